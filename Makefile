@@ -1,0 +1,50 @@
+# A thin front for people who type make. CMakeLists.txt describes the build.
+.DEFAULT_GOAL := all
+.NOTPARALLEL:
+.PHONY: help all run test test-full test-python mutate format cuda clean install
+
+PREFIX ?= /usr/local
+
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-20s %s\n", $$1, $$2 }'
+
+all: ## build the library and the program build/folio (the default)
+	@sh scripts/setup.sh
+	@sh scripts/build.sh release folio_shared folio_static folio_cli
+	@echo "built: build/folio, build/libfolio.so, build/libfolio.a"
+
+run: ## build, then watch a mixed batch go through the paged cache
+	@sh scripts/setup.sh
+	@sh scripts/build.sh release folio_cli
+	@./build/folio demo
+
+test: ## build and run the quick tests (at most 5 minutes)
+	@sh scripts/setup.sh
+	@sh scripts/build.sh release
+	@sh scripts/test.sh build
+
+test-full: ## long tests, every check, AddressSanitizer, UBSan, ThreadSanitizer (at most 20 minutes)
+	@sh scripts/setup.sh
+	@sh scripts/test-full.sh
+
+test-python: ## judge the reference by PyTorch, live (makes a virtual environment)
+	@sh scripts/setup.sh
+	@sh scripts/build.sh release folio_shared folio_cli
+	@bash scripts/test-python.sh
+
+mutate: ## break one line at a time; the tests must fail each time
+	@sh scripts/setup.sh
+	@bash scripts/mutate.sh
+
+format: ## clang-format all sources
+	@sh scripts/format.sh
+
+cuda: ## build with the CUDA backend
+	@sh scripts/setup.sh
+	@sh scripts/build.sh cuda
+
+install: all ## install into PREFIX (/usr/local), under DESTDIR if set
+	@cmake --install build --prefix "$(PREFIX)"
+
+clean: ## remove all build directories
+	rm -rf build build-*

@@ -1,0 +1,36 @@
+/* args.h: options of a subcommand from a table. --name value, --name=value, -n value, -h. */
+#ifndef FOLIO_ARGS_H
+#define FOLIO_ARGS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum { EXIT_OK = 0, EXIT_FAILED = 1, EXIT_USAGE = 2 };
+
+typedef enum arg_kind {
+    ARG_FLAG,   /* bool *                                             */
+    ARG_TEXT,   /* const char **                                      */
+    ARG_CHOICE, /* const char **, one of `choices`, "a|b"             */
+    ARG_NUMBER  /* int64_t *, in [min, max]                           */
+} arg_kind;
+
+typedef struct arg_option {
+    const char *name; /* without the dashes */
+    char letter;      /* 0: none            */
+    arg_kind kind;
+    void *value;
+    const char *choices;
+    int64_t min, max;
+} arg_option;
+
+typedef enum args_result { ARGS_RUN, ARGS_HELP, ARGS_WRONG } args_result;
+
+/* argv[0] is the subcommand's name. A wrong option is named on stderr. Ends the table: name NULL. */
+args_result args_parse(int argc, char **argv, const arg_option *options);
+
+/* One sentence on stderr, and where help is. Returns EXIT_USAGE. */
+int args_complain(const char *command, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+
+#endif

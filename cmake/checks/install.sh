@@ -1,0 +1,39 @@
+#!/bin/sh
+# usage: install.sh <cmake> <cc> <build dir> <consumer dir>
+# Installs into a prefix of its own, moves it, and builds a consumer there by find_package (shared
+# and static) and, where pkg-config is present, by folio.pc.
+set -eu
+cmake=$1 cc=$2 build=$3 consumer=$4
+dir=$build/tests/install
+rm -rf "$dir"
+mkdir -p "$dir"
+
+"$cmake" --install "$build" --prefix "$dir/first" > "$dir/install.log"
+mv "$dir/first" "$dir/prefix"
+for file in bin/folio include/folio/folio.h; do
+    [ -e "$dir/prefix/$file" ] || { echo "not installed: $file"; exit 1; }
+done
+
+"$cmake" -G "Unix Makefiles" -S "$consumer" -B "$dir/consumer" -DCMAKE_C_COMPILER="$cc" \
+    -DCMAKE_PREFIX_PATH="$dir/prefix" > "$dir/consumer.log" || { cat "$dir/consumer.log"; exit 1; }
+(unset MAKEFLAGS MFLAGS; "$cmake" --build "$dir/consumer") >> "$dir/consumer.log" || {
+    cat "$dir/consumer.log"
+    exit 1
+}
+for kind in shared static; do
+    echo "find_package, $kind: $("$dir/consumer/consumer_$kind")"
+done
+
+pc=$(find "$dir/prefix" -name folio.pc)
+[ -n "$pc" ] || { echo "not installed: folio.pc"; exit 1; }
+if command -v pkg-config > /dev/null; then
+    PKG_CONFIG_PATH=${pc%/*}
+    export PKG_CONFIG_PATH
+    # eval: pkg-config escapes spaces in paths for the shell.
+    eval "set -- $(pkg-config --cflags --libs folio)"
+    "$cc" "$consumer/main.c" -o "$dir/consumer_pc" "$@"
+    libdir=$(pkg-config --variable=libdir folio)
+    echo "pkg-config: $(LD_LIBRARY_PATH=$libdir "$dir/consumer_pc")"
+else
+    echo "pkg-config is not here: folio.pc was not tried"
+fi

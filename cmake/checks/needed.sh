@@ -1,0 +1,16 @@
+#!/bin/sh
+# usage: needed.sh <readelf> <libfolio.so>
+# The shared library needs nothing but the C library.
+set -eu
+needed=$("$1" -d "$2" | sed -n 's/.*(NEEDED).*\[\(.*\)\].*/\1/p')
+status=0
+[ -n "$needed" ] || { echo "no NEEDED entry was read from $2"; status=1; }
+for name in $needed; do
+    case $name in
+        libc.so* | libm.so* | libpthread.so* | ld-linux* | libc.musl-*) ;;
+        *) echo "libfolio.so needs $name"; status=1 ;;
+    esac
+done
+# shellcheck disable=SC2086 # one line each
+[ $status -ne 0 ] || printf 'needs %s\n' $needed
+exit $status

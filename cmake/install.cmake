@@ -1,0 +1,32 @@
+# What `cmake --install` puts down: header, both libraries, the program, folio.pc and the package
+# that find_package(folio) reads.
+include(CMakePackageConfigHelpers)
+
+set(FOLIO_PACKAGE_DIR ${CMAKE_INSTALL_LIBDIR}/cmake/folio)
+
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/folio DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
+        FILES_MATCHING PATTERN "folio.h")
+install(TARGETS folio_shared folio_static EXPORT folioTargets
+        LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
+        ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
+if(FOLIO_BUILD_CLI)
+  install(TARGETS folio_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+endif()
+install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
+
+install(EXPORT folioTargets NAMESPACE folio:: DESTINATION ${FOLIO_PACKAGE_DIR})
+configure_package_config_file(
+  ${PROJECT_SOURCE_DIR}/cmake/folio-config.cmake.in ${PROJECT_BINARY_DIR}/folio-config.cmake
+  INSTALL_DESTINATION ${FOLIO_PACKAGE_DIR})
+# The header only grows: a newer 0.x serves whoever asked for an older one.
+write_basic_package_version_file(${PROJECT_BINARY_DIR}/folio-config-version.cmake
+                                 COMPATIBILITY SameMajorVersion)
+install(FILES ${PROJECT_BINARY_DIR}/folio-config.cmake
+              ${PROJECT_BINARY_DIR}/folio-config-version.cmake
+        DESTINATION ${FOLIO_PACKAGE_DIR})
+
+# folio.pc finds its prefix from its own place, so that an installed tree can be moved.
+file(RELATIVE_PATH FOLIO_PC_TO_PREFIX /prefix/${CMAKE_INSTALL_LIBDIR}/pkgconfig /prefix)
+string(REGEX REPLACE "/$" "" FOLIO_PC_TO_PREFIX "${FOLIO_PC_TO_PREFIX}")
+configure_file(${PROJECT_SOURCE_DIR}/cmake/folio.pc.in ${PROJECT_BINARY_DIR}/folio.pc @ONLY)
+install(FILES ${PROJECT_BINARY_DIR}/folio.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)

@@ -1,0 +1,109 @@
+/*
+ * first.c: the whole way once. Create, feed, run, receive: two sequences in a paged KV cache, a prompt of
+ * five tokens and one that generates its tenth, in one call.
+ */
+#include <folio/folio.h>
+
+#include <stdio.h>
+#include <stdlib.h>
+
+enum { HEADS = 4, KV_HEADS = 2, HEAD_SIZE = 64, BLOCK_SIZE = 16, NUM_BLOCKS = 8 };
+
+static void must(folio_status status)
+{
+    if (status == FOLIO_OK) return;
+    fprintf(stderr, "%s: %s\n", folio_status_name(status), folio_last_error());
+    exit(1);
+}
+
+/* Stands for the model's projections. */
+static void make_numbers(float *x, int n, unsigned seed)
+{
+    for (int i = 0; i < n; i++) {
+        seed = seed * 1664525u + 1013904223u;
+        x[i] = (float)(seed >> 8) / 8388608.0f - 1.0f;
+    }
+}
+
+int main(void)
+{
+    /* Create: a context, one layer geometry, a cache of one layer. */
+    folio_context *ctx;
+    folio_attention *attention;
+    folio_kv_cache *cache;
+    must(folio_context_create(NULL, &ctx));
+    must(folio_attention_create(ctx,
+                                &(folio_attention_desc){.struct_size = sizeof(folio_attention_desc),
+                                                        .num_heads = HEADS,
+                                                        .num_kv_heads = KV_HEADS,
+                                                        .k_head_size = HEAD_SIZE,
+                                                        .dtype = FOLIO_F32},
+                                &attention));
+    must(folio_kv_cache_create(ctx,
+                               &(folio_kv_cache_desc){.struct_size = sizeof(folio_kv_cache_desc),
+                                                      .num_blocks = NUM_BLOCKS,
+                                                      .num_layers = 1,
+                                                      .block_size = BLOCK_SIZE,
+                                                      .num_kv_heads = KV_HEADS,
+                                                      .k_head_size = HEAD_SIZE,
+                                                      .dtype = FOLIO_F32},
+                               &cache));
+    folio_batch *batch;
+    folio_plan *plan;
+    must(folio_batch_create(
+        ctx, &(folio_batch_desc){.struct_size = sizeof(folio_batch_desc), .block_size = BLOCK_SIZE},
+        &batch));
+    must(folio_plan_create(ctx,
+                           &(folio_plan_desc){.struct_size = sizeof(folio_plan_desc),
+                                              .attentions = (const folio_attention *[]){attention},
+                                              .num_attentions = 1,
+                                              .block_size = BLOCK_SIZE,
+                                              .num_blocks = NUM_BLOCKS,
+                                              .max_seqs = 2,
+                                              .max_query_tokens = 16,
+                                              .max_seq_len = 64},
+                           &plan));
+
+    /* Feed. Sequence A owns block 3, sequence B block 6. First B's prompt of nine tokens alone, then A's
+     * prompt of five tokens beside B's tenth. */
+    static float q[9 * HEADS * HEAD_SIZE], k[9 * KV_HEADS * HEAD_SIZE], v[9 * KV_HEADS * HEAD_SIZE];
+    static float out[9 * HEADS * HEAD_SIZE], lse[9 * HEADS];
+    const int32_t block_a[] = {3}, block_b[] = {6};
+    for (int step = 0; step < 2; step++) {
+        folio_batch_clear(batch);
+        folio_batch_seq a = {.struct_size = sizeof a, .query_len = 5, .seq_len = 5};
+        folio_batch_seq b = {
+            .struct_size = sizeof b, .query_len = step ? 1 : 9, .seq_len = 9 + step};
+        a.block_table = block_a;
+        b.block_table = block_b;
+        a.num_blocks = b.num_blocks = 1;
+        if (step == 1) must(folio_batch_add(batch, &a));
+        must(folio_batch_add(batch, &b));
+        must(folio_plan_update(plan, batch));
+
+        /* Run: k and v go to the cache, then every query attends to what its sequence has there. */
+        int64_t tokens = step ? 6 : 9;
+        make_numbers(q, (int)tokens * HEADS * HEAD_SIZE, 1u + (unsigned)step);
+        make_numbers(k, (int)tokens * KV_HEADS * HEAD_SIZE, 3u + (unsigned)step);
+        make_numbers(v, (int)tokens * KV_HEADS * HEAD_SIZE, 5u + (unsigned)step);
+        folio_tensors tensors = {.struct_size = sizeof tensors,
+                                 .q = {.data = q, .tokens = tokens},
+                                 .k = {.data = k, .tokens = tokens},
+                                 .v = {.data = v, .tokens = tokens},
+                                 .out = {.data = out, .tokens = tokens},
+                                 .lse = lse};
+        must(folio_attention_forward(plan, 0, FOLIO_DECODER, cache, 0, &tensors, NULL));
+
+        /* Receive. */
+        printf("step %d: %lld tokens in, out[0][0][0..3] = %8.5f %8.5f %8.5f, lse[0][0] = %7.4f\n",
+               step, (long long)tokens, (double)out[0], (double)out[1], (double)out[2],
+               (double)lse[0]);
+    }
+
+    folio_plan_destroy(plan);
+    folio_batch_destroy(batch);
+    folio_kv_cache_destroy(cache);
+    folio_attention_destroy(attention);
+    folio_context_destroy(ctx);
+    return 0;
+}

@@ -1,0 +1,135 @@
+#!/usr/bin/env bash
+# usage: mutate.sh [id...]
+# Are the tests able to fail? For each mutant of tests/mutants/mutants.list (all, or those named) one
+# line of the library is broken in a copy of the tree; folio_tests, or else `folio check`, must then
+# fail, crash or hang. Ends with a count; fails if a mutant survives, does not apply or does not build.
+# Two copies work at a time (MUTATE_JOBS).
+set -euo pipefail
+cd "$(dirname "$0")/.."
+root=$PWD
+list=$root/tests/mutants/mutants.list
+jobs=${MUTATE_JOBS:-2}
+work=$(mktemp -d "${TMPDIR:-/tmp}/folio-mutate.XXXXXX")
+trap 'rm -rf "$work"' EXIT
+trap 'exit 130' INT TERM
+unset MAKEFLAGS MFLAGS MAKELEVEL
+
+# --- The list: "key: value" lines, a blank line between mutants ------------------------------------
+ids=() files=() froms=() tos=() breaks=()
+read_list() {
+    local line n=-1
+    while IFS= read -r line || [ -n "$line" ]; do
+        case $line in
+            '#'* | '') ;;
+            'id: '*) n=$((n + 1)) && ids[n]=${line#id: } ;;
+            'file: '*) files[n]=${line#file: } ;;
+            'from: '*) froms[n]=${line#from: } ;;
+            'to: '*) tos[n]=${line#to: } ;;
+            'breaks: '*) breaks[n]=${line#breaks: } ;;
+            *) echo "mutants.list: cannot read \"$line\"" >&2 && exit 2 ;;
+        esac
+    done < "$list"
+    for ((n = 0; n < ${#ids[@]}; n++)); do
+        [ -n "${files[n]:-}" ] && [ -n "${froms[n]:-}" ] && [ -n "${tos[n]+x}" ] &&
+            [ -n "${breaks[n]:-}" ] || { echo "mutants.list: ${ids[n]} lacks a field" >&2 && exit 2; }
+    done
+}
+
+# replace <file> <from> <to>: succeeds if <from> was there exactly once.
+replace() {
+    FROM=$2 TO=$3 awk '
+        BEGIN { from = ENVIRON["FROM"]; to = ENVIRON["TO"] }
+        {
+            at = index($0, from)
+            if (at > 0) {
+                count++
+                if (index(substr($0, at + 1), from) > 0) count++
+                $0 = substr($0, 1, at - 1) to substr($0, at + length(from))
+            }
+            print
+        }
+        END { exit count != 1 }' "$1" > "$1.mutant" || { rm -f "$1.mutant" && return 1; }
+    mv "$1.mutant" "$1"
+}
+
+build() { # <tree>
+    cmake --build "$1/build" --target folio_tests folio_cli > "$1/build.log" 2>&1
+}
+
+# Passes only if every test does.
+tests_pass() { # <tree> <limit in seconds>
+    {
+        (cd "$1" && timeout -k 5 "$2" ./build/tests/folio_tests --fail-fast) > "$1/run.log" 2>&1 &&
+            (cd "$1" && timeout -k 5 "$2" ./build/folio check) >> "$1/run.log" 2>&1
+    } 2> /dev/null # where bash itself would tell of a crash
+}
+
+killer() { # <tree> <exit status>
+    local test
+    test=$(sed -n 's/^FAIL \([^ ]*\).*/\1/p' "$1/run.log" | head -n 1)
+    if [ -n "$test" ]; then echo "$test"
+    elif [ "$2" -eq 124 ] || [ "$2" -eq 137 ]; then echo "time limit"
+    elif [ "$2" -gt 128 ]; then echo "signal $(($2 - 128))"
+    else echo "folio check"; fi
+}
+
+try() { # <tree> <number of the mutant> <limit>
+    local tree=$1 n=$2 file=$1/${files[$2]} verdict status=0 begin=$SECONDS
+    cp "$file" "$tree/original"
+    if ! replace "$file" "${froms[n]}" "${tos[n]}"; then
+        verdict="DOES NOT APPLY"
+    elif ! build "$tree"; then
+        verdict="DOES NOT BUILD"
+    else
+        tests_pass "$tree" "$3" || status=$?
+        if [ $status -eq 0 ]; then verdict="SURVIVED"; else verdict="killed by $(killer "$tree" $status)"; fi
+    fi
+    cp "$tree/original" "$file"
+    echo "$verdict" > "$work/verdict.$n"
+    printf '%-28s %s (%s) [%d s]\n' "${ids[n]}" "$verdict" "${breaks[n]}" $((SECONDS - begin))
+}
+
+read_list
+chosen=()
+for ((n = 0; n < ${#ids[@]}; n++)); do
+    if [ $# -eq 0 ]; then chosen+=("$n"); fi
+    for id in "$@"; do if [ "$id" = "${ids[n]}" ]; then chosen+=("$n"); fi; done
+done
+[ ${#chosen[@]} -gt 0 ] || { echo "mutate: no mutant is chosen" >&2 && exit 2; }
+
+# --- One tree per worker; unbroken they all pass, side by side, and set the time limit --------------
+prepare() { # <tree>
+    mkdir "$1"
+    tar -C "$root" --exclude=./build --exclude='./build-*' --exclude=./.git --exclude='./.venv*' -cf - . |
+        tar -C "$1" -xf -
+    if ! cmake -G "Unix Makefiles" -S "$1" -B "$1/build" -DCMAKE_BUILD_TYPE=Release \
+        -DCMAKE_C_FLAGS_RELEASE=-O2 > "$1/build.log" 2>&1 || ! build "$1"; then
+        tail -n 30 "$1/build.log"
+        return 1
+    fi
+    local begin=$SECONDS
+    tests_pass "$1" 600 || { tail -n 30 "$1/run.log" && return 1; }
+    echo $((SECONDS - begin)) > "$1/seconds"
+}
+for ((w = 0; w < jobs; w++)); do prepare "$work/tree$w" & done
+wait
+for ((w = 0; w < jobs; w++)); do
+    [ -f "$work/tree$w/seconds" ] || { echo "mutate: the unbroken tree fails" && exit 1; }
+done
+unbroken=$(cat "$work"/tree*/seconds | sort -n | tail -n 1)
+limit=$((3 * unbroken + 30))
+echo "unbroken: passes in $unbroken s; ${#chosen[@]} mutants, at most $limit s each"
+
+worker() { # <number>: takes every jobs-th mutant
+    local i
+    for ((i = $1; i < ${#chosen[@]}; i += jobs)); do try "$work/tree$1" "${chosen[i]}" "$limit"; done
+}
+for ((w = 0; w < jobs; w++)); do worker "$w" & done
+wait
+
+killed=$(cat "$work"/verdict.* | grep -c '^killed' || true)
+echo "$killed of ${#chosen[@]} mutants killed"
+for n in "${chosen[@]}"; do
+    grep -q '^killed' "$work/verdict.$n" || echo "  ${ids[n]}: $(cat "$work/verdict.$n") (${breaks[n]})"
+done
+[ "$killed" -eq ${#chosen[@]} ]

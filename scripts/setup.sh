@@ -1,0 +1,74 @@
+#!/bin/sh
+# What the build needs: a C compiler that works and CMake 3.22. Says nothing where both are there.
+# Where one is missing it is installed through apt-get, if that is allowed without asking; otherwise
+# this says what to install, and fails.
+set -eu
+
+min_minor=22
+
+compiles() { # <compiler, perhaps with options>
+    $1 "$dir/a.c" -o "$dir/a" -lm -lpthread 2> /dev/null
+}
+
+compiler_works() {
+    dir=$(mktemp -d)
+    printf '#include <stdio.h>\n#include <math.h>\nint main(void) { return puts("") < 0; }\n' > "$dir/a.c"
+    works=1
+    if [ -n "${CC:-}" ]; then
+        compiles "$CC" && works=0
+    else
+        for cc in cc gcc clang; do
+            if compiles $cc; then works=0 && break; fi
+        done
+    fi
+    rm -rf "$dir"
+    return $works
+}
+
+cmake_works() {
+    version=$(cmake --version 2> /dev/null | sed -n '1s/[^0-9]*\([0-9]*\)\.\([0-9]*\).*/\1 \2/p')
+    # shellcheck disable=SC2086 # two words
+    set -- ${version:-0 0}
+    [ "$1" -gt 3 ] || { [ "$1" -eq 3 ] && [ "$2" -ge $min_minor ]; }
+}
+
+missing() {
+    packages=
+    # A configured build directory proves the compiler.
+    [ -f build/CMakeCache.txt ] || compiler_works || packages="gcc libc6-dev"
+    cmake_works || packages="$packages cmake"
+    command -v make > /dev/null || packages="$packages make"
+}
+
+give_up() {
+    echo "Folio needs a C11 compiler, make and CMake 3.$min_minor or newer; missing here:$packages." >&2
+    echo "$1" >&2
+    exit 1
+}
+
+cd "$(dirname "$0")/.."
+missing
+[ -n "$packages" ] || exit 0
+packages=" ${packages# }"
+
+by_hand="Install them and run the same command again; on Debian or Ubuntu: sudo apt-get install$packages"
+command -v apt-get > /dev/null || give_up "$by_hand"
+sudo=
+if [ "$(id -u)" -ne 0 ]; then
+    sudo -n true 2> /dev/null || give_up "$by_hand"
+    sudo="sudo -n"
+fi
+
+echo "setting up: installing$packages"
+export DEBIAN_FRONTEND=noninteractive
+log=$(mktemp)
+# shellcheck disable=SC2086 # words
+if ! { $sudo apt-get update && $sudo apt-get install -y --no-install-recommends $packages; } \
+    > "$log" 2>&1; then
+    tail -n 20 "$log" >&2
+    rm -f "$log"
+    give_up "apt-get could not install them. $by_hand"
+fi
+rm -f "$log"
+missing
+[ -z "$packages" ] || give_up "The packages of this system do not provide them; install newer ones by hand."

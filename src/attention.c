@@ -1,0 +1,72 @@
+/* attention.c: layer geometries checked and kept. */
+#include "attention.h"
+
+#include "backend.h"
+#include "core/dtype.h"
+
+#include <math.h>
+
+#define MAX_WINDOW ((int64_t)1 << 40)
+
+static folio_status check_desc(const folio_attention_desc *d)
+{
+    REQUIRE(d->num_heads >= 1, "attention: num_heads is %d, at least 1 is needed", d->num_heads);
+    REQUIRE(d->num_kv_heads >= 1 && d->num_heads % d->num_kv_heads == 0,
+            "attention: num_heads %d is no multiple of num_kv_heads %d", d->num_heads,
+            d->num_kv_heads);
+    REQUIRE(d->k_head_size >= 8 && d->k_head_size % 8 == 0,
+            "attention: k_head_size is %d, not a positive multiple of 8", d->k_head_size);
+    REQUIRE(d->v_head_size >= 8 && d->v_head_size % 8 == 0,
+            "attention: v_head_size is %d, not a positive multiple of 8", d->v_head_size);
+    REQUIRE(dtype_is_query(d->dtype), "attention: dtype %d (%s) is none of f32, f16, bf16",
+            (int)d->dtype, folio_dtype_name(d->dtype));
+    REQUIRE(dtype_is_kv(d->kv_dtype), "attention: kv_dtype %d (%s) is none a cache can have",
+            (int)d->kv_dtype, folio_dtype_name(d->kv_dtype));
+    REQUIRE(isfinite(d->scale), "attention: scale is %g; it must be finite", (double)d->scale);
+    REQUIRE(isfinite(d->soft_cap) && d->soft_cap >= 0,
+            "attention: soft_cap is %g; it must be finite and positive", (double)d->soft_cap);
+    REQUIRE(d->window_left >= -1 && d->window_left <= MAX_WINDOW,
+            "attention: window_left is %lld, outside [-1, 2^40]", (long long)d->window_left);
+    REQUIRE(d->window_right >= -1 && d->window_right <= MAX_WINDOW,
+            "attention: window_right is %lld, outside [-1, 2^40]", (long long)d->window_right);
+    return FOLIO_OK;
+}
+
+folio_status folioi_attention_resolve(const folio_attention_desc *desc, folio_attention_desc *out)
+{
+    STRUCT_IN(*out, desc, "folio_attention_desc");
+    out->struct_size = sizeof *out;
+    if (out->num_kv_heads == 0) out->num_kv_heads = out->num_heads;
+    if (out->v_head_size == 0) out->v_head_size = out->k_head_size;
+    if (out->kv_dtype == 0) out->kv_dtype = out->dtype;
+    if (!out->windowed) out->window_left = out->window_right = -1;
+    TRY(check_desc(out));
+    if (out->scale == 0.0f) out->scale = (float)(1.0 / sqrt((double)out->k_head_size));
+    return FOLIO_OK;
+}
+
+folio_status folio_attention_create(folio_context *ctx, const folio_attention_desc *desc,
+                                    folio_attention **out)
+{
+    REQUIRE(out != NULL, "folio_attention_create: out is NULL");
+    *out = NULL;
+    REQUIRE(ctx != NULL, "folio_attention_create: ctx is NULL");
+    folio_attention_desc d;
+    TRY(folioi_attention_resolve(desc, &d));
+    char text[512] = "";
+    folioi_reasons reasons = {.text = text, .size = sizeof text};
+    folioi_backend_judge(ctx->backend, &(folioi_request){&d, 0, NULL}, &reasons);
+    if (reasons.count > 0) FAIL(FOLIO_ERR_UNSUPPORTED, "%s", text);
+    void *memory;
+    TRY(folioi_alloc(&ctx->allocator, sizeof(folio_attention), "an attention", &memory));
+    *out = memory;
+    **out = (folio_attention){ctx, d};
+    return FOLIO_OK;
+}
+
+void folio_attention_destroy(folio_attention *attention)
+{
+    if (attention == NULL) return;
+    folio_allocator a = attention->ctx->allocator;
+    folioi_free(&a, attention, sizeof *attention);
+}

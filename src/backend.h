@@ -1,0 +1,96 @@
+/*
+ * backend.h: the function table of a backend. A plan is created and updated through it once per step,
+ * then forward runs each layer. All arguments were checked by the caller: a backend only computes.
+ */
+#ifndef FOLIOI_BACKEND_H
+#define FOLIOI_BACKEND_H
+
+#include "attention.h"
+#include "batch/batch.h"
+#include "cache/kv_rows.h"
+#include "core/context.h"
+
+#define FOLIOI_BACKEND_VERSION 1
+
+/** What a plan was created for. */
+typedef struct folioi_plan_shape {
+    folio_context *ctx;
+    folio_plan_desc desc; /* pointers replaced by the two arrays below */
+    const folio_attention **attentions;
+    uint32_t *types;
+} folioi_plan_shape;
+
+/** One layer's forward, resolved: defaults filled in, strides set. */
+typedef struct folioi_call {
+    const folioi_plan_shape *shape;
+    const void *plan_state;
+    const folio_batch *batch;
+    int32_t attention_index;
+    const folio_attention_desc *attention;
+    folio_attention_type type;
+    bool cached; /* `layer` holds a cache's layer, and keys are read from it             */
+    bool append; /* the cache holds the context only                                     */
+    folioi_kv_layer layer;
+    folio_tensors tensors;
+    const int64_t *slots; /* rows of k and v to store, [num_slots]; NULL: none                    */
+    int64_t num_slots;
+    int64_t num_rows; /* rows of the batch; out may have more (padding of a graph plan)       */
+    char *workspace;
+} folioi_call;
+
+/** One question to `supports`, with defaults filled in. */
+typedef struct folioi_request {
+    const folio_attention_desc *attention;
+    uint32_t types;
+    const folioi_kv_format *cache; /* NULL: without one */
+} folioi_request;
+
+/** Reasons, a line each, into a buffer that may be too small. */
+typedef struct folioi_reasons {
+    char *text;
+    size_t size, length;
+    int32_t count;
+    const char *prefix; /* who refuses; NULL: nobody is named */
+} folioi_reasons;
+
+void folioi_reasons_add(folioi_reasons *reasons, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+
+typedef struct folioi_backend {
+    int32_t version;
+    const char *name;
+    const char *(*unavailable)(void); /* NULL result: it can be opened here */
+    const char *(*device)(void);
+    const char *const *levels; /* lowest first, NULL at the end */
+    /* The kernels of a level by name, of the best for NULL; *level is set. NULL: not on this machine. */
+    const void *(*kernels)(const char *cap, const char **level);
+    int32_t max_head_size;
+    bool f64_out;                  /* out may be FOLIO_F64 */
+    const folio_feature *features; /* the rows of features.def with its answers */
+    folio_status (*plan_create)(const folioi_plan_shape *shape, void **state,
+                                size_t *workspace_size);
+    void (*plan_destroy)(const folioi_plan_shape *shape, void *state);
+    void (*plan_update)(void *state, const folio_batch *batch);
+    void (*plan_describe)(const void *state, int32_t attention, folio_attention_type type,
+                          folio_plan_info *info);
+    void (*write)(const folio_context *ctx, const folioi_kv_layer *layer,
+                  const folioi_kv_tensors *t, const int64_t *slots, int64_t num_slots);
+    void (*forward)(const folioi_call *call);
+} folioi_backend;
+
+/** The registry: best first, reference last. A backend this build does not hold is listed too. */
+extern const folioi_backend *const folioi_backends[];
+extern const int32_t folioi_num_backends;
+const folioi_backend *folioi_backend_find(const char *name);
+
+/** Every reason why a backend cannot run this. */
+void folioi_backend_judge(const folioi_backend *backend, const folioi_request *request,
+                          folioi_reasons *reasons);
+
+/** What every host backend answers: they differ in speed, not in what they can do. */
+extern const folio_feature folioi_host_features[];
+
+extern const folioi_backend folioi_reference_backend;
+extern const folioi_backend folioi_cpu_backend;
+
+#endif

@@ -1,0 +1,315 @@
+/*
+ * cpu_forward.c: a layer on the CPU. Workers take (item, kv head) pairs from an atomic counter, largest
+ * first: load q, run the kernel over each split, fold, finish. Items of a chain leave their splits' states
+ * in the workspace, and the one that ends last folds them all. Nobody waits for anybody.
+ */
+#include "backends/cpu/cpu_forward.h"
+
+#include "backends/cpu/exp.h"
+#include "rows_out.h"
+
+#include <math.h>
+#include <stdatomic.h>
+#include <string.h>
+
+#define WRITE_ROWS 16 /* rows of k and v a worker stores at a time */
+
+/* One worker's scratch. */
+typedef struct {
+    float *q;                      /* [rows][k_dims] */
+    folioi_range *seen;            /* [rows] */
+    int64_t *own, *bias_at;        /* [rows] */
+    float *slopes;                 /* [rows] */
+    folioi_state_rows total, part; /* of the whole item, of one split */
+    float *k_tile, *v_tile;
+} scratch;
+
+static folioi_state_rows take_state(folioi_arena *arena, int64_t rows, int64_t v_dims)
+{
+    folioi_state_rows s;
+    s.max = arena_take(arena, rows * 4);
+    s.sum = arena_take(arena, rows * 4);
+    s.out = arena_take(arena, rows * v_dims * 4);
+    return s;
+}
+
+static scratch take_scratch(folioi_arena *arena, int64_t rows, int64_t k_dims, int64_t v_dims)
+{
+    scratch s;
+    s.q = arena_take(arena, rows * k_dims * 4);
+    s.seen = arena_take(arena, rows * (int64_t)sizeof *s.seen);
+    s.own = arena_take(arena, rows * 8);
+    s.bias_at = arena_take(arena, rows * 8);
+    s.slopes = arena_take(arena, rows * 4);
+    s.total = take_state(arena, rows, v_dims);
+    s.part = take_state(arena, rows, v_dims);
+    s.k_tile = arena_take(arena, k_dims * FOLIOI_TILE_KEYS * 4);
+    s.v_tile = arena_take(arena, v_dims * FOLIOI_TILE_KEYS * 4);
+    return s;
+}
+
+folioi_cpu_memory folioi_cpu_memory_of(const folioi_schedule_limits *l,
+                                       const folio_attention_desc *a, char *base)
+{
+    folioi_cpu_memory m = {
+        .rows = l->tile_queries * l->group,
+        .k_dims = a->k_head_size,
+        .v_dims = a->v_head_size,
+    };
+    folioi_arena worker = {NULL, 0};
+    take_scratch(&worker, m.rows, m.k_dims, m.v_dims);
+    m.worker_bytes = worker.used;
+    folioi_arena all = {base, 0};
+    m.workers = arena_take(&all, m.worker_bytes * l->num_workers);
+    m.arrived = arena_take(&all, l->max_chains * l->num_kv_heads * (int64_t)sizeof *m.arrived);
+    m.partials = arena_take(&all, l->max_partials * l->num_kv_heads * (m.v_dims + 2) * 4);
+    m.bytes = all.used;
+    return m;
+}
+
+/* Everything the workers of one call share. */
+typedef struct {
+    const folioi_call *call;
+    const folioi_schedule *schedule;
+    const folioi_cpu_kernels *kernels;
+    folioi_attend_fn *attend;
+    folioi_cpu_memory memory;
+    atomic_llong next;
+} job;
+
+/* An item of one kv head under way. */
+typedef struct {
+    const job *job;
+    const folioi_item *item;
+    int32_t kv_head, num_rows;
+    folioi_rows rows;
+    scratch s;
+} work;
+
+static folioi_keys keys_of(const folioi_call *call, const folioi_rows *rows, int32_t kv_head)
+{
+    folioi_keys k = {
+        .blocks = rows->blocks,
+        .kv_head = kv_head,
+        .k_scale = call->tensors.k_scale,
+        .v_scale = call->tensors.v_scale,
+        .new_k = call->tensors.k,
+        .new_v = call->tensors.v,
+        .new_row = rows->new_row,
+    };
+    if (call->cached) {
+        k.k = kv_side(&call->layer, FOLIOI_K);
+        k.v = kv_side(&call->layer, FOLIOI_V);
+        k.block_size = call->layer.format->desc.block_size;
+        k.stored_len = call->append ? rows->context_len : rows->key_len;
+    }
+    return k;
+}
+
+/* Row r is query first_query + r / group under head kv_head * group + r % group. */
+static void load_rows(const work *w)
+{
+    const folioi_call *call = w->job->call;
+    const folio_attention_desc *a = call->attention;
+    const folio_tensors *t = &call->tensors;
+    int32_t group = a->num_heads / a->num_kv_heads;
+    for (int32_t r = 0; r < w->num_rows; r++) {
+        int64_t i = w->item->first_query + r / group;
+        int32_t head = w->kv_head * group + r % group;
+        folioi_load_row(w->s.q + (int64_t)r * a->k_head_size, t->q.data, t->q.dtype,
+                        tensor_index(&t->q, w->rows.query_row + i, head), a->k_head_size);
+        w->s.seen[r] = key_range(&w->rows, a, i);
+        w->s.own[r] = w->rows.first_query_pos + i - w->rows.first_key_pos;
+        w->s.slopes[r] = t->slopes != NULL ? t->slopes[head] : 0.0f;
+        w->s.bias_at[r] = t->bias.data != NULL ? bias_index(&t->bias, w->item->seq, head, i) : 0;
+    }
+}
+
+/* State of one split of a chain in the workspace. */
+static folioi_state_rows partial_of(const work *w, const folioi_chain *chain, int32_t split)
+{
+    const folioi_cpu_memory *m = &w->job->memory;
+    int64_t splits = chain->split_end - chain->split_begin;
+    int64_t row = chain->first_partial * w->job->call->attention->num_kv_heads +
+                  (w->kv_head * splits + split - chain->split_begin) * w->num_rows;
+    float *base = m->partials + row * (m->v_dims + 2);
+    return (folioi_state_rows){base, base + w->num_rows, base + 2 * (int64_t)w->num_rows};
+}
+
+static void attend_split(const work *w, const folioi_keys *keys, int32_t split,
+                         const folioi_state_rows *state)
+{
+    const folioi_call *call = w->job->call;
+    const folio_attention_desc *a = call->attention;
+    const folio_tensors *t = &call->tensors;
+    folioi_range seen = {w->s.seen[0].begin, w->s.seen[w->num_rows - 1].end};
+    int64_t begin = (int64_t)split * FOLIOI_SPLIT_LEN, end = begin + FOLIOI_SPLIT_LEN;
+    folioi_attend_args args = {
+        .rows = w->num_rows,
+        .k_dims = a->k_head_size,
+        .v_dims = a->v_head_size,
+        .q = w->s.q,
+        .seen = w->s.seen,
+        .own = w->s.own,
+        .slopes = t->slopes != NULL ? w->s.slopes : NULL,
+        .bias = t->bias.data,
+        .bias_dtype = t->bias.dtype,
+        .bias_at = w->s.bias_at,
+        .bias_key_stride = t->bias.strides[3],
+        .scale = a->scale,
+        .soft_cap = a->soft_cap,
+        .keys = *keys,
+        .begin = (int32_t)max_i64(begin, seen.begin),
+        .end = (int32_t)min_i64(end, seen.end),
+        .state = *state,
+        .k_tile = w->s.k_tile,
+        .v_tile = w->s.v_tile,
+    };
+    w->job->attend(&args);
+}
+
+static void clear_state(const folioi_state_rows *state, int32_t rows)
+{
+    for (int32_t r = 0; r < rows; r++) {
+        state->max[r] = -INFINITY;
+        state->sum[r] = 0.0f;
+    }
+}
+
+/* Sink, division, rounding to out's type, lse. */
+static void finish(const work *w, const folioi_state_rows *state)
+{
+    const folioi_call *call = w->job->call;
+    const folio_attention_desc *a = call->attention;
+    const folio_tensors *t = &call->tensors;
+    int32_t group = a->num_heads / a->num_kv_heads;
+    for (int32_t r = 0; r < w->num_rows; r++) {
+        int64_t row = w->rows.query_row + w->item->first_query + r / group;
+        int32_t head = w->kv_head * group + r % group;
+        float largest = state->max[r], sum = state->sum[r], shrink = 1.0f;
+        if (largest == -INFINITY) {
+            row_store_empty(call, row, head);
+            continue;
+        }
+        if (t->sinks != NULL) {
+            float with = t->sinks[head] > largest ? t->sinks[head] : largest;
+            shrink = exp_f32(largest - with);
+            sum = sum * shrink + exp_f32(t->sinks[head] - with);
+            largest = with;
+        }
+        float *out = state->out + (int64_t)r * a->v_head_size;
+        for (int32_t d = 0; d < a->v_head_size; d++) out[d] = out[d] * shrink / sum;
+        folioi_store_row(t->out.data, t->out.dtype, tensor_index(&t->out, row, head), out,
+                         a->v_head_size);
+        lse_store(t, row, head, largest + logf(sum));
+    }
+}
+
+/* The last item of a chain to end folds the states of all its splits. */
+static void end_chain_item(const work *w, const folioi_chain *chain)
+{
+    const folioi_call *call = w->job->call;
+    int64_t index = (int64_t)w->item->chain * call->attention->num_kv_heads + w->kv_head;
+    int arrived = __atomic_add_fetch(&w->job->memory.arrived[index], 1, __ATOMIC_ACQ_REL);
+    if (arrived < chain->num_items) return;
+    clear_state(&w->s.total, w->num_rows);
+    for (int32_t split = chain->split_begin; split < chain->split_end; split++) {
+        folioi_state_rows part = partial_of(w, chain, split);
+        w->job->kernels->fold(&w->s.total, &part, w->num_rows, w->job->memory.v_dims);
+    }
+    finish(w, &w->s.total);
+}
+
+static void run_item(const job *j, const folioi_item *item, int32_t kv_head, scratch s)
+{
+    const folioi_call *call = j->call;
+    work w = {
+        .job = j,
+        .item = item,
+        .kv_head = kv_head,
+        .num_rows =
+            item->num_queries * (call->attention->num_heads / call->attention->num_kv_heads),
+        .rows = folioi_batch_rows(call->batch, item->seq, call->type),
+        .s = s,
+    };
+    load_rows(&w);
+    folioi_keys keys = keys_of(call, &w.rows, kv_head);
+    const folioi_chain *chain = item->chain >= 0 ? &j->schedule->chains[item->chain] : NULL;
+    clear_state(&w.s.total, w.num_rows);
+    for (int32_t split = item->split_begin; split < item->split_end; split++) {
+        folioi_state_rows state = chain != NULL ? partial_of(&w, chain, split) : w.s.part;
+        attend_split(&w, &keys, split, &state);
+        if (chain == NULL) j->kernels->fold(&w.s.total, &state, w.num_rows, j->memory.v_dims);
+    }
+    if (chain != NULL) end_chain_item(&w, chain);
+    else finish(&w, &w.s.total);
+}
+
+static void attend_worker(void *arg, int64_t worker)
+{
+    job *j = arg;
+    int64_t heads = j->call->attention->num_kv_heads, units = j->schedule->num_items * heads;
+    folioi_arena arena = {j->memory.workers + worker * j->memory.worker_bytes, 0};
+    scratch s = take_scratch(&arena, j->memory.rows, j->memory.k_dims, j->memory.v_dims);
+    for (;;) {
+        int64_t unit = atomic_fetch_add_explicit(&j->next, 1, memory_order_relaxed);
+        if (unit >= units) return;
+        run_item(j, &j->schedule->items[unit / heads], (int32_t)(unit % heads), s);
+    }
+}
+
+void folioi_cpu_attend(const folioi_call *call, const folioi_schedule *schedule)
+{
+    const folio_context *ctx = call->shape->ctx;
+    const folio_attention_desc *a = call->attention;
+    const folioi_cpu_kernels *kernels = ctx->kernels;
+    job j = {
+        .call = call,
+        .schedule = schedule,
+        .kernels = kernels,
+        .attend =
+            kernels->attend[folioi_attend_choose(a->kv_dtype, a->k_head_size, a->v_head_size)].run,
+        .memory = folioi_cpu_memory_of(&schedule->limits, a, call->workspace),
+    };
+    atomic_init(&j.next, 0);
+    if (schedule->num_chains > 0)
+        memset(j.memory.arrived, 0,
+               (size_t)(schedule->num_chains * a->num_kv_heads) * sizeof *j.memory.arrived);
+    int64_t units = schedule->num_items * a->num_kv_heads;
+    context_parallel(ctx, min_i64(units, schedule->limits.num_workers), attend_worker, &j);
+    rows_store_padding(call);
+}
+
+typedef struct {
+    const folioi_cpu_kernels *kernels;
+    const folioi_kv_layer *layer;
+    const folioi_kv_tensors *tensors;
+    const int64_t *slots;
+    int64_t num_slots;
+    atomic_llong next;
+} write_job;
+
+static void write_worker(void *arg, int64_t worker)
+{
+    write_job *j = arg;
+    (void)worker;
+    for (;;) {
+        int64_t begin = atomic_fetch_add_explicit(&j->next, WRITE_ROWS, memory_order_relaxed);
+        if (begin >= j->num_slots) return;
+        j->kernels->write(j->layer, j->tensors, j->slots, begin,
+                          min_i64(begin + WRITE_ROWS, j->num_slots));
+    }
+}
+
+void folioi_cpu_write(const folio_context *ctx, const folioi_kv_layer *layer,
+                      const folioi_kv_tensors *t, const int64_t *slots, int64_t num_slots)
+{
+    write_job j = {.kernels = ctx->kernels,
+                   .layer = layer,
+                   .tensors = t,
+                   .slots = slots,
+                   .num_slots = num_slots};
+    atomic_init(&j.next, 0);
+    context_parallel(ctx, min_i64(ceil_div(num_slots, WRITE_ROWS), ctx->num_threads), write_worker,
+                     &j);
+}

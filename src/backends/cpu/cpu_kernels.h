@@ -1,0 +1,89 @@
+/*
+ * cpu_kernels.h: the function table of the cpu backend. The scalar level fills every slot, higher levels
+ * override what they do better, so no slot is ever NULL. Kernels take rows and keys already resolved;
+ * cpu_forward.c shares the work out and joins it.
+ *
+ * All levels: keys are taken in tiles of FOLIOI_TILE_KEYS from absolute multiples of it, splits are
+ * multiples of FOLIOI_SPLIT_LEN keys, and a row's bits depend on its own q, position and keys alone.
+ */
+#ifndef FOLIOI_CPU_KERNELS_H
+#define FOLIOI_CPU_KERNELS_H
+
+#include "backend.h"
+#include "plan/ranges.h"
+
+#define FOLIOI_TILE_ROWS                                                                           \
+    64 /* rows of one work item, where the group leaves room for more than one query */
+#define FOLIOI_TILE_KEYS 64
+#define FOLIOI_SPLIT_LEN 512
+
+/** The softmax state of `rows` rows: running maximum, sum and weighted V. max -inf: no key seen. */
+typedef struct folioi_state_rows {
+    float *max; /* [rows]           */
+    float *sum; /* [rows]           */
+    float *out; /* [rows][v_dims]   */
+} folioi_state_rows;
+
+/** Where a kv head's keys are: the first stored_len in the cache, the others in this step's k and v. */
+typedef struct folioi_keys {
+    folioi_kv_side k, v;
+    const int32_t *blocks;
+    int32_t block_size, kv_head;
+    int32_t stored_len;
+    float k_scale, v_scale; /* fp8 */
+    folio_tensor new_k, new_v;
+    int64_t new_row; /* row of key stored_len */
+} folioi_keys;
+
+/** Rows of (query x group) against keys [begin, end) of one split. */
+typedef struct folioi_attend_args {
+    int32_t rows, k_dims, v_dims;
+    const float *q;           /* [rows][k_dims]                                             */
+    const folioi_range *seen; /* [rows] keys each row sees                                  */
+    const int64_t *own;       /* [rows] key at the row's own position, for ALiBi            */
+    const float *slopes;      /* [rows], or NULL                                            */
+    const void *bias;         /* NULL: none                                                 */
+    folio_dtype bias_dtype;
+    const int64_t *bias_at; /* [rows] element of key 0                                      */
+    int64_t bias_key_stride;
+    float scale, soft_cap;
+    folioi_keys keys;
+    int32_t begin, end;
+    folioi_state_rows state; /* written, not read                                           */
+    float *k_tile;           /* scratch [k_dims][FOLIOI_TILE_KEYS]                          */
+    float *v_tile;           /* scratch [FOLIOI_TILE_KEYS][v_dims]                          */
+} folioi_attend_args;
+
+typedef void folioi_attend_fn(const folioi_attend_args *args);
+
+enum folioi_attend_instance {
+#define X(kv, d) ATTEND_##kv##_d##d,
+#include "backends/cpu/attend_instances.def"
+#undef X
+    FOLIOI_NUM_ATTEND
+};
+
+typedef struct folioi_cpu_kernels {
+    const char *level; /* that filled it last */
+    struct {
+        folioi_attend_fn *run;
+        const char *name; /* attend_<kv>_d<head size>_<level> */
+    } attend[FOLIOI_NUM_ATTEND];
+    /* Stores rows [begin, end) of k and v in their slots. */
+    void (*write)(const folioi_kv_layer *layer, const folioi_kv_tensors *t, const int64_t *slots,
+                  int64_t begin, int64_t end);
+    /* into = into, then part: one step of the left-to-right fold. */
+    void (*fold)(const folioi_state_rows *into, const folioi_state_rows *part, int32_t rows,
+                 int32_t v_dims);
+} folioi_cpu_kernels;
+
+/** The kernel for a KV type and head sizes. */
+enum folioi_attend_instance folioi_attend_choose(folio_dtype kv, int32_t k_dims, int32_t v_dims);
+
+/** The table of the named level, or of the best this machine has for NULL; NULL: not here. */
+const folioi_cpu_kernels *folioi_cpu_table(const char *cap);
+extern const char *const folioi_cpu_level_names[]; /* lowest first, NULL at the end */
+
+void folioi_cpu_fill_scalar(folioi_cpu_kernels *table);
+
+#endif

@@ -1,0 +1,61 @@
+/* cpu_levels.c: instruction-set levels, which of them this machine has, and their function tables. */
+#include "backends/cpu/cpu_kernels.h"
+
+#include <pthread.h>
+#include <string.h>
+
+static bool always(void) { return true; }
+
+/* Lowest first; each level's fill overrides what the ones before it put in the table. */
+static const struct {
+    bool (*present)(void);
+    void (*fill)(folioi_cpu_kernels *table);
+} levels[] = {
+    {always, folioi_cpu_fill_scalar},
+};
+enum { NUM_LEVELS = sizeof levels / sizeof levels[0] };
+
+const char *const folioi_cpu_level_names[NUM_LEVELS + 1] = {"scalar", NULL};
+
+static folioi_cpu_kernels tables[NUM_LEVELS];
+static pthread_once_t tables_once = PTHREAD_ONCE_INIT;
+
+static void fill_tables(void)
+{
+    for (int i = 0; i < NUM_LEVELS; i++)
+        for (int k = 0; k <= i; k++) levels[k].fill(&tables[i]);
+}
+
+const folioi_cpu_kernels *folioi_cpu_table(const char *cap)
+{
+    pthread_once(&tables_once, fill_tables);
+    const folioi_cpu_kernels *best = NULL;
+    for (int i = 0; i < NUM_LEVELS; i++) {
+        if (levels[i].present()) best = &tables[i];
+        if (cap != NULL && strcmp(cap, folioi_cpu_level_names[i]) == 0) return best;
+    }
+    return cap == NULL ? best : NULL;
+}
+
+/* In the spelling of the list. */
+enum { f32 = FOLIO_F32, f16 = FOLIO_F16, bf16 = FOLIO_BF16 };
+enum { e4m3 = FOLIO_FP8_E4M3, e5m2 = FOLIO_FP8_E5M2, int8 = FOLIO_INT8 };
+
+static const struct {
+    int kv, dims;
+} instances[FOLIOI_NUM_ATTEND] = {
+#define X(kv, d) {kv, d},
+#include "backends/cpu/attend_instances.def"
+#undef X
+};
+
+enum folioi_attend_instance folioi_attend_choose(folio_dtype kv, int32_t k_dims, int32_t v_dims)
+{
+    int any = 0;
+    for (int i = 0; i < FOLIOI_NUM_ATTEND; i++) {
+        if (instances[i].kv != (int)kv) continue;
+        if (instances[i].dims == k_dims && k_dims == v_dims) return (enum folioi_attend_instance)i;
+        if (instances[i].dims == 0) any = i;
+    }
+    return (enum folioi_attend_instance)any;
+}

@@ -1,0 +1,287 @@
+/* batch.c: sequences added one by one, checked, copied; and what attention types make of them. */
+#include "batch/batch.h"
+
+#include "core/checked.h"
+
+#include <string.h>
+
+#define MAX_POSITION                                                                               \
+    ((int64_t)1 << 40) /* so that sums of positions and windows stay far from overflow */
+
+static folio_status reserve(folio_batch *b, folioi_array *array, int64_t count, size_t size,
+                            const char *what)
+{
+    int64_t bytes;
+    /* at least one entry, so that no array is ever NULL */
+    REQUIRE(checked_mul(max_i64(count, 1), (int64_t)size, &bytes),
+            "batch: %lld %s pass the largest size", (long long)count, what);
+    return folioi_array_reserve(&b->ctx->allocator, array, bytes, what);
+}
+
+static folio_status reserve_all(folio_batch *b, int64_t seqs, int64_t tokens, int64_t blocks,
+                                int64_t encoder_tokens, int64_t cross_blocks)
+{
+    TRY(reserve(b, &b->seqs, seqs, sizeof(folioi_seq), "batch sequences"));
+    TRY(reserve(b, &b->slots, tokens, sizeof(int64_t), "batch slots"));
+    TRY(reserve(b, &b->blocks, blocks, sizeof(int32_t), "batch blocks"));
+    TRY(reserve(b, &b->cross_slots, encoder_tokens, sizeof(int64_t), "batch cross slots"));
+    return reserve(b, &b->cross_blocks, cross_blocks, sizeof(int32_t), "batch cross blocks");
+}
+
+folio_status folio_batch_create(folio_context *ctx, const folio_batch_desc *desc, folio_batch **out)
+{
+    REQUIRE(out != NULL, "folio_batch_create: out is NULL");
+    *out = NULL;
+    REQUIRE(ctx != NULL, "folio_batch_create: ctx is NULL");
+    folio_batch_desc d;
+    STRUCT_IN(d, desc, "folio_batch_desc");
+    REQUIRE(d.block_size >= 1 && d.block_size <= 4096, "batch: block_size is %d, outside [1, 4096]",
+            d.block_size);
+    REQUIRE(d.decode_query_len >= 0, "batch: decode_query_len is %d", d.decode_query_len);
+    int64_t capacities[] = {d.max_seqs, d.max_query_tokens, d.max_blocks, d.max_encoder_tokens,
+                            d.max_cross_blocks};
+    static const char *const names[] = {"max_seqs", "max_query_tokens", "max_blocks",
+                                        "max_encoder_tokens", "max_cross_blocks"};
+    for (int i = 0; i < 5; i++)
+        REQUIRE(capacities[i] >= 0, "batch: %s is %lld", names[i], (long long)capacities[i]);
+    if (d.decode_query_len == 0) d.decode_query_len = 1;
+    void *memory;
+    TRY(folioi_alloc(&ctx->allocator, sizeof(folio_batch), "a batch", &memory));
+    folio_batch *batch = memory;
+    batch->ctx = ctx;
+    batch->desc = d;
+    atomic_init(&batch->references, 1);
+    folio_status status = reserve_all(batch, d.max_seqs, d.max_query_tokens, d.max_blocks,
+                                      d.max_encoder_tokens, d.max_cross_blocks);
+    if (status != FOLIO_OK) {
+        folio_batch_destroy(batch);
+        return status;
+    }
+    *out = batch;
+    return FOLIO_OK;
+}
+
+void folioi_batch_retain(folio_batch *batch) { atomic_fetch_add(&batch->references, 1); }
+
+void folio_batch_destroy(folio_batch *batch)
+{
+    if (batch == NULL || atomic_fetch_sub(&batch->references, 1) > 1) return;
+    folio_allocator a = batch->ctx->allocator;
+    folioi_array_free(&a, &batch->seqs);
+    folioi_array_free(&a, &batch->slots);
+    folioi_array_free(&a, &batch->blocks);
+    folioi_array_free(&a, &batch->cross_slots);
+    folioi_array_free(&a, &batch->cross_blocks);
+    for (int t = 0; t < FOLIO_NUM_ATTENTION_TYPES; t++)
+        for (int p = 0; p < FOLIOI_NUM_PHASES; p++) folioi_array_free(&a, &batch->views[t][p]);
+    folioi_free(&a, batch, sizeof *batch);
+}
+
+void folio_batch_clear(folio_batch *batch)
+{
+    if (batch == NULL) return;
+    batch->num_seqs = batch->num_query_tokens = batch->num_blocks = 0;
+    batch->num_encoder_tokens = batch->num_cross_blocks = 0;
+    batch->has_encoder_lens = false;
+    batch->generation++;
+}
+
+/* Lengths of one sequence, positions and enums. i is its number, for the sentence. */
+static folio_status check_lengths(const folio_batch_seq *s, long long i)
+{
+    REQUIRE(s->query_len >= 0 && s->query_len <= INT32_MAX,
+            "seq %lld: query_len %lld is outside [0, 2147483647]", i, (long long)s->query_len);
+    REQUIRE(s->seq_len >= 0 && s->seq_len <= INT32_MAX,
+            "seq %lld: seq_len %lld is outside [0, 2147483647]", i, (long long)s->seq_len);
+    REQUIRE(s->seq_len == 0 || s->query_len <= s->seq_len,
+            "seq %lld: query_len %lld is more than seq_len %lld", i, (long long)s->query_len,
+            (long long)s->seq_len);
+    REQUIRE(s->encoder_len >= 0 && s->encoder_len <= INT32_MAX,
+            "seq %lld: encoder_len %lld is outside [0, 2147483647]", i, (long long)s->encoder_len);
+    REQUIRE(s->encoder_new_len == 0 || s->encoder_new_len == s->encoder_len,
+            "seq %lld: encoder_new_len %lld is neither 0 nor encoder_len %lld", i,
+            (long long)s->encoder_new_len, (long long)s->encoder_len);
+    REQUIRE(s->seq_len > 0 || s->encoder_new_len == 0,
+            "seq %lld: seq_len 0 marks padding, which brings no encoder tokens, encoder_new_len is "
+            "%lld",
+            i, (long long)s->encoder_new_len);
+    REQUIRE((unsigned)s->phase <= FOLIO_DECODE, "seq %lld: phase %d is unknown", i, (int)s->phase);
+    REQUIRE((unsigned)s->causality <= FOLIO_NOT_CAUSAL, "seq %lld: causality %d is unknown", i,
+            (int)s->causality);
+    REQUIRE(!s->positions_given ||
+                (s->first_query_pos > -MAX_POSITION && s->first_query_pos < MAX_POSITION &&
+                 s->first_key_pos > -MAX_POSITION && s->first_key_pos < MAX_POSITION),
+            "seq %lld: first positions %lld and %lld pass 2^40", i, (long long)s->first_query_pos,
+            (long long)s->first_key_pos);
+    return FOLIO_OK;
+}
+
+/* A table long enough for `len` tokens, whose needed entries are blocks or FOLIO_NO_BLOCK. */
+static folio_status check_table(const int32_t *table, int64_t num, int64_t len, int32_t block_size,
+                                const char *name, long long i)
+{
+    if (table == NULL) {
+        REQUIRE(num == 0, "seq %lld: %s is NULL and its count %lld", i, name, (long long)num);
+        return FOLIO_OK;
+    }
+    int64_t need = ceil_div(len, block_size);
+    REQUIRE(num >= need, "seq %lld: %s has %lld blocks of %d, its %lld tokens need %lld", i, name,
+            (long long)num, block_size, (long long)len, (long long)need);
+    for (int64_t k = 0; k < need; k++)
+        REQUIRE(table[k] >= FOLIO_NO_BLOCK, "seq %lld: %s[%lld] = %d is negative", i, name,
+                (long long)k, table[k]);
+    return FOLIO_OK;
+}
+
+static folio_status check_slots(const int64_t *slots, int64_t n, const char *name, long long i)
+{
+    for (int64_t k = 0; slots != NULL && k < n; k++)
+        REQUIRE(slots[k] >= -1, "seq %lld: %s[%lld] = %lld is below -1", i, name, (long long)k,
+                (long long)slots[k]);
+    return FOLIO_OK;
+}
+
+/* The caller's slots, or those of tokens [first, first + n) by the block table. */
+static void fill_slots(int64_t *out, int64_t n, const int64_t *given, const int32_t *table,
+                       int64_t first, int32_t block_size)
+{
+    for (int64_t k = 0; k < n; k++) {
+        int64_t token = first + k;
+        if (given != NULL) out[k] = given[k];
+        else if (table == NULL || table[token / block_size] < 0) out[k] = -1;
+        else out[k] = (int64_t)table[token / block_size] * block_size + token % block_size;
+    }
+}
+
+static void append(folio_batch *b, const folio_batch_seq *s)
+{
+    int32_t bs = b->desc.block_size;
+    bool padding = s->seq_len == 0;
+    int64_t context_len = padding ? 0 : s->seq_len - s->query_len;
+    const int32_t *table = padding ? NULL : s->block_table;
+    const int32_t *cross = padding ? NULL : s->cross_block_table;
+    int64_t nb = table != NULL ? ceil_div(s->seq_len, bs) : 0;
+    int64_t ncb = cross != NULL ? ceil_div(s->encoder_len, bs) : 0;
+    folio_phase phase = s->phase;
+    if (phase == FOLIO_PHASE_AUTO)
+        phase = context_len > 0 && s->query_len <= b->desc.decode_query_len ? FOLIO_DECODE
+                                                                            : FOLIO_PREFILL;
+    folioi_seq *q = (folioi_seq *)b->seqs.data + b->num_seqs;
+    *q = (folioi_seq){
+        .query_len = (int32_t)s->query_len,
+        .seq_len = (int32_t)s->seq_len,
+        .phase = padding ? FOLIO_PHASE_AUTO : phase,
+        .causal = s->causality != FOLIO_NOT_CAUSAL,
+        .has_table = table != NULL,
+        .has_cross_table = cross != NULL,
+        .query_row = b->num_query_tokens,
+        .first_query_pos = s->positions_given ? s->first_query_pos : context_len,
+        .first_key_pos = s->positions_given ? s->first_key_pos : 0,
+        .table_start = b->num_blocks,
+        .encoder_len = (int32_t)s->encoder_len,
+        .encoder_new_len = (int32_t)s->encoder_new_len,
+        .encoder_row = b->num_encoder_tokens,
+        .cross_start = b->num_cross_blocks,
+    };
+    /* memmove: folio_batch_set_slots narrows its list in this very array, never behind the copy */
+    if (nb > 0)
+        memmove((int32_t *)b->blocks.data + b->num_blocks, table, (size_t)nb * sizeof *table);
+    if (ncb > 0)
+        memcpy((int32_t *)b->cross_blocks.data + b->num_cross_blocks, cross,
+               (size_t)ncb * sizeof *cross);
+    fill_slots((int64_t *)b->slots.data + b->num_query_tokens, s->query_len,
+               padding ? NULL : s->slots, table, context_len, bs);
+    fill_slots((int64_t *)b->cross_slots.data + b->num_encoder_tokens, s->encoder_new_len,
+               s->cross_slots, cross, 0, bs);
+    b->num_seqs++;
+    b->num_query_tokens += s->query_len;
+    b->num_blocks += nb;
+    b->num_encoder_tokens += s->encoder_new_len;
+    b->num_cross_blocks += ncb;
+    if (s->encoder_len > 0) b->has_encoder_lens = true;
+    b->generation++;
+}
+
+folio_status folio_batch_add(folio_batch *batch, const folio_batch_seq *seq)
+{
+    REQUIRE(batch != NULL, "folio_batch_add: batch is NULL");
+    folio_batch_seq s;
+    STRUCT_IN(s, seq, "folio_batch_seq");
+    long long i = batch->num_seqs;
+    int32_t bs = batch->desc.block_size;
+    TRY(check_lengths(&s, i));
+    if (s.seq_len > 0) {
+        TRY(check_table(s.block_table, s.num_blocks, s.seq_len, bs, "block_table", i));
+        TRY(check_table(s.cross_block_table, s.num_cross_blocks, s.encoder_len, bs,
+                        "cross_block_table", i));
+        TRY(check_slots(s.slots, s.query_len, "slots", i));
+        TRY(check_slots(s.cross_slots, s.encoder_new_len, "cross_slots", i));
+    }
+    TRY(reserve_all(batch, batch->num_seqs + 1, batch->num_query_tokens + s.query_len,
+                    batch->num_blocks + ceil_div(s.seq_len, bs),
+                    batch->num_encoder_tokens + s.encoder_new_len,
+                    batch->num_cross_blocks + ceil_div(s.encoder_len, bs)));
+    append(batch, &s);
+    return FOLIO_OK;
+}
+
+folioi_rows folioi_batch_rows(const folio_batch *batch, int64_t seq, folio_attention_type type)
+{
+    const folioi_seq *s = batch_seq(batch, seq);
+    bool padding = s->seq_len == 0;
+    const int32_t *blocks = (const int32_t *)batch->blocks.data + s->table_start;
+    const int32_t *cross = (const int32_t *)batch->cross_blocks.data + s->cross_start;
+    int32_t bs = batch->desc.block_size;
+    folioi_rows r = {.query_row = s->query_row, .query_len = s->query_len};
+    switch (type) {
+    case FOLIO_DECODER:
+        r.key_len = s->seq_len;
+        r.context_len = padding ? 0 : s->seq_len - s->query_len;
+        r.new_row = s->query_row;
+        r.new_len = s->query_len;
+        r.blocks = s->has_table ? blocks : NULL;
+        r.num_blocks = s->has_table ? (int32_t)ceil_div(s->seq_len, bs) : 0;
+        r.slots = (const int64_t *)batch->slots.data + s->query_row;
+        r.causal = s->causal;
+        r.first_query_pos = s->first_query_pos;
+        r.first_key_pos = s->first_key_pos;
+        break;
+    case FOLIO_ENCODER:
+        r.query_row = r.new_row = s->encoder_row;
+        r.query_len = r.new_len = r.key_len = s->encoder_new_len;
+        break;
+    case FOLIO_ENCODER_ONLY:
+        r.new_row = s->query_row;
+        r.new_len = s->query_len;
+        r.key_len = padding ? 0 : s->query_len;
+        break;
+    case FOLIO_ENCODER_DECODER:
+        r.key_len = padding ? 0 : s->encoder_len;
+        r.context_len = r.key_len - s->encoder_new_len;
+        r.new_row = s->encoder_row;
+        r.new_len = s->encoder_new_len;
+        r.blocks = s->has_cross_table ? cross : NULL;
+        r.num_blocks = s->has_cross_table ? (int32_t)ceil_div(s->encoder_len, bs) : 0;
+        r.slots = (const int64_t *)batch->cross_slots.data + s->encoder_row;
+        break;
+    }
+    return r;
+}
+
+int64_t folioi_batch_query_rows(const folio_batch *batch, folio_attention_type type)
+{
+    return type == FOLIO_ENCODER ? batch->num_encoder_tokens : batch->num_query_tokens;
+}
+
+int64_t folioi_batch_new_rows(const folio_batch *batch, folio_attention_type type)
+{
+    return type == FOLIO_ENCODER || type == FOLIO_ENCODER_DECODER ? batch->num_encoder_tokens
+                                                                  : batch->num_query_tokens;
+}
+
+const int64_t *folioi_batch_slots(const folio_batch *batch, folio_attention_type type)
+{
+    if (type == FOLIO_DECODER) return batch->slots.data;
+    if (type == FOLIO_ENCODER_DECODER) return batch->cross_slots.data;
+    return NULL;
+}

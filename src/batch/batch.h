@@ -1,0 +1,74 @@
+/*
+ * batch.h: one step's sequences, checked as far as a batch can be on its own, and `folioi_rows`: what an
+ * attention type makes of a sequence. All of a batch's meaning for kernels is in folioi_rows.
+ */
+#ifndef FOLIOI_BATCH_H
+#define FOLIOI_BATCH_H
+
+#include "core/context.h"
+
+#include <stdatomic.h>
+#include <stdbool.h>
+
+typedef struct folioi_seq {
+    int32_t query_len, seq_len; /* seq_len 0: padding */
+    folio_phase phase;          /* PREFILL or DECODE; AUTO for padding */
+    bool causal;
+    bool has_table, has_cross_table;
+    int64_t query_row; /* first row in q */
+    int64_t first_query_pos, first_key_pos;
+    int64_t table_start; /* into blocks, ceil(seq_len / block_size) entries where has_table */
+    int32_t encoder_len, encoder_new_len;
+    int64_t encoder_row; /* first row in encoder tensors and in cross k, v */
+    int64_t cross_start; /* into cross_blocks */
+} folioi_seq;
+
+#define FOLIOI_NUM_PHASES 3
+
+struct folio_batch {
+    folio_context *ctx;
+    folio_batch_desc desc;
+    atomic_int references;
+    uint64_t generation; /* grows with every change */
+    int64_t num_seqs, num_query_tokens, num_blocks, num_encoder_tokens, num_cross_blocks;
+    bool has_encoder_lens;
+    folioi_array seqs;         /* folioi_seq [num_seqs]         */
+    folioi_array slots;        /* int64_t [num_query_tokens]    */
+    folioi_array blocks;       /* int32_t [num_blocks]          */
+    folioi_array cross_slots;  /* int64_t [num_encoder_tokens]  */
+    folioi_array cross_blocks; /* int32_t [num_cross_blocks]    */
+    folioi_array views[FOLIO_NUM_ATTENTION_TYPES][FOLIOI_NUM_PHASES];
+};
+
+/** One sequence as one attention type sees it. Rows count in q and out, new rows in k and v. */
+typedef struct folioi_rows {
+    int64_t query_row;
+    int32_t query_len;
+    int32_t key_len;     /* keys, cached ones first                                          */
+    int32_t context_len; /* of them, those cached before this step                           */
+    int64_t new_row;
+    int32_t new_len;
+    const int32_t *blocks; /* NULL: no block table                                           */
+    int32_t num_blocks;
+    const int64_t *slots; /* [new_len]; NULL for encoder types                               */
+    bool causal;
+    int64_t first_query_pos, first_key_pos;
+} folioi_rows;
+
+folioi_rows folioi_batch_rows(const folio_batch *batch, int64_t seq, folio_attention_type type);
+
+static inline const folioi_seq *batch_seq(const folio_batch *batch, int64_t i)
+{
+    return (const folioi_seq *)batch->seqs.data + i;
+}
+
+/** Rows of q and of k, v of an attention type. */
+int64_t folioi_batch_query_rows(const folio_batch *batch, folio_attention_type type);
+int64_t folioi_batch_new_rows(const folio_batch *batch, folio_attention_type type);
+
+/** Slots of the new rows; NULL for encoder types. */
+const int64_t *folioi_batch_slots(const folio_batch *batch, folio_attention_type type);
+
+void folioi_batch_retain(folio_batch *batch);
+
+#endif

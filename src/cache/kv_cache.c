@@ -1,0 +1,245 @@
+/* kv_cache.c: caches created, wrapped around the caller's memory, described and destroyed. */
+#include "cache/kv_cache.h"
+
+#include "core/dtype.h"
+
+#include <string.h>
+
+folio_status folioi_kv_cache_check_layer(const folio_kv_cache *cache, int32_t layer)
+{
+    REQUIRE(cache != NULL, "KV cache is NULL");
+    REQUIRE(layer >= 0 && layer < cache->format.desc.num_layers,
+            "KV cache: layer %d is outside [0, %d)", layer, cache->format.desc.num_layers);
+    return FOLIO_OK;
+}
+
+static folio_status new_cache(folio_context *ctx, const folioi_kv_format *format,
+                              folio_kv_cache **out)
+{
+    void *memory;
+    TRY(folioi_alloc(&ctx->allocator, sizeof(folio_kv_cache), "a KV cache", &memory));
+    folio_kv_cache *cache = memory;
+    cache->ctx = ctx;
+    cache->format = *format;
+    cache->layers_bytes = format->desc.num_layers * (int64_t)sizeof(folioi_kv_layer);
+    folio_status status =
+        folioi_alloc(&ctx->allocator, cache->layers_bytes, "a KV cache's layers", &memory);
+    if (status != FOLIO_OK) {
+        folio_kv_cache_destroy(cache);
+        return status;
+    }
+    cache->layers = memory;
+    for (int32_t i = 0; i < format->desc.num_layers; i++) cache->layers[i].format = &cache->format;
+    *out = cache;
+    return FOLIO_OK;
+}
+
+folio_status folio_kv_cache_create(folio_context *ctx, const folio_kv_cache_desc *desc,
+                                   folio_kv_cache **out)
+{
+    REQUIRE(out != NULL, "folio_kv_cache_create: out is NULL");
+    *out = NULL;
+    REQUIRE(ctx != NULL, "folio_kv_cache_create: ctx is NULL");
+    folioi_kv_format format;
+    TRY(folioi_kv_format_init(desc, &format));
+    REQUIRE(format.desc.layout != FOLIO_LAYOUT_STRIDED,
+            "KV cache: layout strided is for folio_kv_cache_wrap, which takes strides");
+    folio_kv_cache *cache;
+    TRY(new_cache(ctx, &format, &cache));
+    /* Not through folioi_alloc: slots hold anything, and gigabytes need not be zeroed first. */
+    cache->memory_bytes = format.layer_bytes * format.desc.num_layers;
+    cache->memory =
+        ctx->allocator.alloc(ctx->allocator.user, (size_t)cache->memory_bytes, FOLIOI_ALIGN);
+    if (cache->memory == NULL) {
+        folio_status status = folioi_fail(FOLIO_ERR_MEMORY, "no memory for a KV cache (%lld bytes)",
+                                          (long long)cache->memory_bytes);
+        folio_kv_cache_destroy(cache);
+        return status;
+    }
+    for (int32_t i = 0; i < format.desc.num_layers; i++) {
+        char *base = (char *)cache->memory + i * format.layer_bytes;
+        folioi_kv_layer *layer = &cache->layers[i];
+        layer->k = base;
+        layer->v = base + format.v.offset_bytes;
+        if (format.desc.dtype != FOLIO_INT8) continue;
+        layer->k_scales = (float *)(base + format.k_scales.offset_bytes);
+        layer->v_scales = (float *)(base + format.v_scales.offset_bytes);
+    }
+    *out = cache;
+    return FOLIO_OK;
+}
+
+void folio_kv_cache_destroy(folio_kv_cache *cache)
+{
+    if (cache == NULL) return;
+    folio_allocator a = cache->ctx->allocator;
+    folioi_free(&a, cache->memory, cache->memory_bytes);
+    folioi_free(&a, cache->layers, cache->layers_bytes);
+    folioi_free(&a, cache, sizeof *cache);
+}
+
+/* The caller's strides put in place of the layout's own; array->bytes follows. */
+static folio_status apply_strides(folioi_kv_format *f, folio_kv_array *array, folioi_address *at,
+                                  const folio_kv_strides *s, const char *name, int32_t head_size)
+{
+    const folio_kv_cache_desc *d = &f->desc;
+    bool strided = d->layout == FOLIO_LAYOUT_STRIDED;
+    REQUIRE(s->block >= 0 && s->token >= 0 && s->head >= 0,
+            "KV cache: %s strides are %lld, %lld, %lld (block, token, head); none may be negative",
+            name, (long long)s->block, (long long)s->token, (long long)s->head);
+    if (strided) {
+        REQUIRE(
+            s->block >= head_size && s->token >= head_size && s->head >= head_size,
+            "KV cache: %s strides are %lld, %lld, %lld (block, token, head); layout strided needs "
+            "all three, each at least the head size %d",
+            name, (long long)s->block, (long long)s->token, (long long)s->head, head_size);
+    } else {
+        REQUIRE(s->token == 0 && s->head == 0,
+                "KV cache: layout %s takes no token or head stride for %s, only a block stride",
+                folio_layout_name(d->layout), name);
+        REQUIRE(s->block == 0 || s->block >= at->block,
+                "KV cache: %s block stride %lld is below the layout's own %lld", name,
+                (long long)s->block, (long long)at->block);
+    }
+    folioi_array_restride(array, at, s, true);
+    int64_t elements;
+    REQUIRE(folioi_array_extent(array, &elements) &&
+                checked_mul(elements, (int64_t)folio_dtype_size(d->dtype), &array->bytes),
+            "KV cache: %s strides times num_blocks pass the largest size this library can address",
+            name);
+    return FOLIO_OK;
+}
+
+static folio_status apply_scale_strides(folio_kv_array *array, folioi_address *at,
+                                        const folio_kv_strides *s, size_t bytes, const char *name)
+{
+    REQUIRE(s->block >= 0 && s->token >= 0 && s->head >= 0,
+            "KV cache: %s strides may not be negative", name);
+    folioi_array_restride(array, at, s, false);
+    int64_t elements;
+    REQUIRE(folioi_array_extent(array, &elements) && checked_mul(elements, 4, &array->bytes),
+            "KV cache: %s strides times num_blocks pass the largest size this library can address",
+            name);
+    REQUIRE((size_t)array->bytes <= bytes, "KV cache: %s_bytes is %zu, a layer's strides need %lld",
+            name, bytes, (long long)array->bytes);
+    return FOLIO_OK;
+}
+
+static folio_status check_pointers(void *const *pointers, int32_t n, size_t align, const char *name)
+{
+    REQUIRE(pointers != NULL, "KV cache: %s is NULL", name);
+    for (int32_t i = 0; i < n; i++) {
+        REQUIRE(pointers[i] != NULL, "KV cache: %s[%d] is NULL", name, i);
+        REQUIRE((uintptr_t)pointers[i] % align == 0, "KV cache: %s[%d] is not aligned to %zu bytes",
+                name, i, align);
+    }
+    return FOLIO_OK;
+}
+
+static folio_status resolve_memory(folioi_kv_format *f, folio_kv_memory *m)
+{
+    const folio_kv_cache_desc *d = &f->desc;
+    bool native = d->layout == FOLIO_LAYOUT_NATIVE;
+    int64_t elem = (int64_t)folio_dtype_size(d->dtype);
+    size_t align = native ? FOLIOI_ALIGN : (size_t)elem;
+    TRY(check_pointers(m->k, d->num_layers, align, "k"));
+    if (m->v != NULL) {
+        REQUIRE(!native, "KV cache: in the native layout V lies in K's buffer; v must be NULL");
+        TRY(check_pointers(m->v, d->num_layers, align, "v"));
+    } else {
+        REQUIRE(d->layout != FOLIO_LAYOUT_STRIDED, "KV cache: v is NULL; layout strided needs it");
+        REQUIRE(native || (m->k_strides.block == 0 && m->v_strides.block == 0),
+                "KV cache: v is NULL; a block stride then has no meaning in layout %s",
+                folio_layout_name(d->layout));
+    }
+    if (native) {
+        REQUIRE(m->k_strides.block % FOLIOI_ALIGN * elem % FOLIOI_ALIGN == 0,
+                "KV cache: the native block stride of %lld elements is no multiple of %d bytes",
+                (long long)m->k_strides.block, FOLIOI_ALIGN);
+        m->v_strides = m->k_strides;
+    }
+    TRY(apply_strides(f, &f->k, &f->k_at, &m->k_strides, "k", d->k_head_size));
+    TRY(apply_strides(f, &f->v, &f->v_at, &m->v_strides, "v", d->v_head_size));
+    int64_t k_need = f->k.bytes, v_need = f->v.bytes;
+    if (m->v == NULL) k_need = max_i64(k_need, f->v.offset_bytes + v_need);
+    REQUIRE((size_t)k_need <= m->k_bytes, "KV cache: k_bytes is %zu, a layer's strides need %lld",
+            m->k_bytes, (long long)k_need);
+    REQUIRE(m->v == NULL || (size_t)v_need <= m->v_bytes,
+            "KV cache: v_bytes is %zu, a layer's strides need %lld", m->v_bytes, (long long)v_need);
+    if (d->dtype != FOLIO_INT8) return FOLIO_OK;
+    TRY(check_pointers((void *const *)m->k_scales, d->num_layers, 4, "k_scales"));
+    TRY(check_pointers((void *const *)m->v_scales, d->num_layers, 4, "v_scales"));
+    TRY(apply_scale_strides(&f->k_scales, &f->k_scales_at, &m->k_scales_strides, m->k_scales_bytes,
+                            "k_scales"));
+    return apply_scale_strides(&f->v_scales, &f->v_scales_at, &m->v_scales_strides,
+                               m->v_scales_bytes, "v_scales");
+}
+
+folio_status folio_kv_cache_wrap(folio_context *ctx, const folio_kv_cache_desc *desc,
+                                 const folio_kv_memory *memory, folio_kv_cache **out)
+{
+    REQUIRE(out != NULL, "folio_kv_cache_wrap: out is NULL");
+    *out = NULL;
+    REQUIRE(ctx != NULL, "folio_kv_cache_wrap: ctx is NULL");
+    folioi_kv_format format;
+    folio_kv_memory m;
+    TRY(folioi_kv_format_init(desc, &format));
+    STRUCT_IN(m, memory, "folio_kv_memory");
+    TRY(resolve_memory(&format, &m));
+    folio_kv_cache *cache;
+    TRY(new_cache(ctx, &format, &cache));
+    for (int32_t i = 0; i < format.desc.num_layers; i++) {
+        folioi_kv_layer *layer = &cache->layers[i];
+        layer->k = m.k[i];
+        layer->v = m.v != NULL ? m.v[i] : (char *)m.k[i] + format.v.offset_bytes;
+        if (format.desc.dtype != FOLIO_INT8) continue;
+        layer->k_scales = m.k_scales[i];
+        layer->v_scales = m.v_scales[i];
+    }
+    *out = cache;
+    return FOLIO_OK;
+}
+
+folio_status folio_kv_cache_shape(const char *backend, const folio_kv_cache_desc *desc,
+                                  folio_kv_shape *shape)
+{
+    folioi_kv_format f;
+    folio_backend_info info = {.struct_size = sizeof info};
+    if (backend != NULL && strcmp(backend, "auto") != 0) {
+        TRY(folio_backend_describe(backend, &info));
+        if (!info.available) FAIL(FOLIO_ERR_UNSUPPORTED, "%s: %s", backend, info.reason);
+    }
+    TRY(folioi_kv_format_init(desc, &f));
+    folio_kv_shape s = {
+        .k = f.k,
+        .v = f.v,
+        .k_scales = f.k_scales,
+        .v_scales = f.v_scales,
+        .layer_bytes = f.layer_bytes,
+        .total_bytes = f.layer_bytes * f.desc.num_layers,
+        .alignment = f.desc.layout == FOLIO_LAYOUT_NATIVE ? FOLIOI_ALIGN
+                                                          : (int64_t)folio_dtype_size(f.desc.dtype),
+        .layout_id = folioi_layout_id(&f),
+        .layout_version = FOLIOI_LAYOUT_VERSION,
+    };
+    return folioi_struct_out(shape, &s, sizeof s, "shape");
+}
+
+folio_status folio_kv_cache_view(const folio_kv_cache *cache, int32_t layer, folio_kv_view *view)
+{
+    TRY(folioi_kv_cache_check_layer(cache, layer));
+    const folioi_kv_layer *l = &cache->layers[layer];
+    const folioi_kv_format *f = &cache->format;
+    folio_kv_view v = {
+        .k = l->k,
+        .v = l->v,
+        .k_scales = l->k_scales,
+        .v_scales = l->v_scales,
+        .k_array = f->k,
+        .v_array = f->v,
+        .k_scales_array = f->k_scales,
+        .v_scales_array = f->v_scales,
+        .desc = f->desc,
+    };
+    return folioi_struct_out(view, &v, sizeof v, "view");
+}

@@ -1,0 +1,87 @@
+/*
+ * kv_layout.h: where one number of K or V lies. Every layout, native and x-packed included, is one
+ * address formula with different strides (all in elements):
+ *
+ *   block * B + head * H + (t / tt) * T1 + (t % tt) * T0 + (d / dt) * D1 + (d % dt) * D0
+ *
+ * so moving, reading and writing know no layout by name.
+ */
+#ifndef FOLIOI_KV_LAYOUT_H
+#define FOLIOI_KV_LAYOUT_H
+
+#include "core/checked.h"
+#include "core/status.h"
+
+typedef struct folioi_address {
+    int64_t block, head;
+    int64_t token_tile_stride, token_stride;
+    int64_t dim_tile_stride, dim_stride;
+    int32_t token_tile, dim_tile; /* 1: plain rows */
+} folioi_address;
+
+/** A cache description resolved: arrays as the public header shows them, and their addresses. */
+typedef struct folioi_kv_format {
+    folio_kv_cache_desc desc; /* defaults filled in */
+    folio_kv_array k, v, k_scales, v_scales;
+    folioi_address k_at, v_at, k_scales_at, v_scales_at;
+    int64_t layer_bytes;
+} folioi_kv_format;
+
+/** One layer of a cache: what kernels see. */
+typedef struct folioi_kv_layer {
+    void *k, *v;
+    float *k_scales, *v_scales;
+    const folioi_kv_format *format;
+} folioi_kv_layer;
+
+/** Which of K and V. */
+typedef enum folioi_part { FOLIOI_K, FOLIOI_V } folioi_part;
+
+/** K or V of one layer. */
+typedef struct folioi_kv_side {
+    char *base;
+    float *scales; /* INT8 only */
+    const folioi_address *at, *scales_at;
+    int32_t dims;
+    folio_dtype dtype;
+} folioi_kv_side;
+
+static inline folioi_kv_side kv_side(const folioi_kv_layer *layer, folioi_part part)
+{
+    const folioi_kv_format *f = layer->format;
+    if (part == FOLIOI_K)
+        return (folioi_kv_side){layer->k,        layer->k_scales,     &f->k_at,
+                                &f->k_scales_at, f->desc.k_head_size, f->desc.dtype};
+    return (folioi_kv_side){layer->v,        layer->v_scales,     &f->v_at,
+                            &f->v_scales_at, f->desc.v_head_size, f->desc.dtype};
+}
+
+/** Element index of dim 0 of (block, head, token). */
+static inline int64_t address_token(const folioi_address *at, int64_t block, int64_t head,
+                                    int64_t token)
+{
+    return block * at->block + head * at->head + token / at->token_tile * at->token_tile_stride +
+           token % at->token_tile * at->token_stride;
+}
+
+/** What dim d adds to it. */
+static inline int64_t address_dim(const folioi_address *at, int64_t d)
+{
+    return d / at->dim_tile * at->dim_tile_stride + d % at->dim_tile * at->dim_stride;
+}
+
+/** Check a description and fill in defaults and the layout's own strides. */
+folio_status folioi_kv_format_init(const folio_kv_cache_desc *desc, folioi_kv_format *format);
+
+/** The native format's name and version: caches that agree in both hold the same bytes. */
+const char *folioi_layout_id(const folioi_kv_format *format);
+#define FOLIOI_LAYOUT_VERSION 1
+
+/** Elements from an array's first past its last; false past int64_t. */
+bool folioi_array_extent(const folio_kv_array *array, int64_t *elements);
+
+/** Put other block, token and head strides (0: keep) into an array and its address. */
+void folioi_array_restride(folio_kv_array *array, folioi_address *at,
+                           const folio_kv_strides *strides, bool token_before_head);
+
+#endif

@@ -1,0 +1,256 @@
+/* kv_move.c: the calls that move K and V: write, gather, copy, swap, pack, unpack. Checked first. */
+#include "backend.h"
+#include "cache/kv_cache.h"
+#include "core/dtype.h"
+#include "core/slotset.h"
+#include "tensor.h"
+
+#include <string.h>
+
+/* Numbers in [low, limit), none twice (unless `repeats`). */
+static folio_status check_numbers(const folio_kv_cache *cache, const int64_t *numbers, int64_t n,
+                                  int64_t stride, int64_t low, int64_t limit, bool repeats,
+                                  const char *name)
+{
+    REQUIRE(n >= 0, "%s: count %lld is negative", name, (long long)n);
+    REQUIRE(n == 0 || numbers != NULL, "%s is NULL", name);
+    for (int64_t i = 0; i < n; i++)
+        REQUIRE(numbers[i * stride] >= low && numbers[i * stride] < limit,
+                "%s[%lld] = %lld is outside [%lld, %lld)", name, (long long)i,
+                (long long)numbers[i * stride], (long long)low, (long long)limit);
+    if (repeats) return FOLIO_OK;
+    folioi_slotset set = {{0}, 0, 0};
+    TRY(folioi_slotset_reserve(&cache->ctx->allocator, &set, n));
+    int64_t twice = -1;
+    for (int64_t i = 0; i < n && twice < 0; i++)
+        if (numbers[i * stride] >= 0 && !folioi_slotset_insert(&set, numbers[i * stride]))
+            twice = i;
+    folioi_slotset_free(&cache->ctx->allocator, &set);
+    REQUIRE(twice < 0, "%s[%lld] = %lld is written twice", name, (long long)twice,
+            (long long)numbers[twice < 0 ? 0 : twice * stride]);
+    return FOLIO_OK;
+}
+
+static int64_t num_slots(const folio_kv_cache *cache)
+{
+    return cache->format.desc.num_blocks * cache->format.desc.block_size;
+}
+
+folio_status folio_kv_cache_write(folio_kv_cache *cache, int32_t layer, const folio_kv_write *write,
+                                  const folio_run *run)
+{
+    folio_kv_write w;
+    folio_run r;
+    TRY(folioi_kv_cache_check_layer(cache, layer));
+    STRUCT_IN(w, write, "folio_kv_write");
+    TRY(folioi_run_in(run, &r));
+    const folio_kv_cache_desc *d = &cache->format.desc;
+    folioi_kv_tensors t = {w.k, w.v, w.k_scale, w.v_scale};
+    TRY(folioi_scales_resolve(d->dtype, &t.k_scale, &t.v_scale));
+    REQUIRE(t.k.data != NULL || t.k.tokens == 0, "k: data is NULL");
+    REQUIRE(t.v.data != NULL || t.v.tokens == 0, "v: data is NULL");
+    TRY(folioi_tensor_resolve(&t.k, "k", 0, d->num_kv_heads, d->k_head_size, t.k.tokens));
+    TRY(folioi_tensor_resolve(&t.v, "v", 0, d->num_kv_heads, d->v_head_size, t.k.tokens));
+    TRY(check_numbers(cache, w.slots, t.k.tokens, 1, -1, num_slots(cache), false, "slots"));
+    cache->ctx->backend->write(cache->ctx, &cache->layers[layer], &t, w.slots, t.k.tokens);
+    return FOLIO_OK;
+}
+
+static void gather_side(const folioi_kv_side *side, const folio_kv_cache_desc *d,
+                        const folio_tensor *t, const int64_t *slots, float fp8_scale)
+{
+    for (int64_t i = 0; i < t->tokens; i++) {
+        bool empty = slots[i] < 0;
+        int64_t block = empty ? 0 : slots[i] / d->block_size,
+                token = empty ? 0 : slots[i] % d->block_size;
+        for (int32_t h = 0; h < d->num_kv_heads; h++) {
+            int64_t to = i * t->token_stride + h * t->head_stride;
+            float scale = empty ? 0.0f : kv_scale(side, block, h, token, fp8_scale);
+            int64_t first = address_token(side->at, block, h, token);
+            for (int32_t k = 0; k < side->dims; k++) {
+                int64_t from = first + address_dim(side->at, k);
+                store_f32(t->data, t->dtype, to + k,
+                          empty ? 0.0f : load_f32(side->base, side->dtype, from) * scale);
+            }
+        }
+    }
+}
+
+folio_status folio_kv_cache_gather(const folio_kv_cache *cache, int32_t layer,
+                                   const folio_kv_gather *gather, const folio_run *run)
+{
+    folio_kv_gather g;
+    folio_run r;
+    TRY(folioi_kv_cache_check_layer(cache, layer));
+    STRUCT_IN(g, gather, "folio_kv_gather");
+    TRY(folioi_run_in(run, &r));
+    const folio_kv_cache_desc *d = &cache->format.desc;
+    TRY(folioi_scales_resolve(d->dtype, &g.k_scale, &g.v_scale));
+    TRY(check_numbers(cache, g.slots, g.num_slots, 1, -1, num_slots(cache), true, "slots"));
+    REQUIRE(g.k.data != NULL || g.v.data != NULL || g.num_slots == 0,
+            "k and v: data of both is NULL");
+    if (g.k.data != NULL)
+        TRY(folioi_tensor_resolve(&g.k, "k", 0, d->num_kv_heads, d->k_head_size, g.num_slots));
+    if (g.v.data != NULL)
+        TRY(folioi_tensor_resolve(&g.v, "v", 0, d->num_kv_heads, d->v_head_size, g.num_slots));
+    folioi_kv_side k = kv_side(&cache->layers[layer], FOLIOI_K);
+    folioi_kv_side v = kv_side(&cache->layers[layer], FOLIOI_V);
+    if (g.k.data != NULL) gather_side(&k, d, &g.k, g.slots, g.k_scale);
+    if (g.v.data != NULL) gather_side(&v, d, &g.v, g.slots, g.v_scale);
+    return FOLIO_OK;
+}
+
+/* One block of K or V as stored, to another place in any layout. */
+static void move_side(const folio_kv_cache_desc *d, const folioi_kv_side *to, int64_t to_block,
+                      const folioi_kv_side *from, int64_t from_block)
+{
+    size_t elem = folio_dtype_size(to->dtype);
+    for (int32_t h = 0; h < d->num_kv_heads; h++) {
+        for (int32_t t = 0; t < d->block_size; t++) {
+            int64_t t0 = address_token(to->at, to_block, h, t);
+            int64_t f0 = address_token(from->at, from_block, h, t);
+            for (int32_t i = 0; i < to->dims; i++)
+                memcpy(to->base + (t0 + address_dim(to->at, i)) * (int64_t)elem,
+                       from->base + (f0 + address_dim(from->at, i)) * (int64_t)elem, elem);
+            if (to->scales != NULL)
+                to->scales[address_token(to->scales_at, to_block, h, t)] =
+                    from->scales[address_token(from->scales_at, from_block, h, t)];
+        }
+    }
+}
+
+static void move_block(const folioi_kv_layer *to, int64_t to_block, const folioi_kv_layer *from,
+                       int64_t from_block)
+{
+    for (folioi_part part = FOLIOI_K; part <= FOLIOI_V; part++) {
+        folioi_kv_side t = kv_side(to, part), f = kv_side(from, part);
+        move_side(&to->format->desc, &t, to_block, &f, from_block);
+    }
+}
+
+static folio_status check_pairs(const folio_kv_cache *src, const folio_kv_cache *dst,
+                                const int64_t (*pairs)[2], int64_t n)
+{
+    REQUIRE(n >= 0, "num_pairs is %lld", (long long)n);
+    REQUIRE(n == 0 || pairs != NULL, "pairs is NULL");
+    const int64_t *flat = n ? &pairs[0][0] : NULL;
+    TRY(check_numbers(src, flat, n, 2, 0, src->format.desc.num_blocks, true, "pairs (from)"));
+    return check_numbers(dst, flat ? flat + 1 : NULL, n, 2, 0, dst->format.desc.num_blocks, false,
+                         "pairs (to)");
+}
+
+static void move_pairs(const folio_kv_cache *src, folio_kv_cache *dst, const int64_t (*pairs)[2],
+                       int64_t n)
+{
+    for (int32_t l = 0; l < src->format.desc.num_layers; l++)
+        for (int64_t i = 0; i < n; i++)
+            move_block(&dst->layers[l], pairs[i][1], &src->layers[l], pairs[i][0]);
+}
+
+folio_status folio_kv_cache_copy_blocks(folio_kv_cache *cache, const int64_t (*pairs)[2],
+                                        int64_t num_pairs, const folio_run *run)
+{
+    folio_run r;
+    TRY(folioi_kv_cache_check_layer(cache, 0));
+    TRY(folioi_run_in(run, &r));
+    TRY(check_pairs(cache, cache, pairs, num_pairs));
+    folioi_slotset read = {{0}, 0, 0};
+    TRY(folioi_slotset_reserve(&cache->ctx->allocator, &read, 2 * num_pairs));
+    int64_t both = -1;
+    for (int64_t i = 0; i < num_pairs; i++) folioi_slotset_insert(&read, pairs[i][0]);
+    for (int64_t i = 0; i < num_pairs && both < 0; i++)
+        if (!folioi_slotset_insert(&read, pairs[i][1])) both = i;
+    folioi_slotset_free(&cache->ctx->allocator, &read);
+    REQUIRE(both < 0, "pairs[%lld]: block %lld is both read and written", (long long)both,
+            (long long)pairs[both < 0 ? 0 : both][1]);
+    move_pairs(cache, cache, pairs, num_pairs);
+    return FOLIO_OK;
+}
+
+folio_status folio_kv_cache_swap_blocks(const folio_kv_cache *src, folio_kv_cache *dst,
+                                        const int64_t (*pairs)[2], int64_t num_pairs,
+                                        const folio_run *run)
+{
+    folio_run r;
+    REQUIRE(src != NULL, "swap_blocks: src is NULL");
+    REQUIRE(dst != NULL, "swap_blocks: dst is NULL");
+    REQUIRE(src != dst, "swap_blocks: both caches are the same; use folio_kv_cache_copy_blocks");
+    TRY(folioi_run_in(run, &r));
+    const folio_kv_cache_desc *a = &src->format.desc, *b = &dst->format.desc;
+    REQUIRE(a->dtype == b->dtype, "swap_blocks: dtypes differ, %s and %s",
+            folio_dtype_name(a->dtype), folio_dtype_name(b->dtype));
+    REQUIRE(
+        a->num_layers == b->num_layers && a->block_size == b->block_size &&
+            a->num_kv_heads == b->num_kv_heads && a->k_head_size == b->k_head_size &&
+            a->v_head_size == b->v_head_size,
+        "swap_blocks: geometries differ: %d layers, block size %d, %d kv heads, head sizes %d, %d "
+        "and %d layers, block size %d, %d kv heads, head sizes %d, %d",
+        a->num_layers, a->block_size, a->num_kv_heads, a->k_head_size, a->v_head_size,
+        b->num_layers, b->block_size, b->num_kv_heads, b->k_head_size, b->v_head_size);
+    TRY(check_pairs(src, dst, pairs, num_pairs));
+    move_pairs(src, dst, pairs, num_pairs);
+    return FOLIO_OK;
+}
+
+/* The caller's rows as a cache of their own: layout NHD, as many blocks as are asked for. */
+static folio_status rows_as_layer(const folio_kv_cache *cache, int32_t layer,
+                                  const folio_kv_rows *rows, bool unique, folio_kv_rows *r,
+                                  folioi_kv_format *format, folioi_kv_layer *as)
+{
+    TRY(folioi_kv_cache_check_layer(cache, layer));
+    STRUCT_IN(*r, rows, "folio_kv_rows");
+    TRY(check_numbers(cache, r->blocks, r->num_blocks, 1, 0, cache->format.desc.num_blocks, !unique,
+                      "blocks"));
+    size_t align = folio_dtype_size(cache->format.desc.dtype);
+    bool int8 = cache->format.desc.dtype == FOLIO_INT8;
+    if (r->num_blocks > 0) {
+        REQUIRE(r->k != NULL && r->v != NULL, "rows: k or v is NULL");
+        REQUIRE((uintptr_t)r->k % align == 0 && (uintptr_t)r->v % align == 0,
+                "rows: k or v is not aligned to %zu bytes", align);
+        REQUIRE(!int8 || (r->k_scales != NULL && r->v_scales != NULL),
+                "rows: an int8 cache needs k_scales and v_scales");
+        REQUIRE(!int8 || ((uintptr_t)r->k_scales % 4 == 0 && (uintptr_t)r->v_scales % 4 == 0),
+                "rows: k_scales or v_scales is not aligned to 4 bytes");
+    }
+    folio_kv_cache_desc desc = cache->format.desc;
+    desc.num_blocks = max_i64(r->num_blocks, 1);
+    desc.num_layers = 1;
+    desc.layout = FOLIO_LAYOUT_NHD;
+    TRY(folioi_kv_format_init(&desc, format));
+    folio_kv_strides scales = {(int64_t)desc.block_size * desc.num_kv_heads, desc.num_kv_heads, 1};
+    if (int8) {
+        folioi_array_restride(&format->k_scales, &format->k_scales_at, &scales, false);
+        folioi_array_restride(&format->v_scales, &format->v_scales_at, &scales, false);
+    }
+    *as =
+        (folioi_kv_layer){r->k, r->v, int8 ? r->k_scales : NULL, int8 ? r->v_scales : NULL, format};
+    return FOLIO_OK;
+}
+
+folio_status folio_kv_cache_pack(folio_kv_cache *cache, int32_t layer, const folio_kv_rows *rows,
+                                 const folio_run *run)
+{
+    folio_kv_rows r;
+    folio_run where;
+    folioi_kv_format format;
+    folioi_kv_layer as;
+    TRY(rows_as_layer(cache, layer, rows, true, &r, &format, &as));
+    TRY(folioi_run_in(run, &where));
+    for (int64_t i = 0; i < r.num_blocks; i++)
+        move_block(&cache->layers[layer], r.blocks[i], &as, i);
+    return FOLIO_OK;
+}
+
+folio_status folio_kv_cache_unpack(const folio_kv_cache *cache, int32_t layer,
+                                   const folio_kv_rows *rows, const folio_run *run)
+{
+    folio_kv_rows r;
+    folio_run where;
+    folioi_kv_format format;
+    folioi_kv_layer as;
+    TRY(rows_as_layer(cache, layer, rows, false, &r, &format, &as));
+    TRY(folioi_run_in(run, &where));
+    for (int64_t i = 0; i < r.num_blocks; i++)
+        move_block(&as, i, &cache->layers[layer], r.blocks[i]);
+    return FOLIO_OK;
+}

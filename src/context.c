@@ -1,0 +1,110 @@
+/* context.c: opening a backend with its threads and allocator. */
+#include "backend.h"
+
+#include <string.h>
+
+/* Does the named backend, or any where name is NULL, have such a level? */
+static bool level_is_known(const char *name, const char *level)
+{
+    for (int32_t i = 0; i < folioi_num_backends; i++) {
+        const folioi_backend *b = folioi_backends[i];
+        if (name != NULL && strcmp(b->name, name) != 0) continue;
+        for (int32_t k = 0; b->levels[k] != NULL; k++)
+            if (strcmp(b->levels[k], level) == 0) return true;
+    }
+    return false;
+}
+
+/* The named backend at the wished level, or the best that is available; refusals are collected. */
+static folio_status choose(const folio_context_desc *d, folio_context *ctx)
+{
+    bool any = d->backend == NULL || strcmp(d->backend, "auto") == 0;
+    REQUIRE(any || folioi_backend_find(d->backend) != NULL,
+            "backend \"%s\" is unknown; there are auto, cuda, cpu and reference", d->backend);
+    REQUIRE(d->level == NULL || level_is_known(any ? NULL : d->backend, d->level),
+            "context: level \"%s\" is unknown; folio_backend_describe lists the levels", d->level);
+    char text[512] = "";
+    folioi_reasons reasons = {.text = text, .size = sizeof text};
+    for (int32_t i = 0; i < folioi_num_backends; i++) {
+        const folioi_backend *b = folioi_backends[i];
+        if (!any && strcmp(b->name, d->backend) != 0) continue;
+        const char *reason = b->unavailable();
+        reasons.prefix = b->name;
+        if (reason != NULL) {
+            folioi_reasons_add(&reasons, "%s", reason);
+            continue;
+        }
+        ctx->kernels = b->kernels(d->level, &ctx->level);
+        if (ctx->kernels == NULL) {
+            folioi_reasons_add(&reasons, "level \"%s\" is not available here", d->level);
+            continue;
+        }
+        ctx->backend = b;
+        ctx->device = b->device();
+        return FOLIO_OK;
+    }
+    FAIL(FOLIO_ERR_UNSUPPORTED, "%s", text);
+}
+
+static folio_status check_desc(const folio_context_desc *d)
+{
+    REQUIRE(d->device == 0, "context: device %d is not there; host backends have device 0 alone",
+            d->device);
+    REQUIRE((d->allocator.alloc == NULL) == (d->allocator.free == NULL),
+            "context: allocator.alloc and allocator.free go together, one of them is NULL");
+    if (d->executor.parallel_for != NULL)
+        REQUIRE(d->executor.num_threads >= 1 && d->executor.num_threads <= 256,
+                "context: executor.num_threads is %d, outside [1, 256]", d->executor.num_threads);
+    else
+        REQUIRE(d->num_threads >= 0 && d->num_threads <= 256,
+                "context: num_threads is %d, outside [0, 256]", d->num_threads);
+    return FOLIO_OK;
+}
+
+folio_status folio_context_create(const folio_context_desc *desc, folio_context **out)
+{
+    REQUIRE(out != NULL, "folio_context_create: out is NULL");
+    *out = NULL;
+    folio_context_desc d = {.struct_size = sizeof d};
+    if (desc != NULL) STRUCT_IN(d, desc, "folio_context_desc");
+    TRY(check_desc(&d));
+    folio_context chosen = {.executor = d.executor};
+    TRY(choose(&d, &chosen));
+    chosen.allocator = d.allocator.alloc != NULL ? d.allocator : folioi_allocator_default();
+    chosen.num_threads = d.executor.parallel_for != NULL ? d.executor.num_threads
+                         : d.num_threads > 0             ? d.num_threads
+                                                         : folioi_processor_count();
+    void *memory;
+    TRY(folioi_alloc(&chosen.allocator, sizeof(folio_context), "a context", &memory));
+    folio_context *ctx = memory;
+    *ctx = chosen;
+    if (d.executor.parallel_for == NULL && ctx->num_threads > 1) {
+        folio_status status = folioi_pool_create(&ctx->allocator, ctx->num_threads, &ctx->pool);
+        if (status != FOLIO_OK) {
+            folio_context_destroy(ctx);
+            return status;
+        }
+    }
+    *out = ctx;
+    return FOLIO_OK;
+}
+
+void folio_context_destroy(folio_context *ctx)
+{
+    if (ctx == NULL) return;
+    folioi_pool_destroy(ctx->pool);
+    folio_allocator a = ctx->allocator;
+    folioi_free(&a, ctx, sizeof *ctx);
+}
+
+folio_status folio_context_describe(const folio_context *ctx, folio_context_info *info)
+{
+    REQUIRE(ctx != NULL, "folio_context_describe: ctx is NULL");
+    folio_context_info i = {
+        .backend = ctx->backend->name,
+        .level = ctx->level,
+        .device = ctx->device,
+        .num_threads = ctx->num_threads,
+    };
+    return folioi_struct_out(info, &i, sizeof i, "info");
+}

@@ -1,0 +1,23 @@
+/* context.h: a backend on a device with its threads and allocator. */
+#ifndef FOLIOI_CONTEXT_H
+#define FOLIOI_CONTEXT_H
+
+#include "core/executor.h"
+
+struct folio_context {
+    const struct folioi_backend *backend;
+    const void *kernels; /* the backend's function table at the chosen level */
+    folio_allocator allocator;
+    folio_executor executor;
+    folioi_pool *pool; /* NULL: the executor's parallel_for, or one thread */
+    int32_t num_threads;
+    const char *level, *device;
+};
+
+static inline void context_parallel(const folio_context *ctx, int64_t count, folio_task_fn fn,
+                                    void *task)
+{
+    folioi_parallel(&ctx->executor, ctx->pool, count, fn, task);
+}
+
+#endif

@@ -1,0 +1,200 @@
+/* forward.c: one layer's call checked against the plan, then handed to the backend. Nothing is written
+ * before every check has passed. */
+#include "cache/kv_cache.h"
+#include "core/dtype.h"
+#include "plan/plan.h"
+#include "tensor.h"
+
+#include <math.h>
+
+static bool is_paged(folio_attention_type type)
+{
+    return type == FOLIO_DECODER || type == FOLIO_ENCODER_DECODER;
+}
+
+/* Rows the tensors must have: the batch's, or the plan's limits under FOLIO_PLAN_GRAPH. */
+static int64_t rows_expected(const folio_plan *plan, bool encoder_rows, int64_t batch_rows)
+{
+    const folio_plan_desc *d = &plan->shape.desc;
+    if (!(d->flags & FOLIO_PLAN_GRAPH)) return batch_rows;
+    return encoder_rows ? d->max_encoder_tokens : d->max_query_tokens;
+}
+
+static folio_status check_query(const folio_plan *plan, folioi_call *call)
+{
+    const folio_attention_desc *a = call->attention;
+    folio_tensors *t = &call->tensors;
+    bool encoder = call->type == FOLIO_ENCODER;
+    call->num_rows = folioi_batch_query_rows(call->batch, call->type);
+    int64_t rows = rows_expected(plan, encoder, call->num_rows);
+    TRY(folioi_tensor_resolve(&t->q, "q", a->dtype, a->num_heads, a->k_head_size, rows));
+    REQUIRE(t->q.dtype == a->dtype, "q: dtype is %s, the attention's is %s",
+            folio_dtype_name(t->q.dtype), folio_dtype_name(a->dtype));
+    bool f64 = plan->shape.ctx->backend->f64_out && t->out.dtype == FOLIO_F64;
+    TRY(folioi_tensor_resolve(&t->out, "out", f64 ? FOLIO_F64 : a->dtype, a->num_heads,
+                              a->v_head_size, rows));
+    REQUIRE(f64 || t->out.dtype == a->dtype, "out: dtype is %s, the attention's is %s",
+            folio_dtype_name(t->out.dtype), folio_dtype_name(a->dtype));
+    if (t->lse == NULL) return FOLIO_OK;
+    return folioi_lse_resolve(t->lse, &t->lse_token_stride, &t->lse_head_stride, a->num_heads,
+                              rows);
+}
+
+static folio_status check_new_kv(const folio_plan *plan, folioi_call *call, bool has_cache)
+{
+    const folio_attention_desc *a = call->attention;
+    folio_tensors *t = &call->tensors;
+    bool encoder = call->type == FOLIO_ENCODER || call->type == FOLIO_ENCODER_DECODER;
+    int64_t batch_rows = folioi_batch_new_rows(call->batch, call->type);
+    REQUIRE((t->k.data == NULL) == (t->v.data == NULL), "%s is given without %s",
+            t->k.data != NULL ? "k" : "v", t->k.data != NULL ? "v" : "k");
+    if (t->k.data == NULL) {
+        REQUIRE(t->k.tokens == 0 && t->v.tokens == 0,
+                "k and v: data is NULL, tokens are %lld and %lld", (long long)t->k.tokens,
+                (long long)t->v.tokens);
+        REQUIRE(batch_rows == 0 || (has_cache && !call->append),
+                "k and v are NULL; without a cache to read them from, %lld rows are needed",
+                (long long)batch_rows);
+        return FOLIO_OK;
+    }
+    int64_t rows = rows_expected(plan, encoder, batch_rows);
+    TRY(folioi_tensor_resolve(&t->k, "k", a->dtype, a->num_kv_heads, a->k_head_size, rows));
+    TRY(folioi_tensor_resolve(&t->v, "v", a->dtype, a->num_kv_heads, a->v_head_size, rows));
+    if (!call->cached || call->append) return FOLIO_OK;
+    call->slots = folioi_batch_slots(call->batch, call->type);
+    call->num_slots = batch_rows;
+    return FOLIO_OK;
+}
+
+static folio_status check_cache(const folio_plan *plan, const folioi_call *call,
+                                const folio_kv_cache *cache, int32_t layer)
+{
+    TRY(folioi_kv_cache_check_layer(cache, layer));
+    const folio_attention_desc *a = call->attention;
+    const folio_kv_cache_desc *c = &cache->format.desc;
+    const folio_plan_desc *d = &plan->shape.desc;
+    REQUIRE(c->num_kv_heads == a->num_kv_heads && c->k_head_size == a->k_head_size &&
+                c->v_head_size == a->v_head_size,
+            "the cache has %d kv heads of sizes %d and %d, the attention %d of %d and %d",
+            c->num_kv_heads, c->k_head_size, c->v_head_size, a->num_kv_heads, a->k_head_size,
+            a->v_head_size);
+    REQUIRE(c->dtype == a->kv_dtype, "the cache holds %s, the attention's kv_dtype is %s",
+            folio_dtype_name(c->dtype), folio_dtype_name(a->kv_dtype));
+    REQUIRE(c->block_size == d->block_size, "the cache's block size is %d, the plan's %d",
+            c->block_size, d->block_size);
+    int64_t blocks = call->type == FOLIO_DECODER ? d->num_blocks : d->cross_num_blocks;
+    REQUIRE(c->num_blocks >= blocks, "the cache has %lld blocks, the plan was made for %lld",
+            (long long)c->num_blocks, (long long)blocks);
+    return FOLIO_OK;
+}
+
+/* Are all keys there that this call needs? */
+static folio_status check_keys(const folio_plan *plan, const folioi_call *call)
+{
+    const folioi_plan_facts *f = &plan->facts[call->type];
+    const char *what = folio_attention_type_name(call->type);
+    bool cross = call->type == FOLIO_ENCODER_DECODER;
+    REQUIRE((call->type != FOLIO_ENCODER && !cross) || call->batch->has_encoder_lens,
+            "%s attention needs encoder_len, and no sequence of the batch has one", what);
+    if (!is_paged(call->type)) return FOLIO_OK;
+    if (!call->cached) {
+        REQUIRE(f->with_context < 0,
+                "seq %lld: %s attention has a context of cached keys, but no "
+                "cache is given",
+                (long long)f->with_context, what);
+        return FOLIO_OK;
+    }
+    int64_t lacking = call->append ? f->context_without_table : f->without_table;
+    REQUIRE(lacking < 0, "seq %lld: %s attention through a cache needs %s", (long long)lacking,
+            what, cross ? "cross_block_table" : "block_table");
+    return FOLIO_OK;
+}
+
+static folio_status check_options(const folio_plan *plan, folioi_call *call)
+{
+    folio_tensors *t = &call->tensors;
+    int32_t heads = call->attention->num_heads;
+    if (t->slopes != NULL && call->type == FOLIO_ENCODER_DECODER)
+        FAIL(FOLIO_ERR_UNSUPPORTED, "cross attention has no ALiBi: a key has no position there");
+    REQUIRE((uintptr_t)t->slopes % sizeof(float) == 0 && (uintptr_t)t->sinks % sizeof(float) == 0,
+            "slopes or sinks is not aligned to %zu bytes", sizeof(float));
+    for (int32_t h = 0; t->slopes != NULL && h < heads; h++)
+        REQUIRE(isfinite(t->slopes[h]), "slopes[%d] is %g; it must be finite", h,
+                (double)t->slopes[h]);
+    for (int32_t h = 0; t->sinks != NULL && h < heads; h++)
+        REQUIRE(t->sinks[h] < INFINITY, "sinks[%d] is %g; it must be finite or -inf", h,
+                (double)t->sinks[h]);
+    TRY(folioi_scales_resolve(call->attention->kv_dtype, &t->k_scale, &t->v_scale));
+    if (t->bias.data == NULL) return FOLIO_OK;
+    REQUIRE(dtype_is_query(t->bias.dtype), "bias: dtype %d (%s) is none of f32, f16, bf16",
+            (int)t->bias.dtype, folio_dtype_name(t->bias.dtype));
+    int64_t elem = (int64_t)folio_dtype_size(t->bias.dtype);
+    REQUIRE((uintptr_t)t->bias.data % (uintptr_t)elem == 0,
+            "bias: data is not aligned to %lld bytes", (long long)elem);
+    const folioi_plan_facts *f = &plan->facts[call->type];
+    const int64_t need[4] = {call->batch->num_seqs, heads, f->max_query_len, f->max_key_len};
+    static const char *const names[4] = {"sequence", "head", "query", "key"};
+    int64_t extent = 0;
+    for (int i = 0; i < 4; i++) {
+        int64_t span;
+        REQUIRE(t->bias.dims[i] == 1 || (t->bias.dims[i] > 0 && t->bias.dims[i] >= need[i]),
+                "bias: dims[%d] (%s) is %lld, the batch needs %lld, or 1 to broadcast", i, names[i],
+                (long long)t->bias.dims[i], (long long)need[i]);
+        if (t->bias.dims[i] == 1) t->bias.strides[i] = 0;
+        REQUIRE(t->bias.strides[i] >= 0 &&
+                    checked_mul(t->bias.dims[i] - 1, t->bias.strides[i], &span) &&
+                    checked_add(extent, span, &extent) && extent <= INT64_MAX / 8,
+                "bias: strides[%d] (%s) = %lld is negative or passes the largest size", i, names[i],
+                (long long)t->bias.strides[i]);
+    }
+    return FOLIO_OK;
+}
+
+static folio_status check_workspace(const folio_plan *plan, const folio_run *run, folioi_call *call)
+{
+    if (run->workspace == NULL) {
+        REQUIRE(plan->workspace != NULL,
+                "the plan was created with FOLIO_PLAN_NO_WORKSPACE and run.workspace is NULL");
+        call->workspace = plan->workspace;
+        return FOLIO_OK;
+    }
+    REQUIRE((uintptr_t)run->workspace % FOLIOI_ALIGN == 0,
+            "run: workspace is not aligned to %d bytes", FOLIOI_ALIGN);
+    REQUIRE(run->workspace_size >= plan->workspace_size,
+            "run: workspace has %zu bytes, the plan needs %zu", run->workspace_size,
+            plan->workspace_size);
+    call->workspace = run->workspace;
+    return FOLIO_OK;
+}
+
+folio_status folio_attention_forward(const folio_plan *plan, int32_t attention,
+                                     folio_attention_type type, folio_kv_cache *cache,
+                                     int32_t layer, const folio_tensors *tensors,
+                                     const folio_run *run)
+{
+    folio_run r;
+    TRY(folioi_plan_find(plan, attention, type));
+    folioi_call call = {
+        .shape = &plan->shape,
+        .plan_state = plan->state,
+        .batch = plan->batch,
+        .attention_index = attention,
+        .attention = &plan->shape.attentions[attention]->desc,
+        .type = type,
+        .cached = cache != NULL && is_paged(type),
+    };
+    STRUCT_IN(call.tensors, tensors, "folio_tensors");
+    TRY(folioi_run_in(run, &r));
+    REQUIRE((call.tensors.flags & ~FOLIO_KV_APPEND) == 0, "tensors: flags 0x%x has unknown bits",
+            call.tensors.flags);
+    call.append = (call.tensors.flags & FOLIO_KV_APPEND) != 0;
+    if (call.cached) TRY(check_cache(plan, &call, cache, layer));
+    TRY(check_keys(plan, &call));
+    TRY(check_query(plan, &call));
+    TRY(check_new_kv(plan, &call, call.cached));
+    TRY(check_options(plan, &call));
+    TRY(check_workspace(plan, &r, &call));
+    if (call.cached) call.layer = cache->layers[layer];
+    plan->shape.ctx->backend->forward(&call);
+    return FOLIO_OK;
+}

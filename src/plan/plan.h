@@ -1,0 +1,36 @@
+/* plan.h: a batch made runnable: what it was created for, the batch of the last update, and the
+ * backend's own schedule. */
+#ifndef FOLIOI_PLAN_H
+#define FOLIOI_PLAN_H
+
+#include "backend.h"
+#include "core/slotset.h"
+
+/** What forward asks of the batch, per attention type, found once per update. Sequences: -1 is none. */
+typedef struct folioi_plan_facts {
+    int64_t max_query_len, max_key_len;
+    int64_t with_context;          /* first sequence with keys cached before this step        */
+    int64_t without_table;         /* first sequence with keys and no block table             */
+    int64_t context_without_table; /* first sequence with cached keys and no block table      */
+} folioi_plan_facts;
+
+struct folio_plan {
+    folioi_plan_shape shape;
+    int64_t shape_bytes; /* of attentions and types, in one piece */
+    void *state;         /* the backend's */
+    bool has_state;
+    size_t workspace_size;
+    void *workspace; /* the plan's own, or NULL */
+    folioi_slotset slots;
+    folio_batch *batch; /* of the last update, or NULL */
+    uint64_t generation;
+    folioi_plan_facts facts[FOLIO_NUM_ATTENTION_TYPES];
+};
+
+/** Every block index, slot and length of a batch against the plan's limits. */
+folio_status folioi_plan_check(folio_plan *plan, const folio_batch *batch);
+
+/** Which attention of the list, as which type; both checked against the plan. */
+folio_status folioi_plan_find(const folio_plan *plan, int32_t attention, folio_attention_type type);
+
+#endif

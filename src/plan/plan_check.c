@@ -1,0 +1,98 @@
+/* plan_check.c: a batch against a plan's limits: capacities, block tables, slots. Writes nothing. */
+#include "plan/plan.h"
+#include "plan/ranges.h"
+
+static folio_status check_capacities(const folio_plan_desc *d, const folio_batch *b)
+{
+    REQUIRE(b->num_seqs <= d->max_seqs, "the batch has %lld sequences, the plan's limit is %lld",
+            (long long)b->num_seqs, (long long)d->max_seqs);
+    REQUIRE(b->num_query_tokens <= d->max_query_tokens,
+            "the batch has %lld query tokens, the plan's limit is %lld",
+            (long long)b->num_query_tokens, (long long)d->max_query_tokens);
+    REQUIRE(b->num_encoder_tokens <= d->max_encoder_tokens,
+            "the batch has %lld new encoder tokens, the plan's limit is %lld",
+            (long long)b->num_encoder_tokens, (long long)d->max_encoder_tokens);
+    REQUIRE(d->block_size == 0 || b->desc.block_size == d->block_size,
+            "the batch's block size is %d, the plan's %d", b->desc.block_size, d->block_size);
+    for (int64_t i = 0; i < b->num_seqs; i++) {
+        const folioi_seq *s = batch_seq(b, i);
+        REQUIRE(s->seq_len <= d->max_seq_len, "seq %lld: seq_len %d is above the plan's limit %lld",
+                (long long)i, s->seq_len, (long long)d->max_seq_len);
+        REQUIRE(s->encoder_len <= d->max_seq_len,
+                "seq %lld: encoder_len %d is above the plan's limit %lld", (long long)i,
+                s->encoder_len, (long long)d->max_seq_len);
+        REQUIRE(d->block_size > 0 || (!s->has_table && !s->has_cross_table),
+                "seq %lld has a block table, but the plan was made for runs without a cache",
+                (long long)i);
+    }
+    return FOLIO_OK;
+}
+
+/* Keys of a sequence that any row of any attention planned as this type can see. */
+static folioi_range visible_keys(const folioi_plan_shape *shape, const folioi_rows *rows,
+                                 folio_attention_type type)
+{
+    folioi_range seen = {rows->key_len, 0};
+    for (int32_t i = 0; i < shape->desc.num_attentions && rows->query_len > 0; i++) {
+        if (!(shape->types[i] & FOLIO_TYPE_BIT(type))) continue;
+        folioi_range r = key_range_of(rows, &shape->attentions[i]->desc, 0, rows->query_len);
+        if (r.begin < seen.begin) seen.begin = r.begin;
+        if (r.end > seen.end) seen.end = r.end;
+    }
+    return seen;
+}
+
+static folio_status check_table(const folio_plan *plan, const folioi_rows *rows,
+                                folio_attention_type type, int64_t num_blocks, const char *name,
+                                int64_t seq)
+{
+    /* The common case in one pass without branches: every entry is a block. */
+    uint32_t bad = 0;
+    for (int32_t k = 0; k < rows->num_blocks; k++)
+        bad |= (uint32_t)((uint32_t)rows->blocks[k] >= (uint32_t)num_blocks);
+    if (!bad) return FOLIO_OK;
+    folioi_range seen = visible_keys(&plan->shape, rows, type);
+    int64_t bs = plan->shape.desc.block_size;
+    for (int32_t k = 0; k < rows->num_blocks; k++) {
+        int32_t block = rows->blocks[k];
+        REQUIRE(block < num_blocks, "seq %lld: %s[%d] = %d is outside [0, %lld)", (long long)seq,
+                name, k, block, (long long)num_blocks);
+        REQUIRE(block >= 0 || (k + 1) * bs <= seen.begin || k * bs >= seen.end,
+                "seq %lld: %s[%d] is FOLIO_NO_BLOCK, yet rows of this step see keys [%d, %d)",
+                (long long)seq, name, k, seen.begin, seen.end);
+    }
+    return FOLIO_OK;
+}
+
+static folio_status check_slots(folio_plan *plan, const folio_batch *batch,
+                                folio_attention_type type, int64_t num_blocks, const char *name)
+{
+    int64_t n = folioi_batch_new_rows(batch, type);
+    int64_t limit = num_blocks * plan->shape.desc.block_size;
+    const int64_t *slots = folioi_batch_slots(batch, type);
+    folioi_slotset_clear(&plan->slots);
+    for (int64_t i = 0; i < n; i++) {
+        if (slots[i] < 0) continue;
+        REQUIRE(slots[i] < limit, "%s[%lld] = %lld is outside [0, %lld)", name, (long long)i,
+                (long long)slots[i], (long long)limit);
+        REQUIRE(folioi_slotset_insert(&plan->slots, slots[i]),
+                "%s[%lld] = %lld: the step writes this slot twice", name, (long long)i,
+                (long long)slots[i]);
+    }
+    return FOLIO_OK;
+}
+
+folio_status folioi_plan_check(folio_plan *plan, const folio_batch *batch)
+{
+    const folio_plan_desc *d = &plan->shape.desc;
+    TRY(check_capacities(d, batch));
+    for (int64_t i = 0; i < batch->num_seqs; i++) {
+        folioi_rows self = folioi_batch_rows(batch, i, FOLIO_DECODER);
+        folioi_rows cross = folioi_batch_rows(batch, i, FOLIO_ENCODER_DECODER);
+        TRY(check_table(plan, &self, FOLIO_DECODER, d->num_blocks, "block_table", i));
+        TRY(check_table(plan, &cross, FOLIO_ENCODER_DECODER, d->cross_num_blocks,
+                        "cross_block_table", i));
+    }
+    TRY(check_slots(plan, batch, FOLIO_DECODER, d->num_blocks, "slots"));
+    return check_slots(plan, batch, FOLIO_ENCODER_DECODER, d->cross_num_blocks, "cross_slots");
+}

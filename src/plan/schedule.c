@@ -1,0 +1,126 @@
+/* schedule.c: tiles, chains and their order. */
+#include "plan/schedule.h"
+
+#include <string.h>
+
+#define ITEMS_PER_WORKER 4 /* finer items even out the ends; each costs a little */
+
+/* Items the whole step should at least be cut into, per kv head. */
+static int64_t wanted_items(const folioi_schedule_limits *l)
+{
+    return l->num_workers == 1
+               ? 1
+               : ceil_div((int64_t)ITEMS_PER_WORKER * l->num_workers, l->num_kv_heads);
+}
+
+folioi_schedule_limits folioi_schedule_size(const folio_attention_desc *a, int64_t max_seqs,
+                                            int64_t max_queries, int64_t max_keys,
+                                            int32_t num_workers, int32_t tile_rows,
+                                            int32_t split_len, int64_t partial_budget)
+{
+    folioi_schedule_limits l = {
+        .group = a->num_heads / a->num_kv_heads,
+        .num_kv_heads = a->num_kv_heads,
+        .num_workers = num_workers,
+        .split_len = split_len,
+    };
+    l.tile_queries = l.group < tile_rows ? tile_rows / l.group : 1;
+    int64_t wanted = wanted_items(&l);
+    /* every sequence may end in a part of a tile; chains add less than `wanted` items in all */
+    l.max_items = max_queries / l.tile_queries + max_seqs + wanted;
+    if (num_workers == 1) return l;
+    l.max_chains = wanted;
+    int64_t rows = (int64_t)l.group * min_i64(l.tile_queries, max_queries);
+    l.max_partials = min_i64(wanted * rows * ceil_div(max_keys, split_len), partial_budget);
+    return l;
+}
+
+/* One tile's keys and the work in them. */
+typedef struct {
+    folioi_range keys;
+    int64_t work;
+} tile;
+
+static tile tile_of(const folioi_schedule_limits *l, const folioi_rows *rows,
+                    const folio_attention_desc *a, int64_t first)
+{
+    int64_t n = min_i64(l->tile_queries, rows->query_len - first);
+    folioi_range keys = key_range_of(rows, a, first, n);
+    return (tile){keys, n * max_i64(keys.end - keys.begin, 1)};
+}
+
+static void push(folioi_schedule *s, folioi_item item, int64_t work)
+{
+    s->weights[s->num_items] =
+        (uint8_t)(63 - __builtin_clzll((unsigned long long)max_i64(work, 1)));
+    s->items[s->num_items++] = item;
+}
+
+/* One item, or a chain of them where the tile is more than `share` of work and partials have room. */
+static void cut_tile(folioi_schedule *s, folioi_item whole, const tile *t, int64_t share)
+{
+    const folioi_schedule_limits *l = &s->limits;
+    int64_t splits = whole.split_end - whole.split_begin;
+    int64_t parts = min_i64(ceil_div(t->work, share), splits);
+    int64_t partials = splits * whole.num_queries * l->group;
+    if (parts < 2 || l->max_chains == s->num_chains ||
+        s->num_partials + partials > l->max_partials) {
+        push(s, whole, t->work);
+        return;
+    }
+    s->chains[s->num_chains] =
+        (folioi_chain){whole.split_begin, whole.split_end, (int32_t)parts, s->num_partials};
+    for (int64_t p = 0; p < parts; p++) {
+        folioi_item item = whole;
+        item.split_begin = (int32_t)(whole.split_begin + splits * p / parts);
+        item.split_end = (int32_t)(whole.split_begin + splits * (p + 1) / parts);
+        item.chain = (int32_t)s->num_chains;
+        push(s, item, t->work / parts);
+    }
+    s->num_chains++;
+    s->num_partials += partials;
+}
+
+/* Largest first, by powers of two; items of equal weight keep their order. */
+static void sort_items(folioi_schedule *s)
+{
+    int64_t start[65] = {0};
+    for (int64_t i = 0; i < s->num_items; i++) start[64 - s->weights[i]]++;
+    for (int w = 1; w <= 64; w++) start[w] += start[w - 1];
+    for (int64_t i = 0; i < s->num_items; i++)
+        s->scratch[start[63 - s->weights[i]]++] = s->items[i];
+    folioi_item *sorted = s->scratch;
+    s->scratch = s->items;
+    s->items = sorted;
+}
+
+void folioi_schedule_fill(folioi_schedule *s, const folio_attention_desc *a,
+                          const folio_batch *batch, folio_attention_type type)
+{
+    const folioi_schedule_limits *l = &s->limits;
+    int64_t total = 0;
+    s->num_items = s->num_chains = s->num_partials = 0;
+    for (int64_t i = 0; i < batch->num_seqs; i++) {
+        folioi_rows rows = folioi_batch_rows(batch, i, type);
+        for (int64_t q = 0; q < rows.query_len; q += l->tile_queries)
+            total += tile_of(l, &rows, a, q).work;
+    }
+    int64_t share = max_i64(ceil_div(total, wanted_items(l)), 1);
+    for (int64_t i = 0; i < batch->num_seqs; i++) {
+        folioi_rows rows = folioi_batch_rows(batch, i, type);
+        for (int64_t q = 0; q < rows.query_len; q += l->tile_queries) {
+            tile t = tile_of(l, &rows, a, q);
+            bool empty = t.keys.begin >= t.keys.end;
+            folioi_item whole = {
+                .seq = (int32_t)i,
+                .first_query = (int32_t)q,
+                .num_queries = (int32_t)min_i64(l->tile_queries, rows.query_len - q),
+                .split_begin = empty ? 0 : t.keys.begin / l->split_len,
+                .split_end = empty ? 0 : (int32_t)ceil_div(t.keys.end, l->split_len),
+                .chain = -1,
+            };
+            cut_tile(s, whole, &t, share);
+        }
+    }
+    sort_items(s);
+}

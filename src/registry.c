@@ -1,0 +1,174 @@
+/* registry.c: the ordered list of backends, best first, reference last, and what they say of themselves. */
+#include "backend.h"
+#include "core/dtype.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#define CUDA_ABSENT "this build holds no CUDA backend"
+
+const folio_feature folioi_host_features[] = {
+#define X(name, summary, refusal) {#name, summary, sizeof(refusal) == 1, refusal},
+#include "features.def"
+#undef X
+};
+enum { NUM_FEATURES = sizeof folioi_host_features / sizeof folioi_host_features[0] };
+
+/* A backend that this build does not hold is listed, so that people learn why it is not there. */
+static const folio_feature cuda_features[] = {
+#define X(name, summary, refusal) {#name, summary, 0, CUDA_ABSENT},
+#include "features.def"
+#undef X
+};
+
+static const char *cuda_unavailable(void) { return CUDA_ABSENT; }
+static const char *no_device(void) { return ""; }
+static const char *const no_levels[] = {NULL};
+
+static const folioi_backend cuda_absent = {
+    .version = FOLIOI_BACKEND_VERSION,
+    .name = "cuda",
+    .unavailable = cuda_unavailable,
+    .device = no_device,
+    .levels = no_levels,
+    .features = cuda_features,
+};
+
+const folioi_backend *const folioi_backends[] = {&cuda_absent, &folioi_cpu_backend,
+                                                 &folioi_reference_backend};
+const int32_t folioi_num_backends = sizeof folioi_backends / sizeof folioi_backends[0];
+
+static const folio_layout all_layouts[FOLIO_NUM_LAYOUTS] = {FOLIO_LAYOUT_NATIVE,
+                                                            FOLIO_LAYOUT_NHD,
+                                                            FOLIO_LAYOUT_HND,
+                                                            FOLIO_LAYOUT_INTERLEAVED_NHD,
+                                                            FOLIO_LAYOUT_INTERLEAVED_HND,
+                                                            FOLIO_LAYOUT_XPACKED,
+                                                            FOLIO_LAYOUT_XPACKED_1,
+                                                            FOLIO_LAYOUT_STRIDED};
+
+const folioi_backend *folioi_backend_find(const char *name)
+{
+    for (int32_t i = 0; i < folioi_num_backends; i++)
+        if (strcmp(folioi_backends[i]->name, name) == 0) return folioi_backends[i];
+    return NULL;
+}
+
+int32_t folio_backend_count(void) { return folioi_num_backends; }
+
+const char *folio_backend_name(int32_t index)
+{
+    return index >= 0 && index < folioi_num_backends ? folioi_backends[index]->name : NULL;
+}
+
+static folio_status find(const char *name, const folioi_backend **out)
+{
+    REQUIRE(name != NULL, "the backend's name is NULL");
+    *out = folioi_backend_find(name);
+    REQUIRE(*out != NULL, "backend \"%s\" is unknown; there are cuda, cpu and reference", name);
+    return FOLIO_OK;
+}
+
+folio_status folio_backend_describe(const char *name, folio_backend_info *info)
+{
+    const folioi_backend *b;
+    TRY(find(name, &b));
+    const char *reason = b->unavailable(), *level = "";
+    if (reason == NULL) b->kernels(NULL, &level);
+    folio_backend_info i = {
+        .name = b->name,
+        .available = reason == NULL,
+        .reason = reason == NULL ? "" : reason,
+        .device = b->device(),
+        .levels = b->levels,
+        .level = level,
+        .layouts = all_layouts,
+        .num_layouts = reason == NULL ? FOLIO_NUM_LAYOUTS : 0,
+        .features = b->features,
+        .num_features = NUM_FEATURES,
+        .graph = reason == NULL,
+        .max_head_size = b->max_head_size,
+    };
+    while (b->levels[i.num_levels] != NULL) i.num_levels++;
+    return folioi_struct_out(info, &i, sizeof i, "info");
+}
+
+void folioi_reasons_add(folioi_reasons *reasons, const char *format, ...)
+{
+    char line[256];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(line, sizeof line, format, args);
+    va_end(args);
+    reasons->count++;
+    if (reasons->size == 0 || reasons->length + 1 >= reasons->size) return;
+    int n = snprintf(reasons->text + reasons->length, reasons->size - reasons->length, "%s%s%s%s",
+                     reasons->length > 0 ? "\n" : "", reasons->prefix ? reasons->prefix : "",
+                     reasons->prefix ? ": " : "", line);
+    reasons->length += n > 0 ? (size_t)n : 0;
+    if (reasons->length >= reasons->size) reasons->length = reasons->size - 1;
+}
+
+void folioi_backend_judge(const folioi_backend *backend, const folioi_request *request,
+                          folioi_reasons *reasons)
+{
+    const folio_attention_desc *a = request->attention;
+    const char *unavailable = backend->unavailable();
+    if (unavailable != NULL) {
+        folioi_reasons_add(reasons, "%s", unavailable);
+        return;
+    }
+    int32_t largest = a->k_head_size > a->v_head_size ? a->k_head_size : a->v_head_size;
+    if (largest > backend->max_head_size)
+        folioi_reasons_add(reasons, "head size %d is above this backend's largest, %d", largest,
+                           backend->max_head_size);
+    for (int i = 0; a->block_sparse != NULL && i < NUM_FEATURES; i++)
+        if (strcmp(backend->features[i].name, "block_sparse") == 0)
+            folioi_reasons_add(reasons, "block-sparse attention is refused: %s",
+                               backend->features[i].reason);
+    if ((request->types & FOLIO_TYPE_BIT(FOLIO_ENCODER_DECODER)) &&
+        (a->window_left >= 0 || a->window_right >= 0))
+        folioi_reasons_add(reasons, "cross attention has no window: a key has no position there");
+    if (request->cache == NULL) return;
+    const folio_kv_cache_desc *c = &request->cache->desc;
+    if (c->dtype != a->kv_dtype)
+        folioi_reasons_add(reasons, "the cache holds %s, the attention's kv_dtype is %s",
+                           folio_dtype_name(c->dtype), folio_dtype_name(a->kv_dtype));
+    if (c->num_kv_heads != a->num_kv_heads || c->k_head_size != a->k_head_size ||
+        c->v_head_size != a->v_head_size)
+        folioi_reasons_add(
+            reasons, "the cache has %d kv heads of sizes %d and %d, the attention %d of %d and %d",
+            c->num_kv_heads, c->k_head_size, c->v_head_size, a->num_kv_heads, a->k_head_size,
+            a->v_head_size);
+}
+
+folio_status folio_backend_supports(const char *backend, const folio_attention_desc *attention,
+                                    uint32_t types, const folio_kv_cache_desc *cache, char *reasons,
+                                    size_t size)
+{
+    folio_attention_desc a;
+    folioi_kv_format format;
+    if (size > 0) {
+        REQUIRE(reasons != NULL, "reasons is NULL and its size %zu", size);
+        reasons[0] = '\0';
+    }
+    TRY(folioi_attention_resolve(attention, &a));
+    if (cache != NULL) TRY(folioi_kv_format_init(cache, &format));
+    REQUIRE(types >> FOLIO_NUM_ATTENTION_TYPES == 0, "types 0x%x has unknown bits", types);
+    folioi_request request = {&a, types, cache != NULL ? &format : NULL};
+    char text[1024] = "";
+    folioi_reasons all = {.text = text, .size = sizeof text};
+    const folioi_backend *one = NULL;
+    bool any = backend == NULL || strcmp(backend, "auto") == 0;
+    if (!any) TRY(find(backend, &one));
+    for (int32_t i = 0; i < folioi_num_backends; i++) {
+        if (one != NULL && folioi_backends[i] != one) continue;
+        int32_t before = all.count;
+        all.prefix = any ? folioi_backends[i]->name : NULL;
+        folioi_backend_judge(folioi_backends[i], &request, &all);
+        if (all.count == before) return FOLIO_OK;
+    }
+    if (size > 0) snprintf(reasons, size, "%s", text);
+    FAIL(FOLIO_ERR_UNSUPPORTED, "%s", text);
+}

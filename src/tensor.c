@@ -1,0 +1,99 @@
+/* tensor.c: checks of the arguments that many calls share. */
+#include "tensor.h"
+
+#include "core/checked.h"
+#include "core/dtype.h"
+
+#include <math.h>
+
+/* Is ((tokens - 1) * token_stride + (heads - 1) * head_stride + head_size) * elem an int64_t? */
+static bool extent_fits(int64_t tokens, int64_t token_stride, int64_t heads, int64_t head_stride,
+                        int64_t head_size, int64_t elem)
+{
+    int64_t a, b, sum;
+    return checked_mul(max_i64(tokens - 1, 0), token_stride, &a) &&
+           checked_mul(heads - 1, head_stride, &b) && checked_add(a, b, &sum) &&
+           checked_add(sum, head_size, &sum) && checked_mul(sum, elem, &sum);
+}
+
+/* Tokens outside heads, or heads outside tokens. */
+static bool rows_are_apart(const folio_tensor *t, int64_t heads, int64_t head_size)
+{
+    int64_t token_span, head_span;
+    if (t->tokens <= 1 || heads == 1) return true;
+    bool fits = checked_mul(heads - 1, t->head_stride, &token_span) &&
+                checked_mul(t->tokens - 1, t->token_stride, &head_span);
+    if (!fits) return true; /* the extent check has its own sentence for this */
+    return t->token_stride - head_size >= token_span || t->head_stride - head_size >= head_span;
+}
+
+folio_status folioi_tensor_resolve(folio_tensor *t, const char *name, folio_dtype dtype,
+                                   int64_t heads, int64_t head_size, int64_t tokens)
+{
+    if (t->dtype == 0) t->dtype = dtype;
+    REQUIRE(dtype_is_query(t->dtype) || (t->dtype == FOLIO_F64 && dtype == FOLIO_F64),
+            "%s: dtype %d (%s) is none of f32, f16, bf16", name, (int)t->dtype,
+            folio_dtype_name(t->dtype));
+    REQUIRE(t->tokens == tokens, "%s: tokens is %lld, %lld rows are expected", name,
+            (long long)t->tokens, (long long)tokens);
+    REQUIRE(tokens >= 0, "%s: tokens is %lld", name, (long long)tokens);
+    if (t->head_stride == 0) t->head_stride = head_size;
+    REQUIRE(t->head_stride >= head_size, "%s: head_stride %lld is below the head size %lld", name,
+            (long long)t->head_stride, (long long)head_size);
+    if (t->token_stride == 0)
+        REQUIRE(checked_mul(heads, t->head_stride, &t->token_stride),
+                "%s: %lld heads at head_stride %lld pass the largest size", name, (long long)heads,
+                (long long)t->head_stride);
+    REQUIRE(t->token_stride >= head_size, "%s: token_stride %lld is below the head size %lld", name,
+            (long long)t->token_stride, (long long)head_size);
+    REQUIRE(rows_are_apart(t, heads, head_size),
+            "%s: token_stride %lld and head_stride %lld make rows of %lld heads x %lld overlap",
+            name, (long long)t->token_stride, (long long)t->head_stride, (long long)heads,
+            (long long)head_size);
+    int64_t elem = (int64_t)folio_dtype_size(t->dtype);
+    REQUIRE(extent_fits(tokens, t->token_stride, heads, t->head_stride, head_size, elem),
+            "%s: token_stride %lld and head_stride %lld for %lld tokens pass the largest size",
+            name, (long long)t->token_stride, (long long)t->head_stride, (long long)tokens);
+    if (tokens == 0) return FOLIO_OK;
+    REQUIRE(t->data != NULL, "%s: data is NULL", name);
+    REQUIRE((uintptr_t)t->data % (uintptr_t)elem == 0, "%s: data is not aligned to %lld bytes",
+            name, (long long)elem);
+    return FOLIO_OK;
+}
+
+folio_status folioi_lse_resolve(const float *lse, int64_t *token_stride, int64_t *head_stride,
+                                int64_t heads, int64_t tokens)
+{
+    if (*token_stride == 0) *token_stride = heads;
+    if (*head_stride == 0) *head_stride = 1;
+    REQUIRE((uintptr_t)lse % sizeof *lse == 0, "lse is not aligned to %zu bytes", sizeof *lse);
+    REQUIRE(*token_stride > 0 && *head_stride > 0,
+            "lse: strides are %lld and %lld (token, head); both must be positive",
+            (long long)*token_stride, (long long)*head_stride);
+    REQUIRE(extent_fits(tokens, *token_stride, heads, *head_stride, 1, sizeof *lse),
+            "lse: strides %lld and %lld for %lld tokens pass the largest size",
+            (long long)*token_stride, (long long)*head_stride, (long long)tokens);
+    return FOLIO_OK;
+}
+
+static folio_status scale_resolve(float *scale, const char *name, bool used)
+{
+    REQUIRE(isfinite(*scale) && *scale >= 0, "%s is %g; it must be finite and positive", name,
+            (double)*scale);
+    if (!used || *scale == 0.0f) *scale = 1.0f;
+    return FOLIO_OK;
+}
+
+folio_status folioi_scales_resolve(folio_dtype dtype, float *k_scale, float *v_scale)
+{
+    TRY(scale_resolve(k_scale, "k_scale", dtype_is_fp8(dtype)));
+    return scale_resolve(v_scale, "v_scale", dtype_is_fp8(dtype));
+}
+
+folio_status folioi_run_in(const folio_run *run, folio_run *out)
+{
+    folio_run none = {.struct_size = sizeof none};
+    STRUCT_IN(*out, run != NULL ? run : &none, "folio_run");
+    REQUIRE(out->stream == NULL, "run: stream is set; host backends have no streams");
+    return FOLIO_OK;
+}

@@ -1,0 +1,24 @@
+/* tensor.h: arguments that many calls share: tensors, fp8 scales and where a call runs. */
+#ifndef FOLIOI_TENSOR_H
+#define FOLIOI_TENSOR_H
+
+#include "core/status.h"
+
+/**
+ * Fill in default dtype (0: there is none) and strides; check dtype, tokens, alignment and that all
+ * offsets fit. `name` begins the sentence.
+ */
+folio_status folioi_tensor_resolve(folio_tensor *t, const char *name, folio_dtype dtype,
+                                   int64_t heads, int64_t head_size, int64_t tokens);
+
+/** Strides of a [token][head] array of f32. */
+folio_status folioi_lse_resolve(const float *lse, int64_t *token_stride, int64_t *head_stride,
+                                int64_t heads, int64_t tokens);
+
+/** 0 becomes 1; checked where the dtype uses them, 1 where it does not. */
+folio_status folioi_scales_resolve(folio_dtype dtype, float *k_scale, float *v_scale);
+
+/** run may be NULL. */
+folio_status folioi_run_in(const folio_run *run, folio_run *out);
+
+#endif

@@ -1,0 +1,129 @@
+#!/bin/sh
+# run.sh: the program's behaviour from outside: exit status, what is said where, stable formats.
+# usage: run.sh PROGRAM
+set -u
+
+[ $# -eq 1 ] || { echo "usage: run.sh PROGRAM" >&2; exit 2; }
+folio=$1
+case $folio in /*) ;; *) folio=$PWD/$folio ;; esac
+dir=$(mktemp -d) || exit 1
+trap 'rm -rf "$dir"' EXIT
+cd "$dir" || exit 1
+passed=0
+failed=0
+
+fail() {
+    failed=$((failed + 1))
+    echo "FAIL: $*"
+}
+
+# run ARGS...: sets $status; what it said is in the files out and err.
+run() {
+    "$folio" "$@" >out 2>err </dev/null
+    status=$?
+}
+
+# expect STATUS FILE PATTERN ARGS...: exit status, and a line in out or err that matches.
+expect() {
+    want=$1 file=$2 pattern=$3
+    shift 3
+    run "$@"
+    if [ "$status" -ne "$want" ]; then
+        fail "folio $*: exit status $status, expected $want: $(head -c 300 err)"
+    elif ! grep -q -e "$pattern" "$file"; then
+        fail "folio $*: no line in $file matches '$pattern': $(head -c 300 "$file")"
+    else
+        passed=$((passed + 1))
+    fi
+}
+
+# check DESCRIPTION COMMAND...: the command succeeds.
+check() {
+    what=$1
+    shift
+    if "$@" >/dev/null 2>&1; then passed=$((passed + 1)); else fail "$what"; fi
+}
+
+# ---- Help, version, wrong command lines --------------------------------------------------------
+expect 0 out '^usage: folio COMMAND' --help
+expect 0 out '^usage: folio COMMAND' -h
+expect 2 out '^usage: folio COMMAND'
+expect 0 out '^folio [0-9]*\.[0-9]*\.[0-9]*$' --version
+for command in demo info check; do
+    expect 0 out "^usage: folio $command" "$command" --help
+    check "help of $command documents the exit status" grep -q '^exit status' out
+    check "help of $command has examples" grep -q '^examples' out
+    check "help of $command fits 100 columns" test -z "$(awk 'length > 100' out)"
+    expect 0 out "^usage: folio $command" help "$command"
+    expect 2 err "^folio $command: unknown option '--nonsense'; try" "$command" --nonsense
+    check "a wrong option prints nothing on stdout" test ! -s out
+    expect 2 err "^folio $command: unexpected argument 'x'" "$command" x
+done
+expect 2 err "^folio: unknown command 'nonsense'" nonsense
+check "an unknown command prints nothing on stdout" test ! -s out
+expect 2 err "^folio: unknown option '--nonsense'" --nonsense
+expect 2 err 'needs a value' check --seed
+expect 2 err "whole number from 0 to .*, not 'x'" check --seed x
+expect 2 err "whole number from 0 to .*, not '-1'" check --seed=-1
+expect 2 err "whole number from 1 to 256, not '0'" check --threads 0
+expect 2 err 'one of text|json' check -o xml
+expect 2 err 'takes no value' check --full=yes
+expect 2 err "unknown backend 'nonsense'" check --backend nonsense
+expect 2 err "unknown backend 'nonsense'" demo --backend nonsense
+expect 2 err 'names no case' check --case nonsense
+expect 2 err 'names no case' check --case gqa.attend/x
+expect 2 err 'names no case' check --case gqa.nonsense/1
+
+# ---- info --------------------------------------------------------------------------------------
+expect 0 out 'backend by default' info
+check "info lists cpu" grep -q '^cpu' out
+check "info lists reference" grep -q '^reference' out
+check "info fits 100 columns" test -z "$(awk 'length > 100' out)"
+expect 0 out '"version": "' info -o json
+for key in name available reason device levels level layouts features; do
+    check "info -o json has $key" grep -q "\"$key\": " out
+done
+expect 0 out '^| feature | what it is | .*cpu | reference |$' info --features
+check "rows of the feature table have equal columns" \
+    test "$(sed 's/\\|//g' out | awk -F'|' '{ print NF }' | sort -u | wc -l)" -eq 1
+check "the feature table names the refused" grep -q '^| `backward` .* | no | no |$' out
+
+# ---- check -------------------------------------------------------------------------------------
+expect 0 out '^[1-9][0-9]* passed, 0 failed' check --filter soft_cap
+expect 0 out '^1 passed, 0 failed, .*seed 5$' \
+    check --backend cpu --level scalar --threads 2 --seed 5 --case gqa.attend/3
+expect 0 out '^[1-9][0-9]* passed, 0 failed' check --backend reference --filter sinks --threads 1
+expect 1 out '^nothing ran' check --filter no_such_feature
+expect 1 out '^nothing ran' check --level no_such_level
+expect 0 out '^sliding_window *attend' check --list
+expect 0 out '^row_invariant *bits' check --list --filter row
+expect 0 out '"cases": \[' check -o json --filter lse_merge --seed 3
+for key in version seed passed failed skipped backend level feature reason max_error budget; do
+    check "check -o json has $key" grep -q "\"$key\": " out
+done
+grep -v '"seconds"' out >first.json
+run check -o json --filter lse_merge --seed 3
+grep -v '"seconds"' out >second.json
+check "one seed, one result" cmp -s first.json second.json
+expect 0 out '"skipped": 1' check -o json --backend reference --filter block_sparse
+check "a refused feature says why" grep -q '"reason": "[^"]' out
+
+# ---- demo --------------------------------------------------------------------------------------
+expect 0 out '^Every number is within its budget' demo
+check "the demo fits 100 columns" test -z "$(awk 'length > 100' out)"
+check "the demo has no colour codes without a terminal" sh -c '! grep -q "$(printf "\\033")" out'
+for story in prompt chunk decode 'cross attention'; do
+    check "the demo shows: $story" grep -q "^  [A-Z] .*$story.* ok\$" out
+done
+check "the demo shows the block map" grep -q '^  \([A-Za-z.] \)*[A-Za-z.]$' out
+expect 0 out '^Every number is within its budget' demo --backend reference --seed 9
+expect 0 out 'threads 1' demo --backend cpu --threads 1
+
+# ---- A full disk -------------------------------------------------------------------------------
+if [ -c /dev/full ]; then
+    "$folio" info >/dev/full 2>err
+    check "output that cannot be written is a failure" test $? -eq 1
+fi
+
+echo "$passed passed, $failed failed"
+[ "$failed" -eq 0 ]

@@ -1,0 +1,322 @@
+/* support.c: helpers of the API tests; see support.h. Written from the header and IEEE 754. */
+#include "support.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+/* ------------------------------------------------------------------------------------- contexts */
+
+const char *const support_backends[SUPPORT_NUM_BACKENDS] = {"reference", "cpu"};
+char support_nowhere;
+
+folio_context *support_context(const char *backend, int32_t num_threads,
+                               const folio_allocator *allocator)
+{
+    folio_context_desc desc = {
+        .struct_size = sizeof desc, .backend = backend, .num_threads = num_threads};
+    if (allocator != NULL) desc.allocator = *allocator;
+    folio_context *ctx = NULL;
+    CHECK_OK(folio_context_create(&desc, &ctx));
+    return ctx;
+}
+
+void support_each_backend(support_body body)
+{
+    for (int i = 0; i < SUPPORT_NUM_BACKENDS; i++) {
+        int before = test_failures();
+        folio_context *ctx = support_context(support_backends[i], 2, NULL);
+        if (ctx != NULL) body(ctx, support_backends[i]);
+        folio_context_destroy(ctx);
+        if (test_failures() != before) printf("  ... on backend %s\n", support_backends[i]);
+    }
+}
+
+/* ------------------------------------------------------------------------------------- refusals */
+
+static char marked[512];
+
+void support_mark_error(void)
+{
+    static int count;
+    char name[32];
+    snprintf(name, sizeof name, "marker %d", ++count);
+    folio_backend_info info = {.struct_size = sizeof info};
+    (void)folio_backend_describe(name, &info);
+    snprintf(marked, sizeof marked, "%s", folio_last_error());
+}
+
+void support_refused(const char *file, int line, const char *call, folio_status got,
+                     folio_status expected, const char *words)
+{
+    const char *text = folio_last_error();
+    if (expected == ANY_REFUSAL ? got == FOLIO_OK : got != expected) {
+        test_fail(file, line, "%s: %s (\"%s\"), expected %s", call, folio_status_name(got),
+                  got == FOLIO_OK ? "" : text,
+                  expected == ANY_REFUSAL ? "a refusal" : folio_status_name(expected));
+        return;
+    }
+    if (strcmp(text, marked) == 0 || strlen(text) < 10) {
+        test_fail(file, line, "%s: no sentence of its own: \"%s\"", call, text);
+        return;
+    }
+    if (got == FOLIO_ERR_ARGUMENT && strchr(text, '\n') != NULL)
+        test_fail(file, line, "%s: more than a sentence: \"%s\"", call, text);
+    char copy[256];
+    snprintf(copy, sizeof copy, "%s", words);
+    for (char *word = strtok(copy, "|"); word != NULL; word = strtok(NULL, "|"))
+        if (strstr(text, word) == NULL)
+            test_fail(file, line, "%s: \"%s\" lacks \"%s\"", call, text, word);
+}
+
+/* -------------------------------------------------------------------------------------- numbers */
+
+uint64_t support_bits(uint64_t seed, uint64_t index)
+{
+    uint64_t x = seed * 0xD1342543DE82EF95u + index * 0x9E3779B97F4A7C15u + 0x2545F4914F6CDD1Du;
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
+    return x ^ (x >> 31);
+}
+
+float support_random(uint64_t seed, uint64_t index)
+{
+    return (float)(support_bits(seed, index) >> 40) / 8388608.0f - 1.0f;
+}
+
+void support_fill(float *x, int64_t count, uint64_t seed, float amplitude)
+{
+    for (int64_t i = 0; i < count; i++) x[i] = amplitude * support_random(seed, (uint64_t)i);
+}
+
+void support_shuffle(int64_t *order, int64_t count, uint64_t seed)
+{
+    for (int64_t i = 0; i < count; i++) order[i] = i;
+    for (int64_t i = count - 1; i > 0; i--) {
+        int64_t j = (int64_t)(support_bits(seed, (uint64_t)i) % (uint64_t)(i + 1));
+        int64_t t = order[i];
+        order[i] = order[j];
+        order[j] = t;
+    }
+}
+
+const folio_dtype support_kv_dtypes[SUPPORT_NUM_KV_DTYPES] = {
+    FOLIO_F32, FOLIO_F16, FOLIO_BF16, FOLIO_FP8_E4M3, FOLIO_FP8_E5M2, FOLIO_INT8};
+
+/* sign, exponent, mantissa */
+typedef struct {
+    int exponent_bits, mantissa_bits, bias;
+    bool saturates, no_infinity;
+    double largest;
+} number_format;
+
+static number_format format_of(folio_dtype dtype)
+{
+    switch (dtype) {
+    case FOLIO_F16: return (number_format){5, 10, 15, false, false, 65504.0};
+    case FOLIO_BF16: return (number_format){8, 7, 127, false, false, 0x1.FEp127};
+    case FOLIO_FP8_E4M3: return (number_format){4, 3, 7, true, true, 448.0};
+    case FOLIO_FP8_E5M2: return (number_format){5, 2, 15, true, false, 57344.0};
+    default: return (number_format){8, 23, 127, false, false, 0x1.FFFFFEp127};
+    }
+}
+
+double support_decode(folio_dtype dtype, uint32_t bits)
+{
+    if (dtype == FOLIO_INT8) return (double)(int8_t)(uint8_t)bits;
+    number_format f = format_of(dtype);
+    uint32_t ones = (1u << f.exponent_bits) - 1u, all = (1u << f.mantissa_bits) - 1u;
+    uint32_t m = bits & all, e = (bits >> f.mantissa_bits) & ones;
+    double sign = (bits >> (f.exponent_bits + f.mantissa_bits)) & 1u ? -1.0 : 1.0;
+    if (f.no_infinity) {
+        if (e == ones && m == all) return (double)NAN;
+    } else if (e == ones) {
+        return m ? (double)NAN : sign * (double)INFINITY;
+    }
+    if (e == 0) return sign * ldexp((double)m, 1 - f.bias - f.mantissa_bits);
+    return sign * ldexp((double)(m | (all + 1u)), (int)e - f.bias - f.mantissa_bits);
+}
+
+uint32_t support_encode(folio_dtype dtype, double x)
+{
+    number_format f = format_of(dtype);
+    uint32_t ones = (1u << f.exponent_bits) - 1u, all = (1u << f.mantissa_bits) - 1u;
+    uint32_t sign = signbit(x) ? 1u << (f.exponent_bits + f.mantissa_bits) : 0;
+    if (isnan(x)) return sign | (ones << f.mantissa_bits) | all;
+    double a = fabs(x);
+    uint32_t infinity = ones << f.mantissa_bits;
+    uint32_t largest = f.no_infinity ? (infinity | (all - 1u)) : infinity - 1u;
+    if (isinf(a)) return sign | (f.saturates ? largest : infinity);
+    int least = 1 - f.bias;
+    int exponent = a == 0.0 || ilogb(a) < least ? least : ilogb(a);
+    double steps = rint(ldexp(a, f.mantissa_bits - exponent)); /* ties to even */
+    if (ldexp(steps, exponent - f.mantissa_bits) > f.largest)
+        return sign | (f.saturates ? largest : infinity);
+    return sign | (((uint32_t)(exponent - least) << f.mantissa_bits) + (uint32_t)steps);
+}
+
+uint32_t support_get(folio_dtype dtype, const void *array, int64_t index)
+{
+    size_t size = folio_dtype_size(dtype);
+    const char *at = (const char *)array + index * (int64_t)size;
+    uint32_t word;
+    uint16_t half;
+    if (size == 4) return memcpy(&word, at, 4), word;
+    if (size == 2) return memcpy(&half, at, 2), half;
+    return *(const uint8_t *)at;
+}
+
+void support_set(folio_dtype dtype, void *array, int64_t index, uint32_t bits)
+{
+    size_t size = folio_dtype_size(dtype);
+    char *at = (char *)array + index * (int64_t)size;
+    uint16_t half = (uint16_t)bits;
+    if (size == 4) memcpy(at, &bits, 4);
+    else if (size == 2) memcpy(at, &half, 2);
+    else *(uint8_t *)at = (uint8_t)bits;
+}
+
+support_number support_known(folio_dtype dtype, int part, int64_t row, int64_t head, int64_t d)
+{
+    uint64_t seed = (uint64_t)(part * 97 + 5) * 1000003u + (uint64_t)head;
+    uint64_t random = support_bits(seed, (uint64_t)row * 1024u + (uint64_t)d);
+    support_number n = {.scale = 1.0f};
+    if (dtype == FOLIO_INT8) {
+        int code = (int)(random % 255u) - 127;
+        if (d == 0) code = random & 256u ? 127 : -127;
+        n.bits = (uint8_t)code;
+        n.scale = ldexpf(1.0f, -3 - (int)(support_bits(seed, (uint64_t)row + 7777u) % 4u));
+        n.value = (float)code * n.scale;
+        return n;
+    }
+    /* All finite codes of the 8-bit types; of the others a range without overflow in any sum. */
+    if (folio_dtype_size(dtype) == 1) {
+        n.bits = (uint32_t)(random & 255u);
+        while (!isfinite(support_decode(dtype, n.bits))) n.bits -= 4u;
+    } else {
+        n.bits = support_encode(dtype, ((double)(random % 4001u) - 2000.0) / 128.0);
+    }
+    n.value = (float)support_decode(dtype, n.bits);
+    return n;
+}
+
+float *support_known_rows(folio_dtype dtype, int part, int64_t first, int64_t count, int64_t heads,
+                          int64_t size)
+{
+    float *rows = malloc((size_t)(count * heads * size + 1) * sizeof *rows);
+    if (rows == NULL) abort();
+    for (int64_t t = 0, i = 0; t < count; t++)
+        for (int64_t h = 0; h < heads; h++)
+            for (int64_t d = 0; d < size; d++)
+                rows[i++] = support_known(dtype, part, first + t, h, d).value;
+    return rows;
+}
+
+/* --------------------------------------------------------------------------------------- memory */
+
+enum { GUARD = 256, GUARD_BYTE = 0xA5 };
+
+support_buffer support_buffer_make(size_t bytes)
+{
+    support_buffer b = {.bytes = bytes};
+    b.base = aligned_alloc(64, 2 * GUARD + (bytes + 63) / 64 * 64);
+    if (b.base == NULL) abort();
+    memset(b.base, GUARD_BYTE, 2 * GUARD + (bytes + 63) / 64 * 64);
+    b.data = b.base + GUARD;
+    support_buffer_poison(&b);
+    return b;
+}
+
+void support_buffer_poison(support_buffer *buffer) { memset(buffer->data, 0xFF, buffer->bytes); }
+
+bool support_buffer_guards_hold(const support_buffer *buffer)
+{
+    size_t all = 2 * GUARD + (buffer->bytes + 63) / 64 * 64;
+    for (size_t i = 0; i < GUARD; i++)
+        if (buffer->base[i] != GUARD_BYTE) return false;
+    for (size_t i = GUARD + buffer->bytes; i < all; i++)
+        if (buffer->base[i] != GUARD_BYTE) return false;
+    return true;
+}
+
+bool support_is_poison(const void *data, size_t bytes)
+{
+    const unsigned char *p = data;
+    for (size_t i = 0; i < bytes; i++)
+        if (p[i] != 0xFF) return false;
+    return true;
+}
+
+void support_buffer_free(support_buffer *buffer)
+{
+    if (buffer->base == NULL) return;
+    CHECK_MSG(support_buffer_guards_hold(buffer), "bytes outside a buffer were written");
+    free(buffer->base);
+    *buffer = (support_buffer){0};
+}
+
+folio_kv_view support_view(const folio_kv_cache *cache, int32_t layer)
+{
+    folio_kv_view view = {.struct_size = sizeof view};
+    CHECK_OK(folio_kv_cache_view(cache, layer, &view));
+    return view;
+}
+
+void support_poison_cache(folio_kv_cache *cache)
+{
+    int32_t layers = support_view(cache, 0).desc.num_layers;
+    for (int32_t l = 0; l < layers; l++) {
+        folio_kv_view view = support_view(cache, l);
+        memset(view.k, 0xFF, (size_t)view.k_array.bytes);
+        memset(view.v, 0xFF, (size_t)view.v_array.bytes);
+        if (view.k_scales == NULL) continue;
+        memset(view.k_scales, 0xFF, (size_t)view.k_scales_array.bytes);
+        memset(view.v_scales, 0xFF, (size_t)view.v_scales_array.bytes);
+    }
+}
+
+/* Before each allocation lies how it was asked for. */
+typedef struct {
+    uint64_t magic;
+    size_t size;
+    void *base;
+} allocation;
+
+#define MAGIC 0x464F4C494F4D454Du
+
+static void *counting_alloc(void *user, size_t size, size_t align)
+{
+    support_counter *c = user;
+    int64_t call = ++c->calls;
+    if (align == 0 || (align & (align - 1)) != 0) c->faults++;
+    if (call == c->fail_at || (c->limit != 0 && size > c->limit)) return NULL;
+    size_t lead = align > 64 ? align : 64;
+    unsigned char *base = aligned_alloc(lead, (lead + size + lead - 1) / lead * lead);
+    if (base == NULL) return NULL;
+    allocation head = {MAGIC, size, base};
+    memcpy(base + lead - sizeof head, &head, sizeof head);
+    /* Not zeros: code that counts on zeroed memory is to be seen. */
+    memset(base + lead, 0xFF, size);
+    c->live++;
+    c->live_bytes += (int64_t)size;
+    return base + lead;
+}
+
+static void counting_free(void *user, void *ptr, size_t size)
+{
+    support_counter *c = user;
+    if (ptr == NULL) return;
+    allocation head;
+    memcpy(&head, (unsigned char *)ptr - sizeof head, sizeof head);
+    if (head.magic != MAGIC || head.size != size) {
+        c->faults++;
+        return;
+    }
+    c->live--;
+    c->live_bytes -= (int64_t)size;
+    free(head.base);
+}
+
+folio_allocator support_allocator(support_counter *counter)
+{
+    return (folio_allocator){counting_alloc, counting_free, counter};
+}

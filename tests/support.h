@@ -1,0 +1,119 @@
+/*
+ * support.h: what the tests of the API share: a context per host backend, random numbers by
+ * counter, the number formats written a second time as a judge, guarded buffers, NaN poisoning of
+ * a cache, an allocator that counts and fails, and the check that a call is refused with a sentence
+ * of its own.
+ */
+#ifndef FOLIO_TESTS_SUPPORT_H
+#define FOLIO_TESTS_SUPPORT_H
+
+#include "test.h"
+
+#include <stdatomic.h>
+#include <stddef.h>
+
+#define COUNT_OF(array) ((int)(sizeof(array) / sizeof((array)[0])))
+
+/* ------------------------------------------------------------------------------------- contexts */
+
+#define SUPPORT_NUM_BACKENDS 2
+extern const char *const support_backends[SUPPORT_NUM_BACKENDS]; /* "reference", "cpu" */
+
+typedef void (*support_body)(folio_context *ctx, const char *backend);
+/* Runs the body once per host backend, with an open context of two threads. */
+void support_each_backend(support_body body);
+
+#define BACKEND_TEST(suite, name)                                                                  \
+    static void on_backend_##suite##_##name(folio_context *ctx, const char *backend);              \
+    TEST(suite, name) { support_each_backend(on_backend_##suite##_##name); }                       \
+    static void on_backend_##suite##_##name(__attribute__((unused)) folio_context *ctx,            \
+                                            __attribute__((unused)) const char *backend)
+
+/* A context of a backend with so many threads and, unless NULL, this allocator. NULL on failure. */
+folio_context *support_context(const char *backend, int32_t num_threads,
+                               const folio_allocator *allocator);
+
+/* ------------------------------------------------------------------------------------- refusals */
+
+/* As expected status: refused, whichever of the error statuses it is. */
+#define ANY_REFUSAL ((folio_status)-1)
+
+/* Leaves a known sentence as the thread's last error, so that a stale one is noticed. */
+void support_mark_error(void);
+void support_refused(const char *file, int line, const char *call, folio_status got,
+                     folio_status expected, const char *words);
+/* The call is refused with this status and a new sentence with all these words ('|' between). */
+#define REFUSED(call, status, words)                                                               \
+    support_refused(__FILE__, __LINE__, #call, (support_mark_error(), (call)), status, words)
+
+/* A pointer no call may hand out: results start as this and are NULL after a refusal. */
+extern char support_nowhere;
+#define NOWHERE ((void *)&support_nowhere)
+
+/* -------------------------------------------------------------------------------------- numbers */
+
+/* 64 random bits of (seed, index). */
+uint64_t support_bits(uint64_t seed, uint64_t index);
+/* A random number in [-1, 1) with 24 significant bits. */
+float support_random(uint64_t seed, uint64_t index);
+void support_fill(float *x, int64_t count, uint64_t seed, float amplitude);
+/* An order of 0 .. count - 1. */
+void support_shuffle(int64_t *order, int64_t count, uint64_t seed);
+
+#define SUPPORT_NUM_KV_DTYPES 6
+extern const folio_dtype support_kv_dtypes[SUPPORT_NUM_KV_DTYPES];
+
+/* The value of a number's bits (int8: an integer); the bits of the nearest number, ties to even. */
+double support_decode(folio_dtype dtype, uint32_t bits);
+uint32_t support_encode(folio_dtype dtype, double x);
+/* Bits of element `index` of an array. */
+uint32_t support_get(folio_dtype dtype, const void *array, int64_t index);
+void support_set(folio_dtype dtype, void *array, int64_t index, uint32_t bits);
+
+/* What a test stores in a cache as number (row, head, d) of K (part 0) or V (part 1): exact in its
+ * dtype and in f32. In INT8 the number at d = 0 is the row's largest, so its scale is exact too. */
+typedef struct {
+    uint32_t bits;
+    float scale; /* 1 unless INT8 */
+    float value;
+} support_number;
+support_number support_known(folio_dtype dtype, int part, int64_t row, int64_t head, int64_t d);
+/* Rows [count][heads][size] of such numbers, as f32; row i is first + i. The caller frees. */
+float *support_known_rows(folio_dtype dtype, int part, int64_t first, int64_t count, int64_t heads,
+                          int64_t size);
+
+/* --------------------------------------------------------------------------------------- memory */
+
+/* Memory aligned to 64 bytes between two guards. All bytes begin as 0xFF: a NaN in every format. */
+typedef struct {
+    unsigned char *base;
+    void *data;
+    size_t bytes;
+} support_buffer;
+support_buffer support_buffer_make(size_t bytes);
+void support_buffer_poison(support_buffer *buffer);
+/* No byte of the guards has changed. */
+bool support_buffer_guards_hold(const support_buffer *buffer);
+/* Every byte is still 0xFF. */
+bool support_is_poison(const void *data, size_t bytes);
+/* Checks the guards, then frees. */
+void support_buffer_free(support_buffer *buffer);
+
+/* Fills K, V and scales of every layer with 0xFF. */
+void support_poison_cache(folio_kv_cache *cache);
+
+/* Counts allocations; the call numbered fail_at (from 1), every one above `limit` bytes, fails. */
+typedef struct {
+    _Atomic int64_t calls;
+    _Atomic int64_t live;
+    _Atomic int64_t live_bytes;
+    _Atomic int64_t faults; /* frees of a wrong size or pointer, alignments that are none */
+    int64_t fail_at;        /* 0: never */
+    size_t limit;           /* 0: none  */
+} support_counter;
+folio_allocator support_allocator(support_counter *counter);
+
+/* folio_kv_cache_view, which must succeed. */
+folio_kv_view support_view(const folio_kv_cache *cache, int32_t layer);
+
+#endif

@@ -1,0 +1,837 @@
+/*
+ * test_batch.c: one step's sequences: the builder and the three forms of arrays must say the same
+ * in summary, views and biases; counts, maxima, padding, phases, slots by block table,
+ * completeness, reuse, growth, and errors that leave a batch empty. Expected views are computed
+ * here from a plain list.
+ */
+#include "support.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+enum { MAX_SEQS = 160, MAX_TABLE = 24, MAX_NEW = 64 };
+
+/* One sequence as a test writes it down. */
+typedef struct {
+    int query_len, seq_len;
+    folio_phase phase;
+    folio_causality causality;
+    int encoder_len;
+    bool encoder_new;
+    int64_t first_query_pos, first_key_pos; /* both 0 and not given: by length */
+} seq_plan;
+
+typedef struct {
+    int block_size, decode_query_len, num_seqs;
+    bool positions, no_cache, cross;
+    const seq_plan *seqs;
+} step;
+
+/* A step, all its tables made: blocks are drawn from a shuffled pool. */
+typedef struct {
+    step s;
+    int32_t table[MAX_SEQS][MAX_TABLE], cross[MAX_SEQS][MAX_TABLE];
+} tables;
+
+static int blocks_for(int len, int block_size) { return (len + block_size - 1) / block_size; }
+
+static tables *tables_make(const step *s)
+{
+    tables *t = malloc(sizeof *t);
+    if (t == NULL) abort();
+    /* Past what a length needs: numbers no batch may look at. */
+    memset(t, 0x81, sizeof *t);
+    t->s = *s;
+    int64_t pool[1024], next = 0;
+    support_shuffle(pool, 1024, 17);
+    for (int i = 0; i < s->num_seqs; i++) {
+        for (int b = 0; b < blocks_for(s->seqs[i].seq_len, s->block_size); b++)
+            t->table[i][b] = (int32_t)pool[next++];
+        for (int b = 0; b < blocks_for(s->seqs[i].encoder_len, s->block_size); b++)
+            t->cross[i][b] = (int32_t)pool[next++];
+    }
+    return t;
+}
+
+static bool is_padding(const seq_plan *q) { return q->seq_len == 0; }
+
+static int context_of(const seq_plan *q) { return is_padding(q) ? 0 : q->seq_len - q->query_len; }
+
+/* The header's rule. */
+static folio_phase phase_of(const step *s, const seq_plan *q)
+{
+    if (q->phase != FOLIO_PHASE_AUTO) return q->phase;
+    int limit = s->decode_query_len ? s->decode_query_len : 1;
+    return context_of(q) > 0 && q->query_len <= limit ? FOLIO_DECODE : FOLIO_PREFILL;
+}
+
+static int encoder_new_of(const seq_plan *q) { return q->encoder_new ? q->encoder_len : 0; }
+
+static folio_batch *make_batch(folio_context *ctx, const step *s)
+{
+    folio_batch_desc d = {.struct_size = sizeof d,
+                          .block_size = s->block_size,
+                          .decode_query_len = s->decode_query_len};
+    folio_batch *batch = NULL;
+    CHECK_OK(folio_batch_create(ctx, &d, &batch));
+    return batch;
+}
+
+static folio_status add_seq(folio_batch *batch, const tables *t, int i)
+{
+    const seq_plan *q = &t->s.seqs[i];
+    folio_batch_seq seq = {.struct_size = sizeof seq,
+                           .query_len = q->query_len,
+                           .seq_len = q->seq_len,
+                           .phase = q->phase,
+                           .causality = q->causality,
+                           .positions_given = t->s.positions,
+                           .first_query_pos = q->first_query_pos,
+                           .first_key_pos = q->first_key_pos,
+                           .encoder_len = q->encoder_len,
+                           .encoder_new_len = encoder_new_of(q)};
+    if (!t->s.no_cache) {
+        seq.block_table = t->table[i];
+        seq.num_blocks = i % 2 ? MAX_TABLE : blocks_for(q->seq_len, t->s.block_size);
+    }
+    if (t->s.cross) {
+        seq.cross_block_table = t->cross[i];
+        seq.num_cross_blocks = blocks_for(q->encoder_len, t->s.block_size) + i % 2;
+    }
+    return folio_batch_add(batch, &seq);
+}
+
+static folio_batch *build(folio_context *ctx, const tables *t)
+{
+    folio_batch *batch = make_batch(ctx, &t->s);
+    for (int i = 0; batch && i < t->s.num_seqs; i++) CHECK_OK(add_seq(batch, t, i));
+    return batch;
+}
+
+/* ---------------------------------------------------------------------------------- from arrays */
+
+typedef struct {
+    folio_batch_arrays a;
+    int32_t query_start[MAX_SEQS + 1], seq_lens[MAX_SEQS], phases[MAX_SEQS], causality[MAX_SEQS];
+    int32_t encoder_lens[MAX_SEQS], encoder_new_lens[MAX_SEQS];
+    int64_t first_query_pos[MAX_SEQS], first_key_pos[MAX_SEQS];
+    int32_t indptr[MAX_SEQS + 1], indices[MAX_SEQS * MAX_TABLE], last_block_len[MAX_SEQS];
+    int64_t slots64[MAX_SEQS * MAX_TABLE];
+} arrays;
+
+static arrays *arrays_make(const tables *t)
+{
+    arrays *m = calloc(1, sizeof *m);
+    if (m == NULL) abort();
+    for (int i = 0; i < t->s.num_seqs; i++) {
+        const seq_plan *q = &t->s.seqs[i];
+        int n = blocks_for(q->seq_len, t->s.block_size);
+        m->query_start[i + 1] = m->query_start[i] + q->query_len;
+        m->seq_lens[i] = q->seq_len;
+        m->phases[i] = (int32_t)q->phase;
+        m->causality[i] = (int32_t)q->causality;
+        m->encoder_lens[i] = q->encoder_len;
+        m->encoder_new_lens[i] = encoder_new_of(q);
+        m->first_query_pos[i] = q->first_query_pos;
+        m->first_key_pos[i] = q->first_key_pos;
+        m->last_block_len[i] = q->seq_len - (n - 1) * t->s.block_size;
+        if (n == 0) m->last_block_len[i] = 0;
+        m->indptr[i + 1] = m->indptr[i] + n;
+        for (int b = 0; b < n; b++) {
+            m->indices[m->indptr[i] + b] = t->table[i][b];
+            m->slots64[m->indptr[i] + b] = t->table[i][b];
+        }
+    }
+    m->a = (folio_batch_arrays){.struct_size = sizeof m->a,
+                                .num_seqs = t->s.num_seqs,
+                                .query_start = m->query_start,
+                                .seq_lens = m->seq_lens,
+                                .phases = m->phases,
+                                .causality = m->causality,
+                                .encoder_lens = m->encoder_lens,
+                                .encoder_new_lens = m->encoder_new_lens};
+    if (t->s.positions)
+        m->a.first_query_pos = m->first_query_pos, m->a.first_key_pos = m->first_key_pos;
+    if (t->s.cross) m->a.cross_block_tables = &t->cross[0][0], m->a.cross_row_stride = MAX_TABLE;
+    return m;
+}
+
+/* ------------------------------------------------------------------------------------ judgement */
+
+static void check_summary(folio_batch *batch, const step *s)
+{
+    folio_batch_summary e = {0}, g = {.struct_size = sizeof g};
+    CHECK_OK(folio_batch_summarize(batch, &g));
+    for (int i = 0; i < s->num_seqs; i++) {
+        const seq_plan *q = &s->seqs[i];
+        e.num_query_tokens += q->query_len;
+        if (is_padding(q)) {
+            e.num_padding++, e.num_padding_tokens += q->query_len;
+        } else if (phase_of(s, q) == FOLIO_PREFILL) {
+            e.num_prefills++, e.num_prefill_tokens += q->query_len;
+            if (q->seq_len > e.max_prefill_seq_len) e.max_prefill_seq_len = q->seq_len;
+        } else {
+            e.num_decodes++, e.num_decode_tokens += q->query_len;
+            if (q->seq_len > e.max_decode_seq_len) e.max_decode_seq_len = q->seq_len;
+        }
+        if (q->query_len > e.max_query_len) e.max_query_len = q->query_len;
+        if (q->seq_len > e.max_seq_len) e.max_seq_len = q->seq_len;
+        e.num_encoder_tokens += encoder_new_of(q);
+        if (q->encoder_len > e.max_encoder_len) e.max_encoder_len = q->encoder_len;
+        if (encoder_new_of(q) > e.max_encoder_new_len) e.max_encoder_new_len = encoder_new_of(q);
+    }
+    e.kind = e.num_prefills && e.num_decodes ? FOLIO_BATCH_MIXED
+             : e.num_prefills                ? FOLIO_BATCH_PREFILLS
+             : e.num_decodes                 ? FOLIO_BATCH_DECODES
+                                             : FOLIO_BATCH_EMPTY;
+    CHECK_INT(g.kind, e.kind);
+    CHECK_INT(g.num_seqs, s->num_seqs);
+    CHECK_INT(g.num_query_tokens, e.num_query_tokens);
+    CHECK_INT(g.num_prefills, e.num_prefills);
+    CHECK_INT(g.num_prefill_tokens, e.num_prefill_tokens);
+    CHECK_INT(g.num_decodes, e.num_decodes);
+    CHECK_INT(g.num_decode_tokens, e.num_decode_tokens);
+    CHECK_INT(g.num_padding, e.num_padding);
+    CHECK_INT(g.num_padding_tokens, e.num_padding_tokens);
+    CHECK_INT(g.max_query_len, e.max_query_len);
+    CHECK_INT(g.max_seq_len, e.max_seq_len);
+    CHECK_INT(g.max_prefill_seq_len, e.max_prefill_seq_len);
+    CHECK_INT(g.max_decode_seq_len, e.max_decode_seq_len);
+    CHECK_INT(g.num_encoder_tokens, e.num_encoder_tokens);
+    CHECK_INT(g.max_encoder_len, e.max_encoder_len);
+    CHECK_INT(g.max_encoder_new_len, e.max_encoder_new_len);
+}
+
+/* What one sequence brings to one type of attention. */
+typedef struct {
+    int rows, keys, fresh, context; /* rows of q; keys; rows of k; keys cached before */
+    const int32_t *table;           /* NULL: none */
+    int num_blocks;
+} share;
+
+static share share_of(const tables *t, int i, folio_attention_type type)
+{
+    const seq_plan *q = &t->s.seqs[i];
+    int news = encoder_new_of(q), real = is_padding(q) ? 0 : q->query_len;
+    switch (type) {
+    case FOLIO_ENCODER: return (share){news, news, news, 0, NULL, 0};
+    case FOLIO_ENCODER_ONLY: return (share){q->query_len, real, q->query_len, 0, NULL, 0};
+    case FOLIO_ENCODER_DECODER: {
+        share s = {q->query_len, q->encoder_len, news, q->encoder_len - news, NULL, 0};
+        if (t->s.cross) {
+            s.table = t->cross[i];
+            s.num_blocks = blocks_for(q->encoder_len, t->s.block_size);
+        }
+        return s;
+    }
+    default: {
+        share s = {q->query_len, q->seq_len, q->query_len, context_of(q), NULL, 0};
+        if (!t->s.no_cache) {
+            s.table = t->table[i];
+            s.num_blocks = blocks_for(q->seq_len, t->s.block_size);
+        }
+        return s;
+    }
+    }
+}
+
+static void check_entry(const folio_batch_view_data *v, int64_t n, const tables *t, int i,
+                        folio_attention_type type, int64_t row, int64_t *fresh)
+{
+    share e = share_of(t, i, type);
+    bool stores = type == FOLIO_DECODER || type == FOLIO_ENCODER_DECODER;
+    CHECK_INT(v->seqs[n], i);
+    CHECK_INT(v->query_rows[n], row);
+    CHECK_INT(v->query_lens[n], e.rows);
+    CHECK_INT(v->query_start[n + 1] - v->query_start[n], e.rows);
+    CHECK_INT(v->key_lens[n], e.keys);
+    CHECK_INT(v->key_start[n + 1] - v->key_start[n], e.keys);
+    CHECK_INT(v->context_lens[n], e.context);
+    if (stores && v->slot_mapping != NULL && v->table_start != NULL) {
+        CHECK_INT(v->table_start[n + 1] - v->table_start[n], e.num_blocks);
+        for (int b = 0; b < e.num_blocks; b++)
+            CHECK_INT(v->blocks[v->table_start[n] + b], e.table[b]);
+        for (int j = 0; j < e.fresh && *fresh + j < v->num_new_tokens; j++) {
+            int pos = e.context + j, N = t->s.block_size;
+            int64_t slot = -1;
+            if (pos < e.keys && e.table) slot = (int64_t)e.table[pos / N] * N + pos % N;
+            CHECK_INT(v->slot_mapping[*fresh + j], slot);
+        }
+    }
+    *fresh += e.fresh;
+}
+
+static void check_view(folio_batch *batch, const tables *t, folio_attention_type type,
+                       folio_phase phase)
+{
+    int before = test_failures();
+    folio_batch_view_data v = {.struct_size = sizeof v};
+    CHECK_OK(folio_batch_view(batch, type, phase, &v));
+    int64_t n = 0, row = 0, rows = 0, fresh = 0, max_q = 0, max_k = 0;
+    bool encoder = type == FOLIO_ENCODER || type == FOLIO_ENCODER_ONLY;
+    CHECK(!encoder || (v.slot_mapping == NULL && v.table_start == NULL));
+    CHECK(encoder || v.slot_mapping != NULL || v.num_new_tokens == 0);
+    CHECK(encoder || v.table_start != NULL || v.num_seqs == 0);
+    for (int i = 0; i < t->s.num_seqs; i++) {
+        share e = share_of(t, i, type);
+        const seq_plan *q = &t->s.seqs[i];
+        bool in = phase == FOLIO_PHASE_AUTO || (!is_padding(q) && phase_of(&t->s, q) == phase);
+        if (in && n < v.num_seqs) {
+            check_entry(&v, n, t, i, type, row, &fresh);
+            rows += e.rows;
+            if (e.rows > max_q) max_q = e.rows;
+            if (e.keys > max_k) max_k = e.keys;
+        }
+        n += in;
+        row += e.rows;
+    }
+    CHECK_INT(v.num_seqs, n);
+    CHECK_INT(v.num_query_tokens, rows);
+    CHECK_INT(v.num_new_tokens, fresh);
+    CHECK_INT(v.max_query_len, max_q);
+    CHECK_INT(v.max_key_len, max_k);
+    if (n > 0 && v.query_start != NULL) {
+        CHECK_INT(v.query_start[0], 0);
+        CHECK_INT(v.key_start[0], 0);
+        CHECK_INT(v.query_start[n], rows);
+    }
+    if (test_failures() != before)
+        printf("  ... in view %s, phase %d\n", folio_attention_type_name(type), phase);
+}
+
+static void check_batch(folio_batch *batch, const tables *t)
+{
+    check_summary(batch, &t->s);
+    for (int type = 0; type < FOLIO_NUM_ATTENTION_TYPES; type++)
+        for (int phase = 0; phase <= 2; phase++)
+            check_view(batch, t, (folio_attention_type)type, (folio_phase)phase);
+}
+
+/* Positions and causality, seen through the bias they amount to. */
+static void check_same_bias(folio_context *ctx, folio_batch *a, folio_batch *b, int num_seqs)
+{
+    folio_attention_desc d = {
+        .struct_size = sizeof d, .num_heads = 2, .k_head_size = 8, .dtype = FOLIO_F32};
+    d.windowed = 1, d.window_left = 4, d.window_right = 3;
+    folio_attention *attention = NULL;
+    CHECK_OK(folio_attention_create(ctx, &d, &attention));
+    const float slopes[2] = {0.5f, 0.125f};
+    enum { CAPACITY = 2 * 64 * 256 };
+    float *x = malloc(CAPACITY * sizeof *x), *y = malloc(CAPACITY * sizeof *y);
+    if (x == NULL || y == NULL) abort();
+    for (int i = 0; i < num_seqs; i++) {
+        memset(x, 0xFF, CAPACITY * sizeof *x);
+        memset(y, 0xFF, CAPACITY * sizeof *y);
+        CHECK_OK(folio_bias_write(attention, a, FOLIO_DECODER, i, slopes, x, CAPACITY));
+        CHECK_OK(folio_bias_write(attention, b, FOLIO_DECODER, i, slopes, y, CAPACITY));
+        CHECK_MSG(memcmp(x, y, CAPACITY * sizeof *x) == 0, "seq %d: another bias", i);
+    }
+    free(x);
+    free(y);
+    folio_attention_destroy(attention);
+}
+
+/* ---------------------------------------------------------------------------------------- steps */
+
+#define AUTO FOLIO_PHASE_AUTO
+
+static const seq_plan prompts[] = {{.query_len = 5, .seq_len = 5},
+                                   {.query_len = 16, .seq_len = 16},
+                                   {.query_len = 17, .seq_len = 17}};
+static const seq_plan decodes[] = {{.query_len = 1, .seq_len = 33},
+                                   {.query_len = 1, .seq_len = 2},
+                                   {.query_len = 1, .seq_len = 16}};
+/* A decode first, padding between, a chunk of a prompt, a prefix hit, a query of no tokens. */
+static const seq_plan mixed[] = {{.query_len = 1, .seq_len = 40}, {.query_len = 7, .seq_len = 7},
+                                 {.query_len = 2, .seq_len = 0},  {.query_len = 8, .seq_len = 24},
+                                 {.query_len = 1, .seq_len = 1},  {.query_len = 0, .seq_len = 0},
+                                 {.query_len = 2, .seq_len = 19}, {.query_len = 0, .seq_len = 9},
+                                 {.query_len = 1, .seq_len = 17}};
+static const seq_plan labelled[] = {
+    {.query_len = 1, .seq_len = 40, .phase = FOLIO_PREFILL},
+    {.query_len = 9, .seq_len = 9, .phase = FOLIO_DECODE, .causality = FOLIO_NOT_CAUSAL},
+    {.query_len = 3, .seq_len = 30, .causality = FOLIO_CAUSAL},
+    {.query_len = 2, .seq_len = 0, .phase = FOLIO_DECODE}};
+static const seq_plan translation[] = {
+    {.query_len = 4, .seq_len = 4, .encoder_len = 21, .encoder_new = true},
+    {.query_len = 1, .seq_len = 12, .encoder_len = 5},
+    {.query_len = 1, .seq_len = 3},
+    {.query_len = 2, .seq_len = 0},
+    {.query_len = 2, .seq_len = 2, .encoder_len = 16, .encoder_new = true}};
+static const seq_plan positioned[] = {
+    {.query_len = 3, .seq_len = 9, .first_query_pos = 100, .first_key_pos = 93},
+    {.query_len = 2, .seq_len = 2, .first_query_pos = 1, .first_key_pos = 0},
+    {.query_len = 1, .seq_len = 20, .first_query_pos = 5, .first_key_pos = -9}};
+
+/* clang-format off */
+#define STEP(list, n, ...) {.seqs = list, .num_seqs = COUNT_OF(list), .block_size = n, __VA_ARGS__}
+/* clang-format on */
+static const step steps[] = {
+    STEP(prompts, 16, .decode_query_len = 0),
+    STEP(decodes, 16, .decode_query_len = 1),
+    STEP(mixed, 16, .decode_query_len = 0),
+    STEP(mixed, 4, .decode_query_len = 2),
+    STEP(mixed, 3, .decode_query_len = 8),
+    STEP(labelled, 16, .decode_query_len = 4),
+    STEP(translation, 16, .cross = true),
+    STEP(translation, 5, .cross = true, .decode_query_len = 3),
+    STEP(positioned, 8, .positions = true),
+    {.seqs = prompts, .num_seqs = 0, .block_size = 16},
+};
+
+BACKEND_TEST(batch, builder)
+{
+    for (int i = 0; i < COUNT_OF(steps); i++) {
+        tables *t = tables_make(&steps[i]);
+        folio_batch *batch = build(ctx, t);
+        if (batch != NULL) check_batch(batch, t);
+        folio_batch_destroy(batch);
+        free(t);
+    }
+}
+
+/* 2-D tables with garbage past what lengths need, CSR with and without seq_lens. */
+BACKEND_TEST(batch, block_tables_and_csr_say_the_same)
+{
+    for (int i = 0; i < COUNT_OF(steps); i++) {
+        tables *t = tables_make(&steps[i]);
+        arrays *m = arrays_make(t);
+        folio_batch *a = build(ctx, t), *b = make_batch(ctx, &steps[i]);
+        REQUIRE_TEST(a != NULL && b != NULL);
+        CHECK_OK(folio_batch_set_block_tables(b, &m->a, &t->table[0][0], MAX_TABLE));
+        check_batch(b, t);
+        check_same_bias(ctx, a, b, t->s.num_seqs);
+        CHECK_OK(folio_batch_set_csr(b, &m->a, m->indptr, m->indices, NULL));
+        check_batch(b, t);
+        check_same_bias(ctx, a, b, t->s.num_seqs);
+        folio_batch_arrays bare = m->a;
+        bare.seq_lens = NULL;
+        CHECK_OK(folio_batch_set_csr(b, &bare, m->indptr, m->indices, m->last_block_len));
+        check_batch(b, t);
+        folio_batch_destroy(a);
+        folio_batch_destroy(b);
+        free(m);
+        free(t);
+    }
+}
+
+/* Block size 1: a table entry is a slot. */
+BACKEND_TEST(batch, slot_lists_say_the_same)
+{
+    static const seq_plan seqs[] = {
+        {.query_len = 3, .seq_len = 9},
+        {.query_len = 1, .seq_len = 20},
+        {.query_len = 2, .seq_len = 0},
+        {.query_len = 6, .seq_len = 6, .encoder_len = 3, .encoder_new = true}};
+    const step s = STEP(seqs, 1, .cross = true);
+    tables *t = tables_make(&s);
+    arrays *m = arrays_make(t);
+    folio_batch *a = build(ctx, t), *b = make_batch(ctx, &s);
+    REQUIRE_TEST(a != NULL && b != NULL);
+    check_batch(a, t);
+    for (int form = 0; form < 4; form++) {
+        folio_batch_arrays bare = m->a;
+        if (form % 2) bare.seq_lens = NULL;
+        const void *slots = form < 2 ? (const void *)m->indices : (const void *)m->slots64;
+        CHECK_OK(folio_batch_set_slots(b, &bare, m->indptr, slots, form < 2 ? 4 : 8));
+        check_batch(b, t);
+        check_same_bias(ctx, a, b, s.num_seqs);
+    }
+    folio_batch_destroy(a);
+    folio_batch_destroy(b);
+    free(m);
+    free(t);
+}
+
+/* query_start NULL: one token each. Optional arrays left out. */
+BACKEND_TEST(batch, arrays_have_defaults)
+{
+    const step s = STEP(decodes, 16, .decode_query_len = 0);
+    tables *t = tables_make(&s);
+    arrays *m = arrays_make(t);
+    folio_batch *b = make_batch(ctx, &s);
+    REQUIRE_TEST(b != NULL);
+    folio_batch_arrays bare = {
+        .struct_size = sizeof bare, .num_seqs = s.num_seqs, .seq_lens = m->seq_lens};
+    CHECK_OK(folio_batch_set_block_tables(b, &bare, &t->table[0][0], MAX_TABLE));
+    check_batch(b, t);
+    /* block_tables NULL: no cache */
+    t->s.no_cache = true;
+    CHECK_OK(folio_batch_set_block_tables(b, &bare, NULL, 0));
+    check_batch(b, t);
+    folio_batch_destroy(b);
+    free(m);
+    free(t);
+}
+
+BACKEND_TEST(batch, without_a_cache)
+{
+    const step s = STEP(prompts, 16, .no_cache = true);
+    tables *t = tables_make(&s);
+    folio_batch *batch = build(ctx, t);
+    REQUIRE_TEST(batch != NULL);
+    check_batch(batch, t);
+    CHECK_INT(folio_batch_is_complete(batch, FOLIO_DECODER, NULL), 1); /* no context */
+    folio_batch_destroy(batch);
+    free(t);
+}
+
+/* Slots given: they are the mapping, whatever the table says; -1 among them. */
+BACKEND_TEST(batch, slots_given)
+{
+    const int32_t table[2][2] = {{7, 3}, {1, 5}}, cross[2] = {9, 8};
+    const int64_t slots[5] = {3 * 16 + 1, -1, 500, 17, 18}, cross_slots[5] = {-1, 9 * 16, 4, 6, 5};
+    const int32_t query_start[3] = {0, 3, 5}, seq_lens[2] = {20, 32}, encoder_lens[2] = {2, 3};
+    const step s = {.block_size = 16};
+    folio_batch *batch = make_batch(ctx, &s);
+    REQUIRE_TEST(batch != NULL);
+    for (int i = 0; i < 2; i++) {
+        folio_batch_seq seq = {.struct_size = sizeof seq,
+                               .query_len = query_start[i + 1] - query_start[i],
+                               .seq_len = seq_lens[i],
+                               .block_table = table[i],
+                               .num_blocks = 2,
+                               .slots = slots + query_start[i],
+                               .encoder_len = encoder_lens[i],
+                               .encoder_new_len = encoder_lens[i],
+                               .cross_block_table = cross + i,
+                               .num_cross_blocks = 1,
+                               .cross_slots = cross_slots + 2 * i};
+        CHECK_OK(folio_batch_add(batch, &seq));
+    }
+    folio_batch_arrays a = {.struct_size = sizeof a,
+                            .num_seqs = 2,
+                            .query_start = query_start,
+                            .seq_lens = seq_lens,
+                            .slot_mapping = slots,
+                            .encoder_lens = encoder_lens,
+                            .encoder_new_lens = encoder_lens,
+                            .cross_slot_mapping = cross_slots,
+                            .cross_block_tables = cross,
+                            .cross_row_stride = 1};
+    for (int form = 0; form < 2; form++) {
+        folio_batch_view_data v = {.struct_size = sizeof v}, x = {.struct_size = sizeof x};
+        CHECK_OK(folio_batch_view(batch, FOLIO_DECODER, FOLIO_PHASE_AUTO, &v));
+        CHECK_OK(folio_batch_view(batch, FOLIO_ENCODER_DECODER, FOLIO_PHASE_AUTO, &x));
+        REQUIRE_TEST(v.slot_mapping && x.slot_mapping);
+        CHECK(memcmp(v.slot_mapping, slots, sizeof slots) == 0);
+        CHECK(memcmp(x.slot_mapping, cross_slots, sizeof cross_slots) == 0);
+        CHECK(memcmp(v.blocks, table, sizeof table) == 0);
+        CHECK(memcmp(x.blocks, cross, sizeof cross) == 0);
+        CHECK_OK(folio_batch_set_block_tables(batch, &a, &table[0][0], 2));
+    }
+    folio_batch_destroy(batch);
+}
+
+/* Views of different kinds hold side by side, and what was given may be freed. */
+BACKEND_TEST(batch, views_live_together_and_inputs_are_copied)
+{
+    const step s = STEP(mixed, 16, .decode_query_len = 0);
+    tables *t = tables_make(&s);
+    folio_batch *batch = build(ctx, t);
+    REQUIRE_TEST(batch != NULL);
+    int32_t first = t->table[0][0], second = t->table[1][0];
+    memset(t->table, 0, sizeof t->table);
+    folio_batch_view_data p = {.struct_size = sizeof p}, d = {.struct_size = sizeof d};
+    folio_batch_view_data e = {.struct_size = sizeof e};
+    CHECK_OK(folio_batch_view(batch, FOLIO_DECODER, FOLIO_PREFILL, &p));
+    CHECK_OK(folio_batch_view(batch, FOLIO_DECODER, FOLIO_DECODE, &d));
+    CHECK_OK(folio_batch_view(batch, FOLIO_ENCODER_ONLY, FOLIO_PHASE_AUTO, &e));
+    REQUIRE_TEST(p.num_seqs == 4 && d.num_seqs == 3 && e.num_seqs == 9);
+    CHECK(p.seqs[0] == 1 && d.seqs[0] == 0 && e.seqs[0] == 0);
+    CHECK_INT(p.query_rows[0], 1);
+    CHECK_INT(d.blocks[0], first);
+    CHECK_INT(p.blocks[0], second);
+    CHECK_INT(p.query_lens[1], 8);
+    CHECK_INT(p.context_lens[1], 16);
+    folio_batch_destroy(batch);
+    free(t);
+}
+
+/* ------------------------------------------------------------------------ reuse, growth, memory */
+
+BACKEND_TEST(batch, clear_and_reuse)
+{
+    folio_batch *batch = make_batch(ctx, &steps[2]);
+    REQUIRE_TEST(batch != NULL);
+    for (int round = 0; round < 3; round++) {
+        tables *t = tables_make(&steps[2]);
+        for (int i = 0; i < t->s.num_seqs; i++) CHECK_OK(add_seq(batch, t, i));
+        check_batch(batch, t);
+        folio_batch_clear(batch);
+        t->s.num_seqs = 0;
+        check_batch(batch, t);
+        free(t);
+    }
+    folio_batch_destroy(batch);
+}
+
+/* Far past every capacity; lengths and tables of every sequence stay right. */
+BACKEND_TEST(batch, grows_past_its_capacities)
+{
+    static seq_plan many[MAX_SEQS];
+    for (int i = 0; i < MAX_SEQS; i++) {
+        int len = 1 + (int)(support_bits(8, (uint64_t)i) % 40u);
+        int query = 1 + (int)(support_bits(9, (uint64_t)i) % (uint64_t)len);
+        many[i] = (seq_plan){.query_len = query, .seq_len = i % 13 == 5 ? 0 : len};
+        if (i % 3 == 0 && many[i].seq_len > 0)
+            many[i].encoder_len = len / 2 + 1, many[i].encoder_new = i % 2;
+    }
+    const step s = STEP(many, 16, .cross = true);
+    tables *t = tables_make(&s);
+    folio_batch_desc d = {.struct_size = sizeof d,
+                          .block_size = 16,
+                          .max_seqs = 2,
+                          .max_query_tokens = 3,
+                          .max_blocks = 1,
+                          .max_encoder_tokens = 1,
+                          .max_cross_blocks = 1};
+    folio_batch *batch = NULL;
+    CHECK_OK(folio_batch_create(ctx, &d, &batch));
+    REQUIRE_TEST(batch != NULL);
+    for (int i = 0; i < MAX_SEQS; i++) {
+        CHECK_OK(add_seq(batch, t, i));
+        if (i % 50 != 1) continue;
+        t->s.num_seqs = i + 1; /* a view in between must not go stale */
+        check_batch(batch, t);
+    }
+    t->s.num_seqs = MAX_SEQS;
+    check_batch(batch, t);
+    folio_batch_destroy(batch);
+    free(t);
+}
+
+TEST(batch, within_its_capacities_it_allocates_nothing)
+{
+    support_counter counter = {0};
+    folio_allocator allocator = support_allocator(&counter);
+    folio_context *ctx = support_context("cpu", 1, &allocator);
+    REQUIRE_TEST(ctx != NULL);
+    const step s = steps[6];
+    tables *t = tables_make(&s);
+    arrays *m = arrays_make(t);
+    folio_batch_desc d = {.struct_size = sizeof d,
+                          .block_size = 16,
+                          .max_seqs = s.num_seqs,
+                          .max_query_tokens = 10,
+                          .max_blocks = 8,
+                          .max_encoder_tokens = 37,
+                          .max_cross_blocks = 4};
+    folio_batch *batch = NULL;
+    CHECK_OK(folio_batch_create(ctx, &d, &batch));
+    REQUIRE_TEST(batch != NULL);
+    int64_t calls = counter.calls;
+    CHECK(calls > 0);
+    for (int round = 0; round < 3; round++) {
+        folio_batch_clear(batch);
+        for (int i = 0; i < s.num_seqs; i++) CHECK_OK(add_seq(batch, t, i));
+    }
+    CHECK_INT(counter.calls, calls);
+    CHECK_OK(folio_batch_set_block_tables(batch, &m->a, &t->table[0][0], MAX_TABLE));
+    CHECK_OK(folio_batch_set_csr(batch, &m->a, m->indptr, m->indices, NULL));
+    CHECK_INT(counter.calls, calls);
+    check_batch(batch, t);
+    folio_batch_destroy(batch);
+    folio_context_destroy(ctx);
+    CHECK_INT(counter.live, 0);
+    CHECK_INT(counter.faults, 0);
+    free(m);
+    free(t);
+}
+
+/* --------------------------------------------------------------------------------- completeness */
+
+static void check_missing(folio_context *ctx, const folio_batch_seq *change,
+                          folio_attention_type type, const char *field)
+{
+    const step s = {.block_size = 16};
+    folio_batch *batch = make_batch(ctx, &s);
+    if (batch == NULL) return;
+    CHECK_OK(folio_batch_add(batch, change));
+    const char *missing = NULL;
+    int complete = folio_batch_is_complete(batch, type, &missing);
+    CHECK_INT(folio_batch_is_complete(batch, type, NULL), complete);
+    CHECK_INT(complete, field == NULL);
+    if (field && !complete)
+        CHECK_MSG(missing && strstr(missing, field), "%s: missing %s, expected %s",
+                  folio_attention_type_name(type), missing ? missing : "nothing", field);
+    folio_batch_destroy(batch);
+}
+
+BACKEND_TEST(batch, completeness_names_the_missing_field)
+{
+    const int32_t table[2] = {0, 1};
+    const folio_batch_seq prompt = {.struct_size = sizeof prompt, .query_len = 4, .seq_len = 4};
+    folio_batch_seq decode = prompt, padding = prompt, crossed = prompt;
+    decode.seq_len = 20, padding.seq_len = 0, crossed.encoder_len = 5;
+    check_missing(ctx, &prompt, FOLIO_DECODER, NULL);
+    check_missing(ctx, &padding, FOLIO_DECODER, NULL);
+    check_missing(ctx, &decode, FOLIO_DECODER, "block_table");
+    check_missing(ctx, &prompt, FOLIO_ENCODER, "encoder_len");
+    check_missing(ctx, &crossed, FOLIO_ENCODER, NULL);
+    check_missing(ctx, &prompt, FOLIO_ENCODER_ONLY, NULL);
+    check_missing(ctx, &prompt, FOLIO_ENCODER_DECODER, "encoder_len");
+    check_missing(ctx, &crossed, FOLIO_ENCODER_DECODER, "cross_block_table");
+    decode.seq_len = 5, crossed.encoder_len = 1; /* a context of one token is a context */
+    check_missing(ctx, &decode, FOLIO_DECODER, "block_table");
+    check_missing(ctx, &crossed, FOLIO_ENCODER_DECODER, "cross_block_table");
+    decode.block_table = table, decode.num_blocks = 2;
+    check_missing(ctx, &decode, FOLIO_DECODER, NULL);
+    crossed.cross_block_table = table, crossed.num_cross_blocks = 1;
+    check_missing(ctx, &crossed, FOLIO_ENCODER_DECODER, NULL);
+}
+
+/* --------------------------------------------------------------------------------------- errors */
+
+/* A bad set_* call leaves a filled batch empty. */
+#define BAD_ARRAYS(words, change)                                                                  \
+    do {                                                                                           \
+        tables *t = tables_make(&steps[6]);                                                        \
+        arrays *m = arrays_make(t);                                                                \
+        folio_batch *batch = build(ctx, t);                                                        \
+        const int32_t *table = &t->table[0][0];                                                    \
+        int64_t stride = MAX_TABLE;                                                                \
+        const folio_batch_arrays *given = &m->a;                                                   \
+        change;                                                                                    \
+        REFUSED(folio_batch_set_block_tables(batch, given, table, stride), FOLIO_ERR_ARGUMENT,     \
+                words);                                                                            \
+        t->s.num_seqs = 0;                                                                         \
+        check_batch(batch, t);                                                                     \
+        folio_batch_destroy(batch);                                                                \
+        free(m);                                                                                   \
+        free(t);                                                                                   \
+    } while (0)
+
+BACKEND_TEST(batch, bad_arrays_leave_it_empty)
+{
+    BAD_ARRAYS("arrays", given = NULL);
+    BAD_ARRAYS("-3", m->a.num_seqs = -3);
+    BAD_ARRAYS("seq_lens", m->a.seq_lens = NULL);
+    BAD_ARRAYS("query_start", m->query_start[0] = 1);
+    BAD_ARRAYS("query_start|3", m->query_start[3] = 1);
+    BAD_ARRAYS("-4", m->seq_lens[2] = -4);
+    BAD_ARRAYS("4|3", m->seq_lens[0] = 3);   /* query_len 4 */
+    BAD_ARRAYS("400", m->seq_lens[1] = 400); /* 25 blocks, rows of 24 */
+    BAD_ARRAYS("0", stride = 0);
+    BAD_ARRAYS("-1", stride = -1);
+    BAD_ARRAYS("7", m->phases[4] = 7);
+    BAD_ARRAYS("-1", m->phases[1] = -1);
+    BAD_ARRAYS("9", m->causality[0] = 9);
+    BAD_ARRAYS("first_key_pos", m->a.first_query_pos = m->first_query_pos);
+    BAD_ARRAYS("first_query_pos", m->a.first_key_pos = m->first_key_pos);
+    BAD_ARRAYS("-5", m->encoder_lens[1] = -5);
+    BAD_ARRAYS("20|21", m->encoder_new_lens[0] = 20);
+    BAD_ARRAYS("encoder", m->a.encoder_lens = NULL);
+    BAD_ARRAYS("21", m->a.cross_row_stride = 1); /* 2 blocks of 16 */
+}
+
+#define BAD_CSR(words, arrays_given, indptr, indices, last, change)                                \
+    do {                                                                                           \
+        tables *t = tables_make(&steps[6]);                                                        \
+        arrays *m = arrays_make(t);                                                                \
+        folio_batch *batch = build(ctx, t);                                                        \
+        folio_batch_arrays bare = m->a; /* lengths by last_block_len */                            \
+        bare.seq_lens = NULL;                                                                      \
+        change;                                                                                    \
+        REFUSED(folio_batch_set_csr(batch, arrays_given, indptr, indices, last),                   \
+                FOLIO_ERR_ARGUMENT, words);                                                        \
+        (void)bare;                                                                                \
+        t->s.num_seqs = 0;                                                                         \
+        check_batch(batch, t);                                                                     \
+        folio_batch_destroy(batch);                                                                \
+        free(m);                                                                                   \
+        free(t);                                                                                   \
+    } while (0)
+
+BACKEND_TEST(batch, bad_csr_leaves_it_empty)
+{
+    const int32_t falls[] = {0, 1, 3, 2, 3, 4}, from_one[] = {1, 2, 3, 4, 4, 5};
+    BAD_CSR("indptr", &m->a, NULL, m->indices, NULL, );
+    BAD_CSR("indices", &m->a, m->indptr, NULL, NULL, );
+    BAD_CSR("last_block_len", &bare, m->indptr, m->indices, NULL, );
+    BAD_CSR("indptr", &m->a, falls, m->indices, NULL, );
+    BAD_CSR("indptr", &m->a, from_one, m->indices, NULL, );
+    BAD_CSR("17", &bare, m->indptr, m->indices, m->last_block_len, m->last_block_len[0] = 17);
+    BAD_CSR("0", &bare, m->indptr, m->indices, m->last_block_len, m->last_block_len[0] = 0);
+    BAD_CSR("-1", &bare, m->indptr, m->indices, m->last_block_len, m->last_block_len[1] = -1);
+    BAD_CSR("40", &m->a, m->indptr, m->indices, NULL, m->seq_lens[1] = 40); /* of one block */
+}
+
+BACKEND_TEST(batch, bad_slot_lists_leave_it_empty)
+{
+    const int32_t indptr[2] = {0, 2}, slots[2] = {4, 5};
+    const int64_t large[2] = {4, ((int64_t)1 << 32) + 5}, below[2] = {4, -2};
+    const folio_batch_arrays a = {.struct_size = sizeof a, .num_seqs = 1};
+    const step one = {.block_size = 1};
+    folio_batch *b = make_batch(ctx, &one), *other = make_batch(ctx, &steps[0]);
+    REQUIRE_TEST(b != NULL && other != NULL);
+    CHECK_OK(folio_batch_set_slots(b, &a, indptr, slots, 4));
+    REFUSED(folio_batch_set_slots(b, &a, indptr, slots, 2), FOLIO_ERR_ARGUMENT, "2");
+    folio_batch_summary s = {.struct_size = sizeof s};
+    CHECK_OK(folio_batch_summarize(b, &s));
+    CHECK_INT(s.num_seqs, 0);
+    REFUSED(folio_batch_set_slots(b, &a, indptr, slots, 0), FOLIO_ERR_ARGUMENT, "index_bytes");
+    REFUSED(folio_batch_set_slots(b, &a, indptr, NULL, 4), FOLIO_ERR_ARGUMENT, "slots");
+    REFUSED(folio_batch_set_slots(b, &a, NULL, slots, 4), FOLIO_ERR_ARGUMENT, "indptr");
+    REFUSED(folio_batch_set_slots(b, &a, indptr, large, 8), FOLIO_ERR_ARGUMENT, "4294967301");
+    REFUSED(folio_batch_set_slots(b, &a, indptr, below, 8), FOLIO_ERR_ARGUMENT, "-2");
+    REFUSED(folio_batch_set_slots(other, &a, indptr, slots, 4), FOLIO_ERR_ARGUMENT, "16");
+    folio_batch_destroy(b);
+    folio_batch_destroy(other);
+}
+
+/* A bad sequence is not appended; those before it stay. */
+#define BAD_SEQ(words, change)                                                                     \
+    do {                                                                                           \
+        folio_batch_seq seq = {.struct_size = sizeof seq,                                          \
+                               .query_len = 2,                                                     \
+                               .seq_len = 20,                                                      \
+                               .block_table = table,                                               \
+                               .num_blocks = 2,                                                    \
+                               .encoder_len = 20,                                                  \
+                               .encoder_new_len = 20,                                              \
+                               .cross_block_table = table,                                         \
+                               .num_cross_blocks = 2};                                             \
+        change;                                                                                    \
+        REFUSED(folio_batch_add(batch, &seq), FOLIO_ERR_ARGUMENT, words);                          \
+    } while (0)
+
+BACKEND_TEST(batch, bad_sequence_is_not_added)
+{
+    const int32_t table[2] = {0, 1};
+    tables *t = tables_make(&steps[6]);
+    folio_batch *batch = build(ctx, t);
+    REQUIRE_TEST(batch != NULL);
+    const int64_t large = (int64_t)1 << 31;
+    BAD_SEQ("-1", seq.query_len = -1);
+    BAD_SEQ("-20", seq.seq_len = -20);
+    BAD_SEQ("21|20", seq.query_len = 21);
+    BAD_SEQ("2147483648", seq.seq_len = large; seq.query_len = 1; seq.block_table = NULL);
+    BAD_SEQ("9223372036854775807", seq.seq_len = seq.query_len = INT64_MAX; seq.block_table = NULL);
+    BAD_SEQ("20", seq.num_blocks = 1);
+    BAD_SEQ("0", seq.num_blocks = 0);
+    BAD_SEQ("-2", seq.num_blocks = -2);
+    BAD_SEQ("3", seq.phase = (folio_phase)3);
+    BAD_SEQ("-1", seq.phase = (folio_phase)-1);
+    BAD_SEQ("3", seq.causality = (folio_causality)3);
+    BAD_SEQ("9223372036854775807", seq.positions_given = 1; seq.first_query_pos = INT64_MAX);
+    BAD_SEQ("-9223372036854775808", seq.positions_given = 1; seq.first_key_pos = INT64_MIN);
+    BAD_SEQ("-8", seq.encoder_len = seq.encoder_new_len = -8);
+    BAD_SEQ("19|20", seq.encoder_new_len = 19);
+    BAD_SEQ("21|20", seq.encoder_new_len = 21);
+    BAD_SEQ("-1", seq.encoder_new_len = -1);
+    BAD_SEQ("20", seq.num_cross_blocks = 1);
+    BAD_SEQ("2147483648", seq.encoder_len = large; seq.encoder_new_len = 0;
+            seq.cross_block_table = NULL; seq.num_cross_blocks = 0);
+    REFUSED(folio_batch_add(batch, NULL), FOLIO_ERR_ARGUMENT, "seq");
+    check_batch(batch, t);
+    folio_batch_view_data v = {.struct_size = sizeof v};
+    REFUSED(folio_batch_view(batch, (folio_attention_type)4, AUTO, &v), FOLIO_ERR_ARGUMENT, "4");
+    REFUSED(folio_batch_view(batch, (folio_attention_type)-1, AUTO, &v), FOLIO_ERR_ARGUMENT, "-1");
+    REFUSED(folio_batch_view(batch, FOLIO_DECODER, (folio_phase)3, &v), FOLIO_ERR_ARGUMENT, "3");
+    REFUSED(folio_batch_view(batch, FOLIO_DECODER, AUTO, NULL), FOLIO_ERR_ARGUMENT, "NULL");
+    REFUSED(folio_batch_summarize(batch, NULL), FOLIO_ERR_ARGUMENT, "NULL");
+    check_batch(batch, t);
+    folio_batch_destroy(batch);
+    free(t);
+}

@@ -1,0 +1,785 @@
+/*
+ * test_plan.c: what a plan promises: refilled without allocation, fixed buffers and padding under
+ * the graph flag, a workspace of the size it said, many threads at once, a failed update that keeps
+ * the last step, the caller's threads used as told.
+ */
+#include "support.h"
+
+#include <math.h>
+#include <pthread.h>
+#include <stdlib.h>
+
+enum {
+    HEADS = 4,
+    KV_HEADS = 2,
+    SIZE = 16,
+    BLOCK = 64,
+    BLOCKS = 320,
+    LAYERS = 3,
+    MAX_SEQS = 6,
+    MAX_TOKENS = 40,
+    MAX_ENCODER = 24,
+    MAX_LEN = 1536, /* three splits of the keys and more */
+    TABLE = MAX_LEN / BLOCK
+};
+static const uint32_t all_types = (1u << FOLIO_NUM_ATTENTION_TYPES) - 1;
+
+/* Everything a step needs, at the plan's limits. Attention 0 has a window, attention 1 has none. */
+typedef struct {
+    folio_context *ctx;
+    folio_attention *attentions[2];
+    folio_kv_cache *cache;
+    folio_batch *batch;
+    folio_plan *plan;
+    int32_t tables[2][MAX_SEQS][TABLE]; /* self, cross */
+    float q[MAX_TOKENS][HEADS][SIZE];
+    float k[MAX_TOKENS][KV_HEADS][SIZE], v[MAX_TOKENS][KV_HEADS][SIZE];
+    float out[MAX_TOKENS][HEADS][SIZE], lse[MAX_TOKENS][HEADS];
+} world;
+
+typedef struct {
+    int64_t query_len, seq_len, encoder_len, encoder_new_len;
+} seq_lens;
+
+static folio_plan *make_plan(world *w, uint32_t flags)
+{
+    const folio_attention *list[2] = {w->attentions[0], w->attentions[1]};
+    /* No window where cross attention is asked for. */
+    const uint32_t types[2] = {all_types & ~FOLIO_TYPE_BIT(FOLIO_ENCODER_DECODER), all_types};
+    folio_plan_desc desc = {.struct_size = sizeof desc,
+                            .attentions = list,
+                            .types = types,
+                            .num_attentions = 2,
+                            .block_size = BLOCK,
+                            .num_blocks = BLOCKS,
+                            .max_seqs = MAX_SEQS,
+                            .max_query_tokens = MAX_TOKENS,
+                            .max_seq_len = MAX_LEN,
+                            .max_encoder_tokens = MAX_ENCODER,
+                            .flags = flags};
+    folio_plan *plan = NULL;
+    CHECK_OK(folio_plan_create(w->ctx, &desc, &plan));
+    return plan;
+}
+
+static folio_batch *make_batch(folio_context *ctx)
+{
+    folio_batch_desc desc = {.struct_size = sizeof desc,
+                             .block_size = BLOCK,
+                             .max_seqs = MAX_SEQS,
+                             .max_query_tokens = MAX_TOKENS,
+                             .max_blocks = MAX_SEQS * TABLE,
+                             .max_encoder_tokens = MAX_ENCODER,
+                             .max_cross_blocks = MAX_SEQS * TABLE};
+    folio_batch *batch = NULL;
+    CHECK_OK(folio_batch_create(ctx, &desc, &batch));
+    return batch;
+}
+
+/* Attentions, a cache full of small numbers, batch and plan. */
+static void open_world(world *w, folio_context *ctx, uint32_t flags)
+{
+    memset(w, 0, sizeof *w);
+    w->ctx = ctx;
+    folio_attention_desc attention = {.struct_size = sizeof attention,
+                                      .num_heads = HEADS,
+                                      .num_kv_heads = KV_HEADS,
+                                      .k_head_size = SIZE,
+                                      .dtype = FOLIO_F32};
+    CHECK_OK(folio_attention_create(ctx, &attention, &w->attentions[1]));
+    attention.windowed = 1;
+    attention.window_left = 20;
+    attention.window_right = 4;
+    CHECK_OK(folio_attention_create(ctx, &attention, &w->attentions[0]));
+    folio_kv_cache_desc cache = {.struct_size = sizeof cache,
+                                 .num_blocks = BLOCKS,
+                                 .num_layers = LAYERS,
+                                 .block_size = BLOCK,
+                                 .num_kv_heads = KV_HEADS,
+                                 .k_head_size = SIZE,
+                                 .dtype = FOLIO_F32};
+    CHECK_OK(folio_kv_cache_create(ctx, &cache, &w->cache));
+    for (int32_t layer = 0; layer < LAYERS; layer++) {
+        folio_kv_view view = support_view(w->cache, layer);
+        support_fill(view.k, view.k_array.bytes / 4, 100 + (uint64_t)layer, 1);
+        support_fill(view.v, view.v_array.bytes / 4, 200 + (uint64_t)layer, 1);
+    }
+    for (int32_t n = 0; n < 2 * MAX_SEQS * TABLE; n++)
+        w->tables[n / (MAX_SEQS * TABLE)][n / TABLE % MAX_SEQS][n % TABLE] = n * 7 % BLOCKS;
+    support_fill(&w->q[0][0][0], MAX_TOKENS * HEADS * SIZE, 1, 1);
+    support_fill(&w->k[0][0][0], MAX_TOKENS * KV_HEADS * SIZE, 2, 1);
+    support_fill(&w->v[0][0][0], MAX_TOKENS * KV_HEADS * SIZE, 3, 1);
+    w->batch = make_batch(ctx);
+    w->plan = make_plan(w, flags);
+}
+
+static void close_world(world *w)
+{
+    folio_plan_destroy(w->plan);
+    folio_batch_destroy(w->batch);
+    folio_kv_cache_destroy(w->cache);
+    folio_attention_destroy(w->attentions[0]);
+    folio_attention_destroy(w->attentions[1]);
+}
+
+static void fill_batch(world *w, folio_batch *batch, const seq_lens *lens, int64_t n)
+{
+    folio_batch_clear(batch);
+    for (int64_t s = 0; s < n; s++) {
+        folio_batch_seq seq = {.struct_size = sizeof seq,
+                               .query_len = lens[s].query_len,
+                               .seq_len = lens[s].seq_len,
+                               .block_table = w->tables[0][s],
+                               .num_blocks = TABLE,
+                               .encoder_len = lens[s].encoder_len,
+                               .encoder_new_len = lens[s].encoder_new_len,
+                               .cross_block_table = w->tables[1][s],
+                               .num_cross_blocks = TABLE};
+        CHECK_OK(folio_batch_add(batch, &seq));
+    }
+}
+
+/* Rows of q and of k, v in a type: the batch's own. */
+static void count_rows(const seq_lens *lens, int64_t n, folio_attention_type type, int64_t *rows,
+                       int64_t *new_rows)
+{
+    int64_t queries = 0, encoders = 0;
+    for (int64_t s = 0; s < n; s++) {
+        queries += lens[s].query_len;
+        encoders += lens[s].encoder_new_len;
+    }
+    *rows = type == FOLIO_ENCODER ? encoders : queries;
+    *new_rows = type == FOLIO_DECODER || type == FOLIO_ENCODER_ONLY ? queries : encoders;
+}
+
+typedef struct {
+    int32_t attention, layer;
+    folio_attention_type type;
+    int64_t rows, new_rows;
+    bool no_kv;
+    const float *sinks;
+} call;
+
+static folio_status forward_to(const world *w, const folio_plan *plan, call c, float *out,
+                               float *lse, const folio_run *run)
+{
+    folio_tensors t = {.struct_size = sizeof t, .lse = lse, .sinks = c.sinks};
+    t.q = (folio_tensor){.data = (void *)(uintptr_t)w->q, .tokens = c.rows};
+    t.out = (folio_tensor){.data = out, .tokens = c.rows};
+    if (c.new_rows > 0 && !c.no_kv) {
+        t.k = (folio_tensor){.data = (void *)(uintptr_t)w->k, .tokens = c.new_rows};
+        t.v = (folio_tensor){.data = (void *)(uintptr_t)w->v, .tokens = c.new_rows};
+    }
+    return folio_attention_forward(plan, c.attention, c.type, w->cache, c.layer, &t, run);
+}
+
+static folio_status forward(world *w, const folio_plan *plan, call c)
+{
+    memset(w->out, 0xFF, sizeof w->out);
+    memset(w->lse, 0xFF, sizeof w->lse);
+    return forward_to(w, plan, c, &w->out[0][0][0], &w->lse[0][0], NULL);
+}
+
+/* Items of one attention whose keys are shared out, in the plan as it is now. */
+static int64_t split_items(const folio_plan *plan)
+{
+    folio_plan_info info = {.struct_size = sizeof info};
+    CHECK_OK(folio_plan_describe(plan, 1, FOLIO_DECODER, &info));
+    return info.num_split_items;
+}
+
+/* The n-th step of a run: prompts, chunks, decodes, padding, new and cached encoders. */
+static int64_t step_lens(int n, seq_lens *lens)
+{
+    int64_t count = 1 + (int64_t)(support_bits(5, (uint64_t)n) % MAX_SEQS), encoders = 0;
+    for (int64_t s = 0; s < count; s++) {
+        uint64_t bits = support_bits(6, (uint64_t)(n * MAX_SEQS + s));
+        int64_t query_len = 1 + (int64_t)(bits % 6), context = (int64_t)(bits >> 8 & 63);
+        if (bits >> 20 & 1) context = bits >> 21 & 1 ? 0 : 23 * context;
+        int64_t encoder_len = (int64_t)(bits >> 24 & 15);
+        bool fresh = (bits >> 32 & 1) && encoders + encoder_len <= MAX_ENCODER;
+        lens[s] = (seq_lens){query_len, context + query_len, encoder_len, fresh ? encoder_len : 0};
+        if ((bits >> 36 & 7) == 0) lens[s] = (seq_lens){query_len, 0, 0, 0};
+        encoders += lens[s].encoder_new_len;
+    }
+    /* ENCODER attention needs an encoder in some sequence. */
+    if (encoders == 0) lens[0] = (seq_lens){2, 2, 3, 3};
+    return count;
+}
+
+/* ---- Refilling ------------------------------------------------------------------------------ */
+
+/* 3 layers, 4 types, 20 steps. Fresh plans of another context say what each result should be. */
+static void refill(const char *backend)
+{
+    support_counter counter = {0};
+    folio_allocator allocator = support_allocator(&counter);
+    folio_context *counted = support_context(backend, 2, &allocator);
+    folio_context *plain = support_context(backend, 2, NULL);
+    REQUIRE_TEST(counted && plain);
+    static world w, fresh;
+    open_world(&w, counted, 0);
+    open_world(&fresh, plain, 0);
+    int64_t made = counter.calls;
+    CHECK(made > 0);
+    for (int n = 0; n < 20; n++) {
+        seq_lens lens[MAX_SEQS];
+        int64_t count = step_lens(n, lens);
+        fill_batch(&w, w.batch, lens, count);
+        CHECK_OK(folio_plan_update(w.plan, w.batch));
+        folio_batch *batch = make_batch(plain);
+        fill_batch(&fresh, batch, lens, count);
+        folio_plan *plan = make_plan(&fresh, 0);
+        CHECK_OK(folio_plan_update(plan, batch));
+        for (int32_t layer = 0; layer < LAYERS; layer++) {
+            for (int type = 0; type < FOLIO_NUM_ATTENTION_TYPES; type++) {
+                call c = {.attention = type != FOLIO_ENCODER_DECODER ? layer % 2 : 1,
+                          .layer = layer,
+                          .type = (folio_attention_type)type};
+                count_rows(lens, count, c.type, &c.rows, &c.new_rows);
+                CHECK_OK(forward(&w, w.plan, c));
+                CHECK_OK(forward(&fresh, plan, c));
+                CHECK_MSG(memcmp(w.out, fresh.out, sizeof w.out) == 0 &&
+                              memcmp(w.lse, fresh.lse, sizeof w.lse) == 0,
+                          "%s: step %d layer %d %s differs from a fresh plan", backend, n, layer,
+                          folio_attention_type_name(c.type));
+            }
+        }
+        folio_plan_destroy(plan);
+        folio_batch_destroy(batch);
+        CHECK_MSG(counter.calls == made, "%s: step %d allocated %d times", backend, n,
+                  (int)(counter.calls - made));
+    }
+    close_world(&w);
+    close_world(&fresh);
+    folio_context_destroy(counted);
+    folio_context_destroy(plain);
+    CHECK_INT(counter.live, 0);
+    CHECK_INT(counter.faults, 0);
+}
+
+TEST(plan, refilled_without_allocation)
+{
+    refill("reference");
+    refill("cpu");
+}
+
+/* The array forms of the batch refill as freely. */
+BACKEND_TEST(plan, arrays_refill_without_allocation)
+{
+    support_counter counter = {0};
+    folio_allocator allocator = support_allocator(&counter);
+    folio_context *counted = support_context(backend, 2, &allocator);
+    REQUIRE_TEST(counted);
+    static world w;
+    open_world(&w, counted, 0);
+    int64_t made = counter.calls;
+    for (int n = 0; n < 20; n++) {
+        int32_t query_start[MAX_SEQS + 1] = {0}, seq_lengths[MAX_SEQS];
+        int32_t indptr[MAX_SEQS + 1] = {0}, indices[MAX_SEQS * TABLE], last[MAX_SEQS];
+        for (int s = 0; s < MAX_SEQS; s++) {
+            int32_t query_len = 1 + (n + s) % 5;
+            query_start[s + 1] = query_start[s] + query_len;
+            seq_lengths[s] = query_len + (n * 3 + s * 11) % 60 * 20;
+            int32_t blocks = (seq_lengths[s] + BLOCK - 1) / BLOCK;
+            memcpy(indices + indptr[s], w.tables[0][s], (size_t)blocks * sizeof *indices);
+            indptr[s + 1] = indptr[s] + blocks;
+            last[s] = seq_lengths[s] - (blocks - 1) * BLOCK;
+        }
+        folio_batch_arrays arrays = {.struct_size = sizeof arrays,
+                                     .num_seqs = MAX_SEQS,
+                                     .query_start = query_start,
+                                     .seq_lens = n % 2 ? NULL : seq_lengths};
+        if (n % 2) CHECK_OK(folio_batch_set_csr(w.batch, &arrays, indptr, indices, last));
+        else CHECK_OK(folio_batch_set_block_tables(w.batch, &arrays, &w.tables[0][0][0], TABLE));
+        CHECK_OK(folio_plan_update(w.plan, w.batch));
+        call c = {.type = FOLIO_DECODER, .rows = query_start[MAX_SEQS]};
+        c.new_rows = c.rows;
+        CHECK_OK(forward(&w, w.plan, c));
+        CHECK_INT(counter.calls, made);
+    }
+    close_world(&w);
+    folio_context_destroy(counted);
+}
+
+/* ---- Graph ---------------------------------------------------------------------------------- */
+
+/* Batches of many sizes for one graph plan; padding also in the middle and at the front. */
+static const seq_lens graph_steps[][MAX_SEQS] = {
+    {{1, 9, 5, 0}, {1, 1400, 3, 3}, {1, 17, 4, 4}, {1, 2, 0, 0}},
+    {{1, 9, 5, 0}, {1, 0, 0, 0}, {1, 17, 4, 4}, {1, 0, 0, 0}, {1, 30, 2, 0}},
+    {{3, 0, 0, 0}, {2, 7, 9, 9}},
+    {{1, 1, 1, 1}},
+    {{8, 8, 6, 6}, {12, 50, 6, 6}, {1, 33, 6, 6}, {2, 0, 0, 0}, {9, 9, 6, 6}, {8, 90, 2, 0}},
+};
+static const int64_t graph_counts[] = {4, 5, 2, 1, 6};
+
+static void graph_call(folio_attention_type type, call *c)
+{
+    c->type = type;
+    c->attention = 1;
+    c->rows = type == FOLIO_ENCODER ? MAX_ENCODER : MAX_TOKENS;
+    c->new_rows = type == FOLIO_DECODER || type == FOLIO_ENCODER_ONLY ? MAX_TOKENS : MAX_ENCODER;
+}
+
+/* Rows past the batch's hold NaN in q, k and v. */
+static void poison_tail(world *w, int64_t rows, int64_t new_rows)
+{
+    for (int64_t i = rows; i < MAX_TOKENS; i++) memset(w->q[i], 0xFF, sizeof w->q[i]);
+    for (int64_t i = new_rows; i < MAX_TOKENS; i++) {
+        memset(w->k[i], 0xFF, sizeof w->k[i]);
+        memset(w->v[i], 0xFF, sizeof w->v[i]);
+    }
+}
+
+/* And so do the rows of padding sequences. */
+static void poison_padding(world *w, const seq_lens *lens, int64_t n, folio_attention_type type)
+{
+    int64_t row = 0;
+    for (int64_t s = 0; s < n; row += lens[s++].query_len) {
+        if (lens[s].seq_len || type == FOLIO_ENCODER) continue;
+        for (int64_t i = row; i < row + lens[s].query_len; i++) {
+            memset(w->q[i], 0xFF, sizeof w->q[i]);
+            if (type == FOLIO_ENCODER_DECODER) continue;
+            memset(w->k[i], 0xFF, sizeof w->k[i]);
+            memset(w->v[i], 0xFF, sizeof w->v[i]);
+        }
+    }
+}
+
+static bool caches_equal(const world *a, const world *b)
+{
+    for (int32_t layer = 0; layer < LAYERS; layer++) {
+        folio_kv_view x = support_view(a->cache, layer), y = support_view(b->cache, layer);
+        if (memcmp(x.k, y.k, (size_t)x.k_array.bytes) != 0) return false;
+        if (memcmp(x.v, y.v, (size_t)x.v_array.bytes) != 0) return false;
+    }
+    return true;
+}
+
+typedef struct {
+    const world *graph, *plain;
+    const seq_lens *lens;
+    int64_t count, rows;
+    folio_attention_type type;
+    const float *sinks;
+} graph_case;
+typedef void (*graph_check)(const graph_case *c);
+
+/* Every step and type, with and without sinks, on one graph plan and on one ordinary plan. */
+static void each_graph_case(folio_context *ctx, graph_check check)
+{
+    static world graph, plain;
+    const float sinks[HEADS] = {0.5f, -1, 3, -INFINITY};
+    open_world(&graph, ctx, FOLIO_PLAN_GRAPH);
+    open_world(&plain, ctx, 0);
+    static world numbers;
+    memcpy(&numbers, &plain, sizeof numbers);
+    for (int n = 0; n < 2 * COUNT_OF(graph_steps); n++) {
+        const seq_lens *lens = graph_steps[n / 2];
+        int64_t count = graph_counts[n / 2];
+        fill_batch(&graph, graph.batch, lens, count);
+        fill_batch(&plain, plain.batch, lens, count);
+        CHECK_OK(folio_plan_update(graph.plan, graph.batch));
+        CHECK_OK(folio_plan_update(plain.plan, plain.batch));
+        for (int type = 0; type < FOLIO_NUM_ATTENTION_TYPES; type++) {
+            call a = {.sinks = n % 2 ? sinks : NULL};
+            graph_call((folio_attention_type)type, &a);
+            call b = a;
+            count_rows(lens, count, a.type, &b.rows, &b.new_rows);
+            memcpy(graph.q, numbers.q, sizeof graph.q);
+            memcpy(graph.k, numbers.k, sizeof graph.k);
+            memcpy(graph.v, numbers.v, sizeof graph.v);
+            memcpy(plain.k, numbers.k, sizeof plain.k);
+            memcpy(plain.v, numbers.v, sizeof plain.v);
+            poison_tail(&graph, b.rows, b.new_rows);
+            poison_padding(&graph, lens, count, a.type);
+            CHECK_OK(forward(&graph, graph.plan, a));
+            CHECK_OK(forward(&plain, plain.plan, b));
+            graph_case c = {&graph, &plain, lens, count, b.rows, a.type, a.sinks};
+            check(&c);
+        }
+    }
+    close_world(&graph);
+    close_world(&plain);
+}
+
+static void check_graph_bits(const graph_case *c)
+{
+    int64_t row = 0;
+    for (int64_t s = 0; s < c->count; s++) {
+        int64_t rows = c->type == FOLIO_ENCODER ? c->lens[s].encoder_new_len : c->lens[s].query_len;
+        for (int64_t i = row; i < row + rows; i++) {
+            CHECK(memcmp(c->graph->out[i], c->plain->out[i], sizeof c->plain->out[i]) == 0);
+            CHECK(memcmp(c->graph->lse[i], c->plain->lse[i], sizeof c->plain->lse[i]) == 0);
+            if (c->lens[s].seq_len) CHECK(isfinite(c->graph->out[i][1][2]));
+        }
+        row += rows;
+    }
+}
+
+BACKEND_TEST(plan, graph_rows_keep_their_bits) { each_graph_case(ctx, check_graph_bits); }
+
+static void check_graph_padding(const graph_case *c)
+{
+    int64_t limit = c->type == FOLIO_ENCODER ? MAX_ENCODER : MAX_TOKENS;
+    bool padding[MAX_TOKENS] = {false};
+    int64_t row = 0;
+    for (int64_t s = 0; s < c->count && c->type != FOLIO_ENCODER; s++)
+        for (int64_t i = 0; i < c->lens[s].query_len; i++) padding[row++] = c->lens[s].seq_len == 0;
+    for (int64_t i = c->rows; i < limit; i++) padding[i] = true;
+    for (int64_t i = 0; i < limit; i++) {
+        for (int h = 0; padding[i] && h < HEADS; h++) {
+            float lse = c->graph->lse[i][h], expected = c->sinks ? c->sinks[h] : -INFINITY;
+            CHECK_MSG(lse == expected, "%s row %d: lse %g, expected %g",
+                      folio_attention_type_name(c->type), (int)i, (double)lse, (double)expected);
+            for (int d = 0; d < SIZE; d++) CHECK(c->graph->out[i][h][d] == 0);
+        }
+    }
+    /* Nothing past the plan's rows. */
+    CHECK(support_is_poison(c->graph->out[limit],
+                            sizeof c->graph->out[0] * (size_t)(MAX_TOKENS - limit)));
+}
+
+BACKEND_TEST(plan, graph_padding_rows) { each_graph_case(ctx, check_graph_padding); }
+
+static void check_graph_cache(const graph_case *c)
+{
+    CHECK_MSG(caches_equal(c->graph, c->plain), "%s: the caches differ",
+              folio_attention_type_name(c->type));
+}
+
+BACKEND_TEST(plan, graph_padding_writes_no_slot) { each_graph_case(ctx, check_graph_cache); }
+
+BACKEND_TEST(plan, graph_rows_are_the_limits)
+{
+    static world w;
+    open_world(&w, ctx, FOLIO_PLAN_GRAPH);
+    fill_batch(&w, w.batch, graph_steps[0], graph_counts[0]);
+    CHECK_OK(folio_plan_update(w.plan, w.batch));
+    call c = {.type = FOLIO_DECODER, .rows = 4, .new_rows = 4};
+    REFUSED(forward(&w, w.plan, c), FOLIO_ERR_ARGUMENT, "40");
+    c.rows = c.new_rows = MAX_TOKENS;
+    CHECK_OK(forward(&w, w.plan, c));
+    close_world(&w);
+}
+
+/* ---- Threads -------------------------------------------------------------------------------- */
+
+typedef struct {
+    const world *w;
+    call c;
+    float out[MAX_TOKENS][HEADS][SIZE], lse[MAX_TOKENS][HEADS];
+    int mismatches;
+    folio_status status;
+} runner;
+
+static void *run_often(void *arg)
+{
+    runner *r = arg;
+    size_t bytes = 0;
+    folio_plan_workspace_size(r->w->plan, &bytes);
+    void *workspace = aligned_alloc(64, (bytes + 64) & ~(size_t)63);
+    folio_run run = {.struct_size = sizeof run, .workspace = workspace, .workspace_size = bytes};
+    for (int n = 0; n < 20; n++) {
+        memset(r->out, 0xFF, sizeof r->out);
+        memset(r->lse, 0xFF, sizeof r->lse);
+        folio_status status =
+            forward_to(r->w, r->w->plan, r->c, &r->out[0][0][0], &r->lse[0][0], &run);
+        if (status != FOLIO_OK) r->status = status;
+        r->mismatches += memcmp(r->out, r->w->out, sizeof r->out) != 0;
+        r->mismatches += memcmp(r->lse, r->w->lse, sizeof r->lse) != 0;
+    }
+    free(workspace);
+    return NULL;
+}
+
+BACKEND_TEST(plan, several_threads_run_one_plan)
+{
+    enum { RUNNERS = 5 };
+    static world w;
+    static runner runners[RUNNERS];
+    open_world(&w, ctx, 0);
+    seq_lens lens[] = {{6, 6, 0, 0}, {1, 77, 0, 0}, {4, 33, 0, 0}, {1, 1500, 0, 0}};
+    fill_batch(&w, w.batch, lens, 4);
+    CHECK_OK(folio_plan_update(w.plan, w.batch));
+    if (strcmp(backend, "cpu") == 0) CHECK(split_items(w.plan) > 0);
+    call c = {.attention = 1, .type = FOLIO_DECODER, .rows = 12, .new_rows = 12};
+    CHECK_OK(forward(&w, w.plan, c));
+    pthread_t threads[RUNNERS];
+    for (int n = 0; n < RUNNERS; n++) {
+        /* Reading alone: calls that write the same slots may not overlap. */
+        runners[n] = (runner){.w = &w, .c = c};
+        runners[n].c.no_kv = true;
+        CHECK(pthread_create(&threads[n], NULL, run_often, &runners[n]) == 0);
+    }
+    for (int n = 0; n < RUNNERS; n++) {
+        pthread_join(threads[n], NULL);
+        CHECK_INT(runners[n].status, FOLIO_OK);
+        CHECK_INT(runners[n].mismatches, 0);
+    }
+    close_world(&w);
+}
+
+typedef struct {
+    const char *backend;
+    world w;
+} own_world;
+
+/* Opens, runs and closes everything, three times over. */
+static void *live_and_die(void *arg)
+{
+    own_world *o = arg;
+    for (int n = 0; n < 3; n++) {
+        folio_context_desc desc = {
+            .struct_size = sizeof desc, .backend = o->backend, .num_threads = 3};
+        folio_context *ctx = NULL;
+        if (folio_context_create(&desc, &ctx) != FOLIO_OK) return arg;
+        open_world(&o->w, ctx, 0);
+        seq_lens lens[] = {{6, 6, 0, 0}, {1, 1500, 0, 0}};
+        fill_batch(&o->w, o->w.batch, lens, 2);
+        folio_status status = folio_plan_update(o->w.plan, o->w.batch);
+        call c = {.attention = 1, .type = FOLIO_DECODER, .rows = 7, .new_rows = 7};
+        if (status == FOLIO_OK) status = forward(&o->w, o->w.plan, c);
+        close_world(&o->w);
+        folio_context_destroy(ctx);
+        if (status != FOLIO_OK) return arg;
+    }
+    return NULL;
+}
+
+BACKEND_TEST(plan, contexts_live_side_by_side)
+{
+    static own_world worlds[4];
+    pthread_t threads[4];
+    for (int n = 0; n < 4; n++) {
+        worlds[n].backend = backend;
+        CHECK(pthread_create(&threads[n], NULL, live_and_die, &worlds[n]) == 0);
+    }
+    for (int n = 0; n < 4; n++) {
+        void *failed = NULL;
+        pthread_join(threads[n], &failed);
+        CHECK(failed == NULL);
+        CHECK(memcmp(worlds[n].w.out, worlds[0].w.out, sizeof worlds[0].w.out) == 0);
+    }
+}
+
+/* What the caller's parallel_for saw. */
+typedef struct {
+    int64_t calls, largest, tasks;
+    int depth;
+    world *inner; /* run from inside the outermost call */
+    call inner_call;
+    folio_run inner_run;
+    folio_status inner_status;
+} watcher;
+
+static void watched_for(void *user, int64_t count, folio_task_fn fn, void *task)
+{
+    watcher *watch = user;
+    watch->calls++;
+    if (count > watch->largest) watch->largest = count;
+    if (watch->inner && watch->depth == 0) {
+        watch->depth++;
+        world *w = watch->inner;
+        watch->inner_status = forward_to(w, w->plan, watch->inner_call, &w->out[0][0][0],
+                                         &w->lse[0][0], &watch->inner_run);
+        watch->depth--;
+    }
+    for (int64_t i = 0; i < count; i++) fn(task, i);
+    watch->tasks += count;
+}
+
+static folio_context *watched_context(watcher *watch, int32_t threads)
+{
+    folio_context_desc desc = {.struct_size = sizeof desc, .backend = "cpu", .num_threads = 200};
+    desc.executor = (folio_executor){watched_for, watch, threads};
+    folio_context *ctx = NULL;
+    CHECK_OK(folio_context_create(&desc, &ctx));
+    return ctx;
+}
+
+TEST(plan, callers_threads_are_used)
+{
+    folio_context *pool = support_context("cpu", 1, NULL);
+    REQUIRE_TEST(pool);
+    static world plain, w;
+    open_world(&plain, pool, 0);
+    seq_lens lens[] = {{6, 6, 0, 0}, {1, 77, 0, 0}, {4, 33, 0, 0}, {1, 1500, 0, 0}};
+    call c = {.attention = 1, .type = FOLIO_DECODER, .rows = 12, .new_rows = 12};
+    fill_batch(&plain, plain.batch, lens, 4);
+    CHECK_OK(folio_plan_update(plain.plan, plain.batch));
+    CHECK_OK(forward(&plain, plain.plan, c));
+    for (int32_t threads = 1; threads <= 7; threads++) {
+        watcher watch = {0};
+        folio_context *ctx = watched_context(&watch, threads);
+        folio_context_info info = {.struct_size = sizeof info};
+        CHECK_OK(folio_context_describe(ctx, &info));
+        CHECK_INT(info.num_threads, threads);
+        open_world(&w, ctx, 0);
+        fill_batch(&w, w.batch, lens, 4);
+        CHECK_OK(folio_plan_update(w.plan, w.batch));
+        watch.calls = 0;
+        CHECK_OK(forward(&w, w.plan, c));
+        if (threads > 1) CHECK(watch.calls > 0);
+        CHECK(watch.largest <= threads);
+        CHECK(memcmp(w.out, plain.out, sizeof w.out) == 0);
+        CHECK(memcmp(w.lse, plain.lse, sizeof w.lse) == 0);
+        close_world(&w);
+        folio_context_destroy(ctx);
+    }
+    close_world(&plain);
+    folio_context_destroy(pool);
+}
+
+/* A forward of the same context from inside the caller's parallel_for. */
+TEST(plan, forward_inside_a_forward)
+{
+    watcher watch = {0};
+    folio_context *ctx = watched_context(&watch, 4);
+    static world w, inner;
+    open_world(&w, ctx, 0);
+    open_world(&inner, ctx, FOLIO_PLAN_NO_WORKSPACE);
+    seq_lens lens[] = {{6, 6, 0, 0}, {1, 1500, 0, 0}};
+    call c = {.attention = 1, .type = FOLIO_DECODER, .rows = 7, .new_rows = 7};
+    world *both[2] = {&w, &inner};
+    for (int n = 0; n < 2; n++) {
+        fill_batch(both[n], both[n]->batch, lens, 2);
+        CHECK_OK(folio_plan_update(both[n]->plan, both[n]->batch));
+    }
+    CHECK_OK(forward(&w, w.plan, c));
+    size_t bytes = 0;
+    CHECK_OK(folio_plan_workspace_size(inner.plan, &bytes));
+    support_buffer workspace = support_buffer_make(bytes);
+    watch.inner = &inner;
+    watch.inner_call = c;
+    watch.inner_run = (folio_run){
+        .struct_size = sizeof(folio_run), .workspace = workspace.data, .workspace_size = bytes};
+    memset(inner.out, 0xFF, sizeof inner.out);
+    memset(inner.lse, 0xFF, sizeof inner.lse);
+    CHECK_OK(forward(&w, w.plan, c));
+    CHECK_INT(watch.inner_status, FOLIO_OK);
+    CHECK(isfinite(w.out[6][0][0]));
+    CHECK(memcmp(w.out, inner.out, sizeof w.out) == 0);
+    support_buffer_free(&workspace);
+    close_world(&w);
+    close_world(&inner);
+    folio_context_destroy(ctx);
+}
+
+/* ---- Updates and workspaces ----------------------------------------------------------------- */
+
+BACKEND_TEST(plan, failed_update_keeps_the_step)
+{
+    static world w, before;
+    open_world(&w, ctx, 0);
+    seq_lens lens[] = {{3, 12, 0, 0}, {1, 1300, 0, 0}}, more[] = {{1, 9, 0, 0}};
+    call c = {.attention = 1, .type = FOLIO_DECODER, .rows = 4, .new_rows = 4};
+    fill_batch(&w, w.batch, lens, 2);
+    CHECK_OK(folio_plan_update(w.plan, w.batch));
+    CHECK_OK(forward(&w, w.plan, c));
+    memcpy(&before, &w, sizeof w);
+    /* A block out of range, a sequence too long, too many rows: each in a batch of its own. */
+    for (int n = 0; n < 3; n++) {
+        folio_batch *bad = make_batch(ctx);
+        int32_t table[64];
+        for (int b = 0; b < 64; b++) table[b] = n == 0 && b == 1 ? BLOCKS : b;
+        folio_batch_seq seq = {.struct_size = sizeof seq, .block_table = table, .num_blocks = 64};
+        seq.query_len = n == 2 ? MAX_TOKENS + 1 : 1;
+        seq.seq_len = n == 1 ? MAX_LEN + 1 : 2 * BLOCK;
+        folio_status status = folio_batch_add(bad, &seq);
+        if (status == FOLIO_OK) status = folio_plan_update(w.plan, bad);
+        CHECK_INT(status, FOLIO_ERR_ARGUMENT);
+        CHECK_OK(forward(&w, w.plan, c));
+        CHECK(memcmp(w.out, before.out, sizeof w.out) == 0);
+        CHECK(memcmp(w.lse, before.lse, sizeof w.lse) == 0);
+        folio_batch_destroy(bad);
+    }
+    /* And then a good one. */
+    fill_batch(&w, w.batch, more, 1);
+    CHECK_OK(folio_plan_update(w.plan, w.batch));
+    c.rows = c.new_rows = 1;
+    CHECK_OK(forward(&w, w.plan, c));
+    close_world(&w);
+}
+
+BACKEND_TEST(plan, changed_batch_is_refused)
+{
+    static world w;
+    open_world(&w, ctx, 0);
+    seq_lens lens[] = {{3, 12, 0, 0}};
+    call c = {.attention = 1, .type = FOLIO_DECODER, .rows = 3, .new_rows = 3};
+    REFUSED(forward(&w, w.plan, c), FOLIO_ERR_ARGUMENT, "update");
+    fill_batch(&w, w.batch, lens, 1);
+    CHECK_OK(folio_plan_update(w.plan, w.batch));
+    fill_batch(&w, w.batch, lens, 1);
+    REFUSED(forward(&w, w.plan, c), FOLIO_ERR_ARGUMENT, "batch");
+    CHECK_OK(folio_plan_update(w.plan, w.batch));
+    CHECK_OK(forward(&w, w.plan, c));
+    /* The plan keeps its batch alive by itself. */
+    folio_batch_destroy(w.batch);
+    w.batch = NULL;
+    CHECK_OK(forward(&w, w.plan, c));
+    close_world(&w);
+}
+
+BACKEND_TEST(plan, workspace_is_as_large_as_said)
+{
+    static world w, before;
+    open_world(&w, ctx, FOLIO_PLAN_NO_WORKSPACE);
+    size_t bytes = 0, later = 0;
+    int64_t splits = 0;
+    CHECK_OK(folio_plan_workspace_size(w.plan, &bytes));
+    call c = {.attention = 1, .type = FOLIO_DECODER};
+    for (int n = 0; n < 20; n++) {
+        seq_lens lens[MAX_SEQS];
+        int64_t count = step_lens(n, lens);
+        fill_batch(&w, w.batch, lens, count);
+        CHECK_OK(folio_plan_update(w.plan, w.batch));
+        CHECK_OK(folio_plan_workspace_size(w.plan, &later));
+        CHECK(later == bytes);
+        splits += split_items(w.plan);
+        count_rows(lens, count, c.type, &c.rows, &c.new_rows);
+        /* Guards on both sides, and the sanitizers behind them; the content is anything. */
+        support_buffer workspace = support_buffer_make(bytes);
+        folio_run run = {.struct_size = sizeof run, .workspace = workspace.data};
+        run.workspace_size = bytes;
+        CHECK_OK(forward_to(&w, w.plan, c, &w.out[0][0][0], &w.lse[0][0], &run));
+        CHECK(isfinite(w.out[0][0][0]));
+        memcpy(&before, &w, sizeof w);
+        support_fill(workspace.data, (int64_t)(bytes / 4), 9, 1e30f);
+        CHECK_OK(forward_to(&w, w.plan, c, &w.out[0][0][0], &w.lse[0][0], &run));
+        CHECK(memcmp(w.out, before.out, sizeof w.out) == 0);
+        support_buffer_free(&workspace);
+    }
+    if (strcmp(backend, "cpu") == 0) CHECK(splits > 0);
+    close_world(&w);
+}
+
+BACKEND_TEST(plan, workspace_that_does_not_fit)
+{
+    static world w;
+    open_world(&w, ctx, FOLIO_PLAN_NO_WORKSPACE);
+    size_t bytes = 0;
+    CHECK_OK(folio_plan_workspace_size(w.plan, &bytes));
+    seq_lens lens[] = {{3, 12, 0, 0}};
+    fill_batch(&w, w.batch, lens, 1);
+    CHECK_OK(folio_plan_update(w.plan, w.batch));
+    call c = {.attention = 1, .type = FOLIO_DECODER, .rows = 3, .new_rows = 3};
+    support_buffer workspace = support_buffer_make(bytes + 64);
+    folio_run run = {.struct_size = sizeof run, .workspace = workspace.data};
+    float *out = &w.out[0][0][0], *lse = &w.lse[0][0];
+    run.workspace_size = bytes;
+    CHECK_OK(forward_to(&w, w.plan, c, out, lse, &run));
+    /* A backend that needs none may take anything, the one that needs some may not. */
+    if (bytes > 0) {
+        REFUSED(forward_to(&w, w.plan, c, out, lse, NULL), FOLIO_ERR_ARGUMENT, "workspace");
+        run.workspace_size = bytes - 1;
+        REFUSED(forward_to(&w, w.plan, c, out, lse, &run), FOLIO_ERR_ARGUMENT, "workspace");
+        run.workspace_size = bytes;
+        run.workspace = (char *)workspace.data + 4;
+        REFUSED(forward_to(&w, w.plan, c, out, lse, &run), FOLIO_ERR_ARGUMENT, "workspace");
+    }
+    support_buffer_free(&workspace);
+    close_world(&w);
+}
