@@ -9,15 +9,15 @@
 enum { EXIT_OK = 0, EXIT_FAILED = 1, EXIT_USAGE = 2 };
 
 typedef enum arg_kind {
-    ARG_FLAG,   /* bool *                                             */
-    ARG_TEXT,   /* const char **                                      */
-    ARG_CHOICE, /* const char **, one of `choices`, "a|b"             */
-    ARG_NUMBER  /* int64_t *, in [min, max]                           */
+    ARG_FLAG,   /* bool * */
+    ARG_TEXT,   /* const char ** */
+    ARG_CHOICE, /* const char **, one of `choices`, "a|b" */
+    ARG_NUMBER  /* int64_t *, in [min, max] */
 } arg_kind;
 
 typedef struct arg_option {
     const char *name; /* without the dashes */
-    char letter;      /* 0: none            */
+    char letter;      /* 0: none */
     arg_kind kind;
     void *value;
     const char *choices;
@@ -26,7 +26,10 @@ typedef struct arg_option {
 
 typedef enum args_result { ARGS_RUN, ARGS_HELP, ARGS_WRONG } args_result;
 
-/* argv[0] is the subcommand's name. A wrong option is named on stderr. Ends the table: name NULL. */
+/*
+ * argv[0] is the subcommand's name. A wrong option is named on stderr. Ends the table: name
+ * NULL.
+ */
 args_result args_parse(int argc, char **argv, const arg_option *options);
 
 /* One sentence on stderr, and where help is. Returns EXIT_USAGE. */

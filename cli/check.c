@@ -1,6 +1,6 @@
 /*
- * check.c: `folio check`: walks the list of cases on every backend and level, counts, prints. A failure is
- * one sentence and the command that repeats it.
+ * check.c: `folio check`: walks the list of cases on every backend and level, counts, prints. A
+ * failure is one sentence and the command that repeats it.
  */
 #include "check.h"
 
@@ -84,7 +84,7 @@ static bool is_selected(const report *r, const char *feature)
     return r->opt.filter == NULL || strstr(feature, r->opt.filter) != NULL;
 }
 
-/* ---- Running ---------------------------------------------------------------------------------- */
+/* ---- Running */
 
 static void print_failure(const report *r, const check_env *env, const check_part *part,
                           int64_t index, const char *message)
@@ -93,9 +93,11 @@ static void print_failure(const report *r, const check_env *env, const check_par
     term_progress_end();
     fprintf(to, "FAILED %s %s %s.%s/%lld: %s\n", env->info.name, env->level, part->feature,
             part->name, (long long)index, message);
-    fprintf(to, "  again: folio check --backend %s --level %s --threads %d --seed %llu --case %s.%s/%lld\n",
-            env->info.name, env->level, (int)env->threads, (unsigned long long)env->seed,
-            part->feature, part->name, (long long)index);
+    fprintf(
+        to,
+        "  again: folio check --backend %s --level %s --threads %d --seed %llu --case %s.%s/%lld\n",
+        env->info.name, env->level, (int)env->threads, (unsigned long long)env->seed, part->feature,
+        part->name, (long long)index);
 }
 
 /* The tightest case is the one that used most of its budget. */
@@ -151,7 +153,8 @@ static void run_feature(report *r, const check_env *env, const char *feature,
     bool refusal = strcmp(feature, "block_sparse") == 0; /* its case is that it is refused */
     if (supported != refusal)
         for (int i = 0; i < check_num_parts; i++)
-            if (strcmp(check_parts[i].feature, feature) == 0) run_part(r, env, &check_parts[i], &to);
+            if (strcmp(check_parts[i].feature, feature) == 0)
+                run_part(r, env, &check_parts[i], &to);
     if (!supported && to.failed == 0) {
         to.skipped = 1;
         snprintf(to.reason, sizeof to.reason, "%s", f->reason);
@@ -226,7 +229,7 @@ static void run_backend(report *r, const folio_backend_info *info)
     snprintf(to->reason, sizeof to->reason, "it has no level of this name");
 }
 
-/* ---- Reports ---------------------------------------------------------------------------------- */
+/* ---- Reports */
 
 static void print_json(const report *r)
 {
@@ -279,8 +282,8 @@ static void print_text(const report *r)
                        *c->level ? " " : "", c->level, c->reason);
                 continue;
             }
-            printf("%s%s%s %s%s\n", backend ? "\n" : "", term_start(TERM_BOLD), c->backend, c->level,
-                   term_end());
+            printf("%s%s%s %s%s\n", backend ? "\n" : "", term_start(TERM_BOLD), c->backend,
+                   c->level, term_end());
             printf("  %-16s %7s %7s %8s   %s\n", "feature", "passed", "failed", "skipped",
                    "error of budget, tightest case");
             backend = c->backend;
@@ -290,8 +293,8 @@ static void print_text(const report *r)
     }
     printf("\n%s%lld passed, %lld failed, %lld skipped%s in %.1f s, seed %lld\n",
            term_start(r->failed ? TERM_RED : TERM_GREEN), (long long)r->passed,
-           (long long)r->failed, (long long)r->skipped, term_end(),
-           term_seconds() - r->started, (long long)r->opt.seed);
+           (long long)r->failed, (long long)r->skipped, term_end(), term_seconds() - r->started,
+           (long long)r->opt.seed);
     if (r->passed + r->failed == 0) printf("nothing ran\n");
 }
 
@@ -309,7 +312,7 @@ static void print_list(const report *r)
                    (long long)check_parts[i].quick, (long long)check_parts[i].full);
 }
 
-/* ---- Command line ----------------------------------------------------------------------------- */
+/* ---- Command line */
 
 /* FEATURE.PART/NUMBER */
 static bool parse_case(report *r)
@@ -372,7 +375,10 @@ int check_main(int argc, char **argv)
         {.name = "seed", .kind = ARG_NUMBER, .value = &r.opt.seed, .min = 0, .max = INT64_MAX},
         {.name = "filter", .kind = ARG_TEXT, .value = &r.opt.filter},
         {.name = "case", .kind = ARG_TEXT, .value = &r.opt.one_case},
-        {.name = "output", .letter = 'o', .kind = ARG_CHOICE, .value = &r.opt.output,
+        {.name = "output",
+         .letter = 'o',
+         .kind = ARG_CHOICE,
+         .value = &r.opt.output,
          .choices = "text|json"},
         {.name = NULL},
     };
@@ -382,10 +388,12 @@ int check_main(int argc, char **argv)
     case ARGS_RUN: break;
     }
     if (r.opt.backend && !is_backend(r.opt.backend))
-        return args_complain("check", "unknown backend '%s'; 'folio info' lists them", r.opt.backend);
+        return args_complain("check", "unknown backend '%s'; 'folio info' lists them",
+                             r.opt.backend);
     if (r.opt.one_case && !parse_case(&r))
-        return args_complain("check", "'%s' names no case; 'folio check --list' shows features and "
-                             "parts, a case is FEATURE.PART/NUMBER", r.opt.one_case);
+        return args_complain("check",
+                             "'%s' names no case; 'folio check --list' shows features and parts, a case is FEATURE.PART/NUMBER",
+                             r.opt.one_case);
     r.json = strcmp(r.opt.output, "json") == 0;
     r.started = term_seconds();
     if (r.opt.list) {

@@ -1,6 +1,6 @@
 /*
- * check.h: what the cases of `folio check` are made of. A part is a numbered list of cases of one feature;
- * a case is a pure function of (seed, part, number), so its name alone repeats it.
+ * check.h: what the cases of `folio check` are made of. A part is a numbered list of cases of one
+ * feature; a case is a pure function of (seed, part, number), so its name alone repeats it.
  */
 #ifndef FOLIO_CHECK_H
 #define FOLIO_CHECK_H
@@ -41,7 +41,10 @@ typedef struct check_attention {
 typedef struct check_part {
     const char *feature, *name;
     int64_t quick, full; /* numbers of cases */
-    /* One of the two: a case of attention judged against the reference, or one that judges itself. */
+    /*
+     * One of the two: a case of attention judged against the reference, or one that judges
+     * itself.
+ */
     void (*make)(const check_env *env, check_draw *d, int64_t index, check_attention *c);
     void (*run)(const check_env *env, check_draw *d, int64_t index, check_outcome *out);
 } check_part;
@@ -51,7 +54,8 @@ extern const check_part check_parts[];
 extern const int check_num_parts;
 
 /* Runs one case; out->message is "" when it passed. */
-void check_run_case(const check_env *env, const check_part *part, int64_t index, check_outcome *out);
+void check_run_case(const check_env *env, const check_part *part, int64_t index,
+                    check_outcome *out);
 /* Runs an attention case and judges it. */
 void check_run_attention(const check_env *env, const check_attention *c, check_outcome *out);
 
@@ -61,7 +65,7 @@ void check_pass(check_outcome *out);
 
 int64_t check_int(check_draw *d, int64_t low, int64_t high);
 /* One of a list. */
-#define CHECK_PICK(d, list) \
+#define CHECK_PICK(d, list)                                                                        \
     ((list)[check_int((d), 0, (int64_t)(sizeof(list) / sizeof((list)[0])) - 1)])
 bool check_chance(check_draw *d, int64_t one_in);
 

@@ -1,20 +1,21 @@
 /*
- * check_attend.c: the attention cases of `folio check`, feature by feature. Each starts from a small random
- * geometry with shuffled, poisoned blocks and turns on what its feature is about; lengths sit on the
- * edges of blocks and splits.
+ * check_attend.c: the attention cases of `folio check`, feature by feature. Each starts from a
+ * small random geometry with shuffled, poisoned blocks and turns on what its feature is about;
+ * lengths sit on the edges of blocks and splits.
  */
 #include "check.h"
 
 #include <string.h>
 
-static const int64_t edges[] = {1, 2, 7, 15, 16, 17, 31, 32, 33, 48, 63, 64, 65};
+/* Short ones more often: cost grows with the square. */
+static const int64_t edges[] = {1, 2, 7, 15, 16, 17, 31, 32, 33, 15, 16, 17, 48, 65};
 static const int64_t contexts[] = {1, 8, 15, 16, 17, 31, 32, 33, 64, 100, 129};
 static const folio_dtype query_dtypes[] = {FOLIO_F32, FOLIO_F16, FOLIO_BF16};
 static const folio_dtype kv_dtypes[] = {FOLIO_F32,      FOLIO_F16,      FOLIO_BF16,
                                         FOLIO_FP8_E4M3, FOLIO_FP8_E5M2, FOLIO_INT8};
 #define COUNT(list) ((int64_t)(sizeof(list) / sizeof((list)[0])))
 
-/* ---- Geometry and sequences ------------------------------------------------------------------- */
+/* ---- Geometry and sequences */
 
 harness_seq *check_add(check_attention *c, int64_t query_len, int64_t context_len)
 {
@@ -58,8 +59,8 @@ void check_settle(check_attention *c)
 {
     harness_spec *s = &c->spec;
     bool bytes = folio_dtype_size(s->kv_dtype ? s->kv_dtype : s->dtype) == 1;
-    bool interleaved = s->layout == FOLIO_LAYOUT_INTERLEAVED_NHD ||
-                       s->layout == FOLIO_LAYOUT_INTERLEAVED_HND;
+    bool interleaved =
+        s->layout == FOLIO_LAYOUT_INTERLEAVED_NHD || s->layout == FOLIO_LAYOUT_INTERLEAVED_HND;
     if (interleaved && s->v_head_size != 0 && s->v_head_size != s->k_head_size)
         s->layout = FOLIO_LAYOUT_HND;
     if (s->layout == FOLIO_LAYOUT_XPACKED && bytes && s->k_head_size % 16 != 0)
@@ -137,7 +138,7 @@ static folio_attention_type self_type(int64_t index)
     return types[index % COUNT(types)];
 }
 
-/* ---- Every kernel ----------------------------------------------------------------------------- */
+/* ---- Every kernel */
 
 /* q dtype x kv dtype x layout, with the head sizes in turn, each over a mixed batch. */
 void make_kernels(const check_env *env, check_draw *d, int64_t index, check_attention *c)
@@ -200,7 +201,7 @@ void make_combinations(const check_env *env, check_draw *d, int64_t index, check
         if (check_chance(d, 5)) c->seqs[i].causality = FOLIO_NOT_CAUSAL;
 }
 
-/* ---- Kinds of attention ----------------------------------------------------------------------- */
+/* ---- Kinds of attention */
 
 void make_mixed_batch(const check_env *env, check_draw *d, int64_t index, check_attention *c)
 {
@@ -219,9 +220,9 @@ void make_prefix_prefill(const check_env *env, check_draw *d, int64_t index, che
 
 void make_decoder(const check_env *env, check_draw *d, int64_t index, check_attention *c)
 {
-    static const int64_t shapes[][2] = {{1, 0},  {2, 0},  {15, 0}, {16, 0}, {17, 0}, {33, 0},
-                                        {65, 0}, {1, 1},  {1, 15}, {1, 16}, {1, 17}, {1, 64},
-                                        {3, 31}, {4, 64}, {16, 16}, {0, 5}, {100, 30}, {1, 511}};
+    static const int64_t shapes[][2] = {{1, 0},  {2, 0},  {15, 0},  {16, 0}, {17, 0},   {33, 0},
+                                        {65, 0}, {1, 1},  {1, 15},  {1, 16}, {1, 17},   {1, 64},
+                                        {3, 31}, {4, 64}, {16, 16}, {0, 5},  {100, 30}, {1, 511}};
     check_base(env, d, c);
     const int64_t *shape = shapes[index % COUNT(shapes)];
     check_add(c, shape[0], shape[1]);
@@ -266,7 +267,7 @@ void make_profiling(const check_env *env, check_draw *d, int64_t index, check_at
 
 void make_gqa(const check_env *env, check_draw *d, int64_t index, check_attention *c)
 {
-    static const int32_t heads[][2] = {{1, 1}, {8, 8}, {8, 1}, {8, 2}, {6, 3}, {12, 4},
+    static const int32_t heads[][2] = {{1, 1}, {8, 8},  {8, 1}, {8, 2},  {6, 3},  {12, 4},
                                        {5, 1}, {16, 2}, {7, 7}, {14, 2}, {32, 1}, {9, 3}};
     check_base(env, d, c);
     c->spec.num_heads = heads[index % COUNT(heads)][0];
@@ -275,7 +276,7 @@ void make_gqa(const check_env *env, check_draw *d, int64_t index, check_attentio
     check_mixed(d, c);
 }
 
-/* ---- Scores ----------------------------------------------------------------------------------- */
+/* ---- Scores */
 
 void make_alibi(const check_env *env, check_draw *d, int64_t index, check_attention *c)
 {
@@ -328,7 +329,8 @@ void make_sinks(const check_env *env, check_draw *d, int64_t index, check_attent
 
 void make_bias(const check_env *env, check_draw *d, int64_t index, check_attention *c)
 {
-    base_of_type(env, d, (folio_attention_type)((index + index / 16) % FOLIO_NUM_ATTENTION_TYPES), c);
+    base_of_type(env, d, (folio_attention_type)((index + index / 16) % FOLIO_NUM_ATTENTION_TYPES),
+                 c);
     random_bias(d, &c->spec);
     c->spec.bias = (uint32_t)(index % 16);
     c->spec.strided = index % 3 == 0;
@@ -344,7 +346,7 @@ void make_bias_nan(const check_env *env, check_draw *d, int64_t index, check_att
     c->spec.kv_dtype = index % 3 ? kv_dtypes[index % COUNT(kv_dtypes)] : 0;
 }
 
-/* ---- Numbers, sizes, layouts ------------------------------------------------------------------ */
+/* ---- Numbers, sizes, layouts */
 
 void make_f16_bf16(const check_env *env, check_draw *d, int64_t index, check_attention *c)
 {
@@ -373,9 +375,9 @@ void make_int8_kv(const check_env *env, check_draw *d, int64_t index, check_atte
 /* Usual and odd sizes first, then every multiple of 8. */
 void make_head_sizes(const check_env *env, check_draw *d, int64_t index, check_attention *c)
 {
-    static const int32_t sizes[][2] = {{8, 8},     {16, 16},   {24, 24},   {40, 40},   {64, 64},
-                                       {72, 72},   {80, 80},   {96, 96},   {112, 112}, {120, 120},
-                                       {128, 128}, {192, 128}, {64, 128},  {24, 8},    {8, 72},
+    static const int32_t sizes[][2] = {{8, 8},     {16, 16},   {24, 24},  {40, 40},   {64, 64},
+                                       {72, 72},   {80, 80},   {96, 96},  {112, 112}, {120, 120},
+                                       {128, 128}, {192, 128}, {64, 128}, {24, 8},    {8, 72},
                                        {256, 256}, {512, 512}, {504, 16}};
     check_base(env, d, c);
     c->spec.num_kv_heads = 1;
@@ -394,7 +396,7 @@ void make_head_sizes(const check_env *env, check_draw *d, int64_t index, check_a
 
 void make_block_sizes(const check_env *env, check_draw *d, int64_t index, check_attention *c)
 {
-    static const int32_t blocks[] = {1,  2,  3,  5,  7,   8,   15,  16,   17,
+    static const int32_t blocks[] = {1,  2,  3,  5,   7,   8,   15,   16,   17,
                                      32, 48, 64, 100, 128, 256, 1000, 1024, 4096};
     check_base(env, d, c);
     c->spec.block_size = index < COUNT(blocks) ? blocks[index] : (int32_t)check_int(d, 1, 300);
@@ -421,7 +423,7 @@ void make_page_tables(const check_env *env, check_draw *d, int64_t index, check_
     for (int64_t i = 0; i < c->num_seqs; i++) c->seqs[i].slots_given = index % 2 != 0;
 }
 
-/* ---- Ways to run ------------------------------------------------------------------------------ */
+/* ---- Ways to run */
 
 void make_positions(const check_env *env, check_draw *d, int64_t index, check_attention *c)
 {
@@ -461,8 +463,8 @@ void make_split_kv(const check_env *env, check_draw *d, int64_t index, check_att
 {
     static const int64_t queries[] = {1, 1, 2, 5, 17};
     int64_t split = check_split_len(env);
-    int64_t lengths[] = {split - 1, split, split + 1, 2 * split - 1, 2 * split, 2 * split + 1,
-                         3 * split + 7, split / 2};
+    int64_t lengths[] = {split - 1, split,         split + 1,     2 * split - 1,
+                         2 * split, 2 * split + 1, 3 * split + 7, split / 2};
     check_base(env, d, c);
     c->spec.num_kv_heads = (int32_t)(1 + index % 2);
     c->spec.num_heads = 2 * c->spec.num_kv_heads;

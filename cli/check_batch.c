@@ -1,6 +1,6 @@
 /*
- * check_batch.c: cases of `folio check` about batches and plans: counts, views, completeness, the matrix
- * that masks amount to, and what a plan says it will do.
+ * check_batch.c: cases of `folio check` about batches and plans: counts, views, completeness, the
+ * matrix that masks amount to, and what a plan says it will do.
  */
 #include "check.h"
 
@@ -64,11 +64,11 @@ static bool same_summary(const folio_batch_summary *got, const folio_batch_summa
         size_t offset;
     } fields[] = {
 #define FIELD(name) {#name, offsetof(folio_batch_summary, name)}
-        FIELD(num_seqs),           FIELD(num_query_tokens),   FIELD(num_prefills),
-        FIELD(num_prefill_tokens), FIELD(num_decodes),        FIELD(num_decode_tokens),
-        FIELD(num_padding),        FIELD(num_padding_tokens), FIELD(max_query_len),
+        FIELD(num_seqs),           FIELD(num_query_tokens),    FIELD(num_prefills),
+        FIELD(num_prefill_tokens), FIELD(num_decodes),         FIELD(num_decode_tokens),
+        FIELD(num_padding),        FIELD(num_padding_tokens),  FIELD(max_query_len),
         FIELD(max_seq_len),        FIELD(max_prefill_seq_len), FIELD(max_decode_seq_len),
-        FIELD(num_encoder_tokens), FIELD(max_encoder_len),    FIELD(max_encoder_new_len),
+        FIELD(num_encoder_tokens), FIELD(max_encoder_len),     FIELD(max_encoder_new_len),
 #undef FIELD
     };
     if (got->kind != want->kind)
@@ -93,13 +93,14 @@ void run_metadata(const check_env *env, check_draw *d, int64_t index, check_outc
     folio_batch *batch = h ? harness_batch(h, c.seqs, c.num_seqs) : NULL;
     folio_batch_summary got = {.struct_size = sizeof got}, want = count(&c);
     if (batch == NULL) check_fail(out, "%s", harness_error());
-    else if (folio_batch_summarize(batch, &got) != FOLIO_OK) check_fail(out, "%s", folio_last_error());
+    else if (folio_batch_summarize(batch, &got) != FOLIO_OK)
+        check_fail(out, "%s", folio_last_error());
     else if (same_summary(&got, &want, out)) check_pass(out);
     folio_batch_destroy(batch);
     harness_close(h);
 }
 
-/* ---- Views ------------------------------------------------------------------------------------ */
+/* ---- Views */
 
 typedef struct seq_view {
     int64_t rows, keys, new_rows, context;
@@ -110,7 +111,8 @@ static seq_view view_of(const harness_seq *s, folio_attention_type type)
     bool real = s->seq_len > 0;
     switch (type) {
     case FOLIO_DECODER:
-        return (seq_view){s->query_len, s->seq_len, s->query_len, real ? s->seq_len - s->query_len : 0};
+        return (seq_view){s->query_len, s->seq_len, s->query_len,
+                          real ? s->seq_len - s->query_len : 0};
     case FOLIO_ENCODER:
         return (seq_view){s->encoder_new_len, s->encoder_new_len, s->encoder_new_len, 0};
     case FOLIO_ENCODER_ONLY:
@@ -142,8 +144,7 @@ static bool same_tables(harness *h, const check_attention *c, folio_attention_ty
     int64_t bs = c->spec.block_size, count_blocks = 0, blocks = (want.keys + bs - 1) / bs;
     const int32_t *table = harness_blocks(h, i + 1, cross, &count_blocks);
     if (v->table_start[n + 1] - v->table_start[n] < blocks) SAME("number of blocks", 0, blocks);
-    for (int64_t b = 0; b < blocks; b++)
-        SAME("block", v->blocks[v->table_start[n] + b], table[b]);
+    for (int64_t b = 0; b < blocks; b++) SAME("block", v->blocks[v->table_start[n] + b], table[b]);
     for (int64_t t = 0; t < want.new_rows; t++) {
         int64_t token = want.context + t;
         int64_t slot = s->seq_len ? table[token / bs] * bs + token % bs : -1;
@@ -204,20 +205,23 @@ void run_views(const check_env *env, check_draw *d, int64_t index, check_outcome
     for (int type = 0; ok && type < FOLIO_NUM_ATTENTION_TYPES; type++)
         for (int phase = 0; ok && phase <= FOLIO_DECODE; phase++) {
             folio_batch_view_data v = {.struct_size = sizeof v};
-            folio_status status = folio_batch_view(batch, (folio_attention_type)type,
-                                                   (folio_phase)phase, &v);
-            ok = status == FOLIO_OK ? same_view(h, &c, (folio_attention_type)type,
-                                                (folio_phase)phase, &v, out)
-                                    : check_fail(out, "%s", folio_last_error());
+            folio_status status =
+                folio_batch_view(batch, (folio_attention_type)type, (folio_phase)phase, &v);
+            ok = status == FOLIO_OK
+                     ? same_view(h, &c, (folio_attention_type)type, (folio_phase)phase, &v, out)
+                     : check_fail(out, "%s", folio_last_error());
         }
     if (ok) check_pass(out);
     folio_batch_destroy(batch);
     harness_close(h);
 }
 
-/* ---- Completeness ----------------------------------------------------------------------------- */
+/* ---- Completeness */
 
-/* A batch that lacks one field of a type: the query names it, and so does the error of a forward. */
+/*
+ * A batch that lacks one field of a type: the query names it, and so does the error of a
+ * forward.
+ */
 void run_completeness(const check_env *env, check_draw *d, int64_t index, check_outcome *out)
 {
     static const struct {
@@ -236,8 +240,8 @@ void run_completeness(const check_env *env, check_draw *d, int64_t index, check_
     const int64_t n = index % (int64_t)(sizeof cases / sizeof cases[0]);
     (void)d;
     folio_batch_desc desc = {.struct_size = sizeof desc, .block_size = 16};
-    folio_batch_seq seq = {.struct_size = sizeof seq, .query_len = 3,
-                           .seq_len = cases[n].context ? 8 : 3};
+    folio_batch_seq seq = {
+        .struct_size = sizeof seq, .query_len = 3, .seq_len = cases[n].context ? 8 : 3};
     if (cases[n].encoder) seq.encoder_len = seq.encoder_new_len = 5;
     folio_batch *batch = NULL;
     const char *missing = NULL;
@@ -270,10 +274,10 @@ void run_completeness(const check_env *env, check_draw *d, int64_t index, check_
     folio_batch_destroy(batch);
 }
 
-/* ---- Masks as a matrix ------------------------------------------------------------------------ */
+/* ---- Masks as a matrix */
 
-static bool same_matrix(const check_attention *c, int64_t seq, const float *slopes, const float *got,
-                        check_outcome *out)
+static bool same_matrix(const check_attention *c, int64_t seq, const float *slopes,
+                        const float *got, check_outcome *out)
 {
     const harness_seq *s = &c->seqs[seq];
     seq_view v = view_of(s, c->type);
@@ -310,8 +314,8 @@ void run_bias_write(const check_env *env, check_draw *d, int64_t index, check_ou
         float *matrix = calloc((size_t)size + 1, sizeof *matrix);
         if (matrix == NULL) abort();
         matrix[size] = 42.0f;
-        folio_status status = folio_bias_write(harness_attention(h), batch, c.type, i, used, matrix,
-                                               size);
+        folio_status status =
+            folio_bias_write(harness_attention(h), batch, c.type, i, used, matrix, size);
         if (status != FOLIO_OK) ok = check_fail(out, "%s", folio_last_error());
         else if (matrix[size] != 42.0f) ok = check_fail(out, "wrote past its capacity");
         else ok = same_matrix(&c, i, used, matrix, out);
@@ -322,7 +326,7 @@ void run_bias_write(const check_env *env, check_draw *d, int64_t index, check_ou
     harness_close(h);
 }
 
-/* ---- What a plan says ------------------------------------------------------------------------- */
+/* ---- What a plan says */
 
 static bool describe_plan(const check_env *env, const check_attention *c, folio_plan_info *info)
 {
@@ -330,10 +334,13 @@ static bool describe_plan(const check_env *env, const check_attention *c, folio_
     harness *h = harness_open(env->ctx, &c->spec, c->seqs, c->num_seqs);
     folio_batch *batch = h ? harness_batch(h, c->seqs, c->num_seqs) : NULL;
     const folio_attention *attention = h ? harness_attention(h) : NULL;
-    folio_plan_desc desc = {.struct_size = sizeof desc, .attentions = &attention,
-                            .num_attentions = 1, .block_size = c->spec.block_size,
+    folio_plan_desc desc = {.struct_size = sizeof desc,
+                            .attentions = &attention,
+                            .num_attentions = 1,
+                            .block_size = c->spec.block_size,
                             .num_blocks = h ? harness_num_blocks(h) : 0,
-                            .max_seqs = c->num_seqs, .max_query_tokens = 64,
+                            .max_seqs = c->num_seqs,
+                            .max_query_tokens = 64,
                             .max_seq_len = 1 << 20};
     folio_plan *plan = NULL;
     bool ok = batch && folio_plan_create(env->ctx, &desc, &plan) == FOLIO_OK &&
@@ -359,8 +366,9 @@ int64_t check_split_len(const check_env *env)
 void run_split_plan(const check_env *env, check_draw *d, int64_t index, check_outcome *out)
 {
     (void)d;
-    check_attention c = {.spec = {.seed = 1, .num_heads = 4, .num_kv_heads = 1, .k_head_size = 16,
-                                  .block_size = 16}};
+    check_attention c = {
+        .spec = {
+            .seed = 1, .num_heads = 4, .num_kv_heads = 1, .k_head_size = 16, .block_size = 16}};
     bool is_long = index % 2 != 0;
     folio_plan_info info;
     check_add(&c, 1, is_long ? 16 * check_split_len(env) : 40);

@@ -1,6 +1,7 @@
 /*
- * check_bits.c: cases of `folio check` that compare bits: whole against pieces, threads and crowds; graphs
- * against plain plans; page-table forms; appended keys. Also merged parts, and what must be refused.
+ * check_bits.c: cases of `folio check` that compare bits: whole against pieces, threads and crowds;
+ * graphs against plain plans; page-table forms; appended keys. Also merged parts, and what must be
+ * refused.
  */
 #include "check.h"
 
@@ -8,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- The same bits ---------------------------------------------------------------------------- */
+/* ---- The same bits */
 
 static void plain_base(const check_env *env, check_draw *d, check_attention *c)
 {
@@ -33,6 +34,7 @@ static void invariant_case(const check_env *env, check_draw *d, int64_t index, c
     case 8: s->windowed = 1, s->window_left = 40, s->alibi = true; break;
     case 9: s->kv_dtype = FOLIO_BF16, s->amplitude = 8.0; break;
     }
+    check_settle(c);
     int64_t split = check_split_len(env);
     check_add(c, check_int(d, 20, 45), index % 3 == 2 ? split - 10 : index % 3 ? 33 : 0);
 }
@@ -72,9 +74,9 @@ void run_row_invariant(const check_env *env, check_draw *d, int64_t index, check
     if (!ok) check_fail(out, "%s", harness_error());
     for (int64_t row = 0; ok && row < total; row++)
         if (!harness_rows_equal(&whole, row, &pieces, row, 1))
-            ok = check_fail(out, "row %lld of %lld differs in %lld pieces, %d threads, a crowd of %lld",
-                            (long long)row, (long long)total, (long long)n, (int)threads,
-                            (long long)num_crowd);
+            ok = check_fail(
+                out, "row %lld of %lld differs in %lld pieces, %d threads, a crowd of %lld",
+                (long long)row, (long long)total, (long long)n, (int)threads, (long long)num_crowd);
     if (ok) check_pass(out);
     harness_result_free(&whole);
     harness_result_free(&pieces);
@@ -88,8 +90,7 @@ static bool same_bits(const check_env *env, const check_attention *c, const harn
     harness_result a = {0}, b = {0};
     harness *first = harness_open(env->ctx, &c->spec, c->seqs, c->num_seqs);
     harness *second = harness_open(env->ctx, other, c->seqs, c->num_seqs);
-    bool ok = first && second &&
-              harness_forward(first, NULL, c->type, c->seqs, c->num_seqs, &a) &&
+    bool ok = first && second && harness_forward(first, NULL, c->type, c->seqs, c->num_seqs, &a) &&
               harness_forward(second, NULL, c->type, c->seqs, c->num_seqs, &b);
     if (!ok) check_fail(out, "%s", harness_error());
     else if (!harness_rows_equal(&a, 0, &b, 0, a.row_start[a.num_seqs]))
@@ -148,7 +149,7 @@ void run_append_bits(const check_env *env, check_draw *d, int64_t index, check_o
     harness_close(h);
 }
 
-/* ---- Merging ---------------------------------------------------------------------------------- */
+/* ---- Merging */
 
 enum { MERGE_MAX_PARTS = 6, MERGE_TOKENS = 5, MERGE_HEADS = 3, MERGE_SIZE = 24 };
 enum { MERGE_ROWS = MERGE_TOKENS * MERGE_HEADS, MERGE_COUNT = MERGE_ROWS * MERGE_SIZE };
@@ -218,12 +219,16 @@ void run_merge(const check_env *env, check_draw *d, int64_t index, check_outcome
         memcpy(want + r * MERGE_SIZE, mean, sizeof mean);
     }
     for (int64_t p = 0; p < m.num_parts; p++)
-        states[p] = (folio_state){.out = {.data = m.out[p], .dtype = m.dtype, .tokens = MERGE_TOKENS},
-                                  .lse = m.lse[p]};
+        states[p] = (folio_state){
+            .out = {.data = m.out[p], .dtype = m.dtype, .tokens = MERGE_TOKENS}, .lse = m.lse[p]};
     void *to = index % 2 ? (void *)m.out[0] : (void *)result; /* into a part's own memory, too */
-    folio_merge merge = {.struct_size = sizeof merge, .num_heads = MERGE_HEADS,
-                         .head_size = MERGE_SIZE, .num_parts = m.num_parts, .parts = states,
-                         .out = {.data = to, .dtype = m.dtype, .tokens = MERGE_TOKENS}, .lse = lse};
+    folio_merge merge = {.struct_size = sizeof merge,
+                         .num_heads = MERGE_HEADS,
+                         .head_size = MERGE_SIZE,
+                         .num_parts = m.num_parts,
+                         .parts = states,
+                         .out = {.data = to, .dtype = m.dtype, .tokens = MERGE_TOKENS},
+                         .lse = lse};
     if (folio_merge_states(env->ctx, &merge, NULL) != FOLIO_OK) {
         check_fail(out, "%s", folio_last_error());
         return;
@@ -264,12 +269,16 @@ void run_merge_parts(const check_env *env, check_draw *d, int64_t index, check_o
     if (ok) {
         folio_state states[2];
         for (int p = 0; p < 2; p++)
-            states[p] = (folio_state){
-                .out = {.data = part[p].bits, .dtype = FOLIO_F32, .tokens = ref.rows},
-                .lse = part[p].lse_bits};
-        folio_merge merge = {.struct_size = sizeof merge, .num_heads = c.spec.num_heads,
-                             .head_size = c.spec.k_head_size, .num_parts = 2, .parts = states,
-                             .out = states[0].out, .lse = part[0].lse_bits};
+            states[p] =
+                (folio_state){.out = {.data = part[p].bits, .dtype = FOLIO_F32, .tokens = ref.rows},
+                              .lse = part[p].lse_bits};
+        folio_merge merge = {.struct_size = sizeof merge,
+                             .num_heads = c.spec.num_heads,
+                             .head_size = c.spec.k_head_size,
+                             .num_parts = 2,
+                             .parts = states,
+                             .out = states[0].out,
+                             .lse = part[0].lse_bits};
         ok = folio_merge_states(env->ctx, &merge, NULL) == FOLIO_OK ||
              check_fail(out, "%s", folio_last_error());
     }
@@ -293,7 +302,7 @@ void run_merge_parts(const check_env *env, check_draw *d, int64_t index, check_o
     harness_close(window);
 }
 
-/* ---- Refusals --------------------------------------------------------------------------------- */
+/* ---- Refusals */
 
 /* Block-sparse attention has a field, and one sentence for who fills it. */
 void run_refused(const check_env *env, check_draw *d, int64_t index, check_outcome *out)
@@ -301,8 +310,11 @@ void run_refused(const check_env *env, check_draw *d, int64_t index, check_outco
     static const int pattern = 1;
     (void)d;
     (void)index;
-    folio_attention_desc desc = {.struct_size = sizeof desc, .num_heads = 2, .k_head_size = 16,
-                                 .dtype = FOLIO_F32, .block_sparse = &pattern};
+    folio_attention_desc desc = {.struct_size = sizeof desc,
+                                 .num_heads = 2,
+                                 .k_head_size = 16,
+                                 .dtype = FOLIO_F32,
+                                 .block_sparse = &pattern};
     folio_attention *attention = NULL;
     folio_status status = folio_attention_create(env->ctx, &desc, &attention);
     if (status == FOLIO_OK) folio_attention_destroy(attention);

@@ -1,6 +1,6 @@
 /*
- * check_cache.c: cases of `folio check` about what backends say of themselves and about K and V on the
- * move: shapes, copy, swap, gather, pack and unpack, through every layout.
+ * check_cache.c: cases of `folio check` about what backends say of themselves and about K and V on
+ * the move: shapes, copy, swap, gather, pack and unpack, through every layout.
  */
 #include "check.h"
 
@@ -18,9 +18,12 @@ static harness *open_small(const check_env *env, check_draw *d, folio_layout lay
 {
     static const int32_t blocks[] = {16, 16, 32, 8, 5};
     if (spec->seed == 0) { /* the first of a pair decides the geometry */
-        *spec = (harness_spec){.seed = (uint64_t)check_int(d, 1, INT64_MAX - 1), .num_heads = 3,
-                               .k_head_size = 32, .block_size = CHECK_PICK(d, blocks),
-                               .num_layers = NUM_LAYERS, .num_blocks = 9};
+        *spec = (harness_spec){.seed = (uint64_t)check_int(d, 1, INT64_MAX - 1),
+                               .num_heads = 3,
+                               .k_head_size = 32,
+                               .block_size = CHECK_PICK(d, blocks),
+                               .num_layers = NUM_LAYERS,
+                               .num_blocks = 9};
     }
     spec->layout = layout;
     spec->kv_dtype = dtype;
@@ -59,10 +62,12 @@ static raw_rows raw_make(const harness_spec *s, const int64_t *blocks, int64_t n
 static void raw_fill(const harness_spec *s, raw_rows *r, int64_t tag)
 {
     for (size_t i = 0; i < r->bytes; i++)
-        r->data[i] = (unsigned char)(harness_random_bits(s->seed, HARNESS_USER, tag, (int64_t)i, 0, 0) &
-                                     0x3f);
+        r->data[i] =
+            (unsigned char)(harness_random_bits(s->seed, HARNESS_USER, tag, (int64_t)i, 0, 0) &
+                            0x3f);
     if (s->kv_dtype != FOLIO_INT8)
-        memset(r->rows.k_scales, 0, (size_t)(r->data + r->bytes - (unsigned char *)r->rows.k_scales));
+        memset(r->rows.k_scales, 0,
+               (size_t)(r->data + r->bytes - (unsigned char *)r->rows.k_scales));
 }
 
 /* Puts random rows into the blocks of every layer. */
@@ -91,9 +96,9 @@ static bool same_layers(harness *h, const harness_spec *s, const int64_t *blocks
         if (folio_kv_cache_unpack(harness_cache(h), layer, &got.rows, NULL) != FOLIO_OK)
             ok = check_fail(out, "unpack: %s", folio_last_error());
         else if (memcmp(got.data, want.data, want.bytes) != 0)
-            ok = check_fail(out, "%s: layer %d does not hold what was written (%s, %s)", what,
-                            (int)layer, folio_layout_name(s->layout),
-                            folio_dtype_name(s->kv_dtype));
+            ok =
+                check_fail(out, "%s: layer %d does not hold what was written (%s, %s)", what,
+                           (int)layer, folio_layout_name(s->layout), folio_dtype_name(s->kv_dtype));
         free(want.data);
         free(got.data);
     }
@@ -137,10 +142,12 @@ void run_swap(const check_env *env, check_draw *d, int64_t index, check_outcome 
     harness_spec s = {0}, t;
     harness *a = open_small(env, d, layout_of(env, index), dtype, &s);
     t = s;
-    harness *b = open_small(env, d, layout_of(env, index / env->info.num_layouts + index + 1), dtype, &t);
+    harness *b =
+        open_small(env, d, layout_of(env, index / env->info.num_layouts + index + 1), dtype, &t);
     bool ok = (a && b) || check_fail(out, "%s", harness_error());
     ok = ok && fill_layers(a, &s, from, 2, out);
-    if (ok && folio_kv_cache_swap_blocks(harness_cache(a), harness_cache(b), pairs, 2, NULL) != FOLIO_OK)
+    if (ok &&
+        folio_kv_cache_swap_blocks(harness_cache(a), harness_cache(b), pairs, 2, NULL) != FOLIO_OK)
         ok = check_fail(out, "%s", folio_last_error());
     ok = ok && same_layers(b, &t, to, 2, "swap", out);
     if (ok) check_pass(out);
@@ -163,10 +170,13 @@ void run_gather(const check_env *env, check_draw *d, int64_t index, check_outcom
     bool fp8 = s.kv_dtype == FOLIO_FP8_E4M3 || s.kv_dtype == FOLIO_FP8_E5M2;
     float *rows = calloc((size_t)(6 * width), sizeof *rows);
     if (rows == NULL) abort();
-    folio_kv_gather g = {.struct_size = sizeof g, .slots = slots, .num_slots = 3,
+    folio_kv_gather g = {.struct_size = sizeof g,
+                         .slots = slots,
+                         .num_slots = 3,
                          .k = {.data = rows, .dtype = FOLIO_F32, .tokens = 3},
                          .v = {.data = rows + 3 * width, .dtype = FOLIO_F32, .tokens = 3},
-                         .k_scale = 0.7f, .v_scale = 0.7f};
+                         .k_scale = 0.7f,
+                         .v_scale = 0.7f};
     if (ok && folio_kv_cache_gather(harness_cache(h), 1, &g, NULL) != FOLIO_OK)
         ok = check_fail(out, "%s", folio_last_error());
     raw_rows r = raw_make(&s, &block, 1);
@@ -192,7 +202,7 @@ void run_gather(const check_env *env, check_draw *d, int64_t index, check_outcom
     harness_close(h);
 }
 
-/* ---- What a backend says ---------------------------------------------------------------------- */
+/* ---- What a backend says */
 
 static bool describes_itself(const check_env *env, check_outcome *out)
 {
@@ -222,10 +232,11 @@ static bool describes_itself(const check_env *env, check_outcome *out)
 }
 
 /* What supports says of a head size is what attention_create does. */
-static bool supports_head_size(const check_env *env, int32_t size, bool expected, check_outcome *out)
+static bool supports_head_size(const check_env *env, int32_t size, bool expected,
+                               check_outcome *out)
 {
-    folio_attention_desc desc = {.struct_size = sizeof desc, .num_heads = 2, .k_head_size = size,
-                                 .dtype = FOLIO_F32};
+    folio_attention_desc desc = {
+        .struct_size = sizeof desc, .num_heads = 2, .k_head_size = size, .dtype = FOLIO_F32};
     char reasons[256] = "";
     folio_attention *attention = NULL;
     folio_status says = folio_backend_supports(env->info.name, &desc, FOLIO_TYPE_BIT(FOLIO_DECODER),
@@ -258,9 +269,14 @@ void run_shape(const check_env *env, check_draw *d, int64_t index, check_outcome
     folio_layout layout = layout_of(env, index);
     folio_dtype dtype = kv_dtypes[index / env->info.num_layouts % NUM_KV_DTYPES];
     if (layout == FOLIO_LAYOUT_STRIDED) layout = FOLIO_LAYOUT_NHD; /* has no shape of its own */
-    folio_kv_cache_desc desc = {.struct_size = sizeof desc, .num_blocks = 7, .num_layers = 3,
-                                .block_size = CHECK_PICK(d, blocks), .num_kv_heads = 2,
-                                .k_head_size = 48, .dtype = dtype, .layout = layout};
+    folio_kv_cache_desc desc = {.struct_size = sizeof desc,
+                                .num_blocks = 7,
+                                .num_layers = 3,
+                                .block_size = CHECK_PICK(d, blocks),
+                                .num_kv_heads = 2,
+                                .k_head_size = 48,
+                                .dtype = dtype,
+                                .layout = layout};
     folio_kv_shape shape = {.struct_size = sizeof shape};
     if (folio_kv_cache_shape(env->info.name, &desc, &shape) != FOLIO_OK) {
         check_fail(out, "%s", folio_last_error());

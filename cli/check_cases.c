@@ -5,7 +5,10 @@
 #include <stdio.h>
 #include <string.h>
 
-/* "kernels" and "combinations" are no features: every pair of types and layout, everything at once. */
+/*
+ * "kernels" and "combinations" are no features: every pair of types and layout, everything at
+ * once.
+ */
 const check_part check_parts[] = {
     {"describe", "answers", 1, 1, NULL, run_describe},
     {"describe", "shape", 48, 48, NULL, run_shape},

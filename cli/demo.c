@@ -1,7 +1,7 @@
 /*
- * demo.c: `folio demo`: one step of a small model through the paged cache: prompts, a chunked prompt,
- * decodes and a sequence with cross attention in one batch, judged row by row, shown as a table and as
- * the map of the cache's blocks.
+ * demo.c: `folio demo`: one step of a small model through the paged cache: prompts, a chunked
+ * prompt, decodes and a sequence with cross attention in one batch, judged row by row, shown as a
+ * table and as the map of the cache's blocks.
  */
 #include "args.h"
 #include "commands.h"
@@ -89,11 +89,12 @@ static void print_intro(const folio_context_info *info)
 {
     printf("%sfolio %s%s: paged attention for C\n\n", term_start(TERM_BOLD), folio_version(),
            term_end());
-    printf("One step of one layer: %d query heads share %d kv heads of size %d; queries are f32, the KV\n"
-           "cache holds bf16 in %d blocks of %d tokens. Seven sequences in different phases make one\n"
-           "batch, each over blocks scattered through the cache. Unwritten slots hold NaN.\n\n",
-           (int)layer.num_heads, (int)layer.num_kv_heads, (int)layer.k_head_size, NUM_BLOCKS,
-           BLOCK_SIZE);
+    printf(
+        "One step of one layer: %d query heads share %d kv heads of size %d; queries are f32, the KV\n"
+        "cache holds bf16 in %d blocks of %d tokens. Seven sequences in different phases make one\n"
+        "batch, each over blocks scattered through the cache. Unwritten slots hold NaN.\n\n",
+        (int)layer.num_heads, (int)layer.num_kv_heads, (int)layer.k_head_size, NUM_BLOCKS,
+        BLOCK_SIZE);
     printf("backend %s, level %s, threads %d (%s)\n\n", info->backend, info->level,
            (int)info->num_threads, info->device);
 }
@@ -115,16 +116,18 @@ static bool print_line(const actor *a, int64_t i, const part *p, const char *sto
 static bool print_table(harness *h, const part *self, const part *cross)
 {
     bool ok = true;
-    printf("  %s%-4s %-26s %6s %8s %7s   %9s   %9s%s\n", term_start(TERM_DIM), "seq", "what it does",
-           "query", "context", "blocks", "max error", "budget", term_end());
+    printf("  %s%-4s %-26s %6s %8s %7s   %9s   %9s%s\n", term_start(TERM_DIM), "seq",
+           "what it does", "query", "context", "blocks", "max error", "budget", term_end());
     for (int64_t i = 0; i < NUM_ACTORS; i++) {
         const harness_seq *s = &actors[i].seq;
         int64_t blocks;
         harness_blocks(h, i + 1, false, &blocks);
-        ok = print_line(&actors[i], i, self, actors[i].story, s->seq_len - s->query_len, blocks) && ok;
+        ok = print_line(&actors[i], i, self, actors[i].story, s->seq_len - s->query_len, blocks) &&
+             ok;
         if (s->encoder_len == 0) continue;
         harness_blocks(h, i + 1, true, &blocks);
-        ok = print_line(&actors[i], i, cross, "  its cross attention", s->encoder_len, blocks) && ok;
+        ok =
+            print_line(&actors[i], i, cross, "  its cross attention", s->encoder_len, blocks) && ok;
     }
     return ok;
 }
@@ -160,9 +163,11 @@ static void print_outcome(bool ok, const part *self, const part *cross)
 {
     int64_t rows = self->got.rows;
     printf("\n%lld query rows x %d heads, self-attention in %.2f ms, cross attention in %.2f ms.\n",
-           (long long)rows, (int)layer.num_heads, 1e3 * self->got.seconds, 1e3 * cross->got.seconds);
+           (long long)rows, (int)layer.num_heads, 1e3 * self->got.seconds,
+           1e3 * cross->got.seconds);
     if (ok)
-        printf("%sEvery number is within its budget%s of the double-precision reference: twice the error\n"
+        printf("%sEvery number is within its budget%s of the double-precision reference: twice the "
+               "error\n"
                "of a plain f32 softmax, and one rounding step.\n",
                term_start(TERM_GREEN), term_end());
     else

@@ -45,17 +45,20 @@ void *harness_alloc(size_t count, size_t size)
 
 folio_context *harness_context(const char *backend, const char *level, int32_t threads)
 {
-    folio_context_desc desc = {.struct_size = sizeof desc, .backend = backend, .level = level,
-                               .num_threads = threads};
+    folio_context_desc desc = {
+        .struct_size = sizeof desc, .backend = backend, .level = level, .num_threads = threads};
     folio_context *ctx = NULL;
     folio_status status = folio_context_create(&desc, &ctx);
     if (status != FOLIO_OK) harness_refused("context", status);
     return status == FOLIO_OK ? ctx : NULL;
 }
 
-/* ---- Sequences and their blocks --------------------------------------------------------------- */
+/* ---- Sequences and their blocks */
 
-int64_t harness_seq_id(const harness_seq *seqs, int64_t i) { return seqs[i].id ? seqs[i].id : i + 1; }
+int64_t harness_seq_id(const harness_seq *seqs, int64_t i)
+{
+    return seqs[i].id ? seqs[i].id : i + 1;
+}
 
 seq_state *harness_state(harness *h, int64_t id)
 {
@@ -117,7 +120,8 @@ bool harness_reserve_all(harness *h, const harness_seq *seqs, int64_t num_seqs)
 {
     for (int64_t i = 0; h->cache && i < num_seqs; i++) {
         seq_state *s = harness_state(h, harness_seq_id(seqs, i));
-        if (!reserve(h, s, 0, seqs[i].seq_len) || !reserve(h, s, 1, seqs[i].encoder_len)) return false;
+        if (!reserve(h, s, 0, seqs[i].seq_len) || !reserve(h, s, 1, seqs[i].encoder_len))
+            return false;
     }
     return true;
 }
@@ -129,7 +133,7 @@ const int32_t *harness_blocks(harness *h, int64_t id, bool cross, int64_t *n)
     return s->blocks[cross];
 }
 
-/* ---- Opening ---------------------------------------------------------------------------------- */
+/* ---- Opening */
 
 static void fill_defaults(harness_spec *s)
 {
@@ -147,22 +151,32 @@ static void fill_defaults(harness_spec *s)
 
 folio_attention_desc harness_attention_desc(const harness_spec *s)
 {
-    return (folio_attention_desc){
-        .struct_size = sizeof(folio_attention_desc), .num_heads = s->num_heads,
-        .num_kv_heads = s->num_kv_heads, .k_head_size = s->k_head_size,
-        .v_head_size = s->v_head_size, .dtype = s->dtype, .kv_dtype = s->kv_dtype,
-        .scale = s->scale, .soft_cap = s->soft_cap, .windowed = s->windowed,
-        .window_left = s->window_left, .window_right = s->window_right};
+    return (folio_attention_desc){.struct_size = sizeof(folio_attention_desc),
+                                  .num_heads = s->num_heads,
+                                  .num_kv_heads = s->num_kv_heads,
+                                  .k_head_size = s->k_head_size,
+                                  .v_head_size = s->v_head_size,
+                                  .dtype = s->dtype,
+                                  .kv_dtype = s->kv_dtype,
+                                  .scale = s->scale,
+                                  .soft_cap = s->soft_cap,
+                                  .windowed = s->windowed,
+                                  .window_left = s->window_left,
+                                  .window_right = s->window_right};
 }
 
 static folio_kv_cache_desc cache_desc(const harness *h)
 {
     const harness_spec *s = &h->spec;
-    return (folio_kv_cache_desc){
-        .struct_size = sizeof(folio_kv_cache_desc), .num_blocks = h->num_blocks,
-        .num_layers = s->num_layers, .block_size = s->block_size,
-        .num_kv_heads = s->num_kv_heads, .k_head_size = s->k_head_size,
-        .v_head_size = s->v_head_size, .dtype = s->kv_dtype, .layout = s->layout};
+    return (folio_kv_cache_desc){.struct_size = sizeof(folio_kv_cache_desc),
+                                 .num_blocks = h->num_blocks,
+                                 .num_layers = s->num_layers,
+                                 .block_size = s->block_size,
+                                 .num_kv_heads = s->num_kv_heads,
+                                 .k_head_size = s->k_head_size,
+                                 .v_head_size = s->v_head_size,
+                                 .dtype = s->kv_dtype,
+                                 .layout = s->layout};
 }
 
 /* Rows with gaps after each head, token and block; layers one after another. */
@@ -306,11 +320,11 @@ uint64_t harness_cache_hash(const harness *h)
     return hash;
 }
 
-/* ---- A step's inputs -------------------------------------------------------------------------- */
+/* ---- A step's inputs */
 
 /* All bytes NaN, guards on both sides. */
 step_tensor harness_tensor_make(const harness *h, folio_dtype dtype, int64_t tokens, int64_t heads,
-                               int64_t size)
+                                int64_t size)
 {
     step_tensor t = {.dtype = dtype, .tokens = tokens, .heads = heads, .size = size};
     t.head_stride = size + (h->spec.strided ? 3 : 0);
@@ -324,8 +338,11 @@ step_tensor harness_tensor_make(const harness *h, folio_dtype dtype, int64_t tok
 
 folio_tensor harness_tensor_of(const step_tensor *t)
 {
-    return (folio_tensor){.data = t->data, .dtype = t->dtype, .tokens = t->tokens,
-                          .token_stride = t->token_stride, .head_stride = t->head_stride};
+    return (folio_tensor){.data = t->data,
+                          .dtype = t->dtype,
+                          .tokens = t->tokens,
+                          .token_stride = t->token_stride,
+                          .head_stride = t->head_stride};
 }
 
 static double bias_entry(const harness_spec *s, int64_t id, int64_t row, int64_t head, int64_t key)
@@ -473,8 +490,8 @@ void harness_step_open(harness *h, folio_attention_type type, const harness_seq 
 
 void harness_step_close(step *st)
 {
-    void *owned[] = {st->row_start, st->new_row_start, st->q.allocation, st->k.allocation,
-                     st->v.allocation, st->slopes, st->sinks};
+    void *owned[] = {st->row_start,    st->new_row_start, st->q.allocation, st->k.allocation,
+                     st->v.allocation, st->slopes,        st->sinks};
     for (size_t i = 0; i < sizeof owned / sizeof owned[0]; i++) free(owned[i]);
     free((void *)(uintptr_t)st->bias.data);
 }

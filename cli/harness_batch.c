@@ -41,11 +41,15 @@ static folio_status add_seq(harness *h, folio_batch *batch, const harness_seq *s
     int64_t n = harness_blocks_for(h, s->seq_len), nc = harness_blocks_for(h, s->encoder_len);
     int32_t *table = harness_alloc((size_t)n, sizeof *table);
     int64_t *slots = harness_alloc((size_t)s->query_len, sizeof *slots);
-    folio_batch_seq seq = {.struct_size = sizeof seq, .query_len = s->query_len,
-                           .seq_len = s->seq_len, .phase = s->phase, .causality = s->causality,
+    folio_batch_seq seq = {.struct_size = sizeof seq,
+                           .query_len = s->query_len,
+                           .seq_len = s->seq_len,
+                           .phase = s->phase,
+                           .causality = s->causality,
                            .positions_given = s->positions_given,
                            .first_query_pos = s->first_query_pos,
-                           .first_key_pos = s->first_key_pos, .encoder_len = s->encoder_len,
+                           .first_key_pos = s->first_key_pos,
+                           .encoder_len = s->encoder_len,
                            .encoder_new_len = s->encoder_new_len};
     if (h->cache) {
         for (int64_t b = 0; b < n; b++) table[b] = told_block(s, state, b);

@@ -1,4 +1,7 @@
-/* harness_internal.h: what harness.c and harness_plain.c share: the harness and one step's inputs. */
+/*
+ * harness_internal.h: what harness.c and harness_plain.c share: the harness and one step's
+ * inputs.
+ */
 #ifndef FOLIO_HARNESS_INTERNAL_H
 #define FOLIO_HARNESS_INTERNAL_H
 
@@ -31,9 +34,9 @@ struct harness {
 typedef struct step_tensor {
     folio_dtype dtype;
     int64_t tokens, heads, size, token_stride, head_stride;
-    void *data;        /* first element        */
-    void *allocation;  /* guards around it     */
-    size_t bytes;      /* of the allocation    */
+    void *data;       /* first element */
+    void *allocation; /* guards around it */
+    size_t bytes;     /* of the allocation */
 } step_tensor;
 
 /* One step of one attention type: shapes and inputs. */
@@ -41,9 +44,9 @@ typedef struct step {
     folio_attention_type type;
     const harness_seq *seqs;
     int64_t num_seqs;
-    int64_t *row_start;     /* [num_seqs + 1] rows of q and out */
-    int64_t *new_row_start; /* [num_seqs + 1] rows of k and v   */
-    int64_t rows, new_rows; /* of the tensors, graph padding included */
+    int64_t *row_start;         /* [num_seqs + 1] rows of q and out */
+    int64_t *new_row_start;     /* [num_seqs + 1] rows of k and v */
+    int64_t rows, new_rows;     /* of the tensors, graph padding included */
     int64_t max_rows, max_keys; /* of one sequence, at least 1 */
     int64_t max_seqs, max_query_tokens, max_encoder_tokens, max_seq_len; /* limits of the plan */
     step_tensor q, k, v;

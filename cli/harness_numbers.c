@@ -1,6 +1,6 @@
 /*
- * harness_numbers.c: the harness's numbers: the counter-based generator, and conversions written apart
- * from the library's, so that neither can hide the other's mistake.
+ * harness_numbers.c: the harness's numbers: the counter-based generator, and conversions written
+ * apart from the library's, so that neither can hide the other's mistake.
  */
 #include "harness.h"
 
@@ -51,8 +51,8 @@ static uint16_t f32_to_f16(float value)
     memcpy(&x, &value, 4);
     uint32_t sign = (x >> 16) & 0x8000u, mag = x & 0x7fffffffu;
     if (mag > 0x7f800000u) return (uint16_t)(sign | 0x7e00u);
-    if (mag >= 0x47800000u) return (uint16_t)(sign | 0x7c00u);  /* 2^16 and above: infinity */
-    if (mag >= 0x38800000u)                                     /* normal: rebias by 112    */
+    if (mag >= 0x47800000u) return (uint16_t)(sign | 0x7c00u); /* 2^16 and above: infinity */
+    if (mag >= 0x38800000u)                                    /* normal: rebias by 112 */
         return (uint16_t)(sign | shift_even(mag - (112u << 23), 13));
     uint32_t exponent = mag >> 23;
     if (exponent < 102) return (uint16_t)sign; /* below half of the smallest subnormal */
@@ -80,7 +80,10 @@ void harness_store(folio_dtype dtype, void *array, int64_t i, double value)
     ((uint16_t *)array)[i] = half;
 }
 
-/* A number of `fraction` bits after `exponent` bits, subnormals included; the caller knows its NaNs. */
+/*
+ * A number of `fraction` bits after `exponent` bits, subnormals included; the caller knows its
+ * NaNs.
+ */
 static double small_float(uint32_t bits, int exponent, int fraction)
 {
     int bias = (1 << (exponent - 1)) - 1;
@@ -125,7 +128,9 @@ double harness_ulp(folio_dtype dtype, double x)
 {
     static const struct {
         int fraction, min_exponent;
-    } of[] = {[FOLIO_F32] = {23, -126}, [FOLIO_F16] = {10, -14}, [FOLIO_BF16] = {7, -126},
+    } of[] = {[FOLIO_F32] = {23, -126},
+              [FOLIO_F16] = {10, -14},
+              [FOLIO_BF16] = {7, -126},
               [FOLIO_F64] = {52, -1022}};
     if (!isfinite(x) || x == 0.0) return 0.0;
     int exponent = ilogb(x);

@@ -1,7 +1,7 @@
 /*
- * harness_plain.c: attention as the formula says, key by key, on the stored numbers; and the comparison
- * with the error budget. It shares no code with the library: K and V are decoded here from the cache's
- * raw rows.
+ * harness_plain.c: attention as the formula says, key by key, on the stored numbers; and the
+ * comparison with the error budget. It shares no code with the library: K and V are decoded here
+ * from the cache's raw rows.
  */
 #include "harness.h"
 
@@ -24,14 +24,14 @@ typedef struct row_job {
     int64_t seq, row, head, keys; /* row: number in its sequence */
     const key_rows *rows;
     double *q;      /* [k_head_size] */
-    double *scores; /* [keys]        */
+    double *scores; /* [keys] */
     bool single;
 } row_job;
 
 /* In f32 every operation rounds; double holds each f32 result exactly before it does. */
 static double rounded(double x, bool single) { return single ? (double)(float)x : x; }
 
-/* ---- Keys ------------------------------------------------------------------------------------- */
+/* ---- Keys */
 
 /* Raw rows of a sequence's blocks, decoded; false when the library refuses. */
 static bool unpack_keys(const harness *h, const seq_state *state, int cross, int64_t keys,
@@ -51,8 +51,12 @@ static bool unpack_keys(const harness *h, const seq_state *state, int cross, int
         raw[i] = harness_alloc((size_t)(tokens * heads * sizes[i]), folio_dtype_size(s->kv_dtype));
         scales[i] = harness_alloc((size_t)(tokens * heads), sizeof(float));
     }
-    folio_kv_rows rows = {.struct_size = sizeof rows, .k = raw[0], .v = raw[1],
-                          .k_scales = scales[0], .v_scales = scales[1], .num_blocks = n,
+    folio_kv_rows rows = {.struct_size = sizeof rows,
+                          .k = raw[0],
+                          .v = raw[1],
+                          .k_scales = scales[0],
+                          .v_scales = scales[1],
+                          .num_blocks = n,
                           .blocks = blocks};
     folio_status status = folio_kv_cache_unpack(h->cache, s->layer, &rows, NULL);
     for (int i = 0; i < 2; i++) {
@@ -69,7 +73,8 @@ static bool unpack_keys(const harness *h, const seq_state *state, int cross, int
     return status == FOLIO_OK || harness_refused("unpack", status);
 }
 
-static void direct_keys(const step_tensor *t, int64_t from_row, int64_t key, int64_t keys, double *out)
+static void direct_keys(const step_tensor *t, int64_t from_row, int64_t key, int64_t keys,
+                        double *out)
 {
     for (int64_t j = key; j < keys; j++)
         for (int64_t head = 0; head < t->heads; head++)
@@ -95,7 +100,7 @@ static bool load_keys(harness *h, const step *st, int64_t seq, bool single, key_
     return true;
 }
 
-/* ---- The formula ------------------------------------------------------------------------------ */
+/* ---- The formula */
 
 bool harness_sees(const harness_spec *spec, folio_attention_type type, const harness_seq *seq,
                   int64_t i, int64_t j, int64_t *distance)
@@ -103,8 +108,7 @@ bool harness_sees(const harness_spec *spec, folio_attention_type type, const har
     int64_t d = j - i;
     if (type == FOLIO_DECODER && seq->positions_given)
         d = seq->first_key_pos + j - (seq->first_query_pos + i);
-    else if (type == FOLIO_DECODER)
-        d = j - (seq->seq_len - seq->query_len + i);
+    else if (type == FOLIO_DECODER) d = j - (seq->seq_len - seq->query_len + i);
     *distance = d;
     if (type == FOLIO_ENCODER_DECODER) return true;
     bool causal = type == FOLIO_DECODER && seq->causality != FOLIO_NOT_CAUSAL;
@@ -263,7 +267,7 @@ bool harness_plain(harness *h, folio_attention_type type, const harness_seq *seq
     return ok;
 }
 
-/* ---- Comparison ------------------------------------------------------------------------------- */
+/* ---- Comparison */
 
 typedef struct distance_of {
     double error, budget, max_ref;
@@ -303,7 +307,9 @@ static distance_of measure(const double *got, const double *ref, const double *p
 static void judge(const harness_result *got, const harness_result *ref, distance_of out,
                   distance_of lse, harness_verdict *v)
 {
-    *v = (harness_verdict){.max_error = out.error, .budget = out.budget, .lse_error = lse.error,
+    *v = (harness_verdict){.max_error = out.error,
+                           .budget = out.budget,
+                           .lse_error = lse.error,
                            .lse_budget = lse.budget};
     bool out_ok = out.error <= out.budget, lse_ok = lse.error <= lse.budget;
     v->ok = out_ok && lse_ok;
@@ -313,8 +319,7 @@ static void judge(const harness_result *got, const harness_result *ref, distance
     while (seq < got->num_seqs && row >= got->row_start[seq + 1]) seq++;
     int64_t first = got->row_start[seq < got->num_seqs ? seq : got->num_seqs];
     snprintf(v->message, sizeof v->message,
-             "%s of sequence %lld, row %lld, head %lld, dim %lld is %.9g, reference %.9g: "
-             "error %.3g, budget %.3g",
+             "%s of sequence %lld, row %lld, head %lld, dim %lld is %.9g, reference %.9g: error %.3g, budget %.3g",
              out_ok ? "lse" : "out", (long long)seq, (long long)(row - first),
              (long long)(at / width % got->heads), (long long)(at % width),
              out_ok ? got->lse[at] : got->out[at], out_ok ? ref->lse[at] : ref->out[at],
@@ -340,8 +345,8 @@ static void compare_rows(const harness_result *got, const harness_result *ref,
     distance_of out = measure(got->out, ref->out, plain->out, got->rows * width, begin * width,
                               end * width, got->dtype);
     if (got->lse && ref->lse)
-        lse = measure(got->lse, ref->lse, plain->lse, got->rows * heads, begin * heads,
-                      end * heads, FOLIO_F32);
+        lse = measure(got->lse, ref->lse, plain->lse, got->rows * heads, begin * heads, end * heads,
+                      FOLIO_F32);
     judge(got, ref, out, lse, verdict);
 }
 

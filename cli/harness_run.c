@@ -1,6 +1,6 @@
 /*
- * harness_run.c: a step run: contexts stored, plan, forward, guards. Also whole checks, and sequences
- * run in pieces.
+ * harness_run.c: a step run: contexts stored, plan, forward, guards. Also whole checks, and
+ * sequences run in pieces.
  */
 #include "harness.h"
 
@@ -13,7 +13,7 @@
 
 enum { POISON = 0xff };
 
-/* ---- Storing contexts ------------------------------------------------------------------------- */
+/* ---- Storing contexts */
 
 /* `count` rows of one kv tensor from token `from` on, packed, in the case's dtype. */
 static folio_tensor kv_rows(const harness *h, int32_t tensor, int64_t id, int64_t from,
@@ -38,12 +38,12 @@ static bool store_tokens(harness *h, seq_state *state, int cross, int64_t upto)
     const harness_spec *s = &h->spec;
     int64_t *slots = harness_alloc((size_t)count, sizeof *slots);
     for (int64_t i = 0; i < count; i++) slots[i] = harness_slot(h, state, cross, from + i);
-    folio_kv_write write = {.struct_size = sizeof write, .slots = slots, .k_scale = s->k_scale,
-                            .v_scale = s->v_scale};
-    write.k = kv_rows(h, cross ? HARNESS_ENCODER_K : HARNESS_K, state->id, from, count,
-                      s->k_head_size);
-    write.v = kv_rows(h, cross ? HARNESS_ENCODER_V : HARNESS_V, state->id, from, count,
-                      s->v_head_size);
+    folio_kv_write write = {
+        .struct_size = sizeof write, .slots = slots, .k_scale = s->k_scale, .v_scale = s->v_scale};
+    write.k =
+        kv_rows(h, cross ? HARNESS_ENCODER_K : HARNESS_K, state->id, from, count, s->k_head_size);
+    write.v =
+        kv_rows(h, cross ? HARNESS_ENCODER_V : HARNESS_V, state->id, from, count, s->v_head_size);
     folio_status status = folio_kv_cache_write(h->cache, s->layer, &write, NULL);
     free(write.k.data);
     free(write.v.data);
@@ -83,12 +83,15 @@ static void note_stored(harness *h, const step *st)
     }
 }
 
-/* ---- Forward ---------------------------------------------------------------------------------- */
+/* ---- Forward */
 
 void harness_result_make(const harness *h, const step *st, folio_dtype dtype, harness_result *r)
 {
-    *r = (harness_result){.num_seqs = st->num_seqs, .rows = st->rows, .heads = h->spec.num_heads,
-                          .head_size = h->spec.v_head_size, .dtype = dtype};
+    *r = (harness_result){.num_seqs = st->num_seqs,
+                          .rows = st->rows,
+                          .heads = h->spec.num_heads,
+                          .head_size = h->spec.v_head_size,
+                          .dtype = dtype};
     size_t heads = (size_t)(r->rows * r->heads), count = heads * (size_t)r->head_size;
     r->row_start = harness_alloc((size_t)st->num_seqs + 1, sizeof(int64_t));
     memcpy(r->row_start, st->row_start, ((size_t)st->num_seqs + 1) * sizeof(int64_t));
@@ -136,8 +139,11 @@ static folio_plan *make_plan(harness *h, folio_context *ctx, const folio_attenti
                              const step *st, folio_batch *batch)
 {
     uint32_t types = FOLIO_TYPE_BIT(st->type);
-    folio_plan_desc desc = {.struct_size = sizeof desc, .attentions = &attention, .types = &types,
-                            .num_attentions = 1, .max_seqs = st->max_seqs,
+    folio_plan_desc desc = {.struct_size = sizeof desc,
+                            .attentions = &attention,
+                            .types = &types,
+                            .num_attentions = 1,
+                            .max_seqs = st->max_seqs,
                             .max_query_tokens = st->max_query_tokens,
                             .max_seq_len = st->max_seq_len,
                             .max_encoder_tokens = st->max_encoder_tokens,
@@ -173,9 +179,14 @@ static bool run_plan(harness *h, const folio_plan *plan, const step *st, bool gi
     const harness_spec *s = &h->spec;
     step_tensor out = harness_tensor_make(h, out_dtype, st->rows, s->num_heads, s->v_head_size);
     step_tensor lse = harness_tensor_make(h, FOLIO_F32, st->rows, s->num_heads, 1);
-    folio_tensors t = {.struct_size = sizeof t, .q = harness_tensor_of(&st->q),
-                       .out = harness_tensor_of(&out), .slopes = st->slopes, .sinks = st->sinks,
-                       .bias = st->bias, .k_scale = s->k_scale, .v_scale = s->v_scale};
+    folio_tensors t = {.struct_size = sizeof t,
+                       .q = harness_tensor_of(&st->q),
+                       .out = harness_tensor_of(&out),
+                       .slopes = st->slopes,
+                       .sinks = st->sinks,
+                       .bias = st->bias,
+                       .k_scale = s->k_scale,
+                       .v_scale = s->v_scale};
     if (give_kv && st->new_rows > 0) {
         t.k = harness_tensor_of(&st->k);
         t.v = harness_tensor_of(&st->v);
@@ -203,8 +214,8 @@ static bool run_plan(harness *h, const folio_plan *plan, const step *st, bool gi
 }
 
 static bool run_step(harness *h, folio_context *ctx, folio_attention_type type,
-                     const harness_seq *seqs, int64_t num_seqs, bool give_kv,
-                     folio_dtype out_dtype, harness_result *result)
+                     const harness_seq *seqs, int64_t num_seqs, bool give_kv, folio_dtype out_dtype,
+                     harness_result *result)
 {
     bool ok = false;
     step st;
@@ -249,7 +260,7 @@ bool harness_judge(harness *h, folio_context *reference, folio_attention_type ty
     return run_step(h, reference, type, seqs, num_seqs, !stored, FOLIO_F64, result);
 }
 
-/* ---- Whole checks ----------------------------------------------------------------------------- */
+/* ---- Whole checks */
 
 /* The reference answers to the formula in double precision. */
 static bool check_reference(harness *h, folio_context *ctx, folio_attention_type type,
@@ -306,7 +317,7 @@ bool harness_check(folio_context *ctx, folio_context *reference, const harness_s
     return verdict->ok;
 }
 
-/* ---- Pieces ----------------------------------------------------------------------------------- */
+/* ---- Pieces */
 
 /* The sequence after `done` of its query tokens, with `count` more in this step. */
 static harness_seq piece_of(const harness_seq *whole, int64_t done, int64_t count)
@@ -319,8 +330,8 @@ static harness_seq piece_of(const harness_seq *whole, int64_t done, int64_t coun
     return s;
 }
 
-static void join_rows(harness_result *to, const harness_result *from, int64_t from_row, int64_t done,
-                      int64_t n)
+static void join_rows(harness_result *to, const harness_result *from, int64_t from_row,
+                      int64_t done, int64_t n)
 {
     int64_t width = to->heads * to->head_size;
     size_t size = folio_dtype_size(to->dtype);
@@ -328,7 +339,8 @@ static void join_rows(harness_result *to, const harness_result *from, int64_t fr
     memcpy((char *)to->bits + (size_t)(done * width) * size,
            (char *)from->bits + (size_t)(from_row * width) * size, (size_t)(n * width) * size);
     if (to->lse == NULL) return;
-    memcpy(to->lse + done * to->heads, from->lse + from_row * to->heads, (size_t)(n * to->heads) * 8);
+    memcpy(to->lse + done * to->heads, from->lse + from_row * to->heads,
+           (size_t)(n * to->heads) * 8);
     memcpy(to->lse_bits + done * to->heads, from->lse_bits + from_row * to->heads,
            (size_t)(n * to->heads) * 4);
 }

@@ -1,4 +1,7 @@
-/* info.c: `folio info`: what folio_backend_describe knows, for people, for scripts, for the README. */
+/*
+ * info.c: `folio info`: what folio_backend_describe knows, for people, for scripts, for the
+ * README.
+ */
 #include "args.h"
 #include "commands.h"
 #include "json.h"
@@ -62,10 +65,11 @@ static int32_t default_threads(const char *backend)
     return threads;
 }
 
-/* ---- Text ------------------------------------------------------------------------------------- */
+/* ---- Text */
 
-static void print_words(const char *label, int32_t count, const char *(*word)(const void *, int32_t),
-                        const void *of, const char *marked)
+static void print_words(const char *label, int32_t count,
+                        const char *(*word)(const void *, int32_t), const void *of,
+                        const char *marked)
 {
     int column = printf("  %-10s", label);
     for (int32_t i = 0; i < count; i++) {
@@ -130,7 +134,7 @@ static void print_text(const backend_list *list)
     for (int32_t i = 0; i < list->count; i++) print_backend(&list->info[i]);
 }
 
-/* ---- Markdown --------------------------------------------------------------------------------- */
+/* ---- Markdown */
 
 /* A backend that supports nothing in this build would be a column of "no". */
 static bool has_features(const folio_backend_info *info)
@@ -177,7 +181,7 @@ static void print_markdown(const backend_list *list)
     }
 }
 
-/* ---- JSON ------------------------------------------------------------------------------------- */
+/* ---- JSON */
 
 static void write_backend(json *j, const folio_backend_info *info)
 {
@@ -227,7 +231,10 @@ int info_main(int argc, char **argv)
     const char *output = "text";
     const arg_option options[] = {
         {.name = "features", .kind = ARG_FLAG, .value = &features},
-        {.name = "output", .letter = 'o', .kind = ARG_CHOICE, .value = &output,
+        {.name = "output",
+         .letter = 'o',
+         .kind = ARG_CHOICE,
+         .value = &output,
          .choices = "text|json"},
         {.name = NULL},
     };

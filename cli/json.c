@@ -6,9 +6,9 @@
 /* Escapes what RFC 8259 asks for; other bytes pass, so UTF-8 stays UTF-8. */
 static void write_string(FILE *out, const char *s)
 {
-    static const char *const named[256] = {['"'] = "\\\"", ['\\'] = "\\\\", ['\n'] = "\\n",
-                                           ['\r'] = "\\r", ['\t'] = "\\t",  ['\b'] = "\\b",
-                                           ['\f'] = "\\f"};
+    static const char *const named[256] = {
+        ['"'] = "\\\"", ['\\'] = "\\\\", ['\n'] = "\\n", ['\r'] = "\\r",
+        ['\t'] = "\\t", ['\b'] = "\\b",  ['\f'] = "\\f"};
     fputc('"', out);
     for (; *s; s++) {
         unsigned char c = (unsigned char)*s;

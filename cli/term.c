@@ -24,9 +24,9 @@ static bool has_colour(void)
 const char *term_start(term_colour colour)
 {
     static const char *const codes[] = {
-        [TERM_PLAIN] = "\033[0m",     [TERM_BOLD] = "\033[1m",    [TERM_DIM] = "\033[2m",
-        [TERM_RED] = "\033[31m",      [TERM_GREEN] = "\033[32m",  [TERM_YELLOW] = "\033[33m",
-        [TERM_BLUE] = "\033[34m",     [TERM_MAGENTA] = "\033[35m", [TERM_CYAN] = "\033[36m"};
+        [TERM_PLAIN] = "\033[0m", [TERM_BOLD] = "\033[1m",     [TERM_DIM] = "\033[2m",
+        [TERM_RED] = "\033[31m",  [TERM_GREEN] = "\033[32m",   [TERM_YELLOW] = "\033[33m",
+        [TERM_BLUE] = "\033[34m", [TERM_MAGENTA] = "\033[35m", [TERM_CYAN] = "\033[36m"};
     return has_colour() ? codes[colour] : "";
 }
 

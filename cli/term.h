@@ -17,7 +17,10 @@ typedef enum term_colour {
     TERM_CYAN = 36
 } term_colour;
 
-/* The sequence that starts a colour on stdout; "" where stdout is no terminal or NO_COLOR is set. */
+/*
+ * The sequence that starts a colour on stdout; "" where stdout is no terminal or NO_COLOR is
+ * set.
+ */
 const char *term_start(term_colour colour);
 /* The one that ends it. */
 const char *term_end(void);
@@ -26,8 +29,8 @@ const char *term_end(void);
 double term_seconds(void);
 
 /*
- * A line on stderr that replaces itself, ten times a second at most, from two seconds after `since`;
- * nothing where stderr is no terminal. term_progress_end wipes it.
+ * A line on stderr that replaces itself, ten times a second at most, from two seconds after
+ * `since`; nothing where stderr is no terminal. term_progress_end wipes it.
  */
 void term_progress(double since, int64_t done, int64_t total, const char *what);
 void term_progress_end(void);

@@ -6,7 +6,7 @@
 
 #include <math.h>
 
-#define MAX_WINDOW ((int64_t)1 << 40)
+#define MAX_WINDOW ((int64_t)1 << 42) /* wider than any two positions are apart */
 
 static folio_status check_desc(const folio_attention_desc *d)
 {
@@ -25,10 +25,10 @@ static folio_status check_desc(const folio_attention_desc *d)
     REQUIRE(isfinite(d->scale), "attention: scale is %g; it must be finite", (double)d->scale);
     REQUIRE(isfinite(d->soft_cap) && d->soft_cap >= 0,
             "attention: soft_cap is %g; it must be finite and positive", (double)d->soft_cap);
-    REQUIRE(d->window_left >= -1 && d->window_left <= MAX_WINDOW,
-            "attention: window_left is %lld, outside [-1, 2^40]", (long long)d->window_left);
-    REQUIRE(d->window_right >= -1 && d->window_right <= MAX_WINDOW,
-            "attention: window_right is %lld, outside [-1, 2^40]", (long long)d->window_right);
+    REQUIRE(d->window_left >= -1, "attention: window_left is %lld, below -1",
+            (long long)d->window_left);
+    REQUIRE(d->window_right >= -1, "attention: window_right is %lld, below -1",
+            (long long)d->window_right);
     return FOLIO_OK;
 }
 
@@ -41,6 +41,8 @@ folio_status folioi_attention_resolve(const folio_attention_desc *desc, folio_at
     if (out->kv_dtype == 0) out->kv_dtype = out->dtype;
     if (!out->windowed) out->window_left = out->window_right = -1;
     TRY(check_desc(out));
+    if (out->window_left > MAX_WINDOW) out->window_left = MAX_WINDOW;
+    if (out->window_right > MAX_WINDOW) out->window_right = MAX_WINDOW;
     if (out->scale == 0.0f) out->scale = (float)(1.0 / sqrt((double)out->k_head_size));
     return FOLIO_OK;
 }

@@ -1,4 +1,4 @@
-/* support.c: helpers of the API tests; see support.h. Written from the header and IEEE 754. */
+/* support.c: what the API tests share; see support.h. Written from the header and IEEE 754. */
 #include "support.h"
 
 #include <math.h>

@@ -479,13 +479,15 @@ BACKEND_TEST(batch, without_a_cache)
 /* Slots given: they are the mapping, whatever the table says; -1 among them. */
 BACKEND_TEST(batch, slots_given)
 {
-    const int32_t table[2][2] = {{7, 3}, {1, 5}}, cross[2] = {9, 8};
-    const int64_t slots[5] = {3 * 16 + 1, -1, 500, 17, 18}, cross_slots[5] = {-1, 9 * 16, 4, 6, 5};
-    const int32_t query_start[3] = {0, 3, 5}, seq_lens[2] = {20, 32}, encoder_lens[2] = {2, 3};
+    const int32_t table[3][2] = {{7, 3}, {1, 5}, {2, 4}}, cross[3] = {9, 8, 6};
+    const int64_t slots[6] = {3 * 16 + 1, -1, 500, 17, 18, 70};
+    const int64_t cross_slots[6] = {-1, 9 * 16, 4, 6, 5, 99};
+    const int32_t query_start[4] = {0, 3, 5, 6}, seq_lens[3] = {20, 32, 17};
+    const int32_t encoder_lens[3] = {2, 3, 1};
     const step s = {.block_size = 16};
     folio_batch *batch = make_batch(ctx, &s);
     REQUIRE_TEST(batch != NULL);
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0, fresh = 0; i < 3; fresh += encoder_lens[i++]) {
         folio_batch_seq seq = {.struct_size = sizeof seq,
                                .query_len = query_start[i + 1] - query_start[i],
                                .seq_len = seq_lens[i],
@@ -496,11 +498,11 @@ BACKEND_TEST(batch, slots_given)
                                .encoder_new_len = encoder_lens[i],
                                .cross_block_table = cross + i,
                                .num_cross_blocks = 1,
-                               .cross_slots = cross_slots + 2 * i};
+                               .cross_slots = cross_slots + fresh};
         CHECK_OK(folio_batch_add(batch, &seq));
     }
     folio_batch_arrays a = {.struct_size = sizeof a,
-                            .num_seqs = 2,
+                            .num_seqs = 3,
                             .query_start = query_start,
                             .seq_lens = seq_lens,
                             .slot_mapping = slots,
@@ -761,10 +763,12 @@ BACKEND_TEST(batch, bad_slot_lists_leave_it_empty)
 {
     const int32_t indptr[2] = {0, 2}, slots[2] = {4, 5};
     const int64_t large[2] = {4, ((int64_t)1 << 32) + 5}, below[2] = {4, -2};
+    const int64_t released[2] = {FOLIO_NO_BLOCK, 5};
     const folio_batch_arrays a = {.struct_size = sizeof a, .num_seqs = 1};
     const step one = {.block_size = 1};
     folio_batch *b = make_batch(ctx, &one), *other = make_batch(ctx, &steps[0]);
     REQUIRE_TEST(b != NULL && other != NULL);
+    CHECK_OK(folio_batch_set_slots(b, &a, indptr, released, 8));
     CHECK_OK(folio_batch_set_slots(b, &a, indptr, slots, 4));
     REFUSED(folio_batch_set_slots(b, &a, indptr, slots, 2), FOLIO_ERR_ARGUMENT, "2");
     folio_batch_summary s = {.struct_size = sizeof s};
@@ -811,6 +815,7 @@ BACKEND_TEST(batch, bad_sequence_is_not_added)
     BAD_SEQ("20", seq.num_blocks = 1);
     BAD_SEQ("0", seq.num_blocks = 0);
     BAD_SEQ("-2", seq.num_blocks = -2);
+    BAD_SEQ("1", seq.seq_len = seq.query_len = 1; seq.num_blocks = 0);
     BAD_SEQ("3", seq.phase = (folio_phase)3);
     BAD_SEQ("-1", seq.phase = (folio_phase)-1);
     BAD_SEQ("3", seq.causality = (folio_causality)3);

@@ -172,6 +172,8 @@ TEST(errors, backends)
     REFUSED(folio_backend_supports("cpu", &a, 1u, NULL, tiny, 4), UNSUPPORTED, "520");
     CHECK(memchr(tiny, '\0', 4) != NULL && tiny[4] == '\0');
     REFUSED(folio_backend_supports("cpu", &a, 1u, NULL, NULL, 0), UNSUPPORTED, "520");
+    REFUSED(folio_backend_supports("auto", &a, 1u, NULL, NULL, 0), UNSUPPORTED, "520");
+    REFUSED(folio_backend_supports(NULL, &a, 1u, NULL, NULL, 0), UNSUPPORTED, "520");
     REFUSED(folio_backend_supports("cpu", NULL, 1u, NULL, NULL, 0), ARG, "attention");
     REFUSED(folio_backend_supports("warp", &a, 1u, NULL, NULL, 0), ARG, "warp");
 }

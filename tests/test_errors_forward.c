@@ -317,12 +317,22 @@ BACKEND_TEST(errors_forward, tensors)
     BAD_DECODER("out|stride", c.t.out.token_stride = INT64_MAX);
     BAD_DECODER("lse|-4", c.t.lse_token_stride = -4);
     BAD_DECODER("lse|stride", c.t.lse_head_stride = INT64_MAX / 2);
+    BAD_DECODER("lse|-1", c.t.lse_token_stride = 1; c.t.lse_head_stride = -1);
     BAD_DECODER("flags|8", c.t.flags = 8u);
     BAD_DECODER("flags", c.t.flags = 0x80000001u);
-    BAD_DECODER("k and v", c.t.flags = FOLIO_KV_APPEND; c.t.k.data = c.t.v.data = NULL);
+    BAD_DECODER("k and v", c.t.flags = FOLIO_KV_APPEND; c.t.k = c.t.v = (folio_tensor){0});
     if (strcmp(backend, "cpu") == 0) /* the reference alone has it */
         BAD(PLAIN, FOLIO_DECODER, ANY_REFUSAL, "f64", c.t.out.dtype = FOLIO_F64);
     check_still_serves(&f, __LINE__);
+    /* [head][token] is as good as any */
+    call c = good_call(&f, PLAIN, FOLIO_DECODER);
+    CHECK_OK(run_call(&c));
+    float lse[TOKENS * HEADS];
+    memcpy(lse, f.lse.data, sizeof lse);
+    c.t.lse_token_stride = 1, c.t.lse_head_stride = TOKENS;
+    CHECK_OK(run_call(&c));
+    for (int i = 0; i < TOKENS * HEADS; i++)
+        CHECK(((float *)f.lse.data)[i % HEADS * TOKENS + i / HEADS] == lse[i]);
     teardown(&f);
 }
 
@@ -333,8 +343,8 @@ BACKEND_TEST(errors_forward, tensors_of_the_encoder_types)
     BAD(PLAIN, FOLIO_ENCODER, ARG, "8|6", c.t.q.tokens = 8);
     BAD(PLAIN, FOLIO_ENCODER, ARG, "5|6", c.t.out.tokens = 5);
     BAD(PLAIN, FOLIO_ENCODER, ARG, "8|6", c.t.k.tokens = c.t.v.tokens = 8);
-    BAD(PLAIN, FOLIO_ENCODER, ARG, "k and v", c.t.k.data = c.t.v.data = NULL);
-    BAD(PLAIN, FOLIO_ENCODER_ONLY, ARG, "k and v", c.t.k.data = c.t.v.data = NULL);
+    BAD(PLAIN, FOLIO_ENCODER, ARG, "k and v", c.t.k = c.t.v = (folio_tensor){0});
+    BAD(PLAIN, FOLIO_ENCODER_ONLY, ARG, "k and v", c.t.k = c.t.v = (folio_tensor){0});
     BAD(PLAIN, FOLIO_ENCODER_ONLY, ARG, "6|8", c.t.k.tokens = c.t.v.tokens = 6);
     BAD(PLAIN, FOLIO_ENCODER_DECODER, ARG, "8|6", c.t.k.tokens = c.t.v.tokens = 8);
     BAD(PLAIN, FOLIO_ENCODER_DECODER, ARG, "6|8", c.t.q.tokens = 6);
@@ -508,6 +518,7 @@ BACKEND_TEST(errors_forward, batch_changes_and_lifetimes)
     folio_batch_seq s = good_seq(2);
     CHECK_OK(folio_batch_add(f.batch, &s));
     BAD_DECODER("changed", c.layer = 1);
+    CHECK_OK(folio_plan_update(f.plan, f.batch));
     folio_batch_clear(f.batch);
     BAD_DECODER("changed", c.layer = 1);
     for (int i = 0; i < 3; i++) {
@@ -517,6 +528,16 @@ BACKEND_TEST(errors_forward, batch_changes_and_lifetimes)
     BAD_DECODER("changed", c.layer = 1); /* the same sequences again, but filled anew */
     CHECK_OK(folio_plan_update(f.plan, f.batch));
     check_still_serves(&f, __LINE__);
+    const int32_t len = 5;
+    folio_batch_arrays a = {.struct_size = sizeof a, .num_seqs = 1, .seq_lens = &len};
+    CHECK_OK(folio_batch_set_block_tables(f.batch, &a, table0, 1));
+    BAD_DECODER("changed", c.layer = 1);
+    folio_batch_clear(f.batch);
+    for (int i = 0; i < 3; i++) {
+        s = good_seq(i);
+        CHECK_OK(folio_batch_add(f.batch, &s));
+    }
+    CHECK_OK(folio_plan_update(f.plan, f.batch));
     /* the plan keeps its batch alive */
     folio_batch_destroy(f.batch);
     f.batch = NULL;
@@ -745,8 +766,10 @@ BACKEND_TEST(errors_forward, plan_create)
     REQUIRE_TEST(setup_run(&f, ctx));
     folio_attention_desc ad = attention_desc(FOLIO_F32);
     ad.windowed = 1, ad.window_left = 4;
-    folio_attention *windowed = NULL;
+    folio_attention *windowed = NULL, *narrowest = NULL;
     CHECK_OK(folio_attention_create(ctx, &ad, &windowed));
+    ad.window_left = 0, ad.window_right = -1; /* a token and what follows it: a window too */
+    CHECK_OK(folio_attention_create(ctx, &ad, &narrowest));
     BAD_PLAN(ARG, "attentions", d.attentions = NULL);
     BAD_PLAN(ARG, "1", list[1] = NULL);
     BAD_PLAN(ARG, "0", d.num_attentions = 0);
@@ -767,6 +790,7 @@ BACKEND_TEST(errors_forward, plan_create)
     BAD_PLAN(ARG, "flags", d.flags = 4u);
     BAD_PLAN(ARG, "flags", d.flags = 0x80000000u | FOLIO_PLAN_NO_WORKSPACE);
     BAD_PLAN(UNSUPPORTED, "window", list[0] = windowed);
+    BAD_PLAN(UNSUPPORTED, "window", list[0] = narrowest);
     folio_plan_desc d = plan_desc(&f);
     folio_plan *made = NOWHERE;
     REFUSED(folio_plan_create(NULL, &d, &made), ARG, "ctx");
@@ -777,6 +801,7 @@ BACKEND_TEST(errors_forward, plan_create)
     REFUSED(folio_plan_workspace_size(f.plan, NULL), ARG, "bytes");
     CHECK_INT(bytes, 77);
     folio_attention_destroy(windowed);
+    folio_attention_destroy(narrowest);
     teardown(&f);
 }
 

@@ -265,15 +265,17 @@ ENGINE_TEST(numerics, sink_joins_the_denominator_only)
     }
     rig_close(&r);
     /* Sinks far above and far below every score. */
-    const float far[] = {90.0f, -200.0f};
-    r.t.sinks = far;
-    CHECK_OK(rig_run(&r, FOLIO_DECODER));
-    for (int j = 0; j < 5; j++) CHECK(r.out[0][1][0][j] >= 0 && r.out[0][1][0][j] < 1e-30);
-    CHECK_NEAR(r.lse[0][1][0], 90, 1e-5);
-    double sum = 0;
-    for (int j = 0; j < 5; j++) sum += r.out[0][1][1][j];
-    CHECK_NEAR(sum, 1, 1e-6);
-    rig_close(&r);
+    const float far[][2] = {{90, -200}, {1e4f, -1e4f}};
+    for (int n = 0; n < 2; n++) {
+        r.t.sinks = far[n];
+        CHECK_OK(rig_run(&r, FOLIO_DECODER));
+        for (int j = 0; j < 5; j++) CHECK(r.out[0][1][0][j] >= 0 && r.out[0][1][0][j] < 1e-30);
+        CHECK_NEAR(r.lse[0][1][0], far[n][0], 1e-5);
+        double sum = 0;
+        for (int j = 0; j < 5; j++) sum += r.out[0][1][1][j];
+        CHECK_NEAR(sum, 1, 1e-6);
+        rig_close(&r);
+    }
 }
 
 ENGINE_TEST(numerics, lse_is_the_log_of_the_denominator)

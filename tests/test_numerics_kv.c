@@ -214,6 +214,28 @@ ENGINE_TEST(numerics_kv, profile_run_reads_k_and_v_directly)
     }
 }
 
+ENGINE_TEST(numerics_kv, cross_keys_may_be_read_directly)
+{
+    /* Rows of q and of the encoders' k and v begin at different numbers in every sequence. */
+    const int64_t lens[][2] = {{4, 7}, {1, 3}, {2, 9}};
+    for (int append = 0; append < 2; append++) {
+        open_kv(e.ctx, FOLIO_FP8_E4M3);
+        if (!append) r.kv.num_blocks = 0;
+        for (int s = 0; s < 3; s++) {
+            folio_batch_seq *seq = rig_add(&r, lens[s][0], lens[s][0]);
+            seq->encoder_len = seq->encoder_new_len = lens[s][1];
+        }
+        r.t.flags = append ? FOLIO_KV_APPEND : 0;
+        CHECK_OK(rig_open(&r, FOLIO_TYPE_BIT(FOLIO_ENCODER_DECODER)));
+        uint64_t bytes = append ? rig_cache_hash(&r) : 0;
+        CHECK_OK(rig_forward(&r, FOLIO_ENCODER_DECODER));
+        if (append) CHECK(rig_cache_hash(&r) == bytes);
+        for (int s = 0; s < 3; s++)
+            for (int i = 0; i < (int)lens[s][0]; i++) check_row(s, i, 1, lens[s][1], 4e-6);
+        rig_close(&r);
+    }
+}
+
 ENGINE_TEST(numerics_kv, append_reads_context_then_given)
 {
     for (int n = 0; n < NUM_KV; n++) {

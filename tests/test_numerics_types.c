@@ -237,6 +237,53 @@ ENGINE_TEST(numerics_types, cross_mixes_new_and_cached_encoders)
     rig_close(&r);
 }
 
+/* Cross attention through a cache of its own, with fewer blocks or more than the decoder's. */
+ENGINE_TEST(numerics_types, cross_cache_of_its_own)
+{
+    rig_init(&r, e.ctx);
+    add_encoder(2, 2, 7, 7);
+    CHECK_OK(rig_run(&r, FOLIO_ENCODER_DECODER));
+    memcpy(&other, &r, sizeof r);
+    folio_kv_cache *large = r.cache;
+    folio_kv_cache_desc cache = r.kv;
+    cache.num_blocks = 4;
+    CHECK_OK(folio_kv_cache_create(e.ctx, &cache, &r.cache));
+    for (int n = 0; n < 4; n++) {
+        /* Small for cross or small for self; within its blocks, then one block past them. */
+        bool small = n < 2, past = n % 2;
+        r.cross_table[0][0] = small ? 3 : 159;
+        r.cross_table[0][1] = past ? (small ? 4 : 160) : 0;
+        if (!small) r.table[0][0] = 1;
+        folio_status status = rig_replan(&r, FOLIO_TYPE_BIT(FOLIO_ENCODER_DECODER));
+        CHECK_INT(status, past && !small ? FOLIO_ERR_ARGUMENT : FOLIO_OK);
+        folio_plan_destroy(r.plan);
+        r.plan = NULL;
+        const folio_attention *attention = r.attention;
+        const uint32_t types = FOLIO_TYPE_BIT(FOLIO_ENCODER_DECODER);
+        folio_plan_desc desc = {.struct_size = sizeof desc,
+                                .attentions = &attention,
+                                .types = &types,
+                                .num_attentions = 1,
+                                .block_size = r.kv.block_size,
+                                .num_blocks = small ? 160 : 4,
+                                .cross_num_blocks = small ? 4 : 160,
+                                .max_seqs = 1,
+                                .max_query_tokens = 2,
+                                .max_seq_len = 7,
+                                .max_encoder_tokens = 7};
+        CHECK_OK(folio_plan_create(e.ctx, &desc, &r.plan));
+        CHECK_INT(folio_plan_update(r.plan, r.batch), past ? FOLIO_ERR_ARGUMENT : FOLIO_OK);
+        if (past) continue;
+        folio_kv_cache *tiny = r.cache;
+        r.cache = small ? tiny : large;
+        CHECK_OK(rig_forward(&r, FOLIO_ENCODER_DECODER));
+        r.cache = tiny;
+        CHECK(memcmp(r.out, other.out, sizeof r.out) == 0);
+    }
+    folio_kv_cache_destroy(large);
+    rig_close(&r);
+}
+
 ENGINE_TEST(numerics_types, encoder_new_len_is_all_or_nothing)
 {
     for (int64_t new_len = 1; new_len <= 6; new_len++) {
@@ -255,7 +302,7 @@ ENGINE_TEST(numerics_types, cross_without_keys)
         rig_init(&r, e.ctx);
         add_encoder(2, 7, 4, 4);
         add_encoder(3, 3, 0, 0);
-        add_encoder(2, 0, 0, 0);
+        add_encoder(2, 0, 5, 0); /* padding: its encoder_len says nothing */
         r.t.sinks = n ? sinks : NULL;
         CHECK_OK(rig_run(&r, FOLIO_ENCODER_DECODER));
         CHECK_SEEN(&r, 0, 1, 0, rig_range(0, 4));

@@ -783,3 +783,50 @@ BACKEND_TEST(plan, workspace_that_does_not_fit)
     support_buffer_free(&workspace);
     close_world(&w);
 }
+
+/* A large and a small attention in one plan, in both orders: the workspace fits the large one. */
+BACKEND_TEST(plan, workspace_fits_every_attention)
+{
+    enum { ROWS = 30 };
+    const int32_t heads[] = {8, 1}, sizes[] = {64, 8};
+    folio_attention *attentions[2];
+    for (int n = 0; n < 2; n++) {
+        folio_attention_desc desc = {.struct_size = sizeof desc,
+                                     .num_heads = heads[n],
+                                     .k_head_size = sizes[n],
+                                     .dtype = FOLIO_F32};
+        CHECK_OK(folio_attention_create(ctx, &desc, &attentions[n]));
+    }
+    folio_batch *batch = make_batch(ctx);
+    folio_batch_seq seq = {.struct_size = sizeof seq, .query_len = ROWS, .seq_len = ROWS};
+    CHECK_OK(folio_batch_add(batch, &seq));
+    static float q[ROWS * 8 * 64], out[ROWS * 8 * 64];
+    support_fill(q, ROWS * 8 * 64, 7, 1);
+    for (int order = 0; order < 2; order++) {
+        const folio_attention *list[2] = {attentions[order], attentions[1 - order]};
+        folio_plan_desc desc = {.struct_size = sizeof desc,
+                                .attentions = list,
+                                .num_attentions = 2,
+                                .max_seqs = 1,
+                                .max_query_tokens = ROWS,
+                                .max_seq_len = ROWS,
+                                .flags = FOLIO_PLAN_NO_WORKSPACE};
+        folio_plan *plan = NULL;
+        size_t bytes = 0;
+        CHECK_OK(folio_plan_create(ctx, &desc, &plan));
+        CHECK_OK(folio_plan_update(plan, batch));
+        CHECK_OK(folio_plan_workspace_size(plan, &bytes));
+        support_buffer workspace = support_buffer_make(bytes);
+        folio_run run = {.struct_size = sizeof run, .workspace = workspace.data};
+        run.workspace_size = bytes;
+        folio_tensors t = {.struct_size = sizeof t};
+        t.q = t.k = t.v = (folio_tensor){.data = q, .tokens = ROWS};
+        t.out = (folio_tensor){.data = out, .tokens = ROWS};
+        for (int32_t n = 0; n < 2; n++)
+            CHECK_OK(folio_attention_forward(plan, n, FOLIO_DECODER, NULL, 0, &t, &run));
+        support_buffer_free(&workspace);
+        folio_plan_destroy(plan);
+    }
+    folio_batch_destroy(batch);
+    for (int n = 0; n < 2; n++) folio_attention_destroy(attentions[n]);
+}

@@ -390,7 +390,7 @@ typedef struct folio_bias {
  */
 typedef struct folio_tensors {
     size_t struct_size;
-    folio_tensor q, k, v, out; /* k and v both, or both NULL: nothing is written             */
+    folio_tensor q, k, v, out; /* k and v both, or neither (NULL, 0 tokens): nothing is written */
     float *lse;                /* [token][head], natural log, sinks included; NULL: not asked */
     int64_t lse_token_stride;  /* elements; 0: num_heads                                     */
     int64_t lse_head_stride;   /* elements; 0: 1                                             */
@@ -500,7 +500,8 @@ typedef struct folio_batch_seq {
     const int32_t *block_table; /* NULL: no cache (profiling run)                                */
     int64_t num_blocks;         /* at least seq_len / block_size, rounded up; more are ignored   */
     const int64_t *slots;       /* [query_len], where k and v go; NULL: by the block table       */
-    int32_t positions_given;    /* non-zero: the next two apply, to DECODER attention            */
+    int32_t positions_given;    /* non-zero: the next two apply, to DECODER attention; below     */
+                                /* 2^40 in size                                                  */
     int64_t first_query_pos;    /* else seq_len - query_len                                      */
     int64_t first_key_pos;      /* else 0                                                        */
     int64_t encoder_len;        /* keys of cross attention; ignored in padding                   */
