@@ -399,3 +399,69 @@ BACKEND_TEST(scale, rows_past_2_31_elements)
     CHECK(memcmp(&got, &expected, sizeof got) == 0);
     folio_kv_cache_destroy(cache);
 }
+
+/* The longest sequence there is: all of it released but what a window of 16 tokens sees. */
+TEST(scale, sequence_of_2_31_tokens)
+{
+    enum { LONG_BLOCK = 4096, QUERIES = 16 };
+    const int64_t seq_len = INT32_MAX, blocks = seq_len / LONG_BLOCK + 1;
+    folio_context *ctx = support_context("cpu", 2, NULL);
+    folio_attention_desc a = {.struct_size = sizeof a, .num_heads = 1, .k_head_size = SIZE};
+    a.dtype = FOLIO_F32;
+    a.windowed = 1;
+    a.window_left = QUERIES - 1;
+    folio_kv_cache_desc c = cache_desc(4, FOLIO_F32, FOLIO_LAYOUT_NATIVE);
+    c.block_size = LONG_BLOCK;
+    folio_batch_desc b = {.struct_size = sizeof b, .block_size = LONG_BLOCK};
+    folio_attention *attention = NULL;
+    folio_kv_cache *cache = NULL;
+    folio_batch *batch = NULL;
+    folio_plan *plan = NULL;
+    CHECK_OK(folio_attention_create(ctx, &a, &attention));
+    CHECK_OK(folio_kv_cache_create(ctx, &c, &cache));
+    CHECK_OK(folio_batch_create(ctx, &b, &batch));
+    folio_plan_desc p = {.struct_size = sizeof p,
+                         .attentions = (const folio_attention *[]){attention},
+                         .num_attentions = 1,
+                         .block_size = LONG_BLOCK,
+                         .num_blocks = 4,
+                         .max_seqs = 1,
+                         .max_query_tokens = QUERIES,
+                         .max_seq_len = seq_len};
+    CHECK_OK(folio_plan_create(ctx, &p, &plan));
+    int32_t *table = malloc((size_t)blocks * sizeof *table);
+    REQUIRE_TEST(table != NULL && plan != NULL);
+    for (int64_t i = 0; i < blocks; i++) table[i] = FOLIO_NO_BLOCK;
+    table[blocks - 1] = 2;
+    folio_batch_seq s = {.struct_size = sizeof s, .query_len = QUERIES, .seq_len = seq_len};
+    s.block_table = table;
+    s.num_blocks = blocks;
+    CHECK_OK(folio_batch_add(batch, &s));
+    /* The 16 tokens before are cached with v = 1, the new ones bring v = 3; q = 0 averages them. */
+    static float q[QUERIES][SIZE], k[QUERIES][SIZE], v[QUERIES][SIZE], out[QUERIES][SIZE];
+    int64_t slots[QUERIES];
+    for (int i = 0; i < QUERIES; i++) {
+        slots[i] = 2 * LONG_BLOCK + (seq_len - 2 * QUERIES + i) % LONG_BLOCK;
+        for (int d = 0; d < SIZE; d++) v[i][d] = 1;
+    }
+    folio_kv_write w = {.struct_size = sizeof w, .slots = slots};
+    w.k = (folio_tensor){k, FOLIO_F32, QUERIES, 0, 0};
+    w.v = (folio_tensor){v, FOLIO_F32, QUERIES, 0, 0};
+    CHECK_OK(folio_kv_cache_write(cache, 0, &w, NULL));
+    for (int i = 0; i < QUERIES; i++)
+        for (int d = 0; d < SIZE; d++) v[i][d] = 3;
+    CHECK_OK(folio_plan_update(plan, batch));
+    folio_tensors t = {.struct_size = sizeof t, .k = w.k, .v = w.v};
+    t.q = (folio_tensor){q, FOLIO_F32, QUERIES, 0, 0};
+    t.out = (folio_tensor){out, FOLIO_F32, QUERIES, 0, 0};
+    CHECK_OK(folio_attention_forward(plan, 0, FOLIO_DECODER, cache, 0, &t, NULL));
+    for (int i = 0; i < QUERIES; i++)
+        CHECK_MSG(fabs((double)out[i][0] - (1 + 2 * (i + 1) / 16.0)) < 1e-6, "row %d is %g", i,
+                  (double)out[i][0]);
+    free(table);
+    folio_plan_destroy(plan);
+    folio_batch_destroy(batch);
+    folio_kv_cache_destroy(cache);
+    folio_attention_destroy(attention);
+    folio_context_destroy(ctx);
+}

@@ -117,8 +117,9 @@ INLINE void attend_body(const folioi_attend_args *a, folio_dtype kv)
         a->state.sum[r] = 0.0f;
     }
     memset(a->state.out, 0, (size_t)a->rows * (size_t)a->v_dims * sizeof(float));
-    for (int32_t t0 = a->begin; t0 < a->end; t0 = t0 / TILE * TILE + TILE) {
-        int32_t t1 = t0 / TILE * TILE + TILE < a->end ? t0 / TILE * TILE + TILE : a->end;
+    for (int64_t next, from = a->begin; from < a->end; from = next) {
+        next = from / TILE * TILE + TILE; /* may pass INT32_MAX */
+        int32_t t0 = (int32_t)from, t1 = next < a->end ? (int32_t)next : a->end;
         load_tile(a, kv, t0, t1);
         for (int32_t r = 0; r < a->rows; r++) {
             int32_t lo = a->seen[r].begin > t0 ? a->seen[r].begin : t0;
