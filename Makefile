@@ -39,7 +39,7 @@ mutate: ## break one line at a time; the tests must fail each time
 format: ## clang-format all sources
 	@sh scripts/format.sh
 
-cuda: ## build with the CUDA backend
+cuda: ## build the CUDA backend (not in this version)
 	@sh scripts/setup.sh
 	@sh scripts/build.sh cuda
 

@@ -35,7 +35,7 @@ cmake_works() {
 missing() {
     packages=
     # A configured build directory proves the compiler.
-    [ -f build/CMakeCache.txt ] || compiler_works || packages="gcc libc6-dev"
+    [ -f build/Makefile ] || compiler_works || packages="gcc libc6-dev"
     cmake_works || packages="$packages cmake"
     command -v make > /dev/null || packages="$packages make"
 }

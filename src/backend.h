@@ -10,8 +10,6 @@
 #include "cache/kv_rows.h"
 #include "core/context.h"
 
-#define FOLIOI_BACKEND_VERSION 1
-
 /** What a plan was created for. */
 typedef struct folioi_plan_shape {
     folio_context *ctx;
@@ -57,7 +55,6 @@ void folioi_reasons_add(folioi_reasons *reasons, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
 typedef struct folioi_backend {
-    int32_t version;
     const char *name;
     const char *(*unavailable)(void); /* NULL result: it can be opened here */
     const char *(*device)(void);
@@ -66,6 +63,7 @@ typedef struct folioi_backend {
     const void *(*kernels)(const char *cap, const char **level);
     int32_t max_head_size;
     bool f64_out;                  /* out may be FOLIO_F64 */
+    bool one_thread;               /* contexts start no others */
     const folio_feature *features; /* the rows of features.def with its answers */
     folio_status (*plan_create)(const folioi_plan_shape *shape, void **state,
                                 size_t *workspace_size);

@@ -71,9 +71,10 @@ folio_status folio_context_create(const folio_context_desc *desc, folio_context 
     folio_context chosen = {.executor = d.executor};
     TRY(choose(&d, &chosen));
     chosen.allocator = d.allocator.alloc != NULL ? d.allocator : folioi_allocator_default();
-    chosen.num_threads = d.executor.parallel_for != NULL ? d.executor.num_threads
-                         : d.num_threads > 0             ? d.num_threads
-                                                         : folioi_processor_count();
+    chosen.num_threads = chosen.backend->one_thread        ? 1
+                         : d.executor.parallel_for != NULL ? d.executor.num_threads
+                         : d.num_threads > 0               ? d.num_threads
+                                                           : folioi_processor_count();
     void *memory;
     TRY(folioi_alloc(&chosen.allocator, sizeof(folio_context), "a context", &memory));
     folio_context *ctx = memory;

@@ -27,7 +27,6 @@ static const char *no_device(void) { return ""; }
 static const char *const no_levels[] = {NULL};
 
 static const folioi_backend cuda_absent = {
-    .version = FOLIOI_BACKEND_VERSION,
     .name = "cuda",
     .unavailable = cuda_unavailable,
     .device = no_device,

@@ -16,17 +16,6 @@ static bool extent_fits(int64_t tokens, int64_t token_stride, int64_t heads, int
            checked_add(sum, head_size, &sum) && checked_mul(sum, elem, &sum);
 }
 
-/* Tokens outside heads, or heads outside tokens. */
-static bool rows_are_apart(const folio_tensor *t, int64_t heads, int64_t head_size)
-{
-    int64_t token_span, head_span;
-    if (t->tokens <= 1 || heads == 1) return true;
-    bool fits = checked_mul(heads - 1, t->head_stride, &token_span) &&
-                checked_mul(t->tokens - 1, t->token_stride, &head_span);
-    if (!fits) return true; /* the extent check has its own sentence for this */
-    return t->token_stride - head_size >= token_span || t->head_stride - head_size >= head_span;
-}
-
 folio_status folioi_tensor_resolve(folio_tensor *t, const char *name, folio_dtype dtype,
                                    int64_t heads, int64_t head_size, int64_t tokens)
 {
@@ -46,7 +35,8 @@ folio_status folioi_tensor_resolve(folio_tensor *t, const char *name, folio_dtyp
                 (long long)t->head_stride);
     REQUIRE(t->token_stride >= head_size, "%s: token_stride %lld is below the head size %lld", name,
             (long long)t->token_stride, (long long)head_size);
-    REQUIRE(rows_are_apart(t, heads, head_size),
+    const int64_t dims[] = {tokens, heads}, strides[] = {t->token_stride, t->head_stride};
+    REQUIRE(strides_are_apart(2, dims, strides, head_size),
             "%s: token_stride %lld and head_stride %lld make rows of %lld heads x %lld overlap",
             name, (long long)t->token_stride, (long long)t->head_stride, (long long)heads,
             (long long)head_size);
@@ -70,6 +60,10 @@ folio_status folioi_lse_resolve(const float *lse, int64_t *token_stride, int64_t
     REQUIRE(*token_stride > 0 && *head_stride > 0,
             "lse: strides are %lld and %lld (token, head); both must be positive",
             (long long)*token_stride, (long long)*head_stride);
+    const int64_t dims[] = {tokens, heads}, strides[] = {*token_stride, *head_stride};
+    REQUIRE(strides_are_apart(2, dims, strides, 1),
+            "lse: strides %lld and %lld (token, head) make rows of %lld heads overlap",
+            (long long)*token_stride, (long long)*head_stride, (long long)heads);
     REQUIRE(extent_fits(tokens, *token_stride, heads, *head_stride, 1, sizeof *lse),
             "lse: strides %lld and %lld for %lld tokens pass the largest size",
             (long long)*token_stride, (long long)*head_stride, (long long)tokens);

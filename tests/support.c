@@ -263,7 +263,7 @@ folio_kv_view support_view(const folio_kv_cache *cache, int32_t layer)
 
 void support_poison_cache(folio_kv_cache *cache)
 {
-    int32_t layers = support_view(cache, 0).desc.num_layers;
+    int32_t layers = support_view(cache, 0).desc->num_layers;
     for (int32_t l = 0; l < layers; l++) {
         folio_kv_view view = support_view(cache, l);
         memset(view.k, 0xFF, (size_t)view.k_array.bytes);

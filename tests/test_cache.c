@@ -258,7 +258,7 @@ static void write_known(folio_kv_cache *cache, const folio_kv_cache_desc *c, int
 /* row_of[slot]: the known row that lies there, or -1: still poison. */
 static int64_t wrong_numbers(const folio_kv_view *view, int part, const int64_t *row_of)
 {
-    const folio_kv_cache_desc *c = &view->desc;
+    const folio_kv_cache_desc *c = view->desc;
     const void *array = part ? view->v : view->k;
     uint32_t poison = folio_dtype_size(c->dtype) == 4   ? UINT32_MAX
                       : folio_dtype_size(c->dtype) == 2 ? 0xFFFFu
@@ -422,14 +422,14 @@ BACKEND_TEST(cache, view_says_what_the_shape_says)
                 CHECK((view.v_scales != NULL) == (c.dtype == FOLIO_INT8));
                 if (c.layout == FOLIO_LAYOUT_NATIVE || is_interleaved(c.layout))
                     CHECK_INT((char *)view.v - (char *)view.k, s.v.offset_bytes);
-                CHECK_INT(view.desc.num_blocks, c.num_blocks);
-                CHECK_INT(view.desc.num_layers, c.num_layers);
-                CHECK_INT(view.desc.block_size, c.block_size);
-                CHECK_INT(view.desc.num_kv_heads, c.num_kv_heads);
-                CHECK_INT(view.desc.k_head_size, c.k_head_size);
-                CHECK_INT(view.desc.v_head_size, c.v_head_size);
-                CHECK_INT(view.desc.dtype, c.dtype);
-                CHECK_INT(view.desc.layout, c.layout);
+                CHECK_INT(view.desc->num_blocks, c.num_blocks);
+                CHECK_INT(view.desc->num_layers, c.num_layers);
+                CHECK_INT(view.desc->block_size, c.block_size);
+                CHECK_INT(view.desc->num_kv_heads, c.num_kv_heads);
+                CHECK_INT(view.desc->k_head_size, c.k_head_size);
+                CHECK_INT(view.desc->v_head_size, c.v_head_size);
+                CHECK_INT(view.desc->dtype, c.dtype);
+                CHECK_INT(view.desc->layout, c.layout);
             }
             CHECK(support_view(cache, 0).k != support_view(cache, 1).k);
             folio_kv_cache_destroy(cache);

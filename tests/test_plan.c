@@ -679,11 +679,11 @@ BACKEND_TEST(plan, failed_update_keeps_the_step)
     CHECK_OK(folio_plan_update(w.plan, w.batch));
     CHECK_OK(forward(&w, w.plan, c));
     memcpy(&before, &w, sizeof w);
-    /* A block out of range, a sequence too long, too many rows: each in a batch of its own. */
+    /* A block of the context out of range, a sequence too long, too many rows. */
     for (int n = 0; n < 3; n++) {
         folio_batch *bad = make_batch(ctx);
         int32_t table[64];
-        for (int b = 0; b < 64; b++) table[b] = n == 0 && b == 1 ? BLOCKS : b;
+        for (int b = 0; b < 64; b++) table[b] = n == 0 && b == 0 ? BLOCKS : b;
         folio_batch_seq seq = {.struct_size = sizeof seq, .block_table = table, .num_blocks = 64};
         seq.query_len = n == 2 ? MAX_TOKENS + 1 : 1;
         seq.seq_len = n == 1 ? MAX_LEN + 1 : 2 * BLOCK;

@@ -195,7 +195,7 @@ static void *reserve(size_t bytes)
 {
     void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
                    -1, 0);
-    if (p == MAP_FAILED) printf("  not run: no address space for %zu bytes\n", bytes);
+    if (p == MAP_FAILED) test_fail(__FILE__, __LINE__, "no address space for %zu bytes", bytes);
     return p == MAP_FAILED ? NULL : p;
 }
 

@@ -19,16 +19,18 @@
  *
  * Errors. Every fallible call returns a folio_status and hands results out through pointers. When it
  * is not FOLIO_OK, folio_last_error() says in one sentence which index, which value, which limit. The
- * library never prints, exits or aborts, and a call refused for its arguments has written nothing.
+ * library never prints, exits or aborts, and a call refused for its arguments has written nothing
+ * (folio_batch_set_* leave the batch empty).
  *
  * Structs. A struct that begins with `struct_size` is set to zero, then struct_size = sizeof it. Zero
  * means "default" in every field. Such structs only grow: a shorter one, from a client compiled
- * against an older header, is taken with defaults; struct_size 0, or a longer struct whose unknown
- * tail is not all zero, is refused. Structs without struct_size are frozen.
+ * against an older header, is taken with defaults; struct_size 0 or above 4096, or a longer struct
+ * whose unknown tail is not all zero, is refused. Structs without struct_size are frozen.
  *
  * Threads. folio_last_error is per thread. Descriptions (folio_backend_*, folio_kv_cache_shape) and
- * any use of a context or an attention may run on several threads at once. A batch is used by one
- * thread at a time, except that any number may read it. A plan is updated by one thread, then run by
+ * any use of a context or an attention may run on several threads at once; a caller's allocator must
+ * allow for that. A batch is used by one thread at a time (folio_batch_view changes it too), except
+ * that any number may run plans updated with it, summarize it or ask if it is complete. A plan is updated by one thread, then run by
  * any number at once, each with a workspace of its own. A KV cache may be read by any number of
  * threads; calls that write the same slots must not overlap, nor overlap with calls that read them.
  *
@@ -148,7 +150,7 @@ typedef enum folio_phase {
 
 typedef struct folio_context folio_context;
 
-/** alloc returns memory aligned to `align` (a power of two), or NULL. free gets the same size again. */
+/** Calls may come from several threads at once. alloc returns memory aligned to `align` (a power of two), or NULL. free gets the same size again. */
 typedef struct folio_allocator {
     void *(*alloc)(void *user, size_t size, size_t align);
     void (*free)(void *user, void *ptr, size_t size);
@@ -323,7 +325,7 @@ typedef struct folio_kv_view {
     float *k_scales, *v_scales;           /* NULL unless INT8 */
     folio_kv_array k_array, v_array;      /* dims, and the strides in force */
     folio_kv_array k_scales_array, v_scales_array;
-    folio_kv_cache_desc desc;
+    const folio_kv_cache_desc *desc; /* the cache's, defaults filled in */
 } folio_kv_view;
 
 /** The shape a backend's cache of this description has. Pure: needs no device. backend NULL: auto. */
@@ -416,7 +418,8 @@ typedef struct folio_kv_write {
 
 /**
  * Store rows in slots of a layer, rounding to nearest even, fp8 saturating to its largest number, NaN
- * staying NaN. INT8: scale = max|x| / 127 over the row of one head, stored = x / scale rounded.
+ * staying NaN. INT8: scale = max|x| / 127 over the row of one head, stored = x / scale rounded. Takes
+ * scratch memory for the check of the slots, and gives it back; so do copy_blocks, swap_blocks and pack.
  */
 FOLIO_API folio_status folio_kv_cache_write(folio_kv_cache *cache, int32_t layer,
                                             const folio_kv_write *write, const folio_run *run);
@@ -665,8 +668,8 @@ FOLIO_API void folio_plan_destroy(folio_plan *plan);
 
 /**
  * Make the plan fit this step's batch. Checks every block index, slot and length; allocates nothing.
- * The batch must not change until the next update: a forward after a change is refused. On error
- * the plan still serves the batch of its last successful update.
+ * The batch must not change until the next update: a forward after a change is refused. On error the
+ * plan still serves the batch of its last successful update, if that is another one or unchanged.
  */
 FOLIO_API folio_status folio_plan_update(folio_plan *plan, folio_batch *batch);
 
@@ -723,7 +726,7 @@ typedef struct folio_merge {
     int32_t head_size;
     int64_t num_parts;
     const folio_state *parts;  /* [num_parts], all with out's tokens                       */
-    folio_tensor out;          /* may be one of the parts' own memory                      */
+    folio_tensor out;          /* may be a part's own, with the same dtype and strides     */
     float *lse;                /* NULL: not asked                                          */
     int64_t lse_token_stride;
     int64_t lse_head_stride;

@@ -15,7 +15,7 @@ static folio_status reserve(folio_batch *b, folioi_array *array, int64_t count, 
     /* at least one entry, so that no array is ever NULL */
     REQUIRE(checked_mul(max_i64(count, 1), (int64_t)size, &bytes),
             "batch: %lld %s pass the largest size", (long long)count, what);
-    return folioi_array_reserve(&b->ctx->allocator, array, bytes, what);
+    return folioi_array_reserve(&b->allocator, array, bytes, what);
 }
 
 static folio_status reserve_all(folio_batch *b, int64_t seqs, int64_t tokens, int64_t blocks,
@@ -48,7 +48,7 @@ folio_status folio_batch_create(folio_context *ctx, const folio_batch_desc *desc
     void *memory;
     TRY(folioi_alloc(&ctx->allocator, sizeof(folio_batch), "a batch", &memory));
     folio_batch *batch = memory;
-    batch->ctx = ctx;
+    batch->allocator = ctx->allocator;
     batch->desc = d;
     atomic_init(&batch->references, 1);
     folio_status status = reserve_all(batch, d.max_seqs, d.max_query_tokens, d.max_blocks,
@@ -66,7 +66,7 @@ void folioi_batch_retain(folio_batch *batch) { atomic_fetch_add(&batch->referenc
 void folio_batch_destroy(folio_batch *batch)
 {
     if (batch == NULL || atomic_fetch_sub(&batch->references, 1) > 1) return;
-    folio_allocator a = batch->ctx->allocator;
+    folio_allocator a = batch->allocator;
     folioi_array_free(&a, &batch->seqs);
     folioi_array_free(&a, &batch->slots);
     folioi_array_free(&a, &batch->blocks);
@@ -124,6 +124,7 @@ static folio_status check_table(const int32_t *table, int64_t num, int64_t len, 
         REQUIRE(num == 0, "seq %lld: %s is NULL and its count %lld", i, name, (long long)num);
         return FOLIO_OK;
     }
+    REQUIRE_ALIGNED(table, "seq %lld: %s", i, name);
     int64_t need = ceil_div(len, block_size);
     REQUIRE(num >= need, "seq %lld: %s has %lld blocks of %d, its %lld tokens need %lld", i, name,
             (long long)num, block_size, (long long)len, (long long)need);
@@ -135,6 +136,7 @@ static folio_status check_table(const int32_t *table, int64_t num, int64_t len, 
 
 static folio_status check_slots(const int64_t *slots, int64_t n, const char *name, long long i)
 {
+    REQUIRE_ALIGNED(slots, "seq %lld: %s", i, name);
     for (int64_t k = 0; slots != NULL && k < n; k++)
         REQUIRE(slots[k] >= -1, "seq %lld: %s[%lld] = %lld is below -1", i, name, (long long)k,
                 (long long)slots[k]);

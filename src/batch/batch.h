@@ -26,7 +26,7 @@ typedef struct folioi_seq {
 #define FOLIOI_NUM_PHASES 3
 
 struct folio_batch {
-    folio_context *ctx;
+    folio_allocator allocator; /* by value: a plan of another context may keep the batch alive */
     folio_batch_desc desc;
     atomic_int references;
     uint64_t generation; /* grows with every change */

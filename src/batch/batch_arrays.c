@@ -19,6 +19,7 @@ typedef struct table_source {
 static folio_status check_indptr(const int32_t *indptr, int64_t n, const char *name)
 {
     REQUIRE(indptr != NULL, "%s is NULL", name);
+    REQUIRE_ALIGNED(indptr, "%s", name);
     REQUIRE(indptr[0] == 0, "%s[0] = %d, expected 0", name, indptr[0]);
     for (int64_t i = 0; i < n; i++)
         REQUIRE(indptr[i + 1] >= indptr[i], "%s[%lld] = %d is below %s[%lld] = %d", name,
@@ -31,6 +32,16 @@ static folio_status check_arrays(const folio_batch_arrays *a)
     REQUIRE(a->num_seqs >= 0 && a->num_seqs <= INT32_MAX, "arrays: num_seqs is %lld",
             (long long)a->num_seqs);
     if (a->num_seqs == 0) return FOLIO_OK;
+    REQUIRE_ALIGNED(a->seq_lens, "seq_lens");
+    REQUIRE_ALIGNED(a->phases, "phases");
+    REQUIRE_ALIGNED(a->causality, "causality");
+    REQUIRE_ALIGNED(a->slot_mapping, "slot_mapping");
+    REQUIRE_ALIGNED(a->first_query_pos, "first_query_pos");
+    REQUIRE_ALIGNED(a->first_key_pos, "first_key_pos");
+    REQUIRE_ALIGNED(a->encoder_lens, "encoder_lens");
+    REQUIRE_ALIGNED(a->encoder_new_lens, "encoder_new_lens");
+    REQUIRE_ALIGNED(a->cross_slot_mapping, "cross_slot_mapping");
+    REQUIRE_ALIGNED(a->cross_block_tables, "cross_block_tables");
     if (a->query_start != NULL) TRY(check_indptr(a->query_start, a->num_seqs, "query_start"));
     REQUIRE((a->first_query_pos == NULL) == (a->first_key_pos == NULL),
             "arrays: first_query_pos and first_key_pos go together, one of them is NULL");
@@ -105,6 +116,9 @@ static folio_status set_arrays(folio_batch *batch, const folio_batch_arrays *arr
     folio_batch_arrays a;
     STRUCT_IN(a, arrays, "folio_batch_arrays");
     TRY(check_arrays(&a));
+    REQUIRE_ALIGNED(t->tables, "block_tables");
+    REQUIRE_ALIGNED(t->indices, "%s", t->name);
+    REQUIRE_ALIGNED(t->last_block_len, "last_block_len");
     if (t->indptr == NULL) {
         REQUIRE(a.seq_lens != NULL || a.num_seqs == 0, "arrays: seq_lens is NULL");
     } else {
@@ -132,7 +146,7 @@ folio_status folio_batch_set_block_tables(folio_batch *batch, const folio_batch_
     folio_batch_clear(batch);
     REQUIRE(block_tables == NULL || (row_stride >= 0 && row_stride <= INT32_MAX),
             "block_tables: row_stride is %lld", (long long)row_stride);
-    table_source t = {.tables = block_tables, .row_stride = row_stride};
+    table_source t = {.tables = block_tables, .row_stride = row_stride, .name = ""};
     return replace(batch, arrays, &t);
 }
 
@@ -166,8 +180,9 @@ folio_status folio_batch_set_slots(folio_batch *batch, const folio_batch_arrays 
     TRY(check_arrays(&a));
     TRY(check_indptr(indptr, a.num_seqs, "indptr"));
     /* Blocks are int32_t inside: narrow the list in the memory that will hold it. */
+    REQUIRE_ALIGNED((const int64_t *)slots, "slots");
     int64_t n = indptr[a.num_seqs];
-    TRY(folioi_array_reserve(&batch->ctx->allocator, &batch->blocks,
+    TRY(folioi_array_reserve(&batch->allocator, &batch->blocks,
                              max_i64(n, 1) * (int64_t)sizeof(int32_t), "batch blocks"));
     int32_t *narrow = batch->blocks.data;
     for (int64_t i = 0; i < n; i++) {

@@ -129,7 +129,7 @@ folio_status folio_batch_view(folio_batch *batch, folio_attention_type type, fol
     folioi_arena arena = {NULL, 0};
     folioi_array *memory = &batch->views[type][phase];
     carve(&arena, &v, num_blocks, &a);
-    TRY(folioi_array_reserve(&batch->ctx->allocator, memory, arena.used, "a batch view"));
+    TRY(folioi_array_reserve(&batch->allocator, memory, arena.used, "a batch view"));
     arena = (folioi_arena){memory->data, 0};
     carve(&arena, &v, num_blocks, &a);
     fill(batch, type, phase, &a);

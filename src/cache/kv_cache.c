@@ -78,6 +78,17 @@ void folio_kv_cache_destroy(folio_kv_cache *cache)
     folioi_free(&a, cache, sizeof *cache);
 }
 
+static folio_status check_apart(const folio_kv_cache_desc *d, const folio_kv_strides *s,
+                                int64_t inner, const char *name)
+{
+    const int64_t dims[] = {d->num_blocks, d->block_size, d->num_kv_heads};
+    const int64_t strides[] = {s->block, s->token, s->head};
+    REQUIRE(strides_are_apart(3, dims, strides, inner),
+            "KV cache: %s strides %lld, %lld, %lld (block, token, head) make its rows overlap",
+            name, (long long)s->block, (long long)s->token, (long long)s->head);
+    return FOLIO_OK;
+}
+
 /* The caller's strides put in place of the layout's own; array->bytes follows. */
 static folio_status apply_strides(folioi_kv_format *f, folio_kv_array *array, folioi_address *at,
                                   const folio_kv_strides *s, const char *name, int32_t head_size)
@@ -93,6 +104,7 @@ static folio_status apply_strides(folioi_kv_format *f, folio_kv_array *array, fo
             "KV cache: %s strides are %lld, %lld, %lld (block, token, head); layout strided needs "
             "all three, each at least the head size %d",
             name, (long long)s->block, (long long)s->token, (long long)s->head, head_size);
+        TRY(check_apart(d, s, head_size, name));
     } else {
         REQUIRE(s->token == 0 && s->head == 0,
                 "KV cache: layout %s takes no token or head stride for %s, only a block stride",
@@ -110,12 +122,15 @@ static folio_status apply_strides(folioi_kv_format *f, folio_kv_array *array, fo
     return FOLIO_OK;
 }
 
-static folio_status apply_scale_strides(folio_kv_array *array, folioi_address *at,
-                                        const folio_kv_strides *s, size_t bytes, const char *name)
+static folio_status apply_scale_strides(const folio_kv_cache_desc *d, folio_kv_array *array,
+                                        folioi_address *at, const folio_kv_strides *s, size_t bytes,
+                                        const char *name)
 {
     REQUIRE(s->block >= 0 && s->token >= 0 && s->head >= 0,
             "KV cache: %s strides may not be negative", name);
     folioi_array_restride(array, at, s, false);
+    const folio_kv_strides now = {at->block, at->token_tile_stride, at->head};
+    TRY(check_apart(d, &now, 1, name));
     int64_t elements;
     REQUIRE(folioi_array_extent(array, &elements) && checked_mul(elements, 4, &array->bytes),
             "KV cache: %s strides times num_blocks pass the largest size this library can address",
@@ -169,9 +184,9 @@ static folio_status resolve_memory(folioi_kv_format *f, folio_kv_memory *m)
     if (d->dtype != FOLIO_INT8) return FOLIO_OK;
     TRY(check_pointers((void *const *)m->k_scales, d->num_layers, 4, "k_scales"));
     TRY(check_pointers((void *const *)m->v_scales, d->num_layers, 4, "v_scales"));
-    TRY(apply_scale_strides(&f->k_scales, &f->k_scales_at, &m->k_scales_strides, m->k_scales_bytes,
-                            "k_scales"));
-    return apply_scale_strides(&f->v_scales, &f->v_scales_at, &m->v_scales_strides,
+    TRY(apply_scale_strides(d, &f->k_scales, &f->k_scales_at, &m->k_scales_strides,
+                            m->k_scales_bytes, "k_scales"));
+    return apply_scale_strides(d, &f->v_scales, &f->v_scales_at, &m->v_scales_strides,
                                m->v_scales_bytes, "v_scales");
 }
 
@@ -239,7 +254,7 @@ folio_status folio_kv_cache_view(const folio_kv_cache *cache, int32_t layer, fol
         .v_array = f->v,
         .k_scales_array = f->k_scales,
         .v_scales_array = f->v_scales,
-        .desc = f->desc,
+        .desc = &f->desc,
     };
     return folioi_struct_out(view, &v, sizeof v, "view");
 }

@@ -14,6 +14,7 @@ static folio_status check_numbers(const folio_kv_cache *cache, const int64_t *nu
 {
     REQUIRE(n >= 0, "%s: count %lld is negative", name, (long long)n);
     REQUIRE(n == 0 || numbers != NULL, "%s is NULL", name);
+    REQUIRE_ALIGNED(numbers, "%s", name);
     for (int64_t i = 0; i < n; i++)
         REQUIRE(numbers[i * stride] >= low && numbers[i * stride] < limit,
                 "%s[%lld] = %lld is outside [%lld, %lld)", name, (long long)i,

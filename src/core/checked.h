@@ -24,4 +24,26 @@ static inline int64_t round_up(int64_t a, int64_t multiple)
     return ceil_div(a, multiple) * multiple;
 }
 
+/*
+ * Does no element of an array share its place with another? Up to three dims with their strides, in any
+ * order, around `inner` neighbouring elements; sizes that pass int64_t count as apart.
+ */
+static inline bool strides_are_apart(int n, const int64_t *dims, const int64_t *strides,
+                                     int64_t inner)
+{
+    bool taken[3] = {false, false, false};
+    for (int step = 0; step < n; step++) {
+        int least = -1;
+        for (int i = 0; i < n; i++)
+            if (!taken[i] && (least < 0 || strides[i] < strides[least])) least = i;
+        taken[least] = true;
+        if (dims[least] <= 1) continue;
+        if (strides[least] < inner) return false;
+        int64_t span;
+        if (!checked_mul(dims[least] - 1, strides[least], &span)) return true;
+        if (!checked_add(inner, span, &inner)) return true;
+    }
+    return true;
+}
+
 #endif

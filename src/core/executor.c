@@ -7,8 +7,10 @@
 
 #include <pthread.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdbool.h>
+#include <unistd.h>
 
 #define MAX_THREADS 256
 
@@ -32,9 +34,10 @@ int32_t folioi_processor_count(void)
 {
     cpu_set_t set;
     CPU_ZERO(&set);
-    if (sched_getaffinity(0, sizeof set, &set) != 0) return 1;
-    int n = CPU_COUNT(&set);
-    return n < 1 ? 1 : n > MAX_THREADS ? MAX_THREADS : n;
+    /* fails on machines with more processors than a cpu_set_t counts */
+    long n = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set)
+                                                         : sysconf(_SC_NPROCESSORS_ONLN);
+    return n < 1 ? 1 : n > MAX_THREADS ? MAX_THREADS : (int32_t)n;
 }
 
 static void work(folioi_pool *pool, folio_task_fn fn, void *task, int64_t count)
@@ -81,12 +84,18 @@ folio_status folioi_pool_create(const folio_allocator *a, int32_t num_threads, f
     pthread_cond_init(&pool->wake, NULL);
     pthread_cond_init(&pool->done, NULL);
     atomic_init(&pool->next, 0);
-    for (int32_t i = 0; i + 1 < num_threads; i++) {
-        if (pthread_create(&pool->workers[i], NULL, worker_main, pool) != 0) {
-            folioi_pool_destroy(pool);
-            FAIL(FOLIO_ERR_MEMORY, "thread %d of %d could not be started", i + 1, num_threads);
-        }
-        pool->num_workers = i + 1;
+    /* Workers take no signals: the program's handlers run on the program's threads. */
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    while (pool->num_workers + 1 < num_threads &&
+           pthread_create(&pool->workers[pool->num_workers], NULL, worker_main, pool) == 0)
+        pool->num_workers++;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (pool->num_workers + 1 < num_threads) {
+        int32_t started = pool->num_workers;
+        folioi_pool_destroy(pool);
+        FAIL(FOLIO_ERR_MEMORY, "thread %d of %d could not be started", started + 1, num_threads);
     }
     *out = pool;
     return FOLIO_OK;

@@ -5,6 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#define MAX_STRUCT 4096 /* no struct of any version comes near it */
+
 static _Thread_local char last_error[1024];
 
 const char *folio_version(void) { return FOLIO_VERSION_STRING; }
@@ -42,13 +44,23 @@ folio_status folioi_fail(folio_status status, const char *format, ...)
     return status;
 }
 
+folio_status folioi_fail_aligned(size_t size, const char *what, ...)
+{
+    char name[128];
+    va_list args;
+    va_start(args, what);
+    vsnprintf(name, sizeof name, what, args);
+    va_end(args);
+    FAIL(FOLIO_ERR_ARGUMENT, "%s is not aligned to %zu bytes", name, size);
+}
+
 /* struct_size of a caller's struct; refused where it is 0 or counts bytes that are set and unknown. */
 static folio_status check_struct(const void *p, size_t known, const char *name, size_t *size)
 {
     REQUIRE(p != NULL, "%s is NULL", name);
     memcpy(size, p, sizeof *size);
-    REQUIRE(*size >= sizeof *size, "%s: struct_size is %zu; set it to sizeof the struct", name,
-            *size);
+    REQUIRE(*size >= sizeof *size && *size <= MAX_STRUCT,
+            "%s: struct_size is %zu; set it to sizeof the struct", name, *size);
     const unsigned char *bytes = p;
     for (size_t i = known; i < *size; i++)
         REQUIRE(

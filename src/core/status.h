@@ -10,10 +10,20 @@
 folio_status folioi_fail(folio_status status, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
+/** "<what> is not aligned to <size> bytes", what being a format with its arguments. */
+folio_status folioi_fail_aligned(size_t size, const char *what, ...)
+    __attribute__((format(printf, 2, 3)));
+
 #define FAIL(status, ...) return folioi_fail(status, __VA_ARGS__)
 #define REQUIRE(cond, ...)                                                                         \
     do {                                                                                           \
         if (!(cond)) return folioi_fail(FOLIO_ERR_ARGUMENT, __VA_ARGS__);                          \
+    } while (0)
+/* An array of the caller's, NULL or aligned to its elements. */
+#define REQUIRE_ALIGNED(array, ...)                                                                \
+    do {                                                                                           \
+        if ((uintptr_t)(array) % sizeof *(array) != 0)                                             \
+            return folioi_fail_aligned(sizeof *(array), __VA_ARGS__);                              \
     } while (0)
 #define TRY(call)                                                                                  \
     do {                                                                                           \

@@ -177,7 +177,6 @@ static const void *kernels(const char *cap, const char **level)
 }
 
 const folioi_backend folioi_reference_backend = {
-    .version = FOLIOI_BACKEND_VERSION,
     .name = "reference",
     .unavailable = unavailable,
     .device = device,
@@ -185,6 +184,7 @@ const folioi_backend folioi_reference_backend = {
     .kernels = kernels,
     .max_head_size = 512,
     .f64_out = true,
+    .one_thread = true,
     .features = folioi_host_features,
     .plan_create = plan_create,
     .plan_destroy = plan_destroy,

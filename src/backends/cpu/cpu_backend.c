@@ -146,7 +146,6 @@ static const void *kernels(const char *cap, const char **level)
 }
 
 const folioi_backend folioi_cpu_backend = {
-    .version = FOLIOI_BACKEND_VERSION,
     .name = "cpu",
     .unavailable = unavailable,
     .device = device,

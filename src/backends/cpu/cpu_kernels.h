@@ -84,6 +84,16 @@ enum folioi_attend_instance folioi_attend_choose(folio_dtype kv, int32_t k_dims,
 const folioi_cpu_kernels *folioi_cpu_table(const char *cap);
 extern const char *const folioi_cpu_level_names[]; /* lowest first, NULL at the end */
 
-void folioi_cpu_fill_scalar(folioi_cpu_kernels *table);
+/**
+ * The levels built for this architecture, lowest first. A level's file defines folioi_cpu_has_<level>,
+ * whether this machine can run it, and folioi_cpu_fill_<level>, which overrides its slots.
+ */
+#define FOLIOI_CPU_LEVELS(X) X(scalar)
+
+#define X(level)                                                                                   \
+    bool folioi_cpu_has_##level(void);                                                             \
+    void folioi_cpu_fill_##level(folioi_cpu_kernels *table);
+FOLIOI_CPU_LEVELS(X)
+#undef X
 
 #endif

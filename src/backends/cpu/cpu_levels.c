@@ -4,22 +4,26 @@
 #include <pthread.h>
 #include <string.h>
 
-static bool always(void) { return true; }
-
-/* Lowest first; each level's fill overrides what the ones before it put in the table. */
 static const struct {
     bool (*present)(void);
     void (*fill)(folioi_cpu_kernels *table);
 } levels[] = {
-    {always, folioi_cpu_fill_scalar},
+#define X(level) {folioi_cpu_has_##level, folioi_cpu_fill_##level},
+    FOLIOI_CPU_LEVELS(X)
+#undef X
 };
 enum { NUM_LEVELS = sizeof levels / sizeof levels[0] };
 
-const char *const folioi_cpu_level_names[NUM_LEVELS + 1] = {"scalar", NULL};
+const char *const folioi_cpu_level_names[NUM_LEVELS + 1] = {
+#define X(level) #level,
+    FOLIOI_CPU_LEVELS(X)
+#undef X
+        NULL};
 
 static folioi_cpu_kernels tables[NUM_LEVELS];
 static pthread_once_t tables_once = PTHREAD_ONCE_INIT;
 
+/* Each level's fill overrides what the ones below it put in the table. */
 static void fill_tables(void)
 {
     for (int i = 0; i < NUM_LEVELS; i++)

@@ -160,6 +160,8 @@ static void fold_scalar(const folioi_state_rows *into, const folioi_state_rows *
     }
 }
 
+bool folioi_cpu_has_scalar(void) { return true; }
+
 void folioi_cpu_fill_scalar(folioi_cpu_kernels *table)
 {
     table->level = "scalar";
