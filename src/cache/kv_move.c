@@ -134,7 +134,7 @@ static folio_status check_pairs(const folio_kv_cache *src, const folio_kv_cache 
 {
     REQUIRE(n >= 0, "num_pairs is %lld", (long long)n);
     REQUIRE(n == 0 || pairs != NULL, "pairs is NULL");
-    const int64_t *flat = n ? &pairs[0][0] : NULL;
+    const int64_t *flat = (const int64_t *)pairs;
     TRY(check_numbers(src, flat, n, 2, 0, src->format.desc.num_blocks, true, "pairs (from)"));
     return check_numbers(dst, flat ? flat + 1 : NULL, n, 2, 0, dst->format.desc.num_blocks, false,
                          "pairs (to)");
