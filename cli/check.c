@@ -28,6 +28,8 @@ static const char help[] =
     "      --seed N         other random cases; default 1\n"
     "      --filter TEXT    only features whose name contains TEXT\n"
     "      --case NAME      only this case, FEATURE.PART/NUMBER, as a failure prints it\n"
+    "      --lineage        instead: a life of each of vLLM 0.6's backends, through folio_vllm06.h,\n"
+    "                       beside the same life on the reference, within 2^-18 max|ref| + 1 ulp\n"
     "      --list           the features and their numbers of cases, and run nothing\n"
     "  -o, --output FORMAT  text (default) or json\n"
     "  -h, --help           this text\n\n"
@@ -35,6 +37,7 @@ static const char help[] =
     "  folio check\n"
     "  folio check --full --seed 7\n"
     "  folio check --backend cpu --filter window\n"
+    "  folio check --lineage\n"
     "  folio check -o json > check.json\n\n"
     "The JSON is one object: {\"version\", \"seed\", \"passed\", \"failed\", \"skipped\", \"cases\": [{\"backend\",\n"
     "\"level\", \"feature\", \"passed\", \"failed\", \"skipped\", \"reason\", \"max_error\", \"budget\"}]}, one entry\n"
@@ -43,7 +46,7 @@ static const char help[] =
     "  0  all passed    1  a case failed, or nothing ran    2  the command line is wrong\n";
 
 typedef struct options {
-    bool full, list;
+    bool full, list, lineage;
     const char *backend, *level, *filter, *one_case, *output;
     int64_t threads, seed;
 } options;
@@ -58,6 +61,8 @@ typedef struct row {
 
 typedef struct report {
     options opt;
+    const check_part *parts; /* what is run: check_parts, or those of --lineage */
+    int num_parts;
     char case_feature[128]; /* --case, taken apart */
     const char *case_part;
     int64_t case_index;
@@ -95,9 +100,9 @@ static void print_failure(const report *r, const check_env *env, const check_par
             part->name, (long long)index, message);
     fprintf(
         to,
-        "  again: folio check --backend %s --level %s --threads %d --seed %llu --case %s.%s/%lld\n",
-        env->info.name, env->level, (int)env->threads, (unsigned long long)env->seed, part->feature,
-        part->name, (long long)index);
+        "  again: folio check%s --backend %s --level %s --threads %d --seed %llu --case %s.%s/%lld\n",
+        r->opt.lineage ? " --lineage" : "", env->info.name, env->level, (int)env->threads,
+        (unsigned long long)env->seed, part->feature, part->name, (long long)index);
 }
 
 /* The tightest case is the one that used most of its budget. */
@@ -137,9 +142,9 @@ static void run_part(report *r, const check_env *env, const check_part *part, ro
 static int64_t count_cases(const report *r, const char *feature)
 {
     int64_t n = 0;
-    for (int i = 0; i < check_num_parts; i++)
-        if (strcmp(check_parts[i].feature, feature) == 0)
-            n += r->opt.full ? check_parts[i].full : check_parts[i].quick;
+    for (int i = 0; i < r->num_parts; i++)
+        if (strcmp(r->parts[i].feature, feature) == 0)
+            n += r->opt.full ? r->parts[i].full : r->parts[i].quick;
     return n;
 }
 
@@ -152,9 +157,8 @@ static void run_feature(report *r, const check_env *env, const char *feature,
     bool supported = f == NULL || f->supported;
     bool refusal = strcmp(feature, "block_sparse") == 0; /* its case is that it is refused */
     if (supported != refusal)
-        for (int i = 0; i < check_num_parts; i++)
-            if (strcmp(check_parts[i].feature, feature) == 0)
-                run_part(r, env, &check_parts[i], &to);
+        for (int i = 0; i < r->num_parts; i++)
+            if (strcmp(r->parts[i].feature, feature) == 0) run_part(r, env, &r->parts[i], &to);
     if (!supported && to.failed == 0) {
         to.skipped = 1;
         snprintf(to.reason, sizeof to.reason, "%s", f->reason);
@@ -177,10 +181,10 @@ static bool is_feature(const folio_backend_info *info, const char *name)
 static void walk(report *r, const check_env *env)
 {
     const char *last = "";
-    for (int32_t i = 0; i < env->info.num_features; i++)
+    for (int32_t i = 0; i < env->info.num_features && !r->opt.lineage; i++)
         run_feature(r, env, env->info.features[i].name, &env->info.features[i]);
-    for (int i = 0; i < check_num_parts; i++) {
-        const char *feature = check_parts[i].feature;
+    for (int i = 0; i < r->num_parts; i++) {
+        const char *feature = r->parts[i].feature;
         if (is_feature(&env->info, feature) || strcmp(feature, last) == 0) continue;
         run_feature(r, env, feature, NULL);
         last = feature;
@@ -264,7 +268,7 @@ static void print_json(const report *r)
 static void print_row(const row *c)
 {
     term_colour colour = c->failed ? TERM_RED : c->passed ? TERM_GREEN : TERM_YELLOW;
-    printf("  %s%-16s%s %7lld %7lld %8lld", term_start(colour), c->feature, term_end(),
+    printf("  %s%-18s%s %7lld %7lld %8lld", term_start(colour), c->feature, term_end(),
            (long long)c->passed, (long long)c->failed, (long long)c->skipped);
     if (c->failed || c->skipped) printf("   %.60s\n", c->reason);
     else if (c->budget > 0) printf("   %.1e of %.1e\n", c->max_error, c->budget);
@@ -284,7 +288,7 @@ static void print_text(const report *r)
             }
             printf("%s%s%s %s%s\n", backend ? "\n" : "", term_start(TERM_BOLD), c->backend,
                    c->level, term_end());
-            printf("  %-16s %7s %7s %8s   %s\n", "feature", "passed", "failed", "skipped",
+            printf("  %-18s %7s %7s %8s   %s\n", "feature", "passed", "failed", "skipped",
                    "error of budget, tightest case");
             backend = c->backend;
             level = c->level;
@@ -302,14 +306,14 @@ static void print_list(const report *r)
 {
     folio_backend_info info = {.struct_size = sizeof info};
     folio_backend_describe("reference", &info);
-    printf("%-16s %-10s %6s %6s\n", "feature", "part", "quick", "full");
-    for (int32_t f = 0; f < info.num_features; f++)
+    printf("%-18s %-10s %6s %6s\n", "feature", "part", "quick", "full");
+    for (int32_t f = 0; f < info.num_features && !r->opt.lineage; f++)
         if (is_selected(r, info.features[f].name) && count_cases(r, info.features[f].name) == 0)
-            printf("%-16s %-10s %6s %6s\n", info.features[f].name, "-", "-", "-");
-    for (int i = 0; i < check_num_parts; i++)
-        if (is_selected(r, check_parts[i].feature))
-            printf("%-16s %-10s %6lld %6lld\n", check_parts[i].feature, check_parts[i].name,
-                   (long long)check_parts[i].quick, (long long)check_parts[i].full);
+            printf("%-18s %-10s %6s %6s\n", info.features[f].name, "-", "-", "-");
+    for (int i = 0; i < r->num_parts; i++)
+        if (is_selected(r, r->parts[i].feature))
+            printf("%-18s %-10s %6lld %6lld\n", r->parts[i].feature, r->parts[i].name,
+                   (long long)r->parts[i].quick, (long long)r->parts[i].full);
 }
 
 /* ---- Command line */
@@ -325,9 +329,9 @@ static bool parse_case(report *r)
     r->case_part = dot + 1;
     r->case_index = strtoll(slash + 1, &end, 10);
     if (slash[1] == '\0' || *end != '\0' || r->case_index < 0) return false;
-    for (int i = 0; i < check_num_parts; i++)
-        if (strcmp(check_parts[i].feature, r->case_feature) == 0 &&
-            strcmp(check_parts[i].name, r->case_part) == 0)
+    for (int i = 0; i < r->num_parts; i++)
+        if (strcmp(r->parts[i].feature, r->case_feature) == 0 &&
+            strcmp(r->parts[i].name, r->case_part) == 0)
             return true;
     return false;
 }
@@ -342,9 +346,9 @@ static bool is_backend(const char *name)
 static void run_all(report *r)
 {
     int64_t cases = 0, walks = 0;
-    for (int i = 0; i < check_num_parts; i++)
-        if (is_selected(r, check_parts[i].feature))
-            cases += r->opt.full ? check_parts[i].full : check_parts[i].quick;
+    for (int i = 0; i < r->num_parts; i++)
+        if (is_selected(r, r->parts[i].feature))
+            cases += r->opt.full ? r->parts[i].full : r->parts[i].quick;
     for (int pass = 0; pass < 2; pass++) /* count first, for the progress line */
         for (int32_t i = 0; i < folio_backend_count(); i++) {
             const char *name = folio_backend_name(i);
@@ -368,6 +372,7 @@ int check_main(int argc, char **argv)
     report r = {.opt = {.output = "text", .seed = 1}};
     const arg_option table[] = {
         {.name = "full", .kind = ARG_FLAG, .value = &r.opt.full},
+        {.name = "lineage", .kind = ARG_FLAG, .value = &r.opt.lineage},
         {.name = "list", .kind = ARG_FLAG, .value = &r.opt.list},
         {.name = "backend", .kind = ARG_TEXT, .value = &r.opt.backend},
         {.name = "level", .kind = ARG_TEXT, .value = &r.opt.level},
@@ -387,13 +392,16 @@ int check_main(int argc, char **argv)
     case ARGS_WRONG: return EXIT_USAGE;
     case ARGS_RUN: break;
     }
+    r.parts = r.opt.lineage ? check_lineage_parts : check_parts;
+    r.num_parts = r.opt.lineage ? check_num_lineage_parts : check_num_parts;
     if (r.opt.backend && !is_backend(r.opt.backend))
         return args_complain("check", "unknown backend '%s'; 'folio info' lists them",
                              r.opt.backend);
     if (r.opt.one_case && !parse_case(&r))
-        return args_complain("check",
-                             "'%s' names no case; 'folio check --list' shows features and parts, a case is FEATURE.PART/NUMBER",
-                             r.opt.one_case);
+        return args_complain(
+            "check",
+            "'%s' names no case; 'folio check --list' shows features and parts, a case is FEATURE.PART/NUMBER",
+            r.opt.one_case);
     r.json = strcmp(r.opt.output, "json") == 0;
     r.started = term_seconds();
     if (r.opt.list) {

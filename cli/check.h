@@ -52,6 +52,9 @@ typedef struct check_part {
 /* Rows of the feature table are checked by these; a feature without a part counts as failed. */
 extern const check_part check_parts[];
 extern const int check_num_parts;
+/* The cases of --lineage (check_lineage.c); their features are not in the table. */
+extern const check_part check_lineage_parts[];
+extern const int check_num_lineage_parts;
 
 /* Runs one case; out->message is "" when it passed. */
 void check_run_case(const check_env *env, const check_part *part, int64_t index,

@@ -318,12 +318,13 @@ static void judge(const harness_result *got, const harness_result *ref, distance
     int64_t row = at / width / got->heads, seq = 0;
     while (seq < got->num_seqs && row >= got->row_start[seq + 1]) seq++;
     int64_t first = got->row_start[seq < got->num_seqs ? seq : got->num_seqs];
-    snprintf(v->message, sizeof v->message,
-             "%s of sequence %lld, row %lld, head %lld, dim %lld is %.9g, reference %.9g: error %.3g, budget %.3g",
-             out_ok ? "lse" : "out", (long long)seq, (long long)(row - first),
-             (long long)(at / width % got->heads), (long long)(at % width),
-             out_ok ? got->lse[at] : got->out[at], out_ok ? ref->lse[at] : ref->out[at],
-             out_ok ? lse.error : out.error, out_ok ? lse.budget : out.budget);
+    snprintf(
+        v->message, sizeof v->message,
+        "%s of sequence %lld, row %lld, head %lld, dim %lld is %.9g, reference %.9g: error %.3g, budget %.3g",
+        out_ok ? "lse" : "out", (long long)seq, (long long)(row - first),
+        (long long)(at / width % got->heads), (long long)(at % width),
+        out_ok ? got->lse[at] : got->out[at], out_ok ? ref->lse[at] : ref->out[at],
+        out_ok ? lse.error : out.error, out_ok ? lse.budget : out.budget);
 }
 
 static bool same_shape(const harness_result *a, const harness_result *b)

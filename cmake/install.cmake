@@ -1,11 +1,11 @@
-# What `cmake --install` puts down: header, both libraries, the program, folio.pc and the package
+# What `cmake --install` puts down: headers, both libraries, the program, folio.pc and the package
 # that find_package(folio) reads.
 include(CMakePackageConfigHelpers)
 
 set(FOLIO_PACKAGE_DIR ${CMAKE_INSTALL_LIBDIR}/cmake/folio)
 
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/folio DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
-        FILES_MATCHING PATTERN "folio.h")
+        FILES_MATCHING PATTERN "*.h")
 install(TARGETS folio_shared folio_static EXPORT folioTargets
         LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
         ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})

@@ -1,8 +1,9 @@
 #!/bin/sh
-# test-python.sh: the reference backend against PyTorch in float64, live: configurations drawn with
-# a new seed each time, through the same test that reads the committed golden file.
-#   FOLIO_SEED   repeat a run          FOLIO_COUNT   how many configurations (360)
-#   PYTHON       interpreter (python3)
+# test-python.sh: the reference backend and the vLLM 0.6 layer against PyTorch in float64, live:
+# configurations drawn with a new seed each time, through the same tests that read the committed
+# golden files.
+#   FOLIO_SEED   repeat a run          FOLIO_COUNT          how many configurations (360)
+#   PYTHON       interpreter (python3) FOLIO_COUNT_VLLM06   how many steps of the layer (200)
 set -eu
 
 cd "$(dirname "$0")/.."
@@ -10,8 +11,10 @@ python=${PYTHON:-python3}
 venv=build/venv-test
 torch=2.13.0
 count=${FOLIO_COUNT:-360}
+steps=${FOLIO_COUNT_VLLM06:-200}
 seed=${FOLIO_SEED:-$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')}
 golden=build/live.golden
+golden_vllm06=build/live-vllm06.golden
 log=build/venv-test.log
 
 fail() {
@@ -60,11 +63,17 @@ if ! has_torch; then
         fail "pip could not install torch==$torch and numpy"
 fi
 
-echo "test-python: $count configurations, seed $seed"
-if ! "$venv/bin/python" tests/golden/generate.py --seed "$seed" --count "$count" -o "$golden" ||
-    ! FOLIO_GOLDEN="$golden" "$tests" golden; then
+# generate NAME COUNT FILE: random cases of a generator.
+generate() {
+    "$venv/bin/python" "tests/golden/$1.py" --seed "$seed" --count "$2" -o "$3"
+}
+
+echo "test-python: $count configurations and $steps steps of the vLLM 0.6 layer, seed $seed"
+if ! generate generate "$count" "$golden" || ! FOLIO_GOLDEN="$golden" "$tests" golden ||
+    ! generate generate_vllm06 "$steps" "$golden_vllm06" ||
+    ! FOLIO_GOLDEN_VLLM06="$golden_vllm06" "$tests" vllm06_torch; then
     echo "test-python: FAILED; repeat with" >&2
-    echo "    FOLIO_SEED=$seed FOLIO_COUNT=$count make test-python" >&2
+    echo "    FOLIO_SEED=$seed FOLIO_COUNT=$count FOLIO_COUNT_VLLM06=$steps make test-python" >&2
     exit 1
 fi
-echo "test-python: $count configurations agree with PyTorch $torch in float64 (seed $seed)"
+echo "test-python: $count configurations and $steps steps agree with PyTorch $torch (seed $seed)"

@@ -1,6 +1,6 @@
 /*
  * golden_file.h: reads a golden file (tests/golden/README.md has the format), a case at a time.
- * Part of test_golden.c, which alone includes it.
+ * Part of test_golden.c; test_vllm06_torch.c uses its parser too.
  */
 #ifndef FOLIO_GOLDEN_FILE_H
 #define FOLIO_GOLDEN_FILE_H

@@ -1,6 +1,7 @@
 /*
  * golden_inputs.h: the numbers of q, k, v, cached rows and bias that generate.py drew too, from a
- * counter-based generator, so that no input is stored. Only test_golden.c includes it.
+ * counter-based generator, so that no input is stored. Part of test_golden.c, used by
+ * test_vllm06_torch.c too.
  */
 #ifndef FOLIO_GOLDEN_INPUTS_H
 #define FOLIO_GOLDEN_INPUTS_H

@@ -1,0 +1,99 @@
+/*
+ * vllm06.c: an engine that grew around vLLM 0.6, through each of its three backends by name.
+ * Two layers, two prompts in one step, then one decode step over the caches that step has filled.
+ */
+#include <folio/folio_vllm06.h>
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+enum { HEADS = 4, KV_HEADS = 2, SIZE = 64, BLOCK = 16, BLOCKS = 8, LAYERS = 2, SEQS = 2 };
+
+static float q[24 * HEADS * SIZE], k[24 * KV_HEADS * SIZE], v[24 * KV_HEADS * SIZE];
+static float out[24 * HEADS * SIZE], memory[LAYERS][2 * BLOCKS * BLOCK * KV_HEADS * SIZE];
+
+static void must(folio_status status)
+{
+    if (status == FOLIO_OK) return;
+    fprintf(stderr, "%s: %s\n", folio_status_name(status), folio_last_error());
+    exit(1);
+}
+
+/* Stands for the model's projections. */
+static folio_tensor make_numbers(float *x, int64_t tokens, int heads, unsigned seed)
+{
+    for (int64_t i = 0; i < tokens * heads * SIZE; i++) {
+        seed = seed * 1664525u + 1013904223u;
+        x[i] = (float)(seed >> 8) / 8388608.0f - 1.0f;
+    }
+    return (folio_tensor){.data = x, .tokens = tokens};
+}
+
+/* Both layers over one step's metadata; the sum of what the last one gives. */
+static double run_step(const folio_vllm06_backend *b, folio_vllm06_impl *impl,
+                       const folio_vllm06_kv_cache *caches, folio_vllm06_metadata *metadata)
+{
+    const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(metadata);
+    int64_t tokens = f->num_prefill_tokens + f->num_decode_tokens;
+    for (unsigned layer = 0; layer < LAYERS; layer++) {
+        folio_vllm06_forward_args a = {.struct_size = sizeof a, .attn_type = FOLIO_DECODER};
+        a.query = make_numbers(q, tokens, HEADS, 3 * layer);
+        a.key = make_numbers(k, tokens, KV_HEADS, 3 * layer + 1);
+        a.value = make_numbers(v, tokens, KV_HEADS, 3 * layer + 2);
+        a.output = (folio_tensor){.data = out, .tokens = tokens};
+        a.kv_cache = &caches[layer];
+        a.attn_metadata = metadata;
+        must(b->forward(impl, &a));
+    }
+    double sum = 0;
+    for (int64_t i = 0; i < tokens * HEADS * SIZE; i++) sum += (double)out[i];
+    return sum;
+}
+
+static void run_backend(const folio_vllm06_backend *b, double sums[2])
+{
+    static const int32_t blocks[SEQS][2] = {{3, 5}, {6, 1}};
+    static const int64_t lens[SEQS] = {15, 9};
+    folio_vllm06_state *state;
+    folio_vllm06_impl *impl;
+    folio_vllm06_builder *builder;
+    folio_vllm06_impl_desc d = {.struct_size = sizeof d, .num_heads = HEADS, .head_size = SIZE};
+    d.num_kv_heads = KV_HEADS;
+    d.dtype = FOLIO_F32;
+    must(folio_vllm06_state_create("auto", NULL, &state));
+    must(b->make_impl(state, &d, &impl));
+    must(folio_vllm06_builder_create(state, b, BLOCK, &builder));
+    int64_t shape[3]; /* 2, BLOCKS, the rest */
+    folio_vllm06_kv_cache caches[LAYERS];
+    must(b->get_kv_cache_shape(BLOCKS, BLOCK, KV_HEADS, SIZE, shape));
+    for (int i = 0; i < LAYERS; i++)
+        caches[i] = (folio_vllm06_kv_cache){memory[i], FOLIO_F32, shape[1], shape[2]};
+    for (int step = 0; step < 2; step++) {
+        folio_vllm06_metadata *metadata;
+        for (int i = 0; i < SEQS; i++) {
+            folio_vllm06_seq s = {
+                .struct_size = sizeof s, .block_table = blocks[i], .num_blocks = 2};
+            s.is_prompt = step == 0;
+            s.token_len = step == 0 ? lens[i] : 1;
+            s.context_len = step == 0 ? 0 : lens[i];
+            must(folio_vllm06_builder_add(builder, &s));
+        }
+        must(folio_vllm06_builder_build(builder, &metadata));
+        sums[step] = run_step(b, impl, caches, metadata);
+        folio_vllm06_metadata_destroy(metadata);
+    }
+    printf("%-10s prompts %9.5f, decodes %9.5f\n", b->get_name(), sums[0], sums[1]);
+    folio_vllm06_builder_destroy(builder);
+    folio_vllm06_impl_destroy(impl);
+    folio_vllm06_state_destroy(state);
+}
+
+int main(void)
+{
+    double x[2], t[2], i[2]; /* two layouts, three names, one attention */
+    run_backend(folio_vllm06_backend_find("xformers"), x);
+    run_backend(folio_vllm06_backend_find("torch-sdpa"), t);
+    run_backend(folio_vllm06_backend_find("ipex"), i);
+    return !(fabs(x[0] - t[0]) + fabs(x[1] - t[1]) + fabs(x[0] - i[0]) + fabs(x[1] - i[1]) < 1e-3);
+}

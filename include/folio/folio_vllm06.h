@@ -1,0 +1,328 @@
+/*
+ * folio_vllm06.h: the attention interface of vLLM 0.6, in C.
+ *
+ * For engines that grew around vLLM 0.6's three attention backends, their metadata and their cache
+ * layouts. Every name is the original one behind `folio_vllm06_`. Nothing is computed here: all of it
+ * goes through folio.h, whose rules for structs, errors, threads and lifetimes hold here too.
+ *
+ *     backend   xformers, torch-sdpa or ipex: a table of functions, found by name
+ *     state     a compute backend with its threads; the plan that all layers of a step share
+ *     metadata  one step: which sequences, how long, which blocks and slots
+ *     impl      one attention layer; forward writes the cache and attends
+ *
+ * Rows. Query, key, value and output are flat, [num_tokens][heads * head_size]: the tokens of all
+ * prefills, then one token for each decode (padding behind them has seq_len 0). Since 0.1.
+ */
+#ifndef FOLIO_FOLIO_VLLM06_H
+#define FOLIO_FOLIO_VLLM06_H
+
+#include <folio/folio.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---------------------------------------------------------------------------------------------- */
+/* Metadata                                                                                        */
+/* ---------------------------------------------------------------------------------------------- */
+
+/** An additive bias of one prompt: f32 [num_heads][query_len][key_len]; num_heads 1: for all heads. */
+typedef struct folio_vllm06_bias {
+    const float *data;
+    int64_t num_heads, query_len, key_len;
+} folio_vllm06_bias;
+
+/**
+ * A step's fields, as the ancestors name them. Sequences: num_prefills prompts (or chunks of them),
+ * then the decodes, one token each. NULL is the ancestors' None. Counts that are 0 are worked out
+ * where the arrays tell them; maxima are hints and are worked out where 0.
+ */
+typedef struct folio_vllm06_metadata_fields {
+    size_t struct_size;
+    int64_t num_prefills;
+    int64_t num_prefill_tokens;
+    int64_t num_decode_tokens;          /* = decodes, padding included                            */
+    const int64_t *slot_mapping;        /* [num_prefill_tokens + num_decode_tokens]; -1: no store */
+    const int32_t *seq_lens;            /* [num_seqs]; decodes may be left out of a view          */
+    const int32_t *seq_lens_tensor;     /* [num_seqs]; one of the two is enough for DECODER       */
+    int64_t max_query_len;
+    int64_t max_prefill_seq_len;
+    int64_t max_decode_seq_len;
+    const int32_t *query_start_loc;     /* [num_seqs + 1]; NULL: whole prompts, then single tokens */
+    const int32_t *seq_start_loc;       /* [num_seqs + 1] running sum of seq_lens                 */
+    const int32_t *context_lens_tensor; /* [num_seqs]; NULL: seq_len - query_len                  */
+    const int32_t *block_tables;        /* [num_seqs][block_tables_stride]; NULL or stride 0: none */
+    int64_t block_tables_stride;
+    int32_t use_cuda_graph; /* decodes padded to a fixed batch                                    */
+    int32_t is_prompt;      /* torch-sdpa, ipex: all sequences are prompts                        */
+    /* encoder and cross attention */
+    const int32_t *encoder_seq_lens;        /* [num_seqs] */
+    const int32_t *encoder_seq_lens_tensor; /* [num_seqs] */
+    int64_t max_encoder_seq_len;
+    int64_t num_encoder_tokens;
+    const int64_t *cross_slot_mapping; /* [num_encoder_tokens] */
+    const int32_t *cross_block_tables; /* [num_seqs][cross_block_tables_stride] */
+    int64_t cross_block_tables_stride;
+    /* Set by set_attn_bias, [num_prefills] each; NULL: forward makes what the layer needs. */
+    const folio_vllm06_bias *attn_bias;
+    const folio_vllm06_bias *encoder_attn_bias;
+    const folio_vllm06_bias *cross_attn_bias;
+} folio_vllm06_metadata_fields;
+
+typedef struct folio_vllm06_metadata folio_vllm06_metadata;
+
+FOLIO_API void folio_vllm06_metadata_destroy(folio_vllm06_metadata *metadata);
+
+/** The fields, for reading; valid as long as the metadata. */
+FOLIO_API const folio_vllm06_metadata_fields *folio_vllm06_metadata_get(
+    const folio_vllm06_metadata *metadata);
+
+/**
+ * The view of the prompts, or of the decodes: NULL where there are none. Made once, owned by the
+ * metadata. torch-sdpa and ipex, whose ancestors never mixed, give the whole where it is one kind.
+ */
+FOLIO_API const folio_vllm06_metadata *folio_vllm06_prefill_metadata(
+    folio_vllm06_metadata *metadata);
+FOLIO_API const folio_vllm06_metadata *folio_vllm06_decode_metadata(
+    folio_vllm06_metadata *metadata);
+
+/** encoder_seq_lens, encoder_seq_lens_tensor and max_encoder_seq_len are there. */
+FOLIO_API int folio_vllm06_is_all_encoder_attn_metadata_set(const folio_vllm06_metadata *metadata);
+/** Those, and cross_slot_mapping and cross_block_tables. */
+FOLIO_API int folio_vllm06_is_all_cross_attn_metadata_set(const folio_vllm06_metadata *metadata);
+
+/** Lengths of queries and of keys by attention type; ERR_ARGUMENT for an unknown type. */
+FOLIO_API folio_status folio_vllm06_get_seq_lens(const folio_vllm06_metadata *metadata,
+                                                 folio_attention_type attn_type,
+                                                 const int32_t **seq_lens_q,
+                                                 const int32_t **seq_lens_kv);
+
+typedef struct folio_vllm06_seq_len_block_table_args {
+    const int32_t *seq_lens;
+    int64_t max_seq_len;
+    const int32_t *block_tables; /* NULL for the encoder types */
+    int64_t block_tables_stride;
+} folio_vllm06_seq_len_block_table_args;
+
+/** Lengths, their maximum and the block tables by attention type. */
+FOLIO_API folio_status folio_vllm06_get_seq_len_block_table_args(
+    const folio_vllm06_metadata *metadata, int is_prompt, folio_attention_type attn_type,
+    folio_vllm06_seq_len_block_table_args *out);
+
+/** The biases of a type, [num_prefills]; *out NULL where none are set. */
+FOLIO_API folio_status folio_vllm06_get_attn_bias(const folio_vllm06_metadata *metadata,
+                                                  folio_attention_type attn_type,
+                                                  const folio_vllm06_bias **out);
+/**
+ * Give the biases of a type, copied; NULL takes them back. They stand in for all that forward would
+ * apply to prompts of that type: causality, window and ALiBi.
+ */
+FOLIO_API folio_status folio_vllm06_set_attn_bias(folio_vllm06_metadata *metadata,
+                                                  folio_attention_type attn_type,
+                                                  const folio_vllm06_bias *attn_bias);
+
+/* ---------------------------------------------------------------------------------------------- */
+/* KV cache: (2, num_blocks, block_size * num_kv_heads * head_size), K first, in place             */
+/* ---------------------------------------------------------------------------------------------- */
+
+typedef struct folio_vllm06_kv_cache {
+    void *data;
+    folio_dtype dtype;
+    int64_t num_blocks;
+    int64_t block_elements; /* block_size * num_kv_heads * head_size */
+} folio_vllm06_kv_cache;
+
+/** key_cache [num_blocks][kv_heads][head_size / x][block_size][x], value_cache [..][head_size][block_size]. */
+typedef struct folio_vllm06_cache_view {
+    void *data;
+    int32_t num_dims;
+    int64_t dims[5];
+} folio_vllm06_cache_view;
+
+/* ---------------------------------------------------------------------------------------------- */
+/* State and impl                                                                                  */
+/* ---------------------------------------------------------------------------------------------- */
+
+typedef struct folio_vllm06_state folio_vllm06_state;
+
+/** compute: "auto", "cpu", "cuda" or "reference". desc: threads and allocator, or NULL; its backend
+ * field is ignored. */
+FOLIO_API folio_status folio_vllm06_state_create(const char *compute, const folio_context_desc *desc,
+                                                 folio_vllm06_state **out);
+FOLIO_API void folio_vllm06_state_destroy(folio_vllm06_state *state);
+/** The context under it. */
+FOLIO_API folio_context *folio_vllm06_state_context(folio_vllm06_state *state);
+
+typedef struct folio_vllm06_impl folio_vllm06_impl;
+
+typedef struct folio_vllm06_impl_desc {
+    size_t struct_size;
+    int32_t num_heads;
+    int32_t head_size;
+    float scale;         /* 0: 1 / sqrt(head_size) */
+    int32_t num_kv_heads; /* 0: num_heads */
+    const float *alibi_slopes; /* [num_heads], copied; NULL: none */
+    int64_t sliding_window;    /* 0: none */
+    const char *kv_cache_dtype; /* "auto" (or NULL): dtype; "fp8", "fp8_e4m3", "fp8_e5m2" */
+    const void *blocksparse_params; /* refused where not NULL, as the ancestors do */
+    float logits_soft_cap; /* 0: none */
+    folio_dtype dtype;     /* of query, key, value and output */
+} folio_vllm06_impl_desc;
+
+FOLIO_API void folio_vllm06_impl_destroy(folio_vllm06_impl *impl);
+
+/* ---------------------------------------------------------------------------------------------- */
+/* The three backends                                                                              */
+/* ---------------------------------------------------------------------------------------------- */
+
+typedef struct folio_vllm06_forward_args {
+    size_t struct_size;
+    folio_tensor query;
+    folio_tensor key, value; /* data NULL in cross attention of decodes */
+    const folio_vllm06_kv_cache *kv_cache; /* NULL: profiling run */
+    folio_vllm06_metadata *attn_metadata;
+    float k_scale, v_scale; /* 0: 1 */
+    folio_attention_type attn_type;
+    folio_tensor output;
+} folio_vllm06_forward_args;
+
+/** A table of functions, the same shape for all three. Grows at its end. */
+typedef struct folio_vllm06_backend {
+    size_t struct_size;
+    const char *(*get_name)(void);
+    const char *(*get_impl_cls)(void); /* the ancestors' class names of its parts */
+    const char *(*get_metadata_cls)(void);
+    const char *(*get_state_cls)(void);
+    const char *(*get_builder_cls)(void);
+    const int32_t *(*get_supported_head_sizes)(int32_t *count);  /* the ancestors' own lists; Folio */
+    const int32_t *(*get_supported_block_sizes)(int32_t *count); /* takes all that folio.h does     */
+    folio_status (*get_kv_cache_shape)(int64_t num_blocks, int64_t block_size, int64_t num_kv_heads,
+                                       int64_t head_size, int64_t shape[3]);
+    folio_status (*split_kv_cache)(const folio_vllm06_kv_cache *kv_cache, int64_t num_kv_heads,
+                                   int64_t head_size, folio_vllm06_cache_view *key_cache,
+                                   folio_vllm06_cache_view *value_cache);
+    folio_status (*swap_blocks)(folio_vllm06_state *state, const folio_vllm06_kv_cache *src,
+                                const folio_vllm06_kv_cache *dst, const int64_t (*src_to_dst)[2],
+                                int64_t num_pairs);
+    folio_status (*copy_blocks)(folio_vllm06_state *state, const folio_vllm06_kv_cache *kv_caches,
+                                int64_t num_caches, const int64_t (*src_to_dists)[2],
+                                int64_t num_pairs);
+    folio_status (*make_metadata)(folio_vllm06_state *state,
+                                  const folio_vllm06_metadata_fields *fields,
+                                  folio_vllm06_metadata **out);
+    /* Bias of one prompt: f32 [num_heads][seq_len][seq_len], causal, -slope * distance. */
+    folio_status (*make_alibi_bias)(const float *alibi_slopes, int64_t num_heads, int64_t seq_len,
+                                    float *out);
+    /* f32 [seq_len][seq_len]: 0 where seen, -inf where not; window_size 0: causal alone. */
+    folio_status (*make_sliding_window_bias)(int64_t seq_len, int64_t window_size, float *out);
+    folio_status (*make_impl)(folio_vllm06_state *state, const folio_vllm06_impl_desc *desc,
+                              folio_vllm06_impl **out);
+    folio_status (*forward)(folio_vllm06_impl *impl, const folio_vllm06_forward_args *args);
+} folio_vllm06_backend;
+
+/** "xformers", "torch-sdpa", "ipex" (or "ipex-attn", the ancestor's own); NULL for any other name. */
+FOLIO_API const folio_vllm06_backend *folio_vllm06_backend_find(const char *name);
+
+/* ---------------------------------------------------------------------------------------------- */
+/* Metadata builder                                                                                */
+/* ---------------------------------------------------------------------------------------------- */
+
+typedef struct folio_vllm06_builder folio_vllm06_builder;
+
+/** One sequence of the step to come, prompts before decodes. */
+typedef struct folio_vllm06_seq {
+    size_t struct_size;
+    int32_t is_prompt;
+    int64_t token_len;   /* new tokens; decodes: 1 */
+    int64_t context_len; /* tokens computed so far */
+    const int32_t *block_table;
+    int64_t num_blocks;
+    int64_t encoder_seq_len;
+    int32_t encoder_is_new; /* its encoder K and V come with this step */
+    const int32_t *cross_block_table;
+    int64_t num_cross_blocks;
+} folio_vllm06_seq;
+
+FOLIO_API folio_status folio_vllm06_builder_create(folio_vllm06_state *state,
+                                                   const folio_vllm06_backend *backend,
+                                                   int64_t block_size, folio_vllm06_builder **out);
+FOLIO_API void folio_vllm06_builder_destroy(folio_vllm06_builder *builder);
+FOLIO_API folio_status folio_vllm06_builder_add(folio_vllm06_builder *builder,
+                                                const folio_vllm06_seq *seq);
+/** The metadata of what was added; the builder is empty again. */
+FOLIO_API folio_status folio_vllm06_builder_build(folio_vllm06_builder *builder,
+                                                  folio_vllm06_metadata **out);
+
+/* ---------------------------------------------------------------------------------------------- */
+/* The plain operators, over raw pointers in the x-packed layout                                   */
+/* ---------------------------------------------------------------------------------------------- */
+
+/** Geometry shared by the operators: key_cache [num_blocks][kv_heads][head_size / x][block_size][x]. */
+typedef struct folio_vllm06_ops_cache {
+    void *key_cache, *value_cache;
+    folio_dtype dtype;
+    int32_t x; /* 16 / bytes of one number, or 1 */
+    int32_t num_kv_heads, head_size, block_size;
+    int64_t num_blocks;
+    float k_scale, v_scale; /* 0: 1 */
+} folio_vllm06_ops_cache;
+
+/** key, value: [num_tokens][kv_heads][head_size] at key_stride, value_stride elements a token (0:
+ * dense). slot -1 stores nothing. */
+FOLIO_API folio_status folio_vllm06_reshape_and_cache(folio_context *ctx, const void *key,
+                                                      const void *value, folio_dtype dtype,
+                                                      int64_t num_tokens, int64_t key_stride,
+                                                      int64_t value_stride,
+                                                      const folio_vllm06_ops_cache *cache,
+                                                      const int64_t *slot_mapping);
+
+typedef struct folio_vllm06_paged_attention_args {
+    size_t struct_size;
+    void *out;         /* [num_seqs][num_heads][head_size] */
+    const void *query; /* [num_seqs][num_heads][head_size] */
+    folio_dtype dtype;
+    int32_t num_heads;
+    int64_t num_seqs;
+    float scale;                 /* 0: 1 / sqrt(head_size) */
+    const int32_t *block_tables; /* [num_seqs][max_num_blocks_per_seq] */
+    int64_t max_num_blocks_per_seq;
+    const int32_t *seq_lens; /* [num_seqs]; 0: padding, out is zeros */
+    int64_t max_seq_len;
+    const float *alibi_slopes; /* NULL: none */
+} folio_vllm06_paged_attention_args;
+
+/** One token per sequence over its paged K and V, in one pass. */
+FOLIO_API folio_status folio_vllm06_paged_attention_v1(folio_context *ctx,
+                                                       const folio_vllm06_paged_attention_args *args,
+                                                       const folio_vllm06_ops_cache *cache);
+
+#define FOLIO_VLLM06_PARTITION_SIZE 512
+
+/**
+ * The same by partitions of FOLIO_VLLM06_PARTITION_SIZE keys and a merge. With P = max_seq_len /
+ * partition size, rounded up: exp_sums and max_logits f32 [num_seqs][num_heads][P], tmp_out
+ * [num_seqs][num_heads][P][head_size] in dtype. Each partition's weight is exp_sums * exp(max_logits).
+ */
+FOLIO_API folio_status folio_vllm06_paged_attention_v2(folio_context *ctx,
+                                                       const folio_vllm06_paged_attention_args *args,
+                                                       const folio_vllm06_ops_cache *cache,
+                                                       float *exp_sums, float *max_logits,
+                                                       void *tmp_out);
+
+/** Block pairs (from, to) in each of the caches, as stored. */
+FOLIO_API folio_status folio_vllm06_copy_blocks(folio_context *ctx,
+                                                const folio_vllm06_ops_cache *caches,
+                                                int64_t num_caches,
+                                                const int64_t (*block_mapping)[2],
+                                                int64_t num_pairs);
+FOLIO_API folio_status folio_vllm06_swap_blocks(folio_context *ctx,
+                                                const folio_vllm06_ops_cache *src,
+                                                const folio_vllm06_ops_cache *dst,
+                                                const int64_t (*block_mapping)[2],
+                                                int64_t num_pairs);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* FOLIO_FOLIO_VLLM06_H */

@@ -1,0 +1,81 @@
+/*
+ * vllm06.h: what the files of the vLLM 0.6 layer share. Everything they do goes through folio.h; of the
+ * library's own parts they use the error text and the allocator alone.
+ */
+#ifndef FOLIOI_VLLM06_H
+#define FOLIOI_VLLM06_H
+
+#include "core/checked.h"
+#include "core/context.h"
+
+#include <folio/folio_vllm06.h>
+
+/** How the three ancestors differ: a row of vllm06_backends.c. */
+typedef struct folioi_vllm06_traits {
+    const char *name;
+    folio_layout layout; /* of (2, num_blocks, ...) caches */
+    bool mixes;          /* prompts and decodes in one step: views are slices */
+} folioi_vllm06_traits;
+
+struct folio_vllm06_metadata {
+    folio_vllm06_state *state;
+    const folioi_vllm06_traits *traits;
+    folio_vllm06_metadata_fields f;
+    int64_t num_seqs;
+    folioi_array copies[16]; /* what the fields point to */
+    int32_t num_copies;
+    folio_vllm06_metadata *prefill, *decode; /* cached views; may be the metadata itself */
+    folio_vllm06_metadata *owner;            /* of a view: it owns the arrays */
+};
+
+/** One plan of a state, shared by all layers that ask for the same. */
+typedef struct folioi_vllm06_plan {
+    folio_attention_desc desc;
+    folio_attention_type type;
+    int64_t num_blocks;
+    int32_t block_size;
+    folio_attention *attention;
+    folio_plan *plan;
+    folio_plan_desc limits;
+    struct folioi_vllm06_plan *next;
+} folioi_vllm06_plan;
+
+struct folio_vllm06_state {
+    folio_context *ctx;
+    folioi_vllm06_plan *plans;
+};
+
+struct folio_vllm06_impl {
+    folio_vllm06_state *state;
+    const folioi_vllm06_traits *traits;
+    folio_attention_desc desc;
+    float *slopes; /* [num_heads], or NULL */
+    int64_t slopes_bytes;
+};
+
+/** The length of sequence i and its query, whichever of the fields say them. */
+int64_t folioi_vllm06_seq_len(const folio_vllm06_metadata *m, int64_t i);
+int64_t folioi_vllm06_query_len(const folio_vllm06_metadata *m, int64_t i);
+
+/**
+ * Run a batch through a plan of the state that fits it, made or remade where needed. cache NULL: none;
+ * tensors NULL: check the batch alone.
+ */
+folio_status folioi_vllm06_run(folio_vllm06_state *state, const folio_attention_desc *desc,
+                               folio_attention_type type, folio_batch *batch, folio_kv_cache *cache,
+                               const folio_tensors *tensors);
+
+folio_status folioi_vllm06_make_metadata(folio_vllm06_state *state,
+                                         const folioi_vllm06_traits *traits,
+                                         const folio_vllm06_metadata_fields *fields,
+                                         folio_vllm06_metadata **out);
+folio_status folioi_vllm06_make_impl(folio_vllm06_state *state, const folioi_vllm06_traits *traits,
+                                     const folio_vllm06_impl_desc *desc, folio_vllm06_impl **out);
+folio_status folioi_vllm06_forward(folio_vllm06_impl *impl, const folio_vllm06_forward_args *args);
+
+/** A whole (2, num_blocks, ...) cache as one layer of Folio's. */
+folio_status folioi_vllm06_wrap(folio_context *ctx, const folioi_vllm06_traits *traits,
+                                const folio_vllm06_kv_cache *kv_cache, int64_t num_kv_heads,
+                                int64_t head_size, folio_kv_cache **out);
+
+#endif

@@ -1,0 +1,357 @@
+/*
+ * vllm06_forward.c: one layer by the ancestors' rules. The new keys are stored by the type's slots; then
+ * prompts attend to their cached context and to this step's k and v as given, decodes to the cache alone.
+ * Prompts whose biases the caller set run one by one, as the ancestors ran them.
+ */
+#include "tensor.h"
+#include "vllm06/vllm06.h"
+
+#include <math.h>
+
+/* Everything one forward works with. */
+typedef struct {
+    folio_vllm06_impl *impl;
+    folio_vllm06_metadata *m;
+    folio_vllm06_forward_args args;
+    folio_kv_cache *cache; /* NULL: none */
+    int32_t block_size;
+    folio_batch *batch;
+    folioi_array table;   /* int32_t, room for one sequence's blocks */
+    folioi_array nowhere; /* int64_t, slot -1 for each row: store has written them by then */
+    bool rehearsal;       /* check everything, compute nothing */
+} layer;
+
+static folio_status attend(layer *l, const folio_attention_desc *desc, folio_attention_type type,
+                           folio_kv_cache *cache, const folio_tensors *tensors)
+{
+    return folioi_vllm06_run(l->impl->state, desc, type, l->batch, cache,
+                             l->rehearsal ? NULL : tensors);
+}
+
+static folio_tensor rows_of(const folio_tensor *t, int64_t first, int64_t n)
+{
+    folio_tensor r = *t;
+    if (n > 0)
+        r.data = (char *)r.data + first * r.token_stride * (int64_t)folio_dtype_size(t->dtype);
+    r.tokens = n;
+    return r;
+}
+
+/* Rows [first, first + n) of query and output; key and value rows [kv_first, kv_first + kv_n). */
+static folio_tensors tensors_of(const layer *l, int64_t first, int64_t n, int64_t kv_first,
+                                int64_t kv_n)
+{
+    const folio_vllm06_forward_args *a = &l->args;
+    folio_tensors t = {.struct_size = sizeof t, .k_scale = a->k_scale, .v_scale = a->v_scale};
+    t.q = rows_of(&a->query, first, n);
+    t.out = rows_of(&a->output, first, n);
+    if (kv_n > 0) {
+        t.k = rows_of(&a->key, kv_first, kv_n);
+        t.v = rows_of(&a->value, kv_first, kv_n);
+    }
+    if (l->cache != NULL) t.flags = FOLIO_KV_APPEND;
+    return t;
+}
+
+/* The blocks of sequence i for `len` tokens. Those past the row's end hold keys of this step, which are
+ * not read from the cache: any block will do. */
+static folio_status table_of(layer *l, const int32_t *tables, int64_t stride, int64_t i,
+                             int64_t len, int64_t cached, folio_batch_seq *s)
+{
+    int64_t n = ceil_div(len, l->block_size), given = min_i64(stride, n);
+    REQUIRE(cached <= 0 || given >= ceil_div(cached, l->block_size),
+            "sequence %lld: %lld tokens are cached, its block table has %lld blocks of %d",
+            (long long)i, (long long)cached, (long long)given, l->block_size);
+    TRY(folioi_array_reserve(&l->impl->state->ctx->allocator, &l->table, max_i64(n, 1) * 4,
+                             "a block table"));
+    int32_t *table = l->table.data;
+    for (int64_t k = 0; k < n; k++)
+        table[k] = k * l->block_size < cached ? tables[i * stride + k] : 0;
+    s->block_table = table;
+    s->num_blocks = n;
+    return FOLIO_OK;
+}
+
+/* n slots of -1. */
+static folio_status no_slots(layer *l, int64_t n, const int64_t **out)
+{
+    TRY(folioi_array_reserve(&l->impl->state->ctx->allocator, &l->nowhere,
+                             max_i64(n, 1) * (int64_t)sizeof **out, "slots"));
+    int64_t *slots = l->nowhere.data;
+    for (int64_t k = 0; k < n; k++) slots[k] = -1;
+    *out = slots;
+    return FOLIO_OK;
+}
+
+static folio_status add_decoder_seq(layer *l, int64_t i, bool causal)
+{
+    const folio_vllm06_metadata_fields *f = &l->m->f;
+    bool prompt = i < f->num_prefills;
+    folio_batch_seq s = {.struct_size = sizeof s};
+    s.seq_len = folioi_vllm06_seq_len(l->m, i);
+    s.query_len = folioi_vllm06_query_len(l->m, i);
+    s.phase = prompt ? FOLIO_PREFILL : FOLIO_DECODE;
+    s.causality = causal ? FOLIO_CAUSAL : FOLIO_NOT_CAUSAL;
+    int64_t cached = prompt ? s.seq_len - s.query_len : s.seq_len;
+    if (l->cache != NULL && s.seq_len > 0)
+        TRY(table_of(l, f->block_tables, f->block_tables != NULL ? f->block_tables_stride : 0, i,
+                     s.seq_len, cached, &s));
+    TRY(no_slots(l, s.query_len, &s.slots));
+    return folio_batch_add(l->batch, &s);
+}
+
+/* Rows of cross attention that see no key, which folio.h takes for a batch that lacks encoder_len:
+ * zeros, by way of padding. Its keys are not read: query stands in for them. */
+static folio_status attend_nobody(layer *l, int64_t first, int64_t n)
+{
+    if (n == 0) return FOLIO_OK;
+    folio_batch_seq s = {.struct_size = sizeof s, .query_len = n};
+    folio_batch_clear(l->batch);
+    TRY(folio_batch_add(l->batch, &s));
+    folio_tensors t = tensors_of(l, first, n, 0, 0);
+    t.k = t.v = t.q;
+    t.flags = 0;
+    return attend(l, &l->impl->desc, FOLIO_ENCODER_ONLY, NULL, &t);
+}
+
+/* A prompt of any type whose bias the caller gave: alone, and nothing but the bias masks it. */
+static folio_status attend_biased(layer *l, const folio_vllm06_bias *bias, int64_t i, int64_t row,
+                                  int64_t rows, int64_t kv_row, int64_t kv_rows)
+{
+    folio_attention_type type = l->args.attn_type;
+    folio_attention_desc d = l->impl->desc;
+    d.windowed = 0;
+    d.window_left = 0;
+    folio_batch_clear(l->batch);
+    int64_t keys = kv_rows;
+    if (type == FOLIO_DECODER) {
+        TRY(add_decoder_seq(l, i, false));
+        keys = folioi_vllm06_seq_len(l->m, i);
+    } else {
+        folio_batch_seq s = {.struct_size = sizeof s, .query_len = rows, .seq_len = rows};
+        s.encoder_len = s.encoder_new_len = type == FOLIO_ENCODER_DECODER ? kv_rows : 0;
+        TRY(folio_batch_add(l->batch, &s));
+    }
+    REQUIRE(bias->query_len == rows && bias->key_len == keys,
+            "attn_bias[%lld] is for %lld queries and %lld keys, the prompt has %lld and %lld",
+            (long long)i, (long long)bias->query_len, (long long)bias->key_len, (long long)rows,
+            (long long)keys);
+    REQUIRE(bias->num_heads == 1 || bias->num_heads == d.num_heads,
+            "attn_bias[%lld] has %lld heads, the layer %d", (long long)i,
+            (long long)bias->num_heads, d.num_heads);
+    if (type == FOLIO_ENCODER_DECODER && keys == 0) return attend_nobody(l, row, rows);
+    folio_tensors t = tensors_of(l, row, rows, kv_row, kv_rows);
+    t.bias = (folio_bias){.data = bias->data,
+                          .dtype = FOLIO_F32,
+                          .dims = {1, bias->num_heads, rows, keys},
+                          .strides = {0, rows * keys, keys, 1}};
+    bool self = type == FOLIO_DECODER;
+    if (!self) t.flags = 0;
+    return attend(l, &d, type == FOLIO_ENCODER ? FOLIO_ENCODER_ONLY : type, self ? l->cache : NULL,
+                  &t);
+}
+
+static folio_status forward_decoder(layer *l)
+{
+    const folio_vllm06_metadata_fields *f = &l->m->f;
+    int64_t row = 0;
+    if (f->attn_bias != NULL) {
+        for (int64_t i = 0; i < f->num_prefills; i++) {
+            int64_t n = folioi_vllm06_query_len(l->m, i);
+            TRY(attend_biased(l, &f->attn_bias[i], i, row, n, row, n));
+            row += n;
+        }
+    } else if (f->num_prefills > 0) {
+        folio_batch_clear(l->batch);
+        for (int64_t i = 0; i < f->num_prefills; i++) TRY(add_decoder_seq(l, i, true));
+        folio_tensors t = tensors_of(l, 0, f->num_prefill_tokens, 0, f->num_prefill_tokens);
+        t.slopes = l->impl->slopes;
+        TRY(attend(l, &l->impl->desc, FOLIO_DECODER, l->cache, &t));
+    }
+    if (f->num_decode_tokens == 0) return FOLIO_OK;
+    folio_batch_clear(l->batch);
+    for (int64_t i = f->num_prefills; i < l->m->num_seqs; i++) TRY(add_decoder_seq(l, i, true));
+    folio_tensors t = tensors_of(l, f->num_prefill_tokens, f->num_decode_tokens, 0, 0);
+    t.slopes = l->impl->slopes;
+    t.flags = 0; /* the new key of a decode is read as stored, like those before it */
+    return attend(l, &l->impl->desc, FOLIO_DECODER, l->cache, &t);
+}
+
+/* Bidirectional over the encoder's tokens, or over all tokens of an encoder-only model; ALiBi and window
+ * belong to decoders. */
+static folio_status forward_encoder(layer *l)
+{
+    const folio_vllm06_metadata_fields *f = &l->m->f;
+    bool encoder = l->args.attn_type == FOLIO_ENCODER;
+    const folio_vllm06_bias *biases = encoder ? f->encoder_attn_bias : f->attn_bias;
+    int64_t rows = 0, row = 0;
+    folio_attention_desc d = l->impl->desc;
+    d.windowed = 0;
+    d.window_left = 0;
+    for (int64_t i = 0; i < f->num_prefills; i++)
+        rows += encoder ? f->encoder_seq_lens[i] : folioi_vllm06_seq_len(l->m, i);
+    REQUIRE(rows == l->args.query.tokens,
+            "the prompts have %lld tokens of %s attention, query has %lld rows", (long long)rows,
+            folio_attention_type_name(l->args.attn_type), (long long)l->args.query.tokens);
+    folio_batch_clear(l->batch);
+    for (int64_t i = 0; i < f->num_prefills; i++) {
+        int64_t len = encoder ? f->encoder_seq_lens[i] : folioi_vllm06_seq_len(l->m, i);
+        if (biases != NULL) {
+            TRY(attend_biased(l, &biases[i], i, row, len, row, len));
+        } else {
+            folio_batch_seq s = {.struct_size = sizeof s, .query_len = len, .seq_len = len};
+            TRY(folio_batch_add(l->batch, &s));
+        }
+        row += len;
+    }
+    if (biases != NULL) return FOLIO_OK;
+    folio_tensors t = tensors_of(l, 0, row, 0, row);
+    t.flags = 0;
+    return attend(l, &d, FOLIO_ENCODER_ONLY, NULL, &t);
+}
+
+/* Each prompt brings its encoder's K and V where key is given; everybody else reads cross blocks. */
+static folio_status forward_cross(layer *l)
+{
+    const folio_vllm06_metadata_fields *f = &l->m->f;
+    bool fresh = l->args.key.data != NULL;
+    int64_t row = 0, kv_row = 0, n = fresh && f->cross_attn_bias != NULL ? f->num_prefills : 0;
+    int64_t keys = 0;
+    folio_attention_desc d = l->impl->desc;
+    d.windowed = 0;
+    d.window_left = 0;
+    for (int64_t i = 0; i < f->num_prefills; i++) keys += f->encoder_seq_lens[i];
+    REQUIRE(!fresh || keys == l->args.key.tokens,
+            "the prompts' encoders have %lld tokens, key has %lld rows", (long long)keys,
+            (long long)l->args.key.tokens);
+    for (int64_t i = 0; i < n; i++) {
+        int64_t rows = folioi_vllm06_query_len(l->m, i);
+        TRY(attend_biased(l, &f->cross_attn_bias[i], i, row, rows, kv_row, f->encoder_seq_lens[i]));
+        row += rows;
+        kv_row += f->encoder_seq_lens[i];
+    }
+    int64_t first = row, first_kv = kv_row, seen = 0;
+    folio_batch_clear(l->batch);
+    for (int64_t i = n; i < l->m->num_seqs; i++) {
+        bool prompt = i < f->num_prefills;
+        folio_batch_seq s = {.struct_size = sizeof s};
+        s.query_len = folioi_vllm06_query_len(l->m, i);
+        s.seq_len = folioi_vllm06_seq_len(l->m, i);
+        s.encoder_len = s.seq_len > 0 ? f->encoder_seq_lens[i] : 0;
+        s.encoder_new_len = prompt && fresh ? s.encoder_len : 0;
+        row += s.query_len;
+        kv_row += s.encoder_new_len;
+        seen += s.encoder_len;
+        if (l->cache != NULL && s.encoder_len > 0) {
+            int64_t cached = s.encoder_len - s.encoder_new_len;
+            TRY(table_of(l, f->cross_block_tables, f->cross_block_tables_stride, i, s.encoder_len,
+                         cached, &s));
+            s.cross_block_table = s.block_table;
+            s.num_cross_blocks = s.num_blocks;
+            s.block_table = NULL;
+            s.num_blocks = 0;
+        }
+        TRY(no_slots(l, s.encoder_new_len, &s.cross_slots));
+        TRY(folio_batch_add(l->batch, &s));
+    }
+    if (seen == 0) return attend_nobody(l, first, row - first);
+    folio_tensors t = tensors_of(l, first, row - first, first_kv, kv_row - first_kv);
+    return attend(l, &d, FOLIO_ENCODER_DECODER, l->cache, &t);
+}
+
+static folio_status check_args(layer *l)
+{
+    const folio_attention_desc *d = &l->impl->desc;
+    folio_vllm06_forward_args *a = &l->args;
+    folio_attention_type type = a->attn_type;
+    REQUIRE((unsigned)type < FOLIO_NUM_ATTENTION_TYPES, "attention type %d is unknown", (int)type);
+    REQUIRE(a->attn_metadata != NULL, "attn_metadata is NULL");
+    REQUIRE(type != FOLIO_ENCODER || folio_vllm06_is_all_encoder_attn_metadata_set(l->m),
+            "encoder attention requires setting encoder metadata attributes");
+    REQUIRE(type != FOLIO_ENCODER_DECODER || folio_vllm06_is_all_cross_attn_metadata_set(l->m),
+            "encoder/decoder cross-attention requires setting cross-attention metadata attributes");
+    REQUIRE((a->key.data == NULL) == (a->value.data == NULL), "key and value go together");
+    REQUIRE(type == FOLIO_ENCODER_DECODER || a->key.data != NULL, "key and value are NULL");
+    REQUIRE(a->kv_cache != NULL || l->m->f.num_decode_tokens == 0 || type == FOLIO_ENCODER ||
+                type == FOLIO_ENCODER_ONLY,
+            "kv_cache is NULL, and %lld decodes need one", (long long)l->m->f.num_decode_tokens);
+    const folio_vllm06_metadata_fields *f = &l->m->f;
+    int64_t tokens = type == FOLIO_ENCODER ? f->num_encoder_tokens
+                                           : f->num_prefill_tokens + f->num_decode_tokens;
+    int64_t keys =
+        type == FOLIO_ENCODER || type == FOLIO_ENCODER_DECODER ? f->num_encoder_tokens : tokens;
+    TRY(folioi_tensor_resolve(&a->query, "query", d->dtype, d->num_heads, d->k_head_size, tokens));
+    TRY(folioi_tensor_resolve(&a->output, "output", d->dtype, d->num_heads, d->k_head_size,
+                              tokens));
+    REQUIRE(a->query.dtype == d->dtype && a->output.dtype == d->dtype,
+            "query is %s and output %s, the layer's dtype is %s", folio_dtype_name(a->query.dtype),
+            folio_dtype_name(a->output.dtype), folio_dtype_name(d->dtype));
+    for (int32_t h = 0; l->impl->slopes != NULL && h < d->num_heads; h++)
+        REQUIRE(isfinite(l->impl->slopes[h]), "alibi_slopes[%d] is not finite", h);
+    if (a->key.data == NULL) return FOLIO_OK;
+    TRY(folioi_tensor_resolve(&a->key, "key", d->dtype, d->num_kv_heads, d->k_head_size, keys));
+    return folioi_tensor_resolve(&a->value, "value", d->dtype, d->num_kv_heads, d->k_head_size,
+                                 keys);
+}
+
+/* Stores this step's key and value by the type's slot mapping. */
+static folio_status store(layer *l)
+{
+    const folio_vllm06_metadata_fields *f = &l->m->f;
+    const folio_vllm06_forward_args *a = &l->args;
+    if (l->cache == NULL || a->key.data == NULL) return FOLIO_OK;
+    bool cross = a->attn_type == FOLIO_ENCODER_DECODER;
+    const int64_t *slots = cross ? f->cross_slot_mapping : f->slot_mapping;
+    REQUIRE(slots != NULL, "slot_mapping is NULL, and key and value are to be stored");
+    folio_kv_write w = {.struct_size = sizeof w,
+                        .k = a->key,
+                        .v = a->value,
+                        .slots = slots,
+                        .k_scale = a->k_scale,
+                        .v_scale = a->v_scale};
+    return folio_kv_cache_write(l->cache, 0, &w, NULL);
+}
+
+static folio_status run(layer *l)
+{
+    folio_attention_type type = l->args.attn_type;
+    TRY(check_args(l));
+    bool paged = type == FOLIO_DECODER || type == FOLIO_ENCODER_DECODER;
+    folio_context *ctx = l->impl->state->ctx;
+    if (paged && l->args.kv_cache != NULL) {
+        TRY(folioi_vllm06_wrap(ctx, l->impl->traits, l->args.kv_cache, l->impl->desc.num_kv_heads,
+                               l->impl->desc.k_head_size, &l->cache));
+        folio_kv_view view = {.struct_size = sizeof view};
+        TRY(folio_kv_cache_view(l->cache, 0, &view));
+        REQUIRE(view.desc->dtype == l->impl->desc.kv_dtype,
+                "kv_cache is %s, the layer's kv_cache_dtype is %s",
+                folio_dtype_name(view.desc->dtype), folio_dtype_name(l->impl->desc.kv_dtype));
+        l->block_size = view.desc->block_size;
+    }
+    folio_batch_desc b = {.struct_size = sizeof b,
+                          .block_size = l->block_size > 0 ? l->block_size : 1};
+    TRY(folio_batch_create(ctx, &b, &l->batch));
+    folio_status (*by_type)(layer *) = type == FOLIO_DECODER           ? forward_decoder
+                                       : type == FOLIO_ENCODER_DECODER ? forward_cross
+                                                                       : forward_encoder;
+    /* A rehearsal first: what is refused must be refused before key and value are stored. */
+    l->rehearsal = true;
+    TRY(by_type(l));
+    TRY(store(l));
+    l->rehearsal = false;
+    return by_type(l);
+}
+
+folio_status folioi_vllm06_forward(folio_vllm06_impl *impl, const folio_vllm06_forward_args *args)
+{
+    REQUIRE(impl != NULL, "forward: impl is NULL");
+    layer l = {.impl = impl};
+    STRUCT_IN(l.args, args, "folio_vllm06_forward_args");
+    l.m = l.args.attn_metadata;
+    folio_status status = run(&l);
+    folio_batch_destroy(l.batch);
+    folio_kv_cache_destroy(l.cache);
+    folioi_array_free(&impl->state->ctx->allocator, &l.table);
+    folioi_array_free(&impl->state->ctx->allocator, &l.nowhere);
+    return status;
+}

@@ -1,0 +1,246 @@
+/*
+ * vllm06_ops.c: the plain operators over raw pointers in the x-packed layout. v1 is one forward; v2 runs
+ * each partition of the keys on its own, with its lse, and merges them.
+ */
+#include "tensor.h"
+#include "vllm06/vllm06.h"
+
+#include <math.h>
+
+/* A description of such a cache, and a one-layer cache around it. */
+static folio_status wrap(folio_context *ctx, const folio_vllm06_ops_cache *c, folio_kv_cache **out)
+{
+    *out = NULL;
+    REQUIRE(ctx != NULL, "ctx is NULL");
+    REQUIRE(c != NULL, "cache is NULL");
+    int32_t elem = (int32_t)folio_dtype_size(c->dtype);
+    REQUIRE(c->x == 1 || (elem > 0 && c->x == 16 / elem), "cache: x is %d, neither 1 nor 16 / %d",
+            c->x, elem);
+    folio_kv_cache_desc d = {.struct_size = sizeof d,
+                             .num_blocks = c->num_blocks,
+                             .num_layers = 1,
+                             .block_size = c->block_size,
+                             .num_kv_heads = c->num_kv_heads,
+                             .k_head_size = c->head_size,
+                             .dtype = c->dtype,
+                             .layout = c->x == 1 ? FOLIO_LAYOUT_XPACKED_1 : FOLIO_LAYOUT_XPACKED};
+    folio_kv_shape shape = {.struct_size = sizeof shape};
+    TRY(folio_kv_cache_shape(NULL, &d, &shape));
+    folio_kv_memory m = {.struct_size = sizeof m,
+                         .k = &c->key_cache,
+                         .v = &c->value_cache,
+                         .k_bytes = (size_t)shape.k.bytes,
+                         .v_bytes = (size_t)shape.v.bytes};
+    return folio_kv_cache_wrap(ctx, &d, &m, out);
+}
+
+folio_status folio_vllm06_reshape_and_cache(folio_context *ctx, const void *key, const void *value,
+                                            folio_dtype dtype, int64_t num_tokens,
+                                            int64_t key_stride, int64_t value_stride,
+                                            const folio_vllm06_ops_cache *cache,
+                                            const int64_t *slot_mapping)
+{
+    folio_kv_cache *kv;
+    TRY(wrap(ctx, cache, &kv));
+    folio_kv_write w = {.struct_size = sizeof w,
+                        .k = {(void *)key, dtype, num_tokens, key_stride, 0},
+                        .v = {(void *)value, dtype, num_tokens, value_stride, 0},
+                        .slots = slot_mapping,
+                        .k_scale = cache->k_scale,
+                        .v_scale = cache->v_scale};
+    folio_status status = folio_kv_cache_write(kv, 0, &w, NULL);
+    folio_kv_cache_destroy(kv);
+    return status;
+}
+
+/* One paged_attention call under way. */
+typedef struct {
+    folio_context *ctx;
+    folio_vllm06_paged_attention_args a;
+    const folio_vllm06_ops_cache *c;
+    folio_kv_cache *cache;
+    folio_attention *attention;
+    folio_batch *batch;
+    folio_plan *plan;
+} paged;
+
+static folio_status open_paged(paged *p)
+{
+    const folio_vllm06_ops_cache *c = p->c;
+    TRY(wrap(p->ctx, c, &p->cache));
+    REQUIRE(p->a.num_seqs >= 0 && p->a.max_num_blocks_per_seq >= 0,
+            "num_seqs %lld or max_num_blocks_per_seq %lld is negative", (long long)p->a.num_seqs,
+            (long long)p->a.max_num_blocks_per_seq);
+    REQUIRE(p->a.num_seqs == 0 || (p->a.seq_lens != NULL && p->a.block_tables != NULL),
+            "seq_lens or block_tables is NULL");
+    for (int64_t i = 0; i < p->a.num_seqs; i++)
+        REQUIRE(p->a.seq_lens[i] >= 0 && p->a.seq_lens[i] <= p->a.max_seq_len,
+                "seq_lens[%lld] = %d is outside [0, max_seq_len = %lld]", (long long)i,
+                p->a.seq_lens[i], (long long)p->a.max_seq_len);
+    folio_attention_desc d = {.struct_size = sizeof d,
+                              .num_heads = p->a.num_heads,
+                              .num_kv_heads = c->num_kv_heads,
+                              .k_head_size = c->head_size,
+                              .dtype = p->a.dtype,
+                              .kv_dtype = c->dtype,
+                              .scale = p->a.scale};
+    TRY(folio_attention_create(p->ctx, &d, &p->attention));
+    folio_batch_desc b = {.struct_size = sizeof b, .block_size = c->block_size};
+    TRY(folio_batch_create(p->ctx, &b, &p->batch));
+    const folio_attention *list[] = {p->attention};
+    folio_plan_desc l = {.struct_size = sizeof l,
+                         .attentions = list,
+                         .num_attentions = 1,
+                         .block_size = c->block_size,
+                         .num_blocks = c->num_blocks,
+                         .max_seqs = max_i64(p->a.num_seqs, 1),
+                         .max_query_tokens = max_i64(p->a.num_seqs, 1),
+                         .max_seq_len = max_i64(p->a.max_seq_len, 1)};
+    return folio_plan_create(p->ctx, &l, &p->plan);
+}
+
+static void close_paged(paged *p)
+{
+    folio_plan_destroy(p->plan);
+    folio_batch_destroy(p->batch);
+    folio_attention_destroy(p->attention);
+    folio_kv_cache_destroy(p->cache);
+}
+
+/* The plan for keys [first, first + len) of every sequence, first a multiple of the block size. */
+static folio_status plan_keys(paged *p, int64_t first, int64_t len)
+{
+    folio_batch_clear(p->batch);
+    for (int64_t i = 0; i < p->a.num_seqs; i++) {
+        int64_t keys = max_i64(0, min_i64(p->a.seq_lens[i] - first, len));
+        int64_t skipped = first / p->c->block_size;
+        folio_batch_seq s = {.struct_size = sizeof s, .query_len = 1, .seq_len = keys};
+        s.causality = FOLIO_NOT_CAUSAL; /* all keys come before the query, or are its own */
+        s.positions_given = 1;
+        s.first_query_pos = (int64_t)p->a.seq_lens[i] - 1;
+        s.first_key_pos = first;
+        if (keys > 0) {
+            s.block_table = p->a.block_tables + i * p->a.max_num_blocks_per_seq + skipped;
+            s.num_blocks = p->a.max_num_blocks_per_seq - skipped;
+        }
+        TRY(folio_batch_add(p->batch, &s));
+    }
+    return folio_plan_update(p->plan, p->batch);
+}
+
+/* Attention over the keys the plan is for: out and lse. */
+static folio_status attend(paged *p, folio_tensor out, float *lse, int64_t lse_token_stride,
+                           int64_t lse_head_stride)
+{
+    folio_tensors t = {.struct_size = sizeof t,
+                       .q = {(void *)p->a.query, p->a.dtype, p->a.num_seqs, 0, 0},
+                       .out = out,
+                       .lse = lse,
+                       .lse_token_stride = lse_token_stride,
+                       .lse_head_stride = lse_head_stride,
+                       .slopes = p->a.alibi_slopes,
+                       .k_scale = p->c->k_scale,
+                       .v_scale = p->c->v_scale};
+    return folio_attention_forward(p->plan, 0, FOLIO_DECODER, p->cache, 0, &t, NULL);
+}
+
+folio_status folio_vllm06_paged_attention_v1(folio_context *ctx,
+                                             const folio_vllm06_paged_attention_args *args,
+                                             const folio_vllm06_ops_cache *cache)
+{
+    paged p = {.ctx = ctx, .c = cache};
+    STRUCT_IN(p.a, args, "folio_vllm06_paged_attention_args");
+    folio_status status = open_paged(&p);
+    folio_tensor out = {p.a.out, p.a.dtype, p.a.num_seqs, 0, 0};
+    if (status == FOLIO_OK) status = plan_keys(&p, 0, p.a.max_seq_len);
+    if (status == FOLIO_OK) status = attend(&p, out, NULL, 0, 0);
+    close_paged(&p);
+    return status;
+}
+
+/* Every partition into its place of tmp_out, its lse into max_logits; then the merge. */
+static folio_status by_partitions(paged *p, float *exp_sums, float *max_logits, void *tmp_out)
+{
+    int64_t parts = max_i64(ceil_div(p->a.max_seq_len, FOLIO_VLLM06_PARTITION_SIZE), 1);
+    int64_t heads = p->a.num_heads, dims = p->c->head_size,
+            elem = (int64_t)folio_dtype_size(p->a.dtype);
+    REQUIRE(FOLIO_VLLM06_PARTITION_SIZE % p->c->block_size == 0,
+            "block_size %d does not divide the partition size %d", p->c->block_size,
+            FOLIO_VLLM06_PARTITION_SIZE);
+    REQUIRE(p->a.num_seqs == 0 || (exp_sums != NULL && max_logits != NULL && tmp_out != NULL),
+            "exp_sums, max_logits or tmp_out is NULL");
+    folio_tensor last = {p->a.out, p->a.dtype, p->a.num_seqs, 0, 0}; /* the merge's, checked now */
+    TRY(folioi_tensor_resolve(&last, "out", p->a.dtype, heads, dims, p->a.num_seqs));
+    TRY(plan_keys(p, 0, p->a.max_seq_len)); /* all tables are checked before anything is written */
+    void *memory;
+    int64_t bytes = parts * (int64_t)sizeof(folio_state);
+    TRY(folioi_alloc(&p->ctx->allocator, bytes, "partitions", &memory));
+    folio_state *states = memory;
+    folio_status status = FOLIO_OK;
+    for (int64_t k = 0; k < parts && status == FOLIO_OK; k++) {
+        folio_tensor out = {(char *)tmp_out + k * dims * elem, p->a.dtype, p->a.num_seqs,
+                            heads * parts * dims, parts * dims};
+        states[k] = (folio_state){out, max_logits + k, heads * parts, parts};
+        status = plan_keys(p, k * FOLIO_VLLM06_PARTITION_SIZE, FOLIO_VLLM06_PARTITION_SIZE);
+        if (status == FOLIO_OK) status = attend(p, out, max_logits + k, heads * parts, parts);
+    }
+    for (int64_t i = 0; i < p->a.num_seqs * heads * parts && status == FOLIO_OK; i++)
+        exp_sums[i] = max_logits[i] == -INFINITY ? 0.0f : 1.0f;
+    folio_merge m = {.struct_size = sizeof m,
+                     .num_heads = p->a.num_heads,
+                     .head_size = p->c->head_size,
+                     .num_parts = parts,
+                     .parts = states,
+                     .out = last};
+    if (status == FOLIO_OK) status = folio_merge_states(p->ctx, &m, NULL);
+    folioi_free(&p->ctx->allocator, states, bytes);
+    return status;
+}
+
+folio_status folio_vllm06_paged_attention_v2(folio_context *ctx,
+                                             const folio_vllm06_paged_attention_args *args,
+                                             const folio_vllm06_ops_cache *cache, float *exp_sums,
+                                             float *max_logits, void *tmp_out)
+{
+    paged p = {.ctx = ctx, .c = cache};
+    STRUCT_IN(p.a, args, "folio_vllm06_paged_attention_args");
+    folio_status status = open_paged(&p);
+    if (status == FOLIO_OK) status = by_partitions(&p, exp_sums, max_logits, tmp_out);
+    close_paged(&p);
+    return status;
+}
+
+folio_status folio_vllm06_copy_blocks(folio_context *ctx, const folio_vllm06_ops_cache *caches,
+                                      int64_t num_caches, const int64_t (*block_mapping)[2],
+                                      int64_t num_pairs)
+{
+    REQUIRE(num_caches >= 0 && (num_caches == 0 || caches != NULL), "caches is NULL");
+    for (int64_t i = 1; i < num_caches; i++)
+        REQUIRE(caches[i].num_blocks == caches[0].num_blocks,
+                "caches[%lld] has %lld blocks, caches[0] %lld", (long long)i,
+                (long long)caches[i].num_blocks, (long long)caches[0].num_blocks);
+    /* Once without pairs: a bad cache is refused before a block of another is written. */
+    for (int64_t n = 0; n < 2 * num_caches; n++) {
+        folio_kv_cache *kv;
+        TRY(wrap(ctx, &caches[n % num_caches], &kv));
+        folio_status status =
+            folio_kv_cache_copy_blocks(kv, block_mapping, n < num_caches ? 0 : num_pairs, NULL);
+        folio_kv_cache_destroy(kv);
+        TRY(status);
+    }
+    return FOLIO_OK;
+}
+
+folio_status folio_vllm06_swap_blocks(folio_context *ctx, const folio_vllm06_ops_cache *src,
+                                      const folio_vllm06_ops_cache *dst,
+                                      const int64_t (*block_mapping)[2], int64_t num_pairs)
+{
+    folio_kv_cache *from, *to = NULL;
+    TRY(wrap(ctx, src, &from));
+    folio_status status = wrap(ctx, dst, &to);
+    if (status == FOLIO_OK)
+        status = folio_kv_cache_swap_blocks(from, to, block_mapping, num_pairs, NULL);
+    folio_kv_cache_destroy(from);
+    folio_kv_cache_destroy(to);
+    return status;
+}

@@ -1,0 +1,201 @@
+/* vllm06_state.c: the state: a context and the plans that layers of one kind share; and layers. */
+#include "vllm06/vllm06.h"
+
+#include <string.h>
+
+folio_status folio_vllm06_state_create(const char *compute, const folio_context_desc *desc,
+                                       folio_vllm06_state **out)
+{
+    REQUIRE(out != NULL, "folio_vllm06_state_create: out is NULL");
+    *out = NULL;
+    folio_context_desc d = {.struct_size = sizeof d};
+    if (desc != NULL) STRUCT_IN(d, desc, "folio_context_desc");
+    d.struct_size = sizeof d;
+    d.backend = compute;
+    folio_context *ctx;
+    TRY(folio_context_create(&d, &ctx));
+    void *memory;
+    folio_status status =
+        folioi_alloc(&ctx->allocator, sizeof(folio_vllm06_state), "a state", &memory);
+    if (status != FOLIO_OK) {
+        folio_context_destroy(ctx);
+        return status;
+    }
+    *out = memory;
+    (*out)->ctx = ctx;
+    return FOLIO_OK;
+}
+
+void folio_vllm06_state_destroy(folio_vllm06_state *state)
+{
+    if (state == NULL) return;
+    folio_context *ctx = state->ctx;
+    while (state->plans != NULL) {
+        folioi_vllm06_plan *p = state->plans;
+        state->plans = p->next;
+        folio_plan_destroy(p->plan);
+        folio_attention_destroy(p->attention);
+        folioi_free(&ctx->allocator, p, sizeof *p);
+    }
+    folioi_free(&ctx->allocator, state, sizeof *state);
+    folio_context_destroy(ctx);
+}
+
+folio_context *folio_vllm06_state_context(folio_vllm06_state *state)
+{
+    return state != NULL ? state->ctx : NULL;
+}
+
+static bool same_layer(const folio_attention_desc *a, const folio_attention_desc *b)
+{
+    return a->num_heads == b->num_heads && a->num_kv_heads == b->num_kv_heads &&
+           a->k_head_size == b->k_head_size && a->dtype == b->dtype && a->kv_dtype == b->kv_dtype &&
+           a->scale == b->scale && a->soft_cap == b->soft_cap && a->windowed == b->windowed &&
+           a->window_left == b->window_left;
+}
+
+/* The state's plan for such layers over such a cache; a new one has no limits yet. */
+static folio_status find_plan(folio_vllm06_state *state, const folio_attention_desc *desc,
+                              folio_attention_type type, int32_t block_size, int64_t num_blocks,
+                              folioi_vllm06_plan **out)
+{
+    for (folioi_vllm06_plan *p = state->plans; p != NULL; p = p->next) {
+        *out = p;
+        if (p->type == type && p->block_size == block_size && p->num_blocks == num_blocks &&
+            same_layer(&p->desc, desc))
+            return FOLIO_OK;
+    }
+    void *memory;
+    TRY(folioi_alloc(&state->ctx->allocator, sizeof **out, "a shared plan", &memory));
+    folioi_vllm06_plan *p = memory;
+    p->desc = *desc;
+    p->type = type;
+    p->block_size = block_size;
+    p->num_blocks = num_blocks;
+    folio_status status = folio_attention_create(state->ctx, desc, &p->attention);
+    if (status != FOLIO_OK) {
+        folioi_free(&state->ctx->allocator, p, sizeof *p);
+        return status;
+    }
+    p->next = state->plans;
+    state->plans = p;
+    *out = p;
+    return FOLIO_OK;
+}
+
+/* Twice what is needed, so that a plan is seldom made again; the first at once what is needed. */
+static int64_t grown(int64_t had, int64_t need)
+{
+    return need > had ? max_i64(need, 2 * had) : had;
+}
+
+static folio_status fit_plan(folio_vllm06_state *state, folioi_vllm06_plan *p,
+                             const folio_batch *batch)
+{
+    folio_batch_summary s = {.struct_size = sizeof s};
+    TRY(folio_batch_summarize(batch, &s));
+    folio_plan_desc d = p->limits;
+    d.struct_size = sizeof d;
+    d.max_seqs = grown(d.max_seqs, max_i64(s.num_seqs, 1));
+    d.max_query_tokens = grown(d.max_query_tokens, max_i64(s.num_query_tokens, 1));
+    d.max_seq_len = grown(d.max_seq_len, max_i64(max_i64(s.max_seq_len, s.max_encoder_len), 1));
+    d.max_encoder_tokens = grown(d.max_encoder_tokens, s.num_encoder_tokens);
+    if (p->plan != NULL && d.max_seqs == p->limits.max_seqs &&
+        d.max_query_tokens == p->limits.max_query_tokens &&
+        d.max_seq_len == p->limits.max_seq_len &&
+        d.max_encoder_tokens == p->limits.max_encoder_tokens)
+        return FOLIO_OK;
+    const folio_attention *list[] = {p->attention};
+    const uint32_t types[] = {FOLIO_TYPE_BIT(p->type)};
+    d.block_size = p->block_size;
+    d.num_blocks = p->num_blocks;
+    folio_plan_desc with_lists = d;
+    with_lists.attentions = list;
+    with_lists.types = types;
+    with_lists.num_attentions = 1;
+    folio_plan *plan;
+    TRY(folio_plan_create(state->ctx, &with_lists, &plan));
+    folio_plan_destroy(p->plan);
+    p->plan = plan;
+    p->limits = d;
+    return FOLIO_OK;
+}
+
+folio_status folioi_vllm06_run(folio_vllm06_state *state, const folio_attention_desc *desc,
+                               folio_attention_type type, folio_batch *batch, folio_kv_cache *cache,
+                               const folio_tensors *tensors)
+{
+    folioi_vllm06_plan *p;
+    folio_kv_view view = {.struct_size = sizeof view};
+    if (cache != NULL) TRY(folio_kv_cache_view(cache, 0, &view));
+    TRY(find_plan(state, desc, type, cache != NULL ? view.desc->block_size : 0,
+                  cache != NULL ? view.desc->num_blocks : 0, &p));
+    TRY(fit_plan(state, p, batch));
+    TRY(folio_plan_update(p->plan, batch));
+    if (tensors == NULL) return FOLIO_OK;
+    return folio_attention_forward(p->plan, 0, type, cache, 0, tensors, NULL);
+}
+
+/* "auto", "fp8", ... to a dtype; 0: unknown. */
+static folio_dtype cache_dtype(const char *name, folio_dtype dtype)
+{
+    if (name == NULL || strcmp(name, "auto") == 0) return dtype;
+    if (strcmp(name, "fp8") == 0 || strcmp(name, "fp8_e4m3") == 0) return FOLIO_FP8_E4M3;
+    if (strcmp(name, "fp8_e5m2") == 0) return FOLIO_FP8_E5M2;
+    return (folio_dtype)0;
+}
+
+folio_status folioi_vllm06_make_impl(folio_vllm06_state *state, const folioi_vllm06_traits *traits,
+                                     const folio_vllm06_impl_desc *desc, folio_vllm06_impl **out)
+{
+    REQUIRE(out != NULL, "make_impl: out is NULL");
+    *out = NULL;
+    REQUIRE(state != NULL, "make_impl: state is NULL");
+    folio_vllm06_impl_desc d;
+    STRUCT_IN(d, desc, "folio_vllm06_impl_desc");
+    if (d.blocksparse_params != NULL)
+        FAIL(FOLIO_ERR_UNSUPPORTED, "%s does not support block-sparse attention", traits->name);
+    REQUIRE(d.sliding_window >= 0, "sliding_window is %lld", (long long)d.sliding_window);
+    folio_attention_desc a = {
+        .struct_size = sizeof a,
+        .num_heads = d.num_heads,
+        .num_kv_heads = d.num_kv_heads > 0 ? d.num_kv_heads : d.num_heads,
+        .k_head_size = d.head_size,
+        .dtype = d.dtype,
+        .kv_dtype = cache_dtype(d.kv_cache_dtype, d.dtype),
+        .scale = d.scale,
+        .soft_cap = d.logits_soft_cap,
+        .windowed = d.sliding_window > 0,
+        .window_left = d.sliding_window > 0 ? d.sliding_window - 1 : 0,
+    };
+    REQUIRE(d.num_kv_heads >= 0, "num_kv_heads is %d", d.num_kv_heads);
+    REQUIRE(a.kv_dtype != 0 || d.dtype == 0, "kv_cache_dtype \"%s\" is unknown",
+            d.kv_cache_dtype != NULL ? d.kv_cache_dtype : "auto");
+    folio_attention *probe;
+    TRY(folio_attention_create(state->ctx, &a, &probe)); /* its checks are ours */
+    folio_attention_destroy(probe);
+    void *memory;
+    TRY(folioi_alloc(&state->ctx->allocator, sizeof **out, "an impl", &memory));
+    folio_vllm06_impl *impl = memory;
+    *impl = (folio_vllm06_impl){.state = state, .traits = traits, .desc = a};
+    if (d.alibi_slopes != NULL) {
+        impl->slopes_bytes = d.num_heads * (int64_t)sizeof *impl->slopes;
+        folio_status status =
+            folioi_alloc(&state->ctx->allocator, impl->slopes_bytes, "alibi_slopes", &memory);
+        if (status != FOLIO_OK) {
+            folio_vllm06_impl_destroy(impl);
+            return status;
+        }
+        impl->slopes = memcpy(memory, d.alibi_slopes, (size_t)impl->slopes_bytes);
+    }
+    *out = impl;
+    return FOLIO_OK;
+}
+
+void folio_vllm06_impl_destroy(folio_vllm06_impl *impl)
+{
+    if (impl == NULL) return;
+    folio_allocator a = impl->state->ctx->allocator;
+    folioi_free(&a, impl->slopes, impl->slopes_bytes);
+    folioi_free(&a, impl, sizeof *impl);
+}

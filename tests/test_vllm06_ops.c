@@ -1,0 +1,514 @@
+/*
+ * test_vllm06_ops.c: the plain operators over x-packed caches. reshape_and_cache writes the layout
+ * byte for byte; paged_attention v1 and v2 agree with each other and with dense attention in
+ * double, for every head size and block size the ancestors list.
+ */
+#include "support.h"
+
+#include <folio/folio_vllm06.h>
+#include <math.h>
+#include <stdlib.h>
+
+enum { SEQS = 5, HEADS = 4, KV_HEADS = 2, LONGEST = 1100 };
+
+/* Lengths around a block, a partition and two of them; 0 is padding. */
+static const int32_t long_lens[SEQS] = {LONGEST, 0, 512, 513, 9};
+static const int32_t short_lens[SEQS] = {40, 0, 16, 17, 1};
+
+/* One cache with its sequences; everything a call needs. */
+typedef struct {
+    folio_vllm06_ops_cache c;
+    support_buffer k, v;
+    int32_t lens[SEQS];
+    int64_t longest, row_blocks;
+    int32_t *tables;
+    float *rows[2]; /* [seq][longest][kv_heads][head_size] as given */
+    float slopes[HEADS], scale;
+    bool alibi;
+    folio_dtype dtype; /* of query and out */
+    void *query;
+    support_buffer out;
+    folio_context *ctx;
+} bed;
+
+static int64_t row_at(const bed *b, int64_t seq, int64_t token)
+{
+    return (seq * b->longest + token) * KV_HEADS * b->c.head_size;
+}
+
+static int64_t slot_at(const bed *b, int64_t seq, int64_t token)
+{
+    int64_t n = b->c.block_size;
+    return b->tables[seq * b->row_blocks + token / n] * n + token % n;
+}
+
+static folio_status store_seq(bed *b, int64_t seq)
+{
+    int64_t slots[LONGEST];
+    for (int64_t t = 0; t < b->lens[seq]; t++) slots[t] = slot_at(b, seq, t);
+    return folio_vllm06_reshape_and_cache(b->ctx, b->rows[0] + row_at(b, seq, 0),
+                                          b->rows[1] + row_at(b, seq, 0), FOLIO_F32, b->lens[seq],
+                                          0, 0, &b->c, slots);
+}
+
+/* Caches of NaN, then the sequences stored in blocks handed out backwards. */
+static void bed_open(bed *b, folio_context *ctx, folio_dtype kv, int32_t x, int32_t head_size,
+                     int32_t block_size, const int32_t *lens)
+{
+    *b = (bed){.ctx = ctx, .dtype = FOLIO_F32, .scale = 0.11f};
+    memcpy(b->lens, lens, sizeof b->lens);
+    for (int i = 0; i < SEQS; i++)
+        if (lens[i] > b->longest) b->longest = lens[i];
+    b->row_blocks = (b->longest + block_size - 1) / block_size + 1;
+    b->c = (folio_vllm06_ops_cache){.dtype = kv,
+                                    .x = x,
+                                    .num_kv_heads = KV_HEADS,
+                                    .head_size = head_size,
+                                    .block_size = block_size,
+                                    .num_blocks = SEQS * b->row_blocks};
+    if (kv == FOLIO_FP8_E4M3 || kv == FOLIO_FP8_E5M2) {
+        b->c.k_scale = 0.5f;
+        b->c.v_scale = 0.0625f;
+    }
+    size_t elements = (size_t)(b->c.num_blocks * block_size * KV_HEADS * head_size);
+    b->k = support_buffer_make(elements * folio_dtype_size(kv));
+    b->v = support_buffer_make(elements * folio_dtype_size(kv));
+    b->c.key_cache = b->k.data;
+    b->c.value_cache = b->v.data;
+    b->tables = malloc((size_t)b->c.num_blocks * sizeof *b->tables);
+    int64_t n = row_at(b, SEQS, 0);
+    for (int part = 0; part < 2; part++) b->rows[part] = malloc((size_t)n * sizeof(float));
+    b->query = malloc((size_t)(SEQS * HEADS * head_size) * sizeof(float));
+    if (b->tables == NULL || b->rows[0] == NULL || b->rows[1] == NULL || b->query == NULL) abort();
+    for (int64_t i = 0; i < b->c.num_blocks; i++) b->tables[i] = (int32_t)(b->c.num_blocks - 1 - i);
+    support_fill(b->rows[0], n, 1, 2.0f);
+    support_fill(b->rows[1], n, 2, 2.0f);
+    support_fill(b->query, SEQS * HEADS * head_size, 3, 2.0f);
+    for (int h = 0; h < HEADS; h++) b->slopes[h] = ldexpf(0.7f, -h);
+    b->out = support_buffer_make((size_t)(SEQS * HEADS * head_size) * sizeof(float));
+    for (int64_t i = 0; i < SEQS; i++) CHECK_OK(store_seq(b, i));
+}
+
+static void bed_close(bed *b)
+{
+    support_buffer_free(&b->k);
+    support_buffer_free(&b->v);
+    support_buffer_free(&b->out);
+    free(b->tables);
+    free(b->rows[0]);
+    free(b->rows[1]);
+    free(b->query);
+}
+
+/* Where number d of a slot's head lies in K (part 0) or V (part 1). */
+static int64_t place(const bed *b, int part, int64_t slot, int64_t h, int64_t d)
+{
+    int64_t n = b->c.block_size, x = b->c.x;
+    int64_t first = (slot / n * KV_HEADS + h) * b->c.head_size * n;
+    return part ? first + d * n + slot % n : first + (d / x * n + slot % n) * x + d % x;
+}
+
+static double stored(const bed *b, int part, int64_t slot, int64_t h, int64_t d)
+{
+    float scale = part ? b->c.v_scale : b->c.k_scale;
+    const void *cache = part ? b->v.data : b->k.data;
+    return support_decode(b->c.dtype, support_get(b->c.dtype, cache, place(b, part, slot, h, d))) *
+           (scale > 0 ? (double)scale : 1.0);
+}
+
+static folio_vllm06_paged_attention_args arguments(bed *b)
+{
+    support_buffer_poison(&b->out);
+    return (folio_vllm06_paged_attention_args){.struct_size =
+                                                   sizeof(folio_vllm06_paged_attention_args),
+                                               .out = b->out.data,
+                                               .query = b->query,
+                                               .dtype = b->dtype,
+                                               .num_heads = HEADS,
+                                               .num_seqs = SEQS,
+                                               .scale = b->scale,
+                                               .block_tables = b->tables,
+                                               .max_num_blocks_per_seq = b->row_blocks,
+                                               .seq_lens = b->lens,
+                                               .max_seq_len = b->longest,
+                                               .alibi_slopes = b->alibi ? b->slopes : NULL};
+}
+
+/* Dense attention of one sequence and head over what the cache holds. */
+static void dense(const bed *b, int64_t seq, int64_t h, double *out)
+{
+    int64_t n = b->lens[seq], size = b->c.head_size, g = h / (HEADS / KV_HEADS);
+    const float *q = (const float *)b->query + (seq * HEADS + h) * size;
+    double score[LONGEST], top = -INFINITY, sum = 0;
+    memset(out, 0, (size_t)size * sizeof *out);
+    for (int64_t j = 0; j < n; j++) {
+        double dot = 0;
+        for (int64_t d = 0; d < size; d++)
+            dot += (double)q[d] * stored(b, 0, slot_at(b, seq, j), g, d);
+        score[j] = dot * (double)b->scale;
+        if (b->alibi) score[j] -= (double)b->slopes[h] * (double)(n - 1 - j);
+        top = fmax(top, score[j]);
+    }
+    for (int64_t j = 0; j < n; j++) {
+        double p = exp(score[j] - top);
+        sum += p;
+        for (int64_t d = 0; d < size; d++) out[d] += p * stored(b, 1, slot_at(b, seq, j), g, d);
+    }
+    for (int64_t d = 0; d < size && n > 0; d++) out[d] /= sum;
+}
+
+static void check_out(const bed *b, const double *expected, const char *what)
+{
+    int64_t n = (int64_t)SEQS * HEADS * b->c.head_size;
+    double largest = 0;
+    for (int64_t i = 0; i < n; i++) largest = fmax(largest, fabs(expected[i]));
+    for (int64_t i = 0; i < n; i++) {
+        double got = (double)((const float *)b->out.data)[i];
+        CHECK_MSG(fabs(got - expected[i]) <= 2e-6 * largest,
+                  "%s, head size %d, blocks of %d, number %lld: %.9g, expected %.9g", what,
+                  b->c.head_size, b->c.block_size, (long long)i, got, expected[i]);
+    }
+    CHECK(support_buffer_guards_hold(&b->out));
+}
+
+/* exp_sums, max_logits and tmp_out: parts and weights that merge to out. */
+static void check_partitions(const bed *b, const float *sums, const float *tops, const float *tmp,
+                             const double *expected)
+{
+    int64_t parts = (b->longest + FOLIO_VLLM06_PARTITION_SIZE - 1) / FOLIO_VLLM06_PARTITION_SIZE;
+    for (int64_t row = 0; row < SEQS * HEADS; row++) {
+        double top = -INFINITY, sum = 0, first = 0;
+        for (int64_t p = 0; p < parts; p++) {
+            bool empty = b->lens[row / HEADS] <= p * FOLIO_VLLM06_PARTITION_SIZE;
+            CHECK(empty == (sums[row * parts + p] == 0.0f));
+            if (!empty) top = fmax(top, (double)tops[row * parts + p]);
+        }
+        for (int64_t p = 0; p < parts; p++) {
+            double w = (double)sums[row * parts + p];
+            if (w == 0) continue;
+            w *= exp((double)tops[row * parts + p] - top);
+            sum += w;
+            first += w * (double)tmp[(row * parts + p) * b->c.head_size];
+        }
+        if (sum > 0) CHECK(fabs(first / sum - expected[row * b->c.head_size]) < 1e-5);
+    }
+}
+
+/* v1 and v2 against the formula. */
+static void check_both(bed *b)
+{
+    int64_t size = b->c.head_size, n = (int64_t)SEQS * HEADS * size;
+    int64_t parts = (b->longest + FOLIO_VLLM06_PARTITION_SIZE - 1) / FOLIO_VLLM06_PARTITION_SIZE;
+    double *expected = malloc((size_t)n * sizeof *expected);
+    float *sums = malloc((size_t)(SEQS * HEADS * parts) * sizeof *sums);
+    float *tops = malloc((size_t)(SEQS * HEADS * parts) * sizeof *tops);
+    float *tmp = malloc((size_t)(n * parts) * sizeof *tmp);
+    if (expected == NULL || sums == NULL || tops == NULL || tmp == NULL) abort();
+    for (int64_t row = 0; row < SEQS * HEADS; row++)
+        dense(b, row / HEADS, row % HEADS, expected + row * size);
+    folio_vllm06_paged_attention_args a = arguments(b);
+    CHECK_OK(folio_vllm06_paged_attention_v1(b->ctx, &a, &b->c));
+    check_out(b, expected, "v1");
+    a = arguments(b);
+    CHECK_OK(folio_vllm06_paged_attention_v2(b->ctx, &a, &b->c, sums, tops, tmp));
+    check_out(b, expected, "v2");
+    check_partitions(b, sums, tops, tmp, expected);
+    free(expected);
+    free(sums);
+    free(tops);
+    free(tmp);
+}
+
+static const int32_t head_sizes[] = {32, 64, 80, 96, 112, 120, 128, 192, 256};
+static const int32_t block_sizes[] = {8, 16, 32};
+
+static void each_size(folio_context *ctx, folio_dtype kv, bool ipex, bool alibi)
+{
+    int32_t x = ipex ? 1 : 16 / (int32_t)folio_dtype_size(kv);
+    for (int s = 0; s < COUNT_OF(head_sizes); s++) {
+        if (head_sizes[s] % x != 0) continue;
+        for (int k = 0; k < COUNT_OF(block_sizes); k++) {
+            bed b;
+            bed_open(&b, ctx, kv, x, head_sizes[s], block_sizes[k], short_lens);
+            b.alibi = alibi;
+            check_both(&b);
+            bed_close(&b);
+        }
+    }
+}
+
+BACKEND_TEST(vllm06_ops, paged_attention_sizes) { each_size(ctx, FOLIO_F32, false, false); }
+BACKEND_TEST(vllm06_ops, paged_attention_alibi) { each_size(ctx, FOLIO_F32, false, true); }
+BACKEND_TEST(vllm06_ops, paged_attention_x_1) { each_size(ctx, FOLIO_F32, true, false); }
+
+BACKEND_TEST(vllm06_ops, paged_attention_fp8)
+{
+    each_size(ctx, FOLIO_FP8_E4M3, false, true);
+    each_size(ctx, FOLIO_FP8_E5M2, false, false);
+}
+
+BACKEND_TEST(vllm06_ops, paged_attention_partitions)
+{
+    static const folio_dtype kvs[] = {FOLIO_F32, FOLIO_FP8_E4M3};
+    for (int i = 0; i < 4; i++) {
+        bed b;
+        int32_t x = 16 / (int32_t)folio_dtype_size(kvs[i / 2]);
+        bed_open(&b, ctx, kvs[i / 2], x, 32, i % 2 ? 8 : 32, long_lens);
+        b.alibi = i % 2;
+        check_both(&b);
+        bed_close(&b);
+    }
+}
+
+/* In the 16-bit types v1 and v2 differ from the reference by no more than the type's spacing. */
+BACKEND_TEST(vllm06_ops, paged_attention_half)
+{
+    static const folio_dtype dtypes[] = {FOLIO_F16, FOLIO_BF16};
+    for (int i = 0; i < 2; i++) {
+        bed b;
+        double budget = i ? 0x1p-8 : 0x1p-10, out[128], largest = 2.0;
+        bed_open(&b, ctx, dtypes[i], 8, 128, 16, long_lens);
+        b.dtype = dtypes[i];
+        float *q = b.query;
+        uint16_t *half = malloc((size_t)SEQS * HEADS * 128 * 2);
+        if (half == NULL) abort();
+        for (int64_t k = 0; k < SEQS * HEADS * 128; k++) {
+            uint32_t bits = support_encode(b.dtype, (double)q[k]);
+            half[k] = (uint16_t)bits;
+            q[k] = (float)support_decode(b.dtype, bits);
+        }
+        static float sums[SEQS * HEADS * 3], tops[SEQS * HEADS * 3];
+        static uint16_t tmp[SEQS * HEADS * 3 * 128];
+        for (int v = 1; v <= 2; v++) {
+            folio_vllm06_paged_attention_args a = arguments(&b);
+            a.query = half;
+            if (v == 1) CHECK_OK(folio_vllm06_paged_attention_v1(ctx, &a, &b.c));
+            else CHECK_OK(folio_vllm06_paged_attention_v2(ctx, &a, &b.c, sums, tops, tmp));
+            for (int64_t row = 0; row < SEQS * HEADS; row++) {
+                dense(&b, row / HEADS, row % HEADS, out);
+                for (int64_t d = 0; d < 128; d++) {
+                    uint32_t bits = support_get(b.dtype, b.out.data, row * 128 + d);
+                    double got = support_decode(b.dtype, bits);
+                    CHECK_MSG(fabs(got - out[d]) <= budget * largest, "v%d: %g, expected %g", v,
+                              got, out[d]);
+                }
+            }
+        }
+        free(half);
+        bed_close(&b);
+    }
+}
+
+/* Every byte of both caches: what the layout says for a stored slot, NaN elsewhere. */
+BACKEND_TEST(vllm06_ops, reshape_and_cache)
+{
+    for (int i = 0; i < SUPPORT_NUM_KV_DTYPES * 2; i++) {
+        folio_dtype kv = support_kv_dtypes[i / 2];
+        if (kv == FOLIO_INT8) continue;
+        bed b;
+        bed_open(&b, ctx, kv, i % 2 ? 1 : 16 / (int32_t)folio_dtype_size(kv), 64, 8, short_lens);
+        for (int part = 0; part < 2; part++) {
+            support_buffer *cache = part ? &b.v : &b.k;
+            unsigned char *image = malloc(cache->bytes);
+            if (image == NULL) abort();
+            memset(image, 0xFF, cache->bytes);
+            float scale = part ? b.c.v_scale : b.c.k_scale;
+            for (int64_t s = 0; s < SEQS; s++)
+                for (int64_t e = 0; e < (int64_t)b.lens[s] * KV_HEADS * 64; e++) {
+                    int64_t t = e / (KV_HEADS * 64), h = e / 64 % KV_HEADS, d = e % 64;
+                    double x = (double)b.rows[part][row_at(&b, s, 0) + e];
+                    support_set(kv, image, place(&b, part, slot_at(&b, s, t), h, d),
+                                support_encode(kv, x / (scale > 0 ? (double)scale : 1.0)));
+                }
+            CHECK(memcmp(image, cache->data, cache->bytes) == 0);
+            free(image);
+        }
+        bed_close(&b);
+    }
+}
+
+/* Strided rows as they come out of a fused qkv projection; slot -1 stores nothing. */
+BACKEND_TEST(vllm06_ops, reshape_and_cache_strides)
+{
+    enum { SIZE = 32, WIDTH = KV_HEADS * SIZE, STRIDE = 3 * WIDTH };
+    static float qkv[4 * STRIDE];
+    static const int64_t slots[] = {5, -1, 0, 9};
+    support_fill(qkv, COUNT_OF(qkv), 8, 1.0f);
+    bed b;
+    bed_open(&b, ctx, FOLIO_F32, 4, SIZE, 8, short_lens);
+    support_buffer_poison(&b.k);
+    support_buffer_poison(&b.v);
+    CHECK_OK(folio_vllm06_reshape_and_cache(ctx, qkv + WIDTH, qkv + 2 * WIDTH, FOLIO_F32, 4, STRIDE,
+                                            STRIDE, &b.c, slots));
+    int64_t written = 0;
+    for (int64_t t = 0; t < 4; t++)
+        for (int64_t e = 0; e < WIDTH && slots[t] >= 0; e++) {
+            CHECK(stored(&b, 0, slots[t], e / SIZE, e % SIZE) ==
+                  (double)qkv[t * STRIDE + WIDTH + e]);
+            CHECK(stored(&b, 1, slots[t], e / SIZE, e % SIZE) ==
+                  (double)qkv[t * STRIDE + 2 * WIDTH + e]);
+        }
+    for (size_t i = 0; i < b.k.bytes / 4; i++)
+        written += !support_is_poison((const char *)b.k.data + 4 * i, 4);
+    CHECK_INT(written, 3 * WIDTH);
+    bed_close(&b);
+}
+
+static bool same_block(const bed *a, int64_t from, const bed *b, int64_t to)
+{
+    size_t n = (size_t)(a->c.block_size * KV_HEADS * a->c.head_size) * folio_dtype_size(a->c.dtype);
+    return memcmp((char *)a->k.data + (size_t)from * n, (char *)b->k.data + (size_t)to * n, n) ==
+               0 &&
+           memcmp((char *)a->v.data + (size_t)from * n, (char *)b->v.data + (size_t)to * n, n) == 0;
+}
+
+BACKEND_TEST(vllm06_ops, copy_blocks)
+{
+    bed a, b;
+    bed_open(&a, ctx, FOLIO_BF16, 8, 64, 8, short_lens);
+    bed_open(&b, ctx, FOLIO_BF16, 8, 64, 8, short_lens);
+    support_buffer_poison(&b.k);
+    int64_t last = a.c.num_blocks - 1;
+    const int64_t pairs[][2] = {{last, 1}, {last, 0}, {last - 1, 2}};
+    folio_vllm06_ops_cache caches[] = {a.c, b.c};
+    CHECK(!same_block(&a, last, &a, 1));
+    CHECK_OK(folio_vllm06_copy_blocks(ctx, caches, 2, pairs, 3));
+    for (int i = 0; i < 3; i++) {
+        CHECK(same_block(&a, pairs[i][0], &a, pairs[i][1]));
+        CHECK(same_block(&b, pairs[i][0], &b, pairs[i][1]));
+    }
+    const int64_t outside[][2] = {{last, 3}, {last + 1, 4}};
+    REFUSED(folio_vllm06_copy_blocks(ctx, caches, 2, outside, 2), FOLIO_ERR_ARGUMENT, "");
+    CHECK(!same_block(&a, last, &a, 3));
+    REFUSED(folio_vllm06_copy_blocks(ctx, NULL, 2, pairs, 1), FOLIO_ERR_ARGUMENT, "NULL");
+    REFUSED(folio_vllm06_copy_blocks(NULL, caches, 2, pairs, 1), FOLIO_ERR_ARGUMENT, "NULL");
+    caches[1].value_cache = NULL;
+    REFUSED(folio_vllm06_copy_blocks(ctx, caches, 2, outside, 1), FOLIO_ERR_ARGUMENT, "");
+    CHECK(!same_block(&a, last, &a, 3));
+    caches[1] = b.c;
+    caches[1].num_blocks--;
+    REFUSED(folio_vllm06_copy_blocks(ctx, caches, 2, pairs, 1), FOLIO_ERR_ARGUMENT, "caches[1]");
+    bed_close(&a);
+    bed_close(&b);
+}
+
+BACKEND_TEST(vllm06_ops, swap_blocks)
+{
+    bed a, b;
+    bed_open(&a, ctx, FOLIO_F16, 8, 64, 8, short_lens);
+    bed_open(&b, ctx, FOLIO_F16, 8, 64, 8, short_lens);
+    support_buffer_poison(&b.k);
+    support_buffer_poison(&b.v);
+    int64_t last = a.c.num_blocks - 1;
+    const int64_t pairs[][2] = {{last, 4}, {last - 1, 2}};
+    CHECK_OK(folio_vllm06_swap_blocks(ctx, &a.c, &b.c, pairs, 2));
+    CHECK(same_block(&a, last, &b, 4) && same_block(&a, last - 1, &b, 2));
+    size_t n = (size_t)b.c.block_size * KV_HEADS * 64 * 2;
+    CHECK(support_is_poison((char *)b.k.data + 3 * n, n));
+    REFUSED(folio_vllm06_swap_blocks(ctx, &a.c, NULL, pairs, 2), FOLIO_ERR_ARGUMENT, "NULL");
+    REFUSED(folio_vllm06_swap_blocks(ctx, NULL, &b.c, pairs, 2), FOLIO_ERR_ARGUMENT, "NULL");
+    folio_vllm06_ops_cache other = b.c;
+    other.dtype = FOLIO_BF16;
+    REFUSED(folio_vllm06_swap_blocks(ctx, &a.c, &other, pairs, 2), FOLIO_ERR_ARGUMENT, "bf16");
+    bed_close(&a);
+    bed_close(&b);
+}
+
+#define BAD_STORE(change, words)                                                                   \
+    do {                                                                                           \
+        folio_vllm06_ops_cache c = b.c;                                                            \
+        const void *key = row, *value = row;                                                       \
+        int64_t slots[] = {3, 4}, tokens = 2;                                                      \
+        const int64_t *given = slots;                                                              \
+        folio_dtype dtype = FOLIO_F32;                                                             \
+        change;                                                                                    \
+        REFUSED(folio_vllm06_reshape_and_cache(ctx, key, value, dtype, tokens, 0, 0, &c, given),   \
+                FOLIO_ERR_ARGUMENT, words);                                                        \
+        CHECK(support_is_poison(b.k.data, b.k.bytes) && support_is_poison(b.v.data, b.v.bytes));   \
+    } while (0)
+
+BACKEND_TEST(vllm06_ops, reshape_and_cache_errors)
+{
+    static float row[2 * KV_HEADS * 32];
+    bed b;
+    bed_open(&b, ctx, FOLIO_F32, 4, 32, 8, short_lens);
+    support_buffer_poison(&b.k);
+    support_buffer_poison(&b.v);
+    BAD_STORE(slots[1] = b.c.num_blocks * 8, "slots[1]");
+    BAD_STORE(slots[1] = -2, "slots[1]");
+    BAD_STORE(slots[1] = 3, "twice");
+    BAD_STORE(given = NULL, "slots");
+    BAD_STORE(key = NULL, "");
+    BAD_STORE(value = NULL, "");
+    BAD_STORE(tokens = -1, "-1");
+    BAD_STORE(dtype = FOLIO_FP8_E4M3, "fp8_e4m3");
+    BAD_STORE(c.x = 8, "x is 8");
+    BAD_STORE(c.x = 0, "x is 0");
+    BAD_STORE(c.dtype = (folio_dtype)0, "");
+    BAD_STORE(c.key_cache = NULL, "");
+    BAD_STORE(c.value_cache = NULL, "");
+    BAD_STORE(c.num_blocks = 0, "num_blocks");
+    BAD_STORE(c.head_size = 30, "30");
+    BAD_STORE(c.k_scale = -1.0f, "k_scale");
+    int64_t slot = 0;
+    REFUSED(folio_vllm06_reshape_and_cache(NULL, row, row, FOLIO_F32, 1, 0, 0, &b.c, &slot),
+            FOLIO_ERR_ARGUMENT, "ctx");
+    REFUSED(folio_vllm06_reshape_and_cache(ctx, row, row, FOLIO_F32, 1, 0, 0, NULL, &slot),
+            FOLIO_ERR_ARGUMENT, "cache");
+    bed_close(&b);
+}
+
+#define BAD_ATTENTION(change, words)                                                               \
+    do {                                                                                           \
+        folio_vllm06_ops_cache c = b.c;                                                            \
+        folio_vllm06_paged_attention_args a = arguments(&b);                                       \
+        change;                                                                                    \
+        REFUSED(folio_vllm06_paged_attention_v1(ctx, &a, &c), FOLIO_ERR_ARGUMENT, words);          \
+        REFUSED(folio_vllm06_paged_attention_v2(ctx, &a, &c, sums, tops, tmp), FOLIO_ERR_ARGUMENT, \
+                words);                                                                            \
+        CHECK(support_is_poison(b.out.data, b.out.bytes));                                         \
+        CHECK(support_is_poison(tmp, sizeof tmp) && support_is_poison(sums, sizeof sums));         \
+    } while (0)
+
+BACKEND_TEST(vllm06_ops, paged_attention_errors)
+{
+    static float sums[SEQS * HEADS], tops[SEQS * HEADS], tmp[SEQS * HEADS * 32];
+    static const float nan_slopes[HEADS] = {0, 0, NAN, 0};
+    memset(sums, 0xFF, sizeof sums);
+    memset(tmp, 0xFF, sizeof tmp);
+    bed b;
+    bed_open(&b, ctx, FOLIO_F32, 4, 32, 8, short_lens);
+    BAD_ATTENTION(a.max_seq_len = 39, "seq_lens[0] = 40|39");
+    BAD_ATTENTION(a.max_num_blocks_per_seq = 4, "");
+    BAD_ATTENTION(a.block_tables = NULL, "block_tables");
+    BAD_ATTENTION(a.seq_lens = NULL, "seq_lens");
+    BAD_ATTENTION(a.num_seqs = -1, "num_seqs");
+    BAD_ATTENTION(a.num_heads = 3, "3");
+    BAD_ATTENTION(a.query = NULL, "");
+    BAD_ATTENTION(a.out = NULL, "");
+    BAD_ATTENTION(a.dtype = FOLIO_FP8_E4M3, "fp8_e4m3");
+    BAD_ATTENTION(a.alibi_slopes = nan_slopes, "slopes[2]");
+    BAD_ATTENTION(a.struct_size = 0, "struct_size");
+    BAD_ATTENTION(c.x = 3, "x is 3");
+    b.tables[0] = (int32_t)b.c.num_blocks;
+    BAD_ATTENTION((void)0, "block_table");
+    b.tables[0] = -1;
+    BAD_ATTENTION((void)0, "block_table");
+    b.tables[0] = 0;
+    b.lens[2] = -1;
+    BAD_ATTENTION((void)0, "seq_lens[2]");
+    b.lens[2] = 1;
+    folio_vllm06_paged_attention_args a = arguments(&b);
+    REFUSED(folio_vllm06_paged_attention_v1(ctx, NULL, &b.c), FOLIO_ERR_ARGUMENT, "NULL");
+    REFUSED(folio_vllm06_paged_attention_v1(NULL, &a, &b.c), FOLIO_ERR_ARGUMENT, "ctx");
+    REFUSED(folio_vllm06_paged_attention_v1(ctx, &a, NULL), FOLIO_ERR_ARGUMENT, "cache");
+    REFUSED(folio_vllm06_paged_attention_v2(ctx, &a, &b.c, NULL, tops, tmp), FOLIO_ERR_ARGUMENT,
+            "exp_sums");
+    REFUSED(folio_vllm06_paged_attention_v2(ctx, &a, &b.c, sums, tops, NULL), FOLIO_ERR_ARGUMENT,
+            "tmp_out");
+    a.num_seqs = 0;
+    CHECK_OK(folio_vllm06_paged_attention_v1(ctx, &a, &b.c));
+    CHECK_OK(folio_vllm06_paged_attention_v2(ctx, &a, &b.c, NULL, NULL, NULL));
+    CHECK(support_is_poison(b.out.data, b.out.bytes));
+    bed_close(&b);
+}

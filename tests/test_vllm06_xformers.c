@@ -1,0 +1,354 @@
+/* test_vllm06_xformers.c: the life of vLLM 0.6's xformers backend: prompts, chunked prompts and
+ * decodes in one step, encoders, cross attention; its metadata, views and errors. */
+#include "vllm06_rig.h"
+
+#include <stdlib.h>
+
+#define BOTH(name, body)                                                                           \
+    TEST(vllm06_xformers, name) { v06_on_both("xformers", body); }
+
+BOTH(get_kv_cache_shape, v06_same_get_kv_cache_shape)
+BOTH(swap_blocks, v06_same_swap_blocks)
+BOTH(copy_blocks, v06_same_copy_blocks)
+BOTH(supported_sizes, v06_same_supported_sizes)
+BOTH(metadata_fields, v06_same_fields)
+BOTH(metadata_builder, v06_same_builder)
+BOTH(prompts_then_decodes, v06_same_prompts_then_decodes)
+BOTH(profiling_run, v06_same_profiling)
+BOTH(use_cuda_graph, v06_same_padding)
+BOTH(k_scale_v_scale, v06_same_scales)
+BOTH(dtypes, v06_same_dtypes)
+BOTH(num_queries_per_kv, v06_same_heads)
+BOTH(alibi_slopes, v06_same_alibi)
+BOTH(sliding_window, v06_same_window)
+BOTH(logits_soft_cap, v06_same_soft_cap)
+BOTH(make_biases, v06_same_biases)
+BOTH(set_attn_bias, v06_same_set_attn_bias)
+BOTH(encoder_decoder, v06_same_encoder_decoder)
+BOTH(encoder_only, v06_same_encoder_only)
+BOTH(incomplete_metadata, v06_same_incomplete)
+BOTH(init_errors, v06_same_bad_impl)
+BOTH(metadata_errors, v06_same_bad_step)
+BOTH(forward_errors, v06_same_bad_forward)
+BOTH(chunked_prefill, v06_same_mixed)
+BOTH(get_seq_lens, v06_same_get_seq_lens)
+BOTH(get_seq_len_block_table_args, v06_same_block_table_args)
+
+TEST(vllm06_xformers, get_name)
+{
+    const folio_vllm06_backend *b = folio_vllm06_backend_find("xformers");
+    REQUIRE_TEST(b != NULL);
+    CHECK(strcmp(b->get_name(), "xformers") == 0);
+    CHECK(folio_vllm06_backend_find("xformer") == NULL);
+    CHECK(folio_vllm06_backend_find("") == NULL);
+    CHECK(folio_vllm06_backend_find(NULL) == NULL);
+}
+
+TEST(vllm06_xformers, classes)
+{
+    v06_same_classes("xformers", "XFormersImpl", "XFormersMetadata", "XFormersMetadataBuilder");
+    const folio_vllm06_backend *b = folio_vllm06_backend_find("xformers");
+    static const int32_t sizes[] = {32, 64, 80, 96, 112, 120, 128, 192, 256};
+    int32_t count = 0;
+    const int32_t *listed = b->get_supported_head_sizes(&count);
+    CHECK(count == COUNT_OF(sizes) && memcmp(listed, sizes, sizeof sizes) == 0);
+}
+
+TEST(vllm06_xformers, split_kv_cache)
+{
+    static const folio_dtype dtypes[] = {FOLIO_F32, FOLIO_F16, FOLIO_BF16, FOLIO_FP8_E4M3};
+    static const int64_t xs[] = {4, 8, 8, 16};
+    const folio_vllm06_backend *b = folio_vllm06_backend_find("xformers");
+    char memory[64];
+    folio_vllm06_cache_view k, v;
+    for (int i = 0; i < 4; i++) {
+        folio_vllm06_kv_cache c = {memory, dtypes[i], 10, 16 * 2 * 64};
+        CHECK_OK(b->split_kv_cache(&c, 2, 64, &k, &v));
+        CHECK(k.data == memory && k.num_dims == 5 && v.num_dims == 4);
+        CHECK((char *)v.data - memory == 10 * 16 * 2 * 64 * (int64_t)folio_dtype_size(dtypes[i]));
+        CHECK(k.dims[0] == 10 && k.dims[1] == 2 && k.dims[2] == 64 / xs[i] && k.dims[3] == 16);
+        CHECK_INT(k.dims[4], xs[i]);
+        CHECK(v.dims[0] == 10 && v.dims[1] == 2 && v.dims[2] == 64 && v.dims[3] == 16);
+    }
+    folio_vllm06_kv_cache c = {memory, FOLIO_FP8_E4M3, 10, 16 * 2 * 120};
+    REFUSED(b->split_kv_cache(&c, 2, 120, &k, &v), FOLIO_ERR_ARGUMENT, "120|16");
+    REFUSED(b->split_kv_cache(&c, 7, 64, &k, &v), FOLIO_ERR_ARGUMENT, "block_elements");
+    REFUSED(b->split_kv_cache(NULL, 2, 64, &k, &v), FOLIO_ERR_ARGUMENT, "NULL");
+    REFUSED(b->split_kv_cache(&c, 2, 120, NULL, &v), FOLIO_ERR_ARGUMENT, "NULL");
+    c.dtype = (folio_dtype)99;
+    REFUSED(b->split_kv_cache(&c, 2, 120, &k, &v), FOLIO_ERR_ARGUMENT, "99");
+}
+
+/* ---------------------------------------------------------------------------------------- views */
+
+static const v06_seq mixed[] = {{2, true, 7, 7, 9},
+                                {0, true, 5, 18, 11},
+                                {1, false, 1, 9, 20},
+                                {3, false, 1, 4, 2},
+                                {4, false, 1, 0, 0}};
+
+static void prefill_metadata(const char *ancestor, const char *compute)
+{
+    v06 r;
+    v06_init(&r, ancestor, compute);
+    if (v06_open(&r) && v06_step(&r, mixed, 5)) {
+        const folio_vllm06_metadata *p = folio_vllm06_prefill_metadata(r.m);
+        CHECK(p != NULL && p != r.m && p == folio_vllm06_prefill_metadata(r.m));
+        const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(p);
+        const folio_vllm06_metadata_fields *all = folio_vllm06_metadata_get(r.m);
+        CHECK(f->num_prefills == 2 && f->num_prefill_tokens == 12 && f->num_decode_tokens == 0);
+        CHECK(f->max_prefill_seq_len == 18 && f->max_decode_seq_len == 0 && f->max_query_len == 7);
+        CHECK(f->max_encoder_seq_len == 20 && f->use_cuda_graph == 0);
+        CHECK(f->slot_mapping == all->slot_mapping && f->seq_lens == all->seq_lens);
+        CHECK(f->query_start_loc == all->query_start_loc && f->block_tables == all->block_tables);
+        CHECK(f->seq_start_loc[2] == 25 && f->context_lens_tensor[1] == 13);
+        CHECK(f->encoder_seq_lens == all->encoder_seq_lens);
+        CHECK(f->cross_slot_mapping == all->cross_slot_mapping);
+        CHECK(f->cross_block_tables == all->cross_block_tables);
+        /* A view shows the biases its metadata gets, and takes none itself. */
+        float zeros[7 * 7] = {0};
+        folio_vllm06_bias biases[2] = {{zeros, 1, 7, 7}, {zeros, 1, 1, 1}};
+        CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_DECODER, biases));
+        CHECK(f->attn_bias != NULL && f->attn_bias == all->attn_bias);
+        REFUSED(folio_vllm06_set_attn_bias((folio_vllm06_metadata *)p, FOLIO_DECODER, biases),
+                FOLIO_ERR_ARGUMENT, "view");
+        if (v06_step(&r, mixed + 2, 3)) CHECK(folio_vllm06_prefill_metadata(r.m) == NULL);
+        CHECK(folio_vllm06_prefill_metadata(NULL) == NULL);
+    }
+    v06_close(&r);
+}
+BOTH(prefill_metadata, prefill_metadata)
+
+static void decode_metadata(const char *ancestor, const char *compute)
+{
+    v06 r;
+    v06_init(&r, ancestor, compute);
+    if (v06_open(&r) && v06_step(&r, mixed, 5)) {
+        r.f.use_cuda_graph = 1;
+        folio_vllm06_metadata_destroy(r.m);
+        CHECK_OK(r.b->make_metadata(r.state, &r.f, &r.m));
+        const folio_vllm06_metadata *d = folio_vllm06_decode_metadata(r.m);
+        CHECK(d != NULL && d != r.m && d == folio_vllm06_decode_metadata(r.m));
+        const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(d);
+        const folio_vllm06_metadata_fields *all = folio_vllm06_metadata_get(r.m);
+        CHECK(f->num_prefills == 0 && f->num_prefill_tokens == 0 && f->num_decode_tokens == 3);
+        CHECK(f->max_prefill_seq_len == 0 && f->max_decode_seq_len == 9 && f->use_cuda_graph == 1);
+        CHECK(f->slot_mapping == all->slot_mapping + 12 && f->slot_mapping[2] == -1);
+        CHECK(f->seq_lens_tensor == all->seq_lens_tensor + 2 && f->seq_lens_tensor[1] == 4);
+        CHECK(f->context_lens_tensor == all->context_lens_tensor + 2);
+        CHECK(f->block_tables == all->block_tables + 2 * r.blocks_per_seq);
+        CHECK(f->encoder_seq_lens_tensor == all->encoder_seq_lens_tensor + 2);
+        CHECK(f->cross_block_tables == all->cross_block_tables + 2 * r.blocks_per_seq);
+        CHECK(f->max_encoder_seq_len == 20 && f->attn_bias == NULL);
+        if (v06_step(&r, mixed, 2)) CHECK(folio_vllm06_decode_metadata(r.m) == NULL);
+        CHECK(folio_vllm06_decode_metadata(NULL) == NULL);
+    }
+    v06_close(&r);
+}
+BOTH(decode_metadata, decode_metadata)
+
+/* Attention over a view of the decodes gives the rows the whole step gives. */
+static void forward_of_a_view(const char *ancestor, const char *compute)
+{
+    static const v06_seq prompts[] = {{1, true, 8, 8, 20}, {3, true, 3, 3, 2}};
+    v06 r;
+    v06_init(&r, ancestor, compute);
+    if (v06_open(&r) && v06_step(&r, prompts, 2)) {
+        v06_run(&r, FOLIO_DECODER);
+        v06_run(&r, FOLIO_ENCODER_DECODER);
+        if (v06_step(&r, mixed + 2, 3)) {
+            folio_vllm06_metadata *whole = r.m;
+            r.m = (folio_vllm06_metadata *)folio_vllm06_decode_metadata(whole);
+            v06_run(&r, FOLIO_DECODER);
+            r.no_key = true;
+            v06_run(&r, FOLIO_ENCODER_DECODER);
+            r.m = whole;
+        }
+    }
+    v06_close(&r);
+}
+BOTH(forward_of_a_view, forward_of_a_view)
+
+/* ------------------------------------------------------------------------------------- one life */
+
+/* A translation served with chunked prefill: a new request's encoder, cross and self attention in
+ * the same step as the decodes of those before it. */
+static void whole_life(const char *ancestor, const char *compute)
+{
+    static const v06_seq first[] = {{0, true, 6, 6, 11}, {1, true, 9, 9, 20}};
+    static const v06_seq second[] = {
+        {2, true, 12, 12, 30}, {0, false, 1, 7, 11}, {1, false, 1, 10, 20}};
+    static const v06_seq third[] = {
+        {1, false, 1, 11, 20}, {2, false, 1, 13, 30}, {0, false, 1, 8, 11}};
+    v06 r;
+    v06_init(&r, ancestor, compute);
+    r.d.kv_cache_dtype = "fp8";
+    r.k_scale = 0.25f;
+    if (v06_open(&r)) {
+        for (int step = 0; step < 2; step++) {
+            if (!v06_step(&r, step ? second : first, step ? 3 : 2)) continue;
+            v06_run(&r, FOLIO_ENCODER);
+            v06_run(&r, FOLIO_DECODER);
+            v06_run(&r, FOLIO_ENCODER_DECODER);
+        }
+        if (v06_step(&r, third, 3)) {
+            v06_run(&r, FOLIO_DECODER);
+            r.no_key = true;
+            v06_run(&r, FOLIO_ENCODER_DECODER);
+        }
+    }
+    v06_close(&r);
+}
+BOTH(whole_life, whole_life)
+
+/* Biases of encoder and cross attention, and of a chunk: [query_len][context + query_len]. */
+static void biases_by_type(const char *ancestor, const char *compute)
+{
+    static const v06_seq prompts[] = {{0, true, 6, 6, 11}, {1, true, 5, 5, 7}, {2, false, 1, 9, 4}};
+    static float numbers[4 * 13 * 13];
+    static const v06_seq before[] = {{2, true, 8, 8, 4}, {1, true, 2, 2, 7}};
+    support_fill(numbers, COUNT_OF(numbers), 5, 2.0f);
+    folio_vllm06_bias encoder[] = {{numbers, 4, 11, 11}, {numbers + 50, 1, 7, 7}};
+    folio_vllm06_bias cross[] = {{numbers, 1, 6, 11}, {numbers + 3, 4, 5, 7}};
+    folio_vllm06_bias self[] = {{numbers, 4, 6, 6}, {numbers + 9, 4, 5, 5}};
+    v06 r;
+    v06_init(&r, ancestor, compute);
+    if (v06_open(&r) && v06_step(&r, before, 2)) {
+        v06_run(&r, FOLIO_DECODER);
+        v06_run(&r, FOLIO_ENCODER_DECODER);
+        if (v06_step(&r, prompts, 3)) {
+            CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_ENCODER, encoder));
+            CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_ENCODER_DECODER, cross));
+            CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_DECODER, self));
+            v06_run(&r, FOLIO_ENCODER);
+            v06_run(&r, FOLIO_DECODER);
+            v06_run(&r, FOLIO_ENCODER_DECODER);
+        }
+        static const v06_seq chunk[] = {{0, true, 3, 9, 0}};
+        folio_vllm06_bias of_chunk[] = {{numbers, 4, 3, 9}};
+        if (v06_step(&r, chunk, 1)) {
+            CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_DECODER, of_chunk));
+            v06_run(&r, FOLIO_DECODER);
+        }
+        /* The same given with the fields. */
+        v06_fields(&r, chunk, 1);
+        r.f.attn_bias = of_chunk;
+        folio_vllm06_metadata_destroy(r.m);
+        CHECK_OK(r.b->make_metadata(r.state, &r.f, &r.m));
+        v06_run(&r, FOLIO_DECODER);
+    }
+    v06_close(&r);
+}
+BOTH(biases_by_type, biases_by_type)
+
+/* Layers of one state: each pair differs in one thing, both stay right, in turn. */
+static void layers_share_a_state(const char *ancestor, const char *compute)
+{
+    static const v06_seq prompts[] = {{0, true, 11, 11, 0}};
+    for (int pair = 0; pair < 6; pair++) {
+        v06 r, other;
+        v06_init(&r, ancestor, compute);
+        v06_init(&other, ancestor, compute);
+        if (pair == 0 || pair == 1) other.d.sliding_window = pair == 0 ? 1 : 4;
+        if (pair == 1) r.d.sliding_window = 7;
+        if (pair == 2) other.d.scale = 0.5f;
+        if (pair == 3) other.d.logits_soft_cap = 1.0f;
+        if (pair == 4) other.d.num_kv_heads = 4;
+        if (pair == 5) other.block_size = 16;
+        if (v06_open(&r) && v06_open(&other)) {
+            folio_vllm06_impl_destroy(other.impl);
+            other.impl = NULL;
+            CHECK_OK(other.b->make_impl(r.state, &other.d, &other.impl));
+            for (int i = 0; i < 2 && other.impl != NULL; i++) {
+                if (v06_step(&r, prompts, 1)) v06_run(&r, FOLIO_DECODER);
+                v06_fields(&other, prompts, 1);
+                folio_vllm06_metadata_destroy(other.m);
+                CHECK_OK(other.b->make_metadata(r.state, &other.f, &other.m));
+                v06_run(&other, FOLIO_DECODER);
+            }
+            folio_vllm06_metadata_destroy(other.m);
+            folio_vllm06_impl_destroy(other.impl);
+            other.m = NULL;
+            other.impl = NULL;
+        }
+        v06_close(&other);
+        v06_close(&r);
+    }
+}
+BOTH(layers_share_a_state, layers_share_a_state)
+
+/* One metadata serves layers with caches of their own. */
+static void metadata_serves_all_layers(const char *ancestor, const char *compute)
+{
+    static const v06_seq prompts[] = {{0, true, 11, 11, 0}, {1, true, 3, 3, 0}};
+    v06 r;
+    v06_init(&r, ancestor, compute);
+    if (v06_open(&r) && v06_step(&r, prompts, 2)) {
+        v06_run(&r, FOLIO_DECODER);
+        folio_vllm06_forward_args a = v06_args(&r, FOLIO_DECODER);
+        a.kv_cache = &r.kv[1];
+        CHECK_OK(r.b->forward(r.impl, &a));
+        memcpy(r.image[1], r.image[0], r.cache[0].bytes);
+        v06_check_images(&r);
+    }
+    v06_close(&r);
+}
+BOTH(metadata_serves_all_layers, metadata_serves_all_layers)
+
+/* All that a step takes, under an allocator that fails once; what was made is given back. */
+static folio_status step_with(const v06 *r, const folio_allocator *allocator,
+                              const folio_vllm06_forward_args *args)
+{
+    folio_context_desc c = {.struct_size = sizeof c, .num_threads = 1, .allocator = *allocator};
+    folio_vllm06_state *state = NULL;
+    folio_vllm06_impl *impl = NULL;
+    folio_vllm06_builder *builder = NULL;
+    folio_vllm06_metadata *built = NULL, *m = NULL;
+    folio_vllm06_forward_args a = *args;
+    float zeros[13 * 13] = {0};
+    folio_vllm06_bias bias = {zeros, 1, 13, 13};
+    const int32_t table[] = {1, 2};
+    folio_vllm06_seq s = {.struct_size = sizeof s, .is_prompt = 1, .token_len = 13};
+    s.block_table = table;
+    s.num_blocks = 2;
+    folio_status status = folio_vllm06_state_create(r->compute, &c, &state);
+    if (status == FOLIO_OK) status = r->b->make_impl(state, &r->d, &impl);
+    if (status == FOLIO_OK) status = folio_vllm06_builder_create(state, r->b, 8, &builder);
+    if (status == FOLIO_OK) status = folio_vllm06_builder_add(builder, &s);
+    if (status == FOLIO_OK) status = folio_vllm06_builder_build(builder, &built);
+    if (status == FOLIO_OK) status = r->b->make_metadata(state, &r->f, &m);
+    if (status == FOLIO_OK && folio_vllm06_prefill_metadata(m) == NULL) status = FOLIO_ERR_MEMORY;
+    a.attn_metadata = m;
+    if (status == FOLIO_OK) status = r->b->forward(impl, &a);
+    if (status == FOLIO_OK) status = folio_vllm06_set_attn_bias(m, FOLIO_DECODER, &bias);
+    folio_vllm06_metadata_destroy(m);
+    folio_vllm06_metadata_destroy(built);
+    folio_vllm06_builder_destroy(builder);
+    folio_vllm06_impl_destroy(impl);
+    folio_vllm06_state_destroy(state);
+    return status;
+}
+
+static void out_of_memory(const char *ancestor, const char *compute)
+{
+    static const v06_seq prompts[] = {{0, true, 13, 13, 4}};
+    v06 r;
+    v06_init(&r, ancestor, compute);
+    r.d.alibi_slopes = r.slopes;
+    if (v06_open(&r) && v06_step(&r, prompts, 1)) {
+        folio_status status = FOLIO_ERR_MEMORY;
+        folio_vllm06_forward_args a = v06_args(&r, FOLIO_DECODER);
+        int64_t tries = 0;
+        while (status == FOLIO_ERR_MEMORY && tries < 500) {
+            support_counter counter = {.fail_at = ++tries};
+            folio_allocator allocator = support_allocator(&counter);
+            status = step_with(&r, &allocator, &a);
+            CHECK_INT(counter.live, 0);
+            CHECK_INT(counter.faults, 0);
+        }
+        CHECK_INT(status, FOLIO_OK);
+        CHECK(tries > 20);
+    }
+    v06_close(&r);
+}
+BOTH(out_of_memory, out_of_memory)

@@ -1,0 +1,119 @@
+/*
+ * vllm06_rig.h: steps of vLLM 0.6's interface with every number in the test's hands. Numbers are a
+ * function of (sequence, token, head, dim). The rig keeps its own image of each cache in the
+ * ancestors' byte layout; a forward must leave exactly that image, and the rows that dense
+ * attention, computed here in double, gives. From vllm06_same*.c: tests that every suite runs.
+ */
+#ifndef FOLIO_VLLM06_RIG_H
+#define FOLIO_VLLM06_RIG_H
+
+#include "support.h"
+
+#include <folio/folio_vllm06.h>
+
+enum { V06_SEQS = 6, V06_TOKENS = 64, V06_LAYERS = 2 };
+
+/* One sequence of a step; id names its numbers and its blocks for all steps. */
+typedef struct {
+    int id;
+    bool prompt;
+    int64_t query_len, seq_len; /* seq_len 0: padding */
+    int64_t encoder_len;
+} v06_seq;
+
+typedef struct {
+    const char *compute;
+    const folio_vllm06_backend *b;
+    folio_vllm06_state *state;
+    folio_vllm06_impl_desc d;
+    folio_vllm06_impl *impl;
+    float slopes[8]; /* for d.alibi_slopes */
+    float k_scale, v_scale;
+    /* layer 0: self-attention; layer 1: cross attention */
+    int64_t block_size, num_blocks, blocks_per_seq, x;
+    folio_dtype kv_dtype;
+    support_buffer cache[V06_LAYERS];
+    unsigned char *image[V06_LAYERS];
+    folio_vllm06_kv_cache kv[V06_LAYERS];
+    bool no_cache; /* profiling run */
+    bool no_key;   /* cross attention without K and V */
+    /* the step */
+    int num_seqs;
+    v06_seq seqs[V06_SEQS];
+    folio_vllm06_metadata_fields f;
+    int64_t slots[V06_SEQS * V06_TOKENS], cross_slots[V06_SEQS * V06_TOKENS];
+    int32_t lens[V06_SEQS], starts[V06_SEQS + 1], seq_starts[V06_SEQS + 1], contexts[V06_SEQS];
+    int32_t encoder_lens[V06_SEQS];
+    int32_t tables[V06_SEQS * V06_TOKENS], cross_tables[V06_SEQS * V06_TOKENS];
+    folio_vllm06_metadata *m;
+    /* the call */
+    void *q, *k, *v;
+    support_buffer out;
+    int64_t out_rows;
+} v06;
+
+typedef void (*v06_body)(const char *ancestor, const char *compute);
+/* Runs the body on compute backends "reference" and "cpu". */
+void v06_on_both(const char *ancestor, v06_body body);
+
+/* 4 heads of size 32 over 2 kv heads, f32, blocks of 8, two caches of NaN; no impl yet. */
+void v06_init(v06 *r, const char *ancestor, const char *compute);
+/* State, impl and caches, from r->d and r->block_size as they stand. False: a check has failed. */
+bool v06_open(v06 *r);
+void v06_close(v06 *r);
+
+/* Fill the fields for these sequences, prompts first. */
+void v06_fields(v06 *r, const v06_seq *seqs, int n);
+/* The same and metadata from them, in place of the step before. */
+bool v06_step(v06 *r, const v06_seq *seqs, int n);
+/* Arguments with fresh tensors for the step; output is NaN between guards. */
+folio_vllm06_forward_args v06_args(v06 *r, folio_attention_type type);
+/* Forward as this type; then the cache's bytes and every row of the output are checked. */
+void v06_run(v06 *r, folio_attention_type type);
+/* Forward must be refused, with no byte of caches or output written. */
+void v06_refused(v06 *r, const folio_vllm06_forward_args *args, folio_status status,
+                 const char *words, const char *file, int line);
+#define V06_REFUSED(r, args, status, words) v06_refused(r, args, status, words, __FILE__, __LINE__)
+
+/* Both caches hold the bytes of the rig's image, and nothing beside them. */
+void v06_check_images(const v06 *r);
+int64_t v06_slot(const v06 *r, int id, int64_t token, bool cross);
+/* Number (row, column) of the output, column = head * head_size + d. */
+double v06_out(const v06 *r, int64_t row, int64_t column);
+/* Columns of a row. */
+int64_t v06_width(const v06 *r);
+
+/* --------------------------------------------------------- what all three suites have in common */
+
+void v06_same_get_seq_lens(const char *ancestor, const char *compute);
+void v06_same_block_table_args(const char *ancestor, const char *compute);
+void v06_same_mixed(const char *ancestor, const char *compute);
+void v06_same_classes(const char *ancestor, const char *impl, const char *metadata,
+                      const char *builder);
+void v06_same_get_kv_cache_shape(const char *ancestor, const char *compute);
+void v06_same_swap_blocks(const char *ancestor, const char *compute);
+void v06_same_copy_blocks(const char *ancestor, const char *compute);
+void v06_same_supported_sizes(const char *ancestor, const char *compute);
+void v06_same_fields(const char *ancestor, const char *compute);
+void v06_same_builder(const char *ancestor, const char *compute);
+void v06_same_prompts_then_decodes(const char *ancestor, const char *compute);
+void v06_same_profiling(const char *ancestor, const char *compute);
+void v06_same_padding(const char *ancestor, const char *compute);
+void v06_same_scales(const char *ancestor, const char *compute);
+void v06_same_dtypes(const char *ancestor, const char *compute);
+void v06_same_heads(const char *ancestor, const char *compute);
+void v06_same_alibi(const char *ancestor, const char *compute);
+void v06_same_window(const char *ancestor, const char *compute);
+void v06_same_soft_cap(const char *ancestor, const char *compute);
+void v06_same_biases(const char *ancestor, const char *compute);
+void v06_same_set_attn_bias(const char *ancestor, const char *compute);
+void v06_same_encoder_decoder(const char *ancestor, const char *compute);
+void v06_same_encoder_only(const char *ancestor, const char *compute);
+
+/* vllm06_same_errors.c */
+void v06_same_incomplete(const char *ancestor, const char *compute);
+void v06_same_bad_impl(const char *ancestor, const char *compute);
+void v06_same_bad_step(const char *ancestor, const char *compute);
+void v06_same_bad_forward(const char *ancestor, const char *compute);
+
+#endif

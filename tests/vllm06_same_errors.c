@@ -1,0 +1,229 @@
+/* vllm06_same_errors.c: what all three ancestors refuse, with nothing written; see vllm06_rig.h. */
+#include "vllm06_rig.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+static const v06_seq two_prompts[] = {{0, true, 13, 13, 0}, {1, true, 8, 8, 0}};
+static const v06_seq two_decodes[] = {{1, false, 1, 9, 0}, {0, false, 1, 14, 0}};
+static const v06_seq encoded_prompts[] = {{0, true, 6, 6, 11}, {1, true, 9, 17, 20}};
+
+/* Metadata from the fields as a test has changed them. */
+static void remake(v06 *r)
+{
+    folio_vllm06_metadata_destroy(r->m);
+    r->m = NULL;
+    CHECK_OK(r->b->make_metadata(r->state, &r->f, &r->m));
+    if (r->m == NULL) abort();
+}
+
+void v06_same_incomplete(const char *ancestor, const char *compute)
+{
+    v06 r;
+    v06_init(&r, ancestor, compute);
+    if (!v06_open(&r)) return;
+    for (int missing = 0; missing < 4; missing++) {
+        v06_fields(&r, encoded_prompts, 2);
+        if (missing == 0) r.f.encoder_seq_lens_tensor = NULL;
+        if (missing == 1) {
+            r.f.encoder_seq_lens = NULL;
+            r.f.num_encoder_tokens = 0;
+        }
+        if (missing == 2) r.f.cross_slot_mapping = NULL;
+        if (missing == 3) r.f.cross_block_tables = NULL;
+        remake(&r);
+        CHECK_INT(folio_vllm06_is_all_encoder_attn_metadata_set(r.m), missing >= 2);
+        CHECK_INT(folio_vllm06_is_all_cross_attn_metadata_set(r.m), 0);
+        folio_vllm06_forward_args a = v06_args(&r, FOLIO_ENCODER);
+        if (missing < 2) V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT, "encoder metadata");
+        a = v06_args(&r, FOLIO_ENCODER_DECODER);
+        V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT, "cross-attention metadata");
+    }
+    v06_fields(&r, encoded_prompts, 2);
+    remake(&r);
+    CHECK_INT(folio_vllm06_is_all_encoder_attn_metadata_set(r.m), 1);
+    CHECK_INT(folio_vllm06_is_all_cross_attn_metadata_set(r.m), 1);
+    CHECK_INT(folio_vllm06_is_all_encoder_attn_metadata_set(NULL), 0);
+    CHECK_INT(folio_vllm06_is_all_cross_attn_metadata_set(NULL), 0);
+    r.f.num_encoder_tokens = 20; /* fewer rows of key than the prompts' encoders have tokens */
+    remake(&r);
+    static const folio_attention_type types[] = {FOLIO_ENCODER, FOLIO_ENCODER_DECODER};
+    for (int i = 0; i < 2; i++) {
+        folio_vllm06_forward_args a = v06_args(&r, types[i]);
+        a.key.tokens = a.value.tokens = 20;
+        if (i == 0) a.query.tokens = a.output.tokens = 20;
+        V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT, "20|31");
+    }
+    v06_close(&r);
+}
+
+void v06_same_bad_impl(const char *ancestor, const char *compute)
+{
+    v06 r;
+    v06_init(&r, ancestor, compute);
+    folio_vllm06_impl *impl = NOWHERE;
+    folio_vllm06_impl_desc d = r.d;
+    if (v06_open(&r)) {
+        d.blocksparse_params = &d;
+        REFUSED(r.b->make_impl(r.state, &d, &impl), FOLIO_ERR_UNSUPPORTED, "block-sparse");
+        CHECK(impl == NULL);
+        d = r.d;
+        d.num_kv_heads = 3;
+        REFUSED(r.b->make_impl(r.state, &d, &impl), FOLIO_ERR_ARGUMENT, "3");
+        d = r.d;
+        d.kv_cache_dtype = "fp7";
+        REFUSED(r.b->make_impl(r.state, &d, &impl), FOLIO_ERR_ARGUMENT, "fp7");
+        d = r.d;
+        d.sliding_window = -1;
+        REFUSED(r.b->make_impl(r.state, &d, &impl), FOLIO_ERR_ARGUMENT, "sliding_window");
+        d = r.d;
+        d.dtype = (folio_dtype)0;
+        REFUSED(r.b->make_impl(r.state, &d, &impl), FOLIO_ERR_ARGUMENT, "dtype");
+        d = r.d;
+        d.head_size = 0;
+        REFUSED(r.b->make_impl(r.state, &d, &impl), FOLIO_ERR_ARGUMENT, "head_size");
+        d.struct_size = 0;
+        REFUSED(r.b->make_impl(r.state, &d, &impl), FOLIO_ERR_ARGUMENT, "struct_size");
+        REFUSED(r.b->make_impl(r.state, NULL, &impl), FOLIO_ERR_ARGUMENT, "NULL");
+        REFUSED(r.b->make_impl(NULL, &r.d, &impl), FOLIO_ERR_ARGUMENT, "state");
+        REFUSED(r.b->make_impl(r.state, &r.d, NULL), FOLIO_ERR_ARGUMENT, "out");
+        CHECK(impl == NULL);
+        folio_vllm06_state *state = NOWHERE;
+        REFUSED(folio_vllm06_state_create("no-such", NULL, &state), ANY_REFUSAL, "no-such");
+        CHECK(state == NULL && folio_vllm06_state_context(r.state) != NULL);
+    }
+    v06_close(&r);
+}
+
+#define BAD_FIELDS(words)                                                                          \
+    REFUSED(r.b->make_metadata(r.state, &r.f, &m), FOLIO_ERR_ARGUMENT, words);                     \
+    CHECK(m == NULL);                                                                              \
+    m = NOWHERE;                                                                                   \
+    v06_fields(&r, encoded_prompts, 2)
+
+void v06_same_bad_step(const char *ancestor, const char *compute)
+{
+    v06 r;
+    v06_init(&r, ancestor, compute);
+    folio_vllm06_metadata *m = NOWHERE;
+    if (!v06_open(&r)) return;
+    v06_fields(&r, encoded_prompts, 2);
+    r.f.num_prefill_tokens = 14;
+    BAD_FIELDS("15 tokens|14");
+    r.f.num_prefills = -1;
+    BAD_FIELDS("negative");
+    r.f.num_prefills = INT64_MAX;
+    r.f.num_decode_tokens = INT64_MAX;
+    BAD_FIELDS("too many");
+    r.f.seq_lens = r.f.seq_lens_tensor = NULL;
+    BAD_FIELDS("seq_lens");
+    r.lens[0] = 5;
+    BAD_FIELDS("prompt 0|6 new tokens");
+    r.contexts[1] = 7;
+    BAD_FIELDS("prompt 1|context_len 7");
+    r.f.num_encoder_tokens = 32;
+    BAD_FIELDS("num_encoder_tokens 32");
+    r.encoder_lens[1] = -1;
+    BAD_FIELDS("encoder_seq_lens[1]");
+    r.f.block_tables_stride = -1;
+    BAD_FIELDS("stride");
+    r.f.struct_size = 0;
+    BAD_FIELDS("struct_size");
+    REFUSED(r.b->make_metadata(NULL, &r.f, &m), FOLIO_ERR_ARGUMENT, "state");
+    REFUSED(r.b->make_metadata(r.state, NULL, &m), FOLIO_ERR_ARGUMENT, "NULL");
+    REFUSED(r.b->make_metadata(r.state, &r.f, NULL), FOLIO_ERR_ARGUMENT, "out");
+    CHECK(m == NULL);
+    v06_close(&r);
+}
+
+/* A change to the arguments of one forward, and the sentence it must bring. */
+#define BAD(change, words)                                                                         \
+    do {                                                                                           \
+        folio_vllm06_forward_args a = v06_args(&r, FOLIO_DECODER);                                 \
+        folio_vllm06_kv_cache kv = r.kv[0];                                                        \
+        a.kv_cache = &kv;                                                                          \
+        change;                                                                                    \
+        V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT, words);                                            \
+    } while (0)
+
+static void bad_decodes(v06 *rig)
+{
+    v06 r = *rig;
+    if (v06_step(&r, two_decodes, 2)) {
+        r.f.block_tables = NULL;
+        remake(&r);
+        BAD((void)0, "block table has 0 blocks");
+        v06_fields(&r, two_decodes, 2);
+        r.f.block_tables_stride = 1; /* one block where 9 tokens need two */
+        remake(&r);
+        BAD((void)0, "block table has 1 blocks");
+        v06_fields(&r, two_decodes, 2);
+        r.tables[1] = (int32_t)r.num_blocks;
+        remake(&r);
+        BAD((void)0, "block_table");
+        v06_fields(&r, two_decodes, 2);
+        r.lens[0] = -3;
+        remake(&r);
+        BAD((void)0, "-3");
+    }
+    *rig = r;
+}
+
+void v06_same_bad_forward(const char *ancestor, const char *compute)
+{
+    v06 r;
+    v06_init(&r, ancestor, compute);
+    if (v06_open(&r) && v06_step(&r, two_prompts, 2)) {
+        v06_run(&r, FOLIO_DECODER);
+        BAD(a.attn_type = (folio_attention_type)4, "attention type 4 is unknown");
+        BAD(a.attn_type = (folio_attention_type)-1, "attention type");
+        BAD(a.attn_metadata = NULL, "attn_metadata is NULL");
+        BAD(a.query.tokens = 20, "query|20|21");
+        BAD(a.key.tokens = 22, "key|22");
+        BAD(a.value.tokens = 22, "value|22");
+        BAD(a.output.tokens = 0, "output|0");
+        BAD(a.query.data = NULL, "query");
+        BAD(a.output.data = NULL, "output");
+        BAD(a.key = (folio_tensor){0}, "go together");
+        BAD(a.key = a.value = (folio_tensor){0}, "key and value are NULL");
+        BAD(a.query.dtype = FOLIO_F16, "f16");
+        BAD(a.key.dtype = FOLIO_FP8_E4M3, "key|fp8_e4m3");
+        BAD(a.value.dtype = FOLIO_F64, "value|f64");
+        BAD(a.k_scale = -1.0f, "k_scale");
+        BAD(a.v_scale = NAN, "v_scale");
+        BAD(a.struct_size = 0, "struct_size");
+        BAD(kv.data = NULL, "data is NULL");
+        BAD(kv.dtype = FOLIO_F16, "f16");
+        BAD(kv.block_elements += 1, "block_elements");
+        BAD(kv.num_blocks = 0, "num_blocks");
+        BAD(kv.num_blocks = 3, "");
+        REFUSED(r.b->forward(NULL, &(folio_vllm06_forward_args){.struct_size = 8}),
+                FOLIO_ERR_ARGUMENT, "impl");
+        REFUSED(r.b->forward(r.impl, NULL), FOLIO_ERR_ARGUMENT, "NULL");
+        for (int i = 0; i < 3; i++) {
+            v06_fields(&r, two_prompts, 2);
+            if (i == 0) r.slots[3] = r.num_blocks * r.block_size;
+            if (i == 1) r.slots[3] = r.slots[4];
+            if (i == 2) r.f.slot_mapping = NULL;
+            remake(&r);
+            BAD((void)0, "slot");
+        }
+        float bias[13 * 13] = {0};
+        folio_vllm06_bias biases[2] = {{bias, 1, 13, 13}, {bias, 1, 8, 9}};
+        CHECK_OK(
+            folio_vllm06_set_attn_bias((v06_step(&r, two_prompts, 2), r.m), FOLIO_DECODER, biases));
+        BAD((void)0, "attn_bias[1]|9 keys");
+        biases[1] = (folio_vllm06_bias){bias, 2, 8, 8};
+        CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_DECODER, biases));
+        BAD((void)0, "attn_bias[1]|2 heads");
+        biases[1].data = NULL;
+        REFUSED(folio_vllm06_set_attn_bias(r.m, FOLIO_DECODER, biases), FOLIO_ERR_ARGUMENT, "[1]");
+        const folio_vllm06_bias *got;
+        folio_attention_type unknown = (folio_attention_type)9;
+        REFUSED(folio_vllm06_get_attn_bias(r.m, unknown, &got), FOLIO_ERR_ARGUMENT, "9");
+        REFUSED(folio_vllm06_set_attn_bias(r.m, unknown, biases), FOLIO_ERR_ARGUMENT, "9");
+        REFUSED(folio_vllm06_get_attn_bias(NULL, FOLIO_DECODER, &got), FOLIO_ERR_ARGUMENT, "NULL");
+        bad_decodes(&r);
+    }
+    v06_close(&r);
+}
