@@ -261,6 +261,46 @@ BACKEND_TEST(vllm06_ops, paged_attention_partitions)
 }
 
 /* In the 16-bit types v1 and v2 differ from the reference by no more than the type's spacing. */
+/* Sequences that share all their blocks, as forks do: reading needs no block of one's own. */
+BACKEND_TEST(vllm06_ops, paged_attention_shared_blocks)
+{
+    bed b;
+    bed_open(&b, ctx, FOLIO_F32, 4, 64, 16, long_lens);
+    folio_vllm06_paged_attention_args a = arguments(&b);
+    int32_t lens[2] = {LONGEST, LONGEST};
+    const int64_t parts = (LONGEST + 511) / 512, heads = a.num_heads, n = heads * 64;
+    int32_t *tables = malloc((size_t)(2 * a.max_num_blocks_per_seq) * sizeof *tables);
+    float *sums = malloc((size_t)(4 * heads * parts) * sizeof *sums);
+    float *tmp = malloc((size_t)(2 * n * parts) * sizeof *tmp);
+    float *q = malloc((size_t)(2 * n) * sizeof *q), *out = malloc((size_t)(4 * n) * sizeof *out);
+    if (!tables || !sums || !tmp || !q || !out) abort();
+    for (int64_t i = 0; i < 2; i++) {
+        memcpy(tables + i * a.max_num_blocks_per_seq, a.block_tables,
+               (size_t)a.max_num_blocks_per_seq * sizeof *tables);
+        memcpy(q + i * n, a.query, (size_t)n * sizeof *q);
+    }
+    a.num_seqs = 2;
+    a.seq_lens = lens;
+    a.block_tables = tables;
+    a.query = q;
+    a.out = out;
+    CHECK_OK(folio_vllm06_paged_attention_v1(ctx, &a, &b.c));
+    a.out = out + 2 * n;
+    CHECK_OK(folio_vllm06_paged_attention_v2(ctx, &a, &b.c, sums, sums + 2 * heads * parts, tmp));
+    CHECK(memcmp(out, out + n, (size_t)n * sizeof *out) == 0);
+    for (int64_t k = 0; k < 2 * n; k++) CHECK(fabsf(out[k] - out[2 * n + k]) < 1e-5f);
+    a.max_num_blocks_per_seq = INT64_MAX;
+    REFUSED(folio_vllm06_paged_attention_v1(ctx, &a, &b.c), FOLIO_ERR_ARGUMENT,
+            "max_num_blocks_per_seq");
+    free(tables);
+    free(sums);
+    free(tmp);
+    free(q);
+    free(out);
+    bed_close(&b);
+    (void)backend;
+}
+
 BACKEND_TEST(vllm06_ops, paged_attention_half)
 {
     static const folio_dtype dtypes[] = {FOLIO_F16, FOLIO_BF16};

@@ -30,6 +30,9 @@ BOTH(encoder_only, v06_same_encoder_only)
 BOTH(incomplete_metadata, v06_same_incomplete)
 BOTH(init_errors, v06_same_bad_impl)
 BOTH(metadata_errors, v06_same_bad_step)
+BOTH(builder_errors, v06_same_bad_builder)
+BOTH(views_of_views, v06_same_views_of_views)
+BOTH(cross_bias_of_cached_encoder, v06_same_cross_bias_cached)
 BOTH(forward_errors, v06_same_bad_forward)
 
 /* Where a step is of one kind, its view is the step itself, and the other kind has none. */

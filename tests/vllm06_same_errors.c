@@ -127,6 +127,21 @@ void v06_same_bad_step(const char *ancestor, const char *compute)
     BAD_FIELDS("encoder_seq_lens[1]");
     r.f.block_tables_stride = -1;
     BAD_FIELDS("stride");
+    r.f.block_tables_stride = INT64_MAX;
+    BAD_FIELDS("block_tables_stride 9223372036854775807");
+    r.f.cross_block_tables_stride = (int64_t)1 << 62;
+    BAD_FIELDS("cross_block_tables_stride 4611686018427387904");
+    r.starts[0] = 1;
+    BAD_FIELDS("query_start_loc[0]");
+    r.starts[0] = 0;
+    r.lens[1] = -3;
+    BAD_FIELDS("seq_lens[1] is -3");
+    const int32_t others[V06_SEQS] = {6, 16};
+    r.f.seq_lens_tensor = others;
+    BAD_FIELDS("seq_lens[1] is 17|seq_lens_tensor[1] 16");
+    v06_fields(&r, two_decodes, 2);
+    r.contexts[1] = 9;
+    BAD_FIELDS("decode 1|context_len 9");
     r.f.struct_size = 0;
     BAD_FIELDS("struct_size");
     REFUSED(r.b->make_metadata(NULL, &r.f, &m), FOLIO_ERR_ARGUMENT, "state");
@@ -161,12 +176,118 @@ static void bad_decodes(v06 *rig)
         r.tables[1] = (int32_t)r.num_blocks;
         remake(&r);
         BAD((void)0, "block_table");
-        v06_fields(&r, two_decodes, 2);
-        r.lens[0] = -3;
-        remake(&r);
-        BAD((void)0, "-3");
     }
     *rig = r;
+}
+
+/* Counts that pass all sizes, and encoders the metadata has no word for. */
+void v06_same_bad_builder(const char *ancestor, const char *compute)
+{
+    v06 r;
+    folio_vllm06_builder *builder = NULL;
+    folio_vllm06_metadata *m = NOWHERE;
+    const int32_t table[] = {3, 4};
+    v06_init(&r, ancestor, compute);
+    if (!v06_open(&r)) return;
+    CHECK_OK(folio_vllm06_builder_create(r.state, r.b, r.block_size, &builder));
+    const folio_vllm06_seq good = {.struct_size = sizeof good,
+                                   .is_prompt = 1,
+                                   .token_len = 4,
+                                   .block_table = table,
+                                   .num_blocks = 1,
+                                   .encoder_seq_len = 5,
+                                   .cross_block_table = table,
+                                   .num_cross_blocks = 1};
+    folio_vllm06_seq s = good;
+    s.token_len = INT64_MAX;
+    s.context_len = 5;
+    REFUSED(folio_vllm06_builder_add(builder, &s), FOLIO_ERR_ARGUMENT, "9223372036854775807");
+    s = good;
+    s.num_blocks = INT64_MAX / 2;
+    REFUSED(folio_vllm06_builder_add(builder, &s), FOLIO_ERR_ARGUMENT, "block table");
+    s = good;
+    s.is_prompt = 0;
+    s.token_len = 1;
+    s.encoder_is_new = 1;
+    REFUSED(folio_vllm06_builder_add(builder, &s), FOLIO_ERR_ARGUMENT, "decode|encoder");
+    CHECK_OK(folio_vllm06_builder_add(builder, &good));
+    s = good;
+    s.encoder_is_new = 1;
+    CHECK_OK(folio_vllm06_builder_add(builder, &s));
+    REFUSED(folio_vllm06_builder_build(builder, &m), FOLIO_ERR_ARGUMENT, "new encoders");
+    CHECK(m == NULL);
+    folio_vllm06_builder_destroy(builder);
+    /* A decode without blocks beside one that has them must not read the other's row of padding. */
+    CHECK_OK(folio_vllm06_builder_create(r.state, r.b, r.block_size, &builder));
+    s = (folio_vllm06_seq){.struct_size = sizeof s, .token_len = 1, .context_len = 8};
+    s.block_table = table;
+    s.num_blocks = 2;
+    CHECK_OK(folio_vllm06_builder_add(builder, &s));
+    s.block_table = NULL;
+    s.num_blocks = 0;
+    CHECK_OK(folio_vllm06_builder_add(builder, &s));
+    CHECK_OK(folio_vllm06_builder_build(builder, &m));
+    CHECK(m != NULL && folio_vllm06_metadata_get(m)->block_tables[2] == FOLIO_NO_BLOCK);
+    if (v06_step(&r, two_decodes, 2)) {
+        folio_vllm06_forward_args a = v06_args(&r, FOLIO_DECODER);
+        a.attn_metadata = m;
+        V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT, "FOLIO_NO_BLOCK");
+    }
+    folio_vllm06_metadata_destroy(m);
+    folio_vllm06_builder_destroy(builder);
+    v06_close(&r);
+}
+
+/* A view of a view is the view: no second copy that could go stale. */
+void v06_same_views_of_views(const char *ancestor, const char *compute)
+{
+    v06 r;
+    v06_init(&r, ancestor, compute);
+    if (!v06_open(&r)) return;
+    static const v06_seq mixed[] = {{0, true, 6, 6, 0}, {1, false, 1, 9, 0}};
+    if (v06_step(&r, mixed, 2)) {
+        folio_vllm06_metadata *p = (folio_vllm06_metadata *)folio_vllm06_prefill_metadata(r.m);
+        folio_vllm06_metadata *d = (folio_vllm06_metadata *)folio_vllm06_decode_metadata(r.m);
+        CHECK(p != NULL && folio_vllm06_prefill_metadata(p) == p);
+        CHECK(d != NULL && folio_vllm06_decode_metadata(d) == d);
+        CHECK(folio_vllm06_decode_metadata(p) == NULL && folio_vllm06_prefill_metadata(d) == NULL);
+        static const float zeros[36];
+        const folio_vllm06_bias bias = {zeros, 1, 6, 6};
+        for (int i = 0; i < 2; i++) { /* the second set frees what the first one copied */
+            CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_DECODER, &bias));
+            const folio_vllm06_bias *seen = folio_vllm06_metadata_get(p)->attn_bias;
+            CHECK(seen == folio_vllm06_metadata_get(r.m)->attn_bias && seen[0].data[35] == 0);
+        }
+    }
+    v06_close(&r);
+}
+
+/* A bias over encoder keys that are cached already: the same rows as over those keys when new. */
+void v06_same_cross_bias_cached(const char *ancestor, const char *compute)
+{
+    v06 r;
+    v06_init(&r, ancestor, compute);
+    if (!v06_open(&r)) return;
+    static float numbers[2][6 * 20];
+    for (int i = 0; i < 2 * 6 * 20; i++)
+        (&numbers[0][0])[i] = i % 7 == 0 ? -INFINITY : (float)(i % 5);
+    static const v06_seq prompts[] = {{0, true, 6, 6, 11}, {1, true, 6, 6, 20}};
+    const folio_vllm06_bias biases[] = {{numbers[0], 1, 6, 11}, {numbers[1], 1, 6, 20}};
+    double first[12], second[12];
+    for (int cached = 0; cached < 2 && v06_step(&r, prompts, 2); cached++) {
+        CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_ENCODER_DECODER, biases));
+        folio_vllm06_forward_args a = v06_args(&r, FOLIO_ENCODER_DECODER);
+        a.kv_cache = &r.kv[1];
+        if (cached) {
+            a.key.data = a.value.data = NULL;
+            a.key.tokens = a.value.tokens = 0;
+        }
+        CHECK_OK(r.b->forward(r.impl, &a));
+        for (int row = 0; row < 12; row++) (cached ? second : first)[row] = v06_out(&r, row, 3);
+    }
+    for (int row = 0; row < 12; row++) CHECK(fabs(first[row] - second[row]) <= 1e-12);
+    CHECK(fabs(first[0] - first[1]) > 1e-6);
+    v06_close(&r);
 }
 
 void v06_same_bad_forward(const char *ancestor, const char *compute)

@@ -34,8 +34,10 @@ typedef struct folio_vllm06_bias {
 
 /**
  * A step's fields, as the ancestors name them. Sequences: num_prefills prompts (or chunks of them),
- * then the decodes, one token each. NULL is the ancestors' None. Counts that are 0 are worked out
- * where the arrays tell them; maxima are hints and are worked out where 0.
+ * then the decodes, one token each. NULL is the ancestors' None. num_prefill_tokens and the maxima are
+ * worked out where they are 0. num_encoder_tokens is what key has in cross attention: the encoder
+ * tokens of all prompts, or 0 where their encoders are cached. Fields that contradict each other are
+ * refused.
  */
 typedef struct folio_vllm06_metadata_fields {
     size_t struct_size;
@@ -86,7 +88,7 @@ FOLIO_API const folio_vllm06_metadata *folio_vllm06_prefill_metadata(
 FOLIO_API const folio_vllm06_metadata *folio_vllm06_decode_metadata(
     folio_vllm06_metadata *metadata);
 
-/** encoder_seq_lens, encoder_seq_lens_tensor and max_encoder_seq_len are there. */
+/** encoder_seq_lens and encoder_seq_lens_tensor are there (and so max_encoder_seq_len, see above). */
 FOLIO_API int folio_vllm06_is_all_encoder_attn_metadata_set(const folio_vllm06_metadata *metadata);
 /** Those, and cross_slot_mapping and cross_block_tables. */
 FOLIO_API int folio_vllm06_is_all_cross_attn_metadata_set(const folio_vllm06_metadata *metadata);
@@ -238,7 +240,7 @@ typedef struct folio_vllm06_seq {
     const int32_t *block_table;
     int64_t num_blocks;
     int64_t encoder_seq_len;
-    int32_t encoder_is_new; /* its encoder K and V come with this step */
+    int32_t encoder_is_new; /* its encoder K and V come with this step: all prompts', or none's */
     const int32_t *cross_block_table;
     int64_t num_cross_blocks;
 } folio_vllm06_seq;

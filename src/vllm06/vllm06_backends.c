@@ -60,6 +60,9 @@ folio_status folioi_vllm06_wrap(folio_context *ctx, const folioi_vllm06_traits *
     TRY(block_size_of(c, num_kv_heads, head_size, &block_size));
     REQUIRE(block_size <= 4096, "kv_cache: blocks of %lld tokens are larger than 4096",
             (long long)block_size);
+    REQUIRE(num_kv_heads <= INT32_MAX && head_size <= INT32_MAX,
+            "kv_cache: %lld kv heads of size %lld are too many", (long long)num_kv_heads,
+            (long long)head_size);
     REQUIRE(c->data != NULL, "kv_cache: data is NULL");
     folio_kv_cache_desc d = {.struct_size = sizeof d,
                              .num_blocks = c->num_blocks,
@@ -86,6 +89,9 @@ static folio_status split_kv_cache(const folioi_vllm06_traits *traits,
     TRY(block_size_of(c, num_kv_heads, head_size, &block_size));
     REQUIRE(key_cache != NULL && value_cache != NULL, "key_cache or value_cache is NULL");
     REQUIRE(elem > 0, "kv_cache: dtype %d is unknown", (int)c->dtype);
+    REQUIRE(c->data != NULL, "kv_cache: data is NULL");
+    int64_t shape[3];
+    TRY(get_kv_cache_shape(c->num_blocks, block_size, num_kv_heads, head_size, shape));
     int64_t x = traits->layout == FOLIO_LAYOUT_XPACKED_1 ? 1 : 16 / elem;
     REQUIRE(head_size % x == 0, "head_size %lld is no multiple of x = %lld", (long long)head_size,
             (long long)x);

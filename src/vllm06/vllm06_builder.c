@@ -51,18 +51,22 @@ static folio_status check_seq(const folio_vllm06_builder *b, const folio_vllm06_
 {
     long long i = b->num_entries;
     const entry *entries = b->entries.data;
-    int64_t total = s->token_len + s->context_len;
-    REQUIRE(s->token_len >= 1 && s->context_len >= 0 && total <= INT32_MAX,
+    REQUIRE(s->token_len >= 1 && s->token_len <= INT32_MAX && s->context_len >= 0 &&
+                s->context_len <= INT32_MAX - s->token_len,
             "sequence %lld: token_len %lld and context_len %lld", i, (long long)s->token_len,
             (long long)s->context_len);
+    int64_t total = s->token_len + s->context_len;
     REQUIRE(s->is_prompt || s->token_len == 1, "sequence %lld is a decode with %lld tokens", i,
             (long long)s->token_len);
     REQUIRE(!s->is_prompt || i == 0 || entries[i - 1].is_prompt,
             "sequence %lld is a prompt after a decode; prompts come first", i);
-    REQUIRE(s->num_blocks >= 0 && (s->num_blocks == 0 || s->block_table != NULL) &&
-                s->num_cross_blocks >= 0 &&
+    REQUIRE(s->num_blocks >= 0 && s->num_blocks <= INT32_MAX && s->num_cross_blocks >= 0 &&
+                s->num_cross_blocks <= INT32_MAX &&
+                (s->num_blocks == 0 || s->block_table != NULL) &&
                 (s->num_cross_blocks == 0 || s->cross_block_table != NULL),
-            "sequence %lld: a block table is NULL or its count negative", i);
+            "sequence %lld: a block table is NULL or its count no count", i);
+    REQUIRE(!s->encoder_is_new || s->is_prompt,
+            "sequence %lld is a decode; its encoder cannot be new", i);
     REQUIRE(s->num_blocks == 0 || s->num_blocks * b->block_size >= total,
             "sequence %lld: %lld blocks of %lld do not hold %lld tokens", i,
             (long long)s->num_blocks, (long long)b->block_size, (long long)total);
@@ -133,6 +137,11 @@ static void fill(const folio_vllm06_builder *b, const folio_vllm06_metadata_fiel
 {
     const int32_t *table = b->blocks.data, *cross = b->cross_blocks.data;
     int64_t slot = 0, cross_slot = 0;
+    /* a sequence with fewer blocks than others has none there, which forward can tell */
+    for (int64_t i = 0; i < b->num_entries * f->block_tables_stride; i++)
+        c->tables[i] = FOLIO_NO_BLOCK;
+    for (int64_t i = 0; i < b->num_entries * f->cross_block_tables_stride; i++)
+        c->cross_tables[i] = FOLIO_NO_BLOCK;
     c->query_start_loc[0] = c->seq_start_loc[0] = 0;
     for (int64_t i = 0; i < b->num_entries; i++) {
         const entry *e = (const entry *)b->entries.data + i;
@@ -161,9 +170,13 @@ folio_status folio_vllm06_builder_build(folio_vllm06_builder *b, folio_vllm06_me
     REQUIRE(out != NULL, "folio_vllm06_builder_build: out is NULL");
     *out = NULL;
     folio_vllm06_metadata_fields f = {.struct_size = sizeof f};
-    bool encoder = false;
+    bool encoder = false, fresh = false, cached = false;
+    int64_t tokens = 0;
     for (int64_t i = 0; i < b->num_entries; i++) {
         const entry *e = (const entry *)b->entries.data + i;
+        tokens += e->token_len + e->context_len;
+        fresh |= e->encoder_is_new;
+        cached |= e->is_prompt && !e->encoder_is_new && e->encoder_seq_len > 0;
         f.num_prefills += e->is_prompt;
         *(e->is_prompt ? &f.num_prefill_tokens : &f.num_decode_tokens) += e->token_len;
         f.block_tables_stride = max_i64(f.block_tables_stride, e->num_blocks);
@@ -171,6 +184,12 @@ folio_status folio_vllm06_builder_build(folio_vllm06_builder *b, folio_vllm06_me
         if (e->encoder_is_new) f.num_encoder_tokens += e->encoder_seq_len;
         encoder |= e->encoder_seq_len > 0;
     }
+    REQUIRE(tokens <= INT32_MAX, "the step's sequences have %lld tokens, more than 2147483647",
+            (long long)tokens);
+    REQUIRE(
+        !fresh || !cached,
+        "some prompts bring new encoders and others do not; the ancestors' metadata has no word "
+        "for that: make two steps");
     f.is_prompt = f.num_decode_tokens == 0;
     folioi_arena arena = {NULL, 0};
     folioi_array memory = {NULL, 0};

@@ -114,6 +114,29 @@ static folio_status attend_nobody(layer *l, int64_t first, int64_t n)
     return attend(l, &l->impl->desc, FOLIO_ENCODER_ONLY, NULL, &t);
 }
 
+/* Sequence i in cross attention: a prompt brings its encoder's K and V where key is given, everybody
+ * else reads cross blocks. */
+static folio_status add_cross_seq(layer *l, int64_t i, folio_batch_seq *s)
+{
+    const folio_vllm06_metadata_fields *f = &l->m->f;
+    bool fresh = l->args.key.data != NULL && i < f->num_prefills;
+    *s = (folio_batch_seq){.struct_size = sizeof *s};
+    s->query_len = folioi_vllm06_query_len(l->m, i);
+    s->seq_len = folioi_vllm06_seq_len(l->m, i);
+    s->encoder_len = s->seq_len > 0 ? f->encoder_seq_lens[i] : 0;
+    s->encoder_new_len = fresh ? s->encoder_len : 0;
+    if (l->cache != NULL && s->encoder_len > 0) {
+        TRY(table_of(l, f->cross_block_tables, f->cross_block_tables_stride, i, s->encoder_len,
+                     s->encoder_len - s->encoder_new_len, s));
+        s->cross_block_table = s->block_table;
+        s->num_cross_blocks = s->num_blocks;
+        s->block_table = NULL;
+        s->num_blocks = 0;
+    }
+    TRY(no_slots(l, s->encoder_new_len, &s->cross_slots));
+    return folio_batch_add(l->batch, s);
+}
+
 /* A prompt of any type whose bias the caller gave: alone, and nothing but the bias masks it. */
 static folio_status attend_biased(layer *l, const folio_vllm06_bias *bias, int64_t i, int64_t row,
                                   int64_t rows, int64_t kv_row, int64_t kv_rows)
@@ -124,12 +147,14 @@ static folio_status attend_biased(layer *l, const folio_vllm06_bias *bias, int64
     d.window_left = 0;
     folio_batch_clear(l->batch);
     int64_t keys = kv_rows;
+    folio_batch_seq s = {.struct_size = sizeof s, .query_len = rows, .seq_len = rows};
     if (type == FOLIO_DECODER) {
         TRY(add_decoder_seq(l, i, false));
         keys = folioi_vllm06_seq_len(l->m, i);
+    } else if (type == FOLIO_ENCODER_DECODER) {
+        TRY(add_cross_seq(l, i, &s));
+        keys = s.encoder_len;
     } else {
-        folio_batch_seq s = {.struct_size = sizeof s, .query_len = rows, .seq_len = rows};
-        s.encoder_len = s.encoder_new_len = type == FOLIO_ENCODER_DECODER ? kv_rows : 0;
         TRY(folio_batch_add(l->batch, &s));
     }
     REQUIRE(bias->query_len == rows && bias->key_len == keys,
@@ -145,10 +170,9 @@ static folio_status attend_biased(layer *l, const folio_vllm06_bias *bias, int64
                           .dtype = FOLIO_F32,
                           .dims = {1, bias->num_heads, rows, keys},
                           .strides = {0, rows * keys, keys, 1}};
-    bool self = type == FOLIO_DECODER;
-    if (!self) t.flags = 0;
-    return attend(l, &d, type == FOLIO_ENCODER ? FOLIO_ENCODER_ONLY : type, self ? l->cache : NULL,
-                  &t);
+    bool paged = type == FOLIO_DECODER || type == FOLIO_ENCODER_DECODER;
+    if (!paged) t.flags = 0;
+    return attend(l, &d, paged ? type : FOLIO_ENCODER_ONLY, paged ? l->cache : NULL, &t);
 }
 
 static folio_status forward_decoder(layer *l)
@@ -210,12 +234,11 @@ static folio_status forward_encoder(layer *l)
     return attend(l, &d, FOLIO_ENCODER_ONLY, NULL, &t);
 }
 
-/* Each prompt brings its encoder's K and V where key is given; everybody else reads cross blocks. */
 static folio_status forward_cross(layer *l)
 {
     const folio_vllm06_metadata_fields *f = &l->m->f;
     bool fresh = l->args.key.data != NULL;
-    int64_t row = 0, kv_row = 0, n = fresh && f->cross_attn_bias != NULL ? f->num_prefills : 0;
+    int64_t row = 0, kv_row = 0, n = f->cross_attn_bias != NULL ? f->num_prefills : 0;
     int64_t keys = 0;
     folio_attention_desc d = l->impl->desc;
     d.windowed = 0;
@@ -226,33 +249,19 @@ static folio_status forward_cross(layer *l)
             (long long)l->args.key.tokens);
     for (int64_t i = 0; i < n; i++) {
         int64_t rows = folioi_vllm06_query_len(l->m, i);
-        TRY(attend_biased(l, &f->cross_attn_bias[i], i, row, rows, kv_row, f->encoder_seq_lens[i]));
+        int64_t fresh_rows = fresh ? f->encoder_seq_lens[i] : 0;
+        TRY(attend_biased(l, &f->cross_attn_bias[i], i, row, rows, kv_row, fresh_rows));
         row += rows;
-        kv_row += f->encoder_seq_lens[i];
+        kv_row += fresh_rows;
     }
     int64_t first = row, first_kv = kv_row, seen = 0;
     folio_batch_clear(l->batch);
     for (int64_t i = n; i < l->m->num_seqs; i++) {
-        bool prompt = i < f->num_prefills;
-        folio_batch_seq s = {.struct_size = sizeof s};
-        s.query_len = folioi_vllm06_query_len(l->m, i);
-        s.seq_len = folioi_vllm06_seq_len(l->m, i);
-        s.encoder_len = s.seq_len > 0 ? f->encoder_seq_lens[i] : 0;
-        s.encoder_new_len = prompt && fresh ? s.encoder_len : 0;
+        folio_batch_seq s;
+        TRY(add_cross_seq(l, i, &s));
         row += s.query_len;
         kv_row += s.encoder_new_len;
         seen += s.encoder_len;
-        if (l->cache != NULL && s.encoder_len > 0) {
-            int64_t cached = s.encoder_len - s.encoder_new_len;
-            TRY(table_of(l, f->cross_block_tables, f->cross_block_tables_stride, i, s.encoder_len,
-                         cached, &s));
-            s.cross_block_table = s.block_table;
-            s.num_cross_blocks = s.num_blocks;
-            s.block_table = NULL;
-            s.num_blocks = 0;
-        }
-        TRY(no_slots(l, s.encoder_new_len, &s.cross_slots));
-        TRY(folio_batch_add(l->batch, &s));
     }
     if (seen == 0) return attend_nobody(l, first, row - first);
     folio_tensors t = tensors_of(l, first, row - first, first_kv, kv_row - first_kv);

@@ -11,7 +11,8 @@ int64_t folioi_vllm06_seq_len(const folio_vllm06_metadata *m, int64_t i)
 int64_t folioi_vllm06_query_len(const folio_vllm06_metadata *m, int64_t i)
 {
     if (i >= m->f.num_prefills) return 1;
-    if (m->f.query_start_loc != NULL) return m->f.query_start_loc[i + 1] - m->f.query_start_loc[i];
+    if (m->f.query_start_loc != NULL)
+        return (int64_t)m->f.query_start_loc[i + 1] - m->f.query_start_loc[i];
     int64_t context = m->f.context_lens_tensor != NULL ? m->f.context_lens_tensor[i] : 0;
     return folioi_vllm06_seq_len(m, i) - context;
 }
@@ -53,6 +54,20 @@ static folio_status check_fields(folio_vllm06_metadata *m)
     REQUIRE(m->traits->mixes || f->num_decode_tokens == 0 || !f->is_prompt,
             "metadata: is_prompt is set, yet %lld sequences are decodes",
             (long long)f->num_decode_tokens);
+    REQUIRE(f->query_start_loc == NULL || f->query_start_loc[0] == 0,
+            "metadata: query_start_loc[0] is %d", f->query_start_loc[0]);
+    for (int64_t i = 0; i < m->num_seqs; i++) {
+        int64_t len = folioi_vllm06_seq_len(m, i);
+        REQUIRE(len >= 0, "metadata: seq_lens[%lld] is %lld", (long long)i, (long long)len);
+        REQUIRE(f->seq_lens == NULL || f->seq_lens_tensor == NULL ||
+                    f->seq_lens[i] == f->seq_lens_tensor[i],
+                "metadata: seq_lens[%lld] is %d and seq_lens_tensor[%lld] %d", (long long)i,
+                f->seq_lens[i], (long long)i, f->seq_lens_tensor[i]);
+        REQUIRE(i < f->num_prefills || f->context_lens_tensor == NULL || len == 0 ||
+                    f->context_lens_tensor[i] == len - 1,
+                "metadata: decode %lld has context_len %d and seq_len %lld", (long long)i,
+                f->context_lens_tensor[i], (long long)len);
+    }
     int64_t tokens = 0;
     for (int64_t i = 0; i < f->num_prefills; i++) {
         int64_t query = folioi_vllm06_query_len(m, i), len = folioi_vllm06_seq_len(m, i);
@@ -97,17 +112,25 @@ static folio_status copy_fields(folio_vllm06_metadata *m)
     REQUIRE(m->f.num_encoder_tokens >= 0 && m->f.num_encoder_tokens <= encoder_tokens,
             "metadata: num_encoder_tokens %lld is outside [0, %lld], the sum of encoder_seq_lens",
             (long long)m->f.num_encoder_tokens, (long long)encoder_tokens);
+    int64_t tables, cross_tables;
+    REQUIRE(
+        checked_mul(n, m->f.block_tables_stride, &tables) &&
+            checked_mul(n, m->f.cross_block_tables_stride, &cross_tables),
+        "metadata: %lld rows of block_tables_stride %lld or cross_block_tables_stride %lld pass "
+        "the largest size",
+        (long long)n, (long long)m->f.block_tables_stride,
+        (long long)m->f.cross_block_tables_stride);
     TRY(KEEP(slot_mapping, tokens));
     TRY(KEEP(seq_lens, n));
     TRY(KEEP(seq_lens_tensor, n));
     TRY(KEEP(query_start_loc, n + 1));
     TRY(KEEP(seq_start_loc, n + 1));
     TRY(KEEP(context_lens_tensor, n));
-    TRY(KEEP(block_tables, n * m->f.block_tables_stride));
+    TRY(KEEP(block_tables, tables));
     TRY(KEEP(encoder_seq_lens, n));
     TRY(KEEP(encoder_seq_lens_tensor, n));
     TRY(KEEP(cross_slot_mapping, m->f.num_encoder_tokens));
-    return KEEP(cross_block_tables, n * m->f.cross_block_tables_stride);
+    return KEEP(cross_block_tables, cross_tables);
 }
 
 folio_status folioi_vllm06_make_metadata(folio_vllm06_state *state,
@@ -202,6 +225,7 @@ static folio_vllm06_metadata *slice(folio_vllm06_metadata *m, bool prompts)
 const folio_vllm06_metadata *folio_vllm06_prefill_metadata(folio_vllm06_metadata *m)
 {
     if (m == NULL || m->f.num_prefills == 0) return NULL;
+    if (m->owner != NULL) return m; /* a view of the prompts is its own */
     if (m->prefill == NULL)
         m->prefill = !m->traits->mixes && m->f.num_decode_tokens == 0 ? m : slice(m, true);
     return m->prefill;
@@ -210,6 +234,7 @@ const folio_vllm06_metadata *folio_vllm06_prefill_metadata(folio_vllm06_metadata
 const folio_vllm06_metadata *folio_vllm06_decode_metadata(folio_vllm06_metadata *m)
 {
     if (m == NULL || m->f.num_decode_tokens == 0) return NULL;
+    if (m->owner != NULL) return m;
     if (m->decode == NULL)
         m->decode = !m->traits->mixes && m->f.num_prefills == 0 ? m : slice(m, false);
     return m->decode;
@@ -217,8 +242,8 @@ const folio_vllm06_metadata *folio_vllm06_decode_metadata(folio_vllm06_metadata 
 
 int folio_vllm06_is_all_encoder_attn_metadata_set(const folio_vllm06_metadata *m)
 {
-    return m != NULL && m->f.encoder_seq_lens != NULL && m->f.encoder_seq_lens_tensor != NULL &&
-           m->f.max_encoder_seq_len > 0;
+    /* max_encoder_seq_len follows from them where the caller left it out */
+    return m != NULL && m->f.encoder_seq_lens != NULL && m->f.encoder_seq_lens_tensor != NULL;
 }
 
 int folio_vllm06_is_all_cross_attn_metadata_set(const folio_vllm06_metadata *m)

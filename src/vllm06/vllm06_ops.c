@@ -71,6 +71,11 @@ static folio_status open_paged(paged *p)
     REQUIRE(p->a.num_seqs >= 0 && p->a.max_num_blocks_per_seq >= 0,
             "num_seqs %lld or max_num_blocks_per_seq %lld is negative", (long long)p->a.num_seqs,
             (long long)p->a.max_num_blocks_per_seq);
+    int64_t entries;
+    REQUIRE(checked_mul(p->a.num_seqs, p->a.max_num_blocks_per_seq, &entries) &&
+                entries <= INT64_MAX / 8,
+            "%lld sequences x max_num_blocks_per_seq %lld pass the largest size",
+            (long long)p->a.num_seqs, (long long)p->a.max_num_blocks_per_seq);
     REQUIRE(p->a.num_seqs == 0 || (p->a.seq_lens != NULL && p->a.block_tables != NULL),
             "seq_lens or block_tables is NULL");
     for (int64_t i = 0; i < p->a.num_seqs; i++)
@@ -110,12 +115,14 @@ static void close_paged(paged *p)
 /* The plan for keys [first, first + len) of every sequence, first a multiple of the block size. */
 static folio_status plan_keys(paged *p, int64_t first, int64_t len)
 {
+    static const int64_t nowhere = -1; /* nothing is stored: sequences may share their blocks */
     folio_batch_clear(p->batch);
     for (int64_t i = 0; i < p->a.num_seqs; i++) {
         int64_t keys = max_i64(0, min_i64(p->a.seq_lens[i] - first, len));
         int64_t skipped = first / p->c->block_size;
         folio_batch_seq s = {.struct_size = sizeof s, .query_len = 1, .seq_len = keys};
         s.causality = FOLIO_NOT_CAUSAL; /* all keys come before the query, or are its own */
+        s.slots = &nowhere;
         s.positions_given = 1;
         s.first_query_pos = (int64_t)p->a.seq_lens[i] - 1;
         s.first_key_pos = first;
