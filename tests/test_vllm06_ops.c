@@ -13,7 +13,7 @@ enum { SEQS = 5, HEADS = 4, KV_HEADS = 2, LONGEST = 1100 };
 
 /* Lengths around a block, a partition and two of them; 0 is padding. */
 static const int32_t long_lens[SEQS] = {LONGEST, 0, 512, 513, 9};
-static const int32_t short_lens[SEQS] = {40, 0, 16, 17, 1};
+static const int32_t short_lens[SEQS] = {530, 0, 16, 17, 1};
 
 /* One cache with its sequences; everything a call needs. */
 typedef struct {
@@ -289,6 +289,15 @@ BACKEND_TEST(vllm06_ops, paged_attention_shared_blocks)
     CHECK_OK(folio_vllm06_paged_attention_v2(ctx, &a, &b.c, sums, sums + 2 * heads * parts, tmp));
     CHECK(memcmp(out, out + n, (size_t)n * sizeof *out) == 0);
     for (int64_t k = 0; k < 2 * n; k++) CHECK(fabsf(out[k] - out[2 * n + k]) < 1e-5f);
+    /* A bad block in the second partition is found before the first is computed. */
+    memset(tmp, 0xff, (size_t)(2 * n * parts) * sizeof *tmp);
+    tables[512 / 16] = (int32_t)b.c.num_blocks;
+    REFUSED(folio_vllm06_paged_attention_v2(ctx, &a, &b.c, sums, sums + 2 * heads * parts, tmp),
+            FOLIO_ERR_ARGUMENT, "block_table");
+    CHECK(support_is_poison(tmp, (size_t)(2 * n * parts) * sizeof *tmp));
+    float *shifted = (float *)(void *)((char *)sums + 1);
+    REFUSED(folio_vllm06_paged_attention_v2(ctx, &a, &b.c, shifted, sums, tmp), FOLIO_ERR_ARGUMENT,
+            "exp_sums|align");
     a.max_num_blocks_per_seq = INT64_MAX;
     REFUSED(folio_vllm06_paged_attention_v1(ctx, &a, &b.c), FOLIO_ERR_ARGUMENT,
             "max_num_blocks_per_seq");
@@ -518,7 +527,7 @@ BACKEND_TEST(vllm06_ops, paged_attention_errors)
     memset(tmp, 0xFF, sizeof tmp);
     bed b;
     bed_open(&b, ctx, FOLIO_F32, 4, 32, 8, short_lens);
-    BAD_ATTENTION(a.max_seq_len = 39, "seq_lens[0] = 40|39");
+    BAD_ATTENTION(a.max_seq_len = 39, "seq_lens[0] = 530|39");
     BAD_ATTENTION(a.max_num_blocks_per_seq = 4, "");
     BAD_ATTENTION(a.block_tables = NULL, "block_tables");
     BAD_ATTENTION(a.seq_lens = NULL, "seq_lens");

@@ -32,6 +32,8 @@ BOTH(init_errors, v06_same_bad_impl)
 BOTH(metadata_errors, v06_same_bad_step)
 BOTH(builder_errors, v06_same_bad_builder)
 BOTH(views_of_views, v06_same_views_of_views)
+BOTH(biases_in_fields, v06_same_biases_in_fields)
+BOTH(no_encoder, v06_same_no_encoder)
 BOTH(cross_bias_of_cached_encoder, v06_same_cross_bias_cached)
 BOTH(forward_errors, v06_same_bad_forward)
 

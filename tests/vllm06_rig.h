@@ -116,6 +116,8 @@ void v06_same_bad_impl(const char *ancestor, const char *compute);
 void v06_same_bad_step(const char *ancestor, const char *compute);
 void v06_same_bad_builder(const char *ancestor, const char *compute);
 void v06_same_views_of_views(const char *ancestor, const char *compute);
+void v06_same_biases_in_fields(const char *ancestor, const char *compute);
+void v06_same_no_encoder(const char *ancestor, const char *compute);
 void v06_same_cross_bias_cached(const char *ancestor, const char *compute);
 void v06_same_bad_forward(const char *ancestor, const char *compute);
 

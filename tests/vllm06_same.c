@@ -195,6 +195,7 @@ void v06_same_fields(const char *ancestor, const char *compute)
         folio_vllm06_metadata *m = NULL;
         r.f.max_decode_seq_len = 40; /* a hint larger than any length stays */
         r.f.use_cuda_graph = 1;
+        r.slots[3] = v06_slot(&r, 5, 2, false); /* a slot left from a step before: not written */
         CHECK_OK(r.b->make_metadata(r.state, &r.f, &m));
         check_fields(&r, m, r.blocks_per_seq);
         check_maxima(m, 1, 0, 40, 20);

@@ -134,6 +134,9 @@ void v06_same_bad_step(const char *ancestor, const char *compute)
     r.starts[0] = 1;
     BAD_FIELDS("query_start_loc[0]");
     r.starts[0] = 0;
+    v06_fields(&r, encoded_prompts, 2);
+    r.seq_starts[2] = 99;
+    BAD_FIELDS("seq_start_loc[2] is 99");
     r.lens[1] = -3;
     BAD_FIELDS("seq_lens[1] is -3");
     const int32_t others[V06_SEQS] = {6, 16};
@@ -259,6 +262,60 @@ void v06_same_views_of_views(const char *ancestor, const char *compute)
             CHECK(seen == folio_vllm06_metadata_get(r.m)->attn_bias && seen[0].data[35] == 0);
         }
     }
+    v06_close(&r);
+}
+
+/* Biases given with the fields; a decode view has none of them, and its own encoder lengths. */
+void v06_same_biases_in_fields(const char *ancestor, const char *compute)
+{
+    static const v06_seq mixed[] = {{0, true, 6, 6, 11}, {1, false, 1, 9, 20}};
+    static const float zeros[121];
+    const folio_vllm06_bias self = {zeros, 1, 6, 6}, encoder = {zeros, 1, 11, 11};
+    const folio_vllm06_bias cross = {zeros, 1, 6, 11};
+    v06 r;
+    v06_init(&r, ancestor, compute);
+    if (!v06_open(&r)) return;
+    v06_fields(&r, mixed, 2);
+    r.f.attn_bias = &self;
+    r.f.encoder_attn_bias = &encoder;
+    r.f.cross_attn_bias = &cross;
+    remake(&r);
+    static const folio_attention_type types[] = {FOLIO_DECODER, FOLIO_ENCODER,
+                                                 FOLIO_ENCODER_DECODER};
+    static const int64_t keys[] = {6, 11, 11};
+    for (int i = 0; i < 3; i++) {
+        const folio_vllm06_bias *got = NULL;
+        CHECK_OK(folio_vllm06_get_attn_bias(r.m, types[i], &got));
+        CHECK(got != NULL && got->key_len == keys[i] && got->data != zeros);
+    }
+    const folio_vllm06_metadata *view = folio_vllm06_decode_metadata(r.m);
+    const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(view);
+    CHECK(f->attn_bias == NULL && f->encoder_attn_bias == NULL && f->cross_attn_bias == NULL);
+    CHECK(f->encoder_seq_lens[0] == 20 && f->encoder_seq_lens_tensor[0] == 20);
+    f = folio_vllm06_metadata_get(folio_vllm06_prefill_metadata(r.m));
+    CHECK(f->cross_attn_bias != NULL && f->encoder_seq_lens[0] == 11);
+    v06_close(&r);
+}
+
+/* Cross attention in a step without any encoder: every row sees no key and is zeros. */
+void v06_same_no_encoder(const char *ancestor, const char *compute)
+{
+    static const v06_seq prompts[] = {{0, true, 6, 6, 0}, {1, true, 9, 9, 0}};
+    v06 r;
+    v06_init(&r, ancestor, compute);
+    if (!v06_open(&r)) return;
+    v06_fields(&r, prompts, 2);
+    r.f.encoder_seq_lens = r.f.encoder_seq_lens_tensor = r.encoder_lens;
+    r.f.cross_slot_mapping = r.cross_slots;
+    r.f.cross_block_tables = r.cross_tables;
+    r.f.cross_block_tables_stride = r.blocks_per_seq;
+    remake(&r);
+    CHECK(folio_vllm06_is_all_cross_attn_metadata_set(r.m));
+    r.no_key = true;
+    folio_vllm06_forward_args a = v06_args(&r, FOLIO_ENCODER_DECODER);
+    CHECK_OK(r.b->forward(r.impl, &a));
+    for (int64_t k = 0; k < r.out_rows * v06_width(&r); k++) CHECK(v06_out(&r, 0, k) == 0.0);
+    v06_check_images(&r);
     v06_close(&r);
 }
 

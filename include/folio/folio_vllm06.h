@@ -2,8 +2,8 @@
  * folio_vllm06.h: the attention interface of vLLM 0.6, in C.
  *
  * For engines that grew around vLLM 0.6's three attention backends, their metadata and their cache
- * layouts. Every name is the original one behind `folio_vllm06_`. Nothing is computed here: all of it
- * goes through folio.h, whose rules for structs, errors, threads and lifetimes hold here too.
+ * layouts. Every name is the original one behind `folio_vllm06_`. Nothing is computed here: all
+ * goes through folio.h, whose rules for structs, errors and lifetimes hold here too.
  *
  *     backend   xformers, torch-sdpa or ipex: a table of functions, found by name
  *     state     a compute backend with its threads; the plan that all layers of a step share
@@ -11,7 +11,11 @@
  *     impl      one attention layer; forward writes the cache and attends
  *
  * Rows. Query, key, value and output are flat, [num_tokens][heads * head_size]: the tokens of all
- * prefills, then one token for each decode (padding behind them has seq_len 0). Since 0.1.
+ * prefills, then one token for each decode (padding behind them has seq_len 0). output must not
+ * overlap query, key, value or the cache.
+ *
+ * Threads. A state and everything made from it are used by one thread at a time; destroy the state
+ * last. Since 0.1.
  */
 #ifndef FOLIO_FOLIO_VLLM06_H
 #define FOLIO_FOLIO_VLLM06_H
@@ -23,10 +27,10 @@ extern "C" {
 #endif
 
 /* ---------------------------------------------------------------------------------------------- */
-/* Metadata                                                                                        */
+/* Metadata */
 /* ---------------------------------------------------------------------------------------------- */
 
-/** An additive bias of one prompt: f32 [num_heads][query_len][key_len]; num_heads 1: for all heads. */
+/** An additive bias of one prompt: f32 [num_heads][query_len][key_len]; num_heads 1: for all. */
 typedef struct folio_vllm06_bias {
     const float *data;
     int64_t num_heads, query_len, key_len;
@@ -34,10 +38,10 @@ typedef struct folio_vllm06_bias {
 
 /**
  * A step's fields, as the ancestors name them. Sequences: num_prefills prompts (or chunks of them),
- * then the decodes, one token each. NULL is the ancestors' None. num_prefill_tokens and the maxima are
- * worked out where they are 0. num_encoder_tokens is what key has in cross attention: the encoder
- * tokens of all prompts, or 0 where their encoders are cached. Fields that contradict each other are
- * refused.
+ * then the decodes, one token each. NULL is the ancestors' None. num_prefill_tokens and the maxima
+ * are worked out where they are 0. num_encoder_tokens is what key has in cross attention: the
+ * encoder tokens of all prompts, or 0 where their encoders are cached. Fields that contradict each other
+ * are refused.
  */
 typedef struct folio_vllm06_metadata_fields {
     size_t struct_size;
@@ -50,10 +54,10 @@ typedef struct folio_vllm06_metadata_fields {
     int64_t max_query_len;
     int64_t max_prefill_seq_len;
     int64_t max_decode_seq_len;
-    const int32_t *query_start_loc;     /* [num_seqs + 1]; NULL: whole prompts, then single tokens */
+    const int32_t *query_start_loc;     /* [num_seqs + 1]; NULL: whole prompts, single tokens */
     const int32_t *seq_start_loc;       /* [num_seqs + 1] running sum of seq_lens                 */
     const int32_t *context_lens_tensor; /* [num_seqs]; NULL: seq_len - query_len                  */
-    const int32_t *block_tables;        /* [num_seqs][block_tables_stride]; NULL or stride 0: none */
+    const int32_t *block_tables;        /* [num_seqs][block_tables_stride]; NULL: none */
     int64_t block_tables_stride;
     int32_t use_cuda_graph; /* decodes padded to a fixed batch                                    */
     int32_t is_prompt;      /* torch-sdpa, ipex: all sequences are prompts                        */
@@ -65,7 +69,8 @@ typedef struct folio_vllm06_metadata_fields {
     const int64_t *cross_slot_mapping; /* [num_encoder_tokens] */
     const int32_t *cross_block_tables; /* [num_seqs][cross_block_tables_stride] */
     int64_t cross_block_tables_stride;
-    /* Set by set_attn_bias, [num_prefills] each; NULL: forward makes what the layer needs. */
+    /* [num_prefills] each, copied; set_attn_bias changes them. NULL: forward applies what the */
+    /* layer needs without making a matrix, and leaves them NULL. ENCODER_ONLY shares DECODER's. */
     const folio_vllm06_bias *attn_bias;
     const folio_vllm06_bias *encoder_attn_bias;
     const folio_vllm06_bias *cross_attn_bias;
@@ -80,15 +85,16 @@ FOLIO_API const folio_vllm06_metadata_fields *folio_vllm06_metadata_get(
     const folio_vllm06_metadata *metadata);
 
 /**
- * The view of the prompts, or of the decodes: NULL where there are none. Made once, owned by the
- * metadata. torch-sdpa and ipex, whose ancestors never mixed, give the whole where it is one kind.
+ * The view of the prompts, or of the decodes: NULL where there are none (or no memory for it). Made
+ * once, owned by the metadata; a view's own view is itself. torch-sdpa and ipex, whose ancestors
+ * never mixed, give the whole where it is one kind.
  */
 FOLIO_API const folio_vllm06_metadata *folio_vllm06_prefill_metadata(
-    folio_vllm06_metadata *metadata);
+    const folio_vllm06_metadata *metadata);
 FOLIO_API const folio_vllm06_metadata *folio_vllm06_decode_metadata(
-    folio_vllm06_metadata *metadata);
+    const folio_vllm06_metadata *metadata);
 
-/** encoder_seq_lens and encoder_seq_lens_tensor are there (and so max_encoder_seq_len, see above). */
+/** encoder_seq_lens and encoder_seq_lens_tensor are there (max_encoder_seq_len follows). */
 FOLIO_API int folio_vllm06_is_all_encoder_attn_metadata_set(const folio_vllm06_metadata *metadata);
 /** Those, and cross_slot_mapping and cross_block_tables. */
 FOLIO_API int folio_vllm06_is_all_cross_attn_metadata_set(const folio_vllm06_metadata *metadata);
@@ -124,7 +130,7 @@ FOLIO_API folio_status folio_vllm06_set_attn_bias(folio_vllm06_metadata *metadat
                                                   const folio_vllm06_bias *attn_bias);
 
 /* ---------------------------------------------------------------------------------------------- */
-/* KV cache: (2, num_blocks, block_size * num_kv_heads * head_size), K first, in place             */
+/* KV cache: (2, num_blocks, block_size * num_kv_heads * head_size), K first, in place */
 /* ---------------------------------------------------------------------------------------------- */
 
 typedef struct folio_vllm06_kv_cache {
@@ -134,7 +140,8 @@ typedef struct folio_vllm06_kv_cache {
     int64_t block_elements; /* block_size * num_kv_heads * head_size */
 } folio_vllm06_kv_cache;
 
-/** key_cache [num_blocks][kv_heads][head_size / x][block_size][x], value_cache [..][head_size][block_size]. */
+/** key_cache [num_blocks][kv_heads][head_size / x][block_size][x], value_cache
+ * [num_blocks][kv_heads][head_size][block_size]. */
 typedef struct folio_vllm06_cache_view {
     void *data;
     int32_t num_dims;
@@ -142,14 +149,15 @@ typedef struct folio_vllm06_cache_view {
 } folio_vllm06_cache_view;
 
 /* ---------------------------------------------------------------------------------------------- */
-/* State and impl                                                                                  */
+/* State and impl */
 /* ---------------------------------------------------------------------------------------------- */
 
 typedef struct folio_vllm06_state folio_vllm06_state;
 
 /** compute: "auto", "cpu", "cuda" or "reference". desc: threads and allocator, or NULL; its backend
  * field is ignored. */
-FOLIO_API folio_status folio_vllm06_state_create(const char *compute, const folio_context_desc *desc,
+FOLIO_API folio_status folio_vllm06_state_create(const char *compute,
+                                                 const folio_context_desc *desc,
                                                  folio_vllm06_state **out);
 FOLIO_API void folio_vllm06_state_destroy(folio_vllm06_state *state);
 /** The context under it. */
@@ -174,7 +182,7 @@ typedef struct folio_vllm06_impl_desc {
 FOLIO_API void folio_vllm06_impl_destroy(folio_vllm06_impl *impl);
 
 /* ---------------------------------------------------------------------------------------------- */
-/* The three backends                                                                              */
+/* The three backends */
 /* ---------------------------------------------------------------------------------------------- */
 
 typedef struct folio_vllm06_forward_args {
@@ -182,7 +190,7 @@ typedef struct folio_vllm06_forward_args {
     folio_tensor query;
     folio_tensor key, value; /* data NULL in cross attention of decodes */
     const folio_vllm06_kv_cache *kv_cache; /* NULL: profiling run */
-    folio_vllm06_metadata *attn_metadata;
+    const folio_vllm06_metadata *attn_metadata;
     float k_scale, v_scale; /* 0: 1 */
     folio_attention_type attn_type;
     folio_tensor output;
@@ -196,8 +204,9 @@ typedef struct folio_vllm06_backend {
     const char *(*get_metadata_cls)(void);
     const char *(*get_state_cls)(void);
     const char *(*get_builder_cls)(void);
-    const int32_t *(*get_supported_head_sizes)(int32_t *count);  /* the ancestors' own lists; Folio */
-    const int32_t *(*get_supported_block_sizes)(int32_t *count); /* takes all that folio.h does     */
+    /* The ancestors' own lists; Folio takes all sizes that folio.h does. */
+    const int32_t *(*get_supported_head_sizes)(int32_t *count);
+    const int32_t *(*get_supported_block_sizes)(int32_t *count);
     folio_status (*get_kv_cache_shape)(int64_t num_blocks, int64_t block_size, int64_t num_kv_heads,
                                        int64_t head_size, int64_t shape[3]);
     folio_status (*split_kv_cache)(const folio_vllm06_kv_cache *kv_cache, int64_t num_kv_heads,
@@ -222,11 +231,12 @@ typedef struct folio_vllm06_backend {
     folio_status (*forward)(folio_vllm06_impl *impl, const folio_vllm06_forward_args *args);
 } folio_vllm06_backend;
 
-/** "xformers", "torch-sdpa", "ipex" (or "ipex-attn", the ancestor's own); NULL for any other name. */
+/** "xformers", "torch-sdpa", "ipex", or as vLLM spelt them at times: "ipex-attn", "XFORMERS",
+ * "TORCH_SDPA", "IPEX". NULL for any other name. */
 FOLIO_API const folio_vllm06_backend *folio_vllm06_backend_find(const char *name);
 
 /* ---------------------------------------------------------------------------------------------- */
-/* Metadata builder                                                                                */
+/* Metadata builder */
 /* ---------------------------------------------------------------------------------------------- */
 
 typedef struct folio_vllm06_builder folio_vllm06_builder;
@@ -256,10 +266,10 @@ FOLIO_API folio_status folio_vllm06_builder_build(folio_vllm06_builder *builder,
                                                   folio_vllm06_metadata **out);
 
 /* ---------------------------------------------------------------------------------------------- */
-/* The plain operators, over raw pointers in the x-packed layout                                   */
+/* The plain operators, over raw pointers in the x-packed layout */
 /* ---------------------------------------------------------------------------------------------- */
 
-/** Geometry shared by the operators: key_cache [num_blocks][kv_heads][head_size / x][block_size][x]. */
+/** Geometry of the operators: key_cache [num_blocks][kv_heads][head_size / x][block_size][x]. */
 typedef struct folio_vllm06_ops_cache {
     void *key_cache, *value_cache;
     folio_dtype dtype;
@@ -294,22 +304,21 @@ typedef struct folio_vllm06_paged_attention_args {
 } folio_vllm06_paged_attention_args;
 
 /** One token per sequence over its paged K and V, in one pass. */
-FOLIO_API folio_status folio_vllm06_paged_attention_v1(folio_context *ctx,
-                                                       const folio_vllm06_paged_attention_args *args,
-                                                       const folio_vllm06_ops_cache *cache);
+FOLIO_API folio_status folio_vllm06_paged_attention_v1(
+    folio_context *ctx, const folio_vllm06_paged_attention_args *args,
+    const folio_vllm06_ops_cache *cache);
 
 #define FOLIO_VLLM06_PARTITION_SIZE 512
 
 /**
- * The same by partitions of FOLIO_VLLM06_PARTITION_SIZE keys and a merge. With P = max_seq_len /
- * partition size, rounded up: exp_sums and max_logits f32 [num_seqs][num_heads][P], tmp_out
- * [num_seqs][num_heads][P][head_size] in dtype. Each partition's weight is exp_sums * exp(max_logits).
+ * The same by partitions of FOLIO_VLLM06_PARTITION_SIZE keys, which block_size must divide, and a
+ * merge. With P = max_seq_len / partition size, rounded up: exp_sums and max_logits f32
+ * [num_seqs][num_heads][P], tmp_out [num_seqs][num_heads][P][head_size] in dtype. A partition's
+ * weight is exp_sums * exp(max_logits).
  */
-FOLIO_API folio_status folio_vllm06_paged_attention_v2(folio_context *ctx,
-                                                       const folio_vllm06_paged_attention_args *args,
-                                                       const folio_vllm06_ops_cache *cache,
-                                                       float *exp_sums, float *max_logits,
-                                                       void *tmp_out);
+FOLIO_API folio_status folio_vllm06_paged_attention_v2(
+    folio_context *ctx, const folio_vllm06_paged_attention_args *args,
+    const folio_vllm06_ops_cache *cache, float *exp_sums, float *max_logits, void *tmp_out);
 
 /** Block pairs (from, to) in each of the caches, as stored. */
 FOLIO_API folio_status folio_vllm06_copy_blocks(folio_context *ctx,

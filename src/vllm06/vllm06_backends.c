@@ -231,10 +231,10 @@ static const struct {
     const char *name;
     const folio_vllm06_backend *backend;
 } backends[] = {
-    {"xformers", &xformers_backend},
-    {"torch-sdpa", &torch_sdpa_backend},
-    {"ipex", &ipex_backend},
-    {"ipex-attn", &ipex_backend},
+    {"xformers", &xformers_backend}, {"torch-sdpa", &torch_sdpa_backend},
+    {"ipex", &ipex_backend},         {"ipex-attn", &ipex_backend},
+    {"XFORMERS", &xformers_backend}, {"TORCH_SDPA", &torch_sdpa_backend},
+    {"IPEX", &ipex_backend},
 };
 enum { NUM_BACKENDS = sizeof backends / sizeof backends[0] };
 

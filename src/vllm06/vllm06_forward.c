@@ -6,12 +6,10 @@
 #include "tensor.h"
 #include "vllm06/vllm06.h"
 
-#include <math.h>
-
 /* Everything one forward works with. */
 typedef struct {
     folio_vllm06_impl *impl;
-    folio_vllm06_metadata *m;
+    const folio_vllm06_metadata *m;
     folio_vllm06_forward_args args;
     folio_kv_cache *cache; /* NULL: none */
     int32_t block_size;
@@ -295,8 +293,6 @@ static folio_status check_args(layer *l)
     REQUIRE(a->query.dtype == d->dtype && a->output.dtype == d->dtype,
             "query is %s and output %s, the layer's dtype is %s", folio_dtype_name(a->query.dtype),
             folio_dtype_name(a->output.dtype), folio_dtype_name(d->dtype));
-    for (int32_t h = 0; l->impl->slopes != NULL && h < d->num_heads; h++)
-        REQUIRE(isfinite(l->impl->slopes[h]), "alibi_slopes[%d] is not finite", h);
     if (a->key.data == NULL) return FOLIO_OK;
     TRY(folioi_tensor_resolve(&a->key, "key", d->dtype, d->num_kv_heads, d->k_head_size, keys));
     return folioi_tensor_resolve(&a->value, "value", d->dtype, d->num_kv_heads, d->k_head_size,
@@ -312,6 +308,17 @@ static folio_status store(layer *l)
     bool cross = a->attn_type == FOLIO_ENCODER_DECODER;
     const int64_t *slots = cross ? f->cross_slot_mapping : f->slot_mapping;
     REQUIRE(slots != NULL, "slot_mapping is NULL, and key and value are to be stored");
+    if (!cross) {
+        int64_t tokens = f->num_prefill_tokens + f->num_decode_tokens;
+        const int64_t *given = slots;
+        TRY(no_slots(l, tokens, &slots));
+        int64_t *kept = l->nowhere.data; /* padding keeps its -1 */
+        for (int64_t i = 0; i < tokens; i++) {
+            int64_t seq = f->num_prefills + i - f->num_prefill_tokens;
+            if (i < f->num_prefill_tokens || folioi_vllm06_seq_len(l->m, seq) > 0)
+                kept[i] = given[i];
+        }
+    }
     folio_kv_write w = {.struct_size = sizeof w,
                         .k = a->key,
                         .v = a->value,

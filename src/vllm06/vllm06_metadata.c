@@ -78,7 +78,14 @@ static folio_status check_fields(folio_vllm06_metadata *m)
                 (long long)i, f->context_lens_tensor[i], (long long)query, (long long)len);
         tokens += query;
     }
+    for (int64_t i = 0, start = 0; f->seq_start_loc != NULL && i <= m->num_seqs; i++) {
+        REQUIRE(f->seq_start_loc[i] == start,
+                "metadata: seq_start_loc[%lld] is %d, the lengths before it make %lld",
+                (long long)i, f->seq_start_loc[i], (long long)start);
+        if (i < m->num_seqs) start += folioi_vllm06_seq_len(m, i);
+    }
     if (f->num_prefill_tokens == 0) f->num_prefill_tokens = tokens;
+    if (f->num_prefills > 0 && f->num_decode_tokens == 0) f->is_prompt = 1;
     REQUIRE(tokens == f->num_prefill_tokens,
             "metadata: the prompts have %lld tokens, num_prefill_tokens is %lld", (long long)tokens,
             (long long)f->num_prefill_tokens);
@@ -222,8 +229,10 @@ static folio_vllm06_metadata *slice(folio_vllm06_metadata *m, bool prompts)
     return v;
 }
 
-const folio_vllm06_metadata *folio_vllm06_prefill_metadata(folio_vllm06_metadata *m)
+/* The views are a cache: making them changes nothing a caller can see. */
+const folio_vllm06_metadata *folio_vllm06_prefill_metadata(const folio_vllm06_metadata *metadata)
 {
+    folio_vllm06_metadata *m = (folio_vllm06_metadata *)metadata;
     if (m == NULL || m->f.num_prefills == 0) return NULL;
     if (m->owner != NULL) return m; /* a view of the prompts is its own */
     if (m->prefill == NULL)
@@ -231,8 +240,9 @@ const folio_vllm06_metadata *folio_vllm06_prefill_metadata(folio_vllm06_metadata
     return m->prefill;
 }
 
-const folio_vllm06_metadata *folio_vllm06_decode_metadata(folio_vllm06_metadata *m)
+const folio_vllm06_metadata *folio_vllm06_decode_metadata(const folio_vllm06_metadata *metadata)
 {
+    folio_vllm06_metadata *m = (folio_vllm06_metadata *)metadata;
     if (m == NULL || m->f.num_decode_tokens == 0) return NULL;
     if (m->owner != NULL) return m;
     if (m->decode == NULL)

@@ -174,6 +174,8 @@ static folio_status by_partitions(paged *p, float *exp_sums, float *max_logits, 
     REQUIRE(FOLIO_VLLM06_PARTITION_SIZE % p->c->block_size == 0,
             "block_size %d does not divide the partition size %d", p->c->block_size,
             FOLIO_VLLM06_PARTITION_SIZE);
+    REQUIRE_ALIGNED(exp_sums, "exp_sums");
+    REQUIRE_ALIGNED(max_logits, "max_logits");
     REQUIRE(p->a.num_seqs == 0 || (exp_sums != NULL && max_logits != NULL && tmp_out != NULL),
             "exp_sums, max_logits or tmp_out is NULL");
     folio_tensor last = {p->a.out, p->a.dtype, p->a.num_seqs, 0, 0}; /* the merge's, checked now */

@@ -1,6 +1,7 @@
 /* vllm06_state.c: the state: a context and the plans that layers of one kind share; and layers. */
 #include "vllm06/vllm06.h"
 
+#include <math.h>
 #include <string.h>
 
 folio_status folio_vllm06_state_create(const char *compute, const folio_context_desc *desc,
@@ -171,6 +172,9 @@ folio_status folioi_vllm06_make_impl(folio_vllm06_state *state, const folioi_vll
     REQUIRE(d.num_kv_heads >= 0, "num_kv_heads is %d", d.num_kv_heads);
     REQUIRE(a.kv_dtype != 0 || d.dtype == 0, "kv_cache_dtype \"%s\" is unknown",
             d.kv_cache_dtype != NULL ? d.kv_cache_dtype : "auto");
+    for (int32_t h = 0; d.alibi_slopes != NULL && h < d.num_heads; h++)
+        REQUIRE(isfinite(d.alibi_slopes[h]), "alibi_slopes[%d] is %g; it must be finite", h,
+                (double)d.alibi_slopes[h]);
     folio_attention *probe;
     TRY(folio_attention_create(state->ctx, &a, &probe)); /* its checks are ours */
     folio_attention_destroy(probe);
