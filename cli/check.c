@@ -41,7 +41,8 @@ static const char help[] =
     "  folio check -o json > check.json\n\n"
     "The JSON is one object: {\"version\", \"seed\", \"passed\", \"failed\", \"skipped\", \"cases\": [{\"backend\",\n"
     "\"level\", \"feature\", \"passed\", \"failed\", \"skipped\", \"reason\", \"max_error\", \"budget\"}]}, one entry\n"
-    "per feature; max_error and budget are those of its tightest case.\n\n"
+    "per feature; max_error and budget are those of its tightest case. \"full\" and \"seconds\" say how\n"
+    "it was run.\n\n"
     "exit status\n"
     "  0  all passed    1  a case failed, or nothing ran    2  the command line is wrong\n";
 
@@ -299,7 +300,9 @@ static void print_text(const report *r)
            term_start(r->failed ? TERM_RED : TERM_GREEN), (long long)r->passed,
            (long long)r->failed, (long long)r->skipped, term_end(), term_seconds() - r->started,
            (long long)r->opt.seed);
-    if (r->passed + r->failed == 0) printf("nothing ran\n");
+    if (r->passed + r->failed > 0) return;
+    printf("nothing ran%s%s%s\n", r->opt.filter ? ": no feature's name contains \"" : "",
+           r->opt.filter ? r->opt.filter : "", r->opt.filter ? "\"; see folio check --list" : "");
 }
 
 static void print_list(const report *r)
