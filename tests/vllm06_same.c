@@ -89,7 +89,7 @@ void v06_same_copy_blocks(const char *ancestor, const char *compute)
         REFUSED(r.b->copy_blocks(NULL, r.kv, 1, pairs, 1), FOLIO_ERR_ARGUMENT, "NULL");
         folio_vllm06_kv_cache uneven[2] = {r.kv[0], r.kv[1]};
         uneven[1].num_blocks--;
-        REFUSED(r.b->copy_blocks(r.state, uneven, 2, pairs, 1), FOLIO_ERR_ARGUMENT, "kv_caches[1]");
+        REFUSED(r.b->copy_blocks(r.state, uneven, 2, pairs, 1), FOLIO_ERR_ARGUMENT, "caches[1]");
         uneven[1] = r.kv[1];
         uneven[1].data = NULL; /* the first cache stays as it is, too */
         const int64_t fresh[][2] = {{a, 12}};

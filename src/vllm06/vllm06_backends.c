@@ -104,53 +104,57 @@ static folio_status split_kv_cache(const folioi_vllm06_traits *traits,
     return FOLIO_OK;
 }
 
-/* Blocks move whole, so their interior does not matter: rows of 8 numbers in one token. */
-static folio_status as_rows(folio_vllm06_state *state, const folio_vllm06_kv_cache *c,
-                            folio_kv_cache **out)
+/* Blocks move whole, so their interior does not matter: one token of heads of 8 numbers. */
+static folio_status as_ops_cache(const folio_vllm06_kv_cache *c, folio_vllm06_ops_cache *out)
 {
-    *out = NULL;
-    REQUIRE(state != NULL, "state is NULL");
+    int64_t shape[3], heads = c != NULL ? c->block_elements / 8 : 0;
     REQUIRE(c != NULL, "kv_cache is NULL");
-    REQUIRE(c->block_elements >= 8 && c->block_elements % 8 == 0,
-            "kv_cache: block_elements is %lld, not a positive multiple of 8",
+    REQUIRE(c->block_elements >= 8 && c->block_elements % 8 == 0 && heads <= INT32_MAX,
+            "kv_cache: block_elements is %lld, not a positive multiple of 8 below 2^34",
             (long long)c->block_elements);
-    static const folioi_vllm06_traits rows = {"rows", FOLIO_LAYOUT_NHD, true};
-    return folioi_vllm06_wrap(state->ctx, &rows, c, c->block_elements / 8, 8, out);
+    TRY(get_kv_cache_shape(c->num_blocks, 1, heads, 8, shape));
+    REQUIRE(c->data != NULL, "kv_cache: data is NULL");
+    int64_t k_bytes = shape[1] * shape[2] * (int64_t)folio_dtype_size(c->dtype);
+    *out = (folio_vllm06_ops_cache){.key_cache = c->data,
+                                    .value_cache = (char *)c->data + k_bytes,
+                                    .dtype = c->dtype,
+                                    .x = 1,
+                                    .num_kv_heads = (int32_t)heads,
+                                    .head_size = 8,
+                                    .block_size = 1,
+                                    .num_blocks = c->num_blocks};
+    return FOLIO_OK;
 }
 
 static folio_status swap_blocks(folio_vllm06_state *state, const folio_vllm06_kv_cache *src,
                                 const folio_vllm06_kv_cache *dst, const int64_t (*src_to_dst)[2],
                                 int64_t num_pairs)
 {
-    folio_kv_cache *from, *to = NULL;
-    TRY(as_rows(state, src, &from));
-    folio_status status = as_rows(state, dst, &to);
-    if (status == FOLIO_OK)
-        status = folio_kv_cache_swap_blocks(from, to, src_to_dst, num_pairs, NULL);
-    folio_kv_cache_destroy(from);
-    folio_kv_cache_destroy(to);
-    return status;
+    folio_vllm06_ops_cache from, to;
+    REQUIRE(state != NULL, "state is NULL");
+    TRY(as_ops_cache(src, &from));
+    TRY(as_ops_cache(dst, &to));
+    return folio_vllm06_swap_blocks(state->ctx, &from, &to, src_to_dst, num_pairs);
 }
 
 static folio_status copy_blocks(folio_vllm06_state *state, const folio_vllm06_kv_cache *kv_caches,
                                 int64_t num_caches, const int64_t (*src_to_dists)[2],
                                 int64_t num_pairs)
 {
-    REQUIRE(num_caches >= 0 && (num_caches == 0 || kv_caches != NULL), "kv_caches is NULL");
-    for (int64_t i = 1; i < num_caches; i++)
-        REQUIRE(kv_caches[i].num_blocks == kv_caches[0].num_blocks,
-                "kv_caches[%lld] has %lld blocks, kv_caches[0] %lld", (long long)i,
-                (long long)kv_caches[i].num_blocks, (long long)kv_caches[0].num_blocks);
-    /* Once without pairs: a bad cache is refused before a block of another is written. */
-    for (int64_t n = 0; n < 2 * num_caches; n++) {
-        folio_kv_cache *kv;
-        TRY(as_rows(state, &kv_caches[n % num_caches], &kv));
-        folio_status status =
-            folio_kv_cache_copy_blocks(kv, src_to_dists, n < num_caches ? 0 : num_pairs, NULL);
-        folio_kv_cache_destroy(kv);
-        TRY(status);
-    }
-    return FOLIO_OK;
+    REQUIRE(state != NULL, "state is NULL");
+    REQUIRE(num_caches >= 0 && num_caches <= INT32_MAX && (num_caches == 0 || kv_caches != NULL),
+            "kv_caches is NULL or num_caches no count");
+    void *memory;
+    int64_t bytes = num_caches * (int64_t)sizeof(folio_vllm06_ops_cache);
+    TRY(folioi_alloc(&state->ctx->allocator, bytes, "a list of caches", &memory));
+    folio_vllm06_ops_cache *caches = memory;
+    folio_status status = FOLIO_OK;
+    for (int64_t i = 0; i < num_caches && status == FOLIO_OK; i++)
+        status = as_ops_cache(&kv_caches[i], &caches[i]);
+    if (status == FOLIO_OK)
+        status = folio_vllm06_copy_blocks(state->ctx, caches, num_caches, src_to_dists, num_pairs);
+    folioi_free(&state->ctx->allocator, caches, bytes);
+    return status;
 }
 
 static folio_status make_alibi_bias(const float *alibi_slopes, int64_t num_heads, int64_t seq_len,
