@@ -150,7 +150,8 @@ typedef enum folio_phase {
 
 typedef struct folio_context folio_context;
 
-/** Calls may come from several threads at once. alloc returns memory aligned to `align` (a power of two), or NULL. free gets the same size again. */
+/** alloc returns memory aligned to `align` (a power of two), or NULL; free gets the same size again.
+ * Calls may come from several threads at once. */
 typedef struct folio_allocator {
     void *(*alloc)(void *user, size_t size, size_t align);
     void (*free)(void *user, void *ptr, size_t size);
