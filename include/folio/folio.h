@@ -11,31 +11,34 @@
  *     folio_batch     one step's sequences: who asks, how long, which blocks
  *     folio_plan      a batch made runnable; made once, updated every step, used by every layer
  *
- * Words. A block holds `block_size` consecutive tokens of one layer. A slot is `block * block_size +
- * offset`, where one token's K and V live; slot -1 stores nothing. A sequence brings `query_len` new
- * tokens this step, has `context_len` tokens cached already, and `seq_len` is their sum; seq_len 0
- * marks padding, which has rows but sees no key of any kind and stores nothing. A group is the query
- * heads that share one kv head.
+ * Words. A block holds `block_size` consecutive tokens of one layer. A slot is `block * block_size
+ * + offset`, where one token's K and V live; slot -1 stores nothing. A sequence brings `query_len`
+ * new tokens this step, has `context_len` tokens cached already, and `seq_len` is their sum;
+ * seq_len 0 marks padding, which has rows but sees no key of any kind and stores nothing. A group
+ * is the query heads that share one kv head.
  *
- * Errors. Every fallible call returns a folio_status and hands results out through pointers. When it
- * is not FOLIO_OK, folio_last_error() says in one sentence which index, which value, which limit. The
- * library never prints, exits or aborts, and a call refused for its arguments has written nothing
- * (folio_batch_set_* leave the batch empty).
+ * Errors. Every fallible call returns a folio_status and hands results out through pointers. When
+ * it is not FOLIO_OK, folio_last_error() says in one sentence which index, which value, which
+ * limit. The library never prints, exits or aborts, and a call refused for its arguments has
+ * written nothing (folio_batch_set_* leave the batch empty).
  *
- * Structs. A struct that begins with `struct_size` is set to zero, then struct_size = sizeof it. Zero
- * means "default" in every field. Such structs only grow: a shorter one, from a client compiled
- * against an older header, is taken with defaults; struct_size 0 or above 4096, or a longer struct
- * whose unknown tail is not all zero, is refused. Structs without struct_size are frozen.
+ * Structs. A struct that begins with `struct_size` is set to zero, then struct_size = sizeof it.
+ * Zero means "default" in every field. Such structs only grow: a shorter one, from a client
+ * compiled against an older header, is taken with defaults; struct_size 0 or above 4096, or a
+ * longer struct whose unknown tail is not all zero, is refused. Structs without struct_size are
+ * frozen.
  *
  * Threads. folio_last_error is per thread. Descriptions (folio_backend_*, folio_kv_cache_shape) and
- * any use of a context or an attention may run on several threads at once; a caller's allocator must
- * allow for that. A batch is used by one thread at a time (folio_batch_view changes it too), except
- * that any number may run plans updated with it, summarize it or ask if it is complete. A plan is updated by one thread, then run by
- * any number at once, each with a workspace of its own. A KV cache may be read by any number of
- * threads; calls that write the same slots must not overlap, nor overlap with calls that read them.
+ * any use of a context or an attention may run on several threads at once; a caller's allocator
+ * must allow for that. A batch is used by one thread at a time (folio_batch_view changes it too),
+ * except that any number may run plans updated with it, summarize it or ask if it is complete. A
+ * plan is updated by one thread, then run by any number at once, each with a workspace of its own.
+ * A KV cache may be read by any number of threads; calls that write the same slots must not
+ * overlap, nor overlap with calls that read them.
  *
- * Lifetimes. Destroy what was made from a context before the context, attentions after the plans that
- * list them. Every destroy takes NULL. A plan keeps the batch of its last update alive by itself.
+ * Lifetimes. Destroy what was made from a context before the context, attentions after the plans
+ * that list them. Every destroy takes NULL. A plan keeps the batch of its last update alive by
+ * itself.
  *
  * Everything here is stable since version 0.1 unless an entry says otherwise.
  */
@@ -92,8 +95,9 @@ FOLIO_API const char *folio_status_name(folio_status status);
 FOLIO_API const char *folio_status_text(folio_status status);
 
 /**
- * One sentence about the calling thread's last call that failed: index, value, limit. Never NULL; ""
- * before any failure. A call that succeeds leaves it as it was. Valid until the thread's next failure.
+ * One sentence about the calling thread's last call that failed: index, value, limit. Never NULL;
+ * "" before any failure. A call that succeeds leaves it as it was. Valid until the thread's next
+ * failure.
  */
 FOLIO_API const char *folio_last_error(void);
 
@@ -135,8 +139,9 @@ FOLIO_API const char *folio_attention_type_name(folio_attention_type type);
 
 /** What a sequence does in a step. A label: it decides counts and views, never results. */
 typedef enum folio_phase {
-    FOLIO_PHASE_AUTO = 0, /* in a sequence: DECODE if context_len > 0 and query_len <= decode_query_len */
-                          /* of the batch, else PREFILL. In a view: both, padding included              */
+    /* In a sequence: DECODE if context_len > 0 and query_len <= the batch's decode_query_len, else
+     * PREFILL. In a view: both, padding included. */
+    FOLIO_PHASE_AUTO = 0,
     FOLIO_PREFILL = 1,
     FOLIO_DECODE = 2
 } folio_phase;
@@ -161,8 +166,9 @@ typedef struct folio_allocator {
 typedef void (*folio_task_fn)(void *task, int64_t index);
 
 /**
- * The caller's threads. parallel_for calls fn(task, i) once for each i in [0, count), in any order, at
- * once or one after another, and returns when all have returned. count never exceeds num_threads.
+ * The caller's threads. parallel_for calls fn(task, i) once for each i in [0, count), in any order,
+ * at once or one after another, and returns when all have returned. count never exceeds
+ * num_threads.
  */
 typedef struct folio_executor {
     void (*parallel_for)(void *user, int64_t count, folio_task_fn fn, void *task);
@@ -205,9 +211,9 @@ FOLIO_API folio_status folio_context_describe(const folio_context *ctx, folio_co
 typedef struct folio_attention folio_attention;
 
 /**
- * s = scale * q.k; soft cap: s = cap * tanh(s / cap); ALiBi: s -= slope[h] * |pos_q - pos_k|; + bias;
- * mask; softmax; * v. Several layers of one geometry share one folio_attention; what differs from
- * layer to layer (slopes, sinks, bias, scales) comes with the call, in folio_tensors.
+ * s = scale * q.k; soft cap: s = cap * tanh(s / cap); ALiBi: s -= slope[h] * |pos_q - pos_k|; +
+ * bias; mask; softmax; * v. Several layers of one geometry share one folio_attention; what differs
+ * from layer to layer (slopes, sinks, bias, scales) comes with the call, in folio_tensors.
  */
 typedef struct folio_attention_desc {
     size_t struct_size;
@@ -237,8 +243,8 @@ FOLIO_API void folio_attention_destroy(folio_attention *attention);
 typedef struct folio_kv_cache folio_kv_cache;
 
 /**
- * How K and V of one layer lie in memory (N tokens of a block, H kv heads, D head size). Where K and V
- * are separate, one buffer may hold both: then all of K comes first.
+ * How K and V of one layer lie in memory (N tokens of a block, H kv heads, D head size). Where K
+ * and V are separate, one buffer may hold both: then all of K comes first.
  *
  * NATIVE on host backends, packed for SIMD, needs 64-byte alignment: [block][H][K | V], with
  *   K  [N/16][D/p][16][p], p = 1 (f32), 2 (16 bit), 4 (8 bit)
@@ -350,8 +356,8 @@ FOLIO_API folio_status folio_kv_cache_view(const folio_kv_cache *cache, int32_t 
 /* ---------------------------------------------------------------------------------------------- */
 
 /**
- * [tokens][heads][head_size], numbers of one head side by side. data needs the alignment of its dtype.
- * The numbers of heads and their size come from the attention or the cache. Frozen.
+ * [tokens][heads][head_size], numbers of one head side by side. data needs the alignment of its
+ * dtype. The numbers of heads and their size come from the attention or the cache. Frozen.
  */
 typedef struct folio_tensor {
     void *data;
@@ -370,9 +376,10 @@ typedef struct folio_run {
 } folio_run;
 
 /**
- * An additive bias [sequence][head][query][key] in F32, F16 or BF16. A dim of 1 is broadcast. Indices:
- * the sequence's number in the batch, the head, the query's number among its sequence's rows of this
- * attention type, the key's among its keys. -inf hides the key from the row, whatever K and V hold.
+ * An additive bias [sequence][head][query][key] in F32, F16 or BF16. A dim of 1 is broadcast.
+ * Indices: the sequence's number in the batch, the head, the query's number among its sequence's
+ * rows of this attention type, the key's among its keys. -inf hides the key from the row, whatever
+ * K and V hold.
  */
 typedef struct folio_bias {
     const void *data; /* NULL: none */
@@ -387,9 +394,10 @@ typedef struct folio_bias {
 
 /**
  * One layer's inputs and outputs. Rows: DECODER and ENCODER_ONLY: q, k, v, out have sum query_len.
- * ENCODER: sum encoder_new_len. ENCODER_DECODER: q and out sum query_len; k and v sum encoder_new_len.
- * Sequences follow each other in the batch's order, padding included. With FOLIO_PLAN_GRAPH the rows
- * are the plan's limits instead. out must not overlap q, k, v or the cache.
+ * ENCODER: sum encoder_new_len. ENCODER_DECODER: q and out sum query_len; k and v sum
+ * encoder_new_len. Sequences follow each other in the batch's order, padding included. With
+ * FOLIO_PLAN_GRAPH the rows are the plan's limits instead. out must not overlap q, k, v or the
+ * cache.
  */
 typedef struct folio_tensors {
     size_t struct_size;
@@ -418,9 +426,10 @@ typedef struct folio_kv_write {
 } folio_kv_write;
 
 /**
- * Store rows in slots of a layer, rounding to nearest even, fp8 saturating to its largest number, NaN
- * staying NaN. INT8: scale = max|x| / 127 over the row of one head, stored = x / scale rounded. Takes
- * scratch memory for the check of the slots, and gives it back; so do copy_blocks, swap_blocks and pack.
+ * Store rows in slots of a layer, rounding to nearest even, fp8 saturating to its largest number,
+ * NaN staying NaN. INT8: scale = max|x| / 127 over the row of one head, stored = x / scale rounded.
+ * Takes scratch memory for the check of the slots, and gives it back; so do copy_blocks,
+ * swap_blocks and pack.
  */
 FOLIO_API folio_status folio_kv_cache_write(folio_kv_cache *cache, int32_t layer,
                                             const folio_kv_write *write, const folio_run *run);
@@ -439,8 +448,8 @@ FOLIO_API folio_status folio_kv_cache_gather(const folio_kv_cache *cache, int32_
                                              const folio_kv_gather *gather, const folio_run *run);
 
 /**
- * Copy whole blocks, in all layers, as stored: pairs[i] = { from, to }. No block is written twice and
- * none is both read and written.
+ * Copy whole blocks, in all layers, as stored: pairs[i] = { from, to }. No block is written twice
+ * and none is both read and written.
  */
 FOLIO_API folio_status folio_kv_cache_copy_blocks(folio_kv_cache *cache, const int64_t (*pairs)[2],
                                                   int64_t num_pairs, const folio_run *run);
@@ -543,8 +552,8 @@ typedef struct folio_batch_arrays {
 } folio_batch_arrays;
 
 /**
- * Replace the batch's sequences: block tables [num_seqs][row_stride], rows padded with anything past
- * what seq_lens need. block_tables NULL: no cache. On error the batch is left empty.
+ * Replace the batch's sequences: block tables [num_seqs][row_stride], rows padded with anything
+ * past what seq_lens need. block_tables NULL: no cache. On error the batch is left empty.
  */
 FOLIO_API folio_status folio_batch_set_block_tables(folio_batch *batch,
                                                     const folio_batch_arrays *arrays,
@@ -596,8 +605,8 @@ typedef struct folio_batch_summary {
 FOLIO_API folio_status folio_batch_summarize(const folio_batch *batch, folio_batch_summary *out);
 
 /**
- * One attention type's rows and keys in one phase. Sequences keep the batch's order. All pointers are
- * the batch's and hold until it changes or the same view is asked for again.
+ * One attention type's rows and keys in one phase. Sequences keep the batch's order. All pointers
+ * are the batch's and hold until it changes or the same view is asked for again.
  */
 typedef struct folio_batch_view_data {
     size_t struct_size;
@@ -623,9 +632,10 @@ FOLIO_API folio_status folio_batch_view(folio_batch *batch, folio_attention_type
                                         folio_phase phase, folio_batch_view_data *out);
 
 /**
- * Does the batch hold all that attention of this type with a cache needs? 1, or 0 and *missing (if not
- * NULL) names the first missing field. DECODER: block_table wherever there is a context. ENCODER:
- * encoder_len in some sequence. ENCODER_DECODER: that, and cross_block_table wherever encoder_len > 0.
+ * Does the batch hold all that attention of this type with a cache needs? 1, or 0 and *missing (if
+ * not NULL) names the first missing field. DECODER: block_table wherever there is a context.
+ * ENCODER: encoder_len in some sequence. ENCODER_DECODER: that, and cross_block_table wherever
+ * encoder_len > 0.
  */
 FOLIO_API int folio_batch_is_complete(const folio_batch *batch, folio_attention_type type,
                                       const char **missing);
@@ -668,9 +678,10 @@ FOLIO_API folio_status folio_plan_create(folio_context *ctx, const folio_plan_de
 FOLIO_API void folio_plan_destroy(folio_plan *plan);
 
 /**
- * Make the plan fit this step's batch. Checks every block index, slot and length; allocates nothing.
- * The batch must not change until the next update: a forward after a change is refused. On error the
- * plan still serves the batch of its last successful update, if that is another one or unchanged.
+ * Make the plan fit this step's batch. Checks every block index, slot and length; allocates
+ * nothing. The batch must not change until the next update: a forward after a change is refused. On
+ * error the plan still serves the batch of its last successful update, if that is another one or
+ * unchanged.
  */
 FOLIO_API folio_status folio_plan_update(folio_plan *plan, folio_batch *batch);
 
@@ -693,16 +704,17 @@ FOLIO_API folio_status folio_plan_describe(const folio_plan *plan, int32_t atten
 /**
  * Run one attention layer over the batch the plan was last updated with.
  *
- * With a cache, DECODER and ENCODER_DECODER first write k and v (if given) to the batch's slots, then
- * read every key from the cache, as stored. Without one (cache NULL: profiling run) k and v are read
- * directly and no sequence may have a context. The encoder types never touch the cache. Writes out, and
- * lse when it is not NULL. A row that sees no key: out is zeros, lse the sink, or -inf.
+ * With a cache, DECODER and ENCODER_DECODER first write k and v (if given) to the batch's slots,
+ * then read every key from the cache, as stored. Without one (cache NULL: profiling run) k and v
+ * are read directly and no sequence may have a context. The encoder types never touch the cache.
+ * Writes out, and lse when it is not NULL. A row that sees no key: out is zeros, lse the sink, or
+ * -inf.
  *
- * A plan holds no layer data: the same plan serves every layer of a step, and several threads may run
- * it at once with different workspaces. Allocates nothing.
+ * A plan holds no layer data: the same plan serves every layer of a step, and several threads may
+ * run it at once with different workspaces. Allocates nothing.
  *
- * @return FOLIO_OK; ERR_ARGUMENT, ERR_UNSUPPORTED (nothing was written); ERR_DEVICE (CUDA only; out is
- * undefined).
+ * @return FOLIO_OK; ERR_ARGUMENT, ERR_UNSUPPORTED (nothing was written); ERR_DEVICE (CUDA only; out
+ * is undefined).
  */
 FOLIO_API folio_status folio_attention_forward(const folio_plan *plan, int32_t attention,
                                                folio_attention_type type, folio_kv_cache *cache,
@@ -734,16 +746,17 @@ typedef struct folio_merge {
 } folio_merge;
 
 /**
- * Attention over all keys from attention over parts of them, folded from the first part to the last. A
- * part with lse -inf adds nothing, whatever its out holds; all -inf: zeros. Give sinks to one part only.
+ * Attention over all keys from attention over parts of them, folded from the first part to the
+ * last. A part with lse -inf adds nothing, whatever its out holds; all -inf: zeros. Give sinks to
+ * one part only.
  */
 FOLIO_API folio_status folio_merge_states(folio_context *ctx, const folio_merge *merge,
                                           const folio_run *run);
 
 /**
  * Write the additive matrix [num_heads][query_len][key_len] that ALiBi, window and causality of one
- * sequence amount to: 0 or -slope * distance where the key is seen, -inf where not. For people and for
- * tests; the kernels never make it. slopes may be NULL. capacity: floats in out.
+ * sequence amount to: 0 or -slope * distance where the key is seen, -inf where not. For people and
+ * for tests; the kernels never make it. slopes may be NULL. capacity: floats in out.
  */
 FOLIO_API folio_status folio_bias_write(const folio_attention *attention, const folio_batch *batch,
                                         folio_attention_type type, int64_t seq, const float *slopes,
@@ -786,9 +799,10 @@ FOLIO_API const char *folio_backend_name(int32_t index);
 FOLIO_API folio_status folio_backend_describe(const char *name, folio_backend_info *info);
 
 /**
- * Can a backend run this attention as these types (a set of FOLIO_TYPE_BIT) over such a cache (NULL:
- * without one)? FOLIO_OK; or FOLIO_ERR_UNSUPPORTED, with every reason, a line each, in reasons (always
- * terminated, cut at size; may be NULL with size 0). With "auto" (or NULL) each candidate says its own.
+ * Can a backend run this attention as these types (a set of FOLIO_TYPE_BIT) over such a cache
+ * (NULL: without one)? FOLIO_OK; or FOLIO_ERR_UNSUPPORTED, with every reason, a line each, in
+ * reasons (always terminated, cut at size; may be NULL with size 0). With "auto" (or NULL) each
+ * candidate says its own.
  */
 FOLIO_API folio_status folio_backend_supports(const char *backend,
                                               const folio_attention_desc *attention, uint32_t types,
