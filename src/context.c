@@ -80,7 +80,7 @@ folio_status folio_context_create(const folio_context_desc *desc, folio_context 
     folio_context *ctx = memory;
     *ctx = chosen;
     if (d.executor.parallel_for == NULL && ctx->num_threads > 1) {
-        folio_status status = folioi_pool_create(&ctx->allocator, ctx->num_threads, &ctx->pool);
+        folio_status status = folioi_threads_create(&ctx->allocator, ctx->num_threads, &ctx->threads);
         if (status != FOLIO_OK) {
             folio_context_destroy(ctx);
             return status;
@@ -93,7 +93,7 @@ folio_status folio_context_create(const folio_context_desc *desc, folio_context 
 void folio_context_destroy(folio_context *ctx)
 {
     if (ctx == NULL) return;
-    folioi_pool_destroy(ctx->pool);
+    folioi_threads_destroy(ctx->threads);
     folio_allocator a = ctx->allocator;
     folioi_free(&a, ctx, sizeof *ctx);
 }

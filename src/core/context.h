@@ -9,7 +9,7 @@ struct folio_context {
     const void *kernels; /* the backend's function table at the chosen level */
     folio_allocator allocator;
     folio_executor executor;
-    folioi_pool *pool; /* NULL: the executor's parallel_for, or one thread */
+    folioi_threads *threads; /* NULL: the executor's parallel_for, or one thread */
     int32_t num_threads;
     const char *level, *device;
 };
@@ -17,7 +17,7 @@ struct folio_context {
 static inline void context_parallel(const folio_context *ctx, int64_t count, folio_task_fn fn,
                                     void *task)
 {
-    folioi_parallel(&ctx->executor, ctx->pool, count, fn, task);
+    folioi_parallel(&ctx->executor, ctx->threads, count, fn, task);
 }
 
 #endif
