@@ -1,6 +1,6 @@
 #!/bin/sh
-# What the build needs: a C compiler that works and CMake 3.22. Says nothing where both are there.
-# Where one is missing it is installed through apt-get, if that is allowed without asking; otherwise
+# What the build needs: a C compiler that works, xxHash's header and CMake 3.22. Says nothing where all
+# are there. Where one is missing it is installed through apt-get, if that is allowed without asking; otherwise
 # this says what to install, and fails.
 set -eu
 
@@ -10,9 +10,9 @@ compiles() { # <compiler, perhaps with options>
     $1 "$dir/a.c" -o "$dir/a" -lm -lpthread 2> /dev/null
 }
 
-compiler_works() {
+compiler_works() { # <header>
     dir=$(mktemp -d)
-    printf '#include <stdio.h>\n#include <math.h>\nint main(void) { return puts("") < 0; }\n' > "$dir/a.c"
+    printf '#include <stdio.h>\n#include <%s>\nint main(void) { return puts("") < 0; }\n' "$1" > "$dir/a.c"
     works=1
     if [ -n "${CC:-}" ]; then
         compiles "$CC" && works=0
@@ -34,14 +34,17 @@ cmake_works() {
 
 missing() {
     packages=
-    # A configured build directory proves the compiler.
-    [ -f build/Makefile ] || compiler_works || packages="gcc libc6-dev"
+    # A configured build directory proves compiler and header.
+    if ! { [ -f build/Makefile ] && grep -q '^XXHASH_INCLUDE_DIR:PATH=/' build/CMakeCache.txt; }; then
+        compiler_works math.h || packages="gcc libc6-dev"
+        compiler_works xxhash.h || packages="$packages libxxhash-dev"
+    fi
     cmake_works || packages="$packages cmake"
     command -v make > /dev/null || packages="$packages make"
 }
 
 give_up() {
-    echo "Folio needs a C11 compiler, make and CMake 3.$min_minor or newer; missing here:$packages." >&2
+    echo "Folio needs a C11 compiler, make, CMake 3.$min_minor or newer and xxHash's header; missing here:$packages." >&2
     echo "$1" >&2
     exit 1
 }

@@ -40,7 +40,8 @@
  * that list them. Every destroy takes NULL. A plan keeps the batch of its last update alive by
  * itself.
  *
- * Everything here is stable since version 0.1 unless an entry says otherwise.
+ * folio_pool.h has the other half of a cache: who owns its blocks. Everything here is stable since
+ * version 0.1 unless an entry says otherwise.
  */
 #ifndef FOLIO_FOLIO_H
 #define FOLIO_FOLIO_H
@@ -67,9 +68,9 @@ extern "C" {
 /* ---------------------------------------------------------------------------------------------- */
 
 #define FOLIO_VERSION_MAJOR 0
-#define FOLIO_VERSION_MINOR 1
+#define FOLIO_VERSION_MINOR 2
 #define FOLIO_VERSION_PATCH 0
-#define FOLIO_VERSION_STRING "0.1.0"
+#define FOLIO_VERSION_STRING "0.2.0"
 
 /** The version of the library at run time, as "major.minor.patch". */
 FOLIO_API const char *folio_version(void);
@@ -80,7 +81,10 @@ FOLIO_API const char *folio_version(void);
     X(ERR_ARGUMENT, 1, "an argument is invalid; nothing was written")                              \
     X(ERR_UNSUPPORTED, 2, "the request is valid but no chosen backend can do it")                  \
     X(ERR_MEMORY, 3, "the allocator returned no memory")                                           \
-    X(ERR_DEVICE, 4, "the device reported an error")
+    X(ERR_DEVICE, 4, "the device reported an error")                                               \
+    X(ERR_FULL, 5, "too few blocks are available; nothing changed")                                \
+    X(ERR_IO, 6, "a file could not be read or written")                                            \
+    X(ERR_INTERNAL, 7, "an invariant is broken: a bug, or memory was overwritten")
 
 typedef enum folio_status {
 #define FOLIO_STATUS_ENTRY_(name, value, text) FOLIO_##name = value,

@@ -1,0 +1,479 @@
+/* pool.c: the pool itself: made and destroyed, blocks by hand, queued copies, statistics, the map. */
+#include "cache/pool.h"
+
+#include "cache/kv_cache.h"
+
+#include <string.h>
+#include <sys/random.h>
+
+/* ------------------------------------------------------------------------------- create, destroy */
+
+static folio_status check_cache(const folio_pool_desc *d, const folio_context *ctx,
+                                const folio_kv_cache *cache, const char *name, int32_t i)
+{
+    if (cache == NULL) return FOLIO_OK;
+    const folio_kv_cache_desc *c = &cache->format.desc;
+    REQUIRE(c->block_size == d->block_size, "pool: %s %d has blocks of %d tokens, the pool %d",
+            name, i, c->block_size, d->block_size);
+    REQUIRE(c->num_blocks >= d->num_blocks, "pool: %s %d has %lld blocks, the pool %lld", name, i,
+            (long long)c->num_blocks, (long long)d->num_blocks);
+    REQUIRE(cache->ctx == ctx, "pool: %s %d was made by another context", name, i);
+    return FOLIO_OK;
+}
+
+static folio_status check_desc(const folio_context *ctx, folio_pool_desc *d)
+{
+    REQUIRE(d->num_blocks >= 1 && d->num_blocks <= INT32_MAX,
+            "pool: num_blocks is %lld, outside [1, 2147483647]", (long long)d->num_blocks);
+    REQUIRE(d->block_size >= 1 && d->block_size <= 4096,
+            "pool: block_size is %d, outside [1, 4096]", d->block_size);
+    if (d->num_groups == 0) d->num_groups = 1;
+    REQUIRE(d->num_groups >= 1 && d->num_groups <= FOLIO_MAX_GROUPS,
+            "pool: num_groups is %d, outside [1, %d]", d->num_groups, FOLIO_MAX_GROUPS);
+    REQUIRE(d->watermark >= 0 && d->watermark <= d->num_blocks,
+            "pool: watermark is %lld, outside [0, num_blocks = %lld]", (long long)d->watermark,
+            (long long)d->num_blocks);
+    REQUIRE((d->flags & ~FOLIO_POOL_CHECK) == 0, "pool: flags %#x are unknown",
+            d->flags & ~FOLIO_POOL_CHECK);
+    REQUIRE(d->host_blocks >= 0 && d->host_blocks < INT32_MAX,
+            "pool: host_blocks is %lld, outside [0, 2147483646]", (long long)d->host_blocks);
+    bool tiers = d->host_blocks > 0 || d->store_path != NULL;
+    for (int32_t g = 0; g < d->num_groups; g++) {
+        folio_kv_cache *cache = d->groups != NULL ? d->groups[g].cache : NULL;
+        int64_t window = d->groups != NULL ? d->groups[g].window : 0;
+        REQUIRE(window >= 0, "pool: group %d: window is %lld", g, (long long)window);
+        TRY(check_cache(d, ctx, cache, "the cache of group", g));
+        REQUIRE(!tiers || cache != NULL,
+                "pool: tiers need a cache in every group, group %d has none", g);
+    }
+    TRY(check_cache(d, ctx, d->cross_cache, "cross_cache", 0));
+    REQUIRE(d->store_path == NULL || d->store_path[0] != 0, "pool: store_path is empty");
+    REQUIRE(d->model == NULL || strlen(d->model) <= 255, "pool: model is longer than 255 bytes");
+    return FOLIO_OK;
+}
+
+static void frame_replaced(void *user, const folioi_frame_id *id)
+{
+    folio_pool *pool = user;
+    pool_lock(pool);
+    folioi_pool_emit(pool, FOLIO_EVENT_REMOVED, FOLIO_TIER_DISK, id, -1);
+    pthread_mutex_unlock(&pool->lock);
+}
+
+/* The host tier, the store and the thread that moves blocks. */
+static folio_status make_tiers(folio_pool *pool, const folio_pool_desc *d, uint64_t *hash_key)
+{
+    if (!pool->tiers) return FOLIO_OK;
+    TRY(folioi_frames_init(&pool->frames, pool->ctx, pool->cache, pool->cross + 1, d->host_blocks));
+    TRY(folioi_blocks_init(&pool->allocator, &pool->host, d->host_blocks,
+                           "the host tier's blocks"));
+    if (d->store_path != NULL) {
+        folioi_store_desc s = {.path = d->store_path,
+                               .max_bytes = d->store_bytes,
+                               .model = d->model != NULL ? d->model : "",
+                               .ids_bytes = (int32_t)max_i64(d->block_size * (int64_t)4, 8),
+                               .num_groups = pool->cross + 1,
+                               .geometry = pool->frames.geometry,
+                               .hash_key = d->hash_key};
+        TRY(folioi_store_open(&pool->allocator, &s, &pool->store));
+        *hash_key = folioi_store_hash_key(pool->store);
+        if (pool->on_event != NULL) folioi_store_on_replaced(pool->store, frame_replaced, pool);
+    }
+    return folioi_mover_start(pool);
+}
+
+static folio_status fill_pool(folio_pool *pool, const folio_pool_desc *d)
+{
+    uint64_t hash_key = d->hash_key;
+    while (hash_key == 0)
+        if (getrandom(&hash_key, sizeof hash_key, 0) != sizeof hash_key)
+            hash_key = (uint64_t)(uintptr_t)pool | 1;
+    TRY(folioi_blocks_init(&pool->allocator, &pool->device, d->num_blocks, "a pool's blocks"));
+    TRY(make_tiers(pool, d, &hash_key));
+    return folioi_index_init(&pool->allocator, &pool->index, pool->num_groups, pool->block_size,
+                             hash_key);
+}
+
+folio_status folio_pool_create(folio_context *ctx, const folio_pool_desc *desc, folio_pool **out)
+{
+    REQUIRE(out != NULL, "folio_pool_create: out is NULL");
+    *out = NULL;
+    REQUIRE(ctx != NULL, "folio_pool_create: ctx is NULL");
+    folio_pool_desc d;
+    STRUCT_IN(d, desc, "folio_pool_desc");
+    TRY(check_desc(ctx, &d));
+    void *memory;
+    TRY(folioi_alloc(&ctx->allocator, sizeof(folio_pool), "a pool", &memory));
+    folio_pool *pool = memory;
+    pool->ctx = ctx;
+    pool->allocator = ctx->allocator;
+    pthread_mutex_init(&pool->lock, NULL);
+    folioi_mover_init(&pool->mover);
+    pool->host.oldest = pool->host.newest = NONE;
+    pool->block_size = d.block_size;
+    pool->num_groups = pool->cross = d.num_groups;
+    for (int32_t g = 0; d.groups != NULL && g < d.num_groups; g++) {
+        pool->window[g] = d.groups[g].window;
+        pool->cache[g] = d.groups[g].cache;
+        pool->windowed |= d.groups[g].window > 0;
+    }
+    pool->cache[pool->cross] = d.cross_cache;
+    pool->tiers = d.host_blocks > 0 || d.store_path != NULL;
+    pool->watermark = d.watermark;
+    pool->flags = d.flags;
+    pool->on_event = d.on_event;
+    pool->event_user = d.event_user;
+    folio_status status = fill_pool(pool, &d);
+    if (status != FOLIO_OK) {
+        folio_pool_destroy(pool);
+        return status;
+    }
+    *out = pool;
+    return FOLIO_OK;
+}
+
+void folio_pool_destroy(folio_pool *pool)
+{
+    if (pool == NULL) return;
+    folioi_mover_stop(pool);
+    folio_allocator a = pool->allocator;
+    folioi_store_close(pool->store);
+    folioi_frames_free(&pool->frames);
+    folioi_blocks_free(&a, &pool->device);
+    folioi_blocks_free(&a, &pool->host);
+    folioi_index_free(&a, &pool->index);
+    for (int32_t g = 0; g < pool->num_groups; g++) folioi_array_free(&a, &pool->copies[g].pairs);
+    folioi_array_free(&a, &pool->walk);
+    pthread_mutex_destroy(&pool->lock);
+    folioi_free(&a, pool, sizeof *pool);
+}
+
+folio_status folioi_pool_unlock(folio_pool *pool, folio_status status)
+{
+    if ((pool->flags & FOLIO_POOL_CHECK) != 0 && status == FOLIO_OK)
+        status = folioi_pool_check(pool);
+    pthread_mutex_unlock(&pool->lock);
+    return status;
+}
+
+void folioi_pool_set_hash_bits(folio_pool *pool, int bits)
+{
+    pool->index.key_mask = bits >= 64 ? ~(uint64_t)0 : ((uint64_t)1 << bits) - 1;
+}
+
+/* ----------------------------------------------------------------------------- links and events */
+
+void folioi_pool_emit(folio_pool *pool, folio_cache_event_kind kind, folio_tier tier,
+                      const folioi_frame_id *id, int64_t block)
+{
+    if (pool->on_event == NULL) return;
+    folio_cache_event e = {.struct_size = sizeof e,
+                           .kind = kind,
+                           .tier = tier,
+                           .group = id->group,
+                           .block = block,
+                           .hash = {id->key.word[0], id->key.word[1]},
+                           .parent = {id->parent.word[0], id->parent.word[1]},
+                           .salt = id->salt};
+    if (id->hashed && id->ids != NULL) {
+        memcpy(&e.hash_id, id->ids, 8);
+    } else if (id->ids != NULL) {
+        e.token_ids = id->ids;
+        e.num_tokens = pool->block_size;
+    }
+    pool->on_event(pool->event_user, &e);
+}
+
+static void emit_node(folio_pool *pool, folio_cache_event_kind kind, int tier, int32_t node,
+                      int32_t group, int64_t block)
+{
+    if (pool->on_event == NULL) return;
+    folioi_frame_id id = node_id(&pool->index, node, group);
+    folioi_pool_emit(pool, kind, (folio_tier)tier, &id, block);
+}
+
+static folioi_blocks *tier_blocks(folio_pool *pool, int tier)
+{
+    return tier == TIER_DEVICE ? &pool->device : &pool->host;
+}
+
+/* A node's block on the device comes or goes: its parent's is of use to it, but behind a window. */
+static void count_needed(folio_pool *pool, int tier, int32_t node, int32_t group, int32_t change)
+{
+    int32_t parent = index_node(&pool->index, node)->parent;
+    if (tier == TIER_DEVICE && parent != NONE && pool->window[group] == 0)
+        index_node(&pool->index, parent)->needed += change;
+}
+
+void folioi_pool_link(folio_pool *pool, int tier, int32_t node, int32_t group, int32_t block)
+{
+    folioi_block *k = &tier_blocks(pool, tier)->block[block];
+    k->node = node;
+    k->group = group;
+    index_set_link(&pool->index, node, tier, group, block);
+    count_needed(pool, tier, node, group, 1);
+    emit_node(pool, FOLIO_EVENT_STORED, tier, node, group, block);
+}
+
+void folioi_pool_unlink(folio_pool *pool, int tier, int32_t block)
+{
+    folioi_blocks *blocks = tier_blocks(pool, tier);
+    folioi_block *k = &blocks->block[block];
+    int32_t node = k->node, group = k->group;
+    emit_node(pool, FOLIO_EVENT_REMOVED, tier, node, group, block);
+    index_clear_link(&pool->index, node, tier, group);
+    count_needed(pool, tier, node, group, -1);
+    blocks_forget(blocks, block);
+}
+
+/* ------------------------------------------------------------------------------- blocks by hand */
+
+int32_t folioi_pool_take(folio_pool *pool, int32_t group)
+{
+    folioi_blocks *d = &pool->device;
+    if (d->num_free == 0) {
+        int32_t oldest = d->oldest, node = d->block[oldest].node;
+        folioi_pool_unlink(pool, TIER_DEVICE, oldest);
+        folioi_index_settle(&pool->index, node);
+        d->evictions++;
+    }
+    return blocks_take(d, group);
+}
+
+/* Take a queued copy away; the last one of its queue moves to its place. */
+static void remove_copy(folio_pool *pool, folioi_copies *queue, int32_t i)
+{
+    int64_t(*pairs)[2] = queue->pairs.data;
+    int32_t from = (int32_t)pairs[i][0];
+    pool->device.block[pairs[i][1]].copy = NONE;
+    queue->num--;
+    if (i != queue->num) {
+        memcpy(pairs[i], pairs[queue->num], sizeof pairs[0]);
+        pool->device.block[pairs[i][1]].copy = i;
+    }
+    blocks_read_end(&pool->device, from);
+}
+
+void folioi_pool_release(folio_pool *pool, int32_t block)
+{
+    folioi_block *k = &pool->device.block[block];
+    if (k->copy != NONE && k->refs == 1) remove_copy(pool, &pool->copies[k->group], k->copy);
+    blocks_release(&pool->device, block);
+}
+
+folio_status folio_pool_alloc(folio_pool *pool, int64_t n, int32_t *blocks)
+{
+    REQUIRE(pool != NULL, "folio_pool_alloc: pool is NULL");
+    REQUIRE(n >= 0, "folio_pool_alloc: n is %lld", (long long)n);
+    REQUIRE(n == 0 || blocks != NULL, "folio_pool_alloc: blocks is NULL");
+    pool_lock(pool);
+    int64_t available = blocks_available(&pool->device);
+    if (n > available) {
+        pthread_mutex_unlock(&pool->lock);
+        FAIL(FOLIO_ERR_FULL, "%lld blocks are asked for, %lld of %lld are available", (long long)n,
+             (long long)available, (long long)pool->device.num);
+    }
+    for (int64_t i = 0; i < n; i++) blocks[i] = folioi_pool_take(pool, NONE);
+    pool->by_hand += n;
+    return folioi_pool_unlock(pool, FOLIO_OK);
+}
+
+/* Each block has a reference for each time it comes; else the first that has not. */
+static int64_t first_unheld(folio_pool *pool, int64_t n, const int32_t *blocks)
+{
+    int64_t bad = 0;
+    for (; bad < n; bad++) {
+        if (blocks[bad] < 0 || blocks[bad] >= pool->device.num) break;
+        if (pool->device.block[blocks[bad]].refs == 0) break;
+        pool->device.block[blocks[bad]].refs--;
+    }
+    for (int64_t i = 0; i < bad; i++) pool->device.block[blocks[i]].refs++;
+    return bad;
+}
+
+static folio_status by_hand(folio_pool *pool, int64_t n, const int32_t *blocks, bool retain)
+{
+    const char *call = retain ? "folio_pool_retain" : "folio_pool_release";
+    REQUIRE(pool != NULL, "%s: pool is NULL", call);
+    REQUIRE(n >= 0, "%s: n is %lld", call, (long long)n);
+    REQUIRE(n == 0 || blocks != NULL, "%s: blocks is NULL", call);
+    pool_lock(pool);
+    int64_t bad = 0;
+    if (retain)
+        while (bad < n && blocks[bad] >= 0 && blocks[bad] < pool->device.num &&
+               pool->device.block[blocks[bad]].refs > 0)
+            bad++;
+    else bad = first_unheld(pool, n, blocks);
+    if (bad < n) {
+        pthread_mutex_unlock(&pool->lock);
+        REQUIRE(blocks[bad] >= 0 && blocks[bad] < pool->device.num,
+                "%s: blocks[%lld] = %d is outside [0, %lld)", call, (long long)bad, blocks[bad],
+                (long long)pool->device.num);
+        FAIL(FOLIO_ERR_ARGUMENT, "%s: blocks[%lld] = %d is not held%s", call, (long long)bad,
+             blocks[bad], retain ? "" : ", or comes more often than it is");
+    }
+    for (int64_t i = 0; i < n; i++) {
+        if (retain) blocks_retain(&pool->device, blocks[i]);
+        else folioi_pool_release(pool, blocks[i]);
+    }
+    pool->by_hand += retain ? n : -n;
+    return folioi_pool_unlock(pool, FOLIO_OK);
+}
+
+folio_status folio_pool_retain(folio_pool *pool, int64_t n, const int32_t *blocks)
+{
+    return by_hand(pool, n, blocks, true);
+}
+
+folio_status folio_pool_release(folio_pool *pool, int64_t n, const int32_t *blocks)
+{
+    return by_hand(pool, n, blocks, false);
+}
+
+/* ---------------------------------------------------------------------------------------- copies */
+
+static int64_t take_copies(folio_pool *pool, int32_t group, int64_t capacity, int64_t (*pairs)[2])
+{
+    folioi_copies *queue = &pool->copies[group];
+    int64_t n = 0;
+    for (; n < capacity && queue->num > 0; n++) {
+        memcpy(pairs[n], ((int64_t(*)[2])queue->pairs.data)[queue->num - 1], sizeof pairs[n]);
+        remove_copy(pool, queue, (int32_t)(queue->num - 1));
+    }
+    return n;
+}
+
+folio_status folio_pool_take_copies(folio_pool *pool, int32_t group, int64_t capacity,
+                                    int64_t (*pairs)[2], int64_t *num_pairs)
+{
+    REQUIRE(pool != NULL, "folio_pool_take_copies: pool is NULL");
+    REQUIRE(group >= 0 && group < pool->num_groups, "take_copies: group %d is outside [0, %d)",
+            group, pool->num_groups);
+    REQUIRE(capacity >= 0 && (capacity == 0 || pairs != NULL),
+            "take_copies: pairs is NULL or capacity %lld negative", (long long)capacity);
+    REQUIRE(num_pairs != NULL, "take_copies: num_pairs is NULL");
+    pool_lock(pool);
+    *num_pairs = take_copies(pool, group, capacity, pairs);
+    return folioi_pool_unlock(pool, FOLIO_OK);
+}
+
+folio_status folio_pool_run_copies(folio_pool *pool, const folio_run *run)
+{
+    REQUIRE(pool != NULL, "folio_pool_run_copies: pool is NULL");
+    enum { CHUNK = 64 };
+    int64_t pairs[CHUNK][2];
+    for (int32_t g = 0; g < pool->num_groups; g++) {
+        for (;;) {
+            pool_lock(pool);
+            folioi_copies *queue = &pool->copies[g];
+            int64_t n = min_i64(CHUNK, queue->num);
+            folio_status status = FOLIO_OK;
+            if (n > 0 && pool->cache[g] == NULL)
+                status = folioi_fail(FOLIO_ERR_ARGUMENT,
+                                     "run_copies: group %d has no cache; take its copies", g);
+            /* under the lock: a source may be given away once its copy has left the queue */
+            if (n > 0 && status == FOLIO_OK) {
+                memcpy(pairs, (int64_t(*)[2])queue->pairs.data + (queue->num - n),
+                       (size_t)n * sizeof pairs[0]);
+                status =
+                    folio_kv_cache_copy_blocks(pool->cache[g], (const int64_t(*)[2])pairs, n, run);
+                if (status == FOLIO_OK) take_copies(pool, g, n, pairs);
+            }
+            TRY(folioi_pool_unlock(pool, status));
+            if (n == 0) break;
+        }
+    }
+    return FOLIO_OK;
+}
+
+/* ----------------------------------------------------------------------------- looking at a pool */
+
+folio_status folio_pool_get_stats(folio_pool *pool, folio_pool_stats *stats)
+{
+    REQUIRE(pool != NULL, "folio_pool_get_stats: pool is NULL");
+    folioi_store_stats store = {0};
+    if (pool->store != NULL) store = folioi_store_get_stats(pool->store);
+    pool_lock(pool);
+    const folioi_blocks *d = &pool->device, *h = &pool->host;
+    folio_pool_stats s = {
+        .num_blocks = d->num,
+        .num_free = d->num_free,
+        .num_used = d->num_used,
+        .num_shared = d->num_shared,
+        .num_cached = d->num_cached,
+        .peak_used = d->peak_used,
+        .num_sequences = pool->num_sequences,
+        .allocations = d->allocations,
+        .evictions = d->evictions,
+        .lookup_tokens = pool->lookup_tokens,
+        .hit_tokens = pool->hit_tokens,
+        .hit_rate =
+            pool->lookup_tokens > 0 ? (double)pool->hit_tokens / (double)pool->lookup_tokens : 0,
+        .num_entries = pool->index.num_nodes,
+        .host_blocks = h->num,
+        .host_used = h->num_used,
+        .host_cached = h->num_cached,
+        .host_evictions = h->evictions,
+        .blocks_out = pool->blocks_out,
+        .blocks_in = pool->blocks_in,
+        .store_frames = store.num_frames,
+        .store_used = store.used,
+        .store_evictions = store.evictions,
+        .store_writes = store.writes,
+        .store_reads = store.reads,
+        .store_warnings = store.warnings,
+        .store_errors = store.errors,
+    };
+    for (int32_t g = 0; g < pool->num_groups; g++) s.num_copies += pool->copies[g].num;
+    pthread_mutex_unlock(&pool->lock);
+    return folioi_struct_out(stats, &s, sizeof s, "stats");
+}
+
+folio_status folio_pool_map(folio_pool *pool, folio_tier tier, int64_t first, int64_t n,
+                            uint8_t *states)
+{
+    REQUIRE(pool != NULL, "folio_pool_map: pool is NULL");
+    REQUIRE(tier == FOLIO_TIER_DEVICE || tier == FOLIO_TIER_HOST,
+            "folio_pool_map: tier %d is neither device nor host", (int)tier);
+    const folioi_blocks *b = tier_blocks(pool, (int)tier);
+    REQUIRE(first >= 0 && n >= 0 && first <= b->num && n <= b->num - first,
+            "folio_pool_map: blocks [%lld, + %lld) are outside [0, %lld)", (long long)first,
+            (long long)n, (long long)b->num);
+    REQUIRE(n == 0 || states != NULL, "folio_pool_map: states is NULL");
+    pool_lock(pool);
+    for (int64_t i = 0; i < n; i++) {
+        const folioi_block *k = &b->block[first + i];
+        states[i] = k->refs > 1        ? FOLIO_BLOCK_SHARED
+                    : block_is_held(k) ? FOLIO_BLOCK_USED
+                    : k->node != NONE  ? FOLIO_BLOCK_CACHED
+                                       : FOLIO_BLOCK_FREE;
+    }
+    pthread_mutex_unlock(&pool->lock);
+    return FOLIO_OK;
+}
+
+folio_status folio_pool_check(folio_pool *pool)
+{
+    REQUIRE(pool != NULL, "folio_pool_check: pool is NULL");
+    pool_lock(pool);
+    folio_status status = folioi_pool_check(pool);
+    pthread_mutex_unlock(&pool->lock);
+    return status;
+}
+
+folio_status folio_pool_forget(folio_pool *pool)
+{
+    REQUIRE(pool != NULL, "folio_pool_forget: pool is NULL");
+    pool_lock(pool);
+    for (int tier = 0; tier < NUM_LINKED_TIERS; tier++) {
+        folioi_blocks *b = tier_blocks(pool, tier);
+        for (int32_t i = 0; i < b->num; i++) {
+            int32_t node = b->block[i].node;
+            if (node == NONE) continue;
+            folioi_pool_unlink(pool, tier, i);
+            folioi_index_settle(&pool->index, node);
+        }
+    }
+    folio_status status = pool->store != NULL ? folioi_store_forget(pool->store) : FOLIO_OK;
+    return folioi_pool_unlock(pool, status);
+}

@@ -1,0 +1,278 @@
+/*
+ * prefix.c: sequences and the prefix index: match walks the tree from the root along a prompt's blocks,
+ * commit adds a sequence's full blocks to it.
+ *
+ * In a group without window a sequence that holds a node's block holds those of all its ancestors too
+ * (commit trades a block of equal tokens for the one the index has). Blocks are given back last one
+ * first, so the list of cached blocks always has leaves before their parents.
+ */
+#include "cache/pool.h"
+
+#include <string.h>
+
+static folio_status check_tokens(const folio_pool *pool, const folio_tokens *tokens,
+                                 folio_tokens *t)
+{
+    STRUCT_IN(*t, tokens, "folio_tokens");
+    REQUIRE(t->num_tokens >= 0 && t->num_tokens <= INT32_MAX,
+            "tokens: num_tokens is %lld, outside [0, 2147483647]", (long long)t->num_tokens);
+    REQUIRE(t->ids == NULL || t->hash_ids == NULL, "tokens: both ids and hash_ids are given");
+    REQUIRE(t->ids != NULL || t->hash_ids != NULL || t->num_tokens < pool->block_size,
+            "tokens: neither ids nor hash_ids are given");
+    REQUIRE_ALIGNED(t->ids, "tokens: ids");
+    REQUIRE_ALIGNED(t->hash_ids, "tokens: hash_ids");
+    return FOLIO_OK;
+}
+
+/* ------------------------------------------------------------------------------------------ match */
+
+/* A walk along a prompt. Keys are made some blocks ahead of the search, so that what it will read is
+ * on its way from memory. */
+enum { AHEAD = 16 };
+typedef struct {
+    folio_pool *pool;
+    const folio_tokens *tokens;
+    uint64_t salt;
+    int64_t num;      /* blocks of the prompt */
+    int64_t num_keys; /* made so far */
+    folioi_key key[AHEAD];
+    folioi_key last_key;
+    int32_t node;                  /* of the last block found, pinned; NONE */
+    int64_t run[FOLIO_MAX_GROUPS]; /* blocks that a group has in any tier, up to here */
+    int64_t device_run[FOLIO_MAX_GROUPS];
+    int64_t best, device_best; /* longest match so far: all tiers, device alone */
+} walk;
+
+static void make_keys(walk *w, int64_t i)
+{
+    folioi_index *x = &w->pool->index;
+    int64_t end = min_i64(w->num, i + AHEAD);
+    for (int64_t k = w->num_keys; k < end; k++) {
+        w->last_key = folioi_index_key(x, w->last_key, w->salt,
+                                       tokens_block(w->tokens, k, w->pool->block_size));
+        w->key[k % AHEAD] = w->last_key;
+        index_prefetch_bucket(x, w->last_key);
+    }
+    for (int64_t k = w->num_keys; k < end; k++) index_prefetch_node(x, w->key[k % AHEAD]);
+    w->num_keys = end;
+}
+
+static bool on_disk(folio_pool *pool, const walk *w, int64_t i, int32_t group)
+{
+    if (pool->store == NULL) return false;
+    folioi_frame_id id = {.key = w->key[i % AHEAD],
+                          .parent = w->node == NONE ? (folioi_key){{0, 0}}
+                                                    : index_node(&pool->index, w->node)->key,
+                          .salt = w->salt,
+                          .group = group,
+                          .kind = FOLIOI_FRAME_CACHED};
+    return folioi_store_has(pool->store, &id);
+}
+
+/* Does every group have all that token i * block_size sees? */
+static bool runs_suffice(const folio_pool *pool, const int64_t *run, int64_t i)
+{
+    for (int32_t g = 0; g < pool->num_groups; g++)
+        if (i - run[g] > window_begin(pool, g, i * pool->block_size) / pool->block_size)
+            return false;
+    return true;
+}
+
+/* Which tiers have block i of each group; false: a group without window has it nowhere. */
+static bool count_runs(walk *w, int64_t i, int32_t node)
+{
+    folio_pool *pool = w->pool;
+    bool all = true;
+    for (int32_t g = 0; g < pool->num_groups; g++) {
+        bool device = node != NONE && *index_link(&pool->index, node, TIER_DEVICE, g) != NONE;
+        bool lower = !device && pool->tiers &&
+                     ((node != NONE && *index_link(&pool->index, node, TIER_HOST, g) != NONE) ||
+                      on_disk(pool, w, i, g));
+        w->device_run[g] = device ? w->device_run[g] + 1 : 0;
+        w->run[g] = device || lower ? w->run[g] + 1 : 0;
+        if (pool->window[g] == 0 && w->run[g] == 0) all = false;
+    }
+    return all;
+}
+
+static folio_status walk_prompt(walk *w)
+{
+    folio_pool *pool = w->pool;
+    folioi_index *x = &pool->index;
+    for (int64_t i = 0; i < w->num; i++) {
+        if (i == w->num_keys || i % (AHEAD / 2) == 0) make_keys(w, i);
+        folioi_block_ids ids = tokens_block(w->tokens, i, pool->block_size);
+        int32_t node = folioi_index_find(x, w->key[i % AHEAD], w->node, w->salt, ids);
+        if (node == NONE && pool->store == NULL) break;
+        if (!count_runs(w, i, node)) break;
+        if (node == NONE) { /* on disk alone: a node for what may come back */
+            TRY(folioi_index_reserve(&pool->allocator, x, 1));
+            node = folioi_index_add(x, w->key[i % AHEAD], w->node, w->salt, ids);
+        }
+        index_pin(x, node);
+        index_unpin(x, w->node);
+        w->node = node;
+        ((int32_t *)pool->walk.data)[i] = node;
+        if (runs_suffice(pool, w->run, i + 1)) w->best = i + 1;
+        if (runs_suffice(pool, w->device_run, i + 1)) w->device_best = i + 1;
+    }
+    return FOLIO_OK;
+}
+
+/* Blocks to be brought back for a match of so many blocks, and cached ones it would take. */
+static int64_t count_loads(folio_pool *pool, int64_t blocks, int64_t *woken)
+{
+    const int32_t *nodes = pool->walk.data;
+    int64_t loads = 0;
+    *woken = 0;
+    for (int32_t g = 0; g < pool->num_groups; g++)
+        for (int64_t i = window_begin(pool, g, blocks * pool->block_size) / pool->block_size;
+             i < blocks; i++) {
+            int32_t block = *index_link(&pool->index, nodes[i], TIER_DEVICE, g);
+            if (block == NONE) loads++;
+            else *woken += !block_is_held(&pool->device.block[block]);
+        }
+    return loads;
+}
+
+/* The sequence takes the first `blocks` nodes of the walk; those not on the device come later. */
+static void attach(folio_sequence *s, int64_t blocks, folio_transfer *transfer)
+{
+    folio_pool *pool = s->pool;
+    const int32_t *nodes = pool->walk.data;
+    s->tip = blocks > 0 ? nodes[blocks - 1] : NONE;
+    s->indexed = blocks;
+    index_pin(&pool->index, s->tip);
+    for (int32_t g = 0; g < pool->num_groups; g++) {
+        folioi_table *t = &s->table[g];
+        t->num = blocks;
+        t->released = window_begin(pool, g, blocks * pool->block_size) / pool->block_size;
+        for (int64_t i = 0; i < t->released; i++) table_blocks(t)[i] = FOLIO_NO_BLOCK;
+        for (int64_t i = t->released; i < blocks; i++) {
+            int32_t block = *index_link(&pool->index, nodes[i], TIER_DEVICE, g);
+            if (block != NONE) blocks_retain(&pool->device, block);
+            table_blocks(t)[i] = block;
+        }
+    }
+    /* only now: new blocks may push cached ones out */
+    for (int32_t g = 0; transfer != NULL && g < pool->num_groups; g++) {
+        int32_t *blocks_g = table_blocks(&s->table[g]);
+        for (int64_t i = s->table[g].released; i < blocks; i++)
+            if (blocks_g[i] == NONE) blocks_g[i] = folioi_swap_load(transfer, g, i, nodes[i]);
+    }
+    s->len = s->committed = s->matched = blocks * pool->block_size;
+    pool->hit_tokens += s->len;
+}
+
+static folio_status match(folio_sequence *s, const folio_tokens *tokens, folio_transfer **transfer)
+{
+    folio_pool *pool = s->pool;
+    folio_tokens t;
+    *transfer = NULL;
+    TRY(check_tokens(pool, tokens, &t));
+    TRY(folioi_sequence_resident(s, "match"));
+    REQUIRE(s->len == 0, "match: the sequence has %lld tokens already", (long long)s->len);
+    walk w = {.pool = pool, .tokens = &t, .salt = s->salt, .node = NONE};
+    w.num = t.num_tokens / pool->block_size;
+    TRY(folioi_sequence_grow(s, w.num * pool->block_size));
+    TRY(folioi_array_reserve(&pool->allocator, &pool->walk,
+                             max_i64(w.num, 1) * (int64_t)sizeof(int32_t), "a match"));
+    folio_status status = walk_prompt(&w);
+    int64_t woken, loads = count_loads(pool, w.best, &woken);
+    if (loads > 0 && loads > blocks_available(&pool->device) - woken) {
+        w.best = w.device_best;
+        loads = 0;
+    }
+    if (status == FOLIO_OK && loads > 0) status = folioi_transfer_new(pool, loads, transfer);
+    if (status == FOLIO_OK) {
+        attach(s, w.best, *transfer);
+        pool->lookup_tokens += t.num_tokens;
+    }
+    index_unpin(&pool->index, w.node);
+    if (status == FOLIO_OK && loads > 0) {
+        s->len = s->committed = 0; /* until they are there */
+        folioi_transfer_begin(*transfer, TRANSFER_MATCH, s);
+    }
+    return status;
+}
+
+folio_status folio_sequence_match(folio_sequence *s, const folio_tokens *tokens, int64_t *matched,
+                                  folio_transfer **transfer)
+{
+    REQUIRE(s != NULL, "folio_sequence_match: sequence is NULL");
+    if (transfer != NULL) *transfer = NULL;
+    folio_transfer *t;
+    pool_lock(s->pool);
+    folio_status status = match(s, tokens, &t);
+    if (status == FOLIO_OK) status = folioi_transfer_hand_out(t, transfer);
+    if (status == FOLIO_OK && matched != NULL) *matched = s->len;
+    return folioi_pool_unlock(s->pool, status);
+}
+
+/* ----------------------------------------------------------------------------------------- commit */
+
+void folioi_prefix_enter(folio_sequence *s, int32_t group, int64_t i, int32_t node)
+{
+    folio_pool *pool = s->pool;
+    folioi_table *t = &s->table[group];
+    if (i < t->released) return;
+    int32_t own = table_blocks(t)[i];
+    int32_t known = *index_link(&pool->index, node, TIER_DEVICE, group);
+    if (known == own) return;
+    /* Without a window, only after a block that is itself the index's: see the top of this file. */
+    int32_t parent = index_node(&pool->index, node)->parent;
+    if (pool->window[group] == 0 && parent != NONE &&
+        *index_link(&pool->index, parent, TIER_DEVICE, group) != table_blocks(t)[i - 1])
+        return;
+    if (known != NONE) {
+        blocks_retain(&pool->device, known);
+        folioi_pool_release(pool, own);
+        table_blocks(t)[i] = known;
+    } else if (pool->device.block[own].node == NONE) { /* else a fork gave it other ids */
+        folioi_pool_link(pool, TIER_DEVICE, node, group, own);
+    }
+}
+
+static void index_blocks(folio_sequence *s, const folio_tokens *tokens)
+{
+    folio_pool *pool = s->pool;
+    folioi_index *x = &pool->index;
+    for (int64_t i = s->indexed; i < tokens->num_tokens / pool->block_size; i++) {
+        folioi_block_ids ids = tokens_block(tokens, i, pool->block_size);
+        folioi_key parent = s->tip == NONE ? (folioi_key){{0, 0}} : index_node(x, s->tip)->key;
+        folioi_key key = folioi_index_key(x, parent, s->salt, ids);
+        int32_t node = folioi_index_find(x, key, s->tip, s->salt, ids);
+        if (node == NONE) node = folioi_index_add(x, key, s->tip, s->salt, ids);
+        for (int32_t g = 0; g < pool->num_groups; g++) folioi_prefix_enter(s, g, i, node);
+        index_pin(x, node);
+        index_unpin(x, s->tip);
+        s->tip = node;
+        s->indexed = i + 1;
+    }
+}
+
+static folio_status commit(folio_sequence *s, const folio_tokens *tokens)
+{
+    folio_pool *pool = s->pool;
+    TRY(folioi_sequence_resident(s, "commit"));
+    folio_tokens t = {.num_tokens = s->len};
+    if (tokens != NULL) {
+        TRY(check_tokens(pool, tokens, &t));
+        REQUIRE(t.num_tokens >= s->committed && t.num_tokens <= s->len,
+                "commit: num_tokens is %lld, outside [committed_len = %lld, len = %lld]",
+                (long long)t.num_tokens, (long long)s->committed, (long long)s->len);
+        TRY(folioi_index_reserve(&pool->allocator, &pool->index,
+                                 max_i64(0, t.num_tokens / pool->block_size - s->indexed)));
+    }
+    s->committed = t.num_tokens;
+    s->encoder_committed = s->encoder_len;
+    if (t.ids != NULL || t.hash_ids != NULL) index_blocks(s, &t);
+    return FOLIO_OK;
+}
+
+folio_status folio_sequence_commit(folio_sequence *s, const folio_tokens *tokens)
+{
+    REQUIRE(s != NULL, "folio_sequence_commit: sequence is NULL");
+    pool_lock(s->pool);
+    return folioi_pool_unlock(s->pool, commit(s, tokens));
+}

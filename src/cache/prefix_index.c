@@ -1,0 +1,138 @@
+/* prefix_index.c: nodes, their hash table and their keys. */
+#include "cache/prefix_index.h"
+
+#include "core/checked.h"
+
+#include <string.h>
+
+/* What comes before the ids in a key's input. */
+typedef struct {
+    folioi_key parent;
+    uint64_t salt;
+    uint64_t hashed;
+} key_head;
+
+folio_status folioi_index_init(const folio_allocator *a, folioi_index *x, int32_t num_groups,
+                               int32_t block_size, uint64_t hash_key)
+{
+    *x = (folioi_index){.num_groups = num_groups,
+                        .ids_bytes = (int32_t)max_i64(block_size * (int64_t)sizeof(int32_t), 8),
+                        .hash_key = hash_key,
+                        .key_mask = ~(uint64_t)0,
+                        .mask = -1,
+                        .unused = NONE};
+    XXH3_generateSecret_fromSeed(x->secret, hash_key);
+    TRY(folioi_array_reserve(a, &x->scratch, (int64_t)sizeof(key_head) + x->ids_bytes,
+                             "the prefix index"));
+    return folioi_index_reserve(a, x, 1);
+}
+
+void folioi_index_free(const folio_allocator *a, folioi_index *x)
+{
+    folioi_array_free(a, &x->nodes);
+    folioi_array_free(a, &x->links);
+    folioi_array_free(a, &x->ids);
+    folioi_array_free(a, &x->buckets);
+    folioi_array_free(a, &x->scratch);
+}
+
+folioi_key folioi_index_key(folioi_index *x, folioi_key parent, uint64_t salt, folioi_block_ids ids)
+{
+    char *input = x->scratch.data;
+    key_head head = {parent, salt, ids.hashed};
+    memcpy(input, &head, sizeof head);
+    memcpy(input + sizeof head, ids.data, (size_t)ids.bytes);
+    XXH128_hash_t h = XXH3_128bits_withSecretandSeed(input, sizeof head + (size_t)ids.bytes,
+                                                     x->secret, sizeof x->secret, x->hash_key);
+    return (folioi_key){{h.low64 & x->key_mask, h.high64 & x->key_mask}};
+}
+
+int32_t folioi_index_find(const folioi_index *x, folioi_key key, int32_t parent, uint64_t salt,
+                          folioi_block_ids ids)
+{
+    int32_t node = ((int32_t *)x->buckets.data)[key.word[0] & (uint64_t)x->mask];
+    while (node != NONE) {
+        const folioi_node *n = index_node(x, node);
+        if (key_equal(n->key, key) && n->parent == parent && n->salt == salt &&
+            n->hashed == ids.hashed &&
+            memcmp(index_ids(x, node).data, ids.data, (size_t)ids.bytes) == 0)
+            return node;
+        node = n->next;
+    }
+    return NONE;
+}
+
+static void rehash(folioi_index *x)
+{
+    int32_t *buckets = x->buckets.data;
+    for (int64_t i = 0; i <= x->mask; i++) buckets[i] = NONE;
+    for (int32_t i = 0; i < x->capacity; i++) {
+        folioi_node *n = index_node(x, i);
+        if (!n->used) continue;
+        int32_t *bucket = &buckets[n->key.word[0] & (uint64_t)x->mask];
+        n->next = *bucket;
+        *bucket = i;
+    }
+}
+
+folio_status folioi_index_reserve(const folio_allocator *a, folioi_index *x, int64_t n)
+{
+    if (x->num_nodes + n <= x->capacity) return FOLIO_OK;
+    int64_t capacity = max_i64(64, x->capacity);
+    while (capacity < x->num_nodes + n) capacity *= 2;
+    REQUIRE(capacity <= INT32_MAX / 2, "the prefix index would pass 2^30 entries");
+    static const char what[] = "the prefix index";
+    int64_t links = (int64_t)sizeof(int32_t) * NUM_LINKED_TIERS * x->num_groups;
+    TRY(folioi_array_reserve(a, &x->nodes, capacity * (int64_t)sizeof(folioi_node), what));
+    TRY(folioi_array_reserve(a, &x->links, capacity * links, what));
+    TRY(folioi_array_reserve(a, &x->ids, capacity * x->ids_bytes, what));
+    TRY(folioi_array_reserve(a, &x->buckets, capacity * (int64_t)sizeof(int32_t), what));
+    for (int64_t i = capacity - 1; i >= x->capacity; i--) {
+        index_node(x, (int32_t)i)->next = x->unused;
+        x->unused = (int32_t)i;
+    }
+    x->capacity = capacity;
+    x->mask = capacity - 1;
+    rehash(x);
+    return FOLIO_OK;
+}
+
+int32_t folioi_index_add(folioi_index *x, folioi_key key, int32_t parent, uint64_t salt,
+                         folioi_block_ids ids)
+{
+    int32_t node = x->unused;
+    folioi_node *n = index_node(x, node);
+    x->unused = n->next;
+    int32_t *bucket = (int32_t *)x->buckets.data + (key.word[0] & (uint64_t)x->mask);
+    *n = (folioi_node){.key = key,
+                       .salt = salt,
+                       .parent = parent,
+                       .next = *bucket,
+                       .used = true,
+                       .hashed = ids.hashed};
+    *bucket = node;
+    memcpy((char *)x->ids.data + (int64_t)node * x->ids_bytes, ids.data, (size_t)ids.bytes);
+    for (int tier = 0; tier < NUM_LINKED_TIERS; tier++)
+        for (int32_t g = 0; g < x->num_groups; g++) *index_link(x, node, tier, g) = NONE;
+    if (parent != NONE) index_node(x, parent)->num_children++;
+    x->num_nodes++;
+    return node;
+}
+
+void folioi_index_settle(folioi_index *x, int32_t node)
+{
+    while (node != NONE) {
+        folioi_node *n = index_node(x, node);
+        if (n->num_links > 0 || n->num_children > 0 || n->pins > 0) return;
+        int32_t *at = (int32_t *)x->buckets.data + (n->key.word[0] & (uint64_t)x->mask);
+        while (*at != node) at = &index_node(x, *at)->next;
+        *at = n->next;
+        int32_t parent = n->parent;
+        n->used = false;
+        n->next = x->unused;
+        x->unused = node;
+        x->num_nodes--;
+        if (parent != NONE) index_node(x, parent)->num_children--;
+        node = parent;
+    }
+}

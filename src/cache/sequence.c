@@ -1,0 +1,406 @@
+/*
+ * sequence.c: one request's tokens: slots reserved and given back, shared with forks, copied before they
+ * are written by one of several holders, released behind a window.
+ */
+#include "cache/pool.h"
+
+#include <string.h>
+
+/* ------------------------------------------------------------------------------- create, destroy */
+
+static int64_t blocks_of(const folio_sequence *s, int64_t tokens)
+{
+    return ceil_div(tokens, s->pool->block_size);
+}
+
+static void link_sequence(folio_sequence *s)
+{
+    folio_pool *pool = s->pool;
+    s->next = pool->sequences;
+    if (s->next != NULL) s->next->prev = s;
+    pool->sequences = s;
+    pool->num_sequences++;
+}
+
+static void free_sequence(folio_sequence *s)
+{
+    folio_allocator a = s->pool->allocator;
+    for (int32_t t = 0; t <= s->pool->cross; t++) folioi_array_free(&a, &s->table[t].blocks);
+    folioi_free(&a, s, sizeof *s);
+}
+
+static folio_status grow_table(folio_sequence *s, int32_t table, int64_t blocks)
+{
+    return folioi_array_reserve(&s->pool->allocator, &s->table[table].blocks,
+                                max_i64(blocks, 4) * (int64_t)sizeof(int32_t), "a block table");
+}
+
+folio_status folioi_sequence_grow(folio_sequence *s, int64_t len)
+{
+    for (int32_t g = 0; g < s->pool->num_groups; g++) TRY(grow_table(s, g, blocks_of(s, len)));
+    return FOLIO_OK;
+}
+
+static folio_status new_sequence(folio_pool *pool, uint64_t salt, int64_t max_tokens,
+                                 folio_sequence **out)
+{
+    void *memory;
+    TRY(folioi_alloc(&pool->allocator, sizeof(folio_sequence), "a sequence", &memory));
+    folio_sequence *s = memory;
+    s->pool = pool;
+    s->salt = salt;
+    s->tip = NONE;
+    folio_status status = folioi_sequence_grow(s, max_tokens);
+    if (status == FOLIO_OK) *out = s;
+    else free_sequence(s);
+    return status;
+}
+
+folio_status folio_sequence_create(folio_pool *pool, const folio_sequence_desc *desc,
+                                   folio_sequence **out)
+{
+    REQUIRE(out != NULL, "folio_sequence_create: out is NULL");
+    *out = NULL;
+    REQUIRE(pool != NULL, "folio_sequence_create: pool is NULL");
+    folio_sequence_desc d = {.struct_size = sizeof d};
+    if (desc != NULL) STRUCT_IN(d, desc, "folio_sequence_desc");
+    REQUIRE(d.max_tokens >= 0 && d.max_tokens <= INT32_MAX,
+            "sequence: max_tokens is %lld, outside [0, 2147483647]", (long long)d.max_tokens);
+    TRY(new_sequence(pool, d.salt, d.max_tokens, out));
+    pool_lock(pool);
+    link_sequence(*out);
+    return folioi_pool_unlock(pool, FOLIO_OK);
+}
+
+void folio_sequence_destroy(folio_sequence *s)
+{
+    if (s == NULL) return;
+    folio_pool *pool = s->pool;
+    pool_lock(pool);
+    while (s->transfer != NULL) folioi_mover_await(pool);
+    if (s->state == FOLIO_SEQUENCE_SWAPPED) folioi_swap_discard(s);
+    folioi_sequence_cut(s, 0);
+    folioi_sequence_drop(s, pool->cross, 0);
+    if (s->prev != NULL) s->prev->next = s->next;
+    else pool->sequences = s->next;
+    if (s->next != NULL) s->next->prev = s->prev;
+    pool->num_sequences--;
+    (void)folioi_pool_unlock(pool, FOLIO_OK);
+    free_sequence(s);
+}
+
+folio_status folio_sequence_get_info(const folio_sequence *s, folio_sequence_info *info)
+{
+    REQUIRE(s != NULL, "folio_sequence_get_info: sequence is NULL");
+    pool_lock(s->pool);
+    folio_sequence_info i = {.state = s->state,
+                             .tier = s->tier,
+                             .len = s->len,
+                             .committed_len = s->committed,
+                             .matched_len = s->matched,
+                             .encoder_len = s->encoder_len,
+                             .encoder_committed_len = s->encoder_committed,
+                             .salt = s->salt};
+    for (int32_t t = 0; t <= s->pool->cross; t++)
+        i.num_blocks += s->table[t].num - s->table[t].released;
+    pthread_mutex_unlock(&s->pool->lock);
+    return folioi_struct_out(info, &i, sizeof i, "info");
+}
+
+folio_status folioi_sequence_resident(const folio_sequence *s, const char *call)
+{
+    static const char *const what[] = {"", "a transfer takes it out", "it is swapped out",
+                                       "a transfer brings it back"};
+    REQUIRE(s->state == FOLIO_SEQUENCE_RESIDENT, "%s: the sequence is not on the device: %s", call,
+            what[s->state]);
+    return FOLIO_OK;
+}
+
+/* ------------------------------------------------------------------------------ giving blocks back */
+
+void folioi_sequence_drop(folio_sequence *s, int32_t table, int64_t first)
+{
+    folioi_table *t = &s->table[table];
+    /* last one first, so that the cached list has leaves before their parents */
+    for (int64_t i = t->num - 1; i >= max_i64(first, t->released); i--)
+        folioi_pool_release(s->pool, table_blocks(t)[i]);
+    t->num = min_i64(t->num, first);
+    t->released = min_i64(t->released, t->num);
+    if (table == s->pool->cross && first == 0) s->encoder_len = s->encoder_committed = 0;
+}
+
+void folioi_sequence_cut(folio_sequence *s, int64_t len)
+{
+    folio_pool *pool = s->pool;
+    for (int32_t g = 0; g < pool->num_groups; g++) folioi_sequence_drop(s, g, blocks_of(s, len));
+    s->len = len;
+    s->committed = min_i64(s->committed, len);
+    s->matched = min_i64(s->matched, len);
+    int64_t indexed = min_i64(s->indexed, len / pool->block_size);
+    if (indexed == s->indexed) return;
+    int32_t tip = indexed > 0 ? sequence_node(s, indexed - 1) : NONE;
+    index_pin(&pool->index, tip);
+    index_unpin(&pool->index, s->tip);
+    s->tip = tip;
+    s->indexed = indexed;
+}
+
+static folio_status truncate(folio_sequence *s, int64_t len)
+{
+    folio_pool *pool = s->pool;
+    TRY(folioi_sequence_resident(s, "truncate"));
+    REQUIRE(len >= 0 && len <= s->len, "truncate: len %lld is outside [0, %lld]", (long long)len,
+            (long long)s->len);
+    int64_t next = min_i64(len, s->committed); /* the first token to be computed */
+    for (int32_t g = 0; g < pool->num_groups && next > 0; g++) {
+        int64_t begin = window_begin(pool, g, next);
+        REQUIRE(begin >= s->table[g].released * pool->block_size,
+                "truncate: token %lld sees keys from %lld on, group %d has released those before "
+                "%lld",
+                (long long)next, (long long)begin, g,
+                (long long)(s->table[g].released * pool->block_size));
+    }
+    folioi_sequence_cut(s, len);
+    return FOLIO_OK;
+}
+
+folio_status folio_sequence_truncate(folio_sequence *s, int64_t len)
+{
+    REQUIRE(s != NULL, "folio_sequence_truncate: sequence is NULL");
+    pool_lock(s->pool);
+    return folioi_pool_unlock(s->pool, truncate(s, len));
+}
+
+/* ---------------------------------------------------------------------------------------- windows */
+
+/* Entries before it lie behind the group's window. */
+static int64_t first_visible(const folio_sequence *s, int32_t group)
+{
+    int64_t i = window_begin(s->pool, group, s->committed) / s->pool->block_size;
+    return max_i64(s->table[group].released, min_i64(i, s->table[group].num));
+}
+
+int64_t folioi_sequence_releasable(const folio_sequence *s)
+{
+    int64_t n = 0;
+    for (int32_t g = 0; g < s->pool->num_groups; g++)
+        for (int64_t i = s->table[g].released; i < first_visible(s, g); i++) {
+            const folioi_block *k = &s->pool->device.block[table_blocks(&s->table[g])[i]];
+            n += k->refs == 1 && k->reads == 0;
+        }
+    return n;
+}
+
+void folioi_sequence_release(folio_sequence *s)
+{
+    for (int32_t g = 0; g < s->pool->num_groups; g++) {
+        folioi_table *t = &s->table[g];
+        int64_t end = first_visible(s, g);
+        for (int64_t i = end - 1; i >= t->released; i--) {
+            folioi_pool_release(s->pool, table_blocks(t)[i]);
+            table_blocks(t)[i] = FOLIO_NO_BLOCK;
+        }
+        t->released = end;
+    }
+}
+
+folio_status folio_sequence_release_window(folio_sequence *s)
+{
+    REQUIRE(s != NULL, "folio_sequence_release_window: sequence is NULL");
+    pool_lock(s->pool);
+    folio_status status = folioi_sequence_resident(s, "release_window");
+    if (status == FOLIO_OK) folioi_sequence_release(s);
+    return folioi_pool_unlock(s->pool, status);
+}
+
+/* ---------------------------------------------------------------------------------------- reserve */
+
+/* The last block, if the next token goes into it and others hold or know it; NONE. */
+static int32_t block_to_copy(const folio_sequence *s, int32_t group)
+{
+    if (s->len % s->pool->block_size == 0) return NONE;
+    int32_t last = table_blocks(&s->table[group])[s->table[group].num - 1];
+    const folioi_block *k = &s->pool->device.block[last];
+    return k->refs > 1 || k->node != NONE ? last : NONE;
+}
+
+/* Give the sequence a last block of its own, and queue the copy. The queue has room. */
+static void copy_on_write(folio_sequence *s, int32_t group, int32_t from)
+{
+    folio_pool *pool = s->pool;
+    folioi_table *t = &s->table[group];
+    folioi_copies *queue = &pool->copies[group];
+    int64_t(*pairs)[2] = queue->pairs.data;
+    int32_t to = folioi_pool_take(pool, group);
+    /* a block that itself waits for its copy has what that one's source has */
+    int32_t source = from, pending = pool->device.block[from].copy;
+    if (pending != NONE) source = (int32_t)pairs[pending][0];
+    pairs[queue->num][0] = source;
+    pairs[queue->num][1] = to;
+    pool->device.block[to].copy = (int32_t)queue->num++;
+    blocks_read_begin(&pool->device, source);
+    folioi_pool_release(pool, from);
+    table_blocks(t)[t->num - 1] = to;
+}
+
+static folio_status room_for_copies(folio_pool *pool)
+{
+    for (int32_t g = 0; g < pool->num_groups; g++)
+        TRY(folioi_array_reserve(&pool->allocator, &pool->copies[g].pairs,
+                                 (pool->copies[g].num + 1) * (int64_t)sizeof(int64_t[2]),
+                                 "queued copies"));
+    return FOLIO_OK;
+}
+
+static folio_status check_room(const folio_pool *pool, int64_t need, int64_t gained, uint32_t flags)
+{
+    int64_t have = blocks_available(&pool->device) + gained;
+    int64_t keep = flags & FOLIO_RESERVE_ADMIT ? pool->watermark : 0;
+    if (need == 0 || need <= have - keep) return FOLIO_OK;
+    if (keep > 0)
+        FAIL(FOLIO_ERR_FULL,
+             "reserve: %lld blocks are needed and %lld are to stay available, %lld of %lld are",
+             (long long)need, (long long)keep, (long long)have, (long long)pool->device.num);
+    FAIL(FOLIO_ERR_FULL, "reserve: %lld blocks are needed, %lld of %lld are available",
+         (long long)need, (long long)have, (long long)pool->device.num);
+}
+
+static void write_slots(const folio_sequence *s, int32_t table, int64_t first, int64_t n,
+                        int64_t *slots)
+{
+    int32_t bs = s->pool->block_size;
+    const int32_t *blocks = table_blocks(&s->table[table]);
+    for (int64_t i = 0; i < n; i++)
+        slots[i] = (int64_t)blocks[(first + i) / bs] * bs + (first + i) % bs;
+}
+
+static folio_status reserve(folio_sequence *s, int64_t n, uint32_t flags, int64_t *slots)
+{
+    folio_pool *pool = s->pool;
+    TRY(folioi_sequence_resident(s, "reserve"));
+    REQUIRE((flags & ~FOLIO_RESERVE_ADMIT) == 0, "reserve: flags %#x are unknown", flags);
+    REQUIRE(n >= 0 && n <= INT32_MAX - s->len,
+            "reserve: n is %lld; the sequence has %lld tokens and can have 2147483647",
+            (long long)n, (long long)s->len);
+    if (n == 0) return FOLIO_OK;
+    int64_t blocks = blocks_of(s, s->len + n), need = 0;
+    for (int32_t g = 0; g < pool->num_groups; g++)
+        need += blocks - s->table[g].num + (block_to_copy(s, g) != NONE);
+    TRY(check_room(pool, need, folioi_sequence_releasable(s), flags));
+    TRY(folioi_sequence_grow(s, s->len + n));
+    TRY(room_for_copies(pool));
+    folioi_sequence_release(s);
+    for (int32_t g = 0; g < pool->num_groups; g++) {
+        folioi_table *t = &s->table[g];
+        int32_t shared = block_to_copy(s, g);
+        if (shared != NONE) copy_on_write(s, g, shared);
+        while (t->num < blocks) table_blocks(t)[t->num++] = folioi_pool_take(pool, g);
+        if (slots != NULL) write_slots(s, g, s->len, n, slots + g * n);
+    }
+    s->len += n;
+    return FOLIO_OK;
+}
+
+folio_status folio_sequence_reserve(folio_sequence *s, int64_t n, uint32_t flags, int64_t *slots)
+{
+    REQUIRE(s != NULL, "folio_sequence_reserve: sequence is NULL");
+    pool_lock(s->pool);
+    return folioi_pool_unlock(s->pool, reserve(s, n, flags, slots));
+}
+
+static folio_status reserve_encoder(folio_sequence *s, int64_t n, uint32_t flags, int64_t *slots)
+{
+    folio_pool *pool = s->pool;
+    int32_t cross = pool->cross;
+    TRY(folioi_sequence_resident(s, "reserve_encoder"));
+    REQUIRE((flags & ~FOLIO_RESERVE_ADMIT) == 0, "reserve_encoder: flags %#x are unknown", flags);
+    REQUIRE(n >= 1 && n <= INT32_MAX, "reserve_encoder: n is %lld, outside [1, 2147483647]",
+            (long long)n);
+    REQUIRE(s->encoder_len == 0, "reserve_encoder: the sequence has %lld encoder tokens already",
+            (long long)s->encoder_len);
+    REQUIRE(!pool->tiers || pool->cache[cross] != NULL,
+            "reserve_encoder: a pool with tiers needs cross_cache for encoder tokens");
+    int64_t need = blocks_of(s, n);
+    TRY(check_room(pool, need, 0, flags));
+    TRY(grow_table(s, cross, need));
+    folioi_table *t = &s->table[cross];
+    while (t->num < need) table_blocks(t)[t->num++] = folioi_pool_take(pool, cross);
+    s->encoder_len = n;
+    if (slots != NULL) write_slots(s, cross, 0, n, slots);
+    return FOLIO_OK;
+}
+
+folio_status folio_sequence_reserve_encoder(folio_sequence *s, int64_t n, uint32_t flags,
+                                            int64_t *slots)
+{
+    REQUIRE(s != NULL, "folio_sequence_reserve_encoder: sequence is NULL");
+    pool_lock(s->pool);
+    return folioi_pool_unlock(s->pool, reserve_encoder(s, n, flags, slots));
+}
+
+/* ------------------------------------------------------------------------------------------- fork */
+
+static folio_status fork_into(const folio_sequence *s, folio_sequence *child)
+{
+    folio_pool *pool = s->pool;
+    TRY(folioi_sequence_resident(s, "fork"));
+    REQUIRE(s->committed == s->len && s->encoder_committed == s->encoder_len,
+            "fork: %lld tokens are reserved and not committed",
+            (long long)(s->len - s->committed + s->encoder_len - s->encoder_committed));
+    for (int32_t t = 0; t <= pool->cross; t++) TRY(grow_table(child, t, s->table[t].num));
+    for (int32_t t = 0; t <= pool->cross; t++) {
+        const folioi_table *from = &s->table[t];
+        folioi_table *to = &child->table[t];
+        for (int64_t i = 0; i < from->num; i++) {
+            int32_t block = table_blocks(from)[i];
+            if (block != FOLIO_NO_BLOCK) blocks_retain(&pool->device, block);
+            table_blocks(to)[i] = block;
+        }
+        to->num = from->num;
+        to->released = from->released;
+    }
+    child->len = s->len;
+    child->committed = s->committed;
+    child->matched = s->matched;
+    child->encoder_len = s->encoder_len;
+    child->encoder_committed = s->encoder_committed;
+    child->indexed = s->indexed;
+    child->tip = s->tip;
+    index_pin(&pool->index, child->tip);
+    link_sequence(child);
+    return FOLIO_OK;
+}
+
+folio_status folio_sequence_fork(folio_sequence *s, folio_sequence **out)
+{
+    REQUIRE(out != NULL, "folio_sequence_fork: out is NULL");
+    *out = NULL;
+    REQUIRE(s != NULL, "folio_sequence_fork: sequence is NULL");
+    folio_sequence *child;
+    TRY(new_sequence(s->pool, s->salt, 0, &child));
+    pool_lock(s->pool);
+    folio_status status = fork_into(s, child);
+    if (status != FOLIO_OK) free_sequence(child);
+    else *out = child;
+    return folioi_pool_unlock(s->pool, status);
+}
+
+/* ------------------------------------------------------------------------------ --------- tables */
+
+folio_status folio_sequence_table(const folio_sequence *s, int32_t group, const int32_t **blocks,
+                                  int64_t *num_blocks)
+{
+    REQUIRE(s != NULL, "folio_sequence_table: sequence is NULL");
+    REQUIRE(group >= FOLIO_CROSS_GROUP && group < s->pool->num_groups,
+            "folio_sequence_table: group %d is outside [-1, %d)", group, s->pool->num_groups);
+    REQUIRE(blocks != NULL && num_blocks != NULL, "folio_sequence_table: an out pointer is NULL");
+    pool_lock(s->pool);
+    folio_status status = folioi_sequence_resident(s, "table");
+    const folioi_table *t = &s->table[group < 0 ? s->pool->cross : group];
+    if (status == FOLIO_OK) {
+        *blocks = table_blocks(t);
+        *num_blocks = t->num;
+    }
+    pthread_mutex_unlock(&s->pool->lock);
+    return status;
+}

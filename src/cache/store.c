@@ -1,0 +1,572 @@
+/*
+ * store.c: which frame holds what, in memory: a hash table by (key, group, kind), a list of free frames, and
+ * one of CACHED frames by use. A frame that somebody reads, writes or wipes is pinned: it is in neither
+ * list, so nobody takes it. The last one to unpin it puts it back: among the CACHED ones while it is in
+ * the table, else among the free ones. Files are read and written without the lock.
+ */
+#include "cache/store.h"
+
+#include "cache/store_file.h"
+#include "core/checked.h"
+
+#include <pthread.h>
+#include <string.h>
+
+#define NONE (-1)
+#define MAX_FRAMES ((int64_t)1 << 30)
+
+typedef struct store_frame {
+    folioi_frame_info info; /* of what is indexed, or being written */
+    int32_t next, prev;     /* in a list, while nobody has it pinned */
+    int32_t chain;          /* next of the same bucket */
+    int32_t pins;
+    bool indexed;
+} store_frame;
+
+typedef struct frame_list {
+    int32_t head, tail;
+    int64_t count;
+} frame_list;
+
+struct folioi_store {
+    folio_allocator allocator;
+    folioi_store_file file;
+    pthread_mutex_t forgetting; /* one forget at a time; taken before lock */
+    pthread_mutex_t lock;       /* guards everything below, and file.epoch */
+    store_frame *frames;        /* [num_frames]; frames[i] is the file's frame i + 1 */
+    int32_t *buckets;           /* [num_buckets] */
+    int64_t num_buckets;        /* a power of two */
+    frame_list free;
+    frame_list cached; /* head: used last; tail: the next to be replaced */
+    uint64_t stamp;    /* of the last put */
+    folioi_replaced_fn replaced;
+    void *replaced_user;
+    folioi_store_stats stats;
+};
+
+/* --------------------------------------------------------------------------- lists, table, pins */
+
+static void list_push(folioi_store *store, frame_list *list, int32_t i)
+{
+    store_frame *f = &store->frames[i];
+    f->prev = NONE;
+    f->next = list->head;
+    if (list->head != NONE) store->frames[list->head].prev = i;
+    else list->tail = i;
+    list->head = i;
+    list->count++;
+}
+
+static void list_remove(folioi_store *store, frame_list *list, int32_t i)
+{
+    const store_frame *f = &store->frames[i];
+    if (f->prev != NONE) store->frames[f->prev].next = f->next;
+    else list->head = f->next;
+    if (f->next != NONE) store->frames[f->next].prev = f->prev;
+    else list->tail = f->prev;
+    list->count--;
+}
+
+/* Keys of sequences may be plain counters, so all bits are mixed. */
+static int32_t *bucket_of(const folioi_store *store, folioi_key key, int32_t group,
+                          folioi_frame_kind kind)
+{
+    uint64_t h = key.word[0] ^ (key.word[1] * 0x9E3779B97F4A7C15u) ^
+                 ((uint64_t)(uint32_t)group * 2 + (uint64_t)kind) * 0xD6E8FEB86659FD93u;
+    h = (h ^ h >> 32) * 0xD6E8FEB86659FD93u;
+    return &store->buckets[(h ^ h >> 32) & (uint64_t)(store->num_buckets - 1)];
+}
+
+static int32_t find(const folioi_store *store, folioi_key key, int32_t group,
+                    folioi_frame_kind kind)
+{
+    int32_t i = *bucket_of(store, key, group, kind);
+    for (; i != NONE; i = store->frames[i].chain) {
+        const folioi_frame_info *info = &store->frames[i].info;
+        if (key_equal(info->key, key) && info->group == group && info->kind == kind) break;
+    }
+    return i;
+}
+
+static void index_add(folioi_store *store, int32_t i)
+{
+    store_frame *f = &store->frames[i];
+    int32_t *bucket = bucket_of(store, f->info.key, f->info.group, f->info.kind);
+    f->chain = *bucket;
+    f->indexed = true;
+    *bucket = i;
+    store->stats.used++;
+}
+
+/* Of a pinned frame. */
+static void index_remove(folioi_store *store, int32_t i)
+{
+    store_frame *f = &store->frames[i];
+    int32_t *at = bucket_of(store, f->info.key, f->info.group, f->info.kind);
+    while (*at != i) at = &store->frames[*at].chain;
+    *at = f->chain;
+    f->indexed = false;
+    store->stats.used--;
+}
+
+static void pin(folioi_store *store, int32_t i)
+{
+    store_frame *f = &store->frames[i];
+    if (f->pins++ == 0 && f->info.kind == FOLIOI_FRAME_CACHED)
+        list_remove(store, &store->cached, i);
+}
+
+static void unpin(folioi_store *store, int32_t i)
+{
+    store_frame *f = &store->frames[i];
+    if (--f->pins > 0) return;
+    if (!f->indexed) list_push(store, &store->free, i);
+    else if (f->info.kind == FOLIOI_FRAME_CACHED) list_push(store, &store->cached, i);
+}
+
+/* A frame to write to, pinned and in no table; NONE when there is none. *old: what it held. */
+static int32_t take_frame(folioi_store *store, bool *replaced, folioi_frame_info *old)
+{
+    int32_t i = store->free.head;
+    *replaced = i == NONE && store->cached.tail != NONE;
+    if (i != NONE) {
+        list_remove(store, &store->free, i);
+        store->frames[i].pins = 1;
+    } else if (*replaced) {
+        i = store->cached.tail;
+        *old = store->frames[i].info;
+        pin(store, i);
+        index_remove(store, i);
+        store->stats.evictions++;
+    }
+    return i;
+}
+
+/* The same block: all that an id says, and the payload's length. */
+static bool same_block(const folioi_frame_info *a, const folioi_frame_info *b)
+{
+    return key_equal(a->key, b->key) && key_equal(a->parent, b->parent) && a->salt == b->salt &&
+           a->ids_hash == b->ids_hash && a->payload_bytes == b->payload_bytes &&
+           a->group == b->group && a->ids_bytes == b->ids_bytes && a->kind == b->kind &&
+           a->hashed == b->hashed;
+}
+
+/* The last of a frame that was pinned and has left the table: CACHED ones would be found by an open. */
+static void discard(folioi_store *store, int32_t i)
+{
+    bool wiped = store->frames[i].info.kind != FOLIOI_FRAME_CACHED ||
+                 folioi_store_file_wipe(&store->file, i + 1);
+    pthread_mutex_lock(&store->lock);
+    if (!wiped) store->stats.errors++;
+    unpin(store, i);
+    pthread_mutex_unlock(&store->lock);
+}
+
+/* ------------------------------------------------------------------------------- open and close */
+
+/* The first n frames of *list by their stamps, the newest first; *list then begins behind them. */
+static int32_t sort_by_stamp(store_frame *frames, int32_t *list, int64_t n)
+{
+    int32_t head = *list, *at = &head;
+    if (n == 1) {
+        *list = frames[head].next;
+        frames[head].next = NONE;
+        return head;
+    }
+    int32_t a = sort_by_stamp(frames, list, n / 2);
+    int32_t b = sort_by_stamp(frames, list, n - n / 2);
+    while (a != NONE && b != NONE) {
+        int32_t *newer = frames[a].info.stamp > frames[b].info.stamp ? &a : &b;
+        *at = *newer;
+        at = &frames[*at].next;
+        *newer = *at;
+    }
+    *at = a != NONE ? a : b;
+    return head;
+}
+
+static void sort_cached(folioi_store *store)
+{
+    if (store->cached.count == 0) return;
+    int32_t list = store->cached.head;
+    store->cached.head = sort_by_stamp(store->frames, &list, store->cached.count);
+    int32_t prev = NONE;
+    for (int32_t i = store->cached.head; i != NONE; i = store->frames[i].next) {
+        store->frames[i].prev = prev;
+        prev = i;
+    }
+    store->cached.tail = prev;
+}
+
+/* Index frame i if it holds a whole CACHED block. head: room for one. */
+static void scan_frame(folioi_store *store, int32_t i, char *head)
+{
+    folioi_store_file *file = &store->file;
+    folioi_frame_info info;
+    uint64_t checksum;
+    int64_t at = frame_offset(file, i + 1);
+    int64_t got = folioi_store_file_read(file, head, file->head_bytes, at);
+    if (got < 0) store->stats.errors++;
+    if (got < 0) return;
+    memset(head + got, 0, (size_t)(file->head_bytes - got));
+    folioi_head_state state = folioi_head_decode(file, i + 1, head, &info, &checksum);
+    if (state == FOLIOI_HEAD_EMPTY) return;
+    if (state == FOLIOI_HEAD_TORN || at + file->head_bytes + info.payload_bytes > file->size) {
+        store->stats.warnings++;
+        return;
+    }
+    if (info.stamp > store->stamp) store->stamp = info.stamp;
+    if (info.kind != FOLIOI_FRAME_CACHED || info.epoch != file->epoch) return;
+    int32_t other = find(store, info.key, info.group, info.kind);
+    store->frames[i].info = info;
+    if (other != NONE) { /* killed before the older one was wiped */
+        int32_t older = store->frames[other].info.stamp < info.stamp ? other : i;
+        if (!folioi_store_file_wipe(file, older + 1)) store->stats.errors++;
+        if (older == i) return;
+        pin(store, other);
+        index_remove(store, other);
+        store->frames[other].pins = 0;
+    }
+    index_add(store, i);
+    list_push(store, &store->cached, i);
+}
+
+static folio_status scan(folioi_store *store)
+{
+    void *head;
+    const folioi_store_file *file = &store->file;
+    TRY(folioi_alloc(&store->allocator, file->head_bytes, "a frame's head", &head));
+    int64_t n = min_i64(ceil_div(file->size, file->frame_bytes) - 1, store->stats.num_frames);
+    for (int64_t i = 0; i < n; i++) scan_frame(store, (int32_t)i, head);
+    folioi_free(&store->allocator, head, file->head_bytes);
+    sort_cached(store);
+    for (int64_t i = store->stats.num_frames - 1; i >= 0; i--) /* the file's first ones first */
+        if (!store->frames[i].indexed) list_push(store, &store->free, (int32_t)i);
+    if (file->epoch_lost) store->stats.warnings++;
+    return FOLIO_OK;
+}
+
+static folio_status make_index(folioi_store *store, int64_t max_bytes)
+{
+    int64_t n = min_i64(max_bytes / store->file.frame_bytes - 1, MAX_FRAMES);
+    void *memory;
+    store->stats.num_frames = n;
+    store->num_buckets = 1;
+    while (store->num_buckets < n) store->num_buckets *= 2;
+    TRY(folioi_alloc(&store->allocator, n * (int64_t)sizeof(store_frame), "the store's frames",
+                     &memory));
+    store->frames = memory;
+    TRY(folioi_alloc(&store->allocator, store->num_buckets * (int64_t)sizeof(int32_t),
+                     "the store's index", &memory));
+    store->buckets = memory;
+    for (int64_t b = 0; b < store->num_buckets; b++) store->buckets[b] = NONE;
+    store->free = store->cached = (frame_list){NONE, NONE, 0};
+    return scan(store);
+}
+
+folio_status folioi_store_open(const folio_allocator *a, const folioi_store_desc *desc,
+                               folioi_store **out)
+{
+    void *memory;
+    *out = NULL;
+    TRY(folioi_alloc(a, sizeof(folioi_store), "the store", &memory));
+    folioi_store *store = memory;
+    store->allocator = *a;
+    folio_status status = folioi_store_file_open(&store->file, desc);
+    if (status != FOLIO_OK) {
+        folioi_free(a, store, sizeof *store);
+        return status;
+    }
+    pthread_mutex_init(&store->forgetting, NULL);
+    pthread_mutex_init(&store->lock, NULL);
+    status = make_index(store, desc->max_bytes);
+    if (status != FOLIO_OK) folioi_store_close(store);
+    else *out = store;
+    return status;
+}
+
+void folioi_store_close(folioi_store *store)
+{
+    if (store == NULL) return;
+    /* A forget that could not be written: the last chance. */
+    if (!store->file.epoch_saved)
+        (void)folioi_store_file_save_epoch(&store->file, store->file.epoch);
+    folioi_store_file_close(&store->file);
+    pthread_mutex_destroy(&store->lock);
+    pthread_mutex_destroy(&store->forgetting);
+    folio_allocator a = store->allocator;
+    folioi_free(&a, store->buckets, store->num_buckets * (int64_t)sizeof(int32_t));
+    folioi_free(&a, store->frames, store->stats.num_frames * (int64_t)sizeof(store_frame));
+    folioi_free(&a, store, sizeof *store);
+}
+
+/* ------------------------------------------------------------------------------------------ put */
+
+static folio_status check_put(const folioi_store *store, const folioi_frame_id *id, int64_t bytes)
+{
+    const folioi_store_file *file = &store->file;
+    REQUIRE(id->kind == FOLIOI_FRAME_CACHED || id->kind == FOLIOI_FRAME_SEQUENCE,
+            "a frame's kind is %d", (int)id->kind);
+    REQUIRE(id->group >= 0 && id->group < file->num_groups,
+            "a frame's group is %d, outside [0, %d)", id->group, file->num_groups);
+    REQUIRE(id->ids_bytes >= 0 && id->ids_bytes <= file->ids_bytes &&
+                (id->ids != NULL || id->ids_bytes == 0),
+            "a frame's ids have %d bytes, outside [0, %d], or are NULL", id->ids_bytes,
+            file->ids_bytes);
+    int64_t most = file->payload_bytes[id->group];
+    REQUIRE(bytes >= 0 && bytes <= most, "a frame of group %d has %lld bytes, outside [0, %lld]",
+            id->group, (long long)bytes, (long long)most);
+    return FOLIO_OK;
+}
+
+/* Header last: until it is whole, the frame is empty. */
+static folio_status write_frame(folioi_store *store, int32_t i, const void *ids,
+                                const void *payload, char *head)
+{
+    folioi_store_file *file = &store->file;
+    const folioi_frame_info *info = &store->frames[i].info;
+    int64_t at = frame_offset(file, i + 1);
+    int64_t header_bytes = sizeof(folioi_frame_header);
+    memset(head, 0, (size_t)header_bytes);
+    TRY(folioi_store_file_write(file, head, header_bytes, at));
+    TRY(folioi_store_file_write(file, payload, info->payload_bytes, at + file->head_bytes));
+    folioi_head_encode(file, i + 1, info, ids, payload, head);
+    return folioi_store_file_write(file, head, header_bytes + info->ids_bytes, at);
+}
+
+/*
+ * The written frame i enters the table. Returns the frame that has lost its place, still pinned: the one
+ * of the same name before it; or i itself where another thread wrote the same block meanwhile, or all
+ * was forgotten; or NONE.
+ */
+static int32_t publish(folioi_store *store, int32_t i)
+{
+    const folioi_frame_info *info = &store->frames[i].info;
+    bool cached = info->kind == FOLIOI_FRAME_CACHED;
+    store->stats.writes++;
+    if (cached && info->epoch != store->file.epoch) return i;
+    int32_t old = find(store, info->key, info->group, info->kind);
+    if (old != NONE && cached && same_block(info, &store->frames[old].info)) return i;
+    if (old != NONE) {
+        pin(store, old);
+        index_remove(store, old);
+    }
+    index_add(store, i);
+    return old;
+}
+
+static folio_status put_frame(folioi_store *store, int32_t i, const folioi_frame_id *id,
+                              const void *payload, char *head)
+{
+    folio_status status = write_frame(store, i, id->ids, payload, head);
+    /* A head that was written in part is torn: better an empty one, where that can be written. */
+    if (status != FOLIO_OK) (void)folioi_store_file_wipe(&store->file, i + 1);
+    int32_t loser = NONE;
+    pthread_mutex_lock(&store->lock);
+    if (status == FOLIO_OK) loser = publish(store, i);
+    else store->stats.errors++;
+    if (loser != i) unpin(store, i);
+    pthread_mutex_unlock(&store->lock);
+    if (loser != NONE) discard(store, loser);
+    return status;
+}
+
+/* As an id without ids. */
+static folioi_frame_id id_of(const folioi_frame_info *info)
+{
+    return (folioi_frame_id){.key = info->key,
+                             .parent = info->parent,
+                             .salt = info->salt,
+                             .group = info->group,
+                             .kind = info->kind,
+                             .ids_bytes = info->ids_bytes,
+                             .hashed = info->hashed};
+}
+
+folio_status folioi_store_put(folioi_store *store, const folioi_frame_id *id, const void *payload,
+                              int64_t bytes)
+{
+    TRY(check_put(store, id, bytes));
+    void *head;
+    TRY(folioi_alloc(&store->allocator, store->file.head_bytes, "a frame's head", &head));
+    folioi_frame_info info = folioi_frame_describe(&store->file, id, bytes), taken;
+    folio_status status = FOLIO_OK;
+    bool replaced = false;
+    int32_t i = NONE;
+
+    pthread_mutex_lock(&store->lock);
+    /* Pinned: the old frame is not taken for the new one, and is the most recently used afterwards. */
+    int32_t old = find(store, id->key, id->group, id->kind);
+    if (old != NONE) pin(store, old);
+    bool there = old != NONE && id->kind == FOLIOI_FRAME_CACHED &&
+                 same_block(&info, &store->frames[old].info);
+    if (!there) i = take_frame(store, &replaced, &taken);
+    if (i != NONE) {
+        info.stamp = ++store->stamp;
+        info.epoch = store->file.epoch;
+        store->frames[i].info = info;
+    } else if (!there) {
+        status = folioi_fail(
+            FOLIO_ERR_FULL, "the store is full: all of its %lld frames hold sequences, or are busy",
+            (long long)store->stats.num_frames);
+    }
+    folioi_replaced_fn fn = store->replaced;
+    void *user = store->replaced_user;
+    pthread_mutex_unlock(&store->lock);
+
+    if (replaced && fn != NULL) {
+        folioi_frame_id gone = id_of(&taken);
+        fn(user, &gone);
+    }
+    if (i != NONE) status = put_frame(store, i, id, payload, head);
+    if (old != NONE) {
+        pthread_mutex_lock(&store->lock);
+        unpin(store, old);
+        pthread_mutex_unlock(&store->lock);
+    }
+    folioi_free(&store->allocator, head, store->file.head_bytes);
+    return status;
+}
+
+/* ------------------------------------------------------------------------------------------ get */
+
+typedef enum read_outcome { READ_GOOD, READ_TORN, READ_FAILED } read_outcome;
+
+/* Of a pinned frame: is what lies there what the table says, and the payload whole? */
+static read_outcome read_frame(folioi_store *store, int32_t i, const folioi_frame_id *id,
+                               const folioi_frame_info *want, void *payload, char *head)
+{
+    folioi_store_file *file = &store->file;
+    folioi_frame_info info;
+    uint64_t checksum;
+    int64_t at = frame_offset(file, i + 1), n = sizeof(folioi_frame_header) + want->ids_bytes;
+    int64_t got = folioi_store_file_read(file, head, n, at);
+    if (got < 0) return READ_FAILED;
+    if (got < n || folioi_head_decode(file, i + 1, head, &info, &checksum) != FOLIOI_HEAD_WHOLE ||
+        !same_block(&info, want) || info.epoch != want->epoch || info.stamp != want->stamp)
+        return READ_TORN;
+    if (want->ids_bytes > 0 &&
+        memcmp(head + sizeof(folioi_frame_header), id->ids, (size_t)want->ids_bytes) != 0)
+        return READ_TORN;
+    n = want->payload_bytes;
+    got = folioi_store_file_read(file, payload, n, at + file->head_bytes);
+    if (got < 0) return READ_FAILED;
+    return got == n && XXH3_64bits(payload, (size_t)n) == checksum ? READ_GOOD : READ_TORN;
+}
+
+/* The pinned frame was read: counted, unpinned, and dropped where it was not good. */
+static void end_read(folioi_store *store, int32_t i, read_outcome outcome)
+{
+    pthread_mutex_lock(&store->lock);
+    bool dropped = outcome != READ_GOOD && store->frames[i].indexed;
+    if (outcome == READ_GOOD) store->stats.reads++;
+    if (outcome == READ_FAILED) store->stats.errors++;
+    /* Out of the table: dropped, and wiped, while it was read. That is no fault of the file. */
+    if (outcome == READ_TORN && dropped) store->stats.warnings++;
+    if (dropped) index_remove(store, i);
+    else unpin(store, i);
+    pthread_mutex_unlock(&store->lock);
+    if (dropped) discard(store, i);
+}
+
+folio_status folioi_store_get(folioi_store *store, const folioi_frame_id *id, void *payload,
+                              int64_t bytes, bool *found)
+{
+    *found = false;
+    if (id->ids_bytes < 0 || (id->ids == NULL && id->ids_bytes > 0)) return FOLIO_OK;
+    folioi_frame_info want = folioi_frame_describe(&store->file, id, bytes);
+    pthread_mutex_lock(&store->lock);
+    int32_t i = find(store, id->key, id->group, id->kind);
+    if (i != NONE && !same_block(&store->frames[i].info, &want)) i = NONE;
+    if (i != NONE) {
+        pin(store, i);
+        want = store->frames[i].info;
+    }
+    pthread_mutex_unlock(&store->lock);
+    if (i == NONE) return FOLIO_OK;
+
+    void *head;
+    folio_status status =
+        folioi_alloc(&store->allocator, store->file.head_bytes, "a frame's head", &head);
+    if (status != FOLIO_OK) {
+        pthread_mutex_lock(&store->lock);
+        unpin(store, i);
+        pthread_mutex_unlock(&store->lock);
+        return status;
+    }
+    read_outcome outcome = read_frame(store, i, id, &want, payload, head);
+    *found = outcome == READ_GOOD;
+    end_read(store, i, outcome);
+    folioi_free(&store->allocator, head, store->file.head_bytes);
+    return FOLIO_OK;
+}
+
+/* ------------------------------------------------------------------------------------- the rest */
+
+bool folioi_store_has(folioi_store *store, const folioi_frame_id *id)
+{
+    pthread_mutex_lock(&store->lock);
+    int32_t i = find(store, id->key, id->group, id->kind);
+    bool there = i != NONE && key_equal(store->frames[i].info.parent, id->parent) &&
+                 store->frames[i].info.salt == id->salt;
+    pthread_mutex_unlock(&store->lock);
+    return there;
+}
+
+void folioi_store_drop(folioi_store *store, const folioi_frame_id *id)
+{
+    pthread_mutex_lock(&store->lock);
+    int32_t i = find(store, id->key, id->group, id->kind);
+    if (i != NONE) {
+        pin(store, i);
+        index_remove(store, i);
+    }
+    pthread_mutex_unlock(&store->lock);
+    if (i != NONE) discard(store, i);
+}
+
+folio_status folioi_store_forget(folioi_store *store)
+{
+    uint64_t epoch;
+    TRY(folioi_store_random(&epoch));
+    pthread_mutex_lock(&store->forgetting);
+    pthread_mutex_lock(&store->lock);
+    store->file.epoch = epoch; /* ends the puts under way, too */
+    for (int64_t i = 0; i < store->stats.num_frames; i++) {
+        if (!store->frames[i].indexed || store->frames[i].info.kind != FOLIOI_FRAME_CACHED)
+            continue;
+        pin(store, (int32_t)i);
+        index_remove(store, (int32_t)i);
+        unpin(store, (int32_t)i);
+    }
+    pthread_mutex_unlock(&store->lock);
+    folio_status status = folioi_store_file_save_epoch(&store->file, epoch);
+    pthread_mutex_unlock(&store->forgetting);
+    return status;
+}
+
+int64_t folioi_store_available(folioi_store *store)
+{
+    pthread_mutex_lock(&store->lock);
+    int64_t n = store->free.count + store->cached.count;
+    pthread_mutex_unlock(&store->lock);
+    return n;
+}
+
+void folioi_store_on_replaced(folioi_store *store, folioi_replaced_fn fn, void *user)
+{
+    pthread_mutex_lock(&store->lock);
+    store->replaced = fn;
+    store->replaced_user = user;
+    pthread_mutex_unlock(&store->lock);
+}
+
+folioi_store_stats folioi_store_get_stats(folioi_store *store)
+{
+    pthread_mutex_lock(&store->lock);
+    folioi_store_stats stats = store->stats;
+    pthread_mutex_unlock(&store->lock);
+    return stats;
+}
+
+uint64_t folioi_store_hash_key(const folioi_store *store) { return store->file.hash_key; }

@@ -1,0 +1,435 @@
+/* store_file.c: the bytes of the store's file; store_file.h draws them. */
+#include "cache/store_file.h"
+
+#include "core/checked.h"
+
+#include <endian.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stddef.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define FRAME_ALIGN 4096 /* a head of up to 4096 bytes lies in one page */
+#define PAYLOAD_ALIGN 64
+#define MAX_PAYLOAD ((int64_t)1 << 40)
+#define MAX_IDS (1 << 24)
+
+static const char store_magic[8] = {'F', 'o', 'l', 'i', 'o', 'K', 'V', '\n'};
+static const char frame_magic[8] = {'F', 'o', 'l', 'i', 'o', 'F', 'r', '\n'};
+static const char zeros[sizeof(folioi_superblock)];
+
+/* --------------------------------------------------------------------------------- system calls */
+
+static int system_open(void *user, const char *path, int flags, mode_t mode)
+{
+    (void)user;
+    return open(path, flags, mode);
+}
+
+static int system_close(void *user, int fd)
+{
+    (void)user;
+    return close(fd);
+}
+
+static int system_lock(void *user, int fd)
+{
+    (void)user;
+    return flock(fd, LOCK_EX | LOCK_NB);
+}
+
+/* Devices and pipes have the size 0 of an empty file, and must not be taken for one. */
+static int64_t system_size(void *user, int fd)
+{
+    (void)user;
+    struct stat st;
+    if (fstat(fd, &st) != 0) return -1;
+    if (S_ISREG(st.st_mode)) return st.st_size;
+    errno = ENOTSUP;
+    return -1;
+}
+
+static ssize_t system_pread(void *user, int fd, void *data, size_t n, off_t at)
+{
+    (void)user;
+    return pread(fd, data, n, at);
+}
+
+static ssize_t system_pwrite(void *user, int fd, const void *data, size_t n, off_t at)
+{
+    (void)user;
+    return pwrite(fd, data, n, at);
+}
+
+static const folioi_file_ops system_ops = {system_open,  system_close,  system_lock, system_size,
+                                           system_pread, system_pwrite, NULL};
+
+/* ------------------------------------------------------------------------- whole reads and writes */
+
+int64_t folioi_store_file_read(folioi_store_file *file, void *data, int64_t n, int64_t at)
+{
+    int64_t done = 0;
+    while (done < n) {
+        ssize_t got = file->ops.pread(file->ops.user, file->fd, (char *)data + done,
+                                      (size_t)(n - done), (off_t)(at + done));
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0) return -1;
+        if (got == 0) break;
+        done += got;
+    }
+    return done;
+}
+
+/* Bytes written: n, or fewer and errno. */
+static int64_t write_all(folioi_store_file *file, const void *data, int64_t n, int64_t at)
+{
+    int64_t done = 0;
+    while (done < n) {
+        ssize_t put = file->ops.pwrite(file->ops.user, file->fd, (const char *)data + done,
+                                       (size_t)(n - done), (off_t)(at + done));
+        if (put < 0 && errno == EINTR) continue;
+        if (put == 0) errno = EIO; /* the call has no word for it */
+        if (put <= 0) break;
+        done += put;
+    }
+    return done;
+}
+
+folio_status folioi_store_file_write(folioi_store_file *file, const void *data, int64_t n,
+                                     int64_t at)
+{
+    int64_t done = write_all(file, data, n, at);
+    if (done < n)
+        FAIL(FOLIO_ERR_IO, "the store's file could not be written at byte %lld: %s",
+             (long long)(at + done), strerror(errno));
+    return FOLIO_OK;
+}
+
+bool folioi_store_file_wipe(folioi_store_file *file, int64_t frame)
+{
+    int64_t n = sizeof(folioi_frame_header);
+    return write_all(file, zeros, n, frame_offset(file, frame)) == n;
+}
+
+folio_status folioi_store_random(uint64_t *out)
+{
+    *out = 0;
+    while (*out == 0) {
+        ssize_t n = getrandom(out, sizeof *out, 0);
+        if (n == sizeof *out) continue;
+        *out = 0;
+        if (n < 0 && errno != EINTR)
+            FAIL(FOLIO_ERR_IO, "the system gave no random number: %s", strerror(errno));
+    }
+    return FOLIO_OK;
+}
+
+/* ----------------------------------------------------------------------------------- superblock */
+
+static folioi_disk_geometry geometry_encode(const folioi_frame_geometry *g)
+{
+    const int32_t numbers[7] = {g->num_layers,  g->block_size, g->num_kv_heads,  g->k_head_size,
+                                g->v_head_size, g->dtype,      g->layout_version};
+    folioi_disk_geometry disk = {.payload_bytes = (int64_t)htole64((uint64_t)g->payload_bytes)};
+    for (int i = 0; i < 7; i++) disk.number[i] = (int32_t)htole32((uint32_t)numbers[i]);
+    memcpy(disk.layout_id, g->layout_id, strnlen(g->layout_id, sizeof g->layout_id - 1));
+    return disk;
+}
+
+static uint64_t superblock_checksum(const folioi_superblock *super)
+{
+    return htole64(XXH3_64bits(super, offsetof(folioi_superblock, checksum)));
+}
+
+static uint64_t epoch_checksum(const folioi_store_file *file, uint64_t epoch)
+{
+    uint64_t disk = htole64(epoch);
+    return htole64(XXH3_64bits_withSeed(&disk, sizeof disk, file->hash_key));
+}
+
+folio_status folioi_store_file_save_epoch(folioi_store_file *file, uint64_t epoch)
+{
+    const uint64_t disk[2] = {htole64(epoch), epoch_checksum(file, epoch)};
+    file->epoch_saved = false;
+    TRY(folioi_store_file_write(file, disk, sizeof disk, offsetof(folioi_superblock, epoch)));
+    file->epoch_saved = true;
+    return FOLIO_OK;
+}
+
+/* All that the desc decides; hash key, epoch and checksums are missing. */
+static void superblock_encode(const folioi_store_file *file, const folioi_store_desc *desc,
+                              folioi_superblock *super)
+{
+    memset(super, 0, sizeof *super);
+    memcpy(super->magic, store_magic, sizeof super->magic);
+    super->version = htole32(STORE_FORMAT_VERSION);
+    super->num_groups = (int32_t)htole32((uint32_t)file->num_groups);
+    super->frame_bytes = (int64_t)htole64((uint64_t)file->frame_bytes);
+    super->ids_bytes = (int32_t)htole32((uint32_t)file->ids_bytes);
+    if (desc->model != NULL) memcpy(super->model, desc->model, strlen(desc->model));
+    memcpy(super->geometry, file->geometry, sizeof super->geometry);
+}
+
+static folio_status check_desc(folioi_store_file *file, const folioi_store_desc *desc)
+{
+    REQUIRE(desc->path != NULL, "the store's path is NULL");
+    size_t model = desc->model == NULL ? 0 : strlen(desc->model);
+    REQUIRE(model < STORE_MODEL_BYTES, "the model's name has %zu bytes; a store takes up to %d",
+            model, STORE_MODEL_BYTES - 1);
+    REQUIRE(desc->ids_bytes >= 8 && desc->ids_bytes <= MAX_IDS,
+            "the store's ids_bytes is %d, outside [8, %d]", desc->ids_bytes, MAX_IDS);
+    REQUIRE(desc->num_groups >= 1 && desc->num_groups <= STORE_MAX_GROUPS && desc->geometry != NULL,
+            "the store's num_groups is %d, outside [1, %d], or it has no geometry",
+            desc->num_groups, STORE_MAX_GROUPS);
+    int64_t payload = 0;
+    for (int32_t g = 0; g < desc->num_groups; g++) {
+        int64_t bytes = desc->geometry[g].payload_bytes;
+        REQUIRE(bytes >= 0 && bytes <= MAX_PAYLOAD,
+                "the store's group %d: payload_bytes is %lld, outside [0, %lld]", g,
+                (long long)bytes, (long long)MAX_PAYLOAD);
+        payload = max_i64(payload, bytes);
+        file->payload_bytes[g] = bytes;
+        file->geometry[g] = geometry_encode(&desc->geometry[g]);
+    }
+    file->ids_bytes = desc->ids_bytes;
+    file->num_groups = desc->num_groups;
+    file->head_bytes =
+        round_up((int64_t)sizeof(folioi_frame_header) + desc->ids_bytes, PAYLOAD_ALIGN);
+    file->frame_bytes = round_up(file->head_bytes + payload, FRAME_ALIGN);
+    REQUIRE(desc->max_bytes >= 3 * file->frame_bytes,
+            "the store's max_bytes is %lld; its superblock and two frames of %lld bytes need %lld",
+            (long long)desc->max_bytes, (long long)file->frame_bytes,
+            (long long)(3 * file->frame_bytes));
+    return FOLIO_OK;
+}
+
+static folio_status check_geometry(const char *path, int32_t group,
+                                   const folioi_disk_geometry *there,
+                                   const folioi_disk_geometry *here)
+{
+    static const char *const names[7] = {"num_layers",    "block_size",  "num_kv_heads",
+                                         "k_head_size",   "v_head_size", "dtype",
+                                         "layout_version"};
+    for (int i = 0; i < 7; i++)
+        REQUIRE(there->number[i] == here->number[i],
+                "%s: group %d was stored with %s %d, here it is %d", path, group, names[i],
+                (int32_t)le32toh((uint32_t)there->number[i]),
+                (int32_t)le32toh((uint32_t)here->number[i]));
+    REQUIRE(memcmp(there->layout_id, here->layout_id, sizeof here->layout_id) == 0,
+            "%s: group %d was stored with layout \"%.19s\", here it is \"%.19s\"", path, group,
+            there->layout_id, here->layout_id);
+    REQUIRE(there->payload_bytes == here->payload_bytes,
+            "%s: group %d was stored with blocks of %lld bytes, here they have %lld", path, group,
+            (long long)le64toh((uint64_t)there->payload_bytes),
+            (long long)le64toh((uint64_t)here->payload_bytes));
+    return FOLIO_OK;
+}
+
+/* Is the file the one that the desc would make, apart from its random numbers? */
+static folio_status check_superblock(folioi_store_file *file, const folioi_store_desc *desc,
+                                     const folioi_superblock *there, const folioi_superblock *here)
+{
+    const char *path = desc->path;
+    REQUIRE(memcmp(there->magic, store_magic, sizeof store_magic) == 0,
+            "%s is not a store of KV blocks: it begins with other bytes", path);
+    REQUIRE(there->version == here->version,
+            "%s is a store of format version %u; this library reads version %u", path,
+            le32toh(there->version), le32toh(here->version));
+    REQUIRE(there->checksum == superblock_checksum(there),
+            "%s is damaged: the checksum of its superblock is wrong", path);
+    REQUIRE(memcmp(there->model, here->model, sizeof here->model) == 0,
+            "%s was made for the model \"%.255s\", here it is \"%.255s\"", path, there->model,
+            here->model);
+    REQUIRE(there->num_groups == here->num_groups, "%s was made for %d groups, here there are %d",
+            path, (int32_t)le32toh((uint32_t)there->num_groups), file->num_groups);
+    for (int32_t g = 0; g < file->num_groups; g++)
+        TRY(check_geometry(path, g, &there->geometry[g], &here->geometry[g]));
+    REQUIRE(there->ids_bytes == here->ids_bytes,
+            "%s was made with %d bytes for a block's ids, here there are %d", path,
+            (int32_t)le32toh((uint32_t)there->ids_bytes), file->ids_bytes);
+    REQUIRE(there->frame_bytes == here->frame_bytes,
+            "%s was made with frames of %lld bytes, here they have %lld", path,
+            (long long)le64toh((uint64_t)there->frame_bytes), (long long)file->frame_bytes);
+    file->hash_key = le64toh(there->hash_key);
+    REQUIRE(desc->hash_key == 0 || desc->hash_key == file->hash_key,
+            "%s was made with another hash key than the one given", path); /* a secret: not shown */
+    return FOLIO_OK;
+}
+
+/* A process that is killed while it makes the file leaves nothing, zeros, or the beginning of ours. */
+static bool is_unfinished(const folioi_superblock *there, int64_t size,
+                          const folioi_superblock *here)
+{
+    if (size >= (int64_t)sizeof *there) return false;
+    if (memcmp(there, zeros, (size_t)size) == 0) return true;
+    int64_t known = offsetof(folioi_superblock, hash_key); /* random from there on */
+    return memcmp(there, here, (size_t)min_i64(size, known)) == 0;
+}
+
+static folio_status make_file(folioi_store_file *file, const folioi_store_desc *desc,
+                              folioi_superblock *super)
+{
+    file->hash_key = desc->hash_key;
+    if (file->hash_key == 0) TRY(folioi_store_random(&file->hash_key));
+    TRY(folioi_store_random(&file->epoch));
+    super->hash_key = htole64(file->hash_key);
+    super->checksum = superblock_checksum(super);
+    super->epoch = htole64(file->epoch);
+    super->epoch_checksum = epoch_checksum(file, file->epoch);
+    TRY(folioi_store_file_write(file, super, sizeof *super, 0));
+    file->epoch_saved = true;
+    file->size = sizeof *super;
+    return FOLIO_OK;
+}
+
+/* Killed in the middle of a forget, or damaged: what is there may be forgotten, so it is. */
+static folio_status read_epoch(folioi_store_file *file, const folioi_superblock *there)
+{
+    file->epoch = le64toh(there->epoch);
+    file->epoch_saved = there->epoch_checksum == epoch_checksum(file, file->epoch);
+    if (file->epoch_saved) return FOLIO_OK;
+    file->epoch_lost = true;
+    TRY(folioi_store_random(&file->epoch));
+    return folioi_store_file_save_epoch(file, file->epoch);
+}
+
+static folio_status make_or_check(folioi_store_file *file, const folioi_store_desc *desc)
+{
+    folioi_superblock here, there = {.version = 0};
+    superblock_encode(file, desc, &here);
+    file->size = file->ops.size(file->ops.user, file->fd);
+    if (file->size < 0) FAIL(FOLIO_ERR_IO, "%s has no size: %s", desc->path, strerror(errno));
+    int64_t want = min_i64(file->size, sizeof there);
+    int64_t got = folioi_store_file_read(file, &there, want, 0);
+    if (got < 0) FAIL(FOLIO_ERR_IO, "%s could not be read: %s", desc->path, strerror(errno));
+    if (got < want)
+        FAIL(FOLIO_ERR_IO, "%s could not be read: it ended at byte %lld of %lld", desc->path,
+             (long long)got, (long long)file->size);
+    if (is_unfinished(&there, file->size, &here)) return make_file(file, desc, &here);
+    TRY(check_superblock(file, desc, &there, &here));
+    return read_epoch(file, &there);
+}
+
+static folio_status lock_file(folioi_store_file *file, const char *path)
+{
+    while (file->ops.lock(file->ops.user, file->fd) != 0) {
+        if (errno == EINTR) continue;
+        REQUIRE(errno != EWOULDBLOCK, "%s is in use by another store", path);
+        FAIL(FOLIO_ERR_IO, "%s could not be locked: %s", path, strerror(errno));
+    }
+    return FOLIO_OK;
+}
+
+folio_status folioi_store_file_open(folioi_store_file *file, const folioi_store_desc *desc)
+{
+    memset(file, 0, sizeof *file);
+    file->fd = -1;
+    TRY(check_desc(file, desc));
+    file->ops = desc->ops == NULL ? system_ops : *desc->ops;
+    do file->fd = file->ops.open(file->ops.user, desc->path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    while (file->fd < 0 && errno == EINTR);
+    if (file->fd < 0) FAIL(FOLIO_ERR_IO, "%s could not be opened: %s", desc->path, strerror(errno));
+    folio_status status = lock_file(file, desc->path);
+    if (status == FOLIO_OK) status = make_or_check(file, desc);
+    if (status != FOLIO_OK) folioi_store_file_close(file);
+    return status;
+}
+
+void folioi_store_file_close(folioi_store_file *file)
+{
+    if (file->fd >= 0) file->ops.close(file->ops.user, file->fd); /* unlocks */
+    file->fd = -1;
+}
+
+/* ---------------------------------------------------------------------------------- frame heads */
+
+folioi_frame_info folioi_frame_describe(const folioi_store_file *file, const folioi_frame_id *id,
+                                        int64_t payload_bytes)
+{
+    return (folioi_frame_info){
+        .key = id->key,
+        .parent = id->parent,
+        .salt = id->salt,
+        .ids_hash = XXH3_64bits_withSeed(id->ids, (size_t)id->ids_bytes, file->hash_key),
+        .payload_bytes = payload_bytes,
+        .group = id->group,
+        .ids_bytes = id->ids_bytes,
+        .kind = id->kind,
+        .hashed = id->hashed,
+    };
+}
+
+static uint64_t head_checksum(const folioi_store_file *file, const folioi_frame_header *header,
+                              const char *ids, int64_t ids_bytes)
+{
+    uint64_t sum =
+        XXH3_64bits_withSeed(header, offsetof(folioi_frame_header, head_checksum), file->hash_key);
+    return htole64(XXH3_64bits_withSeed(ids, (size_t)ids_bytes, sum));
+}
+
+void folioi_head_encode(const folioi_store_file *file, int64_t frame, const folioi_frame_info *info,
+                        const void *ids, const void *payload, char *head)
+{
+    folioi_frame_header h = {
+        .version = htole32(STORE_FORMAT_VERSION),
+        .kind = htole32((uint32_t)info->kind),
+        .frame = (int64_t)htole64((uint64_t)frame),
+        .epoch = htole64(info->epoch),
+        .stamp = htole64(info->stamp),
+        .key = {htole64(info->key.word[0]), htole64(info->key.word[1])},
+        .parent = {htole64(info->parent.word[0]), htole64(info->parent.word[1])},
+        .salt = htole64(info->salt),
+        .group = (int32_t)htole32((uint32_t)info->group),
+        .ids_bytes = (int32_t)htole32((uint32_t)info->ids_bytes),
+        .hashed = htole32(info->hashed ? 1 : 0),
+        .payload_bytes = (int64_t)htole64((uint64_t)info->payload_bytes),
+        .geometry = file->geometry[info->group],
+        .payload_checksum = htole64(XXH3_64bits(payload, (size_t)info->payload_bytes)),
+    };
+    memcpy(h.magic, frame_magic, sizeof h.magic);
+    memset(head, 0, (size_t)file->head_bytes);
+    if (info->ids_bytes > 0) memcpy(head + sizeof h, ids, (size_t)info->ids_bytes);
+    h.head_checksum = head_checksum(file, &h, head + sizeof h, info->ids_bytes);
+    memcpy(head, &h, sizeof h);
+}
+
+folioi_head_state folioi_head_decode(const folioi_store_file *file, int64_t frame, const char *head,
+                                     folioi_frame_info *info, uint64_t *payload_checksum)
+{
+    folioi_frame_header h;
+    memcpy(&h, head, sizeof h);
+    if (memcmp(&h, zeros, sizeof h) == 0) return FOLIOI_HEAD_EMPTY;
+    const char *ids = head + sizeof h;
+    int32_t ids_bytes = (int32_t)le32toh((uint32_t)h.ids_bytes);
+    int32_t group = (int32_t)le32toh((uint32_t)h.group);
+    int64_t payload_bytes = (int64_t)le64toh((uint64_t)h.payload_bytes);
+    uint32_t kind = le32toh(h.kind);
+    if (memcmp(h.magic, frame_magic, sizeof h.magic) != 0 ||
+        le32toh(h.version) != STORE_FORMAT_VERSION || ids_bytes < 0 ||
+        ids_bytes > file->ids_bytes || h.head_checksum != head_checksum(file, &h, ids, ids_bytes))
+        return FOLIOI_HEAD_TORN;
+    if ((int64_t)le64toh((uint64_t)h.frame) != frame || group < 0 || group >= file->num_groups ||
+        memcmp(&h.geometry, &file->geometry[group], sizeof h.geometry) != 0 || payload_bytes < 0 ||
+        payload_bytes > file->payload_bytes[group] ||
+        (kind != FOLIOI_FRAME_CACHED && kind != FOLIOI_FRAME_SEQUENCE))
+        return FOLIOI_HEAD_TORN;
+    *payload_checksum = le64toh(h.payload_checksum);
+    *info = (folioi_frame_info){
+        .key = {{le64toh(h.key[0]), le64toh(h.key[1])}},
+        .parent = {{le64toh(h.parent[0]), le64toh(h.parent[1])}},
+        .salt = le64toh(h.salt),
+        .ids_hash = XXH3_64bits_withSeed(ids, (size_t)ids_bytes, file->hash_key),
+        .stamp = le64toh(h.stamp),
+        .epoch = le64toh(h.epoch),
+        .payload_bytes = payload_bytes,
+        .group = group,
+        .ids_bytes = ids_bytes,
+        .kind = (folioi_frame_kind)kind,
+        .hashed = h.hashed != 0,
+    };
+    return FOLIOI_HEAD_WHOLE;
+}

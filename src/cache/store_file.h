@@ -1,0 +1,130 @@
+/*
+ * store_file.h: the store's file: its superblock, the heads of its frames, and whole reads and writes. What
+ * is in memory, and who may touch which frame, is store.c's.
+ *
+ *   0                 superblock, 4096 bytes; the rest of frame 0 is never written
+ *   i * frame_bytes   frame i, from 1:  header (192) | ids | to a multiple of 64 | payload | padding
+ *
+ * Integers are little-endian. A frame lives while its epoch is the superblock's: forget changes that one
+ * number. Checksums of heads are seeded with the file's hash key: no other file's frames verify.
+ */
+#ifndef FOLIOI_STORE_FILE_H
+#define FOLIOI_STORE_FILE_H
+
+#include "cache/store.h"
+
+#define STORE_FORMAT_VERSION 1
+#define STORE_MAX_GROUPS 32
+#define STORE_MODEL_BYTES 256
+
+typedef struct folioi_disk_geometry {
+    int32_t number[7]; /* num_layers .. dtype, layout_version, as folioi_frame_geometry has them */
+    char layout_id[20];
+    int64_t payload_bytes;
+} folioi_disk_geometry;
+
+typedef struct folioi_superblock {
+    char magic[8];
+    uint32_t version;
+    int32_t num_groups;
+    int64_t frame_bytes;
+    int32_t ids_bytes;
+    uint32_t zero;
+    char model[STORE_MODEL_BYTES];
+    folioi_disk_geometry geometry[STORE_MAX_GROUPS];
+    uint64_t hash_key;
+    uint64_t checksum; /* of all before it */
+    char unused[1984];
+    uint64_t epoch; /* its own checksum: the one part that is written again */
+    uint64_t epoch_checksum;
+} folioi_superblock;
+
+typedef struct folioi_frame_header {
+    char magic[8];
+    uint32_t version;
+    uint32_t kind;
+    int64_t frame; /* its own number */
+    uint64_t epoch;
+    uint64_t stamp;
+    uint64_t key[2];
+    uint64_t parent[2];
+    uint64_t salt;
+    int32_t group;
+    int32_t ids_bytes;
+    uint32_t hashed;
+    uint32_t zero;
+    int64_t payload_bytes; /* at most the geometry's */
+    folioi_disk_geometry geometry;
+    char unused[16];
+    uint64_t payload_checksum;
+    uint64_t head_checksum; /* of all before it, and the ids */
+} folioi_frame_header;
+
+_Static_assert(sizeof(folioi_disk_geometry) == 56, "on disk");
+_Static_assert(sizeof(folioi_superblock) == 4096, "on disk");
+_Static_assert(sizeof(folioi_frame_header) == 192, "on disk");
+_Static_assert(sizeof(off_t) == 8, "files may be larger than 2 GiB");
+
+typedef struct folioi_store_file {
+    folioi_file_ops ops;
+    int fd;
+    int64_t size; /* when it was opened */
+    int64_t frame_bytes;
+    int64_t head_bytes; /* of header and ids: where the payload begins */
+    int32_t ids_bytes, num_groups;
+    uint64_t hash_key;
+    uint64_t epoch; /* guarded by the store's lock */
+    bool epoch_saved;
+    bool epoch_lost; /* it did not verify: everything is forgotten */
+    int64_t payload_bytes[STORE_MAX_GROUPS];
+    folioi_disk_geometry geometry[STORE_MAX_GROUPS];
+} folioi_store_file;
+
+/** What a head says, in the host's byte order; ids as their hash. */
+typedef struct folioi_frame_info {
+    folioi_key key, parent;
+    uint64_t salt, ids_hash, stamp, epoch;
+    int64_t payload_bytes;
+    int32_t group, ids_bytes;
+    folioi_frame_kind kind;
+    bool hashed;
+} folioi_frame_info;
+
+typedef enum folioi_head_state {
+    FOLIOI_HEAD_EMPTY, /* all zero: never written, or wiped */
+    FOLIOI_HEAD_TORN,  /* does not verify */
+    FOLIOI_HEAD_WHOLE
+} folioi_head_state;
+
+/** The desc checked, the file opened, locked, and made or compared. On failure nothing is left open. */
+folio_status folioi_store_file_open(folioi_store_file *file, const folioi_store_desc *desc);
+void folioi_store_file_close(folioi_store_file *file);
+
+/** As much of n bytes as there is; -1: the read failed. */
+int64_t folioi_store_file_read(folioi_store_file *file, void *data, int64_t n, int64_t at);
+/** All of it, or ERR_IO with the system's words and where it stopped. */
+folio_status folioi_store_file_write(folioi_store_file *file, const void *data, int64_t n,
+                                     int64_t at);
+
+/** A frame's header written as zeros; false when that failed. Leaves folio_last_error alone. */
+bool folioi_store_file_wipe(folioi_store_file *file, int64_t frame);
+
+folio_status folioi_store_random(uint64_t *out); /* never 0 */
+/** The epoch put into the superblock; epoch_saved says whether it is there. */
+folio_status folioi_store_file_save_epoch(folioi_store_file *file, uint64_t epoch);
+
+folioi_frame_info folioi_frame_describe(const folioi_store_file *file, const folioi_frame_id *id,
+                                        int64_t payload_bytes);
+/** head[head_bytes]: header and ids as they go to disk. */
+void folioi_head_encode(const folioi_store_file *file, int64_t frame, const folioi_frame_info *info,
+                        const void *ids, const void *payload, char *head);
+/** Of head[head_bytes] as it was read, missing bytes zero; info, payload_checksum only of a WHOLE one. */
+folioi_head_state folioi_head_decode(const folioi_store_file *file, int64_t frame, const char *head,
+                                     folioi_frame_info *info, uint64_t *payload_checksum);
+
+static inline int64_t frame_offset(const folioi_store_file *file, int64_t frame)
+{
+    return frame * file->frame_bytes;
+}
+
+#endif

@@ -1,0 +1,579 @@
+/*
+ * swap.c: sequences and cached blocks between tiers: which steps a transfer takes, and what is in force
+ * when it has ended. While it runs, nothing it moves can be given to anybody else.
+ *
+ *   sequence out   device blocks are the sequence's until the end; then its tables name host blocks
+ *                  (host tier) or hold a mark where a frame is (disk)
+ *   sequence in    the reverse; blocks that the index still has on the device are taken from there
+ *   match          as in, for blocks of the index that are in host memory or on disk
+ *   cached out     unheld blocks of the index
+ */
+#include "cache/pool.h"
+
+enum { ON_DISK = 0 }; /* in a swapped sequence's table: there is a frame */
+
+/* ------------------------------------------------------------------------------------------ parts */
+
+/* The nodes of a sequence's blocks, first to last, in pool->walk. */
+static folio_status list_nodes(folio_sequence *s)
+{
+    folio_pool *pool = s->pool;
+    TRY(folioi_array_reserve(&pool->allocator, &pool->walk,
+                             max_i64(s->indexed, 1) * (int64_t)sizeof(int32_t), "a swap"));
+    int32_t node = s->tip;
+    for (int64_t i = s->indexed - 1; i >= 0; i--) {
+        ((int32_t *)pool->walk.data)[i] = node;
+        node = index_node(&pool->index, node)->parent;
+    }
+    return FOLIO_OK;
+}
+
+static int32_t listed_node(const folio_sequence *s, int32_t table, int64_t i)
+{
+    bool known = table < s->pool->cross && i < s->indexed;
+    return known ? ((const int32_t *)s->pool->walk.data)[i] : NONE;
+}
+
+static int32_t link_of(const folio_pool *pool, int32_t node, int tier, int32_t group)
+{
+    return node == NONE ? NONE : *index_link(&pool->index, node, tier, group);
+}
+
+/* The frame of a swapped sequence's block. */
+static folioi_frame_id sequence_frame(const folio_sequence *s, int32_t table, int64_t i)
+{
+    return (folioi_frame_id){.key = {{s->swap_key.word[0], (uint64_t)i}},
+                             .parent = s->swap_key,
+                             .salt = s->salt,
+                             .group = table,
+                             .kind = FOLIOI_FRAME_SEQUENCE};
+}
+
+/* A host block; the oldest cached one makes room, on its way to the store if there is one. */
+static int32_t take_host(folio_pool *pool, folio_transfer *t, int32_t table)
+{
+    folioi_blocks *h = &pool->host;
+    if (h->num_free == 0) {
+        int32_t oldest = h->oldest, node = h->block[oldest].node, group = h->block[oldest].group;
+        folioi_frame_id id = node_id(&pool->index, node, group);
+        if (pool->store != NULL && !folioi_store_has(pool->store, &id))
+            folioi_transfer_add(t, (folioi_step){.kind = STEP_SPILL,
+                                                 .table = group,
+                                                 .index = -1,
+                                                 .device = NONE,
+                                                 .host = oldest,
+                                                 .node = NONE,
+                                                 .id = id});
+        folioi_pool_unlink(pool, TIER_HOST, oldest);
+        folioi_index_settle(&pool->index, node);
+        h->evictions++;
+    }
+    return blocks_take(h, table);
+}
+
+int32_t folioi_swap_load(folio_transfer *t, int32_t group, int64_t i, int32_t node)
+{
+    folio_pool *pool = t->pool;
+    int32_t host = link_of(pool, node, TIER_HOST, group);
+    folioi_step step = {.kind = host != NONE ? STEP_IN : STEP_LOAD,
+                        .table = group,
+                        .index = i,
+                        .device = folioi_pool_take(pool, group),
+                        .host = host,
+                        .node = node,
+                        .holds_host = host != NONE,
+                        .ok = host != NONE};
+    if (host != NONE) blocks_retain(&pool->host, host);
+    else step.id = node_id(&pool->index, node, group);
+    folioi_transfer_add(t, step);
+    return step.device;
+}
+
+/* ----------------------------------------------------------------------------------- sequence out */
+
+static folio_status check_out(const folio_sequence *s, folio_tier tier)
+{
+    const folio_pool *pool = s->pool;
+    TRY(folioi_sequence_resident(s, "swap_out"));
+    REQUIRE(tier == FOLIO_TIER_HOST || tier == FOLIO_TIER_DISK,
+            "swap_out: tier %d is neither host nor disk", (int)tier);
+    REQUIRE(tier != FOLIO_TIER_HOST || pool->host.num > 0,
+            "swap_out: the pool has no host tier (host_blocks is 0)");
+    REQUIRE(tier != FOLIO_TIER_DISK || pool->store != NULL,
+            "swap_out: the pool has no disk tier (store_path is NULL)");
+    REQUIRE(s->committed == s->len && s->encoder_committed == s->encoder_len,
+            "swap_out: %lld tokens are reserved and not committed",
+            (long long)(s->len - s->committed + s->encoder_len - s->encoder_committed));
+    return FOLIO_OK;
+}
+
+static folio_status room_below(folio_sequence *s, folio_tier tier, int64_t *num_blocks)
+{
+    folio_pool *pool = s->pool;
+    int64_t need = 0, woken = 0;
+    *num_blocks = 0;
+    for (int32_t t = 0; t <= pool->cross; t++)
+        for (int64_t i = s->table[t].released; i < s->table[t].num; i++) {
+            int32_t host = link_of(pool, listed_node(s, t, i), TIER_HOST, t);
+            ++*num_blocks;
+            if (tier == FOLIO_TIER_DISK || host == NONE) need++;
+            else woken += !block_is_held(&pool->host.block[host]);
+        }
+    int64_t have = tier == FOLIO_TIER_DISK ? folioi_store_available(pool->store)
+                                           : blocks_available(&pool->host) - woken;
+    if (need <= have) return FOLIO_OK;
+    FAIL(FOLIO_ERR_FULL, "swap_out: %lld %s are needed, %lld of %lld are available",
+         (long long)need, tier == FOLIO_TIER_DISK ? "frames of the store" : "host blocks",
+         (long long)have,
+         (long long)(tier == FOLIO_TIER_DISK ? folioi_store_get_stats(pool->store).num_frames
+                                             : pool->host.num));
+}
+
+static void plan_out(folio_sequence *s, folio_tier tier, folio_transfer *t)
+{
+    folio_pool *pool = s->pool;
+    /* First what is there already, so that making room for the rest cannot take it away. */
+    for (int pass = 0; pass < 2; pass++)
+        for (int32_t k = 0; k <= pool->cross; k++)
+            for (int64_t i = s->table[k].released; i < s->table[k].num; i++) {
+                int32_t node = listed_node(s, k, i);
+                int32_t host = tier == FOLIO_TIER_HOST ? link_of(pool, node, TIER_HOST, k) : NONE;
+                folioi_step step = {.table = k,
+                                    .index = i,
+                                    .device = table_blocks(&s->table[k])[i],
+                                    .host = host,
+                                    .node = node};
+                if ((host != NONE) != (pass == 0)) continue;
+                if (tier == FOLIO_TIER_DISK) {
+                    step.kind = STEP_STORE;
+                    step.id = sequence_frame(s, k, i);
+                } else if (host != NONE) {
+                    step.kind = STEP_KEEP;
+                    step.holds_host = true;
+                    blocks_retain(&pool->host, host);
+                } else {
+                    step.kind = STEP_OUT;
+                    step.holds_host = true;
+                    step.host = take_host(pool, t, k);
+                }
+                folioi_transfer_add(t, step);
+            }
+}
+
+static folio_status swap_out(folio_sequence *s, folio_tier tier, folio_transfer **t)
+{
+    folio_pool *pool = s->pool;
+    int64_t num_blocks;
+    TRY(check_out(s, tier));
+    TRY(list_nodes(s));
+    folioi_sequence_release(s);
+    TRY(room_below(s, tier, &num_blocks));
+    TRY(folioi_transfer_new(pool, num_blocks, t));
+    s->swap_key = (folioi_key){{++pool->next_swap, 0}};
+    plan_out(s, tier, *t);
+    (*t)->tier = s->tier = tier;
+    folioi_transfer_begin(*t, TRANSFER_OUT, s);
+    return FOLIO_OK;
+}
+
+folio_status folio_sequence_swap_out(folio_sequence *s, folio_tier tier, const folio_run *run,
+                                     folio_transfer **transfer)
+{
+    (void)run; /* host backends have no streams */
+    REQUIRE(s != NULL, "folio_sequence_swap_out: sequence is NULL");
+    folio_transfer *t = NULL;
+    if (transfer != NULL) *transfer = NULL;
+    pool_lock(s->pool);
+    folio_status status = swap_out(s, tier, &t);
+    if (status == FOLIO_OK) status = folioi_transfer_hand_out(t, transfer);
+    return folioi_pool_unlock(s->pool, status);
+}
+
+/* Frames that were written down. */
+static void emit_spills(folio_transfer *t)
+{
+    for (int64_t i = 0; i < t->num_steps; i++)
+        if (t->steps[i].kind == STEP_SPILL && t->steps[i].ok) {
+            folioi_pool_emit(t->pool, FOLIO_EVENT_STORED, FOLIO_TIER_DISK, &t->steps[i].id, -1);
+            t->pool->blocks_out++;
+        }
+}
+
+/* Give back all blocks that the tables name in a tier, last ones first. */
+static void release_tables(folio_sequence *s, int tier)
+{
+    folio_pool *pool = s->pool;
+    for (int32_t k = 0; k <= pool->cross; k++)
+        for (int64_t i = s->table[k].num - 1; i >= s->table[k].released; i--) {
+            int32_t block = table_blocks(&s->table[k])[i];
+            if (tier == TIER_DEVICE) folioi_pool_release(pool, block);
+            else blocks_release(&pool->host, block);
+        }
+}
+
+static void finish_out(folio_transfer *t)
+{
+    folio_pool *pool = t->pool;
+    folio_sequence *s = t->sequence;
+    bool failed = t->status != FOLIO_OK;
+    if (!failed) release_tables(s, TIER_DEVICE);
+    for (int64_t i = t->num_steps - 1; i >= 0; i--) {
+        folioi_step *step = &t->steps[i];
+        if (step->kind == STEP_SPILL) continue;
+        if (failed) {
+            if (step->holds_host) blocks_release(&pool->host, step->host);
+            if (step->kind == STEP_STORE && step->ok) folioi_store_drop(pool->store, &step->id);
+            continue;
+        }
+        /* the step's reference is the sequence's from here on */
+        table_blocks(&s->table[step->table])[step->index] =
+            step->kind == STEP_STORE ? ON_DISK : step->host;
+        if (step->kind == STEP_OUT && step->node != NONE &&
+            link_of(pool, step->node, TIER_HOST, step->table) == NONE)
+            folioi_pool_link(pool, TIER_HOST, step->node, step->table, step->host);
+        pool->blocks_out += step->kind != STEP_KEEP;
+    }
+    s->state = failed ? FOLIO_SEQUENCE_RESIDENT : FOLIO_SEQUENCE_SWAPPED;
+    if (failed) s->tier = FOLIO_TIER_DEVICE;
+}
+
+/* Forget the frames that the tables' marks stand for. */
+static void drop_frames(folio_sequence *s)
+{
+    for (int32_t k = 0; k <= s->pool->cross; k++)
+        for (int64_t i = s->table[k].released; i < s->table[k].num; i++) {
+            folioi_frame_id id = sequence_frame(s, k, i);
+            folioi_store_drop(s->pool->store, &id);
+        }
+}
+
+void folioi_swap_discard(folio_sequence *s)
+{
+    if (s->tier == FOLIO_TIER_DISK) drop_frames(s);
+    else release_tables(s, TIER_HOST);
+    for (int32_t k = 0; k <= s->pool->cross; k++) s->table[k].num = s->table[k].released = 0;
+}
+
+/* ------------------------------------------------------------------------------------ sequence in */
+
+static void plan_in(folio_sequence *s, folio_transfer *t)
+{
+    folio_pool *pool = s->pool;
+    for (int pass = 0; pass < 2; pass++)
+        for (int32_t k = 0; k <= pool->cross; k++)
+            for (int64_t i = s->table[k].released; i < s->table[k].num; i++) {
+                int32_t node = listed_node(s, k, i);
+                int32_t device = link_of(pool, node, TIER_DEVICE, k);
+                bool disk = s->tier == FOLIO_TIER_DISK;
+                folioi_step step = {.table = k,
+                                    .index = i,
+                                    .node = node,
+                                    .host = disk ? NONE : table_blocks(&s->table[k])[i],
+                                    .device = device,
+                                    .holds_device = true,
+                                    .ok = true};
+                if ((device != NONE) != (pass == 0)) continue;
+                if (pass == 0) {
+                    step.kind = STEP_KEEP;
+                    blocks_retain(&pool->device, device);
+                } else {
+                    step.kind = disk ? STEP_LOAD : STEP_IN;
+                    step.device = folioi_pool_take(pool, k);
+                    if (disk) step.id = sequence_frame(s, k, i);
+                }
+                folioi_transfer_add(t, step);
+            }
+}
+
+static folio_status swap_in(folio_sequence *s, folio_transfer **t)
+{
+    folio_pool *pool = s->pool;
+    REQUIRE(s->state == FOLIO_SEQUENCE_SWAPPED, "swap_in: the sequence is not swapped out%s",
+            s->transfer != NULL ? ": a transfer is under way" : "");
+    TRY(list_nodes(s));
+    int64_t need = 0, woken = 0, kept = 0;
+    for (int32_t k = 0; k <= pool->cross; k++)
+        for (int64_t i = s->table[k].released; i < s->table[k].num; i++) {
+            int32_t device = link_of(pool, listed_node(s, k, i), TIER_DEVICE, k);
+            if (device == NONE) need++;
+            else kept++, woken += !block_is_held(&pool->device.block[device]);
+        }
+    int64_t have = blocks_available(&pool->device) - woken;
+    if (need > have)
+        FAIL(FOLIO_ERR_FULL, "swap_in: %lld blocks are needed, %lld of %lld are available",
+             (long long)need, (long long)have, (long long)pool->device.num);
+    TRY(folioi_transfer_new(pool, need + kept, t));
+    plan_in(s, *t);
+    folioi_transfer_begin(*t, TRANSFER_IN, s);
+    return FOLIO_OK;
+}
+
+folio_status folio_sequence_swap_in(folio_sequence *s, const folio_run *run,
+                                    folio_transfer **transfer)
+{
+    (void)run;
+    REQUIRE(s != NULL, "folio_sequence_swap_in: sequence is NULL");
+    folio_transfer *t = NULL;
+    if (transfer != NULL) *transfer = NULL;
+    pool_lock(s->pool);
+    folio_status status = swap_in(s, &t);
+    if (status == FOLIO_OK) status = folioi_transfer_hand_out(t, transfer);
+    return folioi_pool_unlock(s->pool, status);
+}
+
+/* What came back enters the index; a block that did not come ends the sequence before it. */
+static void settle_blocks(folio_sequence *s, folio_transfer *t)
+{
+    folio_pool *pool = s->pool;
+    int64_t good = s->table[0].num;
+    bool encoder_lost = false;
+    for (int64_t i = 0; i < t->num_steps; i++) {
+        const folioi_step *step = &t->steps[i];
+        if (step->ok) continue;
+        if (step->table == pool->cross) encoder_lost = true;
+        else good = min_i64(good, pool->windowed ? 0 : step->index);
+    }
+    /* In the order of blocks: a block enters only after the one before it. */
+    for (int64_t i = 0; i < t->num_steps; i++) {
+        const folioi_step *step = &t->steps[i];
+        if (step->node != NONE && step->index < good)
+            folioi_prefix_enter(s, step->table, step->index, step->node);
+    }
+    if (encoder_lost) folioi_sequence_drop(s, pool->cross, 0);
+    if (good < s->table[0].num) folioi_sequence_cut(s, good * pool->block_size);
+}
+
+static void finish_in(folio_transfer *t)
+{
+    folio_pool *pool = t->pool;
+    folio_sequence *s = t->sequence;
+    if (t->status != FOLIO_OK) {
+        for (int64_t i = t->num_steps - 1; i >= 0; i--)
+            folioi_pool_release(pool, t->steps[i].device);
+        s->state = FOLIO_SEQUENCE_SWAPPED;
+        return;
+    }
+    if (s->tier == FOLIO_TIER_DISK) drop_frames(s);
+    else release_tables(s, TIER_HOST);
+    for (int64_t i = 0; i < t->num_steps; i++) {
+        const folioi_step *step = &t->steps[i];
+        table_blocks(&s->table[step->table])[step->index] = step->device;
+        pool->blocks_in += step->kind != STEP_KEEP && step->ok;
+    }
+    s->state = FOLIO_SEQUENCE_RESIDENT;
+    s->tier = FOLIO_TIER_DEVICE;
+    settle_blocks(s, t);
+}
+
+static void finish_match(folio_transfer *t)
+{
+    folio_pool *pool = t->pool;
+    folio_sequence *s = t->sequence;
+    for (int64_t i = t->num_steps - 1; i >= 0; i--) {
+        const folioi_step *step = &t->steps[i];
+        if (step->holds_host) blocks_release(&pool->host, step->host);
+        pool->blocks_in += t->status == FOLIO_OK && step->ok;
+    }
+    int64_t wished = s->indexed * pool->block_size;
+    s->len = s->committed = wished;
+    s->state = FOLIO_SEQUENCE_RESIDENT;
+    if (t->status == FOLIO_OK) settle_blocks(s, t);
+    else folioi_sequence_cut(s, 0);
+    pool->hit_tokens -= wished - s->len;
+}
+
+/* ------------------------------------------------------------------------------------ preemption */
+
+static folio_status preempt(folio_sequence *s, folio_preemption policy, folio_transfer **t)
+{
+    folio_pool *pool = s->pool;
+    TRY(folioi_sequence_resident(s, "preempt"));
+    REQUIRE(policy == FOLIO_PREEMPT_RECOMPUTE || policy == FOLIO_PREEMPT_SWAP,
+            "preempt: policy %d is unknown", (int)policy);
+    if (policy == FOLIO_PREEMPT_RECOMPUTE) {
+        folioi_sequence_cut(s, 0);
+        folioi_sequence_drop(s, pool->cross, 0);
+        return FOLIO_OK;
+    }
+    REQUIRE(pool->tiers, "preempt: the pool has no tier to swap to");
+    folioi_sequence_cut(s, s->committed);
+    if (s->encoder_committed < s->encoder_len) folioi_sequence_drop(s, pool->cross, 0);
+    folio_status status = FOLIO_ERR_FULL;
+    if (pool->host.num > 0) status = swap_out(s, FOLIO_TIER_HOST, t);
+    if (status == FOLIO_ERR_FULL && pool->store != NULL) status = swap_out(s, FOLIO_TIER_DISK, t);
+    return status;
+}
+
+folio_status folio_sequence_preempt(folio_sequence *s, folio_preemption policy,
+                                    const folio_run *run, folio_transfer **transfer)
+{
+    (void)run;
+    REQUIRE(s != NULL, "folio_sequence_preempt: sequence is NULL");
+    folio_transfer *t = NULL;
+    if (transfer != NULL) *transfer = NULL;
+    pool_lock(s->pool);
+    folio_status status = preempt(s, policy, &t);
+    if (status == FOLIO_OK) status = folioi_transfer_hand_out(t, transfer);
+    return folioi_pool_unlock(s->pool, status);
+}
+
+/* ---------------------------------------------------------------------------------- cached blocks */
+
+/* One cached block of the device goes to host memory, or straight to disk. False: no room. */
+static bool plan_device_block(folio_pool *pool, folio_transfer *t, int32_t block)
+{
+    int32_t node = pool->device.block[block].node, group = pool->device.block[block].group;
+    folioi_step step = {.kind = STEP_KEEP,
+                        .table = group,
+                        .index = -1,
+                        .device = block,
+                        .host = NONE,
+                        .node = node,
+                        .holds_device = true};
+    if (t->tier == FOLIO_TIER_DISK) {
+        step.id = node_id(&pool->index, node, group);
+        if (!folioi_store_has(pool->store, &step.id)) step.kind = STEP_STORE;
+    } else if (link_of(pool, node, TIER_HOST, group) == NONE) {
+        if (blocks_available(&pool->host) == 0) return false;
+        step.kind = STEP_OUT;
+        step.holds_host = true;
+        step.host = take_host(pool, t, group);
+    }
+    blocks_retain(&pool->device, block);
+    folioi_transfer_add(t, step);
+    return true;
+}
+
+static void plan_host_block(folio_pool *pool, folio_transfer *t, int32_t block)
+{
+    int32_t node = pool->host.block[block].node, group = pool->host.block[block].group;
+    folioi_step step = {.kind = STEP_SPILL,
+                        .table = group,
+                        .index = -1,
+                        .device = NONE,
+                        .host = block,
+                        .node = node,
+                        .holds_host = true,
+                        .id = node_id(&pool->index, node, group)};
+    if (folioi_store_has(pool->store, &step.id)) step.kind = STEP_KEEP, step.ok = true;
+    blocks_retain(&pool->host, block);
+    folioi_transfer_add(t, step);
+}
+
+static folio_status swap_out_cached(folio_pool *pool, folio_tier tier, int64_t max_blocks,
+                                    int64_t *num_blocks, folio_transfer **t)
+{
+    REQUIRE(tier == FOLIO_TIER_HOST || tier == FOLIO_TIER_DISK,
+            "swap_out: tier %d is neither host nor disk", (int)tier);
+    REQUIRE(tier != FOLIO_TIER_HOST || pool->host.num > 0,
+            "swap_out: the pool has no host tier (host_blocks is 0)");
+    REQUIRE(tier != FOLIO_TIER_DISK || pool->store != NULL,
+            "swap_out: the pool has no disk tier (store_path is NULL)");
+    REQUIRE(max_blocks >= 0, "swap_out: max_blocks is %lld", (long long)max_blocks);
+    bool from_host = tier == FOLIO_TIER_DISK && pool->host.num > 0;
+    folioi_blocks *from = from_host ? &pool->host : &pool->device;
+    int64_t limit = min_i64(max_blocks, from->num_cached);
+    *num_blocks = 0;
+    if (limit == 0) return FOLIO_OK;
+    TRY(folioi_transfer_new(pool, limit, t));
+    (*t)->tier = tier;
+    for (; *num_blocks < limit; ++*num_blocks) {
+        int32_t block = from->oldest; /* a step's reference takes it out of the list */
+        if (from_host) plan_host_block(pool, *t, block);
+        else if (!plan_device_block(pool, *t, block)) break;
+    }
+    folioi_transfer_begin(*t, TRANSFER_CACHED, NULL);
+    return FOLIO_OK;
+}
+
+folio_status folio_pool_swap_out(folio_pool *pool, folio_tier tier, int64_t max_blocks,
+                                 const folio_run *run, int64_t *num_blocks,
+                                 folio_transfer **transfer)
+{
+    (void)run;
+    REQUIRE(pool != NULL, "folio_pool_swap_out: pool is NULL");
+    int64_t moved = 0;
+    folio_transfer *t = NULL;
+    if (transfer != NULL) *transfer = NULL;
+    pool_lock(pool);
+    folio_status status = swap_out_cached(pool, tier, max_blocks, &moved, &t);
+    if (status == FOLIO_OK && num_blocks != NULL) *num_blocks = moved;
+    if (status == FOLIO_OK) status = folioi_transfer_hand_out(t, transfer);
+    return folioi_pool_unlock(pool, status);
+}
+
+/* Is a step's block safe one tier down, so that it can go? */
+static bool is_safe(const folio_transfer *t, const folioi_step *step)
+{
+    if (step->kind == STEP_OUT || step->kind == STEP_KEEP) return t->status == FOLIO_OK;
+    return step->ok; /* a transfer that failed may have failed before or after it */
+}
+
+/* A cached block leaves its tier, unless somebody took it meanwhile or has cached what follows it. */
+static bool let_go(folio_pool *pool, int tier, const folioi_step *step)
+{
+    folioi_blocks *b = tier == TIER_DEVICE ? &pool->device : &pool->host;
+    int32_t block = tier == TIER_DEVICE ? step->device : step->host;
+    const folioi_block *k = &b->block[block];
+    if (k->refs > 1 || k->reads > 0 || k->node != step->node) return false;
+    if (tier == TIER_DEVICE && index_node(&pool->index, step->node)->needed > 0) return false;
+    folioi_pool_unlink(pool, tier, block);
+    folioi_index_settle(&pool->index, step->node);
+    blocks_release(b, block);
+    return true;
+}
+
+/* Back to the list of cached blocks: before its parent's, if that is in it. */
+static void put_back(folio_pool *pool, const folioi_step *step)
+{
+    const folioi_block *k = &pool->device.block[step->device];
+    int32_t parent = k->node != NONE ? index_node(&pool->index, k->node)->parent : NONE;
+    int32_t next = NONE;
+    if (pool->window[step->table] == 0) next = link_of(pool, parent, TIER_DEVICE, step->table);
+    if (next != NONE && block_is_held(&pool->device.block[next])) next = NONE;
+    blocks_release_before(&pool->device, step->device, next);
+}
+
+static void finish_cached(folio_transfer *t)
+{
+    folio_pool *pool = t->pool;
+    /* Oldest first: leaves go before their parents. */
+    for (int64_t i = 0; i < t->num_steps; i++) {
+        folioi_step *step = &t->steps[i];
+        bool safe = is_safe(t, step);
+        if (step->kind == STEP_STORE && step->ok) {
+            folioi_pool_emit(pool, FOLIO_EVENT_STORED, FOLIO_TIER_DISK, &step->id, -1);
+            pool->blocks_out++;
+        }
+        if (step->kind == STEP_OUT) {
+            if (safe && pool->device.block[step->device].node == step->node &&
+                link_of(pool, step->node, TIER_HOST, step->table) == NONE) {
+                folioi_pool_link(pool, TIER_HOST, step->node, step->table, step->host);
+                pool->blocks_out++;
+            }
+            blocks_release(&pool->host, step->host);
+        }
+        if (step->holds_device && safe && let_go(pool, TIER_DEVICE, step))
+            step->holds_device = false;
+        if (step->kind == STEP_OUT || step->holds_device || !step->holds_host) continue;
+        if (!safe || !let_go(pool, TIER_HOST, step)) blocks_release(&pool->host, step->host);
+    }
+    /* What stays: parents first, each child before its parent in the list. */
+    for (int64_t i = t->num_steps - 1; i >= 0; i--)
+        if (t->steps[i].holds_device) put_back(pool, &t->steps[i]);
+}
+
+/* -------------------------------------------------------------------------------------------- end */
+
+void folioi_swap_finish(folio_transfer *t)
+{
+    static void (*const finish[])(folio_transfer *) = {
+        [TRANSFER_OUT] = finish_out,
+        [TRANSFER_IN] = finish_in,
+        [TRANSFER_MATCH] = finish_match,
+        [TRANSFER_CACHED] = finish_cached,
+    };
+    emit_spills(t);
+    if (t->sequence != NULL) t->sequence->transfer = NULL;
+    finish[t->kind](t);
+}

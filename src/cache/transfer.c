@@ -1,0 +1,231 @@
+/* transfer.c: the mover thread, the steps it runs, and the handles of what it does. */
+#include "cache/transfer.h"
+
+#include "cache/pool.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+
+/* ------------------------------------------------------------------------------------------ steps */
+
+/* Consecutive copies of one kind and table go in one call. */
+enum { CHUNK = 32 };
+
+static folio_status run_copies(folio_pool *pool, const folioi_step *step, int64_t n)
+{
+    int64_t pairs[CHUNK][2];
+    folio_kv_cache *device = pool->cache[step->table], *host = pool->frames.cache[step->table];
+    bool out = step->kind == STEP_OUT;
+    for (int64_t i = 0; i < n; i++) {
+        pairs[i][0] = out ? step[i].device : step[i].host;
+        pairs[i][1] = out ? step[i].host : step[i].device;
+    }
+    return folio_kv_cache_swap_blocks(out ? device : host, out ? host : device,
+                                      (const int64_t(*)[2])pairs, n, NULL);
+}
+
+static folio_status run_disk(folio_pool *pool, folioi_step *step)
+{
+    folioi_frames *f = &pool->frames;
+    folio_kv_cache *device = pool->cache[step->table], *host = f->cache[step->table];
+    int64_t bytes = f->geometry[step->table].payload_bytes;
+    char *staging = frames_at(f, f->staging);
+    int64_t down[1][2] = {{step->device, f->staging}}, up[1][2] = {{f->staging, step->device}};
+    switch (step->kind) {
+    case STEP_SPILL: /* what is not written is only a miss later */
+        step->ok =
+            folioi_store_put(pool->store, &step->id, frames_at(f, step->host), bytes) == FOLIO_OK;
+        return FOLIO_OK;
+    case STEP_STORE:
+        TRY(folio_kv_cache_swap_blocks(device, host, (const int64_t(*)[2])down, 1, NULL));
+        TRY(folioi_store_put(pool->store, &step->id, staging, bytes));
+        step->ok = true;
+        return FOLIO_OK;
+    default:
+        TRY(folioi_store_get(pool->store, &step->id, staging, bytes, &step->ok));
+        if (!step->ok) return FOLIO_OK;
+        return folio_kv_cache_swap_blocks(host, device, (const int64_t(*)[2])up, 1, NULL);
+    }
+}
+
+static folio_status run_steps(folio_transfer *t)
+{
+    for (int64_t i = 0; i < t->num_steps;) {
+        folioi_step *step = &t->steps[i];
+        int64_t n = 1;
+        if (step->kind == STEP_OUT || step->kind == STEP_IN) {
+            while (n < CHUNK && i + n < t->num_steps && step[n].kind == step->kind &&
+                   step[n].table == step->table)
+                n++;
+            TRY(run_copies(t->pool, step, n));
+        } else if (step->kind != STEP_KEEP) {
+            TRY(run_disk(t->pool, step));
+        }
+        i += n;
+    }
+    return FOLIO_OK;
+}
+
+/* ------------------------------------------------------------------------------------------ mover */
+
+/* Drop one owner. */
+static void drop(folio_transfer *t)
+{
+    folio_allocator a = t->pool->allocator;
+    if (--t->owners == 0) folioi_free(&a, t, t->bytes);
+}
+
+static void *mover_main(void *arg)
+{
+    folio_pool *pool = arg;
+    folioi_mover *m = &pool->mover;
+    pool_lock(pool);
+    for (;;) {
+        while (m->first == NULL && !m->quit) pthread_cond_wait(&m->wake, &pool->lock);
+        folio_transfer *t = m->first;
+        if (t == NULL) break; /* what was queued is finished before the end */
+        pthread_mutex_unlock(&pool->lock);
+        folio_status status = run_steps(t);
+        pool_lock(pool);
+        t->status = status;
+        if (status != FOLIO_OK) snprintf(t->text, sizeof t->text, "%s", folio_last_error());
+        m->first = t->next;
+        if (m->first == NULL) m->last = NULL;
+        folioi_swap_finish(t);
+        t->done = true;
+        drop(t);
+        pthread_cond_broadcast(&m->ended);
+    }
+    pthread_mutex_unlock(&pool->lock);
+    return NULL;
+}
+
+void folioi_mover_init(folioi_mover *m)
+{
+    pthread_cond_init(&m->wake, NULL);
+    pthread_cond_init(&m->ended, NULL);
+}
+
+folio_status folioi_mover_start(folio_pool *pool)
+{
+    /* It takes no signals: the program's handlers run on the program's threads. */
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int error = pthread_create(&pool->mover.thread, NULL, mover_main, pool);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (error != 0)
+        FAIL(FOLIO_ERR_MEMORY, "pool: the thread that moves blocks could not be started");
+    pool->mover.started = true;
+    return FOLIO_OK;
+}
+
+void folioi_mover_stop(folio_pool *pool)
+{
+    folioi_mover *m = &pool->mover;
+    if (m->started) {
+        pool_lock(pool);
+        m->quit = true;
+        pthread_cond_signal(&m->wake);
+        pthread_mutex_unlock(&pool->lock);
+        pthread_join(m->thread, NULL);
+    }
+    pthread_cond_destroy(&m->wake);
+    pthread_cond_destroy(&m->ended);
+}
+
+void folioi_mover_await(folio_pool *pool) { pthread_cond_wait(&pool->mover.ended, &pool->lock); }
+
+/* ---------------------------------------------------------------------------------------- handles */
+
+folio_status folioi_transfer_new(folio_pool *pool, int64_t num_blocks, folio_transfer **out)
+{
+    int64_t max_steps = 2 * num_blocks;
+    folioi_arena arena = {NULL, 0};
+    arena_take(&arena, sizeof(folio_transfer));
+    arena_take(&arena, max_steps * (int64_t)sizeof(folioi_step));
+    if (pool->store != NULL) arena_take(&arena, max_steps * pool->index.ids_bytes);
+    void *memory;
+    TRY(folioi_alloc(&pool->allocator, arena.used, "a transfer", &memory));
+    int64_t bytes = arena.used;
+    arena = (folioi_arena){memory, 0};
+    folio_transfer *t = arena_take(&arena, sizeof(folio_transfer));
+    *t = (folio_transfer){.pool = pool, .owners = 2, .max_steps = max_steps, .bytes = bytes};
+    t->steps = arena_take(&arena, max_steps * (int64_t)sizeof(folioi_step));
+    if (pool->store != NULL) t->ids = arena_take(&arena, max_steps * pool->index.ids_bytes);
+    *out = t;
+    return FOLIO_OK;
+}
+
+folioi_step *folioi_transfer_add(folio_transfer *t, folioi_step step)
+{
+    folioi_step *s = &t->steps[t->num_steps];
+    *s = step;
+    if (step.id.ids != NULL) {
+        char *ids = t->ids + t->num_steps * t->pool->index.ids_bytes;
+        memcpy(ids, step.id.ids, (size_t)step.id.ids_bytes);
+        s->id.ids = ids;
+    }
+    t->num_steps++;
+    return s;
+}
+
+void folioi_transfer_begin(folio_transfer *t, folioi_transfer_kind kind, folio_sequence *sequence)
+{
+    folioi_mover *m = &t->pool->mover;
+    t->kind = kind;
+    t->sequence = sequence;
+    if (sequence != NULL) {
+        sequence->transfer = t;
+        sequence->state = kind == TRANSFER_OUT ? FOLIO_SEQUENCE_LEAVING : FOLIO_SEQUENCE_COMING;
+    }
+    if (m->last != NULL) m->last->next = t;
+    else m->first = t;
+    m->last = t;
+    pthread_cond_signal(&m->wake);
+}
+
+/* Under the lock. */
+static folio_status wait_for(folio_transfer *t)
+{
+    while (!t->done) folioi_mover_await(t->pool);
+    if (t->status != FOLIO_OK) FAIL(t->status, "%s", t->text);
+    return FOLIO_OK;
+}
+
+folio_status folioi_transfer_hand_out(folio_transfer *t, folio_transfer **out)
+{
+    if (out != NULL) *out = t;
+    if (t == NULL || out != NULL) return FOLIO_OK;
+    folio_status status = wait_for(t);
+    drop(t);
+    return status;
+}
+
+int folio_transfer_done(const folio_transfer *transfer)
+{
+    if (transfer == NULL) return 1;
+    pool_lock(transfer->pool);
+    int done = transfer->done;
+    pthread_mutex_unlock(&transfer->pool->lock);
+    return done;
+}
+
+folio_status folio_transfer_wait(folio_transfer *transfer)
+{
+    if (transfer == NULL) return FOLIO_OK;
+    pool_lock(transfer->pool);
+    folio_status status = wait_for(transfer);
+    pthread_mutex_unlock(&transfer->pool->lock);
+    return status;
+}
+
+void folio_transfer_destroy(folio_transfer *transfer)
+{
+    if (transfer == NULL) return;
+    folio_pool *pool = transfer->pool;
+    pool_lock(pool);
+    drop(transfer);
+    pthread_mutex_unlock(&pool->lock);
+}

@@ -1,0 +1,820 @@
+/*
+ * Folio: paged attention for C.
+ *
+ * This header is the manual. A step of inference goes one way:
+ *
+ *     batch  ->  plan  ->  for each layer: write k, v; attend; merge  ->  out
+ *
+ *     folio_context   a backend on a device, with its threads and its allocator
+ *     folio_attention one layer geometry: heads, head sizes, scale, window, soft cap
+ *     folio_kv_cache  K and V of all layers in fixed-size blocks, ours or in your memory
+ *     folio_batch     one step's sequences: who asks, how long, which blocks
+ *     folio_plan      a batch made runnable; made once, updated every step, used by every layer
+ *
+ * Words. A block holds `block_size` consecutive tokens of one layer. A slot is `block * block_size
+ * + offset`, where one token's K and V live; slot -1 stores nothing. A sequence brings `query_len`
+ * new tokens this step, has `context_len` tokens cached already, and `seq_len` is their sum;
+ * seq_len 0 marks padding, which has rows but sees no key of any kind and stores nothing. A group
+ * is the query heads that share one kv head.
+ *
+ * Errors. Every fallible call returns a folio_status and hands results out through pointers. When
+ * it is not FOLIO_OK, folio_last_error() says in one sentence which index, which value, which
+ * limit. The library never prints, exits or aborts, and a call refused for its arguments has
+ * written nothing (folio_batch_set_* leave the batch empty).
+ *
+ * Structs. A struct that begins with `struct_size` is set to zero, then struct_size = sizeof it.
+ * Zero means "default" in every field. Such structs only grow: a shorter one, from a client
+ * compiled against an older header, is taken with defaults; struct_size 0 or above 4096, or a
+ * longer struct whose unknown tail is not all zero, is refused. Structs without struct_size are
+ * frozen.
+ *
+ * Threads. folio_last_error is per thread. Descriptions (folio_backend_*, folio_kv_cache_shape) and
+ * any use of a context or an attention may run on several threads at once; a caller's allocator
+ * must allow for that. A batch is used by one thread at a time (folio_batch_view changes it too),
+ * except that any number may run plans updated with it, summarize it or ask if it is complete. A
+ * plan is updated by one thread, then run by any number at once, each with a workspace of its own.
+ * A KV cache may be read by any number of threads; calls that write the same slots must not
+ * overlap, nor overlap with calls that read them.
+ *
+ * Lifetimes. Destroy what was made from a context before the context, attentions after the plans
+ * that list them. Every destroy takes NULL. A plan keeps the batch of its last update alive by
+ * itself.
+ *
+ * folio_pool.h has the other half of a cache: who owns its blocks. Everything here is stable since
+ * version 0.1 unless an entry says otherwise.
+ */
+#ifndef FOLIO_FOLIO_H
+#define FOLIO_FOLIO_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(FOLIO_STATIC)
+#define FOLIO_API
+#elif defined(_WIN32)
+#define FOLIO_API __declspec(dllimport)
+#elif defined(__GNUC__)
+#define FOLIO_API __attribute__((visibility("default")))
+#else
+#define FOLIO_API
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---------------------------------------------------------------------------------------------- */
+/* Version, status, error text                                                                     */
+/* ---------------------------------------------------------------------------------------------- */
+
+#define FOLIO_VERSION_MAJOR 0
+#define FOLIO_VERSION_MINOR 2
+#define FOLIO_VERSION_PATCH 0
+#define FOLIO_VERSION_STRING "0.2.0"
+
+/** The version of the library at run time, as "major.minor.patch". */
+FOLIO_API const char *folio_version(void);
+
+/* name, fixed value, text */
+#define FOLIO_STATUS_MAP(X)                                                                        \
+    X(OK, 0, "no error")                                                                           \
+    X(ERR_ARGUMENT, 1, "an argument is invalid; nothing was written")                              \
+    X(ERR_UNSUPPORTED, 2, "the request is valid but no chosen backend can do it")                  \
+    X(ERR_MEMORY, 3, "the allocator returned no memory")                                           \
+    X(ERR_DEVICE, 4, "the device reported an error")                                               \
+    X(ERR_FULL, 5, "too few blocks are available; nothing changed")                                \
+    X(ERR_IO, 6, "a file could not be read or written")                                            \
+    X(ERR_INTERNAL, 7, "an invariant is broken: a bug, or memory was overwritten")
+
+typedef enum folio_status {
+#define FOLIO_STATUS_ENTRY_(name, value, text) FOLIO_##name = value,
+    FOLIO_STATUS_MAP(FOLIO_STATUS_ENTRY_)
+#undef FOLIO_STATUS_ENTRY_
+} folio_status;
+
+/** The name of a status, such as "FOLIO_ERR_ARGUMENT"; "FOLIO_UNKNOWN" for any other number. */
+FOLIO_API const char *folio_status_name(folio_status status);
+
+/** What a status means, in a few words; never NULL. */
+FOLIO_API const char *folio_status_text(folio_status status);
+
+/**
+ * One sentence about the calling thread's last call that failed: index, value, limit. Never NULL;
+ * "" before any failure. A call that succeeds leaves it as it was. Valid until the thread's next
+ * failure.
+ */
+FOLIO_API const char *folio_last_error(void);
+
+/* ---------------------------------------------------------------------------------------------- */
+/* Numbers and kinds                                                                               */
+/* ---------------------------------------------------------------------------------------------- */
+
+/** Types of numbers. 0 is none: a field left 0 means its default, where it has one. */
+typedef enum folio_dtype {
+    FOLIO_F32 = 1,
+    FOLIO_F16 = 2,
+    FOLIO_BF16 = 3,
+    FOLIO_FP8_E4M3 = 4, /* e4m3fn: no infinity, largest 448; KV cache only  */
+    FOLIO_FP8_E5M2 = 5, /* largest 57344; KV cache only                     */
+    FOLIO_INT8 = 6,     /* with an f32 scale per token and kv head; KV only */
+    FOLIO_F64 = 7       /* out of the reference backend only                */
+} folio_dtype;
+
+/** Bytes of one number; 0 for an unknown dtype. */
+FOLIO_API size_t folio_dtype_size(folio_dtype dtype);
+
+/** "f32", "f16", "bf16", "fp8_e4m3", "fp8_e5m2", "int8", "f64"; "unknown" for any other number. */
+FOLIO_API const char *folio_dtype_name(folio_dtype dtype);
+
+/** The four kinds of attention. */
+typedef enum folio_attention_type {
+    FOLIO_DECODER = 0,        /* causal self-attention through the cache                         */
+    FOLIO_ENCODER = 1,        /* bidirectional over the encoder's tokens of an encoder-decoder   */
+    FOLIO_ENCODER_ONLY = 2,   /* bidirectional over this step's tokens                           */
+    FOLIO_ENCODER_DECODER = 3 /* cross attention: decoder queries over the encoder's K and V     */
+} folio_attention_type;
+#define FOLIO_NUM_ATTENTION_TYPES 4
+
+/** The bit of an attention type in a set of types. */
+#define FOLIO_TYPE_BIT(type) (1u << (unsigned)(type))
+
+/** "decoder", "encoder", "encoder_only", "encoder_decoder"; "unknown" for any other number. */
+FOLIO_API const char *folio_attention_type_name(folio_attention_type type);
+
+/** What a sequence does in a step. A label: it decides counts and views, never results. */
+typedef enum folio_phase {
+    /* In a sequence: DECODE if context_len > 0 and query_len <= the batch's decode_query_len, else
+     * PREFILL. In a view: both, padding included. */
+    FOLIO_PHASE_AUTO = 0,
+    FOLIO_PREFILL = 1,
+    FOLIO_DECODE = 2
+} folio_phase;
+
+/** In a block table: no block, allowed where no row of the batch can see (released window blocks). */
+#define FOLIO_NO_BLOCK (-1)
+
+/* ---------------------------------------------------------------------------------------------- */
+/* Context                                                                                         */
+/* ---------------------------------------------------------------------------------------------- */
+
+typedef struct folio_context folio_context;
+
+/** alloc returns memory aligned to `align` (a power of two), or NULL; free gets the same size again.
+ * Calls may come from several threads at once. */
+typedef struct folio_allocator {
+    void *(*alloc)(void *user, size_t size, size_t align);
+    void (*free)(void *user, void *ptr, size_t size);
+    void *user;
+} folio_allocator;
+
+typedef void (*folio_task_fn)(void *task, int64_t index);
+
+/**
+ * The caller's threads. parallel_for calls fn(task, i) once for each i in [0, count), in any order,
+ * at once or one after another, and returns when all have returned. count never exceeds
+ * num_threads.
+ */
+typedef struct folio_executor {
+    void (*parallel_for)(void *user, int64_t count, folio_task_fn fn, void *task);
+    void *user;
+    int32_t num_threads; /* 1..256 */
+} folio_executor;
+
+typedef struct folio_context_desc {
+    size_t struct_size;
+    const char *backend;       /* "auto" (or NULL): the best available; or a name of the registry  */
+    int32_t device;            /* number of the device; 0 for host backends                        */
+    int32_t num_threads;       /* built-in pool: 1..256; 0: one per processor the process may use  */
+    const char *level;         /* highest instruction-set level by name; NULL: the best there is   */
+    folio_executor executor;   /* parallel_for NULL: the built-in pool. Else num_threads is ignored */
+    folio_allocator allocator; /* both functions NULL: malloc and free                             */
+} folio_context_desc;
+
+typedef struct folio_context_info {
+    size_t struct_size;
+    const char *backend;
+    const char *level;
+    const char *device;
+    int32_t num_threads;
+} folio_context_info;
+
+/**
+ * Open a backend. desc NULL: all defaults.
+ * @return FOLIO_OK; ERR_ARGUMENT; ERR_UNSUPPORTED with one reason per candidate; ERR_MEMORY.
+ */
+FOLIO_API folio_status folio_context_create(const folio_context_desc *desc, folio_context **out);
+FOLIO_API void folio_context_destroy(folio_context *ctx);
+
+/** Which backend, level, device and how many threads a context has. Strings live as long as it. */
+FOLIO_API folio_status folio_context_describe(const folio_context *ctx, folio_context_info *info);
+
+/* ---------------------------------------------------------------------------------------------- */
+/* Attention: one layer geometry                                                                   */
+/* ---------------------------------------------------------------------------------------------- */
+
+typedef struct folio_attention folio_attention;
+
+/**
+ * s = scale * q.k; soft cap: s = cap * tanh(s / cap); ALiBi: s -= slope[h] * |pos_q - pos_k|; +
+ * bias; mask; softmax; * v. Several layers of one geometry share one folio_attention; what differs
+ * from layer to layer (slopes, sinks, bias, scales) comes with the call, in folio_tensors.
+ */
+typedef struct folio_attention_desc {
+    size_t struct_size;
+    int32_t num_heads;
+    int32_t num_kv_heads;     /* divides num_heads; 0: num_heads                                   */
+    int32_t k_head_size;      /* of q and k: a multiple of 8, up to what the backend says (512)    */
+    int32_t v_head_size;      /* of v and out; 0: k_head_size                                      */
+    folio_dtype dtype;        /* of q and out: F32, F16, BF16                                      */
+    folio_dtype kv_dtype;     /* of the KV cache; 0: dtype                                         */
+    float scale;              /* 0: 1 / sqrt(k_head_size)                                          */
+    float soft_cap;           /* 0: none; else > 0                                                 */
+    int32_t windowed;         /* 0: no window, and the next two are ignored                        */
+    int64_t window_left;      /* keys before pos_q that are seen; -1: all. W tokens: W - 1         */
+    int64_t window_right;     /* keys after pos_q that are seen; -1: all. Causality sets it to 0   */
+    const void *block_sparse; /* reserved: block-sparse attention is refused; NULL                 */
+} folio_attention_desc;
+
+/** @return FOLIO_OK; ERR_ARGUMENT; ERR_UNSUPPORTED (the context's backend refuses it); ERR_MEMORY. */
+FOLIO_API folio_status folio_attention_create(folio_context *ctx, const folio_attention_desc *desc,
+                                              folio_attention **out);
+FOLIO_API void folio_attention_destroy(folio_attention *attention);
+
+/* ---------------------------------------------------------------------------------------------- */
+/* KV cache                                                                                        */
+/* ---------------------------------------------------------------------------------------------- */
+
+typedef struct folio_kv_cache folio_kv_cache;
+
+/**
+ * How K and V of one layer lie in memory (N tokens of a block, H kv heads, D head size). Where K
+ * and V are separate, one buffer may hold both: then all of K comes first.
+ *
+ * NATIVE on host backends, packed for SIMD, needs 64-byte alignment: [block][H][K | V], with
+ *   K  [N/16][D/p][16][p], p = 1 (f32), 2 (16 bit), 4 (8 bit)
+ *   V  [N/2][D][2] (16 bit), [N][D] (f32, 8 bit)
+ * and plain rows [N][D] for both where block_size is no multiple of 16.
+ */
+typedef enum folio_layout {
+    FOLIO_LAYOUT_NATIVE = 0,
+    FOLIO_LAYOUT_NHD = 1,             /* K [block][N][H][D], V the same                            */
+    FOLIO_LAYOUT_HND = 2,             /* K [block][H][N][D], V the same                            */
+    FOLIO_LAYOUT_INTERLEAVED_NHD = 3, /* [block][K, V][N][H][D]; K and V head sizes equal          */
+    FOLIO_LAYOUT_INTERLEAVED_HND = 4, /* [block][K, V][H][N][D]; K and V head sizes equal          */
+    FOLIO_LAYOUT_XPACKED = 5,         /* vLLM 0.6: K [block][H][D/x][N][x], V [block][H][D][N],    */
+                                      /* x = 16 / bytes of one number, which divides K's D         */
+    FOLIO_LAYOUT_XPACKED_1 = 6,       /* the same with x = 1, as IPEX has it                       */
+    FOLIO_LAYOUT_STRIDED = 7          /* rows of D numbers at the caller's strides; wrap only      */
+} folio_layout;
+#define FOLIO_NUM_LAYOUTS 8
+
+/** "native", "nhd", "hnd", "interleaved_nhd", ..., "strided"; "unknown" for any other number. */
+FOLIO_API const char *folio_layout_name(folio_layout layout);
+
+typedef struct folio_kv_cache_desc {
+    size_t struct_size;
+    int64_t num_blocks;   /* 1..2^31 - 1                        */
+    int32_t num_layers;   /* >= 1                               */
+    int32_t block_size;   /* 1..4096                            */
+    int32_t num_kv_heads; /* >= 1                               */
+    int32_t k_head_size;  /* a multiple of 8                    */
+    int32_t v_head_size;  /* 0: k_head_size                     */
+    folio_dtype dtype;    /* F32, F16, BF16, FP8_*, INT8        */
+    folio_layout layout;
+} folio_kv_cache_desc;
+
+/** One array of a layer. Unused dims are 1, strides are in elements; block comes first. */
+typedef struct folio_kv_array {
+    int32_t num_dims;
+    int64_t dims[6];
+    int64_t strides[6];
+    int64_t offset_bytes; /* from the layer's base, when one buffer holds the whole layer */
+    int64_t bytes;        /* from the array's first element past its last                 */
+} folio_kv_array;
+
+typedef struct folio_kv_shape {
+    size_t struct_size;
+    folio_kv_array k, v;
+    folio_kv_array k_scales, v_scales; /* INT8: f32 [block][H][N]; else num_dims 0           */
+    int64_t layer_bytes;               /* one buffer with K, V and scales of one layer,      */
+                                       /* a multiple of 64                                   */
+    int64_t total_bytes;               /* all layers                                         */
+    int64_t alignment;                 /* of the base pointers, bytes                        */
+    const char *layout_id;             /* names the format; with the version, equal bytes    */
+    int32_t layout_version;
+} folio_kv_shape;
+
+/** Elements between neighbours. All 0: the layout's own. */
+typedef struct folio_kv_strides {
+    int64_t block;
+    int64_t token;
+    int64_t head;
+} folio_kv_strides;
+
+/** The caller's memory, one base pointer per layer. */
+typedef struct folio_kv_memory {
+    size_t struct_size;
+    void *const *k; /* [num_layers]                                                             */
+    void *const *v; /* [num_layers]; NULL: V lies in K's buffer where folio_kv_cache_shape has  */
+                    /* it (not for STRIDED, nor with strides given except NATIVE's block)       */
+    size_t k_bytes; /* usable bytes from each k[layer]                                          */
+    size_t v_bytes; /* usable bytes from each v[layer]; ignored when v is NULL                  */
+    folio_kv_strides k_strides; /* STRIDED: all three. NATIVE: block alone, v's follows. Others: */
+    folio_kv_strides v_strides; /* block alone, or all 0                                         */
+    float *const *k_scales;     /* [num_layers], INT8 only                                       */
+    float *const *v_scales;
+    size_t k_scales_bytes;
+    size_t v_scales_bytes;
+    folio_kv_strides k_scales_strides; /* all 0: [block][H][N] */
+    folio_kv_strides v_scales_strides;
+} folio_kv_memory;
+
+/** K and V of one layer, as they lie. */
+typedef struct folio_kv_view {
+    size_t struct_size;
+    void *k, *v;
+    float *k_scales, *v_scales;           /* NULL unless INT8 */
+    folio_kv_array k_array, v_array;      /* dims, and the strides in force */
+    folio_kv_array k_scales_array, v_scales_array;
+    const folio_kv_cache_desc *desc; /* the cache's, defaults filled in */
+} folio_kv_view;
+
+/** The shape a backend's cache of this description has. Pure: needs no device. backend NULL: auto. */
+FOLIO_API folio_status folio_kv_cache_shape(const char *backend, const folio_kv_cache_desc *desc,
+                                            folio_kv_shape *shape);
+
+/** A cache in memory of the context's allocator. Its slots hold anything until written. */
+FOLIO_API folio_status folio_kv_cache_create(folio_context *ctx, const folio_kv_cache_desc *desc,
+                                             folio_kv_cache **out);
+
+/** A cache in the caller's memory, which must outlive it. The pointer arrays are copied. */
+FOLIO_API folio_status folio_kv_cache_wrap(folio_context *ctx, const folio_kv_cache_desc *desc,
+                                           const folio_kv_memory *memory, folio_kv_cache **out);
+FOLIO_API void folio_kv_cache_destroy(folio_kv_cache *cache);
+
+FOLIO_API folio_status folio_kv_cache_view(const folio_kv_cache *cache, int32_t layer,
+                                           folio_kv_view *view);
+
+/* ---------------------------------------------------------------------------------------------- */
+/* Tensors and running                                                                             */
+/* ---------------------------------------------------------------------------------------------- */
+
+/**
+ * [tokens][heads][head_size], numbers of one head side by side. data needs the alignment of its
+ * dtype. The numbers of heads and their size come from the attention or the cache. Frozen.
+ */
+typedef struct folio_tensor {
+    void *data;
+    folio_dtype dtype;    /* 0: the attention's dtype (in cache calls it must be given)      */
+    int64_t tokens;       /* rows                                                            */
+    int64_t token_stride; /* elements; 0: heads * head_size                                  */
+    int64_t head_stride;  /* elements; 0: head_size                                          */
+} folio_tensor;
+
+/** Where a call runs. NULL for the defaults. */
+typedef struct folio_run {
+    size_t struct_size;
+    void *stream;          /* host backends: NULL                                            */
+    void *workspace;       /* 64-byte aligned; NULL: the plan's own, one forward at a time   */
+    size_t workspace_size; /* at least folio_plan_workspace_size                             */
+} folio_run;
+
+/**
+ * An additive bias [sequence][head][query][key] in F32, F16 or BF16. A dim of 1 is broadcast.
+ * Indices: the sequence's number in the batch, the head, the query's number among its sequence's
+ * rows of this attention type, the key's among its keys. -inf hides the key from the row, whatever
+ * K and V hold.
+ */
+typedef struct folio_bias {
+    const void *data; /* NULL: none */
+    folio_dtype dtype;
+    int64_t dims[4];
+    int64_t strides[4]; /* elements; ignored where the dim is 1 */
+} folio_bias;
+
+/** In folio_tensors.flags: keys are the cached context, then this step's k and v as given. Nothing is
+ * written to the cache; write afterwards with folio_kv_cache_write. */
+#define FOLIO_KV_APPEND 1u
+
+/**
+ * One layer's inputs and outputs. Rows: DECODER and ENCODER_ONLY: q, k, v, out have sum query_len.
+ * ENCODER: sum encoder_new_len. ENCODER_DECODER: q and out sum query_len; k and v sum
+ * encoder_new_len. Sequences follow each other in the batch's order, padding included. With
+ * FOLIO_PLAN_GRAPH the rows are the plan's limits instead. out must not overlap q, k, v or the
+ * cache.
+ */
+typedef struct folio_tensors {
+    size_t struct_size;
+    folio_tensor q, k, v, out; /* k and v both, or neither (NULL, 0 tokens): nothing is written */
+    float *lse;                /* [token][head], natural log, sinks included; NULL: not asked */
+    int64_t lse_token_stride;  /* elements; 0: num_heads                                     */
+    int64_t lse_head_stride;   /* elements; 0: 1                                             */
+    const float *slopes;       /* ALiBi, [num_heads], finite; NULL: none                     */
+    const float *sinks;        /* [num_heads], finite or -inf (no sink); NULL: none          */
+    folio_bias bias;
+    float k_scale; /* FP8 cache: k = stored * k_scale; finite, > 0; 0: 1                     */
+    float v_scale;
+    uint32_t flags;
+} folio_tensors;
+
+/* ---------------------------------------------------------------------------------------------- */
+/* Moving K and V                                                                                  */
+/* ---------------------------------------------------------------------------------------------- */
+
+typedef struct folio_kv_write {
+    size_t struct_size;
+    folio_tensor k, v;    /* F32, F16 or BF16                                             */
+    const int64_t *slots; /* [k.tokens], each -1 or in [0, num_blocks * block_size), none twice */
+    float k_scale;        /* FP8: stored = x / k_scale rounded; 0: 1                      */
+    float v_scale;
+} folio_kv_write;
+
+/**
+ * Store rows in slots of a layer, rounding to nearest even, fp8 saturating to its largest number,
+ * NaN staying NaN. INT8: scale = max|x| / 127 over the row of one head, stored = x / scale rounded.
+ * Takes scratch memory for the check of the slots, and gives it back; so do copy_blocks,
+ * swap_blocks and pack.
+ */
+FOLIO_API folio_status folio_kv_cache_write(folio_kv_cache *cache, int32_t layer,
+                                            const folio_kv_write *write, const folio_run *run);
+
+typedef struct folio_kv_gather {
+    size_t struct_size;
+    folio_tensor k, v;    /* where rows go: F32, F16 or BF16; one of them may have data NULL */
+    const int64_t *slots; /* [num_slots]; -1 gives a row of zeros                            */
+    int64_t num_slots;
+    float k_scale;
+    float v_scale;
+} folio_kv_gather;
+
+/** Read slots of a layer as rows, dequantised. */
+FOLIO_API folio_status folio_kv_cache_gather(const folio_kv_cache *cache, int32_t layer,
+                                             const folio_kv_gather *gather, const folio_run *run);
+
+/**
+ * Copy whole blocks, in all layers, as stored: pairs[i] = { from, to }. No block is written twice
+ * and none is both read and written.
+ */
+FOLIO_API folio_status folio_kv_cache_copy_blocks(folio_kv_cache *cache, const int64_t (*pairs)[2],
+                                                  int64_t num_pairs, const folio_run *run);
+
+/**
+ * Copy blocks from one cache into another, in all layers, as stored. Layouts may differ, geometry
+ * (layers, block size, heads, head sizes) and dtype must not. No block of dst is written twice.
+ */
+FOLIO_API folio_status folio_kv_cache_swap_blocks(const folio_kv_cache *src, folio_kv_cache *dst,
+                                                  const int64_t (*pairs)[2], int64_t num_pairs,
+                                                  const folio_run *run);
+
+/** Plain rows of whole blocks as stored: k [n * block_size][H][Dk], scales [n * block_size][H]. */
+typedef struct folio_kv_rows {
+    size_t struct_size;
+    void *k, *v;                /* in the cache's dtype          */
+    float *k_scales, *v_scales; /* INT8: both; else ignored      */
+    int64_t num_blocks;
+    const int64_t *blocks; /* [num_blocks]; in pack none twice */
+} folio_kv_rows;
+
+/** Rows to blocks of a layer, whatever the cache's layout. */
+FOLIO_API folio_status folio_kv_cache_pack(folio_kv_cache *cache, int32_t layer,
+                                           const folio_kv_rows *rows, const folio_run *run);
+/** Blocks of a layer to rows; the inverse of pack, bit for bit. */
+FOLIO_API folio_status folio_kv_cache_unpack(const folio_kv_cache *cache, int32_t layer,
+                                             const folio_kv_rows *rows, const folio_run *run);
+
+/* ---------------------------------------------------------------------------------------------- */
+/* Batch: one step's sequences                                                                     */
+/* ---------------------------------------------------------------------------------------------- */
+
+typedef struct folio_batch folio_batch;
+
+/** Capacities are reserved at creation; a batch that outgrows them allocates. */
+typedef struct folio_batch_desc {
+    size_t struct_size;
+    int32_t block_size;       /* of the cache its block tables speak of, 1..4096                 */
+    int32_t decode_query_len; /* longest query that counts as a decode by itself; 0: 1           */
+    int64_t max_seqs;
+    int64_t max_query_tokens;
+    int64_t max_blocks; /* entries of all block tables                                           */
+    int64_t max_encoder_tokens;
+    int64_t max_cross_blocks;
+} folio_batch_desc;
+
+/** Is row i's view of later keys cut off? */
+typedef enum folio_causality {
+    FOLIO_CAUSAL_AUTO = 0, /* causal in DECODER */
+    FOLIO_CAUSAL = 1,
+    FOLIO_NOT_CAUSAL = 2 /* DECODER attention of this sequence sees all its keys, within the window */
+} folio_causality;
+
+/** One sequence of a step. Arrays are copied. */
+typedef struct folio_batch_seq {
+    size_t struct_size;
+    int64_t query_len; /* new tokens = rows of q                                                 */
+    int64_t seq_len;   /* with the new ones; >= query_len, or 0: padding, whatever its query_len */
+    folio_phase phase;
+    folio_causality causality;
+    const int32_t *block_table; /* NULL: no cache (profiling run)                                */
+    int64_t num_blocks;         /* at least seq_len / block_size, rounded up; more are ignored   */
+    const int64_t *slots;       /* [query_len], where k and v go; NULL: by the block table       */
+    int32_t positions_given;    /* non-zero: the next two apply, to DECODER attention; below     */
+                                /* 2^40 in size                                                  */
+    int64_t first_query_pos;    /* else seq_len - query_len                                      */
+    int64_t first_key_pos;      /* else 0                                                        */
+    int64_t encoder_len;        /* keys of cross attention; ignored in padding                   */
+    int64_t encoder_new_len;    /* 0, or encoder_len: its encoder K and V are new this step;     */
+                                /* padding brings none                                           */
+    const int32_t *cross_block_table;
+    int64_t num_cross_blocks;
+    const int64_t *cross_slots; /* [encoder_new_len]; NULL: by the cross block table             */
+} folio_batch_seq;
+
+FOLIO_API folio_status folio_batch_create(folio_context *ctx, const folio_batch_desc *desc,
+                                          folio_batch **out);
+FOLIO_API void folio_batch_destroy(folio_batch *batch);
+/** Forget all sequences; keep the memory. */
+FOLIO_API void folio_batch_clear(folio_batch *batch);
+/** Append a sequence. Sequences come in any order: prompts, decodes, padding. */
+FOLIO_API folio_status folio_batch_add(folio_batch *batch, const folio_batch_seq *seq);
+
+/** A whole step as arrays. Optional arrays are NULL; all are copied. */
+typedef struct folio_batch_arrays {
+    size_t struct_size;
+    int64_t num_seqs;
+    const int32_t *query_start;    /* [num_seqs + 1], from 0, never falling; NULL: one token each  */
+    const int32_t *seq_lens;       /* [num_seqs]; in the CSR and slot forms NULL: from the table   */
+    const int32_t *phases;         /* [num_seqs] of folio_phase                                    */
+    const int32_t *causality;      /* [num_seqs] of folio_causality                                */
+    const int64_t *slot_mapping;   /* [query_start[num_seqs]]; NULL: by the block table            */
+    const int64_t *first_query_pos; /* [num_seqs], both or none                                    */
+    const int64_t *first_key_pos;
+    const int32_t *encoder_lens;     /* [num_seqs]                                                 */
+    const int32_t *encoder_new_lens; /* [num_seqs]; NULL: all 0                                    */
+    const int64_t *cross_slot_mapping; /* [sum encoder_new_lens]; NULL: by the cross block table   */
+    const int32_t *cross_block_tables; /* [num_seqs][cross_row_stride]                             */
+    int64_t cross_row_stride;
+} folio_batch_arrays;
+
+/**
+ * Replace the batch's sequences: block tables [num_seqs][row_stride], rows padded with anything
+ * past what seq_lens need. block_tables NULL: no cache. On error the batch is left empty.
+ */
+FOLIO_API folio_status folio_batch_set_block_tables(folio_batch *batch,
+                                                    const folio_batch_arrays *arrays,
+                                                    const int32_t *block_tables,
+                                                    int64_t row_stride);
+/**
+ * The same from CSR: sequence i has blocks indices[indptr[i] .. indptr[i + 1]), the last of which
+ * holds last_block_len[i] tokens (used where seq_lens is NULL; may then not be NULL).
+ */
+FOLIO_API folio_status folio_batch_set_csr(folio_batch *batch, const folio_batch_arrays *arrays,
+                                           const int32_t *indptr, const int32_t *indices,
+                                           const int32_t *last_block_len);
+/**
+ * The same from lists of slots, for batches of block size 1: key j of sequence i lies in
+ * slots[indptr[i] + j]. index_bytes: 4 (int32_t) or 8 (int64_t).
+ */
+FOLIO_API folio_status folio_batch_set_slots(folio_batch *batch, const folio_batch_arrays *arrays,
+                                             const int32_t *indptr, const void *slots,
+                                             int32_t index_bytes);
+
+typedef enum folio_batch_kind {
+    FOLIO_BATCH_EMPTY = 0,
+    FOLIO_BATCH_PREFILLS = 1,
+    FOLIO_BATCH_DECODES = 2,
+    FOLIO_BATCH_MIXED = 3
+} folio_batch_kind;
+
+/** Counts of a batch. Padding is counted on its own and is neither prefill nor decode. */
+typedef struct folio_batch_summary {
+    size_t struct_size;
+    folio_batch_kind kind;
+    int64_t num_seqs;
+    int64_t num_query_tokens; /* rows of q, padding included */
+    int64_t num_prefills;
+    int64_t num_prefill_tokens;
+    int64_t num_decodes;
+    int64_t num_decode_tokens;
+    int64_t num_padding;
+    int64_t num_padding_tokens;
+    int64_t max_query_len;
+    int64_t max_seq_len;
+    int64_t max_prefill_seq_len;
+    int64_t max_decode_seq_len;
+    int64_t num_encoder_tokens; /* sum encoder_new_len */
+    int64_t max_encoder_len;
+    int64_t max_encoder_new_len;
+} folio_batch_summary;
+
+FOLIO_API folio_status folio_batch_summarize(const folio_batch *batch, folio_batch_summary *out);
+
+/**
+ * One attention type's rows and keys in one phase. Sequences keep the batch's order. All pointers
+ * are the batch's and hold until it changes or the same view is asked for again.
+ */
+typedef struct folio_batch_view_data {
+    size_t struct_size;
+    int64_t num_seqs;
+    int64_t num_query_tokens;
+    int64_t num_new_tokens;       /* rows of k and v                                              */
+    int64_t max_query_len;
+    int64_t max_key_len;
+    const int64_t *seqs;          /* [num_seqs] number of the sequence in the batch               */
+    const int64_t *query_rows;    /* [num_seqs] its first row in q and out                        */
+    const int32_t *query_lens;    /* [num_seqs] its rows                                          */
+    const int64_t *query_start;   /* [num_seqs + 1] running sum of query_lens from 0              */
+    const int32_t *key_lens;      /* [num_seqs] keys its rows can see at most                     */
+    const int64_t *key_start;     /* [num_seqs + 1] running sum of key_lens from 0                */
+    const int32_t *context_lens;  /* [num_seqs] keys cached before this step                      */
+    const int64_t *slot_mapping;  /* [num_new_tokens], -1: not stored; NULL for encoder types     */
+    const int64_t *table_start;   /* [num_seqs + 1] into blocks; NULL for encoder types           */
+    const int32_t *blocks;        /* block tables one after another                               */
+} folio_batch_view_data;
+
+/** phase FOLIO_PHASE_AUTO: all sequences, padding included. Allocates when the view is first made. */
+FOLIO_API folio_status folio_batch_view(folio_batch *batch, folio_attention_type type,
+                                        folio_phase phase, folio_batch_view_data *out);
+
+/**
+ * Does the batch hold all that attention of this type with a cache needs? 1, or 0 and *missing (if
+ * not NULL) names the first missing field. DECODER: block_table wherever there is a context.
+ * ENCODER: encoder_len in some sequence. ENCODER_DECODER: that, and cross_block_table wherever
+ * encoder_len > 0.
+ */
+FOLIO_API int folio_batch_is_complete(const folio_batch *batch, folio_attention_type type,
+                                      const char **missing);
+
+/* ---------------------------------------------------------------------------------------------- */
+/* Plan and forward                                                                                */
+/* ---------------------------------------------------------------------------------------------- */
+
+typedef struct folio_plan folio_plan;
+
+/**
+ * Fixed buffers, as CUDA graphs need them: q, out, lse (and k, v in self-attention) always have
+ * max_query_tokens rows, encoder rows and cross k, v max_encoder_tokens, whatever the batch holds.
+ * Rows past the batch's are padding: never stored, out zeros, lse -inf or the sink. Real rows keep
+ * their bits.
+ */
+#define FOLIO_PLAN_GRAPH 1u
+/** Every forward brings its own workspace; the plan allocates none. */
+#define FOLIO_PLAN_NO_WORKSPACE 2u
+
+typedef struct folio_plan_desc {
+    size_t struct_size;
+    const folio_attention *const *attentions; /* [num_attentions]                                  */
+    const uint32_t *types;                    /* [num_attentions] sets of FOLIO_TYPE_BIT; NULL:    */
+                                              /* DECODER alone for each                            */
+    int32_t num_attentions;
+    int32_t block_size; /* of the caches it will run on; 0: no cache (then num_blocks is 0 too)    */
+    int64_t num_blocks; /* block tables and slots are checked against it                           */
+    int64_t cross_num_blocks; /* the same for cross block tables and slots; 0: num_blocks          */
+    int64_t max_seqs;           /* >= 1                                                            */
+    int64_t max_query_tokens;   /* sum query_len in one step, padding included; >= 1               */
+    int64_t max_seq_len;        /* longest sequence and longest encoder_len; >= 1                  */
+    int64_t max_encoder_tokens; /* sum encoder_new_len in one step                                 */
+    uint32_t flags;
+} folio_plan_desc;
+
+/** @return FOLIO_OK; ERR_ARGUMENT; ERR_UNSUPPORTED (ALiBi or window with cross attention); MEMORY. */
+FOLIO_API folio_status folio_plan_create(folio_context *ctx, const folio_plan_desc *desc,
+                                         folio_plan **out);
+FOLIO_API void folio_plan_destroy(folio_plan *plan);
+
+/**
+ * Make the plan fit this step's batch. Checks every block index, slot and length; allocates
+ * nothing. The batch must not change until the next update: a forward after a change is refused. On
+ * error the plan still serves the batch of its last successful update, if that is another one or
+ * unchanged.
+ */
+FOLIO_API folio_status folio_plan_update(folio_plan *plan, folio_batch *batch);
+
+/** Bytes of workspace any step within the plan's limits needs. Fixed when the plan is created. */
+FOLIO_API folio_status folio_plan_workspace_size(const folio_plan *plan, size_t *bytes);
+
+/** How the plan will run one attention of its list as one type, after an update. */
+typedef struct folio_plan_info {
+    size_t struct_size;
+    const char *kernel;      /* name of the kernel                                            */
+    int64_t num_items;       /* pieces of work over all kv heads                              */
+    int64_t num_split_items; /* of them, those whose keys are shared out and merged           */
+    int64_t split_len;       /* keys are cut at multiples of this, whoever computes them; 0:  */
+                             /* not cut                                                       */
+} folio_plan_info;
+
+FOLIO_API folio_status folio_plan_describe(const folio_plan *plan, int32_t attention,
+                                           folio_attention_type type, folio_plan_info *info);
+
+/**
+ * Run one attention layer over the batch the plan was last updated with.
+ *
+ * With a cache, DECODER and ENCODER_DECODER first write k and v (if given) to the batch's slots,
+ * then read every key from the cache, as stored. Without one (cache NULL: profiling run) k and v
+ * are read directly and no sequence may have a context. The encoder types never touch the cache.
+ * Writes out, and lse when it is not NULL. A row that sees no key: out is zeros, lse the sink, or
+ * -inf.
+ *
+ * A plan holds no layer data: the same plan serves every layer of a step, and several threads may
+ * run it at once with different workspaces. Allocates nothing.
+ *
+ * @return FOLIO_OK; ERR_ARGUMENT, ERR_UNSUPPORTED (nothing was written); ERR_DEVICE (CUDA only; out
+ * is undefined).
+ */
+FOLIO_API folio_status folio_attention_forward(const folio_plan *plan, int32_t attention,
+                                               folio_attention_type type, folio_kv_cache *cache,
+                                               int32_t layer, const folio_tensors *tensors,
+                                               const folio_run *run);
+
+/* ---------------------------------------------------------------------------------------------- */
+/* Partial results and biases                                                                      */
+/* ---------------------------------------------------------------------------------------------- */
+
+/** Attention over a part of the keys: out and lse as folio_attention_forward writes them. Frozen. */
+typedef struct folio_state {
+    folio_tensor out; /* dtype F32, F16 or BF16 */
+    const float *lse;
+    int64_t lse_token_stride; /* 0: num_heads */
+    int64_t lse_head_stride;  /* 0: 1         */
+} folio_state;
+
+typedef struct folio_merge {
+    size_t struct_size;
+    int32_t num_heads;
+    int32_t head_size;
+    int64_t num_parts;
+    const folio_state *parts;  /* [num_parts], all with out's tokens                       */
+    folio_tensor out;          /* may be a part's own, with the same dtype and strides     */
+    float *lse;                /* NULL: not asked                                          */
+    int64_t lse_token_stride;
+    int64_t lse_head_stride;
+} folio_merge;
+
+/**
+ * Attention over all keys from attention over parts of them, folded from the first part to the
+ * last. A part with lse -inf adds nothing, whatever its out holds; all -inf: zeros. Give sinks to
+ * one part only.
+ */
+FOLIO_API folio_status folio_merge_states(folio_context *ctx, const folio_merge *merge,
+                                          const folio_run *run);
+
+/**
+ * Write the additive matrix [num_heads][query_len][key_len] that ALiBi, window and causality of one
+ * sequence amount to: 0 or -slope * distance where the key is seen, -inf where not. For people and
+ * for tests; the kernels never make it. slopes may be NULL. capacity: floats in out.
+ */
+FOLIO_API folio_status folio_bias_write(const folio_attention *attention, const folio_batch *batch,
+                                        folio_attention_type type, int64_t seq, const float *slopes,
+                                        float *out, int64_t capacity);
+
+/* ---------------------------------------------------------------------------------------------- */
+/* Backends                                                                                        */
+/* ---------------------------------------------------------------------------------------------- */
+
+/** One row of the feature table. */
+typedef struct folio_feature {
+    const char *name;    /* a stable word, such as "sliding_window"     */
+    const char *summary; /* one line for people                         */
+    int32_t supported;
+    const char *reason; /* why not; "" where supported                  */
+} folio_feature;
+
+typedef struct folio_backend_info {
+    size_t struct_size;
+    const char *name;
+    int32_t available;
+    const char *reason; /* why not available; "" where it is                                */
+    const char *device; /* the device's name                                                */
+    const char *const *levels; /* [num_levels] instruction-set levels built in, lowest first */
+    int32_t num_levels;
+    const char *level;           /* the one a context gets by default; "" if not available  */
+    const folio_layout *layouts; /* [num_layouts] it attends to in place                    */
+    int32_t num_layouts;
+    const folio_feature *features; /* [num_features], the same rows for every backend       */
+    int32_t num_features;
+    int32_t graph; /* 1: FOLIO_PLAN_GRAPH is taken */
+    int32_t max_head_size;
+} folio_backend_info;
+
+/** Backends known to this build, best first, reference last; also those not available here. */
+FOLIO_API int32_t folio_backend_count(void);
+/** NULL where index is outside [0, count). */
+FOLIO_API const char *folio_backend_name(int32_t index);
+/** All about one backend, by name. Pure: needs no device. Pointers are valid for ever. */
+FOLIO_API folio_status folio_backend_describe(const char *name, folio_backend_info *info);
+
+/**
+ * Can a backend run this attention as these types (a set of FOLIO_TYPE_BIT) over such a cache
+ * (NULL: without one)? FOLIO_OK; or FOLIO_ERR_UNSUPPORTED, with every reason, a line each, in
+ * reasons (always terminated, cut at size; may be NULL with size 0). With "auto" (or NULL) each
+ * candidate says its own.
+ */
+FOLIO_API folio_status folio_backend_supports(const char *backend,
+                                              const folio_attention_desc *attention, uint32_t types,
+                                              const folio_kv_cache_desc *cache, char *reasons,
+                                              size_t size);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* FOLIO_FOLIO_H */

@@ -1,0 +1,384 @@
+/*
+ * Folio: KV memory. Who owns the blocks of a KV cache.
+ *
+ *     folio_pool      hands out blocks: reference counts, prefix cache, tiers
+ *     folio_sequence  one request's tokens: a block table per layer group
+ *     folio_transfer  blocks on their way to or from host memory or disk
+ *
+ * A step of an engine, from the pool to the kernels and back:
+ *
+ *     match      a new sequence takes what the prefix cache has of its prompt
+ *     reserve    each sequence gets slots for the tokens it computes in this step
+ *     copies     folio_pool_run_copies: blocks that were shared and will be written
+ *     batch      folio_batch_add_sequences, once per layer group; then plan and forward
+ *     commit     the tokens' K and V are written; full blocks enter the prefix cache
+ *
+ * Words. A group is the layers of a model that see the same keys (all of them, or a window); each
+ * has a KV cache of its own and each sequence a block table per group. Blocks have one numbering
+ * for all groups: block b belongs to one group at a time, so that caches of groups whose blocks
+ * have equal size may be wrapped around the same memory. A block is free; or used, by one holder
+ * or shared by several; or cached: held by nobody, but known to the prefix cache and taken back
+ * when free ones run out. Available is free or cached.
+ *
+ * Errors are those of folio.h. A call that fails has changed nothing, unless it says otherwise.
+ * FOLIO_ERR_FULL is no mistake: there are too few available blocks now; preempt a sequence, or try
+ * again when one has ended.
+ *
+ * Threads. Every call on a pool may be made by several threads at once. A sequence is used by one
+ * thread at a time; different sequences of one pool by different threads at once. Callbacks of a
+ * pool are called under its lock and must not call it.
+ *
+ * Lifetimes. Destroy sequences and transfers before their pool, the pool before its caches and
+ * their context.
+ *
+ * Everything here is new in version 0.2.
+ */
+#ifndef FOLIO_FOLIO_POOL_H
+#define FOLIO_FOLIO_POOL_H
+
+#include <folio/folio.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct folio_pool folio_pool;
+typedef struct folio_sequence folio_sequence;
+typedef struct folio_transfer folio_transfer;
+
+/* ---------------------------------------------------------------------------------------------- */
+/* Pool                                                                                            */
+/* ---------------------------------------------------------------------------------------------- */
+
+#define FOLIO_MAX_GROUPS 16
+
+/** In place of a group's number: the blocks of encoder tokens, which cross attention reads. */
+#define FOLIO_CROSS_GROUP (-1)
+
+/** One layer group. Frozen. */
+typedef struct folio_pool_group {
+    int64_t window;        /* keys a token sees, itself included: window_left + 1; 0: all          */
+    folio_kv_cache *cache; /* num_blocks blocks of block_size; NULL: the caller runs the copies,   */
+                           /* and there are no tiers                                               */
+} folio_pool_group;
+
+/** Where K and V can be. */
+typedef enum folio_tier {
+    FOLIO_TIER_DEVICE = 0, /* the groups' caches                     */
+    FOLIO_TIER_HOST = 1,   /* host_blocks blocks of host memory      */
+    FOLIO_TIER_DISK = 2    /* frames of the store's file             */
+} folio_tier;
+
+typedef enum folio_cache_event_kind {
+    FOLIO_EVENT_STORED = 1,
+    FOLIO_EVENT_REMOVED = 2
+} folio_cache_event_kind;
+
+/** A block that entered or left a tier of the prefix cache. Pointers hold during the callback. */
+typedef struct folio_cache_event {
+    size_t struct_size; /* the library's */
+    folio_cache_event_kind kind;
+    folio_tier tier;
+    int32_t group;
+    int64_t block; /* number in its tier; -1 on disk                                       */
+    uint64_t hash[2];
+    uint64_t parent[2]; /* hash of the block before it; 0, 0 for a sequence's first        */
+    uint64_t salt;
+    const int32_t *token_ids; /* [num_tokens]; NULL where hash_id was given instead, and   */
+    int32_t num_tokens;       /* for frames found on disk or replaced there                */
+    uint64_t hash_id;
+} folio_cache_event;
+
+typedef void (*folio_event_fn)(void *user, const folio_cache_event *event);
+
+/** Check all invariants at the end of every call that changes something; slow, for debugging. */
+#define FOLIO_POOL_CHECK 1u
+
+typedef struct folio_pool_desc {
+    size_t struct_size;
+    int64_t num_blocks;             /* 1..2^31 - 1                                                 */
+    int32_t block_size;             /* tokens, 1..4096                                             */
+    int32_t num_groups;             /* 1..FOLIO_MAX_GROUPS; 0: 1                                   */
+    const folio_pool_group *groups; /* [num_groups]; NULL: no windows, no caches                   */
+    folio_kv_cache *cross_cache;    /* of encoder tokens; NULL: as a group's                       */
+    int64_t watermark; /* blocks that FOLIO_RESERVE_ADMIT leaves available                         */
+    uint32_t flags;
+    uint64_t hash_key;     /* of the prefix cache's hashes: pools with the same key give the same  */
+                           /* hashes; 0: the store's, or a random one                              */
+    folio_event_fn on_event; /* NULL: no events                                                    */
+    void *event_user;
+    int64_t host_blocks; /* host tier: blocks in memory of the context's allocator; 0: none        */
+    const char *store_path; /* disk tier: its file, made when it is not there; NULL: none          */
+    int64_t store_bytes;    /* the file's largest size; at least two frames                        */
+    const char *model; /* names what computes K and V, up to 255 bytes; a store made under another */
+                       /* name is refused; NULL: ""                                                */
+} folio_pool_desc;
+
+/**
+ * Make a pool, with all of its blocks free. Tiers need a cache in every group (and cross_cache
+ * where encoder tokens are used), all of one context.
+ * @return FOLIO_OK; ERR_ARGUMENT (also: the store's file is of another model or geometry, or in
+ * use); ERR_MEMORY; ERR_IO.
+ */
+FOLIO_API folio_status folio_pool_create(folio_context *ctx, const folio_pool_desc *desc,
+                                         folio_pool **out);
+/** Waits for transfers under way. What the store holds stays for the next pool. */
+FOLIO_API void folio_pool_destroy(folio_pool *pool);
+
+/**
+ * Blocks by hand, for callers with block tables of their own: n blocks with one reference each, or
+ * FOLIO_ERR_FULL and none. Free ones first, then the cached ones least recently used, a sequence's
+ * last before its first. Constant time a block.
+ */
+FOLIO_API folio_status folio_pool_alloc(folio_pool *pool, int64_t n, int32_t *blocks);
+/** One more reference to each of n used blocks. */
+FOLIO_API folio_status folio_pool_retain(folio_pool *pool, int64_t n, const int32_t *blocks);
+/** One reference less; the last one frees the block. All n must be used; a block may come twice. */
+FOLIO_API folio_status folio_pool_release(folio_pool *pool, int64_t n, const int32_t *blocks);
+
+/**
+ * Copies to be run before the next forward: pairs { from, to } of a group's cache, as
+ * folio_kv_cache_copy_blocks takes them. Hands out up to `capacity` of them and forgets those;
+ * *num_pairs says how many. Run them before anything else writes to the cache.
+ */
+FOLIO_API folio_status folio_pool_take_copies(folio_pool *pool, int32_t group, int64_t capacity,
+                                              int64_t (*pairs)[2], int64_t *num_pairs);
+/** Take and run all copies of all groups, which need their caches. Nothing to do costs nothing. */
+FOLIO_API folio_status folio_pool_run_copies(folio_pool *pool, const folio_run *run);
+
+typedef struct folio_pool_stats {
+    size_t struct_size;
+    int64_t num_blocks;
+    int64_t num_free;
+    int64_t num_used;      /* held, shared ones included        */
+    int64_t num_shared;    /* held more than once               */
+    int64_t num_cached;    /* held by nobody, in the prefix cache */
+    int64_t peak_used;
+    int64_t num_sequences;
+    int64_t num_copies;    /* waiting to be taken               */
+    int64_t allocations;   /* blocks handed out since creation  */
+    int64_t evictions;     /* cached blocks taken back          */
+    int64_t lookup_tokens; /* given to folio_sequence_match     */
+    int64_t hit_tokens;    /* found by it, in any tier          */
+    double hit_rate;       /* hit_tokens / lookup_tokens, or 0  */
+    int64_t num_entries;   /* of the prefix cache's index       */
+    int64_t host_blocks;   /* host tier: all, held, cached, taken back */
+    int64_t host_used;
+    int64_t host_cached;
+    int64_t host_evictions;
+    int64_t blocks_out;    /* copied down to host memory or disk */
+    int64_t blocks_in;     /* copied back up                     */
+    int64_t store_frames;  /* disk tier: all, in use, replaced   */
+    int64_t store_used;
+    int64_t store_evictions;
+    int64_t store_writes;
+    int64_t store_reads;
+    int64_t store_warnings; /* frames found torn or corrupted: each was a miss   */
+    int64_t store_errors;   /* reads and writes that failed; each was a miss, or not stored */
+} folio_pool_stats;
+
+FOLIO_API folio_status folio_pool_get_stats(folio_pool *pool, folio_pool_stats *stats);
+
+typedef enum folio_block_state {
+    FOLIO_BLOCK_FREE = 0,
+    FOLIO_BLOCK_USED = 1,
+    FOLIO_BLOCK_SHARED = 2,
+    FOLIO_BLOCK_CACHED = 3
+} folio_block_state;
+#define FOLIO_NUM_BLOCK_STATES 4
+
+/** The states of blocks first .. first + n - 1, a byte each, for display. DEVICE or HOST. */
+FOLIO_API folio_status folio_pool_map(folio_pool *pool, folio_tier tier, int64_t first, int64_t n,
+                                      uint8_t *states);
+
+/**
+ * Is every block in exactly one state, do the counts add up, does every reference have a holder?
+ * Linear in blocks, index and sequences. FOLIO_ERR_INTERNAL with the first fault found.
+ */
+FOLIO_API folio_status folio_pool_check(folio_pool *pool);
+
+/** Empty the prefix cache in all tiers (new weights, say). Running sequences keep their blocks, and
+ * what they commit after what they have now is not indexed. */
+FOLIO_API folio_status folio_pool_forget(folio_pool *pool);
+
+/* ---------------------------------------------------------------------------------------------- */
+/* Sequences                                                                                       */
+/* ---------------------------------------------------------------------------------------------- */
+
+typedef struct folio_sequence_desc {
+    size_t struct_size;
+    uint64_t salt;      /* sequences see prefix-cache entries of their own salt only          */
+    int64_t max_tokens; /* block tables are made for so many at once; longer ones grow them   */
+} folio_sequence_desc;
+
+/** Where a sequence's K and V are. */
+typedef enum folio_sequence_state {
+    FOLIO_SEQUENCE_RESIDENT = 0, /* on the device: it can be reserved, batched, forked ...        */
+    FOLIO_SEQUENCE_LEAVING = 1,  /* a transfer takes it out                                       */
+    FOLIO_SEQUENCE_SWAPPED = 2,  /* in host memory or on disk: swap it in, or destroy it          */
+    FOLIO_SEQUENCE_COMING = 3    /* a transfer brings it back, or what it matched in lower tiers  */
+} folio_sequence_state;
+
+typedef struct folio_sequence_info {
+    size_t struct_size;
+    folio_sequence_state state;
+    folio_tier tier;       /* where it is, or will be, after its transfer   */
+    int64_t len;           /* tokens with a slot                            */
+    int64_t committed_len; /* of them, those whose K and V are written      */
+    int64_t matched_len;   /* taken from the prefix cache by the last match */
+    int64_t encoder_len;
+    int64_t encoder_committed_len; /* 0 or encoder_len                      */
+    int64_t num_blocks;    /* held, over all groups and the encoder         */
+    uint64_t salt;
+} folio_sequence_info;
+
+/** The ids of a sequence's tokens from its first one on. */
+typedef struct folio_tokens {
+    size_t struct_size;
+    int64_t num_tokens;
+    const int32_t *ids;       /* [num_tokens]; or NULL, and                                       */
+    const uint64_t *hash_ids; /* [num_tokens / block_size]: one number per full block that stands */
+                              /* for its tokens, as traces have them                              */
+} folio_tokens;
+
+/** desc NULL: no salt. */
+FOLIO_API folio_status folio_sequence_create(folio_pool *pool, const folio_sequence_desc *desc,
+                                             folio_sequence **out);
+/** Give all blocks back; those in the prefix cache stay cached. Waits for its own transfer. */
+FOLIO_API void folio_sequence_destroy(folio_sequence *sequence);
+FOLIO_API folio_status folio_sequence_get_info(const folio_sequence *sequence,
+                                               folio_sequence_info *info);
+
+/**
+ * Take the longest cached prefix of these tokens, whole blocks only; the sequence must be empty.
+ * Every group must have it; of a windowed group only what the next token can see is needed and
+ * taken. *matched (may be NULL) is its length in tokens: the sequence's len and committed_len. An
+ * engine that needs the last token's output gives num_tokens - 1 of the prompt.
+ *
+ * Blocks found in host memory or on disk are brought back where enough blocks are available for
+ * all of them; else the match ends with what is on the device. transfer NULL: the call waits for
+ * them. Otherwise *transfer is the handle, or NULL where nothing has to be brought back; until it
+ * has ended the sequence is COMING, *matched and len are 0; then len tells. A frame that cannot be
+ * read ends the prefix before it (in pools with windows: there is no match): that is no error.
+ */
+FOLIO_API folio_status folio_sequence_match(folio_sequence *sequence, const folio_tokens *tokens,
+                                            int64_t *matched, folio_transfer **transfer);
+
+/** Fail with FOLIO_ERR_FULL where fewer than the pool's watermark would stay available: for new
+ * sequences, so that running ones have room to grow. */
+#define FOLIO_RESERVE_ADMIT 1u
+
+/**
+ * Slots for n more tokens, in every group, all or nothing. slots (may be NULL): [num_groups][n].
+ * A last block that is shared, or known to the prefix cache, is replaced by one of its own, and a
+ * copy is queued (folio_pool_take_copies). First, blocks that fell out of a windowed group's window
+ * are released, as folio_sequence_release_window does.
+ * @return FOLIO_OK; ERR_FULL; ERR_ARGUMENT; ERR_MEMORY.
+ */
+FOLIO_API folio_status folio_sequence_reserve(folio_sequence *sequence, int64_t n, uint32_t flags,
+                                              int64_t *slots);
+
+/** Slots for the n encoder tokens that cross attention will read, once; slots (may be NULL): [n].
+ * encoder_new_len is n until the next commit, 0 afterwards. */
+FOLIO_API folio_status folio_sequence_reserve_encoder(folio_sequence *sequence, int64_t n,
+                                                      uint32_t flags, int64_t *slots);
+
+/**
+ * The K and V of the sequence's first num_tokens tokens are written (or will be, by work queued
+ * before any later use); num_tokens lies between committed_len and len. Full blocks enter the
+ * prefix cache under their ids; those of blocks indexed before must be the same again. tokens NULL:
+ * all of len is committed and nothing is indexed. Where the cache has an equal block already, the
+ * sequence takes that one and frees its own: block tables may change.
+ */
+FOLIO_API folio_status folio_sequence_commit(folio_sequence *sequence, const folio_tokens *tokens);
+
+/**
+ * Keep the first len tokens (rejected drafts, a restart: len 0). Refused where a windowed group has
+ * released keys that the next token to compute would see: tokens not committed, and those of the
+ * last reserve, can always be taken back.
+ */
+FOLIO_API folio_status folio_sequence_truncate(folio_sequence *sequence, int64_t len);
+
+/** A second sequence with the same tokens, sharing all blocks, encoder blocks too. All of the
+ * first one's tokens must be committed. */
+FOLIO_API folio_status folio_sequence_fork(folio_sequence *sequence, folio_sequence **out);
+
+/** Release the blocks of windowed groups that no token from committed_len on can see; their places in
+ * the block table hold FOLIO_NO_BLOCK. */
+FOLIO_API folio_status folio_sequence_release_window(folio_sequence *sequence);
+
+/** The block table of a group, or of the encoder (FOLIO_CROSS_GROUP); valid until the next call
+ * that changes the sequence. */
+FOLIO_API folio_status folio_sequence_table(const folio_sequence *sequence, int32_t group,
+                                            const int32_t **blocks, int64_t *num_blocks);
+
+/**
+ * Append sequences to a batch of one group: query_len is what was reserved and not committed yet,
+ * seq_len all of len, the block table the group's; encoder tokens and their blocks come along. A
+ * NULL among them is one token of padding. All must be resident; the batch has the pool's block
+ * size. On error the batch keeps what it had before.
+ */
+FOLIO_API folio_status folio_batch_add_sequences(folio_batch *batch, int32_t group,
+                                                 folio_sequence *const *sequences,
+                                                 int64_t num_sequences);
+
+/* ---------------------------------------------------------------------------------------------- */
+/* Tiers                                                                                           */
+/* ---------------------------------------------------------------------------------------------- */
+
+/*
+ * Calls that move blocks return a transfer through their last argument and go on in the background;
+ * with NULL there they wait, and return the transfer's own status. A transfer may end with
+ * ERR_MEMORY or ERR_IO; what was in its place before is then still there.
+ */
+
+/** 1 when it has ended, well or not; 0 before. */
+FOLIO_API int folio_transfer_done(const folio_transfer *transfer);
+/** Wait for its end; how it went, again and again. */
+FOLIO_API folio_status folio_transfer_wait(folio_transfer *transfer);
+/** Forget the handle; the transfer itself goes on. */
+FOLIO_API void folio_transfer_destroy(folio_transfer *transfer);
+
+/**
+ * Move a sequence to host memory or to the store; then its blocks on the device are released. All
+ * tokens must be committed. Encoder blocks go along, blocks behind windows are released first.
+ * FOLIO_ERR_FULL: the tier has too little room.
+ */
+FOLIO_API folio_status folio_sequence_swap_out(folio_sequence *sequence, folio_tier tier,
+                                               const folio_run *run, folio_transfer **transfer);
+
+/**
+ * Bring it back. FOLIO_ERR_FULL: too few available blocks; it stays where it is. Where a frame of
+ * the store cannot be read any more, the sequence comes back shorter (len says how long; 0 in pools
+ * with windows): compute the rest again. An encoder's frame lost: encoder_len is 0.
+ */
+FOLIO_API folio_status folio_sequence_swap_in(folio_sequence *sequence, const folio_run *run,
+                                              folio_transfer **transfer);
+
+typedef enum folio_preemption {
+    FOLIO_PREEMPT_RECOMPUTE = 0, /* give all blocks back, len and encoder_len are 0: match, then */
+                                 /* compute what is missing                                      */
+    FOLIO_PREEMPT_SWAP = 1       /* swap out to the first lower tier with room; in again with    */
+                                 /* folio_sequence_swap_in                                       */
+} folio_preemption;
+
+/** Take a sequence's blocks away, by the caller's policy. Tokens not committed are dropped. */
+FOLIO_API folio_status folio_sequence_preempt(folio_sequence *sequence, folio_preemption policy,
+                                              const folio_run *run, folio_transfer **transfer);
+
+/**
+ * Move up to max_blocks cached blocks, least recently used first, one tier down: to HOST from the
+ * device, to DISK from host memory (from the device where there is no host tier). They are free
+ * when the transfer has ended, and folio_sequence_match finds them where they are.
+ * *num_blocks (may be NULL): how many go. Cached host blocks that must make room go to the store
+ * by themselves, where there is one.
+ */
+FOLIO_API folio_status folio_pool_swap_out(folio_pool *pool, folio_tier tier, int64_t max_blocks,
+                                           const folio_run *run, int64_t *num_blocks,
+                                           folio_transfer **transfer);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* FOLIO_FOLIO_POOL_H */

@@ -1,0 +1,82 @@
+/*
+ * store_rig.h: what the tests of the store share: a file in a directory of its own, numbered blocks whose
+ * ids and payload follow from their number, and calls of the file that can be made to fail.
+ */
+#ifndef FOLIO_TESTS_STORE_RIG_H
+#define FOLIO_TESTS_STORE_RIG_H
+
+#include "cache/store.h"
+#include "cache/store_file.h"
+#include "support.h"
+
+#define SRIG_GROUPS 3
+#define SRIG_IDS 16 /* ids of a block */
+#define SRIG_MAX_PAYLOAD 3800
+
+/* A store to be: desc and what it points to. Frames have 4096 bytes. Never moved once it is made. */
+typedef struct {
+    char dir[256], path[300];
+    folioi_frame_geometry geometry[SRIG_GROUPS];
+    folioi_store_desc desc;
+    support_counter counter; /* of the allocator */
+    folio_allocator allocator;
+    folioi_store *store;
+} store_rig;
+
+/* A fresh directory; the store is not opened. Room for num_frames frames. */
+void srig_init(store_rig *rig, int64_t num_frames);
+/* Closes; checks that no memory is lost; removes file and directory. */
+void srig_end(store_rig *rig);
+void srig_frames(store_rig *rig, int64_t num_frames);
+folio_status srig_open(store_rig *rig);
+void srig_close(store_rig *rig);
+/* Close, and an open that must succeed. */
+void srig_reopen(store_rig *rig);
+
+/* Block number n: key, parent, salt, ids and payload follow from it. */
+typedef struct {
+    folioi_frame_id id;
+    int32_t ids[SRIG_IDS];
+    int64_t bytes;
+    unsigned char payload[SRIG_MAX_PAYLOAD];
+} srig_block;
+
+/* version: of the payload and nothing else. */
+void srig_block_make(srig_block *block, uint64_t n, int32_t group, folioi_frame_kind kind,
+                     uint64_t version);
+folio_status srig_put(folioi_store *store, uint64_t n, int32_t group, folioi_frame_kind kind,
+                      uint64_t version);
+/* 1: found as it was put; 0: not found; -1: anything else. */
+int srig_get(folioi_store *store, uint64_t n, int32_t group, folioi_frame_kind kind,
+             uint64_t version);
+/* CACHED blocks of group 0, version 0. */
+#define PUT(n) srig_put(rig.store, n, 0, FOLIOI_FRAME_CACHED, 0)
+#define GET(n) srig_get(rig.store, n, 0, FOLIOI_FRAME_CACHED, 0)
+bool srig_has(folioi_store *store, uint64_t n, int32_t group, folioi_frame_kind kind);
+
+/* The whole file, for the caller to free; and written anew with these bytes. */
+unsigned char *srig_read_file(const char *path, int64_t *size);
+void srig_write_file(const char *path, const void *data, int64_t size);
+
+/* ------------------------------------------------------------------------------------- faults */
+
+typedef enum { SRIG_WHOLE, SRIG_ONE_BYTE, SRIG_RANDOM } srig_chunks;
+
+/* Calls are numbered from 1; 0: none fails. */
+typedef struct {
+    srig_chunks chunks; /* how much of a read or write is done */
+    bool interrupted;   /* every other call is, first */
+    int64_t fail_read;  /* the number of the read that fails with read_errno */
+    int64_t
+        fail_write; /* the number of the write that fails with write_errno; 0 there: returns 0 */
+    int read_errno, write_errno;
+    bool from_then_on; /* and all later ones */
+    bool in_part;      /* half of the write is done before */
+    int open_errno, lock_errno, size_errno;
+    int64_t reads, writes, calls; /* so far */
+} srig_faults;
+
+/* The system's calls with these faults, not to be used by several threads. */
+folioi_file_ops srig_faulty_ops(srig_faults *faults);
+
+#endif
