@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <sys/file.h>
 #include <sys/stat.h>
@@ -142,13 +143,15 @@ unsigned char *srig_read_file(const char *path, int64_t *size)
     return data;
 }
 
+/* Not through O_TRUNC, after which some file systems wait for the disk. */
 void srig_write_file(const char *path, const void *data, int64_t size)
 {
-    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC, 0600);
+    int fd = open(path, O_WRONLY | O_CREAT, 0600);
     int64_t done = 0;
     for (ssize_t n; (n = write(fd, (const char *)data + done, (size_t)(size - done))) > 0;)
         done += n;
     CHECK_INT(done, size);
+    CHECK(ftruncate(fd, (off_t)size) == 0);
     close(fd);
 }
 
@@ -199,21 +202,33 @@ static bool fails(const srig_faults *f, int64_t call, int64_t fail_at)
     return fail_at > 0 && (call == fail_at || (f->from_then_on && call > fail_at));
 }
 
+static void call_hook(srig_faults *f, int64_t call, int64_t hook_at)
+{
+    if (hook_at == 0 || call != hook_at) return;
+    void (*hook)(void *) = f->hook;
+    f->hook_read = f->hook_write = 0;
+    hook(f->hook_user);
+}
+
 static ssize_t faulty_pread(void *user, int fd, void *data, size_t n, off_t at)
 {
     srig_faults *f = user;
-    f->calls++;
-    if (f->interrupted && f->calls % 2 == 1) return failing(EINTR);
-    if (fails(f, ++f->reads, f->fail_read)) return failing(f->read_errno);
+    if (f->yields) sched_yield();
+    if (++f->calls % 2 == 1 && f->interrupted) return failing(EINTR);
+    int64_t call = ++f->reads;
+    call_hook(f, call, f->hook_read);
+    if (fails(f, call, f->fail_read)) return f->read_errno ? failing(f->read_errno) : 0;
     return pread(fd, data, chunk(f, n), at);
 }
 
 static ssize_t faulty_pwrite(void *user, int fd, const void *data, size_t n, off_t at)
 {
     srig_faults *f = user;
-    f->calls++;
-    if (f->interrupted && f->calls % 2 == 1) return failing(EINTR);
-    if (!fails(f, ++f->writes, f->fail_write)) return pwrite(fd, data, chunk(f, n), at);
+    if (f->yields) sched_yield();
+    if (++f->calls % 2 == 1 && f->interrupted) return failing(EINTR);
+    int64_t call = ++f->writes;
+    call_hook(f, call, f->hook_write);
+    if (!fails(f, call, f->fail_write)) return pwrite(fd, data, chunk(f, n), at);
     if (f->in_part && pwrite(fd, data, n / 2, at) < 0) return -1;
     return f->write_errno ? failing(f->write_errno) : 0;
 }

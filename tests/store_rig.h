@@ -1,6 +1,6 @@
 /*
- * store_rig.h: what the tests of the store share: a file in a directory of its own, numbered blocks whose
- * ids and payload follow from their number, and calls of the file that can be made to fail.
+ * store_rig.h: what the tests of the store share: a file in a directory of its own, numbered blocks
+ * whose ids and payload follow from their number, and calls of the file that can be made to fail.
  */
 #ifndef FOLIO_TESTS_STORE_RIG_H
 #define FOLIO_TESTS_STORE_RIG_H
@@ -13,7 +13,7 @@
 #define SRIG_IDS 16 /* ids of a block */
 #define SRIG_MAX_PAYLOAD 3800
 
-/* A store to be: desc and what it points to. Frames have 4096 bytes. Never moved once it is made. */
+/* A store to be: desc and what it points to. Frames have 4096 bytes. Never moved once made. */
 typedef struct {
     char dir[256], path[300];
     folioi_frame_geometry geometry[SRIG_GROUPS];
@@ -58,25 +58,27 @@ bool srig_has(folioi_store *store, uint64_t n, int32_t group, folioi_frame_kind 
 unsigned char *srig_read_file(const char *path, int64_t *size);
 void srig_write_file(const char *path, const void *data, int64_t size);
 
-/* ------------------------------------------------------------------------------------- faults */
+/* --------------------------------------------------------------------------------------- faults */
 
 typedef enum { SRIG_WHOLE, SRIG_ONE_BYTE, SRIG_RANDOM } srig_chunks;
 
-/* Calls are numbered from 1; 0: none fails. */
+/* Calls are numbered from 1; 0: none fails. A call that fails with errno 0 returns 0. */
 typedef struct {
-    srig_chunks chunks; /* how much of a read or write is done */
-    bool interrupted;   /* every other call is, first */
-    int64_t fail_read;  /* the number of the read that fails with read_errno */
-    int64_t
-        fail_write; /* the number of the write that fails with write_errno; 0 there: returns 0 */
+    srig_chunks chunks;            /* how much of a read or write is done */
+    bool interrupted;              /* every other call is, first */
+    int64_t fail_read, fail_write; /* the number of the read, of the write that fails */
     int read_errno, write_errno;
     bool from_then_on; /* and all later ones */
     bool in_part;      /* half of the write is done before */
     int open_errno, lock_errno, size_errno;
-    int64_t reads, writes, calls; /* so far */
+    int64_t hook_read, hook_write; /* the number of the read, of the write before which */
+    void (*hook)(void *user);      /* this is called, once */
+    void *hook_user;
+    bool yields; /* before every read and write: other threads come in between */
+    _Atomic int64_t reads, writes, calls; /* so far */
 } srig_faults;
 
-/* The system's calls with these faults, not to be used by several threads. */
+/* The system's calls with these faults. */
 folioi_file_ops srig_faulty_ops(srig_faults *faults);
 
 #endif

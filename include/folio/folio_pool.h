@@ -58,8 +58,8 @@ typedef struct folio_transfer folio_transfer;
 /** One layer group. Frozen. */
 typedef struct folio_pool_group {
     int64_t window;        /* keys a token sees, itself included: window_left + 1; 0: all          */
-    folio_kv_cache *cache; /* num_blocks blocks of block_size; NULL: the caller runs the copies,   */
-                           /* and there are no tiers                                               */
+    folio_kv_cache *cache; /* at least num_blocks blocks of block_size; NULL: the caller runs the  */
+                           /* copies, and there are no tiers                                       */
 } folio_pool_group;
 
 /** Where K and V can be. */
@@ -84,8 +84,8 @@ typedef struct folio_cache_event {
     uint64_t hash[2];
     uint64_t parent[2]; /* hash of the block before it; 0, 0 for a sequence's first        */
     uint64_t salt;
-    const int32_t *token_ids; /* [num_tokens]; NULL where hash_id was given instead, and   */
-    int32_t num_tokens;       /* for frames found on disk or replaced there                */
+    const int32_t *token_ids; /* [num_tokens]; NULL and 0 where hash_id was given instead, */
+    int32_t num_tokens;       /* and for frames found on disk, replaced or forgotten there */
     uint64_t hash_id;
 } folio_cache_event;
 
@@ -143,7 +143,8 @@ FOLIO_API folio_status folio_pool_release(folio_pool *pool, int64_t n, const int
  */
 FOLIO_API folio_status folio_pool_take_copies(folio_pool *pool, int32_t group, int64_t capacity,
                                               int64_t (*pairs)[2], int64_t *num_pairs);
-/** Take and run all copies of all groups, which need their caches. Nothing to do costs nothing. */
+/** Take and run all copies of all groups, which need their caches. Where one cannot be run, it and
+ * those after it still wait. */
 FOLIO_API folio_status folio_pool_run_copies(folio_pool *pool, const folio_run *run);
 
 typedef struct folio_pool_stats {
@@ -197,8 +198,8 @@ FOLIO_API folio_status folio_pool_map(folio_pool *pool, folio_tier tier, int64_t
  */
 FOLIO_API folio_status folio_pool_check(folio_pool *pool);
 
-/** Empty the prefix cache in all tiers (new weights, say). Running sequences keep their blocks, and
- * what they commit after what they have now is not indexed. */
+/** Empty the prefix cache in all tiers (new weights, say). Sequences keep their blocks, and enter
+ * nothing into the cache any more until they are truncated to 0. Waits for transfers under way. */
 FOLIO_API folio_status folio_pool_forget(folio_pool *pool);
 
 /* ---------------------------------------------------------------------------------------------- */
@@ -255,9 +256,9 @@ FOLIO_API folio_status folio_sequence_get_info(const folio_sequence *sequence,
  * taken. *matched (may be NULL) is its length in tokens: the sequence's len and committed_len. An
  * engine that needs the last token's output gives num_tokens - 1 of the prompt.
  *
- * Blocks found in host memory or on disk are brought back where enough blocks are available for
- * all of them; else the match ends with what is on the device. transfer NULL: the call waits for
- * them. Otherwise *transfer is the handle, or NULL where nothing has to be brought back; until it
+ * Blocks found in host memory or on disk are brought back as far as blocks are available (in pools
+ * with windows: all of them, or the match is what is on the device). transfer NULL: the call waits
+ * for them. Otherwise *transfer is the handle, or NULL where nothing has to be brought back; until it
  * has ended the sequence is COMING, *matched and len are 0; then len tells. A frame that cannot be
  * read ends the prefix before it (in pools with windows: there is no match): that is no error.
  */
@@ -295,7 +296,7 @@ FOLIO_API folio_status folio_sequence_commit(folio_sequence *sequence, const fol
 /**
  * Keep the first len tokens (rejected drafts, a restart: len 0). Refused where a windowed group has
  * released keys that the next token to compute would see: tokens not committed, and those of the
- * last reserve, can always be taken back.
+ * last reserve, can always be taken back. Encoder tokens stay.
  */
 FOLIO_API folio_status folio_sequence_truncate(folio_sequence *sequence, int64_t len);
 
@@ -341,7 +342,8 @@ FOLIO_API void folio_transfer_destroy(folio_transfer *transfer);
 
 /**
  * Move a sequence to host memory or to the store; then its blocks on the device are released. All
- * tokens must be committed. Encoder blocks go along, blocks behind windows are released first.
+ * tokens must be committed. Encoder blocks go along, blocks behind windows are released first, and
+ * queued copies are run.
  * FOLIO_ERR_FULL: the tier has too little room.
  */
 FOLIO_API folio_status folio_sequence_swap_out(folio_sequence *sequence, folio_tier tier,
@@ -362,7 +364,8 @@ typedef enum folio_preemption {
                                  /* folio_sequence_swap_in                                       */
 } folio_preemption;
 
-/** Take a sequence's blocks away, by the caller's policy. Tokens not committed are dropped. */
+/** Take a sequence's blocks away, by the caller's policy. Tokens not committed are dropped first, also
+ * where a swap then finds no room. */
 FOLIO_API folio_status folio_sequence_preempt(folio_sequence *sequence, folio_preemption policy,
                                               const folio_run *run, folio_transfer **transfer);
 

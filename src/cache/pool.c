@@ -2,6 +2,7 @@
 #include "cache/pool.h"
 
 #include "cache/kv_cache.h"
+#include "tensor.h"
 
 #include <string.h>
 #include <sys/random.h>
@@ -52,11 +53,21 @@ static folio_status check_desc(const folio_context *ctx, folio_pool_desc *d)
     return FOLIO_OK;
 }
 
+static void frame_found(void *user, const folioi_frame_id *id)
+{
+    folioi_pool_emit(user, FOLIO_EVENT_STORED, FOLIO_TIER_DISK, id, -1);
+}
+
+static void frame_gone(void *user, const folioi_frame_id *id)
+{
+    folioi_pool_emit(user, FOLIO_EVENT_REMOVED, FOLIO_TIER_DISK, id, -1);
+}
+
 static void frame_replaced(void *user, const folioi_frame_id *id)
 {
     folio_pool *pool = user;
     pool_lock(pool);
-    folioi_pool_emit(pool, FOLIO_EVENT_REMOVED, FOLIO_TIER_DISK, id, -1);
+    frame_gone(pool, id);
     pthread_mutex_unlock(&pool->lock);
 }
 
@@ -72,12 +83,15 @@ static folio_status make_tiers(folio_pool *pool, const folio_pool_desc *d, uint6
                                .max_bytes = d->store_bytes,
                                .model = d->model != NULL ? d->model : "",
                                .ids_bytes = (int32_t)max_i64(d->block_size * (int64_t)4, 8),
-                               .num_groups = pool->cross + 1,
+                               .num_groups = pool->cross + (pool->cache[pool->cross] != NULL),
                                .geometry = pool->frames.geometry,
                                .hash_key = d->hash_key};
         TRY(folioi_store_open(&pool->allocator, &s, &pool->store));
         *hash_key = folioi_store_hash_key(pool->store);
-        if (pool->on_event != NULL) folioi_store_on_replaced(pool->store, frame_replaced, pool);
+        if (pool->on_event != NULL) {
+            folioi_store_on_replaced(pool->store, frame_replaced, pool);
+            folioi_store_each(pool->store, frame_found, pool);
+        }
     }
     return folioi_mover_start(pool);
 }
@@ -150,8 +164,10 @@ void folio_pool_destroy(folio_pool *pool)
 
 folio_status folioi_pool_unlock(folio_pool *pool, folio_status status)
 {
-    if ((pool->flags & FOLIO_POOL_CHECK) != 0 && status == FOLIO_OK)
-        status = folioi_pool_check(pool);
+    if ((pool->flags & FOLIO_POOL_CHECK) != 0 && status == FOLIO_OK) {
+        folio_status found = folioi_pool_check(pool);
+        if (found != FOLIO_ERR_MEMORY) status = found; /* without memory there is no check */
+    }
     pthread_mutex_unlock(&pool->lock);
     return status;
 }
@@ -291,6 +307,36 @@ static int64_t first_unheld(folio_pool *pool, int64_t n, const int32_t *blocks)
     return bad;
 }
 
+bool folioi_pool_place(folio_pool *pool, int32_t block, int32_t *next)
+{
+    const folioi_block *k = &pool->device.block[block];
+    *next = NONE;
+    if (k->node == NONE || pool->window[k->group] != 0) return true;
+    int32_t node = index_node(&pool->index, k->node)->parent;
+    for (; node != NONE; node = index_node(&pool->index, node)->parent) {
+        int32_t b = *index_link(&pool->index, node, TIER_DEVICE, k->group);
+        if (b == NONE) return false;
+        if (block_is_held(&pool->device.block[b])) continue;
+        *next = b;
+        return true;
+    }
+    return true;
+}
+
+/* A caller may hold a block and none of those before it, as no sequence does. */
+static void release_by_hand(folio_pool *pool, int32_t block)
+{
+    const folioi_block *k = &pool->device.block[block];
+    int32_t next = NONE, node = k->node;
+    bool last = k->refs == 1 && k->reads == 0;
+    if (last && !folioi_pool_place(pool, block, &next)) {
+        folioi_pool_unlink(pool, TIER_DEVICE, block);
+        folioi_index_settle(&pool->index, node);
+    }
+    if (next != NONE) blocks_release_before(&pool->device, block, next);
+    else folioi_pool_release(pool, block);
+}
+
 static folio_status by_hand(folio_pool *pool, int64_t n, const int32_t *blocks, bool retain)
 {
     const char *call = retain ? "folio_pool_retain" : "folio_pool_release";
@@ -314,7 +360,7 @@ static folio_status by_hand(folio_pool *pool, int64_t n, const int32_t *blocks, 
     }
     for (int64_t i = 0; i < n; i++) {
         if (retain) blocks_retain(&pool->device, blocks[i]);
-        else folioi_pool_release(pool, blocks[i]);
+        else release_by_hand(pool, blocks[i]);
     }
     pool->by_hand += retain ? n : -n;
     return folioi_pool_unlock(pool, FOLIO_OK);
@@ -357,33 +403,32 @@ folio_status folio_pool_take_copies(folio_pool *pool, int32_t group, int64_t cap
     return folioi_pool_unlock(pool, FOLIO_OK);
 }
 
-folio_status folio_pool_run_copies(folio_pool *pool, const folio_run *run)
+folio_status folioi_pool_run_copies(folio_pool *pool, const folio_run *run)
 {
-    REQUIRE(pool != NULL, "folio_pool_run_copies: pool is NULL");
     enum { CHUNK = 64 };
     int64_t pairs[CHUNK][2];
     for (int32_t g = 0; g < pool->num_groups; g++) {
-        for (;;) {
-            pool_lock(pool);
-            folioi_copies *queue = &pool->copies[g];
+        folioi_copies *queue = &pool->copies[g];
+        REQUIRE(queue->num == 0 || pool->cache[g] != NULL,
+                "run_copies: group %d has no cache; take its copies", g);
+        while (queue->num > 0) {
             int64_t n = min_i64(CHUNK, queue->num);
-            folio_status status = FOLIO_OK;
-            if (n > 0 && pool->cache[g] == NULL)
-                status = folioi_fail(FOLIO_ERR_ARGUMENT,
-                                     "run_copies: group %d has no cache; take its copies", g);
-            /* under the lock: a source may be given away once its copy has left the queue */
-            if (n > 0 && status == FOLIO_OK) {
-                memcpy(pairs, (int64_t(*)[2])queue->pairs.data + (queue->num - n),
-                       (size_t)n * sizeof pairs[0]);
-                status =
-                    folio_kv_cache_copy_blocks(pool->cache[g], (const int64_t(*)[2])pairs, n, run);
-                if (status == FOLIO_OK) take_copies(pool, g, n, pairs);
-            }
-            TRY(folioi_pool_unlock(pool, status));
-            if (n == 0) break;
+            memcpy(pairs, (int64_t(*)[2])queue->pairs.data + (queue->num - n),
+                   (size_t)n * sizeof pairs[0]);
+            TRY(folio_kv_cache_copy_blocks(pool->cache[g], (const int64_t(*)[2])pairs, n, run));
+            take_copies(pool, g, n, pairs);
         }
     }
     return FOLIO_OK;
+}
+
+folio_status folio_pool_run_copies(folio_pool *pool, const folio_run *run)
+{
+    folio_run r;
+    REQUIRE(pool != NULL, "folio_pool_run_copies: pool is NULL");
+    TRY(folioi_run_in(run, &r));
+    pool_lock(pool);
+    return folioi_pool_unlock(pool, folioi_pool_run_copies(pool, run));
 }
 
 /* ----------------------------------------------------------------------------- looking at a pool */
@@ -465,6 +510,7 @@ folio_status folio_pool_forget(folio_pool *pool)
 {
     REQUIRE(pool != NULL, "folio_pool_forget: pool is NULL");
     pool_lock(pool);
+    while (pool->mover.first != NULL) folioi_mover_await(pool); /* what is on its way goes too */
     for (int tier = 0; tier < NUM_LINKED_TIERS; tier++) {
         folioi_blocks *b = tier_blocks(pool, tier);
         for (int32_t i = 0; i < b->num; i++) {
@@ -474,6 +520,11 @@ folio_status folio_pool_forget(folio_pool *pool)
             folioi_index_settle(&pool->index, node);
         }
     }
-    folio_status status = pool->store != NULL ? folioi_store_forget(pool->store) : FOLIO_OK;
+    for (folio_sequence *s = pool->sequences; s != NULL; s = s->next) s->stale = s->len > 0;
+    folio_status status = FOLIO_OK;
+    if (pool->store != NULL) {
+        folioi_store_each(pool->store, frame_gone, pool);
+        status = folioi_store_forget(pool->store);
+    }
     return folioi_pool_unlock(pool, status);
 }

@@ -56,7 +56,8 @@ struct folio_pool {
     folioi_frames frames;
     folioi_store *store;
     folioi_mover mover;
-    uint64_t next_swap; /* numbers swapped sequences in the store */
+    uint64_t next_swap;      /* numbers swapped sequences in the store */
+    int64_t frames_promised; /* of the store, to transfers of sequences under way */
 };
 
 typedef struct folioi_table {
@@ -72,6 +73,7 @@ struct folio_sequence {
     int64_t len, committed, matched, encoder_len, encoder_committed;
     int64_t indexed; /* blocks that the index knows, from the first on */
     int32_t tip;     /* the node of the last of them, pinned; NONE */
+    bool stale;      /* the cache was told to forget what it holds */
     folio_sequence_state state;
     folio_tier tier;
     folioi_key swap_key;      /* names its frames in the store */
@@ -93,6 +95,15 @@ int32_t folioi_pool_take(folio_pool *pool, int32_t group);
 
 /** The holders' side of a block: its last holder also calls off the copy that would write it. */
 void folioi_pool_release(folio_pool *pool, int32_t block);
+
+/** Run all queued copies; the groups need their caches. */
+folio_status folioi_pool_run_copies(folio_pool *pool, const folio_run *run);
+
+/**
+ * Where a block of the index must rest so that leaves come before parents: before the cached block *next, or
+ * at the end (NONE). False: a block before it is gone, so nobody can reach it.
+ */
+bool folioi_pool_place(folio_pool *pool, int32_t block, int32_t *next);
 
 /** The index gets, or loses, a block in a tier; with its event. Losing does not settle the node. */
 void folioi_pool_link(folio_pool *pool, int tier, int32_t node, int32_t group, int32_t block);

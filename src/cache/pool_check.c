@@ -138,7 +138,7 @@ static folio_status check_holders(folio_pool *pool, tally *device, tally *host, 
 
 /* ------------------------------------------------------------------------------------------ index */
 
-/* Without a window a block is of use only after its parent's: it must never be there alone. */
+/* Without a window a block is of use only after its parent's: no sequence has it alone, only callers may. */
 static folio_status check_order(const folio_pool *pool, int32_t node, int32_t group,
                                 const tally *count)
 {
@@ -146,11 +146,13 @@ static folio_status check_order(const folio_pool *pool, int32_t node, int32_t gr
     if (pool->window[group] != 0 || parent == NONE) return FOLIO_OK;
     int32_t b = *index_link(&pool->index, node, TIER_DEVICE, group);
     int32_t p = *index_link(&pool->index, parent, TIER_DEVICE, group);
-    HOLDS(p != NONE, "block %d is cached and its parent is not", b);
-    const folioi_block *block = &pool->device.block[b], *before = &pool->device.block[p];
-    bool by_sequences = block->refs > count[b].steps;
-    HOLDS(!by_sequences || block_is_held(before), "block %d is held and its parent %d is not", b,
-          p);
+    const folioi_block *block = &pool->device.block[b];
+    bool by_hand = block->refs > count[b].holders;
+    HOLDS(p != NONE || by_hand, "block %d is cached and its parent is not", b);
+    if (p == NONE) return FOLIO_OK;
+    const folioi_block *before = &pool->device.block[p];
+    HOLDS(count[b].holders == count[b].steps || block_is_held(before),
+          "block %d is held and its parent %d is not", b, p);
     HOLDS(block_is_held(block) || block_is_held(before) || count[b].order < count[p].order,
           "cached block %d is newer than its parent %d", b, p);
     return FOLIO_OK;

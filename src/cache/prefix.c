@@ -119,20 +119,37 @@ static folio_status walk_prompt(walk *w)
     return FOLIO_OK;
 }
 
-/* Blocks to be brought back for a match of so many blocks, and cached ones it would take. */
-static int64_t count_loads(folio_pool *pool, int64_t blocks, int64_t *woken)
+/* Block i of the walk: must it be brought back, or woken from the cached ones, in how many groups? */
+static void count_block(const folio_pool *pool, int64_t i, int32_t group, int64_t *loads,
+                        int64_t *woken)
 {
-    const int32_t *nodes = pool->walk.data;
-    int64_t loads = 0;
-    *woken = 0;
-    for (int32_t g = 0; g < pool->num_groups; g++)
-        for (int64_t i = window_begin(pool, g, blocks * pool->block_size) / pool->block_size;
-             i < blocks; i++) {
-            int32_t block = *index_link(&pool->index, nodes[i], TIER_DEVICE, g);
-            if (block == NONE) loads++;
-            else *woken += !block_is_held(&pool->device.block[block]);
-        }
-    return loads;
+    int32_t node = ((const int32_t *)pool->walk.data)[i];
+    int32_t block = *index_link(&pool->index, node, TIER_DEVICE, group);
+    if (block == NONE) ++*loads;
+    else *woken += !block_is_held(&pool->device.block[block]);
+}
+
+/* The longest match whose lower-tier blocks have room on the device, and how many those are. */
+static int64_t longest_with_room(const folio_pool *pool, const walk *w, int64_t *num_loads)
+{
+    int64_t loads = 0, woken = 0, have = blocks_available(&pool->device), best = 0;
+    *num_loads = 0;
+    if (pool->windowed) { /* a shorter one would need other blocks: all or what is there */
+        for (int32_t g = 0; g < pool->num_groups; g++)
+            for (int64_t i = window_begin(pool, g, w->best * pool->block_size) / pool->block_size;
+                 i < w->best; i++)
+                count_block(pool, i, g, &loads, &woken);
+        if (loads > 0 && loads > have - woken) return w->device_best;
+        *num_loads = loads;
+        return w->best;
+    }
+    for (int64_t i = 0; i < w->best; i++) {
+        for (int32_t g = 0; g < pool->num_groups; g++) count_block(pool, i, g, &loads, &woken);
+        if (loads > 0 && loads > have - woken) break;
+        best = i + 1;
+        *num_loads = loads;
+    }
+    return best;
 }
 
 /* The sequence takes the first `blocks` nodes of the walk; those not on the device come later. */
@@ -178,14 +195,11 @@ static folio_status match(folio_sequence *s, const folio_tokens *tokens, folio_t
     TRY(folioi_array_reserve(&pool->allocator, &pool->walk,
                              max_i64(w.num, 1) * (int64_t)sizeof(int32_t), "a match"));
     folio_status status = walk_prompt(&w);
-    int64_t woken, loads = count_loads(pool, w.best, &woken);
-    if (loads > 0 && loads > blocks_available(&pool->device) - woken) {
-        w.best = w.device_best;
-        loads = 0;
-    }
+    int64_t loads = 0, best = w.device_best;
+    if (pool->tiers) best = longest_with_room(pool, &w, &loads);
     if (status == FOLIO_OK && loads > 0) status = folioi_transfer_new(pool, loads, transfer);
     if (status == FOLIO_OK) {
-        attach(s, w.best, *transfer);
+        attach(s, best, *transfer);
         pool->lookup_tokens += t.num_tokens;
     }
     index_unpin(&pool->index, w.node);
@@ -266,7 +280,7 @@ static folio_status commit(folio_sequence *s, const folio_tokens *tokens)
     }
     s->committed = t.num_tokens;
     s->encoder_committed = s->encoder_len;
-    if (t.ids != NULL || t.hash_ids != NULL) index_blocks(s, &t);
+    if ((t.ids != NULL || t.hash_ids != NULL) && !s->stale) index_blocks(s, &t);
     return FOLIO_OK;
 }
 

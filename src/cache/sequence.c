@@ -136,6 +136,7 @@ void folioi_sequence_cut(folio_sequence *s, int64_t len)
     s->len = len;
     s->committed = min_i64(s->committed, len);
     s->matched = min_i64(s->matched, len);
+    s->stale &= len > 0;
     int64_t indexed = min_i64(s->indexed, len / pool->block_size);
     if (indexed == s->indexed) return;
     int32_t tip = indexed > 0 ? sequence_node(s, indexed - 1) : NONE;
@@ -364,6 +365,7 @@ static folio_status fork_into(const folio_sequence *s, folio_sequence *child)
     child->matched = s->matched;
     child->encoder_len = s->encoder_len;
     child->encoder_committed = s->encoder_committed;
+    child->stale = s->stale;
     child->indexed = s->indexed;
     child->tip = s->tip;
     index_pin(&pool->index, child->tip);

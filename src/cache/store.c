@@ -1,8 +1,9 @@
 /*
- * store.c: which frame holds what, in memory: a hash table by (key, group, kind), a list of free frames, and
- * one of CACHED frames by use. A frame that somebody reads, writes or wipes is pinned: it is in neither
- * list, so nobody takes it. The last one to unpin it puts it back: among the CACHED ones while it is in
- * the table, else among the free ones. Files are read and written without the lock.
+ * store.c: which frame holds what, in memory: a hash table by (key, group, kind), a list of free
+ * frames, and one of CACHED frames by use. A frame that somebody reads, writes or wipes is pinned:
+ * it is in neither list, so nobody takes it. The last one to unpin it puts it back: among the
+ * CACHED ones while it is in the table, else among the free ones. Files are read and written
+ * without the lock.
  */
 #include "cache/store.h"
 
@@ -124,8 +125,20 @@ static void unpin(folioi_store *store, int32_t i)
     else if (f->info.kind == FOLIOI_FRAME_CACHED) list_push(store, &store->cached, i);
 }
 
-/* A frame to write to, pinned and in no table; NONE when there is none. *old: what it held. */
-static int32_t take_frame(folioi_store *store, bool *replaced, folioi_frame_info *old)
+/* As an id without ids. */
+static folioi_frame_id id_of(const folioi_frame_info *info)
+{
+    return (folioi_frame_id){.key = info->key,
+                             .parent = info->parent,
+                             .salt = info->salt,
+                             .group = info->group,
+                             .kind = info->kind,
+                             .ids_bytes = info->ids_bytes,
+                             .hashed = info->hashed};
+}
+
+/* A frame to write to, pinned and in no table; NONE when there is none. *gone: what it held. */
+static int32_t take_frame(folioi_store *store, bool *replaced, folioi_frame_id *gone)
 {
     int32_t i = store->free.head;
     *replaced = i == NONE && store->cached.tail != NONE;
@@ -134,7 +147,7 @@ static int32_t take_frame(folioi_store *store, bool *replaced, folioi_frame_info
         store->frames[i].pins = 1;
     } else if (*replaced) {
         i = store->cached.tail;
-        *old = store->frames[i].info;
+        *gone = id_of(&store->frames[i].info);
         pin(store, i);
         index_remove(store, i);
         store->stats.evictions++;
@@ -151,7 +164,7 @@ static bool same_block(const folioi_frame_info *a, const folioi_frame_info *b)
            a->hashed == b->hashed;
 }
 
-/* The last of a frame that was pinned and has left the table: CACHED ones would be found by an open. */
+/* The end of a frame that is pinned and has left the table: an open would find CACHED ones. */
 static void discard(folioi_store *store, int32_t i)
 {
     bool wiped = store->frames[i].info.kind != FOLIOI_FRAME_CACHED ||
@@ -223,9 +236,8 @@ static void scan_frame(folioi_store *store, int32_t i, char *head)
         int32_t older = store->frames[other].info.stamp < info.stamp ? other : i;
         if (!folioi_store_file_wipe(file, older + 1)) store->stats.errors++;
         if (older == i) return;
-        pin(store, other);
+        list_remove(store, &store->cached, other);
         index_remove(store, other);
-        store->frames[other].pins = 0;
     }
     index_add(store, i);
     list_push(store, &store->cached, i);
@@ -335,18 +347,15 @@ static folio_status write_frame(folioi_store *store, int32_t i, const void *ids,
 }
 
 /*
- * The written frame i enters the table. Returns the frame that has lost its place, still pinned: the one
- * of the same name before it; or i itself where another thread wrote the same block meanwhile, or all
- * was forgotten; or NONE.
+ * The written frame i enters the table. Returns the frame that has lost its place, still pinned:
+ * the one of the same name before it; or i itself where all was forgotten meanwhile; or NONE.
  */
 static int32_t publish(folioi_store *store, int32_t i)
 {
     const folioi_frame_info *info = &store->frames[i].info;
-    bool cached = info->kind == FOLIOI_FRAME_CACHED;
     store->stats.writes++;
-    if (cached && info->epoch != store->file.epoch) return i;
+    if (info->kind == FOLIOI_FRAME_CACHED && info->epoch != store->file.epoch) return i;
     int32_t old = find(store, info->key, info->group, info->kind);
-    if (old != NONE && cached && same_block(info, &store->frames[old].info)) return i;
     if (old != NONE) {
         pin(store, old);
         index_remove(store, old);
@@ -371,36 +380,25 @@ static folio_status put_frame(folioi_store *store, int32_t i, const folioi_frame
     return status;
 }
 
-/* As an id without ids. */
-static folioi_frame_id id_of(const folioi_frame_info *info)
-{
-    return (folioi_frame_id){.key = info->key,
-                             .parent = info->parent,
-                             .salt = info->salt,
-                             .group = info->group,
-                             .kind = info->kind,
-                             .ids_bytes = info->ids_bytes,
-                             .hashed = info->hashed};
-}
-
 folio_status folioi_store_put(folioi_store *store, const folioi_frame_id *id, const void *payload,
                               int64_t bytes)
 {
     TRY(check_put(store, id, bytes));
     void *head;
     TRY(folioi_alloc(&store->allocator, store->file.head_bytes, "a frame's head", &head));
-    folioi_frame_info info = folioi_frame_describe(&store->file, id, bytes), taken;
+    folioi_frame_info info = folioi_frame_describe(&store->file, id, bytes);
+    folioi_frame_id gone = {.ids = NULL};
     folio_status status = FOLIO_OK;
     bool replaced = false;
     int32_t i = NONE;
 
     pthread_mutex_lock(&store->lock);
-    /* Pinned: the old frame is not taken for the new one, and is the most recently used afterwards. */
+    /* Pinned: the old frame is not taken for the new one, and is the last used afterwards. */
     int32_t old = find(store, id->key, id->group, id->kind);
     if (old != NONE) pin(store, old);
     bool there = old != NONE && id->kind == FOLIOI_FRAME_CACHED &&
                  same_block(&info, &store->frames[old].info);
-    if (!there) i = take_frame(store, &replaced, &taken);
+    if (!there) i = take_frame(store, &replaced, &gone);
     if (i != NONE) {
         info.stamp = ++store->stamp;
         info.epoch = store->file.epoch;
@@ -414,10 +412,7 @@ folio_status folioi_store_put(folioi_store *store, const folioi_frame_id *id, co
     void *user = store->replaced_user;
     pthread_mutex_unlock(&store->lock);
 
-    if (replaced && fn != NULL) {
-        folioi_frame_id gone = id_of(&taken);
-        fn(user, &gone);
-    }
+    if (replaced && fn != NULL) fn(user, &gone);
     if (i != NONE) status = put_frame(store, i, id, payload, head);
     if (old != NONE) {
         pthread_mutex_lock(&store->lock);
@@ -558,6 +553,18 @@ void folioi_store_on_replaced(folioi_store *store, folioi_replaced_fn fn, void *
     pthread_mutex_lock(&store->lock);
     store->replaced = fn;
     store->replaced_user = user;
+    pthread_mutex_unlock(&store->lock);
+}
+
+void folioi_store_each(folioi_store *store, folioi_replaced_fn fn, void *user)
+{
+    pthread_mutex_lock(&store->lock);
+    for (int64_t i = 0; i < store->stats.num_frames; i++) {
+        const store_frame *f = &store->frames[i];
+        if (!f->indexed || f->info.kind != FOLIOI_FRAME_CACHED) continue;
+        folioi_frame_id id = id_of(&f->info);
+        fn(user, &id);
+    }
     pthread_mutex_unlock(&store->lock);
 }
 

@@ -4,11 +4,12 @@
  *   frame 0                       the superblock: what the file is for, and the key of its hashes
  *   frame i   [header | ids | payload | padding]    a frame is a multiple of 4096 bytes
  *
- * A frame's header names its block (key, parent, salt, group, kind), its geometry and its length, with
- * checksums over the header with the ids, and over the payload. A put wipes the old header, writes the
- * payload, then the header, so that a killed process leaves whole frames and free ones. The index is in
- * memory, rebuilt on open from the headers. What does not verify is a miss with a counted warning.
- * Thread-safe; nothing is held while a file is read or written but the frame itself.
+ * A frame's header names its block (key, parent, salt, group, kind), its geometry and its length,
+ * with checksums over the header with the ids, and over the payload. A put wipes the old header,
+ * writes the payload, then the header, so that a killed process leaves whole frames and free ones
+ * (nothing is synced: after a power failure frames may be torn or missing, never wrong). The index
+ * is in memory, rebuilt on open from the headers. What does not verify is a miss with a counted
+ * warning. Thread-safe; nothing is held while a file is read or written but the frame itself.
  */
 #ifndef FOLIOI_STORE_H
 #define FOLIOI_STORE_H
@@ -23,8 +24,8 @@
 typedef struct folioi_file_ops {
     int (*open)(void *user, const char *path, int flags, mode_t mode);
     int (*close)(void *user, int fd);
-    int (*lock)(void *user, int fd);                 /* flock, exclusive, not waiting */
-    int64_t (*size)(void *user, int fd);             /* bytes, or -1 */
+    int (*lock)(void *user, int fd);     /* flock, exclusive, not waiting */
+    int64_t (*size)(void *user, int fd); /* bytes, or -1 */
     ssize_t (*pread)(void *user, int fd, void *data, size_t n, off_t at);
     ssize_t (*pwrite)(void *user, int fd, const void *data, size_t n, off_t at);
     void *user;
@@ -35,7 +36,8 @@ typedef struct folioi_frame_geometry {
     int32_t num_layers, block_size, num_kv_heads, k_head_size, v_head_size, dtype;
     int32_t layout_version;
     char layout_id[20]; /* terminated */
-    int64_t payload_bytes;
+    int64_t
+        payload_bytes; /* of a whole block, the most a put may have; 0: a group without blocks */
 } folioi_frame_geometry;
 
 typedef struct folioi_store_desc {
@@ -50,8 +52,8 @@ typedef struct folioi_store_desc {
 } folioi_store_desc;
 
 typedef enum folioi_frame_kind {
-    FOLIOI_FRAME_CACHED = 1,  /* of the prefix cache: found again after an open, may be replaced        */
-    FOLIOI_FRAME_SEQUENCE = 2 /* of a swapped sequence: never replaced, dropped by the next open        */
+    FOLIOI_FRAME_CACHED = 1,  /* of the prefix cache: found again after an open, may be replaced  */
+    FOLIOI_FRAME_SEQUENCE = 2 /* of a swapped sequence: never replaced, dropped by the next open */
 } folioi_frame_kind;
 
 /** What names a frame. Frames differ in (key, group, kind); the rest is compared by get. */
@@ -75,10 +77,13 @@ typedef void (*folioi_replaced_fn)(void *user, const folioi_frame_id *id); /* id
 typedef struct folioi_store folioi_store;
 
 /**
- * Open or make the file. ERR_ARGUMENT: in use, not a store, another version, model, geometry or hash key
- * (a sentence says which, and what the file has); ERR_IO: the system refused (with its words). A file
- * that is not a store of ours is never written to. A larger max_bytes than the file was made with gives it
- * more frames; with a smaller one, frames past it are not used.
+ * Open or make the file. ERR_ARGUMENT: in use, not a store, another version, model, geometry or
+ * hash key (a sentence says which, and what the file has); ERR_IO: the system refused (with its
+ * words). A file that is not a store of ours is never written to; one that is empty, or the
+ * beginning of a store of this desc (its maker was killed), is made anew. A larger max_bytes than
+ * the file was made with gives it more frames; with a smaller one, frames past it are not used.
+ * CACHED frames are found in the order of their puts: use after the put is not remembered. Frames
+ * that cannot be read are free, and counted as errors.
  */
 folio_status folioi_store_open(const folio_allocator *a, const folioi_store_desc *desc,
                                folioi_store **out);
@@ -87,19 +92,20 @@ void folioi_store_close(folioi_store *store);
 uint64_t folioi_store_hash_key(const folioi_store *store);
 
 /**
- * Write a frame: the same (key, group, kind) again is replaced in its place only after the new one is
- * whole (or skipped as equal for CACHED). Takes a free frame, else the least recently used CACHED one.
- * ERR_FULL: every frame is a sequence's, or busy. ERR_IO: the write failed (disk full, say): counted, the
- * frame is free again.
+ * Write a frame: the same (key, group, kind) again is replaced in its place only after the new one
+ * is whole (or skipped as equal for CACHED). Takes a free frame, else the least recently used
+ * CACHED one. ERR_FULL: every frame is a sequence's, or busy, or the old one of this name. ERR_IO:
+ * the write failed (disk full, say): counted, the frame is free again, what it held before is gone.
+ * ERR_ARGUMENT, ERR_MEMORY: nothing changed.
  */
 folio_status folioi_store_put(folioi_store *store, const folioi_frame_id *id, const void *payload,
                               int64_t bytes);
 
 /**
- * Read a frame into payload (exactly `bytes`). *found false: not there, or it does not verify (counted as
- * a warning, and dropped), or its parent, salt, length or ids differ (not dropped), or the read failed
- * (counted as an error, and dropped). payload then holds anything. A hit becomes the most recently used.
- * ERR_MEMORY is the only failure.
+ * Read a frame into payload (exactly `bytes`). *found false: not there, or it does not verify
+ * (counted as a warning, and dropped), or its parent, salt, length or ids differ (not dropped), or
+ * the read failed (counted as an error, and dropped). payload then holds anything. A hit becomes
+ * the most recently used. ERR_MEMORY is the only failure.
  */
 folio_status folioi_store_get(folioi_store *store, const folioi_frame_id *id, void *payload,
                               int64_t bytes, bool *found);
@@ -107,17 +113,26 @@ folio_status folioi_store_get(folioi_store *store, const folioi_frame_id *id, vo
 /** Is there a frame of this key, group, kind, parent and salt? Its ids are compared by get. */
 bool folioi_store_has(folioi_store *store, const folioi_frame_id *id);
 
-/** Forget a frame, if it is there. On disk it stays until its place is used again; CACHED ones are wiped. */
+/** Forget the frame of this key, group and kind, if it is there. On disk a SEQUENCE stays until its
+ * place is used again; CACHED ones are wiped. */
 void folioi_store_drop(folioi_store *store, const folioi_frame_id *id);
 
-/** Forget all CACHED frames, on disk too. */
+/**
+ * Forget all CACHED frames, on disk too (also those past a smaller max_bytes, and puts under way),
+ * with one small write, which only a power failure can undo. ERR_IO: it failed; they are forgotten
+ * here, and close tries again to write it down.
+ */
 folio_status folioi_store_forget(folioi_store *store);
 
-/** Frames that a put of SEQUENCE kind can have at most, now: free and CACHED ones. */
+/** Frames that puts of SEQUENCE kind can have at most, now: free, or CACHED and read by nobody. */
 int64_t folioi_store_available(folioi_store *store);
 
-/** Called for each CACHED frame that put replaces. */
+/** Called for each CACHED frame that put takes for another name. By then another thread may have
+ * put its block again: has says so. */
 void folioi_store_on_replaced(folioi_store *store, folioi_replaced_fn fn, void *user);
+
+/** Calls fn for each CACHED frame (ids NULL), under the store's lock. */
+void folioi_store_each(folioi_store *store, folioi_replaced_fn fn, void *user);
 
 folioi_store_stats folioi_store_get_stats(folioi_store *store);
 

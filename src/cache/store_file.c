@@ -68,7 +68,7 @@ static ssize_t system_pwrite(void *user, int fd, const void *data, size_t n, off
 static const folioi_file_ops system_ops = {system_open,  system_close,  system_lock, system_size,
                                            system_pread, system_pwrite, NULL};
 
-/* ------------------------------------------------------------------------- whole reads and writes */
+/* ----------------------------------------------------------------------- whole reads and writes */
 
 int64_t folioi_store_file_read(folioi_store_file *file, void *data, int64_t n, int64_t at)
 {
@@ -260,7 +260,7 @@ static folio_status check_superblock(folioi_store_file *file, const folioi_store
     return FOLIO_OK;
 }
 
-/* A process that is killed while it makes the file leaves nothing, zeros, or the beginning of ours. */
+/* A process killed while it makes the file leaves nothing, zeros, or the beginning of ours. */
 static bool is_unfinished(const folioi_superblock *there, int64_t size,
                           const folioi_superblock *here)
 {
@@ -282,7 +282,6 @@ static folio_status make_file(folioi_store_file *file, const folioi_store_desc *
     super->epoch_checksum = epoch_checksum(file, file->epoch);
     TRY(folioi_store_file_write(file, super, sizeof *super, 0));
     file->epoch_saved = true;
-    file->size = sizeof *super;
     return FOLIO_OK;
 }
 

@@ -1,12 +1,13 @@
 /*
- * store_file.h: the store's file: its superblock, the heads of its frames, and whole reads and writes. What
- * is in memory, and who may touch which frame, is store.c's.
+ * store_file.h: the store's file: its superblock, the heads of its frames, and whole reads and
+ * writes. What is in memory, and who may touch which frame, is store.c's.
  *
  *   0                 superblock, 4096 bytes; the rest of frame 0 is never written
- *   i * frame_bytes   frame i, from 1:  header (192) | ids | to a multiple of 64 | payload | padding
+ *   i * frame_bytes   frame i, from 1:  header (192) | ids | payload, from a multiple of 64
  *
- * Integers are little-endian. A frame lives while its epoch is the superblock's: forget changes that one
- * number. Checksums of heads are seeded with the file's hash key: no other file's frames verify.
+ * Integers are little-endian. A frame lives while its epoch is the superblock's: forget changes
+ * that one number. Checksums of heads are seeded with the file's hash key: no other file's frames
+ * verify.
  */
 #ifndef FOLIOI_STORE_FILE_H
 #define FOLIOI_STORE_FILE_H
@@ -96,7 +97,7 @@ typedef enum folioi_head_state {
     FOLIOI_HEAD_WHOLE
 } folioi_head_state;
 
-/** The desc checked, the file opened, locked, and made or compared. On failure nothing is left open. */
+/** The desc checked, the file opened, locked, and made or compared. Nothing is open on failure. */
 folio_status folioi_store_file_open(folioi_store_file *file, const folioi_store_desc *desc);
 void folioi_store_file_close(folioi_store_file *file);
 
@@ -118,7 +119,7 @@ folioi_frame_info folioi_frame_describe(const folioi_store_file *file, const fol
 /** head[head_bytes]: header and ids as they go to disk. */
 void folioi_head_encode(const folioi_store_file *file, int64_t frame, const folioi_frame_info *info,
                         const void *ids, const void *payload, char *head);
-/** Of head[head_bytes] as it was read, missing bytes zero; info, payload_checksum only of a WHOLE one. */
+/** Of head[head_bytes] as it was read, missing bytes zero; only a WHOLE one sets the outputs. */
 folioi_head_state folioi_head_decode(const folioi_store_file *file, int64_t frame, const char *head,
                                      folioi_frame_info *info, uint64_t *payload_checksum);
 

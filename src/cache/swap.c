@@ -9,6 +9,7 @@
  *   cached out     unheld blocks of the index
  */
 #include "cache/pool.h"
+#include "tensor.h"
 
 enum { ON_DISK = 0 }; /* in a swapped sequence's table: there is a frame */
 
@@ -30,7 +31,7 @@ static folio_status list_nodes(folio_sequence *s)
 
 static int32_t listed_node(const folio_sequence *s, int32_t table, int64_t i)
 {
-    bool known = table < s->pool->cross && i < s->indexed;
+    bool known = table < s->pool->cross && i < s->indexed && !s->stale;
     return known ? ((const int32_t *)s->pool->walk.data)[i] : NONE;
 }
 
@@ -119,8 +120,9 @@ static folio_status room_below(folio_sequence *s, folio_tier tier, int64_t *num_
             if (tier == FOLIO_TIER_DISK || host == NONE) need++;
             else woken += !block_is_held(&pool->host.block[host]);
         }
-    int64_t have = tier == FOLIO_TIER_DISK ? folioi_store_available(pool->store)
-                                           : blocks_available(&pool->host) - woken;
+    int64_t have = tier == FOLIO_TIER_DISK
+                       ? folioi_store_available(pool->store) - pool->frames_promised
+                       : blocks_available(&pool->host) - woken;
     if (need <= have) return FOLIO_OK;
     FAIL(FOLIO_ERR_FULL, "swap_out: %lld %s are needed, %lld of %lld are available",
          (long long)need, tier == FOLIO_TIER_DISK ? "frames of the store" : "host blocks",
@@ -160,18 +162,21 @@ static void plan_out(folio_sequence *s, folio_tier tier, folio_transfer *t)
             }
 }
 
-static folio_status swap_out(folio_sequence *s, folio_tier tier, folio_transfer **t)
+static folio_status swap_out(folio_sequence *s, folio_tier tier, const folio_run *run,
+                             folio_transfer **t)
 {
     folio_pool *pool = s->pool;
     int64_t num_blocks;
     TRY(check_out(s, tier));
     TRY(list_nodes(s));
+    TRY(folioi_pool_run_copies(pool, run)); /* one may be about to fill a block of this sequence */
     folioi_sequence_release(s);
     TRY(room_below(s, tier, &num_blocks));
     TRY(folioi_transfer_new(pool, num_blocks, t));
     s->swap_key = (folioi_key){{++pool->next_swap, 0}};
     plan_out(s, tier, *t);
     (*t)->tier = s->tier = tier;
+    if (tier == FOLIO_TIER_DISK) pool->frames_promised += num_blocks;
     folioi_transfer_begin(*t, TRANSFER_OUT, s);
     return FOLIO_OK;
 }
@@ -179,12 +184,13 @@ static folio_status swap_out(folio_sequence *s, folio_tier tier, folio_transfer 
 folio_status folio_sequence_swap_out(folio_sequence *s, folio_tier tier, const folio_run *run,
                                      folio_transfer **transfer)
 {
-    (void)run; /* host backends have no streams */
+    folio_run r;
     REQUIRE(s != NULL, "folio_sequence_swap_out: sequence is NULL");
+    TRY(folioi_run_in(run, &r));
     folio_transfer *t = NULL;
     if (transfer != NULL) *transfer = NULL;
     pool_lock(s->pool);
-    folio_status status = swap_out(s, tier, &t);
+    folio_status status = swap_out(s, tier, run, &t);
     if (status == FOLIO_OK) status = folioi_transfer_hand_out(t, transfer);
     return folioi_pool_unlock(s->pool, status);
 }
@@ -220,6 +226,7 @@ static void finish_out(folio_transfer *t)
     for (int64_t i = t->num_steps - 1; i >= 0; i--) {
         folioi_step *step = &t->steps[i];
         if (step->kind == STEP_SPILL) continue;
+        pool->frames_promised -= step->kind == STEP_STORE;
         if (failed) {
             if (step->holds_host) blocks_release(&pool->host, step->host);
             if (step->kind == STEP_STORE && step->ok) folioi_store_drop(pool->store, &step->id);
@@ -311,8 +318,9 @@ static folio_status swap_in(folio_sequence *s, folio_transfer **t)
 folio_status folio_sequence_swap_in(folio_sequence *s, const folio_run *run,
                                     folio_transfer **transfer)
 {
-    (void)run;
+    folio_run r;
     REQUIRE(s != NULL, "folio_sequence_swap_in: sequence is NULL");
+    TRY(folioi_run_in(run, &r));
     folio_transfer *t = NULL;
     if (transfer != NULL) *transfer = NULL;
     pool_lock(s->pool);
@@ -373,6 +381,8 @@ static void finish_match(folio_transfer *t)
         const folioi_step *step = &t->steps[i];
         if (step->holds_host) blocks_release(&pool->host, step->host);
         pool->blocks_in += t->status == FOLIO_OK && step->ok;
+        if (step->kind == STEP_LOAD && !step->ok && !folioi_store_has(pool->store, &step->id))
+            folioi_pool_emit(pool, FOLIO_EVENT_REMOVED, FOLIO_TIER_DISK, &step->id, -1);
     }
     int64_t wished = s->indexed * pool->block_size;
     s->len = s->committed = wished;
@@ -384,7 +394,8 @@ static void finish_match(folio_transfer *t)
 
 /* ------------------------------------------------------------------------------------ preemption */
 
-static folio_status preempt(folio_sequence *s, folio_preemption policy, folio_transfer **t)
+static folio_status preempt(folio_sequence *s, folio_preemption policy, const folio_run *run,
+                            folio_transfer **t)
 {
     folio_pool *pool = s->pool;
     TRY(folioi_sequence_resident(s, "preempt"));
@@ -399,20 +410,22 @@ static folio_status preempt(folio_sequence *s, folio_preemption policy, folio_tr
     folioi_sequence_cut(s, s->committed);
     if (s->encoder_committed < s->encoder_len) folioi_sequence_drop(s, pool->cross, 0);
     folio_status status = FOLIO_ERR_FULL;
-    if (pool->host.num > 0) status = swap_out(s, FOLIO_TIER_HOST, t);
-    if (status == FOLIO_ERR_FULL && pool->store != NULL) status = swap_out(s, FOLIO_TIER_DISK, t);
+    if (pool->host.num > 0) status = swap_out(s, FOLIO_TIER_HOST, run, t);
+    if (status == FOLIO_ERR_FULL && pool->store != NULL)
+        status = swap_out(s, FOLIO_TIER_DISK, run, t);
     return status;
 }
 
 folio_status folio_sequence_preempt(folio_sequence *s, folio_preemption policy,
                                     const folio_run *run, folio_transfer **transfer)
 {
-    (void)run;
+    folio_run r;
     REQUIRE(s != NULL, "folio_sequence_preempt: sequence is NULL");
+    TRY(folioi_run_in(run, &r));
     folio_transfer *t = NULL;
     if (transfer != NULL) *transfer = NULL;
     pool_lock(s->pool);
-    folio_status status = preempt(s, policy, &t);
+    folio_status status = preempt(s, policy, run, &t);
     if (status == FOLIO_OK) status = folioi_transfer_hand_out(t, transfer);
     return folioi_pool_unlock(s->pool, status);
 }
@@ -490,8 +503,9 @@ folio_status folio_pool_swap_out(folio_pool *pool, folio_tier tier, int64_t max_
                                  const folio_run *run, int64_t *num_blocks,
                                  folio_transfer **transfer)
 {
-    (void)run;
+    folio_run r;
     REQUIRE(pool != NULL, "folio_pool_swap_out: pool is NULL");
+    TRY(folioi_run_in(run, &r));
     int64_t moved = 0;
     folio_transfer *t = NULL;
     if (transfer != NULL) *transfer = NULL;
@@ -523,14 +537,15 @@ static bool let_go(folio_pool *pool, int tier, const folioi_step *step)
     return true;
 }
 
-/* Back to the list of cached blocks: before its parent's, if that is in it. */
+/* Back to the list of cached blocks. */
 static void put_back(folio_pool *pool, const folioi_step *step)
 {
-    const folioi_block *k = &pool->device.block[step->device];
-    int32_t parent = k->node != NONE ? index_node(&pool->index, k->node)->parent : NONE;
-    int32_t next = NONE;
-    if (pool->window[step->table] == 0) next = link_of(pool, parent, TIER_DEVICE, step->table);
-    if (next != NONE && block_is_held(&pool->device.block[next])) next = NONE;
+    int32_t next = NONE, node = pool->device.block[step->device].node;
+    bool last = pool->device.block[step->device].refs == 1;
+    if (last && !folioi_pool_place(pool, step->device, &next)) {
+        folioi_pool_unlink(pool, TIER_DEVICE, step->device);
+        folioi_index_settle(&pool->index, node);
+    }
     blocks_release_before(&pool->device, step->device, next);
 }
 
