@@ -59,6 +59,20 @@ for command in demo info check; do
     check "a wrong option prints nothing on stdout" test ! -s out
     expect 2 err "^folio $command: unexpected argument 'x'" "$command" x
 done
+# shellcheck disable=SC2086 # no word, or one
+for topic in "" " pool"; do
+    expect 0 out "^usage: folio bench$topic" bench $topic --help
+    check "help of bench$topic documents the exit status" grep -q '^exit status' out
+    check "help of bench$topic has examples" grep -q '^examples' out
+    check "help of bench$topic fits 100 columns" test -z "$(awk 'length > 100' out)"
+    expect 2 err "^folio bench$topic: unknown option '--nonsense'; try 'folio bench$topic --help'" \
+        bench $topic --nonsense
+    check "a wrong option prints nothing on stdout" test ! -s out
+done
+expect 0 out '^usage: folio bench' help bench
+expect 2 err '^folio bench: say what to measure' bench
+expect 2 err "^folio bench: unknown topic 'x'" bench x
+expect 2 err "^folio bench pool: unexpected argument 'x'" bench pool x
 expect 2 err "^folio: unknown command 'nonsense'" nonsense
 check "an unknown command prints nothing on stdout" test ! -s out
 expect 2 err "^folio: unknown option '--nonsense'" --nonsense
@@ -118,6 +132,48 @@ done
 check "the demo shows the block map" grep -q '^  \([A-Za-z.] \)*[A-Za-z.]$' out
 expect 0 out '^Every number is within its budget' demo --backend reference --seed 9
 expect 0 out 'threads 1' demo --backend cpu --threads 1
+
+# ---- bench -------------------------------------------------------------------------------------
+for list in '' x 1k, ,1k 1k,,2k 1kk 1.5k -1 255 200M 1e3 99999999999999999999 \
+    1k,1k,1k,1k,1k,1k,1k,1k,1k; do
+    expect 2 err "^folio bench pool: --blocks takes up to 8 numbers from 256 to 100000000" \
+        bench pool --blocks "$list"
+done
+expect 2 err "^folio bench pool: --threads takes up to 8 numbers from 1 to 64" \
+    bench pool --threads 1,0
+expect 2 err "^folio bench pool: --block-size takes a whole number from 1 to 256" \
+    bench pool --block-size 0
+for seconds in '' x 0 -1 nan inf 1s; do
+    expect 2 err '^folio bench pool: --seconds takes seconds' bench pool --seconds "$seconds"
+done
+expect 2 err 'one of md|csv|json' bench pool -o text
+expect 1 err '^folio bench pool: nothing ran' bench pool --filter no_such_case
+check "a bench where nothing ran prints nothing on stdout" test ! -s out
+expect 0 out '^| alloc_free  *|  *1000 |  *- | .* ns | .* ns | .* % | pair  |' \
+    bench pool --filter alloc_free --blocks 1k,2500 --threads 1,3 --seconds 0.001
+check "bench pool: all sizes" test "$(grep -c '^| alloc_free  *|' out)" -eq 2
+check "bench pool: fragmented" test "$(grep -c '^| alloc_free_fragmented  *|' out)" -eq 2
+check "bench pool: threads" test "$(grep -c '^| alloc_free_threads  *|.*[13] threads*' out)" -eq 2
+check "bench pool: the ceiling" grep -q '^- ceiling: two locks and unlocks: .* ns$' out
+check "bench pool: the ratio" grep -q '^- alloc_free: slowest size .* times the fastest$' out
+check "bench pool: no other group ran" sh -c '! grep -q "match\|memcpy" out'
+check "bench pool fits 100 columns" test -z "$(awk 'length > 100' out)"
+expect 0 out '^case,blocks,threads,length,' \
+    bench pool --filter commit --seconds 0.001 --block-size 1 -o csv
+check "rows of the CSV have equal columns" \
+    test "$(awk -F, '{ print NF }' out | sort -u | wc -l)" -eq 1
+check "evict and commit come together" \
+    test "$(sed 1d out | cut -d, -f1 | tr '\n' ' ')" = 'evict commit '
+expect 0 out '"alloc_free_ratio": null' bench pool --filter swap --seconds 0.001 -o json
+check "bench -o json: a ceiling that was measured" grep -q '"memcpy_gbps": [0-9]' out
+check "bench -o json: one that was not" grep -q '"lock_pair_ns": null' out
+check "bench -o json: a number that does not apply" grep -q '"threads": null' out
+mkdir tmp
+export TMPDIR="$dir/tmp"
+expect 0 out '"case": "store_in"' bench pool --filter store --seconds 0.001 -o json
+check "the store's file is removed" rmdir tmp
+expect 1 err '^folio bench: .*/tmp/.* cannot be made' bench pool --filter store
+unset TMPDIR
 
 # ---- A full disk -------------------------------------------------------------------------------
 if [ -c /dev/full ]; then
