@@ -616,7 +616,7 @@ folio_pool_desc gen_world_desc(const gen_world *w, int64_t blocks, int64_t host,
 {
     return (folio_pool_desc){.struct_size = sizeof(folio_pool_desc),
                              .num_blocks = blocks,
-                             .flags = w->unchecked ? 0 : FOLIO_POOL_CHECK,
+                             .flags = FOLIO_POOL_CHECK,
                              .host_blocks = host,
                              .store_path = frames > 0 ? w->store : NULL,
                              .store_bytes = frames > 0 ? gen_store_bytes(&w->m, frames) : 0,

@@ -123,7 +123,6 @@ typedef struct gen_world {
     gen_pool p;
     gen_request r[GEN_REQUESTS];
     char store[256];
-    bool unchecked; /* pools without FOLIO_POOL_CHECK, whose check takes memory itself */
 } gen_world;
 
 bool gen_world_model(gen_world *w, const gen_geometry *g, const folio_allocator *allocator);

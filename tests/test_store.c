@@ -318,6 +318,36 @@ TEST(store, an_open_finds_what_is_cached_and_no_sequence)
     srig_end(&rig);
 }
 
+static void log_each(void *user, const folioi_frame_id *id)
+{
+    replaced_log *log = user;
+    CHECK(id->ids == NULL);
+    if (log->count < COUNT_OF(log->ids)) log->ids[log->count++] = *id;
+}
+
+TEST(store, each_lists_what_is_cached)
+{
+    store_rig rig;
+    srig_init(&rig, 8);
+    REQUIRE_TEST(srig_open(&rig) == FOLIO_OK);
+    for (uint64_t n = 0; n < 9; n++) /* 0 is replaced */
+        CHECK_OK(srig_put(rig.store, n, (int32_t)(n % 3), n == 4 ? SEQUENCE : CACHED, 0));
+    srig_block b;
+    srig_block_make(&b, 7, 1, CACHED, 0);
+    folioi_store_drop(rig.store, &b.id);
+    for (int open = 0; open < 2; open++, srig_reopen(&rig)) {
+        replaced_log log = {.store = rig.store};
+        folioi_store_each(rig.store, log_each, &log);
+        CHECK_INT(log.count, 6);
+        for (uint64_t n = 0; n < 9; n++) {
+            int times = 0;
+            for (int i = 0; i < log.count; i++) times += is_block(&log.ids[i], n, (int32_t)(n % 3));
+            CHECK_INT(times, n != 0 && n != 4 && n != 7);
+        }
+    }
+    srig_end(&rig);
+}
+
 TEST(store, dropped_frames_stay_away)
 {
     store_rig rig;

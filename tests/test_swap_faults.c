@@ -127,7 +127,7 @@ static void check_usable(fragile *f, operation op, bool failed)
 static void check_allocations(const gen_geometry *g, operation op, bool async)
 {
     static fragile f;
-    f = (fragile){.w.unchecked = true};
+    f = (fragile){0};
     folio_allocator allocator = support_allocator(&f.counter);
     REQUIRE_TEST(gen_world_model(&f.w, g, &allocator));
     int64_t live = f.counter.live, n = 0;
@@ -168,7 +168,7 @@ TEST(swap_faults, every_allocation_may_fail)
 TEST(swap_faults, a_pool_with_tiers_needs_all_its_memory)
 {
     static fragile f;
-    f = (fragile){.w.unchecked = true};
+    f = (fragile){0};
     folio_allocator allocator = support_allocator(&f.counter);
     REQUIRE_TEST(gen_world_model(&f.w, &plain, &allocator));
     REQUIRE_TEST(gen_world_pool(&f.w, BLOCKS, HOST, FRAMES));
