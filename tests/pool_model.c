@@ -264,7 +264,7 @@ uint64_t model_hash_id_of(const model *m, const int32_t *tokens)
     return h;
 }
 
-/* --------------------------------------------------------------------------------- model: events */
+/* -------------------------------------------------------------------------------- model: events */
 
 static void on_removed(model *m, const folio_cache_event *e)
 {
@@ -325,7 +325,7 @@ static void on_event(void *user, const folio_cache_event *e)
     else EXPECT(false, "an event of kind %d", (int)e->kind);
 }
 
-/* ---------------------------------------------------------------------------------- model: check */
+/* --------------------------------------------------------------------------------- model: check */
 
 static void check_sequence(model *m, const model_seq *s)
 {
@@ -433,7 +433,7 @@ void model_check(model *m)
     if (!m->failed && m->op % 1000 == 999) EXPECT_STATUS(folio_pool_check(m->pool), FOLIO_OK);
 }
 
-/* -------------------------------------------------------------------------- model: open and close */
+/* ------------------------------------------------------------------------ model: open and close */
 
 model_config model_config_of(uint64_t seed)
 {

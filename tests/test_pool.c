@@ -28,7 +28,7 @@ static void check_unchanged(int line, folio_pool *pool, const folio_pool_stats *
         check_unchanged(__LINE__, pool, &before_);                                                 \
     } while (0)
 
-/* -------------------------------------------------------------------------------- blocks by hand */
+/* ------------------------------------------------------------------------------- blocks by hand */
 
 TEST(pool, a_new_pool_is_free)
 {
@@ -362,7 +362,7 @@ TEST(pool, groups_share_one_numbering)
     pool_rig_close(&r);
 }
 
-/* -------------------------------------------------------------------------------------- refusals */
+/* ------------------------------------------------------------------------------------- refusals */
 
 TEST(pool, descriptions_refused)
 {
@@ -532,7 +532,7 @@ TEST(pool, other_calls_refused)
     pool_rig_close(&r);
 }
 
-/* ---------------------------------------------------------------------------------- struct sizes */
+/* --------------------------------------------------------------------------------- struct sizes */
 
 typedef struct {
     folio_context *ctx;
@@ -667,7 +667,7 @@ TEST(pool, struct_sizes)
     pool_rig_close(&r);
 }
 
-/* -------------------------------------------------------------------------- memory that runs out */
+/* ------------------------------------------------------------------------- memory that runs out */
 
 typedef struct {
     folio_context *ctx;
@@ -826,7 +826,7 @@ TEST(pool, memory_that_runs_out)
     CHECK(n > 5 && n < 2000);
 }
 
-/* --------------------------------------------------------------------------------------- threads */
+/* -------------------------------------------------------------------------------------- threads */
 
 enum { THREADS = 4, THREAD_BLOCKS = 64, ROUNDS = 3000 };
 

@@ -1,7 +1,7 @@
 /*
- * test_sequence.c: one sequence's life around block boundaries: slots, commit, truncate, fork and the
- * copies it leads to, windows, encoder tokens, batches made of sequences, and what is refused. Where
- * K and V matter they lie in real caches, one number per token.
+ * test_sequence.c: one sequence's life around block boundaries: slots, commit, truncate, fork and
+ * the copies it leads to, windows, encoder tokens, batches made of sequences, and what is refused.
+ * Where K and V matter they lie in real caches, one number per token.
  */
 #include "pool_model.h"
 
@@ -28,7 +28,7 @@ static int64_t blocks_for(int64_t tokens, int64_t block_size)
         CHECK_MSG(memcmp(&info_, &info_now_, sizeof info_) == 0, "%s changed something", #call);   \
     } while (0)
 
-/* ------------------------------------------------------------------------------------------ slots */
+/* ---------------------------------------------------------------------------------------- slots */
 
 enum { SLOT_GROUPS = 2, SLOT_SEQS = 2 * LENGTHS, SLOT_BLOCKS = 1200 };
 
@@ -169,7 +169,7 @@ TEST(sequence, all_or_nothing_in_every_group)
     pool_rig_close(&r);
 }
 
-/* ------------------------------------------------------------------------------------------ copies */
+/* --------------------------------------------------------------------------------------- copies */
 
 enum { WORLD_BLOCKS = 40, WORLD_BS = 4 };
 
@@ -255,7 +255,7 @@ static int32_t block_at(const folio_sequence *s, int32_t group, int64_t i)
     return pool_table(s, group, NULL)[i];
 }
 
-/* For every length: a fork shares all, and a token more costs a copy where the last block has room. */
+/* A fork shares all, and a token more costs a copy where the last block has room. */
 static void fork_with(int32_t bs)
 {
     pool_rig r;
@@ -413,7 +413,7 @@ TEST(sequence, a_lost_destination_cancels_its_copy)
     }
 }
 
-/* Forks of forks whose own copies have not run: all copies can run at once, and all read the same. */
+/* Forks of forks whose own copies have not run: all copies fit together, and all read the same. */
 TEST(sequence, a_chain_of_forks_before_the_copies)
 {
     pool_rig w;
@@ -520,7 +520,7 @@ TEST(sequence, an_indexed_block_is_not_written)
     }
 }
 
-/* ----------------------------------------------------------------------------------------- windows */
+/* -------------------------------------------------------------------------------------- windows */
 
 /* Does some token from `next` on see some key of the block? By the definition, one by one. */
 static bool block_is_seen(int64_t block, int64_t bs, int64_t next, int64_t window)
@@ -595,6 +595,28 @@ TEST(sequence, windows_let_go_what_no_token_can_see)
     const int64_t windows[] = {1, 2, 3, 4, 5, 15, 16, 17, 33};
     for (int i = 0; i < COUNT_OF(block_sizes); i++)
         for (int k = 0; k < COUNT_OF(windows); k++) generate_with(block_sizes[i], windows[k]);
+}
+
+/* Tokens that are not committed have still to see their keys. */
+TEST(sequence, windows_wait_for_the_commit)
+{
+    const folio_pool_group groups[2] = {{.window = 0}, {.window = 3}};
+    pool_rig r;
+    REQUIRE_TEST(pool_rig_open(
+        &r,
+        (folio_pool_desc){.num_blocks = 40, .block_size = 4, .num_groups = 2, .groups = groups}));
+    folio_sequence *s = pool_plain(r.pool, 8);
+    for (int i = 0; i < 3; i++) CHECK_OK(folio_sequence_reserve(s, 7, 0, NULL));
+    CHECK_OK(folio_sequence_release_window(s));
+    check_window(s, 8, 4, 3);
+    CHECK_INT(block_at(s, 1, 0), FOLIO_NO_BLOCK);
+    folio_tokens some = pool_tokens(pool_counting_ids(), 17);
+    CHECK_OK(folio_sequence_commit(s, &some));
+    CHECK_OK(folio_sequence_release_window(s));
+    check_window(s, 17, 4, 3);
+    CHECK_OK(folio_sequence_truncate(s, 17)); /* what is not committed can be taken back */
+    folio_sequence_destroy(s);
+    pool_rig_close(&r);
 }
 
 /* Back to every length that is allowed, and on from there with blocks and slots of its own. */
@@ -696,7 +718,7 @@ TEST(sequence, windows_of_shared_blocks_and_full)
     pool_rig_close(&r);
 }
 
-/* ----------------------------------------------------------------------------------------- encoder */
+/* -------------------------------------------------------------------------------------- encoder */
 
 TEST(sequence, encoder_blocks)
 {
@@ -741,7 +763,7 @@ TEST(sequence, encoder_blocks)
     }
 }
 
-/* ----------------------------------------------------------------------------------------- batches */
+/* -------------------------------------------------------------------------------------- batches */
 
 /* What the view must say of one sequence; NULL is a token of padding. */
 static void check_in_view(const folio_batch_view_data *v, int64_t i, const folio_sequence *s,
@@ -882,7 +904,7 @@ TEST(sequence, batches_refused)
     pool_rig_close(&other);
 }
 
-/* ---------------------------------------------------------------------------------------- refusals */
+/* ------------------------------------------------------------------------------------- refusals */
 
 TEST(sequence, commits_refused)
 {

@@ -133,7 +133,8 @@ FOLIO_API void folio_pool_destroy(folio_pool *pool);
 FOLIO_API folio_status folio_pool_alloc(folio_pool *pool, int64_t n, int32_t *blocks);
 /** One more reference to each of n used blocks. */
 FOLIO_API folio_status folio_pool_retain(folio_pool *pool, int64_t n, const int32_t *blocks);
-/** One reference less; the last one frees the block. All n must be used; a block may come twice. */
+/** One reference less; the last one frees the block. Only references that alloc or retain gave; a
+ * block may come as often as it has such. */
 FOLIO_API folio_status folio_pool_release(folio_pool *pool, int64_t n, const int32_t *blocks);
 
 /**
@@ -288,15 +289,17 @@ FOLIO_API folio_status folio_sequence_reserve_encoder(folio_sequence *sequence, 
  * The K and V of the sequence's first num_tokens tokens are written (or will be, by work queued
  * before any later use); num_tokens lies between committed_len and len. Full blocks enter the
  * prefix cache under their ids; those of blocks indexed before must be the same again. tokens NULL:
- * all of len is committed and nothing is indexed. Where the cache has an equal block already, the
+ * all of len is committed and nothing is indexed; once such a sequence is forked, neither of the two
+ * enters anything until it is truncated to 0. Where the cache has an equal block already, the
  * sequence takes that one and frees its own: block tables may change.
  */
 FOLIO_API folio_status folio_sequence_commit(folio_sequence *sequence, const folio_tokens *tokens);
 
 /**
  * Keep the first len tokens (rejected drafts, a restart: len 0). Refused where a windowed group has
- * released keys that the next token to compute would see: tokens not committed, and those of the
- * last reserve, can always be taken back. Encoder tokens stay.
+ * released keys that the next token to compute would see: tokens not committed can always be taken
+ * back, those of the last reserve unless windows were released or a swap was tried since. Encoder
+ * tokens stay.
  */
 FOLIO_API folio_status folio_sequence_truncate(folio_sequence *sequence, int64_t len);
 
@@ -372,7 +375,8 @@ FOLIO_API folio_status folio_sequence_preempt(folio_sequence *sequence, folio_pr
 /**
  * Move up to max_blocks cached blocks, least recently used first, one tier down: to HOST from the
  * device, to DISK from host memory (from the device where there is no host tier). They are free
- * when the transfer has ended, and folio_sequence_match finds them where they are.
+ * when the transfer has ended, and folio_sequence_match finds them where they are; those of the
+ * device it does not find on their way.
  * *num_blocks (may be NULL): how many go. Cached host blocks that must make room go to the store
  * by themselves, where there is one.
  */

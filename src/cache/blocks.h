@@ -17,7 +17,8 @@
 #define NONE (-1)
 
 typedef struct folioi_block {
-    int32_t refs;       /* holders: block tables, callers                                   */
+    int32_t refs;       /* holders: block tables, steps, callers                            */
+    int32_t hand;       /* of them, callers                                                 */
     int32_t reads;      /* queued copies that read it                                       */
     int32_t node;       /* of the prefix index; NONE                                        */
     int32_t group;      /* whose K and V it holds                                           */
@@ -117,10 +118,10 @@ static inline void blocks_read_begin(folioi_blocks *b, int32_t i)
     b->block[i].reads++;
 }
 
-static inline void blocks_read_end(folioi_blocks *b, int32_t i)
+static inline void blocks_read_end(folioi_blocks *b, int32_t i, int32_t next)
 {
     b->block[i].reads--;
-    blocks_rest(b, i, NONE);
+    blocks_rest(b, i, next);
 }
 
 /** The index forgets a block: a cached one becomes free, a used one stays with its holders. */

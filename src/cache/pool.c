@@ -256,58 +256,9 @@ int32_t folioi_pool_take(folio_pool *pool, int32_t group)
     return blocks_take(d, group);
 }
 
-/* Take a queued copy away; the last one of its queue moves to its place. */
-static void remove_copy(folio_pool *pool, folioi_copies *queue, int32_t i)
-{
-    int64_t(*pairs)[2] = queue->pairs.data;
-    int32_t from = (int32_t)pairs[i][0];
-    pool->device.block[pairs[i][1]].copy = NONE;
-    queue->num--;
-    if (i != queue->num) {
-        memcpy(pairs[i], pairs[queue->num], sizeof pairs[0]);
-        pool->device.block[pairs[i][1]].copy = i;
-    }
-    blocks_read_end(&pool->device, from);
-}
-
-void folioi_pool_release(folio_pool *pool, int32_t block)
-{
-    folioi_block *k = &pool->device.block[block];
-    if (k->copy != NONE && k->refs == 1) remove_copy(pool, &pool->copies[k->group], k->copy);
-    blocks_release(&pool->device, block);
-}
-
-folio_status folio_pool_alloc(folio_pool *pool, int64_t n, int32_t *blocks)
-{
-    REQUIRE(pool != NULL, "folio_pool_alloc: pool is NULL");
-    REQUIRE(n >= 0, "folio_pool_alloc: n is %lld", (long long)n);
-    REQUIRE(n == 0 || blocks != NULL, "folio_pool_alloc: blocks is NULL");
-    pool_lock(pool);
-    int64_t available = blocks_available(&pool->device);
-    if (n > available) {
-        pthread_mutex_unlock(&pool->lock);
-        FAIL(FOLIO_ERR_FULL, "%lld blocks are asked for, %lld of %lld are available", (long long)n,
-             (long long)available, (long long)pool->device.num);
-    }
-    for (int64_t i = 0; i < n; i++) blocks[i] = folioi_pool_take(pool, NONE);
-    pool->by_hand += n;
-    return folioi_pool_unlock(pool, FOLIO_OK);
-}
-
-/* Each block has a reference for each time it comes; else the first that has not. */
-static int64_t first_unheld(folio_pool *pool, int64_t n, const int32_t *blocks)
-{
-    int64_t bad = 0;
-    for (; bad < n; bad++) {
-        if (blocks[bad] < 0 || blocks[bad] >= pool->device.num) break;
-        if (pool->device.block[blocks[bad]].refs == 0) break;
-        pool->device.block[blocks[bad]].refs--;
-    }
-    for (int64_t i = 0; i < bad; i++) pool->device.block[blocks[i]].refs++;
-    return bad;
-}
-
-bool folioi_pool_place(folio_pool *pool, int32_t block, int32_t *next)
+/* Where an unheld block of the index belongs in the list, so that leaves come before parents: before the
+ * cached block *next, or at the end (NONE). False: a block before it is gone, so nobody can reach it. */
+static bool find_place(folio_pool *pool, int32_t block, int32_t *next)
 {
     const folioi_block *k = &pool->device.block[block];
     *next = NONE;
@@ -323,18 +274,74 @@ bool folioi_pool_place(folio_pool *pool, int32_t block, int32_t *next)
     return true;
 }
 
-/* A caller may hold a block and none of those before it, as no sequence does. */
-static void release_by_hand(folio_pool *pool, int32_t block)
+int32_t folioi_pool_prepare_rest(folio_pool *pool, int32_t block)
 {
     const folioi_block *k = &pool->device.block[block];
     int32_t next = NONE, node = k->node;
-    bool last = k->refs == 1 && k->reads == 0;
-    if (last && !folioi_pool_place(pool, block, &next)) {
-        folioi_pool_unlink(pool, TIER_DEVICE, block);
-        folioi_index_settle(&pool->index, node);
+    if (k->refs + k->reads > 1 || node == NONE || find_place(pool, block, &next)) return next;
+    folioi_pool_unlink(pool, TIER_DEVICE, block);
+    folioi_index_settle(&pool->index, node);
+    return NONE;
+}
+
+/* Take a queued copy away; the last one of its queue moves to its place. */
+static void remove_copy(folio_pool *pool, folioi_copies *queue, int32_t i)
+{
+    int64_t(*pairs)[2] = queue->pairs.data;
+    int32_t from = (int32_t)pairs[i][0];
+    pool->device.block[pairs[i][1]].copy = NONE;
+    queue->num--;
+    if (i != queue->num) {
+        memcpy(pairs[i], pairs[queue->num], sizeof pairs[0]);
+        pool->device.block[pairs[i][1]].copy = i;
     }
-    if (next != NONE) blocks_release_before(&pool->device, block, next);
-    else folioi_pool_release(pool, block);
+    blocks_read_end(&pool->device, from, folioi_pool_prepare_rest(pool, from));
+}
+
+void folioi_pool_release(folio_pool *pool, int32_t block)
+{
+    folioi_block *k = &pool->device.block[block];
+    if (k->copy != NONE && k->refs == 1) remove_copy(pool, &pool->copies[k->group], k->copy);
+    blocks_release(&pool->device, block);
+}
+
+/* By a caller, who may hold a block and none of those before it, as no sequence does. */
+static void release_by_hand(folio_pool *pool, int32_t block)
+{
+    if (pool->device.block[block].node == NONE) folioi_pool_release(pool, block);
+    else blocks_release_before(&pool->device, block, folioi_pool_prepare_rest(pool, block));
+}
+
+folio_status folio_pool_alloc(folio_pool *pool, int64_t n, int32_t *blocks)
+{
+    REQUIRE(pool != NULL, "folio_pool_alloc: pool is NULL");
+    REQUIRE(n >= 0, "folio_pool_alloc: n is %lld", (long long)n);
+    REQUIRE(n == 0 || blocks != NULL, "folio_pool_alloc: blocks is NULL");
+    pool_lock(pool);
+    int64_t available = blocks_available(&pool->device);
+    if (n > available) {
+        pthread_mutex_unlock(&pool->lock);
+        FAIL(FOLIO_ERR_FULL, "%lld blocks are asked for, %lld of %lld are available", (long long)n,
+             (long long)available, (long long)pool->device.num);
+    }
+    for (int64_t i = 0; i < n; i++) {
+        blocks[i] = folioi_pool_take(pool, NONE);
+        pool->device.block[blocks[i]].hand = 1;
+    }
+    return folioi_pool_unlock(pool, FOLIO_OK);
+}
+
+/* Each block has a caller's reference for each time it comes; else the first that has not. */
+static int64_t first_unheld(folio_pool *pool, int64_t n, const int32_t *blocks)
+{
+    int64_t bad = 0;
+    for (; bad < n; bad++) {
+        if (blocks[bad] < 0 || blocks[bad] >= pool->device.num) break;
+        if (pool->device.block[blocks[bad]].hand == 0) break;
+        pool->device.block[blocks[bad]].hand--;
+    }
+    for (int64_t i = 0; i < bad; i++) pool->device.block[blocks[i]].hand++;
+    return bad;
 }
 
 static folio_status by_hand(folio_pool *pool, int64_t n, const int32_t *blocks, bool retain)
@@ -356,13 +363,13 @@ static folio_status by_hand(folio_pool *pool, int64_t n, const int32_t *blocks, 
                 "%s: blocks[%lld] = %d is outside [0, %lld)", call, (long long)bad, blocks[bad],
                 (long long)pool->device.num);
         FAIL(FOLIO_ERR_ARGUMENT, "%s: blocks[%lld] = %d is not held%s", call, (long long)bad,
-             blocks[bad], retain ? "" : ", or comes more often than it is");
+             blocks[bad], retain ? "" : " by a caller, or comes more often than it is");
     }
     for (int64_t i = 0; i < n; i++) {
+        pool->device.block[blocks[i]].hand += retain ? 1 : -1;
         if (retain) blocks_retain(&pool->device, blocks[i]);
         else release_by_hand(pool, blocks[i]);
     }
-    pool->by_hand += retain ? n : -n;
     return folioi_pool_unlock(pool, FOLIO_OK);
 }
 

@@ -52,12 +52,10 @@ struct folio_pool {
     folioi_array walk; /* int32_t: nodes of a match */
     folio_sequence *sequences;
     int64_t num_sequences, lookup_tokens, hit_tokens, blocks_out, blocks_in;
-    int64_t by_hand; /* references that callers hold */
     folioi_frames frames;
     folioi_store *store;
     folioi_mover mover;
-    uint64_t next_swap;      /* numbers swapped sequences in the store */
-    int64_t frames_promised; /* of the store, to transfers of sequences under way */
+    uint64_t next_swap; /* numbers swapped sequences in the store */
 };
 
 typedef struct folioi_table {
@@ -100,10 +98,10 @@ void folioi_pool_release(folio_pool *pool, int32_t block);
 folio_status folioi_pool_run_copies(folio_pool *pool, const folio_run *run);
 
 /**
- * Where a block of the index must rest so that leaves come before parents: before the cached block *next, or
- * at the end (NONE). False: a block before it is gone, so nobody can reach it.
+ * Before the last reference to a block goes that may be held without those before it: the cached block it must
+ * rest before (NONE: the end of the list). One that nobody can reach any more leaves the index first.
  */
-bool folioi_pool_place(folio_pool *pool, int32_t block, int32_t *next);
+int32_t folioi_pool_prepare_rest(folio_pool *pool, int32_t block);
 
 /** The index gets, or loses, a block in a tier; with its event. Losing does not settle the node. */
 void folioi_pool_link(folio_pool *pool, int tier, int32_t node, int32_t group, int32_t block);

@@ -152,6 +152,24 @@ static int64_t longest_with_room(const folio_pool *pool, const walk *w, int64_t 
     return best;
 }
 
+/* What a match found is used in lower tiers too, last block first: there as well leaves go before parents. */
+static void touch_below(folio_sequence *s)
+{
+    folio_pool *pool = s->pool;
+    for (int64_t i = s->indexed - 1; i >= 0; i--) {
+        int32_t node = ((const int32_t *)pool->walk.data)[i];
+        for (int32_t g = 0; g < pool->num_groups; g++) {
+            int32_t host = *index_link(&pool->index, node, TIER_HOST, g);
+            folioi_frame_id id = node_id(&pool->index, node, g);
+            if (host != NONE) {
+                blocks_retain(&pool->host, host);
+                blocks_release(&pool->host, host);
+            }
+            if (pool->store != NULL) folioi_store_touch(pool->store, &id);
+        }
+    }
+}
+
 /* The sequence takes the first `blocks` nodes of the walk; those not on the device come later. */
 static void attach(folio_sequence *s, int64_t blocks, folio_transfer *transfer)
 {
@@ -179,6 +197,7 @@ static void attach(folio_sequence *s, int64_t blocks, folio_transfer *transfer)
     }
     s->len = s->committed = s->matched = blocks * pool->block_size;
     pool->hit_tokens += s->len;
+    if (pool->tiers) touch_below(s);
 }
 
 static folio_status match(folio_sequence *s, const folio_tokens *tokens, folio_transfer **transfer)

@@ -94,7 +94,8 @@ folio_status folio_sequence_get_info(const folio_sequence *s, folio_sequence_inf
     REQUIRE(s != NULL, "folio_sequence_get_info: sequence is NULL");
     pool_lock(s->pool);
     folio_sequence_info i = {.state = s->state,
-                             .tier = s->tier,
+                             .tier =
+                                 s->state == FOLIO_SEQUENCE_COMING ? FOLIO_TIER_DEVICE : s->tier,
                              .len = s->len,
                              .committed_len = s->committed,
                              .matched_len = s->matched,
@@ -341,7 +342,7 @@ folio_status folio_sequence_reserve_encoder(folio_sequence *s, int64_t n, uint32
 
 /* ------------------------------------------------------------------------------------------- fork */
 
-static folio_status fork_into(const folio_sequence *s, folio_sequence *child)
+static folio_status fork_into(folio_sequence *s, folio_sequence *child)
 {
     folio_pool *pool = s->pool;
     TRY(folioi_sequence_resident(s, "fork"));
@@ -365,6 +366,9 @@ static folio_status fork_into(const folio_sequence *s, folio_sequence *child)
     child->matched = s->matched;
     child->encoder_len = s->encoder_len;
     child->encoder_committed = s->encoder_committed;
+    /* Full blocks the index does not know, with two holders: one could enter them into a chain of which the
+     * other holds other blocks. */
+    s->stale |= s->committed / pool->block_size > s->indexed;
     child->stale = s->stale;
     child->indexed = s->indexed;
     child->tip = s->tip;

@@ -39,6 +39,7 @@ struct folioi_store {
     int64_t num_buckets;        /* a power of two */
     frame_list free;
     frame_list cached; /* head: used last; tail: the next to be replaced */
+    int64_t promised;  /* of the free and cached ones, to SEQUENCE puts to come */
     uint64_t stamp;    /* of the last put */
     folioi_replaced_fn replaced;
     void *replaced_user;
@@ -403,6 +404,7 @@ folio_status folioi_store_put(folioi_store *store, const folioi_frame_id *id, co
         info.stamp = ++store->stamp;
         info.epoch = store->file.epoch;
         store->frames[i].info = info;
+        if (id->kind == FOLIOI_FRAME_SEQUENCE && store->promised > 0) store->promised--;
     } else if (!there) {
         status = folioi_fail(
             FOLIO_ERR_FULL, "the store is full: all of its %lld frames hold sequences, or are busy",
@@ -540,12 +542,44 @@ folio_status folioi_store_forget(folioi_store *store)
     return status;
 }
 
+static int64_t available(const folioi_store *store)
+{
+    return store->free.count + store->cached.count - store->promised;
+}
+
 int64_t folioi_store_available(folioi_store *store)
 {
     pthread_mutex_lock(&store->lock);
-    int64_t n = store->free.count + store->cached.count;
+    int64_t n = available(store);
     pthread_mutex_unlock(&store->lock);
-    return n;
+    return n < 0 ? 0 : n; /* frames being read count for nobody */
+}
+
+bool folioi_store_promise(folioi_store *store, int64_t n)
+{
+    pthread_mutex_lock(&store->lock);
+    bool there = n == 0 || n <= available(store);
+    if (there) store->promised += n;
+    pthread_mutex_unlock(&store->lock);
+    return there;
+}
+
+void folioi_store_unpromise(folioi_store *store, int64_t n)
+{
+    pthread_mutex_lock(&store->lock);
+    store->promised -= n;
+    pthread_mutex_unlock(&store->lock);
+}
+
+void folioi_store_touch(folioi_store *store, const folioi_frame_id *id)
+{
+    pthread_mutex_lock(&store->lock);
+    int32_t i = find(store, id->key, id->group, FOLIOI_FRAME_CACHED);
+    if (i != NONE) {
+        pin(store, i);
+        unpin(store, i);
+    }
+    pthread_mutex_unlock(&store->lock);
 }
 
 void folioi_store_on_replaced(folioi_store *store, folioi_replaced_fn fn, void *user)

@@ -124,8 +124,16 @@ void folioi_store_drop(folioi_store *store, const folioi_frame_id *id);
  */
 folio_status folioi_store_forget(folioi_store *store);
 
-/** Frames that puts of SEQUENCE kind can have at most, now: free, or CACHED and read by nobody. */
+/** Frames that can still be promised to SEQUENCE puts: free, or CACHED and read by nobody, less those promised. */
 int64_t folioi_store_available(folioi_store *store);
+
+/** Keep n frames for SEQUENCE puts to come; each put takes one of them. False: there are not so many. */
+bool folioi_store_promise(folioi_store *store, int64_t n);
+/** n of them will not be needed. */
+void folioi_store_unpromise(folioi_store *store, int64_t n);
+
+/** A CACHED frame, if it is there, becomes the most recently used. */
+void folioi_store_touch(folioi_store *store, const folioi_frame_id *id);
 
 /** Called for each CACHED frame that put takes for another name. By then another thread may have
  * put its block again: has says so. */

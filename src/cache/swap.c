@@ -108,6 +108,7 @@ static folio_status check_out(const folio_sequence *s, folio_tier tier)
     return FOLIO_OK;
 }
 
+/* Is there room in the tier? On disk it is promised then. */
 static folio_status room_below(folio_sequence *s, folio_tier tier, int64_t *num_blocks)
 {
     folio_pool *pool = s->pool;
@@ -120,10 +121,10 @@ static folio_status room_below(folio_sequence *s, folio_tier tier, int64_t *num_
             if (tier == FOLIO_TIER_DISK || host == NONE) need++;
             else woken += !block_is_held(&pool->host.block[host]);
         }
-    int64_t have = tier == FOLIO_TIER_DISK
-                       ? folioi_store_available(pool->store) - pool->frames_promised
-                       : blocks_available(&pool->host) - woken;
-    if (need <= have) return FOLIO_OK;
+    int64_t have = blocks_available(&pool->host) - woken;
+    if (tier == FOLIO_TIER_DISK ? folioi_store_promise(pool->store, need) : need <= have)
+        return FOLIO_OK;
+    if (tier == FOLIO_TIER_DISK) have = folioi_store_available(pool->store);
     FAIL(FOLIO_ERR_FULL, "swap_out: %lld %s are needed, %lld of %lld are available",
          (long long)need, tier == FOLIO_TIER_DISK ? "frames of the store" : "host blocks",
          (long long)have,
@@ -172,11 +173,14 @@ static folio_status swap_out(folio_sequence *s, folio_tier tier, const folio_run
     TRY(folioi_pool_run_copies(pool, run)); /* one may be about to fill a block of this sequence */
     folioi_sequence_release(s);
     TRY(room_below(s, tier, &num_blocks));
-    TRY(folioi_transfer_new(pool, num_blocks, t));
+    folio_status status = folioi_transfer_new(pool, num_blocks, t);
+    if (status != FOLIO_OK) {
+        if (tier == FOLIO_TIER_DISK) folioi_store_unpromise(pool->store, num_blocks);
+        return status;
+    }
     s->swap_key = (folioi_key){{++pool->next_swap, 0}};
     plan_out(s, tier, *t);
     (*t)->tier = s->tier = tier;
-    if (tier == FOLIO_TIER_DISK) pool->frames_promised += num_blocks;
     folioi_transfer_begin(*t, TRANSFER_OUT, s);
     return FOLIO_OK;
 }
@@ -226,7 +230,7 @@ static void finish_out(folio_transfer *t)
     for (int64_t i = t->num_steps - 1; i >= 0; i--) {
         folioi_step *step = &t->steps[i];
         if (step->kind == STEP_SPILL) continue;
-        pool->frames_promised -= step->kind == STEP_STORE;
+        if (step->kind == STEP_STORE && !step->tried) folioi_store_unpromise(pool->store, 1);
         if (failed) {
             if (step->holds_host) blocks_release(&pool->host, step->host);
             if (step->kind == STEP_STORE && step->ok) folioi_store_drop(pool->store, &step->id);
@@ -383,6 +387,7 @@ static void finish_match(folio_transfer *t)
         pool->blocks_in += t->status == FOLIO_OK && step->ok;
         if (step->kind == STEP_LOAD && !step->ok && !folioi_store_has(pool->store, &step->id))
             folioi_pool_emit(pool, FOLIO_EVENT_REMOVED, FOLIO_TIER_DISK, &step->id, -1);
+        else if (step->kind == STEP_LOAD) folioi_store_touch(pool->store, &step->id);
     }
     int64_t wished = s->indexed * pool->block_size;
     s->len = s->committed = wished;
@@ -432,7 +437,10 @@ folio_status folio_sequence_preempt(folio_sequence *s, folio_preemption policy,
 
 /* ---------------------------------------------------------------------------------- cached blocks */
 
-/* One cached block of the device goes to host memory, or straight to disk. False: no room. */
+/*
+ * One cached block of the device goes to host memory, or straight to disk. It leaves the index at once, so that
+ * nothing rests on a block under way; its node waits for it. False: no room.
+ */
 static bool plan_device_block(folio_pool *pool, folio_transfer *t, int32_t block)
 {
     int32_t node = pool->device.block[block].node, group = pool->device.block[block].group;
@@ -443,16 +451,26 @@ static bool plan_device_block(folio_pool *pool, folio_transfer *t, int32_t block
                         .host = NONE,
                         .node = node,
                         .holds_device = true};
+    if (pool->store != NULL) step.id = node_id(&pool->index, node, group);
     if (t->tier == FOLIO_TIER_DISK) {
-        step.id = node_id(&pool->index, node, group);
-        if (!folioi_store_has(pool->store, &step.id)) step.kind = STEP_STORE;
-    } else if (link_of(pool, node, TIER_HOST, group) == NONE) {
-        if (blocks_available(&pool->host) == 0) return false;
-        step.kind = STEP_OUT;
+        if (!folioi_store_has(pool->store, &step.id)) {
+            if (t->num_steps >= folioi_store_available(pool->store)) return false;
+            step.kind = STEP_STORE;
+        }
+    } else {
+        step.host = link_of(pool, node, TIER_HOST, group);
         step.holds_host = true;
-        step.host = take_host(pool, t, group);
+        if (step.host != NONE) {
+            blocks_retain(&pool->host, step.host);
+        } else {
+            if (blocks_available(&pool->host) == 0) return false;
+            step.kind = STEP_OUT;
+            step.host = take_host(pool, t, group);
+        }
     }
+    index_pin(&pool->index, node);
     blocks_retain(&pool->device, block);
+    folioi_pool_unlink(pool, TIER_DEVICE, block);
     folioi_transfer_add(t, step);
     return true;
 }
@@ -469,6 +487,7 @@ static void plan_host_block(folio_pool *pool, folio_transfer *t, int32_t block)
                         .holds_host = true,
                         .id = node_id(&pool->index, node, group)};
     if (folioi_store_has(pool->store, &step.id)) step.kind = STEP_KEEP, step.ok = true;
+    index_pin(&pool->index, node);
     blocks_retain(&pool->host, block);
     folioi_transfer_add(t, step);
 }
@@ -516,66 +535,65 @@ folio_status folio_pool_swap_out(folio_pool *pool, folio_tier tier, int64_t max_
     return folioi_pool_unlock(pool, status);
 }
 
-/* Is a step's block safe one tier down, so that it can go? */
-static bool is_safe(const folio_transfer *t, const folioi_step *step)
+/* A device block that did not go down is cached again, if it can still be reached. */
+static void take_back(folio_pool *pool, const folioi_step *step)
 {
-    if (step->kind == STEP_OUT || step->kind == STEP_KEEP) return t->status == FOLIO_OK;
-    return step->ok; /* a transfer that failed may have failed before or after it */
+    int32_t parent = index_node(&pool->index, step->node)->parent;
+    bool reachable = pool->window[step->table] != 0 || parent == NONE ||
+                     link_of(pool, parent, TIER_DEVICE, step->table) != NONE;
+    if (reachable && link_of(pool, step->node, TIER_DEVICE, step->table) == NONE)
+        folioi_pool_link(pool, TIER_DEVICE, step->node, step->table, step->device);
+    blocks_release_before(&pool->device, step->device,
+                          folioi_pool_prepare_rest(pool, step->device));
 }
 
-/* A cached block leaves its tier, unless somebody took it meanwhile or has cached what follows it. */
-static bool let_go(folio_pool *pool, int tier, const folioi_step *step)
+/* Is a step's block where it was to go? A transfer that failed may have failed before or after it. */
+static bool is_below(const folio_transfer *t, const folioi_step *step)
 {
-    folioi_blocks *b = tier == TIER_DEVICE ? &pool->device : &pool->host;
-    int32_t block = tier == TIER_DEVICE ? step->device : step->host;
-    const folioi_block *k = &b->block[block];
-    if (k->refs > 1 || k->reads > 0 || k->node != step->node) return false;
-    if (tier == TIER_DEVICE && index_node(&pool->index, step->node)->needed > 0) return false;
-    folioi_pool_unlink(pool, tier, block);
-    folioi_index_settle(&pool->index, step->node);
-    blocks_release(b, block);
-    return true;
+    return step->kind == STEP_STORE || step->kind == STEP_SPILL ? step->ok : t->status == FOLIO_OK;
 }
 
-/* Back to the list of cached blocks. */
-static void put_back(folio_pool *pool, const folioi_step *step)
+static void finish_device_step(folio_transfer *t, const folioi_step *step)
 {
-    int32_t next = NONE, node = pool->device.block[step->device].node;
-    bool last = pool->device.block[step->device].refs == 1;
-    if (last && !folioi_pool_place(pool, step->device, &next)) {
-        folioi_pool_unlink(pool, TIER_DEVICE, step->device);
-        folioi_index_settle(&pool->index, node);
+    folio_pool *pool = t->pool;
+    bool below = is_below(t, step);
+    if (step->kind == STEP_STORE && below) {
+        folioi_pool_emit(pool, FOLIO_EVENT_STORED, FOLIO_TIER_DISK, &step->id, -1);
+        pool->blocks_out++;
     }
-    blocks_release_before(&pool->device, step->device, next);
+    if (step->kind == STEP_OUT && below &&
+        link_of(pool, step->node, TIER_HOST, step->table) == NONE) {
+        folioi_pool_link(pool, TIER_HOST, step->node, step->table, step->host);
+        pool->blocks_out++;
+    }
+    if (step->holds_host) blocks_release(&pool->host, step->host);
+    if (below) blocks_release(&pool->device, step->device);
+    else take_back(pool, step);
+    index_unpin(&pool->index, step->node);
+}
+
+/* A cached host block leaves, unless it is not on disk or somebody has taken it meanwhile. */
+static void finish_host_step(folio_transfer *t, const folioi_step *step)
+{
+    folio_pool *pool = t->pool;
+    const folioi_block *k = &pool->host.block[step->host];
+    if (step->ok && k->refs == 1 && k->node == step->node)
+        folioi_pool_unlink(pool, TIER_HOST, step->host);
+    blocks_release(&pool->host, step->host);
+    index_unpin(&pool->index, step->node);
 }
 
 static void finish_cached(folio_transfer *t)
 {
-    folio_pool *pool = t->pool;
-    /* Oldest first: leaves go before their parents. */
+    /* What goes: leaves first, so that they stay older below. What comes back: parents first. */
     for (int64_t i = 0; i < t->num_steps; i++) {
-        folioi_step *step = &t->steps[i];
-        bool safe = is_safe(t, step);
-        if (step->kind == STEP_STORE && step->ok) {
-            folioi_pool_emit(pool, FOLIO_EVENT_STORED, FOLIO_TIER_DISK, &step->id, -1);
-            pool->blocks_out++;
-        }
-        if (step->kind == STEP_OUT) {
-            if (safe && pool->device.block[step->device].node == step->node &&
-                link_of(pool, step->node, TIER_HOST, step->table) == NONE) {
-                folioi_pool_link(pool, TIER_HOST, step->node, step->table, step->host);
-                pool->blocks_out++;
-            }
-            blocks_release(&pool->host, step->host);
-        }
-        if (step->holds_device && safe && let_go(pool, TIER_DEVICE, step))
-            step->holds_device = false;
-        if (step->kind == STEP_OUT || step->holds_device || !step->holds_host) continue;
-        if (!safe || !let_go(pool, TIER_HOST, step)) blocks_release(&pool->host, step->host);
+        const folioi_step *step = &t->steps[i];
+        if (step->holds_device && is_below(t, step)) finish_device_step(t, step);
+        else if (!step->holds_device && step->node != NONE) finish_host_step(t, step);
     }
-    /* What stays: parents first, each child before its parent in the list. */
     for (int64_t i = t->num_steps - 1; i >= 0; i--)
-        if (t->steps[i].holds_device) put_back(pool, &t->steps[i]);
+        if (t->steps[i].holds_device && !is_below(t, &t->steps[i]))
+            finish_device_step(t, &t->steps[i]);
 }
 
 /* -------------------------------------------------------------------------------------------- end */

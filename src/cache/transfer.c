@@ -39,6 +39,7 @@ static folio_status run_disk(folio_pool *pool, folioi_step *step)
         return FOLIO_OK;
     case STEP_STORE:
         TRY(folio_kv_cache_swap_blocks(device, host, (const int64_t(*)[2])down, 1, NULL));
+        step->tried = true;
         TRY(folioi_store_put(pool->store, &step->id, staging, bytes));
         step->ok = true;
         return FOLIO_OK;

@@ -28,6 +28,7 @@ typedef struct folioi_step {
     int32_t node;         /* of the index; NONE               */
     bool holds_device;    /* the step has a reference to it   */
     bool holds_host;
+    bool tried;         /* STORE: a frame was asked for       */
     bool ok;            /* SPILL, STORE: written; LOAD: read and verified */
     folioi_frame_id id; /* on disk                            */
 } folioi_step;
