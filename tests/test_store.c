@@ -702,7 +702,7 @@ TEST(store, the_format_is_as_it_was)
     CHECK(strcmp((const char *)g1 + 28, "rows") == 0);
     CHECK_INT(little_endian(g1 + 48, 8), 3800);
     CHECK(little_endian(bytes + 2080, 8) == 0x0123456789ABCDEF);
-    CHECK(little_endian(bytes + 2088, 8) == XXH3_64bits(bytes, 2088));
+    CHECK(little_endian(bytes + 2104, 8) == XXH3_64bits(bytes, 2104)); /* after the secret */
 
     srig_block b;
     srig_block_make(&b, 3, 1, SEQUENCE, 0);

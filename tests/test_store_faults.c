@@ -474,12 +474,12 @@ TEST(store_faults, a_flipped_bit_in_the_superblock)
     make_file(&rig, 2);
     int64_t size, after_size;
     unsigned char *whole = srig_read_file(rig.path, &size);
-    for (int64_t at = 0; at < 4096; at += at < 2096 || at >= 4080 ? 1 : 62) { /* 2096 + 32 * 62 */
+    for (int64_t at = 0; at < 4096; at += at < 2112 || at >= 4080 ? 1 : 48) { /* 2112 + 41 * 48 */
         srig_write_file(rig.path, whole, size);
         flip(rig.path, at, (int)(at % 8));
         unsigned char *before = srig_read_file(rig.path, &after_size);
         folio_status status = srig_open(&rig);
-        if (at < 2096) {
+        if (at < 2112) {
             CHECK_MSG(status == FOLIO_ERR_ARGUMENT && rig.store == NULL, "byte %d", (int)at);
             CHECK(strstr(folio_last_error(), at < 8    ? "not a store"
                                              : at < 12 ? "format version"

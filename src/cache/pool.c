@@ -104,8 +104,11 @@ static folio_status fill_pool(folio_pool *pool, const folio_pool_desc *d)
             hash_key = (uint64_t)(uintptr_t)pool | 1;
     TRY(folioi_blocks_init(&pool->allocator, &pool->device, d->num_blocks, "a pool's blocks"));
     TRY(make_tiers(pool, d, &hash_key));
-    return folioi_index_init(&pool->allocator, &pool->index, pool->num_groups, pool->block_size,
-                             hash_key);
+    TRY(folioi_index_init(&pool->allocator, &pool->index, pool->num_groups, pool->block_size,
+                          hash_key));
+    if (pool->store != NULL)
+        folioi_index_use_digests(&pool->index, folioi_store_secret(pool->store));
+    return FOLIO_OK;
 }
 
 folio_status folio_pool_create(folio_context *ctx, const folio_pool_desc *desc, folio_pool **out)

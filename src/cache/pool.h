@@ -117,6 +117,7 @@ static inline folioi_frame_id node_id(const folioi_index *x, int32_t node, int32
     folioi_block_ids ids = index_ids(x, node);
     return (folioi_frame_id){.key = index_node(x, node)->key,
                              .parent = index_parent_key(x, node),
+                             .digest = index_node(x, node)->digest,
                              .salt = index_node(x, node)->salt,
                              .group = group,
                              .kind = FOLIOI_FRAME_CACHED,

@@ -60,7 +60,9 @@ static void make_keys(walk *w, int64_t i)
 static bool on_disk(folio_pool *pool, const walk *w, int64_t i, int32_t group)
 {
     if (pool->store == NULL) return false;
-    folioi_frame_id id = {.key = w->key[i % AHEAD],
+    folioi_block_ids ids = tokens_block(w->tokens, i, pool->block_size);
+    folioi_frame_id id = {.digest = folioi_index_digest(&pool->index, w->node, w->salt, ids),
+                          .key = w->key[i % AHEAD],
                           .parent = w->node == NONE ? (folioi_key){{0, 0}}
                                                     : index_node(&pool->index, w->node)->key,
                           .salt = w->salt,

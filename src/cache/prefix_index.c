@@ -36,15 +36,38 @@ void folioi_index_free(const folio_allocator *a, folioi_index *x)
     folioi_array_free(a, &x->scratch);
 }
 
+/* The input of a key or digest: what came before, salt, ids. */
+static size_t fill_input(folioi_index *x, folioi_key before, uint64_t salt, folioi_block_ids ids)
+{
+    key_head head = {before, salt, ids.hashed};
+    memcpy(x->scratch.data, &head, sizeof head);
+    memcpy((char *)x->scratch.data + sizeof head, ids.data, (size_t)ids.bytes);
+    return sizeof head + (size_t)ids.bytes;
+}
+
 folioi_key folioi_index_key(folioi_index *x, folioi_key parent, uint64_t salt, folioi_block_ids ids)
 {
-    char *input = x->scratch.data;
-    key_head head = {parent, salt, ids.hashed};
-    memcpy(input, &head, sizeof head);
-    memcpy(input + sizeof head, ids.data, (size_t)ids.bytes);
-    XXH128_hash_t h = XXH3_128bits_withSecretandSeed(input, sizeof head + (size_t)ids.bytes,
-                                                     x->secret, sizeof x->secret, x->hash_key);
+    size_t n = fill_input(x, parent, salt, ids);
+    XXH128_hash_t h = XXH3_128bits_withSecretandSeed(x->scratch.data, n, x->secret,
+                                                     sizeof x->secret, x->hash_key);
     return (folioi_key){{h.low64 & x->key_mask, h.high64 & x->key_mask}};
+}
+
+void folioi_index_use_digests(folioi_index *x, folioi_key secret)
+{
+    x->digests = true;
+    XXH3_generateSecret(x->digest_secret, sizeof x->digest_secret, &secret, sizeof secret);
+}
+
+folioi_key folioi_index_digest(folioi_index *x, int32_t parent, uint64_t salt, folioi_block_ids ids)
+{
+    folioi_key before = {{0, 0}};
+    if (!x->digests) return before;
+    if (parent != NONE) before = index_node(x, parent)->digest;
+    size_t n = fill_input(x, before, salt, ids);
+    XXH128_hash_t h =
+        XXH3_128bits_withSecret(x->scratch.data, n, x->digest_secret, sizeof x->digest_secret);
+    return (folioi_key){{h.low64, h.high64}};
 }
 
 int32_t folioi_index_find(const folioi_index *x, folioi_key key, int32_t parent, uint64_t salt,
@@ -105,6 +128,7 @@ int32_t folioi_index_add(folioi_index *x, folioi_key key, int32_t parent, uint64
     x->unused = n->next;
     int32_t *bucket = (int32_t *)x->buckets.data + (key.word[0] & (uint64_t)x->mask);
     *n = (folioi_node){.key = key,
+                       .digest = folioi_index_digest(x, parent, salt, ids),
                        .salt = salt,
                        .parent = parent,
                        .next = *bucket,

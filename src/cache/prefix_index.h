@@ -18,6 +18,8 @@ enum { TIER_DEVICE = 0, TIER_HOST = 1, NUM_LINKED_TIERS = 2 }; /* disk is found 
 
 typedef struct folioi_node {
     folioi_key key;
+    folioi_key
+        digest; /* of the whole prefix, under the store's secret; only where there is a store */
     uint64_t salt;
     int32_t parent; /* NONE: a sequence's first block */
     int32_t next;   /* in its bucket, or among unused nodes */
@@ -41,6 +43,8 @@ typedef struct folioi_index {
     uint64_t hash_key;
     uint64_t key_mask; /* all ones, but in tests of collisions */
     unsigned char secret[XXH3_SECRET_DEFAULT_SIZE];
+    bool digests; /* nodes have them */
+    unsigned char digest_secret[XXH3_SECRET_DEFAULT_SIZE];
     folioi_array nodes;   /* folioi_node [capacity] */
     folioi_array links;   /* int32_t [capacity][NUM_LINKED_TIERS][num_groups] */
     folioi_array ids;     /* [capacity][ids_bytes] */
@@ -82,6 +86,12 @@ static inline folioi_key index_parent_key(const folioi_index *x, int32_t node)
 /** The key of a block after the one of `parent` (zero: the first). */
 folioi_key folioi_index_key(folioi_index *x, folioi_key parent, uint64_t salt,
                             folioi_block_ids ids);
+
+/** Nodes get digests under this secret; before the first one is added. */
+void folioi_index_use_digests(folioi_index *x, folioi_key secret);
+/** The digest of a block after node `parent` (NONE: the first); zero without digests. */
+folioi_key folioi_index_digest(folioi_index *x, int32_t parent, uint64_t salt,
+                               folioi_block_ids ids);
 
 static inline void index_prefetch_bucket(const folioi_index *x, folioi_key key)
 {

@@ -66,7 +66,9 @@ folio_status folio_sequence_create(folio_pool *pool, const folio_sequence_desc *
     if (desc != NULL) STRUCT_IN(d, desc, "folio_sequence_desc");
     REQUIRE(d.max_tokens >= 0 && d.max_tokens <= INT32_MAX,
             "sequence: max_tokens is %lld, outside [0, 2147483647]", (long long)d.max_tokens);
-    TRY(new_sequence(pool, d.salt, d.max_tokens, out));
+    /* more than the pool could ever hold is not made room for at once */
+    int64_t most = pool->device.num * pool->block_size;
+    TRY(new_sequence(pool, d.salt, min_i64(d.max_tokens, most), out));
     pool_lock(pool);
     link_sequence(*out);
     return folioi_pool_unlock(pool, FOLIO_OK);

@@ -131,6 +131,7 @@ static folioi_frame_id id_of(const folioi_frame_info *info)
 {
     return (folioi_frame_id){.key = info->key,
                              .parent = info->parent,
+                             .digest = info->digest,
                              .salt = info->salt,
                              .group = info->group,
                              .kind = info->kind,
@@ -159,10 +160,10 @@ static int32_t take_frame(folioi_store *store, bool *replaced, folioi_frame_id *
 /* The same block: all that an id says, and the payload's length. */
 static bool same_block(const folioi_frame_info *a, const folioi_frame_info *b)
 {
-    return key_equal(a->key, b->key) && key_equal(a->parent, b->parent) && a->salt == b->salt &&
-           a->ids_hash == b->ids_hash && a->payload_bytes == b->payload_bytes &&
-           a->group == b->group && a->ids_bytes == b->ids_bytes && a->kind == b->kind &&
-           a->hashed == b->hashed;
+    return key_equal(a->key, b->key) && key_equal(a->parent, b->parent) &&
+           key_equal(a->digest, b->digest) && a->salt == b->salt && a->ids_hash == b->ids_hash &&
+           a->payload_bytes == b->payload_bytes && a->group == b->group &&
+           a->ids_bytes == b->ids_bytes && a->kind == b->kind && a->hashed == b->hashed;
 }
 
 /* The end of a frame that is pinned and has left the table: an open would find CACHED ones. */
@@ -505,6 +506,7 @@ bool folioi_store_has(folioi_store *store, const folioi_frame_id *id)
     pthread_mutex_lock(&store->lock);
     int32_t i = find(store, id->key, id->group, id->kind);
     bool there = i != NONE && key_equal(store->frames[i].info.parent, id->parent) &&
+                 key_equal(store->frames[i].info.digest, id->digest) &&
                  store->frames[i].info.salt == id->salt;
     pthread_mutex_unlock(&store->lock);
     return there;
@@ -611,3 +613,5 @@ folioi_store_stats folioi_store_get_stats(folioi_store *store)
 }
 
 uint64_t folioi_store_hash_key(const folioi_store *store) { return store->file.hash_key; }
+
+folioi_key folioi_store_secret(const folioi_store *store) { return store->file.secret; }

@@ -59,6 +59,8 @@ typedef enum folioi_frame_kind {
 /** What names a frame. Frames differ in (key, group, kind); the rest is compared by get. */
 typedef struct folioi_frame_id {
     folioi_key key, parent;
+    folioi_key
+        digest; /* of the whole prefix, under the file's secret: keys can be made to collide, this not */
     uint64_t salt;
     int32_t group;
     folioi_frame_kind kind;
@@ -90,6 +92,8 @@ folio_status folioi_store_open(const folio_allocator *a, const folioi_store_desc
 void folioi_store_close(folioi_store *store);
 
 uint64_t folioi_store_hash_key(const folioi_store *store);
+/** A random number of the file's own, for digests. */
+folioi_key folioi_store_secret(const folioi_store *store);
 
 /**
  * Write a frame: the same (key, group, kind) again is replaced in its place only after the new one

@@ -201,7 +201,7 @@ static folio_status check_desc(folioi_store_file *file, const folioi_store_desc 
         round_up((int64_t)sizeof(folioi_frame_header) + desc->ids_bytes, PAYLOAD_ALIGN);
     file->frame_bytes = round_up(file->head_bytes + payload, FRAME_ALIGN);
     REQUIRE(desc->max_bytes >= 3 * file->frame_bytes,
-            "the store's max_bytes is %lld; its superblock and two frames of %lld bytes need %lld",
+            "store_bytes is %lld; its superblock and two frames of %lld bytes need %lld",
             (long long)desc->max_bytes, (long long)file->frame_bytes,
             (long long)(3 * file->frame_bytes));
     return FOLIO_OK;
@@ -255,6 +255,7 @@ static folio_status check_superblock(folioi_store_file *file, const folioi_store
             "%s was made with frames of %lld bytes, here they have %lld", path,
             (long long)le64toh((uint64_t)there->frame_bytes), (long long)file->frame_bytes);
     file->hash_key = le64toh(there->hash_key);
+    file->secret = (folioi_key){{le64toh(there->secret[0]), le64toh(there->secret[1])}};
     REQUIRE(desc->hash_key == 0 || desc->hash_key == file->hash_key,
             "%s was made with another hash key than the one given", path); /* a secret: not shown */
     return FOLIO_OK;
@@ -277,6 +278,10 @@ static folio_status make_file(folioi_store_file *file, const folioi_store_desc *
     if (file->hash_key == 0) TRY(folioi_store_random(&file->hash_key));
     TRY(folioi_store_random(&file->epoch));
     super->hash_key = htole64(file->hash_key);
+    for (int i = 0; i < 2; i++) {
+        TRY(folioi_store_random(&file->secret.word[i]));
+        super->secret[i] = htole64(file->secret.word[i]);
+    }
     super->checksum = superblock_checksum(super);
     super->epoch = htole64(file->epoch);
     super->epoch_checksum = epoch_checksum(file, file->epoch);
@@ -352,6 +357,7 @@ folioi_frame_info folioi_frame_describe(const folioi_store_file *file, const fol
     return (folioi_frame_info){
         .key = id->key,
         .parent = id->parent,
+        .digest = id->digest,
         .salt = id->salt,
         .ids_hash = XXH3_64bits_withSeed(id->ids, (size_t)id->ids_bytes, file->hash_key),
         .payload_bytes = payload_bytes,
@@ -387,6 +393,7 @@ void folioi_head_encode(const folioi_store_file *file, int64_t frame, const foli
         .hashed = htole32(info->hashed ? 1 : 0),
         .payload_bytes = (int64_t)htole64((uint64_t)info->payload_bytes),
         .geometry = file->geometry[info->group],
+        .digest = {htole64(info->digest.word[0]), htole64(info->digest.word[1])},
         .payload_checksum = htole64(XXH3_64bits(payload, (size_t)info->payload_bytes)),
     };
     memcpy(h.magic, frame_magic, sizeof h.magic);
@@ -420,6 +427,7 @@ folioi_head_state folioi_head_decode(const folioi_store_file *file, int64_t fram
     *info = (folioi_frame_info){
         .key = {{le64toh(h.key[0]), le64toh(h.key[1])}},
         .parent = {{le64toh(h.parent[0]), le64toh(h.parent[1])}},
+        .digest = {{le64toh(h.digest[0]), le64toh(h.digest[1])}},
         .salt = le64toh(h.salt),
         .ids_hash = XXH3_64bits_withSeed(ids, (size_t)ids_bytes, file->hash_key),
         .stamp = le64toh(h.stamp),

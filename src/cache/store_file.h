@@ -34,8 +34,9 @@ typedef struct folioi_superblock {
     char model[STORE_MODEL_BYTES];
     folioi_disk_geometry geometry[STORE_MAX_GROUPS];
     uint64_t hash_key;
+    uint64_t secret[2];
     uint64_t checksum; /* of all before it */
-    char unused[1984];
+    char unused[1968];
     uint64_t epoch; /* its own checksum: the one part that is written again */
     uint64_t epoch_checksum;
 } folioi_superblock;
@@ -56,7 +57,7 @@ typedef struct folioi_frame_header {
     uint32_t zero;
     int64_t payload_bytes; /* at most the geometry's */
     folioi_disk_geometry geometry;
-    char unused[16];
+    uint64_t digest[2];
     uint64_t payload_checksum;
     uint64_t head_checksum; /* of all before it, and the ids */
 } folioi_frame_header;
@@ -74,6 +75,7 @@ typedef struct folioi_store_file {
     int64_t head_bytes; /* of header and ids: where the payload begins */
     int32_t ids_bytes, num_groups;
     uint64_t hash_key;
+    folioi_key secret;
     uint64_t epoch; /* guarded by the store's lock */
     bool epoch_saved;
     bool epoch_lost; /* it did not verify: everything is forgotten */
@@ -83,7 +85,7 @@ typedef struct folioi_store_file {
 
 /** What a head says, in the host's byte order; ids as their hash. */
 typedef struct folioi_frame_info {
-    folioi_key key, parent;
+    folioi_key key, parent, digest;
     uint64_t salt, ids_hash, stamp, epoch;
     int64_t payload_bytes;
     int32_t group, ids_bytes;

@@ -199,16 +199,6 @@ folio_status folio_sequence_swap_out(folio_sequence *s, folio_tier tier, const f
     return folioi_pool_unlock(s->pool, status);
 }
 
-/* Frames that were written down. */
-static void emit_spills(folio_transfer *t)
-{
-    for (int64_t i = 0; i < t->num_steps; i++)
-        if (t->steps[i].kind == STEP_SPILL && t->steps[i].ok) {
-            folioi_pool_emit(t->pool, FOLIO_EVENT_STORED, FOLIO_TIER_DISK, &t->steps[i].id, -1);
-            t->pool->blocks_out++;
-        }
-}
-
 /* Give back all blocks that the tables name in a tier, last ones first. */
 static void release_tables(folio_sequence *s, int tier)
 {
@@ -242,7 +232,7 @@ static void finish_out(folio_transfer *t)
         if (step->kind == STEP_OUT && step->node != NONE &&
             link_of(pool, step->node, TIER_HOST, step->table) == NONE)
             folioi_pool_link(pool, TIER_HOST, step->node, step->table, step->host);
-        pool->blocks_out += step->kind != STEP_KEEP;
+        pool->blocks_out += step->kind == STEP_OUT;
     }
     s->state = failed ? FOLIO_SEQUENCE_RESIDENT : FOLIO_SEQUENCE_SWAPPED;
     if (failed) s->tier = FOLIO_TIER_DEVICE;
@@ -557,10 +547,6 @@ static void finish_device_step(folio_transfer *t, const folioi_step *step)
 {
     folio_pool *pool = t->pool;
     bool below = is_below(t, step);
-    if (step->kind == STEP_STORE && below) {
-        folioi_pool_emit(pool, FOLIO_EVENT_STORED, FOLIO_TIER_DISK, &step->id, -1);
-        pool->blocks_out++;
-    }
     if (step->kind == STEP_OUT && below &&
         link_of(pool, step->node, TIER_HOST, step->table) == NONE) {
         folioi_pool_link(pool, TIER_HOST, step->node, step->table, step->host);
@@ -606,7 +592,6 @@ void folioi_swap_finish(folio_transfer *t)
         [TRANSFER_MATCH] = finish_match,
         [TRANSFER_CACHED] = finish_cached,
     };
-    emit_spills(t);
     if (t->sequence != NULL) t->sequence->transfer = NULL;
     finish[t->kind](t);
 }

@@ -25,6 +25,16 @@ static folio_status run_copies(folio_pool *pool, const folioi_step *step, int64_
                                       (const int64_t(*)[2])pairs, n, NULL);
 }
 
+/* Told at once: a later frame may replace it before the transfer has ended. */
+static void frame_stored(folio_pool *pool, const folioi_step *step)
+{
+    pool_lock(pool);
+    pool->blocks_out++;
+    if (step->id.kind == FOLIOI_FRAME_CACHED)
+        folioi_pool_emit(pool, FOLIO_EVENT_STORED, FOLIO_TIER_DISK, &step->id, -1);
+    pthread_mutex_unlock(&pool->lock);
+}
+
 static folio_status run_disk(folio_pool *pool, folioi_step *step)
 {
     folioi_frames *f = &pool->frames;
@@ -36,12 +46,14 @@ static folio_status run_disk(folio_pool *pool, folioi_step *step)
     case STEP_SPILL: /* what is not written is only a miss later */
         step->ok =
             folioi_store_put(pool->store, &step->id, frames_at(f, step->host), bytes) == FOLIO_OK;
+        if (step->ok) frame_stored(pool, step);
         return FOLIO_OK;
     case STEP_STORE:
         TRY(folio_kv_cache_swap_blocks(device, host, (const int64_t(*)[2])down, 1, NULL));
         step->tried = true;
         TRY(folioi_store_put(pool->store, &step->id, staging, bytes));
         step->ok = true;
+        frame_stored(pool, step);
         return FOLIO_OK;
     default:
         TRY(folioi_store_get(pool->store, &step->id, staging, bytes, &step->ok));

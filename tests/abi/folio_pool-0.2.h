@@ -109,7 +109,9 @@ typedef struct folio_pool_desc {
     void *event_user;
     int64_t host_blocks; /* host tier: blocks in memory of the context's allocator; 0: none        */
     const char *store_path; /* disk tier: its file, made when it is not there; NULL: none          */
-    int64_t store_bytes;    /* the file's largest size; at least two frames                        */
+    int64_t store_bytes;    /* the file's largest size, at least three frames: a frame has one     */
+                            /* block of a group in all its layers, and up to 8 KiB. A file that    */
+                            /* was made larger is not cut, its frames past this are not used       */
     const char *model; /* names what computes K and V, up to 255 bytes; a store made under another */
                        /* name is refused; NULL: ""                                                */
 } folio_pool_desc;
@@ -209,7 +211,9 @@ FOLIO_API folio_status folio_pool_forget(folio_pool *pool);
 
 typedef struct folio_sequence_desc {
     size_t struct_size;
-    uint64_t salt;      /* sequences see prefix-cache entries of their own salt only          */
+    uint64_t salt;      /* sequences see prefix-cache entries of their own salt only. What    */
+                        /* makes K and V besides the token ids belongs in it: tenant, adapter, */
+                        /* image, the encoder's input                                         */
     int64_t max_tokens; /* block tables are made for so many at once; longer ones grow them   */
 } folio_sequence_desc;
 
