@@ -216,21 +216,12 @@ static folioi_blocks *tier_blocks(folio_pool *pool, int tier)
     return tier == TIER_DEVICE ? &pool->device : &pool->host;
 }
 
-/* A node's block on the device comes or goes: its parent's is of use to it, but behind a window. */
-static void count_needed(folio_pool *pool, int tier, int32_t node, int32_t group, int32_t change)
-{
-    int32_t parent = index_node(&pool->index, node)->parent;
-    if (tier == TIER_DEVICE && parent != NONE && pool->window[group] == 0)
-        index_node(&pool->index, parent)->needed += change;
-}
-
 void folioi_pool_link(folio_pool *pool, int tier, int32_t node, int32_t group, int32_t block)
 {
     folioi_block *k = &tier_blocks(pool, tier)->block[block];
     k->node = node;
     k->group = group;
     index_set_link(&pool->index, node, tier, group, block);
-    count_needed(pool, tier, node, group, 1);
     emit_node(pool, FOLIO_EVENT_STORED, tier, node, group, block);
 }
 
@@ -241,7 +232,6 @@ void folioi_pool_unlink(folio_pool *pool, int tier, int32_t block)
     int32_t node = k->node, group = k->group;
     emit_node(pool, FOLIO_EVENT_REMOVED, tier, node, group, block);
     index_clear_link(&pool->index, node, tier, group);
-    count_needed(pool, tier, node, group, -1);
     blocks_forget(blocks, block);
 }
 

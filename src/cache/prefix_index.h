@@ -25,8 +25,7 @@ typedef struct folioi_node {
     int32_t next;   /* in its bucket, or among unused nodes */
     int32_t num_children;
     int32_t num_links;
-    int32_t needed; /* blocks on the device that its children have in groups without window */
-    int32_t pins;   /* sequences that end here, walks and transfers */
+    int32_t pins; /* sequences that end here, walks and transfers */
     bool used;
     bool hashed; /* its id is one hash id, not token ids */
 } folioi_node;

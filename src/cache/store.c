@@ -382,8 +382,8 @@ static folio_status put_frame(folioi_store *store, int32_t i, const folioi_frame
     return status;
 }
 
-folio_status folioi_store_put(folioi_store *store, const folioi_frame_id *id, const void *payload,
-                              int64_t bytes)
+static folio_status put(folioi_store *store, const folioi_frame_id *id, const void *payload,
+                        int64_t bytes, bool *took)
 {
     TRY(check_put(store, id, bytes));
     void *head;
@@ -406,6 +406,7 @@ folio_status folioi_store_put(folioi_store *store, const folioi_frame_id *id, co
         info.epoch = store->file.epoch;
         store->frames[i].info = info;
         if (id->kind == FOLIOI_FRAME_SEQUENCE && store->promised > 0) store->promised--;
+        *took = true;
     } else if (!there) {
         status = folioi_fail(
             FOLIO_ERR_FULL, "the store is full: all of its %lld frames hold sequences, or are busy",
@@ -423,6 +424,18 @@ folio_status folioi_store_put(folioi_store *store, const folioi_frame_id *id, co
         pthread_mutex_unlock(&store->lock);
     }
     folioi_free(&store->allocator, head, store->file.head_bytes);
+    return status;
+}
+
+folio_status folioi_store_put(folioi_store *store, const folioi_frame_id *id, const void *payload,
+                              int64_t bytes)
+{
+    bool took = false;
+    folio_status status = put(store, id, payload, bytes, &took);
+    if (id->kind != FOLIOI_FRAME_SEQUENCE || took) return status;
+    pthread_mutex_lock(&store->lock); /* its promise is used up all the same */
+    if (store->promised > 0) store->promised--;
+    pthread_mutex_unlock(&store->lock);
     return status;
 }
 
@@ -457,6 +470,10 @@ static void end_read(folioi_store *store, int32_t i, read_outcome outcome)
 {
     pthread_mutex_lock(&store->lock);
     bool dropped = outcome != READ_GOOD && store->frames[i].indexed;
+    bool cached = store->frames[i].info.kind == FOLIOI_FRAME_CACHED;
+    folioi_frame_id gone = id_of(&store->frames[i].info);
+    folioi_replaced_fn fn = store->replaced;
+    void *user = store->replaced_user;
     if (outcome == READ_GOOD) store->stats.reads++;
     if (outcome == READ_FAILED) store->stats.errors++;
     /* Out of the table: dropped, and wiped, while it was read. That is no fault of the file. */
@@ -465,6 +482,7 @@ static void end_read(folioi_store *store, int32_t i, read_outcome outcome)
     else unpin(store, i);
     pthread_mutex_unlock(&store->lock);
     if (dropped) discard(store, i);
+    if (dropped && cached && fn != NULL) fn(user, &gone);
 }
 
 folio_status folioi_store_get(folioi_store *store, const folioi_frame_id *id, void *payload,

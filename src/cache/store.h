@@ -60,7 +60,7 @@ typedef enum folioi_frame_kind {
 typedef struct folioi_frame_id {
     folioi_key key, parent;
     folioi_key
-        digest; /* of the whole prefix, under the file's secret: keys can be made to collide, this not */
+        digest; /* of the whole prefix, under the file's secret: without it none can be made to collide */
     uint64_t salt;
     int32_t group;
     folioi_frame_kind kind;
@@ -131,7 +131,8 @@ folio_status folioi_store_forget(folioi_store *store);
 /** Frames that can still be promised to SEQUENCE puts: free, or CACHED and read by nobody, less those promised. */
 int64_t folioi_store_available(folioi_store *store);
 
-/** Keep n frames for SEQUENCE puts to come; each put takes one of them. False: there are not so many. */
+/** Keep n frames for SEQUENCE puts to come; each put, also one that fails, uses up one. False: there are not so
+ * many. */
 bool folioi_store_promise(folioi_store *store, int64_t n);
 /** n of them will not be needed. */
 void folioi_store_unpromise(folioi_store *store, int64_t n);

@@ -323,6 +323,14 @@ folio_status folio_sequence_swap_in(folio_sequence *s, const folio_run *run,
     return folioi_pool_unlock(s->pool, status);
 }
 
+/* Blocks of the index from number `first` on, whose parents may not have come back, leave it where nobody else holds them. */
+static void drop_unreachable(folio_sequence *s, int64_t first)
+{
+    for (int32_t g = 0; g < s->pool->num_groups; g++)
+        for (int64_t i = s->table[g].num - 1; i >= max_i64(first, s->table[g].released); i--)
+            (void)folioi_pool_prepare_rest(s->pool, table_blocks(&s->table[g])[i]);
+}
+
 /* What came back enters the index; a block that did not come ends the sequence before it. */
 static void settle_blocks(folio_sequence *s, folio_transfer *t)
 {
@@ -342,7 +350,9 @@ static void settle_blocks(folio_sequence *s, folio_transfer *t)
             folioi_prefix_enter(s, step->table, step->index, step->node);
     }
     if (encoder_lost) folioi_sequence_drop(s, pool->cross, 0);
-    if (good < s->table[0].num) folioi_sequence_cut(s, good * pool->block_size);
+    if (good == s->table[0].num) return;
+    drop_unreachable(s, good);
+    folioi_sequence_cut(s, good * pool->block_size);
 }
 
 static void finish_in(folio_transfer *t)
@@ -375,15 +385,17 @@ static void finish_match(folio_transfer *t)
         const folioi_step *step = &t->steps[i];
         if (step->holds_host) blocks_release(&pool->host, step->host);
         pool->blocks_in += t->status == FOLIO_OK && step->ok;
-        if (step->kind == STEP_LOAD && !step->ok && !folioi_store_has(pool->store, &step->id))
-            folioi_pool_emit(pool, FOLIO_EVENT_REMOVED, FOLIO_TIER_DISK, &step->id, -1);
-        else if (step->kind == STEP_LOAD) folioi_store_touch(pool->store, &step->id);
+        if (step->kind == STEP_LOAD) folioi_store_touch(pool->store, &step->id);
     }
     int64_t wished = s->indexed * pool->block_size;
     s->len = s->committed = wished;
     s->state = FOLIO_SEQUENCE_RESIDENT;
-    if (t->status == FOLIO_OK) settle_blocks(s, t);
-    else folioi_sequence_cut(s, 0);
+    if (t->status == FOLIO_OK) {
+        settle_blocks(s, t);
+    } else {
+        drop_unreachable(s, 0);
+        folioi_sequence_cut(s, 0);
+    }
     pool->hit_tokens -= wished - s->len;
 }
 
@@ -446,6 +458,8 @@ static bool plan_device_block(folio_pool *pool, folio_transfer *t, int32_t block
         if (!folioi_store_has(pool->store, &step.id)) {
             if (t->num_steps >= folioi_store_available(pool->store)) return false;
             step.kind = STEP_STORE;
+        } else {
+            folioi_store_touch(pool->store, &step.id); /* the next ones do not replace it */
         }
     } else {
         step.host = link_of(pool, node, TIER_HOST, group);
