@@ -316,7 +316,7 @@ static int64_t file_bytes(const char *path)
 
 static void flip_bit(const char *path, int64_t at, int bit)
 {
-    unsigned char byte;
+    unsigned char byte = 0;
     int fd = open(path, O_RDWR);
     CHECK(fd >= 0 && pread(fd, &byte, 1, at) == 1);
     byte ^= (unsigned char)(1 << bit);
