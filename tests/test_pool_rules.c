@@ -449,6 +449,37 @@ TEST(pool_rules, what_does_not_go_down_is_found_or_free)
     }
 }
 
+/* A later block was kept by hand and comes to be the sequence's again, before those before it. */
+TEST(pool_rules, a_block_let_go_by_hand_while_its_sequence_comes)
+{
+    static rules w;
+    for (int round = 0; round < 4; round++) {
+        bool fails = round % 2, disk = round / 2;
+        REQUIRE_TEST(rules_open(&w, 4, disk ? 0 : 4, disk ? 4 : 0));
+        folio_sequence *s = with(&w, 0, 2);
+        int32_t kept = pool_table(s, 0, NULL)[1], others[3];
+        CHECK_OK(folio_pool_retain(w.pool, 1, &kept));
+        CHECK_OK(folio_sequence_swap_out(s, disk ? FOLIO_TIER_DISK : FOLIO_TIER_HOST, NULL, NULL));
+        CHECK_OK(folio_pool_alloc(w.pool, 3, others)); /* the first block is gone from the device */
+        CHECK_OK(folio_pool_release(w.pool, 3, others));
+        folio_transfer *t = NULL;
+        gate_set(&w.gate, true, fails, 0);
+        CHECK_OK(folio_sequence_swap_in(s, NULL, &t));
+        CHECK(gate_stands(&w.gate, t));
+        CHECK_OK(folio_pool_release(w.pool, 1, &kept));
+        CHECK_OK(folio_pool_check(w.pool));
+        gate_set(&w.gate, false, fails, 0);
+        end(t, fails ? FOLIO_ERR_MEMORY : FOLIO_OK);
+        gate_set(&w.gate, false, false, 0);
+        CHECK_OK(folio_pool_check(w.pool));
+        if (fails) CHECK_OK(folio_sequence_swap_in(s, NULL, NULL));
+        gen_check_at(s, FOLIO_SEQUENCE_RESIDENT, FOLIO_TIER_DEVICE, 2 * BS);
+        folio_sequence_destroy(s);
+        CHECK_INT(found(&w, 0, 2), 2);
+        rules_close(&w);
+    }
+}
+
 /* folio_sequence_info.tier says where the sequence will be after its transfer. */
 TEST(pool_rules, the_tier_of_a_sequence_under_way)
 {
@@ -755,6 +786,61 @@ TEST(pool_rules, disk_events_replayed_give_the_store)
             w.r = next;
             rules_close(&w);
         }
+}
+
+/* Disk events of a kind so far. */
+static int64_t count_disk(const rules *w, folio_cache_event_kind kind)
+{
+    int64_t n = 0;
+    for (int64_t i = 0; i < w->r.num_events; i++)
+        n += w->r.events[i].e.tier == FOLIO_TIER_DISK && w->r.events[i].e.kind == kind;
+    return n;
+}
+
+/* Replaced while the match that will miss it is under way, a frame is gone once. */
+TEST(pool_rules, a_frame_missed_by_a_match_is_told_once)
+{
+    static rules w;
+    REQUIRE_TEST(rules_open(&w, 8, 0, 2));
+    leave(&w, 0, 1);
+    CHECK_INT(lower(&w, FOLIO_TIER_DISK, 1), 1);
+    leave(&w, 1, 2);
+    folio_transfer *down = NULL, *up = NULL;
+    folio_sequence *s = pool_sequence(w.pool, 0);
+    folio_tokens tokens = pool_tokens(prompt(0), BS);
+    gate_set(&w.gate, true, false, 0);
+    CHECK_OK(folio_pool_swap_out(w.pool, FOLIO_TIER_DISK, 2, NULL, NULL, &down));
+    CHECK(gate_stands(&w.gate, down));
+    CHECK_OK(folio_sequence_match(s, &tokens, NULL, &up)); /* still there, and the next to go */
+    gate_set(&w.gate, false, false, 0);
+    end(down, FOLIO_OK);
+    end(up, FOLIO_OK);
+    gen_check_at(s, FOLIO_SEQUENCE_RESIDENT, FOLIO_TIER_DEVICE, 0);
+    CHECK_INT(count_disk(&w, FOLIO_EVENT_REMOVED), 1);
+    CHECK_INT(count_disk(&w, FOLIO_EVENT_STORED), 3);
+    folio_sequence_destroy(s);
+    rules_close(&w);
+}
+
+/* Computed again while it is written down, and sent down again: one frame, stored once. */
+TEST(pool_rules, a_frame_sent_down_twice_is_told_once)
+{
+    static rules w;
+    REQUIRE_TEST(rules_open(&w, 8, 0, 4));
+    folio_transfer *t[2] = {NULL, NULL};
+    gate_set(&w.gate, true, false, 0);
+    for (int i = 0; i < 2; i++) {
+        leave(&w, 0, 1);
+        CHECK_OK(folio_pool_swap_out(w.pool, FOLIO_TIER_DISK, 1, NULL, NULL, &t[i]));
+        CHECK(gate_stands(&w.gate, t[0]));
+    }
+    gate_set(&w.gate, false, false, 0);
+    for (int i = 0; i < 2; i++) end(t[i], FOLIO_OK);
+    CHECK_INT(count_disk(&w, FOLIO_EVENT_STORED), 1);
+    CHECK_INT(pool_stats(w.pool).store_used, 1);
+    CHECK_INT(pool_stats(w.pool).store_writes, 1);
+    CHECK_INT(found(&w, 0, 1), 1);
+    rules_close(&w);
 }
 
 /* ----------------------------------------------------------------------------------------- sizes */

@@ -148,7 +148,7 @@ static folio_status check_order(const folio_pool *pool, int32_t node, int32_t gr
     int32_t b = *index_link(&pool->index, node, TIER_DEVICE, group);
     int32_t p = *index_link(&pool->index, parent, TIER_DEVICE, group);
     const folioi_block *block = &pool->device.block[b];
-    bool alone = block->hand > 0 || block->reads > 0 || count[b].coming > 0;
+    bool alone = block->hand > 0 || block->reads > 0 || count[b].coming > 0 || count[b].steps > 0;
     HOLDS(p != NONE || alone, "block %d is cached and its parent is not", b);
     if (p == NONE) return FOLIO_OK;
     const folioi_block *before = &pool->device.block[p];

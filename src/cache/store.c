@@ -12,6 +12,7 @@
 
 #include <pthread.h>
 #include <string.h>
+#include <unistd.h>
 
 #define NONE (-1)
 #define MAX_FRAMES ((int64_t)1 << 30)
@@ -294,8 +295,12 @@ folio_status folioi_store_open(const folio_allocator *a, const folioi_store_desc
     pthread_mutex_init(&store->forgetting, NULL);
     pthread_mutex_init(&store->lock, NULL);
     status = make_index(store, desc->max_bytes);
-    if (status != FOLIO_OK) folioi_store_close(store);
-    else *out = store;
+    if (status == FOLIO_OK) {
+        *out = store;
+        return FOLIO_OK;
+    }
+    if (store->file.made && desc->ops == NULL) unlink(desc->path); /* as if nothing had been */
+    folioi_store_close(store);
     return status;
 }
 

@@ -286,7 +286,7 @@ static folio_status make_file(folioi_store_file *file, const folioi_store_desc *
     super->epoch = htole64(file->epoch);
     super->epoch_checksum = epoch_checksum(file, file->epoch);
     TRY(folioi_store_file_write(file, super, sizeof *super, 0));
-    file->epoch_saved = true;
+    file->made = file->epoch_saved = true;
     return FOLIO_OK;
 }
 

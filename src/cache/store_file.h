@@ -77,6 +77,7 @@ typedef struct folioi_store_file {
     uint64_t hash_key;
     folioi_key secret;
     uint64_t epoch; /* guarded by the store's lock */
+    bool made;      /* by this open */
     bool epoch_saved;
     bool epoch_lost; /* it did not verify: everything is forgotten */
     int64_t payload_bytes[STORE_MAX_GROUPS];

@@ -360,8 +360,10 @@ static void finish_in(folio_transfer *t)
     folio_pool *pool = t->pool;
     folio_sequence *s = t->sequence;
     if (t->status != FOLIO_OK) {
-        for (int64_t i = t->num_steps - 1; i >= 0; i--)
-            folioi_pool_release(pool, t->steps[i].device);
+        for (int64_t i = t->num_steps - 1; i >= 0; i--) {
+            int32_t block = t->steps[i].device;
+            blocks_release_before(&pool->device, block, folioi_pool_prepare_rest(pool, block));
+        }
         s->state = FOLIO_SEQUENCE_SWAPPED;
         return;
     }

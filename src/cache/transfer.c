@@ -41,19 +41,21 @@ static folio_status run_disk(folio_pool *pool, folioi_step *step)
     folio_kv_cache *device = pool->cache[step->table], *host = f->cache[step->table];
     int64_t bytes = f->geometry[step->table].payload_bytes;
     char *staging = frames_at(f, f->staging);
+    /* only this thread puts: what is there now is still there when it does */
+    bool there = step->kind != STEP_LOAD && folioi_store_has(pool->store, &step->id);
     int64_t down[1][2] = {{step->device, f->staging}}, up[1][2] = {{f->staging, step->device}};
     switch (step->kind) {
     case STEP_SPILL: /* what is not written is only a miss later */
         step->ok =
             folioi_store_put(pool->store, &step->id, frames_at(f, step->host), bytes) == FOLIO_OK;
-        if (step->ok) frame_stored(pool, step);
+        if (step->ok && !there) frame_stored(pool, step);
         return FOLIO_OK;
     case STEP_STORE:
         TRY(folio_kv_cache_swap_blocks(device, host, (const int64_t(*)[2])down, 1, NULL));
         step->tried = true;
         TRY(folioi_store_put(pool->store, &step->id, staging, bytes));
         step->ok = true;
-        frame_stored(pool, step);
+        if (!there) frame_stored(pool, step);
         return FOLIO_OK;
     default:
         TRY(folioi_store_get(pool->store, &step->id, staging, bytes, &step->ok));
