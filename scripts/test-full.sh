@@ -29,4 +29,6 @@ for preset in asan-ubsan tsan; do
     sh scripts/build.sh $preset
     calm sh scripts/test.sh build-$preset
 done
+stage "random calls of KV memory at length, asan-ubsan"
+calm build-asan-ubsan/tests/folio_tests --long pool_model
 printf '\ntest-full: all stages passed in %d s\n' $(($(date +%s) - begin))

@@ -198,6 +198,26 @@ TEST(prefix, equal_blocks_become_one)
     pool_rig_close(&r);
 }
 
+/* Ids count from the first token: those of new tokens alone are noticed where they differ. */
+TEST(prefix, commit_wants_all_ids)
+{
+    pool_rig r;
+    REQUIRE_TEST(pool_rig_open(
+        &r, (folio_pool_desc){.num_blocks = 8, .block_size = 2, .flags = FOLIO_POOL_CHECK}));
+    folio_sequence *s = pool_sequence(r.pool, 0);
+    pool_grow(s, pool_counting_ids(), 4);
+    CHECK_OK(folio_sequence_reserve(s, 2, 0, NULL));
+    folio_tokens wrong = {.struct_size = sizeof wrong, .num_tokens = 6};
+    wrong.ids = pool_counting_ids() + 4;
+    REFUSED(folio_sequence_commit(s, &wrong), FOLIO_ERR_ARGUMENT, "ids|block 1");
+    const uint64_t hash_ids[3] = {1, 2, 3};
+    folio_tokens other = {.struct_size = sizeof other, .num_tokens = 6, .hash_ids = hash_ids};
+    REFUSED(folio_sequence_commit(s, &other), FOLIO_ERR_ARGUMENT, "ids|block 1");
+    CHECK_INT(pool_info(s).committed_len, 4);
+    folio_sequence_destroy(s);
+    pool_rig_close(&r);
+}
+
 /* Only full blocks whose tokens are committed, and none without ids. */
 TEST(prefix, commit_enters_full_blocks)
 {

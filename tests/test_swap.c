@@ -784,3 +784,40 @@ TEST(swap, statistics)
     folio_sequence_destroy(s);
     gen_world_close(&w);
 }
+
+/* From the device to host memory, on to disk, and back; with too few frames it stays in host memory. */
+TEST(swap, from_host_on_to_disk)
+{
+    static gen_world w;
+    for (int few = 0; few < 2; few++) {
+        REQUIRE_TEST(gen_world_open(&w, &small, 16, 16, few ? 3 : 20));
+        folio_sequence *s = gen_sequence(&w, &w.r[0]);
+        CHECK_OK(gen_feed(&w.p, s, &w.r[0], 18));
+        CHECK_OK(folio_sequence_swap_out(s, FOLIO_TIER_HOST, NULL, NULL));
+        int64_t held = gen_stats(&w.p).host_used;
+        CHECK(held > 3);
+        if (few) {
+            REFUSED(folio_sequence_swap_out(s, FOLIO_TIER_DISK, NULL, NULL), FOLIO_ERR_FULL,
+                    "frames|needed");
+            CHECK_INT(gen_info(s).tier, FOLIO_TIER_HOST);
+            CHECK_INT(gen_stats(&w.p).host_used, held);
+        } else {
+            folio_transfer *t = NULL;
+            CHECK_OK(folio_sequence_swap_out(s, FOLIO_TIER_DISK, NULL, &t));
+            CHECK_INT(gen_info(s).tier, FOLIO_TIER_DISK);
+            CHECK_OK(folio_transfer_wait(t));
+            folio_transfer_destroy(t);
+            CHECK_INT(gen_stats(&w.p).host_used, 0);
+            CHECK_INT(gen_stats(&w.p).store_used, held);
+        }
+        CHECK_INT(gen_info(s).state, FOLIO_SEQUENCE_SWAPPED);
+        CHECK_OK(folio_pool_check(w.p.pool));
+        CHECK_OK(folio_pool_forget(w.p.pool)); /* nothing of it is on the device any more */
+        gen_poison_free(&w);
+        CHECK_OK(folio_sequence_swap_in(s, NULL, NULL));
+        CHECK(gen_contents_right(&w.p, s, &w.r[0]));
+        CHECK_OK(gen_feed(&w.p, s, &w.r[0], 30));
+        folio_sequence_destroy(s);
+        gen_world_close(&w);
+    }
+}

@@ -292,7 +292,8 @@ FOLIO_API folio_status folio_sequence_reserve_encoder(folio_sequence *sequence, 
 /**
  * The K and V of the sequence's first num_tokens tokens are written (or will be, by work queued
  * before any later use); num_tokens lies between committed_len and len. Full blocks enter the
- * prefix cache under their ids; those of blocks indexed before must be the same again. tokens NULL:
+ * prefix cache under their ids; those of blocks indexed before must be the same again (of the last
+ * of them this is checked). tokens NULL:
  * all of len is committed and nothing is indexed; once such a sequence is forked, neither of the two
  * enters anything until it is truncated to 0. Where the cache has an equal block already, the
  * sequence takes that one and frees its own: block tables may change.
@@ -351,7 +352,7 @@ FOLIO_API void folio_transfer_destroy(folio_transfer *transfer);
  * Move a sequence to host memory or to the store; then its blocks on the device are released. All
  * tokens must be committed. Encoder blocks go along, blocks behind windows are released first, and
  * queued copies are run.
- * FOLIO_ERR_FULL: the tier has too little room.
+ * A sequence in host memory may go on to DISK. FOLIO_ERR_FULL: the tier has too little room.
  */
 FOLIO_API folio_status folio_sequence_swap_out(folio_sequence *sequence, folio_tier tier,
                                                const folio_run *run, folio_transfer **transfer);

@@ -84,7 +84,8 @@ static folio_status check_sequence(const folio_sequence *s, tally *device, tally
     const folio_pool *pool = s->pool;
     /* whose blocks the tables name */
     bool in = s->transfer != NULL && s->transfer->kind == TRANSFER_IN;
-    bool below = s->state == FOLIO_SEQUENCE_SWAPPED || in;
+    bool down = s->transfer != NULL && s->transfer->kind == TRANSFER_DOWN;
+    bool below = s->state == FOLIO_SEQUENCE_SWAPPED || in || down;
     bool coming = s->state == FOLIO_SEQUENCE_COMING && !in;
     int64_t len = coming ? s->indexed * pool->block_size : s->len;
     for (int32_t k = 0; k <= pool->cross; k++) {

@@ -296,6 +296,14 @@ static folio_status commit(folio_sequence *s, const folio_tokens *tokens)
         REQUIRE(t.num_tokens >= s->committed && t.num_tokens <= s->len,
                 "commit: num_tokens is %lld, outside [committed_len = %lld, len = %lld]",
                 (long long)t.num_tokens, (long long)s->committed, (long long)s->len);
+        if (s->indexed > 0 && (t.ids != NULL || t.hash_ids != NULL)) {
+            folioi_block_ids ids = tokens_block(&t, s->indexed - 1, pool->block_size);
+            folioi_block_ids was = index_ids(&pool->index, s->tip);
+            REQUIRE(ids.hashed == was.hashed && memcmp(ids.data, was.data, (size_t)was.bytes) == 0,
+                    "commit: the ids of block %lld are not those it was indexed under; give all "
+                    "ids from the first token on",
+                    (long long)(s->indexed - 1));
+        }
         TRY(folioi_index_reserve(&pool->allocator, &pool->index,
                                  max_i64(0, t.num_tokens / pool->block_size - s->indexed)));
     }

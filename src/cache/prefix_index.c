@@ -16,6 +16,7 @@ folio_status folioi_index_init(const folio_allocator *a, folioi_index *x, int32_
                                int32_t block_size, uint64_t hash_key)
 {
     *x = (folioi_index){.num_groups = num_groups,
+                        .token_bytes = block_size * (int32_t)sizeof(int32_t),
                         .ids_bytes = (int32_t)max_i64(block_size * (int64_t)sizeof(int32_t), 8),
                         .hash_key = hash_key,
                         .key_mask = ~(uint64_t)0,

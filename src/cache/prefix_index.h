@@ -38,7 +38,8 @@ typedef struct folioi_block_ids {
 } folioi_block_ids;
 
 typedef struct folioi_index {
-    int32_t num_groups, ids_bytes;
+    int32_t num_groups;
+    int32_t token_bytes, ids_bytes; /* of a block's token ids; room for them or a hash id */
     uint64_t hash_key;
     uint64_t key_mask; /* all ones, but in tests of collisions */
     unsigned char secret[XXH3_SECRET_DEFAULT_SIZE];
@@ -73,7 +74,7 @@ static inline folioi_block_ids index_ids(const folioi_index *x, int32_t node)
 {
     bool hashed = index_node(x, node)->hashed;
     return (folioi_block_ids){(char *)x->ids.data + (int64_t)node * x->ids_bytes,
-                              hashed ? 8 : x->ids_bytes, hashed};
+                              hashed ? 8 : x->token_bytes, hashed};
 }
 
 static inline folioi_key index_parent_key(const folioi_index *x, int32_t node)

@@ -96,14 +96,15 @@ folio_status folio_sequence_get_info(const folio_sequence *s, folio_sequence_inf
     REQUIRE(s != NULL, "folio_sequence_get_info: sequence is NULL");
     pool_lock(s->pool);
     folio_sequence_info i = {.state = s->state,
-                             .tier =
-                                 s->state == FOLIO_SEQUENCE_COMING ? FOLIO_TIER_DEVICE : s->tier,
+                             .tier = s->tier,
                              .len = s->len,
                              .committed_len = s->committed,
                              .matched_len = s->matched,
                              .encoder_len = s->encoder_len,
                              .encoder_committed_len = s->encoder_committed,
                              .salt = s->salt};
+    if (s->transfer != NULL && s->transfer->kind == TRANSFER_DOWN) i.tier = FOLIO_TIER_DISK;
+    if (s->state == FOLIO_SEQUENCE_COMING) i.tier = FOLIO_TIER_DEVICE;
     for (int32_t t = 0; t <= s->pool->cross; t++)
         i.num_blocks += s->table[t].num - s->table[t].released;
     pthread_mutex_unlock(&s->pool->lock);

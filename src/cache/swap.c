@@ -4,6 +4,7 @@
  *
  *   sequence out   device blocks are the sequence's until the end; then its tables name host blocks
  *                  (host tier) or hold a mark where a frame is (disk)
+ *   sequence down  from host memory to disk
  *   sequence in    the reverse; blocks that the index still has on the device are taken from there
  *   match          as in, for blocks of the index that are in host memory or on disk
  *   cached out     unheld blocks of the index
@@ -185,6 +186,35 @@ static folio_status swap_out(folio_sequence *s, folio_tier tier, const folio_run
     return FOLIO_OK;
 }
 
+/* A sequence in host memory goes on to disk. */
+static folio_status swap_down(folio_sequence *s, folio_transfer **t)
+{
+    folio_pool *pool = s->pool;
+    int64_t num_blocks = 0;
+    REQUIRE(pool->store != NULL, "swap_out: the pool has no disk tier (store_path is NULL)");
+    for (int32_t k = 0; k <= pool->cross; k++) num_blocks += s->table[k].num - s->table[k].released;
+    if (!folioi_store_promise(pool->store, num_blocks))
+        FAIL(FOLIO_ERR_FULL, "swap_out: %lld frames of the store are needed, %lld are available",
+             (long long)num_blocks, (long long)folioi_store_available(pool->store));
+    folio_status status = folioi_transfer_new(pool, num_blocks, t);
+    if (status != FOLIO_OK) {
+        folioi_store_unpromise(pool->store, num_blocks);
+        return status;
+    }
+    s->swap_key = (folioi_key){{++pool->next_swap, 0}};
+    for (int32_t k = 0; k <= pool->cross; k++)
+        for (int64_t i = s->table[k].released; i < s->table[k].num; i++)
+            folioi_transfer_add(*t, (folioi_step){.kind = STEP_SINK,
+                                                  .table = k,
+                                                  .index = i,
+                                                  .device = NONE,
+                                                  .host = table_blocks(&s->table[k])[i],
+                                                  .node = NONE,
+                                                  .id = sequence_frame(s, k, i)});
+    folioi_transfer_begin(*t, TRANSFER_DOWN, s);
+    return FOLIO_OK;
+}
+
 folio_status folio_sequence_swap_out(folio_sequence *s, folio_tier tier, const folio_run *run,
                                      folio_transfer **transfer)
 {
@@ -194,7 +224,9 @@ folio_status folio_sequence_swap_out(folio_sequence *s, folio_tier tier, const f
     folio_transfer *t = NULL;
     if (transfer != NULL) *transfer = NULL;
     pool_lock(s->pool);
-    folio_status status = swap_out(s, tier, run, &t);
+    bool down =
+        s->state == FOLIO_SEQUENCE_SWAPPED && s->tier == FOLIO_TIER_HOST && tier == FOLIO_TIER_DISK;
+    folio_status status = down ? swap_down(s, &t) : swap_out(s, tier, run, &t);
     if (status == FOLIO_OK) status = folioi_transfer_hand_out(t, transfer);
     return folioi_pool_unlock(s->pool, status);
 }
@@ -236,6 +268,22 @@ static void finish_out(folio_transfer *t)
     }
     s->state = failed ? FOLIO_SEQUENCE_RESIDENT : FOLIO_SEQUENCE_SWAPPED;
     if (failed) s->tier = FOLIO_TIER_DEVICE;
+}
+
+static void finish_down(folio_transfer *t)
+{
+    folio_pool *pool = t->pool;
+    folio_sequence *s = t->sequence;
+    bool failed = t->status != FOLIO_OK;
+    if (!failed) release_tables(s, TIER_HOST);
+    for (int64_t i = 0; i < t->num_steps; i++) {
+        folioi_step *step = &t->steps[i];
+        if (!step->tried) folioi_store_unpromise(pool->store, 1);
+        if (failed && step->ok) folioi_store_drop(pool->store, &step->id);
+        if (!failed) table_blocks(&s->table[step->table])[step->index] = ON_DISK;
+    }
+    s->state = FOLIO_SEQUENCE_SWAPPED;
+    if (!failed) s->tier = FOLIO_TIER_DISK;
 }
 
 /* Forget the frames that the tables' marks stand for. */
@@ -603,9 +651,8 @@ static void finish_cached(folio_transfer *t)
 void folioi_swap_finish(folio_transfer *t)
 {
     static void (*const finish[])(folio_transfer *) = {
-        [TRANSFER_OUT] = finish_out,
-        [TRANSFER_IN] = finish_in,
-        [TRANSFER_MATCH] = finish_match,
+        [TRANSFER_OUT] = finish_out,       [TRANSFER_DOWN] = finish_down,
+        [TRANSFER_IN] = finish_in,         [TRANSFER_MATCH] = finish_match,
         [TRANSFER_CACHED] = finish_cached,
     };
     if (t->sequence != NULL) t->sequence->transfer = NULL;

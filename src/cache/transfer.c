@@ -50,6 +50,12 @@ static folio_status run_disk(folio_pool *pool, folioi_step *step)
             folioi_store_put(pool->store, &step->id, frames_at(f, step->host), bytes) == FOLIO_OK;
         if (step->ok && !there) frame_stored(pool, step);
         return FOLIO_OK;
+    case STEP_SINK:
+        step->tried = true;
+        TRY(folioi_store_put(pool->store, &step->id, frames_at(f, step->host), bytes));
+        step->ok = true;
+        frame_stored(pool, step);
+        return FOLIO_OK;
     case STEP_STORE:
         TRY(folio_kv_cache_swap_blocks(device, host, (const int64_t(*)[2])down, 1, NULL));
         step->tried = true;
@@ -193,7 +199,8 @@ void folioi_transfer_begin(folio_transfer *t, folioi_transfer_kind kind, folio_s
     t->sequence = sequence;
     if (sequence != NULL) {
         sequence->transfer = t;
-        sequence->state = kind == TRANSFER_OUT ? FOLIO_SEQUENCE_LEAVING : FOLIO_SEQUENCE_COMING;
+        bool leaves = kind == TRANSFER_OUT || kind == TRANSFER_DOWN;
+        sequence->state = leaves ? FOLIO_SEQUENCE_LEAVING : FOLIO_SEQUENCE_COMING;
     }
     if (m->last != NULL) m->last->next = t;
     else m->first = t;

@@ -17,6 +17,7 @@ typedef enum folioi_step_kind {
     STEP_IN,    /* host to device                              */
     STEP_SPILL, /* host to disk, before the block is reused    */
     STEP_STORE, /* device to disk                              */
+    STEP_SINK,  /* host to disk                                */
     STEP_LOAD   /* disk to device                              */
 } folioi_step_kind;
 
@@ -35,6 +36,7 @@ typedef struct folioi_step {
 
 typedef enum folioi_transfer_kind {
     TRANSFER_OUT,   /* a sequence leaves the device   */
+    TRANSFER_DOWN,  /* it goes from host to disk      */
     TRANSFER_IN,    /* it comes back                  */
     TRANSFER_MATCH, /* cached blocks come back for it */
     TRANSFER_CACHED /* cached blocks go down a tier   */
