@@ -30,5 +30,5 @@ for preset in asan-ubsan tsan; do
     calm sh scripts/test.sh build-$preset
 done
 stage "random calls of KV memory at length, asan-ubsan"
-calm build-asan-ubsan/tests/folio_tests --long pool_model
+calm build-asan-ubsan/tests/folio_tests --long pool_model pool_fuzz
 printf '\ntest-full: all stages passed in %d s\n' $(($(date +%s) - begin))

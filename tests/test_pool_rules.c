@@ -407,6 +407,7 @@ TEST(pool_rules, a_parent_goes_while_its_leaf_is_under_way)
         CHECK_OK(folio_pool_swap_out(w.pool, tier, 1, NULL, &n, &t));
         CHECK_INT(n, 1);
         CHECK(gate_stands(&w.gate, t));
+        CHECK_INT(found(&w, 0, 2), 1); /* not what is on its way */
         CHECK_OK(folio_pool_check(w.pool));
         CHECK_OK(folio_pool_alloc(w.pool, 1, &block));
         CHECK_OK(folio_pool_check(w.pool));
@@ -476,6 +477,38 @@ TEST(pool_rules, a_block_let_go_by_hand_while_its_sequence_comes)
         gen_check_at(s, FOLIO_SEQUENCE_RESIDENT, FOLIO_TIER_DEVICE, 2 * BS);
         folio_sequence_destroy(s);
         CHECK_INT(found(&w, 0, 2), 2);
+        rules_close(&w);
+    }
+}
+
+/* A match has a later block from the device and waits for its first; somebody computes that again. */
+TEST(pool_rules, a_parent_is_computed_again_while_it_comes)
+{
+    static rules w;
+    for (int round = 0; round < 4; round++) {
+        bool fails = round % 2, disk = round / 2;
+        REQUIRE_TEST(rules_open(&w, 6, disk ? 0 : 4, disk ? 4 : 0));
+        folio_sequence *s = with(&w, 0, 2), *m = pool_sequence(w.pool, 0);
+        int32_t kept = pool_table(s, 0, NULL)[1];
+        CHECK_OK(folio_pool_retain(w.pool, 1, &kept));
+        folio_sequence_destroy(s);
+        CHECK_INT(lower(&w, disk ? FOLIO_TIER_DISK : FOLIO_TIER_HOST, 9), 1);
+        folio_transfer *t = NULL;
+        folio_tokens tokens = pool_tokens(prompt(0), 2 * BS);
+        gate_set(&w.gate, true, fails, 0);
+        CHECK_OK(folio_sequence_match(m, &tokens, NULL, &t));
+        CHECK(gate_stands(&w.gate, t));
+        CHECK_OK(folio_pool_release(w.pool, 1, &kept));
+        leave(&w, 0, 1);
+        CHECK_OK(folio_pool_check(w.pool));
+        gate_set(&w.gate, false, fails, 0);
+        end(t, fails ? FOLIO_ERR_MEMORY : FOLIO_OK);
+        gate_set(&w.gate, false, false, 0);
+        gen_check_at(m, FOLIO_SEQUENCE_RESIDENT, FOLIO_TIER_DEVICE, fails ? 0 : 2 * BS);
+        CHECK_OK(folio_pool_check(w.pool));
+        folio_sequence_destroy(m);
+        CHECK_OK(folio_pool_check(w.pool));
+        CHECK_INT(pool_stats(w.pool).num_cached, found(&w, 0, 2)); /* what is cached is found */
         rules_close(&w);
     }
 }

@@ -153,7 +153,7 @@ static folio_status check_order(const folio_pool *pool, int32_t node, int32_t gr
     HOLDS(p != NONE || alone, "block %d is cached and its parent is not", b);
     if (p == NONE) return FOLIO_OK;
     const folioi_block *before = &pool->device.block[p];
-    HOLDS(count[b].holders == count[b].steps || block_is_held(before),
+    HOLDS(count[b].holders == count[b].steps + count[b].coming || block_is_held(before),
           "block %d is held and its parent %d is not", b, p);
     HOLDS(block_is_held(block) || block_is_held(before) || count[b].order < count[p].order,
           "cached block %d is newer than its parent %d", b, p);

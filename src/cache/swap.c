@@ -371,12 +371,20 @@ folio_status folio_sequence_swap_in(folio_sequence *s, const folio_run *run,
     return folioi_pool_unlock(s->pool, status);
 }
 
-/* Blocks of the index from number `first` on, whose parents may not have come back, leave it where nobody else holds them. */
+/* Give back blocks from number `first` on; those of the index whose parents did not come back leave it, where
+ * nobody else holds them. */
 static void drop_unreachable(folio_sequence *s, int64_t first)
 {
-    for (int32_t g = 0; g < s->pool->num_groups; g++)
-        for (int64_t i = s->table[g].num - 1; i >= max_i64(first, s->table[g].released); i--)
-            (void)folioi_pool_prepare_rest(s->pool, table_blocks(&s->table[g])[i]);
+    folio_pool *pool = s->pool;
+    for (int32_t g = 0; g < pool->num_groups; g++) {
+        folioi_table *t = &s->table[g];
+        for (int64_t i = t->num - 1; i >= max_i64(first, t->released); i--) {
+            int32_t block = table_blocks(t)[i];
+            blocks_release_before(&pool->device, block, folioi_pool_prepare_rest(pool, block));
+        }
+        t->num = min_i64(t->num, first);
+        t->released = min_i64(t->released, t->num);
+    }
 }
 
 /* What came back enters the index; a block that did not come ends the sequence before it. */
