@@ -1,4 +1,4 @@
-/* bench.c: `folio bench`: the topics, and what they share (bench.h). */
+/* bench.c: `folio bench`: the topics, of which attention has no name, and what they share. */
 #include "bench.h"
 
 #include "args.h"
@@ -26,20 +26,6 @@ static const topic topics[] = {
 };
 enum { NUM_TOPICS = sizeof topics / sizeof topics[0] };
 
-static const char help[] =
-    "usage: folio bench TOPIC [OPTION]...\n\n"
-    "How fast this build is on this machine. Every topic measures its ceiling in the same run, and\n"
-    "gives median, minimum and spread of each case.\n\n"
-    "topics\n"
-    "  pool  KV memory: blocks handed out and taken back, prefix cache, sequences, tiers\n\n"
-    "options\n"
-    "  -h, --help  this text; 'folio bench TOPIC --help' tells more of a topic\n\n"
-    "examples\n"
-    "  folio bench pool\n"
-    "  folio bench pool --filter match -o csv\n\n"
-    "exit status\n"
-    "  0  done    1  a call failed, or nothing ran    2  the command line is wrong\n";
-
 /* ---- Measuring */
 
 static int compare_doubles(const void *a, const void *b)
@@ -56,16 +42,23 @@ static double quantile(const double *sorted, int64_t count, double fraction)
     return sorted[low] + (at - (double)low) * (sorted[high] - sorted[low]);
 }
 
-static void add_result(bench_report *r, const bench_case *c, double *samples, int64_t count)
+bench_stats bench_stats_of(double *samples, int64_t count)
 {
-    if (r->num_results == BENCH_MAX_RESULTS) return;
     qsort(samples, (size_t)count, sizeof *samples, compare_doubles);
     double median = quantile(samples, count, 0.5);
     double range = quantile(samples, count, 0.75) - quantile(samples, count, 0.25);
+    return (bench_stats){
+        .median = median, .min = samples[0], .spread = median > 0 ? range / median : 0};
+}
+
+static void add_result(bench_report *r, const bench_case *c, double *samples, int64_t count)
+{
+    if (r->num_results == BENCH_MAX_RESULTS) return;
+    bench_stats stats = bench_stats_of(samples, count);
     r->results[r->num_results++] = (bench_result){.what = *c,
-                                                  .ns_median = median,
-                                                  .ns_min = samples[0],
-                                                  .spread = median > 0 ? range / median : 0,
+                                                  .ns_median = stats.median,
+                                                  .ns_min = stats.min,
+                                                  .spread = stats.spread,
                                                   .batches = count};
 }
 
@@ -156,7 +149,7 @@ void bench_add_summary(bench_report *r, const char *key, double value, const cha
 
 /* ---- Reports */
 
-static const char *cpu_name(void)
+const char *bench_cpu_name(void)
 {
     folio_backend_info info = {.struct_size = sizeof info};
     return folio_backend_describe("cpu", &info) == FOLIO_OK ? info.device : "";
@@ -174,11 +167,12 @@ static const char *short_count(char *text, size_t size, int64_t n)
     return text;
 }
 
-static const char *short_time(char *text, size_t size, double ns)
+const char *bench_short_time(char *text, size_t size, double ns)
 {
     if (ns < 1e3) snprintf(text, size, "%.1f ns", ns);
     else if (ns < 1e6) snprintf(text, size, "%.1f us", ns / 1e3);
-    else snprintf(text, size, "%.1f ms", ns / 1e6);
+    else if (ns < 1e9) snprintf(text, size, "%.1f ms", ns / 1e6);
+    else snprintf(text, size, "%.2f s", ns / 1e9);
     return text;
 }
 
@@ -205,7 +199,7 @@ static void print_markdown(const bench_report *r)
 {
     char a[32], b[32], c[32], d[32];
     printf("%sfolio %s bench %s%s: %s, %d processors, block size %lld, %g s a case, seed %lld\n\n",
-           term_start(TERM_BOLD), folio_version(), r->topic, term_end(), cpu_name(),
+           term_start(TERM_BOLD), folio_version(), r->topic, term_end(), bench_cpu_name(),
            (int)r->processors, (long long)r->block_size, r->seconds, (long long)r->seed);
     printf("| %-21s | %6s | %11s | %8s | %8s | %6s | %-5s | %10s |\n", "case", "blocks", "with",
            "median", "min", "spread", "per", "rate");
@@ -215,8 +209,8 @@ static void print_markdown(const bench_report *r)
         const bench_result *of = &r->results[i];
         printf("| %-21s | %6s | %11s | %8s | %8s | %4.*f %% | %-5s |", of->what.name,
                of->what.blocks ? short_count(a, sizeof a, of->what.blocks) : "-",
-               variant(b, sizeof b, &of->what), short_time(c, sizeof c, of->ns_median),
-               short_time(d, sizeof d, of->ns_min), of->spread < 0.9995, 100 * of->spread,
+               variant(b, sizeof b, &of->what), bench_short_time(c, sizeof c, of->ns_median),
+               bench_short_time(d, sizeof d, of->ns_min), of->spread < 0.9995, 100 * of->spread,
                of->what.per);
         print_rate(of);
     }
@@ -269,7 +263,7 @@ static void print_json(const bench_report *r)
     json j = {.out = stdout};
     json_object(&j, NULL);
     json_string(&j, "version", folio_version());
-    json_string(&j, "cpu", cpu_name());
+    json_string(&j, "cpu", bench_cpu_name());
     json_integer(&j, "processors", r->processors);
     json_string(&j, "topic", r->topic);
     json_integer(&j, "block_size", r->block_size);
@@ -382,16 +376,8 @@ bool bench_parse_seconds(const char *command, const char *option, const char *te
 
 int bench_main(int argc, char **argv)
 {
-    const arg_option none[] = {{.name = NULL}};
-    if (argc > 1 && argv[1][0] != '-') {
-        for (int i = 0; i < NUM_TOPICS; i++)
-            if (strcmp(argv[1], topics[i].name) == 0) return topics[i].run(argc - 1, argv + 1);
-        return args_complain("bench", "unknown topic '%s'", argv[1]);
-    }
-    switch (args_parse(argc, argv, none)) {
-    case ARGS_HELP: fputs(help, stdout); return EXIT_OK;
-    case ARGS_WRONG: return EXIT_USAGE;
-    case ARGS_RUN: break;
-    }
-    return args_complain("bench", "say what to measure: pool");
+    if (argc < 2 || argv[1][0] == '-') return bench_attention_main(argc, argv);
+    for (int i = 0; i < NUM_TOPICS; i++)
+        if (strcmp(argv[1], topics[i].name) == 0) return topics[i].run(argc - 1, argv + 1);
+    return args_complain("bench", "unknown topic '%s'", argv[1]);
 }

@@ -55,6 +55,13 @@ typedef struct bench_report {
 /* Time the cases of a group in rounds and add their results. False: a batch failed. */
 bool bench_measure(bench_report *r, const bench_case *cases, int count);
 
+typedef struct bench_stats {
+    double median, min, spread; /* spread: interquartile range / median */
+} bench_stats;
+
+/* Of count >= 1 samples, which are sorted by it. */
+bench_stats bench_stats_of(double *samples, int64_t count);
+
 /* The result of a case with the largest median (or the smallest); NULL: it was not measured. */
 const bench_result *bench_slowest(const bench_report *r, const char *name);
 const bench_result *bench_fastest(const bench_report *r, const char *name);
@@ -69,6 +76,10 @@ void bench_add_summary(bench_report *r, const char *key, double value, const cha
 
 /* To stdout, in r->output's format. */
 void bench_print(const bench_report *r);
+
+const char *bench_cpu_name(void);
+/* "12.5 ns", "3.1 ms"; returns text. */
+const char *bench_short_time(char *text, size_t size, double ns);
 
 /* ---- Failing */
 
@@ -85,8 +96,9 @@ bool bench_parse_list(const char *command, const char *option, const char *text,
                       int64_t max, int64_t *values, int *count);
 bool bench_parse_seconds(const char *command, const char *option, const char *text, double *value);
 
-/* ---- Topics. argv[0] is the topic's name. */
+/* ---- Topics. argv[0] is the topic's name; attention, which needs none, has "bench" there. */
 
+int bench_attention_main(int argc, char **argv);
 int bench_pool_main(int argc, char **argv);
 
 #endif

@@ -16,7 +16,8 @@ static const command commands[] = {
     {"demo", demo_main, "run a mixed batch through the paged cache and show what happened"},
     {"info", info_main, "what this machine and this build offer: backends, levels, features"},
     {"check", check_main, "every kernel and every feature against the reference"},
-    {"bench", bench_main, "how fast: nanoseconds, beside a ceiling measured in the same run"},
+    {"bench", bench_main,
+     "how fast: attention or the pool, beside a ceiling measured in the same run"},
 };
 enum { NUM_COMMANDS = sizeof commands / sizeof commands[0] };
 
@@ -37,6 +38,7 @@ static void print_help(void)
            "  folio info                  which backend will be used here, and why not another\n"
            "  folio check                 is this build right on this machine? (seconds)\n"
            "  folio check --full -o json  the same at length, for scripts\n"
+           "  folio bench                 how close attention comes to what this machine can do\n"
            "  folio bench pool            what the block pool costs on this machine\n\n"
            "exit status\n"
            "  0  all is well\n"

@@ -70,7 +70,7 @@ for topic in "" " pool"; do
     check "a wrong option prints nothing on stdout" test ! -s out
 done
 expect 0 out '^usage: folio bench' help bench
-expect 2 err '^folio bench: say what to measure' bench
+expect 2 err "^folio bench: unexpected argument 'pool'" bench --reps 3 pool
 expect 2 err "^folio bench: unknown topic 'x'" bench x
 expect 2 err "^folio bench pool: unexpected argument 'x'" bench pool x
 expect 2 err "^folio: unknown command 'nonsense'" nonsense
@@ -133,7 +133,54 @@ check "the demo shows the block map" grep -q '^  \([A-Za-z.] \)*[A-Za-z.]$' out
 expect 0 out '^Every number is within its budget' demo --backend reference --seed 9
 expect 0 out 'threads 1' demo --backend cpu --threads 1
 
-# ---- bench -------------------------------------------------------------------------------------
+# ---- bench: attention --------------------------------------------------------------------------
+for case in '' x q 1q q0 0q1 q1s q4s3 q1x q1k1 qk q1_ _q1 q1__q1 q1,,q1 q1, q-1 q1K 1.5q1 q17k1s1 \
+    q99999999999999999999 q1,q1,q1,q1,q1,q1,q1,q1,q1; do
+    expect 2 err '^folio bench: --case takes up to 8 of .*, such as 8q1s1k, not' bench --case "$case"
+done
+for heads in '' 0 4:0 4:3 2:4 4: :2 4:2x x -4 2048; do
+    expect 2 err '^folio bench: --heads takes up to 8 of HEADS:KV_HEADS' bench --heads "$heads"
+done
+expect 2 err '^folio bench: --dtype takes up to 8 of f32, f16, bf16, not' bench --dtype int8
+expect 2 err '^folio bench: --kv-dtype takes .*, not .f64' bench --kv-dtype f64
+expect 2 err '^folio bench: --layout takes .*, not .native,strided' bench --layout native,strided
+expect 2 err '^folio bench: --head-size takes up to 8 numbers from 8 to 512' bench --head-size 4
+expect 2 err '^folio bench: --block-size takes up to 8 numbers from 1 to 4096' bench --block-size 0
+expect 2 err '^folio bench: --reps takes a whole number from 1' bench --reps 0
+expect 2 err 'one of md|csv|json' bench -o text
+expect 1 err '^folio bench: folio_context_create: ' bench --level no_such_level
+small='--heads 4:2 --head-size 32 --reps 2 --threads 2'
+# shellcheck disable=SC2086 # several words
+{
+    expect 1 err '^folio bench: left out: q3, f32 on f32, heads 4:2 of 12, block size 16, native$' \
+        bench $small --case q3 --dtype f32 --head-size 12
+    check "a bench where nothing ran prints nothing on stdout" test ! -s out
+    expect 1 err 'left out: q3, f32 on f32, heads 4:2 of 12' \
+        bench $small --case q3 --dtype f32 --head-size 12,16
+    check "bench: what can run has run" test "$(grep -c '^| q3 .* heads 4:2 of 16,' out)" -eq 1
+    expect 0 out '^| q20  *| f32  *| .* | .* | .* % | .* | *f32 FMA .* | .* % |$' \
+        bench $small --case q20,2q1s1k,q3s9_2q1s40
+    check "bench: both types of all cases" test "$(grep -c '^| .* *| b*f[0-9]*  *|' out)" -eq 6
+    check "bench: decodes are held against reading" \
+        test "$(grep -c '^| 2q1s1k .* | *read [0-9.]* | .* % |$' out)" -eq 2
+    check "bench: a mixed batch has no ceiling" \
+        test "$(grep -c '^| q3s9_2q1s40 .* |  *- |  *- |$' out)" -eq 2
+    check "bench: the machine's ceilings" grep -q '^- ceiling over the whole run: read .* GB/s$' out
+    check "bench fits 100 columns" test -z "$(awk 'length > 100' out)"
+    expect 0 out '^q5,prefill,cpu,scalar,2,f16,int8,4,2,32,32,nhd,.*,fma_f32_gflops,' bench $small \
+        --case q5,q1s5 --dtype f16 --kv-dtype f16,int8 --block-size 16,32 --layout native,nhd \
+        --level scalar -o csv
+    check "bench: lists are crossed" test "$(wc -l <out)" -eq 17
+    check "rows of the CSV have equal columns" \
+        test "$(awk -F, '{ print NF }' out | sort -u | wc -l)" -eq 1
+    expect 0 out '"phase": "mixed"' bench $small --case q2_q1s3 --dtype f32 -o json
+}
+check "bench -o json: no ceiling" grep -q '"ceiling": null' out
+check "bench -o json: no share" grep -q '"share": null' out
+check "bench -o json: a ceiling that was measured" grep -q '"read_gbps": [0-9]' out
+check "bench -o json: one that is not yet" grep -q '"dot_int8_gops": null' out
+
+# ---- bench pool --------------------------------------------------------------------------------
 for list in '' x 1k, ,1k 1k,,2k 1kk 1.5k -1 255 200M 1e3 99999999999999999999 \
     1k,1k,1k,1k,1k,1k,1k,1k,1k; do
     expect 2 err "^folio bench pool: --blocks takes up to 8 numbers from 256 to 100000000" \

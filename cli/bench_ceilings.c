@@ -1,0 +1,226 @@
+/*
+ * bench_ceilings.c: see bench_ceilings.h. The loops are written for the best instructions of the
+ * CPU at hand (AVX-512, AVX2 with FMA, else plain C) and chosen when the program runs; this file
+ * is compiled without flags of its own.
+ */
+#include "bench_ceilings.h"
+
+#include "args.h"
+#include "bench.h"
+#include "term.h"
+
+#include <math.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+/*
+ * A sample of some 10 ms: where threads share a core with others, a shorter one meets them or not
+ * by chance. 256 MiB: eight times the last-level cache of a common server's group of cores.
+ */
+enum { MAX_THREADS = 256, HUGE_PAGE = 2 << 20, ROUNDS = 1600000 };
+static const int64_t buffer_bytes = (int64_t)256 << 20;
+
+/* A loop returns the operations it did, or the bytes it read. */
+typedef double loop_fn(const void *data, int64_t bytes);
+
+typedef struct runner {
+    bench_ceilings *of;
+    int32_t index;
+    double start, end, work;
+} runner;
+
+struct bench_ceilings {
+    int32_t threads;
+    loop_fn *loops[BENCH_NUM_CEILINGS]; /* NULL: this CPU cannot */
+    char *buffer;
+    pthread_barrier_t barrier; /* all start together */
+    loop_fn *loop;             /* of the sample under way */
+    runner runners[MAX_THREADS];
+};
+
+/* ---- Loops */
+
+typedef float quad __attribute__((vector_size(16)));
+typedef uint64_t pair __attribute__((vector_size(16)));
+
+/* Memory, not the width of a load, is the limit here: 64 bytes at once gave no more than 16. */
+static double read_pairs(const void *data, int64_t bytes)
+{
+    const pair *at = data, *end = at + bytes / (int64_t)sizeof(pair) / 8 * 8;
+    pair sums[8];
+    memset(sums, 0, sizeof sums);
+    for (; at < end; at += 8)
+        for (int k = 0; k < 8; k++) sums[k] ^= at[k];
+    __asm__ volatile("" : : "m"(sums)); /* the sums are used: the loop stays */
+    return (double)((const char *)end - (const char *)data);
+}
+
+/* Sums that do not wait for each other: 10 of 4 numbers. Nothing here may be worked out early. */
+static double fma_plain(const void *data, int64_t bytes)
+{
+    (void)data;
+    (void)bytes;
+    quad sums[10], factor = {0.5F, 0.5F, 0.5F, 0.5F}, term = {0.25F, 0.25F, 0.25F, 0.25F};
+    memset(sums, 0, sizeof sums);
+    __asm__ volatile("" : "+m"(factor), "+m"(term));
+    quad f = factor, t = term;
+    for (int i = 0; i < ROUNDS; i++)
+        for (int k = 0; k < 10; k++) sums[k] = sums[k] * f + t;
+    __asm__ volatile("" : : "m"(sums));
+    return 2.0 * 4 * 10 * ROUNDS;
+}
+
+#if defined(__x86_64__)
+
+#define TWELVE(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11)
+#define TWENTY(X) TWELVE(X) X(12) X(13) X(14) X(15) X(16) X(17) X(18) X(19)
+
+/* Two units times four or five cycles ask for 10 sums at most; 20 fit into 32 registers. */
+#define START_512(i) __m512 sum##i = _mm512_setzero_ps();
+#define FMA(i) __asm__ volatile("vfmadd231ps %1, %2, %0" : "+v"(sum##i) : "v"(a), "v"(b));
+#define DOT(i) __asm__ volatile("vdpbf16ps %1, %2, %0" : "+v"(sum##i) : "v"(a), "v"(b));
+
+__attribute__((target("avx512f"))) static double fma_avx512(const void *data, int64_t bytes)
+{
+    (void)data;
+    (void)bytes;
+    __m512 a = _mm512_set1_ps(0.5F), b = _mm512_set1_ps(0.25F);
+    TWENTY(START_512)
+    for (int i = 0; i < ROUNDS; i++) {
+        TWENTY(FMA)
+    }
+    return 2.0 * 16 * 20 * ROUNDS;
+}
+
+__attribute__((target("avx512f"))) static double dot_avx512(const void *data, int64_t bytes)
+{
+    (void)data;
+    (void)bytes;
+    __m512 a = _mm512_set1_ps(0.5F), b = _mm512_set1_ps(0.25F); /* pairs of bf16 (0, 0.5) */
+    TWENTY(START_512)
+    for (int i = 0; i < ROUNDS; i++) {
+        TWENTY(DOT)
+    }
+    return 2.0 * 32 * 20 * ROUNDS;
+}
+
+/* 16 registers: 12 sums and two factors. */
+#define START_256(i) __m256 sum##i = _mm256_setzero_ps();
+#define FMA_256(i) __asm__ volatile("vfmadd231ps %1, %2, %0" : "+x"(sum##i) : "x"(a), "x"(b));
+
+__attribute__((target("avx2,fma"))) static double fma_avx2(const void *data, int64_t bytes)
+{
+    (void)data;
+    (void)bytes;
+    __m256 a = _mm256_set1_ps(0.5F), b = _mm256_set1_ps(0.25F);
+    TWELVE(START_256)
+    for (int i = 0; i < ROUNDS; i++) {
+        TWELVE(FMA_256)
+    }
+    return 2.0 * 8 * 12 * ROUNDS;
+}
+
+#endif
+
+static void choose_loops(bench_ceilings *c)
+{
+    c->loops[BENCH_FMA_F32] = fma_plain;
+    c->loops[BENCH_READ] = read_pairs;
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("avx512f")) {
+        c->loops[BENCH_FMA_F32] = fma_avx512;
+        if (__builtin_cpu_supports("avx512bf16")) c->loops[BENCH_DOT_BF16] = dot_avx512;
+    } else if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
+        c->loops[BENCH_FMA_F32] = fma_avx2;
+    }
+#endif
+}
+
+/* ---- Samples */
+
+bench_ceilings *bench_ceilings_open(int32_t threads)
+{
+    bench_ceilings *c = bench_alloc(1, sizeof *c);
+    c->threads = threads < MAX_THREADS ? threads : MAX_THREADS;
+    choose_loops(c);
+    c->buffer = aligned_alloc(HUGE_PAGE, (size_t)buffer_bytes);
+    if (c->buffer == NULL || pthread_barrier_init(&c->barrier, NULL, (unsigned)c->threads) != 0) {
+        fprintf(stderr, "folio bench: there is no memory for the ceilings\n");
+        exit(EXIT_FAILED);
+    }
+    /* Small pages would make it a measure of page tables; a system without huge ones says no. */
+    (void)madvise(c->buffer, (size_t)buffer_bytes, MADV_HUGEPAGE);
+    memset(c->buffer, 1, (size_t)buffer_bytes);
+    for (int32_t i = 0; i < c->threads; i++) c->runners[i] = (runner){.of = c, .index = i};
+    return c;
+}
+
+void bench_ceilings_close(bench_ceilings *c)
+{
+    if (c == NULL) return;
+    pthread_barrier_destroy(&c->barrier);
+    free(c->buffer);
+    free(c);
+}
+
+static void *run(void *state)
+{
+    runner *r = state;
+    int64_t part = buffer_bytes / r->of->threads / 256 * 256;
+    pthread_barrier_wait(&r->of->barrier);
+    r->start = term_seconds();
+    r->work = r->of->loop(r->of->buffer + r->index * part, part);
+    r->end = term_seconds();
+    return NULL;
+}
+
+double bench_ceilings_sample(bench_ceilings *c, bench_ceiling which)
+{
+    pthread_t ids[MAX_THREADS];
+    c->loop = c->loops[which];
+    if (c->loop == NULL) return (double)NAN;
+    for (int32_t i = 1; i < c->threads; i++) {
+        if (pthread_create(&ids[i], NULL, run, &c->runners[i]) == 0) continue;
+        term_progress_end();
+        fprintf(stderr, "folio bench: a thread cannot be started\n");
+        exit(EXIT_FAILED);
+    }
+    run(&c->runners[0]);
+    for (int32_t i = 1; i < c->threads; i++) pthread_join(ids[i], NULL);
+    double start = c->runners[0].start, end = c->runners[0].end, work = 0;
+    for (int32_t i = 0; i < c->threads; i++) {
+        start = fmin(start, c->runners[i].start);
+        end = fmax(end, c->runners[i].end);
+        work += c->runners[i].work;
+    }
+    return work / (end - start) * 1e-9;
+}
+
+/* ---- Names */
+
+const char *bench_ceiling_key(bench_ceiling which)
+{
+    static const char *const keys[] = {"fma_f32_gflops", "dot_bf16_gflops", "dot_int8_gops",
+                                       "read_gbps"};
+    return keys[which];
+}
+
+const char *bench_ceiling_name(bench_ceiling which)
+{
+    static const char *const names[] = {"f32 FMA", "bf16 dot", "int8 dot", "read"};
+    return names[which];
+}
+
+const char *bench_ceiling_unit(bench_ceiling which)
+{
+    static const char *const units[] = {"GFLOP/s", "GFLOP/s", "Gop/s", "GB/s"};
+    return units[which];
+}

@@ -1,0 +1,33 @@
+/*
+ * bench_ceilings.h: what this machine can do at most, by loops that do nothing else: multiply-adds
+ * of f32, dot products of bf16, reads of memory. Sampled between the repetitions of a case, so that
+ * a case and its ceiling meet the same neighbours and the same clock.
+ */
+#ifndef FOLIO_BENCH_CEILINGS_H
+#define FOLIO_BENCH_CEILINGS_H
+
+#include <stdint.h>
+
+typedef enum bench_ceiling {
+    BENCH_FMA_F32,  /* GFLOP/s; a multiply-add is 2                                     */
+    BENCH_DOT_BF16, /* GFLOP/s of vdpbf16ps                                             */
+    BENCH_DOT_INT8, /* not measured yet                                                 */
+    BENCH_READ,     /* GB/s of a buffer larger than the caches, each thread its own part */
+    BENCH_NUM_CEILINGS
+} bench_ceiling;
+
+typedef struct bench_ceilings bench_ceilings;
+
+/* For so many threads. The program ends where there is no memory. */
+bench_ceilings *bench_ceilings_open(int32_t threads);
+void bench_ceilings_close(bench_ceilings *c);
+
+/* One sample, some milliseconds long; NAN where this CPU has no such instruction. */
+double bench_ceilings_sample(bench_ceilings *c, bench_ceiling which);
+
+/* The key in JSON ("fma_f32_gflops"), and the words for people ("f32 FMA"), and its unit. */
+const char *bench_ceiling_key(bench_ceiling which);
+const char *bench_ceiling_name(bench_ceiling which);
+const char *bench_ceiling_unit(bench_ceiling which);
+
+#endif
