@@ -130,7 +130,8 @@ FOLIO_API void folio_pool_destroy(folio_pool *pool);
 /**
  * Blocks by hand, for callers with block tables of their own: n blocks with one reference each, or
  * FOLIO_ERR_FULL and none. Free ones first, then the cached ones least recently used, a sequence's
- * last before its first. Constant time a block.
+ * last before its first. Constant time a block; where all groups have windows, taking back the last
+ * cached block of a long chain also clears the chain's entries.
  */
 FOLIO_API folio_status folio_pool_alloc(folio_pool *pool, int64_t n, int32_t *blocks);
 /** One more reference to each of n used blocks. */
