@@ -26,6 +26,7 @@ typedef struct row_job {
     double *q;      /* [k_head_size] */
     double *scores; /* [keys] */
     bool single;
+    int64_t order; /* of HARNESS_ORDERS: where sums begin, and whether products are rounded */
 } row_job;
 
 /* In f32 every operation rounds; double holds each f32 result exactly before it does. */
@@ -128,17 +129,29 @@ static double bias_at(const row_job *job, int64_t j)
     return harness_load(b->dtype, b->data, at);
 }
 
+/* Sums begin with their first term or in their middle, and go round. */
+static int64_t nth_term(const row_job *job, int64_t i, int64_t n)
+{
+    return (i + n * (job->order / 2) / (HARNESS_ORDERS / 2)) % n;
+}
+
+/* sum + a b in f32: both operations rounded, or in every other order only the sum. */
+static float add_product(const row_job *job, float sum, double a, double b)
+{
+    return job->order % 2 ? (float)((double)sum + a * b) : sum + (float)a * (float)b;
+}
+
 /* Sequential sums in the precision asked for. */
-static double dot(const double *a, const double *b, int64_t n, bool single)
+static double dot(const row_job *job, const double *k, int64_t n)
 {
     double wide = 0;
     float narrow = 0;
-    if (!single) {
-        for (int64_t d = 0; d < n; d++) wide += a[d] * b[d];
-        return wide;
+    for (int64_t i = 0; i < n; i++) {
+        int64_t d = nth_term(job, i, n);
+        if (job->single) narrow = add_product(job, narrow, job->q[d], k[d]);
+        else wide += job->q[d] * k[d];
     }
-    for (int64_t d = 0; d < n; d++) narrow += (float)a[d] * (float)b[d];
-    return (double)narrow;
+    return job->single ? (double)narrow : wide;
 }
 
 /* The score of one key the row sees. */
@@ -148,8 +161,8 @@ static double score(const row_job *job, int64_t j, int64_t d, double bias)
     bool f = job->single;
     int64_t kv_head = job->head / (s->num_heads / s->num_kv_heads);
     double scale = s->scale != 0 ? (double)s->scale : (double)(float)(1.0 / sqrt(s->k_head_size));
-    double x = dot(job->q, job->rows->k + (j * s->num_kv_heads + kv_head) * s->k_head_size,
-                   s->k_head_size, f);
+    double x =
+        dot(job, job->rows->k + (j * s->num_kv_heads + kv_head) * s->k_head_size, s->k_head_size);
     x = rounded(x * scale, f);
     if (s->soft_cap != 0) {
         double cap = (double)s->soft_cap;
@@ -191,14 +204,15 @@ static void row_attend(const row_job *job, double *out, double *lse)
     if (score_row(job, &max) == 0) return; /* out is zeros already */
     int64_t kv_head = job->head / (s->num_heads / s->num_kv_heads);
     double sum = isinf(sink) ? 0.0 : rounded(exp(rounded(sink - max, f)), f);
-    for (int64_t j = 0; j < job->keys; j++) {
+    for (int64_t i = 0; i < job->keys; i++) {
+        int64_t j = nth_term(job, i, job->keys);
         if (isinf(job->scores[j]) && job->scores[j] < 0) continue;
         double p = rounded(exp(rounded(job->scores[j] - max, f)), f);
         const double *v = job->rows->v + (j * s->num_kv_heads + kv_head) * s->v_head_size;
         sum = rounded(sum + p, f);
         if (f)
             for (int64_t d = 0; d < s->v_head_size; d++)
-                out[d] = (double)((float)out[d] + (float)p * (float)v[d]);
+                out[d] = (double)add_product(job, (float)out[d], p, v[d]);
         else
             for (int64_t d = 0; d < s->v_head_size; d++) out[d] += p * v[d];
     }
@@ -206,11 +220,11 @@ static void row_attend(const row_job *job, double *out, double *lse)
     *lse = rounded(max + rounded(log(sum), f), f);
 }
 
-static void attend_seq(harness *h, const step *st, int64_t seq, const key_rows *rows, bool single,
-                       harness_result *r)
+/* One sequence's rows into r, the job's precision and order given. */
+static void attend_seq(row_job job, harness_result *r)
 {
-    int64_t keys = harness_seq_keys(&st->seqs[seq], st->type), size = h->spec.k_head_size;
-    row_job job = {.h = h, .st = st, .seq = seq, .keys = keys, .rows = rows, .single = single};
+    const step *st = job.st;
+    int64_t seq = job.seq, keys = job.keys, size = job.h->spec.k_head_size;
     job.q = harness_alloc((size_t)size, sizeof(double));
     job.scores = harness_alloc((size_t)keys, sizeof(double));
     for (int64_t row = st->row_start[seq]; row < st->row_start[seq + 1]; row++)
@@ -253,16 +267,31 @@ bool harness_plain(harness *h, folio_attention_type type, const harness_seq *seq
     harness_step_open(h, type, seqs, num_seqs, &st);
     h->spec.no_lse = false;
     harness_result_make(h, &st, in_double ? FOLIO_F64 : h->spec.dtype, result);
-    h->spec.no_lse = no_lse;
     empty_rows(&st, result);
+    if (!in_double) result->others = harness_alloc(HARNESS_ORDERS - 1, sizeof *result->others);
+    for (int i = 0; !in_double && i < HARNESS_ORDERS - 1; i++) {
+        harness_result_make(h, &st, h->spec.dtype, &result->others[i]);
+        empty_rows(&st, &result->others[i]);
+    }
+    h->spec.no_lse = no_lse;
     for (int64_t i = 0; ok && i < num_seqs; i++) {
         key_rows rows = {0};
         ok = load_keys(h, &st, i, !in_double, &rows);
-        if (ok) attend_seq(h, &st, i, &rows, !in_double, result);
+        row_job job = {.h = h,
+                       .st = &st,
+                       .seq = i,
+                       .keys = harness_seq_keys(&seqs[i], type),
+                       .rows = &rows,
+                       .single = !in_double};
+        if (ok) attend_seq(job, result);
+        for (job.order = 1; ok && !in_double && job.order < HARNESS_ORDERS; job.order++)
+            attend_seq(job, &result->others[job.order - 1]);
         free(rows.k);
         free(rows.v);
     }
     round_result(in_double, result);
+    for (int i = 0; !in_double && i < HARNESS_ORDERS - 1; i++)
+        round_result(in_double, &result->others[i]);
     harness_step_close(&st);
     return ok;
 }
@@ -281,18 +310,24 @@ static double gap(double a, double b)
     return a == b ? 0.0 : fabs(a - b);
 }
 
-/* The budget is made over [0, total), the error over [begin, end). */
-static distance_of measure(const double *got, const double *ref, const double *plain, int64_t total,
+/* The largest finite error of plain. */
+static double noise_of(const double *plain, const double *ref, int64_t n)
+{
+    double noise = 0;
+    for (int64_t i = 0; i < n; i++) {
+        double e = isfinite(ref[i]) ? gap(plain[i], ref[i]) : 0.0;
+        if (isfinite(e) && e > noise) noise = e;
+    }
+    return noise;
+}
+
+/* The error over [begin, end) of `total` numbers; the budget is made over all of them. */
+static distance_of measure(const double *got, const double *ref, double noise, int64_t total,
                            int64_t begin, int64_t end, folio_dtype dtype)
 {
     distance_of m = {.worst = begin};
-    double noise = 0;
-    for (int64_t i = 0; i < total; i++) {
-        if (!isfinite(ref[i])) continue;
-        if (fabs(ref[i]) > m.max_ref) m.max_ref = fabs(ref[i]);
-        double n = plain ? gap(plain[i], ref[i]) : 0.0;
-        if (isfinite(n) && n > noise) noise = n;
-    }
+    for (int64_t i = 0; i < total; i++)
+        if (isfinite(ref[i]) && fabs(ref[i]) > m.max_ref) m.max_ref = fabs(ref[i]);
     m.budget = 2 * noise + harness_ulp(dtype, m.max_ref);
     for (int64_t i = begin; i < end; i++) {
         double e = gap(got[i], ref[i]);
@@ -342,11 +377,18 @@ static void compare_rows(const harness_result *got, const harness_result *ref,
         return;
     }
     int64_t heads = got->heads, width = heads * got->head_size;
+    bool with_lse = got->lse && ref->lse;
+    double out_noise = 0, lse_noise = 0;
+    for (int i = 0; i < HARNESS_ORDERS; i++) {
+        const harness_result *p = i == 0 || !plain->others ? plain : &plain->others[i - 1];
+        out_noise = fmax(out_noise, noise_of(p->out, ref->out, got->rows * width));
+        if (with_lse) lse_noise = fmax(lse_noise, noise_of(p->lse, ref->lse, got->rows * heads));
+    }
     distance_of lse = {0};
-    distance_of out = measure(got->out, ref->out, plain->out, got->rows * width, begin * width,
+    distance_of out = measure(got->out, ref->out, out_noise, got->rows * width, begin * width,
                               end * width, got->dtype);
-    if (got->lse && ref->lse)
-        lse = measure(got->lse, ref->lse, plain->lse, got->rows * heads, begin * heads, end * heads,
+    if (with_lse)
+        lse = measure(got->lse, ref->lse, lse_noise, got->rows * heads, begin * heads, end * heads,
                       FOLIO_F32);
     judge(got, ref, out, lse, verdict);
 }
@@ -368,8 +410,8 @@ void harness_compare_exact(const harness_result *got, const harness_result *ref,
 {
     *verdict = (harness_verdict){0};
     int64_t n = got->rows * got->heads * got->head_size, heads = got->rows * got->heads;
-    distance_of lse = {0}, out = measure(got->out, ref->out, NULL, n, 0, n, FOLIO_F64);
+    distance_of lse = {0}, out = measure(got->out, ref->out, 0, n, 0, n, FOLIO_F64);
     out.budget = 1e-9 * out.max_ref;
-    if (got->lse) lse = measure(got->lse, ref->lse, NULL, heads, 0, heads, FOLIO_F32);
+    if (got->lse) lse = measure(got->lse, ref->lse, 0, heads, 0, heads, FOLIO_F32);
     judge(got, ref, out, lse, verdict);
 }

@@ -109,6 +109,8 @@ void harness_result_free(harness_result *r)
     free(r->lse);
     free(r->bits);
     free(r->lse_bits);
+    for (int i = 0; r->others && i < HARNESS_ORDERS - 1; i++) harness_result_free(&r->others[i]);
+    free(r->others);
     *r = (harness_result){0};
 }
 

@@ -59,6 +59,7 @@ typedef struct folioi_backend {
     const char *(*unavailable)(void); /* NULL result: it can be opened here */
     const char *(*device)(void);
     const char *const *levels; /* lowest first, NULL at the end */
+    const char *level_env;     /* environment variable that caps the level; NULL: none */
     /* The kernels of a level by name, of the best for NULL; *level is set. NULL: not on this machine. */
     const void *(*kernels)(const char *cap, const char **level);
     int32_t max_head_size;

@@ -36,7 +36,9 @@ static folio_status choose(const folio_context_desc *d, folio_context *ctx)
         }
         ctx->kernels = b->kernels(d->level, &ctx->level);
         if (ctx->kernels == NULL) {
-            folioi_reasons_add(&reasons, "level \"%s\" is not available here", d->level);
+            if (d->level != NULL)
+                folioi_reasons_add(&reasons, "level \"%s\" is not available here", d->level);
+            else folioi_reasons_add(&reasons, "%s names a level that is not there", b->level_env);
             continue;
         }
         ctx->backend = b;
@@ -80,7 +82,8 @@ folio_status folio_context_create(const folio_context_desc *desc, folio_context 
     folio_context *ctx = memory;
     *ctx = chosen;
     if (d.executor.parallel_for == NULL && ctx->num_threads > 1) {
-        folio_status status = folioi_threads_create(&ctx->allocator, ctx->num_threads, &ctx->threads);
+        folio_status status =
+            folioi_threads_create(&ctx->allocator, ctx->num_threads, &ctx->threads);
         if (status != FOLIO_OK) {
             folio_context_destroy(ctx);
             return status;

@@ -66,7 +66,8 @@ int main(int argc, char **argv)
         else if (strcmp(argv[i], "--long") == 0) run_long = true;
         else if (strcmp(argv[i], "--fail-fast") == 0) fail_fast = true;
         else if (argv[i][0] == '-') {
-            fprintf(stderr, "usage: folio_tests [--list] [--long] [--fail-fast] [suite[.name]]...\n");
+            fprintf(stderr,
+                    "usage: folio_tests [--list] [--long] [--fail-fast] [suite[.name]]...\n");
             return 2;
         }
     }

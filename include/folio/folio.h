@@ -185,7 +185,8 @@ typedef struct folio_context_desc {
     const char *backend;       /* "auto" (or NULL): the best available; or a name of the registry  */
     int32_t device;            /* number of the device; 0 for host backends                        */
     int32_t num_threads;       /* built-in pool: 1..256; 0: one per processor the process may use  */
-    const char *level;         /* highest instruction-set level by name; NULL: the best there is   */
+    const char *level;         /* highest instruction-set level by name; NULL: the best there is,  */
+                               /* or what the environment says (FOLIO_CPU=name)                    */
     folio_executor executor;   /* parallel_for NULL: the built-in pool. Else num_threads is ignored */
     folio_allocator allocator; /* both functions NULL: malloc and free                             */
 } folio_context_desc;

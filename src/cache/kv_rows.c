@@ -11,6 +11,8 @@
 void folioi_load_row(float *dst, const void *base, folio_dtype dtype, int64_t index, int64_t n)
 {
     if (dtype == FOLIO_F32) memcpy(dst, (const float *)base + index, (size_t)n * sizeof *dst);
+    else if (dtype == FOLIO_BF16)
+        for (int64_t i = 0; i < n; i++) dst[i] = bf16_to_f32(((const uint16_t *)base)[index + i]);
     else
         for (int64_t i = 0; i < n; i++) dst[i] = load_f32(base, dtype, index + i);
 }
@@ -18,6 +20,8 @@ void folioi_load_row(float *dst, const void *base, folio_dtype dtype, int64_t in
 void folioi_store_row(void *base, folio_dtype dtype, int64_t index, const float *src, int64_t n)
 {
     if (dtype == FOLIO_F32) memcpy((float *)base + index, src, (size_t)n * sizeof *src);
+    else if (dtype == FOLIO_BF16)
+        for (int64_t i = 0; i < n; i++) ((uint16_t *)base)[index + i] = f32_to_bf16(src[i]);
     else
         for (int64_t i = 0; i < n; i++) store_f32(base, dtype, index + i, src[i]);
 }

@@ -29,9 +29,9 @@ static inline float bf16_to_f32(uint16_t h) { return f32_of_bits((uint32_t)h << 
 
 static inline uint16_t f32_to_bf16(float x)
 {
-    uint32_t u = bits_of_f32(x);
-    if ((u & 0x7fffffffu) > 0x7f800000u) return (uint16_t)((u >> 16) | 0x40);
-    return (uint16_t)((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
+    /* without a branch, so that loops over it become vectors */
+    uint32_t u = bits_of_f32(x), nearest = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
+    return (uint16_t)((u & 0x7fffffffu) > 0x7f800000u ? (u >> 16) | 0x40u : nearest);
 }
 
 /*

@@ -3,6 +3,7 @@
 #include "backends/cpu/cpu_forward.h"
 
 #include <pthread.h>
+#include <stdlib.h>
 #include <string.h>
 #if defined(__x86_64__) || defined(__i386__)
 #include <cpuid.h>
@@ -22,7 +23,8 @@ static folioi_schedule_limits limits_of(const folioi_plan_shape *shape, int32_t 
     const folio_plan_desc *d = &shape->desc;
     const folio_attention_desc *a = &shape->attentions[attention]->desc;
     int64_t queries = type == FOLIO_ENCODER ? d->max_encoder_tokens : d->max_query_tokens;
-    int64_t budget = PARTIAL_FLOATS / ((int64_t)a->num_kv_heads * (a->v_head_size + 2));
+    int64_t budget =
+        PARTIAL_FLOATS / ((int64_t)a->num_kv_heads * (folioi_out_stride(a->v_head_size) + 2));
     return folioi_schedule_size(a, d->max_seqs, queries, d->max_seq_len, shape->ctx->num_threads,
                                 FOLIOI_TILE_ROWS, FOLIOI_SPLIT_LEN, budget);
 }
@@ -90,8 +92,7 @@ static void plan_describe(const void *state, int32_t attention, folio_attention_
     const folio_attention_desc *a = &plan->shape.attentions[attention]->desc;
     const folioi_schedule *s = &plan->schedules[attention * FOLIO_NUM_ATTENTION_TYPES + (int)type];
     const folioi_cpu_kernels *kernels = plan->shape.ctx->kernels;
-    info->kernel =
-        kernels->attend[folioi_attend_choose(a->kv_dtype, a->k_head_size, a->v_head_size)].name;
+    info->kernel = kernels->attend[folioi_attend_choose(a, true)].name;
     info->num_items = s->num_items * a->num_kv_heads;
     for (int64_t i = 0; i < s->num_chains; i++)
         info->num_split_items += (int64_t)s->chains[i].num_items * a->num_kv_heads;
@@ -138,8 +139,12 @@ static const char *device(void)
     return cpu_name;
 }
 
+#define LEVEL_ENV "FOLIO_CPU"
+
 static const void *kernels(const char *cap, const char **level)
 {
+    const char *env = getenv(LEVEL_ENV);
+    if (cap == NULL && env != NULL && env[0] != 0) cap = env;
     const folioi_cpu_kernels *table = folioi_cpu_table(cap);
     if (table != NULL) *level = table->level;
     return table;
@@ -150,6 +155,7 @@ const folioi_backend folioi_cpu_backend = {
     .unavailable = unavailable,
     .device = device,
     .levels = folioi_cpu_level_names,
+    .level_env = LEVEL_ENV,
     .kernels = kernels,
     .max_head_size = 512,
     .features = folioi_host_features,

@@ -16,12 +16,12 @@
 
 /* One worker's scratch. */
 typedef struct {
-    float *q;                      /* [rows][k_dims] */
+    float *q, *q_packed;           /* [rows][k_dims] */
     folioi_range *seen;            /* [rows] */
     int64_t *own, *bias_at;        /* [rows] */
     float *slopes;                 /* [rows] */
     folioi_state_rows total, part; /* of the whole item, of one split */
-    float *k_tile, *v_tile;
+    float *k_tile, *v_tile, *v_panels, *scores, *wide;
 } scratch;
 
 static folioi_state_rows take_state(folioi_arena *arena, int64_t rows, int64_t v_dims)
@@ -29,7 +29,7 @@ static folioi_state_rows take_state(folioi_arena *arena, int64_t rows, int64_t v
     folioi_state_rows s;
     s.max = arena_take(arena, rows * 4);
     s.sum = arena_take(arena, rows * 4);
-    s.out = arena_take(arena, rows * v_dims * 4);
+    s.out = arena_take(arena, rows * folioi_out_stride((int32_t)v_dims) * 4);
     return s;
 }
 
@@ -37,6 +37,7 @@ static scratch take_scratch(folioi_arena *arena, int64_t rows, int64_t k_dims, i
 {
     scratch s;
     s.q = arena_take(arena, rows * k_dims * 4);
+    s.q_packed = arena_take(arena, rows * k_dims * 4);
     s.seen = arena_take(arena, rows * (int64_t)sizeof *s.seen);
     s.own = arena_take(arena, rows * 8);
     s.bias_at = arena_take(arena, rows * 8);
@@ -44,7 +45,10 @@ static scratch take_scratch(folioi_arena *arena, int64_t rows, int64_t k_dims, i
     s.total = take_state(arena, rows, v_dims);
     s.part = take_state(arena, rows, v_dims);
     s.k_tile = arena_take(arena, k_dims * FOLIOI_TILE_KEYS * 4);
-    s.v_tile = arena_take(arena, v_dims * FOLIOI_TILE_KEYS * 4);
+    s.v_tile = arena_take(arena, folioi_out_stride((int32_t)v_dims) * FOLIOI_TILE_KEYS * 4);
+    s.v_panels = arena_take(arena, folioi_out_stride((int32_t)v_dims) * FOLIOI_TILE_KEYS * 4);
+    s.scores = arena_take(arena, (int64_t)FOLIOI_STRIP_ROWS * FOLIOI_TILE_KEYS * 4);
+    s.wide = arena_take(arena, 16 * (k_dims + folioi_out_stride((int32_t)v_dims)) * 4);
     return s;
 }
 
@@ -62,7 +66,8 @@ folioi_cpu_memory folioi_cpu_memory_of(const folioi_schedule_limits *l,
     folioi_arena all = {base, 0};
     m.workers = arena_take(&all, m.worker_bytes * l->num_workers);
     m.arrived = arena_take(&all, l->max_chains * l->num_kv_heads * (int64_t)sizeof *m.arrived);
-    m.partials = arena_take(&all, l->max_partials * l->num_kv_heads * (m.v_dims + 2) * 4);
+    m.partials =
+        arena_take(&all, l->max_partials * l->num_kv_heads * (folioi_out_stride(m.v_dims) + 2) * 4);
     m.bytes = all.used;
     return m;
 }
@@ -73,6 +78,8 @@ typedef struct {
     const folioi_schedule *schedule;
     const folioi_cpu_kernels *kernels;
     folioi_attend_fn *attend;
+    bool pairs; /* q as pairs of bf16 */
+    void (*pack)(float *to, const float *q, int32_t rows, int32_t steps);
     folioi_cpu_memory memory;
     atomic_llong next;
 } job;
@@ -116,13 +123,21 @@ static void load_rows(const work *w)
     for (int32_t r = 0; r < w->num_rows; r++) {
         int64_t i = w->item->first_query + r / group;
         int32_t head = w->kv_head * group + r % group;
-        folioi_load_row(w->s.q + (int64_t)r * a->k_head_size, t->q.data, t->q.dtype,
-                        tensor_index(&t->q, w->rows.query_row + i, head), a->k_head_size);
+        int64_t from = tensor_index(&t->q, w->rows.query_row + i, head);
+        if (w->job->pairs)
+            memcpy((uint16_t *)w->s.q + (int64_t)r * a->k_head_size,
+                   (const uint16_t *)t->q.data + from, (size_t)a->k_head_size * 2);
+        else
+            folioi_load_row(w->s.q + (int64_t)r * a->k_head_size, t->q.data, t->q.dtype, from,
+                            a->k_head_size);
         w->s.seen[r] = key_range(&w->rows, a, i);
         w->s.own[r] = w->rows.first_query_pos + i - w->rows.first_key_pos;
         w->s.slopes[r] = t->slopes != NULL ? t->slopes[head] : 0.0f;
         w->s.bias_at[r] = t->bias.data != NULL ? bias_index(&t->bias, w->item->seq, head, i) : 0;
     }
+    if (w->job->pack != NULL)
+        w->job->pack(w->s.q_packed, w->s.q, w->num_rows,
+                     w->job->pairs ? a->k_head_size / 2 : a->k_head_size);
 }
 
 /* State of one split of a chain in the workspace. */
@@ -132,7 +147,7 @@ static folioi_state_rows partial_of(const work *w, const folioi_chain *chain, in
     int64_t splits = chain->split_end - chain->split_begin;
     int64_t row = chain->first_partial * w->job->call->attention->num_kv_heads +
                   (w->kv_head * splits + split - chain->split_begin) * w->num_rows;
-    float *base = m->partials + row * (m->v_dims + 2);
+    float *base = m->partials + row * (folioi_out_stride(m->v_dims) + 2);
     return (folioi_state_rows){base, base + w->num_rows, base + 2 * (int64_t)w->num_rows};
 }
 
@@ -148,7 +163,7 @@ static void attend_split(const work *w, const folioi_keys *keys, int32_t split,
         .rows = w->num_rows,
         .k_dims = a->k_head_size,
         .v_dims = a->v_head_size,
-        .q = w->s.q,
+        .q = w->job->pack != NULL ? w->s.q_packed : w->s.q,
         .seen = w->s.seen,
         .own = w->s.own,
         .slopes = t->slopes != NULL ? w->s.slopes : NULL,
@@ -161,9 +176,13 @@ static void attend_split(const work *w, const folioi_keys *keys, int32_t split,
         .keys = *keys,
         .begin = (int32_t)max_i64(begin, seen.begin),
         .end = (int32_t)min_i64(end, seen.end),
+        .more = (int32_t)min_i64((int64_t)w->item->split_end * FOLIOI_SPLIT_LEN, seen.end),
         .state = *state,
         .k_tile = w->s.k_tile,
         .v_tile = w->s.v_tile,
+        .v_panels = w->s.v_panels,
+        .scores = w->s.scores,
+        .wide = w->s.wide,
     };
     w->job->attend(&args);
 }
@@ -192,16 +211,19 @@ static void finish(const work *w, const folioi_state_rows *state)
             continue;
         }
         if (t->sinks != NULL) {
-            float with = t->sinks[head] > largest ? t->sinks[head] : largest;
-            shrink = exp_f32(largest - with);
-            sum = sum * shrink + exp_f32(t->sinks[head] - with);
+            float sink = t->sinks[head] * LOG2E;
+            float with = sink > largest ? sink : largest;
+            shrink = exp2_f32(largest - with);
+            sum = sum * shrink + exp2_f32(sink - with);
             largest = with;
         }
-        float *out = state->out + (int64_t)r * a->v_head_size;
-        for (int32_t d = 0; d < a->v_head_size; d++) out[d] = out[d] * shrink / sum;
+        float *out = state->out + r * folioi_out_stride(a->v_head_size);
+        float factor = shrink / sum;
+        for (int32_t d = 0; d < a->v_head_size; d++) out[d] *= factor;
         folioi_store_row(t->out.data, t->out.dtype, tensor_index(&t->out, row, head), out,
                          a->v_head_size);
-        lse_store(t, row, head, largest + logf(sum));
+        /* in double: the two may be large and nearly cancel */
+        lse_store(t, row, head, (float)((double)largest * LN2 + log((double)sum)));
     }
 }
 
@@ -237,9 +259,14 @@ static void run_item(const job *j, const folioi_item *item, int32_t kv_head, scr
     const folioi_chain *chain = item->chain >= 0 ? &j->schedule->chains[item->chain] : NULL;
     clear_state(&w.s.total, w.num_rows);
     for (int32_t split = item->split_begin; split < item->split_end; split++) {
-        folioi_state_rows state = chain != NULL ? partial_of(&w, chain, split) : w.s.part;
+        /* to fold the first one into nothing would only copy it */
+        bool first = split == item->split_begin;
+        folioi_state_rows state = chain != NULL ? partial_of(&w, chain, split)
+                                  : first       ? w.s.total
+                                                : w.s.part;
         attend_split(&w, &keys, split, &state);
-        if (chain == NULL) j->kernels->fold(&w.s.total, &state, w.num_rows, j->memory.v_dims);
+        if (chain == NULL && !first)
+            j->kernels->fold(&w.s.total, &state, w.num_rows, j->memory.v_dims);
     }
     if (chain != NULL) end_chain_item(&w, chain);
     else finish(&w, &w.s.total);
@@ -263,12 +290,18 @@ void folioi_cpu_attend(const folioi_call *call, const folioi_schedule *schedule)
     const folio_context *ctx = call->shape->ctx;
     const folio_attention_desc *a = call->attention;
     const folioi_cpu_kernels *kernels = ctx->kernels;
+    const folio_tensor *k = &call->tensors.k, *v = &call->tensors.v;
+    /* keys that are read as given must have the type the kernel takes */
+    bool stored = call->cached && !call->append;
+    bool pairs = stored || (k->dtype == FOLIO_BF16 && v->dtype == FOLIO_BF16);
+    enum folioi_attend_instance kernel = folioi_attend_choose(a, pairs);
     job j = {
         .call = call,
         .schedule = schedule,
         .kernels = kernels,
-        .attend =
-            kernels->attend[folioi_attend_choose(a->kv_dtype, a->k_head_size, a->v_head_size)].run,
+        .attend = kernels->attend[kernel].run,
+        .pairs = kernels->attend[kernel].pairs,
+        .pack = kernels->attend[kernel].pack,
         .memory = folioi_cpu_memory_of(&schedule->limits, a, call->workspace),
     };
     atomic_init(&j.next, 0);

@@ -13,15 +13,22 @@
 #include "plan/ranges.h"
 
 #define FOLIOI_TILE_ROWS                                                                           \
-    64 /* rows of one work item, where the group leaves room for more than one query */
-#define FOLIOI_TILE_KEYS 64
+    96 /* rows of one work item, where the group leaves room for more than one query */
+#define FOLIOI_TILE_KEYS 128
+#define FOLIOI_STRIP_ROWS 96 /* rows that a kernel takes through a tile together */
 #define FOLIOI_SPLIT_LEN 512
 
-/** The softmax state of `rows` rows: running maximum, sum and weighted V. max -inf: no key seen. */
+/** Floats of one row of a state's out: whole vectors at every level. */
+static inline int64_t folioi_out_stride(int32_t v_dims) { return (v_dims + 15) / 16 * 16; }
+
+/**
+ * The softmax state of `rows` rows: running maximum (of scores in powers of two), sum and weighted V.
+ * max -inf: no key seen. What a row of out holds past v_dims is of no account.
+ */
 typedef struct folioi_state_rows {
-    float *max; /* [rows]           */
-    float *sum; /* [rows]           */
-    float *out; /* [rows][v_dims]   */
+    float *max; /* [rows]              */
+    float *sum; /* [rows]              */
+    float *out; /* [rows][out stride]  */
 } folioi_state_rows;
 
 /** Where a kv head's keys are: the first stored_len in the cache, the others in this step's k and v. */
@@ -38,7 +45,8 @@ typedef struct folioi_keys {
 /** Rows of (query x group) against keys [begin, end) of one split. */
 typedef struct folioi_attend_args {
     int32_t rows, k_dims, v_dims;
-    const float *q;           /* [rows][k_dims]                                             */
+    const float *q;           /* [rows][steps], or as the kernel's pack made it. A step is a */
+                              /* number, or a pair of bf16                                  */
     const folioi_range *seen; /* [rows] keys each row sees                                  */
     const int64_t *own;       /* [rows] key at the row's own position, for ALiBi            */
     const float *slopes;      /* [rows], or NULL                                            */
@@ -49,9 +57,13 @@ typedef struct folioi_attend_args {
     float scale, soft_cap;
     folioi_keys keys;
     int32_t begin, end;
+    int32_t more; /* keys before it may be read soon: worth fetching ahead                  */
     folioi_state_rows state; /* written, not read                                           */
     float *k_tile;           /* scratch [k_dims][FOLIOI_TILE_KEYS]                          */
-    float *v_tile;           /* scratch [FOLIOI_TILE_KEYS][v_dims]                          */
+    float *v_tile;           /* scratch [FOLIOI_TILE_KEYS][out stride]                      */
+    float *v_panels;         /* the same size                                               */
+    float *scores;           /* scratch [FOLIOI_STRIP_ROWS][FOLIOI_TILE_KEYS]               */
+    float *wide;             /* scratch [16][k_dims + out stride]                           */
 } folioi_attend_args;
 
 typedef void folioi_attend_fn(const folioi_attend_args *args);
@@ -68,17 +80,23 @@ typedef struct folioi_cpu_kernels {
     struct {
         folioi_attend_fn *run;
         const char *name; /* attend_<kv>_d<head size>_<level> */
+        bool pairs;       /* takes q as pairs of bf16 */
+        /* q in the order the kernel wants; NULL: rows */
+        void (*pack)(float *to, const float *q, int32_t rows, int32_t steps);
     } attend[FOLIOI_NUM_ATTEND];
     /* Stores rows [begin, end) of k and v in their slots. */
     void (*write)(const folioi_kv_layer *layer, const folioi_kv_tensors *t, const int64_t *slots,
                   int64_t begin, int64_t end);
+    /* 2^x and tanh of n numbers, in place, as the attend kernels compute them: for tests of their error. */
+    void (*exp2)(float *x, int64_t n);
+    void (*tanh)(float *x, int64_t n);
     /* into = into, then part: one step of the left-to-right fold. */
     void (*fold)(const folioi_state_rows *into, const folioi_state_rows *part, int32_t rows,
                  int32_t v_dims);
 } folioi_cpu_kernels;
 
-/** The kernel for a KV type and head sizes. */
-enum folioi_attend_instance folioi_attend_choose(folio_dtype kv, int32_t k_dims, int32_t v_dims);
+/** The kernel for an attention's types and head sizes. pairs: one that rounds every key to bf16 will do. */
+enum folioi_attend_instance folioi_attend_choose(const folio_attention_desc *a, bool pairs);
 
 /** The table of the named level, or of the best this machine has for NULL; NULL: not here. */
 const folioi_cpu_kernels *folioi_cpu_table(const char *cap);
@@ -86,12 +104,18 @@ extern const char *const folioi_cpu_level_names[]; /* lowest first, NULL at the 
 
 /**
  * The levels built for this architecture, lowest first. A level's file defines folioi_cpu_has_<level>,
- * whether this machine can run it, and folioi_cpu_fill_<level>, which overrides its slots.
+ * whether this machine can run it, and folioi_cpu_fill_<level>, which overrides its slots; and
+ * folioi_cpu_wants_<level>: is it worth running here, unless somebody asks for it by name?
  */
+#if defined(__x86_64__)
+#define FOLIOI_CPU_LEVELS(X) X(scalar) X(avx2) X(avx512) X(avx512_bf16)
+#else
 #define FOLIOI_CPU_LEVELS(X) X(scalar)
+#endif
 
 #define X(level)                                                                                   \
     bool folioi_cpu_has_##level(void);                                                             \
+    bool folioi_cpu_wants_##level(void);                                                           \
     void folioi_cpu_fill_##level(folioi_cpu_kernels *table);
 FOLIOI_CPU_LEVELS(X)
 #undef X

@@ -5,10 +5,10 @@
 #include <string.h>
 
 static const struct {
-    bool (*present)(void);
+    bool (*present)(void), (*wanted)(void);
     void (*fill)(folioi_cpu_kernels *table);
 } levels[] = {
-#define X(level) {folioi_cpu_has_##level, folioi_cpu_fill_##level},
+#define X(level) {folioi_cpu_has_##level, folioi_cpu_wants_##level, folioi_cpu_fill_##level},
     FOLIOI_CPU_LEVELS(X)
 #undef X
 };
@@ -35,14 +35,15 @@ const folioi_cpu_kernels *folioi_cpu_table(const char *cap)
     pthread_once(&tables_once, fill_tables);
     const folioi_cpu_kernels *best = NULL;
     for (int i = 0; i < NUM_LEVELS; i++) {
-        if (levels[i].present()) best = &tables[i];
-        if (cap != NULL && strcmp(cap, folioi_cpu_level_names[i]) == 0) return best;
+        bool asked = cap != NULL && strcmp(cap, folioi_cpu_level_names[i]) == 0;
+        if (levels[i].present() && (asked || levels[i].wanted())) best = &tables[i];
+        if (asked) return best;
     }
     return cap == NULL ? best : NULL;
 }
 
 /* In the spelling of the list. */
-enum { f32 = FOLIO_F32, f16 = FOLIO_F16, bf16 = FOLIO_BF16 };
+enum { f32 = FOLIO_F32, f16 = FOLIO_F16, bf16 = FOLIO_BF16, bf16q = 256 + FOLIO_BF16 };
 enum { e4m3 = FOLIO_FP8_E4M3, e5m2 = FOLIO_FP8_E5M2, int8 = FOLIO_INT8 };
 
 static const struct {
@@ -53,12 +54,14 @@ static const struct {
 #undef X
 };
 
-enum folioi_attend_instance folioi_attend_choose(folio_dtype kv, int32_t k_dims, int32_t v_dims)
+enum folioi_attend_instance folioi_attend_choose(const folio_attention_desc *a, bool pairs)
 {
-    int any = 0;
+    int any = 0, kv = (int)a->kv_dtype;
+    if (pairs && a->dtype == FOLIO_BF16 && a->kv_dtype == FOLIO_BF16) kv = bf16q;
     for (int i = 0; i < FOLIOI_NUM_ATTEND; i++) {
-        if (instances[i].kv != (int)kv) continue;
-        if (instances[i].dims == k_dims && k_dims == v_dims) return (enum folioi_attend_instance)i;
+        if (instances[i].kv != kv) continue;
+        if (instances[i].dims == a->k_head_size && a->k_head_size == a->v_head_size)
+            return (enum folioi_attend_instance)i;
         if (instances[i].dims == 0) any = i;
     }
     return (enum folioi_attend_instance)any;

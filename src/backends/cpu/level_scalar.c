@@ -14,7 +14,7 @@
 #define INLINE static inline __attribute__((always_inline))
 
 /* KV types as the instance list spells them. */
-enum { KV_f32 = FOLIO_F32, KV_f16 = FOLIO_F16, KV_bf16 = FOLIO_BF16 };
+enum { KV_f32 = FOLIO_F32, KV_f16 = FOLIO_F16, KV_bf16 = FOLIO_BF16, KV_bf16q = FOLIO_BF16 };
 enum { KV_e4m3 = FOLIO_FP8_E4M3, KV_e5m2 = FOLIO_FP8_E5M2, KV_int8 = FOLIO_INT8 };
 
 /* One stored row of one head, number d to dst[d * stride]. */
@@ -41,7 +41,7 @@ INLINE void load_tile(const folioi_attend_args *a, folio_dtype kv, int32_t begin
 {
     const folioi_keys *keys = &a->keys;
     for (int32_t j = begin; j < end; j++) {
-        float *k = a->k_tile + (j - begin), *v = a->v_tile + (int64_t)(j - begin) * a->v_dims;
+        float *k = a->k_tile + (j - begin), *v = a->v_tile + (j - begin) * (int64_t)a->v_dims;
         if (j < keys->stored_len) {
             int64_t block = keys->blocks[j / keys->block_size], token = j % keys->block_size;
             load_stored(k, TILE, &keys->k, kv, block, keys->kv_head, token, keys->k_scale);
@@ -90,17 +90,19 @@ static float largest_score(const float *s, int32_t n, float largest)
 /* Adds keys [lo, hi) of the tile, whose scores are s, to row r's state. */
 static void add_row(const folioi_attend_args *a, int32_t r, int32_t lo, int32_t hi, const float *s)
 {
-    float *out = a->state.out + (int64_t)r * a->v_dims;
+    float *out = a->state.out + r * folioi_out_stride(a->v_dims);
     float p[TILE];
-    float largest = largest_score(s + lo, hi - lo, a->state.max[r]);
+    float largest = largest_score(s + lo, hi - lo, -INFINITY) * LOG2E;
     if (largest == -INFINITY) return; /* no key of the tile is seen */
     if (largest > a->state.max[r]) {
-        float shrink = exp_f32(a->state.max[r] - largest);
+        float shrink = exp2_f32(a->state.max[r] - largest);
         a->state.sum[r] *= shrink;
         for (int32_t d = 0; d < a->v_dims; d++) out[d] *= shrink;
         a->state.max[r] = largest;
     }
-    for (int32_t j = lo; j < hi; j++) p[j] = exp_f32(s[j] - largest);
+    /* in double, so that large scores lose nothing on their way to powers of two */
+    for (int32_t j = lo; j < hi; j++)
+        p[j] = exp2_f32((float)((double)s[j] * 1.4426950408889634 - (double)a->state.max[r]));
     for (int32_t j = lo; j < hi; j++) {
         if (s[j] == -INFINITY) continue; /* not seen: V may hold anything */
         const float *v = a->v_tile + (int64_t)j * a->v_dims;
@@ -116,7 +118,7 @@ INLINE void attend_body(const folioi_attend_args *a, folio_dtype kv)
         a->state.max[r] = -INFINITY;
         a->state.sum[r] = 0.0f;
     }
-    memset(a->state.out, 0, (size_t)a->rows * (size_t)a->v_dims * sizeof(float));
+    memset(a->state.out, 0, (size_t)a->rows * (size_t)folioi_out_stride(a->v_dims) * sizeof(float));
     for (int64_t next, from = a->begin; from < a->end; from = next) {
         next = from / TILE * TILE + TILE; /* may pass INT32_MAX */
         int32_t t0 = (int32_t)from, t1 = next < a->end ? (int32_t)next : a->end;
@@ -143,8 +145,8 @@ static void fold_scalar(const folioi_state_rows *into, const folioi_state_rows *
                         int32_t v_dims)
 {
     for (int32_t r = 0; r < rows; r++) {
-        float *to = into->out + (int64_t)r * v_dims;
-        const float *from = part->out + (int64_t)r * v_dims;
+        float *to = into->out + r * folioi_out_stride(v_dims);
+        const float *from = part->out + r * folioi_out_stride(v_dims);
         if (part->max[r] == -INFINITY) continue;
         if (into->max[r] == -INFINITY) {
             into->max[r] = part->max[r];
@@ -153,14 +155,26 @@ static void fold_scalar(const folioi_state_rows *into, const folioi_state_rows *
             continue;
         }
         float largest = into->max[r] > part->max[r] ? into->max[r] : part->max[r];
-        float a = exp_f32(into->max[r] - largest), b = exp_f32(part->max[r] - largest);
+        float a = exp2_f32(into->max[r] - largest), b = exp2_f32(part->max[r] - largest);
         into->max[r] = largest;
         into->sum[r] = into->sum[r] * a + part->sum[r] * b;
         for (int32_t d = 0; d < v_dims; d++) to[d] = to[d] * a + from[d] * b;
     }
 }
 
+static void exp2_scalar(float *x, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++) x[i] = exp2_f32(x[i]);
+}
+
+static void tanh_scalar(float *x, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++) x[i] = tanhf(x[i]);
+}
+
 bool folioi_cpu_has_scalar(void) { return true; }
+
+bool folioi_cpu_wants_scalar(void) { return true; }
 
 void folioi_cpu_fill_scalar(folioi_cpu_kernels *table)
 {
@@ -170,6 +184,8 @@ void folioi_cpu_fill_scalar(folioi_cpu_kernels *table)
     table->attend[ATTEND_##kv##_d##d].name = "attend_" #kv "_d" #d "_scalar";
 #include "backends/cpu/attend_instances.def"
 #undef X
+    table->exp2 = exp2_scalar;
+    table->tanh = tanh_scalar;
     table->write = folioi_kv_write_rows;
     table->fold = fold_scalar;
 }

@@ -1,0 +1,380 @@
+/*
+ * attend_body.h: attention of rows against the keys of one split, on vectors. A level's file includes its
+ * vec_<isa>.h, then this, and makes kernels of attend_split by its constants.
+ *
+ * Keys come in tiles of FOLIOI_TILE_KEYS. A tile is sub-tiles of 16 keys, each with its K as [k][16] and V as
+ * [16 or 8][v_stride], in place where the cache has them so, or converted to scratch. Rows go in blocks of up
+ * to MAX_ROWS:
+ *
+ *   scores [rows][64]  =  q [rows][k] x K [k][64]          lanes are keys, two vectors at a time
+ *   p      [rows][64]  =  2^(score - max)                  row by row
+ *   out    [rows][v]  +=  p [rows][64] x V [64][v]         lanes are dims, two vectors at a time
+ *
+ * With DOT an element is a pair of bf16 numbers in 32 bits and a multiply-add is vdpbf16ps: the same loops over
+ * half as many steps. Each number adds its terms in the order of k and of keys, whatever the block of rows: a
+ * row's bits depend on its own data alone. Scores, and the state's max, are in powers of two.
+ */
+#ifndef FOLIOI_ATTEND_BODY_H
+#define FOLIOI_ATTEND_BODY_H
+
+#include "backends/cpu/cpu_kernels.h"
+#include "backends/cpu/exp.h"
+#include "backends/cpu/vec_math.h"
+#include "core/dtype.h"
+
+#include <math.h>
+#include <string.h>
+
+enum { TILE = FOLIOI_TILE_KEYS, SUB = 16, SUBS = TILE / SUB, VECS = TILE / LANES };
+
+/* Keys of a tile, a bit each. */
+typedef struct {
+    uint64_t word[TILE / 64];
+} key_bits;
+
+/* Rescale only when the maximum grows by more than this: 2^8 is far from overflow. */
+#define LAZY 8.0f
+
+typedef struct {
+    const float *k[SUBS]; /* [steps][16]             */
+    const float *v[SUBS]; /* [16 / pair][v_stride]   */
+    int64_t v_stride[SUBS];
+} tile_ptrs;
+
+/*
+ * The next tile's K and V, on their way from memory while this one is computed: pieces of a sub-tile each,
+ * a few cache lines at a time.
+ */
+typedef struct {
+    const char *piece[2 * SUBS];
+    int32_t num, at;         /* pieces, the one under way */
+    int32_t bytes[2 * SUBS]; /* of each                   */
+    int32_t done;            /* of that one               */
+} ahead;
+
+INLINE void fetch_ahead(ahead *f, int32_t lines)
+{
+    while (lines > 0 && f->at < f->num) {
+        const char *p = f->piece[f->at] + f->done;
+        int32_t n = (f->bytes[f->at] - f->done) / 64;
+        n = n < lines ? n : lines;
+        for (int32_t i = 0; i < n; i++) __builtin_prefetch(p + (int64_t)i * 64, 0, 2);
+        f->done += n * 64;
+        lines -= n;
+        if (f->bytes[f->at] - f->done < 64) f->at++, f->done = 0;
+    }
+}
+
+#if !defined(DOT_BF16)
+INLINE vec vec_dot(vec acc, vec a, vec b) { return vec_fma(a, b, acc); }
+INLINE void vec_store_bf16(float *p, int i, vec x) { vec_store(p + i * LANES, x); }
+#endif
+
+#define MAC(dot, acc, a, b) ((dot) ? vec_dot(acc, a, b) : vec_fma(a, b, acc))
+
+/* Scores of R rows with n vectors of keys from vector `first` on. */
+INLINE void score_block(const int R, const int N, const bool dot, const float *q, int32_t steps,
+                        const tile_ptrs *t, int first, ahead *next, float *s)
+{
+    vec acc[MAX_ROWS][4];
+    const float *k[4];
+    _Pragma("GCC unroll 16") for (int r = 0; r < R; r++)
+        _Pragma("GCC unroll 4") for (int v = 0; v < N; v++) acc[r][v] = vec_set1(0.0f);
+    _Pragma("GCC unroll 4") for (int v = 0; v < N; v++) k[v] =
+        t->k[(first + v) * LANES / SUB] + (first + v) * LANES % SUB;
+    for (int32_t d = 0; d < steps; d++) {
+        vec b[4];
+        /* few rows wait for memory, not for arithmetic: two lines for each line of K */
+        if (R <= 4 && d % 4 == 0) fetch_ahead(next, 8 * N * LANES / SUB);
+        _Pragma("GCC unroll 4") for (int v = 0; v < N; v++) b[v] = vec_load(k[v] + d * SUB);
+        _Pragma("GCC unroll 16") for (int r = 0; r < R; r++)
+        {
+            vec a = vec_set1(q[d * R + r]);
+            _Pragma("GCC unroll 4") for (int v = 0; v < N; v++) acc[r][v] =
+                MAC(dot, acc[r][v], a, b[v]);
+        }
+    }
+    _Pragma("GCC unroll 16") for (int r = 0; r < R; r++)
+        _Pragma("GCC unroll 4") for (int v = 0; v < N; v++)
+            vec_store(s + r * TILE + (first + v) * LANES, acc[r][v]);
+}
+
+/* out += p x V for R rows, n vectors of dims: rows (or pairs) [begin, end) of v, `stride` apart. */
+INLINE void value_block(const int R, const int N, const bool dot, const float *p, const float *v,
+                        int64_t stride, int32_t begin, int32_t end, float *out, int64_t out_stride)
+{
+    vec acc[MAX_ROWS][4];
+    _Pragma("GCC unroll 16") for (int r = 0; r < R; r++)
+        _Pragma("GCC unroll 4") for (int i = 0; i < N; i++) acc[r][i] =
+            vec_load(out + r * out_stride + i * LANES);
+    for (int32_t j = begin; j < end; j++) {
+        vec b[4];
+        _Pragma("GCC unroll 4") for (int i = 0; i < N; i++) b[i] =
+            vec_load(v + j * stride + i * LANES);
+        _Pragma("GCC unroll 16") for (int r = 0; r < R; r++)
+        {
+            vec a = vec_set1(p[r * TILE + j]);
+            _Pragma("GCC unroll 4") for (int i = 0; i < N; i++) acc[r][i] =
+                MAC(dot, acc[r][i], a, b[i]);
+        }
+    }
+    _Pragma("GCC unroll 16") for (int r = 0; r < R; r++)
+        _Pragma("GCC unroll 4") for (int i = 0; i < N; i++)
+            vec_store(out + r * out_stride + i * LANES, acc[r][i]);
+}
+
+/* ---------------------------------------------------------------------------------------- softmax */
+
+/* Soft cap, ALiBi and bias of one vector of scores. */
+INLINE vec add_options(const folioi_attend_args *a, int32_t r, int64_t key, vec x)
+{
+    if (a->soft_cap > 0) {
+        vec cap = vec_set1(a->soft_cap);
+        x = vec_mul(cap, vec_tanh(vec_div(x, cap)));
+    }
+    if (a->slopes != NULL) {
+        vec distance = vec_add(vec_set1((float)(key - a->own[r])), vec_iota());
+        x = vec_sub(x, vec_mul(vec_set1(a->slopes[r]), vec_abs(distance)));
+    }
+    if (a->bias != NULL) {
+        float bias[LANES];
+        for (int i = 0; i < LANES; i++)
+            bias[i] = key + i < a->end ? load_f32(a->bias, a->bias_dtype,
+                                                  a->bias_at[r] + (key + i) * a->bias_key_stride)
+                                       : 0.0f;
+        x = vec_add_unless_hidden(x, vec_load(bias));
+    }
+    return x;
+}
+
+/* Row r's state makes room for a tile whose largest score is `largest`: its max, in powers of two. */
+INLINE float raise_max(const folioi_attend_args *a, int32_t r, float largest)
+{
+    float before = a->state.max[r], now = largest * LOG2E;
+    if (now <= before + LAZY) return before;
+    a->state.max[r] = now;
+    if (before == -INFINITY) return now;
+    float shrink = exp2_f32(before - now);
+    a->state.sum[r] *= shrink;
+    int64_t stride = folioi_out_stride(a->v_dims);
+    float *out = a->state.out + r * stride;
+    for (int64_t d = 0; d < stride; d += LANES)
+        vec_store(out + d, vec_mul(vec_load(out + d), vec_set1(shrink)));
+    return now;
+}
+
+/*
+ * Scores to probabilities, in place (with dot: as pairs of bf16), for vectors [first, last) of the tile, of which
+ * the row sees keys [lo, hi). Bits of keys hidden from it, by that or by a score of -inf, are set in the result.
+ */
+INLINE bool softmax_row(const folioi_attend_args *a, const bool dot, const bool options,
+                        const bool whole, int32_t r, int64_t t0, int32_t lo, int32_t hi,
+                        int32_t first, int32_t last, float *s, key_bits *hidden)
+{
+    vec x[VECS];
+    vec top = vec_set1(-INFINITY), bottom = vec_set1(INFINITY), scale = vec_set1(a->scale);
+    if (whole) first = 0, last = VECS;
+    _Pragma("GCC unroll 16") for (int32_t i = first; i < last; i++)
+    {
+        x[i] = vec_mul(vec_load(s + i * LANES), scale);
+        if (options) x[i] = add_options(a, r, t0 + i * LANES, x[i]);
+        if (!whole) x[i] = vec_outside(x[i], lo - i * LANES, hi - i * LANES, vec_set1(-INFINITY));
+        top = vec_max(x[i], top);
+        bottom = vec_min(x[i], bottom);
+    }
+    bool some = vec_any_equal(bottom, -INFINITY);
+    *hidden = (key_bits){{0}};
+    if (__builtin_expect(some, 0))
+        for (int32_t i = first; i < last; i++)
+            hidden->word[i * LANES / 64] |= (uint64_t)vec_equal(x[i], -INFINITY)
+                                            << (i * LANES % 64);
+    float largest = vec_largest(top);
+    if (__builtin_expect(largest == -INFINITY,
+                         0)) { /* no key is seen; or all seen are NaN, and so will the row be */
+        bool nan = false;
+        for (int32_t i = first; i < last; i++) nan |= vec_any_nan(x[i]);
+        if (nan) largest = 0.0f;
+    }
+    float max = largest > -INFINITY ? raise_max(a, r, largest) : 0.0f;
+    vec sum = vec_set1(0.0f), base = vec_set1(-max), log2e = vec_set1(LOG2E);
+    _Pragma("GCC unroll 16") for (int32_t i = first; i < last; i++)
+    {
+        x[i] = vec_exp2(vec_fma(x[i], log2e, base));
+        sum = vec_add(sum, x[i]);
+    }
+    a->state.sum[r] += vec_sum(sum);
+    _Pragma("GCC unroll 16") for (int32_t i = first; i < last; i++)
+    {
+        if (dot) vec_store_bf16(s, i, x[i]);
+        else vec_store(s + i * LANES, x[i]);
+    }
+    return some;
+}
+
+/* ------------------------------------------------------------------------------------------ tiles */
+
+/* One row where V has numbers that only some rows may see: key by key, the hidden ones left out. */
+static void value_row_careful(const folioi_attend_args *a, const bool dot, const tile_ptrs *t,
+                              const float *p, const key_bits *hidden, int32_t begin, int32_t end,
+                              int32_t r)
+{
+    int64_t stride = folioi_out_stride(a->v_dims);
+    float *out = a->state.out + r * stride;
+    float *row = a->wide;
+    const int per_sub = dot ? SUB / 2 : SUB;
+    for (int32_t j = begin; j < end; j++) {
+        const float *v = t->v[j / per_sub] + j % per_sub * t->v_stride[j / per_sub];
+        int32_t key = dot ? 2 * j : j;
+        unsigned both = (unsigned)(~hidden->word[key / 64] >> (key % 64)) & (dot ? 3u : 1u);
+        if (both == 0) continue;
+        if (dot && both != 3u) {
+            uint32_t keep = both == 1u ? 0x0000ffffu : 0xffff0000u;
+            for (int64_t d = 0; d < stride; d++) row[d] = f32_of_bits(bits_of_f32(v[d]) & keep);
+            v = row;
+        }
+        for (int64_t d = 0; d < stride; d += LANES)
+            vec_store(out + d, MAC(dot, vec_load(out + d), vec_set1(p[j]), vec_load(v + d)));
+    }
+}
+
+/* ----------------------------------------------------------------------------------- blocks of rows */
+
+typedef struct {
+    tile_ptrs ptrs;
+    int32_t t0, n; /* key 0 of the tile, number of keys */
+    int32_t first; /* keys before it are seen by nobody */
+    enum { UNKNOWN, FINITE, NOT_FINITE } values;
+    ahead next;
+} tile;
+
+/* Is every number of the tile's V finite? Only then a probability of 0 hides it. */
+INLINE bool values_are_finite(const tile *t, const bool dot, int32_t v_dims)
+{
+    const int pair = dot ? 2 : 1, per_sub = SUB / pair;
+    int32_t end = (t->n + pair - 1) / pair, width = (int32_t)folioi_out_stride(v_dims);
+    bool finite = true;
+    for (int32_t j = t->first / pair; j < end && finite; j++) {
+        const float *v = t->ptrs.v[j / per_sub] + j % per_sub * t->ptrs.v_stride[j / per_sub];
+        for (int32_t d = 0; d < width; d += LANES) finite &= vec_is_finite(vec_load(v + d), dot);
+    }
+    return finite;
+}
+
+/* Up to MAX_ROWS neighbouring rows, and the keys of the tile that any of them sees. */
+typedef struct {
+    int32_t row, rows; /* rows from `row` on */
+    int32_t from, to;
+} row_block;
+
+INLINE void range_of(const folioi_attend_args *a, const tile *t, int32_t r, int32_t *lo,
+                     int32_t *hi)
+{
+    *lo = a->seen[r].begin - t->t0;
+    *hi = a->seen[r].end - t->t0;
+    *lo = *lo < 0 ? 0 : *lo;
+    *hi = *hi > t->n ? t->n : *hi;
+}
+
+INLINE row_block make_block(const folioi_attend_args *a, const tile *t, int32_t row, int32_t rows)
+{
+    row_block b = {row, rows, TILE, 0};
+    for (int32_t r = row; r < row + rows; r++) {
+        int32_t lo, hi;
+        range_of(a, t, r, &lo, &hi);
+        if (lo >= hi) continue;
+        b.from = lo < b.from ? lo : b.from;
+        b.to = hi > b.to ? hi : b.to;
+    }
+    return b;
+}
+
+/* Scores of a block with vectors [first, first + 2) of keys, or all it needs where rows are few. */
+INLINE void scores(const folioi_attend_args *a, const int R, const bool dot, tile *t,
+                   const row_block *b, int32_t first, float *s)
+{
+    int32_t steps = dot ? a->k_dims / 2 : a->k_dims;
+    const float *q = a->q + (int64_t)b->row * steps;
+    int32_t last = (b->to + LANES - 1) / LANES;
+    if (R > 4) {
+        if (first + 2 <= last) score_block(R, 2, dot, q, steps, &t->ptrs, first, &t->next, s);
+        else score_block(R, 1, dot, q, steps, &t->ptrs, first, &t->next, s);
+        return;
+    }
+    if (first > 0) return;
+    int32_t i = b->from / LANES / 4 * 4;
+    for (; i + 4 <= last; i += 4) score_block(R, 4, dot, q, steps, &t->ptrs, i, &t->next, s);
+    for (; i < last; i++) score_block(R, 1, dot, q, steps, &t->ptrs, i, &t->next, s);
+}
+
+/*
+ * Products of a block with V. Many rows: with the panel of dims [d, d + 2 vectors) that pack_panels made. Few:
+ * with all dims, sub-tile by sub-tile as they lie.
+ */
+INLINE void values(const folioi_attend_args *a, const int R, const bool dot, const tile *t,
+                   const row_block *b, int32_t d, const float *p)
+{
+    const int pair = dot ? 2 : 1, per_sub = SUB / pair;
+    int32_t width = (int32_t)folioi_out_stride(a->v_dims);
+    float *out = a->state.out + (int64_t)b->row * width;
+    int32_t begin = b->from / pair, end = (b->to + pair - 1) / pair;
+    if (R > 4) {
+        const float *v = a->v_panels + (int64_t)d * (TILE / pair);
+        if (d + 2 * LANES <= width)
+            value_block(R, 2, dot, p, v, 2 * LANES, begin, end, out + d, width);
+        else value_block(R, 1, dot, p, v, LANES, begin, end, out + d, width);
+        return;
+    }
+    if (d > 0) return;
+    for (int32_t j = begin / per_sub; j * per_sub < end; j++) {
+        int32_t from = begin > j * per_sub ? begin - j * per_sub : 0;
+        int32_t to = end < (j + 1) * per_sub ? end - j * per_sub : per_sub;
+        for (d = 0; d + 4 * LANES <= width; d += 4 * LANES)
+            value_block(R, 4, dot, p + j * per_sub, t->ptrs.v[j] + d, t->ptrs.v_stride[j], from, to,
+                        out + d, width);
+        for (; d < width; d += LANES)
+            value_block(R, 1, dot, p + j * per_sub, t->ptrs.v[j] + d, t->ptrs.v_stride[j], from, to,
+                        out + d, width);
+    }
+}
+
+/* V in panels of two vectors of dims, [panel][keys][2 vectors]: what every block of rows reads is in one piece. */
+INLINE void pack_panels(const folioi_attend_args *a, const bool dot, const tile *t)
+{
+    const int pair = dot ? 2 : 1, per_sub = SUB / pair;
+    int32_t width = (int32_t)folioi_out_stride(a->v_dims), rows = (t->n + pair - 1) / pair;
+    for (int32_t j = t->first / pair; j < rows; j++) {
+        const float *v = t->ptrs.v[j / per_sub] + j % per_sub * t->ptrs.v_stride[j / per_sub];
+        int32_t d = 0;
+        for (; d + 2 * LANES <= width; d += 2 * LANES) {
+            float *to = a->v_panels + (int64_t)d * (TILE / pair) + j * 2 * LANES;
+            vec_store(to, vec_load(v + d));
+            vec_store(to + LANES, vec_load(v + d + LANES));
+        }
+        for (; d < width; d += LANES)
+            vec_store(a->v_panels + (int64_t)d * (TILE / pair) + j * LANES, vec_load(v + d));
+    }
+}
+
+/* The softmax of a block's rows, in place; whether some key is hidden from some row, with its bits. */
+INLINE bool softmax_block(const folioi_attend_args *a, const bool dot, const tile *t,
+                          const row_block *b, float *s, key_bits *hidden)
+{
+    bool options = a->soft_cap > 0 || a->slopes != NULL || a->bias != NULL;
+    int32_t first = b->from / LANES, last = (b->to + LANES - 1) / LANES;
+    bool any = false;
+    for (int32_t i = 0; i < b->rows; i++) {
+        int32_t lo, hi, r = b->row + i;
+        range_of(a, t, r, &lo, &hi);
+        float *row = s + i * TILE;
+        bool whole = lo == 0 && hi == TILE;
+        if (whole && !options)
+            any |= softmax_row(a, dot, false, true, r, t->t0, lo, hi, first, last, row, &hidden[i]);
+        else if (whole)
+            any |= softmax_row(a, dot, true, true, r, t->t0, lo, hi, first, last, row, &hidden[i]);
+        else
+            any |= softmax_row(a, dot, true, false, r, t->t0, lo, hi, first, last, row, &hidden[i]);
+    }
+    return any;
+}
+
+#endif

@@ -1,0 +1,133 @@
+/* vec_avx512.h: sixteen f32 lanes, for attend_body.h. */
+#ifndef FOLIOI_VEC_AVX512_H
+#define FOLIOI_VEC_AVX512_H
+
+#include <folio/folio.h>
+#include <immintrin.h>
+#include <stdbool.h>
+
+#define LANES 16
+#define MAX_ROWS 12 /* x 2 vectors: 24 accumulators of 32 registers */
+typedef __m512 vec;
+
+#define INLINE static inline __attribute__((always_inline))
+
+INLINE vec vec_load(const float *p) { return _mm512_loadu_ps(p); }
+INLINE void vec_store(float *p, vec x) { _mm512_storeu_ps(p, x); }
+INLINE vec vec_set1(float x) { return _mm512_set1_ps(x); }
+INLINE vec vec_add(vec a, vec b) { return _mm512_add_ps(a, b); }
+INLINE vec vec_sub(vec a, vec b) { return _mm512_sub_ps(a, b); }
+INLINE vec vec_mul(vec a, vec b) { return _mm512_mul_ps(a, b); }
+INLINE vec vec_fma(vec a, vec b, vec c) { return _mm512_fmadd_ps(a, b, c); }
+/* b where a is NaN */
+INLINE vec vec_max(vec a, vec b) { return _mm512_max_ps(a, b); }
+INLINE vec vec_min(vec a, vec b) { return _mm512_min_ps(a, b); }
+/* Lanes equal to y, a bit each. */
+INLINE unsigned vec_equal(vec x, float y)
+{
+    return _mm512_cmp_ps_mask(x, _mm512_set1_ps(y), _CMP_EQ_OQ);
+}
+INLINE bool vec_any_equal(vec x, float y) { return vec_equal(x, y) != 0; }
+INLINE vec vec_abs(vec a) { return _mm512_abs_ps(a); }
+/* 0, 1, 2 ... */
+INLINE vec vec_iota(void)
+{
+    return _mm512_set_ps(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+}
+/* Lanes outside [lo, hi) become y. */
+INLINE vec vec_outside(vec x, int lo, int hi, vec y)
+{
+    unsigned below = hi >= 16 ? 0xffffu : hi <= 0 ? 0 : (1u << hi) - 1;
+    unsigned first = lo >= 16 ? 0xffffu : lo <= 0 ? 0 : (1u << lo) - 1;
+    return _mm512_mask_mov_ps(y, (__mmask16)(below & ~first), x);
+}
+INLINE vec vec_div(vec a, vec b) { return _mm512_div_ps(a, b); }
+/* x + bias; -inf where the bias is, whatever x */
+INLINE vec vec_add_unless_hidden(vec x, vec bias)
+{
+    vec hidden = _mm512_set1_ps(-__builtin_inff());
+    __mmask16 m = _mm512_cmp_ps_mask(bias, hidden, _CMP_EQ_OQ);
+    return _mm512_mask_mov_ps(_mm512_add_ps(x, bias), m, hidden);
+}
+/* a where |x| < limit, else b */
+INLINE vec vec_where_small(vec x, float limit, vec a, vec b)
+{
+    __mmask16 m = _mm512_cmp_ps_mask(_mm512_abs_ps(x), _mm512_set1_ps(limit), _CMP_LT_OQ);
+    return _mm512_mask_mov_ps(b, m, a);
+}
+INLINE vec vec_copy_sign(vec magnitude, vec sign)
+{
+    __m512i s = _mm512_and_epi32(_mm512_castps_si512(sign), _mm512_set1_epi32((int)0x80000000u));
+    return _mm512_castsi512_ps(_mm512_or_epi32(_mm512_castps_si512(magnitude), s));
+}
+/* All numbers finite? pairs: of two bf16 numbers each. */
+INLINE bool vec_is_finite(vec x, bool pairs)
+{
+    __m512i u = _mm512_castps_si512(x), inf = _mm512_set1_epi32(0x7f800000);
+    bool high = _mm512_cmpeq_epi32_mask(_mm512_and_epi32(u, inf), inf) == 0;
+    if (!pairs) return high;
+    __m512i low = _mm512_slli_epi32(u, 16);
+    return high && _mm512_cmpeq_epi32_mask(_mm512_and_epi32(low, inf), inf) == 0;
+}
+
+/* Numbers of `kv` packed in 32-bit lanes, the part-th of each as f32. */
+INLINE vec vec_unpack(const int kv, const int part, __m512i u)
+{
+    if (kv == FOLIO_BF16)
+        return _mm512_castsi512_ps(part == 0
+                                       ? _mm512_slli_epi32(u, 16)
+                                       : _mm512_and_epi32(u, _mm512_set1_epi32((int)0xffff0000u)));
+    if (kv == FOLIO_F16)
+        return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(part == 0 ? u : _mm512_srli_epi32(u, 16)));
+    if (kv == FOLIO_INT8)
+        return _mm512_cvtepi32_ps(
+            _mm512_srai_epi32(_mm512_sllv_epi32(u, _mm512_set1_epi32(24 - 8 * part)), 24));
+    __m512i b = _mm512_and_epi32(_mm512_srlv_epi32(u, _mm512_set1_epi32(8 * part)),
+                                 _mm512_set1_epi32(0xff));
+    if (kv == FOLIO_FP8_E5M2)
+        return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_slli_epi32(b, 8)));
+    /* e4m3 as f16 is 2^8 too small; NaN is 0x7f */
+    __m512i mag = _mm512_and_epi32(b, _mm512_set1_epi32(0x7f));
+    __m512i half =
+        _mm512_or_epi32(_mm512_slli_epi32(mag, 7),
+                        _mm512_slli_epi32(_mm512_and_epi32(b, _mm512_set1_epi32(0x80)), 8));
+    vec x = _mm512_mul_ps(_mm512_cvtph_ps(_mm512_cvtepi32_epi16(half)), _mm512_set1_ps(256.0f));
+    __mmask16 nan = _mm512_cmpeq_epi32_mask(mag, _mm512_set1_epi32(0x7f));
+    return _mm512_mask_mov_ps(x, nan, _mm512_set1_ps(__builtin_nanf("")));
+}
+INLINE vec vec_load_packed(const int kv, const int part, const uint32_t *p)
+{
+    return vec_unpack(kv, part, _mm512_loadu_si512(p));
+}
+/* LANES bytes. */
+INLINE vec vec_load_bytes(const int kv, const uint8_t *p)
+{
+    return vec_unpack(kv, 0, _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p)));
+}
+
+INLINE bool vec_any_nan(vec x) { return _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q) != 0; }
+
+/* In one fixed order: halves of halves. */
+INLINE float vec_sum(vec x)
+{
+    __m256 h = _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
+    __m128 q = _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
+    q = _mm_add_ps(q, _mm_movehl_ps(q, q));
+    return _mm_cvtss_f32(_mm_add_ss(q, _mm_shuffle_ps(q, q, 1)));
+}
+INLINE float vec_largest(vec x)
+{
+    __m256 h = _mm256_max_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
+    __m128 q = _mm_max_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
+    q = _mm_max_ps(q, _mm_movehl_ps(q, q));
+    return _mm_cvtss_f32(_mm_max_ss(q, _mm_shuffle_ps(q, q, 1)));
+}
+
+/* x * 2^n for a whole n; ends in 0. */
+INLINE vec vec_scale(vec x, vec n) { return _mm512_scalef_ps(x, n); }
+INLINE vec vec_round(vec x)
+{
+    return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+
+#endif

@@ -1,0 +1,127 @@
+/*
+ * test_levels.c: the instruction-set levels of the cpu backend: which one a context gets, by name, by
+ * environment and by default; and the error of the functions its softmax is made of, over their range.
+ */
+#include "backends/cpu/cpu_kernels.h"
+#include "core/dtype.h"
+#include "support.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+enum { CHUNK = 4096 };
+
+/* Runs body for each level this machine has; says which one where it fails. */
+static void each_level(void (*body)(const folioi_cpu_kernels *table))
+{
+    for (int i = 0; folioi_cpu_level_names[i] != NULL; i++) {
+        const folioi_cpu_kernels *table = folioi_cpu_table(folioi_cpu_level_names[i]);
+        if (strcmp(table->level, folioi_cpu_level_names[i]) != 0) continue; /* not here */
+        int before = test_failures();
+        body(table);
+        if (test_failures() > before) printf("  that was on %s\n", table->level);
+    }
+}
+
+static double ulp_of(double x)
+{
+    int e;
+    frexp(x, &e);
+    return ldexp(1.0, (e < -125 ? -125 : e) - 24);
+}
+
+/* Every 61st float of [-150, 8]. */
+static void exp2_error(const folioi_cpu_kernels *table)
+{
+    static float x[CHUNK], y[CHUNK];
+    double worst = 0;
+    for (int sign = 0; sign < 2; sign++) {
+        uint32_t bits = 0, end = bits_of_f32(sign ? 150.0f : 8.0f);
+        while (bits < end) {
+            for (int i = 0; i < CHUNK; i++, bits += 61)
+                x[i] = y[i] = f32_of_bits((bits < end ? bits : end) | (uint32_t)sign << 31);
+            table->exp2(y, CHUNK);
+            for (int i = 0; i < CHUNK; i++) {
+                double exact = exp2((double)x[i]), error = fabs((double)y[i] - exact);
+                if (x[i] >= -126.0f) worst = fmax(worst, error / ulp_of(exact));
+                else CHECK_MSG(error <= exact, "2^%g is %g", (double)x[i], (double)y[i]);
+            }
+        }
+    }
+    CHECK_MSG(worst <= 2.0, "2^x is off by %.2f ulp", worst);
+}
+
+TEST(levels, exp2_is_within_two_ulp) { each_level(exp2_error); }
+
+static void exp2_edges(const folioi_cpu_kernels *table)
+{
+    float x[16] = {0.0f, -0.0f, -INFINITY, NAN, -151.0f, -1e30f, -1.0f, -126.0f, 8.0f, 1.0f};
+    table->exp2(x, 16);
+    CHECK(x[0] == 1.0f && x[1] == 1.0f && x[6] == 0.5f && x[8] == 256.0f && x[9] == 2.0f);
+    CHECK(x[2] == 0.0f && x[4] == 0.0f && x[5] == 0.0f);
+    CHECK(isnan(x[3]));
+    CHECK(fabs((double)x[7] / 0x1p-126 - 1.0) < 1e-6);
+}
+
+TEST(levels, exp2_at_its_ends) { each_level(exp2_edges); }
+
+static void tanh_error(const folioi_cpu_kernels *table)
+{
+    static float x[CHUNK], y[CHUNK];
+    double worst = 0;
+    for (uint32_t bits = bits_of_f32(1e-6f); bits < bits_of_f32(20.0f);) {
+        for (int i = 0; i < CHUNK; i++, bits += 61)
+            x[i] = y[i] = i % 2 ? f32_of_bits(bits) : -f32_of_bits(bits);
+        table->tanh(y, CHUNK);
+        for (int i = 0; i < CHUNK; i++) {
+            double exact = tanh((double)x[i]);
+            worst = fmax(worst, fabs((double)y[i] - exact) / ulp_of(exact));
+        }
+    }
+    CHECK_MSG(worst <= 4.0, "tanh is off by %.2f ulp", worst);
+    float edges[16] = {0.0f, 100.0f, -100.0f, INFINITY, -INFINITY, NAN};
+    table->tanh(edges, 16);
+    CHECK(edges[0] == 0.0f && edges[1] == 1.0f && edges[2] == -1.0f);
+    CHECK(edges[3] == 1.0f && edges[4] == -1.0f && isnan(edges[5]));
+}
+
+TEST(levels, tanh_is_within_four_ulp) { each_level(tanh_error); }
+
+static const char *level_of(const folio_context_desc *desc, folio_context **ctx)
+{
+    folio_context_info info = {.struct_size = sizeof info};
+    CHECK_OK(folio_context_create(desc, ctx));
+    if (*ctx == NULL) return "";
+    CHECK_OK(folio_context_describe(*ctx, &info));
+    return info.level;
+}
+
+/* A name in the desc wins over the environment, the environment over the machine's best. */
+TEST(levels, chosen_by_name_and_environment)
+{
+    const char *before = getenv("FOLIO_CPU");
+    char saved[64];
+    snprintf(saved, sizeof saved, "%s", before != NULL ? before : "");
+    folio_context_desc d = {.struct_size = sizeof d, .backend = "cpu", .num_threads = 1};
+    folio_context *ctx = NULL;
+    unsetenv("FOLIO_CPU");
+    const char *best = level_of(&d, &ctx);
+    CHECK(strcmp(best, folioi_cpu_table(NULL)->level) == 0);
+    folio_context_destroy(ctx);
+    setenv("FOLIO_CPU", "scalar", 1);
+    CHECK(strcmp(level_of(&d, &ctx), "scalar") == 0);
+    folio_context_destroy(ctx);
+    d.level = best;
+    CHECK(strcmp(level_of(&d, &ctx), best) == 0);
+    folio_context_destroy(ctx);
+    d.level = NULL;
+    setenv("FOLIO_CPU", "", 1);
+    CHECK(strcmp(level_of(&d, &ctx), best) == 0);
+    folio_context_destroy(ctx);
+    setenv("FOLIO_CPU", "sse9", 1);
+    ctx = NOWHERE;
+    REFUSED(folio_context_create(&d, &ctx), FOLIO_ERR_UNSUPPORTED, "FOLIO_CPU");
+    CHECK(ctx == NULL);
+    if (before != NULL) setenv("FOLIO_CPU", saved, 1);
+    else unsetenv("FOLIO_CPU");
+}
