@@ -65,16 +65,20 @@ INLINE void fetch_ahead(ahead *f, int32_t lines)
     }
 }
 
-#if !defined(DOT_BF16)
+/* A level's kernels are all of one kind. */
+#if defined(DOT_BF16)
+#define DOT true
+#else
+#define DOT false
 INLINE vec vec_dot(vec acc, vec a, vec b) { return vec_fma(a, b, acc); }
 INLINE void vec_store_bf16(float *p, int i, vec x) { vec_store(p + i * LANES, x); }
 #endif
 
-#define MAC(dot, acc, a, b) ((dot) ? vec_dot(acc, a, b) : vec_fma(a, b, acc))
+#define MAC(acc, a, b) (DOT ? vec_dot(acc, a, b) : vec_fma(a, b, acc))
 
 /* Scores of R rows with n vectors of keys from vector `first` on. */
-INLINE void score_block(const int R, const int N, const bool dot, const float *q, int32_t steps,
-                        const tile_ptrs *t, int first, ahead *next, float *s)
+INLINE void score_block(const int R, const int N, const float *q, int32_t steps, const tile_ptrs *t,
+                        int first, ahead *next, float *s)
 {
     vec acc[MAX_ROWS][4];
     const float *k[4];
@@ -90,8 +94,7 @@ INLINE void score_block(const int R, const int N, const bool dot, const float *q
         _Pragma("GCC unroll 16") for (int r = 0; r < R; r++)
         {
             vec a = vec_set1(q[d * R + r]);
-            _Pragma("GCC unroll 4") for (int v = 0; v < N; v++) acc[r][v] =
-                MAC(dot, acc[r][v], a, b[v]);
+            _Pragma("GCC unroll 4") for (int v = 0; v < N; v++) acc[r][v] = MAC(acc[r][v], a, b[v]);
         }
     }
     _Pragma("GCC unroll 16") for (int r = 0; r < R; r++)
@@ -100,8 +103,8 @@ INLINE void score_block(const int R, const int N, const bool dot, const float *q
 }
 
 /* out += p x V for R rows, n vectors of dims: rows (or pairs) [begin, end) of v, `stride` apart. */
-INLINE void value_block(const int R, const int N, const bool dot, const float *p, const float *v,
-                        int64_t stride, int32_t begin, int32_t end, float *out, int64_t out_stride)
+INLINE void value_block(const int R, const int N, const float *p, const float *v, int64_t stride,
+                        int32_t begin, int32_t end, float *out, int64_t out_stride)
 {
     vec acc[MAX_ROWS][4];
     _Pragma("GCC unroll 16") for (int r = 0; r < R; r++)
@@ -114,14 +117,23 @@ INLINE void value_block(const int R, const int N, const bool dot, const float *p
         _Pragma("GCC unroll 16") for (int r = 0; r < R; r++)
         {
             vec a = vec_set1(p[r * TILE + j]);
-            _Pragma("GCC unroll 4") for (int i = 0; i < N; i++) acc[r][i] =
-                MAC(dot, acc[r][i], a, b[i]);
+            _Pragma("GCC unroll 4") for (int i = 0; i < N; i++) acc[r][i] = MAC(acc[r][i], a, b[i]);
         }
     }
     _Pragma("GCC unroll 16") for (int r = 0; r < R; r++)
         _Pragma("GCC unroll 4") for (int i = 0; i < N; i++)
             vec_store(out + r * out_stride + i * LANES, acc[r][i]);
 }
+
+typedef struct {
+    tile_ptrs ptrs;
+    int32_t t0, n; /* key 0 of the tile, number of keys */
+    int32_t first; /* keys before it are seen by nobody */
+    enum { UNKNOWN, FINITE, NOT_FINITE } values;
+    ahead next;
+    bool scaled; /* K and V are still to be multiplied with */
+    float k_scale[TILE], v_scale[TILE];
+} tile;
 
 /* ---------------------------------------------------------------------------------------- softmax */
 
@@ -164,11 +176,11 @@ INLINE float raise_max(const folioi_attend_args *a, int32_t r, float largest)
 }
 
 /*
- * Scores to probabilities, in place (with dot: as pairs of bf16), for vectors [first, last) of the tile, of which
+ * Scores to probabilities, in place (with DOT as pairs of bf16), for vectors [first, last) of the tile, of which
  * the row sees keys [lo, hi). Bits of keys hidden from it, by that or by a score of -inf, are set in the result.
  */
-INLINE bool softmax_row(const folioi_attend_args *a, const bool dot, const bool options,
-                        const bool whole, int32_t r, int64_t t0, int32_t lo, int32_t hi,
+INLINE bool softmax_row(const folioi_attend_args *a, const bool options, const bool whole,
+                        const bool scaled, int32_t r, const tile *t, int32_t lo, int32_t hi,
                         int32_t first, int32_t last, float *s, key_bits *hidden)
 {
     vec x[VECS];
@@ -177,7 +189,8 @@ INLINE bool softmax_row(const folioi_attend_args *a, const bool dot, const bool 
     _Pragma("GCC unroll 16") for (int32_t i = first; i < last; i++)
     {
         x[i] = vec_mul(vec_load(s + i * LANES), scale);
-        if (options) x[i] = add_options(a, r, t0 + i * LANES, x[i]);
+        if (scaled) x[i] = vec_mul(x[i], vec_load(t->k_scale + i * LANES));
+        if (options) x[i] = add_options(a, r, t->t0 + (int64_t)i * LANES, x[i]);
         if (!whole) x[i] = vec_outside(x[i], lo - i * LANES, hi - i * LANES, vec_set1(-INFINITY));
         top = vec_max(x[i], top);
         bottom = vec_min(x[i], bottom);
@@ -205,7 +218,11 @@ INLINE bool softmax_row(const folioi_attend_args *a, const bool dot, const bool 
     a->state.sum[r] += vec_sum(sum);
     _Pragma("GCC unroll 16") for (int32_t i = first; i < last; i++)
     {
-        if (dot) vec_store_bf16(s, i, x[i]);
+        if (scaled) { /* the scale of a hidden key may be NaN */
+            x[i] = vec_mul(x[i], vec_load(t->v_scale + i * LANES));
+            if (some) x[i] = vec_without(x[i], hidden->word[i * LANES / 64] >> (i * LANES % 64));
+        }
+        if (DOT) vec_store_bf16(s, i, x[i]);
         else vec_store(s + i * LANES, x[i]);
     }
     return some;
@@ -214,48 +231,39 @@ INLINE bool softmax_row(const folioi_attend_args *a, const bool dot, const bool 
 /* ------------------------------------------------------------------------------------------ tiles */
 
 /* One row where V has numbers that only some rows may see: key by key, the hidden ones left out. */
-static void value_row_careful(const folioi_attend_args *a, const bool dot, const tile_ptrs *t,
-                              const float *p, const key_bits *hidden, int32_t begin, int32_t end,
-                              int32_t r)
+static void value_row_careful(const folioi_attend_args *a, const tile_ptrs *t, const float *p,
+                              const key_bits *hidden, int32_t begin, int32_t end, int32_t r)
 {
     int64_t stride = folioi_out_stride(a->v_dims);
     float *out = a->state.out + r * stride;
     float *row = a->wide;
-    const int per_sub = dot ? SUB / 2 : SUB;
+    const int per_sub = DOT ? SUB / 2 : SUB;
     for (int32_t j = begin; j < end; j++) {
         const float *v = t->v[j / per_sub] + j % per_sub * t->v_stride[j / per_sub];
-        int32_t key = dot ? 2 * j : j;
-        unsigned both = (unsigned)(~hidden->word[key / 64] >> (key % 64)) & (dot ? 3u : 1u);
+        int32_t key = DOT ? 2 * j : j;
+        unsigned both = (unsigned)(~hidden->word[key / 64] >> (key % 64)) & (DOT ? 3u : 1u);
         if (both == 0) continue;
-        if (dot && both != 3u) {
+        if (DOT && both != 3u) {
             uint32_t keep = both == 1u ? 0x0000ffffu : 0xffff0000u;
             for (int64_t d = 0; d < stride; d++) row[d] = f32_of_bits(bits_of_f32(v[d]) & keep);
             v = row;
         }
         for (int64_t d = 0; d < stride; d += LANES)
-            vec_store(out + d, MAC(dot, vec_load(out + d), vec_set1(p[j]), vec_load(v + d)));
+            vec_store(out + d, MAC(vec_load(out + d), vec_set1(p[j]), vec_load(v + d)));
     }
 }
 
 /* ----------------------------------------------------------------------------------- blocks of rows */
 
-typedef struct {
-    tile_ptrs ptrs;
-    int32_t t0, n; /* key 0 of the tile, number of keys */
-    int32_t first; /* keys before it are seen by nobody */
-    enum { UNKNOWN, FINITE, NOT_FINITE } values;
-    ahead next;
-} tile;
-
 /* Is every number of the tile's V finite? Only then a probability of 0 hides it. */
-INLINE bool values_are_finite(const tile *t, const bool dot, int32_t v_dims)
+INLINE bool values_are_finite(const tile *t, int32_t v_dims)
 {
-    const int pair = dot ? 2 : 1, per_sub = SUB / pair;
+    const int pair = DOT ? 2 : 1, per_sub = SUB / pair;
     int32_t end = (t->n + pair - 1) / pair, width = (int32_t)folioi_out_stride(v_dims);
     bool finite = true;
     for (int32_t j = t->first / pair; j < end && finite; j++) {
         const float *v = t->ptrs.v[j / per_sub] + j % per_sub * t->ptrs.v_stride[j / per_sub];
-        for (int32_t d = 0; d < width; d += LANES) finite &= vec_is_finite(vec_load(v + d), dot);
+        for (int32_t d = 0; d < width; d += LANES) finite &= vec_is_finite(vec_load(v + d), DOT);
     }
     return finite;
 }
@@ -289,39 +297,38 @@ INLINE row_block make_block(const folioi_attend_args *a, const tile *t, int32_t 
 }
 
 /* Scores of a block with vectors [first, first + 2) of keys, or all it needs where rows are few. */
-INLINE void scores(const folioi_attend_args *a, const int R, const bool dot, tile *t,
-                   const row_block *b, int32_t first, float *s)
+INLINE void scores(const folioi_attend_args *a, const int R, tile *t, const row_block *b,
+                   int32_t first, float *s)
 {
-    int32_t steps = dot ? a->k_dims / 2 : a->k_dims;
+    int32_t steps = DOT ? a->k_dims / 2 : a->k_dims;
     const float *q = a->q + (int64_t)b->row * steps;
     int32_t last = (b->to + LANES - 1) / LANES;
     if (R > 4) {
-        if (first + 2 <= last) score_block(R, 2, dot, q, steps, &t->ptrs, first, &t->next, s);
-        else score_block(R, 1, dot, q, steps, &t->ptrs, first, &t->next, s);
+        if (first + 2 <= last) score_block(R, 2, q, steps, &t->ptrs, first, &t->next, s);
+        else score_block(R, 1, q, steps, &t->ptrs, first, &t->next, s);
         return;
     }
     if (first > 0) return;
     int32_t i = b->from / LANES / 4 * 4;
-    for (; i + 4 <= last; i += 4) score_block(R, 4, dot, q, steps, &t->ptrs, i, &t->next, s);
-    for (; i < last; i++) score_block(R, 1, dot, q, steps, &t->ptrs, i, &t->next, s);
+    for (; i + 4 <= last; i += 4) score_block(R, 4, q, steps, &t->ptrs, i, &t->next, s);
+    for (; i < last; i++) score_block(R, 1, q, steps, &t->ptrs, i, &t->next, s);
 }
 
 /*
  * Products of a block with V. Many rows: with the panel of dims [d, d + 2 vectors) that pack_panels made. Few:
  * with all dims, sub-tile by sub-tile as they lie.
  */
-INLINE void values(const folioi_attend_args *a, const int R, const bool dot, const tile *t,
-                   const row_block *b, int32_t d, const float *p)
+INLINE void values(const folioi_attend_args *a, const int R, const tile *t, const row_block *b,
+                   int32_t d, const float *p)
 {
-    const int pair = dot ? 2 : 1, per_sub = SUB / pair;
+    const int pair = DOT ? 2 : 1, per_sub = SUB / pair;
     int32_t width = (int32_t)folioi_out_stride(a->v_dims);
     float *out = a->state.out + (int64_t)b->row * width;
     int32_t begin = b->from / pair, end = (b->to + pair - 1) / pair;
     if (R > 4) {
         const float *v = a->v_panels + (int64_t)d * (TILE / pair);
-        if (d + 2 * LANES <= width)
-            value_block(R, 2, dot, p, v, 2 * LANES, begin, end, out + d, width);
-        else value_block(R, 1, dot, p, v, LANES, begin, end, out + d, width);
+        if (d + 2 * LANES <= width) value_block(R, 2, p, v, 2 * LANES, begin, end, out + d, width);
+        else value_block(R, 1, p, v, LANES, begin, end, out + d, width);
         return;
     }
     if (d > 0) return;
@@ -329,18 +336,18 @@ INLINE void values(const folioi_attend_args *a, const int R, const bool dot, con
         int32_t from = begin > j * per_sub ? begin - j * per_sub : 0;
         int32_t to = end < (j + 1) * per_sub ? end - j * per_sub : per_sub;
         for (d = 0; d + 4 * LANES <= width; d += 4 * LANES)
-            value_block(R, 4, dot, p + j * per_sub, t->ptrs.v[j] + d, t->ptrs.v_stride[j], from, to,
+            value_block(R, 4, p + j * per_sub, t->ptrs.v[j] + d, t->ptrs.v_stride[j], from, to,
                         out + d, width);
         for (; d < width; d += LANES)
-            value_block(R, 1, dot, p + j * per_sub, t->ptrs.v[j] + d, t->ptrs.v_stride[j], from, to,
+            value_block(R, 1, p + j * per_sub, t->ptrs.v[j] + d, t->ptrs.v_stride[j], from, to,
                         out + d, width);
     }
 }
 
 /* V in panels of two vectors of dims, [panel][keys][2 vectors]: what every block of rows reads is in one piece. */
-INLINE void pack_panels(const folioi_attend_args *a, const bool dot, const tile *t)
+INLINE void pack_panels(const folioi_attend_args *a, const tile *t)
 {
-    const int pair = dot ? 2 : 1, per_sub = SUB / pair;
+    const int pair = DOT ? 2 : 1, per_sub = SUB / pair;
     int32_t width = (int32_t)folioi_out_stride(a->v_dims), rows = (t->n + pair - 1) / pair;
     for (int32_t j = t->first / pair; j < rows; j++) {
         const float *v = t->ptrs.v[j / per_sub] + j % per_sub * t->ptrs.v_stride[j / per_sub];
@@ -356,8 +363,8 @@ INLINE void pack_panels(const folioi_attend_args *a, const bool dot, const tile 
 }
 
 /* The softmax of a block's rows, in place; whether some key is hidden from some row, with its bits. */
-INLINE bool softmax_block(const folioi_attend_args *a, const bool dot, const tile *t,
-                          const row_block *b, float *s, key_bits *hidden)
+INLINE bool softmax_block(const folioi_attend_args *a, const tile *t, const row_block *b, float *s,
+                          key_bits *hidden)
 {
     bool options = a->soft_cap > 0 || a->slopes != NULL || a->bias != NULL;
     int32_t first = b->from / LANES, last = (b->to + LANES - 1) / LANES;
@@ -367,12 +374,13 @@ INLINE bool softmax_block(const folioi_attend_args *a, const bool dot, const til
         range_of(a, t, r, &lo, &hi);
         float *row = s + i * TILE;
         bool whole = lo == 0 && hi == TILE;
-        if (whole && !options)
-            any |= softmax_row(a, dot, false, true, r, t->t0, lo, hi, first, last, row, &hidden[i]);
-        else if (whole)
-            any |= softmax_row(a, dot, true, true, r, t->t0, lo, hi, first, last, row, &hidden[i]);
-        else
-            any |= softmax_row(a, dot, true, false, r, t->t0, lo, hi, first, last, row, &hidden[i]);
+#define ROW(options, whole, scaled)                                                                \
+    softmax_row(a, options, whole, scaled, r, t, lo, hi, first, last, row, &hidden[i])
+        if (DOT && t->scaled) any |= ROW(true, false, true);
+        else if (whole && !options) any |= ROW(false, true, false);
+        else if (whole) any |= ROW(true, true, false);
+        else any |= ROW(true, false, false);
+#undef ROW
     }
     return any;
 }

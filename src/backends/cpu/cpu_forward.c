@@ -16,7 +16,8 @@
 
 /* One worker's scratch. */
 typedef struct {
-    float *q, *q_packed;           /* [rows][k_dims] */
+    float *q;                      /* [rows][k_dims] */
+    int64_t *q_at;                 /* [rows] */
     folioi_range *seen;            /* [rows] */
     int64_t *own, *bias_at;        /* [rows] */
     float *slopes;                 /* [rows] */
@@ -36,8 +37,8 @@ static folioi_state_rows take_state(folioi_arena *arena, int64_t rows, int64_t v
 static scratch take_scratch(folioi_arena *arena, int64_t rows, int64_t k_dims, int64_t v_dims)
 {
     scratch s;
-    s.q = arena_take(arena, rows * k_dims * 4);
-    s.q_packed = arena_take(arena, rows * k_dims * 4);
+    s.q = arena_take(arena, rows * k_dims * 4 + 64); /* a vector more: see pack_block */
+    s.q_at = arena_take(arena, rows * 8);
     s.seen = arena_take(arena, rows * (int64_t)sizeof *s.seen);
     s.own = arena_take(arena, rows * 8);
     s.bias_at = arena_take(arena, rows * 8);
@@ -77,9 +78,7 @@ typedef struct {
     const folioi_call *call;
     const folioi_schedule *schedule;
     const folioi_cpu_kernels *kernels;
-    folioi_attend_fn *attend;
-    bool pairs; /* q as pairs of bf16 */
-    void (*pack)(float *to, const float *q, int32_t rows, int32_t steps);
+    enum folioi_attend_instance kernel;
     folioi_cpu_memory memory;
     atomic_llong next;
 } job;
@@ -123,21 +122,15 @@ static void load_rows(const work *w)
     for (int32_t r = 0; r < w->num_rows; r++) {
         int64_t i = w->item->first_query + r / group;
         int32_t head = w->kv_head * group + r % group;
-        int64_t from = tensor_index(&t->q, w->rows.query_row + i, head);
-        if (w->job->pairs)
-            memcpy((uint16_t *)w->s.q + (int64_t)r * a->k_head_size,
-                   (const uint16_t *)t->q.data + from, (size_t)a->k_head_size * 2);
-        else
-            folioi_load_row(w->s.q + (int64_t)r * a->k_head_size, t->q.data, t->q.dtype, from,
-                            a->k_head_size);
+        w->s.q_at[r] = tensor_index(&t->q, w->rows.query_row + i, head);
         w->s.seen[r] = key_range(&w->rows, a, i);
         w->s.own[r] = w->rows.first_query_pos + i - w->rows.first_key_pos;
         w->s.slopes[r] = t->slopes != NULL ? t->slopes[head] : 0.0f;
         w->s.bias_at[r] = t->bias.data != NULL ? bias_index(&t->bias, w->item->seq, head, i) : 0;
     }
-    if (w->job->pack != NULL)
-        w->job->pack(w->s.q_packed, w->s.q, w->num_rows,
-                     w->job->pairs ? a->k_head_size / 2 : a->k_head_size);
+    const folioi_cpu_kernels *kernels = w->job->kernels;
+    kernels->attend[w->job->kernel].load_queries(w->s.q, t->q.data, t->q.dtype, w->s.q_at,
+                                                 w->num_rows, a->k_head_size);
 }
 
 /* State of one split of a chain in the workspace. */
@@ -163,7 +156,7 @@ static void attend_split(const work *w, const folioi_keys *keys, int32_t split,
         .rows = w->num_rows,
         .k_dims = a->k_head_size,
         .v_dims = a->v_head_size,
-        .q = w->job->pack != NULL ? w->s.q_packed : w->s.q,
+        .q = w->s.q,
         .seen = w->s.seen,
         .own = w->s.own,
         .slopes = t->slopes != NULL ? w->s.slopes : NULL,
@@ -184,7 +177,7 @@ static void attend_split(const work *w, const folioi_keys *keys, int32_t split,
         .scores = w->s.scores,
         .wide = w->s.wide,
     };
-    w->job->attend(&args);
+    w->job->kernels->attend[w->job->kernel].run(&args);
 }
 
 static void clear_state(const folioi_state_rows *state, int32_t rows)
@@ -217,13 +210,11 @@ static void finish(const work *w, const folioi_state_rows *state)
             sum = sum * shrink + exp2_f32(sink - with);
             largest = with;
         }
-        float *out = state->out + r * folioi_out_stride(a->v_head_size);
-        float factor = shrink / sum;
-        for (int32_t d = 0; d < a->v_head_size; d++) out[d] *= factor;
-        folioi_store_row(t->out.data, t->out.dtype, tensor_index(&t->out, row, head), out,
-                         a->v_head_size);
-        /* in double: the two may be large and nearly cancel */
-        lse_store(t, row, head, (float)((double)largest * LN2 + log((double)sum)));
+        w->job->kernels->store_row(t->out.data, t->out.dtype, tensor_index(&t->out, row, head),
+                                   state->out + r * folioi_out_stride(a->v_head_size), shrink / sum,
+                                   a->v_head_size);
+        if (t->lse != NULL) /* in double: the two may be large and nearly cancel */
+            lse_store(t, row, head, (float)((double)largest * LN2 + log((double)sum)));
     }
 }
 
@@ -294,14 +285,11 @@ void folioi_cpu_attend(const folioi_call *call, const folioi_schedule *schedule)
     /* keys that are read as given must have the type the kernel takes */
     bool stored = call->cached && !call->append;
     bool pairs = stored || (k->dtype == FOLIO_BF16 && v->dtype == FOLIO_BF16);
-    enum folioi_attend_instance kernel = folioi_attend_choose(a, pairs);
     job j = {
         .call = call,
         .schedule = schedule,
         .kernels = kernels,
-        .attend = kernels->attend[kernel].run,
-        .pairs = kernels->attend[kernel].pairs,
-        .pack = kernels->attend[kernel].pack,
+        .kernel = folioi_attend_choose(a, pairs),
         .memory = folioi_cpu_memory_of(&schedule->limits, a, call->workspace),
     };
     atomic_init(&j.next, 0);

@@ -13,7 +13,7 @@
 #include "plan/ranges.h"
 
 #define FOLIOI_TILE_ROWS                                                                           \
-    96 /* rows of one work item, where the group leaves room for more than one query */
+    288 /* rows of one work item, where the group leaves room for more than one query */
 #define FOLIOI_TILE_KEYS 128
 #define FOLIOI_STRIP_ROWS 96 /* rows that a kernel takes through a tile together */
 #define FOLIOI_SPLIT_LEN 512
@@ -45,8 +45,7 @@ typedef struct folioi_keys {
 /** Rows of (query x group) against keys [begin, end) of one split. */
 typedef struct folioi_attend_args {
     int32_t rows, k_dims, v_dims;
-    const float *q;           /* [rows][steps], or as the kernel's pack made it. A step is a */
-                              /* number, or a pair of bf16                                  */
+    const float *q;           /* as the kernel's load_queries made it                       */
     const folioi_range *seen; /* [rows] keys each row sees                                  */
     const int64_t *own;       /* [rows] key at the row's own position, for ALiBi            */
     const float *slopes;      /* [rows], or NULL                                            */
@@ -68,8 +67,22 @@ typedef struct folioi_attend_args {
 
 typedef void folioi_attend_fn(const folioi_attend_args *args);
 
+/* KV types as the instance list spells them; a q behind one: for queries of bf16 alone. */
+enum {
+    KV_f32 = FOLIO_F32,
+    KV_f16 = FOLIO_F16,
+    KV_bf16 = FOLIO_BF16,
+    KV_e4m3 = FOLIO_FP8_E4M3,
+    KV_e5m2 = FOLIO_FP8_E5M2,
+    KV_int8 = FOLIO_INT8,
+    KV_bf16q = FOLIO_BF16,
+    KV_e4m3q = FOLIO_FP8_E4M3,
+    KV_e5m2q = FOLIO_FP8_E5M2,
+    KV_int8q = FOLIO_INT8,
+};
+
 enum folioi_attend_instance {
-#define X(kv, d) ATTEND_##kv##_d##d,
+#define X(kv, d, q) ATTEND_##kv##_d##d,
 #include "backends/cpu/attend_instances.def"
 #undef X
     FOLIOI_NUM_ATTEND
@@ -80,13 +93,16 @@ typedef struct folioi_cpu_kernels {
     struct {
         folioi_attend_fn *run;
         const char *name; /* attend_<kv>_d<head size>_<level> */
-        bool pairs;       /* takes q as pairs of bf16 */
-        /* q in the order the kernel wants; NULL: rows */
-        void (*pack)(float *to, const float *q, int32_t rows, int32_t steps);
+        /* Rows of q, row r from element from[r] on, in the order the kernel wants. */
+        void (*load_queries)(float *to, const void *q, folio_dtype type, const int64_t *from,
+                             int32_t rows, int32_t dims);
     } attend[FOLIOI_NUM_ATTEND];
     /* Stores rows [begin, end) of k and v in their slots. */
     void (*write)(const folioi_kv_layer *layer, const folioi_kv_tensors *t, const int64_t *slots,
                   int64_t begin, int64_t end);
+    /* A row of out: x * factor, rounded to its type. */
+    void (*store_row)(void *out, folio_dtype type, int64_t index, const float *x, float factor,
+                      int32_t dims);
     /* 2^x and tanh of n numbers, in place, as the attend kernels compute them: for tests of their error. */
     void (*exp2)(float *x, int64_t n);
     void (*tanh)(float *x, int64_t n);

@@ -42,24 +42,23 @@ const folioi_cpu_kernels *folioi_cpu_table(const char *cap)
     return cap == NULL ? best : NULL;
 }
 
-/* In the spelling of the list. */
-enum { f32 = FOLIO_F32, f16 = FOLIO_F16, bf16 = FOLIO_BF16, bf16q = 256 + FOLIO_BF16 };
-enum { e4m3 = FOLIO_FP8_E4M3, e5m2 = FOLIO_FP8_E5M2, int8 = FOLIO_INT8 };
-
 static const struct {
-    int kv, dims;
+    folio_dtype kv;
+    int32_t dims; /* 0: any */
+    bool bf16_queries;
 } instances[FOLIOI_NUM_ATTEND] = {
-#define X(kv, d) {kv, d},
+#define X(kv, d, q) {(folio_dtype)KV_##kv, d, q},
 #include "backends/cpu/attend_instances.def"
 #undef X
 };
 
 enum folioi_attend_instance folioi_attend_choose(const folio_attention_desc *a, bool pairs)
 {
-    int any = 0, kv = (int)a->kv_dtype;
-    if (pairs && a->dtype == FOLIO_BF16 && a->kv_dtype == FOLIO_BF16) kv = bf16q;
+    int any = 0;
+    bool bf16 =
+        pairs && a->dtype == FOLIO_BF16 && a->kv_dtype != FOLIO_F32 && a->kv_dtype != FOLIO_F16;
     for (int i = 0; i < FOLIOI_NUM_ATTEND; i++) {
-        if (instances[i].kv != kv) continue;
+        if (instances[i].kv != a->kv_dtype || instances[i].bf16_queries != bf16) continue;
         if (instances[i].dims == a->k_head_size && a->k_head_size == a->v_head_size)
             return (enum folioi_attend_instance)i;
         if (instances[i].dims == 0) any = i;

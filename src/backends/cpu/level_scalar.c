@@ -13,10 +13,6 @@
 #define TILE FOLIOI_TILE_KEYS
 #define INLINE static inline __attribute__((always_inline))
 
-/* KV types as the instance list spells them. */
-enum { KV_f32 = FOLIO_F32, KV_f16 = FOLIO_F16, KV_bf16 = FOLIO_BF16, KV_bf16q = FOLIO_BF16 };
-enum { KV_e4m3 = FOLIO_FP8_E4M3, KV_e5m2 = FOLIO_FP8_E5M2, KV_int8 = FOLIO_INT8 };
-
 /* One stored row of one head, number d to dst[d * stride]. */
 INLINE void load_stored(float *dst, int64_t stride, const folioi_kv_side *side, folio_dtype kv,
                         int64_t block, int64_t head, int64_t token, float fp8_scale)
@@ -133,13 +129,26 @@ INLINE void attend_body(const folioi_attend_args *a, folio_dtype kv)
     }
 }
 
-#define X(kv, d)                                                                                   \
+#define X(kv, d, q)                                                                                \
     static void attend_##kv##_d##d##_scalar(const folioi_attend_args *a)                           \
     {                                                                                              \
         attend_body(a, (folio_dtype)KV_##kv);                                                      \
     }
 #include "backends/cpu/attend_instances.def"
 #undef X
+
+static void load_queries_scalar(float *to, const void *q, folio_dtype type, const int64_t *from,
+                                int32_t rows, int32_t dims)
+{
+    for (int32_t r = 0; r < rows; r++)
+        folioi_load_row(to + (int64_t)r * dims, q, type, from[r], dims);
+}
+
+static void store_row_scalar(void *out, folio_dtype type, int64_t index, const float *x,
+                             float factor, int32_t dims)
+{
+    for (int32_t d = 0; d < dims; d++) store_f32(out, type, index + d, x[d] * factor);
+}
 
 static void fold_scalar(const folioi_state_rows *into, const folioi_state_rows *part, int32_t rows,
                         int32_t v_dims)
@@ -179,13 +188,15 @@ bool folioi_cpu_wants_scalar(void) { return true; }
 void folioi_cpu_fill_scalar(folioi_cpu_kernels *table)
 {
     table->level = "scalar";
-#define X(kv, d)                                                                                   \
+#define X(kv, d, q)                                                                                \
     table->attend[ATTEND_##kv##_d##d].run = attend_##kv##_d##d##_scalar;                           \
+    table->attend[ATTEND_##kv##_d##d].load_queries = load_queries_scalar;                          \
     table->attend[ATTEND_##kv##_d##d].name = "attend_" #kv "_d" #d "_scalar";
 #include "backends/cpu/attend_instances.def"
 #undef X
     table->exp2 = exp2_scalar;
     table->tanh = tanh_scalar;
+    table->store_row = store_row_scalar;
     table->write = folioi_kv_write_rows;
     table->fold = fold_scalar;
 }

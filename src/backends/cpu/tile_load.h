@@ -1,7 +1,8 @@
 /*
  * tile_load.h: the keys of a tile as attend_body.h wants them: sub-tiles of 16 keys with K [steps][16] and V
- * [16][v_stride], in place where the cache's native layout has them so, else converted to scratch. Loops a
- * compiler can vectorise; a level's file may put a faster one in their place.
+ * [16][v_stride], in place where the cache has them so, else converted to scratch. There are two other sources:
+ * native sub-tiles of another type, and rows of numbers (of a strided cache, of this step's k and v, or made row
+ * by row from a layout that has none).
  */
 #ifndef FOLIOI_TILE_LOAD_H
 #define FOLIOI_TILE_LOAD_H
@@ -11,7 +12,7 @@
 /* How the cache's K and V are read. */
 typedef struct {
     bool in_place;    /* as they lie                                               */
-    bool packed;      /* native sub-tiles of 16 tokens, another type               */
+    bool packed;      /* native sub-tiles of 16 tokens                             */
     int32_t v_stride; /* of scratch and of V in place                              */
 } tile_plan;
 
@@ -21,74 +22,270 @@ INLINE bool k_is_native(const folioi_address *at, int pack)
            at->token_stride == pack && (pack == 1 || at->dim_stride == 1);
 }
 
-INLINE tile_plan plan_tiles(const folioi_attend_args *a, const folio_dtype kv, const bool dot)
+/* Every token a row, its numbers side by side. */
+INLINE bool has_rows(const folioi_address *at)
+{
+    return at->token_tile == 1 && at->dim_tile == 1 && at->dim_tile_stride == 1;
+}
+
+INLINE tile_plan plan_tiles(const folioi_attend_args *a, const folio_dtype kv)
 {
     const folioi_keys *keys = &a->keys;
     tile_plan p = {false, false, (int32_t)folioi_out_stride(a->v_dims)};
     if (keys->stored_len == 0) return p;
-    const folioi_address *k = keys->k.at, *v = keys->v.at;
+    const folioi_address *v = keys->v.at;
     int pack = 4 / (int)folio_dtype_size(kv);
-    bool tiles = k_is_native(k, pack);
-    if (kv == FOLIO_F32)
-        tiles &= v->token_tile == 1 && v->token_tile_stride == a->v_dims && v->dim_tile == 1 &&
-                 v->dim_tile_stride == 1;
-    else if (pack == 2)
+    bool tiles = k_is_native(keys->k.at, pack);
+    if (pack == 2)
         tiles &= v->token_tile == 2 && v->token_tile_stride == 2 * a->v_dims &&
                  v->token_stride == 1 && v->dim_tile == 1 && v->dim_tile_stride == 2;
-    else
-        tiles &= v->token_tile == 1 && v->token_tile_stride == a->v_dims && v->dim_tile == 1 &&
-                 v->dim_tile_stride == 1;
-    p.packed = tiles;
-    p.in_place = tiles && a->v_dims % 16 == 0 && (dot ? kv == FOLIO_BF16 : kv == FOLIO_F32);
+    else tiles &= has_rows(v) && v->token_tile_stride == a->v_dims;
+    p.packed = tiles && a->v_dims % SUB == 0;
+    p.in_place = p.packed && (DOT ? kv == FOLIO_BF16 : kv == FOLIO_F32);
     return p;
 }
 
-/* One stored row of one head as f32, number d to dst[d * stride]. */
-INLINE void load_stored(float *dst, int64_t stride, const folioi_kv_side *side,
-                        const folio_dtype kv, int64_t block, int64_t head, int64_t token,
-                        float fp8_scale)
+/* ------------------------------------------------------------------------------------------- rows */
+
+/* Sixteen rows of numbers of one type, each to be multiplied with its scale. */
+typedef struct {
+    const char *row[SUB];
+    float scale[SUB];
+    folio_dtype type;
+} key_rows;
+
+/* K or V: where rows of it come from. */
+typedef struct {
+    const folioi_kv_side *stored;
+    const folio_tensor *given;
+    float fp8_scale;
+    int32_t dims;
+} key_source;
+
+INLINE void load_stored(float *dst, const folioi_kv_side *side, const folio_dtype kv, int64_t from)
 {
     const folioi_address *at = side->at;
-    float scale = kv_scale(side, block, head, token, fp8_scale);
-    int64_t from = address_token(at, block, head, token);
     for (int32_t d = 0; d < side->dims; d += at->dim_tile, from += at->dim_tile_stride)
         for (int32_t i = 0; i < at->dim_tile; i++)
-            dst[(d + i) * stride] = load_f32(side->base, kv, from + i * at->dim_stride) * scale;
+            dst[d + i] = load_f32(side->base, kv, from + i * at->dim_stride);
 }
 
-INLINE void load_new(float *dst, int64_t stride, const folio_tensor *t, int64_t row, int64_t head,
-                     int32_t dims)
+#define KV_TYPES(X)                                                                                \
+    X(FOLIO_F32) X(FOLIO_F16) X(FOLIO_BF16) X(FOLIO_FP8_E4M3) X(FOLIO_FP8_E5M2) X(FOLIO_INT8)
+
+/* Rows that are made are f32; but bf16 where kernels take pairs of it. */
+INLINE folio_dtype made_type(folio_dtype kv)
 {
-    int64_t from = row * t->token_stride + head * t->head_stride;
-    for (int32_t d = 0; d < dims; d++) dst[d * stride] = load_f32(t->data, t->dtype, from + d);
+    return DOT && kv == FOLIO_BF16 ? FOLIO_BF16 : FOLIO_F32;
 }
 
-/* Key by key, from any layout: K [k_dims][16], V [16][v_stride], f32. */
-static void load_keys(const folioi_attend_args *a, const folio_dtype kv, int32_t key, int32_t n,
-                      float *k, float *v, int64_t v_stride)
+/* The numbers of one stored row as they are. */
+static void copy_bf16(uint16_t *dst, const folioi_kv_side *side, int64_t from)
 {
-    const folioi_keys *keys = &a->keys;
-    for (int32_t j = 0; j < n; j++) {
-        int32_t at = key + j;
-        float *row = v + j * v_stride;
-        if (at < a->begin) { /* its block may be gone */
-            memset(row, 0, (size_t)v_stride * sizeof *row);
-            continue;
-        }
-        if (at < keys->stored_len) {
-            int64_t block = keys->blocks[at / keys->block_size], token = at % keys->block_size;
-            load_stored(k + j, SUB, &keys->k, kv, block, keys->kv_head, token, keys->k_scale);
-            load_stored(row, 1, &keys->v, kv, block, keys->kv_head, token, keys->v_scale);
-        } else {
-            int64_t from = keys->new_row + at - keys->stored_len;
-            load_new(k + j, SUB, &keys->new_k, from, keys->kv_head, a->k_dims);
-            load_new(row, 1, &keys->new_v, from, keys->kv_head, a->v_dims);
-        }
-        for (int64_t d = a->v_dims; d < v_stride; d++) row[d] = 0.0f;
+    const folioi_address *at = side->at;
+    const uint16_t *base = (const uint16_t *)side->base;
+    for (int32_t d = 0; d < side->dims; d += at->dim_tile, from += at->dim_tile_stride) {
+        if (at->dim_tile == 8 && at->dim_stride == 1) memcpy(dst + d, base + from, 16);
+        else
+            for (int32_t i = 0; i < at->dim_tile; i++) dst[d + i] = base[from + i * at->dim_stride];
     }
 }
 
-/* A native sub-tile of another type: K [k_dims][16], V [16][v_stride], f32. */
+/* One stored row, from any layout. */
+static void make_row(float *dst, const folioi_kv_side *side, folio_dtype kv, int64_t from)
+{
+    if (made_type(kv) == FOLIO_BF16) {
+        copy_bf16((uint16_t *)(void *)dst, side, from);
+        return;
+    }
+    switch (kv) {
+#define CASE(type)                                                                                 \
+    case type: load_stored(dst, side, type, from); return;
+        KV_TYPES(CASE)
+#undef CASE
+    default: return;
+    }
+}
+
+/* Sixteen tokens that lie side by side, dim by dim: rows. */
+INLINE void columns_to_rows(const int type, const char *from, int64_t dim_bytes, int32_t dims,
+                            float *rows)
+{
+    const int64_t elem = (int64_t)folio_dtype_size((folio_dtype)type);
+    for (int g = 0; g < SUB; g += LANES)
+        for (int32_t d = 0; d + LANES <= dims; d += LANES) {
+            vec x[LANES];
+            _Pragma("GCC unroll 16") for (int i = 0; i < LANES; i++) x[i] =
+                vec_load_as(type, from + (d + i) * dim_bytes + g * elem);
+            vec_transpose(x);
+            _Pragma("GCC unroll 16") for (int i = 0; i < LANES; i++)
+                vec_store(rows + (int64_t)(g + i) * dims + d, x[i]);
+        }
+    for (int32_t d = dims / LANES * LANES; d < dims; d++)
+        for (int i = 0; i < SUB; i++)
+            rows[(int64_t)i * dims + d] = load_f32(from + d * dim_bytes, (folio_dtype)type, i);
+}
+
+#if defined(DOT_BF16)
+/* The same in bf16, rows `dims` floats apart: pairs of dims are turned as words. */
+static void columns_to_bf16(const char *from, int64_t dim_bytes, int32_t dims, float *rows)
+{
+    int32_t d = 0;
+    for (; d + 2 * LANES <= dims; d += 2 * LANES) {
+        vec x[LANES];
+        _Pragma("GCC unroll 16") for (int i = 0; i < LANES; i++) x[i] =
+            vec_interleave((const void *)(from + (d + 2 * i) * dim_bytes),
+                           (const void *)(from + (d + 2 * i + 1) * dim_bytes));
+        vec_transpose(x);
+        _Pragma("GCC unroll 16") for (int i = 0; i < LANES; i++)
+            vec_store(rows + (int64_t)i * dims + d / 2, x[i]);
+    }
+    for (; d < dims; d++)
+        for (int i = 0; i < SUB; i++)
+            memcpy((char *)(rows + (int64_t)i * dims) + d * 2, from + d * dim_bytes + i * 2, 2);
+}
+#endif
+
+static void make_rows_of_columns(folio_dtype kv, const char *from, int64_t dim_bytes, int32_t dims,
+                                 float *rows)
+{
+#if defined(DOT_BF16)
+    if (made_type(kv) == FOLIO_BF16) {
+        columns_to_bf16(from, dim_bytes, dims, rows);
+        return;
+    }
+#endif
+    switch (kv) {
+#define CASE(type)                                                                                 \
+    case type: columns_to_rows(type, from, dim_bytes, dims, rows); return;
+        KV_TYPES(CASE)
+#undef CASE
+    default: return;
+    }
+}
+
+static const float no_row[512]; /* as long as a head can be */
+
+/*
+ * Rows of keys [key, key + n), zeros where nobody sees one: past n, or before a->begin, where blocks may be gone.
+ * They are found where they lie if all have one type and `as_they_are`, else made in `wide`, `dims` floats apart.
+ */
+static key_rows find_rows(const folioi_attend_args *a, const key_source *s, folio_dtype kv,
+                          bool as_they_are, int32_t key, int32_t n, float *wide)
+{
+    const folioi_keys *keys = &a->keys;
+    const folioi_address *at = s->stored->at;
+    bool stored = key + n <= keys->stored_len, given = key >= keys->stored_len;
+    bool direct = as_they_are && (given || (stored && has_rows(at)));
+    int64_t elem = (int64_t)folio_dtype_size(kv);
+    key_rows r = {.type = !direct ? made_type(kv) : given ? s->given->dtype : kv};
+    bool columns = stored && !direct && n == SUB && key >= a->begin && at->token_tile == 1 &&
+                   at->dim_tile == 1 && at->token_tile_stride == 1 && keys->block_size % SUB == 0;
+    for (int j = 0; j < SUB; j++) {
+        int64_t i = key + (int64_t)j;
+        float *made = wide + (int64_t)j * s->dims;
+        r.scale[j] = 1.0f;
+        r.row[j] = (const char *)no_row;
+        if (j >= n || i < a->begin) continue;
+        if (!direct) r.row[j] = (const char *)made;
+        if (i >= keys->stored_len) {
+            const folio_tensor *t = s->given;
+            int64_t from = (keys->new_row + i - keys->stored_len) * t->token_stride +
+                           keys->kv_head * t->head_stride;
+            if (direct)
+                r.row[j] = (const char *)t->data + from * (int64_t)folio_dtype_size(t->dtype);
+            else if (r.type == FOLIO_BF16)
+                memcpy(made, (const uint16_t *)t->data + from, (size_t)s->dims * 2);
+            else folioi_load_row(made, t->data, t->dtype, from, s->dims);
+            continue;
+        }
+        int64_t block = keys->blocks[i / keys->block_size], token = i % keys->block_size;
+        int64_t from = address_token(at, block, keys->kv_head, token);
+        r.scale[j] = kv_scale(s->stored, block, keys->kv_head, token, s->fp8_scale);
+        if (direct) r.row[j] = s->stored->base + from * elem;
+        else if (!columns) make_row(made, s->stored, kv, from);
+        else if (j == 0)
+            make_rows_of_columns(kv, s->stored->base + from * elem, at->dim_tile_stride * elem,
+                                 s->dims, wide);
+    }
+    return r;
+}
+
+/* to [dims][16] of rows. 32-bit words of any kind pass as f32. */
+INLINE void rows_to_columns(const int type, const bool scaled, const key_rows *r, int32_t dims,
+                            float *to)
+{
+    const int64_t elem = (int64_t)folio_dtype_size((folio_dtype)type);
+    for (int g = 0; g < SUB; g += LANES)
+        for (int32_t d = 0; d + LANES <= dims; d += LANES) {
+            vec x[LANES];
+            _Pragma("GCC unroll 16") for (int i = 0; i < LANES; i++)
+            {
+                x[i] = vec_load_as(type, r->row[g + i] + d * elem);
+                if (scaled) x[i] = vec_mul(x[i], vec_set1(r->scale[g + i]));
+            }
+            vec_transpose(x);
+            _Pragma("GCC unroll 16") for (int i = 0; i < LANES; i++)
+                vec_store(to + (d + i) * SUB + g, x[i]);
+        }
+    for (int32_t d = dims / LANES * LANES; d < dims; d++)
+        for (int i = 0; i < SUB; i++) {
+            uint32_t word; /* moved as bits: a signalling NaN may be half of a pair */
+            if (type == FOLIO_F32 && !scaled) {
+                memcpy(&word, r->row[i] + d * elem, sizeof word);
+                memcpy(&to[d * SUB + i], &word, sizeof word);
+            } else to[d * SUB + i] = load_f32(r->row[i], (folio_dtype)type, d) * r->scale[i];
+        }
+}
+
+#if !defined(DOT_BF16)
+/* to [n][stride] of rows, zeros past their end. */
+INLINE void rows_to_rows(const int type, const bool scaled, const key_rows *r, int32_t dims,
+                         int32_t n, float *to, int64_t stride)
+{
+    const int64_t elem = (int64_t)folio_dtype_size((folio_dtype)type);
+    for (int32_t j = 0; j < n; j++, to += stride) {
+        int32_t d = 0;
+        for (; d + LANES <= dims; d += LANES) {
+            vec x = vec_load_as(type, r->row[j] + d * elem);
+            vec_store(to + d, scaled ? vec_mul(x, vec_set1(r->scale[j])) : x);
+        }
+        for (; d < dims; d++) to[d] = load_f32(r->row[j], (folio_dtype)type, d) * r->scale[j];
+        for (; d < stride; d++) to[d] = 0.0f;
+    }
+}
+
+/* Rows of an 8-bit cache are the only ones with scales, also where they were made f32. */
+#define ROW_TYPES(X)                                                                               \
+    X(FOLIO_F32, true)                                                                             \
+    X(FOLIO_F16, false)                                                                            \
+    X(FOLIO_BF16, false) X(FOLIO_FP8_E4M3, true) X(FOLIO_FP8_E5M2, true) X(FOLIO_INT8, true)
+
+static void k_of_rows(const key_rows *r, int32_t dims, float *k)
+{
+    switch (r->type) {
+#define CASE(type, scaled)                                                                         \
+    case type: rows_to_columns(type, scaled, r, dims, k); return;
+        ROW_TYPES(CASE)
+#undef CASE
+    default: return;
+    }
+}
+
+static void v_of_rows(const key_rows *r, int32_t dims, int32_t n, float *v, int64_t stride)
+{
+    switch (r->type) {
+#define CASE(type, scaled)                                                                         \
+    case type: rows_to_rows(type, scaled, r, dims, n, v, stride); return;
+        ROW_TYPES(CASE)
+#undef CASE
+    default: return;
+    }
+}
+
+/* --------------------------------------------------------------------------------- native sub-tiles */
+
+/* One of another type: K [k_dims][16], V [16][v_stride], f32. */
 INLINE void load_packed(const folioi_attend_args *a, const folio_dtype kv, int32_t key, float *k,
                         float *v, int64_t v_stride)
 {
@@ -123,29 +320,139 @@ INLINE void load_packed(const folioi_attend_args *a, const folio_dtype kv, int32
                               vec_set1(v_scale[j])));
 }
 
-/* f32 sub-tiles to pairs of bf16: K [k_dims / 2][16], V [8][v_stride]. Keys past n: zeros in V. */
-static void pack_pairs(const folioi_attend_args *a, const float *k, const float *v,
-                       int64_t v_stride, int32_t n, uint32_t *k_out, uint32_t *v_out)
+static void load_native(const folioi_attend_args *a, folio_dtype kv, int32_t key, float *k,
+                        float *v, int64_t v_stride)
 {
-    for (int32_t d = 0; d < a->k_dims / 2; d++)
-        for (int i = 0; i < SUB; i++)
-            k_out[d * SUB + i] = (uint32_t)f32_to_bf16(k[2 * d * SUB + i]) |
-                                 (uint32_t)f32_to_bf16(k[(2 * d + 1) * SUB + i]) << 16;
-    for (int32_t j = 0; j < SUB; j += 2)
-        for (int64_t d = 0; d < v_stride; d++) {
-            uint32_t low = j < n ? f32_to_bf16(v[j * v_stride + d]) : 0;
-            uint32_t high = j + 1 < n ? f32_to_bf16(v[(j + 1) * v_stride + d]) : 0;
-            v_out[j / 2 * v_stride + d] = low | high << 16;
+    switch (kv) {
+#define CASE(type)                                                                                 \
+    case type: load_packed(a, type, key, k, v, v_stride); return;
+        CASE(FOLIO_F16)
+        CASE(FOLIO_BF16)
+        CASE(FOLIO_FP8_E4M3) CASE(FOLIO_FP8_E5M2) CASE(FOLIO_INT8)
+#undef CASE
+            default : return;
+    }
+}
+#endif
+
+/* ------------------------------------------------------------------------------------ pairs of bf16 */
+
+#if defined(DOT_BF16)
+/* Rows of 8-bit numbers that were made f32, as bf16 in their place, exactly. */
+static void round_rows(key_rows *r, int32_t dims, float *wide)
+{
+    for (int j = 0; j < SUB; j++) {
+        char *to = (char *)(wide + (int64_t)j * dims);
+        if (r->row[j] != to) continue; /* no_row: zeros in any type */
+        for (int32_t d = 0; d < dims; d += 8) {
+            float x[8];
+            uint16_t y[8];
+            memcpy(x, r->row[j] + d * 4, sizeof x);
+            for (int i = 0; i < 8; i++) y[i] = f32_to_bf16(x[i]);
+            memcpy(to + d * 2, y, sizeof y);
         }
+    }
+    r->type = FOLIO_BF16;
+}
+
+/* K [k_dims / 2][16] and V [8][v_stride] of rows; scales are left to others. */
+static void load_pairs(const folioi_attend_args *a, const key_source *k, const key_source *v,
+                       folio_dtype kv, int32_t key, int32_t n, const tile_plan *plan, float *k_to,
+                       float *v_to, float *k_scale, float *v_scale)
+{
+    float *k_wide = a->wide, *v_wide = a->wide + SUB * (int64_t)a->k_dims;
+    bool direct = kv == FOLIO_BF16;
+    key_rows kr = find_rows(a, k, kv, direct, key, n, k_wide);
+    key_rows vr = find_rows(a, v, kv, direct, key, n, v_wide);
+    memcpy(k_scale, kr.scale, sizeof kr.scale);
+    memcpy(v_scale, vr.scale, sizeof vr.scale);
+    if (kr.type == FOLIO_F32) round_rows(&kr, a->k_dims, k_wide);
+    if (vr.type == FOLIO_F32) round_rows(&vr, a->v_dims, v_wide);
+    rows_to_columns(FOLIO_F32, false, &kr, a->k_dims / 2, k_to);
+    for (int j = 0; j < SUB; j += 2, v_to += plan->v_stride) {
+        const uint16_t *low = (const void *)vr.row[j], *high = (const void *)vr.row[j + 1];
+        int32_t d = 0;
+        for (; d + LANES <= a->v_dims; d += LANES)
+            vec_store(v_to + d, vec_interleave(low + d, high + d));
+        for (; d < plan->v_stride; d++)
+            v_to[d] = d < a->v_dims ? f32_of_bits(low[d] | (uint32_t)high[d] << 16) : 0.0f;
+    }
+}
+
+/* A native sub-tile of 8-bit numbers: the same. */
+INLINE void load_packed_pairs(const folioi_attend_args *a, const folio_dtype kv, int32_t key,
+                              float *k_to, float *v_to, int64_t v_stride, float *k_scale,
+                              float *v_scale)
+{
+    const folioi_keys *keys = &a->keys;
+    int64_t block = keys->blocks[key / keys->block_size], token = key % keys->block_size;
+    int32_t head = keys->kv_head;
+    for (int i = 0; i < SUB; i++) {
+        k_scale[i] = kv_scale(&keys->k, block, head, token + i, keys->k_scale);
+        v_scale[i] = kv_scale(&keys->v, block, head, token + i, keys->v_scale);
+    }
+    const char *from = keys->k.base + address_token(keys->k.at, block, head, token);
+    const byte_table table = byte_table_of((int)kv);
+    for (int32_t d = 0; d < a->k_dims / 4; d++)
+        vec_pairs_of_fours(table, (int)kv, from + (int64_t)d * 4 * SUB, k_to + 2 * d * SUB,
+                           k_to + (2 * d + 1) * SUB);
+    from = keys->v.base + address_token(keys->v.at, block, head, token);
+    for (int j = 0; j < SUB; j += 2, v_to += v_stride, from += 2 * (int64_t)a->v_dims)
+        for (int32_t d = 0; d < a->v_dims; d += 4 * LANES)
+            vec_pairs_of_rows(table, (int)kv, from + d, from + a->v_dims + d, a->v_dims - d,
+                              v_to + d);
+}
+
+static void load_native_pairs(const folioi_attend_args *a, folio_dtype kv, int32_t key, float *k,
+                              float *v, int64_t v_stride, float *k_scale, float *v_scale)
+{
+    switch (kv) {
+#define CASE(type)                                                                                 \
+    case type: load_packed_pairs(a, type, key, k, v, v_stride, k_scale, v_scale); return;
+        CASE(FOLIO_FP8_E4M3)
+        CASE(FOLIO_FP8_E5M2)
+        CASE(FOLIO_INT8)
+#undef CASE
+            default : return;
+    }
+}
+#endif
+
+/* ------------------------------------------------------------------------------------------- tiles */
+
+/* One sub-tile that does not lie as the kernels want it, to k and v. */
+static void load_sub(const folioi_attend_args *a, folio_dtype kv, const tile_plan *plan,
+                     int32_t key, int32_t n, float *k, float *v, tile *t)
+{
+    const folioi_keys *keys = &a->keys;
+    key_source ks = {&keys->k, &keys->new_k, keys->k_scale, a->k_dims};
+    key_source vs = {&keys->v, &keys->new_v, keys->v_scale, a->v_dims};
+    bool native = plan->packed && key + n <= keys->stored_len;
+#if defined(DOT_BF16)
+    float *k_scale = t->k_scale + (key - t->t0), *v_scale = t->v_scale + (key - t->t0);
+    if (native && kv != FOLIO_BF16)
+        load_native_pairs(a, kv, key, k, v, plan->v_stride, k_scale, v_scale);
+    else load_pairs(a, &ks, &vs, kv, key, n, plan, k, v, k_scale, v_scale);
+#else
+    (void)t;
+    if (native && kv != FOLIO_F32) {
+        load_native(a, kv, key, k, v, plan->v_stride);
+        return;
+    }
+    key_rows r = find_rows(a, &ks, kv, true, key, n, a->wide);
+    k_of_rows(&r, a->k_dims, k);
+    r = find_rows(a, &vs, kv, true, key, n, a->wide);
+    v_of_rows(&r, a->v_dims, n, v, plan->v_stride);
+#endif
 }
 
 /* The tile's keys [t->t0, t->t0 + t->n). */
-INLINE void load_tile(const folioi_attend_args *a, const folio_dtype kv, const bool dot,
-                      const tile_plan *plan, tile *t)
+static void load_tile(const folioi_attend_args *a, folio_dtype kv, const tile_plan *plan, tile *t)
 {
     const folioi_keys *keys = &a->keys;
-    int32_t pair = dot ? 2 : 1;
+    int32_t pair = DOT ? 2 : 1;
     int seen = t->first / SUB; /* sub-tiles before it may have no block */
+    t->scaled = DOT && kv != FOLIO_BF16;
     for (int i = seen; i * SUB < t->n; i++) {
         int32_t key = t->t0 + i * SUB, n = t->n - i * SUB < SUB ? t->n - i * SUB : SUB;
         bool stored = key + n <= keys->stored_len;
@@ -153,9 +460,9 @@ INLINE void load_tile(const folioi_attend_args *a, const folio_dtype kv, const b
         float *v = a->v_tile + (int64_t)i * SUB * plan->v_stride / pair;
         t->ptrs.v_stride[i] = plan->v_stride;
         /* with pairs an odd number of keys leaves a neighbour that nobody may see */
-        if (plan->in_place && stored && (!dot || n % 2 == 0)) {
+        if (plan->in_place && stored && (!DOT || n % 2 == 0)) {
             int64_t block = keys->blocks[key / keys->block_size], token = key % keys->block_size;
-            int64_t elem = dot ? 2 : 4;
+            int64_t elem = DOT ? 2 : 4;
             t->ptrs.k[i] =
                 (const float *)(keys->k.base +
                                 address_token(keys->k.at, block, keys->kv_head, token) * elem);
@@ -164,15 +471,7 @@ INLINE void load_tile(const folioi_attend_args *a, const folio_dtype kv, const b
                                 address_token(keys->v.at, block, keys->kv_head, token) * elem);
             continue;
         }
-        if (dot) {
-            float *k32 = a->wide, *v32 = a->wide + SUB * (int64_t)a->k_dims;
-            load_keys(a, kv, key, n, k32, v32, plan->v_stride);
-            pack_pairs(a, k32, v32, plan->v_stride, n, (uint32_t *)k, (uint32_t *)v);
-        } else if (plan->packed && stored && a->v_dims % LANES == 0 && kv != FOLIO_F32) {
-            load_packed(a, kv, key, k, v, plan->v_stride);
-        } else {
-            load_keys(a, kv, key, n, k, v, plan->v_stride);
-        }
+        load_sub(a, kv, plan, key, n, k, v, t);
         t->ptrs.k[i] = k;
         t->ptrs.v[i] = v;
     }
@@ -201,167 +500,6 @@ INLINE void look_ahead(const folioi_attend_args *a, const tile_plan *plan, const
         t->next.bytes[i + 1] = SUB * a->v_dims * elem;
         t->next.num = i + 2;
     }
-}
-
-/* ---------------------------------------------------------------------------------------- kernels */
-
-/* The same loops for each number of rows a block can have: functions, shared by all KV types. */
-#define BLOCK_FN(R, name, dot)                                                                     \
-    static void scores_##R##_##name(const folioi_attend_args *a, tile *t, const row_block *b,      \
-                                    int32_t first, float *s)                                       \
-    {                                                                                              \
-        scores(a, R, dot, t, b, first, s);                                                         \
-    }                                                                                              \
-    static void values_##R##_##name(const folioi_attend_args *a, const tile *t,                    \
-                                    const row_block *b, int32_t d, const float *p)                 \
-    {                                                                                              \
-        values(a, R, dot, t, b, d, p);                                                             \
-    }
-#if MAX_ROWS == 12
-#define BLOCK_SIZES(X, name, dot)                                                                  \
-    X(12, name, dot) X(8, name, dot) X(4, name, dot) X(2, name, dot) X(1, name, dot)
-#else
-#define BLOCK_SIZES(X, name, dot) X(6, name, dot) X(4, name, dot) X(2, name, dot) X(1, name, dot)
-#endif
-#if defined(DOT_BF16)
-BLOCK_SIZES(BLOCK_FN, dot, true)
-#else
-BLOCK_SIZES(BLOCK_FN, fma, false)
-#endif
-
-INLINE int32_t block_rows(int32_t rows)
-{
-#define SIZE(R, name, dot)                                                                         \
-    if (rows >= R) return R;
-    BLOCK_SIZES(SIZE, , )
-#undef SIZE
-    return 0;
-}
-
-INLINE void block_scores(const folioi_attend_args *a, tile *t, const row_block *b, int32_t first,
-                         float *s)
-{
-    switch (b->rows) {
-#define CASE(R, name, dot)                                                                         \
-    case R:                                                                                        \
-        scores_##R##_##name(a, t, b, first, s);                                                    \
-        break;
-#if defined(DOT_BF16)
-        BLOCK_SIZES(CASE, dot, )
-#else
-        BLOCK_SIZES(CASE, fma, )
-#endif
-#undef CASE
-    }
-}
-
-INLINE void block_values(const folioi_attend_args *a, const tile *t, const row_block *b, int32_t d,
-                         const float *p)
-{
-    switch (b->rows) {
-#define CASE(R, name, dot)                                                                         \
-    case R:                                                                                        \
-        values_##R##_##name(a, t, b, d, p);                                                        \
-        break;
-#if defined(DOT_BF16)
-        BLOCK_SIZES(CASE, dot, )
-#else
-        BLOCK_SIZES(CASE, fma, )
-#endif
-#undef CASE
-    }
-}
-
-/*
- * Up to STRIP rows against one tile: all scores, then the softmax, then all products. A panel of K, then of V,
- * is read by every block before the next one, from the nearest cache.
- */
-enum { STRIP = FOLIOI_STRIP_ROWS, MAX_BLOCKS = STRIP / MAX_ROWS + 4 };
-static void attend_strip(const folioi_attend_args *a, tile *t, const bool dot, int32_t row,
-                         int32_t rows)
-{
-    float *s = a->scores;
-    row_block b[MAX_BLOCKS];
-    int n = 0;
-    for (int32_t r = row; r < row + rows; r += b[n++].rows)
-        b[n] = make_block(a, t, r, block_rows(row + rows - r));
-    int32_t lines = TILE * 8 * (a->k_dims + a->v_dims) / 64 * MAX_ROWS / a->rows + 1;
-    for (int32_t first = 0; first < VECS; first += 2)
-        for (int i = 0; i < n; i++) {
-            if (b[i].from >= (first + 2) * LANES || b[i].to <= first * LANES) {
-                if (b[i].rows > 4 || b[i].from >= b[i].to) continue;
-            }
-            if (first == 0 && b[i].rows > 4) fetch_ahead(&t->next, lines);
-            block_scores(a, t, &b[i], first, s + (b[i].row - row) * TILE);
-        }
-    bool careful[MAX_BLOCKS] = {false};
-    for (int i = 0; i < n; i++) {
-        key_bits hidden[MAX_ROWS];
-        float *p = s + (b[i].row - row) * TILE;
-        if (b[i].from >= b[i].to || !softmax_block(a, dot, t, &b[i], p, hidden)) continue;
-        /* a probability of 0 hides what is finite */
-        if (t->values == UNKNOWN)
-            t->values = values_are_finite(t, dot, a->v_dims) ? FINITE : NOT_FINITE;
-        if (t->values == FINITE) continue;
-        careful[i] = true;
-        int32_t begin = dot ? b[i].from / 2 : b[i].from, end = dot ? (b[i].to + 1) / 2 : b[i].to;
-        for (int32_t r = 0; r < b[i].rows; r++)
-            value_row_careful(a, dot, &t->ptrs, p + r * TILE, &hidden[r], begin, end, b[i].row + r);
-    }
-    if (b[0].rows > 4 && row == 0) pack_panels(a, dot, t);
-    for (int32_t d = 0; d < folioi_out_stride(a->v_dims); d += 2 * LANES)
-        for (int i = 0; i < n; i++)
-            if (b[i].from < b[i].to && !careful[i])
-                block_values(a, t, &b[i], d, s + (b[i].row - row) * TILE);
-}
-
-INLINE void pack_block(float *to, const float *q, const int32_t n, int32_t steps)
-{
-    for (int32_t d = 0; d < steps; d++)
-        _Pragma("GCC unroll 16") for (int32_t i = 0; i < n; i++) to[d * n + i] =
-            q[(int64_t)i * steps + d];
-}
-
-/* q as [steps][rows] of each block, in place of [rows][steps]. */
-static void pack_queries(float *to, const float *q, int32_t rows, int32_t steps)
-{
-    for (int32_t r = 0, n; r < rows; r += n, q += (int64_t)n * steps, to += (int64_t)n * steps) {
-        int32_t strip = rows - r / STRIP * STRIP < STRIP ? rows : r / STRIP * STRIP + STRIP;
-        n = block_rows(strip - r);
-        if (n == MAX_ROWS) pack_block(to, q, MAX_ROWS, steps);
-        else pack_block(to, q, n, steps);
-    }
-}
-
-INLINE void attend_split(const folioi_attend_args *a, const folio_dtype kv, const bool dot)
-{
-    int64_t stride = folioi_out_stride(a->v_dims);
-    for (int32_t r = 0; r < a->rows; r++) {
-        a->state.max[r] = -INFINITY;
-        a->state.sum[r] = 0.0f;
-    }
-    memset(a->state.out, 0, (size_t)a->rows * (size_t)stride * sizeof(float));
-    tile_plan plan = plan_tiles(a, kv, dot);
-    for (int64_t next, from = a->begin / TILE * (int64_t)TILE; from < a->end; from = next) {
-        next = from + TILE; /* may pass INT32_MAX */
-        tile t = {.t0 = (int32_t)from, .n = next < a->end ? TILE : a->end - (int32_t)from};
-        t.first = a->begin > t.t0 ? a->begin - t.t0 : 0;
-        load_tile(a, kv, dot, &plan, &t);
-        look_ahead(a, &plan, (int)folio_dtype_size(kv), &t);
-        for (int32_t r = 0; r < a->rows; r += STRIP)
-            attend_strip(a, &t, dot, r, a->rows - r < STRIP ? a->rows - r : STRIP);
-    }
-}
-
-/* For tests; n a multiple of LANES. */
-static void exp2_of(float *x, int64_t n)
-{
-    for (int64_t i = 0; i < n; i += LANES) vec_store(x + i, vec_exp2(vec_load(x + i)));
-}
-
-static void tanh_of(float *x, int64_t n)
-{
-    for (int64_t i = 0; i < n; i += LANES) vec_store(x + i, vec_tanh(vec_load(x + i)));
 }
 
 #endif

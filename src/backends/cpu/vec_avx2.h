@@ -54,6 +54,13 @@ INLINE vec vec_add_unless_hidden(vec x, vec bias)
     return _mm256_blendv_ps(_mm256_add_ps(x, bias), hidden,
                             _mm256_cmp_ps(bias, hidden, _CMP_EQ_OQ));
 }
+/* 0 in the lanes whose bits are set. */
+INLINE vec vec_without(vec x, uint64_t lanes)
+{
+    __m256i bit = _mm256_set_epi32(128, 64, 32, 16, 8, 4, 2, 1);
+    __m256i set = _mm256_and_si256(_mm256_set1_epi32((int)(lanes & 0xff)), bit);
+    return _mm256_andnot_ps(_mm256_castsi256_ps(_mm256_cmpeq_epi32(set, bit)), x);
+}
 /* a where |x| < limit, else b */
 INLINE vec vec_where_small(vec x, float limit, vec a, vec b)
 {
@@ -141,6 +148,45 @@ INLINE vec vec_load_bytes(const int kv, const uint8_t *p)
 {
     return vec_unpack(kv, 0,
                       _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)p)));
+}
+
+/* LANES numbers of `type` that lie side by side, as f32. */
+INLINE vec vec_load_as(const int type, const void *p)
+{
+    if (type == FOLIO_F32) return _mm256_loadu_ps(p);
+    if (type == FOLIO_F16) return _mm256_cvtph_ps(_mm_loadu_si128(p));
+    if (type == FOLIO_BF16)
+        return _mm256_castsi256_ps(
+            _mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(p)), 16));
+    return vec_load_bytes(type, p);
+}
+INLINE void vec_store_f16(uint16_t *p, vec x)
+{
+    _mm_storeu_si128((__m128i *)(void *)p,
+                     _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+
+/* Rows to columns: 8 x 8 numbers. */
+INLINE void vec_transpose(vec *x)
+{
+    __m256 t[8];
+    _Pragma("GCC unroll 2") for (int i = 0; i < 2; i++)
+    {
+        const vec *r = x + 4 * i;
+        __m256d a = _mm256_castps_pd(_mm256_unpacklo_ps(r[0], r[1]));
+        __m256d b = _mm256_castps_pd(_mm256_unpackhi_ps(r[0], r[1]));
+        __m256d c = _mm256_castps_pd(_mm256_unpacklo_ps(r[2], r[3]));
+        __m256d d = _mm256_castps_pd(_mm256_unpackhi_ps(r[2], r[3]));
+        t[i] = _mm256_castpd_ps(_mm256_unpacklo_pd(a, c));
+        t[2 + i] = _mm256_castpd_ps(_mm256_unpackhi_pd(a, c));
+        t[4 + i] = _mm256_castpd_ps(_mm256_unpacklo_pd(b, d));
+        t[6 + i] = _mm256_castpd_ps(_mm256_unpackhi_pd(b, d));
+    }
+    _Pragma("GCC unroll 4") for (int i = 0; i < 4; i++)
+    {
+        x[i] = _mm256_permute2f128_ps(t[2 * i], t[2 * i + 1], 0x20);
+        x[4 + i] = _mm256_permute2f128_ps(t[2 * i], t[2 * i + 1], 0x31);
+    }
 }
 
 #endif

@@ -41,6 +41,8 @@ INLINE vec vec_outside(vec x, int lo, int hi, vec y)
     unsigned first = lo >= 16 ? 0xffffu : lo <= 0 ? 0 : (1u << lo) - 1;
     return _mm512_mask_mov_ps(y, (__mmask16)(below & ~first), x);
 }
+/* 0 in the lanes whose bits are set. */
+INLINE vec vec_without(vec x, uint64_t lanes) { return _mm512_maskz_mov_ps((__mmask16)~lanes, x); }
 INLINE vec vec_div(vec a, vec b) { return _mm512_div_ps(a, b); }
 /* x + bias; -inf where the bias is, whatever x */
 INLINE vec vec_add_unless_hidden(vec x, vec bias)
@@ -103,6 +105,52 @@ INLINE vec vec_load_packed(const int kv, const int part, const uint32_t *p)
 INLINE vec vec_load_bytes(const int kv, const uint8_t *p)
 {
     return vec_unpack(kv, 0, _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p)));
+}
+
+/* LANES numbers of `type` that lie side by side, as f32. */
+INLINE vec vec_load_as(const int type, const void *p)
+{
+    if (type == FOLIO_F32) return _mm512_loadu_ps(p);
+    if (type == FOLIO_F16) return _mm512_cvtph_ps(_mm256_loadu_si256(p));
+    if (type == FOLIO_BF16)
+        return _mm512_castsi512_ps(
+            _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(p)), 16));
+    return vec_load_bytes(type, p);
+}
+INLINE void vec_store_f16(uint16_t *p, vec x)
+{
+    _mm256_storeu_si256((__m256i *)(void *)p,
+                        _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+
+/* Rows to columns: 16 x 16 numbers. */
+INLINE void vec_transpose(vec *x)
+{
+    __m512 t[16];
+    _Pragma("GCC unroll 4") for (int i = 0; i < 4; i++)
+    {
+        const vec *r = x + 4 * i;
+        __m512d a = _mm512_castps_pd(_mm512_unpacklo_ps(r[0], r[1]));
+        __m512d b = _mm512_castps_pd(_mm512_unpackhi_ps(r[0], r[1]));
+        __m512d c = _mm512_castps_pd(_mm512_unpacklo_ps(r[2], r[3]));
+        __m512d d = _mm512_castps_pd(_mm512_unpackhi_ps(r[2], r[3]));
+        t[i] = _mm512_castpd_ps(_mm512_unpacklo_pd(a, c));
+        t[4 + i] = _mm512_castpd_ps(_mm512_unpackhi_pd(a, c));
+        t[8 + i] = _mm512_castpd_ps(_mm512_unpacklo_pd(b, d));
+        t[12 + i] = _mm512_castpd_ps(_mm512_unpackhi_pd(b, d));
+    }
+    _Pragma("GCC unroll 4") for (int i = 0; i < 4; i++)
+    {
+        const __m512 *c = t + 4 * i;
+        __m512 a = _mm512_shuffle_f32x4(c[0], c[1], 0x88),
+               b = _mm512_shuffle_f32x4(c[2], c[3], 0x88);
+        __m512 d = _mm512_shuffle_f32x4(c[0], c[1], 0xdd),
+               e = _mm512_shuffle_f32x4(c[2], c[3], 0xdd);
+        x[i] = _mm512_shuffle_f32x4(a, b, 0x88);
+        x[8 + i] = _mm512_shuffle_f32x4(a, b, 0xdd);
+        x[4 + i] = _mm512_shuffle_f32x4(d, e, 0x88);
+        x[12 + i] = _mm512_shuffle_f32x4(d, e, 0xdd);
+    }
 }
 
 INLINE bool vec_any_nan(vec x) { return _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q) != 0; }
