@@ -131,6 +131,8 @@ typedef struct {
     int32_t first; /* keys before it are seen by nobody */
     enum { UNKNOWN, FINITE, NOT_FINITE } values;
     ahead next;
+    folio_dtype kv;
+    bool bytes;  /* K and V are native sub-tiles of 8-bit numbers, as they lie */
     bool scaled; /* K and V are still to be multiplied with */
     float k_scale[TILE], v_scale[TILE];
 } tile;

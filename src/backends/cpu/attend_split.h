@@ -5,7 +5,11 @@
 #ifndef FOLIOI_ATTEND_SPLIT_H
 #define FOLIOI_ATTEND_SPLIT_H
 
+#if defined(DOT_BF16)
+#include "backends/cpu/attend_bytes.h"
+#else
 #include "backends/cpu/tile_load.h"
+#endif
 
 /* The numbers of rows a block can have; a level whose MAX_ROWS is another says its own. */
 #if MAX_ROWS == 12
@@ -41,6 +45,12 @@ INLINE int32_t block_rows(int32_t rows)
 INLINE void block_scores(const folioi_attend_args *a, tile *t, const row_block *b, int32_t first,
                          float *s)
 {
+#if defined(DOT_BF16)
+    if (t->bytes) {
+        if (first == 0) block_score_bytes(a, t, b, s);
+        return;
+    }
+#endif
     switch (b->rows) {
 #define CASE(R)                                                                                    \
     case R: scores_##R(a, t, b, first, s); break;
@@ -52,6 +62,12 @@ INLINE void block_scores(const folioi_attend_args *a, tile *t, const row_block *
 INLINE void block_values(const folioi_attend_args *a, const tile *t, const row_block *b, int32_t d,
                          const float *p)
 {
+#if defined(DOT_BF16)
+    if (t->bytes) {
+        if (d == 0) block_value_bytes(a, t, b, p);
+        return;
+    }
+#endif
     switch (b->rows) {
 #define CASE(R)                                                                                    \
     case R: values_##R(a, t, b, d, p); break;
@@ -65,7 +81,8 @@ INLINE void block_values(const folioi_attend_args *a, const tile *t, const row_b
  * is read by every block before the next one, from the nearest cache.
  */
 enum { STRIP = FOLIOI_STRIP_ROWS, MAX_BLOCKS = STRIP / MAX_ROWS + 4 };
-static void attend_strip(const folioi_attend_args *a, tile *t, int32_t row, int32_t rows)
+static void attend_strip(const folioi_attend_args *a, const tile_plan *plan, tile *t, int32_t row,
+                         int32_t rows)
 {
     float *s = a->scores;
     row_block b[MAX_BLOCKS];
@@ -86,6 +103,10 @@ static void attend_strip(const folioi_attend_args *a, tile *t, int32_t row, int3
         key_bits hidden[MAX_ROWS];
         float *p = s + (b[i].row - row) * TILE;
         if (b[i].from >= b[i].to || !softmax_block(a, t, &b[i], p, hidden)) continue;
+        if (t->bytes) { /* from here on as any other */
+            load_tile(a, plan, t);
+            t->bytes = false;
+        }
         /* a probability of 0 hides what is finite */
         if (t->values == UNKNOWN) t->values = values_are_finite(t, a->v_dims) ? FINITE : NOT_FINITE;
         if (t->values == FINITE) continue;
@@ -169,12 +190,14 @@ static void attend_split(const folioi_attend_args *a, folio_dtype kv)
     tile_plan plan = plan_tiles(a, kv);
     for (int64_t next, from = a->begin / TILE * (int64_t)TILE; from < a->end; from = next) {
         next = from + TILE; /* may pass INT32_MAX */
-        tile t = {.t0 = (int32_t)from, .n = next < a->end ? TILE : a->end - (int32_t)from};
+        tile t = {
+            .kv = kv, .t0 = (int32_t)from, .n = next < a->end ? TILE : a->end - (int32_t)from};
         t.first = a->begin > t.t0 ? a->begin - t.t0 : 0;
-        load_tile(a, kv, &plan, &t);
+        t.bytes = find_bytes(a, &plan, &t);
+        if (!t.bytes) load_tile(a, &plan, &t);
         look_ahead(a, &plan, (int)folio_dtype_size(kv), &t);
         for (int32_t r = 0; r < a->rows; r += STRIP)
-            attend_strip(a, &t, r, a->rows - r < STRIP ? a->rows - r : STRIP);
+            attend_strip(a, &plan, &t, r, a->rows - r < STRIP ? a->rows - r : STRIP);
     }
 }
 

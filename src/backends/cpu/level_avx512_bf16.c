@@ -15,12 +15,6 @@ INLINE void vec_store_bf16(float *p, int i, vec x)
 {
     _mm256_storeu_si256((__m256i *)(void *)p + i, (__m256i)_mm512_cvtneps_pbh(x));
 }
-/* Numbers that bf16 holds, as pairs. */
-INLINE __m512i vec_pairs(vec low, vec high)
-{
-    __m512i l = _mm512_srli_epi32(_mm512_castps_si512(low), 16);
-    return _mm512_mask_blend_epi16(0xaaaaaaaau, l, _mm512_castps_si512(high));
-}
 INLINE vec vec_interleave(const uint16_t *low, const uint16_t *high)
 {
     __m512i l = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const void *)low));
@@ -28,17 +22,25 @@ INLINE vec vec_interleave(const uint16_t *low, const uint16_t *high)
     return _mm512_castsi512_ps(_mm512_or_epi32(l, _mm512_slli_epi32(h, 16)));
 }
 
-/* fp8 to bf16 by a look at its low seven bits: the two bytes of each number. Filled once, before any kernel runs. */
-static uint8_t fp8_bytes[2][2][128]; /* [e4m3, e5m2][low, high] */
+/*
+ * Bytes to bf16 by a look at seven bits, of fp8 those below the sign, of int8 its magnitude: the low and the high byte
+ * of each number. Filled once, before any kernel runs.
+ */
+static uint8_t byte_parts[3][2][128]; /* [e4m3, e5m2, int8][low, high] */
 
 typedef struct {
     __m512i low[2], high[2];
 } byte_table;
 
+INLINE int byte_type(const int kv)
+{
+    return kv == FOLIO_FP8_E4M3 ? 0 : kv == FOLIO_FP8_E5M2 ? 1 : 2;
+}
+
 INLINE byte_table byte_table_of(const int kv)
 {
+    const uint8_t *bytes = byte_parts[byte_type(kv)][0];
     byte_table t;
-    const uint8_t *bytes = fp8_bytes[kv == FOLIO_FP8_E5M2][0]; /* int8 does without */
     for (int i = 0; i < 2; i++) {
         t.low[i] = _mm512_loadu_si512(bytes + 64 * i);
         t.high[i] = _mm512_loadu_si512(bytes + 128 + 64 * i);
@@ -46,55 +48,46 @@ INLINE byte_table byte_table_of(const int kv)
     return t;
 }
 
-/* `twice`: every byte of fp8 two times, side by side. */
-INLINE __m512i vec_look_up(byte_table t, __m512i twice)
+INLINE void look_up(const byte_table *t, const int kv, __m512i x, __m512i *low, __m512i *high)
 {
-    __m512i low = _mm512_permutex2var_epi8(t.low[0], twice, t.low[1]);
-    __m512i high = _mm512_permutex2var_epi8(t.high[0], twice, t.high[1]);
-    __m512i both = _mm512_mask_blend_epi8(0xaaaaaaaaaaaaaaaaull, low, high);
-    return _mm512_ternarylogic_epi32(both, twice, _mm512_set1_epi16((short)0x8000), 0xf8);
+    __m512i seven = kv == FOLIO_INT8 ? _mm512_abs_epi8(x) : x, sign = _mm512_set1_epi8((char)0x80);
+    *low = _mm512_permutex2var_epi8(t->low[0], seven, t->low[1]);
+    __m512i h = _mm512_permutex2var_epi8(t->high[0], seven, t->high[1]);
+    h = _mm512_ternarylogic_epi32(h, x, sign, 0xf8); /* h | (x & sign) */
+    if (kv == FOLIO_INT8)                            /* -128 has no magnitude in seven bits */
+        h = _mm512_mask_mov_epi8(h, _mm512_cmpeq_epi8_mask(x, sign), _mm512_set1_epi8((char)0xc3));
+    *high = h;
 }
 
 /* Lanes of four bytes: pairs of the first two, and of the others. */
-INLINE void vec_pairs_of_fours(byte_table t, const int kv, const char *from, float *first,
-                               float *second)
+INLINE void vec_pairs_of_fours(const byte_table *t, const int kv, const char *from, vec *pair)
 {
-    __m512i u = _mm512_loadu_si512(from);
-    if (kv == FOLIO_INT8) {
-        _mm512_storeu_si512(first, vec_pairs(vec_unpack(kv, 0, u), vec_unpack(kv, 1, u)));
-        _mm512_storeu_si512(second, vec_pairs(vec_unpack(kv, 2, u), vec_unpack(kv, 3, u)));
-        return;
-    }
-    const __m512i a = _mm512_set4_epi32(0x0d0d0c0c, 0x09090808, 0x05050404, 0x01010000);
-    const __m512i b = _mm512_set4_epi32(0x0f0f0e0e, 0x0b0b0a0a, 0x07070606, 0x03030202);
-    _mm512_storeu_si512(first, vec_look_up(t, _mm512_shuffle_epi8(u, a)));
-    _mm512_storeu_si512(second, vec_look_up(t, _mm512_shuffle_epi8(u, b)));
+    __m512i low, high;
+    look_up(t, kv, _mm512_loadu_si512(from), &low, &high);
+    __m512 a = _mm512_castsi512_ps(_mm512_unpacklo_epi8(low, high));
+    __m512 b = _mm512_castsi512_ps(_mm512_unpackhi_epi8(low, high));
+    pair[0] = _mm512_shuffle_ps(a, b, 0x88);
+    pair[1] = _mm512_shuffle_ps(a, b, 0xdd);
 }
 
-/* Two rows of bytes, up to 64 of each: pairs of one from each. */
-INLINE void vec_pairs_of_rows(byte_table t, const int kv, const char *low, const char *high,
-                              int32_t left, float *to)
+/* Two rows of bytes, 64 of each or 16: pairs of one from each, N vectors. */
+INLINE void vec_pairs_of_rows(const byte_table *t, const int kv, const int N, const char *row,
+                              const char *other, vec *pair)
 {
-    if (kv == FOLIO_INT8) {
-        for (int i = 0; i < 64 && i < left; i += 16)
-            _mm512_storeu_si512(to + i, vec_pairs(vec_load_bytes(kv, (const uint8_t *)low + i),
-                                                  vec_load_bytes(kv, (const uint8_t *)high + i)));
-        return;
-    }
-    __mmask64 there = left >= 64 ? ~0ull : (1ull << left) - 1;
-    __m512i l = _mm512_maskz_loadu_epi8(there, low), h = _mm512_maskz_loadu_epi8(there, high);
-    /* byte 0 of l twice, byte 0 of h twice, byte 1 of l ... */
-    __m512i pick = _mm512_add_epi8(
-        _mm512_mullo_epi16(_mm512_set1_epi16(0x0101),
-                           _mm512_cvtepu8_epi16(_mm256_set_epi8(
-                               15, 15, 14, 14, 13, 13, 12, 12, 11, 11, 10, 10, 9, 9, 8, 8, 7, 7, 6,
-                               6, 5, 5, 4, 4, 3, 3, 2, 2, 1, 1, 0, 0))),
-        _mm512_set1_epi32(0x40400000));
-    for (int i = 0; i < 64 && i < left; i += 16) {
-        __m512i twice = _mm512_permutex2var_epi8(l, pick, h);
-        _mm512_storeu_si512(to + i, vec_look_up(t, twice));
-        pick = _mm512_add_epi8(pick, _mm512_set1_epi8(16));
-    }
+    /* in the order that two interleavings within 128 bits turn into the rows' own */
+    const __m512i order = _mm512_set_epi32(15, 11, 7, 3, 14, 10, 6, 2, 13, 9, 5, 1, 12, 8, 4, 0);
+    const __mmask16 there = N == 4 ? 0xffff : 0xf;
+    __m512i x = _mm512_maskz_loadu_epi32(there, row), y = _mm512_maskz_loadu_epi32(there, other);
+    __m512i x_low, x_high, y_low, y_high;
+    look_up(t, kv, _mm512_permutexvar_epi32(order, x), &x_low, &x_high);
+    look_up(t, kv, _mm512_permutexvar_epi32(order, y), &y_low, &y_high);
+    __m512i a = _mm512_unpacklo_epi8(x_low, x_high), b = _mm512_unpacklo_epi8(y_low, y_high);
+    pair[0] = _mm512_castsi512_ps(_mm512_unpacklo_epi16(a, b));
+    if (N == 1) return;
+    pair[1] = _mm512_castsi512_ps(_mm512_unpackhi_epi16(a, b));
+    a = _mm512_unpackhi_epi8(x_low, x_high), b = _mm512_unpackhi_epi8(y_low, y_high);
+    pair[2] = _mm512_castsi512_ps(_mm512_unpacklo_epi16(a, b));
+    pair[3] = _mm512_castsi512_ps(_mm512_unpackhi_epi16(a, b));
 }
 
 #include "backends/cpu/attend_split.h"
@@ -121,13 +114,13 @@ bool folioi_cpu_wants_avx512_bf16(void) { return __builtin_cpu_is("amd"); }
 
 static void fill_bytes(void)
 {
-    static const folio_dtype types[2] = {FOLIO_FP8_E4M3, FOLIO_FP8_E5M2};
-    for (int type = 0; type < 2; type++)
+    static const folio_dtype types[3] = {FOLIO_FP8_E4M3, FOLIO_FP8_E5M2, FOLIO_INT8};
+    for (int type = 0; type < 3; type++)
         for (int i = 0; i < 128; i++) {
             uint32_t code = (uint32_t)i;
             uint16_t bits = f32_to_bf16(load_f32(&code, types[type], 0));
-            fp8_bytes[type][0][i] = (uint8_t)bits;
-            fp8_bytes[type][1][i] = (uint8_t)(bits >> 8);
+            byte_parts[type][0][i] = (uint8_t)bits;
+            byte_parts[type][1][i] = (uint8_t)(bits >> 8);
         }
 }
 

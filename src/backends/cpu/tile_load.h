@@ -238,6 +238,21 @@ INLINE void rows_to_columns(const int type, const bool scaled, const key_rows *r
         }
 }
 
+/* Of sixteen tokens of a block; what scales a layout has, it has token by token. */
+INLINE void load_scales(const folioi_kv_side *side, int64_t block, int64_t head, int64_t token,
+                        float fp8_scale, float *to)
+{
+    if (side->scales == NULL) {
+        for (int i = 0; i < SUB; i++) to[i] = fp8_scale;
+        return;
+    }
+    const float *from = side->scales + address_token(side->scales_at, block, head, token);
+    int64_t stride = side->scales_at->token_tile_stride;
+    if (stride == 1) memcpy(to, from, SUB * sizeof *to);
+    else
+        for (int i = 0; i < SUB; i++) to[i] = from[i * stride];
+}
+
 #if !defined(DOT_BF16)
 /* to [n][stride] of rows, zeros past their end. */
 INLINE void rows_to_rows(const int type, const bool scaled, const key_rows *r, int32_t dims,
@@ -295,10 +310,8 @@ INLINE void load_packed(const folioi_attend_args *a, const folio_dtype kv, int32
     int32_t head = keys->kv_head;
     const char *from = keys->k.base + address_token(keys->k.at, block, head, token) * (4 / pack);
     float k_scale[SUB], v_scale[SUB];
-    for (int i = 0; i < SUB; i++) {
-        k_scale[i] = kv_scale(&keys->k, block, head, token + i, keys->k_scale);
-        v_scale[i] = kv_scale(&keys->v, block, head, token + i, keys->v_scale);
-    }
+    load_scales(&keys->k, block, head, token, keys->k_scale, k_scale);
+    load_scales(&keys->v, block, head, token, keys->v_scale, v_scale);
     for (int32_t d = 0; d < a->k_dims / pack; d++)
         for (int i = 0; i < SUB; i += LANES)
             _Pragma("GCC unroll 4") for (int part = 0; part < pack; part++)
@@ -328,7 +341,8 @@ static void load_native(const folioi_attend_args *a, folio_dtype kv, int32_t key
     case type: load_packed(a, type, key, k, v, v_stride); return;
         CASE(FOLIO_F16)
         CASE(FOLIO_BF16)
-        CASE(FOLIO_FP8_E4M3) CASE(FOLIO_FP8_E5M2) CASE(FOLIO_INT8)
+        CASE(FOLIO_FP8_E4M3)
+        CASE(FOLIO_FP8_E5M2) CASE(FOLIO_INT8)
 #undef CASE
             default : return;
     }
@@ -387,20 +401,30 @@ INLINE void load_packed_pairs(const folioi_attend_args *a, const folio_dtype kv,
     const folioi_keys *keys = &a->keys;
     int64_t block = keys->blocks[key / keys->block_size], token = key % keys->block_size;
     int32_t head = keys->kv_head;
-    for (int i = 0; i < SUB; i++) {
-        k_scale[i] = kv_scale(&keys->k, block, head, token + i, keys->k_scale);
-        v_scale[i] = kv_scale(&keys->v, block, head, token + i, keys->v_scale);
-    }
+    load_scales(&keys->k, block, head, token, keys->k_scale, k_scale);
+    load_scales(&keys->v, block, head, token, keys->v_scale, v_scale);
     const char *from = keys->k.base + address_token(keys->k.at, block, head, token);
     const byte_table table = byte_table_of((int)kv);
-    for (int32_t d = 0; d < a->k_dims / 4; d++)
-        vec_pairs_of_fours(table, (int)kv, from + (int64_t)d * 4 * SUB, k_to + 2 * d * SUB,
-                           k_to + (2 * d + 1) * SUB);
+    for (int32_t d = 0; d < a->k_dims / 4; d++) {
+        vec pair[2];
+        vec_pairs_of_fours(&table, (int)kv, from + (int64_t)d * 4 * SUB, pair);
+        vec_store(k_to + 2 * d * SUB, pair[0]);
+        vec_store(k_to + (2 * d + 1) * SUB, pair[1]);
+    }
     from = keys->v.base + address_token(keys->v.at, block, head, token);
-    for (int j = 0; j < SUB; j += 2, v_to += v_stride, from += 2 * (int64_t)a->v_dims)
-        for (int32_t d = 0; d < a->v_dims; d += 4 * LANES)
-            vec_pairs_of_rows(table, (int)kv, from + d, from + a->v_dims + d, a->v_dims - d,
-                              v_to + d);
+    for (int j = 0; j < SUB; j += 2, v_to += v_stride, from += 2 * (int64_t)a->v_dims) {
+        const char *other = from + a->v_dims;
+        int32_t d = 0;
+        vec pair[4];
+        for (; d + 4 * LANES <= a->v_dims; d += 4 * LANES) {
+            vec_pairs_of_rows(&table, (int)kv, 4, from + d, other + d, pair);
+            for (int i = 0; i < 4; i++) vec_store(v_to + d + i * LANES, pair[i]);
+        }
+        for (; d < a->v_dims; d += LANES) {
+            vec_pairs_of_rows(&table, (int)kv, 1, from + d, other + d, pair);
+            vec_store(v_to + d, pair[0]);
+        }
+    }
 }
 
 static void load_native_pairs(const folioi_attend_args *a, folio_dtype kv, int32_t key, float *k,
@@ -413,7 +437,7 @@ static void load_native_pairs(const folioi_attend_args *a, folio_dtype kv, int32
         CASE(FOLIO_FP8_E5M2)
         CASE(FOLIO_INT8)
 #undef CASE
-            default : return;
+    default: return;
     }
 }
 #endif
@@ -446,10 +470,30 @@ static void load_sub(const folioi_attend_args *a, folio_dtype kv, const tile_pla
 #endif
 }
 
-/* The tile's keys [t->t0, t->t0 + t->n). */
-static void load_tile(const folioi_attend_args *a, folio_dtype kv, const tile_plan *plan, tile *t)
+/* Few rows take a whole tile of bytes as it lies: attend_bytes.h. */
+static bool find_bytes(const folioi_attend_args *a, const tile_plan *plan, tile *t)
 {
     const folioi_keys *keys = &a->keys;
+    if (!DOT || folio_dtype_size(t->kv) != 1 || !plan->packed || a->rows > 4 || t->first > 0 ||
+        t->n < TILE || t->t0 > keys->stored_len - TILE)
+        return false;
+    t->scaled = true;
+    for (int i = 0; i < SUBS; i++) {
+        int32_t key = t->t0 + i * SUB, head = keys->kv_head;
+        int64_t block = keys->blocks[key / keys->block_size], token = key % keys->block_size;
+        t->ptrs.k[i] = (const void *)(keys->k.base + address_token(keys->k.at, block, head, token));
+        t->ptrs.v[i] = (const void *)(keys->v.base + address_token(keys->v.at, block, head, token));
+        load_scales(&keys->k, block, head, token, keys->k_scale, t->k_scale + i * SUB);
+        load_scales(&keys->v, block, head, token, keys->v_scale, t->v_scale + i * SUB);
+    }
+    return true;
+}
+
+/* The tile's keys [t->t0, t->t0 + t->n). */
+static void load_tile(const folioi_attend_args *a, const tile_plan *plan, tile *t)
+{
+    const folioi_keys *keys = &a->keys;
+    folio_dtype kv = t->kv;
     int32_t pair = DOT ? 2 : 1;
     int seen = t->first / SUB; /* sub-tiles before it may have no block */
     t->scaled = DOT && kv != FOLIO_BF16;
