@@ -60,6 +60,10 @@ static folio_status check_desc(const folio_context_desc *d)
     else
         REQUIRE(d->num_threads >= 0 && d->num_threads <= 256,
                 "context: num_threads is %d, outside [0, 256]", d->num_threads);
+    REQUIRE(d->pin_threads == 0 || d->pin_threads == 1,
+            "context: pin_threads is %d, neither 0 nor 1", d->pin_threads);
+    REQUIRE(d->pin_threads == 0 || d->executor.parallel_for == NULL,
+            "context: pin_threads is set, but the executor's threads are the caller's to place");
     return FOLIO_OK;
 }
 
@@ -83,7 +87,7 @@ folio_status folio_context_create(const folio_context_desc *desc, folio_context 
     *ctx = chosen;
     if (d.executor.parallel_for == NULL && ctx->num_threads > 1) {
         folio_status status =
-            folioi_threads_create(&ctx->allocator, ctx->num_threads, &ctx->threads);
+            folioi_threads_create(&ctx->allocator, ctx->num_threads, d.pin_threads, &ctx->threads);
         if (status != FOLIO_OK) {
             folio_context_destroy(ctx);
             return status;

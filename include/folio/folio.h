@@ -36,6 +36,14 @@
  * A KV cache may be read by any number of threads; calls that write the same slots must not
  * overlap, nor overlap with calls that read them.
  *
+ * fork(). A child process has its parent's contexts, caches, batches and plans, but none of their
+ * threads: there the thread that calls does all the work of the built-in pool, also where another
+ * thread was inside a call when the process forked (what that call was writing is then half done).
+ * For threads the child opens a context of its own. Destroying in the child what the parent made
+ * is allowed, and so is neither. A child made by a task of parallel_for, or by an allocator, must
+ * not return into the library. A pool with tiers (folio_pool.h) is not for the child: its mover
+ * stays behind.
+ *
  * Lifetimes. Destroy what was made from a context before the context, attentions after the plans
  * that list them. Every destroy takes NULL. A plan keeps the batch of its last update alive by
  * itself.
@@ -189,6 +197,10 @@ typedef struct folio_context_desc {
                                /* or what the environment says (FOLIO_CPU=name)                    */
     folio_executor executor;   /* parallel_for NULL: the built-in pool. Else num_threads is ignored */
     folio_allocator allocator; /* both functions NULL: malloc and free                             */
+    int32_t pin_threads;       /* 1: thread i of the built-in pool stays on the i-th processor     */
+                               /* that the calling thread may use; it must have as many. Number 0, */
+                               /* the thread that runs a call, is left alone. 0: the system places */
+                               /* them. Since 0.2                                                  */
 } folio_context_desc;
 
 typedef struct folio_context_info {
