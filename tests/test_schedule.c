@@ -141,3 +141,29 @@ TEST(schedule, one_worker_makes_no_chains)
     folio_batch_destroy(batch);
     folio_context_destroy(ctx);
 }
+
+/* A step of a few microseconds is for the calling thread alone, by its work and nothing else. */
+TEST(schedule, small_steps_wake_nobody)
+{
+    folio_context *ctx = support_context("cpu", 1, NULL);
+    folio_batch_desc d = {.struct_size = sizeof d, .block_size = 16};
+    folio_batch *batch = NULL;
+    CHECK_OK(folio_batch_create(ctx, &d, &batch));
+    folio_attention_desc a = {.num_heads = 32, .num_kv_heads = 8, .k_head_size = 128};
+    a.v_head_size = 128;
+    a.window_left = a.window_right = -1;
+    static const struct {
+        int64_t seqs, len, workers;
+    } cases[] = {{1, 1, 1}, {1, 16, 1}, {1, 17, 4}, {2, 8, 1}, {2, 9, 4}, {3, 4096, 4}};
+    for (int i = 0; i < COUNT_OF(cases); i++) {
+        folio_batch_clear(batch);
+        folio_batch_seq s = {.struct_size = sizeof s, .query_len = 1, .seq_len = cases[i].len};
+        for (int64_t n = 0; n < cases[i].seqs; n++) CHECK_OK(folio_batch_add(batch, &s));
+        schedule x = make(&a, 3, 4096, 4, 1 << 20);
+        folioi_schedule_fill(&x.s, &a, batch, FOLIO_DECODER);
+        CHECK_INT(x.s.num_workers, cases[i].workers);
+        free(x.memory);
+    }
+    folio_batch_destroy(batch);
+    folio_context_destroy(ctx);
+}

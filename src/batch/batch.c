@@ -1,6 +1,7 @@
 /* batch.c: sequences added one by one, checked, copied; and what attention types make of them. */
 #include "batch/batch.h"
 
+#include "batch/block_scan.h"
 #include "core/checked.h"
 
 #include <string.h>
@@ -82,6 +83,7 @@ void folio_batch_clear(folio_batch *batch)
     if (batch == NULL) return;
     batch->num_seqs = batch->num_query_tokens = batch->num_blocks = 0;
     batch->num_encoder_tokens = batch->num_cross_blocks = 0;
+    batch->blocks_end = batch->cross_blocks_end = 0;
     batch->has_encoder_lens = false;
     batch->generation++;
 }
@@ -116,21 +118,29 @@ static folio_status check_lengths(const folio_batch_seq *s, long long i)
     return FOLIO_OK;
 }
 
-/* A table long enough for `len` tokens, whose needed entries are blocks or FOLIO_NO_BLOCK. */
-static folio_status check_table(const int32_t *table, int64_t num, int64_t len, int32_t block_size,
-                                const char *name, long long i)
+/* Has a table the `need` entries that `len` tokens fill? */
+static folio_status check_table(const int32_t *table, int64_t num, int64_t len, int64_t need,
+                                int32_t block_size, const char *name, long long i)
 {
     if (table == NULL) {
         REQUIRE(num == 0, "seq %lld: %s is NULL and its count %lld", i, name, (long long)num);
         return FOLIO_OK;
     }
     REQUIRE_ALIGNED(table, "seq %lld: %s", i, name);
-    int64_t need = ceil_div(len, block_size);
     REQUIRE(num >= need, "seq %lld: %s has %lld blocks of %d, its %lld tokens need %lld", i, name,
             (long long)num, block_size, (long long)len, (long long)need);
-    for (int64_t k = 0; k < need; k++)
-        REQUIRE(table[k] >= FOLIO_NO_BLOCK, "seq %lld: %s[%lld] = %d is negative", i, name,
-                (long long)k, table[k]);
+    return FOLIO_OK;
+}
+
+/* The n entries of a table that are needed, each a block or FOLIO_NO_BLOCK. */
+static folio_status copy_table(int32_t *to, const int32_t *table, int64_t n, const char *name,
+                               long long i, folioi_block_scan *found)
+{
+    *found = folioi_scan_blocks(to, table, n);
+    if (found->end <= (uint32_t)INT32_MAX + 1) return FOLIO_OK;
+    for (int64_t k = 0; k < n; k++)
+        REQUIRE(to[k] >= FOLIO_NO_BLOCK, "seq %lld: %s[%lld] = %d is negative", i, name,
+                (long long)k, to[k]);
     return FOLIO_OK;
 }
 
@@ -155,15 +165,18 @@ static void fill_slots(int64_t *out, int64_t n, const int64_t *given, const int3
     }
 }
 
-static void append(folio_batch *b, const folio_batch_seq *s)
+/* Past the batch's last sequence, where nobody looks until the counts grow at the end. */
+static folio_status append(folio_batch *b, const folio_batch_seq *s, int64_t nb, int64_t ncb)
 {
     int32_t bs = b->desc.block_size;
     bool padding = s->seq_len == 0;
     int64_t context_len = padding ? 0 : s->seq_len - s->query_len;
-    const int32_t *table = padding ? NULL : s->block_table;
-    const int32_t *cross = padding ? NULL : s->cross_block_table;
-    int64_t nb = table != NULL ? ceil_div(s->seq_len, bs) : 0;
-    int64_t ncb = cross != NULL ? ceil_div(s->encoder_len, bs) : 0;
+    int32_t *table = (int32_t *)b->blocks.data + b->num_blocks;
+    int32_t *cross = (int32_t *)b->cross_blocks.data + b->num_cross_blocks;
+    folioi_block_scan scan, cross_scan;
+    TRY(copy_table(table, s->block_table, nb, "block_table", b->num_seqs, &scan));
+    TRY(copy_table(cross, s->cross_block_table, ncb, "cross_block_table", b->num_seqs,
+                   &cross_scan));
     folio_phase phase = s->phase;
     if (phase == FOLIO_PHASE_AUTO)
         phase = context_len > 0 && s->query_len <= b->desc.decode_query_len ? FOLIO_DECODE
@@ -174,34 +187,35 @@ static void append(folio_batch *b, const folio_batch_seq *s)
         .seq_len = (int32_t)s->seq_len,
         .phase = padding ? FOLIO_PHASE_AUTO : phase,
         .causal = s->causality != FOLIO_NOT_CAUSAL,
-        .has_table = table != NULL,
-        .has_cross_table = cross != NULL,
+        .has_table = !padding && s->block_table != NULL,
+        .has_cross_table = !padding && s->cross_block_table != NULL,
+        .has_holes = scan.holes,
+        .has_cross_holes = cross_scan.holes,
         .query_row = b->num_query_tokens,
         .first_query_pos = s->positions_given ? s->first_query_pos : context_len,
         .first_key_pos = s->positions_given ? s->first_key_pos : 0,
         .table_start = b->num_blocks,
+        .num_blocks = (int32_t)nb,
+        .num_cross_blocks = (int32_t)ncb,
         .encoder_len = (int32_t)s->encoder_len,
         .encoder_new_len = (int32_t)s->encoder_new_len,
         .encoder_row = b->num_encoder_tokens,
         .cross_start = b->num_cross_blocks,
     };
-    /* memmove: folio_batch_set_slots narrows its list in this very array, never behind the copy */
-    if (nb > 0)
-        memmove((int32_t *)b->blocks.data + b->num_blocks, table, (size_t)nb * sizeof *table);
-    if (ncb > 0)
-        memcpy((int32_t *)b->cross_blocks.data + b->num_cross_blocks, cross,
-               (size_t)ncb * sizeof *cross);
     fill_slots((int64_t *)b->slots.data + b->num_query_tokens, s->query_len,
-               padding ? NULL : s->slots, table, context_len, bs);
+               padding ? NULL : s->slots, q->has_table ? table : NULL, context_len, bs);
     fill_slots((int64_t *)b->cross_slots.data + b->num_encoder_tokens, s->encoder_new_len,
-               s->cross_slots, cross, 0, bs);
+               s->cross_slots, q->has_cross_table ? cross : NULL, 0, bs);
     b->num_seqs++;
     b->num_query_tokens += s->query_len;
     b->num_blocks += nb;
     b->num_encoder_tokens += s->encoder_new_len;
     b->num_cross_blocks += ncb;
+    b->blocks_end = max_i64(b->blocks_end, scan.end);
+    b->cross_blocks_end = max_i64(b->cross_blocks_end, cross_scan.end);
     if (s->encoder_len > 0) b->has_encoder_lens = true;
     b->generation++;
+    return FOLIO_OK;
 }
 
 folio_status folio_batch_add(folio_batch *batch, const folio_batch_seq *seq)
@@ -212,19 +226,21 @@ folio_status folio_batch_add(folio_batch *batch, const folio_batch_seq *seq)
     long long i = batch->num_seqs;
     int32_t bs = batch->desc.block_size;
     TRY(check_lengths(&s, i));
+    int64_t nb = ceil_div(s.seq_len, bs);
+    int64_t ncb = s.seq_len > 0 && s.encoder_len > 0 ? ceil_div(s.encoder_len, bs) : 0;
     if (s.seq_len > 0) {
-        TRY(check_table(s.block_table, s.num_blocks, s.seq_len, bs, "block_table", i));
-        TRY(check_table(s.cross_block_table, s.num_cross_blocks, s.encoder_len, bs,
+        TRY(check_table(s.block_table, s.num_blocks, s.seq_len, nb, bs, "block_table", i));
+        TRY(check_table(s.cross_block_table, s.num_cross_blocks, s.encoder_len, ncb, bs,
                         "cross_block_table", i));
         TRY(check_slots(s.slots, s.query_len, "slots", i));
         TRY(check_slots(s.cross_slots, s.encoder_new_len, "cross_slots", i));
     }
+    if (s.block_table == NULL) nb = 0;
+    if (s.cross_block_table == NULL) ncb = 0;
     TRY(reserve_all(batch, batch->num_seqs + 1, batch->num_query_tokens + s.query_len,
-                    batch->num_blocks + ceil_div(s.seq_len, bs),
-                    batch->num_encoder_tokens + s.encoder_new_len,
-                    batch->num_cross_blocks + ceil_div(s.encoder_len, bs)));
-    append(batch, &s);
-    return FOLIO_OK;
+                    batch->num_blocks + nb, batch->num_encoder_tokens + s.encoder_new_len,
+                    batch->num_cross_blocks + ncb));
+    return append(batch, &s, nb, ncb);
 }
 
 folioi_rows folioi_batch_rows(const folio_batch *batch, int64_t seq, folio_attention_type type)
@@ -233,7 +249,6 @@ folioi_rows folioi_batch_rows(const folio_batch *batch, int64_t seq, folio_atten
     bool padding = s->seq_len == 0;
     const int32_t *blocks = (const int32_t *)batch->blocks.data + s->table_start;
     const int32_t *cross = (const int32_t *)batch->cross_blocks.data + s->cross_start;
-    int32_t bs = batch->desc.block_size;
     folioi_rows r = {.query_row = s->query_row, .query_len = s->query_len};
     switch (type) {
     case FOLIO_DECODER:
@@ -242,7 +257,7 @@ folioi_rows folioi_batch_rows(const folio_batch *batch, int64_t seq, folio_atten
         r.new_row = s->query_row;
         r.new_len = s->query_len;
         r.blocks = s->has_table ? blocks : NULL;
-        r.num_blocks = s->has_table ? (int32_t)ceil_div(s->seq_len, bs) : 0;
+        r.num_blocks = s->num_blocks;
         r.slots = (const int64_t *)batch->slots.data + s->query_row;
         r.causal = s->causal;
         r.first_query_pos = s->first_query_pos;
@@ -263,7 +278,7 @@ folioi_rows folioi_batch_rows(const folio_batch *batch, int64_t seq, folio_atten
         r.new_row = s->encoder_row;
         r.new_len = s->encoder_new_len;
         r.blocks = s->has_cross_table ? cross : NULL;
-        r.num_blocks = s->has_cross_table ? (int32_t)ceil_div(s->encoder_len, bs) : 0;
+        r.num_blocks = s->num_cross_blocks;
         r.slots = (const int64_t *)batch->cross_slots.data + s->encoder_row;
         break;
     }

@@ -15,9 +15,11 @@ typedef struct folioi_seq {
     folio_phase phase;          /* PREFILL or DECODE; AUTO for padding */
     bool causal;
     bool has_table, has_cross_table;
-    int64_t query_row; /* first row in q */
+    bool has_holes, has_cross_holes; /* FOLIO_NO_BLOCK somewhere in the table */
+    int64_t query_row;               /* first row in q */
     int64_t first_query_pos, first_key_pos;
-    int64_t table_start; /* into blocks, ceil(seq_len / block_size) entries where has_table */
+    int64_t table_start;                  /* into blocks */
+    int32_t num_blocks, num_cross_blocks; /* entries its lengths need, 0 without a table */
     int32_t encoder_len, encoder_new_len;
     int64_t encoder_row; /* first row in encoder tensors and in cross k, v */
     int64_t cross_start; /* into cross_blocks */
@@ -31,6 +33,7 @@ struct folio_batch {
     atomic_int references;
     uint64_t generation; /* grows with every change */
     int64_t num_seqs, num_query_tokens, num_blocks, num_encoder_tokens, num_cross_blocks;
+    int64_t blocks_end, cross_blocks_end; /* past the largest block of all tables */
     bool has_encoder_lens;
     folioi_array seqs;         /* folioi_seq [num_seqs]         */
     folioi_array slots;        /* int64_t [num_query_tokens]    */

@@ -135,8 +135,10 @@ folio_status folio_plan_update(folio_plan *plan, folio_batch *batch)
         plan->batch = batch;
     }
     plan->generation = batch->generation;
+    uint32_t types = 0;
+    for (int32_t i = 0; i < plan->shape.desc.num_attentions; i++) types |= plan->shape.types[i];
     for (int t = 0; t < FOLIO_NUM_ATTENTION_TYPES; t++)
-        plan->facts[t] = find_facts(batch, (folio_attention_type)t);
+        if (types & FOLIO_TYPE_BIT(t)) plan->facts[t] = find_facts(batch, (folio_attention_type)t);
     plan->shape.ctx->backend->plan_update(plan->state, batch);
     return FOLIO_OK;
 }

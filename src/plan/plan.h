@@ -6,7 +6,8 @@
 #include "backend.h"
 #include "core/slotset.h"
 
-/** What forward asks of the batch, per attention type, found once per update. Sequences: -1 is none. */
+/** What forward asks of the batch, per planned attention type, found once per update. Sequences: -1 is
+ * none. */
 typedef struct folioi_plan_facts {
     int64_t max_query_len, max_key_len;
     int64_t with_context;          /* first sequence with keys cached before this step        */

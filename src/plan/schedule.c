@@ -5,6 +5,15 @@
 
 #define ITEMS_PER_WORKER 4 /* finer items even out the ends; each costs a little */
 
+/* Multiplications that one thread has done before others are at work: 3 us in vectors. */
+#define SMALL_WORK ((int64_t)1 << 17)
+
+static bool is_small(const folioi_schedule_limits *l, const folio_attention_desc *a, int64_t work)
+{
+    int64_t per_key = (int64_t)l->group * l->num_kv_heads * (a->k_head_size + a->v_head_size);
+    return work <= SMALL_WORK / max_i64(per_key, 1);
+}
+
 /* Items the whole step should at least be cut into, per kv head. */
 static int64_t wanted_items(const folioi_schedule_limits *l)
 {
@@ -49,25 +58,22 @@ static tile tile_of(const folioi_schedule_limits *l, const folioi_rows *rows,
     return (tile){keys, n * max_i64(keys.end - keys.begin, 1)};
 }
 
-static void push(folioi_schedule *s, folioi_item item, int64_t work)
+static void put(folioi_schedule *s, int64_t i, folioi_item item, int64_t work)
 {
-    s->weights[s->num_items] =
-        (uint8_t)(63 - __builtin_clzll((unsigned long long)max_i64(work, 1)));
-    s->items[s->num_items++] = item;
+    s->weights[i] = (uint8_t)(63 - __builtin_clzll((unsigned long long)max_i64(work, 1)));
+    s->items[i] = item;
 }
 
-/* One item, or a chain of them where the tile is more than `share` of work and partials have room. */
-static void cut_tile(folioi_schedule *s, folioi_item whole, const tile *t, int64_t share)
+/* Item i, a whole tile, becomes a chain where it is more than `share` of work and partials have room. */
+static void cut_item(folioi_schedule *s, int64_t i, const tile *t, int64_t share)
 {
     const folioi_schedule_limits *l = &s->limits;
+    folioi_item whole = s->items[i];
     int64_t splits = whole.split_end - whole.split_begin;
     int64_t parts = min_i64(ceil_div(t->work, share), splits);
     int64_t partials = splits * whole.num_queries * l->group;
-    if (parts < 2 || l->max_chains == s->num_chains ||
-        s->num_partials + partials > l->max_partials) {
-        push(s, whole, t->work);
+    if (parts < 2 || l->max_chains == s->num_chains || s->num_partials + partials > l->max_partials)
         return;
-    }
     s->chains[s->num_chains] =
         (folioi_chain){whole.split_begin, whole.split_end, (int32_t)parts, s->num_partials};
     for (int64_t p = 0; p < parts; p++) {
@@ -75,7 +81,7 @@ static void cut_tile(folioi_schedule *s, folioi_item whole, const tile *t, int64
         item.split_begin = (int32_t)(whole.split_begin + splits * p / parts);
         item.split_end = (int32_t)(whole.split_begin + splits * (p + 1) / parts);
         item.chain = (int32_t)s->num_chains;
-        push(s, item, t->work / parts);
+        put(s, p == 0 ? i : s->num_items++, item, t->work / parts);
     }
     s->num_chains++;
     s->num_partials += partials;
@@ -94,6 +100,29 @@ static void sort_items(folioi_schedule *s)
     s->items = sorted;
 }
 
+/* Every tile of a sequence as one item; returns their work. */
+static int64_t put_sequence(folioi_schedule *s, const folio_attention_desc *a,
+                            const folioi_rows *rows, int64_t seq)
+{
+    const folioi_schedule_limits *l = &s->limits;
+    int64_t work = 0;
+    for (int64_t q = 0; q < rows->query_len; q += l->tile_queries) {
+        tile t = tile_of(l, rows, a, q);
+        bool empty = t.keys.begin >= t.keys.end;
+        folioi_item whole = {
+            .seq = (int32_t)seq,
+            .first_query = (int32_t)q,
+            .num_queries = (int32_t)min_i64(l->tile_queries, rows->query_len - q),
+            .split_begin = empty ? 0 : t.keys.begin / l->split_len,
+            .split_end = empty ? 0 : (int32_t)ceil_div(t.keys.end, l->split_len),
+            .chain = -1,
+        };
+        put(s, s->num_items++, whole, t.work);
+        work += t.work;
+    }
+    return work;
+}
+
 void folioi_schedule_fill(folioi_schedule *s, const folio_attention_desc *a,
                           const folio_batch *batch, folio_attention_type type)
 {
@@ -102,25 +131,15 @@ void folioi_schedule_fill(folioi_schedule *s, const folio_attention_desc *a,
     s->num_items = s->num_chains = s->num_partials = 0;
     for (int64_t i = 0; i < batch->num_seqs; i++) {
         folioi_rows rows = folioi_batch_rows(batch, i, type);
-        for (int64_t q = 0; q < rows.query_len; q += l->tile_queries)
-            total += tile_of(l, &rows, a, q).work;
+        total += put_sequence(s, a, &rows, i);
     }
-    int64_t share = max_i64(ceil_div(total, wanted_items(l)), 1);
-    for (int64_t i = 0; i < batch->num_seqs; i++) {
-        folioi_rows rows = folioi_batch_rows(batch, i, type);
-        for (int64_t q = 0; q < rows.query_len; q += l->tile_queries) {
-            tile t = tile_of(l, &rows, a, q);
-            bool empty = t.keys.begin >= t.keys.end;
-            folioi_item whole = {
-                .seq = (int32_t)i,
-                .first_query = (int32_t)q,
-                .num_queries = (int32_t)min_i64(l->tile_queries, rows.query_len - q),
-                .split_begin = empty ? 0 : t.keys.begin / l->split_len,
-                .split_end = empty ? 0 : (int32_t)ceil_div(t.keys.end, l->split_len),
-                .chain = -1,
-            };
-            cut_tile(s, whole, &t, share);
-        }
+    int64_t share = max_i64(ceil_div(total, wanted_items(l)), 1), tiles = s->num_items;
+    for (int64_t i = 0; i < tiles && l->max_chains > 0; i++) {
+        if ((INT64_C(2) << s->weights[i]) <= share) continue; /* its work is below that */
+        folioi_rows rows = folioi_batch_rows(batch, s->items[i].seq, type);
+        tile t = tile_of(l, &rows, a, s->items[i].first_query);
+        cut_item(s, i, &t, share);
     }
+    s->num_workers = is_small(l, a, total) ? 1 : l->num_workers;
     sort_items(s);
 }

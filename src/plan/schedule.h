@@ -43,6 +43,7 @@ typedef struct folioi_schedule {
     uint8_t *weights;     /* [max_items] log2 of each item's work */
     folioi_chain *chains; /* [max_chains] */
     int64_t num_items, num_chains, num_partials;
+    int32_t num_workers; /* worth waking: all, or 1 where the whole step is a few microseconds */
 } folioi_schedule;
 
 /** Capacities for a plan's limits. partial_budget: most partial rows of one kv head worth keeping. */

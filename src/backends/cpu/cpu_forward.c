@@ -297,7 +297,7 @@ void folioi_cpu_attend(const folioi_call *call, const folioi_schedule *schedule)
         memset(j.memory.arrived, 0,
                (size_t)(schedule->num_chains * a->num_kv_heads) * sizeof *j.memory.arrived);
     int64_t units = schedule->num_items * a->num_kv_heads;
-    context_parallel(ctx, min_i64(units, schedule->limits.num_workers), attend_worker, &j);
+    context_parallel(ctx, min_i64(units, schedule->num_workers), attend_worker, &j);
     rows_store_padding(call);
 }
 
