@@ -1,9 +1,9 @@
 /*
  * test_threads.c: the built-in threads. Every index of a job runs once, whatever the number of threads,
  * callers and processors; a busy pool is not waited for; idle threads sleep; pinned ones stay where they
- * are put; and a child process made by fork() works without them, at whatever moment it was made.
+ * are put; pages are spread over them; and a child process made by fork() works without them, at whatever moment it was made.
  */
-#include "core/context.h"
+#include "core/touch.h"
 #include "support.h"
 
 #include <dirent.h>
@@ -264,6 +264,36 @@ TEST(threads, idle_threads_sleep)
         }
         CHECK_INT(quiet, 20);
         folioi_threads_destroy(threads);
+    }
+}
+
+/* ---- Pages */
+
+/* Every page of memory nobody has written to is there afterwards, whatever its size, and no byte past
+ * it has changed. */
+TEST(threads, touch_reaches_every_page)
+{
+    enum { PAGES = 2600 };
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    static const int64_t sizes[] = {
+        1, 4096, 4097, (2 << 20) + 1, 4096 * 2000 + 17, 4096 * 2599 + 5};
+    for (int32_t threads = 1; threads <= 5; threads += 2) {
+        folio_context *ctx = support_context("cpu", threads, NULL);
+        for (int n = 0; n < COUNT_OF(sizes); n++) {
+            char *memory = mmap(NULL, PAGES * page, PROT_READ | PROT_WRITE,
+                                MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+            REQUIRE_TEST(memory != MAP_FAILED);
+            madvise(memory, PAGES * page, MADV_NOHUGEPAGE);
+            unsigned char there[PAGES] = {0};
+            folioi_touch(ctx, memory, sizes[n]);
+            CHECK(mincore(memory, PAGES * page, there) == 0);
+            for (size_t i = 0; i < PAGES; i++)
+                if ((there[i] & 1) != (i * page < (size_t)sizes[n]))
+                    test_fail(__FILE__, __LINE__, "%lld bytes: page %d is %sthere",
+                              (long long)sizes[n], (int)i, there[i] & 1 ? "" : "not ");
+            munmap(memory, PAGES * page);
+        }
+        folio_context_destroy(ctx);
     }
 }
 

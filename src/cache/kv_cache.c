@@ -2,6 +2,7 @@
 #include "cache/kv_cache.h"
 
 #include "core/dtype.h"
+#include "core/touch.h"
 
 #include <string.h>
 
@@ -46,16 +47,15 @@ folio_status folio_kv_cache_create(folio_context *ctx, const folio_kv_cache_desc
             "KV cache: layout strided is for folio_kv_cache_wrap, which takes strides");
     folio_kv_cache *cache;
     TRY(new_cache(ctx, &format, &cache));
-    /* Not through folioi_alloc: slots hold anything, and gigabytes need not be zeroed first. */
+    /* Not zeroed: slots hold anything, and gigabytes need not be written first. */
     cache->memory_bytes = format.layer_bytes * format.desc.num_layers;
-    cache->memory =
-        ctx->allocator.alloc(ctx->allocator.user, (size_t)cache->memory_bytes, FOLIOI_ALIGN);
-    if (cache->memory == NULL) {
-        folio_status status = folioi_fail(FOLIO_ERR_MEMORY, "no memory for a KV cache (%lld bytes)",
-                                          (long long)cache->memory_bytes);
+    folio_status status =
+        folioi_alloc_untouched(&ctx->allocator, cache->memory_bytes, "a KV cache", &cache->memory);
+    if (status != FOLIO_OK) {
         folio_kv_cache_destroy(cache);
         return status;
     }
+    if (folioi_has_memory_nodes()) folioi_touch(ctx, cache->memory, cache->memory_bytes);
     for (int32_t i = 0; i < format.desc.num_layers; i++) {
         char *base = (char *)cache->memory + i * format.layer_bytes;
         folioi_kv_layer *layer = &cache->layers[i];

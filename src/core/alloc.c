@@ -30,14 +30,20 @@ folio_allocator folioi_allocator_default(void)
     return (folio_allocator){default_alloc, default_free, NULL};
 }
 
+folio_status folioi_alloc_untouched(const folio_allocator *a, int64_t size, const char *what,
+                                    void **out)
+{
+    if (size < 1) size = 1;
+    *out = a->alloc(a->user, (size_t)size, FOLIOI_ALIGN);
+    if (*out == NULL)
+        FAIL(FOLIO_ERR_MEMORY, "no memory for %s (%lld bytes)", what, (long long)size);
+    return FOLIO_OK;
+}
+
 folio_status folioi_alloc(const folio_allocator *a, int64_t size, const char *what, void **out)
 {
-    *out = NULL;
-    if (size < 1) size = 1;
-    void *p = a->alloc(a->user, (size_t)size, FOLIOI_ALIGN);
-    if (p == NULL) FAIL(FOLIO_ERR_MEMORY, "no memory for %s (%lld bytes)", what, (long long)size);
-    memset(p, 0, (size_t)size);
-    *out = p;
+    TRY(folioi_alloc_untouched(a, size, what, out));
+    memset(*out, 0, (size_t)(size < 1 ? 1 : size));
     return FOLIO_OK;
 }
 

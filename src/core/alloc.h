@@ -13,6 +13,9 @@ folio_allocator folioi_allocator_default(void);
 
 /** Zeroed memory of at least one byte; *out NULL and ERR_MEMORY when there is none. */
 folio_status folioi_alloc(const folio_allocator *a, int64_t size, const char *what, void **out);
+/** The same, but not zeroed: nobody has written to its pages yet. */
+folio_status folioi_alloc_untouched(const folio_allocator *a, int64_t size, const char *what,
+                                    void **out);
 void folioi_free(const folio_allocator *a, void *ptr, int64_t size);
 
 /** An array that grows by doubling and keeps its contents; zeroed past them. */

@@ -71,7 +71,9 @@ static folio_status build(folio_plan *plan, const folio_plan_desc *d)
     TRY(ctx->backend->plan_create(&plan->shape, &plan->state, &plan->workspace_size));
     plan->has_state = true;
     if (d->flags & FOLIO_PLAN_NO_WORKSPACE) return FOLIO_OK;
-    return folioi_alloc(a, (int64_t)plan->workspace_size, "a plan's workspace", &plan->workspace);
+    /* not zeroed: a worker's part comes from the memory node of the thread that first works in it */
+    return folioi_alloc_untouched(a, (int64_t)plan->workspace_size, "a plan's workspace",
+                                  &plan->workspace);
 }
 
 folio_status folio_plan_create(folio_context *ctx, const folio_plan_desc *desc, folio_plan **out)
