@@ -22,6 +22,7 @@ typedef struct topic {
 } topic;
 
 static const topic topics[] = {
+    {"overhead", bench_overhead_main},
     {"pool", bench_pool_main},
 };
 enum { NUM_TOPICS = sizeof topics / sizeof topics[0] };

@@ -99,6 +99,7 @@ bool bench_parse_seconds(const char *command, const char *option, const char *te
 /* ---- Topics. argv[0] is the topic's name; attention, which needs none, has "bench" there. */
 
 int bench_attention_main(int argc, char **argv);
+int bench_overhead_main(int argc, char **argv);
 int bench_pool_main(int argc, char **argv);
 
 #endif

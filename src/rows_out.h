@@ -5,6 +5,8 @@
 #include "backend.h"
 #include "core/dtype.h"
 
+#include <string.h>
+
 static inline int64_t tensor_index(const folio_tensor *t, int64_t row, int64_t head)
 {
     return row * t->token_stride + head * t->head_stride;
@@ -19,9 +21,9 @@ static inline void lse_store(const folio_tensors *t, int64_t row, int64_t head, 
 static inline void row_store_empty(const folioi_call *call, int64_t row, int64_t head)
 {
     const folio_tensors *t = &call->tensors;
-    int64_t at = tensor_index(&t->out, row, head);
-    for (int32_t d = 0; d < call->attention->v_head_size; d++)
-        store_f32(t->out.data, t->out.dtype, at + d, 0.0f);
+    int64_t elem = (int64_t)folio_dtype_size(t->out.dtype);
+    char *to = (char *)t->out.data + tensor_index(&t->out, row, head) * elem;
+    memset(to, 0, (size_t)(call->attention->v_head_size * elem)); /* 0 in every type */
     lse_store(t, row, head, t->sinks != NULL ? t->sinks[head] : -INFINITY);
 }
 

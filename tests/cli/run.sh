@@ -60,7 +60,7 @@ for command in demo info check; do
     expect 2 err "^folio $command: unexpected argument 'x'" "$command" x
 done
 # shellcheck disable=SC2086 # no word, or one
-for topic in "" " pool"; do
+for topic in "" " overhead" " pool"; do
     expect 0 out "^usage: folio bench$topic" bench $topic --help
     check "help of bench$topic documents the exit status" grep -q '^exit status' out
     check "help of bench$topic has examples" grep -q '^examples' out
@@ -179,6 +179,16 @@ check "bench -o json: no ceiling" grep -q '"ceiling": null' out
 check "bench -o json: no share" grep -q '"share": null' out
 check "bench -o json: a ceiling that was measured" grep -q '"read_gbps": [0-9]' out
 check "bench -o json: one that is not yet" grep -q '"dot_int8_gops": null' out
+
+# ---- bench overhead ----------------------------------------------------------------------------
+expect 2 err "^folio bench overhead: --threads takes up to 8 numbers from 1 to 256" \
+    bench overhead --threads 257
+expect 2 err '^folio bench overhead: --seconds takes seconds' bench overhead --seconds 0
+expect 0 out '^| forward  *|  *- |  *1 thread | .* us | .* us | .* % | call  |' \
+    bench overhead --threads 1 --seconds 0.001
+check "bench overhead: the forward's figure" grep -q '^- a forward but its kernels: .* us$' out
+check "bench overhead: the step's figure" grep -q '^- batch and plan of 256 decodes .* us$' out
+check "bench overhead fits 100 columns" test -z "$(awk 'length > 100' out)"
 
 # ---- bench pool --------------------------------------------------------------------------------
 for list in '' x 1k, ,1k 1k,,2k 1kk 1.5k -1 255 200M 1e3 99999999999999999999 \
