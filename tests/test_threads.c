@@ -379,7 +379,7 @@ static void fill_numbers(void) { support_fill(&numbers[0][0][0], LEN * HEADS * S
 /* A child that uses the context of its parent, then takes it down: 0 if all went well. */
 static int use_in_child(step *s)
 {
-    alarm(60);
+    alarm(300);
     memset(result, 0xff, sizeof result);
     for (int i = 0; i < 2; i++)
         if (forward(s, &result[0][0][0]) != FOLIO_OK) return 1;
@@ -466,7 +466,7 @@ TEST(threads, fork_by_a_task)
     f = (forking){.all = {.count = 3}};
     run(threads, 3, fork_at_0, &f);
     if (f.child == 0) {
-        alarm(60);
+        alarm(300);
         tally t = {0};
         run(threads, 3, count_run, &t);
         folioi_threads_destroy(threads);
