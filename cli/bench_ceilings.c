@@ -1,7 +1,7 @@
 /*
- * bench_ceilings.c: see bench_ceilings.h. The loops are written for the best instructions of the
- * CPU at hand (AVX-512, AVX2 with FMA, else plain C) and chosen when the program runs; this file
- * is compiled without flags of its own.
+ * bench_ceilings.c: see bench_ceilings.h. The loops are written for the instructions of a level
+ * (AVX-512, AVX2 with FMA, else plain C) and chosen when the program runs; this file is compiled
+ * without flags of its own.
  */
 #include "bench_ceilings.h"
 
@@ -11,6 +11,7 @@
 
 #include <math.h>
 #include <pthread.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -111,6 +112,21 @@ __attribute__((target("avx512f"))) static double dot_avx512(const void *data, in
     return 2.0 * 32 * 20 * ROUNDS;
 }
 
+#define START_INT(i) __m512i sum##i = _mm512_setzero_si512();
+#define DOT_INT8(i) __asm__ volatile("vpdpbusd %1, %2, %0" : "+v"(sum##i) : "v"(a), "v"(b));
+
+__attribute__((target("avx512f"))) static double dot_vnni(const void *data, int64_t bytes)
+{
+    (void)data;
+    (void)bytes;
+    __m512i a = _mm512_set1_epi32(0x01010101), b = a;
+    TWENTY(START_INT)
+    for (int i = 0; i < ROUNDS; i++) {
+        TWENTY(DOT_INT8)
+    }
+    return 2.0 * 64 * 20 * ROUNDS;
+}
+
 /* 16 registers: 12 sums and two factors. */
 #define START_256(i) __m256 sum##i = _mm256_setzero_ps();
 #define FMA_256(i) __asm__ volatile("vfmadd231ps %1, %2, %0" : "+x"(sum##i) : "x"(a), "x"(b));
@@ -127,30 +143,64 @@ __attribute__((target("avx2,fma"))) static double fma_avx2(const void *data, int
     return 2.0 * 8 * 12 * ROUNDS;
 }
 
+/* Bytes to pairs, pairs to sums of four, added up: what VNNI does in one. 8 sums: it takes scratch. */
+#define EIGHT(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7)
+#define START_INT_256(i) __m256i sum##i = _mm256_setzero_si256();
+#define MADD_INT8(i)                                                                               \
+    {                                                                                              \
+        __m256i pairs;                                                                             \
+        __asm__ volatile("vpmaddubsw %2, %3, %1\n\tvpmaddwd %4, %1, %1\n\tvpaddd %1, %0, %0"       \
+                         : "+x"(sum##i), "=&x"(pairs)                                              \
+                         : "x"(a), "x"(b), "x"(ones));                                             \
+    }
+
+__attribute__((target("avx2"))) static double dot_avx2(const void *data, int64_t bytes)
+{
+    (void)data;
+    (void)bytes;
+    __m256i a = _mm256_set1_epi8(1), b = a, ones = _mm256_set1_epi16(1);
+    EIGHT(START_INT_256)
+    for (int i = 0; i < ROUNDS; i++) {
+        EIGHT(MADD_INT8)
+    }
+    return 2.0 * 32 * 8 * ROUNDS;
+}
+
+static void choose_x86(bench_ceilings *c, const char *level)
+{
+    bool avx2 = strncmp(level, "avx2", 4) == 0, scalar = strcmp(level, "scalar") == 0;
+    __builtin_cpu_init();
+    if (!avx2 && !scalar && __builtin_cpu_supports("avx512f")) {
+        c->loops[BENCH_FMA_F32] = fma_avx512;
+        if (strcmp(level, "avx512") != 0 && __builtin_cpu_supports("avx512bf16"))
+            c->loops[BENCH_DOT_BF16] = dot_avx512;
+        if (__builtin_cpu_supports("avx512vnni")) c->loops[BENCH_DOT_INT8] = dot_vnni;
+    } else if (!scalar && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
+        c->loops[BENCH_FMA_F32] = fma_avx2;
+        c->loops[BENCH_DOT_INT8] = dot_avx2;
+    }
+}
+
 #endif
 
-static void choose_loops(bench_ceilings *c)
+static void choose_loops(bench_ceilings *c, const char *level)
 {
     c->loops[BENCH_FMA_F32] = fma_plain;
     c->loops[BENCH_READ] = read_pairs;
 #if defined(__x86_64__)
-    __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx512f")) {
-        c->loops[BENCH_FMA_F32] = fma_avx512;
-        if (__builtin_cpu_supports("avx512bf16")) c->loops[BENCH_DOT_BF16] = dot_avx512;
-    } else if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
-        c->loops[BENCH_FMA_F32] = fma_avx2;
-    }
+    choose_x86(c, level);
+#else
+    (void)level;
 #endif
 }
 
 /* ---- Samples */
 
-bench_ceilings *bench_ceilings_open(int32_t threads)
+bench_ceilings *bench_ceilings_open(int32_t threads, const char *level)
 {
     bench_ceilings *c = bench_alloc(1, sizeof *c);
     c->threads = threads < MAX_THREADS ? threads : MAX_THREADS;
-    choose_loops(c);
+    choose_loops(c, level);
     c->buffer = aligned_alloc(HUGE_PAGE, (size_t)buffer_bytes);
     if (c->buffer == NULL || pthread_barrier_init(&c->barrier, NULL, (unsigned)c->threads) != 0) {
         fprintf(stderr, "folio bench: there is no memory for the ceilings\n");

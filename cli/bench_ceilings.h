@@ -1,7 +1,7 @@
 /*
  * bench_ceilings.h: what this machine can do at most, by loops that do nothing else: multiply-adds
- * of f32, dot products of bf16, reads of memory. Sampled between the repetitions of a case, so that
- * a case and its ceiling meet the same neighbours and the same clock.
+ * of f32, dot products of bf16 and int8, reads of memory. Sampled between the repetitions of a case,
+ * so that a case and its ceiling meet the same neighbours and the same clock.
  */
 #ifndef FOLIO_BENCH_CEILINGS_H
 #define FOLIO_BENCH_CEILINGS_H
@@ -11,18 +11,18 @@
 typedef enum bench_ceiling {
     BENCH_FMA_F32,  /* GFLOP/s; a multiply-add is 2                                     */
     BENCH_DOT_BF16, /* GFLOP/s of vdpbf16ps                                             */
-    BENCH_DOT_INT8, /* not measured yet                                                 */
+    BENCH_DOT_INT8, /* Gop/s of vpdpbusd; at AVX2 of the three instructions it stands for */
     BENCH_READ,     /* GB/s of a buffer larger than the caches, each thread its own part */
     BENCH_NUM_CEILINGS
 } bench_ceiling;
 
 typedef struct bench_ceilings bench_ceilings;
 
-/* For so many threads. The program ends where there is no memory. */
-bench_ceilings *bench_ceilings_open(int32_t threads);
+/* For so many threads, with the instructions of a level. The program ends without memory. */
+bench_ceilings *bench_ceilings_open(int32_t threads, const char *level);
 void bench_ceilings_close(bench_ceilings *c);
 
-/* One sample, some milliseconds long; NAN where this CPU has no such instruction. */
+/* One sample, some milliseconds long; NAN where the level or the CPU has no such instruction. */
 double bench_ceilings_sample(bench_ceilings *c, bench_ceiling which);
 
 /* The key in JSON ("fma_f32_gflops"), and the words for people ("f32 FMA"), and its unit. */

@@ -135,23 +135,34 @@ expect 0 out 'threads 1' demo --backend cpu --threads 1
 
 # ---- bench: attention --------------------------------------------------------------------------
 for case in '' x q 1q q0 0q1 q1s q4s3 q1x q1k1 qk q1_ _q1 q1__q1 q1,,q1 q1, q-1 q1K 1.5q1 q17k1s1 \
-    q99999999999999999999 q1,q1,q1,q1,q1,q1,q1,q1,q1; do
-    expect 2 err '^folio bench: --case takes up to 8 of .*, such as 8q1s1k, not' bench --case "$case"
+    q99999999999999999999 q1-33 q4-2 q1-4* q1-4+ q1-4*1 q1-4+0 q1-4-8 q1- q1-4x q1-2_q1-2; do
+    expect 2 err '^folio bench: --case takes up to 32 of .*, such as 8q1s1k, not' bench --case "$case"
 done
 for heads in '' 0 4:0 4:3 2:4 4: :2 4:2x x -4 2048; do
-    expect 2 err '^folio bench: --heads takes up to 8 of HEADS:KV_HEADS' bench --heads "$heads"
+    expect 2 err '^folio bench: --heads takes up to 32 of HEADS:KV_HEADS' bench --heads "$heads"
 done
-expect 2 err '^folio bench: --dtype takes up to 8 of f32, f16, bf16, not' bench --dtype int8
+for options in '' x plain+alibi alibi+ +sinks window window: window:0 window:4x soft_cap:0 \
+    soft_cap:-1 soft_cap:x soft_cap:nan 'alibi,'; do
+    expect 2 err '^folio bench: --options takes up to 32 of plain, or' bench --options "$options"
+done
+expect 2 err '^folio bench: --dtype takes up to 32 of f32, f16, bf16, not' bench --dtype int8
 expect 2 err '^folio bench: --kv-dtype takes .*, not .f64' bench --kv-dtype f64
 expect 2 err '^folio bench: --layout takes .*, not .native,strided' bench --layout native,strided
-expect 2 err '^folio bench: --head-size takes up to 8 numbers from 8 to 512' bench --head-size 4
-expect 2 err '^folio bench: --block-size takes up to 8 numbers from 1 to 4096' bench --block-size 0
+expect 2 err '^folio bench: --head-size takes up to 32 of numbers from 8 to 512' bench --head-size 4
+expect 2 err '^folio bench: --block-size takes up to 32 of numbers from 1 to 4096' \
+    bench --block-size 16,0
+expect 2 err '^folio bench: --threads takes up to 32 of numbers from 1 to 256' bench --threads 255-257
+expect 2 err '^folio bench: --cache takes up to 32 of cold, warm' bench --cache cool
 expect 2 err '^folio bench: --reps takes a whole number from 1' bench --reps 0
 expect 2 err 'one of md|csv|json' bench -o text
-expect 1 err '^folio bench: folio_context_create: ' bench --level no_such_level
-small='--heads 4:2 --head-size 32 --reps 2 --threads 2'
+small='--heads 4:2 --head-size 32 --reps 2'
 # shellcheck disable=SC2086 # several words
 {
+    expect 1 err '^folio bench: folio_context_create: ' bench $small --level no_such_level
+    check "a bench where nothing ran prints nothing on stdout" test ! -s out
+    expect 1 out '^| q3  *| f32  *| scalar, 1 thread, cold, plain ' \
+        bench $small --case q3 --dtype f32 --threads 1 --level no_such_level,scalar
+    small="$small --threads 2"
     expect 1 err '^folio bench: left out: q3, f32 on f32, heads 4:2 of 12, block size 16, native$' \
         bench $small --case q3 --dtype f32 --head-size 12
     check "a bench where nothing ran prints nothing on stdout" test ! -s out
@@ -165,6 +176,8 @@ small='--heads 4:2 --head-size 32 --reps 2 --threads 2'
         test "$(grep -c '^| 2q1s1k .* | *read [0-9.]* | .* % |$' out)" -eq 2
     check "bench: a mixed batch has no ceiling" \
         test "$(grep -c '^| q3s9_2q1s40 .* |  *- |  *- |$' out)" -eq 2
+    check "bench: the parts of a mixed batch" \
+        test "$(grep -c '^- q3s9_2q1s40, .*: [0-9.]* times its prefills (.*) and its decodes' out)" -eq 2
     check "bench: the machine's ceilings" grep -q '^- ceiling over the whole run: read .* GB/s$' out
     check "bench fits 100 columns" test -z "$(awk 'length > 100' out)"
     expect 0 out '^q5,prefill,cpu,scalar,2,f16,int8,4,2,32,32,nhd,.*,fma_f32_gflops,' bench $small \
@@ -173,12 +186,111 @@ small='--heads 4:2 --head-size 32 --reps 2 --threads 2'
     check "bench: lists are crossed" test "$(wc -l <out)" -eq 17
     check "rows of the CSV have equal columns" \
         test "$(awk -F, '{ print NF }' out | sort -u | wc -l)" -eq 1
-    expect 0 out '"phase": "mixed"' bench $small --case q2_q1s3 --dtype f32 -o json
+    expect 0 out '"phase": "mixed"' bench $small --case q2_q1s3 --dtype f32 --level scalar -o json
+    check "bench -o json: no ceiling" grep -q '"ceiling": null' out
+    check "bench -o json: no share" grep -q '"share": null' out
+    check "bench -o json: a ceiling that was measured" grep -q '"read_gbps": [0-9]' out
+    check "bench -o json: one that the level has not" grep -q '"dot_int8_gops": null' out
+    check "bench -o json: the parts of a mixed batch" \
+        test "$(grep -c '"\(prefill\|decode\)_s": [0-9]' out)" -eq 2
+    check "bench -o json: no plain form beside a plain one" grep -q '"plain_s": null' out
+    check "bench -o json: no peers" grep -q '"peers": {}' out
 }
-check "bench -o json: no ceiling" grep -q '"ceiling": null' out
-check "bench -o json: no share" grep -q '"share": null' out
-check "bench -o json: a ceiling that was measured" grep -q '"read_gbps": [0-9]' out
-check "bench -o json: one that is not yet" grep -q '"dot_int8_gops": null' out
+
+# column NAME: of the CSV in out, the values of a column, one line.
+column() {
+    awk -F, -v name="$1" 'NR == 1 { for (i = 1; i <= NF; i++) if ($i == name) c = i; next }
+                          { printf "%s%s", (NR > 2 ? " " : ""), $c }' out
+}
+# work: floating-point operations of each row, from its rate and its time.
+work() {
+    awk -F, 'NR == 1 { for (i = 1; i <= NF; i++) at[$i] = i; next }
+             { printf "%s%.0f", (NR > 2 ? " " : ""), $at["gflops"] * $at["median_s"] * 1e7 }' out
+}
+small='--heads 4:2 --reps 2 --dtype f32 --block-size 16 -o csv'
+# shellcheck disable=SC2086 # several words
+{
+    expect 0 out '^case,' bench $small --case 'q512-1k*2,q1s2-5+3,2-3q1s9' --head-size 16 --threads 1
+    check "bench: ranges" test "$(column case)" = "q512 q1k q1s2 q1s5 2q1s9 3q1s9"
+    expect 0 out '^case,' bench $small --case q2 --head-size 16-32+16 --threads 1-3 --level scalar
+    check "bench: threads turn slower" test "$(column threads)" = "1 1 2 2 3 3"
+    check "bench: than head sizes" test "$(column head_size)" = "16 32 16 32 16 32"
+    with=alibi+sinks+window:2+soft_cap:2.5
+    expect 0 out '^case,' bench $small --case q8,q1s8 --head-size 64 --threads 1 \
+        --options plain,$with --cache cold,warm
+    check "bench: options and caches are crossed" test "$(column options) $(column cache)" = \
+        "plain plain $with $with plain plain $with $with cold warm cold warm cold warm cold warm"
+    check "bench: the plain form runs beside options" \
+        test "$(column plain_s | sed 's/[0-9.e-]\{1,\}/x/g')" = "  x x   x x"
+    # 36 keys seen by 8 rows, 15 of them within windows of 2; 8 and 2 for one row; 1024 operations
+    # for each, in units of 100.
+    check "bench: keys out of the window are no work" \
+        test "$(work)" = "369 369 154 154 82 82 20 20"
+}
+
+# ---- bench: peers, played by a shell script ------------------------------------------------------
+cat >peers.sh <<'SCRIPT'
+echo "$*, $OMP_NUM_THREADS OpenMP threads" >>said
+printf '%s\n' "version left 1.2" "something else" "version right 3.4" ready
+case=0
+while read -r line; do
+    echo "$line" >>said
+    case $line in
+        *'"run": "left"'*) [ $case -ne 3 ] && echo "time 1000" || echo "failed: no luck" ;;
+        *'"run": "right"'*) echo "time 3000" ;;
+        *)
+            case=$((case + 1))
+            [ $case -eq 4 ] && exit
+            [ $case -eq 2 ] || echo "peer left"
+            printf '%s\n' "peer right" ready
+            ;;
+    esac
+done
+SCRIPT
+FOLIO_PYTHON='sh'
+export FOLIO_PYTHON
+small='--heads 4:2 --head-size 32 --reps 2 --dtype f32 --threads 2 --peers --peers-script peers.sh'
+# shellcheck disable=SC2086 # several words
+{
+    expect 0 out '^| case .* | left 1.2  *| right 3.4  *|$' bench $small --case q3,q4
+    check "bench --peers: medians and ratios" \
+        grep -q '^| q3 .* |  *1000.00 s ([0-9.]*) |  *3000.00 s ([0-9.]*) |$' out
+    check "bench --peers: a peer that does not take a case" \
+        grep -q '^| q4 .* |  *- |  *3000.00 s ([0-9.]*) |$' out
+    check "bench --peers: threads" \
+        grep -q '^--threads 2, 2 OpenMP threads$' said
+    check "bench --peers: runs in turns" \
+        test "$(sed -n 's/^{"run": "\(.\).*", "warm": false}$/\1/p' said | tr -d '\n')" = lrlrrr
+    rm said
+    expect 0 out '^q2_5q1s9,.*,1000,[0-9.e+]*,3000,[0-9.e+]*$' bench $small --case q2_5q1s9 --cache warm \
+        --options alibi+window:4+soft_cap:30 --seed 7 -o csv
+    check "bench --peers: warm" test "$(grep -c '"warm": true}$' said)" -eq 4
+    check "bench --peers: the case as it is told" grep -q '^{"case": "q2_5q1s9", "groups": \[\[1, 2, 2\], '\
+'\[5, 1, 9\]\], "dtype": "f32", "kv_dtype": "f32", "heads": 4, "kv_heads": 2, "head_size": 32, '\
+'"block_size": 16, "alibi": true, "sinks": false, "window": 4, "soft_cap": 30, "seed": 7}$' said
+    expect 1 err '^folio bench: --peers: left: failed: no luck$' bench $small --case q3,q4,q5,q6 -o json
+    check "bench --peers: a peer that failed is asked no more" test "$(grep -c 'no luck' err)" -eq 1
+    check "bench --peers: and has no result" \
+        test "$(grep -c '"left": {' out) $(grep -c '"right": {' out)" = "1 3"
+    check "bench --peers -o json" \
+        test "$(grep -A 3 '"right": {' out | tr -d ' \n' | cut -c 1-58)" = \
+        '"right":{"median_s":3000,"min_s":3000,"version":"3.4"--"ri'
+    check "bench --peers: a script that ends is named" \
+        grep -q '^folio bench: --peers: peers.sh ended early$' err
+    expect 1 err '^folio bench: --peers: there is no nowhere.py; --peers-script says where it is$' \
+        bench --peers --peers-script nowhere.py
+    FOLIO_PYTHON=./nowhere
+    expect 1 err '^folio bench: --peers: ./nowhere cannot be started' bench $small --case q3
+}
+# The real script, by a Python that has no packages: it says so, and the bench goes on.
+if command -v python3 >python; then
+    printf '#!/bin/sh\nexec python3 -B -S "$@"\n' >bare
+    chmod +x bare
+    FOLIO_PYTHON=./bare
+    PYTHONPATH='' expect 0 err '^folio bench: peers: all are left out: No module named' \
+        bench --case q3 --dtype f32 --heads 2 --head-size 32 --reps 1 --peers
+fi
+unset FOLIO_PYTHON
 
 # ---- bench overhead ----------------------------------------------------------------------------
 expect 2 err "^folio bench overhead: --threads takes up to 8 numbers from 1 to 256" \

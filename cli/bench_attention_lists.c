@@ -1,0 +1,341 @@
+/*
+ * bench_attention_lists.c: the options of `folio bench` that take lists: words between commas, each
+ * of which may hold a range, and the settings that come of crossing them.
+ */
+#include "args.h"
+#include "bench_attention.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MAX_COUNT = 1 << 16, MAX_LEN = 1 << 24 };
+
+/* ---- Numbers and ranges */
+
+/* A number, k (1024) after it or not; -1: there is none in [1, max]. */
+static int64_t parse_number(const char **at, int64_t max)
+{
+    int64_t n = 0;
+    if (**at < '0' || **at > '9') return -1;
+    for (; **at >= '0' && **at <= '9'; (*at)++)
+        if (n <= max) n = 10 * n + (**at - '0');
+    if (**at == 'k') {
+        n *= 1024;
+        (*at)++;
+    }
+    return n >= 1 && n <= max ? n : -1;
+}
+
+typedef struct range {
+    int64_t first, last, step, factor; /* next = value * factor + step */
+    size_t start, end;                 /* where it stands in its word */
+} range;
+
+/* FIRST-LAST, FIRST-LAST+STEP or FIRST-LAST*FACTOR; false: the word has none. */
+static bool find_range(const char *word, range *r)
+{
+    for (const char *at = word; *at; at++) {
+        if (*at < '0' || *at > '9') continue;
+        *r = (range){.step = 1, .factor = 1, .start = (size_t)(at - word)};
+        r->first = parse_number(&at, MAX_LEN);
+        if (*at != '-') {
+            at--; /* the loop takes it up again */
+            continue;
+        }
+        at++;
+        r->last = parse_number(&at, MAX_LEN);
+        char sign = *at;
+        if (sign == '+' || sign == '*') {
+            at++;
+            int64_t by = parse_number(&at, MAX_LEN);
+            r->step = sign == '+' ? by : 0;
+            r->factor = sign == '*' ? by : 1;
+        }
+        r->end = (size_t)(at - word);
+        return r->first > 0 && r->last > 0 && r->step >= 0 && r->factor + r->step > 1;
+    }
+    return false;
+}
+
+/* A list under way: values of `size` bytes, each parsed from one word. */
+typedef struct list {
+    bool (*parse)(const char *word, void *to);
+    char *values;
+    size_t size;
+    int *count;
+} list;
+
+static bool add_word(list *l, const char *word)
+{
+    return *l->count < MAX_LIST && l->parse(word, l->values + l->size * (size_t)*l->count) &&
+           ++*l->count > 0;
+}
+
+/* The word as it stands, or once for each number of its range. */
+static bool add_words(list *l, const char *word)
+{
+    char one[8 * MAX_NAME];
+    range r;
+    if (!find_range(word, &r)) return add_word(l, word);
+    if (r.first > r.last) return false;
+    for (int64_t n = r.first; n <= r.last; n = n * r.factor + r.step) {
+        bool k = n % 1024 == 0;
+        snprintf(one, sizeof one, "%.*s%lld%s%s", (int)r.start, word, (long long)(k ? n / 1024 : n),
+                 k ? "k" : "", word + r.end);
+        if (!add_word(l, one)) return false;
+    }
+    return true;
+}
+
+/* "a,b,c" */
+static bool parse_words(const char *option, const char *text, const char *takes, list l)
+{
+    char word[4 * MAX_NAME];
+    const char *at = text;
+    *l.count = 0;
+    for (;;) {
+        size_t length = strcspn(at, ",");
+        if (length >= sizeof word) break;
+        memcpy(word, at, length);
+        word[length] = '\0';
+        if (!add_words(&l, word)) break;
+        at += length;
+        if (*at++ == '\0') return true;
+    }
+    args_complain("bench", "--%s takes up to %d of %s, not '%s'", option, MAX_LIST, takes, text);
+    return false;
+}
+
+/* ---- Cases */
+
+/* [COUNT]qQUERY_LEN[sSEQ_LEN] */
+static bool parse_group(const char **at, group *g)
+{
+    g->count = **at == 'q' ? 1 : parse_number(at, MAX_COUNT);
+    if (g->count < 0 || *(*at)++ != 'q') return false;
+    g->query_len = g->seq_len = parse_number(at, MAX_LEN);
+    if (g->query_len > 0 && **at == 's') {
+        (*at)++;
+        g->seq_len = parse_number(at, MAX_LEN);
+    }
+    return g->query_len > 0 && g->seq_len >= g->query_len;
+}
+
+static void count_case(batch_case *c)
+{
+    bool decode = false, prefill = false;
+    c->seqs = c->rows = c->longest = 0;
+    for (int i = 0; i < c->num_groups; i++) {
+        const group *g = &c->groups[i];
+        c->seqs += g->count;
+        c->rows += g->count * g->query_len;
+        if (g->seq_len > c->longest) c->longest = g->seq_len;
+        *(g->query_len == 1 ? &decode : &prefill) = true;
+    }
+    c->phase = !prefill ? "decode" : !decode ? "prefill" : "mixed";
+}
+
+static bool parse_case(const char *word, void *to)
+{
+    batch_case *c = to;
+    const char *at = word;
+    *c = (batch_case){.num_groups = 0};
+    if (strlen(word) >= sizeof c->name) return false;
+    memcpy(c->name, word, strlen(word) + 1);
+    do {
+        if (c->num_groups == MAX_GROUPS || !parse_group(&at, &c->groups[c->num_groups++]))
+            return false;
+    } while (*at++ == '_');
+    if (at[-1] != '\0') return false;
+    count_case(c);
+    return true;
+}
+
+batch_case bench_part_of(const batch_case *c, bool decode)
+{
+    batch_case part = *c;
+    part.num_groups = 0;
+    for (int i = 0; i < c->num_groups; i++)
+        if ((c->groups[i].query_len == 1) == decode) part.groups[part.num_groups++] = c->groups[i];
+    count_case(&part);
+    return part;
+}
+
+/* ---- Other words */
+
+static bool parse_dtype(const char *word, folio_dtype last, folio_dtype *to)
+{
+    for (int t = FOLIO_F32; t <= (int)last; t++)
+        if (strcmp(word, folio_dtype_name((folio_dtype)t)) == 0) {
+            *to = (folio_dtype)t;
+            return true;
+        }
+    return false;
+}
+
+static bool parse_q_dtype(const char *word, void *to) { return parse_dtype(word, FOLIO_BF16, to); }
+
+static bool parse_kv_dtype(const char *word, void *to) { return parse_dtype(word, FOLIO_INT8, to); }
+
+static bool parse_layout(const char *word, void *to)
+{
+    for (int l = 0; l < FOLIO_LAYOUT_STRIDED; l++) /* that one is the caller's memory */
+        if (strcmp(word, folio_layout_name((folio_layout)l)) == 0) {
+            *(folio_layout *)to = (folio_layout)l;
+            return true;
+        }
+    return false;
+}
+
+static bool parse_heads(const char *word, void *to)
+{
+    head_count *h = to;
+    char *end, *rest;
+    if (*word < '1' || *word > '9') return false;
+    long heads = strtol(word, &end, 10), kv_heads = heads;
+    if (*end == ':' && end[1] >= '1' && end[1] <= '9') {
+        kv_heads = strtol(end + 1, &rest, 10);
+        end = rest;
+    }
+    if (*end != '\0' || heads > 1024 || kv_heads > heads || heads % kv_heads != 0) return false;
+    *h = (head_count){.heads = (int32_t)heads, .kv_heads = (int32_t)kv_heads};
+    return true;
+}
+
+static bool parse_between(const char *word, int64_t min, int64_t max, int64_t *to)
+{
+    *to = parse_number(&word, max);
+    return *to >= min && *word == '\0';
+}
+
+static bool parse_head_size(const char *word, void *to) { return parse_between(word, 8, 512, to); }
+
+static bool parse_block_size(const char *word, void *to)
+{
+    return parse_between(word, 1, 4096, to);
+}
+
+static bool parse_threads(const char *word, void *to) { return parse_between(word, 1, 256, to); }
+
+static bool parse_level(const char *word, void *to)
+{
+    level_name *name = to;
+    snprintf(name->text, sizeof name->text, "%s", word);
+    return *word != '\0' && strlen(word) < sizeof name->text;
+}
+
+static bool parse_cache(const char *word, void *to)
+{
+    *(bool *)to = strcmp(word, "warm") == 0;
+    return *(bool *)to || strcmp(word, "cold") == 0;
+}
+
+/* One of them: alibi, sinks, window:N, soft_cap:X; `at` is moved past it. */
+static bool parse_extra(const char **at, extras *to)
+{
+    static const char window[] = "window:", soft_cap[] = "soft_cap:";
+    size_t length = strcspn(*at, "+");
+    const char *end = *at + length;
+    if (length == 5 && strncmp(*at, "alibi", 5) == 0) to->alibi = true;
+    else if (length == 5 && strncmp(*at, "sinks", 5) == 0) to->sinks = true;
+    else if (strncmp(*at, window, sizeof window - 1) == 0) {
+        *at += sizeof window - 1;
+        to->window = parse_number(at, MAX_LEN);
+        if (*at != end) return false;
+    } else if (strncmp(*at, soft_cap, sizeof soft_cap - 1) == 0) {
+        char *rest;
+        to->soft_cap = strtod(*at + sizeof soft_cap - 1, &rest);
+        if (rest != end || !isfinite(to->soft_cap) || to->soft_cap <= 0) return false;
+    } else return false;
+    *at = end;
+    return to->window >= 0;
+}
+
+static bool parse_extras(const char *word, void *to)
+{
+    extras *with = to;
+    const char *at = word;
+    *with = (extras){.window = 0};
+    if (strlen(word) >= sizeof with->name) return false;
+    memcpy(with->name, word, strlen(word) + 1);
+    if (strcmp(word, "plain") == 0) return true;
+    do {
+        if (!parse_extra(&at, with)) return false;
+    } while (*at++ == '+');
+    return true;
+}
+
+/* ---- All of them */
+
+#define LIST(parse, of) ((list){parse, (char *)to->of, sizeof to->of[0], &to->num_##of})
+
+static bool parse_shapes(lists *to, const list_texts *t)
+{
+    return parse_words("heads", t->heads,
+                       "HEADS:KV_HEADS up to 1024, the second a divisor of the first",
+                       LIST(parse_heads, heads)) &&
+           parse_words("head-size", t->head_sizes, "numbers from 8 to 512",
+                       LIST(parse_head_size, head_sizes)) &&
+           parse_words("block-size", t->block_sizes, "numbers from 1 to 4096",
+                       LIST(parse_block_size, block_sizes)) &&
+           parse_words("layout", t->layouts,
+                       "native, nhd, hnd, interleaved_nhd, interleaved_hnd, xpacked, xpacked_1",
+                       LIST(parse_layout, layouts));
+}
+
+bool bench_parse_lists(lists *to, const list_texts *t)
+{
+    to->num_kv_dtypes = to->num_threads = to->num_levels = 1; /* zeros: the defaults */
+    return parse_words("case", t->cases, "[COUNT]qQUERY_LEN[sSEQ_LEN] joined by _, such as 8q1s1k",
+                       LIST(parse_case, cases)) &&
+           parse_words("dtype", t->dtypes, "f32, f16, bf16", LIST(parse_q_dtype, dtypes)) &&
+           (t->kv_dtypes == NULL ||
+            parse_words("kv-dtype", t->kv_dtypes, "f32, f16, bf16, fp8_e4m3, fp8_e5m2, int8",
+                        LIST(parse_kv_dtype, kv_dtypes))) &&
+           parse_shapes(to, t) &&
+           parse_words("options", t->options,
+                       "plain, or alibi, sinks, window:N, soft_cap:X joined by +",
+                       LIST(parse_extras, options)) &&
+           parse_words("cache", t->cache, "cold, warm", LIST(parse_cache, warm)) &&
+           (t->threads == NULL || parse_words("threads", t->threads, "numbers from 1 to 256",
+                                              LIST(parse_threads, threads))) &&
+           (t->levels == NULL ||
+            parse_words("level", t->levels, "names of levels", LIST(parse_level, levels)));
+}
+
+int64_t bench_num_settings(const lists *of)
+{
+    int64_t shapes =
+        (int64_t)of->num_heads * of->num_head_sizes * of->num_block_sizes * of->num_layouts;
+    return shapes * of->num_cases * of->num_dtypes * of->num_kv_dtypes * of->num_options *
+           of->num_warm * of->num_threads * of->num_levels;
+}
+
+/* The next digit of i, for a list of so many. */
+static int64_t digit(int64_t *i, int count)
+{
+    int64_t value = *i % count;
+    *i /= count;
+    return value;
+}
+
+setting bench_nth_setting(const lists *of, int64_t i)
+{
+    setting s;
+    s.layout = of->layouts[digit(&i, of->num_layouts)];
+    s.block_size = (int32_t)of->block_sizes[digit(&i, of->num_block_sizes)];
+    s.head_size = (int32_t)of->head_sizes[digit(&i, of->num_head_sizes)];
+    s.heads = of->heads[digit(&i, of->num_heads)];
+    s.warm = of->warm[digit(&i, of->num_warm)];
+    s.with = &of->options[digit(&i, of->num_options)];
+    s.kv_dtype = of->kv_dtypes[digit(&i, of->num_kv_dtypes)];
+    s.dtype = of->dtypes[digit(&i, of->num_dtypes)];
+    if (s.kv_dtype == 0) s.kv_dtype = s.dtype;
+    s.what = &of->cases[digit(&i, of->num_cases)];
+    s.threads = (int32_t)of->threads[digit(&i, of->num_threads)];
+    const level_name *level = &of->levels[digit(&i, of->num_levels)];
+    s.level = level->text[0] ? level->text : NULL;
+    return s;
+}
