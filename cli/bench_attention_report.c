@@ -137,8 +137,8 @@ static void print_beside(const bench *b, const result *r)
                r->seconds.median / (r->prefill_s + r->decode_s),
                time_text(c, sizeof c, r->prefill_s), time_text(d, sizeof d, r->decode_s));
     if (isfinite(r->plain_s))
-        printf(": %.2f times the plain one (%s)", r->seconds.median / r->plain_s,
-               time_text(c, sizeof c, r->plain_s));
+        printf("%s %.2f times the plain one (%s)", isfinite(r->prefill_s) ? ";" : ":",
+               r->seconds.median / r->plain_s, time_text(c, sizeof c, r->plain_s));
     if (r->of.with->window > 0) printf(", with %.2f times its work", 1 / r->plain_work);
     printf("\n");
 }
