@@ -23,11 +23,13 @@ const char *const folioi_cpu_level_names[NUM_LEVELS + 1] = {
 static folioi_cpu_kernels tables[NUM_LEVELS];
 static pthread_once_t tables_once = PTHREAD_ONCE_INIT;
 
-/* Each level's fill overrides what the ones below it put in the table. */
+/* Each level's fill overrides what the ones below it put in the table. It is compiled for its level: a machine
+ * that lacks the level may not even run that. */
 static void fill_tables(void)
 {
     for (int i = 0; i < NUM_LEVELS; i++)
-        for (int k = 0; k <= i; k++) levels[k].fill(&tables[i]);
+        for (int k = 0; k <= i; k++)
+            if (levels[k].present()) levels[k].fill(&tables[i]);
 }
 
 const folioi_cpu_kernels *folioi_cpu_table(const char *cap)
