@@ -397,11 +397,9 @@ static bool untouched(const void *data, size_t bytes)
 static void compare(const golden_case *c, judge *by, strided *out, strided *lse)
 {
     int64_t heads = c->attention.num_heads, size = c->attention.v_head_size, bad = 0;
-    double largest = 0, bound;
-    for (int64_t i = 0; i < c->rows * heads * size; i++)
-        largest = fmax(largest, fabs((double)c->out[i]));
-    bound = largest *
-            (c->attention.dtype == FOLIO_F32 || by->in_double ? by->f32_bound : by->f16_bound);
+    double bound =
+        largest_of(c->out, c->rows * heads * size) *
+        (c->attention.dtype == FOLIO_F32 || by->in_double ? by->f32_bound : by->f16_bound);
     for (int64_t row = 0; row < out->t.tokens; row++)
         for (int64_t h = 0; h < heads; h++) {
             bool real = row < c->rows; /* rows past the batch are a graph's padding: zeros */

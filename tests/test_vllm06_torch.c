@@ -245,8 +245,7 @@ static folio_status set_biases(step *s)
 static void compare(const golden_case *c, judge *by, const strided *out)
 {
     int64_t width = out->heads * out->size, bad = 0;
-    double largest = 0;
-    for (int64_t i = 0; i < c->rows * width; i++) largest = fmax(largest, fabs((double)c->out[i]));
+    double largest = largest_of(c->out, c->rows * width);
     double bound = fmax(2e-6 * largest, 2 * (double)float_field(c->line, "plain"));
     bound += harness_ulp(out->t.dtype, largest);
     for (int64_t i = 0; i < c->rows * width; i++) {

@@ -68,6 +68,15 @@ static double get(const void *data, int64_t index, folio_dtype dtype)
     return half & 0x8000 ? -x : x;
 }
 
+/* The largest |x|. Not by fmax: gcc 12 for aarch64 ends with an internal error in a loop of it. */
+static double largest_of(const float *x, int64_t n)
+{
+    double largest = 0;
+    for (int64_t i = 0; i < n; i++)
+        if (fabs((double)x[i]) > largest) largest = fabs((double)x[i]);
+    return largest;
+}
+
 /* A tensor with gaps; all bytes 0xFF, NaN in every type, until filled. */
 typedef struct {
     folio_tensor t; /* strides resolved */
