@@ -1,4 +1,6 @@
 /* level_avx2.c: AVX2 with FMA and F16C: every KV type, multiply-adds in f32. */
+#include "backends/cpu/cpu_kernels.h"
+
 #if defined(__x86_64__)
 #include "backends/cpu/vec_avx2.h"
 

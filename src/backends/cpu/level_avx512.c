@@ -1,4 +1,6 @@
 /* level_avx512.c: AVX-512 F, BW, DQ and VL: every KV type, multiply-adds in f32. */
+#include "backends/cpu/cpu_kernels.h"
+
 #if defined(__x86_64__)
 #include "backends/cpu/vec_avx512.h"
 

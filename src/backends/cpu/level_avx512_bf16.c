@@ -2,6 +2,8 @@
  * level_avx512_bf16.c: AVX-512 with vdpbf16ps, two products a lane: bf16 queries on keys of bf16, or of 8 bits, which
  * bf16 holds exactly and which are multiplied with their scales as scores and probabilities.
  */
+#include "backends/cpu/cpu_kernels.h"
+
 #if defined(__x86_64__)
 #define DOT_BF16
 #include "backends/cpu/vec_avx512.h"
