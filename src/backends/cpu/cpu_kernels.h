@@ -125,6 +125,8 @@ extern const char *const folioi_cpu_level_names[]; /* lowest first, NULL at the 
  */
 #if defined(__x86_64__)
 #define FOLIOI_CPU_LEVELS(X) X(scalar) X(avx2) X(avx512) X(avx512_bf16)
+#elif defined(__aarch64__)
+#define FOLIOI_CPU_LEVELS(X) X(scalar) X(neon)
 #else
 #define FOLIOI_CPU_LEVELS(X) X(scalar)
 #endif
