@@ -23,8 +23,8 @@ test: ## build and run the quick tests (at most 5 minutes)
 	@sh scripts/build.sh release
 	@sh scripts/test.sh build
 
-test-full: ## long tests, every check, AddressSanitizer, UBSan, ThreadSanitizer (at most 20 minutes)
-	@sh scripts/setup.sh
+test-full: ## long tests, every check, other CPUs, AddressSanitizer, UBSan, ThreadSanitizer (at most 20 minutes)
+	@sh scripts/setup.sh --full
 	@sh scripts/test-full.sh
 
 test-python: ## judge the reference by PyTorch, live (makes a virtual environment)

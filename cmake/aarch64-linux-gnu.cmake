@@ -1,7 +1,7 @@
-# Toolchain file: a cross build for aarch64, whose tests run under qemu-user. Debian, Ubuntu:
+# Toolchain file of the preset aarch64: a cross build for aarch64, whose tests run under qemu-user. Debian, Ubuntu:
 # gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user.
 #
-#   cmake -S . -B build-aarch64 --toolchain cmake/aarch64-linux-gnu.cmake
+#   cmake --preset aarch64 && cmake --build --preset aarch64
 set(CMAKE_SYSTEM_NAME Linux)
 set(CMAKE_SYSTEM_PROCESSOR aarch64)
 set(CMAKE_C_COMPILER aarch64-linux-gnu-gcc)

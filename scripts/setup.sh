@@ -1,10 +1,14 @@
 #!/bin/sh
-# What the build needs: a C compiler that works, xxHash's header and CMake 3.22. Says nothing where all
-# are there. Where one is missing it is installed through apt-get, if that is allowed without asking; otherwise
-# this says what to install, and fails.
+# usage: setup.sh [--full]
+# What the build needs: a C compiler that works, xxHash's header and CMake 3.22; with --full also what
+# test-full needs: a compiler for aarch64 and qemu-user. Says nothing where all are there. Where one is
+# missing it is installed through apt-get, if that is allowed without asking; otherwise this says what to
+# install, and fails.
 set -eu
 
 min_minor=22
+full=
+[ "${1:-}" != --full ] || full=yes
 
 compiles() { # <compiler, perhaps with options>
     $1 "$dir/a.c" -o "$dir/a" -lm -lpthread 2> /dev/null
@@ -41,10 +45,17 @@ missing() {
     fi
     cmake_works || packages="$packages cmake"
     command -v make > /dev/null || packages="$packages make"
+    # scripts/test-emulated.sh runs on x86-64 alone.
+    if [ -n "$full" ] && [ "$(uname -m)" = x86_64 ]; then
+        CC=aarch64-linux-gnu-gcc compiler_works math.h ||
+            packages="$packages gcc-aarch64-linux-gnu libc6-dev-arm64-cross"
+        { command -v qemu-aarch64 && command -v qemu-x86_64; } > /dev/null || packages="$packages qemu-user"
+    fi
 }
 
 give_up() {
-    echo "Folio needs a C11 compiler, make, CMake 3.$min_minor or newer and xxHash's header; missing here:$packages." >&2
+    [ -z "$full" ] || more=", its long tests a compiler for aarch64 and qemu-user"
+    echo "Folio needs a C11 compiler, make, CMake 3.$min_minor or newer and xxHash's header${more:-}; missing here:$packages." >&2
     echo "$1" >&2
     exit 1
 }

@@ -1,6 +1,7 @@
 #!/bin/sh
-# The long tier: every test of the release build, `folio check --full`, then the quick tests under
-# AddressSanitizer with UBSan, and under ThreadSanitizer.
+# The long tier: every test of the release build, `folio check --full` on every level of this machine, the levels
+# and CPUs it lacks under emulation, then the quick tests under AddressSanitizer with UBSan, and under
+# ThreadSanitizer.
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -20,6 +21,9 @@ sh scripts/test.sh build -C Long -LE superseded
 
 stage "folio check --full"
 ./build/folio check --full
+
+stage "other CPUs, by qemu-user"
+sh scripts/test-emulated.sh
 
 export ASAN_OPTIONS="${ASAN_OPTIONS:-detect_leaks=1:strict_string_checks=1:detect_stack_use_after_return=1}"
 export UBSAN_OPTIONS="${UBSAN_OPTIONS:-print_stacktrace=1}"
