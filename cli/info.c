@@ -1,6 +1,6 @@
 /*
  * info.c: `folio info`: what folio_backend_describe knows, for people, for scripts, for the
- * README.
+ * README; which levels this machine has, and the kernels they give, are found by asking for them.
  */
 #include "args.h"
 #include "commands.h"
@@ -22,8 +22,9 @@ typedef struct backend_list {
 static const char help[] =
     "usage: folio info [OPTION]...\n\n"
     "What this machine and this build offer: the backends, best first, why one is not available,\n"
-    "the instruction-set levels built in and the one a context gets, the layouts of the KV cache\n"
-    "that are attended to in place, and what is refused, with the reason.\n\n"
+    "the instruction-set levels built in, those this machine has and the one a context gets, its\n"
+    "kernels by type of the KV cache, the layouts of the cache that are attended to in place, and\n"
+    "what is refused, with the reason. FOLIO_CPU=NAME in the environment caps the cpu's level.\n\n"
     "options\n"
     "      --features       the feature table of all backends, as Markdown\n"
     "  -o, --output FORMAT  text (default) or json\n"
@@ -33,7 +34,8 @@ static const char help[] =
     "  folio info --features > features.md\n"
     "  folio info -o json\n\n"
     "The JSON is one object: {\"version\", \"backends\": [{\"name\", \"available\", \"reason\", \"device\",\n"
-    "\"levels\", \"level\", ...}]}. Keys are added in later versions, never renamed or removed.\n\n"
+    "\"levels\", \"level\", \"levels_here\", \"kernels\": [{\"dtype\", \"kv_dtype\", \"name\"}], ...}]}. Keys are\n"
+    "added in later versions, never renamed or removed.\n\n"
     "exit status\n"
     "  0  done    2  the command line is wrong\n";
 
@@ -52,37 +54,115 @@ static bool list_backends(backend_list *list)
     return true;
 }
 
+/* A context of this backend at a level, NULL being its default; NULL where none opens. */
+static folio_context *open_context(const char *backend, const char *level, folio_context_info *info)
+{
+    folio_context_desc desc = {.struct_size = sizeof desc, .backend = backend, .level = level};
+    folio_context *ctx = NULL;
+    *info = (folio_context_info){.struct_size = sizeof *info};
+    if (folio_context_create(&desc, &ctx) == FOLIO_OK) folio_context_describe(ctx, info);
+    return ctx;
+}
+
 /* Threads a context of this backend gets by default; 0 where none opens. */
 static int32_t default_threads(const char *backend)
 {
-    folio_context_desc desc = {.struct_size = sizeof desc, .backend = backend};
-    folio_context_info info = {.struct_size = sizeof info};
-    folio_context *ctx = NULL;
-    if (folio_context_create(&desc, &ctx) != FOLIO_OK) return 0;
-    folio_context_describe(ctx, &info);
-    int32_t threads = info.num_threads;
+    folio_context_info info;
+    folio_context *ctx = open_context(backend, NULL, &info);
+    int32_t threads = ctx != NULL ? info.num_threads : 0;
     folio_context_destroy(ctx);
     return threads;
+}
+
+/* Does a context that asks for the level by name get it? */
+static bool level_is_here(const char *backend, const char *level)
+{
+    folio_context_info info;
+    folio_context *ctx = open_context(backend, level, &info);
+    bool here = ctx != NULL && strcmp(info.level, level) == 0;
+    folio_context_destroy(ctx);
+    return here;
+}
+
+/* A step of one token on one key: the least a plan can be asked about. */
+static bool describe_plan(folio_context *ctx, const folio_attention *attention,
+                          folio_plan_info *info)
+{
+    folio_plan *plan = NULL;
+    folio_batch *batch = NULL;
+    folio_plan_desc desc = {.struct_size = sizeof desc,
+                            .attentions = &attention,
+                            .num_attentions = 1,
+                            .block_size = 16,
+                            .num_blocks = 1,
+                            .max_seqs = 1,
+                            .max_query_tokens = 1,
+                            .max_seq_len = 1};
+    folio_batch_desc batch_desc = {.struct_size = sizeof batch_desc, .block_size = 16};
+    folio_batch_seq seq = {.struct_size = sizeof seq,
+                           .query_len = 1,
+                           .seq_len = 1,
+                           .block_table = (const int32_t[]){0},
+                           .num_blocks = 1};
+    bool done = folio_plan_create(ctx, &desc, &plan) == FOLIO_OK &&
+                folio_batch_create(ctx, &batch_desc, &batch) == FOLIO_OK &&
+                folio_batch_add(batch, &seq) == FOLIO_OK &&
+                folio_plan_update(plan, batch) == FOLIO_OK &&
+                folio_plan_describe(plan, 0, FOLIO_DECODER, info) == FOLIO_OK;
+    folio_batch_destroy(batch);
+    folio_plan_destroy(plan);
+    return done;
+}
+
+/* The kernel for queries and KV of these types, by its name; "" where there is none. */
+static void find_kernel(folio_context *ctx, folio_dtype q, folio_dtype kv, char *name, size_t size)
+{
+    folio_attention *attention = NULL;
+    folio_attention_desc desc = {.struct_size = sizeof desc,
+                                 .num_heads = 1,
+                                 .num_kv_heads = 1,
+                                 .k_head_size = 128,
+                                 .dtype = q,
+                                 .kv_dtype = kv};
+    folio_plan_info info = {.struct_size = sizeof info};
+    bool found = folio_attention_create(ctx, &desc, &attention) == FOLIO_OK &&
+                 describe_plan(ctx, attention, &info);
+    snprintf(name, size, "%s", found ? info.kernel : "");
+    folio_attention_destroy(attention);
+}
+
+enum { MAX_KERNEL_NAME = 64, NUM_QUERY_TYPES = 3, NUM_KV_TYPES = 6 };
+static const folio_dtype query_types[NUM_QUERY_TYPES] = {FOLIO_F32, FOLIO_F16, FOLIO_BF16};
+static const folio_dtype kv_types[NUM_KV_TYPES] = {FOLIO_F32,      FOLIO_F16,      FOLIO_BF16,
+                                                   FOLIO_FP8_E4M3, FOLIO_FP8_E5M2, FOLIO_INT8};
+
+/* Calls body for each kernel that the default level has for a KV type. */
+static void each_kernel(const char *backend, void *to,
+                        void (*body)(void *to, folio_dtype q, folio_dtype kv, const char *name))
+{
+    folio_context_info info;
+    folio_context *ctx = open_context(backend, NULL, &info);
+    for (int i = 0; ctx != NULL && i < NUM_KV_TYPES * NUM_QUERY_TYPES; i++) {
+        folio_dtype q = query_types[i % NUM_QUERY_TYPES], kv = kv_types[i / NUM_QUERY_TYPES];
+        char name[MAX_KERNEL_NAME];
+        find_kernel(ctx, q, kv, name, sizeof name);
+        body(to, q, kv, name);
+    }
+    folio_context_destroy(ctx);
 }
 
 /* ---- Text */
 
 static void print_words(const char *label, int32_t count,
-                        const char *(*word)(const void *, int32_t), const void *of,
-                        const char *marked)
+                        const char *(*word)(const void *, int32_t), const void *of)
 {
     int column = printf("  %-10s", label);
     for (int32_t i = 0; i < count; i++) {
         const char *w = word(of, i);
         if (column + (int)strlen(w) + 2 > 100) column = printf("\n  %-10s", "") - 1;
-        column += printf(" %s%s", w, marked && strcmp(w, marked) == 0 && count > 1 ? "*" : "");
+        column += printf(" %s", w);
     }
     printf("\n");
-}
-
-static const char *level_word(const void *of, int32_t i)
-{
-    return ((const folio_backend_info *)of)->levels[i];
 }
 
 static const char *layout_word(const void *of, int32_t i)
@@ -104,6 +184,48 @@ static void print_wrapped(const char *label, const char *text)
     printf("\n");
 }
 
+/* What becomes of each level, lowest first. */
+static void print_levels(const folio_backend_info *info)
+{
+    bool cpu = strcmp(info->name, "cpu") == 0, above = false;
+    const char *cap = cpu ? getenv("FOLIO_CPU") : NULL;
+    bool capped = cap != NULL && cap[0] != '\0';
+    for (int32_t i = 0; i < info->num_levels; i++) {
+        const char *level = info->levels[i], *what = "here";
+        if (strcmp(level, info->level) == 0) {
+            what = capped ? "the default, capped by FOLIO_CPU"
+                   : cpu  ? "the default: the fastest here; FOLIO_CPU=NAME caps it"
+                          : "the default";
+            above = true;
+        } else if (!level_is_here(info->name, level)) what = "not on this machine";
+        else if (above && !capped) what = "here, but slower: used where asked for by name";
+        printf("  %-10s %-13s %s\n", i == 0 ? "levels" : "", level, what);
+    }
+    if (info->level[0] == '\0') {
+        folio_context_info none;
+        folio_context_destroy(open_context(info->name, NULL, &none));
+        printf("  %-10s %s\n", "", folio_last_error());
+    }
+}
+
+typedef struct kernel_lines {
+    int count;
+    char any[MAX_KERNEL_NAME]; /* the kernel of f32 queries on this KV type */
+} kernel_lines;
+
+/* A line for each KV type, and one more where a type of query has a kernel of its own. */
+static void print_kernel(void *to, folio_dtype q, folio_dtype kv, const char *name)
+{
+    kernel_lines *lines = to;
+    bool first = q == query_types[0];
+    if (!first && strcmp(name, lines->any) == 0) return;
+    if (first) snprintf(lines->any, sizeof lines->any, "%s", name);
+    char types[32];
+    snprintf(types, sizeof types, "%s%s", folio_dtype_name(kv), first ? "" : ", q ");
+    if (!first) strncat(types, folio_dtype_name(q), sizeof types - strlen(types) - 1);
+    printf("  %-10s %-13s %s\n", lines->count++ == 0 ? "kernels" : "", types, name);
+}
+
 static void print_backend(const folio_backend_info *info)
 {
     printf("\n%s%s%s", term_start(TERM_BOLD), info->name, term_end());
@@ -113,8 +235,9 @@ static void print_backend(const folio_backend_info *info)
     }
     printf("\n  %-10s %s\n", "device", info->device);
     printf("  %-10s %d by default\n", "threads", (int)default_threads(info->name));
-    print_words("levels", info->num_levels, level_word, info, info->level);
-    print_words("layouts", info->num_layouts, layout_word, info, NULL);
+    print_levels(info);
+    if (info->num_levels > 1) each_kernel(info->name, &(kernel_lines){0}, print_kernel);
+    print_words("layouts", info->num_layouts, layout_word, info);
     printf("  %-10s multiples of 8 up to %d\n", "head sizes", (int)info->max_head_size);
     int32_t supported = 0;
     for (int32_t i = 0; i < info->num_features; i++) supported += info->features[i].supported != 0;
@@ -183,6 +306,16 @@ static void print_markdown(const backend_list *list)
 
 /* ---- JSON */
 
+static void write_kernel(void *to, folio_dtype q, folio_dtype kv, const char *name)
+{
+    json *j = to;
+    json_object(j, NULL);
+    json_string(j, "dtype", folio_dtype_name(q));
+    json_string(j, "kv_dtype", folio_dtype_name(kv));
+    json_string(j, "name", name);
+    json_close(j);
+}
+
 static void write_backend(json *j, const folio_backend_info *info)
 {
     json_object(j, NULL);
@@ -194,6 +327,13 @@ static void write_backend(json *j, const folio_backend_info *info)
     for (int32_t i = 0; i < info->num_levels; i++) json_string(j, NULL, info->levels[i]);
     json_close(j);
     json_string(j, "level", info->level);
+    json_array(j, "levels_here");
+    for (int32_t i = 0; info->available && i < info->num_levels; i++)
+        if (level_is_here(info->name, info->levels[i])) json_string(j, NULL, info->levels[i]);
+    json_close(j);
+    json_array(j, "kernels");
+    if (info->available) each_kernel(info->name, j, write_kernel);
+    json_close(j);
     json_integer(j, "threads", info->available ? default_threads(info->name) : 0);
     json_array(j, "layouts");
     for (int32_t i = 0; i < info->num_layouts; i++)

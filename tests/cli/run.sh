@@ -94,9 +94,19 @@ check "info lists cpu" grep -q '^cpu' out
 check "info lists reference" grep -q '^reference' out
 check "info fits 100 columns" test -z "$(awk 'length > 100' out)"
 expect 0 out '"version": "' info -o json
-for key in name available reason device levels level layouts features; do
+for key in name available reason device levels level levels_here kernels layouts features; do
     check "info -o json has $key" grep -q "\"$key\": " out
 done
+# Every level that is here gives a context; the default is one of them, FOLIO_CPU caps it.
+env -u FOLIO_CPU "$folio" info > out
+check "info has one default level of cpu" test "$(grep -c 'the default: the fastest here' out)" -eq 1
+check "info names the kernel of every KV type" test "$(grep -c ' attend_[a-z0-9]*_d[0-9]*_' out)" -ge 6
+FOLIO_CPU=scalar "$folio" info > out
+check "info says what FOLIO_CPU did" grep -q ' scalar  *the default, capped by FOLIO_CPU$' out
+check "info names the kernels of the cap" test "$(grep -c ' attend_[a-z0-9]*_d[0-9]*_scalar$' out)" -ge 6
+check "info names no others" test "$(grep -c ' attend_' out)" -eq "$(grep -c '_scalar$' out)"
+FOLIO_CPU=sse9 "$folio" info > out
+check "info says that FOLIO_CPU names nothing" grep -q 'FOLIO_CPU names a level that is not there' out
 expect 0 out '^| feature | what it is | .*cpu | reference |$' info --features
 check "rows of the feature table have equal columns" \
     test "$(sed 's/\\|//g' out | awk -F'|' '{ print NF }' | sort -u | wc -l)" -eq 1
