@@ -26,8 +26,7 @@ void folioi_store_row(void *base, folio_dtype dtype, int64_t index, const float 
         for (int64_t i = 0; i < n; i++) store_f32(base, dtype, index + i, src[i]);
 }
 
-/* max|x| / 127, NaN where a number is; 0 for a row of zeros. */
-static float int8_scale(const void *base, folio_dtype dtype, int64_t index, int64_t n)
+float folioi_int8_scale(const void *base, folio_dtype dtype, int64_t index, int64_t n)
 {
     float largest = 0.0f;
     for (int64_t i = 0; i < n; i++) {
@@ -57,13 +56,14 @@ static void write_head(const folioi_kv_side *side, int64_t first, const folio_te
     }
 }
 
-static void write_token(const folioi_kv_side *side, int32_t heads, const folio_tensor *t,
-                        float scale, int64_t row, int64_t block, int64_t token)
+static void write_token(const folioi_kv_side *side, const folioi_kv_share *share,
+                        const folio_tensor *t, float scale, int64_t row, int64_t block,
+                        int64_t token)
 {
-    for (int32_t h = 0; h < heads; h++) {
+    for (int32_t h = share->head_begin; h < share->head_end; h++) {
         int64_t index = row * t->token_stride + h * t->head_stride;
         if (side->scales != NULL) {
-            scale = int8_scale(t->data, t->dtype, index, side->dims);
+            scale = folioi_int8_scale(t->data, t->dtype, index, side->dims);
             side->scales[address_token(side->scales_at, block, h, token)] = scale;
         }
         write_head(side, address_token(side->at, block, h, token), t, index, scale);
@@ -71,15 +71,15 @@ static void write_token(const folioi_kv_side *side, int32_t heads, const folio_t
 }
 
 void folioi_kv_write_rows(const folioi_kv_layer *layer, const folioi_kv_tensors *t,
-                          const int64_t *slots, int64_t begin, int64_t end)
+                          const int64_t *slots, const folioi_kv_share *share)
 {
-    const folio_kv_cache_desc *desc = &layer->format->desc;
+    int32_t block_size = layer->format->desc.block_size;
     folioi_kv_side k = kv_side(layer, FOLIOI_K), v = kv_side(layer, FOLIOI_V);
-    for (int64_t i = begin; i < end; i++) {
+    for (int64_t i = share->begin; i < share->end; i++) {
         if (slots[i] < 0) continue;
-        int64_t block = slots[i] / desc->block_size, token = slots[i] % desc->block_size;
-        write_token(&k, desc->num_kv_heads, &t->k, t->k_scale, i, block, token);
-        write_token(&v, desc->num_kv_heads, &t->v, t->v_scale, i, block, token);
+        int64_t block = slots[i] / block_size, token = slots[i] % block_size;
+        write_token(&k, share, &t->k, t->k_scale, i, block, token);
+        write_token(&v, share, &t->v, t->v_scale, i, block, token);
     }
 }
 

@@ -17,9 +17,18 @@ typedef struct folioi_kv_tensors {
     float k_scale, v_scale; /* fp8 only, else 1 */
 } folioi_kv_tensors;
 
-/** Store rows [begin, end) of t in slots[begin .. end); slot -1 stores nothing. */
+/** Rows [begin, end) of kv heads [head_begin, head_end): what one worker stores at a time. */
+typedef struct folioi_kv_share {
+    int64_t begin, end;
+    int32_t head_begin, head_end;
+} folioi_kv_share;
+
+/** Store a share of t in slots[begin .. end); slot -1 stores nothing. */
 void folioi_kv_write_rows(const folioi_kv_layer *layer, const folioi_kv_tensors *t,
-                          const int64_t *slots, int64_t begin, int64_t end);
+                          const int64_t *slots, const folioi_kv_share *share);
+
+/** The int8 scale of numbers [index, index + n): max|x| / 127, NaN where one is NaN; 0 for zeros. */
+float folioi_int8_scale(const void *base, folio_dtype dtype, int64_t index, int64_t n);
 
 /** What one head of one stored token is multiplied by: the cache's own scale (int8), or `fp8`. */
 static inline float kv_scale(const folioi_kv_side *side, int64_t block, int64_t head, int64_t token,

@@ -112,7 +112,8 @@ static void write(const folio_context *ctx, const folioi_kv_layer *layer,
                   const folioi_kv_tensors *t, const int64_t *slots, int64_t num_slots)
 {
     (void)ctx;
-    folioi_kv_write_rows(layer, t, slots, 0, num_slots);
+    folioi_kv_share all = {0, num_slots, 0, layer->format->desc.num_kv_heads};
+    folioi_kv_write_rows(layer, t, slots, &all);
 }
 
 static void forward(const folioi_call *call)

@@ -12,7 +12,8 @@
 #include <stdatomic.h>
 #include <string.h>
 
-#define WRITE_ROWS 16 /* rows of k and v a worker stores at a time */
+#define WRITE_ROWS 16 /* rows of k and v a worker stores at a time: a native sub-tile */
+#define WRITE_BYTES ((int64_t)32768) /* of k and v, at least: less is done before a worker wakes */
 
 /* One worker's scratch. */
 typedef struct {
@@ -307,30 +308,56 @@ typedef struct {
     const folioi_kv_tensors *tensors;
     const int64_t *slots;
     int64_t num_slots;
+    int32_t head_step, head_steps; /* kv heads of a share; shares for the same rows */
     atomic_llong next;
 } write_job;
+
+/* Where the rows of a share begin: near `row`, where a sub-tile of slots does, so that no two workers write one. */
+static int64_t first_write_row(const write_job *j, int64_t row)
+{
+    if (row == 0 || row >= j->num_slots) return min_i64(row, j->num_slots);
+    for (int64_t i = row; i < min_i64(row + WRITE_ROWS, j->num_slots); i++)
+        if (j->slots[i] >= 0 && j->slots[i] % WRITE_ROWS == 0) return i;
+    return row;
+}
 
 static void write_worker(void *arg, int64_t worker)
 {
     write_job *j = arg;
+    int32_t heads = j->layer->format->desc.num_kv_heads;
     (void)worker;
     for (;;) {
-        int64_t begin = atomic_fetch_add_explicit(&j->next, WRITE_ROWS, memory_order_relaxed);
-        if (begin >= j->num_slots) return;
-        j->kernels->write(j->layer, j->tensors, j->slots, begin,
-                          min_i64(begin + WRITE_ROWS, j->num_slots));
+        int64_t unit = atomic_fetch_add_explicit(&j->next, 1, memory_order_relaxed);
+        int64_t row = unit / j->head_steps * WRITE_ROWS, head = unit % j->head_steps * j->head_step;
+        if (row >= j->num_slots) return;
+        folioi_kv_share share = {
+            .begin = first_write_row(j, row),
+            .end = first_write_row(j, row + WRITE_ROWS),
+            .head_begin = (int32_t)head,
+            .head_end = (int32_t)min_i64(head + j->head_step, heads),
+        };
+        j->kernels->write(j->layer, j->tensors, j->slots, &share);
     }
 }
 
 void folioi_cpu_write(const folio_context *ctx, const folioi_kv_layer *layer,
                       const folioi_kv_tensors *t, const int64_t *slots, int64_t num_slots)
 {
+    const folio_kv_cache_desc *d = &layer->format->desc;
+    int64_t rows = ceil_div(num_slots, WRITE_ROWS), heads = d->num_kv_heads;
+    int64_t bytes = num_slots * heads * ((int64_t)d->k_head_size + d->v_head_size) *
+                    (int64_t)folio_dtype_size(t->k.dtype);
+    int64_t workers = max_i64(1, min_i64(bytes / WRITE_BYTES, ctx->num_threads));
+    /* few rows are shared out by their heads too */
+    int64_t parts = min_i64(ceil_div(workers, max_i64(rows, 1)), heads);
+    int64_t step = ceil_div(heads, parts);
     write_job j = {.kernels = ctx->kernels,
                    .layer = layer,
                    .tensors = t,
                    .slots = slots,
-                   .num_slots = num_slots};
+                   .num_slots = num_slots,
+                   .head_step = (int32_t)step,
+                   .head_steps = (int32_t)ceil_div(heads, step)};
     atomic_init(&j.next, 0);
-    context_parallel(ctx, min_i64(ceil_div(num_slots, WRITE_ROWS), ctx->num_threads), write_worker,
-                     &j);
+    context_parallel(ctx, min_i64(rows * j.head_steps, workers), write_worker, &j);
 }

@@ -97,9 +97,9 @@ typedef struct folioi_cpu_kernels {
         void (*load_queries)(float *to, const void *q, folio_dtype type, const int64_t *from,
                              int32_t rows, int32_t dims);
     } attend[FOLIOI_NUM_ATTEND];
-    /* Stores rows [begin, end) of k and v in their slots. */
+    /* Stores a share of k and v in its slots, with the bits of folioi_kv_write_rows. */
     void (*write)(const folioi_kv_layer *layer, const folioi_kv_tensors *t, const int64_t *slots,
-                  int64_t begin, int64_t end);
+                  const folioi_kv_share *share);
     /* A row of out: x * factor, rounded to its type. */
     void (*store_row)(void *out, folio_dtype type, int64_t index, const float *x, float factor,
                       int32_t dims);

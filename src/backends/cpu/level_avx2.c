@@ -5,6 +5,8 @@
 #include "backends/cpu/vec_avx2.h"
 
 #include "backends/cpu/attend_split.h"
+#include "backends/cpu/write_avx2.h"
+#include "backends/cpu/write_body.h"
 
 #include <cpuid.h>
 
@@ -36,6 +38,7 @@ void folioi_cpu_fill_avx2(folioi_cpu_kernels *table)
     table->exp2 = exp2_of;
     table->tanh = tanh_of;
     table->store_row = store_row;
+    table->write = write_rows;
 #define X(kv, d, q)                                                                                \
     table->attend[ATTEND_##kv##_d##d].run = attend_##kv##_d##d##_avx2;                             \
     table->attend[ATTEND_##kv##_d##d].load_queries = pack_queries;                                 \

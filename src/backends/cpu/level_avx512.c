@@ -5,6 +5,8 @@
 #include "backends/cpu/vec_avx512.h"
 
 #include "backends/cpu/attend_split.h"
+#include "backends/cpu/write_avx512.h"
+#include "backends/cpu/write_body.h"
 
 #define X(kv, d, q)                                                                                \
     static void attend_##kv##_d##d##_avx512(const folioi_attend_args *a)                           \
@@ -28,6 +30,7 @@ void folioi_cpu_fill_avx512(folioi_cpu_kernels *table)
     table->exp2 = exp2_of;
     table->tanh = tanh_of;
     table->store_row = store_row;
+    table->write = write_rows;
 #define X(kv, d, q)                                                                                \
     table->attend[ATTEND_##kv##_d##d].run = attend_##kv##_d##d##_avx512;                           \
     table->attend[ATTEND_##kv##_d##d].load_queries = pack_queries;                                 \
