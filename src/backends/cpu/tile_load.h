@@ -342,7 +342,8 @@ static void load_native(const folioi_attend_args *a, folio_dtype kv, int32_t key
         CASE(FOLIO_F16)
         CASE(FOLIO_BF16)
         CASE(FOLIO_FP8_E4M3)
-        CASE(FOLIO_FP8_E5M2) CASE(FOLIO_INT8)
+        CASE(FOLIO_FP8_E5M2)
+        CASE(FOLIO_INT8)
 #undef CASE
             default : return;
     }
