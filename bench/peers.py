@@ -69,7 +69,7 @@ class Driver:
             try:
                 wrong = self.check(peer, case)
                 if wrong:
-                    raise Refused(wrong)
+                    raise Refused(f"{wrong} (such cases as {case.case})")
                 inputs = inputs or Inputs(case)
                 run, _ = peer.prepare(case, inputs)
                 run()
