@@ -102,11 +102,11 @@ static void print_peers(const bench *b)
     for (int k = 0; k < count; k++) {
         snprintf(text, sizeof text, "%s %s", bench_peers_name(b->peers, k),
                  bench_peers_version(b->peers, k));
-        printf(" %-24s |", text);
+        printf(" %-28s |", text);
     }
     printf("\n");
     print_rule(b);
-    for (int k = 0; k < count; k++) printf("-------------------------:|");
+    for (int k = 0; k < count; k++) printf("-----------------------------:|");
     printf("\n");
     for (int64_t i = 0; i < b->num_results; i++) {
         const result *r = &b->results[i];
@@ -117,7 +117,7 @@ static void print_peers(const bench *b)
                 snprintf(text, sizeof text, "%s (%.2f)",
                          time_text(time, sizeof time, r->peers[k].median),
                          r->peers[k].median / r->seconds.median);
-            printf(" %24s |", text);
+            printf(" %28s |", text);
         }
         printf("\n");
     }
