@@ -39,8 +39,8 @@ struct folioi_threads {
     folio_task_fn fn;
     void *task;
     int64_t count;
-    _Alignas(FOLIOI_ALIGN) atomic_uint_fast64_t state;
-    _Alignas(FOLIOI_ALIGN) atomic_uint_fast64_t claimed[FOLIOI_MAX_THREADS]; /* job of each index */
+    _Alignas(FOLIOI_ALIGN) _Atomic uint64_t state;
+    _Alignas(FOLIOI_ALIGN) _Atomic uint64_t claimed[FOLIOI_MAX_THREADS]; /* job of each index */
     _Alignas(FOLIOI_ALIGN) atomic_int sleeping; /* workers that sleep, or are about to */
     atomic_bool owner_sleeps;
     pthread_mutex_t lock; /* of the two conditions below */
