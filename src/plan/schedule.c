@@ -4,6 +4,7 @@
 #include <string.h>
 
 #define ITEMS_PER_WORKER 4 /* finer items even out the ends; each costs a little */
+#define ROW_STEP 12        /* rows that kernels like to take together */
 
 /* Multiplications that one thread has done before others are at work: 3 us in vectors. */
 #define SMALL_WORK ((int64_t)1 << 17)
@@ -34,14 +35,27 @@ folioi_schedule_limits folioi_schedule_size(const folio_attention_desc *a, int64
         .split_len = split_len,
     };
     l.tile_queries = l.group < tile_rows ? tile_rows / l.group : 1;
+    l.least_queries = l.group < tile_rows / 3 ? tile_rows / 3 / l.group : 1;
     int64_t wanted = wanted_items(&l);
     /* every sequence may end in a part of a tile; chains add less than `wanted` items in all */
-    l.max_items = max_queries / l.tile_queries + max_seqs + wanted;
+    l.max_items = max_queries / l.least_queries + max_seqs + wanted;
     if (num_workers == 1) return l;
     l.max_chains = wanted;
     int64_t rows = (int64_t)l.group * min_i64(l.tile_queries, max_queries);
     l.max_partials = min_i64(wanted * rows * ceil_div(max_keys, split_len), partial_budget);
     return l;
+}
+
+/* Queries of a tile in a step of `queries`: as many as there may be, but where workers would have too few tiles to
+ * share. */
+static int32_t choose_tile(const folioi_schedule_limits *l, int64_t queries)
+{
+    int64_t step = ROW_STEP; /* queries that make whole steps of rows */
+    while (step > 1 && step * l->group / 2 % ROW_STEP == 0 && step % 2 == 0) step /= 2;
+    while (step > 1 && step * l->group / 3 % ROW_STEP == 0 && step % 3 == 0) step /= 3;
+    int64_t tile = ceil_div(queries, 2 * wanted_items(l));
+    tile = ceil_div(tile, step) * step;
+    return (int32_t)max_i64(l->least_queries, min_i64(tile, l->tile_queries));
 }
 
 /* One tile's keys and the work in them. */
@@ -50,10 +64,10 @@ typedef struct {
     int64_t work;
 } tile;
 
-static tile tile_of(const folioi_schedule_limits *l, const folioi_rows *rows,
+static tile tile_of(const folioi_schedule *s, const folioi_rows *rows,
                     const folio_attention_desc *a, int64_t first)
 {
-    int64_t n = min_i64(l->tile_queries, rows->query_len - first);
+    int64_t n = min_i64(s->tile_queries, rows->query_len - first);
     folioi_range keys = key_range_of(rows, a, first, n);
     return (tile){keys, n * max_i64(keys.end - keys.begin, 1)};
 }
@@ -106,13 +120,13 @@ static int64_t put_sequence(folioi_schedule *s, const folio_attention_desc *a,
 {
     const folioi_schedule_limits *l = &s->limits;
     int64_t work = 0;
-    for (int64_t q = 0; q < rows->query_len; q += l->tile_queries) {
-        tile t = tile_of(l, rows, a, q);
+    for (int64_t q = 0; q < rows->query_len; q += s->tile_queries) {
+        tile t = tile_of(s, rows, a, q);
         bool empty = t.keys.begin >= t.keys.end;
         folioi_item whole = {
             .seq = (int32_t)seq,
             .first_query = (int32_t)q,
-            .num_queries = (int32_t)min_i64(l->tile_queries, rows->query_len - q),
+            .num_queries = (int32_t)min_i64(s->tile_queries, rows->query_len - q),
             .split_begin = empty ? 0 : t.keys.begin / l->split_len,
             .split_end = empty ? 0 : (int32_t)ceil_div(t.keys.end, l->split_len),
             .chain = -1,
@@ -129,6 +143,8 @@ void folioi_schedule_fill(folioi_schedule *s, const folio_attention_desc *a,
     const folioi_schedule_limits *l = &s->limits;
     int64_t total = 0;
     s->num_items = s->num_chains = s->num_partials = 0;
+    s->tile_queries =
+        choose_tile(l, type == FOLIO_ENCODER ? batch->num_encoder_tokens : batch->num_query_tokens);
     for (int64_t i = 0; i < batch->num_seqs; i++) {
         folioi_rows rows = folioi_batch_rows(batch, i, type);
         total += put_sequence(s, a, &rows, i);
@@ -137,7 +153,7 @@ void folioi_schedule_fill(folioi_schedule *s, const folio_attention_desc *a,
     for (int64_t i = 0; i < tiles && l->max_chains > 0; i++) {
         if ((INT64_C(2) << s->weights[i]) <= share) continue; /* its work is below that */
         folioi_rows rows = folioi_batch_rows(batch, s->items[i].seq, type);
-        tile t = tile_of(l, &rows, a, s->items[i].first_query);
+        tile t = tile_of(s, &rows, a, s->items[i].first_query);
         cut_item(s, i, &t, share);
     }
     s->num_workers = is_small(l, a, total) ? 1 : l->num_workers;

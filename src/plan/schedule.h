@@ -31,7 +31,8 @@ typedef struct folioi_chain {
 /** Fixed when a plan is created. */
 typedef struct folioi_schedule_limits {
     int32_t group, num_kv_heads, num_workers;
-    int32_t tile_queries, split_len;
+    int32_t tile_queries, split_len; /* the most queries of a tile ... */
+    int32_t least_queries;           /* ... and the fewest it is cut down to */
     int64_t max_items, max_chains;
     int64_t max_partials; /* partial rows of one kv head */
 } folioi_schedule_limits;
@@ -43,7 +44,8 @@ typedef struct folioi_schedule {
     uint8_t *weights;     /* [max_items] log2 of each item's work */
     folioi_chain *chains; /* [max_chains] */
     int64_t num_items, num_chains, num_partials;
-    int32_t num_workers; /* worth waking: all, or 1 where the whole step is a few microseconds */
+    int32_t tile_queries; /* of this step */
+    int32_t num_workers;  /* worth waking: all, or 1 where the whole step is a few microseconds */
 } folioi_schedule;
 
 /** Capacities for a plan's limits. partial_budget: most partial rows of one kv head worth keeping. */

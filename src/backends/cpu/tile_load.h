@@ -345,7 +345,7 @@ static void load_native(const folioi_attend_args *a, folio_dtype kv, int32_t key
         CASE(FOLIO_FP8_E5M2)
         CASE(FOLIO_INT8)
 #undef CASE
-            default : return;
+    default: return;
     }
 }
 #endif
