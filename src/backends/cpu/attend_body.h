@@ -88,8 +88,8 @@ INLINE void score_block(const int R, const int N, const float *q, int32_t steps,
         t->k[(first + v) * LANES / SUB] + (first + v) * LANES % SUB;
     for (int32_t d = 0; d < steps; d++) {
         vec b[4];
-        /* few rows wait for memory, not for arithmetic: two lines for each line of K */
-        if (R <= 4 && d % 4 == 0) fetch_ahead(next, 8 * N * LANES / SUB);
+        /* few rows wait for memory, not for arithmetic: a line for each line of K, and of V below, evenly */
+        if (R <= 4) fetch_ahead(next, N * LANES / SUB);
         _Pragma("GCC unroll 4") for (int v = 0; v < N; v++) b[v] = vec_load(k[v] + d * SUB);
         _Pragma("GCC unroll 16") for (int r = 0; r < R; r++)
         {
@@ -104,7 +104,7 @@ INLINE void score_block(const int R, const int N, const float *q, int32_t steps,
 
 /* out += p x V for R rows, n vectors of dims: rows (or pairs) [begin, end) of v, `stride` apart. */
 INLINE void value_block(const int R, const int N, const float *p, const float *v, int64_t stride,
-                        int32_t begin, int32_t end, float *out, int64_t out_stride)
+                        int32_t begin, int32_t end, ahead *next, float *out, int64_t out_stride)
 {
     vec acc[MAX_ROWS][4];
     _Pragma("GCC unroll 16") for (int r = 0; r < R; r++)
@@ -112,6 +112,7 @@ INLINE void value_block(const int R, const int N, const float *p, const float *v
             vec_load(out + r * out_stride + i * LANES);
     for (int32_t j = begin; j < end; j++) {
         vec b[4];
+        if (R <= 4) fetch_ahead(next, N * LANES / SUB);
         _Pragma("GCC unroll 4") for (int i = 0; i < N; i++) b[i] =
             vec_load(v + j * stride + i * LANES);
         _Pragma("GCC unroll 16") for (int r = 0; r < R; r++)
@@ -320,8 +321,8 @@ INLINE void scores(const folioi_attend_args *a, const int R, tile *t, const row_
  * Products of a block with V. Many rows: with the panel of dims [d, d + 2 vectors) that pack_panels made. Few:
  * with all dims, sub-tile by sub-tile as they lie.
  */
-INLINE void values(const folioi_attend_args *a, const int R, const tile *t, const row_block *b,
-                   int32_t d, const float *p)
+INLINE void values(const folioi_attend_args *a, const int R, tile *t, const row_block *b, int32_t d,
+                   const float *p)
 {
     const int pair = DOT ? 2 : 1, per_sub = SUB / pair;
     int32_t width = (int32_t)folioi_out_stride(a->v_dims);
@@ -329,8 +330,9 @@ INLINE void values(const folioi_attend_args *a, const int R, const tile *t, cons
     int32_t begin = b->from / pair, end = (b->to + pair - 1) / pair;
     if (R > 4) {
         const float *v = a->v_panels + (int64_t)d * (TILE / pair);
-        if (d + 2 * LANES <= width) value_block(R, 2, p, v, 2 * LANES, begin, end, out + d, width);
-        else value_block(R, 1, p, v, LANES, begin, end, out + d, width);
+        if (d + 2 * LANES <= width)
+            value_block(R, 2, p, v, 2 * LANES, begin, end, &t->next, out + d, width);
+        else value_block(R, 1, p, v, LANES, begin, end, &t->next, out + d, width);
         return;
     }
     if (d > 0) return;
@@ -339,10 +341,10 @@ INLINE void values(const folioi_attend_args *a, const int R, const tile *t, cons
         int32_t to = end < (j + 1) * per_sub ? end - j * per_sub : per_sub;
         for (d = 0; d + 4 * LANES <= width; d += 4 * LANES)
             value_block(R, 4, p + j * per_sub, t->ptrs.v[j] + d, t->ptrs.v_stride[j], from, to,
-                        out + d, width);
+                        &t->next, out + d, width);
         for (; d < width; d += LANES)
             value_block(R, 1, p + j * per_sub, t->ptrs.v[j] + d, t->ptrs.v_stride[j], from, to,
-                        out + d, width);
+                        &t->next, out + d, width);
     }
 }
 

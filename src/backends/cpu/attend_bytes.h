@@ -18,7 +18,7 @@ INLINE void score_bytes(const folioi_attend_args *a, const int R, const int kv, 
         _Pragma("GCC unroll 4") for (int r = 0; r < R; r++)
             _Pragma("GCC unroll 4") for (int i = 0; i < 4; i++) acc[r][i] = vec_set1(0.0f);
         for (int32_t d = 0; d < a->k_dims / 4; d++) {
-            fetch_ahead(&t->next, 8); /* a line of V for each line of K */
+            fetch_ahead(&t->next, 4);
             _Pragma("GCC unroll 4") for (int i = 0; i < 4; i++)
             {
                 vec pair[2];
@@ -36,8 +36,7 @@ INLINE void score_bytes(const folioi_attend_args *a, const int R, const int kv, 
 
 /* out += p x V for R rows, all keys of the tile and N vectors of dims from d on. */
 INLINE void value_bytes_at(const folioi_attend_args *a, const int R, const int N, const int kv,
-                           const byte_table *table, const tile *t, int32_t d, const float *p,
-                           float *out)
+                           const byte_table *table, tile *t, int32_t d, const float *p, float *out)
 {
     int32_t width = a->v_dims;
     vec acc[4][4];
@@ -48,6 +47,7 @@ INLINE void value_bytes_at(const folioi_attend_args *a, const int R, const int N
         const char *row = (const char *)t->ptrs.v[j / 8] + (int64_t)(j % 8) * 2 * width + d;
         vec pair[4];
         vec_pairs_of_rows(table, kv, N, row, row + width, pair);
+        fetch_ahead(&t->next, N == 4 ? 2 : 1);
         _Pragma("GCC unroll 4") for (int r = 0; r < R; r++)
         {
             vec w = vec_set1(p[r * TILE + j]);
@@ -60,7 +60,7 @@ INLINE void value_bytes_at(const folioi_attend_args *a, const int R, const int N
             vec_store(out + r * width + d + i * LANES, acc[r][i]);
 }
 
-INLINE void value_bytes(const folioi_attend_args *a, const int R, const int kv, const tile *t,
+INLINE void value_bytes(const folioi_attend_args *a, const int R, const int kv, tile *t,
                         const float *p, float *out)
 {
     const byte_table table = byte_table_of(kv);
@@ -76,8 +76,8 @@ INLINE void value_bytes(const folioi_attend_args *a, const int R, const int kv, 
     {                                                                                              \
         score_bytes(a, R, KV_##type, t, q, s);                                                     \
     }                                                                                              \
-    static void value_bytes_##R##_##type(const folioi_attend_args *a, const tile *t,               \
-                                         const float *p, float *out)                               \
+    static void value_bytes_##R##_##type(const folioi_attend_args *a, tile *t, const float *p,     \
+                                         float *out)                                               \
     {                                                                                              \
         value_bytes(a, R, KV_##type, t, p, out);                                                   \
     }
@@ -101,7 +101,7 @@ static void block_score_bytes(const folioi_attend_args *a, tile *t, const row_bl
 #undef BYTE_CALL
 }
 
-static void block_value_bytes(const folioi_attend_args *a, const tile *t, const row_block *b,
+static void block_value_bytes(const folioi_attend_args *a, tile *t, const row_block *b,
                               const float *p)
 {
     float *out = a->state.out + (int64_t)b->row * a->v_dims;

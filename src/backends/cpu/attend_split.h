@@ -25,8 +25,8 @@
     {                                                                                              \
         scores(a, R, t, b, first, s);                                                              \
     }                                                                                              \
-    static void values_##R(const folioi_attend_args *a, const tile *t, const row_block *b,         \
-                           int32_t d, const float *p)                                              \
+    static void values_##R(const folioi_attend_args *a, tile *t, const row_block *b, int32_t d,    \
+                           const float *p)                                                         \
     {                                                                                              \
         values(a, R, t, b, d, p);                                                                  \
     }
@@ -59,7 +59,7 @@ INLINE void block_scores(const folioi_attend_args *a, tile *t, const row_block *
     }
 }
 
-INLINE void block_values(const folioi_attend_args *a, const tile *t, const row_block *b, int32_t d,
+INLINE void block_values(const folioi_attend_args *a, tile *t, const row_block *b, int32_t d,
                          const float *p)
 {
 #if defined(DOT_BF16)
@@ -195,7 +195,7 @@ static void attend_split(const folioi_attend_args *a, folio_dtype kv)
         t.first = a->begin > t.t0 ? a->begin - t.t0 : 0;
         t.bytes = find_bytes(a, &plan, &t);
         if (!t.bytes) load_tile(a, &plan, &t);
-        look_ahead(a, &plan, (int)folio_dtype_size(kv), &t);
+        look_ahead(a, &plan, &t);
         for (int32_t r = 0; r < a->rows; r += STRIP)
             attend_strip(a, &plan, &t, r, a->rows - r < STRIP ? a->rows - r : STRIP);
     }

@@ -90,6 +90,7 @@ typedef struct {
     const folioi_item *item;
     int32_t kv_head, num_rows;
     folioi_rows rows;
+    folioi_soon soon[2]; /* its keys, and the next item's */
     scratch s;
 } work;
 
@@ -170,7 +171,7 @@ static void attend_split(const work *w, const folioi_keys *keys, int32_t split,
         .keys = *keys,
         .begin = (int32_t)max_i64(begin, seen.begin),
         .end = (int32_t)min_i64(end, seen.end),
-        .more = (int32_t)min_i64((int64_t)w->item->split_end * FOLIOI_SPLIT_LEN, seen.end),
+        .soon = {w->soon[0], w->soon[1]},
         .state = *state,
         .k_tile = w->s.k_tile,
         .v_tile = w->s.v_tile,
@@ -234,9 +235,31 @@ static void end_chain_item(const work *w, const folioi_chain *chain)
     finish(w, &w->s.total);
 }
 
-static void run_item(const job *j, const folioi_item *item, int32_t kv_head, scratch s)
+/* Keys of a unit that are stored. */
+static folioi_soon keys_soon(const job *j, int64_t unit)
 {
     const folioi_call *call = j->call;
+    int64_t heads = call->attention->num_kv_heads;
+    if (!call->cached || unit >= j->schedule->num_items * heads) return (folioi_soon){0};
+    const folioi_item *item = &j->schedule->items[unit / heads];
+    folioi_rows rows = folioi_batch_rows(call->batch, item->seq, call->type);
+    folioi_range seen = key_range_of(&rows, call->attention, item->first_query, item->num_queries);
+    int64_t begin = max_i64((int64_t)item->split_begin * FOLIOI_SPLIT_LEN, seen.begin);
+    int64_t end = min_i64((int64_t)item->split_end * FOLIOI_SPLIT_LEN, seen.end);
+    int64_t stored = call->append ? rows.context_len : rows.key_len;
+    return (folioi_soon){
+        .blocks = rows.blocks,
+        .kv_head = (int32_t)(unit % heads),
+        .key = (int32_t)(begin / FOLIOI_TILE_KEYS * FOLIOI_TILE_KEYS),
+        .end = (int32_t)min_i64(end, stored),
+    };
+}
+
+static void run_item(const job *j, int64_t unit, int64_t next, scratch s)
+{
+    const folioi_call *call = j->call;
+    int32_t heads = call->attention->num_kv_heads, kv_head = (int32_t)(unit % heads);
+    const folioi_item *item = &j->schedule->items[unit / heads];
     work w = {
         .job = j,
         .item = item,
@@ -244,6 +267,7 @@ static void run_item(const job *j, const folioi_item *item, int32_t kv_head, scr
         .num_rows =
             item->num_queries * (call->attention->num_heads / call->attention->num_kv_heads),
         .rows = folioi_batch_rows(call->batch, item->seq, call->type),
+        .soon = {keys_soon(j, unit), keys_soon(j, next)},
         .s = s,
     };
     load_rows(&w);
@@ -270,10 +294,12 @@ static void attend_worker(void *arg, int64_t worker)
     int64_t heads = j->call->attention->num_kv_heads, units = j->schedule->num_items * heads;
     folioi_arena arena = {j->memory.workers + worker * j->memory.worker_bytes, 0};
     scratch s = take_scratch(&arena, j->memory.rows, j->memory.k_dims, j->memory.v_dims);
-    for (;;) {
-        int64_t unit = atomic_fetch_add_explicit(&j->next, 1, memory_order_relaxed);
-        if (unit >= units) return;
-        run_item(j, &j->schedule->items[unit / heads], (int32_t)(unit % heads), s);
+    /* the next one is taken early, so that its first keys can be on their way */
+    int64_t unit = atomic_fetch_add_explicit(&j->next, 1, memory_order_relaxed);
+    while (unit < units) {
+        int64_t next = atomic_fetch_add_explicit(&j->next, 1, memory_order_relaxed);
+        run_item(j, unit, next, s);
+        unit = next;
     }
 }
 

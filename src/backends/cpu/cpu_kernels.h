@@ -42,6 +42,13 @@ typedef struct folioi_keys {
     int64_t new_row; /* row of key stored_len */
 } folioi_keys;
 
+/** Stored keys [key, end) of a sequence that will be read soon: worth fetching ahead. */
+typedef struct folioi_soon {
+    const int32_t *blocks;
+    int32_t kv_head;
+    int32_t key, end;
+} folioi_soon;
+
 /** Rows of (query x group) against keys [begin, end) of one split. */
 typedef struct folioi_attend_args {
     int32_t rows, k_dims, v_dims;
@@ -56,7 +63,7 @@ typedef struct folioi_attend_args {
     float scale, soft_cap;
     folioi_keys keys;
     int32_t begin, end;
-    int32_t more; /* keys before it may be read soon: worth fetching ahead                  */
+    folioi_soon soon[2];     /* the item's own keys, from any to the last; then the next item's */
     folioi_state_rows state; /* written, not read                                           */
     float *k_tile;           /* scratch [k_dims][FOLIOI_TILE_KEYS]                          */
     float *v_tile;           /* scratch [FOLIOI_TILE_KEYS][out stride]                      */

@@ -527,23 +527,27 @@ static void load_tile(const folioi_attend_args *a, const tile_plan *plan, tile *
     }
 }
 
-/* What the tile after t will read, where it lies in whole sub-tiles. */
-INLINE void look_ahead(const folioi_attend_args *a, const tile_plan *plan, const int elem, tile *t)
+/* What will be read after t, as much as a tile has, where it lies in whole sub-tiles. */
+INLINE void look_ahead(const folioi_attend_args *a, const tile_plan *plan, tile *t)
 {
     const folioi_keys *keys = &a->keys;
+    const int64_t elem = (int64_t)folio_dtype_size(t->kv);
     t->next.num = t->next.at = t->next.done = 0;
     if (!plan->packed) return;
-    for (int64_t key = t->t0 + (int64_t)TILE; key < t->t0 + 2 * (int64_t)TILE; key += SUB) {
-        if (key + SUB > a->more || key + SUB > keys->stored_len) return;
-        int64_t block = keys->blocks[key / keys->block_size], token = key % keys->block_size;
-        int i = t->next.num;
-        t->next.piece[i] =
-            keys->k.base + address_token(keys->k.at, block, keys->kv_head, token) * elem;
-        t->next.bytes[i] = SUB * a->k_dims * elem;
-        t->next.piece[i + 1] =
-            keys->v.base + address_token(keys->v.at, block, keys->kv_head, token) * elem;
-        t->next.bytes[i + 1] = SUB * a->v_dims * elem;
-        t->next.num = i + 2;
+    for (int s = 0; s < 2; s++) {
+        int64_t key = s == 0 ? t->t0 + (int64_t)TILE : a->soon[s].key;
+        for (; key + SUB <= a->soon[s].end && t->next.num < 2 * SUBS; key += SUB) {
+            int64_t block = a->soon[s].blocks[key / keys->block_size];
+            int64_t token = key % keys->block_size;
+            int i = t->next.num;
+            t->next.piece[i] =
+                keys->k.base + address_token(keys->k.at, block, a->soon[s].kv_head, token) * elem;
+            t->next.bytes[i] = (int32_t)(SUB * a->k_dims * elem);
+            t->next.piece[i + 1] =
+                keys->v.base + address_token(keys->v.at, block, a->soon[s].kv_head, token) * elem;
+            t->next.bytes[i + 1] = (int32_t)(SUB * a->v_dims * elem);
+            t->next.num = i + 2;
+        }
     }
 }
 
