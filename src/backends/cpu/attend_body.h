@@ -234,8 +234,9 @@ INLINE bool softmax_row(const folioi_attend_args *a, const bool options, const b
 /* ------------------------------------------------------------------------------------------ tiles */
 
 /* One row where V has numbers that only some rows may see: key by key, the hidden ones left out. */
-static void value_row_careful(const folioi_attend_args *a, const tile_ptrs *t, const float *p,
-                              const key_bits *hidden, int32_t begin, int32_t end, int32_t r)
+static inline void value_row_careful(const folioi_attend_args *a, const tile_ptrs *t,
+                                     const float *p, const key_bits *hidden, int32_t begin,
+                                     int32_t end, int32_t r)
 {
     int64_t stride = folioi_out_stride(a->v_dims);
     float *out = a->state.out + r * stride;

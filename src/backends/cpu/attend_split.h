@@ -5,11 +5,17 @@
 #ifndef FOLIOI_ATTEND_SPLIT_H
 #define FOLIOI_ATTEND_SPLIT_H
 
-#if defined(DOT_BF16)
+#if defined(DOT_BF16) && !defined(OWN_STRIP)
 #include "backends/cpu/attend_bytes.h"
 #else
 #include "backends/cpu/tile_load.h"
 #endif
+
+#if defined(OWN_STRIP) /* the level's file defines it, for all rows at once */
+enum { STRIP = 1 << 30 };
+static void attend_strip(const folioi_attend_args *a, const tile_plan *plan, tile *t, int32_t row,
+                         int32_t rows);
+#else
 
 /* The numbers of rows a block can have; a level whose MAX_ROWS is another says its own. */
 #if MAX_ROWS == 12
@@ -53,7 +59,9 @@ INLINE void block_scores(const folioi_attend_args *a, tile *t, const row_block *
 #endif
     switch (b->rows) {
 #define CASE(R)                                                                                    \
-    case R: scores_##R(a, t, b, first, s); break;
+    case R:                                                                                        \
+        scores_##R(a, t, b, first, s);                                                             \
+        break;
         BLOCK_SIZES(CASE)
 #undef CASE
     }
@@ -70,7 +78,9 @@ INLINE void block_values(const folioi_attend_args *a, tile *t, const row_block *
 #endif
     switch (b->rows) {
 #define CASE(R)                                                                                    \
-    case R: values_##R(a, t, b, d, p); break;
+    case R:                                                                                        \
+        values_##R(a, t, b, d, p);                                                                 \
+        break;
         BLOCK_SIZES(CASE)
 #undef CASE
     }
@@ -159,6 +169,7 @@ static void pack_queries(float *to, const void *q, folio_dtype type, const int64
         else pack_block(FOLIO_BF16, row, n, steps, to);
     }
 }
+#endif
 
 /* A row of out: x * factor, rounded to its type. */
 static void store_row(void *out, folio_dtype type, int64_t index, const float *x, float factor,

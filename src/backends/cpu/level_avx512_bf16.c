@@ -5,92 +5,7 @@
 #include "backends/cpu/cpu_kernels.h"
 
 #if defined(__x86_64__)
-#define DOT_BF16
-#include "backends/cpu/vec_avx512.h"
-
-INLINE vec vec_dot(vec acc, vec a, vec b)
-{
-    return _mm512_dpbf16_ps(acc, (__m512bh)a, (__m512bh)b);
-}
-/* Vector i of a row as bf16, from p on. */
-INLINE void vec_store_bf16(float *p, int i, vec x)
-{
-    _mm256_storeu_si256((__m256i *)(void *)p + i, (__m256i)_mm512_cvtneps_pbh(x));
-}
-INLINE vec vec_interleave(const uint16_t *low, const uint16_t *high)
-{
-    __m512i l = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const void *)low));
-    __m512i h = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const void *)high));
-    return _mm512_castsi512_ps(_mm512_or_epi32(l, _mm512_slli_epi32(h, 16)));
-}
-
-/*
- * Bytes to bf16 by a look at seven bits, of fp8 those below the sign, of int8 its magnitude: the low and the high byte
- * of each number. Filled once, before any kernel runs.
- */
-static uint8_t byte_parts[3][2][128]; /* [e4m3, e5m2, int8][low, high] */
-
-typedef struct {
-    __m512i low[2], high[2];
-} byte_table;
-
-INLINE int byte_type(const int kv)
-{
-    return kv == FOLIO_FP8_E4M3 ? 0 : kv == FOLIO_FP8_E5M2 ? 1 : 2;
-}
-
-INLINE byte_table byte_table_of(const int kv)
-{
-    const uint8_t *bytes = byte_parts[byte_type(kv)][0];
-    byte_table t;
-    for (int i = 0; i < 2; i++) {
-        t.low[i] = _mm512_loadu_si512(bytes + 64 * i);
-        t.high[i] = _mm512_loadu_si512(bytes + 128 + 64 * i);
-    }
-    return t;
-}
-
-INLINE void look_up(const byte_table *t, const int kv, __m512i x, __m512i *low, __m512i *high)
-{
-    __m512i seven = kv == FOLIO_INT8 ? _mm512_abs_epi8(x) : x, sign = _mm512_set1_epi8((char)0x80);
-    *low = _mm512_permutex2var_epi8(t->low[0], seven, t->low[1]);
-    __m512i h = _mm512_permutex2var_epi8(t->high[0], seven, t->high[1]);
-    h = _mm512_ternarylogic_epi32(h, x, sign, 0xf8); /* h | (x & sign) */
-    if (kv == FOLIO_INT8)                            /* -128 has no magnitude in seven bits */
-        h = _mm512_mask_mov_epi8(h, _mm512_cmpeq_epi8_mask(x, sign), _mm512_set1_epi8((char)0xc3));
-    *high = h;
-}
-
-/* Lanes of four bytes: pairs of the first two, and of the others. */
-INLINE void vec_pairs_of_fours(const byte_table *t, const int kv, const char *from, vec *pair)
-{
-    __m512i low, high;
-    look_up(t, kv, _mm512_loadu_si512(from), &low, &high);
-    __m512 a = _mm512_castsi512_ps(_mm512_unpacklo_epi8(low, high));
-    __m512 b = _mm512_castsi512_ps(_mm512_unpackhi_epi8(low, high));
-    pair[0] = _mm512_shuffle_ps(a, b, 0x88);
-    pair[1] = _mm512_shuffle_ps(a, b, 0xdd);
-}
-
-/* Two rows of bytes, 64 of each or 16: pairs of one from each, N vectors. */
-INLINE void vec_pairs_of_rows(const byte_table *t, const int kv, const int N, const char *row,
-                              const char *other, vec *pair)
-{
-    /* in the order that two interleavings within 128 bits turn into the rows' own */
-    const __m512i order = _mm512_set_epi32(15, 11, 7, 3, 14, 10, 6, 2, 13, 9, 5, 1, 12, 8, 4, 0);
-    const __mmask16 there = N == 4 ? 0xffff : 0xf;
-    __m512i x = _mm512_maskz_loadu_epi32(there, row), y = _mm512_maskz_loadu_epi32(there, other);
-    __m512i x_low, x_high, y_low, y_high;
-    look_up(t, kv, _mm512_permutexvar_epi32(order, x), &x_low, &x_high);
-    look_up(t, kv, _mm512_permutexvar_epi32(order, y), &y_low, &y_high);
-    __m512i a = _mm512_unpacklo_epi8(x_low, x_high), b = _mm512_unpacklo_epi8(y_low, y_high);
-    pair[0] = _mm512_castsi512_ps(_mm512_unpacklo_epi16(a, b));
-    if (N == 1) return;
-    pair[1] = _mm512_castsi512_ps(_mm512_unpackhi_epi16(a, b));
-    a = _mm512_unpackhi_epi8(x_low, x_high), b = _mm512_unpackhi_epi8(y_low, y_high);
-    pair[2] = _mm512_castsi512_ps(_mm512_unpacklo_epi16(a, b));
-    pair[3] = _mm512_castsi512_ps(_mm512_unpackhi_epi16(a, b));
-}
+#include "backends/cpu/vec_avx512_bf16.h"
 
 #include "backends/cpu/attend_split.h"
 
@@ -113,18 +28,6 @@ bool folioi_cpu_has_avx512_bf16(void)
 /* On Intel's cores vdpbf16ps does half the work of the f32 multiply-adds it replaces (measured: 85 and 173
  * GFLOP/s a core); on AMD's twice as much. */
 bool folioi_cpu_wants_avx512_bf16(void) { return __builtin_cpu_is("amd"); }
-
-static void fill_bytes(void)
-{
-    static const folio_dtype types[3] = {FOLIO_FP8_E4M3, FOLIO_FP8_E5M2, FOLIO_INT8};
-    for (int type = 0; type < 3; type++)
-        for (int i = 0; i < 128; i++) {
-            uint32_t code = (uint32_t)i;
-            uint16_t bits = f32_to_bf16(load_f32(&code, types[type], 0));
-            byte_parts[type][0][i] = (uint8_t)bits;
-            byte_parts[type][1][i] = (uint8_t)(bits >> 8);
-        }
-}
 
 void folioi_cpu_fill_avx512_bf16(folioi_cpu_kernels *table)
 {
