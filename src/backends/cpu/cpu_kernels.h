@@ -131,7 +131,7 @@ extern const char *const folioi_cpu_level_names[]; /* lowest first, NULL at the 
  * folioi_cpu_wants_<level>: is it worth running here, unless somebody asks for it by name?
  */
 #if defined(__x86_64__)
-#define FOLIOI_CPU_LEVELS(X) X(scalar) X(avx2) X(avx512) X(avx512_bf16)
+#define FOLIOI_CPU_LEVELS(X) X(scalar) X(avx2) X(avx512) X(avx512_bf16) X(amx)
 #elif defined(__aarch64__)
 #define FOLIOI_CPU_LEVELS(X) X(scalar) X(neon)
 #else
