@@ -204,7 +204,8 @@ static int ceiling_of(const result *to)
 {
     if (strcmp(to->of.what->phase, "decode") == 0) return BENCH_READ;
     if (strcmp(to->of.what->phase, "mixed") == 0) return -1;
-    return strstr(to->kernel, "avx512_bf16") ? BENCH_DOT_BF16 : BENCH_FMA_F32;
+    bool dot = strstr(to->kernel, "_avx512_bf16") || strstr(to->kernel, "_amx");
+    return dot ? BENCH_DOT_BF16 : BENCH_FMA_F32;
 }
 
 static bench_stats stats_of(const bench *b, bool used, double *seconds)

@@ -127,6 +127,27 @@ __attribute__((target("avx512f"))) static double dot_vnni(const void *data, int6
     return 2.0 * 64 * 20 * ROUNDS;
 }
 
+/* Six tiles of 16 x 16 sums; a product is 16 x 16 x 32 multiply-adds. The context has asked for tiles. */
+#define TILE_DOT(i) __asm__ volatile("tdpbf16ps %%tmm7, %%tmm6, %%tmm" #i : :);
+
+static double dot_amx(const void *data, int64_t bytes)
+{
+    struct {
+        uint8_t palette, zeros[15];
+        uint16_t row_bytes[16];
+        uint8_t rows[16];
+    } config = {.palette = 1};
+    (void)data;
+    (void)bytes;
+    for (int i = 0; i < 8; i++) config.row_bytes[i] = 64, config.rows[i] = 16;
+    __asm__ volatile("ldtilecfg %0" : : "m"(config));
+    for (int i = 0; i < ROUNDS / 6; i++) {
+        TILE_DOT(0) TILE_DOT(1) TILE_DOT(2) TILE_DOT(3) TILE_DOT(4) TILE_DOT(5)
+    }
+    __asm__ volatile("tilerelease" : :);
+    return 2.0 * 16 * 16 * 32 * 6 * (ROUNDS / 6);
+}
+
 /* 16 registers: 12 sums and two factors. */
 #define START_256(i) __m256 sum##i = _mm256_setzero_ps();
 #define FMA_256(i) __asm__ volatile("vfmadd231ps %1, %2, %0" : "+x"(sum##i) : "x"(a), "x"(b));
@@ -173,7 +194,7 @@ static void choose_x86(bench_ceilings *c, const char *level)
     if (!avx2 && !scalar && __builtin_cpu_supports("avx512f")) {
         c->loops[BENCH_FMA_F32] = fma_avx512;
         if (strcmp(level, "avx512") != 0 && __builtin_cpu_supports("avx512bf16"))
-            c->loops[BENCH_DOT_BF16] = dot_avx512;
+            c->loops[BENCH_DOT_BF16] = strcmp(level, "amx") == 0 ? dot_amx : dot_avx512;
         if (__builtin_cpu_supports("avx512vnni")) c->loops[BENCH_DOT_INT8] = dot_vnni;
     } else if (!scalar && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
         c->loops[BENCH_FMA_F32] = fma_avx2;
