@@ -15,22 +15,20 @@ INLINE void score_bytes(const folioi_attend_args *a, const int R, const int kv, 
     const byte_table table = byte_table_of(kv);
     for (int first = 0; first < SUBS; first += 4) {
         vec acc[4][4];
-        _Pragma("GCC unroll 4") for (int r = 0; r < R; r++)
-            _Pragma("GCC unroll 4") for (int i = 0; i < 4; i++) acc[r][i] = vec_set1(0.0f);
+        UNROLL for (int r = 0; r < R; r++) UNROLL for (int i = 0; i < 4; i++) acc[r][i] =
+            vec_set1(0.0f);
         for (int32_t d = 0; d < a->k_dims / 4; d++) {
             fetch_ahead(&t->next, 4);
-            _Pragma("GCC unroll 4") for (int i = 0; i < 4; i++)
+            UNROLL for (int i = 0; i < 4; i++)
             {
                 vec pair[2];
                 vec_pairs_of_fours(&table, kv, (const char *)t->ptrs.k[first + i] + d * 64, pair);
-                _Pragma("GCC unroll 2") for (int half = 0; half < 2; half++)
-                    _Pragma("GCC unroll 4") for (int r = 0; r < R; r++) acc[r][i] =
-                        vec_dot(acc[r][i], vec_set1(q[(2 * d + half) * R + r]), pair[half]);
+                UNROLL for (int half = 0; half < 2; half++) UNROLL for (int r = 0; r < R; r++)
+                    acc[r][i] = vec_dot(acc[r][i], vec_set1(q[(2 * d + half) * R + r]), pair[half]);
             }
         }
-        _Pragma("GCC unroll 4") for (int r = 0; r < R; r++)
-            _Pragma("GCC unroll 4") for (int i = 0; i < 4; i++)
-                vec_store(s + r * TILE + (first + i) * SUB, acc[r][i]);
+        UNROLL for (int r = 0; r < R; r++) UNROLL for (int i = 0; i < 4; i++)
+            vec_store(s + r * TILE + (first + i) * SUB, acc[r][i]);
     }
 }
 
@@ -40,24 +38,21 @@ INLINE void value_bytes_at(const folioi_attend_args *a, const int R, const int N
 {
     int32_t width = a->v_dims;
     vec acc[4][4];
-    _Pragma("GCC unroll 4") for (int r = 0; r < R; r++)
-        _Pragma("GCC unroll 4") for (int i = 0; i < N; i++) acc[r][i] =
-            vec_load(out + r * width + d + i * LANES);
+    UNROLL for (int r = 0; r < R; r++) UNROLL for (int i = 0; i < N; i++) acc[r][i] =
+        vec_load(out + r * width + d + i * LANES);
     for (int32_t j = 0; j < TILE / 2; j++) {
         const char *row = (const char *)t->ptrs.v[j / 8] + (int64_t)(j % 8) * 2 * width + d;
         vec pair[4];
         vec_pairs_of_rows(table, kv, N, row, row + width, pair);
         fetch_ahead(&t->next, N == 4 ? 2 : 1);
-        _Pragma("GCC unroll 4") for (int r = 0; r < R; r++)
+        UNROLL for (int r = 0; r < R; r++)
         {
             vec w = vec_set1(p[r * TILE + j]);
-            _Pragma("GCC unroll 4") for (int i = 0; i < N; i++) acc[r][i] =
-                vec_dot(acc[r][i], w, pair[i]);
+            UNROLL for (int i = 0; i < N; i++) acc[r][i] = vec_dot(acc[r][i], w, pair[i]);
         }
     }
-    _Pragma("GCC unroll 4") for (int r = 0; r < R; r++)
-        _Pragma("GCC unroll 4") for (int i = 0; i < N; i++)
-            vec_store(out + r * width + d + i * LANES, acc[r][i]);
+    UNROLL for (int r = 0; r < R; r++) UNROLL for (int i = 0; i < N; i++)
+        vec_store(out + r * width + d + i * LANES, acc[r][i]);
 }
 
 INLINE void value_bytes(const folioi_attend_args *a, const int R, const int kv, tile *t,

@@ -115,10 +115,10 @@ INLINE void columns_to_rows(const int type, const char *from, int64_t dim_bytes,
     for (int g = 0; g < SUB; g += LANES)
         for (int32_t d = 0; d + LANES <= dims; d += LANES) {
             vec x[LANES];
-            _Pragma("GCC unroll 16") for (int i = 0; i < LANES; i++) x[i] =
+            UNROLL for (int i = 0; i < LANES; i++) x[i] =
                 vec_load_as(type, from + (d + i) * dim_bytes + g * elem);
             vec_transpose(x);
-            _Pragma("GCC unroll 16") for (int i = 0; i < LANES; i++)
+            UNROLL for (int i = 0; i < LANES; i++)
                 vec_store(rows + (int64_t)(g + i) * dims + d, x[i]);
         }
     for (int32_t d = dims / LANES * LANES; d < dims; d++)
@@ -133,12 +133,11 @@ static void columns_to_bf16(const char *from, int64_t dim_bytes, int32_t dims, f
     int32_t d = 0;
     for (; d + 2 * LANES <= dims; d += 2 * LANES) {
         vec x[LANES];
-        _Pragma("GCC unroll 16") for (int i = 0; i < LANES; i++) x[i] =
+        UNROLL for (int i = 0; i < LANES; i++) x[i] =
             vec_interleave((const void *)(from + (d + 2 * i) * dim_bytes),
                            (const void *)(from + (d + 2 * i + 1) * dim_bytes));
         vec_transpose(x);
-        _Pragma("GCC unroll 16") for (int i = 0; i < LANES; i++)
-            vec_store(rows + (int64_t)i * dims + d / 2, x[i]);
+        UNROLL for (int i = 0; i < LANES; i++) vec_store(rows + (int64_t)i * dims + d / 2, x[i]);
     }
     for (; d < dims; d++)
         for (int i = 0; i < SUB; i++)
@@ -219,14 +218,13 @@ INLINE void rows_to_columns(const int type, const bool scaled, const key_rows *r
     for (int g = 0; g < SUB; g += LANES)
         for (int32_t d = 0; d + LANES <= dims; d += LANES) {
             vec x[LANES];
-            _Pragma("GCC unroll 16") for (int i = 0; i < LANES; i++)
+            UNROLL for (int i = 0; i < LANES; i++)
             {
                 x[i] = vec_load_as(type, r->row[g + i] + d * elem);
                 if (scaled) x[i] = vec_mul(x[i], vec_set1(r->scale[g + i]));
             }
             vec_transpose(x);
-            _Pragma("GCC unroll 16") for (int i = 0; i < LANES; i++)
-                vec_store(to + (d + i) * SUB + g, x[i]);
+            UNROLL for (int i = 0; i < LANES; i++) vec_store(to + (d + i) * SUB + g, x[i]);
         }
     for (int32_t d = dims / LANES * LANES; d < dims; d++)
         for (int i = 0; i < SUB; i++) {
@@ -313,8 +311,7 @@ INLINE void load_packed(const folioi_attend_args *a, const folio_dtype kv, int32
     load_scales(&keys->k, block, head, token, keys->k_scale, k_scale);
     load_scales(&keys->v, block, head, token, keys->v_scale, v_scale);
     for (int32_t d = 0; d < a->k_dims / pack; d++)
-        for (int i = 0; i < SUB; i += LANES)
-            _Pragma("GCC unroll 4") for (int part = 0; part < pack; part++)
+        for (int i = 0; i < SUB; i += LANES) UNROLL for (int part = 0; part < pack; part++)
             {
                 vec x = vec_load_packed((int)kv, part, (const uint32_t *)from + d * SUB + i);
                 if (pack == 4) x = vec_mul(x, vec_load(k_scale + i));
@@ -323,7 +320,7 @@ INLINE void load_packed(const folioi_attend_args *a, const folio_dtype kv, int32
     from = keys->v.base + address_token(keys->v.at, block, head, token) * (4 / pack);
     for (int32_t j = 0; pack == 2 && j < SUB / 2; j++)
         for (int32_t d = 0; d < a->v_dims; d += LANES)
-            _Pragma("GCC unroll 2") for (int part = 0; part < 2; part++) vec_store(
+            UNROLL for (int part = 0; part < 2; part++) vec_store(
                 v + (2 * j + part) * v_stride + d,
                 vec_load_packed((int)kv, part, (const uint32_t *)from + j * a->v_dims + d));
     for (int32_t j = 0; pack == 4 && j < SUB; j++)

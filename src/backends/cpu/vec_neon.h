@@ -2,7 +2,9 @@
 #ifndef FOLIOI_VEC_NEON_H
 #define FOLIOI_VEC_NEON_H
 
+#include "backends/cpu/unroll.h"
 #include <arm_neon.h>
+
 #include <folio/folio.h>
 #include <stdbool.h>
 #include <string.h>
