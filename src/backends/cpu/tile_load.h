@@ -524,6 +524,12 @@ static void load_tile(const folioi_attend_args *a, const tile_plan *plan, tile *
     }
 }
 
+INLINE void fetch_scales(const folioi_kv_side *side, int64_t block, int64_t head, int64_t token)
+{
+    if (side->scales != NULL)
+        __builtin_prefetch(side->scales + address_token(side->scales_at, block, head, token));
+}
+
 /* What will be read after t, as much as a tile has, where it lies in whole sub-tiles. */
 INLINE void look_ahead(const folioi_attend_args *a, const tile_plan *plan, tile *t)
 {
@@ -534,9 +540,11 @@ INLINE void look_ahead(const folioi_attend_args *a, const tile_plan *plan, tile 
     for (int s = 0; s < 2; s++) {
         int64_t key = s == 0 ? t->t0 + (int64_t)TILE : a->soon[s].key;
         for (; key + SUB <= a->soon[s].end && t->next.num < 2 * SUBS; key += SUB) {
-            int64_t block = a->soon[s].blocks[key / keys->block_size];
-            int64_t token = key % keys->block_size;
+            uint32_t in_blocks = (uint32_t)key, size = (uint32_t)keys->block_size;
+            int64_t block = a->soon[s].blocks[in_blocks / size], token = in_blocks % size;
             int i = t->next.num;
+            fetch_scales(&keys->k, block, a->soon[s].kv_head, token);
+            fetch_scales(&keys->v, block, a->soon[s].kv_head, token);
             t->next.piece[i] =
                 keys->k.base + address_token(keys->k.at, block, a->soon[s].kv_head, token) * elem;
             t->next.bytes[i] = (int32_t)(SUB * a->k_dims * elem);
