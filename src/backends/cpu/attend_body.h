@@ -190,7 +190,8 @@ INLINE bool softmax_row(const folioi_attend_args *a, const bool options, const b
         x[i] = vec_mul(vec_load(s + i * LANES), scale);
         if (scaled) x[i] = vec_mul(x[i], vec_load(t->k_scale + i * LANES));
         if (options) x[i] = add_options(a, r, t->t0 + (int64_t)i * LANES, x[i]);
-        if (!whole) x[i] = vec_outside(x[i], lo - i * LANES, hi - i * LANES, vec_set1(-INFINITY));
+        if (!whole && (lo > i * LANES || hi < (i + 1) * LANES))
+            x[i] = vec_outside(x[i], lo - i * LANES, hi - i * LANES, vec_set1(-INFINITY));
         top = vec_max(x[i], top);
         bottom = vec_min(x[i], bottom);
     }
@@ -380,6 +381,7 @@ INLINE bool softmax_block(const folioi_attend_args *a, const tile *t, const row_
         if (DOT && t->scaled) any |= ROW(true, false, true);
         else if (whole && !options) any |= ROW(false, true, false);
         else if (whole) any |= ROW(true, true, false);
+        else if (!options) any |= ROW(false, false, false);
         else any |= ROW(true, false, false);
 #undef ROW
     }
