@@ -141,7 +141,7 @@ INLINE vec add_options(const folioi_attend_args *a, int32_t r, int64_t key, vec 
 {
     if (a->soft_cap > 0) {
         vec cap = vec_set1(a->soft_cap);
-        x = vec_mul(cap, vec_tanh(vec_div(x, cap)));
+        x = vec_mul(cap, vec_tanh(vec_mul(x, vec_set1(a->one_over_cap))));
     }
     if (a->slopes != NULL) {
         vec distance = vec_add(vec_set1((float)(key - a->own[r])), vec_iota());

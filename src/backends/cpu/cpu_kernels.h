@@ -60,7 +60,7 @@ typedef struct folioi_attend_args {
     folio_dtype bias_dtype;
     const int64_t *bias_at; /* [rows] element of key 0                                      */
     int64_t bias_key_stride;
-    float scale, soft_cap;
+    float scale, soft_cap, one_over_cap;
     folioi_keys keys;
     int32_t begin, end;
     folioi_soon soon[2];     /* the item's own keys, from any to the last; then the next item's */

@@ -21,6 +21,7 @@ INLINE vec vec_add(vec a, vec b) { return _mm256_add_ps(a, b); }
 INLINE vec vec_sub(vec a, vec b) { return _mm256_sub_ps(a, b); }
 INLINE vec vec_mul(vec a, vec b) { return _mm256_mul_ps(a, b); }
 INLINE vec vec_div(vec a, vec b) { return _mm256_div_ps(a, b); }
+INLINE vec vec_quotient(vec a, vec b) { return _mm256_div_ps(a, b); }
 INLINE vec vec_fma(vec a, vec b, vec c) { return _mm256_fmadd_ps(a, b, c); }
 /* b where a is NaN */
 INLINE vec vec_max(vec a, vec b) { return _mm256_max_ps(a, b); }

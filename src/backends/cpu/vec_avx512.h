@@ -46,6 +46,14 @@ INLINE vec vec_outside(vec x, int lo, int hi, vec y)
 /* 0 in the lanes whose bits are set. */
 INLINE vec vec_without(vec x, uint64_t lanes) { return _mm512_maskz_mov_ps((__mmask16)~lanes, x); }
 INLINE vec vec_div(vec a, vec b) { return _mm512_div_ps(a, b); }
+/* a / b for a b that is neither tiny nor huge, at most an ulp off: half the time of a division. */
+INLINE vec vec_quotient(vec a, vec b)
+{
+    vec y = _mm512_rcp14_ps(b);
+    y = _mm512_fmadd_ps(_mm512_fnmadd_ps(b, y, _mm512_set1_ps(1.0f)), y, y);
+    vec q = _mm512_mul_ps(a, y);
+    return _mm512_fmadd_ps(_mm512_fnmadd_ps(b, q, a), y, q);
+}
 /* x + bias; -inf where the bias is, whatever x */
 INLINE vec vec_add_unless_hidden(vec x, vec bias)
 {

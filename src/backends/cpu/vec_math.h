@@ -31,7 +31,7 @@ INLINE vec vec_tanh(vec x)
     p = vec_fma(p, z, vec_set1(-3.33332819422e-1f));
     vec small = vec_fma(vec_mul(p, z), x, x);
     vec e = vec_exp2(vec_mul(vec_abs(x), vec_set1(-2.88539008f))), one = vec_set1(1.0f);
-    vec large = vec_div(vec_sub(one, e), vec_add(one, e));
+    vec large = vec_quotient(vec_sub(one, e), vec_add(one, e));
     return vec_where_small(x, 0.625f, small, vec_copy_sign(large, x));
 }
 

@@ -21,7 +21,7 @@ INLINE vec vec_set1(float x) { return vdupq_n_f32(x); }
 INLINE vec vec_add(vec a, vec b) { return vaddq_f32(a, b); }
 INLINE vec vec_sub(vec a, vec b) { return vsubq_f32(a, b); }
 INLINE vec vec_mul(vec a, vec b) { return vmulq_f32(a, b); }
-INLINE vec vec_div(vec a, vec b) { return vdivq_f32(a, b); }
+INLINE vec vec_quotient(vec a, vec b) { return vdivq_f32(a, b); }
 INLINE vec vec_fma(vec a, vec b, vec c) { return vfmaq_f32(c, a, b); }
 /* b where a or b is NaN; fmax would keep any NaN, fmaxnm none */
 INLINE vec vec_max(vec a, vec b) { return vbslq_f32(vcgtq_f32(a, b), a, b); }
