@@ -15,9 +15,11 @@ void rig_each_engine(void (*body)(rig_engine e))
         desc.level = n == 0 ? NULL : info.levels[n - 1];
         rig_engine e = {.name = n == 0 ? "reference" : desc.level, .reference = n == 0};
         int before = test_failures();
-        if (folio_context_create(&desc, &e.ctx) == FOLIO_OK) body(e);
-        /* A level the processor lacks is no failure, but these two run everywhere. */
-        else if (n <= 1) test_fail(__FILE__, __LINE__, "%s: %s", e.name, folio_last_error());
+        folio_context_info got = {.struct_size = sizeof got};
+        CHECK_OK(folio_context_create(&desc, &e.ctx));
+        if (e.ctx != NULL) CHECK_OK(folio_context_describe(e.ctx, &got));
+        /* A level the processor lacks gives the best below it, which has had its turn. */
+        if (e.ctx != NULL && (e.reference || strcmp(got.level, e.name) == 0)) body(e);
         if (test_failures() > before) printf("  that was on %s\n", e.name);
         folio_context_destroy(e.ctx);
     }
