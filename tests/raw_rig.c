@@ -133,6 +133,33 @@ bool raw_cache_make(folio_context *ctx, const raw_keys *keys, folio_layout layou
     return true;
 }
 
+void raw_cache_part_scales(folio_context *ctx, const raw_keys *keys, raw_cache *c)
+{
+    const folio_kv_cache_desc *d = &c->desc;
+    int64_t N = d->block_size, H = d->num_kv_heads;
+    folio_kv_shape shape = {.struct_size = sizeof shape};
+    CHECK_OK(folio_kv_cache_shape("cpu", d, &shape));
+    size_t bytes = (size_t)(d->num_blocks * N * (H + 1) * 4);
+    folio_kv_cache_destroy(c->cache);
+    c->cache = NULL;
+    c->memory = support_buffer_make((size_t)shape.layer_bytes + 2 * bytes);
+    void *k = c->memory.data;
+    float *ks = (float *)(void *)((char *)k + shape.layer_bytes);
+    float *vs = (float *)(void *)((char *)k + shape.layer_bytes + bytes);
+    folio_kv_strides strides = {N * (H + 1), H + 1, 1};
+    folio_kv_memory memory = {.struct_size = sizeof memory,
+                              .k = &k,
+                              .k_bytes = (size_t)shape.layer_bytes,
+                              .k_scales = &ks,
+                              .v_scales = &vs,
+                              .k_scales_bytes = bytes,
+                              .v_scales_bytes = bytes,
+                              .k_scales_strides = strides,
+                              .v_scales_strides = strides};
+    CHECK_OK(folio_kv_cache_wrap(ctx, d, &memory, &c->cache));
+    if (c->cache != NULL) pack(c, keys, 0, RAW_KEYS / N);
+}
+
 void raw_cache_renew(raw_cache *c, const raw_keys *keys, int64_t key)
 {
     pack(c, keys, key / c->desc.block_size, 1);

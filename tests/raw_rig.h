@@ -33,6 +33,8 @@ typedef struct {
 } raw_cache;
 bool raw_cache_make(folio_context *ctx, const raw_keys *keys, folio_layout layout,
                     int32_t block_size, raw_cache *out);
+/* The same in memory of the test's, INT8's scales token by token, [block][N][heads + 1]. */
+void raw_cache_part_scales(folio_context *ctx, const raw_keys *keys, raw_cache *cache);
 /* The block of one key once more, as the rows are now. */
 void raw_cache_renew(raw_cache *cache, const raw_keys *keys, int64_t key);
 void raw_cache_free(raw_cache *cache);

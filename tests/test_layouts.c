@@ -1,6 +1,6 @@
 /*
  * test_layouts.c: where K and V lie changes no bit, on any level: every layout, block size and source of the keys
- * against the native layout in blocks of 16. One call holds decodes of lengths far and wide and two chunks; with a
+ * against the native layout in blocks of 16. One call holds decodes of lengths far and wide, and chunks; with a
  * window, the blocks before it are missing from the tables. The tables fill the batch's memory to its end, so that
  * the sanitizers see what is read past one.
  */
@@ -44,6 +44,7 @@ static scene open_scene(folio_context *ctx, folio_dtype kv, folio_dtype dtype, i
                                          .kv_dtype = kv};
     int64_t n = 0;
     for (int64_t len = 1; len <= LONGEST; len += STEP) s.call.seqs[n++] = (raw_seq){1, len, 0};
+    for (int64_t few = 2; few <= 4; few++) s.call.seqs[n++] = (raw_seq){few, 254 + few, 0};
     s.call.seqs[n++] = (raw_seq){33, 161, 0};
     s.call.seqs[n++] = (raw_seq){20, 20, 0};
     s.call.num_seqs = n;
@@ -77,23 +78,36 @@ static bool run_native(const scene *s, bool window, raw_result *result)
     return ok;
 }
 
+static void check_cache(const scene *s, const raw_call *call, const raw_cache *cache,
+                        const raw_result *expected)
+{
+    const folio_kv_cache_desc *d = &cache->desc;
+    raw_result r;
+    if (raw_run(s->ctx, call, cache, &r))
+        for (int64_t i = 0, row = 0; i < call->num_seqs; row += call->seqs[i++].query_len)
+            CHECK_MSG(raw_rows_equal(&r, expected, row, call->seqs[i].query_len),
+                      "%s under q %s, size %d, groups of %d, %s in blocks of %d%s%s%s: rows of "
+                      "%d of %d differ",
+                      folio_dtype_name(d->dtype), folio_dtype_name(call->desc.dtype),
+                      (int)d->k_head_size, (int)call->desc.num_heads / KV_HEADS,
+                      folio_layout_name(d->layout), (int)d->block_size,
+                      cache->memory.data != NULL ? ", wrapped" : "",
+                      call->desc.windowed ? ", window" : "",
+                      call->t.flags & FOLIO_KV_APPEND ? ", appended" : "",
+                      (int)call->seqs[i].query_len, (int)call->seqs[i].seq_len);
+    raw_result_free(&r);
+}
+
 static void check_same(const scene *s, const raw_call *call, folio_layout layout,
                        int32_t block_size, const raw_result *expected)
 {
     raw_cache cache;
-    raw_result r = {0};
-    if (raw_cache_make(s->ctx, &s->keys, layout, block_size, &cache) &&
-        raw_run(s->ctx, call, &cache, &r))
-        for (int64_t i = 0, row = 0; i < call->num_seqs; row += call->seqs[i++].query_len)
-            CHECK_MSG(
-                raw_rows_equal(&r, expected, row, call->seqs[i].query_len),
-                "%s under q %s, size %d, groups of %d, %s in blocks of %d%s%s: %d of %d differ",
-                folio_dtype_name(s->keys.dtype), folio_dtype_name(call->desc.dtype),
-                (int)s->keys.k_size, (int)call->desc.num_heads / KV_HEADS,
-                folio_layout_name(layout), (int)block_size, call->desc.windowed ? ", window" : "",
-                call->t.flags & FOLIO_KV_APPEND ? ", appended" : "", (int)call->seqs[i].query_len,
-                (int)call->seqs[i].seq_len);
-    raw_result_free(&r);
+    if (!raw_cache_make(s->ctx, &s->keys, layout, block_size, &cache)) return;
+    check_cache(s, call, &cache, expected);
+    if (layout == FOLIO_LAYOUT_NATIVE && s->keys.dtype == FOLIO_INT8) {
+        raw_cache_part_scales(s->ctx, &s->keys, &cache);
+        if (cache.cache != NULL) check_cache(s, call, &cache, expected);
+    }
     raw_cache_free(&cache);
 }
 
@@ -107,7 +121,7 @@ static void check_scene(const scene *s, int turn)
 {
     raw_result plain = {0}, window = {0};
     bool ok = run_native(s, false, &plain) && run_native(s, true, &window);
-    for (int n = 0; ok && n < FOLIO_NUM_LAYOUTS + COUNT_OF(block_sizes); n++) {
+    for (int n = 0; ok && n < FOLIO_NUM_LAYOUTS + 2; n++) {
         folio_layout layout = n < FOLIO_NUM_LAYOUTS ? (folio_layout)n : FOLIO_LAYOUT_NATIVE;
         if (!exists(layout, s->keys.dtype, s->keys.k_size)) continue;
         bool in_window = (n + turn) % 2;
