@@ -8,7 +8,7 @@
 
 #include "support.h"
 
-enum { RAW_KEYS = 384, RAW_SEQS = 65 }; /* a multiple of every block size in use */
+enum { RAW_KEYS = 768, RAW_SEQS = 65 }; /* a multiple of every block size in use */
 
 /* Rows as stored: k [RAW_KEYS][heads][k_size], scales [RAW_KEYS][heads]. */
 typedef struct {

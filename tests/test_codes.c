@@ -1,6 +1,6 @@
 /*
  * test_codes.c: 8-bit caches by their bits. Every code that is a number is read as that number, as K and as V, by few
- * rows and by many; and NaN, as a code or as a scale, reaches the rows that see its key and no others, wherever the
+ * rows and by many, which agree to the bit; and NaN, as a code or as a scale, reaches the rows that see its key and no others, wherever the
  * key lies in a tile. Judged by the formats alone: the keys of a sequence are all equal, or the same without the NaN.
  */
 #include "numerics_rig.h"
@@ -121,6 +121,72 @@ static void run_every_code(rig_engine e, bool few)
 ENGINE_TEST(codes, every_code_by_few_rows) { run_every_code(e, true); }
 
 ENGINE_TEST(codes, every_code_by_many_rows) { run_every_code(e, false); }
+
+/* ---------------------------------------------------------------------------- few rows as many rows */
+
+static int8_t *random_rows(int64_t count)
+{
+    int8_t *q = malloc((size_t)count);
+    if (q == NULL) abort();
+    for (int64_t i = 0; i < count; i++) q[i] = (int8_t)support_bits(77, (uint64_t)i);
+    return q;
+}
+
+/* The last rows of a prompt, and beside them each as a decode: the same bits. */
+static void run_decodes(folio_context *ctx, const raw_cache *cache, const raw_keys *keys,
+                        int32_t group, int64_t len, int64_t window)
+{
+    enum { ROWS = 24 };
+    raw_call call = {.desc = {.struct_size = sizeof call.desc,
+                              .num_heads = keys->heads * group,
+                              .num_kv_heads = keys->heads,
+                              .k_head_size = keys->k_size,
+                              .v_head_size = keys->v_size,
+                              .dtype = FOLIO_BF16,
+                              .kv_dtype = keys->dtype,
+                              .windowed = window > 0,
+                              .window_left = window - 1},
+                     .seqs = {{ROWS, len, 0}},
+                     .num_seqs = 1 + ROWS};
+    for (int64_t i = 0; i < ROWS; i++) call.seqs[1 + i] = (raw_seq){1, len - ROWS + 1 + i, 0};
+    int64_t half = ROWS * call.desc.num_heads * keys->k_size;
+    int8_t *q = random_rows(2 * half);
+    memcpy(q + half, q, (size_t)half);
+    call.q = q;
+    raw_result r, moved;
+    if (raw_run(ctx, &call, cache, &r)) {
+        moved = r; /* decode i stands where row i does */
+        moved.out.data = (char *)r.out.data + ROWS * r.row_bytes;
+        moved.lse.data = (char *)r.lse.data + ROWS * r.lse_bytes;
+        for (int64_t i = 0; i < ROWS; i++)
+            CHECK_MSG(raw_rows_equal(&r, &moved, i, 1),
+                      "%s, groups of %d, window %d, position %d: bits differ",
+                      folio_dtype_name(keys->dtype), (int)group, (int)window,
+                      (int)(len - ROWS + i));
+    }
+    raw_result_free(&r);
+    free(q);
+}
+
+ENGINE_TEST(codes, decoded_rows_have_the_bits_of_a_prompt)
+{
+    const int32_t groups[] = {4, 1, 3};
+    if (e.reference) return; /* which promises no bits */
+    for (int type = 0; type < COUNT_OF(byte_types); type++)
+        for (int n = 0; n < 3; n++) {
+            raw_keys keys = raw_keys_make(byte_types[type], 2, n == 1 ? 80 : 64, n == 2 ? 80 : 64);
+            raw_keys_random(&keys, 6);
+            raw_cache cache;
+            if (raw_cache_make(e.ctx, &keys, FOLIO_LAYOUT_NATIVE, 16, &cache)) {
+                /* to the end of a tile and past it; past a split; windows of a tile and more */
+                run_decodes(e.ctx, &cache, &keys, groups[n], 256, 0);
+                run_decodes(e.ctx, &cache, &keys, groups[n], 270, 129);
+                run_decodes(e.ctx, &cache, &keys, groups[n], 660, 0);
+            }
+            raw_cache_free(&cache);
+            raw_keys_free(&keys);
+        }
+}
 
 /* --------------------------------------------------------------------------------------------- NaN */
 
@@ -250,9 +316,7 @@ static void run_view(rig_engine e, folio_dtype kv, folio_dtype dtype, int view, 
     if (views[view].bias)
         call.t.bias = (folio_bias){bias, FOLIO_F32, {1, 1, 1, LONGEST}, {0, 0, 0, 1}};
     int64_t count = raw_rows(&call) * call.desc.num_heads * size;
-    int8_t *q = malloc((size_t)count);
-    if (q == NULL) abort();
-    for (int64_t i = 0; i < count; i++) q[i] = (int8_t)support_bits(77, (uint64_t)i);
+    int8_t *q = random_rows(count);
     call.q = q;
     raw_keys keys = raw_keys_make(kv, 2, size, size);
     raw_keys_random(&keys, 5);

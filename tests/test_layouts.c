@@ -31,15 +31,15 @@ static int8_t *random_queries(const raw_call *call)
 }
 
 static scene open_scene(folio_context *ctx, folio_dtype kv, folio_dtype dtype, int32_t size,
-                        int32_t group)
+                        int32_t v_size, int32_t group)
 {
-    scene s = {.ctx = ctx, .keys = raw_keys_make(kv, KV_HEADS, size, size)};
+    scene s = {.ctx = ctx, .keys = raw_keys_make(kv, KV_HEADS, size, v_size)};
     raw_keys_random(&s.keys, (uint64_t)size);
     s.call.desc = (folio_attention_desc){.struct_size = sizeof s.call.desc,
                                          .num_heads = KV_HEADS * group,
                                          .num_kv_heads = KV_HEADS,
                                          .k_head_size = size,
-                                         .v_head_size = size,
+                                         .v_head_size = v_size,
                                          .dtype = dtype,
                                          .kv_dtype = kv};
     int64_t n = 0;
@@ -85,16 +85,17 @@ static void check_cache(const scene *s, const raw_call *call, const raw_cache *c
     raw_result r;
     if (raw_run(s->ctx, call, cache, &r))
         for (int64_t i = 0, row = 0; i < call->num_seqs; row += call->seqs[i++].query_len)
-            CHECK_MSG(raw_rows_equal(&r, expected, row, call->seqs[i].query_len),
-                      "%s under q %s, size %d, groups of %d, %s in blocks of %d%s%s%s: rows of "
-                      "%d of %d differ",
-                      folio_dtype_name(d->dtype), folio_dtype_name(call->desc.dtype),
-                      (int)d->k_head_size, (int)call->desc.num_heads / KV_HEADS,
-                      folio_layout_name(d->layout), (int)d->block_size,
-                      cache->memory.data != NULL ? ", wrapped" : "",
-                      call->desc.windowed ? ", window" : "",
-                      call->t.flags & FOLIO_KV_APPEND ? ", appended" : "",
-                      (int)call->seqs[i].query_len, (int)call->seqs[i].seq_len);
+            CHECK_MSG(
+                raw_rows_equal(&r, expected, row, call->seqs[i].query_len),
+                "%s under q %s, sizes %d and %d, groups of %d, %s in blocks of %d%s%s%s: rows of "
+                "%d of %d differ",
+                folio_dtype_name(d->dtype), folio_dtype_name(call->desc.dtype), (int)d->k_head_size,
+                (int)d->v_head_size, (int)call->desc.num_heads / KV_HEADS,
+                folio_layout_name(d->layout), (int)d->block_size,
+                cache->memory.data != NULL ? ", wrapped" : "",
+                call->desc.windowed ? ", window" : "",
+                call->t.flags & FOLIO_KV_APPEND ? ", appended" : "", (int)call->seqs[i].query_len,
+                (int)call->seqs[i].seq_len);
     raw_result_free(&r);
 }
 
@@ -111,9 +112,12 @@ static void check_same(const scene *s, const raw_call *call, folio_layout layout
     raw_cache_free(&cache);
 }
 
-static bool exists(folio_layout layout, folio_dtype kv, int32_t size)
+static bool exists(folio_layout layout, const raw_keys *keys)
 {
-    return layout != FOLIO_LAYOUT_XPACKED || size % (16 / (int)folio_dtype_size(kv)) == 0;
+    if (layout == FOLIO_LAYOUT_INTERLEAVED_NHD || layout == FOLIO_LAYOUT_INTERLEAVED_HND)
+        return keys->k_size == keys->v_size;
+    return layout != FOLIO_LAYOUT_XPACKED ||
+           keys->k_size % (16 / (int)folio_dtype_size(keys->dtype)) == 0;
 }
 
 /* turn: which block size, and whether with a window, comes to which layout. */
@@ -123,7 +127,7 @@ static void check_scene(const scene *s, int turn)
     bool ok = run_native(s, false, &plain) && run_native(s, true, &window);
     for (int n = 0; ok && n < FOLIO_NUM_LAYOUTS + 2; n++) {
         folio_layout layout = n < FOLIO_NUM_LAYOUTS ? (folio_layout)n : FOLIO_LAYOUT_NATIVE;
-        if (!exists(layout, s->keys.dtype, s->keys.k_size)) continue;
+        if (!exists(layout, &s->keys)) continue;
         bool in_window = (n + turn) % 2;
         raw_call call = windowed(&s->call, in_window);
         check_same(s, &call, layout, block_sizes[(n + turn / 2) % 4], in_window ? &window : &plain);
@@ -150,8 +154,9 @@ ENGINE_TEST(layouts, change_nothing)
             /* bf16, which has kernels of its own, at every size; the others at some */
             folio_dtype dtype[2] = {FOLIO_BF16, q_types[1 + (n + type) % 2]};
             for (int q = 0; q < (test_is_long() || (n + type) % 3 == 0 ? 2 : 1); q++) {
-                scene s = open_scene(e.ctx, support_kv_dtypes[type], dtype[q], head_sizes[n],
-                                     1 + (n + type + q) % 4);
+                int32_t size = head_sizes[n], group = 1 + (n + type + q) % 4;
+                int32_t v_size = (n + type) % 3 == 1 ? head_sizes[(n + 3) % 7] : size;
+                scene s = open_scene(e.ctx, support_kv_dtypes[type], dtype[q], size, v_size, group);
                 check_scene(&s, n + 3 * type + q);
                 close_scene(&s);
             }
@@ -165,7 +170,7 @@ ENGINE_TEST(layouts, no_cache_changes_nothing)
     for (int type = 0; type < SUPPORT_NUM_KV_DTYPES - 1; type++)
         for (int n = 1; n < COUNT_OF(head_sizes); n += is_slow(e) ? 3 : 2) {
             folio_dtype kv = support_kv_dtypes[type], given = type < 3 ? kv : FOLIO_BF16;
-            scene s = open_scene(e.ctx, kv, given, head_sizes[n], 2);
+            scene s = open_scene(e.ctx, kv, given, head_sizes[n], head_sizes[n], 2);
             const int64_t lens[] = {1, 17, 129, 150};
             for (int i = 0; i < 4; i++) s.call.seqs[i] = (raw_seq){lens[i], lens[i], 0};
             s.call.num_seqs = 4;
