@@ -2,6 +2,7 @@
 #include "raw_rig.h"
 
 #include <stdlib.h>
+#include <sys/mman.h>
 
 static void *zeros(size_t count, size_t size)
 {
@@ -61,6 +62,18 @@ void raw_keys_random(raw_keys *keys, uint64_t seed)
 
 /* ---------------------------------------------------------------------------------------- cache */
 
+/* Memory of the cache's own, before which nothing may be read: there FOLIO_NO_BLOCK would lie. */
+static void *take_memory(raw_cache *c, int64_t bytes)
+{
+    const size_t before = (size_t)4 << 20, page = 4096;
+    c->bytes = before + ((size_t)bytes + page - 1) / page * page;
+    c->memory = mmap(NULL, c->bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (c->memory == MAP_FAILED) abort();
+    char *at = (char *)c->memory + before;
+    if (mprotect(at, c->bytes - before, PROT_READ | PROT_WRITE) != 0) abort();
+    return at;
+}
+
 /* K rows [block][N][H][Dk + 3], V rows [block][N][H][Dv + 5], scales [block][N][H + 1]. */
 static void wrap_strided(folio_context *ctx, raw_cache *c)
 {
@@ -71,8 +84,7 @@ static void wrap_strided(folio_context *ctx, raw_cache *c)
     int64_t k_bytes = (tokens * H * k_row * elem + 63) / 64 * 64;
     int64_t v_bytes = (tokens * H * v_row * elem + 63) / 64 * 64;
     int64_t s_bytes = tokens * (H + 1) * 4;
-    c->memory = support_buffer_make((size_t)(k_bytes + v_bytes + 2 * s_bytes));
-    char *at = c->memory.data;
+    char *at = take_memory(c, k_bytes + v_bytes + 2 * s_bytes);
     void *k = at, *v = at + k_bytes;
     float *ks = (float *)(void *)(at + k_bytes + v_bytes);
     float *vs = (float *)(void *)(at + k_bytes + v_bytes + s_bytes);
@@ -142,8 +154,7 @@ void raw_cache_part_scales(folio_context *ctx, const raw_keys *keys, raw_cache *
     size_t bytes = (size_t)(d->num_blocks * N * (H + 1) * 4);
     folio_kv_cache_destroy(c->cache);
     c->cache = NULL;
-    c->memory = support_buffer_make((size_t)shape.layer_bytes + 2 * bytes);
-    void *k = c->memory.data;
+    void *k = take_memory(c, shape.layer_bytes + 2 * (int64_t)bytes);
     float *ks = (float *)(void *)((char *)k + shape.layer_bytes);
     float *vs = (float *)(void *)((char *)k + shape.layer_bytes + bytes);
     folio_kv_strides strides = {N * (H + 1), H + 1, 1};
@@ -168,7 +179,7 @@ void raw_cache_renew(raw_cache *c, const raw_keys *keys, int64_t key)
 void raw_cache_free(raw_cache *c)
 {
     folio_kv_cache_destroy(c->cache);
-    support_buffer_free(&c->memory);
+    if (c->memory != NULL) munmap(c->memory, c->bytes);
 }
 
 /* ----------------------------------------------------------------------------------------- call */

@@ -28,7 +28,8 @@ void raw_keys_random(raw_keys *keys, uint64_t seed);
 typedef struct {
     folio_kv_cache *cache;
     folio_kv_cache_desc desc;
-    support_buffer memory; /* of a strided one */
+    void *memory; /* of a wrapped one */
+    size_t bytes;
     int32_t table[RAW_KEYS];
 } raw_cache;
 bool raw_cache_make(folio_context *ctx, const raw_keys *keys, folio_layout layout,
