@@ -162,10 +162,10 @@ static void close_trial(trial *t)
 
 /* ---- Measuring */
 
-/* Threads of another pool look for work some milliseconds longer, and would disturb the next run. */
+/* Threads of OpenMP look for work 200 ms longer, and would disturb the next run. */
 static void settle(void)
 {
-    struct timespec pause = {.tv_nsec = 20000000};
+    struct timespec pause = {.tv_nsec = 250000000};
     nanosleep(&pause, NULL);
 }
 
