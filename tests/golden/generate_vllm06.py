@@ -63,7 +63,9 @@ def formula(case, scale, q, k, v, mask):
 
 
 def plain(case, scale, q, k, v, mask):
-    """The same as the error budget's measure: two passes in float32, every sum sequential."""
+    """The same as the error budget's measure: two passes in float32, every sum sequential. Kernels may
+    multiply V in bf16 where q is bf16 and the cache's numbers are exact in it: probabilities, with the
+    scale of V on them, are then rounded to bf16, here as there."""
     q, k, v = q.float(), k.float(), v.float()
     score = torch.zeros(q.shape[0], q.shape[1], k.shape[1])
     for d in range(q.shape[2]):
@@ -74,10 +76,14 @@ def plain(case, scale, q, k, v, mask):
     if mask is not None:
         score += mask.float()
     weight = torch.exp(score - score.amax(dim=2, keepdim=True))
+    in_product = weight
+    if case["q"] == "bf16" and case["kv"] in ("bf16", *g.FP8):
+        v_scale = case["scales"][1] if case["kv"] in g.FP8 else 1.0
+        in_product = (weight * v_scale).bfloat16().float() / v_scale
     total, out = torch.zeros(score.shape[:2]), torch.zeros(q.shape)
     for j in range(k.shape[1]):
         total += weight[:, :, j]
-        out += weight[:, :, j, None] * v[:, None, j]
+        out += in_product[:, :, j, None] * v[:, None, j]
     return (out / total[:, :, None]).double()
 
 
