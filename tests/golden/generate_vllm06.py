@@ -62,10 +62,10 @@ def formula(case, scale, q, k, v, mask):
     return torch.softmax(score if mask is None else score + mask, dim=2) @ v
 
 
-def plain(case, scale, q, k, v, mask):
-    """The same as the error budget's measure: two passes in float32, every sum sequential. Kernels may
-    multiply V in bf16 where q is bf16 and the cache's numbers are exact in it: probabilities, with the
-    scale of V on them, are then rounded to bf16, here as there."""
+def plain(case, scale, q, k, v, mask, rounded=False):
+    """The same as the error budget's measure: two passes in float32, every sum sequential. Kernels on
+    bf16 dot products multiply V in bf16 where q is bf16 and the cache's numbers are exact in it; rounded:
+    probabilities, with the scale of V on them, are rounded as there."""
     q, k, v = q.float(), k.float(), v.float()
     score = torch.zeros(q.shape[0], q.shape[1], k.shape[1])
     for d in range(q.shape[2]):
@@ -77,7 +77,7 @@ def plain(case, scale, q, k, v, mask):
         score += mask.float()
     weight = torch.exp(score - score.amax(dim=2, keepdim=True))
     in_product = weight
-    if case["q"] == "bf16" and case["kv"] in ("bf16", *g.FP8):
+    if rounded and case["q"] == "bf16" and case["kv"] in ("bf16", *g.FP8):
         v_scale = case["scales"][1] if case["kv"] in g.FP8 else 1.0
         in_product = (weight * v_scale).bfloat16().float() / v_scale
     total, out = torch.zeros(score.shape[:2]), torch.zeros(q.shape)
@@ -102,10 +102,12 @@ def sdpa(case, q, k, v, mask=None, is_causal=False):
             q[None], k[None], v[None], attn_mask=None if mask is None else explicit[None],
             is_causal=is_causal, scale=scale)[0]
     in_f32 = plain(case, scale, q, k, v, explicit)
+    in_bf16 = plain(case, scale, q, k, v, explicit, rounded=True)
     if explicit is not None:
         blind = (explicit == -math.inf).all(dim=2)[:, :, None]
-        out, in_f32 = (torch.where(blind, 0.0, x) for x in (out, in_f32))
+        out, in_f32, in_bf16 = (torch.where(blind, 0.0, x) for x in (out, in_f32, in_bf16))
     case["plain"] = max(case["plain"], (in_f32 - out).abs().max().item())
+    case["plain16"] = max(case["plain16"], (in_bf16 - out).abs().max().item())
     return out.transpose(0, 1)
 
 
@@ -175,7 +177,7 @@ def keys_of(case, seq, new_row):
 def forward(case):
     """out [rows][heads][size], float64."""
     outs, row, new_row, bias_at = [], 0, 0, 0
-    case["plain"] = 0.0
+    case["plain"] = case["plain16"] = 0.0
     for seq in case["seqs"]:
         encoder, cross = case["type"] == "encoder", case["type"] == "encoder_decoder"
         queries = seq["enc"] if encoder else seq["q"]
@@ -316,7 +318,8 @@ def draw_case(seed, number, numbers):
 
 def case_line(case):
     words = [f"case id={case['id']} seed={case['seed']:016x} backend={case['backend']} "
-             f"type={case['type']} dv={case['dk']} plain={g.hex32(case['plain'])}"]
+             f"type={case['type']} dv={case['dk']} plain={g.hex32(case['plain'])} "
+             f"plain16={g.hex32(case['plain16'])}"]
     for key in ("heads", "kv_heads", "dk", "q", "vkv", "kv", "bs", "num_blocks"):
         words.append(f"{key}={case[key]}")
     for key in ("kv_given", "window"):
