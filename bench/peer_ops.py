@@ -37,14 +37,10 @@ class TorchSdpa:
         return run, lambda: torch.cat([x.transpose(1, 2).flatten(0, 1) for x in outs])
 
 
-class TorchSdpaGather:
+class TorchSdpaGather(TorchSdpa):
     """The same after K and V were gathered from their pages in every run."""
 
     name = "torch_sdpa_gather"
-    package = "torch"
-
-    def __init__(self, threads):
-        torch.set_num_threads(threads)
 
     def prepare(self, case, inputs):
         refuse_options(case)
