@@ -40,10 +40,11 @@ INLINE void value_bytes_at(const folioi_attend_args *a, const int R, const int N
     vec acc[4][4];
     UNROLL for (int r = 0; r < R; r++) UNROLL for (int i = 0; i < N; i++) acc[r][i] =
         vec_load(out + r * width + d + i * LANES);
+    if (N == 4) UNROLL for (int r = 0; r < R; r++) vec_quarters(acc[r]);
     for (int32_t j = 0; j < TILE / 2; j++) {
         const char *row = (const char *)t->ptrs.v[j / 8] + (int64_t)(j % 8) * 2 * width + d;
         vec pair[4];
-        vec_pairs_of_rows(table, kv, N, row, row + width, pair);
+        vec_pairs_of_rows(table, kv, N, N == 1, row, row + width, pair);
         fetch_ahead(&t->next, N == 4 ? 2 : 1);
         UNROLL for (int r = 0; r < R; r++)
         {
@@ -51,6 +52,7 @@ INLINE void value_bytes_at(const folioi_attend_args *a, const int R, const int N
             UNROLL for (int i = 0; i < N; i++) acc[r][i] = vec_dot(acc[r][i], w, pair[i]);
         }
     }
+    if (N == 4) UNROLL for (int r = 0; r < R; r++) vec_quarters(acc[r]);
     UNROLL for (int r = 0; r < R; r++) UNROLL for (int i = 0; i < N; i++)
         vec_store(out + r * width + d + i * LANES, acc[r][i]);
 }

@@ -217,11 +217,11 @@ INLINE void load_packed_pairs(const folioi_attend_args *a, const folio_dtype kv,
         int32_t d = 0;
         vec pair[4];
         for (; d + 4 * LANES <= a->v_dims; d += 4 * LANES) {
-            vec_pairs_of_rows(&table, (int)kv, 4, from + d, other + d, pair);
+            vec_pairs_of_rows(&table, (int)kv, 4, true, from + d, other + d, pair);
             for (int i = 0; i < 4; i++) vec_store(v_to + d + i * LANES, pair[i]);
         }
         for (; d < a->v_dims; d += LANES) {
-            vec_pairs_of_rows(&table, (int)kv, 1, from + d, other + d, pair);
+            vec_pairs_of_rows(&table, (int)kv, 1, true, from + d, other + d, pair);
             vec_store(v_to + d, pair[0]);
         }
     }
