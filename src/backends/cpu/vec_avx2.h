@@ -64,14 +64,9 @@ INLINE vec vec_without(vec x, uint64_t lanes)
     __m256i set = _mm256_and_si256(_mm256_set1_epi32((int)(lanes & 0xff)), bit);
     return _mm256_andnot_ps(_mm256_castsi256_ps(_mm256_cmpeq_epi32(set, bit)), x);
 }
-/* a where |x| < limit, else b */
-INLINE vec vec_where_small(vec x, float limit, vec a, vec b)
-{
-    return _mm256_blendv_ps(b, a, _mm256_cmp_ps(vec_abs(x), _mm256_set1_ps(limit), _CMP_LT_OQ));
-}
 INLINE vec vec_copy_sign(vec magnitude, vec sign)
 {
-    return _mm256_or_ps(magnitude, _mm256_and_ps(sign, _mm256_set1_ps(-0.0f)));
+    return _mm256_or_ps(vec_abs(magnitude), _mm256_and_ps(sign, _mm256_set1_ps(-0.0f)));
 }
 /* All numbers finite? pairs: of two bf16 numbers each. */
 INLINE bool vec_is_finite(vec x, bool pairs)

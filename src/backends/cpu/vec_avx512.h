@@ -61,16 +61,11 @@ INLINE vec vec_add_unless_hidden(vec x, vec bias)
     __mmask16 m = _mm512_cmp_ps_mask(bias, hidden, _CMP_EQ_OQ);
     return _mm512_mask_mov_ps(_mm512_add_ps(x, bias), m, hidden);
 }
-/* a where |x| < limit, else b */
-INLINE vec vec_where_small(vec x, float limit, vec a, vec b)
-{
-    __mmask16 m = _mm512_cmp_ps_mask(_mm512_abs_ps(x), _mm512_set1_ps(limit), _CMP_LT_OQ);
-    return _mm512_mask_mov_ps(b, m, a);
-}
 INLINE vec vec_copy_sign(vec magnitude, vec sign)
 {
-    __m512i s = _mm512_and_epi32(_mm512_castps_si512(sign), _mm512_set1_epi32((int)0x80000000u));
-    return _mm512_castsi512_ps(_mm512_or_epi32(_mm512_castps_si512(magnitude), s));
+    __m512i bit = _mm512_set1_epi32((int)0x80000000u);
+    __m512i s = _mm512_castps_si512(sign), m = _mm512_castps_si512(magnitude);
+    return _mm512_castsi512_ps(_mm512_ternarylogic_epi32(bit, s, m, 0xca)); /* bit ? s : m */
 }
 /* All numbers finite? pairs: of two bf16 numbers each. */
 INLINE bool vec_is_finite(vec x, bool pairs)

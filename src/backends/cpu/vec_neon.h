@@ -58,11 +58,6 @@ INLINE vec vec_without(vec x, uint64_t lanes)
     uint32x4_t set = vtstq_u32(vdupq_n_u32((uint32_t)lanes), (uint32x4_t){1, 2, 4, 8});
     return vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(x), set));
 }
-/* a where |x| < limit, else b */
-INLINE vec vec_where_small(vec x, float limit, vec a, vec b)
-{
-    return vbslq_f32(vcaltq_f32(x, vdupq_n_f32(limit)), a, b);
-}
 INLINE vec vec_copy_sign(vec magnitude, vec sign)
 {
     return vbslq_f32(vdupq_n_u32(0x80000000u), sign, magnitude);
