@@ -32,8 +32,8 @@ typedef struct {
     uint64_t word[TILE / 64];
 } key_bits;
 
-/* Rescale only when the maximum grows by more than this: 2^8 is far from overflow. */
-#define LAZY 8.0f
+/* Rescale only when the maximum grows by more than this: e^5.5, near 2^8, is far from overflow. */
+#define LAZY 5.5f
 
 typedef struct {
     const float *k[SUBS]; /* [steps][16]             */
@@ -158,20 +158,20 @@ INLINE vec add_options(const folioi_attend_args *a, int32_t r, int64_t key, vec 
     return x;
 }
 
-/* Row r's state makes room for a tile whose largest score is `largest`: its max, in powers of two. */
+/* Row r's state makes room for a tile whose largest score is `largest`: the max its weights are relative to. */
 INLINE float raise_max(const folioi_attend_args *a, int32_t r, float largest)
 {
-    float before = a->state.max[r], now = largest * LOG2E;
-    if (now <= before + LAZY) return before;
-    a->state.max[r] = now;
-    if (before == -INFINITY) return now;
-    float shrink = exp2_f32(before - now);
+    float before = a->state.max[r];
+    if (largest <= before + LAZY) return before;
+    a->state.max[r] = largest;
+    if (before == -INFINITY) return largest;
+    float shrink = exp_f32(before - largest);
     a->state.sum[r] *= shrink;
     int64_t stride = folioi_out_stride(a->v_dims);
     float *out = a->state.out + r * stride;
     for (int64_t d = 0; d < stride; d += LANES)
         vec_store(out + d, vec_mul(vec_load(out + d), vec_set1(shrink)));
-    return now;
+    return largest;
 }
 
 /*
@@ -209,10 +209,11 @@ INLINE bool softmax_row(const folioi_attend_args *a, const bool options, const b
         if (nan) largest = 0.0f;
     }
     float max = largest > -INFINITY ? raise_max(a, r, largest) : 0.0f;
-    vec sum = vec_set1(0.0f), base = vec_set1(-max), log2e = vec_set1(LOG2E);
+    /* the difference first: it is exact near the maximum, however large the two are */
+    vec sum = vec_set1(0.0f), base = vec_set1(max), log2e = vec_set1(LOG2E);
     UNROLL_IF_CONSTANT for (int32_t i = first; i < last; i++)
     {
-        x[i] = vec_exp2(vec_fma(x[i], log2e, base));
+        x[i] = vec_exp2(vec_mul(vec_sub(x[i], base), log2e));
         sum = vec_add(sum, x[i]);
     }
     a->state.sum[r] += vec_sum(sum);

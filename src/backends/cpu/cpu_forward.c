@@ -207,17 +207,17 @@ static void finish(const work *w, const folioi_state_rows *state)
             continue;
         }
         if (t->sinks != NULL) {
-            float sink = t->sinks[head] * LOG2E;
+            float sink = t->sinks[head];
             float with = sink > largest ? sink : largest;
-            shrink = exp2_f32(largest - with);
-            sum = sum * shrink + exp2_f32(sink - with);
+            shrink = exp_f32(largest - with);
+            sum = sum * shrink + exp_f32(sink - with);
             largest = with;
         }
         w->job->kernels->store_row(t->out.data, t->out.dtype, tensor_index(&t->out, row, head),
                                    state->out + r * folioi_out_stride(a->v_head_size), shrink / sum,
                                    a->v_head_size);
         if (t->lse != NULL) /* in double: the two may be large and nearly cancel */
-            lse_store(t, row, head, (float)((double)largest * LN2 + log((double)sum)));
+            lse_store(t, row, head, (float)((double)largest + log((double)sum)));
     }
 }
 

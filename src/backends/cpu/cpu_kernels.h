@@ -22,7 +22,7 @@
 static inline int64_t folioi_out_stride(int32_t v_dims) { return (v_dims + 15) / 16 * 16; }
 
 /**
- * The softmax state of `rows` rows: running maximum (of scores in powers of two), sum and weighted V.
+ * The softmax state of `rows` rows: running maximum of scores, sum and weighted V.
  * max -inf: no key seen. What a row of out holds past v_dims is of no account.
  */
 typedef struct folioi_state_rows {

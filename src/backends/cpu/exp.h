@@ -1,7 +1,6 @@
 /*
- * exp.h: 2^x for the softmax, x <= 8 or NaN. A few lines of arithmetic instead of libm's, so that compilers
- * vectorise the loops around it and every machine gets the same bits. Scores are in powers of two, log2(e)
- * being part of their scale.
+ * exp.h: 2^x and e^x for the softmax, results up to 2^12, or NaN. A few lines of arithmetic instead of libm's, so
+ * that compilers vectorise the loops around it and every machine gets the same bits.
  *
  * x = n + f, |f| <= 1/2; 2^f by a polynomial of degree 6; 2^n by its bits. exp2_f32(0) is exactly 1. The
  * error is at most 2 ulp down to -126; below that the result is 0.
@@ -12,7 +11,6 @@
 #include "core/dtype.h"
 
 #define LOG2E 1.44269504f
-#define LN2 0.69314718055994531
 
 static inline float exp2_f32(float x)
 {
@@ -30,5 +28,8 @@ static inline float exp2_f32(float x)
     float power = f32_of_bits((bits_of_f32(shifted) + 127u) << 23);
     return x < -126.0f ? 0.0f : p * power;
 }
+
+/* Of the difference of two scores. */
+static inline float exp_f32(float x) { return exp2_f32(x * LOG2E); }
 
 #endif

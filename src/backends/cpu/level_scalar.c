@@ -88,17 +88,15 @@ static void add_row(const folioi_attend_args *a, int32_t r, int32_t lo, int32_t 
 {
     float *out = a->state.out + r * folioi_out_stride(a->v_dims);
     float p[TILE];
-    float largest = largest_score(s + lo, hi - lo, -INFINITY) * LOG2E;
+    float largest = largest_score(s + lo, hi - lo, -INFINITY);
     if (largest == -INFINITY) return; /* no key of the tile is seen */
     if (largest > a->state.max[r]) {
-        float shrink = exp2_f32(a->state.max[r] - largest);
+        float shrink = exp_f32(a->state.max[r] - largest);
         a->state.sum[r] *= shrink;
         for (int32_t d = 0; d < a->v_dims; d++) out[d] *= shrink;
         a->state.max[r] = largest;
     }
-    /* in double, so that large scores lose nothing on their way to powers of two */
-    for (int32_t j = lo; j < hi; j++)
-        p[j] = exp2_f32((float)((double)s[j] * 1.4426950408889634 - (double)a->state.max[r]));
+    for (int32_t j = lo; j < hi; j++) p[j] = exp_f32(s[j] - a->state.max[r]);
     for (int32_t j = lo; j < hi; j++) {
         if (s[j] == -INFINITY) continue; /* not seen: V may hold anything */
         const float *v = a->v_tile + (int64_t)j * a->v_dims;
@@ -164,7 +162,7 @@ static void fold_scalar(const folioi_state_rows *into, const folioi_state_rows *
             continue;
         }
         float largest = into->max[r] > part->max[r] ? into->max[r] : part->max[r];
-        float a = exp2_f32(into->max[r] - largest), b = exp2_f32(part->max[r] - largest);
+        float a = exp_f32(into->max[r] - largest), b = exp_f32(part->max[r] - largest);
         into->max[r] = largest;
         into->sum[r] = into->sum[r] * a + part->sum[r] * b;
         for (int32_t d = 0; d < v_dims; d++) to[d] = to[d] * a + from[d] * b;
