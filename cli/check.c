@@ -7,6 +7,7 @@
 #include "args.h"
 #include "commands.h"
 #include "json.h"
+#include "levels.h"
 #include "term.h"
 
 #include <stdio.h>
@@ -23,7 +24,7 @@ static const char help[] =
     "options\n"
     "      --full           more cases of everything (a minute or two)\n"
     "      --backend NAME   only this backend\n"
-    "      --level NAME     only this instruction-set level\n"
+    "      --level NAME     only this instruction-set level, whatever FOLIO_CPU says\n"
     "      --threads N      threads of the backend; default: one per processor\n"
     "      --seed N         other random cases; default 1\n"
     "      --filter TEXT    only features whose name contains TEXT\n"
@@ -43,6 +44,8 @@ static const char help[] =
     "\"level\", \"feature\", \"passed\", \"failed\", \"skipped\", \"reason\", \"max_error\", \"budget\"}]}, one entry\n"
     "per feature; max_error and budget are those of its tightest case. \"full\" and \"seconds\" say how\n"
     "it was run.\n\n"
+    "environment\n"
+    "  FOLIO_CPU  the highest level of the cpu backend that is run; default: all this machine has\n\n"
     "exit status\n"
     "  0  all passed    1  a case failed, or nothing ran    2  the command line is wrong\n";
 
@@ -211,27 +214,30 @@ static bool run_level(report *r, const folio_backend_info *info, const char *lev
     return ok;
 }
 
+/* The reason is its two parts together. */
+static void skip_level(report *r, const char *backend, const char *level, const char *reason,
+                       const char *word)
+{
+    row *to = add_row(r, backend, level, "all");
+    to->skipped = 1;
+    snprintf(to->reason, sizeof to->reason, "%s%s", reason, word);
+}
+
 static void run_backend(report *r, const folio_backend_info *info)
 {
-    bool any = false;
-    if (!info->available) {
-        row *to = add_row(r, info->name, "", "all");
-        to->skipped = 1;
-        snprintf(to->reason, sizeof to->reason, "%s", info->reason);
-        return;
+    const char *cap = r->opt.level ? NULL : levels_cap(info->name);
+    bool above = false;
+    if (!info->available) skip_level(r, info->name, "", info->reason, "");
+    for (int32_t i = 0; info->available && i < info->num_levels; i++) {
+        const char *level = info->levels[i];
+        if (r->opt.level && strcmp(r->opt.level, level) != 0) continue;
+        if (above) skip_level(r, info->name, level, "above FOLIO_CPU=", cap);
+        else if (!run_level(r, info, level))
+            skip_level(r, info->name, level, "this machine has no ", level);
+        above = above || (cap != NULL && strcmp(cap, level) == 0);
     }
-    for (int32_t i = 0; i < info->num_levels; i++) {
-        if (r->opt.level && strcmp(r->opt.level, info->levels[i]) != 0) continue;
-        any = true;
-        if (run_level(r, info, info->levels[i])) continue;
-        row *to = add_row(r, info->name, info->levels[i], "all");
-        to->skipped = 1;
-        snprintf(to->reason, sizeof to->reason, "this machine has no %s", info->levels[i]);
-    }
-    if (any) return;
-    row *to = add_row(r, info->name, r->opt.level, "all");
-    to->skipped = 1;
-    snprintf(to->reason, sizeof to->reason, "it has no level of this name");
+    if (r->opt.level && !levels_has(info->name, r->opt.level))
+        skip_level(r, info->name, r->opt.level, "it has no level of this name", "");
 }
 
 /* ---- Reports */
@@ -346,6 +352,35 @@ static bool is_backend(const char *name)
     return false;
 }
 
+/* Wrong words of the command line; 0: none. */
+static int check_words(report *r)
+{
+    char names[256];
+    const options *o = &r->opt;
+    if (o->backend && !is_backend(o->backend))
+        return args_complain("check", "unknown backend '%s'; 'folio info' lists them", o->backend);
+    if (o->level && !levels_has(o->backend, o->level))
+        return args_complain("check", "--level takes one of %s, not '%s'",
+                             levels_text(names, sizeof names, o->backend), o->level);
+    if (o->one_case && !parse_case(r))
+        return args_complain(
+            "check",
+            "'%s' names no case; 'folio check --list' shows features and parts, a case is FEATURE.PART/NUMBER",
+            o->one_case);
+    return EXIT_OK;
+}
+
+/* A backend's levels up to FOLIO_CPU, if that names one of them. */
+static bool cap_is_known(const options *o)
+{
+    if (o->level || (o->backend && levels_cap(o->backend) == NULL)) return true;
+    folio_context *ctx = harness_context(o->backend, NULL, 1);
+    if (ctx == NULL) fprintf(stderr, "folio check: %s\n", harness_error());
+    bool known = ctx != NULL;
+    folio_context_destroy(ctx);
+    return known;
+}
+
 static void run_all(report *r)
 {
     int64_t cases = 0, walks = 0;
@@ -397,20 +432,14 @@ int check_main(int argc, char **argv)
     }
     r.parts = r.opt.lineage ? check_lineage_parts : check_parts;
     r.num_parts = r.opt.lineage ? check_num_lineage_parts : check_num_parts;
-    if (r.opt.backend && !is_backend(r.opt.backend))
-        return args_complain("check", "unknown backend '%s'; 'folio info' lists them",
-                             r.opt.backend);
-    if (r.opt.one_case && !parse_case(&r))
-        return args_complain(
-            "check",
-            "'%s' names no case; 'folio check --list' shows features and parts, a case is FEATURE.PART/NUMBER",
-            r.opt.one_case);
+    if (check_words(&r) != EXIT_OK) return EXIT_USAGE;
     r.json = strcmp(r.opt.output, "json") == 0;
     r.started = term_seconds();
     if (r.opt.list) {
         print_list(&r);
         return EXIT_OK;
     }
+    if (!cap_is_known(&r.opt)) return EXIT_FAILED;
     run_all(&r);
     if (r.json) print_json(&r);
     else print_text(&r);

@@ -5,11 +5,11 @@
 #include "args.h"
 #include "commands.h"
 #include "json.h"
+#include "levels.h"
 #include "term.h"
 
 #include <folio/folio.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 enum { MAX_BACKENDS = 16 };
@@ -17,6 +17,7 @@ enum { MAX_BACKENDS = 16 };
 typedef struct backend_list {
     folio_backend_info info[MAX_BACKENDS];
     int32_t count;
+    char best[32]; /* what a context gets by default */
 } backend_list;
 
 static const char help[] =
@@ -37,7 +38,7 @@ static const char help[] =
     "\"levels\", \"level\", \"levels_here\", \"kernels\": [{\"dtype\", \"kv_dtype\", \"name\"}], ...}]}. Keys are\n"
     "added in later versions, never renamed or removed.\n\n"
     "exit status\n"
-    "  0  done    2  the command line is wrong\n";
+    "  0  done    1  FOLIO_CPU names no level    2  the command line is wrong\n";
 
 static bool list_backends(backend_list *list)
 {
@@ -45,10 +46,7 @@ static bool list_backends(backend_list *list)
     for (int32_t i = 0; i < folio_backend_count() && i < MAX_BACKENDS; i++) {
         folio_backend_info *info = &list->info[list->count];
         *info = (folio_backend_info){.struct_size = sizeof *info};
-        if (folio_backend_describe(folio_backend_name(i), info) != FOLIO_OK) {
-            fprintf(stderr, "folio info: %s\n", folio_last_error());
-            return false;
-        }
+        if (folio_backend_describe(folio_backend_name(i), info) != FOLIO_OK) return false;
         list->count++;
     }
     return true;
@@ -62,6 +60,16 @@ static folio_context *open_context(const char *backend, const char *level, folio
     *info = (folio_context_info){.struct_size = sizeof *info};
     if (folio_context_create(&desc, &ctx) == FOLIO_OK) folio_context_describe(ctx, info);
     return ctx;
+}
+
+static bool find_default(backend_list *list)
+{
+    folio_context_info info;
+    folio_context *ctx = open_context(NULL, NULL, &info);
+    if (ctx == NULL) return false;
+    snprintf(list->best, sizeof list->best, "%s", info.backend);
+    folio_context_destroy(ctx);
+    return true;
 }
 
 /* Threads a context of this backend gets by default; 0 where none opens. */
@@ -188,8 +196,7 @@ static void print_wrapped(const char *label, const char *text)
 static void print_levels(const folio_backend_info *info)
 {
     bool cpu = strcmp(info->name, "cpu") == 0, above = false;
-    const char *cap = cpu ? getenv("FOLIO_CPU") : NULL;
-    bool capped = cap != NULL && cap[0] != '\0';
+    bool capped = levels_cap(info->name) != NULL;
     for (int32_t i = 0; i < info->num_levels; i++) {
         const char *level = info->levels[i], *what = "here";
         if (strcmp(level, info->level) == 0) {
@@ -201,15 +208,11 @@ static void print_levels(const folio_backend_info *info)
         else if (above && !capped) what = "here, but slower: used where asked for by name";
         printf("  %-10s %-13s %s\n", i == 0 ? "levels" : "", level, what);
     }
-    if (info->level[0] == '\0') {
-        folio_context_info none;
-        folio_context_destroy(open_context(info->name, NULL, &none));
-        printf("  %-10s %s\n", "", folio_last_error());
-    }
 }
 
 typedef struct kernel_lines {
     int count;
+    bool any_size;
     char any[MAX_KERNEL_NAME]; /* the kernel of f32 queries on this KV type */
 } kernel_lines;
 
@@ -223,7 +226,15 @@ static void print_kernel(void *to, folio_dtype q, folio_dtype kv, const char *na
     char types[32];
     snprintf(types, sizeof types, "%s%s", folio_dtype_name(kv), first ? "" : ", q ");
     if (!first) strncat(types, folio_dtype_name(q), sizeof types - strlen(types) - 1);
-    printf("  %-10s %-13s %s\n", lines->count++ == 0 ? "kernels" : "", types, name);
+    printf("  %-10s %-16s %s\n", lines->count++ == 0 ? "kernels" : "", types, name);
+    lines->any_size = lines->any_size || strstr(name, "_d0_") != NULL;
+}
+
+static void print_kernels(const char *backend)
+{
+    kernel_lines lines = {.count = 0};
+    each_kernel(backend, &lines, print_kernel);
+    if (lines.any_size) printf("  %-10s (d0: any head size)\n", "");
 }
 
 static void print_backend(const folio_backend_info *info)
@@ -236,7 +247,7 @@ static void print_backend(const folio_backend_info *info)
     printf("\n  %-10s %s\n", "device", info->device);
     printf("  %-10s %d by default\n", "threads", (int)default_threads(info->name));
     print_levels(info);
-    if (info->num_levels > 1) each_kernel(info->name, &(kernel_lines){0}, print_kernel);
+    if (info->num_levels > 1) print_kernels(info->name);
     print_words("layouts", info->num_layouts, layout_word, info);
     printf("  %-10s multiples of 8 up to %d\n", "head sizes", (int)info->max_head_size);
     int32_t supported = 0;
@@ -250,10 +261,7 @@ static void print_backend(const folio_backend_info *info)
 
 static void print_text(const backend_list *list)
 {
-    const char *best = "none";
-    for (int32_t i = list->count - 1; i >= 0; i--)
-        if (list->info[i].available) best = list->info[i].name;
-    printf("folio %s, backend by default: %s\n", folio_version(), best);
+    printf("folio %s, backend by default: %s\n", folio_version(), list->best);
     for (int32_t i = 0; i < list->count; i++) print_backend(&list->info[i]);
 }
 
@@ -384,7 +392,10 @@ int info_main(int argc, char **argv)
     case ARGS_RUN: break;
     }
     backend_list list;
-    if (!list_backends(&list)) return EXIT_FAILED;
+    if (!find_default(&list) || !list_backends(&list)) {
+        fprintf(stderr, "folio info: %s\n", folio_last_error());
+        return EXIT_FAILED;
+    }
     if (strcmp(output, "json") == 0) print_json(&list);
     else if (features) print_markdown(&list);
     else print_text(&list);

@@ -82,6 +82,11 @@ extern const folioi_backend *const folioi_backends[];
 extern const int32_t folioi_num_backends;
 const folioi_backend *folioi_backend_find(const char *name);
 
+/** What the environment says of a backend's level; NULL: nothing. It may name none. */
+const char *folioi_level_cap(const folioi_backend *backend);
+/** Is this a level of the named backend, or of any for NULL? `names` gets those there are. */
+bool folioi_level_names(const char *backend, const char *level, char *names, size_t size);
+
 /** Every reason why a backend cannot run this. */
 void folioi_backend_judge(const folioi_backend *backend, const folioi_request *request,
                           folioi_reasons *reasons);

@@ -3,16 +3,25 @@
 
 #include <string.h>
 
-/* Does the named backend, or any where name is NULL, have such a level? */
-static bool level_is_known(const char *name, const char *level)
+/* A level must be one of the named backend, or of any for NULL: one that is misspelt would go unnoticed. */
+static folio_status check_level(const char *where, const char *level, const char *backend)
 {
+    char names[256];
+    bool known = folioi_level_names(backend, level, names, sizeof names);
+    REQUIRE(known, "%s: level \"%.64s\" is unknown; there are %s", where, level, names);
+    return FOLIO_OK;
+}
+
+static folio_status check_levels(const char *backend, const char *level)
+{
+    if (level != NULL) return check_level("context", level, backend);
     for (int32_t i = 0; i < folioi_num_backends; i++) {
         const folioi_backend *b = folioi_backends[i];
-        if (name != NULL && strcmp(b->name, name) != 0) continue;
-        for (int32_t k = 0; b->levels[k] != NULL; k++)
-            if (strcmp(b->levels[k], level) == 0) return true;
+        if (backend != NULL && strcmp(b->name, backend) != 0) continue;
+        const char *cap = folioi_level_cap(b);
+        if (cap != NULL) TRY(check_level(b->level_env, cap, b->name));
     }
-    return false;
+    return FOLIO_OK;
 }
 
 /* The named backend at the wished level, or the best that is available; refusals are collected. */
@@ -21,8 +30,7 @@ static folio_status choose(const folio_context_desc *d, folio_context *ctx)
     bool any = d->backend == NULL || strcmp(d->backend, "auto") == 0;
     REQUIRE(any || folioi_backend_find(d->backend) != NULL,
             "backend \"%s\" is unknown; there are auto, cuda, cpu and reference", d->backend);
-    REQUIRE(d->level == NULL || level_is_known(any ? NULL : d->backend, d->level),
-            "context: level \"%s\" is unknown; folio_backend_describe lists the levels", d->level);
+    TRY(check_levels(any ? NULL : d->backend, d->level));
     char text[512] = "";
     folioi_reasons reasons = {.text = text, .size = sizeof text};
     for (int32_t i = 0; i < folioi_num_backends; i++) {
@@ -34,11 +42,10 @@ static folio_status choose(const folio_context_desc *d, folio_context *ctx)
             folioi_reasons_add(&reasons, "%s", reason);
             continue;
         }
-        ctx->kernels = b->kernels(d->level, &ctx->level);
+        const char *cap = d->level != NULL ? d->level : folioi_level_cap(b);
+        ctx->kernels = b->kernels(cap, &ctx->level);
         if (ctx->kernels == NULL) {
-            if (d->level != NULL)
-                folioi_reasons_add(&reasons, "level \"%s\" is not available here", d->level);
-            else folioi_reasons_add(&reasons, "%s names a level that is not there", b->level_env);
+            folioi_reasons_add(&reasons, "level \"%s\" is not available here", cap);
             continue;
         }
         ctx->backend = b;

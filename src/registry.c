@@ -4,6 +4,7 @@
 
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define CUDA_ABSENT "this build holds no CUDA backend"
@@ -54,6 +55,30 @@ const folioi_backend *folioi_backend_find(const char *name)
     return NULL;
 }
 
+const char *folioi_level_cap(const folioi_backend *backend)
+{
+    const char *cap = backend->level_env != NULL ? getenv(backend->level_env) : NULL;
+    return cap != NULL && cap[0] != '\0' ? cap : NULL;
+}
+
+bool folioi_level_names(const char *backend, const char *level, char *names, size_t size)
+{
+    bool found = false;
+    size_t length = 0;
+    names[0] = '\0';
+    for (int32_t i = 0; i < folioi_num_backends; i++) {
+        const folioi_backend *b = folioi_backends[i];
+        if (backend != NULL && strcmp(b->name, backend) != 0) continue;
+        for (int32_t k = 0; b->levels[k] != NULL; k++) {
+            found = found || strcmp(b->levels[k], level) == 0;
+            int n = snprintf(names + length, size - length, "%s%s", length > 0 ? ", " : "",
+                             b->levels[k]);
+            length += n > 0 && (size_t)n < size - length ? (size_t)n : 0;
+        }
+    }
+    return found;
+}
+
 int32_t folio_backend_count(void) { return folioi_num_backends; }
 
 const char *folio_backend_name(int32_t index)
@@ -74,7 +99,7 @@ folio_status folio_backend_describe(const char *name, folio_backend_info *info)
     const folioi_backend *b;
     TRY(find(name, &b));
     const char *reason = b->unavailable(), *level = "";
-    if (reason == NULL) b->kernels(NULL, &level);
+    if (reason == NULL) b->kernels(folioi_level_cap(b), &level);
     folio_backend_info i = {
         .name = b->name,
         .available = reason == NULL,

@@ -96,12 +96,30 @@ static const char *level_of(const folio_context_desc *desc, folio_context **ctx)
     return info.level;
 }
 
+/* FOLIO_CPU as it was, so that a test can leave it so. */
+typedef struct saved_cap {
+    bool set;
+    char text[64];
+} saved_cap;
+
+static saved_cap save_cap(void)
+{
+    const char *now = getenv("FOLIO_CPU");
+    saved_cap saved = {.set = now != NULL};
+    snprintf(saved.text, sizeof saved.text, "%s", saved.set ? now : "");
+    return saved;
+}
+
+static void restore_cap(const saved_cap *saved)
+{
+    if (saved->set) setenv("FOLIO_CPU", saved->text, 1);
+    else unsetenv("FOLIO_CPU");
+}
+
 /* A name in the desc wins over the environment, the environment over the machine's best. */
 TEST(levels, chosen_by_name_and_environment)
 {
-    const char *before = getenv("FOLIO_CPU");
-    char saved[64];
-    snprintf(saved, sizeof saved, "%s", before != NULL ? before : "");
+    saved_cap before = save_cap();
     folio_context_desc d = {.struct_size = sizeof d, .backend = "cpu", .num_threads = 1};
     folio_context *ctx = NULL;
     unsetenv("FOLIO_CPU");
@@ -118,10 +136,67 @@ TEST(levels, chosen_by_name_and_environment)
     setenv("FOLIO_CPU", "", 1);
     CHECK(strcmp(level_of(&d, &ctx), best) == 0);
     folio_context_destroy(ctx);
-    setenv("FOLIO_CPU", "sse9", 1);
-    ctx = NOWHERE;
-    REFUSED(folio_context_create(&d, &ctx), FOLIO_ERR_UNSUPPORTED, "FOLIO_CPU");
-    CHECK(ctx == NULL);
-    if (before != NULL) setenv("FOLIO_CPU", saved, 1);
-    else unsetenv("FOLIO_CPU");
+    restore_cap(&before);
+}
+
+/* A cap that names no level is refused, never passed by on the way to another backend. */
+TEST(levels, an_environment_that_names_none_is_refused)
+{
+    static const char *const wrong[] = {
+        "sse9",
+        "SCALAR",
+        "scalar ",
+        " scalar",
+        "scala",
+        "double",
+#if defined(__x86_64__)
+        "neon"
+#else
+        "avx2"
+#endif
+    };
+    static const char *const backends[] = {NULL, "auto", "cpu"};
+    saved_cap before = save_cap();
+    for (int i = 0; i < 3 * (int)(sizeof wrong / sizeof wrong[0]); i++) {
+        folio_context_desc d = {.struct_size = sizeof d, .backend = backends[i % 3]};
+        folio_context *ctx = NOWHERE;
+        char said[96];
+        setenv("FOLIO_CPU", wrong[i / 3], 1);
+        snprintf(said, sizeof said, "FOLIO_CPU: level \"%s\" is unknown; there are scalar",
+                 wrong[i / 3]);
+        REFUSED(folio_context_create(&d, &ctx), FOLIO_ERR_ARGUMENT, said);
+        CHECK(ctx == NULL);
+        for (int k = 0; folioi_cpu_level_names[k] != NULL; k++)
+            CHECK(strstr(folio_last_error(), folioi_cpu_level_names[k]) != NULL);
+    }
+    folio_backend_info info = {.struct_size = sizeof info};
+    CHECK_OK(folio_backend_describe("cpu", &info));
+    CHECK(strcmp(info.level, "") == 0);
+    /* Who names a level, or another backend, does not ask the environment. */
+    folio_context *ctx = NULL;
+    folio_context_desc d = {.struct_size = sizeof d, .backend = "cpu", .level = "scalar"};
+    CHECK(strcmp(level_of(&d, &ctx), "scalar") == 0);
+    folio_context_destroy(ctx);
+    d = (folio_context_desc){.struct_size = sizeof d, .backend = "reference"};
+    CHECK(strcmp(level_of(&d, &ctx), "double") == 0);
+    folio_context_destroy(ctx);
+    restore_cap(&before);
+}
+
+/* A level that this machine lacks is a cap: the best one up to it runs. */
+TEST(levels, an_environment_names_a_cap)
+{
+    saved_cap before = save_cap();
+    for (int i = 0; folioi_cpu_level_names[i] != NULL; i++) {
+        folio_context_desc d = {.struct_size = sizeof d, .num_threads = 1};
+        folio_context *ctx = NULL;
+        folio_backend_info info = {.struct_size = sizeof info};
+        setenv("FOLIO_CPU", folioi_cpu_level_names[i], 1);
+        const char *want = folioi_cpu_table(folioi_cpu_level_names[i])->level;
+        CHECK(strcmp(level_of(&d, &ctx), want) == 0);
+        CHECK_OK(folio_backend_describe("cpu", &info));
+        CHECK(strcmp(info.level, want) == 0);
+        folio_context_destroy(ctx);
+    }
+    restore_cap(&before);
 }

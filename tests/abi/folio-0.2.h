@@ -194,7 +194,8 @@ typedef struct folio_context_desc {
     int32_t device;            /* number of the device; 0 for host backends                        */
     int32_t num_threads;       /* built-in pool: 1..256; 0: one per processor the process may use  */
     const char *level;         /* highest instruction-set level by name; NULL: the best there is,  */
-                               /* or what the environment says (FOLIO_CPU=name)                    */
+                               /* or up to what the environment says (FOLIO_CPU=name). A level the */
+                               /* machine lacks is a cap; a name that is none: ERR_ARGUMENT        */
     folio_executor executor;   /* parallel_for NULL: the built-in pool. Else num_threads is ignored */
     folio_allocator allocator; /* both functions NULL: malloc and free                             */
     int32_t pin_threads;       /* 1: thread i of the built-in pool stays on the i-th processor     */
@@ -799,7 +800,8 @@ typedef struct folio_backend_info {
     const char *device; /* the device's name                                                */
     const char *const *levels; /* [num_levels] instruction-set levels built in, lowest first */
     int32_t num_levels;
-    const char *level;           /* the one a context gets by default; "" if not available  */
+    const char *level;           /* the one a context gets by default; "" if not available, */
+                                 /* or where the environment names none there is            */
     const folio_layout *layouts; /* [num_layouts] it attends to in place                    */
     int32_t num_layouts;
     const folio_feature *features; /* [num_features], the same rows for every backend       */

@@ -101,12 +101,21 @@ done
 env -u FOLIO_CPU "$folio" info > out
 check "info has one default level of cpu" test "$(grep -c 'the default: the fastest here' out)" -eq 1
 check "info names the kernel of every KV type" test "$(grep -c ' attend_[a-z0-9]*_d[0-9]*_' out)" -ge 6
+check "info: kernels stand in one column" \
+    test "$(awk '/ attend_/ { print index($0, " attend_") }' out | sort -u | wc -l)" -eq 1
+check "info says what d0 in a kernel's name means" \
+    test "$(grep -c '_d0_' out)" -eq 0 -o "$(grep -c ' (d0: any head size)$' out)" -eq 1
 FOLIO_CPU=scalar "$folio" info > out
 check "info says what FOLIO_CPU did" grep -q ' scalar  *the default, capped by FOLIO_CPU$' out
 check "info names the kernels of the cap" test "$(grep -c ' attend_[a-z0-9]*_d[0-9]*_scalar$' out)" -ge 6
 check "info names no others" test "$(grep -c ' attend_' out)" -eq "$(grep -c '_scalar$' out)"
-FOLIO_CPU=sse9 "$folio" info > out
-check "info says that FOLIO_CPU names nothing" grep -q 'FOLIO_CPU names a level that is not there' out
+for cap in sse9 SCALAR 'scalar ' double; do
+    for format in text json; do
+        FOLIO_CPU=$cap expect 1 err "^folio info: FOLIO_CPU: level \"$cap\" is unknown; there are scalar" \
+            info -o $format
+        check "info with a wrong FOLIO_CPU prints nothing on stdout" test ! -s out
+    done
+done
 expect 0 out '^| feature | what it is | .*cpu | reference |$' info --features
 check "rows of the feature table have equal columns" \
     test "$(sed 's/\\|//g' out | awk -F'|' '{ print NF }' | sort -u | wc -l)" -eq 1
@@ -118,7 +127,26 @@ expect 0 out '^1 passed, 0 failed, .*seed 5$' \
     check --backend cpu --level scalar --threads 2 --seed 5 --case gqa.attend/3
 expect 0 out '^[1-9][0-9]* passed, 0 failed' check --backend reference --filter sinks --threads 1
 expect 1 out '^nothing ran' check --filter no_such_feature
-expect 1 out '^nothing ran' check --level no_such_level
+expect 2 err "^folio check: --level takes one of scalar, .*double, not 'no_such_level'" \
+    check --level no_such_level
+expect 2 err "^folio check: --level takes one of double, not 'scalar'" \
+    check --backend reference --level scalar
+export FOLIO_CPU=scalar
+expect 0 out '^cpu scalar$' check --filter soft_cap
+check "check runs nothing above FOLIO_CPU" test "$(grep -c '^cpu [a-z0-9_]*$' out)" -eq 1
+check "check says so" test "$(grep -c '^cpu .*: skipped: ' out)" -eq \
+    "$(grep -c '^cpu .*: skipped: above FOLIO_CPU=scalar$' out)"
+best=$(env -u FOLIO_CPU "$folio" info | sed -n 's/^ *\(levels\)* *\([a-z0-9_]*\) *the default: .*/\2/p')
+expect 0 out "^cpu $best\$" check --filter soft_cap --level "$best"
+export FOLIO_CPU=sse9
+expect 0 out "^cpu $best\$" check --filter soft_cap --level "$best"
+expect 0 out '^reference double$' check --filter soft_cap --backend reference
+for backend in '' '--backend cpu'; do
+    # shellcheck disable=SC2086 # no word, or two
+    expect 1 err '^folio check: .*FOLIO_CPU: level "sse9" is unknown; there are scalar' check $backend
+    check "check with a wrong FOLIO_CPU prints nothing on stdout" test ! -s out
+done
+unset FOLIO_CPU
 expect 0 out '^sliding_window *attend' check --list
 expect 0 out '^row_invariant *bits' check --list --filter row
 expect 0 out '"cases": \[' check -o json --filter lse_merge --seed 3

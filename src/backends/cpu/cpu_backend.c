@@ -3,7 +3,6 @@
 #include "backends/cpu/cpu_forward.h"
 
 #include <pthread.h>
-#include <stdlib.h>
 #include <string.h>
 #if defined(__x86_64__) || defined(__i386__)
 #include <cpuid.h>
@@ -139,12 +138,8 @@ static const char *device(void)
     return cpu_name;
 }
 
-#define LEVEL_ENV "FOLIO_CPU"
-
 static const void *kernels(const char *cap, const char **level)
 {
-    const char *env = getenv(LEVEL_ENV);
-    if (cap == NULL && env != NULL && env[0] != 0) cap = env;
     const folioi_cpu_kernels *table = folioi_cpu_table(cap);
     if (table != NULL) *level = table->level;
     return table;
@@ -155,7 +150,7 @@ const folioi_backend folioi_cpu_backend = {
     .unavailable = unavailable,
     .device = device,
     .levels = folioi_cpu_level_names,
-    .level_env = LEVEL_ENV,
+    .level_env = "FOLIO_CPU",
     .kernels = kernels,
     .max_head_size = 512,
     .features = folioi_host_features,
