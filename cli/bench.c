@@ -4,6 +4,7 @@
 #include "args.h"
 #include "commands.h"
 #include "json.h"
+#include "table.h"
 #include "term.h"
 
 #include <errno.h>
@@ -189,32 +190,45 @@ static const char *variant(char *text, size_t size, const bench_case *c)
     return text;
 }
 
-static void print_rate(const bench_result *c)
+static void add_rate(table *t, const bench_result *c)
 {
-    if (c->what.bytes) printf(" %5.2f GB/s |\n", gbps(c));
-    else if (c->ns_median < 1e4) printf(" %6.2f M/s |\n", 1e3 / c->ns_median);
-    else printf(" %6.2f k/s |\n", 1e6 / c->ns_median);
+    if (c->what.bytes) table_cell(t, "%.2f GB/s", gbps(c));
+    else if (c->ns_median < 1e4) table_cell(t, "%.2f M/s", 1e3 / c->ns_median);
+    else table_cell(t, "%.2f k/s", 1e6 / c->ns_median);
+}
+
+static void print_table(const bench_report *r)
+{
+    static const struct {
+        char align;
+        const char *name;
+    } heads[] = {{'l', "case"}, {'r', "blocks"}, {'r', "with"}, {'r', "median"},
+                 {'r', "min"},  {'r', "spread"}, {'l', "per"},  {'r', "rate"}};
+    table t = {.columns = 0};
+    char text[32];
+    for (size_t i = 0; i < sizeof heads / sizeof heads[0]; i++)
+        table_head(&t, heads[i].align, heads[i].name);
+    for (int i = 0; i < r->num_results; i++) {
+        const bench_result *of = &r->results[i];
+        table_cell(&t, "%s", of->what.name);
+        table_cell(&t, "%s",
+                   of->what.blocks ? short_count(text, sizeof text, of->what.blocks) : "-");
+        table_cell(&t, "%s", variant(text, sizeof text, &of->what));
+        table_cell(&t, "%s", bench_short_time(text, sizeof text, of->ns_median));
+        table_cell(&t, "%s", bench_short_time(text, sizeof text, of->ns_min));
+        table_cell(&t, "%.*f %%", of->spread < 0.9995, 100 * of->spread);
+        table_cell(&t, "%s", of->what.per);
+        add_rate(&t, of);
+    }
+    table_print(&t);
 }
 
 static void print_markdown(const bench_report *r)
 {
-    char a[32], b[32], c[32], d[32];
     printf("%sfolio %s bench %s%s: %s, %d processors, block size %lld, %g s a case, seed %lld\n\n",
            term_start(TERM_BOLD), folio_version(), r->topic, term_end(), bench_cpu_name(),
            (int)r->processors, (long long)r->block_size, r->seconds, (long long)r->seed);
-    printf("| %-21s | %6s | %11s | %8s | %8s | %6s | %-5s | %10s |\n", "case", "blocks", "with",
-           "median", "min", "spread", "per", "rate");
-    printf("|:----------------------|-------:|------------:|---------:|---------:|-------:|:------|"
-           "-----------:|\n");
-    for (int i = 0; i < r->num_results; i++) {
-        const bench_result *of = &r->results[i];
-        printf("| %-21s | %6s | %11s | %8s | %8s | %4.*f %% | %-5s |", of->what.name,
-               of->what.blocks ? short_count(a, sizeof a, of->what.blocks) : "-",
-               variant(b, sizeof b, &of->what), bench_short_time(c, sizeof c, of->ns_median),
-               bench_short_time(d, sizeof d, of->ns_min), of->spread < 0.9995, 100 * of->spread,
-               of->what.per);
-        print_rate(of);
-    }
+    print_table(r);
     printf("\n");
     for (int i = 0; i < r->num_ceilings; i++)
         if (isfinite(r->ceilings[i].value)) printf("- ceiling: %s\n", r->ceilings[i].text);

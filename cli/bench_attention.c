@@ -32,12 +32,13 @@ static const char help[] =
     "      --dtype LIST       of q and out: f32, f16, bf16; default f32,bf16\n"
     "      --kv-dtype LIST    of the cache: f32, f16, bf16, fp8_e4m3, fp8_e5m2, int8; default: as dtype\n"
     "      --heads LIST       query heads:kv heads; default 32:8\n"
-    "      --head-size LIST   default 128\n"
+    "      --head-size LIST   multiples of 8 up to 512; default 128\n"
     "      --block-size LIST  tokens of a block; default 16\n"
     "      --layout LIST      of the cache: native (default), nhd, hnd, interleaved_nhd,\n"
     "                         interleaved_hnd, xpacked, xpacked_1\n"
     "      --threads LIST     default: one per processor\n"
-    "      --level LIST       highest instruction-set level; default: the best for this CPU\n"
+    "      --level LIST       highest instruction-set level, the best up to it runs; default: the best\n"
+    "                         for this CPU, up to FOLIO_CPU\n"
     "      --options LIST     plain (default), or alibi, sinks, window:TOKENS, soft_cap:X joined by +;\n"
     "                         such a case and its plain form run in turns\n"
     "      --cache LIST       cold (default): 256 MiB were read before each repetition, so that K and V\n"
@@ -49,13 +50,15 @@ static const char help[] =
     "  -o, --output FORMAT    md (default), csv or json\n"
     "  -h, --help             this text; 'folio bench TOPIC --help' tells more of a topic\n\n"
     "All lists are crossed: each case runs with each type, each shape, each layout. A number of a list\n"
-    "may be a range: FIRST-LAST, FIRST-LAST+STEP, FIRST-LAST*FACTOR. k is 1024.\n\n";
+    "may be a range: FIRST-LAST, FIRST-LAST+STEP, FIRST-LAST*FACTOR; one range per word. k is 1024. What\n"
+    "is refused of the crossed lists is named on stderr; the rest is still printed, the exit status 1.\n\n";
 
 /* Compilers need not take more than 4095 characters at once. */
 static const char more_help[] =
     "cases\n"
     "  A case is one batch: groups joined by _, each [COUNT]qQUERY_LEN[sSEQ_LEN]. COUNT sequences (1)\n"
-    "  bring QUERY_LEN new tokens and have SEQ_LEN keys with them (QUERY_LEN).\n"
+    "  bring QUERY_LEN new tokens and have SEQ_LEN keys with them (QUERY_LEN). Up to 16 groups, each of\n"
+    "  up to 65536 sequences of up to 16384k tokens.\n"
     "  q2k            one prompt of 2048 tokens\n"
     "  q16-8k*2       ten cases: one prompt of 16 tokens, of 32, and so on\n"
     "  q512s8k        512 more tokens of a prompt, 7680 before them\n"
@@ -63,7 +66,7 @@ static const char more_help[] =
     "  2q2k_32q1s4k   two prompts and 32 decodes in one batch; such a mix has no share, and the\n"
     "                 prefills alone and the decodes alone run in turns with it\n\n"
     "examples\n"
-    "  folio bench\n"
+    "  folio bench                  # the default: about 15 s\n"
     "  folio bench --case 32q1s2k --dtype bf16 --kv-dtype bf16,fp8_e4m3,int8\n"
     "  folio bench --case q1k --level scalar,avx2 --threads 1-4 --reps 30\n"
     "  folio bench --case 16q1s4k --layout native,nhd,xpacked --block-size 16-128*2\n"
@@ -74,13 +77,15 @@ static const char more_help[] =
     "GFLOP/s counts 4 * heads * head size for each key that a query row sees; GB/s the bytes of K and V\n"
     "of all sequences, once. spread is the range of the middle half of the times over their median.\n\n"
     "The JSON is one object: {\"version\", \"cpu\", \"ceilings\": {\"fma_f32_gflops\", \"dot_bf16_gflops\",\n"
-    "\"dot_int8_gops\", \"read_gbps\"}, \"results\": [{\"case\", \"phase\", \"backend\", \"device\", \"level\",\n"
+    "\"dot_int8_gops\", \"read_gbps\"}, \"peers_run\": [names of the peers that have a result],\n"
+    "\"results\": [{\"case\", \"phase\", \"backend\", \"device\", \"level\",\n"
     "\"threads\", \"dtype\", \"kv_dtype\", \"heads\", \"kv_heads\", \"head_size\", \"block_size\", \"layout\",\n"
     "\"options\", \"cache\", \"kernel\", \"median_s\", \"min_s\", \"spread\", \"gflops\", \"gbps\",\n"
     "\"ceiling\": {\"name\", \"value\"}, \"share\", \"prefill_s\", \"decode_s\", \"plain_s\",\n"
     "\"peers\": {name: {\"median_s\", \"min_s\", \"version\"}}}]}; null where a number does not apply. Keys are\n"
     "added in later versions, never renamed or removed.\n\n"
     "environment\n"
+    "  FOLIO_CPU     the highest level where --level names none\n"
     "  FOLIO_PYTHON  the Python that runs the peers; default python3\n\n"
     "exit status\n"
     "  0  done    1  a call failed, or nothing ran    2  the command line is wrong\n";
@@ -274,7 +279,23 @@ static bool run_setting(bench *b, const setting *s)
     return ok;
 }
 
+bool bench_peer_ran(const bench *b, int k)
+{
+    for (int64_t i = 0; i < b->num_results; i++)
+        if (isfinite(b->results[i].peers[k].median)) return true;
+    return false;
+}
+
 /* ---- Contexts: one for each number of threads and each level */
+
+/* A level that is not here is a cap. Said once, not for each number of threads. */
+static void note_level(bench *b, const setting *s)
+{
+    if (s->level == NULL || s->level == b->noted || strcmp(s->level, b->info.level) == 0) return;
+    b->noted = s->level;
+    fprintf(stderr, "folio bench: --level %s: not on this machine; %s runs instead\n", s->level,
+            b->info.level);
+}
 
 static bool open_context(bench *b, const setting *s)
 {
@@ -283,6 +304,7 @@ static bool open_context(bench *b, const setting *s)
     b->info.struct_size = sizeof b->info;
     if (!bench_ok(folio_context_create(&desc, &b->ctx), "folio_context_create")) return false;
     folio_context_describe(b->ctx, &b->info);
+    note_level(b, s);
     b->ceilings = bench_ceilings_open(b->info.num_threads, b->info.level);
     return b->peers == NULL || bench_peers_start(b->peers, b->info.num_threads);
 }
@@ -299,6 +321,15 @@ static void close_context(bench *b, int64_t first)
     folio_context_destroy(b->ctx);
     b->ceilings = NULL;
     b->ctx = NULL;
+}
+
+static void note_peers(const bench *b)
+{
+    bool any = false;
+    if (b->peers == NULL) return;
+    for (int k = 0; k < bench_peers_count(b->peers); k++) any = any || bench_peer_ran(b, k);
+    if (!any)
+        fprintf(stderr, "folio bench: --peers: no peer ran, there is nothing to compare with\n");
 }
 
 static int run_bench(bench *b)
@@ -326,6 +357,7 @@ static int run_bench(bench *b)
     }
     term_progress_end();
     if (b->num_results > 0) bench_attention_print(b);
+    note_peers(b);
     for (int k = 0; k < BENCH_NUM_CEILINGS; k++) free(b->samples[k]);
     free(b->results);
     return ok ? EXIT_OK : EXIT_FAILED;

@@ -90,6 +90,7 @@ typedef struct bench {
     bench_peers *peers; /* NULL: not asked for */
     folio_context *ctx;
     folio_context_info info;
+    const char *noted; /* the last level of which stderr says that another one runs */
     bench_ceilings *ceilings;
     double *samples[BENCH_NUM_CEILINGS]; /* [total] */
     /* Medians over all cases with the same threads and level, the highest of them; NAN: none. */
@@ -140,6 +141,9 @@ void bench_rig_close(rig *r);
 /* Floating-point operations of a forward, and the bytes of K and V that it has to read. */
 double bench_flops(const setting *s);
 double bench_kv_bytes(const setting *s);
+
+/* Has peer k a result? */
+bool bench_peer_ran(const bench *b, int k);
 
 /* ---- bench_attention_report.c */
 

@@ -4,6 +4,7 @@
  */
 #include "args.h"
 #include "bench_attention.h"
+#include "levels.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -14,18 +15,20 @@ enum { MAX_COUNT = 1 << 16, MAX_LEN = 1 << 24 };
 
 /* ---- Numbers and ranges */
 
-/* A number, k (1024) after it or not; -1: there is none in [1, max]. */
+enum { NO_NUMBER = -1, TOO_LARGE = -2 };
+
+/* A number from 1 to max, k (1024) after it or not. */
 static int64_t parse_number(const char **at, int64_t max)
 {
     int64_t n = 0;
-    if (**at < '0' || **at > '9') return -1;
+    if (**at < '0' || **at > '9') return NO_NUMBER;
     for (; **at >= '0' && **at <= '9'; (*at)++)
         if (n <= max) n = 10 * n + (**at - '0');
     if (**at == 'k') {
         n *= 1024;
         (*at)++;
     }
-    return n >= 1 && n <= max ? n : -1;
+    return n < 1 ? NO_NUMBER : n <= max ? n : TOO_LARGE;
 }
 
 typedef struct range {
@@ -59,34 +62,43 @@ static bool find_range(const char *word, range *r)
     return false;
 }
 
+/* How a word was taken: NULL where it was, else what is wrong, "" where the list's own sentence says it. */
+typedef const char *verdict;
+
+static verdict wrong_unless(bool right) { return right ? NULL : ""; }
+
 /* A list under way: values of `size` bytes, each parsed from one word. */
 typedef struct list {
-    bool (*parse)(const char *word, void *to);
+    verdict (*parse)(const char *word, void *to);
     char *values;
     size_t size;
     int *count;
 } list;
 
-static bool add_word(list *l, const char *word)
+static verdict add_word(list *l, const char *word)
 {
-    return *l->count < MAX_LIST && l->parse(word, l->values + l->size * (size_t)*l->count) &&
-           ++*l->count > 0;
+    if (*l->count == MAX_LIST) return "";
+    verdict wrong = l->parse(word, l->values + l->size * (size_t)*l->count);
+    if (wrong == NULL) ++*l->count;
+    return wrong;
 }
 
 /* The word as it stands, or once for each number of its range. */
-static bool add_words(list *l, const char *word)
+static verdict add_words(list *l, const char *word)
 {
     char one[8 * MAX_NAME];
-    range r;
+    range r, other;
+    verdict wrong = NULL;
     if (!find_range(word, &r)) return add_word(l, word);
-    if (r.first > r.last) return false;
-    for (int64_t n = r.first; n <= r.last; n = n * r.factor + r.step) {
+    if (r.first > r.last) return "a range goes from the smaller number to the larger";
+    if (find_range(word + r.end, &other)) return "a word may hold one range, not two";
+    for (int64_t n = r.first; n <= r.last && wrong == NULL; n = n * r.factor + r.step) {
         bool k = n % 1024 == 0;
         snprintf(one, sizeof one, "%.*s%lld%s%s", (int)r.start, word, (long long)(k ? n / 1024 : n),
                  k ? "k" : "", word + r.end);
-        if (!add_word(l, one)) return false;
+        wrong = add_word(l, one);
     }
-    return true;
+    return wrong;
 }
 
 /* "a,b,c" */
@@ -94,33 +106,43 @@ static bool parse_words(const char *option, const char *text, const char *takes,
 {
     char word[4 * MAX_NAME];
     const char *at = text;
+    verdict wrong = "";
     *l.count = 0;
     for (;;) {
         size_t length = strcspn(at, ",");
         if (length >= sizeof word) break;
         memcpy(word, at, length);
         word[length] = '\0';
-        if (!add_words(&l, word)) break;
+        wrong = add_words(&l, word);
+        if (wrong != NULL) break;
         at += length;
         if (*at++ == '\0') return true;
     }
-    args_complain("bench", "--%s takes up to %d of %s, not '%s'", option, MAX_LIST, takes, text);
+    if (*wrong != '\0') args_complain("bench", "--%s '%s': %s", option, word, wrong);
+    else
+        args_complain("bench", "--%s takes up to %d of %s, not '%s'", option, MAX_LIST, takes,
+                      text);
     return false;
 }
 
 /* ---- Cases */
 
 /* [COUNT]qQUERY_LEN[sSEQ_LEN] */
-static bool parse_group(const char **at, group *g)
+static verdict parse_group(const char **at, group *g)
 {
     g->count = **at == 'q' ? 1 : parse_number(at, MAX_COUNT);
-    if (g->count < 0 || *(*at)++ != 'q') return false;
+    if (g->count == TOO_LARGE) return "a group has up to 65536 sequences";
+    if (g->count < 0 || *(*at)++ != 'q') return "";
     g->query_len = g->seq_len = parse_number(at, MAX_LEN);
     if (g->query_len > 0 && **at == 's') {
         (*at)++;
         g->seq_len = parse_number(at, MAX_LEN);
     }
-    return g->query_len > 0 && g->seq_len >= g->query_len;
+    if (g->query_len == TOO_LARGE || g->seq_len == TOO_LARGE)
+        return "a sequence has up to 16384k tokens";
+    if (g->query_len < 0 || g->seq_len < 0) return "";
+    return g->seq_len >= g->query_len ? NULL
+                                      : "SEQ_LEN is at least QUERY_LEN, whose tokens it counts too";
 }
 
 static void count_case(batch_case *c)
@@ -137,20 +159,21 @@ static void count_case(batch_case *c)
     c->phase = !prefill ? "decode" : !decode ? "prefill" : "mixed";
 }
 
-static bool parse_case(const char *word, void *to)
+static verdict parse_case(const char *word, void *to)
 {
     batch_case *c = to;
     const char *at = word;
     *c = (batch_case){.num_groups = 0};
-    if (strlen(word) >= sizeof c->name) return false;
+    if (strlen(word) >= sizeof c->name) return "a case has up to 63 characters";
     memcpy(c->name, word, strlen(word) + 1);
     do {
-        if (c->num_groups == MAX_GROUPS || !parse_group(&at, &c->groups[c->num_groups++]))
-            return false;
+        if (c->num_groups == MAX_GROUPS) return "a case has up to 16 groups";
+        verdict wrong = parse_group(&at, &c->groups[c->num_groups++]);
+        if (wrong != NULL) return wrong;
     } while (*at++ == '_');
-    if (at[-1] != '\0') return false;
+    if (at[-1] != '\0') return "";
     count_case(c);
-    return true;
+    return NULL;
 }
 
 batch_case bench_part_of(const batch_case *c, bool decode)
@@ -165,71 +188,84 @@ batch_case bench_part_of(const batch_case *c, bool decode)
 
 /* ---- Other words */
 
-static bool parse_dtype(const char *word, folio_dtype last, folio_dtype *to)
+static verdict parse_dtype(const char *word, folio_dtype last, folio_dtype *to)
 {
     for (int t = FOLIO_F32; t <= (int)last; t++)
         if (strcmp(word, folio_dtype_name((folio_dtype)t)) == 0) {
             *to = (folio_dtype)t;
-            return true;
+            return NULL;
         }
-    return false;
+    return "";
 }
 
-static bool parse_q_dtype(const char *word, void *to) { return parse_dtype(word, FOLIO_BF16, to); }
+static verdict parse_q_dtype(const char *word, void *to)
+{
+    return parse_dtype(word, FOLIO_BF16, to);
+}
 
-static bool parse_kv_dtype(const char *word, void *to) { return parse_dtype(word, FOLIO_INT8, to); }
+static verdict parse_kv_dtype(const char *word, void *to)
+{
+    return parse_dtype(word, FOLIO_INT8, to);
+}
 
-static bool parse_layout(const char *word, void *to)
+static verdict parse_layout(const char *word, void *to)
 {
     for (int l = 0; l < FOLIO_LAYOUT_STRIDED; l++) /* that one is the caller's memory */
         if (strcmp(word, folio_layout_name((folio_layout)l)) == 0) {
             *(folio_layout *)to = (folio_layout)l;
-            return true;
+            return NULL;
         }
-    return false;
+    return "";
 }
 
-static bool parse_heads(const char *word, void *to)
+static verdict parse_heads(const char *word, void *to)
 {
     head_count *h = to;
     char *end, *rest;
-    if (*word < '1' || *word > '9') return false;
+    if (*word < '1' || *word > '9') return "";
     long heads = strtol(word, &end, 10), kv_heads = heads;
     if (*end == ':' && end[1] >= '1' && end[1] <= '9') {
         kv_heads = strtol(end + 1, &rest, 10);
         end = rest;
     }
-    if (*end != '\0' || heads > 1024 || kv_heads > heads || heads % kv_heads != 0) return false;
+    if (*end != '\0' || heads > 1024 || kv_heads > heads || heads % kv_heads != 0) return "";
     *h = (head_count){.heads = (int32_t)heads, .kv_heads = (int32_t)kv_heads};
-    return true;
+    return NULL;
 }
 
-static bool parse_between(const char *word, int64_t min, int64_t max, int64_t *to)
+/* A number up to max that `unit` divides. */
+static verdict parse_multiple(const char *word, int64_t unit, int64_t max, int64_t *to)
 {
     *to = parse_number(&word, max);
-    return *to >= min && *word == '\0';
+    return wrong_unless(*to > 0 && *to % unit == 0 && *word == '\0');
 }
 
-static bool parse_head_size(const char *word, void *to) { return parse_between(word, 8, 512, to); }
-
-static bool parse_block_size(const char *word, void *to)
+static verdict parse_head_size(const char *word, void *to)
 {
-    return parse_between(word, 1, 4096, to);
+    return parse_multiple(word, 8, 512, to);
 }
 
-static bool parse_threads(const char *word, void *to) { return parse_between(word, 1, 256, to); }
+static verdict parse_block_size(const char *word, void *to)
+{
+    return parse_multiple(word, 1, 4096, to);
+}
 
-static bool parse_level(const char *word, void *to)
+static verdict parse_threads(const char *word, void *to)
+{
+    return parse_multiple(word, 1, 256, to);
+}
+
+static verdict parse_level(const char *word, void *to)
 {
     level_name *name = to;
     snprintf(name->text, sizeof name->text, "%s", word);
-    return *word != '\0' && strlen(word) < sizeof name->text;
+    return wrong_unless(levels_has("cpu", word));
 }
 
-static bool parse_cache(const char *word, void *to)
+static verdict parse_cache(const char *word, void *to)
 {
     *(bool *)to = strcmp(word, "warm") == 0;
-    return *(bool *)to || strcmp(word, "cold") == 0;
+    return wrong_unless(*(bool *)to || strcmp(word, "cold") == 0);
 }
 
 /* One of them: alibi, sinks, window:N, soft_cap:X; `at` is moved past it. */
@@ -253,18 +289,18 @@ static bool parse_extra(const char **at, extras *to)
     return to->window >= 0;
 }
 
-static bool parse_extras(const char *word, void *to)
+static verdict parse_extras(const char *word, void *to)
 {
     extras *with = to;
     const char *at = word;
     *with = (extras){.window = 0};
-    if (strlen(word) >= sizeof with->name) return false;
+    if (strlen(word) >= sizeof with->name) return "";
     memcpy(with->name, word, strlen(word) + 1);
-    if (strcmp(word, "plain") == 0) return true;
+    if (strcmp(word, "plain") == 0) return NULL;
     do {
-        if (!parse_extra(&at, with)) return false;
+        if (!parse_extra(&at, with)) return "";
     } while (*at++ == '+');
-    return true;
+    return NULL;
 }
 
 /* ---- All of them */
@@ -276,7 +312,7 @@ static bool parse_shapes(lists *to, const list_texts *t)
     return parse_words("heads", t->heads,
                        "HEADS:KV_HEADS up to 1024, the second a divisor of the first",
                        LIST(parse_heads, heads)) &&
-           parse_words("head-size", t->head_sizes, "numbers from 8 to 512",
+           parse_words("head-size", t->head_sizes, "multiples of 8 up to 512",
                        LIST(parse_head_size, head_sizes)) &&
            parse_words("block-size", t->block_sizes, "numbers from 1 to 4096",
                        LIST(parse_block_size, block_sizes)) &&
@@ -287,6 +323,8 @@ static bool parse_shapes(lists *to, const list_texts *t)
 
 bool bench_parse_lists(lists *to, const list_texts *t)
 {
+    char levels[256];
+    levels_text(levels, sizeof levels, "cpu");
     to->num_kv_dtypes = to->num_threads = to->num_levels = 1; /* zeros: the defaults */
     return parse_words("case", t->cases, "[COUNT]qQUERY_LEN[sSEQ_LEN] joined by _, such as 8q1s1k",
                        LIST(parse_case, cases)) &&
@@ -302,7 +340,7 @@ bool bench_parse_lists(lists *to, const list_texts *t)
            (t->threads == NULL || parse_words("threads", t->threads, "numbers from 1 to 256",
                                               LIST(parse_threads, threads))) &&
            (t->levels == NULL ||
-            parse_words("level", t->levels, "names of levels", LIST(parse_level, levels)));
+            parse_words("level", t->levels, levels, LIST(parse_level, levels)));
 }
 
 int64_t bench_num_settings(const lists *of)

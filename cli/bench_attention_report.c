@@ -1,38 +1,52 @@
 /* bench_attention_report.c: what `folio bench` measured, as Markdown, CSV or JSON. */
 #include "bench_attention.h"
 #include "json.h"
+#include "table.h"
 #include "term.h"
 
 #include <math.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
-/* Lists with more than one entry: each row says its own. */
-static bool has_shapes(const bench *b)
+/* ---- Parts of a setting: those from lists of one entry stand over the table, the others in its rows */
+
+enum { MAX_TEXT = 256 };
+
+typedef struct parts {
+    char text[MAX_TEXT];
+    bool varied; /* which of the two this is */
+} parts;
+
+/* Adds a part of a list with so many entries, if it is one of these. */
+static void add_part(parts *to, int count, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+
+static void add_part(parts *to, int count, const char *format, ...)
 {
+    if ((count > 1) != to->varied) return;
+    size_t used = strlen(to->text);
+    va_list args;
+    va_start(args, format);
+    if (used > 0) used += (size_t)snprintf(to->text + used, MAX_TEXT - used, ", ");
+    vsnprintf(to->text + used, MAX_TEXT - used, format, args);
+    va_end(args);
+}
+
+static parts parts_of(const bench *b, const result *r, bool varied)
+{
+    parts to = {.varied = varied};
     const lists *of = &b->of;
-    return of->num_heads * of->num_head_sizes * of->num_block_sizes * of->num_layouts > 1;
-}
-
-static bool has_ways(const bench *b)
-{
-    const lists *of = &b->of;
-    return of->num_options * of->num_warm * of->num_threads * of->num_levels > 1;
-}
-
-static const char *shape_text(char *text, size_t size, const setting *s)
-{
-    snprintf(text, size, "heads %d:%d of %d, block %d, %s", (int)s->heads.heads,
-             (int)s->heads.kv_heads, (int)s->head_size, (int)s->block_size,
-             folio_layout_name(s->layout));
-    return text;
-}
-
-static const char *way_text(char *text, size_t size, const result *r)
-{
-    snprintf(text, size, "%s, %d thread%s, %s, %s", r->level, (int)r->threads,
-             r->threads > 1 ? "s" : "", r->of.warm ? "warm" : "cold", r->of.with->name);
-    return text;
+    const setting *s = &r->of;
+    add_part(&to, of->num_levels, "%s%s", varied ? "" : "level ", r->level);
+    add_part(&to, of->num_threads, "%d thread%s", (int)r->threads, r->threads > 1 ? "s" : "");
+    add_part(&to, of->num_warm, "%s", s->warm ? "warm" : "cold");
+    add_part(&to, of->num_options, "%s", s->with->name);
+    add_part(&to, of->num_heads * of->num_head_sizes, "heads %d:%d of %d", (int)s->heads.heads,
+             (int)s->heads.kv_heads, (int)s->head_size);
+    add_part(&to, of->num_block_sizes, "block %d", (int)s->block_size);
+    add_part(&to, of->num_layouts, "%s", folio_layout_name(s->layout));
+    return to;
 }
 
 static const char *type_text(char *text, size_t size, const setting *s)
@@ -50,88 +64,92 @@ static const char *time_text(char *text, size_t size, double seconds)
 
 /* ---- Markdown */
 
-static void print_start(const bench *b, const result *r)
+/* The columns that both tables begin with. */
+static void start_heads(const bench *b, table *t)
 {
-    char a[160];
-    printf("| %-13s | %-5s |", r ? r->of.what->name : "case",
-           r ? type_text(a, sizeof a, &r->of) : "type");
-    if (has_shapes(b)) printf(" %-38s |", r ? shape_text(a, sizeof a, &r->of) : "shape");
-    if (has_ways(b)) printf(" %-39s |", r ? way_text(a, sizeof a, r) : "how");
+    table_head(t, 'l', "case");
+    table_head(t, 'l', "type");
+    if (parts_of(b, &b->results[0], true).text[0]) table_head(t, 'l', "with");
 }
 
-static void print_rule(const bench *b)
+static void start_row(const bench *b, table *t, const result *r)
 {
-    printf("|:--------------|:------|");
-    if (has_shapes(b)) printf(":---------------------------------------|");
-    if (has_ways(b)) printf(":----------------------------------------|");
+    char text[160];
+    table_cell(t, "%s", r->of.what->name);
+    table_cell(t, "%s", type_text(text, sizeof text, &r->of));
+    parts with = parts_of(b, r, true);
+    if (with.text[0]) table_cell(t, "%s", with.text);
 }
 
-static void print_row(const bench *b, const result *r)
+static void add_row(const bench *b, table *t, const result *r)
 {
-    char c[32], d[32], ceiling[48] = "-", share[16] = "-";
-    print_start(b, r);
+    char text[32];
+    start_row(b, t, r);
+    table_cell(t, "%s", time_text(text, sizeof text, r->seconds.median));
+    table_cell(t, "%s", time_text(text, sizeof text, r->seconds.min));
+    table_cell(t, "%.*f %%", r->seconds.spread < 0.9995, 100 * r->seconds.spread);
+    table_cell(t, "%.1f", r->gflops);
+    table_cell(t, "%.2f", r->gbps);
     if (r->ceiling >= 0 && isfinite(r->ceiling_value)) {
-        snprintf(ceiling, sizeof ceiling, "%s %.4g", bench_ceiling_name((bench_ceiling)r->ceiling),
-                 r->ceiling_value);
-        snprintf(share, sizeof share, "%.0f %%", 100 * r->share);
+        const char *name = bench_ceiling_name((bench_ceiling)r->ceiling);
+        table_cell(t, "%s %.*f", name, r->ceiling_value < 100, r->ceiling_value);
+        table_cell(t, "%.0f %%", 100 * r->share);
+    } else {
+        table_cell(t, "-");
+        table_cell(t, "-");
     }
-    printf(" %8s | %8s | %4.*f %% | %7.1f | %6.2f | %14s | %5s |\n",
-           time_text(c, sizeof c, r->seconds.median), time_text(d, sizeof d, r->seconds.min),
-           r->seconds.spread < 0.9995, 100 * r->seconds.spread, r->gflops, r->gbps, ceiling, share);
 }
 
 static void print_table(const bench *b)
 {
-    print_start(b, NULL);
-    printf(" %8s | %8s | %6s | %7s | %6s | %14s | %5s |\n", "median", "min", "spread", "GFLOP/s",
-           "GB/s", "ceiling", "share");
-    print_rule(b);
-    printf("---------:|---------:|-------:|--------:|-------:|---------------:|------:|\n");
-    for (int64_t i = 0; i < b->num_results; i++) print_row(b, &b->results[i]);
+    static const char *const heads[] = {"median", "min",     "spread", "GFLOP/s",
+                                        "GB/s",   "ceiling", "share"};
+    table t = {.columns = 0};
+    start_heads(b, &t);
+    for (size_t i = 0; i < sizeof heads / sizeof heads[0]; i++) table_head(&t, 'r', heads[i]);
+    for (int64_t i = 0; i < b->num_results; i++) add_row(b, &t, &b->results[i]);
+    table_print(&t);
     printf("\n");
 }
 
-/* The peers' medians, and how many times Folio's each of them is. */
+/* The medians of the peers that ran, and how many times Folio's each of them is. */
 static void print_peers(const bench *b)
 {
-    char text[64], time[32];
-    int count = b->peers ? bench_peers_count(b->peers) : 0;
+    char text[160];
+    table t = {.columns = 0};
+    int peers[BENCH_MAX_PEERS], count = 0;
+    for (int k = 0; b->peers && k < bench_peers_count(b->peers); k++)
+        if (bench_peer_ran(b, k)) peers[count++] = k;
     if (count == 0) return;
     printf("Medians of the peers, and in brackets how many times Folio's they are:\n\n");
-    print_start(b, NULL);
-    for (int k = 0; k < count; k++) {
-        snprintf(text, sizeof text, "%s %s", bench_peers_name(b->peers, k),
-                 bench_peers_version(b->peers, k));
-        printf(" %-28s |", text);
+    start_heads(b, &t);
+    for (int i = 0; i < count; i++) {
+        snprintf(text, sizeof text, "%s %s", bench_peers_name(b->peers, peers[i]),
+                 bench_peers_version(b->peers, peers[i]));
+        table_head(&t, 'r', text);
     }
-    printf("\n");
-    print_rule(b);
-    for (int k = 0; k < count; k++) printf("-----------------------------:|");
-    printf("\n");
     for (int64_t i = 0; i < b->num_results; i++) {
         const result *r = &b->results[i];
-        print_start(b, r);
+        start_row(b, &t, r);
         for (int k = 0; k < count; k++) {
-            snprintf(text, sizeof text, "-");
-            if (isfinite(r->peers[k].median))
-                snprintf(text, sizeof text, "%s (%.2f)",
-                         time_text(time, sizeof time, r->peers[k].median),
-                         r->peers[k].median / r->seconds.median);
-            printf(" %28s |", text);
+            double median = r->peers[peers[k]].median;
+            if (isfinite(median))
+                table_cell(&t, "%s (%.2f)", time_text(text, sizeof text, median),
+                           median / r->seconds.median);
+            else table_cell(&t, "-");
         }
-        printf("\n");
     }
+    table_print(&t);
     printf("\n");
 }
 
 /* What ran in turns with a case, a line each. */
 static void print_beside(const bench *b, const result *r)
 {
-    char a[160], c[32], d[32];
+    char c[32], d[32];
+    parts with = parts_of(b, r, true);
     type_text(c, sizeof c, &r->of);
-    printf("- %s, %s", r->of.what->name, c);
-    if (has_shapes(b)) printf(", %s", shape_text(a, sizeof a, &r->of));
-    if (has_ways(b)) printf(", %s", way_text(a, sizeof a, r));
+    printf("- %s, %s%s%s", r->of.what->name, c, with.text[0] ? ", " : "", with.text);
     if (isfinite(r->prefill_s))
         printf(": %.2f times its prefills (%s) and its decodes (%s) alone",
                r->seconds.median / (r->prefill_s + r->decode_s),
@@ -145,12 +163,9 @@ static void print_beside(const bench *b, const result *r)
 
 static void print_markdown(const bench *b)
 {
-    char text[160];
-    const result *first = &b->results[0];
-    printf("%sfolio %s bench%s: %s\n%s, ", term_start(TERM_BOLD), folio_version(), term_end(),
-           bench_cpu_name(), "cpu");
-    if (!has_ways(b)) printf("level %s, ", way_text(text, sizeof text, first));
-    if (!has_shapes(b)) printf("%s, ", shape_text(text, sizeof text, &first->of));
+    parts of_all = parts_of(b, &b->results[0], false);
+    printf("%sfolio %s bench%s: %s\ncpu, %s%s", term_start(TERM_BOLD), folio_version(), term_end(),
+           bench_cpu_name(), of_all.text, of_all.text[0] ? ", " : "");
     printf("%lld rep%s, seed %lld\n\n", (long long)b->reps, b->reps > 1 ? "s" : "",
            (long long)b->seed);
     print_table(b);
@@ -274,6 +289,10 @@ static void print_json(const bench *b)
     json_object(&j, "ceilings");
     for (int k = 0; k < BENCH_NUM_CEILINGS; k++)
         json_number(&j, bench_ceiling_key((bench_ceiling)k), b->machine[k]);
+    json_close(&j);
+    json_array(&j, "peers_run");
+    for (int k = 0; b->peers && k < bench_peers_count(b->peers); k++)
+        if (bench_peer_ran(b, k)) json_string(&j, NULL, bench_peers_name(b->peers, k));
     json_close(&j);
     json_array(&j, "results");
     for (int64_t i = 0; i < b->num_results; i++) write_result(&j, b, &b->results[i]);

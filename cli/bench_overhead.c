@@ -254,8 +254,9 @@ int bench_overhead_main(int argc, char **argv)
     r.started = term_seconds();
     r.total = num_threads;
     bool ok = true;
-    for (int i = 0; i < num_threads; i++) ok = run(&r, (int32_t)list[i]) && ok;
+    for (int i = 0; i < num_threads && ok; i++) ok = run(&r, (int32_t)list[i]);
+    if (!ok) return EXIT_FAILED;
     summarize(&r);
     bench_print(&r);
-    return ok ? EXIT_OK : EXIT_FAILED;
+    return EXIT_OK;
 }

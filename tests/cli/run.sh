@@ -172,10 +172,23 @@ expect 0 out '^Every number is within its budget' demo --backend reference --see
 expect 0 out 'threads 1' demo --backend cpu --threads 1
 
 # ---- bench: attention --------------------------------------------------------------------------
-for case in '' x q 1q q0 0q1 q1s q4s3 q1x q1k1 qk q1_ _q1 q1__q1 q1,,q1 q1, q-1 q1K 1.5q1 q17k1s1 \
-    q99999999999999999999 q1-33 q4-2 q1-4* q1-4+ q1-4*1 q1-4+0 q1-4-8 q1- q1-4x q1-2_q1-2; do
+for case in '' x q 1q q0 0q1 q1s q1x q1k1 qk q1_ _q1 q1__q1 q1,,q1 q1, q-1 q1K 1.5q1 q17k1s1 q1-33 \
+    q1-4* q1-4+ q1-4*1 q1-4+0 q1-4-8 q1- q1-4x; do
     expect 2 err '^folio bench: --case takes up to 32 of .*, such as 8q1s1k, not' bench --case "$case"
 done
+# wrong_case CASE SENTENCE: the limit that was passed is named, with the word that passed it.
+wrong_case() {
+    expect 2 err "^folio bench: --case '$1': $2; try" bench --case "q1,$1,q2"
+}
+wrong_case q4s3 'SEQ_LEN is at least QUERY_LEN, whose tokens it counts too'
+wrong_case 65537q1 'a group has up to 65536 sequences'
+wrong_case 65kq1 'a group has up to 65536 sequences'
+wrong_case q16385k 'a sequence has up to 16384k tokens'
+wrong_case q1s99999999999999999999 'a sequence has up to 16384k tokens'
+wrong_case q4-2 'a range goes from the smaller number to the larger'
+wrong_case q1-2_q1-2 'a word may hold one range, not two'
+wrong_case q1_q1_q1_q1_q1_q1_q1_q1_q1_q1_q1_q1_q1_q1_q1_q1_q1 'a case has up to 16 groups'
+wrong_case 10000q1000s10000_10000q1000s1000_10000q1000s1000_10000q1000s1000 'a case has up to 63 characters'
 for heads in '' 0 4:0 4:3 2:4 4: :2 4:2x x -4 2048; do
     expect 2 err '^folio bench: --heads takes up to 32 of HEADS:KV_HEADS' bench --heads "$heads"
 done
@@ -186,7 +199,13 @@ done
 expect 2 err '^folio bench: --dtype takes up to 32 of f32, f16, bf16, not' bench --dtype int8
 expect 2 err '^folio bench: --kv-dtype takes .*, not .f64' bench --kv-dtype f64
 expect 2 err '^folio bench: --layout takes .*, not .native,strided' bench --layout native,strided
-expect 2 err '^folio bench: --head-size takes up to 32 of numbers from 8 to 512' bench --head-size 4
+for size in 4 12 520 16,0; do
+    expect 2 err '^folio bench: --head-size takes up to 32 of multiples of 8 up to 512' \
+        bench --head-size "$size"
+done
+expect 2 err "^folio bench: --level takes up to 32 of scalar, .*, not 'scalar,sse9'" \
+    bench --level scalar,sse9
+expect 2 err "^folio bench: --level takes up to 32 of scalar, .*, not 'double'" bench --level double
 expect 2 err '^folio bench: --block-size takes up to 32 of numbers from 1 to 4096' \
     bench --block-size 16,0
 expect 2 err '^folio bench: --threads takes up to 32 of numbers from 1 to 256' bench --threads 255-257
@@ -196,17 +215,33 @@ expect 2 err 'one of md|csv|json' bench -o text
 small='--heads 4:2 --head-size 32 --reps 2'
 # shellcheck disable=SC2086 # several words
 {
-    expect 1 err '^folio bench: folio_context_create: ' bench $small --level no_such_level
-    check "a bench where nothing ran prints nothing on stdout" test ! -s out
-    expect 1 out '^| q3  *| f32  *| scalar, 1 thread, cold, plain ' \
-        bench $small --case q3 --dtype f32 --threads 1 --level no_such_level,scalar
+    for topic in '' overhead pool; do
+        FOLIO_CPU=sse9 expect 1 err '^folio bench: folio_context_create: .*FOLIO_CPU: level "sse9"' bench $topic
+        check "bench $topic: one sentence" test "$(wc -l <err)" -eq 1
+        check "bench $topic: nothing on stdout" test ! -s out
+    done
+    expect 0 out '^| q3  *| f32  *| scalar, 1 thread ' \
+        bench $small --case q3 --dtype f32 --threads 1,2 --level scalar,scalar
+    check "bench: what does not vary stands over the table" \
+        grep -q '^cpu, cold, plain, heads 4:2 of 32, block 16, native, 2 reps, seed 1$' out
+    # The highest level there is runs, or one below it and a line that says so, once.
+    top=$("$folio" bench --level x 2>&1 | sed "s/^.* of //; s/, not 'x'.*//; s/^.*, //")
+    expect 0 out '^| q3 ' bench $small --case q3 --dtype f32 --threads 1,2 --level "$top"
+    if ! grep -q "^cpu, level $top," out; then
+        check "bench says that a lower level runs" \
+            test "$(grep -c "^folio bench: --level $top: not on this machine; .* runs instead\$" err)" -eq 1
+    fi
     small="$small --threads 2"
-    expect 1 err '^folio bench: left out: q3, f32 on f32, heads 4:2 of 12, block size 16, native$' \
-        bench $small --case q3 --dtype f32 --head-size 12
+    packed='--case q3 --dtype f32 --kv-dtype int8 --layout xpacked' # packs of 16
+    expect 1 err '^folio bench: left out: q3, f32 on int8, heads 4:2 of 24, block size 16, xpacked$' \
+        bench $small $packed --head-size 24
     check "a bench where nothing ran prints nothing on stdout" test ! -s out
-    expect 1 err 'left out: q3, f32 on f32, heads 4:2 of 12' \
-        bench $small --case q3 --dtype f32 --head-size 12,16
-    check "bench: what can run has run" test "$(grep -c '^| q3 .* heads 4:2 of 16,' out)" -eq 1
+    expect 1 err 'left out: q3, f32 on int8, heads 4:2 of 24' bench $small $packed --head-size 24,32
+    check "bench: what can run has run" test "$(grep -c '^| q3 .* heads 4:2 of 32 ' out)" -eq 1
+    expect 0 out '^| q20  *| bf16 on fp8_e4m3 | soft_cap:30, interleaved_nhd ' bench $small --case q20,2q1s1k \
+        --dtype bf16 --kv-dtype bf16,fp8_e4m3 --options plain,soft_cap:30 --layout native,interleaved_nhd
+    check "bench: the columns of a table stand under each other" \
+        test "$(grep '^|' out | sed 's/[^|]/ /g' | sort -u | wc -l)" -eq 1
     expect 0 out '^| q20  *| f32  *| .* | .* | .* % | .* | *f32 FMA .* | .* % |$' \
         bench $small --case q20,2q1s1k,q3s9_2q1s40
     check "bench: both types of all cases" test "$(grep -c '^| .* *| b*f[0-9]*  *|' out)" -eq 6
@@ -233,6 +268,7 @@ small='--heads 4:2 --head-size 32 --reps 2'
         test "$(grep -c '"\(prefill\|decode\)_s": [0-9]' out)" -eq 2
     check "bench -o json: no plain form beside a plain one" grep -q '"plain_s": null' out
     check "bench -o json: no peers" grep -q '"peers": {}' out
+    check "bench -o json: no peer ran" grep -q '"peers_run": \[\]' out
 }
 
 # column NAME: of the CSV in out, the values of a column, one line.
@@ -290,7 +326,7 @@ export FOLIO_PYTHON
 small='--heads 4:2 --head-size 32 --reps 2 --dtype f32 --threads 2 --peers --peers-script peers.sh'
 # shellcheck disable=SC2086 # several words
 {
-    expect 0 out '^| case .* | left 1.2  *| right 3.4  *|$' bench $small --case q3,q4
+    expect 0 out '^| case .* |  *left 1.2 |  *right 3.4 |$' bench $small --case q3,q4
     check "bench --peers: medians and ratios" \
         grep -q '^| q3 .* |  *1000.00 s ([0-9.]*) |  *3000.00 s ([0-9.]*) |$' out
     check "bench --peers: a peer that does not take a case" \
@@ -313,6 +349,9 @@ small='--heads 4:2 --head-size 32 --reps 2 --dtype f32 --threads 2 --peers --pee
     check "bench --peers -o json" \
         test "$(grep -A 3 '"right": {' out | tr -d ' \n' | cut -c 1-58)" = \
         '"right":{"median_s":3000,"min_s":3000,"version":"3.4"--"ri'
+    check "bench --peers -o json: who ran" \
+        test "$(grep -A 3 '"peers_run": ' out | tr -d ' \n')" = '"peers_run":["left","right"],'
+    check "bench --peers: some ran" sh -c '! grep -q "no peer ran" err'
     check "bench --peers: a script that ends is named" \
         grep -q '^folio bench: --peers: peers.sh ended early$' err
     expect 1 err '^folio bench: --peers: there is no nowhere.py; --peers-script says where it is$' \
@@ -327,6 +366,7 @@ if command -v python3 >python; then
     FOLIO_PYTHON=./bare
     PYTHONPATH='' expect 0 err '^folio bench: peers: all are left out: No module named' \
         bench --case q3 --dtype f32 --heads 2 --head-size 32 --reps 1 --peers
+    check "bench --peers: nobody ran" grep -q '^folio bench: --peers: no peer ran, there is nothing' err
 fi
 unset FOLIO_PYTHON
 
@@ -334,7 +374,7 @@ unset FOLIO_PYTHON
 expect 2 err "^folio bench overhead: --threads takes up to 8 numbers from 1 to 256" \
     bench overhead --threads 257
 expect 2 err '^folio bench overhead: --seconds takes seconds' bench overhead --seconds 0
-expect 0 out '^| forward  *|  *- |  *1 thread | .* us | .* us | .* % | call  |' \
+expect 0 out '^| forward  *|  *- |  *1 thread | .* us | .* us | .* % | call *|' \
     bench overhead --threads 1 --seconds 0.001
 check "bench overhead: the forward's figure" grep -q '^- a forward but its kernels: .* us$' out
 check "bench overhead: the step's figure" grep -q '^- batch and plan of 256 decodes .* us$' out
@@ -356,7 +396,7 @@ done
 expect 2 err 'one of md|csv|json' bench pool -o text
 expect 1 err '^folio bench pool: nothing ran' bench pool --filter no_such_case
 check "a bench where nothing ran prints nothing on stdout" test ! -s out
-expect 0 out '^| alloc_free  *|  *1000 |  *- | .* [nu]s | .* [nu]s | .* % | pair  |' \
+expect 0 out '^| alloc_free  *|  *1000 |  *- | .* [nu]s | .* [nu]s | .* % | pair *|' \
     bench pool --filter alloc_free --blocks 1k,2500 --threads 1,3 --seconds 0.001
 check "bench pool: all sizes" test "$(grep -c '^| alloc_free  *|' out)" -eq 2
 check "bench pool: fragmented" test "$(grep -c '^| alloc_free_fragmented  *|' out)" -eq 2
