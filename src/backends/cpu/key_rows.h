@@ -31,7 +31,11 @@ typedef struct {
 INLINE void load_stored(float *dst, const folioi_kv_side *side, const folio_dtype kv, int64_t from)
 {
     const folioi_address *at = side->at;
-    for (int32_t d = 0; d < side->dims; d += at->dim_tile, from += at->dim_tile_stride)
+    const int64_t elem = (int64_t)folio_dtype_size(kv);
+    int32_t d = 0;
+    for (; has_rows(at) && d + LANES <= side->dims; d += LANES, from += LANES)
+        vec_store(dst + d, vec_load_as((int)kv, side->base + from * elem));
+    for (; d < side->dims; d += at->dim_tile, from += at->dim_tile_stride)
         for (int32_t i = 0; i < at->dim_tile; i++)
             dst[d + i] = load_f32(side->base, kv, from + i * at->dim_stride);
 }

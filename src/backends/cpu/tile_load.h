@@ -158,12 +158,14 @@ static void round_rows(key_rows *r, int32_t dims, float *wide)
     for (int j = 0; j < SUB; j++) {
         char *to = (char *)(wide + (int64_t)j * dims);
         if (r->row[j] != to) continue; /* no_row: zeros in any type */
-        for (int32_t d = 0; d < dims; d += 8) {
-            float x[8];
-            uint16_t y[8];
-            memcpy(x, r->row[j] + d * 4, sizeof x);
-            for (int i = 0; i < 8; i++) y[i] = f32_to_bf16(x[i]);
-            memcpy(to + d * 2, y, sizeof y);
+        int32_t d = 0;
+        for (; d + LANES <= dims; d += LANES)
+            vec_store_bf16((float *)(void *)to, d / LANES, vec_load((const float *)(void *)to + d));
+        for (; d < dims; d++) {
+            float x;
+            memcpy(&x, to + d * 4, sizeof x);
+            uint16_t y = f32_to_bf16(x);
+            memcpy(to + d * 2, &y, sizeof y);
         }
     }
     r->type = FOLIO_BF16;
