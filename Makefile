@@ -39,9 +39,10 @@ mutate: ## break one line at a time; the tests must fail each time
 format: ## clang-format all sources
 	@sh scripts/format.sh
 
-cuda: ## build the CUDA backend (not in this version)
+cuda: ## build the CUDA backend in build-cuda/ (needs nvcc; FOLIO_CUDA_ARCHITECTURES=90-real for one kind of card)
 	@sh scripts/setup.sh
-	@sh scripts/build.sh cuda
+	@sh scripts/build.sh cuda folio_cuda folio_cli
+	@echo "built: build-cuda/folio, build-cuda/libfolio_cuda.so"
 
 install: all ## install into PREFIX (/usr/local), under DESTDIR if set
 	@cmake --install build --prefix "$(PREFIX)"

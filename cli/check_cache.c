@@ -49,8 +49,7 @@ static raw_rows raw_make(const harness_spec *s, const int64_t *blocks, int64_t n
     size_t numbers = heads * (size_t)s->k_head_size * folio_dtype_size(s->kv_dtype);
     size_t scales = heads * sizeof(float);
     r.bytes = 2 * (numbers + scales);
-    r.data = calloc(r.bytes, 1);
-    if (r.data == NULL) abort();
+    r.data = harness_alloc(r.bytes, 1);
     r.rows.k = r.data;
     r.rows.v = r.data + numbers;
     r.rows.k_scales = (float *)(void *)(r.data + 2 * numbers);
@@ -78,9 +77,10 @@ static bool fill_layers(harness *h, const harness_spec *s, const int64_t *blocks
     for (int32_t layer = 0; ok && layer < NUM_LAYERS; layer++) {
         raw_rows r = raw_make(s, blocks, n);
         raw_fill(s, &r, layer);
-        if (folio_kv_cache_pack(harness_cache(h), layer, &r.rows, NULL) != FOLIO_OK)
+        if (harness_wait(h, folio_kv_cache_pack(harness_cache(h), layer, &r.rows, NULL)) !=
+            FOLIO_OK)
             ok = check_fail(out, "pack: %s", folio_last_error());
-        free(r.data);
+        harness_free(r.data);
     }
     return ok;
 }
@@ -93,14 +93,15 @@ static bool same_layers(harness *h, const harness_spec *s, const int64_t *blocks
     for (int32_t layer = 0; ok && layer < NUM_LAYERS; layer++) {
         raw_rows want = raw_make(s, blocks, n), got = raw_make(s, blocks, n);
         raw_fill(s, &want, layer);
-        if (folio_kv_cache_unpack(harness_cache(h), layer, &got.rows, NULL) != FOLIO_OK)
+        if (harness_wait(h, folio_kv_cache_unpack(harness_cache(h), layer, &got.rows, NULL)) !=
+            FOLIO_OK)
             ok = check_fail(out, "unpack: %s", folio_last_error());
         else if (memcmp(got.data, want.data, want.bytes) != 0)
             ok =
                 check_fail(out, "%s: layer %d does not hold what was written (%s, %s)", what,
                            (int)layer, folio_layout_name(s->layout), folio_dtype_name(s->kv_dtype));
-        free(want.data);
-        free(got.data);
+        harness_free(want.data);
+        harness_free(got.data);
     }
     return ok;
 }
@@ -126,7 +127,8 @@ void run_copy(const check_env *env, check_draw *d, int64_t index, check_outcome 
                             kv_dtypes[index / env->info.num_layouts % NUM_KV_DTYPES], &s);
     bool ok = h != NULL || check_fail(out, "%s", harness_error());
     ok = ok && fill_layers(h, &s, from, 3, out);
-    if (ok && folio_kv_cache_copy_blocks(harness_cache(h), pairs, 3, NULL) != FOLIO_OK)
+    if (ok &&
+        harness_wait(h, folio_kv_cache_copy_blocks(harness_cache(h), pairs, 3, NULL)) != FOLIO_OK)
         ok = check_fail(out, "%s", folio_last_error());
     ok = ok && same_layers(h, &s, to, 3, "copy", out) && same_layers(h, &s, from, 3, "source", out);
     if (ok) check_pass(out);
@@ -146,8 +148,8 @@ void run_swap(const check_env *env, check_draw *d, int64_t index, check_outcome 
         open_small(env, d, layout_of(env, index / env->info.num_layouts + index + 1), dtype, &t);
     bool ok = (a && b) || check_fail(out, "%s", harness_error());
     ok = ok && fill_layers(a, &s, from, 2, out);
-    if (ok &&
-        folio_kv_cache_swap_blocks(harness_cache(a), harness_cache(b), pairs, 2, NULL) != FOLIO_OK)
+    if (ok && harness_wait(a, folio_kv_cache_swap_blocks(harness_cache(a), harness_cache(b), pairs,
+                                                         2, NULL)) != FOLIO_OK)
         ok = check_fail(out, "%s", folio_last_error());
     ok = ok && same_layers(b, &t, to, 2, "swap", out);
     if (ok) check_pass(out);
@@ -168,8 +170,7 @@ void run_gather(const check_env *env, check_draw *d, int64_t index, check_outcom
     int64_t slots[] = {4 * (int64_t)s.block_size + last, -1, 4 * (int64_t)s.block_size};
     int64_t tokens[] = {last, -1, 0};
     bool fp8 = s.kv_dtype == FOLIO_FP8_E4M3 || s.kv_dtype == FOLIO_FP8_E5M2;
-    float *rows = calloc((size_t)(6 * width), sizeof *rows);
-    if (rows == NULL) abort();
+    float *rows = harness_alloc((size_t)(6 * width), sizeof *rows);
     folio_kv_gather g = {.struct_size = sizeof g,
                          .slots = slots,
                          .num_slots = 3,
@@ -177,7 +178,7 @@ void run_gather(const check_env *env, check_draw *d, int64_t index, check_outcom
                          .v = {.data = rows + 3 * width, .dtype = FOLIO_F32, .tokens = 3},
                          .k_scale = 0.7f,
                          .v_scale = 0.7f};
-    if (ok && folio_kv_cache_gather(harness_cache(h), 1, &g, NULL) != FOLIO_OK)
+    if (ok && harness_wait(h, folio_kv_cache_gather(harness_cache(h), 1, &g, NULL)) != FOLIO_OK)
         ok = check_fail(out, "%s", folio_last_error());
     raw_rows r = raw_make(&s, &block, 1);
     raw_fill(&s, &r, 1);
@@ -197,8 +198,8 @@ void run_gather(const check_env *env, check_draw *d, int64_t index, check_outcom
                             (double)(float)want);
     }
     if (ok) check_pass(out);
-    free(rows);
-    free(r.data);
+    harness_free(rows);
+    harness_free(r.data);
     harness_close(h);
 }
 

@@ -33,16 +33,6 @@ bool harness_refused(const char *what, folio_status status)
     return false;
 }
 
-void *harness_alloc(size_t count, size_t size)
-{
-    void *p = calloc(count ? count : 1, size);
-    if (p == NULL) {
-        fprintf(stderr, "folio: no memory for %zu bytes\n", count * size);
-        exit(1);
-    }
-    return p;
-}
-
 folio_context *harness_context(const char *backend, const char *level, int32_t threads)
 {
     folio_context_desc desc = {
@@ -50,6 +40,7 @@ folio_context *harness_context(const char *backend, const char *level, int32_t t
     folio_context *ctx = NULL;
     folio_status status = folio_context_create(&desc, &ctx);
     if (status != FOLIO_OK) harness_refused("context", status);
+    else harness_reach(ctx);
     return status == FOLIO_OK ? ctx : NULL;
 }
 
@@ -217,6 +208,34 @@ static folio_status wrap_strided(harness *h, const folio_kv_cache_desc *desc)
     return folio_kv_cache_wrap(h->ctx, desc, &m, &h->cache);
 }
 
+/* One buffer for each layer, where both the device and the harness can read it. */
+static folio_status wrap_shared(harness *h, const folio_kv_cache_desc *desc)
+{
+    enum { MAX_LAYERS = 64 };
+    folio_kv_shape shape = {.struct_size = sizeof shape};
+    folio_status status = folio_kv_cache_shape("cuda", desc, &shape);
+    if (status != FOLIO_OK || desc->num_layers > MAX_LAYERS) return status;
+    size_t bytes = (size_t)shape.layer_bytes;
+    void *k[MAX_LAYERS];
+    float *scales[2][MAX_LAYERS];
+    h->memory[0] = harness_alloc((size_t)desc->num_layers, bytes);
+    memset(h->memory[0], POISON, (size_t)desc->num_layers * bytes);
+    for (int32_t l = 0; l < desc->num_layers; l++) {
+        char *base = (char *)h->memory[0] + (size_t)l * bytes;
+        k[l] = base;
+        scales[0][l] = (float *)(void *)(base + shape.k_scales.offset_bytes);
+        scales[1][l] = (float *)(void *)(base + shape.v_scales.offset_bytes);
+    }
+    folio_kv_memory m = {.struct_size = sizeof m, .k = k, .k_bytes = bytes};
+    if (desc->dtype == FOLIO_INT8) {
+        m.k_scales = scales[0];
+        m.v_scales = scales[1];
+        m.k_scales_bytes = (size_t)shape.k_scales.bytes;
+        m.v_scales_bytes = (size_t)shape.v_scales.bytes;
+    }
+    return folio_kv_cache_wrap(h->ctx, desc, &m, &h->cache);
+}
+
 static folio_kv_view layer_view(const harness *h, int32_t layer)
 {
     folio_kv_view view = {.struct_size = sizeof view};
@@ -227,11 +246,12 @@ static folio_kv_view layer_view(const harness *h, int32_t layer)
 static bool open_cache(harness *h)
 {
     folio_kv_cache_desc desc = cache_desc(h);
-    folio_status status = h->spec.layout == FOLIO_LAYOUT_STRIDED
-                              ? wrap_strided(h, &desc)
+    folio_status status = h->spec.layout == FOLIO_LAYOUT_STRIDED ? wrap_strided(h, &desc)
+                          : harness_is_device(h->ctx)
+                              ? wrap_shared(h, &desc)
                               : folio_kv_cache_create(h->ctx, &desc, &h->cache);
     if (status != FOLIO_OK) return harness_refused("cache", status);
-    if (h->spec.layout == FOLIO_LAYOUT_STRIDED) return true; /* poisoned when allocated */
+    if (h->memory[0] != NULL) return true; /* poisoned when allocated */
     for (int32_t l = 0; l < h->spec.num_layers; l++) {
         folio_kv_view view = layer_view(h, l);
         memset(view.k, POISON, (size_t)view.k_array.bytes);
@@ -283,14 +303,19 @@ void harness_close(harness *h)
     if (h == NULL) return;
     folio_kv_cache_destroy(h->cache);
     folio_attention_destroy(h->attention);
-    for (int i = 0; i < 4; i++) free(h->memory[i]);
+    for (int i = 0; i < 4; i++) harness_free(h->memory[i]);
     for (int64_t i = 0; i < h->num_states; i++) {
         free(h->states[i].blocks[0]);
         free(h->states[i].blocks[1]);
     }
     free(h->states);
-    free(h->free_blocks);
-    free(h);
+    harness_free(h->free_blocks);
+    harness_free(h);
+}
+
+folio_status harness_wait(const harness *h, folio_status status)
+{
+    return status == FOLIO_OK ? folio_run_wait(h->ctx, NULL) : status;
 }
 
 folio_kv_cache *harness_cache(harness *h) { return h->cache; }
@@ -492,6 +517,6 @@ void harness_step_close(step *st)
 {
     void *owned[] = {st->row_start,    st->new_row_start, st->q.allocation, st->k.allocation,
                      st->v.allocation, st->slopes,        st->sinks};
-    for (size_t i = 0; i < sizeof owned / sizeof owned[0]; i++) free(owned[i]);
-    free((void *)(uintptr_t)st->bias.data);
+    for (size_t i = 0; i < sizeof owned / sizeof owned[0]; i++) harness_free(owned[i]);
+    harness_free((void *)(uintptr_t)st->bias.data);
 }

@@ -112,6 +112,10 @@ const char *harness_error(void);
 /* A context; NULL on failure. level NULL: the best; threads 0: all. */
 folio_context *harness_context(const char *backend, const char *level, int32_t threads);
 
+/* Zeroed memory that the open contexts' kernels reach, also a device's; it ends the program where there is none. */
+void *harness_alloc(size_t count, size_t size);
+void harness_free(const void *memory);
+
 /*
  * A poisoned cache for these sequences (each at its longest) and the spec's layer. NULL on
  * failure.
@@ -182,6 +186,9 @@ bool harness_rows_equal(const harness_result *a, int64_t row_a, const harness_re
 
 /* All bytes of the cache, as one number: equal while nothing was written. */
 uint64_t harness_cache_hash(const harness *h);
+
+/* status, or where it is FOLIO_OK what became of all that was begun on the harness's context. */
+folio_status harness_wait(const harness *h, folio_status status);
 
 /* The harness's own parts, for cases it does not know. */
 folio_kv_cache *harness_cache(harness *h);

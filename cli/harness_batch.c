@@ -63,8 +63,8 @@ static folio_status add_seq(harness *h, folio_batch *batch, const harness_seq *s
         }
     }
     folio_status status = folio_batch_add(batch, &seq);
-    free(table);
-    free(slots);
+    harness_free(table);
+    harness_free(slots);
     return status;
 }
 
@@ -163,7 +163,7 @@ static folio_status set_arrays(harness *h, folio_batch *batch, const harness_seq
         status = folio_batch_set_slots(batch, &x.a, x.indptr, x.indices, 4);
         break;
     }
-    for (int i = 0; i < x.num_owned; i++) free(x.owned[i]);
+    for (int i = 0; i < x.num_owned; i++) harness_free(x.owned[i]);
     return status;
 }
 

@@ -57,7 +57,9 @@ typedef struct step {
 void harness_fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
 /* Records what the library said; returns false. */
 bool harness_refused(const char *what, folio_status status);
-void *harness_alloc(size_t count, size_t size);
+/* From now on memory comes from where this context, if it is a device's, reaches it. */
+void harness_reach(const folio_context *ctx);
+bool harness_is_device(const folio_context *ctx);
 int64_t harness_seq_id(const harness_seq *seqs, int64_t i);
 seq_state *harness_state(harness *h, int64_t id);
 int64_t harness_blocks_for(const harness *h, int64_t tokens);

@@ -59,7 +59,7 @@ static bool unpack_keys(const harness *h, const seq_state *state, int cross, int
                           .v_scales = scales[1],
                           .num_blocks = n,
                           .blocks = blocks};
-    folio_status status = folio_kv_cache_unpack(h->cache, s->layer, &rows, NULL);
+    folio_status status = harness_wait(h, folio_kv_cache_unpack(h->cache, s->layer, &rows, NULL));
     for (int i = 0; i < 2; i++) {
         double *to = i == 0 ? out->k : out->v;
         for (int64_t e = 0; status == FOLIO_OK && e < keys * heads * sizes[i]; e++) {
@@ -67,10 +67,10 @@ static bool unpack_keys(const harness *h, const seq_state *state, int cross, int
                                                      : (fp8 ? fixed[i] : 1.0);
             to[e] = rounded(harness_load(s->kv_dtype, raw[i], e) * scale, single);
         }
-        free(raw[i]);
-        free(scales[i]);
+        harness_free(raw[i]);
+        harness_free(scales[i]);
     }
-    free(blocks);
+    harness_free(blocks);
     return status == FOLIO_OK || harness_refused("unpack", status);
 }
 
@@ -236,8 +236,8 @@ static void attend_seq(row_job job, harness_result *r)
             row_attend(&job, r->out + (row * r->heads + head) * r->head_size,
                        r->lse + row * r->heads + head);
         }
-    free(job.q);
-    free(job.scores);
+    harness_free(job.q);
+    harness_free(job.scores);
 }
 
 /* Rows no sequence owns: zeros, and the sink or -inf. */
@@ -286,8 +286,8 @@ bool harness_plain(harness *h, folio_attention_type type, const harness_seq *seq
         if (ok) attend_seq(job, result);
         for (job.order = 1; ok && !in_double && job.order < HARNESS_ORDERS; job.order++)
             attend_seq(job, &result->others[job.order - 1]);
-        free(rows.k);
-        free(rows.v);
+        harness_free(rows.k);
+        harness_free(rows.v);
     }
     round_result(in_double, result);
     for (int i = 0; !in_double && i < HARNESS_ORDERS - 1; i++)

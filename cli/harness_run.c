@@ -44,10 +44,10 @@ static bool store_tokens(harness *h, seq_state *state, int cross, int64_t upto)
         kv_rows(h, cross ? HARNESS_ENCODER_K : HARNESS_K, state->id, from, count, s->k_head_size);
     write.v =
         kv_rows(h, cross ? HARNESS_ENCODER_V : HARNESS_V, state->id, from, count, s->v_head_size);
-    folio_status status = folio_kv_cache_write(h->cache, s->layer, &write, NULL);
-    free(write.k.data);
-    free(write.v.data);
-    free(slots);
+    folio_status status = harness_wait(h, folio_kv_cache_write(h->cache, s->layer, &write, NULL));
+    harness_free(write.k.data);
+    harness_free(write.v.data);
+    harness_free(slots);
     if (status != FOLIO_OK) return harness_refused("cache write", status);
     state->stored[cross] = upto;
     return true;
@@ -104,13 +104,13 @@ void harness_result_make(const harness *h, const step *st, folio_dtype dtype, ha
 
 void harness_result_free(harness_result *r)
 {
-    free(r->row_start);
-    free(r->out);
-    free(r->lse);
-    free(r->bits);
-    free(r->lse_bits);
+    harness_free(r->row_start);
+    harness_free(r->out);
+    harness_free(r->lse);
+    harness_free(r->bits);
+    harness_free(r->lse_bits);
     for (int i = 0; r->others && i < HARNESS_ORDERS - 1; i++) harness_result_free(&r->others[i]);
-    free(r->others);
+    harness_free(r->others);
     *r = (harness_result){0};
 }
 
@@ -175,8 +175,8 @@ static double seconds_now(void)
 }
 
 /* give_kv: hand k and v of this step over, to be stored or read. */
-static bool run_plan(harness *h, const folio_plan *plan, const step *st, bool give_kv,
-                     folio_dtype out_dtype, harness_result *result)
+static bool run_plan(harness *h, folio_context *ctx, const folio_plan *plan, const step *st,
+                     bool give_kv, folio_dtype out_dtype, harness_result *result)
 {
     const harness_spec *s = &h->spec;
     step_tensor out = harness_tensor_make(h, out_dtype, st->rows, s->num_heads, s->v_head_size);
@@ -202,6 +202,7 @@ static bool run_plan(harness *h, const folio_plan *plan, const step *st, bool gi
     folio_kv_cache *cache = type_is_cached(st->type) ? h->cache : NULL;
     double started = seconds_now();
     folio_status status = folio_attention_forward(plan, 0, st->type, cache, s->layer, &t, NULL);
+    if (status == FOLIO_OK) status = folio_run_wait(ctx, NULL);
     double seconds = seconds_now() - started;
     bool ok = status == FOLIO_OK || harness_refused("forward", status);
     if (ok) {
@@ -210,8 +211,8 @@ static bool run_plan(harness *h, const folio_plan *plan, const step *st, bool gi
         ok = drain(&out, "out", result->bits, result->out);
         if (!s->no_lse) ok = drain(&lse, "lse", result->lse_bits, result->lse) && ok;
     }
-    free(out.allocation);
-    free(lse.allocation);
+    harness_free(out.allocation);
+    harness_free(lse.allocation);
     return ok;
 }
 
@@ -234,7 +235,7 @@ static bool run_step(harness *h, folio_context *ctx, folio_attention_type type,
         goto done;
     }
     plan = make_plan(h, ctx, attention, &st, batch);
-    ok = plan != NULL && run_plan(h, plan, &st, give_kv, out_dtype, result);
+    ok = plan != NULL && run_plan(h, ctx, plan, &st, give_kv, out_dtype, result);
     if (ok && give_kv) note_stored(h, &st);
 done:
     folio_plan_destroy(plan);
@@ -388,7 +389,7 @@ bool harness_run_pieces(folio_context *ctx, const harness_spec *spec, folio_atte
         ok = false;
     }
     harness_close(h);
-    free(seqs);
+    harness_free(seqs);
     return ok;
 }
 

@@ -34,6 +34,7 @@ typedef struct folioi_call {
     int64_t num_slots;
     int64_t num_rows; /* rows of the batch; out may have more (padding of a graph plan)       */
     char *workspace;
+    void *stream; /* of the device; NULL: its default, and on host backends              */
 } folioi_call;
 
 /** One question to `supports`, with defaults filled in. */
@@ -54,6 +55,28 @@ typedef struct folioi_reasons {
 void folioi_reasons_add(folioi_reasons *reasons, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
+/** A device with memory of its own. What moves bytes there is asynchronous on `stream`, unless it says otherwise. */
+typedef struct folioi_device {
+    folio_status (*open)(folio_context *ctx,
+                         int32_t number); /* sets ctx->device and device_state */
+    void (*close)(folio_context *ctx);
+    folio_status (*alloc)(const folio_context *ctx, folio_memory_kind kind, size_t bytes,
+                          const char *what, void **out);
+    void (*free)(const folio_context *ctx, folio_memory_kind kind, void *memory);
+    folio_status (*copy)(const folio_context *ctx, void *to, const void *from, size_t bytes,
+                         void *stream);
+    folio_status (*fill)(const folio_context *ctx, void *to, int value, size_t bytes, void *stream);
+    folio_status (*wait)(const folio_context *ctx, void *stream);
+    folio_status (*gather)(const folio_context *ctx, const folioi_kv_layer *layer,
+                           const folioi_kv_tensors *t, const int64_t *slots, int64_t num_slots,
+                           void *stream);
+    /* blocks as stored, pairs[i] = { from, to }; one of the two may be host memory of kind HOST */
+    folio_status (*move_blocks)(const folio_context *ctx, const folioi_kv_layer *from,
+                                const folioi_kv_layer *to, int32_t num_layers,
+                                const int64_t (*pairs)[2], int64_t num_pairs, void *stream);
+    folio_status (*merge)(const folio_context *ctx, const folio_merge *merge, void *stream);
+} folioi_device;
+
 typedef struct folioi_backend {
     const char *name;
     const char *(*unavailable)(void); /* NULL result: it can be opened here */
@@ -65,21 +88,23 @@ typedef struct folioi_backend {
     int32_t max_head_size;
     bool f64_out;                  /* out may be FOLIO_F64 */
     bool one_thread;               /* contexts start no others */
+    const folioi_device *memory;   /* NULL: a host backend, whose memory is the allocator's */
     const folio_feature *features; /* the rows of features.def with its answers */
     folio_status (*plan_create)(const folioi_plan_shape *shape, void **state,
                                 size_t *workspace_size);
     void (*plan_destroy)(const folioi_plan_shape *shape, void *state);
-    void (*plan_update)(void *state, const folio_batch *batch);
+    folio_status (*plan_update)(void *state, const folio_batch *batch, void *stream);
     void (*plan_describe)(const void *state, int32_t attention, folio_attention_type type,
                           folio_plan_info *info);
-    void (*write)(const folio_context *ctx, const folioi_kv_layer *layer,
-                  const folioi_kv_tensors *t, const int64_t *slots, int64_t num_slots);
-    void (*forward)(const folioi_call *call);
+    folio_status (*write)(const folio_context *ctx, const folioi_kv_layer *layer,
+                          const folioi_kv_tensors *t, const int64_t *slots, int64_t num_slots,
+                          void *stream);
+    folio_status (*forward)(const folioi_call *call);
 } folioi_backend;
 
-/** The registry: best first, reference last. A backend this build does not hold is listed too. */
-extern const folioi_backend *const folioi_backends[];
-extern const int32_t folioi_num_backends;
+/** The registry: best first, reference last. A backend that is not here is listed too. */
+#define FOLIOI_NUM_BACKENDS 3
+const folioi_backend *folioi_backend_at(int32_t index);
 const folioi_backend *folioi_backend_find(const char *name);
 
 /** What the environment says of a backend's level; NULL: nothing. It may name none. */

@@ -15,8 +15,8 @@ static folio_status check_level(const char *where, const char *level, const char
 static folio_status check_levels(const char *backend, const char *level)
 {
     if (level != NULL) return check_level("context", level, backend);
-    for (int32_t i = 0; i < folioi_num_backends; i++) {
-        const folioi_backend *b = folioi_backends[i];
+    for (int32_t i = 0; i < FOLIOI_NUM_BACKENDS; i++) {
+        const folioi_backend *b = folioi_backend_at(i);
         if (backend != NULL && strcmp(b->name, backend) != 0) continue;
         const char *cap = folioi_level_cap(b);
         if (cap != NULL) TRY(check_level(b->level_env, cap, b->name));
@@ -33,9 +33,10 @@ static folio_status choose(const folio_context_desc *d, folio_context *ctx)
     TRY(check_levels(any ? NULL : d->backend, d->level));
     char text[512] = "";
     folioi_reasons reasons = {.text = text, .size = sizeof text};
-    for (int32_t i = 0; i < folioi_num_backends; i++) {
-        const folioi_backend *b = folioi_backends[i];
+    for (int32_t i = 0; i < FOLIOI_NUM_BACKENDS; i++) {
+        const folioi_backend *b = folioi_backend_at(i);
         if (!any && strcmp(b->name, d->backend) != 0) continue;
+        if (any && b->memory != NULL) continue; /* its memory is another: it is asked for by name */
         const char *reason = b->unavailable();
         reasons.prefix = b->name;
         if (reason != NULL) {
@@ -48,6 +49,8 @@ static folio_status choose(const folio_context_desc *d, folio_context *ctx)
             folioi_reasons_add(&reasons, "level \"%s\" is not available here", cap);
             continue;
         }
+        REQUIRE(d->device == 0 || b->memory != NULL,
+                "context: device %d is not there; host backends have device 0 alone", d->device);
         ctx->backend = b;
         ctx->device = b->device();
         return FOLIO_OK;
@@ -57,8 +60,7 @@ static folio_status choose(const folio_context_desc *d, folio_context *ctx)
 
 static folio_status check_desc(const folio_context_desc *d)
 {
-    REQUIRE(d->device == 0, "context: device %d is not there; host backends have device 0 alone",
-            d->device);
+    REQUIRE(d->device >= 0, "context: device is %d", d->device);
     REQUIRE((d->allocator.alloc == NULL) == (d->allocator.free == NULL),
             "context: allocator.alloc and allocator.free go together, one of them is NULL");
     if (d->executor.parallel_for != NULL)
@@ -92,6 +94,13 @@ folio_status folio_context_create(const folio_context_desc *desc, folio_context 
     TRY(folioi_alloc(&chosen.allocator, sizeof(folio_context), "a context", &memory));
     folio_context *ctx = memory;
     *ctx = chosen;
+    if (ctx->backend->memory != NULL) {
+        folio_status status = ctx->backend->memory->open(ctx, d.device);
+        if (status != FOLIO_OK) {
+            folioi_free(&chosen.allocator, ctx, sizeof *ctx);
+            return status;
+        }
+    }
     if (d.executor.parallel_for == NULL && ctx->num_threads > 1) {
         folio_status status =
             folioi_threads_create(&ctx->allocator, ctx->num_threads, d.pin_threads, &ctx->threads);
@@ -108,6 +117,7 @@ void folio_context_destroy(folio_context *ctx)
 {
     if (ctx == NULL) return;
     folioi_threads_destroy(ctx->threads);
+    if (ctx->backend->memory != NULL) ctx->backend->memory->close(ctx);
     folio_allocator a = ctx->allocator;
     folioi_free(&a, ctx, sizeof *ctx);
 }

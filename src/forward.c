@@ -118,10 +118,12 @@ static folio_status check_options(const folio_plan *plan, folioi_call *call)
         FAIL(FOLIO_ERR_UNSUPPORTED, "cross attention has no ALiBi: a key has no position there");
     REQUIRE((uintptr_t)t->slopes % sizeof(float) == 0 && (uintptr_t)t->sinks % sizeof(float) == 0,
             "slopes or sinks is not aligned to %zu bytes", sizeof(float));
-    for (int32_t h = 0; t->slopes != NULL && h < heads; h++)
+    /* a device's numbers are not looked at */
+    bool host = plan->shape.ctx->backend->memory == NULL;
+    for (int32_t h = 0; host && t->slopes != NULL && h < heads; h++)
         REQUIRE(isfinite(t->slopes[h]), "slopes[%d] is %g; it must be finite", h,
                 (double)t->slopes[h]);
-    for (int32_t h = 0; t->sinks != NULL && h < heads; h++)
+    for (int32_t h = 0; host && t->sinks != NULL && h < heads; h++)
         REQUIRE(t->sinks[h] < INFINITY, "sinks[%d] is %g; it must be finite or -inf", h,
                 (double)t->sinks[h]);
     TRY(folioi_scales_resolve(call->attention->kv_dtype, &t->k_scale, &t->v_scale));
@@ -184,7 +186,7 @@ folio_status folio_attention_forward(const folio_plan *plan, int32_t attention,
         .cached = cache != NULL && is_paged(type),
     };
     STRUCT_IN(call.tensors, tensors, "folio_tensors");
-    TRY(folioi_run_in(run, &r));
+    TRY(folioi_run_in(plan->shape.ctx, run, &r));
     REQUIRE((call.tensors.flags & ~FOLIO_KV_APPEND) == 0, "tensors: flags 0x%x has unknown bits",
             call.tensors.flags);
     call.append = (call.tensors.flags & FOLIO_KV_APPEND) != 0;
@@ -195,6 +197,6 @@ folio_status folio_attention_forward(const folio_plan *plan, int32_t attention,
     TRY(check_options(plan, &call));
     TRY(check_workspace(plan, &r, &call));
     if (call.cached) call.layer = cache->layers[layer];
-    plan->shape.ctx->backend->forward(&call);
-    return FOLIO_OK;
+    call.stream = r.stream;
+    return plan->shape.ctx->backend->forward(&call);
 }

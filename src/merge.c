@@ -1,6 +1,6 @@
 /* merge.c: attention over parts of the keys joined by lse, folded from the first part to the last. */
+#include "backend.h"
 #include "cache/kv_rows.h"
-#include "core/context.h"
 #include "core/dtype.h"
 #include "tensor.h"
 
@@ -97,8 +97,9 @@ folio_status folio_merge_states(folio_context *ctx, const folio_merge *merge, co
     folio_merge m;
     folio_run r;
     STRUCT_IN(m, merge, "folio_merge");
-    TRY(folioi_run_in(run, &r));
+    TRY(folioi_run_in(ctx, run, &r));
     TRY(check_merge(&m));
+    if (ctx->backend->memory != NULL) return ctx->backend->memory->merge(ctx, &m, r.stream);
     merge_task task = {&m, m.out.tokens < ctx->num_threads ? 1 : ctx->num_threads};
     context_parallel(ctx, task.workers, merge_rows, &task);
     return FOLIO_OK;

@@ -1,13 +1,12 @@
 /* registry.c: the ordered list of backends, best first, reference last, and what they say of themselves. */
 #include "backend.h"
 #include "core/dtype.h"
+#include "cuda_library.h"
 
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#define CUDA_ABSENT "this build holds no CUDA backend"
 
 const folio_feature folioi_host_features[] = {
 #define X(name, summary, refusal) {#name, summary, sizeof(refusal) == 1, refusal},
@@ -16,28 +15,15 @@ const folio_feature folioi_host_features[] = {
 };
 enum { NUM_FEATURES = sizeof folioi_host_features / sizeof folioi_host_features[0] };
 
-/* A backend that this build does not hold is listed, so that people learn why it is not there. */
-static const folio_feature cuda_features[] = {
-#define X(name, summary, refusal) {#name, summary, 0, CUDA_ABSENT},
-#include "features.def"
-#undef X
-};
-
-static const char *cuda_unavailable(void) { return CUDA_ABSENT; }
-static const char *no_device(void) { return ""; }
-static const char *const no_levels[] = {NULL};
-
-static const folioi_backend cuda_absent = {
-    .name = "cuda",
-    .unavailable = cuda_unavailable,
-    .device = no_device,
-    .levels = no_levels,
-    .features = cuda_features,
-};
-
-const folioi_backend *const folioi_backends[] = {&cuda_absent, &folioi_cpu_backend,
-                                                 &folioi_reference_backend};
-const int32_t folioi_num_backends = sizeof folioi_backends / sizeof folioi_backends[0];
+const folioi_backend *folioi_backend_at(int32_t index)
+{
+    switch (index) {
+    case 0: return folioi_cuda_library();
+    case 1: return &folioi_cpu_backend;
+    case 2: return &folioi_reference_backend;
+    default: return NULL;
+    }
+}
 
 static const folio_layout all_layouts[FOLIO_NUM_LAYOUTS] = {FOLIO_LAYOUT_NATIVE,
                                                             FOLIO_LAYOUT_NHD,
@@ -50,8 +36,8 @@ static const folio_layout all_layouts[FOLIO_NUM_LAYOUTS] = {FOLIO_LAYOUT_NATIVE,
 
 const folioi_backend *folioi_backend_find(const char *name)
 {
-    for (int32_t i = 0; i < folioi_num_backends; i++)
-        if (strcmp(folioi_backends[i]->name, name) == 0) return folioi_backends[i];
+    for (int32_t i = 0; i < FOLIOI_NUM_BACKENDS; i++)
+        if (strcmp(folioi_backend_at(i)->name, name) == 0) return folioi_backend_at(i);
     return NULL;
 }
 
@@ -66,8 +52,8 @@ bool folioi_level_names(const char *backend, const char *level, char *names, siz
     bool found = false;
     size_t length = 0;
     names[0] = '\0';
-    for (int32_t i = 0; i < folioi_num_backends; i++) {
-        const folioi_backend *b = folioi_backends[i];
+    for (int32_t i = 0; i < FOLIOI_NUM_BACKENDS; i++) {
+        const folioi_backend *b = folioi_backend_at(i);
         if (backend != NULL && strcmp(b->name, backend) != 0) continue;
         for (int32_t k = 0; b->levels[k] != NULL; k++) {
             found = found || strcmp(b->levels[k], level) == 0;
@@ -79,11 +65,12 @@ bool folioi_level_names(const char *backend, const char *level, char *names, siz
     return found;
 }
 
-int32_t folio_backend_count(void) { return folioi_num_backends; }
+int32_t folio_backend_count(void) { return FOLIOI_NUM_BACKENDS; }
 
 const char *folio_backend_name(int32_t index)
 {
-    return index >= 0 && index < folioi_num_backends ? folioi_backends[index]->name : NULL;
+    const folioi_backend *b = folioi_backend_at(index);
+    return b != NULL ? b->name : NULL;
 }
 
 static folio_status find(const char *name, const folioi_backend **out)
@@ -178,7 +165,7 @@ folio_status folio_backend_supports(const char *backend, const folio_attention_d
         reasons[0] = '\0';
     }
     TRY(folioi_attention_resolve(attention, &a));
-    if (cache != NULL) TRY(folioi_kv_format_init(cache, &format));
+    if (cache != NULL) TRY(folioi_kv_format_init(cache, false, &format));
     REQUIRE(types >> FOLIO_NUM_ATTENTION_TYPES == 0, "types 0x%x has unknown bits", types);
     folioi_request request = {&a, types, cache != NULL ? &format : NULL};
     char text[1024] = "";
@@ -186,11 +173,12 @@ folio_status folio_backend_supports(const char *backend, const folio_attention_d
     const folioi_backend *one = NULL;
     bool any = backend == NULL || strcmp(backend, "auto") == 0;
     if (!any) TRY(find(backend, &one));
-    for (int32_t i = 0; i < folioi_num_backends; i++) {
-        if (one != NULL && folioi_backends[i] != one) continue;
+    for (int32_t i = 0; i < FOLIOI_NUM_BACKENDS; i++) {
+        if (one != NULL ? folioi_backend_at(i) != one : folioi_backend_at(i)->memory != NULL)
+            continue;
         int32_t before = all.count;
-        all.prefix = any ? folioi_backends[i]->name : NULL;
-        folioi_backend_judge(folioi_backends[i], &request, &all);
+        all.prefix = any ? folioi_backend_at(i)->name : NULL;
+        folioi_backend_judge(folioi_backend_at(i), &request, &all);
         if (all.count == before) return FOLIO_OK;
     }
     if (size > 0) snprintf(reasons, size, "%s", text);

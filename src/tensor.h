@@ -19,6 +19,6 @@ folio_status folioi_lse_resolve(const float *lse, int64_t *token_stride, int64_t
 folio_status folioi_scales_resolve(folio_dtype dtype, float *k_scale, float *v_scale);
 
 /** run may be NULL. */
-folio_status folioi_run_in(const folio_run *run, folio_run *out);
+folio_status folioi_run_in(const folio_context *ctx, const folio_run *run, folio_run *out);
 
 #endif

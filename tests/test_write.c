@@ -75,7 +75,7 @@ typedef struct {
 static bool cache_make(cache *c, const folio_kv_cache_desc *desc)
 {
     folioi_kv_format *f = &c->format;
-    if (folioi_kv_format_init(desc, f) != FOLIO_OK) return false;
+    if (folioi_kv_format_init(desc, false, f) != FOLIO_OK) return false;
     const folio_kv_cache_desc *d = &f->desc;
     int64_t bytes = f->layer_bytes;
     if (d->layout == FOLIO_LAYOUT_STRIDED) { /* K | V of a head, a gap, the next head */

@@ -11,7 +11,7 @@ static folio_status one_block(const folio_kv_cache *cache, folioi_kv_format *for
     folio_kv_cache_desc d = cache->format.desc;
     d.num_blocks = 1;
     d.layout = FOLIO_LAYOUT_NATIVE;
-    return folioi_kv_format_init(&d, format);
+    return folioi_kv_format_init(&d, false, format);
 }
 
 static folioi_frame_geometry describe(const folioi_kv_format *f)

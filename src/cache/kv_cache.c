@@ -1,6 +1,7 @@
 /* kv_cache.c: caches created, wrapped around the caller's memory, described and destroyed. */
 #include "cache/kv_cache.h"
 
+#include "backend.h"
 #include "core/dtype.h"
 #include "core/touch.h"
 
@@ -42,20 +43,25 @@ folio_status folio_kv_cache_create(folio_context *ctx, const folio_kv_cache_desc
     *out = NULL;
     REQUIRE(ctx != NULL, "folio_kv_cache_create: ctx is NULL");
     folioi_kv_format format;
-    TRY(folioi_kv_format_init(desc, &format));
+    TRY(folioi_kv_format_init(desc, ctx->backend->memory != NULL, &format));
     REQUIRE(format.desc.layout != FOLIO_LAYOUT_STRIDED,
             "KV cache: layout strided is for folio_kv_cache_wrap, which takes strides");
     folio_kv_cache *cache;
     TRY(new_cache(ctx, &format, &cache));
     /* Not zeroed: slots hold anything, and gigabytes need not be written first. */
     cache->memory_bytes = format.layer_bytes * format.desc.num_layers;
-    folio_status status =
-        folioi_alloc_untouched(&ctx->allocator, cache->memory_bytes, "a KV cache", &cache->memory);
+    const folioi_device *device = ctx->backend->memory;
+    folio_status status = device != NULL
+                              ? device->alloc(ctx, FOLIO_MEMORY_DEVICE, (size_t)cache->memory_bytes,
+                                              "a KV cache", &cache->memory)
+                              : folioi_alloc_untouched(&ctx->allocator, cache->memory_bytes,
+                                                       "a KV cache", &cache->memory);
     if (status != FOLIO_OK) {
         folio_kv_cache_destroy(cache);
         return status;
     }
-    if (folioi_has_memory_nodes()) folioi_touch(ctx, cache->memory, cache->memory_bytes);
+    if (device == NULL && folioi_has_memory_nodes())
+        folioi_touch(ctx, cache->memory, cache->memory_bytes);
     for (int32_t i = 0; i < format.desc.num_layers; i++) {
         char *base = (char *)cache->memory + i * format.layer_bytes;
         folioi_kv_layer *layer = &cache->layers[i];
@@ -73,7 +79,9 @@ void folio_kv_cache_destroy(folio_kv_cache *cache)
 {
     if (cache == NULL) return;
     folio_allocator a = cache->ctx->allocator;
-    folioi_free(&a, cache->memory, cache->memory_bytes);
+    const folioi_device *device = cache->ctx->backend->memory;
+    if (device != NULL) device->free(cache->ctx, FOLIO_MEMORY_DEVICE, cache->memory);
+    else folioi_free(&a, cache->memory, cache->memory_bytes);
     folioi_free(&a, cache->layers, cache->layers_bytes);
     folioi_free(&a, cache, sizeof *cache);
 }
@@ -198,7 +206,7 @@ folio_status folio_kv_cache_wrap(folio_context *ctx, const folio_kv_cache_desc *
     REQUIRE(ctx != NULL, "folio_kv_cache_wrap: ctx is NULL");
     folioi_kv_format format;
     folio_kv_memory m;
-    TRY(folioi_kv_format_init(desc, &format));
+    TRY(folioi_kv_format_init(desc, ctx->backend->memory != NULL, &format));
     STRUCT_IN(m, memory, "folio_kv_memory");
     TRY(resolve_memory(&format, &m));
     folio_kv_cache *cache;
@@ -220,11 +228,13 @@ folio_status folio_kv_cache_shape(const char *backend, const folio_kv_cache_desc
 {
     folioi_kv_format f;
     folio_backend_info info = {.struct_size = sizeof info};
+    bool rows = false;
     if (backend != NULL && strcmp(backend, "auto") != 0) {
         TRY(folio_backend_describe(backend, &info));
         if (!info.available) FAIL(FOLIO_ERR_UNSUPPORTED, "%s: %s", backend, info.reason);
+        rows = folioi_backend_find(backend)->memory != NULL;
     }
-    TRY(folioi_kv_format_init(desc, &f));
+    TRY(folioi_kv_format_init(desc, rows, &f));
     folio_kv_shape s = {
         .k = f.k,
         .v = f.v,

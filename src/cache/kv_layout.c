@@ -157,7 +157,7 @@ static bool place_arrays(folioi_kv_format *f)
     int64_t elem = (int64_t)folio_dtype_size(d->dtype);
     const order *o = &orders[d->layout];
     bool native = d->layout == FOLIO_LAYOUT_NATIVE;
-    bool rows = native && d->block_size % 16 != 0;
+    bool rows = native && (f->rows || d->block_size % 16 != 0);
     const uint8_t *k_order = rows ? native_rows : o->k;
     const uint8_t *v_order = rows || (native && elem != 2) ? native_rows : o->v;
     int32_t dim_tile = native                              ? (int32_t)(4 / elem)
@@ -192,9 +192,11 @@ static bool place_arrays(folioi_kv_format *f)
     return checked_mul(f->layer_bytes, d->num_layers, &total) && total <= INT64_MAX / 2;
 }
 
-folio_status folioi_kv_format_init(const folio_kv_cache_desc *desc, folioi_kv_format *format)
+folio_status folioi_kv_format_init(const folio_kv_cache_desc *desc, bool rows,
+                                   folioi_kv_format *format)
 {
     memset(format, 0, sizeof *format);
+    format->rows = rows;
     STRUCT_IN(format->desc, desc, "folio_kv_cache_desc");
     format->desc.struct_size = sizeof format->desc;
     if (format->desc.v_head_size == 0) format->desc.v_head_size = format->desc.k_head_size;
@@ -212,5 +214,6 @@ folio_status folioi_kv_format_init(const folio_kv_cache_desc *desc, folioi_kv_fo
 const char *folioi_layout_id(const folioi_kv_format *format)
 {
     if (format->desc.layout != FOLIO_LAYOUT_NATIVE) return folio_layout_name(format->desc.layout);
+    if (format->rows) return "device-rows";
     return format->desc.block_size % 16 == 0 ? "host-packed16" : "host-rows";
 }

@@ -25,6 +25,7 @@ typedef struct folioi_kv_format {
     folio_kv_array k, v, k_scales, v_scales;
     folioi_address k_at, v_at, k_scales_at, v_scales_at;
     int64_t layer_bytes;
+    bool rows; /* NATIVE is plain rows whatever the block size: a device's */
 } folioi_kv_format;
 
 /** One layer of a cache: what kernels see. */
@@ -46,6 +47,7 @@ typedef struct folioi_kv_side {
     folio_dtype dtype;
 } folioi_kv_side;
 
+#if !defined(__cplusplus)
 static inline folioi_kv_side kv_side(const folioi_kv_layer *layer, folioi_part part)
 {
     const folioi_kv_format *f = layer->format;
@@ -55,9 +57,10 @@ static inline folioi_kv_side kv_side(const folioi_kv_layer *layer, folioi_part p
     return (folioi_kv_side){layer->v,        layer->v_scales,     &f->v_at,
                             &f->v_scales_at, f->desc.v_head_size, f->desc.dtype};
 }
+#endif
 
 /** Element index of dim 0 of (block, head, token). */
-static inline int64_t address_token(const folioi_address *at, int64_t block, int64_t head,
+SHARED_INLINE int64_t address_token(const folioi_address *at, int64_t block, int64_t head,
                                     int64_t token)
 {
     return block * at->block + head * at->head + token / at->token_tile * at->token_tile_stride +
@@ -65,13 +68,15 @@ static inline int64_t address_token(const folioi_address *at, int64_t block, int
 }
 
 /** What dim d adds to it. */
-static inline int64_t address_dim(const folioi_address *at, int64_t d)
+SHARED_INLINE int64_t address_dim(const folioi_address *at, int64_t d)
 {
     return d / at->dim_tile * at->dim_tile_stride + d % at->dim_tile * at->dim_stride;
 }
 
-/** Check a description and fill in defaults and the layout's own strides. */
-folio_status folioi_kv_format_init(const folio_kv_cache_desc *desc, folioi_kv_format *format);
+/** Check a description and fill in defaults and the layout's own strides. rows: NATIVE is plain rows, as on
+ * devices. */
+folio_status folioi_kv_format_init(const folio_kv_cache_desc *desc, bool rows,
+                                   folioi_kv_format *format);
 
 /** The native format's name and version: caches that agree in both hold the same bytes. */
 const char *folioi_layout_id(const folioi_kv_format *format);

@@ -44,7 +44,7 @@ folio_status folio_kv_cache_write(folio_kv_cache *cache, int32_t layer, const fo
     folio_run r;
     TRY(folioi_kv_cache_check_layer(cache, layer));
     STRUCT_IN(w, write, "folio_kv_write");
-    TRY(folioi_run_in(run, &r));
+    TRY(folioi_run_in(cache->ctx, run, &r));
     const folio_kv_cache_desc *d = &cache->format.desc;
     folioi_kv_tensors t = {w.k, w.v, w.k_scale, w.v_scale};
     TRY(folioi_scales_resolve(d->dtype, &t.k_scale, &t.v_scale));
@@ -53,8 +53,8 @@ folio_status folio_kv_cache_write(folio_kv_cache *cache, int32_t layer, const fo
     TRY(folioi_tensor_resolve(&t.k, "k", 0, d->num_kv_heads, d->k_head_size, t.k.tokens));
     TRY(folioi_tensor_resolve(&t.v, "v", 0, d->num_kv_heads, d->v_head_size, t.k.tokens));
     TRY(check_numbers(cache, w.slots, t.k.tokens, 1, -1, num_slots(cache), false, "slots"));
-    cache->ctx->backend->write(cache->ctx, &cache->layers[layer], &t, w.slots, t.k.tokens);
-    return FOLIO_OK;
+    return cache->ctx->backend->write(cache->ctx, &cache->layers[layer], &t, w.slots, t.k.tokens,
+                                      r.stream);
 }
 
 static void gather_side(const folioi_kv_side *side, const folio_kv_cache_desc *d,
@@ -84,7 +84,7 @@ folio_status folio_kv_cache_gather(const folio_kv_cache *cache, int32_t layer,
     folio_run r;
     TRY(folioi_kv_cache_check_layer(cache, layer));
     STRUCT_IN(g, gather, "folio_kv_gather");
-    TRY(folioi_run_in(run, &r));
+    TRY(folioi_run_in(cache->ctx, run, &r));
     const folio_kv_cache_desc *d = &cache->format.desc;
     TRY(folioi_scales_resolve(d->dtype, &g.k_scale, &g.v_scale));
     TRY(check_numbers(cache, g.slots, g.num_slots, 1, -1, num_slots(cache), true, "slots"));
@@ -94,6 +94,11 @@ folio_status folio_kv_cache_gather(const folio_kv_cache *cache, int32_t layer,
         TRY(folioi_tensor_resolve(&g.k, "k", 0, d->num_kv_heads, d->k_head_size, g.num_slots));
     if (g.v.data != NULL)
         TRY(folioi_tensor_resolve(&g.v, "v", 0, d->num_kv_heads, d->v_head_size, g.num_slots));
+    const folioi_device *device = cache->ctx->backend->memory;
+    if (device != NULL)
+        return device->gather(cache->ctx, &cache->layers[layer],
+                              &(folioi_kv_tensors){g.k, g.v, g.k_scale, g.v_scale}, g.slots,
+                              g.num_slots, r.stream);
     folioi_kv_side k = kv_side(&cache->layers[layer], FOLIOI_K);
     folioi_kv_side v = kv_side(&cache->layers[layer], FOLIOI_V);
     if (g.k.data != NULL) gather_side(&k, d, &g.k, g.slots, g.k_scale);
@@ -175,12 +180,18 @@ static folio_status check_pairs(const folio_kv_cache *src, const folio_kv_cache 
                          "pairs (to)");
 }
 
-static void move_pairs(const folio_kv_cache *src, folio_kv_cache *dst, const int64_t (*pairs)[2],
-                       int64_t n)
+/* Blocks as stored, by the device that has one of the two caches, or here. */
+static folio_status move_pairs(const folio_context *from_ctx, const folioi_kv_layer *from,
+                               const folio_context *to_ctx, const folioi_kv_layer *to,
+                               int32_t num_layers, const int64_t (*pairs)[2], int64_t n,
+                               void *stream)
 {
-    for (int32_t l = 0; l < src->format.desc.num_layers; l++)
-        for (int64_t i = 0; i < n; i++)
-            move_block(&dst->layers[l], pairs[i][1], &src->layers[l], pairs[i][0]);
+    const folio_context *ctx = from_ctx->backend->memory != NULL ? from_ctx : to_ctx;
+    if (ctx->backend->memory != NULL)
+        return ctx->backend->memory->move_blocks(ctx, from, to, num_layers, pairs, n, stream);
+    for (int32_t l = 0; l < num_layers; l++)
+        for (int64_t i = 0; i < n; i++) move_block(&to[l], pairs[i][1], &from[l], pairs[i][0]);
+    return FOLIO_OK;
 }
 
 folio_status folio_kv_cache_copy_blocks(folio_kv_cache *cache, const int64_t (*pairs)[2],
@@ -188,7 +199,7 @@ folio_status folio_kv_cache_copy_blocks(folio_kv_cache *cache, const int64_t (*p
 {
     folio_run r;
     TRY(folioi_kv_cache_check_layer(cache, 0));
-    TRY(folioi_run_in(run, &r));
+    TRY(folioi_run_in(cache->ctx, run, &r));
     TRY(check_pairs(cache, cache, pairs, num_pairs));
     folioi_slotset read = {{0}, 0, 0};
     TRY(folioi_slotset_reserve(&cache->ctx->allocator, &read, 2 * num_pairs));
@@ -199,8 +210,8 @@ folio_status folio_kv_cache_copy_blocks(folio_kv_cache *cache, const int64_t (*p
     folioi_slotset_free(&cache->ctx->allocator, &read);
     REQUIRE(both < 0, "pairs[%lld]: block %lld is both read and written", (long long)both,
             (long long)pairs[both < 0 ? 0 : both][1]);
-    move_pairs(cache, cache, pairs, num_pairs);
-    return FOLIO_OK;
+    return move_pairs(cache->ctx, cache->layers, cache->ctx, cache->layers,
+                      cache->format.desc.num_layers, pairs, num_pairs, r.stream);
 }
 
 folio_status folio_kv_cache_swap_blocks(const folio_kv_cache *src, folio_kv_cache *dst,
@@ -211,7 +222,7 @@ folio_status folio_kv_cache_swap_blocks(const folio_kv_cache *src, folio_kv_cach
     REQUIRE(src != NULL, "swap_blocks: src is NULL");
     REQUIRE(dst != NULL, "swap_blocks: dst is NULL");
     REQUIRE(src != dst, "swap_blocks: both caches are the same; use folio_kv_cache_copy_blocks");
-    TRY(folioi_run_in(run, &r));
+    TRY(folioi_run_in(src->ctx->backend->memory != NULL ? src->ctx : dst->ctx, run, &r));
     const folio_kv_cache_desc *a = &src->format.desc, *b = &dst->format.desc;
     REQUIRE(a->dtype == b->dtype, "swap_blocks: dtypes differ, %s and %s",
             folio_dtype_name(a->dtype), folio_dtype_name(b->dtype));
@@ -224,8 +235,8 @@ folio_status folio_kv_cache_swap_blocks(const folio_kv_cache *src, folio_kv_cach
         a->num_layers, a->block_size, a->num_kv_heads, a->k_head_size, a->v_head_size,
         b->num_layers, b->block_size, b->num_kv_heads, b->k_head_size, b->v_head_size);
     TRY(check_pairs(src, dst, pairs, num_pairs));
-    move_pairs(src, dst, pairs, num_pairs);
-    return FOLIO_OK;
+    return move_pairs(src->ctx, src->layers, dst->ctx, dst->layers, a->num_layers, pairs, num_pairs,
+                      r.stream);
 }
 
 /* The caller's rows as a cache of their own: layout NHD, as many blocks as are asked for. */
@@ -252,7 +263,7 @@ static folio_status rows_as_layer(const folio_kv_cache *cache, int32_t layer,
     desc.num_blocks = max_i64(r->num_blocks, 1);
     desc.num_layers = 1;
     desc.layout = FOLIO_LAYOUT_NHD;
-    TRY(folioi_kv_format_init(&desc, format));
+    TRY(folioi_kv_format_init(&desc, false, format));
     folio_kv_strides scales = {(int64_t)desc.block_size * desc.num_kv_heads, desc.num_kv_heads, 1};
     if (int8) {
         folioi_array_restride(&format->k_scales, &format->k_scales_at, &scales, false);
@@ -263,6 +274,31 @@ static folio_status rows_as_layer(const folio_kv_cache *cache, int32_t layer,
     return FOLIO_OK;
 }
 
+/* Block i of the rows and block blocks[i] of the cache, in either direction. */
+static folio_status move_listed(const folio_kv_cache *cache, const folioi_kv_layer *from,
+                                const folioi_kv_layer *to, const folio_kv_rows *r, bool in,
+                                void *stream)
+{
+    if (r->num_blocks == 0) return FOLIO_OK;
+    if (cache->ctx->backend->memory == NULL) {
+        for (int64_t i = 0; i < r->num_blocks; i++)
+            move_block(to, in ? r->blocks[i] : i, from, in ? i : r->blocks[i]);
+        return FOLIO_OK;
+    }
+    void *memory;
+    int64_t bytes = r->num_blocks * 2 * (int64_t)sizeof(int64_t);
+    TRY(folioi_alloc(&cache->ctx->allocator, bytes, "pairs of blocks", &memory));
+    int64_t(*pairs)[2] = memory;
+    for (int64_t i = 0; i < r->num_blocks; i++) {
+        pairs[i][0] = in ? i : r->blocks[i];
+        pairs[i][1] = in ? r->blocks[i] : i;
+    }
+    folio_status status = move_pairs(cache->ctx, from, cache->ctx, to, 1,
+                                     (const int64_t(*)[2])pairs, r->num_blocks, stream);
+    folioi_free(&cache->ctx->allocator, memory, bytes);
+    return status;
+}
+
 folio_status folio_kv_cache_pack(folio_kv_cache *cache, int32_t layer, const folio_kv_rows *rows,
                                  const folio_run *run)
 {
@@ -271,10 +307,8 @@ folio_status folio_kv_cache_pack(folio_kv_cache *cache, int32_t layer, const fol
     folioi_kv_format format;
     folioi_kv_layer as;
     TRY(rows_as_layer(cache, layer, rows, true, &r, &format, &as));
-    TRY(folioi_run_in(run, &where));
-    for (int64_t i = 0; i < r.num_blocks; i++)
-        move_block(&cache->layers[layer], r.blocks[i], &as, i);
-    return FOLIO_OK;
+    TRY(folioi_run_in(cache->ctx, run, &where));
+    return move_listed(cache, &as, &cache->layers[layer], &r, true, where.stream);
 }
 
 folio_status folio_kv_cache_unpack(const folio_kv_cache *cache, int32_t layer,
@@ -285,8 +319,6 @@ folio_status folio_kv_cache_unpack(const folio_kv_cache *cache, int32_t layer,
     folioi_kv_format format;
     folioi_kv_layer as;
     TRY(rows_as_layer(cache, layer, rows, false, &r, &format, &as));
-    TRY(folioi_run_in(run, &where));
-    for (int64_t i = 0; i < r.num_blocks; i++)
-        move_block(&as, i, &cache->layers[layer], r.blocks[i]);
-    return FOLIO_OK;
+    TRY(folioi_run_in(cache->ctx, run, &where));
+    return move_listed(cache, &cache->layers[layer], &as, &r, false, where.stream);
 }

@@ -1,6 +1,7 @@
 /* pool.c: the pool itself: made and destroyed, blocks by hand, queued copies, statistics, the map. */
 #include "cache/pool.h"
 
+#include "backend.h"
 #include "cache/kv_cache.h"
 #include "tensor.h"
 
@@ -119,6 +120,8 @@ folio_status folio_pool_create(folio_context *ctx, const folio_pool_desc *desc, 
     folio_pool_desc d;
     STRUCT_IN(d, desc, "folio_pool_desc");
     TRY(check_desc(ctx, &d));
+    if (ctx->backend->memory != NULL)
+        FAIL(FOLIO_ERR_UNSUPPORTED, "pool: blocks of a device are not part of this version");
     void *memory;
     TRY(folioi_alloc(&ctx->allocator, sizeof(folio_pool), "a pool", &memory));
     folio_pool *pool = memory;
@@ -426,7 +429,7 @@ folio_status folio_pool_run_copies(folio_pool *pool, const folio_run *run)
 {
     folio_run r;
     REQUIRE(pool != NULL, "folio_pool_run_copies: pool is NULL");
-    TRY(folioi_run_in(run, &r));
+    TRY(folioi_run_in(pool->ctx, run, &r));
     pool_lock(pool);
     return folioi_pool_unlock(pool, folioi_pool_run_copies(pool, run));
 }

@@ -220,7 +220,7 @@ folio_status folio_sequence_swap_out(folio_sequence *s, folio_tier tier, const f
 {
     folio_run r;
     REQUIRE(s != NULL, "folio_sequence_swap_out: sequence is NULL");
-    TRY(folioi_run_in(run, &r));
+    TRY(folioi_run_in(s->pool->ctx, run, &r));
     folio_transfer *t = NULL;
     if (transfer != NULL) *transfer = NULL;
     pool_lock(s->pool);
@@ -362,7 +362,7 @@ folio_status folio_sequence_swap_in(folio_sequence *s, const folio_run *run,
 {
     folio_run r;
     REQUIRE(s != NULL, "folio_sequence_swap_in: sequence is NULL");
-    TRY(folioi_run_in(run, &r));
+    TRY(folioi_run_in(s->pool->ctx, run, &r));
     folio_transfer *t = NULL;
     if (transfer != NULL) *transfer = NULL;
     pool_lock(s->pool);
@@ -486,7 +486,7 @@ folio_status folio_sequence_preempt(folio_sequence *s, folio_preemption policy,
 {
     folio_run r;
     REQUIRE(s != NULL, "folio_sequence_preempt: sequence is NULL");
-    TRY(folioi_run_in(run, &r));
+    TRY(folioi_run_in(s->pool->ctx, run, &r));
     folio_transfer *t = NULL;
     if (transfer != NULL) *transfer = NULL;
     pool_lock(s->pool);
@@ -586,7 +586,7 @@ folio_status folio_pool_swap_out(folio_pool *pool, folio_tier tier, int64_t max_
 {
     folio_run r;
     REQUIRE(pool != NULL, "folio_pool_swap_out: pool is NULL");
-    TRY(folioi_run_in(run, &r));
+    TRY(folioi_run_in(pool->ctx, run, &r));
     int64_t moved = 0;
     folio_transfer *t = NULL;
     if (transfer != NULL) *transfer = NULL;

@@ -2,6 +2,8 @@
 #ifndef FOLIOI_CHECKED_H
 #define FOLIOI_CHECKED_H
 
+#include "core/inline.h"
+
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -16,10 +18,10 @@ static inline bool checked_add(int64_t a, int64_t b, int64_t *sum)
     return a >= 0 && b >= 0 && !__builtin_add_overflow(a, b, sum);
 }
 
-static inline int64_t min_i64(int64_t a, int64_t b) { return a < b ? a : b; }
-static inline int64_t max_i64(int64_t a, int64_t b) { return a > b ? a : b; }
-static inline int64_t ceil_div(int64_t a, int64_t b) { return a / b + (a % b != 0); }
-static inline int64_t round_up(int64_t a, int64_t multiple)
+SHARED_INLINE int64_t min_i64(int64_t a, int64_t b) { return a < b ? a : b; }
+SHARED_INLINE int64_t max_i64(int64_t a, int64_t b) { return a > b ? a : b; }
+SHARED_INLINE int64_t ceil_div(int64_t a, int64_t b) { return a / b + (a % b != 0); }
+SHARED_INLINE int64_t round_up(int64_t a, int64_t multiple)
 {
     return ceil_div(a, multiple) * multiple;
 }

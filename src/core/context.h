@@ -12,6 +12,7 @@ struct folio_context {
     folioi_threads *threads; /* NULL: the executor's parallel_for, or one thread */
     int32_t num_threads;
     const char *level, *device;
+    void *device_state; /* of a backend with memory of its own */
 };
 
 static inline void context_parallel(const folio_context *ctx, int64_t count, folio_task_fn fn,

@@ -1,33 +1,35 @@
 /*
  * dtype.h: the number types as scalars: bits to float and float to bits, round to nearest even.
  * e4m3 is e4m3fn (no infinity, NaN 0x7f); both fp8 types saturate to their largest finite number, and
- * NaN stays NaN. Everything is static inline, so that each instruction-set level compiles its own copy.
+ * NaN stays NaN. Everything is inline, so that each instruction-set level compiles its own copy.
  */
 #ifndef FOLIOI_DTYPE_H
 #define FOLIOI_DTYPE_H
+
+#include "core/inline.h"
 
 #include <folio/folio.h>
 #include <math.h>
 #include <stdbool.h>
 #include <string.h>
 
-static inline uint32_t bits_of_f32(float x)
+SHARED_INLINE uint32_t bits_of_f32(float x)
 {
     uint32_t u;
     memcpy(&u, &x, sizeof u);
     return u;
 }
 
-static inline float f32_of_bits(uint32_t u)
+SHARED_INLINE float f32_of_bits(uint32_t u)
 {
     float x;
     memcpy(&x, &u, sizeof x);
     return x;
 }
 
-static inline float bf16_to_f32(uint16_t h) { return f32_of_bits((uint32_t)h << 16); }
+SHARED_INLINE float bf16_to_f32(uint16_t h) { return f32_of_bits((uint32_t)h << 16); }
 
-static inline uint16_t f32_to_bf16(float x)
+SHARED_INLINE uint16_t f32_to_bf16(float x)
 {
     /* without a branch, so that loops over it become vectors */
     uint32_t u = bits_of_f32(x), nearest = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
@@ -38,7 +40,7 @@ static inline uint16_t f32_to_bf16(float x)
  * Small floats with `exp_bits` exponent and `man_bits` mantissa bits below a sign. No step makes an f32
  * subnormal: a host that flushes them to zero gets the same numbers.
  */
-static inline float small_to_f32(uint32_t code, int exp_bits, int man_bits, bool has_inf)
+SHARED_INLINE float small_to_f32(uint32_t code, int exp_bits, int man_bits, bool has_inf)
 {
     uint32_t sign = code >> (exp_bits + man_bits) << 31;
     uint32_t magnitude = code & ((1u << (exp_bits + man_bits)) - 1u);
@@ -56,7 +58,7 @@ static inline float small_to_f32(uint32_t code, int exp_bits, int man_bits, bool
 
 /* Rounds to the nearest code, ties to even; `largest` is the code of the largest finite number and
  * `overflow` what is returned past it. */
-static inline uint32_t f32_to_small(float x, int exp_bits, int man_bits, uint32_t largest,
+SHARED_INLINE uint32_t f32_to_small(float x, int exp_bits, int man_bits, uint32_t largest,
                                     uint32_t overflow, uint32_t nan)
 {
     uint32_t u = bits_of_f32(x);
@@ -78,24 +80,24 @@ static inline uint32_t f32_to_small(float x, int exp_bits, int man_bits, uint32_
     return sign | (code > largest ? overflow : code);
 }
 
-static inline float f16_to_f32(uint16_t h) { return small_to_f32(h, 5, 10, true); }
-static inline float e4m3_to_f32(uint8_t h) { return small_to_f32(h, 4, 3, false); }
-static inline float e5m2_to_f32(uint8_t h) { return small_to_f32(h, 5, 2, true); }
-static inline uint16_t f32_to_f16(float x)
+SHARED_INLINE float f16_to_f32(uint16_t h) { return small_to_f32(h, 5, 10, true); }
+SHARED_INLINE float e4m3_to_f32(uint8_t h) { return small_to_f32(h, 4, 3, false); }
+SHARED_INLINE float e5m2_to_f32(uint8_t h) { return small_to_f32(h, 5, 2, true); }
+SHARED_INLINE uint16_t f32_to_f16(float x)
 {
     return (uint16_t)f32_to_small(x, 5, 10, 0x7bff, 0x7c00, 0x7e00);
 }
-static inline uint8_t f32_to_e4m3(float x)
+SHARED_INLINE uint8_t f32_to_e4m3(float x)
 {
     return (uint8_t)f32_to_small(x, 4, 3, 0x7e, 0x7e, 0x7f);
 }
-static inline uint8_t f32_to_e5m2(float x)
+SHARED_INLINE uint8_t f32_to_e5m2(float x)
 {
     return (uint8_t)f32_to_small(x, 5, 2, 0x7b, 0x7b, 0x7e);
 }
 
 /* One number of any stored type, scales not applied. */
-static inline float load_f32(const void *base, folio_dtype dtype, int64_t index)
+SHARED_INLINE float load_f32(const void *base, folio_dtype dtype, int64_t index)
 {
     switch (dtype) {
     case FOLIO_F32: return ((const float *)base)[index];
@@ -110,7 +112,7 @@ static inline float load_f32(const void *base, folio_dtype dtype, int64_t index)
 }
 
 /* x is already divided by its scale; int8 saturates at 127 and takes NaN as 0 (its scale is NaN). */
-static inline void store_f32(void *base, folio_dtype dtype, int64_t index, float x)
+SHARED_INLINE void store_f32(void *base, folio_dtype dtype, int64_t index, float x)
 {
     switch (dtype) {
     case FOLIO_F32: ((float *)base)[index] = x; break;
@@ -128,14 +130,14 @@ static inline void store_f32(void *base, folio_dtype dtype, int64_t index, float
     }
 }
 
-static inline bool dtype_is_query(folio_dtype d)
+SHARED_INLINE bool dtype_is_query(folio_dtype d)
 {
     return d == FOLIO_F32 || d == FOLIO_F16 || d == FOLIO_BF16;
 }
 
-static inline bool dtype_is_kv(folio_dtype d) { return d >= FOLIO_F32 && d <= FOLIO_INT8; }
+SHARED_INLINE bool dtype_is_kv(folio_dtype d) { return d >= FOLIO_F32 && d <= FOLIO_INT8; }
 
-static inline bool dtype_is_fp8(folio_dtype d)
+SHARED_INLINE bool dtype_is_fp8(folio_dtype d)
 {
     return d == FOLIO_FP8_E4M3 || d == FOLIO_FP8_E5M2;
 }

@@ -1,6 +1,8 @@
 /* plan.c: plans created for limits, then updated with a batch every step without allocating. */
 #include "plan/plan.h"
 
+#include "tensor.h"
+
 #include <string.h>
 
 #define KNOWN_FLAGS (FOLIO_PLAN_GRAPH | FOLIO_PLAN_NO_WORKSPACE)
@@ -71,6 +73,9 @@ static folio_status build(folio_plan *plan, const folio_plan_desc *d)
     TRY(ctx->backend->plan_create(&plan->shape, &plan->state, &plan->workspace_size));
     plan->has_state = true;
     if (d->flags & FOLIO_PLAN_NO_WORKSPACE) return FOLIO_OK;
+    if (ctx->backend->memory != NULL)
+        return ctx->backend->memory->alloc(ctx, FOLIO_MEMORY_DEVICE, plan->workspace_size,
+                                           "a plan's workspace", &plan->workspace);
     /* not zeroed: a worker's part comes from the memory node of the thread that first works in it */
     return folioi_alloc_untouched(a, (int64_t)plan->workspace_size, "a plan's workspace",
                                   &plan->workspace);
@@ -105,7 +110,9 @@ void folio_plan_destroy(folio_plan *plan)
     folio_context *ctx = plan->shape.ctx;
     folio_allocator a = ctx->allocator;
     folio_batch_destroy(plan->batch);
-    folioi_free(&a, plan->workspace, (int64_t)plan->workspace_size);
+    if (ctx->backend->memory != NULL)
+        ctx->backend->memory->free(ctx, FOLIO_MEMORY_DEVICE, plan->workspace);
+    else folioi_free(&a, plan->workspace, (int64_t)plan->workspace_size);
     if (plan->has_state) ctx->backend->plan_destroy(&plan->shape, plan->state);
     folioi_slotset_free(&a, &plan->slots);
     folioi_free(&a, plan->shape.attentions, plan->shape_bytes);
@@ -128,8 +135,15 @@ static folioi_plan_facts find_facts(const folio_batch *batch, folio_attention_ty
 
 folio_status folio_plan_update(folio_plan *plan, folio_batch *batch)
 {
+    return folio_plan_update_on(plan, batch, NULL);
+}
+
+folio_status folio_plan_update_on(folio_plan *plan, folio_batch *batch, const folio_run *run)
+{
     REQUIRE(plan != NULL, "folio_plan_update: plan is NULL");
     REQUIRE(batch != NULL, "folio_plan_update: batch is NULL");
+    folio_run r;
+    TRY(folioi_run_in(plan->shape.ctx, run, &r));
     TRY(folioi_plan_check(plan, batch));
     if (plan->batch != batch) {
         folioi_batch_retain(batch);
@@ -141,8 +155,7 @@ folio_status folio_plan_update(folio_plan *plan, folio_batch *batch)
     for (int32_t i = 0; i < plan->shape.desc.num_attentions; i++) types |= plan->shape.types[i];
     for (int t = 0; t < FOLIO_NUM_ATTENTION_TYPES; t++)
         if (types & FOLIO_TYPE_BIT(t)) plan->facts[t] = find_facts(batch, (folio_attention_type)t);
-    plan->shape.ctx->backend->plan_update(plan->state, batch);
-    return FOLIO_OK;
+    return plan->shape.ctx->backend->plan_update(plan->state, batch, r.stream);
 }
 
 folio_status folio_plan_workspace_size(const folio_plan *plan, size_t *bytes)

@@ -108,22 +108,25 @@ static void attend_row(const keys *s, int64_t seq, int64_t i, int32_t h, double 
     lse_store(t, row, h, (float)(largest + log(sum)));
 }
 
-static void write(const folio_context *ctx, const folioi_kv_layer *layer,
-                  const folioi_kv_tensors *t, const int64_t *slots, int64_t num_slots)
+static folio_status write(const folio_context *ctx, const folioi_kv_layer *layer,
+                          const folioi_kv_tensors *t, const int64_t *slots, int64_t num_slots,
+                          void *stream)
 {
     (void)ctx;
+    (void)stream;
     folioi_kv_share all = {0, num_slots, 0, layer->format->desc.num_kv_heads};
     folioi_kv_write_rows(layer, t, slots, &all);
+    return FOLIO_OK;
 }
 
-static void forward(const folioi_call *call)
+static folio_status forward(const folioi_call *call)
 {
     const folio_attention_desc *a = call->attention;
     const folio_tensors *t = &call->tensors;
     if (call->slots != NULL)
         write(call->shape->ctx, &call->layer,
               &(folioi_kv_tensors){t->k, t->v, t->k_scale, t->v_scale}, call->slots,
-              call->num_slots);
+              call->num_slots, NULL);
     for (int64_t seq = 0; seq < call->batch->num_seqs; seq++) {
         keys s = {call, folioi_batch_rows(call->batch, seq, call->type), 0};
         for (int64_t i = 0; i < s.rows.query_len; i++) {
@@ -134,6 +137,7 @@ static void forward(const folioi_call *call)
         }
     }
     rows_store_padding(call);
+    return FOLIO_OK;
 }
 
 static folio_status plan_create(const folioi_plan_shape *shape, void **state,
@@ -150,10 +154,12 @@ static void plan_destroy(const folioi_plan_shape *shape, void *state)
     (void)state;
 }
 
-static void plan_update(void *state, const folio_batch *batch)
+static folio_status plan_update(void *state, const folio_batch *batch, void *stream)
 {
     (void)state;
     (void)batch;
+    (void)stream;
+    return FOLIO_OK;
 }
 
 static void plan_describe(const void *state, int32_t attention, folio_attention_type type,

@@ -2,6 +2,7 @@
  * vllm06_ops.c: the plain operators over raw pointers in the x-packed layout. v1 is one forward; v2 runs
  * each partition of the keys on its own, with its lse, and merges them.
  */
+#include "backend.h"
 #include "tensor.h"
 #include "vllm06/vllm06.h"
 
@@ -12,6 +13,8 @@ static folio_status wrap(folio_context *ctx, const folio_vllm06_ops_cache *c, fo
 {
     *out = NULL;
     REQUIRE(ctx != NULL, "ctx is NULL");
+    if (ctx->backend->memory != NULL)
+        FAIL(FOLIO_ERR_UNSUPPORTED, "vLLM 0.6's operators do not run on a device in this version");
     REQUIRE(c != NULL, "cache is NULL");
     int32_t elem = (int32_t)folio_dtype_size(c->dtype);
     REQUIRE(c->x == 1 || (elem > 0 && c->x == 16 / elem), "cache: x is %d, neither 1 nor 16 / %d",

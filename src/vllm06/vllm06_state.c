@@ -1,6 +1,8 @@
 /* vllm06_state.c: the state: a context and the plans that layers of one kind share; and layers. */
 #include "vllm06/vllm06.h"
 
+#include "backend.h"
+
 #include <math.h>
 #include <string.h>
 
@@ -15,6 +17,10 @@ folio_status folio_vllm06_state_create(const char *compute, const folio_context_
     d.backend = compute;
     folio_context *ctx;
     TRY(folio_context_create(&d, &ctx));
+    if (ctx->backend->memory != NULL) {
+        folio_context_destroy(ctx);
+        FAIL(FOLIO_ERR_UNSUPPORTED, "vLLM 0.6's layer does not run on a device in this version");
+    }
     void *memory;
     folio_status status =
         folioi_alloc(&ctx->allocator, sizeof(folio_vllm06_state), "a state", &memory);

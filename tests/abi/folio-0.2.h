@@ -190,7 +190,8 @@ typedef struct folio_executor {
 
 typedef struct folio_context_desc {
     size_t struct_size;
-    const char *backend;       /* "auto" (or NULL): the best available; or a name of the registry  */
+    const char *backend;       /* "auto" (or NULL): the best in host memory; or a name of the      */
+                               /* registry: "cuda" takes tensors and caches in device memory       */
     int32_t device;            /* number of the device; 0 for host backends                        */
     int32_t num_threads;       /* built-in pool: 1..256; 0: one per processor the process may use  */
     const char *level;         /* highest instruction-set level by name; NULL: the best there is,  */
@@ -221,6 +222,19 @@ FOLIO_API void folio_context_destroy(folio_context *ctx);
 
 /** Which backend, level, device and how many threads a context has. Strings live as long as it. */
 FOLIO_API folio_status folio_context_describe(const folio_context *ctx, folio_context_info *info);
+
+/** Where memory for a context's calls lies. On host backends both kinds are plain host memory. */
+typedef enum folio_memory_kind {
+    FOLIO_MEMORY_DEVICE = 0, /* the device's own: what kernels read fastest                       */
+    FOLIO_MEMORY_HOST = 1    /* the host's, reached by the device too: for copies and for swapping */
+} folio_memory_kind;
+
+/** Memory for tensors, caches and workspaces of this context, aligned to 64 bytes. Since 0.2. */
+FOLIO_API folio_status folio_memory_create(folio_context *ctx, folio_memory_kind kind, size_t bytes,
+                                           void **out);
+/** kind and bytes as it was created with. NULL: nothing happens. */
+FOLIO_API void folio_memory_destroy(folio_context *ctx, folio_memory_kind kind, void *memory,
+                                    size_t bytes);
 
 /* ---------------------------------------------------------------------------------------------- */
 /* Attention: one layer geometry                                                                   */
@@ -430,6 +444,15 @@ typedef struct folio_tensors {
     float v_scale;
     uint32_t flags;
 } folio_tensors;
+
+/** Bytes from anywhere to anywhere, after what run's stream was given before. Since 0.2. */
+FOLIO_API folio_status folio_memory_copy(folio_context *ctx, void *to, const void *from,
+                                         size_t bytes, const folio_run *run);
+/** Every byte becomes `value`. Since 0.2. */
+FOLIO_API folio_status folio_memory_fill(folio_context *ctx, void *to, int value, size_t bytes,
+                                         const folio_run *run);
+/** Until all that run's stream was given is done; an error of it is told. Since 0.2. */
+FOLIO_API folio_status folio_run_wait(folio_context *ctx, const folio_run *run);
 
 /* ---------------------------------------------------------------------------------------------- */
 /* Moving K and V                                                                                  */
@@ -702,6 +725,13 @@ FOLIO_API void folio_plan_destroy(folio_plan *plan);
  * unchanged.
  */
 FOLIO_API folio_status folio_plan_update(folio_plan *plan, folio_batch *batch);
+
+/**
+ * The same on run's stream: what the device needs of the batch is copied there, and forwards and
+ * captured graphs on the same stream see it. run NULL: as folio_plan_update. Since 0.2.
+ */
+FOLIO_API folio_status folio_plan_update_on(folio_plan *plan, folio_batch *batch,
+                                            const folio_run *run);
 
 /** Bytes of workspace any step within the plan's limits needs. Fixed when the plan is created. */
 FOLIO_API folio_status folio_plan_workspace_size(const folio_plan *plan, size_t *bytes);

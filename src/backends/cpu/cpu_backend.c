@@ -73,8 +73,9 @@ static void plan_destroy(const folioi_plan_shape *shape, void *state)
     folioi_free(&shape->ctx->allocator, plan, plan->bytes);
 }
 
-static void plan_update(void *state, const folio_batch *batch)
+static folio_status plan_update(void *state, const folio_batch *batch, void *stream)
 {
+    (void)stream;
     cpu_plan *plan = state;
     for (int32_t i = 0; i < plan->shape.desc.num_attentions; i++)
         for (int t = 0; t < FOLIO_NUM_ATTENTION_TYPES; t++)
@@ -82,6 +83,7 @@ static void plan_update(void *state, const folio_batch *batch)
                 folioi_schedule_fill(&plan->schedules[i * FOLIO_NUM_ATTENTION_TYPES + t],
                                      &plan->shape.attentions[i]->desc, batch,
                                      (folio_attention_type)t);
+    return FOLIO_OK;
 }
 
 static void plan_describe(const void *state, int32_t attention, folio_attention_type type,
@@ -98,16 +100,17 @@ static void plan_describe(const void *state, int32_t attention, folio_attention_
     info->split_len = FOLIOI_SPLIT_LEN;
 }
 
-static void forward(const folioi_call *call)
+static folio_status forward(const folioi_call *call)
 {
     const cpu_plan *plan = call->plan_state;
     const folio_tensors *t = &call->tensors;
     if (call->slots != NULL)
         folioi_cpu_write(call->shape->ctx, &call->layer,
                          &(folioi_kv_tensors){t->k, t->v, t->k_scale, t->v_scale}, call->slots,
-                         call->num_slots);
+                         call->num_slots, NULL);
     int64_t index = (int64_t)call->attention_index * FOLIO_NUM_ATTENTION_TYPES + (int)call->type;
     folioi_cpu_attend(call, &plan->schedules[index]);
+    return FOLIO_OK;
 }
 
 static const char *unavailable(void) { return NULL; }

@@ -367,9 +367,11 @@ static void write_worker(void *arg, int64_t worker)
     }
 }
 
-void folioi_cpu_write(const folio_context *ctx, const folioi_kv_layer *layer,
-                      const folioi_kv_tensors *t, const int64_t *slots, int64_t num_slots)
+folio_status folioi_cpu_write(const folio_context *ctx, const folioi_kv_layer *layer,
+                              const folioi_kv_tensors *t, const int64_t *slots, int64_t num_slots,
+                              void *stream)
 {
+    (void)stream;
     const folio_kv_cache_desc *d = &layer->format->desc;
     int64_t rows = ceil_div(num_slots, WRITE_ROWS), heads = d->num_kv_heads;
     int64_t bytes = num_slots * heads * ((int64_t)d->k_head_size + d->v_head_size) *
@@ -387,4 +389,5 @@ void folioi_cpu_write(const folio_context *ctx, const folioi_kv_layer *layer,
                    .head_steps = (int32_t)ceil_div(heads, step)};
     atomic_init(&j.next, 0);
     context_parallel(ctx, min_i64(rows * j.head_steps, workers), write_worker, &j);
+    return FOLIO_OK;
 }

@@ -18,8 +18,9 @@ typedef struct folioi_cpu_memory {
 folioi_cpu_memory folioi_cpu_memory_of(const folioi_schedule_limits *limits,
                                        const folio_attention_desc *a, char *base);
 
-void folioi_cpu_write(const folio_context *ctx, const folioi_kv_layer *layer,
-                      const folioi_kv_tensors *t, const int64_t *slots, int64_t num_slots);
+folio_status folioi_cpu_write(const folio_context *ctx, const folioi_kv_layer *layer,
+                              const folioi_kv_tensors *t, const int64_t *slots, int64_t num_slots,
+                              void *stream);
 
 void folioi_cpu_attend(const folioi_call *call, const folioi_schedule *schedule);
 

@@ -1,0 +1,38 @@
+#!/bin/sh
+# usage: test-gpu.sh [report file]
+# All tests that need a GPU, on a machine that has one: every feature of the cuda backend against the reference, the
+# device's own tests, and both under compute-sanitizer where that is installed. Writes a report. FOLIO_BUILD names the
+# build directory (build-cuda), which may have been built elsewhere.
+set -u
+cd "$(dirname "$0")/.."
+build=${FOLIO_BUILD:-build-cuda}
+report=${1:-gpu-report.txt}
+failed=0
+FOLIO_CUDA_LIBRARY=$build/libfolio_cuda.so
+export FOLIO_CUDA_LIBRARY
+: > "$report"
+
+stage() { # <name> <command...>
+    name=$1
+    shift
+    printf '\n== %s\n$ %s\n' "$name" "$*" | tee -a "$report"
+    begin=$(date +%s)
+    if "$@" > "$report.part" 2>&1; then verdict=passed; else verdict=FAILED && failed=$((failed + 1)); fi
+    tail -n 60 "$report.part" >> "$report"
+    tail -n 3 "$report.part"
+    printf '%s: %s, %d s\n' "$name" $verdict $(($(date +%s) - begin)) | tee -a "$report"
+    rm -f "$report.part"
+}
+
+nvidia-smi --query-gpu=name,driver_version,clocks.sm,clocks.mem,memory.total --format=csv | tee -a "$report"
+stage "what there is" "$build/folio" info
+stage "every feature" "$build/folio" check --backend cuda ${FULL:+--full}
+stage "the device's own" "$build/folio_cuda_tests"
+if command -v compute-sanitizer > /dev/null; then
+    for tool in memcheck racecheck initcheck synccheck; do
+        stage "$tool" compute-sanitizer --tool $tool --error-exitcode 9 "$build/folio" check --backend cuda --filter mixed_batch
+    done
+    stage "memcheck of the device's own" compute-sanitizer --tool memcheck --report-api-errors no --error-exitcode 9 "$build/folio_cuda_tests"
+fi
+printf '\n%s: %d stages failed; report in %s\n' "$([ $failed -eq 0 ] && echo PASSED || echo FAILED)" $failed "$report" | tee -a "$report"
+[ $failed -eq 0 ]

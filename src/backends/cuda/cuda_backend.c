@@ -1,0 +1,206 @@
+/* cuda_backend.c: the CUDA backend's entry: its devices, their memory, and the table the core calls. */
+#include "backends/cuda/cuda_backend.h"
+
+#include <stdio.h>
+#include <string.h>
+
+const folioi_cuda_core *folioi_core;
+
+folio_status folioi_cuda_status(cudaError_t error, const char *what)
+{
+    if (error == cudaSuccess) return FOLIO_OK;
+    (void)cudaGetLastError(); /* an error that does not stick is told once */
+    folio_status status = error == cudaErrorMemoryAllocation ? FOLIO_ERR_MEMORY : FOLIO_ERR_DEVICE;
+    return folioi_core->fail(status, "%s: %s", what, cudaGetErrorString(error));
+}
+
+folio_status folioi_cuda_enter(const folio_context *ctx, int *before)
+{
+    int number = device_of(ctx)->number;
+    TRY_CUDA(cudaGetDevice(before), "the current device");
+    if (*before != number) TRY_CUDA(cudaSetDevice(number), "choosing the context's device");
+    return FOLIO_OK;
+}
+
+void folioi_cuda_leave(const folio_context *ctx, int before)
+{
+    if (before != device_of(ctx)->number) (void)cudaSetDevice(before);
+}
+
+folio_status folioi_cuda_upload(const void *from, size_t bytes, cudaStream_t stream, void **out)
+{
+    TRY_CUDA(cudaMallocAsync(out, bytes, stream), "memory for a call's arguments");
+    folio_status status =
+        folioi_cuda_status(cudaMemcpyAsync(*out, from, bytes, cudaMemcpyHostToDevice, stream),
+                           "copying a call's arguments");
+    if (status != FOLIO_OK) (void)cudaFreeAsync(*out, stream);
+    return status;
+}
+
+/* ------------------------------------------------------------------------------------------ devices */
+
+static char why[256];
+
+static const char *unavailable(void)
+{
+    int count = 0;
+    cudaError_t error = cudaGetDeviceCount(&count);
+    if (error == cudaSuccess && count > 0) return NULL;
+    (void)cudaGetLastError();
+    snprintf(why, sizeof why, "no CUDA device: %s",
+             error != cudaSuccess ? cudaGetErrorString(error) : "none is there");
+    return why;
+}
+
+static const char *default_device(void)
+{
+    static struct cudaDeviceProp properties;
+    return cudaGetDeviceProperties(&properties, 0) == cudaSuccess ? properties.name : "";
+}
+
+static folio_status open_device(folio_context *ctx, int32_t number)
+{
+    int count = 0, before;
+    TRY_CUDA(cudaGetDeviceCount(&count), "counting CUDA devices");
+    if (number >= count)
+        return folioi_core->fail(FOLIO_ERR_ARGUMENT,
+                                 "context: device %d is not there; there are %d", number, count);
+    void *memory;
+    TRY(folioi_core->alloc(&ctx->allocator, sizeof(folioi_cuda_device), "a device", &memory));
+    folioi_cuda_device *d = memory;
+    struct cudaDeviceProp p;
+    d->number = number;
+    ctx->device_state = d;
+    folio_status status = folioi_cuda_status(cudaGetDeviceProperties(&p, number),
+                                             "asking for the device's properties");
+    if (status == FOLIO_OK) status = folioi_cuda_enter(ctx, &before); /* the driver starts here */
+    if (status != FOLIO_OK) {
+        folioi_core->free(&ctx->allocator, d, sizeof *d);
+        ctx->device_state = NULL;
+        return status;
+    }
+    d->num_sms = p.multiProcessorCount;
+    snprintf(d->name, sizeof d->name, "%s", p.name);
+    ctx->device = d->name;
+    folioi_cuda_leave(ctx, before);
+    return FOLIO_OK;
+}
+
+static void close_device(folio_context *ctx)
+{
+    folioi_core->free(&ctx->allocator, ctx->device_state, sizeof(folioi_cuda_device));
+}
+
+/* ------------------------------------------------------------------------------------------- memory */
+
+static folio_status alloc_memory(const folio_context *ctx, folio_memory_kind kind, size_t bytes,
+                                 const char *what, void **out)
+{
+    int before;
+    *out = NULL;
+    TRY(folioi_cuda_enter(ctx, &before));
+    if (bytes == 0) bytes = 1;
+    cudaError_t error = kind == FOLIO_MEMORY_HOST ? cudaHostAlloc(out, bytes, cudaHostAllocPortable)
+                                                  : cudaMalloc(out, bytes);
+    folioi_cuda_leave(ctx, before);
+    if (error != cudaErrorMemoryAllocation) return folioi_cuda_status(error, what);
+    (void)cudaGetLastError();
+    return folioi_core->fail(FOLIO_ERR_MEMORY, "%s: %zu bytes are not there on %s", what, bytes,
+                             kind == FOLIO_MEMORY_HOST ? "the host" : ctx->device);
+}
+
+static void free_memory(const folio_context *ctx, folio_memory_kind kind, void *memory)
+{
+    int before;
+    if (memory == NULL || folioi_cuda_enter(ctx, &before) != FOLIO_OK) return;
+    (void)(kind == FOLIO_MEMORY_HOST ? cudaFreeHost(memory) : cudaFree(memory));
+    (void)cudaGetLastError();
+    folioi_cuda_leave(ctx, before);
+}
+
+static folio_status copy_memory(const folio_context *ctx, void *to, const void *from, size_t bytes,
+                                void *stream)
+{
+    int before;
+    TRY(folioi_cuda_enter(ctx, &before));
+    folio_status status =
+        folioi_cuda_status(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream), "copying");
+    folioi_cuda_leave(ctx, before);
+    return status;
+}
+
+static folio_status fill_memory(const folio_context *ctx, void *to, int value, size_t bytes,
+                                void *stream)
+{
+    int before;
+    TRY(folioi_cuda_enter(ctx, &before));
+    folio_status status =
+        folioi_cuda_status(cudaMemsetAsync(to, value, bytes, stream), "filling memory");
+    folioi_cuda_leave(ctx, before);
+    return status;
+}
+
+static folio_status wait(const folio_context *ctx, void *stream)
+{
+    int before;
+    TRY(folioi_cuda_enter(ctx, &before));
+    folio_status status = folioi_cuda_status(cudaStreamSynchronize(stream), "waiting for a stream");
+    folioi_cuda_leave(ctx, before);
+    return status;
+}
+
+/* -------------------------------------------------------------------------------------------- table */
+
+static const char *const levels[] = {"mma", NULL};
+
+static const void *kernels(const char *cap, const char **level)
+{
+    if (cap != NULL && strcmp(cap, levels[0]) != 0) return NULL;
+    *level = levels[0];
+    return levels;
+}
+
+static const folio_feature features[] = {
+#define X(name, summary, refusal) {#name, summary, sizeof(refusal) == 1, refusal},
+#include "features.def"
+#undef X
+};
+
+static const folioi_device memory = {
+    .open = open_device,
+    .close = close_device,
+    .alloc = alloc_memory,
+    .free = free_memory,
+    .copy = copy_memory,
+    .fill = fill_memory,
+    .wait = wait,
+    .gather = folioi_cuda_gather,
+    .move_blocks = folioi_cuda_move_pairs,
+    .merge = folioi_cuda_merge_parts,
+};
+
+static const folioi_backend backend = {
+    .name = "cuda",
+    .unavailable = unavailable,
+    .device = default_device,
+    .levels = levels,
+    .kernels = kernels,
+    .max_head_size = 512,
+    .one_thread = true,
+    .memory = &memory,
+    .features = features,
+    .plan_create = folioi_cuda_plan_create,
+    .plan_destroy = folioi_cuda_plan_destroy,
+    .plan_update = folioi_cuda_plan_update,
+    .plan_describe = folioi_cuda_plan_describe,
+    .write = folioi_cuda_write,
+    .forward = folioi_cuda_forward,
+};
+
+__attribute__((visibility("default"))) const folioi_backend *folioi_cuda_backend(
+    int interface, const folioi_cuda_core *core)
+{
+    if (interface != FOLIOI_CUDA_INTERFACE) return NULL;
+    folioi_core = core;
+    return &backend;
+}

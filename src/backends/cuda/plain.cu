@@ -1,0 +1,210 @@
+/*
+ * plain.cu: attention a row at a time: a warp for each (row, head), a lane for each key of 32, then for each dim. Every
+ * type, layout and option; f32 attention runs by it, and it judges the other kernels where nothing else can.
+ */
+#include "backends/cuda/cuda_attend.h"
+#include "core/dtype.h"
+#include "plan/range.h"
+
+#include <math.h>
+
+namespace {
+
+constexpr int WARP = 32, WARPS = 4, MAX_DIMS = 512, PER_LANE = MAX_DIMS / WARP;
+constexpr unsigned ALL = 0xffffffffu;
+constexpr float LOG2E = 1.44269504088896341f;
+
+/* One row under one head. */
+struct row {
+    const folioi_cuda_layer *l;
+    const folioi_cuda_step *step;
+    folioi_cuda_seq seq;
+    int32_t seq_index, head, kv_head;
+    int64_t query; /* among its sequence's */
+    int64_t own;   /* the key whose position is its own */
+};
+
+/* The sequence that a row of q belongs to; -1: padding. */
+__device__ int32_t find_seq(const folioi_cuda_step &s, int64_t row)
+{
+    int32_t low = 0,
+            high = s.counts->num_seqs; /* the last one that begins at or before it, and has rows */
+    if (row >= s.counts->num_rows) return -1;
+    while (high - low > 1) {
+        int32_t middle = low + (high - low) / 2;
+        if (s.seqs[middle].query_row <= row) low = middle;
+        else high = middle;
+    }
+    return low;
+}
+
+/* Where the numbers of key j begin, of K or V, and how to read them. */
+struct key_place {
+    const void *base;
+    folio_dtype dtype;
+    int64_t first;
+    float scale;
+    const folioi_address *at; /* NULL: neighbours */
+};
+
+__device__ key_place find_key(const row &r, bool v, int64_t j)
+{
+    const folioi_cuda_layer &l = *r.l;
+    if (!l.cached || (l.append && j >= r.seq.context_len)) {
+        const folioi_cuda_rows &t = v ? l.new_v : l.new_k;
+        int64_t at = (r.seq.new_row + j - r.seq.context_len) * t.token + r.kv_head * t.head;
+        return {t.data, l.dtype, at, 1.0f, nullptr};
+    }
+    const folioi_cuda_side &side = v ? l.v : l.k;
+    int64_t block = r.step->blocks[r.seq.table + j / l.block_size], token = j % l.block_size;
+    float scale = side.scales != nullptr
+                      ? side.scales[address_token(&side.scales_at, block, r.kv_head, token)]
+                      : side.scale;
+    return {side.base, l.kv_dtype, address_token(&side.at, block, r.kv_head, token), scale,
+            &side.at};
+}
+
+__device__ float number(const key_place &p, int32_t d)
+{
+    return load_f32(p.base, p.dtype, p.first + (p.at != nullptr ? address_dim(p.at, d) : d));
+}
+
+__device__ float bias_of(const row &r, int64_t j)
+{
+    const folio_bias &b = r.l->bias;
+    return load_f32(b.data, b.dtype,
+                    r.seq_index * b.strides[0] + r.head * b.strides[1] + r.query * b.strides[2] +
+                        j * b.strides[3]);
+}
+
+/* The score of key j; -inf: hidden. */
+__device__ float score(const row &r, const float *q, int64_t j)
+{
+    const folioi_cuda_layer &l = *r.l;
+    float bias = l.bias.data != nullptr ? bias_of(r, j) : 0.0f;
+    if (bias == -INFINITY) return bias;
+    key_place k = find_key(r, false, j);
+    float x = 0.0f;
+    for (int32_t d = 0; d < l.k_dims; d++) x = fmaf(q[d], number(k, d), x);
+    x *= k.scale;
+    x *= l.scale;
+    if (l.soft_cap > 0) x = l.soft_cap * tanhf(x / l.soft_cap);
+    if (l.slopes != nullptr) x -= l.slopes[r.head] * fabsf((float)(r.own - j));
+    return x + bias;
+}
+
+/* Of the difference of two scores. */
+__device__ float exp_of(float x) { return exp2f(x * LOG2E); }
+
+struct state {
+    float max, sum;
+    bool any; /* some key was seen */
+    float out[PER_LANE];
+};
+
+__device__ float warp_max(float x)
+{
+    for (int i = WARP / 2; i > 0; i /= 2) x = fmaxf(x, __shfl_xor_sync(ALL, x, i));
+    return x;
+}
+
+__device__ float warp_sum(float x)
+{
+    for (int i = WARP / 2; i > 0; i /= 2) x += __shfl_xor_sync(ALL, x, i);
+    return x;
+}
+
+/* Up to 32 keys from `first` on. */
+__device__ void attend_keys(const row &r, const float *q, int64_t first, int64_t end, state *s)
+{
+    int lane = threadIdx.x % WARP;
+    float x = first + lane < end ? score(r, q, first + lane) : -INFINITY;
+    unsigned seen = __ballot_sync(ALL, x != -INFINITY);
+    if (seen == 0) return;
+    s->any = true;
+    float max = fmaxf(s->max, warp_max(x)); /* NaN is no maximum */
+    float base = max == -INFINITY ? 0.0f : max;
+    float shrink = s->max == -INFINITY ? 0.0f : exp_of(s->max - base);
+    float p = x == -INFINITY ? 0.0f : exp_of(x - base);
+    s->sum = s->sum * shrink + warp_sum(p);
+    s->max = max;
+    for (int i = 0; i < PER_LANE; i++) s->out[i] *= shrink;
+    for (int k = 0; k < WARP; k++) {
+        float weight = __shfl_sync(ALL, p, k);
+        if (!(seen >> k & 1u)) continue; /* what is hidden may be NaN */
+        key_place v = find_key(r, true, first + k);
+        weight *= v.scale;
+        for (int i = 0; i < PER_LANE; i++) {
+            int32_t d = lane + i * WARP;
+            if (d < r.l->v_dims) s->out[i] = fmaf(weight, number(v, d), s->out[i]);
+        }
+    }
+}
+
+__device__ void store_lse(const folioi_cuda_layer &l, int64_t at, int32_t head, float lse)
+{
+    if (l.lse != nullptr && threadIdx.x % WARP == 0)
+        l.lse[at * l.lse_token + head * l.lse_head] = lse;
+}
+
+/* Sink, division, rounding, lse. A row that sees no key: zeros, and the sink or -inf. */
+__device__ void finish(const folioi_cuda_layer &l, int64_t at, int32_t head, const state &s)
+{
+    float sink = l.sinks != nullptr ? l.sinks[head] : -INFINITY, factor = 0.0f;
+    if (s.any) {
+        float max = s.max == -INFINITY ? 0.0f : s.max, sum = s.sum, shrink = 1.0f;
+        if (sink != -INFINITY) {
+            float with = fmaxf(sink, max);
+            shrink = exp_of(max - with);
+            sum = sum * shrink + exp_of(sink - with);
+            max = with;
+        }
+        factor = shrink / sum;
+        store_lse(l, at, head, (float)((double)max + log((double)sum)));
+    } else store_lse(l, at, head, sink);
+    int lane = threadIdx.x % WARP;
+    for (int i = 0; i < PER_LANE; i++) {
+        int32_t d = lane + i * WARP;
+        if (d < l.v_dims)
+            store_f32(l.out.data, l.dtype, at * l.out.token + head * l.out.head + d,
+                      s.any ? s.out[i] * factor : 0.0f);
+    }
+}
+
+__global__ void __launch_bounds__(WARP *WARPS) plain(const __grid_constant__ folioi_cuda_layer l,
+                                                     const __grid_constant__ folioi_cuda_step step)
+{
+    __shared__ float queries[WARPS][MAX_DIMS];
+    int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    int64_t unit = (int64_t)blockIdx.x * WARPS + warp, at = unit / l.num_heads;
+    if (at >= step.out_rows) return;
+    row r = {&l, &step};
+    r.head = (int32_t)(unit % l.num_heads);
+    r.kv_head = r.head / (l.num_heads / l.num_kv_heads);
+    r.seq_index = find_seq(step, at);
+    state s = {-INFINITY, 0.0f, false, {0}};
+    if (r.seq_index >= 0) {
+        r.seq = step.seqs[r.seq_index];
+        r.query = at - r.seq.query_row;
+        r.own = r.seq.first_query_pos + r.query - r.seq.first_key_pos;
+        float *q = queries[warp];
+        for (int32_t d = lane; d < l.k_dims; d += WARP)
+            q[d] = load_f32(l.q.data, l.dtype, at * l.q.token + r.head * l.q.head + d);
+        __syncwarp();
+        folioi_range seen =
+            range_around(r.own, r.seq.key_len, r.seq.causal != 0, l.window_left, l.window_right);
+        for (int64_t j = seen.begin; j < seen.end; j += WARP) attend_keys(r, q, j, seen.end, &s);
+    }
+    finish(l, at, r.head, s);
+}
+
+} // namespace
+
+cudaError_t folioi_cuda_plain(const folioi_cuda_layer *layer, const folioi_cuda_step *step,
+                              cudaStream_t stream)
+{
+    int64_t units = step->out_rows * layer->num_heads;
+    if (units == 0) return cudaSuccess;
+    plain<<<(unsigned)ceil_div(units, WARPS), WARP * WARPS, 0, stream>>>(*layer, *step);
+    return cudaGetLastError();
+}

@@ -1,0 +1,383 @@
+/*
+ * test_device.c: what only a device has: memory of its own, streams, captured graphs, failures that come late. What
+ * attention computes is `folio check --backend cuda`'s to judge.
+ */
+#include "test.h"
+
+#include <cuda_runtime_api.h>
+#include <folio/folio.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { HEADS = 4, KV_HEADS = 2, SIZE = 64, BLOCK = 16, BLOCKS = 64, MAX_SEQS = 6, MAX_ROWS = 48 };
+enum { ROW = HEADS * SIZE, KV_ROW = KV_HEADS * SIZE };
+
+#define CUDA_OK(call) CHECK_MSG((call) == cudaSuccess, "%s", #call)
+
+static folio_context *open_device(void)
+{
+    folio_context_desc desc = {.struct_size = sizeof desc, .backend = "cuda"};
+    folio_context *ctx = NULL;
+    CHECK_OK(folio_context_create(&desc, &ctx));
+    return ctx;
+}
+
+static uint16_t *numbers(int64_t count, uint32_t seed)
+{
+    uint16_t *x = malloc((size_t)count * sizeof *x);
+    for (int64_t i = 0; i < count; i++) {
+        seed = seed * 1664525u + 1013904223u;
+        x[i] = (uint16_t)(0x3e00u |
+                          (seed >> 16 & 0x81ffu)); /* bf16 from 0.125 to 0.5, of both signs */
+    }
+    return x;
+}
+
+/* Host numbers in memory of the device. */
+static void *upload(folio_context *ctx, const void *from, size_t bytes)
+{
+    void *to = NULL;
+    CHECK_OK(folio_memory_create(ctx, FOLIO_MEMORY_DEVICE, bytes, &to));
+    CHECK_OK(folio_memory_copy(ctx, to, from, bytes, NULL));
+    CHECK_OK(folio_run_wait(ctx, NULL));
+    return to;
+}
+
+static void *upload_numbers(folio_context *ctx, int64_t count, uint32_t seed)
+{
+    uint16_t *x = numbers(count, seed);
+    void *to = upload(ctx, x, (size_t)count * sizeof *x);
+    free(x);
+    return to;
+}
+
+static folio_kv_cache *open_cache(folio_context *ctx, folio_layout layout)
+{
+    folio_kv_cache_desc desc = {.struct_size = sizeof desc,
+                                .num_blocks = BLOCKS,
+                                .num_layers = 2,
+                                .block_size = BLOCK,
+                                .num_kv_heads = KV_HEADS,
+                                .k_head_size = SIZE,
+                                .dtype = FOLIO_BF16,
+                                .layout = layout};
+    folio_kv_cache *cache = NULL;
+    CHECK_OK(folio_kv_cache_create(ctx, &desc, &cache));
+    return cache;
+}
+
+/* Blocks of a layer as rows, on the host. */
+static void read_blocks(folio_context *ctx, folio_kv_cache *cache, int32_t layer,
+                        const int64_t *blocks, int64_t n, uint16_t *k, uint16_t *v)
+{
+    size_t bytes = (size_t)n * BLOCK * KV_ROW * sizeof *k;
+    void *on_device[2];
+    for (int i = 0; i < 2; i++)
+        CHECK_OK(folio_memory_create(ctx, FOLIO_MEMORY_DEVICE, bytes, &on_device[i]));
+    folio_kv_rows rows = {.struct_size = sizeof rows,
+                          .k = on_device[0],
+                          .v = on_device[1],
+                          .blocks = blocks,
+                          .num_blocks = n};
+    CHECK_OK(folio_kv_cache_unpack(cache, layer, &rows, NULL));
+    CHECK_OK(folio_memory_copy(ctx, k, on_device[0], bytes, NULL));
+    CHECK_OK(folio_memory_copy(ctx, v, on_device[1], bytes, NULL));
+    CHECK_OK(folio_run_wait(ctx, NULL));
+    for (int i = 0; i < 2; i++) folio_memory_destroy(ctx, FOLIO_MEMORY_DEVICE, on_device[i], bytes);
+}
+
+static void write_blocks(folio_context *ctx, folio_kv_cache *cache, int32_t layer, int64_t first,
+                         int64_t n, uint32_t seed)
+{
+    int64_t tokens = n * BLOCK;
+    int64_t *slots = malloc((size_t)tokens * sizeof *slots);
+    for (int64_t i = 0; i < tokens; i++) slots[i] = first * BLOCK + i;
+    size_t bytes = (size_t)(tokens * KV_ROW) * 2;
+    void *k = upload_numbers(ctx, tokens * KV_ROW, seed);
+    void *v = upload_numbers(ctx, tokens * KV_ROW, seed + 1);
+    folio_kv_write write = {.struct_size = sizeof write,
+                            .k = {k, FOLIO_BF16, tokens, 0, 0},
+                            .v = {v, FOLIO_BF16, tokens, 0, 0},
+                            .slots = slots};
+    CHECK_OK(folio_kv_cache_write(cache, layer, &write, NULL));
+    CHECK_OK(folio_run_wait(ctx, NULL));
+    folio_memory_destroy(ctx, FOLIO_MEMORY_DEVICE, k, bytes);
+    folio_memory_destroy(ctx, FOLIO_MEMORY_DEVICE, v, bytes);
+    free(slots);
+}
+
+TEST(device, memory_of_both_kinds)
+{
+    folio_context *ctx = open_device();
+    for (int kind = FOLIO_MEMORY_DEVICE; kind <= FOLIO_MEMORY_HOST; kind++) {
+        void *p = NULL;
+        unsigned char seen[300];
+        CHECK_OK(folio_memory_create(ctx, (folio_memory_kind)kind, sizeof seen, &p));
+        CHECK_OK(folio_memory_fill(ctx, p, 0x5a, sizeof seen, NULL));
+        CHECK_OK(folio_memory_copy(ctx, seen, p, sizeof seen, NULL));
+        CHECK_OK(folio_run_wait(ctx, NULL));
+        for (size_t i = 0; i < sizeof seen; i++) CHECK(seen[i] == 0x5a);
+        folio_memory_destroy(ctx, (folio_memory_kind)kind, p, sizeof seen);
+    }
+    folio_context_destroy(ctx);
+}
+
+TEST(device, no_memory_leaves_everything_usable)
+{
+    folio_context *ctx = open_device();
+    void *p = NULL;
+    CHECK_REFUSED(folio_memory_create(ctx, FOLIO_MEMORY_DEVICE, (size_t)1 << 50, &p),
+                  FOLIO_ERR_MEMORY, "bytes are not there");
+    CHECK(p == NULL);
+    folio_context_desc desc = {.struct_size = sizeof desc, .backend = "cuda", .device = 999};
+    folio_context *none = NULL;
+    CHECK_REFUSED(folio_context_create(&desc, &none), FOLIO_ERR_ARGUMENT,
+                  "device 999 is not there");
+    CHECK_OK(folio_memory_create(ctx, FOLIO_MEMORY_DEVICE, 64, &p));
+    CHECK_OK(folio_memory_fill(ctx, p, 1, 64, NULL));
+    CHECK_OK(folio_run_wait(ctx, NULL));
+    folio_memory_destroy(ctx, FOLIO_MEMORY_DEVICE, p, 64);
+    folio_context_destroy(ctx);
+}
+
+TEST(device, blocks_are_copied_and_swapped)
+{
+    static uint16_t want[2][3 * BLOCK * KV_ROW], got[2][3 * BLOCK * KV_ROW];
+    folio_context *ctx = open_device();
+    folio_kv_cache *cache = open_cache(ctx, FOLIO_LAYOUT_NATIVE);
+    folio_kv_cache *other = open_cache(ctx, FOLIO_LAYOUT_XPACKED);
+    const int64_t first[] = {3, 4, 5}, copies[] = {9, 8, 7};
+    const int64_t pairs[][2] = {{3, 9}, {4, 8}, {5, 7}}, back[][2] = {{9, 20}, {8, 21}, {7, 22}};
+    const int64_t returned[] = {20, 21, 22};
+    for (int32_t layer = 0; layer < 2; layer++)
+        write_blocks(ctx, cache, layer, 3, 3, 100u + (uint32_t)layer);
+    CHECK_OK(folio_kv_cache_copy_blocks(cache, pairs, 3, NULL));
+    CHECK_OK(folio_kv_cache_swap_blocks(cache, other, back, 3, NULL));
+    for (int32_t layer = 0; layer < 2; layer++) {
+        read_blocks(ctx, cache, layer, first, 3, want[0], want[1]);
+        read_blocks(ctx, cache, layer, copies, 3, got[0], got[1]);
+        CHECK(memcmp(want, got, sizeof want) == 0);
+        read_blocks(ctx, other, layer, returned, 3, got[0], got[1]);
+        CHECK(memcmp(want, got, sizeof want) == 0);
+    }
+    folio_kv_cache_destroy(cache);
+    folio_kv_cache_destroy(other);
+    folio_context_destroy(ctx);
+}
+
+/* Out to host memory that the device reaches, and in again elsewhere. */
+TEST(device, blocks_go_to_the_host_and_come_back)
+{
+    static uint16_t want[2][2 * BLOCK * KV_ROW], got[2][2 * BLOCK * KV_ROW];
+    folio_context *ctx = open_device();
+    folio_kv_cache *cache = open_cache(ctx, FOLIO_LAYOUT_NATIVE), *host = NULL;
+    folio_kv_cache_desc desc = {.struct_size = sizeof desc,
+                                .num_blocks = 8,
+                                .num_layers = 2,
+                                .block_size = BLOCK,
+                                .num_kv_heads = KV_HEADS,
+                                .k_head_size = SIZE,
+                                .dtype = FOLIO_BF16,
+                                .layout = FOLIO_LAYOUT_HND};
+    folio_kv_shape shape = {.struct_size = sizeof shape};
+    CHECK_OK(folio_kv_cache_shape("cuda", &desc, &shape));
+    void *layers[2];
+    size_t bytes = (size_t)shape.layer_bytes;
+    for (int i = 0; i < 2; i++)
+        CHECK_OK(folio_memory_create(ctx, FOLIO_MEMORY_HOST, bytes, &layers[i]));
+    folio_kv_memory memory = {.struct_size = sizeof memory, .k = layers, .k_bytes = bytes};
+    CHECK_OK(folio_kv_cache_wrap(ctx, &desc, &memory, &host));
+    const int64_t out[][2] = {{11, 5}, {12, 2}}, in[][2] = {{5, 30}, {2, 31}};
+    const int64_t from[] = {11, 12}, to[] = {30, 31};
+    for (int32_t layer = 0; layer < 2; layer++)
+        write_blocks(ctx, cache, layer, 11, 2, 7u + (uint32_t)layer);
+    CHECK_OK(folio_kv_cache_swap_blocks(cache, host, out, 2, NULL));
+    CHECK_OK(folio_kv_cache_swap_blocks(host, cache, in, 2, NULL));
+    for (int32_t layer = 0; layer < 2; layer++) {
+        read_blocks(ctx, cache, layer, from, 2, want[0], want[1]);
+        read_blocks(ctx, cache, layer, to, 2, got[0], got[1]);
+        CHECK(memcmp(want, got, sizeof want) == 0);
+    }
+    folio_kv_cache_destroy(host);
+    folio_kv_cache_destroy(cache);
+    for (int i = 0; i < 2; i++) folio_memory_destroy(ctx, FOLIO_MEMORY_HOST, layers[i], bytes);
+    folio_context_destroy(ctx);
+}
+
+/* ---- Steps: a batch drawn from a seed, run with or without a graph */
+
+typedef struct {
+    folio_context *ctx;
+    folio_attention *attention;
+    folio_kv_cache *cache;
+    folio_batch *batch;
+    folio_plan *plan;
+    void *q, *k, *v, *out;
+    float *lse;
+    folio_run run;
+} engine;
+
+static void open_engine(engine *e, uint32_t flags, cudaStream_t stream)
+{
+    memset(e, 0, sizeof *e);
+    e->ctx = open_device();
+    e->run = (folio_run){.struct_size = sizeof e->run, .stream = stream};
+    folio_attention_desc a = {.struct_size = sizeof a,
+                              .num_heads = HEADS,
+                              .num_kv_heads = KV_HEADS,
+                              .k_head_size = SIZE,
+                              .dtype = FOLIO_BF16};
+    CHECK_OK(folio_attention_create(e->ctx, &a, &e->attention));
+    e->cache = open_cache(e->ctx, FOLIO_LAYOUT_NATIVE);
+    for (int32_t layer = 0; layer < 2; layer++) write_blocks(e->ctx, e->cache, layer, 0, BLOCKS, 5);
+    folio_batch_desc b = {.struct_size = sizeof b, .block_size = BLOCK};
+    CHECK_OK(folio_batch_create(e->ctx, &b, &e->batch));
+    const folio_attention *list[] = {e->attention};
+    folio_plan_desc p = {.struct_size = sizeof p,
+                         .attentions = list,
+                         .num_attentions = 1,
+                         .block_size = BLOCK,
+                         .num_blocks = BLOCKS,
+                         .max_seqs = MAX_SEQS,
+                         .max_query_tokens = MAX_ROWS,
+                         .max_seq_len = 10 * BLOCK,
+                         .flags = flags};
+    CHECK_OK(folio_plan_create(e->ctx, &p, &e->plan));
+    e->q = upload_numbers(e->ctx, MAX_ROWS * ROW, 31);
+    e->k = upload_numbers(e->ctx, MAX_ROWS * KV_ROW, 32);
+    e->v = upload_numbers(e->ctx, MAX_ROWS * KV_ROW, 33);
+    CHECK_OK(folio_memory_create(e->ctx, FOLIO_MEMORY_DEVICE, MAX_ROWS * ROW * 2, &e->out));
+    CHECK_OK(
+        folio_memory_create(e->ctx, FOLIO_MEMORY_DEVICE, MAX_ROWS * HEADS * 4, (void **)&e->lse));
+}
+
+static void close_engine(engine *e)
+{
+    folio_memory_destroy(e->ctx, FOLIO_MEMORY_DEVICE, e->q, MAX_ROWS * ROW * 2);
+    folio_memory_destroy(e->ctx, FOLIO_MEMORY_DEVICE, e->k, MAX_ROWS * KV_ROW * 2);
+    folio_memory_destroy(e->ctx, FOLIO_MEMORY_DEVICE, e->v, MAX_ROWS * KV_ROW * 2);
+    folio_memory_destroy(e->ctx, FOLIO_MEMORY_DEVICE, e->out, MAX_ROWS * ROW * 2);
+    folio_memory_destroy(e->ctx, FOLIO_MEMORY_DEVICE, e->lse, MAX_ROWS * HEADS * 4);
+    folio_plan_destroy(e->plan);
+    folio_batch_destroy(e->batch);
+    folio_kv_cache_destroy(e->cache);
+    folio_attention_destroy(e->attention);
+    folio_context_destroy(e->ctx);
+}
+
+/* Sequences, lengths and tables of step `number`; no two share a block that is written. */
+static int64_t make_step(engine *e, int number)
+{
+    folio_batch_clear(e->batch);
+    int32_t next = (number * 7) % BLOCKS;
+    int64_t rows = 0;
+    for (int i = 0; i < MAX_SEQS - number % 3; i++) {
+        int32_t table[10];
+        int32_t query = 1 + (i + number) % 3 * 2, len = query + (number * 13 + i * 29) % 90;
+        int32_t blocks = (len + BLOCK - 1) / BLOCK;
+        for (int32_t b = 0; b < blocks; b++) table[b] = (next++ * 5) % BLOCKS;
+        folio_batch_seq seq = {.struct_size = sizeof seq,
+                               .query_len = query,
+                               .seq_len = len,
+                               .block_table = table,
+                               .num_blocks = blocks};
+        CHECK_OK(folio_batch_add(e->batch, &seq));
+        rows += query;
+    }
+    CHECK_OK(folio_plan_update_on(e->plan, e->batch, &e->run));
+    return rows;
+}
+
+static void forward(engine *e, int64_t rows)
+{
+    folio_tensors t = {.struct_size = sizeof t,
+                       .q = {e->q, 0, rows, 0, 0},
+                       .k = {e->k, 0, rows, 0, 0},
+                       .v = {e->v, 0, rows, 0, 0},
+                       .out = {e->out, 0, rows, 0, 0},
+                       .lse = e->lse};
+    for (int32_t layer = 0; layer < 2; layer++)
+        CHECK_OK(folio_attention_forward(e->plan, 0, FOLIO_DECODER, e->cache, layer, &t, &e->run));
+}
+
+static void read_out(engine *e, uint16_t *out, float *lse)
+{
+    CHECK_OK(folio_memory_copy(e->ctx, out, e->out, MAX_ROWS * ROW * 2, &e->run));
+    CHECK_OK(folio_memory_copy(e->ctx, lse, e->lse, MAX_ROWS * HEADS * 4, &e->run));
+    CHECK_OK(folio_run_wait(e->ctx, &e->run));
+}
+
+/* One graph, replayed with other lengths, tables and fewer sequences, gives what calls one by one give. */
+TEST(device, a_captured_graph_follows_the_plan)
+{
+    static uint16_t want[MAX_ROWS * ROW], got[MAX_ROWS * ROW];
+    static float want_lse[MAX_ROWS * HEADS], got_lse[MAX_ROWS * HEADS];
+    engine plain, captured;
+    cudaStream_t stream;
+    cudaGraph_t graph;
+    cudaGraphExec_t replay;
+    CUDA_OK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    open_engine(&plain, 0, NULL);
+    open_engine(&captured, FOLIO_PLAN_GRAPH, stream);
+    make_step(&captured, 0);
+    CUDA_OK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    forward(&captured, MAX_ROWS);
+    CUDA_OK(cudaStreamEndCapture(stream, &graph));
+    CUDA_OK(cudaGraphInstantiate(&replay, graph, 0));
+    for (int number = 0; number < 12; number++) {
+        int64_t rows = make_step(&plain, number);
+        CHECK(make_step(&captured, number) == rows);
+        forward(&plain, rows);
+        CUDA_OK(cudaGraphLaunch(replay, stream));
+        read_out(&plain, want, want_lse);
+        read_out(&captured, got, got_lse);
+        CHECK(memcmp(want, got, (size_t)rows * ROW * 2) == 0);
+        CHECK(memcmp(want_lse, got_lse, (size_t)rows * HEADS * 4) == 0);
+        for (int64_t i = rows * ROW; i < MAX_ROWS * ROW; i++) CHECK(got[i] == 0);
+    }
+    CUDA_OK(cudaGraphExecDestroy(replay));
+    CUDA_OK(cudaGraphDestroy(graph));
+    close_engine(&plain);
+    close_engine(&captured);
+    CUDA_OK(cudaStreamDestroy(stream));
+}
+
+typedef struct {
+    uint16_t out[4][MAX_ROWS * ROW];
+    float lse[4][MAX_ROWS * HEADS];
+} answers;
+
+static void *run_steps(void *arg)
+{
+    answers *a = arg;
+    engine e;
+    cudaStream_t stream;
+    CUDA_OK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    open_engine(&e, 0, stream);
+    for (int number = 0; number < 4; number++) {
+        int64_t rows = make_step(&e, number);
+        forward(&e, rows);
+        read_out(&e, a->out[number], a->lse[number]);
+        memset(a->out[number] + rows * ROW, 0, (size_t)(MAX_ROWS - rows) * ROW * 2);
+        memset(a->lse[number] + rows * HEADS, 0, (size_t)(MAX_ROWS - rows) * HEADS * 4);
+    }
+    close_engine(&e);
+    CUDA_OK(cudaStreamDestroy(stream));
+    return NULL;
+}
+
+TEST(device, several_threads_with_streams_of_their_own)
+{
+    enum { THREADS = 4 };
+    answers *a = calloc(THREADS + 1, sizeof *a);
+    pthread_t threads[THREADS];
+    run_steps(&a[THREADS]);
+    for (int i = 0; i < THREADS; i++)
+        CHECK(pthread_create(&threads[i], NULL, run_steps, &a[i]) == 0);
+    for (int i = 0; i < THREADS; i++) {
+        pthread_join(threads[i], NULL);
+        CHECK(memcmp(&a[i], &a[THREADS], sizeof *a) == 0);
+    }
+    free(a);
+}
