@@ -121,6 +121,15 @@ check "rows of the feature table have equal columns" \
     test "$(sed 's/\\|//g' out | awk -F'|' '{ print NF }' | sort -u | wc -l)" -eq 1
 check "the feature table names the refused" grep -q '^| `backward` .* | no | no |$' out
 
+# ---- the CUDA backend's library ----------------------------------------------------------------
+FOLIO_CUDA_LIBRARY=$dir/none.so
+export FOLIO_CUDA_LIBRARY
+expect 0 out "^cuda: not available: the CUDA backend's library is not there (.*none.so" info
+expect 1 err 'none.so' demo --backend cuda
+FOLIO_CUDA_LIBRARY=libm.so.6
+expect 0 out '^cuda: not available: libm.so.6 was built for another version of Folio' info
+unset FOLIO_CUDA_LIBRARY
+
 # ---- check -------------------------------------------------------------------------------------
 expect 0 out '^[1-9][0-9]* passed, 0 failed' check --filter soft_cap
 expect 0 out '^1 passed, 0 failed, .*seed 5$' \

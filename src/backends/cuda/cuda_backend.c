@@ -1,6 +1,7 @@
 /* cuda_backend.c: the CUDA backend's entry: its devices, their memory, and the table the core calls. */
 #include "backends/cuda/cuda_backend.h"
 
+#include <pthread.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -39,23 +40,32 @@ folio_status folioi_cuda_upload(const void *from, size_t bytes, cudaStream_t str
 
 /* ------------------------------------------------------------------------------------------ devices */
 
+/* Asked once: why there is none, or the first one's name. */
 static char why[256];
+static struct cudaDeviceProp first;
+static pthread_once_t asked = PTHREAD_ONCE_INIT;
 
-static const char *unavailable(void)
+static void ask(void)
 {
     int count = 0;
     cudaError_t error = cudaGetDeviceCount(&count);
-    if (error == cudaSuccess && count > 0) return NULL;
+    if (error == cudaSuccess && count > 0) error = cudaGetDeviceProperties(&first, 0);
+    if (error == cudaSuccess && count > 0) return;
     (void)cudaGetLastError();
     snprintf(why, sizeof why, "no CUDA device: %s",
              error != cudaSuccess ? cudaGetErrorString(error) : "none is there");
-    return why;
+}
+
+static const char *unavailable(void)
+{
+    pthread_once(&asked, ask);
+    return why[0] != 0 ? why : NULL;
 }
 
 static const char *default_device(void)
 {
-    static struct cudaDeviceProp properties;
-    return cudaGetDeviceProperties(&properties, 0) == cudaSuccess ? properties.name : "";
+    pthread_once(&asked, ask);
+    return first.name;
 }
 
 static folio_status open_device(folio_context *ctx, int32_t number)
