@@ -133,7 +133,24 @@ static void make_rows_of_columns(folio_dtype kv, const char *from, int64_t dim_b
     }
 }
 
+enum { AHEAD = 2 * SUB }; /* keys: what is fetched ahead arrives while as many are converted */
+
 static const float no_row[512]; /* as long as a head can be */
+
+/* Rows of sixteen keys that will be read soon: no hardware sees a pattern in blocks at random places. Inline: gcc drops
+ * a call that does nothing but fetch. */
+INLINE void fetch_rows(const folioi_keys *keys, const key_source *s, int64_t elem, int64_t key)
+{
+    int64_t end = key + SUB < keys->stored_len ? key + SUB : keys->stored_len;
+    for (int64_t i = key; i < end; i++) {
+        uint32_t at = (uint32_t)i, size = (uint32_t)keys->block_size;
+        const char *row =
+            s->stored->base +
+            address_token(s->stored->at, keys->blocks[at / size], keys->kv_head, at % size) * elem;
+        for (int64_t byte = 0; byte < s->dims * elem; byte += 64)
+            __builtin_prefetch(row + byte, 0, 2);
+    }
+}
 
 /*
  * Rows of keys [key, key + n), zeros where nobody sees one: past n, or before a->begin, where blocks may be gone.
@@ -148,6 +165,7 @@ static key_rows find_rows(const folioi_attend_args *a, const key_source *s, foli
     bool direct = as_they_are && (given || (stored && has_rows(at)));
     int64_t elem = (int64_t)folio_dtype_size(kv);
     key_rows r = {.type = !direct ? made_type(kv) : given ? s->given->dtype : kv};
+    if (stored && has_rows(at)) fetch_rows(keys, s, elem, key + (int64_t)AHEAD);
     bool columns = stored && !direct && n == SUB && key >= a->begin && at->token_tile == 1 &&
                    at->dim_tile == 1 && at->token_tile_stride == 1 && keys->block_size % SUB == 0;
     for (int j = 0; j < SUB; j++) {
