@@ -37,9 +37,24 @@ folio_status folioi_cuda_store(const folioi_kv_layer *layer, const folioi_kv_ten
     return FOLIO_OK;
 }
 
-folio_status folioi_cuda_write(const folio_context *ctx, const folioi_kv_layer *layer,
-                               const folioi_kv_tensors *t, const int64_t *slots, int64_t num_slots,
-                               void *stream)
+static folio_status gather(const folioi_kv_layer *layer, const folioi_kv_tensors *t,
+                           const int64_t *slots, int64_t num_slots, cudaStream_t stream)
+{
+    for (folioi_part part = FOLIOI_K; part <= FOLIOI_V; part++) {
+        if ((part == FOLIOI_K ? t->k.data : t->v.data) == NULL) continue;
+        folioi_cuda_move m = move_of(layer, t, part, slots, num_slots);
+        TRY_CUDA(folioi_cuda_gather_rows(&m, stream), "kernel gather_rows");
+    }
+    return FOLIO_OK;
+}
+
+/* One of the two above with slots that are still on the host. */
+typedef folio_status move_fn(const folioi_kv_layer *layer, const folioi_kv_tensors *t,
+                             const int64_t *slots, int64_t num_slots, cudaStream_t stream);
+
+static folio_status with_slots(move_fn *move, const folio_context *ctx,
+                               const folioi_kv_layer *layer, const folioi_kv_tensors *t,
+                               const int64_t *slots, int64_t num_slots, cudaStream_t stream)
 {
     int before;
     void *on_device;
@@ -48,31 +63,25 @@ folio_status folioi_cuda_write(const folio_context *ctx, const folioi_kv_layer *
     folio_status status =
         folioi_cuda_upload(slots, (size_t)num_slots * sizeof *slots, stream, &on_device);
     if (status == FOLIO_OK) {
-        status = folioi_cuda_store(layer, t, on_device, num_slots, stream);
+        status = move(layer, t, on_device, num_slots, stream);
         (void)cudaFreeAsync(on_device, stream);
     }
     folioi_cuda_leave(ctx, before);
     return status;
 }
 
+folio_status folioi_cuda_write(const folio_context *ctx, const folioi_kv_layer *layer,
+                               const folioi_kv_tensors *t, const int64_t *slots, int64_t num_slots,
+                               void *stream)
+{
+    return with_slots(folioi_cuda_store, ctx, layer, t, slots, num_slots, stream);
+}
+
 folio_status folioi_cuda_gather(const folio_context *ctx, const folioi_kv_layer *layer,
                                 const folioi_kv_tensors *t, const int64_t *slots, int64_t num_slots,
                                 void *stream)
 {
-    int before;
-    void *on_device;
-    if (num_slots == 0) return FOLIO_OK;
-    TRY(folioi_cuda_enter(ctx, &before));
-    folio_status status =
-        folioi_cuda_upload(slots, (size_t)num_slots * sizeof *slots, stream, &on_device);
-    for (folioi_part part = FOLIOI_K; status == FOLIO_OK && part <= FOLIOI_V; part++) {
-        if ((part == FOLIOI_K ? t->k.data : t->v.data) == NULL) continue;
-        folioi_cuda_move m = move_of(layer, t, part, on_device, num_slots);
-        status = folioi_cuda_status(folioi_cuda_gather_rows(&m, stream), "kernel gather_rows");
-    }
-    (void)cudaFreeAsync(on_device, stream);
-    folioi_cuda_leave(ctx, before);
-    return status;
+    return with_slots(gather, ctx, layer, t, slots, num_slots, stream);
 }
 
 /* On the device: the pairs, then for K and for V the bases of all layers from, to, and of their scales. */
