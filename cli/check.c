@@ -96,12 +96,13 @@ static bool is_selected(const report *r, const char *feature)
 /* ---- Running */
 
 static void print_failure(const report *r, const check_env *env, const check_part *part,
-                          int64_t index, const char *message)
+                          int64_t index, const check_outcome *out)
 {
     FILE *to = r->json ? stderr : stdout;
     term_progress_end();
     fprintf(to, "FAILED %s %s %s.%s/%lld: %s\n", env->info.name, env->level, part->feature,
-            part->name, (long long)index, message);
+            part->name, (long long)index, out->message);
+    if (out->what[0]) fprintf(to, "  case: %s\n", out->what);
     fprintf(
         to,
         "  again: folio check%s --backend %s --level %s --threads %d --seed %llu --case %s.%s/%lld\n",
@@ -139,7 +140,7 @@ static void run_part(report *r, const check_env *env, const check_part *part, ro
             continue;
         }
         if (to->failed == 1) snprintf(to->reason, sizeof to->reason, "%s", out.message);
-        if (to->failed <= 3) print_failure(r, env, part, i, out.message);
+        if (to->failed <= 3) print_failure(r, env, part, i, &out);
     }
 }
 

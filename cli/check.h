@@ -21,6 +21,7 @@ typedef struct check_outcome {
     bool ok;
     double error, budget; /* 0 and 0 where bits or numbers had to be equal */
     char message[400];
+    char what[400]; /* the case in words, where there is more to it than its name */
 } check_outcome;
 
 /* Random choices of one case, in the order they are asked for. */
@@ -127,6 +128,7 @@ void run_gather(const check_env *, check_draw *, int64_t, check_outcome *);
 void run_pack(const check_env *, check_draw *, int64_t, check_outcome *);
 
 /* check_bits.c */
+void run_batch_invariant(const check_env *env, check_draw *d, int64_t index, check_outcome *out);
 void run_row_invariant(const check_env *, check_draw *, int64_t, check_outcome *);
 void run_graph_bits(const check_env *, check_draw *, int64_t, check_outcome *);
 void run_append_bits(const check_env *, check_draw *, int64_t, check_outcome *);

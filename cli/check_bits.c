@@ -83,6 +83,38 @@ void run_row_invariant(const check_env *env, check_draw *d, int64_t index, check
     folio_context_destroy(other);
 }
 
+/* Alone, and the same pieces in a crowd that makes the batch long and ragged. */
+void run_batch_invariant(const check_env *env, check_draw *d, int64_t index, check_outcome *out)
+{
+    static const harness_seq crowd[] = {{.id = 90, .query_len = 9, .seq_len = 9},
+                                        {.id = 91, .query_len = 1, .seq_len = 3000},
+                                        {.id = 92, .query_len = 2, .seq_len = 0},
+                                        {.id = 93, .query_len = 1, .seq_len = 700},
+                                        {.id = 94, .query_len = 40, .seq_len = 61}};
+    check_attention c = {0};
+    int64_t chunks[64];
+    harness_result alone = {0}, crowded = {0};
+    invariant_case(env, d, index, &c);
+    c.spec.table = HARNESS_TABLE_SEQS;
+    c.spec.batch_invariant = true;
+    harness_seq *seq = &c.seqs[0];
+    seq->seq_len += check_chance(d, 2) ? 1500 : 0;
+    int64_t total = seq->query_len, n = cut(d, total, index % 3, chunks);
+    bool ok = harness_run_pieces(env->ctx, &c.spec, FOLIO_DECODER, seq, chunks, n, NULL, 0, false,
+                                 &alone) &&
+              harness_run_pieces(env->ctx, &c.spec, FOLIO_DECODER, seq, chunks, n, crowd,
+                                 check_int(d, 1, 5), check_chance(d, 2), &crowded);
+    if (!ok) check_fail(out, "%s", harness_error());
+    else if (!harness_rows_equal(&alone, 0, &crowded, 0, total))
+        check_fail(out, "%lld rows in %lld pieces change with the batch around them",
+                   (long long)total, (long long)n);
+    else check_pass(out);
+    if (!out->ok)
+        harness_describe(&c.spec, FOLIO_DECODER, c.seqs, c.num_seqs, out->what, sizeof out->what);
+    harness_result_free(&alone);
+    harness_result_free(&crowded);
+}
+
 /* Runs the same step twice, the second time as `other` says; real rows must keep their bits. */
 static bool same_bits(const check_env *env, const check_attention *c, const harness_spec *other,
                       const char *what, check_outcome *out)

@@ -54,6 +54,7 @@ const check_part check_parts[] = {
     {"lse_merge", "states", 18, 60, NULL, run_merge},
     {"lse_merge", "parts", 12, 60, NULL, run_merge_parts},
     {"row_invariant", "bits", 30, 300, NULL, run_row_invariant},
+    {"batch_invariant", "bits", 20, 200, NULL, run_batch_invariant},
     {"block_sparse", "refused", 1, 1, NULL, run_refused},
     {"combinations", "attend", 40, 500, make_combinations, NULL},
 };
@@ -99,6 +100,8 @@ void check_run_attention(const check_env *env, const check_attention *c, check_o
     out->error = v.max_error;
     out->budget = v.budget;
     snprintf(out->message, sizeof out->message, "%s", v.message);
+    if (!v.ok)
+        harness_describe(&c->spec, c->type, c->seqs, c->num_seqs, out->what, sizeof out->what);
 }
 
 void check_run_case(const check_env *env, const check_part *part, int64_t index, check_outcome *out)

@@ -61,6 +61,7 @@ typedef struct harness_spec {
     bool no_cache;          /* profiling run */
     bool no_write;          /* k and v NULL; the harness stores this step's tokens itself */
     bool graph;             /* FOLIO_PLAN_GRAPH, buffers longer than the batch */
+    bool batch_invariant;   /* FOLIO_PLAN_BATCH_INVARIANT */
     bool no_lse;
     bool hidden_nan; /* bias SEQ | KEY: the keys it hides hold NaN in K and V */
     bool strided;    /* gaps of NaN between the heads and tokens of q, k, v, out, lse, bias */
@@ -82,6 +83,10 @@ typedef struct harness_seq {
     bool slots_ignored; /* all slots -1: the harness stores the tokens, k and v are given as NaN */
 } harness_seq;
 
+/* All of a case in a line, as far as it is not the default. */
+void harness_describe(const harness_spec *spec, folio_attention_type type, const harness_seq *seqs,
+                      int64_t num_seqs, char *text, size_t size);
+
 /* What one forward wrote, without strides and guards. */
 enum { HARNESS_ORDERS = 4 }; /* in which harness_plain takes its sums in f32 */
 typedef struct harness_result {
@@ -93,6 +98,7 @@ typedef struct harness_result {
     void *bits;                    /* [rows][heads][head_size] in dtype */
     float *lse_bits;               /* [rows][heads] */
     double seconds;                /* that folio_attention_forward took */
+    double cut;                    /* of a score, at most, lost by sums that are cut, not rounded */
     struct harness_result *others; /* harness_plain's f32: HARNESS_ORDERS - 1 more, or NULL */
 } harness_result;
 
@@ -151,8 +157,8 @@ bool harness_plain(harness *h, folio_attention_type type, const harness_seq *seq
 void harness_result_free(harness_result *result);
 
 /*
- * budget = 2 max|plain - ref| over plain's orders + 1 ulp of got's type at max|ref|. NaN and -inf must match
- * exactly.
+ * budget = 2 max|plain - ref| over plain's orders + 1 ulp of got's type at max|ref|, and for lse got's cut of max|ref|.
+ * NaN and -inf must match exactly.
  */
 void harness_compare(const harness_result *got, const harness_result *ref,
                      const harness_result *plain, harness_verdict *verdict);

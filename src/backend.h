@@ -22,7 +22,7 @@ typedef struct folioi_plan_shape {
 typedef struct folioi_call {
     const folioi_plan_shape *shape;
     const void *plan_state;
-    const folio_batch *batch;
+    const folio_batch *batch; /* NULL: the plan was updated from arrays of the device */
     int32_t attention_index;
     const folio_attention_desc *attention;
     folio_attention_type type;
@@ -30,10 +30,12 @@ typedef struct folioi_call {
     bool append; /* the cache holds the context only                                     */
     folioi_kv_layer layer;
     folio_tensors tensors;
-    const int64_t *slots; /* rows of k and v to store, [num_slots]; NULL: none                    */
+    bool stores; /* k and v go to the cache first                                           */
+    const int64_t *slots; /* where, [num_slots]; NULL: none do, or only the device knows          */
     int64_t num_slots;
     int64_t num_rows; /* rows of the batch; out may have more (padding of a graph plan)       */
     char *workspace;
+    bool foreign_workspace; /* the caller's: whatever it holds */
     void *stream; /* of the device; NULL: its default, and on host backends              */
 } folioi_call;
 
@@ -94,6 +96,9 @@ typedef struct folioi_backend {
                                 size_t *workspace_size);
     void (*plan_destroy)(const folioi_plan_shape *shape, void *state);
     folio_status (*plan_update)(void *state, const folio_batch *batch, void *stream);
+    /* devices: from arrays there, struct checked as far as the host can */
+    folio_status (*plan_update_device)(void *state, const folio_device_batch *batch, void *stream);
+    folio_status (*plan_status)(const void *state, folio_plan_findings *out);
     void (*plan_describe)(const void *state, int32_t attention, folio_attention_type type,
                           folio_plan_info *info);
     folio_status (*write)(const folio_context *ctx, const folioi_kv_layer *layer,

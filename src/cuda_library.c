@@ -15,7 +15,7 @@ static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 /* What is said of a backend that is not here: so that people learn why. */
 static const folio_feature no_features[] = {
-#define X(name, summary, refusal) {#name, summary, 0, "libfolio_cuda is not there"},
+#define X(name, summary, refusal, device) {#name, summary, 0, "libfolio_cuda is not there"},
 #include "features.def"
 #undef X
 };

@@ -25,7 +25,7 @@ static folio_status check_query(const folio_plan *plan, folioi_call *call)
     const folio_attention_desc *a = call->attention;
     folio_tensors *t = &call->tensors;
     bool encoder = call->type == FOLIO_ENCODER;
-    call->num_rows = folioi_batch_query_rows(call->batch, call->type);
+    call->num_rows = plan->facts[call->type].query_rows;
     int64_t rows = rows_expected(plan, encoder, call->num_rows);
     TRY(folioi_tensor_resolve(&t->q, "q", a->dtype, a->num_heads, a->k_head_size, rows));
     REQUIRE(t->q.dtype == a->dtype, "q: dtype is %s, the attention's is %s",
@@ -45,7 +45,7 @@ static folio_status check_new_kv(const folio_plan *plan, folioi_call *call, bool
     const folio_attention_desc *a = call->attention;
     folio_tensors *t = &call->tensors;
     bool encoder = call->type == FOLIO_ENCODER || call->type == FOLIO_ENCODER_DECODER;
-    int64_t batch_rows = folioi_batch_new_rows(call->batch, call->type);
+    int64_t batch_rows = plan->facts[call->type].new_rows;
     REQUIRE((t->k.data == NULL) == (t->v.data == NULL), "%s is given without %s",
             t->k.data != NULL ? "k" : "v", t->k.data != NULL ? "v" : "k");
     if (t->k.data == NULL) {
@@ -61,7 +61,8 @@ static folio_status check_new_kv(const folio_plan *plan, folioi_call *call, bool
     TRY(folioi_tensor_resolve(&t->k, "k", a->dtype, a->num_kv_heads, a->k_head_size, rows));
     TRY(folioi_tensor_resolve(&t->v, "v", a->dtype, a->num_kv_heads, a->v_head_size, rows));
     if (!call->cached || call->append) return FOLIO_OK;
-    call->slots = folioi_batch_slots(call->batch, call->type);
+    call->stores = true;
+    if (call->batch != NULL) call->slots = folioi_batch_slots(call->batch, call->type);
     call->num_slots = batch_rows;
     return FOLIO_OK;
 }
@@ -94,7 +95,8 @@ static folio_status check_keys(const folio_plan *plan, const folioi_call *call)
     const folioi_plan_facts *f = &plan->facts[call->type];
     const char *what = folio_attention_type_name(call->type);
     bool cross = call->type == FOLIO_ENCODER_DECODER;
-    REQUIRE((call->type != FOLIO_ENCODER && !cross) || call->batch->has_encoder_lens,
+    REQUIRE((call->type != FOLIO_ENCODER && !cross) || plan->on_device ||
+                call->batch->has_encoder_lens,
             "%s attention needs encoder_len, and no sequence of the batch has one", what);
     if (!is_paged(call->type)) return FOLIO_OK;
     if (!call->cached) {
@@ -134,7 +136,7 @@ static folio_status check_options(const folio_plan *plan, folioi_call *call)
     REQUIRE((uintptr_t)t->bias.data % (uintptr_t)elem == 0,
             "bias: data is not aligned to %lld bytes", (long long)elem);
     const folioi_plan_facts *f = &plan->facts[call->type];
-    const int64_t need[4] = {call->batch->num_seqs, heads, f->max_query_len, f->max_key_len};
+    const int64_t need[4] = {plan->num_seqs, heads, f->max_query_len, f->max_key_len};
     static const char *const names[4] = {"sequence", "head", "query", "key"};
     int64_t extent = 0;
     for (int i = 0; i < 4; i++) {
@@ -166,6 +168,7 @@ static folio_status check_workspace(const folio_plan *plan, const folio_run *run
             "run: workspace has %zu bytes, the plan needs %zu", run->workspace_size,
             plan->workspace_size);
     call->workspace = run->workspace;
+    call->foreign_workspace = true;
     return FOLIO_OK;
 }
 

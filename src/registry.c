@@ -9,7 +9,7 @@
 #include <string.h>
 
 const folio_feature folioi_host_features[] = {
-#define X(name, summary, refusal) {#name, summary, sizeof(refusal) == 1, refusal},
+#define X(name, summary, refusal, device) {#name, summary, sizeof(refusal) == 1, refusal},
 #include "features.def"
 #undef X
 };

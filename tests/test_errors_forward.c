@@ -746,6 +746,43 @@ BACKEND_TEST(errors_forward, released_window_blocks)
     }
 }
 
+/* The longest query of one sequence is a limit of its own. */
+BACKEND_TEST(errors_forward, longest_query)
+{
+    folio_attention_desc ad = attention_desc(FOLIO_F32);
+    folio_attention *attention = NULL;
+    CHECK_OK(folio_attention_create(ctx, &ad, &attention));
+    const folio_attention *list[1] = {attention};
+    folio_plan_desc pd = {.struct_size = sizeof pd,
+                          .attentions = list,
+                          .num_attentions = 1,
+                          .block_size = BLOCK,
+                          .num_blocks = BLOCKS,
+                          .max_seqs = 4,
+                          .max_query_tokens = 8,
+                          .max_seq_len = 64,
+                          .flags = FOLIO_PLAN_BATCH_INVARIANT,
+                          .max_query_len = 2};
+    folio_plan *plan = NULL;
+    CHECK_OK(folio_plan_create(ctx, &pd, &plan));
+    folio_batch *batch = empty_batch(ctx, BLOCK);
+    REQUIRE_TEST(plan && batch);
+    const int32_t tables[2][1] = {{4}, {5}};
+    for (int64_t i = 0; i < 2; i++) {
+        folio_batch_seq s = {.struct_size = sizeof s,
+                             .query_len = 2 + i,
+                             .seq_len = 9,
+                             .block_table = tables[i],
+                             .num_blocks = 1};
+        CHECK_OK(folio_batch_add(batch, &s));
+        if (i == 0) CHECK_OK(folio_plan_update(plan, batch));
+        else REFUSED(folio_plan_update(plan, batch), ARG, "seq 1|query_len 3|max_query_len 2");
+    }
+    folio_plan_destroy(plan);
+    folio_batch_destroy(batch);
+    folio_attention_destroy(attention);
+}
+
 /* -------------------------------------------------------------------------------- making a plan */
 
 #define BAD_PLAN(status, words, ...)                                                               \
@@ -787,7 +824,9 @@ BACKEND_TEST(errors_forward, plan_create)
     BAD_PLAN(ARG, "-2", d.max_query_tokens = -2);
     BAD_PLAN(ARG, "-3", d.max_seq_len = -3);
     BAD_PLAN(ARG, "-4", d.max_encoder_tokens = -4);
-    BAD_PLAN(ARG, "flags", d.flags = 4u);
+    BAD_PLAN(ARG, "max_query_len|-5", d.max_query_len = -5);
+    BAD_PLAN(ARG, "max_query_len", d.max_query_len = d.max_query_tokens + 1);
+    BAD_PLAN(ARG, "flags", d.flags = 8u);
     BAD_PLAN(ARG, "flags", d.flags = 0x80000000u | FOLIO_PLAN_NO_WORKSPACE);
     BAD_PLAN(UNSUPPORTED, "window", list[0] = windowed);
     BAD_PLAN(UNSUPPORTED, "window", list[0] = narrowest);

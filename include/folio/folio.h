@@ -691,11 +691,18 @@ typedef struct folio_plan folio_plan;
  * Fixed buffers, as CUDA graphs need them: q, out, lse (and k, v in self-attention) always have
  * max_query_tokens rows, encoder rows and cross k, v max_encoder_tokens, whatever the batch holds.
  * Rows past the batch's are padding: never stored, out zeros, lse -inf or the sink. Real rows keep
- * their bits.
+ * their bits; on a device only where query_len times the query heads of a kv head stays within 8, or
+ * passes it in both plans' steps: kernels for more rows than that add up in another order.
  */
 #define FOLIO_PLAN_GRAPH 1u
 /** Every forward brings its own workspace; the plan allocates none. */
 #define FOLIO_PLAN_NO_WORKSPACE 2u
+/**
+ * A sequence's bits depend on its own rows and keys and on the plan, never on the rest of the batch.
+ * Host backends are so always; on a device keys are then cut at fixed places, which costs some
+ * speed. Since 0.2.
+ */
+#define FOLIO_PLAN_BATCH_INVARIANT 4u
 
 typedef struct folio_plan_desc {
     size_t struct_size;
@@ -711,6 +718,9 @@ typedef struct folio_plan_desc {
     int64_t max_seq_len;        /* longest sequence and longest encoder_len; >= 1                  */
     int64_t max_encoder_tokens; /* sum encoder_new_len in one step                                 */
     uint32_t flags;
+    int64_t max_query_len; /* longest query_len of one sequence, within max_query_tokens; 0: that. */
+                           /* A graph of decodes alone says 1 and launches nothing for prompts.    */
+                           /* Since 0.2                                                            */
 } folio_plan_desc;
 
 /** @return FOLIO_OK; ERR_ARGUMENT; ERR_UNSUPPORTED (ALiBi or window with cross attention); MEMORY. */
@@ -732,6 +742,51 @@ FOLIO_API folio_status folio_plan_update(folio_plan *plan, folio_batch *batch);
  */
 FOLIO_API folio_status folio_plan_update_on(folio_plan *plan, folio_batch *batch,
                                             const folio_run *run);
+
+/**
+ * A step whose arrays lie in memory of the device: DECODER and ENCODER_ONLY attention. They are read,
+ * checked and copied on the stream: the caller may overwrite them behind the update there.
+ * Sequences that are not there have seq_len 0, with or without rows. Since 0.2.
+ */
+typedef struct folio_device_batch {
+    size_t struct_size;
+    int64_t num_seqs;              /* 1 .. max_seqs                                              */
+    int64_t num_query_tokens;      /* rows of q, k, v, out; 0: num_seqs. Graph plans: their limit */
+    const int32_t *query_start;    /* [num_seqs + 1], from 0, never falling; NULL: one token each */
+    const int32_t *seq_lens;       /* [num_seqs]                                                 */
+    const int32_t *causality;      /* [num_seqs] of folio_causality; NULL: AUTO                  */
+    const int64_t *slot_mapping;   /* [num_query_tokens]; NULL: by the block table               */
+    const int64_t *first_query_pos; /* [num_seqs], both or none                                  */
+    const int64_t *first_key_pos;
+    const int32_t *blocks;         /* block tables; NULL: no cache                               */
+    int64_t row_stride;            /* sequence i's table is at blocks[i * row_stride], or        */
+    const int32_t *table_start;    /* [num_seqs + 1]: at blocks[table_start[i]]; NULL: by row_stride */
+    int64_t num_table_entries;     /* with table_start: entries of blocks                        */
+} folio_device_batch;
+
+/**
+ * The same from arrays in device memory, without waiting for anything: it can be captured in a graph
+ * together with forwards, and replayed after the arrays have changed. A sequence with a bad length,
+ * block or slot is emptied: its rows are stored nowhere, its out is zeros; the others are computed.
+ * folio_plan_status tells of it. That no slot is written twice is not checked here. Cross attention
+ * and host backends take folio_plan_update alone. Since 0.2.
+ */
+FOLIO_API folio_status folio_plan_update_device(folio_plan *plan, const folio_device_batch *batch,
+                                                const folio_run *run);
+
+/** What was found on the device. */
+typedef struct folio_plan_findings {
+    size_t struct_size;
+    int64_t num_checked; /* updates from device arrays that have been checked by now, mod 2^24   */
+    int64_t bad_seq;     /* in the last of them the first sequence that was emptied; -1: none    */
+} folio_plan_findings;
+
+/**
+ * What the device has found so far; never waits. out may be NULL.
+ * @return FOLIO_OK; ERR_ARGUMENT: a sequence was emptied, folio_last_error says which and why.
+ * Since 0.2.
+ */
+FOLIO_API folio_status folio_plan_status(const folio_plan *plan, folio_plan_findings *out);
 
 /** Bytes of workspace any step within the plan's limits needs. Fixed when the plan is created. */
 FOLIO_API folio_status folio_plan_workspace_size(const folio_plan *plan, size_t *bytes);

@@ -5,7 +5,7 @@
 
 #include <string.h>
 
-#define KNOWN_FLAGS (FOLIO_PLAN_GRAPH | FOLIO_PLAN_NO_WORKSPACE)
+#define KNOWN_FLAGS (FOLIO_PLAN_GRAPH | FOLIO_PLAN_NO_WORKSPACE | FOLIO_PLAN_BATCH_INVARIANT)
 
 static folio_status check_limits(const folio_plan_desc *d)
 {
@@ -30,6 +30,9 @@ static folio_status check_limits(const folio_plan_desc *d)
     REQUIRE(d->max_encoder_tokens >= 0 && d->max_encoder_tokens <= INT32_MAX,
             "plan: max_encoder_tokens is %lld, outside [0, 2147483647]",
             (long long)d->max_encoder_tokens);
+    REQUIRE(d->max_query_len >= 0 && d->max_query_len <= d->max_query_tokens,
+            "plan: max_query_len is %lld, outside [0, %lld], the query tokens of a step",
+            (long long)d->max_query_len, (long long)d->max_query_tokens);
     REQUIRE((d->flags & ~KNOWN_FLAGS) == 0, "plan: flags 0x%x has unknown bits", d->flags);
     return FOLIO_OK;
 }
@@ -73,9 +76,13 @@ static folio_status build(folio_plan *plan, const folio_plan_desc *d)
     TRY(ctx->backend->plan_create(&plan->shape, &plan->state, &plan->workspace_size));
     plan->has_state = true;
     if (d->flags & FOLIO_PLAN_NO_WORKSPACE) return FOLIO_OK;
-    if (ctx->backend->memory != NULL)
-        return ctx->backend->memory->alloc(ctx, FOLIO_MEMORY_DEVICE, plan->workspace_size,
-                                           "a plan's workspace", &plan->workspace);
+    const folioi_device *device = ctx->backend->memory;
+    if (device != NULL) { /* zeros, as kernels leave it */
+        TRY(device->alloc(ctx, FOLIO_MEMORY_DEVICE, plan->workspace_size, "a plan's workspace",
+                          &plan->workspace));
+        TRY(device->fill(ctx, plan->workspace, 0, plan->workspace_size, NULL));
+        return device->wait(ctx, NULL);
+    }
     /* not zeroed: a worker's part comes from the memory node of the thread that first works in it */
     return folioi_alloc_untouched(a, (int64_t)plan->workspace_size, "a plan's workspace",
                                   &plan->workspace);
@@ -91,6 +98,7 @@ folio_status folio_plan_create(folio_context *ctx, const folio_plan_desc *desc, 
     TRY(check_limits(&d));
     TRY(check_attentions(ctx, &d));
     if (d.cross_num_blocks == 0) d.cross_num_blocks = d.num_blocks;
+    if (d.max_query_len == 0) d.max_query_len = d.max_query_tokens;
     void *memory;
     TRY(folioi_alloc(&ctx->allocator, sizeof(folio_plan), "a plan", &memory));
     folio_plan *plan = memory;
@@ -121,7 +129,11 @@ void folio_plan_destroy(folio_plan *plan)
 
 static folioi_plan_facts find_facts(const folio_batch *batch, folio_attention_type type)
 {
-    folioi_plan_facts f = {0, 0, -1, -1, -1};
+    folioi_plan_facts f = {.query_rows = folioi_batch_query_rows(batch, type),
+                           .new_rows = folioi_batch_new_rows(batch, type),
+                           .with_context = -1,
+                           .without_table = -1,
+                           .context_without_table = -1};
     for (int64_t i = batch->num_seqs - 1; i >= 0; i--) {
         folioi_rows r = folioi_batch_rows(batch, i, type);
         f.max_query_len = max_i64(f.max_query_len, r.query_len);
@@ -151,11 +163,95 @@ folio_status folio_plan_update_on(folio_plan *plan, folio_batch *batch, const fo
         plan->batch = batch;
     }
     plan->generation = batch->generation;
+    plan->on_device = false;
+    plan->num_seqs = batch->num_seqs;
     uint32_t types = 0;
     for (int32_t i = 0; i < plan->shape.desc.num_attentions; i++) types |= plan->shape.types[i];
     for (int t = 0; t < FOLIO_NUM_ATTENTION_TYPES; t++)
         if (types & FOLIO_TYPE_BIT(t)) plan->facts[t] = find_facts(batch, (folio_attention_type)t);
     return plan->shape.ctx->backend->plan_update(plan->state, batch, r.stream);
+}
+
+static folio_status check_device_batch(const folio_plan *plan, const folio_device_batch *b)
+{
+    const folio_plan_desc *d = &plan->shape.desc;
+    uint32_t taken = FOLIO_TYPE_BIT(FOLIO_DECODER) | FOLIO_TYPE_BIT(FOLIO_ENCODER_ONLY);
+    for (int32_t i = 0; i < d->num_attentions; i++)
+        if (plan->shape.types[i] & ~taken)
+            FAIL(
+                FOLIO_ERR_UNSUPPORTED,
+                "attention %d is planned with an encoder; its lengths are given by folio_plan_update",
+                i);
+    REQUIRE(b->num_seqs >= 1 && b->num_seqs <= d->max_seqs,
+            "device batch: num_seqs is %lld, outside [1, %lld], the plan's limit",
+            (long long)b->num_seqs, (long long)d->max_seqs);
+    REQUIRE(b->num_query_tokens >= 0 && b->num_query_tokens <= d->max_query_tokens,
+            "device batch: num_query_tokens is %lld, outside [0, %lld], the plan's limit",
+            (long long)b->num_query_tokens, (long long)d->max_query_tokens);
+    REQUIRE(b->seq_lens != NULL, "device batch: seq_lens is NULL");
+    REQUIRE(
+        b->query_start != NULL || b->num_query_tokens == 0 || b->num_query_tokens == b->num_seqs,
+        "device batch: query_start is NULL, which means one token each, and there are %lld tokens "
+        "for %lld sequences",
+        (long long)b->num_query_tokens, (long long)b->num_seqs);
+    REQUIRE((b->first_query_pos == NULL) == (b->first_key_pos == NULL),
+            "device batch: first_query_pos and first_key_pos go together, one of them is NULL");
+    REQUIRE(b->blocks == NULL || d->block_size > 0,
+            "device batch: blocks are given, but the plan was made for runs without a cache");
+    REQUIRE(b->slot_mapping == NULL || d->block_size > 0,
+            "device batch: slots are given, but the plan was made for runs without a cache");
+    REQUIRE(
+        b->blocks == NULL || b->table_start != NULL ||
+            b->row_stride >= ceil_div(d->max_seq_len, d->block_size),
+        "device batch: row_stride is %lld; the plan's max_seq_len %lld takes %lld blocks of a row",
+        (long long)b->row_stride, (long long)d->max_seq_len,
+        (long long)ceil_div(d->max_seq_len, d->block_size));
+    REQUIRE(b->table_start == NULL || b->num_table_entries >= 0,
+            "device batch: num_table_entries is %lld", (long long)b->num_table_entries);
+    return FOLIO_OK;
+}
+
+folio_status folio_plan_update_device(folio_plan *plan, const folio_device_batch *batch,
+                                      const folio_run *run)
+{
+    folio_device_batch b;
+    folio_run r;
+    REQUIRE(plan != NULL, "folio_plan_update_device: plan is NULL");
+    STRUCT_IN(b, batch, "folio_device_batch");
+    const folio_context *ctx = plan->shape.ctx;
+    const folio_plan_desc *d = &plan->shape.desc;
+    if (ctx->backend->plan_update_device == NULL)
+        FAIL(FOLIO_ERR_UNSUPPORTED, "backend %s has no device memory: use folio_plan_update",
+             ctx->backend->name);
+    TRY(folioi_run_in(ctx, run, &r));
+    TRY(check_device_batch(plan, &b));
+    if (b.num_query_tokens == 0) b.num_query_tokens = min_i64(b.num_seqs, d->max_query_tokens);
+    if (d->flags & FOLIO_PLAN_GRAPH) b.num_query_tokens = d->max_query_tokens;
+    folio_batch_destroy(plan->batch);
+    plan->batch = NULL;
+    plan->on_device = true;
+    plan->num_seqs = b.num_seqs;
+    int64_t lacking = b.blocks == NULL ? 0 : -1; /* what is not known is taken to be there */
+    for (int t = 0; t < FOLIO_NUM_ATTENTION_TYPES; t++)
+        plan->facts[t] = (folioi_plan_facts){.query_rows = b.num_query_tokens,
+                                             .new_rows = b.num_query_tokens,
+                                             .max_query_len = d->max_query_len,
+                                             .max_key_len = d->max_seq_len,
+                                             .with_context = b.blocks != NULL ? 0 : -1,
+                                             .without_table = lacking,
+                                             .context_without_table = -1};
+    return ctx->backend->plan_update_device(plan->state, &b, r.stream);
+}
+
+folio_status folio_plan_status(const folio_plan *plan, folio_plan_findings *out)
+{
+    folio_plan_findings found = {.bad_seq = -1};
+    folio_status status = FOLIO_OK;
+    REQUIRE(plan != NULL, "folio_plan_status: plan is NULL");
+    if (plan->shape.ctx->backend->plan_status != NULL)
+        status = plan->shape.ctx->backend->plan_status(plan->state, &found);
+    if (out != NULL) TRY(folioi_struct_out(out, &found, sizeof found, "folio_plan_findings"));
+    return status;
 }
 
 folio_status folio_plan_workspace_size(const folio_plan *plan, size_t *bytes)
@@ -169,8 +265,9 @@ folio_status folio_plan_workspace_size(const folio_plan *plan, size_t *bytes)
 folio_status folioi_plan_find(const folio_plan *plan, int32_t attention, folio_attention_type type)
 {
     REQUIRE(plan != NULL, "plan is NULL");
-    REQUIRE(plan->batch != NULL, "the plan has no batch yet; call folio_plan_update first");
-    REQUIRE(plan->generation == plan->batch->generation,
+    REQUIRE(plan->batch != NULL || plan->on_device,
+            "the plan has no batch yet; call folio_plan_update first");
+    REQUIRE(plan->on_device || plan->generation == plan->batch->generation,
             "the batch was changed after folio_plan_update; update the plan again");
     REQUIRE(attention >= 0 && attention < plan->shape.desc.num_attentions,
             "attention %d is outside the plan's list [0, %d)", attention,

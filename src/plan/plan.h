@@ -9,6 +9,7 @@
 /** What forward asks of the batch, per planned attention type, found once per update. Sequences: -1 is
  * none. */
 typedef struct folioi_plan_facts {
+    int64_t query_rows, new_rows; /* of q; of k and v                                        */
     int64_t max_query_len, max_key_len;
     int64_t with_context;          /* first sequence with keys cached before this step        */
     int64_t without_table;         /* first sequence with keys and no block table             */
@@ -25,6 +26,8 @@ struct folio_plan {
     folioi_slotset slots;
     folio_batch *batch; /* of the last update, or NULL */
     uint64_t generation;
+    bool on_device; /* the last update was from arrays there, and there is no batch */
+    int64_t num_seqs;
     folioi_plan_facts facts[FOLIO_NUM_ATTENTION_TYPES];
 };
 

@@ -18,6 +18,9 @@ static folio_status check_capacities(const folio_plan_desc *d, const folio_batch
         const folioi_seq *s = batch_seq(b, i);
         REQUIRE(s->seq_len <= d->max_seq_len, "seq %lld: seq_len %d is above the plan's limit %lld",
                 (long long)i, s->seq_len, (long long)d->max_seq_len);
+        REQUIRE(s->query_len <= d->max_query_len,
+                "seq %lld: query_len %d is above the plan's limit max_query_len %lld", (long long)i,
+                s->query_len, (long long)d->max_query_len);
         REQUIRE(s->encoder_len <= d->max_seq_len,
                 "seq %lld: encoder_len %d is above the plan's limit %lld", (long long)i,
                 s->encoder_len, (long long)d->max_seq_len);

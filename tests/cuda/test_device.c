@@ -6,6 +6,7 @@
 
 #include <cuda_runtime_api.h>
 #include <folio/folio.h>
+#include <math.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -341,6 +342,132 @@ TEST(device, a_captured_graph_follows_the_plan)
     close_engine(&plain);
     close_engine(&captured);
     CUDA_OK(cudaStreamDestroy(stream));
+}
+
+/* ---- Steps whose arrays lie on the device */
+
+typedef struct {
+    int32_t starts[MAX_SEQS + 1], lens[MAX_SEQS], tables[MAX_SEQS][10];
+} arrays;
+
+/* The step of make_step as arrays; sequences it does not have are padding of no rows. */
+static int64_t make_arrays(int number, arrays *a)
+{
+    memset(a, 0, sizeof *a);
+    int32_t next = (number * 7) % BLOCKS, row = 0;
+    for (int i = 0; i < MAX_SEQS; i++) {
+        bool is_there = i < MAX_SEQS - number % 3;
+        int32_t query = is_there ? 1 + (i + number) % 3 * 2 : 0;
+        a->lens[i] = is_there ? query + (number * 13 + i * 29) % 90 : 0;
+        for (int32_t b = 0; b < (a->lens[i] + BLOCK - 1) / BLOCK; b++)
+            a->tables[i][b] = (next++ * 5) % BLOCKS;
+        a->starts[i + 1] = row += query;
+    }
+    return row;
+}
+
+static folio_device_batch batch_of(const arrays *on_device, int64_t rows)
+{
+    return (folio_device_batch){.struct_size = sizeof(folio_device_batch),
+                                .num_seqs = MAX_SEQS,
+                                .num_query_tokens = rows,
+                                .query_start = on_device->starts,
+                                .seq_lens = on_device->lens,
+                                .blocks = on_device->tables[0],
+                                .row_stride = 10};
+}
+
+/* Update and forwards in one graph; only the arrays change between replays. */
+TEST(device, a_graph_holds_the_update_from_device_arrays)
+{
+    static uint16_t want[MAX_ROWS * ROW], got[MAX_ROWS * ROW];
+    static float want_lse[MAX_ROWS * HEADS], got_lse[MAX_ROWS * HEADS];
+    engine plain, captured;
+    cudaStream_t stream;
+    cudaGraph_t graph;
+    cudaGraphExec_t replay;
+    arrays step, *on_device;
+    folio_plan_findings found = {.struct_size = sizeof found};
+    CUDA_OK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    open_engine(&plain, 0, NULL);
+    open_engine(&captured, FOLIO_PLAN_GRAPH, stream);
+    make_arrays(0, &step);
+    on_device = upload(captured.ctx, &step, sizeof step);
+    folio_device_batch batch = batch_of(on_device, 0);
+    CUDA_OK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    CHECK_OK(folio_plan_update_device(captured.plan, &batch, &captured.run));
+    forward(&captured, MAX_ROWS);
+    CUDA_OK(cudaStreamEndCapture(stream, &graph));
+    CUDA_OK(cudaGraphInstantiate(&replay, graph, 0));
+    for (int number = 0; number < 12; number++) {
+        int64_t rows = make_step(&plain, number);
+        CHECK(make_arrays(number, &step) == rows);
+        CHECK_OK(folio_memory_copy(captured.ctx, on_device, &step, sizeof step, &captured.run));
+        forward(&plain, rows);
+        CUDA_OK(cudaGraphLaunch(replay, stream));
+        read_out(&plain, want, want_lse);
+        read_out(&captured, got, got_lse);
+        CHECK(memcmp(want, got, (size_t)rows * ROW * 2) == 0);
+        CHECK(memcmp(want_lse, got_lse, (size_t)rows * HEADS * 4) == 0);
+        for (int64_t i = rows * ROW; i < MAX_ROWS * ROW; i++) CHECK(got[i] == 0);
+        CHECK_OK(folio_plan_status(captured.plan, &found));
+        CHECK_INT(found.num_checked, number + 1);
+        CHECK_INT(found.bad_seq, -1);
+    }
+    CUDA_OK(cudaGraphExecDestroy(replay));
+    CUDA_OK(cudaGraphDestroy(graph));
+    folio_memory_destroy(captured.ctx, FOLIO_MEMORY_DEVICE, on_device, sizeof step);
+    close_engine(&plain);
+    close_engine(&captured);
+    CUDA_OK(cudaStreamDestroy(stream));
+}
+
+static void spoil_block(arrays *a) { a->tables[2][0] = BLOCKS; }
+static void spoil_seen_hole(arrays *a) { a->tables[2][1] = -1; }
+static void spoil_length(arrays *a) { a->lens[2] = 10 * BLOCK + 1; }
+static void spoil_short(arrays *a) { a->lens[2] = 1; }
+static void spoil_negative(arrays *a) { a->lens[2] = -3; }
+
+/* A bad sequence is emptied, named, and the others are computed. */
+TEST(device, a_bad_sequence_is_emptied)
+{
+    static const struct {
+        void (*spoil)(arrays *a);
+        const char *word;
+    } cases[] = {{spoil_block, "block table"},
+                 {spoil_seen_hole, "block table"},
+                 {spoil_length, "seq_lens"},
+                 {spoil_short, "seq_lens"},
+                 {spoil_negative, "seq_lens"}};
+    static uint16_t want[MAX_ROWS * ROW], got[MAX_ROWS * ROW];
+    static float lse[MAX_ROWS * HEADS];
+    engine e;
+    open_engine(&e, FOLIO_PLAN_BATCH_INVARIANT, NULL); /* else the others round otherwise */
+    int64_t rows = make_step(&e, 0);
+    forward(&e, rows);
+    read_out(&e, want, lse);
+    for (size_t c = 0; c < sizeof cases / sizeof cases[0]; c++) {
+        arrays step;
+        folio_plan_findings found = {.struct_size = sizeof found};
+        CHECK(make_arrays(0, &step) == rows);
+        cases[c].spoil(&step);
+        arrays *on_device = upload(e.ctx, &step, sizeof step);
+        folio_device_batch batch = batch_of(on_device, rows);
+        CHECK_OK(folio_memory_fill(e.ctx, e.out, 0x7f, MAX_ROWS * ROW * 2, NULL));
+        CHECK_OK(folio_plan_update_device(e.plan, &batch, &e.run));
+        forward(&e, rows);
+        read_out(&e, got, lse);
+        CHECK_REFUSED(folio_plan_status(e.plan, &found), FOLIO_ERR_ARGUMENT, cases[c].word);
+        CHECK_INT(found.bad_seq, 2);
+        size_t first = (size_t)step.starts[2] * ROW, past = (size_t)step.starts[3] * ROW;
+        CHECK(memcmp(want, got, first * 2) == 0);
+        for (size_t i = first; i < past; i++) CHECK(got[i] == 0);
+        for (size_t i = (size_t)step.starts[2] * HEADS; i < (size_t)step.starts[3] * HEADS; i++)
+            CHECK(isinf(lse[i]) && lse[i] < 0);
+        CHECK(memcmp(want + past, got + past, ((size_t)rows * ROW - past) * 2) == 0);
+        folio_memory_destroy(e.ctx, FOLIO_MEMORY_DEVICE, on_device, sizeof step);
+    }
+    close_engine(&e);
 }
 
 typedef struct {

@@ -5,20 +5,10 @@
 #ifndef FOLIOI_CUDA_ATTEND_H
 #define FOLIOI_CUDA_ATTEND_H
 
+#include "backends/cuda/cuda_step.h"
 #include "cache/kv_layout.h"
 
 #include <cuda_runtime_api.h>
-
-/** One sequence as one attention type sees it; rows count in q and out, new rows in k and v. */
-typedef struct folioi_cuda_seq {
-    int64_t query_row, new_row;
-    int64_t first_query_pos, first_key_pos;
-    int64_t table;       /* its block table begins at blocks[table]            */
-    int32_t query_len;   /* 0: nothing to do                                   */
-    int32_t key_len;     /* keys, cached ones first                            */
-    int32_t context_len; /* of them, those cached before this step             */
-    int32_t causal;
-} folioi_cuda_seq;
 
 /** Rows of numbers: element (row, head, d) at row * token + head * head_stride + d. */
 typedef struct folioi_cuda_rows {
@@ -33,6 +23,12 @@ typedef struct folioi_cuda_side {
     folioi_address at, scales_at;
     float scale; /* fp8: stored numbers are multiplied with it; else 1 */
 } folioi_cuda_side;
+
+/** Are the numbers of one token and head neighbours? What kernels on tensor cores read. */
+static inline bool folioi_cuda_has_rows(const folioi_cuda_side *side)
+{
+    return side->at.token_tile == 1 && side->at.dim_tile == 1 && side->at.dim_tile_stride == 1;
+}
 
 /** One layer. */
 typedef struct folioi_cuda_layer {
@@ -51,21 +47,6 @@ typedef struct folioi_cuda_layer {
     folioi_cuda_side k, v;
 } folioi_cuda_layer;
 
-/** Counts of a step: in device memory, since a captured graph meets other ones when it is replayed. */
-typedef struct folioi_cuda_counts {
-    int32_t num_seqs;
-    int32_t reserved;
-    int64_t num_rows; /* of the batch */
-} folioi_cuda_counts;
-
-/** One step: everything in device memory. */
-typedef struct folioi_cuda_step {
-    const folioi_cuda_counts *counts;
-    const folioi_cuda_seq *seqs; /* [num_seqs], their rows one after another */
-    const int32_t *blocks;
-    int64_t out_rows; /* of out, padding included: the launch covers them */
-} folioi_cuda_step;
-
 #if defined(__cplusplus)
 extern "C" {
 #endif
@@ -73,6 +54,9 @@ extern "C" {
 /** Any type, layout and option, a warp for each row and head: the device's own measure of right. */
 cudaError_t folioi_cuda_plain(const folioi_cuda_layer *layer, const folioi_cuda_step *step,
                               cudaStream_t stream);
+/** Its part for rows of out that no sequence has: zeros. */
+cudaError_t folioi_cuda_pad(const folioi_cuda_layer *layer, const folioi_cuda_step *step,
+                            cudaStream_t stream);
 
 #if defined(__cplusplus)
 }

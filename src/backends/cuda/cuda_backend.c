@@ -89,7 +89,8 @@ static folio_status open_device(folio_context *ctx, int32_t number)
         ctx->device_state = NULL;
         return status;
     }
-    d->num_sms = p.multiProcessorCount;
+    d->sm = (folioi_cuda_sm){p.multiProcessorCount, (int32_t)p.sharedMemPerMultiprocessor,
+                             (int32_t)p.sharedMemPerBlockOptin};
     snprintf(d->name, sizeof d->name, "%s", p.name);
     ctx->device = d->name;
     folioi_cuda_leave(ctx, before);
@@ -171,7 +172,7 @@ static const void *kernels(const char *cap, const char **level)
 }
 
 static const folio_feature features[] = {
-#define X(name, summary, refusal) {#name, summary, sizeof(refusal) == 1, refusal},
+#define X(name, summary, refusal, device) {#name, summary, sizeof(device) == 1, device},
 #include "features.def"
 #undef X
 };
@@ -202,6 +203,8 @@ static const folioi_backend backend = {
     .plan_create = folioi_cuda_plan_create,
     .plan_destroy = folioi_cuda_plan_destroy,
     .plan_update = folioi_cuda_plan_update,
+    .plan_update_device = folioi_cuda_plan_update_device,
+    .plan_status = folioi_cuda_plan_status,
     .plan_describe = folioi_cuda_plan_describe,
     .write = folioi_cuda_write,
     .forward = folioi_cuda_forward,

@@ -3,6 +3,7 @@
 #define FOLIOI_CUDA_BACKEND_H
 
 #include "backends/cuda/cuda_move.h"
+#include "backends/cuda/decode.h"
 #include "cuda_library.h"
 
 /** The core's functions, set when the library is loaded. */
@@ -11,7 +12,7 @@ extern const folioi_cuda_core *folioi_core;
 /** A context's device. */
 typedef struct folioi_cuda_device {
     int number;
-    int num_sms;
+    folioi_cuda_sm sm;
     char name[256];
 } folioi_cuda_device;
 
@@ -36,6 +37,9 @@ folio_status folioi_cuda_plan_create(const folioi_plan_shape *shape, void **stat
                                      size_t *workspace_size);
 void folioi_cuda_plan_destroy(const folioi_plan_shape *shape, void *state);
 folio_status folioi_cuda_plan_update(void *state, const folio_batch *batch, void *stream);
+folio_status folioi_cuda_plan_update_device(void *state, const folio_device_batch *batch,
+                                            void *stream);
+folio_status folioi_cuda_plan_status(const void *state, folio_plan_findings *out);
 void folioi_cuda_plan_describe(const void *state, int32_t attention, folio_attention_type type,
                                folio_plan_info *info);
 folio_status folioi_cuda_forward(const folioi_call *call);

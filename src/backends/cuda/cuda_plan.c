@@ -1,36 +1,21 @@
 /*
- * cuda_plan.c: a plan on the device: the step's sequences, block tables and slots, copied there once per update and
- * read by every layer, at places that never move: a captured graph finds the next step's there.
+ * cuda_plan.c: plans on the device created, and updated with a batch: its sequences, block tables and slots are copied
+ * there once per step, one launch makes the work lists, and every layer reads them.
  */
-#include "backends/cuda/cuda_backend.h"
+#include "backends/cuda/cuda_plan.h"
 
 #include <string.h>
 
-enum { NUM_STAGES = 2 }; /* the host fills one while the other is on its way */
+/* ------------------------------------------------------------------------------------------- create */
 
-/* One array of a plan: where it lies in the arena, and how many bytes it can have. */
-typedef struct {
-    size_t at, bytes;
-} place;
-
-typedef struct {
-    folioi_plan_shape shape;
-    place counts[FOLIO_NUM_ATTENTION_TYPES], seqs[FOLIO_NUM_ATTENTION_TYPES];
-    place blocks, cross_blocks, slots, cross_slots;
-    size_t bytes;
-    char *device, *stage[NUM_STAGES];
-    cudaEvent_t copied[NUM_STAGES]; /* the copy out of a stage is done */
-    int turn;
-} cuda_plan;
-
-static place take(cuda_plan *p, int64_t count, size_t size)
+static folioi_cuda_place take(folioi_cuda_plan *p, int64_t count, size_t size)
 {
-    place at = {p->bytes, (size_t)count * size};
-    p->bytes += (at.bytes + FOLIOI_ALIGN - 1) / FOLIOI_ALIGN * FOLIOI_ALIGN;
+    folioi_cuda_place at = {p->bytes, (size_t)count * size};
+    p->bytes += (size_t)round_up((int64_t)at.bytes, 256);
     return at;
 }
 
-static void lay_out(cuda_plan *p)
+static void lay_out(folioi_cuda_plan *p)
 {
     const folio_plan_desc *d = &p->shape.desc;
     uint32_t types = 0;
@@ -49,18 +34,48 @@ static void lay_out(cuda_plan *p)
         p->cross_blocks = take(p, tables, sizeof(int32_t));
         p->cross_slots = take(p, d->max_encoder_tokens, sizeof(int64_t));
     }
+    p->staged_bytes = p->bytes;
+    p->problems = take(p, d->max_seqs, sizeof(int32_t));
+    p->num_checked = take(p, 1, sizeof(uint32_t));
+    p->jobs = take(p, 2 * (int64_t)p->num_lists, sizeof(folioi_cuda_job));
+    for (int32_t i = 0; i < p->num_lists; i++) {
+        folioi_cuda_list *list = &p->lists[i];
+        if (list->limit.decode_rows > 0) list->schedule = take(p, 1, list->decode.schedule_bytes);
+        list->tiles = take(p, list->num_tiles, sizeof(folioi_prefill_tile));
+    }
 }
 
-static folio_status reserve(cuda_plan *p)
+static folio_status reserve(folioi_cuda_plan *p)
 {
     const folio_context *ctx = p->shape.ctx;
     const folioi_device *memory = ctx->backend->memory;
     TRY(memory->alloc(ctx, FOLIO_MEMORY_DEVICE, p->bytes, "a plan", (void **)&p->device));
-    for (int i = 0; i < NUM_STAGES; i++) {
-        TRY(memory->alloc(ctx, FOLIO_MEMORY_HOST, p->bytes, "a plan", (void **)&p->stage[i]));
+    TRY_CUDA(cudaMemset(folioi_cuda_at(p, p->num_checked), 0, sizeof(uint32_t)), "filling memory");
+    TRY(memory->alloc(ctx, FOLIO_MEMORY_HOST, sizeof *p->word, "a plan", (void **)&p->word));
+    *p->word = 0;
+    for (int i = 0; i < FOLIOI_CUDA_STAGES; i++) {
+        TRY(memory->alloc(ctx, FOLIO_MEMORY_HOST, p->staged_bytes, "a plan",
+                          (void **)&p->stage[i]));
         TRY_CUDA(cudaEventCreateWithFlags(&p->copied[i], cudaEventDisableTiming), "a plan's event");
     }
     return FOLIO_OK;
+}
+
+/* Everything a new plan owns; on error what was made is left for folioi_cuda_plan_destroy. */
+static folio_status build(folioi_cuda_plan *p)
+{
+    const folio_allocator *a = &p->shape.ctx->allocator;
+    int64_t most = (int64_t)p->shape.desc.num_attentions * FOLIO_NUM_ATTENTION_TYPES;
+    void *memory;
+    TRY(folioi_core->alloc(a, most * (int64_t)sizeof *p->lists, "a plan", &memory));
+    p->lists = memory;
+    TRY(folioi_core->alloc(a, most * (int64_t)sizeof *p->list_of, "a plan", &memory));
+    p->list_of = memory;
+    p->may_pad = (p->shape.desc.flags & FOLIO_PLAN_GRAPH) != 0;
+    folioi_cuda_lists_init(p);
+    lay_out(p);
+    TRY(reserve(p));
+    return folioi_cuda_lists_start(p);
 }
 
 folio_status folioi_cuda_plan_create(const folioi_plan_shape *shape, void **state,
@@ -68,13 +83,12 @@ folio_status folioi_cuda_plan_create(const folioi_plan_shape *shape, void **stat
 {
     void *memory;
     int before;
-    TRY(folioi_core->alloc(&shape->ctx->allocator, sizeof(cuda_plan), "a plan", &memory));
-    cuda_plan *p = memory;
+    TRY(folioi_core->alloc(&shape->ctx->allocator, sizeof(folioi_cuda_plan), "a plan", &memory));
+    folioi_cuda_plan *p = memory;
     p->shape = *shape;
-    lay_out(p);
     folio_status status = folioi_cuda_enter(shape->ctx, &before);
     if (status == FOLIO_OK) {
-        status = reserve(p);
+        status = build(p);
         folioi_cuda_leave(shape->ctx, before);
     }
     if (status != FOLIO_OK) {
@@ -83,31 +97,41 @@ folio_status folioi_cuda_plan_create(const folioi_plan_shape *shape, void **stat
     }
     *state = p;
     *workspace_size = 0;
+    for (int32_t i = 0; i < p->num_lists; i++)
+        if (p->lists[i].limit.decode_rows > 0 &&
+            p->lists[i].decode.workspace_bytes > *workspace_size)
+            *workspace_size = p->lists[i].decode.workspace_bytes;
     return FOLIO_OK;
 }
 
 void folioi_cuda_plan_destroy(const folioi_plan_shape *shape, void *state)
 {
-    cuda_plan *p = state;
+    folioi_cuda_plan *p = state;
     const folioi_device *memory = shape->ctx->backend->memory;
     memory->free(shape->ctx, FOLIO_MEMORY_DEVICE, p->device);
-    for (int i = 0; i < NUM_STAGES; i++) {
+    memory->free(shape->ctx, FOLIO_MEMORY_HOST, p->word);
+    for (int i = 0; i < FOLIOI_CUDA_STAGES; i++) {
         if (p->copied[i] != NULL) (void)cudaEventDestroy(p->copied[i]);
         memory->free(shape->ctx, FOLIO_MEMORY_HOST, p->stage[i]);
     }
-    folioi_core->free(&shape->ctx->allocator, p, sizeof *p);
+    int64_t most = (int64_t)shape->desc.num_attentions * FOLIO_NUM_ATTENTION_TYPES;
+    const folio_allocator *a = &shape->ctx->allocator;
+    folioi_core->free(a, p->lists, most * (int64_t)sizeof *p->lists);
+    folioi_core->free(a, p->list_of, most * (int64_t)sizeof *p->list_of);
+    folioi_core->free(a, p, sizeof *p);
 }
 
 /* ------------------------------------------------------------------------------------------- update */
 
 typedef struct {
-    cuda_plan *plan;
+    folioi_cuda_plan *plan;
     char *stage;
     cudaStream_t stream;
 } update;
 
 /* `bytes` of an array to its place on the device; those past `used` of them are -1. */
-static folio_status send(const update *u, place to, const void *from, size_t used, size_t bytes)
+static folio_status send(const update *u, folioi_cuda_place to, const void *from, size_t used,
+                         size_t bytes)
 {
     if (bytes == 0) return FOLIO_OK;
     char *stage = u->stage + to.at;
@@ -120,7 +144,7 @@ static folio_status send(const update *u, place to, const void *from, size_t use
 
 static folio_status send_seqs(const update *u, const folio_batch *batch, folio_attention_type type)
 {
-    cuda_plan *p = u->plan;
+    folioi_cuda_plan *p = u->plan;
     bool cross = type == FOLIO_ENCODER_DECODER;
     const int32_t *tables = cross ? batch->cross_blocks.data : batch->blocks.data;
     folioi_cuda_seq *seqs = (void *)(u->stage + p->seqs[type].at);
@@ -140,6 +164,7 @@ static folio_status send_seqs(const update *u, const folio_batch *batch, folio_a
         };
         counts.num_rows = r.query_row + r.query_len;
     }
+    folioi_cuda_lists_update(p, type, seqs, batch->num_seqs);
     size_t bytes = (size_t)batch->num_seqs * sizeof *seqs;
     TRY(send(u, p->counts[type], &counts, sizeof counts, sizeof counts));
     if (bytes == 0) return FOLIO_OK;
@@ -151,7 +176,7 @@ static folio_status send_seqs(const update *u, const folio_batch *batch, folio_a
 /* All slots of a graph plan are sent: rows past the batch's are stored nowhere. */
 static folio_status send_all(const update *u, const folio_batch *batch)
 {
-    cuda_plan *p = u->plan;
+    folioi_cuda_plan *p = u->plan;
     bool graph = (p->shape.desc.flags & FOLIO_PLAN_GRAPH) != 0;
     for (int t = 0; t < FOLIO_NUM_ATTENTION_TYPES; t++)
         if (p->seqs[t].bytes > 0) TRY(send_seqs(u, batch, (folio_attention_type)t));
@@ -172,95 +197,137 @@ static folio_status send_all(const update *u, const folio_batch *batch)
 
 folio_status folioi_cuda_plan_update(void *state, const folio_batch *batch, void *stream)
 {
-    cuda_plan *p = state;
+    folioi_cuda_plan *p = state;
     int before;
     TRY(folioi_cuda_enter(p->shape.ctx, &before));
-    int turn = p->turn = (p->turn + 1) % NUM_STAGES;
+    int turn = p->turn = (p->turn + 1) % FOLIOI_CUDA_STAGES;
     update u = {p, p->stage[turn], stream};
     /* what was sent from this stage two updates ago has long arrived */
     folio_status status =
         folioi_cuda_status(cudaEventSynchronize(p->copied[turn]), "waiting for a plan's copy");
     if (status == FOLIO_OK) status = send_all(&u, batch);
     if (status == FOLIO_OK)
+        status = folioi_cuda_status(
+            folioi_cuda_schedule(folioi_cuda_at(p, p->jobs), p->num_jobs, NULL, NULL, stream),
+            "kernel schedule");
+    if (status == FOLIO_OK)
         status = folioi_cuda_status(cudaEventRecord(p->copied[turn], stream), "a plan's event");
+    p->may_pad = (p->shape.desc.flags & FOLIO_PLAN_GRAPH) != 0;
     folioi_cuda_leave(p->shape.ctx, before);
     return status;
+}
+
+/* ------------------------------------------------------------------------------- update on the device */
+
+static bool has_type(const folioi_cuda_plan *p, folio_attention_type type)
+{
+    return p->seqs[type].bytes > 0;
+}
+
+/* A window as wide as the widest of the plan's, for blocks that nobody sees. */
+static void widest_window(const folioi_plan_shape *shape, int64_t *left, int64_t *right)
+{
+    *left = *right = 0;
+    for (int32_t i = 0; i < shape->desc.num_attentions; i++) {
+        const folio_attention_desc *a = &shape->attentions[i]->desc;
+        if (!(shape->types[i] & FOLIO_TYPE_BIT(FOLIO_DECODER))) continue;
+        if (*left >= 0) *left = a->window_left < 0 ? -1 : max_i64(*left, a->window_left);
+        if (*right >= 0) *right = a->window_right < 0 ? -1 : max_i64(*right, a->window_right);
+    }
+}
+
+static folioi_device_step step_of(const folioi_cuda_plan *p, const folio_device_batch *b)
+{
+    const folio_plan_desc *d = &p->shape.desc;
+    bool decoder = has_type(p, FOLIO_DECODER), encoder = has_type(p, FOLIO_ENCODER_ONLY);
+    folioi_device_step s = {
+        .num_seqs = (int32_t)b->num_seqs,
+        .query_start = b->query_start,
+        .seq_lens = b->seq_lens,
+        .causality = b->causality,
+        .slots = b->slot_mapping,
+        .first_query_pos = b->first_query_pos,
+        .first_key_pos = b->first_key_pos,
+        .blocks = decoder ? b->blocks : NULL,
+        .table_start = b->table_start,
+        .row_stride = b->row_stride,
+        .num_table_entries = b->num_table_entries,
+        .num_rows = b->num_query_tokens,
+        .max_query_len = d->max_query_len,
+        .max_seq_len = d->max_seq_len,
+        .num_blocks = d->num_blocks,
+        .block_size = d->block_size,
+        .problems = folioi_cuda_at(p, p->problems),
+    };
+    widest_window(&p->shape, &s.window_left, &s.window_right);
+    if (encoder) {
+        s.counts[0] = folioi_cuda_at(p, p->counts[FOLIO_ENCODER_ONLY]);
+        s.encoder_only = folioi_cuda_at(p, p->seqs[FOLIO_ENCODER_ONLY]);
+    }
+    if (!decoder) return s;
+    s.counts[1] = folioi_cuda_at(p, p->counts[FOLIO_DECODER]);
+    s.decoder = folioi_cuda_at(p, p->seqs[FOLIO_DECODER]);
+    s.tables = folioi_cuda_at(p, p->blocks);
+    s.table_stride = d->block_size > 0 ? ceil_div(d->max_seq_len, d->block_size) : 0;
+    s.slots_out = folioi_cuda_at(p, p->slots);
+    s.slots_room = d->max_query_tokens;
+    return s;
+}
+
+folio_status folioi_cuda_plan_update_device(void *state, const folio_device_batch *batch,
+                                            void *stream)
+{
+    folioi_cuda_plan *p = state;
+    int before;
+    folioi_device_step step = step_of(p, batch);
+    folioi_cuda_report report = {folioi_cuda_at(p, p->num_checked), p->word};
+    TRY(folioi_cuda_enter(p->shape.ctx, &before));
+    p->may_pad = true;
+    for (int t = 0; t < FOLIO_NUM_ATTENTION_TYPES; t++)
+        folioi_cuda_lists_update(p, (folio_attention_type)t, NULL, 0);
+    folio_status status =
+        folioi_cuda_status(folioi_cuda_check_step(&step, stream), "kernel check_step");
+    if (status == FOLIO_OK)
+        status = folioi_cuda_status(
+            folioi_cuda_schedule(folioi_cuda_at(p, p->jobs), p->num_jobs, &step, &report, stream),
+            "kernel schedule");
+    folioi_cuda_leave(p->shape.ctx, before);
+    return status;
+}
+
+folio_status folioi_cuda_plan_status(const void *state, folio_plan_findings *out)
+{
+    static const char *const sentences[FOLIOI_STEP_NUM_PROBLEMS] = {
+        [FOLIOI_STEP_QUERY_START] =
+            "query_start falls, does not begin at 0 or passes the rows of q",
+        [FOLIOI_STEP_QUERY_LEN] = "its query is longer than the plan's max_query_len",
+        [FOLIOI_STEP_SEQ_LEN] =
+            "seq_lens is negative, below the query's length or above max_seq_len",
+        [FOLIOI_STEP_NO_TABLE] = "it has a context, and blocks is NULL",
+        [FOLIOI_STEP_TABLE_START] = "table_start leaves its table outside of blocks or too short",
+        [FOLIOI_STEP_BLOCK] =
+            "an entry of its block table that its rows see is outside [0, num_blocks)",
+        [FOLIOI_STEP_SLOT] = "a slot is outside [-1, num_blocks * block_size)",
+        [FOLIOI_STEP_POSITION] = "a position is 2^40 or more in size",
+        [FOLIOI_STEP_CAUSALITY] = "causality is none of folio_causality",
+    };
+    const folioi_cuda_plan *p = state;
+    uint64_t word = *(const volatile uint64_t *)p->word;
+    uint32_t problem = word & 0xff;
+    out->num_checked = (int64_t)(word >> 40);
+    out->bad_seq = (int64_t)(word >> 8 & 0xffffffff) - 1;
+    if (out->bad_seq < 0) return FOLIO_OK;
+    const char *why = problem < FOLIOI_STEP_NUM_PROBLEMS ? sentences[problem] : NULL;
+    return folioi_core->fail(FOLIO_ERR_ARGUMENT, "seq %lld was emptied on the device: %s",
+                             (long long)out->bad_seq, why != NULL ? why : "for no known reason");
 }
 
 void folioi_cuda_plan_describe(const void *state, int32_t attention, folio_attention_type type,
                                folio_plan_info *info)
 {
-    (void)state;
-    (void)attention;
-    (void)type;
-    info->kernel = "plain_cuda";
+    const folioi_cuda_plan *p = state;
+    int32_t number = p->list_of[attention * FOLIO_NUM_ATTENTION_TYPES + (int)type];
+    info->kernel = number < 0 ? "plain" : "mma";
     info->num_items = 1;
-}
-
-/* ------------------------------------------------------------------------------------------ forward */
-
-static folioi_cuda_layer layer_of(const folioi_call *call)
-{
-    const folio_attention_desc *a = call->attention;
-    const folio_tensors *t = &call->tensors;
-    folioi_cuda_layer l = {
-        .dtype = a->dtype,
-        .kv_dtype = a->kv_dtype,
-        .num_heads = a->num_heads,
-        .num_kv_heads = a->num_kv_heads,
-        .k_dims = a->k_head_size,
-        .v_dims = a->v_head_size,
-        .scale = a->scale,
-        .soft_cap = a->soft_cap,
-        .window_left = a->window_left,
-        .window_right = a->window_right,
-        .q = rows_of(&t->q),
-        .out = rows_of(&t->out),
-        .new_k = rows_of(&t->k),
-        .new_v = rows_of(&t->v),
-        .lse = t->lse,
-        .lse_token = t->lse_token_stride,
-        .lse_head = t->lse_head_stride,
-        .slopes = t->slopes,
-        .sinks = t->sinks,
-        .bias = t->bias,
-        .cached = call->cached,
-        .append = call->append,
-    };
-    if (call->cached) {
-        l.block_size = call->layer.format->desc.block_size;
-        l.k = folioi_cuda_side_of(&call->layer, FOLIOI_K, t->k_scale);
-        l.v = folioi_cuda_side_of(&call->layer, FOLIOI_V, t->v_scale);
-    }
-    return l;
-}
-
-static folio_status run(const folioi_call *call)
-{
-    const cuda_plan *p = call->plan_state;
-    const folio_tensors *t = &call->tensors;
-    bool cross = call->type == FOLIO_ENCODER_DECODER;
-    if (call->slots != NULL) {
-        folioi_kv_tensors kv = {t->k, t->v, t->k_scale, t->v_scale};
-        const char *slots = p->device + (cross ? p->cross_slots.at : p->slots.at);
-        TRY(folioi_cuda_store(&call->layer, &kv, (const int64_t *)(const void *)slots, t->k.tokens,
-                              call->stream));
-    }
-    folioi_cuda_layer layer = layer_of(call);
-    folioi_cuda_step step = {
-        .counts = (const void *)(p->device + p->counts[call->type].at),
-        .seqs = (const void *)(p->device + p->seqs[call->type].at),
-        .blocks = (const void *)(p->device + (cross ? p->cross_blocks.at : p->blocks.at)),
-        .out_rows = t->out.tokens,
-    };
-    return folioi_cuda_status(folioi_cuda_plain(&layer, &step, call->stream), "kernel plain");
-}
-
-folio_status folioi_cuda_forward(const folioi_call *call)
-{
-    int before;
-    TRY(folioi_cuda_enter(call->shape->ctx, &before));
-    folio_status status = run(call);
-    folioi_cuda_leave(call->shape->ctx, before);
-    return status;
+    if (number >= 0) info->split_len = p->lists[number].decode.split_len;
 }

@@ -24,7 +24,7 @@ struct row {
     int64_t own;   /* the key whose position is its own */
 };
 
-/* The sequence that a row of q belongs to; -1: padding. */
+/* The sequence that a row of q belongs to; -1: none, or one that was refused. */
 __device__ int32_t find_seq(const folioi_cuda_step &s, int64_t row)
 {
     int32_t low = 0,
@@ -35,7 +35,7 @@ __device__ int32_t find_seq(const folioi_cuda_step &s, int64_t row)
         if (s.seqs[middle].query_row <= row) low = middle;
         else high = middle;
     }
-    return low;
+    return row - s.seqs[low].query_row < s.seqs[low].query_len ? low : -1;
 }
 
 /* Where the numbers of key j begin, of K or V, and how to read them. */
@@ -171,8 +171,9 @@ __device__ void finish(const folioi_cuda_layer &l, int64_t at, int32_t head, con
     }
 }
 
-__global__ void __launch_bounds__(WARP *WARPS) plain(const __grid_constant__ folioi_cuda_layer l,
-                                                     const __grid_constant__ folioi_cuda_step step)
+__global__ void __launch_bounds__(WARP *WARPS)
+    plain(const __grid_constant__ folioi_cuda_layer l,
+          const __grid_constant__ folioi_cuda_step step, bool only_padding)
 {
     __shared__ float queries[WARPS][MAX_DIMS];
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
@@ -182,6 +183,7 @@ __global__ void __launch_bounds__(WARP *WARPS) plain(const __grid_constant__ fol
     r.head = (int32_t)(unit % l.num_heads);
     r.kv_head = r.head / (l.num_heads / l.num_kv_heads);
     r.seq_index = find_seq(step, at);
+    if (only_padding && r.seq_index >= 0) return;
     state s = {-INFINITY, 0.0f, false, {0}};
     if (r.seq_index >= 0) {
         r.seq = step.seqs[r.seq_index];
@@ -200,11 +202,24 @@ __global__ void __launch_bounds__(WARP *WARPS) plain(const __grid_constant__ fol
 
 } // namespace
 
-cudaError_t folioi_cuda_plain(const folioi_cuda_layer *layer, const folioi_cuda_step *step,
-                              cudaStream_t stream)
+static cudaError_t launch(const folioi_cuda_layer *layer, const folioi_cuda_step *step,
+                          bool only_padding, cudaStream_t stream)
 {
     int64_t units = step->out_rows * layer->num_heads;
     if (units == 0) return cudaSuccess;
-    plain<<<(unsigned)ceil_div(units, WARPS), WARP * WARPS, 0, stream>>>(*layer, *step);
+    plain<<<(unsigned)ceil_div(units, WARPS), WARP * WARPS, 0, stream>>>(*layer, *step,
+                                                                         only_padding);
     return cudaGetLastError();
+}
+
+cudaError_t folioi_cuda_plain(const folioi_cuda_layer *layer, const folioi_cuda_step *step,
+                              cudaStream_t stream)
+{
+    return launch(layer, step, false, stream);
+}
+
+cudaError_t folioi_cuda_pad(const folioi_cuda_layer *layer, const folioi_cuda_step *step,
+                            cudaStream_t stream)
+{
+    return launch(layer, step, true, stream);
 }

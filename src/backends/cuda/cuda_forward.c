@@ -1,0 +1,105 @@
+/* cuda_forward.c: one layer's forward: new K and V are stored, then each kernel family computes its sequences. */
+#include "backends/cuda/cuda_plan.h"
+
+static folioi_cuda_layer layer_of(const folioi_call *call)
+{
+    const folio_attention_desc *a = call->attention;
+    const folio_tensors *t = &call->tensors;
+    folioi_cuda_layer l = {
+        .dtype = a->dtype,
+        .kv_dtype = a->kv_dtype,
+        .num_heads = a->num_heads,
+        .num_kv_heads = a->num_kv_heads,
+        .k_dims = a->k_head_size,
+        .v_dims = a->v_head_size,
+        .scale = a->scale,
+        .soft_cap = a->soft_cap,
+        .window_left = a->window_left,
+        .window_right = a->window_right,
+        .q = rows_of(&t->q),
+        .out = rows_of(&t->out),
+        .new_k = rows_of(&t->k),
+        .new_v = rows_of(&t->v),
+        .lse = t->lse,
+        .lse_token = t->lse_token_stride,
+        .lse_head = t->lse_head_stride,
+        .slopes = t->slopes,
+        .sinks = t->sinks,
+        .bias = t->bias,
+        .cached = call->cached,
+        .append = call->append,
+    };
+    if (call->cached) {
+        l.block_size = call->layer.format->desc.block_size;
+        l.k = folioi_cuda_side_of(&call->layer, FOLIOI_K, t->k_scale);
+        l.v = folioi_cuda_side_of(&call->layer, FOLIOI_V, t->v_scale);
+    }
+    return l;
+}
+
+static folio_status store(const folioi_cuda_plan *p, const folioi_call *call)
+{
+    const folio_tensors *t = &call->tensors;
+    folioi_kv_tensors kv = {t->k, t->v, t->k_scale, t->v_scale};
+    bool cross = call->type == FOLIO_ENCODER_DECODER;
+    const int64_t *slots = folioi_cuda_at(p, cross ? p->cross_slots : p->slots);
+    return folioi_cuda_store(&call->layer, &kv, slots, t->k.tokens, call->stream);
+}
+
+static folio_status attend(const folioi_cuda_plan *p, const folioi_call *call,
+                           const folioi_cuda_list *list, const folioi_cuda_layer *layer,
+                           const folioi_cuda_step *step)
+{
+    cudaStream_t stream = call->stream;
+    int32_t shared = list->limits.sm.shared_of_block;
+    if (list->now.prefills)
+        TRY_CUDA(folioi_cuda_prefill(layer, step, folioi_cuda_at(p, list->tiles), list->num_tiles,
+                                     shared, stream),
+                 "kernel prefill");
+    if (list->now.decode_rows == 0) {
+        if (!p->may_pad) return FOLIO_OK;
+        return folioi_cuda_status(folioi_cuda_pad(layer, step, stream), "kernel pad");
+    }
+    if (call->foreign_workspace)
+        TRY_CUDA(cudaMemsetAsync(call->workspace, 0, list->decode.counter_bytes, stream),
+                 "clearing a workspace");
+    return folioi_cuda_status(folioi_cuda_decode(layer, step, &list->decode, list->now.decode_rows,
+                                                 call->workspace, stream),
+                              "kernel decode");
+}
+
+/* Do the kernels on tensor cores take all that this layer has? By the plan alone where the batch must not matter. */
+static bool is_taken(const folioi_cuda_list *list, const folioi_cuda_layer *layer)
+{
+    const folioi_cuda_work *work = list->limits.batch_invariant ? &list->limit : &list->now;
+    return (!work->prefills || folioi_cuda_prefill_takes(layer)) &&
+           (work->decode_rows == 0 || folioi_cuda_decode_takes(layer));
+}
+
+static folio_status run(const folioi_call *call)
+{
+    const folioi_cuda_plan *p = call->plan_state;
+    bool cross = call->type == FOLIO_ENCODER_DECODER;
+    if (call->stores) TRY(store(p, call));
+    folioi_cuda_layer layer = layer_of(call);
+    folioi_cuda_step step = {
+        .counts = folioi_cuda_at(p, p->counts[call->type]),
+        .seqs = folioi_cuda_at(p, p->seqs[call->type]),
+        .blocks = folioi_cuda_at(p, cross ? p->cross_blocks : p->blocks),
+        .out_rows = call->tensors.out.tokens,
+    };
+    int32_t number =
+        p->list_of[call->attention_index * FOLIO_NUM_ATTENTION_TYPES + (int)call->type];
+    if (number >= 0 && is_taken(&p->lists[number], &layer))
+        return attend(p, call, &p->lists[number], &layer, &step);
+    return folioi_cuda_status(folioi_cuda_plain(&layer, &step, call->stream), "kernel plain");
+}
+
+folio_status folioi_cuda_forward(const folioi_call *call)
+{
+    int before;
+    TRY(folioi_cuda_enter(call->shape->ctx, &before));
+    folio_status status = run(call);
+    folioi_cuda_leave(call->shape->ctx, before);
+    return status;
+}

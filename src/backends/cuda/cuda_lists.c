@@ -1,0 +1,125 @@
+/* cuda_lists.c: which work lists a plan keeps, and what a step asks of them. */
+#include "backends/cuda/cuda_plan.h"
+
+#include <string.h>
+
+static int64_t longest_query(const folio_plan_desc *d, folio_attention_type type)
+{
+    return type == FOLIO_ENCODER ? min_i64(d->max_encoder_tokens, d->max_seq_len)
+                                 : d->max_query_len;
+}
+
+static folioi_cuda_list list_of(const folioi_plan_shape *shape, const folio_attention_desc *a,
+                                folio_attention_type type)
+{
+    const folio_plan_desc *d = &shape->desc;
+    int32_t group = a->num_heads / a->num_kv_heads;
+    int64_t longest = longest_query(d, type);
+    bool is_8_bit = a->kv_dtype != FOLIO_F16 && a->kv_dtype != FOLIO_BF16;
+    folioi_cuda_list list = {
+        .type = type,
+        .limits = {.max_seqs = d->max_seqs,
+                   .max_seq_len = d->max_seq_len,
+                   .num_heads = a->num_heads,
+                   .num_kv_heads = a->num_kv_heads,
+                   .k_dims = a->k_head_size,
+                   .v_dims = a->v_head_size,
+                   .kv_bytes = is_8_bit ? 1 : 2,
+                   .max_query_len = (int32_t)min_i64(longest, FOLIOI_DECODE_MAX_ROWS),
+                   .sm = device_of(shape->ctx)->sm,
+                   .batch_invariant = (d->flags & FOLIO_PLAN_BATCH_INVARIANT) != 0},
+        .window_left = a->window_left,
+        .window_right = a->window_right,
+        .shape = folioi_cuda_prefill_shape(group, a->window_left, a->window_right),
+        .limit.prefills = longest * group > FOLIOI_DECODE_MAX_ROWS,
+    };
+    int64_t rows = type == FOLIO_ENCODER ? d->max_encoder_tokens : d->max_query_tokens;
+    folioi_cuda_decode_init(&list.decode, &list.limits);
+    if (group <= FOLIOI_DECODE_MAX_ROWS) list.limit.decode_rows = list.decode.max_rows;
+    if (list.limit.prefills)
+        list.num_tiles =
+            (int32_t)folioi_prefill_capacity(rows, min_i64(d->max_seqs, rows), list.shape.queries);
+    return list;
+}
+
+static bool is_same(const folioi_cuda_list *a, const folioi_cuda_list *b)
+{
+    return a->type == b->type && a->window_left == b->window_left &&
+           a->window_right == b->window_right &&
+           memcmp(&a->limits, &b->limits, sizeof a->limits) == 0;
+}
+
+void folioi_cuda_lists_init(folioi_cuda_plan *p)
+{
+    const folioi_plan_shape *shape = &p->shape;
+    for (int32_t i = 0; i < shape->desc.num_attentions; i++) {
+        const folio_attention_desc *a = &shape->attentions[i]->desc;
+        for (int t = 0; t < FOLIO_NUM_ATTENTION_TYPES; t++) {
+            int32_t *number = &p->list_of[i * FOLIO_NUM_ATTENTION_TYPES + t];
+            *number = -1;
+            if (!(shape->types[i] & FOLIO_TYPE_BIT(t)) || a->dtype == FOLIO_F32) continue;
+            folioi_cuda_list list = list_of(shape, a, (folio_attention_type)t);
+            for (*number = 0; *number < p->num_lists; ++*number)
+                if (is_same(&p->lists[*number], &list)) break;
+            if (*number == p->num_lists) p->lists[p->num_lists++] = list;
+        }
+    }
+}
+
+folio_status folioi_cuda_lists_start(folioi_cuda_plan *p)
+{
+    for (int32_t i = 0; i < p->num_lists; i++) {
+        folioi_cuda_list *list = &p->lists[i];
+        folioi_cuda_job job = {
+            .list = {.seqs = folioi_cuda_at(p, p->seqs[list->type]),
+                     .counts = folioi_cuda_at(p, p->counts[list->type]),
+                     .shape = list->shape,
+                     .tiles = folioi_cuda_at(p, list->tiles),
+                     .capacity = list->num_tiles},
+            .rule = {.group = list->shape.group,
+                     .max_rows = list->decode.max_rows,
+                     .num_slots = list->decode.num_slots,
+                     .split_len = list->decode.split_len,
+                     .window_left = list->window_left,
+                     .window_right = list->window_right},
+        };
+        list->decode.schedule = folioi_cuda_at(p, list->schedule);
+        job.table = folioi_cuda_decode_table(&list->decode);
+        folioi_cuda_job *jobs = folioi_cuda_at(p, p->jobs);
+        for (int decode = 0; decode <= 1; decode++) {
+            if (decode ? list->limit.decode_rows == 0 : !list->limit.prefills) continue;
+            job.is_decode = decode;
+            TRY_CUDA(cudaMemcpy(&jobs[p->num_jobs++], &job, sizeof job, cudaMemcpyHostToDevice),
+                     "copying a plan");
+        }
+    }
+    return FOLIO_OK;
+}
+
+static folioi_cuda_work work_of(int32_t group, const folioi_cuda_seq *seqs, int64_t num_seqs)
+{
+    folioi_cuda_work work = {0, false};
+    for (int64_t i = 0; i < num_seqs; i++) {
+        int32_t rows = (int32_t)min_i64((int64_t)seqs[i].query_len * group, INT32_MAX);
+        if (rows > FOLIOI_DECODE_MAX_ROWS) work.prefills = true;
+        else if (rows > work.decode_rows) work.decode_rows = rows;
+    }
+    return work;
+}
+
+/* A graph is launched for all that may come, and a batch-invariant plan never chooses by the batch. */
+void folioi_cuda_lists_update(folioi_cuda_plan *p, folio_attention_type type,
+                              const folioi_cuda_seq *seqs, int64_t num_seqs)
+{
+    bool graph = (p->shape.desc.flags & FOLIO_PLAN_GRAPH) != 0;
+    for (int32_t i = 0; i < p->num_lists; i++) {
+        folioi_cuda_list *list = &p->lists[i];
+        if (list->type != type) continue;
+        list->now = list->limit;
+        if (graph || seqs == NULL) continue;
+        folioi_cuda_work work = work_of(list->shape.group, seqs, num_seqs);
+        list->now.prefills = work.prefills;
+        if (work.decode_rows == 0 || !list->limits.batch_invariant)
+            list->now.decode_rows = work.decode_rows;
+    }
+}

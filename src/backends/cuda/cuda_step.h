@@ -1,0 +1,53 @@
+/*
+ * cuda_step.h: a step's sequences as kernels on the device read them, and what follows from a sequence's numbers. Plain C:
+ * the host's tests compile it too.
+ */
+#ifndef FOLIOI_CUDA_STEP_H
+#define FOLIOI_CUDA_STEP_H
+
+#include "plan/range.h"
+
+/** One sequence as one attention type sees it; rows count in q and out, new rows in k and v. */
+typedef struct folioi_cuda_seq {
+    int64_t query_row, new_row;
+    int64_t first_query_pos, first_key_pos;
+    int64_t table;       /* its block table begins at blocks[table]            */
+    int32_t query_len;   /* 0: nothing to do                                   */
+    int32_t key_len;     /* keys, cached ones first                            */
+    int32_t context_len; /* of them, those cached before this step             */
+    int32_t causal;
+} folioi_cuda_seq;
+
+/** Counts of a step: in device memory, since a captured graph meets other ones when it is replayed. */
+typedef struct folioi_cuda_counts {
+    int32_t num_seqs;
+    int32_t
+        num_emptied; /* sequences that were refused on the device: query_len 0, but their rows are there */
+    int64_t num_rows; /* of the batch */
+} folioi_cuda_counts;
+
+/** One step: everything in device memory. */
+typedef struct folioi_cuda_step {
+    const folioi_cuda_counts *counts;
+    const folioi_cuda_seq *seqs; /* [num_seqs], their rows one after another */
+    const int32_t *blocks;
+    int64_t out_rows; /* of out, padding included: the launch covers them */
+} folioi_cuda_step;
+
+/** Keys that query i of a sequence sees. */
+SHARED_INLINE folioi_range seq_keys(const folioi_cuda_seq *s, int64_t left, int64_t right,
+                                    int64_t i)
+{
+    return range_around(s->first_query_pos + i - s->first_key_pos, s->key_len, s->causal != 0, left,
+                        right);
+}
+
+/** Rows of one kv head, query_len * group, up to which a sequence is computed by the decode kernels. */
+#define FOLIOI_DECODE_MAX_ROWS 16
+
+SHARED_INLINE bool seq_is_decode(const folioi_cuda_seq *s, int32_t group)
+{
+    return (int64_t)s->query_len * group <= FOLIOI_DECODE_MAX_ROWS;
+}
+
+#endif

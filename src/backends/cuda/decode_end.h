@@ -1,0 +1,247 @@
+/*
+ * decode_end.h: what happens when an item's keys are through: warps add up in their order, a whole
+ * sequence is stored, a part goes to the workspace, and the last block of a sequence merges its parts.
+ */
+#ifndef FOLIOI_DECODE_END_H
+#define FOLIOI_DECODE_END_H
+
+#include "backends/cuda/decode_kernel.h"
+
+/* Warps' sums into sh.out in the order of warps; m and l of the rows into warp_m[0] and warp_l[0]. */
+template <int VMAX, int NT>
+static __device__ __forceinline__ void add_warps(const decode_args &a, const block_shared &sh,
+                                                 const row_state<NT> &rows,
+                                                 float o[VMAX / 16][NT][4], int steps, bool turned,
+                                                 int warp, bool wide)
+{
+    int lane = threadIdx.x & 31, g = lane / 4, t = lane & 3;
+#pragma unroll
+    for (int row = 0; row < 2 * NT; row++) {
+        float l = row_sum(rows.l[row]);
+        int r = 8 * (row / 2) + 2 * t + (row & 1);
+        if (g == 0) {
+            sh.warp_m[warp * 16 + r] = rows.m[row];
+            sh.warp_l[warp * 16 + r] = l;
+        }
+    }
+    __syncthreads();
+    float by[2 * NT];
+#pragma unroll
+    for (int row = 0; row < 2 * NT; row++) {
+        int r = 8 * (row / 2) + 2 * t + (row & 1);
+        float m = -INFINITY;
+        for (int w = 0; w < a.num_warps; w++) m = fmaxf(m, sh.warp_m[w * 16 + r]);
+        by[row] = exp2_fast(rows.m[row] - exp_base(m));
+    }
+    rescale<VMAX, NT>(o, by, wide);
+    float *out = sh.out + warp % a.out_copies * a.out_size;
+    for (int w = 0; w < a.num_warps; w += a.out_copies) {
+        if (warp >= w && warp < w + a.out_copies) {
+#pragma unroll
+            for (int i = 0; i < VMAX / 16; i++) {
+                if (i >= steps) break;
+#pragma unroll
+                for (int n = 0; n < NT; n++) {
+                    if (n > 0 && !wide) break;
+#pragma unroll
+                    for (int e = 0; e < 4; e++) {
+                        int d = 16 * i + (turned ? 2 * g + (e & 2) / 2 : g + (e & 2) * 4);
+                        float *to = out + (8 * n + 2 * t + (e & 1)) * a.out_stride + d;
+                        *to = w == 0 ? o[i][n][e] : *to + o[i][n][e];
+                    }
+                }
+            }
+        }
+        __syncthreads();
+    }
+    if (threadIdx.x < 8 * NT) {
+        int r = threadIdx.x;
+        float m = -INFINITY, l = 0.0f;
+        for (int w = 0; w < a.num_warps; w++) m = fmaxf(m, sh.warp_m[w * 16 + r]);
+        for (int w = 0; w < a.num_warps; w++)
+            l += sh.warp_l[w * 16 + r] * exp2_fast(sh.warp_m[w * 16 + r] - exp_base(m));
+        sh.warp_m[r] = m;
+        sh.warp_l[r] = l;
+    }
+    __syncthreads();
+}
+
+struct row_end {
+    float by, lse; /* what the sum is multiplied with; lse of the row */
+};
+
+/* Number d of row r of an item's sums. */
+static __device__ __forceinline__ float sum_at(const decode_args &a, const block_shared &sh, int r,
+                                               int d)
+{
+    float x = sh.out[r * a.out_stride + d];
+    return a.out_copies > 1 ? x + sh.out[a.out_size + r * a.out_stride + d] : x;
+}
+
+/* A row's sink and normalisation, from its maximum (log2) and sum. */
+static __device__ __forceinline__ row_end end_row(const decode_args &a, float m, float l, int h)
+{
+    float sink = a.layer.sinks != NULL ? a.layer.sinks[h] : -INFINITY;
+    if (l == 0.0f) return {0.0f, sink};
+    float base = exp_base(fmaxf(m, sink * LOG2E));
+    float down = exp2_fast(exp_base(m) - base); /* l counts from 0 where there is no maximum */
+    float sum = l * down + exp2_fast(sink * LOG2E - base);
+    return {down / sum, (base + log2f(sum)) * LN2};
+}
+
+static __device__ __forceinline__ void store_half(const decode_args &a, int64_t index, float x)
+{
+    ((uint16_t *)a.layer.out.data)[index] = float_to_half_bits(x, a.layer.dtype == FOLIO_BF16);
+}
+
+struct out_place {
+    int64_t row;
+    int h;
+};
+
+static __device__ __forceinline__ out_place place_of(const decode_args &a, const folioi_cuda_seq &s,
+                                                     int kv_head, int row)
+{
+    return {s.query_row + row / a.group, kv_head * a.group + row % a.group};
+}
+
+static __device__ __forceinline__ void store_lse(const decode_args &a, out_place at, float lse)
+{
+    if (a.layer.lse != NULL)
+        a.layer.lse[at.row * a.layer.lse_token + at.h * a.layer.lse_head] = lse;
+}
+
+/* An item that is its whole sequence. */
+static __device__ __forceinline__ void store_rows(const decode_args &a, const block_shared &sh,
+                                                  const folioi_cuda_seq &s, int rows, int first_row,
+                                                  int kv_head)
+{
+    int dims = a.layer.v_dims, warp = threadIdx.x / 32, lane = threadIdx.x & 31;
+    for (int r = warp; r < rows; r += a.num_warps) {
+        out_place at = place_of(a, s, kv_head, first_row + r);
+        row_end end = end_row(a, sh.warp_m[r], sh.warp_l[r], at.h);
+        int64_t out = at.row * a.layer.out.token + at.h * a.layer.out.head;
+        bool none = sh.warp_l[r] == 0.0f;
+        for (int d = lane; d < dims; d += 32)
+            store_half(a, out + d, none ? 0.0f : sum_at(a, sh, r, d) * end.by);
+        if (lane == 0) store_lse(a, at, end.lse);
+    }
+}
+
+/* Place of a part's sums: [max_rows][v_dims], m[max_rows], l[max_rows]. */
+static __device__ __forceinline__ float *part_at(const decode_args &a, int64_t store, int kv_head)
+{
+    int64_t size = (int64_t)a.max_rows * (a.layer.v_dims + 2);
+    return a.partials + (store * a.layer.num_kv_heads + kv_head) * size;
+}
+
+static __device__ __forceinline__ void store_part(const decode_args &a, const block_shared &sh,
+                                                  float *part, int rows, int first_row)
+{
+    int dims = a.layer.v_dims, warp = threadIdx.x / 32, lane = threadIdx.x & 31;
+    float *m = part + (int64_t)a.max_rows * dims, *l = m + a.max_rows;
+    for (int r = warp; r < rows; r += a.num_warps) {
+        float *to = part + (int64_t)(first_row + r) * dims;
+        for (int d = lane; d < dims; d += 32) __stcg(to + d, sum_at(a, sh, r, d));
+        if (lane == 0) {
+            __stcg(m + first_row + r, sh.warp_m[r]);
+            __stcg(l + first_row + r, sh.warp_l[r]);
+        }
+    }
+}
+
+/* Is this block the last one to finish a part of its sequence? The counter is left as it was found. */
+static __device__ __forceinline__ bool is_last(int32_t *counter, int num_parts, int *flag)
+{
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        __threadfence();
+        *flag = atomicAdd(counter, 1) == num_parts - 1;
+        if (*flag) *counter = 0;
+        __threadfence();
+    }
+    __syncthreads();
+    return *flag;
+}
+
+/* Parts of a sequence in their order. */
+static __device__ __forceinline__ void merge_parts(const decode_args &a, const folioi_cuda_seq &s,
+                                                   const folioi_decode_item &item, int rows,
+                                                   int first_row, int kv_head)
+{
+    int dims = a.layer.v_dims, quads = dims / 4;
+    int64_t step = (int64_t)a.layer.num_kv_heads * a.max_rows * (dims + 2);
+    const float *part = part_at(a, item.store, kv_head);
+    for (int n = threadIdx.x; n < rows * quads; n += blockDim.x) {
+        int r = n / quads, d = n % quads * 4;
+        const float *m = part + (int64_t)a.max_rows * dims + first_row + r;
+        const float *from = part + (int64_t)(first_row + r) * dims + d;
+        float largest = -INFINITY, l = 0.0f;
+#pragma unroll 8
+        for (int p = 0; p < item.num_parts; p++) largest = fmaxf(largest, __ldcg(m + p * step));
+        float base = exp_base(largest);
+        float4 sum = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll 8
+        for (int p = 0; p < item.num_parts; p++) {
+            float by = exp2_fast(__ldcg(m + p * step) - base);
+            float4 x = __ldcg((const float4 *)(from + p * step));
+            l += __ldcg(m + p * step + a.max_rows) * by;
+            sum.x += x.x * by;
+            sum.y += x.y * by;
+            sum.z += x.z * by;
+            sum.w += x.w * by;
+        }
+        out_place at = place_of(a, s, kv_head, first_row + r);
+        row_end end = end_row(a, largest, l, at.h);
+        int64_t out = at.row * a.layer.out.token + at.h * a.layer.out.head + d;
+        bool none = l == 0.0f;
+        store_half(a, out, none ? 0.0f : sum.x * end.by);
+        store_half(a, out + 1, none ? 0.0f : sum.y * end.by);
+        store_half(a, out + 2, none ? 0.0f : sum.z * end.by);
+        store_half(a, out + 3, none ? 0.0f : sum.w * end.by);
+        if (d == 0) store_lse(a, at, end.lse);
+    }
+}
+
+static __device__ __forceinline__ void end_item(const decode_args &a, const block_shared &sh,
+                                                const folioi_cuda_seq &s,
+                                                const folioi_decode_item &item, int rows,
+                                                int first_row, int kv_head)
+{
+    if (item.num_parts == 1) {
+        store_rows(a, sh, s, rows, first_row, kv_head);
+        return;
+    }
+    store_part(a, sh, part_at(a, item.store + item.part, kv_head), rows, first_row);
+    int32_t *counter =
+        a.counters + ((int64_t)item.seq * a.layer.num_kv_heads + kv_head) * 2 + (first_row > 0);
+    if (is_last(counter, item.num_parts, sh.flag))
+        merge_parts(a, s, item, rows, first_row, kv_head);
+}
+
+/* Rows [first, past) of out become zeros. */
+static __device__ __forceinline__ void store_no_keys(const decode_args &a, int64_t first,
+                                                     int64_t past)
+{
+    int64_t thread = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    int64_t threads = (int64_t)gridDim.x * blockDim.x;
+    int64_t heads = a.layer.num_heads, dims = a.layer.v_dims;
+    for (int64_t n = thread; n < (past - first) * heads * dims; n += threads) {
+        int64_t d = n % dims;
+        out_place at = {first + n / dims / heads, (int)(n / dims % heads)};
+        store_half(a, at.row * a.layer.out.token + at.h * a.layer.out.head + d, 0.0f);
+        if (d == 0) store_lse(a, at, a.layer.sinks != NULL ? a.layer.sinks[at.h] : -INFINITY);
+    }
+}
+
+/* Rows past the batch's, and those of sequences that were refused. */
+static __device__ __noinline__ void store_padding(const decode_args &a)
+{
+    store_no_keys(a, a.counts->num_rows, a.out_rows);
+    for (int i = 0; a.counts->num_emptied > 0 && i < a.counts->num_seqs; i++) {
+        int64_t past = i + 1 < a.counts->num_seqs ? a.seqs[i + 1].query_row : a.counts->num_rows;
+        if (a.seqs[i].query_len == 0) store_no_keys(a, a.seqs[i].query_row, past);
+    }
+}
+
+#endif

@@ -1,0 +1,165 @@
+/*
+ * prefill.cu: attention of sequences with many query rows: one launch per layer computes the step's list of tiles. The grid is
+ * fixed by the list's room, so a graph may hold it.
+ */
+#include "backends/cuda/prefill.h"
+#include "backends/cuda/prefill_kernel.h"
+
+/* T, DK, DV, warps, row tiles of a warp, keys of a tile, blocks of a multiprocessor, plain */
+template <typename T> using plain_64 = prefill_instance<T, 64, 64, 4, 2, 64, 3, true>;
+template <typename T> using plain_128 = prefill_instance<T, 128, 128, 4, 2, 64, 2, true>;
+template <typename T> using plain_256 = prefill_instance<T, 256, 256, 4, 1, 64, 2, true>;
+template <typename T>
+using large_256 = prefill_instance<T, 256, 256, 8, 1, 64, 1, true>; /* 195 KB */
+template <typename T> using general_64 = prefill_instance<T, 64, 64, 4, 1, 64, 3, false>;
+template <typename T> using general_128 = prefill_instance<T, 128, 128, 4, 1, 64, 2, false>;
+template <typename T> using general_256 = prefill_instance<T, 256, 256, 4, 1, 32, 2, false>;
+template <typename T> using general_512 = prefill_instance<T, 512, 256, 2, 1, 16, 2, false>;
+
+template <class I>
+static cudaError_t launch(const prefill_args *a, int32_t capacity, cudaStream_t stream)
+{
+    int64_t blocks =
+        (int64_t)capacity * a->layer.num_kv_heads * a->head_parts * a->value_parts * a->pieces;
+    size_t bytes = sizeof(typename I::shared);
+    cudaError_t error = cudaFuncSetAttribute(
+        prefill_kernel<I>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
+    if (error != cudaSuccess) return error;
+    if (blocks == 0) return cudaSuccess;
+    if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
+    prefill_kernel<I><<<(unsigned)blocks, I::THREADS, bytes, stream>>>(*a);
+    return cudaGetLastError();
+}
+
+static bool is_16_bit(folio_dtype dtype) { return dtype == FOLIO_F16 || dtype == FOLIO_BF16; }
+
+bool folioi_cuda_prefill_takes(const folioi_cuda_layer *l)
+{
+    if (!is_16_bit(l->dtype) || l->k_dims % 8 != 0 || l->v_dims % 8 != 0) return false;
+    if (l->k_dims > 512 || l->v_dims > 512) return false;
+    if (!l->cached) return true;
+    if (is_16_bit(l->kv_dtype) ? l->kv_dtype != l->dtype : l->kv_dtype == FOLIO_F32) return false;
+    return folioi_cuda_has_rows(&l->k) && folioi_cuda_has_rows(&l->v);
+}
+
+/* Are all rows at multiples of `bytes`? */
+static bool rows_aligned(const void *data, int64_t size, size_t bytes, int64_t a, int64_t b,
+                         int64_t c)
+{
+    uint64_t all = (uint64_t)(uintptr_t)data | (uint64_t)(a * size) | (uint64_t)(b * size) |
+                   (uint64_t)(c * size);
+    return all % bytes == 0;
+}
+
+static bool side_aligned(const folioi_cuda_side *s, bool is_wide)
+{
+    return rows_aligned(s->base, is_wide ? 2 : 1, is_wide ? 16 : 8, s->at.block, s->at.head,
+                        s->at.token_tile_stride);
+}
+
+static bool is_aligned(const folioi_cuda_layer *l)
+{
+    bool is_wide = is_16_bit(l->kv_dtype);
+    bool ok = rows_aligned(l->q.data, 2, 16, l->q.token, l->q.head, 0) &&
+              rows_aligned(l->out.data, 2, 16, l->out.token, l->out.head, 0);
+    if (l->cached) ok = ok && side_aligned(&l->k, is_wide) && side_aligned(&l->v, is_wide);
+    if (!l->cached || l->append)
+        ok = ok && rows_aligned(l->new_k.data, 2, 16, l->new_k.token, l->new_k.head, 0) &&
+             rows_aligned(l->new_v.data, 2, 16, l->new_v.token, l->new_v.head, 0);
+    return ok;
+}
+
+/* Head size of the plain instance that serves the layer; 0: a general one must. */
+static int plain_dims(const folioi_cuda_layer *l)
+{
+    bool has_options =
+        l->soft_cap > 0 || l->slopes != NULL || l->bias.data != NULL || !(l->scale > 0);
+    if (has_options || l->k_dims != l->v_dims || (l->cached && !is_16_bit(l->kv_dtype)) ||
+        !is_aligned(l))
+        return 0;
+    return l->k_dims == 64 || l->k_dims == 128 || l->k_dims == 256 ? l->k_dims : 0;
+}
+
+static int general_dims(const folioi_cuda_layer *l)
+{
+    int dims = l->k_dims > l->v_dims ? l->k_dims : l->v_dims;
+    return dims <= 64 ? 64 : dims <= 128 ? 128 : dims <= 256 ? 256 : 512;
+}
+
+template <class I> static bool has_room(int32_t shared)
+{
+    return (size_t)shared >= sizeof(typename I::shared);
+}
+
+/* Rows and V numbers of the tiles that serve the layer. */
+static void tile_size(const folioi_cuda_layer *l, int32_t shared, int32_t *rows, int32_t *values)
+{
+    using T = __half;
+    switch (plain_dims(l)) {
+    case 64: *rows = plain_64<T>::ROWS, *values = 64; return;
+    case 128: *rows = plain_128<T>::ROWS, *values = 128; return;
+    case 256:
+        *rows = has_room<large_256<T>>(shared) ? large_256<T>::ROWS : plain_256<T>::ROWS;
+        *values = 256;
+        return;
+    }
+    switch (general_dims(l)) {
+    case 64: *rows = general_64<T>::ROWS, *values = 64; return;
+    case 128: *rows = general_128<T>::ROWS, *values = 128; return;
+    case 256: *rows = general_256<T>::ROWS, *values = 256; return;
+    default: *rows = general_512<T>::ROWS, *values = general_512<T>::DV; return;
+    }
+}
+
+/* Lists are made for tiles of so many rows; instances with fewer take a tile in pieces. */
+static const int32_t list_rows = 128;
+
+folioi_prefill_shape folioi_cuda_prefill_shape(int32_t group, int64_t window_left,
+                                               int64_t window_right)
+{
+    return {group < list_rows ? list_rows / group : 1, group, window_left, window_right};
+}
+
+template <typename T>
+static cudaError_t launch_as(const prefill_args *a, int32_t capacity, int32_t shared,
+                             cudaStream_t stream)
+{
+    switch (plain_dims(&a->layer)) {
+    case 64: return launch<plain_64<T>>(a, capacity, stream);
+    case 128: return launch<plain_128<T>>(a, capacity, stream);
+    case 256:
+        if (has_room<large_256<T>>(shared)) return launch<large_256<T>>(a, capacity, stream);
+        return launch<plain_256<T>>(a, capacity, stream);
+    }
+    switch (general_dims(&a->layer)) {
+    case 64: return launch<general_64<T>>(a, capacity, stream);
+    case 128: return launch<general_128<T>>(a, capacity, stream);
+    case 256: return launch<general_256<T>>(a, capacity, stream);
+    default: return launch<general_512<T>>(a, capacity, stream);
+    }
+}
+
+cudaError_t folioi_cuda_prefill(const folioi_cuda_layer *layer, const folioi_cuda_step *step,
+                                const folioi_prefill_tile *tiles, int32_t capacity, int32_t shared,
+                                cudaStream_t stream)
+{
+    if (!folioi_cuda_prefill_takes(layer)) return cudaErrorNotSupported;
+    int32_t rows, values;
+    tile_size(layer, shared, &rows, &values);
+    prefill_args a = {};
+    a.layer = *layer;
+    if (!layer->cached) a.layer.kv_dtype = layer->dtype;
+    a.step = *step;
+    a.tiles = tiles;
+    a.group = layer->num_heads / layer->num_kv_heads;
+    a.heads = a.group < rows ? a.group : rows;
+    a.head_parts = (a.group + a.heads - 1) / a.heads;
+    a.value_parts = (layer->v_dims + values - 1) / values;
+    a.tile_queries = folioi_cuda_prefill_shape(a.group, 0, 0).queries;
+    a.pieces = (int32_t)ceil_div(a.tile_queries, rows / a.heads);
+    a.queries = (int32_t)ceil_div(a.tile_queries, a.pieces);
+    a.aligned = is_aligned(layer);
+    a.is_direct = a.aligned && is_16_bit(a.layer.kv_dtype);
+    if (layer->dtype == FOLIO_F16) return launch_as<__half>(&a, capacity, shared, stream);
+    return launch_as<__nv_bfloat16>(&a, capacity, shared, stream);
+}
