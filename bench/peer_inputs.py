@@ -31,6 +31,7 @@ class Case:
     sinks: bool = False
     window: int = 0  # keys that a row sees, its own among them; 0: all
     soft_cap: float = 0.0
+    full: bool = False  # rows see the keys after them too
     seed: int = 1
 
     @property
@@ -47,7 +48,7 @@ class Case:
 
     @property
     def has_options(self):
-        return self.alibi or self.sinks or self.window > 0 or self.soft_cap > 0
+        return self.alibi or self.sinks or self.window > 0 or self.soft_cap > 0 or self.full
 
     def small(self):
         """The same kinds of sequences, short: what the outputs are checked on."""
@@ -60,10 +61,11 @@ class Case:
 
 
 class Inputs:
-    """q [rows, heads, D]; k, v [keys, kv_heads, D], uniform in [-1, 1) as Folio's are."""
+    """q [rows, heads, D]; k, v [keys, kv_heads, D], uniform in [-1, 1) as Folio's are. They lie on
+    torch's default device."""
 
     def __init__(self, case):
-        random = torch.Generator().manual_seed(case.seed)
+        random = torch.Generator(torch.get_default_device()).manual_seed(case.seed)
         rows = sum(q for q, _ in case.sequences)
         keys = sum(s for _, s in case.sequences)
 
@@ -109,7 +111,8 @@ def formula(case, inputs):
         if case.alibi:
             s = s - inputs.slopes.double()[:, None, None] * back.abs()
         hidden = (back < 0) | (back >= case.window if case.window > 0 else back < 0)
-        s = s.masked_fill(hidden, -math.inf)
+        if not case.full:
+            s = s.masked_fill(hidden, -math.inf)
         if case.sinks:
             sink = inputs.sinks.double()[:, None, None].expand(-1, q_len, 1)
             s = torch.cat([s, sink], 2)

@@ -9,12 +9,14 @@
 
 #include "bench.h"
 #include "bench_ceilings.h"
+#include "bench_device.h"
 #include "bench_peers.h"
 
-enum { MAX_GROUPS = 16, MAX_NAME = 64, MAX_LIST = 32 };
+enum { MAX_GROUPS = 16, MAX_NAME = 64, MAX_LIST = 32, MAX_SECTIONS = 16 };
 
 typedef struct group {
     int64_t count, query_len, seq_len;
+    int64_t up_to; /* ragged: lengths lie between seq_len and this; 0: all are seq_len */
 } group;
 
 typedef struct batch_case {
@@ -35,6 +37,10 @@ typedef struct extras {
     bool alibi, sinks;
     int64_t window; /* keys that a row sees, its own among them; 0: all */
     double soft_cap;
+    bool full;       /* rows see the keys after them too */
+    bool invariant;  /* bits do not depend on the rest of the batch */
+    int64_t graph;   /* layers that a captured graph runs; 0: no graph, one layer */
+    bool one_by_one; /* the graph's forwards without the graph */
 } extras;
 
 /* One way to run one case. */
@@ -50,8 +56,12 @@ typedef struct setting {
     const char *level; /* NULL: the best */
 } setting;
 
+typedef struct lists lists;
+
 typedef struct result {
     setting of;
+    const lists *in;
+    int64_t reps;
     char kernel[MAX_NAME], level[MAX_NAME];
     int32_t threads;
     bench_stats seconds;
@@ -69,7 +79,8 @@ typedef struct level_name {
 } level_name;
 
 /* All options; lists are crossed. */
-typedef struct lists {
+struct lists {
+    const char *name; /* of the section; "": there is but one */
     batch_case cases[MAX_LIST];
     folio_dtype dtypes[MAX_LIST], kv_dtypes[MAX_LIST]; /* kv 0: as dtype */
     head_count heads[MAX_LIST];
@@ -81,12 +92,17 @@ typedef struct lists {
     level_name levels[MAX_LIST];
     int num_cases, num_dtypes, num_kv_dtypes, num_heads, num_head_sizes, num_block_sizes,
         num_layouts, num_options, num_warm, num_threads, num_levels;
-} lists;
+};
 
 typedef struct bench {
-    lists of;
-    int64_t reps, seed;
+    const char *backend; /* "cpu", "cuda" */
+    lists sections[MAX_SECTIONS];
+    int num_sections;
+    int64_t reps, seed; /* reps: at most; slow cases on a device have fewer */
     const char *output;
+    bench_device *device; /* NULL: the CPU */
+    char device_name[128];
+    double clock_mhz;   /* of the device under load; NAN: not measured */
     bench_peers *peers; /* NULL: not asked for */
     folio_context *ctx;
     folio_context_info info;
@@ -112,6 +128,9 @@ typedef struct list_texts {
 /* False: a sentence on stderr. */
 bool bench_parse_lists(lists *to, const list_texts *texts);
 
+/* The length of sequence i of a group. */
+int64_t bench_seq_len(const group *g, int64_t i);
+
 /* Number of settings, and number i of them; threads and level turn slowest, the layout fastest. */
 int64_t bench_num_settings(const lists *of);
 setting bench_nth_setting(const lists *of, int64_t i);
@@ -119,22 +138,43 @@ setting bench_nth_setting(const lists *of, int64_t i);
 /* The prefills or the decodes of a batch alone. */
 batch_case bench_part_of(const batch_case *c, bool decode);
 
+/* ---- bench_attention_sections.c */
+
+/*
+ * Fills b->sections by backend and options: `names` of sections ("a,b"; NULL: not asked for), and the lists of
+ * the command line, which replace those of every section. False: a sentence on stderr.
+ */
+bool bench_choose_sections(bench *b, const char *names, const list_texts *given);
+
+/* To stdout, for --help. */
+void bench_print_sections(void);
+
 /* ---- bench_attention_rig.c */
 
 typedef struct rig {
     setting of;
+    folio_context *ctx;
+    bench_device *device; /* NULL: the CPU */
+    bench_graph *graph;   /* NULL: none */
+    int64_t layers;
     folio_attention *attention;
     folio_kv_cache *cache;
     folio_batch *batch;
     folio_plan *plan;
     int32_t *blocks; /* [num_blocks], shuffled: the block tables, one after another */
     int64_t num_blocks;
+    /* Memory of the context. */
     void *q, *out;         /* [rows][heads][head_size] */
+    size_t q_bytes;        /* of either */
     float *slopes, *sinks; /* [heads]; NULL: none */
 } rig;
 
-/* False: a call failed, and stderr says which. The rig is to be closed either way. */
-bool bench_rig_open(rig *r, folio_context *ctx, const setting *s, int64_t seed);
+/*
+ * device NULL: the CPU. False: a call failed, and stderr says which. The rig is to be closed
+ * either way.
+ */
+bool bench_rig_open(rig *r, folio_context *ctx, bench_device *device, const setting *s,
+                    int64_t seed);
 bool bench_rig_forward(const rig *r, double *seconds);
 void bench_rig_close(rig *r);
 
@@ -144,6 +184,10 @@ double bench_kv_bytes(const setting *s);
 
 /* Has peer k a result? */
 bool bench_peer_ran(const bench *b, int k);
+
+/* ---- bench_attention_help.c, to stdout */
+
+void bench_attention_help(void);
 
 /* ---- bench_attention_report.c */
 

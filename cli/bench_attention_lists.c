@@ -4,6 +4,7 @@
  */
 #include "args.h"
 #include "bench_attention.h"
+#include "harness.h"
 #include "levels.h"
 
 #include <math.h>
@@ -11,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_COUNT = 1 << 16, MAX_LEN = 1 << 24 };
+enum { MAX_COUNT = 1 << 16, MAX_LEN = 1 << 24, MAX_LAYERS = 1 << 10 };
 
 /* ---- Numbers and ranges */
 
@@ -127,7 +128,15 @@ static bool parse_words(const char *option, const char *text, const char *takes,
 
 /* ---- Cases */
 
-/* [COUNT]qQUERY_LEN[sSEQ_LEN] */
+/* Of ragged groups: log-uniform between the two, the same at every run whatever the seed. */
+int64_t bench_seq_len(const group *g, int64_t i)
+{
+    if (g->up_to == 0) return g->seq_len;
+    double at = (double)(harness_random_bits(1, HARNESS_USER + 1, i, 0, 0, 0) >> 11) * 0x1p-53;
+    return llround((double)g->seq_len * pow((double)g->up_to / (double)g->seq_len, at));
+}
+
+/* [COUNT]qQUERY_LEN[sSEQ_LEN[:UP_TO]] */
 static verdict parse_group(const char **at, group *g)
 {
     g->count = **at == 'q' ? 1 : parse_number(at, MAX_COUNT);
@@ -138,7 +147,15 @@ static verdict parse_group(const char **at, group *g)
         (*at)++;
         g->seq_len = parse_number(at, MAX_LEN);
     }
-    if (g->query_len == TOO_LARGE || g->seq_len == TOO_LARGE)
+    g->up_to = 0;
+    if (g->seq_len > 0 && **at == ':') {
+        (*at)++;
+        g->up_to = parse_number(at, MAX_LEN);
+        if (g->up_to == NO_NUMBER) return "";
+        if (g->up_to != TOO_LARGE && g->up_to <= g->seq_len)
+            return "lengths go from the smaller number to the larger";
+    }
+    if (g->up_to == TOO_LARGE || g->query_len == TOO_LARGE || g->seq_len == TOO_LARGE)
         return "a sequence has up to 16384k tokens";
     if (g->query_len < 0 || g->seq_len < 0) return "";
     return g->seq_len >= g->query_len ? NULL
@@ -153,7 +170,8 @@ static void count_case(batch_case *c)
         const group *g = &c->groups[i];
         c->seqs += g->count;
         c->rows += g->count * g->query_len;
-        if (g->seq_len > c->longest) c->longest = g->seq_len;
+        int64_t longest = g->up_to ? g->up_to : g->seq_len;
+        if (longest > c->longest) c->longest = longest;
         *(g->query_len == 1 ? &decode : &prefill) = true;
     }
     c->phase = !prefill ? "decode" : !decode ? "prefill" : "mixed";
@@ -268,18 +286,37 @@ static verdict parse_cache(const char *word, void *to)
     return wrong_unless(*(bool *)to || strcmp(word, "cold") == 0);
 }
 
-/* One of them: alibi, sinks, window:N, soft_cap:X; `at` is moved past it. */
+/* A word without a number. */
+static bool parse_flag(const char *at, size_t length, extras *to)
+{
+    const struct {
+        const char *name;
+        bool *flag;
+    } flags[] = {{"alibi", &to->alibi},
+                 {"sinks", &to->sinks},
+                 {"full", &to->full},
+                 {"invariant", &to->invariant}};
+    for (size_t i = 0; i < sizeof flags / sizeof flags[0]; i++)
+        if (length == strlen(flags[i].name) && strncmp(at, flags[i].name, length) == 0)
+            return *flags[i].flag = true;
+    return false;
+}
+
+/* One of them: a flag, window:N, soft_cap:X, graph:N; `at` is moved past it. */
 static bool parse_extra(const char **at, extras *to)
 {
-    static const char window[] = "window:", soft_cap[] = "soft_cap:";
+    static const char window[] = "window:", soft_cap[] = "soft_cap:", graph[] = "graph:";
     size_t length = strcspn(*at, "+");
     const char *end = *at + length;
-    if (length == 5 && strncmp(*at, "alibi", 5) == 0) to->alibi = true;
-    else if (length == 5 && strncmp(*at, "sinks", 5) == 0) to->sinks = true;
+    if (parse_flag(*at, length, to)) *at = end;
     else if (strncmp(*at, window, sizeof window - 1) == 0) {
         *at += sizeof window - 1;
         to->window = parse_number(at, MAX_LEN);
         if (*at != end) return false;
+    } else if (strncmp(*at, graph, sizeof graph - 1) == 0) {
+        *at += sizeof graph - 1;
+        to->graph = parse_number(at, MAX_LAYERS);
+        if (*at != end || to->graph < 0) return false;
     } else if (strncmp(*at, soft_cap, sizeof soft_cap - 1) == 0) {
         char *rest;
         to->soft_cap = strtod(*at + sizeof soft_cap - 1, &rest);
@@ -300,7 +337,7 @@ static verdict parse_extras(const char *word, void *to)
     do {
         if (!parse_extra(&at, with)) return "";
     } while (*at++ == '+');
-    return NULL;
+    return wrong_unless(!(with->full && with->window > 0));
 }
 
 /* ---- All of them */
@@ -326,16 +363,19 @@ bool bench_parse_lists(lists *to, const list_texts *t)
     char levels[256];
     levels_text(levels, sizeof levels, "cpu");
     to->num_kv_dtypes = to->num_threads = to->num_levels = 1; /* zeros: the defaults */
-    return parse_words("case", t->cases, "[COUNT]qQUERY_LEN[sSEQ_LEN] joined by _, such as 8q1s1k",
+    return parse_words("case", t->cases,
+                       "[COUNT]qQUERY_LEN[sSEQ_LEN[:UP_TO]] joined by _, such as 8q1s1k",
                        LIST(parse_case, cases)) &&
            parse_words("dtype", t->dtypes, "f32, f16, bf16", LIST(parse_q_dtype, dtypes)) &&
            (t->kv_dtypes == NULL ||
             parse_words("kv-dtype", t->kv_dtypes, "f32, f16, bf16, fp8_e4m3, fp8_e5m2, int8",
                         LIST(parse_kv_dtype, kv_dtypes))) &&
            parse_shapes(to, t) &&
-           parse_words("options", t->options,
-                       "plain, or alibi, sinks, window:N, soft_cap:X joined by +",
-                       LIST(parse_extras, options)) &&
+           parse_words(
+               "options", t->options,
+               "plain, or alibi, sinks, window:N or full, soft_cap:X, invariant, graph:LAYERS "
+               "joined by +",
+               LIST(parse_extras, options)) &&
            parse_words("cache", t->cache, "cold, warm", LIST(parse_cache, warm)) &&
            (t->threads == NULL || parse_words("threads", t->threads, "numbers from 1 to 256",
                                               LIST(parse_threads, threads))) &&

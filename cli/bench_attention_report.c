@@ -33,13 +33,15 @@ static void add_part(parts *to, int count, const char *format, ...)
     va_end(args);
 }
 
-static parts parts_of(const bench *b, const result *r, bool varied)
+static parts parts_of(const result *r, bool varied)
 {
     parts to = {.varied = varied};
-    const lists *of = &b->of;
+    const lists *of = r->in;
     const setting *s = &r->of;
-    add_part(&to, of->num_levels, "%s%s", varied ? "" : "level ", r->level);
-    add_part(&to, of->num_threads, "%d thread%s", (int)r->threads, r->threads > 1 ? "s" : "");
+    bool cpu = r->threads > 0; /* a device has neither */
+    if (cpu) add_part(&to, of->num_levels, "%s%s", varied ? "" : "level ", r->level);
+    if (cpu)
+        add_part(&to, of->num_threads, "%d thread%s", (int)r->threads, r->threads > 1 ? "s" : "");
     add_part(&to, of->num_warm, "%s", s->warm ? "warm" : "cold");
     add_part(&to, of->num_options, "%s", s->with->name);
     add_part(&to, of->num_heads * of->num_head_sizes, "heads %d:%d of %d", (int)s->heads.heads,
@@ -64,35 +66,62 @@ static const char *time_text(char *text, size_t size, double seconds)
 
 /* ---- Markdown */
 
+static bool on_cpu(const bench *b) { return strcmp(b->backend, "cpu") == 0; }
+
+/* A GPU's figures are in T where a CPU's are in G. */
+static double scaled(const bench *b, double giga) { return on_cpu(b) ? giga : 1e-3 * giga; }
+
+static const char *ceiling_name(const bench *b, bench_ceiling which)
+{
+    return which == BENCH_DOT_BF16 && !on_cpu(b) ? "bf16 mma" : bench_ceiling_name(which);
+}
+
+/* The results of one section: they stand side by side. */
+typedef struct rows {
+    const result *first;
+    int64_t count;
+} rows;
+
+static rows rows_of(const bench *b, const lists *section)
+{
+    rows to = {.count = 0};
+    for (int64_t i = 0; i < b->num_results; i++) {
+        if (b->results[i].in != section) continue;
+        if (to.count++ == 0) to.first = &b->results[i];
+    }
+    return to;
+}
+
 /* The columns that both tables begin with. */
-static void start_heads(const bench *b, table *t)
+static void start_heads(table *t, rows of)
 {
     table_head(t, 'l', "case");
     table_head(t, 'l', "type");
-    if (parts_of(b, &b->results[0], true).text[0]) table_head(t, 'l', "with");
+    if (parts_of(of.first, true).text[0]) table_head(t, 'l', "with");
 }
 
-static void start_row(const bench *b, table *t, const result *r)
+static void start_row(table *t, const result *r)
 {
     char text[160];
     table_cell(t, "%s", r->of.what->name);
     table_cell(t, "%s", type_text(text, sizeof text, &r->of));
-    parts with = parts_of(b, r, true);
+    parts with = parts_of(r, true);
     if (with.text[0]) table_cell(t, "%s", with.text);
 }
 
 static void add_row(const bench *b, table *t, const result *r)
 {
     char text[32];
-    start_row(b, t, r);
+    start_row(t, r);
     table_cell(t, "%s", time_text(text, sizeof text, r->seconds.median));
     table_cell(t, "%s", time_text(text, sizeof text, r->seconds.min));
     table_cell(t, "%.*f %%", r->seconds.spread < 0.9995, 100 * r->seconds.spread);
-    table_cell(t, "%.1f", r->gflops);
-    table_cell(t, "%.2f", r->gbps);
+    table_cell(t, "%.1f", scaled(b, r->gflops));
+    table_cell(t, "%.2f", scaled(b, r->gbps));
     if (r->ceiling >= 0 && isfinite(r->ceiling_value)) {
-        const char *name = bench_ceiling_name((bench_ceiling)r->ceiling);
-        table_cell(t, "%s %.*f", name, r->ceiling_value < 100, r->ceiling_value);
+        double value = scaled(b, r->ceiling_value);
+        table_cell(t, "%s %.*f", ceiling_name(b, (bench_ceiling)r->ceiling),
+                   (value < 100) + (value < 10), value);
         table_cell(t, "%.0f %%", 100 * r->share);
     } else {
         table_cell(t, "-");
@@ -100,37 +129,41 @@ static void add_row(const bench *b, table *t, const result *r)
     }
 }
 
-static void print_table(const bench *b)
+static void print_table(const bench *b, rows of)
 {
-    static const char *const heads[] = {"median", "min",     "spread", "GFLOP/s",
-                                        "GB/s",   "ceiling", "share"};
+    const char *const heads[] = {
+        "median",  "min",  "spread", on_cpu(b) ? "GFLOP/s" : "TFLOP/s", on_cpu(b) ? "GB/s" : "TB/s",
+        "ceiling", "share"};
     table t = {.columns = 0};
-    start_heads(b, &t);
+    start_heads(&t, of);
     for (size_t i = 0; i < sizeof heads / sizeof heads[0]; i++) table_head(&t, 'r', heads[i]);
-    for (int64_t i = 0; i < b->num_results; i++) add_row(b, &t, &b->results[i]);
+    for (int64_t i = 0; i < of.count; i++) add_row(b, &t, &of.first[i]);
     table_print(&t);
     printf("\n");
 }
 
 /* The medians of the peers that ran, and how many times Folio's each of them is. */
-static void print_peers(const bench *b)
+static void print_peers(const bench *b, rows of)
 {
     char text[160];
     table t = {.columns = 0};
     int peers[BENCH_MAX_PEERS], count = 0;
-    for (int k = 0; b->peers && k < bench_peers_count(b->peers); k++)
-        if (bench_peer_ran(b, k)) peers[count++] = k;
+    for (int k = 0; b->peers && k < bench_peers_count(b->peers); k++) {
+        bool ran = false;
+        for (int64_t i = 0; i < of.count; i++) ran |= isfinite(of.first[i].peers[k].median) != 0;
+        if (ran) peers[count++] = k;
+    }
     if (count == 0) return;
     printf("Medians of the peers, and in brackets how many times Folio's they are:\n\n");
-    start_heads(b, &t);
+    start_heads(&t, of);
     for (int i = 0; i < count; i++) {
         snprintf(text, sizeof text, "%s %s", bench_peers_name(b->peers, peers[i]),
                  bench_peers_version(b->peers, peers[i]));
         table_head(&t, 'r', text);
     }
-    for (int64_t i = 0; i < b->num_results; i++) {
-        const result *r = &b->results[i];
-        start_row(b, &t, r);
+    for (int64_t i = 0; i < of.count; i++) {
+        const result *r = &of.first[i];
+        start_row(&t, r);
         for (int k = 0; k < count; k++) {
             double median = r->peers[peers[k]].median;
             if (isfinite(median))
@@ -144,10 +177,10 @@ static void print_peers(const bench *b)
 }
 
 /* What ran in turns with a case, a line each. */
-static void print_beside(const bench *b, const result *r)
+static void print_beside(const result *r)
 {
     char c[32], d[32];
-    parts with = parts_of(b, r, true);
+    parts with = parts_of(r, true);
     type_text(c, sizeof c, &r->of);
     printf("- %s, %s%s%s", r->of.what->name, c, with.text[0] ? ", " : "", with.text);
     if (isfinite(r->prefill_s))
@@ -155,29 +188,45 @@ static void print_beside(const bench *b, const result *r)
                r->seconds.median / (r->prefill_s + r->decode_s),
                time_text(c, sizeof c, r->prefill_s), time_text(d, sizeof d, r->decode_s));
     if (isfinite(r->plain_s))
-        printf("%s %.2f times the plain one (%s)", isfinite(r->prefill_s) ? ";" : ":",
-               r->seconds.median / r->plain_s, time_text(c, sizeof c, r->plain_s));
-    if (r->of.with->window > 0) printf(", with %.2f times its work", 1 / r->plain_work);
+        printf("%s %.2f times %s (%s)", isfinite(r->prefill_s) ? ";" : ":",
+               r->seconds.median / r->plain_s,
+               r->of.with->graph ? "its forwards one after another" : "the plain one",
+               time_text(c, sizeof c, r->plain_s));
+    if (r->of.with->window > 0 || r->of.with->full)
+        printf(", with %.2f times its work", 1 / r->plain_work);
     printf("\n");
+}
+
+static void print_section(const bench *b, const lists *section)
+{
+    rows of = rows_of(b, section);
+    if (of.count == 0) return;
+    parts of_all = parts_of(of.first, false);
+    if (section->name[0]) printf("%s%s%s\n", term_start(TERM_BOLD), section->name, term_end());
+    printf("%s, %s%s%lld rep%s, seed %lld\n\n", b->backend, of_all.text, of_all.text[0] ? ", " : "",
+           (long long)b->reps, b->reps > 1 ? "s" : "", (long long)b->seed);
+    print_table(b, of);
+    print_peers(b, of);
+    int64_t lines = 0;
+    for (int64_t i = 0; i < of.count; i++) {
+        if (!isfinite(of.first[i].prefill_s) && !isfinite(of.first[i].plain_s)) continue;
+        print_beside(&of.first[i]);
+        lines++;
+    }
+    if (section->name[0] && lines) printf("\n");
 }
 
 static void print_markdown(const bench *b)
 {
-    parts of_all = parts_of(b, &b->results[0], false);
-    printf("%sfolio %s bench%s: %s\ncpu, %s%s", term_start(TERM_BOLD), folio_version(), term_end(),
-           bench_cpu_name(), of_all.text, of_all.text[0] ? ", " : "");
-    printf("%lld rep%s, seed %lld\n\n", (long long)b->reps, b->reps > 1 ? "s" : "",
-           (long long)b->seed);
-    print_table(b);
-    print_peers(b);
-    for (int64_t i = 0; i < b->num_results; i++)
-        if (isfinite(b->results[i].prefill_s) || isfinite(b->results[i].plain_s))
-            print_beside(b, &b->results[i]);
+    printf("%sfolio %s bench%s: %s\n", term_start(TERM_BOLD), folio_version(), term_end(),
+           b->device_name);
+    for (int i = 0; i < b->num_sections; i++) print_section(b, &b->sections[i]);
     for (int k = 0; k < BENCH_NUM_CEILINGS; k++)
         if (isfinite(b->machine[k]))
-            printf("- ceiling over the whole run: %s %.4g %s\n",
-                   bench_ceiling_name((bench_ceiling)k), b->machine[k],
-                   bench_ceiling_unit((bench_ceiling)k));
+            printf("- ceiling over the whole run: %s %.4g %s%s\n",
+                   ceiling_name(b, (bench_ceiling)k), scaled(b, b->machine[k]),
+                   on_cpu(b) ? "G" : "T", bench_ceiling_unit((bench_ceiling)k) + 1);
+    if (isfinite(b->clock_mhz)) printf("- clock under bf16 mma: %.0f MHz\n", b->clock_mhz);
 }
 
 /* ---- CSV */
@@ -203,10 +252,11 @@ static void print_csv(const bench *b)
     for (int64_t i = 0; i < b->num_results; i++) {
         const result *r = &b->results[i];
         const setting *s = &r->of;
-        printf("%s,%s,cpu,%s,%d,%s,%s,%d,%d,%d,%d,%s,%s,%s,%s", s->what->name, s->what->phase,
-               r->level, (int)r->threads, folio_dtype_name(s->dtype), folio_dtype_name(s->kv_dtype),
-               (int)s->heads.heads, (int)s->heads.kv_heads, (int)s->head_size, (int)s->block_size,
-               folio_layout_name(s->layout), r->kernel, s->with->name, s->warm ? "warm" : "cold");
+        printf("%s,%s,%s,%s,%d,%s,%s,%d,%d,%d,%d,%s,%s,%s,%s", s->what->name, s->what->phase,
+               b->backend, r->level, (int)r->threads, folio_dtype_name(s->dtype),
+               folio_dtype_name(s->kv_dtype), (int)s->heads.heads, (int)s->heads.kv_heads,
+               (int)s->head_size, (int)s->block_size, folio_layout_name(s->layout), r->kernel,
+               s->with->name, s->warm ? "warm" : "cold");
         printf(",%.6g,%.6g,%.4g,%.6g,%.6g,", r->seconds.median, r->seconds.min, r->seconds.spread,
                r->gflops, r->gbps);
         if (isfinite(r->share)) printf("%s", bench_ceiling_key((bench_ceiling)r->ceiling));
@@ -225,13 +275,13 @@ static void print_csv(const bench *b)
 
 /* ---- JSON */
 
-static void write_setting(json *j, const result *r)
+static void write_setting(json *j, const bench *b, const result *r)
 {
     const setting *s = &r->of;
     json_string(j, "case", s->what->name);
     json_string(j, "phase", s->what->phase);
-    json_string(j, "backend", "cpu");
-    json_string(j, "device", bench_cpu_name());
+    json_string(j, "backend", b->backend);
+    json_string(j, "device", b->device_name);
     json_string(j, "level", r->level);
     json_integer(j, "threads", r->threads);
     json_string(j, "dtype", folio_dtype_name(s->dtype));
@@ -243,13 +293,15 @@ static void write_setting(json *j, const result *r)
     json_string(j, "layout", folio_layout_name(s->layout));
     json_string(j, "options", s->with->name);
     json_string(j, "cache", s->warm ? "warm" : "cold");
+    json_string(j, "section", r->in->name);
     json_string(j, "kernel", r->kernel);
+    json_integer(j, "reps", r->reps);
 }
 
 static void write_result(json *j, const bench *b, const result *r)
 {
     json_object(j, NULL);
-    write_setting(j, r);
+    write_setting(j, b, r);
     json_number(j, "median_s", r->seconds.median);
     json_number(j, "min_s", r->seconds.min);
     json_number(j, "spread", r->seconds.spread);
@@ -286,6 +338,8 @@ static void print_json(const bench *b)
     json_object(&j, NULL);
     json_string(&j, "version", folio_version());
     json_string(&j, "cpu", bench_cpu_name());
+    json_string(&j, "device", b->device_name);
+    json_number(&j, "clock_mhz", b->clock_mhz);
     json_object(&j, "ceilings");
     for (int k = 0; k < BENCH_NUM_CEILINGS; k++)
         json_number(&j, bench_ceiling_key((bench_ceiling)k), b->machine[k]);

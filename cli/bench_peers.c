@@ -127,12 +127,15 @@ static char **make_environment(char *threads)
 }
 
 /* Descriptors: in[0] is the script's stdin, out[1] its stdout. */
-static int spawn(bench_peers *p, int32_t threads, const int in[2], const int out[2])
+static int spawn(bench_peers *p, int32_t threads, const char *device, const int in[2],
+                 const int out[2])
 {
     const char *python = getenv("FOLIO_PYTHON");
     char count[16], omp[40];
     char *program = (char *)(python && *python ? python : "python3");
-    char *argv[] = {program, p->script, (char *)"--threads", count, NULL};
+    char *argv[] = {program,        p->script, (char *)"--threads", count, (char *)"--device",
+                    (char *)device, NULL};
+    if (device == NULL) argv[4] = NULL;
     snprintf(count, sizeof count, "%d", (int)threads);
     snprintf(omp, sizeof omp, "OMP_NUM_THREADS=%d", (int)threads);
     char **environment = make_environment(omp);
@@ -157,7 +160,7 @@ static int spawn(bench_peers *p, int32_t threads, const int in[2], const int out
     return error;
 }
 
-static bool start_child(bench_peers *p, int32_t threads)
+static bool start_child(bench_peers *p, int32_t threads, const char *device)
 {
     int in[2], out[2];
     if (pipe(in) != 0) return false;
@@ -166,7 +169,7 @@ static bool start_child(bench_peers *p, int32_t threads)
         close(in[1]);
         return false;
     }
-    int error = spawn(p, threads, in, out);
+    int error = spawn(p, threads, device, in, out);
     close(in[0]);
     close(out[1]);
     p->to = error ? NULL : fdopen(in[1], "w");
@@ -177,11 +180,11 @@ static bool start_child(bench_peers *p, int32_t threads)
     return false;
 }
 
-bool bench_peers_start(bench_peers *p, int32_t threads)
+bool bench_peers_start(bench_peers *p, int32_t threads, const char *device)
 {
     signal(SIGPIPE, SIG_IGN); /* a script that ended shows as a failed write */
     stop(p);
-    if (!start_child(p, threads)) return false;
+    if (!start_child(p, threads, device)) return false;
     for (;;) {
         char name[MAX_WORD], version[MAX_WORD];
         if (!hear(p)) return false;

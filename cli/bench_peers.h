@@ -19,8 +19,11 @@ typedef struct bench_peers bench_peers;
 bench_peers *bench_peers_open(const char *script);
 void bench_peers_close(bench_peers *p);
 
-/* Start the script, again if it runs, for so many threads. False: stderr says why. */
-bool bench_peers_start(bench_peers *p, int32_t threads);
+/*
+ * Start the script, again if it runs, for so many threads of the CPU or, if not NULL, for a device
+ * ("cuda"). False: stderr says why.
+ */
+bool bench_peers_start(bench_peers *p, int32_t threads, const char *device);
 
 /* Peers seen so far; they keep their places. */
 int bench_peers_count(const bench_peers *p);

@@ -182,7 +182,7 @@ expect 0 out 'threads 1' demo --backend cpu --threads 1
 
 # ---- bench: attention --------------------------------------------------------------------------
 for case in '' x q 1q q0 0q1 q1s q1x q1k1 qk q1_ _q1 q1__q1 q1,,q1 q1, q-1 q1K 1.5q1 q17k1s1 q1-33 \
-    q1-4* q1-4+ q1-4*1 q1-4+0 q1-4-8 q1- q1-4x; do
+    q1-4* q1-4+ q1-4*1 q1-4+0 q1-4-8 q1- q1-4x q1s4: q1s4:x q1s4:8:9; do
     expect 2 err '^folio bench: --case takes up to 32 of .*, such as 8q1s1k, not' bench --case "$case"
 done
 # wrong_case CASE SENTENCE: the limit that was passed is named, with the word that passed it.
@@ -194,6 +194,8 @@ wrong_case 65537q1 'a group has up to 65536 sequences'
 wrong_case 65kq1 'a group has up to 65536 sequences'
 wrong_case q16385k 'a sequence has up to 16384k tokens'
 wrong_case q1s99999999999999999999 'a sequence has up to 16384k tokens'
+wrong_case q1s64:16385k 'a sequence has up to 16384k tokens'
+wrong_case q1s64:64 'lengths go from the smaller number to the larger'
 wrong_case q4-2 'a range goes from the smaller number to the larger'
 wrong_case q1-2_q1-2 'a word may hold one range, not two'
 wrong_case q1_q1_q1_q1_q1_q1_q1_q1_q1_q1_q1_q1_q1_q1_q1_q1_q1 'a case has up to 16 groups'
@@ -202,7 +204,8 @@ for heads in '' 0 4:0 4:3 2:4 4: :2 4:2x x -4 2048; do
     expect 2 err '^folio bench: --heads takes up to 32 of HEADS:KV_HEADS' bench --heads "$heads"
 done
 for options in '' x plain+alibi alibi+ +sinks window window: window:0 window:4x soft_cap:0 \
-    soft_cap:-1 soft_cap:x soft_cap:nan 'alibi,'; do
+    soft_cap:-1 soft_cap:x soft_cap:nan 'alibi,' full: full+window:4 window:4+full graph graph:0 graph:2k \
+    graph:2x invariantly; do
     expect 2 err '^folio bench: --options takes up to 32 of plain, or' bench --options "$options"
 done
 expect 2 err '^folio bench: --dtype takes up to 32 of f32, f16, bf16, not' bench --dtype int8
@@ -221,6 +224,21 @@ expect 2 err '^folio bench: --threads takes up to 32 of numbers from 1 to 256' b
 expect 2 err '^folio bench: --cache takes up to 32 of cold, warm' bench --cache cool
 expect 2 err '^folio bench: --reps takes a whole number from 1' bench --reps 0
 expect 2 err 'one of md|csv|json' bench -o text
+expect 2 err "^folio bench: --backend takes one of cpu|cuda, not 'reference'" bench --backend reference
+expect 2 err '^folio bench: --section needs --backend cuda' bench --section decode
+expect 2 err "^folio bench: --section: there is no 'x'" bench --backend cuda --section decode,x
+expect 2 err "^folio bench: --section: there is no ''" bench --backend cuda --section decode,
+expect 2 err '^folio bench: --options alibi+graph:2: graphs need --backend cuda' bench --options plain,alibi+graph:2
+for option in --threads=1 --level=scalar; do
+    expect 2 err "^folio bench: --threads and --level are the CPU's" bench --backend cuda $option
+done
+expect 2 err '^folio bench: --case takes up to 32 of' bench --backend cuda --section decode --case x
+# Where there is no GPU, or none that this build could use.
+if ! command -v nvidia-smi >where; then
+    expect 1 err '^folio bench: \(this program was built without CUDA\|the first GPU\)' bench --backend cuda
+    check "bench without a GPU: one sentence" test "$(wc -l <err)" -eq 1
+    check "bench without a GPU: nothing on stdout" test ! -s out
+fi
 small='--heads 4:2 --head-size 32 --reps 2'
 # shellcheck disable=SC2086 # several words
 {
@@ -309,6 +327,16 @@ small='--heads 4:2 --reps 2 --dtype f32 --block-size 16 -o csv'
     # for each, in units of 100.
     check "bench: keys out of the window are no work" \
         test "$(work)" = "369 369 154 154 82 82 20 20"
+    # All 64 pairs of 8 rows and 8 keys, and of 3 and 8.
+    expect 0 out '^case,' bench $small --case q8,q3s8 --head-size 64 --threads 1 --options full
+    check "bench: full attention sees all keys" test "$(work)" = "655 246"
+    expect 0 out '^case,' bench $small --case q1s64:512,9q1s64:512 --head-size 64 --threads 1
+    ragged=$(work)
+    one=${ragged% *} nine=${ragged#* }
+    check "bench: ragged lengths lie between the two" test "$nine" -gt 5898 -a "$nine" -lt 47185
+    check "bench: and differ" test $((nine / 9 - one)) -gt 100 -o $((one - nine / 9)) -gt 100
+    expect 0 out '^case,' bench $small --case q1s64:512,9q1s64:512 --head-size 64 --threads 1 --seed 2
+    check "bench: and are the same whatever the seed" test "$(work)" = "$ragged"
 }
 
 # ---- bench: peers, played by a shell script ------------------------------------------------------
@@ -350,7 +378,7 @@ small='--heads 4:2 --head-size 32 --reps 2 --dtype f32 --threads 2 --peers --pee
     check "bench --peers: warm" test "$(grep -c '"warm": true}$' said)" -eq 4
     check "bench --peers: the case as it is told" grep -q '^{"case": "q2_5q1s9", "groups": \[\[1, 2, 2\], '\
 '\[5, 1, 9\]\], "dtype": "f32", "kv_dtype": "f32", "heads": 4, "kv_heads": 2, "head_size": 32, '\
-'"block_size": 16, "alibi": true, "sinks": false, "window": 4, "soft_cap": 30, "seed": 7}$' said
+'"block_size": 16, "alibi": true, "sinks": false, "window": 4, "soft_cap": 30, "full": false, "seed": 7}$' said
     expect 1 err '^folio bench: --peers: left: failed: no luck$' bench $small --case q3,q4,q5,q6 -o json
     check "bench --peers: a peer that failed is asked no more" test "$(grep -c 'no luck' err)" -eq 1
     check "bench --peers: and has no result" \
