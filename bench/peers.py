@@ -5,6 +5,8 @@ Folio starts it and talks to it by lines. To stdin, JSON: a case, then any numbe
     {"case": "16q1s4k", "groups": [[16, 1, 4096]], "dtype": "bf16", ...}   -> peer NAME ... ready
     {"run": "vllm_cpu", "warm": false}                                     -> time SECONDS
 
+With --device cuda the peers are those of a GPU (peer_gpu.py), and times are the GPU's.
+
 A peer that is not installed, cannot run a case or computes it wrongly is named on stderr, once, and
 left out. Packages: requirements.txt. What each peer is asked to do: README.md.
 """
@@ -32,12 +34,21 @@ except ImportError as missing:  # PyTorch makes the inputs and the check: no pee
     sys.exit(0)
 
 
+def time_on_cpu(run, warm):
+    if warm:
+        run()
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
 class Driver:
     """The peers that are there, and what was prepared of the case at hand."""
 
-    def __init__(self, threads):
+    def __init__(self, threads, kinds, timer):
         self.peers, self.checked, self.said, self.runs = [], {}, set(), {}
-        for kind in PEERS:
+        self.timer = timer
+        for kind in kinds:
             try:
                 self.peers.append(kind(threads))
             except Exception as why:  # a package may fail to load in many ways
@@ -81,27 +92,35 @@ class Driver:
         return list(self.runs)
 
     def time(self, name, warm):
-        run = self.runs[name]
-        if warm:
-            run()
-        start = time.perf_counter()
-        run()
-        return time.perf_counter() - start
+        return self.timer(self.runs[name], warm)
 
 
 def first_line(error):
     return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
 
 
+def open_driver(asked):
+    if asked.device == "cpu":
+        return Driver(asked.threads, PEERS, time_on_cpu)
+    try:
+        import peer_gpu
+        return Driver(asked.threads, peer_gpu.PEERS, peer_gpu.Timer().time)
+    except Exception as why:
+        say(f"all are left out: {first_line(why)}")
+        return Driver(asked.threads, (), None)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--threads", type=int, default=os.cpu_count())
-    threads = parser.parse_args().threads
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    asked = parser.parse_args()
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what libraries print is no answer
-    driver = Driver(threads)
+    driver = open_driver(asked)
     for peer in driver.peers:
-        print("version", peer.name, importlib.metadata.version(peer.package), file=answers)
+        version = getattr(peer, "version", None) or importlib.metadata.version(peer.package)
+        print("version", peer.name, version, file=answers)
     print("ready", file=answers)
     for line in sys.stdin:
         asked = json.loads(line)

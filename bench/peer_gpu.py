@@ -1,0 +1,95 @@
+"""peer_gpu.py: the peers on a GPU, and how their time is taken. Importing it makes the GPU torch's default device:
+inputs and the check are made there. The classes are as those of peer_ops.py.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from peer_inputs import Refused
+from peer_ops import refuse_other_kv, split_groups
+
+torch.set_default_device("cuda")
+
+
+class Timer:
+    """Seconds of the GPU between two events, as Folio's are taken: cold, the L2 cache was written over before."""
+
+    IDLE_CYCLES = 2_000_000  # about a millisecond, in which the host gets ahead of the GPU
+
+    def __init__(self):
+        l2_bytes = torch.cuda.get_device_properties(0).L2_cache_size
+        self.other = torch.empty(max(256 << 20, 4 * l2_bytes), dtype=torch.uint8)
+        self.start, self.stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+
+    def time(self, run, warm):
+        if warm:
+            run()
+        else:
+            self.other.zero_()
+        torch.cuda._sleep(self.IDLE_CYCLES)
+        self.start.record()
+        run()
+        self.stop.record()
+        self.stop.synchronize()
+        return 1e-3 * self.start.elapsed_time(self.stop)
+
+
+class TorchFlash:
+    """scaled_dot_product_attention by FlashAttention-2, a call per group of equal sequences; K and V contiguous."""
+
+    name = "torch_flash"
+    package = "torch"
+    backend = SDPBackend.FLASH_ATTENTION
+
+    def __init__(self, threads):
+        pass
+
+    def prepare(self, case, inputs):
+        if case.alibi or case.sinks or case.window > 0 or case.soft_cap > 0:
+            raise Refused("no ALiBi, window, sinks or soft cap here")
+        refuse_other_kv(case)
+        if any(q_len not in (1, s_len) for _, q_len, s_len in case.groups):
+            raise Refused("is_causal takes a chunk for the first rows of its sequence")
+        torch.cuda.empty_cache()
+        q, k, v = split_groups(case, inputs)
+        parts = [self.arrange(*x) for x in zip(q, k, v)]
+        outs = [None] * len(q)
+
+        def run():
+            with sdpa_kernel(self.backend):
+                for i, (qi, ki, vi, causal) in enumerate(parts):
+                    outs[i] = F.scaled_dot_product_attention(
+                        qi, ki, vi, is_causal=causal and not case.full,
+                        enable_gqa=qi.shape[1] != ki.shape[1])
+
+        def result():
+            shaped = [x.reshape(qi.shape) for x, qi in zip(outs, q)]
+            return torch.cat([x.transpose(1, 2).flatten(0, 1) for x in shaped])
+
+        return run, result
+
+    def arrange(self, q, k, v):
+        """q [count, heads, rows, D] and k, v [count, kv_heads, keys, D] as one call takes them. A decode has the
+        heads of a group as rows: K and V are read once."""
+        count, _, rows, size = q.shape
+        k, v = (x.transpose(1, 2) for x in (k, v))
+        if rows == 1:
+            return q.reshape(count, k.shape[1], -1, size), k, v, False
+        return q, k, v, True
+
+
+class TorchCudnn(TorchFlash):
+    """The same by cuDNN."""
+
+    name = "torch_cudnn"
+    backend = SDPBackend.CUDNN_ATTENTION
+
+    @property
+    def version(self):
+        number = torch.backends.cudnn.version()
+        cudnn = f"{number // 10000}.{number // 100 % 100}.{number % 100}"
+        return f"{torch.__version__.split('+')[0]}/{cudnn}"
+
+
+PEERS = (TorchFlash, TorchCudnn)
