@@ -74,6 +74,9 @@ static bool fill_cache(const rig *r, uint64_t *state)
     return ok;
 }
 
+/* Of a layer's numbers, below 2^40 of them; q has those of the layer after the last. */
+static uint64_t seed_of(uint64_t seed, int64_t layer) { return seed + ((uint64_t)layer << 40); }
+
 /* Numbers, whatever the layout: each place holds one, and its neighbours do not matter. */
 static bool fill_on_device(const rig *r, uint64_t seed)
 {
@@ -84,9 +87,9 @@ static bool fill_on_device(const rig *r, uint64_t seed)
         folio_kv_view v = {.struct_size = sizeof v};
         ok = bench_ok(folio_kv_cache_view(r->cache, (int32_t)layer, &v), "folio_kv_cache_view") &&
              bench_device_fill(r->device, v.k, r->of.kv_dtype, v.k_array.bytes / size,
-                               seed + ((uint64_t)layer << 40)) &&
+                               seed_of(seed, layer)) &&
              bench_device_fill(r->device, v.v, r->of.kv_dtype, v.v_array.bytes / size,
-                               ~seed + ((uint64_t)layer << 40));
+                               seed_of(~seed, layer));
         /* Four bytes 0x3c are 0.0115 as a scale: int8 numbers up to 1.46. */
         if (ok && v.k_scales)
             ok = bench_ok(folio_memory_fill(r->ctx, v.k_scales, 0x3c,
@@ -99,7 +102,7 @@ static bool fill_on_device(const rig *r, uint64_t seed)
     return ok;
 }
 
-/* by head: 2^(-8 (h + 1) / heads) for slopes, from -1 to 1 for sinks, as the peers have them. */
+/* By head: 2^(-8 (h + 1) / heads) for slopes, from -1 to 1 for sinks, as the peers have them. */
 static bool make_by_head(const rig *r, bool slopes, float **to)
 {
     int32_t heads = r->of.heads.heads;
@@ -127,7 +130,8 @@ static bool make_inputs(rig *r, uint64_t *state)
     r->q_bytes = (size_t)numbers * folio_dtype_size(s->dtype);
     if (!make_memory(r, r->q_bytes, &r->q) || !make_memory(r, r->q_bytes, &r->out)) return false;
     if (!r->device) draw(state, s->dtype, r->q, numbers);
-    else if (!bench_device_fill(r->device, r->q, s->dtype, numbers, *state)) return false;
+    else if (!bench_device_fill(r->device, r->q, s->dtype, numbers, seed_of(*state, r->layers)))
+        return false;
     return (!s->with->alibi || make_by_head(r, true, &r->slopes)) &&
            (!s->with->sinks || make_by_head(r, false, &r->sinks));
 }
