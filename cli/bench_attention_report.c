@@ -142,6 +142,17 @@ static void print_table(const bench *b, rows of)
     printf("\n");
 }
 
+/* On a GPU as a rate, by what bounds the case; a mix has none. */
+static const char *peer_text(const bench *b, const result *r, double median, char *text,
+                             size_t size)
+{
+    double times = r->seconds.median / median;
+    if (on_cpu(b) || r->ceiling < 0) return time_text(text, size, median);
+    if (r->ceiling == BENCH_READ) snprintf(text, size, "%.2f TB/s", scaled(b, times * r->gbps));
+    else snprintf(text, size, "%.1f TFLOP/s", scaled(b, times * r->gflops));
+    return text;
+}
+
 /* The medians of the peers that ran, and how many times Folio's each of them is. */
 static void print_peers(const bench *b, rows of)
 {
@@ -154,7 +165,8 @@ static void print_peers(const bench *b, rows of)
         if (ran) peers[count++] = k;
     }
     if (count == 0) return;
-    printf("Medians of the peers, and in brackets how many times Folio's they are:\n\n");
+    printf("%s of the peers, and in brackets how many times Folio's %s:\n\n",
+           on_cpu(b) ? "Medians" : "Rates", on_cpu(b) ? "they are" : "time they take");
     start_heads(&t, of);
     for (int i = 0; i < count; i++) {
         snprintf(text, sizeof text, "%s %s", bench_peers_name(b->peers, peers[i]),
@@ -167,7 +179,7 @@ static void print_peers(const bench *b, rows of)
         for (int k = 0; k < count; k++) {
             double median = r->peers[peers[k]].median;
             if (isfinite(median))
-                table_cell(&t, "%s (%.2f)", time_text(text, sizeof text, median),
+                table_cell(&t, "%s (%.2f)", peer_text(b, r, median, text, sizeof text),
                            median / r->seconds.median);
             else table_cell(&t, "-");
         }
