@@ -300,6 +300,29 @@ static void metadata_serves_all_layers(const char *ancestor, const char *compute
 }
 BOTH(metadata_serves_all_layers, metadata_serves_all_layers)
 
+/* On a host backend there is no stream but NULL; another is refused, and nothing is written. */
+static void streams(const char *ancestor, const char *compute)
+{
+    static const v06_seq prompts[] = {{0, true, 11, 11, 0}};
+    static const int64_t pair[1][2] = {{0, 1}};
+    v06 r;
+    if (strcmp(compute, "cuda") == 0) return; /* there every call has run on one */
+    v06_init(&r, ancestor, compute);
+    if (v06_open(&r) && v06_step(&r, prompts, 1)) {
+        folio_vllm06_forward_args a = v06_args(&r, FOLIO_DECODER);
+        a.stream = &r;
+        V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT, "stream");
+        CHECK_OK(r.b->copy_blocks_on(r.state, r.kv, 2, pair, 1, NULL));
+        CHECK_OK(r.b->swap_blocks_on(r.state, &r.kv[0], &r.kv[1], pair, 1, NULL));
+        REFUSED(r.b->copy_blocks_on(r.state, r.kv, 2, pair, 1, &r), FOLIO_ERR_ARGUMENT, "stream");
+        REFUSED(r.b->swap_blocks_on(r.state, &r.kv[0], &r.kv[1], pair, 1, &r), FOLIO_ERR_ARGUMENT,
+                "stream");
+        v06_check_images(&r);
+    }
+    v06_close(&r);
+}
+BOTH(streams, streams)
+
 /* All that a step takes, under an allocator that fails once; what was made is given back. */
 static folio_status step_with(const v06 *r, const folio_allocator *allocator,
                               const folio_vllm06_forward_args *args)

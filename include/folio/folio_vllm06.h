@@ -16,6 +16,15 @@
  *
  * Threads. A state and everything made from it are used by one thread at a time; destroy the state
  * last. Since 0.1.
+ *
+ * Devices. With compute "cuda", or a context of that backend, these lie in memory that the device
+ * reaches, as folio.h has it: query, key, value, output and caches; of the operators also
+ * alibi_slopes, exp_sums, max_logits and tmp_out. All else is host memory: fields, lengths, block
+ * tables, slots, pairs, biases, an impl's alibi_slopes. What computes or moves takes a stream of the
+ * device (NULL: the default one; on host backends always NULL) and returns when its work is in it,
+ * paged_attention when it is done; folio_run_wait on the context waits, and tells what failed. The
+ * calls of one state use one stream: wait for it before the next uses another, and before destroying
+ * what it works with. Since 0.2.
  */
 #ifndef FOLIO_FOLIO_VLLM06_H
 #define FOLIO_FOLIO_VLLM06_H
@@ -30,7 +39,8 @@ extern "C" {
 /* Metadata */
 /* ---------------------------------------------------------------------------------------------- */
 
-/** An additive bias of one prompt: f32 [num_heads][query_len][key_len]; num_heads 1: for all. */
+/** An additive bias of one prompt: f32 [num_heads][query_len][key_len]; num_heads 1: for all. In host
+ * memory, also on a device: set_attn_bias brings a copy there. */
 typedef struct folio_vllm06_bias {
     const float *data;
     int64_t num_heads, query_len, key_len;
@@ -154,8 +164,8 @@ typedef struct folio_vllm06_cache_view {
 
 typedef struct folio_vllm06_state folio_vllm06_state;
 
-/** compute: "auto", "cpu", "cuda" or "reference". desc: threads and allocator, or NULL; its backend
- * field is ignored. */
+/** compute: "auto", "cpu", "cuda" or "reference". desc: threads, allocator and device, or NULL; its
+ * backend field is ignored. */
 FOLIO_API folio_status folio_vllm06_state_create(const char *compute,
                                                  const folio_context_desc *desc,
                                                  folio_vllm06_state **out);
@@ -194,6 +204,7 @@ typedef struct folio_vllm06_forward_args {
     float k_scale, v_scale; /* 0: 1 */
     folio_attention_type attn_type;
     folio_tensor output;
+    void *stream; /* of the device; NULL: the default. Since 0.2 */
 } folio_vllm06_forward_args;
 
 /** A table of functions, the same shape for all three. Grows at its end. */
@@ -229,6 +240,15 @@ typedef struct folio_vllm06_backend {
     folio_status (*make_impl)(folio_vllm06_state *state, const folio_vllm06_impl_desc *desc,
                               folio_vllm06_impl **out);
     folio_status (*forward)(folio_vllm06_impl *impl, const folio_vllm06_forward_args *args);
+    /* swap_blocks and copy_blocks on a stream. One of src and dst may be host memory that the device
+     * reaches. Since 0.2 */
+    folio_status (*swap_blocks_on)(folio_vllm06_state *state, const folio_vllm06_kv_cache *src,
+                                   const folio_vllm06_kv_cache *dst, const int64_t (*src_to_dst)[2],
+                                   int64_t num_pairs, void *stream);
+    folio_status (*copy_blocks_on)(folio_vllm06_state *state,
+                                   const folio_vllm06_kv_cache *kv_caches, int64_t num_caches,
+                                   const int64_t (*src_to_dists)[2], int64_t num_pairs,
+                                   void *stream);
 } folio_vllm06_backend;
 
 /** "xformers", "torch-sdpa", "ipex", or as vLLM spelt them at times: "ipex-attn", "XFORMERS",
@@ -287,6 +307,11 @@ FOLIO_API folio_status folio_vllm06_reshape_and_cache(folio_context *ctx, const 
                                                       int64_t value_stride,
                                                       const folio_vllm06_ops_cache *cache,
                                                       const int64_t *slot_mapping);
+/** The same on a stream. Since 0.2. */
+FOLIO_API folio_status folio_vllm06_reshape_and_cache_on(
+    folio_context *ctx, const void *key, const void *value, folio_dtype dtype, int64_t num_tokens,
+    int64_t key_stride, int64_t value_stride, const folio_vllm06_ops_cache *cache,
+    const int64_t *slot_mapping, void *stream);
 
 typedef struct folio_vllm06_paged_attention_args {
     size_t struct_size;
@@ -301,9 +326,11 @@ typedef struct folio_vllm06_paged_attention_args {
     const int32_t *seq_lens; /* [num_seqs]; 0: padding, out is zeros */
     int64_t max_seq_len;
     const float *alibi_slopes; /* NULL: none */
+    void *stream; /* of the device; NULL: the default. Since 0.2 */
 } folio_vllm06_paged_attention_args;
 
-/** One token per sequence over its paged K and V, in one pass. */
+/** One token per sequence over its paged K and V, in one pass. Each call plans for itself and, on a
+ * device, returns when it is done: an impl's forward, whose plans stay, is for speed. */
 FOLIO_API folio_status folio_vllm06_paged_attention_v1(
     folio_context *ctx, const folio_vllm06_paged_attention_args *args,
     const folio_vllm06_ops_cache *cache);
@@ -331,6 +358,18 @@ FOLIO_API folio_status folio_vllm06_swap_blocks(folio_context *ctx,
                                                 const folio_vllm06_ops_cache *dst,
                                                 const int64_t (*block_mapping)[2],
                                                 int64_t num_pairs);
+/** The same on a stream: all caches of one shape by one launch. Of swap_blocks' two, one may be host
+ * memory that the device reaches. Since 0.2. */
+FOLIO_API folio_status folio_vllm06_copy_blocks_on(folio_context *ctx,
+                                                   const folio_vllm06_ops_cache *caches,
+                                                   int64_t num_caches,
+                                                   const int64_t (*block_mapping)[2],
+                                                   int64_t num_pairs, void *stream);
+FOLIO_API folio_status folio_vllm06_swap_blocks_on(folio_context *ctx,
+                                                   const folio_vllm06_ops_cache *src,
+                                                   const folio_vllm06_ops_cache *dst,
+                                                   const int64_t (*block_mapping)[2],
+                                                   int64_t num_pairs, void *stream);
 
 #ifdef __cplusplus
 }

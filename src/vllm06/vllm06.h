@@ -17,12 +17,21 @@ typedef struct folioi_vllm06_traits {
     bool mixes;          /* prompts and decodes in one step: views are slices */
 } folioi_vllm06_traits;
 
+/** The biases of one attention type, [num_prefills]; ENCODER_ONLY shares DECODER's. */
+typedef struct folioi_vllm06_biases {
+    folioi_array list; /* folio_vllm06_bias, then all their numbers, in host memory */
+    void *placed;      /* the numbers once more, where a device reads them; NULL on host backends */
+    int64_t placed_bytes;
+} folioi_vllm06_biases;
+enum { FOLIOI_VLLM06_BIAS_LISTS = 3 };
+
 struct folio_vllm06_metadata {
     folio_vllm06_state *state;
     const folioi_vllm06_traits *traits;
     folio_vllm06_metadata_fields f;
     int64_t num_seqs;
-    folioi_array copies[16]; /* what the fields point to */
+    folioi_array copies[11]; /* what the fields point to, but for the biases */
+    folioi_vllm06_biases biases[FOLIOI_VLLM06_BIAS_LISTS];
     int32_t num_copies;
     folio_vllm06_metadata *prefill, *decode; /* cached views; may be the metadata itself */
     folio_vllm06_metadata *owner;            /* of a view: it owns the arrays */
@@ -49,21 +58,31 @@ struct folio_vllm06_impl {
     folio_vllm06_state *state;
     const folioi_vllm06_traits *traits;
     folio_attention_desc desc;
-    float *slopes; /* [num_heads], or NULL */
+    float *slopes; /* [num_heads] in memory of the context, or NULL */
     int64_t slopes_bytes;
 };
 
+/** Metadata that is there, and a type there is. */
+folio_status folioi_vllm06_check_type(const folio_vllm06_metadata *m, folio_attention_type type);
 /** The length of sequence i and its query, whichever of the fields say them. */
 int64_t folioi_vllm06_seq_len(const folio_vllm06_metadata *m, int64_t i);
 int64_t folioi_vllm06_query_len(const folio_vllm06_metadata *m, int64_t i);
 
 /**
  * Run a batch through a plan of the state that fits it, made or remade where needed. cache NULL: none;
- * tensors NULL: check the batch alone.
+ * tensors NULL: check the batch alone, and touch no device.
  */
 folio_status folioi_vllm06_run(folio_vllm06_state *state, const folio_attention_desc *desc,
                                folio_attention_type type, folio_batch *batch, folio_kv_cache *cache,
-                               const folio_tensors *tensors);
+                               const folio_tensors *tensors, const folio_run *run);
+
+/** Host bytes copied to memory of the context, there when this returns; folio_memory_destroy frees it. */
+folio_status folioi_vllm06_place(folio_context *ctx, const void *from, int64_t bytes, void **out);
+
+/** Where the context's kernels read the numbers of prompt i's bias of a type, which is set. */
+const float *folioi_vllm06_bias_numbers(const folio_vllm06_metadata *m, folio_attention_type type,
+                                        int64_t i);
+void folioi_vllm06_biases_free(folio_vllm06_metadata *m);
 
 folio_status folioi_vllm06_make_metadata(folio_vllm06_state *state,
                                          const folioi_vllm06_traits *traits,

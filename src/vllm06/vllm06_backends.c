@@ -104,15 +104,17 @@ static folio_status split_kv_cache(const folioi_vllm06_traits *traits,
     return FOLIO_OK;
 }
 
-/* Blocks move whole, so their interior does not matter: one token of heads of 8 numbers. */
+/* Blocks move whole, so their interior does not matter: one token, of heads that a device copies well. */
 static folio_status as_ops_cache(const folio_vllm06_kv_cache *c, folio_vllm06_ops_cache *out)
 {
-    int64_t shape[3], heads = c != NULL ? c->block_elements / 8 : 0;
+    int64_t shape[3], size = 8;
     REQUIRE(c != NULL, "kv_cache is NULL");
+    while (size < 128 && c->block_elements % (2 * size) == 0) size *= 2;
+    int64_t heads = c->block_elements / size;
     REQUIRE(c->block_elements >= 8 && c->block_elements % 8 == 0 && heads <= INT32_MAX,
             "kv_cache: block_elements is %lld, not a positive multiple of 8 below 2^34",
             (long long)c->block_elements);
-    TRY(get_kv_cache_shape(c->num_blocks, 1, heads, 8, shape));
+    TRY(get_kv_cache_shape(c->num_blocks, 1, heads, size, shape));
     REQUIRE(c->data != NULL, "kv_cache: data is NULL");
     int64_t k_bytes = shape[1] * shape[2] * (int64_t)folio_dtype_size(c->dtype);
     *out = (folio_vllm06_ops_cache){.key_cache = c->data,
@@ -120,26 +122,34 @@ static folio_status as_ops_cache(const folio_vllm06_kv_cache *c, folio_vllm06_op
                                     .dtype = c->dtype,
                                     .x = 1,
                                     .num_kv_heads = (int32_t)heads,
-                                    .head_size = 8,
+                                    .head_size = (int32_t)size,
                                     .block_size = 1,
                                     .num_blocks = c->num_blocks};
     return FOLIO_OK;
+}
+
+static folio_status swap_blocks_on(folio_vllm06_state *state, const folio_vllm06_kv_cache *src,
+                                   const folio_vllm06_kv_cache *dst, const int64_t (*src_to_dst)[2],
+                                   int64_t num_pairs, void *stream)
+{
+    folio_vllm06_ops_cache from, to;
+    REQUIRE(state != NULL, "state is NULL");
+    TRY(as_ops_cache(src, &from));
+    TRY(as_ops_cache(dst, &to));
+    return folio_vllm06_swap_blocks_on(state->ctx, &from, &to, src_to_dst, num_pairs, stream);
 }
 
 static folio_status swap_blocks(folio_vllm06_state *state, const folio_vllm06_kv_cache *src,
                                 const folio_vllm06_kv_cache *dst, const int64_t (*src_to_dst)[2],
                                 int64_t num_pairs)
 {
-    folio_vllm06_ops_cache from, to;
-    REQUIRE(state != NULL, "state is NULL");
-    TRY(as_ops_cache(src, &from));
-    TRY(as_ops_cache(dst, &to));
-    return folio_vllm06_swap_blocks(state->ctx, &from, &to, src_to_dst, num_pairs);
+    return swap_blocks_on(state, src, dst, src_to_dst, num_pairs, NULL);
 }
 
-static folio_status copy_blocks(folio_vllm06_state *state, const folio_vllm06_kv_cache *kv_caches,
-                                int64_t num_caches, const int64_t (*src_to_dists)[2],
-                                int64_t num_pairs)
+static folio_status copy_blocks_on(folio_vllm06_state *state,
+                                   const folio_vllm06_kv_cache *kv_caches, int64_t num_caches,
+                                   const int64_t (*src_to_dists)[2], int64_t num_pairs,
+                                   void *stream)
 {
     REQUIRE(state != NULL, "state is NULL");
     REQUIRE(num_caches >= 0 && num_caches <= INT32_MAX && (num_caches == 0 || kv_caches != NULL),
@@ -152,9 +162,17 @@ static folio_status copy_blocks(folio_vllm06_state *state, const folio_vllm06_kv
     for (int64_t i = 0; i < num_caches && status == FOLIO_OK; i++)
         status = as_ops_cache(&kv_caches[i], &caches[i]);
     if (status == FOLIO_OK)
-        status = folio_vllm06_copy_blocks(state->ctx, caches, num_caches, src_to_dists, num_pairs);
+        status = folio_vllm06_copy_blocks_on(state->ctx, caches, num_caches, src_to_dists,
+                                             num_pairs, stream);
     folioi_free(&state->ctx->allocator, caches, bytes);
     return status;
+}
+
+static folio_status copy_blocks(folio_vllm06_state *state, const folio_vllm06_kv_cache *kv_caches,
+                                int64_t num_caches, const int64_t (*src_to_dists)[2],
+                                int64_t num_pairs)
+{
+    return copy_blocks_on(state, kv_caches, num_caches, src_to_dists, num_pairs, NULL);
 }
 
 static folio_status make_alibi_bias(const float *alibi_slopes, int64_t num_heads, int64_t seq_len,
@@ -224,7 +242,9 @@ static folio_status make_sliding_window_bias(int64_t seq_len, int64_t window_siz
                                                       make_alibi_bias,                             \
                                                       make_sliding_window_bias,                    \
                                                       id##_make_impl,                              \
-                                                      folioi_vllm06_forward};
+                                                      folioi_vllm06_forward,                       \
+                                                      swap_blocks_on,                              \
+                                                      copy_blocks_on};
 
 BACKEND(xformers, "XFormersImpl", "XFormersMetadata", "XFormersMetadataBuilder", head_sizes)
 BACKEND(torch_sdpa, "TorchSDPABackendImpl", "TorchSDPAMetadata", "TorchSDPAMetadataBuilder",

@@ -17,13 +17,14 @@ typedef struct {
     folioi_array table;   /* int32_t, room for one sequence's blocks */
     folioi_array nowhere; /* int64_t, slot -1 for each row: store has written them by then */
     bool rehearsal;       /* check everything, compute nothing */
+    folio_run run;
 } layer;
 
 static folio_status attend(layer *l, const folio_attention_desc *desc, folio_attention_type type,
                            folio_kv_cache *cache, const folio_tensors *tensors)
 {
     return folioi_vllm06_run(l->impl->state, desc, type, l->batch, cache,
-                             l->rehearsal ? NULL : tensors);
+                             l->rehearsal ? NULL : tensors, &l->run);
 }
 
 static folio_tensor rows_of(const folio_tensor *t, int64_t first, int64_t n)
@@ -164,7 +165,7 @@ static folio_status attend_biased(layer *l, const folio_vllm06_bias *bias, int64
             (long long)bias->num_heads, d.num_heads);
     if (type == FOLIO_ENCODER_DECODER && keys == 0) return attend_nobody(l, row, rows);
     folio_tensors t = tensors_of(l, row, rows, kv_row, kv_rows);
-    t.bias = (folio_bias){.data = bias->data,
+    t.bias = (folio_bias){.data = folioi_vllm06_bias_numbers(l->m, type, i),
                           .dtype = FOLIO_F32,
                           .dims = {1, bias->num_heads, rows, keys},
                           .strides = {0, rows * keys, keys, 1}};
@@ -325,15 +326,17 @@ static folio_status store(layer *l)
                         .slots = slots,
                         .k_scale = a->k_scale,
                         .v_scale = a->v_scale};
-    return folio_kv_cache_write(l->cache, 0, &w, NULL);
+    return folio_kv_cache_write(l->cache, 0, &w, &l->run);
 }
 
 static folio_status run(layer *l)
 {
     folio_attention_type type = l->args.attn_type;
+    folio_context *ctx = l->impl->state->ctx;
+    folio_run given = {.struct_size = sizeof given, .stream = l->args.stream};
+    TRY(folioi_run_in(ctx, &given, &l->run));
     TRY(check_args(l));
     bool paged = type == FOLIO_DECODER || type == FOLIO_ENCODER_DECODER;
-    folio_context *ctx = l->impl->state->ctx;
     if (paged && l->args.kv_cache != NULL) {
         TRY(folioi_vllm06_wrap(ctx, l->impl->traits, l->args.kv_cache, l->impl->desc.num_kv_heads,
                                l->impl->desc.k_head_size, &l->cache));

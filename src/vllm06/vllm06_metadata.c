@@ -181,6 +181,7 @@ void folio_vllm06_metadata_destroy(folio_vllm06_metadata *m)
     folio_allocator a = m->state->ctx->allocator;
     for (int i = 0; i < (int)(sizeof m->copies / sizeof m->copies[0]); i++)
         folioi_array_free(&a, &m->copies[i]);
+    folioi_vllm06_biases_free(m);
     folioi_free(&a, m, sizeof *m);
 }
 
@@ -262,7 +263,7 @@ int folio_vllm06_is_all_cross_attn_metadata_set(const folio_vllm06_metadata *m)
            m->f.cross_block_tables != NULL;
 }
 
-static folio_status check_type(const folio_vllm06_metadata *m, folio_attention_type type)
+folio_status folioi_vllm06_check_type(const folio_vllm06_metadata *m, folio_attention_type type)
 {
     REQUIRE(m != NULL, "metadata is NULL");
     REQUIRE((unsigned)type < FOLIO_NUM_ATTENTION_TYPES, "attention type %d is unknown", (int)type);
@@ -272,7 +273,7 @@ static folio_status check_type(const folio_vllm06_metadata *m, folio_attention_t
 folio_status folio_vllm06_get_seq_lens(const folio_vllm06_metadata *m, folio_attention_type type,
                                        const int32_t **seq_lens_q, const int32_t **seq_lens_kv)
 {
-    TRY(check_type(m, type));
+    TRY(folioi_vllm06_check_type(m, type));
     REQUIRE(seq_lens_q != NULL && seq_lens_kv != NULL, "seq_lens_q or seq_lens_kv is NULL");
     bool encoder_q = type == FOLIO_ENCODER;
     bool encoder_kv = encoder_q || type == FOLIO_ENCODER_DECODER;
@@ -285,7 +286,7 @@ folio_status folio_vllm06_get_seq_len_block_table_args(const folio_vllm06_metada
                                                        int is_prompt, folio_attention_type type,
                                                        folio_vllm06_seq_len_block_table_args *out)
 {
-    TRY(check_type(m, type));
+    TRY(folioi_vllm06_check_type(m, type));
     REQUIRE(out != NULL, "out is NULL");
     const folio_vllm06_metadata_fields *f = &m->f;
     if (type == FOLIO_DECODER || type == FOLIO_ENCODER_ONLY)
@@ -298,77 +299,5 @@ folio_status folio_vllm06_get_seq_len_block_table_args(const folio_vllm06_metada
             f->encoder_seq_lens_tensor, f->max_encoder_seq_len,
             type == FOLIO_ENCODER_DECODER ? f->cross_block_tables : NULL,
             type == FOLIO_ENCODER_DECODER ? f->cross_block_tables_stride : 0};
-    return FOLIO_OK;
-}
-
-/* The field, and the copy that holds it: the last three of copies. */
-static const folio_vllm06_bias **bias_field(folio_vllm06_metadata *m, folio_attention_type type,
-                                            folioi_array **copy)
-{
-    int last = (int)(sizeof m->copies / sizeof m->copies[0]) - 1;
-    int which = type == FOLIO_ENCODER ? 1 : type == FOLIO_ENCODER_DECODER ? 2 : 0;
-    *copy = &m->copies[last - which];
-    return which == 1   ? &m->f.encoder_attn_bias
-           : which == 2 ? &m->f.cross_attn_bias
-                        : &m->f.attn_bias;
-}
-
-folio_status folio_vllm06_get_attn_bias(const folio_vllm06_metadata *m, folio_attention_type type,
-                                        const folio_vllm06_bias **out)
-{
-    folioi_array *copy;
-    TRY(check_type(m, type));
-    REQUIRE(out != NULL, "out is NULL");
-    *out = *bias_field((folio_vllm06_metadata *)m, type, &copy);
-    return FOLIO_OK;
-}
-
-/* A view of the prompts shows the biases its metadata has now. */
-static void show_biases(folio_vllm06_metadata *m)
-{
-    if (m->prefill == NULL || m->prefill == m) return;
-    m->prefill->f.attn_bias = m->f.attn_bias;
-    m->prefill->f.encoder_attn_bias = m->f.encoder_attn_bias;
-    m->prefill->f.cross_attn_bias = m->f.cross_attn_bias;
-}
-
-folio_status folio_vllm06_set_attn_bias(folio_vllm06_metadata *m, folio_attention_type type,
-                                        const folio_vllm06_bias *attn_bias)
-{
-    folioi_array *copy;
-    TRY(check_type(m, type));
-    REQUIRE(m->owner == NULL, "set_attn_bias: a view's biases are its metadata's; set them there");
-    const folio_vllm06_bias **field = bias_field(m, type, &copy);
-    if (attn_bias == NULL) {
-        *field = NULL;
-        show_biases(m);
-        return FOLIO_OK;
-    }
-    int64_t n = m->f.num_prefills;
-    int64_t bytes = n * (int64_t)sizeof *attn_bias;
-    for (int64_t i = 0; i < n; i++) {
-        const folio_vllm06_bias *b = &attn_bias[i];
-        int64_t numbers;
-        REQUIRE(b->data != NULL && b->num_heads >= 1 && b->query_len >= 0 && b->key_len >= 0 &&
-                    checked_mul(b->query_len, b->key_len, &numbers) &&
-                    checked_mul(numbers, b->num_heads, &numbers) && numbers < INT64_MAX / 16,
-                "attn_bias[%lld] has no data or no sensible shape", (long long)i);
-        bytes += numbers * 4;
-    }
-    folioi_array grown = {NULL, 0};
-    TRY(folioi_array_reserve(&m->state->ctx->allocator, &grown, max_i64(bytes, 1), "attn_bias"));
-    folio_vllm06_bias *list = grown.data;
-    float *numbers = (float *)(list + n);
-    for (int64_t i = 0; i < n; i++) {
-        size_t count =
-            (size_t)(attn_bias[i].num_heads * attn_bias[i].query_len * attn_bias[i].key_len);
-        list[i] = attn_bias[i];
-        list[i].data = memcpy(numbers, attn_bias[i].data, count * sizeof *numbers);
-        numbers += count;
-    }
-    folioi_array_free(&m->state->ctx->allocator, copy);
-    *copy = grown;
-    *field = list;
-    show_biases(m);
     return FOLIO_OK;
 }

@@ -6,22 +6,21 @@
 #include "tensor.h"
 #include "vllm06/vllm06.h"
 
-#include <math.h>
-
-/* A description of such a cache, and a one-layer cache around it. */
-static folio_status wrap(folio_context *ctx, const folio_vllm06_ops_cache *c, folio_kv_cache **out)
+static folio_run run_on(void *stream)
 {
-    *out = NULL;
-    REQUIRE(ctx != NULL, "ctx is NULL");
-    if (ctx->backend->memory != NULL)
-        FAIL(FOLIO_ERR_UNSUPPORTED, "vLLM 0.6's operators do not run on a device in this version");
-    REQUIRE(c != NULL, "cache is NULL");
+    return (folio_run){.struct_size = sizeof(folio_run), .stream = stream};
+}
+
+/* A cache around n caches of the shape that the first one has, a layer each; k and v: their memory. */
+static folio_status wrap_layers(folio_context *ctx, const folio_vllm06_ops_cache *c, void *const *k,
+                                void *const *v, int64_t n, folio_kv_cache **out)
+{
     int32_t elem = (int32_t)folio_dtype_size(c->dtype);
     REQUIRE(c->x == 1 || (elem > 0 && c->x == 16 / elem), "cache: x is %d, neither 1 nor 16 / %d",
             c->x, elem);
     folio_kv_cache_desc d = {.struct_size = sizeof d,
                              .num_blocks = c->num_blocks,
-                             .num_layers = 1,
+                             .num_layers = (int32_t)n,
                              .block_size = c->block_size,
                              .num_kv_heads = c->num_kv_heads,
                              .k_head_size = c->head_size,
@@ -30,11 +29,19 @@ static folio_status wrap(folio_context *ctx, const folio_vllm06_ops_cache *c, fo
     folio_kv_shape shape = {.struct_size = sizeof shape};
     TRY(folio_kv_cache_shape(NULL, &d, &shape));
     folio_kv_memory m = {.struct_size = sizeof m,
-                         .k = &c->key_cache,
-                         .v = &c->value_cache,
+                         .k = k,
+                         .v = v,
                          .k_bytes = (size_t)shape.k.bytes,
                          .v_bytes = (size_t)shape.v.bytes};
     return folio_kv_cache_wrap(ctx, &d, &m, out);
+}
+
+static folio_status wrap(folio_context *ctx, const folio_vllm06_ops_cache *c, folio_kv_cache **out)
+{
+    *out = NULL;
+    REQUIRE(ctx != NULL, "ctx is NULL");
+    REQUIRE(c != NULL, "cache is NULL");
+    return wrap_layers(ctx, c, &c->key_cache, &c->value_cache, 1, out);
 }
 
 folio_status folio_vllm06_reshape_and_cache(folio_context *ctx, const void *key, const void *value,
@@ -43,7 +50,19 @@ folio_status folio_vllm06_reshape_and_cache(folio_context *ctx, const void *key,
                                             const folio_vllm06_ops_cache *cache,
                                             const int64_t *slot_mapping)
 {
+    return folio_vllm06_reshape_and_cache_on(ctx, key, value, dtype, num_tokens, key_stride,
+                                             value_stride, cache, slot_mapping, NULL);
+}
+
+folio_status folio_vllm06_reshape_and_cache_on(folio_context *ctx, const void *key,
+                                               const void *value, folio_dtype dtype,
+                                               int64_t num_tokens, int64_t key_stride,
+                                               int64_t value_stride,
+                                               const folio_vllm06_ops_cache *cache,
+                                               const int64_t *slot_mapping, void *stream)
+{
     folio_kv_cache *kv;
+    folio_run run = run_on(stream);
     TRY(wrap(ctx, cache, &kv));
     folio_kv_write w = {.struct_size = sizeof w,
                         .k = {(void *)key, dtype, num_tokens, key_stride, 0},
@@ -51,7 +70,7 @@ folio_status folio_vllm06_reshape_and_cache(folio_context *ctx, const void *key,
                         .slots = slot_mapping,
                         .k_scale = cache->k_scale,
                         .v_scale = cache->v_scale};
-    folio_status status = folio_kv_cache_write(kv, 0, &w, NULL);
+    folio_status status = folio_kv_cache_write(kv, 0, &w, &run);
     folio_kv_cache_destroy(kv);
     return status;
 }
@@ -65,12 +84,17 @@ typedef struct {
     folio_attention *attention;
     folio_batch *batch;
     folio_plan *plan;
+    folio_run run;
+    void *memory; /* of v2's partitions */
+    int64_t memory_bytes;
 } paged;
 
 static folio_status open_paged(paged *p)
 {
     const folio_vllm06_ops_cache *c = p->c;
+    folio_run given = run_on(p->a.stream);
     TRY(wrap(p->ctx, c, &p->cache));
+    TRY(folioi_run_in(p->ctx, &given, &p->run));
     REQUIRE(p->a.num_seqs >= 0 && p->a.max_num_blocks_per_seq >= 0,
             "num_seqs %lld or max_num_blocks_per_seq %lld is negative", (long long)p->a.num_seqs,
             (long long)p->a.max_num_blocks_per_seq);
@@ -107,12 +131,19 @@ static folio_status open_paged(paged *p)
     return folio_plan_create(p->ctx, &l, &p->plan);
 }
 
-static void close_paged(paged *p)
+/* The plan is this call's own: a device is done with it when it goes. */
+static folio_status close_paged(paged *p, folio_status status)
 {
+    if (p->plan != NULL) {
+        folio_status waited = folio_run_wait(p->ctx, &p->run);
+        if (status == FOLIO_OK) status = waited;
+    }
+    if (p->memory != NULL) folioi_free(&p->ctx->allocator, p->memory, p->memory_bytes);
     folio_plan_destroy(p->plan);
     folio_batch_destroy(p->batch);
     folio_attention_destroy(p->attention);
     folio_kv_cache_destroy(p->cache);
+    return status;
 }
 
 /* The plan for keys [first, first + len) of every sequence, first a multiple of the block size. */
@@ -135,7 +166,7 @@ static folio_status plan_keys(paged *p, int64_t first, int64_t len)
         }
         TRY(folio_batch_add(p->batch, &s));
     }
-    return folio_plan_update(p->plan, p->batch);
+    return folio_plan_update_on(p->plan, p->batch, &p->run);
 }
 
 /* Attention over the keys the plan is for: out and lse. */
@@ -151,7 +182,7 @@ static folio_status attend(paged *p, folio_tensor out, float *lse, int64_t lse_t
                        .slopes = p->a.alibi_slopes,
                        .k_scale = p->c->k_scale,
                        .v_scale = p->c->v_scale};
-    return folio_attention_forward(p->plan, 0, FOLIO_DECODER, p->cache, 0, &t, NULL);
+    return folio_attention_forward(p->plan, 0, FOLIO_DECODER, p->cache, 0, &t, &p->run);
 }
 
 folio_status folio_vllm06_paged_attention_v1(folio_context *ctx,
@@ -164,16 +195,12 @@ folio_status folio_vllm06_paged_attention_v1(folio_context *ctx,
     folio_tensor out = {p.a.out, p.a.dtype, p.a.num_seqs, 0, 0};
     if (status == FOLIO_OK) status = plan_keys(&p, 0, p.a.max_seq_len);
     if (status == FOLIO_OK) status = attend(&p, out, NULL, 0, 0);
-    close_paged(&p);
-    return status;
+    return close_paged(&p, status);
 }
 
-/* Every partition into its place of tmp_out, its lse into max_logits; then the merge. */
-static folio_status by_partitions(paged *p, float *exp_sums, float *max_logits, void *tmp_out)
+static folio_status check_partitions(paged *p, const float *exp_sums, const float *max_logits,
+                                     const void *tmp_out)
 {
-    int64_t parts = max_i64(ceil_div(p->a.max_seq_len, FOLIO_VLLM06_PARTITION_SIZE), 1);
-    int64_t heads = p->a.num_heads, dims = p->c->head_size,
-            elem = (int64_t)folio_dtype_size(p->a.dtype);
     REQUIRE(FOLIO_VLLM06_PARTITION_SIZE % p->c->block_size == 0,
             "block_size %d does not divide the partition size %d", p->c->block_size,
             FOLIO_VLLM06_PARTITION_SIZE);
@@ -181,32 +208,52 @@ static folio_status by_partitions(paged *p, float *exp_sums, float *max_logits, 
     REQUIRE_ALIGNED(max_logits, "max_logits");
     REQUIRE(p->a.num_seqs == 0 || (exp_sums != NULL && max_logits != NULL && tmp_out != NULL),
             "exp_sums, max_logits or tmp_out is NULL");
-    folio_tensor last = {p->a.out, p->a.dtype, p->a.num_seqs, 0, 0}; /* the merge's, checked now */
-    TRY(folioi_tensor_resolve(&last, "out", p->a.dtype, heads, dims, p->a.num_seqs));
-    TRY(plan_keys(p, 0, p->a.max_seq_len)); /* all tables are checked before anything is written */
-    void *memory;
-    int64_t bytes = parts * (int64_t)sizeof(folio_state);
-    TRY(folioi_alloc(&p->ctx->allocator, bytes, "partitions", &memory));
-    folio_state *states = memory;
-    folio_status status = FOLIO_OK;
-    for (int64_t k = 0; k < parts && status == FOLIO_OK; k++) {
+    folio_tensor out = {p->a.out, p->a.dtype, p->a.num_seqs, 0, 0}; /* the merge's, checked now */
+    TRY(folioi_tensor_resolve(&out, "out", p->a.dtype, p->a.num_heads, p->c->head_size,
+                              p->a.num_seqs));
+    return plan_keys(p, 0, p->a.max_seq_len); /* all tables, before anything is written */
+}
+
+/* exp_sums: max_logits has the whole logarithm, so a partition with keys counts 1, one without 0. */
+static folio_status write_sums(const paged *p, int64_t parts, float *host, float *exp_sums)
+{
+    int64_t n = 0;
+    for (int64_t row = 0; row < p->a.num_seqs * p->a.num_heads; row++)
+        for (int64_t k = 0; k < parts; k++)
+            host[n++] = p->a.seq_lens[row / p->a.num_heads] > k * FOLIO_VLLM06_PARTITION_SIZE;
+    return folio_memory_copy(p->ctx, exp_sums, host, (size_t)n * sizeof *host, &p->run);
+}
+
+/* Every partition into its place of tmp_out, its lse into max_logits; then the merge. */
+static folio_status by_partitions(paged *p, float *exp_sums, float *max_logits, void *tmp_out)
+{
+    int64_t parts = max_i64(ceil_div(p->a.max_seq_len, FOLIO_VLLM06_PARTITION_SIZE), 1);
+    int64_t heads = p->a.num_heads, dims = p->c->head_size;
+    int64_t elem = (int64_t)folio_dtype_size(p->a.dtype), sums_bytes;
+    TRY(check_partitions(p, exp_sums, max_logits, tmp_out));
+    REQUIRE(checked_mul(p->a.num_seqs * heads, parts, &sums_bytes) && sums_bytes <= INT64_MAX / 8,
+            "%lld sequences x %lld partitions pass the largest size", (long long)p->a.num_seqs,
+            (long long)parts);
+    sums_bytes *= (int64_t)sizeof(float);
+    int64_t state_bytes = parts * (int64_t)sizeof(folio_state);
+    p->memory_bytes = state_bytes + sums_bytes;
+    TRY(folioi_alloc(&p->ctx->allocator, p->memory_bytes, "partitions", &p->memory));
+    folio_state *states = p->memory;
+    for (int64_t k = 0; k < parts; k++) {
         folio_tensor out = {(char *)tmp_out + k * dims * elem, p->a.dtype, p->a.num_seqs,
                             heads * parts * dims, parts * dims};
         states[k] = (folio_state){out, max_logits + k, heads * parts, parts};
-        status = plan_keys(p, k * FOLIO_VLLM06_PARTITION_SIZE, FOLIO_VLLM06_PARTITION_SIZE);
-        if (status == FOLIO_OK) status = attend(p, out, max_logits + k, heads * parts, parts);
+        TRY(plan_keys(p, k * FOLIO_VLLM06_PARTITION_SIZE, FOLIO_VLLM06_PARTITION_SIZE));
+        TRY(attend(p, out, max_logits + k, heads * parts, parts));
     }
-    for (int64_t i = 0; i < p->a.num_seqs * heads * parts && status == FOLIO_OK; i++)
-        exp_sums[i] = max_logits[i] == -INFINITY ? 0.0f : 1.0f;
+    TRY(write_sums(p, parts, (float *)(states + parts), exp_sums));
     folio_merge m = {.struct_size = sizeof m,
                      .num_heads = p->a.num_heads,
                      .head_size = p->c->head_size,
                      .num_parts = parts,
                      .parts = states,
-                     .out = last};
-    if (status == FOLIO_OK) status = folio_merge_states(p->ctx, &m, NULL);
-    folioi_free(&p->ctx->allocator, states, bytes);
-    return status;
+                     .out = {p->a.out, p->a.dtype, p->a.num_seqs, 0, 0}};
+    return folio_merge_states(p->ctx, &m, &p->run);
 }
 
 folio_status folio_vllm06_paged_attention_v2(folio_context *ctx,
@@ -218,7 +265,28 @@ folio_status folio_vllm06_paged_attention_v2(folio_context *ctx,
     STRUCT_IN(p.a, args, "folio_vllm06_paged_attention_args");
     folio_status status = open_paged(&p);
     if (status == FOLIO_OK) status = by_partitions(&p, exp_sums, max_logits, tmp_out);
-    close_paged(&p);
+    return close_paged(&p, status);
+}
+
+static bool same_shape(const folio_vllm06_ops_cache *a, const folio_vllm06_ops_cache *b)
+{
+    return a->dtype == b->dtype && a->x == b->x && a->num_kv_heads == b->num_kv_heads &&
+           a->head_size == b->head_size && a->block_size == b->block_size;
+}
+
+/* Caches of one shape side by side are layers of one: a device copies them by one launch. */
+static folio_status copy_alike(folio_context *ctx, const folio_vllm06_ops_cache *caches, int64_t n,
+                               void **memory, const int64_t (*pairs)[2], int64_t num_pairs,
+                               const folio_run *run)
+{
+    folio_kv_cache *kv;
+    for (int64_t i = 0; i < n; i++) {
+        memory[i] = caches[i].key_cache;
+        memory[n + i] = caches[i].value_cache;
+    }
+    TRY(wrap_layers(ctx, caches, memory, memory + n, n, &kv));
+    folio_status status = folio_kv_cache_copy_blocks(kv, pairs, num_pairs, run);
+    folio_kv_cache_destroy(kv);
     return status;
 }
 
@@ -226,32 +294,54 @@ folio_status folio_vllm06_copy_blocks(folio_context *ctx, const folio_vllm06_ops
                                       int64_t num_caches, const int64_t (*block_mapping)[2],
                                       int64_t num_pairs)
 {
-    REQUIRE(num_caches >= 0 && (num_caches == 0 || caches != NULL), "caches is NULL");
+    return folio_vllm06_copy_blocks_on(ctx, caches, num_caches, block_mapping, num_pairs, NULL);
+}
+
+folio_status folio_vllm06_copy_blocks_on(folio_context *ctx, const folio_vllm06_ops_cache *caches,
+                                         int64_t num_caches, const int64_t (*block_mapping)[2],
+                                         int64_t num_pairs, void *stream)
+{
+    folio_run run = run_on(stream);
+    REQUIRE(ctx != NULL, "ctx is NULL");
+    REQUIRE(num_caches >= 0 && num_caches <= INT32_MAX && (num_caches == 0 || caches != NULL),
+            "caches is NULL or num_caches no count");
     for (int64_t i = 1; i < num_caches; i++)
         REQUIRE(caches[i].num_blocks == caches[0].num_blocks,
                 "caches[%lld] has %lld blocks, caches[0] %lld", (long long)i,
                 (long long)caches[i].num_blocks, (long long)caches[0].num_blocks);
+    void *memory;
+    int64_t bytes = 2 * num_caches * (int64_t)sizeof(void *);
+    TRY(folioi_alloc(&ctx->allocator, bytes, "a list of caches", &memory));
+    folio_status status = FOLIO_OK;
     /* Once without pairs: a bad cache is refused before a block of another is written. */
-    for (int64_t n = 0; n < 2 * num_caches; n++) {
-        folio_kv_cache *kv;
-        TRY(wrap(ctx, &caches[n % num_caches], &kv));
-        folio_status status =
-            folio_kv_cache_copy_blocks(kv, block_mapping, n < num_caches ? 0 : num_pairs, NULL);
-        folio_kv_cache_destroy(kv);
-        TRY(status);
-    }
-    return FOLIO_OK;
+    for (int pass = 0; pass < 2; pass++)
+        for (int64_t i = 0, n; i < num_caches && status == FOLIO_OK; i += n) {
+            for (n = 1; i + n < num_caches && same_shape(&caches[i], &caches[i + n]);) n++;
+            status =
+                copy_alike(ctx, caches + i, n, memory, block_mapping, pass ? num_pairs : 0, &run);
+        }
+    folioi_free(&ctx->allocator, memory, bytes);
+    return status;
 }
 
 folio_status folio_vllm06_swap_blocks(folio_context *ctx, const folio_vllm06_ops_cache *src,
                                       const folio_vllm06_ops_cache *dst,
                                       const int64_t (*block_mapping)[2], int64_t num_pairs)
 {
+    return folio_vllm06_swap_blocks_on(ctx, src, dst, block_mapping, num_pairs, NULL);
+}
+
+folio_status folio_vllm06_swap_blocks_on(folio_context *ctx, const folio_vllm06_ops_cache *src,
+                                         const folio_vllm06_ops_cache *dst,
+                                         const int64_t (*block_mapping)[2], int64_t num_pairs,
+                                         void *stream)
+{
     folio_kv_cache *from, *to = NULL;
+    folio_run run = run_on(stream);
     TRY(wrap(ctx, src, &from));
     folio_status status = wrap(ctx, dst, &to);
     if (status == FOLIO_OK)
-        status = folio_kv_cache_swap_blocks(from, to, block_mapping, num_pairs, NULL);
+        status = folio_kv_cache_swap_blocks(from, to, block_mapping, num_pairs, &run);
     folio_kv_cache_destroy(from);
     folio_kv_cache_destroy(to);
     return status;

@@ -1,7 +1,6 @@
 /* vllm06_state.c: the state: a context and the plans that layers of one kind share; and layers. */
+#include "plan/plan.h"
 #include "vllm06/vllm06.h"
-
-#include "backend.h"
 
 #include <math.h>
 #include <string.h>
@@ -17,10 +16,6 @@ folio_status folio_vllm06_state_create(const char *compute, const folio_context_
     d.backend = compute;
     folio_context *ctx;
     TRY(folio_context_create(&d, &ctx));
-    if (ctx->backend->memory != NULL) {
-        folio_context_destroy(ctx);
-        FAIL(FOLIO_ERR_UNSUPPORTED, "vLLM 0.6's layer does not run on a device in this version");
-    }
     void *memory;
     folio_status status =
         folioi_alloc(&ctx->allocator, sizeof(folio_vllm06_state), "a state", &memory);
@@ -97,7 +92,7 @@ static int64_t grown(int64_t had, int64_t need)
 }
 
 static folio_status fit_plan(folio_vllm06_state *state, folioi_vllm06_plan *p,
-                             const folio_batch *batch)
+                             const folio_batch *batch, const folio_run *run)
 {
     folio_batch_summary s = {.struct_size = sizeof s};
     TRY(folio_batch_summarize(batch, &s));
@@ -122,6 +117,7 @@ static folio_status fit_plan(folio_vllm06_state *state, folioi_vllm06_plan *p,
     with_lists.num_attentions = 1;
     folio_plan *plan;
     TRY(folio_plan_create(state->ctx, &with_lists, &plan));
+    if (p->plan != NULL) (void)folio_run_wait(state->ctx, run); /* a device may still read it */
     folio_plan_destroy(p->plan);
     p->plan = plan;
     p->limits = d;
@@ -130,17 +126,29 @@ static folio_status fit_plan(folio_vllm06_state *state, folioi_vllm06_plan *p,
 
 folio_status folioi_vllm06_run(folio_vllm06_state *state, const folio_attention_desc *desc,
                                folio_attention_type type, folio_batch *batch, folio_kv_cache *cache,
-                               const folio_tensors *tensors)
+                               const folio_tensors *tensors, const folio_run *run)
 {
     folioi_vllm06_plan *p;
     folio_kv_view view = {.struct_size = sizeof view};
     if (cache != NULL) TRY(folio_kv_cache_view(cache, 0, &view));
     TRY(find_plan(state, desc, type, cache != NULL ? view.desc->block_size : 0,
                   cache != NULL ? view.desc->num_blocks : 0, &p));
-    TRY(fit_plan(state, p, batch));
-    TRY(folio_plan_update(p->plan, batch));
-    if (tensors == NULL) return FOLIO_OK;
-    return folio_attention_forward(p->plan, 0, type, cache, 0, tensors, NULL);
+    TRY(fit_plan(state, p, batch, run));
+    if (tensors == NULL) return folioi_plan_check(p->plan, batch);
+    TRY(folio_plan_update_on(p->plan, batch, run));
+    return folio_attention_forward(p->plan, 0, type, cache, 0, tensors, run);
+}
+
+folio_status folioi_vllm06_place(folio_context *ctx, const void *from, int64_t bytes, void **out)
+{
+    TRY(folio_memory_create(ctx, FOLIO_MEMORY_DEVICE, (size_t)bytes, out));
+    folio_status status = folio_memory_copy(ctx, *out, from, (size_t)bytes, NULL);
+    if (status == FOLIO_OK) status = folio_run_wait(ctx, NULL);
+    if (status != FOLIO_OK) {
+        folio_memory_destroy(ctx, FOLIO_MEMORY_DEVICE, *out, (size_t)bytes);
+        *out = NULL;
+    }
+    return status;
 }
 
 /* "auto", "fp8", ... to a dtype; 0: unknown. */
@@ -190,13 +198,12 @@ folio_status folioi_vllm06_make_impl(folio_vllm06_state *state, const folioi_vll
     *impl = (folio_vllm06_impl){.state = state, .traits = traits, .desc = a};
     if (d.alibi_slopes != NULL) {
         impl->slopes_bytes = d.num_heads * (int64_t)sizeof *impl->slopes;
-        folio_status status =
-            folioi_alloc(&state->ctx->allocator, impl->slopes_bytes, "alibi_slopes", &memory);
+        folio_status status = folioi_vllm06_place(state->ctx, d.alibi_slopes, impl->slopes_bytes,
+                                                  (void **)&impl->slopes);
         if (status != FOLIO_OK) {
             folio_vllm06_impl_destroy(impl);
             return status;
         }
-        impl->slopes = memcpy(memory, d.alibi_slopes, (size_t)impl->slopes_bytes);
     }
     *out = impl;
     return FOLIO_OK;
@@ -205,7 +212,7 @@ folio_status folioi_vllm06_make_impl(folio_vllm06_state *state, const folioi_vll
 void folio_vllm06_impl_destroy(folio_vllm06_impl *impl)
 {
     if (impl == NULL) return;
-    folio_allocator a = impl->state->ctx->allocator;
-    folioi_free(&a, impl->slopes, impl->slopes_bytes);
-    folioi_free(&a, impl, sizeof *impl);
+    folio_context *ctx = impl->state->ctx;
+    folio_memory_destroy(ctx, FOLIO_MEMORY_DEVICE, impl->slopes, (size_t)impl->slopes_bytes);
+    folioi_free(&ctx->allocator, impl, sizeof *impl);
 }
