@@ -1,8 +1,9 @@
 /*
  * check_lineage.c: `folio check --lineage`: a short life of each of vLLM 0.6's attention backends
  * through folio_vllm06.h: prompts, chunks, decodes, a fork by block moves, encoder and cross
- * attention. Two states live it side by side, the one checked and one on the reference backend:
- * outputs agree within a budget, caches bit for bit, a fork with what it was forked from.
+ * attention. Two states live it side by side, the one checked and one on the reference backend,
+ * each in memory of its own context: outputs agree within a budget, caches bit for bit, a fork with
+ * what it was forked from.
  */
 #include "check.h"
 
@@ -55,6 +56,31 @@ static void *poisoned(size_t bytes)
     return memset(p, 0xFF, bytes);
 }
 
+/* Memory of a state's context with these bytes in it; NULL stays NULL. */
+static void *put(life *l, int i, folio_memory_kind kind, const void *from, size_t bytes)
+{
+    folio_context *ctx = folio_vllm06_state_context(l->state[i]);
+    void *to = NULL;
+    if (from == NULL || !l->out->ok) return NULL;
+    if (ok(l, folio_memory_create(ctx, kind, bytes + 1, &to), "memory"))
+        ok(l, folio_memory_copy(ctx, to, from, bytes, NULL), "copy");
+    return to;
+}
+
+static void get(life *l, int i, void *to, const void *from, size_t bytes)
+{
+    folio_context *ctx = folio_vllm06_state_context(l->state[i]);
+    if (!l->out->ok) return;
+    ok(l, folio_memory_copy(ctx, to, from, bytes, NULL), "copy");
+    ok(l, folio_run_wait(ctx, NULL), "wait");
+}
+
+static void drop(const life *l, int i, folio_memory_kind kind, void *memory, size_t bytes)
+{
+    folio_context *ctx = folio_vllm06_state_context(l->state[i]);
+    folio_memory_destroy(ctx, kind, memory, bytes + 1);
+}
+
 static void draw_life(life *l, check_draw *d, int64_t index)
 {
     static const folio_dtype dtypes[] = {FOLIO_F32, FOLIO_F16, FOLIO_BF16};
@@ -104,14 +130,16 @@ static bool begin(life *l, const check_env *env)
         folio_context_desc c = {.struct_size = sizeof c, .num_threads = i ? 1 : env->threads};
         if (i == 0) c.level = env->level;
         l->cache[i] = l->spare[i] = (folio_vllm06_kv_cache){NULL, l->kv_dtype, shape[1], shape[2]};
-        l->cache[i].data = poisoned(l->cache_bytes);
-        l->spare[i].data = poisoned(l->cache_bytes);
         const char *compute = i ? "reference" : env->info.name;
         if (!ok(l, folio_vllm06_state_create(compute, &c, &l->state[i]), "state_create") ||
             !ok(l, l->backend->make_impl(l->state[i], d, &l->impl[i]), "make_impl"))
             return false;
+        void *nan = poisoned(l->cache_bytes);
+        l->cache[i].data = put(l, i, FOLIO_MEMORY_DEVICE, nan, l->cache_bytes);
+        l->spare[i].data = put(l, i, FOLIO_MEMORY_HOST, nan, l->cache_bytes);
+        free(nan);
     }
-    return true;
+    return l->out->ok;
 }
 
 /* New tokens of a sequence in a step, the decoder's or the encoder's. */
@@ -141,6 +169,18 @@ static folio_tensor tokens_of(const life *l, const life_row *rows, int64_t n, in
     return t;
 }
 
+static void judge_caches(life *l, const char *what)
+{
+    void *held[2];
+    for (int i = 0; i < 2; i++) {
+        held[i] = poisoned(l->cache_bytes);
+        get(l, i, held[i], l->cache[i].data, l->cache_bytes);
+    }
+    if (l->out->ok && memcmp(held[0], held[1], l->cache_bytes) != 0)
+        check_fail(l->out, "%s: the cache differs from the reference's", what);
+    for (int i = 0; i < 2; i++) free(held[i]);
+}
+
 static void judge(life *l, const char *what, const folio_tensor *got, const folio_tensor *want)
 {
     double largest = 0;
@@ -159,8 +199,39 @@ static void judge(life *l, const char *what, const folio_tensor *got, const foli
             l->out->budget = budget;
         }
     }
-    if (l->out->ok && memcmp(l->cache[0].data, l->cache[1].data, l->cache_bytes) != 0)
-        check_fail(l->out, "%s: the cache differs from the reference's", what);
+    judge_caches(l, what);
+}
+
+static size_t bytes_of(const life *l, const folio_tensor *t, int32_t heads)
+{
+    return (size_t)(t->tokens * heads * l->desc.head_size) * folio_dtype_size(t->dtype);
+}
+
+/* One forward in memory of the state's context; the output comes back to `out`. */
+static void run(life *l, int i, folio_attention_type type, const folio_tensor qkv[3],
+                const folio_vllm06_metadata *metadata, void *out)
+{
+    const int32_t heads[] = {l->desc.num_heads, l->desc.num_kv_heads, l->desc.num_kv_heads};
+    folio_tensor placed[4]; /* query, key, value, output */
+    for (int t = 0; t < 4; t++) {
+        placed[t] = qkv[t % 3];
+        placed[t].data = put(l, i, FOLIO_MEMORY_DEVICE, t < 3 ? qkv[t].data : out,
+                             bytes_of(l, &placed[t], heads[t % 3]));
+    }
+    folio_vllm06_forward_args a = {.struct_size = sizeof a,
+                                   .query = placed[0],
+                                   .key = placed[1],
+                                   .value = placed[2],
+                                   .kv_cache = &l->cache[i],
+                                   .attn_metadata = metadata,
+                                   .k_scale = l->k_scale,
+                                   .v_scale = l->v_scale,
+                                   .attn_type = type,
+                                   .output = placed[3]};
+    if (l->out->ok) ok(l, l->backend->forward(l->impl[i], &a), folio_attention_type_name(type));
+    get(l, i, out, placed[3].data, bytes_of(l, &placed[3], heads[0]));
+    for (int t = 0; t < 4; t++)
+        drop(l, i, FOLIO_MEMORY_DEVICE, placed[t].data, bytes_of(l, &placed[t], heads[t % 3]));
 }
 
 static void attend(life *l, folio_attention_type type, const life_row *rows, int64_t n,
@@ -168,30 +239,22 @@ static void attend(life *l, folio_attention_type type, const life_row *rows, int
 {
     const char *what = folio_attention_type_name(type);
     int32_t kv = type == FOLIO_DECODER ? HARNESS_K : HARNESS_ENCODER_K;
-    folio_tensor q = tokens_of(l, rows, n, type == FOLIO_ENCODER ? HARNESS_ENCODER_Q : HARNESS_Q);
-    folio_tensor k = tokens_of(l, rows, n, kv), v = tokens_of(l, rows, n, kv + 1);
+    const folio_tensor qkv[3] = {
+        tokens_of(l, rows, n, type == FOLIO_ENCODER ? HARNESS_ENCODER_Q : HARNESS_Q),
+        tokens_of(l, rows, n, kv), tokens_of(l, rows, n, kv + 1)};
+    const folio_tensor q = qkv[0];
     size_t row = (size_t)(l->desc.num_heads * l->desc.head_size) * folio_dtype_size(q.dtype);
     folio_tensor out[2];
     for (int i = 0; i < 2; i++) {
         out[i] = q;
         out[i].data = poisoned((size_t)q.tokens * row);
-        folio_vllm06_forward_args a = {.struct_size = sizeof a,
-                                       .query = q,
-                                       .key = k,
-                                       .value = v,
-                                       .kv_cache = &l->cache[i],
-                                       .attn_metadata = metadata[i],
-                                       .k_scale = l->k_scale,
-                                       .v_scale = l->v_scale,
-                                       .attn_type = type,
-                                       .output = out[i]};
-        if (l->out->ok) ok(l, l->backend->forward(l->impl[i], &a), what);
+        if (l->out->ok) run(l, i, type, qkv, metadata[i], out[i].data);
     }
     if (l->out->ok) judge(l, what, &out[0], &out[1]);
     const char *first = out[0].data, *last = first + (size_t)(q.tokens - 1) * row;
     if (l->out->ok && n == NUM_SEQS && memcmp(first, last, row) != 0)
         check_fail(l->out, "%s: the fork differs from what it was forked from", what);
-    void *const owned[] = {q.data, k.data, v.data, out[0].data, out[1].data};
+    void *const owned[] = {q.data, qkv[1].data, qkv[2].data, out[0].data, out[1].data};
     for (int i = 0; i < 5; i++) free(owned[i]);
 }
 
@@ -275,10 +338,10 @@ static void live(const char *name, bool mixes, bool has_cross, const check_env *
                  fork_first(&l, index % 2 == 1);
     for (int i = 0; i < 2 && going; i++) going = step(&l, decodes, NUM_SEQS);
     for (int i = 0; i < 2; i++) {
+        drop(&l, i, FOLIO_MEMORY_DEVICE, l.cache[i].data, l.cache_bytes);
+        drop(&l, i, FOLIO_MEMORY_HOST, l.spare[i].data, l.cache_bytes);
         folio_vllm06_impl_destroy(l.impl[i]);
         folio_vllm06_state_destroy(l.state[i]);
-        free(l.cache[i].data);
-        free(l.spare[i].data);
     }
 }
 
