@@ -1,8 +1,9 @@
 #!/bin/sh
 # usage: test-gpu.sh [report file]
 # All tests that need a GPU, on a machine that has one: every feature of the cuda backend against the reference, the
-# device's own tests, and both under compute-sanitizer where that is installed. Writes a report. FOLIO_BUILD names the
-# build directory (build-cuda), which may have been built elsewhere.
+# suites of the vLLM 0.6 layer in device memory, the device's own tests, and some of these under compute-sanitizer where
+# that is installed. Writes a report. FOLIO_BUILD names the build directory (build-cuda), which may have been built
+# elsewhere.
 set -u
 cd "$(dirname "$0")/.."
 build=${FOLIO_BUILD:-build-cuda}
@@ -27,11 +28,14 @@ stage() { # <name> <command...>
 nvidia-smi --query-gpu=name,driver_version,clocks.sm,clocks.mem,memory.total --format=csv | tee -a "$report"
 stage "what there is" "$build/folio" info
 stage "every feature" "$build/folio" check --backend cuda ${FULL:+--full}
+stage "vLLM 0.6's layer" "$build/folio_cuda_vllm06_tests"
+stage "lives of vLLM 0.6's backends" "$build/folio" check --lineage --backend cuda
 stage "the device's own" "$build/folio_cuda_tests"
 if command -v compute-sanitizer > /dev/null; then
     for tool in memcheck racecheck initcheck synccheck; do
         stage "$tool" compute-sanitizer --tool $tool --error-exitcode 9 "$build/folio" check --backend cuda --filter mixed_batch
     done
+    stage "memcheck of vLLM 0.6's layer" compute-sanitizer --tool memcheck --error-exitcode 9 "$build/folio_cuda_vllm06_tests" vllm06_xformers
     stage "memcheck of the device's own" compute-sanitizer --tool memcheck --report-api-errors no --error-exitcode 9 "$build/folio_cuda_tests"
 fi
 printf '\n%s: %d stages failed; report in %s\n' "$([ $failed -eq 0 ] && echo PASSED || echo FAILED)" $failed "$report" | tee -a "$report"

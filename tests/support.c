@@ -6,7 +6,11 @@
 
 /* ------------------------------------------------------------------------------------- contexts */
 
+#ifdef FOLIO_TESTS_DEVICE
+const char *const support_backends[SUPPORT_NUM_BACKENDS] = {"cuda"};
+#else
 const char *const support_backends[SUPPORT_NUM_BACKENDS] = {"reference", "cpu"};
+#endif
 char support_nowhere;
 
 folio_context *support_context(const char *backend, int32_t num_threads,

@@ -1,5 +1,5 @@
 /*
- * support.h: what the tests of the API share: a context per host backend, random numbers by
+ * support.h: what the tests of the API share: a context per backend, random numbers by
  * counter, the number formats written a second time as a judge, guarded buffers, NaN poisoning of
  * a cache, an allocator that counts and fails, and the check that a call is refused with a sentence
  * of its own.
@@ -16,11 +16,16 @@
 
 /* ------------------------------------------------------------------------------------- contexts */
 
+/* "reference" and "cpu"; "cuda" alone in suites that are built for a device. */
+#ifdef FOLIO_TESTS_DEVICE
+#define SUPPORT_NUM_BACKENDS 1
+#else
 #define SUPPORT_NUM_BACKENDS 2
-extern const char *const support_backends[SUPPORT_NUM_BACKENDS]; /* "reference", "cpu" */
+#endif
+extern const char *const support_backends[SUPPORT_NUM_BACKENDS];
 
 typedef void (*support_body)(folio_context *ctx, const char *backend);
-/* Runs the body once per host backend, with an open context of two threads. */
+/* Runs the body once per backend, with an open context of two threads. */
 void support_each_backend(support_body body);
 
 #define BACKEND_TEST(suite, name)                                                                  \

@@ -445,8 +445,12 @@ static void judge_compute(const char *compute)
     folio_vllm06_state_destroy(by.state);
 }
 
+#ifdef FOLIO_TESTS_DEVICE
+TEST(vllm06_torch, cuda_agrees_with_pytorch) { judge_compute("cuda"); }
+#else
 TEST(vllm06_torch, reference_agrees_with_pytorch) { judge_compute("reference"); }
 
 TEST(vllm06_torch, cpu_agrees_with_pytorch) { judge_compute("cpu"); }
+#endif
 
 TEST(vllm06_torch, biases_equal_pytorch) { run_file(NULL); }

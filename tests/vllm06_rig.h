@@ -53,7 +53,7 @@ typedef struct {
 } v06;
 
 typedef void (*v06_body)(const char *ancestor, const char *compute);
-/* Runs the body on compute backends "reference" and "cpu". */
+/* Runs the body on every compute backend of support_backends. */
 void v06_on_both(const char *ancestor, v06_body body);
 
 /* 4 heads of size 32 over 2 kv heads, f32, blocks of 8, two caches of NaN; no impl yet. */

@@ -1,0 +1,317 @@
+/*
+ * vllm06_on_device.c: calls of vLLM 0.6's interface with what they are given brought to the device; see the header.
+ *
+ *     device:  guard | piece | guard | piece | ... | guard      each piece aligned as the host's memory is
+ *
+ * Pieces arrive in the call's stream, after a pause: work that went to another stream finds guards in their places,
+ * and its numbers are wrong. The guards must be whole when the call is done. Three calls of four run on a stream that
+ * the default stream does not wait for, the fourth on the default stream.
+ */
+#include "vllm06_on_device.h"
+
+#include "test.h"
+#include "vllm06/vllm06.h" /* a layer's shape */
+
+#include <cuda_runtime_api.h>
+#include <stdlib.h>
+#include <time.h>
+
+enum { GUARD = 256, GUARD_BYTE = 0xA5, MAX_PIECES = 16 };
+#define ARENA ((size_t)96 << 20)
+
+typedef struct {
+    char *host;
+    size_t at, bytes;
+} piece;
+
+static char *device, *pinned, *received;
+static cudaStream_t side;   /* of most calls */
+static cudaStream_t stream; /* this call's */
+static unsigned num_calls;
+static size_t used;
+static piece pieces[MAX_PIECES];
+static int num_pieces;
+
+static void must(cudaError_t error, const char *what)
+{
+    if (error == cudaSuccess) return;
+    fprintf(stderr, "%s: %s\n", what, cudaGetErrorString(error));
+    exit(1);
+}
+#define MUST(call) must((call), #call)
+
+static void begin(void)
+{
+    if (device == NULL) {
+        MUST(cudaMalloc((void **)&device, ARENA));
+        MUST(cudaHostAlloc((void **)&pinned, ARENA, cudaHostAllocPortable));
+        MUST(cudaHostAlloc((void **)&received, ARENA, cudaHostAllocPortable));
+        MUST(cudaStreamCreateWithFlags(&side, cudaStreamNonBlocking));
+    }
+    stream = num_calls++ % 4 == 3 ? NULL : side;
+    num_pieces = 0;
+    used = GUARD;
+}
+
+/* Where host memory will be on the device. What is NULL or has no size stays as it is: the library refuses it. */
+static void *bring(const void *host, int64_t bytes)
+{
+    if (host == NULL || bytes <= 0 || (size_t)bytes > ARENA / 4) return (void *)(uintptr_t)host;
+    for (int i = 0; i < num_pieces; i++)
+        if (pieces[i].host == host && pieces[i].bytes >= (size_t)bytes)
+            return device + pieces[i].at;
+    size_t at = (used + 63) / 64 * 64 + (uintptr_t)host % 64;
+    used = at + (size_t)bytes + GUARD;
+    if (num_pieces == MAX_PIECES || used > ARENA) abort();
+    pieces[num_pieces++] = (piece){(char *)(uintptr_t)host, at, (size_t)bytes};
+    return device + at;
+}
+
+static void pause_stream(void *nothing)
+{
+    struct timespec t = {0, 1500000}; /* longer than the host takes for a call */
+    (void)nothing;
+    nanosleep(&t, NULL);
+}
+
+/* After the last bring, before the call. */
+static void send(void)
+{
+    MUST(cudaMemset(device, GUARD_BYTE, used));
+    MUST(cudaDeviceSynchronize());
+    MUST(cudaLaunchHostFunc(stream, pause_stream, NULL));
+    for (int i = 0; i < num_pieces; i++) {
+        const piece *p = &pieces[i];
+        memcpy(pinned + p->at, p->host, p->bytes);
+        MUST(cudaMemcpyAsync(device + p->at, pinned + p->at, p->bytes, cudaMemcpyHostToDevice,
+                             stream));
+    }
+}
+
+/* Bytes [from, to) outside all pieces. */
+static void check_guard(size_t from, size_t to)
+{
+    for (size_t i = from; i < to; i++)
+        if ((unsigned char)received[i] != GUARD_BYTE) {
+            test_fail(__FILE__, __LINE__, "a byte beside what the call was given was written");
+            return;
+        }
+}
+
+/*
+ * After the call. What a refused call was given must be as it was; it does not go back, since it may be said to be
+ * longer than the host's memory is.
+ */
+static folio_status finish(folio_status status)
+{
+    bool refused = status == FOLIO_ERR_ARGUMENT || status == FOLIO_ERR_UNSUPPORTED;
+    size_t checked = 0;
+    MUST(cudaStreamSynchronize(stream));
+    MUST(cudaMemcpy(received, device, used, cudaMemcpyDeviceToHost));
+    for (int i = 0; i < num_pieces; i++) {
+        const piece *p = &pieces[i];
+        check_guard(checked, p->at);
+        checked = p->at + p->bytes;
+        if (!refused) memcpy(p->host, received + p->at, p->bytes);
+        else if (memcmp(pinned + p->at, received + p->at, p->bytes) != 0)
+            test_fail(__FILE__, __LINE__, "the refused call has written");
+    }
+    check_guard(checked, used);
+    return status;
+}
+
+static int64_t size_of(folio_dtype dtype) { return (int64_t)folio_dtype_size(dtype); }
+
+/* ------------------------------------------------------------------------------- the three backends */
+
+static const folio_vllm06_backend
+    *backends[3]; /* the library's; tables[i] stands for backends[i] */
+static folio_vllm06_backend tables[3];
+
+static folio_tensor bring_tensor(const folio_tensor *t, const folio_attention_desc *d,
+                                 int64_t heads)
+{
+    folio_tensor r = *t;
+    int64_t head = t->head_stride > 0 ? t->head_stride : d->k_head_size;
+    int64_t row = t->token_stride > 0 ? t->token_stride : heads * head;
+    int64_t elements = (t->tokens - 1) * row + (heads - 1) * head + d->k_head_size;
+    r.data = bring(t->data, t->tokens > 0 ? elements * size_of(t->dtype ? t->dtype : d->dtype) : 0);
+    return r;
+}
+
+static folio_vllm06_kv_cache bring_kv(const folio_vllm06_kv_cache *c)
+{
+    folio_vllm06_kv_cache r = *c;
+    r.data = bring(c->data, 2 * c->num_blocks * c->block_elements * size_of(c->dtype));
+    return r;
+}
+
+static folio_status forward(folio_vllm06_impl *impl, const folio_vllm06_forward_args *args)
+{
+    if (impl == NULL || args == NULL || args->struct_size != sizeof *args)
+        return backends[0]->forward(impl, args);
+    const folio_attention_desc *d = &impl->desc;
+    folio_vllm06_forward_args a = *args;
+    folio_vllm06_kv_cache kv;
+    begin();
+    a.query = bring_tensor(&args->query, d, d->num_heads);
+    a.key = bring_tensor(&args->key, d, d->num_kv_heads);
+    a.value = bring_tensor(&args->value, d, d->num_kv_heads);
+    a.output = bring_tensor(&args->output, d, d->num_heads);
+    if (args->kv_cache != NULL) {
+        kv = bring_kv(args->kv_cache);
+        a.kv_cache = &kv;
+    }
+    a.stream = stream;
+    send();
+    return finish(backends[0]->forward(impl, &a));
+}
+
+static folio_status swap_blocks(folio_vllm06_state *state, const folio_vllm06_kv_cache *src,
+                                const folio_vllm06_kv_cache *dst, const int64_t (*pairs)[2],
+                                int64_t num_pairs)
+{
+    if (src == NULL || dst == NULL)
+        return backends[0]->swap_blocks(state, src, dst, pairs, num_pairs);
+    begin();
+    folio_vllm06_kv_cache from = bring_kv(src), to = bring_kv(dst);
+    send();
+    return finish(stream == NULL
+                      ? backends[0]->swap_blocks(state, &from, &to, pairs, num_pairs)
+                      : backends[0]->swap_blocks_on(state, &from, &to, pairs, num_pairs, stream));
+}
+
+static folio_status copy_blocks(folio_vllm06_state *state, const folio_vllm06_kv_cache *caches,
+                                int64_t n, const int64_t (*pairs)[2], int64_t num_pairs)
+{
+    folio_vllm06_kv_cache placed[4];
+    if (caches == NULL || n < 0 || n > 4)
+        return backends[0]->copy_blocks(state, caches, n, pairs, num_pairs);
+    begin();
+    for (int64_t i = 0; i < n; i++) placed[i] = bring_kv(&caches[i]);
+    send();
+    return finish(stream == NULL
+                      ? backends[0]->copy_blocks(state, placed, n, pairs, num_pairs)
+                      : backends[0]->copy_blocks_on(state, placed, n, pairs, num_pairs, stream));
+}
+
+const folio_vllm06_backend *on_device_backend_find(const char *name)
+{
+    static const char *const names[3] = {"xformers", "torch-sdpa", "ipex"};
+    const folio_vllm06_backend *b = folio_vllm06_backend_find(name);
+    for (int i = 0; i < 3; i++) {
+        backends[i] = folio_vllm06_backend_find(names[i]);
+        tables[i] = *backends[i];
+        tables[i].forward = forward;
+        tables[i].swap_blocks = swap_blocks;
+        tables[i].copy_blocks = copy_blocks;
+        if (b == backends[i]) return &tables[i];
+    }
+    return b;
+}
+
+/* ------------------------------------------------------------------------------------ the operators */
+
+static folio_vllm06_ops_cache bring_cache(const folio_vllm06_ops_cache *c)
+{
+    folio_vllm06_ops_cache r = *c;
+    int64_t row = (int64_t)c->num_kv_heads * c->head_size * size_of(c->dtype);
+    r.key_cache = bring(c->key_cache, c->num_blocks * c->block_size * row);
+    r.value_cache = bring(c->value_cache, c->num_blocks * c->block_size * row);
+    return r;
+}
+
+folio_status on_device_reshape_and_cache(folio_context *ctx, const void *key, const void *value,
+                                         folio_dtype dtype, int64_t num_tokens, int64_t key_stride,
+                                         int64_t value_stride, const folio_vllm06_ops_cache *cache,
+                                         const int64_t *slot_mapping)
+{
+    if (cache == NULL)
+        return folio_vllm06_reshape_and_cache(ctx, key, value, dtype, num_tokens, key_stride,
+                                              value_stride, cache, slot_mapping);
+    begin();
+    folio_vllm06_ops_cache c = bring_cache(cache);
+    int64_t row = (int64_t)c.num_kv_heads * c.head_size, elem = size_of(dtype);
+    int64_t strides[2] = {key_stride ? key_stride : row, value_stride ? value_stride : row};
+    const void *rows[2] = {key, value};
+    for (int i = 0; i < 2; i++)
+        rows[i] = bring(rows[i], num_tokens > 0 ? ((num_tokens - 1) * strides[i] + row) * elem : 0);
+    send();
+    return finish(stream == NULL
+                      ? folio_vllm06_reshape_and_cache(ctx, rows[0], rows[1], dtype, num_tokens,
+                                                       key_stride, value_stride, &c, slot_mapping)
+                      : folio_vllm06_reshape_and_cache_on(ctx, rows[0], rows[1], dtype, num_tokens,
+                                                          key_stride, value_stride, &c,
+                                                          slot_mapping, stream));
+}
+
+static folio_status paged(folio_context *ctx, const folio_vllm06_paged_attention_args *args,
+                          const folio_vllm06_ops_cache *cache, bool v2, float *exp_sums,
+                          float *max_logits, void *tmp_out)
+{
+    folio_vllm06_paged_attention_args a = *args;
+    begin();
+    folio_vllm06_ops_cache c = bring_cache(cache);
+    int64_t rows = a.num_seqs * a.num_heads, row = c.head_size * size_of(a.dtype);
+    int64_t parts = (a.max_seq_len - 1) / FOLIO_VLLM06_PARTITION_SIZE + 1;
+    a.query = bring(args->query, rows * row);
+    a.out = bring(args->out, rows * row);
+    a.alibi_slopes = bring(args->alibi_slopes, a.num_heads * (int64_t)sizeof(float));
+    a.stream = stream;
+    if (v2) {
+        exp_sums = bring(exp_sums, rows * parts * (int64_t)sizeof(float));
+        max_logits = bring(max_logits, rows * parts * (int64_t)sizeof(float));
+        tmp_out = bring(tmp_out, rows * parts * row);
+    }
+    send();
+    return finish(v2 ? folio_vllm06_paged_attention_v2(ctx, &a, &c, exp_sums, max_logits, tmp_out)
+                     : folio_vllm06_paged_attention_v1(ctx, &a, &c));
+}
+
+folio_status on_device_paged_attention_v1(folio_context *ctx,
+                                          const folio_vllm06_paged_attention_args *args,
+                                          const folio_vllm06_ops_cache *cache)
+{
+    if (args == NULL || cache == NULL || args->struct_size != sizeof *args)
+        return folio_vllm06_paged_attention_v1(ctx, args, cache);
+    return paged(ctx, args, cache, false, NULL, NULL, NULL);
+}
+
+folio_status on_device_paged_attention_v2(folio_context *ctx,
+                                          const folio_vllm06_paged_attention_args *args,
+                                          const folio_vllm06_ops_cache *cache, float *exp_sums,
+                                          float *max_logits, void *tmp_out)
+{
+    if (args == NULL || cache == NULL || args->struct_size != sizeof *args)
+        return folio_vllm06_paged_attention_v2(ctx, args, cache, exp_sums, max_logits, tmp_out);
+    return paged(ctx, args, cache, true, exp_sums, max_logits, tmp_out);
+}
+
+folio_status on_device_copy_blocks(folio_context *ctx, const folio_vllm06_ops_cache *caches,
+                                   int64_t num_caches, const int64_t (*pairs)[2], int64_t num_pairs)
+{
+    folio_vllm06_ops_cache placed[4];
+    if (caches == NULL || num_caches < 0 || num_caches > 4)
+        return folio_vllm06_copy_blocks(ctx, caches, num_caches, pairs, num_pairs);
+    begin();
+    for (int64_t i = 0; i < num_caches; i++) placed[i] = bring_cache(&caches[i]);
+    send();
+    return finish(
+        stream == NULL
+            ? folio_vllm06_copy_blocks(ctx, placed, num_caches, pairs, num_pairs)
+            : folio_vllm06_copy_blocks_on(ctx, placed, num_caches, pairs, num_pairs, stream));
+}
+
+folio_status on_device_swap_blocks(folio_context *ctx, const folio_vllm06_ops_cache *src,
+                                   const folio_vllm06_ops_cache *dst, const int64_t (*pairs)[2],
+                                   int64_t num_pairs)
+{
+    if (src == NULL || dst == NULL)
+        return folio_vllm06_swap_blocks(ctx, src, dst, pairs, num_pairs);
+    begin();
+    folio_vllm06_ops_cache from = bring_cache(src), to = bring_cache(dst);
+    send();
+    return finish(stream == NULL
+                      ? folio_vllm06_swap_blocks(ctx, &from, &to, pairs, num_pairs)
+                      : folio_vllm06_swap_blocks_on(ctx, &from, &to, pairs, num_pairs, stream));
+}
