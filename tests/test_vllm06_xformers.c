@@ -228,6 +228,11 @@ static void biases_by_type(const char *ancestor, const char *compute)
             v06_run(&r, FOLIO_ENCODER);
             v06_run(&r, FOLIO_DECODER);
             v06_run(&r, FOLIO_ENCODER_DECODER);
+            /* taken back and set again between the layers of a step */
+            CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_ENCODER_DECODER, NULL));
+            v06_run(&r, FOLIO_ENCODER_DECODER);
+            CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_ENCODER_DECODER, cross));
+            v06_run(&r, FOLIO_ENCODER_DECODER);
         }
         static const v06_seq chunk[] = {{0, true, 3, 9, 0}};
         folio_vllm06_bias of_chunk[] = {{numbers, 4, 3, 9}};
@@ -282,6 +287,39 @@ static void layers_share_a_state(const char *ancestor, const char *compute)
 }
 BOTH(layers_share_a_state, layers_share_a_state)
 
+/* A step whose metadata another state made: it is told from the layer's own of the same number. */
+static void run_foreign(v06 *r)
+{
+    static const v06_seq prompts[] = {{0, true, 5, 5, 0}, {1, true, 9, 9, 0}};
+    folio_vllm06_metadata *own = r->m;
+    v06 other;
+    v06_init(&other, r->b->get_name(), r->compute);
+    if (v06_open(&other)) {
+        v06_fields(r, prompts, 2);
+        CHECK_OK(r->b->make_metadata(other.state, &r->f, &r->m));
+        v06_run(r, FOLIO_DECODER);
+        folio_vllm06_metadata_destroy(r->m);
+    }
+    r->m = own;
+    v06_close(&other);
+}
+
+/* A step that is refused for its blocks, between two layers of another one. */
+static void run_refused(v06 *r, const v06_seq *prompts)
+{
+    static const v06_seq chunk[] = {{0, true, 3, 14, 0}};
+    folio_vllm06_metadata *own = r->m;
+    v06_fields(r, chunk, 1);
+    r->tables[1] = (int32_t)r->num_blocks;
+    CHECK_OK(r->b->make_metadata(r->state, &r->f, &r->m));
+    folio_vllm06_forward_args a = v06_args(r, FOLIO_DECODER);
+    V06_REFUSED(r, &a, FOLIO_ERR_ARGUMENT, "block_table");
+    folio_vllm06_metadata_destroy(r->m);
+    r->m = own;
+    v06_fields(r, prompts, 2);
+    v06_run(r, FOLIO_DECODER);
+}
+
 /* One metadata serves layers with caches of their own. */
 static void metadata_serves_all_layers(const char *ancestor, const char *compute)
 {
@@ -295,6 +333,8 @@ static void metadata_serves_all_layers(const char *ancestor, const char *compute
         CHECK_OK(r.b->forward(r.impl, &a));
         memcpy(r.image[1], r.image[0], r.cache[0].bytes);
         v06_check_images(&r);
+        run_refused(&r, prompts);
+        run_foreign(&r);
     }
     v06_close(&r);
 }

@@ -26,6 +26,7 @@ typedef struct folioi_vllm06_biases {
 enum { FOLIOI_VLLM06_BIAS_LISTS = 3 };
 
 struct folio_vllm06_metadata {
+    uint64_t id; /* of all the state ever had; from 1 */
     folio_vllm06_state *state;
     const folioi_vllm06_traits *traits;
     folio_vllm06_metadata_fields f;
@@ -37,13 +38,33 @@ struct folio_vllm06_metadata {
     folio_vllm06_metadata *owner;            /* of a view: it owns the arrays */
 };
 
+/** Which sequences of a step attend together. ALONE: those that no other layer finds again. */
+typedef enum folioi_vllm06_which {
+    FOLIOI_VLLM06_ALONE,
+    FOLIOI_VLLM06_PROMPTS,
+    FOLIOI_VLLM06_DECODES,
+    FOLIOI_VLLM06_ENCODER,
+    FOLIOI_VLLM06_ENCODER_ONLY,
+    FOLIOI_VLLM06_CROSS
+} folioi_vllm06_which;
+
+/** What a plan was updated with. */
+typedef struct folioi_vllm06_part {
+    uint64_t metadata; /* its id; 0: nothing that another layer may use */
+    int64_t first;     /* sequence */
+    bool fresh;        /* key and value were given */
+} folioi_vllm06_part;
+
 /** One plan of a state, shared by all layers that ask for the same. */
 typedef struct folioi_vllm06_plan {
     folio_attention_desc desc;
     folio_attention_type type;
     int64_t num_blocks;
     int32_t block_size;
+    folioi_vllm06_which which;
+    folioi_vllm06_part part;
     folio_attention *attention;
+    folio_batch *batch;
     folio_plan *plan;
     folio_plan_desc limits;
     struct folioi_vllm06_plan *next;
@@ -52,6 +73,7 @@ typedef struct folioi_vllm06_plan {
 struct folio_vllm06_state {
     folio_context *ctx;
     folioi_vllm06_plan *plans;
+    uint64_t num_metadata;
 };
 
 struct folio_vllm06_impl {
@@ -68,13 +90,13 @@ folio_status folioi_vllm06_check_type(const folio_vllm06_metadata *m, folio_atte
 int64_t folioi_vllm06_seq_len(const folio_vllm06_metadata *m, int64_t i);
 int64_t folioi_vllm06_query_len(const folio_vllm06_metadata *m, int64_t i);
 
-/**
- * Run a batch through a plan of the state that fits it, made or remade where needed. cache NULL: none;
- * tensors NULL: check the batch alone, and touch no device.
- */
-folio_status folioi_vllm06_run(folio_vllm06_state *state, const folio_attention_desc *desc,
-                               folio_attention_type type, folio_batch *batch, folio_kv_cache *cache,
-                               const folio_tensors *tensors, const folio_run *run);
+/** The state's plan for such a part of a step, made where there is none. cache NULL: none. */
+folio_status folioi_vllm06_find_plan(folio_vllm06_state *state, const folio_attention_desc *desc,
+                                     folio_attention_type type, const folio_kv_cache *cache,
+                                     folioi_vllm06_which which, folioi_vllm06_plan **out);
+/** The plan updated with what its batch holds, and remade where that is more than it was made for. */
+folio_status folioi_vllm06_update(folio_vllm06_state *state, folioi_vllm06_plan *p,
+                                  const folio_run *run);
 
 /** Host bytes copied to memory of the context, there when this returns; folio_memory_destroy frees it. */
 folio_status folioi_vllm06_place(folio_context *ctx, const void *from, int64_t bytes, void **out);

@@ -7,24 +7,46 @@
 #include "vllm06/vllm06.h"
 
 /* Everything one forward works with. */
-typedef struct {
+typedef struct layer {
     folio_vllm06_impl *impl;
     const folio_vllm06_metadata *m;
     folio_vllm06_forward_args args;
     folio_kv_cache *cache; /* NULL: none */
     int32_t block_size;
-    folio_batch *batch;
     folioi_array table;   /* int32_t, room for one sequence's blocks */
     folioi_array nowhere; /* int64_t, slot -1 for each row: store has written them by then */
     bool rehearsal;       /* check everything, compute nothing */
     folio_run run;
 } layer;
 
-static folio_status attend(layer *l, const folio_attention_desc *desc, folio_attention_type type,
-                           folio_kv_cache *cache, const folio_tensors *tensors)
+/* Sequences [first, end) of the metadata that attend together; add puts one of them into a batch. */
+typedef struct {
+    const folio_attention_desc *desc;
+    folio_attention_type type;
+    folio_kv_cache *cache; /* NULL: none */
+    folioi_vllm06_which which;
+    int64_t first, end;
+    folio_status (*add)(layer *l, folio_batch *batch, int64_t i);
+} group;
+
+/* Through a plan as the rehearsal or another layer of the step left it, or one made now. */
+static folio_status attend(layer *l, const group *g, const folio_tensors *tensors)
 {
-    return folioi_vllm06_run(l->impl->state, desc, type, l->batch, cache,
-                             l->rehearsal ? NULL : tensors, &l->run);
+    folio_vllm06_state *state = l->impl->state;
+    bool shared = g->which != FOLIOI_VLLM06_ALONE && l->m->state == state;
+    folioi_vllm06_part part = {shared ? l->m->id : 0, g->first, l->args.key.data != NULL};
+    folioi_vllm06_plan *p;
+    TRY(folioi_vllm06_find_plan(state, g->desc, g->type, g->cache, g->which, &p));
+    if (part.metadata == 0 || part.metadata != p->part.metadata || part.first != p->part.first ||
+        part.fresh != p->part.fresh) {
+        p->part.metadata = 0;
+        folio_batch_clear(p->batch);
+        for (int64_t i = g->first; i < g->end; i++) TRY(g->add(l, p->batch, i));
+        TRY(folioi_vllm06_update(state, p, &l->run));
+        p->part = part;
+    }
+    if (l->rehearsal) return FOLIO_OK;
+    return folio_attention_forward(p->plan, 0, g->type, g->cache, 0, tensors, &l->run);
 }
 
 static folio_tensor rows_of(const folio_tensor *t, int64_t first, int64_t n)
@@ -82,7 +104,7 @@ static folio_status no_slots(layer *l, int64_t n, const int64_t **out)
     return FOLIO_OK;
 }
 
-static folio_status add_decoder_seq(layer *l, int64_t i, bool causal)
+static folio_status add_decoder(layer *l, folio_batch *batch, int64_t i, bool causal)
 {
     const folio_vllm06_metadata_fields *f = &l->m->f;
     bool prompt = i < f->num_prefills;
@@ -96,44 +118,85 @@ static folio_status add_decoder_seq(layer *l, int64_t i, bool causal)
         TRY(table_of(l, f->block_tables, f->block_tables != NULL ? f->block_tables_stride : 0, i,
                      s.seq_len, cached, &s));
     TRY(no_slots(l, s.query_len, &s.slots));
-    return folio_batch_add(l->batch, &s);
+    return folio_batch_add(batch, &s);
+}
+
+static folio_status add_causal(layer *l, folio_batch *batch, int64_t i)
+{
+    return add_decoder(l, batch, i, true);
+}
+
+static folio_status add_biased(layer *l, folio_batch *batch, int64_t i)
+{
+    return add_decoder(l, batch, i, false);
+}
+
+static int64_t encoder_rows(const layer *l, int64_t i)
+{
+    return l->args.attn_type == FOLIO_ENCODER ? l->m->f.encoder_seq_lens[i]
+                                              : folioi_vllm06_seq_len(l->m, i);
+}
+
+static folio_status add_encoder(layer *l, folio_batch *batch, int64_t i)
+{
+    int64_t len = encoder_rows(l, i);
+    folio_batch_seq s = {.struct_size = sizeof s, .query_len = len, .seq_len = len};
+    return folio_batch_add(batch, &s);
+}
+
+static folio_status add_padding(layer *l, folio_batch *batch, int64_t i)
+{
+    folio_batch_seq s = {.struct_size = sizeof s, .query_len = folioi_vllm06_query_len(l->m, i)};
+    return folio_batch_add(batch, &s);
 }
 
 /* Rows of cross attention that see no key, which folio.h takes for a batch that lacks encoder_len:
  * zeros, by way of padding. Its keys are not read: query stands in for them. */
-static folio_status attend_nobody(layer *l, int64_t first, int64_t n)
+static folio_status attend_nobody(layer *l, int64_t first, int64_t end, int64_t row, int64_t rows)
 {
-    if (n == 0) return FOLIO_OK;
-    folio_batch_seq s = {.struct_size = sizeof s, .query_len = n};
-    folio_batch_clear(l->batch);
-    TRY(folio_batch_add(l->batch, &s));
-    folio_tensors t = tensors_of(l, first, n, 0, 0);
+    if (rows == 0) return FOLIO_OK;
+    folio_tensors t = tensors_of(l, row, rows, 0, 0);
     t.k = t.v = t.q;
     t.flags = 0;
-    return attend(l, &l->impl->desc, FOLIO_ENCODER_ONLY, NULL, &t);
+    const group g = {.desc = &l->impl->desc,
+                     .type = FOLIO_ENCODER_ONLY,
+                     .first = first,
+                     .end = end,
+                     .add = add_padding};
+    return attend(l, &g, &t);
 }
 
-/* Sequence i in cross attention: a prompt brings its encoder's K and V where key is given, everybody
- * else reads cross blocks. */
-static folio_status add_cross_seq(layer *l, int64_t i, folio_batch_seq *s)
+/* Keys of sequence i in cross attention. */
+static int64_t cross_keys(const layer *l, int64_t i)
+{
+    return folioi_vllm06_seq_len(l->m, i) > 0 ? l->m->f.encoder_seq_lens[i] : 0;
+}
+
+/* Of them, those that come with this call: a prompt's, where key is given. */
+static int64_t cross_new_keys(const layer *l, int64_t i)
+{
+    return l->args.key.data != NULL && i < l->m->f.num_prefills ? cross_keys(l, i) : 0;
+}
+
+/* A prompt brings its encoder's K and V where key is given, everybody else reads cross blocks. */
+static folio_status add_cross(layer *l, folio_batch *batch, int64_t i)
 {
     const folio_vllm06_metadata_fields *f = &l->m->f;
-    bool fresh = l->args.key.data != NULL && i < f->num_prefills;
-    *s = (folio_batch_seq){.struct_size = sizeof *s};
-    s->query_len = folioi_vllm06_query_len(l->m, i);
-    s->seq_len = folioi_vllm06_seq_len(l->m, i);
-    s->encoder_len = s->seq_len > 0 ? f->encoder_seq_lens[i] : 0;
-    s->encoder_new_len = fresh ? s->encoder_len : 0;
-    if (l->cache != NULL && s->encoder_len > 0) {
-        TRY(table_of(l, f->cross_block_tables, f->cross_block_tables_stride, i, s->encoder_len,
-                     s->encoder_len - s->encoder_new_len, s));
-        s->cross_block_table = s->block_table;
-        s->num_cross_blocks = s->num_blocks;
-        s->block_table = NULL;
-        s->num_blocks = 0;
+    folio_batch_seq s = {.struct_size = sizeof s};
+    s.query_len = folioi_vllm06_query_len(l->m, i);
+    s.seq_len = folioi_vllm06_seq_len(l->m, i);
+    s.encoder_len = cross_keys(l, i);
+    s.encoder_new_len = cross_new_keys(l, i);
+    if (l->cache != NULL && s.encoder_len > 0) {
+        TRY(table_of(l, f->cross_block_tables, f->cross_block_tables_stride, i, s.encoder_len,
+                     s.encoder_len - s.encoder_new_len, &s));
+        s.cross_block_table = s.block_table;
+        s.num_cross_blocks = s.num_blocks;
+        s.block_table = NULL;
+        s.num_blocks = 0;
     }
-    TRY(no_slots(l, s->encoder_new_len, &s->cross_slots));
-    return folio_batch_add(l->batch, s);
+    TRY(no_slots(l, s.encoder_new_len, &s.cross_slots));
+    return folio_batch_add(batch, &s);
 }
 
 /* A prompt of any type whose bias the caller gave: alone, and nothing but the bias masks it. */
@@ -144,18 +207,10 @@ static folio_status attend_biased(layer *l, const folio_vllm06_bias *bias, int64
     folio_attention_desc d = l->impl->desc;
     d.windowed = 0;
     d.window_left = 0;
-    folio_batch_clear(l->batch);
-    int64_t keys = kv_rows;
-    folio_batch_seq s = {.struct_size = sizeof s, .query_len = rows, .seq_len = rows};
-    if (type == FOLIO_DECODER) {
-        TRY(add_decoder_seq(l, i, false));
-        keys = folioi_vllm06_seq_len(l->m, i);
-    } else if (type == FOLIO_ENCODER_DECODER) {
-        TRY(add_cross_seq(l, i, &s));
-        keys = s.encoder_len;
-    } else {
-        TRY(folio_batch_add(l->batch, &s));
-    }
+    bool paged = type == FOLIO_DECODER || type == FOLIO_ENCODER_DECODER;
+    int64_t keys = type == FOLIO_DECODER           ? folioi_vllm06_seq_len(l->m, i)
+                   : type == FOLIO_ENCODER_DECODER ? cross_keys(l, i)
+                                                   : kv_rows;
     REQUIRE(bias->query_len == rows && bias->key_len == keys,
             "attn_bias[%lld] is for %lld queries and %lld keys, the prompt has %lld and %lld",
             (long long)i, (long long)bias->query_len, (long long)bias->key_len, (long long)rows,
@@ -163,21 +218,30 @@ static folio_status attend_biased(layer *l, const folio_vllm06_bias *bias, int64
     REQUIRE(bias->num_heads == 1 || bias->num_heads == d.num_heads,
             "attn_bias[%lld] has %lld heads, the layer %d", (long long)i,
             (long long)bias->num_heads, d.num_heads);
-    if (type == FOLIO_ENCODER_DECODER && keys == 0) return attend_nobody(l, row, rows);
+    if (type == FOLIO_ENCODER_DECODER && keys == 0) return attend_nobody(l, i, i + 1, row, rows);
     folio_tensors t = tensors_of(l, row, rows, kv_row, kv_rows);
     t.bias = (folio_bias){.data = folioi_vllm06_bias_numbers(l->m, type, i),
                           .dtype = FOLIO_F32,
                           .dims = {1, bias->num_heads, rows, keys},
                           .strides = {0, rows * keys, keys, 1}};
-    bool paged = type == FOLIO_DECODER || type == FOLIO_ENCODER_DECODER;
     if (!paged) t.flags = 0;
-    return attend(l, &d, paged ? type : FOLIO_ENCODER_ONLY, paged ? l->cache : NULL, &t);
+    const group g = {.desc = &d,
+                     .type = paged ? type : FOLIO_ENCODER_ONLY,
+                     .cache = paged ? l->cache : NULL,
+                     .first = i,
+                     .end = i + 1,
+                     .add = !paged                  ? add_encoder
+                            : type == FOLIO_DECODER ? add_biased
+                                                    : add_cross};
+    return attend(l, &g, &t);
 }
 
 static folio_status forward_decoder(layer *l)
 {
     const folio_vllm06_metadata_fields *f = &l->m->f;
     int64_t row = 0;
+    group g = {&l->impl->desc,  FOLIO_DECODER, l->cache, FOLIOI_VLLM06_PROMPTS, 0,
+               f->num_prefills, add_causal};
     if (f->attn_bias != NULL) {
         for (int64_t i = 0; i < f->num_prefills; i++) {
             int64_t n = folioi_vllm06_query_len(l->m, i);
@@ -185,19 +249,18 @@ static folio_status forward_decoder(layer *l)
             row += n;
         }
     } else if (f->num_prefills > 0) {
-        folio_batch_clear(l->batch);
-        for (int64_t i = 0; i < f->num_prefills; i++) TRY(add_decoder_seq(l, i, true));
         folio_tensors t = tensors_of(l, 0, f->num_prefill_tokens, 0, f->num_prefill_tokens);
         t.slopes = l->impl->slopes;
-        TRY(attend(l, &l->impl->desc, FOLIO_DECODER, l->cache, &t));
+        TRY(attend(l, &g, &t));
     }
     if (f->num_decode_tokens == 0) return FOLIO_OK;
-    folio_batch_clear(l->batch);
-    for (int64_t i = f->num_prefills; i < l->m->num_seqs; i++) TRY(add_decoder_seq(l, i, true));
+    g.which = FOLIOI_VLLM06_DECODES;
+    g.first = f->num_prefills;
+    g.end = l->m->num_seqs;
     folio_tensors t = tensors_of(l, f->num_prefill_tokens, f->num_decode_tokens, 0, 0);
     t.slopes = l->impl->slopes;
     t.flags = 0; /* the new key of a decode is read as stored, like those before it */
-    return attend(l, &l->impl->desc, FOLIO_DECODER, l->cache, &t);
+    return attend(l, &g, &t);
 }
 
 /* Bidirectional over the encoder's tokens, or over all tokens of an encoder-only model; ALiBi and window
@@ -211,26 +274,24 @@ static folio_status forward_encoder(layer *l)
     folio_attention_desc d = l->impl->desc;
     d.windowed = 0;
     d.window_left = 0;
-    for (int64_t i = 0; i < f->num_prefills; i++)
-        rows += encoder ? f->encoder_seq_lens[i] : folioi_vllm06_seq_len(l->m, i);
+    for (int64_t i = 0; i < f->num_prefills; i++) rows += encoder_rows(l, i);
     REQUIRE(rows == l->args.query.tokens,
             "the prompts have %lld tokens of %s attention, query has %lld rows", (long long)rows,
             folio_attention_type_name(l->args.attn_type), (long long)l->args.query.tokens);
-    folio_batch_clear(l->batch);
-    for (int64_t i = 0; i < f->num_prefills; i++) {
-        int64_t len = encoder ? f->encoder_seq_lens[i] : folioi_vllm06_seq_len(l->m, i);
-        if (biases != NULL) {
-            TRY(attend_biased(l, &biases[i], i, row, len, row, len));
-        } else {
-            folio_batch_seq s = {.struct_size = sizeof s, .query_len = len, .seq_len = len};
-            TRY(folio_batch_add(l->batch, &s));
-        }
+    for (int64_t i = 0; biases != NULL && i < f->num_prefills; i++) {
+        int64_t len = encoder_rows(l, i);
+        TRY(attend_biased(l, &biases[i], i, row, len, row, len));
         row += len;
     }
     if (biases != NULL) return FOLIO_OK;
-    folio_tensors t = tensors_of(l, 0, row, 0, row);
+    folio_tensors t = tensors_of(l, 0, rows, 0, rows);
     t.flags = 0;
-    return attend(l, &d, FOLIO_ENCODER_ONLY, NULL, &t);
+    const group g = {.desc = &d,
+                     .type = FOLIO_ENCODER_ONLY,
+                     .which = encoder ? FOLIOI_VLLM06_ENCODER : FOLIOI_VLLM06_ENCODER_ONLY,
+                     .end = f->num_prefills,
+                     .add = add_encoder};
+    return attend(l, &g, &t);
 }
 
 static folio_status forward_cross(layer *l)
@@ -254,17 +315,16 @@ static folio_status forward_cross(layer *l)
         kv_row += fresh_rows;
     }
     int64_t first = row, first_kv = kv_row, seen = 0;
-    folio_batch_clear(l->batch);
     for (int64_t i = n; i < l->m->num_seqs; i++) {
-        folio_batch_seq s;
-        TRY(add_cross_seq(l, i, &s));
-        row += s.query_len;
-        kv_row += s.encoder_new_len;
-        seen += s.encoder_len;
+        row += folioi_vllm06_query_len(l->m, i);
+        kv_row += cross_new_keys(l, i);
+        seen += cross_keys(l, i);
     }
-    if (seen == 0) return attend_nobody(l, first, row - first);
+    if (seen == 0) return attend_nobody(l, n, l->m->num_seqs, first, row - first);
     folio_tensors t = tensors_of(l, first, row - first, first_kv, kv_row - first_kv);
-    return attend(l, &d, FOLIO_ENCODER_DECODER, l->cache, &t);
+    const group g = {&d, FOLIO_ENCODER_DECODER, l->cache, FOLIOI_VLLM06_CROSS,
+                     n,  l->m->num_seqs,        add_cross};
+    return attend(l, &g, &t);
 }
 
 static folio_status check_args(layer *l)
@@ -347,9 +407,6 @@ static folio_status run(layer *l)
                 folio_dtype_name(view.desc->dtype), folio_dtype_name(l->impl->desc.kv_dtype));
         l->block_size = view.desc->block_size;
     }
-    folio_batch_desc b = {.struct_size = sizeof b,
-                          .block_size = l->block_size > 0 ? l->block_size : 1};
-    TRY(folio_batch_create(ctx, &b, &l->batch));
     folio_status (*by_type)(layer *) = type == FOLIO_DECODER           ? forward_decoder
                                        : type == FOLIO_ENCODER_DECODER ? forward_cross
                                                                        : forward_encoder;
@@ -368,7 +425,6 @@ folio_status folioi_vllm06_forward(folio_vllm06_impl *impl, const folio_vllm06_f
     STRUCT_IN(l.args, args, "folio_vllm06_forward_args");
     l.m = l.args.attn_metadata;
     folio_status status = run(&l);
-    folio_batch_destroy(l.batch);
     folio_kv_cache_destroy(l.cache);
     folioi_array_free(&impl->state->ctx->allocator, &l.table);
     folioi_array_free(&impl->state->ctx->allocator, &l.nowhere);

@@ -151,6 +151,7 @@ folio_status folioi_vllm06_make_metadata(folio_vllm06_state *state,
     void *memory;
     TRY(folioi_alloc(&state->ctx->allocator, sizeof(folio_vllm06_metadata), "metadata", &memory));
     folio_vllm06_metadata *m = memory;
+    m->id = ++state->num_metadata;
     m->state = state;
     m->traits = traits;
     folio_status status = folioi_struct_in(&m->f, sizeof m->f, fields, "metadata fields");
@@ -201,6 +202,7 @@ static folio_vllm06_metadata *slice(folio_vllm06_metadata *m, bool prompts)
         return NULL;
     folio_vllm06_metadata *v = memory;
     int64_t first = prompts ? 0 : m->f.num_prefills;
+    v->id = ++m->state->num_metadata;
     v->state = m->state;
     v->traits = m->traits;
     v->owner = m;

@@ -1,5 +1,4 @@
-/* vllm06_state.c: the state: a context and the plans that layers of one kind share; and layers. */
-#include "plan/plan.h"
+/* vllm06_state.c: the state: a context and the plans that layers of one kind share, updated once a step; and layers. */
 #include "vllm06/vllm06.h"
 
 #include <math.h>
@@ -28,6 +27,14 @@ folio_status folio_vllm06_state_create(const char *compute, const folio_context_
     return FOLIO_OK;
 }
 
+static void drop_plan(folio_context *ctx, folioi_vllm06_plan *p)
+{
+    folio_plan_destroy(p->plan);
+    folio_batch_destroy(p->batch);
+    folio_attention_destroy(p->attention);
+    folioi_free(&ctx->allocator, p, sizeof *p);
+}
+
 void folio_vllm06_state_destroy(folio_vllm06_state *state)
 {
     if (state == NULL) return;
@@ -35,9 +42,7 @@ void folio_vllm06_state_destroy(folio_vllm06_state *state)
     while (state->plans != NULL) {
         folioi_vllm06_plan *p = state->plans;
         state->plans = p->next;
-        folio_plan_destroy(p->plan);
-        folio_attention_destroy(p->attention);
-        folioi_free(&ctx->allocator, p, sizeof *p);
+        drop_plan(ctx, p);
     }
     folioi_free(&ctx->allocator, state, sizeof *state);
     folio_context_destroy(ctx);
@@ -56,15 +61,18 @@ static bool same_layer(const folio_attention_desc *a, const folio_attention_desc
            a->window_left == b->window_left;
 }
 
-/* The state's plan for such layers over such a cache; a new one has no limits yet. */
-static folio_status find_plan(folio_vllm06_state *state, const folio_attention_desc *desc,
-                              folio_attention_type type, int32_t block_size, int64_t num_blocks,
-                              folioi_vllm06_plan **out)
+folio_status folioi_vllm06_find_plan(folio_vllm06_state *state, const folio_attention_desc *desc,
+                                     folio_attention_type type, const folio_kv_cache *cache,
+                                     folioi_vllm06_which which, folioi_vllm06_plan **out)
 {
+    folio_kv_view view = {.struct_size = sizeof view};
+    if (cache != NULL) TRY(folio_kv_cache_view(cache, 0, &view));
+    int32_t block_size = cache != NULL ? view.desc->block_size : 0;
+    int64_t num_blocks = cache != NULL ? view.desc->num_blocks : 0;
     for (folioi_vllm06_plan *p = state->plans; p != NULL; p = p->next) {
         *out = p;
-        if (p->type == type && p->block_size == block_size && p->num_blocks == num_blocks &&
-            same_layer(&p->desc, desc))
+        if (p->type == type && p->which == which && p->block_size == block_size &&
+            p->num_blocks == num_blocks && same_layer(&p->desc, desc))
             return FOLIO_OK;
     }
     void *memory;
@@ -72,11 +80,14 @@ static folio_status find_plan(folio_vllm06_state *state, const folio_attention_d
     folioi_vllm06_plan *p = memory;
     p->desc = *desc;
     p->type = type;
+    p->which = which;
     p->block_size = block_size;
     p->num_blocks = num_blocks;
+    folio_batch_desc b = {.struct_size = sizeof b, .block_size = cache != NULL ? block_size : 1};
     folio_status status = folio_attention_create(state->ctx, desc, &p->attention);
+    if (status == FOLIO_OK) status = folio_batch_create(state->ctx, &b, &p->batch);
     if (status != FOLIO_OK) {
-        folioi_free(&state->ctx->allocator, p, sizeof *p);
+        drop_plan(state->ctx, p);
         return status;
     }
     p->next = state->plans;
@@ -91,11 +102,10 @@ static int64_t grown(int64_t had, int64_t need)
     return need > had ? max_i64(need, 2 * had) : had;
 }
 
-static folio_status fit_plan(folio_vllm06_state *state, folioi_vllm06_plan *p,
-                             const folio_batch *batch, const folio_run *run)
+static folio_status fit_plan(folio_vllm06_state *state, folioi_vllm06_plan *p, const folio_run *run)
 {
     folio_batch_summary s = {.struct_size = sizeof s};
-    TRY(folio_batch_summarize(batch, &s));
+    TRY(folio_batch_summarize(p->batch, &s));
     folio_plan_desc d = p->limits;
     d.struct_size = sizeof d;
     d.max_seqs = grown(d.max_seqs, max_i64(s.num_seqs, 1));
@@ -124,19 +134,11 @@ static folio_status fit_plan(folio_vllm06_state *state, folioi_vllm06_plan *p,
     return FOLIO_OK;
 }
 
-folio_status folioi_vllm06_run(folio_vllm06_state *state, const folio_attention_desc *desc,
-                               folio_attention_type type, folio_batch *batch, folio_kv_cache *cache,
-                               const folio_tensors *tensors, const folio_run *run)
+folio_status folioi_vllm06_update(folio_vllm06_state *state, folioi_vllm06_plan *p,
+                                  const folio_run *run)
 {
-    folioi_vllm06_plan *p;
-    folio_kv_view view = {.struct_size = sizeof view};
-    if (cache != NULL) TRY(folio_kv_cache_view(cache, 0, &view));
-    TRY(find_plan(state, desc, type, cache != NULL ? view.desc->block_size : 0,
-                  cache != NULL ? view.desc->num_blocks : 0, &p));
-    TRY(fit_plan(state, p, batch, run));
-    if (tensors == NULL) return folioi_plan_check(p->plan, batch);
-    TRY(folio_plan_update_on(p->plan, batch, run));
-    return folio_attention_forward(p->plan, 0, type, cache, 0, tensors, run);
+    TRY(fit_plan(state, p, run));
+    return folio_plan_update_on(p->plan, p->batch, run);
 }
 
 folio_status folioi_vllm06_place(folio_context *ctx, const void *from, int64_t bytes, void **out)
