@@ -1,6 +1,8 @@
 /* generation_rig.c: a toy engine over a pool; see generation_rig.h. */
 #include "generation_rig.h"
 
+#include "fake_device.h"
+
 #include <math.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -51,11 +53,25 @@ static int32_t encoder_token(const gen_request *r, int64_t position)
     return (int32_t)(support_bits(r->encoder_seed, (uint64_t)position) % GEN_VOCABULARY);
 }
 
+static bool is_fake(const gen_geometry *g) { return strcmp(g->backend, "fake") == 0; }
+
+/* By name, for calls without a context: sizes are the same on all of them. */
+static const char *shape_backend(const gen_model *m)
+{
+    return is_fake(&m->g) ? "reference" : m->g.backend;
+}
+
 bool gen_model_open(gen_model *m, const gen_geometry *g, int32_t num_threads,
                     const folio_allocator *allocator)
 {
-    *m = (gen_model){.g = *g};
-    m->ctx = support_context(g->backend, num_threads, allocator);
+    static char stream;
+    const char *instead = getenv("FOLIO_TESTS_BACKEND");
+    *m = (gen_model){.g = *g, .run = {.struct_size = sizeof m->run}};
+    if (instead != NULL && instead[0] != 0) m->g.backend = instead;
+    m->device = is_fake(&m->g) || strcmp(m->g.backend, "cuda") == 0;
+    if (is_fake(&m->g)) m->run.stream = &stream;
+    m->ctx = is_fake(&m->g) ? fake_device_context(allocator)
+                            : support_context(m->g.backend, num_threads, allocator);
     if (m->ctx == NULL) return false;
     for (int32_t i = 0; i < num_parts(g); i++) {
         if (!has_part(g, i)) continue;
@@ -137,7 +153,42 @@ bool gen_request_alone(gen_model *m, gen_request *r)
     return fine;
 }
 
+/* --------------------------------------------------------------------------------------- memory */
+
+/* Host backends: not of the context's allocator, which a test may count or let fail. */
+static void *take_memory(const gen_model *m, folio_memory_kind where, size_t bytes)
+{
+    void *p = NULL;
+    if (m->device) CHECK_OK(folio_memory_create(m->ctx, where, bytes, &p));
+    else p = aligned_alloc(64, (bytes + 63) / 64 * 64);
+    if (p == NULL) abort();
+    return p;
+}
+
+static void give_memory(const gen_model *m, folio_memory_kind where, void *p, size_t bytes)
+{
+    if (m->device) folio_memory_destroy(m->ctx, where, p, bytes);
+    else free(p);
+}
+
+static void wait_for_device(const gen_model *m) { CHECK_OK(folio_run_wait(m->ctx, &m->run)); }
+
 /* ----------------------------------------------------------------------------------- the caches */
+
+/* Rows of one layer's call, the items' one after another. */
+typedef struct {
+    float q[GEN_ROWS * WIDTH], k[GEN_ROWS * KV_WIDTH], v[GEN_ROWS * KV_WIDTH];
+    float out[GEN_ROWS * WIDTH], lse[GEN_ROWS * 4];
+    int64_t rows, kv_rows;
+} layer_rows;
+
+static void poison_blocks(gen_pool *p, int32_t part, const int64_t *blocks, int64_t n);
+
+/* Of a layer's K or V in f32. */
+static size_t ones_bytes(const gen_pool *p)
+{
+    return (size_t)p->num_blocks * (size_t)p->m->g.block_size * KV_WIDTH * sizeof(float);
+}
 
 static folio_kv_cache_desc cache_desc(const gen_model *m, int32_t part, int64_t num_blocks)
 {
@@ -158,15 +209,22 @@ static bool make_cache(gen_pool *p, int32_t part)
         CHECK_OK(folio_kv_cache_create(p->m->ctx, &desc, &p->caches[part]));
     } else {
         folio_kv_shape s = {.struct_size = sizeof s};
-        CHECK_OK(folio_kv_cache_shape(p->m->g.backend, &desc, &s));
+        CHECK_OK(folio_kv_cache_shape(shape_backend(p->m), &desc, &s));
+        p->memory_bytes = (size_t)s.layer_bytes;
         for (int32_t l = 0; l < desc.num_layers; l++)
-            if (p->memory[l] == NULL) p->memory[l] = aligned_alloc(64, (size_t)s.layer_bytes);
+            if (p->memory[l] == NULL)
+                p->memory[l] = take_memory(p->m, FOLIO_MEMORY_DEVICE, p->memory_bytes);
         folio_kv_memory memory = {
             .struct_size = sizeof memory, .k = p->memory, .k_bytes = (size_t)s.layer_bytes};
         CHECK_OK(folio_kv_cache_wrap(p->m->ctx, &desc, &memory, &p->caches[part]));
     }
-    if (p->caches[part] != NULL) support_poison_cache(p->caches[part]);
-    return p->caches[part] != NULL;
+    if (p->caches[part] == NULL) return false;
+    int64_t *blocks = malloc((size_t)p->num_blocks * sizeof *blocks);
+    if (blocks == NULL) abort();
+    for (int64_t b = 0; b < p->num_blocks; b++) blocks[b] = b;
+    poison_blocks(p, part, blocks, p->num_blocks);
+    free(blocks);
+    return true;
 }
 
 /* Plans of their own: what lies outside the window has no block in the window's group. */
@@ -199,13 +257,20 @@ static void free_parts(gen_pool *p)
         folio_batch_destroy(p->batch[i]);
     }
     for (int32_t i = 0; i <= GEN_GROUPS; i++) folio_kv_cache_destroy(p->caches[i]);
-    for (int32_t i = 0; i < GEN_LAYERS; i++) free(p->memory[i]);
+    for (int32_t i = 0; i < GEN_LAYERS; i++)
+        if (p->memory[i] != NULL)
+            give_memory(p->m, FOLIO_MEMORY_DEVICE, p->memory[i], p->memory_bytes);
+    give_memory(p->m, FOLIO_MEMORY_HOST, p->ones, ones_bytes(p));
+    give_memory(p->m, FOLIO_MEMORY_HOST, p->rows, sizeof(layer_rows));
     *p = (gen_pool){0};
 }
 
 bool gen_pool_open(gen_pool *p, gen_model *m, const folio_pool_desc *desc, folio_status *status)
 {
     *p = (gen_pool){.m = m, .num_blocks = desc->num_blocks};
+    p->ones = take_memory(m, FOLIO_MEMORY_HOST, ones_bytes(p));
+    p->rows = take_memory(m, FOLIO_MEMORY_HOST, sizeof(layer_rows));
+    memset(p->ones, 0xFF, ones_bytes(p));
     bool fine = true;
     for (int32_t i = 0; i < num_parts(&m->g) && fine; i++)
         if (has_part(&m->g, i)) fine = make_cache(p, i) && (i == CROSS || make_plan(p, i));
@@ -216,6 +281,7 @@ bool gen_pool_open(gen_pool *p, gen_model *m, const folio_pool_desc *desc, folio
     full.num_groups = m->g.num_groups;
     full.groups = groups;
     full.cross_cache = p->caches[CROSS];
+    full.stream = m->run.stream;
     folio_status s = FOLIO_ERR_MEMORY;
     if (fine) {
         s = folio_pool_create(m->ctx, &full, &p->pool);
@@ -261,7 +327,7 @@ int64_t gen_store_bytes(const gen_model *m, int64_t num_frames)
         if (!has_part(&m->g, i)) continue;
         folio_kv_cache_desc desc = cache_desc(m, i, 1);
         folio_kv_shape s = {.struct_size = sizeof s};
-        CHECK_OK(folio_kv_cache_shape(m->g.backend, &desc, &s));
+        CHECK_OK(folio_kv_cache_shape(shape_backend(m), &desc, &s));
         if (s.total_bytes > payload) payload = s.total_bytes;
     }
     /* A header and the ids before each payload, whole pages, one frame more for the superblock. */
@@ -284,21 +350,15 @@ void gen_store_path(char *path, size_t size)
 static void poison_blocks(gen_pool *p, int32_t part, const int64_t *blocks, int64_t n)
 {
     shape s = shape_of(&p->m->g, part);
-    size_t row_count = (size_t)n * (size_t)p->m->g.block_size * (size_t)s.kv_heads;
-    size_t bytes = row_count * (size_t)s.head_size * 4;
-    void *ones = malloc(bytes + 1);
-    if (ones == NULL) abort();
-    memset(ones, 0xFF, bytes);
     folio_kv_rows rows = {.struct_size = sizeof rows,
-                          .k = ones,
-                          .v = ones,
-                          .k_scales = ones,
-                          .v_scales = ones,
+                          .k = p->ones,
+                          .v = p->ones,
+                          .k_scales = p->ones,
+                          .v_scales = p->ones,
                           .num_blocks = n,
                           .blocks = blocks};
     for (int32_t l = 0; l < s.layers && n > 0; l++)
-        CHECK_OK(folio_kv_cache_pack(p->caches[part], l, &rows, NULL));
-    free(ones);
+        CHECK_OK(folio_kv_cache_pack(p->caches[part], l, &rows, &p->m->run));
 }
 
 static void see_owner(const folio_sequence *s, int32_t group, int8_t part, int8_t *owner)
@@ -340,13 +400,6 @@ void gen_poison(gen_pool *p, folio_sequence *const *sequences, int64_t num_seque
 
 /* ----------------------------------------------------------------------------------------- step */
 
-/* Rows of one layer's call, the items' one after another. */
-typedef struct {
-    float q[GEN_ROWS * WIDTH], k[GEN_ROWS * KV_WIDTH], v[GEN_ROWS * KV_WIDTH];
-    float out[GEN_ROWS * WIDTH], lse[GEN_ROWS * 4];
-    int64_t rows, kv_rows;
-} layer_rows;
-
 static void fill_rows(const gen_pool *p, int32_t part, int32_t layer, gen_item *const *items,
                       int64_t num_items, layer_rows *x)
 {
@@ -377,30 +430,31 @@ static void fill_rows(const gen_pool *p, int32_t part, int32_t layer, gen_item *
 static bool forward_layer(gen_pool *p, int32_t part, int32_t layer, gen_item *const *items,
                           int64_t num_items)
 {
-    static _Thread_local layer_rows x;
+    layer_rows *x = p->rows;
     shape s = shape_of(&p->m->g, part);
     int32_t width = s.heads * s.head_size;
-    fill_rows(p, part, s.first_layer + layer, items, num_items, &x);
-    void *k = x.kv_rows > 0 ? x.k : NULL, *v = x.kv_rows > 0 ? x.v : NULL;
+    fill_rows(p, part, s.first_layer + layer, items, num_items, x);
+    void *k = x->kv_rows > 0 ? x->k : NULL, *v = x->kv_rows > 0 ? x->v : NULL;
     folio_tensors t = {.struct_size = sizeof t,
-                       .q = {.data = x.q, .tokens = x.rows},
-                       .k = {.data = k, .tokens = x.kv_rows},
-                       .v = {.data = v, .tokens = x.kv_rows},
-                       .out = {.data = x.out, .tokens = x.rows},
-                       .lse = x.lse};
+                       .q = {.data = x->q, .tokens = x->rows},
+                       .k = {.data = k, .tokens = x->kv_rows},
+                       .v = {.data = v, .tokens = x->kv_rows},
+                       .out = {.data = x->out, .tokens = x->rows},
+                       .lse = x->lse};
     folio_attention_type type = part == CROSS ? FOLIO_ENCODER_DECODER : FOLIO_DECODER;
     folio_status status = folio_attention_forward(p->plan[part == CROSS ? 0 : part], part == CROSS,
-                                                  type, p->caches[part], layer, &t, NULL);
+                                                  type, p->caches[part], layer, &t, &p->m->run);
     CHECK_OK(status);
     if (status != FOLIO_OK) return false;
+    wait_for_device(p->m);
     for (int64_t i = 0, row = 0; i < num_items; i++)
         for (int64_t j = 0; j < items[i]->n; j++, row++) {
-            uint64_t h = mix(1, x.out + row * width, (size_t)width * sizeof *x.out);
-            h = mix(h, x.lse + row * s.heads, (size_t)s.heads * sizeof *x.lse);
+            uint64_t h = mix(1, x->out + row * width, (size_t)width * sizeof *x->out);
+            h = mix(h, x->lse + row * s.heads, (size_t)s.heads * sizeof *x->lse);
             items[i]->rows[j][s.first_layer + layer] = h;
             float sum = 0;
-            for (int32_t d = 0; d < width; d++) sum += x.out[row * width + d];
-            for (int32_t d = 0; d < s.heads; d++) sum += x.lse[row * s.heads + d];
+            for (int32_t d = 0; d < width; d++) sum += x->out[row * width + d];
+            for (int32_t d = 0; d < s.heads; d++) sum += x->lse[row * s.heads + d];
             if (isfinite(sum)) continue;
             test_fail(__FILE__, __LINE__, "%s: position %lld, layer %d is not finite",
                       gen_model_name(p->m), (long long)(items[i]->first + j),
@@ -442,7 +496,7 @@ bool gen_step(gen_pool *p, gen_item *const *items, int64_t num_items)
         status = folio_batch_add_sequences(p->batch[group], group, sequences, num_items);
         CHECK_OK(status);
         if (status == FOLIO_OK)
-            CHECK_OK(status = folio_plan_update(p->plan[group], p->batch[group]));
+            CHECK_OK(status = folio_plan_update_on(p->plan[group], p->batch[group], &p->m->run));
         if (status != FOLIO_OK) return false;
         shape s = shape_of(g, group);
         for (int32_t l = 0; l < s.layers; l++)
@@ -516,7 +570,8 @@ static bool slots_of(const folio_sequence *s, int32_t group, int32_t block_size,
 static void write_layer(const gen_model *m, int32_t part, int32_t layer, const gen_request *r,
                         int64_t first, int64_t n, const int64_t *slots, folio_kv_cache *cache)
 {
-    static _Thread_local float k[GEN_TOKENS * KV_WIDTH], v[GEN_TOKENS * KV_WIDTH];
+    enum { BYTES = GEN_TOKENS * KV_WIDTH * sizeof(float) };
+    float *k = take_memory(m, FOLIO_MEMORY_HOST, 2 * BYTES), *v = k + GEN_TOKENS * KV_WIDTH;
     shape s = shape_of(&m->g, part);
     int32_t width = s.kv_heads * s.head_size;
     for (int64_t i = 0; i < n; i++) {
@@ -528,7 +583,9 @@ static void write_layer(const gen_model *m, int32_t part, int32_t layer, const g
                             .k = {.data = k, .dtype = FOLIO_F32, .tokens = n},
                             .v = {.data = v, .dtype = FOLIO_F32, .tokens = n},
                             .slots = slots};
-    CHECK_OK(folio_kv_cache_write(cache, layer, &write, NULL));
+    CHECK_OK(folio_kv_cache_write(cache, layer, &write, &m->run));
+    wait_for_device(m);
+    give_memory(m, FOLIO_MEMORY_HOST, k, 2 * BYTES);
 }
 
 folio_status gen_write(gen_pool *p, folio_sequence *s, const gen_request *r, int64_t len)
@@ -549,27 +606,49 @@ folio_status gen_write(gen_pool *p, folio_sequence *s, const gen_request *r, int
     return folio_sequence_commit(s, &tokens);
 }
 
+void gen_nudge(gen_pool *p, int32_t layer, int64_t slot)
+{
+    float *k = take_memory(p->m, FOLIO_MEMORY_HOST, 2 * KV_WIDTH * sizeof *k), *v = k + KV_WIDTH;
+    folio_kv_gather gather = {.struct_size = sizeof gather,
+                              .k = {.data = k, .dtype = FOLIO_F32, .tokens = 1},
+                              .v = {.data = v, .dtype = FOLIO_F32, .tokens = 1},
+                              .slots = &slot,
+                              .num_slots = 1};
+    CHECK_OK(folio_kv_cache_gather(p->caches[0], layer, &gather, &p->m->run));
+    wait_for_device(p->m);
+    k[5] += 0.25f;
+    folio_kv_write write = {
+        .struct_size = sizeof write, .k = gather.k, .v = gather.v, .slots = &slot};
+    CHECK_OK(folio_kv_cache_write(p->caches[0], layer, &write, &p->m->run));
+    wait_for_device(p->m);
+    give_memory(p->m, FOLIO_MEMORY_HOST, k, 2 * KV_WIDTH * sizeof *k);
+}
+
 /* K and V of a layer's rows: what the cache holds in `slots` against rows stored and read again. */
 static bool layer_right(gen_pool *p, int32_t part, int32_t layer, const gen_request *r,
                         int64_t first, int64_t n, const int64_t *slots, folio_kv_cache *scratch)
 {
-    static _Thread_local float got[2][GEN_TOKENS * KV_WIDTH], want[2][GEN_TOKENS * KV_WIDTH];
+    enum { NUMBERS = GEN_TOKENS * KV_WIDTH, BYTES = 4 * NUMBERS * sizeof(float) };
+    float *want = take_memory(p->m, FOLIO_MEMORY_HOST, BYTES), *got = want + 2 * NUMBERS;
     shape s = shape_of(&p->m->g, part);
     int64_t straight[GEN_TOKENS];
     for (int64_t i = 0; i < n; i++) straight[i] = i;
     write_layer(p->m, part, layer, r, first, n, straight, scratch);
     folio_kv_gather gather = {.struct_size = sizeof gather,
-                              .k = {.data = want[0], .dtype = FOLIO_F32, .tokens = n},
-                              .v = {.data = want[1], .dtype = FOLIO_F32, .tokens = n},
+                              .k = {.data = want, .dtype = FOLIO_F32, .tokens = n},
+                              .v = {.data = want + NUMBERS, .dtype = FOLIO_F32, .tokens = n},
                               .slots = straight,
                               .num_slots = n};
-    CHECK_OK(folio_kv_cache_gather(scratch, layer, &gather, NULL));
-    gather.k.data = got[0];
-    gather.v.data = got[1];
+    CHECK_OK(folio_kv_cache_gather(scratch, layer, &gather, &p->m->run));
+    gather.k.data = got;
+    gather.v.data = got + NUMBERS;
     gather.slots = slots;
-    CHECK_OK(folio_kv_cache_gather(p->caches[part], layer, &gather, NULL));
+    CHECK_OK(folio_kv_cache_gather(p->caches[part], layer, &gather, &p->m->run));
+    wait_for_device(p->m);
     size_t bytes = (size_t)(n * s.kv_heads * s.head_size) * sizeof(float);
-    return memcmp(got[0], want[0], bytes) == 0 && memcmp(got[1], want[1], bytes) == 0;
+    bool right = memcmp(got, want, bytes) == 0 && memcmp(got + NUMBERS, want + NUMBERS, bytes) == 0;
+    give_memory(p->m, FOLIO_MEMORY_HOST, want, BYTES);
+    return right;
 }
 
 bool gen_contents_right(gen_pool *p, const folio_sequence *s, const gen_request *r)

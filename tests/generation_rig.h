@@ -3,7 +3,8 @@
  * a function of layer, token id and position; the next token is a hash of the bits its last row
  * came out with, so that one wrong bit changes the whole future. What a request must compute is
  * recorded by running it alone in a fresh pool; every other way to run it is compared with that,
- * row by row. Slots that must not be read hold NaN.
+ * row by row. Slots that must not be read hold NaN. On a device, what calls are given lies in host
+ * memory that it reaches, and everything runs on one stream.
  */
 #ifndef FOLIO_TESTS_GENERATION_RIG_H
 #define FOLIO_TESTS_GENERATION_RIG_H
@@ -23,7 +24,8 @@ enum {
 };
 
 typedef struct gen_geometry {
-    const char *backend;
+    const char
+        *backend; /* "fake": fake_device.h. FOLIO_TESTS_BACKEND in the environment stands for all */
     int32_t block_size;
     folio_dtype kv_dtype;
     int32_t num_groups; /* 1 or 2 */
@@ -38,6 +40,8 @@ typedef struct gen_model {
     folio_context *ctx;
     folio_attention *attention[GEN_GROUPS + 1]; /* the last one: cross attention */
     int32_t num_layers;                         /* over all groups and the encoder */
+    bool device;                                /* has memory of its own */
+    folio_run run;                              /* where its calls run */
 } gen_model;
 
 /* allocator NULL: the default one. False, with a failed check, where something is refused. */
@@ -68,6 +72,8 @@ typedef struct gen_pool {
     folio_pool *pool;
     folio_kv_cache *caches[GEN_GROUPS + 1];
     void *memory[GEN_LAYERS]; /* one_memory: a buffer per layer */
+    size_t memory_bytes;
+    void *ones, *rows; /* reached by the device: 0xFF for all blocks of a layer; a step's rows */
     folio_batch *batch[GEN_GROUPS];
     folio_plan *plan[GEN_GROUPS];
     int64_t num_blocks;
@@ -110,6 +116,8 @@ folio_status gen_feed(gen_pool *p, folio_sequence *s, const gen_request *r, int6
 /* The same without attention: only K and V of its own slots are written, so that several threads
  * may do it at once, each with its sequence. Runs no copies. */
 folio_status gen_write(gen_pool *p, folio_sequence *s, const gen_request *r, int64_t len);
+/* Change one number of K in a slot of a layer of group 0. */
+void gen_nudge(gen_pool *p, int32_t layer, int64_t slot);
 /* The sequence's K and V, all that its next token may see, are those of its request. */
 bool gen_contents_right(gen_pool *p, const folio_sequence *s, const gen_request *r);
 

@@ -537,20 +537,9 @@ TEST(generation, a_wrong_bit_changes_the_future)
         CHECK_OK(gen_feed(&p, s, &r, 11));
         CHECK(gen_contents_right(&p, s, &r));
         const int32_t *table;
-        int64_t n, slot;
+        int64_t n;
         CHECK_OK(folio_sequence_table(s, 0, &table, &n));
-        slot = (int64_t)table[0] * geometries[g].block_size;
-        float k[32], v[32];
-        folio_kv_gather gather = {.struct_size = sizeof gather,
-                                  .k = {.data = k, .dtype = FOLIO_F32, .tokens = 1},
-                                  .v = {.data = v, .dtype = FOLIO_F32, .tokens = 1},
-                                  .slots = &slot,
-                                  .num_slots = 1};
-        CHECK_OK(folio_kv_cache_gather(p.caches[0], 1, &gather, NULL));
-        k[5] += 0.25f;
-        folio_kv_write write = {
-            .struct_size = sizeof write, .k = gather.k, .v = gather.v, .slots = &slot};
-        CHECK_OK(folio_kv_cache_write(p.caches[0], 1, &write, NULL));
+        gen_nudge(&p, 1, (int64_t)table[0] * geometries[g].block_size);
         CHECK_OK(folio_sequence_reserve(s, 1, 0, NULL));
         item = (gen_item){.sequence = s, .request = &r, .tokens = r.tokens};
         CHECK(gen_step(&p, (gen_item *const[]){&item}, 1));

@@ -28,6 +28,15 @@
  * thread at a time; different sequences of one pool by different threads at once. Callbacks of a
  * pool are called under its lock and must not call it.
  *
+ * Devices. A pool's blocks may lie on a device (backend "cuda"). Every copy the pool makes is then
+ * queued on its one stream (folio_pool_desc.stream), and none is waited for, unless bytes go to or come
+ * from the store's file. So the work that writes and reads the pool's blocks belongs on the same
+ * stream: forwards, folio_kv_cache_write, the copies of folio_pool_take_copies. Then a block may be given
+ * to somebody else as soon as what reads it is queued, and no call needs to wait. A transfer has ended
+ * when its copies are in the stream; failures of copies are told by folio_run_wait. While a transfer
+ * is under way its copies come at any time: capture no graph on the stream then. A run given to a call
+ * of this header names no stream, or the pool's.
+ *
  * Lifetimes. Destroy sequences and transfers before their pool, the pool before its caches and
  * their context.
  *
@@ -107,24 +116,27 @@ typedef struct folio_pool_desc {
                            /* hashes; 0: the store's, or a random one                              */
     folio_event_fn on_event; /* NULL: no events                                                    */
     void *event_user;
-    int64_t host_blocks; /* host tier: blocks in memory of the context's allocator; 0: none        */
+    int64_t host_blocks; /* host tier: blocks in memory of the context's allocator, or of kind     */
+                         /* FOLIO_MEMORY_HOST where the context has a device; 0: none              */
     const char *store_path; /* disk tier: its file, made when it is not there; NULL: none          */
     int64_t store_bytes;    /* the file's largest size, at least three frames: a frame has one     */
                             /* block of a group in all its layers, and up to 8 KiB. A file that    */
                             /* was made larger is not cut, its frames past this are not used       */
     const char *model; /* names what computes K and V, up to 255 bytes; a store made under another */
                        /* name is refused; NULL: ""                                                */
+    void *stream;      /* of the context's device: where all copies of the pool are queued. NULL: */
+                       /* the default stream. Host backends: NULL                                  */
 } folio_pool_desc;
 
 /**
- * Make a pool, with all of its blocks free. Tiers need a cache in every group (and cross_cache
+ * Make a pool, with all of its blocks free, on the context's device if it has one. Tiers need a cache in every group (and cross_cache
  * where encoder tokens are used), all of one context.
  * @return FOLIO_OK; ERR_ARGUMENT (also: the store's file is of another model or geometry, or in
- * use); ERR_MEMORY; ERR_IO.
+ * use); ERR_MEMORY; ERR_IO; ERR_DEVICE.
  */
 FOLIO_API folio_status folio_pool_create(folio_context *ctx, const folio_pool_desc *desc,
                                          folio_pool **out);
-/** Waits for transfers under way. What the store holds stays for the next pool. */
+/** Waits for transfers under way, and for their copies. What the store holds stays for the next pool. */
 FOLIO_API void folio_pool_destroy(folio_pool *pool);
 
 /**
@@ -339,7 +351,7 @@ FOLIO_API folio_status folio_batch_add_sequences(folio_batch *batch, int32_t gro
 /*
  * Calls that move blocks return a transfer through their last argument and go on in the background;
  * with NULL there they wait, and return the transfer's own status. A transfer may end with
- * ERR_MEMORY or ERR_IO; what was in its place before is then still there.
+ * ERR_MEMORY, ERR_IO or ERR_DEVICE; what was in its place before is then still there.
  */
 
 /** 1 when it has ended, well or not; 0 before. */

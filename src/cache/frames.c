@@ -1,6 +1,7 @@
 /* frames.c: the host tier's memory, and the caches wrapped around it. */
 #include "cache/frames.h"
 
+#include "backend.h"
 #include "cache/kv_cache.h"
 
 #include <string.h>
@@ -11,7 +12,7 @@ static folio_status one_block(const folio_kv_cache *cache, folioi_kv_format *for
     folio_kv_cache_desc d = cache->format.desc;
     d.num_blocks = 1;
     d.layout = FOLIO_LAYOUT_NATIVE;
-    return folioi_kv_format_init(&d, false, format);
+    return folioi_kv_format_init(&d, cache->format.rows, format);
 }
 
 static folioi_frame_geometry describe(const folioi_kv_format *f)
@@ -79,10 +80,13 @@ folio_status folioi_frames_init(folioi_frames *f, folio_context *ctx, folio_kv_c
     REQUIRE(checked_mul(num_blocks + 1, f->frame_bytes, &f->bytes),
             "pool: %lld host blocks of %lld bytes pass the largest size", (long long)num_blocks,
             (long long)f->frame_bytes);
-    /* Not through folioi_alloc: gigabytes need not be zeroed first. */
-    f->memory = ctx->allocator.alloc(ctx->allocator.user, (size_t)f->bytes, FOLIOI_ALIGN);
-    if (f->memory == NULL)
-        FAIL(FOLIO_ERR_MEMORY, "no memory for the host tier (%lld bytes)", (long long)f->bytes);
+    /* Not zeroed: gigabytes need not be written first. */
+    const folioi_device *device = ctx->backend->memory;
+    void *memory;
+    TRY(device != NULL
+            ? device->alloc(ctx, FOLIO_MEMORY_HOST, (size_t)f->bytes, "the host tier", &memory)
+            : folioi_alloc_untouched(&ctx->allocator, f->bytes, "the host tier", &memory));
+    f->memory = memory;
     for (int32_t t = 0; t < num_tables; t++)
         if (caches[t] != NULL) TRY(wrap(f, t, &one[t], num_blocks + 1));
     return FOLIO_OK;
@@ -92,5 +96,7 @@ void folioi_frames_free(folioi_frames *f)
 {
     if (f->ctx == NULL) return;
     for (int32_t t = 0; t < f->num_tables; t++) folio_kv_cache_destroy(f->cache[t]);
-    folioi_free(&f->ctx->allocator, f->memory, f->bytes);
+    const folioi_device *device = f->ctx->backend->memory;
+    if (device != NULL) device->free(f->ctx, FOLIO_MEMORY_HOST, f->memory);
+    else folioi_free(&f->ctx->allocator, f->memory, f->bytes);
 }

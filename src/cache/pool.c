@@ -51,6 +51,8 @@ static folio_status check_desc(const folio_context *ctx, folio_pool_desc *d)
     TRY(check_cache(d, ctx, d->cross_cache, "cross_cache", 0));
     REQUIRE(d->store_path == NULL || d->store_path[0] != 0, "pool: store_path is empty");
     REQUIRE(d->model == NULL || strlen(d->model) <= 255, "pool: model is longer than 255 bytes");
+    REQUIRE(d->stream == NULL || ctx->backend->memory != NULL,
+            "pool: stream is set; host backends have no streams");
     return FOLIO_OK;
 }
 
@@ -120,12 +122,11 @@ folio_status folio_pool_create(folio_context *ctx, const folio_pool_desc *desc, 
     folio_pool_desc d;
     STRUCT_IN(d, desc, "folio_pool_desc");
     TRY(check_desc(ctx, &d));
-    if (ctx->backend->memory != NULL)
-        FAIL(FOLIO_ERR_UNSUPPORTED, "pool: blocks of a device are not part of this version");
     void *memory;
     TRY(folioi_alloc(&ctx->allocator, sizeof(folio_pool), "a pool", &memory));
     folio_pool *pool = memory;
     pool->ctx = ctx;
+    pool->stream = d.stream;
     pool->allocator = ctx->allocator;
     pthread_mutex_init(&pool->lock, NULL);
     folioi_mover_init(&pool->mover);
@@ -156,6 +157,7 @@ void folio_pool_destroy(folio_pool *pool)
 {
     if (pool == NULL) return;
     folioi_mover_stop(pool);
+    (void)folioi_mover_settle(pool); /* the frames are still read and written */
     folio_allocator a = pool->allocator;
     folioi_store_close(pool->store);
     folioi_frames_free(&pool->frames);
@@ -406,10 +408,20 @@ folio_status folio_pool_take_copies(folio_pool *pool, int32_t group, int64_t cap
     return folioi_pool_unlock(pool, FOLIO_OK);
 }
 
-folio_status folioi_pool_run_copies(folio_pool *pool, const folio_run *run)
+folio_status folioi_pool_run_in(const folio_pool *pool, const folio_run *run)
 {
-    enum { CHUNK = 64 };
+    folio_run r;
+    TRY(folioi_run_in(pool->ctx, run, &r));
+    REQUIRE(r.stream == NULL || r.stream == pool->stream,
+            "run: stream is not the pool's own (folio_pool_desc.stream), where all its copies go");
+    return FOLIO_OK;
+}
+
+folio_status folioi_pool_run_copies(folio_pool *pool)
+{
+    enum { CHUNK = 256 };
     int64_t pairs[CHUNK][2];
+    folio_run run = pool_run(pool);
     for (int32_t g = 0; g < pool->num_groups; g++) {
         folioi_copies *queue = &pool->copies[g];
         REQUIRE(queue->num == 0 || pool->cache[g] != NULL,
@@ -418,7 +430,7 @@ folio_status folioi_pool_run_copies(folio_pool *pool, const folio_run *run)
             int64_t n = min_i64(CHUNK, queue->num);
             memcpy(pairs, (int64_t(*)[2])queue->pairs.data + (queue->num - n),
                    (size_t)n * sizeof pairs[0]);
-            TRY(folio_kv_cache_copy_blocks(pool->cache[g], (const int64_t(*)[2])pairs, n, run));
+            TRY(folio_kv_cache_copy_blocks(pool->cache[g], (const int64_t(*)[2])pairs, n, &run));
             take_copies(pool, g, n, pairs);
         }
     }
@@ -427,11 +439,10 @@ folio_status folioi_pool_run_copies(folio_pool *pool, const folio_run *run)
 
 folio_status folio_pool_run_copies(folio_pool *pool, const folio_run *run)
 {
-    folio_run r;
     REQUIRE(pool != NULL, "folio_pool_run_copies: pool is NULL");
-    TRY(folioi_run_in(pool->ctx, run, &r));
+    TRY(folioi_pool_run_in(pool, run));
     pool_lock(pool);
-    return folioi_pool_unlock(pool, folioi_pool_run_copies(pool, run));
+    return folioi_pool_unlock(pool, folioi_pool_run_copies(pool));
 }
 
 /* ----------------------------------------------------------------------------- looking at a pool */

@@ -35,6 +35,7 @@ typedef struct folioi_copies {
 
 struct folio_pool {
     folio_context *ctx;
+    void *stream; /* of a device: every copy of the pool is queued there */
     folio_allocator allocator;
     pthread_mutex_t lock;
     int32_t block_size, num_groups, cross; /* cross == num_groups: the encoder's table */
@@ -94,8 +95,17 @@ int32_t folioi_pool_take(folio_pool *pool, int32_t group);
 /** The holders' side of a block: its last holder also calls off the copy that would write it. */
 void folioi_pool_release(folio_pool *pool, int32_t block);
 
+/** Where all copies of a pool run. */
+static inline folio_run pool_run(const folio_pool *pool)
+{
+    return (folio_run){.struct_size = sizeof(folio_run), .stream = pool->stream};
+}
+
+/** A call's run, which may be NULL, must not name another stream than the pool's. */
+folio_status folioi_pool_run_in(const folio_pool *pool, const folio_run *run);
+
 /** Run all queued copies; the groups need their caches. */
-folio_status folioi_pool_run_copies(folio_pool *pool, const folio_run *run);
+folio_status folioi_pool_run_copies(folio_pool *pool);
 
 /**
  * Before the last reference to a block goes that may be held without those before it: the cached block it must

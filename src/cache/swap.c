@@ -10,7 +10,6 @@
  *   cached out     unheld blocks of the index
  */
 #include "cache/pool.h"
-#include "tensor.h"
 
 enum { ON_DISK = 0 }; /* in a swapped sequence's table: there is a frame */
 
@@ -164,14 +163,13 @@ static void plan_out(folio_sequence *s, folio_tier tier, folio_transfer *t)
             }
 }
 
-static folio_status swap_out(folio_sequence *s, folio_tier tier, const folio_run *run,
-                             folio_transfer **t)
+static folio_status swap_out(folio_sequence *s, folio_tier tier, folio_transfer **t)
 {
     folio_pool *pool = s->pool;
     int64_t num_blocks;
     TRY(check_out(s, tier));
     TRY(list_nodes(s));
-    TRY(folioi_pool_run_copies(pool, run)); /* one may be about to fill a block of this sequence */
+    TRY(folioi_pool_run_copies(pool)); /* one may be about to fill a block of this sequence */
     folioi_sequence_release(s);
     TRY(room_below(s, tier, &num_blocks));
     folio_status status = folioi_transfer_new(pool, num_blocks, t);
@@ -218,15 +216,14 @@ static folio_status swap_down(folio_sequence *s, folio_transfer **t)
 folio_status folio_sequence_swap_out(folio_sequence *s, folio_tier tier, const folio_run *run,
                                      folio_transfer **transfer)
 {
-    folio_run r;
     REQUIRE(s != NULL, "folio_sequence_swap_out: sequence is NULL");
-    TRY(folioi_run_in(s->pool->ctx, run, &r));
+    TRY(folioi_pool_run_in(s->pool, run));
     folio_transfer *t = NULL;
     if (transfer != NULL) *transfer = NULL;
     pool_lock(s->pool);
     bool down =
         s->state == FOLIO_SEQUENCE_SWAPPED && s->tier == FOLIO_TIER_HOST && tier == FOLIO_TIER_DISK;
-    folio_status status = down ? swap_down(s, &t) : swap_out(s, tier, run, &t);
+    folio_status status = down ? swap_down(s, &t) : swap_out(s, tier, &t);
     if (status == FOLIO_OK) status = folioi_transfer_hand_out(t, transfer);
     return folioi_pool_unlock(s->pool, status);
 }
@@ -360,9 +357,8 @@ static folio_status swap_in(folio_sequence *s, folio_transfer **t)
 folio_status folio_sequence_swap_in(folio_sequence *s, const folio_run *run,
                                     folio_transfer **transfer)
 {
-    folio_run r;
     REQUIRE(s != NULL, "folio_sequence_swap_in: sequence is NULL");
-    TRY(folioi_run_in(s->pool->ctx, run, &r));
+    TRY(folioi_pool_run_in(s->pool, run));
     folio_transfer *t = NULL;
     if (transfer != NULL) *transfer = NULL;
     pool_lock(s->pool);
@@ -459,8 +455,7 @@ static void finish_match(folio_transfer *t)
 
 /* ------------------------------------------------------------------------------------ preemption */
 
-static folio_status preempt(folio_sequence *s, folio_preemption policy, const folio_run *run,
-                            folio_transfer **t)
+static folio_status preempt(folio_sequence *s, folio_preemption policy, folio_transfer **t)
 {
     folio_pool *pool = s->pool;
     TRY(folioi_sequence_resident(s, "preempt"));
@@ -475,22 +470,20 @@ static folio_status preempt(folio_sequence *s, folio_preemption policy, const fo
     folioi_sequence_cut(s, s->committed);
     if (s->encoder_committed < s->encoder_len) folioi_sequence_drop(s, pool->cross, 0);
     folio_status status = FOLIO_ERR_FULL;
-    if (pool->host.num > 0) status = swap_out(s, FOLIO_TIER_HOST, run, t);
-    if (status == FOLIO_ERR_FULL && pool->store != NULL)
-        status = swap_out(s, FOLIO_TIER_DISK, run, t);
+    if (pool->host.num > 0) status = swap_out(s, FOLIO_TIER_HOST, t);
+    if (status == FOLIO_ERR_FULL && pool->store != NULL) status = swap_out(s, FOLIO_TIER_DISK, t);
     return status;
 }
 
 folio_status folio_sequence_preempt(folio_sequence *s, folio_preemption policy,
                                     const folio_run *run, folio_transfer **transfer)
 {
-    folio_run r;
     REQUIRE(s != NULL, "folio_sequence_preempt: sequence is NULL");
-    TRY(folioi_run_in(s->pool->ctx, run, &r));
+    TRY(folioi_pool_run_in(s->pool, run));
     folio_transfer *t = NULL;
     if (transfer != NULL) *transfer = NULL;
     pool_lock(s->pool);
-    folio_status status = preempt(s, policy, run, &t);
+    folio_status status = preempt(s, policy, &t);
     if (status == FOLIO_OK) status = folioi_transfer_hand_out(t, transfer);
     return folioi_pool_unlock(s->pool, status);
 }
@@ -584,9 +577,8 @@ folio_status folio_pool_swap_out(folio_pool *pool, folio_tier tier, int64_t max_
                                  const folio_run *run, int64_t *num_blocks,
                                  folio_transfer **transfer)
 {
-    folio_run r;
     REQUIRE(pool != NULL, "folio_pool_swap_out: pool is NULL");
-    TRY(folioi_run_in(pool->ctx, run, &r));
+    TRY(folioi_pool_run_in(pool, run));
     int64_t moved = 0;
     folio_transfer *t = NULL;
     if (transfer != NULL) *transfer = NULL;

@@ -10,7 +10,24 @@
 /* ------------------------------------------------------------------------------------------ steps */
 
 /* Consecutive copies of one kind and table go in one call. */
-enum { CHUNK = 32 };
+enum { CHUNK = 256 };
+
+static folio_status copy_frames(folio_pool *pool, const folio_kv_cache *from, folio_kv_cache *to,
+                                const int64_t (*pairs)[2], int64_t n)
+{
+    folio_run run = pool_run(pool);
+    pool->mover.queued = true; /* also where it fails half way */
+    return folio_kv_cache_swap_blocks(from, to, pairs, n, &run);
+}
+
+folio_status folioi_mover_settle(folio_pool *pool)
+{
+    folio_run run = pool_run(pool);
+    if (!pool->mover.queued) return FOLIO_OK;
+    TRY(folio_run_wait(pool->ctx, &run));
+    pool->mover.queued = false;
+    return FOLIO_OK;
+}
 
 static folio_status run_copies(folio_pool *pool, const folioi_step *step, int64_t n)
 {
@@ -21,8 +38,8 @@ static folio_status run_copies(folio_pool *pool, const folioi_step *step, int64_
         pairs[i][0] = out ? step[i].device : step[i].host;
         pairs[i][1] = out ? step[i].host : step[i].device;
     }
-    return folio_kv_cache_swap_blocks(out ? device : host, out ? host : device,
-                                      (const int64_t(*)[2])pairs, n, NULL);
+    return copy_frames(pool, out ? device : host, out ? host : device, (const int64_t(*)[2])pairs,
+                       n);
 }
 
 /* Told at once: a later frame may replace it before the transfer has ended. */
@@ -44,6 +61,9 @@ static folio_status run_disk(folio_pool *pool, folioi_step *step)
     /* only this thread puts: what is there now is still there when it does */
     bool there = step->kind != STEP_LOAD && folioi_store_has(pool->store, &step->id);
     int64_t down[1][2] = {{step->device, f->staging}}, up[1][2] = {{f->staging, step->device}};
+    if (step->kind == STEP_STORE)
+        TRY(copy_frames(pool, device, host, (const int64_t(*)[2])down, 1));
+    TRY(folioi_mover_settle(pool));
     switch (step->kind) {
     case STEP_SPILL: /* what is not written is only a miss later */
         step->ok =
@@ -57,7 +77,6 @@ static folio_status run_disk(folio_pool *pool, folioi_step *step)
         frame_stored(pool, step);
         return FOLIO_OK;
     case STEP_STORE:
-        TRY(folio_kv_cache_swap_blocks(device, host, (const int64_t(*)[2])down, 1, NULL));
         step->tried = true;
         TRY(folioi_store_put(pool->store, &step->id, staging, bytes));
         step->ok = true;
@@ -66,7 +85,7 @@ static folio_status run_disk(folio_pool *pool, folioi_step *step)
     default:
         TRY(folioi_store_get(pool->store, &step->id, staging, bytes, &step->ok));
         if (!step->ok) return FOLIO_OK;
-        return folio_kv_cache_swap_blocks(host, device, (const int64_t(*)[2])up, 1, NULL);
+        return copy_frames(pool, host, device, (const int64_t(*)[2])up, 1);
     }
 }
 

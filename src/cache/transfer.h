@@ -2,6 +2,10 @@
  * transfer.h: blocks on their way between tiers. A transfer is a list of steps, made under the pool's
  * lock, run by the pool's one mover thread without it, in order, one transfer after another; then its
  * effect is put in force under the lock (swap.c). A step's references keep its blocks in place.
+ *
+ * On a device a transfer has ended when its copies are in the pool's stream: whatever uses its blocks
+ * next is queued behind them. The thread waits for the stream before the host reads a frame (SPILL,
+ * SINK, STORE) or writes one (LOAD).
  */
 #ifndef FOLIOI_TRANSFER_H
 #define FOLIOI_TRANSFER_H
@@ -61,12 +65,15 @@ typedef struct folioi_mover {
     pthread_cond_t wake, ended;
     pthread_t thread;
     bool started, quit;
+    bool queued;                  /* copies of frames are in the pool's stream; the thread's own */
     folio_transfer *first, *last; /* the first one is being run */
 } folioi_mover;
 
 void folioi_mover_init(folioi_mover *m);
 folio_status folioi_mover_start(folio_pool *pool);
 void folioi_mover_stop(folio_pool *pool);
+/** By the mover's thread, or after its end: wait until the copies of frames it has queued are done. */
+folio_status folioi_mover_settle(folio_pool *pool);
 /** Wait, under the lock, until some transfer has ended. */
 void folioi_mover_await(folio_pool *pool);
 
