@@ -1,9 +1,9 @@
 #!/bin/sh
 # usage: test-gpu.sh [report file]
 # All tests that need a GPU, on a machine that has one: every feature of the cuda backend against the reference, the
-# suites of the vLLM 0.6 layer in device memory, the device's own tests, and some of these under compute-sanitizer where
-# that is installed. Writes a report. FOLIO_BUILD names the build directory (build-cuda), which may have been built
-# elsewhere.
+# suites of the vLLM 0.6 layer in device memory, the device's own tests, KV memory on the device, and parts of them under
+# compute-sanitizer where that is installed. Writes a report. FOLIO_BUILD names the build directory (build-cuda), which may
+# have been built elsewhere.
 set -u
 cd "$(dirname "$0")/.."
 build=${FOLIO_BUILD:-build-cuda}
@@ -31,12 +31,14 @@ stage "every feature" "$build/folio" check --backend cuda ${FULL:+--full}
 stage "vLLM 0.6's layer" "$build/folio_cuda_vllm06_tests"
 stage "lives of vLLM 0.6's backends" "$build/folio" check --lineage --backend cuda
 stage "the device's own" "$build/folio_cuda_tests"
+stage "KV memory" env FOLIO_TESTS_BACKEND=cuda "$build/tests/folio_tests" swap swap_store generation
 if command -v compute-sanitizer > /dev/null; then
     for tool in memcheck racecheck initcheck synccheck; do
         stage "$tool" compute-sanitizer --tool $tool --error-exitcode 9 "$build/folio" check --backend cuda --filter mixed_batch
     done
     stage "memcheck of vLLM 0.6's layer" compute-sanitizer --tool memcheck --error-exitcode 9 "$build/folio_cuda_vllm06_tests" vllm06_xformers
-    stage "memcheck of the device's own" compute-sanitizer --tool memcheck --report-api-errors no --error-exitcode 9 "$build/folio_cuda_tests"
+    stage "memcheck of the device's own" compute-sanitizer --tool memcheck --report-api-errors no --error-exitcode 9 "$build/folio_cuda_tests" device block_moves
+    stage "memcheck of KV memory" env FOLIO_TESTS_BACKEND=cuda compute-sanitizer --tool memcheck --error-exitcode 9 "$build/tests/folio_tests" swap.forked_sequences_go_one_by_one
 fi
 printf '\n%s: %d stages failed; report in %s\n' "$([ $failed -eq 0 ] && echo PASSED || echo FAILED)" $failed "$report" | tee -a "$report"
 [ $failed -eq 0 ]

@@ -73,6 +73,26 @@ SHARED_INLINE int64_t address_dim(const folioi_address *at, int64_t d)
     return d / at->dim_tile * at->dim_tile_stride + d % at->dim_tile * at->dim_stride;
 }
 
+/** Do the numbers of one head of a block lie without a gap? Then they end with the last one's. */
+SHARED_INLINE bool address_is_dense(const folioi_address *at, int64_t tokens, int64_t dims)
+{
+    return address_token(at, 0, 0, tokens - 1) + address_dim(at, dims - 1) == tokens * dims - 1;
+}
+
+/** Are a token's numbers neighbours, in order? */
+SHARED_INLINE bool address_has_rows(const folioi_address *at)
+{
+    return at->dim_tile_stride == at->dim_tile && (at->dim_tile == 1 || at->dim_stride == 1);
+}
+
+/** Is the order within a head the same on both sides? */
+SHARED_INLINE bool address_same_order(const folioi_address *a, const folioi_address *b)
+{
+    return a->token_tile == b->token_tile && a->token_tile_stride == b->token_tile_stride &&
+           a->token_stride == b->token_stride && a->dim_tile == b->dim_tile &&
+           a->dim_tile_stride == b->dim_tile_stride && a->dim_stride == b->dim_stride;
+}
+
 /** Check a description and fill in defaults and the layout's own strides. rows: NATIVE is plain rows, as on
  * devices. */
 folio_status folioi_kv_format_init(const folio_kv_cache_desc *desc, bool rows,

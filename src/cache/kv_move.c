@@ -106,38 +106,18 @@ folio_status folio_kv_cache_gather(const folio_kv_cache *cache, int32_t layer,
     return FOLIO_OK;
 }
 
-/* Do the numbers of one head of a block lie without a gap? Then they end with the last one's. */
-static bool is_dense(const folioi_address *at, int64_t tokens, int64_t dims)
-{
-    return address_token(at, 0, 0, tokens - 1) + address_dim(at, dims - 1) == tokens * dims - 1;
-}
-
-/* Are a token's numbers neighbours, in order? */
-static bool has_rows(const folioi_address *at)
-{
-    return at->dim_tile_stride == at->dim_tile && (at->dim_tile == 1 || at->dim_stride == 1);
-}
-
-/* Is the order within a head the same on both sides? */
-static bool same_order(const folioi_address *a, const folioi_address *b)
-{
-    return a->token_tile == b->token_tile && a->token_tile_stride == b->token_tile_stride &&
-           a->token_stride == b->token_stride && a->dim_tile == b->dim_tile &&
-           a->dim_tile_stride == b->dim_tile_stride && a->dim_stride == b->dim_stride;
-}
-
 /* The numbers of one head of a block, to another place in any layout. */
 static void move_head(const folioi_kv_side *to, int64_t to_block, const folioi_kv_side *from,
                       int64_t from_block, int32_t head, int32_t tokens)
 {
     size_t elem = folio_dtype_size(to->dtype);
-    if (same_order(to->at, from->at) && is_dense(to->at, tokens, to->dims)) {
+    if (address_same_order(to->at, from->at) && address_is_dense(to->at, tokens, to->dims)) {
         memcpy(to->base + address_token(to->at, to_block, head, 0) * (int64_t)elem,
                from->base + address_token(from->at, from_block, head, 0) * (int64_t)elem,
                (size_t)tokens * (size_t)to->dims * elem);
         return;
     }
-    bool rows = has_rows(to->at) && has_rows(from->at);
+    bool rows = address_has_rows(to->at) && address_has_rows(from->at);
     for (int32_t t = 0; t < tokens; t++) {
         char *t0 = to->base + address_token(to->at, to_block, head, t) * (int64_t)elem;
         const char *f0 = from->base + address_token(from->at, from_block, head, t) * (int64_t)elem;

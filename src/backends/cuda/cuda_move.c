@@ -84,32 +84,85 @@ folio_status folioi_cuda_gather(const folio_context *ctx, const folioi_kv_layer 
     return with_slots(gather, ctx, layer, t, slots, num_slots, stream);
 }
 
-/* On the device: the pairs, then for K and for V the bases of all layers from, to, and of their scales. */
-static folio_status move_sides(const folioi_kv_layer *from, const folioi_kv_layer *to,
-                               int32_t num_layers, const char *on_device, int64_t num_pairs,
-                               cudaStream_t stream)
+static int32_t bytes_of(folio_dtype dtype)
+{
+    if (dtype == FOLIO_F32) return 4;
+    return dtype == FOLIO_F16 || dtype == FOLIO_BF16 ? 2 : 1;
+}
+
+/* How K or V goes; in *bits every bit that is set in an address or a length of its runs. */
+static folioi_cuda_way way_of(const folioi_kv_layer *from, const folioi_kv_layer *to,
+                              int32_t num_layers, folioi_part part, int64_t *bits)
+{
+    int32_t tokens = from->format->desc.block_size;
+    folioi_kv_side f = kv_side(from, part), t = kv_side(to, part);
+    folioi_cuda_way w = {*f.at, *t.at, *f.scales_at, *t.scales_at, f.dims, 0};
+    if (address_has_rows(f.at) && address_has_rows(t.at)) w.run = 1;
+    if (address_same_order(f.at, t.at) && address_is_dense(t.at, tokens, t.dims)) w.run = tokens;
+    if (w.run == 0) return w;
+    int64_t steps = f.at->block | t.at->block | f.at->head | t.at->head | (w.run * (int64_t)w.dims);
+    if (w.run == 1)
+        steps |= f.at->token_tile_stride | t.at->token_tile_stride | f.at->token_stride |
+                 t.at->token_stride;
+    *bits |= steps * bytes_of(f.dtype);
+    for (int32_t l = 0; l < num_layers; l++)
+        *bits |= (int64_t)(uintptr_t)kv_side(&from[l], part).base |
+                 (int64_t)(uintptr_t)kv_side(&to[l], part).base;
+    return w;
+}
+
+/* The bus to the host's memory is full with 16 thread blocks; more would only stand in other kernels' way. */
+static int32_t grid_for(const void *from, const void *to)
+{
+    const void *const ends[2] = {from, to};
+    for (int i = 0; i < 2; i++) {
+        struct cudaPointerAttributes a;
+        if (cudaPointerGetAttributes(&a, ends[i]) != cudaSuccess) (void)cudaGetLastError();
+        else if (a.type == cudaMemoryTypeHost) return 16;
+    }
+    return 0;
+}
+
+static folioi_cuda_blocks blocks_of(const folioi_kv_layer *from, const folioi_kv_layer *to,
+                                    int32_t num_layers)
 {
     const folio_kv_cache_desc *d = &from->format->desc;
-    const char *bases = on_device + (size_t)num_pairs * 2 * sizeof(int64_t);
-    for (folioi_part part = FOLIOI_K; part <= FOLIOI_V; part++) {
-        const char *side = bases + (size_t)part * 4 * (size_t)num_layers * sizeof(void *);
-        size_t row = (size_t)num_layers * sizeof(void *);
-        folioi_cuda_pair p = {
-            .from = folioi_cuda_side_of(from, part, 1.0f),
-            .to = folioi_cuda_side_of(to, part, 1.0f),
-            .dtype = d->dtype,
-            .num_heads = d->num_kv_heads,
-            .dims = part == FOLIOI_K ? d->k_head_size : d->v_head_size,
-            .block_size = d->block_size,
-            .num_layers = num_layers,
-            .from_bases = (const char *const *)(const void *)side,
-            .to_bases = (char *const *)(const void *)(side + row),
-            .from_scales = (const float *const *)(const void *)(side + 2 * row),
-            .to_scales = (float *const *)(const void *)(side + 3 * row),
-            .pairs = (const int64_t *)(const void *)on_device,
-            .num_pairs = num_pairs,
-        };
-        TRY_CUDA(folioi_cuda_move_blocks(&p, stream), "kernel move_blocks");
+    int64_t bits = 0;
+    folioi_cuda_blocks b = {
+        .way = {way_of(from, to, num_layers, FOLIOI_K, &bits),
+                way_of(from, to, num_layers, FOLIOI_V, &bits)},
+        .elem = bytes_of(d->dtype),
+        .num_heads = d->num_kv_heads,
+        .block_size = d->block_size,
+        .num_layers = num_layers,
+        .max_grid = grid_for(from->k, to->k),
+    };
+    b.vector = bits % 16 == 0 ? 16 : bits % 4 == 0 ? 4 : bits % 2 == 0 ? 2 : 1;
+    for (folioi_part part = FOLIOI_K; part <= FOLIOI_V; part++)
+        for (int32_t l = 0; l < num_layers; l++) {
+            folioi_kv_side f = kv_side(&from[l], part), t = kv_side(&to[l], part);
+            b.bases[part][0][l] = f.base;
+            b.bases[part][1][l] = t.base;
+            b.bases[part][2][l] = (char *)f.scales;
+            b.bases[part][3][l] = (char *)t.scales;
+        }
+    return b;
+}
+
+/* One launch, unless there are very many layers or pairs. */
+static folio_status move_pairs(const folioi_kv_layer *from, const folioi_kv_layer *to,
+                               int32_t num_layers, const int64_t (*pairs)[2], int64_t num_pairs,
+                               cudaStream_t stream)
+{
+    for (int32_t l = 0; l < num_layers; l += FOLIOI_CUDA_MOVE_LAYERS) {
+        int32_t layers = (int32_t)min_i64(num_layers - l, FOLIOI_CUDA_MOVE_LAYERS);
+        folioi_cuda_blocks b = blocks_of(from + l, to + l, layers);
+        for (int64_t first = 0; first < num_pairs; first += FOLIOI_CUDA_MOVE_PAIRS) {
+            b.num_pairs = (int32_t)min_i64(num_pairs - first, FOLIOI_CUDA_MOVE_PAIRS);
+            for (int32_t i = 0; i < b.num_pairs; i++)
+                for (int k = 0; k < 2; k++) b.pairs[i][k] = (int32_t)pairs[first + i][k];
+            TRY_CUDA(folioi_cuda_move_blocks(&b, stream), "kernel move_blocks");
+        }
     }
     return FOLIO_OK;
 }
@@ -118,30 +171,11 @@ folio_status folioi_cuda_move_pairs(const folio_context *ctx, const folioi_kv_la
                                     const folioi_kv_layer *to, int32_t num_layers,
                                     const int64_t (*pairs)[2], int64_t num_pairs, void *stream)
 {
-    if (num_pairs == 0) return FOLIO_OK;
-    int64_t pair_bytes = num_pairs * 2 * (int64_t)sizeof(int64_t);
-    int64_t bytes = pair_bytes + 8 * num_layers * (int64_t)sizeof(void *);
-    void *args, *on_device;
     int before;
-    TRY(folioi_core->alloc(&ctx->allocator, bytes, "pairs of blocks", &args));
-    memcpy(args, pairs, (size_t)pair_bytes);
-    void **base = (void **)(void *)((char *)args + pair_bytes);
-    for (folioi_part part = FOLIOI_K; part <= FOLIOI_V; part++)
-        for (int32_t l = 0; l < num_layers; l++) {
-            folioi_kv_side f = kv_side(&from[l], part), t = kv_side(&to[l], part);
-            void *const four[4] = {f.base, t.base, f.scales, t.scales};
-            for (int i = 0; i < 4; i++) base[(part * 4 + i) * num_layers + l] = four[i];
-        }
-    folio_status status = folioi_cuda_enter(ctx, &before);
-    if (status == FOLIO_OK) {
-        status = folioi_cuda_upload(args, (size_t)bytes, stream, &on_device);
-        if (status == FOLIO_OK) {
-            status = move_sides(from, to, num_layers, on_device, num_pairs, stream);
-            (void)cudaFreeAsync(on_device, stream);
-        }
-        folioi_cuda_leave(ctx, before);
-    }
-    folioi_core->free(&ctx->allocator, args, bytes);
+    if (num_pairs == 0) return FOLIO_OK;
+    TRY(folioi_cuda_enter(ctx, &before));
+    folio_status status = move_pairs(from, to, num_layers, pairs, num_pairs, stream);
+    folioi_cuda_leave(ctx, before);
     return status;
 }
 

@@ -14,18 +14,28 @@ typedef struct folioi_cuda_move {
     int64_t num_slots;
 } folioi_cuda_move;
 
-/** The sides of a block, in one layer, of two caches with the same geometry. */
-typedef struct folioi_cuda_pair {
-    folioi_cuda_side from, to; /* bases are those of layer 0 */
-    folio_dtype dtype;
-    int32_t num_heads, dims, block_size, num_layers;
-    const char *const *from_bases; /* [num_layers], in device memory */
-    char *const *to_bases;
-    const float *const *from_scales; /* int8 */
-    float *const *to_scales;
-    const int64_t *pairs; /* [num_pairs][2], in device memory */
-    int64_t num_pairs;
-} folioi_cuda_pair;
+/** K or V of blocks that go from one cache to another, or within one. */
+typedef struct folioi_cuda_way {
+    folioi_address from, to, from_scales, to_scales;
+    int32_t dims;
+    int32_t
+        run; /* tokens of a head that lie together on both sides: 1, all, or 0 where not even one does */
+} folioi_cuda_way;
+
+/**
+ * Blocks of many layers of two caches with the same geometry, one of which may be pinned host memory: all that one
+ * launch is given, as its parameter. Nothing has to be brought to the device first.
+ */
+enum { FOLIOI_CUDA_MOVE_LAYERS = 128, FOLIOI_CUDA_MOVE_PAIRS = 512 };
+typedef struct folioi_cuda_blocks {
+    folioi_cuda_way way[2]; /* K, V */
+    int32_t elem;           /* bytes of a number */
+    int32_t vector;         /* bytes that may be moved at once: 16, 4, 2 or 1 */
+    int32_t num_heads, block_size, num_layers, num_pairs;
+    int32_t max_grid;                           /* thread blocks at most; 0: any number */
+    char *bases[2][4][FOLIOI_CUDA_MOVE_LAYERS]; /* K, V: from, to, their scales */
+    int32_t pairs[FOLIOI_CUDA_MOVE_PAIRS][2];   /* from, to */
+} folioi_cuda_blocks;
 
 /** One part of a merge, all strides set. */
 typedef struct folioi_cuda_part {
@@ -48,7 +58,7 @@ extern "C" {
 
 cudaError_t folioi_cuda_store_rows(const folioi_cuda_move *move, cudaStream_t stream);
 cudaError_t folioi_cuda_gather_rows(const folioi_cuda_move *move, cudaStream_t stream);
-cudaError_t folioi_cuda_move_blocks(const folioi_cuda_pair *pair, cudaStream_t stream);
+cudaError_t folioi_cuda_move_blocks(const folioi_cuda_blocks *blocks, cudaStream_t stream);
 cudaError_t folioi_cuda_merge_states(const folioi_cuda_merge *merge, cudaStream_t stream);
 
 #if defined(__cplusplus)

@@ -68,35 +68,68 @@ __global__ void gather_rows(const __grid_constant__ folioi_cuda_move m)
     }
 }
 
-__device__ void copy_number(char *to, const char *from, folio_dtype dtype)
+/* Bytes that lie together, by a warp. Eight loads at a time: one that crosses to the host's memory takes long. */
+template <typename V> __device__ void copy_run(char *to, const char *from, int64_t bytes)
 {
-    switch (dtype) {
-    case FOLIO_F32: *(uint32_t *)to = *(const uint32_t *)from; break;
-    case FOLIO_F16:
-    case FOLIO_BF16: *(uint16_t *)to = *(const uint16_t *)from; break;
-    default: *to = *from; break;
+    constexpr int DEEP = 8;
+    for (int64_t at = threadIdx.x % WARP; at * (int64_t)sizeof(V) < bytes; at += WARP * DEEP) {
+        V x[DEEP];
+#pragma unroll
+        for (int i = 0; i < DEEP; i++)
+            if ((at + i * WARP) * (int64_t)sizeof(V) < bytes)
+                x[i] = ((const V *)from)[at + i * WARP];
+#pragma unroll
+        for (int i = 0; i < DEEP; i++)
+            if ((at + i * WARP) * (int64_t)sizeof(V) < bytes) ((V *)to)[at + i * WARP] = x[i];
     }
 }
 
-/* One token of one head of a block in one layer, as stored. */
-__global__ void move_blocks(const __grid_constant__ folioi_cuda_pair p, int elem)
+/* A token whose numbers lie apart on one of the sides. */
+__device__ void copy_apart(char *to, const char *from, const folioi_cuda_way &w, int elem)
 {
-    int64_t unit = unit_index();
-    int64_t token = unit % p.block_size;
-    unit /= p.block_size;
-    int64_t head = unit % p.num_heads;
-    unit /= p.num_heads;
-    int64_t pair = unit % p.num_pairs, layer = unit / p.num_pairs;
-    if (layer >= p.num_layers) return;
-    int64_t from_block = p.pairs[2 * pair], to_block = p.pairs[2 * pair + 1];
-    int64_t from = address_token(&p.from.at, from_block, head, token);
-    int64_t to = address_token(&p.to.at, to_block, head, token);
-    for (int32_t d = threadIdx.x % WARP; d < p.dims; d += WARP)
-        copy_number(p.to_bases[layer] + (to + address_dim(&p.to.at, d)) * elem,
-                    p.from_bases[layer] + (from + address_dim(&p.from.at, d)) * elem, p.dtype);
-    if (p.dtype == FOLIO_INT8 && threadIdx.x % WARP == 0)
-        p.to_scales[layer][address_token(&p.to.scales_at, to_block, head, token)] =
-            p.from_scales[layer][address_token(&p.from.scales_at, from_block, head, token)];
+    for (int32_t d = threadIdx.x % WARP; d < w.dims; d += WARP) {
+        char *t = to + address_dim(&w.to, d) * elem;
+        const char *f = from + address_dim(&w.from, d) * elem;
+        if (elem == 4) *(uint32_t *)t = *(const uint32_t *)f;
+        else if (elem == 2) *(uint16_t *)t = *(const uint16_t *)f;
+        else *t = *f;
+    }
+}
+
+/* A run of one head of a block of K or V in one layer, as stored. */
+template <typename V>
+__device__ void move_run(const folioi_cuda_blocks &b, int part, int64_t layer, int64_t pair,
+                         int64_t head, int64_t first, int32_t tokens)
+{
+    const folioi_cuda_way &w = b.way[part];
+    int64_t from_block = b.pairs[pair][0], to_block = b.pairs[pair][1];
+    const char *from =
+        b.bases[part][0][layer] + address_token(&w.from, from_block, head, first) * b.elem;
+    char *to = b.bases[part][1][layer] + address_token(&w.to, to_block, head, first) * b.elem;
+    if (w.run > 0) copy_run<V>(to, from, (int64_t)tokens * w.dims * b.elem);
+    else copy_apart(to, from, w, b.elem);
+    const float *from_scales = (const float *)b.bases[part][2][layer];
+    float *to_scales = (float *)b.bases[part][3][layer];
+    if (from_scales == nullptr) return;
+    for (int64_t t = first + threadIdx.x % WARP; t < first + tokens; t += WARP)
+        to_scales[address_token(&w.to_scales, to_block, head, t)] =
+            from_scales[address_token(&w.from_scales, from_block, head, t)];
+}
+
+/* A unit is a run: of all layers, pairs and heads, K's and V's of a head one after another. */
+template <typename V> __global__ void move_blocks(const __grid_constant__ folioi_cuda_blocks b)
+{
+    int32_t k_tokens = b.way[0].run > 0 ? b.way[0].run : 1;
+    int32_t v_tokens = b.way[1].run > 0 ? b.way[1].run : 1;
+    int64_t k_runs = b.block_size / k_tokens, runs = k_runs + b.block_size / v_tokens;
+    int64_t units = runs * b.num_heads * b.num_layers * b.num_pairs;
+    for (int64_t unit = unit_index(); unit < units; unit += (int64_t)gridDim.x * THREADS / WARP) {
+        int64_t run = unit % runs, head = unit / runs % b.num_heads;
+        int64_t rest = unit / runs / b.num_heads, layer = rest % b.num_layers;
+        int64_t pair = rest / b.num_layers;
+        if (run < k_runs) move_run<V>(b, 0, layer, pair, head, run * k_tokens, k_tokens);
+        else move_run<V>(b, 1, layer, pair, head, (run - k_runs) * v_tokens, v_tokens);
+    }
 }
 
 __device__ float lse_of(const folioi_cuda_part &p, int64_t row, int64_t head)
@@ -156,14 +189,19 @@ cudaError_t folioi_cuda_gather_rows(const folioi_cuda_move *move, cudaStream_t s
     return cudaGetLastError();
 }
 
-cudaError_t folioi_cuda_move_blocks(const folioi_cuda_pair *pair, cudaStream_t stream)
+cudaError_t folioi_cuda_move_blocks(const folioi_cuda_blocks *b, cudaStream_t stream)
 {
-    int64_t units = pair->num_pairs * pair->num_layers * pair->num_heads * pair->block_size;
-    int elem = pair->dtype == FOLIO_F32                                ? 4
-               : pair->dtype == FOLIO_F16 || pair->dtype == FOLIO_BF16 ? 2
-                                                                       : 1;
+    int64_t runs = 0;
+    for (int part = 0; part < 2; part++)
+        runs += b->way[part].run > 0 ? b->block_size / b->way[part].run : b->block_size;
+    int64_t units = runs * b->num_heads * b->num_layers * b->num_pairs;
     if (units == 0) return cudaSuccess;
-    move_blocks<<<blocks_for(units), THREADS, 0, stream>>>(*pair, elem);
+    unsigned grid = blocks_for(units);
+    if (b->max_grid > 0 && grid > (unsigned)b->max_grid) grid = (unsigned)b->max_grid;
+    if (b->vector == 16) move_blocks<uint4><<<grid, THREADS, 0, stream>>>(*b);
+    else if (b->vector == 4) move_blocks<uint32_t><<<grid, THREADS, 0, stream>>>(*b);
+    else if (b->vector == 2) move_blocks<uint16_t><<<grid, THREADS, 0, stream>>>(*b);
+    else move_blocks<uint8_t><<<grid, THREADS, 0, stream>>>(*b);
     return cudaGetLastError();
 }
 
