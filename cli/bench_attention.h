@@ -23,7 +23,7 @@ typedef struct batch_case {
     char name[MAX_NAME];
     group groups[MAX_GROUPS];
     int num_groups;
-    int64_t seqs, rows, longest;
+    int64_t seqs, rows, longest, longest_query;
     const char *phase; /* "prefill", "decode", "mixed" */
 } batch_case;
 

@@ -165,13 +165,14 @@ static verdict parse_group(const char **at, group *g)
 static void count_case(batch_case *c)
 {
     bool decode = false, prefill = false;
-    c->seqs = c->rows = c->longest = 0;
+    c->seqs = c->rows = c->longest = c->longest_query = 0;
     for (int i = 0; i < c->num_groups; i++) {
         const group *g = &c->groups[i];
         c->seqs += g->count;
         c->rows += g->count * g->query_len;
         int64_t longest = g->up_to ? g->up_to : g->seq_len;
         if (longest > c->longest) c->longest = longest;
+        if (g->query_len > c->longest_query) c->longest_query = g->query_len;
         *(g->query_len == 1 ? &decode : &prefill) = true;
     }
     c->phase = !prefill ? "decode" : !decode ? "prefill" : "mixed";

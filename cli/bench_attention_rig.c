@@ -187,18 +187,10 @@ static bool make_batch(rig *r, folio_context *ctx)
     return true;
 }
 
-/* False with a sentence where this version of the library has no such plan. */
-static bool plan_flags(const extras *with, uint32_t *flags)
+static uint32_t plan_flags(const extras *with)
 {
-    *flags = with->graph && !with->one_by_one ? FOLIO_PLAN_GRAPH : 0;
-    if (!with->invariant) return true;
-#ifdef FOLIO_PLAN_BATCH_INVARIANT
-    *flags |= FOLIO_PLAN_BATCH_INVARIANT;
-    return true;
-#else
-    fprintf(stderr, "folio bench: this version has no batch-invariant plans\n");
-    return false;
-#endif
+    return (with->graph && !with->one_by_one ? FOLIO_PLAN_GRAPH : 0) |
+           (with->invariant ? FOLIO_PLAN_BATCH_INVARIANT : 0);
 }
 
 static bool make_plan(rig *r, folio_context *ctx)
@@ -214,9 +206,10 @@ static bool make_plan(rig *r, folio_context *ctx)
                             .num_blocks = r->num_blocks,
                             .max_seqs = c->seqs,
                             .max_query_tokens = c->rows,
-                            .max_seq_len = c->longest};
-    return plan_flags(s->with, &plan.flags) &&
-           bench_ok(folio_plan_create(ctx, &plan, &r->plan), "folio_plan_create") &&
+                            .max_seq_len = c->longest,
+                            .flags = plan_flags(s->with),
+                            .max_query_len = c->longest_query};
+    return bench_ok(folio_plan_create(ctx, &plan, &r->plan), "folio_plan_create") &&
            bench_ok(folio_plan_update_on(r->plan, r->batch, &run), "folio_plan_update_on");
 }
 

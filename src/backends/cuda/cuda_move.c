@@ -9,43 +9,52 @@ folioi_cuda_side folioi_cuda_side_of(const folioi_kv_layer *layer, folioi_part p
     return (folioi_cuda_side){s.base, s.scales, *s.at, *s.scales_at, scale};
 }
 
-static folioi_cuda_move move_of(const folioi_kv_layer *layer, const folioi_kv_tensors *t,
-                                folioi_part part, const int64_t *slots, int64_t num_slots)
+/* Are rows of both at multiples of 16 bytes, and the same numbers? */
+static bool is_copy(const folioi_cuda_move *m)
+{
+    int64_t elem = m->dtype == FOLIO_F32 ? 4 : 2;
+    const folioi_address *at = &m->side.at;
+    int64_t all =
+        (int64_t)(uintptr_t)m->rows.data | (int64_t)(uintptr_t)m->side.base |
+        (m->rows.token | m->rows.head | at->block | at->head | at->token_tile_stride | m->dims) *
+            elem;
+    return m->rows_dtype == m->dtype && folioi_cuda_has_rows(&m->side) && all % 16 == 0;
+}
+
+static folioi_cuda_moves moves_of(const folioi_kv_layer *layer, const folioi_kv_tensors *t,
+                                  const int64_t *slots, int64_t num_slots)
 {
     const folio_kv_cache_desc *d = &layer->format->desc;
-    bool v = part == FOLIOI_V;
-    return (folioi_cuda_move){
-        .rows = rows_of(v ? &t->v : &t->k),
-        .rows_dtype = v ? t->v.dtype : t->k.dtype,
-        .dtype = d->dtype,
-        .side = folioi_cuda_side_of(layer, part, v ? t->v_scale : t->k_scale),
-        .num_heads = d->num_kv_heads,
-        .dims = v ? d->v_head_size : d->k_head_size,
-        .block_size = d->block_size,
-        .slots = slots,
-        .num_slots = num_slots,
-    };
+    folioi_cuda_moves moves = {.slots = slots, .num_slots = num_slots};
+    for (folioi_part part = FOLIOI_K; part <= FOLIOI_V; part++) {
+        bool v = part == FOLIOI_V;
+        folioi_cuda_move *m = &moves.part[part - FOLIOI_K];
+        *m = (folioi_cuda_move){
+            .rows = rows_of(v ? &t->v : &t->k),
+            .rows_dtype = v ? t->v.dtype : t->k.dtype,
+            .dtype = d->dtype,
+            .side = folioi_cuda_side_of(layer, part, v ? t->v_scale : t->k_scale),
+            .num_heads = d->num_kv_heads,
+            .dims = v ? d->v_head_size : d->k_head_size,
+            .block_size = d->block_size,
+        };
+        m->is_copy = is_copy(m);
+    }
+    return moves;
 }
 
 folio_status folioi_cuda_store(const folioi_kv_layer *layer, const folioi_kv_tensors *t,
                                const int64_t *slots, int64_t num_slots, cudaStream_t stream)
 {
-    for (folioi_part part = FOLIOI_K; part <= FOLIOI_V; part++) {
-        folioi_cuda_move m = move_of(layer, t, part, slots, num_slots);
-        TRY_CUDA(folioi_cuda_store_rows(&m, stream), "kernel store_rows");
-    }
-    return FOLIO_OK;
+    folioi_cuda_moves moves = moves_of(layer, t, slots, num_slots);
+    return folioi_cuda_status(folioi_cuda_store_rows(&moves, stream), "kernel store_rows");
 }
 
 static folio_status gather(const folioi_kv_layer *layer, const folioi_kv_tensors *t,
                            const int64_t *slots, int64_t num_slots, cudaStream_t stream)
 {
-    for (folioi_part part = FOLIOI_K; part <= FOLIOI_V; part++) {
-        if ((part == FOLIOI_K ? t->k.data : t->v.data) == NULL) continue;
-        folioi_cuda_move m = move_of(layer, t, part, slots, num_slots);
-        TRY_CUDA(folioi_cuda_gather_rows(&m, stream), "kernel gather_rows");
-    }
-    return FOLIO_OK;
+    folioi_cuda_moves moves = moves_of(layer, t, slots, num_slots);
+    return folioi_cuda_status(folioi_cuda_gather_rows(&moves, stream), "kernel gather_rows");
 }
 
 /* One of the two above with slots that are still on the host. */

@@ -10,9 +10,15 @@ typedef struct folioi_cuda_move {
     folio_dtype rows_dtype, dtype;
     folioi_cuda_side side; /* its base and scales are written to when storing */
     int32_t num_heads, dims, block_size;
-    const int64_t *slots; /* in device memory */
-    int64_t num_slots;
+    int32_t is_copy; /* rows are stored as they are, 16 bytes at a time */
 } folioi_cuda_move;
+
+/** K and V of rows: one launch for both. */
+typedef struct folioi_cuda_moves {
+    folioi_cuda_move part[2]; /* rows.data NULL: not this one */
+    const int64_t *slots;     /* in device memory */
+    int64_t num_slots;
+} folioi_cuda_moves;
 
 /** K or V of blocks that go from one cache to another, or within one. */
 typedef struct folioi_cuda_way {
@@ -56,8 +62,8 @@ typedef struct folioi_cuda_merge {
 extern "C" {
 #endif
 
-cudaError_t folioi_cuda_store_rows(const folioi_cuda_move *move, cudaStream_t stream);
-cudaError_t folioi_cuda_gather_rows(const folioi_cuda_move *move, cudaStream_t stream);
+cudaError_t folioi_cuda_store_rows(const folioi_cuda_moves *moves, cudaStream_t stream);
+cudaError_t folioi_cuda_gather_rows(const folioi_cuda_moves *moves, cudaStream_t stream);
 cudaError_t folioi_cuda_move_blocks(const folioi_cuda_blocks *blocks, cudaStream_t stream);
 cudaError_t folioi_cuda_merge_states(const folioi_cuda_merge *merge, cudaStream_t stream);
 

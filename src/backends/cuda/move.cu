@@ -28,12 +28,30 @@ __device__ float int8_scale(const folioi_cuda_move &m, int64_t index)
     return __any_sync(ALL, nan) ? NAN : largest / 127.0f;
 }
 
-__global__ void store_rows(const __grid_constant__ folioi_cuda_move m)
+/* A row as it is, 16 bytes a lane. */
+__device__ void copy_row(const void *from, int64_t from_index, void *to, int64_t to_index,
+                         const folioi_cuda_move &m)
 {
+    int elem = m.dtype == FOLIO_F32 ? 4 : 2;
+    const uint4 *f = (const uint4 *)((const char *)from + from_index * elem);
+    uint4 *t = (uint4 *)((char *)to + to_index * elem);
+    for (int32_t i = threadIdx.x % WARP; i < m.dims * elem / 16; i += WARP) t[i] = f[i];
+}
+
+/* Launched for K (y 0) and V (y 1). */
+__global__ void store_rows(const __grid_constant__ folioi_cuda_moves moves)
+{
+    const folioi_cuda_move &m = moves.part[blockIdx.y];
     int64_t unit = unit_index(), row = unit / m.num_heads, head = unit % m.num_heads;
-    if (row >= m.num_slots || m.slots[row] < 0) return;
-    int64_t block = m.slots[row] / m.block_size, token = m.slots[row] % m.block_size;
+    if (row >= moves.num_slots || moves.slots[row] < 0) return;
+    int64_t block = moves.slots[row] / m.block_size, token = moves.slots[row] % m.block_size;
     int64_t from = row * m.rows.token + head * m.rows.head;
+    int64_t to = address_token(&m.side.at, block, head, token);
+    char *base = const_cast<char *>(m.side.base);
+    if (m.is_copy) {
+        copy_row(m.rows.data, from, base, to, m);
+        return;
+    }
     float scale = m.side.scale;
     if (m.side.scales != nullptr) {
         scale = int8_scale(m, from);
@@ -41,25 +59,29 @@ __global__ void store_rows(const __grid_constant__ folioi_cuda_move m)
             const_cast<float *>(
                 m.side.scales)[address_token(&m.side.scales_at, block, head, token)] = scale;
     }
-    int64_t to = address_token(&m.side.at, block, head, token);
     for (int32_t d = threadIdx.x % WARP; d < m.dims; d += WARP) {
         float x = load_f32(m.rows.data, m.rows_dtype, from + d);
         if (scale != 1.0f) x = scale == 0.0f ? 0.0f : x / scale;
-        store_f32(const_cast<char *>(m.side.base), m.dtype, to + address_dim(&m.side.at, d), x);
+        store_f32(base, m.dtype, to + address_dim(&m.side.at, d), x);
     }
 }
 
-__global__ void gather_rows(const __grid_constant__ folioi_cuda_move m)
+__global__ void gather_rows(const __grid_constant__ folioi_cuda_moves moves)
 {
+    const folioi_cuda_move &m = moves.part[blockIdx.y];
     int64_t unit = unit_index(), row = unit / m.num_heads, head = unit % m.num_heads;
-    if (row >= m.num_slots) return;
-    int64_t slot = m.slots[row], to = row * m.rows.token + head * m.rows.head;
+    if (m.rows.data == nullptr || row >= moves.num_slots) return;
+    int64_t slot = moves.slots[row], to = row * m.rows.token + head * m.rows.head;
     int64_t block = slot < 0 ? 0 : slot / m.block_size, token = slot < 0 ? 0 : slot % m.block_size;
+    int64_t from = address_token(&m.side.at, block, head, token);
+    if (m.is_copy && slot >= 0) {
+        copy_row(m.side.base, from, m.rows.data, to, m);
+        return;
+    }
     float scale = slot < 0 ? 0.0f
                   : m.side.scales != nullptr
                       ? m.side.scales[address_token(&m.side.scales_at, block, head, token)]
                       : m.side.scale;
-    int64_t from = address_token(&m.side.at, block, head, token);
     for (int32_t d = threadIdx.x % WARP; d < m.dims; d += WARP) {
         float x = 0.0f;
         if (slot >= 0)
@@ -173,19 +195,22 @@ __global__ void merge_states(const __grid_constant__ folioi_cuda_merge m)
 
 } // namespace
 
-cudaError_t folioi_cuda_store_rows(const folioi_cuda_move *move, cudaStream_t stream)
+static dim3 grid_of(const folioi_cuda_moves *m)
 {
-    int64_t units = move->num_slots * move->num_heads;
-    if (units == 0) return cudaSuccess;
-    store_rows<<<blocks_for(units), THREADS, 0, stream>>>(*move);
+    return dim3(blocks_for(m->num_slots * m->part[0].num_heads), 2);
+}
+
+cudaError_t folioi_cuda_store_rows(const folioi_cuda_moves *moves, cudaStream_t stream)
+{
+    if (moves->num_slots == 0) return cudaSuccess;
+    store_rows<<<grid_of(moves), THREADS, 0, stream>>>(*moves);
     return cudaGetLastError();
 }
 
-cudaError_t folioi_cuda_gather_rows(const folioi_cuda_move *move, cudaStream_t stream)
+cudaError_t folioi_cuda_gather_rows(const folioi_cuda_moves *moves, cudaStream_t stream)
 {
-    int64_t units = move->num_slots * move->num_heads;
-    if (units == 0) return cudaSuccess;
-    gather_rows<<<blocks_for(units), THREADS, 0, stream>>>(*move);
+    if (moves->num_slots == 0) return cudaSuccess;
+    gather_rows<<<grid_of(moves), THREADS, 0, stream>>>(*moves);
     return cudaGetLastError();
 }
 
