@@ -100,9 +100,11 @@ void run_batch_invariant(const check_env *env, check_draw *d, int64_t index, che
     harness_seq *seq = &c.seqs[0];
     seq->seq_len += check_chance(d, 2) ? 1500 : 0;
     int64_t total = seq->query_len, n = cut(d, total, index % 3, chunks);
+    harness_spec other = c.spec;
+    other.graph = check_chance(d, 3);
     bool ok = harness_run_pieces(env->ctx, &c.spec, FOLIO_DECODER, seq, chunks, n, NULL, 0, false,
                                  &alone) &&
-              harness_run_pieces(env->ctx, &c.spec, FOLIO_DECODER, seq, chunks, n, crowd,
+              harness_run_pieces(env->ctx, &other, FOLIO_DECODER, seq, chunks, n, crowd,
                                  check_int(d, 1, 5), check_chance(d, 2), &crowded);
     if (!ok) check_fail(out, "%s", harness_error());
     else if (!harness_rows_equal(&alone, 0, &crowded, 0, total))
@@ -110,7 +112,7 @@ void run_batch_invariant(const check_env *env, check_draw *d, int64_t index, che
                    (long long)total, (long long)n);
     else check_pass(out);
     if (!out->ok)
-        harness_describe(&c.spec, FOLIO_DECODER, c.seqs, c.num_seqs, out->what, sizeof out->what);
+        harness_describe(&other, FOLIO_DECODER, c.seqs, c.num_seqs, out->what, sizeof out->what);
     harness_result_free(&alone);
     harness_result_free(&crowded);
 }

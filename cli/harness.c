@@ -424,6 +424,12 @@ static void step_shape(const harness *h, step *st)
     st->max_query_tokens = (query_tokens ? query_tokens : 1) + (graph ? 5 : 0);
     st->max_encoder_tokens = encoder_tokens ? encoder_tokens + (graph ? 3 : 0) : 0;
     st->max_seq_len = longest + (graph ? 9 : 0);
+    /* bits may depend on the plan, so it is the same for every step */
+    if (h->spec.batch_invariant) {
+        st->max_seqs = 64;
+        st->max_query_tokens = 512;
+        st->max_seq_len = 8192;
+    }
     st->rows = st->row_start[st->num_seqs];
     st->new_rows = st->new_row_start[st->num_seqs];
     if (graph) {

@@ -151,12 +151,6 @@ static folio_plan *make_plan(harness *h, folio_context *ctx, const folio_attenti
                             .max_encoder_tokens = st->max_encoder_tokens,
                             .flags = (h->spec.graph ? FOLIO_PLAN_GRAPH : 0) |
                                      (h->spec.batch_invariant ? FOLIO_PLAN_BATCH_INVARIANT : 0)};
-    if (h->spec
-            .batch_invariant) { /* bits may depend on the plan, so it is the same for every step */
-        desc.max_seqs = 64;
-        desc.max_query_tokens = 1024;
-        desc.max_seq_len = 8192;
-    }
     if (h->cache) {
         desc.block_size = h->spec.block_size;
         desc.num_blocks = h->num_blocks;

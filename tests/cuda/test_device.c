@@ -219,6 +219,8 @@ typedef struct {
     folio_run run;
 } engine;
 
+static int64_t longest_query; /* of the engines opened next; 0: any */
+
 static void open_engine(engine *e, uint32_t flags, cudaStream_t stream)
 {
     memset(e, 0, sizeof *e);
@@ -243,7 +245,8 @@ static void open_engine(engine *e, uint32_t flags, cudaStream_t stream)
                          .max_seqs = MAX_SEQS,
                          .max_query_tokens = MAX_ROWS,
                          .max_seq_len = 10 * BLOCK,
-                         .flags = flags};
+                         .flags = flags,
+                         .max_query_len = longest_query};
     CHECK_OK(folio_plan_create(e->ctx, &p, &e->plan));
     e->q = upload_numbers(e->ctx, MAX_ROWS * ROW, 31);
     e->k = upload_numbers(e->ctx, MAX_ROWS * KV_ROW, 32);
@@ -467,6 +470,84 @@ TEST(device, a_bad_sequence_is_emptied)
         CHECK(memcmp(want + past, got + past, ((size_t)rows * ROW - past) * 2) == 0);
         folio_memory_destroy(e.ctx, FOLIO_MEMORY_DEVICE, on_device, sizeof step);
     }
+    close_engine(&e);
+}
+
+/* ---- Launches and failures */
+
+/* Kernels in a graph of one forward of a plan, k and v given. */
+static int64_t count_launches(int64_t max_query_len, int32_t query_len)
+{
+    engine e;
+    cudaStream_t stream;
+    cudaGraph_t graph;
+    size_t nodes = 0;
+    CUDA_OK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    longest_query = max_query_len;
+    open_engine(&e, FOLIO_PLAN_GRAPH, stream);
+    longest_query = 0;
+    folio_batch_seq seq = {.struct_size = sizeof seq,
+                           .query_len = query_len,
+                           .seq_len = query_len,
+                           .block_table = (int32_t[]){1, 2, 3},
+                           .num_blocks = 3};
+    CHECK_OK(folio_batch_add(e.batch, &seq));
+    CHECK_OK(folio_plan_update_on(e.plan, e.batch, &e.run));
+    CUDA_OK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    forward(&e, MAX_ROWS);
+    CUDA_OK(cudaStreamEndCapture(stream, &graph));
+    CUDA_OK(cudaGraphGetNodes(graph, NULL, &nodes));
+    CUDA_OK(cudaGraphDestroy(graph));
+    close_engine(&e);
+    CUDA_OK(cudaStreamDestroy(stream));
+    return (int64_t)nodes / 2; /* of two layers */
+}
+
+TEST(device, one_launch_for_each_family_and_the_write)
+{
+    CHECK_INT(count_launches(1, 1), 2);
+    CHECK_INT(count_launches(0, 30), 3);
+}
+
+TEST(device, a_plan_too_large_leaves_everything_usable)
+{
+    engine e;
+    open_engine(&e, 0, NULL);
+    const folio_attention *list[] = {e.attention};
+    folio_plan_desc p = {.struct_size = sizeof p,
+                         .attentions = list,
+                         .num_attentions = 1,
+                         .block_size = BLOCK,
+                         .num_blocks = BLOCKS,
+                         .max_seqs = 1 << 28,
+                         .max_query_tokens = 1 << 30,
+                         .max_seq_len = 1 << 20};
+    folio_plan *plan = NULL;
+    CHECK(folio_plan_create(e.ctx, &p, &plan) == FOLIO_ERR_MEMORY);
+    CHECK(plan == NULL);
+    int64_t rows = make_step(&e, 1);
+    forward(&e, rows);
+    CHECK_OK(folio_run_wait(e.ctx, &e.run));
+    close_engine(&e);
+}
+
+/* A device is lost with such a failure, so a process of its own has it. */
+TEST(device_failure, a_kernel_that_fails_is_named)
+{
+    if (getenv("FOLIO_TESTS_LOSE_DEVICE") == NULL) {
+        CHECK(setenv("FOLIO_TESTS_LOSE_DEVICE", "1", 1) == 0);
+        CHECK(system("/proc/$PPID/exe device_failure") == 0);
+        CHECK(unsetenv("FOLIO_TESTS_LOSE_DEVICE") == 0);
+        return;
+    }
+    engine e;
+    open_engine(&e, 0, NULL);
+    int64_t rows = make_step(&e, 1);
+    void *q = e.q;
+    e.q = (char *)NULL + 4096;
+    forward(&e, rows);
+    CHECK_REFUSED(folio_run_wait(e.ctx, &e.run), FOLIO_ERR_DEVICE, "kernel decode");
+    e.q = q;
     close_engine(&e);
 }
 

@@ -7,12 +7,23 @@
 
 const folioi_cuda_core *folioi_core;
 
+/* Of the calling thread: a kernel that fails is heard of later, by a call that does something else. */
+static _Thread_local const char *last_kernel;
+
+static bool is_kernel(const char *what) { return strncmp(what, "kernel ", 7) == 0; }
+
 folio_status folioi_cuda_status(cudaError_t error, const char *what)
 {
-    if (error == cudaSuccess) return FOLIO_OK;
+    if (error == cudaSuccess) {
+        if (is_kernel(what)) last_kernel = what;
+        return FOLIO_OK;
+    }
     (void)cudaGetLastError(); /* an error that does not stick is told once */
     folio_status status = error == cudaErrorMemoryAllocation ? FOLIO_ERR_MEMORY : FOLIO_ERR_DEVICE;
-    return folioi_core->fail(status, "%s: %s", what, cudaGetErrorString(error));
+    if (status == FOLIO_ERR_MEMORY || is_kernel(what) || last_kernel == NULL)
+        return folioi_core->fail(status, "%s: %s", what, cudaGetErrorString(error));
+    return folioi_core->fail(status, "%s: %s; this thread's last launch was %s", what,
+                             cudaGetErrorString(error), last_kernel);
 }
 
 folio_status folioi_cuda_enter(const folio_context *ctx, int *before)

@@ -56,12 +56,13 @@ __device__ key_place find_key(const row &r, bool v, int64_t j)
         return {t.data, l.dtype, at, 1.0f, nullptr};
     }
     const folioi_cuda_side &side = v ? l.v : l.k;
-    int64_t block = r.step->blocks[r.seq.table + j / l.block_size], token = j % l.block_size;
+    int32_t key = (int32_t)j, token = key % l.block_size;
+    int64_t block = r.step->blocks[r.seq.table + key / l.block_size];
     float scale = side.scales != nullptr
                       ? side.scales[address_token(&side.scales_at, block, r.kv_head, token)]
                       : side.scale;
     return {side.base, l.kv_dtype, address_token(&side.at, block, r.kv_head, token), scale,
-            &side.at};
+            address_has_rows(&side.at) ? nullptr : &side.at};
 }
 
 __device__ float number(const key_place &p, int32_t d)
@@ -171,7 +172,7 @@ __device__ void finish(const folioi_cuda_layer &l, int64_t at, int32_t head, con
     }
 }
 
-__global__ void __launch_bounds__(WARP *WARPS)
+__global__ void __launch_bounds__(WARP *WARPS, 4)
     plain(const __grid_constant__ folioi_cuda_layer l,
           const __grid_constant__ folioi_cuda_step step, bool only_padding)
 {
