@@ -34,7 +34,7 @@ except ImportError as missing:  # PyTorch makes the inputs and the check: no pee
     sys.exit(0)
 
 
-def time_on_cpu(run, warm):
+def time_on_cpu(run, warm, dirty):
     if warm:
         run()
     start = time.perf_counter()
@@ -91,8 +91,8 @@ class Driver:
                 self.say_once(f"{peer.name} failed: {case.case}: {first_line(why)}")
         return list(self.runs)
 
-    def time(self, name, warm):
-        return self.timer(self.runs[name], warm)
+    def time(self, name, warm, dirty):
+        return self.timer(self.runs[name], warm, dirty)
 
 
 def first_line(error):
@@ -126,7 +126,7 @@ def main():
         asked = json.loads(line)
         if "run" in asked:
             try:
-                print("time", repr(driver.time(asked["run"], asked["warm"])), file=answers)
+                print("time", repr(driver.time(asked["run"], asked["warm"], asked.get("dirty", False))), file=answers)
             except Exception as why:
                 print("failed", first_line(why), file=answers)
             continue

@@ -117,27 +117,28 @@ static void settle(const bench *b)
 }
 
 /* A peer on the device empties the caches itself. */
-static bool empty_caches(bench *b)
+static bool empty_caches(bench *b, bench_cache cache)
 {
-    if (b->device) return bench_device_empty(b->device);
+    if (b->device) return bench_device_empty(b->device, cache == BENCH_DIRTY);
     (void)bench_ceilings_sample(b->ceilings, BENCH_READ);
     return true;
 }
 
 /* A peer that fails is asked no more, and has no result. */
-static void time_peers(bench *b, trial *t, bool warm, int64_t rep)
+static void time_peers(bench *b, trial *t, bench_cache cache, int64_t rep)
 {
     for (int k = 0; k < BENCH_MAX_PEERS; k++) {
         if (!t->peer_runs[k]) continue;
         settle(b);
-        if (!warm && !b->device) empty_caches(b);
-        t->peer_runs[k] = bench_peers_time(b->peers, k, warm, &t->peer_seconds[k][rep]);
+        if (cache != BENCH_WARM && !b->device) empty_caches(b, cache);
+        t->peer_runs[k] = bench_peers_time(b->peers, k, cache, &t->peer_seconds[k][rep]);
     }
     if (b->peers) settle(b);
 }
 
-static bool run_round(bench *b, trial *t, bool warm, int64_t rep)
+static bool run_round(bench *b, trial *t, bench_cache cache, int64_t rep)
 {
+    bool warm = cache == BENCH_WARM;
     double unused;
     for (int k = 0; k < BENCH_NUM_CEILINGS; k++) /* reading is last: it empties the caches */
         b->samples[k][b->done] = b->device ? bench_device_sample(b->device, (bench_ceiling)k)
@@ -145,11 +146,11 @@ static bool run_round(bench *b, trial *t, bool warm, int64_t rep)
     b->done++;
     for (int i = 0; i < NUM_SUBJECTS; i++) {
         if (!t->used[i]) continue;
-        if (!warm && (i != WHOLE || b->device) && !empty_caches(b)) return false;
+        if (!warm && (i != WHOLE || b->device) && !empty_caches(b, cache)) return false;
         if (warm && !bench_rig_forward(&t->rigs[i], &unused)) return false;
         if (!bench_rig_forward(&t->rigs[i], &t->seconds[i][rep])) return false;
     }
-    time_peers(b, t, warm, rep);
+    time_peers(b, t, cache, rep);
     return true;
 }
 
@@ -234,7 +235,7 @@ static bool run_setting(bench *b, const lists *in, const setting *s)
     if (ok) limit_reps(b, &t, s);
     for (int64_t i = 0; i < t.reps && ok; i++) {
         term_progress(b->started, b->done, b->total, s->what->name);
-        ok = run_round(b, &t, s->warm, i);
+        ok = run_round(b, &t, s->cache, i);
     }
     if (ok) {
         add_result(b, &t, in, s);
@@ -394,7 +395,12 @@ int bench_attention_main(int argc, char **argv)
     case ARGS_WRONG: return EXIT_USAGE;
     case ARGS_RUN: break;
     }
-    if (b.reps == 0) b.reps = strcmp(b.backend, "cuda") == 0 ? 30 : 10;
+    bool cuda = strcmp(b.backend, "cuda") == 0;
+    if (!cuda && t.cache != NULL && strstr(t.cache, "dirty") != NULL) {
+        fprintf(stderr, "folio bench: --cache dirty is for GPUs: --backend cuda\n");
+        return EXIT_USAGE;
+    }
+    if (b.reps == 0) b.reps = cuda ? 30 : 10;
     if (!bench_choose_sections(&b, names, &t)) return EXIT_USAGE;
     if (peers && (b.peers = bench_peers_open(script)) == NULL) return EXIT_FAILED;
     int status = run_bench(&b);

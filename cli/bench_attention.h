@@ -44,6 +44,8 @@ typedef struct extras {
 } extras;
 
 /* One way to run one case. */
+extern const char *const bench_cache_names[]; /* by bench_cache */
+
 typedef struct setting {
     const batch_case *what;
     folio_dtype dtype, kv_dtype;
@@ -51,7 +53,7 @@ typedef struct setting {
     int32_t head_size, block_size;
     folio_layout layout;
     const extras *with;
-    bool warm;         /* K and V are left in the caches by a forward just before; else in memory */
+    bench_cache cache; /* what the processor's caches hold before */
     int32_t threads;   /* 0: one per processor */
     const char *level; /* NULL: the best */
 } setting;
@@ -87,11 +89,11 @@ struct lists {
     int64_t head_sizes[MAX_LIST], block_sizes[MAX_LIST];
     folio_layout layouts[MAX_LIST];
     extras options[MAX_LIST];
-    bool warm[MAX_LIST];
+    bench_cache caches[MAX_LIST];
     int64_t threads[MAX_LIST];
     level_name levels[MAX_LIST];
     int num_cases, num_dtypes, num_kv_dtypes, num_heads, num_head_sizes, num_block_sizes,
-        num_layouts, num_options, num_warm, num_threads, num_levels;
+        num_layouts, num_options, num_caches, num_threads, num_levels;
 };
 
 typedef struct bench {

@@ -31,7 +31,8 @@ static const char help[] =
     "                         later keys too), invariant (to the batch), graph:LAYERS (a captured CUDA\n"
     "                         graph) joined by +; such a case and its plain form run in turns\n"
     "      --cache LIST       cold (default): 256 MiB were read before each repetition, so that K and V\n"
-    "                         come from memory; warm: the same forward ran just before\n"
+    "                         come from memory; warm: the same forward ran just before; dirty, on a\n"
+    "                         GPU: 256 MB were written, which it still has to bring to memory\n"
     "      --peers            also run other programs' attention, in turns, by bench/peers.py\n"
     "      --peers-script PATH  where that script is, if not in the tree of this program\n"
     "      --reps N           repetitions of each case; default 10, on a GPU 30\n"
@@ -45,12 +46,12 @@ static const char help[] =
 static const char cuda_help[] =
     "on a GPU\n"
     "  --backend cuda, in a build by 'make cuda'. q, out and the cache lie in the GPU's memory. Timed is\n"
-    "  the forward alone, by events of the stream; 256 MB or four times the L2 cache are written before\n"
-    "  (--cache cold). Ceilings: memory read 16 bytes at a time, and mma.sync of bf16 from registers.\n"
-    "  A case that would take half a minute has fewer repetitions. No --threads, no --level. Without any\n"
-    "  list all sections run, each with lists of its own; --section NAME,... runs some, and a list given\n"
-    "  replaces that of each. Without --section, lists are crossed as on the CPU: default 2q8k,64q1s8k\n"
-    "  in bf16. The sections:\n";
+    "  the forward alone, by events of the stream; 256 MB or four times the L2 cache are read before\n"
+    "  (--cache cold) or written (dirty). Ceilings: memory read 16 bytes at a time, and mma.sync of bf16\n"
+    "  from registers. A case that would take half a minute has fewer repetitions. No --threads, no\n"
+    "  --level. Without any list all sections run, each with lists of its own; --section NAME,... runs\n"
+    "  some, and a list given replaces that of each. Without --section, lists are crossed as on the CPU:\n"
+    "  default 2q8k,64q1s8k in bf16. The sections:\n";
 
 /* Compilers need not take more than 4095 characters at once. */
 static const char more_help[] =

@@ -281,10 +281,14 @@ static verdict parse_level(const char *word, void *to)
     return wrong_unless(levels_has("cpu", word));
 }
 
+const char *const bench_cache_names[] = {"cold", "warm", "dirty"};
+
 static verdict parse_cache(const char *word, void *to)
 {
-    *(bool *)to = strcmp(word, "warm") == 0;
-    return wrong_unless(*(bool *)to || strcmp(word, "cold") == 0);
+    int i = 0;
+    while (i <= BENCH_DIRTY && strcmp(word, bench_cache_names[i]) != 0) i++;
+    *(bench_cache *)to = (bench_cache)i;
+    return wrong_unless(i <= BENCH_DIRTY);
 }
 
 /* A word without a number. */
@@ -377,7 +381,7 @@ bool bench_parse_lists(lists *to, const list_texts *t)
                "plain, or alibi, sinks, window:N or full, soft_cap:X, invariant, graph:LAYERS "
                "joined by +",
                LIST(parse_extras, options)) &&
-           parse_words("cache", t->cache, "cold, warm", LIST(parse_cache, warm)) &&
+           parse_words("cache", t->cache, "cold, warm, dirty", LIST(parse_cache, caches)) &&
            (t->threads == NULL || parse_words("threads", t->threads, "numbers from 1 to 256",
                                               LIST(parse_threads, threads))) &&
            (t->levels == NULL ||
@@ -389,7 +393,7 @@ int64_t bench_num_settings(const lists *of)
     int64_t shapes =
         (int64_t)of->num_heads * of->num_head_sizes * of->num_block_sizes * of->num_layouts;
     return shapes * of->num_cases * of->num_dtypes * of->num_kv_dtypes * of->num_options *
-           of->num_warm * of->num_threads * of->num_levels;
+           of->num_caches * of->num_threads * of->num_levels;
 }
 
 /* The next digit of i, for a list of so many. */
@@ -407,7 +411,7 @@ setting bench_nth_setting(const lists *of, int64_t i)
     s.block_size = (int32_t)of->block_sizes[digit(&i, of->num_block_sizes)];
     s.head_size = (int32_t)of->head_sizes[digit(&i, of->num_head_sizes)];
     s.heads = of->heads[digit(&i, of->num_heads)];
-    s.warm = of->warm[digit(&i, of->num_warm)];
+    s.cache = of->caches[digit(&i, of->num_caches)];
     s.with = &of->options[digit(&i, of->num_options)];
     s.kv_dtype = of->kv_dtypes[digit(&i, of->num_kv_dtypes)];
     s.dtype = of->dtypes[digit(&i, of->num_dtypes)];

@@ -42,7 +42,7 @@ static parts parts_of(const result *r, bool varied)
     if (cpu) add_part(&to, of->num_levels, "%s%s", varied ? "" : "level ", r->level);
     if (cpu)
         add_part(&to, of->num_threads, "%d thread%s", (int)r->threads, r->threads > 1 ? "s" : "");
-    add_part(&to, of->num_warm, "%s", s->warm ? "warm" : "cold");
+    add_part(&to, of->num_caches, "%s", bench_cache_names[s->cache]);
     add_part(&to, of->num_options, "%s", s->with->name);
     add_part(&to, of->num_heads * of->num_head_sizes, "heads %d:%d of %d", (int)s->heads.heads,
              (int)s->heads.kv_heads, (int)s->head_size);
@@ -268,7 +268,7 @@ static void print_csv(const bench *b)
                b->backend, r->level, (int)r->threads, folio_dtype_name(s->dtype),
                folio_dtype_name(s->kv_dtype), (int)s->heads.heads, (int)s->heads.kv_heads,
                (int)s->head_size, (int)s->block_size, folio_layout_name(s->layout), r->kernel,
-               s->with->name, s->warm ? "warm" : "cold");
+               s->with->name, bench_cache_names[s->cache]);
         printf(",%.6g,%.6g,%.4g,%.6g,%.6g,", r->seconds.median, r->seconds.min, r->seconds.spread,
                r->gflops, r->gbps);
         if (isfinite(r->share)) printf("%s", bench_ceiling_key((bench_ceiling)r->ceiling));
@@ -304,7 +304,7 @@ static void write_setting(json *j, const bench *b, const result *r)
     json_integer(j, "block_size", s->block_size);
     json_string(j, "layout", folio_layout_name(s->layout));
     json_string(j, "options", s->with->name);
-    json_string(j, "cache", s->warm ? "warm" : "cold");
+    json_string(j, "cache", bench_cache_names[s->cache]);
     json_string(j, "section", r->in->name);
     json_string(j, "kernel", r->kernel);
     json_integer(j, "reps", r->reps);

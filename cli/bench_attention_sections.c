@@ -26,7 +26,8 @@ static const struct {
     {"decode",
      "one token each, few and many, short and long, and of ragged lengths",
      {.cases = "1q1s8k,1q1s128k,8q1s8k,16q1s32k,64q1s1k,64q1s8k,128q1s4k,256q1s2k,256q1s8k,"
-               "64q1s128:32k"}},
+               "64q1s128:32k",
+      .cache = "cold,dirty"}},
     {"kv", "8-bit caches", {.cases = "64q1s8k", .kv_dtypes = "bf16,fp8_e4m3,int8"}},
     {"prefill", "16k tokens of prompts, causal", {.cases = PREFILLS}},
     {"full", "every row sees every key", {.cases = "2q8k", .options = "full"}},

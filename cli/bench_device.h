@@ -29,8 +29,8 @@ void *bench_device_stream(const bench_device *d);
 /* Numbers uniform in [-1, 1), made on the device; INT8: all but -128, as if their scale were 1 / 127. */
 bool bench_device_fill(bench_device *d, void *to, folio_dtype dtype, int64_t count, uint64_t seed);
 
-/* Nothing of what was read before stays in the L2 cache: 256 MB or four times its size are written. */
-bool bench_device_empty(bench_device *d);
+/* Nothing of what was read before stays in the L2 cache: 256 MB or four times its size are read, or written. */
+bool bench_device_empty(bench_device *d, bool by_writing);
 
 /*
  * The seconds that the device needs for what it is given between the two. It first idles long enough for the host

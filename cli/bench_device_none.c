@@ -25,7 +25,10 @@ bool bench_device_fill(bench_device *d, void *to, folio_dtype dtype, int64_t cou
     return (void)d, (void)to, (void)dtype, (void)count, (void)seed, false;
 }
 
-bool bench_device_empty(bench_device *d) { return (void)d, false; }
+bool bench_device_empty(bench_device *d, bool by_writing)
+{
+    return (void)d, (void)by_writing, false;
+}
 
 bool bench_device_start(bench_device *d, int64_t launches)
 {

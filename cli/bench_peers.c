@@ -216,11 +216,12 @@ bool bench_peers_offer(bench_peers *p, const char *line, bool runs[BENCH_MAX_PEE
     }
 }
 
-bool bench_peers_time(bench_peers *p, int i, bool warm, double *seconds)
+bool bench_peers_time(bench_peers *p, int i, bench_cache cache, double *seconds)
 {
     char line[MAX_LINE];
-    snprintf(line, sizeof line, "{\"run\": \"%s\", \"warm\": %s}", p->peers[i].name,
-             warm ? "true" : "false");
+    snprintf(line, sizeof line, "{\"run\": \"%s\", %s\"warm\": %s}", p->peers[i].name,
+             cache == BENCH_DIRTY ? "\"dirty\": true, " : "",
+             cache == BENCH_WARM ? "true" : "false");
     if (!ask(p, line) || !hear(p)) return false;
     if (sscanf(p->line, "time %lf", seconds) == 1 && *seconds > 0) return true;
     term_progress_end();

@@ -33,7 +33,14 @@ const char *bench_peers_version(const bench_peers *p, int i);
 /* Offer a case, one line of JSON: runs[i] says whether peer i takes it. */
 bool bench_peers_offer(bench_peers *p, const char *line, bool runs[BENCH_MAX_PEERS]);
 
-/* One run of the case that was offered last; warm: after another one. */
-bool bench_peers_time(bench_peers *p, int i, bool warm, double *seconds);
+/* What the caches hold when a run begins. */
+typedef enum bench_cache {
+    BENCH_COLD,  /* other numbers, read before */
+    BENCH_WARM,  /* what the same run left there */
+    BENCH_DIRTY, /* a GPU's: other numbers that are still to be written to memory */
+} bench_cache;
+
+/* One run of the case that was offered last. */
+bool bench_peers_time(bench_peers *p, int i, bench_cache cache, double *seconds);
 
 #endif

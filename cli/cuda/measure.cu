@@ -22,7 +22,7 @@ static const size_t least_empty_bytes = (size_t)256 << 20;
 struct bench_device {
     cudaStream_t stream;
     cudaEvent_t start, stop;
-    char *buffer; /* read by the ceiling, written to empty the L2 cache */
+    char *buffer; /* read by the ceiling, read or written to empty the L2 cache */
     size_t buffer_bytes, empty_bytes;
     uint64_t *results; /* of the mma loop: clocks, nanoseconds */
     int processors;
@@ -100,6 +100,17 @@ __global__ void __launch_bounds__(READ_THREADS)
 #pragma unroll
         for (int k = 0; k < 8; k++) sum |= x[k].x | x[k].y | x[k].z | x[k].w;
     }
+    if (sum == 1) *to = sum;
+}
+
+/* Read to stay in the L2 cache, where what was there makes room. */
+__global__ void __launch_bounds__(READ_THREADS)
+    touch_kernel(const uint4 *from, int64_t count, uint64_t *to)
+{
+    uint32_t sum = 0;
+    for (int64_t i = (int64_t)blockIdx.x * READ_THREADS + threadIdx.x; i < count;
+         i += (int64_t)gridDim.x * READ_THREADS)
+        sum |= from[i].x;
     if (sum == 1) *to = sum;
 }
 
@@ -205,9 +216,13 @@ bool bench_device_fill(bench_device *d, void *to, folio_dtype dtype, int64_t cou
     return launched("filling memory");
 }
 
-bool bench_device_empty(bench_device *d)
+bool bench_device_empty(bench_device *d, bool by_writing)
 {
-    return good(cudaMemsetAsync(d->buffer, 0, d->empty_bytes, d->stream), "emptying the L2 cache");
+    if (by_writing)
+        return good(cudaMemsetAsync(d->buffer, 0, d->empty_bytes, d->stream), "writing memory");
+    touch_kernel<<<d->processors * 8, READ_THREADS, 0, d->stream>>>(
+        (const uint4 *)d->buffer, (int64_t)(d->empty_bytes / sizeof(uint4)), d->results + 2);
+    return launched("emptying the L2 cache");
 }
 
 /* ---- Time */

@@ -221,7 +221,8 @@ expect 2 err "^folio bench: --level takes up to 32 of scalar, .*, not 'double'" 
 expect 2 err '^folio bench: --block-size takes up to 32 of numbers from 1 to 4096' \
     bench --block-size 16,0
 expect 2 err '^folio bench: --threads takes up to 32 of numbers from 1 to 256' bench --threads 255-257
-expect 2 err '^folio bench: --cache takes up to 32 of cold, warm' bench --cache cool
+expect 2 err '^folio bench: --cache takes up to 32 of cold, warm, dirty' bench --cache cool
+expect 2 err '^folio bench: --cache dirty is for GPUs' bench --cache cold,dirty
 expect 2 err '^folio bench: --reps takes a whole number from 1' bench --reps 0
 expect 2 err 'one of md|csv|json' bench -o text
 expect 2 err "^folio bench: --backend takes one of cpu|cuda, not 'reference'" bench --backend reference
