@@ -145,6 +145,7 @@ void run_graph_bits(const check_env *env, check_draw *d, int64_t index, check_ou
     check_attention c = {0};
     make_graph(env, d, index, &c);
     check_settle(&c);
+    c.spec.batch_invariant = true;
     harness_spec plain = c.spec;
     plain.graph = false;
     if (same_bits(env, &c, &plain, "FOLIO_PLAN_GRAPH", out)) check_pass(out);

@@ -691,8 +691,8 @@ typedef struct folio_plan folio_plan;
  * Fixed buffers, as CUDA graphs need them: q, out, lse (and k, v in self-attention) always have
  * max_query_tokens rows, encoder rows and cross k, v max_encoder_tokens, whatever the batch holds.
  * Rows past the batch's are padding: never stored, out zeros, lse -inf or the sink. Real rows keep
- * their bits; on a device only where query_len times the query heads of a kv head stays within 8, or
- * passes it in both plans' steps: kernels for more rows than that add up in another order.
+ * their bits, on a device with FOLIO_PLAN_BATCH_INVARIANT: without it kernels are chosen by the
+ * step, and a graph's by the plan's limits.
  */
 #define FOLIO_PLAN_GRAPH 1u
 /** Every forward brings its own workspace; the plan allocates none. */

@@ -10,6 +10,11 @@
 
 #include <cuda_runtime_api.h>
 
+/** Multiprocessors of a device, and the shared memory of one and of one block. */
+typedef struct folioi_cuda_sm {
+    int32_t count, shared_bytes, shared_of_block;
+} folioi_cuda_sm;
+
 /** Rows of numbers: element (row, head, d) at row * token + head * head_stride + d. */
 typedef struct folioi_cuda_rows {
     void *data;

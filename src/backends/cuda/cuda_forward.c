@@ -51,10 +51,9 @@ static folio_status attend(const folioi_cuda_plan *p, const folioi_call *call,
                            const folioi_cuda_step *step)
 {
     cudaStream_t stream = call->stream;
-    int32_t shared = list->limits.sm.shared_of_block;
     if (list->now.prefills)
         TRY_CUDA(folioi_cuda_prefill(layer, step, folioi_cuda_at(p, list->tiles), list->num_tiles,
-                                     shared, stream),
+                                     &list->limits.sm, stream),
                  "kernel prefill");
     if (list->now.decode_rows == 0) {
         if (!p->may_pad) return FOLIO_OK;

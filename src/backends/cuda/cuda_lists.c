@@ -30,7 +30,8 @@ static folioi_cuda_list list_of(const folioi_plan_shape *shape, const folio_atte
                    .batch_invariant = (d->flags & FOLIO_PLAN_BATCH_INVARIANT) != 0},
         .window_left = a->window_left,
         .window_right = a->window_right,
-        .shape = folioi_cuda_prefill_shape(group, a->window_left, a->window_right),
+        .shape = folioi_cuda_prefill_shape((int32_t)max_i64(a->k_head_size, a->v_head_size), group,
+                                           a->window_left, a->window_right),
         .limit.prefills = longest * group > FOLIOI_DECODE_MAX_ROWS,
     };
     int64_t rows = type == FOLIO_ENCODER ? d->max_encoder_tokens : d->max_query_tokens;

@@ -29,7 +29,7 @@ static __device__ __forceinline__ float bias_at(const decode_args &a, int64_t in
     return half_bits_to_float(((const uint16_t *)b.data)[index], b.dtype == FOLIO_BF16);
 }
 
-/* Score in units of log2 from a dot product. */
+/* Score from a dot product. */
 template <int NT>
 static __device__ __forceinline__ float option_score(const decode_args &a,
                                                      const row_options<NT> &opt, int row, float dot,
@@ -42,7 +42,7 @@ static __device__ __forceinline__ float option_score(const decode_args &a,
         float bias = bias_at(a, opt.bias[row] + token * a.layer.bias.strides[3]);
         x = bias == -INFINITY ? -INFINITY : x + bias;
     }
-    return x * LOG2E;
+    return x;
 }
 
 /* Scores of a tile: scaled, every option applied, -inf where not seen. Returns whether some row does not
@@ -64,9 +64,9 @@ static __device__ __forceinline__ bool finish_scores(const decode_args &a, const
             bool real = 8 * n + 2 * t + (e & 1) < num_rows;
             bool inside = token >= tile.low && token < tile.high;
             if constexpr (PLAIN == FOLIO_F16 || PLAIN == FOLIO_BF16) {
-                s[n][e] *= a.layer.scale * LOG2E;
+                s[n][e] *= a.layer.scale;
             } else if constexpr (PLAIN != 0) {
-                s[n][e] *= opt.factor[row] * LOG2E;
+                s[n][e] *= opt.factor[row];
             } else {
                 float by = tile.fresh ? a.layer.scale : opt.factor[row];
                 if (tile.scales != NULL) by *= tile.scales[g + (e & 2) * 4];
@@ -99,11 +99,11 @@ static __device__ __forceinline__ bool soften(row_state<NT> &rows, float s[NT][4
             int row = 2 * n + e;
             float m = fmaxf(rows.m[row], row_max(fmaxf(s[n][e], s[n][e + 2])));
             float base = exp_base(m);
-            alpha[row] = exp2_fast(rows.m[row] - base);
+            alpha[row] = exp_to(rows.m[row], base);
             grown |= m != rows.m[row];
             rows.m[row] = m;
-            s[n][e] = exp2_fast(s[n][e] - base);
-            s[n][e + 2] = exp2_fast(s[n][e + 2] - base);
+            s[n][e] = exp_to(s[n][e], base);
+            s[n][e + 2] = exp_to(s[n][e + 2], base);
             rows.l[row] = rows.l[row] * alpha[row] + s[n][e] + s[n][e + 2];
         }
     }
@@ -178,8 +178,18 @@ static __device__ __forceinline__ block_shared carve_shared(const decode_args &a
     memory += a.num_warps * a.num_stages * sizeof(tile_note);
     sh.scales = (float *)memory + warp * a.num_stages * 32;
     if (a.layer.k.scales != NULL) memory += a.num_warps * a.num_stages * 32 * sizeof(float);
+    sh.barriers = (uint64_t *)memory + warp * a.num_stages;
+    memory += a.num_warps * a.num_stages * sizeof(uint64_t);
+    memory += -(uintptr_t)memory % STAGE_ALIGN;
     sh.stages = memory + (int64_t)warp * a.num_stages * a.stage_bytes;
     return sh;
+}
+
+/* Keys that query i sees, called and not inlined: code that is cold when a launch begins costs time. */
+static __device__ __noinline__ int2 seen_keys(const decode_args &a, const folioi_cuda_seq &s, int i)
+{
+    folioi_range seen = seq_keys(&s, a.layer.window_left, a.layer.window_right, i);
+    return {seen.begin, seen.end};
 }
 
 template <int NT>
@@ -188,20 +198,20 @@ static __device__ __forceinline__ void start_rows(const decode_args &a, const fo
                                                   int *whole_end, row_state<NT> &rows)
 {
     int t = threadIdx.x & 3;
-    int64_t left = a.layer.window_left, right = a.layer.window_right;
+    int2 first = seen_keys(a, s, 0), last = first;
+    if (s.query_len > 1) last = seen_keys(a, s, s.query_len - 1);
+    *whole_begin = last.x;
+    *whole_end = first.y;
 #pragma unroll
     for (int row = 0; row < 2 * NT; row++) {
         int r = 8 * (row / 2) + 2 * t + (row & 1);
+        int2 seen = first;
+        if (s.query_len > 1) seen = seen_keys(a, s, (first_row + r) / a.group);
         rows.m[row] = -INFINITY;
         rows.l[row] = 0.0f;
-        rows.begin[row] = rows.end[row] = 0;
-        if (r >= num_rows) continue;
-        folioi_range seen = seq_keys(&s, left, right, (first_row + r) / a.group);
-        rows.begin[row] = seen.begin;
-        rows.end[row] = seen.end;
+        rows.begin[row] = r < num_rows ? seen.x : 0;
+        rows.end[row] = r < num_rows ? seen.y : 0;
     }
-    *whole_begin = seq_keys(&s, left, right, s.query_len - 1).begin;
-    *whole_end = seq_keys(&s, left, right, 0).end;
 }
 
 template <int NT>
@@ -271,22 +281,23 @@ static __device__ __forceinline__ void general_values(const decode_args &a, cons
     uint32_t v = tile.v;
     switch (type) {
     case FOLIO_FP8_E4M3:
-        add_tile<false, VMAX, NT>(o, values_8<FOLIO_FP8_E4M3>(v, a.v_stride), steps, s, num_rows,
+        add_tile<false, VMAX, NT>(o, values_8<FOLIO_FP8_E4M3, 0>(v, a.v_stride), steps, s, num_rows,
                                   apart, hidden);
         break;
     case FOLIO_FP8_E5M2:
-        add_tile<false, VMAX, NT>(o, values_8<FOLIO_FP8_E5M2>(v, a.v_stride), steps, s, num_rows,
+        add_tile<false, VMAX, NT>(o, values_8<FOLIO_FP8_E5M2, 0>(v, a.v_stride), steps, s, num_rows,
                                   apart, hidden);
         break;
     case FOLIO_INT8:
-        add_tile<false, VMAX, NT>(o, values_8<FOLIO_INT8>(v, a.v_stride), steps, s, num_rows, apart,
-                                  hidden);
+        add_tile<false, VMAX, NT>(o, values_8<FOLIO_INT8, 0>(v, a.v_stride), steps, s, num_rows,
+                                  apart, hidden);
         break;
     case FOLIO_BF16:
-        add_tile<true, VMAX, NT>(o, values_16(v, a.v_stride), steps, s, num_rows, apart, hidden);
+        add_tile<true, VMAX, NT>(o, values_16<0>(v, a.v_stride), steps, s, num_rows, apart, hidden);
         break;
     default:
-        add_tile<false, VMAX, NT>(o, values_16(v, a.v_stride), steps, s, num_rows, apart, hidden);
+        add_tile<false, VMAX, NT>(o, values_16<0>(v, a.v_stride), steps, s, num_rows, apart,
+                                  hidden);
     }
 }
 
@@ -295,10 +306,12 @@ template <int VMAX, int NT, int PLAIN, int WARPS>
 __global__ void __launch_bounds__(32 * WARPS, VMAX <= 128 ? 2 : 1)
     decode_kernel(const __grid_constant__ decode_args a)
 {
-    extern __shared__ __align__(16) char memory[];
+    extern __shared__ __align__(128) char memory[];
     constexpr bool Q_IN_REGISTERS = PLAIN != 0 && VMAX <= 128;
     constexpr bool EIGHT = PLAIN == FOLIO_FP8_E4M3 || PLAIN == FOLIO_FP8_E5M2;
     constexpr int Q_FORMS = PLAIN == 0 ? 3 : EIGHT ? 2 : Q_IN_REGISTERS ? 0 : 1;
+    constexpr bool PACKED = PLAIN != 0 && !EIGHT && plain_packed(VMAX, 2);
+    constexpr bool Q_EARLY = Q_IN_REGISTERS && !EIGHT;
     constexpr int Q_STEPS = Q_IN_REGISTERS ? VMAX / 16 : 1;
     int warp = threadIdx.x / 32;
     int kv_head = blockIdx.x / a.row_blocks % a.layer.num_kv_heads;
@@ -323,8 +336,18 @@ __global__ void __launch_bounds__(32 * WARPS, VMAX <= 128 ? 2 : 1)
     c.item_end = item_end;
     seek_item<PLAIN>(a, sh, c, warp, first_row);
     ask_block<PLAIN>(a, c, threadIdx.x & 31);
-    int unfilled = a.num_stages; /* stages that have not been fetched yet */
-    int stage = 0;
+    int stage = 0, filled = 0; /* the oldest stage, and how many hold tiles */
+    uint32_t phases = 0;       /* of the stages' barriers, a bit each */
+#if BULK_COPIES
+    if ((threadIdx.x & 31) < a.num_stages)
+        bulk_init(shared_address(sh.barriers + (threadIdx.x & 31)));
+    bulk_fence();
+    __syncwarp();
+#endif
+    uint32_t q[Q_STEPS][NT][2];
+    if constexpr (Q_EARLY)
+        if (item_begin < item_end)
+            load_q<VMAX, NT>(a, item_at(a, sh, item_begin)->sequence, first_row, kv_head, q);
     for (int n = item_begin; n < item_end; n++) {
         const folioi_decode_item &item = *item_at(a, sh, n);
         const folioi_cuda_seq &s = item.sequence;
@@ -333,14 +356,11 @@ __global__ void __launch_bounds__(32 * WARPS, VMAX <= 128 ? 2 : 1)
         bool wide = num_rows > 8;
         row_state<NT> rows;
         row_options<NT> opt;
-        uint32_t q[Q_STEPS][NT][2];
         float o[VMAX / 16][NT][4] = {};
         float largest_scale = 0.0f;
         int whole_begin, whole_end;
         start_rows<NT>(a, s, num_rows, first_row, &whole_begin, &whole_end, rows);
-        if constexpr (Q_IN_REGISTERS && !EIGHT) {
-            load_q<VMAX, NT>(a, s, num_rows, first_row, kv_head, q);
-        } else {
+        if constexpr (!Q_EARLY) {
             stage_q(a, s, num_rows, first_row, kv_head, Q_FORMS, sh.q, sh.q_factor);
             __syncthreads();
         }
@@ -351,64 +371,85 @@ __global__ void __launch_bounds__(32 * WARPS, VMAX <= 128 ? 2 : 1)
         if constexpr (PLAIN == 0 || EIGHT)
             start_options<NT>(a, s, item.seq, num_rows, first_row, kv_head, sh, opt);
         for (;;) {
-            if (unfilled > 0) {
-                unfilled--;
-            } else {
-                wait_stage(a.num_stages);
-                int4 note = *(const int4 *)&sh.notes[stage];
-                if (note.x >> 1 != n) break;
-                tile_view tile = {shared_address(sh.stages) + stage * a.stage_bytes,
-                                  0,
-                                  NULL,
-                                  note.y,
-                                  note.z,
-                                  note.w,
-                                  (note.x & 1) != 0};
-                tile.v = tile.k + 16 * a.k_stride;
-                bool whole =
-                    note.y >= max(whole_begin, note.z) && note.y + 16 <= min(whole_end, note.w);
-                float sc[NT][4] = {}, alpha[2 * NT];
-                uint32_t hidden[NT][4];
-                if constexpr (EIGHT) {
-                    scores_plain_8<PLAIN, VMAX, NT>(sc, tile.k, q, wide);
-                } else if constexpr (Q_IN_REGISTERS) {
-                    scores_plain<PLAIN == FOLIO_BF16, VMAX, NT>(sc, tile.k, q, wide);
-                } else if constexpr (PLAIN != 0) {
-                    scores_16<PLAIN == FOLIO_BF16, NT>(sc, tile.k, a.k_stride, VMAX / 16, sh.q,
-                                                       a.q_stride, wide);
-                } else {
-                    if (a.layer.k.scales != NULL && !tile.fresh)
-                        tile.scales = sh.scales + stage * 32;
-                    general_scores<NT>(a, tile, sh, wide, sc);
-                }
-                bool apart =
-                    finish_scores<PLAIN, NT>(a, tile, rows, opt, num_rows, whole, sc, hidden);
-                bool grown = soften<NT>(rows, sc, alpha, wide);
-                if constexpr (EIGHT) {
-                    if (grown) rescale<VMAX, NT>(o, alpha, wide);
-                    add_tile<false, VMAX, NT>(o, values_8<PLAIN>(tile.v, plain_stride<VMAX, 1>()),
-                                              VMAX / 16, sc, num_rows, apart, hidden);
-                } else if constexpr (PLAIN != 0) {
-                    if (grown) rescale<VMAX, NT>(o, alpha, wide);
-                    add_tile<PLAIN == FOLIO_BF16, VMAX, NT>(o, values_16(tile.v, VMAX * 2 + 16),
-                                                            VMAX / 16, sc, num_rows, apart, hidden);
-                } else {
-                    if (a.kv_bytes == 1) {
-                        float ago = scale_values<NT>(a, tile, hidden, sc, &largest_scale);
-                        grown |= ago != 1.0f;
-#pragma unroll
-                        for (int r = 0; r < 2 * NT; r++) alpha[r] *= ago;
-                    }
-                    if (grown) rescale<VMAX, NT>(o, alpha, wide);
-                    general_values<VMAX, NT>(a, tile, sc, num_rows, apart, hidden, o);
-                }
-                __syncwarp();
+            if (filled < a.num_stages && c.item < c.item_end) {
+                int next = stage + filled;
+                if (next >= a.num_stages) next -= a.num_stages;
+                fetch<VMAX, PLAIN>(a, c, sh, next, kv_head, warp, first_row);
+                filled++;
+                continue;
             }
-            fetch<VMAX, PLAIN>(a, c, sh, stage, kv_head, warp, first_row);
+            if (filled == 0) break;
+            __syncwarp();
+            int4 note = *(const int4 *)&sh.notes[stage];
+            if (note.x >> 1 != n) break;
+            if (comes_in_bulk<VMAX, PLAIN>(a, note.y, note.z, note.w)) {
+#if BULK_COPIES
+                bulk_wait(shared_address(sh.barriers + stage), phases >> stage & 1);
+#endif
+                phases ^= 1u << stage;
+            } else {
+                wait_stage(filled);
+            }
+            tile_view tile = {shared_address(sh.stages) + stage * a.stage_bytes,
+                              0,
+                              NULL,
+                              note.y,
+                              note.z,
+                              note.w,
+                              (note.x & 1) != 0};
+            tile.v = tile.k + 16 * a.k_stride;
+            bool whole =
+                note.y >= max(whole_begin, note.z) && note.y + 16 <= min(whole_end, note.w);
+            float sc[NT][4] = {}, alpha[2 * NT];
+            uint32_t hidden[NT][4];
+            if constexpr (EIGHT) {
+                scores_plain_8<PLAIN, VMAX, NT>(sc, tile.k, q, wide);
+            } else if constexpr (PACKED) {
+                scores_packed<PLAIN == FOLIO_BF16, VMAX, NT>(sc, tile.k, q, wide);
+            } else if constexpr (Q_IN_REGISTERS) {
+                scores_plain<PLAIN == FOLIO_BF16, VMAX, NT>(sc, tile.k, q, wide);
+            } else if constexpr (PLAIN != 0) {
+                scores_16<PLAIN == FOLIO_BF16, NT>(sc, tile.k, a.k_stride, VMAX / 16, sh.q,
+                                                   a.q_stride, wide);
+            } else {
+                if (a.layer.k.scales != NULL && !tile.fresh) tile.scales = sh.scales + stage * 32;
+                general_scores<NT>(a, tile, sh, wide, sc);
+            }
+            bool apart = finish_scores<PLAIN, NT>(a, tile, rows, opt, num_rows, whole, sc, hidden);
+            bool grown = soften<NT>(rows, sc, alpha, wide);
+            if constexpr (EIGHT) {
+                if (grown) rescale<VMAX, NT>(o, alpha, wide);
+                add_tile<false, VMAX, NT>(o, values_8<PLAIN, VMAX>(tile.v, 0), VMAX / 16, sc,
+                                          num_rows, apart, hidden);
+            } else if constexpr (PACKED) {
+                if (grown) rescale<VMAX, NT>(o, alpha, wide);
+                add_tile<PLAIN == FOLIO_BF16, VMAX, NT>(o, values_packed<VMAX>(tile.v), VMAX / 16,
+                                                        sc, num_rows, apart, hidden);
+            } else if constexpr (PLAIN != 0) {
+                if (grown) rescale<VMAX, NT>(o, alpha, wide);
+                add_tile<PLAIN == FOLIO_BF16, VMAX, NT>(o, values_16<VMAX>(tile.v, 0), VMAX / 16,
+                                                        sc, num_rows, apart, hidden);
+            } else {
+                if (a.kv_bytes == 1) {
+                    float ago = scale_values<NT>(a, tile, hidden, sc, &largest_scale);
+                    grown |= ago != 1.0f;
+#pragma unroll
+                    for (int r = 0; r < 2 * NT; r++) alpha[r] *= ago;
+                }
+                if (grown) rescale<VMAX, NT>(o, alpha, wide);
+                general_values<VMAX, NT>(a, tile, sc, num_rows, apart, hidden, o);
+            }
+            __syncwarp();
+            filled--;
             if (++stage == a.num_stages) stage = 0;
         }
+        if constexpr (Q_EARLY) /* the next item's, on its way while this one ends */
+            if (n + 1 < item_end)
+                load_q<VMAX, NT>(a, item_at(a, sh, n + 1)->sequence, first_row, kv_head, q);
         int steps = PLAIN != 0 ? VMAX / 16 : (a.layer.v_dims + 15) / 16;
-        bool turned = EIGHT || (PLAIN == 0 && a.kv_bytes == 1);
+        dim_order order = PACKED                                     ? PACKED_DIMS
+                          : EIGHT || (PLAIN == 0 && a.kv_bytes == 1) ? TURNED_DIMS
+                                                                     : PLAIN_DIMS;
         if constexpr (EIGHT) {
             float by[2 * NT];
 #pragma unroll
@@ -421,7 +462,7 @@ __global__ void __launch_bounds__(32 * WARPS, VMAX <= 128 ? 2 : 1)
             for (int r = 0; r < 2 * NT; r++) by[r] = largest_scale * (1.0f / LIFT);
             if (a.kv_bytes == 1) rescale<VMAX, NT>(o, by, wide);
         }
-        add_warps<VMAX, NT>(a, sh, rows, o, steps, turned, warp, wide);
+        add_warps<VMAX, NT>(a, sh, rows, o, steps, order, warp, wide);
         end_item(a, sh, s, item, num_rows, first_row, kv_head);
         __syncthreads();
     }
@@ -452,8 +493,9 @@ static size_t fit_bytes(const block_fit *f)
     size_t bytes = (size_t)f->out_copies * f->rows * f->out_stride * sizeof(float) +
                    MAX_ENTRIES * sizeof(folioi_decode_item) +
                    (2 * MAX_WARPS * 16 + 32) * sizeof(float) +
-                   (size_t)f->q_forms * 16 * f->q_stride * sizeof(uint16_t) + 64;
-    size_t stage = f->stage_bytes + sizeof(tile_note) + (f->scales ? 32 * sizeof(float) : 0);
+                   (size_t)f->q_forms * 16 * f->q_stride * sizeof(uint16_t) + STAGE_ALIGN;
+    size_t stage = f->stage_bytes + sizeof(tile_note) + sizeof(uint64_t) +
+                   (f->scales ? 32 * sizeof(float) : 0);
     return bytes + stage * f->num_warps * f->num_stages;
 }
 
@@ -469,11 +511,15 @@ static bool fits(block_fit *f, const folioi_cuda_sm *sm, int blocks, int warps, 
 }
 
 /* Warps of a block: one warp waits for its own results most of the time, so as many as registers allow. */
-static int most_warps(bool plain, int dims, int kv_bytes, int rows)
+static int most_warps(bool plain, int rows, int dims, int kv_bytes)
 {
-    if (!plain || rows > 8) return 4;
+    if (rows > 8) return 4;
+    if (!plain) return 6;
     return dims == 64 || kv_bytes == 1 ? 8 : 6;
 }
+
+/* Do the general instances have one for few rows? */
+static bool few_rows(int v_dims, int rows) { return v_dims <= 128 && rows <= 8; }
 
 /* stage_elem: bytes of the widest number a stage may hold. */
 static block_fit fit_block(const folioi_cuda_sm *sm, bool plain, int k_dims, int v_dims,
@@ -482,7 +528,7 @@ static block_fit fit_block(const folioi_cuda_sm *sm, bool plain, int k_dims, int
     block_fit f = {};
     f.scales = scales;
     f.row_blocks = v_dims > 256 ? 2 : 1;
-    f.rows = (plain && rows <= 8) || f.row_blocks == 2 ? 8 : 16;
+    f.rows = (plain ? rows <= 8 : few_rows(v_dims, rows)) || f.row_blocks == 2 ? 8 : 16;
     f.out_copies = plain && f.rows == 8 ? 2 : 1;
     f.q_forms = !plain ? 3 : kv_bytes == 1 ? 2 : k_dims <= 128 ? 0 : 1;
     f.k_stride = row_stride(k_dims, stage_elem);
@@ -490,11 +536,12 @@ static block_fit fit_block(const folioi_cuda_sm *sm, bool plain, int k_dims, int
     f.stage_bytes = 16 * (f.k_stride + f.v_stride);
     f.q_stride = (int)round_to(k_dims, 16) + 8;
     f.out_stride = (int)round_to(v_dims, 32) + 4;
-    int warps = most_warps(plain, k_dims, kv_bytes, rows);
-    for (int stages = 6; stages >= (warps > 4 ? 2 : 3); stages--)
-        if (fits(&f, sm, 2, warps, stages)) return f;
+    int most = most_warps(plain, plain || few_rows(v_dims, rows) ? rows : 16, k_dims, kv_bytes);
+    for (int warps = most; warps >= 4; warps--)
+        for (int stages = 6; stages >= (warps > 4 ? 2 : 3); stages--)
+            if (fits(&f, sm, 2, warps, stages)) return f;
     for (int stages = 6; stages >= 2; stages--)
-        if (fits(&f, sm, 1, warps, stages)) return f;
+        if (fits(&f, sm, 1, most, stages)) return f;
     fits(&f, sm, 1, 2, 2);
     return f;
 }
@@ -606,6 +653,7 @@ static void fill_args(decode_args *a, const folioi_cuda_layer *y, const folioi_c
     a->seqs = step->seqs;
     a->slot_begin = table.slot_begin;
     a->items = table.items;
+    a->out_quads = rows_aligned(y->out.data, y->out.token, y->out.head, 0, y->v_dims, 2, 8);
     a->counters = (int32_t *)workspace;
     a->partials = (float *)(workspace + plan->counter_bytes);
     a->out_rows = step->out_rows;
@@ -619,6 +667,8 @@ static void fill_args(decode_args *a, const folioi_cuda_layer *y, const folioi_c
     for (int shift = 0; shift < 31; shift++)
         if (y->block_size == 1 << shift) a->block_shift = shift;
     a->one_block_tiles = y->block_size % 16 == 0;
+    a->bulk = a->one_block_tiles && y->k.at.token_tile_stride == y->k_dims &&
+              y->v.at.token_tile_stride == y->v_dims;
     a->k_inverse = ((1u << 22) + a->k_copies - 1) / a->k_copies;
     a->v_inverse = ((1u << 22) + a->v_copies - 1) / a->v_copies;
 }
@@ -654,6 +704,7 @@ static cudaError_t launch(decode_fn *kernel, decode_args *a, const block_fit *f,
 
 static decode_fn *choose(const folioi_cuda_layer *y, bool plain, bool few)
 {
+    if (!plain && y->v_dims <= 128 && few) return decode_kernel<128, 1, 0, 6>;
     if (!plain && y->v_dims <= 128) return decode_kernel<128, 2, 0, 4>;
     if (!plain && y->v_dims <= 256) return decode_kernel<256, 2, 0, 4>;
     if (!plain) return decode_kernel<512, 1, 0, 4>;

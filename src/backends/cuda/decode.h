@@ -12,11 +12,6 @@
 extern "C" {
 #endif
 
-/** Multiprocessors of a device, and the shared memory of one and of one block. */
-typedef struct folioi_cuda_sm {
-    int32_t count, shared_bytes, shared_of_block;
-} folioi_cuda_sm;
-
 /** Limits of a plan for one attention shape; what folioi_cuda_decode_init needs. */
 typedef struct folioi_cuda_decode_limits {
     int64_t max_seqs, max_seq_len;

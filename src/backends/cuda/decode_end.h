@@ -11,8 +11,8 @@
 template <int VMAX, int NT>
 static __device__ __forceinline__ void add_warps(const decode_args &a, const block_shared &sh,
                                                  const row_state<NT> &rows,
-                                                 float o[VMAX / 16][NT][4], int steps, bool turned,
-                                                 int warp, bool wide)
+                                                 float o[VMAX / 16][NT][4], int steps,
+                                                 dim_order order, int warp, bool wide)
 {
     int lane = threadIdx.x & 31, g = lane / 4, t = lane & 3;
 #pragma unroll
@@ -31,7 +31,7 @@ static __device__ __forceinline__ void add_warps(const decode_args &a, const blo
         int r = 8 * (row / 2) + 2 * t + (row & 1);
         float m = -INFINITY;
         for (int w = 0; w < a.num_warps; w++) m = fmaxf(m, sh.warp_m[w * 16 + r]);
-        by[row] = exp2_fast(rows.m[row] - exp_base(m));
+        by[row] = exp_to(rows.m[row], exp_base(m));
     }
     rescale<VMAX, NT>(o, by, wide);
     float *out = sh.out + warp % a.out_copies * a.out_size;
@@ -45,7 +45,9 @@ static __device__ __forceinline__ void add_warps(const decode_args &a, const blo
                     if (n > 0 && !wide) break;
 #pragma unroll
                     for (int e = 0; e < 4; e++) {
-                        int d = 16 * i + (turned ? 2 * g + (e & 2) / 2 : g + (e & 2) * 4);
+                        int d =
+                            16 * i + (order == TURNED_DIMS ? 2 * g + (e & 2) / 2 : g + (e & 2) * 4);
+                        if (order == PACKED_DIMS) d = packed_dim(i, g, e & 2);
                         float *to = out + (8 * n + 2 * t + (e & 1)) * a.out_stride + d;
                         *to = w == 0 ? o[i][n][e] : *to + o[i][n][e];
                     }
@@ -59,7 +61,7 @@ static __device__ __forceinline__ void add_warps(const decode_args &a, const blo
         float m = -INFINITY, l = 0.0f;
         for (int w = 0; w < a.num_warps; w++) m = fmaxf(m, sh.warp_m[w * 16 + r]);
         for (int w = 0; w < a.num_warps; w++)
-            l += sh.warp_l[w * 16 + r] * exp2_fast(sh.warp_m[w * 16 + r] - exp_base(m));
+            l += sh.warp_l[w * 16 + r] * exp_to(sh.warp_m[w * 16 + r], exp_base(m));
         sh.warp_m[r] = m;
         sh.warp_l[r] = l;
     }
@@ -70,28 +72,52 @@ struct row_end {
     float by, lse; /* what the sum is multiplied with; lse of the row */
 };
 
-/* Number d of row r of an item's sums. */
-static __device__ __forceinline__ float sum_at(const decode_args &a, const block_shared &sh, int r,
-                                               int d)
+/* Numbers d .. d + 3 of row r of an item's sums. */
+static __device__ __forceinline__ float4 sum_at(const decode_args &a, const block_shared &sh, int r,
+                                                int d)
 {
-    float x = sh.out[r * a.out_stride + d];
-    return a.out_copies > 1 ? x + sh.out[a.out_size + r * a.out_stride + d] : x;
+    float4 x = *(const float4 *)(sh.out + r * a.out_stride + d);
+    if (a.out_copies > 1) {
+        float4 y = *(const float4 *)(sh.out + a.out_size + r * a.out_stride + d);
+        x = make_float4(x.x + y.x, x.y + y.y, x.z + y.z, x.w + y.w);
+    }
+    return x;
 }
 
-/* A row's sink and normalisation, from its maximum (log2) and sum. */
-static __device__ __forceinline__ row_end end_row(const decode_args &a, float m, float l, int h)
+/* A row's sink and normalisation, from its maximum and sum. */
+static __device__ __noinline__ row_end end_row(const decode_args &a, float m, float l, int h)
 {
     float sink = a.layer.sinks != NULL ? a.layer.sinks[h] : -INFINITY;
     if (l == 0.0f) return {0.0f, sink};
-    float base = exp_base(fmaxf(m, sink * LOG2E));
-    float down = exp2_fast(exp_base(m) - base); /* l counts from 0 where there is no maximum */
-    float sum = l * down + exp2_fast(sink * LOG2E - base);
-    return {down / sum, (base + log2f(sum)) * LN2};
+    float base = exp_base(fmaxf(m, sink));
+    float down = exp_to(exp_base(m), base); /* l counts from 0 where there is no maximum */
+    float sum = l * down + exp_to(sink, base);
+    return {down / sum, base + log2f(sum) * LN2};
 }
 
 static __device__ __forceinline__ void store_half(const decode_args &a, int64_t index, float x)
 {
     ((uint16_t *)a.layer.out.data)[index] = float_to_half_bits(x, a.layer.dtype == FOLIO_BF16);
+}
+
+/* Four numbers of a row of out, times `by`; a row that saw nothing (l == 0) is zeros whatever x is. */
+static __device__ __forceinline__ void store_quad(const decode_args &a, int64_t index, float4 x,
+                                                  float by, float l)
+{
+    if (l == 0.0f) x = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    bool bf16 = a.layer.dtype == FOLIO_BF16;
+    uint2 bits = {
+        bf16 ? pack_halves<true>(x.x * by, x.y * by) : pack_halves<false>(x.x * by, x.y * by),
+        bf16 ? pack_halves<true>(x.z * by, x.w * by) : pack_halves<false>(x.z * by, x.w * by)};
+    uint16_t *to = (uint16_t *)a.layer.out.data + index;
+    if (a.out_quads) {
+        *(uint2 *)to = bits;
+        return;
+    }
+    to[0] = (uint16_t)bits.x;
+    to[1] = (uint16_t)(bits.x >> 16);
+    to[2] = (uint16_t)bits.y;
+    to[3] = (uint16_t)(bits.y >> 16);
 }
 
 struct out_place {
@@ -103,6 +129,11 @@ static __device__ __forceinline__ out_place place_of(const decode_args &a, const
                                                      int kv_head, int row)
 {
     return {s.query_row + row / a.group, kv_head * a.group + row % a.group};
+}
+
+static __device__ __forceinline__ int64_t out_index(const decode_args &a, out_place at)
+{
+    return at.row * a.layer.out.token + at.h * a.layer.out.head;
 }
 
 static __device__ __forceinline__ void store_lse(const decode_args &a, out_place at, float lse)
@@ -117,13 +148,15 @@ static __device__ __forceinline__ void store_rows(const decode_args &a, const bl
                                                   int kv_head)
 {
     int dims = a.layer.v_dims, warp = threadIdx.x / 32, lane = threadIdx.x & 31;
+#pragma unroll 1
     for (int r = warp; r < rows; r += a.num_warps) {
         out_place at = place_of(a, s, kv_head, first_row + r);
-        row_end end = end_row(a, sh.warp_m[r], sh.warp_l[r], at.h);
-        int64_t out = at.row * a.layer.out.token + at.h * a.layer.out.head;
-        bool none = sh.warp_l[r] == 0.0f;
-        for (int d = lane; d < dims; d += 32)
-            store_half(a, out + d, none ? 0.0f : sum_at(a, sh, r, d) * end.by);
+        float l = sh.warp_l[r];
+        row_end end = end_row(a, sh.warp_m[r], l, at.h);
+        int64_t out = out_index(a, at);
+#pragma unroll 1
+        for (int d = 4 * lane; d < dims; d += 128)
+            store_quad(a, out + d, sum_at(a, sh, r, d), end.by, l);
         if (lane == 0) store_lse(a, at, end.lse);
     }
 }
@@ -139,14 +172,16 @@ static __device__ __forceinline__ void store_part(const decode_args &a, const bl
                                                   float *part, int rows, int first_row)
 {
     int dims = a.layer.v_dims, warp = threadIdx.x / 32, lane = threadIdx.x & 31;
-    float *m = part + (int64_t)a.max_rows * dims, *l = m + a.max_rows;
+    float *m = part + a.max_rows * dims, *l = m + a.max_rows;
+#pragma unroll 1
     for (int r = warp; r < rows; r += a.num_warps) {
-        float *to = part + (int64_t)(first_row + r) * dims;
-        for (int d = lane; d < dims; d += 32) __stcg(to + d, sum_at(a, sh, r, d));
-        if (lane == 0) {
-            __stcg(m + first_row + r, sh.warp_m[r]);
-            __stcg(l + first_row + r, sh.warp_l[r]);
-        }
+        float *to = part + (first_row + r) * dims;
+#pragma unroll 1
+        for (int d = 4 * lane; d < dims; d += 128) __stcg((float4 *)(to + d), sum_at(a, sh, r, d));
+    }
+    if (threadIdx.x < rows) {
+        __stcg(m + first_row + threadIdx.x, sh.warp_m[threadIdx.x]);
+        __stcg(l + first_row + threadIdx.x, sh.warp_l[threadIdx.x]);
     }
 }
 
@@ -164,41 +199,105 @@ static __device__ __forceinline__ bool is_last(int32_t *counter, int num_parts, 
     return *flag;
 }
 
-/* Parts of a sequence in their order. */
-static __device__ __forceinline__ void merge_parts(const decode_args &a, const folioi_cuda_seq &s,
+/* Parts of a sequence as the block that merges them finds them. */
+struct part_list {
+    float *sums, *m, *l; /* of part 0 and the block's first row */
+    int64_t step;        /* from part to part */
+    int num, rows, kept;
+};
+
+/*
+ * Maximum and sum of each row over its parts, into warp_m and warp_l. m of a part becomes its weight, in
+ * memory and, for the first `kept` parts, in place of the sums in shared memory, which are stored by now.
+ */
+static __device__ __forceinline__ void weigh_parts(const decode_args &a, const block_shared &sh,
+                                                   const part_list &parts)
+{
+    int lane = threadIdx.x & 31;
+#pragma unroll 1
+    for (int r = threadIdx.x / 32; r < parts.rows; r += a.num_warps) {
+        float *m = parts.m + lane * parts.step + r, *l = m + (parts.l - parts.m);
+        float m0 = lane < parts.num ? __ldcg(m) : -INFINITY, l0 = 0.0f;
+        if (lane < parts.num) l0 = __ldcg(l);
+        float largest = m0, sum = 0.0f;
+#pragma unroll 2
+        for (int p = lane + 32; p < parts.num; p += 32)
+            largest = fmaxf(largest, __ldcg(parts.m + p * parts.step + r));
+        for (int x = 16; x > 0; x /= 2)
+            largest = fmaxf(largest, __shfl_xor_sync(WARP_ALL, largest, x));
+        float base = exp_base(largest);
+#pragma unroll 1
+        for (int p = lane; p < parts.num; p += 32) {
+            if (p >= 32) {
+                m0 = __ldcg(parts.m + p * parts.step + r);
+                l0 = __ldcg(parts.l + p * parts.step + r);
+            }
+            float by = exp_to(m0, base);
+            sum += by * l0;
+            if (p < parts.kept) sh.out[p * parts.rows + r] = by;
+            else __stcg(parts.m + p * parts.step + r, by);
+        }
+        for (int x = 16; x > 0; x /= 2) sum += __shfl_xor_sync(WARP_ALL, sum, x);
+        if (lane == 0) {
+            sh.warp_m[r] = largest;
+            sh.warp_l[r] = sum;
+        }
+    }
+    __syncthreads();
+}
+
+/* Four numbers of a row over all parts in their order, many loads at a time. */
+#define MERGE_LOADS 11
+static __device__ __forceinline__ float4 add_parts(const block_shared &sh, const part_list &parts,
+                                                   int r, const float *from)
+{
+    float4 sum = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll 1
+    for (int first = 0; first < parts.num; first += MERGE_LOADS) {
+        float4 x[MERGE_LOADS];
+#pragma unroll
+        for (int i = 0; i < MERGE_LOADS; i++) {
+            x[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            if (first + i < parts.num) x[i] = __ldcg((const float4 *)from);
+            from += parts.step;
+        }
+#pragma unroll
+        for (int i = 0; i < MERGE_LOADS; i++) {
+            int p = min(first + i, parts.num - 1);
+            float by =
+                p < parts.kept ? sh.out[p * parts.rows + r] : __ldcg(parts.m + p * parts.step + r);
+            sum.x += x[i].x * by;
+            sum.y += x[i].y * by;
+            sum.z += x[i].z * by;
+            sum.w += x[i].w * by;
+        }
+    }
+    return sum;
+}
+
+static __device__ __forceinline__ void merge_parts(const decode_args &a, const block_shared &sh,
+                                                   const folioi_cuda_seq &s,
                                                    const folioi_decode_item &item, int rows,
                                                    int first_row, int kv_head)
 {
     int dims = a.layer.v_dims, quads = dims / 4;
-    int64_t step = (int64_t)a.layer.num_kv_heads * a.max_rows * (dims + 2);
-    const float *part = part_at(a, item.store, kv_head);
+    float *part = part_at(a, item.store, kv_head), *m = part + a.max_rows * dims + first_row;
+    part_list parts = {part + first_row * dims,
+                       m,
+                       m + a.max_rows,
+                       (int64_t)a.layer.num_kv_heads * a.max_rows * (dims + 2),
+                       item.num_parts,
+                       rows,
+                       a.out_copies * a.out_size / rows};
+    weigh_parts(a, sh, parts);
+#pragma unroll 1
     for (int n = threadIdx.x; n < rows * quads; n += blockDim.x) {
         int r = n / quads, d = n % quads * 4;
-        const float *m = part + (int64_t)a.max_rows * dims + first_row + r;
-        const float *from = part + (int64_t)(first_row + r) * dims + d;
-        float largest = -INFINITY, l = 0.0f;
-#pragma unroll 8
-        for (int p = 0; p < item.num_parts; p++) largest = fmaxf(largest, __ldcg(m + p * step));
-        float base = exp_base(largest);
-        float4 sum = {0.0f, 0.0f, 0.0f, 0.0f};
-#pragma unroll 8
-        for (int p = 0; p < item.num_parts; p++) {
-            float by = exp2_fast(__ldcg(m + p * step) - base);
-            float4 x = __ldcg((const float4 *)(from + p * step));
-            l += __ldcg(m + p * step + a.max_rows) * by;
-            sum.x += x.x * by;
-            sum.y += x.y * by;
-            sum.z += x.z * by;
-            sum.w += x.w * by;
-        }
+        float4 sum = add_parts(sh, parts, r, parts.sums + r * dims + d);
         out_place at = place_of(a, s, kv_head, first_row + r);
-        row_end end = end_row(a, largest, l, at.h);
-        int64_t out = at.row * a.layer.out.token + at.h * a.layer.out.head + d;
-        bool none = l == 0.0f;
-        store_half(a, out, none ? 0.0f : sum.x * end.by);
-        store_half(a, out + 1, none ? 0.0f : sum.y * end.by);
-        store_half(a, out + 2, none ? 0.0f : sum.z * end.by);
-        store_half(a, out + 3, none ? 0.0f : sum.w * end.by);
+        float l = sh.warp_l[r];
+        row_end end = end_row(a, sh.warp_m[r], l, at.h);
+        store_quad(a, out_index(a, at) + d, sum, end.by, l);
         if (d == 0) store_lse(a, at, end.lse);
     }
 }
@@ -215,8 +314,9 @@ static __device__ __forceinline__ void end_item(const decode_args &a, const bloc
     store_part(a, sh, part_at(a, item.store + item.part, kv_head), rows, first_row);
     int32_t *counter =
         a.counters + ((int64_t)item.seq * a.layer.num_kv_heads + kv_head) * 2 + (first_row > 0);
-    if (is_last(counter, item.num_parts, sh.flag))
-        merge_parts(a, s, item, rows, first_row, kv_head);
+    if (is_last(counter, item.num_parts, sh.flag)) {
+        merge_parts(a, sh, s, item, rows, first_row, kv_head);
+    }
 }
 
 /* Rows [first, past) of out become zeros. */

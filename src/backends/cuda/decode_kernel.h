@@ -19,6 +19,7 @@
 #define LOG2E 1.4426950408889634f
 #define LN2 0.6931471805599453f
 #define MAX_WARPS 8
+#define STAGE_ALIGN 128 /* bulk copies are slower to other places */
 
 typedef struct decode_args {
     folioi_cuda_layer layer;
@@ -39,17 +40,20 @@ typedef struct decode_args {
     int32_t out_copies, out_size; /* warps add up in so many copies of out; floats of one */
     int32_t block_shift;          /* block_size is 1 << block_shift; -1: it is no power of two */
     int32_t one_block_tiles;      /* no tile lies in two blocks */
+    int32_t bulk;      /* rows of a block lie one after another: bulk copies can take them */
+    int32_t out_quads; /* four numbers of out can be stored at once */
 } decode_args;
 
 /* One lane's view of the next tile its warp will fetch. */
 struct cursor {
-    int item, item_end;
+    int item, item_end;  /* equal: no tile is left */
     int tile;            /* its first key            */
     int low, high;       /* keys of the item        */
     int fresh_at;        /* keys from here on are new rows */
     bool fresh;          /* this visit reads those   */
     int block, in_block; /* of this lane's token */
     int64_t table, new_row;
+    bool wrote; /* threads wrote to the stages since the last bulk copy */
 };
 
 /* Rows of an item as one thread of the S^T fragment sees them: row 8 * n + 2 * (lane % 4) + e at [2 * n + e]. */
@@ -60,7 +64,7 @@ template <int NT> struct row_state {
 
 /* What a tile in shared memory is; written with its copies, read when they have landed. */
 struct tile_note {
-    int item2; /* 2 * item + fresh; -1: no more */
+    int item2; /* 2 * item + fresh */
     int tile, low, high;
 };
 
@@ -76,9 +80,10 @@ struct block_shared {
     uint16_t *q;            /* [3][16][q_stride]: as given; in the cache's type; what that lost */
     float *q_factor;        /* [16] */
     int *flag;
-    char *stages;     /* this warp's */
-    tile_note *notes; /* this warp's */
-    float *scales;    /* this warp's: [stage][32], K then V */
+    char *stages;       /* this warp's */
+    tile_note *notes;   /* this warp's */
+    uint64_t *barriers; /* this warp's, one per stage: ends of bulk copies */
+    float *scales;      /* this warp's: [stage][32], K then V */
 };
 
 static __device__ __forceinline__ float row_max(float x)
@@ -95,8 +100,14 @@ static __device__ __forceinline__ float row_sum(float x)
     return x + __shfl_xor_sync(WARP_ALL, x, 16);
 }
 
-/* exp2 of differences to a maximum: with no maximum yet, to 0. */
+/* What scores are compared with: their maximum, or 0 where there is none yet. */
 static __device__ __forceinline__ float exp_base(float m) { return m == -INFINITY ? 0.0f : m; }
+
+/* e^(x - base). The difference comes first: log2(e) times a score of 3e38 would be infinite. */
+static __device__ __forceinline__ float exp_to(float x, float base)
+{
+    return exp2_fast((x - base) * LOG2E);
+}
 
 static __device__ __forceinline__ const folioi_decode_item *item_at(const decode_args &a,
                                                                     const block_shared &sh, int n)
@@ -188,6 +199,7 @@ static __device__ __forceinline__ void copy_rows(uint32_t dst, int stride, uint6
                                                  const void *anywhere)
 {
     int lane = threadIdx.x & 31;
+#pragma unroll 3
     for (int i = 0; i < 16 * copies; i += 32) {
         int n = i + lane;
         int t = min((int)(((uint64_t)n * inverse) >> 22), 15);
@@ -205,18 +217,45 @@ template <int DIMS, int BYTES> static __device__ constexpr int plain_stride()
     return DIMS * BYTES + 16;
 }
 
+/*
+ * Do the rows of a plain tile lie side by side, as they do in a block of the cache? Then one bulk copy of 4 KB brings
+ * K and one V. ldmatrix would meet a bank eight times there: fragments are made of 16-byte loads instead.
+ */
+static __device__ constexpr bool plain_packed(int dims, int bytes)
+{
+    return dims == 128 && bytes == 2;
+}
+
+/* Rows of 128 bytes lie side by side too, for ldmatrix: chunk c of row t is at place c ^ t % 8. */
+static __device__ constexpr bool plain_swizzled(int dims, int bytes) { return dims * bytes == 128; }
+
+/* Where 16-byte chunk c of token t of a plain tile lies. */
+template <int DIMS, int BYTES> static __device__ __forceinline__ int plain_place(int t, int c)
+{
+    if (plain_packed(DIMS, BYTES)) return t * DIMS * BYTES + c * 16;
+    if (plain_swizzled(DIMS, BYTES)) return t * 128 + (c ^ (t & 7)) * 16;
+    return t * plain_stride<DIMS, BYTES>() + c * 16;
+}
+
+/* From the place of chunk 0 or 1 of a row to that of chunk 0 or 1 + c, c being even; tiles are at multiples of 128. */
+template <int DIMS, int BYTES>
+static __device__ __forceinline__ uint32_t plain_step(uint32_t place, int c)
+{
+    return plain_swizzled(DIMS, BYTES) ? place ^ (uint32_t)(c * 16) : place + c * 16;
+}
+
 template <int DIMS, int BYTES>
 static __device__ __forceinline__ void copy_rows_plain(uint32_t dst, uint64_t row, int first_lane,
                                                        const void *anywhere)
 {
-    constexpr int COPIES = DIMS * BYTES / 16, STRIDE = plain_stride<DIMS, BYTES>();
+    constexpr int COPIES = DIMS * BYTES / 16;
     int lane = threadIdx.x & 31;
 #pragma unroll 2
     for (int i = 0; i < 16 * COPIES; i += 32) {
-        int n = i + lane, t = n / COPIES, at = n % COPIES * 16;
+        int n = i + lane, t = n / COPIES, at = n % COPIES;
         uint64_t from = __shfl_sync(WARP_ALL, row, first_lane + t);
-        copy_async<16>(dst + t * STRIDE + at, from ? (const void *)(from + at) : anywhere,
-                       from != 0);
+        copy_async<16>(dst + plain_place<DIMS, BYTES>(t, at),
+                       from ? (const void *)(from + at * 16) : anywhere, from != 0);
     }
 }
 
@@ -224,12 +263,21 @@ static __device__ __forceinline__ void copy_rows_plain(uint32_t dst, uint64_t ro
 template <int DIMS, int BYTES>
 static __device__ __forceinline__ void copy_block_plain(uint32_t dst, const char *row, int64_t step)
 {
-    constexpr int COPIES = DIMS * BYTES / 16, STRIDE = plain_stride<DIMS, BYTES>();
+    constexpr int COPIES = DIMS * BYTES / 16;
     constexpr int ROWS = 32 / COPIES;
     int lane = threadIdx.x & 31;
-    dst += lane / COPIES * STRIDE + lane % COPIES * 16;
 #pragma unroll
-    for (int t = 0; t < 16; t += ROWS, row += ROWS * step) copy_async_16(dst + t * STRIDE, row);
+    for (int t = 0; t < 16; t += ROWS, row += ROWS * step)
+        copy_async_16(dst + plain_place<DIMS, BYTES>(t + lane / COPIES, lane % COPIES), row);
+}
+
+/* Does this tile come by bulk copies? Its copies and its use both ask. */
+template <int DIMS, int PLAIN>
+static __device__ __forceinline__ bool comes_in_bulk(const decode_args &a, int tile, int low,
+                                                     int high)
+{
+    if (!BULK_COPIES || (PLAIN != FOLIO_F16 && PLAIN != FOLIO_BF16)) return false;
+    return plain_packed(DIMS, 2) && a.bulk && tile >= low && tile + 16 <= high;
 }
 
 /* First row of a tile that lies in one block. */
@@ -239,6 +287,25 @@ static __device__ __forceinline__ const char *block_row(const folioi_cuda_side &
 {
     return side.base + BYTES * (block * side.at.block + kv_head * side.at.head +
                                 in_block * side.at.token_tile_stride);
+}
+
+/* Bulk copies of a tile that lies in one block: lane 0 takes K, lane 1 V. */
+template <int DIMS>
+static __device__ __forceinline__ void copy_block_bulk(const decode_args &a, cursor &c,
+                                                       uint32_t dst, uint32_t barrier, int kv_head)
+{
+#if BULK_COPIES
+    int lane = threadIdx.x & 31;
+    if (c.wrote) bulk_fence();
+    c.wrote = false;
+    if (lane == 0) bulk_expect(barrier, 2 * 16 * DIMS * 2);
+    __syncwarp();
+    if (lane < 2) {
+        const folioi_cuda_side &side = lane == 1 ? a.layer.v : a.layer.k;
+        const char *from = block_row<2>(side, c.block, c.in_block - lane, kv_head);
+        bulk_copy(dst + lane * 16 * plain_stride<DIMS, 2>(), from, 16 * DIMS * 2, barrier);
+    }
+#endif
 }
 
 /* Address of this lane's row, K in lanes 0-15 and V in 16-31; 0: nobody sees the token. */
@@ -280,18 +347,13 @@ static __device__ __forceinline__ void copy_general(const decode_args &a, const 
     }
 }
 
-/* Start the copies of the cursor's tile into a stage and move on. One group of copies, always. */
+/* Start the copies of the cursor's tile into a stage, as one group, and move on. */
 template <int DIMS, int PLAIN>
 static __device__ __forceinline__ void fetch(const decode_args &a, cursor &c,
                                              const block_shared &sh, int stage, int kv_head,
                                              int warp, int first_row)
 {
     int lane = threadIdx.x & 31;
-    if (c.item >= c.item_end) {
-        if (lane == 0) sh.notes[stage].item2 = -1;
-        copy_commit();
-        return;
-    }
     int token = c.tile + (lane & 15);
     int low = c.low, high = c.high;
     if (!PLAIN) {
@@ -304,7 +366,9 @@ static __device__ __forceinline__ void fetch(const decode_args &a, cursor &c,
         constexpr int BYTES = PLAIN == FOLIO_F16 || PLAIN == FOLIO_BF16 ? 2 : 1;
         constexpr int COPIES = DIMS * BYTES / 16;
         uint32_t v_dst = dst + 16 * plain_stride<DIMS, BYTES>();
-        if (a.one_block_tiles && c.tile >= low && c.tile + 16 <= high) {
+        if (comes_in_bulk<DIMS, PLAIN>(a, c.tile, low, high)) {
+            copy_block_bulk<DIMS>(a, c, dst, shared_address(sh.barriers + stage), kv_head);
+        } else if (a.one_block_tiles && c.tile >= low && c.tile + 16 <= high) {
             int in_block = c.in_block - (lane & 15) + lane / COPIES;
             const char *k = block_row<BYTES>(a.layer.k, c.block, in_block, kv_head);
             const char *v = block_row<BYTES>(a.layer.v, c.block, in_block, kv_head);
@@ -315,6 +379,7 @@ static __device__ __forceinline__ void fetch(const decode_args &a, cursor &c,
             uint64_t row = row_address<PLAIN>(a, c, token, valid, kv_head, lane);
             copy_rows_plain<DIMS, BYTES>(dst, row, 0, a.layer.k.base);
             copy_rows_plain<DIMS, BYTES>(v_dst, row, 16, a.layer.k.base);
+            c.wrote = true;
         }
     } else {
         copy_general(a, c, dst, row_address<PLAIN>(a, c, token, valid, kv_head, lane));
@@ -336,9 +401,11 @@ static __device__ __forceinline__ void fetch(const decode_args &a, cursor &c,
     ask_block<PLAIN>(a, c, lane);
 }
 
-static __device__ __forceinline__ void wait_stage(int num_stages)
+/* Wait for the oldest of `filled` stages. */
+static __device__ __forceinline__ void wait_stage(int filled)
 {
-    switch (num_stages) {
+    switch (filled) {
+    case 1: copy_wait<0>(); break;
     case 2: copy_wait<1>(); break;
     case 3: copy_wait<2>(); break;
     case 4: copy_wait<3>(); break;
@@ -350,13 +417,13 @@ static __device__ __forceinline__ void wait_stage(int num_stages)
 
 /* ------------------------------------------------------------------ rows of q */
 
-/* Q fragments of the plain instances: q[dim step][n][2]. */
+/* Q fragments of the plain instances: q[dim step][n][2]. With packed tiles a thread has 8 dims side by side. */
 template <int DIMS, int NT>
 static __device__ __forceinline__ void load_q(const decode_args &a, const folioi_cuda_seq &s,
-                                              int rows, int first_row, int kv_head,
+                                              int first_row, int kv_head,
                                               uint32_t q[DIMS / 16][NT][2])
 {
-    int lane = threadIdx.x & 31, t = lane & 3;
+    int lane = threadIdx.x & 31, t = lane & 3, rows = s.query_len * a.group - first_row;
 #pragma unroll
     for (int n = 0; n < NT; n++) {
         int r = 8 * n + lane / 4;
@@ -365,8 +432,10 @@ static __device__ __forceinline__ void load_q(const decode_args &a, const folioi
                                (s.query_row + i) * a.layer.q.token + h * a.layer.q.head;
 #pragma unroll
         for (int d = 0; d < DIMS / 16; d++) {
-            q[d][n][0] = r < rows ? __ldg((const uint32_t *)(from + 16 * d + 2 * t)) : 0;
-            q[d][n][1] = r < rows ? __ldg((const uint32_t *)(from + 16 * d + 2 * t + 8)) : 0;
+            int first = plain_packed(DIMS, 2) ? d / 2 * 32 + t * 8 + d % 2 * 4 : 16 * d + 2 * t;
+            int second = first + (plain_packed(DIMS, 2) ? 2 : 8);
+            q[d][n][0] = r < rows ? __ldg((const uint32_t *)(from + first)) : 0;
+            q[d][n][1] = r < rows ? __ldg((const uint32_t *)(from + second)) : 0;
         }
     }
 }
@@ -440,16 +509,40 @@ template <bool BF16, int DIMS, int NT>
 static __device__ __forceinline__ void scores_plain(float s[NT][4], uint32_t k_tile,
                                                     const uint32_t q[DIMS / 16][NT][2], bool wide)
 {
-    constexpr int STRIDE = DIMS * 2 + 16;
     int lane = threadIdx.x & 31;
-    uint32_t from = k_tile + (lane & 15) * STRIDE + (lane >> 4) * 16;
+    uint32_t from = k_tile + plain_place<DIMS, 2>(lane & 15, lane >> 4);
     float odd[4] = {0, 0, 0, 0};
 #pragma unroll
     for (int d = 0; d < DIMS / 16; d++) {
         uint32_t k[4];
-        load_matrices(k, from + d * 32);
+        load_matrices(k, plain_step<DIMS, 2>(from, 2 * d));
         multiply<BF16>(d % 2 ? odd : s[0], k, q[d][0][0], q[d][0][1]);
         if (NT > 1 && wide) multiply<BF16>(s[NT - 1], k, q[d][NT - 1][0], q[d][NT - 1][1]);
+    }
+#pragma unroll
+    for (int e = 0; e < 4; e++) s[0][e] += odd[e];
+}
+
+/* The same of a packed tile: q in load_q's order of dims. */
+template <bool BF16, int DIMS, int NT>
+static __device__ __forceinline__ void scores_packed(float s[NT][4], uint32_t k_tile,
+                                                     const uint32_t q[DIMS / 16][NT][2], bool wide)
+{
+    int lane = threadIdx.x & 31;
+    uint32_t from = k_tile + lane / 4 * DIMS * 2 + (lane & 3) * 16;
+    float odd[4] = {0, 0, 0, 0};
+#pragma unroll
+    for (int d = 0; d < DIMS / 16; d += 2) {
+        uint32_t low[4], high[4];
+        load_chunk(low, from + d * 32);
+        load_chunk(high, from + 8 * DIMS * 2 + d * 32);
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            uint32_t k[4] = {low[2 * half], high[2 * half], low[2 * half + 1], high[2 * half + 1]};
+            multiply<BF16>(half ? odd : s[0], k, q[d + half][0][0], q[d + half][0][1]);
+            if (NT > 1 && wide)
+                multiply<BF16>(s[NT - 1], k, q[d + half][NT - 1][0], q[d + half][NT - 1][1]);
+        }
     }
 #pragma unroll
     for (int e = 0; e < 4; e++) s[0][e] += odd[e];
@@ -488,14 +581,13 @@ template <int KIND, int DIMS, int NT>
 static __device__ __forceinline__ void scores_plain_8(float s[NT][4], uint32_t k_tile,
                                                       const uint32_t q[DIMS / 16][NT][2], bool wide)
 {
-    constexpr int STRIDE = plain_stride<DIMS, 1>();
     int lane = threadIdx.x & 31;
-    uint32_t from = k_tile + (lane & 15) * STRIDE + (lane >> 4) * 16;
+    uint32_t from = k_tile + plain_place<DIMS, 1>(lane & 15, lane >> 4);
     float odd[4] = {0, 0, 0, 0};
 #pragma unroll
     for (int d = 0; d < DIMS / 16; d += 2) {
         uint32_t r[4];
-        load_matrices(r, from + d * 16);
+        load_matrices(r, plain_step<DIMS, 1>(from, d));
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             uint32_t k[4] = {widen<KIND>(r[2 * half]), widen<KIND>(r[2 * half + 1]),
@@ -553,31 +645,61 @@ static __device__ __forceinline__ void rescale(float o[VMAX / 16][NT][4], const 
     }
 }
 
-/* Fragments of V^T: dims 16 * i .. + 15 of a 16-bit tile. */
-struct values_16 {
+/* Fragments of V^T: dims 16 * i .. + 15 of a 16-bit tile. DIMS: of a plain tile; 0: rows are `stride` apart. */
+template <int DIMS> struct values_16 {
     uint32_t from;
     __device__ __forceinline__ values_16(uint32_t v_tile, int stride)
     {
         int lane = threadIdx.x & 31;
-        from = v_tile + ((lane & 7) + (lane >> 4) * 8) * stride + ((lane >> 3) & 1) * 16;
+        int token = (lane & 7) + (lane >> 4) * 8, chunk = (lane >> 3) & 1;
+        from = v_tile + (DIMS ? plain_place<DIMS, 2>(token, chunk) : token * stride + chunk * 16);
     }
     __device__ __forceinline__ void load(int i, uint32_t v[4], uint32_t *) const
     {
-        load_matrices_trans(v, from + i * 32);
+        load_matrices_trans(v, plain_step<DIMS, 2>(from, 2 * i));
     }
 };
 
+/* The same of a packed 16-bit tile, turned by movmatrix: rows g and g + 8 are dims that packed_dim tells. */
+template <int DIMS> struct values_packed {
+    uint32_t from;
+    __device__ __forceinline__ values_packed(uint32_t v_tile)
+    {
+        int lane = threadIdx.x & 31;
+        from = v_tile + lane / 4 * DIMS * 2 + (lane & 3) * 16;
+    }
+    __device__ __forceinline__ void load(int i, uint32_t v[4], uint32_t raw[8]) const
+    {
+        if (i % 2 == 0) {
+            load_chunk(raw, from + i * 32);
+            load_chunk(raw + 4, from + 8 * DIMS * 2 + i * 32);
+        }
+#pragma unroll
+        for (int e = 0; e < 4; e++) v[e] = transpose_matrix(raw[e / 2 * 4 + i % 2 * 2 + e % 2]);
+    }
+};
+
+/* Dim in row g, or g + 8 where `upper`, of fragment i. */
+static __device__ __forceinline__ int packed_dim(int i, int g, bool upper)
+{
+    return (i / 2 * 4 + g / 2) * 8 + (i % 2 * 2 + upper) * 2 + (g & 1);
+}
+
+/* Which dims a row of a fragment of V^T is. */
+enum dim_order { PLAIN_DIMS, TURNED_DIMS, PACKED_DIMS };
+
 /* The same of an 8-bit tile: rows g and g + 8 of a fragment are dims 2g and 2g + 1. */
-template <int KIND> struct values_8 {
+template <int KIND, int DIMS> struct values_8 {
     uint32_t from;
     __device__ __forceinline__ values_8(uint32_t v_tile, int stride)
     {
         int lane = threadIdx.x & 31;
-        from = v_tile + (lane & 15) * stride + (lane >> 4) * 16;
+        int token = lane & 15, chunk = lane >> 4;
+        from = v_tile + (DIMS ? plain_place<DIMS, 1>(token, chunk) : token * stride + chunk * 16);
     }
     __device__ __forceinline__ void load(int i, uint32_t v[4], uint32_t raw[4]) const
     {
-        if (i % 2 == 0) load_matrices_trans(raw, from + i * 16);
+        if (i % 2 == 0) load_matrices_trans(raw, plain_step<DIMS, 1>(from, i));
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             uint32_t pairs = __byte_perm(raw[2 * (i % 2) + half], 0, 0x3120);
@@ -591,7 +713,7 @@ template <bool BF16, int VMAX, int NT, class VALUES>
 static __device__ __forceinline__ void add_values(float o[VMAX / 16][NT][4], const VALUES &values,
                                                   int steps, const uint32_t p[NT][2], bool wide)
 {
-    uint32_t raw[4];
+    uint32_t raw[8];
 #pragma unroll
     for (int i = 0; i < VMAX / 16; i++) {
         if (i >= steps) break;
@@ -627,7 +749,7 @@ static __device__ __forceinline__ void add_values_apart(float o[VMAX / 16][NT][4
                 keep[half] = (bits & 1 ? 0 : 0xffffu) | (bits & 16 ? 0 : 0xffff0000u);
             }
             uint32_t b0 = g == r ? p[n][0] : 0, b1 = g == r ? p[n][1] : 0;
-            uint32_t raw[4];
+            uint32_t raw[8];
 #pragma unroll
             for (int i = 0; i < VMAX / 16; i++) {
                 if (i >= steps) break;

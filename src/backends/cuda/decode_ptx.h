@@ -42,6 +42,56 @@ template <int PENDING> static __device__ __forceinline__ void copy_wait()
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
+/*
+ * Copies of many bytes by one thread, from sm_90 on: memory gives about 5 % more to them than to copies of 16
+ * bytes. They end at a barrier in shared memory, which counts their bytes.
+ */
+#if __CUDA_ARCH__ >= 900
+#define BULK_COPIES 1
+#else
+#define BULK_COPIES 0
+#endif
+
+#if BULK_COPIES
+static __device__ __forceinline__ void bulk_init(uint32_t barrier)
+{
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier) : "memory");
+}
+
+static __device__ __forceinline__ void bulk_expect(uint32_t barrier, int bytes)
+{
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+                 : "memory");
+}
+
+static __device__ __forceinline__ void bulk_copy(uint32_t dst, const void *src, int bytes,
+                                                 uint32_t barrier)
+{
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, "
+        "[%3];" ::"r"(dst),
+        "l"(src), "r"(bytes), "r"(barrier)
+        : "memory");
+}
+
+/* What threads wrote to shared memory comes before what bulk copies write there. */
+static __device__ __forceinline__ void bulk_fence()
+{
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+static __device__ __forceinline__ void bulk_wait(uint32_t barrier, uint32_t parity)
+{
+    asm volatile("{\n"
+                 ".reg .pred done;\n"
+                 "again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+                 "@!done bra again;\n"
+                 "}" ::"r"(barrier),
+                 "r"(parity)
+                 : "memory");
+}
+#endif
+
 static __device__ __forceinline__ void load_matrices(uint32_t r[4], uint32_t address)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
@@ -53,6 +103,14 @@ static __device__ __forceinline__ void load_matrices(uint32_t r[4], uint32_t add
 static __device__ __forceinline__ void load_matrices_trans(uint32_t r[4], uint32_t address)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(address)
+                 : "memory");
+}
+
+static __device__ __forceinline__ void load_chunk(uint32_t r[4], uint32_t address)
+{
+    asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                  : "r"(address)
                  : "memory");

@@ -6,6 +6,7 @@
  *   | seq 0        | seq 1 | seq 2                          | seq 3  |
  *   |    slot 0       |    slot 1       |     slot 2      |   slot 3 |
  *
+ * A few slots are left empty where that saves most cuts: 64 equal sequences fit 32 slots and not 33.
  * With split_len > 0 keys are cut at its multiples instead, whatever the batch, and a part goes to the
  * slot its middle lies in. Plain C: the device runs it with many threads, host tests with one.
  */
@@ -16,6 +17,7 @@
 
 #define FOLIOI_DECODE_CUT 64       /* cuts lie at multiples of this many keys           */
 #define FOLIOI_DECODE_ITEM_COST 64 /* what an item costs beside its keys, in keys       */
+#define FOLIOI_DECODE_CUT_COST 192 /* what a cut costs: an item more, and the merge     */
 
 /** A stretch of one sequence's keys; a multiple of 16 bytes. */
 typedef struct folioi_decode_item {
@@ -86,10 +88,28 @@ SHARED_INLINE int64_t decode_cost(const folioi_decode_rule *rule, const folioi_d
     return span->end - span->base + (int64_t)parts * FOLIOI_DECODE_ITEM_COST;
 }
 
-/** Length of a slot's stretch; never under one cut, so that no part between two cuts is empty. */
-SHARED_INLINE int64_t decode_stretch(const folioi_decode_rule *rule, int64_t total)
+#define FOLIOI_DECODE_CHOICES 3
+
+/** How many slots choice c uses: all of them, or 1/32 or 2/32 fewer; 0: no such choice. */
+SHARED_INLINE int32_t decode_choice(const folioi_decode_rule *rule, int32_t c)
 {
-    int64_t stretch = (total + rule->num_slots - 1) / rule->num_slots;
+    if (c > 0 && (rule->split_len > 0 || rule->num_slots < 32)) return 0;
+    return rule->num_slots - c * (rule->num_slots / 32);
+}
+
+/** Is a choice with fewer slots better than all of them? It must save half of the cuts, and longer stretches must
+ * cost less than a cut in each. */
+SHARED_INLINE int32_t decode_better(const folioi_decode_rule *rule, int32_t items, int64_t stretch,
+                                    int32_t all_items, int64_t all_stretch)
+{
+    return items <= all_items - rule->num_slots / 2 &&
+           stretch <= all_stretch + FOLIOI_DECODE_CUT_COST;
+}
+
+/** Length of a slot's stretch; never under one cut, so that no part between two cuts is empty. */
+SHARED_INLINE int64_t decode_stretch(int32_t num_slots, int64_t total)
+{
+    int64_t stretch = (total + num_slots - 1) / num_slots;
     return stretch < FOLIOI_DECODE_CUT ? FOLIOI_DECODE_CUT : stretch;
 }
 
@@ -207,8 +227,16 @@ static inline int32_t decode_schedule_host(const folioi_decode_rule *rule,
                                            const folioi_cuda_seq *seqs, int32_t num_seqs,
                                            folioi_decode_item *items, int32_t *slot_begin)
 {
-    int64_t stretch = decode_stretch(rule, decode_cost_of(rule, seqs, 0, num_seqs));
+    int64_t total = decode_cost_of(rule, seqs, 0, num_seqs), stretch = 0;
     folioi_decode_count none = {0, 0};
+    int32_t all = 0;
+    for (int32_t c = 0; c < FOLIOI_DECODE_CHOICES && decode_choice(rule, c) > 0; c++) {
+        int64_t length = decode_stretch(decode_choice(rule, c), total);
+        int32_t count = decode_items(rule, seqs, 0, num_seqs, 0, length, none, 0).items;
+        if (c > 0 && !decode_better(rule, count, length, all, stretch)) continue;
+        all = count;
+        stretch = length;
+    }
     folioi_decode_count n = decode_items(rule, seqs, 0, num_seqs, 0, stretch, none, items);
     for (int32_t b = 0; b <= rule->num_slots; b++)
         slot_begin[b] = decode_slot_begin(items, n.items, b);

@@ -59,6 +59,18 @@ static __device__ __forceinline__ void cp_async(uint32_t shared, const void *fro
                  : "memory");
 }
 
+static __device__ __forceinline__ void cp_async_16(uint32_t shared, const void *from)
+{
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(from) : "memory");
+}
+
+/* 4 bytes; of them `bytes` (0 or 4) are read. */
+static __device__ __forceinline__ void cp_async_4(uint32_t shared, const void *from, uint32_t bytes)
+{
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared), "l"(from), "r"(bytes)
+                 : "memory");
+}
+
 static __device__ __forceinline__ void cp_async_8(uint32_t shared, const void *from)
 {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(shared), "l"(from) : "memory");

@@ -6,11 +6,15 @@
 #include "backends/cuda/prefill_kernel.h"
 
 /* T, DK, DV, warps, row tiles of a warp, keys of a tile, blocks of a multiprocessor, plain */
-template <typename T> using plain_64 = prefill_instance<T, 64, 64, 4, 2, 64, 3, true>;
+template <typename T> using plain_64 = prefill_instance<T, 64, 64, 4, 2, 64, 2, true>;
 template <typename T> using plain_128 = prefill_instance<T, 128, 128, 4, 2, 64, 2, true>;
 template <typename T> using plain_256 = prefill_instance<T, 256, 256, 4, 1, 64, 2, true>;
-template <typename T>
-using large_256 = prefill_instance<T, 256, 256, 8, 1, 64, 1, true>; /* 195 KB */
+/* 8-bit K and V, of type KV */
+template <prefill_kv KV> using bytes_64 = prefill_instance<__half, 64, 64, 4, 2, 64, 2, true, KV>;
+template <prefill_kv KV>
+using bytes_128 = prefill_instance<__half, 128, 128, 4, 2, 32, 2, true, KV>;
+template <prefill_kv KV>
+using bytes_256 = prefill_instance<__half, 256, 256, 4, 1, 64, 2, true, KV>;
 template <typename T> using general_64 = prefill_instance<T, 64, 64, 4, 1, 64, 3, false>;
 template <typename T> using general_128 = prefill_instance<T, 128, 128, 4, 1, 64, 2, false>;
 template <typename T> using general_256 = prefill_instance<T, 256, 256, 4, 1, 32, 2, false>;
@@ -27,7 +31,10 @@ static cudaError_t launch(const prefill_args *a, int32_t capacity, cudaStream_t 
     if (error != cudaSuccess) return error;
     if (blocks == 0) return cudaSuccess;
     if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
-    prefill_kernel<I><<<(unsigned)blocks, I::THREADS, bytes, stream>>>(*a);
+    prefill_args b = *a;
+    b.capacity = capacity;
+    b.enough = a->enough * I::BLOCKS * 7 / 4 + 4; /* at least 4: quarters of it are counts too */
+    prefill_kernel<I><<<(unsigned)blocks, I::THREADS, bytes, stream>>>(b);
     return cudaGetLastError();
 }
 
@@ -51,57 +58,72 @@ static bool rows_aligned(const void *data, int64_t size, size_t bytes, int64_t a
     return all % bytes == 0;
 }
 
-static bool side_aligned(const folioi_cuda_side *s, bool is_wide)
+static bool side_aligned(const folioi_cuda_side *s, int64_t size, size_t bytes)
 {
-    return rows_aligned(s->base, is_wide ? 2 : 1, is_wide ? 16 : 8, s->at.block, s->at.head,
-                        s->at.token_tile_stride);
+    return rows_aligned(s->base, size, bytes, s->at.block, s->at.head, s->at.token_tile_stride);
 }
 
 static bool is_aligned(const folioi_cuda_layer *l)
 {
-    bool is_wide = is_16_bit(l->kv_dtype);
+    int64_t size = is_16_bit(l->kv_dtype) ? 2 : 1;
     bool ok = rows_aligned(l->q.data, 2, 16, l->q.token, l->q.head, 0) &&
               rows_aligned(l->out.data, 2, 16, l->out.token, l->out.head, 0);
-    if (l->cached) ok = ok && side_aligned(&l->k, is_wide) && side_aligned(&l->v, is_wide);
+    if (l->cached)
+        ok = ok && side_aligned(&l->k, size, (size_t)size * 8) &&
+             side_aligned(&l->v, size, (size_t)size * 8);
     if (!l->cached || l->append)
         ok = ok && rows_aligned(l->new_k.data, 2, 16, l->new_k.token, l->new_k.head, 0) &&
              rows_aligned(l->new_v.data, 2, 16, l->new_v.token, l->new_v.head, 0);
     return ok;
 }
 
-/* Head size of the plain instance that serves the layer; 0: a general one must. */
-static int plain_dims(const folioi_cuda_layer *l)
+/* Is it all plain: equal head sizes with instances of their own, and no option on scores? */
+static bool is_plain(const folioi_cuda_layer *l)
 {
     bool has_options =
         l->soft_cap > 0 || l->slopes != NULL || l->bias.data != NULL || !(l->scale > 0);
-    if (has_options || l->k_dims != l->v_dims || (l->cached && !is_16_bit(l->kv_dtype)) ||
-        !is_aligned(l))
-        return 0;
-    return l->k_dims == 64 || l->k_dims == 128 || l->k_dims == 256 ? l->k_dims : 0;
+    bool has_size = l->k_dims == 64 || l->k_dims == 128 || l->k_dims == 256;
+    return !has_options && has_size && l->k_dims == l->v_dims && is_aligned(l);
+}
+
+/* Head size of the plain instance that serves the layer; 0: none does. */
+static int plain_dims(const folioi_cuda_layer *l)
+{
+    return is_plain(l) && (!l->cached || is_16_bit(l->kv_dtype)) ? l->k_dims : 0;
+}
+
+/* Of the one for 8-bit K and V. */
+static int bytes_dims(const folioi_cuda_layer *l)
+{
+    if (!l->cached || l->append || is_16_bit(l->kv_dtype) || !is_plain(l)) return 0;
+    if (l->kv_dtype != FOLIO_INT8 && !(l->k.scale > 0)) return 0;
+    return side_aligned(&l->k, 1, 16) && side_aligned(&l->v, 1, 16) ? l->k_dims : 0;
+}
+
+static int max_dims(const folioi_cuda_layer *l)
+{
+    return l->k_dims > l->v_dims ? l->k_dims : l->v_dims;
 }
 
 static int general_dims(const folioi_cuda_layer *l)
 {
-    int dims = l->k_dims > l->v_dims ? l->k_dims : l->v_dims;
+    int dims = max_dims(l);
     return dims <= 64 ? 64 : dims <= 128 ? 128 : dims <= 256 ? 256 : 512;
 }
 
-template <class I> static bool has_room(int32_t shared)
-{
-    return (size_t)shared >= sizeof(typename I::shared);
-}
-
 /* Rows and V numbers of the tiles that serve the layer. */
-static void tile_size(const folioi_cuda_layer *l, int32_t shared, int32_t *rows, int32_t *values)
+static void tile_size(const folioi_cuda_layer *l, int32_t *rows, int32_t *values)
 {
     using T = __half;
     switch (plain_dims(l)) {
     case 64: *rows = plain_64<T>::ROWS, *values = 64; return;
     case 128: *rows = plain_128<T>::ROWS, *values = 128; return;
-    case 256:
-        *rows = has_room<large_256<T>>(shared) ? large_256<T>::ROWS : plain_256<T>::ROWS;
-        *values = 256;
-        return;
+    case 256: *rows = plain_256<T>::ROWS, *values = 256; return;
+    }
+    switch (bytes_dims(l)) {
+    case 64: *rows = bytes_64<KV_INT8>::ROWS, *values = 64; return;
+    case 128: *rows = bytes_128<KV_INT8>::ROWS, *values = 128; return;
+    case 256: *rows = bytes_256<KV_INT8>::ROWS, *values = 256; return;
     }
     switch (general_dims(l)) {
     case 64: *rows = general_64<T>::ROWS, *values = 64; return;
@@ -111,25 +133,39 @@ static void tile_size(const folioi_cuda_layer *l, int32_t shared, int32_t *rows,
     }
 }
 
-/* Lists are made for tiles of so many rows; instances with fewer take a tile in pieces. */
-static const int32_t list_rows = 128;
+/* Lists are made for tiles of the plain instances' rows; instances with fewer take a tile in pieces. */
+static int32_t list_rows(int32_t dims)
+{
+    using T = __half;
+    if (dims <= 64) return plain_64<T>::ROWS;
+    if (dims <= 128) return plain_128<T>::ROWS;
+    return dims <= 256 ? plain_256<T>::ROWS : general_512<T>::ROWS;
+}
 
-folioi_prefill_shape folioi_cuda_prefill_shape(int32_t group, int64_t window_left,
+folioi_prefill_shape folioi_cuda_prefill_shape(int32_t dims, int32_t group, int64_t window_left,
                                                int64_t window_right)
 {
-    return {group < list_rows ? list_rows / group : 1, group, window_left, window_right};
+    int32_t rows = list_rows(dims);
+    return {group < rows ? rows / group : 1, group, window_left, window_right};
+}
+
+template <prefill_kv KV>
+static cudaError_t launch_bytes(const prefill_args *a, int32_t capacity, cudaStream_t stream)
+{
+    switch (a->layer.k_dims) {
+    case 64: return launch<bytes_64<KV>>(a, capacity, stream);
+    case 128: return launch<bytes_128<KV>>(a, capacity, stream);
+    default: return launch<bytes_256<KV>>(a, capacity, stream);
+    }
 }
 
 template <typename T>
-static cudaError_t launch_as(const prefill_args *a, int32_t capacity, int32_t shared,
-                             cudaStream_t stream)
+static cudaError_t launch_as(const prefill_args *a, int32_t capacity, cudaStream_t stream)
 {
     switch (plain_dims(&a->layer)) {
     case 64: return launch<plain_64<T>>(a, capacity, stream);
     case 128: return launch<plain_128<T>>(a, capacity, stream);
-    case 256:
-        if (has_room<large_256<T>>(shared)) return launch<large_256<T>>(a, capacity, stream);
-        return launch<plain_256<T>>(a, capacity, stream);
+    case 256: return launch<plain_256<T>>(a, capacity, stream);
     }
     switch (general_dims(&a->layer)) {
     case 64: return launch<general_64<T>>(a, capacity, stream);
@@ -140,12 +176,12 @@ static cudaError_t launch_as(const prefill_args *a, int32_t capacity, int32_t sh
 }
 
 cudaError_t folioi_cuda_prefill(const folioi_cuda_layer *layer, const folioi_cuda_step *step,
-                                const folioi_prefill_tile *tiles, int32_t capacity, int32_t shared,
-                                cudaStream_t stream)
+                                const folioi_prefill_tile *tiles, int32_t capacity,
+                                const folioi_cuda_sm *sm, cudaStream_t stream)
 {
     if (!folioi_cuda_prefill_takes(layer)) return cudaErrorNotSupported;
     int32_t rows, values;
-    tile_size(layer, shared, &rows, &values);
+    tile_size(layer, &rows, &values);
     prefill_args a = {};
     a.layer = *layer;
     if (!layer->cached) a.layer.kv_dtype = layer->dtype;
@@ -155,11 +191,17 @@ cudaError_t folioi_cuda_prefill(const folioi_cuda_layer *layer, const folioi_cud
     a.heads = a.group < rows ? a.group : rows;
     a.head_parts = (a.group + a.heads - 1) / a.heads;
     a.value_parts = (layer->v_dims + values - 1) / values;
-    a.tile_queries = folioi_cuda_prefill_shape(a.group, 0, 0).queries;
+    a.enough = sm->count;
+    a.tile_queries = folioi_cuda_prefill_shape(max_dims(layer), a.group, 0, 0).queries;
     a.pieces = (int32_t)ceil_div(a.tile_queries, rows / a.heads);
     a.queries = (int32_t)ceil_div(a.tile_queries, a.pieces);
     a.aligned = is_aligned(layer);
     a.is_direct = a.aligned && is_16_bit(a.layer.kv_dtype);
-    if (layer->dtype == FOLIO_F16) return launch_as<__half>(&a, capacity, shared, stream);
-    return launch_as<__nv_bfloat16>(&a, capacity, shared, stream);
+    if (bytes_dims(layer) != 0) switch (layer->kv_dtype) {
+        case FOLIO_FP8_E4M3: return launch_bytes<KV_E4M3>(&a, capacity, stream);
+        case FOLIO_FP8_E5M2: return launch_bytes<KV_E5M2>(&a, capacity, stream);
+        default: return launch_bytes<KV_INT8>(&a, capacity, stream);
+        }
+    if (layer->dtype == FOLIO_F16) return launch_as<__half>(&a, capacity, stream);
+    return launch_as<__nv_bfloat16>(&a, capacity, stream);
 }

@@ -31,10 +31,19 @@ __device__ void list_decodes(const folioi_cuda_job &job, int64_t *scratch)
     int each = (num_seqs + THREADS - 1) / THREADS;
     int first = min((int)threadIdx.x * each, num_seqs), last = min(first + each, num_seqs);
     int64_t total, x = sum_before(decode_cost_of(&rule, seqs, first, last), scratch, &total);
-    int64_t stretch = decode_stretch(&rule, total);
     folioi_decode_count start = {0, 0};
-    folioi_decode_count n = decode_items(&rule, seqs, first, last, x, stretch, start, nullptr);
-    int64_t both, before = sum_before((int64_t)n.items << 32 | n.stores, scratch, &both);
+    int64_t stretch = 0, both = 0, before = 0;
+    for (int c = 0; c < FOLIOI_DECODE_CHOICES && decode_choice(&rule, c) > 0; c++) {
+        int64_t length = decode_stretch(decode_choice(&rule, c), total), sum;
+        folioi_decode_count n = decode_items(&rule, seqs, first, last, x, length, start, nullptr);
+        int64_t mine = sum_before((int64_t)n.items << 32 | n.stores, scratch, &sum);
+        if (c > 0 &&
+            !decode_better(&rule, (int32_t)(sum >> 32), length, (int32_t)(both >> 32), stretch))
+            continue;
+        stretch = length;
+        both = sum;
+        before = mine;
+    }
     start.items = (int32_t)(before >> 32);
     start.stores = (int32_t)before;
     decode_items(&rule, seqs, first, last, x, stretch, start, job.table.items);
