@@ -19,7 +19,7 @@ stage() { # <name> <command...>
     printf '\n== %s\n$ %s\n' "$name" "$*" | tee -a "$report"
     begin=$(date +%s)
     if "$@" > "$report.part" 2>&1; then verdict=passed; else verdict=FAILED && failed=$((failed + 1)); fi
-    tail -n 60 "$report.part" >> "$report"
+    tail -n 200 "$report.part" >> "$report"
     tail -n 3 "$report.part"
     printf '%s: %s, %d s\n' "$name" $verdict $(($(date +%s) - begin)) | tee -a "$report"
     rm -f "$report.part"
@@ -33,12 +33,16 @@ stage "lives of vLLM 0.6's backends" "$build/folio" check --lineage --backend cu
 stage "the device's own" "$build/folio_cuda_tests"
 stage "KV memory" env FOLIO_TESTS_BACKEND=cuda "$build/tests/folio_tests" swap swap_store generation
 if command -v compute-sanitizer > /dev/null; then
+    # every kernel: q and KV types over layouts and head sizes, and random combinations of all options
     for tool in memcheck racecheck initcheck synccheck; do
-        stage "$tool" compute-sanitizer --tool $tool --error-exitcode 9 "$build/folio" check --backend cuda --filter mixed_batch
+        for feature in kernels combinations; do
+            stage "$tool, $feature" compute-sanitizer --tool $tool --error-exitcode 9 "$build/folio" check --backend cuda --filter $feature
+        done
     done
     stage "memcheck of vLLM 0.6's layer" compute-sanitizer --tool memcheck --error-exitcode 9 "$build/folio_cuda_vllm06_tests" vllm06_xformers
     stage "memcheck of the device's own" compute-sanitizer --tool memcheck --report-api-errors no --error-exitcode 9 "$build/folio_cuda_tests" device block_moves
     stage "memcheck of KV memory" env FOLIO_TESTS_BACKEND=cuda compute-sanitizer --tool memcheck --error-exitcode 9 "$build/tests/folio_tests" swap.forked_sequences_go_one_by_one
 fi
+stage "speed" "$build/folio" bench --backend cuda ${FOLIO_PYTHON:+--peers}
 printf '\n%s: %d stages failed; report in %s\n' "$([ $failed -eq 0 ] && echo PASSED || echo FAILED)" $failed "$report" | tee -a "$report"
 [ $failed -eq 0 ]
