@@ -54,7 +54,7 @@ const check_part check_parts[] = {
     {"lse_merge", "states", 18, 60, NULL, run_merge},
     {"lse_merge", "parts", 12, 60, NULL, run_merge_parts},
     {"row_invariant", "bits", 30, 300, NULL, run_row_invariant},
-    {"batch_invariant", "bits", 20, 200, NULL, run_batch_invariant},
+    {"batch_invariant", "bits", 12, 60, NULL, run_batch_invariant},
     {"block_sparse", "refused", 1, 1, NULL, run_refused},
     {"combinations", "attend", 40, 500, make_combinations, NULL},
 };
