@@ -50,6 +50,19 @@ static bool is_same(const folioi_cuda_list *a, const folioi_cuda_list *b)
            memcmp(&a->limits, &b->limits, sizeof a->limits) == 0;
 }
 
+/* All lists take turns in one workspace: where counters of one end, those of all must, or sums of another would be left in them. */
+static void share_counters(folioi_cuda_plan *p)
+{
+    size_t most = 0;
+    for (int32_t i = 0; i < p->num_lists; i++)
+        if (p->lists[i].decode.counter_bytes > most) most = p->lists[i].decode.counter_bytes;
+    for (int32_t i = 0; i < p->num_lists; i++) {
+        folioi_cuda_decode_plan *decode = &p->lists[i].decode;
+        decode->workspace_bytes += most - decode->counter_bytes;
+        decode->counter_bytes = most;
+    }
+}
+
 void folioi_cuda_lists_init(folioi_cuda_plan *p)
 {
     const folioi_plan_shape *shape = &p->shape;
@@ -65,6 +78,7 @@ void folioi_cuda_lists_init(folioi_cuda_plan *p)
             if (*number == p->num_lists) p->lists[p->num_lists++] = list;
         }
     }
+    share_counters(p);
 }
 
 folio_status folioi_cuda_lists_start(folioi_cuda_plan *p)

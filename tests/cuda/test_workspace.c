@@ -1,0 +1,106 @@
+/* test_workspace.c: attentions of one plan take turns in its workspace, whatever their shapes. */
+#include "test.h"
+
+#include <folio/folio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { HEADS = 8, SIZE = 64, BLOCK = 16, LENGTH = 160, SEQS = 32, SHAPES = 3 };
+enum { BLOCKS = SEQS * LENGTH / BLOCK, ROW = HEADS * SIZE };
+
+typedef struct {
+    folio_context *ctx;
+    folio_attention *attention[SHAPES];
+    folio_kv_cache *cache[SHAPES];
+    folio_batch *batch;
+    void *q, *out;
+} world;
+
+/* All K and V are one number, and so is every mean of V. */
+static void open_world(world *w)
+{
+    static const int32_t kv_heads[SHAPES] = {2, 8, 4};
+    folio_context_desc desc = {.struct_size = sizeof desc, .backend = "cuda"};
+    CHECK_OK(folio_context_create(&desc, &w->ctx));
+    for (int i = 0; i < SHAPES; i++) {
+        folio_attention_desc a = {.struct_size = sizeof a,
+                                  .num_heads = HEADS,
+                                  .num_kv_heads = kv_heads[i],
+                                  .k_head_size = SIZE,
+                                  .dtype = FOLIO_BF16};
+        folio_kv_cache_desc c = {.struct_size = sizeof c,
+                                 .num_blocks = BLOCKS,
+                                 .num_layers = 1,
+                                 .block_size = BLOCK,
+                                 .num_kv_heads = kv_heads[i],
+                                 .k_head_size = SIZE,
+                                 .dtype = FOLIO_BF16};
+        folio_kv_shape shape = {.struct_size = sizeof shape};
+        folio_kv_view view = {.struct_size = sizeof view};
+        CHECK_OK(folio_attention_create(w->ctx, &a, &w->attention[i]));
+        CHECK_OK(folio_kv_cache_shape("cuda", &c, &shape));
+        CHECK_OK(folio_kv_cache_create(w->ctx, &c, &w->cache[i]));
+        CHECK_OK(folio_kv_cache_view(w->cache[i], 0, &view));
+        CHECK_OK(folio_memory_fill(w->ctx, view.k, 0x3c, (size_t)shape.layer_bytes, NULL));
+    }
+    folio_batch_desc b = {.struct_size = sizeof b, .block_size = BLOCK};
+    CHECK_OK(folio_batch_create(w->ctx, &b, &w->batch));
+    for (int32_t i = 0; i < SEQS; i++) {
+        int32_t table[LENGTH / BLOCK];
+        for (int32_t k = 0; k < LENGTH / BLOCK; k++) table[k] = i * (LENGTH / BLOCK) + k;
+        folio_batch_seq seq = {.struct_size = sizeof seq,
+                               .query_len = 1,
+                               .seq_len = LENGTH - i % 5 * 20, /* no stretch fits them all */
+                               .block_table = table,
+                               .num_blocks = LENGTH / BLOCK};
+        CHECK_OK(folio_batch_add(w->batch, &seq));
+    }
+    CHECK_OK(folio_memory_create(w->ctx, FOLIO_MEMORY_DEVICE, SEQS * ROW * 2, &w->q));
+    CHECK_OK(folio_memory_create(w->ctx, FOLIO_MEMORY_DEVICE, SEQS * ROW * 2, &w->out));
+    CHECK_OK(folio_memory_fill(w->ctx, w->q, 0x3c, SEQS * ROW * 2, NULL));
+}
+
+static void close_world(world *w)
+{
+    folio_memory_destroy(w->ctx, FOLIO_MEMORY_DEVICE, w->q, SEQS * ROW * 2);
+    folio_memory_destroy(w->ctx, FOLIO_MEMORY_DEVICE, w->out, SEQS * ROW * 2);
+    folio_batch_destroy(w->batch);
+    for (int i = 0; i < SHAPES; i++) {
+        folio_kv_cache_destroy(w->cache[i]);
+        folio_attention_destroy(w->attention[i]);
+    }
+    folio_context_destroy(w->ctx);
+}
+
+/* Sums of one shape's parts must not be left where another's counters are. */
+TEST(workspace, attentions_of_other_shapes_take_turns)
+{
+    static uint16_t out[SEQS * ROW];
+    world w;
+    folio_plan *plan = NULL;
+    open_world(&w);
+    folio_plan_desc p = {.struct_size = sizeof p,
+                         .attentions = (const folio_attention *const *)w.attention,
+                         .num_attentions = SHAPES,
+                         .block_size = BLOCK,
+                         .num_blocks = BLOCKS,
+                         .max_seqs = SEQS,
+                         .max_query_tokens = SEQS,
+                         .max_seq_len = LENGTH};
+    CHECK_OK(folio_plan_create(w.ctx, &p, &plan));
+    CHECK_OK(folio_plan_update(plan, w.batch));
+    for (int turn = 0; turn < 3 * SHAPES; turn++) {
+        int i = turn % SHAPES;
+        folio_tensors t = {
+            .struct_size = sizeof t, .q = {w.q, 0, SEQS, 0, 0}, .out = {w.out, 0, SEQS, 0, 0}};
+        CHECK_OK(folio_memory_fill(w.ctx, w.out, 0x7f, sizeof out, NULL));
+        CHECK_OK(folio_attention_forward(plan, i, FOLIO_DECODER, w.cache[i], 0, &t, NULL));
+        CHECK_OK(folio_memory_copy(w.ctx, out, w.out, sizeof out, NULL));
+        CHECK_OK(folio_run_wait(w.ctx, NULL));
+        for (int64_t k = 0; k < SEQS * ROW; k++)
+            CHECK_MSG(out[k] >= 0x3c3b && out[k] <= 0x3c3d, "turn %d: out[%lld] is %x", turn,
+                      (long long)k, out[k]);
+    }
+    folio_plan_destroy(plan);
+    close_world(&w);
+}
