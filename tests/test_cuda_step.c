@@ -153,6 +153,19 @@ TEST(cuda_step, what_is_bad_is_emptied)
     }
 }
 
+/* Encoder-only attention has no cache: what was computed before this step takes no table. */
+TEST(cuda_step, encoder_only_needs_no_table)
+{
+    world w;
+    make_world(&w);
+    w.d.blocks = NULL;
+    w.d.decoder = NULL;
+    w.d.tables = NULL;
+    w.d.slots_out = NULL;
+    CHECK_INT(folioi_device_step_check(&w.d), -1);
+    for (int i = 0; i < SEQS; i++) CHECK_INT(w.encoder_only[i].key_len, i == 3 ? 0 : i);
+}
+
 /* A hole is fine where no row sees it. */
 TEST(cuda_step, a_window_leaves_blocks_behind)
 {

@@ -81,7 +81,7 @@ SHARED_INLINE int32_t step_lengths(const folioi_device_step *d, int32_t i, int64
     if (seq_len < 0 || seq_len > d->max_seq_len || (seq_len > 0 && seq_len < s->query_len))
         return FOLIOI_STEP_SEQ_LEN;
     if (causality < 0 || causality > 2) return FOLIOI_STEP_CAUSALITY;
-    if (d->blocks == 0 && s->context_len > 0) return FOLIOI_STEP_NO_TABLE;
+    if (d->decoder != 0 && d->blocks == 0 && s->context_len > 0) return FOLIOI_STEP_NO_TABLE;
     if (d->first_query_pos == 0) return FOLIOI_STEP_FINE;
     s->first_query_pos = d->first_query_pos[i];
     s->first_key_pos = d->first_key_pos[i];
