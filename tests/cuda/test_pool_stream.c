@@ -212,3 +212,35 @@ TEST(pool_stream, the_file_is_written_when_the_stream_has_come_there)
     unlink(path);
     CUDA_OK(cudaStreamDestroy(stream));
 }
+
+/* What a call is given in host memory it has read when it returns, pinned or not. */
+TEST(pool_stream, pinned_slots_may_change_behind_a_write)
+{
+    enum { N = 57 };
+    static world w;
+    cudaStream_t stream;
+    int64_t *slots = NULL;
+    CUDA_OK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    open_world(&w, stream, NULL);
+    folio_sequence *a = NULL;
+    CHECK_OK(folio_memory_create(w.ctx, FOLIO_MEMORY_HOST, N * sizeof *slots, (void **)&slots));
+    CHECK_OK(folio_sequence_create(w.pool, NULL, &a));
+    CHECK_OK(folio_sequence_reserve(a, N, 0, slots));
+    CUDA_OK(cudaLaunchHostFunc(stream, stand, &w.gate));
+    for (int32_t l = 0; l < LAYERS; l++) {
+        folio_kv_write write = {.struct_size = sizeof write,
+                                .k = {w.rows + l * ROW, FOLIO_BF16, N, 0, 0},
+                                .v = {w.rows + TOKENS * ROW + l * ROW, FOLIO_BF16, N, 0, 0},
+                                .slots = slots};
+        CHECK_OK(folio_kv_cache_write(w.cache, l, &write, &w.run));
+    }
+    CHECK_OK(folio_sequence_commit(a, NULL));
+    memset(slots, 0xff, N * sizeof *slots);
+    atomic_store(&w.gate.open, true);
+    CHECK(is_right(&w, a, N));
+    CHECK(!atomic_load(&w.gate.late));
+    folio_sequence_destroy(a);
+    folio_memory_destroy(w.ctx, FOLIO_MEMORY_HOST, slots, N * sizeof *slots);
+    close_world(&w);
+    CUDA_OK(cudaStreamDestroy(stream));
+}

@@ -39,12 +39,40 @@ void folioi_cuda_leave(const folio_context *ctx, int before)
     if (before != device_of(ctx)->number) (void)cudaSetDevice(before);
 }
 
+/* A graph would read host memory again when it is replayed, and find something else there. */
+static folio_status refuse_capture(cudaStream_t stream)
+{
+    enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+    if (cudaStreamIsCapturing(stream, &capture) != cudaSuccess) (void)cudaGetLastError();
+    if (capture == cudaStreamCaptureStatusNone) return FOLIO_OK;
+    return folioi_core->fail(FOLIO_ERR_UNSUPPORTED, "the stream is being captured: a graph cannot "
+                                                    "hold a call with arguments in host memory");
+}
+
+/* When this returns, `from` has been read. Pinned memory would be read when the stream comes there, so it goes by way of
+ * memory that is not pinned. */
+static cudaError_t copy_now(char *to, const char *from, size_t bytes, cudaStream_t stream)
+{
+    char piece[16384];
+    struct cudaPointerAttributes a = {.type = cudaMemoryTypeUnregistered};
+    if (cudaPointerGetAttributes(&a, from) != cudaSuccess) (void)cudaGetLastError();
+    if (a.type == cudaMemoryTypeUnregistered)
+        return cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream);
+    for (size_t at = 0; at < bytes; at += sizeof piece) {
+        size_t n = bytes - at < sizeof piece ? bytes - at : sizeof piece;
+        memcpy(piece, from + at, n);
+        cudaError_t error = cudaMemcpyAsync(to + at, piece, n, cudaMemcpyHostToDevice, stream);
+        if (error != cudaSuccess) return error;
+    }
+    return cudaSuccess;
+}
+
 folio_status folioi_cuda_upload(const void *from, size_t bytes, cudaStream_t stream, void **out)
 {
+    TRY(refuse_capture(stream));
     TRY_CUDA(cudaMallocAsync(out, bytes, stream), "memory for a call's arguments");
     folio_status status =
-        folioi_cuda_status(cudaMemcpyAsync(*out, from, bytes, cudaMemcpyHostToDevice, stream),
-                           "copying a call's arguments");
+        folioi_cuda_status(copy_now(*out, from, bytes, stream), "copying a call's arguments");
     if (status != FOLIO_OK) (void)cudaFreeAsync(*out, stream);
     return status;
 }

@@ -30,7 +30,7 @@ folio_status folioi_cuda_status(cudaError_t error, const char *what);
 folio_status folioi_cuda_enter(const folio_context *ctx, int *before);
 void folioi_cuda_leave(const folio_context *ctx, int before);
 
-/** Bytes of host memory copied to memory of the device that is given back in the stream's order. */
+/** Bytes of host memory, read before this returns, in memory of the device to be given back in the stream's order. */
 folio_status folioi_cuda_upload(const void *from, size_t bytes, cudaStream_t stream, void **out);
 
 folio_status folioi_cuda_plan_create(const folioi_plan_shape *shape, void **state,
