@@ -190,7 +190,8 @@ static folio_status check_device_batch(const folio_plan *plan, const folio_devic
             (long long)b->num_query_tokens, (long long)d->max_query_tokens);
     REQUIRE(b->seq_lens != NULL, "device batch: seq_lens is NULL");
     REQUIRE(
-        b->query_start != NULL || b->num_query_tokens == 0 || b->num_query_tokens == b->num_seqs,
+        b->query_start != NULL || b->num_query_tokens == 0 || b->num_query_tokens == b->num_seqs ||
+            (d->flags & FOLIO_PLAN_GRAPH) != 0,
         "device batch: query_start is NULL, which means one token each, and there are %lld tokens "
         "for %lld sequences",
         (long long)b->num_query_tokens, (long long)b->num_seqs);
