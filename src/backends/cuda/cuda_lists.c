@@ -38,8 +38,9 @@ static folioi_cuda_list list_of(const folioi_plan_shape *shape, const folio_atte
     folioi_cuda_decode_init(&list.decode, &list.limits);
     if (group <= FOLIOI_DECODE_MAX_ROWS) list.limit.decode_rows = list.decode.max_rows;
     if (list.limit.prefills)
-        list.num_tiles =
-            (int32_t)folioi_prefill_capacity(rows, min_i64(d->max_seqs, rows), list.shape.queries);
+        list.num_tiles = (int32_t)min_i64(
+            folioi_prefill_capacity(rows, min_i64(d->max_seqs, rows), list.shape.queries),
+            INT32_MAX);
     return list;
 }
 
@@ -50,7 +51,8 @@ static bool is_same(const folioi_cuda_list *a, const folioi_cuda_list *b)
            memcmp(&a->limits, &b->limits, sizeof a->limits) == 0;
 }
 
-/* All lists take turns in one workspace: where counters of one end, those of all must, or sums of another would be left in them. */
+/* All lists take turns in one workspace. Where counters of one end, those of all do: else one's sums would be another's
+ * counters. */
 static void share_counters(folioi_cuda_plan *p)
 {
     size_t most = 0;
