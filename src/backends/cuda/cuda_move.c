@@ -201,35 +201,43 @@ static folioi_cuda_part part_of(const folio_merge *m, const folio_state *s)
     };
 }
 
+/* With its parts where kernels read them: few come with the launch, many are uploaded. */
+static folio_status merge_parts(const folio_context *ctx, const folio_merge *merge,
+                                folioi_cuda_merge *m, cudaStream_t stream)
+{
+    int64_t bytes = merge->num_parts * (int64_t)sizeof(folioi_cuda_part);
+    bool many = merge->num_parts > FOLIOI_CUDA_FEW_PARTS;
+    void *args = m->few, *on_device = NULL;
+    if (many) TRY(folioi_core->alloc(&ctx->allocator, bytes, "parts of a merge", &args));
+    for (int64_t i = 0; i < merge->num_parts; i++)
+        ((folioi_cuda_part *)args)[i] = part_of(merge, &merge->parts[i]);
+    folio_status status = FOLIO_OK;
+    if (many) {
+        status = folioi_cuda_upload(args, (size_t)bytes, stream, &on_device);
+        folioi_core->free(&ctx->allocator, args, bytes);
+        m->parts = on_device;
+    }
+    if (status != FOLIO_OK) return status;
+    status = folioi_cuda_status(folioi_cuda_merge_states(m, stream), "kernel merge_states");
+    if (many) (void)cudaFreeAsync(on_device, stream);
+    return status;
+}
+
 folio_status folioi_cuda_merge_parts(const folio_context *ctx, const folio_merge *merge,
                                      void *stream)
 {
-    int64_t bytes = merge->num_parts * (int64_t)sizeof(folioi_cuda_part);
-    void *args, *on_device;
     int before;
+    folioi_cuda_merge m = {
+        .num_parts = merge->num_parts,
+        .num_rows = merge->out.tokens,
+        .num_heads = merge->num_heads,
+        .dims = merge->head_size,
+        .out = {rows_of(&merge->out), merge->out.dtype, merge->lse, merge->lse_token_stride,
+                merge->lse_head_stride},
+    };
     if (merge->out.tokens == 0) return FOLIO_OK;
-    TRY(folioi_core->alloc(&ctx->allocator, bytes, "parts of a merge", &args));
-    for (int64_t i = 0; i < merge->num_parts; i++)
-        ((folioi_cuda_part *)args)[i] = part_of(merge, &merge->parts[i]);
-    folio_status status = folioi_cuda_enter(ctx, &before);
-    if (status == FOLIO_OK) {
-        status = folioi_cuda_upload(args, (size_t)bytes, stream, &on_device);
-        if (status == FOLIO_OK) {
-            folioi_cuda_merge m = {
-                .parts = on_device,
-                .num_parts = merge->num_parts,
-                .num_rows = merge->out.tokens,
-                .num_heads = merge->num_heads,
-                .dims = merge->head_size,
-                .out = {rows_of(&merge->out), merge->out.dtype, merge->lse, merge->lse_token_stride,
-                        merge->lse_head_stride},
-            };
-            status =
-                folioi_cuda_status(folioi_cuda_merge_states(&m, stream), "kernel merge_states");
-            (void)cudaFreeAsync(on_device, stream);
-        }
-        folioi_cuda_leave(ctx, before);
-    }
-    folioi_core->free(&ctx->allocator, args, bytes);
+    TRY(folioi_cuda_enter(ctx, &before));
+    folio_status status = merge_parts(ctx, merge, &m, stream);
+    folioi_cuda_leave(ctx, before);
     return status;
 }

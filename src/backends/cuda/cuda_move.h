@@ -51,8 +51,11 @@ typedef struct folioi_cuda_part {
     int64_t lse_token, lse_head;
 } folioi_cuda_part;
 
+/** All that a merge is given, as its launch's parameter: a graph may hold it. Only many parts are brought over first. */
+enum { FOLIOI_CUDA_FEW_PARTS = 48 };
 typedef struct folioi_cuda_merge {
-    const folioi_cuda_part *parts; /* in device memory */
+    const folioi_cuda_part *parts; /* in device memory; NULL: the few below */
+    folioi_cuda_part few[FOLIOI_CUDA_FEW_PARTS];
     int64_t num_parts, num_rows;
     int32_t num_heads, dims;
     folioi_cuda_part out; /* its lse may be NULL */

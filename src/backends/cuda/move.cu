@@ -164,21 +164,22 @@ __global__ void merge_states(const __grid_constant__ folioi_cuda_merge m)
 {
     int64_t unit = unit_index(), row = unit / m.num_heads, head = unit % m.num_heads;
     if (row >= m.num_rows) return;
+    const folioi_cuda_part *parts = m.parts != nullptr ? m.parts : m.few;
     float largest = -INFINITY, sum = 0.0f;
     for (int64_t i = 0; i < m.num_parts; i++) {
-        float lse = lse_of(m.parts[i], row, head);
+        float lse = lse_of(parts[i], row, head);
         if (lse > largest || lse != lse) largest = lse;
         if (lse != lse) break;
     }
     for (int64_t i = 0; i < m.num_parts; i++) {
-        float lse = lse_of(m.parts[i], row, head);
+        float lse = lse_of(parts[i], row, head);
         if (lse != -INFINITY) sum += expf(lse - largest);
     }
     __syncwarp(); /* out's lse may be a part's own */
     for (int32_t d = threadIdx.x % WARP; d < m.dims; d += WARP) {
         float x = 0.0f;
         for (int64_t i = 0; i < m.num_parts; i++) {
-            const folioi_cuda_part &p = m.parts[i];
+            const folioi_cuda_part &p = parts[i];
             float lse = lse_of(p, row, head);
             if (lse == -INFINITY) continue;
             x += expf(lse - largest) / sum *
