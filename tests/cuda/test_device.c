@@ -473,6 +473,32 @@ TEST(device, a_bad_sequence_is_emptied)
     close_engine(&e);
 }
 
+/* One token each without query_start, in as many rows as the graph has: those past the sequences are padding. */
+TEST(device, a_graph_of_decodes_has_its_limit_of_rows)
+{
+    static uint16_t got[MAX_ROWS * ROW];
+    static float lse[MAX_ROWS * HEADS];
+    engine e;
+    arrays step;
+    folio_plan_findings found = {.struct_size = sizeof found};
+    open_engine(&e, FOLIO_PLAN_GRAPH, NULL);
+    make_arrays(0, &step);
+    arrays *on_device = upload(e.ctx, &step, sizeof step);
+    folio_device_batch batch = batch_of(on_device, MAX_ROWS);
+    batch.query_start = NULL;
+    CHECK_OK(folio_memory_fill(e.ctx, e.out, 0x7f, MAX_ROWS * ROW * 2, NULL));
+    CHECK_OK(folio_plan_update_device(e.plan, &batch, &e.run));
+    forward(&e, MAX_ROWS);
+    read_out(&e, got, lse);
+    CHECK_OK(folio_plan_status(e.plan, &found));
+    for (int64_t i = 0; i < MAX_SEQS * HEADS; i++) CHECK(isfinite(lse[i]));
+    for (int64_t i = MAX_SEQS * HEADS; i < MAX_ROWS * HEADS; i++)
+        CHECK(isinf(lse[i]) && lse[i] < 0);
+    for (int64_t i = MAX_SEQS * ROW; i < MAX_ROWS * ROW; i++) CHECK(got[i] == 0);
+    folio_memory_destroy(e.ctx, FOLIO_MEMORY_DEVICE, on_device, sizeof step);
+    close_engine(&e);
+}
+
 /* ---- Launches and failures */
 
 /* Kernels in a graph of one forward of a plan, k and v given. */
