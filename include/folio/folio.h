@@ -759,7 +759,8 @@ typedef struct folio_device_batch {
     const int64_t *first_query_pos; /* [num_seqs], both or none                                  */
     const int64_t *first_key_pos;
     const int32_t *blocks;         /* block tables; NULL: no cache                               */
-    int64_t row_stride;            /* sequence i's table is at blocks[i * row_stride], or        */
+    int64_t row_stride;            /* sequence i's table is at blocks[i * row_stride], which has */
+                                   /* room for the plan's max_seq_len; or                        */
     const int32_t *table_start;    /* [num_seqs + 1]: at blocks[table_start[i]]; NULL: by row_stride */
     int64_t num_table_entries;     /* with table_start: entries of blocks                        */
 } folio_device_batch;
