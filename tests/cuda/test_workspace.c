@@ -1,6 +1,7 @@
 /* test_workspace.c: attentions of one plan take turns in its workspace, whatever their shapes. */
 #include "test.h"
 
+#include <cuda_runtime_api.h>
 #include <folio/folio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -72,10 +73,19 @@ static void close_world(world *w)
     folio_context_destroy(w->ctx);
 }
 
+static void check_out(world *w, const void *on_device, const folio_run *run, int turn)
+{
+    static uint16_t out[SEQS * ROW];
+    CHECK_OK(folio_memory_copy(w->ctx, out, on_device, sizeof out, run));
+    CHECK_OK(folio_run_wait(w->ctx, run));
+    for (int64_t k = 0; k < SEQS * ROW; k++)
+        CHECK_MSG(out[k] >= 0x3c3b && out[k] <= 0x3c3d, "turn %d: out[%lld] is %x", turn,
+                  (long long)k, out[k]);
+}
+
 /* Sums of one shape's parts must not be left where another's counters are. */
 TEST(workspace, attentions_of_other_shapes_take_turns)
 {
-    static uint16_t out[SEQS * ROW];
     world w;
     folio_plan *plan = NULL;
     open_world(&w);
@@ -93,13 +103,58 @@ TEST(workspace, attentions_of_other_shapes_take_turns)
         int i = turn % SHAPES;
         folio_tensors t = {
             .struct_size = sizeof t, .q = {w.q, 0, SEQS, 0, 0}, .out = {w.out, 0, SEQS, 0, 0}};
-        CHECK_OK(folio_memory_fill(w.ctx, w.out, 0x7f, sizeof out, NULL));
+        CHECK_OK(folio_memory_fill(w.ctx, w.out, 0x7f, SEQS * ROW * 2, NULL));
         CHECK_OK(folio_attention_forward(plan, i, FOLIO_DECODER, w.cache[i], 0, &t, NULL));
-        CHECK_OK(folio_memory_copy(w.ctx, out, w.out, sizeof out, NULL));
-        CHECK_OK(folio_run_wait(w.ctx, NULL));
-        for (int64_t k = 0; k < SEQS * ROW; k++)
-            CHECK_MSG(out[k] >= 0x3c3b && out[k] <= 0x3c3d, "turn %d: out[%lld] is %x", turn,
-                      (long long)k, out[k]);
+        check_out(&w, w.out, NULL, turn);
+    }
+    folio_plan_destroy(plan);
+    close_world(&w);
+}
+
+/* Workspaces of the caller's may hold anything, and forwards with different ones run at once. */
+TEST(workspace, two_streams_with_workspaces_of_their_own)
+{
+    world w;
+    folio_plan *plan = NULL;
+    size_t bytes = 0;
+    cudaStream_t streams[2];
+    folio_run runs[2];
+    void *out[2];
+    open_world(&w);
+    folio_plan_desc p = {.struct_size = sizeof p,
+                         .attentions = (const folio_attention *const *)w.attention,
+                         .num_attentions = 1,
+                         .block_size = BLOCK,
+                         .num_blocks = BLOCKS,
+                         .max_seqs = SEQS,
+                         .max_query_tokens = SEQS,
+                         .max_seq_len = LENGTH,
+                         .flags = FOLIO_PLAN_NO_WORKSPACE};
+    CHECK_OK(folio_plan_create(w.ctx, &p, &plan));
+    CHECK_OK(folio_plan_workspace_size(plan, &bytes));
+    for (int i = 0; i < 2; i++) {
+        CHECK(cudaStreamCreateWithFlags(&streams[i], cudaStreamNonBlocking) == cudaSuccess);
+        runs[i] = (folio_run){
+            .struct_size = sizeof runs[i], .stream = streams[i], .workspace_size = bytes};
+        CHECK_OK(folio_memory_create(w.ctx, FOLIO_MEMORY_DEVICE, bytes, &runs[i].workspace));
+        CHECK_OK(folio_memory_create(w.ctx, FOLIO_MEMORY_DEVICE, SEQS * ROW * 2, &out[i]));
+        CHECK_OK(folio_memory_fill(w.ctx, runs[i].workspace, 0xff, bytes, NULL));
+        CHECK_OK(folio_memory_fill(w.ctx, out[i], 0x7f, SEQS * ROW * 2, NULL));
+    }
+    CHECK_OK(folio_plan_update(plan, w.batch));
+    CHECK_OK(folio_run_wait(w.ctx, NULL));
+    for (int turn = 0; turn < 40; turn++) {
+        folio_tensors t = {.struct_size = sizeof t,
+                           .q = {w.q, 0, SEQS, 0, 0},
+                           .out = {out[turn % 2], 0, SEQS, 0, 0}};
+        CHECK_OK(
+            folio_attention_forward(plan, 0, FOLIO_DECODER, w.cache[0], 0, &t, &runs[turn % 2]));
+    }
+    for (int i = 0; i < 2; i++) {
+        check_out(&w, out[i], &runs[i], i);
+        folio_memory_destroy(w.ctx, FOLIO_MEMORY_DEVICE, runs[i].workspace, bytes);
+        folio_memory_destroy(w.ctx, FOLIO_MEMORY_DEVICE, out[i], SEQS * ROW * 2);
+        CHECK(cudaStreamDestroy(streams[i]) == cudaSuccess);
     }
     folio_plan_destroy(plan);
     close_world(&w);
