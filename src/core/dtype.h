@@ -137,6 +137,8 @@ SHARED_INLINE bool dtype_is_query(folio_dtype d)
 
 SHARED_INLINE bool dtype_is_kv(folio_dtype d) { return d >= FOLIO_F32 && d <= FOLIO_INT8; }
 
+SHARED_INLINE bool dtype_is_16_bit(folio_dtype d) { return d == FOLIO_F16 || d == FOLIO_BF16; }
+
 SHARED_INLINE bool dtype_is_fp8(folio_dtype d)
 {
     return d == FOLIO_FP8_E4M3 || d == FOLIO_FP8_E5M2;

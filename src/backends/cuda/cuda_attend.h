@@ -35,6 +35,21 @@ static inline bool folioi_cuda_has_rows(const folioi_cuda_side *side)
     return side->at.token_tile == 1 && side->at.dim_tile == 1 && side->at.dim_tile_stride == 1;
 }
 
+/** Do all rows begin at multiples of `bytes`? size: of a number; both are powers of two. */
+static inline bool folioi_cuda_rows_aligned(const folioi_cuda_rows *rows, int64_t size,
+                                            int64_t bytes)
+{
+    return ((int64_t)(intptr_t)rows->data | (rows->token | rows->head) * size) % bytes == 0;
+}
+
+static inline bool folioi_cuda_side_aligned(const folioi_cuda_side *side, int64_t size,
+                                            int64_t bytes)
+{
+    const folioi_address *at = &side->at;
+    int64_t strides = at->block | at->head | at->token_tile_stride;
+    return ((int64_t)(intptr_t)side->base | strides * size) % bytes == 0;
+}
+
 /** One layer. */
 typedef struct folioi_cuda_layer {
     folio_dtype dtype, kv_dtype; /* of q and out; of the cache  */

@@ -1,5 +1,6 @@
 /* cuda_lists.c: which work lists a plan keeps, and what a step asks of them. */
 #include "backends/cuda/cuda_plan.h"
+#include "core/dtype.h"
 
 #include <string.h>
 
@@ -15,7 +16,6 @@ static folioi_cuda_list list_of(const folioi_plan_shape *shape, const folio_atte
     const folio_plan_desc *d = &shape->desc;
     int32_t group = a->num_heads / a->num_kv_heads;
     int64_t longest = longest_query(d, type);
-    bool is_8_bit = a->kv_dtype != FOLIO_F16 && a->kv_dtype != FOLIO_BF16;
     folioi_cuda_list list = {
         .type = type,
         .limits = {.max_seqs = d->max_seqs,
@@ -24,7 +24,7 @@ static folioi_cuda_list list_of(const folioi_plan_shape *shape, const folio_atte
                    .num_kv_heads = a->num_kv_heads,
                    .k_dims = a->k_head_size,
                    .v_dims = a->v_head_size,
-                   .kv_bytes = is_8_bit ? 1 : 2,
+                   .kv_bytes = dtype_is_16_bit(a->kv_dtype) ? 2 : 1,
                    .max_query_len = (int32_t)min_i64(longest, FOLIOI_DECODE_MAX_ROWS),
                    .sm = device_of(shape->ctx)->sm,
                    .batch_invariant = (d->flags & FOLIO_PLAN_BATCH_INVARIANT) != 0},

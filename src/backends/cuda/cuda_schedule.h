@@ -16,7 +16,7 @@ typedef struct folioi_cuda_job {
     folioi_prefill_list list; /* prefill; its seqs and counts are the step's for both */
 } folioi_cuda_job;
 
-/** What the host learns of a step that was checked on the device, in one number: see findings_of. */
+/** What the host learns of a step that was checked on the device, in one number: see folioi_cuda_report_word. */
 typedef struct folioi_cuda_report {
     uint32_t *num_checked;   /* in device memory */
     volatile uint64_t *word; /* in host memory   */

@@ -4,6 +4,7 @@
  */
 #include "backends/cuda/decode_end.h"
 #include "backends/cuda/decode_kernel.h"
+#include "core/dtype.h"
 
 /* ------------------------------------------------------------------ one tile */
 
@@ -76,13 +77,13 @@ static __device__ __forceinline__ bool finish_scores(const decode_args &a, const
                 s[n][e] = -INFINITY;
             if (!PLAIN || !whole) {
                 bool off = s[n][e] == -INFINITY;
-                hidden[n][e] = __ballot_sync(WARP_ALL, off);
+                hidden[n][e] = __ballot_sync(ALL_LANES, off);
                 some |= off && real && inside;
             }
         }
     }
     if (PLAIN && whole) return false;
-    return __any_sync(WARP_ALL, some);
+    return __any_sync(ALL_LANES, some);
 }
 
 /* Scores become probabilities; running maxima and sums go on. Returns whether alpha is not 1 somewhere. */
@@ -107,10 +108,10 @@ static __device__ __forceinline__ bool soften(row_state<NT> &rows, float s[NT][4
             rows.l[row] = rows.l[row] * alpha[row] + s[n][e] + s[n][e + 2];
         }
     }
-    return __any_sync(WARP_ALL, grown);
+    return __any_sync(ALL_LANES, grown);
 }
 
-template <bool BF16, int VMAX, int NT, class VALUES>
+template <typename T, int VMAX, int NT, class VALUES>
 static __device__ __forceinline__ void add_tile(float o[VMAX / 16][NT][4], const VALUES &values,
                                                 int steps, float s[NT][4], int num_rows, bool apart,
                                                 const uint32_t hidden[NT][4])
@@ -118,11 +119,11 @@ static __device__ __forceinline__ void add_tile(float o[VMAX / 16][NT][4], const
     uint32_t p[NT][2];
 #pragma unroll
     for (int n = 0; n < NT; n++) {
-        p[n][0] = transpose_matrix(pack_halves<BF16>(s[n][0], s[n][1]));
-        p[n][1] = transpose_matrix(pack_halves<BF16>(s[n][2], s[n][3]));
+        p[n][0] = movmatrix(pack<T>(s[n][0], s[n][1]));
+        p[n][1] = movmatrix(pack<T>(s[n][2], s[n][3]));
     }
-    if (apart) add_values_apart<BF16, VMAX, NT>(o, values, steps, p, num_rows, hidden);
-    else add_values<BF16, VMAX, NT>(o, values, steps, p, num_rows > 8);
+    if (apart) add_values_apart<T, VMAX, NT>(o, values, steps, p, num_rows, hidden);
+    else add_values<T, VMAX, NT>(o, values, steps, p, num_rows > 8);
 }
 
 /*
@@ -246,13 +247,13 @@ static __device__ __forceinline__ void general_scores(const decode_args &a, cons
     bool q_bf16 = a.layer.dtype == FOLIO_BF16;
     const uint16_t *q = sh.q;
     if (tile.fresh || a.layer.kv_dtype == a.layer.dtype) {
-        if (q_bf16) scores_16<true, NT>(s, tile.k, a.k_stride, steps, q, a.q_stride, wide);
-        else scores_16<false, NT>(s, tile.k, a.k_stride, steps, q, a.q_stride, wide);
+        if (q_bf16) scores_16<__nv_bfloat16, NT>(s, tile.k, a.k_stride, steps, q, a.q_stride, wide);
+        else scores_16<__half, NT>(s, tile.k, a.k_stride, steps, q, a.q_stride, wide);
         return;
     }
     if (a.layer.kv_dtype == FOLIO_BF16) {
-        scores_16<true, NT>(s, tile.k, a.k_stride, steps, q + size, a.q_stride, wide);
-        scores_16<true, NT>(s, tile.k, a.k_stride, steps, q + 2 * size, a.q_stride, wide);
+        scores_16<__nv_bfloat16, NT>(s, tile.k, a.k_stride, steps, q + size, a.q_stride, wide);
+        scores_16<__nv_bfloat16, NT>(s, tile.k, a.k_stride, steps, q + 2 * size, a.q_stride, wide);
         return;
     }
     if (q_bf16) q += size;
@@ -266,7 +267,7 @@ static __device__ __forceinline__ void general_scores(const decode_args &a, cons
     case FOLIO_INT8:
         scores_8<FOLIO_INT8, NT>(s, tile.k, a.k_stride, steps, q, a.q_stride, wide);
         break;
-    default: scores_16<false, NT>(s, tile.k, a.k_stride, steps, q, a.q_stride, wide);
+    default: scores_16<__half, NT>(s, tile.k, a.k_stride, steps, q, a.q_stride, wide);
     }
 }
 
@@ -281,23 +282,24 @@ static __device__ __forceinline__ void general_values(const decode_args &a, cons
     uint32_t v = tile.v;
     switch (type) {
     case FOLIO_FP8_E4M3:
-        add_tile<false, VMAX, NT>(o, values_8<FOLIO_FP8_E4M3, 0>(v, a.v_stride), steps, s, num_rows,
-                                  apart, hidden);
+        add_tile<__half, VMAX, NT>(o, values_8<FOLIO_FP8_E4M3, 0>(v, a.v_stride), steps, s,
+                                   num_rows, apart, hidden);
         break;
     case FOLIO_FP8_E5M2:
-        add_tile<false, VMAX, NT>(o, values_8<FOLIO_FP8_E5M2, 0>(v, a.v_stride), steps, s, num_rows,
-                                  apart, hidden);
+        add_tile<__half, VMAX, NT>(o, values_8<FOLIO_FP8_E5M2, 0>(v, a.v_stride), steps, s,
+                                   num_rows, apart, hidden);
         break;
     case FOLIO_INT8:
-        add_tile<false, VMAX, NT>(o, values_8<FOLIO_INT8, 0>(v, a.v_stride), steps, s, num_rows,
-                                  apart, hidden);
+        add_tile<__half, VMAX, NT>(o, values_8<FOLIO_INT8, 0>(v, a.v_stride), steps, s, num_rows,
+                                   apart, hidden);
         break;
     case FOLIO_BF16:
-        add_tile<true, VMAX, NT>(o, values_16<0>(v, a.v_stride), steps, s, num_rows, apart, hidden);
+        add_tile<__nv_bfloat16, VMAX, NT>(o, values_16<0>(v, a.v_stride), steps, s, num_rows, apart,
+                                          hidden);
         break;
     default:
-        add_tile<false, VMAX, NT>(o, values_16<0>(v, a.v_stride), steps, s, num_rows, apart,
-                                  hidden);
+        add_tile<__half, VMAX, NT>(o, values_16<0>(v, a.v_stride), steps, s, num_rows, apart,
+                                   hidden);
     }
 }
 
@@ -307,6 +309,7 @@ __global__ void __launch_bounds__(32 * WARPS, VMAX <= 128 ? 2 : 1)
     decode_kernel(const __grid_constant__ decode_args a)
 {
     extern __shared__ __align__(128) char memory[];
+    using T = typename std::conditional<PLAIN == FOLIO_BF16, __nv_bfloat16, __half>::type;
     constexpr bool Q_IN_REGISTERS = PLAIN != 0 && VMAX <= 128;
     constexpr bool EIGHT = PLAIN == FOLIO_FP8_E4M3 || PLAIN == FOLIO_FP8_E5M2;
     constexpr int Q_FORMS = PLAIN == 0 ? 3 : EIGHT ? 2 : Q_IN_REGISTERS ? 0 : 1;
@@ -338,12 +341,12 @@ __global__ void __launch_bounds__(32 * WARPS, VMAX <= 128 ? 2 : 1)
     ask_block<PLAIN>(a, c, threadIdx.x & 31);
     int stage = 0, filled = 0; /* the oldest stage, and how many hold tiles */
     uint32_t phases = 0;       /* of the stages' barriers, a bit each */
-#if BULK_COPIES
-    if ((threadIdx.x & 31) < a.num_stages)
-        bulk_init(shared_address(sh.barriers + (threadIdx.x & 31)));
-    bulk_fence();
-    __syncwarp();
-#endif
+    if constexpr (HAS_BULK_COPIES) {
+        if ((threadIdx.x & 31) < a.num_stages)
+            bulk_init(shared_address(sh.barriers + (threadIdx.x & 31)));
+        bulk_fence();
+        __syncwarp();
+    }
     uint32_t q[Q_STEPS][NT][2];
     if constexpr (Q_EARLY)
         if (item_begin < item_end)
@@ -383,9 +386,8 @@ __global__ void __launch_bounds__(32 * WARPS, VMAX <= 128 ? 2 : 1)
             int4 note = *(const int4 *)&sh.notes[stage];
             if (note.x >> 1 != n) break;
             if (comes_in_bulk<VMAX, PLAIN>(a, note.y, note.z, note.w)) {
-#if BULK_COPIES
-                bulk_wait(shared_address(sh.barriers + stage), phases >> stage & 1);
-#endif
+                if constexpr (HAS_BULK_COPIES)
+                    bulk_wait(shared_address(sh.barriers + stage), phases >> stage & 1);
                 phases ^= 1u << stage;
             } else {
                 wait_stage(filled);
@@ -405,12 +407,11 @@ __global__ void __launch_bounds__(32 * WARPS, VMAX <= 128 ? 2 : 1)
             if constexpr (EIGHT) {
                 scores_plain_8<PLAIN, VMAX, NT>(sc, tile.k, q, wide);
             } else if constexpr (PACKED) {
-                scores_packed<PLAIN == FOLIO_BF16, VMAX, NT>(sc, tile.k, q, wide);
+                scores_packed<T, VMAX, NT>(sc, tile.k, q, wide);
             } else if constexpr (Q_IN_REGISTERS) {
-                scores_plain<PLAIN == FOLIO_BF16, VMAX, NT>(sc, tile.k, q, wide);
+                scores_plain<T, VMAX, NT>(sc, tile.k, q, wide);
             } else if constexpr (PLAIN != 0) {
-                scores_16<PLAIN == FOLIO_BF16, NT>(sc, tile.k, a.k_stride, VMAX / 16, sh.q,
-                                                   a.q_stride, wide);
+                scores_16<T, NT>(sc, tile.k, a.k_stride, VMAX / 16, sh.q, a.q_stride, wide);
             } else {
                 if (a.layer.k.scales != NULL && !tile.fresh) tile.scales = sh.scales + stage * 32;
                 general_scores<NT>(a, tile, sh, wide, sc);
@@ -419,16 +420,16 @@ __global__ void __launch_bounds__(32 * WARPS, VMAX <= 128 ? 2 : 1)
             bool grown = soften<NT>(rows, sc, alpha, wide);
             if constexpr (EIGHT) {
                 if (grown) rescale<VMAX, NT>(o, alpha, wide);
-                add_tile<false, VMAX, NT>(o, values_8<PLAIN, VMAX>(tile.v, 0), VMAX / 16, sc,
-                                          num_rows, apart, hidden);
+                add_tile<__half, VMAX, NT>(o, values_8<PLAIN, VMAX>(tile.v, 0), VMAX / 16, sc,
+                                           num_rows, apart, hidden);
             } else if constexpr (PACKED) {
                 if (grown) rescale<VMAX, NT>(o, alpha, wide);
-                add_tile<PLAIN == FOLIO_BF16, VMAX, NT>(o, values_packed<VMAX>(tile.v), VMAX / 16,
-                                                        sc, num_rows, apart, hidden);
+                add_tile<T, VMAX, NT>(o, values_packed<VMAX>(tile.v), VMAX / 16, sc, num_rows,
+                                      apart, hidden);
             } else if constexpr (PLAIN != 0) {
                 if (grown) rescale<VMAX, NT>(o, alpha, wide);
-                add_tile<PLAIN == FOLIO_BF16, VMAX, NT>(o, values_16<VMAX>(tile.v, 0), VMAX / 16,
-                                                        sc, num_rows, apart, hidden);
+                add_tile<T, VMAX, NT>(o, values_16<VMAX>(tile.v, 0), VMAX / 16, sc, num_rows, apart,
+                                      hidden);
             } else {
                 if (a.kv_bytes == 1) {
                     float ago = scale_values<NT>(a, tile, hidden, sc, &largest_scale);
@@ -466,16 +467,11 @@ __global__ void __launch_bounds__(32 * WARPS, VMAX <= 128 ? 2 : 1)
         end_item(a, sh, s, item, num_rows, first_row, kv_head);
         __syncthreads();
     }
-    copy_wait<0>();
+    cp_async_wait<0>();
     store_padding(a);
 }
 
 /* ------------------------------------------------------------------ host */
-
-static int64_t round_to(int64_t x, int64_t multiple)
-{
-    return (x + multiple - 1) / multiple * multiple;
-}
 
 /* How an instance lies in shared memory. */
 typedef struct block_fit {
@@ -532,10 +528,10 @@ static block_fit fit_block(const folioi_cuda_sm *sm, bool plain, int k_dims, int
     f.out_copies = plain && f.rows == 8 ? 2 : 1;
     f.q_forms = !plain ? 3 : kv_bytes == 1 ? 2 : k_dims <= 128 ? 0 : 1;
     f.k_stride = row_stride(k_dims, stage_elem);
-    f.v_stride = row_stride((int)round_to(v_dims, 16), stage_elem); /* turned rows fill 16 dims */
+    f.v_stride = row_stride((int)round_up(v_dims, 16), stage_elem); /* turned rows fill 16 dims */
     f.stage_bytes = 16 * (f.k_stride + f.v_stride);
-    f.q_stride = (int)round_to(k_dims, 16) + 8;
-    f.out_stride = (int)round_to(v_dims, 32) + 4;
+    f.q_stride = (int)round_up(k_dims, 16) + 8;
+    f.out_stride = (int)round_up(v_dims, 32) + 4;
     int most = most_warps(plain, plain || few_rows(v_dims, rows) ? rows : 16, k_dims, kv_bytes);
     for (int warps = most; warps >= 4; warps--)
         for (int stages = 6; stages >= (warps > 4 ? 2 : 3); stages--)
@@ -546,36 +542,18 @@ static block_fit fit_block(const folioi_cuda_sm *sm, bool plain, int k_dims, int
     return f;
 }
 
-/* Is every row at a multiple of `bytes`? */
-static bool rows_aligned(const void *base, int64_t a, int64_t b, int64_t c, int64_t dims, int elem,
-                         int bytes)
-{
-    return ((uint64_t)base | (uint64_t)(a * elem) | (uint64_t)(b * elem) | (uint64_t)(c * elem) |
-            (uint64_t)(dims * elem)) %
-               bytes ==
-           0;
-}
-
-static bool side_aligned(const folioi_cuda_side *s, int64_t dims, int elem, int bytes)
-{
-    return rows_aligned(s->base, s->at.block, s->at.head, s->at.token_tile_stride, dims, elem,
-                        bytes);
-}
-
+/* Bytes by which all rows of K and V can be copied; below 4 they are copied number by number. */
 static int widest_copy(const folioi_cuda_layer *y, int elem)
 {
     for (int bytes = 16; bytes >= 4; bytes /= 2) {
-        bool fit = true;
+        bool fit = y->k_dims * elem % bytes == 0 && y->v_dims * elem % bytes == 0;
         if (y->cached)
-            fit = side_aligned(&y->k, y->k_dims, elem, bytes) &&
-                  side_aligned(&y->v, y->v_dims, elem, bytes);
-        if ((!y->cached || y->append) &&
-            elem == 2) /* beside an 8-bit cache they are copied slowly */
-            fit =
-                fit &&
-                rows_aligned(y->new_k.data, y->new_k.token, y->new_k.head, 0, y->k_dims, 2,
-                             bytes) &&
-                rows_aligned(y->new_v.data, y->new_v.token, y->new_v.head, 0, y->v_dims, 2, bytes);
+            fit = fit && folioi_cuda_side_aligned(&y->k, elem, bytes) &&
+                  folioi_cuda_side_aligned(&y->v, elem, bytes);
+        /* beside an 8-bit cache new rows are copied slowly */
+        if ((!y->cached || y->append) && elem == 2)
+            fit = fit && folioi_cuda_rows_aligned(&y->new_k, 2, bytes) &&
+                  folioi_cuda_rows_aligned(&y->new_v, 2, bytes);
         if (fit) return bytes;
     }
     return elem;
@@ -589,17 +567,16 @@ static bool plain_dims(int k_dims, int v_dims, int kv_bytes)
 
 static bool is_plain(const folioi_cuda_layer *y)
 {
-    bool fp8 = y->kv_dtype == FOLIO_FP8_E4M3 || y->kv_dtype == FOLIO_FP8_E5M2;
+    bool fp8 = dtype_is_fp8(y->kv_dtype);
     if (!y->cached || y->append || (y->kv_dtype != y->dtype && !fp8)) return false;
     if (!plain_dims(y->k_dims, y->v_dims, fp8 ? 1 : 2)) return false;
     if (y->soft_cap > 0.0f || y->slopes != NULL || y->bias.data != NULL) return false;
-    return widest_copy(y, fp8 ? 1 : 2) == 16 &&
-           rows_aligned(y->q.data, y->q.token, y->q.head, 0, y->k_dims, 2, 4);
+    return widest_copy(y, fp8 ? 1 : 2) == 16 && folioi_cuda_rows_aligned(&y->q, 2, 4);
 }
 
 extern "C" bool folioi_cuda_decode_takes(const folioi_cuda_layer *y)
 {
-    if (y->dtype != FOLIO_F16 && y->dtype != FOLIO_BF16) return false;
+    if (!dtype_is_16_bit(y->dtype)) return false;
     if (y->k_dims > 512 || y->v_dims > 512 || y->num_heads / y->num_kv_heads > 16) return false;
     if (!y->cached) return true;
     return y->kv_dtype != FOLIO_F32 && folioi_cuda_has_rows(&y->k) && folioi_cuda_has_rows(&y->v);
@@ -611,7 +588,7 @@ extern "C" void folioi_cuda_decode_init(folioi_cuda_decode_plan *plan,
     int group = l->num_heads / l->num_kv_heads;
     *plan = {};
     int64_t rows = l->max_query_len > 0 ? (int64_t)l->max_query_len * group : 16;
-    plan->max_rows = (int32_t)(rows > 16 ? 16 : round_to(rows, 2));
+    plan->max_rows = (int32_t)(rows > 16 ? 16 : round_up(rows, 2));
     plan->sm = l->sm;
     block_fit f = fit_block(&l->sm, plain_dims(l->k_dims, l->v_dims, l->kv_bytes), l->k_dims,
                             l->v_dims, l->kv_bytes, l->kv_bytes, plan->max_rows, false);
@@ -620,15 +597,14 @@ extern "C" void folioi_cuda_decode_init(folioi_cuda_decode_plan *plan,
     plan->max_items = l->max_seqs + plan->num_slots;
     plan->max_stores = 2 * (int64_t)plan->num_slots;
     if (l->batch_invariant) {
-        int64_t len = round_to((l->max_seq_len + 63) / 64, 64); /* at most 64 parts */
+        int64_t len = round_up(ceil_div(l->max_seq_len, 64), 64); /* at most 64 parts */
         plan->split_len = (int32_t)(len < 1024 ? 1024 : len);
-        plan->max_items =
-            l->max_seqs * ((l->max_seq_len + plan->split_len - 1) / plan->split_len + 1);
+        plan->max_items = l->max_seqs * (ceil_div(l->max_seq_len, plan->split_len) + 1);
         plan->max_stores = plan->max_items;
     }
-    plan->schedule_bytes = (size_t)(round_to((plan->num_slots + 1) * 4, 256) +
+    plan->schedule_bytes = (size_t)(round_up((plan->num_slots + 1) * 4, 256) +
                                     plan->max_items * (int64_t)sizeof(folioi_decode_item));
-    plan->counter_bytes = (size_t)round_to(l->max_seqs * l->num_kv_heads * 2 * 4, 256);
+    plan->counter_bytes = (size_t)round_up(l->max_seqs * l->num_kv_heads * 2 * 4, 256);
     plan->workspace_bytes = plan->counter_bytes + (size_t)(plan->max_stores * l->num_kv_heads *
                                                            plan->max_rows * (l->v_dims + 2) * 4);
 }
@@ -636,7 +612,7 @@ extern "C" void folioi_cuda_decode_init(folioi_cuda_decode_plan *plan,
 extern "C" folioi_decode_table folioi_cuda_decode_table(const folioi_cuda_decode_plan *plan)
 {
     return {(int32_t *)plan->schedule,
-            (folioi_decode_item *)(plan->schedule + round_to((plan->num_slots + 1) * 4, 256))};
+            (folioi_decode_item *)(plan->schedule + round_up((plan->num_slots + 1) * 4, 256))};
 }
 
 static void fill_args(decode_args *a, const folioi_cuda_layer *y, const folioi_cuda_step *step,
@@ -645,21 +621,20 @@ static void fill_args(decode_args *a, const folioi_cuda_layer *y, const folioi_c
     a->layer = *y;
     if (!y->cached) a->layer.kv_dtype = y->dtype;
     if (a->layer.kv_dtype != FOLIO_INT8) a->layer.k.scales = a->layer.v.scales = NULL;
-    if (a->layer.kv_dtype != FOLIO_FP8_E4M3 && a->layer.kv_dtype != FOLIO_FP8_E5M2)
-        a->layer.k.scale = a->layer.v.scale = 1.0f;
+    if (!dtype_is_fp8(a->layer.kv_dtype)) a->layer.k.scale = a->layer.v.scale = 1.0f;
     folioi_decode_table table = folioi_cuda_decode_table(plan);
     a->blocks = step->blocks;
     a->counts = step->counts;
     a->seqs = step->seqs;
     a->slot_begin = table.slot_begin;
     a->items = table.items;
-    a->out_quads = rows_aligned(y->out.data, y->out.token, y->out.head, 0, y->v_dims, 2, 8);
+    a->out_quads = y->v_dims % 4 == 0 && folioi_cuda_rows_aligned(&y->out, 2, 8);
     a->counters = (int32_t *)workspace;
     a->partials = (float *)(workspace + plan->counter_bytes);
     a->out_rows = step->out_rows;
     a->max_rows = plan->max_rows;
     a->group = y->num_heads / y->num_kv_heads;
-    a->kv_bytes = a->layer.kv_dtype == FOLIO_F16 || a->layer.kv_dtype == FOLIO_BF16 ? 2 : 1;
+    a->kv_bytes = dtype_is_16_bit(a->layer.kv_dtype) ? 2 : 1;
     a->copy_bytes = widest_copy(&a->layer, a->kv_bytes);
     a->k_copies = y->k_dims * a->kv_bytes / a->copy_bytes;
     a->v_copies = y->v_dims * a->kv_bytes / a->copy_bytes;

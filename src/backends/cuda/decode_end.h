@@ -106,9 +106,9 @@ static __device__ __forceinline__ void store_quad(const decode_args &a, int64_t 
 {
     if (l == 0.0f) x = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     bool bf16 = a.layer.dtype == FOLIO_BF16;
-    uint2 bits = {
-        bf16 ? pack_halves<true>(x.x * by, x.y * by) : pack_halves<false>(x.x * by, x.y * by),
-        bf16 ? pack_halves<true>(x.z * by, x.w * by) : pack_halves<false>(x.z * by, x.w * by)};
+    uint2 bits = {bf16 ? pack<__nv_bfloat16>(x.x * by, x.y * by) : pack<__half>(x.x * by, x.y * by),
+                  bf16 ? pack<__nv_bfloat16>(x.z * by, x.w * by)
+                       : pack<__half>(x.z * by, x.w * by)};
     uint16_t *to = (uint16_t *)a.layer.out.data + index;
     if (a.out_quads) {
         *(uint2 *)to = bits;
@@ -223,8 +223,7 @@ static __device__ __forceinline__ void weigh_parts(const decode_args &a, const b
 #pragma unroll 2
         for (int p = lane + 32; p < parts.num; p += 32)
             largest = fmaxf(largest, __ldcg(parts.m + p * parts.step + r));
-        for (int x = 16; x > 0; x /= 2)
-            largest = fmaxf(largest, __shfl_xor_sync(WARP_ALL, largest, x));
+        largest = warp_max(largest);
         float base = exp_base(largest);
 #pragma unroll 1
         for (int p = lane; p < parts.num; p += 32) {
@@ -237,7 +236,7 @@ static __device__ __forceinline__ void weigh_parts(const decode_args &a, const b
             if (p < parts.kept) sh.out[p * parts.rows + r] = by;
             else __stcg(parts.m + p * parts.step + r, by);
         }
-        for (int x = 16; x > 0; x /= 2) sum += __shfl_xor_sync(WARP_ALL, sum, x);
+        sum = warp_sum(sum);
         if (lane == 0) {
             sh.warp_m[r] = largest;
             sh.warp_l[r] = sum;

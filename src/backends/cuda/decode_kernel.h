@@ -13,11 +13,9 @@
 #define FOLIOI_DECODE_KERNEL_H
 
 #include "backends/cuda/decode.h"
-#include "backends/cuda/decode_ptx.h"
+#include "backends/cuda/instructions.h"
+#include "backends/cuda/warp.h"
 
-#define WARP_ALL 0xffffffffu
-#define LOG2E 1.4426950408889634f
-#define LN2 0.6931471805599453f
 #define MAX_WARPS 8
 #define STAGE_ALIGN 128 /* bulk copies are slower to other places */
 
@@ -88,16 +86,16 @@ struct block_shared {
 
 static __device__ __forceinline__ float row_max(float x)
 {
-    x = fmaxf(x, __shfl_xor_sync(WARP_ALL, x, 4));
-    x = fmaxf(x, __shfl_xor_sync(WARP_ALL, x, 8));
-    return fmaxf(x, __shfl_xor_sync(WARP_ALL, x, 16));
+    x = fmaxf(x, __shfl_xor_sync(ALL_LANES, x, 4));
+    x = fmaxf(x, __shfl_xor_sync(ALL_LANES, x, 8));
+    return fmaxf(x, __shfl_xor_sync(ALL_LANES, x, 16));
 }
 
 static __device__ __forceinline__ float row_sum(float x)
 {
-    x += __shfl_xor_sync(WARP_ALL, x, 4);
-    x += __shfl_xor_sync(WARP_ALL, x, 8);
-    return x + __shfl_xor_sync(WARP_ALL, x, 16);
+    x += __shfl_xor_sync(ALL_LANES, x, 4);
+    x += __shfl_xor_sync(ALL_LANES, x, 8);
+    return x + __shfl_xor_sync(ALL_LANES, x, 16);
 }
 
 /* What scores are compared with: their maximum, or 0 where there is none yet. */
@@ -106,7 +104,7 @@ static __device__ __forceinline__ float exp_base(float m) { return m == -INFINIT
 /* e^(x - base). The difference comes first: log2(e) times a score of 3e38 would be infinite. */
 static __device__ __forceinline__ float exp_to(float x, float base)
 {
-    return exp2_fast((x - base) * LOG2E);
+    return exp2_approx((x - base) * LOG2E);
 }
 
 static __device__ __forceinline__ const folioi_decode_item *item_at(const decode_args &a,
@@ -178,16 +176,14 @@ static __device__ __noinline__ void copy_rows_slowly(uint32_t dst, int stride, u
 {
     int lane = threadIdx.x & 31;
     for (int t = 0; t < 16; t++) {
-        uint64_t from = __shfl_sync(WARP_ALL, row, first_lane + t);
+        uint64_t from = __shfl_sync(ALL_LANES, row, first_lane + t);
         for (int d = lane; d < dims; d += 32) {
             int at = turn ? (d & ~15) + (d & 1) * 8 + (d & 15) / 2 : d;
             uint32_t to = dst + t * stride + at * bytes;
             if (bytes == 2) {
-                uint16_t x = from ? ((const uint16_t *)from)[d] : (uint16_t)0;
-                asm volatile("st.shared.u16 [%0], %1;" ::"r"(to), "h"(x) : "memory");
+                store_shared_u16(to, from ? ((const uint16_t *)from)[d] : (uint16_t)0);
             } else {
-                uint16_t x = from ? ((const uint8_t *)from)[d] : (uint8_t)0;
-                asm volatile("st.shared.u8 [%0], %1;" ::"r"(to), "h"(x) : "memory");
+                store_shared_u8(to, from ? ((const uint8_t *)from)[d] : (uint8_t)0);
             }
         }
     }
@@ -203,11 +199,12 @@ static __device__ __forceinline__ void copy_rows(uint32_t dst, int stride, uint6
     for (int i = 0; i < 16 * copies; i += 32) {
         int n = i + lane;
         int t = min((int)(((uint64_t)n * inverse) >> 22), 15);
-        uint64_t from = __shfl_sync(WARP_ALL, row, first_lane + t);
+        uint64_t from = __shfl_sync(ALL_LANES, row, first_lane + t);
         int at = (n - t * copies) * BYTES;
         if (n < 16 * copies)
-            copy_async<BYTES>(dst + t * stride + at, from ? (const void *)(from + at) : anywhere,
-                              from != 0);
+            cp_async<BYTES, BYTES == 16 ? 128 : 0>(dst + t * stride + at,
+                                                   from ? (const void *)(from + at) : anywhere,
+                                                   from ? BYTES : 0);
     }
 }
 
@@ -253,9 +250,9 @@ static __device__ __forceinline__ void copy_rows_plain(uint32_t dst, uint64_t ro
 #pragma unroll 2
     for (int i = 0; i < 16 * COPIES; i += 32) {
         int n = i + lane, t = n / COPIES, at = n % COPIES;
-        uint64_t from = __shfl_sync(WARP_ALL, row, first_lane + t);
-        copy_async<16>(dst + plain_place<DIMS, BYTES>(t, at),
-                       from ? (const void *)(from + at * 16) : anywhere, from != 0);
+        uint64_t from = __shfl_sync(ALL_LANES, row, first_lane + t);
+        cp_async<16, 128>(dst + plain_place<DIMS, BYTES>(t, at),
+                          from ? (const void *)(from + at * 16) : anywhere, from ? 16 : 0);
     }
 }
 
@@ -268,7 +265,7 @@ static __device__ __forceinline__ void copy_block_plain(uint32_t dst, const char
     int lane = threadIdx.x & 31;
 #pragma unroll
     for (int t = 0; t < 16; t += ROWS, row += ROWS * step)
-        copy_async_16(dst + plain_place<DIMS, BYTES>(t + lane / COPIES, lane % COPIES), row);
+        cp_async<16, 128>(dst + plain_place<DIMS, BYTES>(t + lane / COPIES, lane % COPIES), row);
 }
 
 /* Does this tile come by bulk copies? Its copies and its use both ask. */
@@ -276,7 +273,7 @@ template <int DIMS, int PLAIN>
 static __device__ __forceinline__ bool comes_in_bulk(const decode_args &a, int tile, int low,
                                                      int high)
 {
-    if (!BULK_COPIES || (PLAIN != FOLIO_F16 && PLAIN != FOLIO_BF16)) return false;
+    if (!HAS_BULK_COPIES || (PLAIN != FOLIO_F16 && PLAIN != FOLIO_BF16)) return false;
     return plain_packed(DIMS, 2) && a.bulk && tile >= low && tile + 16 <= high;
 }
 
@@ -294,18 +291,18 @@ template <int DIMS>
 static __device__ __forceinline__ void copy_block_bulk(const decode_args &a, cursor &c,
                                                        uint32_t dst, uint32_t barrier, int kv_head)
 {
-#if BULK_COPIES
-    int lane = threadIdx.x & 31;
-    if (c.wrote) bulk_fence();
-    c.wrote = false;
-    if (lane == 0) bulk_expect(barrier, 2 * 16 * DIMS * 2);
-    __syncwarp();
-    if (lane < 2) {
-        const folioi_cuda_side &side = lane == 1 ? a.layer.v : a.layer.k;
-        const char *from = block_row<2>(side, c.block, c.in_block - lane, kv_head);
-        bulk_copy(dst + lane * 16 * plain_stride<DIMS, 2>(), from, 16 * DIMS * 2, barrier);
+    if constexpr (HAS_BULK_COPIES) {
+        int lane = threadIdx.x & 31;
+        if (c.wrote) bulk_fence();
+        c.wrote = false;
+        if (lane == 0) bulk_expect(barrier, 2 * 16 * DIMS * 2);
+        __syncwarp();
+        if (lane < 2) {
+            const folioi_cuda_side &side = lane == 1 ? a.layer.v : a.layer.k;
+            const char *from = block_row<2>(side, c.block, c.in_block - lane, kv_head);
+            bulk_copy(dst + lane * 16 * plain_stride<DIMS, 2>(), from, 16 * DIMS * 2, barrier);
+        }
     }
-#endif
 }
 
 /* Address of this lane's row, K in lanes 0-15 and V in 16-31; 0: nobody sees the token. */
@@ -389,10 +386,10 @@ static __device__ __forceinline__ void fetch(const decode_args &a, cursor &c,
             if (valid)
                 from += c.block * side.scales_at.block + kv_head * side.scales_at.head +
                         (int64_t)c.in_block * side.scales_at.token_tile_stride;
-            copy_async<4>(shared_address(sh.scales + stage * 32 + lane), from, valid);
+            cp_async<4>(shared_address(sh.scales + stage * 32 + lane), from, valid ? 4 : 0);
         }
     }
-    copy_commit();
+    cp_async_commit();
     if (lane == 0) {
         tile_note note = {2 * c.item + (!PLAIN && c.fresh), c.tile, low, high};
         *(int4 *)&sh.notes[stage] = *(int4 *)&note;
@@ -405,12 +402,12 @@ static __device__ __forceinline__ void fetch(const decode_args &a, cursor &c,
 static __device__ __forceinline__ void wait_stage(int filled)
 {
     switch (filled) {
-    case 1: copy_wait<0>(); break;
-    case 2: copy_wait<1>(); break;
-    case 3: copy_wait<2>(); break;
-    case 4: copy_wait<3>(); break;
-    case 5: copy_wait<4>(); break;
-    default: copy_wait<5>(); break;
+    case 1: cp_async_wait<0>(); break;
+    case 2: cp_async_wait<1>(); break;
+    case 3: cp_async_wait<2>(); break;
+    case 4: cp_async_wait<3>(); break;
+    case 5: cp_async_wait<4>(); break;
+    default: cp_async_wait<5>(); break;
     }
     __syncwarp();
 }
@@ -464,8 +461,7 @@ static __device__ __noinline__ void stage_q(const decode_args &a, const folioi_c
         float largest = 0.0f;
         for (int d = lane; d < a.layer.k_dims && r < rows; d += 32)
             largest = fmaxf(largest, fabsf(half_bits_to_float(from[d], bf16)));
-        for (int x = 16; x > 0; x /= 2)
-            largest = fmaxf(largest, __shfl_xor_sync(WARP_ALL, largest, x));
+        largest = warp_max(largest);
         int e = 0;
         if (bf16 && largest > 0.0f && largest < INFINITY) e = max(-100, min(100, ilogbf(largest)));
         float by = exp2f((float)-e);
@@ -505,7 +501,7 @@ static __device__ __forceinline__ void load_q_turned(const uint16_t *q, int q_st
 
 /* ------------------------------------------------------------------ S^T = K Q^T */
 
-template <bool BF16, int DIMS, int NT>
+template <typename T, int DIMS, int NT>
 static __device__ __forceinline__ void scores_plain(float s[NT][4], uint32_t k_tile,
                                                     const uint32_t q[DIMS / 16][NT][2], bool wide)
 {
@@ -515,16 +511,16 @@ static __device__ __forceinline__ void scores_plain(float s[NT][4], uint32_t k_t
 #pragma unroll
     for (int d = 0; d < DIMS / 16; d++) {
         uint32_t k[4];
-        load_matrices(k, plain_step<DIMS, 2>(from, 2 * d));
-        multiply<BF16>(d % 2 ? odd : s[0], k, q[d][0][0], q[d][0][1]);
-        if (NT > 1 && wide) multiply<BF16>(s[NT - 1], k, q[d][NT - 1][0], q[d][NT - 1][1]);
+        ldmatrix(k, plain_step<DIMS, 2>(from, 2 * d));
+        mma<T>(d % 2 ? odd : s[0], k, q[d][0][0], q[d][0][1]);
+        if (NT > 1 && wide) mma<T>(s[NT - 1], k, q[d][NT - 1][0], q[d][NT - 1][1]);
     }
 #pragma unroll
     for (int e = 0; e < 4; e++) s[0][e] += odd[e];
 }
 
 /* The same of a packed tile: q in load_q's order of dims. */
-template <bool BF16, int DIMS, int NT>
+template <typename T, int DIMS, int NT>
 static __device__ __forceinline__ void scores_packed(float s[NT][4], uint32_t k_tile,
                                                      const uint32_t q[DIMS / 16][NT][2], bool wide)
 {
@@ -534,14 +530,14 @@ static __device__ __forceinline__ void scores_packed(float s[NT][4], uint32_t k_
 #pragma unroll
     for (int d = 0; d < DIMS / 16; d += 2) {
         uint32_t low[4], high[4];
-        load_chunk(low, from + d * 32);
-        load_chunk(high, from + 8 * DIMS * 2 + d * 32);
+        load_shared(low, from + d * 32);
+        load_shared(high, from + 8 * DIMS * 2 + d * 32);
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             uint32_t k[4] = {low[2 * half], high[2 * half], low[2 * half + 1], high[2 * half + 1]};
-            multiply<BF16>(half ? odd : s[0], k, q[d + half][0][0], q[d + half][0][1]);
+            mma<T>(half ? odd : s[0], k, q[d + half][0][0], q[d + half][0][1]);
             if (NT > 1 && wide)
-                multiply<BF16>(s[NT - 1], k, q[d + half][NT - 1][0], q[d + half][NT - 1][1]);
+                mma<T>(s[NT - 1], k, q[d + half][NT - 1][0], q[d + half][NT - 1][1]);
         }
     }
 #pragma unroll
@@ -549,7 +545,7 @@ static __device__ __forceinline__ void scores_packed(float s[NT][4], uint32_t k_
 }
 
 /* The same with q in shared memory. */
-template <bool BF16, int NT>
+template <typename T, int NT>
 static __device__ __forceinline__ void scores_16(float s[NT][4], uint32_t k_tile, int stride,
                                                  int steps, const uint16_t *q, int q_stride,
                                                  bool wide)
@@ -560,21 +556,28 @@ static __device__ __forceinline__ void scores_16(float s[NT][4], uint32_t k_tile
 #pragma unroll 4
     for (int d = 0; d < steps; d++) {
         uint32_t k[4];
-        load_matrices(k, from + d * 32);
+        ldmatrix(k, from + d * 32);
 #pragma unroll
         for (int n = 0; n < NT; n++) {
             const uint16_t *b = mine + n * 8 * q_stride + d * 16;
-            if (n == 0 || wide)
-                multiply<BF16>(s[n], k, *(const uint32_t *)b, *(const uint32_t *)(b + 8));
+            if (n == 0 || wide) mma<T>(s[n], k, *(const uint32_t *)b, *(const uint32_t *)(b + 8));
         }
     }
 }
 
+/* The low two bytes of x as f16 numbers. */
 template <int KIND> static __device__ __forceinline__ uint32_t widen(uint32_t x)
 {
-    if (KIND == FOLIO_FP8_E4M3) return e4m3_to_f16(x);
-    if (KIND == FOLIO_FP8_E5M2) return e5m2_to_f16(x);
-    return int8_to_f16(x);
+    if (KIND == FOLIO_FP8_E5M2) return e5m2_to_f16<0, 1>(x);
+    if (KIND == FOLIO_INT8) return offset_int8_to_f16<0, 1>(x ^ 0x8080u);
+#if __CUDA_ARCH__ >= 890
+    return cvt_e4m3(x);
+#else
+    uint32_t wide = e5m2_to_f16<0, 1>(x), r = lift_e4m3(wide);
+    if ((wide & 0x7f00u) == 0x7f00u) r |= 0x7fffu;
+    if ((wide & 0x7f000000u) == 0x7f000000u) r |= 0x7fff0000u;
+    return r;
+#endif
 }
 
 template <int KIND, int DIMS, int NT>
@@ -587,14 +590,14 @@ static __device__ __forceinline__ void scores_plain_8(float s[NT][4], uint32_t k
 #pragma unroll
     for (int d = 0; d < DIMS / 16; d += 2) {
         uint32_t r[4];
-        load_matrices(r, plain_step<DIMS, 1>(from, d));
+        ldmatrix(r, plain_step<DIMS, 1>(from, d));
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             uint32_t k[4] = {widen<KIND>(r[2 * half]), widen<KIND>(r[2 * half + 1]),
                              widen<KIND>(r[2 * half] >> 16), widen<KIND>(r[2 * half + 1] >> 16)};
-            multiply<false>(half ? odd : s[0], k, q[d + half][0][0], q[d + half][0][1]);
+            mma<__half>(half ? odd : s[0], k, q[d + half][0][0], q[d + half][0][1]);
             if (NT > 1 && wide)
-                multiply<false>(s[NT - 1], k, q[d + half][NT - 1][0], q[d + half][NT - 1][1]);
+                mma<__half>(s[NT - 1], k, q[d + half][NT - 1][0], q[d + half][NT - 1][1]);
         }
     }
 #pragma unroll
@@ -613,7 +616,7 @@ static __device__ __forceinline__ void scores_8(float s[NT][4], uint32_t k_tile,
 #pragma unroll 4
     for (int d = 0; d < steps; d += 2) {
         uint32_t r[4];
-        load_matrices(r, from + d * 16);
+        ldmatrix(r, from + d * 16);
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             if (d + half >= steps) break;
@@ -622,7 +625,7 @@ static __device__ __forceinline__ void scores_8(float s[NT][4], uint32_t k_tile,
 #pragma unroll
             for (int n = 0; n < NT; n++) {
                 uint2 b = *(const uint2 *)(mine + n * 8 * q_stride + (d + half) * 16);
-                if (n == 0 || wide) multiply<false>(s[n], k, b.x, b.y);
+                if (n == 0 || wide) mma<__half>(s[n], k, b.x, b.y);
             }
         }
     }
@@ -656,7 +659,7 @@ template <int DIMS> struct values_16 {
     }
     __device__ __forceinline__ void load(int i, uint32_t v[4], uint32_t *) const
     {
-        load_matrices_trans(v, plain_step<DIMS, 2>(from, 2 * i));
+        ldmatrix_trans(v, plain_step<DIMS, 2>(from, 2 * i));
     }
 };
 
@@ -671,11 +674,11 @@ template <int DIMS> struct values_packed {
     __device__ __forceinline__ void load(int i, uint32_t v[4], uint32_t raw[8]) const
     {
         if (i % 2 == 0) {
-            load_chunk(raw, from + i * 32);
-            load_chunk(raw + 4, from + 8 * DIMS * 2 + i * 32);
+            load_shared(raw, from + i * 32);
+            load_shared(raw + 4, from + 8 * DIMS * 2 + i * 32);
         }
 #pragma unroll
-        for (int e = 0; e < 4; e++) v[e] = transpose_matrix(raw[e / 2 * 4 + i % 2 * 2 + e % 2]);
+        for (int e = 0; e < 4; e++) v[e] = movmatrix(raw[e / 2 * 4 + i % 2 * 2 + e % 2]);
     }
 };
 
@@ -699,7 +702,7 @@ template <int KIND, int DIMS> struct values_8 {
     }
     __device__ __forceinline__ void load(int i, uint32_t v[4], uint32_t raw[4]) const
     {
-        if (i % 2 == 0) load_matrices_trans(raw, plain_step<DIMS, 1>(from, i));
+        if (i % 2 == 0) ldmatrix_trans(raw, plain_step<DIMS, 1>(from, i));
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             uint32_t pairs = __byte_perm(raw[2 * (i % 2) + half], 0, 0x3120);
@@ -709,7 +712,7 @@ template <int KIND, int DIMS> struct values_8 {
     }
 };
 
-template <bool BF16, int VMAX, int NT, class VALUES>
+template <typename T, int VMAX, int NT, class VALUES>
 static __device__ __forceinline__ void add_values(float o[VMAX / 16][NT][4], const VALUES &values,
                                                   int steps, const uint32_t p[NT][2], bool wide)
 {
@@ -719,8 +722,8 @@ static __device__ __forceinline__ void add_values(float o[VMAX / 16][NT][4], con
         if (i >= steps) break;
         uint32_t v[4];
         values.load(i, v, raw);
-        multiply<BF16>(o[i][0], v, p[0][0], p[0][1]);
-        if (NT > 1 && wide) multiply<BF16>(o[i][NT - 1], v, p[NT - 1][0], p[NT - 1][1]);
+        mma<T>(o[i][0], v, p[0][0], p[0][1]);
+        if (NT > 1 && wide) mma<T>(o[i][NT - 1], v, p[NT - 1][0], p[NT - 1][1]);
     }
 }
 
@@ -728,7 +731,7 @@ static __device__ __forceinline__ void add_values(float o[VMAX / 16][NT][4], con
  * Tiles with a token that one row sees and another does not: V may be NaN there and 0 * NaN is NaN, so
  * each row is multiplied alone, with V cut to the tokens it sees. hidden[n][e]: lanes whose score is -inf.
  */
-template <bool BF16, int VMAX, int NT, class VALUES>
+template <typename T, int VMAX, int NT, class VALUES>
 static __device__ __forceinline__ void add_values_apart(float o[VMAX / 16][NT][4],
                                                         const VALUES &values, int steps,
                                                         const uint32_t p[NT][2], int rows,
@@ -760,7 +763,7 @@ static __device__ __forceinline__ void add_values_apart(float o[VMAX / 16][NT][4
                 v[1] &= keep[0];
                 v[2] &= keep[1];
                 v[3] &= keep[1];
-                multiply<BF16>(c, v, b0, b1);
+                mma<T>(c, v, b0, b1);
                 bool mine = t == r / 2;
                 if (mine && (r & 1)) {
                     o[i][n][1] += c[1];

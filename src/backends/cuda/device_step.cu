@@ -1,16 +1,10 @@
 /* device_step.cu: a step's arrays in device memory checked and brought into the plan, a warp for each sequence. */
 #include "backends/cuda/cuda_schedule.h"
+#include "backends/cuda/warp.h"
 
 namespace {
 
-constexpr int WARP = 32, WARPS = 4;
-constexpr unsigned ALL = 0xffffffffu;
-
-__device__ int64_t warp_max(int64_t x)
-{
-    for (int i = WARP / 2; i > 0; i /= 2) x = max_i64(x, __shfl_xor_sync(ALL, x, i));
-    return x;
-}
+constexpr int WARPS = 4;
 
 __global__ void __launch_bounds__(WARP *WARPS)
     check_step(const __grid_constant__ folioi_device_step d)
@@ -21,9 +15,11 @@ __global__ void __launch_bounds__(WARP *WARPS)
     int64_t begin = warp_max(step_begin(&d, i, lane, WARP));
     int64_t end = max_i64(begin, step_row(&d, i + 1));
     int32_t problem = step_lengths(&d, i, begin, end, &s);
-    if (problem == FOLIOI_STEP_FINE) problem = (int32_t)warp_max(step_table(&d, i, &s, lane, WARP));
+    if (problem == FOLIOI_STEP_FINE)
+        problem = (int32_t)warp_max((int64_t)step_table(&d, i, &s, lane, WARP));
     __syncwarp(); /* slots are read from the table */
-    if (problem == FOLIOI_STEP_FINE) problem = (int32_t)warp_max(step_slots(&d, &s, lane, WARP));
+    if (problem == FOLIOI_STEP_FINE)
+        problem = (int32_t)warp_max((int64_t)step_slots(&d, &s, lane, WARP));
     step_store(&d, i, &s, problem, lane, WARP);
     if (lane != 0 || i != d.num_seqs - 1) return;
     for (int t = 0; t < 2; t++) {

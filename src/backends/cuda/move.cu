@@ -1,13 +1,13 @@
 /* move.cu: rows stored in and gathered from a cache, blocks copied, states merged. A warp for each row of a head. */
 #include "backends/cuda/cuda_move.h"
+#include "backends/cuda/warp.h"
 #include "core/dtype.h"
 
 #include <math.h>
 
 namespace {
 
-constexpr int WARP = 32, THREADS = 128;
-constexpr unsigned ALL = 0xffffffffu;
+constexpr int THREADS = 128;
 
 __device__ int64_t unit_index() { return ((int64_t)blockIdx.x * THREADS + threadIdx.x) / WARP; }
 
@@ -23,9 +23,8 @@ __device__ float int8_scale(const folioi_cuda_move &m, int64_t index)
         nan |= x != x;
         largest = fmaxf(largest, x);
     }
-    for (int i = WARP / 2; i > 0; i /= 2)
-        largest = fmaxf(largest, __shfl_xor_sync(ALL, largest, i));
-    return __any_sync(ALL, nan) ? NAN : largest / 127.0f;
+    largest = warp_max(largest);
+    return __any_sync(ALL_LANES, nan) ? NAN : largest / 127.0f;
 }
 
 /* A row as it is, 16 bytes a lane. */

@@ -3,6 +3,8 @@
  * type, layout and option; f32 attention runs by it, and it judges the other kernels where nothing else can.
  */
 #include "backends/cuda/cuda_attend.h"
+#include "backends/cuda/instructions.h"
+#include "backends/cuda/warp.h"
 #include "core/dtype.h"
 #include "plan/range.h"
 
@@ -10,9 +12,7 @@
 
 namespace {
 
-constexpr int WARP = 32, WARPS = 4, MAX_DIMS = 512, PER_LANE = MAX_DIMS / WARP;
-constexpr unsigned ALL = 0xffffffffu;
-constexpr float LOG2E = 1.44269504088896341f;
+constexpr int WARPS = 4, MAX_DIMS = 512, PER_LANE = MAX_DIMS / WARP;
 
 /* One row under one head. */
 struct row {
@@ -103,24 +103,12 @@ struct state {
     float out[PER_LANE];
 };
 
-__device__ float warp_max(float x)
-{
-    for (int i = WARP / 2; i > 0; i /= 2) x = fmaxf(x, __shfl_xor_sync(ALL, x, i));
-    return x;
-}
-
-__device__ float warp_sum(float x)
-{
-    for (int i = WARP / 2; i > 0; i /= 2) x += __shfl_xor_sync(ALL, x, i);
-    return x;
-}
-
 /* Up to 32 keys from `first` on. */
 __device__ void attend_keys(const row &r, const float *q, int64_t first, int64_t end, state *s)
 {
     int lane = threadIdx.x % WARP;
     float x = first + lane < end ? score(r, q, first + lane) : -INFINITY;
-    unsigned seen = __ballot_sync(ALL, x != -INFINITY);
+    unsigned seen = __ballot_sync(ALL_LANES, x != -INFINITY);
     if (seen == 0) return;
     s->any = true;
     float max = fmaxf(s->max, warp_max(x)); /* NaN is no maximum */
@@ -131,7 +119,7 @@ __device__ void attend_keys(const row &r, const float *q, int64_t first, int64_t
     s->max = max;
     for (int i = 0; i < PER_LANE; i++) s->out[i] *= shrink;
     for (int k = 0; k < WARP; k++) {
-        float weight = __shfl_sync(ALL, p, k);
+        float weight = __shfl_sync(ALL_LANES, p, k);
         if (!(seen >> k & 1u)) continue; /* what is hidden may be NaN */
         key_place v = find_key(r, true, first + k);
         weight *= v.scale;

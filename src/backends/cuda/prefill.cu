@@ -4,6 +4,7 @@
  */
 #include "backends/cuda/prefill.h"
 #include "backends/cuda/prefill_kernel.h"
+#include "core/dtype.h"
 
 /* T, DK, DV, warps, row tiles of a warp, keys of a tile, blocks of a multiprocessor, plain */
 template <typename T> using plain_64 = prefill_instance<T, 64, 64, 4, 2, 64, 2, true>;
@@ -38,42 +39,27 @@ static cudaError_t launch(const prefill_args *a, int32_t capacity, cudaStream_t 
     return cudaGetLastError();
 }
 
-static bool is_16_bit(folio_dtype dtype) { return dtype == FOLIO_F16 || dtype == FOLIO_BF16; }
-
 bool folioi_cuda_prefill_takes(const folioi_cuda_layer *l)
 {
-    if (!is_16_bit(l->dtype) || l->k_dims % 8 != 0 || l->v_dims % 8 != 0) return false;
+    if (!dtype_is_16_bit(l->dtype) || l->k_dims % 8 != 0 || l->v_dims % 8 != 0) return false;
     if (l->k_dims > 512 || l->v_dims > 512) return false;
     if (!l->cached) return true;
-    if (is_16_bit(l->kv_dtype) ? l->kv_dtype != l->dtype : l->kv_dtype == FOLIO_F32) return false;
+    if (dtype_is_16_bit(l->kv_dtype) ? l->kv_dtype != l->dtype : l->kv_dtype == FOLIO_F32)
+        return false;
     return folioi_cuda_has_rows(&l->k) && folioi_cuda_has_rows(&l->v);
 }
 
-/* Are all rows at multiples of `bytes`? */
-static bool rows_aligned(const void *data, int64_t size, size_t bytes, int64_t a, int64_t b,
-                         int64_t c)
-{
-    uint64_t all = (uint64_t)(uintptr_t)data | (uint64_t)(a * size) | (uint64_t)(b * size) |
-                   (uint64_t)(c * size);
-    return all % bytes == 0;
-}
-
-static bool side_aligned(const folioi_cuda_side *s, int64_t size, size_t bytes)
-{
-    return rows_aligned(s->base, size, bytes, s->at.block, s->at.head, s->at.token_tile_stride);
-}
-
+/* May all rows be copied in chunks of 8 numbers? */
 static bool is_aligned(const folioi_cuda_layer *l)
 {
-    int64_t size = is_16_bit(l->kv_dtype) ? 2 : 1;
-    bool ok = rows_aligned(l->q.data, 2, 16, l->q.token, l->q.head, 0) &&
-              rows_aligned(l->out.data, 2, 16, l->out.token, l->out.head, 0);
+    int64_t size = dtype_is_16_bit(l->kv_dtype) ? 2 : 1;
+    bool ok = folioi_cuda_rows_aligned(&l->q, 2, 16) && folioi_cuda_rows_aligned(&l->out, 2, 16);
     if (l->cached)
-        ok = ok && side_aligned(&l->k, size, (size_t)size * 8) &&
-             side_aligned(&l->v, size, (size_t)size * 8);
+        ok = ok && folioi_cuda_side_aligned(&l->k, size, size * 8) &&
+             folioi_cuda_side_aligned(&l->v, size, size * 8);
     if (!l->cached || l->append)
-        ok = ok && rows_aligned(l->new_k.data, 2, 16, l->new_k.token, l->new_k.head, 0) &&
-             rows_aligned(l->new_v.data, 2, 16, l->new_v.token, l->new_v.head, 0);
+        ok = ok && folioi_cuda_rows_aligned(&l->new_k, 2, 16) &&
+             folioi_cuda_rows_aligned(&l->new_v, 2, 16);
     return ok;
 }
 
@@ -89,15 +75,16 @@ static bool is_plain(const folioi_cuda_layer *l)
 /* Head size of the plain instance that serves the layer; 0: none does. */
 static int plain_dims(const folioi_cuda_layer *l)
 {
-    return is_plain(l) && (!l->cached || is_16_bit(l->kv_dtype)) ? l->k_dims : 0;
+    return is_plain(l) && (!l->cached || dtype_is_16_bit(l->kv_dtype)) ? l->k_dims : 0;
 }
 
 /* Of the one for 8-bit K and V. */
 static int bytes_dims(const folioi_cuda_layer *l)
 {
-    if (!l->cached || l->append || is_16_bit(l->kv_dtype) || !is_plain(l)) return 0;
+    if (!l->cached || l->append || dtype_is_16_bit(l->kv_dtype) || !is_plain(l)) return 0;
     if (l->kv_dtype != FOLIO_INT8 && !(l->k.scale > 0)) return 0;
-    return side_aligned(&l->k, 1, 16) && side_aligned(&l->v, 1, 16) ? l->k_dims : 0;
+    bool ok = folioi_cuda_side_aligned(&l->k, 1, 16) && folioi_cuda_side_aligned(&l->v, 1, 16);
+    return ok ? l->k_dims : 0;
 }
 
 static int max_dims(const folioi_cuda_layer *l)
@@ -189,14 +176,14 @@ cudaError_t folioi_cuda_prefill(const folioi_cuda_layer *layer, const folioi_cud
     a.tiles = tiles;
     a.group = layer->num_heads / layer->num_kv_heads;
     a.heads = a.group < rows ? a.group : rows;
-    a.head_parts = (a.group + a.heads - 1) / a.heads;
-    a.value_parts = (layer->v_dims + values - 1) / values;
+    a.head_parts = (int32_t)ceil_div(a.group, a.heads);
+    a.value_parts = (int32_t)ceil_div(layer->v_dims, values);
     a.enough = sm->count;
     a.tile_queries = folioi_cuda_prefill_shape(max_dims(layer), a.group, 0, 0).queries;
     a.pieces = (int32_t)ceil_div(a.tile_queries, rows / a.heads);
     a.queries = (int32_t)ceil_div(a.tile_queries, a.pieces);
     a.aligned = is_aligned(layer);
-    a.is_direct = a.aligned && is_16_bit(a.layer.kv_dtype);
+    a.is_direct = a.aligned && dtype_is_16_bit(a.layer.kv_dtype);
     if (bytes_dims(layer) != 0) switch (layer->kv_dtype) {
         case FOLIO_FP8_E4M3: return launch_bytes<KV_E4M3>(&a, capacity, stream);
         case FOLIO_FP8_E5M2: return launch_bytes<KV_E5M2>(&a, capacity, stream);

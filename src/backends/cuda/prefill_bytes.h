@@ -12,23 +12,14 @@
 template <prefill_kv KV, int A, int B>
 static __device__ __forceinline__ uint32_t widen_two(uint32_t x)
 {
-    if constexpr (KV == KV_E5M2) return __byte_perm(x, 0, B << 12 | 0x404 | A << 4);
-    if constexpr (KV == KV_INT8) { /* 0x6400 + u is 1024 + u in f16, and u is 128 too large */
-        uint32_t u = __byte_perm(x ^ 0x80808080u, 0x64646464u, 0x4040 | B << 8 | A);
-        __half2 h = __hsub2(*(__half2 *)&u, __half2half2(__ushort_as_half(0x6480)));
-        return *(uint32_t *)&h;
-    }
+    if constexpr (KV == KV_E5M2) return e5m2_to_f16<A, B>(x);
+    if constexpr (KV == KV_INT8) return offset_int8_to_f16<A, B>(x ^ 0x80808080u);
 #if __CUDA_ARCH__ >= 890
-    uint32_t r, two = A == 0 && B == 1 ? x : __byte_perm(x, 0, B << 4 | A);
-    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(r) : "h"((uint16_t)two));
-    return r;
+    return cvt_e4m3(A == 0 && B == 1 ? x : __byte_perm(x, 0, B << 4 | A));
 #else
-    uint32_t wide = __byte_perm(x, 0, B << 12 | 0x404 | A << 4); /* each on top of a half */
-    uint32_t bits = (wide & 0x80008000u) | ((wide & 0x7f007f00u) >> 1);
-    /* 256: the exponents' biases differ by 8 */
-    __half2 h = __hmul2(*(__half2 *)&bits, __half2half2(__ushort_as_half(0x5c00)));
+    uint32_t wide = e5m2_to_f16<A, B>(x);
     uint32_t nan = (wide & 0x7f007f00u) + 0x01000100u; /* bit 15 of a half where it was NaN */
-    return *(uint32_t *)&h | (nan >> 15 & 0x00010001u) * 0x7fffu;
+    return lift_e4m3(wide) | (nan >> 15 & 0x00010001u) * 0x7fffu;
 #endif
 }
 

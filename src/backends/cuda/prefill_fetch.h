@@ -5,8 +5,10 @@
 #ifndef FOLIOI_CUDA_PREFILL_FETCH_H
 #define FOLIOI_CUDA_PREFILL_FETCH_H
 
-#include "backends/cuda/mma.h"
+#include "backends/cuda/instructions.h"
 #include "backends/cuda/prefill_list.h"
+#include "backends/cuda/warp.h"
+#include "core/dtype.h"
 
 #include <cuda_fp8.h>
 #include <math_constants.h>
@@ -129,10 +131,10 @@ static __device__ __forceinline__ void copy_rows(uint32_t to, int row0, uint64_t
 #pragma unroll
     for (int i = 0; i < ROWS * CHUNKS / 32; i++) {
         int row = (i * 32 + lane) / CHUNKS, chunk = (i * 32 + lane) % CHUNKS;
-        uint64_t from = __shfl_sync(~0u, address, first + row);
+        uint64_t from = __shfl_sync(ALL_LANES, address, first + row);
         bool is_zero = from & 1 || chunk * 16 >= bytes;
-        cp_async(to + chunk_at<ROW_BYTES>(row0 + row, chunk),
-                 (const char *)(from & ~1ull) + chunk * 16, is_zero ? 0 : 16);
+        cp_async<16>(to + chunk_at<ROW_BYTES>(row0 + row, chunk),
+                     (const char *)(from & ~1ull) + chunk * 16, is_zero ? 0 : 16);
     }
 }
 
@@ -147,10 +149,10 @@ static __device__ __forceinline__ void copy_pages(uint32_t to, int row0, uint64_
     uint64_t skip = row * stride + chunk * 16;
 #pragma unroll
     for (int page = 0; page < ROWS; page += 8) {
-        uint64_t from = __shfl_sync(~0u, address, first + page) + skip;
+        uint64_t from = __shfl_sync(ALL_LANES, address, first + page) + skip;
 #pragma unroll
         for (int i = 0; i < 8; i += LANE_ROWS) {
-            cp_async_16((at ^ (uint32_t)(i << 4)) + (page + i) * ROW_BYTES, (const void *)from);
+            cp_async<16>((at ^ (uint32_t)(i << 4)) + (page + i) * ROW_BYTES, (const void *)from);
             from += LANE_ROWS * stride;
         }
     }
@@ -198,20 +200,6 @@ static __device__ uint4 load_numbers(const uint16_t *from)
     return make_uint4(x[0], x[1], x[2], x[3]);
 }
 
-static __device__ __forceinline__ uint2 load_shared(uint32_t from)
-{
-    uint2 x;
-    asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(x.x), "=r"(x.y) : "r"(from) : "memory");
-    return x;
-}
-
-static __device__ __forceinline__ void store_shared(uint32_t to, uint4 x)
-{
-    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(x.x), "r"(x.y), "r"(x.z),
-                 "r"(x.w)
-                 : "memory");
-}
-
 /* The bits of the largest magnitude among 8 bf16 numbers, of those that are finite. */
 static __device__ __forceinline__ uint32_t largest_bits(uint4 x)
 {
@@ -245,15 +233,15 @@ static __device__ __forceinline__ void halve_q(uint64_t mine, bool is_none, bool
 #pragma unroll 2
     for (int first = 0; first < I::WARP_ROWS; first += 32 / LANES) {
         int lane = fresh_lane(), row = first + lane / LANES, part = lane % LANES;
-        const uint4 *from = (const uint4 *)__shfl_sync(~0u, mine, row) + part * 2;
+        const uint4 *from = (const uint4 *)__shfl_sync(ALL_LANES, mine, row) + part * 2;
         uint4 x = make_uint4(0, 0, 0, 0), y = x;
-        if (!__shfl_sync(~0u, (int)is_none, row)) x = __ldg(from), y = __ldg(from + 1);
+        if (!__shfl_sync(ALL_LANES, (int)is_none, row)) x = __ldg(from), y = __ldg(from + 1);
         float unit = 1.0f;
         if (is_bf16) {
             uint32_t largest = max(largest_bits(x), largest_bits(y));
 #pragma unroll
             for (int i = 1; i < LANES; i *= 2)
-                largest = max(largest, __shfl_xor_sync(~0u, largest, i));
+                largest = max(largest, __shfl_xor_sync(ALL_LANES, largest, i));
             int32_t exponent = max((int32_t)(largest >> 7), 27) - 14;
             unit = __int_as_float(exponent << 23);
             float factor = __int_as_float((254 - exponent) << 23);
@@ -278,8 +266,8 @@ static __device__ __forceinline__ void fill_q(uint64_t mine, bool is_none, uint3
     constexpr int CHUNKS = I::DK / 8;
     for (int i = fresh_lane(); i < I::WARP_ROWS * CHUNKS; i += 32) {
         int row = i / CHUNKS, chunk = i % CHUNKS;
-        uint64_t from = __shfl_sync(~0u, mine, row);
-        bool is_zero = __shfl_sync(~0u, (int)is_none, row) || chunk * 8 >= dims;
+        uint64_t from = __shfl_sync(ALL_LANES, mine, row);
+        bool is_zero = __shfl_sync(ALL_LANES, (int)is_none, row) || chunk * 8 >= dims;
         uint4 x = make_uint4(0, 0, 0, 0);
         if (!is_zero) x = load_numbers((const uint16_t *)from + chunk * 8);
         store_shared(to + chunk_at<I::DK * 2>(row0 + row, chunk), x);
@@ -418,8 +406,8 @@ static __device__ __forceinline__ void fetch_scale(const prefill_args &a, const 
     const folioi_cuda_side &side = lane >= I::SHARE ? a.layer.v : a.layer.k;
     const float *from = side.scales;
     if (block >= 0) from += stored_index(a, w, side.scales_at, key, block);
-    cp_async_4(shared_address(scales + (lane >= I::SHARE) * I::KEYS + key - tile * I::KEYS), from,
-               block >= 0 ? 4 : 0);
+    cp_async<4>(shared_address(scales + (lane >= I::SHARE) * I::KEYS + key - tile * I::KEYS), from,
+                block >= 0 ? 4 : 0);
 }
 
 template <class I>
@@ -483,10 +471,10 @@ static __device__ __forceinline__ void fetch_bytes(uint32_t raw, const any_row &
     constexpr int CHUNKS = D / 8;
     for (int i = fresh_lane(); i < ROWS * CHUNKS; i += 32) {
         int row = i / CHUNKS, chunk = i % CHUNKS;
-        uint64_t from = __shfl_sync(~0u, mine.from, first + row);
-        int32_t kind = __shfl_sync(~0u, mine.kind, first + row);
+        uint64_t from = __shfl_sync(ALL_LANES, mine.from, first + row);
+        int32_t kind = __shfl_sync(ALL_LANES, mine.kind, first + row);
         if (kind == 2 && chunk * 8 < dims)
-            cp_async_8(raw + i * 8, (const uint8_t *)from + chunk * 8);
+            cp_async<8>(raw + i * 8, (const uint8_t *)from + chunk * 8);
     }
 }
 
@@ -500,9 +488,9 @@ static __device__ __forceinline__ void widen_rows(const prefill_args &a, uint32_
 #pragma unroll 2
     for (int i = fresh_lane(); i < ROWS * CHUNKS; i += 32) {
         int row = i / CHUNKS, chunk = i % CHUNKS;
-        uint64_t from = __shfl_sync(~0u, mine.from, first + row);
-        float scale = __shfl_sync(~0u, mine.scale, first + row);
-        int32_t kind = __shfl_sync(~0u, mine.kind, first + row);
+        uint64_t from = __shfl_sync(ALL_LANES, mine.from, first + row);
+        float scale = __shfl_sync(ALL_LANES, mine.scale, first + row);
+        int32_t kind = __shfl_sync(ALL_LANES, mine.kind, first + row);
         uint4 x = make_uint4(0, 0, 0, 0);
         if (kind == 1 && chunk * 8 < dims) x = load_numbers((const uint16_t *)from + chunk * 8);
         if (kind == 2 && chunk * 8 < dims) {
@@ -517,8 +505,7 @@ static __device__ __forceinline__ void widen_rows(const prefill_args &a, uint32_
 /* V of fp8 takes its scale at the end where no new row is among the keys. */
 static __device__ __forceinline__ float value_scale_at_end(const folioi_cuda_layer &l)
 {
-    bool is_fp8 = l.kv_dtype == FOLIO_FP8_E4M3 || l.kv_dtype == FOLIO_FP8_E5M2;
-    return is_fp8 && l.cached && !l.append ? l.v.scale : 1.0f;
+    return dtype_is_fp8(l.kv_dtype) && l.cached && !l.append ? l.v.scale : 1.0f;
 }
 
 template <class I>
@@ -528,8 +515,7 @@ static __device__ __forceinline__ any_row find_row(const prefill_args &a, const 
 {
     const folioi_cuda_layer &l = a.layer;
     int32_t key = lane_key<I>(tile);
-    bool is_v = threadIdx.x % 32 >= I::SHARE,
-         is_byte = l.kv_dtype != FOLIO_F16 && l.kv_dtype != FOLIO_BF16;
+    bool is_v = threadIdx.x % 32 >= I::SHARE, is_byte = !dtype_is_16_bit(l.kv_dtype);
     int64_t skip = is_v ? w.first_value : 0;
     any_row row = {0, 1.0f, 0};
     if (block >= 0) {

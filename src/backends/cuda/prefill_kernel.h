@@ -12,9 +12,6 @@
 
 #include "backends/cuda/prefill_bytes.h"
 
-#define LOG2_E 1.4426950408889634f
-#define LN_2 0.6931471805599453f
-
 /* ---- one key tile ---- */
 
 /* What M row tiles of a warp have come to. */
@@ -192,7 +189,7 @@ static __device__ __forceinline__ float tanh_fast(float x)
     float p = fmaf(y, 62.0f / 2835, -17.0f / 315);
     p = fmaf(y, fmaf(y, p, 2.0f / 15), -1.0f / 3);
     float near = fmaf(x * y, p, x),
-          far = 1.0f - __fdividef(2.0f, 1.0f + exp2_approx(x * (2 * LOG2_E)));
+          far = 1.0f - __fdividef(2.0f, 1.0f + exp2_approx(x * (2 * LOG2E)));
     return y < 0.09f ? near : far;
 }
 
@@ -267,10 +264,10 @@ static __device__ __forceinline__ bool find_largest(const prefill_scores<I, M> &
 #pragma unroll
             for (int n = 0; n < I::KEYS / 8; n++)
                 x = fmaxf(x, fmaxf(s[m][n][r * 2], s[m][n][r * 2 + 1]));
-            x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
-            x = fmaxf(x, __shfl_xor_sync(~0u, x, 2));
+            x = fmaxf(x, __shfl_xor_sync(ALL_LANES, x, 1));
+            x = fmaxf(x, __shfl_xor_sync(ALL_LANES, x, 2));
             st.largest[m][r] = x;
-            float unit = LOG2_E * score_unit<I>(a, sh, row0 + m * 16 + r * 8);
+            float unit = LOG2E * score_unit<I>(a, sh, row0 + m * 16 + r * 8);
             rescale[m][r] = exp2_approx((before - finite_or_0(x)) * unit);
             is_large |= fabsf(finite_or_0(x) * unit) > LARGE_SCORE;
         }
@@ -286,7 +283,7 @@ static __device__ __forceinline__ void soften(prefill_scores<I, M> &s, prefill_s
     constexpr float SHIFT = weight_shift<typename I::T>::LOG2;
     float rescale[M][2];
     bool is_same = true, is_large = find_largest<I, M>(s, st, rescale, a, sh, row0);
-    is_large = !I::PLAIN || __any_sync(~0u, is_large);
+    is_large = !I::PLAIN || __any_sync(ALL_LANES, is_large);
     if (is_large) {
 #pragma unroll
         for (int m = 0; m < M; m++)
@@ -299,7 +296,7 @@ static __device__ __forceinline__ void soften(prefill_scores<I, M> &s, prefill_s
     for (int m = 0; m < M; m++)
 #pragma unroll
         for (int r = 0; r < 2; r++) {
-            float unit = LOG2_E * score_unit<I>(a, sh, row0 + m * 16 + r * 8), sum = 0.0f;
+            float unit = LOG2E * score_unit<I>(a, sh, row0 + m * 16 + r * 8), sum = 0.0f;
             float base = is_large ? -SHIFT : fmaf(finite_or_0(st.largest[m][r]), unit, -SHIFT);
 #pragma unroll
             for (int n = 0; n < I::KEYS / 8; n++)
@@ -312,7 +309,7 @@ static __device__ __forceinline__ void soften(prefill_scores<I, M> &s, prefill_s
             st.sum[m][r] = st.sum[m][r] * rescale[m][r] + sum;
             is_same &= rescale[m][r] == 1.0f;
         }
-    if (__all_sync(~0u, is_same)) return;
+    if (__all_sync(ALL_LANES, is_same)) return;
 #pragma unroll
     for (int m = 0; m < M; m++)
 #pragma unroll
@@ -359,7 +356,7 @@ static __device__ __forceinline__ void scale_weights(prefill_scores<I, M> &s,
     int lane = fresh_lane();
     int32_t log2 = exponent_of(scales[lane % I::KEYS]);
     if (I::KEYS > 32) log2 = max(log2, exponent_of(scales[(lane + 32) % I::KEYS]));
-    log2 = __reduce_max_sync(~0u, max(log2, st.value_log2));
+    log2 = __reduce_max_sync(ALL_LANES, max(log2, st.value_log2));
     if (log2 != st.value_log2) {
         float factor = exp2_approx((float)(st.value_log2 - log2));
 #pragma unroll
@@ -573,7 +570,7 @@ static __device__ __forceinline__ void attend_part(prefill_state<I::DV, M> &st,
 template <class I, int M>
 static __device__ __forceinline__ int32_t warp_end(typename I::shared &sh, int row0)
 {
-    return __reduce_max_sync(~0u, sh.rows[row0 + fresh_lane() % (M * 16)].seen.end);
+    return __reduce_max_sync(ALL_LANES, sh.rows[row0 + fresh_lane() % (M * 16)].seen.end);
 }
 
 /* Steps of keys in which a warp leaves out the end of an edge tile: the smallest that spills nothing. */
@@ -768,8 +765,8 @@ static __device__ __forceinline__ void finish_rows(prefill_state<I::DV, M> &st,
             int row = row0 + m * 16 + r * 8;
             float sum = st.sum[m][r] * INVERSE;
             float largest = st.largest[m][r];
-            sum += __shfl_xor_sync(~0u, sum, 1);
-            sum += __shfl_xor_sync(~0u, sum, 2);
+            sum += __shfl_xor_sync(ALL_LANES, sum, 1);
+            sum += __shfl_xor_sync(ALL_LANES, sum, 2);
             row_place p = place_of(a, w, row + lane / 4);
             bool is_empty = sum == 0.0f && largest == -CUDART_INF_F;
             float sink = -CUDART_INF_F, lse, factor = 1.0f;
@@ -780,9 +777,9 @@ static __device__ __forceinline__ void finish_rows(prefill_state<I::DV, M> &st,
             } else {
                 largest = finite_or_0(largest) * score_unit<I>(a, sh, row); /* 0: all are NaN */
                 float top = fmaxf(largest, sink);
-                factor = exp2_approx((largest - top) * LOG2_E);
-                sum = sum * factor + exp2_approx((sink - top) * LOG2_E);
-                lse = top + log2f(sum) * LN_2;
+                factor = exp2_approx((largest - top) * LOG2E);
+                sum = sum * factor + exp2_approx((sink - top) * LOG2E);
+                lse = top + log2f(sum) * LN2;
                 factor = factor / sum * unit;
             }
             if (l.lse != NULL && p.query >= 0 && lane % 4 == 0 && w.first_value == 0)
@@ -838,7 +835,7 @@ static __device__ __forceinline__ void store_rows(const prefill_state<I::DV, M> 
 #pragma unroll 8
     for (int i = lane; i < M * 16 * CHUNKS; i += 32) {
         int row = i / CHUNKS, chunk = i % CHUNKS;
-        int64_t at = __shfl_sync(~0u, mine, row);
+        int64_t at = __shfl_sync(ALL_LANES, mine, row);
         if (at < 0 || (!I::PLAIN && chunk * 8 >= l.v_dims - w.first_value)) continue;
         uint4 x = *(const uint4 *)(rows + chunk_at<I::DV * 2>(row, chunk));
         uint16_t *to = (uint16_t *)l.out.data + at + chunk * 8;

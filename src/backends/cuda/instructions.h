@@ -1,0 +1,258 @@
+/*
+ * instructions.h: the instructions of sm_80 and later that attention kernels are made of, a function each, and the constants
+ * of their exponentials. Numbers are f16 or bf16: T is __half or __nv_bfloat16. Fragments are those of mma.m16n8k16: lane l
+ * holds rows l / 4 and l / 4 + 8 and, of every 8 columns, the pair 2 * (l % 4).
+ */
+#ifndef FOLIOI_CUDA_INSTRUCTIONS_H
+#define FOLIOI_CUDA_INSTRUCTIONS_H
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <stdint.h>
+#include <type_traits>
+
+constexpr float LOG2E = 1.4426950408889634f, LN2 = 0.6931471805599453f;
+
+template <typename T> constexpr bool IS_BF16 = std::is_same<T, __nv_bfloat16>::value;
+
+/* ---- shared memory ---- */
+
+static __device__ __forceinline__ uint32_t shared_address(const void *p)
+{
+    return (uint32_t)__cvta_generic_to_shared(p);
+}
+
+/* 16 bytes. */
+static __device__ __forceinline__ void load_shared(uint32_t r[4], uint32_t from)
+{
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(from)
+                 : "memory");
+}
+
+/* 8 bytes. */
+static __device__ __forceinline__ uint2 load_shared(uint32_t from)
+{
+    uint2 x;
+    asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(x.x), "=r"(x.y) : "r"(from) : "memory");
+    return x;
+}
+
+static __device__ __forceinline__ void store_shared(uint32_t to, uint4 x)
+{
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(x.x), "r"(x.y), "r"(x.z),
+                 "r"(x.w)
+                 : "memory");
+}
+
+static __device__ __forceinline__ void store_shared_u16(uint32_t to, uint16_t x)
+{
+    asm volatile("st.shared.u16 [%0], %1;" ::"r"(to), "h"(x) : "memory");
+}
+
+/* The low byte of x. */
+static __device__ __forceinline__ void store_shared_u8(uint32_t to, uint16_t x)
+{
+    asm volatile("st.shared.u8 [%0], %1;" ::"r"(to), "h"(x) : "memory");
+}
+
+/* ---- copies to shared memory ---- */
+
+/* 16, 8 or 4 bytes. L2_BYTES 128: the 128 bytes around them are brought to L2. */
+template <int BYTES, int L2_BYTES = 0>
+static __device__ __forceinline__ void cp_async(uint32_t to, const void *from)
+{
+    static_assert(L2_BYTES == 0 || (BYTES == 16 && L2_BYTES == 128), "copies in use");
+    if constexpr (L2_BYTES == 128)
+        asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from)
+                     : "memory");
+    else if constexpr (BYTES == 16)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+    else
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(from), "n"(BYTES)
+                     : "memory");
+}
+
+/* The same of which `read` bytes, all or 0, are read; the others are zeros. */
+template <int BYTES, int L2_BYTES = 0>
+static __device__ __forceinline__ void cp_async(uint32_t to, const void *from, uint32_t read)
+{
+    static_assert(L2_BYTES == 0 || (BYTES == 16 && L2_BYTES == 128), "copies in use");
+    if constexpr (L2_BYTES == 128)
+        asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+                     "r"(read)
+                     : "memory");
+    else if constexpr (BYTES == 16)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(read)
+                     : "memory");
+    else
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from),
+                     "n"(BYTES), "r"(read)
+                     : "memory");
+}
+
+static __device__ __forceinline__ void cp_async_commit()
+{
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+template <int PENDING> static __device__ __forceinline__ void cp_async_wait()
+{
+    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+}
+
+/*
+ * Copies of many bytes by one thread, from sm_90 on: memory gives about 5 % more to them than to copies of 16
+ * bytes. They end at a barrier in shared memory, which counts their bytes. Call these where HAS_BULK_COPIES only.
+ */
+#if __CUDA_ARCH__ >= 900
+constexpr bool HAS_BULK_COPIES = true;
+#else
+constexpr bool HAS_BULK_COPIES = false;
+#endif
+
+static __device__ __forceinline__ void bulk_init(uint32_t barrier)
+{
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier) : "memory");
+}
+
+static __device__ __forceinline__ void bulk_expect(uint32_t barrier, int bytes)
+{
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+                 : "memory");
+}
+
+static __device__ __forceinline__ void bulk_copy(uint32_t to, const void *from, int bytes,
+                                                 uint32_t barrier)
+{
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, "
+        "[%3];" ::"r"(to),
+        "l"(from), "r"(bytes), "r"(barrier)
+        : "memory");
+}
+
+/* What threads wrote to shared memory comes before what bulk copies write there. */
+static __device__ __forceinline__ void bulk_fence()
+{
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+static __device__ __forceinline__ void bulk_wait(uint32_t barrier, uint32_t parity)
+{
+    asm volatile("{\n"
+                 ".reg .pred done;\n"
+                 "again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+                 "@!done bra again;\n"
+                 "}" ::"r"(barrier),
+                 "r"(parity)
+                 : "memory");
+}
+
+/* ---- matrices ---- */
+
+/* Four 8 x 8 matrices of 16-bit numbers; lane l gives the address of row l % 8 of matrix l / 8. */
+static __device__ __forceinline__ void ldmatrix(uint32_t r[4], uint32_t from)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(from)
+                 : "memory");
+}
+
+static __device__ __forceinline__ void ldmatrix_trans(uint32_t r[4], uint32_t from)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(from)
+                 : "memory");
+}
+
+/* An 8 x 8 matrix transposed. */
+static __device__ __forceinline__ uint32_t movmatrix(uint32_t x)
+{
+    uint32_t r;
+    asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(x));
+    return r;
+}
+
+/* c[16][8] += a[16][16] b[16][8]; a and b of type T. */
+template <typename T>
+static __device__ __forceinline__ void mma(float c[4], const uint32_t a[4], uint32_t b0,
+                                           uint32_t b1)
+{
+    if constexpr (IS_BF16<T>)
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, "
+            "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    else
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, "
+            "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+/* ---- numbers ---- */
+
+static __device__ __forceinline__ float exp2_approx(float x)
+{
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+/* Two numbers rounded to T, the first in the low half. */
+template <typename T> static __device__ __forceinline__ uint32_t pack(float x, float y)
+{
+    uint32_t r;
+    if constexpr (IS_BF16<T>) asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(y), "f"(x));
+    else asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(y), "f"(x));
+    return r;
+}
+
+static __device__ __forceinline__ float half_bits_to_float(uint16_t bits, bool is_bf16)
+{
+    if (is_bf16) return __uint_as_float((uint32_t)bits << 16);
+    return __half2float(__ushort_as_half(bits));
+}
+
+static __device__ __forceinline__ uint16_t float_to_half_bits(float x, bool is_bf16)
+{
+    if (is_bf16) return __bfloat16_as_ushort(__float2bfloat16_rn(x));
+    return __half_as_ushort(__float2half_rn(x));
+}
+
+/* ---- 8-bit numbers: bytes A and B of x as two f16 numbers, which is exact ---- */
+
+template <int A, int B> static __device__ __forceinline__ uint32_t e5m2_to_f16(uint32_t x)
+{
+    return __byte_perm(x, 0, B << 12 | 0x404 | A << 4); /* each on top of a half */
+}
+
+/* int8 numbers plus 128: 0x6400 + u is 1024 + u in f16. */
+template <int A, int B> static __device__ __forceinline__ uint32_t offset_int8_to_f16(uint32_t x)
+{
+    uint32_t u = __byte_perm(x, 0x64646464u, 0x4040 | B << 8 | A);
+    __half2 h = __hsub2(*(__half2 *)&u, __half2half2(__ushort_as_half(0x6480))); /* 1152 */
+    return *(uint32_t *)&h;
+}
+
+/* e4m3 from sm_89 on. */
+static __device__ __forceinline__ uint32_t cvt_e4m3(uint32_t two)
+{
+    uint32_t r;
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(r) : "h"((uint16_t)two));
+    return r;
+}
+
+/* e4m3 before sm_89, each on top of a half, where no number is NaN: their exponents' biases differ by 8. */
+static __device__ __forceinline__ uint32_t lift_e4m3(uint32_t wide)
+{
+    uint32_t bits = (wide & 0x80008000u) | ((wide & 0x7f007f00u) >> 1);
+    __half2 h = __hmul2(*(__half2 *)&bits, __half2half2(__ushort_as_half(0x5c00))); /* 256 */
+    return *(uint32_t *)&h;
+}
+
+#endif
