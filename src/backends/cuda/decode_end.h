@@ -5,7 +5,11 @@
 #ifndef FOLIOI_DECODE_END_H
 #define FOLIOI_DECODE_END_H
 
-#include "backends/cuda/decode_kernel.h"
+#include "backends/cuda/decode_block.h"
+#include "backends/cuda/decode_softmax.h"
+#include "backends/cuda/decode_values.h"
+#include "backends/cuda/instructions.h"
+#include "backends/cuda/warp.h"
 
 /* Warps' sums into sh.out in the order of warps; m and l of the rows into warp_m[0] and warp_l[0]. */
 template <int VMAX, int NT>

@@ -1,0 +1,95 @@
+/*
+ * decode_block.h: what a block of decode threads is given, and how its shared memory lies:
+ *
+ *   sums of rows | first items | maxima and sums of warps | q | notes, scales and barriers of stages | stages
+ *
+ * A stage holds 16 tokens of K, then of V; each warp has num_stages of its own.
+ */
+#ifndef FOLIOI_DECODE_BLOCK_H
+#define FOLIOI_DECODE_BLOCK_H
+
+#include "backends/cuda/decode.h"
+
+#define MAX_WARPS 8
+#define MAX_ITEMS 8     /* of a block, kept in shared memory: the first ones */
+#define STAGE_ALIGN 128 /* bulk copies are slower to other places */
+
+typedef struct decode_args {
+    folioi_cuda_layer layer;
+    const int32_t *blocks;
+    const folioi_cuda_counts *counts;
+    const folioi_cuda_seq *seqs;
+    const int32_t *slot_begin;
+    const folioi_decode_item *items;
+    int32_t *counters; /* [seq][kv head][row block] */
+    float *partials;   /* [store][kv head][max_rows][v_dims], then m and l, each [max_rows] */
+    int64_t out_rows;
+    int32_t max_rows, row_blocks, group, num_warps, num_stages;
+    int32_t k_stride, v_stride, stage_bytes; /* in shared memory, bytes */
+    int32_t copy_bytes, kv_bytes;
+    int32_t k_copies, v_copies; /* copies per row */
+    uint32_t k_inverse, v_inverse;
+    int32_t q_stride, out_stride; /* in shared memory: halves, floats */
+    int32_t out_copies, out_size; /* warps add up in so many copies of out; floats of one */
+    int32_t block_shift;          /* block_size is 1 << block_shift; -1: it is no power of two */
+    int32_t one_block_tiles;      /* no tile lies in two blocks */
+    int32_t bulk;      /* rows of a block lie one after another: bulk copies can take them */
+    int32_t out_quads; /* four numbers of out can be stored at once */
+} decode_args;
+
+/* What a tile in shared memory is; written with its copies, read when they have landed. */
+struct tile_note {
+    int item2; /* 2 * item + fresh */
+    int tile, low, high;
+};
+
+static_assert(sizeof(folioi_decode_item) % 16 == 0, "items are copied in 16 bytes");
+
+struct block_shared {
+    folioi_decode_item *entries;
+    int item_begin;
+    float *out;             /* [rows][out_stride]                      */
+    float *warp_m, *warp_l; /* [MAX_WARPS][16]                        */
+    uint16_t *q;            /* [3][16][q_stride]: as given; in the cache's type; what that lost */
+    float *q_factor;        /* [16] */
+    int *flag;
+    char *stages;       /* this warp's */
+    tile_note *notes;   /* this warp's */
+    uint64_t *barriers; /* this warp's, one per stage: ends of bulk copies */
+    float *scales;      /* this warp's: [stage][32], K then V */
+};
+
+static __device__ __forceinline__ block_shared carve_shared(const decode_args &a, char *memory,
+                                                            int q_forms, int warp)
+{
+    block_shared sh;
+    sh.out = (float *)memory;
+    memory += a.out_copies * a.out_size * sizeof(float);
+    sh.entries = (folioi_decode_item *)memory;
+    memory += MAX_ITEMS * sizeof(folioi_decode_item);
+    sh.warp_m = (float *)memory;
+    sh.warp_l = sh.warp_m + MAX_WARPS * 16;
+    sh.q_factor = sh.warp_l + MAX_WARPS * 16;
+    sh.flag = (int *)(sh.q_factor + 16);
+    memory += (2 * MAX_WARPS * 16 + 32) * sizeof(float);
+    sh.q = (uint16_t *)memory;
+    memory += q_forms * 16 * a.q_stride * sizeof(uint16_t);
+    sh.notes = (tile_note *)memory + warp * a.num_stages;
+    memory += a.num_warps * a.num_stages * sizeof(tile_note);
+    sh.scales = (float *)memory + warp * a.num_stages * 32;
+    if (a.layer.k.scales != NULL) memory += a.num_warps * a.num_stages * 32 * sizeof(float);
+    sh.barriers = (uint64_t *)memory + warp * a.num_stages;
+    memory += a.num_warps * a.num_stages * sizeof(uint64_t);
+    memory += -(uintptr_t)memory % STAGE_ALIGN;
+    sh.stages = memory + (int64_t)warp * a.num_stages * a.stage_bytes;
+    return sh;
+}
+
+static __device__ __forceinline__ const folioi_decode_item *item_at(const decode_args &a,
+                                                                    const block_shared &sh, int n)
+{
+    int kept = n - sh.item_begin;
+    return kept < MAX_ITEMS ? &sh.entries[kept] : &a.items[n];
+}
+
+#endif

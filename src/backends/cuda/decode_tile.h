@@ -1,0 +1,50 @@
+/*
+ * decode_tile.h: a tile in shared memory: 16 tokens of K, or of V. Tiles of the general instances have rows `stride` bytes
+ * apart; those of the plain ones lie as follows from head size and bytes of a number.
+ */
+#ifndef FOLIOI_DECODE_TILE_H
+#define FOLIOI_DECODE_TILE_H
+
+#include <stdint.h>
+
+struct tile_view {
+    uint32_t k, v;
+    const float *scales; /* of int8: K of the 16 tokens, then V; else NULL */
+    int tile, low, high;
+    bool fresh;
+};
+
+/* Bytes between rows of a plain tile: an odd number of 16-byte chunks, so that ldmatrix meets no bank twice. */
+template <int DIMS, int BYTES> static __device__ constexpr int plain_stride()
+{
+    return DIMS * BYTES + 16;
+}
+
+/*
+ * Do the rows of a plain tile lie side by side, as they do in a block of the cache? Then one bulk copy of 4 KB brings
+ * K and one V. ldmatrix would meet a bank eight times there: fragments are made of 16-byte loads instead.
+ */
+static __device__ constexpr bool plain_packed(int dims, int bytes)
+{
+    return dims == 128 && bytes == 2;
+}
+
+/* Rows of 128 bytes lie side by side too, for ldmatrix: chunk c of row t is at place c ^ t % 8. */
+static __device__ constexpr bool plain_swizzled(int dims, int bytes) { return dims * bytes == 128; }
+
+/* Where 16-byte chunk c of token t of a plain tile lies. */
+template <int DIMS, int BYTES> static __device__ __forceinline__ int plain_place(int t, int c)
+{
+    if (plain_packed(DIMS, BYTES)) return t * DIMS * BYTES + c * 16;
+    if (plain_swizzled(DIMS, BYTES)) return t * 128 + (c ^ (t & 7)) * 16;
+    return t * plain_stride<DIMS, BYTES>() + c * 16;
+}
+
+/* From the place of chunk 0 or 1 of a row to that of chunk 0 or 1 + c, c being even; tiles are at multiples of 128. */
+template <int DIMS, int BYTES>
+static __device__ __forceinline__ uint32_t plain_step(uint32_t place, int c)
+{
+    return plain_swizzled(DIMS, BYTES) ? place ^ (uint32_t)(c * 16) : place + c * 16;
+}
+
+#endif
