@@ -1,12 +1,13 @@
 /*
  * prefill_bytes.h: 8-bit K and V as operands of f16 products: read from shared memory as they are, two numbers to a matrix
  * element, and widened in registers. A lane then holds pairs of numbers that lie side by side, where mma.m16n8k16 wants them
- * 8 apart: q has the order of prefill_fetch.h, and of 16 numbers of V the even ones come first.
+ * 8 apart: q has the order of prefill_query.h, and of 16 numbers of V the even ones come first.
  */
 #ifndef FOLIOI_CUDA_PREFILL_BYTES_H
 #define FOLIOI_CUDA_PREFILL_BYTES_H
 
-#include "backends/cuda/prefill_fetch.h"
+#include "backends/cuda/instructions.h"
+#include "backends/cuda/prefill_instance.h"
 
 /* Bytes A and B of four, as two f16 numbers. */
 template <prefill_kv KV, int A, int B>
