@@ -16,23 +16,25 @@
 
 typedef struct decode_args {
     folioi_cuda_layer layer;
+    /* the step and its schedule */
     const int32_t *blocks;
     const folioi_cuda_counts *counts;
     const folioi_cuda_seq *seqs;
     const int32_t *slot_begin;
     const folioi_decode_item *items;
+    /* the workspace */
     int32_t *counters; /* [seq][kv head][row block] */
     float *partials;   /* [store][kv head][max_rows][v_dims], then m and l, each [max_rows] */
-    int64_t out_rows;
+    int64_t out_rows;  /* padding included */
     int32_t max_rows, row_blocks, group, num_warps, num_stages;
     int32_t k_stride, v_stride, stage_bytes; /* in shared memory, bytes */
     int32_t copy_bytes, kv_bytes;
-    int32_t k_copies, v_copies; /* copies per row */
-    uint32_t k_inverse, v_inverse;
-    int32_t q_stride, out_stride; /* in shared memory: halves, floats */
-    int32_t out_copies, out_size; /* warps add up in so many copies of out; floats of one */
-    int32_t block_shift;          /* block_size is 1 << block_shift; -1: it is no power of two */
-    int32_t one_block_tiles;      /* no tile lies in two blocks */
+    int32_t k_copies, v_copies;    /* copies per row */
+    uint32_t k_inverse, v_inverse; /* n / copies is n * inverse >> 22 */
+    int32_t q_stride, out_stride;  /* in shared memory: 16-bit numbers, floats */
+    int32_t out_copies, out_size;  /* warps add up in so many copies of out; floats of one */
+    int32_t block_shift;           /* block_size is 1 << block_shift; -1: it is no power of two */
+    int32_t one_block_tiles;       /* no tile lies in two blocks */
     int32_t bulk;      /* rows of a block lie one after another: bulk copies can take them */
     int32_t out_quads; /* four numbers of out can be stored at once */
 } decode_args;
@@ -46,12 +48,12 @@ struct tile_note {
 static_assert(sizeof(folioi_decode_item) % 16 == 0, "items are copied in 16 bytes");
 
 struct block_shared {
-    folioi_decode_item *entries;
+    folioi_decode_item *items; /* [MAX_ITEMS], from item_begin on */
     int item_begin;
     float *out;             /* [rows][out_stride]                      */
     float *warp_m, *warp_l; /* [MAX_WARPS][16]                        */
-    uint16_t *q;            /* [3][16][q_stride]: as given; in the cache's type; what that lost */
-    float *q_factor;        /* [16] */
+    uint16_t *q;     /* [Q_FORMS][16][q_stride]: as given; in the cache's type; what that lost */
+    float *q_factor; /* [16]: what rows of the second form were divided by */
     int *flag;
     char *stages;       /* this warp's */
     tile_note *notes;   /* this warp's */
@@ -65,7 +67,7 @@ static __device__ __forceinline__ block_shared carve_shared(const decode_args &a
     block_shared sh;
     sh.out = (float *)memory;
     memory += a.out_copies * a.out_size * sizeof(float);
-    sh.entries = (folioi_decode_item *)memory;
+    sh.items = (folioi_decode_item *)memory;
     memory += MAX_ITEMS * sizeof(folioi_decode_item);
     sh.warp_m = (float *)memory;
     sh.warp_l = sh.warp_m + MAX_WARPS * 16;
@@ -89,7 +91,7 @@ static __device__ __forceinline__ const folioi_decode_item *item_at(const decode
                                                                     const block_shared &sh, int n)
 {
     int kept = n - sh.item_begin;
-    return kept < MAX_ITEMS ? &sh.entries[kept] : &a.items[n];
+    return kept < MAX_ITEMS ? &sh.items[kept] : &a.items[n];
 }
 
 #endif

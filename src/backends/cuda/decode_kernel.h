@@ -1,13 +1,12 @@
 /*
- * decode_kernel.h: attention of few rows. A block is one slot of the schedule and one kv head; each of
- * its warps streams tiles of 16 tokens of its own through a ring of stages in shared memory, with no
- * barrier until an item ends:
+ * decode_kernel.h: attention of few rows. A block is one slot of the schedule and one kv head; each of its warps streams tiles
+ * of 16 tokens of its own through a ring of stages in shared memory, with no barrier until an item ends:
  *
- *   S^T[16 tokens][8 or 16 rows] = K Q^T        K by ldmatrix
- *   O^T[dims][rows] += V^T P^T                  V by ldmatrix.trans, P turned by movmatrix
+ *   S^T[16 tokens][8 or 16 rows] = K Q^T        decode_scores.h, weights: decode_softmax.h
+ *   O^T[dims][rows] += V^T P^T                  decode_values.h
  *
- * Then the warps add up in their order, and the last block of a split sequence adds up its parts in
- * theirs. PLAIN instances know type and head size; the other ones take every option at run time.
+ * Then the warps add up in their order, and the last block of a split sequence adds up its parts in theirs: decode_end.h.
+ * PLAIN instances know type and head size; the other ones take every option at run time.
  */
 #ifndef FOLIOI_DECODE_KERNEL_H
 #define FOLIOI_DECODE_KERNEL_H
@@ -19,24 +18,117 @@
 #include "backends/cuda/decode_softmax.h"
 #include "backends/cuda/decode_values.h"
 
-/* PLAIN: 0, or the dtype of q, K, V and out, VMAX then being their head size. */
+/*
+ * An instance and what follows from it. PLAIN: 0, or the dtype of K and V, VMAX then being their head size; else the largest
+ * V it takes. NT: fragments of 8 rows.
+ */
+template <int VMAX_, int NT_, int PLAIN_> struct decode_instance {
+    static constexpr int VMAX = VMAX_, NT = NT_, PLAIN = PLAIN_;
+    using T = typename std::conditional<PLAIN == FOLIO_BF16, __nv_bfloat16, __half>::type;
+    static constexpr bool EIGHT = PLAIN == FOLIO_FP8_E4M3 || PLAIN == FOLIO_FP8_E5M2;
+    static constexpr bool PACKED = PLAIN != 0 && !EIGHT && plain_packed(VMAX, 2);
+    static constexpr bool Q_IN_REGISTERS = PLAIN != 0 && VMAX <= 128;
+    /* loaded while the item before ends */
+    static constexpr bool Q_EARLY = Q_IN_REGISTERS && !EIGHT;
+    /* that shared memory holds of q: see block_shared */
+    static constexpr int Q_FORMS = PLAIN == 0 ? 3 : EIGHT ? 2 : Q_IN_REGISTERS ? 0 : 1;
+    static constexpr int Q_STEPS = Q_IN_REGISTERS ? VMAX / 16 : 1;
+};
+
+/* The block's first items to shared memory. */
+static __device__ __forceinline__ void keep_items(const decode_args &a, const block_shared &sh,
+                                                  int item_begin, int item_end)
+{
+    constexpr int CHUNKS = sizeof(folioi_decode_item) / 16;
+    int kept = min(item_end - item_begin, MAX_ITEMS) * CHUNKS;
+    for (int n = threadIdx.x; n < kept; n += blockDim.x)
+        ((uint4 *)sh.items)[n] = ((const uint4 *)&a.items[item_begin])[n];
+    __syncthreads();
+}
+
+/* Rows of an item and, unless they come early, its q. */
+template <class I>
+static __device__ __forceinline__ void start_item(const decode_args &a, const block_shared &sh,
+                                                  const folioi_decode_item &item, int num_rows,
+                                                  int first_row, int kv_head, int *whole_begin,
+                                                  int *whole_end, row_state<I::NT> &rows,
+                                                  row_options<I::NT> &opt,
+                                                  uint32_t q[I::Q_STEPS][I::NT][2])
+{
+    const folioi_cuda_seq &s = item.sequence;
+    start_rows<I::NT>(a, s, num_rows, first_row, whole_begin, whole_end, rows);
+    if constexpr (!I::Q_EARLY) {
+        stage_q(a, s, num_rows, first_row, kv_head, I::Q_FORMS, sh.q, sh.q_factor);
+        __syncthreads();
+    }
+    if constexpr (I::EIGHT) {
+        int form = a.layer.dtype == FOLIO_BF16 ? 16 * a.q_stride : 0;
+        load_q_turned<I::VMAX, I::NT>(sh.q + form, a.q_stride, q);
+    }
+    if constexpr (I::PLAIN == 0 || I::EIGHT)
+        start_options<I::NT>(a, s, item.seq, num_rows, first_row, kv_head, sh, opt);
+}
+
+/* Dot products of a tile's K with the rows. */
+template <class I>
+static __device__ __forceinline__ void score_tile(const decode_args &a, const block_shared &sh,
+                                                  tile_view &tile, int stage,
+                                                  const uint32_t q[I::Q_STEPS][I::NT][2], bool wide,
+                                                  float s[I::NT][4])
+{
+    using T = typename I::T;
+    if constexpr (I::EIGHT) scores_plain_8<I::PLAIN, I::VMAX, I::NT>(s, tile.k, q, wide);
+    else if constexpr (I::PACKED) scores_packed<T, I::VMAX, I::NT>(s, tile.k, q, wide);
+    else if constexpr (I::Q_IN_REGISTERS) scores_plain<T, I::VMAX, I::NT>(s, tile.k, q, wide);
+    else if constexpr (I::PLAIN != 0)
+        scores_16<T, I::NT>(s, tile.k, a.k_stride, I::VMAX / 16, sh.q, a.q_stride, wide);
+    else {
+        if (a.layer.k.scales != NULL && !tile.fresh) tile.scales = sh.scales + stage * 32;
+        general_scores<I::NT>(a, tile, sh, wide, s);
+    }
+}
+
+/* A tile's V by the weights s to the sums; alpha: what the sums so far are multiplied with, where `grown`. */
+template <class I>
+static __device__ __forceinline__ void add_tile_values(const decode_args &a, const tile_view &tile,
+                                                       float o[I::VMAX / 16][I::NT][4],
+                                                       float s[I::NT][4], float alpha[2 * I::NT],
+                                                       bool grown, int num_rows, bool wide,
+                                                       bool apart, const uint32_t hidden[I::NT][4],
+                                                       float *largest_scale)
+{
+    using T = typename I::T;
+    constexpr int VMAX = I::VMAX, NT = I::NT, STEPS = VMAX / 16;
+    if constexpr (I::PLAIN == 0) {
+        if (a.kv_bytes == 1) {
+            float ago = scale_values<NT>(a, tile, hidden, s, largest_scale);
+            grown |= ago != 1.0f;
+#pragma unroll
+            for (int r = 0; r < 2 * NT; r++) alpha[r] *= ago;
+        }
+    }
+    if (grown) rescale<VMAX, NT>(o, alpha, wide);
+    if constexpr (I::EIGHT)
+        add_tile<T, VMAX, NT>(o, values_8<I::PLAIN, VMAX>(tile.v, 0), STEPS, s, num_rows, apart,
+                              hidden);
+    else if constexpr (I::PACKED)
+        add_tile<T, VMAX, NT>(o, values_packed<VMAX>(tile.v), STEPS, s, num_rows, apart, hidden);
+    else if constexpr (I::PLAIN != 0)
+        add_tile<T, VMAX, NT>(o, values_16<VMAX>(tile.v, 0), STEPS, s, num_rows, apart, hidden);
+    else general_values<VMAX, NT>(a, tile, s, num_rows, apart, hidden, o);
+}
+
 template <int VMAX, int NT, int PLAIN, int WARPS>
 __global__ void __launch_bounds__(32 * WARPS, VMAX <= 128 ? 2 : 1)
     decode_kernel(const __grid_constant__ decode_args a)
 {
     extern __shared__ __align__(128) char memory[];
-    using T = typename std::conditional<PLAIN == FOLIO_BF16, __nv_bfloat16, __half>::type;
-    constexpr bool Q_IN_REGISTERS = PLAIN != 0 && VMAX <= 128;
-    constexpr bool EIGHT = PLAIN == FOLIO_FP8_E4M3 || PLAIN == FOLIO_FP8_E5M2;
-    constexpr int Q_FORMS = PLAIN == 0 ? 3 : EIGHT ? 2 : Q_IN_REGISTERS ? 0 : 1;
-    constexpr bool PACKED = PLAIN != 0 && !EIGHT && plain_packed(VMAX, 2);
-    constexpr bool Q_EARLY = Q_IN_REGISTERS && !EIGHT;
-    constexpr int Q_STEPS = Q_IN_REGISTERS ? VMAX / 16 : 1;
+    using I = decode_instance<VMAX, NT, PLAIN>;
     int warp = threadIdx.x / 32;
     int kv_head = blockIdx.x / a.row_blocks % a.layer.num_kv_heads;
     int slot = blockIdx.x / (a.row_blocks * a.layer.num_kv_heads);
     int first_row = blockIdx.x % a.row_blocks * 8;
-    block_shared sh = carve_shared(a, memory, Q_FORMS, warp);
+    block_shared sh = carve_shared(a, memory, I::Q_FORMS, warp);
     if (PLAIN == 0 && (a.layer.k_dims | a.layer.v_dims) % 16 != 0) {
         /* columns past the head size meet zeros of q; no copy ever writes there */
         for (int n = threadIdx.x & 31; n < a.num_stages * a.stage_bytes / 16; n += 32)
@@ -45,11 +137,7 @@ __global__ void __launch_bounds__(32 * WARPS, VMAX <= 128 ? 2 : 1)
     }
     int item_begin = a.slot_begin[slot], item_end = a.slot_begin[slot + 1];
     sh.item_begin = item_begin;
-    constexpr int CHUNKS = sizeof(folioi_decode_item) / 16;
-    int kept = min(item_end - item_begin, MAX_ITEMS) * CHUNKS;
-    for (int n = threadIdx.x; n < kept; n += blockDim.x)
-        ((uint4 *)sh.entries)[n] = ((const uint4 *)&a.items[item_begin])[n];
-    __syncthreads();
+    keep_items(a, sh, item_begin, item_end);
     cursor c = {};
     c.item = item_begin;
     c.item_end = item_end;
@@ -63,8 +151,8 @@ __global__ void __launch_bounds__(32 * WARPS, VMAX <= 128 ? 2 : 1)
         bulk_fence();
         __syncwarp();
     }
-    uint32_t q[Q_STEPS][NT][2];
-    if constexpr (Q_EARLY)
+    uint32_t q[I::Q_STEPS][NT][2];
+    if constexpr (I::Q_EARLY)
         if (item_begin < item_end)
             load_q<VMAX, NT>(a, item_at(a, sh, item_begin)->sequence, first_row, kv_head, q);
     for (int n = item_begin; n < item_end; n++) {
@@ -78,17 +166,8 @@ __global__ void __launch_bounds__(32 * WARPS, VMAX <= 128 ? 2 : 1)
         float o[VMAX / 16][NT][4] = {};
         float largest_scale = 0.0f;
         int whole_begin, whole_end;
-        start_rows<NT>(a, s, num_rows, first_row, &whole_begin, &whole_end, rows);
-        if constexpr (!Q_EARLY) {
-            stage_q(a, s, num_rows, first_row, kv_head, Q_FORMS, sh.q, sh.q_factor);
-            __syncthreads();
-        }
-        if constexpr (EIGHT) {
-            int form = a.layer.dtype == FOLIO_BF16 ? 16 * a.q_stride : 0;
-            load_q_turned<VMAX, NT>(sh.q + form, a.q_stride, q);
-        }
-        if constexpr (PLAIN == 0 || EIGHT)
-            start_options<NT>(a, s, item.seq, num_rows, first_row, kv_head, sh, opt);
+        start_item<I>(a, sh, item, num_rows, first_row, kv_head, &whole_begin, &whole_end, rows,
+                      opt, q);
         for (;;) {
             if (filled < a.num_stages && c.item < c.item_end) {
                 int next = stage + filled;
@@ -99,9 +178,10 @@ __global__ void __launch_bounds__(32 * WARPS, VMAX <= 128 ? 2 : 1)
             }
             if (filled == 0) break;
             __syncwarp();
-            int4 note = *(const int4 *)&sh.notes[stage];
-            if (note.x >> 1 != n) break;
-            if (comes_in_bulk<VMAX, PLAIN>(a, note.y, note.z, note.w)) {
+            tile_note note;
+            *(int4 *)&note = *(const int4 *)&sh.notes[stage];
+            if (note.item2 >> 1 != n) break;
+            if (comes_in_bulk<VMAX, PLAIN>(a, note.tile, note.low, note.high)) {
                 if constexpr (HAS_BULK_COPIES)
                     bulk_wait(shared_address(sh.barriers + stage), phases >> stage & 1);
                 phases ^= 1u << stage;
@@ -111,63 +191,32 @@ __global__ void __launch_bounds__(32 * WARPS, VMAX <= 128 ? 2 : 1)
             tile_view tile = {shared_address(sh.stages) + stage * a.stage_bytes,
                               0,
                               NULL,
-                              note.y,
-                              note.z,
-                              note.w,
-                              (note.x & 1) != 0};
+                              note.tile,
+                              note.low,
+                              note.high,
+                              (note.item2 & 1) != 0};
             tile.v = tile.k + 16 * a.k_stride;
-            bool whole =
-                note.y >= max(whole_begin, note.z) && note.y + 16 <= min(whole_end, note.w);
+            bool whole = note.tile >= max(whole_begin, note.low) &&
+                         note.tile + 16 <= min(whole_end, note.high);
             float sc[NT][4] = {}, alpha[2 * NT];
             uint32_t hidden[NT][4];
-            if constexpr (EIGHT) {
-                scores_plain_8<PLAIN, VMAX, NT>(sc, tile.k, q, wide);
-            } else if constexpr (PACKED) {
-                scores_packed<T, VMAX, NT>(sc, tile.k, q, wide);
-            } else if constexpr (Q_IN_REGISTERS) {
-                scores_plain<T, VMAX, NT>(sc, tile.k, q, wide);
-            } else if constexpr (PLAIN != 0) {
-                scores_16<T, NT>(sc, tile.k, a.k_stride, VMAX / 16, sh.q, a.q_stride, wide);
-            } else {
-                if (a.layer.k.scales != NULL && !tile.fresh) tile.scales = sh.scales + stage * 32;
-                general_scores<NT>(a, tile, sh, wide, sc);
-            }
+            score_tile<I>(a, sh, tile, stage, q, wide, sc);
             bool apart = finish_scores<PLAIN, NT>(a, tile, rows, opt, num_rows, whole, sc, hidden);
             bool grown = soften<NT>(rows, sc, alpha, wide);
-            if constexpr (EIGHT) {
-                if (grown) rescale<VMAX, NT>(o, alpha, wide);
-                add_tile<__half, VMAX, NT>(o, values_8<PLAIN, VMAX>(tile.v, 0), VMAX / 16, sc,
-                                           num_rows, apart, hidden);
-            } else if constexpr (PACKED) {
-                if (grown) rescale<VMAX, NT>(o, alpha, wide);
-                add_tile<T, VMAX, NT>(o, values_packed<VMAX>(tile.v), VMAX / 16, sc, num_rows,
-                                      apart, hidden);
-            } else if constexpr (PLAIN != 0) {
-                if (grown) rescale<VMAX, NT>(o, alpha, wide);
-                add_tile<T, VMAX, NT>(o, values_16<VMAX>(tile.v, 0), VMAX / 16, sc, num_rows, apart,
-                                      hidden);
-            } else {
-                if (a.kv_bytes == 1) {
-                    float ago = scale_values<NT>(a, tile, hidden, sc, &largest_scale);
-                    grown |= ago != 1.0f;
-#pragma unroll
-                    for (int r = 0; r < 2 * NT; r++) alpha[r] *= ago;
-                }
-                if (grown) rescale<VMAX, NT>(o, alpha, wide);
-                general_values<VMAX, NT>(a, tile, sc, num_rows, apart, hidden, o);
-            }
+            add_tile_values<I>(a, tile, o, sc, alpha, grown, num_rows, wide, apart, hidden,
+                               &largest_scale);
             __syncwarp();
             filled--;
             if (++stage == a.num_stages) stage = 0;
         }
-        if constexpr (Q_EARLY) /* the next item's, on its way while this one ends */
+        if constexpr (I::Q_EARLY) /* the next item's, on its way while this one ends */
             if (n + 1 < item_end)
                 load_q<VMAX, NT>(a, item_at(a, sh, n + 1)->sequence, first_row, kv_head, q);
         int steps = PLAIN != 0 ? VMAX / 16 : (a.layer.v_dims + 15) / 16;
-        dim_order order = PACKED                                     ? PACKED_DIMS
-                          : EIGHT || (PLAIN == 0 && a.kv_bytes == 1) ? TURNED_DIMS
-                                                                     : PLAIN_DIMS;
-        if constexpr (EIGHT) {
+        dim_order order = I::PACKED                                     ? PACKED_DIMS
+                          : I::EIGHT || (PLAIN == 0 && a.kv_bytes == 1) ? TURNED_DIMS
+                                                                        : PLAIN_DIMS;
+        if constexpr (I::EIGHT) {
             float by[2 * NT];
 #pragma unroll
             for (int r = 0; r < 2 * NT; r++) by[r] = a.layer.v.scale;

@@ -7,11 +7,12 @@
 
 #include <stdint.h>
 
+/* A tile to compute with. */
 struct tile_view {
-    uint32_t k, v;
+    uint32_t k, v;       /* in shared memory */
     const float *scales; /* of int8: K of the 16 tokens, then V; else NULL */
-    int tile, low, high;
-    bool fresh;
+    int tile, low, high; /* its first key; of its keys those of the item */
+    bool fresh;          /* new rows, not the cache's */
 };
 
 /* Bytes between rows of a plain tile: an odd number of 16-byte chunks, so that ldmatrix meets no bank twice. */
