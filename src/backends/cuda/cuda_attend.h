@@ -1,6 +1,6 @@
 /*
- * cuda_attend.h: what every attention kernel on the device is given: one layer by value, and the step's sequences,
- * block tables and schedule as arrays in device memory, made once per step and read by every layer.
+ * cuda_attend.h: what every attention kernel on the device is given: one layer by value, and the step (cuda_step.h), made once
+ * and read by every layer.
  */
 #ifndef FOLIOI_CUDA_ATTEND_H
 #define FOLIOI_CUDA_ATTEND_H
@@ -15,7 +15,7 @@ typedef struct folioi_cuda_sm {
     int32_t count, shared_bytes, shared_of_block;
 } folioi_cuda_sm;
 
-/** Rows of numbers: element (row, head, d) at row * token + head * head_stride + d. */
+/** Rows of numbers: element (row, h, d) at row * token + h * head + d. */
 typedef struct folioi_cuda_rows {
     void *data;
     int64_t token, head;

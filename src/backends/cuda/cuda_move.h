@@ -24,8 +24,7 @@ typedef struct folioi_cuda_moves {
 typedef struct folioi_cuda_way {
     folioi_address from, to, from_scales, to_scales;
     int32_t dims;
-    int32_t
-        run; /* tokens of a head that lie together on both sides: 1, all, or 0 where not even one does */
+    int32_t run; /* tokens of a head that lie together on both sides: 1, all, or 0: not even one */
 } folioi_cuda_way;
 
 /**

@@ -21,9 +21,8 @@ typedef struct folioi_cuda_seq {
 /** Counts of a step: in device memory, since a captured graph meets other ones when it is replayed. */
 typedef struct folioi_cuda_counts {
     int32_t num_seqs;
-    int32_t
-        num_emptied; /* sequences that were refused on the device: query_len 0, but their rows are there */
-    int64_t num_rows; /* of the batch */
+    int32_t num_emptied; /* refused on the device: query_len is 0, but their rows are there */
+    int64_t num_rows;    /* of the batch */
 } folioi_cuda_counts;
 
 /** One step: everything in device memory. */

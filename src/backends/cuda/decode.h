@@ -37,7 +37,7 @@ typedef struct folioi_cuda_decode_plan {
 void folioi_cuda_decode_init(folioi_cuda_decode_plan *plan,
                              const folioi_cuda_decode_limits *limits);
 
-/** Can decode read this layer? false: layouts without plain rows, f32. */
+/** Can decode read this layer? false: f32, head sizes above 512, layouts without plain rows, groups above 16. */
 bool folioi_cuda_decode_takes(const folioi_cuda_layer *layer);
 
 /** Where its schedule lies, for the job that makes it. */

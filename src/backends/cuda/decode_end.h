@@ -22,7 +22,7 @@ static __device__ __forceinline__ void add_warps(const decode_args &a, const blo
 #pragma unroll
     for (int row = 0; row < 2 * NT; row++) {
         float l = row_sum(rows.l[row]);
-        int r = 8 * (row / 2) + 2 * t + (row & 1);
+        int r = row_of(t, row);
         if (g == 0) {
             sh.warp_m[warp * 16 + r] = rows.m[row];
             sh.warp_l[warp * 16 + r] = l;
@@ -32,7 +32,7 @@ static __device__ __forceinline__ void add_warps(const decode_args &a, const blo
     float by[2 * NT];
 #pragma unroll
     for (int row = 0; row < 2 * NT; row++) {
-        int r = 8 * (row / 2) + 2 * t + (row & 1);
+        int r = row_of(t, row);
         float m = -INFINITY;
         for (int w = 0; w < a.num_warps; w++) m = fmaxf(m, sh.warp_m[w * 16 + r]);
         by[row] = exp_to(rows.m[row], exp_base(m));

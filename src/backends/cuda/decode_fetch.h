@@ -12,14 +12,14 @@
 
 /* One lane's view of the next tile its warp will fetch. */
 struct cursor {
-    int item, item_end;  /* equal: no tile is left */
-    int tile;            /* its first key            */
-    int low, high;       /* keys of the item        */
-    int fresh_at;        /* keys from here on are new rows */
-    bool fresh;          /* this visit reads those   */
-    int block, in_block; /* of this lane's token */
-    int64_t table, new_row;
-    bool wrote; /* threads wrote to the stages since the last bulk copy */
+    int item, item_end;     /* equal: no tile is left */
+    int tile;               /* its first key */
+    int low, high;          /* keys of the item */
+    int fresh_at;           /* keys from here on are new rows */
+    bool fresh;             /* this visit reads those */
+    int block, in_block;    /* of this lane's token */
+    int64_t table, new_row; /* its sequence's table; the new row of key 0, were it one */
+    bool wrote;             /* threads wrote to the stages since the last bulk copy */
 };
 
 /* ---- the cursor ---- */
@@ -96,8 +96,10 @@ static __device__ __forceinline__ uint64_t row_address(const decode_args &a, con
     return (uint64_t)side.base + at * a.kv_bytes;
 }
 
-/* Rows whose alignment no copy_async takes, and new rows beside an 8-bit cache, whose V must come in the
- * order of dims that 8-bit fragments have: even dims of 16 first. */
+/*
+ * Rows whose alignment no cp_async takes, and new rows beside an 8-bit cache, whose V must come in the order of dims that
+ * 8-bit fragments have: even dims of 16 first.
+ */
 static __device__ __noinline__ void copy_rows_slowly(uint32_t dst, int stride, uint64_t row,
                                                      int dims, int bytes, bool turn, int first_lane)
 {
@@ -116,6 +118,7 @@ static __device__ __noinline__ void copy_rows_slowly(uint32_t dst, int stride, u
     }
 }
 
+/* 16 rows of `copies` copies each: lane first_lane + t holds the address of row t, 0 where it is zeros. */
 template <int BYTES>
 static __device__ __forceinline__ void copy_rows(uint32_t dst, int stride, uint64_t row, int copies,
                                                  uint32_t inverse, int first_lane,
@@ -159,6 +162,7 @@ static __device__ __forceinline__ void copy_general(const decode_args &a, const 
 
 /* ---- tiles of the plain instances ---- */
 
+/* The same to a plain tile. */
 template <int DIMS, int BYTES>
 static __device__ __forceinline__ void copy_rows_plain(uint32_t dst, uint64_t row, int first_lane,
                                                        const void *anywhere)

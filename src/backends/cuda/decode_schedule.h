@@ -30,8 +30,7 @@ typedef struct folioi_decode_item {
 
 /** A schedule in device memory. */
 typedef struct folioi_decode_table {
-    int32_t
-        *slot_begin; /* [num_slots + 1]: items of slot b are [slot_begin[b], slot_begin[b + 1]) */
+    int32_t *slot_begin; /* [num_slots + 1]: where the items of each slot begin, and end */
     folioi_decode_item *items;
 } folioi_decode_table;
 

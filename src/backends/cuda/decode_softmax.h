@@ -1,6 +1,6 @@
 /*
  * decode_softmax.h: from scores to weights: which keys each row sees, the layer's options, running maxima and sums. A thread
- * has row 8 * n + 2 * (lane % 4) + e at [2 * n + e].
+ * of the S^T fragments has row row_of(lane % 4, n) at [n].
  */
 #ifndef FOLIOI_DECODE_SOFTMAX_H
 #define FOLIOI_DECODE_SOFTMAX_H
@@ -11,7 +11,7 @@
 #include "backends/cuda/instructions.h"
 #include "backends/cuda/warp.h"
 
-/* Rows of an item as one thread of the S^T fragment sees them: row 8 * n + 2 * (lane % 4) + e at [2 * n + e]. */
+/* Rows of an item as one thread sees them. */
 template <int NT> struct row_state {
     float m[2 * NT], l[2 * NT];
     int begin[2 * NT], end[2 * NT];
@@ -24,6 +24,9 @@ template <int NT> struct row_options {
     int64_t own[2 * NT];  /* key at the row's own position, for ALiBi */
     int64_t bias[2 * NT]; /* index of key 0 */
 };
+
+/* The row of the item that a thread has at [n]; t: lane % 4. */
+static __device__ __forceinline__ int row_of(int t, int n) { return 8 * (n / 2) + 2 * t + (n & 1); }
 
 static __device__ __forceinline__ float row_max(float x)
 {
@@ -69,7 +72,7 @@ static __device__ __forceinline__ void start_rows(const decode_args &a, const fo
     *whole_end = first.y;
 #pragma unroll
     for (int row = 0; row < 2 * NT; row++) {
-        int r = 8 * (row / 2) + 2 * t + (row & 1);
+        int r = row_of(t, row);
         int2 seen = first;
         if (s.query_len > 1) seen = seen_keys(a, s, (first_row + r) / a.group);
         rows.m[row] = -INFINITY;
@@ -89,7 +92,7 @@ static __device__ __forceinline__ void start_options(const decode_args &a, const
     bool converted = a.layer.dtype == FOLIO_BF16 && !cache_is_bf16(a);
 #pragma unroll
     for (int row = 0; row < 2 * NT; row++) {
-        int r = 8 * (row / 2) + 2 * t + (row & 1);
+        int r = row_of(t, row);
         int i = (first_row + r) / a.group, h = kv_head * a.group + (first_row + r) % a.group;
         opt.factor[row] = a.layer.scale * a.layer.k.scale * (converted ? sh.q_factor[r] : 1.0f);
         opt.slope[row] = 0.0f;

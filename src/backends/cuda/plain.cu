@@ -27,8 +27,8 @@ struct row {
 /* The sequence that a row of q belongs to; -1: none, or one that was refused. */
 __device__ int32_t find_seq(const folioi_cuda_step &s, int64_t row)
 {
-    int32_t low = 0,
-            high = s.counts->num_seqs; /* the last one that begins at or before it, and has rows */
+    /* the last one that begins at or before it, and has rows */
+    int32_t low = 0, high = s.counts->num_seqs;
     if (row >= s.counts->num_rows) return -1;
     while (high - low > 1) {
         int32_t middle = low + (high - low) / 2;

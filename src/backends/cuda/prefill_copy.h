@@ -1,4 +1,4 @@
-/* prefill_copy.h: rows of 16-bit or 8-bit numbers copied to shared memory, a lane knowing the address of one row. */
+/* prefill_copy.h: rows brought to shared memory, each lane knowing the address of one; and numbers loaded from anywhere. */
 #ifndef FOLIOI_CUDA_PREFILL_COPY_H
 #define FOLIOI_CUDA_PREFILL_COPY_H
 

@@ -1,6 +1,6 @@
 /*
- * prefill_fetch.h: K and V of a key tile on their way to a stage: read where they lie, page by page. A warp fetches SHARE keys: K by its
- * first lanes, V by the next.
+ * prefill_fetch.h: K and V of a key tile on their way to a stage: read where they lie, page by page. A warp fetches SHARE
+ * keys, a lane knowing the address of one row: its first lanes that of K, the next that of V.
  */
 #ifndef FOLIOI_CUDA_PREFILL_FETCH_H
 #define FOLIOI_CUDA_PREFILL_FETCH_H

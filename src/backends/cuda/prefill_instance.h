@@ -28,17 +28,17 @@ struct prefill_args {
     int32_t head_parts;   /* tiles a group needs                  */
     int32_t value_parts;  /* tiles the numbers of a V row need    */
     int32_t aligned;      /* rows may be copied in 16-byte chunks, 8-bit ones in chunks of 8 */
-    int32_t is_direct;    /* and K and V are of 16 bits: they need no widening */
+    int32_t is_direct;    /* aligned, and K and V are of 16 bits: they need no widening */
 };
 
 /* The tile a block computes. */
 struct prefill_work {
     int32_t seq, first_query, past_query;
-    int32_t kv_head, first_head; /* first_head: of the tile's query heads */
-    int32_t num_heads;
-    int32_t first_value;
-    int32_t begin, end;         /* keys that any row sees            */
-    int32_t all_begin, all_end; /* keys that all rows see            */
+    int32_t kv_head;
+    int32_t first_head, num_heads; /* query heads */
+    int32_t first_value;           /* of V's dims */
+    int32_t begin, end;            /* keys that any row sees */
+    int32_t all_begin, all_end;    /* keys that all rows see */
 };
 
 /* ---- instances ---- */
@@ -79,8 +79,8 @@ struct prefill_instance {
     static constexpr int KV_SIZE = KV == KV_WIDE ? 2 : 1;
     static constexpr int THREADS = WARPS * 32;
     static constexpr int WARP_ROWS = M_TILES * 16, ROWS = WARPS * WARP_ROWS;
-    static constexpr int SHARE =
-        KEYS / WARPS; /* keys a warp fetches: K by its first lanes, V by the next */
+    /* keys a warp fetches: K by its first lanes, V by the next */
+    static constexpr int SHARE = KEYS / WARPS;
     static constexpr int K_ROW = DK * KV_SIZE, V_ROW = DV * KV_SIZE; /* bytes */
     static constexpr int K_BYTES = KEYS * K_ROW, STAGE_BYTES = KEYS * (K_ROW + V_ROW);
     static constexpr int Q_BYTES = ROWS * DK * 2;
@@ -95,7 +95,7 @@ struct prefill_instance {
         char q[Q_BYTES];
         char kv[SPLIT ? 1 : 2][STAGE_BYTES];
         row rows[ROWS];
-        float k_scales[PLAIN ? 1 : KEYS];
+        float k_scales[PLAIN ? 1 : KEYS];                          /* of widened keys */
         alignas(16) float scales[2][KV == KV_INT8 ? 2 * KEYS : 4]; /* of a stage: K's, then V's */
         float parked[PARKS ? 4 * M_TILES : 1][PARKS ? THREADS : 1];
         folioi_cuda_seq seq;
@@ -121,9 +121,7 @@ template <int DV, int M> struct prefill_state {
 
 /* ---- places ---- */
 
-/*
- * The lane's number, anew: what follows from it is then computed where it is used and takes no registers across key tiles.
- */
+/* The lane's number, anew: what follows from it is computed where it is used and takes no registers across key tiles. */
 static __device__ __forceinline__ int fresh_lane(void)
 {
     int lane = threadIdx.x % 32;
@@ -150,6 +148,7 @@ static __device__ __forceinline__ int32_t divide(int32_t x, int32_t size)
     return (size & (size - 1)) == 0 ? x >> (__ffs(size) - 1) : x / size;
 }
 
+/* A row of the tile among the sequence's. */
 struct row_place {
     int32_t query, head; /* query < 0: no row */
 };

@@ -1,7 +1,8 @@
 /*
- * prefill_kernel.h: attention of many query rows. A block of threads computes one tile: some queries of one sequence times the query heads of
- * one kv head, as rows side by side, so that each tile of K and V is read once for all of them, the next one being on its way
- * while one is computed. Key tiles lie at multiples of KEYS: a row's bits depend on neither the tile it is in nor the batch.
+ * prefill_kernel.h: attention of many query rows. A block of threads computes one tile: some queries of one sequence times
+ * the query heads of one kv head, as rows side by side, so that each tile of K and V is read once for all of them, the next
+ * one being on its way while one is computed. Key tiles lie at multiples of KEYS: a row's bits depend on neither the tile it
+ * is in nor the batch.
  */
 #ifndef FOLIOI_CUDA_PREFILL_KERNEL_H
 #define FOLIOI_CUDA_PREFILL_KERNEL_H
@@ -15,6 +16,7 @@
 #include "backends/cuda/prefill_specials.h"
 #include "backends/cuda/prefill_values.h"
 #include "backends/cuda/prefill_widen.h"
+#include "backends/cuda/warp.h"
 
 /* ---- one key tile ---- */
 
@@ -125,7 +127,7 @@ static __device__ __forceinline__ void attend_staged(prefill_state<I::DV, M> &st
     }
 }
 
-/* The same in one stage. */
+/* The same in one stage: V comes while K is used, and K while V is. */
 template <class I, int M>
 static __device__ __forceinline__ void attend_split(prefill_state<I::DV, M> &st,
                                                     const prefill_args &a, const prefill_work &w,
@@ -199,6 +201,7 @@ static __device__ __forceinline__ bool attend_rows(const prefill_args &a, typena
 
 /* ---- the kernel ---- */
 
+/* What a unit of a tile of the list is: some of its queries and heads, and some of V's dims. */
 template <class I>
 static __device__ __forceinline__ prefill_work work_of(const prefill_args &a,
                                                        const folioi_prefill_tile &tile,

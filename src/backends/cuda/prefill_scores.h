@@ -1,6 +1,6 @@
 /*
- * prefill_scores.h: scores of one key tile: S = Q K^T, the layer's options, and -inf for keys that a row does not see. A lane has, of row
- * tile m, rows lane / 4 and lane / 4 + 8, and of every 8 keys the pair 2 * (lane % 4).
+ * prefill_scores.h: scores of one key tile: S = Q K^T, the layer's options, and -inf for keys that a row does not see. A lane
+ * has, of row tile m, rows lane / 4 and lane / 4 + 8, and of every 8 keys the pair 2 * (lane % 4).
  */
 #ifndef FOLIOI_CUDA_PREFILL_SCORES_H
 #define FOLIOI_CUDA_PREFILL_SCORES_H

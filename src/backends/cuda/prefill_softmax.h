@@ -32,9 +32,7 @@ static __device__ __forceinline__ void unpark(prefill_state<I::DV, M> &st, typen
         }
 }
 
-/*
- * Weights of f16 are kept 2^12 times larger: small ones then keep their digits. The sum is as much larger.
- */
+/* Weights of f16 are kept 2^12 times larger: small ones then keep their digits. The sum is as much larger. */
 template <typename T> struct weight_shift {
     static constexpr float LOG2 = 0.0f, INVERSE = 1.0f;
 };

@@ -1,6 +1,7 @@
 /*
- * prefill_specials.h: NaN and infinity in V: 0 times them is NaN, which must not reach rows that do not see the key. A block that meets NaN
- * computes its rows again by these functions: finite numbers by weight, and of the others which kinds each row sees.
+ * prefill_specials.h: NaN and infinity in V: 0 times them is NaN, which must not reach rows that do not see the key. A block
+ * that meets NaN computes its rows again by these functions: finite numbers by weight, and of the others which kinds each
+ * row sees.
  */
 #ifndef FOLIOI_CUDA_PREFILL_SPECIALS_H
 #define FOLIOI_CUDA_PREFILL_SPECIALS_H
@@ -67,10 +68,7 @@ static __device__ __forceinline__ uint32_t seen_bits(const float (&s)[I::KEYS / 
     return seen;
 }
 
-/*
- * multiply_values for any V: finite numbers by weight, of the others which kinds each row sees. Rare, so out waits in local
- * memory and leaves the registers to other loops.
- */
+/* multiply_values for any V. Rare, so out waits in local memory and leaves the registers to other loops. */
 template <class I>
 static __device__ __forceinline__ void multiply_any_values(prefill_state<I::DV, 1> &st,
                                                            const prefill_scores<I, 1> &s,

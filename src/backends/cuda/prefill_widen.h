@@ -1,6 +1,6 @@
 /*
- * prefill_widen.h: K and V of other types than q's, or not aligned: fetched as they are, and widened to 16 bits when their tile's turn
- * has come. For the general instances; those of known 8-bit types widen in registers (prefill_bytes.h).
+ * prefill_widen.h: K and V of 8 bits, or not aligned, for the general instances: fetched as they are, and widened to 16 bits
+ * when their tile's turn has come. Instances of a known 8-bit type widen in registers: prefill_bytes.h.
  */
 #ifndef FOLIOI_CUDA_PREFILL_WIDEN_H
 #define FOLIOI_CUDA_PREFILL_WIDEN_H
@@ -53,7 +53,7 @@ static __device__ __forceinline__ any_row find_row(const prefill_args &a, const 
 /* Where the warp's raw K lies: in the stage that widened tiles leave free. V follows it. */
 template <class I> static __device__ __forceinline__ uint32_t raw_keys(typename I::shared &sh)
 {
-    return shared_address(sh.kv[I::SPLIT ? 0 : 1]) + threadIdx.x / 32 * I::SHARE * (I::DK + I::DV);
+    return shared_address(sh.kv[1]) + threadIdx.x / 32 * I::SHARE * (I::DK + I::DV);
 }
 
 /* The 8-bit rows among a warp's on their way to `raw`: chunk i of 8 numbers at i * 8, for the same lane to widen. */
