@@ -35,7 +35,7 @@ static __device__ __forceinline__ void add_warps(const decode_args &a, const blo
         int r = row_of(t, row);
         float m = -INFINITY;
         for (int w = 0; w < a.num_warps; w++) m = fmaxf(m, sh.warp_m[w * 16 + r]);
-        by[row] = exp_to(rows.m[row], exp_base(m));
+        by[row] = exp_to(rows.m[row], softmax_base(m));
     }
     rescale<VMAX, NT>(o, by, wide);
     float *out = sh.out + warp % a.out_copies * a.out_size;
@@ -65,7 +65,7 @@ static __device__ __forceinline__ void add_warps(const decode_args &a, const blo
         float m = -INFINITY, l = 0.0f;
         for (int w = 0; w < a.num_warps; w++) m = fmaxf(m, sh.warp_m[w * 16 + r]);
         for (int w = 0; w < a.num_warps; w++)
-            l += sh.warp_l[w * 16 + r] * exp_to(sh.warp_m[w * 16 + r], exp_base(m));
+            l += sh.warp_l[w * 16 + r] * exp_to(sh.warp_m[w * 16 + r], softmax_base(m));
         sh.warp_m[r] = m;
         sh.warp_l[r] = l;
     }
@@ -93,8 +93,8 @@ static __device__ __noinline__ row_end end_row(const decode_args &a, float m, fl
 {
     float sink = a.layer.sinks != NULL ? a.layer.sinks[h] : -INFINITY;
     if (l == 0.0f) return {0.0f, sink};
-    float base = exp_base(fmaxf(m, sink));
-    float down = exp_to(exp_base(m), base); /* l counts from 0 where there is no maximum */
+    float base = softmax_base(fmaxf(m, sink));
+    float down = exp_to(softmax_base(m), base); /* l counts from 0 where there is no maximum */
     float sum = l * down + exp_to(sink, base);
     return {down / sum, base + log2f(sum) * LN2};
 }
@@ -228,7 +228,7 @@ static __device__ __forceinline__ void weigh_parts(const decode_args &a, const b
         for (int p = lane + 32; p < parts.num; p += 32)
             largest = fmaxf(largest, __ldcg(parts.m + p * parts.step + r));
         largest = warp_max(largest);
-        float base = exp_base(largest);
+        float base = softmax_base(largest);
 #pragma unroll 1
         for (int p = lane; p < parts.num; p += 32) {
             if (p >= 32) {

@@ -42,9 +42,6 @@ static __device__ __forceinline__ float row_sum(float x)
     return x + __shfl_xor_sync(ALL_LANES, x, 16);
 }
 
-/* What scores are compared with: their maximum, or 0 where there is none yet. */
-static __device__ __forceinline__ float exp_base(float m) { return m == -INFINITY ? 0.0f : m; }
-
 /* e^(x - base). The difference comes first: log2(e) times a score of 3e38 would be infinite. */
 static __device__ __forceinline__ float exp_to(float x, float base)
 {
@@ -183,7 +180,7 @@ static __device__ __forceinline__ bool soften(row_state<NT> &rows, float s[NT][4
         for (int e = 0; e < 2; e++) {
             int row = 2 * n + e;
             float m = fmaxf(rows.m[row], row_max(fmaxf(s[n][e], s[n][e + 2])));
-            float base = exp_base(m);
+            float base = softmax_base(m);
             alpha[row] = exp_to(rows.m[row], base);
             grown |= m != rows.m[row];
             rows.m[row] = m;

@@ -1,6 +1,6 @@
 /*
- * instructions.h: the instructions of sm_80 and later that attention kernels are made of, a function each, and the constants
- * of their exponentials. Numbers are f16 or bf16: T is __half or __nv_bfloat16. Fragments are those of mma.m16n8k16: lane l
+ * instructions.h: the instructions of sm_80 and later that attention kernels are made of, a function each, and what their
+ * exponentials share. Numbers are f16 or bf16: T is __half or __nv_bfloat16. Fragments are those of mma.m16n8k16: lane l
  * holds rows l / 4 and l / 4 + 8 and, of every 8 columns, the pair 2 * (l % 4).
  */
 #ifndef FOLIOI_CUDA_INSTRUCTIONS_H
@@ -8,6 +8,7 @@
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <math_constants.h>
 #include <stdint.h>
 #include <type_traits>
 
@@ -201,6 +202,12 @@ static __device__ __forceinline__ float exp2_approx(float x)
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
+}
+
+/* What scores are compared with: their maximum, or 0 where there is none. */
+static __device__ __forceinline__ float softmax_base(float max)
+{
+    return max == -CUDART_INF_F ? 0.0f : max;
 }
 
 /* Two numbers rounded to T, the first in the low half. */

@@ -62,7 +62,7 @@ static __device__ __forceinline__ void finish_rows(prefill_state<I::DV, M> &st,
                 lse = sink;
                 factor = 0.0f;
             } else {
-                largest = finite_or_0(largest) * score_unit<I>(a, sh, row); /* 0: all are NaN */
+                largest = softmax_base(largest) * score_unit<I>(a, sh, row); /* 0: all are NaN */
                 float top = fmaxf(largest, sink);
                 factor = exp2_approx((largest - top) * LOG2E);
                 sum = sum * factor + exp2_approx((sink - top) * LOG2E);

@@ -55,11 +55,6 @@ static __device__ __forceinline__ float score_unit(const prefill_args &a, typena
 /* Scores beyond this give their differences first: the rounding of a product could be a weight's overflow. */
 #define LARGE_SCORE 1e6f
 
-static __device__ __forceinline__ float finite_or_0(float x)
-{
-    return x == -CUDART_INF_F ? 0.0f : x;
-}
-
 /* The largest score so far of each row, and what was summed before times rescale; are any of them large? */
 template <class I, int M>
 static __device__ __forceinline__ bool find_largest(const prefill_scores<I, M> &s,
@@ -80,8 +75,8 @@ static __device__ __forceinline__ bool find_largest(const prefill_scores<I, M> &
             x = fmaxf(x, __shfl_xor_sync(ALL_LANES, x, 2));
             st.largest[m][r] = x;
             float unit = LOG2E * score_unit<I>(a, sh, row0 + m * 16 + r * 8);
-            rescale[m][r] = exp2_approx((before - finite_or_0(x)) * unit);
-            is_large |= fabsf(finite_or_0(x) * unit) > LARGE_SCORE;
+            rescale[m][r] = exp2_approx((before - softmax_base(x)) * unit);
+            is_large |= fabsf(softmax_base(x) * unit) > LARGE_SCORE;
         }
     return is_large;
 }
@@ -102,14 +97,14 @@ static __device__ __forceinline__ void soften(prefill_scores<I, M> &s, prefill_s
 #pragma unroll
             for (int n = 0; n < I::KEYS / 8; n++)
 #pragma unroll
-                for (int i = 0; i < 4; i++) s[m][n][i] -= finite_or_0(st.largest[m][i / 2]);
+                for (int i = 0; i < 4; i++) s[m][n][i] -= softmax_base(st.largest[m][i / 2]);
     }
 #pragma unroll
     for (int m = 0; m < M; m++)
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             float unit = LOG2E * score_unit<I>(a, sh, row0 + m * 16 + r * 8), sum = 0.0f;
-            float base = is_large ? -SHIFT : fmaf(finite_or_0(st.largest[m][r]), unit, -SHIFT);
+            float base = is_large ? -SHIFT : fmaf(softmax_base(st.largest[m][r]), unit, -SHIFT);
 #pragma unroll
             for (int n = 0; n < I::KEYS / 8; n++)
 #pragma unroll
