@@ -87,8 +87,7 @@ static folio_status run(const folioi_call *call)
         .blocks = folioi_cuda_at(p, cross ? p->cross_blocks : p->blocks),
         .out_rows = call->tensors.out.tokens,
     };
-    int32_t number =
-        p->list_of[call->attention_index * FOLIO_NUM_ATTENTION_TYPES + (int)call->type];
+    int32_t number = *folioi_cuda_list_number(p, call->attention_index, call->type);
     if (number >= 0 && is_taken(&p->lists[number], &layer))
         return attend(p, call, &p->lists[number], &layer, &step);
     return folioi_cuda_status(folioi_cuda_plain(&layer, &step, call->stream), "kernel plain");

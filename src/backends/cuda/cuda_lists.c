@@ -71,7 +71,7 @@ void folioi_cuda_lists_init(folioi_cuda_plan *p)
     for (int32_t i = 0; i < shape->desc.num_attentions; i++) {
         const folio_attention_desc *a = &shape->attentions[i]->desc;
         for (int t = 0; t < FOLIO_NUM_ATTENTION_TYPES; t++) {
-            int32_t *number = &p->list_of[i * FOLIO_NUM_ATTENTION_TYPES + t];
+            int32_t *number = folioi_cuda_list_number(p, i, (folio_attention_type)t);
             *number = -1;
             if (!(shape->types[i] & FOLIO_TYPE_BIT(t)) || a->dtype == FOLIO_F32) continue;
             folioi_cuda_list list = list_of(shape, a, (folio_attention_type)t);
@@ -128,12 +128,11 @@ static folioi_cuda_work work_of(int32_t group, const folioi_cuda_seq *seqs, int6
 void folioi_cuda_lists_update(folioi_cuda_plan *p, folio_attention_type type,
                               const folioi_cuda_seq *seqs, int64_t num_seqs)
 {
-    bool graph = (p->shape.desc.flags & FOLIO_PLAN_GRAPH) != 0;
     for (int32_t i = 0; i < p->num_lists; i++) {
         folioi_cuda_list *list = &p->lists[i];
         if (list->type != type) continue;
         list->now = list->limit;
-        if (graph || seqs == NULL) continue;
+        if (folioi_cuda_is_graph(p) || seqs == NULL) continue;
         folioi_cuda_work work = work_of(list->shape.group, seqs, num_seqs);
         list->now.prefills = work.prefills;
         if (work.decode_rows == 0 || !list->limits.batch_invariant)

@@ -6,7 +6,7 @@
 
 #include <string.h>
 
-/* ------------------------------------------------------------------------------------------- create */
+/* ---- create ---- */
 
 static folioi_cuda_place take(folioi_cuda_plan *p, int64_t count, size_t size)
 {
@@ -71,7 +71,7 @@ static folio_status build(folioi_cuda_plan *p)
     p->lists = memory;
     TRY(folioi_core->alloc(a, most * (int64_t)sizeof *p->list_of, "a plan", &memory));
     p->list_of = memory;
-    p->may_pad = (p->shape.desc.flags & FOLIO_PLAN_GRAPH) != 0;
+    p->may_pad = folioi_cuda_is_graph(p);
     folioi_cuda_lists_init(p);
     lay_out(p);
     TRY(reserve(p));
@@ -121,7 +121,12 @@ void folioi_cuda_plan_destroy(const folioi_plan_shape *shape, void *state)
     folioi_core->free(a, p, sizeof *p);
 }
 
-/* ------------------------------------------------------------------------------------------- update */
+/* ---- update ---- */
+
+static bool has_type(const folioi_cuda_plan *p, folio_attention_type type)
+{
+    return p->seqs[type].bytes > 0;
+}
 
 typedef struct {
     folioi_cuda_plan *plan;
@@ -129,7 +134,7 @@ typedef struct {
     cudaStream_t stream;
 } update;
 
-/* `bytes` of an array to its place on the device; those past `used` of them are -1. */
+/* `bytes` of an array to its place on the device; those past `used` of them are -1. from NULL: the stage has them. */
 static folio_status send(const update *u, folioi_cuda_place to, const void *from, size_t used,
                          size_t bytes)
 {
@@ -167,19 +172,16 @@ static folio_status send_seqs(const update *u, const folio_batch *batch, folio_a
     folioi_cuda_lists_update(p, type, seqs, batch->num_seqs);
     size_t bytes = (size_t)batch->num_seqs * sizeof *seqs;
     TRY(send(u, p->counts[type], &counts, sizeof counts, sizeof counts));
-    if (bytes == 0) return FOLIO_OK;
-    return folioi_cuda_status(cudaMemcpyAsync(p->device + p->seqs[type].at, seqs, bytes,
-                                              cudaMemcpyHostToDevice, u->stream),
-                              "copying a plan");
+    return send(u, p->seqs[type], NULL, bytes, bytes);
 }
 
 /* All slots of a graph plan are sent: rows past the batch's are stored nowhere. */
 static folio_status send_all(const update *u, const folio_batch *batch)
 {
     folioi_cuda_plan *p = u->plan;
-    bool graph = (p->shape.desc.flags & FOLIO_PLAN_GRAPH) != 0;
+    bool graph = folioi_cuda_is_graph(p);
     for (int t = 0; t < FOLIO_NUM_ATTENTION_TYPES; t++)
-        if (p->seqs[t].bytes > 0) TRY(send_seqs(u, batch, (folio_attention_type)t));
+        if (has_type(p, (folio_attention_type)t)) TRY(send_seqs(u, batch, (folio_attention_type)t));
     size_t blocks = (size_t)batch->num_blocks * sizeof(int32_t);
     size_t cross = (size_t)batch->num_cross_blocks * sizeof(int32_t);
     size_t slots = (size_t)batch->num_query_tokens * sizeof(int64_t);
@@ -212,17 +214,12 @@ folio_status folioi_cuda_plan_update(void *state, const folio_batch *batch, void
             "kernel schedule");
     if (status == FOLIO_OK)
         status = folioi_cuda_status(cudaEventRecord(p->copied[turn], stream), "a plan's event");
-    p->may_pad = (p->shape.desc.flags & FOLIO_PLAN_GRAPH) != 0;
+    p->may_pad = folioi_cuda_is_graph(p);
     folioi_cuda_leave(p->shape.ctx, before);
     return status;
 }
 
-/* ------------------------------------------------------------------------------- update on the device */
-
-static bool has_type(const folioi_cuda_plan *p, folio_attention_type type)
-{
-    return p->seqs[type].bytes > 0;
-}
+/* ---- update on the device ---- */
 
 /* A window as wide as the widest of the plan's, for blocks that nobody sees. */
 static void widest_window(const folioi_plan_shape *shape, int64_t *left, int64_t *right)
@@ -312,11 +309,12 @@ folio_status folioi_cuda_plan_status(const void *state, folio_plan_findings *out
         [FOLIOI_STEP_CAUSALITY] = "causality is none of folio_causality",
     };
     const folioi_cuda_plan *p = state;
-    uint64_t word = *(const volatile uint64_t *)p->word;
-    uint32_t problem = word & 0xff;
-    out->num_checked = (int64_t)(word >> 40);
-    out->bad_seq = (int64_t)(word >> 8 & 0xffffffff) - 1;
-    if (out->bad_seq < 0) return FOLIO_OK;
+    uint32_t num_checked;
+    int32_t bad_seq, problem;
+    folioi_cuda_report_read(*(const volatile uint64_t *)p->word, &num_checked, &bad_seq, &problem);
+    out->num_checked = num_checked;
+    out->bad_seq = bad_seq;
+    if (bad_seq < 0) return FOLIO_OK;
     const char *why = problem < FOLIOI_STEP_NUM_PROBLEMS ? sentences[problem] : NULL;
     return folioi_core->fail(FOLIO_ERR_ARGUMENT, "seq %lld was emptied on the device: %s",
                              (long long)out->bad_seq, why != NULL ? why : "for no known reason");
@@ -326,7 +324,7 @@ void folioi_cuda_plan_describe(const void *state, int32_t attention, folio_atten
                                folio_plan_info *info)
 {
     const folioi_cuda_plan *p = state;
-    int32_t number = p->list_of[attention * FOLIO_NUM_ATTENTION_TYPES + (int)type];
+    int32_t number = *folioi_cuda_list_number(p, attention, type);
     info->kernel = number < 0 ? "plain" : "mma";
     info->num_items = 1;
     if (number >= 0) info->split_len = p->lists[number].decode.split_len;

@@ -55,6 +55,18 @@ static inline void *folioi_cuda_at(const folioi_cuda_plan *p, folioi_cuda_place 
     return p->device + place.at;
 }
 
+static inline bool folioi_cuda_is_graph(const folioi_cuda_plan *p)
+{
+    return (p->shape.desc.flags & FOLIO_PLAN_GRAPH) != 0;
+}
+
+/** Where list_of has the number of an attention's list as one type. */
+static inline int32_t *folioi_cuda_list_number(const folioi_cuda_plan *p, int32_t attention,
+                                               folio_attention_type type)
+{
+    return &p->list_of[attention * FOLIO_NUM_ATTENTION_TYPES + (int)type];
+}
+
 /** Lists of all 16-bit attentions of the plan, without their places. */
 void folioi_cuda_lists_init(folioi_cuda_plan *p);
 /** Write the jobs that make them to the device; the arena is there. */

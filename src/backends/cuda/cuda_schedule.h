@@ -34,12 +34,21 @@ cudaError_t folioi_cuda_schedule(const folioi_cuda_job *jobs, int32_t num_jobs,
                                  const folioi_device_step *step, const folioi_cuda_report *report,
                                  cudaStream_t stream);
 
-/** The number that report.word becomes. */
+/** The number that report.word becomes; num_checked counts in 24 bits. */
 SHARED_INLINE uint64_t folioi_cuda_report_word(uint32_t num_checked, int32_t bad_seq,
                                                int32_t problem)
 {
     return (uint64_t)(num_checked & 0xffffff) << 40 | (uint64_t)(uint32_t)(bad_seq + 1) << 8 |
            (uint32_t)problem;
+}
+
+/** What it says; bad_seq -1: every sequence was fine. */
+SHARED_INLINE void folioi_cuda_report_read(uint64_t word, uint32_t *num_checked, int32_t *bad_seq,
+                                           int32_t *problem)
+{
+    *num_checked = (uint32_t)(word >> 40);
+    *bad_seq = (int32_t)(uint32_t)(word >> 8) - 1;
+    *problem = (int32_t)(word & 0xff);
 }
 
 #if defined(__cplusplus)
