@@ -61,8 +61,9 @@ static block_fit fit_block(const folioi_cuda_sm *sm, bool plain, int k_dims, int
     f.rows = (plain ? rows <= 8 : few_rows(v_dims, rows)) || f.row_blocks == 2 ? 8 : 16;
     f.out_copies = plain && f.rows == 8 ? 2 : 1;
     f.q_forms = !plain ? 3 : kv_bytes == 1 ? 2 : k_dims <= 128 ? 0 : 1;
-    f.k_stride = row_stride(k_dims, stage_elem);
-    f.v_stride = row_stride((int)round_up(v_dims, 16), stage_elem); /* turned rows fill 16 dims */
+    /* fragments have 16 dims: what is read past the head size must be the row's own zeros */
+    f.k_stride = row_stride((int)round_up(k_dims, 16), stage_elem);
+    f.v_stride = row_stride((int)round_up(v_dims, 16), stage_elem);
     f.stage_bytes = 16 * (f.k_stride + f.v_stride);
     f.q_stride = (int)round_up(k_dims, 16) + 8;
     f.out_stride = (int)round_up(v_dims, 32) + 4;
