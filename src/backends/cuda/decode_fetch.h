@@ -144,6 +144,12 @@ static __device__ __forceinline__ void copy_general(const decode_args &a, const 
     const folioi_cuda_layer &y = a.layer;
     uint32_t v_dst = dst + 16 * a.k_stride;
     bool turned = c.fresh && a.kv_bytes == 1;
+    int lane = threadIdx.x & 31;
+    /* new rows of 16 bits left numbers where the last fragment of a row of 8 bits reads zeros */
+    if (a.kv_bytes == 1 && y.append && !c.fresh && y.k_dims % 16 != 0 && lane < 16)
+        asm volatile("st.shared.v2.u32 [%0], {%1, %1};" ::"r"(dst + lane * a.k_stride + y.k_dims),
+                     "r"(0)
+                     : "memory");
     if (turned || a.copy_bytes < 4) {
         int bytes = c.fresh ? 2 : a.kv_bytes;
         copy_rows_slowly(dst, a.k_stride, row, y.k_dims, bytes, false, 0);
