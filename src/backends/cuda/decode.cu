@@ -191,8 +191,8 @@ static void fill_args(decode_args *a, const folioi_cuda_layer *y, const folioi_c
 
 typedef void decode_fn(decode_args);
 
-static cudaError_t launch(decode_fn *kernel, decode_args *a, const block_fit *f, int slots,
-                          cudaStream_t stream)
+static cudaError_t launch(decode_fn *kernel, decode_args *a, const block_fit *f,
+                          const folioi_cuda_decode_plan *plan, cudaStream_t stream)
 {
     a->num_warps = f->num_warps;
     a->num_stages = f->num_stages;
@@ -204,12 +204,13 @@ static cudaError_t launch(decode_fn *kernel, decode_args *a, const block_fit *f,
     a->out_stride = f->out_stride;
     a->out_copies = f->out_copies;
     a->out_size = f->rows * f->out_stride;
+    /* always the most: another thread may be launching the same kernel with more than this one */
     cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                             (int)f->shared_bytes);
+                                             plan->sm.shared_of_block);
     if (error != cudaSuccess) return error;
     error = cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, 100);
     if (error != cudaSuccess) return error;
-    int blocks = slots * a->layer.num_kv_heads * f->row_blocks;
+    int blocks = plan->num_slots * a->layer.num_kv_heads * f->row_blocks;
     kernel<<<blocks, 32 * f->num_warps, f->shared_bytes, stream>>>(*a);
     return cudaGetLastError();
 }
@@ -242,5 +243,5 @@ extern "C" cudaError_t folioi_cuda_decode(const folioi_cuda_layer *y, const foli
     int stage_elem = !plain && y->append ? 2 : a.kv_bytes;
     block_fit f = fit_block(&plan->sm, plain, y->k_dims, y->v_dims, a.kv_bytes, stage_elem, rows,
                             a.layer.k.scales != NULL);
-    return launch(choose(&a.layer, plain, few), &a, &f, plan->num_slots, stream);
+    return launch(choose(&a.layer, plain, few), &a, &f, plan, stream);
 }
