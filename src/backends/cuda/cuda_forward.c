@@ -72,7 +72,7 @@ static bool is_taken(const folioi_cuda_list *list, const folioi_cuda_layer *laye
 {
     const folioi_cuda_work *work = list->limits.batch_invariant ? &list->limit : &list->now;
     return (!work->prefills || folioi_cuda_prefill_takes(layer)) &&
-           (work->decode_rows == 0 || folioi_cuda_decode_takes(layer));
+           (work->decode_rows == 0 || folioi_cuda_decode_takes(layer, &list->decode));
 }
 
 static folio_status run(const folioi_call *call)

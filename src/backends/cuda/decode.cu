@@ -73,7 +73,10 @@ static block_fit fit_block(const folioi_cuda_sm *sm, bool plain, int k_dims, int
             if (fits(&f, sm, 2, warps, stages)) return f;
     for (int stages = 6; stages >= 2; stages--)
         if (fits(&f, sm, 1, most, stages)) return f;
-    fits(&f, sm, 1, 2, 2);
+    for (int warps = most; warps >= 1; warps--)
+        for (int stages = 2; stages >= 1; stages--)
+            if (fits(&f, sm, 1, warps, stages)) return f;
+    f.num_warps = 0;
     return f;
 }
 
@@ -111,12 +114,25 @@ static bool is_plain(const folioi_cuda_layer *y)
     return widest_copy(y, fp8 ? 1 : 2) == 16 && folioi_cuda_rows_aligned(&y->q, 2, 4);
 }
 
-extern "C" bool folioi_cuda_decode_takes(const folioi_cuda_layer *y)
+/* How a layer's block lies in shared memory; 0 warps: the device has too little of it. */
+static block_fit fit_layer(const folioi_cuda_layer *y, const folioi_cuda_sm *sm, int rows)
+{
+    bool wide = !y->cached || y->kv_dtype == FOLIO_F16 || y->kv_dtype == FOLIO_BF16;
+    bool plain = is_plain(y);
+    int kv_bytes = wide ? 2 : 1, stage_elem = !plain && y->append ? 2 : kv_bytes;
+    return fit_block(sm, plain, y->k_dims, y->v_dims, kv_bytes, stage_elem, rows,
+                     y->cached && y->kv_dtype == FOLIO_INT8);
+}
+
+extern "C" bool folioi_cuda_decode_takes(const folioi_cuda_layer *y,
+                                         const folioi_cuda_decode_plan *plan)
 {
     if (!dtype_is_16_bit(y->dtype)) return false;
     if (y->k_dims > 512 || y->v_dims > 512 || y->num_heads / y->num_kv_heads > 16) return false;
-    if (!y->cached) return true;
-    return y->kv_dtype != FOLIO_F32 && folioi_cuda_has_rows(&y->k) && folioi_cuda_has_rows(&y->v);
+    if (y->cached &&
+        (y->kv_dtype == FOLIO_F32 || !folioi_cuda_has_rows(&y->k) || !folioi_cuda_has_rows(&y->v)))
+        return false;
+    return fit_layer(y, &plan->sm, plan->max_rows).num_warps > 0;
 }
 
 /* ---- a plan's numbers ---- */
@@ -240,8 +256,6 @@ extern "C" cudaError_t folioi_cuda_decode(const folioi_cuda_layer *y, const foli
     decode_args a = {};
     fill_args(&a, y, step, plan, workspace);
     bool plain = is_plain(y), few = rows <= 8;
-    int stage_elem = !plain && y->append ? 2 : a.kv_bytes;
-    block_fit f = fit_block(&plan->sm, plain, y->k_dims, y->v_dims, a.kv_bytes, stage_elem, rows,
-                            a.layer.k.scales != NULL);
+    block_fit f = fit_layer(y, &plan->sm, rows);
     return launch(choose(&a.layer, plain, few), &a, &f, plan, stream);
 }

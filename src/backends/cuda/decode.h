@@ -37,8 +37,8 @@ typedef struct folioi_cuda_decode_plan {
 void folioi_cuda_decode_init(folioi_cuda_decode_plan *plan,
                              const folioi_cuda_decode_limits *limits);
 
-/** Can decode read this layer? false: f32, head sizes above 512, layouts without plain rows, groups above 16. */
-bool folioi_cuda_decode_takes(const folioi_cuda_layer *layer);
+/** Can decode read this layer? false: f32, layouts without plain rows, groups above 16, heads too large for the device. */
+bool folioi_cuda_decode_takes(const folioi_cuda_layer *layer, const folioi_cuda_decode_plan *plan);
 
 /** Where its schedule lies, for the job that makes it. */
 folioi_decode_table folioi_cuda_decode_table(const folioi_cuda_decode_plan *plan);
