@@ -132,6 +132,8 @@ extern "C" bool folioi_cuda_decode_takes(const folioi_cuda_layer *y,
     if (y->cached &&
         (y->kv_dtype == FOLIO_F32 || !folioi_cuda_has_rows(&y->k) || !folioi_cuda_has_rows(&y->v)))
         return false;
+    /* probabilities are of the cache's type, and bf16 ones too coarse for f16 results */
+    if (y->cached && y->dtype == FOLIO_F16 && y->kv_dtype == FOLIO_BF16) return false;
     return fit_layer(y, &plan->sm, plan->max_rows).num_warps > 0;
 }
 
