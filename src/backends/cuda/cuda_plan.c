@@ -207,13 +207,17 @@ folio_status folioi_cuda_plan_update(void *state, const folio_batch *batch, void
     /* what was sent from this stage two updates ago has long arrived */
     folio_status status =
         folioi_cuda_status(cudaEventSynchronize(p->copied[turn]), "waiting for a plan's copy");
-    if (status == FOLIO_OK) status = send_all(&u, batch);
+    if (status == FOLIO_OK) {
+        status = send_all(&u, batch);
+        /* also behind what was sent before a failure */
+        folio_status recorded =
+            folioi_cuda_status(cudaEventRecord(p->copied[turn], stream), "a plan's event");
+        if (status == FOLIO_OK) status = recorded;
+    }
     if (status == FOLIO_OK)
         status = folioi_cuda_status(
             folioi_cuda_schedule(folioi_cuda_at(p, p->jobs), p->num_jobs, NULL, NULL, stream),
             "kernel schedule");
-    if (status == FOLIO_OK)
-        status = folioi_cuda_status(cudaEventRecord(p->copied[turn], stream), "a plan's event");
     p->may_pad = folioi_cuda_is_graph(p);
     folioi_cuda_leave(p->shape.ctx, before);
     return status;
