@@ -188,13 +188,8 @@ __global__ void __launch_bounds__(32 * WARPS, VMAX <= 128 ? 2 : 1)
             } else {
                 wait_stage(filled);
             }
-            tile_view tile = {shared_address(sh.stages) + stage * a.stage_bytes,
-                              0,
-                              NULL,
-                              note.tile,
-                              note.low,
-                              note.high,
-                              (note.item2 & 1) != 0};
+            uint32_t at = shared_address(sh.stages) + stage * a.stage_bytes;
+            tile_view tile = {at, 0, NULL, note.tile, note.low, note.high, (note.item2 & 1) != 0};
             tile.v = tile.k + 16 * a.k_stride;
             bool whole = note.tile >= max(whole_begin, note.low) &&
                          note.tile + 16 <= min(whole_end, note.high);

@@ -14,7 +14,7 @@ template <int KIND> static __device__ __forceinline__ uint32_t widen(uint32_t x)
 #if __CUDA_ARCH__ >= 890
     return cvt_e4m3(x);
 #else
-    uint32_t wide = e5m2_to_f16<0, 1>(x), r = lift_e4m3(wide);
+    uint32_t wide = e5m2_to_f16<0, 1>(x), r = lift_e4m3(wide); /* wide: bytes in place */
     if ((wide & 0x7f00u) == 0x7f00u) r |= 0x7fffu;
     if ((wide & 0x7f000000u) == 0x7f000000u) r |= 0x7fff0000u;
     return r;

@@ -235,7 +235,7 @@ static __device__ __forceinline__ uint16_t float_to_half_bits(float x, bool is_b
 
 template <int A, int B> static __device__ __forceinline__ uint32_t e5m2_to_f16(uint32_t x)
 {
-    return __byte_perm(x, 0, B << 12 | 0x404 | A << 4); /* each on top of a half */
+    return __byte_perm(x, 0, B << 12 | 0x404 | A << 4); /* each is the upper byte of an f16 */
 }
 
 /* int8 numbers plus 128: 0x6400 + u is 1024 + u in f16. */
@@ -254,7 +254,7 @@ static __device__ __forceinline__ uint32_t cvt_e4m3(uint32_t two)
     return r;
 }
 
-/* e4m3 before sm_89, each on top of a half, where no number is NaN: their exponents' biases differ by 8. */
+/* e4m3 before sm_89, each the upper byte of a half; NaN is left to the caller. The exponents' biases differ by 8. */
 static __device__ __forceinline__ uint32_t lift_e4m3(uint32_t wide)
 {
     uint32_t bits = (wide & 0x80008000u) | ((wide & 0x7f007f00u) >> 1);

@@ -18,9 +18,9 @@ static __device__ __forceinline__ uint32_t widen_two(uint32_t x)
 #if __CUDA_ARCH__ >= 890
     return cvt_e4m3(A == 0 && B == 1 ? x : __byte_perm(x, 0, B << 4 | A));
 #else
-    uint32_t wide = e5m2_to_f16<A, B>(x);
+    uint32_t wide = e5m2_to_f16<A, B>(x), finite = lift_e4m3(wide); /* wide: bytes in place */
     uint32_t nan = (wide & 0x7f007f00u) + 0x01000100u; /* bit 15 of a half where it was NaN */
-    return lift_e4m3(wide) | (nan >> 15 & 0x00010001u) * 0x7fffu;
+    return finite | (nan >> 15 & 0x00010001u) * 0x7fffu;
 #endif
 }
 

@@ -1,4 +1,4 @@
-/* prefill_values.h: out += weights V, and the scales of int8 on both sides: those of K go to the scores, those of V to the weights. */
+/* prefill_values.h: out += weights V; and int8: the scales of K go to the scores, those of V to the weights. */
 #ifndef FOLIOI_CUDA_PREFILL_VALUES_H
 #define FOLIOI_CUDA_PREFILL_VALUES_H
 
