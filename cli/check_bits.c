@@ -139,13 +139,24 @@ static bool same_bits(const check_env *env, const check_attention *c, const harn
     return ok;
 }
 
-/* A graph's padding stores nothing and leaves real rows alone. */
+static bool supports(const check_env *env, const char *feature)
+{
+    for (int32_t i = 0; i < env->info.num_features; i++)
+        if (strcmp(env->info.features[i].name, feature) == 0)
+            return env->info.features[i].supported != 0;
+    return false;
+}
+
+/*
+ * A graph's padding stores nothing and leaves real rows alone: always where bits depend on the row alone, else in
+ * batch-invariant plans.
+ */
 void run_graph_bits(const check_env *env, check_draw *d, int64_t index, check_outcome *out)
 {
     check_attention c = {0};
     make_graph(env, d, index, &c);
     check_settle(&c);
-    c.spec.batch_invariant = true;
+    c.spec.batch_invariant = !supports(env, "row_invariant");
     harness_spec plain = c.spec;
     plain.graph = false;
     if (same_bits(env, &c, &plain, "FOLIO_PLAN_GRAPH", out)) check_pass(out);
