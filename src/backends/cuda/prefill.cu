@@ -7,7 +7,7 @@
 #include "core/dtype.h"
 
 /* T, DK, DV, warps, row tiles of a warp, keys of a tile, blocks of a multiprocessor, plain */
-template <typename T> using plain_64 = prefill_instance<T, 64, 64, 4, 2, 64, 2, true>;
+template <typename T> using plain_64 = prefill_instance<T, 64, 64, 4, 2, 48, 3, true>;
 template <typename T> using plain_128 = prefill_instance<T, 128, 128, 4, 2, 64, 2, true>;
 template <typename T> using plain_256 = prefill_instance<T, 256, 256, 4, 1, 64, 2, true>;
 /* 8-bit K and V, of type KV */

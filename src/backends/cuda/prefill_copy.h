@@ -23,21 +23,26 @@ static __device__ __forceinline__ void copy_rows(uint32_t to, int row0, uint64_t
     }
 }
 
-/* The same where 8 rows at a time lie `stride` bytes apart, none of them zeros: row i of them is at lane first + i / 8 * 8. */
+/*
+ * The same where PAGE rows at a time lie `stride` bytes apart, none of them zeros: row i of them is at lane
+ * first + i / PAGE * PAGE. PAGE is 8, or 4 where a warp's rows are no multiple of 8.
+ */
 template <int ROWS, int ROW_BYTES>
 static __device__ __forceinline__ void copy_pages(uint32_t to, int row0, uint64_t address,
                                                   int first, int64_t stride)
 {
-    constexpr int CHUNKS = ROW_BYTES / 16, LANE_ROWS = 32 / CHUNKS;
+    constexpr int CHUNKS = ROW_BYTES / 16, LANE_ROWS = 32 / CHUNKS, PAGE = ROWS % 8 == 0 ? 8 : 4;
+    static_assert(ROWS % PAGE == 0 && LANE_ROWS <= PAGE, "whole pages");
     int lane = fresh_lane(), row = lane / CHUNKS, chunk = lane % CHUNKS;
     uint32_t at = to + chunk_at<ROW_BYTES>(row0 + row, chunk);
     uint64_t skip = row * stride + chunk * 16;
 #pragma unroll
-    for (int page = 0; page < ROWS; page += 8) {
+    for (int page = 0; page < ROWS; page += PAGE) {
         uint64_t from = __shfl_sync(ALL_LANES, address, first + page) + skip;
 #pragma unroll
-        for (int i = 0; i < 8; i += LANE_ROWS) {
-            cp_async<16>((at ^ (uint32_t)(i << 4)) + (page + i) * ROW_BYTES, (const void *)from);
+        for (int i = 0; i < PAGE; i += LANE_ROWS) {
+            cp_async<16>((at ^ (uint32_t)((page + i) % 8 << 4)) + (page + i) * ROW_BYTES,
+                         (const void *)from);
             from += LANE_ROWS * stride;
         }
     }

@@ -18,7 +18,7 @@ static __device__ __forceinline__ bool is_stored(const folioi_cuda_layer &l,
 /* The key whose K or V this lane fetches for a key tile. */
 template <class I> static __device__ __forceinline__ int32_t lane_key(int32_t tile)
 {
-    return tile * I::KEYS + (int)threadIdx.x / 32 * I::SHARE + (int)threadIdx.x % I::SHARE;
+    return tile * I::KEYS + (int)threadIdx.x / 32 * I::SHARE + (int)threadIdx.x % 32 % I::SHARE;
 }
 
 /* Its block; -1: none is read. */

@@ -266,8 +266,8 @@ template <class I> static __device__ __forceinline__ int first_row(void)
            I::WARP_ROWS;
 }
 
-/* Three blocks take no spills on sm_90; before it they do. */
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+/* Three blocks take no spills on sm_90; on other ones they do. */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ / 100 != 9
 #define PREFILL_BLOCKS(I) (I::BLOCKS < 2 ? I::BLOCKS : 2)
 #else
 #define PREFILL_BLOCKS(I) I::BLOCKS
