@@ -93,11 +93,31 @@ static int32_t check_parts(const folioi_decode_rule *rule, const folioi_cuda_seq
     return parts;
 }
 
+/* Slots share out the items in their order, and each holds copies of its first ones. */
+static void check_slots(const folioi_decode_table *table, int32_t num_slots, int32_t num_items)
+{
+    int32_t at = 0;
+    for (int32_t b = 0; b < num_slots; b++) {
+        const folioi_decode_slot *slot = &table->slots[b];
+        CHECK_INT(slot->begin, at);
+        for (at = slot->begin; at < slot->end; at++) {
+            const folioi_decode_item *item = &table->items[at];
+            CHECK_INT(item->slot, b);
+            if (at - slot->begin < FOLIOI_DECODE_KEPT)
+                CHECK(memcmp(item, &slot->kept[at - slot->begin], sizeof *item) == 0);
+        }
+        for (int32_t i = slot->end - slot->begin; i < FOLIOI_DECODE_KEPT; i++)
+            CHECK_INT(slot->kept[i].num_parts, 0);
+    }
+    CHECK_INT(at, num_items);
+}
+
 TEST(cuda_lists, every_decode_key_once)
 {
     static folioi_decode_item items[MAX_ITEMS];
     static folioi_cuda_seq seqs[40];
-    int32_t slot_begin[MAX_SLOTS + 1];
+    static folioi_decode_slot slots[MAX_SLOTS];
+    folioi_decode_table table = {slots, items};
     for (int round = 0; round < 20000; round++) {
         int32_t n = draw(40), k = 0, stores = 0;
         folioi_decode_rule rule = {.group = 1 + draw(4),
@@ -107,7 +127,7 @@ TEST(cuda_lists, every_decode_key_once)
                                    .window_left = draw(3) ? -1 : draw(3000),
                                    .window_right = -1};
         draw_seqs(seqs, n, 8, 1 << draw(14));
-        int32_t num_items = decode_schedule_host(&rule, seqs, n, items, slot_begin);
+        int32_t num_items = decode_schedule_host(&rule, seqs, n, &table);
         REQUIRE_TEST(num_items <= MAX_ITEMS);
         for (int32_t i = 0; i < n; i++) {
             int32_t parts = check_parts(&rule, &seqs[i], i, &items[k], stores);
@@ -115,8 +135,7 @@ TEST(cuda_lists, every_decode_key_once)
             stores += parts > 1 ? parts : 0;
         }
         CHECK_INT(k, num_items);
-        CHECK_INT(slot_begin[0], 0);
-        CHECK_INT(slot_begin[rule.num_slots], num_items);
+        check_slots(&table, rule.num_slots, num_items);
         for (int32_t i = 1; i < num_items; i++) CHECK(items[i - 1].slot <= items[i].slot);
         if (rule.split_len == 0)
             CHECK(num_items <= n + rule.num_slots && stores <= 2 * rule.num_slots);

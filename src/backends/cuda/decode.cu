@@ -21,7 +21,7 @@ static int row_stride(int dims, int bytes) { return ((dims * bytes + 15) / 16 | 
 static size_t fit_bytes(const block_fit *f)
 {
     size_t bytes = (size_t)f->out_copies * f->rows * f->out_stride * sizeof(float) +
-                   MAX_ITEMS * sizeof(folioi_decode_item) +
+                   sizeof(folioi_cuda_counts) + sizeof(folioi_decode_slot) +
                    (2 * MAX_WARPS * 16 + 32) * sizeof(float) +
                    (size_t)f->q_forms * 16 * f->q_stride * sizeof(uint16_t) + STAGE_ALIGN;
     size_t stage = f->stage_bytes + sizeof(tile_note) + sizeof(uint64_t) +
@@ -59,11 +59,12 @@ static block_fit fit_block(const folioi_cuda_sm *sm, bool plain, int k_dims, int
     f.scales = scales;
     f.row_blocks = v_dims > 256 ? 2 : 1;
     f.rows = (plain ? rows <= 8 : few_rows(v_dims, rows)) || f.row_blocks == 2 ? 8 : 16;
-    f.out_copies = plain && f.rows == 8 ? 2 : 1;
+    f.out_copies = !plain || f.rows > 8 ? 1 : plain_packed(k_dims, kv_bytes) ? 3 : 2;
     f.q_forms = !plain ? 3 : kv_bytes == 1 ? 2 : k_dims <= 128 ? 0 : 1;
     /* fragments have 16 dims: what is read past the head size must be the row's own zeros */
     f.k_stride = row_stride((int)round_up(k_dims, 16), stage_elem);
     f.v_stride = row_stride((int)round_up(v_dims, 16), stage_elem);
+    if (plain && plain_packed(k_dims, kv_bytes)) f.k_stride = f.v_stride = k_dims * kv_bytes;
     f.stage_bytes = 16 * (f.k_stride + f.v_stride);
     f.q_stride = (int)round_up(k_dims, 16) + 8;
     f.out_stride = (int)round_up(v_dims, 32) + 4;
@@ -159,7 +160,7 @@ extern "C" void folioi_cuda_decode_init(folioi_cuda_decode_plan *plan,
         plan->max_items = l->max_seqs * (ceil_div(l->max_seq_len, plan->split_len) + 1);
         plan->max_stores = plan->max_items;
     }
-    plan->schedule_bytes = (size_t)(round_up((plan->num_slots + 1) * 4, 256) +
+    plan->schedule_bytes = (size_t)(plan->num_slots * (int64_t)sizeof(folioi_decode_slot) +
                                     plan->max_items * (int64_t)sizeof(folioi_decode_item));
     plan->counter_bytes = (size_t)round_up(l->max_seqs * l->num_kv_heads * 2 * 4, 256);
     plan->workspace_bytes = plan->counter_bytes + (size_t)(plan->max_stores * l->num_kv_heads *
@@ -168,8 +169,8 @@ extern "C" void folioi_cuda_decode_init(folioi_cuda_decode_plan *plan,
 
 extern "C" folioi_decode_table folioi_cuda_decode_table(const folioi_cuda_decode_plan *plan)
 {
-    return {(int32_t *)plan->schedule,
-            (folioi_decode_item *)(plan->schedule + round_up((plan->num_slots + 1) * 4, 256))};
+    folioi_decode_slot *slots = (folioi_decode_slot *)plan->schedule;
+    return {slots, (folioi_decode_item *)(slots + plan->num_slots)};
 }
 
 /* ---- a launch ---- */
@@ -185,7 +186,7 @@ static void fill_args(decode_args *a, const folioi_cuda_layer *y, const folioi_c
     a->blocks = step->blocks;
     a->counts = step->counts;
     a->seqs = step->seqs;
-    a->slot_begin = table.slot_begin;
+    a->slots = table.slots;
     a->items = table.items;
     a->out_quads = y->v_dims % 4 == 0 && folioi_cuda_rows_aligned(&y->out, 2, 8);
     a->counters = (int32_t *)workspace;

@@ -1,7 +1,7 @@
 /*
  * decode_block.h: what a block of decode threads is given, and how its shared memory lies:
  *
- *   sums of rows | first items | maxima and sums of warps | q | notes, scales and barriers of stages | stages
+ *   sums of rows | counts | slot and its first items | maxima and sums of warps | q | notes, scales and barriers of stages | stages
  *
  * A stage holds 16 tokens of K, then of V; each warp has num_stages of its own.
  */
@@ -11,7 +11,6 @@
 #include "backends/cuda/decode.h"
 
 #define MAX_WARPS 8
-#define MAX_ITEMS 8     /* of a block, kept in shared memory: the first ones */
 #define STAGE_ALIGN 128 /* bulk copies are slower to other places */
 
 typedef struct decode_args {
@@ -20,7 +19,7 @@ typedef struct decode_args {
     const int32_t *blocks;
     const folioi_cuda_counts *counts;
     const folioi_cuda_seq *seqs;
-    const int32_t *slot_begin;
+    const folioi_decode_slot *slots;
     const folioi_decode_item *items;
     /* the workspace */
     int32_t *counters; /* [seq][kv head][row block] */
@@ -45,11 +44,12 @@ struct tile_note {
     int tile, low, high;
 };
 
-static_assert(sizeof(folioi_decode_item) % 16 == 0, "items are copied in 16 bytes");
+static_assert(sizeof(folioi_decode_slot) % 16 == 0 && sizeof(folioi_cuda_counts) == 16,
+              "they are copied in 16 bytes");
 
 struct block_shared {
-    folioi_decode_item *items; /* [MAX_ITEMS], from item_begin on */
-    int item_begin;
+    folioi_cuda_counts *counts;
+    folioi_decode_slot *slot;
     float *out;             /* [rows][out_stride]                      */
     float *warp_m, *warp_l; /* [MAX_WARPS][16]                        */
     uint16_t *q;     /* [Q_FORMS][16][q_stride]: as given; in the cache's type; what that lost */
@@ -67,8 +67,9 @@ static __device__ __forceinline__ block_shared carve_shared(const decode_args &a
     block_shared sh;
     sh.out = (float *)memory;
     memory += a.out_copies * a.out_size * sizeof(float);
-    sh.items = (folioi_decode_item *)memory;
-    memory += MAX_ITEMS * sizeof(folioi_decode_item);
+    sh.counts = (folioi_cuda_counts *)memory;
+    sh.slot = (folioi_decode_slot *)(sh.counts + 1);
+    memory += sizeof(folioi_cuda_counts) + sizeof(folioi_decode_slot);
     sh.warp_m = (float *)memory;
     sh.warp_l = sh.warp_m + MAX_WARPS * 16;
     sh.q_factor = sh.warp_l + MAX_WARPS * 16;
@@ -90,8 +91,8 @@ static __device__ __forceinline__ block_shared carve_shared(const decode_args &a
 static __device__ __forceinline__ const folioi_decode_item *item_at(const decode_args &a,
                                                                     const block_shared &sh, int n)
 {
-    int kept = n - sh.item_begin;
-    return kept < MAX_ITEMS ? &sh.items[kept] : &a.items[n];
+    int kept = n - sh.slot->begin;
+    return kept < FOLIOI_DECODE_KEPT ? &sh.slot->kept[kept] : &a.items[n];
 }
 
 #endif

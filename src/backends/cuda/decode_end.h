@@ -81,8 +81,8 @@ static __device__ __forceinline__ float4 sum_at(const decode_args &a, const bloc
                                                 int d)
 {
     float4 x = *(const float4 *)(sh.out + r * a.out_stride + d);
-    if (a.out_copies > 1) {
-        float4 y = *(const float4 *)(sh.out + a.out_size + r * a.out_stride + d);
+    for (int copy = 1; copy < a.out_copies; copy++) {
+        float4 y = *(const float4 *)(sh.out + copy * a.out_size + r * a.out_stride + d);
         x = make_float4(x.x + y.x, x.y + y.y, x.z + y.z, x.w + y.w);
     }
     return x;
@@ -189,15 +189,20 @@ static __device__ __forceinline__ void store_part(const decode_args &a, const bl
     }
 }
 
+/* Counts the parts of a sequence that are there. */
+static __device__ __forceinline__ int32_t *counter_of(const decode_args &a, int seq, int kv_head,
+                                                      int first_row)
+{
+    return a.counters + ((int64_t)seq * a.layer.num_kv_heads + kv_head) * 2 + (first_row > 0);
+}
+
 /* Is this block the last one to finish a part of its sequence? The counter is left as it was found. */
 static __device__ __forceinline__ bool is_last(int32_t *counter, int num_parts, int *flag)
 {
     __syncthreads();
     if (threadIdx.x == 0) {
-        __threadfence();
-        *flag = atomicAdd(counter, 1) == num_parts - 1;
+        *flag = add_in_order(counter, 1) == num_parts - 1;
         if (*flag) *counter = 0;
-        __threadfence();
     }
     __syncthreads();
     return *flag;
@@ -249,8 +254,14 @@ static __device__ __forceinline__ void weigh_parts(const decode_args &a, const b
     __syncthreads();
 }
 
-/* Four numbers of a row over all parts in their order, many loads at a time. */
+/* Loads at a time: as many as spill nothing. */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 #define MERGE_LOADS 11
+#else
+#define MERGE_LOADS 10
+#endif
+
+/* Four numbers of a row over all parts in their order. */
 static __device__ __forceinline__ float4 add_parts(const block_shared &sh, const part_list &parts,
                                                    int r, const float *from)
 {
@@ -315,11 +326,8 @@ static __device__ __forceinline__ void end_item(const decode_args &a, const bloc
         return;
     }
     store_part(a, sh, part_at(a, item.store + item.part, kv_head), rows, first_row);
-    int32_t *counter =
-        a.counters + ((int64_t)item.seq * a.layer.num_kv_heads + kv_head) * 2 + (first_row > 0);
-    if (is_last(counter, item.num_parts, sh.flag)) {
+    if (is_last(counter_of(a, item.seq, kv_head, first_row), item.num_parts, sh.flag))
         merge_parts(a, sh, s, item, rows, first_row, kv_head);
-    }
 }
 
 /* Rows [first, past) of out become zeros. */
@@ -338,11 +346,12 @@ static __device__ __forceinline__ void store_no_keys(const decode_args &a, int64
 }
 
 /* Rows past the batch's, and those of sequences that were refused. */
-static __device__ __noinline__ void store_padding(const decode_args &a)
+static __device__ __noinline__ void store_padding(const decode_args &a,
+                                                  const folioi_cuda_counts &counts)
 {
-    store_no_keys(a, a.counts->num_rows, a.out_rows);
-    for (int i = 0; a.counts->num_emptied > 0 && i < a.counts->num_seqs; i++) {
-        int64_t past = i + 1 < a.counts->num_seqs ? a.seqs[i + 1].query_row : a.counts->num_rows;
+    store_no_keys(a, counts.num_rows, a.out_rows);
+    for (int i = 0; counts.num_emptied > 0 && i < counts.num_seqs; i++) {
+        int64_t past = i + 1 < counts.num_seqs ? a.seqs[i + 1].query_row : counts.num_rows;
         if (a.seqs[i].query_len == 0) store_no_keys(a, a.seqs[i].query_row, past);
     }
 }

@@ -35,15 +35,20 @@ template <int VMAX_, int NT_, int PLAIN_> struct decode_instance {
     static constexpr int Q_STEPS = Q_IN_REGISTERS ? VMAX / 16 : 1;
 };
 
-/* The block's first items to shared memory. */
-static __device__ __forceinline__ void keep_items(const decode_args &a, const block_shared &sh,
-                                                  int item_begin, int item_end)
+/*
+ * What the block has to do, to shared memory. Memory answers late: counts, which only the end needs, come too, and counters
+ * that will be asked are brought near.
+ */
+static __device__ __forceinline__ void load_slot(const decode_args &a, const block_shared &sh,
+                                                 int slot, int kv_head, int first_row)
 {
-    constexpr int CHUNKS = sizeof(folioi_decode_item) / 16;
-    int kept = min(item_end - item_begin, MAX_ITEMS) * CHUNKS;
-    for (int n = threadIdx.x; n < kept; n += blockDim.x)
-        ((uint4 *)sh.items)[n] = ((const uint4 *)&a.items[item_begin])[n];
+    constexpr int CHUNKS = sizeof(folioi_decode_slot) / 16;
+    for (int n = threadIdx.x; n < CHUNKS + 1; n += blockDim.x)
+        ((uint4 *)sh.counts)[n] =
+            n == 0 ? *(const uint4 *)a.counts : ((const uint4 *)&a.slots[slot])[n - 1];
     __syncthreads();
+    if (threadIdx.x < FOLIOI_DECODE_KEPT && sh.slot->kept[threadIdx.x].num_parts > 1)
+        prefetch(counter_of(a, sh.slot->kept[threadIdx.x].seq, kv_head, first_row));
 }
 
 /* Rows of an item and, unless they come early, its q. */
@@ -135,9 +140,8 @@ __global__ void __launch_bounds__(32 * WARPS, VMAX <= 128 ? 2 : 1)
             ((uint4 *)sh.stages)[n] = make_uint4(0, 0, 0, 0);
         __syncwarp();
     }
-    int item_begin = a.slot_begin[slot], item_end = a.slot_begin[slot + 1];
-    sh.item_begin = item_begin;
-    keep_items(a, sh, item_begin, item_end);
+    load_slot(a, sh, slot, kv_head, first_row);
+    int item_begin = sh.slot->begin, item_end = sh.slot->end;
     cursor c = {};
     c.item = item_begin;
     c.item_end = item_end;
@@ -228,7 +232,7 @@ __global__ void __launch_bounds__(32 * WARPS, VMAX <= 128 ? 2 : 1)
         __syncthreads();
     }
     cp_async_wait<0>();
-    store_padding(a);
+    store_padding(a, *sh.counts);
 }
 
 #endif

@@ -25,12 +25,21 @@ typedef struct folioi_decode_item {
     int32_t part, num_parts; /* of the sequence                               */
     int32_t store;           /* part 0's place in the workspace; num_parts > 1 */
     int32_t slot, unused[3];
-    folioi_cuda_seq sequence; /* so that a block has all in one load */
+    folioi_cuda_seq sequence; /* a copy, so that it comes with the item */
 } folioi_decode_item;
+
+#define FOLIOI_DECODE_KEPT 8
+
+/** A slot: its items, and the first of them once more, so that a block has all in one load; a multiple of 16 bytes. */
+typedef struct folioi_decode_slot {
+    int32_t begin, end; /* among the schedule's items */
+    int32_t unused[2];
+    folioi_decode_item kept[FOLIOI_DECODE_KEPT]; /* past the slot's end: zeros */
+} folioi_decode_slot;
 
 /** A schedule in device memory. */
 typedef struct folioi_decode_table {
-    int32_t *slot_begin; /* [num_slots + 1]: where the items of each slot begin, and end */
+    folioi_decode_slot *slots; /* [num_slots] */
     folioi_decode_item *items;
 } folioi_decode_table;
 
@@ -183,6 +192,25 @@ SHARED_INLINE int32_t decode_slot_begin(const folioi_decode_item *items, int32_t
     return low;
 }
 
+/** Where slot b begins, and the one before it ends; b up to num_slots. */
+SHARED_INLINE void decode_bound_slot(const folioi_decode_rule *rule,
+                                     const folioi_decode_table *table, int32_t num_items, int32_t b)
+{
+    int32_t at = decode_slot_begin(table->items, num_items, b);
+    if (b < rule->num_slots) table->slots[b].begin = at;
+    if (b > 0) table->slots[b - 1].end = at;
+}
+
+/** Item n % FOLIOI_DECODE_KEPT of a slot that has its bounds. */
+SHARED_INLINE void decode_keep_item(const folioi_decode_table *table, int32_t n)
+{
+    folioi_decode_item none = {0};
+    folioi_decode_slot *slot = &table->slots[n / FOLIOI_DECODE_KEPT];
+    int32_t i = n % FOLIOI_DECODE_KEPT;
+    slot->kept[i] = slot->begin + i < slot->end ? table->items[slot->begin + i] : none;
+    if (i == 0) slot->unused[0] = slot->unused[1] = 0;
+}
+
 /** Cost of sequences [first, last). */
 SHARED_INLINE int64_t decode_cost_of(const folioi_decode_rule *rule, const folioi_cuda_seq *seqs,
                                      int32_t first, int32_t last)
@@ -224,7 +252,7 @@ SHARED_INLINE folioi_decode_count decode_items(const folioi_decode_rule *rule,
 /** The whole schedule by one thread; returns the number of items. */
 static inline int32_t decode_schedule_host(const folioi_decode_rule *rule,
                                            const folioi_cuda_seq *seqs, int32_t num_seqs,
-                                           folioi_decode_item *items, int32_t *slot_begin)
+                                           const folioi_decode_table *table)
 {
     int64_t total = decode_cost_of(rule, seqs, 0, num_seqs), stretch = 0;
     folioi_decode_count none = {0, 0};
@@ -236,9 +264,9 @@ static inline int32_t decode_schedule_host(const folioi_decode_rule *rule,
         all = count;
         stretch = length;
     }
-    folioi_decode_count n = decode_items(rule, seqs, 0, num_seqs, 0, stretch, none, items);
-    for (int32_t b = 0; b <= rule->num_slots; b++)
-        slot_begin[b] = decode_slot_begin(items, n.items, b);
+    folioi_decode_count n = decode_items(rule, seqs, 0, num_seqs, 0, stretch, none, table->items);
+    for (int32_t b = 0; b <= rule->num_slots; b++) decode_bound_slot(rule, table, n.items, b);
+    for (int32_t i = 0; i < rule->num_slots * FOLIOI_DECODE_KEPT; i++) decode_keep_item(table, i);
     return n.items;
 }
 

@@ -15,19 +15,19 @@ struct tile_view {
     bool fresh;          /* new rows, not the cache's */
 };
 
-/* Bytes between rows of a plain tile: an odd number of 16-byte chunks, so that ldmatrix meets no bank twice. */
-template <int DIMS, int BYTES> static __device__ constexpr int plain_stride()
-{
-    return DIMS * BYTES + 16;
-}
-
 /*
  * Do the rows of a plain tile lie side by side, as they do in a block of the cache? Then one bulk copy of 4 KB brings
  * K and one V. ldmatrix would meet a bank eight times there: fragments are made of 16-byte loads instead.
  */
-static __device__ constexpr bool plain_packed(int dims, int bytes)
+static __host__ __device__ constexpr bool plain_packed(int dims, int bytes)
 {
     return dims == 128 && bytes == 2;
+}
+
+/* Bytes between rows of a plain tile: else an odd number of 16-byte chunks, so that ldmatrix meets no bank twice. */
+template <int DIMS, int BYTES> static __device__ constexpr int plain_stride()
+{
+    return DIMS * BYTES + (plain_packed(DIMS, BYTES) ? 0 : 16);
 }
 
 /* Rows of 128 bytes lie side by side too, for ldmatrix: chunk c of row t is at place c ^ t % 8. */
@@ -36,7 +36,6 @@ static __device__ constexpr bool plain_swizzled(int dims, int bytes) { return di
 /* Where 16-byte chunk c of token t of a plain tile lies. */
 template <int DIMS, int BYTES> static __device__ __forceinline__ int plain_place(int t, int c)
 {
-    if (plain_packed(DIMS, BYTES)) return t * DIMS * BYTES + c * 16;
     if (plain_swizzled(DIMS, BYTES)) return t * 128 + (c ^ (t & 7)) * 16;
     return t * plain_stride<DIMS, BYTES>() + c * 16;
 }

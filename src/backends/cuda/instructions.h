@@ -151,6 +151,28 @@ static __device__ __forceinline__ void bulk_wait(uint32_t barrier, uint32_t pari
                  : "memory");
 }
 
+/* ---- memory ---- */
+
+/* Bring a line nearer: to L2. */
+static __device__ __forceinline__ void prefetch(const void *p)
+{
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
+}
+
+/*
+ * Add to a number and get what it was. What this thread's block wrote before, up to its last barrier, is seen by every block
+ * that meets the sum here.
+ */
+static __device__ __forceinline__ int32_t add_in_order(int32_t *p, int32_t x)
+{
+    int32_t was;
+    asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], %2;"
+                 : "=r"(was)
+                 : "l"(p), "r"(x)
+                 : "memory");
+    return was;
+}
+
 /* ---- matrices ---- */
 
 /* Four 8 x 8 matrices of 16-bit numbers; lane l gives the address of row l % 8 of matrix l / 8. */

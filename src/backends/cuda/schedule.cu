@@ -49,7 +49,10 @@ __device__ void list_decodes(const folioi_cuda_job &job, int64_t *scratch)
     decode_items(&rule, seqs, first, last, x, stretch, start, job.table.items);
     __syncthreads();
     for (int b = threadIdx.x; b <= rule.num_slots; b += THREADS)
-        job.table.slot_begin[b] = decode_slot_begin(job.table.items, (int32_t)(both >> 32), b);
+        decode_bound_slot(&rule, &job.table, (int32_t)(both >> 32), b);
+    __syncthreads();
+    for (int n = threadIdx.x; n < rule.num_slots * FOLIOI_DECODE_KEPT; n += THREADS)
+        decode_keep_item(&job.table, n);
 }
 
 __device__ void list_prefills(const folioi_cuda_job &job, folioi_prefill_sort *sort)
