@@ -108,11 +108,11 @@ static bool plain_dims(int k_dims, int v_dims, int kv_bytes)
 
 static bool is_plain(const folioi_cuda_layer *y)
 {
-    bool fp8 = dtype_is_fp8(y->kv_dtype);
-    if (!y->cached || y->append || (y->kv_dtype != y->dtype && !fp8)) return false;
-    if (!plain_dims(y->k_dims, y->v_dims, fp8 ? 1 : 2)) return false;
+    bool bytes = dtype_is_fp8(y->kv_dtype) || y->kv_dtype == FOLIO_INT8;
+    if (!y->cached || y->append || (y->kv_dtype != y->dtype && !bytes)) return false;
+    if (!plain_dims(y->k_dims, y->v_dims, bytes ? 1 : 2)) return false;
     if (y->soft_cap > 0.0f || y->slopes != NULL || y->bias.data != NULL) return false;
-    return widest_copy(y, fp8 ? 1 : 2) == 16 && folioi_cuda_rows_aligned(&y->q, 2, 4);
+    return widest_copy(y, bytes ? 1 : 2) == 16 && folioi_cuda_rows_aligned(&y->q, 2, 4);
 }
 
 /* How a layer's block lies in shared memory; 0 warps: the device has too little of it. */
@@ -246,6 +246,7 @@ static decode_fn *choose(const folioi_cuda_layer *y, bool plain, bool few)
     if (!plain) return decode_kernel<512, 1, 0, 4>;
     if (y->kv_dtype == FOLIO_FP8_E4M3) return INSTANCE(128, FOLIO_FP8_E4M3, 8);
     if (y->kv_dtype == FOLIO_FP8_E5M2) return INSTANCE(128, FOLIO_FP8_E5M2, 8);
+    if (y->kv_dtype == FOLIO_INT8) return INSTANCE(128, FOLIO_INT8, 8);
     bool bf16 = y->dtype == FOLIO_BF16;
     if (y->k_dims == 64) return bf16 ? INSTANCE(64, FOLIO_BF16, 8) : INSTANCE(64, FOLIO_F16, 8);
     if (y->k_dims == 128) return bf16 ? INSTANCE(128, FOLIO_BF16, 6) : INSTANCE(128, FOLIO_F16, 6);

@@ -235,6 +235,20 @@ static __device__ __forceinline__ void copy_block_bulk(const decode_args &a, cur
 
 /* ---- a stage ---- */
 
+/* Scales of a tile's K, then of its V: 0 where nobody sees the token. */
+static __device__ __forceinline__ void copy_scales(const decode_args &a, const cursor &c,
+                                                   const block_shared &sh, int stage, bool valid,
+                                                   int kv_head)
+{
+    int lane = threadIdx.x & 31;
+    const folioi_cuda_side &side = lane >= 16 ? a.layer.v : a.layer.k;
+    const float *from = side.scales;
+    if (valid)
+        from += c.block * side.scales_at.block + kv_head * side.scales_at.head +
+                (int64_t)c.in_block * side.scales_at.token_tile_stride;
+    cp_async<4>(shared_address(sh.scales + stage * 32 + lane), from, valid ? 4 : 0);
+}
+
 /* Start the copies of the cursor's tile into a stage, as one group, and move on. */
 template <int DIMS, int PLAIN>
 static __device__ __forceinline__ void fetch(const decode_args &a, cursor &c,
@@ -254,6 +268,7 @@ static __device__ __forceinline__ void fetch(const decode_args &a, cursor &c,
         constexpr int BYTES = PLAIN == FOLIO_F16 || PLAIN == FOLIO_BF16 ? 2 : 1;
         constexpr int COPIES = DIMS * BYTES / 16;
         uint32_t v_dst = dst + 16 * plain_stride<DIMS, BYTES>();
+        if constexpr (PLAIN == FOLIO_INT8) copy_scales(a, c, sh, stage, valid, kv_head);
         if (comes_in_bulk<DIMS, PLAIN>(a, c.tile, low, high)) {
             copy_block_bulk<DIMS>(a, c, dst, shared_address(sh.barriers + stage), kv_head);
         } else if (a.one_block_tiles && c.tile >= low && c.tile + 16 <= high) {
@@ -271,14 +286,7 @@ static __device__ __forceinline__ void fetch(const decode_args &a, cursor &c,
         }
     } else {
         copy_general(a, c, dst, row_address<PLAIN>(a, c, token, valid, kv_head, lane));
-        if (a.layer.k.scales != NULL && !c.fresh) {
-            const folioi_cuda_side &side = lane >= 16 ? a.layer.v : a.layer.k;
-            const float *from = side.scales;
-            if (valid)
-                from += c.block * side.scales_at.block + kv_head * side.scales_at.head +
-                        (int64_t)c.in_block * side.scales_at.token_tile_stride;
-            cp_async<4>(shared_address(sh.scales + stage * 32 + lane), from, valid ? 4 : 0);
-        }
+        if (a.layer.k.scales != NULL && !c.fresh) copy_scales(a, c, sh, stage, valid, kv_head);
     }
     cp_async_commit();
     if (lane == 0) {

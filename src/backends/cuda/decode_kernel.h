@@ -25,7 +25,8 @@
 template <int VMAX_, int NT_, int PLAIN_> struct decode_instance {
     static constexpr int VMAX = VMAX_, NT = NT_, PLAIN = PLAIN_;
     using T = typename std::conditional<PLAIN == FOLIO_BF16, __nv_bfloat16, __half>::type;
-    static constexpr bool EIGHT = PLAIN == FOLIO_FP8_E4M3 || PLAIN == FOLIO_FP8_E5M2;
+    static constexpr bool INT8 = PLAIN == FOLIO_INT8;
+    static constexpr bool EIGHT = PLAIN == FOLIO_FP8_E4M3 || PLAIN == FOLIO_FP8_E5M2 || INT8;
     static constexpr bool PACKED = PLAIN != 0 && !EIGHT && plain_packed(VMAX, 2);
     static constexpr bool Q_IN_REGISTERS = PLAIN != 0 && VMAX <= 128;
     /* loaded while the item before ends */
@@ -82,6 +83,7 @@ static __device__ __forceinline__ void score_tile(const decode_args &a, const bl
                                                   float s[I::NT][4])
 {
     using T = typename I::T;
+    if constexpr (I::INT8) tile.scales = sh.scales + stage * 32;
     if constexpr (I::EIGHT) scores_plain_8<I::PLAIN, I::VMAX, I::NT>(s, tile.k, q, wide);
     else if constexpr (I::PACKED) scores_packed<T, I::VMAX, I::NT>(s, tile.k, q, wide);
     else if constexpr (I::Q_IN_REGISTERS) scores_plain<T, I::VMAX, I::NT>(s, tile.k, q, wide);
@@ -104,8 +106,8 @@ static __device__ __forceinline__ void add_tile_values(const decode_args &a, con
 {
     using T = typename I::T;
     constexpr int VMAX = I::VMAX, NT = I::NT, STEPS = VMAX / 16;
-    if constexpr (I::PLAIN == 0) {
-        if (a.kv_bytes == 1) {
+    if constexpr (I::PLAIN == 0 || I::INT8) {
+        if (I::INT8 || a.kv_bytes == 1) {
             float ago = scale_values<NT>(a, tile, hidden, s, largest_scale);
             grown |= ago != 1.0f;
 #pragma unroll
@@ -215,17 +217,12 @@ __global__ void __launch_bounds__(32 * WARPS, VMAX <= 128 ? 2 : 1)
         dim_order order = I::PACKED                                     ? PACKED_DIMS
                           : I::EIGHT || (PLAIN == 0 && a.kv_bytes == 1) ? TURNED_DIMS
                                                                         : PLAIN_DIMS;
-        if constexpr (I::EIGHT) {
+        if constexpr (PLAIN == 0 || I::EIGHT) {
             float by[2 * NT];
 #pragma unroll
-            for (int r = 0; r < 2 * NT; r++) by[r] = a.layer.v.scale;
-            rescale<VMAX, NT>(o, by, wide);
-        }
-        if constexpr (PLAIN == 0) {
-            float by[2 * NT];
-#pragma unroll
-            for (int r = 0; r < 2 * NT; r++) by[r] = largest_scale * (1.0f / LIFT);
-            if (a.kv_bytes == 1) rescale<VMAX, NT>(o, by, wide);
+            for (int r = 0; r < 2 * NT; r++)
+                by[r] = I::EIGHT && !I::INT8 ? a.layer.v.scale : largest_scale * (1.0f / LIFT);
+            if (I::EIGHT || a.kv_bytes == 1) rescale<VMAX, NT>(o, by, wide);
         }
         add_warps<VMAX, NT>(a, sh, rows, o, steps, order, warp, wide);
         end_item(a, sh, s, item, num_rows, first_row, kv_head);

@@ -147,6 +147,9 @@ static __device__ __forceinline__ bool finish_scores(const decode_args &a, const
             bool inside = token >= tile.low && token < tile.high;
             if constexpr (PLAIN == FOLIO_F16 || PLAIN == FOLIO_BF16) {
                 s[n][e] *= a.layer.scale;
+            } else if constexpr (PLAIN == FOLIO_INT8) {
+                s[n][e] *= opt.factor[row] * tile.scales[g + (e & 2) * 4];
+                hidden[n][e] = 0;
             } else if constexpr (PLAIN != 0) {
                 s[n][e] *= opt.factor[row];
             } else {

@@ -77,7 +77,7 @@ static __device__ __forceinline__ void attend_keys(prefill_state<I::DV, M> &st,
     bool is_edge = first < w.all_begin || first + I::KEYS > w.all_end;
     if constexpr (I::PLAIN) {
         if (is_edge && !any_values) keys = warp_end<I, M>(sh, row0) - first;
-        constexpr int STEP = I::DK == 64 || I::KV != KV_WIDE ? 32 : EDGE_STEP;
+        constexpr int STEP = I::KV != KV_WIDE ? 32 : EDGE_STEP;
         if (keys <= 0) await_values();
         else if (keys <= 16 && STEP <= 16)
             attend_part<part_tile<I, 16>, M>(st, a, sh, stage, first, row0, true, false,
