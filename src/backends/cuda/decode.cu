@@ -22,7 +22,7 @@ static size_t fit_bytes(const block_fit *f)
 {
     size_t bytes = (size_t)f->out_copies * f->rows * f->out_stride * sizeof(float) +
                    sizeof(folioi_cuda_counts) + sizeof(folioi_decode_slot) +
-                   (2 * MAX_WARPS * 16 + 32) * sizeof(float) +
+                   ROW_FLOATS * sizeof(float) +
                    (size_t)f->q_forms * 16 * f->q_stride * sizeof(uint16_t) + STAGE_ALIGN;
     size_t stage = f->stage_bytes + sizeof(tile_note) + sizeof(uint64_t) +
                    (f->scales ? 32 * sizeof(float) : 0);

@@ -11,7 +11,8 @@
 #include "backends/cuda/decode.h"
 
 #define MAX_WARPS 8
-#define STAGE_ALIGN 128 /* bulk copies are slower to other places */
+#define STAGE_ALIGN 128                            /* bulk copies are slower to other places */
+#define ROW_FLOATS ((2 * MAX_WARPS + 3) * 16 + 16) /* maxima and sums, factors of q, a flag */
 
 typedef struct decode_args {
     folioi_cuda_layer layer;
@@ -51,7 +52,8 @@ struct block_shared {
     folioi_cuda_counts *counts;
     folioi_decode_slot *slot;
     float *out;             /* [rows][out_stride]                      */
-    float *warp_m, *warp_l; /* [MAX_WARPS][16]                        */
+    float *warp_m, *warp_l; /* [MAX_WARPS][16]: of each warp; add_warps tells which           */
+    float *row_m, *row_l;   /* [16]: of all of them                    */
     uint16_t *q;     /* [Q_FORMS][16][q_stride]: as given; in the cache's type; what that lost */
     float *q_factor; /* [16]: what rows of the second form were divided by */
     int *flag;
@@ -73,8 +75,10 @@ static __device__ __forceinline__ block_shared carve_shared(const decode_args &a
     sh.warp_m = (float *)memory;
     sh.warp_l = sh.warp_m + MAX_WARPS * 16;
     sh.q_factor = sh.warp_l + MAX_WARPS * 16;
-    sh.flag = (int *)(sh.q_factor + 16);
-    memory += (2 * MAX_WARPS * 16 + 32) * sizeof(float);
+    sh.row_m = sh.q_factor + 16;
+    sh.row_l = sh.row_m + 16;
+    sh.flag = (int *)(sh.row_l + 16);
+    memory += ROW_FLOATS * sizeof(float);
     sh.q = (uint16_t *)memory;
     memory += q_forms * 16 * a.q_stride * sizeof(uint16_t);
     sh.notes = (tile_note *)memory + warp * a.num_stages;

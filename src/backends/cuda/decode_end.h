@@ -11,48 +11,70 @@
 #include "backends/cuda/instructions.h"
 #include "backends/cuda/warp.h"
 
-/* Warps' sums into sh.out in the order of warps; m and l of the rows into warp_m[0] and warp_l[0]. */
-template <int VMAX, int NT>
+/*
+ * The sums of an item in sh.out: copies of [rows][out_stride], each of one warp or more; rows are those that there are, four
+ * leaving room for twice the copies. Where tiles are packed, dims 2 and 4 of each 8 are exchanged as the row says, lest
+ * threads of a warp meet in a bank.
+ */
+struct item_sums {
+    int copies, size;
+};
+
+static __device__ __forceinline__ item_sums sums_of(const decode_args &a, int num_rows)
+{
+    bool half = num_rows <= 4;
+    return {half ? 2 * a.out_copies : a.out_copies, half ? a.out_size / 2 : a.out_size};
+}
+
+static __device__ __forceinline__ int exchanged(bool packed, int row, int d)
+{
+    return packed ? d ^ (row & 6) : d;
+}
+
+/* Warps' sums into sh.out in the order of warps. warp_l becomes what each adds to row_l; row_m is set. */
+template <int VMAX, int NT, int WARPS>
 static __device__ __forceinline__ void add_warps(const decode_args &a, const block_shared &sh,
                                                  const row_state<NT> &rows,
                                                  float o[VMAX / 16][NT][4], int steps,
-                                                 dim_order order, int warp, bool wide)
+                                                 dim_order order, int warp, int num_rows)
 {
     int lane = threadIdx.x & 31, g = lane / 4, t = lane & 3;
+    bool wide = num_rows > 8;
+    if (g == 0) {
 #pragma unroll
-    for (int row = 0; row < 2 * NT; row++) {
-        float l = row_sum(rows.l[row]);
-        int r = row_of(t, row);
-        if (g == 0) {
-            sh.warp_m[warp * 16 + r] = rows.m[row];
-            sh.warp_l[warp * 16 + r] = l;
-        }
+        for (int row = 0; row < 2 * NT; row++) sh.warp_m[warp * 16 + row_of(t, row)] = rows.m[row];
     }
     __syncthreads();
     float by[2 * NT];
 #pragma unroll
     for (int row = 0; row < 2 * NT; row++) {
         int r = row_of(t, row);
-        float m = -INFINITY;
-        for (int w = 0; w < a.num_warps; w++) m = fmaxf(m, sh.warp_m[w * 16 + r]);
+        float m = -INFINITY, l = row_sum(rows.l[row]);
+#pragma unroll
+        for (int w = 0; w < WARPS; w++)
+            if (w < a.num_warps) m = fmaxf(m, sh.warp_m[w * 16 + r]);
         by[row] = exp_to(rows.m[row], softmax_base(m));
+        if (g == 0) sh.warp_l[warp * 16 + r] = l * by[row];
+        if (g == 0 && warp == 0) sh.row_m[r] = m;
     }
     rescale<VMAX, NT>(o, by, wide);
-    float *out = sh.out + warp % a.out_copies * a.out_size;
-    for (int w = 0; w < a.num_warps; w += a.out_copies) {
-        if (warp >= w && warp < w + a.out_copies) {
+    item_sums sums = sums_of(a, num_rows);
+    for (int w = 0; w < a.num_warps; w += sums.copies) {
+        float *out = sh.out + (warp - w) * sums.size;
+        if (warp >= w && warp < w + sums.copies) {
 #pragma unroll
-            for (int i = 0; i < VMAX / 16; i++) {
-                if (i >= steps) break;
+            for (int n = 0; n < NT; n++) {
+                if (8 * n + 2 * t >= num_rows) break;
 #pragma unroll
-                for (int n = 0; n < NT; n++) {
-                    if (n > 0 && !wide) break;
+                for (int i = 0; i < VMAX / 16; i++) {
+                    if (i >= steps) break;
 #pragma unroll
                     for (int e = 0; e < 4; e++) {
+                        int r = 8 * n + 2 * t + (e & 1);
                         int d =
                             16 * i + (order == TURNED_DIMS ? 2 * g + (e & 2) / 2 : g + (e & 2) * 4);
-                        if (order == PACKED_DIMS) d = packed_dim(i, g, e & 2);
-                        float *to = out + (8 * n + 2 * t + (e & 1)) * a.out_stride + d;
+                        if (order == PACKED_DIMS) d = exchanged(true, r, packed_dim(i, g, e & 2));
+                        float *to = out + r * a.out_stride + d;
                         *to = w == 0 ? o[i][n][e] : *to + o[i][n][e];
                     }
                 }
@@ -60,16 +82,18 @@ static __device__ __forceinline__ void add_warps(const decode_args &a, const blo
         }
         __syncthreads();
     }
-    if (threadIdx.x < 8 * NT) {
-        int r = threadIdx.x;
-        float m = -INFINITY, l = 0.0f;
-        for (int w = 0; w < a.num_warps; w++) m = fmaxf(m, sh.warp_m[w * 16 + r]);
-        for (int w = 0; w < a.num_warps; w++)
-            l += sh.warp_l[w * 16 + r] * exp_to(sh.warp_m[w * 16 + r], softmax_base(m));
-        sh.warp_m[r] = m;
-        sh.warp_l[r] = l;
-    }
-    __syncthreads();
+}
+
+/* What the warps' weights of a row come to. */
+template <int WARPS>
+static __device__ __forceinline__ float add_weights(const decode_args &a, const block_shared &sh,
+                                                    int r)
+{
+    float l = 0.0f;
+#pragma unroll
+    for (int w = 0; w < WARPS; w++)
+        if (w < a.num_warps) l += sh.warp_l[w * 16 + r];
+    return l;
 }
 
 struct row_end {
@@ -77,15 +101,18 @@ struct row_end {
 };
 
 /* Numbers d .. d + 3 of row r of an item's sums. */
-static __device__ __forceinline__ float4 sum_at(const decode_args &a, const block_shared &sh, int r,
-                                                int d)
+template <bool PACKED>
+static __device__ __forceinline__ float4 sum_at(const decode_args &a, const block_shared &sh,
+                                                item_sums sums, int r, int d)
 {
-    float4 x = *(const float4 *)(sh.out + r * a.out_stride + d);
-    for (int copy = 1; copy < a.out_copies; copy++) {
-        float4 y = *(const float4 *)(sh.out + copy * a.out_size + r * a.out_stride + d);
+    const float *from = sh.out + r * a.out_stride + exchanged(PACKED, r & 4, d);
+    float4 x = *(const float4 *)from;
+#pragma unroll 3
+    for (int copy = 1; copy < min(sums.copies, a.num_warps); copy++) {
+        float4 y = *(const float4 *)(from + copy * sums.size);
         x = make_float4(x.x + y.x, x.y + y.y, x.z + y.z, x.w + y.w);
     }
-    return x;
+    return PACKED && r & 2 ? make_float4(x.z, x.w, x.x, x.y) : x;
 }
 
 /* A row's sink and normalisation, from its maximum and sum. */
@@ -147,20 +174,22 @@ static __device__ __forceinline__ void store_lse(const decode_args &a, out_place
 }
 
 /* An item that is its whole sequence. */
+template <bool PACKED, int WARPS>
 static __device__ __forceinline__ void store_rows(const decode_args &a, const block_shared &sh,
                                                   const folioi_cuda_seq &s, int rows, int first_row,
                                                   int kv_head)
 {
+    item_sums sums = sums_of(a, rows);
     int dims = a.layer.v_dims, warp = threadIdx.x / 32, lane = threadIdx.x & 31;
 #pragma unroll 1
     for (int r = warp; r < rows; r += a.num_warps) {
         out_place at = place_of(a, s, kv_head, first_row + r);
-        float l = sh.warp_l[r];
-        row_end end = end_row(a, sh.warp_m[r], l, at.h);
+        float l = add_weights<WARPS>(a, sh, r);
+        row_end end = end_row(a, sh.row_m[r], l, at.h);
         int64_t out = out_index(a, at);
 #pragma unroll 1
         for (int d = 4 * lane; d < dims; d += 128)
-            store_quad(a, out + d, sum_at(a, sh, r, d), end.by, l);
+            store_quad(a, out + d, sum_at<PACKED>(a, sh, sums, r, d), end.by, l);
         if (lane == 0) store_lse(a, at, end.lse);
     }
 }
@@ -172,20 +201,23 @@ static __device__ __forceinline__ float *part_at(const decode_args &a, int64_t s
     return a.partials + (store * a.layer.num_kv_heads + kv_head) * size;
 }
 
+template <bool PACKED, int WARPS>
 static __device__ __forceinline__ void store_part(const decode_args &a, const block_shared &sh,
                                                   float *part, int rows, int first_row)
 {
+    item_sums sums = sums_of(a, rows);
     int dims = a.layer.v_dims, warp = threadIdx.x / 32, lane = threadIdx.x & 31;
     float *m = part + a.max_rows * dims, *l = m + a.max_rows;
 #pragma unroll 1
     for (int r = warp; r < rows; r += a.num_warps) {
         float *to = part + (first_row + r) * dims;
 #pragma unroll 1
-        for (int d = 4 * lane; d < dims; d += 128) __stcg((float4 *)(to + d), sum_at(a, sh, r, d));
+        for (int d = 4 * lane; d < dims; d += 128)
+            __stcg((float4 *)(to + d), sum_at<PACKED>(a, sh, sums, r, d));
     }
-    if (threadIdx.x < rows) {
-        __stcg(m + first_row + threadIdx.x, sh.warp_m[threadIdx.x]);
-        __stcg(l + first_row + threadIdx.x, sh.warp_l[threadIdx.x]);
+    if (warp == a.num_warps - 1 && lane < rows) { /* the warp that has the fewest rows */
+        __stcg(m + first_row + lane, sh.row_m[lane]);
+        __stcg(l + first_row + lane, add_weights<WARPS>(a, sh, lane));
     }
 }
 
@@ -216,7 +248,7 @@ struct part_list {
 };
 
 /*
- * Maximum and sum of each row over its parts, into warp_m and warp_l. m of a part becomes its weight, in
+ * Maximum and sum of each row over its parts, into row_m and row_l. m of a part becomes its weight, in
  * memory and, for the first `kept` parts, in place of the sums in shared memory, which are stored by now.
  */
 static __device__ __forceinline__ void weigh_parts(const decode_args &a, const block_shared &sh,
@@ -225,30 +257,34 @@ static __device__ __forceinline__ void weigh_parts(const decode_args &a, const b
     int lane = threadIdx.x & 31;
 #pragma unroll 1
     for (int r = threadIdx.x / 32; r < parts.rows; r += a.num_warps) {
-        float *m = parts.m + lane * parts.step + r, *l = m + (parts.l - parts.m);
-        float m0 = lane < parts.num ? __ldcg(m) : -INFINITY, l0 = 0.0f;
-        if (lane < parts.num) l0 = __ldcg(l);
-        float largest = m0, sum = 0.0f;
-#pragma unroll 2
-        for (int p = lane + 32; p < parts.num; p += 32)
+        float m[2], l[2]; /* of two parts a lane, loaded together; more of them are rare */
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            int p = lane + 32 * i;
+            m[i] = p < parts.num ? __ldcg(parts.m + p * parts.step + r) : -INFINITY;
+            l[i] = p < parts.num ? __ldcg(parts.l + p * parts.step + r) : 0.0f;
+        }
+        float largest = fmaxf(m[0], m[1]), sum = 0.0f;
+#pragma unroll 1
+        for (int p = lane + 64; p < parts.num; p += 32)
             largest = fmaxf(largest, __ldcg(parts.m + p * parts.step + r));
         largest = warp_max(largest);
         float base = softmax_base(largest);
 #pragma unroll 1
         for (int p = lane; p < parts.num; p += 32) {
-            if (p >= 32) {
-                m0 = __ldcg(parts.m + p * parts.step + r);
-                l0 = __ldcg(parts.l + p * parts.step + r);
-            }
-            float by = exp_to(m0, base);
-            sum += by * l0;
+            bool loaded = p < 64;
+            float x = loaded ? m[0] : __ldcg(parts.m + p * parts.step + r);
+            float by = exp_to(x, base);
+            sum += by * (loaded ? l[0] : __ldcg(parts.l + p * parts.step + r));
+            m[0] = m[1];
+            l[0] = l[1];
             if (p < parts.kept) sh.out[p * parts.rows + r] = by;
             else __stcg(parts.m + p * parts.step + r, by);
         }
         sum = warp_sum(sum);
         if (lane == 0) {
-            sh.warp_m[r] = largest;
-            sh.warp_l[r] = sum;
+            sh.row_m[r] = largest;
+            sh.row_l[r] = sum;
         }
     }
     __syncthreads();
@@ -309,23 +345,24 @@ static __device__ __forceinline__ void merge_parts(const decode_args &a, const b
         int r = n / quads, d = n % quads * 4;
         float4 sum = add_parts(sh, parts, r, parts.sums + r * dims + d);
         out_place at = place_of(a, s, kv_head, first_row + r);
-        float l = sh.warp_l[r];
-        row_end end = end_row(a, sh.warp_m[r], l, at.h);
+        float l = sh.row_l[r];
+        row_end end = end_row(a, sh.row_m[r], l, at.h);
         store_quad(a, out_index(a, at) + d, sum, end.by, l);
         if (d == 0) store_lse(a, at, end.lse);
     }
 }
 
+template <bool PACKED, int WARPS>
 static __device__ __forceinline__ void end_item(const decode_args &a, const block_shared &sh,
                                                 const folioi_cuda_seq &s,
                                                 const folioi_decode_item &item, int rows,
                                                 int first_row, int kv_head)
 {
     if (item.num_parts == 1) {
-        store_rows(a, sh, s, rows, first_row, kv_head);
+        store_rows<PACKED, WARPS>(a, sh, s, rows, first_row, kv_head);
         return;
     }
-    store_part(a, sh, part_at(a, item.store + item.part, kv_head), rows, first_row);
+    store_part<PACKED, WARPS>(a, sh, part_at(a, item.store + item.part, kv_head), rows, first_row);
     if (is_last(counter_of(a, item.seq, kv_head, first_row), item.num_parts, sh.flag))
         merge_parts(a, sh, s, item, rows, first_row, kv_head);
 }

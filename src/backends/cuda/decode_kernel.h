@@ -224,12 +224,13 @@ __global__ void __launch_bounds__(32 * WARPS, VMAX <= 128 ? 2 : 1)
                 by[r] = I::EIGHT && !I::INT8 ? a.layer.v.scale : largest_scale * (1.0f / LIFT);
             if (I::EIGHT || a.kv_bytes == 1) rescale<VMAX, NT>(o, by, wide);
         }
-        add_warps<VMAX, NT>(a, sh, rows, o, steps, order, warp, wide);
-        end_item(a, sh, s, item, num_rows, first_row, kv_head);
+        add_warps<VMAX, NT, WARPS>(a, sh, rows, o, steps, order, warp, num_rows);
+        end_item<I::PACKED, WARPS>(a, sh, s, item, num_rows, first_row, kv_head);
         __syncthreads();
     }
     cp_async_wait<0>();
-    store_padding(a, *sh.counts);
+    if (sh.counts->num_rows < a.out_rows || sh.counts->num_emptied > 0)
+        store_padding(a, *sh.counts);
 }
 
 #endif
