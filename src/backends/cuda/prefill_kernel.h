@@ -240,11 +240,15 @@ static __device__ __forceinline__ int32_t find_tile(const prefill_args &a, int32
     int32_t units = a.layer.num_kv_heads * a.head_parts * a.value_parts * a.pieces;
     int32_t at_once = units, first = 0;
     if constexpr (I::DK > 128) {
+        bool is_enough[3]; /* asked together: memory answers late */
 #pragma unroll
-        for (int32_t few = 4; few >= 1; few /= 2) {
-            int32_t last = a.enough / few - 1;
-            if (few < at_once && last < a.capacity && __ldg(&a.tiles[last].seq) >= 0) at_once = few;
+        for (int i = 0; i < 3; i++) {
+            int32_t last = (a.enough >> (2 - i)) - 1;
+            is_enough[i] = last < a.capacity && __ldg(&a.tiles[last].seq) >= 0;
         }
+#pragma unroll
+        for (int i = 0; i < 3; i++)
+            if (4 >> i < at_once && is_enough[i]) at_once = 4 >> i;
         first = (int32_t)blockIdx.x / (a.capacity * at_once) * at_once;
     }
     int32_t in_round = (int32_t)blockIdx.x - a.capacity * first;
@@ -280,13 +284,10 @@ static __global__ void __launch_bounds__(I::THREADS, PREFILL_BLOCKS(I))
     extern __shared__ __align__(128) char memory[];
     typename I::shared &sh = *(typename I::shared *)memory;
     int32_t unit;
-    folioi_prefill_tile tile = a.tiles[find_tile<I>(a, &unit)];
+    const folioi_prefill_tile &tile = a.tiles[find_tile<I>(a, &unit)];
+    if (threadIdx.x == 0) sh.seq = tile.sequence;
     if (tile.seq < 0) return;
-    if (threadIdx.x == 0) {
-        folioi_cuda_seq seq = a.step.seqs[tile.seq];
-        sh.seq = seq;
-        sh.work = work_of<I>(a, tile, unit, seq);
-    }
+    if (threadIdx.x == 0) sh.work = work_of<I>(a, tile, unit, sh.seq);
     __syncthreads();
     if (sh.work.first_query >= sh.work.past_query) return; /* the sequence ends before this piece */
     int row0 = first_row<I>();

@@ -12,6 +12,7 @@
 /** Queries [first_query, first_query + queries of the shape) of one sequence; seq -1: no tile. */
 typedef struct folioi_prefill_tile {
     int32_t seq, first_query;
+    folioi_cuda_seq sequence; /* a copy, so that a block has all in one load */
 } folioi_prefill_tile;
 
 /** What a list depends on beside the step. */
@@ -86,7 +87,7 @@ SHARED_INLINE void folioi_prefill_visit(const folioi_prefill_list *list, folioi_
              first += 32 * (int64_t)shape->queries) {
             int32_t bucket = folioi_prefill_tile_bucket(s, shape, (int32_t)first);
             int32_t at = folioi_add(&sort->at[bucket], 1);
-            folioi_prefill_tile tile = {i, (int32_t)first};
+            folioi_prefill_tile tile = {i, (int32_t)first, *s};
             if (place && at < list->capacity) list->tiles[at] = tile;
         }
     }
@@ -124,7 +125,7 @@ SHARED_INLINE void folioi_prefill_pass(int pass, const folioi_prefill_list *list
     case 4: folioi_prefill_visit(list, sort, 1, thread, threads); break;
     case 5:
         for (int32_t i = sort->total + thread; i < list->capacity; i += threads) {
-            folioi_prefill_tile none = {-1, 0};
+            folioi_prefill_tile none = {-1, 0, {0}};
             list->tiles[i] = none;
         }
         break;
