@@ -19,7 +19,7 @@ stage() { # <name> <command...>
     printf '\n== %s\n$ %s\n' "$name" "$*" | tee -a "$report"
     begin=$(date +%s)
     if "$@" > "$report.part" 2>&1; then verdict=passed; else verdict=FAILED && failed=$((failed + 1)); fi
-    tail -n 200 "$report.part" >> "$report"
+    cat "$report.part" >> "$report"
     tail -n 3 "$report.part"
     printf '%s: %s, %d s\n' "$name" $verdict $(($(date +%s) - begin)) | tee -a "$report"
     rm -f "$report.part"
