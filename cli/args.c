@@ -29,9 +29,19 @@ static const arg_option *find(const arg_option *options, const char *arg, const 
     size_t length = equals ? (size_t)(equals - name) : strlen(name);
     if (equals) *value = equals + 1;
     for (const arg_option *o = options; o->name; o++) {
+        if (o->kind == ARG_OPERAND) continue;
         if (is_long && strlen(o->name) == length && strncmp(o->name, name, length) == 0) return o;
         if (!is_long && length == 1 && o->letter == name[0]) return o;
     }
+    return NULL;
+}
+
+/* The place of an argument that is no option, while it is free; "-" is standard input. */
+static const arg_option *find_operand(const arg_option *options, const char *arg)
+{
+    if (arg[0] == '-' && arg[1] != '\0') return NULL;
+    for (const arg_option *o = options; o->name; o++)
+        if (o->kind == ARG_OPERAND && *(const char **)o->value == NULL) return o;
     return NULL;
 }
 
@@ -59,6 +69,7 @@ static bool set(const char *command, const arg_option *o, const char *value)
 {
     switch (o->kind) {
     case ARG_FLAG: *(bool *)o->value = true; return true;
+    case ARG_OPERAND:
     case ARG_TEXT: *(const char **)o->value = value; return true;
     case ARG_CHOICE:
         if (is_choice(o->choices, value)) {
@@ -81,7 +92,12 @@ args_result args_parse(int argc, char **argv, const arg_option *options)
     for (int i = 1; i < argc; i++) {
         const char *value;
         if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) return ARGS_HELP;
-        const arg_option *o = find(options, argv[i], &value);
+        const arg_option *o = find_operand(options, argv[i]);
+        if (o != NULL) {
+            set(argv[0], o, argv[i]);
+            continue;
+        }
+        o = find(options, argv[i], &value);
         if (o == NULL) {
             const char *what = argv[i][0] == '-' ? "unknown option" : "unexpected argument";
             args_complain(argv[0], "%s '%s'", what, argv[i]);

@@ -12,7 +12,8 @@ typedef enum arg_kind {
     ARG_FLAG,   /* bool * */
     ARG_TEXT,   /* const char ** */
     ARG_CHOICE, /* const char **, one of `choices`, "a|b" */
-    ARG_NUMBER  /* int64_t *, in [min, max] */
+    ARG_NUMBER, /* int64_t *, in [min, max] */
+    ARG_OPERAND /* const char **: the argument that is no option, NULL before; name is what it is */
 } arg_kind;
 
 typedef struct arg_option {
