@@ -6,5 +6,6 @@ int info_main(int argc, char **argv);
 int check_main(int argc, char **argv);
 int demo_main(int argc, char **argv);
 int bench_main(int argc, char **argv);
+int replay_main(int argc, char **argv);
 
 #endif

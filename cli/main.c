@@ -18,6 +18,7 @@ static const command commands[] = {
     {"check", check_main, "every kernel and every feature against the reference"},
     {"bench", bench_main,
      "how fast: attention or the pool, beside a ceiling measured in the same run"},
+    {"replay", replay_main, "serve a trace of requests: what would this traffic do"},
 };
 enum { NUM_COMMANDS = sizeof commands / sizeof commands[0] };
 
@@ -29,23 +30,25 @@ static void print_help(void)
            folio_version());
     for (int i = 0; i < NUM_COMMANDS; i++)
         printf("  %-8s %s\n", commands[i].name, commands[i].summary);
-    printf("\n"
-           "options\n"
-           "  -h, --help     this text; 'folio COMMAND --help' tells more of a command\n"
-           "      --version  the version\n\n"
-           "examples\n"
-           "  folio demo                  see it work\n"
-           "  folio info                  which backend will be used here, and why not another\n"
-           "  folio check                 is this build right on this machine? (seconds)\n"
-           "  folio check --full -o json  the same at length, for scripts\n"
-           "  folio bench                 how close attention comes to what this machine can do\n"
-           "  folio bench --backend cuda  the same on a GPU; demo and check take it too\n"
-           "  folio bench pool            what the block pool costs on this machine\n"
-           "  folio bench overhead        what a call costs besides attention\n\n"
-           "exit status\n"
-           "  0  all is well\n"
-           "  1  a check or a call failed, or nothing ran\n"
-           "  2  the command line is wrong\n");
+    printf(
+        "\n"
+        "options\n"
+        "  -h, --help     this text; 'folio COMMAND --help' tells more of a command\n"
+        "      --version  the version\n\n"
+        "examples\n"
+        "  folio demo                  see it work\n"
+        "  folio info                  which backend will be used here, and why not another\n"
+        "  folio check                 is this build right on this machine? (seconds)\n"
+        "  folio check --full -o json  the same at length, for scripts\n"
+        "  folio bench                 how close attention comes to what this machine can do\n"
+        "  folio bench --backend cuda  the same on a GPU; demo and check take it too\n"
+        "  folio bench pool            what the block pool costs on this machine\n"
+        "  folio bench overhead        what a call costs besides attention\n"
+        "  folio replay                serve some conversations: latencies, memory, prefix hits\n\n"
+        "exit status\n"
+        "  0  all is well\n"
+        "  1  a check or a call failed, or nothing ran\n"
+        "  2  the command line is wrong\n");
 }
 
 static int run_command(int argc, char **argv)

@@ -1,0 +1,258 @@
+/* replay_model.c: one step through all layers; see replay_model.h. */
+#include "replay_model.h"
+
+#include "harness.h"
+#include "term.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+bool replay_ok(folio_status status, const char *call)
+{
+    if (status == FOLIO_OK) return true;
+    fprintf(stderr, "folio replay: %.*s: %s: %s\n", (int)strcspn(call, "("), call,
+            folio_status_text(status), folio_last_error());
+    return false;
+}
+
+/* ---- Numbers */
+
+/* q is larger, so that scores spread over a few units and keys differ in weight. */
+static double amplitude(replay_tensor tensor) { return tensor == REPLAY_Q ? 4 : 1; }
+
+void replay_numbers_init(replay_numbers *n, const replay_options *o)
+{
+    *n = (replay_numbers){.seed = o->seed, .dtype = o->dtype, .head_size = o->head_size};
+    for (int t = 0; t < REPLAY_TENSORS; t++)
+        for (int i = 0; i < 256; i++) {
+            double value = (i - 128) * amplitude((replay_tensor)t) / 128;
+            n->f32[t][i] = (float)value;
+            if (o->dtype != FOLIO_F32) harness_store(o->dtype, n->half[t], i, value);
+        }
+}
+
+/* Eight numbers from each hash of a counter: any head of any token at once. */
+void replay_numbers_row(const replay_numbers *n, replay_tensor tensor, int32_t layer, uint64_t who,
+                        int64_t first_head, int64_t num_heads, void *to)
+{
+    uint64_t of = replay_mix(n->seed ^ replay_mix((uint64_t)layer * REPLAY_TENSORS + tensor));
+    uint64_t key = replay_mix(of ^ who);
+    int64_t first = first_head * n->head_size / 8, count = num_heads * n->head_size / 8;
+    const float *f32 = n->f32[tensor];
+    const uint16_t *half = n->half[tensor];
+    for (int64_t i = 0; i < count; i++) {
+        uint64_t bits = replay_mix(key + (uint64_t)(first + i) * 0xd1342543de82ef95u);
+        if (n->dtype == FOLIO_F32)
+            for (int b = 0; b < 8; b++) ((float *)to)[8 * i + b] = f32[(bits >> (8 * b)) & 255];
+        else
+            for (int b = 0; b < 8; b++) ((uint16_t *)to)[8 * i + b] = half[(bits >> (8 * b)) & 255];
+    }
+}
+
+uint64_t replay_query(const replay_request *r, int64_t position)
+{
+    return replay_mix((uint64_t)r->index) + (uint64_t)position;
+}
+
+/* q, k and v of all the step's rows in one layer. */
+static void make_rows(replay_model *m, const replay_item *items, int64_t num_items, int32_t layer)
+{
+    const replay_options *o = m->o;
+    size_t size = folio_dtype_size(o->dtype);
+    size_t q_row = (size_t)(o->heads * o->head_size) * size;
+    size_t kv_row = (size_t)(o->kv_heads * o->head_size) * size, row = 0;
+    for (int64_t i = 0; i < num_items; i++) {
+        const replay_request *r = items[i].request;
+        for (int64_t p = items[i].first; p < items[i].first + items[i].count; p++, row++) {
+            uint64_t token = replay_token(m->trace, r, p);
+            replay_numbers_row(&m->numbers, REPLAY_Q, layer, replay_query(r, p), 0, o->heads,
+                               (char *)m->host[0] + row * q_row);
+            replay_numbers_row(&m->numbers, REPLAY_K, layer, token, 0, o->kv_heads,
+                               (char *)m->host[1] + row * kv_row);
+            replay_numbers_row(&m->numbers, REPLAY_V, layer, token, 0, o->kv_heads,
+                               (char *)m->host[2] + row * kv_row);
+        }
+    }
+}
+
+/* ---- Steps */
+
+static int64_t rows_of(const replay_item *items, int64_t num_items)
+{
+    int64_t rows = 0;
+    for (int64_t i = 0; i < num_items; i++) rows += items[i].count;
+    return rows;
+}
+
+static size_t row_bytes(const replay_model *m, int i)
+{
+    int32_t heads = i == 0 || i == 3 ? m->o->heads : m->o->kv_heads;
+    return (size_t)heads * (size_t)m->o->head_size * folio_dtype_size(m->o->dtype);
+}
+
+/* A line per row: request, position, layer, a hash of out's bits. */
+static void write_rows(replay_model *m, const replay_item *items, int64_t num_items, int32_t layer)
+{
+    size_t bytes = row_bytes(m, 3);
+    const char *row = m->host[3];
+    for (int64_t i = 0; i < num_items; i++)
+        for (int64_t k = 0; k < items[i].count; k++, row += bytes) {
+            uint64_t hash = 0, word;
+            for (size_t b = 0; b < bytes; b += sizeof word) {
+                memcpy(&word, row + b, sizeof word);
+                hash = replay_mix(hash ^ word);
+            }
+            fprintf(m->rows, "%lld %lld %d %016llx\n", (long long)items[i].request->index,
+                    (long long)(items[i].first + k), (int)layer, (unsigned long long)hash);
+        }
+}
+
+static bool forward(replay_model *m, int64_t rows, int32_t layer)
+{
+    folio_tensors t = {.struct_size = sizeof t,
+                       .q = {.data = m->near[0], .tokens = rows},
+                       .k = {.data = m->near[1], .tokens = rows},
+                       .v = {.data = m->near[2], .tokens = rows},
+                       .out = {.data = m->near[3], .tokens = rows}};
+    REPLAY_TRY(folio_attention_forward(m->plan, 0, FOLIO_DECODER, m->cache, layer, &t, NULL));
+    REPLAY_TRY(folio_run_wait(m->ctx, NULL));
+    return true;
+}
+
+/* On a device, tensors go there and out comes back. */
+static bool carry(replay_model *m, int first, int last, int64_t rows, bool back)
+{
+    if (!m->device) return true;
+    for (int i = first; i <= last; i++)
+        REPLAY_TRY(folio_memory_copy(m->ctx, back ? m->host[i] : m->near[i],
+                                     back ? m->near[i] : m->host[i], (size_t)rows * row_bytes(m, i),
+                                     NULL));
+    REPLAY_TRY(folio_run_wait(m->ctx, NULL));
+    return true;
+}
+
+static bool run_layer(replay_model *m, const replay_item *items, int64_t num_items, int32_t layer)
+{
+    replay_stats *s = m->stats;
+    int64_t rows = rows_of(items, num_items);
+    double start = term_seconds(), now;
+    make_rows(m, items, num_items, layer);
+    if (!carry(m, 0, 2, rows, false)) return false;
+    now = term_seconds();
+    s->numbers_seconds += now - start;
+    start = now;
+    if (!forward(m, rows, layer)) return false;
+    now = term_seconds();
+    s->attention_seconds += now - start;
+    start = now;
+    if (m->verifier == NULL && m->rows == NULL) return true;
+    bool ok = carry(m, 3, 3, rows, true);
+    if (ok && m->rows) write_rows(m, items, num_items, layer);
+    if (ok && m->verifier)
+        ok = replay_verifier_check(m->verifier, m, items, num_items, layer, m->host[3]);
+    s->verify_seconds += term_seconds() - start;
+    return ok;
+}
+
+bool replay_model_step(replay_model *m, const replay_item *items, int64_t num_items)
+{
+    for (int64_t i = 0; i < num_items; i++) m->list[i] = items[i].sequence;
+    folio_batch_clear(m->batch);
+    REPLAY_TRY(folio_batch_add_sequences(m->batch, 0, m->list, num_items));
+    REPLAY_TRY(folio_plan_update(m->plan, m->batch));
+    for (int32_t layer = 0; layer < m->o->layers; layer++)
+        if (!run_layer(m, items, num_items, layer)) return false;
+    return true;
+}
+
+/* ---- Opening and closing */
+
+static bool open_layers(replay_model *m)
+{
+    const replay_options *o = m->o;
+    folio_attention_desc attention = {.struct_size = sizeof attention,
+                                      .num_heads = o->heads,
+                                      .num_kv_heads = o->kv_heads,
+                                      .k_head_size = o->head_size,
+                                      .dtype = o->dtype,
+                                      .kv_dtype = o->kv_dtype,
+                                      .windowed = o->window > 0,
+                                      .window_left = o->window > 0 ? o->window - 1 : 0};
+    folio_kv_cache_desc cache = {.struct_size = sizeof cache,
+                                 .num_blocks = o->num_blocks,
+                                 .num_layers = o->layers,
+                                 .block_size = o->block_size,
+                                 .num_kv_heads = o->kv_heads,
+                                 .k_head_size = o->head_size,
+                                 .dtype = o->kv_dtype};
+    folio_batch_desc batch = {.struct_size = sizeof batch, .block_size = o->block_size};
+    REPLAY_TRY(folio_attention_create(m->ctx, &attention, &m->attention));
+    REPLAY_TRY(folio_kv_cache_create(m->ctx, &cache, &m->cache));
+    REPLAY_TRY(folio_batch_create(m->ctx, &batch, &m->batch));
+    const folio_attention *list[] = {m->attention};
+    folio_plan_desc plan = {.struct_size = sizeof plan,
+                            .attentions = list,
+                            .num_attentions = 1,
+                            .block_size = o->block_size,
+                            .num_blocks = o->num_blocks,
+                            .max_seqs = o->max_seqs,
+                            .max_query_tokens = o->budget,
+                            .max_seq_len = m->trace->longest,
+                            .flags = m->rows ? FOLIO_PLAN_BATCH_INVARIANT : 0};
+    REPLAY_TRY(folio_plan_create(m->ctx, &plan, &m->plan));
+    return true;
+}
+
+static bool open_tensors(replay_model *m)
+{
+    for (int i = 0; i < 4; i++) {
+        m->bytes[i] = (size_t)m->o->budget * row_bytes(m, i);
+        REPLAY_TRY(folio_memory_create(m->ctx, FOLIO_MEMORY_HOST, m->bytes[i], &m->host[i]));
+        m->near[i] = m->host[i];
+        if (!m->device) continue;
+        m->near[i] = NULL;
+        REPLAY_TRY(folio_memory_create(m->ctx, FOLIO_MEMORY_DEVICE, m->bytes[i], &m->near[i]));
+    }
+    return true;
+}
+
+bool replay_model_open(replay_model *m, const replay_options *o, const replay_trace *t,
+                       replay_stats *stats)
+{
+    *m = (replay_model){.o = o, .trace = t, .stats = stats};
+    replay_numbers_init(&m->numbers, o);
+    m->list = replay_alloc(o->max_seqs, sizeof *m->list);
+    if (o->rows && (m->rows = fopen(o->rows, "w")) == NULL) {
+        fprintf(stderr, "folio replay: %s: %s\n", o->rows, strerror(errno));
+        return false;
+    }
+    folio_context_desc desc = {
+        .struct_size = sizeof desc, .backend = o->backend, .num_threads = o->threads};
+    folio_context_info info = {.struct_size = sizeof info};
+    REPLAY_TRY(folio_context_create(&desc, &m->ctx));
+    REPLAY_TRY(folio_context_describe(m->ctx, &info));
+    m->device = strcmp(info.backend, "cuda") == 0;
+    if (!open_layers(m) || !open_tensors(m)) return false;
+    if (o->verify <= 0) return true;
+    m->verifier = replay_verifier_open(m);
+    return m->verifier != NULL;
+}
+
+void replay_model_close(replay_model *m)
+{
+    replay_verifier_close(m->verifier);
+    if (m->rows && fclose(m->rows) != 0)
+        fprintf(stderr, "folio replay: %s: %s\n", m->o->rows, strerror(errno));
+    for (int i = 0; i < 4; i++) {
+        if (m->device) folio_memory_destroy(m->ctx, FOLIO_MEMORY_DEVICE, m->near[i], m->bytes[i]);
+        folio_memory_destroy(m->ctx, FOLIO_MEMORY_HOST, m->host[i], m->bytes[i]);
+    }
+    folio_plan_destroy(m->plan);
+    folio_batch_destroy(m->batch);
+    folio_kv_cache_destroy(m->cache);
+    folio_attention_destroy(m->attention);
+    folio_context_destroy(m->ctx);
+    free(m->list);
+    *m = (replay_model){0};
+}

@@ -1,0 +1,16 @@
+/* replay_report.h: the summary of a replay, on stdout. */
+#ifndef FOLIO_REPLAY_REPORT_H
+#define FOLIO_REPLAY_REPORT_H
+
+#include "replay.h"
+#include "replay_stats.h"
+#include "replay_trace.h"
+
+/* What is replayed, before it begins; Markdown alone has such lines. */
+void replay_report_head(const replay_options *o, const replay_trace *t);
+
+/* format: "md", "csv" or "json". stopped: it was interrupted. */
+void replay_report(const char *format, const replay_options *o, const replay_stats *s,
+                   bool stopped);
+
+#endif
