@@ -149,7 +149,9 @@ static bool join_decodes(engine *e)
 {
     bool got;
     for (int64_t i = 0; i < e->num_running && e->used < e->o->budget; i++)
-        if (is_decoding(e->running[i]) && !join(e, i, 1, true, &got)) return false;
+        if (e->running[i]->in_step == 0 && is_decoding(e->running[i]) &&
+            !join(e, i, 1, true, &got))
+            return false;
     return true;
 }
 
@@ -164,7 +166,8 @@ static bool join_chunk(engine *e, int64_t i)
 static bool join_prefills(engine *e)
 {
     for (int64_t i = 0; i < e->num_running && e->used < e->o->budget; i++)
-        if (!is_decoding(e->running[i]) && !join_chunk(e, i)) return false;
+        if (e->running[i]->in_step == 0 && !is_decoding(e->running[i]) && !join_chunk(e, i))
+            return false;
     return true;
 }
 
