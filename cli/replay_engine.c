@@ -149,8 +149,7 @@ static bool join_decodes(engine *e)
 {
     bool got;
     for (int64_t i = 0; i < e->num_running && e->used < e->o->budget; i++)
-        if (e->running[i]->in_step == 0 && is_decoding(e->running[i]) &&
-            !join(e, i, 1, true, &got))
+        if (e->running[i]->in_step == 0 && is_decoding(e->running[i]) && !join(e, i, 1, true, &got))
             return false;
     return true;
 }

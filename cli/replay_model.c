@@ -1,7 +1,6 @@
 /* replay_model.c: one step through all layers; see replay_model.h. */
 #include "replay_model.h"
 
-#include "harness.h"
 #include "term.h"
 
 #include <errno.h>
@@ -16,44 +15,7 @@ bool replay_ok(folio_status status, const char *call)
     return false;
 }
 
-/* ---- Numbers */
-
-/* q is larger, so that scores spread over a few units and keys differ in weight. */
-static double amplitude(replay_tensor tensor) { return tensor == REPLAY_Q ? 4 : 1; }
-
-void replay_numbers_init(replay_numbers *n, const replay_options *o)
-{
-    *n = (replay_numbers){.seed = o->seed, .dtype = o->dtype, .head_size = o->head_size};
-    for (int t = 0; t < REPLAY_TENSORS; t++)
-        for (int i = 0; i < 256; i++) {
-            double value = (i - 128) * amplitude((replay_tensor)t) / 128;
-            n->f32[t][i] = (float)value;
-            if (o->dtype != FOLIO_F32) harness_store(o->dtype, n->half[t], i, value);
-        }
-}
-
-/* Eight numbers from each hash of a counter: any head of any token at once. */
-void replay_numbers_row(const replay_numbers *n, replay_tensor tensor, int32_t layer, uint64_t who,
-                        int64_t first_head, int64_t num_heads, void *to)
-{
-    uint64_t of = replay_mix(n->seed ^ replay_mix((uint64_t)layer * REPLAY_TENSORS + tensor));
-    uint64_t key = replay_mix(of ^ who);
-    int64_t first = first_head * n->head_size / 8, count = num_heads * n->head_size / 8;
-    const float *f32 = n->f32[tensor];
-    const uint16_t *half = n->half[tensor];
-    for (int64_t i = 0; i < count; i++) {
-        uint64_t bits = replay_mix(key + (uint64_t)(first + i) * 0xd1342543de82ef95u);
-        if (n->dtype == FOLIO_F32)
-            for (int b = 0; b < 8; b++) ((float *)to)[8 * i + b] = f32[(bits >> (8 * b)) & 255];
-        else
-            for (int b = 0; b < 8; b++) ((uint16_t *)to)[8 * i + b] = half[(bits >> (8 * b)) & 255];
-    }
-}
-
-uint64_t replay_query(const replay_request *r, int64_t position)
-{
-    return replay_mix((uint64_t)r->index) + (uint64_t)position;
-}
+/* ---- Steps */
 
 /* q, k and v of all the step's rows in one layer. */
 static void make_rows(replay_model *m, const replay_item *items, int64_t num_items, int32_t layer)
@@ -75,8 +37,6 @@ static void make_rows(replay_model *m, const replay_item *items, int64_t num_ite
         }
     }
 }
-
-/* ---- Steps */
 
 static int64_t rows_of(const replay_item *items, int64_t num_items)
 {
@@ -221,7 +181,7 @@ bool replay_model_open(replay_model *m, const replay_options *o, const replay_tr
                        replay_stats *stats)
 {
     *m = (replay_model){.o = o, .trace = t, .stats = stats};
-    replay_numbers_init(&m->numbers, o);
+    replay_numbers_init(&m->numbers, o->seed, o->dtype, o->head_size);
     m->list = replay_alloc(o->max_seqs, sizeof *m->list);
     if (o->rows && (m->rows = fopen(o->rows, "w")) == NULL) {
         fprintf(stderr, "folio replay: %s: %s\n", o->rows, strerror(errno));

@@ -1,13 +1,9 @@
-/*
- * replay_model.h: a model with nothing but attention. K and V of a token are made up from (seed,
- * layer, the token's identity), q from (seed, layer, request, position), so that two sequences that
- * share a block would have written the same bytes to it. Numbers are multiples of 1/128: exact in f32,
- * f16 and bf16.
- */
+/* replay_model.h: a model with nothing but attention, over numbers that are made up. */
 #ifndef FOLIO_REPLAY_MODEL_H
 #define FOLIO_REPLAY_MODEL_H
 
 #include "replay.h"
+#include "replay_numbers.h"
 #include "replay_stats.h"
 #include "replay_trace.h"
 
@@ -20,24 +16,6 @@ typedef struct replay_item {
     const replay_request *request;
     int64_t first, count;
 } replay_item;
-
-typedef enum replay_tensor { REPLAY_Q, REPLAY_K, REPLAY_V, REPLAY_TENSORS } replay_tensor;
-
-/* The made-up numbers. */
-typedef struct replay_numbers {
-    uint64_t seed;
-    folio_dtype dtype;
-    int32_t head_size;
-    float f32[REPLAY_TENSORS][256]; /* a byte of the hash to a number, of the dtype's table */
-    uint16_t half[REPLAY_TENSORS][256];
-} replay_numbers;
-
-void replay_numbers_init(replay_numbers *n, const replay_options *o);
-/* Heads [first_head, first_head + num_heads) of one token; who: its identity, or of q its place. */
-void replay_numbers_row(const replay_numbers *n, replay_tensor tensor, int32_t layer, uint64_t who,
-                        int64_t first_head, int64_t num_heads, void *to);
-/* Of q: request and position in one number. */
-uint64_t replay_query(const replay_request *r, int64_t position);
 
 typedef struct replay_verifier replay_verifier;
 
@@ -59,7 +37,7 @@ typedef struct replay_model {
     FILE *rows;
 } replay_model;
 
-/* longest: tokens of a sequence. False: stderr says why; close it anyway. */
+/* False: stderr says why; close it anyway. */
 bool replay_model_open(replay_model *m, const replay_options *o, const replay_trace *t,
                        replay_stats *stats);
 void replay_model_close(replay_model *m);

@@ -1,48 +1,7 @@
 #!/bin/sh
 # run.sh: the program's behaviour from outside: exit status, what is said where, stable formats.
 # usage: run.sh PROGRAM
-set -u
-
-[ $# -eq 1 ] || { echo "usage: run.sh PROGRAM" >&2; exit 2; }
-folio=$1
-case $folio in /*) ;; *) folio=$PWD/$folio ;; esac
-dir=$(mktemp -d) || exit 1
-trap 'rm -rf "$dir"' EXIT
-cd "$dir" || exit 1
-passed=0
-failed=0
-
-fail() {
-    failed=$((failed + 1))
-    echo "FAIL: $*"
-}
-
-# run ARGS...: sets $status; what it said is in the files out and err.
-run() {
-    "$folio" "$@" >out 2>err </dev/null
-    status=$?
-}
-
-# expect STATUS FILE PATTERN ARGS...: exit status, and a line in out or err that matches.
-expect() {
-    want=$1 file=$2 pattern=$3
-    shift 3
-    run "$@"
-    if [ "$status" -ne "$want" ]; then
-        fail "folio $*: exit status $status, expected $want: $(head -c 300 err)"
-    elif ! grep -q -e "$pattern" "$file"; then
-        fail "folio $*: no line in $file matches '$pattern': $(head -c 300 "$file")"
-    else
-        passed=$((passed + 1))
-    fi
-}
-
-# check DESCRIPTION COMMAND...: the command succeeds.
-check() {
-    what=$1
-    shift
-    if "$@" >/dev/null 2>&1; then passed=$((passed + 1)); else fail "$what"; fi
-}
+. "$(dirname "$0")/lib.sh"
 
 # ---- Help, version, wrong command lines --------------------------------------------------------
 expect 0 out '^usage: folio COMMAND' --help
@@ -466,5 +425,4 @@ if [ -c /dev/full ]; then
     check "output that cannot be written is a failure" test $? -eq 1
 fi
 
-echo "$passed passed, $failed failed"
-[ "$failed" -eq 0 ]
+finish
