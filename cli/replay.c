@@ -40,7 +40,8 @@ static const char help[] =
     "      --window N        each token sees the last N; default 0: all\n\n"
     "the engine\n"
     "      --blocks N        of the pool; or\n"
-    "      --kv-memory SIZE  such as 512M or 2G: as many blocks as fit; default 1G\n"
+    "      --kv-memory SIZE  such as 512M or 2G: as many blocks as fit; default 1G, but room for\n"
+    "                        32768 tokens with the built-in trace, so that it is tight\n"
     "      --block-size N    tokens; default 16\n"
     "      --max-seqs N      sequences at once; default 32\n"
     "      --budget N        tokens computed in one step; default 512\n"
@@ -236,6 +237,10 @@ static int serve(const replay_options *o, const replay_trace *t, const char *out
     return status;
 }
 
+enum {
+    BUILTIN_TOKENS = 32768
+}; /* in the pool by default: two thirds of what the built-in trace wants */
+
 typedef struct texts {
     const char *trace, *heads, *dtype, *kv_dtype, *memory, *speed, *verify, *policy, *preempt,
         *output;
@@ -246,8 +251,9 @@ static bool resolve(const texts *x, replay_options *o)
 {
     int64_t bytes;
     folio_backend_info known = {.struct_size = sizeof known};
+    const char *memory = x->memory ? x->memory : "1G";
     if (!parse_heads(x->heads, o) || !parse_real("speed", x->speed, 1e9, &o->speed) ||
-        !parse_real("verify", x->verify, 100, &o->verify) || !parse_size(x->memory, &bytes))
+        !parse_real("verify", x->verify, 100, &o->verify) || !parse_size(memory, &bytes))
         return false;
     o->layers = (int32_t)x->layers;
     o->head_size = (int32_t)x->head_size;
@@ -270,6 +276,8 @@ static bool resolve(const texts *x, replay_options *o)
                              "--no-attention has no K, V and rows: --preempt swap, --verify and "
                              "--rows need them"),
                false;
+    if (o->num_blocks == 0 && x->memory == NULL && x->trace == NULL)
+        o->num_blocks = (BUILTIN_TOKENS + o->block_size - 1) / o->block_size;
     if (o->num_blocks == 0 && !blocks_in(o, bytes, &o->num_blocks)) return false;
     if (o->host_blocks == 0) o->host_blocks = o->num_blocks;
     return true;
@@ -280,7 +288,6 @@ int replay_main(int argc, char **argv)
     texts x = {.heads = "8:2",
                .dtype = "f32",
                .kv_dtype = "bf16",
-               .memory = "1G",
                .speed = "0",
                .verify = "0",
                .policy = "decode-first",

@@ -10,10 +10,10 @@
 
 enum {
     HASH_BLOCK = 16,
-    TALKS = 24,
+    TALKS = 32,
     TURNS = 4,
     SYSTEMS = 3,
-    MAX_IDS = 512,
+    MAX_IDS = 1024,
     DEFAULT_REQUESTS = TALKS * TURNS
 };
 
@@ -58,9 +58,9 @@ void replay_trace_make(replay_trace *t, int64_t limit, uint64_t seed)
     for (int64_t i = 0; i < count; i++) {
         talk *a = &talks[(i % TALKS + i / TALKS * 7) % TALKS];
         uint64_t own = replay_mix(seed + 7) + (uint64_t)i * 4096;
-        grow(a, skewed(&d, 2, 60), own);
+        grow(a, skewed(&d, 2, 80), own);
         int64_t prompt = a->num_ids * HASH_BLOCK - skewed(&d, 0, HASH_BLOCK - 1);
-        int64_t output = skewed(&d, 8, 120);
+        int64_t output = skewed(&d, 12, 240);
         replay_trace_add(t, a->ready, prompt, output, a->ids, a->num_ids);
         grow(a, output / HASH_BLOCK + 1, own + 2048); /* the answer, as the next turn quotes it */
         a->ready += 0.05 * (double)skewed(&d, 2, 20);

@@ -130,15 +130,13 @@ static void times_row(table *t, const char *name, const replay_times *times)
                    replay_times_at(times, 0.9), replay_times_at(times, 0.99));
 }
 
-static void print_speed(table *t, const replay_options *o, const replay_stats *s)
+static void print_speed(table *t, const replay_stats *s)
 {
     table_cell(t, "requests");
     table_cell(t, "%lld of %lld in %lld steps", (long long)s->requests,
                (long long)s->total_requests, (long long)s->steps);
     table_cell(t, "time");
-    if (o->no_attention || o->speed > 0)
-        table_cell(t, "%.2f s (%.2f s by the replay's clock)", s->seconds, s->clock);
-    else table_cell(t, "%.2f s", s->seconds);
+    table_cell(t, "%.2f s (%.2f s by the replay's clock)", s->seconds, s->clock);
     table_cell(t, "prefill");
     table_cell(t, "%lld tokens, %.0f a second", (long long)s->prefill_tokens,
                rate(s->prefill_tokens, s->prefill_seconds));
@@ -176,7 +174,7 @@ static void print_md(const replay_options *o, const replay_stats *s, bool stoppe
     if (stopped) printf("interrupted: the summary so far\n\n");
     table_head(&t, 'l', "measure");
     table_head(&t, 'l', "value");
-    print_speed(&t, o, s);
+    print_speed(&t, s);
     print_memory(&t, o, s);
     if (!o->no_attention) {
         table_cell(&t, "attention's share of time");
@@ -184,7 +182,7 @@ static void print_md(const replay_options *o, const replay_stats *s, bool stoppe
     }
     if (o->verify > 0) {
         table_cell(&t, "rows verified");
-        table_cell(&t, "%lld, %s%lld mismatched", (long long)s->verified_rows, "",
+        table_cell(&t, "%lld, %lld mismatched", (long long)s->verified_rows,
                    (long long)s->mismatched_rows);
     }
     table_print(&t);

@@ -121,7 +121,7 @@ TEST(replay, the_built_in_trace_is_whole)
     for (uint64_t seed = 1; seed < 6; seed++) {
         replay_trace t;
         replay_trace_make(&t, INT64_MAX, seed);
-        CHECK_INT(t.num_requests, 96);
+        CHECK_INT(t.num_requests, 128);
         for (int64_t i = 0; i < t.num_requests; i++) {
             const replay_request *r = &t.requests[i];
             CHECK(r->prompt_len >= 1 && r->output_len >= 1);

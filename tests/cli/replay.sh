@@ -146,6 +146,8 @@ for trace in "$talks" long.csv; do
         check "replay $with: rows verified" test "$(value verified_rows)" -gt 100
         check "replay $with: within its blocks" test "$(value peak_used)" -le $blocks
         check "replay $with: the same bits" same whole quarter
+        check "replay $with: every row is counted" test $(($(value prefill_tokens) + $(value decode_tokens))) -eq \
+            $(($(wc -l <quarter) / 2))
     done
 done
 expect 0 out '| preemptions  *| 3[0-9] (3[0-9] by swap) *|' \
@@ -183,7 +185,7 @@ check "rows of the CSV have equal columns" test "$(awk -F, '{ print NF }' out | 
 expect 0 out '^| KV memory wasted .* % (a contiguous cache: [0-9.]* %)' replay --limit 20 --heads 2 --head-size 16
 check "replay fits 100 columns" test -z "$(awk 'length > 100' out)"
 check "replay has no colour codes without a terminal" sh -c '! grep -q "$(printf "\\033")" out'
-expect 0 out '^| requests  *| 96 of 96 in ' replay --no-attention
+expect 0 out '^| requests  *| 128 of 128 in ' replay --no-attention
 check "without attention the clock's cost is told" grep -q '^Without attention a step takes 10 ms and 20 us' out
 
 # ---- The interrupt ---------------------------------------------------------------------------------
@@ -196,7 +198,7 @@ wait $job
 status=$?
 cd .. || exit 1
 check "an interrupted replay ends with 130, not $status" test $status -eq 130
-check "it has the summary so far" grep -q '^| requests  *| [0-9]* of 96 in ' out
+check "it has the summary so far" grep -q '^| requests  *| [0-9]* of 128 in ' out
 check "it says so" grep -q '^interrupted: the summary so far$' out
 check "it leaves nothing behind" rmdir empty
 
