@@ -15,69 +15,6 @@
 #include <string.h>
 #include <unistd.h>
 
-static const char help[] =
-    "usage: folio replay [TRACE] [OPTION]...\n\n"
-    "Serves a trace of requests as an inference engine would, on the library's own pool, prefix cache,\n"
-    "sequences and attention: requests come in while there are seats and blocks, prompts are computed in\n"
-    "chunks beside the answers of others, and where blocks run out the youngest sequence makes way. K, V\n"
-    "and q are made up from what each token is, so that prompts which share a prefix share blocks.\n\n"
-    "TRACE is a file of JSON lines, a request each:\n"
-    "    {\"timestamp\": 27000, \"input_length\": 600, \"output_length\": 52, \"hash_ids\": [46, 47]}\n"
-    "with the timestamp in ms and a hash id per 512 tokens of the prompt, or a CSV with the columns\n"
-    "arrival (seconds, or a date and time), prompt and output (or TIMESTAMP, ContextTokens,\n"
-    "GeneratedTokens). '-' is standard input. Without TRACE a built-in one of some seconds is served.\n\n"
-    "the traffic\n"
-    "      --limit N         the first N requests alone\n"
-    "      --speed X         requests come at their timestamps, X times as fast as in the trace;\n"
-    "                        default: as fast as possible, one comes whenever a seat is free\n"
-    "      --hash-block N    tokens of the prompt that a hash id stands for; default 512\n\n"
-    "the model\n"
-    "      --layers N        default 1\n"
-    "      --heads H[:KV]    query heads and kv heads; default 8:2\n"
-    "      --head-size N     default 64\n"
-    "      --dtype TYPE      of q and out: f32 (default), f16, bf16\n"
-    "      --kv-dtype TYPE   of the KV cache: f32, f16, bf16 (default), fp8_e4m3, fp8_e5m2, int8\n"
-    "      --window N        each token sees the last N; default 0: all\n\n"
-    "the engine\n"
-    "      --blocks N        of the pool; or\n"
-    "      --kv-memory SIZE  such as 512M or 2G: as many blocks as fit; default 1G, but room for\n"
-    "                        32768 tokens with the built-in trace, so that it is tight\n"
-    "      --block-size N    tokens; default 16\n"
-    "      --max-seqs N      sequences at once; default 32\n"
-    "      --budget N        tokens computed in one step; default 512\n"
-    "      --policy P        decode-first (default): answers go on, prompts get what is left of the\n"
-    "                        budget; prefill-first: the other way round\n"
-    "      --preempt HOW     recompute (default), or swap to host memory and back\n"
-    "      --host-blocks N   of host memory for --preempt swap; default: as many as the pool has\n"
-    "      --no-attention    pool, prefix cache and scheduler alone; a step then takes 10 ms and\n"
-    "                        20 us a token by the replay's clock\n"
-    "      --backend NAME    auto (default), or a name 'folio info' lists\n"
-    "      --threads N       default: one per processor\n"
-    "      --seed N          other numbers in K, V and q; default 1\n\n"
-    "the result\n"
-    "      --verify P        check P percent of all (token, head) rows against the double-precision\n"
-    "                        reference, over K and V made anew\n"
-    "      --rows FILE       a line per row: request, position, layer, a hash of its bits\n"
-    "  -o, --output FORMAT   md (default), csv, json\n"
-    "  -h, --help            this text\n\n"
-    "what the figures mean\n"
-    "  The clock of latencies and rates runs while the engine schedules and attends; making up numbers\n"
-    "  and verifying do not count, and times with nothing to do are skipped, not waited for.\n"
-    "  time to first token   from a request's arrival to the end of the step that ends its prompt\n"
-    "  KV memory wasted      1 - stored tokens / slots of the blocks held; beside it, what a cache would\n"
-    "                        waste that reserves the trace's longest request for each running one\n"
-    "  prefix hits           prompt tokens found in the cache when a request is admitted\n"
-    "  prefill               tokens computed in chunks, once more after a preemption\n\n"
-    "examples\n"
-    "  folio replay\n"
-    "  folio replay trace.jsonl --limit 200 --heads 4:1 --verify 0.1\n"
-    "  folio replay trace.jsonl --no-attention --blocks 100000 --speed 1 -o json\n"
-    "  folio replay --blocks 600 --preempt swap        # what a small pool does\n\n"
-    "An interrupt (Ctrl-C) ends it after the step under way, with the summary so far.\n\n"
-    "exit status\n"
-    "  0  served, no row mismatched    1  a row mismatched, or it could not run\n"
-    "  2  the command line is wrong    130  interrupted\n";
-
 /* ---- Options that are no whole numbers or words */
 
 static bool parse_real(const char *name, const char *text, double max, double *value)
@@ -242,8 +179,8 @@ enum {
 }; /* in the pool by default: two thirds of what the built-in trace wants */
 
 typedef struct texts {
-    const char *trace, *heads, *dtype, *kv_dtype, *memory, *speed, *verify, *policy, *preempt,
-        *output;
+    const char *trace, *heads, *dtype, *kv_dtype, *memory, *speed, *verify, *policy, *admit,
+        *preempt, *output;
     int64_t limit, hash_block, layers, head_size, block_size, threads, seed;
 } texts;
 
@@ -263,6 +200,7 @@ static bool resolve(const texts *x, replay_options *o)
     o->dtype = dtype_named(x->dtype);
     o->kv_dtype = dtype_named(x->kv_dtype);
     o->prefill_first = strcmp(x->policy, "prefill-first") == 0;
+    o->admit_chunk = strcmp(x->admit, "chunk") == 0;
     o->swap = strcmp(x->preempt, "swap") == 0;
     if (strcmp(o->backend, "auto") != 0 && folio_backend_describe(o->backend, &known) != FOLIO_OK)
         return args_complain("replay", "unknown backend '%s'; 'folio info' lists them", o->backend),
@@ -283,6 +221,54 @@ static bool resolve(const texts *x, replay_options *o)
     return true;
 }
 
+static args_result parse(int argc, char **argv, texts *x, replay_options *o)
+{
+    const arg_option table[] = {
+        {.name = "TRACE", .kind = ARG_OPERAND, .value = &x->trace},
+        {.name = "limit", .kind = ARG_NUMBER, .value = &x->limit, .min = 1, .max = INT64_MAX},
+        {.name = "speed", .kind = ARG_TEXT, .value = &x->speed},
+        {.name = "hash-block", .kind = ARG_NUMBER, .value = &x->hash_block, .min = 1, .max = 65536},
+        {.name = "layers", .kind = ARG_NUMBER, .value = &x->layers, .min = 1, .max = 1024},
+        {.name = "heads", .kind = ARG_TEXT, .value = &x->heads},
+        {.name = "head-size", .kind = ARG_NUMBER, .value = &x->head_size, .min = 8, .max = 512},
+        {.name = "dtype", .kind = ARG_CHOICE, .value = &x->dtype, .choices = "f32|f16|bf16"},
+        {.name = "kv-dtype",
+         .kind = ARG_CHOICE,
+         .value = &x->kv_dtype,
+         .choices = "f32|f16|bf16|fp8_e4m3|fp8_e5m2|int8"},
+        {.name = "window", .kind = ARG_NUMBER, .value = &o->window, .min = 0, .max = INT32_MAX},
+        {.name = "blocks", .kind = ARG_NUMBER, .value = &o->num_blocks, .min = 1, .max = INT32_MAX},
+        {.name = "kv-memory", .kind = ARG_TEXT, .value = &x->memory},
+        {.name = "block-size", .kind = ARG_NUMBER, .value = &x->block_size, .min = 1, .max = 4096},
+        {.name = "max-seqs", .kind = ARG_NUMBER, .value = &o->max_seqs, .min = 1, .max = 65536},
+        {.name = "budget", .kind = ARG_NUMBER, .value = &o->budget, .min = 1, .max = 1 << 20},
+        {.name = "policy",
+         .kind = ARG_CHOICE,
+         .value = &x->policy,
+         .choices = "decode-first|prefill-first"},
+        {.name = "admit", .kind = ARG_CHOICE, .value = &x->admit, .choices = "prompt|chunk"},
+        {.name = "preempt", .kind = ARG_CHOICE, .value = &x->preempt, .choices = "recompute|swap"},
+        {.name = "host-blocks",
+         .kind = ARG_NUMBER,
+         .value = &o->host_blocks,
+         .min = 1,
+         .max = INT32_MAX},
+        {.name = "no-attention", .kind = ARG_FLAG, .value = &o->no_attention},
+        {.name = "backend", .kind = ARG_TEXT, .value = &o->backend},
+        {.name = "threads", .kind = ARG_NUMBER, .value = &x->threads, .min = 1, .max = 256},
+        {.name = "seed", .kind = ARG_NUMBER, .value = &x->seed, .min = 0, .max = INT64_MAX},
+        {.name = "verify", .kind = ARG_TEXT, .value = &x->verify},
+        {.name = "rows", .kind = ARG_TEXT, .value = &o->rows},
+        {.name = "output",
+         .letter = 'o',
+         .kind = ARG_CHOICE,
+         .value = &x->output,
+         .choices = "md|csv|json"},
+        {.name = NULL},
+    };
+    return args_parse(argc, argv, table);
+}
+
 int replay_main(int argc, char **argv)
 {
     texts x = {.heads = "8:2",
@@ -291,6 +277,7 @@ int replay_main(int argc, char **argv)
                .speed = "0",
                .verify = "0",
                .policy = "decode-first",
+               .admit = "prompt",
                .preempt = "recompute",
                .output = "md",
                .limit = INT64_MAX,
@@ -300,50 +287,8 @@ int replay_main(int argc, char **argv)
                .block_size = 16,
                .seed = 1};
     replay_options o = {.backend = "auto", .max_seqs = 32, .budget = 512};
-    const arg_option table[] = {
-        {.name = "TRACE", .kind = ARG_OPERAND, .value = &x.trace},
-        {.name = "limit", .kind = ARG_NUMBER, .value = &x.limit, .min = 1, .max = INT64_MAX},
-        {.name = "speed", .kind = ARG_TEXT, .value = &x.speed},
-        {.name = "hash-block", .kind = ARG_NUMBER, .value = &x.hash_block, .min = 1, .max = 65536},
-        {.name = "layers", .kind = ARG_NUMBER, .value = &x.layers, .min = 1, .max = 1024},
-        {.name = "heads", .kind = ARG_TEXT, .value = &x.heads},
-        {.name = "head-size", .kind = ARG_NUMBER, .value = &x.head_size, .min = 8, .max = 512},
-        {.name = "dtype", .kind = ARG_CHOICE, .value = &x.dtype, .choices = "f32|f16|bf16"},
-        {.name = "kv-dtype",
-         .kind = ARG_CHOICE,
-         .value = &x.kv_dtype,
-         .choices = "f32|f16|bf16|fp8_e4m3|fp8_e5m2|int8"},
-        {.name = "window", .kind = ARG_NUMBER, .value = &o.window, .min = 0, .max = INT32_MAX},
-        {.name = "blocks", .kind = ARG_NUMBER, .value = &o.num_blocks, .min = 1, .max = INT32_MAX},
-        {.name = "kv-memory", .kind = ARG_TEXT, .value = &x.memory},
-        {.name = "block-size", .kind = ARG_NUMBER, .value = &x.block_size, .min = 1, .max = 4096},
-        {.name = "max-seqs", .kind = ARG_NUMBER, .value = &o.max_seqs, .min = 1, .max = 65536},
-        {.name = "budget", .kind = ARG_NUMBER, .value = &o.budget, .min = 1, .max = 1 << 20},
-        {.name = "policy",
-         .kind = ARG_CHOICE,
-         .value = &x.policy,
-         .choices = "decode-first|prefill-first"},
-        {.name = "preempt", .kind = ARG_CHOICE, .value = &x.preempt, .choices = "recompute|swap"},
-        {.name = "host-blocks",
-         .kind = ARG_NUMBER,
-         .value = &o.host_blocks,
-         .min = 1,
-         .max = INT32_MAX},
-        {.name = "no-attention", .kind = ARG_FLAG, .value = &o.no_attention},
-        {.name = "backend", .kind = ARG_TEXT, .value = &o.backend},
-        {.name = "threads", .kind = ARG_NUMBER, .value = &x.threads, .min = 1, .max = 256},
-        {.name = "seed", .kind = ARG_NUMBER, .value = &x.seed, .min = 0, .max = INT64_MAX},
-        {.name = "verify", .kind = ARG_TEXT, .value = &x.verify},
-        {.name = "rows", .kind = ARG_TEXT, .value = &o.rows},
-        {.name = "output",
-         .letter = 'o',
-         .kind = ARG_CHOICE,
-         .value = &x.output,
-         .choices = "md|csv|json"},
-        {.name = NULL},
-    };
-    switch (args_parse(argc, argv, table)) {
-    case ARGS_HELP: fputs(help, stdout); return EXIT_OK;
+    switch (parse(argc, argv, &x, &o)) {
+    case ARGS_HELP: replay_help(); return EXIT_OK;
     case ARGS_WRONG: return EXIT_USAGE;
     case ARGS_RUN: break;
     }

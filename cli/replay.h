@@ -24,11 +24,14 @@ typedef struct replay_options {
     int64_t budget;   /* tokens of a step                                     */
     int64_t window;   /* keys a token sees; 0: all                            */
     bool prefill_first;
-    bool swap; /* preempt by swapping to host memory; false: by recomputing */
+    bool admit_chunk; /* room for a first chunk is enough; false: for the whole prompt */
+    bool swap;        /* preempt by swapping to host memory; false: by recomputing */
     bool no_attention;
     double speed;     /* of the trace's clock; 0: a request comes when a seat is free */
     double verify;    /* percent of (token, head) rows                        */
     const char *rows; /* file for a hash of every row; NULL: none             */
 } replay_options;
+
+void replay_help(void);
 
 #endif

@@ -184,23 +184,25 @@ static int64_t claimed_blocks(const engine *e)
     return sum;
 }
 
-/* Blocks for something new: those available that no running prompt will need. */
+/* Blocks for something new: those available and, by --admit prompt, needed by no running prompt. */
 static int64_t room_of(engine *e)
 {
     folio_pool_stats s = pool_stats(e);
-    return s.num_free + s.num_cached - claimed_blocks(e);
+    return s.num_free + s.num_cached - (e->o->admit_chunk ? 0 : claimed_blocks(e));
 }
 
 /* Left free for answers to grow into. */
 static int64_t watermark(const engine *e) { return e->o->num_blocks / 100; }
 
-/* Take what the cache has of it; is there room for the rest of what it knows? */
+/* Take what the cache has of it; is there room for the rest of what it knows, or its first chunk? */
 static bool find_room(engine *e, seat *s, bool *room)
 {
     folio_tokens tokens = tokens_of(s, s->known - 1);
     REPLAY_TRY(folio_sequence_match(s->sequence, &tokens, &s->done, NULL));
+    int64_t end = s->known;
+    if (e->o->admit_chunk && s->done + e->o->budget < end) end = s->done + e->o->budget;
     int64_t missing =
-        blocks_of(e, held_tokens(e->o, s->known)) - blocks_of(e, held_tokens(e->o, s->done));
+        blocks_of(e, held_tokens(e->o, end)) - blocks_of(e, held_tokens(e->o, s->done));
     *room = e->num_running == 0 || room_of(e) - missing >= watermark(e);
     if (*room) {
         e->done_tokens += s->done;

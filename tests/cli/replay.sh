@@ -10,7 +10,7 @@ check "help of replay documents the exit status" grep -q '^exit status' out
 check "help of replay has examples" grep -q '^examples' out
 check "help of replay fits 100 columns" test -z "$(awk 'length > 100' out)"
 for option in limit speed hash-block layers heads head-size dtype kv-dtype window blocks kv-memory block-size \
-    max-seqs budget policy preempt host-blocks no-attention backend threads seed verify rows output; do
+    max-seqs budget policy admit preempt host-blocks no-attention backend threads seed verify rows output; do
     check "help of replay has --$option" grep -q -e "--$option " out
 done
 expect 0 out '^usage: folio replay' help replay
@@ -29,6 +29,7 @@ done
 expect 2 err '^folio replay: --speed takes a number from 0' replay --speed fast
 expect 2 err 'takes a multiple of 8, not 12' replay --head-size 12
 expect 2 err 'one of decode-first|prefill-first' replay --policy fair
+expect 2 err 'one of prompt|chunk' replay --admit never
 expect 2 err 'one of recompute|swap' replay --preempt drop
 expect 2 err 'one of md|csv|json' replay -o text
 expect 2 err "unknown backend 'nonsense'" replay --backend nonsense
@@ -138,7 +139,7 @@ for trace in "$talks" long.csv; do
     check "a pool that holds everything preempts nobody" test "$(value preemptions)" = 0
     [ "$trace" = long.csv ] && blocks=$(($(value peak_used) / 4)) || blocks=110
     for with in '' '--preempt swap' '--policy prefill-first' '--preempt swap --host-blocks 40 --max-seqs 7' \
-        '--budget 9' '--policy prefill-first --preempt swap --speed 1000000 --budget 20'; do
+        '--budget 9' '--admit chunk --budget 30' '--admit chunk --budget 30 --preempt swap' '--policy prefill-first --preempt swap --speed 1000000 --budget 20'; do
         expect 0 out '"mismatched_rows": 0' \
             replay "$trace" $small $size -o json --blocks $blocks --rows quarter --verify 30 $with
         check "replay $with: all requests" test "$(value requests)" -ge 14
