@@ -73,24 +73,35 @@ static int64_t days_of(int64_t year, int64_t month, int64_t day)
     return era * 146097 + of_era * 365 + of_era / 4 - of_era / 100 + of_year - 719468;
 }
 
+/* What is behind a time: nothing, Z, or +01:30, in seconds. */
+static bool read_zone(const char *s, const char *end, double *seconds)
+{
+    int hour, minute, used = 0;
+    *seconds = 0;
+    if (s == end || (*s == 'Z' && s + 1 == end)) return true;
+    if (*s != '+' && *s != '-') return false;
+    if (sscanf(s + 1, "%2d:%2d%n", &hour, &minute, &used) != 2 || s + 1 + used != end) return false;
+    *seconds = (*s == '-' ? -60.0 : 60.0) * (hour * 60 + minute);
+    return true;
+}
+
 /* Seconds, or "2023-11-16 18:15:46.680" with or without a zone. */
 static bool read_arrival(const replay_line *line, const field *f, double *seconds)
 {
-    char *end, sign;
-    int year, month, day, hour, minute, used = 0, zone_hour = 0, zone_minute = 0;
-    double second;
+    char *end;
+    int year, month, day, hour, minute, used = 0;
+    double second, zone;
     *seconds = strtod(f->start, &end);
     if (end == f->end && end > f->start && *seconds >= -1e15 && *seconds <= 1e15) return true;
     if (sscanf(f->start, "%4d-%2d-%2d%*1[ T]%2d:%2d:%lf%n", &year, &month, &day, &hour, &minute,
                &second, &used) != 6 ||
-        month < 1 || month > 12 || day < 1 || day > 31)
+        month < 1 || month > 12 || day < 1 || day > 31 || hour < 0 || hour > 23 || minute < 0 ||
+        minute > 59 || !(second >= 0 && second < 61) || !read_zone(f->start + used, f->end, &zone))
         return replay_line_wrong(line, f->start,
                                  "an arrival is seconds, or a date and time such as "
                                  "2023-11-16 18:15:46.68");
     *seconds = (double)days_of(year, month, day) * 86400.0 + hour * 3600.0 + minute * 60.0 + second;
-    const char *zone = f->start + used;
-    if (zone < f->end && sscanf(zone, "%c%2d:%2d", &sign, &zone_hour, &zone_minute) == 3)
-        *seconds -= (sign == '-' ? -60.0 : 60.0) * (zone_hour * 60 + zone_minute);
+    *seconds -= zone;
     return true;
 }
 

@@ -87,6 +87,15 @@ static bool read_number(reader *r, double *value)
     return true;
 }
 
+static bool read_timestamp(reader *r, double *ms)
+{
+    skip_space(r);
+    const char *start = r->at;
+    if (!read_number(r, ms)) return false;
+    if (*ms >= -1e18 && *ms <= 1e18) return true;
+    return replay_line_wrong(r->line, start, "a timestamp is milliseconds, from -1e18 to 1e18");
+}
+
 static bool read_tokens(reader *r, const char *name, int64_t min, int64_t *value)
 {
     skip_space(r);
@@ -120,8 +129,10 @@ static bool read_ids(reader *r, fields *f)
             return replay_line_wrong(r->line, start, "a hash id is a whole number of 64 bits");
         if (f->num_ids == f->capacity) {
             f->capacity = f->capacity > 0 ? 2 * f->capacity : 64;
-            f->ids = realloc(f->ids, (size_t)f->capacity * sizeof *f->ids);
-            if (f->ids == NULL) abort();
+            uint64_t *grown = replay_alloc(f->capacity, sizeof *grown);
+            if (f->num_ids > 0) memcpy(grown, f->ids, (size_t)f->num_ids * sizeof *grown);
+            free(f->ids);
+            f->ids = grown;
         }
         f->ids[f->num_ids++] = id;
         r->at = end;
@@ -170,7 +181,7 @@ static bool read_member(reader *r, fields *f)
     if (!read_string(r, name, sizeof name, "a name in quotes") || !take(r, ':', "':' after a name"))
         return false;
     if (strcmp(name, "timestamp") == 0)
-        return f->has_timestamp = true, read_number(r, &f->timestamp);
+        return f->has_timestamp = true, read_timestamp(r, &f->timestamp);
     if (strcmp(name, "input_length") == 0)
         return f->has_input = true, read_tokens(r, name, 1, &f->input);
     if (strcmp(name, "output_length") == 0)

@@ -13,7 +13,7 @@ void *replay_alloc(int64_t count, size_t size)
     void *memory = calloc(count > 0 ? (size_t)count : 1, size);
     if (memory == NULL) {
         fprintf(stderr, "folio replay: out of memory\n");
-        abort();
+        exit(EXIT_FAILURE);
     }
     return memory;
 }

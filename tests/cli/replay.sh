@@ -59,6 +59,7 @@ wrong '{"timestamp": 1,}' 'line 1, column 17' "a name in quotes expected, not '}
 wrong '{"timestamp" 1}' 'line 1, column 14' "':' after a name expected, not '1'"
 wrong '{"timestamp": 01}' 'line 1, column 16' "',' or '}' expected"
 wrong '{"timestamp": x}' 'line 1, column 15' "a number expected, not 'x'"
+wrong '{"timestamp": 1e999}' 'line 1, column 15' 'a timestamp is milliseconds'
 wrong '{"timestamp": "1"}' 'line 1, column 15' 'a number expected'
 wrong '{"timestamp": 1, "input_length": 0}' 'line 1, column 34' 'input_length is a whole number from 1 to'
 wrong '{"timestamp": 1, "input_length": 2.5}' 'line 1, column 34' 'input_length is a whole number'
@@ -79,6 +80,10 @@ wrong 'arrival,prompt,output\n1,2\n' 'line 2, column 1' '2 fields, the head has 
 wrong 'arrival,prompt,output\n1,x,2\n' 'line 2, column 3' 'prompt is a whole number from 1'
 wrong 'arrival,prompt,output\n1,2,\n' 'line 2, column 5' 'output is a whole number from 0'
 wrong 'arrival,prompt,output\n1,2,3\nnoon,2,3\n' 'line 3, column 1' 'an arrival is seconds, or a date'
+for time in '2023-11-16 18:15:46x' '2023-11-16 25:15:46' '2023-13-16 18:15:46' '2023-11-16 18:15:nan' \
+    '2023-11-16 18:15:46+1' '2023-11-16'; do
+    wrong "arrival,prompt,output\n$time,2,3\n" 'line 2, column 1' 'an arrival is seconds, or a date'
+done
 printf '%s\n' "$fine" >trace
 expect 1 err '^folio replay: the longest request (7 tokens) needs 4 blocks of 2, the pool has 3; --blocks' \
     replay trace --blocks 3 --block-size 2
@@ -101,6 +106,9 @@ printf '%s\n' TIMESTAMP,ContextTokens,GeneratedTokens '2023-11-16 18:15:46.68059
     '2023-11-16 18:16:00.9951690,396,109' '2024-05-10 00:00:00.009930+00:00,3,1' >trace
 expect 0 out '"prefill_tokens": 773,' replay trace --no-attention -o json --speed 1000
 check "Azure's columns" test "$(value decode_tokens)" = 151
+printf '%s\n' arrival,prompt,output 2023-11-16T18:15:46Z,3,1 '2023-11-16 18:15:56+00:00,3,1' \
+    '2023-11-16 17:16:06-01:00,3,1' >zones
+expect 0 out '(20\.[0-9]* s by the replay.s clock)' replay zones --no-attention --speed 1
 expect 0 out '(15[0-9]*\.[0-9]* s by the replay.s clock)' replay trace --no-attention --speed 1000
 
 # ---- Prefix hits: those that a script computes from hash_ids ---------------------------------------
