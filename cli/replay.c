@@ -96,18 +96,14 @@ static bool blocks_in(const replay_options *o, int64_t bytes, int64_t *blocks)
 
 /* ---- Progress and the interrupt */
 
-static volatile sig_atomic_t interrupted;
+static volatile sig_atomic_t interrupted; /* by this signal */
 
-static void on_interrupt(int number)
-{
-    (void)number;
-    interrupted = 1;
-}
+static void on_interrupt(int number) { interrupted = number; }
 
 /* The second one ends the program as ever. */
 static void catch_interrupt(void)
 {
-    struct sigaction action = {.sa_handler = on_interrupt, .sa_flags = (int)SA_RESETHAND};
+    struct sigaction action = {.sa_handler = on_interrupt, .sa_flags = (int)(SA_RESETHAND | SA_RESTART)};
     sigemptyset(&action.sa_mask);
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
@@ -156,9 +152,10 @@ static int serve(const replay_options *o, const replay_trace *t, const char *out
     if (needed > o->num_blocks) {
         fprintf(
             stderr,
-            "folio replay: the longest request (%lld tokens) needs %lld blocks of %d, the pool has "
-            "%lld; --blocks or --kv-memory gives it more\n",
-            (long long)t->longest, (long long)needed, (int)o->block_size, (long long)o->num_blocks);
+            "folio replay: the longest request (%lld tokens) needs %lld block%s of %d, the pool "
+            "has %lld; --blocks or --kv-memory gives it more\n",
+            (long long)t->longest, (long long)needed, needed == 1 ? "" : "s", (int)o->block_size,
+            (long long)o->num_blocks);
         return EXIT_FAILED;
     }
     if (strcmp(output, "md") == 0) replay_report_head(o, t);
@@ -167,8 +164,9 @@ static int serve(const replay_options *o, const replay_trace *t, const char *out
     catch_interrupt();
     bool ok = replay_run(o, t, stats, watch, &w);
     term_progress_end();
-    bool stopped = interrupted != 0;
-    int status = !ok || stats->mismatched_rows > 0 ? EXIT_FAILED : stopped ? 130 : EXIT_OK;
+    bool stopped = interrupted && stats->requests < stats->total_requests;
+    int status = !ok || stats->mismatched_rows > 0 ? EXIT_FAILED : EXIT_OK;
+    if (status == EXIT_OK && stopped) status = 128 + interrupted;
     if (ok) replay_report(output, o, stats, stopped);
     free(stats);
     return status;
@@ -213,6 +211,9 @@ static bool resolve(const texts *x, replay_options *o)
         return args_complain("replay",
                              "--no-attention has no K, V and rows: --preempt swap, --verify and "
                              "--rows need them"),
+               false;
+    if (o->num_blocks > 0 && x->memory)
+        return args_complain("replay", "--blocks and --kv-memory both size the pool: give one"),
                false;
     if (o->num_blocks == 0 && x->memory == NULL && x->trace == NULL)
         o->num_blocks = (BUILTIN_TOKENS + o->block_size - 1) / o->block_size;

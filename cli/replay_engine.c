@@ -422,7 +422,7 @@ static bool open_pool(engine *e)
     return true;
 }
 
-static void close_engine(engine *e)
+static bool close_engine(engine *e)
 {
     for (int64_t i = 0; i < e->num_running; i++) free_seat(e->running[i]);
     for (int64_t i = 0; i < e->num_paused; i++) free_seat(e->paused[i]);
@@ -430,8 +430,9 @@ static void close_engine(engine *e)
     free(e->paused);
     free(e->items);
     folio_pool_destroy(e->pool);
-    replay_model_close(&e->model);
+    bool ok = replay_model_close(&e->model);
     folio_context_destroy(e->ctx);
+    return ok;
 }
 
 bool replay_run(const replay_options *o, const replay_trace *t, replay_stats *stats,
@@ -461,6 +462,5 @@ bool replay_run(const replay_options *o, const replay_trace *t, replay_stats *st
         if (ok && watch && !watch(user, &view)) break;
     }
     if (ok) ok = replay_ok(folio_pool_check(e.pool), "folio_pool_check");
-    close_engine(&e);
-    return ok;
+    return close_engine(&e) && ok;
 }

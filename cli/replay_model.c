@@ -1,4 +1,5 @@
 /* replay_model.c: one step through all layers; see replay_model.h. */
+#define _POSIX_C_SOURCE 200809L /* fileno */
 #include "replay_model.h"
 
 #include "term.h"
@@ -6,10 +7,12 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 bool replay_ok(folio_status status, const char *call)
 {
     if (status == FOLIO_OK) return true;
+    term_progress_end();
     fprintf(stderr, "folio replay: %.*s: %s: %s\n", (int)strcspn(call, "("), call,
             folio_status_text(status), folio_last_error());
     return false;
@@ -51,8 +54,16 @@ static size_t row_bytes(const replay_model *m, int i)
     return (size_t)heads * (size_t)m->o->head_size * folio_dtype_size(m->o->dtype);
 }
 
+static bool rows_failed(const replay_model *m)
+{
+    int why = errno;
+    term_progress_end();
+    fprintf(stderr, "folio replay: %s cannot be written: %s\n", m->o->rows, strerror(why));
+    return false;
+}
+
 /* A line per row: request, position, layer, a hash of out's bits. */
-static void write_rows(replay_model *m, const replay_item *items, int64_t num_items, int32_t layer)
+static bool write_rows(replay_model *m, const replay_item *items, int64_t num_items, int32_t layer)
 {
     size_t bytes = row_bytes(m, 3);
     const char *row = m->host[3];
@@ -63,9 +74,11 @@ static void write_rows(replay_model *m, const replay_item *items, int64_t num_it
                 memcpy(&word, row + b, sizeof word);
                 hash = replay_mix(hash ^ word);
             }
-            fprintf(m->rows, "%lld %lld %d %016llx\n", (long long)items[i].request->index,
-                    (long long)(items[i].first + k), (int)layer, (unsigned long long)hash);
+            if (fprintf(m->rows, "%lld %lld %d %016llx\n", (long long)items[i].request->index,
+                        (long long)(items[i].first + k), (int)layer, (unsigned long long)hash) < 0)
+                return rows_failed(m);
         }
+    return true;
 }
 
 static bool forward(replay_model *m, int64_t rows, int32_t layer)
@@ -108,7 +121,7 @@ static bool run_layer(replay_model *m, const replay_item *items, int64_t num_ite
     start = now;
     if (m->verifier == NULL && m->rows == NULL) return true;
     bool ok = carry(m, 3, 3, rows, true);
-    if (ok && m->rows) write_rows(m, items, num_items, layer);
+    if (ok && m->rows) ok = write_rows(m, items, num_items, layer);
     if (ok && m->verifier)
         ok = replay_verifier_check(m->verifier, m, items, num_items, layer, m->host[3]);
     s->verify_seconds += term_seconds() - start;
@@ -183,10 +196,7 @@ bool replay_model_open(replay_model *m, const replay_options *o, const replay_tr
     *m = (replay_model){.o = o, .trace = t, .stats = stats};
     replay_numbers_init(&m->numbers, o->seed, o->dtype, o->head_size);
     m->list = replay_alloc(o->max_seqs, sizeof *m->list);
-    if (o->rows && (m->rows = fopen(o->rows, "w")) == NULL) {
-        fprintf(stderr, "folio replay: %s: %s\n", o->rows, strerror(errno));
-        return false;
-    }
+    if (o->rows && (m->rows = fopen(o->rows, "w")) == NULL) return rows_failed(m);
     folio_context_desc desc = {
         .struct_size = sizeof desc, .backend = o->backend, .num_threads = o->threads};
     folio_context_info info = {.struct_size = sizeof info};
@@ -199,11 +209,22 @@ bool replay_model_open(replay_model *m, const replay_options *o, const replay_tr
     return m->verifier != NULL;
 }
 
-void replay_model_close(replay_model *m)
+/* What could not be written whole is not left there. */
+static bool close_rows(replay_model *m)
 {
+    if (m->rows == NULL) return true;
+    struct stat file;
+    bool regular = fstat(fileno(m->rows), &file) == 0 && S_ISREG(file.st_mode);
+    bool told = ferror(m->rows) != 0, ok = fclose(m->rows) == 0 && !told;
+    if (!ok && !told) rows_failed(m);
+    if (!ok && regular) remove(m->o->rows);
+    return ok;
+}
+
+bool replay_model_close(replay_model *m)
+{
+    bool ok = close_rows(m);
     replay_verifier_close(m->verifier);
-    if (m->rows && fclose(m->rows) != 0)
-        fprintf(stderr, "folio replay: %s: %s\n", m->o->rows, strerror(errno));
     for (int i = 0; i < 4; i++) {
         if (m->device) folio_memory_destroy(m->ctx, FOLIO_MEMORY_DEVICE, m->near[i], m->bytes[i]);
         folio_memory_destroy(m->ctx, FOLIO_MEMORY_HOST, m->host[i], m->bytes[i]);
@@ -215,4 +236,5 @@ void replay_model_close(replay_model *m)
     folio_context_destroy(m->ctx);
     free(m->list);
     *m = (replay_model){0};
+    return ok;
 }

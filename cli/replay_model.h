@@ -40,7 +40,8 @@ typedef struct replay_model {
 /* False: stderr says why; close it anyway. */
 bool replay_model_open(replay_model *m, const replay_options *o, const replay_trace *t,
                        replay_stats *stats);
-void replay_model_close(replay_model *m);
+/* False: the rows' file could not be written, and stderr says so. */
+bool replay_model_close(replay_model *m);
 
 /* All layers of a step whose slots are reserved. Adds its times to the stats. */
 bool replay_model_step(replay_model *m, const replay_item *items, int64_t num_items);

@@ -26,6 +26,7 @@ done
 for share in '' x -1 101 nan; do
     expect 2 err '^folio replay: --verify takes a number from 0 to 100' replay --verify "$share"
 done
+expect 2 err '^folio replay: --blocks and --kv-memory both size the pool' replay --blocks 9 --kv-memory 1G
 expect 2 err '^folio replay: --speed takes a number from 0' replay --speed fast
 expect 2 err 'takes a multiple of 8, not 12' replay --head-size 12
 expect 2 err 'one of decode-first|prefill-first' replay --policy fair
@@ -87,6 +88,13 @@ done
 printf '%s\n' "$fine" >trace
 expect 1 err '^folio replay: the longest request (7 tokens) needs 4 blocks of 2, the pool has 3; --blocks' \
     replay trace --blocks 3 --block-size 2
+
+# As many blocks as fit: one of 16 tokens, 2 kv heads of 64, bf16, K and V is 8 KiB.
+expect 0 out '"blocks": 128,' replay trace --kv-memory 1M -o json
+expect 0 out '"blocks": 127,' replay trace --kv-memory 1048575 -o json
+expect 0 out '"blocks": 32,' replay trace --kv-memory 1M --layers 4 -o json
+expect 0 out '"blocks": 1,' replay trace --kv-memory 8K --no-attention -o json
+expect 1 err 'needs 1 block of 16, the pool has 0; --blocks or --kv-memory gives it more$' replay trace --kv-memory 8191
 
 # ---- Traces that are right -----------------------------------------------------------------------
 # value NAME: of the JSON in out.
@@ -198,17 +206,32 @@ expect 0 out '^| requests  *| 128 of 128 in ' replay --no-attention
 check "without attention the clock's cost is told" grep -q '^Without attention a step takes 10 ms and 20 us' out
 
 # ---- The interrupt ---------------------------------------------------------------------------------
-mkdir empty && cd empty || exit 1
-"$folio" replay --layers 300 --heads 2:1 --head-size 8 --blocks 1000 --budget 64 --rows ../rows.log >../out 2>../err &
-job=$!
-while [ ! -s ../rows.log ] && kill -0 $job; do sleep 0.1; done
-kill -INT $job
-wait $job
-status=$?
-cd .. || exit 1
-check "an interrupted replay ends with 130, not $status" test $status -eq 130
-check "it has the summary so far" grep -q '^| requests  *| [0-9]* of 128 in ' out
-check "it says so" grep -q '^interrupted: the summary so far$' out
-check "it leaves nothing behind" rmdir empty
+for pair in INT:130 TERM:143; do
+    signal=${pair%:*}
+    rm -f rows.log
+    mkdir empty && cd empty || exit 1
+    "$folio" replay --layers 300 --heads 2:1 --head-size 8 --blocks 1000 --budget 64 --rows ../rows.log >../out 2>../err &
+    job=$!
+    while [ ! -s ../rows.log ] && kill -0 $job; do sleep 0.1; done
+    kill -"$signal" $job
+    wait $job
+    status=$?
+    cd .. || exit 1
+    check "SIG$signal: the exit status is ${pair#*:}, not $status" test $status -eq "${pair#*:}"
+    check "SIG$signal: the summary so far" grep -q '^| requests  *| [0-9]* of 128 in ' out
+    check "SIG$signal: it says so" grep -q '^interrupted: the summary so far$' out
+    check "SIG$signal: whole rows" sh -c '! grep -qv "^[0-9]* [0-9]* [0-9]* [0-9a-f]\{16\}$" rows.log'
+    check "SIG$signal: it leaves nothing behind" rmdir empty
+done
+
+# ---- Rows that cannot be written --------------------------------------------------------------------
+expect 1 err '^folio replay: nowhere/rows cannot be written: No such file' replay --limit 1 --rows nowhere/rows
+if [ -c /dev/full ]; then
+    printf '%s\n' "$fine" >trace # few rows: seen when the file is closed
+    expect 1 err '^folio replay: /dev/full cannot be written: No space' replay trace --rows /dev/full
+    check "one sentence" test "$(wc -l <err)" -eq 1
+    expect 1 err '^folio replay: /dev/full cannot be written: No space' replay --limit 9 --rows /dev/full
+    check "one sentence" test "$(wc -l <err)" -eq 1
+fi
 
 finish
