@@ -1,10 +1,11 @@
-/* replay.c: the command `folio replay`: options, progress, the interrupt. */
+/* replay.c: the command `folio replay`: options, the interrupt. */
 #define _POSIX_C_SOURCE 200809L
 #include "replay.h"
 
 #include "args.h"
 #include "commands.h"
 #include "replay_engine.h"
+#include "replay_live.h"
 #include "replay_report.h"
 #include "term.h"
 
@@ -13,7 +14,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 /* ---- Options that are no whole numbers or words */
 
@@ -94,7 +94,7 @@ static bool blocks_in(const replay_options *o, int64_t bytes, int64_t *blocks)
     return true;
 }
 
-/* ---- Progress and the interrupt */
+/* ---- The interrupt */
 
 static volatile sig_atomic_t interrupted; /* by this signal */
 
@@ -103,44 +103,17 @@ static void on_interrupt(int number) { interrupted = number; }
 /* The second one ends the program as ever. */
 static void catch_interrupt(void)
 {
-    struct sigaction action = {.sa_handler = on_interrupt, .sa_flags = (int)(SA_RESETHAND | SA_RESTART)};
+    struct sigaction action = {.sa_handler = on_interrupt,
+                               .sa_flags = (int)(SA_RESETHAND | SA_RESTART)};
     sigemptyset(&action.sa_mask);
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
 }
 
-typedef struct watcher {
-    double started, told;
-    bool lines; /* stderr is no terminal */
-} watcher;
-
-static const char *short_left(char *text, size_t size, double seconds)
-{
-    if (seconds < 100) snprintf(text, size, "%.0f s", seconds);
-    else if (seconds < 6000) snprintf(text, size, "%.0f min", seconds / 60);
-    else snprintf(text, size, "%.1f h", seconds / 3600);
-    return text;
-}
-
 static bool watch(void *user, const replay_view *view)
 {
-    enum { EVERY = 10 }; /* seconds between lines */
-    watcher *w = user;
-    double now = term_seconds(), passed = now - w->started;
-    char text[64], left[16];
     if (interrupted) return false;
-    if (passed < 1 || (w->lines && now - w->told < EVERY)) return true;
-    double done = (double)view->done_tokens, total = (double)view->total_tokens;
-    snprintf(text, sizeof text, "%.0f tokens/s, %s left", done / passed,
-             short_left(left, sizeof left, done > 0 ? passed * (total - done) / done : 0));
-    if (!w->lines) {
-        term_progress(w->started, view->stats->requests, view->stats->total_requests, text);
-        return true;
-    }
-    if (w->told > 0)
-        fprintf(stderr, "%lld of %lld requests, %s\n", (long long)view->stats->requests,
-                (long long)view->stats->total_requests, text);
-    w->told = now;
+    replay_live_show(user, view);
     return true;
 }
 
@@ -160,9 +133,10 @@ static int serve(const replay_options *o, const replay_trace *t, const char *out
     }
     if (strcmp(output, "md") == 0) replay_report_head(o, t);
     replay_stats *stats = replay_alloc(1, sizeof *stats);
-    watcher w = {.started = term_seconds(), .lines = !isatty(STDERR_FILENO)};
+    replay_live live;
+    replay_live_start(&live);
     catch_interrupt();
-    bool ok = replay_run(o, t, stats, watch, &w);
+    bool ok = replay_run(o, t, stats, watch, &live);
     term_progress_end();
     bool stopped = interrupted && stats->requests < stats->total_requests;
     int status = !ok || stats->mismatched_rows > 0 ? EXIT_FAILED : EXIT_OK;

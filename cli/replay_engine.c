@@ -30,7 +30,8 @@ typedef struct engine {
     seat **running, **paused; /* [max_seqs] each, oldest first; together at most max_seqs */
     int64_t num_running, num_paused;
     replay_item *items;
-    int64_t next; /* request that was not admitted yet */
+    int64_t next;    /* request that was not admitted yet */
+    int64_t arrived; /* requests that have come, as far as they were counted */
     double clock;
     double came;     /* closed loop: when the next request found a seat; < 0: not yet */
     int64_t used;    /* tokens of this step */
@@ -371,6 +372,7 @@ static bool idle(engine *e, bool *more)
 {
     *more = e->next < e->trace->num_requests;
     if (e->num_running > 0 || e->num_paused > 0) {
+        term_progress_end();
         fprintf(stderr, "folio replay: no sequence can go on: the pool is too small\n");
         return false;
     }
@@ -400,6 +402,22 @@ static bool run_step(engine *e, bool *more)
     *more = true;
     settle(e, &step);
     return true;
+}
+
+static replay_view view_of(engine *e)
+{
+    const replay_trace *t = e->trace;
+    while (e->arrived < t->num_requests &&
+           (e->o->speed == 0 || t->requests[e->arrived].arrival / e->o->speed <= e->clock))
+        e->arrived++;
+    return (replay_view){.pool = e->pool,
+                         .stats = e->stats,
+                         .clock = e->clock,
+                         .running = e->num_running,
+                         .paused = e->num_paused,
+                         .waiting = e->arrived - e->next,
+                         .done_tokens = e->done_tokens,
+                         .total_tokens = t->prompt_tokens + t->output_tokens};
 }
 
 /* ---- Opening and closing */
@@ -452,13 +470,7 @@ bool replay_run(const replay_options *o, const replay_trace *t, replay_stats *st
         ok = run_step(&e, &more);
         stats->seconds = term_seconds() - started;
         stats->clock = e.clock;
-        replay_view view = {.pool = e.pool,
-                            .stats = stats,
-                            .clock = e.clock,
-                            .running = e.num_running,
-                            .paused = e.num_paused,
-                            .done_tokens = e.done_tokens,
-                            .total_tokens = t->prompt_tokens + t->output_tokens};
+        replay_view view = view_of(&e);
         if (ok && watch && !watch(user, &view)) break;
     }
     if (ok) ok = replay_ok(folio_pool_check(e.pool), "folio_pool_check");

@@ -28,6 +28,7 @@ typedef struct replay_view {
     const replay_stats *stats;
     double clock;
     int64_t running, paused; /* sequences; paused: preempted  */
+    int64_t waiting;         /* requests; with --speed, those that have come */
     int64_t done_tokens;     /* of total: prompts and answers */
     int64_t total_tokens;
 } replay_view;

@@ -65,10 +65,12 @@ static const char result[] =
     "  folio replay trace.jsonl --limit 200 --heads 4:1 --verify 0.1\n"
     "  folio replay trace.jsonl --no-attention --blocks 100000 --speed 1 -o json\n"
     "  folio replay --blocks 600 --preempt swap        # what a small pool does\n\n"
-    "An interrupt (Ctrl-C) ends it after the step under way, with the summary so far.\n\n"
+    "On a terminal a map of the blocks, counters and a progress bar are shown meanwhile (docs/replay.md);\n"
+    "NO_COLOR is honoured. An interrupt (Ctrl-C) or SIGTERM ends it after the step under way, with the\n"
+    "summary so far.\n\n"
     "exit status\n"
-    "  0  served, no row mismatched    1  a row mismatched, or it could not run\n"
-    "  2  the command line is wrong    130  interrupted\n";
+    "  0  served, no row mismatched    1  a row mismatched, or it could not run or write\n"
+    "  2  the command line is wrong    130, 143  interrupted, terminated\n";
 
 void replay_help(void)
 {

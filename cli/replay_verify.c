@@ -5,6 +5,7 @@
  */
 #include "harness.h"
 #include "replay_model.h"
+#include "term.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -89,6 +90,7 @@ static void compare(replay_verifier *v, const replay_model *m, const replay_requ
     m->stats->mismatched_rows++;
     if (v->told) return;
     v->told = true;
+    term_progress_end();
     fprintf(
         stderr,
         "folio replay: request %lld, position %lld, layer %d, head %lld: out[%lld] is %.9g, the "

@@ -3,6 +3,7 @@
 #define FOLIO_TERM_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 typedef enum term_colour {
@@ -28,11 +29,28 @@ const char *term_end(void);
 /* Seconds of a clock that never goes back. */
 double term_seconds(void);
 
+/* ---- A live display: lines on stderr that replace themselves */
+
 /*
- * A line on stderr that replaces itself, ten times a second at most, from two seconds after
- * `since`; nothing where stderr is no terminal. term_progress_end wipes it.
+ * Nothing of it outlasts the program, however it ends: the cursor is never hidden and waits below the
+ * lines, each line ends its own colours, no mode of the terminal is changed.
  */
+
+/* Can lines be replaced? Not where stderr is no terminal, nor with TERM=dumb or none. */
+bool term_is_live(void);
+void term_size(int *columns, int *rows);
+/* As term_start, for stderr; TERM_PLAIN ends a colour. */
+const char *term_live_start(term_colour colour);
+
+/* Replaces what was drawn before by these lines, '\n' between them, cut to the terminal's size. */
+void term_draw(const char *text);
+/* "[####....] 3 of 9  what" */
+void term_bar(char *text, size_t size, int64_t done, int64_t total, const char *what);
+
+/* Draws a bar, ten times a second at most, from two seconds after `since`. */
 void term_progress(double since, int64_t done, int64_t total, const char *what);
+
+/* Wipes what was drawn: before anything else is written, and at the end. */
 void term_progress_end(void);
 
 #endif
