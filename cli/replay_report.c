@@ -121,13 +121,24 @@ void replay_report_head(const replay_options *o, const replay_trace *t)
     fflush(stdout);
 }
 
+/* Three digits or, of large numbers, all before the point. */
+static const char *short_ms(char *text, size_t size, double ms)
+{
+    snprintf(text, size, ms < 100 ? "%.3g" : "%.0f", ms);
+    return text;
+}
+
 static void times_row(table *t, const char *name, const replay_times *times)
 {
+    char text[3][32];
     table_cell(t, "%s", name);
-    if (times->count == 0) table_cell(t, "-");
-    else
-        table_cell(t, "p50 %.3g, p90 %.3g, p99 %.3g ms", replay_times_at(times, 0.5),
-                   replay_times_at(times, 0.9), replay_times_at(times, 0.99));
+    if (times->count == 0) {
+        table_cell(t, "-");
+        return;
+    }
+    for (int i = 0; i < 3; i++)
+        short_ms(text[i], sizeof text[i], replay_times_at(times, percentiles[i].share));
+    table_cell(t, "p50 %s, p90 %s, p99 %s ms", text[0], text[1], text[2]);
 }
 
 static void print_speed(table *t, const replay_stats *s)

@@ -6,7 +6,7 @@ unset NO_COLOR COLUMNS LINES LANG LC_CTYPE
 export TERM=xterm LC_ALL=C
 
 # Longer than any test waits: each is ended by a signal.
-long='replay --layers 300 --heads 2:1 --head-size 8 --budget 64 --blocks 1000'
+long='replay --layers 200 --heads 2:1 --head-size 8 --budget 64 --blocks 1000'
 # on_terminal ON_PTY_OPTIONS -- ARGUMENTS: the rows go to screen, the state to state; stdout goes to out.
 on_terminal() {
     options=
@@ -27,10 +27,10 @@ said() {
 untouched='colour 0, hidden 0, alternate 0, modes kept'
 
 # ---- The display -----------------------------------------------------------------------------------
-# display BLOCKS SIZE GLYPHS: there, so many glyphs stand for the blocks.
+# display BLOCKS SIZE GLYPHS [OPTION]: there, so many glyphs stand for the blocks.
 display() {
     # shellcheck disable=SC2086 # words
-    on_terminal -s "$2" -a 3:FILE=frame -a 0:INT -- $long --blocks "$1"
+    on_terminal -s "$2" -a 2:FILE=frame -a 0:INT -- $long --blocks "$1" ${4:-}
     check "$1 blocks at $2: the map, $(grep -c '^[.o#-]*$' frame) lines" \
         test "$(grep '^[.o#-][.o#-]*$' frame | tr -d '\n' | wc -c)" -eq "$3"
     check "$1 blocks at $2: at most 8 lines of map" test "$(grep -c '^[.o#-][.o#-]*$' frame)" -le 8
@@ -55,14 +55,14 @@ check "colours" test "$(said colours)" -gt 0
 display 1000 80x24 500
 check "a glyph for two blocks" grep -q '(a glyph: 2 blocks)$' frame
 display 1000 40x12 250
-display 100000 200x50 1266
+display 20000 200x50 1250 --layers=20
 display 1000 30x6 29
 display 1000 25x5 0
 # shellcheck disable=SC2086 # words
-on_terminal -a 3:FILE=frame -a 0:INT -- $long --preempt swap
+on_terminal -a 2:FILE=frame -a 0:INT -- $long --preempt swap
 check "host memory" grep -q '  host [0-9]* of 1000$' frame
 # shellcheck disable=SC2086 # words
-LC_ALL=C.UTF-8 on_terminal -a 3:FILE=frame -a 0:INT -- $long
+LC_ALL=C.UTF-8 on_terminal -a 2:FILE=frame -a 0:INT -- $long
 check "glyphs beyond ASCII" grep -q '^█ shared .*▓ used .*░ cached .*· free' frame
 check "they are as wide" test "$(said folds)" -eq 0
 
@@ -75,7 +75,7 @@ check "Ctrl-C ends it with 130" test "$(said status)" -eq 130
 
 # ---- Without colours, without a terminal -----------------------------------------------------------------
 # shellcheck disable=SC2086 # words
-NO_COLOR=1 on_terminal -a 3:FILE=frame -a 0:TERM -- $long
+NO_COLOR=1 on_terminal -a 2:FILE=frame -a 0:TERM -- $long
 check "NO_COLOR: a display" grep -q '^running ' frame
 check "NO_COLOR: no colours" test "$(said colours)" -eq 0
 check "a terminated replay ends with 143" test "$(said status)" -eq 143
@@ -94,8 +94,8 @@ check "piped: plain lines" grep -q '^[0-9]* of 128 requests, .* of 1000 blocks u
 check "piped: no sequences" sh -c '! grep -q "$(printf "\\033")" err'
 
 # ---- A message while the display stands ------------------------------------------------------------------
-"$ON_PTY" -s 120x30 sh -c 'trap "" XFSZ; ulimit -f 4000; exec "$0" "$@" >out' "$folio" replay --layers 30 \
-    --heads 2:1 --head-size 8 --rows rows >pty
+# shellcheck disable=SC2086 # words
+"$ON_PTY" -s 120x30 sh -c 'trap "" XFSZ; ulimit -f 20000; exec "$0" "$@" >out' "$folio" $long --rows rows >pty
 check "a file that cannot grow is a failure: $(tail -n 1 pty)" grep -q '^-- status 1,' pty
 check "the sentence is all that is left" test "$(grep -v '^-- ' pty | grep .)" = \
     "folio replay: rows cannot be written: File too large"
@@ -115,7 +115,7 @@ kill_once() {
 awk -v n="$KILLS" -v seed="$(date +%s)" 'BEGIN {
     srand(seed)
     for (i = 0; i < n; i++)
-        printf "%s %d %d\n", substr("INT TERMKILL", 1 + 4 * (i % 3), 4), rand() * 1200, int(rand() * 4)
+        printf "%s %d %d\n", substr("INT TERMKILL", 1 + 4 * (i % 3), 4), rand() * 900, int(rand() * 4)
 }' >kills
 while read -r signal ms which; do
     case $which in
