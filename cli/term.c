@@ -111,10 +111,17 @@ static const char *take_line(const char *s, int columns, char *to, size_t *bytes
     return s;
 }
 
+/* A program in the background would draw over its shell's lines. */
+static bool is_behind(void)
+{
+    pid_t front = tcgetpgrp(STDERR_FILENO);
+    return front > 0 && front != getpgrp();
+}
+
 void term_draw(const char *text)
 {
     int columns, rows;
-    if (!term_is_live()) return;
+    if (!term_is_live() || is_behind()) return;
     term_size(&columns, &rows);
     go_to_first_line();
     for (const char *s = text; num_lines < MAX_LINES && num_lines < rows - 1;) {

@@ -42,7 +42,8 @@ void term_size(int *columns, int *rows);
 /* As term_start, for stderr; TERM_PLAIN ends a colour. */
 const char *term_live_start(term_colour colour);
 
-/* Replaces what was drawn before by these lines, '\n' between them, cut to the terminal's size. */
+/* Replaces what was drawn before by these lines, '\n' between them, cut to the terminal's size. Nothing
+ * happens in the background. */
 void term_draw(const char *text);
 /* "[####....] 3 of 9  what" */
 void term_bar(char *text, size_t size, int64_t done, int64_t total, const char *what);

@@ -84,6 +84,9 @@ TERM=dumb on_terminal -a 1rows:INT -- $long
 check "TERM=dumb: lines" grep -q \
     '^[0-9]* of 128 requests, [0-9]* tokens/s, [0-9.]* [a-z]* left; running [0-9]*, waiting [0-9]*, pree' screen
 check "TERM=dumb: no sequences" test "$(said draws) $(said colours) $(said unknown)" = '0 0 0'
+"$ON_PTY" sh -c 'set -m; "$0" "$@" >out & wait' "$folio" replay --limit 20 --layers 20 --heads 2:1 --head-size 8 >pty
+check "nothing is drawn from the background: $(tail -n 1 pty)" grep -q '^-- status 0, draws 0,' pty
+check "it serves all the same" grep -q '^| requests  *| 20 of 20 in ' out
 # shellcheck disable=SC2086 # words
 "$folio" $long >out 2>err &
 job=$!
