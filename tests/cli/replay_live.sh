@@ -5,6 +5,11 @@
 unset NO_COLOR COLUMNS LINES LANG LC_CTYPE
 export TERM=xterm LC_ALL=C
 
+if "$ON_PTY" true 2>&1 | grep -q posix_openpt; then
+    echo "no pseudo-terminals here: the live display is not tested"
+    exit 0
+fi
+
 # Longer than any test waits: each is ended by a signal.
 long='replay --layers 200 --heads 2:1 --head-size 8 --budget 64 --blocks 1000'
 # on_terminal ON_PTY_OPTIONS -- ARGUMENTS: the rows go to screen, the state to state; stdout goes to out.
@@ -54,6 +59,10 @@ check "rate and time left" grep -q '  [1-9][0-9]* tokens/s, [0-9.]* [a-z]* left$
 check "colours" test "$(said colours)" -gt 0
 display 1000 80x24 500
 check "a glyph for two blocks" grep -q '(a glyph: 2 blocks)$' frame
+held=$(($(sed -n 's/^# shared \([0-9]*\)  o used \([0-9]*\) .*/\1 + \2/p' frame)))
+map=$(grep '^[.o#-][.o#-]*$' frame | tr -d '\n')
+check "it is held if one of them is: $(shown '#o') glyphs for $held blocks" \
+    test $(((2 * $(shown '#o') >= held) * ($(shown '#o') <= held))) -eq 1
 display 1000 40x12 250
 display 20000 200x50 1250 --layers=20
 display 1000 30x6 29
@@ -61,6 +70,9 @@ display 1000 25x5 0
 # shellcheck disable=SC2086 # words
 on_terminal -a 2:FILE=frame -a 0:INT -- $long --preempt swap
 check "host memory" grep -q '  host [0-9]* of 1000$' frame
+# shellcheck disable=SC2086 # words
+on_terminal -a 2:FILE=frame -a 0:INT -- $long --speed 0.001
+check "requests that have not come do not wait" grep -q '^running 1  waiting 0 ' frame
 # shellcheck disable=SC2086 # words
 LC_ALL=C.UTF-8 on_terminal -a 2:FILE=frame -a 0:INT -- $long
 check "glyphs beyond ASCII" grep -q '^█ shared .*▓ used .*░ cached .*· free' frame
