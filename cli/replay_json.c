@@ -35,7 +35,10 @@ static bool wrong(const reader *r, const char *what)
 {
     if (*r->at == '\0')
         return replay_line_wrong(r->line, r->at, "%s expected, the line ends", what);
-    return replay_line_wrong(r->line, r->at, "%s expected, not '%c'", what, *r->at);
+    unsigned char c = (unsigned char)*r->at;
+    if (c < ' ' || c > '~') /* nothing that a terminal would obey */
+        return replay_line_wrong(r->line, r->at, "%s expected, not the byte 0x%02x", what, c);
+    return replay_line_wrong(r->line, r->at, "%s expected, not '%c'", what, c);
 }
 
 static bool take(reader *r, char c, const char *what)

@@ -57,6 +57,7 @@ wrong '{"timestamp": 1, "input_length": 5}' 'line 1, column 35' 'the request has
 wrong '{"input_length": 5, "output_length": 1}' 'line 1, column 39' 'the request has no timestamp'
 wrong '{"timestamp": 1 "input_length": 5}' 'line 1, column 17' "',' or '}' expected, not '\"'"
 wrong '{"timestamp": 1,}' 'line 1, column 17' "a name in quotes expected, not '}'"
+wrong '{\033[2J' 'line 1, column 2' 'a name in quotes expected, not the byte 0x1b$'
 wrong '{"timestamp" 1}' 'line 1, column 14' "':' after a name expected, not '1'"
 wrong '{"timestamp": 01}' 'line 1, column 16' "',' or '}' expected"
 wrong '{"timestamp": x}' 'line 1, column 15' "a number expected, not 'x'"
