@@ -65,7 +65,7 @@ void term_size(int *columns, int *rows)
 
 const char *term_live_start(term_colour colour) { return code(STDERR_FILENO, colour); }
 
-/* Past stdio: a line is written whole, or not at all. */
+/* Past stdio: so a line is one write, which a kill does not cut in two. */
 static void put(const char *text, size_t bytes)
 {
     while (bytes > 0) {
@@ -159,7 +159,7 @@ void term_progress(double since, int64_t done, int64_t total, const char *what)
 
 void term_progress_end(void)
 {
-    if (num_lines == 0) return;
+    if (num_lines == 0 || is_behind()) return;
     go_to_first_line();
     put("\033[J", 3);
 }
