@@ -5,8 +5,10 @@
 #include "args.h"
 #include "commands.h"
 #include "replay_engine.h"
+#include "replay_html.h"
 #include "replay_live.h"
 #include "replay_report.h"
+#include "save.h"
 #include "term.h"
 
 #include <folio/folio.h>
@@ -110,16 +112,25 @@ static void catch_interrupt(void)
     sigaction(SIGTERM, &action, NULL);
 }
 
+typedef struct watcher {
+    replay_live live;
+    replay_page page;
+    replay_series *series; /* NULL: no page is asked for */
+} watcher;
+
 static bool watch(void *user, const replay_view *view)
 {
+    watcher *w = user;
+    if (w->series) replay_html_watch(w->series, w->page.o, view);
     if (interrupted) return false;
-    replay_live_show(user, view);
+    replay_live_show(&w->live, view);
     return true;
 }
 
 /* ---- Running */
 
-static int serve(const replay_options *o, const replay_trace *t, const char *output)
+static int serve(const replay_options *o, const replay_trace *t, const char *output,
+                 const char *page)
 {
     int64_t needed = replay_blocks_needed(o, t);
     if (needed > o->num_blocks) {
@@ -133,15 +144,19 @@ static int serve(const replay_options *o, const replay_trace *t, const char *out
     }
     if (strcmp(output, "md") == 0) replay_report_head(o, t);
     replay_stats *stats = replay_alloc(1, sizeof *stats);
-    replay_live live;
-    replay_live_start(&live);
+    watcher w = {.page = {.o = o, .trace = t, .stats = stats}};
+    if (page) w.page.series = w.series = replay_alloc(1, sizeof *w.series);
+    replay_live_start(&w.live);
     catch_interrupt();
-    bool ok = replay_run(o, t, stats, watch, &live);
+    bool ok = replay_run(o, t, stats, watch, &w);
     term_progress_end();
     bool stopped = interrupted && stats->requests < stats->total_requests;
     int status = !ok || stats->mismatched_rows > 0 ? EXIT_FAILED : EXIT_OK;
     if (status == EXIT_OK && stopped) status = 128 + interrupted;
     if (ok) replay_report(output, o, stats, stopped);
+    w.page.stopped = stopped;
+    if (ok && page && !replay_html_save(page, &w.page)) status = EXIT_FAILED;
+    free(w.series);
     free(stats);
     return status;
 }
@@ -152,7 +167,7 @@ enum {
 
 typedef struct texts {
     const char *trace, *heads, *dtype, *kv_dtype, *memory, *speed, *verify, *policy, *admit,
-        *preempt, *output;
+        *preempt, *output, *page;
     int64_t limit, hash_block, layers, head_size, block_size, threads, seed;
 } texts;
 
@@ -198,7 +213,7 @@ static bool resolve(const texts *x, replay_options *o)
 
 static args_result parse(int argc, char **argv, texts *x, replay_options *o)
 {
-    const arg_option table[] = {
+    const arg_option options[] = {
         {.name = "TRACE", .kind = ARG_OPERAND, .value = &x->trace},
         {.name = "limit", .kind = ARG_NUMBER, .value = &x->limit, .min = 1, .max = INT64_MAX},
         {.name = "speed", .kind = ARG_TEXT, .value = &x->speed},
@@ -234,6 +249,7 @@ static args_result parse(int argc, char **argv, texts *x, replay_options *o)
         {.name = "seed", .kind = ARG_NUMBER, .value = &x->seed, .min = 0, .max = INT64_MAX},
         {.name = "verify", .kind = ARG_TEXT, .value = &x->verify},
         {.name = "rows", .kind = ARG_TEXT, .value = &o->rows},
+        {.name = "report", .kind = ARG_TEXT, .value = &x->page},
         {.name = "output",
          .letter = 'o',
          .kind = ARG_CHOICE,
@@ -241,7 +257,7 @@ static args_result parse(int argc, char **argv, texts *x, replay_options *o)
          .choices = "md|csv|json"},
         {.name = NULL},
     };
-    return args_parse(argc, argv, table);
+    return args_parse(argc, argv, options);
 }
 
 int replay_main(int argc, char **argv)
@@ -268,6 +284,7 @@ int replay_main(int argc, char **argv)
     case ARGS_RUN: break;
     }
     if (!resolve(&x, &o)) return EXIT_USAGE;
+    if (x.page && !save_possible("folio replay", x.page)) return EXIT_FAILED;
     replay_trace trace;
     replay_error error;
     if (x.trace == NULL) replay_trace_make(&trace, x.limit, o.seed);
@@ -275,7 +292,7 @@ int replay_main(int argc, char **argv)
         fprintf(stderr, "folio replay: %s: %s\n", x.trace, error.text);
         return EXIT_FAILED;
     }
-    int status = serve(&o, &trace, x.output);
+    int status = serve(&o, &trace, x.output, x.page);
     replay_trace_free(&trace);
     return status;
 }

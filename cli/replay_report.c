@@ -10,9 +10,9 @@
  */
 #include "replay_report.h"
 
+#include "figures.h"
 #include "json.h"
 #include "replay_engine.h"
-#include "table.h"
 #include "term.h"
 
 #include <stdio.h>
@@ -99,33 +99,32 @@ static double cache_bytes(const replay_options *o, int64_t blocks)
     return (double)shape.total_bytes;
 }
 
-void replay_report_head(const replay_options *o, const replay_trace *t)
+void replay_report_settings(FILE *out, const replay_options *o)
 {
     char bytes[32];
+    fprintf(out, "%lld blocks of %d tokens", (long long)o->num_blocks, (int)o->block_size);
+    if (o->no_attention) fprintf(out, ", no attention");
+    else
+        fprintf(out, " (%s of %s), %d layer%s, heads %d:%d of %d, backend %s",
+                short_bytes(bytes, sizeof bytes, cache_bytes(o, o->num_blocks)),
+                folio_dtype_name(o->kv_dtype), (int)o->layers, o->layers == 1 ? "" : "s",
+                (int)o->heads, (int)o->kv_heads, (int)o->head_size, o->backend);
+    if (o->window > 0) fprintf(out, ", window %lld", (long long)o->window);
+    fprintf(out, "\nup to %lld sequences, %lld tokens a step, %s first, preemption by %s, ",
+            (long long)o->max_seqs, (long long)o->budget, o->prefill_first ? "prefill" : "decode",
+            o->swap ? "swap" : "recompute");
+    if (o->speed > 0) fprintf(out, "arrivals at speed %g\n", o->speed);
+    else fprintf(out, "as fast as possible\n");
+}
+
+void replay_report_head(const replay_options *o, const replay_trace *t)
+{
     printf("%sfolio replay%s: %s, %lld requests, %lld prompt tokens, %lld of answers\n",
            term_start(TERM_BOLD), term_end(), t->name, (long long)t->num_requests,
            (long long)t->prompt_tokens, (long long)t->output_tokens);
-    printf("%lld blocks of %d tokens", (long long)o->num_blocks, (int)o->block_size);
-    if (o->no_attention) printf(", no attention");
-    else
-        printf(" (%s of %s), %d layer%s, heads %d:%d of %d, backend %s",
-               short_bytes(bytes, sizeof bytes, cache_bytes(o, o->num_blocks)),
-               folio_dtype_name(o->kv_dtype), (int)o->layers, o->layers == 1 ? "" : "s",
-               (int)o->heads, (int)o->kv_heads, (int)o->head_size, o->backend);
-    if (o->window > 0) printf(", window %lld", (long long)o->window);
-    printf("\nup to %lld sequences, %lld tokens a step, %s first, preemption by %s, ",
-           (long long)o->max_seqs, (long long)o->budget, o->prefill_first ? "prefill" : "decode",
-           o->swap ? "swap" : "recompute");
-    if (o->speed > 0) printf("arrivals at speed %g\n\n", o->speed);
-    else printf("as fast as possible\n\n");
+    replay_report_settings(stdout, o);
+    printf("\n");
     fflush(stdout);
-}
-
-/* Three digits or, of large numbers, all before the point. */
-static const char *short_ms(char *text, size_t size, double ms)
-{
-    snprintf(text, size, ms < 100 ? "%.3g" : "%.0f", ms);
-    return text;
 }
 
 static void times_row(table *t, const char *name, const replay_times *times)
@@ -137,11 +136,11 @@ static void times_row(table *t, const char *name, const replay_times *times)
         return;
     }
     for (int i = 0; i < 3; i++)
-        short_ms(text[i], sizeof text[i], replay_times_at(times, percentiles[i].share));
-    table_cell(t, "p50 %s, p90 %s, p99 %s ms", text[0], text[1], text[2]);
+        figure_time(text[i], sizeof text[i], replay_times_at(times, percentiles[i].share));
+    table_cell(t, "p50 %s, p90 %s, p99 %s", text[0], text[1], text[2]);
 }
 
-static void print_speed(table *t, const replay_stats *s)
+static void add_speed(table *t, const replay_stats *s)
 {
     table_cell(t, "requests");
     table_cell(t, "%lld of %lld in %lld steps", (long long)s->requests,
@@ -158,7 +157,7 @@ static void print_speed(table *t, const replay_stats *s)
     times_row(t, "time between tokens", &s->itl);
 }
 
-static void print_memory(table *t, const replay_options *o, const replay_stats *s)
+static void add_memory(table *t, const replay_options *o, const replay_stats *s)
 {
     char bytes[32];
     table_cell(t, "KV blocks at most");
@@ -178,24 +177,29 @@ static void print_memory(table *t, const replay_options *o, const replay_stats *
     table_cell(t, "%lld", (long long)s->evictions);
 }
 
+void replay_report_table(table *t, const replay_options *o, const replay_stats *s)
+{
+    double whole = s->attention_seconds + s->engine_seconds;
+    table_head(t, 'l', "measure");
+    table_head(t, 'l', "value");
+    add_speed(t, s);
+    add_memory(t, o, s);
+    if (!o->no_attention) {
+        table_cell(t, "attention's share of time");
+        table_cell(t, "%.1f %%", whole > 0 ? 100 * s->attention_seconds / whole : 0);
+    }
+    if (o->verify > 0) {
+        table_cell(t, "rows verified");
+        table_cell(t, "%lld, %lld mismatched", (long long)s->verified_rows,
+                   (long long)s->mismatched_rows);
+    }
+}
+
 static void print_md(const replay_options *o, const replay_stats *s, bool stopped)
 {
     table t = {0};
-    double whole = s->attention_seconds + s->engine_seconds;
     if (stopped) printf("interrupted: the summary so far\n\n");
-    table_head(&t, 'l', "measure");
-    table_head(&t, 'l', "value");
-    print_speed(&t, s);
-    print_memory(&t, o, s);
-    if (!o->no_attention) {
-        table_cell(&t, "attention's share of time");
-        table_cell(&t, "%.1f %%", whole > 0 ? 100 * s->attention_seconds / whole : 0);
-    }
-    if (o->verify > 0) {
-        table_cell(&t, "rows verified");
-        table_cell(&t, "%lld, %lld mismatched", (long long)s->verified_rows,
-                   (long long)s->mismatched_rows);
-    }
+    replay_report_table(&t, o, s);
     table_print(&t);
     if (o->no_attention)
         printf(

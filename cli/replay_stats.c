@@ -29,6 +29,7 @@ double replay_times_at(const replay_times *t, double share)
 
 void replay_stats_step(replay_stats *s, const replay_step *step)
 {
+    s->last = *step;
     s->steps++;
     s->prefill_tokens += step->prefill_tokens;
     s->decode_tokens += step->decode_tokens;

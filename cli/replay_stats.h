@@ -32,6 +32,7 @@ typedef struct replay_step {
 typedef struct replay_stats {
     int64_t requests, total_requests; /* finished, and all of the trace                        */
     int64_t steps, prefill_tokens, decode_tokens;
+    replay_step last;
     double prefill_seconds, decode_seconds; /* a step's time is shared out by its rows           */
     replay_times ttft, itl;
     int64_t num_blocks, block_size, peak_used;

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { LINE = 18, TICK_LINE = 20, LETTER = 7 }; /* px: of a line of text, of a letter on average */
+enum { LINE = 18, TICK_LINE = 20 }; /* px of a line of text */
 
 static void number(FILE *out, double value)
 {
@@ -44,11 +44,14 @@ double svg_y(const svg_plot *p, double value)
 
 /* ---- Texts */
 
-static int letters(const char *text)
+double svg_text_width(const char *text)
 {
-    int n = 0;
-    for (; *text; text++) n += (*text & 0xc0) != 0x80;
-    return n;
+    double width = 0;
+    for (; *text; text++) {
+        if ((*text & 0xc0) == 0x80) continue; /* the rest of a letter */
+        width += strchr("ijlftr.,:;'|! ()", *text) ? 5 : strchr("mwMW%", *text) ? 12.5 : 8;
+    }
+    return width;
 }
 
 void svg_text(const svg_plot *p, const char *css, double x, double y, const char *anchor,
@@ -81,7 +84,7 @@ static int legend(const svg_plot *p, double x0, double y0, bool draw)
     double x = x0;
     for (int i = 0; i < SVG_MAX_ENTRIES && p->legend[i].text; i++) {
         const svg_entry *e = &p->legend[i];
-        double width = 24 + LETTER * letters(e->text) + 14;
+        double width = 24 + svg_text_width(e->text) + 14;
         if (rows == 0 || x + width - 14 > p->width) {
             rows++;
             x = x0;
@@ -98,7 +101,7 @@ static int legend(const svg_plot *p, double x0, double y0, bool draw)
 
 /* ---- Axes */
 
-enum { TICK_TEXT = 32 };
+enum { TICK_TEXT = 32, MOST_TICKS = 10 };
 
 typedef struct tick_list {
     int count;
@@ -115,8 +118,8 @@ static void list_ticks(const svg_axis *axis, double px, double px_each, tick_lis
         list->count++;
     }
     if (axis->ticks) return;
-    int wanted = (int)(px / px_each);
-    list->count = svg_ticks(axis->min, axis->max, axis->scale, wanted < 2 ? 2 : wanted, list->at);
+    int wanted = (int)fmin(fmax(px / px_each, 2), MOST_TICKS);
+    list->count = svg_ticks(axis->min, axis->max, axis->scale, wanted, list->at);
     for (int i = 0; i < list->count; i++) {
         char text[16];
         snprintf(list->label[i], TICK_TEXT, "%s%s", svg_number(text, sizeof text, list->at[i]),
@@ -124,11 +127,10 @@ static void list_ticks(const svg_axis *axis, double px, double px_each, tick_lis
     }
 }
 
-static int widest(const tick_list *list)
+static double widest(const tick_list *list)
 {
-    int most = 0;
-    for (int i = 0; i < list->count; i++)
-        if (letters(list->label[i]) > most) most = letters(list->label[i]);
+    double most = 0;
+    for (int i = 0; i < list->count; i++) most = fmax(most, svg_text_width(list->label[i]));
     return most;
 }
 
@@ -142,7 +144,7 @@ static void draw_axes(svg_plot *p, const tick_list *xs, const tick_list *ys)
     }
     double free_from = -1e9; /* no two labels overlap, and none leaves the plot */
     for (int i = 0; i < xs->count; i++) {
-        double x = svg_x(p, xs->at[i]), half = 0.5 * LETTER * letters(xs->label[i]);
+        double x = svg_x(p, xs->at[i]), half = 0.5 * svg_text_width(xs->label[i]);
         fprintf(out, "<path class=\"axis\" d=\"M%.1f %.1fv5\"/>", x, p->bottom);
         double middle = x + half > p->width - 1 ? p->width - 1 - half : x;
         if (middle - half < free_from) continue;
@@ -162,6 +164,7 @@ static void open_element(const svg_plot *p)
     const char *id = id_of(p);
     fprintf(p->out, "<svg xmlns=\"http://www.w3.org/2000/svg\" class=\"plot%s%s\" id=\"%s\"",
             p->css ? " " : "", p->css ? p->css : "", id);
+    if (p->over_time) fprintf(p->out, " data-time=\"%s\"", p->over_time);
     attribute(p->out, "width", p->width);
     attribute(p->out, "height", p->height);
     fprintf(p->out, " viewBox=\"0 0 %g %g\" role=\"img\" aria-labelledby=\"%s-title %s-desc\">\n",
@@ -199,8 +202,8 @@ void svg_begin(svg_plot *p)
     p->bottom = p->height - (p->x.label ? 2 * TICK_LINE + 8 : TICK_LINE + 8);
     p->right = p->width - (p->margin_right > 0 ? p->margin_right : 16);
     list_ticks(&p->y, p->bottom - p->top, 44, &ys);
-    p->left = margin + LETTER * widest(&ys) + 14;
-    list_ticks(&p->x, p->right - p->left, 90, &xs);
+    p->left = margin + widest(&ys) + 12;
+    list_ticks(&p->x, p->right - p->left, 56, &xs);
     draw_axes(p, &xs, &ys);
     fprintf(p->out, "<clipPath id=\"%s-area\"><rect", id_of(p));
     attribute(p->out, "x", p->left - 1);

@@ -11,7 +11,8 @@
  *     svg_end(&p);
  *
  * Classes: "c1" to "c6" are colours that people with any kind of colour vision tell apart, in light and in
- * dark; "quiet" is for what stands back. With it "dash" or "dots": the line; "thin": half as wide.
+ * dark; "quiet" is for what stands back. With it, of a line, "dash", "dots" or "thin"; of an area "half" or
+ * "full": it hides what is behind it.
  */
 #ifndef FOLIO_SVG_H
 #define FOLIO_SVG_H
@@ -49,14 +50,15 @@ enum { SVG_MAX_ENTRIES = 8 };
 
 typedef struct svg_plot {
     FILE *out;
-    bool alone;           /* a file of its own: brings its style along             */
-    const char *id;       /* of its element; unique in a page; NULL: "plot"        */
-    const char *css;      /* more classes of its element; NULL: none               */
-    const char *title;    /* for those who cannot see it; alone, also at the top   */
-    const char *desc;     /* a sentence or two                                     */
-    double width, height; /* all in all, in px                                     */
-    double strip;         /* px kept free above the plot's area, below the legend  */
-    double margin_right;  /* px right of the plot's area; 0: 16                    */
+    bool alone;            /* a file of its own: brings its style along             */
+    const char *id;        /* of its element; unique in a page; NULL: "plot"        */
+    const char *css;       /* more classes of its element; NULL: none               */
+    const char *over_time; /* data-time of its element, for scripts; NULL: none */
+    const char *title;     /* for those who cannot see it; alone, also at the top   */
+    const char *desc;      /* a sentence or two                                     */
+    double width, height;  /* all in all, in px                                     */
+    double strip;          /* px kept free above the plot's area, below the legend  */
+    double margin_right;   /* px right of the plot's area; 0: 16                    */
     svg_axis x, y;
     svg_entry legend[SVG_MAX_ENTRIES]; /* up to the first without text */
     /* Set by svg_begin: the area of the data. */
@@ -86,6 +88,8 @@ void svg_rule(const svg_plot *p, const char *css, double value);
 void svg_text(const svg_plot *p, const char *css, double x, double y, const char *anchor,
               const char *text);
 
+/* About, in px; fonts differ. */
+double svg_text_width(const char *text);
 /* The rules of the classes, for a page's <style>. */
 void svg_style(FILE *out);
 /* Text for XML or HTML; bytes that are not UTF-8, and control characters, become U+FFFD. */

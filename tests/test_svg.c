@@ -1,4 +1,5 @@
 /* test_svg.c: the plots of the program: ticks, numbers, escaping, and what lands in the file. */
+#include "figures.h"
 #include "support.h"
 #include "svg.h"
 
@@ -57,6 +58,37 @@ TEST(svg, numbers_are_short)
         CHECK_MSG(strcmp(text, cases[i].text) == 0, "%g is '%s', expected '%s'", cases[i].value,
                   text, cases[i].text);
     }
+}
+
+TEST(svg, figures_as_people_read_them)
+{
+    const struct {
+        double value;
+        int digits;
+        const char *text;
+    } grouped[] = {{0, 0, "0"},
+                   {999, 0, "999"},
+                   {12031, 0, "12,031"},
+                   {-1234567, 0, "-1,234,567"},
+                   {-123456, 0, "-123,456"},
+                   {1234.56, 1, "1,234.6"}};
+    const struct {
+        double ms;
+        const char *text;
+    } times[] = {{0, "0 us"},      {0.4567, "457 us"}, {0.9996, "1 ms"},  {12.34, "12.3 ms"},
+                 {999.6, "1 s"},   {1110, "1.11 s"},   {99900, "99.9 s"}, {99960, "1.67 min"},
+                 {36e5, "60 min"}, {36e6, "600 min"}};
+    char text[32];
+    for (int i = 0; i < COUNT_OF(grouped); i++) {
+        figure_grouped(text, sizeof text, grouped[i].value, grouped[i].digits);
+        CHECK_MSG(strcmp(text, grouped[i].text) == 0, "'%s', expected '%s'", text, grouped[i].text);
+    }
+    for (int i = 0; i < COUNT_OF(times); i++) {
+        figure_time(text, sizeof text, times[i].ms);
+        CHECK_MSG(strcmp(text, times[i].text) == 0, "'%s', expected '%s'", text, times[i].text);
+    }
+    figure_grouped(text, 8, 1e12, 0);
+    CHECK(strlen(text) < 8);
 }
 
 /* ---- Text */

@@ -10,7 +10,7 @@ check "help of replay documents the exit status" grep -q '^exit status' out
 check "help of replay has examples" grep -q '^examples' out
 check "help of replay fits 100 columns" test -z "$(awk 'length > 100' out)"
 for option in limit speed hash-block layers heads head-size dtype kv-dtype window blocks kv-memory block-size \
-    max-seqs budget policy admit preempt host-blocks no-attention backend threads seed verify rows output; do
+    max-seqs budget policy admit preempt host-blocks no-attention backend threads seed verify rows report output; do
     check "help of replay has --$option" grep -q -e "--$option " out
 done
 expect 0 out '^usage: folio replay' help replay

@@ -1,0 +1,131 @@
+#!/bin/sh
+# report.sh: the page of `folio replay --report` from outside: what is in it, and that it is there whole or not at
+# all. How it looks is judged by report_browser.py.
+# usage: report.sh PROGRAM
+# shellcheck disable=SC2086 # $quick is several words
+. "$(dirname "$0")/lib.sh"
+talks=$here/../traces/talks.jsonl
+quick='replay --no-attention --hash-block 16 --block-size 4'
+
+# ---- What is in it -------------------------------------------------------------------------------
+mkdir pages
+expect 0 out '"requests": 44,' $quick "$talks" --blocks 110 --admit chunk --budget 30 --max-seqs 7 -o json --report pages/a.html
+page=pages/a.html
+check "nothing but the page is there" test "$(ls pages)" = a.html
+check "the page begins and ends" sh -c "head -n 1 $page | grep -q '^<!DOCTYPE html>' && tail -n 1 $page | grep -q '^</html>'"
+# has WHAT PATTERN [TIMES]
+has() {
+    check "the page has $1" test "$(grep -c -e "$2" $page)" -eq "${3:-1}"
+}
+has "a title" '<title>Replay: talks.jsonl</title>'
+has "five plots, each for two widths" '<svg xmlns=[^>]* role="img" aria-labelledby=' 10
+has "a title of each" '<title id="[a-z]*-[a-z]*-title">[A-Z]' 10
+has "a description of each" '<desc id="[a-z]*-[a-z]*-desc">[A-Z0-9]' 10
+has "a table of each, and the summary" '^<table>' 6
+has "light and dark" 'prefers-color-scheme:dark'
+has "a rule that nothing is fetched" "default-src 'none'"
+has "marks where sequences made way" '<path class="area c6 full" clip-path' 2
+value() {
+    sed -n "s/^ *\"$1\": \([^,]*\),*\$/\1/p" out
+}
+check "some made way" test "$(value preemptions)" -gt 5
+has "their number" "made way: $(value preemptions) times" 3
+has "the requests of the JSON" "<b>$(value requests)</b><span>of 44, in "
+has "the summary's rows" '<th scope="row">KV memory wasted</th><td>[0-9.]* % (a contiguous cache'
+check "no address but the name of SVG, and no file" sh -c \
+    "! sed 's|http://www.w3.org/2000/svg||g' $page | grep -E -q 'https?:|src=|href=|@import|url\\([^#]'"
+check "no number went wrong" sh -c "! grep -i -q -E '[^a-z](nan|inf)[^a-z]' $page"
+if command -v python3 >python; then
+    check "the figures for the script are whole" python3 -B - "$page" "$(value blocks)" "$(value preemptions)" <<'END'
+import json, re, sys
+text = open(sys.argv[1], encoding="utf-8").read()
+data = json.loads(re.search(r'id="data">\n(.*?)</script>', text, re.S).group(1))
+plots = {name: {c["name"]: c["values"] for c in columns} for name, columns in data["plots"].items()}
+assert list(plots) == ["kv", "batch", "sequences", "hits"]
+assert all(len(v) == data["count"] for columns in plots.values() for v in columns.values())
+assert 256 <= data["count"] <= 512 and (data["count"] - 1) * data["width"] < data["end"] <= data["count"] * data["width"]
+for held, cached, free in zip(*(plots["kv"][n] for n in ("held", "cached", "free"))):
+    assert abs(held + cached + free - int(sys.argv[2])) <= 1.5 and min(held, cached, free) >= 0
+assert sum(plots["kv"]["preemptions"]) == int(sys.argv[3])
+assert 3 < max(plots["sequences"]["running"]) <= 7 and max(plots["sequences"]["preempted"]) > 0
+END
+fi
+
+# ---- Text of traces is text -------------------------------------------------------------------------
+evil="<img src=x onerror=alert(1)>&\"'$(printf '\377')"
+if cp "$talks" "$evil" 2>/dev/null; then
+    expect 0 out . $quick "$evil" --blocks 2000 --report pages/evil.html
+    page=pages/evil.html
+    has "no markup from a trace's name" '<img' 0
+    has "the name, escaped" '&lt;img src=x onerror=alert(1)&gt;&amp;&quot;&#39;' 2
+    rm pages/evil.html
+fi
+
+# ---- Long, short, with a queue ------------------------------------------------------------------------
+awk 'BEGIN { print "arrival,prompt,output"; for (i = 0; i < 12000; i++) print i * 0.3 "," 50 + i % 977 "," 1 + i * 31 % 203 }' >long.csv
+expect 0 out '| 12000 of 12000 in' replay long.csv --no-attention --blocks 2000 --speed 1 --report pages/long.html
+page=pages/long.html
+check "12,000 requests make a page below 500,000 bytes: $(wc -c <$page)" test "$(wc -c <$page)" -lt 500000
+has "minutes for an hour" '>minutes by the replay&#39;s clock<' 8
+has "a queue" '>waiting to be admitted<' 2
+printf 'arrival,prompt,output\n0,1,1\n' >one.csv
+expect 0 out '| 1 of 1 in 1 steps' replay one.csv --no-attention --report pages/one.html
+page=pages/one.html
+has "a time for one token" '<b>10 ms</b><span>median' 1
+has "no time between tokens" 'none came' 1
+check "no number of one token went wrong" sh -c "! grep -i -q -E '[^a-z](nan|inf)[^a-z]' $page"
+
+# ---- Whole or not at all ----------------------------------------------------------------------------
+rm pages/*
+expect 1 err '^folio replay: nowhere/a.html: No such file' $quick "$talks" --report nowhere/a.html
+check "that is told before anything is served" test ! -s out
+expect 1 err '^folio replay: pages: Is a directory' $quick "$talks" --report pages
+expect 1 err '^folio replay: pages/: ' $quick "$talks" --report pages/
+expect 1 err '^folio replay: : No such file' $quick "$talks" --report ''
+expect 2 err "^folio replay: --report needs a value" replay --report
+if [ -c /dev/full ]; then
+    expect 1 err '^folio replay: /dev/full: No space left' $quick "$talks" --blocks 2000 --report /dev/full
+    check "a device stays one" test -c /dev/full
+fi
+echo old >pages/a.html
+(ulimit -f 8 && exec "$folio" $quick "$talks" --blocks 2000 --report pages/a.html) >out 2>err
+status=$?
+check "a file that may not grow: exit status $status" test $status -eq 1
+check "it says why" grep -q '^folio replay: pages/a.html: ' err
+check "the old page is as it was" test "$(cat pages/a.html)" = old
+check "nothing is left beside it" test "$(ls pages)" = a.html
+chmod 640 pages/a.html
+ln -s a.html pages/link.html
+expect 0 out . $quick "$talks" --blocks 2000 --report pages/link.html
+check "a link stays one" test -L pages/link.html
+check "what it points to is the page" grep -q '^</html>' pages/a.html
+check "the file's mode is as it was" test -n "$(find pages/a.html -perm 640)"
+rm pages/*
+(umask 022 && "$folio" $quick "$talks" --blocks 2000 --report pages/a.html) >out 2>err
+check "others may read a new page" test -n "$(find pages/a.html -perm 644)"
+rm pages/*
+
+# ---- Interrupted, killed -------------------------------------------------------------------------------
+# start: a run that takes long; it has begun when there are rows.
+start() {
+    rm -f rows.log
+    "$folio" replay --layers 300 --heads 2:1 --head-size 8 --blocks 1000 --budget 64 --rows rows.log \
+        --report pages/a.html >out 2>err &
+    job=$!
+    while [ ! -s rows.log ] && kill -0 $job; do sleep 0.1; done
+}
+start
+kill -INT $job
+wait $job
+status=$?
+check "an interrupted replay ends with 130, not $status" test $status -eq 130
+check "its page is whole" grep -q '^</html>' pages/a.html
+check "its page says so" grep -q '>Interrupted: these are the figures so far' pages/a.html
+check "its page is alone" test "$(ls pages)" = a.html
+rm pages/*
+start
+kill -KILL $job
+wait $job 2>/dev/null
+check "a killed replay leaves nothing" rmdir pages
+
+finish
