@@ -1,9 +1,9 @@
 #!/bin/sh
 # usage: setup.sh [--full]
 # What the build needs: a C compiler that works, xxHash's header and CMake 3.22; with --full also what
-# test-full needs: a compiler for aarch64 and qemu-user. Says nothing where all are there. Where one is
-# missing it is installed through apt-get, if that is allowed without asking; otherwise this says what to
-# install, and fails.
+# test-full needs: a compiler for aarch64 and qemu-user, and what it can do without: Chromium and Python. Says
+# nothing where all are there. Where one is missing it is installed through apt-get, if that is allowed without
+# asking; otherwise this says what to install, and fails, but for what test-full can do without.
 set -eu
 
 min_minor=22
@@ -53,6 +53,14 @@ missing() {
     fi
 }
 
+# Without these a test says so, and is not counted.
+wanted() {
+    wishes=
+    [ -n "$full" ] || return 0
+    { command -v chromium || command -v chromium-browser || command -v google-chrome; } > /dev/null || wishes=chromium
+    command -v python3 > /dev/null || wishes="$wishes python3"
+}
+
 give_up() {
     [ -z "$full" ] || more=", its long tests a compiler for aarch64 and qemu-user"
     echo "Folio needs a C11 compiler, make, CMake 3.$min_minor or newer and xxHash's header${more:-}; missing here:$packages." >&2
@@ -60,29 +68,41 @@ give_up() {
     exit 1
 }
 
+may_install() {
+    sudo=
+    command -v apt-get > /dev/null || return 1
+    [ "$(id -u)" -ne 0 ] || return 0
+    sudo="sudo -n"
+    sudo -n true 2> /dev/null
+}
+
+install() { # <package...>: what went wrong is in $log
+    $sudo apt-get update > "$log" 2>&1 &&
+        $sudo apt-get install -y --no-install-recommends "$@" >> "$log" 2>&1
+}
+
 cd "$(dirname "$0")/.."
+export DEBIAN_FRONTEND=noninteractive
 missing
+wanted
+[ -n "$packages$wishes" ] || exit 0
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+if [ -n "$wishes" ] && may_install; then
+    echo "setting up: installing $wishes"
+    # shellcheck disable=SC2086 # words
+    install $wishes || echo "setting up: could not install $wishes; the tests that need it are not counted"
+fi
 [ -n "$packages" ] || exit 0
 packages=" ${packages# }"
 
 by_hand="Install them and run the same command again; on Debian or Ubuntu: sudo apt-get install$packages"
-command -v apt-get > /dev/null || give_up "$by_hand"
-sudo=
-if [ "$(id -u)" -ne 0 ]; then
-    sudo -n true 2> /dev/null || give_up "$by_hand"
-    sudo="sudo -n"
-fi
-
+may_install || give_up "$by_hand"
 echo "setting up: installing$packages"
-export DEBIAN_FRONTEND=noninteractive
-log=$(mktemp)
 # shellcheck disable=SC2086 # words
-if ! { $sudo apt-get update && $sudo apt-get install -y --no-install-recommends $packages; } \
-    > "$log" 2>&1; then
+if ! install $packages; then
     tail -n 20 "$log" >&2
-    rm -f "$log"
     give_up "apt-get could not install them. $by_hand"
 fi
-rm -f "$log"
 missing
 [ -z "$packages" ] || give_up "The packages of this system do not provide them; install newer ones by hand."

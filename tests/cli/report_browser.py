@@ -1,0 +1,269 @@
+#!/usr/bin/env python3
+"""The page of `folio replay --report` in headless Chromium, as readers meet it: on a phone and on a desktop, in
+light and in dark. Checks that nothing is fetched, logged or cut off, that plots are drawn inside their frames, that
+text can be read, and leaves a screenshot of each.
+
+usage: report_browser.py PROGRAM DIRECTORY
+Needs Chromium alone, which is spoken to over a pipe; where there is none, says so and ends well.
+"""
+import base64
+import fcntl
+import json
+import os
+import select
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+
+SIZES = {"phone": (390, 844), "desktop": (1280, 900)}
+SCHEMES = ("light", "dark")
+LIMIT_S = 60  # for one answer of the browser: only for what hangs
+
+# Runs in the page. Gives a list of complaints.
+PROBE = r"""
+(() => {
+  const wrong = [], root = document.documentElement;
+  const say = text => { if (wrong.length < 20) wrong.push(text); };
+  if (root.scrollWidth > root.clientWidth)
+    say(`the page is ${root.scrollWidth} px wide in a window of ${root.clientWidth}`);
+  const seen = e => e.getClientRects().length > 0;
+  const plots = [...document.querySelectorAll('svg.plot')].filter(seen);
+  if (plots.length !== PLOTS) say(`${plots.length} plots are shown, expected PLOTS`);
+  for (const svg of plots) {
+    const view = svg.viewBox.baseVal, clip = svg.querySelector('clipPath rect').getBBox();
+    const outside = b => b.x < -0.5 || b.y < -0.5 || b.x + b.width > view.width + 0.5 || b.y + b.height > view.height + 0.5;
+    const named = svg.getAttribute('aria-labelledby').split(' ').map(i => document.getElementById(i));
+    if (named.length !== 2 || named.some(e => !e || !e.textContent)) say(`${svg.id}: no title or description`);
+    if (clip.width < 150 || clip.height < 80 || outside(clip)) say(`${svg.id}: its area is too small or outside`);
+    let drawn = 0;
+    for (const e of svg.querySelectorAll('path[clip-path],circle')) {
+      const b = e.getBBox(), x0 = Math.max(b.x, clip.x), x1 = Math.min(b.x + b.width, clip.x + clip.width);
+      if (!isFinite(b.x + b.y + b.width + b.height)) say(`${svg.id}: geometry without numbers`);
+      if (!e.classList.contains('quiet') && x1 - x0 > 2 && b.height >= 0) drawn++;
+      if (e.tagName === 'circle' && outside(b)) say(`${svg.id}: a point outside`);
+    }
+    if (drawn < DRAWN(svg.id)) say(`${svg.id}: ${drawn} shapes are drawn, expected ${DRAWN(svg.id)}`);
+    const texts = [...svg.querySelectorAll('text')].map(e => [e.textContent, e.getBBox()]);
+    if (texts.length < 6) say(`${svg.id}: few labels`);
+    texts.forEach(([text, a], i) => {
+      if (outside(a)) say(`${svg.id}: '${text}' is cut off`);
+      for (const [other, b] of texts.slice(i + 1))
+        if (Math.min(a.x + a.width, b.x + b.width) - Math.max(a.x, b.x) > 1 &&
+            Math.min(a.y + a.height, b.y + b.height) - Math.max(a.y, b.y) > 3)
+          say(`${svg.id}: '${text}' and '${other}' overlap`);
+    });
+    const shown = svg.getBoundingClientRect().width / view.width * 13;
+    if (shown < 11) say(`${svg.id}: its text is ${shown.toFixed(1)} px high`);
+  }
+  const light = c => {
+    const [r, g, b] = c.match(/[\d.]+/g).slice(0, 3).map(v => v / 255).map(v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const ground = light(getComputedStyle(document.body).backgroundColor);
+  if (ground > 0.5 !== LIGHT) say('the ground does not follow the reader\'s light or dark');
+  let read = 0;
+  for (const e of document.querySelectorAll('h1,h2,p,dt,dd b,dd span,summary,th,td,footer,text')) {
+    if (!seen(e)) continue;
+    const style = getComputedStyle(e), ink = light(e.tagName === 'text' ? style.fill : style.color);
+    const contrast = (Math.max(ink, ground) + 0.05) / (Math.min(ink, ground) + 0.05);
+    read++;
+    if (contrast < 4.5) say(`'${e.textContent.trim().slice(0, 30)}' has a contrast of ${contrast.toFixed(2)}`);
+  }
+  if (read < 60) say(`only ${read} texts`);
+  document.querySelectorAll('details').forEach(e => { e.open = true; });
+  const tables = [...document.querySelectorAll('table')];
+  if (tables.length !== PLOTS + 1 || tables.some(t => t.rows.length < 5 || !seen(t))) say('a table is missing');
+  if (root.scrollWidth > root.clientWidth) say('with its tables open the page is too wide');
+  document.querySelectorAll('details').forEach(e => { e.open = false; });
+  return wrong;
+})()
+"""
+PLOTS = 5
+# Lines and areas of a plot beside its rules.
+DRAWN = "(id => ({kv: 3, batch: 2, sequences: 2, hits: 2, latency: 7})[id.split('-')[0]])"
+
+
+class Browser:
+    """Chromium behind --remote-debugging-pipe: messages of JSON, each ended by a zero byte."""
+
+    def __init__(self, program, directory):
+        to_read, self.write_end = self.high_pipe()
+        self.read_end, to_write = self.high_pipe()[0:2]
+
+        def in_child():
+            os.dup2(to_read, 3)
+            os.dup2(to_write, 4)
+
+        self.log = open(os.path.join(directory, "chromium.log"), "wb")
+        self.process = subprocess.Popen(
+            [program, "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
+             "--no-first-run", "--disable-background-networking", "--hide-scrollbars",
+             "--user-data-dir=" + os.path.join(directory, "profile"), "--remote-debugging-pipe"],
+            pass_fds=(3, 4), preexec_fn=in_child, stdout=self.log, stderr=self.log, stdin=subprocess.DEVNULL)
+        os.close(to_read)
+        os.close(to_write)
+        self.number, self.rest, self.events, self.session = 0, b"", [], None
+        target = self.ask("Target.createTarget", url="about:blank")["targetId"]
+        self.session = self.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            self.ask(domain + ".enable")
+
+    @staticmethod
+    def high_pipe():
+        ends = []
+        for end in os.pipe():
+            ends.append(fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 20))
+            os.close(end)
+        return ends
+
+    def next_message(self):
+        while b"\0" not in self.rest:
+            if not select.select([self.read_end], [], [], LIMIT_S)[0]:
+                raise RuntimeError("the browser does not answer")
+            part = os.read(self.read_end, 1 << 20)
+            if not part:
+                raise RuntimeError("the browser ended")
+            self.rest += part
+        text, self.rest = self.rest.split(b"\0", 1)
+        return json.loads(text)
+
+    def ask(self, method, **params):
+        self.number += 1
+        message = {"id": self.number, "method": method, "params": params}
+        if self.session:
+            message["sessionId"] = self.session
+        os.write(self.write_end, json.dumps(message).encode() + b"\0")
+        while True:
+            answer = self.next_message()
+            if answer.get("id") == self.number:
+                if "error" in answer:
+                    raise RuntimeError(f"{method}: {answer['error']['message']}")
+                return answer["result"]
+            self.events.append(answer)
+
+    def wait_for(self, method):
+        while not any(e.get("method") == method for e in self.events):
+            self.events.append(self.next_message())
+
+    def evaluate(self, expression):
+        result = self.ask("Runtime.evaluate", expression=expression, returnByValue=True)
+        if "exceptionDetails" in result:
+            raise RuntimeError(result["exceptionDetails"].get("exception", {}).get("description", "a script failed"))
+        return result["result"].get("value")
+
+    def close(self):
+        try:
+            self.session = None
+            self.ask("Browser.close")
+            self.process.wait(LIMIT_S)
+        except (OSError, RuntimeError, subprocess.TimeoutExpired):
+            self.process.kill()
+            self.process.wait()
+        self.log.close()
+
+
+def complaints_of(events, url):
+    """What the page logged, threw or asked for beside itself."""
+    for event in events:
+        method, params = event.get("method"), event.get("params", {})
+        if method == "Network.requestWillBeSent" and params["request"]["url"] != url:
+            yield "it asks for " + params["request"]["url"]
+        elif method == "Runtime.exceptionThrown":
+            yield "it throws: " + params["exceptionDetails"]["text"]
+        elif method == "Log.entryAdded":
+            yield "it logs: " + params["entry"]["text"]
+        elif method == "Runtime.consoleAPICalled":
+            yield "it prints to the console"
+
+
+def hover(browser):
+    """The figures under the pointer are shown, and inside the window."""
+    place = browser.evaluate(
+        "(() => { const s = [...document.querySelectorAll('svg[data-time=batch]')].find(e => e.getClientRects().length);"
+        "s.scrollIntoView({block: 'center'}); const b = s.getBoundingClientRect();"
+        "return [b.left + 0.9 * b.width, b.top + 0.6 * b.height]; })()")
+    browser.ask("Input.dispatchMouseEvent", type="mouseMoved", x=place[0], y=place[1])
+    told = browser.evaluate(
+        "(() => { const t = document.querySelector('.tip'); if (!t) return null; const b = t.getBoundingClientRect();"
+        "return [t.textContent, b.left, b.right, document.querySelectorAll('.cursor').length]; })()")
+    if not told:
+        return ["no figures under the pointer"]
+    width = browser.evaluate("document.documentElement.clientWidth")
+    wrong = []
+    if "prefill tokens a step" not in told[0]:
+        wrong.append(f"under the pointer is '{told[0]}'")
+    if told[1] < 0 or told[2] > width:
+        wrong.append("the figures under the pointer are cut off")
+    if told[3] < 4:
+        wrong.append("the plots do not share their pointer")
+    return wrong
+
+
+def look(browser, page, name, size, scheme, directory):
+    """One page in one window; returns complaints."""
+    width, height = SIZES[size]
+    url = "file://" + page
+    browser.ask("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1,
+                mobile=size == "phone")
+    browser.ask("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+    browser.events.clear()
+    browser.ask("Page.navigate", url=url)
+    browser.wait_for("Page.loadEventFired")
+    probe = PROBE.replace("PLOTS", str(PLOTS)).replace("DRAWN", DRAWN)
+    wrong = browser.evaluate(probe.replace("LIGHT", "true" if scheme == "light" else "false"))
+    tall = browser.evaluate("document.documentElement.scrollHeight")
+    picture = browser.ask("Page.captureScreenshot", captureBeyondViewport=True,
+                          clip={"x": 0, "y": 0, "width": width, "height": tall, "scale": 1})
+    with open(os.path.join(directory, f"{name}-{size}-{scheme}.png"), "wb") as file:
+        file.write(base64.b64decode(picture["data"]))
+    wrong += hover(browser)
+    return wrong + list(complaints_of(browser.events, url))
+
+
+def make_pages(folio, directory):
+    """Pages of runs that differ: blocks run out; a queue; an hour's clock; a name that wants to be markup."""
+    evil = os.path.join(directory, "<img src=x onerror=alert(1)>&\"'.jsonl")
+    talks = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "traces", "talks.jsonl")
+    shutil.copyfile(talks, evil)
+    runs = {"tight": ["--blocks", "500", "--admit", "chunk"],
+            "queue": ["--speed", "10", "--max-seqs", "4"],
+            "slow": [talks, "--hash-block", "16", "--blocks", "2000", "--speed", "0.01"],
+            "markup": [evil, "--hash-block", "16", "--blocks", "2000"]}
+    for name, options in runs.items():
+        page = os.path.join(directory, name + ".html")
+        subprocess.run([folio, "replay", "--no-attention", "--report", page, *options], check=True,
+                       stdout=subprocess.DEVNULL)
+        yield name, page
+    os.unlink(evil)
+
+
+def main():
+    folio, directory = os.path.abspath(sys.argv[1]), os.path.abspath(sys.argv[2])
+    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if chromium is None:
+        print("no Chromium here: the page of folio replay --report is not looked at")
+        return 0
+    os.makedirs(directory, exist_ok=True)
+    passed = failed = 0
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory() as scratch:
+        browser = Browser(chromium, scratch)
+        try:
+            for name, page in make_pages(folio, directory):
+                for size in SIZES:
+                    for scheme in SCHEMES:
+                        wrong = look(browser, page, name, size, scheme, directory)
+                        for text in wrong:
+                            print(f"FAILED: {name}, {size}, {scheme}: {text}")
+                        passed, failed = passed + (not wrong), failed + bool(wrong)
+        finally:
+            browser.close()
+    print(f"screenshots are in {directory}; {time.monotonic() - started:.1f} s")
+    print(f"{passed} passed, {failed} failed")
+    return failed > 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
