@@ -176,7 +176,7 @@ static void draw_sequences(svg_plot *p, const replay_page *page)
         bool shown;
     } list[] = {{{"c3", SVG_MARK_AREA, "decoding"}, decode, true},
                 {{"c2", SVG_MARK_LINE, "waiting to be admitted"}, waiting, page->o->speed > 0},
-                {{"c6", SVG_MARK_LINE, "preempted"}, paused, page->stats->preemptions > 0},
+                {{"c6 dash", SVG_MARK_LINE, "preempted"}, paused, page->stats->preemptions > 0},
                 {{"c1", SVG_MARK_LINE, "running"}, running, true}};
     double most = 1;
     int entries = 0;

@@ -100,13 +100,16 @@ void svg_escape(FILE *out, const char *text)
 
 /* ---- Style */
 
-/* Blue, orange, green, purple, sky, red: told apart by lightness too; 3:1 or more on their grounds. */
+/*
+ * Blue, orange, green, purple, sky, red; 3:1 or more on their grounds, all but sky 4.5:1. To people with any
+ * kind of colour vision (by the matrices of Machado and others, 2009) any two are 19 or more apart in CIELAB.
+ */
 static const char style[] =
     ":root{--ground:#fff;--ink:#1d2228;--soft:#59626c;--grid:#e4e8ec;"
-    "--c1:#0068a8;--c2:#b85300;--c3:#00805f;--c4:#9c3f78;--c5:#2f8fcb;--c6:#b3261e;--shade:.35}\n"
+    "--c1:#0056b3;--c2:#c44a00;--c3:#33805f;--c4:#6a1060;--c5:#4f99d0;--c6:#7a0010;--shade:.35}\n"
     "@media (prefers-color-scheme:dark){:root{--ground:#14181d;--ink:#e6eaee;--soft:#a3adb8;"
-    "--grid:#2b323a;--c1:#5ab4f0;--c2:#f2a33a;--c3:#3ecf9f;--c4:#e39ac6;--c5:#9ad4f7;"
-    "--c6:#ff8a80;--shade:.5}}\n"
+    "--grid:#2b323a;--c1:#3f96f5;--c2:#fbd067;--c3:#55d39a;--c4:#c77fb5;--c5:#c5eefc;"
+    "--c6:#f0624d;--shade:.5}}\n"
     ".plot{color:var(--ink);background:var(--ground);"
     "font-family:system-ui,-apple-system,\"Segoe UI\",Roboto,\"Helvetica Neue\",Arial,sans-serif;"
     "font-size:13px;font-variant-numeric:tabular-nums}\n"
