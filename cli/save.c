@@ -1,5 +1,5 @@
 /* save.c: see save.h. */
-#define _XOPEN_SOURCE 700
+#define _GNU_SOURCE /* O_TMPFILE */
 #include "save.h"
 
 #include <errno.h>
@@ -10,6 +10,8 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+enum { SUFFIX = 7 }; /* letters of ".XXXXXX" */
 
 static bool complain(const char *who, const char *path)
 {
@@ -71,7 +73,7 @@ static bool write_over(const char *path, const char *bytes, size_t size)
     return close(fd) == 0 && fine;
 }
 
-/* mkstemp's files are for their owner alone: the mode becomes the old file's, or any new one's. */
+/* The old file's mode, or any new one's. */
 static mode_t mode_for(const char *path)
 {
     struct stat found;
@@ -80,9 +82,40 @@ static mode_t mode_for(const char *path)
     return stat(path, &found) == 0 ? found.st_mode & 0777 : 0666 & ~mask;
 }
 
-static bool write_beside(const char *target, char *beside, const char *bytes, size_t size)
+#ifdef O_TMPFILE
+/* A file gets its name when it is whole: not even a program that is killed leaves a part. */
+static bool write_nameless(const char *target, char *beside, const char *bytes, size_t size)
 {
-    int fd = mkstemp(strcat(beside, ".XXXXXX"));
+    char self[32];
+    size_t length = strlen(target);
+    cut_to_directory(beside);
+    int fd = open(beside, O_TMPFILE | O_WRONLY, 0600);
+    if (fd < 0) return false;
+    bool fine = write_all(fd, bytes, size) && fchmod(fd, mode_for(target)) == 0;
+    snprintf(self, sizeof self, "/proc/self/fd/%d", fd);
+    if (fine && linkat(AT_FDCWD, self, AT_FDCWD, target, AT_SYMLINK_FOLLOW) != 0) {
+        /* There is one already, which only a rename replaces. */
+        snprintf(beside, length + SUFFIX + 1, "%s.%06ld", target, (long)getpid() % 1000000);
+        fine = linkat(AT_FDCWD, self, AT_FDCWD, beside, AT_SYMLINK_FOLLOW) == 0;
+        if (fine && rename(beside, target) != 0) {
+            fine = false;
+            unlink(beside);
+        }
+    }
+    close(fd);
+    return fine;
+}
+#else
+static bool write_nameless(const char *target, char *beside, const char *bytes, size_t size)
+{
+    return (void)target, (void)beside, (void)bytes, (void)size, false;
+}
+#endif
+
+/* The same where files without names cannot be had. */
+static bool write_named(const char *target, char *beside, const char *bytes, size_t size)
+{
+    int fd = mkstemp(strcat(strcpy(beside, target), ".XXXXXX"));
     if (fd < 0) return false;
     bool fine = write_all(fd, bytes, size) && fchmod(fd, mode_for(target)) == 0;
     fine = close(fd) == 0 && fine;
@@ -99,11 +132,13 @@ bool save_file(const char *who, const char *path, const char *bytes, size_t size
     sigset_t all, before;
     if (stat(path, &found) == 0 && !S_ISREG(found.st_mode))
         return write_over(path, bytes, size) || complain(who, path);
-    char *target = target_of(path, 0), *beside = target_of(path, 7);
+    char *target = target_of(path, 0), *beside = target_of(path, SUFFIX);
     signal(SIGXFSZ, SIG_IGN); /* a file that may not grow is an error, not the end */
     sigfillset(&all);         /* what ends the program waits for the rename */
     sigprocmask(SIG_BLOCK, &all, &before);
-    bool fine = target && beside && write_beside(target, beside, bytes, size);
+    bool fine =
+        target && beside &&
+        (write_nameless(target, beside, bytes, size) || write_named(target, beside, bytes, size));
     fine = fine || complain(who, path);
     sigprocmask(SIG_SETMASK, &before, NULL);
     free(target);

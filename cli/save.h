@@ -9,8 +9,8 @@
 bool save_possible(const char *who, const char *path);
 
 /*
- * Writes a file beside and renames it; what fails removes it again. A path that is no regular file, such as
- * /dev/stdout, is written to. False: a sentence on stderr that begins with `who`.
+ * Writes a file that gets its name when it is whole; what fails removes it. A path that is no regular file, such
+ * as /dev/stdout, is written to. False: a sentence on stderr that begins with `who`.
  */
 bool save_file(const char *who, const char *path, const char *bytes, size_t size);
 

@@ -35,12 +35,22 @@ has "the summary's rows" '<th scope="row">KV memory wasted</th><td>[0-9.]* % (a 
 check "no address but the name of SVG, and no file" sh -c \
     "! sed 's|http://www.w3.org/2000/svg||g' $page | grep -E -q 'https?:|src=|href=|@import|url\\([^#]'"
 check "no number went wrong" sh -c "! grep -i -q -E '[^a-z](nan|inf)[^a-z]' $page"
-if command -v python3 >python; then
-    check "the figures for the script are whole" python3 -B - "$page" "$(value blocks)" "$(value preemptions)" <<'END'
+# figures DESCRIPTION: the figures for the page's script are as a program on standard input says; without Python: no check.
+figures() {
+    {
+        cat <<'END'
 import json, re, sys
 text = open(sys.argv[1], encoding="utf-8").read()
 data = json.loads(re.search(r'id="data">\n(.*?)</script>', text, re.S).group(1))
 plots = {name: {c["name"]: c["values"] for c in columns} for name, columns in data["plots"].items()}
+END
+        cat
+    } >figures.py
+    if command -v python3 >python; then
+        check "$1" python3 -B figures.py "$page" "$(value blocks)" "$(value preemptions)"
+    fi
+}
+figures "the figures for the script are whole" <<'END'
 assert list(plots) == ["kv", "batch", "sequences", "hits"]
 assert all(len(v) == data["count"] for columns in plots.values() for v in columns.values())
 assert 256 <= data["count"] <= 512 and (data["count"] - 1) * data["width"] < data["end"] <= data["count"] * data["width"]
@@ -49,7 +59,6 @@ for held, cached, free in zip(*(plots["kv"][n] for n in ("held", "cached", "free
 assert sum(plots["kv"]["preemptions"]) == int(sys.argv[3])
 assert 3 < max(plots["sequences"]["running"]) <= 7 and max(plots["sequences"]["preempted"]) > 0
 END
-fi
 
 # ---- Text of traces is text -------------------------------------------------------------------------
 evil="<img src=x onerror=alert(1)>&\"'$(printf '\377')"
@@ -74,6 +83,24 @@ page=pages/one.html
 has "a time for one token" '<b>10 ms</b><span>median' 1
 has "no time between tokens" 'none came' 1
 check "no number of one token went wrong" sh -c "! grep -i -q -E '[^a-z](nan|inf)[^a-z]' $page"
+
+printf 'arrival,prompt,output\n0,10,20\n0,10,20\n0,10,20\n1000,10,20\n' >queue.csv
+expect 0 out '"requests": 4,' replay queue.csv --no-attention --speed 1 --max-seqs 1 --blocks 40 -o json --report pages/queue.html
+page=pages/queue.html
+figures "nothing runs in a gap" <<'END'
+middle = data["count"] // 2
+assert all(plots["sequences"][n][middle] == 0 for n in ("running", "decoding", "preempted", "waiting"))
+assert plots["kv"]["held"][middle] == 0 and plots["batch"]["prefill tokens a step"][middle] == 0
+assert plots["hits"]["rate, %"][middle] is None and plots["hits"]["so far, %"][middle] == 0
+assert 0 < plots["sequences"]["running"][0] < 1 and plots["sequences"]["running"][-1] > 0
+END
+expect 0 out '"requests": 3,' replay queue.csv --no-attention --speed 1 --max-seqs 1 --blocks 40 -o json --limit 3 \
+    --report pages/queue.html
+figures "a queue becomes shorter" <<'END'
+waiting = plots["sequences"]["waiting"]
+assert waiting[0] == 2 and waiting[-1] == 0 and 1 in waiting and waiting == sorted(waiting, reverse=True)
+assert set(plots["sequences"]["running"]) == {1}
+END
 
 # ---- Whole or not at all ----------------------------------------------------------------------------
 rm pages/*
@@ -127,5 +154,16 @@ start
 kill -KILL $job
 wait $job 2>/dev/null
 check "a killed replay leaves nothing" rmdir pages
+mkdir pages
+for wait in 0.00 0.01 0.02 0.02 0.03 0.03 0.04 0.04 0.05 0.06; do # about when the page is written
+    "$folio" replay --no-attention --report pages/a.html >out 2>err &
+    job=$!
+    sleep $wait
+    kill -KILL $job 2>/dev/null
+    wait $job 2>/dev/null
+    [ ! -e pages/a.html ] || check "a page is whole" grep -q '^</html>' pages/a.html
+    rm -f pages/a.html
+done
+check "killed at any time it leaves nothing else" rmdir pages
 
 finish

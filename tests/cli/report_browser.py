@@ -40,8 +40,9 @@ PROBE = r"""
     let drawn = 0;
     for (const e of svg.querySelectorAll('path[clip-path],circle')) {
       const b = e.getBBox(), x0 = Math.max(b.x, clip.x), x1 = Math.min(b.x + b.width, clip.x + clip.width);
+      const y0 = Math.max(b.y, clip.y), y1 = Math.min(b.y + b.height, clip.y + clip.height);
       if (!isFinite(b.x + b.y + b.width + b.height)) say(`${svg.id}: geometry without numbers`);
-      if (!e.classList.contains('quiet') && x1 - x0 > 2 && b.height >= 0) drawn++;
+      if (!e.classList.contains('quiet') && x1 - x0 > 2 && y1 >= y0) drawn++;
       if (e.tagName === 'circle' && outside(b)) say(`${svg.id}: a point outside`);
     }
     if (drawn < DRAWN(svg.id)) say(`${svg.id}: ${drawn} shapes are drawn, expected ${DRAWN(svg.id)}`);
