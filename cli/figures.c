@@ -23,7 +23,7 @@ const char *figure_time(char *text, size_t size, double ms)
         double ms, up_to;
         const char *name;
     } units[] = {
-        {1e-3, 0.9995, "us"}, {1, 999.5, "ms"}, {1e3, 99950, "s"}, {60e3, INFINITY, "min"}};
+        {1e-3, 0.9995, "us"}, {1, 999.5, "ms"}, {1e3, 599.5e3, "s"}, {60e3, INFINITY, "min"}};
     int i = 0;
     while (i < 3 && ms >= units[i].up_to) i++;
     double value = ms / units[i].ms;

@@ -22,6 +22,7 @@ void replay_html_watch(replay_series *series, const replay_options *o, const rep
         [REPLAY_USED_BLOCKS] = (double)(idle ? pool.num_used : s->last.used_blocks),
         [REPLAY_CACHED_BLOCKS] = (double)(idle ? pool.num_cached : s->last.cached_blocks),
         [REPLAY_RUNNING] = (double)(idle ? 0 : s->last.sequences),
+        [REPLAY_DECODING] = (double)(idle ? 0 : s->last.decode_tokens),
         [REPLAY_PAUSED] = (double)view->paused};
     /* Without --speed a request comes when it is admitted. */
     if (!idle && o->speed > 0) levels[REPLAY_WAITING] = (double)view->waiting;
@@ -98,8 +99,8 @@ static void write_drawings(FILE *out, const replay_plot *plot, const replay_page
     static const struct {
         const char *css;
         double width, height;
-    } sizes[] = {{"wide", 1040, 300}, {"narrow", 358, 300}};
-    for (int i = 0; i < 2; i++) {
+    } sizes[] = {{"wide", 1040, 300}, {"middle", 700, 300}, {"narrow", 358, 300}};
+    for (int i = 0; i < 3; i++) {
         char id[32];
         snprintf(id, sizeof id, "%s-%s", plot->id, sizes[i].css);
         svg_plot p = {.out = out,

@@ -80,17 +80,14 @@ static int time_ticks(const svg_axis *axis, svg_tick *ticks, char (*labels)[16])
     double at[SVG_MAX_TICKS];
     int n = svg_ticks(axis->min, axis->max, SVG_LOG, 5, at);
     for (int i = 0; i < n; i++) {
-        figure_time(labels[i], sizeof labels[i], at[i]);
+        char text[12];
+        if (at[i] < 999) figure_time(labels[i], sizeof labels[i], at[i]);
+        else
+            snprintf(labels[i], sizeof labels[i], "%s s",
+                     svg_number(text, sizeof text, at[i] / 1e3));
         ticks[i] = (svg_tick){at[i], labels[i]};
     }
     return n;
-}
-
-static double nice_power(double value, bool up)
-{
-    double power = pow(10, floor(log10(value))), part = value / power;
-    if (up) return power * (part <= 1 ? 1 : part <= 2 ? 2 : part <= 5 ? 5 : 10);
-    return power * (part < 2 ? 1 : part < 5 ? 2 : 5);
 }
 
 void replay_latency_draw(svg_plot *p, const replay_page *page)
@@ -110,6 +107,8 @@ void replay_latency_draw(svg_plot *p, const replay_page *page)
         most = fmax(most, (double)times[i]->count);
     }
     bool first_above = replay_times_at(times[0], 0.9) >= replay_times_at(times[1], 0.9);
+    /* Room for labels: an eighth of the axis below the lowest, and above the highest. */
+    double room = max > 0 ? pow(max / min, 1.0 / 6) * 1.2 : 1;
     int used = most > 3000 ? 6 : most > 300 ? 5 : 4;
     memcpy(p->legend, legend, sizeof legend);
     p->x = (svg_axis){.label = "share that came within the time",
@@ -119,8 +118,8 @@ void replay_latency_draw(svg_plot *p, const replay_page *page)
                       .ticks = nines,
                       .num_ticks = used};
     p->y = (svg_axis){.label = p->y.label,
-                      .min = max > 0 ? nice_power(min / 1.5, false) : 1,
-                      .max = max > 0 ? nice_power(max * 1.15, true) : 1000,
+                      .min = max > 0 ? min / room : 1,
+                      .max = max > 0 ? max * room : 1000,
                       .scale = SVG_LOG,
                       .ticks = ticks};
     p->y.num_ticks = time_ticks(&p->y, ticks, labels);

@@ -48,6 +48,7 @@ COLUMN(decode, per_step(b, REPLAY_DECODE))
 COLUMN(prefill, per_step(b, REPLAY_PREFILL))
 COLUMN(steps, b->counts[REPLAY_STEPS])
 COLUMN(running, replay_bin_level(b, REPLAY_RUNNING))
+COLUMN(decoding, replay_bin_level(b, REPLAY_DECODING))
 COLUMN(paused, replay_bin_level(b, REPLAY_PAUSED))
 COLUMN(waiting, replay_bin_level(b, REPLAY_WAITING))
 COLUMN(hit_rate, hit_percent(b))
@@ -141,11 +142,14 @@ static void draw_kv(svg_plot *p, const replay_page *page)
     take(&held, page, detail(p, page), used);
     take(&all, page, detail(p, page), cached);
     pile(&all, &held);
-    begin_over_time(p, page, (double)page->o->num_blocks * 1.02);
+    /* A pool that is far too large would hide what is used of it. */
+    double blocks = (double)page->o->num_blocks, most = highest(&all);
+    if (most < 0.4 * blocks) p->legend[2].text = "capacity, far above";
+    begin_over_time(p, page, most < 0.4 * blocks ? fmax(most, 1) * 1.2 : blocks * 1.02);
     svg_step_area(p, "c5", all.x, held.y, all.y, all.n);
     svg_step_area(p, "c1 half", held.x, NULL, held.y, held.n);
     svg_steps(p, "c1 thin", held.x, held.y, held.n);
-    svg_rule(p, "quiet dash", (double)page->o->num_blocks);
+    svg_rule(p, "quiet dash", blocks);
     if (any) draw_preemptions(p, page);
     svg_end(p);
 }
@@ -174,7 +178,7 @@ static void draw_sequences(svg_plot *p, const replay_page *page)
         svg_entry entry;
         double (*value)(const replay_page *, const replay_bin *, const replay_bin *);
         bool shown;
-    } list[] = {{{"c3", SVG_MARK_AREA, "decoding"}, decode, true},
+    } list[] = {{{"c3", SVG_MARK_AREA, "decoding"}, decoding, true},
                 {{"c2", SVG_MARK_LINE, "waiting to be admitted"}, waiting, page->o->speed > 0},
                 {{"c6 dash", SVG_MARK_LINE, "preempted"}, paused, page->stats->preemptions > 0},
                 {{"c1", SVG_MARK_LINE, "running"}, running, true}};
@@ -248,7 +252,9 @@ static void tell_sequences(FILE *out, const replay_page *page)
     replay_bin all = replay_series_sum(s, 0, s->num_bins);
     fprintf(out, "%.1f sequences ran at a time, on average; there are seats for %lld. ",
             replay_bin_level(&all, REPLAY_RUNNING), (long long)page->o->max_seqs);
-    if (page->o->speed > 0) fprintf(out, "Requests came at their timestamps and waited for seats.");
+    if (page->o->speed > 0)
+        fprintf(out, "Requests came at their timestamps; %.1f waited to be admitted, on average.",
+                replay_bin_level(&all, REPLAY_WAITING));
     else fprintf(out, "A request came whenever a seat was free.");
 }
 
@@ -290,7 +296,7 @@ const replay_plot replay_plots[REPLAY_NUM_PLOTS] = {
      tell_sequences,
      draw_sequences,
      {{"running", 1, running},
-      {"decoding", 1, decode},
+      {"decoding", 1, decoding},
       {"preempted", 1, paused},
       {"waiting", 1, waiting}}},
     {"hits",

@@ -14,9 +14,10 @@ enum { REPLAY_BINS = 512 };
 typedef enum replay_level {
     REPLAY_USED_BLOCKS,
     REPLAY_CACHED_BLOCKS,
-    REPLAY_RUNNING, /* sequences with a seat                     */
-    REPLAY_PAUSED,  /* preempted, not yet back                   */
-    REPLAY_WAITING, /* requests that came and were never admitted */
+    REPLAY_RUNNING,  /* sequences with a seat                     */
+    REPLAY_DECODING, /* those of them that compute one token */
+    REPLAY_PAUSED,   /* preempted, not yet back                   */
+    REPLAY_WAITING,  /* requests that came and were never admitted */
     REPLAY_LEVELS
 } replay_level;
 

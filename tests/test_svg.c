@@ -75,9 +75,9 @@ TEST(svg, figures_as_people_read_them)
     const struct {
         double ms;
         const char *text;
-    } times[] = {{0, "0 us"},      {0.4567, "457 us"}, {0.9996, "1 ms"},  {12.34, "12.3 ms"},
-                 {999.6, "1 s"},   {1110, "1.11 s"},   {99900, "99.9 s"}, {99960, "1.67 min"},
-                 {36e5, "60 min"}, {36e6, "600 min"}};
+    } times[] = {{0, "0 us"},     {0.4567, "457 us"}, {0.9996, "1 ms"}, {12.34, "12.3 ms"},
+                 {999.6, "1 s"},  {1110, "1.11 s"},   {99960, "100 s"}, {599e3, "599 s"},
+                 {6e5, "10 min"}, {36e5, "60 min"},   {36e6, "600 min"}};
     char text[32];
     for (int i = 0; i < COUNT_OF(grouped); i++) {
         figure_grouped(text, sizeof text, grouped[i].value, grouped[i].digits);

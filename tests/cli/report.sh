@@ -18,18 +18,18 @@ has() {
     check "the page has $1" test "$(grep -c -e "$2" $page)" -eq "${3:-1}"
 }
 has "a title" '<title>Replay: talks.jsonl</title>'
-has "five plots, each for two widths" '<svg xmlns=[^>]* role="img" aria-labelledby=' 10
-has "a title of each" '<title id="[a-z]*-[a-z]*-title">[A-Z]' 10
-has "a description of each" '<desc id="[a-z]*-[a-z]*-desc">[A-Z0-9]' 10
+has "five plots, each for three widths" '<svg xmlns=[^>]* role="img" aria-labelledby=' 15
+has "a title of each" '<title id="[a-z]*-[a-z]*-title">[A-Z]' 15
+has "a description of each" '<desc id="[a-z]*-[a-z]*-desc">[A-Z0-9]' 15
 has "a table of each, and the summary" '^<table>' 6
 has "light and dark" 'prefers-color-scheme:dark'
 has "a rule that nothing is fetched" "default-src 'none'"
-has "marks where sequences made way" '<path class="area c6 full" clip-path' 2
+has "marks where sequences made way" '<path class="area c6 full" clip-path' 3
 value() {
     sed -n "s/^ *\"$1\": \([^,]*\),*\$/\1/p" out
 }
 check "some made way" test "$(value preemptions)" -gt 5
-has "their number" "made way: $(value preemptions) times" 3
+has "their number" "made way: $(value preemptions) times" 4
 has "the requests of the JSON" "<b>$(value requests)</b><span>of 44, in "
 has "the summary's rows" '<th scope="row">KV memory wasted</th><td>[0-9.]* % (a contiguous cache'
 check "no address but the name of SVG, and no file" sh -c \
@@ -75,8 +75,8 @@ awk 'BEGIN { print "arrival,prompt,output"; for (i = 0; i < 12000; i++) print i 
 expect 0 out '| 12000 of 12000 in' replay long.csv --no-attention --blocks 2000 --speed 1 --report pages/long.html
 page=pages/long.html
 check "12,000 requests make a page below 500,000 bytes: $(wc -c <$page)" test "$(wc -c <$page)" -lt 500000
-has "minutes for an hour" '>minutes by the replay&#39;s clock<' 8
-has "a queue" '>waiting to be admitted<' 2
+has "minutes for an hour" '>minutes by the replay&#39;s clock<' 12
+has "a queue" '>waiting to be admitted<' 3
 printf 'arrival,prompt,output\n0,1,1\n' >one.csv
 expect 0 out '| 1 of 1 in 1 steps' replay one.csv --no-attention --report pages/one.html
 page=pages/one.html

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""The page of `folio replay --report` in headless Chromium, as readers meet it: on a phone and on a desktop, in
-light and in dark. Checks that nothing is fetched, logged or cut off, that plots are drawn inside their frames, that
+"""The page of `folio replay --report` in headless Chromium, as readers meet it: on a phone, a tablet and a desktop,
+in light and in dark. Checks that nothing is fetched, logged or cut off, that plots are drawn inside their frames, that
 text can be read, and leaves a screenshot of each.
 
 usage: report_browser.py PROGRAM DIRECTORY
@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 
-SIZES = {"phone": (390, 844), "desktop": (1280, 900)}
+SIZES = {"phone": (390, 844), "tablet": (768, 1024), "desktop": (1280, 900)}
 SCHEMES = ("light", "dark")
 LIMIT_S = 60  # for one answer of the browser: only for what hangs
 
@@ -207,7 +207,7 @@ def look(browser, page, name, size, scheme, directory):
     width, height = SIZES[size]
     url = "file://" + page
     browser.ask("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1,
-                mobile=size == "phone")
+                mobile=size != "desktop")
     browser.ask("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
     browser.events.clear()
     browser.ask("Page.navigate", url=url)
