@@ -273,9 +273,9 @@ static void write_numbers(json *j, const char *key, const bench_number *numbers,
     json_close(j);
 }
 
-static void print_json(const bench_report *r)
+static void print_json(const bench_report *r, FILE *out, const comparison *with)
 {
-    json j = {.out = stdout};
+    json j = {.out = out};
     json_object(&j, NULL);
     json_string(&j, "version", folio_version());
     json_string(&j, "cpu", bench_cpu_name());
@@ -304,15 +304,22 @@ static void print_json(const bench_report *r)
     }
     json_close(&j);
     write_numbers(&j, "summary", r->summary, r->num_summary);
+    if (with) comparison_write(&j, with);
     json_close(&j);
 }
 
-void bench_print(const bench_report *r)
+static void write_report(const void *run, FILE *out, const char *format, const comparison *with)
+{
+    const bench_report *r = run;
+    if (strcmp(format, "json") == 0) print_json(r, out, with);
+    else if (strcmp(format, "csv") == 0) print_csv(r);
+    else print_markdown(r);
+}
+
+int bench_print(bench_report *r)
 {
     term_progress_end();
-    if (strcmp(r->output, "json") == 0) print_json(r);
-    else if (strcmp(r->output, "csv") == 0) print_csv(r);
-    else print_markdown(r);
+    return bench_after_run(&r->after, write_report, r, r->output);
 }
 
 /* ---- Failing */

@@ -6,6 +6,8 @@
 #ifndef FOLIO_BENCH_H
 #define FOLIO_BENCH_H
 
+#include "bench_after.h"
+
 #include <folio/folio.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -48,6 +50,7 @@ typedef struct bench_report {
     int num_results;
     bench_number ceilings[BENCH_MAX_NUMBERS], summary[BENCH_MAX_NUMBERS];
     int num_ceilings, num_summary;
+    bench_after after;
 } bench_report;
 
 /* ---- Measuring */
@@ -74,8 +77,8 @@ void bench_add_ceiling(bench_report *r, const char *key, double value, const cha
 void bench_add_summary(bench_report *r, const char *key, double value, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
 
-/* To stdout, in r->output's format. */
-void bench_print(const bench_report *r);
+/* To stdout, in r->output's format, and what r->after asks for. Returns an exit status. */
+int bench_print(bench_report *r);
 
 const char *bench_cpu_name(void);
 /* "12.5 ns", "3.1 ms"; returns text. */

@@ -191,12 +191,14 @@ static void add_result(bench *b, trial *t, const lists *in, const setting *s)
     to->gflops = bench_flops(s) / to->seconds.median * 1e-9;
     to->gbps = bench_kv_bytes(s) / to->seconds.median * 1e-9;
     to->ceiling = ceiling_of(b, to);
-    to->ceiling_value = to->share = (double)NAN;
+    to->ceiling_value = to->ceiling_spread = to->share = (double)NAN;
     if (to->ceiling < 0) return;
     /* The samples of this case are the last; sorting them among themselves harms none. */
     double *own = b->samples[to->ceiling] + b->done - t->reps;
     if (isnan(own[0])) return;
-    to->ceiling_value = bench_stats_of(own, t->reps).median;
+    bench_stats ceiling = bench_stats_of(own, t->reps);
+    to->ceiling_value = ceiling.median;
+    to->ceiling_spread = ceiling.spread;
     to->share = (to->ceiling == BENCH_READ ? to->gbps : to->gflops) / to->ceiling_value;
 }
 
@@ -334,6 +336,7 @@ static int run_bench(bench *b)
 {
     int64_t count = 0;
     bool ok = true;
+    int status = EXIT_OK;
     for (int i = 0; i < b->num_sections; i++) count += bench_num_settings(&b->sections[i]);
     b->started = term_seconds();
     b->clock_mhz = (double)NAN;
@@ -349,11 +352,11 @@ static int run_bench(bench *b)
     }
     if (b->device) close_context(b, 0);
     term_progress_end();
-    if (b->num_results > 0) bench_attention_print(b);
+    if (b->num_results > 0) status = bench_attention_print(b);
     note_peers(b);
     for (int k = 0; k < BENCH_NUM_CEILINGS; k++) free(b->samples[k]);
     free(b->results);
-    return ok ? EXIT_OK : EXIT_FAILED;
+    return ok ? status : EXIT_FAILED;
 }
 
 /* ---- The command */
@@ -382,6 +385,7 @@ int bench_attention_main(int argc, char **argv)
         {.name = "peers-script", .kind = ARG_TEXT, .value = &script},
         {.name = "reps", .kind = ARG_NUMBER, .value = &b.reps, .min = 1, .max = 10000},
         {.name = "seed", .kind = ARG_NUMBER, .value = &b.seed, .min = 0, .max = INT64_MAX},
+        BENCH_AFTER_OPTIONS(&b.after),
         {.name = "output",
          .letter = 'o',
          .kind = ARG_CHOICE,
@@ -402,8 +406,11 @@ int bench_attention_main(int argc, char **argv)
     }
     if (b.reps == 0) b.reps = cuda ? 30 : 10;
     if (!bench_choose_sections(&b, names, &t)) return EXIT_USAGE;
+    int status = bench_after_open(&b.after, "bench", "attention", b.output);
+    if (status != EXIT_OK) return status;
+    if (b.after.from) return bench_after_from(&b.after, b.output);
     if (peers && (b.peers = bench_peers_open(script)) == NULL) return EXIT_FAILED;
-    int status = run_bench(&b);
+    status = run_bench(&b);
     bench_peers_close(b.peers);
     return status;
 }

@@ -69,7 +69,7 @@ typedef struct result {
     bench_stats seconds;
     double gflops, gbps;
     int ceiling; /* a bench_ceiling; -1: none */
-    double ceiling_value, share;
+    double ceiling_value, ceiling_spread, share;
     /* Medians of what ran in turns with it; NAN: did not. */
     double prefill_s, decode_s; /* the parts of a mixed batch, each alone */
     double plain_s, plain_work; /* the same without extras; its multiply-adds over this one's */
@@ -102,6 +102,7 @@ typedef struct bench {
     int num_sections;
     int64_t reps, seed; /* reps: at most; slow cases on a device have fewer */
     const char *output;
+    bench_after after;
     bench_device *device; /* NULL: the CPU */
     char device_name[128];
     double clock_mhz;   /* of the device under load; NAN: not measured */
@@ -193,7 +194,7 @@ void bench_attention_help(void);
 
 /* ---- bench_attention_report.c */
 
-/* To stdout, as Markdown, CSV or JSON. */
-void bench_attention_print(const bench *b);
+/* To stdout, as Markdown, CSV or JSON, and what b->after asks for. Returns an exit status. */
+int bench_attention_print(bench *b);
 
 #endif

@@ -323,6 +323,7 @@ static void write_result(json *j, const bench *b, const result *r)
         json_object(j, "ceiling");
         json_string(j, "name", bench_ceiling_key((bench_ceiling)r->ceiling));
         json_number(j, "value", r->ceiling_value);
+        json_number(j, "spread", r->ceiling_spread);
         json_close(j);
     } else {
         json_number(j, "ceiling", (double)NAN);
@@ -344,13 +345,14 @@ static void write_result(json *j, const bench *b, const result *r)
     json_close(j);
 }
 
-static void print_json(const bench *b)
+static void print_json(const bench *b, FILE *out, const comparison *with)
 {
-    json j = {.out = stdout};
+    json j = {.out = out};
     json_object(&j, NULL);
     json_string(&j, "version", folio_version());
     json_string(&j, "cpu", bench_cpu_name());
     json_string(&j, "device", b->device_name);
+    json_string(&j, "topic", "attention");
     json_number(&j, "clock_mhz", b->clock_mhz);
     json_object(&j, "ceilings");
     for (int k = 0; k < BENCH_NUM_CEILINGS; k++)
@@ -363,12 +365,19 @@ static void print_json(const bench *b)
     json_array(&j, "results");
     for (int64_t i = 0; i < b->num_results; i++) write_result(&j, b, &b->results[i]);
     json_close(&j);
+    if (with) comparison_write(&j, with);
     json_close(&j);
 }
 
-void bench_attention_print(const bench *b)
+static void write_bench(const void *run, FILE *out, const char *format, const comparison *with)
 {
-    if (strcmp(b->output, "json") == 0) print_json(b);
-    else if (strcmp(b->output, "csv") == 0) print_csv(b);
+    const bench *b = run;
+    if (strcmp(format, "json") == 0) print_json(b, out, with);
+    else if (strcmp(format, "csv") == 0) print_csv(b);
     else print_markdown(b);
+}
+
+int bench_attention_print(bench *b)
+{
+    return bench_after_run(&b->after, write_bench, b, b->output);
 }

@@ -28,7 +28,7 @@ static const char help[] =
     "  plan            folio_plan_update with that batch\n\n"
     "options\n"
     "      --threads LIST     threads of the contexts; default 1,2\n"
-    "      --seconds S        time for each case; default 0.4\n"
+    "      --seconds S        time for each case; default 0.4\n" BENCH_AFTER_HELP
     "  -o, --output FORMAT    md (default), csv or json\n"
     "  -h, --help             this text\n\n"
     "examples\n"
@@ -36,7 +36,8 @@ static const char help[] =
     "  folio bench overhead --threads 1 --seconds 2 -o json\n\n"
     "The JSON is that of 'folio bench pool', with other cases.\n\n"
     "exit status\n"
-    "  0  done    1  a call failed    2  the command line is wrong\n";
+    "  0  done    1  a call failed, a file is wrong, or --fail-if-slower found a case\n"
+    "  2  the command line is wrong\n";
 
 enum {
     HEADS = 32,
@@ -228,6 +229,7 @@ int bench_overhead_main(int argc, char **argv)
     const arg_option table[] = {
         {.name = "threads", .kind = ARG_TEXT, .value = &threads},
         {.name = "seconds", .kind = ARG_TEXT, .value = &seconds},
+        BENCH_AFTER_OPTIONS(&r.after),
         {.name = "output",
          .letter = 'o',
          .kind = ARG_CHOICE,
@@ -245,6 +247,9 @@ int bench_overhead_main(int argc, char **argv)
     if (!bench_parse_list(command, "threads", threads, 1, 256, list, &num_threads) ||
         !bench_parse_seconds(command, "seconds", seconds, &r.seconds))
         return EXIT_USAGE;
+    int status = bench_after_open(&r.after, command, r.topic, r.output);
+    if (status != EXIT_OK) return status;
+    if (r.after.from) return bench_after_from(&r.after, r.output);
     folio_context_info info = {.struct_size = sizeof info};
     folio_context *ctx = NULL;
     if (!bench_ok(folio_context_create(NULL, &ctx), "folio_context_create")) return EXIT_FAILED;
@@ -257,6 +262,5 @@ int bench_overhead_main(int argc, char **argv)
     for (int i = 0; i < num_threads && ok; i++) ok = run(&r, (int32_t)list[i]);
     if (!ok) return EXIT_FAILED;
     summarize(&r);
-    bench_print(&r);
-    return EXIT_OK;
+    return bench_print(&r);
 }

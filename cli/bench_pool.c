@@ -46,7 +46,7 @@ static const char help[] =
     "      --threads LIST     threads of alloc_free_threads; default 1,2,4\n"
     "      --seconds S        time for each case; default 0.4\n"
     "      --seed N           other tokens and orders; default 1\n"
-    "      --filter TEXT      only groups with a case whose name contains TEXT\n"
+    "      --filter TEXT      only groups with a case whose name contains TEXT\n" BENCH_AFTER_HELP
     "  -o, --output FORMAT    md (default), csv or json\n"
     "  -h, --help             this text\n\n"
     "examples\n"
@@ -57,9 +57,11 @@ static const char help[] =
     "The JSON is one object: {\"version\", \"cpu\", \"topic\", \"ceilings\": {\"lock_pair_ns\", \"memcpy_gbps\"},\n"
     "\"results\": [{\"case\", \"blocks\", \"threads\", \"length\", \"sequences\", \"ns_median\", \"ns_min\", \"spread\",\n"
     "\"per\", \"gbps\", \"batches\"}], \"summary\"}; null where a number does not apply or was not measured.\n"
-    "Keys are added in later versions, never renamed or removed.\n\n"
+    "--compare adds \"compare\", which 'folio bench --help' describes; there are no shares here. Keys are\n"
+    "added in later versions, never renamed or removed.\n\n"
     "exit status\n"
-    "  0  done    1  a call failed, or nothing ran    2  the command line is wrong\n";
+    "  0  done    1  a call failed, a file is wrong, nothing ran, or --fail-if-slower found a case\n"
+    "  2  the command line is wrong\n";
 
 /* ---- Shared by the groups */
 
@@ -413,8 +415,8 @@ static int run_groups(bench_pool *b)
     }
     folio_context_destroy(b->ctx);
     summarize(r);
-    bench_print(r);
-    return ok ? EXIT_OK : EXIT_FAILED;
+    int status = bench_print(r);
+    return ok ? status : EXIT_FAILED;
 }
 
 int bench_pool_main(int argc, char **argv)
@@ -430,6 +432,7 @@ int bench_pool_main(int argc, char **argv)
         {.name = "seconds", .kind = ARG_TEXT, .value = &seconds},
         {.name = "seed", .kind = ARG_NUMBER, .value = &r->seed, .min = 0, .max = INT64_MAX},
         {.name = "filter", .kind = ARG_TEXT, .value = &r->filter},
+        BENCH_AFTER_OPTIONS(&r->after),
         {.name = "output",
          .letter = 'o',
          .kind = ARG_CHOICE,
@@ -449,5 +452,7 @@ int bench_pool_main(int argc, char **argv)
         !bench_parse_seconds(command, "seconds", seconds, &r->seconds))
         return EXIT_USAGE;
     b.block_size = (int32_t)r->block_size;
-    return run_groups(&b);
+    int status = bench_after_open(&r->after, command, r->topic, r->output);
+    if (status != EXIT_OK) return status;
+    return r->after.from ? bench_after_from(&r->after, r->output) : run_groups(&b);
 }

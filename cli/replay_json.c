@@ -2,9 +2,9 @@
  * replay_json.c: one line of a trace in JSON: {"timestamp": ms, "input_length": n,
  * "output_length": n, "hash_ids": [...]}. hash_ids may be missing; other members are skipped.
  */
+#include "json_read.h"
 #include "replay_trace.h"
 
-#include <ctype.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -64,26 +64,10 @@ static bool read_string(reader *r, char *to, size_t size, const char *what)
     return true;
 }
 
-/* The end of a JSON number, or NULL. */
-static const char *number_end(const char *s)
-{
-    if (*s == '-') s++;
-    if (*s == '0') s++;
-    else if (isdigit((unsigned char)*s)) s += strspn(s, "0123456789");
-    else return NULL;
-    if (*s == '.') {
-        if (!isdigit((unsigned char)s[1])) return NULL;
-        s += 1 + strspn(s + 1, "0123456789");
-    }
-    if (*s != 'e' && *s != 'E') return s;
-    s += s[1] == '+' || s[1] == '-' ? 2 : 1;
-    return isdigit((unsigned char)*s) ? s + strspn(s, "0123456789") : NULL;
-}
-
 static bool read_number(reader *r, double *value)
 {
     skip_space(r);
-    const char *end = number_end(r->at);
+    const char *end = json_number_end(r->at);
     if (end == NULL) return wrong(r, "a number");
     *value = strtod(r->at, NULL);
     r->at = end;
@@ -122,7 +106,7 @@ static bool read_ids(reader *r, fields *f)
     if (*r->at == ']') return r->at++, true;
     for (;;) {
         skip_space(r);
-        const char *start = r->at, *end = number_end(start);
+        const char *start = r->at, *end = json_number_end(start);
         char *stop;
         if (end == NULL) return wrong(r, "a hash id");
         errno = 0;
@@ -174,7 +158,7 @@ static bool skip_value(reader *r, int depth)
     if (*r->at == '[') return r->at++, skip_members(r, ']', depth + 1);
     for (int i = 0; i < 3; i++)
         if (strncmp(r->at, words[i], strlen(words[i])) == 0) return r->at += strlen(words[i]), true;
-    if (number_end(r->at) == NULL) return wrong(r, "a value");
+    if (json_number_end(r->at) == NULL) return wrong(r, "a value");
     return read_number(r, &number);
 }
 

@@ -1,7 +1,8 @@
-/* test_cli_json.c: the program's JSON writer: what it writes is JSON, and strings survive. */
+/* test_cli_json.c: the program's JSON: what is written is JSON, strings survive, what is no JSON is refused. */
 #include "test.h"
 
 #include "json.h"
+#include "json_read.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -75,4 +76,82 @@ TEST(cli_json, numbers)
         json_number(&j, NULL, none[i]);
         CHECK_MSG(strcmp(finish(&j), "null") == 0, "%s", text);
     }
+}
+
+/* ---- Reading */
+
+TEST(cli_json, what_is_written_is_read)
+{
+    json j;
+    json_error error;
+    start(&j);
+    REQUIRE_TEST(j.out != NULL);
+    json_object(&j, NULL);
+    json_string(&j, "text", "q\" b\\ n\n t\t \x01 \xc3\xa9");
+    json_array(&j, "list");
+    json_number(&j, NULL, -0.125);
+    json_bool(&j, NULL, true);
+    json_number(&j, NULL, (double)NAN);
+    json_close(&j);
+    json_close(&j);
+    json_value *v = json_read(finish(&j), &error);
+    REQUIRE_TEST(v != NULL);
+    CHECK(strcmp(json_text(v, "text"), "q\" b\\ n\n t\t \x01 \xc3\xa9") == 0);
+    const json_value *list = json_member(v, "list");
+    REQUIRE_TEST(list && list->kind == JSON_ARRAY && list->first && list->first->next);
+    CHECK(list->first->number == -0.125 && list->first->line == 4 && list->first->column == 5);
+    CHECK(list->first->next->kind == JSON_BOOL && list->first->next->number == 1);
+    CHECK(list->first->next->next->kind == JSON_NULL && list->first->next->next->next == NULL);
+    CHECK(strcmp(json_text(v, "list"), "") == 0 && isnan(json_real(v, "text")));
+    CHECK(json_member(v, "none") == NULL && json_member(NULL, "none") == NULL);
+    json_free(v);
+}
+
+TEST(cli_json, escapes_are_resolved)
+{
+    json_error error;
+    json_value *v = json_read("\"\\u0041\\/\\u00e9\\u20ac\\ud83d\\ude00\\ud83d\\u0041\"", &error);
+    REQUIRE_TEST(v != NULL);
+    CHECK_MSG(strcmp(v->text, "A/\xc3\xa9\xe2\x82\xac\xf0\x9f\x98\x80\xef\xbf\xbd"
+                              "A") == 0,
+              "%s", v->text);
+    json_free(v);
+}
+
+TEST(cli_json, what_is_no_json_is_refused_with_its_place)
+{
+    static const struct {
+        const char *text, *error;
+    } cases[] = {
+        {"", "line 1, column 1: a value expected, the text ends"},
+        {"{\n \"a\": 1,}", "line 2, column 9: a name in quotes expected, not '}'"},
+        {"[1, 2", "line 1, column 6: ',' or ']' expected, the text ends"},
+        {"[1 2]", "line 1, column 4: ',' or ']' expected, not '2'"},
+        {"[-]", "line 1, column 2: a value expected, not '-'"},
+        {"[1.]", "line 1, column 2: a value expected, not '1'"},
+        {"tru", "line 1, column 1: a value expected, not 't'"},
+        {"nulll", "line 1, column 5: the end of the text expected, not 'l'"},
+        {"\"a", "line 1, column 3: the end of a string, '\"', expected, the text ends"},
+        {"\"\\x\"", "line 1, column 3: one of \"\\/bfnrt or u and four digits expected, not 'x'"},
+        {"\"\\u12g4\"",
+         "line 1, column 3: one of \"\\/bfnrt or u and four digits expected, not 'u'"},
+        {"\"\\",
+         "line 1, column 3: one of \"\\/bfnrt or u and four digits expected, the text ends"},
+        {"\xff", "line 1, column 1: a value expected, not byte 255"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        json_error error = {.text = ""};
+        CHECK(json_read(cases[i].text, &error) == NULL);
+        CHECK_MSG(strcmp(error.text, cases[i].error) == 0, "%s: %s", cases[i].text, error.text);
+    }
+}
+
+TEST(cli_json, depth_is_limited)
+{
+    char deep[1000];
+    json_error error = {.text = ""};
+    memset(deep, '[', sizeof deep);
+    deep[sizeof deep - 1] = '\0';
+    CHECK(json_read(deep, &error) == NULL);
+    CHECK_MSG(strcmp(error.text, "line 1, column 66: nested too deeply") == 0, "%s", error.text);
 }
