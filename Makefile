@@ -13,10 +13,12 @@ all: ## build the library and the program build/folio (the default)
 	@sh scripts/build.sh release folio_shared folio_static folio_cli
 	@echo "built: build/folio, build/libfolio.so, build/libfolio.a"
 
-run: ## build, then watch a mixed batch go through the paged cache
+run: ## build, then watch a mixed batch go through the paged cache, and conversations be served
 	@sh scripts/setup.sh
 	@sh scripts/build.sh release folio_cli
 	@./build/folio demo
+	@echo
+	@./build/folio replay
 
 test: ## build and run the quick tests (at most 5 minutes)
 	@sh scripts/setup.sh
