@@ -71,11 +71,6 @@ static bool on_cpu(const bench *b) { return strcmp(b->backend, "cpu") == 0; }
 /* A GPU's figures are in T where a CPU's are in G. */
 static double scaled(const bench *b, double giga) { return on_cpu(b) ? giga : 1e-3 * giga; }
 
-static const char *ceiling_name(const bench *b, bench_ceiling which)
-{
-    return which == BENCH_DOT_BF16 && !on_cpu(b) ? "bf16 mma" : bench_ceiling_name(which);
-}
-
 /* The results of one section: they stand side by side. */
 typedef struct rows {
     const result *first;
@@ -120,7 +115,7 @@ static void add_row(const bench *b, table *t, const result *r)
     table_cell(t, "%.2f", scaled(b, r->gbps));
     if (r->ceiling >= 0 && isfinite(r->ceiling_value)) {
         double value = scaled(b, r->ceiling_value);
-        table_cell(t, "%s %.*f", ceiling_name(b, (bench_ceiling)r->ceiling),
+        table_cell(t, "%s %.*f", bench_ceiling_name(b->backend, (bench_ceiling)r->ceiling),
                    (value < 100) + (value < 10), value);
         table_cell(t, "%.0f %%", 100 * r->share);
     } else {
@@ -236,7 +231,7 @@ static void print_markdown(const bench *b)
     for (int k = 0; k < BENCH_NUM_CEILINGS; k++)
         if (isfinite(b->machine[k]))
             printf("- ceiling over the whole run: %s %.4g %s%s\n",
-                   ceiling_name(b, (bench_ceiling)k), scaled(b, b->machine[k]),
+                   bench_ceiling_name(b->backend, (bench_ceiling)k), scaled(b, b->machine[k]),
                    on_cpu(b) ? "G" : "T", bench_ceiling_unit((bench_ceiling)k) + 1);
     if (isfinite(b->clock_mhz)) printf("- clock under bf16 mma: %.0f MHz\n", b->clock_mhz);
 }

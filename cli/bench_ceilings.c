@@ -284,10 +284,10 @@ const char *bench_ceiling_key(bench_ceiling which)
     return keys[which];
 }
 
-const char *bench_ceiling_name(bench_ceiling which)
+const char *bench_ceiling_name(const char *backend, bench_ceiling which)
 {
     static const char *const names[] = {"f32 FMA", "bf16 dot", "int8 dot", "read"};
-    return names[which];
+    return which == BENCH_DOT_BF16 && strcmp(backend, "cpu") != 0 ? "bf16 mma" : names[which];
 }
 
 const char *bench_ceiling_unit(bench_ceiling which)

@@ -25,9 +25,9 @@ void bench_ceilings_close(bench_ceilings *c);
 /* One sample, some milliseconds long; NAN where the level or the CPU has no such instruction. */
 double bench_ceilings_sample(bench_ceilings *c, bench_ceiling which);
 
-/* The key in JSON ("fma_f32_gflops"), and the words for people ("f32 FMA"), and its unit. */
+/* The key in JSON ("fma_f32_gflops"), the words for people ("f32 FMA") by backend, and its unit. */
 const char *bench_ceiling_key(bench_ceiling which);
-const char *bench_ceiling_name(bench_ceiling which);
+const char *bench_ceiling_name(const char *backend, bench_ceiling which);
 const char *bench_ceiling_unit(bench_ceiling which);
 
 #endif

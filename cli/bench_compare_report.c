@@ -24,35 +24,11 @@ typedef struct name {
     char text[256];
 } name;
 
-static void add_part(name *to, const char *label, const char *value)
-{
-    size_t used = strlen(to->text);
-    snprintf(to->text + used, sizeof to->text - used, "%s%s%s", used ? ", " : "", label, value);
-}
-
-/* Is a field of some case of the run another than this? */
-static bool differs(const saved_run *r, const saved_field *f, const char *value)
-{
-    char other[64];
-    for (int i = 0; i < r->num_cases; i++)
-        if (strcmp(saved_value(&r->cases[i], f, other, sizeof other), value) != 0) return true;
-    return false;
-}
-
-/* What tells a case from others besides its name, field 0: of its own run, or of both. */
+/* What tells a case of this run or that from its neighbours; places only of both runs, if so. */
 static name name_with(const comparison *c, const saved_case *of, bool places_of_both)
 {
-    name to = {.text = ""};
-    char value[64];
-    for (int i = 1; i < SAVED_NUM_FIELDS; i++) {
-        const saved_field *f = &saved_fields[i];
-        bool both = places_of_both || !saved_is_place(c->now, f);
-        saved_value(of, f, value, sizeof value);
-        if (!differs(c->now, f, value) && !(both && differs(c->before, f, value))) continue;
-        bool as_dtype = strcmp(f->key, "kv_dtype") == 0 &&
-                        strcmp(json_text(of->of, "dtype"), json_text(of->of, f->key)) == 0;
-        if (value[0] && !as_dtype) add_part(&to, f->label, value);
-    }
+    name to;
+    saved_name(of, c->now, c->before, places_of_both, to.text, sizeof to.text);
     return to;
 }
 
@@ -64,7 +40,7 @@ static name place_of(const saved_run *r, const saved_case *of)
         const saved_field *f = &saved_fields[i];
         if (!saved_is_place(r, f) || strcmp(f->key, "section") == 0) continue;
         if (saved_value(of, f, value, sizeof value)[0] && strcmp(value, "0") != 0)
-            add_part(&to, f->label, value);
+            saved_add_part(to.text, sizeof to.text, f->label, value);
     }
     return to;
 }

@@ -9,23 +9,23 @@
 #include <string.h>
 
 const saved_field saved_fields[SAVED_NUM_FIELDS] = {
-    {"case", "", false},
-    {"dtype", "", false},
-    {"kv_dtype", "kv ", false},
-    {"heads", "heads ", false},
-    {"kv_heads", "kv heads ", false},
-    {"head_size", "head size ", false},
-    {"block_size", "block ", false},
-    {"layout", "", false},
-    {"options", "", false},
-    {"cache", "", false},
-    {"blocks", "blocks ", false},
-    {"length", "length ", false},
-    {"sequences", "sequences ", false},
-    {"backend", "", true},
-    {"level", "", true},
-    {"threads", "threads ", true},
-    {"section", "section ", true},
+    {"case", "", "", false},
+    {"dtype", "", "", false},
+    {"kv_dtype", "kv ", "", false},
+    {"heads", "heads ", "", false},
+    {"kv_heads", "kv heads ", "", false},
+    {"head_size", "head size ", "", false},
+    {"block_size", "block ", "", false},
+    {"layout", "", "native", false},
+    {"options", "", "plain", false},
+    {"cache", "", "cold", false},
+    {"blocks", "blocks ", "", false},
+    {"length", "length ", "", false},
+    {"sequences", "sequences ", "", false},
+    {"backend", "", "", true},
+    {"level", "", "", true},
+    {"threads", "threads ", "", true},
+    {"section", "section ", "", true},
 };
 
 bool saved_is_place(const saved_run *r, const saved_field *f)
@@ -39,6 +39,39 @@ const char *saved_value(const saved_case *c, const saved_field *f, char *text, s
     text[0] = '\0';
     if (v && v->kind == JSON_STRING) snprintf(text, size, "%s", v->text);
     if (v && v->kind == JSON_NUMBER) snprintf(text, size, "%.10g", v->number);
+    return text;
+}
+
+void saved_add_part(char *text, size_t size, const char *label, const char *value)
+{
+    size_t used = strlen(text);
+    snprintf(text + used, size - used, "%s%s%s", used ? ", " : "", label, value);
+}
+
+/* Is a field of some case of the run another than this? */
+static bool differs(const saved_run *r, const saved_field *f, const char *value)
+{
+    char other[64];
+    for (int i = 0; i < r->num_cases; i++)
+        if (strcmp(saved_value(&r->cases[i], f, other, sizeof other), value) != 0) return true;
+    return false;
+}
+
+const char *saved_name(const saved_case *of, const saved_run *own, const saved_run *other,
+                       bool other_places, char *text, size_t size)
+{
+    char value[64];
+    text[0] = '\0';
+    for (int i = 1; i < SAVED_NUM_FIELDS; i++) { /* 0 is its name */
+        const saved_field *f = &saved_fields[i];
+        bool both = other && (other_places || !saved_is_place(own, f));
+        saved_value(of, f, value, sizeof value);
+        if (!differs(own, f, value) && !(both && differs(other, f, value))) continue;
+        bool as_dtype = strcmp(f->key, "kv_dtype") == 0 &&
+                        strcmp(json_text(of->of, "dtype"), json_text(of->of, f->key)) == 0;
+        if (strcmp(value, f->usual) != 0 && !as_dtype && strcmp(f->key, "section") != 0)
+            saved_add_part(text, size, f->label, value);
+    }
     return text;
 }
 

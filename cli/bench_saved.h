@@ -37,7 +37,8 @@ void saved_free(saved_run *r);
  * of a pool threads are work).
  */
 typedef struct saved_field {
-    const char *key, *label; /* "head_size", "head size " */
+    const char *key, *label; /* "head_size", "head size "                                */
+    const char *usual;       /* a value that goes without saying, such as "plain"; or "" */
     bool is_place;
 } saved_field;
 
@@ -47,5 +48,14 @@ extern const saved_field saved_fields[SAVED_NUM_FIELDS];
 bool saved_is_place(const saved_run *r, const saved_field *f);
 /* "" where a case has none; returns text. */
 const char *saved_value(const saved_case *c, const saved_field *f, char *text, size_t size);
+
+/*
+ * What tells a case from the others besides its name: "bf16, threads 2"; usual values and sections go unsaid. The others: those of its run, and of another
+ * (NULL: none) as far as work goes, or places too. Returns text.
+ */
+const char *saved_name(const saved_case *of, const saved_run *own, const saved_run *other,
+                       bool other_places, char *text, size_t size);
+/* Joins a part to a name by a comma. */
+void saved_add_part(char *text, size_t size, const char *label, const char *value);
 
 #endif
