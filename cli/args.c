@@ -70,6 +70,12 @@ static bool set(const char *command, const arg_option *o, const char *value)
     switch (o->kind) {
     case ARG_FLAG: *(bool *)o->value = true; return true;
     case ARG_OPERAND:
+        if (o->choices && !is_choice(o->choices, value)) {
+            args_complain(command, "%s is one of %s, not '%s'", o->name, o->choices, value);
+            return false;
+        }
+        *(const char **)o->value = value;
+        return true;
     case ARG_TEXT: *(const char **)o->value = value; return true;
     case ARG_CHOICE:
         if (is_choice(o->choices, value)) {
@@ -87,14 +93,27 @@ static bool set(const char *command, const arg_option *o, const char *value)
     return false;
 }
 
+static void (*listing)(void *to, const arg_option *options);
+static void *listing_to;
+
+void args_list(void (*visit)(void *to, const arg_option *options), void *to)
+{
+    listing = visit;
+    listing_to = to;
+}
+
 args_result args_parse(int argc, char **argv, const arg_option *options)
 {
+    if (listing) {
+        listing(listing_to, options);
+        return ARGS_WRONG;
+    }
     for (int i = 1; i < argc; i++) {
         const char *value;
         if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) return ARGS_HELP;
         const arg_option *o = find_operand(options, argv[i]);
         if (o != NULL) {
-            set(argv[0], o, argv[i]);
+            if (!set(argv[0], o, argv[i])) return ARGS_WRONG;
             continue;
         }
         o = find(options, argv[i], &value);

@@ -13,7 +13,8 @@ typedef enum arg_kind {
     ARG_TEXT,   /* const char ** */
     ARG_CHOICE, /* const char **, one of `choices`, "a|b" */
     ARG_NUMBER, /* int64_t *, in [min, max] */
-    ARG_OPERAND /* const char **: the argument that is no option, NULL before; name is what it is */
+    /* const char **: the argument that is no option, NULL before; name is what it is, choices may be NULL */
+    ARG_OPERAND
 } arg_kind;
 
 typedef struct arg_option {
@@ -32,6 +33,12 @@ typedef enum args_result { ARGS_RUN, ARGS_HELP, ARGS_WRONG } args_result;
  * NULL.
  */
 args_result args_parse(int argc, char **argv, const arg_option *options);
+
+/*
+ * While set, args_parse parses nothing: it shows its table to `visit` and returns ARGS_WRONG, with nothing said. For
+ * those who want to know a command's options. NULL ends it.
+ */
+void args_list(void (*visit)(void *to, const arg_option *options), void *to);
 
 /* One sentence on stderr, and where help is. Returns EXIT_USAGE. */
 int args_complain(const char *command, const char *format, ...)

@@ -17,16 +17,12 @@
 /* A median of fewer is no median; one batch before them warms caches and is not counted. */
 enum { MIN_BATCHES = 5 };
 
-typedef struct topic {
-    const char *name;
-    int (*run)(int argc, char **argv);
-} topic;
-
-static const topic topics[] = {
-    {"overhead", bench_overhead_main},
-    {"pool", bench_pool_main},
+const subcommand bench_topics[] = {
+    {"overhead", bench_overhead_main, "what a call costs besides attention", NULL},
+    {"pool", bench_pool_main,
+     "KV memory: blocks handed out and taken back, prefix cache, sequences, tiers", NULL},
+    {NULL, NULL, NULL, NULL},
 };
-enum { NUM_TOPICS = sizeof topics / sizeof topics[0] };
 
 /* ---- Measuring */
 
@@ -399,7 +395,7 @@ bool bench_parse_seconds(const char *command, const char *option, const char *te
 int bench_main(int argc, char **argv)
 {
     if (argc < 2 || argv[1][0] == '-') return bench_attention_main(argc, argv);
-    for (int i = 0; i < NUM_TOPICS; i++)
-        if (strcmp(argv[1], topics[i].name) == 0) return topics[i].run(argc - 1, argv + 1);
+    for (const subcommand *t = bench_topics; t->name; t++)
+        if (strcmp(argv[1], t->name) == 0) return t->run(argc - 1, argv + 1);
     return args_complain("bench", "unknown topic '%s'", argv[1]);
 }

@@ -1,5 +1,6 @@
 /* bench_attention_help.c: `folio bench --help`. */
 #include "bench_attention.h"
+#include "commands.h"
 
 #include <stdio.h>
 
@@ -11,11 +12,12 @@ static const char help[] =
     "repetitions of a case the ceilings are sampled with as many threads: loops that only multiply and\n"
     "add, or only read memory. share is what a case reached of its ceiling: reading for decodes,\n"
     "arithmetic for prefills (bf16 dot products where the kernel uses them, else f32 multiply-adds).\n\n"
-    "topics\n"
-    "  overhead  what a call costs besides attention\n"
-    "  pool      KV memory: blocks handed out and taken back, prefix cache, sequences, tiers\n\n"
-    "options\n"
+    "topics\n";
+
+static const char options_help[] =
+    "\noptions\n"
     "      --backend NAME     cpu (default) or cuda, see below\n"
+    "      --section LIST     of a GPU's cases: all, or some of those below\n"
     "      --case LIST        batches, see below; default q512,q2k,16q1s4k,1q1s32k\n"
     "      --dtype LIST       of q and out: f32, f16, bf16; default f32,bf16\n"
     "      --kv-dtype LIST    of the cache: f32, f16, bf16, fp8_e4m3, fp8_e5m2, int8; default: as dtype\n"
@@ -120,7 +122,10 @@ static const char more_help[] =
 
 void bench_attention_help(void)
 {
-    printf("%s%s", help, cuda_help);
+    fputs(help, stdout);
+    for (const subcommand *t = bench_topics; t->name; t++)
+        printf("  %-8s  %s\n", t->name, t->summary);
+    printf("%s%s", options_help, cuda_help);
     bench_print_sections();
     printf("\n%s", more_help);
 }

@@ -1,5 +1,5 @@
-# What `cmake --install` puts down: headers, both libraries, the program, folio.pc and the package
-# that find_package(folio) reads.
+# What `cmake --install` puts down: headers, both libraries, the program with its man page and completion, folio.pc
+# and the package that find_package(folio) reads.
 include(CMakePackageConfigHelpers)
 
 set(FOLIO_PACKAGE_DIR ${CMAKE_INSTALL_LIBDIR}/cmake/folio)
@@ -11,6 +11,12 @@ install(TARGETS folio_shared folio_static EXPORT folioTargets
         ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
 if(FOLIO_BUILD_CLI)
   install(TARGETS folio_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+endif()
+if(FOLIO_HAS_PAGES)
+  install(FILES ${FOLIO_PAGES}/folio.1 DESTINATION ${CMAKE_INSTALL_MANDIR}/man1)
+  install(FILES ${FOLIO_PAGES}/folio DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions)
+  install(FILES ${FOLIO_PAGES}/_folio DESTINATION ${CMAKE_INSTALL_DATADIR}/zsh/site-functions)
+  install(FILES ${FOLIO_PAGES}/folio.fish DESTINATION ${CMAKE_INSTALL_DATADIR}/fish/vendor_completions.d)
 endif()
 install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
 
