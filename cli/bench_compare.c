@@ -129,6 +129,7 @@ void compare_runs(comparison *c, const char *path, const saved_run *before, cons
     match m = {before, now, none_taken(now->num_cases), none_taken(before->num_cases)};
     *c = (comparison){.path = path, .before = before, .now = now};
     c->same_machine = same_machine(before, now);
+    c->same_place = true;
     c->pairs = bench_alloc(now->num_cases, sizeof *c->pairs);
     c->only_before = bench_alloc(before->num_cases, sizeof *c->only_before);
     c->only_now = bench_alloc(now->num_cases, sizeof *c->only_now);
@@ -142,6 +143,7 @@ void compare_runs(comparison *c, const char *path, const saved_run *before, cons
         compared *p = &c->pairs[c->num_pairs++];
         *p = compare_cases(c, &before->cases[m.of_now[n]], &now->cases[n]);
         c->count[p->is]++;
+        c->same_place = c->same_place && agree(now, p->before, p->now, true);
     }
     for (int b = 0; b < before->num_cases; b++)
         if (m.of_before[b] < 0) c->only_before[c->num_only_before++] = &before->cases[b];

@@ -39,7 +39,7 @@ typedef struct comparison {
     compared *pairs; /* by their order now */
     int num_pairs;
     int count[NUM_FINDINGS];
-    bool same_machine;
+    bool same_machine, same_place; /* of all pairs */
     /* Cases of one run alone. */
     const saved_case **only_before, **only_now;
     int num_only_before, num_only_now;

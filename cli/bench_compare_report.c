@@ -117,12 +117,18 @@ static void print_ceilings(const comparison *c)
 {
     const json_value *before = json_member(c->before->tree, "ceilings"),
                      *now = json_member(c->now->tree, "ceilings");
+    bool busy = false;
     for (const json_value *v = now ? now->first : NULL; v; v = v->next) {
         double was = json_real(before, v->key), is = json_real(now, v->key);
         if (isnan(is) || !(was > 0)) continue;
+        busy = busy || is / was > 1.1 || was / is > 1.1;
         printf("- ceiling %s: before %.4g, now %.4g (%+.1f %%)\n", v->key, was, is,
                100 * (is / was - 1));
     }
+    if (busy && c->same_machine && c->same_place)
+        printf(
+            "- a ceiling has changed by more than 10 %%: in one of the runs the machine was busy; measure\n"
+            "  again before you believe a verdict\n");
 }
 
 static void print_only(const comparison *c, const char *when, const saved_case *const *cases,
@@ -228,6 +234,7 @@ void comparison_write(json *j, const comparison *c)
     write_run(j, "before", c->before);
     write_run(j, "now", c->now);
     json_bool(j, "same_machine", c->same_machine);
+    json_bool(j, "same_place", c->same_place);
     for (int i = 0; i < NUM_FINDINGS; i++) json_integer(j, findings[i].key, c->count[i]);
     write_ceilings(j, c);
     json_array(j, "cases");

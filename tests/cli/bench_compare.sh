@@ -62,6 +62,11 @@ verdict q1:1.00::0.80 q1:1.20::0.90 'as its ceiling'
 verdict q1:1.00::0.80 q1:1.00::0.60 'within noise'
 check "it says what that means" grep -q '^- ceiling read_gbps: before 20, now 20 (+0.0 %)$' out
 verdict q1:1.00::0.80 q1:1.20 slower
+check "a calm one too" sh -c '! grep -q "more than 10 %" out'
+
+sed 's/"read_gbps": 20}/"read_gbps": 23}/' before.json >busy.json
+compare busy.json now.json
+check "a busy machine is told from its ceilings" grep -q '^- a ceiling has changed by more than 10 %' out
 
 # ---- Other machines, other threads --------------------------------------------------------------
 verdict q1:1.00::0.80 q1:5.00::0.80 'within noise' B
@@ -91,7 +96,7 @@ check "nothing in common" grep -q '^The two runs have no case in common' out
 saved A q1:1.00:0:0.8 q2:1:0 >before.json
 saved A q1:1.50:0:0.5 q3:1:0 >now.json
 compare before.json now.json -o json
-for line in '"file": "before.json"' '"same_machine": true' '"slower": 1' '"change": 0.5' '"noise": 0.02' \
+for line in '"file": "before.json"' '"same_machine": true' '"same_place": true' '"slower": 1' '"change": 0.5' '"noise": 0.02' \
     '"share_change": -0.375' '"share_noise": 0.02' '"verdict": "slower"' '"before_s": 1' '"now_s": 1.5' \
     '"only_before": \[' '"only_now": \[' '"before": 20'; do
     check "-o json has $line" grep -q "$line" out
