@@ -31,7 +31,7 @@ export TSAN_OPTIONS="${TSAN_OPTIONS:-halt_on_error=1}"
 for preset in asan-ubsan tsan; do
     stage "quick tests, $preset"
     sh scripts/build.sh $preset
-    calm sh scripts/test.sh build-$preset
+    calm sh scripts/test.sh build-$preset $([ $preset = asan-ubsan ] || echo -LE without_threads)
 done
 stage "random calls of KV memory at length, asan-ubsan"
 calm build-asan-ubsan/tests/folio_tests --long pool_model pool_fuzz
