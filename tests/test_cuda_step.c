@@ -122,10 +122,11 @@ TEST(cuda_step, what_is_bad_is_emptied)
     static const struct {
         int32_t seq, problem;
     } want[] = {
-        {5, FOLIOI_STEP_QUERY_LEN}, {4, FOLIOI_STEP_SEQ_LEN},  {4, FOLIOI_STEP_SEQ_LEN},
-        {4, FOLIOI_STEP_SEQ_LEN},   {4, FOLIOI_STEP_BLOCK},    {4, FOLIOI_STEP_BLOCK},
-        {2, FOLIOI_STEP_SLOT},      {2, FOLIOI_STEP_SLOT},     {1, FOLIOI_STEP_POSITION},
-        {1, FOLIOI_STEP_CAUSALITY}, {1, FOLIOI_STEP_NO_TABLE}, {6, FOLIOI_STEP_TABLE_START}};
+        {5, FOLIOI_STEP_QUERY_LEN},   {4, FOLIOI_STEP_SEQ_LEN},    {4, FOLIOI_STEP_SEQ_LEN},
+        {4, FOLIOI_STEP_SEQ_LEN},     {4, FOLIOI_STEP_BLOCK},      {4, FOLIOI_STEP_BLOCK},
+        {2, FOLIOI_STEP_SLOT},        {2, FOLIOI_STEP_SLOT},       {1, FOLIOI_STEP_POSITION},
+        {1, FOLIOI_STEP_CAUSALITY},   {1, FOLIOI_STEP_NO_TABLE},   {6, FOLIOI_STEP_TABLE_START},
+        {6, FOLIOI_STEP_TABLE_START}, {6, FOLIOI_STEP_TABLE_START}};
     for (int c = 0; c < (int)(sizeof want / sizeof want[0]); c++) {
         world w;
         make_world(&w);
@@ -145,6 +146,8 @@ TEST(cuda_step, what_is_bad_is_emptied)
         case 9: w.d.causality = w.causality, w.causality[1] = 3; break;
         case 10: w.d.blocks = NULL; break; /* everyone with a context */
         case 11: w.d.table_start = w.csr, w.csr[SEQS]--, w.csr[SEQS - 1]++, w.lens[6] = LEN; break;
+        case 12: w.d.table_start = w.csr, w.d.num_table_entries--; break; /* its last entry */
+        case 13: w.d.table_start = w.csr, w.csr[SEQS]--, w.lens[6] = LEN; break; /* one short */
         }
         CHECK_INT(folioi_device_step_check(&w.d), want[c].seq);
         CHECK_INT(w.problems[want[c].seq], want[c].problem);

@@ -71,10 +71,11 @@ static folio_status build(folio_plan *plan, const folio_plan_desc *d)
     }
     plan->shape.desc.attentions = NULL;
     plan->shape.desc.types = NULL;
-    TRY(folioi_slotset_reserve(a, &plan->slots,
-                               max_i64(d->max_query_tokens, d->max_encoder_tokens)));
     TRY(ctx->backend->plan_create(&plan->shape, &plan->state, &plan->workspace_size));
     plan->has_state = true;
+    /* after the device had its say: a plan too large for it costs no host memory */
+    TRY(folioi_slotset_reserve(a, &plan->slots,
+                               max_i64(d->max_query_tokens, d->max_encoder_tokens)));
     if (d->flags & FOLIO_PLAN_NO_WORKSPACE) return FOLIO_OK;
     const folioi_device *device = ctx->backend->memory;
     if (device != NULL) { /* zeros, as kernels leave it */

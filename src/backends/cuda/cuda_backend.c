@@ -7,23 +7,53 @@
 
 const folioi_cuda_core *folioi_core;
 
-/* Of the calling thread: a kernel that fails is heard of later, by a call that does something else. */
-static _Thread_local const char *last_kernel;
+/* The calling thread's last launches, the latest first: a kernel that fails is heard of later, by another call. */
+#define MAX_LAUNCHES 4
+static _Thread_local const char *launches[MAX_LAUNCHES];
 
 static bool is_kernel(const char *what) { return strncmp(what, "kernel ", 7) == 0; }
+
+static void remember(const char *kernel)
+{
+    memmove(launches + 1, launches, sizeof launches - sizeof launches[0]);
+    launches[0] = kernel;
+}
+
+/* Is it a failure of a kernel that ran, and not of the call that tells it? */
+static bool is_late(cudaError_t error)
+{
+    switch (error) {
+    case cudaErrorIllegalAddress:
+    case cudaErrorMisalignedAddress:
+    case cudaErrorInvalidAddressSpace:
+    case cudaErrorInvalidPc:
+    case cudaErrorIllegalInstruction:
+    case cudaErrorHardwareStackError:
+    case cudaErrorAssert:
+    case cudaErrorLaunchFailure:
+    case cudaErrorLaunchTimeout: return true;
+    default: return false;
+    }
+}
 
 folio_status folioi_cuda_status(cudaError_t error, const char *what)
 {
     if (error == cudaSuccess) {
-        if (is_kernel(what)) last_kernel = what;
+        if (is_kernel(what)) remember(what);
         return FOLIO_OK;
     }
     (void)cudaGetLastError(); /* an error that does not stick is told once */
     folio_status status = error == cudaErrorMemoryAllocation ? FOLIO_ERR_MEMORY : FOLIO_ERR_DEVICE;
-    if (status == FOLIO_ERR_MEMORY || is_kernel(what) || last_kernel == NULL)
+    if (!is_late(error) || launches[0] == NULL)
         return folioi_core->fail(status, "%s: %s", what, cudaGetErrorString(error));
-    return folioi_core->fail(status, "%s: %s; this thread's last launch was %s", what,
-                             cudaGetErrorString(error), last_kernel);
+    char list[128] = "";
+    for (int i = 0; i < MAX_LAUNCHES && launches[i] != NULL; i++) {
+        size_t at = strlen(list);
+        snprintf(list + at, sizeof list - at, "%s%s", i > 0 ? ", " : "", launches[i]);
+    }
+    return folioi_core->fail(status,
+                             "found at %s: %s; this thread's last launches, latest first: %s", what,
+                             cudaGetErrorString(error), list);
 }
 
 folio_status folioi_cuda_enter(const folio_context *ctx, int *before)
@@ -39,8 +69,7 @@ void folioi_cuda_leave(const folio_context *ctx, int before)
     if (before != device_of(ctx)->number) (void)cudaSetDevice(before);
 }
 
-/* A graph would read host memory again when it is replayed, and find something else there. */
-static folio_status refuse_capture(cudaStream_t stream)
+folio_status folioi_cuda_refuse_capture(cudaStream_t stream)
 {
     enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
     if (cudaStreamIsCapturing(stream, &capture) != cudaSuccess) (void)cudaGetLastError();
@@ -69,7 +98,7 @@ static cudaError_t copy_now(char *to, const char *from, size_t bytes, cudaStream
 
 folio_status folioi_cuda_upload(const void *from, size_t bytes, cudaStream_t stream, void **out)
 {
-    TRY(refuse_capture(stream));
+    TRY(folioi_cuda_refuse_capture(stream));
     TRY_CUDA(cudaMallocAsync(out, bytes, stream), "memory for a call's arguments");
     folio_status status =
         folioi_cuda_status(copy_now(*out, from, bytes, stream), "copying a call's arguments");

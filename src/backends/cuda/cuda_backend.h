@@ -24,6 +24,10 @@ static inline const folioi_cuda_device *device_of(const folio_context *ctx)
 /** FOLIO_OK, or ERR_DEVICE (ERR_MEMORY where there is none left) with what was done and CUDA's word. */
 folio_status folioi_cuda_status(cudaError_t error, const char *what);
 
+/** Fails on a stream that is being captured: a graph would read host memory again when it is replayed, and find something
+ * else there. */
+folio_status folioi_cuda_refuse_capture(cudaStream_t stream);
+
 #define TRY_CUDA(call, what) TRY(folioi_cuda_status((call), (what)))
 
 /** The context's device becomes the thread's; *before is what it was, for folioi_cuda_leave. */

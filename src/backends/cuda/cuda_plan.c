@@ -201,6 +201,7 @@ folio_status folioi_cuda_plan_update(void *state, const folio_batch *batch, void
 {
     folioi_cuda_plan *p = state;
     int before;
+    TRY(folioi_cuda_refuse_capture(stream));
     TRY(folioi_cuda_enter(p->shape.ctx, &before));
     int turn = p->turn = (p->turn + 1) % FOLIOI_CUDA_STAGES;
     update u = {p, p->stage[turn], stream};
