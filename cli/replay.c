@@ -48,7 +48,7 @@ static bool parse_size(const char *text, int64_t *bytes)
 
 static bool parse_heads(const char *text, replay_options *o)
 {
-    int heads, kv_heads, used = 0;
+    int heads = 0, kv_heads = 0, used = 0;
     bool fine = sscanf(text, "%5d:%5d%n", &heads, &kv_heads, &used) == 2 && text[used] == '\0';
     if (!fine) {
         fine = sscanf(text, "%5d%n", &heads, &used) == 1 && text[used] == '\0';
