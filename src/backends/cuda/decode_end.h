@@ -13,7 +13,7 @@
 
 /*
  * The sums of an item in sh.out: copies of [rows][out_stride], each of one warp or more; rows are those that there are, four
- * leaving room for twice the copies. Where tiles are packed, dims 2 and 4 of each 8 are exchanged as the row says, lest
+ * leaving room for twice the copies. Where tiles are packed, bits 1 and 2 of a dim's number are flipped as the row says, lest
  * threads of a warp meet in a bank.
  */
 struct item_sums {
