@@ -25,7 +25,7 @@ test: ## build and run the quick tests (at most 5 minutes)
 	@sh scripts/build.sh release
 	@sh scripts/test.sh build
 
-test-full: ## long tests, every check, other CPUs, AddressSanitizer, UBSan, ThreadSanitizer (at most 20 minutes)
+test-full: ## long tests, every check, other CPUs, AddressSanitizer, UBSan, ThreadSanitizer (20 to 25 minutes)
 	@sh scripts/setup.sh --full
 	@sh scripts/test-full.sh
 
