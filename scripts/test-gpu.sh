@@ -25,7 +25,7 @@ stage() { # <name> <command...>
     rm -f "$report.part"
 }
 
-if [ ! -x "$build/folio_cuda_tests" ]; then # built here, then
+if [ "$build" = build-cuda ] && [ ! -x $build/folio_cuda_tests ]; then
     sh scripts/build.sh cuda || exit 1
 fi
 nvidia-smi --query-gpu=name,driver_version,clocks.sm,clocks.mem,memory.total --format=csv | tee -a "$report"
@@ -47,8 +47,7 @@ if command -v compute-sanitizer > /dev/null; then
     stage "memcheck of vLLM 0.6's layer" compute-sanitizer --tool memcheck --error-exitcode 9 "$build/folio_cuda_vllm06_tests" vllm06_xformers
     stage "memcheck of the device's own" compute-sanitizer --tool memcheck --report-api-errors no --error-exitcode 9 "$build/folio_cuda_tests" device block_moves
     stage "memcheck of KV memory" env FOLIO_TESTS_BACKEND=cuda compute-sanitizer --tool memcheck --error-exitcode 9 "$build/tests/folio_tests" swap.forked_sequences_go_one_by_one
-fi
-if ! command -v compute-sanitizer > /dev/null; then
+else
     echo "compute-sanitizer is not here: nothing ran under it" | tee -a "$report"
 fi
 stage "speed" "$build/folio" bench --backend cuda ${FOLIO_PYTHON:+--peers}

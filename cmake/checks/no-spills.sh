@@ -12,7 +12,7 @@ awk '/Compiling entry function/ { kernel = $7 " for " $9 }
      /bytes spill stores/ {
          seen++
          for (i = 2; i <= NF; i++) if ($i == "bytes" && $(i + 1) == "spill" && $(i - 1) > spilled) spilled = $(i - 1)
-         size = match(kernel, /Li[0-9]+E/) ? substr(kernel, RSTART + 2, RLENGTH - 3) : 0
+         size = match(kernel, /Li[0-9]+E/) ? substr(kernel, RSTART + 2, RLENGTH - 3) + 0 : 0
          if (spilled > 0 && size <= 128) {
              print "registers are spilled (" spilled " bytes) in " kernel
              bad = 1
