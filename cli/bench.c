@@ -150,7 +150,7 @@ void bench_add_summary(bench_report *r, const char *key, double value, const cha
 const char *bench_cpu_name(void)
 {
     folio_backend_info info = {.struct_size = sizeof info};
-    return folio_backend_describe("cpu", &info) == FOLIO_OK ? info.device : "";
+    return folio_backend_get_info("cpu", &info) == FOLIO_OK ? info.device : "";
 }
 
 /* Bytes per nanosecond are GB per second; 0 where nothing is moved. */

@@ -174,7 +174,8 @@ static void add_result(bench *b, trial *t, const lists *in, const setting *s)
 {
     result *to = &b->results[b->num_results++];
     folio_plan_info info = {.struct_size = sizeof info};
-    bool named = folio_plan_describe(t->rigs[WHOLE].plan, 0, FOLIO_DECODER, &info) == FOLIO_OK;
+    bool named =
+        folio_plan_get_info(t->rigs[WHOLE].plan, 0, FOLIO_ATTENTION_DECODER, &info) == FOLIO_OK;
     *to = (result){.of = *s,
                    .in = in,
                    .reps = t->reps,
@@ -279,7 +280,7 @@ static bool open_context(bench *b, const setting *s)
     if (cuda) desc.num_threads = 1;
     if (cuda && (b->device = bench_device_open()) == NULL) return false;
     if (!bench_ok(folio_context_create(&desc, &b->ctx), "folio_context_create")) return false;
-    folio_context_describe(b->ctx, &b->info);
+    folio_context_get_info(b->ctx, &b->info);
     snprintf(b->device_name, sizeof b->device_name, "%s", b->info.device);
     note_level(b, s);
     if (!cuda) b->ceilings = bench_ceilings_open(b->info.num_threads, b->info.level);

@@ -84,8 +84,9 @@ static bool fill_on_device(const rig *r, uint64_t seed)
     int64_t size = (int64_t)folio_dtype_size(r->of.kv_dtype);
     bool ok = true;
     for (int64_t layer = 0; layer < r->layers && ok; layer++) {
-        folio_kv_view v = {.struct_size = sizeof v};
-        ok = bench_ok(folio_kv_cache_view(r->cache, (int32_t)layer, &v), "folio_kv_cache_view") &&
+        folio_kv_cache_view v = {.struct_size = sizeof v};
+        ok = bench_ok(folio_kv_cache_get_view(r->cache, (int32_t)layer, &v),
+                      "folio_kv_cache_get_view") &&
              bench_device_fill(r->device, v.k, r->of.kv_dtype, v.k_array.bytes / size,
                                seed_of(seed, layer)) &&
              bench_device_fill(r->device, v.v, r->of.kv_dtype, v.v_array.bytes / size,
@@ -177,8 +178,7 @@ static bool make_batch(rig *r, folio_context *ctx)
             folio_batch_seq seq = {.struct_size = sizeof seq,
                                    .query_len = c->groups[g].query_len,
                                    .seq_len = bench_seq_len(&c->groups[g], i),
-                                   .causality =
-                                       s->with->full ? FOLIO_NOT_CAUSAL : FOLIO_CAUSAL_AUTO,
+                                   .causality = s->with->full ? FOLIO_CAUSAL_NO : FOLIO_CAUSAL_AUTO,
                                    .block_table = table,
                                    .num_blocks = blocks};
             if (!bench_ok(folio_batch_add(r->batch, &seq), "folio_batch_add")) return false;
@@ -210,7 +210,7 @@ static bool make_plan(rig *r, folio_context *ctx)
                             .flags = plan_flags(s->with),
                             .max_query_len = c->longest_query};
     return bench_ok(folio_plan_create(ctx, &plan, &r->plan), "folio_plan_create") &&
-           bench_ok(folio_plan_update_on(r->plan, r->batch, &run), "folio_plan_update_on");
+           bench_ok(folio_plan_update(r->plan, r->batch, &run), "folio_plan_update");
 }
 
 static bool forward_layers(const rig *r);
@@ -270,8 +270,8 @@ static bool forward_layers(const rig *r)
                              .sinks = r->sinks};
     folio_status status = FOLIO_OK;
     for (int32_t layer = 0; layer < r->layers && status == FOLIO_OK; layer++)
-        status =
-            folio_attention_forward(r->plan, 0, FOLIO_DECODER, r->cache, layer, &tensors, &run);
+        status = folio_attention_forward(r->plan, 0, FOLIO_ATTENTION_DECODER, r->cache, layer,
+                                         &tensors, &run);
     return bench_ok(status, "folio_attention_forward");
 }
 

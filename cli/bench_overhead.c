@@ -91,7 +91,7 @@ static bool open_step(world *w, step *s, int64_t seqs, int64_t seq_len, int64_t 
         q.num_blocks = BLOCKS;
         TRY(folio_batch_add(s->batch, &q));
     }
-    TRY(folio_plan_update(s->plan, s->batch));
+    TRY(folio_plan_update(s->plan, s->batch, NULL));
     return true;
 }
 
@@ -108,7 +108,7 @@ static bool open_world(world *w, int32_t threads)
     k.num_kv_heads = KV_HEADS;
     k.k_head_size = SIZE;
     k.dtype = FOLIO_BF16;
-    folio_kv_view view = {.struct_size = sizeof view};
+    folio_kv_cache_view view = {.struct_size = sizeof view};
     /* every block once, in an order that is not that of memory */
     for (int32_t i = 0; i < SEQS * BLOCKS; i++)
         w->tables[i / BLOCKS][i % BLOCKS] = (int32_t)((uint32_t)i * 40503u % (SEQS * BLOCKS));
@@ -117,7 +117,7 @@ static bool open_world(world *w, int32_t threads)
     TRY(folio_context_create(&c, &w->ctx));
     TRY(folio_attention_create(w->ctx, &a, &w->attention));
     TRY(folio_kv_cache_create(w->ctx, &k, &w->cache));
-    TRY(folio_kv_cache_view(w->cache, 0, &view));
+    TRY(folio_kv_cache_get_view(w->cache, 0, &view));
     memset(view.k, 0, BLOCK * KV_HEADS * SIZE * 2 * 2); /* K and V of block 0 */
     return open_step(w, &w->keys, 1, BLOCK, BLOCKS) && open_step(w, &w->no_key, 1, 0, BLOCKS) &&
            open_step(w, &w->large, SEQS, BLOCKS * BLOCK, SEQS * BLOCKS);
@@ -146,7 +146,7 @@ static bool forwards(world *w, const step *s, double *seconds)
     t.out = (folio_tensor){.data = w->out, .tokens = 1};
     double start = term_seconds();
     for (int i = 0; i < FORWARDS; i++)
-        TRY(folio_attention_forward(s->plan, 0, FOLIO_DECODER, w->cache, 0, &t, NULL));
+        TRY(folio_attention_forward(s->plan, 0, FOLIO_ATTENTION_DECODER, w->cache, 0, &t, NULL));
     *seconds = term_seconds() - start;
     return true;
 }
@@ -178,7 +178,7 @@ static bool update_batch(void *state, double *seconds)
 {
     world *w = state;
     double start = term_seconds();
-    for (int i = 0; i < UPDATES; i++) TRY(folio_plan_update(w->large.plan, w->large.batch));
+    for (int i = 0; i < UPDATES; i++) TRY(folio_plan_update(w->large.plan, w->large.batch, NULL));
     *seconds = term_seconds() - start;
     return true;
 }
@@ -253,7 +253,7 @@ int bench_overhead_main(int argc, char **argv)
     folio_context_info info = {.struct_size = sizeof info};
     folio_context *ctx = NULL;
     if (!bench_ok(folio_context_create(NULL, &ctx), "folio_context_create")) return EXIT_FAILED;
-    folio_context_describe(ctx, &info);
+    folio_context_get_info(ctx, &info);
     folio_context_destroy(ctx);
     r.processors = info.num_threads;
     r.started = term_seconds();

@@ -386,7 +386,7 @@ static bool open_context(bench_pool *b)
     folio_context_desc desc = {.struct_size = sizeof desc, .backend = "cpu"};
     folio_context_info info = {.struct_size = sizeof info};
     if (!bench_ok(folio_context_create(&desc, &b->ctx), "folio_context_create")) return false;
-    folio_context_describe(b->ctx, &info);
+    folio_context_get_info(b->ctx, &info);
     b->report.processors = info.num_threads;
     if (info.num_threads > 1) return true;
     /* Locks of a process with one thread are cheaper than any engine's: have a second one. */

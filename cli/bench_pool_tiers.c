@@ -69,11 +69,11 @@ static bool make_cache(bench_pool *b, tiers *s, int64_t bytes)
                                 .num_kv_heads = KV_HEADS,
                                 .k_head_size = HEAD_SIZE,
                                 .dtype = FOLIO_F16};
-    folio_kv_shape shape = {.struct_size = sizeof shape};
+    folio_kv_cache_shape shape = {.struct_size = sizeof shape};
     s->block_bytes = (int64_t)2 * LAYERS * KV_HEADS * HEAD_SIZE * b->block_size *
                      (int64_t)folio_dtype_size(desc.dtype);
     s->blocks = desc.num_blocks = bytes / s->block_bytes;
-    BENCH_TRY(folio_kv_cache_shape("cpu", &desc, &shape));
+    BENCH_TRY(folio_kv_cache_get_shape("cpu", &desc, &shape));
     void *layers[LAYERS];
     s->memory = bench_alloc(shape.total_bytes, 1);
     s->copy = bench_alloc(shape.total_bytes, 1);
@@ -95,11 +95,11 @@ static bool make_sequence(bench_pool *b, tiers *s)
 
 static bool make_tier_pool(bench_pool *b, tiers *s, const char *path)
 {
-    folio_pool_group group = {.cache = s->cache};
+    folio_layer_group group = {.cache = s->cache};
     folio_pool_desc desc = {.struct_size = sizeof desc,
                             .num_blocks = s->blocks,
                             .block_size = b->block_size,
-                            .groups = &group,
+                            .layer_groups = &group,
                             .store_path = path};
     if (path) desc.store_bytes = (s->blocks + 2) * (s->block_bytes + (64 << 10));
     else desc.host_blocks = s->blocks;

@@ -202,7 +202,7 @@ static bool run_level(report *r, const folio_backend_info *info, const char *lev
     check_env env = {.info = *info, .level = level, .seed = (uint64_t)r->opt.seed};
     env.ctx = harness_context(info->name, level, (int32_t)r->opt.threads);
     folio_context_info opened = {.struct_size = sizeof opened};
-    bool ok = env.ctx && folio_context_describe(env.ctx, &opened) == FOLIO_OK &&
+    bool ok = env.ctx && folio_context_get_info(env.ctx, &opened) == FOLIO_OK &&
               strcmp(opened.level, level) == 0;
     if (ok) {
         env.threads = opened.num_threads;
@@ -315,7 +315,7 @@ static void print_text(const report *r)
 static void print_list(const report *r)
 {
     folio_backend_info info = {.struct_size = sizeof info};
-    folio_backend_describe("reference", &info);
+    folio_backend_get_info("reference", &info);
     printf("%-18s %-10s %6s %6s\n", "feature", "part", "quick", "full");
     for (int32_t f = 0; f < info.num_features && !r->opt.lineage; f++)
         if (is_selected(r, info.features[f].name) && count_cases(r, info.features[f].name) == 0)
@@ -393,7 +393,7 @@ static void run_all(report *r)
             const char *name = folio_backend_name(i);
             folio_backend_info info = {.struct_size = sizeof info};
             if (r->opt.backend && strcmp(r->opt.backend, name) != 0) continue;
-            if (folio_backend_describe(name, &info) != FOLIO_OK) continue;
+            if (folio_backend_get_info(name, &info) != FOLIO_OK) continue;
             if (pass == 0) walks += info.available ? (r->opt.level ? 1 : info.num_levels) : 0;
             else run_backend(r, &info);
             r->total = cases * walks;

@@ -125,16 +125,17 @@ static void base_of_type(const check_env *env, check_draw *d, folio_attention_ty
 {
     check_base(env, d, c);
     c->type = type;
-    if (type == FOLIO_DECODER) check_mixed(d, c);
-    else if (type == FOLIO_ENCODER_ONLY) prompt_seqs(d, c);
+    if (type == FOLIO_ATTENTION_DECODER) check_mixed(d, c);
+    else if (type == FOLIO_ATTENTION_ENCODER_ONLY) prompt_seqs(d, c);
     else encoder_seqs(d, c);
 }
 
 /* Mostly decoders; every third case an encoder type in turn. */
 static folio_attention_type self_type(int64_t index)
 {
-    static const folio_attention_type types[] = {FOLIO_DECODER, FOLIO_DECODER, FOLIO_ENCODER_ONLY,
-                                                 FOLIO_DECODER, FOLIO_DECODER, FOLIO_ENCODER};
+    static const folio_attention_type types[] = {
+        FOLIO_ATTENTION_DECODER, FOLIO_ATTENTION_DECODER, FOLIO_ATTENTION_ENCODER_ONLY,
+        FOLIO_ATTENTION_DECODER, FOLIO_ATTENTION_DECODER, FOLIO_ATTENTION_ENCODER};
     return types[index % COUNT(types)];
 }
 
@@ -176,14 +177,14 @@ void make_combinations(const check_env *env, check_draw *d, int64_t index, check
 {
     static const int32_t sizes[] = {8, 16, 24, 40, 64, 72, 128};
     folio_attention_type type = (folio_attention_type)(index % FOLIO_NUM_ATTENTION_TYPES);
-    if (check_chance(d, 2)) type = FOLIO_DECODER;
+    if (check_chance(d, 2)) type = FOLIO_ATTENTION_DECODER;
     base_of_type(env, d, type, c);
     harness_spec *s = &c->spec;
     s->kv_dtype = CHECK_PICK(d, kv_dtypes);
     s->layout = any_layout(env, d);
     s->k_head_size = CHECK_PICK(d, sizes);
     s->v_head_size = check_chance(d, 2) ? CHECK_PICK(d, sizes) : 0;
-    if (type != FOLIO_ENCODER_DECODER) {
+    if (type != FOLIO_ATTENTION_ENCODER_DECODER) {
         if (check_chance(d, 3)) random_window(d, s);
         s->alibi = check_chance(d, 3);
     }
@@ -195,10 +196,10 @@ void make_combinations(const check_env *env, check_draw *d, int64_t index, check
     s->v_scale = check_chance(d, 2) ? 1.7f : 0.0f;
     s->graph = check_chance(d, 4);
     int64_t way = check_int(d, 0, 3);
-    s->append = way == 0 && type == FOLIO_DECODER;
+    s->append = way == 0 && type == FOLIO_ATTENTION_DECODER;
     s->no_write = way == 1;
     for (int64_t i = 0; i < c->num_seqs; i++)
-        if (check_chance(d, 5)) c->seqs[i].causality = FOLIO_NOT_CAUSAL;
+        if (check_chance(d, 5)) c->seqs[i].causality = FOLIO_CAUSAL_NO;
 }
 
 /* ---- Kinds of attention */
@@ -235,18 +236,18 @@ void make_decoder(const check_env *env, check_draw *d, int64_t index, check_atte
 void make_encoder(const check_env *env, check_draw *d, int64_t index, check_attention *c)
 {
     (void)index;
-    base_of_type(env, d, FOLIO_ENCODER, c);
+    base_of_type(env, d, FOLIO_ATTENTION_ENCODER, c);
 }
 
 void make_encoder_only(const check_env *env, check_draw *d, int64_t index, check_attention *c)
 {
     (void)index;
-    base_of_type(env, d, FOLIO_ENCODER_ONLY, c);
+    base_of_type(env, d, FOLIO_ATTENTION_ENCODER_ONLY, c);
 }
 
 void make_cross(const check_env *env, check_draw *d, int64_t index, check_attention *c)
 {
-    base_of_type(env, d, FOLIO_ENCODER_DECODER, c);
+    base_of_type(env, d, FOLIO_ATTENTION_ENCODER_DECODER, c);
     if (index % 4 == 1) /* decode steps: nothing new */
         for (int64_t i = 0; i < c->num_seqs; i++) c->seqs[i].encoder_new_len = 0;
     if (index % 4 == 2) c->spec.no_write = true;
@@ -299,8 +300,9 @@ void make_sliding_window(const check_env *env, check_draw *d, int64_t index, che
 {
     base_of_type(env, d, self_type(index), c);
     random_window(d, &c->spec);
-    if (c->type == FOLIO_DECODER && index % 4 == 0) release_blocks(c);
-    if (c->type == FOLIO_DECODER && index % 4 == 1) c->seqs[0].causality = FOLIO_NOT_CAUSAL;
+    if (c->type == FOLIO_ATTENTION_DECODER && index % 4 == 0) release_blocks(c);
+    if (c->type == FOLIO_ATTENTION_DECODER && index % 4 == 1)
+        c->seqs[0].causality = FOLIO_CAUSAL_NO;
 }
 
 void make_alibi_window(const check_env *env, check_draw *d, int64_t index, check_attention *c)
@@ -355,7 +357,7 @@ void make_bias_nan(const check_env *env, check_draw *d, int64_t index, check_att
 
 void make_f16_bf16(const check_env *env, check_draw *d, int64_t index, check_attention *c)
 {
-    base_of_type(env, d, index % 4 ? FOLIO_DECODER : FOLIO_ENCODER_DECODER, c);
+    base_of_type(env, d, index % 4 ? FOLIO_ATTENTION_DECODER : FOLIO_ATTENTION_ENCODER_DECODER, c);
     c->spec.dtype = query_dtypes[index % 3];
     c->spec.kv_dtype = query_dtypes[index / 3 % 3];
 }
@@ -364,7 +366,7 @@ void make_fp8_kv(const check_env *env, check_draw *d, int64_t index, check_atten
 {
     /* 0.001 saturates e4m3: its largest number is 448 */
     static const float scales[] = {0.0f, 1.0f, 0.25f, 0.001f, 3.7f};
-    base_of_type(env, d, index % 4 ? FOLIO_DECODER : FOLIO_ENCODER_DECODER, c);
+    base_of_type(env, d, index % 4 ? FOLIO_ATTENTION_DECODER : FOLIO_ATTENTION_ENCODER_DECODER, c);
     c->spec.kv_dtype = index % 2 ? FOLIO_FP8_E5M2 : FOLIO_FP8_E4M3;
     c->spec.k_scale = scales[index / 2 % COUNT(scales)];
     c->spec.v_scale = scales[(index / 2 + 2) % COUNT(scales)];
@@ -372,7 +374,7 @@ void make_fp8_kv(const check_env *env, check_draw *d, int64_t index, check_atten
 
 void make_int8_kv(const check_env *env, check_draw *d, int64_t index, check_attention *c)
 {
-    base_of_type(env, d, index % 4 ? FOLIO_DECODER : FOLIO_ENCODER_DECODER, c);
+    base_of_type(env, d, index % 4 ? FOLIO_ATTENTION_DECODER : FOLIO_ATTENTION_ENCODER_DECODER, c);
     c->spec.kv_dtype = FOLIO_INT8;
     c->spec.dtype = query_dtypes[index % 3];
 }
@@ -414,7 +416,7 @@ void make_block_sizes(const check_env *env, check_draw *d, int64_t index, check_
 
 void make_layouts(const check_env *env, check_draw *d, int64_t index, check_attention *c)
 {
-    base_of_type(env, d, index % 5 ? FOLIO_DECODER : FOLIO_ENCODER_DECODER, c);
+    base_of_type(env, d, index % 5 ? FOLIO_ATTENTION_DECODER : FOLIO_ATTENTION_ENCODER_DECODER, c);
     c->spec.layout = env->info.layouts[index % env->info.num_layouts];
     c->spec.kv_dtype = CHECK_PICK(d, kv_dtypes);
     c->spec.num_layers = 3;
@@ -423,7 +425,8 @@ void make_layouts(const check_env *env, check_draw *d, int64_t index, check_atte
 
 void make_page_tables(const check_env *env, check_draw *d, int64_t index, check_attention *c)
 {
-    base_of_type(env, d, index % 7 == 6 ? FOLIO_ENCODER_DECODER : FOLIO_DECODER, c);
+    base_of_type(env, d, index % 7 == 6 ? FOLIO_ATTENTION_ENCODER_DECODER : FOLIO_ATTENTION_DECODER,
+                 c);
     c->spec.table = (harness_table)(index % (HARNESS_TABLE_SLOTS + 1));
     for (int64_t i = 0; i < c->num_seqs; i++) c->seqs[i].slots_given = index % 2 != 0;
 }
@@ -436,7 +439,7 @@ void make_positions(const check_env *env, check_draw *d, int64_t index, check_at
     check_mixed(d, c);
     for (int64_t i = 0; i < c->num_seqs; i++) {
         harness_seq *s = &c->seqs[i];
-        if (check_chance(d, 3)) s->causality = FOLIO_NOT_CAUSAL;
+        if (check_chance(d, 3)) s->causality = FOLIO_CAUSAL_NO;
         if (i > 0 && check_chance(d, 3)) continue;
         s->positions_given = 1;
         s->first_key_pos = check_int(d, -20, 1000);

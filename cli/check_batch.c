@@ -24,17 +24,17 @@ static void make_step(const check_env *env, check_draw *d, check_attention *c)
 static folio_phase phase_of(const harness_seq *s)
 {
     bool decode = s->seq_len > s->query_len && s->query_len <= 1;
-    return decode ? FOLIO_DECODE : FOLIO_PREFILL;
+    return decode ? FOLIO_PHASE_DECODE : FOLIO_PHASE_PREFILL;
 }
 
 static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 
-static folio_batch_summary count(const check_attention *c)
+static folio_batch_info count(const check_attention *c)
 {
-    folio_batch_summary n = {.struct_size = sizeof n, .num_seqs = c->num_seqs};
+    folio_batch_info n = {.struct_size = sizeof n, .num_seqs = c->num_seqs};
     for (int64_t i = 0; i < c->num_seqs; i++) {
         const harness_seq *s = &c->seqs[i];
-        bool padding = s->seq_len == 0, decode = !padding && phase_of(s) == FOLIO_DECODE;
+        bool padding = s->seq_len == 0, decode = !padding && phase_of(s) == FOLIO_PHASE_DECODE;
         bool prefill = !padding && !decode;
         n.num_query_tokens += s->query_len;
         n.num_prefills += prefill;
@@ -56,14 +56,14 @@ static folio_batch_summary count(const check_attention *c)
     return n;
 }
 
-static bool same_summary(const folio_batch_summary *got, const folio_batch_summary *want,
+static bool same_summary(const folio_batch_info *got, const folio_batch_info *want,
                          check_outcome *out)
 {
     static const struct {
         const char *name;
         size_t offset;
     } fields[] = {
-#define FIELD(name) {#name, offsetof(folio_batch_summary, name)}
+#define FIELD(name) {#name, offsetof(folio_batch_info, name)}
         FIELD(num_seqs),           FIELD(num_query_tokens),    FIELD(num_prefills),
         FIELD(num_prefill_tokens), FIELD(num_decodes),         FIELD(num_decode_tokens),
         FIELD(num_padding),        FIELD(num_padding_tokens),  FIELD(max_query_len),
@@ -91,9 +91,9 @@ void run_metadata(const check_env *env, check_draw *d, int64_t index, check_outc
     (void)index;
     harness *h = harness_open(env->ctx, &c.spec, c.seqs, c.num_seqs);
     folio_batch *batch = h ? harness_batch(h, c.seqs, c.num_seqs) : NULL;
-    folio_batch_summary got = {.struct_size = sizeof got}, want = count(&c);
+    folio_batch_info got = {.struct_size = sizeof got}, want = count(&c);
     if (batch == NULL) check_fail(out, "%s", harness_error());
-    else if (folio_batch_summarize(batch, &got) != FOLIO_OK)
+    else if (folio_batch_get_info(batch, &got) != FOLIO_OK)
         check_fail(out, "%s", folio_last_error());
     else if (same_summary(&got, &want, out)) check_pass(out);
     folio_batch_destroy(batch);
@@ -110,14 +110,14 @@ static seq_view view_of(const harness_seq *s, folio_attention_type type)
 {
     bool real = s->seq_len > 0;
     switch (type) {
-    case FOLIO_DECODER:
+    case FOLIO_ATTENTION_DECODER:
         return (seq_view){s->query_len, s->seq_len, s->query_len,
                           real ? s->seq_len - s->query_len : 0};
-    case FOLIO_ENCODER:
+    case FOLIO_ATTENTION_ENCODER:
         return (seq_view){s->encoder_new_len, s->encoder_new_len, s->encoder_new_len, 0};
-    case FOLIO_ENCODER_ONLY:
+    case FOLIO_ATTENTION_ENCODER_ONLY:
         return (seq_view){s->query_len, real ? s->query_len : 0, s->query_len, 0};
-    case FOLIO_ENCODER_DECODER:
+    case FOLIO_ATTENTION_ENCODER_DECODER:
         return (seq_view){s->query_len, real ? s->encoder_len : 0, s->encoder_new_len,
                           s->encoder_len - s->encoder_new_len};
     }
@@ -135,10 +135,10 @@ static seq_view view_of(const harness_seq *s, folio_attention_type type)
 
 /* Slots and blocks of entry n of the view, which is sequence i of the batch. */
 static bool same_tables(harness *h, const check_attention *c, folio_attention_type type,
-                        folio_phase phase, int64_t i, const folio_batch_view_data *v, int64_t n,
+                        folio_phase phase, int64_t i, const folio_batch_view *v, int64_t n,
                         int64_t first_new, check_outcome *out)
 {
-    bool cross = type == FOLIO_ENCODER_DECODER;
+    bool cross = type == FOLIO_ATTENTION_ENCODER_DECODER;
     const harness_seq *s = &c->seqs[i];
     seq_view want = view_of(s, type);
     int64_t bs = c->spec.block_size, count_blocks = 0, blocks = (want.keys + bs - 1) / bs;
@@ -154,7 +154,7 @@ static bool same_tables(harness *h, const check_attention *c, folio_attention_ty
 }
 
 static bool same_view(harness *h, const check_attention *c, folio_attention_type type,
-                      folio_phase phase, const folio_batch_view_data *v, check_outcome *out)
+                      folio_phase phase, const folio_batch_view *v, check_outcome *out)
 {
     int64_t n = 0, row = 0, rows = 0, keys = 0, new_rows = 0, longest = 0, most_keys = 0;
     for (int64_t i = 0; i < c->num_seqs; i++) {
@@ -170,7 +170,8 @@ static bool same_view(harness *h, const check_attention *c, folio_attention_type
             SAME("key_lens", v->key_lens[n], want.keys);
             SAME("key_start", v->key_start[n], keys);
             SAME("context_lens", v->context_lens[n], want.context);
-            bool cached = type == FOLIO_DECODER || type == FOLIO_ENCODER_DECODER;
+            bool cached =
+                type == FOLIO_ATTENTION_DECODER || type == FOLIO_ATTENTION_ENCODER_DECODER;
             SAME("slot_mapping given", v->slot_mapping != NULL || new_rows + want.new_rows == 0,
                  cached || new_rows + want.new_rows == 0);
             if (cached && !same_tables(h, c, type, phase, i, v, n, new_rows, out)) return false;
@@ -203,10 +204,10 @@ void run_views(const check_env *env, check_draw *d, int64_t index, check_outcome
     folio_batch *batch = h ? harness_batch(h, c.seqs, c.num_seqs) : NULL;
     bool ok = batch != NULL || check_fail(out, "%s", harness_error());
     for (int type = 0; ok && type < FOLIO_NUM_ATTENTION_TYPES; type++)
-        for (int phase = 0; ok && phase <= FOLIO_DECODE; phase++) {
-            folio_batch_view_data v = {.struct_size = sizeof v};
+        for (int phase = 0; ok && phase <= FOLIO_PHASE_DECODE; phase++) {
+            folio_batch_view v = {.struct_size = sizeof v};
             folio_status status =
-                folio_batch_view(batch, (folio_attention_type)type, (folio_phase)phase, &v);
+                folio_batch_get_view(batch, (folio_attention_type)type, (folio_phase)phase, &v);
             ok = status == FOLIO_OK
                      ? same_view(h, &c, (folio_attention_type)type, (folio_phase)phase, &v, out)
                      : check_fail(out, "%s", folio_last_error());
@@ -229,13 +230,13 @@ void run_completeness(const check_env *env, check_draw *d, int64_t index, check_
         bool context, encoder;
         const char *missing; /* NULL: complete */
     } cases[] = {
-        {FOLIO_DECODER, true, false, "block_table"},
-        {FOLIO_ENCODER, false, false, "encoder_len"},
-        {FOLIO_ENCODER_DECODER, false, false, "encoder_len"},
-        {FOLIO_ENCODER_DECODER, false, true, "cross_block_table"},
-        {FOLIO_DECODER, false, false, NULL},
-        {FOLIO_ENCODER, false, true, NULL},
-        {FOLIO_ENCODER_ONLY, false, false, NULL},
+        {FOLIO_ATTENTION_DECODER, true, false, "block_table"},
+        {FOLIO_ATTENTION_ENCODER, false, false, "encoder_len"},
+        {FOLIO_ATTENTION_ENCODER_DECODER, false, false, "encoder_len"},
+        {FOLIO_ATTENTION_ENCODER_DECODER, false, true, "cross_block_table"},
+        {FOLIO_ATTENTION_DECODER, false, false, NULL},
+        {FOLIO_ATTENTION_ENCODER, false, true, NULL},
+        {FOLIO_ATTENTION_ENCODER_ONLY, false, false, NULL},
     };
     const int64_t n = index % (int64_t)(sizeof cases / sizeof cases[0]);
     (void)d;
@@ -344,8 +345,8 @@ static bool describe_plan(const check_env *env, const check_attention *c, folio_
                             .max_seq_len = 1 << 20};
     folio_plan *plan = NULL;
     bool ok = batch && folio_plan_create(env->ctx, &desc, &plan) == FOLIO_OK &&
-              folio_plan_update(plan, batch) == FOLIO_OK &&
-              folio_plan_describe(plan, 0, FOLIO_DECODER, info) == FOLIO_OK;
+              folio_plan_update(plan, batch, NULL) == FOLIO_OK &&
+              folio_plan_get_info(plan, 0, FOLIO_ATTENTION_DECODER, info) == FOLIO_OK;
     folio_plan_destroy(plan);
     folio_batch_destroy(batch);
     harness_close(h);

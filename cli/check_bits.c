@@ -67,10 +67,10 @@ void run_row_invariant(const check_env *env, check_draw *d, int64_t index, check
     int32_t threads = (int32_t)check_int(d, 1, 8);
     folio_context *other = harness_context(env->info.name, env->level, threads);
     bool ok = other != NULL &&
-              harness_run_pieces(env->ctx, &c.spec, FOLIO_DECODER, seq, &total, 1, NULL, 0, false,
-                                 &whole) &&
-              harness_run_pieces(other, &c.spec, FOLIO_DECODER, seq, chunks, n, crowd, num_crowd,
-                                 check_chance(d, 2), &pieces);
+              harness_run_pieces(env->ctx, &c.spec, FOLIO_ATTENTION_DECODER, seq, &total, 1, NULL,
+                                 0, false, &whole) &&
+              harness_run_pieces(other, &c.spec, FOLIO_ATTENTION_DECODER, seq, chunks, n, crowd,
+                                 num_crowd, check_chance(d, 2), &pieces);
     if (!ok) check_fail(out, "%s", harness_error());
     for (int64_t row = 0; ok && row < total; row++)
         if (!harness_rows_equal(&whole, row, &pieces, row, 1))
@@ -102,9 +102,9 @@ void run_batch_invariant(const check_env *env, check_draw *d, int64_t index, che
     int64_t total = seq->query_len, n = cut(d, total, 1 + index % 2, chunks);
     harness_spec other = c.spec;
     other.graph = check_chance(d, 3);
-    bool ok = harness_run_pieces(env->ctx, &c.spec, FOLIO_DECODER, seq, chunks, n, NULL, 0, false,
-                                 &alone) &&
-              harness_run_pieces(env->ctx, &other, FOLIO_DECODER, seq, chunks, n, crowd,
+    bool ok = harness_run_pieces(env->ctx, &c.spec, FOLIO_ATTENTION_DECODER, seq, chunks, n, NULL,
+                                 0, false, &alone) &&
+              harness_run_pieces(env->ctx, &other, FOLIO_ATTENTION_DECODER, seq, chunks, n, crowd,
                                  check_int(d, 1, 5), check_chance(d, 2), &crowded);
     if (!ok) check_fail(out, "%s", harness_error());
     else if (!harness_rows_equal(&alone, 0, &crowded, 0, total))
@@ -112,7 +112,8 @@ void run_batch_invariant(const check_env *env, check_draw *d, int64_t index, che
                    (long long)total, (long long)n);
     else check_pass(out);
     if (!out->ok)
-        harness_describe(&other, FOLIO_DECODER, c.seqs, c.num_seqs, out->what, sizeof out->what);
+        harness_describe(&other, FOLIO_ATTENTION_DECODER, c.seqs, c.num_seqs, out->what,
+                         sizeof out->what);
     harness_result_free(&alone);
     harness_result_free(&crowded);
 }

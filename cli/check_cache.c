@@ -127,8 +127,8 @@ void run_copy(const check_env *env, check_draw *d, int64_t index, check_outcome 
                             kv_dtypes[index / env->info.num_layouts % NUM_KV_DTYPES], &s);
     bool ok = h != NULL || check_fail(out, "%s", harness_error());
     ok = ok && fill_layers(h, &s, from, 3, out);
-    if (ok &&
-        harness_wait(h, folio_kv_cache_copy_blocks(harness_cache(h), pairs, 3, NULL)) != FOLIO_OK)
+    if (ok && harness_wait(h, folio_kv_cache_copy_blocks(harness_cache(h), harness_cache(h), pairs,
+                                                         3, NULL)) != FOLIO_OK)
         ok = check_fail(out, "%s", folio_last_error());
     ok = ok && same_layers(h, &s, to, 3, "copy", out) && same_layers(h, &s, from, 3, "source", out);
     if (ok) check_pass(out);
@@ -148,7 +148,7 @@ void run_swap(const check_env *env, check_draw *d, int64_t index, check_outcome 
         open_small(env, d, layout_of(env, index / env->info.num_layouts + index + 1), dtype, &t);
     bool ok = (a && b) || check_fail(out, "%s", harness_error());
     ok = ok && fill_layers(a, &s, from, 2, out);
-    if (ok && harness_wait(a, folio_kv_cache_swap_blocks(harness_cache(a), harness_cache(b), pairs,
+    if (ok && harness_wait(a, folio_kv_cache_copy_blocks(harness_cache(a), harness_cache(b), pairs,
                                                          2, NULL)) != FOLIO_OK)
         ok = check_fail(out, "%s", folio_last_error());
     ok = ok && same_layers(b, &t, to, 2, "swap", out);
@@ -209,7 +209,7 @@ static bool describes_itself(const check_env *env, check_outcome *out)
 {
     const folio_backend_info *info = &env->info;
     folio_context_info opened = {.struct_size = sizeof opened};
-    if (folio_context_describe(env->ctx, &opened) != FOLIO_OK)
+    if (folio_context_get_info(env->ctx, &opened) != FOLIO_OK)
         return check_fail(out, "%s", folio_last_error());
     if (strcmp(opened.backend, info->name) != 0)
         return check_fail(out, "the context's backend is %s", opened.backend);
@@ -240,8 +240,9 @@ static bool supports_head_size(const check_env *env, int32_t size, bool expected
         .struct_size = sizeof desc, .num_heads = 2, .k_head_size = size, .dtype = FOLIO_F32};
     char reasons[256] = "";
     folio_attention *attention = NULL;
-    folio_status says = folio_backend_supports(env->info.name, &desc, FOLIO_TYPE_BIT(FOLIO_DECODER),
-                                               NULL, reasons, sizeof reasons);
+    folio_status says =
+        folio_backend_supports(env->info.name, &desc, FOLIO_ATTENTION_BIT(FOLIO_ATTENTION_DECODER),
+                               NULL, reasons, sizeof reasons);
     folio_status does = folio_attention_create(env->ctx, &desc, &attention);
     if (does == FOLIO_OK) folio_attention_destroy(attention);
     if (says != does || (says == FOLIO_OK) != expected)
@@ -278,8 +279,8 @@ void run_shape(const check_env *env, check_draw *d, int64_t index, check_outcome
                                 .k_head_size = 48,
                                 .dtype = dtype,
                                 .layout = layout};
-    folio_kv_shape shape = {.struct_size = sizeof shape};
-    if (folio_kv_cache_shape(env->info.name, &desc, &shape) != FOLIO_OK) {
+    folio_kv_cache_shape shape = {.struct_size = sizeof shape};
+    if (folio_kv_cache_get_shape(env->info.name, &desc, &shape) != FOLIO_OK) {
         check_fail(out, "%s", folio_last_error());
         return;
     }

@@ -238,9 +238,9 @@ static void attend(life *l, folio_attention_type type, const life_row *rows, int
                    folio_vllm06_metadata *const metadata[2])
 {
     const char *what = folio_attention_type_name(type);
-    int32_t kv = type == FOLIO_DECODER ? HARNESS_K : HARNESS_ENCODER_K;
+    int32_t kv = type == FOLIO_ATTENTION_DECODER ? HARNESS_K : HARNESS_ENCODER_K;
     const folio_tensor qkv[3] = {
-        tokens_of(l, rows, n, type == FOLIO_ENCODER ? HARNESS_ENCODER_Q : HARNESS_Q),
+        tokens_of(l, rows, n, type == FOLIO_ATTENTION_ENCODER ? HARNESS_ENCODER_Q : HARNESS_Q),
         tokens_of(l, rows, n, kv), tokens_of(l, rows, n, kv + 1)};
     const folio_tensor q = qkv[0];
     size_t row = (size_t)(l->desc.num_heads * l->desc.head_size) * folio_dtype_size(q.dtype);
@@ -287,9 +287,10 @@ static bool step(life *l, const life_row *rows, int64_t n)
 {
     folio_vllm06_metadata *metadata[2] = {NULL, NULL};
     for (int i = 0; i < 2 && l->out->ok; i++) metadata[i] = build(l, i, rows, n);
-    if (l->out->ok && l->encoder && rows[0].prompt) attend(l, FOLIO_ENCODER, rows, n, metadata);
-    if (l->out->ok) attend(l, FOLIO_DECODER, rows, n, metadata);
-    if (l->out->ok && l->encoder) attend(l, FOLIO_ENCODER_DECODER, rows, n, metadata);
+    if (l->out->ok && l->encoder && rows[0].prompt)
+        attend(l, FOLIO_ATTENTION_ENCODER, rows, n, metadata);
+    if (l->out->ok) attend(l, FOLIO_ATTENTION_DECODER, rows, n, metadata);
+    if (l->out->ok && l->encoder) attend(l, FOLIO_ATTENTION_ENCODER_DECODER, rows, n, metadata);
     for (int i = 0; i < 2; i++) folio_vllm06_metadata_destroy(metadata[i]);
     for (int64_t s = 0; s < n; s++) rows[s].seq->len += rows[s].count;
     return l->out->ok;

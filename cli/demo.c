@@ -189,11 +189,11 @@ static int show(folio_context *ctx, folio_context *reference, uint64_t seed)
     folio_context_info info = {.struct_size = sizeof info};
     spec.seed = seed;
     for (int i = 0; i < NUM_ACTORS; i++) seqs[i] = actors[i].seq;
-    folio_context_describe(ctx, &info);
+    folio_context_get_info(ctx, &info);
     print_intro(&info);
     harness *h = harness_open(ctx, &spec, seqs, NUM_ACTORS);
-    bool ok = h != NULL && run_part(h, reference, FOLIO_DECODER, seqs, &self) &&
-              run_part(h, reference, FOLIO_ENCODER_DECODER, seqs, &cross);
+    bool ok = h != NULL && run_part(h, reference, FOLIO_ATTENTION_DECODER, seqs, &self) &&
+              run_part(h, reference, FOLIO_ATTENTION_ENCODER_DECODER, seqs, &cross);
     if (ok) {
         ok = print_table(h, &self, &cross);
         print_map(h);
@@ -223,7 +223,7 @@ int demo_main(int argc, char **argv)
     case ARGS_RUN: break;
     }
     folio_backend_info known = {.struct_size = sizeof known};
-    if (strcmp(backend, "auto") != 0 && folio_backend_describe(backend, &known) != FOLIO_OK)
+    if (strcmp(backend, "auto") != 0 && folio_backend_get_info(backend, &known) != FOLIO_OK)
         return args_complain("demo", "unknown backend '%s'; 'folio info' lists them", backend);
     folio_context *ctx = harness_context(backend, NULL, (int32_t)threads);
     folio_context *reference = ctx ? harness_context("reference", NULL, 1) : NULL;

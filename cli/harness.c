@@ -64,17 +64,17 @@ seq_state *harness_state(harness *h, int64_t id)
 
 int64_t harness_seq_rows(const harness_seq *s, folio_attention_type type)
 {
-    return type == FOLIO_ENCODER ? s->encoder_new_len : s->query_len;
+    return type == FOLIO_ATTENTION_ENCODER ? s->encoder_new_len : s->query_len;
 }
 
 int64_t harness_seq_keys(const harness_seq *s, folio_attention_type type)
 {
     if (s->seq_len == 0) return 0;
     switch (type) {
-    case FOLIO_DECODER: return s->seq_len;
-    case FOLIO_ENCODER: return s->encoder_new_len;
-    case FOLIO_ENCODER_ONLY: return s->query_len;
-    case FOLIO_ENCODER_DECODER: return s->encoder_len;
+    case FOLIO_ATTENTION_DECODER: return s->seq_len;
+    case FOLIO_ATTENTION_ENCODER: return s->encoder_new_len;
+    case FOLIO_ATTENTION_ENCODER_ONLY: return s->query_len;
+    case FOLIO_ATTENTION_ENCODER_DECODER: return s->encoder_len;
     }
     return 0;
 }
@@ -212,8 +212,8 @@ static folio_status wrap_strided(harness *h, const folio_kv_cache_desc *desc)
 static folio_status wrap_shared(harness *h, const folio_kv_cache_desc *desc)
 {
     enum { MAX_LAYERS = 64 };
-    folio_kv_shape shape = {.struct_size = sizeof shape};
-    folio_status status = folio_kv_cache_shape("cuda", desc, &shape);
+    folio_kv_cache_shape shape = {.struct_size = sizeof shape};
+    folio_status status = folio_kv_cache_get_shape("cuda", desc, &shape);
     if (status != FOLIO_OK || desc->num_layers > MAX_LAYERS) return status;
     size_t bytes = (size_t)shape.layer_bytes;
     void *k[MAX_LAYERS];
@@ -236,10 +236,10 @@ static folio_status wrap_shared(harness *h, const folio_kv_cache_desc *desc)
     return folio_kv_cache_wrap(h->ctx, desc, &m, &h->cache);
 }
 
-static folio_kv_view layer_view(const harness *h, int32_t layer)
+static folio_kv_cache_view layer_view(const harness *h, int32_t layer)
 {
-    folio_kv_view view = {.struct_size = sizeof view};
-    if (folio_kv_cache_view(h->cache, layer, &view) != FOLIO_OK) memset(&view, 0, sizeof view);
+    folio_kv_cache_view view = {.struct_size = sizeof view};
+    if (folio_kv_cache_get_view(h->cache, layer, &view) != FOLIO_OK) memset(&view, 0, sizeof view);
     return view;
 }
 
@@ -253,7 +253,7 @@ static bool open_cache(harness *h)
     if (status != FOLIO_OK) return harness_refused("cache", status);
     if (h->memory[0] != NULL) return true; /* poisoned when allocated */
     for (int32_t l = 0; l < h->spec.num_layers; l++) {
-        folio_kv_view view = layer_view(h, l);
+        folio_kv_cache_view view = layer_view(h, l);
         memset(view.k, POISON, (size_t)view.k_array.bytes);
         memset(view.v, POISON, (size_t)view.v_array.bytes);
         if (view.k_scales) memset(view.k_scales, POISON, (size_t)view.k_scales_array.bytes);
@@ -335,7 +335,7 @@ uint64_t harness_cache_hash(const harness *h)
 {
     uint64_t hash = 0xcbf29ce484222325u;
     for (int32_t l = 0; h->cache && l < h->spec.num_layers; l++) {
-        folio_kv_view view = layer_view(h, l);
+        folio_kv_cache_view view = layer_view(h, l);
         hash = hash_bytes(hash, view.k, (size_t)view.k_array.bytes);
         hash = hash_bytes(hash, view.v, (size_t)view.v_array.bytes);
         if (view.k_scales == NULL) continue;
@@ -409,7 +409,7 @@ static void step_shape(const harness *h, step *st)
     for (int64_t i = 0; i < st->num_seqs; i++) {
         const harness_seq *s = &st->seqs[i];
         int64_t rows = harness_seq_rows(s, st->type), keys = harness_seq_keys(s, st->type);
-        int64_t new_rows = st->type == FOLIO_ENCODER_DECODER ? s->encoder_new_len : rows;
+        int64_t new_rows = st->type == FOLIO_ATTENTION_ENCODER_DECODER ? s->encoder_new_len : rows;
         st->row_start[i + 1] = st->row_start[i] + rows;
         st->new_row_start[i + 1] = st->new_row_start[i] + new_rows;
         if (rows > st->max_rows) st->max_rows = rows;
@@ -433,8 +433,10 @@ static void step_shape(const harness *h, step *st)
     st->rows = st->row_start[st->num_seqs];
     st->new_rows = st->new_row_start[st->num_seqs];
     if (graph) {
-        st->rows = st->type == FOLIO_ENCODER ? st->max_encoder_tokens : st->max_query_tokens;
-        st->new_rows = st->type == FOLIO_ENCODER_DECODER ? st->max_encoder_tokens : st->rows;
+        st->rows =
+            st->type == FOLIO_ATTENTION_ENCODER ? st->max_encoder_tokens : st->max_query_tokens;
+        st->new_rows =
+            st->type == FOLIO_ATTENTION_ENCODER_DECODER ? st->max_encoder_tokens : st->rows;
     }
 }
 
@@ -445,8 +447,8 @@ static void step_fill(const harness *h, step *st)
     st->q = harness_tensor_make(h, s->dtype, st->rows, s->num_heads, s->k_head_size);
     st->k = harness_tensor_make(h, s->dtype, st->new_rows, s->num_kv_heads, s->k_head_size);
     st->v = harness_tensor_make(h, s->dtype, st->new_rows, s->num_kv_heads, s->v_head_size);
-    bool encoder_q = st->type == FOLIO_ENCODER;
-    bool encoder_kv = encoder_q || st->type == FOLIO_ENCODER_DECODER;
+    bool encoder_q = st->type == FOLIO_ATTENTION_ENCODER;
+    bool encoder_kv = encoder_q || st->type == FOLIO_ATTENTION_ENCODER_DECODER;
     for (int64_t i = 0; i < st->num_seqs; i++) {
         const harness_seq *seq = &st->seqs[i];
         if (seq->seq_len == 0) continue;

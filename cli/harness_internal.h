@@ -99,7 +99,7 @@ static inline int64_t step_at(const step_tensor *t, int64_t token, int64_t head)
 /* Does the type read its keys from the cache, where there is one? */
 static inline bool type_is_cached(folio_attention_type type)
 {
-    return type == FOLIO_DECODER || type == FOLIO_ENCODER_DECODER;
+    return type == FOLIO_ATTENTION_DECODER || type == FOLIO_ATTENTION_ENCODER_DECODER;
 }
 
 #endif

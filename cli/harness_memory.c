@@ -27,7 +27,7 @@ static size_t piece_left;
 bool harness_is_device(const folio_context *ctx)
 {
     folio_context_info info = {.struct_size = sizeof info};
-    return folio_context_describe(ctx, &info) == FOLIO_OK && strcmp(info.backend, "cuda") == 0;
+    return folio_context_get_info(ctx, &info) == FOLIO_OK && strcmp(info.backend, "cuda") == 0;
 }
 
 void harness_reach(const folio_context *ctx)

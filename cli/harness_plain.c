@@ -89,7 +89,7 @@ static bool load_keys(harness *h, const step *st, int64_t seq, bool single, key_
 {
     const harness_seq *s = &st->seqs[seq];
     int64_t keys = harness_seq_keys(s, st->type), heads = h->spec.num_kv_heads, cached = 0;
-    int cross = st->type == FOLIO_ENCODER_DECODER;
+    int cross = st->type == FOLIO_ATTENTION_ENCODER_DECODER;
     if (keys > 0 && h->cache && type_is_cached(st->type))
         cached = keys - (h->spec.append ? (cross ? s->encoder_new_len : s->query_len) : 0);
     out->k = harness_alloc((size_t)(keys * heads * h->spec.k_head_size), sizeof(double));
@@ -107,12 +107,12 @@ bool harness_sees(const harness_spec *spec, folio_attention_type type, const har
                   int64_t i, int64_t j, int64_t *distance)
 {
     int64_t d = j - i;
-    if (type == FOLIO_DECODER && seq->positions_given)
+    if (type == FOLIO_ATTENTION_DECODER && seq->positions_given)
         d = seq->first_key_pos + j - (seq->first_query_pos + i);
-    else if (type == FOLIO_DECODER) d = j - (seq->seq_len - seq->query_len + i);
+    else if (type == FOLIO_ATTENTION_DECODER) d = j - (seq->seq_len - seq->query_len + i);
     *distance = d;
-    if (type == FOLIO_ENCODER_DECODER) return true;
-    bool causal = type == FOLIO_DECODER && seq->causality != FOLIO_NOT_CAUSAL;
+    if (type == FOLIO_ATTENTION_ENCODER_DECODER) return true;
+    bool causal = type == FOLIO_ATTENTION_DECODER && seq->causality != FOLIO_CAUSAL_NO;
     if (causal && d > 0) return false;
     if (!spec->windowed) return true;
     if (spec->window_left >= 0 && -d > spec->window_left) return false;

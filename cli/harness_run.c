@@ -58,7 +58,7 @@ static bool store_contexts(harness *h, folio_attention_type type, const harness_
                            int64_t num_seqs)
 {
     if (h->cache == NULL || !type_is_cached(type)) return true;
-    int cross = type == FOLIO_ENCODER_DECODER;
+    int cross = type == FOLIO_ATTENTION_ENCODER_DECODER;
     for (int64_t i = 0; i < num_seqs; i++) {
         const harness_seq *s = &seqs[i];
         int64_t all = harness_seq_keys(s, type);
@@ -75,7 +75,7 @@ static bool store_contexts(harness *h, folio_attention_type type, const harness_
 static void note_stored(harness *h, const step *st)
 {
     if (h->cache == NULL || !type_is_cached(st->type) || h->spec.append) return;
-    int cross = st->type == FOLIO_ENCODER_DECODER;
+    int cross = st->type == FOLIO_ATTENTION_ENCODER_DECODER;
     for (int64_t i = 0; i < st->num_seqs; i++) {
         seq_state *state = harness_state(h, harness_seq_id(st->seqs, i));
         int64_t keys = harness_seq_keys(&st->seqs[i], st->type);
@@ -140,7 +140,7 @@ static bool drain(const step_tensor *t, const char *what, void *bits, double *va
 static folio_plan *make_plan(harness *h, folio_context *ctx, const folio_attention *attention,
                              const step *st, folio_batch *batch)
 {
-    uint32_t types = FOLIO_TYPE_BIT(st->type);
+    uint32_t types = FOLIO_ATTENTION_BIT(st->type);
     folio_plan_desc desc = {.struct_size = sizeof desc,
                             .attentions = &attention,
                             .types = &types,
@@ -161,7 +161,7 @@ static folio_plan *make_plan(harness *h, folio_context *ctx, const folio_attenti
         harness_refused("plan", status);
         return NULL;
     }
-    status = folio_plan_update(plan, batch);
+    status = folio_plan_update(plan, batch, NULL);
     if (status == FOLIO_OK) return plan;
     harness_refused("plan update", status);
     folio_plan_destroy(plan);
@@ -306,7 +306,7 @@ bool harness_check(folio_context *ctx, folio_context *reference, const harness_s
 {
     *verdict = (harness_verdict){0};
     folio_context_info info = {.struct_size = sizeof info};
-    folio_context_describe(ctx, &info);
+    folio_context_get_info(ctx, &info);
     folio_context *own = reference ? NULL : harness_context("reference", NULL, 1);
     harness *h = harness_open(ctx, spec, seqs, num_seqs);
     bool ran = h != NULL && (reference != NULL || own != NULL);

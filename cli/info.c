@@ -1,5 +1,5 @@
 /*
- * info.c: `folio info`: what folio_backend_describe knows, for people, for scripts, for the
+ * info.c: `folio info`: what folio_backend_get_info knows, for people, for scripts, for the
  * README; which levels this machine has, and the kernels they give, are found by asking for them.
  */
 #include "args.h"
@@ -46,7 +46,7 @@ static bool list_backends(backend_list *list)
     for (int32_t i = 0; i < folio_backend_count() && i < MAX_BACKENDS; i++) {
         folio_backend_info *info = &list->info[list->count];
         *info = (folio_backend_info){.struct_size = sizeof *info};
-        if (folio_backend_describe(folio_backend_name(i), info) != FOLIO_OK) return false;
+        if (folio_backend_get_info(folio_backend_name(i), info) != FOLIO_OK) return false;
         list->count++;
     }
     return true;
@@ -58,7 +58,7 @@ static folio_context *open_context(const char *backend, const char *level, folio
     folio_context_desc desc = {.struct_size = sizeof desc, .backend = backend, .level = level};
     folio_context *ctx = NULL;
     *info = (folio_context_info){.struct_size = sizeof *info};
-    if (folio_context_create(&desc, &ctx) == FOLIO_OK) folio_context_describe(ctx, info);
+    if (folio_context_create(&desc, &ctx) == FOLIO_OK) folio_context_get_info(ctx, info);
     return ctx;
 }
 
@@ -115,8 +115,8 @@ static bool describe_plan(folio_context *ctx, const folio_attention *attention,
     bool done = folio_plan_create(ctx, &desc, &plan) == FOLIO_OK &&
                 folio_batch_create(ctx, &batch_desc, &batch) == FOLIO_OK &&
                 folio_batch_add(batch, &seq) == FOLIO_OK &&
-                folio_plan_update(plan, batch) == FOLIO_OK &&
-                folio_plan_describe(plan, 0, FOLIO_DECODER, info) == FOLIO_OK;
+                folio_plan_update(plan, batch, NULL) == FOLIO_OK &&
+                folio_plan_get_info(plan, 0, FOLIO_ATTENTION_DECODER, info) == FOLIO_OK;
     folio_batch_destroy(batch);
     folio_plan_destroy(plan);
     return done;

@@ -13,7 +13,7 @@ static bool walk(const char *backend, const char *level, char *text, size_t size
     size_t used = 0;
     for (int32_t i = 0; i < folio_backend_count(); i++) {
         folio_backend_info info = {.struct_size = sizeof info};
-        if (folio_backend_describe(folio_backend_name(i), &info) != FOLIO_OK) continue;
+        if (folio_backend_get_info(folio_backend_name(i), &info) != FOLIO_OK) continue;
         if (backend != NULL && strcmp(backend, info.name) != 0) continue;
         for (int32_t k = 0; k < info.num_levels; k++) {
             found = found || strcmp(info.levels[k], level) == 0;

@@ -83,9 +83,9 @@ static bool blocks_in(const replay_options *o, int64_t bytes, int64_t *blocks)
                                 .dtype = o->kv_dtype};
     int64_t low = 0, high = INT32_MAX;
     while (low < high) {
-        folio_kv_shape shape = {.struct_size = sizeof shape};
+        folio_kv_cache_shape shape = {.struct_size = sizeof shape};
         desc.num_blocks = low + (high - low + 1) / 2;
-        if (folio_kv_cache_shape(o->backend, &desc, &shape) != FOLIO_OK) {
+        if (folio_kv_cache_get_shape(o->backend, &desc, &shape) != FOLIO_OK) {
             fprintf(stderr, "folio replay: %s\n", folio_last_error());
             return false;
         }
@@ -189,7 +189,7 @@ static bool resolve(const texts *x, replay_options *o)
     o->prefill_first = strcmp(x->policy, "prefill-first") == 0;
     o->admit_chunk = strcmp(x->admit, "chunk") == 0;
     o->swap = strcmp(x->preempt, "swap") == 0;
-    if (strcmp(o->backend, "auto") != 0 && folio_backend_describe(o->backend, &known) != FOLIO_OK)
+    if (strcmp(o->backend, "auto") != 0 && folio_backend_get_info(o->backend, &known) != FOLIO_OK)
         return args_complain("replay", "unknown backend '%s'; 'folio info' lists them", o->backend),
                false;
     if (o->head_size % 8 != 0)

@@ -428,12 +428,12 @@ static bool open_pool(engine *e)
         .struct_size = sizeof context, .backend = "cpu", .num_threads = 1};
     if (e->o->no_attention) REPLAY_TRY(folio_context_create(&context, &e->ctx));
     else if (!replay_model_open(&e->model, e->o, e->trace, e->stats)) return false;
-    folio_pool_group group = {.window = e->o->window, .cache = e->model.cache};
+    folio_layer_group group = {.window = e->o->window, .cache = e->model.cache};
     folio_pool_desc desc = {.struct_size = sizeof desc,
                             .num_blocks = e->o->num_blocks,
                             .block_size = e->o->block_size,
-                            .num_groups = 1,
-                            .groups = &group,
+                            .num_layer_groups = 1,
+                            .layer_groups = &group,
                             .host_blocks = e->o->swap ? e->o->host_blocks : 0,
                             .hash_key = replay_mix(e->o->seed) | 1};
     REPLAY_TRY(folio_pool_create(e->ctx ? e->ctx : e->model.ctx, &desc, &e->pool));

@@ -78,7 +78,8 @@ static const kind *kind_of(folio_pool *pool, int64_t first, int64_t n)
     int64_t counts[FOLIO_NUM_BLOCK_STATES] = {0};
     for (int64_t count; n > 0; first += count, n -= count) {
         count = n < CHUNK ? n : CHUNK;
-        if (folio_pool_map(pool, FOLIO_TIER_DEVICE, first, count, states) != FOLIO_OK) break;
+        if (folio_pool_get_block_states(pool, FOLIO_TIER_DEVICE, first, count, states) != FOLIO_OK)
+            break;
         for (int64_t i = 0; i < count; i++) counts[states[i]]++;
     }
     const kind *most = &kinds[0];

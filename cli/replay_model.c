@@ -88,7 +88,8 @@ static bool forward(replay_model *m, int64_t rows, int32_t layer)
                        .k = {.data = m->near[1], .tokens = rows},
                        .v = {.data = m->near[2], .tokens = rows},
                        .out = {.data = m->near[3], .tokens = rows}};
-    REPLAY_TRY(folio_attention_forward(m->plan, 0, FOLIO_DECODER, m->cache, layer, &t, NULL));
+    REPLAY_TRY(
+        folio_attention_forward(m->plan, 0, FOLIO_ATTENTION_DECODER, m->cache, layer, &t, NULL));
     REPLAY_TRY(folio_run_wait(m->ctx, NULL));
     return true;
 }
@@ -133,7 +134,7 @@ bool replay_model_step(replay_model *m, const replay_item *items, int64_t num_it
     for (int64_t i = 0; i < num_items; i++) m->list[i] = items[i].sequence;
     folio_batch_clear(m->batch);
     REPLAY_TRY(folio_batch_add_sequences(m->batch, 0, m->list, num_items));
-    REPLAY_TRY(folio_plan_update(m->plan, m->batch));
+    REPLAY_TRY(folio_plan_update(m->plan, m->batch, NULL));
     for (int32_t layer = 0; layer < m->o->layers; layer++)
         if (!run_layer(m, items, num_items, layer)) return false;
     return true;
@@ -201,7 +202,7 @@ bool replay_model_open(replay_model *m, const replay_options *o, const replay_tr
         .struct_size = sizeof desc, .backend = o->backend, .num_threads = o->threads};
     folio_context_info info = {.struct_size = sizeof info};
     REPLAY_TRY(folio_context_create(&desc, &m->ctx));
-    REPLAY_TRY(folio_context_describe(m->ctx, &info));
+    REPLAY_TRY(folio_context_get_info(m->ctx, &info));
     m->device = strcmp(info.backend, "cuda") == 0;
     if (!open_layers(m) || !open_tensors(m)) return false;
     if (o->verify <= 0) return true;

@@ -94,8 +94,8 @@ static double cache_bytes(const replay_options *o, int64_t blocks)
                                 .num_kv_heads = o->kv_heads,
                                 .k_head_size = o->head_size,
                                 .dtype = o->kv_dtype};
-    folio_kv_shape shape = {.struct_size = sizeof shape};
-    if (blocks == 0 || folio_kv_cache_shape(o->backend, &desc, &shape) != FOLIO_OK) return 0;
+    folio_kv_cache_shape shape = {.struct_size = sizeof shape};
+    if (blocks == 0 || folio_kv_cache_get_shape(o->backend, &desc, &shape) != FOLIO_OK) return 0;
     return (double)shape.total_bytes;
 }
 

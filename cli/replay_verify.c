@@ -125,11 +125,11 @@ static bool check_rows(replay_verifier *v, const replay_model *m, const replay_r
     }
     first = o->window > 0 && first >= o->window ? first - o->window + 1 : 0;
     if (!fill(v, m, r, layer, kv_head, first, last + 1)) return false;
-    REPLAY_TRY(folio_plan_update(v->plan, v->batch));
+    REPLAY_TRY(folio_plan_update(v->plan, v->batch, NULL));
     folio_tensors t = {.struct_size = sizeof t,
                        .q = {.data = v->q, .tokens = n},
                        .out = {.data = v->out, .dtype = FOLIO_F64, .tokens = n}};
-    REPLAY_TRY(folio_attention_forward(v->plan, 0, FOLIO_DECODER, v->cache, 0, &t, NULL));
+    REPLAY_TRY(folio_attention_forward(v->plan, 0, FOLIO_ATTENTION_DECODER, v->cache, 0, &t, NULL));
     for (int64_t i = 0; i < n; i++)
         compare(v, m, r, layer, &v->rows[i], v->out + i * o->head_size, out);
     return true;

@@ -90,13 +90,13 @@ static void forward(beam *beams, int n)
     must(folio_pool_run_copies(pool, NULL)); /* shared blocks that are about to be written */
     folio_batch_clear(batch);
     must(folio_batch_add_sequences(batch, 0, sequences, n));
-    must(folio_plan_update(plan, batch));
+    must(folio_plan_update(plan, batch, NULL));
     folio_tensors tensors = {.struct_size = sizeof tensors,
                              .q = {.data = q, .tokens = rows},
                              .k = {.data = k, .tokens = rows},
                              .v = {.data = v, .tokens = rows},
                              .out = {.data = out, .tokens = rows}};
-    must(folio_attention_forward(plan, 0, FOLIO_DECODER, cache, 0, &tensors, NULL));
+    must(folio_attention_forward(plan, 0, FOLIO_ATTENTION_DECODER, cache, 0, &tensors, NULL));
     for (int i = 0; i < n; i++) {
         must(folio_sequence_commit(beams[i].sequence, NULL));
         memcpy(beams[i].out, out + last[i] * WIDTH, sizeof beams[i].out);
@@ -167,7 +167,7 @@ static void create_all(folio_attention **attention)
                            &(folio_pool_desc){.struct_size = sizeof(folio_pool_desc),
                                               .num_blocks = BLOCKS,
                                               .block_size = BLOCK,
-                                              .groups = &(folio_pool_group){.cache = cache}},
+                                              .layer_groups = &(folio_layer_group){.cache = cache}},
                            &pool));
 }
 

@@ -134,13 +134,13 @@ static int64_t run_step(folio_pool *pool, folio_kv_cache *cache, folio_plan *pla
     }
     if (rows == 0) return 0;
     must(folio_pool_run_copies(pool, NULL)); /* none here: nothing is forked or truncated */
-    must(folio_plan_update(plan, batch));
+    must(folio_plan_update(plan, batch, NULL));
     folio_tensors tensors = {.struct_size = sizeof tensors,
                              .q = {.data = q, .tokens = rows},
                              .k = {.data = k, .tokens = rows},
                              .v = {.data = v, .tokens = rows},
                              .out = {.data = out, .tokens = rows}};
-    must(folio_attention_forward(plan, 0, FOLIO_DECODER, cache, 0, &tensors, NULL));
+    must(folio_attention_forward(plan, 0, FOLIO_ATTENTION_DECODER, cache, 0, &tensors, NULL));
     int64_t row = -1;
     for (int i = 0; i < REQUESTS; i++) {
         request *r = &all[i];
@@ -164,7 +164,7 @@ static void print_step(folio_pool *pool, int32_t step, int64_t rows, int preempt
     folio_pool_stats s = {.struct_size = sizeof s};
     uint8_t states[MAX_BLOCKS];
     must(folio_pool_get_stats(pool, &s));
-    must(folio_pool_map(pool, FOLIO_TIER_DEVICE, 0, s.num_blocks, states));
+    must(folio_pool_get_block_states(pool, FOLIO_TIER_DEVICE, 0, s.num_blocks, states));
     printf("step %2d  %2lld rows  %lld seqs  used %2lld  cached %2lld  free %2lld  ", (int)step,
            (long long)rows, (long long)s.num_sequences, (long long)s.num_used,
            (long long)s.num_cached, (long long)s.num_free);
@@ -212,7 +212,7 @@ static int serve(request *all, int64_t num_blocks, bool print)
                            &(folio_pool_desc){.struct_size = sizeof(folio_pool_desc),
                                               .num_blocks = num_blocks,
                                               .block_size = BLOCK,
-                                              .groups = &(folio_pool_group){.cache = cache},
+                                              .layer_groups = &(folio_layer_group){.cache = cache},
                                               .watermark = 2},
                            &pool));
     int total = 0, left = REQUESTS;

@@ -79,7 +79,7 @@ int main(void)
         a.num_blocks = b.num_blocks = 1;
         if (step == 1) must(folio_batch_add(batch, &a));
         must(folio_batch_add(batch, &b));
-        must(folio_plan_update(plan, batch));
+        must(folio_plan_update(plan, batch, NULL));
 
         /* Run: k and v go to the cache, then every query attends to what its sequence has there. */
         int64_t tokens = step ? 6 : 9;
@@ -92,7 +92,7 @@ int main(void)
                                  .v = {.data = v, .tokens = tokens},
                                  .out = {.data = out, .tokens = tokens},
                                  .lse = lse};
-        must(folio_attention_forward(plan, 0, FOLIO_DECODER, cache, 0, &tensors, NULL));
+        must(folio_attention_forward(plan, 0, FOLIO_ATTENTION_DECODER, cache, 0, &tensors, NULL));
 
         /* Receive. */
         printf("step %d: %lld tokens in, out[0][0][0..3] = %8.5f %8.5f %8.5f, lse[0][0] = %7.4f\n",

@@ -69,13 +69,13 @@ static int32_t forward(folio_pool *pool, folio_sequence *sequence, const request
     must(folio_pool_run_copies(pool, NULL));
     folio_batch_clear(batch);
     must(folio_batch_add_sequences(batch, 0, &sequence, 1));
-    must(folio_plan_update(plan, batch));
+    must(folio_plan_update(plan, batch, NULL));
     folio_tensors tensors = {.struct_size = sizeof tensors,
                              .q = {.data = q, .tokens = rows},
                              .k = {.data = k, .tokens = rows},
                              .v = {.data = v, .tokens = rows},
                              .out = {.data = out, .tokens = rows}};
-    must(folio_attention_forward(plan, 0, FOLIO_DECODER, cache, 0, &tensors, NULL));
+    must(folio_attention_forward(plan, 0, FOLIO_ATTENTION_DECODER, cache, 0, &tensors, NULL));
     return closest_token(out + (rows - 1) * WIDTH);
 }
 
@@ -109,7 +109,7 @@ static void answer_all(request *requests, bool cached, int64_t *matched)
                            &(folio_pool_desc){.struct_size = sizeof(folio_pool_desc),
                                               .num_blocks = BLOCKS,
                                               .block_size = BLOCK,
-                                              .groups = &(folio_pool_group){.cache = cache}},
+                                              .layer_groups = &(folio_layer_group){.cache = cache}},
                            &pool));
     for (int i = 0; i < REQUESTS; i++) {
         matched[i] = answer(pool, &requests[i], cached);

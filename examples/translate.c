@@ -96,10 +96,11 @@ static void step(sentence *s, int32_t from, int32_t n, int encode, folio_kv_cach
         for (int32_t t = 0; encode && t < s[i].source_len; t++)
             embed(s[i].source[t], t, source + WIDTH * source_rows++);
     }
-    must(folio_plan_update(plan, batch));
-    attend(FOLIO_ENCODER, NULL, 0, source, source_rows, source, source_rows, encoded);
-    attend(FOLIO_DECODER, c, 0, x, rows, x, rows, self);
-    attend(FOLIO_ENCODER_DECODER, c, 1, self, rows, encode ? encoded : NULL, source_rows, out);
+    must(folio_plan_update(plan, batch, NULL));
+    attend(FOLIO_ATTENTION_ENCODER, NULL, 0, source, source_rows, source, source_rows, encoded);
+    attend(FOLIO_ATTENTION_DECODER, c, 0, x, rows, x, rows, self);
+    attend(FOLIO_ATTENTION_ENCODER_DECODER, c, 1, self, rows, encode ? encoded : NULL, source_rows,
+           out);
 }
 
 static void create(void)
@@ -117,8 +118,9 @@ static void create(void)
     folio_batch_desc b = {.struct_size = sizeof b, .block_size = BLOCK};
     must(folio_batch_create(ctx, &b, &batch));
     const folio_attention *list[] = {attention};
-    const uint32_t types[] = {FOLIO_TYPE_BIT(FOLIO_ENCODER) | FOLIO_TYPE_BIT(FOLIO_DECODER) |
-                              FOLIO_TYPE_BIT(FOLIO_ENCODER_DECODER)};
+    const uint32_t types[] = {FOLIO_ATTENTION_BIT(FOLIO_ATTENTION_ENCODER) |
+                              FOLIO_ATTENTION_BIT(FOLIO_ATTENTION_DECODER) |
+                              FOLIO_ATTENTION_BIT(FOLIO_ATTENTION_ENCODER_DECODER)};
     folio_plan_desc p = {.struct_size = sizeof p, .attentions = list, .types = types};
     p.num_attentions = 1;
     p.block_size = BLOCK;

@@ -37,7 +37,8 @@ static double run_step(const folio_vllm06_backend *b, folio_vllm06_impl *impl,
     const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(metadata);
     int64_t tokens = f->num_prefill_tokens + f->num_decode_tokens;
     for (unsigned layer = 0; layer < LAYERS; layer++) {
-        folio_vllm06_forward_args a = {.struct_size = sizeof a, .attn_type = FOLIO_DECODER};
+        folio_vllm06_forward_args a = {.struct_size = sizeof a,
+                                       .attn_type = FOLIO_ATTENTION_DECODER};
         a.query = make_numbers(q, tokens, HEADS, 3 * layer);
         a.key = make_numbers(k, tokens, KV_HEADS, 3 * layer + 1);
         a.value = make_numbers(v, tokens, KV_HEADS, 3 * layer + 2);

@@ -15,7 +15,7 @@ folio_status folio_bias_write(const folio_attention *attention, const folio_batc
     REQUIRE(seq >= 0 && seq < batch->num_seqs, "seq %lld is outside [0, %lld)", (long long)seq,
             (long long)batch->num_seqs);
     const folio_attention_desc *a = &attention->desc;
-    if (type == FOLIO_ENCODER_DECODER &&
+    if (type == FOLIO_ATTENTION_ENCODER_DECODER &&
         (slopes != NULL || a->window_left >= 0 || a->window_right >= 0))
         FAIL(FOLIO_ERR_UNSUPPORTED, "cross attention has neither ALiBi nor window");
     folioi_rows rows = folioi_batch_rows(batch, seq, type);

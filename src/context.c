@@ -122,9 +122,9 @@ void folio_context_destroy(folio_context *ctx)
     folioi_free(&a, ctx, sizeof *ctx);
 }
 
-folio_status folio_context_describe(const folio_context *ctx, folio_context_info *info)
+folio_status folio_context_get_info(const folio_context *ctx, folio_context_info *info)
 {
-    REQUIRE(ctx != NULL, "folio_context_describe: ctx is NULL");
+    REQUIRE(ctx != NULL, "folio_context_get_info: ctx is NULL");
     folio_context_info i = {
         .backend = ctx->backend->name,
         .level = ctx->level,

@@ -9,7 +9,7 @@
 
 static bool is_paged(folio_attention_type type)
 {
-    return type == FOLIO_DECODER || type == FOLIO_ENCODER_DECODER;
+    return type == FOLIO_ATTENTION_DECODER || type == FOLIO_ATTENTION_ENCODER_DECODER;
 }
 
 /* Rows the tensors must have: the batch's, or the plan's limits under FOLIO_PLAN_GRAPH. */
@@ -24,7 +24,7 @@ static folio_status check_query(const folio_plan *plan, folioi_call *call)
 {
     const folio_attention_desc *a = call->attention;
     folio_tensors *t = &call->tensors;
-    bool encoder = call->type == FOLIO_ENCODER;
+    bool encoder = call->type == FOLIO_ATTENTION_ENCODER;
     call->num_rows = plan->facts[call->type].query_rows;
     int64_t rows = rows_expected(plan, encoder, call->num_rows);
     TRY(folioi_tensor_resolve(&t->q, "q", a->dtype, a->num_heads, a->k_head_size, rows));
@@ -44,7 +44,8 @@ static folio_status check_new_kv(const folio_plan *plan, folioi_call *call, bool
 {
     const folio_attention_desc *a = call->attention;
     folio_tensors *t = &call->tensors;
-    bool encoder = call->type == FOLIO_ENCODER || call->type == FOLIO_ENCODER_DECODER;
+    bool encoder =
+        call->type == FOLIO_ATTENTION_ENCODER || call->type == FOLIO_ATTENTION_ENCODER_DECODER;
     int64_t batch_rows = plan->facts[call->type].new_rows;
     REQUIRE((t->k.data == NULL) == (t->v.data == NULL), "%s is given without %s",
             t->k.data != NULL ? "k" : "v", t->k.data != NULL ? "v" : "k");
@@ -83,7 +84,7 @@ static folio_status check_cache(const folio_plan *plan, const folioi_call *call,
             folio_dtype_name(c->dtype), folio_dtype_name(a->kv_dtype));
     REQUIRE(c->block_size == d->block_size, "the cache's block size is %d, the plan's %d",
             c->block_size, d->block_size);
-    int64_t blocks = call->type == FOLIO_DECODER ? d->num_blocks : d->cross_num_blocks;
+    int64_t blocks = call->type == FOLIO_ATTENTION_DECODER ? d->num_blocks : d->cross_num_blocks;
     REQUIRE(c->num_blocks >= blocks, "the cache has %lld blocks, the plan was made for %lld",
             (long long)c->num_blocks, (long long)blocks);
     return FOLIO_OK;
@@ -94,8 +95,8 @@ static folio_status check_keys(const folio_plan *plan, const folioi_call *call)
 {
     const folioi_plan_facts *f = &plan->facts[call->type];
     const char *what = folio_attention_type_name(call->type);
-    bool cross = call->type == FOLIO_ENCODER_DECODER;
-    REQUIRE((call->type != FOLIO_ENCODER && !cross) || plan->on_device ||
+    bool cross = call->type == FOLIO_ATTENTION_ENCODER_DECODER;
+    REQUIRE((call->type != FOLIO_ATTENTION_ENCODER && !cross) || plan->on_device ||
                 call->batch->has_encoder_lens,
             "%s attention needs encoder_len, and no sequence of the batch has one", what);
     if (!is_paged(call->type)) return FOLIO_OK;
@@ -116,7 +117,7 @@ static folio_status check_options(const folio_plan *plan, folioi_call *call)
 {
     folio_tensors *t = &call->tensors;
     int32_t heads = call->attention->num_heads;
-    if (t->slopes != NULL && call->type == FOLIO_ENCODER_DECODER)
+    if (t->slopes != NULL && call->type == FOLIO_ATTENTION_ENCODER_DECODER)
         FAIL(FOLIO_ERR_UNSUPPORTED, "cross attention has no ALiBi: a key has no position there");
     REQUIRE((uintptr_t)t->slopes % sizeof(float) == 0 && (uintptr_t)t->sinks % sizeof(float) == 0,
             "slopes or sinks is not aligned to %zu bytes", sizeof(float));

@@ -81,7 +81,7 @@ static folio_status find(const char *name, const folioi_backend **out)
     return FOLIO_OK;
 }
 
-folio_status folio_backend_describe(const char *name, folio_backend_info *info)
+folio_status folio_backend_get_info(const char *name, folio_backend_info *info)
 {
     const folioi_backend *b;
     TRY(find(name, &b));
@@ -138,7 +138,7 @@ void folioi_backend_judge(const folioi_backend *backend, const folioi_request *r
         if (strcmp(backend->features[i].name, "block_sparse") == 0)
             folioi_reasons_add(reasons, "block-sparse attention is refused: %s",
                                backend->features[i].reason);
-    if ((request->types & FOLIO_TYPE_BIT(FOLIO_ENCODER_DECODER)) &&
+    if ((request->types & FOLIO_ATTENTION_BIT(FOLIO_ATTENTION_ENCODER_DECODER)) &&
         (a->window_left >= 0 || a->window_right >= 0))
         folioi_reasons_add(reasons, "cross attention has no window: a key has no position there");
     if (request->cache == NULL) return;

@@ -8,9 +8,9 @@ static folio_status as_batch_seq(const folio_sequence *s, int32_t group, int64_t
 {
     *out = (folio_batch_seq){.struct_size = sizeof *out, .query_len = 1};
     if (s == NULL) return FOLIO_OK;
-    REQUIRE(group >= 0 && group < s->pool->num_groups,
+    REQUIRE(group >= 0 && group < s->pool->num_layer_groups,
             "batch: sequences[%lld]: group %d is outside [0, %d)", (long long)i, group,
-            s->pool->num_groups);
+            s->pool->num_layer_groups);
     pool_lock(s->pool);
     const folioi_table *t = &s->table[group], *cross = &s->table[s->pool->cross];
     *out = (folio_batch_seq){

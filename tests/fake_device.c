@@ -88,7 +88,7 @@ static void run_one(const work *w)
     }
     folio_kv_cache from = {.ctx = &host, .format = w->format[0], .layers = w->layers[0]};
     folio_kv_cache to = {.ctx = &host, .format = w->format[1], .layers = w->layers[1]};
-    if (folio_kv_cache_swap_blocks(&from, &to, (const int64_t(*)[2])w->pairs, w->num_pairs, NULL) !=
+    if (folio_kv_cache_copy_blocks(&from, &to, (const int64_t(*)[2])w->pairs, w->num_pairs, NULL) !=
         FOLIO_OK)
         abort();
 }

@@ -19,7 +19,7 @@ static shape shape_of(const gen_geometry *g, int32_t group)
     int32_t second = g->one_memory ? 2 : 1;
     if (group == 0) return (shape){4, 2, 16, 2, 0};
     if (group == 1) return (shape){4, 1, 32, second, 2};
-    return (shape){4, 2, 16, 1, g->num_groups == 2 ? 2 + second : 2};
+    return (shape){4, 2, 16, 1, g->num_layer_groups == 2 ? 2 + second : 2};
 }
 
 enum { CROSS = GEN_GROUPS }; /* its index among attentions and caches */
@@ -27,7 +27,10 @@ enum { WIDTH = 4 * 32 };     /* numbers of the widest row of q */
 enum { KV_WIDTH = 32 };
 
 static int32_t num_parts(const gen_geometry *g) { return g->encoder ? GEN_GROUPS + 1 : GEN_GROUPS; }
-static bool has_part(const gen_geometry *g, int32_t i) { return i < g->num_groups || i == CROSS; }
+static bool has_part(const gen_geometry *g, int32_t i)
+{
+    return i < g->num_layer_groups || i == CROSS;
+}
 
 static uint64_t mix(uint64_t hash, const void *data, size_t bytes)
 {
@@ -102,7 +105,7 @@ const char *gen_model_name(const gen_model *m)
 {
     static _Thread_local char name[96];
     snprintf(name, sizeof name, "%s %s, blocks of %d, %d group(s)%s%s", m->g.backend,
-             folio_dtype_name(m->g.kv_dtype), (int)m->g.block_size, (int)m->g.num_groups,
+             folio_dtype_name(m->g.kv_dtype), (int)m->g.block_size, (int)m->g.num_layer_groups,
              m->g.one_memory ? ", one memory" : "", m->g.encoder ? ", encoder" : "");
     return name;
 }
@@ -208,8 +211,8 @@ static bool make_cache(gen_pool *p, int32_t part)
     if (!p->m->g.one_memory || part == CROSS) {
         CHECK_OK(folio_kv_cache_create(p->m->ctx, &desc, &p->caches[part]));
     } else {
-        folio_kv_shape s = {.struct_size = sizeof s};
-        CHECK_OK(folio_kv_cache_shape(shape_backend(p->m), &desc, &s));
+        folio_kv_cache_shape s = {.struct_size = sizeof s};
+        CHECK_OK(folio_kv_cache_get_shape(shape_backend(p->m), &desc, &s));
         p->memory_bytes = (size_t)s.layer_bytes;
         for (int32_t l = 0; l < desc.num_layers; l++)
             if (p->memory[l] == NULL)
@@ -235,7 +238,8 @@ static bool make_plan(gen_pool *p, int32_t group)
     folio_batch_desc batch = {.struct_size = sizeof batch, .block_size = g->block_size};
     CHECK_OK(folio_batch_create(p->m->ctx, &batch, &p->batch[group]));
     const folio_attention *list[] = {p->m->attention[group], p->m->attention[CROSS]};
-    const uint32_t types[] = {FOLIO_TYPE_BIT(FOLIO_DECODER), FOLIO_TYPE_BIT(FOLIO_ENCODER_DECODER)};
+    const uint32_t types[] = {FOLIO_ATTENTION_BIT(FOLIO_ATTENTION_DECODER),
+                              FOLIO_ATTENTION_BIT(FOLIO_ATTENTION_ENCODER_DECODER)};
     folio_plan_desc plan = {.struct_size = sizeof plan,
                             .attentions = list,
                             .types = types,
@@ -274,12 +278,12 @@ bool gen_pool_open(gen_pool *p, gen_model *m, const folio_pool_desc *desc, folio
     bool fine = true;
     for (int32_t i = 0; i < num_parts(&m->g) && fine; i++)
         if (has_part(&m->g, i)) fine = make_cache(p, i) && (i == CROSS || make_plan(p, i));
-    folio_pool_group groups[GEN_GROUPS] = {{.cache = p->caches[0]},
-                                           {.window = m->g.window, .cache = p->caches[1]}};
+    folio_layer_group groups[GEN_GROUPS] = {{.cache = p->caches[0]},
+                                            {.window = m->g.window, .cache = p->caches[1]}};
     folio_pool_desc full = *desc;
     full.block_size = m->g.block_size;
-    full.num_groups = m->g.num_groups;
-    full.groups = groups;
+    full.num_layer_groups = m->g.num_layer_groups;
+    full.layer_groups = groups;
     full.cross_cache = p->caches[CROSS];
     full.stream = m->run.stream;
     folio_status s = FOLIO_ERR_MEMORY;
@@ -326,8 +330,8 @@ int64_t gen_store_bytes(const gen_model *m, int64_t num_frames)
     for (int32_t i = 0; i < num_parts(&m->g); i++) {
         if (!has_part(&m->g, i)) continue;
         folio_kv_cache_desc desc = cache_desc(m, i, 1);
-        folio_kv_shape s = {.struct_size = sizeof s};
-        CHECK_OK(folio_kv_cache_shape(shape_backend(m), &desc, &s));
+        folio_kv_cache_shape s = {.struct_size = sizeof s};
+        CHECK_OK(folio_kv_cache_get_shape(shape_backend(m), &desc, &s));
         if (s.total_bytes > payload) payload = s.total_bytes;
     }
     /* A header and the ids before each payload, whole pages, one frame more for the superblock. */
@@ -365,7 +369,7 @@ static void see_owner(const folio_sequence *s, int32_t group, int8_t part, int8_
 {
     const int32_t *table = NULL;
     int64_t n = 0;
-    CHECK_OK(folio_sequence_table(s, group, &table, &n));
+    CHECK_OK(folio_sequence_get_table(s, group, &table, &n));
     for (int64_t i = 0; i < n; i++)
         if (table[i] != FOLIO_NO_BLOCK) owner[table[i]] = part;
 }
@@ -378,11 +382,11 @@ void gen_poison(gen_pool *p, folio_sequence *const *sequences, int64_t num_seque
     int64_t *blocks = malloc((size_t)p->num_blocks * sizeof *blocks);
     if (states == NULL || owner == NULL || blocks == NULL) abort();
     memset(owner, -1, (size_t)p->num_blocks);
-    CHECK_OK(folio_pool_map(p->pool, FOLIO_TIER_DEVICE, 0, p->num_blocks, states));
+    CHECK_OK(folio_pool_get_block_states(p->pool, FOLIO_TIER_DEVICE, 0, p->num_blocks, states));
     for (int64_t i = 0; i < num_sequences; i++) {
         if (gen_info(sequences[i]).state != FOLIO_SEQUENCE_RESIDENT) continue;
-        for (int8_t g = 0; g < p->m->g.num_groups; g++) see_owner(sequences[i], g, g, owner);
-        if (p->m->g.encoder) see_owner(sequences[i], FOLIO_CROSS_GROUP, CROSS, owner);
+        for (int8_t g = 0; g < p->m->g.num_layer_groups; g++) see_owner(sequences[i], g, g, owner);
+        if (p->m->g.encoder) see_owner(sequences[i], FOLIO_LAYER_GROUP_CROSS, CROSS, owner);
     }
     for (int32_t part = 0; part < num_parts(&p->m->g); part++) {
         if (!has_part(&p->m->g, part)) continue;
@@ -441,7 +445,8 @@ static bool forward_layer(gen_pool *p, int32_t part, int32_t layer, gen_item *co
                        .v = {.data = v, .tokens = x->kv_rows},
                        .out = {.data = x->out, .tokens = x->rows},
                        .lse = x->lse};
-    folio_attention_type type = part == CROSS ? FOLIO_ENCODER_DECODER : FOLIO_DECODER;
+    folio_attention_type type =
+        part == CROSS ? FOLIO_ATTENTION_ENCODER_DECODER : FOLIO_ATTENTION_DECODER;
     folio_status status = folio_attention_forward(p->plan[part == CROSS ? 0 : part], part == CROSS,
                                                   type, p->caches[part], layer, &t, &p->m->run);
     CHECK_OK(status);
@@ -491,12 +496,12 @@ bool gen_step(gen_pool *p, gen_item *const *items, int64_t num_items)
     CHECK_OK(status);
     if (status != FOLIO_OK) return false;
     gen_poison(p, sequences, num_items);
-    for (int32_t group = 0; group < g->num_groups; group++) {
+    for (int32_t group = 0; group < g->num_layer_groups; group++) {
         folio_batch_clear(p->batch[group]);
         status = folio_batch_add_sequences(p->batch[group], group, sequences, num_items);
         CHECK_OK(status);
         if (status == FOLIO_OK)
-            CHECK_OK(status = folio_plan_update_on(p->plan[group], p->batch[group], &p->m->run));
+            CHECK_OK(status = folio_plan_update(p->plan[group], p->batch[group], &p->m->run));
         if (status != FOLIO_OK) return false;
         shape s = shape_of(g, group);
         for (int32_t l = 0; l < s.layers; l++)
@@ -557,7 +562,7 @@ static bool slots_of(const folio_sequence *s, int32_t group, int32_t block_size,
 {
     const int32_t *table = NULL;
     int64_t num_blocks = 0;
-    CHECK_OK(folio_sequence_table(s, group, &table, &num_blocks));
+    CHECK_OK(folio_sequence_get_table(s, group, &table, &num_blocks));
     for (int64_t i = 0; i < n; i++) {
         int64_t at = (first + i) / block_size;
         if (at >= num_blocks || table[at] == FOLIO_NO_BLOCK) return false;
@@ -599,7 +604,7 @@ folio_status gen_write(gen_pool *p, folio_sequence *s, const gen_request *r, int
     }
     folio_status status = folio_sequence_reserve(s, n, 0, slots);
     if (status != FOLIO_OK) return status;
-    for (int32_t group = 0; group < g->num_groups; group++)
+    for (int32_t group = 0; group < g->num_layer_groups; group++)
         for (int32_t l = 0; l < shape_of(g, group).layers; l++)
             write_layer(p->m, group, l, r, first, n, slots + group * n, p->caches[group]);
     folio_tokens tokens = gen_tokens(r, len);
@@ -662,7 +667,7 @@ bool gen_contents_right(gen_pool *p, const folio_sequence *s, const gen_request 
         int64_t first = part == 1 && len >= g->window ? len - g->window + 1 : 0;
         int64_t slots[GEN_TOKENS];
         if (len == first) continue;
-        int32_t group = part == CROSS ? FOLIO_CROSS_GROUP : part;
+        int32_t group = part == CROSS ? FOLIO_LAYER_GROUP_CROSS : part;
         fine = slots_of(s, group, g->block_size, first, len - first, slots);
         folio_kv_cache_desc desc = cache_desc(p->m, part, GEN_TOKENS / g->block_size + 1);
         folio_kv_cache *scratch = NULL;

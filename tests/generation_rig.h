@@ -28,10 +28,10 @@ typedef struct gen_geometry {
         *backend; /* "fake": fake_device.h. FOLIO_TESTS_BACKEND in the environment stands for all */
     int32_t block_size;
     folio_dtype kv_dtype;
-    int32_t num_groups; /* 1 or 2 */
-    int64_t window;     /* of group 1 */
-    bool encoder;       /* cross attention as well */
-    bool one_memory;    /* the caches of both groups lie over each other; not for INT8 */
+    int32_t num_layer_groups; /* 1 or 2 */
+    int64_t window;           /* of group 1 */
+    bool encoder;             /* cross attention as well */
+    bool one_memory;          /* the caches of both groups lie over each other; not for INT8 */
 } gen_geometry;
 
 /* A context and the attentions; several pools, one after another or at once, may use it. */

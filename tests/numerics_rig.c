@@ -8,7 +8,7 @@
 void rig_each_engine(void (*body)(rig_engine e))
 {
     folio_backend_info info = {.struct_size = sizeof info};
-    CHECK_OK(folio_backend_describe("cpu", &info));
+    CHECK_OK(folio_backend_get_info("cpu", &info));
     for (int32_t n = 0; n <= info.num_levels; n++) {
         folio_context_desc desc = {.struct_size = sizeof desc, .num_threads = 2};
         desc.backend = n == 0 ? "reference" : "cpu";
@@ -17,7 +17,7 @@ void rig_each_engine(void (*body)(rig_engine e))
         int before = test_failures();
         folio_context_info got = {.struct_size = sizeof got};
         CHECK_OK(folio_context_create(&desc, &e.ctx));
-        if (e.ctx != NULL) CHECK_OK(folio_context_describe(e.ctx, &got));
+        if (e.ctx != NULL) CHECK_OK(folio_context_get_info(e.ctx, &got));
         /* A level the processor lacks gives the best below it, which has had its turn. */
         if (e.ctx != NULL && (e.reference || strcmp(got.level, e.name) == 0)) body(e);
         if (test_failures() > before) printf("  that was on %s\n", e.name);
@@ -121,7 +121,7 @@ void rig_close(rig *r)
 
 uint64_t rig_cache_hash(const rig *r)
 {
-    folio_kv_view view = support_view(r->cache, 0);
+    folio_kv_cache_view view = support_view(r->cache, 0);
     const folio_kv_array *arrays[4] = {&view.k_array, &view.v_array, &view.k_scales_array,
                                        &view.v_scales_array};
     const unsigned char *bytes[4] = {view.k, view.v, (unsigned char *)view.k_scales,
@@ -148,10 +148,10 @@ static folio_status rig_open_cache(rig *r, uint32_t types)
         int64_t context = seq->seq_len - seq->query_len;
         if (r->no_kv) context = seq->seq_len;
         int64_t encoder = seq->encoder_new_len && !r->no_kv ? 0 : seq->encoder_len;
-        if (types & FOLIO_TYPE_BIT(FOLIO_DECODER))
+        if (types & FOLIO_ATTENTION_BIT(FOLIO_ATTENTION_DECODER))
             for (int64_t j = 0; j < context && status == FOLIO_OK; j++)
                 if (r->table[s][j / kv->block_size] >= 0) status = rig_store(r, s, j, false);
-        if (types & FOLIO_TYPE_BIT(FOLIO_ENCODER_DECODER))
+        if (types & FOLIO_ATTENTION_BIT(FOLIO_ATTENTION_ENCODER_DECODER))
             for (int64_t j = 0; j < encoder && status == FOLIO_OK; j++)
                 status = rig_store(r, s, j, true);
     }
@@ -195,7 +195,7 @@ folio_status rig_replan(rig *r, uint32_t types)
                             .max_seq_len = RIG_TOKENS,
                             .max_encoder_tokens = RIG_SEQS * RIG_TOKENS};
     status = folio_plan_create(r->ctx, &plan, &r->plan);
-    if (status == FOLIO_OK) status = folio_plan_update(r->plan, r->batch);
+    if (status == FOLIO_OK) status = folio_plan_update(r->plan, r->batch, NULL);
     return status;
 }
 
@@ -209,13 +209,14 @@ folio_status rig_open(rig *r, uint32_t types)
 
 int64_t rig_rows(const rig *r, folio_attention_type type, int64_t s)
 {
-    return type == FOLIO_ENCODER ? r->seqs[s].encoder_new_len : r->seqs[s].query_len;
+    return type == FOLIO_ATTENTION_ENCODER ? r->seqs[s].encoder_new_len : r->seqs[s].query_len;
 }
 
 int64_t rig_new_rows(const rig *r, folio_attention_type type, int64_t s)
 {
-    return type == FOLIO_DECODER || type == FOLIO_ENCODER_ONLY ? r->seqs[s].query_len
-                                                               : r->seqs[s].encoder_new_len;
+    return type == FOLIO_ATTENTION_DECODER || type == FOLIO_ATTENTION_ENCODER_ONLY
+               ? r->seqs[s].query_len
+               : r->seqs[s].encoder_new_len;
 }
 
 void rig_fill(const rig *r, folio_attention_type type, void *q, void *k, void *v)
@@ -229,7 +230,7 @@ void rig_fill(const rig *r, folio_attention_type type, void *q, void *k, void *v
                 for (int64_t d = 0; d < dk; d++)
                     harness_store(r->desc.dtype, q, (row * heads + h) * dk + d, r->q[s][i][h][d]);
         int64_t first = 0;
-        if (type == FOLIO_DECODER && r->seqs[s].seq_len > 0)
+        if (type == FOLIO_ATTENTION_DECODER && r->seqs[s].seq_len > 0)
             first = r->seqs[s].seq_len - r->seqs[s].query_len;
         for (int64_t i = 0; i < rig_new_rows(r, type, s); i++, new_row++) {
             for (int64_t g = 0; g < kv_heads; g++) {
@@ -302,7 +303,7 @@ folio_status rig_forward(rig *r, folio_attention_type type)
 
 folio_status rig_run(rig *r, folio_attention_type type)
 {
-    folio_status status = rig_open(r, r->types ? r->types : FOLIO_TYPE_BIT(type));
+    folio_status status = rig_open(r, r->types ? r->types : FOLIO_ATTENTION_BIT(type));
     if (status == FOLIO_OK) status = rig_forward(r, type);
     return status;
 }

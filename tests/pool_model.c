@@ -86,7 +86,7 @@ const int32_t *pool_table(const folio_sequence *sequence, int32_t group, int64_t
 {
     const int32_t *blocks = NULL;
     int64_t n = 0;
-    CHECK_OK(folio_sequence_table(sequence, group, &blocks, &n));
+    CHECK_OK(folio_sequence_get_table(sequence, group, &blocks, &n));
     if (num_blocks != NULL) *num_blocks = n;
     return blocks;
 }
@@ -112,7 +112,7 @@ int64_t pool_matches(folio_pool *pool, uint64_t salt, const int32_t *ids, int64_
 folio_block_state pool_state_of(folio_pool *pool, int32_t block)
 {
     uint8_t state = 0xFF;
-    CHECK_OK(folio_pool_map(pool, FOLIO_TIER_DEVICE, block, 1, &state));
+    CHECK_OK(folio_pool_get_block_states(pool, FOLIO_TIER_DEVICE, block, 1, &state));
     return (folio_block_state)state;
 }
 
@@ -215,7 +215,7 @@ void model_recount(model *m)
     memset(m->by_table, 0, sizeof m->by_table);
     memset(m->by_hand, 0, sizeof m->by_hand);
     for (model_seq *s = m->seqs; s < m->seqs + MODEL_SEQS; s++)
-        for (int g = 0; s->seq != NULL && g < m->config.num_groups; g++)
+        for (int g = 0; s->seq != NULL && g < m->config.num_layer_groups; g++)
             for (int64_t i = 0; i < model_blocks_for(m, s->len); i++)
                 if (s->table[g][i] >= 0) m->by_table[s->table[g][i]]++;
     for (int64_t i = 0; i < m->num_held; i++) m->by_hand[m->held[i]]++;
@@ -269,15 +269,16 @@ uint64_t model_hash_id_of(const model *m, const int32_t *tokens)
 static void on_removed(model *m, const folio_cache_event *e)
 {
     int32_t b = (int32_t)e->block;
-    EXPECT_SAME("the group of a removed block", e->group + 1, m->indexed[b]);
+    EXPECT_SAME("the group of a removed block", e->layer_group + 1, m->indexed[b]);
     EXPECT_SAME("the salt of a removed block", e->salt, m->index_salt[b]);
     if (!m->forgetting && !m->releasing)
         EXPECT(m->floor[b] == 0, "block %d leaves the prefix cache, but is held %d times", b,
                m->floor[b]);
     /* With colliding hashes a block's predecessor may not be the one it came after. */
-    bool ordered = m->config.window[e->group] == 0 && m->config.hash_bits == 0 && !m->forgetting;
+    bool ordered =
+        m->config.window[e->layer_group] == 0 && m->config.hash_bits == 0 && !m->forgetting;
     for (int32_t c = 0; ordered && c < m->config.num_blocks; c++)
-        EXPECT(m->indexed[c] != e->group + 1 || m->before[c] != m->last[b] || m->floor[c] > 0,
+        EXPECT(m->indexed[c] != e->layer_group + 1 || m->before[c] != m->last[b] || m->floor[c] > 0,
                "block %d is removed before %d, which comes after it", b, c);
     m->indexed[b] = 0;
     m->num_indexed--;
@@ -291,9 +292,10 @@ static void on_stored(model *m, const folio_cache_event *e)
     EXPECT(s != NULL && s->taint != MODEL_TAINTED, "block %d is stored by nobody", b);
     EXPECT(m->indexed[b] == 0, "block %d is stored twice", b);
     int64_t i = 0;
-    while (i < m->commit_len / bs && s->table[e->group][i] != b) i++;
+    while (i < m->commit_len / bs && s->table[e->layer_group][i] != b) i++;
     EXPECT(i < m->commit_len / bs, "block %d is stored, but not full", b);
-    EXPECT(m->by_table[b] > 0 && s->gone[e->group] <= i * bs, "block %d is not all written", b);
+    EXPECT(m->by_table[b] > 0 && s->gone[e->layer_group] <= i * bs, "block %d is not all written",
+           b);
     EXPECT_SAME("the salt of a stored block", e->salt, s->salt);
     if (!m->config.hash_ids) EXPECT_SAME("tokens of a stored block", e->num_tokens, bs);
     const int32_t *tokens = s->tokens + i * bs;
@@ -302,9 +304,9 @@ static void on_stored(model *m, const folio_cache_event *e)
     else
         EXPECT(e->token_ids && memcmp(e->token_ids, tokens, (size_t)bs * sizeof *tokens) == 0,
                "block %d is stored under other tokens", b);
-    EXPECT(model_find_block(m, e->group, s->chain[i * bs + bs - 1]) < 0,
+    EXPECT(model_find_block(m, e->layer_group, s->chain[i * bs + bs - 1]) < 0,
            "block %d was there before", b);
-    m->indexed[b] = e->group + 1;
+    m->indexed[b] = e->layer_group + 1;
     m->last[b] = s->chain[i * bs + bs - 1];
     m->before[b] = model_chain_before(s, i * bs);
     m->index_salt[b] = s->salt;
@@ -317,7 +319,8 @@ static void on_event(void *user, const folio_cache_event *e)
     model *m = user;
     EXPECT_SAME("struct_size of an event", e->struct_size, sizeof *e);
     EXPECT_SAME("the tier of an event", e->tier, FOLIO_TIER_DEVICE);
-    EXPECT(e->group >= 0 && e->group < m->config.num_groups, "an event of group %d", e->group);
+    EXPECT(e->layer_group >= 0 && e->layer_group < m->config.num_layer_groups,
+           "an event of group %d", e->layer_group);
     EXPECT(e->block >= 0 && e->block < m->config.num_blocks, "an event of block %lld",
            (long long)e->block);
     if (e->kind == FOLIO_EVENT_REMOVED) on_removed(m, e);
@@ -331,10 +334,10 @@ static void check_sequence(model *m, const model_seq *s)
 {
     int32_t bs = m->config.block_size;
     int64_t held = 0, place = s - m->seqs;
-    for (int g = 0; g < m->config.num_groups; g++) {
+    for (int g = 0; g < m->config.num_layer_groups; g++) {
         const int32_t *table = NULL;
         int64_t n = -1;
-        EXPECT_STATUS(folio_sequence_table(s->seq, g, &table, &n), FOLIO_OK);
+        EXPECT_STATUS(folio_sequence_get_table(s->seq, g, &table, &n), FOLIO_OK);
         EXPECT_SAME("blocks in a table", n, model_blocks_for(m, s->len));
         for (int64_t i = 0; i < n; i++) {
             EXPECT(table[i] == s->table[g][i], "sequence %lld group %d block %lld is %d, not %d",
@@ -383,8 +386,9 @@ static int64_t count_chains(const model *m)
 static void check_blocks(model *m)
 {
     uint8_t map[MODEL_BLOCKS];
-    EXPECT_STATUS(folio_pool_map(m->pool, FOLIO_TIER_DEVICE, 0, m->config.num_blocks, map),
-                  FOLIO_OK);
+    EXPECT_STATUS(
+        folio_pool_get_block_states(m->pool, FOLIO_TIER_DEVICE, 0, m->config.num_blocks, map),
+        FOLIO_OK);
     int64_t counts[FOLIO_NUM_BLOCK_STATES] = {0};
     for (int b = 0; b < m->config.num_blocks; b++) {
         folio_block_state state = m->by_table[b] + m->by_hand[b] > 1 ? FOLIO_BLOCK_SHARED
@@ -443,7 +447,7 @@ model_config model_config_of(uint64_t seed)
     model_config c = {.block_size = block_sizes[seed % 4]};
     int64_t most = DRAW(2) ? 31 : MODEL_BLOCKS - 29;
     c.num_blocks = 30 + DRAW(most);
-    c.num_groups = 1 + (int32_t)DRAW(MODEL_GROUPS);
+    c.num_layer_groups = 1 + (int32_t)DRAW(MODEL_GROUPS);
     c.vocabulary = 2 + (int32_t)DRAW(3);
     c.num_salts = 1 + (int32_t)DRAW(3);
     c.hash_ids = DRAW(5) == 0;
@@ -452,7 +456,7 @@ model_config model_config_of(uint64_t seed)
     const int64_t windows[] = {0, 2, bs, bs + 1, 2 * bs + 1, 3 * bs - 1, 1};
     c.watermark = DRAW(c.num_blocks / 6);
     /* window 1 in every group would make a match of nothing. */
-    for (int g = 0; g < c.num_groups; g++) c.window[g] = windows[DRAW(g == 0 ? 5 : 7)];
+    for (int g = 0; g < c.num_layer_groups; g++) c.window[g] = windows[DRAW(g == 0 ? 5 : 7)];
     if (bs == 1 && c.window[0] == 1) c.window[0] = 3;
     c.max_len = bs == 1 ? 40 : bs == 2 ? 60 : bs == 4 ? 80 : 200;
 #undef DRAW
@@ -472,13 +476,13 @@ bool model_open_with(model *m, const model_config *config, uint64_t seed, folio_
     int64_t slots = config->num_blocks * config->block_size;
     m->shadow = calloc((size_t)slots, sizeof *m->shadow);
     if (m->ctx == NULL || m->shadow == NULL) abort();
-    folio_pool_group groups[MODEL_GROUPS] = {{0}};
-    for (int g = 0; g < config->num_groups; g++) groups[g].window = config->window[g];
+    folio_layer_group groups[MODEL_GROUPS] = {{0}};
+    for (int g = 0; g < config->num_layer_groups; g++) groups[g].window = config->window[g];
     folio_pool_desc desc = {.struct_size = sizeof desc,
                             .num_blocks = config->num_blocks,
                             .block_size = config->block_size,
-                            .num_groups = config->num_groups,
-                            .groups = groups,
+                            .num_layer_groups = config->num_layer_groups,
+                            .layer_groups = groups,
                             .watermark = config->watermark,
                             .flags = config->flags,
                             .hash_key = seed + 1,

@@ -71,7 +71,7 @@ enum {
 
 typedef struct model_config {
     int64_t num_blocks;
-    int32_t block_size, num_groups;
+    int32_t block_size, num_layer_groups;
     int64_t window[MODEL_GROUPS];
     int64_t watermark;
     int32_t vocabulary, num_salts;

@@ -149,8 +149,8 @@ void raw_cache_part_scales(folio_context *ctx, const raw_keys *keys, raw_cache *
 {
     const folio_kv_cache_desc *d = &c->desc;
     int64_t N = d->block_size, H = d->num_kv_heads;
-    folio_kv_shape shape = {.struct_size = sizeof shape};
-    CHECK_OK(folio_kv_cache_shape("cpu", d, &shape));
+    folio_kv_cache_shape shape = {.struct_size = sizeof shape};
+    CHECK_OK(folio_kv_cache_get_shape("cpu", d, &shape));
     size_t bytes = (size_t)(d->num_blocks * N * (H + 1) * 4);
     folio_kv_cache_destroy(c->cache);
     c->cache = NULL;
@@ -241,7 +241,7 @@ static folio_plan *make_plan(folio_context *ctx, const raw_call *call, const raw
                             .max_seq_len = RAW_KEYS};
     folio_plan *plan = NULL;
     CHECK_OK(folio_plan_create(ctx, &desc, &plan));
-    if (plan != NULL) CHECK_OK(folio_plan_update(plan, batch));
+    if (plan != NULL) CHECK_OK(folio_plan_update(plan, batch, NULL));
     return plan;
 }
 
@@ -301,8 +301,8 @@ bool raw_run(folio_context *ctx, const raw_call *call, const raw_cache *cache, r
     CHECK_OK(folio_attention_create(ctx, &call->desc, &attention));
     if (attention != NULL && batch != NULL) plan = make_plan(ctx, call, cache, attention, batch);
     if (plan != NULL) {
-        status = folio_attention_forward(plan, 0, FOLIO_DECODER, cache ? cache->cache : NULL, 0, &t,
-                                         NULL);
+        status = folio_attention_forward(plan, 0, FOLIO_ATTENTION_DECODER,
+                                         cache ? cache->cache : NULL, 0, &t, NULL);
         CHECK_MSG(status == FOLIO_OK, "%s", folio_last_error());
     }
     folio_plan_destroy(plan);

@@ -37,7 +37,7 @@ void srig_init(store_rig *rig, int64_t num_frames)
     rig->desc = (folioi_store_desc){.path = rig->path,
                                     .model = "a model",
                                     .ids_bytes = SRIG_IDS * 4,
-                                    .num_groups = SRIG_GROUPS,
+                                    .num_layer_groups = SRIG_GROUPS,
                                     .geometry = rig->geometry};
     srig_frames(rig, num_frames);
     rig->allocator = support_allocator(&rig->counter);

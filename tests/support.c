@@ -45,7 +45,7 @@ void support_mark_error(void)
     char name[32];
     snprintf(name, sizeof name, "marker %d", ++count);
     folio_backend_info info = {.struct_size = sizeof info};
-    (void)folio_backend_describe(name, &info);
+    (void)folio_backend_get_info(name, &info);
     snprintf(marked, sizeof marked, "%s", folio_last_error());
 }
 
@@ -258,10 +258,10 @@ void support_buffer_free(support_buffer *buffer)
     *buffer = (support_buffer){0};
 }
 
-folio_kv_view support_view(const folio_kv_cache *cache, int32_t layer)
+folio_kv_cache_view support_view(const folio_kv_cache *cache, int32_t layer)
 {
-    folio_kv_view view = {.struct_size = sizeof view};
-    CHECK_OK(folio_kv_cache_view(cache, layer, &view));
+    folio_kv_cache_view view = {.struct_size = sizeof view};
+    CHECK_OK(folio_kv_cache_get_view(cache, layer, &view));
     return view;
 }
 
@@ -269,7 +269,7 @@ void support_poison_cache(folio_kv_cache *cache)
 {
     int32_t layers = support_view(cache, 0).desc->num_layers;
     for (int32_t l = 0; l < layers; l++) {
-        folio_kv_view view = support_view(cache, l);
+        folio_kv_cache_view view = support_view(cache, l);
         memset(view.k, 0xFF, (size_t)view.k_array.bytes);
         memset(view.v, 0xFF, (size_t)view.v_array.bytes);
         if (view.k_scales == NULL) continue;

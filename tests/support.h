@@ -118,7 +118,7 @@ typedef struct {
 } support_counter;
 folio_allocator support_allocator(support_counter *counter);
 
-/* folio_kv_cache_view, which must succeed. */
-folio_kv_view support_view(const folio_kv_cache *cache, int32_t layer);
+/* folio_kv_cache_get_view, which must succeed. */
+folio_kv_cache_view support_view(const folio_kv_cache *cache, int32_t layer);
 
 #endif

@@ -62,7 +62,7 @@ static folio_phase phase_of(const step *s, const seq_plan *q)
 {
     if (q->phase != FOLIO_PHASE_AUTO) return q->phase;
     int limit = s->decode_query_len ? s->decode_query_len : 1;
-    return context_of(q) > 0 && q->query_len <= limit ? FOLIO_DECODE : FOLIO_PREFILL;
+    return context_of(q) > 0 && q->query_len <= limit ? FOLIO_PHASE_DECODE : FOLIO_PHASE_PREFILL;
 }
 
 static int encoder_new_of(const seq_plan *q) { return q->encoder_new ? q->encoder_len : 0; }
@@ -160,14 +160,14 @@ static arrays *arrays_make(const tables *t)
 
 static void check_summary(folio_batch *batch, const step *s)
 {
-    folio_batch_summary e = {0}, g = {.struct_size = sizeof g};
-    CHECK_OK(folio_batch_summarize(batch, &g));
+    folio_batch_info e = {0}, g = {.struct_size = sizeof g};
+    CHECK_OK(folio_batch_get_info(batch, &g));
     for (int i = 0; i < s->num_seqs; i++) {
         const seq_plan *q = &s->seqs[i];
         e.num_query_tokens += q->query_len;
         if (is_padding(q)) {
             e.num_padding++, e.num_padding_tokens += q->query_len;
-        } else if (phase_of(s, q) == FOLIO_PREFILL) {
+        } else if (phase_of(s, q) == FOLIO_PHASE_PREFILL) {
             e.num_prefills++, e.num_prefill_tokens += q->query_len;
             if (q->seq_len > e.max_prefill_seq_len) e.max_prefill_seq_len = q->seq_len;
         } else {
@@ -214,9 +214,9 @@ static share share_of(const tables *t, int i, folio_attention_type type)
     const seq_plan *q = &t->s.seqs[i];
     int news = encoder_new_of(q), real = is_padding(q) ? 0 : q->query_len;
     switch (type) {
-    case FOLIO_ENCODER: return (share){news, news, news, 0, NULL, 0};
-    case FOLIO_ENCODER_ONLY: return (share){q->query_len, real, q->query_len, 0, NULL, 0};
-    case FOLIO_ENCODER_DECODER: {
+    case FOLIO_ATTENTION_ENCODER: return (share){news, news, news, 0, NULL, 0};
+    case FOLIO_ATTENTION_ENCODER_ONLY: return (share){q->query_len, real, q->query_len, 0, NULL, 0};
+    case FOLIO_ATTENTION_ENCODER_DECODER: {
         share s = {q->query_len, q->encoder_len, news, q->encoder_len - news, NULL, 0};
         if (t->s.cross) {
             s.table = t->cross[i];
@@ -235,11 +235,11 @@ static share share_of(const tables *t, int i, folio_attention_type type)
     }
 }
 
-static void check_entry(const folio_batch_view_data *v, int64_t n, const tables *t, int i,
+static void check_entry(const folio_batch_view *v, int64_t n, const tables *t, int i,
                         folio_attention_type type, int64_t row, int64_t *fresh)
 {
     share e = share_of(t, i, type);
-    bool stores = type == FOLIO_DECODER || type == FOLIO_ENCODER_DECODER;
+    bool stores = type == FOLIO_ATTENTION_DECODER || type == FOLIO_ATTENTION_ENCODER_DECODER;
     CHECK_INT(v->seqs[n], i);
     CHECK_INT(v->query_rows[n], row);
     CHECK_INT(v->query_lens[n], e.rows);
@@ -265,10 +265,10 @@ static void check_view(folio_batch *batch, const tables *t, folio_attention_type
                        folio_phase phase)
 {
     int before = test_failures();
-    folio_batch_view_data v = {.struct_size = sizeof v};
-    CHECK_OK(folio_batch_view(batch, type, phase, &v));
+    folio_batch_view v = {.struct_size = sizeof v};
+    CHECK_OK(folio_batch_get_view(batch, type, phase, &v));
     int64_t n = 0, row = 0, rows = 0, fresh = 0, max_q = 0, max_k = 0;
-    bool encoder = type == FOLIO_ENCODER || type == FOLIO_ENCODER_ONLY;
+    bool encoder = type == FOLIO_ATTENTION_ENCODER || type == FOLIO_ATTENTION_ENCODER_ONLY;
     CHECK(!encoder || (v.slot_mapping == NULL && v.table_start == NULL));
     CHECK(encoder || v.slot_mapping != NULL || v.num_new_tokens == 0);
     CHECK(encoder || v.table_start != NULL || v.num_seqs == 0);
@@ -322,8 +322,8 @@ static void check_same_bias(folio_context *ctx, folio_batch *a, folio_batch *b, 
     for (int i = 0; i < num_seqs; i++) {
         memset(x, 0xFF, CAPACITY * sizeof *x);
         memset(y, 0xFF, CAPACITY * sizeof *y);
-        CHECK_OK(folio_bias_write(attention, a, FOLIO_DECODER, i, slopes, x, CAPACITY));
-        CHECK_OK(folio_bias_write(attention, b, FOLIO_DECODER, i, slopes, y, CAPACITY));
+        CHECK_OK(folio_bias_write(attention, a, FOLIO_ATTENTION_DECODER, i, slopes, x, CAPACITY));
+        CHECK_OK(folio_bias_write(attention, b, FOLIO_ATTENTION_DECODER, i, slopes, y, CAPACITY));
         CHECK_MSG(memcmp(x, y, CAPACITY * sizeof *x) == 0, "seq %d: another bias", i);
     }
     free(x);
@@ -348,10 +348,10 @@ static const seq_plan mixed[] = {{.query_len = 1, .seq_len = 40}, {.query_len = 
                                  {.query_len = 2, .seq_len = 19}, {.query_len = 0, .seq_len = 9},
                                  {.query_len = 1, .seq_len = 17}};
 static const seq_plan labelled[] = {
-    {.query_len = 1, .seq_len = 40, .phase = FOLIO_PREFILL},
-    {.query_len = 9, .seq_len = 9, .phase = FOLIO_DECODE, .causality = FOLIO_NOT_CAUSAL},
-    {.query_len = 3, .seq_len = 30, .causality = FOLIO_CAUSAL},
-    {.query_len = 2, .seq_len = 0, .phase = FOLIO_DECODE}};
+    {.query_len = 1, .seq_len = 40, .phase = FOLIO_PHASE_PREFILL},
+    {.query_len = 9, .seq_len = 9, .phase = FOLIO_PHASE_DECODE, .causality = FOLIO_CAUSAL_NO},
+    {.query_len = 3, .seq_len = 30, .causality = FOLIO_CAUSAL_YES},
+    {.query_len = 2, .seq_len = 0, .phase = FOLIO_PHASE_DECODE}};
 static const seq_plan translation[] = {
     {.query_len = 4, .seq_len = 4, .encoder_len = 21, .encoder_new = true},
     {.query_len = 1, .seq_len = 12, .encoder_len = 5},
@@ -471,7 +471,7 @@ BACKEND_TEST(batch, without_a_cache)
     folio_batch *batch = build(ctx, t);
     REQUIRE_TEST(batch != NULL);
     check_batch(batch, t);
-    CHECK_INT(folio_batch_is_complete(batch, FOLIO_DECODER, NULL), 1); /* no context */
+    CHECK_INT(folio_batch_is_complete(batch, FOLIO_ATTENTION_DECODER, NULL), 1); /* no context */
     folio_batch_destroy(batch);
     free(t);
 }
@@ -512,9 +512,10 @@ BACKEND_TEST(batch, slots_given)
                             .cross_block_tables = cross,
                             .cross_row_stride = 1};
     for (int form = 0; form < 2; form++) {
-        folio_batch_view_data v = {.struct_size = sizeof v}, x = {.struct_size = sizeof x};
-        CHECK_OK(folio_batch_view(batch, FOLIO_DECODER, FOLIO_PHASE_AUTO, &v));
-        CHECK_OK(folio_batch_view(batch, FOLIO_ENCODER_DECODER, FOLIO_PHASE_AUTO, &x));
+        folio_batch_view v = {.struct_size = sizeof v}, x = {.struct_size = sizeof x};
+        CHECK_OK(folio_batch_get_view(batch, FOLIO_ATTENTION_DECODER, FOLIO_PHASE_AUTO, &v));
+        CHECK_OK(
+            folio_batch_get_view(batch, FOLIO_ATTENTION_ENCODER_DECODER, FOLIO_PHASE_AUTO, &x));
         REQUIRE_TEST(v.slot_mapping && x.slot_mapping);
         CHECK(memcmp(v.slot_mapping, slots, sizeof slots) == 0);
         CHECK(memcmp(x.slot_mapping, cross_slots, sizeof cross_slots) == 0);
@@ -534,11 +535,11 @@ BACKEND_TEST(batch, views_live_together_and_inputs_are_copied)
     REQUIRE_TEST(batch != NULL);
     int32_t first = t->table[0][0], second = t->table[1][0];
     memset(t->table, 0, sizeof t->table);
-    folio_batch_view_data p = {.struct_size = sizeof p}, d = {.struct_size = sizeof d};
-    folio_batch_view_data e = {.struct_size = sizeof e};
-    CHECK_OK(folio_batch_view(batch, FOLIO_DECODER, FOLIO_PREFILL, &p));
-    CHECK_OK(folio_batch_view(batch, FOLIO_DECODER, FOLIO_DECODE, &d));
-    CHECK_OK(folio_batch_view(batch, FOLIO_ENCODER_ONLY, FOLIO_PHASE_AUTO, &e));
+    folio_batch_view p = {.struct_size = sizeof p}, d = {.struct_size = sizeof d};
+    folio_batch_view e = {.struct_size = sizeof e};
+    CHECK_OK(folio_batch_get_view(batch, FOLIO_ATTENTION_DECODER, FOLIO_PHASE_PREFILL, &p));
+    CHECK_OK(folio_batch_get_view(batch, FOLIO_ATTENTION_DECODER, FOLIO_PHASE_DECODE, &d));
+    CHECK_OK(folio_batch_get_view(batch, FOLIO_ATTENTION_ENCODER_ONLY, FOLIO_PHASE_AUTO, &e));
     REQUIRE_TEST(p.num_seqs == 4 && d.num_seqs == 3 && e.num_seqs == 9);
     CHECK(p.seqs[0] == 1 && d.seqs[0] == 0 && e.seqs[0] == 0);
     CHECK_INT(p.query_rows[0], 1);
@@ -666,21 +667,21 @@ BACKEND_TEST(batch, completeness_names_the_missing_field)
     const folio_batch_seq prompt = {.struct_size = sizeof prompt, .query_len = 4, .seq_len = 4};
     folio_batch_seq decode = prompt, padding = prompt, crossed = prompt;
     decode.seq_len = 20, padding.seq_len = 0, crossed.encoder_len = 5;
-    check_missing(ctx, &prompt, FOLIO_DECODER, NULL);
-    check_missing(ctx, &padding, FOLIO_DECODER, NULL);
-    check_missing(ctx, &decode, FOLIO_DECODER, "block_table");
-    check_missing(ctx, &prompt, FOLIO_ENCODER, "encoder_len");
-    check_missing(ctx, &crossed, FOLIO_ENCODER, NULL);
-    check_missing(ctx, &prompt, FOLIO_ENCODER_ONLY, NULL);
-    check_missing(ctx, &prompt, FOLIO_ENCODER_DECODER, "encoder_len");
-    check_missing(ctx, &crossed, FOLIO_ENCODER_DECODER, "cross_block_table");
+    check_missing(ctx, &prompt, FOLIO_ATTENTION_DECODER, NULL);
+    check_missing(ctx, &padding, FOLIO_ATTENTION_DECODER, NULL);
+    check_missing(ctx, &decode, FOLIO_ATTENTION_DECODER, "block_table");
+    check_missing(ctx, &prompt, FOLIO_ATTENTION_ENCODER, "encoder_len");
+    check_missing(ctx, &crossed, FOLIO_ATTENTION_ENCODER, NULL);
+    check_missing(ctx, &prompt, FOLIO_ATTENTION_ENCODER_ONLY, NULL);
+    check_missing(ctx, &prompt, FOLIO_ATTENTION_ENCODER_DECODER, "encoder_len");
+    check_missing(ctx, &crossed, FOLIO_ATTENTION_ENCODER_DECODER, "cross_block_table");
     decode.seq_len = 5, crossed.encoder_len = 1; /* a context of one token is a context */
-    check_missing(ctx, &decode, FOLIO_DECODER, "block_table");
-    check_missing(ctx, &crossed, FOLIO_ENCODER_DECODER, "cross_block_table");
+    check_missing(ctx, &decode, FOLIO_ATTENTION_DECODER, "block_table");
+    check_missing(ctx, &crossed, FOLIO_ATTENTION_ENCODER_DECODER, "cross_block_table");
     decode.block_table = table, decode.num_blocks = 2;
-    check_missing(ctx, &decode, FOLIO_DECODER, NULL);
+    check_missing(ctx, &decode, FOLIO_ATTENTION_DECODER, NULL);
     crossed.cross_block_table = table, crossed.num_cross_blocks = 1;
-    check_missing(ctx, &crossed, FOLIO_ENCODER_DECODER, NULL);
+    check_missing(ctx, &crossed, FOLIO_ATTENTION_ENCODER_DECODER, NULL);
 }
 
 /* --------------------------------------------------------------------------------------- errors */
@@ -771,8 +772,8 @@ BACKEND_TEST(batch, bad_slot_lists_leave_it_empty)
     CHECK_OK(folio_batch_set_slots(b, &a, indptr, released, 8));
     CHECK_OK(folio_batch_set_slots(b, &a, indptr, slots, 4));
     REFUSED(folio_batch_set_slots(b, &a, indptr, slots, 2), FOLIO_ERR_ARGUMENT, "2");
-    folio_batch_summary s = {.struct_size = sizeof s};
-    CHECK_OK(folio_batch_summarize(b, &s));
+    folio_batch_info s = {.struct_size = sizeof s};
+    CHECK_OK(folio_batch_get_info(b, &s));
     CHECK_INT(s.num_seqs, 0);
     REFUSED(folio_batch_set_slots(b, &a, indptr, slots, 0), FOLIO_ERR_ARGUMENT, "index_bytes");
     REFUSED(folio_batch_set_slots(b, &a, indptr, NULL, 4), FOLIO_ERR_ARGUMENT, "slots");
@@ -830,12 +831,16 @@ BACKEND_TEST(batch, bad_sequence_is_not_added)
             seq.cross_block_table = NULL; seq.num_cross_blocks = 0);
     REFUSED(folio_batch_add(batch, NULL), FOLIO_ERR_ARGUMENT, "seq");
     check_batch(batch, t);
-    folio_batch_view_data v = {.struct_size = sizeof v};
-    REFUSED(folio_batch_view(batch, (folio_attention_type)4, AUTO, &v), FOLIO_ERR_ARGUMENT, "4");
-    REFUSED(folio_batch_view(batch, (folio_attention_type)-1, AUTO, &v), FOLIO_ERR_ARGUMENT, "-1");
-    REFUSED(folio_batch_view(batch, FOLIO_DECODER, (folio_phase)3, &v), FOLIO_ERR_ARGUMENT, "3");
-    REFUSED(folio_batch_view(batch, FOLIO_DECODER, AUTO, NULL), FOLIO_ERR_ARGUMENT, "NULL");
-    REFUSED(folio_batch_summarize(batch, NULL), FOLIO_ERR_ARGUMENT, "NULL");
+    folio_batch_view v = {.struct_size = sizeof v};
+    REFUSED(folio_batch_get_view(batch, (folio_attention_type)4, AUTO, &v), FOLIO_ERR_ARGUMENT,
+            "4");
+    REFUSED(folio_batch_get_view(batch, (folio_attention_type)-1, AUTO, &v), FOLIO_ERR_ARGUMENT,
+            "-1");
+    REFUSED(folio_batch_get_view(batch, FOLIO_ATTENTION_DECODER, (folio_phase)3, &v),
+            FOLIO_ERR_ARGUMENT, "3");
+    REFUSED(folio_batch_get_view(batch, FOLIO_ATTENTION_DECODER, AUTO, NULL), FOLIO_ERR_ARGUMENT,
+            "NULL");
+    REFUSED(folio_batch_get_info(batch, NULL), FOLIO_ERR_ARGUMENT, "NULL");
     check_batch(batch, t);
     folio_batch_destroy(batch);
     free(t);

@@ -64,7 +64,7 @@ static folio_status update(world *w, int blocks, bool cross)
         folio_status status = folio_batch_add(w->batch, &s);
         if (status != FOLIO_OK) return status;
     }
-    return folio_plan_update(w->plan, w->batch);
+    return folio_plan_update(w->plan, w->batch, NULL);
 }
 
 BACKEND_TEST(block_scan, bad_entries_are_named)
@@ -76,7 +76,8 @@ BACKEND_TEST(block_scan, bad_entries_are_named)
     CHECK_OK(folio_attention_create(ctx, &a, &attention));
     folio_batch_desc b = {.struct_size = sizeof b, .block_size = BLOCK};
     CHECK_OK(folio_batch_create(ctx, &b, &w.batch));
-    uint32_t types[] = {FOLIO_TYPE_BIT(FOLIO_DECODER) | FOLIO_TYPE_BIT(FOLIO_ENCODER_DECODER)};
+    uint32_t types[] = {FOLIO_ATTENTION_BIT(FOLIO_ATTENTION_DECODER) |
+                        FOLIO_ATTENTION_BIT(FOLIO_ATTENTION_ENCODER_DECODER)};
     folio_plan_desc p = {.struct_size = sizeof p,
                          .attentions = (const folio_attention *[]){attention},
                          .types = types,

@@ -152,8 +152,8 @@ static void check_array(const folio_kv_array *got, int n, const int64_t *dims,
 
 static void check_shape(const char *backend, const folio_kv_cache_desc *c)
 {
-    folio_kv_shape s = {.struct_size = sizeof s};
-    CHECK_OK(folio_kv_cache_shape(backend, c, &s));
+    folio_kv_cache_shape s = {.struct_size = sizeof s};
+    CHECK_OK(folio_kv_cache_get_shape(backend, c, &s));
     int64_t dims[6], strides[6], elem = (int64_t)folio_dtype_size(c->dtype);
     char what[64];
     snprintf(what, sizeof what, "%s %s %d", folio_layout_name(c->layout),
@@ -202,10 +202,10 @@ TEST(cache, shapes_of_every_layout_and_dtype)
 TEST(cache, shape_defaults_and_ids)
 {
     folio_kv_cache_desc c = describe(FOLIO_LAYOUT_NHD, FOLIO_F16, 16);
-    folio_kv_shape a = {.struct_size = sizeof a}, b = {.struct_size = sizeof b};
+    folio_kv_cache_shape a = {.struct_size = sizeof a}, b = {.struct_size = sizeof b};
     c.v_head_size = 0; /* k_head_size */
-    CHECK_OK(folio_kv_cache_shape(NULL, &c, &a));
-    CHECK_OK(folio_kv_cache_shape("auto", &c, &b));
+    CHECK_OK(folio_kv_cache_get_shape(NULL, &c, &a));
+    CHECK_OK(folio_kv_cache_get_shape("auto", &c, &b));
     CHECK_INT(a.v.dims[3], 32);
     CHECK_INT(a.layer_bytes, b.layer_bytes);
     CHECK_INT(a.v.offset_bytes, a.k.bytes);
@@ -214,8 +214,8 @@ TEST(cache, shape_defaults_and_ids)
     const char *ids[COUNT_OF(layouts)] = {0};
     for (int l = 0; l < COUNT_OF(layouts); l++) {
         c = describe(layouts[l], FOLIO_F32, 16);
-        CHECK_OK(folio_kv_cache_shape("reference", &c, &a));
-        CHECK_OK(folio_kv_cache_shape("cpu", &c, &b));
+        CHECK_OK(folio_kv_cache_get_shape("reference", &c, &a));
+        CHECK_OK(folio_kv_cache_get_shape("cpu", &c, &b));
         CHECK(strcmp(a.layout_id, b.layout_id) == 0 && a.layout_version == b.layout_version);
         ids[l] = a.layout_id;
         for (int i = 0; i < l; i++) CHECK(strcmp(ids[i], ids[l]) != 0);
@@ -230,8 +230,8 @@ TEST(cache, native_has_no_padding)
         for (int t = 0; t < SUPPORT_NUM_KV_DTYPES; t++) {
             folio_kv_cache_desc c = describe(FOLIO_LAYOUT_NATIVE, support_kv_dtypes[t], sizes[n]);
             int64_t elem = (int64_t)folio_dtype_size(c.dtype);
-            folio_kv_shape s = {.struct_size = sizeof s};
-            CHECK_OK(folio_kv_cache_shape("cpu", &c, &s));
+            folio_kv_cache_shape s = {.struct_size = sizeof s};
+            CHECK_OK(folio_kv_cache_get_shape("cpu", &c, &s));
             CHECK_INT(s.k.strides[0] * elem, (int64_t)sizes[n] * HEADS * (32 + 24) * elem);
             CHECK_INT(s.v.offset_bytes, (int64_t)sizes[n] * 32 * elem);
             CHECK_INT(s.v.strides[0], s.k.strides[0]);
@@ -256,7 +256,7 @@ static void write_known(folio_kv_cache *cache, const folio_kv_cache_desc *c, int
 }
 
 /* row_of[slot]: the known row that lies there, or -1: still poison. */
-static int64_t wrong_numbers(const folio_kv_view *view, int part, const int64_t *row_of)
+static int64_t wrong_numbers(const folio_kv_cache_view *view, int part, const int64_t *row_of)
 {
     const folio_kv_cache_desc *c = view->desc;
     const void *array = part ? view->v : view->k;
@@ -329,7 +329,7 @@ static void roundtrip(folio_context *ctx, const folio_kv_cache_desc *c)
     }
     write_known(cache, c, 1, slots, count);
     for (int part = 0; part < 2; part++) {
-        folio_kv_view other = support_view(cache, 0), view = support_view(cache, 1);
+        folio_kv_cache_view other = support_view(cache, 0), view = support_view(cache, 1);
         int64_t wrong = wrong_numbers(&view, part, row_of);
         CHECK_MSG(wrong == 0, "%s %s %d: %c: %lld wrong numbers in memory",
                   folio_layout_name(c->layout), folio_dtype_name(c->dtype), c->block_size,
@@ -388,7 +388,7 @@ BACKEND_TEST(cache, slot_minus_one_writes_nothing)
         folio_kv_write none = {.struct_size = sizeof none};
         none.k.dtype = none.v.dtype = FOLIO_F32; /* no rows need no memory */
         CHECK_OK(folio_kv_cache_write(cache, 0, &none, NULL));
-        folio_kv_view view = support_view(cache, 0);
+        folio_kv_cache_view view = support_view(cache, 0);
         CHECK_INT(wrong_numbers(&view, 0, NULL), 0);
         CHECK_INT(wrong_numbers(&view, 1, NULL), 0);
         check_gather(cache, &c, 0, slots, 5); /* zeros */
@@ -404,12 +404,12 @@ BACKEND_TEST(cache, view_says_what_the_shape_says)
         for (int t = 0; t < SUPPORT_NUM_KV_DTYPES; t++) {
             folio_kv_cache_desc c = describe(layouts[l], support_kv_dtypes[t], 16);
             folio_kv_cache *cache = NULL;
-            folio_kv_shape s = {.struct_size = sizeof s};
-            CHECK_OK(folio_kv_cache_shape(backend, &c, &s));
+            folio_kv_cache_shape s = {.struct_size = sizeof s};
+            CHECK_OK(folio_kv_cache_get_shape(backend, &c, &s));
             CHECK_OK(folio_kv_cache_create(ctx, &c, &cache));
             REQUIRE_TEST(cache != NULL);
             for (int32_t layer = 0; layer < LAYERS; layer++) {
-                folio_kv_view view = support_view(cache, layer);
+                folio_kv_cache_view view = support_view(cache, layer);
                 CHECK(view.k != NULL && view.v != NULL);
                 CHECK((uintptr_t)view.k % (uintptr_t)s.alignment == 0);
                 CHECK(memcmp(view.k_array.dims, s.k.dims, sizeof s.k.dims) == 0);
@@ -444,8 +444,8 @@ BACKEND_TEST(cache, wrap_one_buffer_with_both)
     for (int l = 0; l < COUNT_OF(layouts); l++)
         for (int t = 0; t < SUPPORT_NUM_KV_DTYPES - 1; t++) {
             folio_kv_cache_desc c = describe(layouts[l], support_kv_dtypes[t], t % 2 ? 16 : 1);
-            folio_kv_shape s = {.struct_size = sizeof s};
-            CHECK_OK(folio_kv_cache_shape(backend, &c, &s));
+            folio_kv_cache_shape s = {.struct_size = sizeof s};
+            CHECK_OK(folio_kv_cache_get_shape(backend, &c, &s));
             size_t bytes = (size_t)(s.v.offset_bytes + s.v.bytes);
             support_buffer b[LAYERS];
             void *k[LAYERS];
@@ -462,7 +462,7 @@ BACKEND_TEST(cache, wrap_one_buffer_with_both)
             support_shuffle(slots, count, 3);
             for (int64_t i = 0; i < count; i++) row_of[slots[i]] = i;
             write_known(cache, &c, 1, slots, count);
-            folio_kv_view view = support_view(cache, 1);
+            folio_kv_cache_view view = support_view(cache, 1);
             CHECK(view.k == b[1].data);
             CHECK(view.v == (char *)b[1].data + v_begins(&c) * (int64_t)folio_dtype_size(c.dtype));
             CHECK_INT(wrong_numbers(&view, 0, row_of), 0);
@@ -484,8 +484,8 @@ BACKEND_TEST(cache, wrap_with_a_larger_block_stride)
         folio_kv_cache_desc c = describe(some[l], FOLIO_BF16, 16), one = c;
         c.num_layers = 1;
         one.num_blocks = 1;
-        folio_kv_shape s = {.struct_size = sizeof s};
-        CHECK_OK(folio_kv_cache_shape(backend, &one, &s));
+        folio_kv_cache_shape s = {.struct_size = sizeof s};
+        CHECK_OK(folio_kv_cache_get_shape(backend, &one, &s));
         int64_t k_len = (native ? s.layer_bytes : s.k.bytes) / 2, v_len = s.v.bytes / 2;
         int64_t k_step = k_len + 64, v_step = v_len + 96;
         support_buffer kb = support_buffer_make((size_t)((BLOCKS - 1) * k_step + k_len) * 2);
@@ -500,7 +500,7 @@ BACKEND_TEST(cache, wrap_with_a_larger_block_stride)
         int64_t slots[BLOCKS * 16], wrong = 0;
         for (int64_t i = 0; i < BLOCKS * 16; i++) slots[i] = i;
         write_known(cache, &c, 0, slots, BLOCKS * 16);
-        folio_kv_view view = support_view(cache, 0);
+        folio_kv_cache_view view = support_view(cache, 0);
         CHECK_INT(view.k_array.strides[0], k_step);
         CHECK_INT(view.v_array.strides[0], native ? k_step : v_step);
         for (int part = 0; part < 2; part++)
@@ -532,8 +532,8 @@ BACKEND_TEST(cache, wrap_int8_with_scales)
         if (is_interleaved(layouts[l])) continue;
         folio_kv_cache_desc c = describe(layouts[l], FOLIO_INT8, 16);
         c.num_layers = 1;
-        folio_kv_shape s = {.struct_size = sizeof s};
-        CHECK_OK(folio_kv_cache_shape(backend, &c, &s));
+        folio_kv_cache_shape s = {.struct_size = sizeof s};
+        CHECK_OK(folio_kv_cache_get_shape(backend, &c, &s));
         support_buffer kb = support_buffer_make((size_t)(s.k.bytes + (native ? 16 * 24 : 0)));
         support_buffer vb = support_buffer_make((size_t)s.v.bytes);
         support_buffer ksb = support_buffer_make((size_t)s.k_scales.bytes);
@@ -557,7 +557,7 @@ BACKEND_TEST(cache, wrap_int8_with_scales)
         support_shuffle(slots, BLOCKS * 16, 5);
         for (int64_t i = 0; i < BLOCKS * 16; i++) row_of[slots[i]] = i;
         write_known(cache, &c, 0, slots, BLOCKS * 16);
-        folio_kv_view view = support_view(cache, 0);
+        folio_kv_cache_view view = support_view(cache, 0);
         CHECK_INT(wrong_numbers(&view, 0, row_of), 0);
         CHECK_INT(wrong_numbers(&view, 1, row_of), 0);
         check_gather(cache, &c, 0, slots, BLOCKS * 16);
@@ -609,12 +609,12 @@ static void attend(folio_context *ctx, folio_kv_cache *cache, const folio_kv_cac
     CHECK_OK(folio_plan_create(ctx, &pd, &plan));
     CHECK_OK(folio_batch_create(ctx, &bd, &batch));
     CHECK_OK(folio_batch_add(batch, &seq));
-    CHECK_OK(folio_plan_update(plan, batch));
+    CHECK_OK(folio_plan_update(plan, batch, NULL));
     float q[8];
     support_fill(q, 8, 5, 0.01f);
     folio_tensors t = {
         .struct_size = sizeof t, .q = {.data = q, .tokens = 1}, .out = {.data = out, .tokens = 1}};
-    CHECK_OK(folio_attention_forward(plan, 0, FOLIO_DECODER, cache, 0, &t, NULL));
+    CHECK_OK(folio_attention_forward(plan, 0, FOLIO_ATTENTION_DECODER, cache, 0, &t, NULL));
     folio_plan_destroy(plan);
     folio_batch_destroy(batch);
     folio_attention_destroy(attention);
@@ -627,8 +627,8 @@ BACKEND_TEST(cache, past_2_31_elements)
         folio_kv_cache_desc c = describe(layouts[l], FOLIO_FP8_E4M3, 16);
         c.num_blocks = (1 << 24) + 2, c.num_layers = 1, c.num_kv_heads = 1;
         c.k_head_size = c.v_head_size = c.layout == FOLIO_LAYOUT_XPACKED ? 16 : 8;
-        folio_kv_shape s = {.struct_size = sizeof s};
-        CHECK_OK(folio_kv_cache_shape(backend, &c, &s));
+        folio_kv_cache_shape s = {.struct_size = sizeof s};
+        CHECK_OK(folio_kv_cache_get_shape(backend, &c, &s));
         CHECK_INT(s.layer_bytes, c.num_blocks * 16 * 2 * c.k_head_size);
         void *k = sparse_memory((size_t)s.layer_bytes);
         REQUIRE_TEST(k != NULL);
@@ -660,7 +660,7 @@ BACKEND_TEST(cache, past_2_31_elements)
             CHECK(memcmp(a, b, sizeof a) == 0 && isfinite(a[0]));
         }
         const int64_t pair[1][2] = {{far[0], 7}};
-        CHECK_OK(folio_kv_cache_copy_blocks(cache, pair, 1, NULL));
+        CHECK_OK(folio_kv_cache_copy_blocks(cache, cache, pair, 1, NULL));
         int64_t copied[16];
         for (int i = 0; i < 16; i++) copied[i] = 7 * 16 + i;
         check_gather(cache, &c, 0, copied, 16);

@@ -330,12 +330,12 @@ BACKEND_TEST(cache_move, copy_blocks_in_all_layers)
             image a = image_random(&c, 3), expected = image_random(&c, 3);
             image_load(&m, &a);
             support_buffer *gaps = &m.memory; /* strided: what lies between rows stays poison */
-            CHECK_OK(folio_kv_cache_copy_blocks(m.cache, pairs, 4, NULL));
+            CHECK_OK(folio_kv_cache_copy_blocks(m.cache, m.cache, pairs, 4, NULL));
             for (int i = 0; i < 4; i++)
                 image_copy_block(&c, &a, &expected, pairs[i][0], pairs[i][1]);
             check_holds(&m, &expected, "copy_blocks");
-            CHECK_OK(folio_kv_cache_copy_blocks(m.cache, pairs, 0, NULL));
-            CHECK_OK(folio_kv_cache_copy_blocks(m.cache, NULL, 0, NULL));
+            CHECK_OK(folio_kv_cache_copy_blocks(m.cache, m.cache, pairs, 0, NULL));
+            CHECK_OK(folio_kv_cache_copy_blocks(m.cache, m.cache, NULL, 0, NULL));
             check_holds(&m, &expected, "copy of nothing");
             if (gaps->data != NULL) {
                 size_t elem = folio_dtype_size(c.dtype);
@@ -363,8 +363,8 @@ static void swap_pair(folio_context *ctx, folio_layout from, folio_layout to, fo
     image a = image_random(&cs, 20), b = image_random(&cd, 30);
     image_load(&src, &a);
     image_load(&dst, &b);
-    CHECK_OK(folio_kv_cache_swap_blocks(src.cache, dst.cache, pairs, 4, NULL));
-    CHECK_OK(folio_kv_cache_swap_blocks(src.cache, dst.cache, NULL, 0, NULL));
+    CHECK_OK(folio_kv_cache_copy_blocks(src.cache, dst.cache, pairs, 4, NULL));
+    CHECK_OK(folio_kv_cache_copy_blocks(src.cache, dst.cache, NULL, 0, NULL));
     for (int i = 0; i < 4; i++) image_copy_block(&cs, &a, &b, pairs[i][0], pairs[i][1]);
     check_holds(&dst, &b, folio_layout_name(from));
     check_holds(&src, &a, "the source of a swap");
@@ -396,7 +396,7 @@ BACKEND_TEST(cache_move, swap_into_a_smaller_cache)
     image_load(&src, &a);
     image_load(&dst, &b);
     const int64_t pairs[1][2] = {{5, 1}};
-    CHECK_OK(folio_kv_cache_swap_blocks(src.cache, dst.cache, pairs, 1, NULL));
+    CHECK_OK(folio_kv_cache_copy_blocks(src.cache, dst.cache, pairs, 1, NULL));
     image got = image_read(&dst);
     for (int l = 0; l < LAYERS; l++) {
         CHECK(memcmp(got.k + (l * 2 + 1) * a.k_block, a.k + (l * BLOCKS + 5) * a.k_block,
@@ -656,18 +656,17 @@ BACKEND_TEST(cache_move, bad_copies_are_refused)
     REQUIRE_TEST(refusal_make(ctx, &r, FOLIO_INT8) && refusal_make(ctx, &s, FOLIO_INT8));
     folio_kv_cache *a = r.m.cache, *b = s.m.cache;
     for (int i = 0; i < COUNT_OF(cases); i++) {
-        REFUSED(folio_kv_cache_copy_blocks(a, cases[i].pairs, cases[i].count, NULL),
+        REFUSED(folio_kv_cache_copy_blocks(a, a, cases[i].pairs, cases[i].count, NULL),
                 FOLIO_ERR_ARGUMENT, cases[i].words);
         if (cases[i].bad_swap)
-            REFUSED(folio_kv_cache_swap_blocks(b, a, cases[i].pairs, cases[i].count, NULL),
+            REFUSED(folio_kv_cache_copy_blocks(b, a, cases[i].pairs, cases[i].count, NULL),
                     FOLIO_ERR_ARGUMENT, cases[i].words);
     }
-    REFUSED(folio_kv_cache_copy_blocks(a, NULL, 1, NULL), FOLIO_ERR_ARGUMENT, "pairs");
-    REFUSED(folio_kv_cache_copy_blocks(NULL, cases[0].pairs, 1, NULL), FOLIO_ERR_ARGUMENT, "cache");
-    REFUSED(folio_kv_cache_swap_blocks(b, a, NULL, 1, NULL), FOLIO_ERR_ARGUMENT, "pairs");
-    REFUSED(folio_kv_cache_swap_blocks(NULL, a, cases[0].pairs, 1, NULL), FOLIO_ERR_ARGUMENT,
+    REFUSED(folio_kv_cache_copy_blocks(a, a, NULL, 1, NULL), FOLIO_ERR_ARGUMENT, "pairs");
+    REFUSED(folio_kv_cache_copy_blocks(b, a, NULL, 1, NULL), FOLIO_ERR_ARGUMENT, "pairs");
+    REFUSED(folio_kv_cache_copy_blocks(NULL, a, cases[0].pairs, 1, NULL), FOLIO_ERR_ARGUMENT,
             "src");
-    REFUSED(folio_kv_cache_swap_blocks(b, NULL, cases[0].pairs, 1, NULL), FOLIO_ERR_ARGUMENT,
+    REFUSED(folio_kv_cache_copy_blocks(b, NULL, cases[0].pairs, 1, NULL), FOLIO_ERR_ARGUMENT,
             "dst");
     refusal_check_free(&r);
     refusal_check_free(&s);
@@ -690,7 +689,7 @@ BACKEND_TEST(cache_move, swap_needs_one_geometry)
         if (i == 5) c.dtype = FOLIO_BF16;
         folio_kv_cache *other = NULL;
         CHECK_OK(folio_kv_cache_create(ctx, &c, &other));
-        REFUSED(folio_kv_cache_swap_blocks(other, r.m.cache, pairs, 1, NULL), FOLIO_ERR_ARGUMENT,
+        REFUSED(folio_kv_cache_copy_blocks(other, r.m.cache, pairs, 1, NULL), FOLIO_ERR_ARGUMENT,
                 words[i]);
         folio_kv_cache_destroy(other);
     }
@@ -747,11 +746,11 @@ BACKEND_TEST(cache_move, bad_views_are_refused)
 {
     refusal r;
     REQUIRE_TEST(refusal_make(ctx, &r, FOLIO_INT8));
-    folio_kv_view view = {.struct_size = sizeof view}, before = view;
-    REFUSED(folio_kv_cache_view(r.m.cache, 3, &view), FOLIO_ERR_ARGUMENT, "3");
-    REFUSED(folio_kv_cache_view(r.m.cache, -1, &view), FOLIO_ERR_ARGUMENT, "-1");
-    REFUSED(folio_kv_cache_view(NULL, 0, &view), FOLIO_ERR_ARGUMENT, "cache");
-    REFUSED(folio_kv_cache_view(r.m.cache, 0, NULL), FOLIO_ERR_ARGUMENT, "view");
+    folio_kv_cache_view view = {.struct_size = sizeof view}, before = view;
+    REFUSED(folio_kv_cache_get_view(r.m.cache, 3, &view), FOLIO_ERR_ARGUMENT, "3");
+    REFUSED(folio_kv_cache_get_view(r.m.cache, -1, &view), FOLIO_ERR_ARGUMENT, "-1");
+    REFUSED(folio_kv_cache_get_view(NULL, 0, &view), FOLIO_ERR_ARGUMENT, "cache");
+    REFUSED(folio_kv_cache_get_view(r.m.cache, 0, NULL), FOLIO_ERR_ARGUMENT, "view");
     CHECK(memcmp(&view, &before, sizeof view) == 0);
     refusal_check_free(&r);
 }

@@ -161,7 +161,7 @@ static void wrap_strided(folio_context *ctx, const strided_case *s)
     folio_kv_cache *cache = NULL;
     CHECK_OK(folio_kv_cache_wrap(ctx, &c, &m, &cache));
     if (cache != NULL) {
-        folio_kv_view view = support_view(cache, 0);
+        folio_kv_cache_view view = support_view(cache, 0);
         CHECK(view.k == k && view.v == v);
         write_and_check_strided(cache, s, &c, &kb, one ? NULL : &vb);
         if (s->dtype == FOLIO_INT8) {

@@ -84,7 +84,7 @@ static void run_codes(folio_context *ctx, const raw_keys *keys, const raw_cache 
                      .t = {.k_scale = K_SCALE, .v_scale = V_SCALE}};
     call.num_seqs = few ? size + 1 : 1;
     for (int64_t s = 0; s < call.num_seqs; s++)
-        call.seqs[s] = (raw_seq){few ? 1 : size + 1, EQUAL_KEYS, FOLIO_NOT_CAUSAL};
+        call.seqs[s] = (raw_seq){few ? 1 : size + 1, EQUAL_KEYS, FOLIO_CAUSAL_NO};
     int8_t *q = one_hot_rows(call.desc.num_heads, group, size);
     call.q = q;
     raw_result r;

@@ -7,9 +7,9 @@
 #include "generation_rig.h"
 
 static const gen_geometry plain = {
-    .backend = "fake", .block_size = 4, .kv_dtype = FOLIO_BF16, .num_groups = 1};
+    .backend = "fake", .block_size = 4, .kv_dtype = FOLIO_BF16, .num_layer_groups = 1};
 static const gen_geometry packed = {
-    .backend = "fake", .block_size = 16, .kv_dtype = FOLIO_BF16, .num_groups = 1};
+    .backend = "fake", .block_size = 16, .kv_dtype = FOLIO_BF16, .num_layer_groups = 1};
 
 /* Out to the host and in again: a call each, and nobody waits; the bytes are right when they are looked at. */
 TEST(device_pool, swaps_are_batched_and_not_waited_for)

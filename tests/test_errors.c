@@ -38,7 +38,8 @@ TEST(errors, names_and_texts)
     CHECK_INT(folio_dtype_size((folio_dtype)-1), 0);
     CHECK(strcmp(folio_dtype_name((folio_dtype)-1), "unknown") == 0);
     CHECK(strcmp(folio_attention_type_name((folio_attention_type)4), "unknown") == 0);
-    CHECK(strcmp(folio_attention_type_name(FOLIO_ENCODER_DECODER), "encoder_decoder") == 0);
+    CHECK(strcmp(folio_attention_type_name(FOLIO_ATTENTION_ENCODER_DECODER), "encoder_decoder") ==
+          0);
     CHECK(strcmp(folio_layout_name(FOLIO_LAYOUT_NATIVE), "native") == 0);
     CHECK(strcmp(folio_layout_name(FOLIO_LAYOUT_STRIDED), "strided") == 0);
     CHECK(strcmp(folio_layout_name((folio_layout)8), "unknown") == 0);
@@ -107,11 +108,11 @@ TEST(errors, context)
         folio_context *ctx = NULL;
         CHECK_OK(folio_context_create(&d, &ctx));
         folio_context_info info = {.struct_size = sizeof info};
-        CHECK_OK(folio_context_describe(ctx, &info));
+        CHECK_OK(folio_context_get_info(ctx, &info));
         CHECK(info.backend != NULL && strcmp(info.backend, name) == 0);
         CHECK_INT(info.num_threads, strcmp(name, "cpu") == 0 ? 3 : info.num_threads);
-        REFUSED(folio_context_describe(NULL, &info), ARG, "ctx");
-        REFUSED(folio_context_describe(ctx, NULL), ARG, "info");
+        REFUSED(folio_context_get_info(NULL, &info), ARG, "ctx");
+        REFUSED(folio_context_get_info(ctx, NULL), ARG, "info");
         REFUSED(folio_context_create(&d, NULL), ARG, "out");
         folio_context_destroy(ctx);
     }
@@ -125,7 +126,7 @@ TEST(errors, context_defaults)
     int processors = CPU_COUNT(&set) > 256 ? 256 : CPU_COUNT(&set);
     folio_context *ctx = support_context("cpu", 0, NULL), *plain = NULL;
     folio_context_info info = {.struct_size = sizeof info};
-    CHECK_OK(folio_context_describe(ctx, &info));
+    CHECK_OK(folio_context_get_info(ctx, &info));
     CHECK_INT(info.num_threads, processors);
     CHECK(info.level != NULL && info.device != NULL && info.device[0] != '\0');
     folio_context_desc again = {.struct_size = sizeof again, .backend = "cpu", .level = info.level};
@@ -145,11 +146,11 @@ TEST(errors, backends)
     CHECK(folio_backend_name(folio_backend_count()) == NULL);
     CHECK(strcmp(folio_backend_name(folio_backend_count() - 1), "reference") == 0);
     folio_backend_info info = {.struct_size = sizeof info};
-    REFUSED(folio_backend_describe("warp", &info), ARG, "warp");
-    REFUSED(folio_backend_describe("cpu", NULL), ARG, "info");
+    REFUSED(folio_backend_get_info("warp", &info), ARG, "warp");
+    REFUSED(folio_backend_get_info("cpu", NULL), ARG, "info");
     for (int32_t i = 0; i < folio_backend_count(); i++) {
         const char *name = folio_backend_name(i);
-        CHECK_OK(folio_backend_describe(name, &info));
+        CHECK_OK(folio_backend_get_info(name, &info));
         CHECK(info.reason != NULL && (info.reason[0] == '\0') == (info.available != 0));
         if (info.available) continue;
         folio_context *ctx = NOWHERE;
@@ -157,12 +158,13 @@ TEST(errors, backends)
         REFUSED(folio_context_create(&d, &ctx), UNSUPPORTED, name);
         CHECK(ctx == NULL);
     }
-    CHECK_OK(folio_backend_describe("cuda", &info)); /* known everywhere, available or not */
+    CHECK_OK(folio_backend_get_info("cuda", &info)); /* known everywhere, available or not */
     folio_attention_desc a = {
         .struct_size = sizeof a, .num_heads = 4, .k_head_size = 64, .dtype = FOLIO_F32};
     char reasons[256];
     memset(reasons, 'x', sizeof reasons);
-    CHECK_OK(folio_backend_supports("cpu", &a, FOLIO_TYPE_BIT(FOLIO_DECODER), NULL, reasons, 256));
+    CHECK_OK(folio_backend_supports("cpu", &a, FOLIO_ATTENTION_BIT(FOLIO_ATTENTION_DECODER), NULL,
+                                    reasons, 256));
     CHECK(reasons[0] == '\0');
     a.k_head_size = 520;
     REFUSED(folio_backend_supports("cpu", &a, 1u, NULL, reasons, sizeof reasons), UNSUPPORTED,
@@ -274,10 +276,10 @@ static folio_kv_cache_desc small_cache(void)
 #define BAD_CACHE(status, words, change)                                                           \
     do {                                                                                           \
         folio_kv_cache_desc c = small_cache();                                                     \
-        folio_kv_shape shape = {.struct_size = sizeof shape}, before = shape;                      \
+        folio_kv_cache_shape shape = {.struct_size = sizeof shape}, before = shape;                \
         folio_kv_cache *made = NOWHERE;                                                            \
         change;                                                                                    \
-        REFUSED(folio_kv_cache_shape(backend, &c, &shape), status, words);                         \
+        REFUSED(folio_kv_cache_get_shape(backend, &c, &shape), status, words);                     \
         CHECK(memcmp(&shape, &before, sizeof shape) == 0);                                         \
         REFUSED(folio_kv_cache_create(ctx, &c, &made), status, words);                             \
         CHECK(made == NULL);                                                                       \
@@ -312,7 +314,7 @@ BACKEND_TEST(errors, cache)
               c.k_head_size = 24);
     folio_kv_cache_desc c = small_cache();
     folio_kv_cache *made = NOWHERE;
-    folio_kv_shape shape = {.struct_size = sizeof shape};
+    folio_kv_cache_shape shape = {.struct_size = sizeof shape};
     c.layout = FOLIO_LAYOUT_STRIDED;
     REFUSED(folio_kv_cache_create(ctx, &c, &made), ARG, "strided");
     CHECK(made == NULL);
@@ -320,9 +322,9 @@ BACKEND_TEST(errors, cache)
     REFUSED(folio_kv_cache_create(NULL, &c, &made), ARG, "ctx");
     REFUSED(folio_kv_cache_create(ctx, NULL, &made), ARG, "desc");
     REFUSED(folio_kv_cache_create(ctx, &c, NULL), ARG, "out");
-    REFUSED(folio_kv_cache_shape(backend, NULL, &shape), ARG, "desc");
-    REFUSED(folio_kv_cache_shape(backend, &c, NULL), ARG, "shape");
-    REFUSED(folio_kv_cache_shape("warp", &c, &shape), ARG, "warp");
+    REFUSED(folio_kv_cache_get_shape(backend, NULL, &shape), ARG, "desc");
+    REFUSED(folio_kv_cache_get_shape(backend, &c, NULL), ARG, "shape");
+    REFUSED(folio_kv_cache_get_shape("warp", &c, &shape), ARG, "warp");
 }
 
 /* Each factor is fine by itself. */
@@ -350,8 +352,8 @@ BACKEND_TEST(errors, cache_sizes_that_near_2_63)
     folio_kv_cache_desc c = small_cache();
     c.num_blocks = INT32_MAX, c.num_layers = 1, c.block_size = 4096, c.num_kv_heads = 64;
     c.k_head_size = c.v_head_size = 512;
-    folio_kv_shape shape = {.struct_size = sizeof shape};
-    CHECK_OK(folio_kv_cache_shape(backend, &c, &shape));
+    folio_kv_cache_shape shape = {.struct_size = sizeof shape};
+    CHECK_OK(folio_kv_cache_get_shape(backend, &c, &shape));
     CHECK_INT(shape.layer_bytes, (int64_t)INT32_MAX * 4096 * 64 * 512 * 4 * 2);
     folio_kv_cache *made = NOWHERE;
     REFUSED(folio_kv_cache_create(limited, &c, &made), FOLIO_ERR_MEMORY, "");
@@ -559,7 +561,7 @@ BACKEND_TEST(errors, bias_write)
     support_buffer out = support_buffer_make(2 * 3 * 5 * sizeof(float));
     const float slopes[2] = {0.5f, NAN}, infinite[2] = {INFINITY, 0.0f};
     float *x = out.data;
-    const folio_attention_type type = FOLIO_DECODER;
+    const folio_attention_type type = FOLIO_ATTENTION_DECODER;
     REFUSED(folio_bias_write(narrow, batch, type, 0, NULL, x, 29), ARG, "29|30");
     REFUSED(folio_bias_write(narrow, batch, type, 0, NULL, x, -1), ARG, "-1");
     REFUSED(folio_bias_write(narrow, batch, type, 0, NULL, x, 0), ARG, "30");

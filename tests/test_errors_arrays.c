@@ -111,13 +111,14 @@ BACKEND_TEST(errors_arrays, misaligned_arrays_of_a_cache)
     folio_kv_gather g = {.struct_size = sizeof g, .slots = SHIFTED(numbers), .num_slots = 2};
     g.k = w.k;
     REFUSED(folio_kv_cache_gather(cache, 0, &g, NULL), ARG, "slots|align");
-    REFUSED(folio_kv_cache_copy_blocks(cache, (const int64_t(*)[2])SHIFTED(numbers), 1, NULL), ARG,
-            "pairs|align");
+    REFUSED(
+        folio_kv_cache_copy_blocks(cache, cache, (const int64_t(*)[2])SHIFTED(numbers), 1, NULL),
+        ARG, "pairs|align");
     static float block[BLOCK * HEADS * SIZE];
     folio_kv_rows r = {.struct_size = sizeof r, .k = block, .v = block, .num_blocks = 1};
     r.blocks = SHIFTED(numbers);
     REFUSED(folio_kv_cache_pack(cache, 0, &r, NULL), ARG, "blocks|align");
-    folio_kv_view view = support_view(cache, 0);
+    folio_kv_cache_view view = support_view(cache, 0);
     CHECK(support_is_poison(view.k, (size_t)view.k_array.bytes));
     folio_kv_cache_destroy(cache);
     (void)backend;
@@ -169,13 +170,14 @@ static folio_status run_lse(folio_context *ctx, int64_t token_stride, int64_t he
     CHECK_OK(folio_plan_create(ctx, &p, &plan));
     folio_batch_seq s = {.struct_size = sizeof s, .query_len = 3, .seq_len = 3};
     CHECK_OK(folio_batch_add(batch, &s));
-    CHECK_OK(folio_plan_update(plan, batch));
+    CHECK_OK(folio_plan_update(plan, batch, NULL));
     folio_tensors t = {.struct_size = sizeof t, .lse = lse};
     t.q = t.k = t.v = (folio_tensor){x, FOLIO_F32, 3, 0, 0};
     t.out = (folio_tensor){out, FOLIO_F32, 3, 0, 0};
     t.lse_token_stride = token_stride;
     t.lse_head_stride = head_stride;
-    folio_status status = folio_attention_forward(plan, 0, FOLIO_DECODER, NULL, 0, &t, NULL);
+    folio_status status =
+        folio_attention_forward(plan, 0, FOLIO_ATTENTION_DECODER, NULL, 0, &t, NULL);
     folio_plan_destroy(plan);
     folio_batch_destroy(batch);
     folio_attention_destroy(attention);
@@ -212,14 +214,14 @@ TEST(errors_arrays, batch_outlives_its_context)
     folio_batch *batch = new_batch(first, 1);
     folio_batch_seq s = {.struct_size = sizeof s, .query_len = 1, .seq_len = 1};
     CHECK_OK(folio_batch_add(batch, &s));
-    CHECK_OK(folio_plan_update(plan, batch));
+    CHECK_OK(folio_plan_update(plan, batch, NULL));
     folio_batch_destroy(batch);
     folio_context_destroy(first);
     float x[SIZE] = {1}, out[SIZE] = {0};
     folio_tensors t = {.struct_size = sizeof t};
     t.q = t.k = t.v = (folio_tensor){x, FOLIO_F32, 1, 0, 0};
     t.out = (folio_tensor){out, FOLIO_F32, 1, 0, 0};
-    CHECK_OK(folio_attention_forward(plan, 0, FOLIO_DECODER, NULL, 0, &t, NULL));
+    CHECK_OK(folio_attention_forward(plan, 0, FOLIO_ATTENTION_DECODER, NULL, 0, &t, NULL));
     CHECK(out[0] == 1);
     folio_plan_destroy(plan);
     folio_attention_destroy(attention);
@@ -240,8 +242,8 @@ BACKEND_TEST(errors_arrays, last_block_len_out_of_range)
     REFUSED(folio_batch_set_csr(batch, &a, indptr, indices, last), ARG, "last_block_len[0] = -5");
     last[0] = BLOCK;
     CHECK_OK(folio_batch_set_csr(batch, &a, indptr, indices, last));
-    folio_batch_summary s = {.struct_size = sizeof s};
-    CHECK_OK(folio_batch_summarize(batch, &s));
+    folio_batch_info s = {.struct_size = sizeof s};
+    CHECK_OK(folio_batch_get_info(batch, &s));
     CHECK_INT(s.max_seq_len, 2 * BLOCK);
     folio_batch_destroy(batch);
     (void)backend;

@@ -70,7 +70,8 @@ static folio_kv_cache_desc cache_desc(folio_dtype dtype)
                                  .dtype = dtype};
 }
 
-static const uint32_t plan_types[NUM_ATTENTIONS] = {15u, FOLIO_TYPE_BIT(FOLIO_DECODER)};
+static const uint32_t plan_types[NUM_ATTENTIONS] = {15u,
+                                                    FOLIO_ATTENTION_BIT(FOLIO_ATTENTION_DECODER)};
 
 static folio_plan_desc plan_desc(const fixture *f)
 {
@@ -110,9 +111,10 @@ typedef struct {
 
 static call good_call(fixture *f, int attention, folio_attention_type type)
 {
-    int64_t rows = type == FOLIO_ENCODER ? ENCODER_TOKENS : TOKENS;
-    int64_t fresh =
-        type == FOLIO_ENCODER || type == FOLIO_ENCODER_DECODER ? ENCODER_TOKENS : TOKENS;
+    int64_t rows = type == FOLIO_ATTENTION_ENCODER ? ENCODER_TOKENS : TOKENS;
+    int64_t fresh = type == FOLIO_ATTENTION_ENCODER || type == FOLIO_ATTENTION_ENCODER_DECODER
+                        ? ENCODER_TOKENS
+                        : TOKENS;
     return (call){.plan = f->plan,
                   .attention = attention,
                   .type = type,
@@ -145,7 +147,7 @@ static size_t collect(fixture *f, unsigned char *to)
     COLLECT(f->v, sizeof f->v);
     for (int i = 0; i < NUM_ATTENTIONS; i++)
         for (int32_t l = 0; l < LAYERS; l++) {
-            folio_kv_view view = support_view(f->cache[i], l);
+            folio_kv_cache_view view = support_view(f->cache[i], l);
             COLLECT(view.k, (size_t)view.k_array.bytes);
             COLLECT(view.v, (size_t)view.v_array.bytes);
         }
@@ -167,7 +169,7 @@ static void check_untouched(fixture *f, int line)
 /* The plan still serves the good step. Leaves out and lse poisoned again. */
 static void check_still_serves(fixture *f, int line)
 {
-    call c = good_call(f, PLAIN, FOLIO_DECODER);
+    call c = good_call(f, PLAIN, FOLIO_ATTENTION_DECODER);
     folio_status status = run_call(&c);
     if (status != FOLIO_OK || memcmp(f->out.data, f->good_out, sizeof f->good_out) != 0)
         test_fail(__FILE__, line, "the plan no longer serves its batch: %s",
@@ -193,7 +195,7 @@ static bool setup(fixture *f, folio_context *ctx)
         CHECK_OK(folio_kv_cache_create(ctx, &cd, &f->cache[i]));
         if (f->cache[i] == NULL) return false;
         for (int32_t l = 0; l < LAYERS; l++) { /* numbers everywhere, so that every step has keys */
-            folio_kv_view view = support_view(f->cache[i], l);
+            folio_kv_cache_view view = support_view(f->cache[i], l);
             memset(view.k, 0x33, (size_t)view.k_array.bytes);
             memset(view.v, 0x33, (size_t)view.v_array.bytes);
         }
@@ -207,7 +209,7 @@ static bool setup(fixture *f, folio_context *ctx)
         CHECK_OK(folio_batch_add(f->batch, &s));
     }
     size_t bytes = 0;
-    CHECK_OK(folio_plan_workspace_size(f->plan, &bytes));
+    CHECK_OK(folio_plan_get_workspace_size(f->plan, &bytes));
     f->workspace = support_buffer_make(bytes + 64);
     return true;
 }
@@ -216,8 +218,8 @@ static bool setup(fixture *f, folio_context *ctx)
 static bool setup_run(fixture *f, folio_context *ctx)
 {
     if (!setup(f, ctx)) return false;
-    CHECK_OK(folio_plan_update(f->plan, f->batch));
-    call c = good_call(f, FP8, FOLIO_DECODER);
+    CHECK_OK(folio_plan_update(f->plan, f->batch, NULL));
+    call c = good_call(f, FP8, FOLIO_ATTENTION_DECODER);
     CHECK_OK(run_call(&c));
     for (int type = FOLIO_NUM_ATTENTION_TYPES - 1; type >= 0; type--) {
         c = good_call(f, PLAIN, (folio_attention_type)type);
@@ -259,7 +261,7 @@ static void teardown(fixture *f)
         support_refused(__FILE__, __LINE__, #__VA_ARGS__, got, status, words);                     \
         check_untouched(&f, __LINE__);                                                             \
     } while (0)
-#define BAD_DECODER(words, ...) BAD(PLAIN, FOLIO_DECODER, ARG, words, __VA_ARGS__)
+#define BAD_DECODER(words, ...) BAD(PLAIN, FOLIO_ATTENTION_DECODER, ARG, words, __VA_ARGS__)
 
 BACKEND_TEST(errors_forward, handles_and_indices)
 {
@@ -275,8 +277,9 @@ BACKEND_TEST(errors_forward, handles_and_indices)
     BAD_DECODER("-1", c.layer = -1);
     BAD_DECODER("2147483647", c.layer = INT32_MAX);
     BAD_DECODER("context|1", c.cache = NULL); /* sequence 1 has one */
-    BAD(FP8, FOLIO_DECODER, ARG, "encoder_only", c.type = FOLIO_ENCODER_ONLY);
-    BAD(FP8, FOLIO_DECODER, ARG, "encoder_decoder", c.type = FOLIO_ENCODER_DECODER);
+    BAD(FP8, FOLIO_ATTENTION_DECODER, ARG, "encoder_only", c.type = FOLIO_ATTENTION_ENCODER_ONLY);
+    BAD(FP8, FOLIO_ATTENTION_DECODER, ARG, "encoder_decoder",
+        c.type = FOLIO_ATTENTION_ENCODER_DECODER);
     check_still_serves(&f, __LINE__);
     teardown(&f);
 }
@@ -322,10 +325,10 @@ BACKEND_TEST(errors_forward, tensors)
     BAD_DECODER("flags", c.t.flags = 0x80000001u);
     BAD_DECODER("k and v", c.t.flags = FOLIO_KV_APPEND; c.t.k = c.t.v = (folio_tensor){0});
     if (strcmp(backend, "cpu") == 0) /* the reference alone has it */
-        BAD(PLAIN, FOLIO_DECODER, ANY_REFUSAL, "f64", c.t.out.dtype = FOLIO_F64);
+        BAD(PLAIN, FOLIO_ATTENTION_DECODER, ANY_REFUSAL, "f64", c.t.out.dtype = FOLIO_F64);
     check_still_serves(&f, __LINE__);
     /* [head][token] is as good as any */
-    call c = good_call(&f, PLAIN, FOLIO_DECODER);
+    call c = good_call(&f, PLAIN, FOLIO_ATTENTION_DECODER);
     CHECK_OK(run_call(&c));
     float lse[TOKENS * HEADS];
     memcpy(lse, f.lse.data, sizeof lse);
@@ -340,18 +343,18 @@ BACKEND_TEST(errors_forward, tensors_of_the_encoder_types)
 {
     fixture f;
     REQUIRE_TEST(setup_run(&f, ctx));
-    BAD(PLAIN, FOLIO_ENCODER, ARG, "8|6", c.t.q.tokens = 8);
-    BAD(PLAIN, FOLIO_ENCODER, ARG, "5|6", c.t.out.tokens = 5);
-    BAD(PLAIN, FOLIO_ENCODER, ARG, "8|6", c.t.k.tokens = c.t.v.tokens = 8);
-    BAD(PLAIN, FOLIO_ENCODER, ARG, "k and v", c.t.k = c.t.v = (folio_tensor){0});
-    BAD(PLAIN, FOLIO_ENCODER_ONLY, ARG, "k and v", c.t.k = c.t.v = (folio_tensor){0});
-    BAD(PLAIN, FOLIO_ENCODER_ONLY, ARG, "6|8", c.t.k.tokens = c.t.v.tokens = 6);
-    BAD(PLAIN, FOLIO_ENCODER_DECODER, ARG, "8|6", c.t.k.tokens = c.t.v.tokens = 8);
-    BAD(PLAIN, FOLIO_ENCODER_DECODER, ARG, "6|8", c.t.q.tokens = 6);
-    BAD(PLAIN, FOLIO_ENCODER_DECODER, ARG, "1|cache",
+    BAD(PLAIN, FOLIO_ATTENTION_ENCODER, ARG, "8|6", c.t.q.tokens = 8);
+    BAD(PLAIN, FOLIO_ATTENTION_ENCODER, ARG, "5|6", c.t.out.tokens = 5);
+    BAD(PLAIN, FOLIO_ATTENTION_ENCODER, ARG, "8|6", c.t.k.tokens = c.t.v.tokens = 8);
+    BAD(PLAIN, FOLIO_ATTENTION_ENCODER, ARG, "k and v", c.t.k = c.t.v = (folio_tensor){0});
+    BAD(PLAIN, FOLIO_ATTENTION_ENCODER_ONLY, ARG, "k and v", c.t.k = c.t.v = (folio_tensor){0});
+    BAD(PLAIN, FOLIO_ATTENTION_ENCODER_ONLY, ARG, "6|8", c.t.k.tokens = c.t.v.tokens = 6);
+    BAD(PLAIN, FOLIO_ATTENTION_ENCODER_DECODER, ARG, "8|6", c.t.k.tokens = c.t.v.tokens = 8);
+    BAD(PLAIN, FOLIO_ATTENTION_ENCODER_DECODER, ARG, "6|8", c.t.q.tokens = 6);
+    BAD(PLAIN, FOLIO_ATTENTION_ENCODER_DECODER, ARG, "1|cache",
         c.cache = NULL); /* sequence 1 reads its blocks */
     const float slopes[HEADS] = {0.5f, 0.25f, 0.125f, 0.0625f};
-    BAD(PLAIN, FOLIO_ENCODER_DECODER, UNSUPPORTED, "ALiBi", c.t.slopes = slopes);
+    BAD(PLAIN, FOLIO_ATTENTION_ENCODER_DECODER, UNSUPPORTED, "ALiBi", c.t.slopes = slopes);
     check_still_serves(&f, __LINE__);
     teardown(&f);
 }
@@ -370,12 +373,12 @@ BACKEND_TEST(errors_forward, numbers)
     BAD_DECODER("sinks|align", c.t.sinks = (const float *)(const void *)((const char *)bad + 2));
     const float wrong[] = {NAN, INFINITY, -INFINITY, -1.0f, -0x1p-149f};
     for (int i = 0; i < COUNT_OF(wrong); i++) {
-        BAD(FP8, FOLIO_DECODER, ARG, "k_scale", c.t.k_scale = wrong[i]);
-        BAD(FP8, FOLIO_DECODER, ARG, "v_scale", c.t.v_scale = wrong[i]);
+        BAD(FP8, FOLIO_ATTENTION_DECODER, ARG, "k_scale", c.t.k_scale = wrong[i]);
+        BAD(FP8, FOLIO_ATTENTION_DECODER, ARG, "v_scale", c.t.v_scale = wrong[i]);
     }
     check_still_serves(&f, __LINE__);
     /* -inf is no sink, and fine */
-    call c = good_call(&f, PLAIN, FOLIO_DECODER);
+    call c = good_call(&f, PLAIN, FOLIO_ATTENTION_DECODER);
     c.t.sinks = bad[2];
     CHECK_OK(run_call(&c));
     teardown(&f);
@@ -407,7 +410,7 @@ BACKEND_TEST(errors_forward, bias)
     check_still_serves(&f, __LINE__);
     /* broadcast dims need no stride; more than needed is fine */
     for (int i = 0; i < 4; i++) {
-        call c = good_call(&f, PLAIN, FOLIO_DECODER);
+        call c = good_call(&f, PLAIN, FOLIO_ATTENTION_DECODER);
         c.t.bias = good;
         c.t.bias.dims[i] = 1, c.t.bias.strides[i] = INT64_MAX;
         CHECK_OK(run_call(&c));
@@ -432,7 +435,7 @@ BACKEND_TEST(errors_forward, cache_geometry)
         folio_kv_cache *other = NULL;
         CHECK_OK(folio_kv_cache_create(ctx, &d, &other));
         BAD_DECODER(words[i], c.cache = other);
-        BAD(PLAIN, FOLIO_ENCODER_DECODER, ARG, words[i], c.cache = other);
+        BAD(PLAIN, FOLIO_ATTENTION_ENCODER_DECODER, ARG, words[i], c.cache = other);
         folio_kv_cache_destroy(other);
     }
     BAD_DECODER("fp8_e4m3|f32", c.cache = f.cache[FP8]);
@@ -442,7 +445,7 @@ BACKEND_TEST(errors_forward, cache_geometry)
     folio_kv_cache *larger = NULL;
     CHECK_OK(folio_kv_cache_create(ctx, &d, &larger));
     support_poison_cache(larger);
-    call c = good_call(&f, PLAIN, FOLIO_DECODER);
+    call c = good_call(&f, PLAIN, FOLIO_ATTENTION_DECODER);
     c.cache = larger;
     CHECK_OK(run_call(&c));
     folio_kv_cache_destroy(larger);
@@ -460,7 +463,7 @@ BACKEND_TEST(errors_forward, runs)
     BAD_DECODER("align|64", c.r.workspace = w + 32; c.r.workspace_size = need + 32);
     if (need > 0) BAD_DECODER("workspace", c.r.workspace = w; c.r.workspace_size = need - 1);
     check_still_serves(&f, __LINE__);
-    call c = good_call(&f, PLAIN, FOLIO_DECODER);
+    call c = good_call(&f, PLAIN, FOLIO_ATTENTION_DECODER);
     c.r.workspace = w, c.r.workspace_size = need;
     CHECK_OK(run_call(&c));
     CHECK(memcmp(f.out.data, f.good_out, sizeof f.good_out) == 0);
@@ -477,12 +480,12 @@ BACKEND_TEST(errors_forward, no_workspace)
     d.flags = FOLIO_PLAN_NO_WORKSPACE;
     folio_plan *plan = NULL;
     CHECK_OK(folio_plan_create(ctx, &d, &plan));
-    CHECK_OK(folio_plan_update(plan, f.batch));
+    CHECK_OK(folio_plan_update(plan, f.batch, NULL));
     size_t need = 0;
-    CHECK_OK(folio_plan_workspace_size(plan, &need));
+    CHECK_OK(folio_plan_get_workspace_size(plan, &need));
     CHECK(need <= f.workspace.bytes);
     if (need > 0) BAD_DECODER("workspace", c.plan = plan);
-    call c = good_call(&f, PLAIN, FOLIO_DECODER);
+    call c = good_call(&f, PLAIN, FOLIO_ATTENTION_DECODER);
     c.plan = plan;
     c.r.workspace = f.workspace.data, c.r.workspace_size = need;
     CHECK_OK(run_call(&c));
@@ -502,23 +505,23 @@ BACKEND_TEST(errors_forward, batch_changes_and_lifetimes)
     CHECK_OK(folio_plan_create(ctx, &d, &fresh));
     BAD_DECODER("update", c.plan = fresh); /* never updated */
     folio_plan_info info = {.struct_size = sizeof info};
-    REFUSED(folio_plan_describe(fresh, PLAIN, FOLIO_DECODER, &info), ARG, "update");
-    CHECK_OK(folio_plan_update(fresh, f.batch));
-    CHECK_OK(folio_plan_describe(fresh, PLAIN, FOLIO_DECODER, &info));
-    REFUSED(folio_plan_describe(fresh, 2, FOLIO_DECODER, &info), ARG, "2");
-    REFUSED(folio_plan_describe(fresh, FP8, FOLIO_ENCODER, &info), ARG, "encoder");
-    REFUSED(folio_plan_describe(NULL, PLAIN, FOLIO_DECODER, &info), ARG, "plan");
-    REFUSED(folio_plan_describe(fresh, PLAIN, FOLIO_DECODER, NULL), ARG, "info");
+    REFUSED(folio_plan_get_info(fresh, PLAIN, FOLIO_ATTENTION_DECODER, &info), ARG, "update");
+    CHECK_OK(folio_plan_update(fresh, f.batch, NULL));
+    CHECK_OK(folio_plan_get_info(fresh, PLAIN, FOLIO_ATTENTION_DECODER, &info));
+    REFUSED(folio_plan_get_info(fresh, 2, FOLIO_ATTENTION_DECODER, &info), ARG, "2");
+    REFUSED(folio_plan_get_info(fresh, FP8, FOLIO_ATTENTION_ENCODER, &info), ARG, "encoder");
+    REFUSED(folio_plan_get_info(NULL, PLAIN, FOLIO_ATTENTION_DECODER, &info), ARG, "plan");
+    REFUSED(folio_plan_get_info(fresh, PLAIN, FOLIO_ATTENTION_DECODER, NULL), ARG, "info");
     folio_plan_destroy(fresh);
     /* looking is no change */
-    folio_batch_view_data v = {.struct_size = sizeof v};
-    CHECK_OK(folio_batch_view(f.batch, FOLIO_ENCODER_ONLY, FOLIO_DECODE, &v));
+    folio_batch_view v = {.struct_size = sizeof v};
+    CHECK_OK(folio_batch_get_view(f.batch, FOLIO_ATTENTION_ENCODER_ONLY, FOLIO_PHASE_DECODE, &v));
     check_still_serves(&f, __LINE__);
     /* a change is refused until the next update */
     folio_batch_seq s = good_seq(2);
     CHECK_OK(folio_batch_add(f.batch, &s));
     BAD_DECODER("changed", c.layer = 1);
-    CHECK_OK(folio_plan_update(f.plan, f.batch));
+    CHECK_OK(folio_plan_update(f.plan, f.batch, NULL));
     folio_batch_clear(f.batch);
     BAD_DECODER("changed", c.layer = 1);
     for (int i = 0; i < 3; i++) {
@@ -526,7 +529,7 @@ BACKEND_TEST(errors_forward, batch_changes_and_lifetimes)
         CHECK_OK(folio_batch_add(f.batch, &s));
     }
     BAD_DECODER("changed", c.layer = 1); /* the same sequences again, but filled anew */
-    CHECK_OK(folio_plan_update(f.plan, f.batch));
+    CHECK_OK(folio_plan_update(f.plan, f.batch, NULL));
     check_still_serves(&f, __LINE__);
     const int32_t len = 5;
     folio_batch_arrays a = {.struct_size = sizeof a, .num_seqs = 1, .seq_lens = &len};
@@ -537,7 +540,7 @@ BACKEND_TEST(errors_forward, batch_changes_and_lifetimes)
         s = good_seq(i);
         CHECK_OK(folio_batch_add(f.batch, &s));
     }
-    CHECK_OK(folio_plan_update(f.plan, f.batch));
+    CHECK_OK(folio_plan_update(f.plan, f.batch, NULL));
     /* the plan keeps its batch alive */
     folio_batch_destroy(f.batch);
     f.batch = NULL;
@@ -554,35 +557,35 @@ BACKEND_TEST(errors_forward, incomplete_batches)
         folio_attention_type type;
         bool encoder, table;
         const char *words;
-    } cases[] = {{FOLIO_ENCODER, false, false, "encoder_len"},
-                 {FOLIO_ENCODER_DECODER, false, false, "encoder_len"},
-                 {FOLIO_ENCODER_DECODER, true, false, "cross_block_table"}};
+    } cases[] = {{FOLIO_ATTENTION_ENCODER, false, false, "encoder_len"},
+                 {FOLIO_ATTENTION_ENCODER_DECODER, false, false, "encoder_len"},
+                 {FOLIO_ATTENTION_ENCODER_DECODER, true, false, "cross_block_table"}};
     for (int i = 0; i < COUNT_OF(cases); i++) {
         folio_batch *batch = empty_batch(ctx, BLOCK);
         folio_batch_seq s = good_seq(0);
         if (!cases[i].encoder) s.encoder_len = s.encoder_new_len = 0;
         if (!cases[i].table) s.cross_block_table = NULL, s.num_cross_blocks = 0;
         CHECK_OK(folio_batch_add(batch, &s));
-        folio_status status = folio_plan_update(f.plan, batch); /* there or in the forward */
+        folio_status status = folio_plan_update(f.plan, batch, NULL); /* there or in the forward */
         int64_t fresh = cases[i].encoder ? ENCODER_TOKENS : 0;
-        int64_t rows = cases[i].type == FOLIO_ENCODER ? fresh : 5;
+        int64_t rows = cases[i].type == FOLIO_ATTENTION_ENCODER ? fresh : 5;
         if (status == FOLIO_OK)
             BAD(PLAIN, cases[i].type, ARG, cases[i].words, c.t.q.tokens = c.t.out.tokens = rows;
                 c.t.k.tokens = c.t.v.tokens = fresh);
         else CHECK(strstr(folio_last_error(), cases[i].words) != NULL);
         folio_batch_destroy(batch);
-        CHECK_OK(folio_plan_update(f.plan, f.batch));
+        CHECK_OK(folio_plan_update(f.plan, f.batch, NULL));
     }
     /* a context, a cache, but no block table */
     folio_batch *batch = empty_batch(ctx, BLOCK);
     folio_batch_seq s = good_seq(1);
     s.block_table = NULL, s.num_blocks = 0;
     CHECK_OK(folio_batch_add(batch, &s));
-    if (folio_plan_update(f.plan, batch) == FOLIO_OK)
+    if (folio_plan_update(f.plan, batch, NULL) == FOLIO_OK)
         BAD_DECODER("block_table", c.t.q.tokens = c.t.k.tokens = c.t.v.tokens = c.t.out.tokens = 1);
     else CHECK(strstr(folio_last_error(), "block_table") != NULL);
     folio_batch_destroy(batch);
-    CHECK_OK(folio_plan_update(f.plan, f.batch));
+    CHECK_OK(folio_plan_update(f.plan, f.batch, NULL));
     check_still_serves(&f, __LINE__);
     teardown(&f);
 }
@@ -597,7 +600,7 @@ static void bad_update(fixture *f, int line, const folio_batch_seq *seqs, int co
     folio_status status = FOLIO_OK;
     support_mark_error();
     for (int i = 0; i < count && status == FOLIO_OK; i++) status = folio_batch_add(batch, &seqs[i]);
-    if (status == FOLIO_OK) status = folio_plan_update(f->plan, batch);
+    if (status == FOLIO_OK) status = folio_plan_update(f->plan, batch, NULL);
     support_refused(__FILE__, line, "update", status, ARG, words);
     check_untouched(f, line);
     check_still_serves(f, line);
@@ -646,7 +649,7 @@ BACKEND_TEST(errors_forward, blocks_and_slots)
     folio_batch_seq s = good_seq(0);
     s.slots = none;
     CHECK_OK(folio_batch_add(batch, &s));
-    CHECK_OK(folio_plan_update(f.plan, batch));
+    CHECK_OK(folio_plan_update(f.plan, batch, NULL));
     folio_batch_destroy(batch);
     teardown(&f);
 }
@@ -663,7 +666,7 @@ BACKEND_TEST(errors_forward, shared_prefix_is_fine)
     CHECK_OK(folio_batch_add(batch, &s));
     s.block_table = b;
     CHECK_OK(folio_batch_add(batch, &s));
-    CHECK_OK(folio_plan_update(f.plan, batch));
+    CHECK_OK(folio_plan_update(f.plan, batch, NULL));
     folio_batch_destroy(batch);
     teardown(&f);
 }
@@ -693,10 +696,10 @@ BACKEND_TEST(errors_forward, limits_and_lengths)
     folio_batch *batch = empty_batch(ctx, 8);
     folio_batch_seq s = good_seq(2);
     CHECK_OK(folio_batch_add(batch, &s));
-    REFUSED(folio_plan_update(f.plan, batch), ARG, "8|16");
+    REFUSED(folio_plan_update(f.plan, batch, NULL), ARG, "8|16");
     folio_batch_destroy(batch);
-    REFUSED(folio_plan_update(f.plan, NULL), ARG, "batch");
-    REFUSED(folio_plan_update(NULL, f.batch), ARG, "plan");
+    REFUSED(folio_plan_update(f.plan, NULL, NULL), ARG, "batch");
+    REFUSED(folio_plan_update(NULL, f.batch, NULL), ARG, "plan");
     check_still_serves(&f, __LINE__);
     teardown(&f);
 }
@@ -737,7 +740,7 @@ BACKEND_TEST(errors_forward, released_window_blocks)
                              .num_blocks = 3};
         REQUIRE_TEST(plan && batch);
         folio_status status = folio_batch_add(batch, &s);
-        if (status == FOLIO_OK) status = folio_plan_update(plan, batch);
+        if (status == FOLIO_OK) status = folio_plan_update(plan, batch, NULL);
         CHECK_MSG((status == FOLIO_OK) == cases[i].fine, "case %d: %s %s", i,
                   folio_status_name(status), folio_last_error());
         folio_plan_destroy(plan);
@@ -775,8 +778,9 @@ BACKEND_TEST(errors_forward, longest_query)
                              .block_table = tables[i],
                              .num_blocks = 1};
         CHECK_OK(folio_batch_add(batch, &s));
-        if (i == 0) CHECK_OK(folio_plan_update(plan, batch));
-        else REFUSED(folio_plan_update(plan, batch), ARG, "seq 1|query_len 3|max_query_len 2");
+        if (i == 0) CHECK_OK(folio_plan_update(plan, batch, NULL));
+        else
+            REFUSED(folio_plan_update(plan, batch, NULL), ARG, "seq 1|query_len 3|max_query_len 2");
     }
     folio_plan_destroy(plan);
     folio_batch_destroy(batch);
@@ -836,8 +840,8 @@ BACKEND_TEST(errors_forward, plan_create)
     REFUSED(folio_plan_create(ctx, NULL, &made), ARG, "desc");
     REFUSED(folio_plan_create(ctx, &d, NULL), ARG, "out");
     size_t bytes = 77;
-    REFUSED(folio_plan_workspace_size(NULL, &bytes), ARG, "plan");
-    REFUSED(folio_plan_workspace_size(f.plan, NULL), ARG, "bytes");
+    REFUSED(folio_plan_get_workspace_size(NULL, &bytes), ARG, "plan");
+    REFUSED(folio_plan_get_workspace_size(f.plan, NULL), ARG, "bytes");
     CHECK_INT(bytes, 77);
     folio_attention_destroy(windowed);
     folio_attention_destroy(narrowest);

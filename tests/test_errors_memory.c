@@ -37,19 +37,20 @@ static folio_status fill_batch(folio_batch *batch)
                                .encoder_new_len = 4,
                                .cross_block_table = cross,
                                .num_cross_blocks = 1};
-        folio_batch_summary before = {.struct_size = sizeof before}, after = before;
-        CHECK_OK(folio_batch_summarize(batch, &before));
+        folio_batch_info before = {.struct_size = sizeof before}, after = before;
+        CHECK_OK(folio_batch_get_info(batch, &before));
         folio_status status = folio_batch_add(batch, &seq);
-        CHECK_OK(folio_batch_summarize(batch, &after));
+        CHECK_OK(folio_batch_get_info(batch, &after));
         if (status != FOLIO_OK) { /* and nothing is half added */
             CHECK(memcmp(&before, &after, sizeof before) == 0);
             return status;
         }
     }
-    folio_batch_view_data v = {.struct_size = sizeof v};
+    folio_batch_view v = {.struct_size = sizeof v};
     for (int type = 0; type < FOLIO_NUM_ATTENTION_TYPES; type++)
         for (int phase = 0; phase < 3; phase++)
-            TRY_STATUS(folio_batch_view(batch, (folio_attention_type)type, (folio_phase)phase, &v));
+            TRY_STATUS(
+                folio_batch_get_view(batch, (folio_attention_type)type, (folio_phase)phase, &v));
     return FOLIO_OK;
 }
 
@@ -61,15 +62,15 @@ static folio_status use_plan(whole *w)
                        .k = {.data = k, .tokens = 18},
                        .v = {.data = k, .tokens = 18},
                        .out = {.data = out, .tokens = 18}};
-    TRY_STATUS(folio_plan_update(w->plan, w->batch));
-    TRY_STATUS(folio_attention_forward(w->plan, 0, FOLIO_DECODER, w->cache, 1, &t, NULL));
+    TRY_STATUS(folio_plan_update(w->plan, w->batch, NULL));
+    TRY_STATUS(folio_attention_forward(w->plan, 0, FOLIO_ATTENTION_DECODER, w->cache, 1, &t, NULL));
     const int64_t slots[2] = {40, 3}, pairs[2][2] = {{1, 4}, {0, 5}};
     folio_kv_write write = {.struct_size = sizeof write,
                             .k = {.data = k, .dtype = FOLIO_F32, .tokens = 2},
                             .v = {.data = k, .dtype = FOLIO_F32, .tokens = 2},
                             .slots = slots};
     TRY_STATUS(folio_kv_cache_write(w->cache, 0, &write, NULL));
-    return folio_kv_cache_copy_blocks(w->cache, pairs, 2, NULL);
+    return folio_kv_cache_copy_blocks(w->cache, w->cache, pairs, 2, NULL);
 }
 
 static folio_status make_whole(whole *w, const char *backend, const folio_allocator *allocator)
@@ -229,11 +230,11 @@ static folio_status sized_rows(whole *w, void *arg)
 }
 static folio_status sized_run(whole *w, void *arg)
 {
-    return folio_kv_cache_copy_blocks(w->cache, NULL, 0, arg);
+    return folio_kv_cache_copy_blocks(w->cache, w->cache, NULL, 0, arg);
 }
 static folio_status sized_tensors(whole *w, void *arg)
 {
-    return folio_attention_forward(w->plan, 0, FOLIO_DECODER, w->cache, 0, arg, NULL);
+    return folio_attention_forward(w->plan, 0, FOLIO_ATTENTION_DECODER, w->cache, 0, arg, NULL);
 }
 static folio_status sized_merge(whole *w, void *arg)
 {
@@ -243,32 +244,32 @@ static folio_status sized_shape(whole *w, void *arg)
 {
     (void)w;
     folio_kv_cache_desc c = small_cache();
-    return folio_kv_cache_shape("cpu", &c, arg);
+    return folio_kv_cache_get_shape("cpu", &c, arg);
 }
 static folio_status sized_context_info(whole *w, void *arg)
 {
-    return folio_context_describe(w->ctx, arg);
+    return folio_context_get_info(w->ctx, arg);
 }
 static folio_status sized_view(whole *w, void *arg)
 {
-    return folio_kv_cache_view(w->cache, 0, arg);
+    return folio_kv_cache_get_view(w->cache, 0, arg);
 }
 static folio_status sized_summary(whole *w, void *arg)
 {
-    return folio_batch_summarize(w->batch, arg);
+    return folio_batch_get_info(w->batch, arg);
 }
 static folio_status sized_batch_view(whole *w, void *arg)
 {
-    return folio_batch_view(w->batch, FOLIO_DECODER, FOLIO_PHASE_AUTO, arg);
+    return folio_batch_get_view(w->batch, FOLIO_ATTENTION_DECODER, FOLIO_PHASE_AUTO, arg);
 }
 static folio_status sized_plan_info(whole *w, void *arg)
 {
-    return folio_plan_describe(w->plan, 0, FOLIO_DECODER, arg);
+    return folio_plan_get_info(w->plan, 0, FOLIO_ATTENTION_DECODER, arg);
 }
 static folio_status sized_backend(whole *w, void *arg)
 {
     (void)w;
-    return folio_backend_describe("cpu", arg);
+    return folio_backend_get_info("cpu", arg);
 }
 
 static float zeros[16 * 5 * 2 * 32 * 2];
@@ -319,11 +320,11 @@ static const sized_case sized_cases[] = {
           .out = {.data = sized_out, .tokens = 18}),
     SIZED(folio_merge, sized_merge, lse, .num_heads = 2, .head_size = 8, .num_parts = 1,
           .parts = one_part, .out = {.data = sized_out, .dtype = FOLIO_F32, .tokens = 1}),
-    FILLED(folio_kv_shape, sized_shape, layer_bytes),
+    FILLED(folio_kv_cache_shape, sized_shape, layer_bytes),
     FILLED(folio_context_info, sized_context_info, device),
-    FILLED(folio_kv_view, sized_view, k_array),
-    FILLED(folio_batch_summary, sized_summary, num_decodes),
-    FILLED(folio_batch_view_data, sized_batch_view, query_lens),
+    FILLED(folio_kv_cache_view, sized_view, k_array),
+    FILLED(folio_batch_info, sized_summary, num_decodes),
+    FILLED(folio_batch_view, sized_batch_view, query_lens),
     FILLED(folio_plan_info, sized_plan_info, num_split_items),
     FILLED(folio_backend_info, sized_backend, layouts),
 };

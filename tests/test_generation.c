@@ -80,7 +80,7 @@ static void settle(run *r)
 {
     if (r->transfer != NULL) {
         CHECK_OK(folio_transfer_wait(r->transfer));
-        CHECK(folio_transfer_done(r->transfer) == 1);
+        CHECK(folio_transfer_is_done(r->transfer) == 1);
         folio_transfer_destroy(r->transfer);
         r->transfer = NULL;
     }
@@ -375,7 +375,7 @@ static int64_t blocks_needed(const gen_geometry *g, const gen_request *r)
 {
     int64_t each = (r->len + g->block_size - 1) / g->block_size + 1;
     int64_t encoder = (r->encoder_len + g->block_size - 1) / g->block_size;
-    return each * g->num_groups + encoder;
+    return each * g->num_layer_groups + encoder;
 }
 
 /* For a pool to come: all that is cached goes down as far as it can. */
@@ -466,24 +466,36 @@ static void add(tally *sum, const tally *t)
 }
 
 static const gen_geometry geometries[] = {
-    {.backend = "cpu", .block_size = 4, .kv_dtype = FOLIO_F32, .num_groups = 2, .window = 9},
-    {.backend = "cpu", .block_size = 16, .kv_dtype = FOLIO_BF16, .num_groups = 2, .window = 16},
-    {.backend = "cpu", .block_size = 4, .kv_dtype = FOLIO_INT8, .num_groups = 1},
+    {.backend = "cpu", .block_size = 4, .kv_dtype = FOLIO_F32, .num_layer_groups = 2, .window = 9},
+    {.backend = "cpu",
+     .block_size = 16,
+     .kv_dtype = FOLIO_BF16,
+     .num_layer_groups = 2,
+     .window = 16},
+    {.backend = "cpu", .block_size = 4, .kv_dtype = FOLIO_INT8, .num_layer_groups = 1},
     {.backend = "cpu",
      .block_size = 16,
      .kv_dtype = FOLIO_FP8_E4M3,
-     .num_groups = 2,
+     .num_layer_groups = 2,
      .window = 5,
      .one_memory = true},
-    {.backend = "reference", .block_size = 4, .kv_dtype = FOLIO_BF16, .num_groups = 2, .window = 4},
-    {.backend = "reference", .block_size = 16, .kv_dtype = FOLIO_INT8, .num_groups = 1},
+    {.backend = "reference",
+     .block_size = 4,
+     .kv_dtype = FOLIO_BF16,
+     .num_layer_groups = 2,
+     .window = 4},
+    {.backend = "reference", .block_size = 16, .kv_dtype = FOLIO_INT8, .num_layer_groups = 1},
     {.backend = "cpu",
      .block_size = 4,
      .kv_dtype = FOLIO_F32,
-     .num_groups = 2,
+     .num_layer_groups = 2,
      .window = 7,
      .encoder = true},
-    {.backend = "cpu", .block_size = 16, .kv_dtype = FOLIO_INT8, .num_groups = 1, .encoder = true},
+    {.backend = "cpu",
+     .block_size = 16,
+     .kv_dtype = FOLIO_INT8,
+     .num_layer_groups = 1,
+     .encoder = true},
 };
 enum { NUM_PLAIN = 6, NUM_GEOMETRIES = COUNT_OF(geometries), NUM_REQUESTS = 6 };
 
@@ -538,7 +550,7 @@ TEST(generation, a_wrong_bit_changes_the_future)
         CHECK(gen_contents_right(&p, s, &r));
         const int32_t *table;
         int64_t n;
-        CHECK_OK(folio_sequence_table(s, 0, &table, &n));
+        CHECK_OK(folio_sequence_get_table(s, 0, &table, &n));
         gen_nudge(&p, 1, (int64_t)table[0] * geometries[g].block_size);
         CHECK_OK(folio_sequence_reserve(s, 1, 0, NULL));
         item = (gen_item){.sequence = s, .request = &r, .tokens = r.tokens};

@@ -67,8 +67,8 @@ static void strided_memory(golden_case *c, folio_kv_memory *m)
 /* Memory in a layout's own shape: one buffer for all of a layer, or K and V apart with a gap. */
 static folio_status shaped_memory(golden_case *c, const char *backend, folio_kv_memory *m)
 {
-    folio_kv_shape shape = {.struct_size = sizeof shape};
-    STEP(folio_kv_cache_shape(backend, &c->cache, &shape));
+    folio_kv_cache_shape shape = {.struct_size = sizeof shape};
+    STEP(folio_kv_cache_get_shape(backend, &c->cache, &shape));
     bool one = is(c->memory, "one");
     size_t gap =
         (size_t)((c->cache.num_blocks - 1) * c->block_pad) * folio_dtype_size(c->cache.dtype);
@@ -94,10 +94,10 @@ static folio_status shaped_memory(golden_case *c, const char *backend, folio_kv_
 }
 
 static folio_status view_of(const golden_case *c, const folio_kv_cache *cache, int32_t layer,
-                            folio_kv_view *view)
+                            folio_kv_cache_view *view)
 {
-    *view = (folio_kv_view){.struct_size = sizeof *view};
-    STEP(folio_kv_cache_view(cache, layer, view));
+    *view = (folio_kv_cache_view){.struct_size = sizeof *view};
+    STEP(folio_kv_cache_get_view(cache, layer, view));
     return FOLIO_OK;
 }
 
@@ -114,7 +114,7 @@ static folio_status make_cache(golden_case *c, folio_context *ctx, const char *b
     }
     STEP(folio_kv_cache_create(ctx, &c->cache, out));
     for (int32_t layer = 0; layer < c->cache.num_layers; layer++) {
-        folio_kv_view view;
+        folio_kv_cache_view view;
         if (view_of(c, *out, layer, &view) != FOLIO_OK) return FOLIO_ERR_ARGUMENT;
         memset(view.k, 0xFF, (size_t)view.k_array.bytes);
         memset(view.v, 0xFF, (size_t)view.v_array.bytes);
@@ -135,7 +135,7 @@ static uint64_t hash_cache(const golden_case *c, const folio_kv_cache *cache)
 {
     uint64_t hash = 1;
     for (int32_t layer = 0; cache != NULL && layer < c->cache.num_layers; layer++) {
-        folio_kv_view view;
+        folio_kv_cache_view view;
         if (view_of(c, cache, layer, &view) != FOLIO_OK) return 0;
         hash = hash_bytes(hash, view.k, view.k_array.bytes);
         hash = hash_bytes(hash, view.v, view.v_array.bytes);
@@ -149,7 +149,7 @@ static uint64_t hash_cache(const golden_case *c, const folio_kv_cache *cache)
 static void mark_needed(const golden_case *c, int64_t number, unsigned char *needed)
 {
     const golden_seq *s = &c->seqs[number];
-    bool cross = c->type == FOLIO_ENCODER_DECODER;
+    bool cross = c->type == FOLIO_ATTENTION_ENCODER_DECODER;
     int64_t keys = cross && s->s > 0 ? s->enc : s->s, size = c->cache.block_size;
     int64_t context = keys - (cross ? s->enc_new : s->q);
     const int64_t *slots = cross ? s->cross_slots : s->slots;
@@ -351,9 +351,9 @@ static folio_status make_plan(golden_case *c, folio_context *ctx, rig *r)
         if (c->seqs[i].enc > longest) longest = c->seqs[i].enc;
     }
     const folio_attention *const list[1] = {r->attention};
-    const uint32_t types[1] = {FOLIO_TYPE_BIT(c->type)};
+    const uint32_t types[1] = {FOLIO_ATTENTION_BIT(c->type)};
     folio_plan_desc d = {.struct_size = sizeof d, .attentions = list, .num_attentions = 1};
-    d.types = c->type == FOLIO_DECODER && c->id % 2 == 1 ? NULL : types;
+    d.types = c->type == FOLIO_ATTENTION_DECODER && c->id % 2 == 1 ? NULL : types;
     d.block_size = c->cache.block_size;
     d.num_blocks = c->cache.num_blocks;
     d.max_seqs = c->num_seqs + slack;
@@ -362,7 +362,7 @@ static folio_status make_plan(golden_case *c, folio_context *ctx, rig *r)
     d.max_encoder_tokens = c->encoder_rows + slack;
     d.flags = c->graph ? FOLIO_PLAN_GRAPH : 0;
     STEP(folio_plan_create(ctx, &d, &r->plan));
-    STEP(folio_plan_update(r->plan, r->batch));
+    STEP(folio_plan_update(r->plan, r->batch, NULL));
     return FOLIO_OK;
 }
 
@@ -372,9 +372,9 @@ static void fill_inputs(const golden_case *c, strided *q, strided *k, strided *v
     int64_t row = 0, new_row = 0;
     for (int64_t i = 0; i < c->num_seqs; i++) {
         const golden_seq *s = &c->seqs[i];
-        int64_t rows = c->type == FOLIO_ENCODER ? s->enc_new : s->q;
-        int64_t new_rows = c->type == FOLIO_ENCODER_DECODER ? s->enc_new : rows;
-        bool padding = s->s == 0 && c->type != FOLIO_ENCODER;
+        int64_t rows = c->type == FOLIO_ATTENTION_ENCODER ? s->enc_new : s->q;
+        int64_t new_rows = c->type == FOLIO_ATTENTION_ENCODER_DECODER ? s->enc_new : rows;
+        bool padding = s->s == 0 && c->type != FOLIO_ATTENTION_ENCODER;
         for (int64_t j = 0; j < rows && !padding; j++) fill_row(c, q, row + j, T_Q, row + j);
         for (int64_t j = 0; j < new_rows && !padding; j++) {
             fill_row(c, k, new_row + j, T_K, new_row + j);
@@ -466,7 +466,8 @@ static folio_status forward(golden_case *c, judge *by, rig *r)
     t.v_scale = c->scales[1];
     t.flags = c->append ? FOLIO_KV_APPEND : 0;
     bool writes =
-        (c->type == FOLIO_DECODER || c->type == FOLIO_ENCODER_DECODER) && c->kv_given && !c->append;
+        (c->type == FOLIO_ATTENTION_DECODER || c->type == FOLIO_ATTENTION_ENCODER_DECODER) &&
+        c->kv_given && !c->append;
     uint64_t before = writes ? 0 : hash_cache(c, r->cache);
     STEP(folio_attention_forward(r->plan, 0, c->type, r->cache, (int32_t)c->layer, &t, NULL));
     compare(c, by, &out, c->lse ? &lse : NULL);
@@ -478,7 +479,7 @@ static folio_status forward(golden_case *c, judge *by, rig *r)
 static void run_case(golden_case *c, judge *by)
 {
     rig r = {0};
-    bool reads = c->type == FOLIO_DECODER || c->type == FOLIO_ENCODER_DECODER;
+    bool reads = c->type == FOLIO_ATTENTION_DECODER || c->type == FOLIO_ATTENTION_ENCODER_DECODER;
     folio_status ok = FOLIO_OK;
     if (c->cache.num_blocks > 0) ok = make_cache(c, by->ctx, by->backend, &r.cache);
     if (ok == FOLIO_OK && r.cache != NULL && reads) ok = write_context(c, r.cache);
@@ -581,8 +582,9 @@ static void tally_sequences(const golden_case *c, tally *t)
         chunk = chunk || (s->q > 3 && s->s > s->q);
         prompt = prompt || (s->q > 1 && s->s == s->q);
         padding = padding || (s->s == 0 && s->q > 0);
-        free_view = free_view || (s->causal == FOLIO_NOT_CAUSAL && c->type == FOLIO_DECODER);
-        pos = pos || (s->pos_given && c->type == FOLIO_DECODER);
+        free_view =
+            free_view || (s->causal == FOLIO_CAUSAL_NO && c->type == FOLIO_ATTENTION_DECODER);
+        pos = pos || (s->pos_given && c->type == FOLIO_ATTENTION_DECODER);
         fresh = fresh || s->enc_new > 0;
         cached = cached || s->enc > s->enc_new;
         for (int64_t j = 0; s->table && j < s->num_blocks; j++)
@@ -590,7 +592,7 @@ static void tally_sequences(const golden_case *c, tally *t)
         for (int64_t j = 0; s->slots && s->s && j < s->q; j++)
             unstored = unstored || s->slots[j] == -1;
     }
-    bool cross = c->type == FOLIO_ENCODER_DECODER;
+    bool cross = c->type == FOLIO_ATTENTION_ENCODER_DECODER;
     saw(t, "a decode", decode);
     saw(t, "a decode of several tokens", several);
     saw(t, "a chunk", chunk);

@@ -117,7 +117,7 @@ static int64_t split_len_of(folio_context *ctx, const harness_spec *spec, const 
     harness_result result = {0};
     folio_batch *batch = NULL;
     folio_plan *plan = NULL;
-    bool ok = h && harness_forward(h, NULL, FOLIO_DECODER, seqs, num_seqs, &result);
+    bool ok = h && harness_forward(h, NULL, FOLIO_ATTENTION_DECODER, seqs, num_seqs, &result);
     if (ok) batch = harness_batch(h, seqs, num_seqs);
     CHECK_MSG(batch != NULL, "%s", harness_error());
     if (batch) {
@@ -131,8 +131,8 @@ static int64_t split_len_of(folio_context *ctx, const harness_spec *spec, const 
                                 .max_query_tokens = 100000,
                                 .max_seq_len = 100000};
         CHECK_OK(folio_plan_create(ctx, &desc, &plan));
-        CHECK_OK(folio_plan_update(plan, batch));
-        CHECK_OK(folio_plan_describe(plan, 0, FOLIO_DECODER, &info));
+        CHECK_OK(folio_plan_update(plan, batch, NULL));
+        CHECK_OK(folio_plan_get_info(plan, 0, FOLIO_ATTENTION_DECODER, &info));
     }
     folio_plan_destroy(plan);
     folio_batch_destroy(batch);
@@ -199,19 +199,21 @@ static void check_every_cut(option o, int64_t len, bool all_companies)
 {
     harness_seq whole = {.id = 7, .query_len = len, .seq_len = len};
     harness_result expected;
-    if (run_whole(&o, FOLIO_DECODER, &whole, &expected)) {
+    if (run_whole(&o, FOLIO_ATTENTION_DECODER, &whole, &expected)) {
         for (int64_t cut = 1; cut < len; cut++) {
             int64_t pieces[2] = {cut, len - cut};
             for (int64_t n = 0; n < (all_companies ? 16 : 2); n++) {
                 company c = company_of(5 * cut + n);
-                check_pieces(&o, pools[c.threads], FOLIO_DECODER, &whole, pieces, 2, c, &expected);
+                check_pieces(&o, pools[c.threads], FOLIO_ATTENTION_DECODER, &whole, pieces, 2, c,
+                             &expected);
             }
         }
         int64_t ones[MAX_PIECES];
         for (int64_t i = 0; i < len; i++) ones[i] = 1;
         for (int64_t n = 0; n < 16; n++) {
             company c = company_of(n);
-            check_pieces(&o, pools[c.threads], FOLIO_DECODER, &whole, ones, len, c, &expected);
+            check_pieces(&o, pools[c.threads], FOLIO_ATTENTION_DECODER, &whole, ones, len, c,
+                         &expected);
         }
     }
     harness_result_free(&expected);
@@ -227,7 +229,7 @@ TEST(invariance, every_chunking_equals_whole)
 LONG_TEST(invariance, every_chunking_on_every_level)
 {
     folio_backend_info info = {.struct_size = sizeof info};
-    CHECK_OK(folio_backend_describe("cpu", &info));
+    CHECK_OK(folio_backend_get_info("cpu", &info));
     for (int32_t level = 0; level < info.num_levels; level++) {
         if (open_pools(info.levels[level]))
             for (int n = 0; n < NUM_OPTIONS; n++) check_every_cut(option_at(n), 53, true);
@@ -243,11 +245,12 @@ TEST(invariance, decode_equals_whole)
         option chosen = option_at(n), *o = &chosen;
         harness_seq whole = {.id = 7, .query_len = 61, .seq_len = 61};
         harness_result expected;
-        if (run_whole(o, FOLIO_DECODER, &whole, &expected)) {
+        if (run_whole(o, FOLIO_ATTENTION_DECODER, &whole, &expected)) {
             int64_t pieces[13] = {49, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
             for (int64_t t = 0; t < MAX_THREADS; t++) {
                 company c = company_of(t + 8 * (n % 2));
-                check_pieces(o, pools[c.threads], FOLIO_DECODER, &whole, pieces, 13, c, &expected);
+                check_pieces(o, pools[c.threads], FOLIO_ATTENTION_DECODER, &whole, pieces, 13, c,
+                             &expected);
             }
         }
         harness_result_free(&expected);
@@ -278,13 +281,14 @@ static void check_long(option small, int64_t split, bool thorough)
     /* The rows are those from len - tail on; what precedes is stored as context. */
     harness_seq whole = {.id = 7, .query_len = tail, .seq_len = len};
     harness_result expected;
-    if (run_whole(&small, FOLIO_DECODER, &whole, &expected)) {
+    if (run_whole(&small, FOLIO_ATTENTION_DECODER, &whole, &expected)) {
         int64_t edge = 2 * split - (len - tail); /* rows before the third split begins */
         const int64_t cuts[] = {edge - 1, edge, edge + 1, 1, tail - 1};
         for (int n = 0; n < (thorough ? 5 : 3); n++) {
             int64_t pieces[2] = {cuts[n], tail - cuts[n]};
             company c = company_of(3 * n + tail);
-            check_pieces(&small, pools[c.threads], FOLIO_DECODER, &whole, pieces, 2, c, &expected);
+            check_pieces(&small, pools[c.threads], FOLIO_ATTENTION_DECODER, &whole, pieces, 2, c,
+                         &expected);
         }
         int64_t ones[MAX_PIECES], steps = thorough ? tail : 6;
         ones[0] = tail - steps + 1;
@@ -293,7 +297,8 @@ static void check_long(option small, int64_t split, bool thorough)
             company c = company_of(t);
             c.threads = t;
             c.num_crowd = t % 2 ? 0 : 4;
-            check_pieces(&small, pools[t], FOLIO_DECODER, &whole, ones, steps, c, &expected);
+            check_pieces(&small, pools[t], FOLIO_ATTENTION_DECODER, &whole, ones, steps, c,
+                         &expected);
         }
     }
     harness_result_free(&expected);
@@ -342,16 +347,17 @@ TEST(invariance, long_chunks_equal_whole)
         const option *o = &long_options[n];
         harness_seq whole = {.id = 7, .query_len = len, .seq_len = len};
         harness_result expected;
-        if (run_whole(o, FOLIO_DECODER, &whole, &expected)) {
+        if (run_whole(o, FOLIO_ATTENTION_DECODER, &whole, &expected)) {
             const int64_t cuts[] = {split - 1, split, split + 1, 2 * split, 2 * split + 1};
             for (int i = 0; i < 5; i++) {
                 int64_t pieces[2] = {cuts[i], len - cuts[i]};
                 company c = company_of(i + 1);
-                check_pieces(o, pools[c.threads], FOLIO_DECODER, &whole, pieces, 2, c, &expected);
+                check_pieces(o, pools[c.threads], FOLIO_ATTENTION_DECODER, &whole, pieces, 2, c,
+                             &expected);
             }
             int64_t thirds[3] = {300, split, len - 300 - split};
             company c = {.threads = 8};
-            check_pieces(o, pools[8], FOLIO_DECODER, &whole, thirds, 3, c, &expected);
+            check_pieces(o, pools[8], FOLIO_ATTENTION_DECODER, &whole, thirds, 3, c, &expected);
         }
         harness_result_free(&expected);
     }
@@ -373,12 +379,13 @@ TEST(invariance, split_items_keep_bits)
         CHECK(split > 0);
         CHECK_MSG(split_items > 0, "9001 keys on 8 threads: no split item");
         harness_result expected;
-        if (run_whole(&o, FOLIO_DECODER, &seq, &expected)) {
+        if (run_whole(&o, FOLIO_ATTENTION_DECODER, &seq, &expected)) {
             for (int32_t t = 1; t <= MAX_THREADS; t++) {
                 int64_t pieces[2] = {1, 1};
                 company c = {.threads = t, .num_crowd = t % 3 ? 0 : 4, .crowd_first = t == 6};
-                check_pieces(&o, pools[t], FOLIO_DECODER, &seq, &seq.query_len, 1, c, &expected);
-                check_pieces(&o, pools[t], FOLIO_DECODER, &seq, pieces, 2, c, &expected);
+                check_pieces(&o, pools[t], FOLIO_ATTENTION_DECODER, &seq, &seq.query_len, 1, c,
+                             &expected);
+                check_pieces(&o, pools[t], FOLIO_ATTENTION_DECODER, &seq, pieces, 2, c, &expected);
             }
         }
         harness_result_free(&expected);
@@ -395,7 +402,8 @@ TEST(invariance, threads_change_nothing)
     for (int n = 0; n < NUM_OPTIONS; n++) {
         for (int type = 0; type < FOLIO_NUM_ATTENTION_TYPES; type++) {
             option chosen = option_at(n), *o = &chosen;
-            if (type == FOLIO_ENCODER_DECODER && (o->spec.alibi || o->spec.windowed)) continue;
+            if (type == FOLIO_ATTENTION_ENCODER_DECODER && (o->spec.alibi || o->spec.windowed))
+                continue;
             harness_seq whole = {.id = 7, .query_len = 26, .seq_len = 26};
             whole.encoder_len = whole.encoder_new_len = 26;
             harness_result expected;
@@ -419,7 +427,7 @@ TEST(invariance, alone_equals_crowd)
     REQUIRE_TEST(open_pools(NULL));
     option chosen = option_at(0), *o = &chosen;
     for (int type = 0; type < 2; type++) {
-        folio_attention_type t = type ? FOLIO_ENCODER_DECODER : FOLIO_DECODER;
+        folio_attention_type t = type ? FOLIO_ATTENTION_ENCODER_DECODER : FOLIO_ATTENTION_DECODER;
         harness_seq whole = {.id = 7, .query_len = 19, .seq_len = 44};
         if (type) whole.encoder_len = whole.encoder_new_len = 35;
         harness_result expected;
@@ -489,8 +497,8 @@ TEST(invariance, callers_executor_in_any_order)
                 company c = {.threads = threads, .num_crowd = 4 * (n % 2)};
                 harness_result expected;
                 option o = option_at(n);
-                if (run_whole(&o, FOLIO_DECODER, &whole, &expected))
-                    check_pieces(&o, ctx, FOLIO_DECODER, &whole, pieces, 2, c, &expected);
+                if (run_whole(&o, FOLIO_ATTENTION_DECODER, &whole, &expected))
+                    check_pieces(&o, ctx, FOLIO_ATTENTION_DECODER, &whole, pieces, 2, c, &expected);
                 harness_result_free(&expected);
             }
             folio_context_destroy(ctx);
@@ -503,9 +511,9 @@ TEST(invariance, callers_executor_in_any_order)
 static void check_same(const option *a, const option *b, const harness_seq *seq)
 {
     harness_result x;
-    if (run_whole(a, FOLIO_DECODER, seq, &x)) {
+    if (run_whole(a, FOLIO_ATTENTION_DECODER, seq, &x)) {
         company c = {.threads = 2};
-        check_pieces(b, pools[2], FOLIO_DECODER, seq, &seq->query_len, 1, c, &x);
+        check_pieces(b, pools[2], FOLIO_ATTENTION_DECODER, seq, &seq->query_len, 1, c, &x);
     }
     harness_result_free(&x);
 }

@@ -91,13 +91,13 @@ static void run_case(const large_case *c, const char *backend, const char *level
                           .max_query_tokens = c->rows,
                           .max_seq_len = KEYS};
     CHECK_OK(folio_plan_create(ctx, &pd, &plan));
-    CHECK_OK(folio_plan_update(plan, batch));
+    CHECK_OK(folio_plan_update(plan, batch, NULL));
     folio_tensors t = {.struct_size = sizeof t,
                        .q = {c->q, 0, c->rows, 0, 0},
                        .out = {out, 0, c->rows, 0, 0},
                        .lse = a->lse,
                        .bias = {c->bias, FOLIO_F32, {1, 1, 1, KEYS}, {0, 0, 0, 1}}};
-    CHECK_OK(folio_attention_forward(plan, 0, FOLIO_DECODER, cache, 0, &t, NULL));
+    CHECK_OK(folio_attention_forward(plan, 0, FOLIO_ATTENTION_DECODER, cache, 0, &t, NULL));
     for (int64_t i = 0; i < c->rows * HEADS * SIZE; i++) a->out[i] = harness_load(c->dtype, out, i);
     folio_plan_destroy(plan);
     folio_batch_destroy(batch);
@@ -112,7 +112,7 @@ static void each_level(const large_case *c, check_fn *check)
 {
     static answer got, ref;
     folio_backend_info info = {.struct_size = sizeof info};
-    CHECK_OK(folio_backend_describe("cpu", &info));
+    CHECK_OK(folio_backend_get_info("cpu", &info));
     run_case(c, "reference", NULL, &ref);
     for (int32_t i = 0; i < info.num_levels; i++) {
         run_case(c, "cpu", info.levels[i], &got);

@@ -92,7 +92,7 @@ static const char *level_of(const folio_context_desc *desc, folio_context **ctx)
     folio_context_info info = {.struct_size = sizeof info};
     CHECK_OK(folio_context_create(desc, ctx));
     if (*ctx == NULL) return "";
-    CHECK_OK(folio_context_describe(*ctx, &info));
+    CHECK_OK(folio_context_get_info(*ctx, &info));
     return info.level;
 }
 
@@ -170,7 +170,7 @@ TEST(levels, an_environment_that_names_none_is_refused)
             CHECK(strstr(folio_last_error(), folioi_cpu_level_names[k]) != NULL);
     }
     folio_backend_info info = {.struct_size = sizeof info};
-    CHECK_OK(folio_backend_describe("cpu", &info));
+    CHECK_OK(folio_backend_get_info("cpu", &info));
     CHECK(strcmp(info.level, "") == 0);
     /* Who names a level, or another backend, does not ask the environment. */
     folio_context *ctx = NULL;
@@ -194,7 +194,7 @@ TEST(levels, an_environment_names_a_cap)
         setenv("FOLIO_CPU", folioi_cpu_level_names[i], 1);
         const char *want = folioi_cpu_table(folioi_cpu_level_names[i])->level;
         CHECK(strcmp(level_of(&d, &ctx), want) == 0);
-        CHECK_OK(folio_backend_describe("cpu", &info));
+        CHECK_OK(folio_backend_get_info("cpu", &info));
         CHECK(strcmp(info.level, want) == 0);
         folio_context_destroy(ctx);
     }

@@ -67,12 +67,12 @@ TEST(memory, default_contexts_take_host_memory)
     folio_context *ctx = NULL;
     folio_context_info info = {.struct_size = sizeof info};
     CHECK(folio_context_create(NULL, &ctx) == FOLIO_OK);
-    CHECK(folio_context_describe(ctx, &info) == FOLIO_OK && strcmp(info.backend, "cpu") == 0);
+    CHECK(folio_context_get_info(ctx, &info) == FOLIO_OK && strcmp(info.backend, "cpu") == 0);
     folio_context_destroy(ctx);
 }
 
 TEST(memory, a_plan_is_updated_on_no_stream)
 {
-    CHECK(folio_plan_update_on(NULL, NULL, NULL) == FOLIO_ERR_ARGUMENT);
+    CHECK(folio_plan_update(NULL, NULL, NULL) == FOLIO_ERR_ARGUMENT);
     CHECK(strstr(folio_last_error(), "plan is NULL") != NULL);
 }

@@ -331,7 +331,7 @@ ENGINE_TEST(merge, cache_parts_equal_whole)
         r.desc.window_left = 13; /* the first part is then empty for some rows, or for all */
         if (n / 3 == 3) r.t.slopes = slopes;
         r.t.sinks = sinks;
-        CHECK_OK(rig_run(&r, FOLIO_DECODER));
+        CHECK_OK(rig_run(&r, FOLIO_ATTENTION_DECODER));
         take_part(&whole);
         int32_t table[16];
         memcpy(table, r.table[0], sizeof table);
@@ -345,8 +345,8 @@ ENGINE_TEST(merge, cache_parts_equal_whole)
             r.seqs[0].first_query_pos = 43;
             r.seqs[0].first_key_pos = edge[p];
             r.t.sinks = p == 1 ? sinks : NULL;
-            CHECK_OK(rig_replan(&r, FOLIO_TYPE_BIT(FOLIO_DECODER)));
-            CHECK_OK(rig_forward(&r, FOLIO_DECODER));
+            CHECK_OK(rig_replan(&r, FOLIO_ATTENTION_BIT(FOLIO_ATTENTION_DECODER)));
+            CHECK_OK(rig_forward(&r, FOLIO_ATTENTION_DECODER));
             take_part(&parts[p]);
             states[p] = (folio_state){.out = {parts[p].out, FOLIO_F32, 5, 0, 0},
                                       .lse = &parts[p].lse[0][0]};
@@ -382,17 +382,17 @@ typedef struct {
 } bias_case;
 
 static const bias_case bias_cases[] = {
-    {FOLIO_DECODER, FOLIO_CAUSAL_AUTO, 0, 0, 0, false, false},
-    {FOLIO_DECODER, FOLIO_CAUSAL_AUTO, 0, 0, 0, true, false},
-    {FOLIO_DECODER, FOLIO_CAUSAL_AUTO, 1, 4, 3, true, false},
-    {FOLIO_DECODER, FOLIO_NOT_CAUSAL, 1, 4, 3, true, false},
-    {FOLIO_DECODER, FOLIO_NOT_CAUSAL, 1, -1, 2, false, false},
-    {FOLIO_DECODER, FOLIO_CAUSAL, 1, 6, -1, true, true},
-    {FOLIO_DECODER, FOLIO_NOT_CAUSAL, 1, 3, -1, false, true},
-    {FOLIO_ENCODER_ONLY, FOLIO_CAUSAL_AUTO, 1, 2, 1, true, false},
-    {FOLIO_ENCODER_ONLY, FOLIO_CAUSAL_AUTO, 0, 0, 0, true, false},
-    {FOLIO_ENCODER, FOLIO_CAUSAL_AUTO, 1, 3, 0, true, false},
-    {FOLIO_ENCODER_DECODER, FOLIO_CAUSAL_AUTO, 0, 0, 0, false, false},
+    {FOLIO_ATTENTION_DECODER, FOLIO_CAUSAL_AUTO, 0, 0, 0, false, false},
+    {FOLIO_ATTENTION_DECODER, FOLIO_CAUSAL_AUTO, 0, 0, 0, true, false},
+    {FOLIO_ATTENTION_DECODER, FOLIO_CAUSAL_AUTO, 1, 4, 3, true, false},
+    {FOLIO_ATTENTION_DECODER, FOLIO_CAUSAL_NO, 1, 4, 3, true, false},
+    {FOLIO_ATTENTION_DECODER, FOLIO_CAUSAL_NO, 1, -1, 2, false, false},
+    {FOLIO_ATTENTION_DECODER, FOLIO_CAUSAL_YES, 1, 6, -1, true, true},
+    {FOLIO_ATTENTION_DECODER, FOLIO_CAUSAL_NO, 1, 3, -1, false, true},
+    {FOLIO_ATTENTION_ENCODER_ONLY, FOLIO_CAUSAL_AUTO, 1, 2, 1, true, false},
+    {FOLIO_ATTENTION_ENCODER_ONLY, FOLIO_CAUSAL_AUTO, 0, 0, 0, true, false},
+    {FOLIO_ATTENTION_ENCODER, FOLIO_CAUSAL_AUTO, 1, 3, 0, true, false},
+    {FOLIO_ATTENTION_ENCODER_DECODER, FOLIO_CAUSAL_AUTO, 0, 0, 0, false, false},
 };
 
 /* Sequence 1 of two is the one looked at: 6 rows, 15 keys; its encoder has 9 tokens. */
@@ -413,8 +413,10 @@ static void open_bias_case(folio_context *ctx, const bias_case *c)
 
 static void bias_dims(const bias_case *c, int64_t *rows, int64_t *keys)
 {
-    *rows = c->type == FOLIO_ENCODER ? 9 : 6;
-    *keys = c->type == FOLIO_DECODER ? 15 : c->type == FOLIO_ENCODER_ONLY ? 6 : 9;
+    *rows = c->type == FOLIO_ATTENTION_ENCODER ? 9 : 6;
+    *keys = c->type == FOLIO_ATTENTION_DECODER        ? 15
+            : c->type == FOLIO_ATTENTION_ENCODER_ONLY ? 6
+                                                      : 9;
 }
 
 static const float bias_slopes[] = {0.5f, 0.3f};
@@ -424,7 +426,7 @@ BACKEND_TEST(merge, bias_matrix_is_the_formula)
     for (int n = 0; n < COUNT_OF(bias_cases); n++) {
         const bias_case *c = &bias_cases[n];
         open_bias_case(ctx, c);
-        CHECK_OK(rig_open(&r, FOLIO_TYPE_BIT(c->type)));
+        CHECK_OK(rig_open(&r, FOLIO_ATTENTION_BIT(c->type)));
         int64_t rows, keys;
         bias_dims(c, &rows, &keys);
         float matrix[2 * 9 * 15 + 1];
@@ -436,12 +438,12 @@ BACKEND_TEST(merge, bias_matrix_is_the_formula)
         for (int64_t at = 0; at < 2 * rows * keys; at++) {
             int64_t h = at / (rows * keys), i = at / keys % rows, j = at % keys;
             int64_t pos_q = i, pos_k = j;
-            if (c->type == FOLIO_DECODER) pos_q += 9;
+            if (c->type == FOLIO_ATTENTION_DECODER) pos_q += 9;
             if (c->positions) {
                 pos_q = 30 + i;
                 pos_k = 24 + j;
             }
-            bool causal = c->type == FOLIO_DECODER && c->causality != FOLIO_NOT_CAUSAL;
+            bool causal = c->type == FOLIO_ATTENTION_DECODER && c->causality != FOLIO_CAUSAL_NO;
             bool seen = !causal || pos_k <= pos_q;
             if (c->windowed && c->left >= 0 && pos_q - pos_k > c->left) seen = false;
             if (c->windowed && c->right >= 0 && pos_k - pos_q > c->right) seen = false;
@@ -457,12 +459,14 @@ BACKEND_TEST(merge, bias_matrix_is_the_formula)
 BACKEND_TEST(merge, bias_matrix_needs_its_room)
 {
     open_bias_case(ctx, &bias_cases[0]);
-    CHECK_OK(rig_open(&r, FOLIO_TYPE_BIT(FOLIO_DECODER)));
+    CHECK_OK(rig_open(&r, FOLIO_ATTENTION_BIT(FOLIO_ATTENTION_DECODER)));
     float matrix[2 * 6 * 15];
     memset(matrix, 0xFF, sizeof matrix);
-    REFUSED(folio_bias_write(r.attention, r.batch, FOLIO_DECODER, 1, NULL, matrix, 2 * 6 * 15 - 1),
+    REFUSED(folio_bias_write(r.attention, r.batch, FOLIO_ATTENTION_DECODER, 1, NULL, matrix,
+                             2 * 6 * 15 - 1),
             FOLIO_ERR_ARGUMENT, "179");
-    REFUSED(folio_bias_write(r.attention, r.batch, FOLIO_DECODER, 2, NULL, matrix, 2 * 6 * 15),
+    REFUSED(folio_bias_write(r.attention, r.batch, FOLIO_ATTENTION_DECODER, 2, NULL, matrix,
+                             2 * 6 * 15),
             FOLIO_ERR_ARGUMENT, "2");
     CHECK(support_is_poison(matrix, sizeof matrix));
     rig_close(&r);
@@ -488,7 +492,7 @@ ENGINE_TEST(merge, bias_matrix_replaces_options)
         open_bias_case(e.ctx, c);
         r.desc.soft_cap = n % 2 ? 3 : 0;
         r.desc.windowed = 0;
-        r.seqs[1].causality = FOLIO_NOT_CAUSAL;
+        r.seqs[1].causality = FOLIO_CAUSAL_NO;
         r.t.bias =
             (folio_bias){matrix,
                          FOLIO_F32,

@@ -13,14 +13,14 @@ static void open_prompt(folio_context *ctx, int64_t len)
 {
     rig_init(&r, ctx);
     r.kv.num_blocks = 0;
-    rig_add(&r, len, len)->causality = FOLIO_NOT_CAUSAL;
+    rig_add(&r, len, len)->causality = FOLIO_CAUSAL_NO;
 }
 
 ENGINE_TEST(numerics, score_is_scale_times_dot)
 {
     open_prompt(e.ctx, 6);
     r.desc.scale = 0.37f;
-    CHECK_OK(rig_run(&r, FOLIO_DECODER));
+    CHECK_OK(rig_run(&r, FOLIO_ATTENTION_DECODER));
     for (int i = 0; i < 6; i++) {
         for (int h = 0; h < 2; h++) {
             double denominator = 0, sum = 0;
@@ -43,7 +43,7 @@ ENGINE_TEST(numerics, default_scale_is_of_the_k_head_size)
 {
     open_prompt(e.ctx, 3);
     r.desc.k_head_size = 24;
-    CHECK_OK(rig_run(&r, FOLIO_DECODER));
+    CHECK_OK(rig_run(&r, FOLIO_ATTENTION_DECODER));
     for (int j = 0; j < 3; j++)
         CHECK_NEAR(rig_score(&r, 0, 1, 0, j),
                    rig_dot(r.q[0][1][0], r.key[0][j][0], 24) / sqrt(24.0), 4e-6);
@@ -57,7 +57,7 @@ ENGINE_TEST(numerics, soft_cap_bounds_the_score)
         open_prompt(e.ctx, 5);
         r.desc.soft_cap = caps[c];
         r.desc.scale = 2.0f;
-        CHECK_OK(rig_run(&r, FOLIO_DECODER));
+        CHECK_OK(rig_run(&r, FOLIO_ATTENTION_DECODER));
         for (int j = 0; j < 5; j++) {
             double s = 2 * rig_dot(r.q[0][0][0], r.key[0][j][0], 8);
             double capped = (double)caps[c] * tanh(s / (double)caps[c]);
@@ -77,10 +77,10 @@ ENGINE_TEST(numerics, alibi_is_slope_times_distance)
         rig_init(&r, e.ctx);
         if (!cached) r.kv.num_blocks = 0;
         /* Keys on both sides of every row, with a context where there is a cache. */
-        rig_add(&r, 5, cached ? 9 : 5)->causality = FOLIO_NOT_CAUSAL;
+        rig_add(&r, 5, cached ? 9 : 5)->causality = FOLIO_CAUSAL_NO;
         r.desc.scale = 0.5f;
         r.t.slopes = slopes;
-        CHECK_OK(rig_run(&r, FOLIO_DECODER));
+        CHECK_OK(rig_run(&r, FOLIO_ATTENTION_DECODER));
         int context = cached ? 4 : 0;
         for (int i = 0; i < 5; i++)
             for (int h = 0; h < 2; h++)
@@ -101,7 +101,7 @@ ENGINE_TEST(numerics, alibi_slopes_are_per_query_head)
     r.desc.num_kv_heads = 2;
     r.t.slopes = slopes;
     memset(r.q, 0, sizeof r.q);
-    CHECK_OK(rig_run(&r, FOLIO_DECODER));
+    CHECK_OK(rig_run(&r, FOLIO_ATTENTION_DECODER));
     for (int h = 0; h < 4; h++)
         for (int j = 0; j < 4; j++)
             CHECK_NEAR(rig_score(&r, 0, 3, h, j), -(double)slopes[h] * (3 - j), 4e-6);
@@ -139,7 +139,7 @@ static void check_bias(const rig_engine *e, unsigned full, folio_dtype dtype)
                 for (int64_t j = 0; j < r.t.bias.dims[3]; j++)
                     harness_store(dtype, data, s * 200 + h * 77 + i * 11 + j,
                                   bias_value(s, h, i, j));
-    CHECK_OK(rig_run(&r, FOLIO_DECODER));
+    CHECK_OK(rig_run(&r, FOLIO_ATTENTION_DECODER));
     for (int64_t s = 0; s < 2; s++) {
         for (int64_t i = 0; i < r.seqs[s].query_len; i++) {
             for (int64_t h = 0; h < 2; h++) {
@@ -178,7 +178,7 @@ ENGINE_TEST(numerics, cap_comes_before_alibi_and_bias)
     r.t.slopes = slopes;
     float bias[4] = {-3.0f, 6.0f, 1.0f, -5.0f};
     r.t.bias = (folio_bias){bias, FOLIO_F32, {1, 1, 1, 4}, {0, 0, 0, 1}};
-    CHECK_OK(rig_run(&r, FOLIO_DECODER));
+    CHECK_OK(rig_run(&r, FOLIO_ATTENTION_DECODER));
     for (int h = 0; h < 2; h++)
         for (int j = 0; j < 4; j++)
             CHECK_NEAR(rig_score(&r, 0, 2, h, j),
@@ -193,7 +193,7 @@ ENGINE_TEST(numerics, equal_scores_average_v)
     open_prompt(e.ctx, 7);
     rig_random_v(&r);
     memset(r.q, 0, sizeof r.q);
-    CHECK_OK(rig_run(&r, FOLIO_DECODER));
+    CHECK_OK(rig_run(&r, FOLIO_ATTENTION_DECODER));
     for (int d = 0; d < RIG_DIM; d++) {
         double mean = 0;
         for (int j = 0; j < 7; j++) mean += (double)r.val[0][j][1][d] / 7;
@@ -214,7 +214,7 @@ ENGINE_TEST(numerics, heads_of_a_group_share_a_kv_head)
         /* V of kv head g is the identity times g + 1: the sum of out names the kv head. */
         for (int j = 0; j < 5; j++)
             for (int g = 0; g < kv_heads; g++) r.val[0][j][g][j] = (float)(g + 1);
-        CHECK_OK(rig_run(&r, FOLIO_DECODER));
+        CHECK_OK(rig_run(&r, FOLIO_ATTENTION_DECODER));
         for (int h = 0; h < 6; h++) {
             int g = h / (6 / kv_heads);
             double sum = 0;
@@ -237,7 +237,7 @@ ENGINE_TEST(numerics, k_and_v_head_sizes_differ)
         r.desc.k_head_size = 40;
         r.desc.v_head_size = 8;
         r.desc.scale = 0.25f;
-        CHECK_OK(rig_run(&r, FOLIO_DECODER));
+        CHECK_OK(rig_run(&r, FOLIO_ATTENTION_DECODER));
         int last = cached ? 5 : 2;
         CHECK_INT(rig_seen(&r, 0, 2, 1) & 0xFF, rig_range(0, last + 1));
         for (int j = 0; j <= last; j++)
@@ -253,7 +253,7 @@ ENGINE_TEST(numerics, sink_joins_the_denominator_only)
     open_prompt(e.ctx, 5);
     r.desc.scale = 0.5f;
     r.t.sinks = sinks;
-    CHECK_OK(rig_run(&r, FOLIO_DECODER));
+    CHECK_OK(rig_run(&r, FOLIO_ATTENTION_DECODER));
     for (int h = 0; h < 2; h++) {
         double denominator = exp((double)sinks[h]);
         for (int j = 0; j < 5; j++)
@@ -268,7 +268,7 @@ ENGINE_TEST(numerics, sink_joins_the_denominator_only)
     const float far[][2] = {{90, -200}, {1e4f, -1e4f}};
     for (int n = 0; n < 2; n++) {
         r.t.sinks = far[n];
-        CHECK_OK(rig_run(&r, FOLIO_DECODER));
+        CHECK_OK(rig_run(&r, FOLIO_ATTENTION_DECODER));
         for (int j = 0; j < 5; j++) CHECK(r.out[0][1][0][j] >= 0 && r.out[0][1][0][j] < 1e-30);
         CHECK_NEAR(r.lse[0][1][0], far[n][0], 1e-5);
         double sum = 0;
@@ -283,7 +283,7 @@ ENGINE_TEST(numerics, lse_is_the_log_of_the_denominator)
     rig_init(&r, e.ctx);
     rig_add(&r, 4, 30);
     r.desc.scale = 0.75f;
-    CHECK_OK(rig_run(&r, FOLIO_DECODER));
+    CHECK_OK(rig_run(&r, FOLIO_ATTENTION_DECODER));
     for (int i = 0; i < 4; i++) {
         for (int h = 0; h < 2; h++) {
             double denominator = 0;
@@ -298,9 +298,9 @@ ENGINE_TEST(numerics, lse_is_the_log_of_the_denominator)
 ENGINE_TEST(numerics, lse_strides)
 {
     open_prompt(e.ctx, 3);
-    CHECK_OK(rig_run(&r, FOLIO_DECODER));
+    CHECK_OK(rig_run(&r, FOLIO_ATTENTION_DECODER));
     float q[3 * 2 * 8], k[3 * 2 * 8], v[3 * 2 * RIG_DIM], out[3 * 2 * RIG_DIM], lse[64];
-    rig_fill(&r, FOLIO_DECODER, q, k, v);
+    rig_fill(&r, FOLIO_ATTENTION_DECODER, q, k, v);
     folio_tensors t = r.t;
     t.q = (folio_tensor){.data = q, .tokens = 3};
     t.k = (folio_tensor){.data = k, .tokens = 3};
@@ -312,7 +312,7 @@ ENGINE_TEST(numerics, lse_strides)
         for (int i = 0; i < 64; i++) lse[i] = 12345;
         t.lse_token_stride = strides[n][0];
         t.lse_head_stride = strides[n][1];
-        CHECK_OK(folio_attention_forward(r.plan, 0, FOLIO_DECODER, NULL, 0, &t, NULL));
+        CHECK_OK(folio_attention_forward(r.plan, 0, FOLIO_ATTENTION_DECODER, NULL, 0, &t, NULL));
         int64_t token = strides[n][0] ? strides[n][0] : 2, head = strides[n][1] ? strides[n][1] : 1;
         int touched = 0;
         for (int i = 0; i < 64; i++) touched += lse[i] != 12345;
@@ -344,7 +344,7 @@ ENGINE_TEST(numerics, rows_without_keys)
         float bias[3] = {0, -INFINITY, 1};
         r.t.bias = (folio_bias){bias, FOLIO_F32, {1, 1, 3, 1}, {0, 0, 1, 0}};
         r.t.sinks = n ? sinks : NULL;
-        CHECK_OK(rig_run(&r, FOLIO_DECODER));
+        CHECK_OK(rig_run(&r, FOLIO_ATTENTION_DECODER));
         CHECK_SEEN(&r, 0, 0, 0, rig_range(0, 7));
         check_empty_row(0, 1, r.t.sinks);
         CHECK_SEEN(&r, 0, 2, 0, rig_range(0, 9));
@@ -358,7 +358,7 @@ ENGINE_TEST(numerics, rows_without_keys)
         r.desc.windowed = 1;
         r.desc.window_left = 3;
         r.t.sinks = n ? sinks : NULL;
-        CHECK_OK(rig_run(&r, FOLIO_DECODER));
+        CHECK_OK(rig_run(&r, FOLIO_ATTENTION_DECODER));
         CHECK_SEEN(&r, 0, 0, 0, rig_range(8, 9));
         check_empty_row(0, 1, r.t.sinks);
         rig_close(&r);
@@ -377,7 +377,7 @@ ENGINE_TEST(numerics, padding_rows)
         for (int i = 0; i < 3; i++)
             for (int h = 0; h < 2; h++)
                 r.q[1][i][h][0] = r.key[1][i][h][1] = r.val[1][i][h][2] = NAN;
-        CHECK_OK(rig_run(&r, FOLIO_DECODER));
+        CHECK_OK(rig_run(&r, FOLIO_ATTENTION_DECODER));
         CHECK_SEEN(&r, 0, 1, 0, rig_range(0, 5));
         for (int i = 0; i < 3; i++) check_empty_row(1, i, r.t.sinks);
         CHECK_SEEN(&r, 2, 0, 1, rig_range(0, 8));
@@ -399,7 +399,7 @@ ENGINE_TEST(numerics, score_of_minus_infinity_is_unseen)
         r.q[0][0][1][3] = -2.0f;
         for (int i = 1; i < 6; i++) r.q[0][i][1][3] = -1.0f;
         r.key[0][0][1][3] = INFINITY;
-        CHECK_OK(rig_run(&r, FOLIO_DECODER));
+        CHECK_OK(rig_run(&r, FOLIO_ATTENTION_DECODER));
         for (int i = 0; i < 6; i++) CHECK_SEEN(&r, 0, i, 0, rig_range(0, i + 1) & ~(uint64_t)4);
         CHECK_SEEN(&r, 0, 0, 1, 0u);
         CHECK(r.lse[0][0][1] == -INFINITY);
@@ -423,7 +423,7 @@ ENGINE_TEST(numerics, bias_of_minus_infinity_hides_nan)
             bias[0][hidden[x]] = bias[1][hidden[x]] = -INFINITY;
         }
         r.t.bias = (folio_bias){bias, FOLIO_F32, {1, 1, 3, 10}, {0, 0, 10, 1}};
-        CHECK_OK(rig_run(&r, FOLIO_DECODER));
+        CHECK_OK(rig_run(&r, FOLIO_ATTENTION_DECODER));
         CHECK_SEEN(&r, 0, 0, 0, rig_range(0, 8) & ~(uint64_t)16);
         CHECK_SEEN(&r, 0, 1, 0, rig_range(0, 9) & ~(uint64_t)(16 + 256));
         for (int i = 0; i < 2; i++)
@@ -443,7 +443,7 @@ ENGINE_TEST(numerics, nan_query_stays_in_its_row)
         rig_add(&r, 7, cached ? 12 : 7);
         rig_add(&r, 2, 2);
         r.q[0][3][2][5] = NAN;
-        CHECK_OK(rig_run(&r, FOLIO_DECODER));
+        CHECK_OK(rig_run(&r, FOLIO_ATTENTION_DECODER));
         for (int s = 0; s < 2; s++) {
             for (int i = 0; i < (s ? 2 : 7); i++) {
                 for (int h = 0; h < 4; h++) {
@@ -484,7 +484,7 @@ ENGINE_TEST(numerics, out_is_rounded_once)
         r.desc.kv_dtype = FOLIO_F32;
         r.no_kv = true;
         r.val[0][0][0][9] = (float)cases[n].in;
-        CHECK_OK(rig_run(&r, FOLIO_DECODER));
+        CHECK_OK(rig_run(&r, FOLIO_ATTENTION_DECODER));
         CHECK_MSG(r.out[0][0][0][9] == cases[n].out, "%s: %.9g became %.9g, expected %.9g",
                   folio_dtype_name(cases[n].dtype), cases[n].in, r.out[0][0][0][9], cases[n].out);
         rig_close(&r);
@@ -502,7 +502,7 @@ ENGINE_TEST(numerics, sums_are_f32_or_better)
         r.desc.k_head_size = 64;
         r.desc.scale = 1.0f;
         for (int d = 0; d < 64; d++) r.q[0][0][0][d] = r.key[0][0][0][d] = d ? 0.125f : 32.0f;
-        CHECK_OK(rig_run(&r, FOLIO_DECODER));
+        CHECK_OK(rig_run(&r, FOLIO_ATTENTION_DECODER));
         CHECK_NEAR(r.lse[0][0][0], 1024 + 63.0 / 64, 1e-3);
         rig_close(&r);
     }
@@ -512,7 +512,7 @@ ENGINE_TEST(numerics, sums_are_f32_or_better)
     r.desc.kv_dtype = FOLIO_BF16;
     memset(r.q, 0, sizeof r.q);
     for (int j = 0; j < 64; j++) r.val[0][j][0][0] = j ? 1.0f + 0x1p-7f : 128.0f;
-    CHECK_OK(rig_run(&r, FOLIO_DECODER));
+    CHECK_OK(rig_run(&r, FOLIO_ATTENTION_DECODER));
     CHECK_NEAR(r.out[0][0][0][0], (128 + 63 * (1 + 0x1p-7)) / 64, 2e-6);
     rig_close(&r);
 }
@@ -524,11 +524,11 @@ ENGINE_TEST(numerics, reference_is_double)
     r.desc.scale = 0.3f;
     r.t.out.dtype = FOLIO_F64;
     if (!e.reference) {
-        CHECK(rig_run(&r, FOLIO_DECODER) != FOLIO_OK);
+        CHECK(rig_run(&r, FOLIO_ATTENTION_DECODER) != FOLIO_OK);
         rig_close(&r);
         return;
     }
-    CHECK_OK(rig_run(&r, FOLIO_DECODER));
+    CHECK_OK(rig_run(&r, FOLIO_ATTENTION_DECODER));
     double denominator = 0;
     for (int j = 0; j < 40; j++)
         denominator += exp((double)0.3f * rig_dot(r.q[0][0][0], r.key[0][j][0], 8));
@@ -553,7 +553,7 @@ static void check_exact_scores(const rig_engine *e, const float *scores, int n)
         if ((double)scores[j] > top) top = (double)scores[j];
     }
     for (int j = 0; j < n; j++) denominator += exp((double)scores[j] - top);
-    CHECK_OK(rig_run(&r, FOLIO_DECODER));
+    CHECK_OK(rig_run(&r, FOLIO_ATTENTION_DECODER));
     for (int j = 0; j < n; j++)
         CHECK_NEAR(r.out[0][0][0][j], exp((double)scores[j] - top) / denominator, 3e-7);
     CHECK_NEAR(r.lse[0][0][0], top + log(denominator), 1e-6 + 1.2e-7 * fabs(top));
@@ -590,7 +590,7 @@ ENGINE_TEST(numerics, extreme_scores_stay_in_budget)
         for (int c = 0; c < 4; c++) {
             harness_spec spec = {.seed = 11, .amplitude = amplitudes[a], .soft_cap = caps[c]};
             harness_verdict verdict;
-            CHECK_MSG(harness_check(e.ctx, NULL, &spec, FOLIO_DECODER, seqs, 2, &verdict),
+            CHECK_MSG(harness_check(e.ctx, NULL, &spec, FOLIO_ATTENTION_DECODER, seqs, 2, &verdict),
                       "%s amplitude %g cap %g: %s", e.name, amplitudes[a], (double)caps[c],
                       verdict.message);
         }
@@ -610,7 +610,7 @@ ENGINE_TEST(numerics, error_stays_in_budget)
             spec.k_head_size = sizes[z];
             spec.dtype = dtypes[d];
             harness_verdict verdict;
-            CHECK_MSG(harness_check(e.ctx, NULL, &spec, FOLIO_DECODER, seqs, 3, &verdict),
+            CHECK_MSG(harness_check(e.ctx, NULL, &spec, FOLIO_ATTENTION_DECODER, seqs, 3, &verdict),
                       "%s %s size %d: %s", e.name, folio_dtype_name(dtypes[d]), (int)sizes[z],
                       verdict.message);
         }
@@ -622,7 +622,7 @@ ENGINE_TEST(numerics, every_option_together)
     harness_seq seqs[] = {{.query_len = 19, .seq_len = 50},
                           {.query_len = 2, .seq_len = 0},
                           {.query_len = 1, .seq_len = 33},
-                          {.query_len = 4, .seq_len = 90, .causality = FOLIO_NOT_CAUSAL},
+                          {.query_len = 4, .seq_len = 90, .causality = FOLIO_CAUSAL_NO},
                           {.query_len = 3,
                            .seq_len = 20,
                            .positions_given = 1,
@@ -643,7 +643,7 @@ ENGINE_TEST(numerics, every_option_together)
         spec.bias_hidden = 0.1;
         spec.kv_dtype = n & 32 ? FOLIO_INT8 : FOLIO_F32;
         harness_verdict verdict;
-        CHECK_MSG(harness_check(e.ctx, NULL, &spec, FOLIO_DECODER, seqs, 5, &verdict),
+        CHECK_MSG(harness_check(e.ctx, NULL, &spec, FOLIO_ATTENTION_DECODER, seqs, 5, &verdict),
                   "%s options %u: %s", e.name, n, verdict.message);
     }
 }

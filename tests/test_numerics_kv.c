@@ -95,7 +95,7 @@ ENGINE_TEST(numerics_kv, new_keys_are_read_as_stored)
     for (int n = 0; n < NUM_KV; n++) {
         open_kv(e.ctx, kv_dtypes[n]);
         rig_add(&r, 3, 9);
-        CHECK_OK(rig_run(&r, FOLIO_DECODER));
+        CHECK_OK(rig_run(&r, FOLIO_ATTENTION_DECODER));
         /* Rounding shows: the numbers in the cache are not those given. */
         float given[8];
         memcpy(given, r.key[0][8][0], sizeof given);
@@ -113,7 +113,7 @@ ENGINE_TEST(numerics_kv, cross_keys_are_read_as_stored)
         open_kv(e.ctx, kv_dtypes[n]);
         folio_batch_seq *seq = rig_add(&r, 2, 4);
         seq->encoder_len = seq->encoder_new_len = 7;
-        CHECK_OK(rig_run(&r, FOLIO_ENCODER_DECODER));
+        CHECK_OK(rig_run(&r, FOLIO_ATTENTION_ENCODER_DECODER));
         for (int j = 0; j < 7; j++) read_back(0, j, true);
         for (int i = 0; i < 2; i++)
             for (int h = 0; h < 2; h++) check_row(0, i, h, 7, 4e-6);
@@ -126,13 +126,13 @@ ENGINE_TEST(numerics_kv, null_k_v_write_nothing)
     for (int n = 0; n < NUM_KV; n++) {
         open_kv(e.ctx, kv_dtypes[n]);
         rig_add(&r, 3, 9);
-        CHECK_OK(rig_run(&r, FOLIO_DECODER));
+        CHECK_OK(rig_run(&r, FOLIO_ATTENTION_DECODER));
         memcpy(&other, &r, sizeof r);
         /* The step again with k = v = NULL: nothing changes, neither cache nor bits. */
         uint64_t bytes = rig_cache_hash(&r);
         r.no_kv = true;
         memset(r.out, 0, sizeof r.out);
-        CHECK_OK(rig_forward(&r, FOLIO_DECODER));
+        CHECK_OK(rig_forward(&r, FOLIO_ATTENTION_DECODER));
         CHECK(rig_cache_hash(&r) == bytes);
         CHECK(memcmp(r.out, other.out, sizeof r.out) == 0);
         CHECK(memcmp(r.lse, other.lse, sizeof r.lse) == 0);
@@ -149,7 +149,7 @@ ENGINE_TEST(numerics_kv, slot_minus_one_only_skips_the_write)
         rig_add(&r, 3, 9)->slots = slots;
         slots[1] = rig_slot(&r, 0, 7, false);
         r.no_kv = true;
-        CHECK_OK(rig_open(&r, FOLIO_TYPE_BIT(FOLIO_DECODER)));
+        CHECK_OK(rig_open(&r, FOLIO_ATTENTION_BIT(FOLIO_ATTENTION_DECODER)));
         for (int j = 0; j < 9; j++) read_back(0, j, false);
         memcpy(&other, &r, sizeof r);
         r.no_kv = false;
@@ -157,7 +157,7 @@ ENGINE_TEST(numerics_kv, slot_minus_one_only_skips_the_write)
             r.key[0][6][g][0] = r.val[0][6][g][0] = r.key[0][8][g][1] = r.val[0][8][g][1] = NAN;
             for (int d = 0; d < 8; d++) r.key[0][7][g][d] *= 1.5f;
         }
-        CHECK_OK(rig_forward(&r, FOLIO_DECODER));
+        CHECK_OK(rig_forward(&r, FOLIO_ATTENTION_DECODER));
         for (int j = 0; j < 9; j++) read_back(0, j, false);
         CHECK(memcmp(r.key[0][6], other.key[0][6], sizeof r.key[0][6]) == 0);
         CHECK(memcmp(r.key[0][7], other.key[0][7], sizeof r.key[0][7]) != 0);
@@ -177,13 +177,13 @@ ENGINE_TEST(numerics_kv, given_slots_are_where_writes_go)
     slots[0] = rig_slot(&r, 0, 2, true);
     slots[1] = rig_slot(&r, 0, 0, true);
     r.no_kv = true;
-    CHECK_OK(rig_open(&r, FOLIO_TYPE_BIT(FOLIO_DECODER)));
+    CHECK_OK(rig_open(&r, FOLIO_ATTENTION_BIT(FOLIO_ATTENTION_DECODER)));
     r.no_kv = false;
     memcpy(&other, &r, sizeof r);
     for (int j = 7; j < 9; j++)
         for (int g = 0; g < 2; g++)
             for (int d = 0; d < 8; d++) r.key[0][j][g][d] = (float)(100 * j + d);
-    CHECK_OK(rig_forward(&r, FOLIO_DECODER));
+    CHECK_OK(rig_forward(&r, FOLIO_ATTENTION_DECODER));
     read_back(0, 0, true);
     CHECK(r.key[0][0][1][5] == 805);
     read_back(0, 2, true);
@@ -202,14 +202,14 @@ ENGINE_TEST(numerics_kv, profile_run_reads_k_and_v_directly)
         r.kv.num_blocks = 0;
         rig_add(&r, 5, 5);
         rig_add(&r, 3, 3);
-        CHECK_OK(rig_run(&r, FOLIO_DECODER));
+        CHECK_OK(rig_run(&r, FOLIO_ATTENTION_DECODER));
         for (int s = 0; s < 2; s++)
             for (int i = 0; i < (s ? 3 : 5); i++)
                 for (int h = 0; h < 2; h++) check_row(s, i, h, i + 1, 4e-6);
         rig_close(&r);
         /* A context without a cache is refused. */
         rig_add(&r, 1, 4);
-        CHECK(rig_run(&r, FOLIO_DECODER) == FOLIO_ERR_ARGUMENT);
+        CHECK(rig_run(&r, FOLIO_ATTENTION_DECODER) == FOLIO_ERR_ARGUMENT);
         rig_close(&r);
     }
 }
@@ -226,9 +226,9 @@ ENGINE_TEST(numerics_kv, cross_keys_may_be_read_directly)
             seq->encoder_len = seq->encoder_new_len = lens[s][1];
         }
         r.t.flags = append ? FOLIO_KV_APPEND : 0;
-        CHECK_OK(rig_open(&r, FOLIO_TYPE_BIT(FOLIO_ENCODER_DECODER)));
+        CHECK_OK(rig_open(&r, FOLIO_ATTENTION_BIT(FOLIO_ATTENTION_ENCODER_DECODER)));
         uint64_t bytes = append ? rig_cache_hash(&r) : 0;
-        CHECK_OK(rig_forward(&r, FOLIO_ENCODER_DECODER));
+        CHECK_OK(rig_forward(&r, FOLIO_ATTENTION_ENCODER_DECODER));
         if (append) CHECK(rig_cache_hash(&r) == bytes);
         for (int s = 0; s < 3; s++)
             for (int i = 0; i < (int)lens[s][0]; i++) check_row(s, i, 1, lens[s][1], 4e-6);
@@ -244,7 +244,7 @@ ENGINE_TEST(numerics_kv, append_reads_context_then_given)
         rig_add(&r, 2, 2);
         rig_add(&r, 1, 9);
         r.t.flags = FOLIO_KV_APPEND;
-        CHECK_OK(rig_run(&r, FOLIO_DECODER));
+        CHECK_OK(rig_run(&r, FOLIO_ATTENTION_DECODER));
         const int lens[][2] = {{4, 10}, {2, 2}, {1, 9}};
         for (int s = 0; s < 3; s++) {
             int context = lens[s][1] - lens[s][0];
@@ -262,9 +262,9 @@ ENGINE_TEST(numerics_kv, append_writes_nothing)
         open_kv(e.ctx, kv_dtypes[n]);
         rig_add(&r, 4, 10);
         r.t.flags = FOLIO_KV_APPEND;
-        CHECK_OK(rig_open(&r, FOLIO_TYPE_BIT(FOLIO_DECODER)));
+        CHECK_OK(rig_open(&r, FOLIO_ATTENTION_BIT(FOLIO_ATTENTION_DECODER)));
         uint64_t bytes = rig_cache_hash(&r);
-        CHECK_OK(rig_forward(&r, FOLIO_DECODER));
+        CHECK_OK(rig_forward(&r, FOLIO_ATTENTION_DECODER));
         CHECK(rig_cache_hash(&r) == bytes);
         rig_close(&r);
     }
@@ -296,10 +296,10 @@ ENGINE_TEST(numerics_kv, poison_past_the_end_stays_there)
             rig_add(&r, 2, 9);
             rig_add(&r, 1, 17);
             r.no_kv = true;
-            CHECK_OK(rig_open(&r, FOLIO_TYPE_BIT(FOLIO_DECODER)));
+            CHECK_OK(rig_open(&r, FOLIO_ATTENTION_BIT(FOLIO_ATTENTION_DECODER)));
             for (int j = 9; j < 16; j++) store_poison(0, j, false, poisons[x]);
             for (int j = 17; j < 32; j++) store_poison(1, j, false, poisons[x]);
-            CHECK_OK(rig_forward(&r, FOLIO_DECODER));
+            CHECK_OK(rig_forward(&r, FOLIO_ATTENTION_DECODER));
             if (x == 0) memcpy(&other, &r, sizeof r);
             CHECK(memcmp(r.out, other.out, sizeof r.out) == 0);
             CHECK(memcmp(r.lse, other.lse, sizeof r.lse) == 0);
@@ -319,12 +319,12 @@ ENGINE_TEST(numerics_kv, poison_in_other_blocks_stays_there)
             rig_add(&r, 2, 12);
             rig_add(&r, 1, 6);
             r.no_kv = true;
-            CHECK_OK(rig_open(&r, FOLIO_TYPE_BIT(FOLIO_DECODER)));
+            CHECK_OK(rig_open(&r, FOLIO_ATTENTION_BIT(FOLIO_ATTENTION_DECODER)));
             /* All of the middle sequence, and all cross blocks, which are nobody's. */
             for (int j = 0; j < 12; j++) store_poison(1, j, false, poisons[x]);
             for (int s = 0; s < 3; s++)
                 for (int j = 0; j < 16; j++) store_poison(s, j, true, poisons[x]);
-            CHECK_OK(rig_forward(&r, FOLIO_DECODER));
+            CHECK_OK(rig_forward(&r, FOLIO_ATTENTION_DECODER));
             if (x == 0) memcpy(&other, &r, sizeof r);
             CHECK(memcmp(r.out[0], other.out[0], sizeof r.out[0]) == 0);
             CHECK(memcmp(r.out[2], other.out[2], sizeof r.out[2]) == 0);
@@ -349,7 +349,7 @@ static void open_nan(folio_context *ctx, folio_dtype kv_dtype, folio_layout layo
     r.kv.layout = layout;
     r.kv.block_size = 16;
     rig_add(&r, 14, 20);
-    rig_add(&r, 14, 20)->causality = FOLIO_NOT_CAUSAL;
+    rig_add(&r, 14, 20)->causality = FOLIO_CAUSAL_NO;
 }
 
 /* Does the row at pos attend key 11 of kv head 1, which is the poisoned one? */
@@ -363,14 +363,14 @@ static bool attends(int64_t s, int64_t pos, int64_t h)
 static void check_nan(folio_context *ctx, folio_dtype kv_dtype, folio_layout layout, bool in_k)
 {
     open_nan(ctx, kv_dtype, layout);
-    CHECK_OK(rig_run(&r, FOLIO_DECODER));
+    CHECK_OK(rig_run(&r, FOLIO_ATTENTION_DECODER));
     rig_close(&r);
     memcpy(&other, &r, sizeof r);
     for (int s = 0; s < 2; s++) {
         if (in_k) r.key[s][11][1][5] = NAN;
         else r.val[s][11][1][5] = NAN;
     }
-    CHECK_OK(rig_run(&r, FOLIO_DECODER));
+    CHECK_OK(rig_run(&r, FOLIO_ATTENTION_DECODER));
     rig_close(&r);
     for (int s = 0; s < 2; s++) {
         for (int i = 0; i < 14; i++) {
@@ -419,7 +419,7 @@ ENGINE_TEST(numerics_kv, nan_value_without_weight_still_reaches)
             r.key[0][j][0][0] = r.key[0][j][1][0] = (n ? j < 3 : j > 3) * 1e4f;
         r.key[0][3][0][0] = r.key[0][3][1][0] = 0;
         r.val[0][3][0][5] = NAN;
-        CHECK_OK(rig_run(&r, FOLIO_DECODER));
+        CHECK_OK(rig_run(&r, FOLIO_ATTENTION_DECODER));
         for (int d = 0; d < RIG_DIM; d++) CHECK_INT(isnan(r.out[0][0][0][d]) != 0, d == 5);
         CHECK(isfinite(r.lse[0][0][0]) && isfinite(r.out[0][0][1][5]));
         rig_close(&r);
@@ -439,7 +439,7 @@ ENGINE_TEST(numerics_kv, every_q_type_with_every_kv_type)
         spec.k_scale = 0.03125f;
         spec.v_scale = 0.3f;
         harness_verdict verdict;
-        CHECK_MSG(harness_check(e.ctx, NULL, &spec, FOLIO_DECODER, seqs, 3, &verdict),
+        CHECK_MSG(harness_check(e.ctx, NULL, &spec, FOLIO_ATTENTION_DECODER, seqs, 3, &verdict),
                   "%s with %s: %s", folio_dtype_name(spec.dtype), folio_dtype_name(spec.kv_dtype),
                   verdict.message);
     }
@@ -454,7 +454,7 @@ static void check_stored(folio_context *ctx, folio_dtype kv_dtype, const float *
     r.desc.kv_dtype = kv_dtype;
     r.t.v_scale = v_scale;
     memcpy(r.val[0][0][1], values, RIG_DIM * sizeof(float));
-    CHECK_OK(rig_run(&r, FOLIO_DECODER));
+    CHECK_OK(rig_run(&r, FOLIO_ATTENTION_DECODER));
     for (int d = 0; d < RIG_DIM; d++) {
         double scale = v_scale == 0 ? 1 : (double)v_scale;
         double stored = (double)(float)as_stored(kv_dtype, (double)values[d], scale);
@@ -511,7 +511,7 @@ ENGINE_TEST(numerics_kv, fp8_is_stored_times_scale)
         r.desc.scale = 1;
         r.t.k_scale = 0.3f;
         r.t.v_scale = 0.011f;
-        CHECK_OK(rig_run(&r, FOLIO_DECODER));
+        CHECK_OK(rig_run(&r, FOLIO_ATTENTION_DECODER));
         for (int h = 0; h < 2; h++) {
             double dot = 0;
             for (int d = 0; d < 8; d++)
@@ -565,7 +565,7 @@ ENGINE_TEST(numerics_kv, int8_scale_per_token_and_head)
     }
     /* Ties where the scale is exactly 1: 0.5 goes to 0, 1.5 to 2, 2.5 to 2, -0.5 to 0. */
     for (int d = 0; d < RIG_DIM; d++) r.val[3][0][1][d] = d ? (float)d - 0.5f - 32 : 127;
-    CHECK_OK(rig_run(&r, FOLIO_DECODER));
+    CHECK_OK(rig_run(&r, FOLIO_ATTENTION_DECODER));
     for (int s = 0; s < 4; s++) {
         for (int h = 0; h < 2; h++) {
             double k[RIG_DIM], v[RIG_DIM], dot = 0, largest = 0;
@@ -591,7 +591,7 @@ ENGINE_TEST(numerics_kv, int8_nan_and_zero_rows)
     memset(r.val[1][0][0], 0, sizeof r.val[1][0][0]);
     memset(r.key[1][0][0], 0, sizeof r.key[1][0][0]);
     r.key[2][0][1][3] = NAN;
-    CHECK_OK(rig_run(&r, FOLIO_DECODER));
+    CHECK_OK(rig_run(&r, FOLIO_ATTENTION_DECODER));
     for (int d = 0; d < RIG_DIM; d++) {
         CHECK(isnan(r.out[0][0][0][d]));
         CHECK(isfinite(r.out[0][0][1][d]));
@@ -602,8 +602,8 @@ ENGINE_TEST(numerics_kv, int8_nan_and_zero_rows)
     CHECK(isfinite(r.lse[0][0][0]));
     CHECK(r.lse[1][0][0] == 0);
     CHECK(isnan(r.lse[2][0][1]));
-    folio_kv_view view = {.struct_size = sizeof view};
-    CHECK_OK(folio_kv_cache_view(r.cache, 0, &view));
+    folio_kv_cache_view view = {.struct_size = sizeof view};
+    CHECK_OK(folio_kv_cache_get_view(r.cache, 0, &view));
     int64_t block = r.table[0][0];
     CHECK(isnan(view.v_scales[block * view.v_scales_array.strides[0]]));
     CHECK(isfinite(view.k_scales[block * view.k_scales_array.strides[0]]));

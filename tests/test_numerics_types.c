@@ -9,9 +9,10 @@
 
 static rig r, other;
 
-static const uint32_t all_types = FOLIO_TYPE_BIT(FOLIO_DECODER) | FOLIO_TYPE_BIT(FOLIO_ENCODER) |
-                                  FOLIO_TYPE_BIT(FOLIO_ENCODER_ONLY) |
-                                  FOLIO_TYPE_BIT(FOLIO_ENCODER_DECODER);
+static const uint32_t all_types = FOLIO_ATTENTION_BIT(FOLIO_ATTENTION_DECODER) |
+                                  FOLIO_ATTENTION_BIT(FOLIO_ATTENTION_ENCODER) |
+                                  FOLIO_ATTENTION_BIT(FOLIO_ATTENTION_ENCODER_ONLY) |
+                                  FOLIO_ATTENTION_BIT(FOLIO_ATTENTION_ENCODER_DECODER);
 
 static folio_batch_seq *add_encoder(int64_t query_len, int64_t seq_len, int64_t encoder_len,
                                     int64_t encoder_new_len)
@@ -30,7 +31,7 @@ ENGINE_TEST(numerics_types, keys_follow_the_block_table)
     rig_add(&r, 1, 9);
     r.desc.scale = 0.5f;
     r.t.slopes = slopes;
-    CHECK_OK(rig_run(&r, FOLIO_DECODER));
+    CHECK_OK(rig_run(&r, FOLIO_ATTENTION_DECODER));
     for (int j = 0; j < 14; j++)
         CHECK_NEAR(rig_score(&r, 0, 1, 1, j),
                    0.5 * rig_dot(r.q[0][1][1], r.key[0][j][1], 8) - 0.25 * (13 - j), 8e-6);
@@ -39,8 +40,8 @@ ENGINE_TEST(numerics_types, keys_follow_the_block_table)
     r.table[0][0] = r.table[0][2];
     r.table[0][2] = block;
     r.no_kv = true;
-    CHECK_OK(rig_replan(&r, FOLIO_TYPE_BIT(FOLIO_DECODER)));
-    CHECK_OK(rig_forward(&r, FOLIO_DECODER));
+    CHECK_OK(rig_replan(&r, FOLIO_ATTENTION_BIT(FOLIO_ATTENTION_DECODER)));
+    CHECK_OK(rig_forward(&r, FOLIO_ATTENTION_DECODER));
     for (int j = 0; j < 12; j++) {
         int now = j < 4 ? j + 8 : j < 8 ? j : j - 8;
         CHECK_NEAR(rig_score(&r, 0, 1, 1, j),
@@ -53,14 +54,15 @@ ENGINE_TEST(numerics_types, given_positions_are_the_decoders_alone)
 {
     /* A two-sided window and ALiBi would show any shift; cross attention would lose keys. */
     const float slopes[] = {0.5f, 0.25f};
-    const folio_attention_type types[] = {FOLIO_ENCODER, FOLIO_ENCODER_ONLY, FOLIO_ENCODER_DECODER};
+    const folio_attention_type types[] = {FOLIO_ATTENTION_ENCODER, FOLIO_ATTENTION_ENCODER_ONLY,
+                                          FOLIO_ATTENTION_ENCODER_DECODER};
     for (int n = 0; n < 3; n++) {
         rig_init(&r, e.ctx);
         add_encoder(6, 6, 6, 6);
-        r.desc.windowed = types[n] != FOLIO_ENCODER_DECODER;
+        r.desc.windowed = types[n] != FOLIO_ATTENTION_ENCODER_DECODER;
         r.desc.window_left = 2;
         r.desc.window_right = 1;
-        r.t.slopes = types[n] != FOLIO_ENCODER_DECODER ? slopes : NULL;
+        r.t.slopes = types[n] != FOLIO_ATTENTION_ENCODER_DECODER ? slopes : NULL;
         CHECK_OK(rig_run(&r, types[n]));
         rig_close(&r);
         memcpy(&other, &r, sizeof r);
@@ -76,7 +78,7 @@ ENGINE_TEST(numerics_types, given_positions_are_the_decoders_alone)
 
 ENGINE_TEST(numerics_types, encoders_see_both_ways)
 {
-    const folio_attention_type types[] = {FOLIO_ENCODER, FOLIO_ENCODER_ONLY};
+    const folio_attention_type types[] = {FOLIO_ATTENTION_ENCODER, FOLIO_ATTENTION_ENCODER_ONLY};
     for (int n = 0; n < 2; n++) {
         rig_init(&r, e.ctx);
         add_encoder(5, 5, 5, 5);
@@ -98,7 +100,7 @@ ENGINE_TEST(numerics_types, encoders_see_both_ways)
 
 ENGINE_TEST(numerics_types, encoders_leave_the_cache_alone)
 {
-    const folio_attention_type types[] = {FOLIO_ENCODER, FOLIO_ENCODER_ONLY};
+    const folio_attention_type types[] = {FOLIO_ATTENTION_ENCODER, FOLIO_ATTENTION_ENCODER_ONLY};
     for (int n = 0; n < 2; n++) {
         /* With a cache of NaN at hand, then without one: the same bits, and the cache untouched. */
         rig_init(&r, e.ctx);
@@ -125,7 +127,7 @@ ENGINE_TEST(numerics_types, encoders_leave_the_cache_alone)
 ENGINE_TEST(numerics_types, encoder_alibi_and_window_are_two_sided)
 {
     const float slopes[] = {0.5f, 0.0625f};
-    const folio_attention_type types[] = {FOLIO_ENCODER, FOLIO_ENCODER_ONLY};
+    const folio_attention_type types[] = {FOLIO_ATTENTION_ENCODER, FOLIO_ATTENTION_ENCODER_ONLY};
     const int64_t sides[][2] = {{2, 2}, {3, 1}, {-1, 2}, {1, -1}, {-1, -1}, {0, 0}};
     for (int n = 0; n < 12; n++) {
         int64_t left = sides[n / 2][0], right = sides[n / 2][1];
@@ -150,13 +152,13 @@ ENGINE_TEST(numerics_types, encoder_alibi_and_window_are_two_sided)
 
 ENGINE_TEST(numerics_types, cross_rows_see_all_encoder_keys)
 {
-    const folio_causality causalities[] = {FOLIO_CAUSAL_AUTO, FOLIO_CAUSAL, FOLIO_NOT_CAUSAL};
+    const folio_causality causalities[] = {FOLIO_CAUSAL_AUTO, FOLIO_CAUSAL_YES, FOLIO_CAUSAL_NO};
     for (int n = 0; n < 3; n++) {
         rig_init(&r, e.ctx);
         add_encoder(4, 4, 11, 11)->causality = causalities[n];
         add_encoder(1, 30, 6, 0)->causality = causalities[n];
         r.desc.scale = 0.5f;
-        CHECK_OK(rig_run(&r, FOLIO_ENCODER_DECODER));
+        CHECK_OK(rig_run(&r, FOLIO_ATTENTION_ENCODER_DECODER));
         for (int i = 0; i < 4; i++) CHECK_SEEN(&r, 0, i, 1, rig_range(0, 11));
         CHECK_SEEN(&r, 1, 0, 1, rig_range(0, 6));
         for (int j = 0; j < 11; j++)
@@ -172,15 +174,15 @@ ENGINE_TEST(numerics_types, cross_refuses_alibi_and_window)
     rig_init(&r, e.ctx);
     add_encoder(2, 2, 5, 5);
     r.t.slopes = slopes;
-    CHECK_REFUSED(rig_run(&r, FOLIO_ENCODER_DECODER), FOLIO_ERR_UNSUPPORTED, "ALiBi");
+    CHECK_REFUSED(rig_run(&r, FOLIO_ATTENTION_ENCODER_DECODER), FOLIO_ERR_UNSUPPORTED, "ALiBi");
     rig_close(&r);
     r.t.slopes = NULL;
     r.desc.windowed = 1;
     r.desc.window_left = r.desc.window_right = 3;
-    CHECK_REFUSED(rig_run(&r, FOLIO_ENCODER_DECODER), FOLIO_ERR_UNSUPPORTED, "window");
+    CHECK_REFUSED(rig_run(&r, FOLIO_ATTENTION_ENCODER_DECODER), FOLIO_ERR_UNSUPPORTED, "window");
     rig_close(&r);
     r.desc.windowed = 0;
-    CHECK_OK(rig_run(&r, FOLIO_ENCODER_DECODER));
+    CHECK_OK(rig_run(&r, FOLIO_ATTENTION_ENCODER_DECODER));
     rig_close(&r);
 }
 
@@ -217,7 +219,7 @@ ENGINE_TEST(numerics_types, cross_mixes_new_and_cached_encoders)
     add_encoder(1, 5, 4, 0);
     add_encoder(2, 2, 3, 3);
     r.desc.scale = 0.5f;
-    CHECK_OK(rig_run(&r, FOLIO_ENCODER_DECODER));
+    CHECK_OK(rig_run(&r, FOLIO_ATTENTION_ENCODER_DECODER));
     const int lens[] = {6, 9, 4, 3};
     for (int s = 0; s < 4; s++) {
         for (int i = 0; i < (int)r.seqs[s].query_len; i++) {
@@ -230,8 +232,8 @@ ENGINE_TEST(numerics_types, cross_mixes_new_and_cached_encoders)
     /* What was new is now cached: the next step, with k = v = NULL, has the same bits. */
     memcpy(&other, &r, sizeof r);
     for (int s = 0; s < 4; s++) r.seqs[s].encoder_new_len = 0;
-    CHECK_OK(rig_replan(&r, FOLIO_TYPE_BIT(FOLIO_ENCODER_DECODER)));
-    CHECK_OK(rig_forward(&r, FOLIO_ENCODER_DECODER));
+    CHECK_OK(rig_replan(&r, FOLIO_ATTENTION_BIT(FOLIO_ATTENTION_ENCODER_DECODER)));
+    CHECK_OK(rig_forward(&r, FOLIO_ATTENTION_ENCODER_DECODER));
     CHECK(memcmp(r.out, other.out, sizeof r.out) == 0);
     CHECK(memcmp(r.lse, other.lse, sizeof r.lse) == 0);
     rig_close(&r);
@@ -242,7 +244,7 @@ ENGINE_TEST(numerics_types, cross_cache_of_its_own)
 {
     rig_init(&r, e.ctx);
     add_encoder(2, 2, 7, 7);
-    CHECK_OK(rig_run(&r, FOLIO_ENCODER_DECODER));
+    CHECK_OK(rig_run(&r, FOLIO_ATTENTION_ENCODER_DECODER));
     memcpy(&other, &r, sizeof r);
     folio_kv_cache *large = r.cache;
     folio_kv_cache_desc cache = r.kv;
@@ -254,12 +256,12 @@ ENGINE_TEST(numerics_types, cross_cache_of_its_own)
         r.cross_table[0][0] = small ? 3 : 159;
         r.cross_table[0][1] = past ? (small ? 4 : 160) : 0;
         if (!small) r.table[0][0] = 1;
-        folio_status status = rig_replan(&r, FOLIO_TYPE_BIT(FOLIO_ENCODER_DECODER));
+        folio_status status = rig_replan(&r, FOLIO_ATTENTION_BIT(FOLIO_ATTENTION_ENCODER_DECODER));
         CHECK_INT(status, past && !small ? FOLIO_ERR_ARGUMENT : FOLIO_OK);
         folio_plan_destroy(r.plan);
         r.plan = NULL;
         const folio_attention *attention = r.attention;
-        const uint32_t types = FOLIO_TYPE_BIT(FOLIO_ENCODER_DECODER);
+        const uint32_t types = FOLIO_ATTENTION_BIT(FOLIO_ATTENTION_ENCODER_DECODER);
         folio_plan_desc desc = {.struct_size = sizeof desc,
                                 .attentions = &attention,
                                 .types = &types,
@@ -272,11 +274,11 @@ ENGINE_TEST(numerics_types, cross_cache_of_its_own)
                                 .max_seq_len = 7,
                                 .max_encoder_tokens = 7};
         CHECK_OK(folio_plan_create(e.ctx, &desc, &r.plan));
-        CHECK_INT(folio_plan_update(r.plan, r.batch), past ? FOLIO_ERR_ARGUMENT : FOLIO_OK);
+        CHECK_INT(folio_plan_update(r.plan, r.batch, NULL), past ? FOLIO_ERR_ARGUMENT : FOLIO_OK);
         if (past) continue;
         folio_kv_cache *tiny = r.cache;
         r.cache = small ? tiny : large;
-        CHECK_OK(rig_forward(&r, FOLIO_ENCODER_DECODER));
+        CHECK_OK(rig_forward(&r, FOLIO_ATTENTION_ENCODER_DECODER));
         r.cache = tiny;
         CHECK(memcmp(r.out, other.out, sizeof r.out) == 0);
     }
@@ -289,7 +291,7 @@ ENGINE_TEST(numerics_types, encoder_new_len_is_all_or_nothing)
     for (int64_t new_len = 1; new_len <= 6; new_len++) {
         rig_init(&r, e.ctx);
         add_encoder(2, 2, 5, new_len);
-        folio_status status = rig_run(&r, FOLIO_ENCODER_DECODER);
+        folio_status status = rig_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
         CHECK_INT(status, new_len == 5 ? FOLIO_OK : FOLIO_ERR_ARGUMENT);
         rig_close(&r);
     }
@@ -304,7 +306,7 @@ ENGINE_TEST(numerics_types, cross_without_keys)
         add_encoder(3, 3, 0, 0);
         add_encoder(2, 0, 5, 0); /* padding: its encoder_len says nothing */
         r.t.sinks = n ? sinks : NULL;
-        CHECK_OK(rig_run(&r, FOLIO_ENCODER_DECODER));
+        CHECK_OK(rig_run(&r, FOLIO_ATTENTION_ENCODER_DECODER));
         CHECK_SEEN(&r, 0, 1, 0, rig_range(0, 4));
         for (int s = 1; s < 3; s++) {
             for (int i = 0; i < (int)r.seqs[s].query_len; i++) {
@@ -358,7 +360,7 @@ ENGINE_TEST(numerics_types, sequences_in_any_order)
             memcpy(r.q[s], other.q[id], sizeof r.q[s]);
             memcpy(r.key[s], other.key[id], sizeof r.key[s]);
         }
-        CHECK_OK(rig_run(&r, FOLIO_DECODER));
+        CHECK_OK(rig_run(&r, FOLIO_ATTENTION_DECODER));
         for (int s = 0; s < 5; s++) {
             int id = (s + shift) % 5;
             if (shift == 0) memcpy(out[id], r.out[s], sizeof out[id]);
@@ -372,15 +374,15 @@ ENGINE_TEST(numerics_types, sequences_in_any_order)
 
 ENGINE_TEST(numerics_types, phase_never_changes_results)
 {
-    const folio_phase phases[] = {FOLIO_PHASE_AUTO, FOLIO_PREFILL, FOLIO_DECODE};
+    const folio_phase phases[] = {FOLIO_PHASE_AUTO, FOLIO_PHASE_PREFILL, FOLIO_PHASE_DECODE};
     for (int n = 0; n < 3; n++) {
         rig_init(&r, e.ctx);
         rig_add(&r, 4, 4)->phase = phases[n];
         rig_add(&r, 1, 12)->phase = phases[n];
         rig_add(&r, 3, 11)->phase = phases[n];
-        CHECK_OK(rig_run(&r, FOLIO_DECODER));
-        folio_batch_summary summary = {.struct_size = sizeof summary};
-        CHECK_OK(folio_batch_summarize(r.batch, &summary));
+        CHECK_OK(rig_run(&r, FOLIO_ATTENTION_DECODER));
+        folio_batch_info summary = {.struct_size = sizeof summary};
+        CHECK_OK(folio_batch_get_info(r.batch, &summary));
         CHECK_INT(summary.num_prefills, n == 0 ? 2 : n == 1 ? 3 : 0);
         CHECK_INT(summary.num_decodes, n == 0 ? 1 : n == 1 ? 0 : 3);
         if (n > 0) CHECK(memcmp(r.out, other.out, sizeof r.out) == 0);
@@ -393,13 +395,13 @@ ENGINE_TEST(numerics_types, phase_never_changes_results)
 ENGINE_TEST(numerics_types, padding_has_no_phase)
 {
     rig_init(&r, e.ctx);
-    rig_add(&r, 2, 0)->phase = FOLIO_PREFILL;
+    rig_add(&r, 2, 0)->phase = FOLIO_PHASE_PREFILL;
     rig_add(&r, 1, 5);
-    rig_add(&r, 1, 0)->phase = FOLIO_DECODE;
+    rig_add(&r, 1, 0)->phase = FOLIO_PHASE_DECODE;
     rig_add(&r, 3, 3);
-    CHECK_OK(rig_open(&r, FOLIO_TYPE_BIT(FOLIO_DECODER)));
-    folio_batch_summary summary = {.struct_size = sizeof summary};
-    CHECK_OK(folio_batch_summarize(r.batch, &summary));
+    CHECK_OK(rig_open(&r, FOLIO_ATTENTION_BIT(FOLIO_ATTENTION_DECODER)));
+    folio_batch_info summary = {.struct_size = sizeof summary};
+    CHECK_OK(folio_batch_get_info(r.batch, &summary));
     CHECK_INT(summary.num_prefills, 1);
     CHECK_INT(summary.num_prefill_tokens, 3);
     CHECK_INT(summary.num_decodes, 1);
@@ -407,11 +409,11 @@ ENGINE_TEST(numerics_types, padding_has_no_phase)
     CHECK_INT(summary.num_padding, 2);
     CHECK_INT(summary.num_padding_tokens, 3);
     CHECK_INT(summary.num_query_tokens, 7);
-    const folio_phase phases[] = {FOLIO_PREFILL, FOLIO_DECODE, FOLIO_PHASE_AUTO};
+    const folio_phase phases[] = {FOLIO_PHASE_PREFILL, FOLIO_PHASE_DECODE, FOLIO_PHASE_AUTO};
     const int64_t num_seqs[] = {1, 1, 4}, num_tokens[] = {3, 1, 7};
     for (int n = 0; n < 3; n++) {
-        folio_batch_view_data view = {.struct_size = sizeof view};
-        CHECK_OK(folio_batch_view(r.batch, FOLIO_DECODER, phases[n], &view));
+        folio_batch_view view = {.struct_size = sizeof view};
+        CHECK_OK(folio_batch_get_view(r.batch, FOLIO_ATTENTION_DECODER, phases[n], &view));
         CHECK_INT(view.num_seqs, num_seqs[n]);
         CHECK_INT(view.num_query_tokens, num_tokens[n]);
     }
@@ -419,8 +421,8 @@ ENGINE_TEST(numerics_types, padding_has_no_phase)
     /* A batch of padding alone is neither prompts nor decodes. */
     rig_init(&r, e.ctx);
     rig_add(&r, 2, 0);
-    CHECK_OK(rig_open(&r, FOLIO_TYPE_BIT(FOLIO_DECODER)));
-    CHECK_OK(folio_batch_summarize(r.batch, &summary));
+    CHECK_OK(rig_open(&r, FOLIO_ATTENTION_BIT(FOLIO_ATTENTION_DECODER)));
+    CHECK_OK(folio_batch_get_info(r.batch, &summary));
     CHECK_INT(summary.num_prefills + summary.num_decodes, 0);
     CHECK_INT(summary.kind, FOLIO_BATCH_EMPTY);
     rig_close(&r);

@@ -45,7 +45,8 @@ static folio_plan *make_plan(world *w, uint32_t flags)
 {
     const folio_attention *list[2] = {w->attentions[0], w->attentions[1]};
     /* No window where cross attention is asked for. */
-    const uint32_t types[2] = {all_types & ~FOLIO_TYPE_BIT(FOLIO_ENCODER_DECODER), all_types};
+    const uint32_t types[2] = {all_types & ~FOLIO_ATTENTION_BIT(FOLIO_ATTENTION_ENCODER_DECODER),
+                               all_types};
     folio_plan_desc desc = {.struct_size = sizeof desc,
                             .attentions = list,
                             .types = types,
@@ -100,7 +101,7 @@ static void open_world(world *w, folio_context *ctx, uint32_t flags)
                                  .dtype = FOLIO_F32};
     CHECK_OK(folio_kv_cache_create(ctx, &cache, &w->cache));
     for (int32_t layer = 0; layer < LAYERS; layer++) {
-        folio_kv_view view = support_view(w->cache, layer);
+        folio_kv_cache_view view = support_view(w->cache, layer);
         support_fill(view.k, view.k_array.bytes / 4, 100 + (uint64_t)layer, 1);
         support_fill(view.v, view.v_array.bytes / 4, 200 + (uint64_t)layer, 1);
     }
@@ -148,8 +149,9 @@ static void count_rows(const seq_lens *lens, int64_t n, folio_attention_type typ
         queries += lens[s].query_len;
         encoders += lens[s].encoder_new_len;
     }
-    *rows = type == FOLIO_ENCODER ? encoders : queries;
-    *new_rows = type == FOLIO_DECODER || type == FOLIO_ENCODER_ONLY ? queries : encoders;
+    *rows = type == FOLIO_ATTENTION_ENCODER ? encoders : queries;
+    *new_rows = type == FOLIO_ATTENTION_DECODER || type == FOLIO_ATTENTION_ENCODER_ONLY ? queries
+                                                                                        : encoders;
 }
 
 typedef struct {
@@ -184,7 +186,7 @@ static folio_status forward(world *w, const folio_plan *plan, call c)
 static int64_t split_items(const folio_plan *plan)
 {
     folio_plan_info info = {.struct_size = sizeof info};
-    CHECK_OK(folio_plan_describe(plan, 1, FOLIO_DECODER, &info));
+    CHECK_OK(folio_plan_get_info(plan, 1, FOLIO_ATTENTION_DECODER, &info));
     return info.num_split_items;
 }
 
@@ -226,14 +228,14 @@ static void refill(const char *backend)
         seq_lens lens[MAX_SEQS];
         int64_t count = step_lens(n, lens);
         fill_batch(&w, w.batch, lens, count);
-        CHECK_OK(folio_plan_update(w.plan, w.batch));
+        CHECK_OK(folio_plan_update(w.plan, w.batch, NULL));
         folio_batch *batch = make_batch(plain);
         fill_batch(&fresh, batch, lens, count);
         folio_plan *plan = make_plan(&fresh, 0);
-        CHECK_OK(folio_plan_update(plan, batch));
+        CHECK_OK(folio_plan_update(plan, batch, NULL));
         for (int32_t layer = 0; layer < LAYERS; layer++) {
             for (int type = 0; type < FOLIO_NUM_ATTENTION_TYPES; type++) {
-                call c = {.attention = type != FOLIO_ENCODER_DECODER ? layer % 2 : 1,
+                call c = {.attention = type != FOLIO_ATTENTION_ENCODER_DECODER ? layer % 2 : 1,
                           .layer = layer,
                           .type = (folio_attention_type)type};
                 count_rows(lens, count, c.type, &c.rows, &c.new_rows);
@@ -292,8 +294,8 @@ BACKEND_TEST(plan, arrays_refill_without_allocation)
                                      .seq_lens = n % 2 ? NULL : seq_lengths};
         if (n % 2) CHECK_OK(folio_batch_set_csr(w.batch, &arrays, indptr, indices, last));
         else CHECK_OK(folio_batch_set_block_tables(w.batch, &arrays, &w.tables[0][0][0], TABLE));
-        CHECK_OK(folio_plan_update(w.plan, w.batch));
-        call c = {.type = FOLIO_DECODER, .rows = query_start[MAX_SEQS]};
+        CHECK_OK(folio_plan_update(w.plan, w.batch, NULL));
+        call c = {.type = FOLIO_ATTENTION_DECODER, .rows = query_start[MAX_SEQS]};
         c.new_rows = c.rows;
         CHECK_OK(forward(&w, w.plan, c));
         CHECK_INT(counter.calls, made);
@@ -318,8 +320,10 @@ static void graph_call(folio_attention_type type, call *c)
 {
     c->type = type;
     c->attention = 1;
-    c->rows = type == FOLIO_ENCODER ? MAX_ENCODER : MAX_TOKENS;
-    c->new_rows = type == FOLIO_DECODER || type == FOLIO_ENCODER_ONLY ? MAX_TOKENS : MAX_ENCODER;
+    c->rows = type == FOLIO_ATTENTION_ENCODER ? MAX_ENCODER : MAX_TOKENS;
+    c->new_rows = type == FOLIO_ATTENTION_DECODER || type == FOLIO_ATTENTION_ENCODER_ONLY
+                      ? MAX_TOKENS
+                      : MAX_ENCODER;
 }
 
 /* Rows past the batch's hold NaN in q, k and v. */
@@ -337,10 +341,10 @@ static void poison_padding(world *w, const seq_lens *lens, int64_t n, folio_atte
 {
     int64_t row = 0;
     for (int64_t s = 0; s < n; row += lens[s++].query_len) {
-        if (lens[s].seq_len || type == FOLIO_ENCODER) continue;
+        if (lens[s].seq_len || type == FOLIO_ATTENTION_ENCODER) continue;
         for (int64_t i = row; i < row + lens[s].query_len; i++) {
             memset(w->q[i], 0xFF, sizeof w->q[i]);
-            if (type == FOLIO_ENCODER_DECODER) continue;
+            if (type == FOLIO_ATTENTION_ENCODER_DECODER) continue;
             memset(w->k[i], 0xFF, sizeof w->k[i]);
             memset(w->v[i], 0xFF, sizeof w->v[i]);
         }
@@ -350,7 +354,7 @@ static void poison_padding(world *w, const seq_lens *lens, int64_t n, folio_atte
 static bool caches_equal(const world *a, const world *b)
 {
     for (int32_t layer = 0; layer < LAYERS; layer++) {
-        folio_kv_view x = support_view(a->cache, layer), y = support_view(b->cache, layer);
+        folio_kv_cache_view x = support_view(a->cache, layer), y = support_view(b->cache, layer);
         if (memcmp(x.k, y.k, (size_t)x.k_array.bytes) != 0) return false;
         if (memcmp(x.v, y.v, (size_t)x.v_array.bytes) != 0) return false;
     }
@@ -380,8 +384,8 @@ static void each_graph_case(folio_context *ctx, graph_check check)
         int64_t count = graph_counts[n / 2];
         fill_batch(&graph, graph.batch, lens, count);
         fill_batch(&plain, plain.batch, lens, count);
-        CHECK_OK(folio_plan_update(graph.plan, graph.batch));
-        CHECK_OK(folio_plan_update(plain.plan, plain.batch));
+        CHECK_OK(folio_plan_update(graph.plan, graph.batch, NULL));
+        CHECK_OK(folio_plan_update(plain.plan, plain.batch, NULL));
         for (int type = 0; type < FOLIO_NUM_ATTENTION_TYPES; type++) {
             call a = {.sinks = n % 2 ? sinks : NULL};
             graph_call((folio_attention_type)type, &a);
@@ -408,7 +412,8 @@ static void check_graph_bits(const graph_case *c)
 {
     int64_t row = 0;
     for (int64_t s = 0; s < c->count; s++) {
-        int64_t rows = c->type == FOLIO_ENCODER ? c->lens[s].encoder_new_len : c->lens[s].query_len;
+        int64_t rows =
+            c->type == FOLIO_ATTENTION_ENCODER ? c->lens[s].encoder_new_len : c->lens[s].query_len;
         for (int64_t i = row; i < row + rows; i++) {
             CHECK(memcmp(c->graph->out[i], c->plain->out[i], sizeof c->plain->out[i]) == 0);
             CHECK(memcmp(c->graph->lse[i], c->plain->lse[i], sizeof c->plain->lse[i]) == 0);
@@ -422,10 +427,10 @@ BACKEND_TEST(plan, graph_rows_keep_their_bits) { each_graph_case(ctx, check_grap
 
 static void check_graph_padding(const graph_case *c)
 {
-    int64_t limit = c->type == FOLIO_ENCODER ? MAX_ENCODER : MAX_TOKENS;
+    int64_t limit = c->type == FOLIO_ATTENTION_ENCODER ? MAX_ENCODER : MAX_TOKENS;
     bool padding[MAX_TOKENS] = {false};
     int64_t row = 0;
-    for (int64_t s = 0; s < c->count && c->type != FOLIO_ENCODER; s++)
+    for (int64_t s = 0; s < c->count && c->type != FOLIO_ATTENTION_ENCODER; s++)
         for (int64_t i = 0; i < c->lens[s].query_len; i++) padding[row++] = c->lens[s].seq_len == 0;
     for (int64_t i = c->rows; i < limit; i++) padding[i] = true;
     for (int64_t i = 0; i < limit; i++) {
@@ -456,8 +461,8 @@ BACKEND_TEST(plan, graph_rows_are_the_limits)
     static world w;
     open_world(&w, ctx, FOLIO_PLAN_GRAPH);
     fill_batch(&w, w.batch, graph_steps[0], graph_counts[0]);
-    CHECK_OK(folio_plan_update(w.plan, w.batch));
-    call c = {.type = FOLIO_DECODER, .rows = 4, .new_rows = 4};
+    CHECK_OK(folio_plan_update(w.plan, w.batch, NULL));
+    call c = {.type = FOLIO_ATTENTION_DECODER, .rows = 4, .new_rows = 4};
     REFUSED(forward(&w, w.plan, c), FOLIO_ERR_ARGUMENT, "40");
     c.rows = c.new_rows = MAX_TOKENS;
     CHECK_OK(forward(&w, w.plan, c));
@@ -478,7 +483,7 @@ static void *run_often(void *arg)
 {
     runner *r = arg;
     size_t bytes = 0;
-    folio_plan_workspace_size(r->w->plan, &bytes);
+    folio_plan_get_workspace_size(r->w->plan, &bytes);
     void *workspace = aligned_alloc(64, (bytes + 64) & ~(size_t)63);
     folio_run run = {.struct_size = sizeof run, .workspace = workspace, .workspace_size = bytes};
     for (int n = 0; n < 20; n++) {
@@ -502,9 +507,9 @@ BACKEND_TEST(plan, several_threads_run_one_plan)
     open_world(&w, ctx, 0);
     seq_lens lens[] = {{6, 6, 0, 0}, {1, 77, 0, 0}, {4, 33, 0, 0}, {1, 1500, 0, 0}};
     fill_batch(&w, w.batch, lens, 4);
-    CHECK_OK(folio_plan_update(w.plan, w.batch));
+    CHECK_OK(folio_plan_update(w.plan, w.batch, NULL));
     if (strcmp(backend, "cpu") == 0) CHECK(split_items(w.plan) > 0);
-    call c = {.attention = 1, .type = FOLIO_DECODER, .rows = 12, .new_rows = 12};
+    call c = {.attention = 1, .type = FOLIO_ATTENTION_DECODER, .rows = 12, .new_rows = 12};
     CHECK_OK(forward(&w, w.plan, c));
     pthread_t threads[RUNNERS];
     for (int n = 0; n < RUNNERS; n++) {
@@ -538,8 +543,8 @@ static void *live_and_die(void *arg)
         open_world(&o->w, ctx, 0);
         seq_lens lens[] = {{6, 6, 0, 0}, {1, 1500, 0, 0}};
         fill_batch(&o->w, o->w.batch, lens, 2);
-        folio_status status = folio_plan_update(o->w.plan, o->w.batch);
-        call c = {.attention = 1, .type = FOLIO_DECODER, .rows = 7, .new_rows = 7};
+        folio_status status = folio_plan_update(o->w.plan, o->w.batch, NULL);
+        call c = {.attention = 1, .type = FOLIO_ATTENTION_DECODER, .rows = 7, .new_rows = 7};
         if (status == FOLIO_OK) status = forward(&o->w, o->w.plan, c);
         close_world(&o->w);
         folio_context_destroy(ctx);
@@ -606,19 +611,19 @@ TEST(plan, callers_threads_are_used)
     static world plain, w;
     open_world(&plain, pool, 0);
     seq_lens lens[] = {{6, 6, 0, 0}, {1, 77, 0, 0}, {4, 33, 0, 0}, {1, 1500, 0, 0}};
-    call c = {.attention = 1, .type = FOLIO_DECODER, .rows = 12, .new_rows = 12};
+    call c = {.attention = 1, .type = FOLIO_ATTENTION_DECODER, .rows = 12, .new_rows = 12};
     fill_batch(&plain, plain.batch, lens, 4);
-    CHECK_OK(folio_plan_update(plain.plan, plain.batch));
+    CHECK_OK(folio_plan_update(plain.plan, plain.batch, NULL));
     CHECK_OK(forward(&plain, plain.plan, c));
     for (int32_t threads = 1; threads <= 7; threads++) {
         watcher watch = {0};
         folio_context *ctx = watched_context(&watch, threads);
         folio_context_info info = {.struct_size = sizeof info};
-        CHECK_OK(folio_context_describe(ctx, &info));
+        CHECK_OK(folio_context_get_info(ctx, &info));
         CHECK_INT(info.num_threads, threads);
         open_world(&w, ctx, 0);
         fill_batch(&w, w.batch, lens, 4);
-        CHECK_OK(folio_plan_update(w.plan, w.batch));
+        CHECK_OK(folio_plan_update(w.plan, w.batch, NULL));
         watch.calls = 0;
         CHECK_OK(forward(&w, w.plan, c));
         if (threads > 1) CHECK(watch.calls > 0);
@@ -641,15 +646,15 @@ TEST(plan, forward_inside_a_forward)
     open_world(&w, ctx, 0);
     open_world(&inner, ctx, FOLIO_PLAN_NO_WORKSPACE);
     seq_lens lens[] = {{6, 6, 0, 0}, {1, 1500, 0, 0}};
-    call c = {.attention = 1, .type = FOLIO_DECODER, .rows = 7, .new_rows = 7};
+    call c = {.attention = 1, .type = FOLIO_ATTENTION_DECODER, .rows = 7, .new_rows = 7};
     world *both[2] = {&w, &inner};
     for (int n = 0; n < 2; n++) {
         fill_batch(both[n], both[n]->batch, lens, 2);
-        CHECK_OK(folio_plan_update(both[n]->plan, both[n]->batch));
+        CHECK_OK(folio_plan_update(both[n]->plan, both[n]->batch, NULL));
     }
     CHECK_OK(forward(&w, w.plan, c));
     size_t bytes = 0;
-    CHECK_OK(folio_plan_workspace_size(inner.plan, &bytes));
+    CHECK_OK(folio_plan_get_workspace_size(inner.plan, &bytes));
     support_buffer workspace = support_buffer_make(bytes);
     watch.inner = &inner;
     watch.inner_call = c;
@@ -674,9 +679,9 @@ BACKEND_TEST(plan, failed_update_keeps_the_step)
     static world w, before;
     open_world(&w, ctx, 0);
     seq_lens lens[] = {{3, 12, 0, 0}, {1, 1300, 0, 0}}, more[] = {{1, 9, 0, 0}};
-    call c = {.attention = 1, .type = FOLIO_DECODER, .rows = 4, .new_rows = 4};
+    call c = {.attention = 1, .type = FOLIO_ATTENTION_DECODER, .rows = 4, .new_rows = 4};
     fill_batch(&w, w.batch, lens, 2);
-    CHECK_OK(folio_plan_update(w.plan, w.batch));
+    CHECK_OK(folio_plan_update(w.plan, w.batch, NULL));
     CHECK_OK(forward(&w, w.plan, c));
     memcpy(&before, &w, sizeof w);
     /* A block of the context out of range, a sequence too long, too many rows. */
@@ -688,7 +693,7 @@ BACKEND_TEST(plan, failed_update_keeps_the_step)
         seq.query_len = n == 2 ? MAX_TOKENS + 1 : 1;
         seq.seq_len = n == 1 ? MAX_LEN + 1 : 2 * BLOCK;
         folio_status status = folio_batch_add(bad, &seq);
-        if (status == FOLIO_OK) status = folio_plan_update(w.plan, bad);
+        if (status == FOLIO_OK) status = folio_plan_update(w.plan, bad, NULL);
         CHECK_INT(status, FOLIO_ERR_ARGUMENT);
         CHECK_OK(forward(&w, w.plan, c));
         CHECK(memcmp(w.out, before.out, sizeof w.out) == 0);
@@ -697,7 +702,7 @@ BACKEND_TEST(plan, failed_update_keeps_the_step)
     }
     /* And then a good one. */
     fill_batch(&w, w.batch, more, 1);
-    CHECK_OK(folio_plan_update(w.plan, w.batch));
+    CHECK_OK(folio_plan_update(w.plan, w.batch, NULL));
     c.rows = c.new_rows = 1;
     CHECK_OK(forward(&w, w.plan, c));
     close_world(&w);
@@ -708,13 +713,13 @@ BACKEND_TEST(plan, changed_batch_is_refused)
     static world w;
     open_world(&w, ctx, 0);
     seq_lens lens[] = {{3, 12, 0, 0}};
-    call c = {.attention = 1, .type = FOLIO_DECODER, .rows = 3, .new_rows = 3};
+    call c = {.attention = 1, .type = FOLIO_ATTENTION_DECODER, .rows = 3, .new_rows = 3};
     REFUSED(forward(&w, w.plan, c), FOLIO_ERR_ARGUMENT, "update");
     fill_batch(&w, w.batch, lens, 1);
-    CHECK_OK(folio_plan_update(w.plan, w.batch));
+    CHECK_OK(folio_plan_update(w.plan, w.batch, NULL));
     fill_batch(&w, w.batch, lens, 1);
     REFUSED(forward(&w, w.plan, c), FOLIO_ERR_ARGUMENT, "batch");
-    CHECK_OK(folio_plan_update(w.plan, w.batch));
+    CHECK_OK(folio_plan_update(w.plan, w.batch, NULL));
     CHECK_OK(forward(&w, w.plan, c));
     /* The plan keeps its batch alive by itself. */
     folio_batch_destroy(w.batch);
@@ -729,14 +734,14 @@ BACKEND_TEST(plan, workspace_is_as_large_as_said)
     open_world(&w, ctx, FOLIO_PLAN_NO_WORKSPACE);
     size_t bytes = 0, later = 0;
     int64_t splits = 0;
-    CHECK_OK(folio_plan_workspace_size(w.plan, &bytes));
-    call c = {.attention = 1, .type = FOLIO_DECODER};
+    CHECK_OK(folio_plan_get_workspace_size(w.plan, &bytes));
+    call c = {.attention = 1, .type = FOLIO_ATTENTION_DECODER};
     for (int n = 0; n < 20; n++) {
         seq_lens lens[MAX_SEQS];
         int64_t count = step_lens(n, lens);
         fill_batch(&w, w.batch, lens, count);
-        CHECK_OK(folio_plan_update(w.plan, w.batch));
-        CHECK_OK(folio_plan_workspace_size(w.plan, &later));
+        CHECK_OK(folio_plan_update(w.plan, w.batch, NULL));
+        CHECK_OK(folio_plan_get_workspace_size(w.plan, &later));
         CHECK(later == bytes);
         splits += split_items(w.plan);
         count_rows(lens, count, c.type, &c.rows, &c.new_rows);
@@ -761,11 +766,11 @@ BACKEND_TEST(plan, workspace_that_does_not_fit)
     static world w;
     open_world(&w, ctx, FOLIO_PLAN_NO_WORKSPACE);
     size_t bytes = 0;
-    CHECK_OK(folio_plan_workspace_size(w.plan, &bytes));
+    CHECK_OK(folio_plan_get_workspace_size(w.plan, &bytes));
     seq_lens lens[] = {{3, 12, 0, 0}};
     fill_batch(&w, w.batch, lens, 1);
-    CHECK_OK(folio_plan_update(w.plan, w.batch));
-    call c = {.attention = 1, .type = FOLIO_DECODER, .rows = 3, .new_rows = 3};
+    CHECK_OK(folio_plan_update(w.plan, w.batch, NULL));
+    call c = {.attention = 1, .type = FOLIO_ATTENTION_DECODER, .rows = 3, .new_rows = 3};
     support_buffer workspace = support_buffer_make(bytes + 64);
     folio_run run = {.struct_size = sizeof run, .workspace = workspace.data};
     float *out = &w.out[0][0][0], *lse = &w.lse[0][0];
@@ -814,8 +819,8 @@ BACKEND_TEST(plan, workspace_fits_every_attention)
         folio_plan *plan = NULL;
         size_t bytes = 0;
         CHECK_OK(folio_plan_create(ctx, &desc, &plan));
-        CHECK_OK(folio_plan_update(plan, batch));
-        CHECK_OK(folio_plan_workspace_size(plan, &bytes));
+        CHECK_OK(folio_plan_update(plan, batch, NULL));
+        CHECK_OK(folio_plan_get_workspace_size(plan, &bytes));
         support_buffer workspace = support_buffer_make(bytes);
         folio_run run = {.struct_size = sizeof run, .workspace = workspace.data};
         run.workspace_size = bytes;
@@ -823,7 +828,7 @@ BACKEND_TEST(plan, workspace_fits_every_attention)
         t.q = t.k = t.v = (folio_tensor){.data = q, .tokens = ROWS};
         t.out = (folio_tensor){.data = out, .tokens = ROWS};
         for (int32_t n = 0; n < 2; n++)
-            CHECK_OK(folio_attention_forward(plan, n, FOLIO_DECODER, NULL, 0, &t, &run));
+            CHECK_OK(folio_attention_forward(plan, n, FOLIO_ATTENTION_DECODER, NULL, 0, &t, &run));
         support_buffer_free(&workspace);
         folio_plan_destroy(plan);
     }

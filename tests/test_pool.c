@@ -244,7 +244,7 @@ TEST(pool, the_map_shows_every_state)
     for (int first = 0; first <= N; first++)
         for (int n = 0; first + n <= N; n++) {
             memset(map, 0xEE, sizeof map);
-            CHECK_OK(folio_pool_map(r.pool, FOLIO_TIER_DEVICE, first, n, map + 1));
+            CHECK_OK(folio_pool_get_block_states(r.pool, FOLIO_TIER_DEVICE, first, n, map + 1));
             CHECK(map[0] == 0xEE && map[n + 1] == 0xEE);
             CHECK(memcmp(map + 1, expected + first, (size_t)n) == 0);
         }
@@ -269,15 +269,20 @@ TEST(pool, the_map_has_bounds)
     const int64_t bad[][2] = {{0, 11}, {10, 1},        {11, 0},        {-1, 1},       {0, -1},
                               {5, 6},  {3, INT64_MAX}, {INT64_MAX, 2}, {INT64_MIN, 1}};
     for (int i = 0; i < COUNT_OF(bad); i++)
-        REFUSED(folio_pool_map(r.pool, FOLIO_TIER_DEVICE, bad[i][0], bad[i][1], map),
+        REFUSED(folio_pool_get_block_states(r.pool, FOLIO_TIER_DEVICE, bad[i][0], bad[i][1], map),
                 FOLIO_ERR_ARGUMENT, "");
-    REFUSED(folio_pool_map(r.pool, FOLIO_TIER_DEVICE, 5, 6, map), FOLIO_ERR_ARGUMENT, "10");
-    REFUSED(folio_pool_map(r.pool, FOLIO_TIER_HOST, 0, 1, map), FOLIO_ERR_ARGUMENT, "");
-    REFUSED(folio_pool_map(r.pool, FOLIO_TIER_DISK, 0, 1, map), FOLIO_ERR_ARGUMENT, "");
-    REFUSED(folio_pool_map(r.pool, (folio_tier)3, 0, 1, map), FOLIO_ERR_ARGUMENT, "");
-    REFUSED(folio_pool_map(r.pool, (folio_tier)-1, 0, 1, map), FOLIO_ERR_ARGUMENT, "");
-    REFUSED(folio_pool_map(r.pool, FOLIO_TIER_DEVICE, 0, 1, NULL), FOLIO_ERR_ARGUMENT, "states");
-    REFUSED(folio_pool_map(NULL, FOLIO_TIER_DEVICE, 0, 1, map), FOLIO_ERR_ARGUMENT, "pool");
+    REFUSED(folio_pool_get_block_states(r.pool, FOLIO_TIER_DEVICE, 5, 6, map), FOLIO_ERR_ARGUMENT,
+            "10");
+    REFUSED(folio_pool_get_block_states(r.pool, FOLIO_TIER_HOST, 0, 1, map), FOLIO_ERR_ARGUMENT,
+            "");
+    REFUSED(folio_pool_get_block_states(r.pool, FOLIO_TIER_DISK, 0, 1, map), FOLIO_ERR_ARGUMENT,
+            "");
+    REFUSED(folio_pool_get_block_states(r.pool, (folio_tier)3, 0, 1, map), FOLIO_ERR_ARGUMENT, "");
+    REFUSED(folio_pool_get_block_states(r.pool, (folio_tier)-1, 0, 1, map), FOLIO_ERR_ARGUMENT, "");
+    REFUSED(folio_pool_get_block_states(r.pool, FOLIO_TIER_DEVICE, 0, 1, NULL), FOLIO_ERR_ARGUMENT,
+            "states");
+    REFUSED(folio_pool_get_block_states(NULL, FOLIO_TIER_DEVICE, 0, 1, map), FOLIO_ERR_ARGUMENT,
+            "pool");
     CHECK(support_is_poison(map, sizeof map));
     pool_rig_close(&r);
 }
@@ -286,11 +291,12 @@ TEST(pool, the_map_has_bounds)
 TEST(pool, the_watermark)
 {
     pool_rig r;
-    const folio_pool_group groups[2] = {{.window = 0}, {.window = 0}};
-    REQUIRE_TEST(pool_rig_open(
-        &r,
-        (folio_pool_desc){
-            .num_blocks = 20, .block_size = 4, .num_groups = 2, .groups = groups, .watermark = 6}));
+    const folio_layer_group groups[2] = {{.window = 0}, {.window = 0}};
+    REQUIRE_TEST(pool_rig_open(&r, (folio_pool_desc){.num_blocks = 20,
+                                                     .block_size = 4,
+                                                     .num_layer_groups = 2,
+                                                     .layer_groups = groups,
+                                                     .watermark = 6}));
     folio_sequence *a = pool_sequence(r.pool, 0), *b = pool_sequence(r.pool, 0);
     REFUSED_BY(r.pool, folio_sequence_reserve(a, 29, FOLIO_RESERVE_ADMIT, NULL), FOLIO_ERR_FULL,
                "");
@@ -335,14 +341,14 @@ TEST(pool, the_watermark_of_encoder_tokens)
 /* A block belongs to one group at a time: all tables of a sequence are disjoint. */
 TEST(pool, groups_share_one_numbering)
 {
-    enum { G = FOLIO_MAX_GROUPS };
-    folio_pool_group groups[G] = {{0}};
+    enum { G = FOLIO_MAX_LAYER_GROUPS };
+    folio_layer_group groups[G] = {{0}};
     for (int g = 0; g < G; g++) groups[g].window = g % 3 == 0 ? 0 : g;
     pool_rig r;
     REQUIRE_TEST(pool_rig_open(&r, (folio_pool_desc){.num_blocks = G * 3,
                                                      .block_size = 4,
-                                                     .num_groups = G,
-                                                     .groups = groups,
+                                                     .num_layer_groups = G,
+                                                     .layer_groups = groups,
                                                      .flags = FOLIO_POOL_CHECK}));
     folio_sequence *s = pool_sequence(r.pool, 0);
     int64_t slots[G][9];
@@ -368,7 +374,7 @@ TEST(pool, descriptions_refused)
 {
     folio_context *ctx = support_context("reference", 1, NULL);
     REQUIRE_TEST(ctx != NULL);
-    const folio_pool_group below[1] = {{.window = -1}};
+    const folio_layer_group below[1] = {{.window = -1}};
     char long_name[300];
     memset(long_name, 'x', sizeof long_name);
     long_name[299] = 0;
@@ -388,9 +394,9 @@ TEST(pool, descriptions_refused)
     BAD("block_size|0", block_size = 0);
     BAD("block_size|-1", block_size = -1);
     BAD("block_size|4097", block_size = 4097);
-    BAD("num_groups|-1", num_groups = -1);
-    BAD("num_groups|17", num_groups = FOLIO_MAX_GROUPS + 1);
-    BAD("window|-1", groups = below);
+    BAD("num_layer_groups|-1", num_layer_groups = -1);
+    BAD("num_layer_groups|17", num_layer_groups = FOLIO_MAX_LAYER_GROUPS + 1);
+    BAD("window|-1", layer_groups = below);
     BAD("watermark|-1", watermark = -1);
     BAD("flags", flags = 0x80);
     BAD("host_blocks|-5", host_blocks = -5);
@@ -429,12 +435,12 @@ TEST(pool, caches_that_do_not_fit)
                                   .dtype = FOLIO_F32};
         folio_kv_cache *cache = NULL;
         CHECK_OK(folio_kv_cache_create(ctx, &kv, &cache));
-        const folio_pool_group groups[1] = {{.cache = cache}};
+        const folio_layer_group groups[1] = {{.cache = cache}};
         folio_pool_desc desc = {
-            .struct_size = sizeof desc, .num_blocks = 6, .block_size = 16, .groups = groups};
+            .struct_size = sizeof desc, .num_blocks = 6, .block_size = 16, .layer_groups = groups};
         for (int cross = 0; cross < 2; cross++) {
             folio_pool *pool = NOWHERE;
-            if (cross) desc.cross_cache = cache, desc.groups = NULL;
+            if (cross) desc.cross_cache = cache, desc.layer_groups = NULL;
             if (i == 0) {
                 CHECK_OK(folio_pool_create(ctx, &desc, &pool));
                 folio_pool_destroy(pool);
@@ -459,11 +465,11 @@ TEST(pool, defaults)
     CHECK_INT(pool_info(s).num_blocks, 2); /* one group */
     const int32_t *table;
     int64_t n;
-    REFUSED(folio_sequence_table(s, 1, &table, &n), FOLIO_ERR_ARGUMENT, "group|1");
+    REFUSED(folio_sequence_get_table(s, 1, &table, &n), FOLIO_ERR_ARGUMENT, "group|1");
     folio_sequence_destroy(s);
     pool_rig_close(&r);
-    REQUIRE_TEST(
-        pool_rig_open(&r, (folio_pool_desc){.num_blocks = 6, .block_size = 1, .num_groups = 3}));
+    REQUIRE_TEST(pool_rig_open(
+        &r, (folio_pool_desc){.num_blocks = 6, .block_size = 1, .num_layer_groups = 3}));
     s = pool_sequence(r.pool, 0); /* groups NULL: no windows */
     for (int i = 0; i < 2; i++) {
         CHECK_OK(folio_sequence_reserve(s, 1, 0, NULL));
@@ -503,8 +509,8 @@ TEST(pool, blocks_refused)
 TEST(pool, other_calls_refused)
 {
     pool_rig r;
-    REQUIRE_TEST(
-        pool_rig_open(&r, (folio_pool_desc){.num_blocks = 10, .block_size = 16, .num_groups = 2}));
+    REQUIRE_TEST(pool_rig_open(
+        &r, (folio_pool_desc){.num_blocks = 10, .block_size = 16, .num_layer_groups = 2}));
     folio_pool *p = r.pool;
     int64_t pairs[4][2], n = 77;
     REFUSED(folio_pool_take_copies(NULL, 0, 4, pairs, &n), FOLIO_ERR_ARGUMENT, "pool");
@@ -657,9 +663,9 @@ TEST(pool, struct_sizes)
                                     .dtype = FOLIO_F32};
     folio_kv_cache *cache = NULL;
     CHECK_OK(folio_kv_cache_create(ctx, &kv, &cache));
-    const folio_pool_group groups[1] = {{.cache = cache}};
+    const folio_layer_group groups[1] = {{.cache = cache}};
     REQUIRE_TEST(pool_rig_open_on(
-        &r, ctx, (folio_pool_desc){.num_blocks = 4, .block_size = 16, .groups = groups}));
+        &r, ctx, (folio_pool_desc){.num_blocks = 4, .block_size = 16, .layer_groups = groups}));
     r.caches[0] = cache;
     sized_world w = {r.ctx, r.pool, pool_sequence(r.pool, 0)};
     for (int i = 0; i < COUNT_OF(sized_cases); i++) check_sizes(&w, &sized_cases[i]);
@@ -682,7 +688,7 @@ typedef struct {
 typedef struct {
     folio_pool_stats stats;
     folio_sequence_info info[3];
-    folio_batch_summary batch;
+    folio_batch_info batch;
     uint8_t map[64];
 } life_view;
 
@@ -693,11 +699,11 @@ static life_view look(const life *l)
     folio_sequence *const all[3] = {l->a, l->b, l->c};
     if (l->pool == NULL) return v;
     v.stats = pool_stats(l->pool);
-    CHECK_OK(folio_pool_map(l->pool, FOLIO_TIER_DEVICE, 0, 64, v.map));
+    CHECK_OK(folio_pool_get_block_states(l->pool, FOLIO_TIER_DEVICE, 0, 64, v.map));
     for (int i = 0; i < 3; i++)
         if (all[i] != NULL) v.info[i] = pool_info(all[i]);
     v.batch.struct_size = sizeof v.batch;
-    if (l->batch != NULL) CHECK_OK(folio_batch_summarize(l->batch, &v.batch));
+    if (l->batch != NULL) CHECK_OK(folio_batch_get_info(l->batch, &v.batch));
     return v;
 }
 
@@ -774,13 +780,13 @@ static void live_sequences(life *l)
 
 static void live(life *l)
 {
-    const folio_pool_group groups[2] = {{.cache = l->caches[0]},
-                                        {.window = 7, .cache = l->caches[1]}};
+    const folio_layer_group groups[2] = {{.cache = l->caches[0]},
+                                         {.window = 7, .cache = l->caches[1]}};
     const folio_pool_desc desc = {.struct_size = sizeof desc,
                                   .num_blocks = 64,
                                   .block_size = 4,
-                                  .num_groups = 2,
-                                  .groups = groups,
+                                  .num_layer_groups = 2,
+                                  .layer_groups = groups,
                                   .cross_cache = l->caches[0]};
     TWICE(l, folio_pool_create(l->ctx, &desc, &l->pool));
     live_sequences(l);
@@ -900,7 +906,8 @@ static void *thread_main(void *arg)
         t->faults += folio_pool_check(t->pool) != FOLIO_OK;
         t->faults += folio_pool_get_stats(t->pool, &stats) != FOLIO_OK;
         t->faults += stats.num_free + stats.num_used + stats.num_cached != THREAD_BLOCKS;
-        t->faults += folio_pool_map(t->pool, FOLIO_TIER_DEVICE, 0, THREAD_BLOCKS, map) != FOLIO_OK;
+        t->faults += folio_pool_get_block_states(t->pool, FOLIO_TIER_DEVICE, 0, THREAD_BLOCKS,
+                                                 map) != FOLIO_OK;
         if (random % 256 == 0) t->faults += folio_pool_forget(t->pool) != FOLIO_OK;
     }
     return NULL;
@@ -915,11 +922,11 @@ TEST(pool, four_threads)
 {
     pool_rig r;
     int64_t entries = 0;
-    const folio_pool_group groups[2] = {{.window = 0}, {.window = 6}};
+    const folio_layer_group groups[2] = {{.window = 0}, {.window = 6}};
     REQUIRE_TEST(pool_rig_open(&r, (folio_pool_desc){.num_blocks = THREAD_BLOCKS,
                                                      .block_size = 4,
-                                                     .num_groups = 2,
-                                                     .groups = groups,
+                                                     .num_layer_groups = 2,
+                                                     .layer_groups = groups,
                                                      .on_event = ignore_event,
                                                      .event_user = &entries}));
     _Atomic int owner[THREAD_BLOCKS] = {0};

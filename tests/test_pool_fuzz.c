@@ -33,7 +33,7 @@ enum {
 
 typedef struct fuzz_config {
     int64_t num_blocks, host_blocks, frames, window[GROUPS];
-    int32_t block_size, num_groups, layers[GROUPS + 1];
+    int32_t block_size, num_layer_groups, layers[GROUPS + 1];
     folio_layout layout[GROUPS + 1];
     bool encoder, check;
     bool damage;   /* of the store's file */
@@ -80,7 +80,7 @@ static void slow_free(void *user, void *ptr, size_t size)
 static void on_event(void *user, const folio_cache_event *e)
 {
     world *w = user;
-    int32_t place = 1 + (int32_t)e->tier * GROUPS + e->group;
+    int32_t place = 1 + (int32_t)e->tier * GROUPS + e->layer_group;
     uint64_t at = support_bits(e->hash[0], (uint64_t)place) % KNOWN;
     known_block *k = &w->known[at];
     while (k->place != 0 && (k->place != place || memcmp(k->hash, e->hash, 16) != 0))
@@ -101,19 +101,19 @@ static fuzz_config config_of(uint64_t seed)
     static const int64_t windows[] = {0, 0, 1, 2, 5, 9, 17, 40};
     static const folio_layout layouts[] = {FOLIO_LAYOUT_NATIVE, FOLIO_LAYOUT_NHD, FOLIO_LAYOUT_HND};
     fuzz_config c = {.block_size = sizes[b[0] % 6],
-                     .num_groups = 1 + (int32_t)(b[1] % GROUPS),
+                     .num_layer_groups = 1 + (int32_t)(b[1] % GROUPS),
                      .num_blocks = 4 + (int64_t)(b[2] % (b[3] % 2 ? 20 : 90)),
                      .host_blocks = b[4] % 3 ? (int64_t)(b[5] % (b[6] % 2 ? 3 : 40)) : 0,
                      .frames = b[7] % 3 ? 2 + (int64_t)(b[8] % (b[9] % 2 ? 3 : 60)) : 0,
                      .encoder = b[10] % 2,
                      .check = b[11] % 2,
                      .num_threads = 1};
-    for (int g = 0; g <= c.num_groups; g++) { /* the last one is the encoder's */
-        int at = g < c.num_groups ? g : ENCODER;
+    for (int g = 0; g <= c.num_layer_groups; g++) { /* the last one is the encoder's */
+        int at = g < c.num_layer_groups ? g : ENCODER;
         c.layers[at] = 1 + (int32_t)(b[12 + g] % 2);
         c.layout[at] = layouts[b[12 + g] / 2 % 3];
-        if (g < c.num_groups) c.window[g] = windows[b[16 + g] % 8];
-        if (g < c.num_groups && b[20] % 6 == 0 && c.window[g] == 0) c.window[g] = 7;
+        if (g < c.num_layer_groups) c.window[g] = windows[b[16 + g] % 8];
+        if (g < c.num_layer_groups && b[20] % 6 == 0 && c.window[g] == 0) c.window[g] = 7;
     }
     return c;
 }
@@ -130,15 +130,15 @@ static int64_t store_bytes(const world *w)
 static bool open_pool(world *w)
 {
     const fuzz_config *c = &w->c;
-    folio_pool_group groups[GROUPS];
-    for (int g = 0; g < c->num_groups; g++)
-        groups[g] = (folio_pool_group){.window = c->window[g], .cache = w->caches[g]};
+    folio_layer_group groups[GROUPS];
+    for (int g = 0; g < c->num_layer_groups; g++)
+        groups[g] = (folio_layer_group){.window = c->window[g], .cache = w->caches[g]};
     bool listen = c->hash_bits == 0; /* else hashes do not tell blocks apart */
     folio_pool_desc desc = {.struct_size = sizeof desc,
                             .num_blocks = c->num_blocks,
                             .block_size = c->block_size,
-                            .num_groups = c->num_groups,
-                            .groups = groups,
+                            .num_layer_groups = c->num_layer_groups,
+                            .layer_groups = groups,
                             .cross_cache = w->caches[ENCODER],
                             .watermark = c->num_blocks / 10,
                             .flags = c->check ? FOLIO_POOL_CHECK : 0,
@@ -165,7 +165,7 @@ static bool world_open(world *w, const fuzz_config *c, uint64_t seed)
     w->ctx = support_context(support_backends[seed % 2], 1, &memory);
     if (w->ctx == NULL) return false;
     for (int g = 0; g <= GROUPS; g++) {
-        if (g == ENCODER ? !c->encoder : g >= c->num_groups) continue;
+        if (g == ENCODER ? !c->encoder : g >= c->num_layer_groups) continue;
         folio_kv_cache_desc desc = {.struct_size = sizeof desc,
                                     .num_blocks = c->num_blocks,
                                     .num_layers = c->layers[g],
@@ -245,8 +245,8 @@ __attribute__((format(printf, 3, 4))) static void fuzz_fail(fuzz *f, int line, c
               "FOLIO_FUZZ_SEED=%llu, call %lld (%s), %lld blocks of %d, %d groups, host %lld, "
               "frames %lld: %s [%s]",
               (unsigned long long)f->w->seed, (long long)f->op, f->op_name,
-              (long long)c->num_blocks, c->block_size, c->num_groups, (long long)c->host_blocks,
-              (long long)c->frames, text, folio_last_error());
+              (long long)c->num_blocks, c->block_size, c->num_layer_groups,
+              (long long)c->host_blocks, (long long)c->frames, text, folio_last_error());
 }
 #define FUZZ(cond, ...)                                                                            \
     do {                                                                                           \
@@ -301,8 +301,8 @@ static void slots_of(fuzz *f, const shadow *s, int group, int64_t first, int64_t
     const int32_t *table = NULL;
     int64_t num = 0;
     int32_t bs = f->w->c.block_size;
-    FUZZ_OK(
-        folio_sequence_table(s->seq, group == ENCODER ? FOLIO_CROSS_GROUP : group, &table, &num));
+    FUZZ_OK(folio_sequence_get_table(s->seq, group == ENCODER ? FOLIO_LAYER_GROUP_CROSS : group,
+                                     &table, &num));
     int64_t len = group == ENCODER ? s->encoder_len : s->len;
     FUZZ(num == (len + bs - 1) / bs, "a table of %lld blocks for %lld tokens", (long long)num,
          (long long)len);
@@ -382,7 +382,7 @@ static void look(fuzz *f, const shadow *s)
     FUZZ(info.encoder_len == s->encoder_len, "%lld encoder tokens, expected %lld",
          (long long)info.encoder_len, (long long)s->encoder_len);
     FUZZ_OK(folio_pool_run_copies(f->w->pool, NULL));
-    for (int g = 0; g < f->w->c.num_groups && !f->failed; g++) {
+    for (int g = 0; g < f->w->c.num_layer_groups && !f->failed; g++) {
         int64_t first = pool_first_seen(s->committed, f->w->c.window[g]);
         compare_rows(f, s, g, s->chain, first, s->committed - first);
     }
@@ -405,7 +405,7 @@ static void photograph(fuzz *f, const shadow *s, snapshot *p)
     memset(p, 0, sizeof *p);
     p->info = pool_info(s->seq);
     p->stats = pool_stats(f->w->pool);
-    for (int g = 0; g < f->w->c.num_groups && p->info.state == FOLIO_SEQUENCE_RESIDENT; g++) {
+    for (int g = 0; g < f->w->c.num_layer_groups && p->info.state == FOLIO_SEQUENCE_RESIDENT; g++) {
         int64_t num = 0;
         const int32_t *table = pool_table(s->seq, g, &num);
         if (num > 0) memcpy(p->table[g], table, (size_t)num * sizeof *table);
@@ -544,7 +544,7 @@ static void op_hand(fuzz *f, shadow *s)
     if (s->journey == STILL && pool_info(s->seq).state == FOLIO_SEQUENCE_RESIDENT && s->len > 0 &&
         draw(f, 2)) {
         int64_t num = 0;
-        const int32_t *table = pool_table(s->seq, (int32_t)draw(f, f->w->c.num_groups), &num);
+        const int32_t *table = pool_table(s->seq, (int32_t)draw(f, f->w->c.num_layer_groups), &num);
         block = table[draw(f, num)];
         if (block < 0) return; /* behind the window */
         FUZZ_OK(folio_pool_retain(pool, 1, &block));
@@ -644,13 +644,13 @@ static void compute(fuzz *f, shadow *s)
 {
     folio_pool *pool = f->w->pool;
     if (draw(f, 2) || !alone(f)) FUZZ_OK(folio_pool_run_copies(pool, NULL));
-    for (int g = 0; g < f->w->c.num_groups; g++) { /* by hand, a few at a time */
+    for (int g = 0; g < f->w->c.num_layer_groups; g++) { /* by hand, a few at a time */
         int64_t pairs[4][2], n = 0;
         do {
             if (!alone(f)) break;
             FUZZ_OK(folio_pool_take_copies(pool, g, 1 + draw(f, 3), pairs, &n));
-            FUZZ_OK(
-                folio_kv_cache_copy_blocks(f->w->caches[g], (const int64_t(*)[2])pairs, n, NULL));
+            FUZZ_OK(folio_kv_cache_copy_blocks(f->w->caches[g], f->w->caches[g],
+                                               (const int64_t(*)[2])pairs, n, NULL));
         } while (n > 0);
     }
     if (draw(f, 4) == 0) {
@@ -658,7 +658,7 @@ static void compute(fuzz *f, shadow *s)
         FUZZ_OK(folio_sequence_truncate(s->seq, s->len));
     }
     rechain(f, s, s->committed, s->len);
-    for (int g = 0; g < f->w->c.num_groups && !f->failed; g++)
+    for (int g = 0; g < f->w->c.num_layer_groups && !f->failed; g++)
         write_rows(f, s, g, s->chain, s->committed, s->len - s->committed);
     if (s->encoder_len > 0 && pool_info(s->seq).encoder_committed_len == 0) {
         uint64_t chain[MAX_LEN];
@@ -721,7 +721,7 @@ static void op_grow(fuzz *f, shadow *s)
     FUZZ(status == FOLIO_OK, "reserve: %s", folio_status_name(status));
     invent(f, s, s->len, s->len + n);
     s->len += n;
-    for (int g = 0; g < f->w->c.num_groups && !f->failed; g++) {
+    for (int g = 0; g < f->w->c.num_layer_groups && !f->failed; g++) {
         slots_of(f, s, g, s->len - n, n, want);
         FUZZ(memcmp(want, slots + g * n, (size_t)n * sizeof *want) == 0, "slots of group %d", g);
     }
@@ -761,7 +761,7 @@ static void op_truncate(fuzz *f, shadow *s)
     bool still = quiet(f), windows = false;
     photograph(f, s, &before);
     folio_status status = folio_sequence_truncate(s->seq, len);
-    for (int g = 0; g < f->w->c.num_groups; g++) windows = windows || f->w->c.window[g] > 0;
+    for (int g = 0; g < f->w->c.num_layer_groups; g++) windows = windows || f->w->c.window[g] > 0;
     bool may_refuse = windows && len > 0 && len < s->committed;
     FUZZ(status == FOLIO_OK || (status == FOLIO_ERR_ARGUMENT && may_refuse), "truncate: %s",
          folio_status_name(status));
@@ -885,7 +885,8 @@ static void step(fuzz *f)
         return;
     }
     shadow *s = &f->s[draw(f, f->num)];
-    if (s->journey != STILL && (folio_transfer_done(s->transfer) || draw(f, 3) == 0)) settle(f, s);
+    if (s->journey != STILL && (folio_transfer_is_done(s->transfer) || draw(f, 3) == 0))
+        settle(f, s);
     if (f->unseen && alone(f) && draw(f, 2)) drain(f);
     if (f->failed || (ops[at].resident && s->journey != STILL)) return;
     if (ops[at].resident && pool_info(s->seq).state == FOLIO_SEQUENCE_SWAPPED) move_on(f, s);

@@ -45,12 +45,12 @@ static int64_t longest_match(const model *m, const uint64_t *chain, int64_t num_
                              int32_t (*found)[MODEL_LEN])
 {
     int64_t bs = m->config.block_size, top = num_tokens / bs;
-    for (int g = 0; g < m->config.num_groups; g++)
+    for (int g = 0; g < m->config.num_layer_groups; g++)
         for (int64_t i = 0; i < top; i++)
             found[g][i] = model_find_block(m, g, chain[i * bs + bs - 1]);
     for (int64_t len = top; len > 0; len--) {
         bool all = true;
-        for (int g = 0; g < m->config.num_groups; g++)
+        for (int g = 0; g < m->config.num_layer_groups; g++)
             for (int64_t i = pool_first_seen(len * bs, m->config.window[g]) / bs; i < len; i++)
                 all = all && found[g][i] >= 0;
         if (all) return len;
@@ -84,7 +84,7 @@ static void op_match(model *m)
     s->len = s->committed = s->written = matched;
     memcpy(s->tokens, doc, (size_t)matched * sizeof *doc);
     memcpy(s->chain, chain, (size_t)matched * sizeof *chain);
-    for (int g = 0; g < m->config.num_groups; g++) {
+    for (int g = 0; g < m->config.num_layer_groups; g++) {
         int64_t first = pool_first_seen(matched, m->config.window[g]) / bs;
         s->gone[g] = first * bs;
         for (int64_t i = 0; i < matched / bs; i++)
@@ -105,7 +105,7 @@ static void lower_floor(model *m, const model_seq *s)
     model_recount(m);
     int32_t tables[MODEL_BLOCKS];
     memcpy(tables, m->by_table, sizeof tables);
-    for (int g = 0; g < m->config.num_groups; g++)
+    for (int g = 0; g < m->config.num_layer_groups; g++)
         for (int64_t i = 0; i < first_kept(m, s, g); i++)
             if (s->table[g][i] >= 0) {
                 m->floor[s->table[g][i]]--;
@@ -118,7 +118,7 @@ static void lower_floor(model *m, const model_seq *s)
 static void let_windows_go(model *m, model_seq *s)
 {
     int64_t bs = m->config.block_size;
-    for (int g = 0; g < m->config.num_groups; g++) {
+    for (int g = 0; g < m->config.num_layer_groups; g++) {
         int64_t first = first_kept(m, s, g);
         for (int64_t i = 0; i < first; i++) {
             m->num_windowed += s->table[g][i] >= 0;
@@ -140,8 +140,8 @@ static int64_t need_of(const model *m, const model_seq *s, int64_t n)
 {
     int64_t bs = m->config.block_size;
     int64_t more = model_blocks_for(m, s->len + n) - model_blocks_for(m, s->len);
-    int64_t need = more * m->config.num_groups;
-    for (int g = 0; g < m->config.num_groups && s->len % bs != 0; g++)
+    int64_t need = more * m->config.num_layer_groups;
+    for (int g = 0; g < m->config.num_layer_groups && s->len % bs != 0; g++)
         need += must_copy(m, s->table[g][s->len / bs]);
     return need;
 }
@@ -174,10 +174,10 @@ static void learn_reserved(model *m, model_seq *s, int64_t n, const int64_t *slo
 {
     int64_t bs = m->config.block_size, old = model_blocks_for(m, s->len), taken = 0;
     int64_t free_before = model_count_free(m, m->refs) - m->removed_now;
-    for (int g = 0; g < m->config.num_groups && !m->failed; g++) {
+    for (int g = 0; g < m->config.num_layer_groups && !m->failed; g++) {
         const int32_t *table = NULL;
         int64_t count = -1;
-        EXPECT_STATUS(folio_sequence_table(s->seq, g, &table, &count), FOLIO_OK);
+        EXPECT_STATUS(folio_sequence_get_table(s->seq, g, &table, &count), FOLIO_OK);
         EXPECT_SAME("blocks after reserve", count, model_blocks_for(m, s->len + n));
         for (int64_t i = s->len / bs; i < count && !m->failed; i++) {
             if (i < old) take_last(m, g, s->table[g][i], table[i], &taken);
@@ -246,12 +246,13 @@ static void take_copies(model *m, int g, int64_t capacity)
 
 static void take_all_copies(model *m)
 {
-    for (int g = 0; g < m->config.num_groups && !m->failed; g++) take_copies(m, g, MODEL_BLOCKS);
+    for (int g = 0; g < m->config.num_layer_groups && !m->failed; g++)
+        take_copies(m, g, MODEL_BLOCKS);
 }
 
 static void op_take_copies(model *m)
 {
-    take_copies(m, (int)model_draw(m, m->config.num_groups), 1 + model_draw(m, 3));
+    take_copies(m, (int)model_draw(m, m->config.num_layer_groups), 1 + model_draw(m, 3));
 }
 
 /* What an engine's step does: copies, then K and V of all new tokens. */
@@ -260,7 +261,7 @@ static void forward(model *m, model_seq *s)
     take_all_copies(m);
     for (int64_t p = s->written; p < s->len && !m->failed; p++) {
         s->chain[p] = model_chain(model_chain_before(s, p), s->tokens[p], m->epoch);
-        for (int g = 0; g < m->config.num_groups; g++) {
+        for (int g = 0; g < m->config.num_layer_groups; g++) {
             int64_t bs = m->config.block_size;
             int32_t b = s->table[g][p / bs];
             if (b == FOLIO_NO_BLOCK) continue; /* by a second reserve before the commit */
@@ -277,10 +278,10 @@ static void learn_committed(model *m, model_seq *s, int64_t k)
 {
     int64_t bs = m->config.block_size;
     bool strict = s->taint == MODEL_CLEAN && m->config.hash_bits == 0;
-    for (int g = 0; g < m->config.num_groups; g++) {
+    for (int g = 0; g < m->config.num_layer_groups; g++) {
         const int32_t *table = NULL;
         int64_t count = -1;
-        EXPECT_STATUS(folio_sequence_table(s->seq, g, &table, &count), FOLIO_OK);
+        EXPECT_STATUS(folio_sequence_get_table(s->seq, g, &table, &count), FOLIO_OK);
         EXPECT_SAME("blocks after commit", count, model_blocks_for(m, s->len));
         for (int64_t i = 0; i < k / bs; i++) {
             int32_t was = s->table[g][i], same = model_find_block(m, g, s->chain[i * bs + bs - 1]);
@@ -320,7 +321,7 @@ static void truncate_to(model *m, model_seq *s, int64_t len)
 {
     bool allowed = true; /* the next token to compute sees no key that is gone */
     int64_t next = len < s->committed ? len : s->committed;
-    for (int g = 0; g < m->config.num_groups; g++)
+    for (int g = 0; g < m->config.num_layer_groups; g++)
         if (next > 0 && s->gone[g] > pool_first_seen(next, m->config.window[g])) allowed = false;
     folio_status status = folio_sequence_truncate(s->seq, len);
     EXPECT_STATUS(status, allowed ? FOLIO_OK : FOLIO_ERR_ARGUMENT);
@@ -329,7 +330,7 @@ static void truncate_to(model *m, model_seq *s, int64_t len)
     s->len = len;
     if (s->committed > len) s->committed = len;
     if (s->written > len) s->written = len;
-    for (int g = 0; g < m->config.num_groups; g++)
+    for (int g = 0; g < m->config.num_layer_groups; g++)
         if (s->gone[g] > len) s->gone[g] = len;
     if (len == 0) s->taint = MODEL_CLEAN;
 }
@@ -428,7 +429,7 @@ static void op_retain(model *m)
     int32_t b = FOLIO_NO_BLOCK;
     if (m->num_held > 0 && model_draw(m, 3) == 0) b = m->held[model_draw(m, m->num_held)];
     else if (s != NULL && s->len > 0 && s->written == s->len)
-        b = s->table[model_draw(m, m->config.num_groups)]
+        b = s->table[model_draw(m, m->config.num_layer_groups)]
                     [model_draw(m, model_blocks_for(m, s->len))];
     if (b == FOLIO_NO_BLOCK || model_source_of(m, b) != b) return;
     EXPECT_STATUS(folio_pool_retain(m->pool, 1, &b), FOLIO_OK);
@@ -593,10 +594,10 @@ static bool went_well(worker *w, const char *what, folio_status status)
 static void worker_reads(worker *w, const model_seq *s)
 {
     int32_t bs = w->m.config.block_size;
-    for (int g = 0; g < w->m.config.num_groups; g++) {
+    for (int g = 0; g < w->m.config.num_layer_groups; g++) {
         const int32_t *table = NULL;
         int64_t n = -1;
-        if (!went_well(w, "table", folio_sequence_table(s->seq, g, &table, &n))) return;
+        if (!went_well(w, "table", folio_sequence_get_table(s->seq, g, &table, &n))) return;
         if (n != model_blocks_for(&w->m, s->len)) FAULT(w, "%lld blocks", (long long)n);
         for (int64_t p = s->gone[g]; p < s->written && w->fault[0] == 0; p++) {
             int32_t b = table[p / bs];
@@ -609,7 +610,7 @@ static void worker_reads(worker *w, const model_seq *s)
 static void worker_copies(worker *w)
 {
     pthread_mutex_lock(w->copies);
-    for (int g = 0; g < w->m.config.num_groups; g++) {
+    for (int g = 0; g < w->m.config.num_layer_groups; g++) {
         int64_t pairs[MODEL_BLOCKS][2], n = 0;
         if (!went_well(w, "take_copies",
                        folio_pool_take_copies(w->m.pool, g, MODEL_BLOCKS, pairs, &n)))
@@ -642,13 +643,13 @@ static void worker_match(worker *w, model_seq *s)
         s->chain[s->len] = model_chain(model_chain_before(s, s->len), s->tokens[s->len], 0);
     }
     s->committed = s->written = matched;
-    for (int g = 0; g < m->config.num_groups; g++)
+    for (int g = 0; g < m->config.num_layer_groups; g++)
         s->gone[g] = first_kept(m, s, g) * m->config.block_size;
 }
 
 static void worker_windows(worker *w, model_seq *s)
 {
-    for (int g = 0; g < w->m.config.num_groups; g++) {
+    for (int g = 0; g < w->m.config.num_layer_groups; g++) {
         int64_t gone = first_kept(&w->m, s, g) * w->m.config.block_size;
         if (gone > s->gone[g]) s->gone[g] = gone;
     }
@@ -661,7 +662,7 @@ static void worker_write(worker *w, model_seq *s)
     for (; s->written < s->len; s->written++) {
         int64_t p = s->written;
         s->chain[p] = model_chain(model_chain_before(s, p), s->tokens[p], 0);
-        for (int g = 0; g < m->config.num_groups; g++) {
+        for (int g = 0; g < m->config.num_layer_groups; g++) {
             const int32_t *table = pool_table(s->seq, g, NULL);
             if (table[p / bs] == FOLIO_NO_BLOCK) FAULT(w, "a new token has no block");
             else model_shadow_of(m, table[p / bs])[p % bs] = model_key(s->chain[p], g);

@@ -65,7 +65,7 @@ static bool gate_stands(gate *g, const folio_transfer *t)
         pthread_mutex_lock(&g->lock);
         bool there = g->waiting > 0 && g->passes == 0;
         pthread_mutex_unlock(&g->lock);
-        if (there || folio_transfer_done(t)) return there;
+        if (there || folio_transfer_is_done(t)) return there;
         sched_yield();
     }
 }
@@ -92,12 +92,12 @@ static bool rules_pool(rules *w, folio_context *ctx, int64_t blocks, int64_t hos
                                  .k_head_size = WIDTH,
                                  .dtype = FOLIO_F32,
                                  .layout = FOLIO_LAYOUT_NHD};
-    folio_pool_group group = {0};
+    folio_layer_group group = {0};
     CHECK_OK(folio_kv_cache_create(ctx, &cache, &group.cache));
     if (!pool_rig_open_on(&w->r, ctx,
                           (folio_pool_desc){.num_blocks = blocks,
                                             .block_size = BS,
-                                            .groups = &group,
+                                            .layer_groups = &group,
                                             .flags = FOLIO_POOL_CHECK,
                                             .hash_key = 42,
                                             .host_blocks = host,
@@ -268,9 +268,9 @@ TEST(pool_rules, truncate_after_windows_were_released)
 {
     for (int released = 0; released < 2; released++) {
         pool_rig r;
-        const folio_pool_group group = {.window = 4};
+        const folio_layer_group group = {.window = 4};
         REQUIRE_TEST(pool_rig_open(
-            &r, (folio_pool_desc){.num_blocks = 32, .block_size = BS, .groups = &group}));
+            &r, (folio_pool_desc){.num_blocks = 32, .block_size = BS, .layer_groups = &group}));
         folio_sequence *s = pool_sequence(r.pool, 0);
         pool_grow(s, pool_counting_ids(), 20);
         pool_grow(s, pool_counting_ids(), 24);
@@ -566,7 +566,7 @@ static void write_until(rules *w, const folio_transfer *t, int64_t frames)
     while (gate_stands(&w->gate, t) && pool_stats(w->pool).store_used < frames)
         gate_set(&w->gate, true, false, 1);
     CHECK_INT(pool_stats(w->pool).store_used, frames);
-    CHECK_INT(folio_transfer_done(t), 0);
+    CHECK_INT(folio_transfer_is_done(t), 0);
 }
 
 /* Frames that were promised are not counted again when they are written, nor forgotten before. */
@@ -802,11 +802,11 @@ TEST(pool_rules, disk_events_replayed_give_the_store)
             /* A second pool on the file, after the first has gone. */
             folio_pool_destroy(w.pool);
             w.r.num_events = 0;
-            folio_pool_group group = {.cache = w.r.caches[0]};
+            folio_layer_group group = {.cache = w.r.caches[0]};
             pool_rig next;
             folio_pool_desc desc = {.num_blocks = 16,
                                     .block_size = BS,
-                                    .groups = &group,
+                                    .layer_groups = &group,
                                     .store_path = w.store,
                                     .store_bytes = (frames + 1) * FRAME_BYTES};
             REQUIRE_TEST(pool_rig_open_on(&next, w.r.ctx, desc));
@@ -913,11 +913,11 @@ TEST(pool_rules, the_smallest_store)
     CHECK_INT(found(&w, 0, 2), 2);
     char other[256];
     gen_store_path(other, sizeof other);
-    folio_pool_group group = {.cache = w.r.caches[0]};
+    folio_layer_group group = {.cache = w.r.caches[0]};
     folio_pool_desc desc = {.struct_size = sizeof desc,
                             .num_blocks = 8,
                             .block_size = BS,
-                            .groups = &group,
+                            .layer_groups = &group,
                             .store_path = other,
                             .store_bytes = 3 * FRAME_BYTES - 1};
     folio_pool *pool = NOWHERE;

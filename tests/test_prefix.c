@@ -28,8 +28,9 @@ TEST(prefix, match_takes_whole_blocks)
         for (int i = 0; i < COUNT_OF(lengths); i++) {
             int64_t bs = sizes[k], have = lengths[i];
             pool_rig r;
-            REQUIRE_TEST(pool_rig_open(
-                &r, (folio_pool_desc){.num_blocks = 60, .block_size = sizes[k], .num_groups = 1}));
+            REQUIRE_TEST(pool_rig_open(&r, (folio_pool_desc){.num_blocks = 60,
+                                                             .block_size = sizes[k],
+                                                             .num_layer_groups = 1}));
             leave(r.pool, 0, pool_counting_ids(), have);
             CHECK_INT(pool_stats(r.pool).num_cached, have / bs);
             CHECK_INT(pool_stats(r.pool).num_entries, have / bs);
@@ -62,8 +63,8 @@ TEST(prefix, match_ends_where_tokens_differ)
 TEST(prefix, match_takes_the_blocks_themselves)
 {
     pool_rig r;
-    REQUIRE_TEST(
-        pool_rig_open(&r, (folio_pool_desc){.num_blocks = 60, .block_size = 4, .num_groups = 2}));
+    REQUIRE_TEST(pool_rig_open(
+        &r, (folio_pool_desc){.num_blocks = 60, .block_size = 4, .num_layer_groups = 2}));
     folio_sequence *a = pool_sequence(r.pool, 0), *b = pool_sequence(r.pool, 0);
     pool_grow(a, pool_counting_ids(), 22);
     folio_tokens tokens = pool_tokens(pool_counting_ids(), 30);
@@ -167,9 +168,10 @@ TEST(prefix, statistics)
 TEST(prefix, equal_blocks_become_one)
 {
     pool_rig r;
-    REQUIRE_TEST(pool_rig_open(
-        &r, (folio_pool_desc){
-                .num_blocks = 60, .block_size = 4, .num_groups = 2, .flags = FOLIO_POOL_CHECK}));
+    REQUIRE_TEST(pool_rig_open(&r, (folio_pool_desc){.num_blocks = 60,
+                                                     .block_size = 4,
+                                                     .num_layer_groups = 2,
+                                                     .flags = FOLIO_POOL_CHECK}));
     folio_sequence *a = pool_sequence(r.pool, 0), *b = pool_sequence(r.pool, 0);
     CHECK_OK(folio_sequence_reserve(a, 11, 0, NULL));
     CHECK_OK(folio_sequence_reserve(b, 14, 0, NULL));
@@ -388,7 +390,7 @@ static bool replayed(const pool_rig *r, int32_t group, const uint64_t *hash)
     bool stored = false;
     for (int64_t i = 0; i < r->num_events; i++) {
         const folio_cache_event *e = &r->events[i].e;
-        if (e->group != group || memcmp(e->hash, hash, 16) != 0) continue;
+        if (e->layer_group != group || memcmp(e->hash, hash, 16) != 0) continue;
         CHECK(stored == (e->kind == FOLIO_EVENT_REMOVED));
         stored = e->kind == FOLIO_EVENT_STORED;
     }
@@ -411,8 +413,9 @@ static bool hash_of(const pool_rig *r, const uint64_t *parent, uint64_t salt, co
 }
 
 /* The definition: the longest prefix of which every group has what the next token sees. */
-static int64_t longest_by_events(const pool_rig *r, const folio_pool_group *groups, int num_groups,
-                                 uint64_t salt, const int32_t *ids, int64_t num_tokens, int32_t bs)
+static int64_t longest_by_events(const pool_rig *r, const folio_layer_group *groups,
+                                 int num_layer_groups, uint64_t salt, const int32_t *ids,
+                                 int64_t num_tokens, int32_t bs)
 {
     bool has[4][64] = {{false}};
     uint64_t hash[2] = {0, 0};
@@ -421,11 +424,11 @@ static int64_t longest_by_events(const pool_rig *r, const folio_pool_group *grou
         uint64_t next[2];
         if (!hash_of(r, hash, salt, ids + top * bs, bs, next)) break;
         memcpy(hash, next, sizeof hash);
-        for (int g = 0; g < num_groups; g++) has[g][top] = replayed(r, g, hash);
+        for (int g = 0; g < num_layer_groups; g++) has[g][top] = replayed(r, g, hash);
     }
     for (; top > 0; top--) {
         bool all = true;
-        for (int g = 0; g < num_groups; g++)
+        for (int g = 0; g < num_layer_groups; g++)
             for (int64_t key = 0; key < top * bs; key++) {
                 bool seen = groups[g].window == 0 || top * bs - key < groups[g].window;
                 all = all && (!seen || has[g][key / bs]);
@@ -436,18 +439,18 @@ static int64_t longest_by_events(const pool_rig *r, const folio_pool_group *grou
 }
 
 /* In a group without window nothing goes before what comes after it. */
-static void check_leaves_first(const pool_rig *r, const folio_pool_group *groups)
+static void check_leaves_first(const pool_rig *r, const folio_layer_group *groups)
 {
     for (int64_t i = 0; i < r->num_events; i++) {
         const folio_cache_event *gone = &r->events[i].e;
-        if (gone->kind != FOLIO_EVENT_REMOVED || groups[gone->group].window != 0) continue;
+        if (gone->kind != FOLIO_EVENT_REMOVED || groups[gone->layer_group].window != 0) continue;
         for (int64_t k = 0; k < i; k++) {
             const folio_cache_event *e = &r->events[k].e;
-            if (e->kind != FOLIO_EVENT_STORED || e->group != gone->group) continue;
+            if (e->kind != FOLIO_EVENT_STORED || e->layer_group != gone->layer_group) continue;
             if (memcmp(e->parent, gone->hash, 16) != 0) continue;
             bool still = false;
             for (int64_t j = k; j < i; j++)
-                if (r->events[j].e.group == e->group &&
+                if (r->events[j].e.layer_group == e->layer_group &&
                     memcmp(r->events[j].e.hash, e->hash, 16) == 0)
                     still = r->events[j].e.kind == FOLIO_EVENT_STORED;
             CHECK_MSG(!still, "block %lld goes before %lld", (long long)gone->block,
@@ -459,14 +462,14 @@ static void check_leaves_first(const pool_rig *r, const folio_pool_group *groups
 enum { DOCS = 5, DOC_LEN = 40 };
 
 /* Prompts that share prefixes come and go under pressure; match finds what the events say. */
-static void match_by_events(const folio_pool_group *groups, int num_groups, int32_t bs,
+static void match_by_events(const folio_layer_group *groups, int num_layer_groups, int32_t bs,
                             uint64_t seed)
 {
     pool_rig r;
-    REQUIRE_TEST(pool_rig_open(&r, (folio_pool_desc){.num_blocks = 24 + 12 * num_groups,
+    REQUIRE_TEST(pool_rig_open(&r, (folio_pool_desc){.num_blocks = 24 + 12 * num_layer_groups,
                                                      .block_size = bs,
-                                                     .num_groups = num_groups,
-                                                     .groups = groups,
+                                                     .num_layer_groups = num_layer_groups,
+                                                     .layer_groups = groups,
                                                      .flags = FOLIO_POOL_CHECK}));
     int32_t docs[DOCS][DOC_LEN];
     uint64_t draw = 0;
@@ -479,7 +482,7 @@ static void match_by_events(const folio_pool_group *groups, int num_groups, int3
         uint64_t salt = support_bits(seed, draw++) % 2;
         int64_t n = (int64_t)(support_bits(seed, draw++) % (DOC_LEN + 1)), matched = -1;
         folio_sequence *s = pool_sequence(r.pool, salt);
-        int64_t expected = longest_by_events(&r, groups, num_groups, salt, doc, n, bs);
+        int64_t expected = longest_by_events(&r, groups, num_layer_groups, salt, doc, n, bs);
         folio_tokens tokens = pool_tokens(doc, n);
         CHECK_OK(folio_sequence_match(s, &tokens, &matched, NULL));
         CHECK_INT(matched, expected);
@@ -507,26 +510,26 @@ static void match_by_events(const folio_pool_group *groups, int num_groups, int3
 
 TEST(prefix, match_finds_what_the_events_say)
 {
-    const folio_pool_group groups[][3] = {{{.window = 0}},
-                                          {{.window = 0}, {.window = 5}},
-                                          {{.window = 9}, {.window = 0}, {.window = 2}},
-                                          {{.window = 7}, {.window = 12}},
-                                          {{.window = 4}}};
-    const int num_groups[] = {1, 2, 3, 2, 1};
+    const folio_layer_group groups[][3] = {{{.window = 0}},
+                                           {{.window = 0}, {.window = 5}},
+                                           {{.window = 9}, {.window = 0}, {.window = 2}},
+                                           {{.window = 7}, {.window = 12}},
+                                           {{.window = 4}}};
+    const int num_layer_groups[] = {1, 2, 3, 2, 1};
     const int32_t sizes[] = {1, 2, 4};
     for (int i = 0; i < COUNT_OF(groups); i++)
         for (int k = 0; k < COUNT_OF(sizes); k++)
-            match_by_events(groups[i], num_groups[i], sizes[k], (uint64_t)(10 * i + k));
+            match_by_events(groups[i], num_layer_groups[i], sizes[k], (uint64_t)(10 * i + k));
 }
 
 /* Of a windowed group only what the next token sees is needed, and taken. */
 TEST(prefix, a_window_needs_its_last_blocks_only)
 {
-    const folio_pool_group groups[2] = {{.window = 0}, {.window = 6}};
+    const folio_layer_group groups[2] = {{.window = 0}, {.window = 6}};
     pool_rig r;
     REQUIRE_TEST(pool_rig_open(
-        &r,
-        (folio_pool_desc){.num_blocks = 24, .block_size = 4, .num_groups = 2, .groups = groups}));
+        &r, (folio_pool_desc){
+                .num_blocks = 24, .block_size = 4, .num_layer_groups = 2, .layer_groups = groups}));
     folio_sequence *s = pool_sequence(r.pool, 0);
     for (int n = 4; n <= 32; n += 4) pool_grow(s, pool_counting_ids(), n); /* early blocks go */
     folio_sequence_destroy(s);
@@ -552,8 +555,8 @@ TEST(prefix, a_window_needs_its_last_blocks_only)
 TEST(prefix, events_tell_all)
 {
     pool_rig r;
-    REQUIRE_TEST(
-        pool_rig_open(&r, (folio_pool_desc){.num_blocks = 40, .block_size = 4, .num_groups = 2}));
+    REQUIRE_TEST(pool_rig_open(
+        &r, (folio_pool_desc){.num_blocks = 40, .block_size = 4, .num_layer_groups = 2}));
     folio_sequence *s = pool_sequence(r.pool, 9);
     pool_grow(s, pool_counting_ids() + 50, 18);
     REQUIRE_TEST(r.num_events == 8);
@@ -562,7 +565,7 @@ TEST(prefix, events_tell_all)
             int found = 0;
             for (int k = 0; k < 8; k++) {
                 const folio_cache_event *e = &r.events[k].e;
-                if (e->group != g || e->block != pool_table(s, g, NULL)[i]) continue;
+                if (e->layer_group != g || e->block != pool_table(s, g, NULL)[i]) continue;
                 found++;
                 CHECK_INT(e->struct_size, sizeof *e);
                 CHECK_INT(e->kind, FOLIO_EVENT_STORED);
@@ -604,9 +607,10 @@ TEST(prefix, events_tell_all)
 TEST(prefix, forget)
 {
     pool_rig r;
-    REQUIRE_TEST(pool_rig_open(
-        &r, (folio_pool_desc){
-                .num_blocks = 30, .block_size = 4, .num_groups = 2, .flags = FOLIO_POOL_CHECK}));
+    REQUIRE_TEST(pool_rig_open(&r, (folio_pool_desc){.num_blocks = 30,
+                                                     .block_size = 4,
+                                                     .num_layer_groups = 2,
+                                                     .flags = FOLIO_POOL_CHECK}));
     leave(r.pool, 1, pool_counting_ids(), 12);
     folio_sequence *s = pool_sequence(r.pool, 0), *fork = NULL;
     pool_grow(s, pool_counting_ids(), 10);
@@ -725,8 +729,9 @@ TEST(prefix, colliding_kinds)
 /* Makes the same calls on a pool with this key. */
 static bool make_pool(pool_rig *r, uint64_t key)
 {
-    if (!pool_rig_open(r, (folio_pool_desc){
-                              .num_blocks = 16, .block_size = 4, .num_groups = 2, .hash_key = key}))
+    if (!pool_rig_open(
+            r, (folio_pool_desc){
+                   .num_blocks = 16, .block_size = 4, .num_layer_groups = 2, .hash_key = key}))
         return false;
     int32_t ids[40];
     for (int i = 0; i < 8; i++) {

@@ -155,20 +155,20 @@ static void run_prompt(const char *backend, int64_t tokens, int64_t window)
     REQUIRE_TEST(p.ctx);
     open_prompt(&p, tokens, window);
     size_t bytes = 0;
-    CHECK_OK(folio_plan_workspace_size(p.plan, &bytes));
+    CHECK_OK(folio_plan_get_workspace_size(p.plan, &bytes));
     /* Rows x head size x splits at the very most; query x keys would be 64 GiB at 128k. */
     CHECK_MSG(bytes <= (size_t)tokens * 1024, "%s: workspace of %zu bytes", backend, bytes);
     memory.cap = memory.live + bytes;
     void *workspace = capped_alloc(&memory, bytes, 64);
     REQUIRE_TEST(workspace);
-    CHECK_OK(folio_plan_update(p.plan, p.batch));
+    CHECK_OK(folio_plan_update(p.plan, p.batch, NULL));
     folio_tensors t = {.struct_size = sizeof t, .lse = p.lse};
     t.q = (folio_tensor){.data = p.q, .tokens = tokens};
     t.k = (folio_tensor){.data = p.k, .tokens = tokens};
     t.v = (folio_tensor){.data = p.v, .tokens = tokens};
     t.out = (folio_tensor){.data = p.out, .tokens = tokens};
     folio_run run = {.struct_size = sizeof run, .workspace = workspace, .workspace_size = bytes};
-    CHECK_OK(folio_attention_forward(p.plan, 0, FOLIO_DECODER, p.cache, 0, &t, &run));
+    CHECK_OK(folio_attention_forward(p.plan, 0, FOLIO_ATTENTION_DECODER, p.cache, 0, &t, &run));
     CHECK_INT(memory.refused, 0);
     const int64_t rows[] = {0, 1, 511, 512, 1023, tokens / 2, tokens - 513, tokens - 2, tokens - 1};
     for (int n = 0; n < COUNT_OF(rows); n++)
@@ -245,7 +245,7 @@ static folio_plan *make_plan(folio_context *ctx, const folio_attention *attentio
                                  .max_seq_len = KEYS};
     folio_plan *plan = NULL;
     CHECK_OK(folio_plan_create(ctx, &plan_desc, &plan));
-    CHECK_OK(folio_plan_update(plan, batch));
+    CHECK_OK(folio_plan_update(plan, batch, NULL));
     folio_batch_destroy(batch);
     return plan;
 }
@@ -276,7 +276,7 @@ static void attend(folio_context *ctx, folio_kv_cache *cache, int64_t num_blocks
     t.out =
         (folio_tensor){far_out ? far_out : &got->out[0][0][0], 0, ROWS, far_out ? stride : 0, 0};
     for (int i = 0; far_q && i < ROWS; i++) memcpy(far_q + i * stride, q[i], sizeof q[i]);
-    CHECK_OK(folio_attention_forward(plan, 0, FOLIO_DECODER, cache, 0, &t, NULL));
+    CHECK_OK(folio_attention_forward(plan, 0, FOLIO_ATTENTION_DECODER, cache, 0, &t, NULL));
     for (int i = 0; far_out && i < ROWS; i++)
         memcpy(got->out[i], far_out + i * stride, sizeof got->out[i]);
     if (far_q) munmap(far_q, bytes);
@@ -324,8 +324,8 @@ static void check_high_blocks(folio_context *ctx, folio_layout layout, folio_dty
     small_answer(ctx, dtype, &expected);
     const int64_t num_blocks = ((int64_t)1 << 24) + 1000; /* of 16 x 8 elements */
     folio_kv_cache_desc desc = cache_desc(num_blocks, dtype, layout);
-    folio_kv_shape shape = {.struct_size = sizeof shape};
-    CHECK_OK(folio_kv_cache_shape("cpu", &desc, &shape));
+    folio_kv_cache_shape shape = {.struct_size = sizeof shape};
+    CHECK_OK(folio_kv_cache_get_shape("cpu", &desc, &shape));
     CHECK(shape.k.bytes / (int64_t)folio_dtype_size(dtype) > (int64_t)1 << 31);
     char *base = reserve((size_t)shape.layer_bytes);
     if (!base) return;
@@ -450,11 +450,11 @@ TEST(scale, sequence_of_2_31_tokens)
     CHECK_OK(folio_kv_cache_write(cache, 0, &w, NULL));
     for (int i = 0; i < QUERIES; i++)
         for (int d = 0; d < SIZE; d++) v[i][d] = 3;
-    CHECK_OK(folio_plan_update(plan, batch));
+    CHECK_OK(folio_plan_update(plan, batch, NULL));
     folio_tensors t = {.struct_size = sizeof t, .k = w.k, .v = w.v};
     t.q = (folio_tensor){q, FOLIO_F32, QUERIES, 0, 0};
     t.out = (folio_tensor){out, FOLIO_F32, QUERIES, 0, 0};
-    CHECK_OK(folio_attention_forward(plan, 0, FOLIO_DECODER, cache, 0, &t, NULL));
+    CHECK_OK(folio_attention_forward(plan, 0, FOLIO_ATTENTION_DECODER, cache, 0, &t, NULL));
     for (int i = 0; i < QUERIES; i++)
         CHECK_MSG(fabs((double)out[i][0] - (1 + 2 * (i + 1) / 16.0)) < 1e-6, "row %d is %g", i,
                   (double)out[i][0]);

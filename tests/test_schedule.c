@@ -45,7 +45,7 @@ static int covered(const folioi_schedule *s, int64_t seq, int64_t q, int64_t spl
 static void check_cover(const schedule *x, const folio_attention_desc *a, const folio_batch *batch)
 {
     for (int64_t i = 0; i < batch->num_seqs; i++) {
-        folioi_rows rows = folioi_batch_rows(batch, i, FOLIO_DECODER);
+        folioi_rows rows = folioi_batch_rows(batch, i, FOLIO_ATTENTION_DECODER);
         for (int64_t q = 0; q < rows.query_len; q++) {
             folioi_range seen = key_range(&rows, a, q);
             for (int64_t split = 0; split * SPLIT < rows.key_len; split++) {
@@ -108,7 +108,7 @@ TEST(schedule, every_split_once_and_partials_have_room)
         a.window_right = -1;
         int64_t budget = seed % 3 == 0 ? (int64_t)(support_bits(seed, 40) % 40) : 1 << 20;
         schedule x = make(&a, queries, 900, (int32_t)(1 + seed % 9), budget);
-        folioi_schedule_fill(&x.s, &a, batch, FOLIO_DECODER);
+        folioi_schedule_fill(&x.s, &a, batch, FOLIO_ATTENTION_DECODER);
         check_cover(&x, &a, batch);
         check_chains(&x);
         chains += x.s.num_chains;
@@ -133,7 +133,7 @@ TEST(schedule, one_worker_makes_no_chains)
     a.window_left = a.window_right = -1;
     for (int32_t workers = 1; workers < 3; workers++) {
         schedule x = make(&a, 1, 5000, workers, 1 << 20);
-        folioi_schedule_fill(&x.s, &a, batch, FOLIO_DECODER);
+        folioi_schedule_fill(&x.s, &a, batch, FOLIO_ATTENTION_DECODER);
         CHECK_INT(x.s.num_chains, workers - 1);
         CHECK(workers == 1 ? x.s.num_items == 1 : x.s.num_items > 1);
         free(x.memory);
@@ -160,7 +160,7 @@ TEST(schedule, small_steps_wake_nobody)
         folio_batch_seq s = {.struct_size = sizeof s, .query_len = 1, .seq_len = cases[i].len};
         for (int64_t n = 0; n < cases[i].seqs; n++) CHECK_OK(folio_batch_add(batch, &s));
         schedule x = make(&a, 3, 4096, 4, 1 << 20);
-        folioi_schedule_fill(&x.s, &a, batch, FOLIO_DECODER);
+        folioi_schedule_fill(&x.s, &a, batch, FOLIO_ATTENTION_DECODER);
         CHECK_INT(x.s.num_workers, cases[i].workers);
         free(x.memory);
     }

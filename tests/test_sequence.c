@@ -56,7 +56,7 @@ static void slots_with(int32_t bs)
     pool_rig r;
     REQUIRE_TEST(pool_rig_open(&r, (folio_pool_desc){.num_blocks = SLOT_BLOCKS,
                                                      .block_size = bs,
-                                                     .num_groups = SLOT_GROUPS,
+                                                     .num_layer_groups = SLOT_GROUPS,
                                                      .flags = FOLIO_POOL_CHECK}));
     folio_sequence *seqs[SLOT_SEQS];
     int64_t slots[SLOT_GROUPS * 64], expected = 0;
@@ -98,8 +98,8 @@ TEST(sequence, slots_are_right_and_ones_own)
 static void truncate_with(int32_t bs)
 {
     pool_rig r;
-    REQUIRE_TEST(
-        pool_rig_open(&r, (folio_pool_desc){.num_blocks = 100, .block_size = bs, .num_groups = 2}));
+    REQUIRE_TEST(pool_rig_open(
+        &r, (folio_pool_desc){.num_blocks = 100, .block_size = bs, .num_layer_groups = 2}));
     for (int i = 0; i < LENGTHS; i++)
         for (int j = 0; j <= i; j++)
             for (int committed = 0; committed < 2; committed++) {
@@ -136,9 +136,10 @@ TEST(sequence, truncate_around_boundaries)
 TEST(sequence, all_or_nothing_in_every_group)
 {
     pool_rig r;
-    REQUIRE_TEST(pool_rig_open(
-        &r, (folio_pool_desc){
-                .num_blocks = 8, .block_size = 4, .num_groups = 3, .flags = FOLIO_POOL_CHECK}));
+    REQUIRE_TEST(pool_rig_open(&r, (folio_pool_desc){.num_blocks = 8,
+                                                     .block_size = 4,
+                                                     .num_layer_groups = 3,
+                                                     .flags = FOLIO_POOL_CHECK}));
     folio_sequence *a = pool_sequence(r.pool, 0);
     int64_t slots[3 * 16];
     CHECK_OK(folio_sequence_reserve(a, 7, 0, NULL)); /* 6 blocks */
@@ -189,13 +190,13 @@ static bool world_open(pool_rig *w, int64_t window)
         CHECK_OK(folio_kv_cache_create(ctx, &kv, &caches[g]));
         support_poison_cache(caches[g]);
     }
-    const folio_pool_group groups[2] = {{.cache = caches[0]},
-                                        {.window = window, .cache = caches[1]}};
+    const folio_layer_group groups[2] = {{.cache = caches[0]},
+                                         {.window = window, .cache = caches[1]}};
     bool ok = pool_rig_open_on(w, ctx,
                                (folio_pool_desc){.num_blocks = WORLD_BLOCKS,
                                                  .block_size = WORLD_BS,
-                                                 .num_groups = 2,
-                                                 .groups = groups,
+                                                 .num_layer_groups = 2,
+                                                 .layer_groups = groups,
                                                  .flags = FOLIO_POOL_CHECK});
     memcpy(w->caches, caches, sizeof caches);
     return ok;
@@ -259,9 +260,10 @@ static int32_t block_at(const folio_sequence *s, int32_t group, int64_t i)
 static void fork_with(int32_t bs)
 {
     pool_rig r;
-    REQUIRE_TEST(pool_rig_open(
-        &r, (folio_pool_desc){
-                .num_blocks = 200, .block_size = bs, .num_groups = 2, .flags = FOLIO_POOL_CHECK}));
+    REQUIRE_TEST(pool_rig_open(&r, (folio_pool_desc){.num_blocks = 200,
+                                                     .block_size = bs,
+                                                     .num_layer_groups = 2,
+                                                     .flags = FOLIO_POOL_CHECK}));
     for (int i = 0; i < LENGTHS; i++) {
         int64_t len = lengths[i], blocks = blocks_for(len, bs), pairs[8][2], slots[2];
         folio_sequence *a = pool_plain(r.pool, len), *b = pool_fork(a);
@@ -433,7 +435,8 @@ TEST(sequence, a_chain_of_forks_before_the_copies)
     for (int g = 0; g < 2; g++) {
         int64_t pairs[8][2], n;
         while ((n = take(w.pool, g, pairs, 8)) > 0)
-            CHECK_OK(folio_kv_cache_copy_blocks(w.caches[g], (const int64_t(*)[2])pairs, n, NULL));
+            CHECK_OK(folio_kv_cache_copy_blocks(w.caches[g], w.caches[g],
+                                                (const int64_t(*)[2])pairs, n, NULL));
     }
     CHECK_INT(pool_stats(w.pool).num_copies, 0);
     for (int i = 1; i < CHAIN; i += 2) HOLDS(s[i], 0, 6, 10);
@@ -558,11 +561,11 @@ static bool may_go_back(const folio_sequence *s, int64_t len, int64_t bs, int64_
 static void generate_with(int32_t bs, int64_t window)
 {
     pool_rig r;
-    const folio_pool_group groups[2] = {{.window = 0}, {.window = window}};
+    const folio_layer_group groups[2] = {{.window = 0}, {.window = window}};
     REQUIRE_TEST(pool_rig_open(&r, (folio_pool_desc){.num_blocks = 400,
                                                      .block_size = bs,
-                                                     .num_groups = 2,
-                                                     .groups = groups,
+                                                     .num_layer_groups = 2,
+                                                     .layer_groups = groups,
                                                      .flags = FOLIO_POOL_CHECK}));
     folio_sequence *s = pool_sequence(r.pool, 0);
     for (int64_t step = 0, len = 0; len < 110; step++) {
@@ -600,11 +603,11 @@ TEST(sequence, windows_let_go_what_no_token_can_see)
 /* Tokens that are not committed have still to see their keys. */
 TEST(sequence, windows_wait_for_the_commit)
 {
-    const folio_pool_group groups[2] = {{.window = 0}, {.window = 3}};
+    const folio_layer_group groups[2] = {{.window = 0}, {.window = 3}};
     pool_rig r;
     REQUIRE_TEST(pool_rig_open(
-        &r,
-        (folio_pool_desc){.num_blocks = 40, .block_size = 4, .num_groups = 2, .groups = groups}));
+        &r, (folio_pool_desc){
+                .num_blocks = 40, .block_size = 4, .num_layer_groups = 2, .layer_groups = groups}));
     folio_sequence *s = pool_plain(r.pool, 8);
     for (int i = 0; i < 3; i++) CHECK_OK(folio_sequence_reserve(s, 7, 0, NULL));
     CHECK_OK(folio_sequence_release_window(s));
@@ -626,11 +629,11 @@ TEST(sequence, truncate_within_a_window)
     for (int64_t window = 1; window < 14; window++)
         for (int64_t to = 0; to <= 30; to++) {
             pool_rig r;
-            const folio_pool_group groups[2] = {{.window = 0}, {.window = window}};
+            const folio_layer_group groups[2] = {{.window = 0}, {.window = window}};
             REQUIRE_TEST(pool_rig_open(&r, (folio_pool_desc){.num_blocks = 40,
                                                              .block_size = 4,
-                                                             .num_groups = 2,
-                                                             .groups = groups,
+                                                             .num_layer_groups = 2,
+                                                             .layer_groups = groups,
                                                              .flags = FOLIO_POOL_CHECK}));
             folio_sequence *s = pool_plain(r.pool, 30);
             CHECK_OK(folio_sequence_release_window(s));
@@ -659,10 +662,10 @@ TEST(sequence, truncate_within_a_window)
 TEST(sequence, a_long_generation_needs_few_blocks)
 {
     const int64_t window = 50, bs = 16;
-    const folio_pool_group groups[1] = {{.window = window}};
+    const folio_layer_group groups[1] = {{.window = window}};
     pool_rig r;
-    REQUIRE_TEST(
-        pool_rig_open(&r, (folio_pool_desc){.num_blocks = 5, .block_size = 16, .groups = groups}));
+    REQUIRE_TEST(pool_rig_open(
+        &r, (folio_pool_desc){.num_blocks = 5, .block_size = 16, .layer_groups = groups}));
     folio_sequence *s = pool_sequence(r.pool, 0);
     for (int64_t len = 0; len < 20000; len++) {
         CHECK_OK(folio_sequence_reserve(s, 1, 0, NULL));
@@ -679,10 +682,10 @@ TEST(sequence, a_long_generation_needs_few_blocks)
 /* A reserve that fails has not let its window go either; one that needs those blocks gets them. */
 TEST(sequence, windows_and_full)
 {
-    const folio_pool_group groups[1] = {{.window = 5}};
+    const folio_layer_group groups[1] = {{.window = 5}};
     pool_rig r;
-    REQUIRE_TEST(
-        pool_rig_open(&r, (folio_pool_desc){.num_blocks = 4, .block_size = 4, .groups = groups}));
+    REQUIRE_TEST(pool_rig_open(
+        &r, (folio_pool_desc){.num_blocks = 4, .block_size = 4, .layer_groups = groups}));
     folio_sequence *s = pool_plain(r.pool, 16); /* block 3 alone is seen by the next token */
     CHECK_INT(pool_stats(r.pool).num_free, 0);
     REFUSED_BY(r.pool, s, folio_sequence_reserve(s, 13, 0, NULL), FOLIO_ERR_FULL, "");
@@ -699,10 +702,10 @@ TEST(sequence, windows_and_full)
 /* What falls out of a window is no gain while others hold it, or a copy still reads it. */
 TEST(sequence, windows_of_shared_blocks_and_full)
 {
-    const folio_pool_group groups[1] = {{.window = 5}};
+    const folio_layer_group groups[1] = {{.window = 5}};
     pool_rig r;
-    REQUIRE_TEST(
-        pool_rig_open(&r, (folio_pool_desc){.num_blocks = 4, .block_size = 4, .groups = groups}));
+    REQUIRE_TEST(pool_rig_open(
+        &r, (folio_pool_desc){.num_blocks = 4, .block_size = 4, .layer_groups = groups}));
     folio_sequence *a = pool_plain(r.pool, 6), *b = pool_fork(a);
     int64_t pairs[2][2];
     CHECK_OK(folio_sequence_reserve(b, 1, 0, NULL)); /* a's second block is to be copied */
@@ -732,7 +735,7 @@ TEST(sequence, encoder_blocks)
         REFUSED_BY(r.pool, a, folio_sequence_reserve_encoder(a, 60 * bs + 1, 0, NULL),
                    FOLIO_ERR_FULL, "");
         CHECK_OK(folio_sequence_reserve_encoder(a, 33, 0, slots));
-        const int32_t *table = pool_table(a, FOLIO_CROSS_GROUP, &n);
+        const int32_t *table = pool_table(a, FOLIO_LAYER_GROUP_CROSS, &n);
         CHECK_INT(n, blocks);
         for (int64_t j = 0; j < 33; j++) CHECK_INT(slots[j], table[j / bs] * bs + j % bs);
         CHECK_INT(pool_info(a).encoder_len, 33);
@@ -748,8 +751,8 @@ TEST(sequence, encoder_blocks)
         CHECK_INT(pool_info(b).encoder_len, 33);
         CHECK_INT(pool_info(b).encoder_committed_len, 33);
         CHECK_INT(pool_info(b).num_blocks, blocks + blocks_for(2, bs));
-        table = pool_table(b, FOLIO_CROSS_GROUP, NULL);
-        CHECK(memcmp(table, pool_table(a, FOLIO_CROSS_GROUP, NULL), 4 * (size_t)blocks) == 0);
+        table = pool_table(b, FOLIO_LAYER_GROUP_CROSS, NULL);
+        CHECK(memcmp(table, pool_table(a, FOLIO_LAYER_GROUP_CROSS, NULL), 4 * (size_t)blocks) == 0);
         for (int64_t j = 0; j < blocks; j++)
             CHECK_INT(pool_state_of(r.pool, table[j]), FOLIO_BLOCK_SHARED);
         folio_sequence_destroy(a);
@@ -766,7 +769,7 @@ TEST(sequence, encoder_blocks)
 /* -------------------------------------------------------------------------------------- batches */
 
 /* What the view must say of one sequence; NULL is a token of padding. */
-static void check_in_view(const folio_batch_view_data *v, int64_t i, const folio_sequence *s,
+static void check_in_view(const folio_batch_view *v, int64_t i, const folio_sequence *s,
                           int32_t group, int64_t bs, int64_t *row)
 {
     folio_sequence_info info = {0};
@@ -789,11 +792,12 @@ static void check_in_view(const folio_batch_view_data *v, int64_t i, const folio
 TEST(sequence, batches_of_sequences)
 {
     enum { N = 7, BS = 4 };
-    const folio_pool_group groups[2] = {{.window = 0}, {.window = 6}};
+    const folio_layer_group groups[2] = {{.window = 0}, {.window = 6}};
     pool_rig r;
-    REQUIRE_TEST(pool_rig_open(
-        &r,
-        (folio_pool_desc){.num_blocks = 80, .block_size = BS, .num_groups = 2, .groups = groups}));
+    REQUIRE_TEST(pool_rig_open(&r, (folio_pool_desc){.num_blocks = 80,
+                                                     .block_size = BS,
+                                                     .num_layer_groups = 2,
+                                                     .layer_groups = groups}));
     folio_sequence *s[N] = {NULL};
     /* prompt; decode; padding; part of a prompt after what was matched; window passed; drafts */
     s[0] = pool_sequence(r.pool, 0);
@@ -817,14 +821,14 @@ TEST(sequence, batches_of_sequences)
         CHECK_OK(folio_batch_add_sequences(batch, g, s, 3)); /* appended to what is there */
         CHECK_OK(folio_batch_add_sequences(batch, g, s + 3, N - 3));
         CHECK_OK(folio_batch_add_sequences(batch, g, s, 0));
-        folio_batch_view_data v = {.struct_size = sizeof v};
-        CHECK_OK(folio_batch_view(batch, FOLIO_DECODER, FOLIO_PHASE_AUTO, &v));
+        folio_batch_view v = {.struct_size = sizeof v};
+        CHECK_OK(folio_batch_get_view(batch, FOLIO_ATTENTION_DECODER, FOLIO_PHASE_AUTO, &v));
         CHECK_INT(v.num_seqs, N);
         int64_t row = 0;
         for (int i = 0; i < N && v.num_seqs == N; i++) check_in_view(&v, i, s[i], g, BS, &row);
         CHECK_INT(v.num_query_tokens, row);
-        folio_batch_summary sum = {.struct_size = sizeof sum};
-        CHECK_OK(folio_batch_summarize(batch, &sum));
+        folio_batch_info sum = {.struct_size = sizeof sum};
+        CHECK_OK(folio_batch_get_info(batch, &sum));
         CHECK_INT(sum.kind, FOLIO_BATCH_MIXED);
         CHECK_INT(sum.num_padding, 1);
     }
@@ -851,13 +855,14 @@ TEST(sequence, batches_with_encoder_tokens)
     for (int committed = 0; committed < 2; committed++) {
         folio_batch_clear(batch);
         CHECK_OK(folio_batch_add_sequences(batch, 0, s, 3));
-        folio_batch_view_data v = {.struct_size = sizeof v};
-        CHECK_OK(folio_batch_view(batch, FOLIO_ENCODER_DECODER, FOLIO_PHASE_AUTO, &v));
+        folio_batch_view v = {.struct_size = sizeof v};
+        CHECK_OK(
+            folio_batch_get_view(batch, FOLIO_ATTENTION_ENCODER_DECODER, FOLIO_PHASE_AUTO, &v));
         REQUIRE_TEST(v.num_seqs == 3);
         CHECK_INT(v.num_new_tokens, committed ? 0 : 10);
         for (int i = 0; i < 3; i++) {
             int64_t n = 0, len = pool_info(s[i]).encoder_len;
-            const int32_t *table = pool_table(s[i], FOLIO_CROSS_GROUP, &n);
+            const int32_t *table = pool_table(s[i], FOLIO_LAYER_GROUP_CROSS, &n);
             CHECK_INT(v.key_lens[i], len);
             CHECK_INT(v.context_lens[i], i == 0 && !committed ? 0 : len);
             CHECK_INT(v.table_start[i + 1] - v.table_start[i], n);
@@ -875,27 +880,27 @@ TEST(sequence, batches_with_encoder_tokens)
 TEST(sequence, batches_refused)
 {
     pool_rig r, other;
-    REQUIRE_TEST(
-        pool_rig_open(&r, (folio_pool_desc){.num_blocks = 40, .block_size = 4, .num_groups = 2}));
     REQUIRE_TEST(pool_rig_open(
-        &other, (folio_pool_desc){.num_blocks = 40, .block_size = 3, .num_groups = 2}));
+        &r, (folio_pool_desc){.num_blocks = 40, .block_size = 4, .num_layer_groups = 2}));
+    REQUIRE_TEST(pool_rig_open(
+        &other, (folio_pool_desc){.num_blocks = 40, .block_size = 3, .num_layer_groups = 2}));
     folio_sequence *s[3] = {pool_plain(r.pool, 5), NULL, pool_plain(other.pool, 5)};
     CHECK_OK(folio_sequence_reserve(s[0], 2, 0, NULL));
     folio_batch *batch = NULL;
     const folio_batch_desc desc = {.struct_size = sizeof desc, .block_size = 4};
     CHECK_OK(folio_batch_create(r.ctx, &desc, &batch));
     CHECK_OK(folio_batch_add_sequences(batch, 1, s, 2));
-    folio_batch_summary before = {.struct_size = sizeof before}, after = before;
-    CHECK_OK(folio_batch_summarize(batch, &before));
+    folio_batch_info before = {.struct_size = sizeof before}, after = before;
+    CHECK_OK(folio_batch_get_info(batch, &before));
     CHECK_INT(before.num_seqs, 2);
     REFUSED(folio_batch_add_sequences(NULL, 0, s, 1), FOLIO_ERR_ARGUMENT, "batch");
     REFUSED(folio_batch_add_sequences(batch, 0, NULL, 1), FOLIO_ERR_ARGUMENT, "sequences");
     REFUSED(folio_batch_add_sequences(batch, 0, s, -1), FOLIO_ERR_ARGUMENT, "-1");
     REFUSED(folio_batch_add_sequences(batch, 2, s, 1), FOLIO_ERR_ARGUMENT, "group|2");
-    REFUSED(folio_batch_add_sequences(batch, FOLIO_CROSS_GROUP, s, 1), FOLIO_ERR_ARGUMENT,
+    REFUSED(folio_batch_add_sequences(batch, FOLIO_LAYER_GROUP_CROSS, s, 1), FOLIO_ERR_ARGUMENT,
             "group|-1");
     REFUSED(folio_batch_add_sequences(batch, 0, s, 3), FOLIO_ERR_ARGUMENT, "2|3|4");
-    CHECK_OK(folio_batch_summarize(batch, &after));
+    CHECK_OK(folio_batch_get_info(batch, &after));
     CHECK(memcmp(&before, &after, sizeof before) == 0);
     folio_batch_destroy(batch);
     folio_sequence_destroy(s[0]);
@@ -943,8 +948,8 @@ TEST(sequence, commits_refused)
 TEST(sequence, calls_refused)
 {
     pool_rig r;
-    REQUIRE_TEST(
-        pool_rig_open(&r, (folio_pool_desc){.num_blocks = 20, .block_size = 4, .num_groups = 2}));
+    REQUIRE_TEST(pool_rig_open(
+        &r, (folio_pool_desc){.num_blocks = 20, .block_size = 4, .num_layer_groups = 2}));
     folio_pool *p = r.pool;
     folio_sequence *s = pool_plain(p, 6), *out = NOWHERE;
     folio_sequence_info info = {.struct_size = sizeof info};
@@ -963,11 +968,11 @@ TEST(sequence, calls_refused)
     REFUSED_BY(p, s, folio_sequence_truncate(s, -1), FOLIO_ERR_ARGUMENT, "-1");
     REFUSED_BY(p, s, folio_sequence_truncate(s, 7), FOLIO_ERR_ARGUMENT, "7|6");
     REFUSED_BY(p, s, folio_sequence_release_window(NULL), FOLIO_ERR_ARGUMENT, "sequence");
-    REFUSED_BY(p, s, folio_sequence_table(NULL, 0, &table, &n), FOLIO_ERR_ARGUMENT, "sequence");
-    REFUSED_BY(p, s, folio_sequence_table(s, 2, &table, &n), FOLIO_ERR_ARGUMENT, "group|2");
-    REFUSED_BY(p, s, folio_sequence_table(s, -2, &table, &n), FOLIO_ERR_ARGUMENT, "group|-2");
-    REFUSED_BY(p, s, folio_sequence_table(s, 0, NULL, &n), FOLIO_ERR_ARGUMENT, "NULL");
-    REFUSED_BY(p, s, folio_sequence_table(s, 0, &table, NULL), FOLIO_ERR_ARGUMENT, "NULL");
+    REFUSED_BY(p, s, folio_sequence_get_table(NULL, 0, &table, &n), FOLIO_ERR_ARGUMENT, "sequence");
+    REFUSED_BY(p, s, folio_sequence_get_table(s, 2, &table, &n), FOLIO_ERR_ARGUMENT, "group|2");
+    REFUSED_BY(p, s, folio_sequence_get_table(s, -2, &table, &n), FOLIO_ERR_ARGUMENT, "group|-2");
+    REFUSED_BY(p, s, folio_sequence_get_table(s, 0, NULL, &n), FOLIO_ERR_ARGUMENT, "NULL");
+    REFUSED_BY(p, s, folio_sequence_get_table(s, 0, &table, NULL), FOLIO_ERR_ARGUMENT, "NULL");
     REFUSED_BY(p, s, folio_sequence_preempt(NULL, FOLIO_PREEMPT_RECOMPUTE, NULL, NULL),
                FOLIO_ERR_ARGUMENT, "sequence");
     REFUSED_BY(p, s, folio_sequence_preempt(s, (folio_preemption)7, NULL, NULL), FOLIO_ERR_ARGUMENT,

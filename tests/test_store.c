@@ -459,7 +459,7 @@ TEST(store, another_model_or_geometry_is_refused)
     d.model = NULL;
     check_refused(&rig, &d, "made for the model \"a model\"|here it is \"\"");
     d = rig.desc;
-    d.num_groups = 2;
+    d.num_layer_groups = 2;
     check_refused(&rig, &d, "made for 3 groups, here there are 2");
     d = rig.desc;
     d.ids_bytes = 60;
@@ -612,8 +612,8 @@ TEST(store, an_open_is_checked)
         static const char *const words[] = {"path is NULL",
                                             "256 bytes|255",
                                             "ids_bytes is 7",
-                                            "num_groups is 0",
-                                            "num_groups is 33",
+                                            "num_layer_groups is 0",
+                                            "num_layer_groups is 33",
                                             "no geometry",
                                             "group 2: payload_bytes is -1",
                                             "12287|4096|12288"};
@@ -621,8 +621,8 @@ TEST(store, an_open_is_checked)
         if (part == 0) d.path = NULL;
         if (part == 1) d.model = name;
         if (part == 2) d.ids_bytes = 7;
-        if (part == 3) d.num_groups = 0;
-        if (part == 4) d.num_groups = 33, d.geometry = wide;
+        if (part == 3) d.num_layer_groups = 0;
+        if (part == 4) d.num_layer_groups = 33, d.geometry = wide;
         if (part == 5) d.geometry = NULL;
         rig.geometry[2].payload_bytes = part == 6 ? -1 : 1;
         if (part == 7) d.max_bytes = 3 * 4096 - 1;
@@ -634,7 +634,7 @@ TEST(store, an_open_is_checked)
     wide[31].payload_bytes = 0;
     folioi_store_desc d = rig.desc;
     d.model = name + 1;
-    d.num_groups = 32;
+    d.num_layer_groups = 32;
     d.geometry = wide;
     d.max_bytes = 3 * 4096;
     for (int open = 0; open < 2; open++) {

@@ -11,15 +11,15 @@
 #include <unistd.h>
 
 static const gen_geometry small = {
-    .backend = "cpu", .block_size = 4, .kv_dtype = FOLIO_F32, .num_groups = 1};
+    .backend = "cpu", .block_size = 4, .kv_dtype = FOLIO_F32, .num_layer_groups = 1};
 static const gen_geometry windowed = {
-    .backend = "cpu", .block_size = 4, .kv_dtype = FOLIO_BF16, .num_groups = 2, .window = 9};
+    .backend = "cpu", .block_size = 4, .kv_dtype = FOLIO_BF16, .num_layer_groups = 2, .window = 9};
 static const gen_geometry quantised = {
-    .backend = "cpu", .block_size = 16, .kv_dtype = FOLIO_INT8, .num_groups = 1};
+    .backend = "cpu", .block_size = 16, .kv_dtype = FOLIO_INT8, .num_layer_groups = 1};
 static const gen_geometry translating = {.backend = "reference",
                                          .block_size = 4,
                                          .kv_dtype = FOLIO_F32,
-                                         .num_groups = 2,
+                                         .num_layer_groups = 2,
                                          .window = 6,
                                          .encoder = true};
 static const gen_geometry *const geometries[] = {&small, &windowed, &quantised, &translating};
@@ -498,10 +498,10 @@ TEST(swap, handles_in_any_order)
         bool destroyed = false;
         switch (order % 6 / 2) {
         case 0: /* asked until it is done, then waited for twice */
-            while (!folio_transfer_done(t)) sched_yield();
+            while (!folio_transfer_is_done(t)) sched_yield();
             CHECK_OK(folio_transfer_wait(t));
             CHECK_OK(folio_transfer_wait(t));
-            CHECK_INT(folio_transfer_done(t), 1);
+            CHECK_INT(folio_transfer_is_done(t), 1);
             folio_transfer_destroy(t);
             break;
         case 1: /* forgotten at once: it goes on */
@@ -511,7 +511,7 @@ TEST(swap, handles_in_any_order)
         default: /* the sequence goes first */
             folio_sequence_destroy(s);
             destroyed = true;
-            CHECK_INT(folio_transfer_done(t), 1);
+            CHECK_INT(folio_transfer_is_done(t), 1);
             (void)folio_transfer_wait(t);
             folio_transfer_destroy(t);
         }
@@ -759,7 +759,7 @@ TEST(swap, statistics)
     CHECK_INT(t.blocks_in, 0);
     uint8_t states[10];
     int held = 0;
-    CHECK_OK(folio_pool_map(w.p.pool, FOLIO_TIER_HOST, 0, 10, states));
+    CHECK_OK(folio_pool_get_block_states(w.p.pool, FOLIO_TIER_HOST, 0, 10, states));
     for (int i = 0; i < 10; i++) held += states[i] == FOLIO_BLOCK_USED;
     CHECK_INT(held, 5);
     CHECK_OK(folio_pool_forget(w.p.pool));

@@ -17,11 +17,14 @@
 #include <unistd.h>
 
 static const gen_geometry plain = {
-    .backend = "cpu", .block_size = 4, .kv_dtype = FOLIO_F32, .num_groups = 1};
+    .backend = "cpu", .block_size = 4, .kv_dtype = FOLIO_F32, .num_layer_groups = 1};
 static const gen_geometry windowed = {
-    .backend = "cpu", .block_size = 4, .kv_dtype = FOLIO_INT8, .num_groups = 2, .window = 9};
-static const gen_geometry translating = {
-    .backend = "cpu", .block_size = 4, .kv_dtype = FOLIO_BF16, .num_groups = 1, .encoder = true};
+    .backend = "cpu", .block_size = 4, .kv_dtype = FOLIO_INT8, .num_layer_groups = 2, .window = 9};
+static const gen_geometry translating = {.backend = "cpu",
+                                         .block_size = 4,
+                                         .kv_dtype = FOLIO_BF16,
+                                         .num_layer_groups = 1,
+                                         .encoder = true};
 
 /* ------------------------------------------------------------------------- memory that runs out */
 
@@ -176,10 +179,10 @@ TEST(swap_faults, a_pool_with_tiers_needs_all_its_memory)
     gen_lower(&f.w, FOLIO_TIER_HOST, 100);
     gen_lower(&f.w, FOLIO_TIER_DISK, 100);
     /* The pool alone, over the same caches, so that only its own allocations are counted. */
-    folio_pool_group group = {.cache = f.w.p.caches[0]};
+    folio_layer_group group = {.cache = f.w.p.caches[0]};
     folio_pool_desc desc = gen_world_desc(&f.w, BLOCKS, HOST, FRAMES);
     desc.block_size = plain.block_size;
-    desc.groups = &group;
+    desc.layer_groups = &group;
     folio_pool_destroy(f.w.p.pool);
     int64_t live = f.counter.live, n = 0, refused = 0;
     for (;;) {

@@ -10,11 +10,14 @@
 #include <unistd.h>
 
 static const gen_geometry plain = {
-    .backend = "cpu", .block_size = 4, .kv_dtype = FOLIO_F32, .num_groups = 1};
+    .backend = "cpu", .block_size = 4, .kv_dtype = FOLIO_F32, .num_layer_groups = 1};
 static const gen_geometry windowed = {
-    .backend = "cpu", .block_size = 4, .kv_dtype = FOLIO_INT8, .num_groups = 2, .window = 9};
-static const gen_geometry translating = {
-    .backend = "cpu", .block_size = 4, .kv_dtype = FOLIO_BF16, .num_groups = 1, .encoder = true};
+    .backend = "cpu", .block_size = 4, .kv_dtype = FOLIO_INT8, .num_layer_groups = 2, .window = 9};
+static const gen_geometry translating = {.backend = "cpu",
+                                         .block_size = 4,
+                                         .kv_dtype = FOLIO_BF16,
+                                         .num_layer_groups = 1,
+                                         .encoder = true};
 static const gen_geometry *const geometries[] = {&plain, &windowed, &translating};
 
 /* Everything cached goes to disk, through the host tier where there is one. */
@@ -201,7 +204,7 @@ TEST(swap_store, files_of_others_are_refused)
     gen_geometry others[] = {plain, plain, plain, plain};
     others[0].block_size = 16;
     others[1].kv_dtype = FOLIO_BF16;
-    others[2].num_groups = 2, others[2].window = 5;
+    others[2].num_layer_groups = 2, others[2].window = 5;
     others[3].encoder = true;
     for (int i = 0; i < COUNT_OF(others); i++) {
         gen_model other;
@@ -316,7 +319,7 @@ static int64_t find_entry(const witness *w, const folio_cache_event *e)
 {
     for (int64_t i = 0; i < w->num_known; i++) {
         const entry *k = &w->known[i];
-        if (k->tier == e->tier && k->group == e->group && memcmp(k->hash, e->hash, 16) == 0)
+        if (k->tier == e->tier && k->group == e->layer_group && memcmp(k->hash, e->hash, 16) == 0)
             return i;
     }
     return -1;
@@ -348,7 +351,7 @@ static void on_event(void *user, const folio_cache_event *e)
             return;
         }
         entry *k = &w->known[w->num_known++];
-        *k = (entry){.tier = e->tier, .group = e->group};
+        *k = (entry){.tier = e->tier, .group = e->layer_group};
         memcpy(k->hash, e->hash, 16);
         w->stored[e->tier]++;
     } else {

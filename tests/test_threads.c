@@ -350,7 +350,7 @@ static void open_step(step *s, folio_context *ctx)
     q.block_table = table;
     q.num_blocks = BLOCKS;
     CHECK_OK(folio_batch_add(s->batch, &q));
-    CHECK_OK(folio_plan_update(s->plan, s->batch));
+    CHECK_OK(folio_plan_update(s->plan, s->batch, NULL));
 }
 
 static void close_step(step *s)
@@ -371,7 +371,7 @@ static folio_status forward(const step *s, float *out)
     t.k = (folio_tensor){.data = numbers, .tokens = LEN};
     t.v = (folio_tensor){.data = numbers, .tokens = LEN};
     t.out = (folio_tensor){.data = out, .tokens = LEN};
-    return folio_attention_forward(s->plan, 0, FOLIO_DECODER, s->cache, 0, &t, NULL);
+    return folio_attention_forward(s->plan, 0, FOLIO_ATTENTION_DECODER, s->cache, 0, &t, NULL);
 }
 
 static void fill_numbers(void) { support_fill(&numbers[0][0][0], LEN * HEADS * SIZE, 7, 1.0f); }

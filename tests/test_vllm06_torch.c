@@ -90,8 +90,8 @@ static folio_status make_impl(step *s, folio_vllm06_state *state)
 /* Mark the slots that a sequence reads and this step does not write. */
 static void mark_needed(const golden_case *c, const golden_seq *q, unsigned char *needed)
 {
-    bool cross = c->type == FOLIO_ENCODER_DECODER;
-    bool unstored = q->phase == FOLIO_DECODE && q->slots != NULL && q->slots[0] == -1;
+    bool cross = c->type == FOLIO_ATTENTION_ENCODER_DECODER;
+    bool unstored = q->phase == FOLIO_PHASE_DECODE && q->slots != NULL && q->slots[0] == -1;
     int64_t size = c->cache.block_size;
     int64_t n = cross ? q->enc - q->enc_new : q->s - (unstored ? 0 : q->q);
     for (int64_t j = 0; j < n; j++)
@@ -197,7 +197,7 @@ static void make_fields(golden_case *c, folio_vllm06_metadata_fields *f)
     *f = (folio_vllm06_metadata_fields){.struct_size = sizeof *f};
     for (size_t i = 0; i < n; i++) {
         const golden_seq *q = &c->seqs[i];
-        bool prompt = q->phase == FOLIO_PREFILL;
+        bool prompt = q->phase == FOLIO_PHASE_PREFILL;
         memcpy(slots + starts[i], q->slots, (size_t)q->q * sizeof *slots);
         lens[i] = (int32_t)q->s;
         context[i] = (int32_t)(q->s > q->q ? q->s - q->q : 0);
@@ -217,7 +217,8 @@ static void make_fields(golden_case *c, folio_vllm06_metadata_fields *f)
         f->block_tables = tables_of(c, false, &f->block_tables_stride);
     f->use_cuda_graph = f->num_prefills == 0;
     f->is_prompt = f->num_decode_tokens == 0;
-    if (c->type == FOLIO_ENCODER || c->type == FOLIO_ENCODER_DECODER) set_encoder_fields(c, f);
+    if (c->type == FOLIO_ATTENTION_ENCODER || c->type == FOLIO_ATTENTION_ENCODER_DECODER)
+        set_encoder_fields(c, f);
 }
 
 static folio_status set_biases(step *s)
@@ -228,8 +229,11 @@ static folio_status set_biases(step *s)
     folio_vllm06_bias *list = take(&c->mem, sizeof *list * MAX_SEQS, 0);
     for (int64_t i = 0; i < s->fields.num_prefills; i++) {
         const golden_seq *q = &c->seqs[i];
-        int64_t rows = c->type == FOLIO_ENCODER ? q->enc : q->q;
-        int64_t keys = c->type == FOLIO_ENCODER || c->type == FOLIO_ENCODER_DECODER ? q->enc : q->s;
+        int64_t rows = c->type == FOLIO_ATTENTION_ENCODER ? q->enc : q->q;
+        int64_t keys =
+            c->type == FOLIO_ATTENTION_ENCODER || c->type == FOLIO_ATTENTION_ENCODER_DECODER
+                ? q->enc
+                : q->s;
         float *x = take(&c->mem, (size_t)(heads * rows * keys) * sizeof *x, 0);
         for (int64_t j = 0; j < heads * rows * keys; j++) x[j] = bias_value(c, at++);
         list[i] = (folio_vllm06_bias){x, heads, rows, keys};
@@ -299,7 +303,8 @@ static folio_status forward(step *s, judge *by)
         a.key = k.t;
         a.value = v.t;
     }
-    bool writes = c->kv_given && (c->type == FOLIO_DECODER || c->type == FOLIO_ENCODER_DECODER);
+    bool writes = c->kv_given && (c->type == FOLIO_ATTENTION_DECODER ||
+                                  c->type == FOLIO_ATTENTION_ENCODER_DECODER);
     void *before = take(&c->mem, s->cache_bytes, 0);
     if (s->cache_bytes > 0) memcpy(before, s->cache.data, s->cache_bytes);
     /* Another layer of the step first: it stores the same, and its answer is overwritten. */
@@ -314,7 +319,7 @@ static folio_status forward(step *s, judge *by)
 static folio_status run_step(step *s, judge *by)
 {
     golden_case *c = s->c;
-    bool paged = c->type == FOLIO_DECODER || c->type == FOLIO_ENCODER_DECODER;
+    bool paged = c->type == FOLIO_ATTENTION_DECODER || c->type == FOLIO_ATTENTION_ENCODER_DECODER;
     bool cached = int_field(c->line, "profiling") == 0;
     if (make_impl(s, by->state) != FOLIO_OK) return FOLIO_ERR_ARGUMENT;
     if (cached && make_cache(s) != FOLIO_OK) return FOLIO_ERR_ARGUMENT;
@@ -437,7 +442,7 @@ static void judge_compute(const char *compute)
     folio_context_desc d = {.struct_size = sizeof d, .num_threads = 2};
     folio_context_info info = {.struct_size = sizeof info};
     folio_context *ctx = support_context(compute, 2, NULL);
-    REQUIRE_TEST(ctx != NULL && folio_context_describe(ctx, &info) == FOLIO_OK);
+    REQUIRE_TEST(ctx != NULL && folio_context_get_info(ctx, &info) == FOLIO_OK);
     by.bf16_dots = strcmp(info.level, "avx512_bf16") == 0 || strcmp(info.level, "amx") == 0;
     folio_context_destroy(ctx);
     REQUIRE_TEST(folio_vllm06_state_create(compute, &d, &by.state) == FOLIO_OK);

@@ -113,10 +113,11 @@ static void prefill_metadata(const char *ancestor, const char *compute)
         /* A view shows the biases its metadata gets, and takes none itself. */
         float zeros[7 * 7] = {0};
         folio_vllm06_bias biases[2] = {{zeros, 1, 7, 7}, {zeros, 1, 1, 1}};
-        CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_DECODER, biases));
+        CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_ATTENTION_DECODER, biases));
         CHECK(f->attn_bias != NULL && f->attn_bias == all->attn_bias);
-        REFUSED(folio_vllm06_set_attn_bias((folio_vllm06_metadata *)p, FOLIO_DECODER, biases),
-                FOLIO_ERR_ARGUMENT, "view");
+        REFUSED(
+            folio_vllm06_set_attn_bias((folio_vllm06_metadata *)p, FOLIO_ATTENTION_DECODER, biases),
+            FOLIO_ERR_ARGUMENT, "view");
         if (v06_step(&r, mixed + 2, 3)) CHECK(folio_vllm06_prefill_metadata(r.m) == NULL);
         CHECK(folio_vllm06_prefill_metadata(NULL) == NULL);
     }
@@ -159,14 +160,14 @@ static void forward_of_a_view(const char *ancestor, const char *compute)
     v06 r;
     v06_init(&r, ancestor, compute);
     if (v06_open(&r) && v06_step(&r, prompts, 2)) {
-        v06_run(&r, FOLIO_DECODER);
-        v06_run(&r, FOLIO_ENCODER_DECODER);
+        v06_run(&r, FOLIO_ATTENTION_DECODER);
+        v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
         if (v06_step(&r, mixed + 2, 3)) {
             folio_vllm06_metadata *whole = r.m;
             r.m = (folio_vllm06_metadata *)folio_vllm06_decode_metadata(whole);
-            v06_run(&r, FOLIO_DECODER);
+            v06_run(&r, FOLIO_ATTENTION_DECODER);
             r.no_key = true;
-            v06_run(&r, FOLIO_ENCODER_DECODER);
+            v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
             r.m = whole;
         }
     }
@@ -192,14 +193,14 @@ static void whole_life(const char *ancestor, const char *compute)
     if (v06_open(&r)) {
         for (int step = 0; step < 2; step++) {
             if (!v06_step(&r, step ? second : first, step ? 3 : 2)) continue;
-            v06_run(&r, FOLIO_ENCODER);
-            v06_run(&r, FOLIO_DECODER);
-            v06_run(&r, FOLIO_ENCODER_DECODER);
+            v06_run(&r, FOLIO_ATTENTION_ENCODER);
+            v06_run(&r, FOLIO_ATTENTION_DECODER);
+            v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
         }
         if (v06_step(&r, third, 3)) {
-            v06_run(&r, FOLIO_DECODER);
+            v06_run(&r, FOLIO_ATTENTION_DECODER);
             r.no_key = true;
-            v06_run(&r, FOLIO_ENCODER_DECODER);
+            v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
         }
     }
     v06_close(&r);
@@ -219,33 +220,33 @@ static void biases_by_type(const char *ancestor, const char *compute)
     v06 r;
     v06_init(&r, ancestor, compute);
     if (v06_open(&r) && v06_step(&r, before, 2)) {
-        v06_run(&r, FOLIO_DECODER);
-        v06_run(&r, FOLIO_ENCODER_DECODER);
+        v06_run(&r, FOLIO_ATTENTION_DECODER);
+        v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
         if (v06_step(&r, prompts, 3)) {
-            CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_ENCODER, encoder));
-            CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_ENCODER_DECODER, cross));
-            CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_DECODER, self));
-            v06_run(&r, FOLIO_ENCODER);
-            v06_run(&r, FOLIO_DECODER);
-            v06_run(&r, FOLIO_ENCODER_DECODER);
+            CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_ATTENTION_ENCODER, encoder));
+            CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_ATTENTION_ENCODER_DECODER, cross));
+            CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_ATTENTION_DECODER, self));
+            v06_run(&r, FOLIO_ATTENTION_ENCODER);
+            v06_run(&r, FOLIO_ATTENTION_DECODER);
+            v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
             /* taken back and set again between the layers of a step */
-            CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_ENCODER_DECODER, NULL));
-            v06_run(&r, FOLIO_ENCODER_DECODER);
-            CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_ENCODER_DECODER, cross));
-            v06_run(&r, FOLIO_ENCODER_DECODER);
+            CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_ATTENTION_ENCODER_DECODER, NULL));
+            v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
+            CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_ATTENTION_ENCODER_DECODER, cross));
+            v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
         }
         static const v06_seq chunk[] = {{0, true, 3, 9, 0}};
         folio_vllm06_bias of_chunk[] = {{numbers, 4, 3, 9}};
         if (v06_step(&r, chunk, 1)) {
-            CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_DECODER, of_chunk));
-            v06_run(&r, FOLIO_DECODER);
+            CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_ATTENTION_DECODER, of_chunk));
+            v06_run(&r, FOLIO_ATTENTION_DECODER);
         }
         /* The same given with the fields. */
         v06_fields(&r, chunk, 1);
         r.f.attn_bias = of_chunk;
         folio_vllm06_metadata_destroy(r.m);
         CHECK_OK(r.b->make_metadata(r.state, &r.f, &r.m));
-        v06_run(&r, FOLIO_DECODER);
+        v06_run(&r, FOLIO_ATTENTION_DECODER);
     }
     v06_close(&r);
 }
@@ -270,11 +271,11 @@ static void layers_share_a_state(const char *ancestor, const char *compute)
             other.impl = NULL;
             CHECK_OK(other.b->make_impl(r.state, &other.d, &other.impl));
             for (int i = 0; i < 2 && other.impl != NULL; i++) {
-                if (v06_step(&r, prompts, 1)) v06_run(&r, FOLIO_DECODER);
+                if (v06_step(&r, prompts, 1)) v06_run(&r, FOLIO_ATTENTION_DECODER);
                 v06_fields(&other, prompts, 1);
                 folio_vllm06_metadata_destroy(other.m);
                 CHECK_OK(other.b->make_metadata(r.state, &other.f, &other.m));
-                v06_run(&other, FOLIO_DECODER);
+                v06_run(&other, FOLIO_ATTENTION_DECODER);
             }
             folio_vllm06_metadata_destroy(other.m);
             folio_vllm06_impl_destroy(other.impl);
@@ -297,7 +298,7 @@ static void run_foreign(v06 *r)
     if (v06_open(&other)) {
         v06_fields(r, prompts, 2);
         CHECK_OK(r->b->make_metadata(other.state, &r->f, &r->m));
-        v06_run(r, FOLIO_DECODER);
+        v06_run(r, FOLIO_ATTENTION_DECODER);
         folio_vllm06_metadata_destroy(r->m);
     }
     r->m = own;
@@ -312,12 +313,12 @@ static void run_refused(v06 *r, const v06_seq *prompts)
     v06_fields(r, chunk, 1);
     r->tables[1] = (int32_t)r->num_blocks;
     CHECK_OK(r->b->make_metadata(r->state, &r->f, &r->m));
-    folio_vllm06_forward_args a = v06_args(r, FOLIO_DECODER);
+    folio_vllm06_forward_args a = v06_args(r, FOLIO_ATTENTION_DECODER);
     V06_REFUSED(r, &a, FOLIO_ERR_ARGUMENT, "block_table");
     folio_vllm06_metadata_destroy(r->m);
     r->m = own;
     v06_fields(r, prompts, 2);
-    v06_run(r, FOLIO_DECODER);
+    v06_run(r, FOLIO_ATTENTION_DECODER);
 }
 
 /* One metadata serves layers with caches of their own. */
@@ -327,8 +328,8 @@ static void metadata_serves_all_layers(const char *ancestor, const char *compute
     v06 r;
     v06_init(&r, ancestor, compute);
     if (v06_open(&r) && v06_step(&r, prompts, 2)) {
-        v06_run(&r, FOLIO_DECODER);
-        folio_vllm06_forward_args a = v06_args(&r, FOLIO_DECODER);
+        v06_run(&r, FOLIO_ATTENTION_DECODER);
+        folio_vllm06_forward_args a = v06_args(&r, FOLIO_ATTENTION_DECODER);
         a.kv_cache = &r.kv[1];
         CHECK_OK(r.b->forward(r.impl, &a));
         memcpy(r.image[1], r.image[0], r.cache[0].bytes);
@@ -349,7 +350,7 @@ static void streams(const char *ancestor, const char *compute)
     if (strcmp(compute, "cuda") == 0) return; /* there every call has run on one */
     v06_init(&r, ancestor, compute);
     if (v06_open(&r) && v06_step(&r, prompts, 1)) {
-        folio_vllm06_forward_args a = v06_args(&r, FOLIO_DECODER);
+        folio_vllm06_forward_args a = v06_args(&r, FOLIO_ATTENTION_DECODER);
         a.stream = &r;
         V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT, "stream");
         CHECK_OK(r.b->copy_blocks_on(r.state, r.kv, 2, pair, 1, NULL));
@@ -388,7 +389,7 @@ static folio_status step_with(const v06 *r, const folio_allocator *allocator,
     if (status == FOLIO_OK && folio_vllm06_prefill_metadata(m) == NULL) status = FOLIO_ERR_MEMORY;
     a.attn_metadata = m;
     if (status == FOLIO_OK) status = r->b->forward(impl, &a);
-    if (status == FOLIO_OK) status = folio_vllm06_set_attn_bias(m, FOLIO_DECODER, &bias);
+    if (status == FOLIO_OK) status = folio_vllm06_set_attn_bias(m, FOLIO_ATTENTION_DECODER, &bias);
     folio_vllm06_metadata_destroy(m);
     folio_vllm06_metadata_destroy(built);
     folio_vllm06_builder_destroy(builder);
@@ -405,7 +406,7 @@ static void out_of_memory(const char *ancestor, const char *compute)
     r.d.alibi_slopes = r.slopes;
     if (v06_open(&r) && v06_step(&r, prompts, 1)) {
         folio_status status = FOLIO_ERR_MEMORY;
-        folio_vllm06_forward_args a = v06_args(&r, FOLIO_DECODER);
+        folio_vllm06_forward_args a = v06_args(&r, FOLIO_ATTENTION_DECODER);
         int64_t tries = 0;
         while (status == FOLIO_ERR_MEMORY && tries < 500) {
             support_counter counter = {.fail_at = ++tries};

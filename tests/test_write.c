@@ -391,7 +391,7 @@ static void check_threads(int32_t heads, int64_t first, int64_t n, const float *
         CHECK_OK(folio_context_create(&desc, &ctx));
         folio_kv_cache *got = written_cache(ctx, heads, slots, n, numbers);
         REQUIRE_TEST(expected != NULL && got != NULL);
-        folio_kv_view e = support_view(expected, 0), g = support_view(got, 0);
+        folio_kv_cache_view e = support_view(expected, 0), g = support_view(got, 0);
         size_t bytes = (size_t)(e.k_array.dims[0] * e.k_array.strides[0]) * 2;
         CHECK_MSG(memcmp(e.k, g.k, bytes) == 0, "%d heads, %d threads, slots %d and %d more", heads,
                   threads, (int)first, (int)n);

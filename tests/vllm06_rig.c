@@ -194,14 +194,16 @@ bool v06_step(v06 *r, const v06_seq *seqs, int n)
 static int64_t rows_of(const v06 *r, folio_attention_type type, int i, bool keys)
 {
     const v06_seq *s = &r->seqs[i];
-    bool encoder = type == FOLIO_ENCODER || (keys && type == FOLIO_ENCODER_DECODER);
+    bool encoder =
+        type == FOLIO_ATTENTION_ENCODER || (keys && type == FOLIO_ATTENTION_ENCODER_DECODER);
     return encoder ? (s->prompt ? s->encoder_len : 0) : s->query_len;
 }
 
 static void *fill(const v06 *r, int what, folio_attention_type type, bool keys, int64_t *rows)
 {
     int64_t heads = keys ? kv_heads(r) : r->d.num_heads, size = r->d.head_size, at = 0;
-    bool encoder = type == FOLIO_ENCODER || (keys && type == FOLIO_ENCODER_DECODER);
+    bool encoder =
+        type == FOLIO_ATTENTION_ENCODER || (keys && type == FOLIO_ATTENTION_ENCODER_DECODER);
     *rows = 0;
     for (int i = 0; i < r->num_seqs; i++) *rows += rows_of(r, type, i, keys);
     void *data = malloc((size_t)(*rows * heads * size) * folio_dtype_size(r->d.dtype) + 1);
@@ -237,7 +239,7 @@ folio_vllm06_forward_args v06_args(v06 *r, folio_attention_type type)
                                    .v_scale = r->v_scale,
                                    .attn_type = type,
                                    .output = {.data = r->out.data, .tokens = r->out_rows}};
-    if (!r->no_cache) a.kv_cache = &r->kv[type == FOLIO_ENCODER_DECODER];
+    if (!r->no_cache) a.kv_cache = &r->kv[type == FOLIO_ATTENTION_ENCODER_DECODER];
     if (r->no_key) a.key = a.value = (folio_tensor){0};
     return a;
 }
@@ -256,8 +258,9 @@ double v06_out(const v06 *r, int64_t row, int64_t column)
 static bool is_cached(const v06 *r, folio_attention_type type, int i, int64_t j)
 {
     const v06_seq *s = &r->seqs[i];
-    if (r->no_cache || type == FOLIO_ENCODER || type == FOLIO_ENCODER_ONLY) return false;
-    if (type == FOLIO_ENCODER_DECODER) return !s->prompt || r->no_key;
+    if (r->no_cache || type == FOLIO_ATTENTION_ENCODER || type == FOLIO_ATTENTION_ENCODER_ONLY)
+        return false;
+    if (type == FOLIO_ATTENTION_ENCODER_DECODER) return !s->prompt || r->no_key;
     return !s->prompt || j < s->seq_len - s->query_len;
 }
 
@@ -265,7 +268,8 @@ static double key_number(const v06 *r, folio_attention_type type, int i, int64_t
                          int64_t d, bool value)
 {
     const v06_seq *s = &r->seqs[i];
-    bool cross = type == FOLIO_ENCODER_DECODER, encoder = cross || type == FOLIO_ENCODER;
+    bool cross = type == FOLIO_ATTENTION_ENCODER_DECODER,
+         encoder = cross || type == FOLIO_ATTENTION_ENCODER;
     if (is_cached(r, type, i, j))
         return image_load(r, cross, v06_slot(r, s->id, j, cross), h, d, value);
     return number(r, (encoder ? ENCODER_K : K) + value, s->id, j, h, d);
@@ -278,7 +282,7 @@ static double mask(const v06 *r, folio_attention_type type, const folio_vllm06_b
     if (bias != NULL)
         return (double)
             bias->data[((bias->num_heads > 1 ? h : 0) * bias->query_len + i) * bias->key_len + j];
-    if (type != FOLIO_DECODER) return 0.0;
+    if (type != FOLIO_ATTENTION_DECODER) return 0.0;
     if (j > pos || (r->d.sliding_window > 0 && j <= pos - r->d.sliding_window)) return -INFINITY;
     return r->d.alibi_slopes != NULL ? -(double)r->d.alibi_slopes[h] * (double)(pos - j) : 0.0;
 }
@@ -289,7 +293,7 @@ static void dense(const v06 *r, folio_attention_type type, const folio_vllm06_bi
 {
     const v06_seq *s = &r->seqs[i];
     int64_t size = r->d.head_size, g = h / (r->d.num_heads / kv_heads(r));
-    bool encoder = type == FOLIO_ENCODER, cross = type == FOLIO_ENCODER_DECODER;
+    bool encoder = type == FOLIO_ATTENTION_ENCODER, cross = type == FOLIO_ATTENTION_ENCODER_DECODER;
     int64_t keys = encoder || cross ? s->encoder_len : s->seq_len;
     int64_t pos = encoder ? t : s->seq_len - s->query_len + t;
     double scale = r->d.scale > 0 ? (double)r->d.scale : 1.0 / sqrt((double)size);
@@ -357,7 +361,8 @@ void v06_run(v06 *r, folio_attention_type type)
     CHECK_MSG(status == FOLIO_OK, "forward as %s: %s", folio_attention_type_name(type),
               folio_last_error());
     if (status != FOLIO_OK) return;
-    bool cross = type == FOLIO_ENCODER_DECODER, stores = cross || type == FOLIO_DECODER;
+    bool cross = type == FOLIO_ATTENTION_ENCODER_DECODER,
+         stores = cross || type == FOLIO_ATTENTION_DECODER;
     int64_t row = 0;
     for (int i = 0; i < r->num_seqs && stores && a.kv_cache != NULL && a.key.data != NULL; i++) {
         const v06_seq *s = &r->seqs[i];

@@ -47,7 +47,7 @@ void v06_same_swap_blocks(const char *ancestor, const char *compute)
     v06 r;
     v06_init(&r, ancestor, compute);
     if (v06_open(&r) && v06_step(&r, two_prompts, 2)) {
-        v06_run(&r, FOLIO_DECODER);
+        v06_run(&r, FOLIO_ATTENTION_DECODER);
         int64_t a = r.tables[0], b = r.tables[1];
         const int64_t pairs[][2] = {{a, 5}, {b, 2}};
         CHECK_OK(r.b->swap_blocks(r.state, &r.kv[0], &r.kv[1], pairs, 2));
@@ -72,7 +72,7 @@ void v06_same_copy_blocks(const char *ancestor, const char *compute)
     v06 r;
     v06_init(&r, ancestor, compute);
     if (v06_open(&r) && v06_step(&r, two_prompts, 2)) {
-        v06_run(&r, FOLIO_DECODER);
+        v06_run(&r, FOLIO_ATTENTION_DECODER);
         int64_t a = r.tables[0], free_block = r.tables[r.blocks_per_seq - 1];
         const int64_t to_layer[][2] = {{a, 6}};
         CHECK_OK(r.b->swap_blocks(r.state, &r.kv[0], &r.kv[1], to_layer, 1));
@@ -118,8 +118,8 @@ void v06_same_supported_sizes(const char *ancestor, const char *compute)
         r.d.head_size = sizes[i / num_blocks];
         r.block_size = blocks[i % num_blocks];
         if (v06_open(&r) && v06_step(&r, prompts, 1)) {
-            v06_run(&r, FOLIO_DECODER);
-            if (v06_step(&r, decodes, 1)) v06_run(&r, FOLIO_DECODER);
+            v06_run(&r, FOLIO_ATTENTION_DECODER);
+            if (v06_step(&r, decodes, 1)) v06_run(&r, FOLIO_ATTENTION_DECODER);
         }
         v06_close(&r);
     }
@@ -287,9 +287,9 @@ static void live(v06 *r)
 {
     static const v06_seq later[] = {{0, false, 1, 15, 0}, {1, false, 1, 10, 0}};
     if (!v06_open(r)) return;
-    if (v06_step(r, two_prompts, 2)) v06_run(r, FOLIO_DECODER);
-    if (v06_step(r, two_decodes, 2)) v06_run(r, FOLIO_DECODER);
-    if (v06_step(r, later, 2)) v06_run(r, FOLIO_DECODER);
+    if (v06_step(r, two_prompts, 2)) v06_run(r, FOLIO_ATTENTION_DECODER);
+    if (v06_step(r, two_decodes, 2)) v06_run(r, FOLIO_ATTENTION_DECODER);
+    if (v06_step(r, later, 2)) v06_run(r, FOLIO_ATTENTION_DECODER);
 }
 
 void v06_same_prompts_then_decodes(const char *ancestor, const char *compute)
@@ -306,7 +306,7 @@ void v06_same_prompts_then_decodes(const char *ancestor, const char *compute)
         folio_vllm06_metadata_destroy(r.m);
         r.m = NULL;
         CHECK_OK(r.b->make_metadata(r.state, &r.f, &r.m));
-        if (r.m != NULL) v06_run(&r, FOLIO_DECODER);
+        if (r.m != NULL) v06_run(&r, FOLIO_ATTENTION_DECODER);
     }
     v06_close(&r);
 }
@@ -317,21 +317,21 @@ void v06_same_profiling(const char *ancestor, const char *compute)
     v06_init(&r, ancestor, compute);
     if (v06_open(&r)) {
         r.no_cache = true;
-        if (v06_step(&r, two_prompts, 2)) v06_run(&r, FOLIO_DECODER);
+        if (v06_step(&r, two_prompts, 2)) v06_run(&r, FOLIO_ATTENTION_DECODER);
         v06_fields(&r, two_prompts, 2); /* such a run has neither slots nor blocks */
         r.f.slot_mapping = NULL;
         r.f.block_tables = NULL;
         folio_vllm06_metadata_destroy(r.m);
         r.m = NULL;
         CHECK_OK(r.b->make_metadata(r.state, &r.f, &r.m));
-        if (r.m != NULL) v06_run(&r, FOLIO_DECODER);
+        if (r.m != NULL) v06_run(&r, FOLIO_ATTENTION_DECODER);
         if (v06_step(&r, two_decodes, 2)) {
-            folio_vllm06_forward_args a = v06_args(&r, FOLIO_DECODER);
+            folio_vllm06_forward_args a = v06_args(&r, FOLIO_ATTENTION_DECODER);
             V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT, "kv_cache is NULL|2 decodes");
         }
         static const v06_seq chunk[] = {{0, true, 3, 16, 0}};
         if (v06_step(&r, chunk, 1)) {
-            folio_vllm06_forward_args a = v06_args(&r, FOLIO_DECODER);
+            folio_vllm06_forward_args a = v06_args(&r, FOLIO_ATTENTION_DECODER);
             V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT, "");
         }
     }
@@ -345,14 +345,14 @@ void v06_same_padding(const char *ancestor, const char *compute)
     v06 r;
     v06_init(&r, ancestor, compute);
     if (v06_open(&r) && v06_step(&r, two_prompts, 2)) {
-        v06_run(&r, FOLIO_DECODER);
+        v06_run(&r, FOLIO_ATTENTION_DECODER);
         v06_fields(&r, padded, 4);
         r.f.use_cuda_graph = 1;
         folio_vllm06_metadata_destroy(r.m);
         r.m = NULL;
         CHECK_OK(r.b->make_metadata(r.state, &r.f, &r.m));
         if (r.m != NULL) {
-            v06_run(&r, FOLIO_DECODER);
+            v06_run(&r, FOLIO_ATTENTION_DECODER);
             for (int64_t k = 0; k < 2 * v06_width(&r); k++) CHECK(v06_out(&r, 2, k) == 0.0);
             CHECK_INT(folio_vllm06_metadata_get(folio_vllm06_decode_metadata(r.m))->use_cuda_graph,
                       1);
@@ -486,26 +486,26 @@ void v06_same_set_attn_bias(const char *ancestor, const char *compute)
         r.d.alibi_slopes = window > 0 ? NULL : r.slopes;
         r.d.sliding_window = window;
         if (v06_open(&r) && v06_step(&r, two_prompts, 2)) {
-            v06_run(&r, FOLIO_DECODER);
+            v06_run(&r, FOLIO_ATTENTION_DECODER);
             int64_t n = r.out_rows * v06_width(&r);
             double *plain = malloc((size_t)n * sizeof *plain), largest = 0;
             if (plain == NULL) abort();
             for (int64_t k = 0; k < n; k++)
                 largest = fmax(largest, fabs(plain[k] = v06_out(&r, 0, k)));
-            CHECK_OK(folio_vllm06_get_attn_bias(r.m, FOLIO_DECODER, &got));
+            CHECK_OK(folio_vllm06_get_attn_bias(r.m, FOLIO_ATTENTION_DECODER, &got));
             CHECK(got == NULL);
             make_biases(&r, window, biases);
-            CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_DECODER, biases));
+            CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_ATTENTION_DECODER, biases));
             free((void *)biases[0].data);
             free((void *)biases[1].data);
-            CHECK_OK(folio_vllm06_get_attn_bias(r.m, FOLIO_ENCODER_ONLY, &got));
+            CHECK_OK(folio_vllm06_get_attn_bias(r.m, FOLIO_ATTENTION_ENCODER_ONLY, &got));
             CHECK(got != NULL && got != biases && got[1].key_len == 8);
             CHECK(got == folio_vllm06_metadata_get(r.m)->attn_bias);
-            v06_run(&r, FOLIO_DECODER);
+            v06_run(&r, FOLIO_ATTENTION_DECODER);
             for (int64_t k = 0; k < n; k++)
                 CHECK(fabs(v06_out(&r, 0, k) - plain[k]) <= 2e-6 * largest);
-            CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_DECODER, NULL));
-            CHECK_OK(folio_vllm06_get_attn_bias(r.m, FOLIO_DECODER, &got));
+            CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_ATTENTION_DECODER, NULL));
+            CHECK_OK(folio_vllm06_get_attn_bias(r.m, FOLIO_ATTENTION_DECODER, &got));
             CHECK(got == NULL);
             free(plain);
         }
@@ -525,16 +525,16 @@ void v06_same_encoder_decoder(const char *ancestor, const char *compute)
         r.d.alibi_slopes = r.slopes; /* neither belongs to encoder or cross attention */
         r.d.sliding_window = 4;
         if (v06_open(&r) && v06_step(&r, prompts, 3)) {
-            v06_run(&r, FOLIO_ENCODER);
-            v06_run(&r, FOLIO_DECODER);
-            v06_run(&r, FOLIO_ENCODER_DECODER);
+            v06_run(&r, FOLIO_ATTENTION_ENCODER);
+            v06_run(&r, FOLIO_ATTENTION_DECODER);
+            v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
             r.no_key = true; /* another pass over encoder K and V that are stored already */
-            v06_run(&r, FOLIO_ENCODER_DECODER);
+            v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
             r.no_key = false;
             if (v06_step(&r, decodes, 3)) {
-                v06_run(&r, FOLIO_DECODER);
+                v06_run(&r, FOLIO_ATTENTION_DECODER);
                 r.no_key = true;
-                v06_run(&r, FOLIO_ENCODER_DECODER);
+                v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
             }
         }
         v06_close(&r);
@@ -550,16 +550,16 @@ void v06_same_encoder_only(const char *ancestor, const char *compute)
     r.d.alibi_slopes = r.slopes;
     r.d.sliding_window = 3;
     if (v06_open(&r) && v06_step(&r, two_prompts, 2)) {
-        v06_run(&r, FOLIO_ENCODER_ONLY);
+        v06_run(&r, FOLIO_ATTENTION_ENCODER_ONLY);
         make_biases(&r, 4, biases);
-        CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_ENCODER_ONLY, biases));
-        v06_run(&r, FOLIO_ENCODER_ONLY);
+        CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_ATTENTION_ENCODER_ONLY, biases));
+        v06_run(&r, FOLIO_ATTENTION_ENCODER_ONLY);
         for (int i = 0; i < 2; i++) free((void *)biases[i].data);
         r.no_cache = true;
-        v06_run(&r, FOLIO_ENCODER_ONLY);
+        v06_run(&r, FOLIO_ATTENTION_ENCODER_ONLY);
         static const v06_seq chunk[] = {{0, true, 3, 16, 0}};
         if (v06_step(&r, chunk, 1)) { /* its earlier tokens are in no cache */
-            folio_vllm06_forward_args a = v06_args(&r, FOLIO_ENCODER_ONLY);
+            folio_vllm06_forward_args a = v06_args(&r, FOLIO_ATTENTION_ENCODER_ONLY);
             V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT, "16");
         }
     }
@@ -581,9 +581,9 @@ void v06_same_mixed(const char *ancestor, const char *compute)
         if (i == 2) r.d.alibi_slopes = r.slopes;
         if (i == 3) r.d.sliding_window = 6;
         if (v06_open(&r) && v06_step(&r, two_prompts, 2)) {
-            v06_run(&r, FOLIO_DECODER);
-            if (v06_step(&r, mixed_step, 4)) v06_run(&r, FOLIO_DECODER);
-            if (v06_step(&r, decodes, 4)) v06_run(&r, FOLIO_DECODER);
+            v06_run(&r, FOLIO_ATTENTION_DECODER);
+            if (v06_step(&r, mixed_step, 4)) v06_run(&r, FOLIO_ATTENTION_DECODER);
+            if (v06_step(&r, decodes, 4)) v06_run(&r, FOLIO_ATTENTION_DECODER);
         }
         v06_close(&r);
     }
@@ -597,7 +597,8 @@ void v06_same_get_seq_lens(const char *ancestor, const char *compute)
         const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(r.m);
         for (int type = 0; type < FOLIO_NUM_ATTENTION_TYPES; type++) {
             const int32_t *q = NULL, *kv = NULL;
-            bool encoder = type == FOLIO_ENCODER, cross = type == FOLIO_ENCODER_DECODER;
+            bool encoder = type == FOLIO_ATTENTION_ENCODER,
+                 cross = type == FOLIO_ATTENTION_ENCODER_DECODER;
             CHECK_OK(folio_vllm06_get_seq_lens(r.m, (folio_attention_type)type, &q, &kv));
             CHECK(q == (encoder ? f->encoder_seq_lens : f->seq_lens));
             CHECK(kv == (encoder || cross ? f->encoder_seq_lens : f->seq_lens));
@@ -605,10 +606,10 @@ void v06_same_get_seq_lens(const char *ancestor, const char *compute)
         const int32_t *q, *kv;
         REFUSED(folio_vllm06_get_seq_lens(r.m, (folio_attention_type)7, &q, &kv),
                 FOLIO_ERR_ARGUMENT, "7");
-        REFUSED(folio_vllm06_get_seq_lens(NULL, FOLIO_DECODER, &q, &kv), FOLIO_ERR_ARGUMENT,
-                "NULL");
-        REFUSED(folio_vllm06_get_seq_lens(r.m, FOLIO_DECODER, NULL, &kv), FOLIO_ERR_ARGUMENT,
-                "NULL");
+        REFUSED(folio_vllm06_get_seq_lens(NULL, FOLIO_ATTENTION_DECODER, &q, &kv),
+                FOLIO_ERR_ARGUMENT, "NULL");
+        REFUSED(folio_vllm06_get_seq_lens(r.m, FOLIO_ATTENTION_DECODER, NULL, &kv),
+                FOLIO_ERR_ARGUMENT, "NULL");
     }
     v06_close(&r);
 }
@@ -622,20 +623,22 @@ void v06_same_block_table_args(const char *ancestor, const char *compute)
         folio_vllm06_seq_len_block_table_args a;
         for (int prompt = 0; prompt < 2; prompt++) {
             for (int type = 0; type < FOLIO_NUM_ATTENTION_TYPES; type++) {
-                bool of_encoder = type == FOLIO_ENCODER || type == FOLIO_ENCODER_DECODER;
+                bool of_encoder =
+                    type == FOLIO_ATTENTION_ENCODER || type == FOLIO_ATTENTION_ENCODER_DECODER;
                 CHECK_OK(folio_vllm06_get_seq_len_block_table_args(r.m, prompt,
                                                                    (folio_attention_type)type, &a));
                 CHECK(a.seq_lens == (of_encoder ? f->encoder_seq_lens_tensor : f->seq_lens_tensor));
                 CHECK_INT(a.max_seq_len, of_encoder ? 20 : prompt ? 18 : 9);
-                CHECK(a.block_tables == (type == FOLIO_DECODER           ? f->block_tables
-                                         : type == FOLIO_ENCODER_DECODER ? f->cross_block_tables
-                                                                         : NULL));
+                CHECK(a.block_tables == (type == FOLIO_ATTENTION_DECODER ? f->block_tables
+                                         : type == FOLIO_ATTENTION_ENCODER_DECODER
+                                             ? f->cross_block_tables
+                                             : NULL));
                 CHECK_INT(a.block_tables_stride, a.block_tables != NULL ? r.blocks_per_seq : 0);
             }
         }
         REFUSED(folio_vllm06_get_seq_len_block_table_args(r.m, 1, (folio_attention_type)4, &a),
                 FOLIO_ERR_ARGUMENT, "4");
-        REFUSED(folio_vllm06_get_seq_len_block_table_args(r.m, 1, FOLIO_DECODER, NULL),
+        REFUSED(folio_vllm06_get_seq_len_block_table_args(r.m, 1, FOLIO_ATTENTION_DECODER, NULL),
                 FOLIO_ERR_ARGUMENT, "NULL");
     }
     v06_close(&r);

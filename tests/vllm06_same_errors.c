@@ -34,9 +34,9 @@ void v06_same_incomplete(const char *ancestor, const char *compute)
         remake(&r);
         CHECK_INT(folio_vllm06_is_all_encoder_attn_metadata_set(r.m), missing >= 2);
         CHECK_INT(folio_vllm06_is_all_cross_attn_metadata_set(r.m), 0);
-        folio_vllm06_forward_args a = v06_args(&r, FOLIO_ENCODER);
+        folio_vllm06_forward_args a = v06_args(&r, FOLIO_ATTENTION_ENCODER);
         if (missing < 2) V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT, "encoder metadata");
-        a = v06_args(&r, FOLIO_ENCODER_DECODER);
+        a = v06_args(&r, FOLIO_ATTENTION_ENCODER_DECODER);
         V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT, "cross-attention metadata");
     }
     v06_fields(&r, encoded_prompts, 2);
@@ -47,7 +47,8 @@ void v06_same_incomplete(const char *ancestor, const char *compute)
     CHECK_INT(folio_vllm06_is_all_cross_attn_metadata_set(NULL), 0);
     r.f.num_encoder_tokens = 20; /* fewer rows of key than the prompts' encoders have tokens */
     remake(&r);
-    static const folio_attention_type types[] = {FOLIO_ENCODER, FOLIO_ENCODER_DECODER};
+    static const folio_attention_type types[] = {FOLIO_ATTENTION_ENCODER,
+                                                 FOLIO_ATTENTION_ENCODER_DECODER};
     for (int i = 0; i < 2; i++) {
         folio_vllm06_forward_args a = v06_args(&r, types[i]);
         a.key.tokens = a.value.tokens = 20;
@@ -157,7 +158,7 @@ void v06_same_bad_step(const char *ancestor, const char *compute)
 /* A change to the arguments of one forward, and the sentence it must bring. */
 #define BAD(change, words)                                                                         \
     do {                                                                                           \
-        folio_vllm06_forward_args a = v06_args(&r, FOLIO_DECODER);                                 \
+        folio_vllm06_forward_args a = v06_args(&r, FOLIO_ATTENTION_DECODER);                       \
         folio_vllm06_kv_cache kv = r.kv[0];                                                        \
         a.kv_cache = &kv;                                                                          \
         change;                                                                                    \
@@ -232,7 +233,7 @@ void v06_same_bad_builder(const char *ancestor, const char *compute)
     CHECK_OK(folio_vllm06_builder_build(builder, &m));
     CHECK(m != NULL && folio_vllm06_metadata_get(m)->block_tables[2] == FOLIO_NO_BLOCK);
     if (v06_step(&r, two_decodes, 2)) {
-        folio_vllm06_forward_args a = v06_args(&r, FOLIO_DECODER);
+        folio_vllm06_forward_args a = v06_args(&r, FOLIO_ATTENTION_DECODER);
         a.attn_metadata = m;
         V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT, "FOLIO_NO_BLOCK");
     }
@@ -257,7 +258,7 @@ void v06_same_views_of_views(const char *ancestor, const char *compute)
         static const float zeros[36];
         const folio_vllm06_bias bias = {zeros, 1, 6, 6};
         for (int i = 0; i < 2; i++) { /* the second set frees what the first one copied */
-            CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_DECODER, &bias));
+            CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_ATTENTION_DECODER, &bias));
             const folio_vllm06_bias *seen = folio_vllm06_metadata_get(p)->attn_bias;
             CHECK(seen == folio_vllm06_metadata_get(r.m)->attn_bias && seen[0].data[35] == 0);
         }
@@ -280,8 +281,8 @@ void v06_same_biases_in_fields(const char *ancestor, const char *compute)
     r.f.encoder_attn_bias = &encoder;
     r.f.cross_attn_bias = &cross;
     remake(&r);
-    static const folio_attention_type types[] = {FOLIO_DECODER, FOLIO_ENCODER,
-                                                 FOLIO_ENCODER_DECODER};
+    static const folio_attention_type types[] = {FOLIO_ATTENTION_DECODER, FOLIO_ATTENTION_ENCODER,
+                                                 FOLIO_ATTENTION_ENCODER_DECODER};
     static const int64_t keys[] = {6, 11, 11};
     for (int i = 0; i < 3; i++) {
         const folio_vllm06_bias *got = NULL;
@@ -312,7 +313,7 @@ void v06_same_no_encoder(const char *ancestor, const char *compute)
     remake(&r);
     CHECK(folio_vllm06_is_all_cross_attn_metadata_set(r.m));
     r.no_key = true;
-    folio_vllm06_forward_args a = v06_args(&r, FOLIO_ENCODER_DECODER);
+    folio_vllm06_forward_args a = v06_args(&r, FOLIO_ATTENTION_ENCODER_DECODER);
     CHECK_OK(r.b->forward(r.impl, &a));
     for (int64_t k = 0; k < r.out_rows * v06_width(&r); k++) CHECK(v06_out(&r, 0, k) == 0.0);
     v06_check_images(&r);
@@ -332,8 +333,8 @@ void v06_same_cross_bias_cached(const char *ancestor, const char *compute)
     const folio_vllm06_bias biases[] = {{numbers[0], 1, 6, 11}, {numbers[1], 1, 6, 20}};
     double first[12], second[12];
     for (int cached = 0; cached < 2 && v06_step(&r, prompts, 2); cached++) {
-        CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_ENCODER_DECODER, biases));
-        folio_vllm06_forward_args a = v06_args(&r, FOLIO_ENCODER_DECODER);
+        CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_ATTENTION_ENCODER_DECODER, biases));
+        folio_vllm06_forward_args a = v06_args(&r, FOLIO_ATTENTION_ENCODER_DECODER);
         a.kv_cache = &r.kv[1];
         if (cached) {
             a.key.data = a.value.data = NULL;
@@ -352,7 +353,7 @@ void v06_same_bad_forward(const char *ancestor, const char *compute)
     v06 r;
     v06_init(&r, ancestor, compute);
     if (v06_open(&r) && v06_step(&r, two_prompts, 2)) {
-        v06_run(&r, FOLIO_DECODER);
+        v06_run(&r, FOLIO_ATTENTION_DECODER);
         BAD(a.attn_type = (folio_attention_type)4, "attention type 4 is unknown");
         BAD(a.attn_type = (folio_attention_type)-1, "attention type");
         BAD(a.attn_metadata = NULL, "attn_metadata is NULL");
@@ -388,19 +389,21 @@ void v06_same_bad_forward(const char *ancestor, const char *compute)
         }
         float bias[13 * 13] = {0};
         folio_vllm06_bias biases[2] = {{bias, 1, 13, 13}, {bias, 1, 8, 9}};
-        CHECK_OK(
-            folio_vllm06_set_attn_bias((v06_step(&r, two_prompts, 2), r.m), FOLIO_DECODER, biases));
+        CHECK_OK(folio_vllm06_set_attn_bias((v06_step(&r, two_prompts, 2), r.m),
+                                            FOLIO_ATTENTION_DECODER, biases));
         BAD((void)0, "attn_bias[1]|9 keys");
         biases[1] = (folio_vllm06_bias){bias, 2, 8, 8};
-        CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_DECODER, biases));
+        CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_ATTENTION_DECODER, biases));
         BAD((void)0, "attn_bias[1]|2 heads");
         biases[1].data = NULL;
-        REFUSED(folio_vllm06_set_attn_bias(r.m, FOLIO_DECODER, biases), FOLIO_ERR_ARGUMENT, "[1]");
+        REFUSED(folio_vllm06_set_attn_bias(r.m, FOLIO_ATTENTION_DECODER, biases),
+                FOLIO_ERR_ARGUMENT, "[1]");
         const folio_vllm06_bias *got;
         folio_attention_type unknown = (folio_attention_type)9;
         REFUSED(folio_vllm06_get_attn_bias(r.m, unknown, &got), FOLIO_ERR_ARGUMENT, "9");
         REFUSED(folio_vllm06_set_attn_bias(r.m, unknown, biases), FOLIO_ERR_ARGUMENT, "9");
-        REFUSED(folio_vllm06_get_attn_bias(NULL, FOLIO_DECODER, &got), FOLIO_ERR_ARGUMENT, "NULL");
+        REFUSED(folio_vllm06_get_attn_bias(NULL, FOLIO_ATTENTION_DECODER, &got), FOLIO_ERR_ARGUMENT,
+                "NULL");
         bad_decodes(&r);
     }
     v06_close(&r);

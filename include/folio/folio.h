@@ -14,23 +14,29 @@
  * Words. A block holds `block_size` consecutive tokens of one layer. A slot is `block * block_size
  * + offset`, where one token's K and V live; slot -1 stores nothing. A sequence brings `query_len`
  * new tokens this step, has `context_len` tokens cached already, and `seq_len` is their sum;
- * seq_len 0 marks padding, which has rows but sees no key of any kind and stores nothing. A group
- * is the query heads that share one kv head.
+ * seq_len 0 marks padding, which has rows but sees no key of any kind and stores nothing. A head
+ * group is the query heads that share one kv head.
  *
  * Errors. Every fallible call returns a folio_status and hands results out through pointers. When
  * it is not FOLIO_OK, folio_last_error() says in one sentence which index, which value, which
  * limit. The library never prints, exits or aborts, and a call refused for its arguments has
  * written nothing (folio_batch_set_* leave the batch empty).
  *
- * Structs. A struct that begins with `struct_size` is set to zero, then struct_size = sizeof it.
- * Zero means "default" in every field. Such structs only grow: a shorter one, from a client
- * compiled against an older header, is taken with defaults; struct_size 0 or above 4096, or a
- * longer struct whose unknown tail is not all zero, is refused. Structs without struct_size are
- * frozen.
+ * Structs. A struct that a call takes by pointer begins with `struct_size`. Make it with
+ * FOLIO_INIT(type), which sets every other field to zero; zero means "default" in every field. Such
+ * structs only grow, at their end: a shorter one, from a client compiled against an older header,
+ * is taken with defaults. struct_size 0 or above 4096 is refused, and so is a longer struct whose
+ * unknown tail is not all zero. A struct that is embedded in another, or stands in an array, has no
+ * struct_size and never changes, because its size is part of the layout around it: folio_allocator,
+ * folio_executor, folio_tensor, folio_bias, folio_kv_array, folio_kv_strides, folio_state,
+ * folio_feature, folio_layer_group.
  *
- * Threads. folio_last_error is per thread. Descriptions (folio_backend_*, folio_kv_cache_shape) and
+ * Names. folio_<noun>_<verb>. folio_<noun>_get_<what> fills the caller's struct folio_<noun>_<what>.
+ * A create that is refused sets its out pointer to NULL.
+ *
+ * Threads. folio_last_error is per thread. Descriptions (folio_backend_*, folio_kv_cache_get_shape) and
  * any use of a context or an attention may run on several threads at once; a caller's allocator
- * must allow for that. A batch is used by one thread at a time (folio_batch_view changes it too),
+ * must allow for that. A batch is used by one thread at a time (folio_batch_get_view changes it too),
  * except that any number may run plans updated with it, summarize it or ask if it is complete. A
  * plan is updated by one thread, then run by any number at once, each with a workspace of its own.
  * A KV cache may be read by any number of threads; calls that write the same slots must not
@@ -49,7 +55,7 @@
  * itself.
  *
  * folio_pool.h has the other half of a cache: who owns its blocks. Everything here is stable since
- * version 0.1 unless an entry says otherwise.
+ * version 0.1.
  */
 #ifndef FOLIO_FOLIO_H
 #define FOLIO_FOLIO_H
@@ -67,6 +73,24 @@
 #define FOLIO_API
 #endif
 
+/**
+ * A struct with its struct_size set and everything else zero: folio_run run = FOLIO_INIT(folio_run);
+ * In C, FOLIO_WITH also sets fields: FOLIO_WITH(folio_run, .stream = stream). Its address may be
+ * taken, so that &FOLIO_WITH(...) is an argument.
+ */
+#ifdef __cplusplus
+template <class Struct> inline Struct folio_init_struct()
+{
+    Struct s{};
+    s.struct_size = sizeof(Struct);
+    return s;
+}
+#define FOLIO_INIT(type) folio_init_struct<type>()
+#else
+#define FOLIO_INIT(type) ((type){.struct_size = sizeof(type)})
+#define FOLIO_WITH(type, ...) ((type){.struct_size = sizeof(type), __VA_ARGS__})
+#endif
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -76,9 +100,9 @@ extern "C" {
 /* ---------------------------------------------------------------------------------------------- */
 
 #define FOLIO_VERSION_MAJOR 0
-#define FOLIO_VERSION_MINOR 2
+#define FOLIO_VERSION_MINOR 3
 #define FOLIO_VERSION_PATCH 0
-#define FOLIO_VERSION_STRING "0.2.0"
+#define FOLIO_VERSION_STRING "0.3.0"
 
 /** The version of the library at run time, as "major.minor.patch". */
 FOLIO_API const char *folio_version(void);
@@ -136,15 +160,15 @@ FOLIO_API const char *folio_dtype_name(folio_dtype dtype);
 
 /** The four kinds of attention. */
 typedef enum folio_attention_type {
-    FOLIO_DECODER = 0,        /* causal self-attention through the cache                         */
-    FOLIO_ENCODER = 1,        /* bidirectional over the encoder's tokens of an encoder-decoder   */
-    FOLIO_ENCODER_ONLY = 2,   /* bidirectional over this step's tokens                           */
-    FOLIO_ENCODER_DECODER = 3 /* cross attention: decoder queries over the encoder's K and V     */
+    FOLIO_ATTENTION_DECODER = 0,        /* causal self-attention through the cache                         */
+    FOLIO_ATTENTION_ENCODER = 1,        /* bidirectional over the encoder's tokens of an encoder-decoder   */
+    FOLIO_ATTENTION_ENCODER_ONLY = 2,   /* bidirectional over this step's tokens                           */
+    FOLIO_ATTENTION_ENCODER_DECODER = 3 /* cross attention: decoder queries over the encoder's K and V     */
 } folio_attention_type;
 #define FOLIO_NUM_ATTENTION_TYPES 4
 
 /** The bit of an attention type in a set of types. */
-#define FOLIO_TYPE_BIT(type) (1u << (unsigned)(type))
+#define FOLIO_ATTENTION_BIT(type) (1u << (unsigned)(type))
 
 /** "decoder", "encoder", "encoder_only", "encoder_decoder"; "unknown" for any other number. */
 FOLIO_API const char *folio_attention_type_name(folio_attention_type type);
@@ -154,8 +178,8 @@ typedef enum folio_phase {
     /* In a sequence: DECODE if context_len > 0 and query_len <= the batch's decode_query_len, else
      * PREFILL. In a view: both, padding included. */
     FOLIO_PHASE_AUTO = 0,
-    FOLIO_PREFILL = 1,
-    FOLIO_DECODE = 2
+    FOLIO_PHASE_PREFILL = 1,
+    FOLIO_PHASE_DECODE = 2
 } folio_phase;
 
 /** In a block table: no block, allowed where no row of the batch can see (released window blocks). */
@@ -202,7 +226,7 @@ typedef struct folio_context_desc {
     int32_t pin_threads;       /* 1: thread i of the built-in pool stays on the i-th processor     */
                                /* that the calling thread may use; it must have as many. Number 0, */
                                /* the thread that runs a call, is left alone. 0: the system places */
-                               /* them. Since 0.2                                                  */
+                               /* them.                                                  */
 } folio_context_desc;
 
 typedef struct folio_context_info {
@@ -221,7 +245,7 @@ FOLIO_API folio_status folio_context_create(const folio_context_desc *desc, foli
 FOLIO_API void folio_context_destroy(folio_context *ctx);
 
 /** Which backend, level, device and how many threads a context has. Strings live as long as it. */
-FOLIO_API folio_status folio_context_describe(const folio_context *ctx, folio_context_info *info);
+FOLIO_API folio_status folio_context_get_info(const folio_context *ctx, folio_context_info *info);
 
 /** Where memory for a context's calls lies. On host backends both kinds are plain host memory. */
 typedef enum folio_memory_kind {
@@ -229,7 +253,7 @@ typedef enum folio_memory_kind {
     FOLIO_MEMORY_HOST = 1    /* the host's, reached by the device too: for copies and for swapping */
 } folio_memory_kind;
 
-/** Memory for tensors, caches and workspaces of this context, aligned to 64 bytes. Since 0.2. */
+/** Memory for tensors, caches and workspaces of this context, aligned to 64 bytes. */
 FOLIO_API folio_status folio_memory_create(folio_context *ctx, folio_memory_kind kind, size_t bytes,
                                            void **out);
 /** kind and bytes as it was created with. NULL: nothing happens. */
@@ -320,7 +344,7 @@ typedef struct folio_kv_array {
     int64_t bytes;        /* from the array's first element past its last                 */
 } folio_kv_array;
 
-typedef struct folio_kv_shape {
+typedef struct folio_kv_cache_shape {
     size_t struct_size;
     folio_kv_array k, v;
     folio_kv_array k_scales, v_scales; /* INT8: f32 [block][H][N]; else num_dims 0           */
@@ -330,7 +354,7 @@ typedef struct folio_kv_shape {
     int64_t alignment;                 /* of the base pointers, bytes                        */
     const char *layout_id;             /* names the format; with the version, equal bytes    */
     int32_t layout_version;
-} folio_kv_shape;
+} folio_kv_cache_shape;
 
 /** Elements between neighbours. All 0: the layout's own. */
 typedef struct folio_kv_strides {
@@ -343,7 +367,7 @@ typedef struct folio_kv_strides {
 typedef struct folio_kv_memory {
     size_t struct_size;
     void *const *k; /* [num_layers]                                                             */
-    void *const *v; /* [num_layers]; NULL: V lies in K's buffer where folio_kv_cache_shape has  */
+    void *const *v; /* [num_layers]; NULL: V lies in K's buffer where folio_kv_cache_get_shape has  */
                     /* it (not for STRIDED, nor with strides given except NATIVE's block)       */
     size_t k_bytes; /* usable bytes from each k[layer]                                          */
     size_t v_bytes; /* usable bytes from each v[layer]; ignored when v is NULL                  */
@@ -358,18 +382,18 @@ typedef struct folio_kv_memory {
 } folio_kv_memory;
 
 /** K and V of one layer, as they lie. */
-typedef struct folio_kv_view {
+typedef struct folio_kv_cache_view {
     size_t struct_size;
     void *k, *v;
     float *k_scales, *v_scales;           /* NULL unless INT8 */
     folio_kv_array k_array, v_array;      /* dims, and the strides in force */
     folio_kv_array k_scales_array, v_scales_array;
     const folio_kv_cache_desc *desc; /* the cache's, defaults filled in */
-} folio_kv_view;
+} folio_kv_cache_view;
 
 /** The shape a backend's cache of this description has. Pure: needs no device. backend NULL: auto. */
-FOLIO_API folio_status folio_kv_cache_shape(const char *backend, const folio_kv_cache_desc *desc,
-                                            folio_kv_shape *shape);
+FOLIO_API folio_status folio_kv_cache_get_shape(const char *backend, const folio_kv_cache_desc *desc,
+                                            folio_kv_cache_shape *shape);
 
 /** A cache in memory of the context's allocator. Its slots hold anything until written. */
 FOLIO_API folio_status folio_kv_cache_create(folio_context *ctx, const folio_kv_cache_desc *desc,
@@ -380,8 +404,8 @@ FOLIO_API folio_status folio_kv_cache_wrap(folio_context *ctx, const folio_kv_ca
                                            const folio_kv_memory *memory, folio_kv_cache **out);
 FOLIO_API void folio_kv_cache_destroy(folio_kv_cache *cache);
 
-FOLIO_API folio_status folio_kv_cache_view(const folio_kv_cache *cache, int32_t layer,
-                                           folio_kv_view *view);
+FOLIO_API folio_status folio_kv_cache_get_view(const folio_kv_cache *cache, int32_t layer,
+                                           folio_kv_cache_view *view);
 
 /* ---------------------------------------------------------------------------------------------- */
 /* Tensors and running                                                                             */
@@ -404,7 +428,7 @@ typedef struct folio_run {
     size_t struct_size;
     void *stream;          /* host backends: NULL                                            */
     void *workspace;       /* 64-byte aligned; NULL: the plan's own, one forward at a time   */
-    size_t workspace_size; /* at least folio_plan_workspace_size                             */
+    size_t workspace_size; /* at least folio_plan_get_workspace_size                             */
 } folio_run;
 
 /**
@@ -445,13 +469,13 @@ typedef struct folio_tensors {
     uint32_t flags;
 } folio_tensors;
 
-/** Bytes from anywhere to anywhere, after what run's stream was given before. Since 0.2. */
+/** Bytes from anywhere to anywhere, after what run's stream was given before. */
 FOLIO_API folio_status folio_memory_copy(folio_context *ctx, void *to, const void *from,
                                          size_t bytes, const folio_run *run);
-/** Every byte becomes `value`. Since 0.2. */
+/** Every byte becomes `value`. */
 FOLIO_API folio_status folio_memory_fill(folio_context *ctx, void *to, int value, size_t bytes,
                                          const folio_run *run);
-/** Until all that run's stream was given is done; an error of it is told. Since 0.2. */
+/** Until all that run's stream was given is done; an error of it is told. */
 FOLIO_API folio_status folio_run_wait(folio_context *ctx, const folio_run *run);
 
 /* ---------------------------------------------------------------------------------------------- */
@@ -469,8 +493,8 @@ typedef struct folio_kv_write {
 /**
  * Store rows in slots of a layer, rounding to nearest even, fp8 saturating to its largest number,
  * NaN staying NaN. INT8: scale = max|x| / 127 over the row of one head, stored = x / scale rounded.
- * Takes scratch memory for the check of the slots, and gives it back; so do copy_blocks,
- * swap_blocks and pack.
+ * Takes scratch memory for the check of the slots, and gives it back; so do copy_blocks
+ * and pack.
  */
 FOLIO_API folio_status folio_kv_cache_write(folio_kv_cache *cache, int32_t layer,
                                             const folio_kv_write *write, const folio_run *run);
@@ -489,17 +513,12 @@ FOLIO_API folio_status folio_kv_cache_gather(const folio_kv_cache *cache, int32_
                                              const folio_kv_gather *gather, const folio_run *run);
 
 /**
- * Copy whole blocks, in all layers, as stored: pairs[i] = { from, to }. No block is written twice
- * and none is both read and written.
+ * Copy whole blocks of src into dst, in all layers, as stored: pairs[i] = { from, to }. src may be
+ * dst: then no block is both read and written. Layouts may differ. Geometry (layers, block size,
+ * heads, head sizes) and dtype must be equal. No block of dst is written twice. One of the two
+ * caches may lie on a device.
  */
-FOLIO_API folio_status folio_kv_cache_copy_blocks(folio_kv_cache *cache, const int64_t (*pairs)[2],
-                                                  int64_t num_pairs, const folio_run *run);
-
-/**
- * Copy blocks from one cache into another, in all layers, as stored. Layouts may differ, geometry
- * (layers, block size, heads, head sizes) and dtype must not. No block of dst is written twice.
- */
-FOLIO_API folio_status folio_kv_cache_swap_blocks(const folio_kv_cache *src, folio_kv_cache *dst,
+FOLIO_API folio_status folio_kv_cache_copy_blocks(const folio_kv_cache *src, folio_kv_cache *dst,
                                                   const int64_t (*pairs)[2], int64_t num_pairs,
                                                   const folio_run *run);
 
@@ -540,8 +559,8 @@ typedef struct folio_batch_desc {
 /** Is row i's view of later keys cut off? */
 typedef enum folio_causality {
     FOLIO_CAUSAL_AUTO = 0, /* causal in DECODER */
-    FOLIO_CAUSAL = 1,
-    FOLIO_NOT_CAUSAL = 2 /* DECODER attention of this sequence sees all its keys, within the window */
+    FOLIO_CAUSAL_YES = 1,
+    FOLIO_CAUSAL_NO = 2 /* DECODER attention of this sequence sees all its keys, within the window */
 } folio_causality;
 
 /** One sequence of a step. Arrays are copied. */
@@ -623,7 +642,7 @@ typedef enum folio_batch_kind {
 } folio_batch_kind;
 
 /** Counts of a batch. Padding is counted on its own and is neither prefill nor decode. */
-typedef struct folio_batch_summary {
+typedef struct folio_batch_info {
     size_t struct_size;
     folio_batch_kind kind;
     int64_t num_seqs;
@@ -641,15 +660,15 @@ typedef struct folio_batch_summary {
     int64_t num_encoder_tokens; /* sum encoder_new_len */
     int64_t max_encoder_len;
     int64_t max_encoder_new_len;
-} folio_batch_summary;
+} folio_batch_info;
 
-FOLIO_API folio_status folio_batch_summarize(const folio_batch *batch, folio_batch_summary *out);
+FOLIO_API folio_status folio_batch_get_info(const folio_batch *batch, folio_batch_info *out);
 
 /**
  * One attention type's rows and keys in one phase. Sequences keep the batch's order. All pointers
  * are the batch's and hold until it changes or the same view is asked for again.
  */
-typedef struct folio_batch_view_data {
+typedef struct folio_batch_view {
     size_t struct_size;
     int64_t num_seqs;
     int64_t num_query_tokens;
@@ -666,11 +685,11 @@ typedef struct folio_batch_view_data {
     const int64_t *slot_mapping;  /* [num_new_tokens], -1: not stored; NULL for encoder types     */
     const int64_t *table_start;   /* [num_seqs + 1] into blocks; NULL for encoder types           */
     const int32_t *blocks;        /* block tables one after another                               */
-} folio_batch_view_data;
+} folio_batch_view;
 
 /** phase FOLIO_PHASE_AUTO: all sequences, padding included. Allocates when the view is first made. */
-FOLIO_API folio_status folio_batch_view(folio_batch *batch, folio_attention_type type,
-                                        folio_phase phase, folio_batch_view_data *out);
+FOLIO_API folio_status folio_batch_get_view(folio_batch *batch, folio_attention_type type,
+                                        folio_phase phase, folio_batch_view *out);
 
 /**
  * Does the batch hold all that attention of this type with a cache needs? 1, or 0 and *missing (if
@@ -700,14 +719,14 @@ typedef struct folio_plan folio_plan;
 /**
  * A sequence's bits depend on its own rows and keys and on the plan, never on the rest of the batch.
  * Host backends are so always; on a device keys are then cut at fixed places, which costs some
- * speed. Since 0.2.
+ * speed.
  */
 #define FOLIO_PLAN_BATCH_INVARIANT 4u
 
 typedef struct folio_plan_desc {
     size_t struct_size;
     const folio_attention *const *attentions; /* [num_attentions]                                  */
-    const uint32_t *types;                    /* [num_attentions] sets of FOLIO_TYPE_BIT; NULL:    */
+    const uint32_t *types;                    /* [num_attentions] sets of FOLIO_ATTENTION_BIT; NULL:    */
                                               /* DECODER alone for each                            */
     int32_t num_attentions;
     int32_t block_size; /* of the caches it will run on; 0: no cache (then num_blocks is 0 too)    */
@@ -720,7 +739,7 @@ typedef struct folio_plan_desc {
     uint32_t flags;
     int64_t max_query_len; /* longest query_len of one sequence, within max_query_tokens; 0: that. */
                            /* A graph of decodes alone says 1 and launches nothing for prompts.    */
-                           /* Since 0.2                                                            */
+                           /*                                                            */
 } folio_plan_desc;
 
 /** @return FOLIO_OK; ERR_ARGUMENT; ERR_UNSUPPORTED (ALiBi or window with cross attention); MEMORY. */
@@ -730,23 +749,18 @@ FOLIO_API void folio_plan_destroy(folio_plan *plan);
 
 /**
  * Make the plan fit this step's batch. Checks every block index, slot and length; allocates
- * nothing. The batch must not change until the next update: a forward after a change is refused. On
- * error the plan still serves the batch of its last successful update, if that is another one or
- * unchanged.
+ * nothing. On a device, the batch is copied there on run's stream; forwards and captured graphs on
+ * the same stream see it. The batch must not change until the next update: a forward after a change
+ * is refused. On error the plan still serves the batch of its last successful update, if that batch
+ * is another one or unchanged.
  */
-FOLIO_API folio_status folio_plan_update(folio_plan *plan, folio_batch *batch);
-
-/**
- * The same on run's stream: what the device needs of the batch is copied there, and forwards and
- * captured graphs on the same stream see it. run NULL: as folio_plan_update. Since 0.2.
- */
-FOLIO_API folio_status folio_plan_update_on(folio_plan *plan, folio_batch *batch,
-                                            const folio_run *run);
+FOLIO_API folio_status folio_plan_update(folio_plan *plan, folio_batch *batch,
+                                         const folio_run *run);
 
 /**
  * A step whose arrays lie in memory of the device: DECODER and ENCODER_ONLY attention. They are read,
  * checked and copied on the stream: the caller may overwrite them behind the update there.
- * Sequences that are not there have seq_len 0, with or without rows. Since 0.2.
+ * Sequences that are not there have seq_len 0, with or without rows.
  */
 typedef struct folio_device_batch {
     size_t struct_size;
@@ -769,8 +783,8 @@ typedef struct folio_device_batch {
  * The same from arrays in device memory, without waiting for anything: it can be captured in a graph
  * together with forwards, and replayed after the arrays have changed. A sequence with a bad length,
  * block or slot is emptied: its rows are stored nowhere, its out is zeros; the others are computed.
- * folio_plan_status tells of it. That no slot is written twice is not checked here. Cross attention
- * and host backends take folio_plan_update alone. Since 0.2.
+ * folio_plan_get_findings tells of it. That no slot is written twice is not checked here. Cross attention
+ * and host backends take folio_plan_update alone.
  */
 FOLIO_API folio_status folio_plan_update_device(folio_plan *plan, const folio_device_batch *batch,
                                                 const folio_run *run);
@@ -785,12 +799,12 @@ typedef struct folio_plan_findings {
 /**
  * What the device has found so far; never waits. out may be NULL.
  * @return FOLIO_OK; ERR_ARGUMENT: a sequence was emptied, folio_last_error says which and why.
- * Since 0.2.
+ *
  */
-FOLIO_API folio_status folio_plan_status(const folio_plan *plan, folio_plan_findings *out);
+FOLIO_API folio_status folio_plan_get_findings(const folio_plan *plan, folio_plan_findings *out);
 
 /** Bytes of workspace any step within the plan's limits needs. Fixed when the plan is created. */
-FOLIO_API folio_status folio_plan_workspace_size(const folio_plan *plan, size_t *bytes);
+FOLIO_API folio_status folio_plan_get_workspace_size(const folio_plan *plan, size_t *bytes);
 
 /** How the plan will run one attention of its list as one type, after an update. */
 typedef struct folio_plan_info {
@@ -802,7 +816,7 @@ typedef struct folio_plan_info {
                              /* not cut                                                       */
 } folio_plan_info;
 
-FOLIO_API folio_status folio_plan_describe(const folio_plan *plan, int32_t attention,
+FOLIO_API folio_status folio_plan_get_info(const folio_plan *plan, int32_t attention,
                                            folio_attention_type type, folio_plan_info *info);
 
 /**
@@ -901,10 +915,10 @@ FOLIO_API int32_t folio_backend_count(void);
 /** NULL where index is outside [0, count). */
 FOLIO_API const char *folio_backend_name(int32_t index);
 /** All about one backend, by name. Pure: needs no device. Pointers are valid for ever. */
-FOLIO_API folio_status folio_backend_describe(const char *name, folio_backend_info *info);
+FOLIO_API folio_status folio_backend_get_info(const char *name, folio_backend_info *info);
 
 /**
- * Can a backend run this attention as these types (a set of FOLIO_TYPE_BIT) over such a cache
+ * Can a backend run this attention as these types (a set of FOLIO_ATTENTION_BIT) over such a cache
  * (NULL: without one)? FOLIO_OK; or FOLIO_ERR_UNSUPPORTED, with every reason, a line each, in
  * reasons (always terminated, cut at size; may be NULL with size 0). With "auto" (or NULL) each
  * candidate says its own.

@@ -13,10 +13,10 @@
  *     batch      folio_batch_add_sequences, once per layer group; then plan and forward
  *     commit     the tokens' K and V are written; full blocks enter the prefix cache
  *
- * Words. A group is the layers of a model that see the same keys (all of them, or a window); each
- * has a KV cache of its own and each sequence a block table per group. Blocks have one numbering
- * for all groups: block b belongs to one group at a time, so that caches of groups whose blocks
- * have equal size may be wrapped around the same memory. A block is free; or used, by one holder
+ * Words. A layer group is the layers of a model that see the same keys (all of them, or a window);
+ * in this header, group for short. Each has a KV cache of its own, and each sequence a block table
+ * per group. Blocks have one numbering for all groups: block b belongs to one group at a time, so
+ * that caches of groups whose blocks have equal size may share the same memory. A block is free; or used, by one holder
  * or shared by several; or cached: held by nobody, but known to the prefix cache and taken back
  * when free ones run out. Available is free or cached.
  *
@@ -39,8 +39,6 @@
  *
  * Lifetimes. Destroy sequences and transfers before their pool, the pool before its caches and
  * their context.
- *
- * Everything here is new in version 0.2.
  */
 #ifndef FOLIO_FOLIO_POOL_H
 #define FOLIO_FOLIO_POOL_H
@@ -59,17 +57,17 @@ typedef struct folio_transfer folio_transfer;
 /* Pool                                                                                            */
 /* ---------------------------------------------------------------------------------------------- */
 
-#define FOLIO_MAX_GROUPS 16
+#define FOLIO_MAX_LAYER_GROUPS 16
 
 /** In place of a group's number: the blocks of encoder tokens, which cross attention reads. */
-#define FOLIO_CROSS_GROUP (-1)
+#define FOLIO_LAYER_GROUP_CROSS (-1)
 
 /** One layer group. Frozen. */
-typedef struct folio_pool_group {
+typedef struct folio_layer_group {
     int64_t window;        /* keys a token sees, itself included: window_left + 1; 0: all          */
     folio_kv_cache *cache; /* at least num_blocks blocks of block_size; NULL: the caller runs the  */
                            /* copies, and there are no tiers                                       */
-} folio_pool_group;
+} folio_layer_group;
 
 /** Where K and V can be. */
 typedef enum folio_tier {
@@ -88,7 +86,7 @@ typedef struct folio_cache_event {
     size_t struct_size; /* the library's */
     folio_cache_event_kind kind;
     folio_tier tier;
-    int32_t group;
+    int32_t layer_group;
     int64_t block; /* number in its tier; -1 on disk                                       */
     uint64_t hash[2];
     uint64_t parent[2]; /* hash of the block before it; 0, 0 for a sequence's first        */
@@ -107,8 +105,8 @@ typedef struct folio_pool_desc {
     size_t struct_size;
     int64_t num_blocks;             /* 1..2^31 - 1                                                 */
     int32_t block_size;             /* tokens, 1..4096                                             */
-    int32_t num_groups;             /* 1..FOLIO_MAX_GROUPS; 0: 1                                   */
-    const folio_pool_group *groups; /* [num_groups]; NULL: no windows, no caches                   */
+    int32_t num_layer_groups;             /* 1..FOLIO_MAX_LAYER_GROUPS; 0: 1                                   */
+    const folio_layer_group *layer_groups; /* [num_layer_groups]; NULL: no windows, no caches                   */
     folio_kv_cache *cross_cache;    /* of encoder tokens; NULL: as a group's                       */
     int64_t watermark; /* blocks that FOLIO_RESERVE_ADMIT leaves available                         */
     uint32_t flags;
@@ -157,7 +155,7 @@ FOLIO_API folio_status folio_pool_release(folio_pool *pool, int64_t n, const int
  * folio_kv_cache_copy_blocks takes them. Hands out up to `capacity` of them and forgets those;
  * *num_pairs says how many. Run them before anything else writes to the cache.
  */
-FOLIO_API folio_status folio_pool_take_copies(folio_pool *pool, int32_t group, int64_t capacity,
+FOLIO_API folio_status folio_pool_take_copies(folio_pool *pool, int32_t layer_group, int64_t capacity,
                                               int64_t (*pairs)[2], int64_t *num_pairs);
 /** Take and run all copies of all groups, which need their caches. Where one cannot be run, it and
  * those after it still wait. */
@@ -205,7 +203,7 @@ typedef enum folio_block_state {
 #define FOLIO_NUM_BLOCK_STATES 4
 
 /** The states of blocks first .. first + n - 1, a byte each, for display. DEVICE or HOST. */
-FOLIO_API folio_status folio_pool_map(folio_pool *pool, folio_tier tier, int64_t first, int64_t n,
+FOLIO_API folio_status folio_pool_get_block_states(folio_pool *pool, folio_tier tier, int64_t first, int64_t n,
                                       uint8_t *states);
 
 /**
@@ -288,7 +286,7 @@ FOLIO_API folio_status folio_sequence_match(folio_sequence *sequence, const foli
 #define FOLIO_RESERVE_ADMIT 1u
 
 /**
- * Slots for n more tokens, in every group, all or nothing. slots (may be NULL): [num_groups][n].
+ * Slots for n more tokens, in every group, all or nothing. slots (may be NULL): [num_layer_groups][n].
  * A last block that is shared, or known to the prefix cache, is replaced by one of its own, and a
  * copy is queued (folio_pool_take_copies). First, blocks that fell out of a windowed group's window
  * are released, as folio_sequence_release_window does.
@@ -329,9 +327,9 @@ FOLIO_API folio_status folio_sequence_fork(folio_sequence *sequence, folio_seque
  * the block table hold FOLIO_NO_BLOCK. */
 FOLIO_API folio_status folio_sequence_release_window(folio_sequence *sequence);
 
-/** The block table of a group, or of the encoder (FOLIO_CROSS_GROUP); valid until the next call
+/** The block table of a group, or of the encoder (FOLIO_LAYER_GROUP_CROSS); valid until the next call
  * that changes the sequence. */
-FOLIO_API folio_status folio_sequence_table(const folio_sequence *sequence, int32_t group,
+FOLIO_API folio_status folio_sequence_get_table(const folio_sequence *sequence, int32_t layer_group,
                                             const int32_t **blocks, int64_t *num_blocks);
 
 /**
@@ -340,7 +338,7 @@ FOLIO_API folio_status folio_sequence_table(const folio_sequence *sequence, int3
  * NULL among them is one token of padding. All must be resident; the batch has the pool's block
  * size. On error the batch keeps what it had before.
  */
-FOLIO_API folio_status folio_batch_add_sequences(folio_batch *batch, int32_t group,
+FOLIO_API folio_status folio_batch_add_sequences(folio_batch *batch, int32_t layer_group,
                                                  folio_sequence *const *sequences,
                                                  int64_t num_sequences);
 
@@ -355,7 +353,7 @@ FOLIO_API folio_status folio_batch_add_sequences(folio_batch *batch, int32_t gro
  */
 
 /** 1 when it has ended, well or not; 0 before. */
-FOLIO_API int folio_transfer_done(const folio_transfer *transfer);
+FOLIO_API int folio_transfer_is_done(const folio_transfer *transfer);
 /** Wait for its end; how it went, again and again. */
 FOLIO_API folio_status folio_transfer_wait(folio_transfer *transfer);
 /** Forget the handle; the transfer itself goes on. */

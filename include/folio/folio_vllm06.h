@@ -15,7 +15,7 @@
  * overlap query, key, value or the cache.
  *
  * Threads. A state and everything made from it are used by one thread at a time; destroy the state
- * last. Since 0.1.
+ * last.
  *
  * Devices. With compute "cuda", or a context of that backend, these lie in memory that the device
  * reaches, as folio.h has it: query, key, value, output and caches; of the operators also
@@ -24,7 +24,7 @@
  * device (NULL: the default one; on host backends always NULL) and returns when its work is in it,
  * paged_attention when it is done; folio_run_wait on the context waits, and tells what failed. The
  * calls of one state use one stream: wait for it before the next uses another, and before destroying
- * what it works with. Since 0.2.
+ * what it works with.
  */
 #ifndef FOLIO_FOLIO_VLLM06_H
 #define FOLIO_FOLIO_VLLM06_H
@@ -204,7 +204,7 @@ typedef struct folio_vllm06_forward_args {
     float k_scale, v_scale; /* 0: 1 */
     folio_attention_type attn_type;
     folio_tensor output;
-    void *stream; /* of the device; NULL: the default. Since 0.2 */
+    void *stream; /* of the device; NULL: the default. */
 } folio_vllm06_forward_args;
 
 /** A table of functions, the same shape for all three. Grows at its end. */
@@ -241,7 +241,7 @@ typedef struct folio_vllm06_backend {
                               folio_vllm06_impl **out);
     folio_status (*forward)(folio_vllm06_impl *impl, const folio_vllm06_forward_args *args);
     /* swap_blocks and copy_blocks on a stream. One of src and dst may be host memory that the device
-     * reaches. Since 0.2 */
+     * reaches. */
     folio_status (*swap_blocks_on)(folio_vllm06_state *state, const folio_vllm06_kv_cache *src,
                                    const folio_vllm06_kv_cache *dst, const int64_t (*src_to_dst)[2],
                                    int64_t num_pairs, void *stream);
@@ -307,7 +307,7 @@ FOLIO_API folio_status folio_vllm06_reshape_and_cache(folio_context *ctx, const 
                                                       int64_t value_stride,
                                                       const folio_vllm06_ops_cache *cache,
                                                       const int64_t *slot_mapping);
-/** The same on a stream. Since 0.2. */
+/** The same on a stream. */
 FOLIO_API folio_status folio_vllm06_reshape_and_cache_on(
     folio_context *ctx, const void *key, const void *value, folio_dtype dtype, int64_t num_tokens,
     int64_t key_stride, int64_t value_stride, const folio_vllm06_ops_cache *cache,
@@ -326,7 +326,7 @@ typedef struct folio_vllm06_paged_attention_args {
     const int32_t *seq_lens; /* [num_seqs]; 0: padding, out is zeros */
     int64_t max_seq_len;
     const float *alibi_slopes; /* NULL: none */
-    void *stream; /* of the device; NULL: the default. Since 0.2 */
+    void *stream; /* of the device; NULL: the default. */
 } folio_vllm06_paged_attention_args;
 
 /** One token per sequence over its paged K and V, in one pass. Each call plans for itself and, on a
@@ -359,7 +359,7 @@ FOLIO_API folio_status folio_vllm06_swap_blocks(folio_context *ctx,
                                                 const int64_t (*block_mapping)[2],
                                                 int64_t num_pairs);
 /** The same on a stream: all caches of one shape by one launch. Of swap_blocks' two, one may be host
- * memory that the device reaches. Since 0.2. */
+ * memory that the device reaches. */
 FOLIO_API folio_status folio_vllm06_copy_blocks_on(folio_context *ctx,
                                                    const folio_vllm06_ops_cache *caches,
                                                    int64_t num_caches,

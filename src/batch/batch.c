@@ -107,8 +107,9 @@ static folio_status check_lengths(const folio_batch_seq *s, long long i)
             "seq %lld: seq_len 0 marks padding, which brings no encoder tokens, encoder_new_len is "
             "%lld",
             i, (long long)s->encoder_new_len);
-    REQUIRE((unsigned)s->phase <= FOLIO_DECODE, "seq %lld: phase %d is unknown", i, (int)s->phase);
-    REQUIRE((unsigned)s->causality <= FOLIO_NOT_CAUSAL, "seq %lld: causality %d is unknown", i,
+    REQUIRE((unsigned)s->phase <= FOLIO_PHASE_DECODE, "seq %lld: phase %d is unknown", i,
+            (int)s->phase);
+    REQUIRE((unsigned)s->causality <= FOLIO_CAUSAL_NO, "seq %lld: causality %d is unknown", i,
             (int)s->causality);
     REQUIRE(!s->positions_given ||
                 (s->first_query_pos > -MAX_POSITION && s->first_query_pos < MAX_POSITION &&
@@ -179,14 +180,14 @@ static folio_status append(folio_batch *b, const folio_batch_seq *s, int64_t nb,
                    &cross_scan));
     folio_phase phase = s->phase;
     if (phase == FOLIO_PHASE_AUTO)
-        phase = context_len > 0 && s->query_len <= b->desc.decode_query_len ? FOLIO_DECODE
-                                                                            : FOLIO_PREFILL;
+        phase = context_len > 0 && s->query_len <= b->desc.decode_query_len ? FOLIO_PHASE_DECODE
+                                                                            : FOLIO_PHASE_PREFILL;
     folioi_seq *q = (folioi_seq *)b->seqs.data + b->num_seqs;
     *q = (folioi_seq){
         .query_len = (int32_t)s->query_len,
         .seq_len = (int32_t)s->seq_len,
         .phase = padding ? FOLIO_PHASE_AUTO : phase,
-        .causal = s->causality != FOLIO_NOT_CAUSAL,
+        .causal = s->causality != FOLIO_CAUSAL_NO,
         .has_table = !padding && s->block_table != NULL,
         .has_cross_table = !padding && s->cross_block_table != NULL,
         .has_holes = scan.holes,
@@ -251,7 +252,7 @@ folioi_rows folioi_batch_rows(const folio_batch *batch, int64_t seq, folio_atten
     const int32_t *cross = (const int32_t *)batch->cross_blocks.data + s->cross_start;
     folioi_rows r = {.query_row = s->query_row, .query_len = s->query_len};
     switch (type) {
-    case FOLIO_DECODER:
+    case FOLIO_ATTENTION_DECODER:
         r.key_len = s->seq_len;
         r.context_len = padding ? 0 : s->seq_len - s->query_len;
         r.new_row = s->query_row;
@@ -263,16 +264,16 @@ folioi_rows folioi_batch_rows(const folio_batch *batch, int64_t seq, folio_atten
         r.first_query_pos = s->first_query_pos;
         r.first_key_pos = s->first_key_pos;
         break;
-    case FOLIO_ENCODER:
+    case FOLIO_ATTENTION_ENCODER:
         r.query_row = r.new_row = s->encoder_row;
         r.query_len = r.new_len = r.key_len = s->encoder_new_len;
         break;
-    case FOLIO_ENCODER_ONLY:
+    case FOLIO_ATTENTION_ENCODER_ONLY:
         r.new_row = s->query_row;
         r.new_len = s->query_len;
         r.key_len = padding ? 0 : s->query_len;
         break;
-    case FOLIO_ENCODER_DECODER:
+    case FOLIO_ATTENTION_ENCODER_DECODER:
         r.key_len = padding ? 0 : s->encoder_len;
         r.context_len = r.key_len - s->encoder_new_len;
         r.new_row = s->encoder_row;
@@ -287,18 +288,19 @@ folioi_rows folioi_batch_rows(const folio_batch *batch, int64_t seq, folio_atten
 
 int64_t folioi_batch_query_rows(const folio_batch *batch, folio_attention_type type)
 {
-    return type == FOLIO_ENCODER ? batch->num_encoder_tokens : batch->num_query_tokens;
+    return type == FOLIO_ATTENTION_ENCODER ? batch->num_encoder_tokens : batch->num_query_tokens;
 }
 
 int64_t folioi_batch_new_rows(const folio_batch *batch, folio_attention_type type)
 {
-    return type == FOLIO_ENCODER || type == FOLIO_ENCODER_DECODER ? batch->num_encoder_tokens
-                                                                  : batch->num_query_tokens;
+    return type == FOLIO_ATTENTION_ENCODER || type == FOLIO_ATTENTION_ENCODER_DECODER
+               ? batch->num_encoder_tokens
+               : batch->num_query_tokens;
 }
 
 const int64_t *folioi_batch_slots(const folio_batch *batch, folio_attention_type type)
 {
-    if (type == FOLIO_DECODER) return batch->slots.data;
-    if (type == FOLIO_ENCODER_DECODER) return batch->cross_slots.data;
+    if (type == FOLIO_ATTENTION_DECODER) return batch->slots.data;
+    if (type == FOLIO_ATTENTION_ENCODER_DECODER) return batch->cross_slots.data;
     return NULL;
 }

@@ -5,10 +5,10 @@
 
 #include <string.h>
 
-folio_status folio_batch_summarize(const folio_batch *batch, folio_batch_summary *out)
+folio_status folio_batch_get_info(const folio_batch *batch, folio_batch_info *out)
 {
-    REQUIRE(batch != NULL, "folio_batch_summarize: batch is NULL");
-    folio_batch_summary s = {
+    REQUIRE(batch != NULL, "folio_batch_get_info: batch is NULL");
+    folio_batch_info s = {
         .num_seqs = batch->num_seqs,
         .num_query_tokens = batch->num_query_tokens,
         .num_encoder_tokens = batch->num_encoder_tokens,
@@ -19,11 +19,11 @@ folio_status folio_batch_summarize(const folio_batch *batch, folio_batch_summary
         s.max_seq_len = max_i64(s.max_seq_len, q->seq_len);
         s.max_encoder_len = max_i64(s.max_encoder_len, q->encoder_len);
         s.max_encoder_new_len = max_i64(s.max_encoder_new_len, q->encoder_new_len);
-        if (q->phase == FOLIO_PREFILL) {
+        if (q->phase == FOLIO_PHASE_PREFILL) {
             s.num_prefills++;
             s.num_prefill_tokens += q->query_len;
             s.max_prefill_seq_len = max_i64(s.max_prefill_seq_len, q->seq_len);
-        } else if (q->phase == FOLIO_DECODE) {
+        } else if (q->phase == FOLIO_PHASE_DECODE) {
             s.num_decodes++;
             s.num_decode_tokens += q->query_len;
             s.max_decode_seq_len = max_i64(s.max_decode_seq_len, q->seq_len);
@@ -45,12 +45,14 @@ int folio_batch_is_complete(const folio_batch *batch, folio_attention_type type,
     const char *lacks = NULL;
     if (batch == NULL) lacks = "batch";
     else if ((unsigned)type >= FOLIO_NUM_ATTENTION_TYPES) lacks = "attention type";
-    else if ((type == FOLIO_ENCODER || type == FOLIO_ENCODER_DECODER) && !batch->has_encoder_lens)
+    else if ((type == FOLIO_ATTENTION_ENCODER || type == FOLIO_ATTENTION_ENCODER_DECODER) &&
+             !batch->has_encoder_lens)
         lacks = "encoder_len";
     for (int64_t i = 0; lacks == NULL && i < batch->num_seqs; i++) {
         folioi_rows r = folioi_batch_rows(batch, i, type);
-        if (type == FOLIO_DECODER && r.context_len > 0 && r.blocks == NULL) lacks = "block_table";
-        if (type == FOLIO_ENCODER_DECODER && r.key_len > 0 && r.blocks == NULL)
+        if (type == FOLIO_ATTENTION_DECODER && r.context_len > 0 && r.blocks == NULL)
+            lacks = "block_table";
+        if (type == FOLIO_ATTENTION_ENCODER_DECODER && r.key_len > 0 && r.blocks == NULL)
             lacks = "cross_block_table";
     }
     if (missing != NULL) *missing = lacks;
@@ -68,7 +70,7 @@ typedef struct view_arrays {
     int32_t *query_lens, *key_lens, *context_lens, *blocks;
 } view_arrays;
 
-static void carve(folioi_arena *arena, const folio_batch_view_data *v, int64_t num_blocks,
+static void carve(folioi_arena *arena, const folio_batch_view *v, int64_t num_blocks,
                   view_arrays *a)
 {
     int64_t n = v->num_seqs;
@@ -107,13 +109,13 @@ static void fill(const folio_batch *batch, folio_attention_type type, folio_phas
     }
 }
 
-folio_status folio_batch_view(folio_batch *batch, folio_attention_type type, folio_phase phase,
-                              folio_batch_view_data *out)
+folio_status folio_batch_get_view(folio_batch *batch, folio_attention_type type, folio_phase phase,
+                                  folio_batch_view *out)
 {
-    REQUIRE(batch != NULL, "folio_batch_view: batch is NULL");
+    REQUIRE(batch != NULL, "folio_batch_get_view: batch is NULL");
     REQUIRE((unsigned)type < FOLIO_NUM_ATTENTION_TYPES, "attention type %d is unknown", (int)type);
     REQUIRE((unsigned)phase < FOLIOI_NUM_PHASES, "phase %d is unknown", (int)phase);
-    folio_batch_view_data v = {0};
+    folio_batch_view v = {0};
     int64_t num_blocks = 0;
     for (int64_t i = 0; i < batch->num_seqs; i++) {
         if (!in_phase(batch_seq(batch, i), phase)) continue;
@@ -133,7 +135,7 @@ folio_status folio_batch_view(folio_batch *batch, folio_attention_type type, fol
     arena = (folioi_arena){memory->data, 0};
     carve(&arena, &v, num_blocks, &a);
     fill(batch, type, phase, &a);
-    bool paged = type == FOLIO_DECODER || type == FOLIO_ENCODER_DECODER;
+    bool paged = type == FOLIO_ATTENTION_DECODER || type == FOLIO_ATTENTION_ENCODER_DECODER;
     v.seqs = a.seqs;
     v.query_rows = a.query_rows;
     v.query_lens = a.query_lens;

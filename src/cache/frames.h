@@ -4,7 +4,7 @@
  *   frame of group g:  [layer 0: K | V | K scales | V scales][layer 1 ...]     as a frame of the store has it
  *
  * A KV cache per group, in the native layout, is wrapped around them with the frame as its block stride,
- * so that folio_kv_cache_swap_blocks moves blocks in and out. One frame more than asked for is the
+ * so that folio_kv_cache_copy_blocks moves blocks in and out. One frame more than asked for is the
  * mover's, for what goes straight to disk. A device reaches them: they are pinned then.
  */
 #ifndef FOLIOI_FRAMES_H

@@ -223,19 +223,19 @@ folio_status folio_kv_cache_wrap(folio_context *ctx, const folio_kv_cache_desc *
     return FOLIO_OK;
 }
 
-folio_status folio_kv_cache_shape(const char *backend, const folio_kv_cache_desc *desc,
-                                  folio_kv_shape *shape)
+folio_status folio_kv_cache_get_shape(const char *backend, const folio_kv_cache_desc *desc,
+                                      folio_kv_cache_shape *shape)
 {
     folioi_kv_format f;
     folio_backend_info info = {.struct_size = sizeof info};
     bool rows = false;
     if (backend != NULL && strcmp(backend, "auto") != 0) {
-        TRY(folio_backend_describe(backend, &info));
+        TRY(folio_backend_get_info(backend, &info));
         if (!info.available) FAIL(FOLIO_ERR_UNSUPPORTED, "%s: %s", backend, info.reason);
         rows = folioi_backend_find(backend)->memory != NULL;
     }
     TRY(folioi_kv_format_init(desc, rows, &f));
-    folio_kv_shape s = {
+    folio_kv_cache_shape s = {
         .k = f.k,
         .v = f.v,
         .k_scales = f.k_scales,
@@ -250,12 +250,13 @@ folio_status folio_kv_cache_shape(const char *backend, const folio_kv_cache_desc
     return folioi_struct_out(shape, &s, sizeof s, "shape");
 }
 
-folio_status folio_kv_cache_view(const folio_kv_cache *cache, int32_t layer, folio_kv_view *view)
+folio_status folio_kv_cache_get_view(const folio_kv_cache *cache, int32_t layer,
+                                     folio_kv_cache_view *view)
 {
     TRY(folioi_kv_cache_check_layer(cache, layer));
     const folioi_kv_layer *l = &cache->layers[layer];
     const folioi_kv_format *f = &cache->format;
-    folio_kv_view v = {
+    folio_kv_cache_view v = {
         .k = l->k,
         .v = l->v,
         .k_scales = l->k_scales,

@@ -174,47 +174,43 @@ static folio_status move_pairs(const folio_context *from_ctx, const folioi_kv_la
     return FOLIO_OK;
 }
 
-folio_status folio_kv_cache_copy_blocks(folio_kv_cache *cache, const int64_t (*pairs)[2],
-                                        int64_t num_pairs, const folio_run *run)
+/* Inside one cache the order of the copies must not matter. */
+static folio_status check_read_or_written(const folio_kv_cache *cache, const int64_t (*pairs)[2],
+                                          int64_t n)
 {
-    folio_run r;
-    TRY(folioi_kv_cache_check_layer(cache, 0));
-    TRY(folioi_run_in(cache->ctx, run, &r));
-    TRY(check_pairs(cache, cache, pairs, num_pairs));
     folioi_slotset read = {{0}, 0, 0};
-    TRY(folioi_slotset_reserve(&cache->ctx->allocator, &read, 2 * num_pairs));
+    TRY(folioi_slotset_reserve(&cache->ctx->allocator, &read, 2 * n));
     int64_t both = -1;
-    for (int64_t i = 0; i < num_pairs; i++) folioi_slotset_insert(&read, pairs[i][0]);
-    for (int64_t i = 0; i < num_pairs && both < 0; i++)
+    for (int64_t i = 0; i < n; i++) folioi_slotset_insert(&read, pairs[i][0]);
+    for (int64_t i = 0; i < n && both < 0; i++)
         if (!folioi_slotset_insert(&read, pairs[i][1])) both = i;
     folioi_slotset_free(&cache->ctx->allocator, &read);
     REQUIRE(both < 0, "pairs[%lld]: block %lld is both read and written", (long long)both,
             (long long)pairs[both < 0 ? 0 : both][1]);
-    return move_pairs(cache->ctx, cache->layers, cache->ctx, cache->layers,
-                      cache->format.desc.num_layers, pairs, num_pairs, r.stream);
+    return FOLIO_OK;
 }
 
-folio_status folio_kv_cache_swap_blocks(const folio_kv_cache *src, folio_kv_cache *dst,
+folio_status folio_kv_cache_copy_blocks(const folio_kv_cache *src, folio_kv_cache *dst,
                                         const int64_t (*pairs)[2], int64_t num_pairs,
                                         const folio_run *run)
 {
     folio_run r;
-    REQUIRE(src != NULL, "swap_blocks: src is NULL");
-    REQUIRE(dst != NULL, "swap_blocks: dst is NULL");
-    REQUIRE(src != dst, "swap_blocks: both caches are the same; use folio_kv_cache_copy_blocks");
+    REQUIRE(src != NULL, "copy_blocks: src is NULL");
+    REQUIRE(dst != NULL, "copy_blocks: dst is NULL");
     TRY(folioi_run_in(src->ctx->backend->memory != NULL ? src->ctx : dst->ctx, run, &r));
     const folio_kv_cache_desc *a = &src->format.desc, *b = &dst->format.desc;
-    REQUIRE(a->dtype == b->dtype, "swap_blocks: dtypes differ, %s and %s",
+    REQUIRE(a->dtype == b->dtype, "copy_blocks: dtypes differ, %s and %s",
             folio_dtype_name(a->dtype), folio_dtype_name(b->dtype));
     REQUIRE(
         a->num_layers == b->num_layers && a->block_size == b->block_size &&
             a->num_kv_heads == b->num_kv_heads && a->k_head_size == b->k_head_size &&
             a->v_head_size == b->v_head_size,
-        "swap_blocks: geometries differ: %d layers, block size %d, %d kv heads, head sizes %d, %d "
+        "copy_blocks: geometries differ: %d layers, block size %d, %d kv heads, head sizes %d, %d "
         "and %d layers, block size %d, %d kv heads, head sizes %d, %d",
         a->num_layers, a->block_size, a->num_kv_heads, a->k_head_size, a->v_head_size,
         b->num_layers, b->block_size, b->num_kv_heads, b->k_head_size, b->v_head_size);
     TRY(check_pairs(src, dst, pairs, num_pairs));
+    if (src == dst) TRY(check_read_or_written(src, pairs, num_pairs));
     return move_pairs(src->ctx, src->layers, dst->ctx, dst->layers, a->num_layers, pairs, num_pairs,
                       r.stream);
 }

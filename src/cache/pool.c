@@ -29,9 +29,10 @@ static folio_status check_desc(const folio_context *ctx, folio_pool_desc *d)
             "pool: num_blocks is %lld, outside [1, 2147483647]", (long long)d->num_blocks);
     REQUIRE(d->block_size >= 1 && d->block_size <= 4096,
             "pool: block_size is %d, outside [1, 4096]", d->block_size);
-    if (d->num_groups == 0) d->num_groups = 1;
-    REQUIRE(d->num_groups >= 1 && d->num_groups <= FOLIO_MAX_GROUPS,
-            "pool: num_groups is %d, outside [1, %d]", d->num_groups, FOLIO_MAX_GROUPS);
+    if (d->num_layer_groups == 0) d->num_layer_groups = 1;
+    REQUIRE(d->num_layer_groups >= 1 && d->num_layer_groups <= FOLIO_MAX_LAYER_GROUPS,
+            "pool: num_layer_groups is %d, outside [1, %d]", d->num_layer_groups,
+            FOLIO_MAX_LAYER_GROUPS);
     REQUIRE(d->watermark >= 0 && d->watermark <= d->num_blocks,
             "pool: watermark is %lld, outside [0, num_blocks = %lld]", (long long)d->watermark,
             (long long)d->num_blocks);
@@ -40,9 +41,9 @@ static folio_status check_desc(const folio_context *ctx, folio_pool_desc *d)
     REQUIRE(d->host_blocks >= 0 && d->host_blocks < INT32_MAX,
             "pool: host_blocks is %lld, outside [0, 2147483646]", (long long)d->host_blocks);
     bool tiers = d->host_blocks > 0 || d->store_path != NULL;
-    for (int32_t g = 0; g < d->num_groups; g++) {
-        folio_kv_cache *cache = d->groups != NULL ? d->groups[g].cache : NULL;
-        int64_t window = d->groups != NULL ? d->groups[g].window : 0;
+    for (int32_t g = 0; g < d->num_layer_groups; g++) {
+        folio_kv_cache *cache = d->layer_groups != NULL ? d->layer_groups[g].cache : NULL;
+        int64_t window = d->layer_groups != NULL ? d->layer_groups[g].window : 0;
         REQUIRE(window >= 0, "pool: group %d: window is %lld", g, (long long)window);
         TRY(check_cache(d, ctx, cache, "the cache of group", g));
         REQUIRE(!tiers || cache != NULL,
@@ -86,7 +87,7 @@ static folio_status make_tiers(folio_pool *pool, const folio_pool_desc *d, uint6
                                .max_bytes = d->store_bytes,
                                .model = d->model != NULL ? d->model : "",
                                .ids_bytes = (int32_t)max_i64(d->block_size * (int64_t)4, 8),
-                               .num_groups = pool->cross + (pool->cache[pool->cross] != NULL),
+                               .num_layer_groups = pool->cross + (pool->cache[pool->cross] != NULL),
                                .geometry = pool->frames.geometry,
                                .hash_key = d->hash_key};
         TRY(folioi_store_open(&pool->allocator, &s, &pool->store));
@@ -107,7 +108,7 @@ static folio_status fill_pool(folio_pool *pool, const folio_pool_desc *d)
             hash_key = (uint64_t)(uintptr_t)pool | 1;
     TRY(folioi_blocks_init(&pool->allocator, &pool->device, d->num_blocks, "a pool's blocks"));
     TRY(make_tiers(pool, d, &hash_key));
-    TRY(folioi_index_init(&pool->allocator, &pool->index, pool->num_groups, pool->block_size,
+    TRY(folioi_index_init(&pool->allocator, &pool->index, pool->num_layer_groups, pool->block_size,
                           hash_key));
     if (pool->store != NULL)
         folioi_index_use_digests(&pool->index, folioi_store_secret(pool->store));
@@ -132,11 +133,11 @@ folio_status folio_pool_create(folio_context *ctx, const folio_pool_desc *desc, 
     folioi_mover_init(&pool->mover);
     pool->host.oldest = pool->host.newest = NONE;
     pool->block_size = d.block_size;
-    pool->num_groups = pool->cross = d.num_groups;
-    for (int32_t g = 0; d.groups != NULL && g < d.num_groups; g++) {
-        pool->window[g] = d.groups[g].window;
-        pool->cache[g] = d.groups[g].cache;
-        pool->windowed |= d.groups[g].window > 0;
+    pool->num_layer_groups = pool->cross = d.num_layer_groups;
+    for (int32_t g = 0; d.layer_groups != NULL && g < d.num_layer_groups; g++) {
+        pool->window[g] = d.layer_groups[g].window;
+        pool->cache[g] = d.layer_groups[g].cache;
+        pool->windowed |= d.layer_groups[g].window > 0;
     }
     pool->cache[pool->cross] = d.cross_cache;
     pool->tiers = d.host_blocks > 0 || d.store_path != NULL;
@@ -164,7 +165,8 @@ void folio_pool_destroy(folio_pool *pool)
     folioi_blocks_free(&a, &pool->device);
     folioi_blocks_free(&a, &pool->host);
     folioi_index_free(&a, &pool->index);
-    for (int32_t g = 0; g < pool->num_groups; g++) folioi_array_free(&a, &pool->copies[g].pairs);
+    for (int32_t g = 0; g < pool->num_layer_groups; g++)
+        folioi_array_free(&a, &pool->copies[g].pairs);
     folioi_array_free(&a, &pool->walk);
     pthread_mutex_destroy(&pool->lock);
     folioi_free(&a, pool, sizeof *pool);
@@ -194,7 +196,7 @@ void folioi_pool_emit(folio_pool *pool, folio_cache_event_kind kind, folio_tier 
     folio_cache_event e = {.struct_size = sizeof e,
                            .kind = kind,
                            .tier = tier,
-                           .group = id->group,
+                           .layer_group = id->group,
                            .block = block,
                            .hash = {id->key.word[0], id->key.word[1]},
                            .parent = {id->parent.word[0], id->parent.word[1]},
@@ -398,8 +400,8 @@ folio_status folio_pool_take_copies(folio_pool *pool, int32_t group, int64_t cap
                                     int64_t (*pairs)[2], int64_t *num_pairs)
 {
     REQUIRE(pool != NULL, "folio_pool_take_copies: pool is NULL");
-    REQUIRE(group >= 0 && group < pool->num_groups, "take_copies: group %d is outside [0, %d)",
-            group, pool->num_groups);
+    REQUIRE(group >= 0 && group < pool->num_layer_groups,
+            "take_copies: group %d is outside [0, %d)", group, pool->num_layer_groups);
     REQUIRE(capacity >= 0 && (capacity == 0 || pairs != NULL),
             "take_copies: pairs is NULL or capacity %lld negative", (long long)capacity);
     REQUIRE(num_pairs != NULL, "take_copies: num_pairs is NULL");
@@ -422,7 +424,7 @@ folio_status folioi_pool_run_copies(folio_pool *pool)
     enum { CHUNK = 256 };
     int64_t pairs[CHUNK][2];
     folio_run run = pool_run(pool);
-    for (int32_t g = 0; g < pool->num_groups; g++) {
+    for (int32_t g = 0; g < pool->num_layer_groups; g++) {
         folioi_copies *queue = &pool->copies[g];
         REQUIRE(queue->num == 0 || pool->cache[g] != NULL,
                 "run_copies: group %d has no cache; take its copies", g);
@@ -430,7 +432,8 @@ folio_status folioi_pool_run_copies(folio_pool *pool)
             int64_t n = min_i64(CHUNK, queue->num);
             memcpy(pairs, (int64_t(*)[2])queue->pairs.data + (queue->num - n),
                    (size_t)n * sizeof pairs[0]);
-            TRY(folio_kv_cache_copy_blocks(pool->cache[g], (const int64_t(*)[2])pairs, n, &run));
+            TRY(folio_kv_cache_copy_blocks(pool->cache[g], pool->cache[g],
+                                           (const int64_t(*)[2])pairs, n, &run));
             take_copies(pool, g, n, pairs);
         }
     }
@@ -483,22 +486,22 @@ folio_status folio_pool_get_stats(folio_pool *pool, folio_pool_stats *stats)
         .store_warnings = store.warnings,
         .store_errors = store.errors,
     };
-    for (int32_t g = 0; g < pool->num_groups; g++) s.num_copies += pool->copies[g].num;
+    for (int32_t g = 0; g < pool->num_layer_groups; g++) s.num_copies += pool->copies[g].num;
     pthread_mutex_unlock(&pool->lock);
     return folioi_struct_out(stats, &s, sizeof s, "stats");
 }
 
-folio_status folio_pool_map(folio_pool *pool, folio_tier tier, int64_t first, int64_t n,
-                            uint8_t *states)
+folio_status folio_pool_get_block_states(folio_pool *pool, folio_tier tier, int64_t first,
+                                         int64_t n, uint8_t *states)
 {
-    REQUIRE(pool != NULL, "folio_pool_map: pool is NULL");
+    REQUIRE(pool != NULL, "folio_pool_get_block_states: pool is NULL");
     REQUIRE(tier == FOLIO_TIER_DEVICE || tier == FOLIO_TIER_HOST,
-            "folio_pool_map: tier %d is neither device nor host", (int)tier);
+            "folio_pool_get_block_states: tier %d is neither device nor host", (int)tier);
     const folioi_blocks *b = tier_blocks(pool, (int)tier);
     REQUIRE(first >= 0 && n >= 0 && first <= b->num && n <= b->num - first,
-            "folio_pool_map: blocks [%lld, + %lld) are outside [0, %lld)", (long long)first,
-            (long long)n, (long long)b->num);
-    REQUIRE(n == 0 || states != NULL, "folio_pool_map: states is NULL");
+            "folio_pool_get_block_states: blocks [%lld, + %lld) are outside [0, %lld)",
+            (long long)first, (long long)n, (long long)b->num);
+    REQUIRE(n == 0 || states != NULL, "folio_pool_get_block_states: states is NULL");
     pool_lock(pool);
     for (int64_t i = 0; i < n; i++) {
         const folioi_block *k = &b->block[first + i];

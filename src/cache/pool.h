@@ -25,8 +25,8 @@
 #include <folio/folio_pool.h>
 #include <pthread.h>
 
-/* Groups are numbered 0 .. num_groups - 1; encoder tokens have tables of their own after them. */
-#define MAX_TABLES (FOLIO_MAX_GROUPS + 1)
+/* Groups are numbered 0 .. num_layer_groups - 1; encoder tokens have tables of their own after them. */
+#define MAX_TABLES (FOLIO_MAX_LAYER_GROUPS + 1)
 
 typedef struct folioi_copies {
     folioi_array pairs; /* int64_t [num][2]: from, to */
@@ -38,8 +38,9 @@ struct folio_pool {
     void *stream; /* of a device: every copy of the pool is queued there */
     folio_allocator allocator;
     pthread_mutex_t lock;
-    int32_t block_size, num_groups, cross; /* cross == num_groups: the encoder's table */
-    int64_t window[MAX_TABLES];            /* 0: all keys */
+    int32_t block_size, num_layer_groups,
+        cross;                  /* cross == num_layer_groups: the encoder's table */
+    int64_t window[MAX_TABLES]; /* 0: all keys */
     folio_kv_cache *cache[MAX_TABLES];
     bool windowed;
     bool tiers;
@@ -49,7 +50,7 @@ struct folio_pool {
     void *event_user;
     folioi_blocks device, host;
     folioi_index index;
-    folioi_copies copies[FOLIO_MAX_GROUPS];
+    folioi_copies copies[FOLIO_MAX_LAYER_GROUPS];
     folioi_array walk; /* int32_t: nodes of a match */
     folio_sequence *sequences;
     int64_t num_sequences, lookup_tokens, hit_tokens, blocks_out, blocks_in;

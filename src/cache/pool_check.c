@@ -127,7 +127,7 @@ static folio_status check_holders(folio_pool *pool, tally *device, tally *host, 
             if (step->holds_device) device[step->device].holders++, device[step->device].steps++;
             if (step->holds_host) host[step->host].holders++, host[step->host].steps++;
         }
-    for (int32_t g = 0; g < pool->num_groups; g++)
+    for (int32_t g = 0; g < pool->num_layer_groups; g++)
         for (int64_t i = 0; i < pool->copies[g].num; i++) {
             const int64_t *pair = ((int64_t(*)[2])pool->copies[g].pairs.data)[i];
             device[pair[0]].reads++;
@@ -166,7 +166,7 @@ static folio_status check_node(const folio_pool *pool, int32_t node, counts *c, 
     const folioi_node *n = index_node(x, node);
     int32_t links = 0;
     for (int tier = 0; tier < NUM_LINKED_TIERS; tier++)
-        for (int32_t g = 0; g < x->num_groups; g++) {
+        for (int32_t g = 0; g < x->num_layer_groups; g++) {
             int32_t b = *index_link(x, node, tier, g);
             const folioi_blocks *blocks = tier == TIER_DEVICE ? &pool->device : &pool->host;
             if (b == NONE) continue;

@@ -37,9 +37,9 @@ typedef struct {
     int64_t num_keys; /* made so far */
     folioi_key key[AHEAD];
     folioi_key last_key;
-    int32_t node;                  /* of the last block found, pinned; NONE */
-    int64_t run[FOLIO_MAX_GROUPS]; /* blocks that a group has in any tier, up to here */
-    int64_t device_run[FOLIO_MAX_GROUPS];
+    int32_t node;                        /* of the last block found, pinned; NONE */
+    int64_t run[FOLIO_MAX_LAYER_GROUPS]; /* blocks that a group has in any tier, up to here */
+    int64_t device_run[FOLIO_MAX_LAYER_GROUPS];
     int64_t best, device_best; /* longest match so far: all tiers, device alone */
 } walk;
 
@@ -74,7 +74,7 @@ static bool on_disk(folio_pool *pool, const walk *w, int64_t i, int32_t group)
 /* Does every group have all that token i * block_size sees? */
 static bool runs_suffice(const folio_pool *pool, const int64_t *run, int64_t i)
 {
-    for (int32_t g = 0; g < pool->num_groups; g++)
+    for (int32_t g = 0; g < pool->num_layer_groups; g++)
         if (i - run[g] > window_begin(pool, g, i * pool->block_size) / pool->block_size)
             return false;
     return true;
@@ -85,7 +85,7 @@ static bool count_runs(walk *w, int64_t i, int32_t node)
 {
     folio_pool *pool = w->pool;
     bool all = true;
-    for (int32_t g = 0; g < pool->num_groups; g++) {
+    for (int32_t g = 0; g < pool->num_layer_groups; g++) {
         bool device = node != NONE && *index_link(&pool->index, node, TIER_DEVICE, g) != NONE;
         bool lower = !device && pool->tiers &&
                      ((node != NONE && *index_link(&pool->index, node, TIER_HOST, g) != NONE) ||
@@ -137,7 +137,7 @@ static int64_t longest_with_room(const folio_pool *pool, const walk *w, int64_t 
     int64_t loads = 0, woken = 0, have = blocks_available(&pool->device), best = 0;
     *num_loads = 0;
     if (pool->windowed) { /* a shorter one would need other blocks: all or what is there */
-        for (int32_t g = 0; g < pool->num_groups; g++)
+        for (int32_t g = 0; g < pool->num_layer_groups; g++)
             for (int64_t i = window_begin(pool, g, w->best * pool->block_size) / pool->block_size;
                  i < w->best; i++)
                 count_block(pool, i, g, &loads, &woken);
@@ -146,7 +146,8 @@ static int64_t longest_with_room(const folio_pool *pool, const walk *w, int64_t 
         return w->best;
     }
     for (int64_t i = 0; i < w->best; i++) {
-        for (int32_t g = 0; g < pool->num_groups; g++) count_block(pool, i, g, &loads, &woken);
+        for (int32_t g = 0; g < pool->num_layer_groups; g++)
+            count_block(pool, i, g, &loads, &woken);
         if (loads > 0 && loads > have - woken) break;
         best = i + 1;
         *num_loads = loads;
@@ -160,7 +161,7 @@ static void touch_below(folio_sequence *s)
     folio_pool *pool = s->pool;
     for (int64_t i = s->indexed - 1; i >= 0; i--) {
         int32_t node = ((const int32_t *)pool->walk.data)[i];
-        for (int32_t g = 0; g < pool->num_groups; g++) {
+        for (int32_t g = 0; g < pool->num_layer_groups; g++) {
             int32_t host = *index_link(&pool->index, node, TIER_HOST, g);
             folioi_frame_id id = node_id(&pool->index, node, g);
             if (host != NONE) {
@@ -180,7 +181,7 @@ static void attach(folio_sequence *s, int64_t blocks, folio_transfer *transfer)
     s->tip = blocks > 0 ? nodes[blocks - 1] : NONE;
     s->indexed = blocks;
     index_pin(&pool->index, s->tip);
-    for (int32_t g = 0; g < pool->num_groups; g++) {
+    for (int32_t g = 0; g < pool->num_layer_groups; g++) {
         folioi_table *t = &s->table[g];
         t->num = blocks;
         t->released = window_begin(pool, g, blocks * pool->block_size) / pool->block_size;
@@ -192,7 +193,7 @@ static void attach(folio_sequence *s, int64_t blocks, folio_transfer *transfer)
         }
     }
     /* only now: new blocks may push cached ones out */
-    for (int32_t g = 0; transfer != NULL && g < pool->num_groups; g++) {
+    for (int32_t g = 0; transfer != NULL && g < pool->num_layer_groups; g++) {
         int32_t *blocks_g = table_blocks(&s->table[g]);
         for (int64_t i = s->table[g].released; i < blocks; i++)
             if (blocks_g[i] == NONE) blocks_g[i] = folioi_swap_load(transfer, g, i, nodes[i]);
@@ -278,7 +279,7 @@ static void index_blocks(folio_sequence *s, const folio_tokens *tokens)
         folioi_key key = folioi_index_key(x, parent, s->salt, ids);
         int32_t node = folioi_index_find(x, key, s->tip, s->salt, ids);
         if (node == NONE) node = folioi_index_add(x, key, s->tip, s->salt, ids);
-        for (int32_t g = 0; g < pool->num_groups; g++) folioi_prefix_enter(s, g, i, node);
+        for (int32_t g = 0; g < pool->num_layer_groups; g++) folioi_prefix_enter(s, g, i, node);
         index_pin(x, node);
         index_unpin(x, s->tip);
         s->tip = node;

@@ -12,10 +12,10 @@ typedef struct {
     uint64_t hashed;
 } key_head;
 
-folio_status folioi_index_init(const folio_allocator *a, folioi_index *x, int32_t num_groups,
+folio_status folioi_index_init(const folio_allocator *a, folioi_index *x, int32_t num_layer_groups,
                                int32_t block_size, uint64_t hash_key)
 {
-    *x = (folioi_index){.num_groups = num_groups,
+    *x = (folioi_index){.num_layer_groups = num_layer_groups,
                         .token_bytes = block_size * (int32_t)sizeof(int32_t),
                         .ids_bytes = (int32_t)max_i64(block_size * (int64_t)sizeof(int32_t), 8),
                         .hash_key = hash_key,
@@ -106,7 +106,7 @@ folio_status folioi_index_reserve(const folio_allocator *a, folioi_index *x, int
     while (capacity < x->num_nodes + n) capacity *= 2;
     REQUIRE(capacity <= INT32_MAX / 2, "the prefix index would pass 2^30 entries");
     static const char what[] = "the prefix index";
-    int64_t links = (int64_t)sizeof(int32_t) * NUM_LINKED_TIERS * x->num_groups;
+    int64_t links = (int64_t)sizeof(int32_t) * NUM_LINKED_TIERS * x->num_layer_groups;
     TRY(folioi_array_reserve(a, &x->nodes, capacity * (int64_t)sizeof(folioi_node), what));
     TRY(folioi_array_reserve(a, &x->links, capacity * links, what));
     TRY(folioi_array_reserve(a, &x->ids, capacity * x->ids_bytes, what));
@@ -138,7 +138,7 @@ int32_t folioi_index_add(folioi_index *x, folioi_key key, int32_t parent, uint64
     *bucket = node;
     memcpy((char *)x->ids.data + (int64_t)node * x->ids_bytes, ids.data, (size_t)ids.bytes);
     for (int tier = 0; tier < NUM_LINKED_TIERS; tier++)
-        for (int32_t g = 0; g < x->num_groups; g++) *index_link(x, node, tier, g) = NONE;
+        for (int32_t g = 0; g < x->num_layer_groups; g++) *index_link(x, node, tier, g) = NONE;
     if (parent != NONE) index_node(x, parent)->num_children++;
     x->num_nodes++;
     return node;

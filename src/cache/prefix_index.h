@@ -38,7 +38,7 @@ typedef struct folioi_block_ids {
 } folioi_block_ids;
 
 typedef struct folioi_index {
-    int32_t num_groups;
+    int32_t num_layer_groups;
     int32_t token_bytes, ids_bytes; /* of a block's token ids; room for them or a hash id */
     uint64_t hash_key;
     uint64_t key_mask; /* all ones, but in tests of collisions */
@@ -46,7 +46,7 @@ typedef struct folioi_index {
     bool digests; /* nodes have them */
     unsigned char digest_secret[XXH3_SECRET_DEFAULT_SIZE];
     folioi_array nodes;   /* folioi_node [capacity] */
-    folioi_array links;   /* int32_t [capacity][NUM_LINKED_TIERS][num_groups] */
+    folioi_array links;   /* int32_t [capacity][NUM_LINKED_TIERS][num_layer_groups] */
     folioi_array ids;     /* [capacity][ids_bytes] */
     folioi_array buckets; /* int32_t [mask + 1] */
     folioi_array scratch; /* a key's input */
@@ -54,7 +54,7 @@ typedef struct folioi_index {
     int32_t unused;
 } folioi_index;
 
-folio_status folioi_index_init(const folio_allocator *a, folioi_index *x, int32_t num_groups,
+folio_status folioi_index_init(const folio_allocator *a, folioi_index *x, int32_t num_layer_groups,
                                int32_t block_size, uint64_t hash_key);
 void folioi_index_free(const folio_allocator *a, folioi_index *x);
 
@@ -66,8 +66,8 @@ static inline folioi_node *index_node(const folioi_index *x, int32_t node)
 /** The number of a node's block in a tier and group; NONE. */
 static inline int32_t *index_link(const folioi_index *x, int32_t node, int tier, int32_t group)
 {
-    return (int32_t *)x->links.data + ((int64_t)node * NUM_LINKED_TIERS + tier) * x->num_groups +
-           group;
+    return (int32_t *)x->links.data +
+           ((int64_t)node * NUM_LINKED_TIERS + tier) * x->num_layer_groups + group;
 }
 
 static inline folioi_block_ids index_ids(const folioi_index *x, int32_t node)

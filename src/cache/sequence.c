@@ -37,7 +37,8 @@ static folio_status grow_table(folio_sequence *s, int32_t table, int64_t blocks)
 
 folio_status folioi_sequence_grow(folio_sequence *s, int64_t len)
 {
-    for (int32_t g = 0; g < s->pool->num_groups; g++) TRY(grow_table(s, g, blocks_of(s, len)));
+    for (int32_t g = 0; g < s->pool->num_layer_groups; g++)
+        TRY(grow_table(s, g, blocks_of(s, len)));
     return FOLIO_OK;
 }
 
@@ -136,7 +137,8 @@ void folioi_sequence_drop(folio_sequence *s, int32_t table, int64_t first)
 void folioi_sequence_cut(folio_sequence *s, int64_t len)
 {
     folio_pool *pool = s->pool;
-    for (int32_t g = 0; g < pool->num_groups; g++) folioi_sequence_drop(s, g, blocks_of(s, len));
+    for (int32_t g = 0; g < pool->num_layer_groups; g++)
+        folioi_sequence_drop(s, g, blocks_of(s, len));
     s->len = len;
     s->committed = min_i64(s->committed, len);
     s->matched = min_i64(s->matched, len);
@@ -157,7 +159,7 @@ static folio_status truncate(folio_sequence *s, int64_t len)
     REQUIRE(len >= 0 && len <= s->len, "truncate: len %lld is outside [0, %lld]", (long long)len,
             (long long)s->len);
     int64_t next = min_i64(len, s->committed); /* the first token to be computed */
-    for (int32_t g = 0; g < pool->num_groups && next > 0; g++) {
+    for (int32_t g = 0; g < pool->num_layer_groups && next > 0; g++) {
         int64_t begin = window_begin(pool, g, next);
         REQUIRE(begin >= s->table[g].released * pool->block_size,
                 "truncate: token %lld sees keys from %lld on, group %d has released those before "
@@ -188,7 +190,7 @@ static int64_t first_visible(const folio_sequence *s, int32_t group)
 int64_t folioi_sequence_releasable(const folio_sequence *s)
 {
     int64_t n = 0;
-    for (int32_t g = 0; g < s->pool->num_groups; g++)
+    for (int32_t g = 0; g < s->pool->num_layer_groups; g++)
         for (int64_t i = s->table[g].released; i < first_visible(s, g); i++) {
             const folioi_block *k = &s->pool->device.block[table_blocks(&s->table[g])[i]];
             n += k->refs == 1 && k->reads == 0;
@@ -198,7 +200,7 @@ int64_t folioi_sequence_releasable(const folio_sequence *s)
 
 void folioi_sequence_release(folio_sequence *s)
 {
-    for (int32_t g = 0; g < s->pool->num_groups; g++) {
+    for (int32_t g = 0; g < s->pool->num_layer_groups; g++) {
         folioi_table *t = &s->table[g];
         int64_t end = first_visible(s, g);
         for (int64_t i = end - 1; i >= t->released; i--) {
@@ -250,7 +252,7 @@ static void copy_on_write(folio_sequence *s, int32_t group, int32_t from)
 
 static folio_status room_for_copies(folio_pool *pool)
 {
-    for (int32_t g = 0; g < pool->num_groups; g++)
+    for (int32_t g = 0; g < pool->num_layer_groups; g++)
         TRY(folioi_array_reserve(&pool->allocator, &pool->copies[g].pairs,
                                  (pool->copies[g].num + 1) * (int64_t)sizeof(int64_t[2]),
                                  "queued copies"));
@@ -289,13 +291,13 @@ static folio_status reserve(folio_sequence *s, int64_t n, uint32_t flags, int64_
             (long long)n, (long long)s->len);
     if (n == 0) return FOLIO_OK;
     int64_t blocks = blocks_of(s, s->len + n), need = 0;
-    for (int32_t g = 0; g < pool->num_groups; g++)
+    for (int32_t g = 0; g < pool->num_layer_groups; g++)
         need += blocks - s->table[g].num + (block_to_copy(s, g) != NONE);
     TRY(check_room(pool, need, folioi_sequence_releasable(s), flags));
     TRY(folioi_sequence_grow(s, s->len + n));
     TRY(room_for_copies(pool));
     folioi_sequence_release(s);
-    for (int32_t g = 0; g < pool->num_groups; g++) {
+    for (int32_t g = 0; g < pool->num_layer_groups; g++) {
         folioi_table *t = &s->table[g];
         int32_t shared = block_to_copy(s, g);
         if (shared != NONE) copy_on_write(s, g, shared);
@@ -396,13 +398,15 @@ folio_status folio_sequence_fork(folio_sequence *s, folio_sequence **out)
 
 /* ------------------------------------------------------------------------------ --------- tables */
 
-folio_status folio_sequence_table(const folio_sequence *s, int32_t group, const int32_t **blocks,
-                                  int64_t *num_blocks)
+folio_status folio_sequence_get_table(const folio_sequence *s, int32_t group,
+                                      const int32_t **blocks, int64_t *num_blocks)
 {
-    REQUIRE(s != NULL, "folio_sequence_table: sequence is NULL");
-    REQUIRE(group >= FOLIO_CROSS_GROUP && group < s->pool->num_groups,
-            "folio_sequence_table: group %d is outside [-1, %d)", group, s->pool->num_groups);
-    REQUIRE(blocks != NULL && num_blocks != NULL, "folio_sequence_table: an out pointer is NULL");
+    REQUIRE(s != NULL, "folio_sequence_get_table: sequence is NULL");
+    REQUIRE(group >= FOLIO_LAYER_GROUP_CROSS && group < s->pool->num_layer_groups,
+            "folio_sequence_get_table: group %d is outside [-1, %d)", group,
+            s->pool->num_layer_groups);
+    REQUIRE(blocks != NULL && num_blocks != NULL,
+            "folio_sequence_get_table: an out pointer is NULL");
     pool_lock(s->pool);
     folio_status status = folioi_sequence_resident(s, "table");
     const folioi_table *t = &s->table[group < 0 ? s->pool->cross : group];

@@ -326,8 +326,8 @@ static folio_status check_put(const folioi_store *store, const folioi_frame_id *
     const folioi_store_file *file = &store->file;
     REQUIRE(id->kind == FOLIOI_FRAME_CACHED || id->kind == FOLIOI_FRAME_SEQUENCE,
             "a frame's kind is %d", (int)id->kind);
-    REQUIRE(id->group >= 0 && id->group < file->num_groups,
-            "a frame's group is %d, outside [0, %d)", id->group, file->num_groups);
+    REQUIRE(id->group >= 0 && id->group < file->num_layer_groups,
+            "a frame's group is %d, outside [0, %d)", id->group, file->num_layer_groups);
     REQUIRE(id->ids_bytes >= 0 && id->ids_bytes <= file->ids_bytes &&
                 (id->ids != NULL || id->ids_bytes == 0),
             "a frame's ids have %d bytes, outside [0, %d], or are NULL", id->ids_bytes,

@@ -42,10 +42,10 @@ typedef struct folioi_frame_geometry {
 
 typedef struct folioi_store_desc {
     const char *path;
-    int64_t max_bytes;  /* of the file: bounds the number of frames */
-    const char *model;  /* compared with the file's; up to 255 bytes */
-    int32_t ids_bytes;  /* room for a block's token ids: block_size * 4, at least 8 */
-    int32_t num_groups; /* entries of geometry, 1..32 */
+    int64_t max_bytes;        /* of the file: bounds the number of frames */
+    const char *model;        /* compared with the file's; up to 255 bytes */
+    int32_t ids_bytes;        /* room for a block's token ids: block_size * 4, at least 8 */
+    int32_t num_layer_groups; /* entries of geometry, 1..32 */
     const folioi_frame_geometry *geometry;
     uint64_t hash_key;          /* 0: the file's, or a random one for a new file */
     const folioi_file_ops *ops; /* NULL: the system's */

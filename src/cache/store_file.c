@@ -167,7 +167,7 @@ static void superblock_encode(const folioi_store_file *file, const folioi_store_
     memset(super, 0, sizeof *super);
     memcpy(super->magic, store_magic, sizeof super->magic);
     super->version = htole32(STORE_FORMAT_VERSION);
-    super->num_groups = (int32_t)htole32((uint32_t)file->num_groups);
+    super->num_layer_groups = (int32_t)htole32((uint32_t)file->num_layer_groups);
     super->frame_bytes = (int64_t)htole64((uint64_t)file->frame_bytes);
     super->ids_bytes = (int32_t)htole32((uint32_t)file->ids_bytes);
     if (desc->model != NULL) memcpy(super->model, desc->model, strlen(desc->model));
@@ -182,11 +182,12 @@ static folio_status check_desc(folioi_store_file *file, const folioi_store_desc 
             model, STORE_MODEL_BYTES - 1);
     REQUIRE(desc->ids_bytes >= 8 && desc->ids_bytes <= MAX_IDS,
             "the store's ids_bytes is %d, outside [8, %d]", desc->ids_bytes, MAX_IDS);
-    REQUIRE(desc->num_groups >= 1 && desc->num_groups <= STORE_MAX_GROUPS && desc->geometry != NULL,
-            "the store's num_groups is %d, outside [1, %d], or it has no geometry",
-            desc->num_groups, STORE_MAX_GROUPS);
+    REQUIRE(desc->num_layer_groups >= 1 && desc->num_layer_groups <= STORE_MAX_GROUPS &&
+                desc->geometry != NULL,
+            "the store's num_layer_groups is %d, outside [1, %d], or it has no geometry",
+            desc->num_layer_groups, STORE_MAX_GROUPS);
     int64_t payload = 0;
-    for (int32_t g = 0; g < desc->num_groups; g++) {
+    for (int32_t g = 0; g < desc->num_layer_groups; g++) {
         int64_t bytes = desc->geometry[g].payload_bytes;
         REQUIRE(bytes >= 0 && bytes <= MAX_PAYLOAD,
                 "the store's group %d: payload_bytes is %lld, outside [0, %lld]", g,
@@ -196,7 +197,7 @@ static folio_status check_desc(folioi_store_file *file, const folioi_store_desc 
         file->geometry[g] = geometry_encode(&desc->geometry[g]);
     }
     file->ids_bytes = desc->ids_bytes;
-    file->num_groups = desc->num_groups;
+    file->num_layer_groups = desc->num_layer_groups;
     file->head_bytes =
         round_up((int64_t)sizeof(folioi_frame_header) + desc->ids_bytes, PAYLOAD_ALIGN);
     file->frame_bytes = round_up(file->head_bytes + payload, FRAME_ALIGN);
@@ -244,9 +245,10 @@ static folio_status check_superblock(folioi_store_file *file, const folioi_store
     REQUIRE(memcmp(there->model, here->model, sizeof here->model) == 0,
             "%s was made for the model \"%.255s\", here it is \"%.255s\"", path, there->model,
             here->model);
-    REQUIRE(there->num_groups == here->num_groups, "%s was made for %d groups, here there are %d",
-            path, (int32_t)le32toh((uint32_t)there->num_groups), file->num_groups);
-    for (int32_t g = 0; g < file->num_groups; g++)
+    REQUIRE(there->num_layer_groups == here->num_layer_groups,
+            "%s was made for %d groups, here there are %d", path,
+            (int32_t)le32toh((uint32_t)there->num_layer_groups), file->num_layer_groups);
+    for (int32_t g = 0; g < file->num_layer_groups; g++)
         TRY(check_geometry(path, g, &there->geometry[g], &here->geometry[g]));
     REQUIRE(there->ids_bytes == here->ids_bytes,
             "%s was made with %d bytes for a block's ids, here there are %d", path,
@@ -418,7 +420,8 @@ folioi_head_state folioi_head_decode(const folioi_store_file *file, int64_t fram
         le32toh(h.version) != STORE_FORMAT_VERSION || ids_bytes < 0 ||
         ids_bytes > file->ids_bytes || h.head_checksum != head_checksum(file, &h, ids, ids_bytes))
         return FOLIOI_HEAD_TORN;
-    if ((int64_t)le64toh((uint64_t)h.frame) != frame || group < 0 || group >= file->num_groups ||
+    if ((int64_t)le64toh((uint64_t)h.frame) != frame || group < 0 ||
+        group >= file->num_layer_groups ||
         memcmp(&h.geometry, &file->geometry[group], sizeof h.geometry) != 0 || payload_bytes < 0 ||
         payload_bytes > file->payload_bytes[group] ||
         (kind != FOLIOI_FRAME_CACHED && kind != FOLIOI_FRAME_SEQUENCE))

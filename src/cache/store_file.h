@@ -27,7 +27,7 @@ typedef struct folioi_disk_geometry {
 typedef struct folioi_superblock {
     char magic[8];
     uint32_t version;
-    int32_t num_groups;
+    int32_t num_layer_groups;
     int64_t frame_bytes;
     int32_t ids_bytes;
     uint32_t zero;
@@ -73,7 +73,7 @@ typedef struct folioi_store_file {
     int64_t size; /* when it was opened */
     int64_t frame_bytes;
     int64_t head_bytes; /* of header and ids: where the payload begins */
-    int32_t ids_bytes, num_groups;
+    int32_t ids_bytes, num_layer_groups;
     uint64_t hash_key;
     folioi_key secret;
     uint64_t epoch; /* guarded by the store's lock */

@@ -372,7 +372,7 @@ folio_status folio_sequence_swap_in(folio_sequence *s, const folio_run *run,
 static void drop_unreachable(folio_sequence *s, int64_t first)
 {
     folio_pool *pool = s->pool;
-    for (int32_t g = 0; g < pool->num_groups; g++) {
+    for (int32_t g = 0; g < pool->num_layer_groups; g++) {
         folioi_table *t = &s->table[g];
         for (int64_t i = t->num - 1; i >= max_i64(first, t->released); i--) {
             int32_t block = table_blocks(t)[i];

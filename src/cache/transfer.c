@@ -17,7 +17,7 @@ static folio_status copy_frames(folio_pool *pool, const folio_kv_cache *from, fo
 {
     folio_run run = pool_run(pool);
     pool->mover.queued = true; /* also where it fails half way */
-    return folio_kv_cache_swap_blocks(from, to, pairs, n, &run);
+    return folio_kv_cache_copy_blocks(from, to, pairs, n, &run);
 }
 
 folio_status folioi_mover_settle(folio_pool *pool)
@@ -244,7 +244,7 @@ folio_status folioi_transfer_hand_out(folio_transfer *t, folio_transfer **out)
     return status;
 }
 
-int folio_transfer_done(const folio_transfer *transfer)
+int folio_transfer_is_done(const folio_transfer *transfer)
 {
     if (transfer == NULL) return 1;
     pool_lock(transfer->pool);

@@ -42,7 +42,8 @@ static folio_status check_attentions(const folio_context *ctx, const folio_plan_
     for (int32_t i = 0; i < d->num_attentions; i++) {
         REQUIRE(d->attentions[i] != NULL, "plan: attentions[%d] is NULL", i);
         REQUIRE(d->attentions[i]->ctx == ctx, "plan: attentions[%d] is of another context", i);
-        uint32_t types = d->types != NULL ? d->types[i] : FOLIO_TYPE_BIT(FOLIO_DECODER);
+        uint32_t types =
+            d->types != NULL ? d->types[i] : FOLIO_ATTENTION_BIT(FOLIO_ATTENTION_DECODER);
         REQUIRE(types != 0 && types >> FOLIO_NUM_ATTENTION_TYPES == 0,
                 "plan: types[%d] = 0x%x is empty or has unknown bits", i, types);
         char text[256] = "";
@@ -67,7 +68,8 @@ static folio_status build(folio_plan *plan, const folio_plan_desc *d)
     plan->shape.types = (uint32_t *)(plan->shape.attentions + n);
     for (int64_t i = 0; i < n; i++) {
         plan->shape.attentions[i] = d->attentions[i];
-        plan->shape.types[i] = d->types != NULL ? d->types[i] : FOLIO_TYPE_BIT(FOLIO_DECODER);
+        plan->shape.types[i] =
+            d->types != NULL ? d->types[i] : FOLIO_ATTENTION_BIT(FOLIO_ATTENTION_DECODER);
     }
     plan->shape.desc.attentions = NULL;
     plan->shape.desc.types = NULL;
@@ -146,12 +148,7 @@ static folioi_plan_facts find_facts(const folio_batch *batch, folio_attention_ty
     return f;
 }
 
-folio_status folio_plan_update(folio_plan *plan, folio_batch *batch)
-{
-    return folio_plan_update_on(plan, batch, NULL);
-}
-
-folio_status folio_plan_update_on(folio_plan *plan, folio_batch *batch, const folio_run *run)
+folio_status folio_plan_update(folio_plan *plan, folio_batch *batch, const folio_run *run)
 {
     REQUIRE(plan != NULL, "folio_plan_update: plan is NULL");
     REQUIRE(batch != NULL, "folio_plan_update: batch is NULL");
@@ -169,14 +166,16 @@ folio_status folio_plan_update_on(folio_plan *plan, folio_batch *batch, const fo
     uint32_t types = 0;
     for (int32_t i = 0; i < plan->shape.desc.num_attentions; i++) types |= plan->shape.types[i];
     for (int t = 0; t < FOLIO_NUM_ATTENTION_TYPES; t++)
-        if (types & FOLIO_TYPE_BIT(t)) plan->facts[t] = find_facts(batch, (folio_attention_type)t);
+        if (types & FOLIO_ATTENTION_BIT(t))
+            plan->facts[t] = find_facts(batch, (folio_attention_type)t);
     return plan->shape.ctx->backend->plan_update(plan->state, batch, r.stream);
 }
 
 static folio_status check_device_batch(const folio_plan *plan, const folio_device_batch *b)
 {
     const folio_plan_desc *d = &plan->shape.desc;
-    uint32_t taken = FOLIO_TYPE_BIT(FOLIO_DECODER) | FOLIO_TYPE_BIT(FOLIO_ENCODER_ONLY);
+    uint32_t taken = FOLIO_ATTENTION_BIT(FOLIO_ATTENTION_DECODER) |
+                     FOLIO_ATTENTION_BIT(FOLIO_ATTENTION_ENCODER_ONLY);
     for (int32_t i = 0; i < d->num_attentions; i++)
         if (plan->shape.types[i] & ~taken)
             FAIL(
@@ -245,21 +244,21 @@ folio_status folio_plan_update_device(folio_plan *plan, const folio_device_batch
     return ctx->backend->plan_update_device(plan->state, &b, r.stream);
 }
 
-folio_status folio_plan_status(const folio_plan *plan, folio_plan_findings *out)
+folio_status folio_plan_get_findings(const folio_plan *plan, folio_plan_findings *out)
 {
     folio_plan_findings found = {.bad_seq = -1};
     folio_status status = FOLIO_OK;
-    REQUIRE(plan != NULL, "folio_plan_status: plan is NULL");
+    REQUIRE(plan != NULL, "folio_plan_get_findings: plan is NULL");
     if (plan->shape.ctx->backend->plan_status != NULL)
         status = plan->shape.ctx->backend->plan_status(plan->state, &found);
     if (out != NULL) TRY(folioi_struct_out(out, &found, sizeof found, "folio_plan_findings"));
     return status;
 }
 
-folio_status folio_plan_workspace_size(const folio_plan *plan, size_t *bytes)
+folio_status folio_plan_get_workspace_size(const folio_plan *plan, size_t *bytes)
 {
-    REQUIRE(plan != NULL, "folio_plan_workspace_size: plan is NULL");
-    REQUIRE(bytes != NULL, "folio_plan_workspace_size: bytes is NULL");
+    REQUIRE(plan != NULL, "folio_plan_get_workspace_size: plan is NULL");
+    REQUIRE(bytes != NULL, "folio_plan_get_workspace_size: bytes is NULL");
     *bytes = plan->workspace_size;
     return FOLIO_OK;
 }
@@ -275,12 +274,12 @@ folio_status folioi_plan_find(const folio_plan *plan, int32_t attention, folio_a
             "attention %d is outside the plan's list [0, %d)", attention,
             plan->shape.desc.num_attentions);
     REQUIRE((unsigned)type < FOLIO_NUM_ATTENTION_TYPES, "attention type %d is unknown", (int)type);
-    REQUIRE(plan->shape.types[attention] & FOLIO_TYPE_BIT(type),
+    REQUIRE(plan->shape.types[attention] & FOLIO_ATTENTION_BIT(type),
             "attention %d was not planned as type %s", attention, folio_attention_type_name(type));
     return FOLIO_OK;
 }
 
-folio_status folio_plan_describe(const folio_plan *plan, int32_t attention,
+folio_status folio_plan_get_info(const folio_plan *plan, int32_t attention,
                                  folio_attention_type type, folio_plan_info *info)
 {
     folio_plan_info i = {.kernel = ""};

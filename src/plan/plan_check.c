@@ -37,7 +37,7 @@ static folioi_range visible_keys(const folioi_plan_shape *shape, const folioi_ro
 {
     folioi_range seen = {rows->key_len, 0};
     for (int32_t i = 0; i < shape->desc.num_attentions && rows->query_len > 0; i++) {
-        if (!(shape->types[i] & FOLIO_TYPE_BIT(type))) continue;
+        if (!(shape->types[i] & FOLIO_ATTENTION_BIT(type))) continue;
         folioi_range r = key_range_of(rows, &shape->attentions[i]->desc, 0, rows->query_len);
         if (r.begin < seen.begin) seen.begin = r.begin;
         if (r.end > seen.end) seen.end = r.end;
@@ -66,7 +66,7 @@ static folio_status check_table(const folio_plan *plan, const folioi_rows *rows,
 static folio_status check_tables(const folio_plan *plan, const folio_batch *batch,
                                  folio_attention_type type, int64_t num_blocks, const char *name)
 {
-    bool cross = type == FOLIO_ENCODER_DECODER;
+    bool cross = type == FOLIO_ATTENTION_ENCODER_DECODER;
     bool fits = (cross ? batch->cross_blocks_end : batch->blocks_end) <= num_blocks;
     for (int64_t i = 0; i < batch->num_seqs; i++) {
         const folioi_seq *s = batch_seq(batch, i);
@@ -99,8 +99,10 @@ folio_status folioi_plan_check(folio_plan *plan, const folio_batch *batch)
 {
     const folio_plan_desc *d = &plan->shape.desc;
     TRY(check_capacities(d, batch));
-    TRY(check_tables(plan, batch, FOLIO_DECODER, d->num_blocks, "block_table"));
-    TRY(check_tables(plan, batch, FOLIO_ENCODER_DECODER, d->cross_num_blocks, "cross_block_table"));
-    TRY(check_slots(plan, batch, FOLIO_DECODER, d->num_blocks, "slots"));
-    return check_slots(plan, batch, FOLIO_ENCODER_DECODER, d->cross_num_blocks, "cross_slots");
+    TRY(check_tables(plan, batch, FOLIO_ATTENTION_DECODER, d->num_blocks, "block_table"));
+    TRY(check_tables(plan, batch, FOLIO_ATTENTION_ENCODER_DECODER, d->cross_num_blocks,
+                     "cross_block_table"));
+    TRY(check_slots(plan, batch, FOLIO_ATTENTION_DECODER, d->num_blocks, "slots"));
+    return check_slots(plan, batch, FOLIO_ATTENTION_ENCODER_DECODER, d->cross_num_blocks,
+                       "cross_slots");
 }

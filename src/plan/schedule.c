@@ -143,8 +143,8 @@ void folioi_schedule_fill(folioi_schedule *s, const folio_attention_desc *a,
     const folioi_schedule_limits *l = &s->limits;
     int64_t total = 0;
     s->num_items = s->num_chains = s->num_partials = 0;
-    s->tile_queries =
-        choose_tile(l, type == FOLIO_ENCODER ? batch->num_encoder_tokens : batch->num_query_tokens);
+    s->tile_queries = choose_tile(l, type == FOLIO_ATTENTION_ENCODER ? batch->num_encoder_tokens
+                                                                     : batch->num_query_tokens);
     for (int64_t i = 0; i < batch->num_seqs; i++) {
         folioi_rows rows = folioi_batch_rows(batch, i, type);
         total += put_sequence(s, a, &rows, i);

@@ -72,8 +72,8 @@ folio_status folioi_vllm06_wrap(folio_context *ctx, const folioi_vllm06_traits *
                              .k_head_size = (int32_t)head_size,
                              .dtype = c->dtype,
                              .layout = traits->layout};
-    folio_kv_shape shape = {.struct_size = sizeof shape};
-    TRY(folio_kv_cache_shape(NULL, &d, &shape));
+    folio_kv_cache_shape shape = {.struct_size = sizeof shape};
+    TRY(folio_kv_cache_get_shape(NULL, &d, &shape));
     void *k[] = {c->data};
     folio_kv_memory m = {
         .struct_size = sizeof m, .k = k, .k_bytes = (size_t)(shape.v.offset_bytes + shape.v.bytes)};

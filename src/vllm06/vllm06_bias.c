@@ -7,7 +7,7 @@
 
 static int list_of(folio_attention_type type)
 {
-    return type == FOLIO_ENCODER ? 1 : type == FOLIO_ENCODER_DECODER ? 2 : 0;
+    return type == FOLIO_ATTENTION_ENCODER ? 1 : type == FOLIO_ATTENTION_ENCODER_DECODER ? 2 : 0;
 }
 
 static const folio_vllm06_bias **field_of(folio_vllm06_metadata *m, folio_attention_type type)

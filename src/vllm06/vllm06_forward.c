@@ -111,8 +111,8 @@ static folio_status add_decoder(layer *l, folio_batch *batch, int64_t i, bool ca
     folio_batch_seq s = {.struct_size = sizeof s};
     s.seq_len = folioi_vllm06_seq_len(l->m, i);
     s.query_len = folioi_vllm06_query_len(l->m, i);
-    s.phase = prompt ? FOLIO_PREFILL : FOLIO_DECODE;
-    s.causality = causal ? FOLIO_CAUSAL : FOLIO_NOT_CAUSAL;
+    s.phase = prompt ? FOLIO_PHASE_PREFILL : FOLIO_PHASE_DECODE;
+    s.causality = causal ? FOLIO_CAUSAL_YES : FOLIO_CAUSAL_NO;
     int64_t cached = prompt ? s.seq_len - s.query_len : s.seq_len;
     if (l->cache != NULL && s.seq_len > 0)
         TRY(table_of(l, f->block_tables, f->block_tables != NULL ? f->block_tables_stride : 0, i,
@@ -133,8 +133,8 @@ static folio_status add_biased(layer *l, folio_batch *batch, int64_t i)
 
 static int64_t encoder_rows(const layer *l, int64_t i)
 {
-    return l->args.attn_type == FOLIO_ENCODER ? l->m->f.encoder_seq_lens[i]
-                                              : folioi_vllm06_seq_len(l->m, i);
+    return l->args.attn_type == FOLIO_ATTENTION_ENCODER ? l->m->f.encoder_seq_lens[i]
+                                                        : folioi_vllm06_seq_len(l->m, i);
 }
 
 static folio_status add_encoder(layer *l, folio_batch *batch, int64_t i)
@@ -159,7 +159,7 @@ static folio_status attend_nobody(layer *l, int64_t first, int64_t end, int64_t 
     t.k = t.v = t.q;
     t.flags = 0;
     const group g = {.desc = &l->impl->desc,
-                     .type = FOLIO_ENCODER_ONLY,
+                     .type = FOLIO_ATTENTION_ENCODER_ONLY,
                      .first = first,
                      .end = end,
                      .add = add_padding};
@@ -207,10 +207,10 @@ static folio_status attend_biased(layer *l, const folio_vllm06_bias *bias, int64
     folio_attention_desc d = l->impl->desc;
     d.windowed = 0;
     d.window_left = 0;
-    bool paged = type == FOLIO_DECODER || type == FOLIO_ENCODER_DECODER;
-    int64_t keys = type == FOLIO_DECODER           ? folioi_vllm06_seq_len(l->m, i)
-                   : type == FOLIO_ENCODER_DECODER ? cross_keys(l, i)
-                                                   : kv_rows;
+    bool paged = type == FOLIO_ATTENTION_DECODER || type == FOLIO_ATTENTION_ENCODER_DECODER;
+    int64_t keys = type == FOLIO_ATTENTION_DECODER           ? folioi_vllm06_seq_len(l->m, i)
+                   : type == FOLIO_ATTENTION_ENCODER_DECODER ? cross_keys(l, i)
+                                                             : kv_rows;
     REQUIRE(bias->query_len == rows && bias->key_len == keys,
             "attn_bias[%lld] is for %lld queries and %lld keys, the prompt has %lld and %lld",
             (long long)i, (long long)bias->query_len, (long long)bias->key_len, (long long)rows,
@@ -218,7 +218,8 @@ static folio_status attend_biased(layer *l, const folio_vllm06_bias *bias, int64
     REQUIRE(bias->num_heads == 1 || bias->num_heads == d.num_heads,
             "attn_bias[%lld] has %lld heads, the layer %d", (long long)i,
             (long long)bias->num_heads, d.num_heads);
-    if (type == FOLIO_ENCODER_DECODER && keys == 0) return attend_nobody(l, i, i + 1, row, rows);
+    if (type == FOLIO_ATTENTION_ENCODER_DECODER && keys == 0)
+        return attend_nobody(l, i, i + 1, row, rows);
     folio_tensors t = tensors_of(l, row, rows, kv_row, kv_rows);
     t.bias = (folio_bias){.data = folioi_vllm06_bias_numbers(l->m, type, i),
                           .dtype = FOLIO_F32,
@@ -226,13 +227,13 @@ static folio_status attend_biased(layer *l, const folio_vllm06_bias *bias, int64
                           .strides = {0, rows * keys, keys, 1}};
     if (!paged) t.flags = 0;
     const group g = {.desc = &d,
-                     .type = paged ? type : FOLIO_ENCODER_ONLY,
+                     .type = paged ? type : FOLIO_ATTENTION_ENCODER_ONLY,
                      .cache = paged ? l->cache : NULL,
                      .first = i,
                      .end = i + 1,
-                     .add = !paged                  ? add_encoder
-                            : type == FOLIO_DECODER ? add_biased
-                                                    : add_cross};
+                     .add = !paged                            ? add_encoder
+                            : type == FOLIO_ATTENTION_DECODER ? add_biased
+                                                              : add_cross};
     return attend(l, &g, &t);
 }
 
@@ -240,8 +241,13 @@ static folio_status forward_decoder(layer *l)
 {
     const folio_vllm06_metadata_fields *f = &l->m->f;
     int64_t row = 0;
-    group g = {&l->impl->desc,  FOLIO_DECODER, l->cache, FOLIOI_VLLM06_PROMPTS, 0,
-               f->num_prefills, add_causal};
+    group g = {&l->impl->desc,
+               FOLIO_ATTENTION_DECODER,
+               l->cache,
+               FOLIOI_VLLM06_PROMPTS,
+               0,
+               f->num_prefills,
+               add_causal};
     if (f->attn_bias != NULL) {
         for (int64_t i = 0; i < f->num_prefills; i++) {
             int64_t n = folioi_vllm06_query_len(l->m, i);
@@ -268,7 +274,7 @@ static folio_status forward_decoder(layer *l)
 static folio_status forward_encoder(layer *l)
 {
     const folio_vllm06_metadata_fields *f = &l->m->f;
-    bool encoder = l->args.attn_type == FOLIO_ENCODER;
+    bool encoder = l->args.attn_type == FOLIO_ATTENTION_ENCODER;
     const folio_vllm06_bias *biases = encoder ? f->encoder_attn_bias : f->attn_bias;
     int64_t rows = 0, row = 0;
     folio_attention_desc d = l->impl->desc;
@@ -287,7 +293,7 @@ static folio_status forward_encoder(layer *l)
     folio_tensors t = tensors_of(l, 0, rows, 0, rows);
     t.flags = 0;
     const group g = {.desc = &d,
-                     .type = FOLIO_ENCODER_ONLY,
+                     .type = FOLIO_ATTENTION_ENCODER_ONLY,
                      .which = encoder ? FOLIOI_VLLM06_ENCODER : FOLIOI_VLLM06_ENCODER_ONLY,
                      .end = f->num_prefills,
                      .add = add_encoder};
@@ -322,8 +328,9 @@ static folio_status forward_cross(layer *l)
     }
     if (seen == 0) return attend_nobody(l, n, l->m->num_seqs, first, row - first);
     folio_tensors t = tensors_of(l, first, row - first, first_kv, kv_row - first_kv);
-    const group g = {&d, FOLIO_ENCODER_DECODER, l->cache, FOLIOI_VLLM06_CROSS,
-                     n,  l->m->num_seqs,        add_cross};
+    const group g = {
+        &d,       FOLIO_ATTENTION_ENCODER_DECODER, l->cache, FOLIOI_VLLM06_CROSS, n, l->m->num_seqs,
+        add_cross};
     return attend(l, &g, &t);
 }
 
@@ -334,20 +341,23 @@ static folio_status check_args(layer *l)
     folio_attention_type type = a->attn_type;
     REQUIRE((unsigned)type < FOLIO_NUM_ATTENTION_TYPES, "attention type %d is unknown", (int)type);
     REQUIRE(a->attn_metadata != NULL, "attn_metadata is NULL");
-    REQUIRE(type != FOLIO_ENCODER || folio_vllm06_is_all_encoder_attn_metadata_set(l->m),
+    REQUIRE(type != FOLIO_ATTENTION_ENCODER || folio_vllm06_is_all_encoder_attn_metadata_set(l->m),
             "encoder attention requires setting encoder metadata attributes");
-    REQUIRE(type != FOLIO_ENCODER_DECODER || folio_vllm06_is_all_cross_attn_metadata_set(l->m),
+    REQUIRE(type != FOLIO_ATTENTION_ENCODER_DECODER ||
+                folio_vllm06_is_all_cross_attn_metadata_set(l->m),
             "encoder/decoder cross-attention requires setting cross-attention metadata attributes");
     REQUIRE((a->key.data == NULL) == (a->value.data == NULL), "key and value go together");
-    REQUIRE(type == FOLIO_ENCODER_DECODER || a->key.data != NULL, "key and value are NULL");
-    REQUIRE(a->kv_cache != NULL || l->m->f.num_decode_tokens == 0 || type == FOLIO_ENCODER ||
-                type == FOLIO_ENCODER_ONLY,
+    REQUIRE(type == FOLIO_ATTENTION_ENCODER_DECODER || a->key.data != NULL,
+            "key and value are NULL");
+    REQUIRE(a->kv_cache != NULL || l->m->f.num_decode_tokens == 0 ||
+                type == FOLIO_ATTENTION_ENCODER || type == FOLIO_ATTENTION_ENCODER_ONLY,
             "kv_cache is NULL, and %lld decodes need one", (long long)l->m->f.num_decode_tokens);
     const folio_vllm06_metadata_fields *f = &l->m->f;
-    int64_t tokens = type == FOLIO_ENCODER ? f->num_encoder_tokens
-                                           : f->num_prefill_tokens + f->num_decode_tokens;
-    int64_t keys =
-        type == FOLIO_ENCODER || type == FOLIO_ENCODER_DECODER ? f->num_encoder_tokens : tokens;
+    int64_t tokens = type == FOLIO_ATTENTION_ENCODER ? f->num_encoder_tokens
+                                                     : f->num_prefill_tokens + f->num_decode_tokens;
+    int64_t keys = type == FOLIO_ATTENTION_ENCODER || type == FOLIO_ATTENTION_ENCODER_DECODER
+                       ? f->num_encoder_tokens
+                       : tokens;
     TRY(folioi_tensor_resolve(&a->query, "query", d->dtype, d->num_heads, d->k_head_size, tokens));
     TRY(folioi_tensor_resolve(&a->output, "output", d->dtype, d->num_heads, d->k_head_size,
                               tokens));
@@ -366,7 +376,7 @@ static folio_status store(layer *l)
     const folio_vllm06_metadata_fields *f = &l->m->f;
     const folio_vllm06_forward_args *a = &l->args;
     if (l->cache == NULL || a->key.data == NULL) return FOLIO_OK;
-    bool cross = a->attn_type == FOLIO_ENCODER_DECODER;
+    bool cross = a->attn_type == FOLIO_ATTENTION_ENCODER_DECODER;
     const int64_t *slots = cross ? f->cross_slot_mapping : f->slot_mapping;
     REQUIRE(slots != NULL, "slot_mapping is NULL, and key and value are to be stored");
     if (!cross) {
@@ -396,20 +406,20 @@ static folio_status run(layer *l)
     folio_run given = {.struct_size = sizeof given, .stream = l->args.stream};
     TRY(folioi_run_in(ctx, &given, &l->run));
     TRY(check_args(l));
-    bool paged = type == FOLIO_DECODER || type == FOLIO_ENCODER_DECODER;
+    bool paged = type == FOLIO_ATTENTION_DECODER || type == FOLIO_ATTENTION_ENCODER_DECODER;
     if (paged && l->args.kv_cache != NULL) {
         TRY(folioi_vllm06_wrap(ctx, l->impl->traits, l->args.kv_cache, l->impl->desc.num_kv_heads,
                                l->impl->desc.k_head_size, &l->cache));
-        folio_kv_view view = {.struct_size = sizeof view};
-        TRY(folio_kv_cache_view(l->cache, 0, &view));
+        folio_kv_cache_view view = {.struct_size = sizeof view};
+        TRY(folio_kv_cache_get_view(l->cache, 0, &view));
         REQUIRE(view.desc->dtype == l->impl->desc.kv_dtype,
                 "kv_cache is %s, the layer's kv_cache_dtype is %s",
                 folio_dtype_name(view.desc->dtype), folio_dtype_name(l->impl->desc.kv_dtype));
         l->block_size = view.desc->block_size;
     }
-    folio_status (*by_type)(layer *) = type == FOLIO_DECODER           ? forward_decoder
-                                       : type == FOLIO_ENCODER_DECODER ? forward_cross
-                                                                       : forward_encoder;
+    folio_status (*by_type)(layer *) = type == FOLIO_ATTENTION_DECODER           ? forward_decoder
+                                       : type == FOLIO_ATTENTION_ENCODER_DECODER ? forward_cross
+                                                                                 : forward_encoder;
     /* A rehearsal first: what is refused must be refused before key and value are stored. */
     l->rehearsal = true;
     TRY(by_type(l));

@@ -161,8 +161,8 @@ folio_status folioi_vllm06_make_metadata(folio_vllm06_state *state,
     m->f.attn_bias = m->f.encoder_attn_bias = m->f.cross_attn_bias = NULL;
     if (status == FOLIO_OK) status = copy_fields(m);
     if (status == FOLIO_OK) fill_in(m);
-    static const folio_attention_type types[] = {FOLIO_DECODER, FOLIO_ENCODER,
-                                                 FOLIO_ENCODER_DECODER};
+    static const folio_attention_type types[] = {FOLIO_ATTENTION_DECODER, FOLIO_ATTENTION_ENCODER,
+                                                 FOLIO_ATTENTION_ENCODER_DECODER};
     for (int i = 0; i < 3 && status == FOLIO_OK; i++)
         if (biases[i] != NULL) status = folio_vllm06_set_attn_bias(m, types[i], biases[i]);
     if (status != FOLIO_OK) {
@@ -277,8 +277,8 @@ folio_status folio_vllm06_get_seq_lens(const folio_vllm06_metadata *m, folio_att
 {
     TRY(folioi_vllm06_check_type(m, type));
     REQUIRE(seq_lens_q != NULL && seq_lens_kv != NULL, "seq_lens_q or seq_lens_kv is NULL");
-    bool encoder_q = type == FOLIO_ENCODER;
-    bool encoder_kv = encoder_q || type == FOLIO_ENCODER_DECODER;
+    bool encoder_q = type == FOLIO_ATTENTION_ENCODER;
+    bool encoder_kv = encoder_q || type == FOLIO_ATTENTION_ENCODER_DECODER;
     *seq_lens_q = encoder_q ? m->f.encoder_seq_lens : m->f.seq_lens;
     *seq_lens_kv = encoder_kv ? m->f.encoder_seq_lens : m->f.seq_lens;
     return FOLIO_OK;
@@ -291,15 +291,15 @@ folio_status folio_vllm06_get_seq_len_block_table_args(const folio_vllm06_metada
     TRY(folioi_vllm06_check_type(m, type));
     REQUIRE(out != NULL, "out is NULL");
     const folio_vllm06_metadata_fields *f = &m->f;
-    if (type == FOLIO_DECODER || type == FOLIO_ENCODER_ONLY)
+    if (type == FOLIO_ATTENTION_DECODER || type == FOLIO_ATTENTION_ENCODER_ONLY)
         *out = (folio_vllm06_seq_len_block_table_args){
             f->seq_lens_tensor, is_prompt ? f->max_prefill_seq_len : f->max_decode_seq_len,
-            type == FOLIO_DECODER ? f->block_tables : NULL,
-            type == FOLIO_DECODER ? f->block_tables_stride : 0};
+            type == FOLIO_ATTENTION_DECODER ? f->block_tables : NULL,
+            type == FOLIO_ATTENTION_DECODER ? f->block_tables_stride : 0};
     else
         *out = (folio_vllm06_seq_len_block_table_args){
             f->encoder_seq_lens_tensor, f->max_encoder_seq_len,
-            type == FOLIO_ENCODER_DECODER ? f->cross_block_tables : NULL,
-            type == FOLIO_ENCODER_DECODER ? f->cross_block_tables_stride : 0};
+            type == FOLIO_ATTENTION_ENCODER_DECODER ? f->cross_block_tables : NULL,
+            type == FOLIO_ATTENTION_ENCODER_DECODER ? f->cross_block_tables_stride : 0};
     return FOLIO_OK;
 }

@@ -26,8 +26,8 @@ static folio_status wrap_layers(folio_context *ctx, const folio_vllm06_ops_cache
                              .k_head_size = c->head_size,
                              .dtype = c->dtype,
                              .layout = c->x == 1 ? FOLIO_LAYOUT_XPACKED_1 : FOLIO_LAYOUT_XPACKED};
-    folio_kv_shape shape = {.struct_size = sizeof shape};
-    TRY(folio_kv_cache_shape(NULL, &d, &shape));
+    folio_kv_cache_shape shape = {.struct_size = sizeof shape};
+    TRY(folio_kv_cache_get_shape(NULL, &d, &shape));
     folio_kv_memory m = {.struct_size = sizeof m,
                          .k = k,
                          .v = v,
@@ -155,7 +155,7 @@ static folio_status plan_keys(paged *p, int64_t first, int64_t len)
         int64_t keys = max_i64(0, min_i64(p->a.seq_lens[i] - first, len));
         int64_t skipped = first / p->c->block_size;
         folio_batch_seq s = {.struct_size = sizeof s, .query_len = 1, .seq_len = keys};
-        s.causality = FOLIO_NOT_CAUSAL; /* all keys come before the query, or are its own */
+        s.causality = FOLIO_CAUSAL_NO; /* all keys come before the query, or are its own */
         s.slots = &nowhere;
         s.positions_given = 1;
         s.first_query_pos = (int64_t)p->a.seq_lens[i] - 1;
@@ -166,7 +166,7 @@ static folio_status plan_keys(paged *p, int64_t first, int64_t len)
         }
         TRY(folio_batch_add(p->batch, &s));
     }
-    return folio_plan_update_on(p->plan, p->batch, &p->run);
+    return folio_plan_update(p->plan, p->batch, &p->run);
 }
 
 /* Attention over the keys the plan is for: out and lse. */
@@ -182,7 +182,7 @@ static folio_status attend(paged *p, folio_tensor out, float *lse, int64_t lse_t
                        .slopes = p->a.alibi_slopes,
                        .k_scale = p->c->k_scale,
                        .v_scale = p->c->v_scale};
-    return folio_attention_forward(p->plan, 0, FOLIO_DECODER, p->cache, 0, &t, &p->run);
+    return folio_attention_forward(p->plan, 0, FOLIO_ATTENTION_DECODER, p->cache, 0, &t, &p->run);
 }
 
 folio_status folio_vllm06_paged_attention_v1(folio_context *ctx,
@@ -285,7 +285,7 @@ static folio_status copy_alike(folio_context *ctx, const folio_vllm06_ops_cache 
         memory[n + i] = caches[i].value_cache;
     }
     TRY(wrap_layers(ctx, caches, memory, memory + n, n, &kv));
-    folio_status status = folio_kv_cache_copy_blocks(kv, pairs, num_pairs, run);
+    folio_status status = folio_kv_cache_copy_blocks(kv, kv, pairs, num_pairs, run);
     folio_kv_cache_destroy(kv);
     return status;
 }
@@ -341,7 +341,7 @@ folio_status folio_vllm06_swap_blocks_on(folio_context *ctx, const folio_vllm06_
     TRY(wrap(ctx, src, &from));
     folio_status status = wrap(ctx, dst, &to);
     if (status == FOLIO_OK)
-        status = folio_kv_cache_swap_blocks(from, to, block_mapping, num_pairs, &run);
+        status = folio_kv_cache_copy_blocks(from, to, block_mapping, num_pairs, &run);
     folio_kv_cache_destroy(from);
     folio_kv_cache_destroy(to);
     return status;

@@ -65,8 +65,8 @@ folio_status folioi_vllm06_find_plan(folio_vllm06_state *state, const folio_atte
                                      folio_attention_type type, const folio_kv_cache *cache,
                                      folioi_vllm06_which which, folioi_vllm06_plan **out)
 {
-    folio_kv_view view = {.struct_size = sizeof view};
-    if (cache != NULL) TRY(folio_kv_cache_view(cache, 0, &view));
+    folio_kv_cache_view view = {.struct_size = sizeof view};
+    if (cache != NULL) TRY(folio_kv_cache_get_view(cache, 0, &view));
     int32_t block_size = cache != NULL ? view.desc->block_size : 0;
     int64_t num_blocks = cache != NULL ? view.desc->num_blocks : 0;
     for (folioi_vllm06_plan *p = state->plans; p != NULL; p = p->next) {
@@ -104,8 +104,8 @@ static int64_t grown(int64_t had, int64_t need)
 
 static folio_status fit_plan(folio_vllm06_state *state, folioi_vllm06_plan *p, const folio_run *run)
 {
-    folio_batch_summary s = {.struct_size = sizeof s};
-    TRY(folio_batch_summarize(p->batch, &s));
+    folio_batch_info s = {.struct_size = sizeof s};
+    TRY(folio_batch_get_info(p->batch, &s));
     folio_plan_desc d = p->limits;
     d.struct_size = sizeof d;
     d.max_seqs = grown(d.max_seqs, max_i64(s.num_seqs, 1));
@@ -118,7 +118,7 @@ static folio_status fit_plan(folio_vllm06_state *state, folioi_vllm06_plan *p, c
         d.max_encoder_tokens == p->limits.max_encoder_tokens)
         return FOLIO_OK;
     const folio_attention *list[] = {p->attention};
-    const uint32_t types[] = {FOLIO_TYPE_BIT(p->type)};
+    const uint32_t types[] = {FOLIO_ATTENTION_BIT(p->type)};
     d.block_size = p->block_size;
     d.num_blocks = p->num_blocks;
     folio_plan_desc with_lists = d;
@@ -138,7 +138,7 @@ folio_status folioi_vllm06_update(folio_vllm06_state *state, folioi_vllm06_plan 
                                   const folio_run *run)
 {
     TRY(fit_plan(state, p, run));
-    return folio_plan_update_on(p->plan, p->batch, run);
+    return folio_plan_update(p->plan, p->batch, run);
 }
 
 folio_status folioi_vllm06_place(folio_context *ctx, const void *from, int64_t bytes, void **out)

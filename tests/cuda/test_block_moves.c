@@ -31,12 +31,12 @@ TEST(block_moves, many_layers_and_many_pairs)
     static int64_t pairs[PAIRS][2];
     folio_context *ctx = NULL;
     folio_kv_cache *cache = NULL;
-    folio_kv_view view = {.struct_size = sizeof view};
+    folio_kv_cache_view view = {.struct_size = sizeof view};
     CHECK_OK(folio_context_create(&c, &ctx));
     CHECK_OK(folio_kv_cache_create(ctx, &d, &cache));
     for (int32_t l = 0; l < LAYERS; l++) {
         fill_layer(image, l);
-        CHECK_OK(folio_kv_cache_view(cache, l, &view));
+        CHECK_OK(folio_kv_cache_get_view(cache, l, &view));
         CHECK_OK(folio_memory_copy(ctx, view.k, image, sizeof image, NULL));
         CHECK_OK(folio_run_wait(ctx, NULL));
     }
@@ -44,13 +44,13 @@ TEST(block_moves, many_layers_and_many_pairs)
         pairs[i][0] = i * 7 % PAIRS;
         pairs[i][1] = PAIRS + i;
     }
-    CHECK_OK(folio_kv_cache_copy_blocks(cache, (const int64_t(*)[2])pairs, PAIRS, NULL));
+    CHECK_OK(folio_kv_cache_copy_blocks(cache, cache, (const int64_t(*)[2])pairs, PAIRS, NULL));
     for (int32_t l = 0; l < LAYERS; l++) {
         fill_layer(image, l);
         for (int64_t i = 0; i < PAIRS; i++)
             memcpy(image + pairs[i][1] * BLOCK_BYTES, image + pairs[i][0] * BLOCK_BYTES,
                    BLOCK_BYTES);
-        CHECK_OK(folio_kv_cache_view(cache, l, &view));
+        CHECK_OK(folio_kv_cache_get_view(cache, l, &view));
         CHECK_OK(folio_memory_copy(ctx, seen, view.k, sizeof seen, NULL));
         CHECK_OK(folio_run_wait(ctx, NULL));
         CHECK_MSG(memcmp(image, seen, sizeof seen) == 0, "layer %d", (int)l);
@@ -91,7 +91,7 @@ TEST(block_moves, rows_at_odd_bytes)
                          .v_bytes = FEW * 2 * SIZE};
     CHECK_OK(folio_kv_cache_wrap(ctx, &d, &m, &cache));
     const int64_t pairs[][2] = {{1, 6}, {4, 0}};
-    CHECK_OK(folio_kv_cache_copy_blocks(cache, pairs, 2, NULL));
+    CHECK_OK(folio_kv_cache_copy_blocks(cache, cache, pairs, 2, NULL));
     for (int part = 0; part < 2; part++) {
         for (int i = 0; i < 2; i++)
             memcpy(image[part] + LEAD + pairs[i][1] * 2 * SIZE,

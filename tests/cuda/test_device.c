@@ -153,8 +153,8 @@ TEST(device, blocks_are_copied_and_swapped)
     const int64_t returned[] = {20, 21, 22};
     for (int32_t layer = 0; layer < 2; layer++)
         write_blocks(ctx, cache, layer, 3, 3, 100u + (uint32_t)layer);
-    CHECK_OK(folio_kv_cache_copy_blocks(cache, pairs, 3, NULL));
-    CHECK_OK(folio_kv_cache_swap_blocks(cache, other, back, 3, NULL));
+    CHECK_OK(folio_kv_cache_copy_blocks(cache, cache, pairs, 3, NULL));
+    CHECK_OK(folio_kv_cache_copy_blocks(cache, other, back, 3, NULL));
     for (int32_t layer = 0; layer < 2; layer++) {
         read_blocks(ctx, cache, layer, first, 3, want[0], want[1]);
         read_blocks(ctx, cache, layer, copies, 3, got[0], got[1]);
@@ -181,8 +181,8 @@ TEST(device, blocks_go_to_the_host_and_come_back)
                                 .k_head_size = SIZE,
                                 .dtype = FOLIO_BF16,
                                 .layout = FOLIO_LAYOUT_HND};
-    folio_kv_shape shape = {.struct_size = sizeof shape};
-    CHECK_OK(folio_kv_cache_shape("cuda", &desc, &shape));
+    folio_kv_cache_shape shape = {.struct_size = sizeof shape};
+    CHECK_OK(folio_kv_cache_get_shape("cuda", &desc, &shape));
     void *layers[2];
     size_t bytes = (size_t)shape.layer_bytes;
     for (int i = 0; i < 2; i++)
@@ -193,8 +193,8 @@ TEST(device, blocks_go_to_the_host_and_come_back)
     const int64_t from[] = {11, 12}, to[] = {30, 31};
     for (int32_t layer = 0; layer < 2; layer++)
         write_blocks(ctx, cache, layer, 11, 2, 7u + (uint32_t)layer);
-    CHECK_OK(folio_kv_cache_swap_blocks(cache, host, out, 2, NULL));
-    CHECK_OK(folio_kv_cache_swap_blocks(host, cache, in, 2, NULL));
+    CHECK_OK(folio_kv_cache_copy_blocks(cache, host, out, 2, NULL));
+    CHECK_OK(folio_kv_cache_copy_blocks(host, cache, in, 2, NULL));
     for (int32_t layer = 0; layer < 2; layer++) {
         read_blocks(ctx, cache, layer, from, 2, want[0], want[1]);
         read_blocks(ctx, cache, layer, to, 2, got[0], got[1]);
@@ -289,7 +289,7 @@ static int64_t make_step(engine *e, int number)
         CHECK_OK(folio_batch_add(e->batch, &seq));
         rows += query;
     }
-    CHECK_OK(folio_plan_update_on(e->plan, e->batch, &e->run));
+    CHECK_OK(folio_plan_update(e->plan, e->batch, &e->run));
     return rows;
 }
 
@@ -302,7 +302,8 @@ static void forward(engine *e, int64_t rows)
                        .out = {e->out, 0, rows, 0, 0},
                        .lse = e->lse};
     for (int32_t layer = 0; layer < 2; layer++)
-        CHECK_OK(folio_attention_forward(e->plan, 0, FOLIO_DECODER, e->cache, layer, &t, &e->run));
+        CHECK_OK(folio_attention_forward(e->plan, 0, FOLIO_ATTENTION_DECODER, e->cache, layer, &t,
+                                         &e->run));
 }
 
 static void read_out(engine *e, uint16_t *out, float *lse)
@@ -413,7 +414,7 @@ TEST(device, a_graph_holds_the_update_from_device_arrays)
         CHECK(memcmp(want, got, (size_t)rows * ROW * 2) == 0);
         CHECK(memcmp(want_lse, got_lse, (size_t)rows * HEADS * 4) == 0);
         for (int64_t i = rows * ROW; i < MAX_ROWS * ROW; i++) CHECK(got[i] == 0);
-        CHECK_OK(folio_plan_status(captured.plan, &found));
+        CHECK_OK(folio_plan_get_findings(captured.plan, &found));
         CHECK_INT(found.num_checked, number + 1);
         CHECK_INT(found.bad_seq, -1);
     }
@@ -460,7 +461,7 @@ TEST(device, a_bad_sequence_is_emptied)
         CHECK_OK(folio_plan_update_device(e.plan, &batch, &e.run));
         forward(&e, rows);
         read_out(&e, got, lse);
-        CHECK_REFUSED(folio_plan_status(e.plan, &found), FOLIO_ERR_ARGUMENT, cases[c].word);
+        CHECK_REFUSED(folio_plan_get_findings(e.plan, &found), FOLIO_ERR_ARGUMENT, cases[c].word);
         CHECK_INT(found.bad_seq, 2);
         size_t first = (size_t)step.starts[2] * ROW, past = (size_t)step.starts[3] * ROW;
         CHECK(memcmp(want, got, first * 2) == 0);
@@ -490,7 +491,7 @@ TEST(device, a_graph_of_decodes_has_its_limit_of_rows)
     CHECK_OK(folio_plan_update_device(e.plan, &batch, &e.run));
     forward(&e, MAX_ROWS);
     read_out(&e, got, lse);
-    CHECK_OK(folio_plan_status(e.plan, &found));
+    CHECK_OK(folio_plan_get_findings(e.plan, &found));
     for (int64_t i = 0; i < MAX_SEQS * HEADS; i++) CHECK(isfinite(lse[i]));
     for (int64_t i = MAX_SEQS * HEADS; i < MAX_ROWS * HEADS; i++)
         CHECK(isinf(lse[i]) && lse[i] < 0);
@@ -518,7 +519,7 @@ static int64_t count_launches(int64_t max_query_len, int32_t query_len)
                            .block_table = (int32_t[]){1, 2, 3},
                            .num_blocks = 3};
     CHECK_OK(folio_batch_add(e.batch, &seq));
-    CHECK_OK(folio_plan_update_on(e.plan, e.batch, &e.run));
+    CHECK_OK(folio_plan_update(e.plan, e.batch, &e.run));
     CUDA_OK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
     forward(&e, MAX_ROWS);
     CUDA_OK(cudaStreamEndCapture(stream, &graph));

@@ -61,11 +61,11 @@ static void open_world(world *w, cudaStream_t stream, const char *store)
                              .k_head_size = SIZE,
                              .dtype = FOLIO_BF16};
     CHECK_OK(folio_kv_cache_create(w->ctx, &c, &w->cache));
-    folio_pool_group group = {.cache = w->cache};
+    folio_layer_group group = {.cache = w->cache};
     folio_pool_desc p = {.struct_size = sizeof p,
                          .num_blocks = BLOCKS,
                          .block_size = BLOCK,
-                         .groups = &group,
+                         .layer_groups = &group,
                          .flags = FOLIO_POOL_CHECK,
                          .host_blocks = 128,
                          .store_path = store,
@@ -114,7 +114,7 @@ static void spoil_free(world *w)
 {
     uint8_t states[BLOCKS];
     int64_t blocks[BLOCKS], n = 0;
-    CHECK_OK(folio_pool_map(w->pool, FOLIO_TIER_DEVICE, 0, BLOCKS, states));
+    CHECK_OK(folio_pool_get_block_states(w->pool, FOLIO_TIER_DEVICE, 0, BLOCKS, states));
     for (int64_t b = 0; b < BLOCKS; b++)
         if (states[b] == FOLIO_BLOCK_FREE) blocks[n++] = b;
     folio_kv_rows rows = {.struct_size = sizeof rows,
@@ -130,7 +130,7 @@ static bool is_right(world *w, const folio_sequence *s, int64_t n)
     const int32_t *table = NULL;
     int64_t num_blocks = 0, slots[TOKENS];
     bool right = true;
-    CHECK_OK(folio_sequence_table(s, 0, &table, &num_blocks));
+    CHECK_OK(folio_sequence_get_table(s, 0, &table, &num_blocks));
     for (int64_t i = 0; i < n; i++) slots[i] = (int64_t)table[i / BLOCK] * BLOCK + i % BLOCK;
     for (int32_t l = 0; l < LAYERS; l++) {
         folio_kv_gather gather = {.struct_size = sizeof gather,
@@ -199,7 +199,7 @@ TEST(pool_stream, the_file_is_written_when_the_stream_has_come_there)
     CUDA_OK(cudaLaunchHostFunc(stream, stand, &w.gate));
     write_tokens(&w, a, 300);
     CHECK_OK(folio_sequence_swap_out(a, FOLIO_TIER_DISK, NULL, &out));
-    CHECK(folio_transfer_done(out) == 0);
+    CHECK(folio_transfer_is_done(out) == 0);
     atomic_store(&w.gate.open, true);
     CHECK_OK(folio_transfer_wait(out));
     folio_transfer_destroy(out);

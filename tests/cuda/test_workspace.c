@@ -36,12 +36,12 @@ static void open_world(world *w)
                                  .num_kv_heads = kv_heads[i],
                                  .k_head_size = SIZE,
                                  .dtype = FOLIO_BF16};
-        folio_kv_shape shape = {.struct_size = sizeof shape};
-        folio_kv_view view = {.struct_size = sizeof view};
+        folio_kv_cache_shape shape = {.struct_size = sizeof shape};
+        folio_kv_cache_view view = {.struct_size = sizeof view};
         CHECK_OK(folio_attention_create(w->ctx, &a, &w->attention[i]));
-        CHECK_OK(folio_kv_cache_shape("cuda", &c, &shape));
+        CHECK_OK(folio_kv_cache_get_shape("cuda", &c, &shape));
         CHECK_OK(folio_kv_cache_create(w->ctx, &c, &w->cache[i]));
-        CHECK_OK(folio_kv_cache_view(w->cache[i], 0, &view));
+        CHECK_OK(folio_kv_cache_get_view(w->cache[i], 0, &view));
         CHECK_OK(folio_memory_fill(w->ctx, view.k, 0x3c, (size_t)shape.layer_bytes, NULL));
     }
     folio_batch_desc b = {.struct_size = sizeof b, .block_size = BLOCK};
@@ -98,13 +98,14 @@ TEST(workspace, attentions_of_other_shapes_take_turns)
                          .max_query_tokens = SEQS,
                          .max_seq_len = LENGTH};
     CHECK_OK(folio_plan_create(w.ctx, &p, &plan));
-    CHECK_OK(folio_plan_update(plan, w.batch));
+    CHECK_OK(folio_plan_update(plan, w.batch, NULL));
     for (int turn = 0; turn < 3 * SHAPES; turn++) {
         int i = turn % SHAPES;
         folio_tensors t = {
             .struct_size = sizeof t, .q = {w.q, 0, SEQS, 0, 0}, .out = {w.out, 0, SEQS, 0, 0}};
         CHECK_OK(folio_memory_fill(w.ctx, w.out, 0x7f, SEQS * ROW * 2, NULL));
-        CHECK_OK(folio_attention_forward(plan, i, FOLIO_DECODER, w.cache[i], 0, &t, NULL));
+        CHECK_OK(
+            folio_attention_forward(plan, i, FOLIO_ATTENTION_DECODER, w.cache[i], 0, &t, NULL));
         check_out(&w, w.out, NULL, turn);
     }
     folio_plan_destroy(plan);
@@ -131,7 +132,7 @@ TEST(workspace, two_streams_with_workspaces_of_their_own)
                          .max_seq_len = LENGTH,
                          .flags = FOLIO_PLAN_NO_WORKSPACE};
     CHECK_OK(folio_plan_create(w.ctx, &p, &plan));
-    CHECK_OK(folio_plan_workspace_size(plan, &bytes));
+    CHECK_OK(folio_plan_get_workspace_size(plan, &bytes));
     for (int i = 0; i < 2; i++) {
         CHECK(cudaStreamCreateWithFlags(&streams[i], cudaStreamNonBlocking) == cudaSuccess);
         runs[i] = (folio_run){
@@ -141,14 +142,14 @@ TEST(workspace, two_streams_with_workspaces_of_their_own)
         CHECK_OK(folio_memory_fill(w.ctx, runs[i].workspace, 0xff, bytes, NULL));
         CHECK_OK(folio_memory_fill(w.ctx, out[i], 0x7f, SEQS * ROW * 2, NULL));
     }
-    CHECK_OK(folio_plan_update(plan, w.batch));
+    CHECK_OK(folio_plan_update(plan, w.batch, NULL));
     CHECK_OK(folio_run_wait(w.ctx, NULL));
     for (int turn = 0; turn < 40; turn++) {
         folio_tensors t = {.struct_size = sizeof t,
                            .q = {w.q, 0, SEQS, 0, 0},
                            .out = {out[turn % 2], 0, SEQS, 0, 0}};
-        CHECK_OK(
-            folio_attention_forward(plan, 0, FOLIO_DECODER, w.cache[0], 0, &t, &runs[turn % 2]));
+        CHECK_OK(folio_attention_forward(plan, 0, FOLIO_ATTENTION_DECODER, w.cache[0], 0, &t,
+                                         &runs[turn % 2]));
     }
     for (int i = 0; i < 2; i++) {
         check_out(&w, out[i], &runs[i], i);

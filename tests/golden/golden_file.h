@@ -184,8 +184,8 @@ static void parse_seq(golden_case *c, const char *line)
     s->cross_slots = slots_field(&c->mem, line, "cslots", s->enc_new);
     c->query_rows += s->q;
     c->encoder_rows += s->enc_new;
-    c->rows = c->type == FOLIO_ENCODER ? c->encoder_rows : c->query_rows;
-    c->new_rows = c->type == FOLIO_ENCODER_DECODER ? c->encoder_rows : c->rows;
+    c->rows = c->type == FOLIO_ATTENTION_ENCODER ? c->encoder_rows : c->query_rows;
+    c->new_rows = c->type == FOLIO_ATTENTION_ENCODER_DECODER ? c->encoder_rows : c->rows;
 }
 
 static void parse_attention(golden_case *c, const char *line)

@@ -21,7 +21,7 @@ static folioi_schedule_limits limits_of(const folioi_plan_shape *shape, int32_t 
 {
     const folio_plan_desc *d = &shape->desc;
     const folio_attention_desc *a = &shape->attentions[attention]->desc;
-    int64_t queries = type == FOLIO_ENCODER ? d->max_encoder_tokens : d->max_query_tokens;
+    int64_t queries = type == FOLIO_ATTENTION_ENCODER ? d->max_encoder_tokens : d->max_query_tokens;
     int64_t budget =
         PARTIAL_FLOATS / ((int64_t)a->num_kv_heads * (folioi_out_stride(a->v_head_size) + 2));
     return folioi_schedule_size(a, d->max_seqs, queries, d->max_seq_len, shape->ctx->num_threads,
@@ -38,7 +38,7 @@ static cpu_plan *carve(const folioi_plan_shape *shape, folioi_arena *arena, size
     for (int64_t i = 0; i < n; i++) {
         int32_t attention = (int32_t)(i / FOLIO_NUM_ATTENTION_TYPES);
         int type = (int)(i % FOLIO_NUM_ATTENTION_TYPES);
-        if (!(shape->types[attention] & FOLIO_TYPE_BIT(type))) continue;
+        if (!(shape->types[attention] & FOLIO_ATTENTION_BIT(type))) continue;
         folioi_schedule s = {.limits = limits_of(shape, attention, type)};
         s.items = arena_take(arena, s.limits.max_items * (int64_t)sizeof *s.items);
         s.scratch = arena_take(arena, s.limits.max_items * (int64_t)sizeof *s.scratch);
@@ -79,7 +79,7 @@ static folio_status plan_update(void *state, const folio_batch *batch, void *str
     cpu_plan *plan = state;
     for (int32_t i = 0; i < plan->shape.desc.num_attentions; i++)
         for (int t = 0; t < FOLIO_NUM_ATTENTION_TYPES; t++)
-            if (plan->shape.types[i] & FOLIO_TYPE_BIT(t))
+            if (plan->shape.types[i] & FOLIO_ATTENTION_BIT(t))
                 folioi_schedule_fill(&plan->schedules[i * FOLIO_NUM_ATTENTION_TYPES + t],
                                      &plan->shape.attentions[i]->desc, batch,
                                      (folio_attention_type)t);

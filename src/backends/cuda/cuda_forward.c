@@ -41,7 +41,7 @@ static folio_status store(const folioi_cuda_plan *p, const folioi_call *call)
 {
     const folio_tensors *t = &call->tensors;
     folioi_kv_tensors kv = {t->k, t->v, t->k_scale, t->v_scale};
-    bool cross = call->type == FOLIO_ENCODER_DECODER;
+    bool cross = call->type == FOLIO_ATTENTION_ENCODER_DECODER;
     const int64_t *slots = folioi_cuda_at(p, cross ? p->cross_slots : p->slots);
     return folioi_cuda_store(&call->layer, &kv, slots, t->k.tokens, call->stream);
 }
@@ -78,7 +78,7 @@ static bool is_taken(const folioi_cuda_list *list, const folioi_cuda_layer *laye
 static folio_status run(const folioi_call *call)
 {
     const folioi_cuda_plan *p = call->plan_state;
-    bool cross = call->type == FOLIO_ENCODER_DECODER;
+    bool cross = call->type == FOLIO_ATTENTION_ENCODER_DECODER;
     if (call->stores) TRY(store(p, call));
     folioi_cuda_layer layer = layer_of(call);
     folioi_cuda_step step = {

@@ -6,8 +6,8 @@
 
 static int64_t longest_query(const folio_plan_desc *d, folio_attention_type type)
 {
-    return type == FOLIO_ENCODER ? min_i64(d->max_encoder_tokens, d->max_seq_len)
-                                 : d->max_query_len;
+    return type == FOLIO_ATTENTION_ENCODER ? min_i64(d->max_encoder_tokens, d->max_seq_len)
+                                           : d->max_query_len;
 }
 
 static folioi_cuda_list list_of(const folioi_plan_shape *shape, const folio_attention_desc *a,
@@ -34,7 +34,7 @@ static folioi_cuda_list list_of(const folioi_plan_shape *shape, const folio_atte
                                            a->window_left, a->window_right),
         .limit.prefills = longest * group > FOLIOI_DECODE_MAX_ROWS,
     };
-    int64_t rows = type == FOLIO_ENCODER ? d->max_encoder_tokens : d->max_query_tokens;
+    int64_t rows = type == FOLIO_ATTENTION_ENCODER ? d->max_encoder_tokens : d->max_query_tokens;
     folioi_cuda_decode_init(&list.decode, &list.limits);
     if (group <= FOLIOI_DECODE_MAX_ROWS) list.limit.decode_rows = list.decode.max_rows;
     if (list.limit.prefills)
@@ -73,7 +73,7 @@ void folioi_cuda_lists_init(folioi_cuda_plan *p)
         for (int t = 0; t < FOLIO_NUM_ATTENTION_TYPES; t++) {
             int32_t *number = folioi_cuda_list_number(p, i, (folio_attention_type)t);
             *number = -1;
-            if (!(shape->types[i] & FOLIO_TYPE_BIT(t)) || a->dtype == FOLIO_F32) continue;
+            if (!(shape->types[i] & FOLIO_ATTENTION_BIT(t)) || a->dtype == FOLIO_F32) continue;
             folioi_cuda_list list = list_of(shape, a, (folio_attention_type)t);
             for (*number = 0; *number < p->num_lists; ++*number)
                 if (is_same(&p->lists[*number], &list)) break;

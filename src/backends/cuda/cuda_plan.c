@@ -22,15 +22,15 @@ static void lay_out(folioi_cuda_plan *p)
     for (int32_t i = 0; i < d->num_attentions; i++) types |= p->shape.types[i];
     int64_t tables = d->block_size > 0 ? d->max_seqs * ceil_div(d->max_seq_len, d->block_size) : 0;
     for (int t = 0; t < FOLIO_NUM_ATTENTION_TYPES; t++) {
-        if (!(types & FOLIO_TYPE_BIT(t))) continue;
+        if (!(types & FOLIO_ATTENTION_BIT(t))) continue;
         p->counts[t] = take(p, 1, sizeof(folioi_cuda_counts));
         p->seqs[t] = take(p, d->max_seqs, sizeof(folioi_cuda_seq));
     }
-    if (types & FOLIO_TYPE_BIT(FOLIO_DECODER)) {
+    if (types & FOLIO_ATTENTION_BIT(FOLIO_ATTENTION_DECODER)) {
         p->blocks = take(p, tables, sizeof(int32_t));
         p->slots = take(p, d->max_query_tokens, sizeof(int64_t));
     }
-    if (types & FOLIO_TYPE_BIT(FOLIO_ENCODER_DECODER)) {
+    if (types & FOLIO_ATTENTION_BIT(FOLIO_ATTENTION_ENCODER_DECODER)) {
         p->cross_blocks = take(p, tables, sizeof(int32_t));
         p->cross_slots = take(p, d->max_encoder_tokens, sizeof(int64_t));
     }
@@ -150,7 +150,7 @@ static folio_status send(const update *u, folioi_cuda_place to, const void *from
 static folio_status send_seqs(const update *u, const folio_batch *batch, folio_attention_type type)
 {
     folioi_cuda_plan *p = u->plan;
-    bool cross = type == FOLIO_ENCODER_DECODER;
+    bool cross = type == FOLIO_ATTENTION_ENCODER_DECODER;
     const int32_t *tables = cross ? batch->cross_blocks.data : batch->blocks.data;
     folioi_cuda_seq *seqs = (void *)(u->stage + p->seqs[type].at);
     folioi_cuda_counts counts = {.num_seqs = (int32_t)batch->num_seqs};
@@ -232,7 +232,7 @@ static void widest_window(const folioi_plan_shape *shape, int64_t *left, int64_t
     *left = *right = 0;
     for (int32_t i = 0; i < shape->desc.num_attentions; i++) {
         const folio_attention_desc *a = &shape->attentions[i]->desc;
-        if (!(shape->types[i] & FOLIO_TYPE_BIT(FOLIO_DECODER))) continue;
+        if (!(shape->types[i] & FOLIO_ATTENTION_BIT(FOLIO_ATTENTION_DECODER))) continue;
         if (*left >= 0) *left = a->window_left < 0 ? -1 : max_i64(*left, a->window_left);
         if (*right >= 0) *right = a->window_right < 0 ? -1 : max_i64(*right, a->window_right);
     }
@@ -241,7 +241,8 @@ static void widest_window(const folioi_plan_shape *shape, int64_t *left, int64_t
 static folioi_device_step step_of(const folioi_cuda_plan *p, const folio_device_batch *b)
 {
     const folio_plan_desc *d = &p->shape.desc;
-    bool decoder = has_type(p, FOLIO_DECODER), encoder = has_type(p, FOLIO_ENCODER_ONLY);
+    bool decoder = has_type(p, FOLIO_ATTENTION_DECODER),
+         encoder = has_type(p, FOLIO_ATTENTION_ENCODER_ONLY);
     folioi_device_step s = {
         .num_seqs = (int32_t)b->num_seqs,
         .query_start = b->query_start,
@@ -263,12 +264,12 @@ static folioi_device_step step_of(const folioi_cuda_plan *p, const folio_device_
     };
     widest_window(&p->shape, &s.window_left, &s.window_right);
     if (encoder) {
-        s.counts[0] = folioi_cuda_at(p, p->counts[FOLIO_ENCODER_ONLY]);
-        s.encoder_only = folioi_cuda_at(p, p->seqs[FOLIO_ENCODER_ONLY]);
+        s.counts[0] = folioi_cuda_at(p, p->counts[FOLIO_ATTENTION_ENCODER_ONLY]);
+        s.encoder_only = folioi_cuda_at(p, p->seqs[FOLIO_ATTENTION_ENCODER_ONLY]);
     }
     if (!decoder) return s;
-    s.counts[1] = folioi_cuda_at(p, p->counts[FOLIO_DECODER]);
-    s.decoder = folioi_cuda_at(p, p->seqs[FOLIO_DECODER]);
+    s.counts[1] = folioi_cuda_at(p, p->counts[FOLIO_ATTENTION_DECODER]);
+    s.decoder = folioi_cuda_at(p, p->seqs[FOLIO_ATTENTION_DECODER]);
     s.tables = folioi_cuda_at(p, p->blocks);
     s.table_stride = d->block_size > 0 ? ceil_div(d->max_seq_len, d->block_size) : 0;
     s.slots_out = folioi_cuda_at(p, p->slots);
