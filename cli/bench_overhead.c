@@ -87,6 +87,7 @@ static bool open_step(world *w, step *s, int64_t seqs, int64_t seq_len, int64_t 
     TRY(folio_plan_create(w->ctx, &p, &s->plan));
     for (int64_t i = 0; i < seqs; i++) {
         folio_batch_seq q = {.struct_size = sizeof q, .query_len = 1, .seq_len = seq_len};
+        q.padding = seq_len == 0;
         q.block_table = w->tables[i];
         q.num_blocks = BLOCKS;
         TRY(folio_batch_add(s->batch, &q));

@@ -44,6 +44,7 @@ static folio_status add_seq(harness *h, folio_batch *batch, const harness_seq *s
     folio_batch_seq seq = {.struct_size = sizeof seq,
                            .query_len = s->query_len,
                            .seq_len = s->seq_len,
+                           .padding = s->seq_len == 0,
                            .phase = s->phase,
                            .causality = s->causality,
                            .positions_given = s->positions_given,

@@ -6,7 +6,7 @@
 static folio_status as_batch_seq(const folio_sequence *s, int32_t group, int64_t i,
                                  folio_batch_seq *out)
 {
-    *out = (folio_batch_seq){.struct_size = sizeof *out, .query_len = 1};
+    *out = (folio_batch_seq){.struct_size = sizeof *out, .query_len = 1, .padding = 1};
     if (s == NULL) return FOLIO_OK;
     REQUIRE(group >= 0 && group < s->pool->num_layer_groups,
             "batch: sequences[%lld]: group %d is outside [0, %d)", (long long)i, group,

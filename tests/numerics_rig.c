@@ -77,8 +77,10 @@ folio_batch_seq *rig_add(rig *r, int64_t query_len, int64_t seq_len)
 {
     int64_t s = r->num_seqs++;
     folio_batch_seq *seq = &r->seqs[s];
-    *seq =
-        (folio_batch_seq){.struct_size = sizeof *seq, .query_len = query_len, .seq_len = seq_len};
+    *seq = (folio_batch_seq){.struct_size = sizeof *seq,
+                             .query_len = query_len,
+                             .seq_len = seq_len,
+                             .padding = seq_len == 0};
     /* 7 is coprime to the 160 / 2 blocks of each half: every block has one owner. */
     for (int64_t b = 0; b < RIG_TOKENS / 4; b++) {
         r->table[s][b] = (int32_t)((s * (RIG_TOKENS / 4) + b) * 7 % 80);

@@ -212,6 +212,7 @@ static folio_batch *make_batch(folio_context *ctx, const raw_call *call, const r
         folio_batch_seq added = {.struct_size = sizeof added,
                                  .query_len = seq->query_len,
                                  .seq_len = seq->seq_len,
+                                 .padding = seq->seq_len == 0,
                                  .slots = cache != NULL ? nowhere : NULL,
                                  .causality = seq->causality};
         int32_t table[RAW_KEYS];

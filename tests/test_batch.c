@@ -83,6 +83,7 @@ static folio_status add_seq(folio_batch *batch, const tables *t, int i)
     folio_batch_seq seq = {.struct_size = sizeof seq,
                            .query_len = q->query_len,
                            .seq_len = q->seq_len,
+                           .padding = q->seq_len == 0,
                            .phase = q->phase,
                            .causality = q->causality,
                            .positions_given = t->s.positions,
@@ -666,7 +667,7 @@ BACKEND_TEST(batch, completeness_names_the_missing_field)
     const int32_t table[2] = {0, 1};
     const folio_batch_seq prompt = {.struct_size = sizeof prompt, .query_len = 4, .seq_len = 4};
     folio_batch_seq decode = prompt, padding = prompt, crossed = prompt;
-    decode.seq_len = 20, padding.seq_len = 0, crossed.encoder_len = 5;
+    decode.seq_len = 20, padding.seq_len = 0, padding.padding = 1, crossed.encoder_len = 5;
     check_missing(ctx, &prompt, FOLIO_ATTENTION_DECODER, NULL);
     check_missing(ctx, &padding, FOLIO_ATTENTION_DECODER, NULL);
     check_missing(ctx, &decode, FOLIO_ATTENTION_DECODER, "block_table");
@@ -682,6 +683,41 @@ BACKEND_TEST(batch, completeness_names_the_missing_field)
     check_missing(ctx, &decode, FOLIO_ATTENTION_DECODER, NULL);
     crossed.cross_block_table = table, crossed.num_cross_blocks = 1;
     check_missing(ctx, &crossed, FOLIO_ATTENTION_ENCODER_DECODER, NULL);
+}
+
+/* -------------------------------------------------------------------------------------- padding */
+
+/* One sequence of two tokens and no length by each way in: arrays take it as padding. */
+BACKEND_TEST(batch, a_forgotten_length_is_not_padding)
+{
+    const step s = {.block_size = 1};
+    folio_batch *batch = make_batch(ctx, &s);
+    REQUIRE_TEST(batch != NULL);
+    folio_batch_seq seq = {.struct_size = sizeof seq, .query_len = 2};
+    REFUSED(folio_batch_add(batch, &seq), FOLIO_ERR_ARGUMENT, "seq 0|seq_len is 0|padding");
+    seq.query_len = 0;
+    REFUSED(folio_batch_add(batch, &seq), FOLIO_ERR_ARGUMENT, "seq 0|seq_len is 0");
+    seq.query_len = 2, seq.seq_len = 2, seq.padding = 1;
+    REFUSED(folio_batch_add(batch, &seq), FOLIO_ERR_ARGUMENT, "seq 0|padding|seq_len is 2");
+    seq.seq_len = 0, seq.encoder_len = seq.encoder_new_len = 3;
+    REFUSED(folio_batch_add(batch, &seq), FOLIO_ERR_ARGUMENT, "seq 0|padding|encoder_new_len is 3");
+    seq.encoder_new_len = 0;
+    const int32_t query_start[2] = {0, 2}, lens[1] = {0}, indptr[2] = {0, 0};
+    const folio_batch_arrays a = {
+        .struct_size = sizeof a, .num_seqs = 1, .query_start = query_start, .seq_lens = lens};
+    folio_batch_info info = {.struct_size = sizeof info};
+    for (int way = 0; way < 4; way++) {
+        folio_batch_clear(batch);
+        CHECK_OK(way == 0   ? folio_batch_add(batch, &seq)
+                 : way == 1 ? folio_batch_set_block_tables(batch, &a, NULL, 0)
+                 : way == 2 ? folio_batch_set_csr(batch, &a, indptr, NULL, NULL)
+                            : folio_batch_set_slots(batch, &a, indptr, NULL, 4));
+        CHECK_OK(folio_batch_get_info(batch, &info));
+        CHECK_INT(info.num_padding, 1);
+        CHECK_INT(info.num_padding_tokens, 2);
+    }
+    folio_batch_destroy(batch);
+    (void)backend;
 }
 
 /* --------------------------------------------------------------------------------------- errors */

@@ -29,7 +29,7 @@ static folio_batch_seq good_seq(int i)
         s.query_len = 1, s.seq_len = 21, s.block_table = table1, s.num_blocks = 2;
         s.encoder_len = 3, s.cross_block_table = cross1, s.num_cross_blocks = 1;
     } else {
-        s.query_len = 2;
+        s.query_len = 2, s.padding = 1;
     }
     return s;
 }

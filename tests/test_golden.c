@@ -197,6 +197,7 @@ static folio_status add_sequences(golden_case *c, folio_batch *batch)
     for (int64_t i = 0; i < c->num_seqs; i++) {
         const golden_seq *s = &c->seqs[i];
         folio_batch_seq q = {.struct_size = sizeof q, .query_len = s->q, .seq_len = s->s};
+        q.padding = s->s == 0;
         q.phase = (folio_phase)s->phase;
         q.causality = (folio_causality)s->causal;
         q.block_table = s->table;

@@ -130,6 +130,7 @@ static void fill_batch(world *w, folio_batch *batch, const seq_lens *lens, int64
         folio_batch_seq seq = {.struct_size = sizeof seq,
                                .query_len = lens[s].query_len,
                                .seq_len = lens[s].seq_len,
+                               .padding = lens[s].seq_len == 0,
                                .block_table = w->tables[0][s],
                                .num_blocks = TABLE,
                                .encoder_len = lens[s].encoder_len,

@@ -95,7 +95,7 @@ TEST(schedule, every_split_once_and_partials_have_room)
         int64_t n = 1 + (int64_t)(support_bits(seed, 0) % MAX_SEQS), queries = 0;
         for (int64_t i = 0; i < n; i++) {
             int64_t len = (int64_t)(support_bits(seed, 10 + (uint64_t)i) % 900);
-            folio_batch_seq s = {.struct_size = sizeof s, .seq_len = len};
+            folio_batch_seq s = {.struct_size = sizeof s, .seq_len = len, .padding = len == 0};
             s.query_len = len ? 1 + (int64_t)(support_bits(seed, 20 + (uint64_t)i) % 3 == 0
                                                   ? support_bits(seed, 30) % (uint64_t)len
                                                   : 0)

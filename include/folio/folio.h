@@ -13,9 +13,9 @@
  *
  * Words. A block holds `block_size` consecutive tokens of one layer. A slot is `block * block_size
  * + offset`, where one token's K and V live; slot -1 stores nothing. A sequence brings `query_len`
- * new tokens this step, has `context_len` tokens cached already, and `seq_len` is their sum;
- * seq_len 0 marks padding, which has rows but sees no key of any kind and stores nothing. A head
- * group is the query heads that share one kv head.
+ * new tokens this step, has `context_len` tokens cached already, and `seq_len` is their sum.
+ * Padding has rows, but sees no key of any kind and stores nothing: in arrays of lengths, seq_len 0
+ * marks it. A head group is the query heads that share one kv head.
  *
  * Errors. Every fallible call returns a folio_status and hands results out through pointers. When
  * it is not FOLIO_OK, folio_last_error() says in one sentence which index, which value, which
@@ -567,7 +567,8 @@ typedef enum folio_causality {
 typedef struct folio_batch_seq {
     size_t struct_size;
     int64_t query_len; /* new tokens = rows of q                                                 */
-    int64_t seq_len;   /* with the new ones; >= query_len, or 0: padding, whatever its query_len */
+    int64_t seq_len;   /* with the new ones; >= query_len and >= 1                               */
+    int32_t padding;   /* non-zero: rows that see no key and store nothing; seq_len is 0         */
     folio_phase phase;
     folio_causality causality;
     const int32_t *block_table; /* NULL: no cache (profiling run)                                */
@@ -598,7 +599,8 @@ typedef struct folio_batch_arrays {
     size_t struct_size;
     int64_t num_seqs;
     const int32_t *query_start;    /* [num_seqs + 1], from 0, never falling; NULL: one token each  */
-    const int32_t *seq_lens;       /* [num_seqs]; in the CSR and slot forms NULL: from the table   */
+    const int32_t *seq_lens;       /* [num_seqs], 0: padding; in the CSR and slot forms NULL: from */
+                                   /* the table                                                    */
     const int32_t *phases;         /* [num_seqs] of folio_phase                                    */
     const int32_t *causality;      /* [num_seqs] of folio_causality                                */
     const int64_t *slot_mapping;   /* [query_start[num_seqs]]; NULL: by the block table            */

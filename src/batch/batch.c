@@ -95,7 +95,13 @@ static folio_status check_lengths(const folio_batch_seq *s, long long i)
             "seq %lld: query_len %lld is outside [0, 2147483647]", i, (long long)s->query_len);
     REQUIRE(s->seq_len >= 0 && s->seq_len <= INT32_MAX,
             "seq %lld: seq_len %lld is outside [0, 2147483647]", i, (long long)s->seq_len);
-    REQUIRE(s->seq_len == 0 || s->query_len <= s->seq_len,
+    REQUIRE(s->seq_len > 0 || s->padding,
+            "seq %lld: seq_len is 0; it is the cached tokens plus query_len %lld (set padding for "
+            "rows without keys)",
+            i, (long long)s->query_len);
+    REQUIRE(s->seq_len == 0 || !s->padding, "seq %lld: padding has no keys, yet seq_len is %lld", i,
+            (long long)s->seq_len);
+    REQUIRE(s->padding || s->query_len <= s->seq_len,
             "seq %lld: query_len %lld is more than seq_len %lld", i, (long long)s->query_len,
             (long long)s->seq_len);
     REQUIRE(s->encoder_len >= 0 && s->encoder_len <= INT32_MAX,
@@ -103,10 +109,9 @@ static folio_status check_lengths(const folio_batch_seq *s, long long i)
     REQUIRE(s->encoder_new_len == 0 || s->encoder_new_len == s->encoder_len,
             "seq %lld: encoder_new_len %lld is neither 0 nor encoder_len %lld", i,
             (long long)s->encoder_new_len, (long long)s->encoder_len);
-    REQUIRE(s->seq_len > 0 || s->encoder_new_len == 0,
-            "seq %lld: seq_len 0 marks padding, which brings no encoder tokens, encoder_new_len is "
-            "%lld",
-            i, (long long)s->encoder_new_len);
+    REQUIRE(!s->padding || s->encoder_new_len == 0,
+            "seq %lld: padding brings no encoder tokens, yet encoder_new_len is %lld", i,
+            (long long)s->encoder_new_len);
     REQUIRE((unsigned)s->phase <= FOLIO_PHASE_DECODE, "seq %lld: phase %d is unknown", i,
             (int)s->phase);
     REQUIRE((unsigned)s->causality <= FOLIO_CAUSAL_NO, "seq %lld: causality %d is unknown", i,

@@ -88,6 +88,7 @@ static folio_status add_all(folio_batch *batch, const folio_batch_arrays *a, con
         REQUIRE(a->seq_lens == NULL || s.seq_len >= 0, "seq_lens[%lld] = %lld is negative",
                 (long long)i, (long long)s.seq_len);
         TRY(find_table(t, batch->desc.block_size, i, &s));
+        s.padding = s.seq_len == 0;
         if (a->phases != NULL) s.phase = (folio_phase)a->phases[i];
         if (a->causality != NULL) s.causality = (folio_causality)a->causality[i];
         if (a->slot_mapping != NULL) s.slots = a->slot_mapping + row;

@@ -110,6 +110,7 @@ static folio_status add_decoder(layer *l, folio_batch *batch, int64_t i, bool ca
     bool prompt = i < f->num_prefills;
     folio_batch_seq s = {.struct_size = sizeof s};
     s.seq_len = folioi_vllm06_seq_len(l->m, i);
+    s.padding = s.seq_len == 0;
     s.query_len = folioi_vllm06_query_len(l->m, i);
     s.phase = prompt ? FOLIO_PHASE_PREFILL : FOLIO_PHASE_DECODE;
     s.causality = causal ? FOLIO_CAUSAL_YES : FOLIO_CAUSAL_NO;
@@ -141,12 +142,14 @@ static folio_status add_encoder(layer *l, folio_batch *batch, int64_t i)
 {
     int64_t len = encoder_rows(l, i);
     folio_batch_seq s = {.struct_size = sizeof s, .query_len = len, .seq_len = len};
+    s.padding = len == 0;
     return folio_batch_add(batch, &s);
 }
 
 static folio_status add_padding(layer *l, folio_batch *batch, int64_t i)
 {
-    folio_batch_seq s = {.struct_size = sizeof s, .query_len = folioi_vllm06_query_len(l->m, i)};
+    folio_batch_seq s = {
+        .struct_size = sizeof s, .query_len = folioi_vllm06_query_len(l->m, i), .padding = 1};
     return folio_batch_add(batch, &s);
 }
 
@@ -185,6 +188,7 @@ static folio_status add_cross(layer *l, folio_batch *batch, int64_t i)
     folio_batch_seq s = {.struct_size = sizeof s};
     s.query_len = folioi_vllm06_query_len(l->m, i);
     s.seq_len = folioi_vllm06_seq_len(l->m, i);
+    s.padding = s.seq_len == 0;
     s.encoder_len = cross_keys(l, i);
     s.encoder_new_len = cross_new_keys(l, i);
     if (l->cache != NULL && s.encoder_len > 0) {

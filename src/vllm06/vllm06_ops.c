@@ -155,6 +155,7 @@ static folio_status plan_keys(paged *p, int64_t first, int64_t len)
         int64_t keys = max_i64(0, min_i64(p->a.seq_lens[i] - first, len));
         int64_t skipped = first / p->c->block_size;
         folio_batch_seq s = {.struct_size = sizeof s, .query_len = 1, .seq_len = keys};
+        s.padding = keys == 0;
         s.causality = FOLIO_CAUSAL_NO; /* all keys come before the query, or are its own */
         s.slots = &nowhere;
         s.positions_given = 1;
