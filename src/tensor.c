@@ -8,14 +8,15 @@
 
 #include <math.h>
 
-/* Is ((tokens - 1) * token_stride + (heads - 1) * head_stride + head_size) * elem an int64_t? */
+/* Do `tokens` rows of `heads` heads, all counted with their whole strides, fit? A stride that a single
+ * row or head never uses is bounded too: kernels multiply it. */
 static bool extent_fits(int64_t tokens, int64_t token_stride, int64_t heads, int64_t head_stride,
                         int64_t head_size, int64_t elem)
 {
     int64_t a, b, sum;
-    return checked_mul(max_i64(tokens - 1, 0), token_stride, &a) &&
-           checked_mul(heads - 1, head_stride, &b) && checked_add(a, b, &sum) &&
-           checked_add(sum, head_size, &sum) && checked_mul(sum, elem, &sum);
+    return checked_mul(max_i64(tokens, 1), token_stride, &a) &&
+           checked_mul(heads, head_stride, &b) && checked_add(a, b, &sum) &&
+           checked_add(sum, head_size, &sum) && checked_mul(sum, elem, &sum) && sum <= MAX_EXTENT;
 }
 
 folio_status folioi_tensor_resolve(folio_tensor *t, const char *name, folio_dtype dtype,

@@ -473,6 +473,14 @@ BACKEND_TEST(errors, wrap_strides)
              w.m.k_scales_bytes = SIZE_MAX);
     BAD_WRAP(STRIDED, FOLIO_INT8, "k_scales_bytes",
              w.m.k_scales_strides = (folio_kv_strides){33, 1, 16});
+    /* strides that no second block uses are bounded too */
+    BAD_WRAP(STRIDED, FOLIO_F32, "k strides|largest", w.c.num_blocks = 1;
+             w.m.k_strides.block = huge / 2; w.m.k_bytes = SIZE_MAX);
+    BAD_WRAP(NHD, FOLIO_F32, "v strides|largest", w.c.num_blocks = 1;
+             w.m.v_strides.block = huge / 4; w.m.v_bytes = SIZE_MAX);
+    BAD_WRAP(STRIDED, FOLIO_INT8, "v_scales strides|largest", w.c.num_blocks = 1;
+             w.m.v_scales_strides = (folio_kv_strides){huge / 4, 1, 16};
+             w.m.v_scales_bytes = SIZE_MAX);
     BAD_WRAP(NHD, FOLIO_F32, "token", w.m.k_strides = (folio_kv_strides){1024, 64, 0});
     BAD_WRAP(NHD, FOLIO_F32, "head", w.m.v_strides = (folio_kv_strides){1024, 0, 32});
     BAD_WRAP(NHD, FOLIO_F32, "1023", w.m.k_strides.block = 1023); /* blocks would overlap */
@@ -486,6 +494,57 @@ BACKEND_TEST(errors, wrap_strides)
     BAD_WRAP(NATIVE, FOLIO_F32, "", w.m.k_strides.block = huge - 63; w.m.k_bytes = SIZE_MAX);
     CHECK(support_is_poison(b.data, b.bytes));
     support_buffer_free(&b);
+}
+
+/* ----------------------------------------------------------------------------- strides of tensors */
+
+/* One head of one row uses neither stride, and they are bounded all the same. 0 counts what was given of the other. */
+BACKEND_TEST(errors, strides_that_no_number_needs)
+{
+    folio_kv_cache_desc c = small_cache();
+    c.num_kv_heads = 1;
+    folio_kv_cache *one = NULL, *two = NULL;
+    CHECK_OK(folio_kv_cache_create(ctx, &c, &one));
+    c.num_kv_heads = 2;
+    CHECK_OK(folio_kv_cache_create(ctx, &c, &two));
+    REQUIRE_TEST(one && two);
+    static float x[4 * 2 * 64], y[4 * 2 * 64];
+    const int64_t slots[2] = {3, 1}, large[] = {INT64_MAX / 2, INT64_MAX / 16, INT64_MAX / 4};
+    for (int i = 0; i < COUNT_OF(large); i++) {
+        folio_kv_write w = {.struct_size = sizeof w, .slots = slots};
+        w.k = w.v = (folio_tensor){.data = x, .dtype = FOLIO_F32, .tokens = 1};
+        w.k.head_stride = large[i];
+        REFUSED(folio_kv_cache_write(one, 0, &w, NULL), ARG, "k: |stride|largest");
+        w.k.head_stride = 0;
+        w.v.token_stride = large[i];
+        REFUSED(folio_kv_cache_write(one, 0, &w, NULL), ARG, "v: |stride|largest");
+        folio_state part = {.out = {.data = x, .dtype = FOLIO_F32, .tokens = 1}, .lse = x + 64};
+        folio_merge m = {.struct_size = sizeof m,
+                         .num_heads = 1,
+                         .head_size = 8,
+                         .num_parts = 1,
+                         .parts = &part,
+                         .out = {.data = y, .dtype = FOLIO_F32, .tokens = 1},
+                         .lse = y + 64};
+        m.lse_head_stride = large[i];
+        REFUSED(folio_merge_states(ctx, &m, NULL), ARG, "lse|stride|largest");
+        m.lse_head_stride = 0;
+        part.lse_token_stride = large[i];
+        REFUSED(folio_merge_states(ctx, &m, NULL), ARG, "lse|stride|largest");
+    }
+    /* token_stride 0: heads * head_stride, not heads * head_size */
+    support_fill(x, COUNT_OF(x), 3, 1);
+    folio_kv_write w = {.struct_size = sizeof w, .slots = slots};
+    w.k = (folio_tensor){.data = x, .dtype = FOLIO_F32, .tokens = 2, .head_stride = 64};
+    w.v = w.k;
+    CHECK_OK(folio_kv_cache_write(two, 0, &w, NULL));
+    folio_kv_gather g = {.struct_size = sizeof g, .slots = slots, .num_slots = 2};
+    g.k = (folio_tensor){.data = y, .dtype = FOLIO_F32, .tokens = 2, .head_stride = 64};
+    CHECK_OK(folio_kv_cache_gather(two, 0, &g, NULL));
+    for (int64_t i = 0; i < 4; i++)
+        CHECK(memcmp(x + 64 * i, y + 64 * i, (size_t)c.k_head_size * sizeof(float)) == 0);
+    folio_kv_cache_destroy(one);
+    folio_kv_cache_destroy(two);
 }
 
 /* ------------------------------------------------------------------------------- merge and bias */

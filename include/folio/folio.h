@@ -413,13 +413,14 @@ FOLIO_API folio_status folio_kv_cache_get_view(const folio_kv_cache *cache, int3
 
 /**
  * [tokens][heads][head_size], numbers of one head side by side. data needs the alignment of its
- * dtype. The numbers of heads and their size come from the attention or the cache. Frozen.
+ * dtype. The numbers of heads and their size come from the attention or the cache. No two heads
+ * overlap, and tokens and heads times their strides stay below 2^61 bytes. Frozen.
  */
 typedef struct folio_tensor {
     void *data;
     folio_dtype dtype;    /* 0: the attention's dtype (in cache calls it must be given)      */
     int64_t tokens;       /* rows                                                            */
-    int64_t token_stride; /* elements; 0: heads * head_size                                  */
+    int64_t token_stride; /* elements; 0: heads * head_stride                                */
     int64_t head_stride;  /* elements; 0: head_size                                          */
 } folio_tensor;
 

@@ -122,9 +122,9 @@ static folio_status apply_strides(folioi_kv_format *f, folio_kv_array *array, fo
                 (long long)s->block, (long long)at->block);
     }
     folioi_array_restride(array, at, s, true);
-    int64_t elements;
-    REQUIRE(folioi_array_extent(array, &elements) &&
-                checked_mul(elements, (int64_t)folio_dtype_size(d->dtype), &array->bytes),
+    int64_t elements, elem = (int64_t)folio_dtype_size(d->dtype);
+    REQUIRE(folioi_array_fits(array, elem) && folioi_array_extent(array, &elements) &&
+                checked_mul(elements, elem, &array->bytes),
             "KV cache: %s strides times num_blocks pass the largest size this library can address",
             name);
     return FOLIO_OK;
@@ -140,7 +140,8 @@ static folio_status apply_scale_strides(const folio_kv_cache_desc *d, folio_kv_a
     const folio_kv_strides now = {at->block, at->token_tile_stride, at->head};
     TRY(check_apart(d, &now, 1, name));
     int64_t elements;
-    REQUIRE(folioi_array_extent(array, &elements) && checked_mul(elements, 4, &array->bytes),
+    REQUIRE(folioi_array_fits(array, 4) && folioi_array_extent(array, &elements) &&
+                checked_mul(elements, 4, &array->bytes),
             "KV cache: %s strides times num_blocks pass the largest size this library can address",
             name);
     REQUIRE((size_t)array->bytes <= bytes, "KV cache: %s_bytes is %zu, a layer's strides need %lld",

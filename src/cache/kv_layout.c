@@ -95,6 +95,17 @@ bool folioi_array_extent(const folio_kv_array *array, int64_t *elements)
     return true;
 }
 
+bool folioi_array_fits(const folio_kv_array *array, int64_t elem)
+{
+    int64_t all = 0;
+    for (int i = 0; i < array->num_dims; i++) {
+        int64_t span;
+        if (!checked_mul(array->dims[i], array->strides[i], &span)) return false;
+        if (!checked_add(all, span, &all)) return false;
+    }
+    return checked_mul(all, elem, &all) && all <= MAX_EXTENT;
+}
+
 void folioi_array_restride(folio_kv_array *array, folioi_address *at,
                            const folio_kv_strides *strides, bool token_before_head)
 {

@@ -105,6 +105,9 @@ const char *folioi_layout_id(const folioi_kv_format *format);
 /** Elements from an array's first past its last; false past int64_t. */
 bool folioi_array_extent(const folio_kv_array *array, int64_t *elements);
 
+/** Do an array's dims times its strides, of dims of 1 too, fit as bytes? */
+bool folioi_array_fits(const folio_kv_array *array, int64_t elem);
+
 /** Put other block, token and head strides (0: keep) into an array and its address. */
 void folioi_array_restride(folio_kv_array *array, folioi_address *at,
                            const folio_kv_strides *strides, bool token_before_head);

@@ -13,6 +13,9 @@ static inline bool checked_mul(int64_t a, int64_t b, int64_t *product)
     return a >= 0 && b >= 0 && !__builtin_mul_overflow(a, b, product);
 }
 
+/* Bytes that an array with strides may span: offsets, sums of two of them and ends all fit int64_t. */
+#define MAX_EXTENT (INT64_MAX / 4)
+
 static inline bool checked_add(int64_t a, int64_t b, int64_t *sum)
 {
     return a >= 0 && b >= 0 && !__builtin_add_overflow(a, b, sum);

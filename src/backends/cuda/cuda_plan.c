@@ -8,10 +8,14 @@
 
 /* ---- create ---- */
 
+/* What passes all memory stays so: the sum of some such places must not come round to a small number. */
 static folioi_cuda_place take(folioi_cuda_plan *p, int64_t count, size_t size)
 {
-    folioi_cuda_place at = {p->bytes, (size_t)count * size};
-    p->bytes += (size_t)round_up((int64_t)at.bytes, 256);
+    const int64_t most = MAX_EXTENT / 1024;
+    int64_t bytes;
+    if (!checked_mul(count, (int64_t)size, &bytes) || bytes > most) bytes = most;
+    folioi_cuda_place at = {p->bytes, (size_t)bytes};
+    p->bytes += (size_t)round_up(bytes, 256);
     return at;
 }
 
