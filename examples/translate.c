@@ -123,8 +123,7 @@ static void create(void)
                               FOLIO_ATTENTION_BIT(FOLIO_ATTENTION_ENCODER_DECODER)};
     folio_plan_desc p = {.struct_size = sizeof p, .attentions = list, .types = types};
     p.num_attentions = 1;
-    p.block_size = BLOCK;
-    p.num_blocks = BLOCKS;
+    p.cache = cache;
     p.max_seqs = SEQS;
     p.max_query_tokens = p.max_encoder_tokens = MAX_ROWS;
     p.max_seq_len = STEPS + MAX_SOURCE;

@@ -17,7 +17,7 @@ typedef struct folioi_cuda_core {
 } folioi_cuda_core;
 
 /** Changes whenever a struct that the two exchange does; both must have been built with the same. */
-#define FOLIOI_CUDA_INTERFACE 2
+#define FOLIOI_CUDA_INTERFACE 3
 
 /** The library's one symbol. NULL: built for another interface. */
 typedef const folioi_backend *(*folioi_cuda_entry)(int interface, const folioi_cuda_core *core);

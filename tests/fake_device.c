@@ -34,7 +34,8 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static region *regions;
 static work *queue;
 static fake_device_counts counts;
-static folio_context host; /* what computes in place of the device */
+static folio_context host;         /* what computes in place of the device */
+static folio_status update_status; /* of the next updates of plans */
 
 /* ------------------------------------------------------------------------------------------ pages */
 
@@ -276,6 +277,29 @@ static folio_status forward(const folioi_call *call)
     return leave(folioi_reference_backend.forward(call));
 }
 
+static folio_status end_update(void)
+{
+    return update_status == FOLIO_OK ? FOLIO_OK
+                                     : folioi_fail(update_status, "as the test wants it");
+}
+
+static folio_status plan_update(void *state, const folio_batch *batch, void *stream)
+{
+    (void)state;
+    (void)batch;
+    (void)stream;
+    return end_update();
+}
+
+/* Checks nothing on its device, and no forward follows: the reference has no batch to run. */
+static folio_status plan_update_device(void *state, const folio_device_batch *batch, void *stream)
+{
+    (void)state;
+    (void)batch;
+    (void)stream;
+    return end_update();
+}
+
 static folio_status open_device(folio_context *ctx, int32_t number)
 {
     (void)ctx;
@@ -308,6 +332,8 @@ static void make_backend(void)
     backend.memory = &memory;
     backend.write = write_rows;
     backend.forward = forward;
+    backend.plan_update = plan_update;
+    backend.plan_update_device = plan_update_device;
     host = (folio_context){.backend = &folioi_reference_backend,
                            .allocator = folioi_allocator_default(),
                            .num_threads = 1};
@@ -321,6 +347,8 @@ folio_context *fake_device_context(const folio_allocator *allocator)
     if (ctx != NULL) ctx->backend = &backend;
     return ctx;
 }
+
+void fake_device_set_update(folio_status status) { update_status = status; }
 
 fake_device_counts fake_device_count(void)
 {

@@ -21,6 +21,9 @@ typedef struct {
 } fake_device_counts;
 fake_device_counts fake_device_count(void);
 
+/* What updates of plans return from now on; FOLIO_OK: they work. */
+void fake_device_set_update(folio_status status);
+
 /* Moves and fills that were given to a stream and not run yet. */
 int64_t fake_device_queued(const void *stream);
 

@@ -732,9 +732,13 @@ typedef struct folio_plan_desc {
     const uint32_t *types;                    /* [num_attentions] sets of FOLIO_ATTENTION_BIT; NULL:    */
                                               /* DECODER alone for each                            */
     int32_t num_attentions;
-    int32_t block_size; /* of the caches it will run on; 0: no cache (then num_blocks is 0 too)    */
-    int64_t num_blocks; /* block tables and slots are checked against it                           */
-    int64_t cross_num_blocks; /* the same for cross block tables and slots; 0: num_blocks          */
+    int32_t block_size; /* of the caches it will run on; 0: cache's, or it runs without one        */
+    const folio_kv_cache *cache; /* gives block_size and num_blocks: leave these 0, or set the     */
+                                 /* same. Not kept. NULL: they are set                             */
+    const folio_kv_cache *cross_cache; /* the same for block_size and cross_num_blocks             */
+    int64_t num_blocks; /* block tables and slots are checked against it; 0: the cache's           */
+    int64_t cross_num_blocks; /* the same for cross block tables and slots; 0: cross_cache's, or   */
+                              /* num_blocks                                                        */
     int64_t max_seqs;           /* >= 1                                                            */
     int64_t max_query_tokens;   /* sum query_len in one step, padding included; >= 1               */
     int64_t max_seq_len;        /* longest sequence and longest encoder_len; >= 1                  */
@@ -753,9 +757,10 @@ FOLIO_API void folio_plan_destroy(folio_plan *plan);
 /**
  * Make the plan fit this step's batch. Checks every block index, slot and length; allocates
  * nothing. On a device, the batch is copied there on run's stream; forwards and captured graphs on
- * the same stream see it. The batch must not change until the next update: a forward after a change
- * is refused. On error the plan still serves the batch of its last successful update, if that batch
- * is another one or unchanged.
+ * the same stream see it. Forwards on other streams must have ended before: what they read is
+ * overwritten. The batch must not change until the next update: a forward after a change is refused.
+ * An update that is refused changes nothing: the plan serves the batch of its last successful
+ * update, if that batch is another one or unchanged. After FOLIO_ERR_DEVICE it serves none.
  */
 FOLIO_API folio_status folio_plan_update(folio_plan *plan, folio_batch *batch,
                                          const folio_run *run);

@@ -1,11 +1,41 @@
 /* plan.c: plans created for limits, then updated with a batch every step without allocating. */
 #include "plan/plan.h"
 
+#include "cache/kv_cache.h"
 #include "tensor.h"
 
 #include <string.h>
 
 #define KNOWN_FLAGS (FOLIO_PLAN_GRAPH | FOLIO_PLAN_NO_WORKSPACE | FOLIO_PLAN_BATCH_INVARIANT)
+
+/* One number of a cache's, which the description may repeat. */
+static folio_status take_number(int64_t *number, const char *name, int64_t of_cache,
+                                const char *cache)
+{
+    REQUIRE(*number == 0 || *number == of_cache, "plan: %s is %lld, %s has %lld", name,
+            (long long)*number, cache, (long long)of_cache);
+    *number = of_cache;
+    return FOLIO_OK;
+}
+
+/* Block size and counts from the caches, where these are given. */
+static folio_status take_geometry(folio_plan_desc *d)
+{
+    int64_t block_size = d->block_size;
+    if (d->cache != NULL) {
+        const folio_kv_cache_desc *c = &d->cache->format.desc;
+        TRY(take_number(&block_size, "block_size", c->block_size, "cache"));
+        TRY(take_number(&d->num_blocks, "num_blocks", c->num_blocks, "cache"));
+    }
+    if (d->cross_cache != NULL) {
+        const folio_kv_cache_desc *c = &d->cross_cache->format.desc;
+        TRY(take_number(&block_size, "block_size", c->block_size, "cross_cache"));
+        TRY(take_number(&d->cross_num_blocks, "cross_num_blocks", c->num_blocks, "cross_cache"));
+    }
+    d->block_size = (int32_t)block_size;
+    d->cache = d->cross_cache = NULL; /* not kept */
+    return FOLIO_OK;
+}
 
 static folio_status check_limits(const folio_plan_desc *d)
 {
@@ -17,9 +47,10 @@ static folio_status check_limits(const folio_plan_desc *d)
                 d->cross_num_blocks <= INT32_MAX,
             "plan: num_blocks %lld or cross_num_blocks %lld is outside [0, 2147483647]",
             (long long)d->num_blocks, (long long)d->cross_num_blocks);
-    REQUIRE((d->block_size == 0) == (d->num_blocks == 0),
-            "plan: block_size %d and num_blocks %lld; for runs without a cache both are 0",
-            d->block_size, (long long)d->num_blocks);
+    REQUIRE((d->block_size == 0) == (d->num_blocks == 0 && d->cross_num_blocks == 0),
+            "plan: block_size %d, num_blocks %lld and cross_num_blocks %lld; for runs without a "
+            "cache all are 0",
+            d->block_size, (long long)d->num_blocks, (long long)d->cross_num_blocks);
     REQUIRE(d->max_seqs >= 1 && d->max_seqs <= INT32_MAX, "plan: max_seqs is %lld",
             (long long)d->max_seqs);
     REQUIRE(d->max_query_tokens >= 1 && d->max_query_tokens <= INT32_MAX,
@@ -98,6 +129,7 @@ folio_status folio_plan_create(folio_context *ctx, const folio_plan_desc *desc, 
     REQUIRE(ctx != NULL, "folio_plan_create: ctx is NULL");
     folio_plan_desc d;
     STRUCT_IN(d, desc, "folio_plan_desc");
+    TRY(take_geometry(&d));
     TRY(check_limits(&d));
     TRY(check_attentions(ctx, &d));
     if (d.cross_num_blocks == 0) d.cross_num_blocks = d.num_blocks;
@@ -130,6 +162,14 @@ void folio_plan_destroy(folio_plan *plan)
     folioi_free(&a, plan, sizeof *plan);
 }
 
+/* What an update makes the plan serve. */
+typedef struct {
+    folio_batch *batch; /* NULL: arrays of the device, or nothing */
+    bool on_device;
+    int64_t num_seqs;
+    folioi_plan_facts facts[FOLIO_NUM_ATTENTION_TYPES];
+} plan_step;
+
 static folioi_plan_facts find_facts(const folio_batch *batch, folio_attention_type type)
 {
     folioi_plan_facts f = {.query_rows = folioi_batch_query_rows(batch, type),
@@ -148,6 +188,31 @@ static folioi_plan_facts find_facts(const folio_batch *batch, folio_attention_ty
     return f;
 }
 
+/* What the last update left, as the next one begins: a step that forwards run, or none. */
+static void take_over(folio_plan *plan, const plan_step *step)
+{
+    if (step->batch != NULL) folioi_batch_retain(step->batch);
+    folio_batch_destroy(plan->batch);
+    plan->batch = step->batch;
+    plan->generation = step->batch != NULL ? step->batch->generation : 0;
+    plan->on_device = step->on_device;
+    plan->num_seqs = step->num_seqs;
+    memcpy(plan->facts, step->facts, sizeof plan->facts);
+    plan->workspace_use.is_bound = false;
+}
+
+/*
+ * The step becomes the plan's once the backend has it. A backend that refuses has changed nothing; one that fails may
+ * have sent half of it, and then the plan has none.
+ */
+static folio_status end_update(folio_plan *plan, const plan_step *step, folio_status status)
+{
+    static const plan_step none = {.batch = NULL};
+    if (status == FOLIO_OK) take_over(plan, step);
+    else if (status == FOLIO_ERR_DEVICE) take_over(plan, &none);
+    return status;
+}
+
 folio_status folio_plan_update(folio_plan *plan, folio_batch *batch, const folio_run *run)
 {
     REQUIRE(plan != NULL, "folio_plan_update: plan is NULL");
@@ -155,20 +220,14 @@ folio_status folio_plan_update(folio_plan *plan, folio_batch *batch, const folio
     folio_run r;
     TRY(folioi_run_in(plan->shape.ctx, run, &r));
     TRY(folioi_plan_check(plan, batch));
-    if (plan->batch != batch) {
-        folioi_batch_retain(batch);
-        folio_batch_destroy(plan->batch);
-        plan->batch = batch;
-    }
-    plan->generation = batch->generation;
-    plan->on_device = false;
-    plan->num_seqs = batch->num_seqs;
+    plan_step step = {.batch = batch, .num_seqs = batch->num_seqs};
     uint32_t types = 0;
     for (int32_t i = 0; i < plan->shape.desc.num_attentions; i++) types |= plan->shape.types[i];
     for (int t = 0; t < FOLIO_NUM_ATTENTION_TYPES; t++)
         if (types & FOLIO_ATTENTION_BIT(t))
-            plan->facts[t] = find_facts(batch, (folio_attention_type)t);
-    return plan->shape.ctx->backend->plan_update(plan->state, batch, r.stream);
+            step.facts[t] = find_facts(batch, (folio_attention_type)t);
+    return end_update(plan, &step,
+                      plan->shape.ctx->backend->plan_update(plan->state, batch, r.stream));
 }
 
 static folio_status check_device_batch(const folio_plan *plan, const folio_device_batch *b)
@@ -228,20 +287,17 @@ folio_status folio_plan_update_device(folio_plan *plan, const folio_device_batch
     TRY(check_device_batch(plan, &b));
     if (b.num_query_tokens == 0) b.num_query_tokens = min_i64(b.num_seqs, d->max_query_tokens);
     if (d->flags & FOLIO_PLAN_GRAPH) b.num_query_tokens = d->max_query_tokens;
-    folio_batch_destroy(plan->batch);
-    plan->batch = NULL;
-    plan->on_device = true;
-    plan->num_seqs = b.num_seqs;
+    plan_step step = {.on_device = true, .num_seqs = b.num_seqs};
     int64_t lacking = b.blocks == NULL ? 0 : -1; /* what is not known is taken to be there */
     for (int t = 0; t < FOLIO_NUM_ATTENTION_TYPES; t++)
-        plan->facts[t] = (folioi_plan_facts){.query_rows = b.num_query_tokens,
-                                             .new_rows = b.num_query_tokens,
-                                             .max_query_len = d->max_query_len,
-                                             .max_key_len = d->max_seq_len,
-                                             .with_context = b.blocks != NULL ? 0 : -1,
-                                             .without_table = lacking,
-                                             .context_without_table = -1};
-    return ctx->backend->plan_update_device(plan->state, &b, r.stream);
+        step.facts[t] = (folioi_plan_facts){.query_rows = b.num_query_tokens,
+                                            .new_rows = b.num_query_tokens,
+                                            .max_query_len = d->max_query_len,
+                                            .max_key_len = d->max_seq_len,
+                                            .with_context = b.blocks != NULL ? 0 : -1,
+                                            .without_table = lacking,
+                                            .context_without_table = -1};
+    return end_update(plan, &step, ctx->backend->plan_update_device(plan->state, &b, r.stream));
 }
 
 folio_status folio_plan_get_findings(const folio_plan *plan, folio_plan_findings *out)
@@ -267,7 +323,7 @@ folio_status folioi_plan_find(const folio_plan *plan, int32_t attention, folio_a
 {
     REQUIRE(plan != NULL, "plan is NULL");
     REQUIRE(plan->batch != NULL || plan->on_device,
-            "the plan has no batch yet; call folio_plan_update first");
+            "the plan has no batch; call folio_plan_update first");
     REQUIRE(plan->on_device || plan->generation == plan->batch->generation,
             "the batch was changed after folio_plan_update; update the plan again");
     REQUIRE(attention >= 0 && attention < plan->shape.desc.num_attentions,

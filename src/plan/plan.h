@@ -6,6 +6,8 @@
 #include "backend.h"
 #include "core/slotset.h"
 
+#include <stdatomic.h>
+
 /** What forward asks of the batch, per planned attention type, found once per update. Sequences: -1 is
  * none. */
 typedef struct folioi_plan_facts {
@@ -16,6 +18,14 @@ typedef struct folioi_plan_facts {
     int64_t context_without_table; /* first sequence with cached keys and no block table      */
 } folioi_plan_facts;
 
+/** Who is in a plan's own workspace: one forward at a time and, from one update to the next, one stream. */
+typedef struct folioi_workspace_use {
+    atomic_long
+        process; /* whose forward is in it; 0: none. After fork() the parent's counts for nothing */
+    bool is_bound; /* a forward has run since the last update, on `stream` */
+    void *stream;
+} folioi_workspace_use;
+
 struct folio_plan {
     folioi_plan_shape shape;
     int64_t shape_bytes; /* of attentions and types, in one piece */
@@ -23,6 +33,7 @@ struct folio_plan {
     bool has_state;
     size_t workspace_size;
     void *workspace; /* the plan's own, or NULL */
+    folioi_workspace_use workspace_use;
     folioi_slotset slots;
     folio_batch *batch; /* of the last update, or NULL */
     uint64_t generation;
@@ -33,6 +44,10 @@ struct folio_plan {
 
 /** Every block index, slot and length of a batch against the plan's limits. */
 folio_status folioi_plan_check(folio_plan *plan, const folio_batch *batch);
+
+/** Refuses a second thread, and a second stream. Leave it when the forward was given to the device. */
+folio_status folioi_plan_enter_workspace(const folio_plan *plan, void *stream);
+void folioi_plan_leave_workspace(const folio_plan *plan);
 
 /** Which attention of the list, as which type; both checked against the plan. */
 folio_status folioi_plan_find(const folio_plan *plan, int32_t attention, folio_attention_type type);
