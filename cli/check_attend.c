@@ -66,6 +66,7 @@ void check_settle(check_attention *c)
     if (s->layout == FOLIO_LAYOUT_XPACKED && bytes && s->k_head_size % 16 != 0)
         s->layout = FOLIO_LAYOUT_XPACKED_1;
     if (s->table == HARNESS_TABLE_SLOTS) s->block_size = 1;
+    if (s->v_head_size != 0 && s->v_head_size != s->k_head_size) s->in_place = false;
 }
 
 static folio_layout any_layout(const check_env *env, check_draw *d)

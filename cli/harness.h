@@ -65,6 +65,7 @@ typedef struct harness_spec {
     bool no_lse;
     bool hidden_nan; /* bias SEQ | KEY: the keys it hides hold NaN in K and V */
     bool strided;    /* gaps of NaN between the heads and tokens of q, k, v, out, lse, bias */
+    bool in_place;   /* out is q, where head sizes and types are equal */
     harness_table table;
 } harness_spec;
 

@@ -33,7 +33,8 @@ static void say_options(line *l, const harness_spec *s)
                  {"batch invariant", s->batch_invariant},
                  {"no lse", s->no_lse},
                  {"hidden NaN", s->hidden_nan},
-                 {"strided", s->strided}};
+                 {"strided", s->strided},
+                 {"in place", s->in_place}};
     if (s->soft_cap > 0) say(l, ", soft cap %g", (double)s->soft_cap);
     if (s->windowed)
         say(l, ", window %lld|%lld", (long long)s->window_left, (long long)s->window_right);

@@ -190,6 +190,10 @@ static bool run_plan(harness *h, folio_context *ctx, const folio_plan *plan, con
                        .bias = st->bias,
                        .k_scale = s->k_scale,
                        .v_scale = s->v_scale};
+    if (s->in_place && out_dtype == st->q.dtype && out.bytes == st->q.bytes) {
+        memcpy(out.allocation, st->q.allocation, out.bytes);
+        t.q = t.out;
+    }
     if (give_kv && st->new_rows > 0) {
         t.k = harness_tensor_of(&st->k);
         t.v = harness_tensor_of(&st->v);

@@ -113,6 +113,63 @@ static folio_status check_keys(const folio_plan *plan, const folioi_call *call)
     return FOLIO_OK;
 }
 
+/* Strides that were all left 0: [sequence][head][query][key] without gaps. */
+static bool fill_bias_strides(folio_bias *b)
+{
+    int64_t stride = 1;
+    for (int i = 0; i < 4; i++)
+        if (b->strides[i] != 0) return true;
+    for (int i = 3; i >= 0; i--) {
+        b->strides[i] = stride;
+        if (!checked_mul(stride, b->dims[i], &stride)) return false;
+    }
+    return true;
+}
+
+/* Bytes from the first number past the last, with the strides in force. */
+static int64_t bias_bytes(const folio_bias *b)
+{
+    int64_t last = 0;
+    if (b->data == NULL) return 0;
+    for (int i = 0; i < 4; i++) last += (b->dims[i] - 1) * b->strides[i];
+    return (last + 1) * (int64_t)folio_dtype_size(b->dtype);
+}
+
+static folio_status check_bias(const folio_plan *plan, folioi_call *call)
+{
+    static const char *const names[4] = {"sequence", "head", "query", "key"};
+    folio_bias *b = &call->tensors.bias;
+    if (b->data == NULL) return FOLIO_OK;
+    REQUIRE(dtype_is_query(b->dtype), "bias: dtype %d (%s) is none of f32, f16, bf16",
+            (int)b->dtype, folio_dtype_name(b->dtype));
+    int64_t elem = (int64_t)folio_dtype_size(b->dtype), extent = 0, span;
+    REQUIRE((uintptr_t)b->data % (uintptr_t)elem == 0, "bias: data is not aligned to %lld bytes",
+            (long long)elem);
+    const folioi_plan_facts *f = &plan->facts[call->type];
+    const int64_t need[4] = {plan->num_seqs, call->attention->num_heads, f->max_query_len,
+                             f->max_key_len};
+    for (int i = 0; i < 4; i++)
+        REQUIRE(b->dims[i] == 1 || (b->dims[i] > 0 && b->dims[i] >= need[i]),
+                "bias: dims[%d] (%s) is %lld, %s %lld, or 1 to broadcast", i, names[i],
+                (long long)b->dims[i],
+                plan->on_device && i >= 2 ? "the plan's limits need" : "the batch needs",
+                (long long)need[i]);
+    REQUIRE(fill_bias_strides(b), "bias: dims %lld x %lld x %lld x %lld pass the largest size",
+            (long long)b->dims[0], (long long)b->dims[1], (long long)b->dims[2],
+            (long long)b->dims[3]);
+    for (int i = 0; i < 4; i++) {
+        if (b->dims[i] == 1) b->strides[i] = 0;
+        REQUIRE(b->dims[i] == 1 || b->strides[i] != 0,
+                "bias: strides[%d] (%s) is 0 and dims[%d] is %lld; set the dim to 1 to broadcast",
+                i, names[i], i, (long long)b->dims[i]);
+        REQUIRE(checked_mul(b->dims[i], b->strides[i], &span) &&
+                    checked_add(extent, span, &extent) && extent < MAX_EXTENT / elem,
+                "bias: strides[%d] (%s) = %lld is negative or passes the largest size", i, names[i],
+                (long long)b->strides[i]);
+    }
+    return FOLIO_OK;
+}
+
 static folio_status check_options(const folio_plan *plan, folioi_call *call)
 {
     folio_tensors *t = &call->tensors;
@@ -130,28 +187,55 @@ static folio_status check_options(const folio_plan *plan, folioi_call *call)
         REQUIRE(t->sinks[h] < INFINITY, "sinks[%d] is %g; it must be finite or -inf", h,
                 (double)t->sinks[h]);
     TRY(folioi_scales_resolve(call->attention->kv_dtype, &t->k_scale, &t->v_scale));
-    if (t->bias.data == NULL) return FOLIO_OK;
-    REQUIRE(dtype_is_query(t->bias.dtype), "bias: dtype %d (%s) is none of f32, f16, bf16",
-            (int)t->bias.dtype, folio_dtype_name(t->bias.dtype));
-    int64_t elem = (int64_t)folio_dtype_size(t->bias.dtype);
-    REQUIRE((uintptr_t)t->bias.data % (uintptr_t)elem == 0,
-            "bias: data is not aligned to %lld bytes", (long long)elem);
-    const folioi_plan_facts *f = &plan->facts[call->type];
-    const int64_t need[4] = {plan->num_seqs, heads, f->max_query_len, f->max_key_len};
-    static const char *const names[4] = {"sequence", "head", "query", "key"};
-    int64_t extent = 0;
-    for (int i = 0; i < 4; i++) {
-        int64_t span;
-        REQUIRE(t->bias.dims[i] == 1 || (t->bias.dims[i] > 0 && t->bias.dims[i] >= need[i]),
-                "bias: dims[%d] (%s) is %lld, the batch needs %lld, or 1 to broadcast", i, names[i],
-                (long long)t->bias.dims[i], (long long)need[i]);
-        if (t->bias.dims[i] == 1) t->bias.strides[i] = 0;
-        REQUIRE(t->bias.strides[i] >= 0 &&
-                    checked_mul(t->bias.dims[i] - 1, t->bias.strides[i], &span) &&
-                    checked_add(extent, span, &extent) && extent <= INT64_MAX / 8,
-                "bias: strides[%d] (%s) = %lld is negative or passes the largest size", i, names[i],
-                (long long)t->bias.strides[i]);
-    }
+    return check_bias(plan, call);
+}
+
+/* What a call reads or writes. */
+typedef struct {
+    const char *name;
+    folioi_span span;
+} place;
+
+/*
+ * What is written shares no byte with anything else. out may be q: every row of a head is read before it is written, and
+ * by nobody else.
+ */
+static folio_status check_apart(const folioi_call *call, size_t workspace_size)
+{
+    const folio_attention_desc *a = call->attention;
+    const folio_tensors *t = &call->tensors;
+    const folioi_kv_layer *l = &call->layer;
+    const folioi_kv_format *f = l->format;
+    enum { OUT, LSE, WORKSPACE, NUM_WRITTEN, Q = NUM_WRITTEN };
+    int64_t heads_bytes = a->num_heads * (int64_t)sizeof(float);
+    const place places[] = {
+        {"out", folioi_tensor_span(&t->out, a->num_heads, a->v_head_size)},
+        {"lse", folioi_lse_span(t->lse, t->lse_token_stride, t->lse_head_stride, a->num_heads,
+                                t->out.tokens)},
+        {"run.workspace",
+         folioi_span_of(call->workspace, call->foreign_workspace ? (int64_t)workspace_size : 0)},
+        {"q", folioi_tensor_span(&t->q, a->num_heads, a->k_head_size)},
+        {"k", folioi_tensor_span(&t->k, a->num_kv_heads, a->k_head_size)},
+        {"v", folioi_tensor_span(&t->v, a->num_kv_heads, a->v_head_size)},
+        {"slopes", folioi_span_of(t->slopes, heads_bytes)},
+        {"sinks", folioi_span_of(t->sinks, heads_bytes)},
+        {"bias", folioi_span_of(t->bias.data, bias_bytes(&t->bias))},
+        {"the cache's K", folioi_span_of(l->k, f != NULL ? f->k.bytes : 0)},
+        {"the cache's V", folioi_span_of(l->v, f != NULL ? f->v.bytes : 0)},
+        {"the cache's k_scales", folioi_span_of(l->k_scales, f != NULL ? f->k_scales.bytes : 0)},
+        {"the cache's v_scales", folioi_span_of(l->v_scales, f != NULL ? f->v_scales.bytes : 0)},
+    };
+    bool in_place = a->k_head_size == a->v_head_size && folioi_tensors_same(&t->q, &t->out);
+    for (int i = 0; i < NUM_WRITTEN; i++)
+        for (int k = i + 1; k < (int)(sizeof places / sizeof *places); k++) {
+            if (in_place && i == OUT && k == Q) continue;
+            REQUIRE(!folioi_spans_share(&places[i].span, &places[k].span),
+                    "%s and %s share memory, or their rows interleave with different strides%s",
+                    places[i].name, places[k].name,
+                    i == OUT && k == Q ? "; out may be q itself, with its dtype, strides and head "
+                                         "size"
+                                       : "");
+        }
     return FOLIO_OK;
 }
 
@@ -171,6 +255,17 @@ static folio_status check_workspace(const folio_plan *plan, const folio_run *run
     call->workspace = run->workspace;
     call->foreign_workspace = true;
     return FOLIO_OK;
+}
+
+/* The backend's forward, alone in the plan's own workspace if that is what it has. */
+static folio_status run_call(const folio_plan *plan, const folioi_call *call)
+{
+    const folioi_backend *backend = plan->shape.ctx->backend;
+    if (call->foreign_workspace || plan->workspace_size == 0) return backend->forward(call);
+    TRY(folioi_plan_enter_workspace(plan, call->stream));
+    folio_status status = backend->forward(call);
+    folioi_plan_leave_workspace(plan);
+    return status;
 }
 
 folio_status folio_attention_forward(const folio_plan *plan, int32_t attention,
@@ -201,6 +296,7 @@ folio_status folio_attention_forward(const folio_plan *plan, int32_t attention,
     TRY(check_options(plan, &call));
     TRY(check_workspace(plan, &r, &call));
     if (call.cached) call.layer = cache->layers[layer];
+    TRY(check_apart(&call, plan->workspace_size));
     call.stream = r.stream;
-    return plan->shape.ctx->backend->forward(&call);
+    return run_call(plan, &call);
 }

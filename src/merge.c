@@ -9,6 +9,32 @@
 
 #define CHUNK 64
 
+/* A resolved part against what is written. out may be its out, lse its lse. */
+static folio_status check_part_apart(const folio_merge *m, const folio_state *p, int64_t i)
+{
+    int64_t heads = m->num_heads, tokens = m->out.tokens;
+    folioi_span out = folioi_tensor_span(&m->out, heads, m->head_size);
+    folioi_span lse =
+        folioi_lse_span(m->lse, m->lse_token_stride, m->lse_head_stride, heads, tokens);
+    folioi_span part = folioi_tensor_span(&p->out, heads, m->head_size);
+    folioi_span part_lse =
+        folioi_lse_span(p->lse, p->lse_token_stride, p->lse_head_stride, heads, tokens);
+    bool own_lse = m->lse == p->lse && m->lse_token_stride == p->lse_token_stride &&
+                   m->lse_head_stride == p->lse_head_stride;
+    REQUIRE(folioi_tensors_same(&m->out, &p->out) || !folioi_spans_share(&out, &part),
+            "merge: out and parts[%lld].out share memory, and are not the same tensor",
+            (long long)i);
+    REQUIRE(own_lse || !folioi_spans_share(&lse, &part_lse),
+            "merge: lse and parts[%lld].lse share memory, and are not the same array",
+            (long long)i);
+    REQUIRE(!folioi_spans_share(&out, &part_lse), "merge: out and parts[%lld].lse share memory",
+            (long long)i);
+    REQUIRE(!folioi_spans_share(&lse, &part), "merge: lse and parts[%lld].out share memory",
+            (long long)i);
+    REQUIRE(!folioi_spans_share(&out, &lse), "merge: out and lse share memory");
+    return FOLIO_OK;
+}
+
 static folio_status check_merge(folio_merge *m)
 {
     REQUIRE(m->num_heads >= 1 && m->head_size >= 1, "merge: num_heads is %d and head_size %d",
@@ -28,6 +54,7 @@ static folio_status check_merge(folio_merge *m)
                 (long long)i);
         TRY(folioi_lse_resolve(p.lse, &p.lse_token_stride, &p.lse_head_stride, m->num_heads,
                                m->out.tokens));
+        TRY(check_part_apart(m, &p, i));
     }
     return FOLIO_OK;
 }
@@ -46,18 +73,18 @@ static int64_t part_index(const folio_merge *m, const folio_state *p, int64_t ro
     return row * ts + head * hs;
 }
 
-/* weight of part i = exp(lse_i - max) / sum; a part with lse -inf weighs nothing and is not read. */
+/* weight of part i = exp(lse_i - max) / sum; an empty part, its lse infinite, weighs nothing and is not read. */
 static void merge_row(const folio_merge *m, int64_t row, int64_t head)
 {
     float largest = -INFINITY, sum = 0.0f;
     for (int64_t i = 0; i < m->num_parts; i++) {
         float lse = part_lse(m, &m->parts[i], row, head);
-        if (lse > largest || lse != lse) largest = lse;
+        if ((lse > largest && lse < INFINITY) || lse != lse) largest = lse;
         if (lse != lse) break;
     }
     for (int64_t i = 0; i < m->num_parts; i++) {
         float lse = part_lse(m, &m->parts[i], row, head);
-        if (lse != -INFINITY) sum += expf(lse - largest);
+        if (!isinf(lse)) sum += expf(lse - largest);
     }
     int64_t to = row * m->out.token_stride + head * m->out.head_stride;
     for (int32_t d0 = 0; d0 < m->head_size; d0 += CHUNK) {
@@ -66,7 +93,7 @@ static void merge_row(const folio_merge *m, int64_t row, int64_t head)
         for (int64_t i = 0; i < m->num_parts; i++) {
             const folio_state *p = &m->parts[i];
             float lse = part_lse(m, p, row, head);
-            if (lse == -INFINITY) continue;
+            if (isinf(lse)) continue;
             float weight = expf(lse - largest) / sum;
             folioi_load_row(part, p->out.data, p->out.dtype, part_index(m, p, row, head) + d0, n);
             for (int32_t d = 0; d < n; d++) acc[d] += weight * part[d];

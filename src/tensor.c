@@ -73,6 +73,24 @@ folio_status folioi_lse_resolve(const float *lse, int64_t *token_stride, int64_t
     return FOLIO_OK;
 }
 
+folioi_span folioi_tensor_span(const folio_tensor *t, int64_t heads, int64_t head_size)
+{
+    return folioi_span_rows(t->data, (int64_t)folio_dtype_size(t->dtype), t->tokens,
+                            t->token_stride, heads, t->head_stride, head_size);
+}
+
+folioi_span folioi_lse_span(const float *lse, int64_t token_stride, int64_t head_stride,
+                            int64_t heads, int64_t tokens)
+{
+    return folioi_span_rows(lse, sizeof *lse, tokens, token_stride, heads, head_stride, 1);
+}
+
+bool folioi_tensors_same(const folio_tensor *a, const folio_tensor *b)
+{
+    return a->data == b->data && a->dtype == b->dtype && a->token_stride == b->token_stride &&
+           a->head_stride == b->head_stride;
+}
+
 static folio_status scale_resolve(float *scale, const char *name, bool used)
 {
     REQUIRE(isfinite(*scale) && *scale >= 0, "%s is %g; it must be finite and positive", name,

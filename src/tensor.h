@@ -2,6 +2,7 @@
 #ifndef FOLIOI_TENSOR_H
 #define FOLIOI_TENSOR_H
 
+#include "core/span.h"
 #include "core/status.h"
 
 /**
@@ -14,6 +15,14 @@ folio_status folioi_tensor_resolve(folio_tensor *t, const char *name, folio_dtyp
 /** Strides of a [token][head] array of f32. */
 folio_status folioi_lse_resolve(const float *lse, int64_t *token_stride, int64_t *head_stride,
                                 int64_t heads, int64_t tokens);
+
+/** Where a resolved tensor's numbers and a resolved lse lie; data NULL: nowhere. */
+folioi_span folioi_tensor_span(const folio_tensor *t, int64_t heads, int64_t head_size);
+folioi_span folioi_lse_span(const float *lse, int64_t token_stride, int64_t head_stride,
+                            int64_t heads, int64_t tokens);
+
+/** The same numbers in the same places? */
+bool folioi_tensors_same(const folio_tensor *a, const folio_tensor *b);
 
 /** 0 becomes 1; checked where the dtype uses them, 1 where it does not. */
 folio_status folioi_scales_resolve(folio_dtype dtype, float *k_scale, float *v_scale);

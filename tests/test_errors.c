@@ -594,6 +594,11 @@ BACKEND_TEST(errors, merge)
     BAD_MERGE("", parts[0].out.token_stride = INT64_MAX / 2);
     BAD_MERGE("", m.out.head_stride = INT64_MAX);
     BAD_MERGE("", m.lse_token_stride = INT64_MAX);
+    BAD_MERGE("out and parts[0].out", m.out.data = x; m.out.token_stride = HEADS * SIZE + 1);
+    BAD_MERGE("out and parts[0].lse", parts[0].lse = (float *)out.data + 1);
+    BAD_MERGE("lse and parts[1].out", parts[1].out.data = (float *)lse.data - 3);
+    BAD_MERGE("lse and parts[0].lse", parts[0].lse = (float *)lse.data + 1);
+    BAD_MERGE("out and lse", m.lse = out.data);
     folio_merge m = {.struct_size = sizeof m};
     REFUSED(folio_merge_states(NULL, &m, NULL), ARG, "ctx");
     REFUSED(folio_merge_states(ctx, NULL, NULL), ARG, "merge");

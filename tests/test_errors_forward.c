@@ -407,6 +407,11 @@ BACKEND_TEST(errors_forward, bias)
     BAD_BIAS("bias|-1", c.t.bias.dims[1] = -1);
     BAD_BIAS("bias|stride", c.t.bias.strides[0] = INT64_MAX / 2);
     BAD_BIAS("bias|stride", c.t.bias.strides[3] = INT64_MAX);
+    BAD_BIAS("bias|stride", c.t.bias.strides[1] = -1);
+    for (int i = 0; i < 4; i++) /* left out among others: neither contiguous nor a broadcast */
+        BAD_BIAS("strides[|is 0|dim to 1", c.t.bias.strides[i] = 0);
+    BAD_BIAS("bias|largest", memset(c.t.bias.strides, 0, sizeof c.t.bias.strides);
+             c.t.bias.dims[2] = (int64_t)1 << 40; c.t.bias.dims[3] = (int64_t)1 << 40);
     check_still_serves(&f, __LINE__);
     /* broadcast dims need no stride; more than needed is fine */
     for (int i = 0; i < 4; i++) {
@@ -414,6 +419,30 @@ BACKEND_TEST(errors_forward, bias)
         c.t.bias = good;
         c.t.bias.dims[i] = 1, c.t.bias.strides[i] = INT64_MAX;
         CHECK_OK(run_call(&c));
+    }
+    teardown(&f);
+}
+
+/* Strides that are all 0 mean what zero means everywhere: the default, no gaps. */
+BACKEND_TEST(errors_forward, bias_without_strides)
+{
+    fixture f;
+    REQUIRE_TEST(setup_run(&f, ctx));
+    static float bias[4 * (HEADS + 1) * 5 * 21], with[TOKENS * HEADS * DV];
+    static const int64_t dims[][4] = {
+        {3, HEADS, 5, 21}, {4, HEADS + 1, 5, 21}, {1, HEADS, 1, 21}, {3, 1, 5, 1}, {1, 1, 1, 1}};
+    support_fill(bias, COUNT_OF(bias), 9, 2.0f);
+    for (int i = 0; i < COUNT_OF(dims); i++) {
+        call c = good_call(&f, PLAIN, FOLIO_ATTENTION_DECODER);
+        c.t.bias = (folio_bias){.data = bias, .dtype = FOLIO_F32};
+        memcpy(c.t.bias.dims, dims[i], sizeof dims[i]);
+        c.t.bias.strides[3] = 1;
+        for (int d = 2; d >= 0; d--) c.t.bias.strides[d] = c.t.bias.strides[d + 1] * dims[i][d + 1];
+        CHECK_OK(run_call(&c));
+        memcpy(with, f.out.data, sizeof with);
+        memset(c.t.bias.strides, 0, sizeof c.t.bias.strides);
+        CHECK_OK(run_call(&c));
+        CHECK(memcmp(with, f.out.data, sizeof with) == 0);
     }
     teardown(&f);
 }

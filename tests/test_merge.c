@@ -149,14 +149,15 @@ TEST(merge, order_is_fixed)
 BACKEND_TEST(merge, empty_parts_add_nothing)
 {
     part parts[2], empty, got, expected;
-    for (int i = 0; i < TOKENS * HEADS; i++) (&empty.lse[0][0])[i] = -INFINITY;
     const float fillers[] = {0, NAN, INFINITY, -1e30f};
     make_part(&parts[0], 0, 25, 3, (double)NAN);
     make_part(&parts[1], 25, KEYS, 3, (double)NAN);
     folio_state full[2] = {state_of(&parts[0]), state_of(&parts[1])};
     CHECK_OK(merge(ctx, full, 2, &expected));
-    for (int f = 0; f < 4; f++) {
-        for (int i = 0; i < TOKENS * HEADS * SIZE; i++) (&empty.out[0][0][0])[i] = fillers[f];
+    for (int f = 0; f < 8; f++) { /* others write +inf where we write -inf */
+        for (int i = 0; i < TOKENS * HEADS; i++)
+            (&empty.lse[0][0])[i] = f < 4 ? -INFINITY : INFINITY;
+        for (int i = 0; i < TOKENS * HEADS * SIZE; i++) (&empty.out[0][0][0])[i] = fillers[f % 4];
         folio_state none = state_of(&empty);
         /* First, between and last: not one bit changes. */
         folio_state mixed[5] = {none, full[0], none, full[1], none};

@@ -38,7 +38,8 @@
  * any use of a context or an attention may run on several threads at once; a caller's allocator
  * must allow for that. A batch is used by one thread at a time (folio_batch_get_view changes it too),
  * except that any number may run plans updated with it, summarize it or ask if it is complete. A
- * plan is updated by one thread, then run by any number at once, each with a workspace of its own.
+ * plan is updated by one thread, then run by any number at once, each with a workspace of its own:
+ * two at once in the plan's own are refused.
  * A KV cache may be read by any number of threads; calls that write the same slots must not
  * overlap, nor overlap with calls that read them.
  *
@@ -424,11 +425,18 @@ typedef struct folio_tensor {
     int64_t head_stride;  /* elements; 0: head_size                                          */
 } folio_tensor;
 
-/** Where a call runs. NULL for the defaults. */
+/**
+ * Where a call runs. NULL for the defaults.
+ *
+ * A plan's own workspace serves one forward at a time: a second thread is refused. On a device it
+ * serves one stream from an update to the next, the stream of the first forward: another stream is
+ * refused. Bring a workspace for each further thread or stream. What a captured graph uses when it
+ * is replayed is not seen here.
+ */
 typedef struct folio_run {
     size_t struct_size;
     void *stream;          /* host backends: NULL                                            */
-    void *workspace;       /* 64-byte aligned; NULL: the plan's own, one forward at a time   */
+    void *workspace;       /* 64-byte aligned; NULL: the plan's own, see above               */
     size_t workspace_size; /* at least folio_plan_get_workspace_size                             */
 } folio_run;
 
@@ -442,7 +450,7 @@ typedef struct folio_bias {
     const void *data; /* NULL: none */
     folio_dtype dtype;
     int64_t dims[4];
-    int64_t strides[4]; /* elements; ignored where the dim is 1 */
+    int64_t strides[4]; /* elements; all 0: no gaps. Else positive, ignored where the dim is 1 */
 } folio_bias;
 
 /** In folio_tensors.flags: keys are the cached context, then this step's k and v as given. Nothing is
@@ -453,8 +461,13 @@ typedef struct folio_bias {
  * One layer's inputs and outputs. Rows: DECODER and ENCODER_ONLY: q, k, v, out have sum query_len.
  * ENCODER: sum encoder_new_len. ENCODER_DECODER: q and out sum query_len; k and v sum
  * encoder_new_len. Sequences follow each other in the batch's order, padding included. With
- * FOLIO_PLAN_GRAPH the rows are the plan's limits instead. out must not overlap q, k, v or the
- * cache.
+ * FOLIO_PLAN_GRAPH the rows are the plan's limits instead.
+ *
+ * out may be q itself: the same data, dtype and strides, and equal head sizes. Apart from that, out,
+ * lse and run.workspace share no byte with each other or with anything the call reads. Rows of
+ * different tensors may lie between each other, as in the result of a fused QKV projection; then
+ * their strides in bytes must be equal, unless one of the tensors has no gaps or fits between two
+ * rows of the other. The cache's layer and a bias count as all bytes from their first to their last.
  */
 typedef struct folio_tensors {
     size_t struct_size;
@@ -837,7 +850,7 @@ FOLIO_API folio_status folio_plan_get_info(const folio_plan *plan, int32_t atten
  * -inf.
  *
  * A plan holds no layer data: the same plan serves every layer of a step, and several threads may
- * run it at once with different workspaces. Allocates nothing.
+ * run it at once with different workspaces (see folio_run). Allocates nothing.
  *
  * @return FOLIO_OK; ERR_ARGUMENT, ERR_UNSUPPORTED (nothing was written); ERR_DEVICE (CUDA only; out
  * is undefined).
@@ -865,16 +878,17 @@ typedef struct folio_merge {
     int32_t head_size;
     int64_t num_parts;
     const folio_state *parts;  /* [num_parts], all with out's tokens                       */
-    folio_tensor out;          /* may be a part's own, with the same dtype and strides     */
-    float *lse;                /* NULL: not asked                                          */
+    folio_tensor out;          /* may be a part's own, with the same dtype and strides;    */
+    float *lse;                /* so may lse. Else they share no byte with a part, by the  */
+                               /* rules of folio_tensors. NULL: not asked                  */
     int64_t lse_token_stride;
     int64_t lse_head_stride;
 } folio_merge;
 
 /**
  * Attention over all keys from attention over parts of them, folded from the first part to the
- * last. A part with lse -inf adds nothing, whatever its out holds; all -inf: zeros. Give sinks to
- * one part only.
+ * last. A part with lse -inf or +inf is empty: it adds nothing, whatever its out holds. All parts
+ * empty: out is zeros, lse -inf. Give sinks to one part only.
  */
 FOLIO_API folio_status folio_merge_states(folio_context *ctx, const folio_merge *merge,
                                           const folio_run *run);

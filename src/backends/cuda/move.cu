@@ -158,7 +158,7 @@ __device__ float lse_of(const folioi_cuda_part &p, int64_t row, int64_t head)
     return p.lse[row * p.lse_token + head * p.lse_head];
 }
 
-/* The weight of part i is exp(lse_i - max) / sum; a part with lse -inf is not read. */
+/* The weight of part i is exp(lse_i - max) / sum; an empty part, its lse infinite, is not read. */
 __global__ void merge_states(const __grid_constant__ folioi_cuda_merge m)
 {
     int64_t unit = unit_index(), row = unit / m.num_heads, head = unit % m.num_heads;
@@ -167,12 +167,12 @@ __global__ void merge_states(const __grid_constant__ folioi_cuda_merge m)
     float largest = -INFINITY, sum = 0.0f;
     for (int64_t i = 0; i < m.num_parts; i++) {
         float lse = lse_of(parts[i], row, head);
-        if (lse > largest || lse != lse) largest = lse;
+        if ((lse > largest && lse < INFINITY) || lse != lse) largest = lse;
         if (lse != lse) break;
     }
     for (int64_t i = 0; i < m.num_parts; i++) {
         float lse = lse_of(parts[i], row, head);
-        if (lse != -INFINITY) sum += expf(lse - largest);
+        if (!isinf(lse)) sum += expf(lse - largest);
     }
     __syncwarp(); /* out's lse may be a part's own */
     for (int32_t d = threadIdx.x % WARP; d < m.dims; d += WARP) {
@@ -180,7 +180,7 @@ __global__ void merge_states(const __grid_constant__ folioi_cuda_merge m)
         for (int64_t i = 0; i < m.num_parts; i++) {
             const folioi_cuda_part &p = parts[i];
             float lse = lse_of(p, row, head);
-            if (lse == -INFINITY) continue;
+            if (isinf(lse)) continue;
             x += expf(lse - largest) / sum *
                  load_f32(p.out.data, p.dtype, row * p.out.token + head * p.out.head + d);
         }

@@ -43,6 +43,8 @@ bool folioi_cuda_prefill_takes(const folioi_cuda_layer *l)
 {
     if (!dtype_is_16_bit(l->dtype) || l->k_dims % 8 != 0 || l->v_dims % 8 != 0) return false;
     if (l->k_dims > 512 || l->v_dims > 512) return false;
+    /* large V is computed in parts, each from all of q: out in place of q would end it with the first */
+    if (l->v_dims > general_512<__half>::DV && l->out.data == l->q.data) return false;
     if (!l->cached) return true;
     if (dtype_is_16_bit(l->kv_dtype) ? l->kv_dtype != l->dtype : l->kv_dtype == FOLIO_F32)
         return false;
