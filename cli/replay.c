@@ -129,8 +129,34 @@ static bool watch(void *user, const replay_view *view)
 
 /* ---- Running */
 
-static int serve(const replay_options *o, const replay_trace *t, const char *output,
-                 const char *page)
+/* The command line as a shell takes it. To be freed. */
+static char *command_line(int argc, char **argv)
+{
+    char *text = NULL;
+    size_t size = 0;
+    FILE *out = open_memstream(&text, &size);
+    if (out == NULL) abort();
+    fputs("folio", out);
+    for (int i = 0; i < argc; i++) {
+        static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+                                    "0123456789_-+=:,./@%";
+        fputc(' ', out);
+        if (argv[i][0] && strspn(argv[i], plain) == strlen(argv[i])) {
+            fputs(argv[i], out);
+            continue;
+        }
+        fputc('\'', out);
+        for (const char *c = argv[i]; *c; c++)
+            if (*c == '\'') fputs("'\\''", out);
+            else fputc(*c, out);
+        fputc('\'', out);
+    }
+    if (fclose(out) != 0) abort();
+    return text;
+}
+
+static int serve(const replay_options *o, const replay_trace *t, const char *command,
+                 const char *output, const char *page)
 {
     int64_t needed = replay_blocks_needed(o, t);
     if (needed > o->num_blocks) {
@@ -144,7 +170,7 @@ static int serve(const replay_options *o, const replay_trace *t, const char *out
     }
     if (strcmp(output, "md") == 0) replay_report_head(o, t);
     replay_stats *stats = replay_alloc(1, sizeof *stats);
-    watcher w = {.page = {.o = o, .trace = t, .stats = stats}};
+    watcher w = {.page = {.o = o, .trace = t, .stats = stats, .command = command}};
     if (page) w.page.series = w.series = replay_alloc(1, sizeof *w.series);
     replay_live_start(&w.live);
     catch_interrupt();
@@ -292,7 +318,9 @@ int replay_main(int argc, char **argv)
         fprintf(stderr, "folio replay: %s: %s\n", x.trace, error.text);
         return EXIT_FAILED;
     }
-    int status = serve(&o, &trace, x.output, x.page);
+    char *command = command_line(argc, argv);
+    int status = serve(&o, &trace, command, x.output, x.page);
+    free(command);
     replay_trace_free(&trace);
     return status;
 }

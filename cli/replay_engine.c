@@ -426,8 +426,12 @@ static bool open_pool(engine *e)
 {
     folio_context_desc context = {
         .struct_size = sizeof context, .backend = "cpu", .num_threads = 1};
-    if (e->o->no_attention) REPLAY_TRY(folio_context_create(&context, &e->ctx));
-    else if (!replay_model_open(&e->model, e->o, e->trace, e->stats)) return false;
+    if (e->o->no_attention) {
+        REPLAY_TRY(folio_context_create(&context, &e->ctx));
+        if (!replay_note_place(&e->stats->place, e->ctx)) return false;
+    } else if (!replay_model_open(&e->model, e->o, e->trace, e->stats)) {
+        return false;
+    }
     folio_layer_group group = {.window = e->o->window, .cache = e->model.cache};
     folio_pool_desc desc = {.struct_size = sizeof desc,
                             .num_blocks = e->o->num_blocks,

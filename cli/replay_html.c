@@ -205,6 +205,25 @@ static void write_data(FILE *out, const replay_page *page)
 
 /* ---- The page */
 
+/* Machine and command line: what it takes to repeat the run. */
+static void write_place(FILE *out, const replay_page *page)
+{
+    const replay_place *at = &page->stats->place;
+    fputs("<p class=\"lines\">", out);
+    svg_escape(out, at->device);
+    if (page->o->no_attention) fputs("; no attention ran, so no backend", out);
+    else
+        fprintf(out, "; backend %s, level %s, %d thread%s", at->backend, at->level,
+                (int)at->threads, at->threads == 1 ? "" : "s");
+    fputs("\n<code>", out);
+    svg_escape(out, page->command);
+    fputs("</code></p>\n", out);
+    if (!page->o->no_attention)
+        fputs("<p class=\"note\">Tokens a second and latencies are of attention and its scheduler "
+              "alone: a model\xe2\x80\x99s other layers would take time too.</p>\n",
+              out);
+}
+
 static void write_head(FILE *out, const replay_page *page)
 {
     char *settings = NULL, a[32], b[32], c[32];
@@ -232,6 +251,7 @@ static void write_head(FILE *out, const replay_page *page)
         figure_grouped(c, sizeof c, (double)page->trace->output_tokens, 0));
     svg_escape(out, settings);
     fputs("</p>\n", out);
+    write_place(out, page);
     if (page->stopped)
         fprintf(out, "<p class=\"note\">Interrupted: these are the figures so far.</p>\n");
     if (page->stats->mismatched_rows > 0)

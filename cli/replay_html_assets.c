@@ -16,7 +16,7 @@ const char replay_html_style[] =
     "h1 span{display:block;font-size:20px;font-weight:500}\n"
     "h2{font-size:20px;line-height:1.3;margin:0 0 4px;font-weight:650}\n"
     "p{margin:0 0 12px;max-width:72ch;text-wrap:pretty}\n"
-    ".lines{white-space:pre-line;color:var(--soft)}\n"
+    ".lines{white-space:pre-line;overflow-wrap:anywhere;color:var(--soft)}\n"
     ".soft,footer,summary{color:var(--soft)}\n"
     ".note{border-left:4px solid var(--c2);padding:4px 12px;margin:16px 0}\n"
     "dl{display:grid;grid-template-columns:repeat(4,1fr);gap:1px;margin:24px 0 40px;padding:0;"

@@ -191,6 +191,17 @@ static bool open_tensors(replay_model *m)
     return true;
 }
 
+bool replay_note_place(replay_place *to, const folio_context *ctx)
+{
+    folio_context_info info = {.struct_size = sizeof info};
+    REPLAY_TRY(folio_context_get_info(ctx, &info));
+    snprintf(to->device, sizeof to->device, "%s", info.device);
+    snprintf(to->backend, sizeof to->backend, "%s", info.backend);
+    snprintf(to->level, sizeof to->level, "%s", info.level);
+    to->threads = info.num_threads;
+    return true;
+}
+
 bool replay_model_open(replay_model *m, const replay_options *o, const replay_trace *t,
                        replay_stats *stats)
 {
@@ -200,10 +211,9 @@ bool replay_model_open(replay_model *m, const replay_options *o, const replay_tr
     if (o->rows && (m->rows = fopen(o->rows, "w")) == NULL) return rows_failed(m);
     folio_context_desc desc = {
         .struct_size = sizeof desc, .backend = o->backend, .num_threads = o->threads};
-    folio_context_info info = {.struct_size = sizeof info};
     REPLAY_TRY(folio_context_create(&desc, &m->ctx));
-    REPLAY_TRY(folio_context_get_info(m->ctx, &info));
-    m->device = strcmp(info.backend, "cuda") == 0;
+    if (!replay_note_place(&stats->place, m->ctx)) return false;
+    m->device = strcmp(stats->place.backend, "cuda") == 0;
     if (!open_layers(m) || !open_tensors(m)) return false;
     if (o->verify <= 0) return true;
     m->verifier = replay_verifier_open(m);

@@ -43,6 +43,9 @@ bool replay_model_open(replay_model *m, const replay_options *o, const replay_tr
 /* False: the rows' file could not be written, and stderr says so. */
 bool replay_model_close(replay_model *m);
 
+/* Notes where a context computes. */
+bool replay_note_place(replay_place *to, const folio_context *ctx);
+
 /* All layers of a step whose slots are reserved. Adds its times to the stats. */
 bool replay_model_step(replay_model *m, const replay_item *items, int64_t num_items);
 

@@ -15,6 +15,7 @@
 /* What a page shows. */
 typedef struct replay_page {
     const replay_options *o;
+    const char *command; /* that repeats it */
     const replay_trace *trace;
     const replay_stats *stats;
     const replay_series *series;

@@ -206,6 +206,11 @@ static void print_md(const replay_options *o, const replay_stats *s, bool stoppe
             "\nWithout attention a step takes %.0f ms and %.0f us a token by the replay's clock;\n"
             "latencies and rates follow from that.\n",
             1e3 * REPLAY_STEP_SECONDS, 1e6 * REPLAY_TOKEN_SECONDS);
+    else
+        printf("\nTokens a second and latencies are of attention and its scheduler alone, on %s,\n"
+               "backend %s, level %s, %d thread%s.\n",
+               s->place.device, s->place.backend, s->place.level, (int)s->place.threads,
+               s->place.threads == 1 ? "" : "s");
 }
 
 void replay_report(const char *format, const replay_options *o, const replay_stats *s, bool stopped)

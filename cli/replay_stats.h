@@ -29,7 +29,14 @@ typedef struct replay_step {
     double seconds;       /* by the replay's clock                                   */
 } replay_step;
 
+/* Where it ran. */
+typedef struct replay_place {
+    char device[128], backend[32], level[32];
+    int32_t threads;
+} replay_place;
+
 typedef struct replay_stats {
+    replay_place place;
     int64_t requests, total_requests; /* finished, and all of the trace                        */
     int64_t steps, prefill_tokens, decode_tokens;
     replay_step last;

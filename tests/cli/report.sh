@@ -25,6 +25,10 @@ has "a table of each, and the summary" '^<table>' 6
 has "light and dark" 'prefers-color-scheme:dark'
 has "a rule that nothing is fetched" "default-src 'none'"
 has "marks where sequences made way" '<path class="area c6 full" clip-path' 3
+device=$("$folio" info -o json | sed -n '/"name": "cpu"/,$s/^ *"device": "\(.*\)",*$/\1/p' | head -n 1)
+has "the CPU, and that nothing attended" "<p class=\"lines\">$device; no attention ran, so no backend\$"
+has "the command line" '^<code>folio replay --no-attention --hash-block 16 --block-size 4 .*talks.jsonl --blocks 110 '
+has "nothing of attention's speed" 'of attention and its scheduler alone' 0
 value() {
     sed -n "s/^ *\"$1\": \([^,]*\),*\$/\1/p" out
 }
@@ -60,13 +64,23 @@ assert sum(plots["kv"]["preemptions"]) == int(sys.argv[3])
 assert 3 < max(plots["sequences"]["running"]) <= 7 and max(plots["sequences"]["preempted"]) > 0
 END
 
+# With attention: where it ran, and that its rates are not a model's. The command line repeats the run.
+expect 0 out '^Tokens a second and latencies are of attention and its scheduler alone, on ' replay "$talks" \
+    --hash-block 16 --block-size 4 --blocks 2000 --limit 3 --threads 1 --report "pages/with attention.html"
+mv "pages/with attention.html" pages/with.html
+page=pages/with.html
+has "CPU, backend, level, threads" "<p class=\"lines\">$device; backend cpu, level [a-z0-9_]*, 1 thread\$"
+has "that its rates are of attention alone" '<p class="note">Tokens a second and latencies are of attention and its scheduler alone'
+has "its command line, quoted" ' --threads 1 --report &#39;pages/with attention.html&#39;</code>'
+rm $page
+
 # ---- Text of traces is text -------------------------------------------------------------------------
 evil="<img src=x onerror=alert(1)>&\"'$(printf '\377')"
 if cp "$talks" "$evil" 2>/dev/null; then
     expect 0 out . $quick "$evil" --blocks 2000 --report pages/evil.html
     page=pages/evil.html
     has "no markup from a trace's name" '<img' 0
-    has "the name, escaped" '&lt;img src=x onerror=alert(1)&gt;&amp;&quot;&#39;' 2
+    has "the name, escaped, in title, heading and command line" '&lt;img src=x onerror=alert(1)&gt;&amp;&quot;&#39;' 3
     rm pages/evil.html
 fi
 
