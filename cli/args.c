@@ -93,6 +93,19 @@ static bool set(const char *command, const arg_option *o, const char *value)
     return false;
 }
 
+const char *args_first_besides(int argc, char **argv, const arg_option *options,
+                               const char *allowed)
+{
+    for (int i = 1; i < argc; i++) {
+        const char *value;
+        const arg_option *o = find(options, argv[i], &value);
+        if (o == NULL) continue;
+        if (!is_choice(allowed, o->name)) return o->name;
+        if (o->kind != ARG_FLAG && value == NULL) i++; /* its value */
+    }
+    return NULL;
+}
+
 static void (*listing)(void *to, const arg_option *options);
 static void *listing_to;
 

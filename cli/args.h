@@ -34,6 +34,10 @@ typedef enum args_result { ARGS_RUN, ARGS_HELP, ARGS_WRONG } args_result;
  */
 args_result args_parse(int argc, char **argv, const arg_option *options);
 
+/* The first option of a command line that args_parse took and that is not one of `allowed`, "a|b"; NULL: none. */
+const char *args_first_besides(int argc, char **argv, const arg_option *options,
+                               const char *allowed);
+
 /*
  * While set, args_parse parses nothing: it shows its table to `visit` and returns ARGS_WRONG, with nothing said. For
  * those who want to know a command's options. NULL ends it.

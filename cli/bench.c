@@ -2,6 +2,7 @@
 #include "bench.h"
 
 #include "args.h"
+#include "bench_bound.h"
 #include "commands.h"
 #include "json.h"
 #include "table.h"
@@ -221,6 +222,7 @@ static void print_table(const bench_report *r)
 
 static void print_markdown(const bench_report *r)
 {
+    char text[32];
     printf("%sfolio %s bench %s%s: %s, %d processors, block size %lld, %g s a case, seed %lld\n\n",
            term_start(TERM_BOLD), folio_version(), r->topic, term_end(), bench_cpu_name(),
            (int)r->processors, (long long)r->block_size, r->seconds, (long long)r->seed);
@@ -230,6 +232,12 @@ static void print_markdown(const bench_report *r)
         if (isfinite(r->ceilings[i].value)) printf("- ceiling: %s\n", r->ceilings[i].text);
     for (int i = 0; i < r->num_summary; i++)
         if (isfinite(r->summary[i].value)) printf("- %s\n", r->summary[i].text);
+    for (int i = 0; i < r->num_results; i++) {
+        const bench_result *of = &r->results[i];
+        if (bench_is_noisy(of->spread))
+            printf("- noisy: %s, %s: spread %.0f %%\n", of->what.name,
+                   variant(text, sizeof text, &of->what), 100 * of->spread);
+    }
 }
 
 /* A number that does not apply is an empty cell. */
@@ -241,7 +249,7 @@ static void print_cell(int64_t n)
 
 static void print_csv(const bench_report *r)
 {
-    printf("case,blocks,threads,length,sequences,ns_median,ns_min,spread,per,gbps,batches\n");
+    printf("case,blocks,threads,length,sequences,ns_median,ns_min,spread,per,gbps,batches,noisy\n");
     for (int i = 0; i < r->num_results; i++) {
         const bench_result *c = &r->results[i];
         printf("%s,", c->what.name);
@@ -251,7 +259,7 @@ static void print_csv(const bench_report *r)
         print_cell(c->what.sequences);
         printf("%.6g,%.6g,%.4g,%s,", c->ns_median, c->ns_min, c->spread, c->what.per);
         if (c->what.bytes) printf("%.6g", gbps(c));
-        printf(",%lld\n", (long long)c->batches);
+        printf(",%lld,%d\n", (long long)c->batches, bench_is_noisy(c->spread));
     }
 }
 
@@ -296,6 +304,7 @@ static void print_json(const bench_report *r, FILE *out, const comparison *with)
         json_string(&j, "per", c->what.per);
         json_number(&j, "gbps", c->what.bytes ? gbps(c) : (double)NAN);
         json_integer(&j, "batches", c->batches);
+        json_bool(&j, "noisy", bench_is_noisy(c->spread));
         json_close(&j);
     }
     json_close(&j);

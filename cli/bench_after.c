@@ -22,6 +22,16 @@ static bool parse_limit(bench_after *a, const char *command)
     return false;
 }
 
+int bench_after_check(const bench_after *a, int argc, char **argv, const arg_option *options)
+{
+    if (a->from == NULL) return EXIT_OK;
+    const char *other =
+        args_first_besides(argc, argv, options, "from|compare|plot|fail-if-slower|output");
+    if (other == NULL) return EXIT_OK;
+    return args_complain(argv[0], "--from measures nothing, so --%s has no effect: leave it out",
+                         other);
+}
+
 int bench_after_open(bench_after *a, const char *command, const char *topic, const char *output)
 {
     if (!parse_limit(a, command)) return EXIT_USAGE;

@@ -31,6 +31,12 @@ typedef struct bench_after {
     "      --from FILE.json   measure nothing: compare that saved run instead\n"                           \
     "      --fail-if-slower PERCENT  exit with 1 if --compare finds a case that much slower\n"
 
+/*
+ * With --from nothing is measured: an option that says how to is refused. argv[0] is the command. Returns an exit
+ * status.
+ */
+int bench_after_check(const bench_after *a, int argc, char **argv, const arg_option *options);
+
 /* Before the run: files are read, so that one that is wrong costs no run. Returns an exit status. */
 int bench_after_open(bench_after *a, const char *command, const char *topic, const char *output);
 

@@ -170,6 +170,25 @@ static bench_stats stats_of(const trial *t, bool used, double *seconds)
     return used ? bench_stats_of(seconds, t->reps) : (bench_stats){none, none, none};
 }
 
+/* Its ceiling, and what it reached of it. */
+static void set_bound(bench *b, const trial *t, result *to)
+{
+    const double none = (double)NAN;
+    to->ceiling = ceiling_of(b, to);
+    to->bound = bench_bound_of(none, none, none, none, none);
+    if (to->ceiling < 0) return;
+    /* The samples of this case are the last; sorting them among themselves harms none. */
+    double *own = b->samples[to->ceiling] + b->done - t->reps;
+    if (isnan(own[0])) return;
+    bench_stats samples = bench_stats_of(own, t->reps);
+    double rate = to->ceiling == BENCH_READ ? to->gbps : to->gflops;
+    bench_bound bound = bench_bound_of(samples.median, samples.spread, own[t->reps - 1], rate,
+                                       rate * to->seconds.median / to->seconds.min);
+    to->cached = bound.by_case && to->ceiling == BENCH_READ && to->of.cache == BENCH_WARM;
+    if (to->cached) to->ceiling = -1;
+    else to->bound = bound;
+}
+
 static void add_result(bench *b, trial *t, const lists *in, const setting *s)
 {
     result *to = &b->results[b->num_results++];
@@ -191,16 +210,7 @@ static void add_result(bench *b, trial *t, const lists *in, const setting *s)
         to->peers[k] = stats_of(t, t->peer_runs[k], t->peer_seconds[k]);
     to->gflops = bench_flops(s) / to->seconds.median * 1e-9;
     to->gbps = bench_kv_bytes(s) / to->seconds.median * 1e-9;
-    to->ceiling = ceiling_of(b, to);
-    to->ceiling_value = to->ceiling_spread = to->share = (double)NAN;
-    if (to->ceiling < 0) return;
-    /* The samples of this case are the last; sorting them among themselves harms none. */
-    double *own = b->samples[to->ceiling] + b->done - t->reps;
-    if (isnan(own[0])) return;
-    bench_stats ceiling = bench_stats_of(own, t->reps);
-    to->ceiling_value = ceiling.median;
-    to->ceiling_spread = ceiling.spread;
-    to->share = (to->ceiling == BENCH_READ ? to->gbps : to->gflops) / to->ceiling_value;
+    set_bound(b, t, to);
 }
 
 static void leave_out(bench *b, const setting *s, int64_t reps)
@@ -288,14 +298,32 @@ static bool open_context(bench *b, const setting *s)
            bench_peers_start(b->peers, b->info.num_threads, cuda ? b->backend : NULL);
 }
 
-/* Its samples begin at `first`. */
-static void close_context(bench *b, int64_t first)
+/* What the machine can do, from a context's samples, which begin at `first`. */
+static void add_samples(bench *b, int64_t first)
 {
     for (int k = 0; k < BENCH_NUM_CEILINGS && b->done > first; k++) {
         double *own = b->samples[k] + first;
         if (isnan(own[0])) continue;
-        b->machine[k] = fmax(b->machine[k], bench_stats_of(own, b->done - first).median);
+        b->medians[k] = fmax(b->medians[k], bench_stats_of(own, b->done - first).median);
+        b->machine[k] = fmax(b->machine[k], own[b->done - first - 1]); /* sorted */
     }
+}
+
+/* And from its cases, where one was faster than every sample of the run. */
+static void add_cases(bench *b)
+{
+    for (int64_t i = 0; i < b->num_results; i++) {
+        const result *r = &b->results[i];
+        if (r->ceiling < 0 || !(r->bound.value > b->machine[r->ceiling])) continue;
+        b->machine[r->ceiling] = r->bound.value;
+        b->by_case[r->ceiling] = true;
+    }
+}
+
+/* Its samples begin at `first`. */
+static void close_context(bench *b, int64_t first)
+{
+    add_samples(b, first);
     if (b->device) b->clock_mhz = bench_device_clock(b->device);
     bench_ceilings_close(b->ceilings);
     folio_context_destroy(b->ctx);
@@ -345,13 +373,14 @@ static int run_bench(bench *b)
     b->results = bench_alloc(count, sizeof *b->results);
     for (int k = 0; k < BENCH_NUM_CEILINGS; k++) {
         b->samples[k] = bench_alloc(b->total, sizeof *b->samples[k]);
-        b->machine[k] = (double)NAN;
+        b->machine[k] = b->medians[k] = (double)NAN;
     }
     for (int i = 0; i < b->num_sections; i++) {
         ok = run_section(b, &b->sections[i]) && ok;
         if (!ok && b->num_results == 0 && b->ctx == NULL) break; /* nothing opens: said once */
     }
     if (b->device) close_context(b, 0);
+    add_cases(b);
     term_progress_end();
     if (b->num_results > 0) status = bench_attention_print(b);
     note_peers(b);
@@ -401,6 +430,8 @@ int bench_attention_main(int argc, char **argv)
     case ARGS_WRONG: return EXIT_USAGE;
     case ARGS_RUN: break;
     }
+    int status = bench_after_check(&b.after, argc, argv, table);
+    if (status != EXIT_OK) return status;
     bool cuda = strcmp(b.backend, "cuda") == 0;
     if (!cuda && t.cache != NULL && strstr(t.cache, "dirty") != NULL) {
         fprintf(stderr, "folio bench: --cache dirty is for GPUs: --backend cuda\n");
@@ -408,7 +439,7 @@ int bench_attention_main(int argc, char **argv)
     }
     if (b.reps == 0) b.reps = cuda ? 30 : 10;
     if (!bench_choose_sections(&b, names, &t)) return EXIT_USAGE;
-    int status = bench_after_open(&b.after, "bench", "attention", b.output);
+    status = bench_after_open(&b.after, "bench", "attention", b.output);
     if (status != EXIT_OK) return status;
     if (b.after.from) return bench_after_from(&b.after, b.output);
     if (peers && (b.peers = bench_peers_open(script)) == NULL) return EXIT_FAILED;

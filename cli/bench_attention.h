@@ -8,6 +8,7 @@
 #define FOLIO_BENCH_ATTENTION_H
 
 #include "bench.h"
+#include "bench_bound.h"
 #include "bench_ceilings.h"
 #include "bench_device.h"
 #include "bench_peers.h"
@@ -69,7 +70,8 @@ typedef struct result {
     bench_stats seconds;
     double gflops, gbps;
     int ceiling; /* a bench_ceiling; -1: none */
-    double ceiling_value, ceiling_spread, share;
+    bench_bound bound;
+    bool cached; /* K and V came from the processor's caches: reading memory is no ceiling */
     /* Medians of what ran in turns with it; NAN: did not. */
     double prefill_s, decode_s; /* the parts of a mixed batch, each alone */
     double plain_s, plain_work; /* the same without extras; its multiply-adds over this one's */
@@ -112,8 +114,9 @@ typedef struct bench {
     const char *noted; /* the last level of which stderr says that another one runs */
     bench_ceilings *ceilings;
     double *samples[BENCH_NUM_CEILINGS]; /* [total] */
-    /* Medians over all cases with the same threads and level, the highest of them; NAN: none. */
-    double machine[BENCH_NUM_CEILINGS];
+    /* Over the whole run: the best sample or case, and the median of a context's samples, the highest of them. */
+    double machine[BENCH_NUM_CEILINGS], medians[BENCH_NUM_CEILINGS]; /* NAN: none */
+    bool by_case[BENCH_NUM_CEILINGS];                                /* the best was a case */
     double started;
     int64_t done, total; /* repetitions */
     result *results;

@@ -10,8 +10,10 @@ static const char help[] =
     "How fast this build is on this machine. Without a topic: attention, the forward of one layer on a\n"
     "paged cache whose blocks lie in random order; K and V are in the cache already. Between the\n"
     "repetitions of a case the ceilings are sampled with as many threads: loops that only multiply and\n"
-    "add, or only read memory. share is what a case reached of its ceiling: reading for decodes,\n"
-    "arithmetic for prefills (bf16 dot products where the kernel uses them, else f32 multiply-adds).\n\n"
+    "add, or only read memory. The best sample is the ceiling: of reading for decodes, of arithmetic for\n"
+    "prefills (bf16 dot products where the kernel uses them, else f32 multiply-adds). Where the case\n"
+    "itself ran faster than every sample, its fastest run is the ceiling, written with '>='. share is\n"
+    "what the median reached of it, at most 100 %. A spread above 20 % is called noisy.\n\n"
     "topics\n";
 
 static const char options_help[] =
@@ -40,7 +42,8 @@ static const char options_help[] =
     "      --reps N           repetitions of each case; default 10, on a GPU 30\n"
     "      --seed N           other numbers and orders; default 1\n"
     "      --compare FILE.json  this run beside one that -o json saved, see below\n"
-    "      --from FILE.json   measure nothing: compare or plot that saved run instead\n"
+    "      --from FILE.json   measure nothing: compare or plot that saved run instead; no option for\n"
+    "                         measuring goes with it\n"
     "      --fail-if-slower PERCENT  exit with 1 if --compare finds a case that much slower\n"
     "      --plot FILE.svg    a roofline: the cases as points under the measured ceilings, GFLOP/s over\n"
     "                         FLOP per byte of K and V; with --compare where each was before. A pointer\n"
@@ -92,20 +95,25 @@ static const char more_help[] =
     "  folio bench pool --filter match -o csv\n\n"
     "comparing\n"
     "  A case is faster or slower where its medians differ by more than noise: half of the spreads of\n"
-    "  both runs together, at least 2 %. Where it has a share, that must confirm it beyond a noise with\n"
-    "  the ceilings' spreads too: on a machine that others use, a time that changed 'as its ceiling' says\n"
+    "  both runs together, at least 2 %. Where it has a ceiling, what it reached of the median of the\n"
+    "  ceiling's samples ('of median', which may pass 100 %) must confirm it, beyond a noise with the\n"
+    "  ceilings' spreads too: on a machine that others use, a time that changed 'as its ceiling' says\n"
     "  nothing of the program. Runs of different machines are judged by the shares, and machines,\n"
     "  backends, levels and ceilings are named; at another level or with other threads of the same\n"
     "  machine the time decides. Fewer than 5 repetitions have no verdict. Cases of one run alone are\n"
     "  listed. Whatever is found, the exit status is 0, but with --fail-if-slower.\n\n"
     "GFLOP/s counts 4 * heads * head size for each key that a query row sees; GB/s the bytes of K and V\n"
-    "of all sequences, once. spread is the range of the middle half of the times over their median.\n\n"
-    "The JSON is one object: {\"version\", \"cpu\", \"device\", \"topic\", \"clock_mhz\", \"ceilings\":\n"
-    "{\"fma_f32_gflops\", \"dot_bf16_gflops\", \"dot_int8_gops\", \"read_gbps\"}, \"peers_run\": [names of the\n"
-    "peers that have a result], \"results\": [{\"case\", \"phase\", \"backend\", \"device\", \"level\",\n"
+    "of all sequences, once. spread is the range of the middle half of the times over their median.\n\n";
+
+static const char json_help[] =
+    "The JSON is one object: {\"version\", \"cpu\", \"device\", \"topic\", \"clock_mhz\", \"ceilings\": the best\n"
+    "of the run {\"fma_f32_gflops\", \"dot_bf16_gflops\", \"dot_int8_gops\", \"read_gbps\"}, \"ceilings_median\":\n"
+    "of the samples {the same}, \"peers_run\": [names of the peers that have a result],\n"
+    "\"results\": [{\"case\", \"phase\", \"backend\", \"device\", \"level\",\n"
     "\"threads\", \"dtype\", \"kv_dtype\", \"heads\", \"kv_heads\", \"head_size\", \"block_size\", \"layout\",\n"
-    "\"options\", \"cache\", \"section\", \"kernel\", \"reps\", \"median_s\", \"min_s\", \"spread\", \"gflops\",\n"
-    "\"gbps\", \"ceiling\": {\"name\", \"value\", \"spread\"}, \"share\", \"prefill_s\", \"decode_s\", \"plain_s\",\n"
+    "\"options\", \"cache\", \"section\", \"kernel\", \"reps\", \"median_s\", \"min_s\", \"spread\", \"noisy\",\n"
+    "\"gflops\", \"gbps\", \"ceiling\": {\"name\", \"value\", \"by\": \"sample\" or \"case\", \"median\" and \"spread\" of\n"
+    "the samples}, \"share\", \"prefill_s\", \"decode_s\", \"plain_s\",\n"
     "\"peers\": {name: {\"median_s\", \"min_s\", \"version\"}}}]}; null where a number does not apply.\n"
     "--compare adds \"compare\": {\"file\", \"before\", \"now\": {\"version\", \"cpu\", \"device\"}, \"same_machine\",\n"
     "\"same_place\", \"noise\", \"faster\", \"slower\", \"ceiling\", \"few_reps\": how many cases are, \"ceilings\":\n"
@@ -127,5 +135,5 @@ void bench_attention_help(void)
         printf("  %-8s  %s\n", t->name, t->summary);
     printf("%s%s", options_help, cuda_help);
     bench_print_sections();
-    printf("\n%s", more_help);
+    printf("\n%s%s", more_help, json_help);
 }

@@ -66,6 +66,12 @@ static const char *time_text(char *text, size_t size, double seconds)
 
 /* ---- Markdown */
 
+/* Its own times, or those of the ceiling beside it. */
+static bool is_noisy(const result *r)
+{
+    return bench_is_noisy(r->seconds.spread) || bench_is_noisy(r->bound.spread);
+}
+
 static bool on_cpu(const bench *b) { return strcmp(b->backend, "cpu") == 0; }
 
 /* A GPU's figures are in T where a CPU's are in G. */
@@ -113,11 +119,11 @@ static void add_row(const bench *b, table *t, const result *r)
     table_cell(t, "%.*f %%", r->seconds.spread < 0.9995, 100 * r->seconds.spread);
     table_cell(t, "%.1f", scaled(b, r->gflops));
     table_cell(t, "%.2f", scaled(b, r->gbps));
-    if (r->ceiling >= 0 && isfinite(r->ceiling_value)) {
-        double value = scaled(b, r->ceiling_value);
-        table_cell(t, "%s %.*f", bench_ceiling_name(b->backend, (bench_ceiling)r->ceiling),
-                   (value < 100) + (value < 10), value);
-        table_cell(t, "%.0f %%", 100 * r->share);
+    if (r->ceiling >= 0 && isfinite(r->bound.value)) {
+        double value = scaled(b, r->bound.value);
+        table_cell(t, "%s %s%.*f", bench_ceiling_name(b->backend, (bench_ceiling)r->ceiling),
+                   r->bound.by_case ? ">= " : "", (value < 100) + (value < 10), value);
+        table_cell(t, "%.0f %%", 100 * r->bound.share);
     } else {
         table_cell(t, "-");
         table_cell(t, "-");
@@ -183,13 +189,19 @@ static void print_peers(const bench *b, rows of)
     printf("\n");
 }
 
+static void print_name(const result *r)
+{
+    char type[32];
+    parts with = parts_of(r, true);
+    printf("- %s, %s%s%s", r->of.what->name, type_text(type, sizeof type, &r->of),
+           with.text[0] ? ", " : "", with.text);
+}
+
 /* What ran in turns with a case, a line each. */
 static void print_beside(const result *r)
 {
     char c[32], d[32];
-    parts with = parts_of(r, true);
-    type_text(c, sizeof c, &r->of);
-    printf("- %s, %s%s%s", r->of.what->name, c, with.text[0] ? ", " : "", with.text);
+    print_name(r);
     if (isfinite(r->prefill_s))
         printf(": %.2f times its prefills (%s) and its decodes (%s) alone",
                r->seconds.median / (r->prefill_s + r->decode_s),
@@ -204,6 +216,33 @@ static void print_beside(const result *r)
     printf("\n");
 }
 
+/* What a reader has to know of a case before he believes its row. Returns the number of lines. */
+static int print_doubts(const bench *b, const result *r)
+{
+    int lines = 0;
+    if (is_noisy(r)) {
+        print_name(r);
+        printf(": noisy: spread %.0f %%", 100 * r->seconds.spread);
+        if (bench_is_noisy(r->bound.spread))
+            printf(", its ceiling's samples %.0f %%", 100 * r->bound.spread);
+        printf("\n");
+        lines++;
+    }
+    if (r->bound.by_case) {
+        print_name(r);
+        printf(": its ceiling is its own fastest run; no sample passed %.4g %s%s\n",
+               scaled(b, r->bound.sampled), on_cpu(b) ? "G" : "T",
+               bench_ceiling_unit((bench_ceiling)r->ceiling) + 1);
+        lines++;
+    }
+    if (r->cached) {
+        print_name(r);
+        printf(": faster than memory: K and V came from the processor's caches\n");
+        lines++;
+    }
+    return lines;
+}
+
 static void print_section(const bench *b, const lists *section)
 {
     rows of = rows_of(b, section);
@@ -216,6 +255,7 @@ static void print_section(const bench *b, const lists *section)
     print_peers(b, of);
     int64_t lines = 0;
     for (int64_t i = 0; i < of.count; i++) {
+        lines += print_doubts(b, &of.first[i]);
         if (!isfinite(of.first[i].prefill_s) && !isfinite(of.first[i].plain_s)) continue;
         print_beside(&of.first[i]);
         lines++;
@@ -225,14 +265,22 @@ static void print_section(const bench *b, const lists *section)
 
 static void print_markdown(const bench *b)
 {
+    int64_t noisy = 0;
     printf("%sfolio %s bench%s: %s\n", term_start(TERM_BOLD), folio_version(), term_end(),
            b->device_name);
     for (int i = 0; i < b->num_sections; i++) print_section(b, &b->sections[i]);
     for (int k = 0; k < BENCH_NUM_CEILINGS; k++)
         if (isfinite(b->machine[k]))
-            printf("- ceiling over the whole run: %s %.4g %s%s\n",
+            printf("- ceiling over the whole run: %s %.4g %s%s%s\n",
                    bench_ceiling_name(b->backend, (bench_ceiling)k), scaled(b, b->machine[k]),
-                   on_cpu(b) ? "G" : "T", bench_ceiling_unit((bench_ceiling)k) + 1);
+                   on_cpu(b) ? "G" : "T", bench_ceiling_unit((bench_ceiling)k) + 1,
+                   b->by_case[k] ? ", by a case" : "");
+    for (int64_t i = 0; i < b->num_results; i++) noisy += is_noisy(&b->results[i]);
+    if (noisy > 0)
+        printf(
+            "- noisy: %lld of %lld cases have a spread above 20 %%; other programs ran, or the clock\n"
+            "  changed. Do not trust small differences: repeat the run\n",
+            (long long)noisy, (long long)b->num_results);
     if (isfinite(b->clock_mhz)) printf("- clock under bf16 mma: %.0f MHz\n", b->clock_mhz);
 }
 
@@ -245,12 +293,17 @@ static void print_cell(double x)
     else printf(",");
 }
 
+static const char *ceiling_by(const result *r)
+{
+    return isnan(r->bound.value) ? "" : r->bound.by_case ? "case" : "sample";
+}
+
 static void print_csv(const bench *b)
 {
     int peers = b->peers ? bench_peers_count(b->peers) : 0;
     printf("case,phase,backend,level,threads,dtype,kv_dtype,heads,kv_heads,head_size,block_size,"
            "layout,kernel,options,cache,median_s,min_s,spread,gflops,gbps,ceiling,ceiling_value,"
-           "share,prefill_s,decode_s,plain_s");
+           "share,prefill_s,decode_s,plain_s,noisy,ceiling_by");
     for (int k = 0; k < peers; k++) {
         const char *name = bench_peers_name(b->peers, k);
         printf(",%s_s,%s_ratio", name, name);
@@ -266,12 +319,13 @@ static void print_csv(const bench *b)
                s->with->name, bench_cache_names[s->cache]);
         printf(",%.6g,%.6g,%.4g,%.6g,%.6g,", r->seconds.median, r->seconds.min, r->seconds.spread,
                r->gflops, r->gbps);
-        if (isfinite(r->share)) printf("%s", bench_ceiling_key((bench_ceiling)r->ceiling));
-        print_cell(r->ceiling_value);
-        print_cell(r->share);
+        if (isfinite(r->bound.share)) printf("%s", bench_ceiling_key((bench_ceiling)r->ceiling));
+        print_cell(r->bound.value);
+        print_cell(r->bound.share);
         print_cell(r->prefill_s);
         print_cell(r->decode_s);
         print_cell(r->plain_s);
+        printf(",%d,%s", is_noisy(r), ceiling_by(r));
         for (int k = 0; k < peers; k++) {
             print_cell(r->peers[k].median);
             print_cell(r->peers[k].median / r->seconds.median);
@@ -312,18 +366,21 @@ static void write_result(json *j, const bench *b, const result *r)
     json_number(j, "median_s", r->seconds.median);
     json_number(j, "min_s", r->seconds.min);
     json_number(j, "spread", r->seconds.spread);
+    json_bool(j, "noisy", is_noisy(r));
     json_number(j, "gflops", r->gflops);
     json_number(j, "gbps", r->gbps);
     if (r->ceiling >= 0) {
         json_object(j, "ceiling");
         json_string(j, "name", bench_ceiling_key((bench_ceiling)r->ceiling));
-        json_number(j, "value", r->ceiling_value);
-        json_number(j, "spread", r->ceiling_spread);
+        json_number(j, "value", r->bound.value);
+        json_string(j, "by", ceiling_by(r));
+        json_number(j, "median", r->bound.median);
+        json_number(j, "spread", r->bound.spread);
         json_close(j);
     } else {
         json_number(j, "ceiling", (double)NAN);
     }
-    json_number(j, "share", r->share);
+    json_number(j, "share", r->bound.share);
     json_number(j, "prefill_s", r->prefill_s);
     json_number(j, "decode_s", r->decode_s);
     json_number(j, "plain_s", r->plain_s);
@@ -340,6 +397,14 @@ static void write_result(json *j, const bench *b, const result *r)
     json_close(j);
 }
 
+static void write_ceilings(json *j, const char *key, const double *values)
+{
+    json_object(j, key);
+    for (int k = 0; k < BENCH_NUM_CEILINGS; k++)
+        json_number(j, bench_ceiling_key((bench_ceiling)k), values[k]);
+    json_close(j);
+}
+
 static void print_json(const bench *b, FILE *out, const comparison *with)
 {
     json j = {.out = out};
@@ -349,10 +414,8 @@ static void print_json(const bench *b, FILE *out, const comparison *with)
     json_string(&j, "device", b->device_name);
     json_string(&j, "topic", "attention");
     json_number(&j, "clock_mhz", b->clock_mhz);
-    json_object(&j, "ceilings");
-    for (int k = 0; k < BENCH_NUM_CEILINGS; k++)
-        json_number(&j, bench_ceiling_key((bench_ceiling)k), b->machine[k]);
-    json_close(&j);
+    write_ceilings(&j, "ceilings", b->machine);
+    write_ceilings(&j, "ceilings_median", b->medians);
     json_array(&j, "peers_run");
     for (int k = 0; b->peers && k < bench_peers_count(b->peers); k++)
         if (bench_peer_ran(b, k)) json_string(&j, NULL, bench_peers_name(b->peers, k));

@@ -11,6 +11,7 @@
 
 #include <math.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -23,9 +24,11 @@
 
 /*
  * A sample of some 10 ms: where threads share a core with others, a shorter one meets them or not
- * by chance. 256 MiB: eight times the last-level cache of a common server's group of cores.
+ * by chance. It is cut into pieces that threads take as they come, as a forward's are: a thread that
+ * another program keeps waiting costs a sample no more than it costs a case. 256 MiB: eight times the
+ * last-level cache of a common server's group of cores.
  */
-enum { MAX_THREADS = 256, HUGE_PAGE = 2 << 20, ROUNDS = 1600000 };
+enum { MAX_THREADS = 256, HUGE_PAGE = 2 << 20, PIECES = 16, ROUNDS = 1600000 / PIECES };
 static const int64_t buffer_bytes = (int64_t)256 << 20;
 
 /* A loop returns the operations it did, or the bytes it read. */
@@ -33,7 +36,6 @@ typedef double loop_fn(const void *data, int64_t bytes);
 
 typedef struct runner {
     bench_ceilings *of;
-    int32_t index;
     double start, end, work;
 } runner;
 
@@ -43,6 +45,7 @@ struct bench_ceilings {
     char *buffer;
     pthread_barrier_t barrier; /* all start together */
     loop_fn *loop;             /* of the sample under way */
+    atomic_int next;           /* its first piece that nobody has taken */
     runner runners[MAX_THREADS];
 };
 
@@ -230,7 +233,7 @@ bench_ceilings *bench_ceilings_open(int32_t threads, const char *level)
     /* Small pages would make it a measure of page tables; a system without huge ones says no. */
     (void)madvise(c->buffer, (size_t)buffer_bytes, MADV_HUGEPAGE);
     memset(c->buffer, 1, (size_t)buffer_bytes);
-    for (int32_t i = 0; i < c->threads; i++) c->runners[i] = (runner){.of = c, .index = i};
+    for (int32_t i = 0; i < c->threads; i++) c->runners[i] = (runner){.of = c};
     return c;
 }
 
@@ -245,10 +248,14 @@ void bench_ceilings_close(bench_ceilings *c)
 static void *run(void *state)
 {
     runner *r = state;
-    int64_t part = buffer_bytes / r->of->threads / 256 * 256;
-    pthread_barrier_wait(&r->of->barrier);
+    bench_ceilings *c = r->of;
+    int pieces = PIECES * c->threads;
+    int64_t part = buffer_bytes / pieces / 256 * 256;
+    r->work = 0;
+    pthread_barrier_wait(&c->barrier);
     r->start = term_seconds();
-    r->work = r->of->loop(r->of->buffer + r->index * part, part);
+    for (int i; (i = atomic_fetch_add(&c->next, 1)) < pieces;)
+        r->work += c->loop(c->buffer + i * part, part);
     r->end = term_seconds();
     return NULL;
 }
@@ -258,6 +265,7 @@ double bench_ceilings_sample(bench_ceilings *c, bench_ceiling which)
     pthread_t ids[MAX_THREADS];
     c->loop = c->loops[which];
     if (c->loop == NULL) return (double)NAN;
+    atomic_store(&c->next, 0);
     for (int32_t i = 1; i < c->threads; i++) {
         if (pthread_create(&ids[i], NULL, run, &c->runners[i]) == 0) continue;
         term_progress_end();

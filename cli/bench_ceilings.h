@@ -12,7 +12,7 @@ typedef enum bench_ceiling {
     BENCH_FMA_F32,  /* GFLOP/s; a multiply-add is 2                                     */
     BENCH_DOT_BF16, /* GFLOP/s of vdpbf16ps                                             */
     BENCH_DOT_INT8, /* Gop/s of vpdpbusd; at AVX2 of the three instructions it stands for */
-    BENCH_READ,     /* GB/s of a buffer larger than the caches, each thread its own part */
+    BENCH_READ,     /* GB/s of a buffer larger than the caches                          */
     BENCH_NUM_CEILINGS
 } bench_ceiling;
 

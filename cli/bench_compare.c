@@ -102,8 +102,8 @@ static compared compare_cases(const comparison *c, const saved_case *before, con
     double ceilings = (known(before->ceiling_spread) + known(now->ceiling_spread)) / 2;
     compared p = {.before = before, .now = now, .share = {(double)NAN, (double)NAN}};
     p.time = change_of(before->seconds, now->seconds, noise);
-    if (before->share > 0 && now->share > 0)
-        p.share = change_of(before->share, now->share, noise + ceilings);
+    if (before->steady > 0 && now->steady > 0)
+        p.share = change_of(before->steady, now->steady, noise + ceilings);
     p.is = find(c, &p);
     return p;
 }

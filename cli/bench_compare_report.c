@@ -62,7 +62,7 @@ static void print_row(table *t, const comparison *c, const compared *p, bool wit
         table_cell(t, "-");
         table_cell(t, "-");
     } else if (shares) {
-        table_cell(t, "%.0f -> %.0f %%", 100 * p->before->share, 100 * p->now->share);
+        table_cell(t, "%.0f -> %.0f %%", 100 * p->before->steady, 100 * p->now->steady);
         table_cell(t, "%.1f %%", 100 * p->share.noise);
     }
     table_cell(t, "%s", findings[p->is].words);
@@ -70,7 +70,7 @@ static void print_row(table *t, const comparison *c, const compared *p, bool wit
 
 static void print_table(const comparison *c)
 {
-    static const char *const heads[] = {"before", "now", "change", "noise", "share", "noise"};
+    static const char *const heads[] = {"before", "now", "change", "noise", "of median", "noise"};
     table t = {.columns = 0};
     bool shares = false, with = false;
     for (int i = 0; i < c->num_pairs; i++) {
@@ -113,10 +113,16 @@ static void print_machines(const comparison *c)
     }
 }
 
+/* Medians, which tell a busy machine; before 0.3 there were no others. */
+static const json_value *ceilings_of(const saved_run *r)
+{
+    const json_value *medians = json_member(r->tree, "ceilings_median");
+    return medians ? medians : json_member(r->tree, "ceilings");
+}
+
 static void print_ceilings(const comparison *c)
 {
-    const json_value *before = json_member(c->before->tree, "ceilings"),
-                     *now = json_member(c->now->tree, "ceilings");
+    const json_value *before = ceilings_of(c->before), *now = ceilings_of(c->now);
     bool busy = false;
     for (const json_value *v = now ? now->first : NULL; v; v = v->next) {
         double was = json_real(before, v->key), is = json_real(now, v->key);
@@ -195,8 +201,8 @@ static void write_change(json *j, const compared *p)
     json_number(j, "now_s", p->now->seconds);
     json_number(j, "change", p->time.by);
     json_number(j, "noise", p->time.noise);
-    json_number(j, "share_before", p->before->share);
-    json_number(j, "share_now", p->now->share);
+    json_number(j, "share_before", p->before->steady);
+    json_number(j, "share_now", p->now->steady);
     json_number(j, "share_change", p->share.by);
     json_number(j, "share_noise", p->share.noise);
     json_string(j, "verdict", findings[p->is].key);
@@ -215,8 +221,7 @@ static void write_only(json *j, const char *key, const saved_case *const *cases,
 
 static void write_ceilings(json *j, const comparison *c)
 {
-    const json_value *before = json_member(c->before->tree, "ceilings"),
-                     *now = json_member(c->now->tree, "ceilings");
+    const json_value *before = ceilings_of(c->before), *now = ceilings_of(c->now);
     json_object(j, "ceilings");
     for (const json_value *v = now ? now->first : NULL; v; v = v->next) {
         json_object(j, v->key);

@@ -245,10 +245,12 @@ int bench_overhead_main(int argc, char **argv)
     case ARGS_WRONG: return EXIT_USAGE;
     case ARGS_RUN: break;
     }
+    int status = bench_after_check(&r.after, argc, argv, table);
+    if (status != EXIT_OK) return status;
     if (!bench_parse_list(command, "threads", threads, 1, 256, list, &num_threads) ||
         !bench_parse_seconds(command, "seconds", seconds, &r.seconds))
         return EXIT_USAGE;
-    int status = bench_after_open(&r.after, command, r.topic, r.output);
+    status = bench_after_open(&r.after, command, r.topic, r.output);
     if (status != EXIT_OK) return status;
     if (r.after.from) return bench_after_from(&r.after, r.output);
     folio_context_info info = {.struct_size = sizeof info};

@@ -56,7 +56,8 @@ static const char help[] =
     "  folio bench pool -o json > pool.json\n\n"
     "The JSON is one object: {\"version\", \"cpu\", \"topic\", \"ceilings\": {\"lock_pair_ns\", \"memcpy_gbps\"},\n"
     "\"results\": [{\"case\", \"blocks\", \"threads\", \"length\", \"sequences\", \"ns_median\", \"ns_min\", \"spread\",\n"
-    "\"per\", \"gbps\", \"batches\"}], \"summary\"}; null where a number does not apply or was not measured.\n"
+    "\"per\", \"gbps\", \"batches\", \"noisy\": spread above 0.2}], \"summary\"}; null where a number does not\n"
+    "apply or was not measured.\n"
     "--compare adds \"compare\", which 'folio bench --help' describes; there are no shares here. Keys are\n"
     "added in later versions, never renamed or removed.\n\n"
     "exit status\n"
@@ -447,12 +448,14 @@ int bench_pool_main(int argc, char **argv)
     case ARGS_WRONG: return EXIT_USAGE;
     case ARGS_RUN: break;
     }
+    int status = bench_after_check(&r->after, argc, argv, table);
+    if (status != EXIT_OK) return status;
     if (!bench_parse_list(command, "blocks", blocks, 256, 100000000, b.blocks, &b.num_blocks) ||
         !bench_parse_list(command, "threads", threads, 1, MAX_THREADS, b.threads, &b.num_threads) ||
         !bench_parse_seconds(command, "seconds", seconds, &r->seconds))
         return EXIT_USAGE;
     b.block_size = (int32_t)r->block_size;
-    int status = bench_after_open(&r->after, command, r->topic, r->output);
+    status = bench_after_open(&r->after, command, r->topic, r->output);
     if (status != EXIT_OK) return status;
     return r->after.from ? bench_after_from(&r->after, r->output) : run_groups(&b);
 }

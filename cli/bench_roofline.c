@@ -313,8 +313,8 @@ bool roofline_write(FILE *out, const saved_run *run, const comparison *with)
     r.plot.height = HEIGHT;
     r.plot.title = title;
     r.plot.desc =
-        "A roofline: measured cases as points under the machine's measured ceilings, medians "
-        "over the whole run.";
+        "A roofline: measured cases as points under the machine's measured ceilings, the best "
+        "of the whole run.";
     set_axes(&r);
     if (r.num_points > 0) {
         set_legend(&r);

@@ -87,7 +87,8 @@ static bool read_case(const json_value *v, saved_case *c, json_error *error)
                       .ceiling_value = json_real(ceiling, "value"),
                       .ceiling_spread = json_real(ceiling, "spread"),
                       .share = json_real(v, "share")};
-    double reps = json_real(v, "reps");
+    double reps = json_real(v, "reps"), median = json_real(ceiling, "median");
+    c->steady = median > 0 ? c->share * c->ceiling_value / median : c->share;
     if (isnan(c->seconds)) c->seconds = 1e-9 * json_real(v, "ns_median");
     if (isnan(reps)) reps = json_real(v, "batches");
     c->reps = reps > 0 && reps < 1e15 ? (int64_t)reps : 0;

@@ -17,6 +17,8 @@ typedef struct saved_case {
     int64_t reps;
     const char *ceiling; /* its key; "": none */
     double ceiling_value, ceiling_spread, share;
+    double
+        steady; /* the same of the median of the ceiling's samples, which moves with a busy machine */
 } saved_case;
 
 typedef struct saved_run {

@@ -64,9 +64,22 @@ check "it says what that means" grep -q '^- ceiling read_gbps: before 20, now 20
 verdict q1:1.00::0.80 q1:1.20 slower
 check "a calm one too" sh -c '! grep -q "more than 10 %" out'
 
+# A run since 0.3 has the best of the samples as its ceiling; runs are judged by the median of them.
+saved A q1:1.00:0:0.80 | sed 's/"value": 20,/"value": 40, "median": 20,/' >before.json
+saved A q1:1.50:0:0.80 | sed 's/"value": 20,/"value": 40, "median": 13.3,/' >now.json
+compare before.json now.json
+check "a busy machine's median explains its times: $(grep '^| q' out)" \
+    grep -q '^| q1 .*| 160 -> 241 % |.*| as its ceiling |$' out
+check "such shares are named" grep -q '^| case .*|  *of median |' out
+
+saved A q1:1.00::0.80 >before.json
+saved A q1:1.20 >now.json
 sed 's/"read_gbps": 20}/"read_gbps": 23}/' before.json >busy.json
 compare busy.json now.json
 check "a busy machine is told from its ceilings" grep -q '^- a ceiling has changed by more than 10 %' out
+sed 's/"ceilings": /"ceilings_median": {"read_gbps": 20}, "ceilings": /' busy.json >calm.json
+compare calm.json now.json
+check "of which it takes the medians" grep -q '^- ceiling read_gbps: before 20, now 20 (+0.0 %)$' out
 
 # ---- Other machines, other threads --------------------------------------------------------------
 verdict q1:1.00::0.80 q1:5.00::0.80 'within noise' B
@@ -112,6 +125,19 @@ for limit in '' x -1 nan 5%; do
 done
 expect 2 err '^folio bench: --fail-if-slower needs --compare' bench --fail-if-slower 5
 expect 2 err '^folio bench: --from needs something to do' bench --from now.json
+# What would say how to measure is not ignored.
+for option in --threads=2 '--case q3' '--reps 3' --peers --seed=2 --backend=cpu '--section decode' '--level scalar'; do
+    name=${option%%[= ]*}
+    # shellcheck disable=SC2086 # an option and its value
+    expect 2 err "^folio bench: --from measures nothing, so $name has no effect: leave it out" \
+        bench --compare before.json --from now.json $option
+    check "--from with $name prints nothing" test ! -s out
+done
+for topic in pool overhead; do
+    expect 2 err '^folio bench '$topic': --from measures nothing, so --seconds has no effect: leave it out' \
+        bench $topic --seconds 1 --compare before.json --from now.json
+done
+expect 0 out slower bench --from=now.json --compare before.json -o md
 expect 2 err '^folio bench: a comparison has no CSV' bench --compare before.json --from now.json -o csv
 
 # ---- Files that are wrong: said with their place, before anything is measured --------------------

@@ -130,6 +130,8 @@ check "a refused feature says why" grep -q '"reason": "[^"]' out
 
 # ---- demo --------------------------------------------------------------------------------------
 expect 0 out '^Every number is within its budget' demo
+check "the demo says what it timed" sh -c 'grep -A 2 "self-attention in .* ms, cross attention in .* ms: the$" out |
+    grep -q "^call of folio_attention_forward alone, the fastest of 5 after one to warm up"'
 check "the demo fits 100 columns" test -z "$(awk 'length > 100' out)"
 check "the demo has no colour codes without a terminal" sh -c '! grep -q "$(printf "\\033")" out'
 for story in prompt chunk decode 'cross attention'; do
@@ -233,12 +235,20 @@ small='--heads 4:2 --head-size 32 --reps 2'
         bench $small --case q20,2q1s1k,q3s9_2q1s40
     check "bench: both types of all cases" test "$(grep -c '^| .* *| b*f[0-9]*  *|' out)" -eq 6
     check "bench: decodes are held against reading" \
-        test "$(grep -c '^| 2q1s1k .* | *read [0-9.]* | .* % |$' out)" -eq 2
+        test "$(grep -c '^| 2q1s1k .* | *read \(>= \)*[0-9.]* | .* % |$' out)" -eq 2
     check "bench: a mixed batch has no ceiling" \
         test "$(grep -c '^| q3s9_2q1s40 .* |  *- |  *- |$' out)" -eq 2
     check "bench: the parts of a mixed batch" \
         test "$(grep -c '^- q3s9_2q1s40, .*: [0-9.]* times its prefills (.*) and its decodes' out)" -eq 2
-    check "bench: the machine's ceilings" grep -q '^- ceiling over the whole run: read .* GB/s$' out
+    check "bench: the machine's ceilings" grep -q '^- ceiling over the whole run: read .* GB/s\(, by a case\)*$' out
+    check "bench: a spread above 20 % is called noisy" \
+        test "$(grep -c '^- .*: noisy: spread [0-9]* %' out)" -ge \
+        "$(awk -F'|' '/^\| q|^\| 2q/ && $6 + 0 > 20' out | wc -l)"
+    check "bench: a ceiling that a case set is explained" test "$(grep -c '^| .* >= [0-9.]* |' out)" -eq \
+        "$(grep -c '^- .*: its ceiling is its own fastest run; no sample passed ' out)"
+    # The same forward again, from the caches: memory is no ceiling of what does not read it.
+    expect 0 out '^| 4q1s512 ' bench --case 4q1s512 --heads 8:8 --head-size 64 --dtype f32 --reps 5 --cache warm
+    check "bench: no share above 100 % in the table" test -z "$(awk -F'|' '/^\| 4q/ && $(NF - 1) + 0 > 100' out)"
     check "bench fits 100 columns" test -z "$(awk 'length > 100' out)"
     expect 0 out '^q5,prefill,cpu,scalar,2,f16,int8,4,2,32,32,nhd,.*,fma_f32_gflops,' bench $small \
         --case q5,q1s5 --dtype f16 --kv-dtype f16,int8 --block-size 16,32 --layout native,nhd \
@@ -254,6 +264,8 @@ small='--heads 4:2 --head-size 32 --reps 2'
     check "bench -o json: the parts of a mixed batch" \
         test "$(grep -c '"\(prefill\|decode\)_s": [0-9]' out)" -eq 2
     check "bench -o json: no plain form beside a plain one" grep -q '"plain_s": null' out
+    check "bench -o json: noisy or not" grep -q '"noisy": \(true\|false\)' out
+    check "bench -o json: medians of the ceilings" grep -q '"ceilings_median": {' out
     check "bench -o json: no peers" grep -q '"peers": {}' out
     check "bench -o json: no peer ran" grep -q '"peers_run": \[\]' out
 }
@@ -262,6 +274,16 @@ small='--heads 4:2 --head-size 32 --reps 2'
 column() {
     awk -F, -v name="$1" 'NR == 1 { for (i = 1; i <= NF; i++) if ($i == name) c = i; next }
                           { printf "%s%s", (NR > 2 ? " " : ""), $c }' out
+}
+# doubts: of the CSV in out, no case passes its ceiling, a case is noisy where its spread says so, and who gave a
+# ceiling is told.
+doubts() {
+    awk -F, 'NR == 1 { for (i = 1; i <= NF; i++) at[$i] = i; next }
+        { share = $at["share"]; noisy = $at["noisy"]; by = $at["ceiling_by"]
+          if (share != "" && share > 1) bad = bad " share"
+          if ((share == "") != (by == "") || (by != "" && by != "sample" && by != "case")) bad = bad " by"
+          if (noisy !~ /^[01]$/ || ($at["spread"] > 0.2 && !noisy)) bad = bad " noisy" }
+        END { print bad; exit NR < 2 || bad != "" }' out
 }
 # work: floating-point operations of each row, from its rate and its time.
 work() {
@@ -275,6 +297,7 @@ small='--heads 4:2 --reps 2 --dtype f32 --block-size 16 -o csv'
     check "bench: ranges" test "$(column case)" = "q512 q1k q1s2 q1s5 2q1s9 3q1s9"
     expect 0 out '^case,' bench $small --case q2 --head-size 16-32+16 --threads 1-3 --level scalar
     check "bench: threads turn slower" test "$(column threads)" = "1 1 2 2 3 3"
+    check "bench: no share above 1, and what is noisy is told: $(doubts)" doubts
     check "bench: than head sizes" test "$(column head_size)" = "16 32 16 32 16 32"
     with=alibi+sinks+window:2+soft_cap:2.5
     expect 0 out '^case,' bench $small --case q8,q1s8 --head-size 64 --threads 1 \
@@ -291,6 +314,7 @@ small='--heads 4:2 --reps 2 --dtype f32 --block-size 16 -o csv'
     expect 0 out '^case,' bench $small --case q8,q3s8 --head-size 64 --threads 1 --options full
     check "bench: full attention sees all keys" test "$(work)" = "655 246"
     expect 0 out '^case,' bench $small --case q1s64:512,9q1s64:512 --head-size 64 --threads 1
+    check "bench: no share above 1" doubts
     ragged=$(work)
     one=${ragged% *} nine=${ragged#* }
     check "bench: ragged lengths lie between the two" test "$nine" -gt 5898 -a "$nine" -lt 47185
@@ -399,6 +423,8 @@ check "bench pool: all sizes" test "$(grep -c '^| alloc_free  *|' out)" -eq 2
 check "bench pool: fragmented" test "$(grep -c '^| alloc_free_fragmented  *|' out)" -eq 2
 check "bench pool: threads" test "$(grep -c '^| alloc_free_threads  *|.*[13] threads*' out)" -eq 2
 check "bench pool: the ceiling" grep -q '^- ceiling: two locks and unlocks: .* ns$' out
+check "bench pool: a spread above 20 % is called noisy" test "$(grep -c '^- noisy: .*: spread [0-9]* %$' out)" -ge \
+    "$(awk -F'|' '/^\| alloc/ && $7 + 0 > 20.5' out | wc -l)"
 check "bench pool: the ratio" grep -q '^- alloc_free: slowest size .* times the fastest$' out
 check "bench pool: no other group ran" sh -c '! grep -q "match\|memcpy" out'
 check "bench pool fits 100 columns" test -z "$(awk 'length > 100' out)"
