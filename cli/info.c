@@ -2,6 +2,7 @@
  * info.c: `folio info`: what folio_backend_get_info knows, for people, for scripts, for the
  * README; which levels this machine has, and the kernels they give, are found by asking for them.
  */
+#include "abi.h"
 #include "args.h"
 #include "commands.h"
 #include "json.h"
@@ -28,15 +29,22 @@ static const char help[] =
     "what is refused, with the reason. FOLIO_CPU=NAME in the environment caps the cpu's level.\n\n"
     "options\n"
     "      --features       the feature table of all backends, as Markdown\n"
+    "      --abi            for people who bind: sizes, offsets and types of the fields of every public\n"
+    "                       struct, values of enums and constants, functions with their parameters\n"
     "  -o, --output FORMAT  text (default) or json\n"
     "  -h, --help           this text\n\n"
     "examples\n"
     "  folio info\n"
     "  folio info --features > features.md\n"
-    "  folio info -o json\n\n"
+    "  folio info -o json\n"
+    "  folio info --abi -o json > folio-abi.json\n\n"
     "The JSON is one object: {\"version\", \"backends\": [{\"name\", \"available\", \"reason\", \"device\",\n"
-    "\"levels\", \"level\", \"levels_here\", \"kernels\": [{\"dtype\", \"kv_dtype\", \"name\"}], ...}]}. Keys are\n"
-    "added in later versions, never renamed or removed.\n\n"
+    "\"levels\", \"level\", \"levels_here\", \"kernels\": [{\"dtype\", \"kv_dtype\", \"name\"}], ...}]}. That of\n"
+    "--abi: {\"version\", \"pointer_size\", \"structs\": [{\"name\", \"header\", \"size\", \"align\", \"fields\":\n"
+    "[{\"name\", \"type\", \"offset\", \"size\"}]}], \"enums\": [{\"name\", \"header\", \"size\", \"values\": [{\"name\",\n"
+    "\"value\"}]}], \"constants\": [{\"name\", \"header\", \"value\"}], \"handles\": [{\"name\", \"header\"}],\n"
+    "\"callbacks\" and \"functions\": [{\"name\", \"header\", \"returns\", \"parameters\": [{\"name\", \"type\"}]}]}.\n"
+    "Keys are added in later versions, never renamed or removed.\n\n"
     "exit status\n"
     "  0  done    1  FOLIO_CPU names no level    2  the command line is wrong\n";
 
@@ -375,10 +383,11 @@ static void print_json(const backend_list *list)
 
 int info_main(int argc, char **argv)
 {
-    bool features = false;
+    bool features = false, abi = false;
     const char *output = "text";
     const arg_option options[] = {
         {.name = "features", .kind = ARG_FLAG, .value = &features},
+        {.name = "abi", .kind = ARG_FLAG, .value = &abi},
         {.name = "output",
          .letter = 'o',
          .kind = ARG_CHOICE,
@@ -391,12 +400,20 @@ int info_main(int argc, char **argv)
     case ARGS_WRONG: return EXIT_USAGE;
     case ARGS_RUN: break;
     }
+    bool as_json = strcmp(output, "json") == 0;
+    if (abi && features)
+        return args_complain("info", "--abi and --features are two tables: ask for one");
+    if (abi) {
+        if (as_json) abi_print_json();
+        else abi_print_text();
+        return EXIT_OK;
+    }
     backend_list list;
     if (!find_default(&list) || !list_backends(&list)) {
         fprintf(stderr, "folio info: %s\n", folio_last_error());
         return EXIT_FAILED;
     }
-    if (strcmp(output, "json") == 0) print_json(&list);
+    if (as_json) print_json(&list);
     else if (features) print_markdown(&list);
     else print_text(&list);
     return EXIT_OK;

@@ -1,7 +1,7 @@
 #!/bin/sh
 # test-python.sh: the reference backend and the vLLM 0.6 layer against PyTorch in float64, live:
 # configurations drawn with a new seed each time, through the same tests that read the committed
-# golden files.
+# golden files. And the headers by cffi, unedited: tests/clients/cffi_client.py.
 #   FOLIO_SEED   repeat a run          FOLIO_COUNT          how many configurations (360)
 #   PYTHON       interpreter (python3) FOLIO_COUNT_VLLM06   how many steps of the layer (200)
 set -eu
@@ -22,9 +22,9 @@ fail() {
     exit 1
 }
 
-has_torch() {
+has_packages() {
     [ -x "$venv/bin/python" ] && "$venv/bin/python" - "$torch" 2> /dev/null <<'PYTHON'
-import sys, numpy, torch
+import sys, cffi, numpy, torch
 sys.exit(torch.__version__.split("+")[0] != sys.argv[1])
 PYTHON
 }
@@ -50,7 +50,7 @@ sh scripts/build.sh release folio_tests
 tests=$(find_tests)
 [ -n "$tests" ] || fail "the build left no folio_tests under build/"
 
-if ! has_torch; then
+if ! has_packages; then
     if ! make_venv && [ "$(id -u)" = 0 ] && command -v apt-get > /dev/null 2>&1; then
         apt-get update -qq && apt-get install -y -qq python3-venv > /dev/null
         make_venv || true
@@ -58,10 +58,13 @@ if ! has_torch; then
     [ -x "$venv/bin/pip" ] ||
         fail "$python -m venv failed, see $log; install its venv module" \
             "(Debian: apt-get install python3-venv)"
-    echo "test-python: installing torch $torch in $venv"
-    "$venv/bin/pip" install --quiet --disable-pip-version-check "torch==$torch" numpy ||
-        fail "pip could not install torch==$torch and numpy"
+    echo "test-python: installing torch $torch and cffi in $venv"
+    "$venv/bin/pip" install --quiet --disable-pip-version-check "torch==$torch" numpy cffi ||
+        fail "pip could not install torch==$torch, numpy and cffi"
 fi
+
+"$venv/bin/python" -B tests/clients/cffi_client.py build/folio build/libfolio.so ||
+    fail "the client by cffi FAILED"
 
 # generate NAME COUNT FILE: random cases of a generator.
 generate() {

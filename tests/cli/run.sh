@@ -80,6 +80,18 @@ check "rows of the feature table have equal columns" \
     test "$(sed 's/\\|//g' out | awk -F'|' '{ print NF }' | sort -u | wc -l)" -eq 1
 check "the feature table names the refused" grep -q '^| `backward` .* | no | no |$' out
 
+# What binds reads sizes, offsets and values here; tests/test_abi.c has what they are.
+expect 0 out '^struct folio_context_desc: [0-9]* bytes, aligned to 8 (folio.h)$' info --abi
+check "info --abi: fields" grep -q '^  *0  *8  size_t struct_size$' out
+check "info --abi: values" grep -q '^  *5  FOLIO_ERR_FULL$' out
+check "info --abi: constants" grep -q '^  FOLIO_NO_BLOCK = -1 (folio.h)$' out
+check "info --abi: functions" grep -q '^  void folio_context_destroy(folio_context \*ctx) (folio.h)$' out
+expect 0 out '"pointer_size": 8' info --abi -o json
+for key in structs enums constants handles callbacks functions; do
+    check "info --abi -o json has $key" grep -q "^  \"$key\": \[\$" out
+done
+expect 2 err '^folio info: --abi and --features are two tables' info --abi --features
+
 # ---- the CUDA backend's library ----------------------------------------------------------------
 FOLIO_CUDA_LIBRARY=$dir/none.so
 export FOLIO_CUDA_LIBRARY
