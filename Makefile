@@ -1,7 +1,7 @@
 # A thin front for people who type make. CMakeLists.txt describes the build.
 .DEFAULT_GOAL := all
 .NOTPARALLEL:
-.PHONY: help all run test test-full test-python mutate format cuda clean install
+.PHONY: help all run test test-full test-long test-python mutate format cuda clean install
 
 PREFIX ?= /usr/local
 
@@ -25,9 +25,13 @@ test: ## build and run the quick tests (at most 5 minutes)
 	@sh scripts/build.sh release
 	@sh scripts/test.sh build
 
-test-full: ## long tests, every check, other CPUs, AddressSanitizer, UBSan, ThreadSanitizer (20 to 25 minutes)
+test-full: ## other CPUs, AddressSanitizer, UBSan, ThreadSanitizer, a part of the long tests (10 minutes)
 	@sh scripts/setup.sh --full
 	@sh scripts/test-full.sh
+
+test-long: ## all of the long tests and every check, also under sanitizers (25 to 30 minutes)
+	@sh scripts/setup.sh
+	@sh scripts/test-long.sh
 
 test-python: ## judge the reference by PyTorch, live (makes a virtual environment)
 	@sh scripts/setup.sh

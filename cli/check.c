@@ -28,6 +28,8 @@ static const char help[] =
     "      --threads N      threads of the backend; default: one per processor\n"
     "      --seed N         other random cases; default 1\n"
     "      --filter TEXT    only features whose name contains TEXT\n"
+    "      --one-in N       of every N cases one, and another one with another seed; at least one of each\n"
+    "                       part. For machines that are slow: emulated ones, builds with sanitizers\n"
     "      --case NAME      only this case, FEATURE.PART/NUMBER, as a failure prints it\n"
     "      --lineage        instead: a life of each of vLLM 0.6's backends, through folio_vllm06.h,\n"
     "                       beside the same life on the reference, within 2^-18 max|ref| + 1 ulp\n"
@@ -42,8 +44,8 @@ static const char help[] =
     "  folio check -o json > check.json\n\n"
     "The JSON is one object: {\"version\", \"seed\", \"passed\", \"failed\", \"skipped\", \"cases\": [{\"backend\",\n"
     "\"level\", \"feature\", \"passed\", \"failed\", \"skipped\", \"reason\", \"max_error\", \"budget\"}]}, one entry\n"
-    "per feature; max_error and budget are those of its tightest case. \"full\" and \"seconds\" say how\n"
-    "it was run.\n\n"
+    "per feature; max_error and budget are those of its tightest case. \"full\", \"one_in\" and \"seconds\"\n"
+    "say how it was run.\n\n"
     "environment\n"
     "  FOLIO_CPU  the highest level of the cpu backend that is run; default: all this machine has\n\n"
     "exit status\n"
@@ -52,7 +54,7 @@ static const char help[] =
 typedef struct options {
     bool full, list, lineage;
     const char *backend, *level, *filter, *one_case, *output;
-    int64_t threads, seed;
+    int64_t threads, seed, one_in;
 } options;
 
 /* One line of the report. */
@@ -120,6 +122,21 @@ static void note_error(row *to, double error, double budget)
     }
 }
 
+/* Of each N cases in a row one, drawn anew: cases N apart may be alike. Of fewer than N one as well. */
+static bool is_drawn(const report *r, int64_t index, int64_t count)
+{
+    int64_t n = r->opt.one_in < count ? r->opt.one_in : count;
+    return index % n ==
+           harness_random_int((uint64_t)r->opt.seed, HARNESS_USER, index / n, 0, n - 1);
+}
+
+static int64_t count_drawn(const report *r, const check_part *part)
+{
+    int64_t drawn = 0, count = r->opt.full ? part->full : part->quick;
+    for (int64_t i = 0; i < count; i++) drawn += is_drawn(r, i, count);
+    return drawn;
+}
+
 static void run_part(report *r, const check_env *env, const check_part *part, row *to)
 {
     int64_t count = r->opt.full ? part->full : part->quick, first = 0;
@@ -130,6 +147,7 @@ static void run_part(report *r, const check_env *env, const check_part *part, ro
     }
     for (int64_t i = first; i < count; i++) {
         check_outcome out;
+        if (!r->opt.one_case && !is_drawn(r, i, count)) continue;
         term_progress(r->started, r->done, r->total, part->feature);
         check_run_case(env, part, i, &out);
         r->done++;
@@ -148,8 +166,7 @@ static int64_t count_cases(const report *r, const char *feature)
 {
     int64_t n = 0;
     for (int i = 0; i < r->num_parts; i++)
-        if (strcmp(r->parts[i].feature, feature) == 0)
-            n += r->opt.full ? r->parts[i].full : r->parts[i].quick;
+        if (strcmp(r->parts[i].feature, feature) == 0) n += count_drawn(r, &r->parts[i]);
     return n;
 }
 
@@ -253,6 +270,7 @@ static void print_json(const report *r)
     json_integer(&j, "failed", r->failed);
     json_integer(&j, "skipped", r->skipped);
     json_bool(&j, "full", r->opt.full);
+    json_integer(&j, "one_in", r->opt.one_in);
     json_number(&j, "seconds", term_seconds() - r->started);
     json_array(&j, "cases");
     for (int64_t i = 0; i < r->num_rows; i++) {
@@ -307,6 +325,8 @@ static void print_text(const report *r)
            term_start(r->failed ? TERM_RED : TERM_GREEN), (long long)r->passed,
            (long long)r->failed, (long long)r->skipped, term_end(), term_seconds() - r->started,
            (long long)r->opt.seed);
+    if (r->opt.one_in > 1)
+        printf("one case in %lld was run; another seed draws others\n", (long long)r->opt.one_in);
     if (r->passed + r->failed > 0) return;
     printf("nothing ran%s%s%s\n", r->opt.filter ? ": no feature's name contains \"" : "",
            r->opt.filter ? r->opt.filter : "", r->opt.filter ? "\"; see folio check --list" : "");
@@ -386,8 +406,7 @@ static void run_all(report *r)
 {
     int64_t cases = 0, walks = 0;
     for (int i = 0; i < r->num_parts; i++)
-        if (is_selected(r, r->parts[i].feature))
-            cases += r->opt.full ? r->parts[i].full : r->parts[i].quick;
+        if (is_selected(r, r->parts[i].feature)) cases += count_drawn(r, &r->parts[i]);
     for (int pass = 0; pass < 2; pass++) /* count first, for the progress line */
         for (int32_t i = 0; i < folio_backend_count(); i++) {
             const char *name = folio_backend_name(i);
@@ -408,7 +427,7 @@ static void run_all(report *r)
 
 int check_main(int argc, char **argv)
 {
-    report r = {.opt = {.output = "text", .seed = 1}};
+    report r = {.opt = {.output = "text", .seed = 1, .one_in = 1}};
     const arg_option table[] = {
         {.name = "full", .kind = ARG_FLAG, .value = &r.opt.full},
         {.name = "lineage", .kind = ARG_FLAG, .value = &r.opt.lineage},
@@ -417,6 +436,7 @@ int check_main(int argc, char **argv)
         {.name = "level", .kind = ARG_TEXT, .value = &r.opt.level},
         {.name = "threads", .kind = ARG_NUMBER, .value = &r.opt.threads, .min = 1, .max = 256},
         {.name = "seed", .kind = ARG_NUMBER, .value = &r.opt.seed, .min = 0, .max = INT64_MAX},
+        {.name = "one-in", .kind = ARG_NUMBER, .value = &r.opt.one_in, .min = 1, .max = 1000000},
         {.name = "filter", .kind = ARG_TEXT, .value = &r.opt.filter},
         {.name = "case", .kind = ARG_TEXT, .value = &r.opt.one_case},
         {.name = "output",

@@ -86,7 +86,7 @@ static void copy_what(char *to, const char *at)
 static void explain(help_option *o, const char *text)
 {
     const char *at = o->kind == ARG_OPERAND ? NULL : line_of(text, o->name);
-    if (o->kind == ARG_OPERAND) snprintf(o->takes, sizeof o->takes, "%s", o->name);
+    if (o->kind == ARG_OPERAND) memcpy(o->takes, o->name, sizeof o->takes);
     if (at == NULL) return;
     if (*at == ' ' && at[1] != ' ') { /* one space, then what it takes */
         size_t length = strcspn(at + 1, " \n");

@@ -18,7 +18,7 @@ void test_fail(const char *file, int line, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 /* Failures of the running test so far. */
 int test_failures(void);
-/* True under --long: the tier of `make test-full`. */
+/* True under --long: the tier of `make test-long`. */
 bool test_is_long(void);
 
 #define TEST_(suite, name, long_only)                                                              \

@@ -140,6 +140,14 @@ check "one seed, one result" cmp -s first.json second.json
 expect 0 out '"skipped": 1' check -o json --backend reference --filter block_sparse
 check "a refused feature says why" grep -q '"reason": "[^"]' out
 
+# One in ten: far fewer cases, and no feature without one.
+expect 0 out '^one case in 10 was run; another seed draws others$' check --backend cpu --level scalar --one-in 10
+some=$(sed -n 's/^\([0-9]*\) passed, .*/\1/p' out)
+check "check --one-in: no feature is left out" sh -c '! grep -q "no case" out'
+all=$("$folio" check --list | awk 'NR > 1 { n += $3 } END { print n }')
+check "check --one-in: $some of $all" test "$some" -gt $((all / 20)) -a "$some" -lt $((all / 3))
+expect 2 err "whole number from 1 to .*, not '0'" check --one-in 0
+
 # ---- demo --------------------------------------------------------------------------------------
 expect 0 out '^Every number is within its budget' demo
 check "the demo says what it timed" sh -c 'grep -A 2 "self-attention in .* ms, cross attention in .* ms: the$" out |
