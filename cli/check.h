@@ -84,6 +84,8 @@ int64_t check_split_len(const check_env *env);
 
 /* check_attend.c */
 void make_kernels(const check_env *, check_draw *, int64_t, check_attention *);
+void make_pairings(const check_env *, check_draw *, int64_t, check_attention *);
+void make_f32_rows(const check_env *, check_draw *, int64_t, check_attention *);
 void make_combinations(const check_env *, check_draw *, int64_t, check_attention *);
 void make_mixed_batch(const check_env *, check_draw *, int64_t, check_attention *);
 void make_prefix_prefill(const check_env *, check_draw *, int64_t, check_attention *);
@@ -130,6 +132,7 @@ void run_pack(const check_env *, check_draw *, int64_t, check_outcome *);
 /* check_bits.c */
 void run_batch_invariant(const check_env *env, check_draw *d, int64_t index, check_outcome *out);
 void run_row_invariant(const check_env *, check_draw *, int64_t, check_outcome *);
+void run_address_bits(const check_env *, check_draw *, int64_t, check_outcome *);
 void run_graph_bits(const check_env *, check_draw *, int64_t, check_outcome *);
 void run_append_bits(const check_env *, check_draw *, int64_t, check_outcome *);
 void run_table_bits(const check_env *, check_draw *, int64_t, check_outcome *);

@@ -131,6 +131,18 @@ static void base_of_type(const check_env *env, check_draw *d, folio_attention_ty
     else encoder_seqs(d, c);
 }
 
+/* No cache, and so prompts only. */
+static void no_context(check_attention *c)
+{
+    c->spec.no_cache = true;
+    c->spec.table = HARNESS_TABLE_SEQS;
+    for (int64_t i = 0; i < c->num_seqs; i++) {
+        harness_seq *s = &c->seqs[i];
+        if (s->seq_len > 0) s->seq_len = s->query_len = s->query_len ? s->query_len : 1;
+        s->encoder_new_len = s->encoder_len;
+    }
+}
+
 /* Mostly decoders; every third case an encoder type in turn. */
 static folio_attention_type self_type(int64_t index)
 {
@@ -155,6 +167,49 @@ void make_kernels(const check_env *env, check_draw *d, int64_t index, check_atte
     c->spec.block_size = 16;
     c->spec.num_heads = c->spec.num_kv_heads * 2;
     check_mixed(d, c);
+}
+
+/*
+ * q dtype x dtype of new k and v x where keys are: for each type of attention, read as given without a cache, and
+ * for those with a cache appended to or stored in each type of it. Every other case is at odd addresses, and in one
+ * of four v is of another type than k.
+ */
+void make_pairings(const check_env *env, check_draw *d, int64_t index, check_attention *c)
+{
+    static const folio_attention_type cached[] = {FOLIO_ATTENTION_DECODER,
+                                                  FOLIO_ATTENTION_ENCODER_DECODER};
+    enum { CACHES = COUNT(kv_dtypes), PLACES = FOLIO_NUM_ATTENTION_TYPES + 4 * CACHES };
+    int64_t pair = index % 9, place = index / 9 % PLACES,
+            stored = place - FOLIO_NUM_ATTENTION_TYPES;
+    bool has_cache = stored >= 0;
+    base_of_type(env, d, has_cache ? cached[stored / CACHES % 2] : (folio_attention_type)place, c);
+    c->spec.dtype = query_dtypes[pair % 3];
+    c->spec.k_dtype = query_dtypes[pair / 3];
+    c->spec.v_dtype = query_dtypes[(pair / 3 + check_chance(d, 4)) % 3];
+    c->spec.offset = (index + index / (9 * PLACES)) % 2;
+    if (has_cache) {
+        c->spec.kv_dtype = kv_dtypes[stored % CACHES];
+        c->spec.append = stored < 2 * CACHES;
+    } else no_context(c);
+}
+
+/* f32 with few rows, and so little noise in the budget: large scores, half of them close to their soft cap. */
+void make_f32_rows(const check_env *env, check_draw *d, int64_t index, check_attention *c)
+{
+    static const int64_t lengths[] = {1, 2, 4, 16, 63, 99, 300, 1000, 3000};
+    static const int32_t sizes[] = {8, 16, 32, 64, 128, 256};
+    static const double amplitudes[] = {1.0, 4.0, 20.0, 100.0};
+    check_base(env, d, c);
+    bool capped = index % 2 != 0;
+    c->spec.dtype = FOLIO_F32;
+    c->spec.num_kv_heads = 1;
+    c->spec.num_heads = capped ? 4 : 1;
+    c->spec.k_head_size = CHECK_PICK(d, sizes);
+    c->spec.v_head_size = CHECK_PICK(d, sizes);
+    c->spec.amplitude = capped ? 100.0 : CHECK_PICK(d, amplitudes);
+    c->spec.soft_cap = capped ? 50.0f : 0.0f;
+    c->spec.alibi = check_chance(d, 4);
+    check_add(c, capped ? 4 : 1, CHECK_PICK(d, lengths));
 }
 
 static void random_window(check_draw *d, harness_spec *s)
@@ -258,13 +313,8 @@ void make_cross(const check_env *env, check_draw *d, int64_t index, check_attent
 void make_profiling(const check_env *env, check_draw *d, int64_t index, check_attention *c)
 {
     base_of_type(env, d, (folio_attention_type)(index % FOLIO_NUM_ATTENTION_TYPES), c);
-    c->spec.no_cache = true;
+    no_context(c);
     c->spec.table = index % 2 ? HARNESS_TABLE_2D : HARNESS_TABLE_SEQS;
-    for (int64_t i = 0; i < c->num_seqs; i++) { /* prompts only */
-        harness_seq *s = &c->seqs[i];
-        if (s->seq_len > 0) s->seq_len = s->query_len = s->query_len ? s->query_len : 1;
-        s->encoder_new_len = s->encoder_len;
-    }
 }
 
 void make_gqa(const check_env *env, check_draw *d, int64_t index, check_attention *c)

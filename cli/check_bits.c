@@ -163,6 +163,21 @@ void run_graph_bits(const check_env *env, check_draw *d, int64_t index, check_ou
     if (same_bits(env, &c, &plain, "FOLIO_PLAN_GRAPH", out)) check_pass(out);
 }
 
+/* Where tensors lie changes nothing: on a device as long as their rows begin at multiples of 16 bytes. */
+void run_address_bits(const check_env *env, check_draw *d, int64_t index, check_outcome *out)
+{
+    check_attention c = {0};
+    plain_base(env, d, &c);
+    check_mixed(d, &c);
+    c.spec.strided = false;
+    c.spec.append = index % 2 != 0;
+    check_settle(&c);
+    bool device = !supports(env, "row_invariant");
+    harness_spec other = c.spec;
+    other.offset = device ? 16 / (int64_t)folio_dtype_size(c.spec.dtype) : 1;
+    if (same_bits(env, &c, &other, "another address", out)) check_pass(out);
+}
+
 /* Every form of page table leads to the same blocks. */
 void run_table_bits(const check_env *env, check_draw *d, int64_t index, check_outcome *out)
 {

@@ -15,6 +15,8 @@ const check_part check_parts[] = {
     {"metadata", "summary", 12, 200, NULL, run_metadata},
     {"views", "views", 12, 200, NULL, run_views},
     {"kernels", "attend", 144, 432, make_kernels, NULL},
+    {"kernels", "pairings", 252, 504, make_pairings, NULL},
+    {"kernels", "f32_rows", 60, 400, make_f32_rows, NULL},
     {"mixed_batch", "attend", 12, 80, make_mixed_batch, NULL},
     {"prefix_prefill", "attend", 12, 80, make_prefix_prefill, NULL},
     {"decoder", "attend", 36, 144, make_decoder, NULL},
@@ -55,6 +57,7 @@ const check_part check_parts[] = {
     {"lse_merge", "parts", 12, 60, NULL, run_merge_parts},
     {"row_invariant", "bits", 30, 300, NULL, run_row_invariant},
     {"batch_invariant", "bits", 12, 60, NULL, run_batch_invariant},
+    {"batch_invariant", "addresses", 12, 60, NULL, run_address_bits},
     {"block_sparse", "refused", 1, 1, NULL, run_refused},
     {"combinations", "attend", 40, 500, make_combinations, NULL},
 };

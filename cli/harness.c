@@ -134,6 +134,8 @@ static void fill_defaults(harness_spec *s)
     if (s->v_head_size == 0) s->v_head_size = s->k_head_size;
     if (s->dtype == 0) s->dtype = FOLIO_F32;
     if (s->kv_dtype == 0) s->kv_dtype = s->dtype;
+    if (s->k_dtype == 0) s->k_dtype = s->dtype;
+    if (s->v_dtype == 0) s->v_dtype = s->k_dtype;
     if (s->block_size == 0) s->block_size = 16;
     if (s->num_layers == 0) s->num_layers = 1;
     if (s->bias_dtype == 0) s->bias_dtype = FOLIO_F32;
@@ -354,10 +356,11 @@ step_tensor harness_tensor_make(const harness *h, folio_dtype dtype, int64_t tok
     step_tensor t = {.dtype = dtype, .tokens = tokens, .heads = heads, .size = size};
     t.head_stride = size + (h->spec.strided ? 3 : 0);
     t.token_stride = heads * t.head_stride + (h->spec.strided ? 5 : 0);
-    t.bytes = (size_t)(tokens * t.token_stride) * folio_dtype_size(dtype) + 2 * GUARD_BYTES;
+    size_t elem = folio_dtype_size(dtype), offset = (size_t)h->spec.offset * elem;
+    t.bytes = (size_t)(tokens * t.token_stride) * elem + offset + 2 * GUARD_BYTES;
     t.allocation = harness_alloc(t.bytes, 1);
     memset(t.allocation, POISON, t.bytes);
-    t.data = (char *)t.allocation + GUARD_BYTES;
+    t.data = (char *)t.allocation + GUARD_BYTES + offset;
     return t;
 }
 
@@ -445,8 +448,8 @@ static void step_fill(const harness *h, step *st)
 {
     const harness_spec *s = &h->spec;
     st->q = harness_tensor_make(h, s->dtype, st->rows, s->num_heads, s->k_head_size);
-    st->k = harness_tensor_make(h, s->dtype, st->new_rows, s->num_kv_heads, s->k_head_size);
-    st->v = harness_tensor_make(h, s->dtype, st->new_rows, s->num_kv_heads, s->v_head_size);
+    st->k = harness_tensor_make(h, s->k_dtype, st->new_rows, s->num_kv_heads, s->k_head_size);
+    st->v = harness_tensor_make(h, s->v_dtype, st->new_rows, s->num_kv_heads, s->v_head_size);
     bool encoder_q = st->type == FOLIO_ATTENTION_ENCODER;
     bool encoder_kv = encoder_q || st->type == FOLIO_ATTENTION_ENCODER_DECODER;
     for (int64_t i = 0; i < st->num_seqs; i++) {

@@ -38,8 +38,10 @@ typedef struct harness_spec {
     int32_t num_kv_heads; /* 0: num_heads */
     int32_t k_head_size;  /* 0: 32 */
     int32_t v_head_size;  /* 0: k_head_size */
-    folio_dtype dtype;    /* of q, k, v, out; 0: F32 */
-    folio_dtype kv_dtype; /* 0: dtype */
+    folio_dtype dtype;    /* of q and out; 0: F32 */
+    folio_dtype kv_dtype; /* of the cache; 0: dtype */
+    folio_dtype k_dtype;  /* of new keys; 0: dtype */
+    folio_dtype v_dtype;  /* of new values; 0: k_dtype */
     folio_layout layout;  /* STRIDED: wrapped memory with gaps */
     int32_t block_size;   /* 0: 16 */
     int64_t num_blocks;   /* 0: what harness_open's sequences need and a few more */
@@ -66,6 +68,7 @@ typedef struct harness_spec {
     bool hidden_nan; /* bias SEQ | KEY: the keys it hides hold NaN in K and V */
     bool strided;    /* gaps of NaN between the heads and tokens of q, k, v, out, lse, bias */
     bool in_place;   /* out is q, where head sizes and types are equal */
+    int64_t offset;  /* numbers by which q, k, v, out and lse begin past an aligned address */
     harness_table table;
 } harness_spec;
 

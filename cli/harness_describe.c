@@ -44,6 +44,7 @@ static void say_options(line *l, const harness_spec *s)
     }
     if (s->bias_hidden > 0) say(l, " (%g hidden)", s->bias_hidden);
     if (s->amplitude > 0) say(l, ", q * %g", s->amplitude);
+    if (s->offset > 0) say(l, ", %lld past alignment", (long long)s->offset);
     for (size_t i = 0; i < sizeof flags / sizeof flags[0]; i++)
         if (flags[i].on) say(l, ", %s", flags[i].name);
 }
@@ -59,6 +60,11 @@ void harness_describe(const harness_spec *s, folio_attention_type type, const ha
         folio_dtype_name(dtype), folio_dtype_name(s->kv_dtype ? s->kv_dtype : dtype), (int)heads,
         (int)(s->num_kv_heads ? s->num_kv_heads : heads), (int)k_size);
     if (s->v_head_size && s->v_head_size != k_size) say(&l, " and %d", (int)s->v_head_size);
+    if (s->k_dtype || s->v_dtype) {
+        folio_dtype k = s->k_dtype ? s->k_dtype : dtype;
+        say(&l, ", k %s and v %s", folio_dtype_name(k),
+            folio_dtype_name(s->v_dtype ? s->v_dtype : k));
+    }
     say(&l, ", %s blocks of %d", folio_layout_name(s->layout),
         (int)(s->block_size ? s->block_size : 16));
     say_options(&l, s);

@@ -15,19 +15,19 @@ enum { POISON = 0xff };
 
 /* ---- Storing contexts */
 
-/* `count` rows of one kv tensor from token `from` on, packed, in the case's dtype. */
-static folio_tensor kv_rows(const harness *h, int32_t tensor, int64_t id, int64_t from,
-                            int64_t count, int64_t size)
+/* `count` rows of one kv tensor from token `from` on, packed. */
+static folio_tensor kv_rows(const harness *h, int32_t tensor, folio_dtype dtype, int64_t id,
+                            int64_t from, int64_t count, int64_t size)
 {
     const harness_spec *s = &h->spec;
     int64_t width = s->num_kv_heads * size;
-    void *data = harness_alloc((size_t)(count * width), folio_dtype_size(s->dtype));
+    void *data = harness_alloc((size_t)(count * width), folio_dtype_size(dtype));
     for (int64_t i = 0; i < count * width; i++) {
         int64_t token = from + i / width;
         double x = harness_random(s->seed, tensor, id, token, i % width / size, i % size);
-        harness_store(s->dtype, data, i, harness_is_hidden(h, id, token) ? (double)NAN : x);
+        harness_store(dtype, data, i, harness_is_hidden(h, id, token) ? (double)NAN : x);
     }
-    return (folio_tensor){.data = data, .dtype = s->dtype, .tokens = count};
+    return (folio_tensor){.data = data, .dtype = dtype, .tokens = count};
 }
 
 /* Stores a sequence's tokens up to `upto`, as an engine would have in earlier steps. */
@@ -40,10 +40,10 @@ static bool store_tokens(harness *h, seq_state *state, int cross, int64_t upto)
     for (int64_t i = 0; i < count; i++) slots[i] = harness_slot(h, state, cross, from + i);
     folio_kv_write write = {
         .struct_size = sizeof write, .slots = slots, .k_scale = s->k_scale, .v_scale = s->v_scale};
-    write.k =
-        kv_rows(h, cross ? HARNESS_ENCODER_K : HARNESS_K, state->id, from, count, s->k_head_size);
-    write.v =
-        kv_rows(h, cross ? HARNESS_ENCODER_V : HARNESS_V, state->id, from, count, s->v_head_size);
+    write.k = kv_rows(h, cross ? HARNESS_ENCODER_K : HARNESS_K, s->k_dtype, state->id, from, count,
+                      s->k_head_size);
+    write.v = kv_rows(h, cross ? HARNESS_ENCODER_V : HARNESS_V, s->v_dtype, state->id, from, count,
+                      s->v_head_size);
     folio_status status = harness_wait(h, folio_kv_cache_write(h->cache, s->layer, &write, NULL));
     harness_free(write.k.data);
     harness_free(write.v.data);

@@ -64,6 +64,12 @@ INLINE vec vec_without(vec x, uint64_t lanes)
     __m256i set = _mm256_and_si256(_mm256_set1_epi32((int)(lanes & 0xff)), bit);
     return _mm256_andnot_ps(_mm256_castsi256_ps(_mm256_cmpeq_epi32(set, bit)), x);
 }
+/* y where x > edge, else z */
+INLINE vec vec_choose(vec x, vec edge, vec y, vec z)
+{
+    return _mm256_blendv_ps(z, y, _mm256_cmp_ps(x, edge, _CMP_GT_OQ));
+}
+
 INLINE vec vec_copy_sign(vec magnitude, vec sign)
 {
     return _mm256_or_ps(vec_abs(magnitude), _mm256_and_ps(sign, _mm256_set1_ps(-0.0f)));

@@ -61,6 +61,12 @@ INLINE vec vec_add_unless_hidden(vec x, vec bias)
     __mmask16 m = _mm512_cmp_ps_mask(bias, hidden, _CMP_EQ_OQ);
     return _mm512_mask_mov_ps(_mm512_add_ps(x, bias), m, hidden);
 }
+/* y where x > edge, else z */
+INLINE vec vec_choose(vec x, vec edge, vec y, vec z)
+{
+    return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(x, edge, _CMP_GT_OQ), z, y);
+}
+
 INLINE vec vec_copy_sign(vec magnitude, vec sign)
 {
     __m512i bit = _mm512_set1_epi32((int)0x80000000u);

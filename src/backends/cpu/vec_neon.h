@@ -58,6 +58,9 @@ INLINE vec vec_without(vec x, uint64_t lanes)
     uint32x4_t set = vtstq_u32(vdupq_n_u32((uint32_t)lanes), (uint32x4_t){1, 2, 4, 8});
     return vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(x), set));
 }
+/* y where x > edge, else z */
+INLINE vec vec_choose(vec x, vec edge, vec y, vec z) { return vbslq_f32(vcgtq_f32(x, edge), y, z); }
+
 INLINE vec vec_copy_sign(vec magnitude, vec sign)
 {
     return vbslq_f32(vdupq_n_u32(0x80000000u), sign, magnitude);
