@@ -468,6 +468,9 @@ typedef struct folio_bias {
  * different tensors may lie between each other, as in the result of a fused QKV projection; then
  * their strides in bytes must be equal, unless one of the tensors has no gaps or fits between two
  * rows of the other. The cache's layer and a bias count as all bytes from their first to their last.
+ *
+ * Host backends check slopes and sinks. A device does not: a head with a bad slope or sink gets NaN
+ * or zeros, and the other heads are right.
  */
 typedef struct folio_tensors {
     size_t struct_size;
@@ -735,7 +738,8 @@ typedef struct folio_plan folio_plan;
 /**
  * A sequence's bits depend on its own rows and keys and on the plan, never on the rest of the batch.
  * Host backends are so always; on a device keys are then cut at fixed places, which costs some
- * speed.
+ * speed. On a device bits also depend on alignment, with this flag or without: rows of q, k, v, out
+ * and the cache that all begin at multiples of 16 bytes give the same bits at every address.
  */
 #define FOLIO_PLAN_BATCH_INVARIANT 4u
 

@@ -215,7 +215,7 @@ typedef struct {
     folio_batch *batch;
     folio_plan *plan;
     void *q, *k, *v, *out;
-    float *lse;
+    float *lse, *slopes, *sinks; /* slopes and sinks: NULL, or in device memory */
     folio_run run;
 } engine;
 
@@ -300,7 +300,9 @@ static void forward(engine *e, int64_t rows)
                        .k = {e->k, 0, rows, 0, 0},
                        .v = {e->v, 0, rows, 0, 0},
                        .out = {e->out, 0, rows, 0, 0},
-                       .lse = e->lse};
+                       .lse = e->lse,
+                       .slopes = e->slopes,
+                       .sinks = e->sinks};
     for (int32_t layer = 0; layer < 2; layer++)
         CHECK_OK(folio_attention_forward(e->plan, 0, FOLIO_ATTENTION_DECODER, e->cache, layer, &t,
                                          &e->run));
@@ -502,17 +504,27 @@ TEST(device, a_graph_of_decodes_has_its_limit_of_rows)
 
 /* ---- Launches and failures */
 
-/* Kernels in a graph of one forward of a plan, k and v given. */
-static int64_t count_launches(int64_t max_query_len, int32_t query_len)
+typedef struct {
+    int64_t kernels, others; /* for each of two layers */
+} launches;
+
+/* What a graph of forwards holds, k and v given. has_workspace: the caller's, full of ones. */
+static launches count_launches(int64_t max_query_len, int32_t query_len, bool has_workspace)
 {
     engine e;
     cudaStream_t stream;
     cudaGraph_t graph;
-    size_t nodes = 0;
+    cudaGraphNode_t nodes[32];
+    size_t num_nodes = 32;
+    launches n = {0, 0};
     CUDA_OK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     longest_query = max_query_len;
     open_engine(&e, FOLIO_PLAN_GRAPH, stream);
     longest_query = 0;
+    if (has_workspace) {
+        CHECK_OK(folio_plan_get_workspace_size(e.plan, &e.run.workspace_size));
+        e.run.workspace = upload_numbers(e.ctx, (int64_t)e.run.workspace_size / 2, 34);
+    }
     folio_batch_seq seq = {.struct_size = sizeof seq,
                            .query_len = query_len,
                            .seq_len = query_len,
@@ -523,17 +535,82 @@ static int64_t count_launches(int64_t max_query_len, int32_t query_len)
     CUDA_OK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
     forward(&e, MAX_ROWS);
     CUDA_OK(cudaStreamEndCapture(stream, &graph));
-    CUDA_OK(cudaGraphGetNodes(graph, NULL, &nodes));
+    CUDA_OK(cudaGraphGetNodes(graph, nodes, &num_nodes));
+    for (size_t i = 0; i < num_nodes; i++) {
+        enum cudaGraphNodeType type;
+        CUDA_OK(cudaGraphNodeGetType(nodes[i], &type));
+        if (type == cudaGraphNodeTypeKernel) n.kernels++;
+        else n.others++;
+    }
     CUDA_OK(cudaGraphDestroy(graph));
+    folio_memory_destroy(e.ctx, FOLIO_MEMORY_DEVICE, e.run.workspace, e.run.workspace_size);
     close_engine(&e);
     CUDA_OK(cudaStreamDestroy(stream));
-    return (int64_t)nodes / 2; /* of two layers */
+    n.kernels /= 2;
+    return n;
 }
 
 TEST(device, one_launch_for_each_family_and_the_write)
 {
-    CHECK_INT(count_launches(1, 1), 2);
-    CHECK_INT(count_launches(0, 30), 3);
+    for (int has_workspace = 0; has_workspace <= 1; has_workspace++) {
+        launches decode = count_launches(1, 1, has_workspace);
+        launches both = count_launches(0, 30, has_workspace);
+        CHECK_INT(decode.kernels, 2);
+        CHECK_INT(both.kernels, 3);
+        CHECK_INT(decode.others + both.others, 0);
+    }
+}
+
+/* ---- Slopes and sinks that are not allowed */
+
+/* Are the numbers of every other head what they were, and the bad head's NaN or zeros? */
+static void check_heads(const uint16_t *want, const uint16_t *got, int64_t rows, int bad)
+{
+    for (int64_t i = 0; i < rows * ROW; i++) {
+        bool is_bad = i % ROW / SIZE == bad;
+        CHECK_MSG(is_bad ? got[i] == 0 || (got[i] & 0x7fff) > 0x7f80 : got[i] == want[i],
+                  "row %lld, head %lld: %x, was %x", (long long)(i / ROW),
+                  (long long)(i % ROW / SIZE), got[i], want[i]);
+    }
+}
+
+TEST(device, a_bad_slope_or_sink_stays_in_its_head)
+{
+    static const float bad[] = {NAN, INFINITY};
+    static uint16_t want[MAX_ROWS * ROW], got[MAX_ROWS * ROW];
+    static float lse[MAX_ROWS * HEADS];
+    const float good[HEADS] = {0.5f, 0.25f, 0.125f, 1.0f};
+    engine e;
+    open_engine(&e, 0, NULL);
+    e.slopes = upload(e.ctx, good, sizeof good);
+    e.sinks = upload(e.ctx, good, sizeof good);
+    for (int is_prompt = 0; is_prompt <= 1; is_prompt++) {
+        int64_t rows = is_prompt ? 30 : make_step(&e, 1);
+        folio_batch_seq seq = {.struct_size = sizeof seq,
+                               .query_len = rows,
+                               .seq_len = rows,
+                               .block_table = (int32_t[]){1, 2},
+                               .num_blocks = 2};
+        if (is_prompt) {
+            folio_batch_clear(e.batch);
+            CHECK_OK(folio_batch_add(e.batch, &seq));
+            CHECK_OK(folio_plan_update(e.plan, e.batch, &e.run));
+        }
+        forward(&e, rows);
+        read_out(&e, want, lse);
+        for (int i = 0; i < 4; i++) {
+            float *array = i % 2 ? e.sinks : e.slopes, *at = array + 1;
+            CHECK_OK(folio_memory_copy(e.ctx, at, &bad[i / 2], sizeof *at, &e.run));
+            forward(&e, rows);
+            read_out(&e, got, lse);
+            check_heads(want, got, rows, 1);
+            CHECK_OK(folio_memory_copy(e.ctx, at, &good[1], sizeof *at, &e.run));
+            CHECK_OK(folio_run_wait(e.ctx, &e.run));
+        }
+    }
+    folio_memory_destroy(e.ctx, FOLIO_MEMORY_DEVICE, e.slopes, sizeof good);
+    folio_memory_destroy(e.ctx, FOLIO_MEMORY_DEVICE, e.sinks, sizeof good);
+    close_engine(&e);
 }
 
 TEST(device, a_plan_too_large_leaves_everything_usable)

@@ -112,6 +112,47 @@ TEST(workspace, attentions_of_other_shapes_take_turns)
     close_world(&w);
 }
 
+/* More workspaces than a plan keeps counters for, each overwritten by the caller between forwards. */
+TEST(workspace, many_workspaces_of_the_caller)
+{
+    enum { MANY = 20 };
+    world w;
+    folio_plan *plan = NULL;
+    size_t bytes = 0;
+    folio_run runs[MANY];
+    open_world(&w);
+    folio_plan_desc p = {.struct_size = sizeof p,
+                         .attentions = (const folio_attention *const *)w.attention,
+                         .num_attentions = SHAPES,
+                         .block_size = BLOCK,
+                         .num_blocks = BLOCKS,
+                         .max_seqs = SEQS,
+                         .max_query_tokens = SEQS,
+                         .max_seq_len = LENGTH,
+                         .flags = FOLIO_PLAN_NO_WORKSPACE};
+    CHECK_OK(folio_plan_create(w.ctx, &p, &plan));
+    CHECK_OK(folio_plan_get_workspace_size(plan, &bytes));
+    CHECK_OK(folio_plan_update(plan, w.batch, NULL));
+    for (int i = 0; i < MANY; i++) {
+        runs[i] = (folio_run){.struct_size = sizeof runs[i], .workspace_size = bytes};
+        CHECK_OK(folio_memory_create(w.ctx, FOLIO_MEMORY_DEVICE, bytes, &runs[i].workspace));
+    }
+    for (int turn = 0; turn < 3 * MANY; turn++) {
+        const folio_run *run = &runs[turn * 7 % MANY];
+        int i = turn % SHAPES;
+        folio_tensors t = {
+            .struct_size = sizeof t, .q = {w.q, 0, SEQS, 0, 0}, .out = {w.out, 0, SEQS, 0, 0}};
+        CHECK_OK(folio_memory_fill(w.ctx, run->workspace, 0x11, bytes, NULL));
+        CHECK_OK(folio_memory_fill(w.ctx, w.out, 0x7f, SEQS * ROW * 2, NULL));
+        CHECK_OK(folio_attention_forward(plan, i, FOLIO_ATTENTION_DECODER, w.cache[i], 0, &t, run));
+        check_out(&w, w.out, NULL, turn);
+    }
+    for (int i = 0; i < MANY; i++)
+        folio_memory_destroy(w.ctx, FOLIO_MEMORY_DEVICE, runs[i].workspace, bytes);
+    folio_plan_destroy(plan);
+    close_world(&w);
+}
+
 /* Workspaces of the caller's may hold anything, and forwards with different ones run at once. */
 TEST(workspace, two_streams_with_workspaces_of_their_own)
 {

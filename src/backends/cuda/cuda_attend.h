@@ -10,9 +10,13 @@
 
 #include <cuda_runtime_api.h>
 
+/** Kernels whose attributes a context has set: setting them takes longer than a launch. Filled by any thread. */
+typedef struct folioi_cuda_ready folioi_cuda_ready;
+
 /** Multiprocessors of a device, and the shared memory of one and of one block. */
 typedef struct folioi_cuda_sm {
-    int32_t count, shared_bytes, shared_of_block;
+    int32_t count, shared_bytes, shared_of_block, unused;
+    folioi_cuda_ready *ready;
 } folioi_cuda_sm;
 
 /** Rows of numbers: element (row, h, d) at row * token + h * head + d. */
@@ -52,7 +56,8 @@ static inline bool folioi_cuda_side_aligned(const folioi_cuda_side *side, int64_
 
 /** One layer. */
 typedef struct folioi_cuda_layer {
-    folio_dtype dtype, kv_dtype; /* of q and out; of the cache  */
+    folio_dtype dtype, kv_dtype;          /* of q and out; of the cache */
+    folio_dtype new_k_dtype, new_v_dtype; /* 0: there are no new rows   */
     int32_t num_heads, num_kv_heads, k_dims, v_dims;
     float scale, soft_cap;             /* soft_cap 0: none            */
     int64_t window_left, window_right; /* -1: none                    */
@@ -67,9 +72,21 @@ typedef struct folioi_cuda_layer {
     folioi_cuda_side k, v;
 } folioi_cuda_layer;
 
+/** Are new rows that are read of q's type? Kernels on tensor cores read no others. */
+static inline bool folioi_cuda_new_rows_fit(const folioi_cuda_layer *l)
+{
+    if (l->cached && !l->append) return true; /* keys are read from the cache alone */
+    return (l->new_k_dtype == 0 || l->new_k_dtype == l->dtype) &&
+           (l->new_v_dtype == 0 || l->new_v_dtype == l->dtype);
+}
+
 #if defined(__cplusplus)
 extern "C" {
 #endif
+
+/** Once for each kernel: it may take shared_bytes of dynamic shared memory. prefer_shared: and as little L1 as can be. */
+cudaError_t folioi_cuda_prepare(folioi_cuda_ready *ready, const void *kernel, int shared_bytes,
+                                bool prefer_shared);
 
 /** Any type, layout and option, a warp for each row and head: the device's own measure of right. */
 cudaError_t folioi_cuda_plain(const folioi_cuda_layer *layer, const folioi_cuda_step *step,

@@ -158,7 +158,7 @@ static folio_status open_device(folio_context *ctx, int32_t number)
         return status;
     }
     d->sm = (folioi_cuda_sm){p.multiProcessorCount, (int32_t)p.sharedMemPerMultiprocessor,
-                             (int32_t)p.sharedMemPerBlockOptin};
+                             (int32_t)p.sharedMemPerBlockOptin, 0, &d->ready};
     snprintf(d->name, sizeof d->name, "%s", p.name);
     ctx->device = d->name;
     folioi_cuda_leave(ctx, before);
@@ -168,6 +168,28 @@ static folio_status open_device(folio_context *ctx, int32_t number)
 static void close_device(folio_context *ctx)
 {
     folioi_core->free(&ctx->allocator, ctx->device_state, sizeof(folioi_cuda_device));
+}
+
+/* Two threads may prepare one kernel at once, both with the same attributes. */
+cudaError_t folioi_cuda_prepare(folioi_cuda_ready *ready, const void *kernel, int shared_bytes,
+                                bool prefer_shared)
+{
+    int at = 0;
+    for (; at < FOLIOI_CUDA_MAX_READY; at++) {
+        const void *there = atomic_load_explicit(&ready->kernels[at], memory_order_acquire);
+        if (there == kernel) return cudaSuccess;
+        if (there == NULL) break;
+    }
+    cudaError_t error =
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
+    if (error == cudaSuccess && prefer_shared)
+        error = cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, 100);
+    for (; error == cudaSuccess && at < FOLIOI_CUDA_MAX_READY; at++) {
+        const void *none = NULL;
+        if (atomic_compare_exchange_strong(&ready->kernels[at], &none, kernel) || none == kernel)
+            break;
+    }
+    return error;
 }
 
 /* ------------------------------------------------------------------------------------------- memory */

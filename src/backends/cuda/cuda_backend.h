@@ -6,13 +6,23 @@
 #include "backends/cuda/decode.h"
 #include "cuda_library.h"
 
+#include <stdatomic.h>
+
 /** The core's functions, set when the library is loaded. */
 extern const folioi_cuda_core *folioi_core;
+
+/** More kernels than there are; those past them are prepared for every launch. */
+#define FOLIOI_CUDA_MAX_READY 128
+
+struct folioi_cuda_ready {
+    _Atomic(const void *) kernels[FOLIOI_CUDA_MAX_READY]; /* NULL past the last */
+};
 
 /** A context's device. */
 typedef struct folioi_cuda_device {
     int number;
     folioi_cuda_sm sm;
+    folioi_cuda_ready ready;
     char name[256];
 } folioi_cuda_device;
 

@@ -8,6 +8,8 @@ static folioi_cuda_layer layer_of(const folioi_call *call)
     folioi_cuda_layer l = {
         .dtype = a->dtype,
         .kv_dtype = a->kv_dtype,
+        .new_k_dtype = t->k.dtype,
+        .new_v_dtype = t->v.dtype,
         .num_heads = a->num_heads,
         .num_kv_heads = a->num_kv_heads,
         .k_dims = a->k_head_size,
@@ -46,6 +48,28 @@ static folio_status store(const folioi_cuda_plan *p, const folioi_call *call)
     return folioi_cuda_store(&call->layer, &kv, slots, t->k.tokens, call->stream);
 }
 
+/*
+ * Zeros that a decode counts in and leaves as zeros. The plan's own workspace begins with them. A caller's holds whatever
+ * it was used for, so the plan keeps counters for the first workspaces it meets, by address: forwards that run at once
+ * have different ones. Past those, zeros are written into the workspace each time.
+ */
+static folio_status find_counters(const folioi_cuda_plan *p, const folioi_call *call, size_t bytes,
+                                  int32_t **counters)
+{
+    *counters = (int32_t *)(void *)call->workspace;
+    if (!call->foreign_workspace) return FOLIO_OK;
+    for (int i = 0; i < FOLIOI_CUDA_WORKSPACES; i++) {
+        char *owner = NULL;
+        if (!atomic_compare_exchange_strong(&p->workspaces[i], &owner, call->workspace) &&
+            owner != call->workspace)
+            continue;
+        *counters = (int32_t *)(void *)((char *)folioi_cuda_at(p, p->counters) + (size_t)i * bytes);
+        return FOLIO_OK;
+    }
+    return folioi_cuda_status(cudaMemsetAsync(call->workspace, 0, bytes, call->stream),
+                              "clearing a workspace");
+}
+
 static folio_status attend(const folioi_cuda_plan *p, const folioi_call *call,
                            const folioi_cuda_list *list, const folioi_cuda_layer *layer,
                            const folioi_cuda_step *step)
@@ -59,11 +83,10 @@ static folio_status attend(const folioi_cuda_plan *p, const folioi_call *call,
         if (!p->may_pad) return FOLIO_OK;
         return folioi_cuda_status(folioi_cuda_pad(layer, step, stream), "kernel pad");
     }
-    if (call->foreign_workspace)
-        TRY_CUDA(cudaMemsetAsync(call->workspace, 0, list->decode.counter_bytes, stream),
-                 "clearing a workspace");
+    int32_t *counters;
+    TRY(find_counters(p, call, list->decode.counter_bytes, &counters));
     return folioi_cuda_status(folioi_cuda_decode(layer, step, &list->decode, list->now.decode_rows,
-                                                 call->workspace, stream),
+                                                 call->workspace, counters, stream),
                               "kernel decode");
 }
 

@@ -41,6 +41,8 @@ static void lay_out(folioi_cuda_plan *p)
     p->staged_bytes = p->bytes;
     p->problems = take(p, d->max_seqs, sizeof(int32_t));
     p->num_checked = take(p, 1, sizeof(uint32_t));
+    if (p->num_lists > 0)
+        p->counters = take(p, FOLIOI_CUDA_WORKSPACES, p->lists[0].decode.counter_bytes);
     p->jobs = take(p, 2 * (int64_t)p->num_lists, sizeof(folioi_cuda_job));
     for (int32_t i = 0; i < p->num_lists; i++) {
         folioi_cuda_list *list = &p->lists[i];
@@ -55,6 +57,7 @@ static folio_status reserve(folioi_cuda_plan *p)
     const folioi_device *memory = ctx->backend->memory;
     TRY(memory->alloc(ctx, FOLIO_MEMORY_DEVICE, p->bytes, "a plan", (void **)&p->device));
     TRY_CUDA(cudaMemset(folioi_cuda_at(p, p->num_checked), 0, sizeof(uint32_t)), "filling memory");
+    TRY_CUDA(cudaMemset(folioi_cuda_at(p, p->counters), 0, p->counters.bytes), "filling memory");
     TRY(memory->alloc(ctx, FOLIO_MEMORY_HOST, sizeof *p->word, "a plan", (void **)&p->word));
     *p->word = 0;
     for (int i = 0; i < FOLIOI_CUDA_STAGES; i++) {
@@ -75,6 +78,9 @@ static folio_status build(folioi_cuda_plan *p)
     p->lists = memory;
     TRY(folioi_core->alloc(a, most * (int64_t)sizeof *p->list_of, "a plan", &memory));
     p->list_of = memory;
+    TRY(folioi_core->alloc(a, FOLIOI_CUDA_WORKSPACES * (int64_t)sizeof *p->workspaces, "a plan",
+                           &memory));
+    p->workspaces = memory;
     p->may_pad = folioi_cuda_is_graph(p);
     folioi_cuda_lists_init(p);
     lay_out(p);
@@ -122,6 +128,7 @@ void folioi_cuda_plan_destroy(const folioi_plan_shape *shape, void *state)
     const folio_allocator *a = &shape->ctx->allocator;
     folioi_core->free(a, p->lists, most * (int64_t)sizeof *p->lists);
     folioi_core->free(a, p->list_of, most * (int64_t)sizeof *p->list_of);
+    folioi_core->free(a, p->workspaces, FOLIOI_CUDA_WORKSPACES * (int64_t)sizeof *p->workspaces);
     folioi_core->free(a, p, sizeof *p);
 }
 

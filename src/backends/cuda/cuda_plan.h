@@ -10,7 +10,8 @@
 #include "backends/cuda/decode.h"
 #include "backends/cuda/prefill.h"
 
-enum { FOLIOI_CUDA_STAGES = 2 }; /* the host fills one while the other is on its way */
+enum { FOLIOI_CUDA_STAGES = 2 };     /* the host fills one while the other is on its way */
+enum { FOLIOI_CUDA_WORKSPACES = 8 }; /* of callers that a plan keeps counters for */
 
 /** One array of a plan: where it lies in the arena, and how many bytes it can have. */
 typedef struct folioi_cuda_place {
@@ -39,6 +40,8 @@ typedef struct folioi_cuda_plan {
     folioi_plan_shape shape;
     folioi_cuda_place counts[FOLIO_NUM_ATTENTION_TYPES], seqs[FOLIO_NUM_ATTENTION_TYPES];
     folioi_cuda_place blocks, cross_blocks, slots, cross_slots, jobs, problems, num_checked;
+    folioi_cuda_place
+        counters; /* [FOLIOI_CUDA_WORKSPACES][counter_bytes]; zeros between forwards */
     size_t staged_bytes, bytes; /* the arena's first part is copied from a stage */
     char *device, *stage[FOLIOI_CUDA_STAGES];
     cudaEvent_t copied[FOLIOI_CUDA_STAGES]; /* the copy out of a stage is done */
@@ -48,6 +51,8 @@ typedef struct folioi_cuda_plan {
     folioi_cuda_list *lists; /* [num_attentions * FOLIO_NUM_ATTENTION_TYPES], num_lists used */
     int32_t *list_of;        /* [num_attentions][FOLIO_NUM_ATTENTION_TYPES], -1: none */
     int32_t num_lists, num_jobs;
+    _Atomic(char *)
+        *workspaces; /* [FOLIOI_CUDA_WORKSPACES]: whose the counters are; NULL: nobody's yet */
 } folioi_cuda_plan;
 
 static inline void *folioi_cuda_at(const folioi_cuda_plan *p, folioi_cuda_place place)

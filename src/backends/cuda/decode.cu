@@ -128,7 +128,7 @@ static block_fit fit_layer(const folioi_cuda_layer *y, const folioi_cuda_sm *sm,
 extern "C" bool folioi_cuda_decode_takes(const folioi_cuda_layer *y,
                                          const folioi_cuda_decode_plan *plan)
 {
-    if (!dtype_is_16_bit(y->dtype)) return false;
+    if (!dtype_is_16_bit(y->dtype) || !folioi_cuda_new_rows_fit(y)) return false;
     if (y->k_dims > 512 || y->v_dims > 512 || y->num_heads / y->num_kv_heads > 16) return false;
     if (y->cached &&
         (y->kv_dtype == FOLIO_F32 || !folioi_cuda_has_rows(&y->k) || !folioi_cuda_has_rows(&y->v)))
@@ -176,7 +176,7 @@ extern "C" folioi_decode_table folioi_cuda_decode_table(const folioi_cuda_decode
 /* ---- a launch ---- */
 
 static void fill_args(decode_args *a, const folioi_cuda_layer *y, const folioi_cuda_step *step,
-                      const folioi_cuda_decode_plan *plan, char *workspace)
+                      const folioi_cuda_decode_plan *plan, char *workspace, int32_t *counters)
 {
     a->layer = *y;
     if (!y->cached) a->layer.kv_dtype = y->dtype;
@@ -189,7 +189,7 @@ static void fill_args(decode_args *a, const folioi_cuda_layer *y, const folioi_c
     a->slots = table.slots;
     a->items = table.items;
     a->out_quads = y->v_dims % 4 == 0 && folioi_cuda_rows_aligned(&y->out, 2, 8);
-    a->counters = (int32_t *)workspace;
+    a->counters = counters;
     a->partials = (float *)(workspace + plan->counter_bytes);
     a->out_rows = step->out_rows;
     a->max_rows = plan->max_rows;
@@ -223,11 +223,9 @@ static cudaError_t launch(decode_fn *kernel, decode_args *a, const block_fit *f,
     a->out_stride = f->out_stride;
     a->out_copies = f->out_copies;
     a->out_size = f->rows * f->out_stride;
-    /* always the most: another thread may be launching the same kernel with more than this one */
-    cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                             plan->sm.shared_of_block);
-    if (error != cudaSuccess) return error;
-    error = cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, 100);
+    /* always the most: other layers launch the same kernel with more than this one */
+    cudaError_t error =
+        folioi_cuda_prepare(plan->sm.ready, (const void *)kernel, plan->sm.shared_of_block, true);
     if (error != cudaSuccess) return error;
     int blocks = plan->num_slots * a->layer.num_kv_heads * f->row_blocks;
     kernel<<<blocks, 32 * f->num_warps, f->shared_bytes, stream>>>(*a);
@@ -255,10 +253,10 @@ static decode_fn *choose(const folioi_cuda_layer *y, bool plain, bool few)
 
 extern "C" cudaError_t folioi_cuda_decode(const folioi_cuda_layer *y, const folioi_cuda_step *step,
                                           const folioi_cuda_decode_plan *plan, int32_t rows,
-                                          char *workspace, cudaStream_t stream)
+                                          char *workspace, int32_t *counters, cudaStream_t stream)
 {
     decode_args a = {};
-    fill_args(&a, y, step, plan, workspace);
+    fill_args(&a, y, step, plan, workspace, counters);
     bool plain = is_plain(y), few = rows <= 8;
     block_fit f = fit_layer(y, &plan->sm, rows);
     return launch(choose(&a.layer, plain, few), &a, &f, plan, stream);

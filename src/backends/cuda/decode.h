@@ -28,7 +28,7 @@ typedef struct folioi_cuda_decode_plan {
     int32_t max_rows; /* sequences with more rows (query_len * group) are left to other kernels */
     int64_t max_items, max_stores;
     size_t schedule_bytes, workspace_bytes;
-    size_t counter_bytes; /* the workspace begins with them: zeros, and every launch leaves zeros */
+    size_t counter_bytes; /* the workspace begins with room for them */
     char *schedule;       /* filled in by the caller, aligned to 256 bytes */
     folioi_cuda_sm sm;
 } folioi_cuda_decode_plan;
@@ -37,7 +37,7 @@ typedef struct folioi_cuda_decode_plan {
 void folioi_cuda_decode_init(folioi_cuda_decode_plan *plan,
                              const folioi_cuda_decode_limits *limits);
 
-/** Can decode read this layer? false: f32, layouts without plain rows, groups above 16, heads too large for the device. */
+/** Can decode read this layer? false: f32, new k and v unlike q, layouts without plain rows, groups above 16, heads too large for the device. */
 bool folioi_cuda_decode_takes(const folioi_cuda_layer *layer, const folioi_cuda_decode_plan *plan);
 
 /** Where its schedule lies, for the job that makes it. */
@@ -46,10 +46,11 @@ folioi_decode_table folioi_cuda_decode_table(const folioi_cuda_decode_plan *plan
 /**
  * Attend one layer's decode sequences, and zero padding rows. One launch; the grid depends on the plan alone.
  * rows: the most that a sequence of this step, or of those a graph will meet, has; at most plan->max_rows.
+ * counters: counter_bytes of zeros, in the workspace or elsewhere; the launch leaves zeros.
  */
 cudaError_t folioi_cuda_decode(const folioi_cuda_layer *layer, const folioi_cuda_step *step,
                                const folioi_cuda_decode_plan *plan, int32_t rows, char *workspace,
-                               cudaStream_t stream);
+                               int32_t *counters, cudaStream_t stream);
 
 #ifdef __cplusplus
 }

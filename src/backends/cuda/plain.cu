@@ -1,9 +1,9 @@
 /*
  * plain.cu: attention a row at a time: a warp for each (row, head), a lane for each key of 32, then for each dim. Every
- * type, layout and option; f32 attention runs by it, and it judges the other kernels where nothing else can.
+ * type, layout and option; f32 attention runs by it, and it judges the other kernels where nothing else can. It computes
+ * in double precision: tanhf alone is off by up to 2 ulp, which a soft cap of 50 makes 7 times a plain f32 sum's error.
  */
 #include "backends/cuda/cuda_attend.h"
-#include "backends/cuda/instructions.h"
 #include "backends/cuda/warp.h"
 #include "core/dtype.h"
 #include "plan/range.h"
@@ -53,7 +53,7 @@ __device__ key_place find_key(const row &r, bool v, int64_t j)
     if (!l.cached || (l.append && j >= r.seq.context_len)) {
         const folioi_cuda_rows &t = v ? l.new_v : l.new_k;
         int64_t at = (r.seq.new_row + j - r.seq.context_len) * t.token + r.kv_head * t.head;
-        return {t.data, l.dtype, at, 1.0f, nullptr};
+        return {t.data, v ? l.new_v_dtype : l.new_k_dtype, at, 1.0f, nullptr};
     }
     const folioi_cuda_side &side = v ? l.v : l.k;
     int32_t key = (int32_t)j, token = key % l.block_size;
@@ -65,7 +65,7 @@ __device__ key_place find_key(const row &r, bool v, int64_t j)
             address_has_rows(&side.at) ? nullptr : &side.at};
 }
 
-__device__ float number(const key_place &p, int32_t d)
+__device__ double number(const key_place &p, int32_t d)
 {
     return load_f32(p.base, p.dtype, p.first + (p.at != nullptr ? address_dim(p.at, d) : d));
 }
@@ -79,53 +79,49 @@ __device__ float bias_of(const row &r, int64_t j)
 }
 
 /* The score of key j; -inf: hidden. */
-__device__ float score(const row &r, const float *q, int64_t j)
+__device__ double score(const row &r, const double *q, int64_t j)
 {
     const folioi_cuda_layer &l = *r.l;
-    float bias = l.bias.data != nullptr ? bias_of(r, j) : 0.0f;
+    double bias = l.bias.data != nullptr ? bias_of(r, j) : 0.0;
     if (bias == -INFINITY) return bias;
     key_place k = find_key(r, false, j);
-    float x = 0.0f;
-    for (int32_t d = 0; d < l.k_dims; d++) x = fmaf(q[d], number(k, d), x);
-    x *= k.scale;
-    x *= l.scale;
-    if (l.soft_cap > 0) x = l.soft_cap * tanhf(x / l.soft_cap);
-    if (l.slopes != nullptr) x -= l.slopes[r.head] * fabsf((float)(r.own - j));
+    double x = 0.0;
+    for (int32_t d = 0; d < l.k_dims; d++) x = fma(q[d], number(k, d), x);
+    x *= (double)k.scale * l.scale;
+    if (l.soft_cap > 0) x = l.soft_cap * tanh(x / l.soft_cap);
+    if (l.slopes != nullptr) x -= (double)l.slopes[r.head] * fabs((double)(r.own - j));
     return x + bias;
 }
 
-/* Of the difference of two scores. */
-__device__ float exp_of(float x) { return exp2f(x * LOG2E); }
-
 struct state {
-    float max, sum;
+    double max, sum;
     bool any; /* some key was seen */
-    float out[PER_LANE];
+    double out[PER_LANE];
 };
 
 /* Up to 32 keys from `first` on. */
-__device__ void attend_keys(const row &r, const float *q, int64_t first, int64_t end, state *s)
+__device__ void attend_keys(const row &r, const double *q, int64_t first, int64_t end, state *s)
 {
     int lane = threadIdx.x % WARP;
-    float x = first + lane < end ? score(r, q, first + lane) : -INFINITY;
+    double x = first + lane < end ? score(r, q, first + lane) : -INFINITY;
     unsigned seen = __ballot_sync(ALL_LANES, x != -INFINITY);
     if (seen == 0) return;
     s->any = true;
-    float max = fmaxf(s->max, warp_max(x)); /* NaN is no maximum */
-    float base = max == -INFINITY ? 0.0f : max;
-    float shrink = s->max == -INFINITY ? 0.0f : exp_of(s->max - base);
-    float p = x == -INFINITY ? 0.0f : exp_of(x - base);
+    double max = fmax(s->max, warp_max(x)); /* NaN is no maximum */
+    double base = max == -INFINITY ? 0.0 : max;
+    double shrink = s->max == -INFINITY ? 0.0 : exp(s->max - base);
+    double p = x == -INFINITY ? 0.0 : exp(x - base);
     s->sum = s->sum * shrink + warp_sum(p);
     s->max = max;
     for (int i = 0; i < PER_LANE; i++) s->out[i] *= shrink;
     for (int k = 0; k < WARP; k++) {
-        float weight = __shfl_sync(ALL_LANES, p, k);
+        double weight = __shfl_sync(ALL_LANES, p, k);
         if (!(seen >> k & 1u)) continue; /* what is hidden may be NaN */
         key_place v = find_key(r, true, first + k);
         weight *= v.scale;
         for (int i = 0; i < PER_LANE; i++) {
             int32_t d = lane + i * WARP;
-            if (d < r.l->v_dims) s->out[i] = fmaf(weight, number(v, d), s->out[i]);
+            if (d < r.l->v_dims) s->out[i] = fma(weight, number(v, d), s->out[i]);
         }
     }
 }
@@ -139,24 +135,24 @@ __device__ void store_lse(const folioi_cuda_layer &l, int64_t at, int32_t head, 
 /* Sink, division, rounding, lse. A row that sees no key: zeros, and the sink or -inf. */
 __device__ void finish(const folioi_cuda_layer &l, int64_t at, int32_t head, const state &s)
 {
-    float sink = l.sinks != nullptr ? l.sinks[head] : -INFINITY, factor = 0.0f;
+    double sink = l.sinks != nullptr ? l.sinks[head] : -INFINITY, factor = 0.0;
     if (s.any) {
-        float max = s.max == -INFINITY ? 0.0f : s.max, sum = s.sum, shrink = 1.0f;
+        double max = s.max == -INFINITY ? 0.0 : s.max, sum = s.sum, shrink = 1.0;
         if (sink != -INFINITY) {
-            float with = fmaxf(sink, max);
-            shrink = exp_of(max - with);
-            sum = sum * shrink + exp_of(sink - with);
+            double with = fmax(sink, max);
+            shrink = exp(max - with);
+            sum = sum * shrink + exp(sink - with);
             max = with;
         }
         factor = shrink / sum;
-        store_lse(l, at, head, (float)((double)max + log((double)sum)));
-    } else store_lse(l, at, head, sink);
+        store_lse(l, at, head, (float)(max + log(sum)));
+    } else store_lse(l, at, head, (float)sink);
     int lane = threadIdx.x % WARP;
     for (int i = 0; i < PER_LANE; i++) {
         int32_t d = lane + i * WARP;
         if (d < l.v_dims)
             store_f32(l.out.data, l.dtype, at * l.out.token + head * l.out.head + d,
-                      s.any ? s.out[i] * factor : 0.0f);
+                      s.any ? (float)(s.out[i] * factor) : 0.0f);
     }
 }
 
@@ -164,7 +160,7 @@ __global__ void __launch_bounds__(WARP *WARPS, 4)
     plain(const __grid_constant__ folioi_cuda_layer l,
           const __grid_constant__ folioi_cuda_step step, bool only_padding)
 {
-    __shared__ float queries[WARPS][MAX_DIMS];
+    __shared__ double queries[WARPS][MAX_DIMS];
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     int64_t unit = (int64_t)blockIdx.x * WARPS + warp, at = unit / l.num_heads;
     if (at >= step.out_rows) return;
@@ -173,12 +169,12 @@ __global__ void __launch_bounds__(WARP *WARPS, 4)
     r.kv_head = r.head / (l.num_heads / l.num_kv_heads);
     r.seq_index = find_seq(step, at);
     if (only_padding && r.seq_index >= 0) return;
-    state s = {-INFINITY, 0.0f, false, {0}};
+    state s = {-INFINITY, 0.0, false, {0}};
     if (r.seq_index >= 0) {
         r.seq = step.seqs[r.seq_index];
         r.query = at - r.seq.query_row;
         r.own = r.seq.first_query_pos + r.query - r.seq.first_key_pos;
-        float *q = queries[warp];
+        double *q = queries[warp];
         for (int32_t d = lane; d < l.k_dims; d += WARP)
             q[d] = load_f32(l.q.data, l.dtype, at * l.q.token + r.head * l.q.head + d);
         __syncwarp();

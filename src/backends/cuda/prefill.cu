@@ -27,8 +27,8 @@ static cudaError_t launch(const prefill_args *a, int32_t capacity, cudaStream_t 
     int64_t blocks =
         (int64_t)capacity * a->layer.num_kv_heads * a->head_parts * a->value_parts * a->pieces;
     size_t bytes = sizeof(typename I::shared);
-    cudaError_t error = cudaFuncSetAttribute(
-        prefill_kernel<I>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
+    cudaError_t error =
+        folioi_cuda_prepare(a->ready, (const void *)prefill_kernel<I>, (int)bytes, false);
     if (error != cudaSuccess) return error;
     if (blocks == 0) return cudaSuccess;
     if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
@@ -42,7 +42,7 @@ static cudaError_t launch(const prefill_args *a, int32_t capacity, cudaStream_t 
 bool folioi_cuda_prefill_takes(const folioi_cuda_layer *l)
 {
     if (!dtype_is_16_bit(l->dtype) || l->k_dims % 8 != 0 || l->v_dims % 8 != 0) return false;
-    if (l->k_dims > 512 || l->v_dims > 512) return false;
+    if (l->k_dims > 512 || l->v_dims > 512 || !folioi_cuda_new_rows_fit(l)) return false;
     /* large V is computed in parts, each from all of q: out in place of q would end it with the first */
     if (l->v_dims > general_512<__half>::DV && l->out.data == l->q.data) return false;
     if (!l->cached) return true;
@@ -181,6 +181,7 @@ cudaError_t folioi_cuda_prefill(const folioi_cuda_layer *layer, const folioi_cud
     a.head_parts = (int32_t)ceil_div(a.group, a.heads);
     a.value_parts = (int32_t)ceil_div(layer->v_dims, values);
     a.enough = sm->count;
+    a.ready = sm->ready;
     a.tile_queries = folioi_cuda_prefill_shape(max_dims(layer), a.group, 0, 0).queries;
     a.pieces = (int32_t)ceil_div(a.tile_queries, rows / a.heads);
     a.queries = (int32_t)ceil_div(a.tile_queries, a.pieces);

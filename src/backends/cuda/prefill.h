@@ -9,7 +9,7 @@
 extern "C" {
 #endif
 
-/** Is the layer one for these kernels? 16-bit q, plain rows in the cache, KV of q's type or of 8 bits. */
+/** Is the layer one for these kernels? 16-bit q, new k and v of its type, plain rows in the cache, of that type or 8 bits. */
 bool folioi_cuda_prefill_takes(const folioi_cuda_layer *layer);
 
 /** What a layer's list must be made with; dims: the larger of its head sizes. Equal shapes share a list. */

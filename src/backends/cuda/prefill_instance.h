@@ -22,13 +22,14 @@ struct prefill_args {
     int32_t enough; /* tiles that keep all multiprocessors busy while the longest are computed */
     int32_t group;  /* query heads of one kv head           */
     int32_t heads;  /* of them, those of one tile           */
-    int32_t tile_queries; /* of a tile of the list                */
-    int32_t pieces;       /* that a tile of the list is computed in */
-    int32_t queries;      /* of one piece                         */
-    int32_t head_parts;   /* tiles a group needs                  */
-    int32_t value_parts;  /* tiles the numbers of a V row need    */
-    int32_t aligned;      /* rows may be copied in 16-byte chunks, 8-bit ones in chunks of 8 */
-    int32_t is_direct;    /* aligned, and K and V are of 16 bits: they need no widening */
+    int32_t tile_queries;     /* of a tile of the list                */
+    int32_t pieces;           /* that a tile of the list is computed in */
+    int32_t queries;          /* of one piece                         */
+    int32_t head_parts;       /* tiles a group needs                  */
+    int32_t value_parts;      /* tiles the numbers of a V row need    */
+    int32_t aligned;          /* rows may be copied in 16-byte chunks, 8-bit ones in chunks of 8 */
+    int32_t is_direct;        /* aligned, and K and V are of 16 bits: they need no widening */
+    folioi_cuda_ready *ready; /* the host's, for the launch */
 };
 
 /* The tile a block computes. */
