@@ -5,6 +5,7 @@
  */
 #include "check.h"
 
+#include <math.h>
 #include <string.h>
 
 /* Short ones more often: cost grows with the square. */
@@ -194,7 +195,7 @@ void make_pairings(const check_env *env, check_draw *d, int64_t index, check_att
 }
 
 /* f32 with few rows, and so little noise in the budget: large scores, half of them close to their soft cap. */
-void make_f32_rows(const check_env *env, check_draw *d, int64_t index, check_attention *c)
+static void make_f32_rows(const check_env *env, check_draw *d, int64_t index, check_attention *c)
 {
     static const int64_t lengths[] = {1, 2, 4, 16, 63, 99, 300, 1000, 3000};
     static const int32_t sizes[] = {8, 16, 32, 64, 128, 256};
@@ -210,6 +211,37 @@ void make_f32_rows(const check_env *env, check_draw *d, int64_t index, check_att
     c->spec.soft_cap = capped ? 50.0f : 0.0f;
     c->spec.alibi = check_chance(d, 4);
     check_add(c, capped ? 4 : 1, CHECK_PICK(d, lengths));
+}
+
+/* A device computes them in double precision, and so within an ulp of the reference. */
+static void check_ulp(const check_env *env, const check_attention *c, check_outcome *out)
+{
+    harness_result got = {0}, ref = {0};
+    harness *h = harness_open(env->ctx, &c->spec, c->seqs, c->num_seqs);
+    bool ok = h && harness_forward(h, NULL, c->type, c->seqs, c->num_seqs, &got) &&
+              harness_judge(h, env->reference, c->type, c->seqs, c->num_seqs, &ref);
+    if (!ok) check_fail(out, "%s", harness_error());
+    int64_t count = ok ? got.rows * got.heads * got.head_size : 0;
+    double largest = 0;
+    for (int64_t i = 0; i < count; i++) largest = fmax(largest, fabs(ref.out[i]));
+    double ulp = harness_ulp(FOLIO_F32, largest);
+    for (int64_t i = 0; ok && i < count; i++)
+        if (!(fabs(got.out[i] - ref.out[i]) <= ulp))
+            ok = check_fail(out, "number %lld is %.9g, reference %.9g: off by %.3g, an ulp is %.3g",
+                            (long long)i, got.out[i], ref.out[i], fabs(got.out[i] - ref.out[i]),
+                            ulp);
+    harness_result_free(&got);
+    harness_result_free(&ref);
+    harness_close(h);
+}
+
+void run_f32_rows(const check_env *env, check_draw *d, int64_t index, check_outcome *out)
+{
+    check_attention c = {0};
+    make_f32_rows(env, d, index, &c);
+    check_settle(&c);
+    check_run_attention(env, &c, out);
+    if (out->ok && strcmp(env->info.name, "cuda") == 0) check_ulp(env, &c, out);
 }
 
 static void random_window(check_draw *d, harness_spec *s)

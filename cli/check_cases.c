@@ -16,7 +16,7 @@ const check_part check_parts[] = {
     {"views", "views", 12, 200, NULL, run_views},
     {"kernels", "attend", 144, 432, make_kernels, NULL},
     {"kernels", "pairings", 252, 504, make_pairings, NULL},
-    {"kernels", "f32_rows", 60, 400, make_f32_rows, NULL},
+    {"kernels", "f32_rows", 60, 400, NULL, run_f32_rows},
     {"mixed_batch", "attend", 12, 80, make_mixed_batch, NULL},
     {"prefix_prefill", "attend", 12, 80, make_prefix_prefill, NULL},
     {"decoder", "attend", 36, 144, make_decoder, NULL},

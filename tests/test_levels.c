@@ -81,14 +81,14 @@ static void tanh_error(const folioi_cpu_kernels *table)
         }
     }
     CHECK_MSG(worst <= 4.0, "tanh is off by %.2f ulp", worst);
-    CHECK_MSG(worst_large <= 1.0, "tanh of a large number is off by %.2f ulp", worst_large);
+    CHECK_MSG(worst_large <= 2.0, "tanh of a large number is off by %.2f ulp", worst_large);
     float edges[16] = {0.0f, 100.0f, -100.0f, INFINITY, -INFINITY, NAN};
     table->tanh(edges, 16);
     CHECK(edges[0] == 0.0f && edges[1] == 1.0f && edges[2] == -1.0f);
     CHECK(edges[3] == 1.0f && edges[4] == -1.0f && isnan(edges[5]));
 }
 
-TEST(levels, tanh_is_within_four_ulp_and_one_where_it_is_large) { each_level(tanh_error); }
+TEST(levels, tanh_is_within_four_ulp_and_two_where_it_is_large) { each_level(tanh_error); }
 
 static const char *level_of(const folio_context_desc *desc, folio_context **ctx)
 {

@@ -4,7 +4,7 @@
  * 2^x: x = n + f, |f| <= 1/2; 2^f is 1 + f p(f), a polynomial of degree 6. Exactly 1 at 0, at most 2 ulp off down to
  * -126, exactly 0 below -150; NaN stays.
  * tanh: -m / (2 + m), m = e^-2|x| - 1 made of the same parts, so that nothing cancels near 0; at most 4 ulp off. From
- * |x| = 0.75 on 1 - 2e / (1 + e), e = e^-2|x|: at most 1 ulp off. A cap multiplies that error, and softmax is made of it.
+ * |x| = 0.75 on 1 - 2e / (1 + e), e = e^-2|x|: at most 2 ulp off. A cap multiplies that error, and softmax is made of it.
  */
 #ifndef FOLIOI_VEC_MATH_H
 #define FOLIOI_VEC_MATH_H
