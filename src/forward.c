@@ -62,6 +62,7 @@ static folio_status check_new_kv(const folio_plan *plan, folioi_call *call, bool
     TRY(folioi_tensor_resolve(&t->k, "k", a->dtype, a->num_kv_heads, a->k_head_size, rows));
     TRY(folioi_tensor_resolve(&t->v, "v", a->dtype, a->num_kv_heads, a->v_head_size, rows));
     if (!call->cached || call->append) return FOLIO_OK;
+    TRY(folioi_plan_check_writes(plan, call->type));
     call->stores = true;
     if (call->batch != NULL) call->slots = folioi_batch_slots(call->batch, call->type);
     call->num_slots = batch_rows;

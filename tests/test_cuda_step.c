@@ -116,6 +116,25 @@ TEST(cuda_step, good_arrays_come_through)
     }
 }
 
+/* A row past the keys by more than the window sees none, and no block is looked for: neither the one in
+ * which the keys end nor any other. */
+TEST(cuda_step, blocks_that_no_row_sees_may_be_missing)
+{
+    for (int seen = 0; seen < 2; seen++) {
+        world w;
+        make_world(&w);
+        w.d.window_left = 3;
+        w.d.first_query_pos = w.query_pos, w.d.first_key_pos = w.key_pos;
+        for (int i = 0; i < SEQS; i++) w.query_pos[i] = w.lens[i] - i;
+        w.query_pos[4] = w.lens[4] + 3 - seen; /* 56 keys: they end within the fourth block */
+        for (int b = 0; b < STRIDE; b++) w.tables[4][b] = -1;
+        CHECK_INT(folioi_device_step_check(&w.d), seen ? 4 : -1);
+        CHECK_INT(w.problems[4], seen ? FOLIOI_STEP_BLOCK : FOLIOI_STEP_FINE);
+        CHECK_INT(w.decoder[4].key_len, seen ? 0 : 56);
+        check_safe(&w);
+    }
+}
+
 /* One thing bad at a time: exactly its sequence is emptied. */
 TEST(cuda_step, what_is_bad_is_emptied)
 {

@@ -636,16 +636,56 @@ static void bad_update(fixture *f, int line, const folio_batch_seq *seqs, int co
     folio_batch_destroy(batch);
 }
 
+/* A batch with two new tokens in one slot: refused by a forward that writes, and by no other. */
+static void bad_write(fixture *f, int line, const folio_batch_seq *seqs, folio_attention_type type,
+                      const char *words)
+{
+    static float q[32 * HEADS * DK], k[32 * HEADS * DK], out[32 * HEADS * DV];
+    folio_batch *batch = empty_batch(f->ctx, BLOCK);
+    folio_batch_info info = {.struct_size = sizeof info};
+    for (int i = 0; i < 3; i++) CHECK_OK(folio_batch_add(batch, &seqs[i]));
+    CHECK_OK(folio_plan_update(f->plan, batch, NULL));
+    CHECK_OK(folio_batch_get_info(batch, &info));
+    int64_t rows = info.num_query_tokens;
+    int64_t fresh = type == FOLIO_ATTENTION_DECODER ? rows : info.num_encoder_tokens;
+    call c = good_call(f, PLAIN, type);
+    c.t.q = (folio_tensor){q, 0, rows, 0, 0};
+    c.t.k = c.t.v = (folio_tensor){k, 0, fresh, 0, 0};
+    c.t.out = (folio_tensor){out, 0, rows, 0, 0};
+    c.t.lse = NULL;
+    memset(out, 0x55, sizeof out);
+    support_mark_error();
+    folio_status status = run_call(&c);
+    support_refused(__FILE__, line, "write", status, ARG, words);
+    for (size_t i = 0; i < sizeof out; i++) CHECK_INT(((const unsigned char *)out)[i], 0x55);
+    c.t.flags = FOLIO_KV_APPEND;
+    CHECK_OK(run_call(&c));
+    c.t.flags = 0, c.t.k = c.t.v = (folio_tensor){0};
+    CHECK_OK(run_call(&c));
+    check_untouched(f, line);
+    CHECK_OK(folio_plan_update(f->plan, f->batch, NULL));
+    check_still_serves(f, line);
+    folio_batch_destroy(batch);
+}
+
+#define GOOD_BUT(...)                                                                              \
+    int32_t t0[2] = {3, 5}, t1[5] = {1, 4, 0, 2, 6}, x0[1] = {7}, x1[1] = {8};                     \
+    int64_t slots[5] = {48, 49, 50, 51, 52}, cross_slots[6] = {112, 113, 114, 115, 116, 117};      \
+    folio_batch_seq s[3] = {good_seq(0), good_seq(1), good_seq(2)};                                \
+    s[0].block_table = t0, s[1].block_table = t1;                                                  \
+    s[0].cross_block_table = x0, s[1].cross_block_table = x1;                                      \
+    s[0].slots = slots, s[0].cross_slots = cross_slots;                                            \
+    __VA_ARGS__
+
 #define BAD_UPDATE(words, ...)                                                                     \
     do {                                                                                           \
-        int32_t t0[2] = {3, 5}, t1[5] = {1, 4, 0, 2, 6}, x0[1] = {7}, x1[1] = {8};                 \
-        int64_t slots[5] = {48, 49, 50, 51, 52}, cross_slots[6] = {112, 113, 114, 115, 116, 117};  \
-        folio_batch_seq s[3] = {good_seq(0), good_seq(1), good_seq(2)};                            \
-        s[0].block_table = t0, s[1].block_table = t1;                                              \
-        s[0].cross_block_table = x0, s[1].cross_block_table = x1;                                  \
-        s[0].slots = slots, s[0].cross_slots = cross_slots;                                        \
-        __VA_ARGS__;                                                                               \
+        GOOD_BUT(__VA_ARGS__);                                                                     \
         bad_update(&f, __LINE__, s, 3, words);                                                     \
+    } while (0)
+#define BAD_WRITE(type, words, ...)                                                                \
+    do {                                                                                           \
+        GOOD_BUT(__VA_ARGS__);                                                                     \
+        bad_write(&f, __LINE__, s, type, words);                                                   \
     } while (0)
 
 BACKEND_TEST(errors_forward, blocks_and_slots)
@@ -666,12 +706,6 @@ BACKEND_TEST(errors_forward, blocks_and_slots)
     BAD_UPDATE("9223372036854775807", slots[1] = INT64_MAX);
     BAD_UPDATE("192", cross_slots[5] = BLOCKS * BLOCK);
     BAD_UPDATE("-3", cross_slots[0] = -3);
-    BAD_UPDATE("50", slots[4] = 50);         /* within a sequence */
-    BAD_UPDATE("68", slots[4] = 4 * 16 + 4); /* the decode writes there */
-    BAD_UPDATE("115", cross_slots[0] = 115); /* within */
-    BAD_UPDATE("112", s[1].encoder_new_len = 3; s[1].cross_block_table = x0); /* across, by table */
-    BAD_UPDATE("slot", s[1].query_len = 18; t1[1] = 1); /* tokens 3.. and 16.. in one block */
-    BAD_UPDATE("slot", s[0].slots = NULL; t0[0] = 4);   /* two sequences write into block 4 */
     /* -1 twice is nothing twice */
     folio_batch *batch = empty_batch(ctx, BLOCK);
     const int64_t none[5] = {-1, -1, -1, -1, 48};
@@ -680,6 +714,30 @@ BACKEND_TEST(errors_forward, blocks_and_slots)
     CHECK_OK(folio_batch_add(batch, &s));
     CHECK_OK(folio_plan_update(f.plan, batch, NULL));
     folio_batch_destroy(batch);
+    teardown(&f);
+}
+
+BACKEND_TEST(errors_forward, two_tokens_in_one_slot)
+{
+    fixture f;
+    REQUIRE_TEST(setup_run(&f, ctx));
+    const folio_attention_type self = FOLIO_ATTENTION_DECODER;
+    const folio_attention_type cross = FOLIO_ATTENTION_ENCODER_DECODER;
+    BAD_WRITE(self, "new token 2 of seq 0 and new token 4 of seq 0|slot 50, in block 3",
+              slots[4] = 50);
+    BAD_WRITE(self, "new token 4 of seq 0 and new token 0 of seq 1|slot 68, in block 4",
+              slots[4] = 4 * 16 + 4);
+    BAD_WRITE(cross, "new token 0 of seq 0 and new token 3 of seq 0|slot 115, in block 7",
+              cross_slots[0] = 115);
+    BAD_WRITE(cross, "new token 0 of seq 0 and new token 0 of seq 1|slot 112, in block 7",
+              s[1].encoder_new_len = 3;
+              s[1].cross_block_table = x0); /* by table */
+    BAD_WRITE(self, "new token 0 of seq 1 and new token 16 of seq 1|slot 19, in block 1",
+              s[1].query_len = 18;
+              t1[1] = 1); /* tokens 3.. and 16.. in one block */
+    BAD_WRITE(self, "new token 4 of seq 0 and new token 0 of seq 1|slot 68, in block 4",
+              s[0].slots = NULL;
+              t0[0] = 4);
     teardown(&f);
 }
 
@@ -776,6 +834,67 @@ BACKEND_TEST(errors_forward, released_window_blocks)
         folio_batch_destroy(batch);
         folio_attention_destroy(attention);
     }
+}
+
+/* Rows past the keys by more than the window see none: no block is needed, not even the one behind which
+ * they stop looking. */
+BACKEND_TEST(errors_forward, released_blocks_where_no_row_sees_a_key)
+{
+    const struct {
+        int64_t first_query_pos;
+        int32_t table[2];
+        const char *refused; /* NULL: taken */
+    } cases[] = {{100, {3, -1}, NULL}, {100, {-1, -1}, NULL}, {22, {3, -1}, "keys [19, 20)"},
+                 {23, {-1, -1}, NULL}, {-2, {-1, 5}, NULL},   {-1, {-1, 5}, "keys [0, 1)"}};
+    folio_attention_desc ad = attention_desc(FOLIO_F32);
+    ad.windowed = 1, ad.window_left = 3;
+    folio_kv_cache_desc cd = cache_desc(FOLIO_F32);
+    folio_attention *attention = NULL;
+    folio_kv_cache *cache = NULL;
+    CHECK_OK(folio_attention_create(ctx, &ad, &attention));
+    CHECK_OK(folio_kv_cache_create(ctx, &cd, &cache));
+    support_poison_cache(cache);
+    folio_plan_desc pd = {.struct_size = sizeof pd,
+                          .attentions = (const folio_attention *[]){attention},
+                          .num_attentions = 1,
+                          .block_size = BLOCK,
+                          .num_blocks = BLOCKS,
+                          .max_seqs = 1,
+                          .max_query_tokens = 2,
+                          .max_seq_len = 64};
+    folio_plan *plan = NULL;
+    CHECK_OK(folio_plan_create(ctx, &pd, &plan));
+    folio_batch *batch = empty_batch(ctx, BLOCK);
+    REQUIRE_TEST(plan != NULL && batch != NULL && cache != NULL);
+    for (int i = 0; i < COUNT_OF(cases); i++) {
+        float q[2 * HEADS * DK] = {1}, out[2 * HEADS * DV], lse[2 * HEADS];
+        const int64_t nowhere[2] = {-1, -1};
+        folio_batch_seq s = {.struct_size = sizeof s,
+                             .query_len = 2,
+                             .seq_len = 20,
+                             .block_table = cases[i].table,
+                             .num_blocks = 2,
+                             .slots = nowhere,
+                             .positions_given = 1,
+                             .first_query_pos = cases[i].first_query_pos};
+        folio_batch_clear(batch);
+        CHECK_OK(folio_batch_add(batch, &s));
+        if (cases[i].refused != NULL) {
+            CHECK_REFUSED(folio_plan_update(plan, batch, NULL), ARG, cases[i].refused);
+            continue;
+        }
+        CHECK_OK(folio_plan_update(plan, batch, NULL));
+        memset(out, 0x55, sizeof out);
+        folio_tensors t = {
+            .struct_size = sizeof t, .q = {q, 0, 2, 0, 0}, .out = {out, 0, 2, 0, 0}, .lse = lse};
+        CHECK_OK(folio_attention_forward(plan, 0, FOLIO_ATTENTION_DECODER, cache, 0, &t, NULL));
+        for (int x = 0; x < 2 * HEADS * DV; x++) CHECK(out[x] == 0.0f);
+        for (int x = 0; x < 2 * HEADS; x++) CHECK(lse[x] == -INFINITY);
+    }
+    folio_plan_destroy(plan);
+    folio_batch_destroy(batch);
+    folio_kv_cache_destroy(cache);
+    folio_attention_destroy(attention);
 }
 
 /* The longest query of one sequence is a limit of its own. */

@@ -776,6 +776,7 @@ FOLIO_API void folio_plan_destroy(folio_plan *plan);
  * nothing. On a device, the batch is copied there on run's stream; forwards and captured graphs on
  * the same stream see it. Forwards on other streams must have ended before: what they read is
  * overwritten. The batch must not change until the next update: a forward after a change is refused.
+ * Two new tokens may go to one slot; a forward that writes k and v refuses them.
  * An update that is refused changes nothing: the plan serves the batch of its last successful
  * update, if that batch is another one or unchanged. After FOLIO_ERR_DEVICE it serves none.
  */

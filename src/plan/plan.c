@@ -224,8 +224,11 @@ folio_status folio_plan_update(folio_plan *plan, folio_batch *batch, const folio
     uint32_t types = 0;
     for (int32_t i = 0; i < plan->shape.desc.num_attentions; i++) types |= plan->shape.types[i];
     for (int t = 0; t < FOLIO_NUM_ATTENTION_TYPES; t++)
-        if (types & FOLIO_ATTENTION_BIT(t))
+        if (types & FOLIO_ATTENTION_BIT(t)) {
             step.facts[t] = find_facts(batch, (folio_attention_type)t);
+            step.facts[t].shared_slot =
+                folioi_plan_find_shared_slot(plan, batch, (folio_attention_type)t);
+        }
     return end_update(plan, &step,
                       plan->shape.ctx->backend->plan_update(plan->state, batch, r.stream));
 }
@@ -296,7 +299,8 @@ folio_status folio_plan_update_device(folio_plan *plan, const folio_device_batch
                                             .max_key_len = d->max_seq_len,
                                             .with_context = b.blocks != NULL ? 0 : -1,
                                             .without_table = lacking,
-                                            .context_without_table = -1};
+                                            .context_without_table = -1,
+                                            .shared_slot = -1};
     return end_update(plan, &step, ctx->backend->plan_update_device(plan->state, &b, r.stream));
 }
 

@@ -16,6 +16,7 @@ typedef struct folioi_plan_facts {
     int64_t with_context;          /* first sequence with keys cached before this step        */
     int64_t without_table;         /* first sequence with keys and no block table             */
     int64_t context_without_table; /* first sequence with cached keys and no block table      */
+    int64_t shared_slot;           /* first new row whose slot an earlier one has; -1: none   */
 } folioi_plan_facts;
 
 /** Who is in a plan's own workspace: one forward at a time and, from one update to the next, one stream. */
@@ -43,7 +44,14 @@ struct folio_plan {
 };
 
 /** Every block index, slot and length of a batch against the plan's limits. */
-folio_status folioi_plan_check(folio_plan *plan, const folio_batch *batch);
+folio_status folioi_plan_check(const folio_plan *plan, const folio_batch *batch);
+
+/** The first new row of a type whose slot an earlier row has; -1: none. */
+int64_t folioi_plan_find_shared_slot(folio_plan *plan, const folio_batch *batch,
+                                     folio_attention_type type);
+
+/** Has every new row of the last update's batch a slot of its own? For a forward that writes k and v. */
+folio_status folioi_plan_check_writes(const folio_plan *plan, folio_attention_type type);
 
 /** Refuses a second thread, and a second stream. Leave it when the forward was given to the device. */
 folio_status folioi_plan_enter_workspace(const folio_plan *plan, void *stream);

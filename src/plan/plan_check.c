@@ -1,4 +1,7 @@
-/* plan_check.c: a batch against a plan's limits: capacities, block tables, slots. Writes nothing. */
+/*
+ * plan_check.c: a batch against a plan's limits: capacities, block tables, slots; and two new tokens in one
+ * slot, which only a forward that writes k and v minds.
+ */
 #include "plan/plan.h"
 #include "plan/ranges.h"
 
@@ -31,7 +34,8 @@ static folio_status check_capacities(const folio_plan_desc *d, const folio_batch
     return FOLIO_OK;
 }
 
-/* Keys of a sequence that any row of any attention planned as this type can see. */
+/* Keys of a sequence that any row of any attention planned as this type can see; begin is past end where
+ * none can. */
 static folioi_range visible_keys(const folioi_plan_shape *shape, const folioi_rows *rows,
                                  folio_attention_type type)
 {
@@ -39,6 +43,7 @@ static folioi_range visible_keys(const folioi_plan_shape *shape, const folioi_ro
     for (int32_t i = 0; i < shape->desc.num_attentions && rows->query_len > 0; i++) {
         if (!(shape->types[i] & FOLIO_ATTENTION_BIT(type))) continue;
         folioi_range r = key_range_of(rows, &shape->attentions[i]->desc, 0, rows->query_len);
+        if (r.begin == r.end) continue;
         if (r.begin < seen.begin) seen.begin = r.begin;
         if (r.end > seen.end) seen.end = r.end;
     }
@@ -77,25 +82,57 @@ static folio_status check_tables(const folio_plan *plan, const folio_batch *batc
     return FOLIO_OK;
 }
 
-static folio_status check_slots(folio_plan *plan, const folio_batch *batch,
+static folio_status check_slots(const folio_plan *plan, const folio_batch *batch,
                                 folio_attention_type type, int64_t num_blocks, const char *name)
 {
     int64_t n = folioi_batch_new_rows(batch, type);
     int64_t limit = num_blocks * plan->shape.desc.block_size;
     const int64_t *slots = folioi_batch_slots(batch, type);
-    folioi_slotset_clear(&plan->slots);
-    for (int64_t i = 0; i < n; i++) {
-        if (slots[i] < 0) continue;
+    for (int64_t i = 0; i < n; i++)
         REQUIRE(slots[i] < limit, "%s[%lld] = %lld is outside [0, %lld)", name, (long long)i,
                 (long long)slots[i], (long long)limit);
-        REQUIRE(folioi_slotset_insert(&plan->slots, slots[i]),
-                "%s[%lld] = %lld: the step writes this slot twice", name, (long long)i,
-                (long long)slots[i]);
-    }
     return FOLIO_OK;
 }
 
-folio_status folioi_plan_check(folio_plan *plan, const folio_batch *batch)
+int64_t folioi_plan_find_shared_slot(folio_plan *plan, const folio_batch *batch,
+                                     folio_attention_type type)
+{
+    const int64_t *slots = folioi_batch_slots(batch, type);
+    int64_t n = slots != NULL ? folioi_batch_new_rows(batch, type) : 0;
+    folioi_slotset_clear(&plan->slots);
+    for (int64_t i = 0; i < n; i++)
+        if (slots[i] >= 0 && !folioi_slotset_insert(&plan->slots, slots[i])) return i;
+    return -1;
+}
+
+/* The sequence that brings a new row, and which of its new rows it is. */
+static int64_t find_owner(const folio_batch *batch, folio_attention_type type, int64_t *row)
+{
+    for (int64_t i = 0; i < batch->num_seqs; i++) {
+        folioi_rows r = folioi_batch_rows(batch, i, type);
+        if (*row < r.new_row || *row >= r.new_row + r.new_len) continue;
+        *row -= r.new_row;
+        return i;
+    }
+    return -1;
+}
+
+folio_status folioi_plan_check_writes(const folio_plan *plan, folio_attention_type type)
+{
+    int64_t second = plan->facts[type].shared_slot, first = 0;
+    if (second < 0) return FOLIO_OK;
+    const int64_t *slots = folioi_batch_slots(plan->batch, type), slot = slots[second];
+    while (slots[first] != slot) first++;
+    long long a = find_owner(plan->batch, type, &first);
+    long long b = find_owner(plan->batch, type, &second);
+    FAIL(FOLIO_ERR_ARGUMENT,
+         "new token %lld of seq %lld and new token %lld of seq %lld both go to slot %lld, in block "
+         "%lld",
+         (long long)first, a, (long long)second, b, (long long)slot,
+         (long long)slot / plan->shape.desc.block_size);
+}
+
+folio_status folioi_plan_check(const folio_plan *plan, const folio_batch *batch)
 {
     const folio_plan_desc *d = &plan->shape.desc;
     TRY(check_capacities(d, batch));

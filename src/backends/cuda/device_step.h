@@ -108,7 +108,8 @@ SHARED_INLINE int32_t step_table(const folioi_device_step *d, int32_t i, const f
     int32_t problem = FOLIOI_STEP_FINE;
     for (int64_t k = lane; k < count; k += lanes) {
         int32_t block = d->blocks[from + k];
-        bool seen = s->query_len > 0 && (k + 1) * d->block_size > begin && k * d->block_size < end;
+        bool seen = s->query_len > 0 && begin < end && (k + 1) * d->block_size > begin &&
+                    k * d->block_size < end;
         if (block >= d->num_blocks || (block < 0 && seen)) problem = FOLIOI_STEP_BLOCK;
         d->tables[s->table + k] = block < 0 ? -1 : block;
     }
