@@ -73,7 +73,7 @@ static void forward(beam *beams, int n)
 {
     static float q[BEAMS * MAX_LEN * WIDTH], k[BEAMS * MAX_LEN * WIDTH];
     static float v[BEAMS * MAX_LEN * WIDTH], out[BEAMS * MAX_LEN * WIDTH];
-    int64_t rows = 0, last[BEAMS];
+    int64_t rows = 0;
     folio_sequence *sequences[BEAMS];
     for (int i = 0; i < n; i++) {
         folio_sequence_info info = {.struct_size = sizeof info};
@@ -84,7 +84,6 @@ static void forward(beam *beams, int n)
             embed(beams[i].tokens[t], t, 2, k + rows * WIDTH);
             embed(beams[i].tokens[t], t, 3, v + rows * WIDTH);
         }
-        last[i] = rows - 1;
         sequences[i] = beams[i].sequence;
     }
     must(folio_pool_run_copies(pool, NULL)); /* shared blocks that are about to be written */
@@ -97,9 +96,11 @@ static void forward(beam *beams, int n)
                              .v = {.data = v, .tokens = rows},
                              .out = {.data = out, .tokens = rows}};
     must(folio_attention_forward(plan, 0, FOLIO_ATTENTION_DECODER, cache, 0, &tensors, NULL));
+    folio_batch_view view = FOLIO_INIT(folio_batch_view);
+    must(folio_batch_get_view(batch, FOLIO_ATTENTION_DECODER, FOLIO_PHASE_AUTO, &view));
     for (int i = 0; i < n; i++) {
         must(folio_sequence_commit(beams[i].sequence, NULL));
-        memcpy(beams[i].out, out + last[i] * WIDTH, sizeof beams[i].out);
+        memcpy(beams[i].out, out + view.last_rows[i] * WIDTH, sizeof beams[i].out);
     }
 }
 
@@ -150,9 +151,7 @@ static void create_all(folio_attention **attention)
                                                       .k_head_size = D,
                                                       .dtype = FOLIO_F32},
                                &cache));
-    must(folio_batch_create(
-        ctx, &(folio_batch_desc){.struct_size = sizeof(folio_batch_desc), .block_size = BLOCK},
-        &batch));
+    must(folio_batch_create(ctx, &FOLIO_INIT(folio_batch_desc), &batch));
     must(folio_plan_create(ctx,
                            &(folio_plan_desc){.struct_size = sizeof(folio_plan_desc),
                                               .attentions = (const folio_attention *[]){*attention},

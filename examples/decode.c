@@ -120,19 +120,24 @@ static int64_t run_step(folio_pool *pool, folio_kv_cache *cache, folio_plan *pla
 {
     static float q[MAX_ROWS * WIDTH], k[MAX_ROWS * WIDTH], v[MAX_ROWS * WIDTH];
     static float out[MAX_ROWS * WIDTH];
+    static int32_t tokens_in[MAX_ROWS];
     int64_t rows = 0;
     folio_batch_clear(batch);
     for (int i = 0; i < REQUESTS; i++) {
         request *r = &all[i];
         if (!r->running) continue;
         must(folio_batch_add_sequences(batch, 0, &r->sequence, 1));
-        for (int32_t t = (int32_t)committed_len(r); t < r->len; t++, rows++) {
-            embed(r->tokens[t], t, 1, q + rows * WIDTH);
-            embed(r->tokens[t], t, 2, k + rows * WIDTH);
-            embed(r->tokens[t], t, 3, v + rows * WIDTH);
-        }
+        for (int64_t t = committed_len(r); t < r->len; t++) tokens_in[rows++] = r->tokens[t];
     }
     if (rows == 0) return 0;
+    folio_batch_view view = FOLIO_INIT(folio_batch_view);
+    must(folio_batch_get_view(batch, FOLIO_ATTENTION_DECODER, FOLIO_PHASE_AUTO, &view));
+    for (int64_t row = 0; row < rows; row++) {
+        int32_t position = (int32_t)view.positions[row];
+        embed(tokens_in[row], position, 1, q + row * WIDTH);
+        embed(tokens_in[row], position, 2, k + row * WIDTH);
+        embed(tokens_in[row], position, 3, v + row * WIDTH);
+    }
     must(folio_pool_run_copies(pool, NULL)); /* none here: nothing is forked or truncated */
     must(folio_plan_update(plan, batch, NULL));
     folio_tensors tensors = {.struct_size = sizeof tensors,
@@ -141,11 +146,11 @@ static int64_t run_step(folio_pool *pool, folio_kv_cache *cache, folio_plan *pla
                              .v = {.data = v, .tokens = rows},
                              .out = {.data = out, .tokens = rows}};
     must(folio_attention_forward(plan, 0, FOLIO_ATTENTION_DECODER, cache, 0, &tensors, NULL));
-    int64_t row = -1;
+    int64_t n = 0;
     for (int i = 0; i < REQUESTS; i++) {
         request *r = &all[i];
         if (!r->running) continue;
-        row += r->len - committed_len(r); /* its last one */
+        int64_t row = view.last_rows[n++];
         folio_tokens tokens = {
             .struct_size = sizeof tokens, .num_tokens = r->len, .ids = r->tokens};
         must(folio_sequence_commit(r->sequence, &tokens));
@@ -195,9 +200,7 @@ static int serve(request *all, int64_t num_blocks, bool print)
                                                       .k_head_size = D,
                                                       .dtype = FOLIO_F32},
                                &cache));
-    must(folio_batch_create(
-        ctx, &(folio_batch_desc){.struct_size = sizeof(folio_batch_desc), .block_size = BLOCK},
-        &batch));
+    must(folio_batch_create(ctx, &FOLIO_INIT(folio_batch_desc), &batch));
     must(folio_plan_create(ctx,
                            &(folio_plan_desc){.struct_size = sizeof(folio_plan_desc),
                                               .attentions = (const folio_attention *[]){attention},

@@ -50,9 +50,7 @@ int main(void)
                                &cache));
     folio_batch *batch;
     folio_plan *plan;
-    must(folio_batch_create(
-        ctx, &(folio_batch_desc){.struct_size = sizeof(folio_batch_desc), .block_size = BLOCK_SIZE},
-        &batch));
+    must(folio_batch_create(ctx, &FOLIO_WITH(folio_batch_desc, .cache = cache), &batch));
     must(folio_plan_create(ctx,
                            &(folio_plan_desc){.struct_size = sizeof(folio_plan_desc),
                                               .attentions = (const folio_attention *[]){attention},

@@ -144,9 +144,7 @@ int main(void)
                                                       .k_head_size = D,
                                                       .dtype = FOLIO_F32},
                                &cache));
-    must(folio_batch_create(
-        ctx, &(folio_batch_desc){.struct_size = sizeof(folio_batch_desc), .block_size = BLOCK},
-        &batch));
+    must(folio_batch_create(ctx, &FOLIO_INIT(folio_batch_desc), &batch));
     must(folio_plan_create(ctx,
                            &(folio_plan_desc){.struct_size = sizeof(folio_plan_desc),
                                               .attentions = (const folio_attention *[]){attention},

@@ -115,7 +115,7 @@ static void create(void)
     k.k_head_size = D;
     k.dtype = FOLIO_F32;
     must(folio_kv_cache_create(ctx, &k, &cache));
-    folio_batch_desc b = {.struct_size = sizeof b, .block_size = BLOCK};
+    folio_batch_desc b = {.struct_size = sizeof b, .cache = cache};
     must(folio_batch_create(ctx, &b, &batch));
     const folio_attention *list[] = {attention};
     const uint32_t types[] = {FOLIO_ATTENTION_BIT(FOLIO_ATTENTION_ENCODER) |

@@ -34,6 +34,7 @@ static folio_status as_batch_seq(const folio_sequence *s, int32_t group, int64_t
 /* The batch as it was, but for memory it got since. */
 static void take_back(folio_batch *batch, const folio_batch *before)
 {
+    batch->desc = before->desc;
     batch->num_seqs = before->num_seqs;
     batch->num_query_tokens = before->num_query_tokens;
     batch->num_blocks = before->num_blocks;
@@ -49,14 +50,17 @@ folio_status folio_batch_add_sequences(folio_batch *batch, int32_t group,
     REQUIRE(num_sequences >= 0, "batch: num_sequences is %lld", (long long)num_sequences);
     REQUIRE(num_sequences == 0 || sequences != NULL, "batch: sequences is NULL");
     folio_batch_seq seq;
+    int32_t block_size = batch->desc.block_size;
     for (int64_t i = 0; i < num_sequences; i++) {
+        if (sequences[i] != NULL && block_size == 0) block_size = sequences[i]->pool->block_size;
         if (sequences[i] != NULL)
-            REQUIRE(batch->desc.block_size == sequences[i]->pool->block_size,
-                    "batch: its blocks have %d tokens, those of sequences[%lld] %d",
-                    batch->desc.block_size, (long long)i, sequences[i]->pool->block_size);
+            REQUIRE(block_size == sequences[i]->pool->block_size,
+                    "batch: its blocks have %d tokens, those of sequences[%lld] %d", block_size,
+                    (long long)i, sequences[i]->pool->block_size);
         TRY(as_batch_seq(sequences[i], group, i, &seq));
     }
     folio_batch before = *batch;
+    batch->desc.block_size = block_size;
     for (int64_t i = 0; i < num_sequences; i++) {
         folio_status status = as_batch_seq(sequences[i], group, i, &seq);
         if (status == FOLIO_OK) status = folio_batch_add(batch, &seq);

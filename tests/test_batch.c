@@ -236,6 +236,14 @@ static share share_of(const tables *t, int i, folio_attention_type type)
     }
 }
 
+/* Of its first row of q: encoders count their own tokens, all others the sequence's. */
+static int64_t first_position(const tables *t, int i, folio_attention_type type)
+{
+    const seq_plan *q = &t->s.seqs[i];
+    if (type == FOLIO_ATTENTION_ENCODER || type == FOLIO_ATTENTION_ENCODER_ONLY) return 0;
+    return t->s.positions ? q->first_query_pos : context_of(q);
+}
+
 static void check_entry(const folio_batch_view *v, int64_t n, const tables *t, int i,
                         folio_attention_type type, int64_t row, int64_t *fresh)
 {
@@ -245,6 +253,9 @@ static void check_entry(const folio_batch_view *v, int64_t n, const tables *t, i
     CHECK_INT(v->query_rows[n], row);
     CHECK_INT(v->query_lens[n], e.rows);
     CHECK_INT(v->query_start[n + 1] - v->query_start[n], e.rows);
+    CHECK_INT(v->last_rows[n], e.rows > 0 ? row + e.rows - 1 : -1);
+    for (int j = 0; j < e.rows; j++)
+        CHECK_INT(v->positions[v->query_start[n] + j], first_position(t, i, type) + j);
     CHECK_INT(v->key_lens[n], e.keys);
     CHECK_INT(v->key_start[n + 1] - v->key_start[n], e.keys);
     CHECK_INT(v->context_lens[n], e.context);
@@ -683,6 +694,58 @@ BACKEND_TEST(batch, completeness_names_the_missing_field)
     check_missing(ctx, &decode, FOLIO_ATTENTION_DECODER, NULL);
     crossed.cross_block_table = table, crossed.num_cross_blocks = 1;
     check_missing(ctx, &crossed, FOLIO_ATTENTION_ENCODER_DECODER, NULL);
+}
+
+/* ----------------------------------------------------------------------------------- block size */
+
+BACKEND_TEST(batch, block_size_of_a_cache_or_none)
+{
+    const folio_kv_cache_desc cd = {.struct_size = sizeof cd,
+                                    .num_layers = 1,
+                                    .num_blocks = 4,
+                                    .block_size = 8,
+                                    .num_kv_heads = 1,
+                                    .k_head_size = 8,
+                                    .dtype = FOLIO_F32};
+    const int32_t table[2] = {3, 1}, lens[1] = {9}, indptr[2] = {0, 2};
+    const folio_batch_seq tabled = {.struct_size = sizeof tabled,
+                                    .query_len = 1,
+                                    .seq_len = 9,
+                                    .block_table = table,
+                                    .num_blocks = 2};
+    const folio_batch_arrays a = {.struct_size = sizeof a, .num_seqs = 1, .seq_lens = lens};
+    folio_kv_cache *cache = NULL;
+    folio_batch *batch = NULL;
+    CHECK_OK(folio_kv_cache_create(ctx, &cd, &cache));
+    folio_batch_desc d = {.struct_size = sizeof d, .cache = cache, .block_size = 16};
+    REFUSED(folio_batch_create(ctx, &d, &batch), FOLIO_ERR_ARGUMENT, "16|8");
+    for (d.block_size = 0; d.block_size <= 8; d.block_size += 8) {
+        CHECK_OK(folio_batch_create(ctx, &d, &batch));
+        folio_batch_view v = {.struct_size = sizeof v};
+        CHECK_OK(folio_batch_add(batch, &tabled));
+        CHECK_OK(folio_batch_get_view(batch, FOLIO_ATTENTION_DECODER, FOLIO_PHASE_AUTO, &v));
+        CHECK_INT(v.slot_mapping[0], 1 * 8);
+        folio_batch_destroy(batch);
+    }
+    folio_kv_cache_destroy(cache);
+    /* neither: lengths are fine, tables are not */
+    d.cache = NULL, d.block_size = 0;
+    CHECK_OK(folio_batch_create(ctx, &d, &batch));
+    const char *words = "no block size|folio_batch_desc.block_size or .cache";
+    folio_batch_seq crossed = tabled, plain = tabled;
+    crossed.block_table = plain.block_table = NULL, crossed.num_blocks = plain.num_blocks = 0;
+    crossed.encoder_len = 9, crossed.cross_block_table = table, crossed.num_cross_blocks = 2;
+    REFUSED(folio_batch_add(batch, &tabled), FOLIO_ERR_ARGUMENT, words);
+    REFUSED(folio_batch_add(batch, &crossed), FOLIO_ERR_ARGUMENT, words);
+    REFUSED(folio_batch_set_block_tables(batch, &a, table, 2), FOLIO_ERR_ARGUMENT, words);
+    REFUSED(folio_batch_set_csr(batch, &a, indptr, table, NULL), FOLIO_ERR_ARGUMENT, words);
+    CHECK_OK(folio_batch_add(batch, &plain));
+    CHECK_OK(folio_batch_set_block_tables(batch, &a, NULL, 0));
+    /* slot lists have blocks of one token */
+    const int32_t slots[9] = {8, 7, 6, 5, 4, 3, 2, 1, 0}, nine[2] = {0, 9};
+    CHECK_OK(folio_batch_set_slots(batch, &a, nine, slots, 4));
+    folio_batch_destroy(batch);
+    (void)backend;
 }
 
 /* -------------------------------------------------------------------------------------- padding */

@@ -837,6 +837,28 @@ TEST(sequence, batches_of_sequences)
     pool_rig_close(&r);
 }
 
+TEST(sequence, a_batch_takes_the_block_size_of_its_first_pool)
+{
+    pool_rig four, eight;
+    REQUIRE_TEST(pool_rig_open(&four, (folio_pool_desc){.num_blocks = 9, .block_size = 4}));
+    REQUIRE_TEST(pool_rig_open(&eight, (folio_pool_desc){.num_blocks = 9, .block_size = 8}));
+    folio_sequence *s[2] = {pool_plain(four.pool, 9), pool_plain(eight.pool, 9)};
+    folio_batch *batch = NULL;
+    const folio_batch_desc desc = {.struct_size = sizeof desc};
+    CHECK_OK(folio_batch_create(four.ctx, &desc, &batch));
+    REFUSED(folio_batch_add_sequences(batch, 0, s, 2), FOLIO_ERR_ARGUMENT, "4|sequences[1] 8");
+    CHECK_OK(folio_batch_add_sequences(batch, 0, s + 1, 1)); /* the refused call left nothing */
+    REFUSED(folio_batch_add_sequences(batch, 0, s, 1), FOLIO_ERR_ARGUMENT, "8|sequences[0] 4");
+    folio_batch_view v = {.struct_size = sizeof v};
+    CHECK_OK(folio_batch_get_view(batch, FOLIO_ATTENTION_DECODER, FOLIO_PHASE_AUTO, &v));
+    CHECK_INT(v.num_seqs, 1);
+    CHECK_INT(v.table_start[1], 2);
+    folio_batch_destroy(batch);
+    for (int i = 0; i < 2; i++) folio_sequence_destroy(s[i]);
+    pool_rig_close(&eight);
+    pool_rig_close(&four);
+}
+
 /* Encoder tokens come along: new until the next commit, cached afterwards. */
 TEST(sequence, batches_with_encoder_tokens)
 {

@@ -564,8 +564,11 @@ typedef struct folio_batch folio_batch;
 /** Capacities are reserved at creation; a batch that outgrows them allocates. */
 typedef struct folio_batch_desc {
     size_t struct_size;
-    int32_t block_size;       /* of the cache its block tables speak of, 1..4096                 */
+    int32_t block_size;       /* tokens of a block in its block tables, 1..4096. 0: the cache's; */
+                              /* without a cache, that of the first pool in                      */
+                              /* folio_batch_add_sequences. Without block tables none is needed  */
     int32_t decode_query_len; /* longest query that counts as a decode by itself; 0: 1           */
+    const folio_kv_cache *cache; /* gives its block_size, and is not kept; NULL: none            */
     int64_t max_seqs;
     int64_t max_query_tokens;
     int64_t max_blocks; /* entries of all block tables                                           */
@@ -646,7 +649,7 @@ FOLIO_API folio_status folio_batch_set_csr(folio_batch *batch, const folio_batch
                                            const int32_t *indptr, const int32_t *indices,
                                            const int32_t *last_block_len);
 /**
- * The same from lists of slots, for batches of block size 1: key j of sequence i lies in
+ * The same from lists of slots, for batches of block size 1 or 0: key j of sequence i lies in
  * slots[indptr[i] + j]. index_bytes: 4 (int32_t) or 8 (int64_t).
  */
 FOLIO_API folio_status folio_batch_set_slots(folio_batch *batch, const folio_batch_arrays *arrays,
@@ -698,6 +701,9 @@ typedef struct folio_batch_view {
     const int64_t *query_rows;    /* [num_seqs] its first row in q and out                        */
     const int32_t *query_lens;    /* [num_seqs] its rows                                          */
     const int64_t *query_start;   /* [num_seqs + 1] running sum of query_lens from 0              */
+    const int64_t *last_rows;     /* [num_seqs] its last row in q and out, for logits; -1: none   */
+    const int64_t *positions;     /* [num_query_tokens] of each row, for rotary embedding: from   */
+                                  /* first_query_pos on, in encoder types from 0 on               */
     const int32_t *key_lens;      /* [num_seqs] keys its rows can see at most                     */
     const int64_t *key_start;     /* [num_seqs + 1] running sum of key_lens from 0                */
     const int32_t *context_lens;  /* [num_seqs] keys cached before this step                      */

@@ -36,8 +36,16 @@ folio_status folio_batch_create(folio_context *ctx, const folio_batch_desc *desc
     REQUIRE(ctx != NULL, "folio_batch_create: ctx is NULL");
     folio_batch_desc d;
     STRUCT_IN(d, desc, "folio_batch_desc");
-    REQUIRE(d.block_size >= 1 && d.block_size <= 4096, "batch: block_size is %d, outside [1, 4096]",
+    REQUIRE(d.block_size >= 0 && d.block_size <= 4096, "batch: block_size is %d, outside [0, 4096]",
             d.block_size);
+    folio_kv_cache_view view = {.struct_size = sizeof view};
+    if (d.cache != NULL) {
+        TRY(folio_kv_cache_get_view(d.cache, 0, &view));
+        REQUIRE(d.block_size == 0 || d.block_size == view.desc->block_size,
+                "batch: block_size is %d, its cache's %d", d.block_size, view.desc->block_size);
+        d.block_size = view.desc->block_size;
+        d.cache = NULL;
+    }
     REQUIRE(d.decode_query_len >= 0, "batch: decode_query_len is %d", d.decode_query_len);
     int64_t capacities[] = {d.max_seqs, d.max_query_tokens, d.max_blocks, d.max_encoder_tokens,
                             d.max_cross_blocks};
@@ -231,9 +239,14 @@ folio_status folio_batch_add(folio_batch *batch, const folio_batch_seq *seq)
     STRUCT_IN(s, seq, "folio_batch_seq");
     long long i = batch->num_seqs;
     int32_t bs = batch->desc.block_size;
+    bool tabled = s.block_table != NULL, crossed = s.cross_block_table != NULL;
     TRY(check_lengths(&s, i));
-    int64_t nb = ceil_div(s.seq_len, bs);
-    int64_t ncb = s.seq_len > 0 && s.encoder_len > 0 ? ceil_div(s.encoder_len, bs) : 0;
+    REQUIRE(bs > 0 || (!tabled && !crossed),
+            "seq %lld has a block table, but the batch has no block size: set "
+            "folio_batch_desc.block_size or .cache",
+            i);
+    int64_t nb = tabled ? ceil_div(s.seq_len, bs) : 0;
+    int64_t ncb = crossed && s.seq_len > 0 ? ceil_div(s.encoder_len, bs) : 0;
     if (s.seq_len > 0) {
         TRY(check_table(s.block_table, s.num_blocks, s.seq_len, nb, bs, "block_table", i));
         TRY(check_table(s.cross_block_table, s.num_cross_blocks, s.encoder_len, ncb, bs,
@@ -241,8 +254,6 @@ folio_status folio_batch_add(folio_batch *batch, const folio_batch_seq *seq)
         TRY(check_slots(s.slots, s.query_len, "slots", i));
         TRY(check_slots(s.cross_slots, s.encoder_new_len, "cross_slots", i));
     }
-    if (s.block_table == NULL) nb = 0;
-    if (s.cross_block_table == NULL) ncb = 0;
     TRY(reserve_all(batch, batch->num_seqs + 1, batch->num_query_tokens + s.query_len,
                     batch->num_blocks + nb, batch->num_encoder_tokens + s.encoder_new_len,
                     batch->num_cross_blocks + ncb));

@@ -125,6 +125,8 @@ static folio_status set_arrays(folio_batch *batch, const folio_batch_arrays *arr
     } else {
         TRY(check_indptr(t->indptr, a.num_seqs, "indptr"));
         REQUIRE(t->indices != NULL || t->indptr[a.num_seqs] == 0, "%s is NULL", t->name);
+        REQUIRE(batch->desc.block_size > 0, "the batch has no block size: set "
+                                            "folio_batch_desc.block_size or .cache");
         REQUIRE(a.seq_lens != NULL || t->last_block_len != NULL || batch->desc.block_size == 1,
                 "seq_lens and last_block_len are both NULL: lengths are unknown");
     }
@@ -168,6 +170,7 @@ folio_status folio_batch_set_slots(folio_batch *batch, const folio_batch_arrays 
 {
     REQUIRE(batch != NULL, "folio_batch_set_slots: batch is NULL");
     folio_batch_clear(batch);
+    if (batch->desc.block_size == 0) batch->desc.block_size = 1;
     REQUIRE(batch->desc.block_size == 1, "slots: the batch's block size is %d, slot lists need 1",
             batch->desc.block_size);
     REQUIRE(index_bytes == 4 || index_bytes == 8, "slots: index_bytes is %d, neither 4 nor 8",

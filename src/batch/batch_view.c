@@ -66,7 +66,8 @@ static bool in_phase(const folioi_seq *s, folio_phase phase)
 
 /* The arrays of a view, one after another in one piece of memory. */
 typedef struct view_arrays {
-    int64_t *seqs, *query_rows, *query_start, *key_start, *slots, *table_start;
+    int64_t *seqs, *query_rows, *query_start, *last_rows, *positions, *key_start, *slots;
+    int64_t *table_start;
     int32_t *query_lens, *key_lens, *context_lens, *blocks;
 } view_arrays;
 
@@ -77,6 +78,8 @@ static void carve(folioi_arena *arena, const folio_batch_view *v, int64_t num_bl
     a->seqs = arena_take(arena, n * 8);
     a->query_rows = arena_take(arena, n * 8);
     a->query_start = arena_take(arena, (n + 1) * 8);
+    a->last_rows = arena_take(arena, n * 8);
+    a->positions = arena_take(arena, v->num_query_tokens * 8);
     a->key_start = arena_take(arena, (n + 1) * 8);
     a->table_start = arena_take(arena, (n + 1) * 8);
     a->slots = arena_take(arena, v->num_new_tokens * 8);
@@ -92,18 +95,24 @@ static void fill(const folio_batch *batch, folio_attention_type type, folio_phas
     int64_t n = 0, slot = 0;
     a->query_start[0] = a->key_start[0] = a->table_start[0] = 0;
     for (int64_t i = 0; i < batch->num_seqs; i++) {
-        if (!in_phase(batch_seq(batch, i), phase)) continue;
+        const folioi_seq *s = batch_seq(batch, i);
+        if (!in_phase(s, phase)) continue;
         folioi_rows r = folioi_batch_rows(batch, i, type);
+        /* cross attention has no positions, but its queries are the decoder's */
+        int64_t pos =
+            type == FOLIO_ATTENTION_ENCODER_DECODER ? s->first_query_pos : r.first_query_pos;
         a->seqs[n] = i;
         a->query_rows[n] = r.query_row;
         a->query_lens[n] = r.query_len;
         a->key_lens[n] = r.key_len;
         a->context_lens[n] = r.context_len;
+        a->last_rows[n] = r.query_len > 0 ? r.query_row + r.query_len - 1 : -1;
         a->query_start[n + 1] = a->query_start[n] + r.query_len;
         a->key_start[n + 1] = a->key_start[n] + r.key_len;
         a->table_start[n + 1] = a->table_start[n] + r.num_blocks;
         if (r.num_blocks > 0)
             memcpy(a->blocks + a->table_start[n], r.blocks, (size_t)r.num_blocks * 4);
+        for (int32_t k = 0; k < r.query_len; k++) a->positions[a->query_start[n] + k] = pos + k;
         for (int32_t k = 0; r.slots != NULL && k < r.new_len; k++) a->slots[slot++] = r.slots[k];
         n++;
     }
@@ -140,6 +149,8 @@ folio_status folio_batch_get_view(folio_batch *batch, folio_attention_type type,
     v.query_rows = a.query_rows;
     v.query_lens = a.query_lens;
     v.query_start = a.query_start;
+    v.last_rows = a.last_rows;
+    v.positions = a.positions;
     v.key_lens = a.key_lens;
     v.key_start = a.key_start;
     v.context_lens = a.context_lens;

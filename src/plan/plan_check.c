@@ -15,7 +15,7 @@ static folio_status check_capacities(const folio_plan_desc *d, const folio_batch
     REQUIRE(b->num_encoder_tokens <= d->max_encoder_tokens,
             "the batch has %lld new encoder tokens, the plan's limit is %lld",
             (long long)b->num_encoder_tokens, (long long)d->max_encoder_tokens);
-    REQUIRE(d->block_size == 0 || b->desc.block_size == d->block_size,
+    REQUIRE(d->block_size == 0 || b->desc.block_size == 0 || b->desc.block_size == d->block_size,
             "the batch's block size is %d, the plan's %d", b->desc.block_size, d->block_size);
     for (int64_t i = 0; i < b->num_seqs; i++) {
         const folioi_seq *s = batch_seq(b, i);
