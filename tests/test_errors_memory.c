@@ -240,6 +240,7 @@ static folio_status sized_merge(whole *w, void *arg)
 {
     return folio_merge_states(w->ctx, arg, NULL);
 }
+static folio_status sized_attend(whole *w, void *arg) { return folio_attend(w->ctx, arg, NULL); }
 static folio_status sized_shape(whole *w, void *arg)
 {
     (void)w;
@@ -320,6 +321,9 @@ static const sized_case sized_cases[] = {
           .out = {.data = sized_out, .tokens = 18}),
     SIZED(folio_merge, sized_merge, lse, .num_heads = 2, .head_size = 8, .num_parts = 1,
           .parts = one_part, .out = {.data = sized_out, .dtype = FOLIO_F32, .tokens = 1}),
+    SIZED(folio_attend_args, sized_attend, query_start, .q = {zeros, FOLIO_F32, 1, 0, 0},
+          .k = {zeros, 0, 1, 0, 0}, .v = {zeros, 0, 1, 0, 0}, .out = {sized_out, 0, 1, 0, 0},
+          .num_heads = 1, .k_head_size = 8, .num_seqs = 1),
     FILLED(folio_kv_cache_shape, sized_shape, layer_bytes),
     FILLED(folio_context_info, sized_context_info, device),
     FILLED(folio_kv_cache_view, sized_view, k_array),

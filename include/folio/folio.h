@@ -5,6 +5,8 @@
  *
  *     batch  ->  plan  ->  for each layer: write k, v; attend; merge  ->  out
  *
+ * folio_attend goes all of it for one layer in one call.
+ *
  *     folio_context   a backend on a device, with its threads and its allocator
  *     folio_attention one layer geometry: heads, head sizes, scale, window, soft cap
  *     folio_kv_cache  K and V of all layers in fixed-size blocks, ours or in your memory
@@ -870,6 +872,56 @@ FOLIO_API folio_status folio_attention_forward(const folio_plan *plan, int32_t a
                                                folio_attention_type type, folio_kv_cache *cache,
                                                int32_t layer, const folio_tensors *tensors,
                                                const folio_run *run);
+
+/* ---------------------------------------------------------------------------------------------- */
+/* One call                                                                                        */
+/* ---------------------------------------------------------------------------------------------- */
+
+/** One tensor of each, as FlashAttention's users have them. Arrays lie in host memory. */
+typedef struct folio_attend_args {
+    size_t struct_size;
+    folio_tensor q;       /* [rows][num_heads][k_head_size]; its dtype must be given             */
+    folio_tensor k, v;    /* new tokens, [rows][num_kv_heads][...]; may be left out with a cache */
+    folio_tensor out;     /* [rows][num_heads][v_head_size]                                      */
+    float *lse;           /* [rows][num_heads]; NULL: not asked                                  */
+    int32_t num_heads;
+    int32_t num_kv_heads; /* 0: the cache's; without a cache num_heads                           */
+    int32_t k_head_size;  /* 0: the cache's                                                      */
+    int32_t v_head_size;  /* 0: the cache's; without a cache k_head_size                         */
+    folio_kv_cache *cache; /* NULL: k and v alone                                                */
+    int32_t layer;
+    folio_causality causality; /* AUTO: causal                                                   */
+    int64_t num_seqs;
+    const int32_t *query_start; /* [num_seqs + 1] first row of each sequence, then all rows      */
+                                /* (cu_seqlens_q); NULL: all have q.tokens / num_seqs rows       */
+    const int32_t *seq_lens;    /* [num_seqs] cached and new tokens (cache_seqlens plus new      */
+                                /* ones); 0: padding. NULL: only new ones                        */
+    const int32_t *block_tables; /* [num_seqs][row_stride]; NULL without a cache                 */
+    int64_t row_stride;
+    int32_t windowed;     /* from here on as in folio_attention_desc and folio_tensors           */
+    int64_t window_left;
+    int64_t window_right;
+    float scale;
+    float soft_cap;
+    const float *slopes;
+    const float *sinks;
+    float k_scale;
+    float v_scale;
+} folio_attend_args;
+
+/**
+ * DECODER attention in one call. With a cache, k and v (if given) are stored as the last tokens of
+ * each sequence, in the blocks of its table; then each row sees the keys of its sequence. Without a
+ * cache, each row sees k of its own sequence.
+ *
+ * It makes an attention, a batch and a plan, runs the layer and frees them: it allocates, and on a
+ * device it waits for the end. An engine makes a plan instead, once, and updates it for all layers
+ * of a step. The results are the same; on host backends, the same bits. Of run, stream alone counts.
+ *
+ * @return as folio_attention_create, folio_batch_add, folio_plan_create and folio_attention_forward.
+ */
+FOLIO_API folio_status folio_attend(folio_context *ctx, const folio_attend_args *args,
+                                    const folio_run *run);
 
 /* ---------------------------------------------------------------------------------------------- */
 /* Partial results and biases                                                                      */

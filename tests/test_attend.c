@@ -1,0 +1,370 @@
+/*
+ * test_attend.c: attention in one call. The same out, lse and cache, bit for bit, as attention, batch and
+ * plan made by hand, whatever the types and options; what is bad is refused and writes nothing; nothing
+ * stays allocated.
+ */
+#include "support.h"
+
+#include <math.h>
+
+#define ARG FOLIO_ERR_ARGUMENT
+
+enum { HEADS = 4, KV_HEADS = 2, DK = 16, DV = 8, BLOCK = 16, BLOCKS = 12, LAYERS = 2, ROWS = 11 };
+enum { SEQS = 4, STRIDE = 3 };
+
+/* A prompt, a decode, padding, a chunk after 37 tokens. */
+static const int32_t starts[SEQS + 1] = {0, 5, 6, 8, ROWS}, lens[SEQS] = {5, 21, 0, 40};
+static const int32_t tables[SEQS][STRIDE] = {{3, 99, 99}, {1, 4, 99}, {99, 99, 99}, {7, 11, 0}};
+static const float slopes[HEADS] = {0.5f, 0.25f, 0.125f, 0.0625f}, sinks[HEADS] = {1, -1, 0, 2};
+
+/* Numbers of a call, and the cache it works on. */
+typedef struct {
+    folio_dtype dtype;
+    uint16_t halves[3][ROWS * HEADS * DK];
+    float floats[3][ROWS * HEADS * DK];
+    float out[ROWS * HEADS * DV], lse[ROWS * HEADS];
+    folio_kv_cache *cache;
+} world;
+
+static folio_status make_cache(folio_context *ctx, folio_dtype dtype, folio_kv_cache **cache)
+{
+    const folio_kv_cache_desc d = {.struct_size = sizeof d,
+                                   .num_layers = LAYERS,
+                                   .num_blocks = BLOCKS,
+                                   .block_size = BLOCK,
+                                   .num_kv_heads = KV_HEADS,
+                                   .k_head_size = DK,
+                                   .v_head_size = DV,
+                                   .dtype = dtype};
+    return folio_kv_cache_create(ctx, &d, cache);
+}
+
+/* The same numbers each time, so that two worlds begin alike. */
+static void open_world(world *w, folio_context *ctx, folio_dtype dtype, folio_dtype kv_dtype)
+{
+    enum { TOKENS = BLOCKS * BLOCK };
+    static float k[TOKENS * KV_HEADS * DK], v[TOKENS * KV_HEADS * DV];
+    int64_t slots[TOKENS];
+    memset(w, 0, sizeof *w);
+    w->dtype = dtype;
+    for (int t = 0; t < 3; t++)
+        for (int i = 0; i < ROWS * HEADS * DK; i++) {
+            float x = support_random(70 + (uint64_t)t, (uint64_t)i);
+            w->floats[t][i] = x;
+            if (dtype != FOLIO_F32) w->halves[t][i] = (uint16_t)support_encode(dtype, (double)x);
+        }
+    memset(w->out, 0x55, sizeof w->out);
+    memset(w->lse, 0x55, sizeof w->lse);
+    CHECK_OK(make_cache(ctx, kv_dtype, &w->cache));
+    if (w->cache == NULL) return;
+    support_poison_cache(w->cache);
+    for (int i = 0; i < TOKENS; i++) slots[i] = i;
+    support_fill(k, COUNT_OF(k), 80, 1.0f);
+    support_fill(v, COUNT_OF(v), 81, 1.0f);
+    const folio_kv_write write = {.struct_size = sizeof write,
+                                  .k = {k, FOLIO_F32, TOKENS, 0, 0},
+                                  .v = {v, FOLIO_F32, TOKENS, 0, 0},
+                                  .slots = slots};
+    CHECK_OK(folio_kv_cache_write(w->cache, 1, &write, NULL));
+}
+
+static folio_tensor input(world *w, int t)
+{
+    void *data = w->dtype == FOLIO_F32 ? (void *)w->floats[t] : (void *)w->halves[t];
+    return (folio_tensor){data, 0, ROWS, 0, 0};
+}
+
+static folio_attend_args good_args(world *w)
+{
+    folio_attend_args a = {.struct_size = sizeof a,
+                           .q = input(w, 0),
+                           .k = input(w, 1),
+                           .v = input(w, 2),
+                           .out = {w->out, 0, ROWS, 0, 0},
+                           .lse = w->lse,
+                           .num_heads = HEADS,
+                           .cache = w->cache,
+                           .layer = 1,
+                           .num_seqs = SEQS,
+                           .query_start = starts,
+                           .seq_lens = lens,
+                           .block_tables = tables[0],
+                           .row_stride = STRIDE};
+    a.q.dtype = w->dtype;
+    return a;
+}
+
+/* The long way to the same: all parts by hand. */
+static folio_status by_plan(folio_context *ctx, const folio_attend_args *a, folio_dtype kv_dtype)
+{
+    const folio_attention_desc ad = {.struct_size = sizeof ad,
+                                     .num_heads = HEADS,
+                                     .num_kv_heads = KV_HEADS,
+                                     .k_head_size = DK,
+                                     .v_head_size = DV,
+                                     .dtype = a->q.dtype,
+                                     .kv_dtype = kv_dtype,
+                                     .scale = a->scale,
+                                     .soft_cap = a->soft_cap,
+                                     .windowed = a->windowed,
+                                     .window_left = a->window_left,
+                                     .window_right = a->window_right};
+    folio_attention *attention = NULL;
+    folio_batch *batch = NULL;
+    folio_plan *plan = NULL;
+    int32_t causality[SEQS];
+    for (int i = 0; i < SEQS; i++) causality[i] = (int32_t)a->causality;
+    CHECK_OK(folio_attention_create(ctx, &ad, &attention));
+    const folio_batch_desc bd = {.struct_size = sizeof bd, .block_size = BLOCK};
+    CHECK_OK(folio_batch_create(ctx, &bd, &batch));
+    const folio_batch_arrays arrays = {.struct_size = sizeof arrays,
+                                       .num_seqs = SEQS,
+                                       .query_start = a->query_start,
+                                       .seq_lens = a->seq_lens,
+                                       .causality = causality};
+    CHECK_OK(folio_batch_set_block_tables(batch, &arrays, a->block_tables, a->row_stride));
+    const folio_plan_desc pd = {.struct_size = sizeof pd,
+                                .attentions = (const folio_attention *[]){attention},
+                                .num_attentions = 1,
+                                .block_size = a->cache != NULL ? BLOCK : 0,
+                                .num_blocks = a->cache != NULL ? BLOCKS : 0,
+                                .max_seqs = 9,
+                                .max_query_tokens = 100,
+                                .max_seq_len = 1000};
+    CHECK_OK(folio_plan_create(ctx, &pd, &plan));
+    CHECK_OK(folio_plan_update(plan, batch, NULL));
+    const folio_tensors t = {.struct_size = sizeof t,
+                             .q = a->q,
+                             .k = a->k,
+                             .v = a->v,
+                             .out = a->out,
+                             .lse = a->lse,
+                             .slopes = a->slopes,
+                             .sinks = a->sinks,
+                             .k_scale = a->k_scale,
+                             .v_scale = a->v_scale};
+    folio_status status =
+        folio_attention_forward(plan, 0, FOLIO_ATTENTION_DECODER, a->cache, a->layer, &t, NULL);
+    folio_plan_destroy(plan);
+    folio_batch_destroy(batch);
+    folio_attention_destroy(attention);
+    return status;
+}
+
+static bool same_cache(const folio_kv_cache *a, const folio_kv_cache *b)
+{
+    for (int32_t layer = 0; layer < LAYERS; layer++) {
+        folio_kv_cache_view x = support_view(a, layer), y = support_view(b, layer);
+        if (memcmp(x.k, y.k, (size_t)x.k_array.bytes) != 0) return false;
+        if (memcmp(x.v, y.v, (size_t)x.v_array.bytes) != 0) return false;
+    }
+    return true;
+}
+
+static bool same_results(const world *a, const world *b)
+{
+    return memcmp(a->out, b->out, sizeof a->out) == 0 && memcmp(a->lse, b->lse, sizeof a->lse) == 0;
+}
+
+enum { NUM_CHANGES = 12 };
+
+/* One option at a time; c 0: none. */
+static void change(folio_attend_args *a, int c)
+{
+    switch (c) {
+    case 1: a->causality = FOLIO_CAUSAL_NO; break;
+    case 2: a->windowed = 1, a->window_left = 7; break;
+    case 3:
+        a->windowed = 1, a->window_left = -1, a->window_right = 2;
+        a->causality = FOLIO_CAUSAL_NO;
+        break;
+    case 4: a->scale = 0.7f; break;
+    case 5: a->soft_cap = 1.5f; break;
+    case 6: a->slopes = slopes; break;
+    case 7: a->sinks = sinks; break;
+    case 8: a->k_scale = 0.5f; break;
+    case 9: a->v_scale = 2.0f; break;
+    case 10: a->k = a->v = (folio_tensor){0}; break; /* all keys are cached */
+    case 11: a->num_kv_heads = KV_HEADS, a->k_head_size = DK, a->v_head_size = DV; break;
+    }
+}
+
+static void compare(folio_context *ctx, folio_dtype dtype, folio_dtype kv_dtype, int c)
+{
+    static world once, planned, plain;
+    open_world(&once, ctx, dtype, kv_dtype);
+    open_world(&planned, ctx, dtype, kv_dtype);
+    open_world(&plain, ctx, dtype, kv_dtype);
+    if (once.cache == NULL || planned.cache == NULL || plain.cache == NULL) return;
+    folio_attend_args a = good_args(&once), b = good_args(&planned), p = good_args(&plain);
+    change(&a, c);
+    change(&b, c);
+    CHECK_OK(folio_attend(ctx, &a, NULL));
+    CHECK_OK(by_plan(ctx, &b, kv_dtype));
+    CHECK_OK(folio_attend(ctx, &p, NULL));
+    CHECK_MSG(same_results(&once, &planned), "%s over %s, change %d: other bits than a plan's",
+              folio_dtype_name(dtype), folio_dtype_name(kv_dtype), c);
+    CHECK_MSG(same_cache(once.cache, planned.cache), "%s over %s, change %d: another cache",
+              folio_dtype_name(dtype), folio_dtype_name(kv_dtype), c);
+    /* every option counts: k_scale and v_scale where the cache is fp8 */
+    bool counts = c != 0 && c != 11 && (kv_dtype == FOLIO_FP8_E4M3 || (c != 8 && c != 9));
+    CHECK_MSG(same_results(&once, &plain) != counts, "%s over %s: change %d changes %s",
+              folio_dtype_name(dtype), folio_dtype_name(kv_dtype), c,
+              counts ? "nothing" : "something");
+    folio_kv_cache_destroy(once.cache);
+    folio_kv_cache_destroy(planned.cache);
+    folio_kv_cache_destroy(plain.cache);
+}
+
+BACKEND_TEST(attend, same_bits_as_a_plan)
+{
+    static const folio_dtype types[][2] = {{FOLIO_F32, FOLIO_F32},
+                                           {FOLIO_F16, FOLIO_F16},
+                                           {FOLIO_BF16, FOLIO_F32},
+                                           {FOLIO_F32, FOLIO_FP8_E4M3},
+                                           {FOLIO_BF16, FOLIO_INT8}};
+    for (int t = 0; t < COUNT_OF(types); t++)
+        for (int c = 0; c < NUM_CHANGES; c++) compare(ctx, types[t][0], types[t][1], c);
+}
+
+/* Prompts of lengths that differ, read from k and v alone; block tables and contexts are for caches. */
+BACKEND_TEST(attend, without_a_cache)
+{
+    static const int32_t news[SEQS] = {5, 1, 2, 3};
+    static world once, planned;
+    open_world(&once, ctx, FOLIO_F32, FOLIO_F32);
+    open_world(&planned, ctx, FOLIO_F32, FOLIO_F32);
+    folio_attend_args a = good_args(&once), b = good_args(&planned);
+    a.cache = b.cache = NULL;
+    a.layer = b.layer = 0;
+    REFUSED(folio_attend(ctx, &a, NULL), ARG, "block_tables|without a cache");
+    a.block_tables = b.block_tables = NULL;
+    a.num_kv_heads = KV_HEADS, a.k_head_size = DK, a.v_head_size = DV;
+    REFUSED(folio_attend(ctx, &a, NULL), ARG, "seq 1|context|cache");
+    a.seq_lens = NULL; /* no context */
+    b.seq_lens = news;
+    CHECK_OK(folio_attend(ctx, &a, NULL));
+    CHECK_OK(by_plan(ctx, &b, FOLIO_F32));
+    CHECK(same_results(&once, &planned));
+    folio_kv_cache_destroy(once.cache);
+    folio_kv_cache_destroy(planned.cache);
+}
+
+/* query_start NULL: as many rows for each; lengths NULL: prompts, stored and read. */
+BACKEND_TEST(attend, queries_of_one_length)
+{
+    enum { EACH = 2, N = SEQS * EACH };
+    static const int32_t by_hand[SEQS + 1] = {0, 2, 4, 6, 8}, news[SEQS] = {2, 2, 2, 2};
+    static const int32_t own[SEQS][STRIDE] = {{3}, {1}, {2}, {7}};
+    static world once, planned;
+    open_world(&once, ctx, FOLIO_F32, FOLIO_F32);
+    open_world(&planned, ctx, FOLIO_F32, FOLIO_F32);
+    folio_attend_args a = good_args(&once), b = good_args(&planned);
+    a.block_tables = b.block_tables = own[0];
+    a.q.tokens = a.k.tokens = a.v.tokens = a.out.tokens = N;
+    b.q.tokens = b.k.tokens = b.v.tokens = b.out.tokens = N;
+    a.query_start = a.seq_lens = NULL;
+    b.query_start = by_hand, b.seq_lens = news;
+    CHECK_OK(folio_attend(ctx, &a, NULL));
+    CHECK_OK(by_plan(ctx, &b, FOLIO_F32));
+    CHECK(same_results(&once, &planned));
+    CHECK(same_cache(once.cache, planned.cache));
+    /* nothing to do is done */
+    a.num_seqs = 0;
+    a.q.tokens = a.k.tokens = a.v.tokens = a.out.tokens = 0;
+    CHECK_OK(folio_attend(ctx, &a, NULL));
+    CHECK(same_results(&once, &planned));
+    folio_kv_cache_destroy(once.cache);
+    folio_kv_cache_destroy(planned.cache);
+}
+
+#define BAD(words, ...)                                                                            \
+    do {                                                                                           \
+        folio_attend_args a = good_args(&w);                                                       \
+        __VA_ARGS__;                                                                               \
+        REFUSED(folio_attend(ctx, &a, NULL), ARG, words);                                          \
+        CHECK(same_results(&w, &untouched) && same_cache(w.cache, untouched.cache));               \
+    } while (0)
+
+BACKEND_TEST(attend, bad_arguments_write_nothing)
+{
+    static world w, untouched;
+    static const int32_t falling[SEQS + 1] = {0, 5, 4, 8, ROWS}, late[SEQS + 1] = {1, 5, 6, 8, 11};
+    static const int32_t shorter[SEQS + 1] = {0, 5, 6, 8, 10}, low[SEQS] = {5, 21, -1, 40};
+    static const int32_t outside[SEQS][STRIDE] = {{3}, {1, BLOCKS}, {0}, {7, 11, 0}};
+    static const int32_t shared[SEQS][STRIDE] = {{4}, {1, 4}, {0}, {7, 11, 0}};
+    open_world(&w, ctx, FOLIO_F32, FOLIO_F32);
+    open_world(&untouched, ctx, FOLIO_F32, FOLIO_F32);
+    BAD("q.dtype|unknown", a.q.dtype = 0);
+    BAD("q.dtype|fp8", a.q.dtype = FOLIO_FP8_E4M3);
+    BAD("q.tokens|-1", a.q.tokens = -1);
+    BAD("num_seqs|-1", a.num_seqs = -1);
+    BAD("num_seqs is 0|11", a.num_seqs = 0);
+    BAD("11 rows|4 sequences|query_start", a.query_start = NULL);
+    BAD("query_start|from 1|11", a.query_start = late);
+    BAD("query_start|to 10|11", a.query_start = shorter);
+    BAD("seq 1|query_len -1", a.query_start = falling);
+    BAD("query_start|align", a.query_start = (const void *)((const char *)starts + 1));
+    BAD("seq_lens|align", a.seq_lens = (const void *)((const char *)lens + 2));
+    BAD("block_tables|align", a.block_tables = (const void *)((const char *)tables + 1));
+    BAD("row_stride|-1", a.row_stride = -1);
+    BAD("seq 1|1 blocks|need 2", a.row_stride = 1);
+    BAD("seq 2|-1", a.seq_lens = low);
+    BAD("block_table", a.block_tables = NULL);
+    BAD("seq 1|12", a.block_tables = outside[0]);
+    BAD("seq 0|seq 1|slot 68, in block 4", a.block_tables = shared[0]);
+    BAD("layer|2", a.layer = 2);
+    BAD("layer|-1", a.layer = -1);
+    BAD("num_heads|3", a.num_heads = 3);
+    BAD("num_heads|0", a.num_heads = 0);
+    BAD("kv heads|1", a.num_kv_heads = 1);
+    BAD("k|without v", a.v.data = NULL);
+    BAD("out|10|11", a.out.tokens = 10);
+    BAD("causality|3", a.causality = (folio_causality)3);
+    BAD("scale", a.scale = NAN);
+    BAD("args", a.struct_size = 0);
+    folio_attend_args a = good_args(&w);
+    REFUSED(folio_attend(NULL, &a, NULL), ARG, "ctx");
+    REFUSED(folio_attend(ctx, NULL, NULL), ARG, "args");
+    const folio_run stream = {.struct_size = sizeof stream, .stream = &w};
+    REFUSED(folio_attend(ctx, &a, &stream), ARG, "stream");
+    CHECK(same_results(&w, &untouched) && same_cache(w.cache, untouched.cache));
+    /* a workspace is not looked at */
+    const folio_run small = {.struct_size = sizeof small, .workspace = &w, .workspace_size = 1};
+    CHECK_OK(folio_attend(ctx, &a, &small));
+    folio_kv_cache_destroy(w.cache);
+    folio_kv_cache_destroy(untouched.cache);
+}
+
+/* Whichever allocation fails: refused, nothing written, nothing left. */
+TEST(attend, out_of_memory)
+{
+    static world w, untouched;
+    for (int b = 0; b < SUPPORT_NUM_BACKENDS; b++) {
+        support_counter counter = {0};
+        folio_allocator allocator = support_allocator(&counter);
+        folio_context *ctx = support_context(support_backends[b], 1, &allocator);
+        REQUIRE_TEST(ctx != NULL);
+        open_world(&w, ctx, FOLIO_F32, FOLIO_F32);
+        open_world(&untouched, ctx, FOLIO_F32, FOLIO_F32);
+        int64_t live = counter.live, failed = 0;
+        folio_attend_args a = good_args(&w);
+        for (;; failed++) {
+            counter.calls = 0;
+            counter.fail_at = failed + 1;
+            support_mark_error();
+            folio_status status = folio_attend(ctx, &a, NULL);
+            CHECK_INT(counter.live, live);
+            if (status == FOLIO_OK || failed > 1000) break;
+            CHECK_INT(status, FOLIO_ERR_MEMORY);
+            CHECK(same_results(&w, &untouched) && same_cache(w.cache, untouched.cache));
+        }
+        CHECK(failed >= 4 && failed < 1000); /* an attention, a batch, a plan, its workspace */
+        counter.fail_at = 0;
+        folio_kv_cache_destroy(w.cache);
+        folio_kv_cache_destroy(untouched.cache);
+        folio_context_destroy(ctx);
+        CHECK_INT(counter.live, 0);
+        CHECK_INT(counter.faults, 0);
+    }
+}
