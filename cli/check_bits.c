@@ -282,6 +282,10 @@ void run_merge(const check_env *env, check_draw *d, int64_t index, check_outcome
         want_lse[r] = merge_formula(m, r, mean);
         memcpy(want + r * MERGE_SIZE, mean, sizeof mean);
     }
+    for (int64_t i = 0; i < m->num_parts * MERGE_ROWS; i += 2) { /* +inf says empty as well */
+        float *of = &m->lse[i / MERGE_ROWS][i % MERGE_ROWS];
+        if (isinf(*of)) *of = INFINITY;
+    }
     for (int64_t p = 0; p < m->num_parts; p++)
         states[p] =
             (folio_state){.out = {.data = m->out[p], .dtype = m->dtype, .tokens = MERGE_TOKENS},

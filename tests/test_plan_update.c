@@ -254,8 +254,8 @@ TEST(plan_update, a_second_thread_brings_a_workspace)
     folio_context_destroy(ctx);
 }
 
-/* A process forked while a thread was in a forward has the plan, and nobody in it. */
-BACKEND_TEST(plan_update, a_forked_process_finds_the_workspace_free)
+/* A process forked while a thread was in a forward has the plan, and nobody in it after an update. */
+BACKEND_TEST(plan_update, an_update_ends_a_forward_of_before_the_fork)
 {
     world w;
     REQUIRE_TEST(open_world(&w, ctx));
@@ -265,7 +265,10 @@ BACKEND_TEST(plan_update, a_forked_process_finds_the_workspace_free)
     fflush(stdout);
     pid_t child = fork();
     if (child == 0)
-        _exit(forward(&w, 3, NULL) == FOLIO_OK && forward(&w, 3, NULL) == FOLIO_OK ? 0 : 1);
+        _exit(folio_plan_update(w.plan, w.batches[0], NULL) == FOLIO_OK &&
+                      forward(&w, 3, NULL) == FOLIO_OK && forward(&w, 3, NULL) == FOLIO_OK
+                  ? 0
+                  : 1);
     int status = -1;
     CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
     folioi_plan_leave_workspace(w.plan);

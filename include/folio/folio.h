@@ -47,7 +47,8 @@
  *
  * fork(). A child process has its parent's contexts, caches, batches and plans, but none of their
  * threads: there the thread that calls does all the work of the built-in pool, also where another
- * thread was inside a call when the process forked (what that call was writing is then half done).
+ * thread was inside a call when the process forked (what that call was writing is then half done; a
+ * plan that it was running needs an update).
  * For threads the child opens a context of its own. Destroying in the child what the parent made
  * is allowed, and not needed. A child made by a task of parallel_for, or by an allocator, must not
  * return into the library. A pool with tiers (folio_pool.h) is not for the child: its mover thread

@@ -199,6 +199,8 @@ static void take_over(folio_plan *plan, const plan_step *step)
     plan->num_seqs = step->num_seqs;
     memcpy(plan->facts, step->facts, sizeof plan->facts);
     plan->workspace_use.is_bound = false;
+    /* no forward runs now, but one may seem to: of a thread that stayed behind when the process forked */
+    atomic_store(&plan->workspace_use.is_busy, false);
 }
 
 /*

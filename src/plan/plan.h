@@ -21,9 +21,8 @@ typedef struct folioi_plan_facts {
 
 /** Who is in a plan's own workspace: one forward at a time and, from one update to the next, one stream. */
 typedef struct folioi_workspace_use {
-    atomic_long
-        process; /* whose forward is in it; 0: none. After fork() the parent's counts for nothing */
-    bool is_bound; /* a forward has run since the last update, on `stream` */
+    atomic_bool is_busy; /* a forward is in it                                   */
+    bool is_bound;       /* a forward has run since the last update, on `stream` */
     void *stream;
 } folioi_workspace_use;
 

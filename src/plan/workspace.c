@@ -1,8 +1,6 @@
 /* workspace.c: a plan's own workspace: a second thread or stream that would work in it is refused. */
 #include "plan/plan.h"
 
-#include <unistd.h>
-
 /* The one thing that a forward changes in its plan. */
 static folioi_workspace_use *use_of(const folio_plan *plan)
 {
@@ -12,8 +10,7 @@ static folioi_workspace_use *use_of(const folio_plan *plan)
 folio_status folioi_plan_enter_workspace(const folio_plan *plan, void *stream)
 {
     folioi_workspace_use *use = use_of(plan);
-    long none = atomic_load(&use->process), mine = (long)getpid();
-    REQUIRE(none != mine && atomic_compare_exchange_strong(&use->process, &none, mine),
+    REQUIRE(!atomic_exchange(&use->is_busy, true),
             "another thread is in a forward with the plan's own workspace; give each thread a "
             "run.workspace");
     bool is_other = use->is_bound && use->stream != stream;
@@ -27,5 +24,5 @@ folio_status folioi_plan_enter_workspace(const folio_plan *plan, void *stream)
 
 void folioi_plan_leave_workspace(const folio_plan *plan)
 {
-    atomic_store(&use_of(plan)->process, 0);
+    atomic_store(&use_of(plan)->is_busy, false);
 }

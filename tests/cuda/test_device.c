@@ -502,6 +502,43 @@ TEST(device, a_graph_of_decodes_has_its_limit_of_rows)
     close_engine(&e);
 }
 
+/* An update that a capture refuses leaves the plan, and what kernels read of it, as they were. */
+TEST(device, an_update_refused_in_a_capture_changes_nothing)
+{
+    static uint16_t want[MAX_ROWS * ROW], got[MAX_ROWS * ROW];
+    static float want_lse[MAX_ROWS * HEADS], got_lse[MAX_ROWS * HEADS];
+    engine e;
+    cudaStream_t stream;
+    cudaGraph_t graph;
+    folio_batch *other = NULL;
+    folio_batch_desc b = {.struct_size = sizeof b, .block_size = BLOCK};
+    folio_batch_seq seq = {.struct_size = sizeof seq,
+                           .query_len = 1,
+                           .seq_len = 40,
+                           .block_table = (int32_t[]){1, 2, 3},
+                           .num_blocks = 3};
+    CUDA_OK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    open_engine(&e, 0, stream);
+    CHECK_OK(folio_batch_create(e.ctx, &b, &other));
+    CHECK_OK(folio_batch_add(other, &seq));
+    int64_t rows = make_step(&e, 1);
+    CHECK_OK(folio_memory_fill(e.ctx, e.out, 0x7f, MAX_ROWS * ROW * 2, &e.run));
+    CHECK_OK(folio_memory_fill(e.ctx, e.lse, 0x7f, MAX_ROWS * HEADS * 4, &e.run));
+    forward(&e, rows);
+    read_out(&e, want, want_lse);
+    CUDA_OK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    CHECK_REFUSED(folio_plan_update(e.plan, other, &e.run), FOLIO_ERR_UNSUPPORTED, "captured");
+    CUDA_OK(cudaStreamEndCapture(stream, &graph));
+    CUDA_OK(cudaGraphDestroy(graph));
+    CHECK_OK(folio_memory_fill(e.ctx, e.out, 0x7f, MAX_ROWS * ROW * 2, &e.run));
+    forward(&e, rows);
+    read_out(&e, got, got_lse);
+    CHECK(memcmp(want, got, sizeof want) == 0 && memcmp(want_lse, got_lse, sizeof want_lse) == 0);
+    folio_batch_destroy(other);
+    close_engine(&e);
+    CUDA_OK(cudaStreamDestroy(stream));
+}
+
 /* ---- Launches and failures */
 
 typedef struct {

@@ -201,3 +201,37 @@ TEST(workspace, two_streams_with_workspaces_of_their_own)
     folio_plan_destroy(plan);
     close_world(&w);
 }
+
+/* The plan's own workspace serves the stream of the first forward after an update. */
+TEST(workspace, a_second_stream_in_the_plans_own_is_refused)
+{
+    world w;
+    folio_plan *plan = NULL;
+    cudaStream_t stream;
+    open_world(&w);
+    folio_plan_desc p = {.struct_size = sizeof p,
+                         .attentions = (const folio_attention *const *)w.attention,
+                         .num_attentions = 1,
+                         .cache = w.cache[0],
+                         .max_seqs = SEQS,
+                         .max_query_tokens = SEQS,
+                         .max_seq_len = LENGTH};
+    folio_tensors t = {
+        .struct_size = sizeof t, .q = {w.q, 0, SEQS, 0, 0}, .out = {w.out, 0, SEQS, 0, 0}};
+    CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess);
+    folio_run run = {.struct_size = sizeof run, .stream = stream};
+    CHECK_OK(folio_plan_create(w.ctx, &p, &plan));
+    CHECK_OK(folio_plan_update(plan, w.batch, NULL));
+    CHECK_OK(folio_attention_forward(plan, 0, FOLIO_ATTENTION_DECODER, w.cache[0], 0, &t, NULL));
+    CHECK_REFUSED(
+        folio_attention_forward(plan, 0, FOLIO_ATTENTION_DECODER, w.cache[0], 0, &t, &run),
+        FOLIO_ERR_ARGUMENT, "another stream");
+    CHECK_OK(folio_run_wait(w.ctx, NULL));
+    CHECK_OK(folio_plan_update(plan, w.batch, &run));
+    CHECK_OK(folio_memory_fill(w.ctx, w.out, 0x7f, SEQS * ROW * 2, &run));
+    CHECK_OK(folio_attention_forward(plan, 0, FOLIO_ATTENTION_DECODER, w.cache[0], 0, &t, &run));
+    check_out(&w, w.out, &run, 0);
+    CHECK(cudaStreamDestroy(stream) == cudaSuccess);
+    folio_plan_destroy(plan);
+    close_world(&w);
+}
