@@ -30,7 +30,7 @@ test-full: ## other CPUs, AddressSanitizer, UBSan, ThreadSanitizer, a part of th
 	@sh scripts/test-full.sh
 
 test-long: ## all of the long tests and every check, also under sanitizers (25 to 30 minutes)
-	@sh scripts/setup.sh
+	@sh scripts/setup.sh --full
 	@sh scripts/test-long.sh
 
 test-python: ## judge the reference by PyTorch, live (makes a virtual environment)
