@@ -32,6 +32,7 @@ struct bench_peers {
 
 /* ---- The script */
 
+/* Beside the program alone: what lies in the current folder may be anyone's. */
 static bool find_script(char *path)
 {
     ssize_t length = readlink("/proc/self/exe", path, MAX_PATH / 2);
@@ -40,11 +41,8 @@ static bool find_script(char *path)
         path[length] = '\0';
         slash = strrchr(path, '/');
     }
-    if (slash) {
-        strcpy(slash, "/../bench/peers.py"); /* a build directory lies in its tree */
-        if (access(path, R_OK) == 0) return true;
-    }
-    strcpy(path, "bench/peers.py");
+    if (slash == NULL) return false;
+    strcpy(slash, "/../bench/peers.py"); /* a build directory lies in its tree */
     return access(path, R_OK) == 0;
 }
 
@@ -56,7 +54,7 @@ bench_peers *bench_peers_open(const char *script)
     if (found && script) strcpy(p->script, script);
     if (found) return p;
     fprintf(stderr, "folio bench: --peers: there is no %s; --peers-script says where it is\n",
-            script ? script : "bench/peers.py");
+            script ? script : "bench/peers.py in the tree of this program");
     free(p);
     return NULL;
 }
