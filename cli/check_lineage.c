@@ -228,7 +228,8 @@ static void run(life *l, int i, folio_attention_type type, const folio_tensor qk
                                    .v_scale = l->v_scale,
                                    .attn_type = type,
                                    .output = placed[3]};
-    if (l->out->ok) ok(l, l->backend->forward(l->impl[i], &a), folio_attention_type_name(type));
+    if (l->out->ok)
+        ok(l, l->backend->forward(l->impl[i], &a, NULL), folio_attention_type_name(type));
     get(l, i, out, placed[3].data, bytes_of(l, &placed[3], heads[0]));
     for (int t = 0; t < 4; t++)
         drop(l, i, FOLIO_MEMORY_DEVICE, placed[t].data, bytes_of(l, &placed[t], heads[t % 3]));
@@ -309,10 +310,11 @@ static bool fork_first(life *l, bool by_swap)
     for (int i = 0; i < 2; i++) {
         folio_vllm06_kv_cache *here = &l->cache[i], *there = &l->spare[i];
         const int64_t(*p)[2] = (const int64_t(*)[2])pairs, (*b)[2] = (const int64_t(*)[2])back;
-        folio_status status = by_swap ? l->backend->swap_blocks(l->state[i], here, there, p, n)
-                                      : l->backend->copy_blocks(l->state[i], here, 1, p, n);
+        folio_status status = by_swap
+                                  ? l->backend->swap_blocks(l->state[i], here, there, p, n, NULL)
+                                  : l->backend->copy_blocks(l->state[i], here, 1, p, n, NULL);
         if (by_swap && status == FOLIO_OK)
-            status = l->backend->swap_blocks(l->state[i], there, here, b, n);
+            status = l->backend->swap_blocks(l->state[i], there, here, b, n, NULL);
         if (!ok(l, status, by_swap ? "swap_blocks" : "copy_blocks")) return false;
     }
     life_seq copy = *from;

@@ -45,7 +45,7 @@ static double run_step(const folio_vllm06_backend *b, folio_vllm06_impl *impl,
         a.output = (folio_tensor){.data = out, .tokens = tokens};
         a.kv_cache = &caches[layer];
         a.attn_metadata = metadata;
-        must(b->forward(impl, &a));
+        must(b->forward(impl, &a, NULL));
     }
     double sum = 0;
     for (int64_t i = 0; i < tokens * HEADS * SIZE; i++) sum += (double)out[i];

@@ -48,7 +48,7 @@ static folio_status store_seq(bed *b, int64_t seq)
     for (int64_t t = 0; t < b->lens[seq]; t++) slots[t] = slot_at(b, seq, t);
     return folio_vllm06_reshape_and_cache(b->ctx, b->rows[0] + row_at(b, seq, 0),
                                           b->rows[1] + row_at(b, seq, 0), FOLIO_F32, b->lens[seq],
-                                          0, 0, &b->c, slots);
+                                          0, 0, &b->c, slots, NULL);
 }
 
 /* Caches of NaN, then the sequences stored in blocks handed out backwards. */
@@ -207,10 +207,10 @@ static void check_both(bed *b)
     for (int64_t row = 0; row < SEQS * HEADS; row++)
         dense(b, row / HEADS, row % HEADS, expected + row * size);
     folio_vllm06_paged_attention_args a = arguments(b);
-    CHECK_OK(folio_vllm06_paged_attention_v1(b->ctx, &a, &b->c));
+    CHECK_OK(folio_vllm06_paged_attention_v1(b->ctx, &a, &b->c, NULL));
     check_out(b, expected, "v1");
     a = arguments(b);
-    CHECK_OK(folio_vllm06_paged_attention_v2(b->ctx, &a, &b->c, sums, tops, tmp));
+    CHECK_OK(folio_vllm06_paged_attention_v2(b->ctx, &a, &b->c, sums, tops, tmp, NULL));
     check_out(b, expected, "v2");
     check_partitions(b, sums, tops, tmp, expected);
     free(expected);
@@ -284,22 +284,24 @@ BACKEND_TEST(vllm06_ops, paged_attention_shared_blocks)
     a.block_tables = tables;
     a.query = q;
     a.out = out;
-    CHECK_OK(folio_vllm06_paged_attention_v1(ctx, &a, &b.c));
+    CHECK_OK(folio_vllm06_paged_attention_v1(ctx, &a, &b.c, NULL));
     a.out = out + 2 * n;
-    CHECK_OK(folio_vllm06_paged_attention_v2(ctx, &a, &b.c, sums, sums + 2 * heads * parts, tmp));
+    CHECK_OK(
+        folio_vllm06_paged_attention_v2(ctx, &a, &b.c, sums, sums + 2 * heads * parts, tmp, NULL));
     CHECK(memcmp(out, out + n, (size_t)n * sizeof *out) == 0);
     for (int64_t k = 0; k < 2 * n; k++) CHECK(fabsf(out[k] - out[2 * n + k]) < 1e-5f);
     /* A bad block in the second partition is found before the first is computed. */
     memset(tmp, 0xff, (size_t)(2 * n * parts) * sizeof *tmp);
     tables[512 / 16] = (int32_t)b.c.num_blocks;
-    REFUSED(folio_vllm06_paged_attention_v2(ctx, &a, &b.c, sums, sums + 2 * heads * parts, tmp),
-            FOLIO_ERR_ARGUMENT, "block_table");
+    REFUSED(
+        folio_vllm06_paged_attention_v2(ctx, &a, &b.c, sums, sums + 2 * heads * parts, tmp, NULL),
+        FOLIO_ERR_ARGUMENT, "block_table");
     CHECK(support_is_poison(tmp, (size_t)(2 * n * parts) * sizeof *tmp));
     float *shifted = (float *)(void *)((char *)sums + 1);
-    REFUSED(folio_vllm06_paged_attention_v2(ctx, &a, &b.c, shifted, sums, tmp), FOLIO_ERR_ARGUMENT,
-            "exp_sums|align");
+    REFUSED(folio_vllm06_paged_attention_v2(ctx, &a, &b.c, shifted, sums, tmp, NULL),
+            FOLIO_ERR_ARGUMENT, "exp_sums|align");
     a.max_num_blocks_per_seq = INT64_MAX;
-    REFUSED(folio_vllm06_paged_attention_v1(ctx, &a, &b.c), FOLIO_ERR_ARGUMENT,
+    REFUSED(folio_vllm06_paged_attention_v1(ctx, &a, &b.c, NULL), FOLIO_ERR_ARGUMENT,
             "max_num_blocks_per_seq");
     free(tables);
     free(sums);
@@ -331,8 +333,8 @@ BACKEND_TEST(vllm06_ops, paged_attention_half)
         for (int v = 1; v <= 2; v++) {
             folio_vllm06_paged_attention_args a = arguments(&b);
             a.query = half;
-            if (v == 1) CHECK_OK(folio_vllm06_paged_attention_v1(ctx, &a, &b.c));
-            else CHECK_OK(folio_vllm06_paged_attention_v2(ctx, &a, &b.c, sums, tops, tmp));
+            if (v == 1) CHECK_OK(folio_vllm06_paged_attention_v1(ctx, &a, &b.c, NULL));
+            else CHECK_OK(folio_vllm06_paged_attention_v2(ctx, &a, &b.c, sums, tops, tmp, NULL));
             for (int64_t row = 0; row < SEQS * HEADS; row++) {
                 dense(&b, row / HEADS, row % HEADS, out);
                 for (int64_t d = 0; d < 128; d++) {
@@ -388,7 +390,7 @@ BACKEND_TEST(vllm06_ops, reshape_and_cache_strides)
     support_buffer_poison(&b.k);
     support_buffer_poison(&b.v);
     CHECK_OK(folio_vllm06_reshape_and_cache(ctx, qkv + WIDTH, qkv + 2 * WIDTH, FOLIO_F32, 4, STRIDE,
-                                            STRIDE, &b.c, slots));
+                                            STRIDE, &b.c, slots, NULL));
     int64_t written = 0;
     for (int64_t t = 0; t < 4; t++)
         for (int64_t e = 0; e < WIDTH && slots[t] >= 0; e++) {
@@ -421,22 +423,23 @@ BACKEND_TEST(vllm06_ops, copy_blocks)
     const int64_t pairs[][2] = {{last, 1}, {last, 0}, {last - 1, 2}};
     folio_vllm06_ops_cache caches[] = {a.c, b.c};
     CHECK(!same_block(&a, last, &a, 1));
-    CHECK_OK(folio_vllm06_copy_blocks(ctx, caches, 2, pairs, 3));
+    CHECK_OK(folio_vllm06_copy_blocks(ctx, caches, 2, pairs, 3, NULL));
     for (int i = 0; i < 3; i++) {
         CHECK(same_block(&a, pairs[i][0], &a, pairs[i][1]));
         CHECK(same_block(&b, pairs[i][0], &b, pairs[i][1]));
     }
     const int64_t outside[][2] = {{last, 3}, {last + 1, 4}};
-    REFUSED(folio_vllm06_copy_blocks(ctx, caches, 2, outside, 2), FOLIO_ERR_ARGUMENT, "");
+    REFUSED(folio_vllm06_copy_blocks(ctx, caches, 2, outside, 2, NULL), FOLIO_ERR_ARGUMENT, "");
     CHECK(!same_block(&a, last, &a, 3));
-    REFUSED(folio_vllm06_copy_blocks(ctx, NULL, 2, pairs, 1), FOLIO_ERR_ARGUMENT, "NULL");
-    REFUSED(folio_vllm06_copy_blocks(NULL, caches, 2, pairs, 1), FOLIO_ERR_ARGUMENT, "NULL");
+    REFUSED(folio_vllm06_copy_blocks(ctx, NULL, 2, pairs, 1, NULL), FOLIO_ERR_ARGUMENT, "NULL");
+    REFUSED(folio_vllm06_copy_blocks(NULL, caches, 2, pairs, 1, NULL), FOLIO_ERR_ARGUMENT, "NULL");
     caches[1].value_cache = NULL;
-    REFUSED(folio_vllm06_copy_blocks(ctx, caches, 2, outside, 1), FOLIO_ERR_ARGUMENT, "");
+    REFUSED(folio_vllm06_copy_blocks(ctx, caches, 2, outside, 1, NULL), FOLIO_ERR_ARGUMENT, "");
     CHECK(!same_block(&a, last, &a, 3));
     caches[1] = b.c;
     caches[1].num_blocks--;
-    REFUSED(folio_vllm06_copy_blocks(ctx, caches, 2, pairs, 1), FOLIO_ERR_ARGUMENT, "caches[1]");
+    REFUSED(folio_vllm06_copy_blocks(ctx, caches, 2, pairs, 1, NULL), FOLIO_ERR_ARGUMENT,
+            "caches[1]");
     bed_close(&a);
     bed_close(&b);
 }
@@ -450,15 +453,16 @@ BACKEND_TEST(vllm06_ops, swap_blocks)
     support_buffer_poison(&b.v);
     int64_t last = a.c.num_blocks - 1;
     const int64_t pairs[][2] = {{last, 4}, {last - 1, 2}};
-    CHECK_OK(folio_vllm06_swap_blocks(ctx, &a.c, &b.c, pairs, 2));
+    CHECK_OK(folio_vllm06_swap_blocks(ctx, &a.c, &b.c, pairs, 2, NULL));
     CHECK(same_block(&a, last, &b, 4) && same_block(&a, last - 1, &b, 2));
     size_t n = (size_t)b.c.block_size * KV_HEADS * 64 * 2;
     CHECK(support_is_poison((char *)b.k.data + 3 * n, n));
-    REFUSED(folio_vllm06_swap_blocks(ctx, &a.c, NULL, pairs, 2), FOLIO_ERR_ARGUMENT, "NULL");
-    REFUSED(folio_vllm06_swap_blocks(ctx, NULL, &b.c, pairs, 2), FOLIO_ERR_ARGUMENT, "NULL");
+    REFUSED(folio_vllm06_swap_blocks(ctx, &a.c, NULL, pairs, 2, NULL), FOLIO_ERR_ARGUMENT, "NULL");
+    REFUSED(folio_vllm06_swap_blocks(ctx, NULL, &b.c, pairs, 2, NULL), FOLIO_ERR_ARGUMENT, "NULL");
     folio_vllm06_ops_cache other = b.c;
     other.dtype = FOLIO_BF16;
-    REFUSED(folio_vllm06_swap_blocks(ctx, &a.c, &other, pairs, 2), FOLIO_ERR_ARGUMENT, "bf16");
+    REFUSED(folio_vllm06_swap_blocks(ctx, &a.c, &other, pairs, 2, NULL), FOLIO_ERR_ARGUMENT,
+            "bf16");
     bed_close(&a);
     bed_close(&b);
 }
@@ -468,32 +472,33 @@ BACKEND_TEST(vllm06_ops, streams)
 {
     if (strcmp(backend, "cuda") == 0) return; /* there every call has run on one */
     int there = 0;
-    void *stream = &there;
+    const folio_run on_stream = {.struct_size = sizeof on_stream, .stream = &there};
     static const int64_t slot = 3, pair[1][2] = {{0, 1}};
     static float row[KV_HEADS * 32];
     bed a, b;
     bed_open(&a, ctx, FOLIO_F32, 4, 32, 8, short_lens);
     bed_open(&b, ctx, FOLIO_F32, 4, 32, 8, short_lens);
-    CHECK_OK(folio_vllm06_swap_blocks_on(ctx, &a.c, &b.c, pair, 1, NULL));
+    CHECK_OK(folio_vllm06_swap_blocks(ctx, &a.c, &b.c, pair, 1, NULL));
     CHECK(same_block(&a, 0, &b, 1));
-    CHECK_OK(folio_vllm06_copy_blocks_on(ctx, &a.c, 1, pair, 1, NULL));
+    CHECK_OK(folio_vllm06_copy_blocks(ctx, &a.c, 1, pair, 1, NULL));
     CHECK(same_block(&a, 0, &a, 1));
-    CHECK_OK(
-        folio_vllm06_reshape_and_cache_on(ctx, row, row, FOLIO_F32, 1, 0, 0, &a.c, &slot, NULL));
+    CHECK_OK(folio_vllm06_reshape_and_cache(ctx, row, row, FOLIO_F32, 1, 0, 0, &a.c, &slot, NULL));
     CHECK(stored(&a, 0, slot, 1, 7) == 0.0 && stored(&a, 1, slot, 0, 0) == 0.0);
     support_buffer_poison(&b.k);
     support_buffer_poison(&b.v);
     REFUSED(
-        folio_vllm06_reshape_and_cache_on(ctx, row, row, FOLIO_F32, 1, 0, 0, &b.c, &slot, stream),
+        folio_vllm06_reshape_and_cache(ctx, row, row, FOLIO_F32, 1, 0, 0, &b.c, &slot, &on_stream),
         FOLIO_ERR_ARGUMENT, "stream");
-    REFUSED(folio_vllm06_swap_blocks_on(ctx, &a.c, &b.c, pair, 1, stream), FOLIO_ERR_ARGUMENT,
+    REFUSED(folio_vllm06_swap_blocks(ctx, &a.c, &b.c, pair, 1, &on_stream), FOLIO_ERR_ARGUMENT,
             "stream");
-    REFUSED(folio_vllm06_copy_blocks_on(ctx, &b.c, 1, pair, 1, stream), FOLIO_ERR_ARGUMENT,
+    REFUSED(folio_vllm06_copy_blocks(ctx, &b.c, 1, pair, 1, &on_stream), FOLIO_ERR_ARGUMENT,
             "stream");
     CHECK(support_is_poison(b.k.data, b.k.bytes) && support_is_poison(b.v.data, b.v.bytes));
     folio_vllm06_paged_attention_args args = arguments(&a);
-    args.stream = stream;
-    REFUSED(folio_vllm06_paged_attention_v1(ctx, &args, &a.c), FOLIO_ERR_ARGUMENT, "stream");
+    REFUSED(folio_vllm06_paged_attention_v1(ctx, &args, &a.c, &on_stream), FOLIO_ERR_ARGUMENT,
+            "stream");
+    REFUSED(folio_vllm06_paged_attention_v2(ctx, &args, &a.c, NULL, NULL, NULL, &on_stream),
+            FOLIO_ERR_ARGUMENT, "stream");
     CHECK(support_is_poison(a.out.data, a.out.bytes));
     bed_close(&a);
     bed_close(&b);
@@ -511,13 +516,14 @@ BACKEND_TEST(vllm06_ops, copy_blocks_of_all_shapes)
     }
     int64_t last = caches[0].num_blocks - 1;
     const int64_t pairs[][2] = {{last, 1}, {last - 1, 2}};
-    CHECK_OK(folio_vllm06_copy_blocks(ctx, caches, 4, pairs, 2));
+    CHECK_OK(folio_vllm06_copy_blocks(ctx, caches, 4, pairs, 2, NULL));
     for (int i = 0; i < 4; i++)
         CHECK(same_block(&beds[i], last, &beds[i], 1) &&
               same_block(&beds[i], last - 1, &beds[i], 2));
     const int64_t others[][2] = {{last, 3}};
     caches[3].x = 3; /* the last of them is refused before the first is written */
-    REFUSED(folio_vllm06_copy_blocks(ctx, caches, 4, others, 1), FOLIO_ERR_ARGUMENT, "x is 3");
+    REFUSED(folio_vllm06_copy_blocks(ctx, caches, 4, others, 1, NULL), FOLIO_ERR_ARGUMENT,
+            "x is 3");
     for (int i = 0; i < 4; i++) {
         CHECK(!same_block(&beds[i], last, &beds[i], 3));
         bed_close(&beds[i]);
@@ -532,8 +538,9 @@ BACKEND_TEST(vllm06_ops, copy_blocks_of_all_shapes)
         const int64_t *given = slots;                                                              \
         folio_dtype dtype = FOLIO_F32;                                                             \
         change;                                                                                    \
-        REFUSED(folio_vllm06_reshape_and_cache(ctx, key, value, dtype, tokens, 0, 0, &c, given),   \
-                FOLIO_ERR_ARGUMENT, words);                                                        \
+        REFUSED(                                                                                   \
+            folio_vllm06_reshape_and_cache(ctx, key, value, dtype, tokens, 0, 0, &c, given, NULL), \
+            FOLIO_ERR_ARGUMENT, words);                                                            \
         CHECK(support_is_poison(b.k.data, b.k.bytes) && support_is_poison(b.v.data, b.v.bytes));   \
     } while (0)
 
@@ -561,9 +568,9 @@ BACKEND_TEST(vllm06_ops, reshape_and_cache_errors)
     BAD_STORE(c.head_size = 30, "30");
     BAD_STORE(c.k_scale = -1.0f, "k_scale");
     int64_t slot = 0;
-    REFUSED(folio_vllm06_reshape_and_cache(NULL, row, row, FOLIO_F32, 1, 0, 0, &b.c, &slot),
+    REFUSED(folio_vllm06_reshape_and_cache(NULL, row, row, FOLIO_F32, 1, 0, 0, &b.c, &slot, NULL),
             FOLIO_ERR_ARGUMENT, "ctx");
-    REFUSED(folio_vllm06_reshape_and_cache(ctx, row, row, FOLIO_F32, 1, 0, 0, NULL, &slot),
+    REFUSED(folio_vllm06_reshape_and_cache(ctx, row, row, FOLIO_F32, 1, 0, 0, NULL, &slot, NULL),
             FOLIO_ERR_ARGUMENT, "cache");
     bed_close(&b);
 }
@@ -573,9 +580,9 @@ BACKEND_TEST(vllm06_ops, reshape_and_cache_errors)
         folio_vllm06_ops_cache c = b.c;                                                            \
         folio_vllm06_paged_attention_args a = arguments(&b);                                       \
         change;                                                                                    \
-        REFUSED(folio_vllm06_paged_attention_v1(ctx, &a, &c), FOLIO_ERR_ARGUMENT, words);          \
-        REFUSED(folio_vllm06_paged_attention_v2(ctx, &a, &c, sums, tops, tmp), FOLIO_ERR_ARGUMENT, \
-                words);                                                                            \
+        REFUSED(folio_vllm06_paged_attention_v1(ctx, &a, &c, NULL), FOLIO_ERR_ARGUMENT, words);    \
+        REFUSED(folio_vllm06_paged_attention_v2(ctx, &a, &c, sums, tops, tmp, NULL),               \
+                FOLIO_ERR_ARGUMENT, words);                                                        \
         CHECK(support_is_poison(b.out.data, b.out.bytes));                                         \
         CHECK(support_is_poison(tmp, sizeof tmp) && support_is_poison(sums, sizeof sums));         \
     } while (0)
@@ -610,16 +617,16 @@ BACKEND_TEST(vllm06_ops, paged_attention_errors)
     BAD_ATTENTION((void)0, "seq_lens[2]");
     b.lens[2] = 1;
     folio_vllm06_paged_attention_args a = arguments(&b);
-    REFUSED(folio_vllm06_paged_attention_v1(ctx, NULL, &b.c), FOLIO_ERR_ARGUMENT, "NULL");
-    REFUSED(folio_vllm06_paged_attention_v1(NULL, &a, &b.c), FOLIO_ERR_ARGUMENT, "ctx");
-    REFUSED(folio_vllm06_paged_attention_v1(ctx, &a, NULL), FOLIO_ERR_ARGUMENT, "cache");
-    REFUSED(folio_vllm06_paged_attention_v2(ctx, &a, &b.c, NULL, tops, tmp), FOLIO_ERR_ARGUMENT,
-            "exp_sums");
-    REFUSED(folio_vllm06_paged_attention_v2(ctx, &a, &b.c, sums, tops, NULL), FOLIO_ERR_ARGUMENT,
-            "tmp_out");
+    REFUSED(folio_vllm06_paged_attention_v1(ctx, NULL, &b.c, NULL), FOLIO_ERR_ARGUMENT, "NULL");
+    REFUSED(folio_vllm06_paged_attention_v1(NULL, &a, &b.c, NULL), FOLIO_ERR_ARGUMENT, "ctx");
+    REFUSED(folio_vllm06_paged_attention_v1(ctx, &a, NULL, NULL), FOLIO_ERR_ARGUMENT, "cache");
+    REFUSED(folio_vllm06_paged_attention_v2(ctx, &a, &b.c, NULL, tops, tmp, NULL),
+            FOLIO_ERR_ARGUMENT, "exp_sums");
+    REFUSED(folio_vllm06_paged_attention_v2(ctx, &a, &b.c, sums, tops, NULL, NULL),
+            FOLIO_ERR_ARGUMENT, "tmp_out");
     a.num_seqs = 0;
-    CHECK_OK(folio_vllm06_paged_attention_v1(ctx, &a, &b.c));
-    CHECK_OK(folio_vllm06_paged_attention_v2(ctx, &a, &b.c, NULL, NULL, NULL));
+    CHECK_OK(folio_vllm06_paged_attention_v1(ctx, &a, &b.c, NULL));
+    CHECK_OK(folio_vllm06_paged_attention_v2(ctx, &a, &b.c, NULL, NULL, NULL, NULL));
     CHECK(support_is_poison(b.out.data, b.out.bytes));
     bed_close(&b);
 }

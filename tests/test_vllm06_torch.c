@@ -133,7 +133,7 @@ static folio_status write_context(step *s, folio_vllm06_state *state)
         fill_row(c, &v, i, T_CACHED_V, slots[i]);
     }
     STEP(folio_vllm06_reshape_and_cache(folio_vllm06_state_context(state), k.t.data, v.t.data,
-                                        dtype, n, 0, 0, &o, slots));
+                                        dtype, n, 0, 0, &o, slots, NULL));
     return FOLIO_OK;
 }
 
@@ -308,8 +308,8 @@ static folio_status forward(step *s, judge *by)
     void *before = take(&c->mem, s->cache_bytes, 0);
     if (s->cache_bytes > 0) memcpy(before, s->cache.data, s->cache_bytes);
     /* Another layer of the step first: it stores the same, and its answer is overwritten. */
-    STEP(s->backend->forward(s->other, &a));
-    STEP(s->backend->forward(s->impl, &a));
+    STEP(s->backend->forward(s->other, &a, NULL));
+    STEP(s->backend->forward(s->impl, &a, NULL));
     compare(c, by, &out);
     CHECK_MSG(writes || s->cache_bytes == 0 || memcmp(before, s->cache.data, s->cache_bytes) == 0,
               "case %lld: the cache changed, and nothing was to be stored", (long long)c->id);

@@ -331,7 +331,7 @@ static void metadata_serves_all_layers(const char *ancestor, const char *compute
         v06_run(&r, FOLIO_ATTENTION_DECODER);
         folio_vllm06_forward_args a = v06_args(&r, FOLIO_ATTENTION_DECODER);
         a.kv_cache = &r.kv[1];
-        CHECK_OK(r.b->forward(r.impl, &a));
+        CHECK_OK(r.b->forward(r.impl, &a, NULL));
         memcpy(r.image[1], r.image[0], r.cache[0].bytes);
         v06_check_images(&r);
         run_refused(&r, prompts);
@@ -351,13 +351,14 @@ static void streams(const char *ancestor, const char *compute)
     v06_init(&r, ancestor, compute);
     if (v06_open(&r) && v06_step(&r, prompts, 1)) {
         folio_vllm06_forward_args a = v06_args(&r, FOLIO_ATTENTION_DECODER);
-        a.stream = &r;
-        V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT, "stream");
-        CHECK_OK(r.b->copy_blocks_on(r.state, r.kv, 2, pair, 1, NULL));
-        CHECK_OK(r.b->swap_blocks_on(r.state, &r.kv[0], &r.kv[1], pair, 1, NULL));
-        REFUSED(r.b->copy_blocks_on(r.state, r.kv, 2, pair, 1, &r), FOLIO_ERR_ARGUMENT, "stream");
-        REFUSED(r.b->swap_blocks_on(r.state, &r.kv[0], &r.kv[1], pair, 1, &r), FOLIO_ERR_ARGUMENT,
+        const folio_run on_stream = {.struct_size = sizeof on_stream, .stream = &r};
+        REFUSED(r.b->forward(r.impl, &a, &on_stream), FOLIO_ERR_ARGUMENT, "stream");
+        CHECK_OK(r.b->copy_blocks(r.state, r.kv, 2, pair, 1, NULL));
+        CHECK_OK(r.b->swap_blocks(r.state, &r.kv[0], &r.kv[1], pair, 1, NULL));
+        REFUSED(r.b->copy_blocks(r.state, r.kv, 2, pair, 1, &on_stream), FOLIO_ERR_ARGUMENT,
                 "stream");
+        REFUSED(r.b->swap_blocks(r.state, &r.kv[0], &r.kv[1], pair, 1, &on_stream),
+                FOLIO_ERR_ARGUMENT, "stream");
         v06_check_images(&r);
     }
     v06_close(&r);
@@ -388,7 +389,7 @@ static folio_status step_with(const v06 *r, const folio_allocator *allocator,
     if (status == FOLIO_OK) status = r->b->make_metadata(state, &r->f, &m);
     if (status == FOLIO_OK && folio_vllm06_prefill_metadata(m) == NULL) status = FOLIO_ERR_MEMORY;
     a.attn_metadata = m;
-    if (status == FOLIO_OK) status = r->b->forward(impl, &a);
+    if (status == FOLIO_OK) status = r->b->forward(impl, &a, NULL);
     if (status == FOLIO_OK) status = folio_vllm06_set_attn_bias(m, FOLIO_ATTENTION_DECODER, &bias);
     folio_vllm06_metadata_destroy(m);
     folio_vllm06_metadata_destroy(built);

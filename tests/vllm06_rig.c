@@ -357,7 +357,7 @@ void v06_check_images(const v06 *r)
 void v06_run(v06 *r, folio_attention_type type)
 {
     folio_vllm06_forward_args a = v06_args(r, type);
-    folio_status status = r->b->forward(r->impl, &a);
+    folio_status status = r->b->forward(r->impl, &a, NULL);
     CHECK_MSG(status == FOLIO_OK, "forward as %s: %s", folio_attention_type_name(type),
               folio_last_error());
     if (status != FOLIO_OK) return;
@@ -379,7 +379,7 @@ void v06_refused(v06 *r, const folio_vllm06_forward_args *args, folio_status sta
                  const char *words, const char *file, int line)
 {
     support_mark_error();
-    support_refused(file, line, "forward", r->b->forward(r->impl, args), status, words);
+    support_refused(file, line, "forward", r->b->forward(r->impl, args, NULL), status, words);
     int before = test_failures();
     v06_check_images(r);
     CHECK(support_is_poison(r->out.data, r->out.bytes));

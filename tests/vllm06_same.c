@@ -50,18 +50,23 @@ void v06_same_swap_blocks(const char *ancestor, const char *compute)
         v06_run(&r, FOLIO_ATTENTION_DECODER);
         int64_t a = r.tables[0], b = r.tables[1];
         const int64_t pairs[][2] = {{a, 5}, {b, 2}};
-        CHECK_OK(r.b->swap_blocks(r.state, &r.kv[0], &r.kv[1], pairs, 2));
+        CHECK_OK(r.b->swap_blocks(r.state, &r.kv[0], &r.kv[1], pairs, 2, NULL));
         image_move(&r, 0, a, 1, 5);
         image_move(&r, 0, b, 1, 2);
         v06_check_images(&r);
         const int64_t outside[][2] = {{a, 3}, {r.num_blocks, 4}};
-        REFUSED(r.b->swap_blocks(r.state, &r.kv[0], &r.kv[1], outside, 2), FOLIO_ERR_ARGUMENT, "");
-        REFUSED(r.b->swap_blocks(r.state, NULL, &r.kv[1], pairs, 2), FOLIO_ERR_ARGUMENT, "NULL");
-        REFUSED(r.b->swap_blocks(r.state, &r.kv[0], NULL, pairs, 2), FOLIO_ERR_ARGUMENT, "NULL");
-        REFUSED(r.b->swap_blocks(NULL, &r.kv[0], &r.kv[1], pairs, 2), FOLIO_ERR_ARGUMENT, "NULL");
+        REFUSED(r.b->swap_blocks(r.state, &r.kv[0], &r.kv[1], outside, 2, NULL), FOLIO_ERR_ARGUMENT,
+                "");
+        REFUSED(r.b->swap_blocks(r.state, NULL, &r.kv[1], pairs, 2, NULL), FOLIO_ERR_ARGUMENT,
+                "NULL");
+        REFUSED(r.b->swap_blocks(r.state, &r.kv[0], NULL, pairs, 2, NULL), FOLIO_ERR_ARGUMENT,
+                "NULL");
+        REFUSED(r.b->swap_blocks(NULL, &r.kv[0], &r.kv[1], pairs, 2, NULL), FOLIO_ERR_ARGUMENT,
+                "NULL");
         folio_vllm06_kv_cache other = r.kv[1];
         other.block_elements /= 2;
-        REFUSED(r.b->swap_blocks(r.state, &r.kv[0], &other, pairs, 2), FOLIO_ERR_ARGUMENT, "");
+        REFUSED(r.b->swap_blocks(r.state, &r.kv[0], &other, pairs, 2, NULL), FOLIO_ERR_ARGUMENT,
+                "");
         v06_check_images(&r);
     }
     v06_close(&r);
@@ -75,26 +80,28 @@ void v06_same_copy_blocks(const char *ancestor, const char *compute)
         v06_run(&r, FOLIO_ATTENTION_DECODER);
         int64_t a = r.tables[0], free_block = r.tables[r.blocks_per_seq - 1];
         const int64_t to_layer[][2] = {{a, 6}};
-        CHECK_OK(r.b->swap_blocks(r.state, &r.kv[0], &r.kv[1], to_layer, 1));
+        CHECK_OK(r.b->swap_blocks(r.state, &r.kv[0], &r.kv[1], to_layer, 1, NULL));
         image_move(&r, 0, a, 1, 6);
         const int64_t pairs[][2] = {{a, free_block}, {6, 8}, {a, 10}};
-        CHECK_OK(r.b->copy_blocks(r.state, r.kv, V06_LAYERS, pairs, 3));
+        CHECK_OK(r.b->copy_blocks(r.state, r.kv, V06_LAYERS, pairs, 3, NULL));
         for (int l = 0; l < V06_LAYERS; l++) {
             for (int i = 0; i < 3; i++) image_move(&r, l, pairs[i][0], l, pairs[i][1]);
         }
         v06_check_images(&r);
         const int64_t outside[][2] = {{a, 12}, {0, -1}};
-        REFUSED(r.b->copy_blocks(r.state, r.kv, V06_LAYERS, outside, 2), FOLIO_ERR_ARGUMENT, "-1");
-        REFUSED(r.b->copy_blocks(r.state, NULL, 1, pairs, 1), FOLIO_ERR_ARGUMENT, "NULL");
-        REFUSED(r.b->copy_blocks(NULL, r.kv, 1, pairs, 1), FOLIO_ERR_ARGUMENT, "NULL");
+        REFUSED(r.b->copy_blocks(r.state, r.kv, V06_LAYERS, outside, 2, NULL), FOLIO_ERR_ARGUMENT,
+                "-1");
+        REFUSED(r.b->copy_blocks(r.state, NULL, 1, pairs, 1, NULL), FOLIO_ERR_ARGUMENT, "NULL");
+        REFUSED(r.b->copy_blocks(NULL, r.kv, 1, pairs, 1, NULL), FOLIO_ERR_ARGUMENT, "NULL");
         folio_vllm06_kv_cache uneven[2] = {r.kv[0], r.kv[1]};
         uneven[1].num_blocks--;
-        REFUSED(r.b->copy_blocks(r.state, uneven, 2, pairs, 1), FOLIO_ERR_ARGUMENT, "caches[1]");
+        REFUSED(r.b->copy_blocks(r.state, uneven, 2, pairs, 1, NULL), FOLIO_ERR_ARGUMENT,
+                "caches[1]");
         uneven[1] = r.kv[1];
         uneven[1].data = NULL; /* the first cache stays as it is, too */
         const int64_t fresh[][2] = {{a, 12}};
-        REFUSED(r.b->copy_blocks(r.state, uneven, 2, fresh, 1), FOLIO_ERR_ARGUMENT, "NULL");
-        CHECK_OK(r.b->copy_blocks(r.state, NULL, 0, pairs, 1));
+        REFUSED(r.b->copy_blocks(r.state, uneven, 2, fresh, 1, NULL), FOLIO_ERR_ARGUMENT, "NULL");
+        CHECK_OK(r.b->copy_blocks(r.state, NULL, 0, pairs, 1, NULL));
         v06_check_images(&r);
     }
     v06_close(&r);

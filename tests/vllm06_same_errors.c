@@ -314,7 +314,7 @@ void v06_same_no_encoder(const char *ancestor, const char *compute)
     CHECK(folio_vllm06_is_all_cross_attn_metadata_set(r.m));
     r.no_key = true;
     folio_vllm06_forward_args a = v06_args(&r, FOLIO_ATTENTION_ENCODER_DECODER);
-    CHECK_OK(r.b->forward(r.impl, &a));
+    CHECK_OK(r.b->forward(r.impl, &a, NULL));
     for (int64_t k = 0; k < r.out_rows * v06_width(&r); k++) CHECK(v06_out(&r, 0, k) == 0.0);
     v06_check_images(&r);
     v06_close(&r);
@@ -340,7 +340,7 @@ void v06_same_cross_bias_cached(const char *ancestor, const char *compute)
             a.key.data = a.value.data = NULL;
             a.key.tokens = a.value.tokens = 0;
         }
-        CHECK_OK(r.b->forward(r.impl, &a));
+        CHECK_OK(r.b->forward(r.impl, &a, NULL));
         for (int row = 0; row < 12; row++) (cached ? second : first)[row] = v06_out(&r, row, 3);
     }
     for (int row = 0; row < 12; row++) CHECK(fabs(first[row] - second[row]) <= 1e-12);
@@ -376,9 +376,9 @@ void v06_same_bad_forward(const char *ancestor, const char *compute)
         BAD(kv.block_elements += 1, "block_elements");
         BAD(kv.num_blocks = 0, "num_blocks");
         BAD(kv.num_blocks = 3, "");
-        REFUSED(r.b->forward(NULL, &(folio_vllm06_forward_args){.struct_size = 8}),
+        REFUSED(r.b->forward(NULL, &(folio_vllm06_forward_args){.struct_size = 8}, NULL),
                 FOLIO_ERR_ARGUMENT, "impl");
-        REFUSED(r.b->forward(r.impl, NULL), FOLIO_ERR_ARGUMENT, "NULL");
+        REFUSED(r.b->forward(r.impl, NULL, NULL), FOLIO_ERR_ARGUMENT, "NULL");
         for (int i = 0; i < 3; i++) {
             v06_fields(&r, two_prompts, 2);
             if (i == 0) r.slots[3] = r.num_blocks * r.block_size;

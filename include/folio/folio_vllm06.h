@@ -20,11 +20,11 @@
  * Devices. With compute "cuda", or a context of that backend, these lie in memory that the device
  * reaches, as folio.h has it: query, key, value, output and caches; of the operators also
  * alibi_slopes, exp_sums, max_logits and tmp_out. All else is host memory: fields, lengths, block
- * tables, slots, pairs, biases, an impl's alibi_slopes. What computes or moves takes a stream of the
- * device (NULL: the default one; on host backends always NULL) and returns when its work is in it,
- * paged_attention when it is done; folio_run_wait on the context waits, and tells what failed. The
- * calls of one state use one stream: wait for it before the next uses another, and before destroying
- * what it works with.
+ * tables, slots, pairs, biases, an impl's alibi_slopes. What computes or moves takes a folio_run, of
+ * which the stream alone counts (run NULL: the default one). It returns when its work is in the
+ * stream, paged_attention when it is done; folio_run_wait on the context waits, and tells what
+ * failed. The calls of one state use one stream: wait for it before the next uses another, and
+ * before destroying what it works with.
  */
 #ifndef FOLIO_FOLIO_VLLM06_H
 #define FOLIO_FOLIO_VLLM06_H
@@ -204,7 +204,6 @@ typedef struct folio_vllm06_forward_args {
     float k_scale, v_scale; /* 0: 1 */
     folio_attention_type attn_type;
     folio_tensor output;
-    void *stream; /* of the device; NULL: the default. */
 } folio_vllm06_forward_args;
 
 /** A table of functions, the same shape for all three. Grows at its end. */
@@ -223,12 +222,13 @@ typedef struct folio_vllm06_backend {
     folio_status (*split_kv_cache)(const folio_vllm06_kv_cache *kv_cache, int64_t num_kv_heads,
                                    int64_t head_size, folio_vllm06_cache_view *key_cache,
                                    folio_vllm06_cache_view *value_cache);
+    /* One of src and dst may be host memory that the device reaches. */
     folio_status (*swap_blocks)(folio_vllm06_state *state, const folio_vllm06_kv_cache *src,
                                 const folio_vllm06_kv_cache *dst, const int64_t (*src_to_dst)[2],
-                                int64_t num_pairs);
+                                int64_t num_pairs, const folio_run *run);
     folio_status (*copy_blocks)(folio_vllm06_state *state, const folio_vllm06_kv_cache *kv_caches,
                                 int64_t num_caches, const int64_t (*src_to_dists)[2],
-                                int64_t num_pairs);
+                                int64_t num_pairs, const folio_run *run);
     folio_status (*make_metadata)(folio_vllm06_state *state,
                                   const folio_vllm06_metadata_fields *fields,
                                   folio_vllm06_metadata **out);
@@ -239,16 +239,8 @@ typedef struct folio_vllm06_backend {
     folio_status (*make_sliding_window_bias)(int64_t seq_len, int64_t window_size, float *out);
     folio_status (*make_impl)(folio_vllm06_state *state, const folio_vllm06_impl_desc *desc,
                               folio_vllm06_impl **out);
-    folio_status (*forward)(folio_vllm06_impl *impl, const folio_vllm06_forward_args *args);
-    /* swap_blocks and copy_blocks on a stream. One of src and dst may be host memory that the device
-     * reaches. */
-    folio_status (*swap_blocks_on)(folio_vllm06_state *state, const folio_vllm06_kv_cache *src,
-                                   const folio_vllm06_kv_cache *dst, const int64_t (*src_to_dst)[2],
-                                   int64_t num_pairs, void *stream);
-    folio_status (*copy_blocks_on)(folio_vllm06_state *state,
-                                   const folio_vllm06_kv_cache *kv_caches, int64_t num_caches,
-                                   const int64_t (*src_to_dists)[2], int64_t num_pairs,
-                                   void *stream);
+    folio_status (*forward)(folio_vllm06_impl *impl, const folio_vllm06_forward_args *args,
+                            const folio_run *run);
 } folio_vllm06_backend;
 
 /** "xformers", "torch-sdpa", "ipex", or as vLLM spelt them at times: "ipex-attn", "XFORMERS",
@@ -306,12 +298,8 @@ FOLIO_API folio_status folio_vllm06_reshape_and_cache(folio_context *ctx, const 
                                                       int64_t num_tokens, int64_t key_stride,
                                                       int64_t value_stride,
                                                       const folio_vllm06_ops_cache *cache,
-                                                      const int64_t *slot_mapping);
-/** The same on a stream. */
-FOLIO_API folio_status folio_vllm06_reshape_and_cache_on(
-    folio_context *ctx, const void *key, const void *value, folio_dtype dtype, int64_t num_tokens,
-    int64_t key_stride, int64_t value_stride, const folio_vllm06_ops_cache *cache,
-    const int64_t *slot_mapping, void *stream);
+                                                      const int64_t *slot_mapping,
+                                                      const folio_run *run);
 
 typedef struct folio_vllm06_paged_attention_args {
     size_t struct_size;
@@ -326,14 +314,13 @@ typedef struct folio_vllm06_paged_attention_args {
     const int32_t *seq_lens; /* [num_seqs]; 0: padding, out is zeros */
     int64_t max_seq_len;
     const float *alibi_slopes; /* NULL: none */
-    void *stream; /* of the device; NULL: the default. */
 } folio_vllm06_paged_attention_args;
 
 /** One token per sequence over its paged K and V, in one pass. Each call plans for itself and, on a
  * device, returns when it is done: an impl's forward, whose plans stay, is for speed. */
 FOLIO_API folio_status folio_vllm06_paged_attention_v1(
     folio_context *ctx, const folio_vllm06_paged_attention_args *args,
-    const folio_vllm06_ops_cache *cache);
+    const folio_vllm06_ops_cache *cache, const folio_run *run);
 
 #define FOLIO_VLLM06_PARTITION_SIZE 512
 
@@ -345,31 +332,21 @@ FOLIO_API folio_status folio_vllm06_paged_attention_v1(
  */
 FOLIO_API folio_status folio_vllm06_paged_attention_v2(
     folio_context *ctx, const folio_vllm06_paged_attention_args *args,
-    const folio_vllm06_ops_cache *cache, float *exp_sums, float *max_logits, void *tmp_out);
+    const folio_vllm06_ops_cache *cache, float *exp_sums, float *max_logits, void *tmp_out,
+    const folio_run *run);
 
-/** Block pairs (from, to) in each of the caches, as stored. */
+/** Block pairs (from, to) in each of the caches, as stored: all caches of one shape by one launch. */
 FOLIO_API folio_status folio_vllm06_copy_blocks(folio_context *ctx,
                                                 const folio_vllm06_ops_cache *caches,
                                                 int64_t num_caches,
                                                 const int64_t (*block_mapping)[2],
-                                                int64_t num_pairs);
+                                                int64_t num_pairs, const folio_run *run);
+/** Blocks of src into dst, of which one may be host memory that the device reaches. */
 FOLIO_API folio_status folio_vllm06_swap_blocks(folio_context *ctx,
                                                 const folio_vllm06_ops_cache *src,
                                                 const folio_vllm06_ops_cache *dst,
                                                 const int64_t (*block_mapping)[2],
-                                                int64_t num_pairs);
-/** The same on a stream: all caches of one shape by one launch. Of swap_blocks' two, one may be host
- * memory that the device reaches. */
-FOLIO_API folio_status folio_vllm06_copy_blocks_on(folio_context *ctx,
-                                                   const folio_vllm06_ops_cache *caches,
-                                                   int64_t num_caches,
-                                                   const int64_t (*block_mapping)[2],
-                                                   int64_t num_pairs, void *stream);
-FOLIO_API folio_status folio_vllm06_swap_blocks_on(folio_context *ctx,
-                                                   const folio_vllm06_ops_cache *src,
-                                                   const folio_vllm06_ops_cache *dst,
-                                                   const int64_t (*block_mapping)[2],
-                                                   int64_t num_pairs, void *stream);
+                                                int64_t num_pairs, const folio_run *run);
 
 #ifdef __cplusplus
 }

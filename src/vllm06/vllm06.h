@@ -112,7 +112,8 @@ folio_status folioi_vllm06_make_metadata(folio_vllm06_state *state,
                                          folio_vllm06_metadata **out);
 folio_status folioi_vllm06_make_impl(folio_vllm06_state *state, const folioi_vllm06_traits *traits,
                                      const folio_vllm06_impl_desc *desc, folio_vllm06_impl **out);
-folio_status folioi_vllm06_forward(folio_vllm06_impl *impl, const folio_vllm06_forward_args *args);
+folio_status folioi_vllm06_forward(folio_vllm06_impl *impl, const folio_vllm06_forward_args *args,
+                                   const folio_run *run);
 
 /** A whole (2, num_blocks, ...) cache as one layer of Folio's. */
 folio_status folioi_vllm06_wrap(folio_context *ctx, const folioi_vllm06_traits *traits,

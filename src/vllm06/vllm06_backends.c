@@ -128,28 +128,20 @@ static folio_status as_ops_cache(const folio_vllm06_kv_cache *c, folio_vllm06_op
     return FOLIO_OK;
 }
 
-static folio_status swap_blocks_on(folio_vllm06_state *state, const folio_vllm06_kv_cache *src,
-                                   const folio_vllm06_kv_cache *dst, const int64_t (*src_to_dst)[2],
-                                   int64_t num_pairs, void *stream)
+static folio_status swap_blocks(folio_vllm06_state *state, const folio_vllm06_kv_cache *src,
+                                const folio_vllm06_kv_cache *dst, const int64_t (*src_to_dst)[2],
+                                int64_t num_pairs, const folio_run *run)
 {
     folio_vllm06_ops_cache from, to;
     REQUIRE(state != NULL, "state is NULL");
     TRY(as_ops_cache(src, &from));
     TRY(as_ops_cache(dst, &to));
-    return folio_vllm06_swap_blocks_on(state->ctx, &from, &to, src_to_dst, num_pairs, stream);
+    return folio_vllm06_swap_blocks(state->ctx, &from, &to, src_to_dst, num_pairs, run);
 }
 
-static folio_status swap_blocks(folio_vllm06_state *state, const folio_vllm06_kv_cache *src,
-                                const folio_vllm06_kv_cache *dst, const int64_t (*src_to_dst)[2],
-                                int64_t num_pairs)
-{
-    return swap_blocks_on(state, src, dst, src_to_dst, num_pairs, NULL);
-}
-
-static folio_status copy_blocks_on(folio_vllm06_state *state,
-                                   const folio_vllm06_kv_cache *kv_caches, int64_t num_caches,
-                                   const int64_t (*src_to_dists)[2], int64_t num_pairs,
-                                   void *stream)
+static folio_status copy_blocks(folio_vllm06_state *state, const folio_vllm06_kv_cache *kv_caches,
+                                int64_t num_caches, const int64_t (*src_to_dists)[2],
+                                int64_t num_pairs, const folio_run *run)
 {
     REQUIRE(state != NULL, "state is NULL");
     REQUIRE(num_caches >= 0 && num_caches <= INT32_MAX && (num_caches == 0 || kv_caches != NULL),
@@ -162,17 +154,10 @@ static folio_status copy_blocks_on(folio_vllm06_state *state,
     for (int64_t i = 0; i < num_caches && status == FOLIO_OK; i++)
         status = as_ops_cache(&kv_caches[i], &caches[i]);
     if (status == FOLIO_OK)
-        status = folio_vllm06_copy_blocks_on(state->ctx, caches, num_caches, src_to_dists,
-                                             num_pairs, stream);
+        status =
+            folio_vllm06_copy_blocks(state->ctx, caches, num_caches, src_to_dists, num_pairs, run);
     folioi_free(&state->ctx->allocator, caches, bytes);
     return status;
-}
-
-static folio_status copy_blocks(folio_vllm06_state *state, const folio_vllm06_kv_cache *kv_caches,
-                                int64_t num_caches, const int64_t (*src_to_dists)[2],
-                                int64_t num_pairs)
-{
-    return copy_blocks_on(state, kv_caches, num_caches, src_to_dists, num_pairs, NULL);
 }
 
 static folio_status make_alibi_bias(const float *alibi_slopes, int64_t num_heads, int64_t seq_len,
@@ -242,9 +227,7 @@ static folio_status make_sliding_window_bias(int64_t seq_len, int64_t window_siz
                                                       make_alibi_bias,                             \
                                                       make_sliding_window_bias,                    \
                                                       id##_make_impl,                              \
-                                                      folioi_vllm06_forward,                       \
-                                                      swap_blocks_on,                              \
-                                                      copy_blocks_on};
+                                                      folioi_vllm06_forward};
 
 BACKEND(xformers, "XFormersImpl", "XFormersMetadata", "XFormersMetadataBuilder", head_sizes)
 BACKEND(torch_sdpa, "TorchSDPABackendImpl", "TorchSDPAMetadata", "TorchSDPAMetadataBuilder",

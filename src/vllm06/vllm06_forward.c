@@ -407,8 +407,6 @@ static folio_status run(layer *l)
 {
     folio_attention_type type = l->args.attn_type;
     folio_context *ctx = l->impl->state->ctx;
-    folio_run given = {.struct_size = sizeof given, .stream = l->args.stream};
-    TRY(folioi_run_in(ctx, &given, &l->run));
     TRY(check_args(l));
     bool paged = type == FOLIO_ATTENTION_DECODER || type == FOLIO_ATTENTION_ENCODER_DECODER;
     if (paged && l->args.kv_cache != NULL) {
@@ -432,11 +430,14 @@ static folio_status run(layer *l)
     return by_type(l);
 }
 
-folio_status folioi_vllm06_forward(folio_vllm06_impl *impl, const folio_vllm06_forward_args *args)
+folio_status folioi_vllm06_forward(folio_vllm06_impl *impl, const folio_vllm06_forward_args *args,
+                                   const folio_run *given)
 {
     REQUIRE(impl != NULL, "forward: impl is NULL");
     layer l = {.impl = impl};
     STRUCT_IN(l.args, args, "folio_vllm06_forward_args");
+    TRY(folioi_run_in(impl->state->ctx, given, &l.run));
+    l.run.workspace = NULL; /* plans are the state's, and have their own */
     l.m = l.args.attn_metadata;
     folio_status status = run(&l);
     folio_kv_cache_destroy(l.cache);

@@ -6,11 +6,6 @@
 #include "tensor.h"
 #include "vllm06/vllm06.h"
 
-static folio_run run_on(void *stream)
-{
-    return (folio_run){.struct_size = sizeof(folio_run), .stream = stream};
-}
-
 /* A cache around n caches of the shape that the first one has, a layer each; k and v: their memory. */
 static folio_status wrap_layers(folio_context *ctx, const folio_vllm06_ops_cache *c, void *const *k,
                                 void *const *v, int64_t n, folio_kv_cache **out)
@@ -48,21 +43,9 @@ folio_status folio_vllm06_reshape_and_cache(folio_context *ctx, const void *key,
                                             folio_dtype dtype, int64_t num_tokens,
                                             int64_t key_stride, int64_t value_stride,
                                             const folio_vllm06_ops_cache *cache,
-                                            const int64_t *slot_mapping)
-{
-    return folio_vllm06_reshape_and_cache_on(ctx, key, value, dtype, num_tokens, key_stride,
-                                             value_stride, cache, slot_mapping, NULL);
-}
-
-folio_status folio_vllm06_reshape_and_cache_on(folio_context *ctx, const void *key,
-                                               const void *value, folio_dtype dtype,
-                                               int64_t num_tokens, int64_t key_stride,
-                                               int64_t value_stride,
-                                               const folio_vllm06_ops_cache *cache,
-                                               const int64_t *slot_mapping, void *stream)
+                                            const int64_t *slot_mapping, const folio_run *run)
 {
     folio_kv_cache *kv;
-    folio_run run = run_on(stream);
     TRY(wrap(ctx, cache, &kv));
     folio_kv_write w = {.struct_size = sizeof w,
                         .k = {(void *)key, dtype, num_tokens, key_stride, 0},
@@ -70,7 +53,7 @@ folio_status folio_vllm06_reshape_and_cache_on(folio_context *ctx, const void *k
                         .slots = slot_mapping,
                         .k_scale = cache->k_scale,
                         .v_scale = cache->v_scale};
-    folio_status status = folio_kv_cache_write(kv, 0, &w, &run);
+    folio_status status = folio_kv_cache_write(kv, 0, &w, run);
     folio_kv_cache_destroy(kv);
     return status;
 }
@@ -89,12 +72,12 @@ typedef struct {
     int64_t memory_bytes;
 } paged;
 
-static folio_status open_paged(paged *p)
+static folio_status open_paged(paged *p, const folio_run *run)
 {
     const folio_vllm06_ops_cache *c = p->c;
-    folio_run given = run_on(p->a.stream);
     TRY(wrap(p->ctx, c, &p->cache));
-    TRY(folioi_run_in(p->ctx, &given, &p->run));
+    TRY(folioi_run_in(p->ctx, run, &p->run));
+    p->run.workspace = NULL; /* nobody outside knows its size */
     REQUIRE(p->a.num_seqs >= 0 && p->a.max_num_blocks_per_seq >= 0,
             "num_seqs %lld or max_num_blocks_per_seq %lld is negative", (long long)p->a.num_seqs,
             (long long)p->a.max_num_blocks_per_seq);
@@ -188,11 +171,12 @@ static folio_status attend(paged *p, folio_tensor out, float *lse, int64_t lse_t
 
 folio_status folio_vllm06_paged_attention_v1(folio_context *ctx,
                                              const folio_vllm06_paged_attention_args *args,
-                                             const folio_vllm06_ops_cache *cache)
+                                             const folio_vllm06_ops_cache *cache,
+                                             const folio_run *run)
 {
     paged p = {.ctx = ctx, .c = cache};
     STRUCT_IN(p.a, args, "folio_vllm06_paged_attention_args");
-    folio_status status = open_paged(&p);
+    folio_status status = open_paged(&p, run);
     folio_tensor out = {p.a.out, p.a.dtype, p.a.num_seqs, 0, 0};
     if (status == FOLIO_OK) status = plan_keys(&p, 0, p.a.max_seq_len);
     if (status == FOLIO_OK) status = attend(&p, out, NULL, 0, 0);
@@ -260,11 +244,11 @@ static folio_status by_partitions(paged *p, float *exp_sums, float *max_logits, 
 folio_status folio_vllm06_paged_attention_v2(folio_context *ctx,
                                              const folio_vllm06_paged_attention_args *args,
                                              const folio_vllm06_ops_cache *cache, float *exp_sums,
-                                             float *max_logits, void *tmp_out)
+                                             float *max_logits, void *tmp_out, const folio_run *run)
 {
     paged p = {.ctx = ctx, .c = cache};
     STRUCT_IN(p.a, args, "folio_vllm06_paged_attention_args");
-    folio_status status = open_paged(&p);
+    folio_status status = open_paged(&p, run);
     if (status == FOLIO_OK) status = by_partitions(&p, exp_sums, max_logits, tmp_out);
     return close_paged(&p, status);
 }
@@ -293,16 +277,8 @@ static folio_status copy_alike(folio_context *ctx, const folio_vllm06_ops_cache 
 
 folio_status folio_vllm06_copy_blocks(folio_context *ctx, const folio_vllm06_ops_cache *caches,
                                       int64_t num_caches, const int64_t (*block_mapping)[2],
-                                      int64_t num_pairs)
+                                      int64_t num_pairs, const folio_run *run)
 {
-    return folio_vllm06_copy_blocks_on(ctx, caches, num_caches, block_mapping, num_pairs, NULL);
-}
-
-folio_status folio_vllm06_copy_blocks_on(folio_context *ctx, const folio_vllm06_ops_cache *caches,
-                                         int64_t num_caches, const int64_t (*block_mapping)[2],
-                                         int64_t num_pairs, void *stream)
-{
-    folio_run run = run_on(stream);
     REQUIRE(ctx != NULL, "ctx is NULL");
     REQUIRE(num_caches >= 0 && num_caches <= INT32_MAX && (num_caches == 0 || caches != NULL),
             "caches is NULL or num_caches no count");
@@ -319,7 +295,7 @@ folio_status folio_vllm06_copy_blocks_on(folio_context *ctx, const folio_vllm06_
         for (int64_t i = 0, n; i < num_caches && status == FOLIO_OK; i += n) {
             for (n = 1; i + n < num_caches && same_shape(&caches[i], &caches[i + n]);) n++;
             status =
-                copy_alike(ctx, caches + i, n, memory, block_mapping, pass ? num_pairs : 0, &run);
+                copy_alike(ctx, caches + i, n, memory, block_mapping, pass ? num_pairs : 0, run);
         }
     folioi_free(&ctx->allocator, memory, bytes);
     return status;
@@ -327,22 +303,14 @@ folio_status folio_vllm06_copy_blocks_on(folio_context *ctx, const folio_vllm06_
 
 folio_status folio_vllm06_swap_blocks(folio_context *ctx, const folio_vllm06_ops_cache *src,
                                       const folio_vllm06_ops_cache *dst,
-                                      const int64_t (*block_mapping)[2], int64_t num_pairs)
-{
-    return folio_vllm06_swap_blocks_on(ctx, src, dst, block_mapping, num_pairs, NULL);
-}
-
-folio_status folio_vllm06_swap_blocks_on(folio_context *ctx, const folio_vllm06_ops_cache *src,
-                                         const folio_vllm06_ops_cache *dst,
-                                         const int64_t (*block_mapping)[2], int64_t num_pairs,
-                                         void *stream)
+                                      const int64_t (*block_mapping)[2], int64_t num_pairs,
+                                      const folio_run *run)
 {
     folio_kv_cache *from, *to = NULL;
-    folio_run run = run_on(stream);
     TRY(wrap(ctx, src, &from));
     folio_status status = wrap(ctx, dst, &to);
     if (status == FOLIO_OK)
-        status = folio_kv_cache_copy_blocks(from, to, block_mapping, num_pairs, &run);
+        status = folio_kv_cache_copy_blocks(from, to, block_mapping, num_pairs, run);
     folio_kv_cache_destroy(from);
     folio_kv_cache_destroy(to);
     return status;

@@ -46,9 +46,9 @@ TEST(vllm06_device, swap_to_the_host_and_back)
         folio_vllm06_kv_cache here = make_cache(ctx, FOLIO_MEMORY_DEVICE);
         folio_vllm06_kv_cache there = make_cache(ctx, FOLIO_MEMORY_HOST);
         CHECK_OK(folio_memory_copy(ctx, here.data, image, CACHE * 2, &run));
-        CHECK_OK(b->swap_blocks_on(state, &here, &there, out, 2, stream));
-        CHECK_OK(b->swap_blocks_on(state, &there, &here, back, 2, stream));
-        CHECK_OK(b->copy_blocks_on(state, &here, 1, copy, 1, stream));
+        CHECK_OK(b->swap_blocks(state, &here, &there, out, 2, &run));
+        CHECK_OK(b->swap_blocks(state, &there, &here, back, 2, &run));
+        CHECK_OK(b->copy_blocks(state, &here, 1, copy, 1, &run));
         CHECK_OK(folio_memory_copy(ctx, got, here.data, CACHE * 2, &run));
         CHECK_OK(folio_run_wait(ctx, &run));
         for (int part = 0; part < 2; part++) {
@@ -149,9 +149,9 @@ static void attend(user *u, const folio_vllm06_backend *b, int step)
                                    .value = t[2],
                                    .kv_cache = &u->cache,
                                    .attn_metadata = u->metadata[step],
-                                   .output = t[3],
-                                   .stream = u->stream};
-    CHECK_OK(b->forward(u->impl, &a));
+                                   .output = t[3]};
+    const folio_run run = {.struct_size = sizeof run, .stream = u->stream};
+    CHECK_OK(b->forward(u->impl, &a, &run));
 }
 
 /* Three states take turns without waiting; each has what it has alone. */

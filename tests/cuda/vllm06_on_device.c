@@ -120,6 +120,14 @@ static folio_status finish(folio_status status)
     return status;
 }
 
+/* Where calls run: the stream in use, or without a run. */
+static const folio_run *on_stream(void)
+{
+    static folio_run run;
+    run = (folio_run){.struct_size = sizeof run, .stream = stream};
+    return stream != NULL ? &run : NULL;
+}
+
 static int64_t size_of(folio_dtype dtype) { return (int64_t)folio_dtype_size(dtype); }
 
 /* ------------------------------------------------------------------------------- the three backends */
@@ -146,10 +154,11 @@ static folio_vllm06_kv_cache bring_kv(const folio_vllm06_kv_cache *c)
     return r;
 }
 
-static folio_status forward(folio_vllm06_impl *impl, const folio_vllm06_forward_args *args)
+static folio_status forward(folio_vllm06_impl *impl, const folio_vllm06_forward_args *args,
+                            const folio_run *run)
 {
     if (impl == NULL || args == NULL || args->struct_size != sizeof *args)
-        return backends[0]->forward(impl, args);
+        return backends[0]->forward(impl, args, run);
     const folio_attention_desc *d = &impl->desc;
     folio_vllm06_forward_args a = *args;
     folio_vllm06_kv_cache kv;
@@ -162,37 +171,33 @@ static folio_status forward(folio_vllm06_impl *impl, const folio_vllm06_forward_
         kv = bring_kv(args->kv_cache);
         a.kv_cache = &kv;
     }
-    a.stream = stream;
     send();
-    return finish(backends[0]->forward(impl, &a));
+    return finish(backends[0]->forward(impl, &a, on_stream()));
 }
 
 static folio_status swap_blocks(folio_vllm06_state *state, const folio_vllm06_kv_cache *src,
                                 const folio_vllm06_kv_cache *dst, const int64_t (*pairs)[2],
-                                int64_t num_pairs)
+                                int64_t num_pairs, const folio_run *run)
 {
     if (src == NULL || dst == NULL)
-        return backends[0]->swap_blocks(state, src, dst, pairs, num_pairs);
+        return backends[0]->swap_blocks(state, src, dst, pairs, num_pairs, run);
     begin();
     folio_vllm06_kv_cache from = bring_kv(src), to = bring_kv(dst);
     send();
-    return finish(stream == NULL
-                      ? backends[0]->swap_blocks(state, &from, &to, pairs, num_pairs)
-                      : backends[0]->swap_blocks_on(state, &from, &to, pairs, num_pairs, stream));
+    return finish(backends[0]->swap_blocks(state, &from, &to, pairs, num_pairs, on_stream()));
 }
 
 static folio_status copy_blocks(folio_vllm06_state *state, const folio_vllm06_kv_cache *caches,
-                                int64_t n, const int64_t (*pairs)[2], int64_t num_pairs)
+                                int64_t n, const int64_t (*pairs)[2], int64_t num_pairs,
+                                const folio_run *run)
 {
     folio_vllm06_kv_cache placed[4];
     if (caches == NULL || n < 0 || n > 4)
-        return backends[0]->copy_blocks(state, caches, n, pairs, num_pairs);
+        return backends[0]->copy_blocks(state, caches, n, pairs, num_pairs, run);
     begin();
     for (int64_t i = 0; i < n; i++) placed[i] = bring_kv(&caches[i]);
     send();
-    return finish(stream == NULL
-                      ? backends[0]->copy_blocks(state, placed, n, pairs, num_pairs)
-                      : backends[0]->copy_blocks_on(state, placed, n, pairs, num_pairs, stream));
+    return finish(backends[0]->copy_blocks(state, placed, n, pairs, num_pairs, on_stream()));
 }
 
 const folio_vllm06_backend *on_device_backend_find(const char *name)
@@ -224,11 +229,11 @@ static folio_vllm06_ops_cache bring_cache(const folio_vllm06_ops_cache *c)
 folio_status on_device_reshape_and_cache(folio_context *ctx, const void *key, const void *value,
                                          folio_dtype dtype, int64_t num_tokens, int64_t key_stride,
                                          int64_t value_stride, const folio_vllm06_ops_cache *cache,
-                                         const int64_t *slot_mapping)
+                                         const int64_t *slot_mapping, const folio_run *run)
 {
     if (cache == NULL)
         return folio_vllm06_reshape_and_cache(ctx, key, value, dtype, num_tokens, key_stride,
-                                              value_stride, cache, slot_mapping);
+                                              value_stride, cache, slot_mapping, run);
     begin();
     folio_vllm06_ops_cache c = bring_cache(cache);
     int64_t row = (int64_t)c.num_kv_heads * c.head_size, elem = size_of(dtype);
@@ -237,12 +242,9 @@ folio_status on_device_reshape_and_cache(folio_context *ctx, const void *key, co
     for (int i = 0; i < 2; i++)
         rows[i] = bring(rows[i], num_tokens > 0 ? ((num_tokens - 1) * strides[i] + row) * elem : 0);
     send();
-    return finish(stream == NULL
-                      ? folio_vllm06_reshape_and_cache(ctx, rows[0], rows[1], dtype, num_tokens,
-                                                       key_stride, value_stride, &c, slot_mapping)
-                      : folio_vllm06_reshape_and_cache_on(ctx, rows[0], rows[1], dtype, num_tokens,
-                                                          key_stride, value_stride, &c,
-                                                          slot_mapping, stream));
+    return finish(folio_vllm06_reshape_and_cache(ctx, rows[0], rows[1], dtype, num_tokens,
+                                                 key_stride, value_stride, &c, slot_mapping,
+                                                 on_stream()));
 }
 
 static folio_status paged(folio_context *ctx, const folio_vllm06_paged_attention_args *args,
@@ -257,61 +259,58 @@ static folio_status paged(folio_context *ctx, const folio_vllm06_paged_attention
     a.query = bring(args->query, rows * row);
     a.out = bring(args->out, rows * row);
     a.alibi_slopes = bring(args->alibi_slopes, a.num_heads * (int64_t)sizeof(float));
-    a.stream = stream;
     if (v2) {
         exp_sums = bring(exp_sums, rows * parts * (int64_t)sizeof(float));
         max_logits = bring(max_logits, rows * parts * (int64_t)sizeof(float));
         tmp_out = bring(tmp_out, rows * parts * row);
     }
     send();
-    return finish(v2 ? folio_vllm06_paged_attention_v2(ctx, &a, &c, exp_sums, max_logits, tmp_out)
-                     : folio_vllm06_paged_attention_v1(ctx, &a, &c));
+    return finish(v2 ? folio_vllm06_paged_attention_v2(ctx, &a, &c, exp_sums, max_logits, tmp_out,
+                                                       on_stream())
+                     : folio_vllm06_paged_attention_v1(ctx, &a, &c, on_stream()));
 }
 
 folio_status on_device_paged_attention_v1(folio_context *ctx,
                                           const folio_vllm06_paged_attention_args *args,
-                                          const folio_vllm06_ops_cache *cache)
+                                          const folio_vllm06_ops_cache *cache, const folio_run *run)
 {
     if (args == NULL || cache == NULL || args->struct_size != sizeof *args)
-        return folio_vllm06_paged_attention_v1(ctx, args, cache);
+        return folio_vllm06_paged_attention_v1(ctx, args, cache, run);
     return paged(ctx, args, cache, false, NULL, NULL, NULL);
 }
 
 folio_status on_device_paged_attention_v2(folio_context *ctx,
                                           const folio_vllm06_paged_attention_args *args,
                                           const folio_vllm06_ops_cache *cache, float *exp_sums,
-                                          float *max_logits, void *tmp_out)
+                                          float *max_logits, void *tmp_out, const folio_run *run)
 {
     if (args == NULL || cache == NULL || args->struct_size != sizeof *args)
-        return folio_vllm06_paged_attention_v2(ctx, args, cache, exp_sums, max_logits, tmp_out);
+        return folio_vllm06_paged_attention_v2(ctx, args, cache, exp_sums, max_logits, tmp_out,
+                                               run);
     return paged(ctx, args, cache, true, exp_sums, max_logits, tmp_out);
 }
 
 folio_status on_device_copy_blocks(folio_context *ctx, const folio_vllm06_ops_cache *caches,
-                                   int64_t num_caches, const int64_t (*pairs)[2], int64_t num_pairs)
+                                   int64_t num_caches, const int64_t (*pairs)[2], int64_t num_pairs,
+                                   const folio_run *run)
 {
     folio_vllm06_ops_cache placed[4];
     if (caches == NULL || num_caches < 0 || num_caches > 4)
-        return folio_vllm06_copy_blocks(ctx, caches, num_caches, pairs, num_pairs);
+        return folio_vllm06_copy_blocks(ctx, caches, num_caches, pairs, num_pairs, run);
     begin();
     for (int64_t i = 0; i < num_caches; i++) placed[i] = bring_cache(&caches[i]);
     send();
-    return finish(
-        stream == NULL
-            ? folio_vllm06_copy_blocks(ctx, placed, num_caches, pairs, num_pairs)
-            : folio_vllm06_copy_blocks_on(ctx, placed, num_caches, pairs, num_pairs, stream));
+    return finish(folio_vllm06_copy_blocks(ctx, placed, num_caches, pairs, num_pairs, on_stream()));
 }
 
 folio_status on_device_swap_blocks(folio_context *ctx, const folio_vllm06_ops_cache *src,
                                    const folio_vllm06_ops_cache *dst, const int64_t (*pairs)[2],
-                                   int64_t num_pairs)
+                                   int64_t num_pairs, const folio_run *run)
 {
     if (src == NULL || dst == NULL)
-        return folio_vllm06_swap_blocks(ctx, src, dst, pairs, num_pairs);
+        return folio_vllm06_swap_blocks(ctx, src, dst, pairs, num_pairs, run);
     begin();
     folio_vllm06_ops_cache from = bring_cache(src), to = bring_cache(dst);
     send();
-    return finish(stream == NULL
-                      ? folio_vllm06_swap_blocks(ctx, &from, &to, pairs, num_pairs)
-                      : folio_vllm06_swap_blocks_on(ctx, &from, &to, pairs, num_pairs, stream));
+    return finish(folio_vllm06_swap_blocks(ctx, &from, &to, pairs, num_pairs, on_stream()));
 }

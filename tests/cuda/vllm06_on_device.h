@@ -14,20 +14,22 @@ const folio_vllm06_backend *on_device_backend_find(const char *name);
 folio_status on_device_reshape_and_cache(folio_context *ctx, const void *key, const void *value,
                                          folio_dtype dtype, int64_t num_tokens, int64_t key_stride,
                                          int64_t value_stride, const folio_vllm06_ops_cache *cache,
-                                         const int64_t *slot_mapping);
+                                         const int64_t *slot_mapping, const folio_run *run);
 folio_status on_device_paged_attention_v1(folio_context *ctx,
                                           const folio_vllm06_paged_attention_args *args,
-                                          const folio_vllm06_ops_cache *cache);
+                                          const folio_vllm06_ops_cache *cache,
+                                          const folio_run *run);
 folio_status on_device_paged_attention_v2(folio_context *ctx,
                                           const folio_vllm06_paged_attention_args *args,
                                           const folio_vllm06_ops_cache *cache, float *exp_sums,
-                                          float *max_logits, void *tmp_out);
+                                          float *max_logits, void *tmp_out, const folio_run *run);
 folio_status on_device_copy_blocks(folio_context *ctx, const folio_vllm06_ops_cache *caches,
                                    int64_t num_caches, const int64_t (*block_mapping)[2],
-                                   int64_t num_pairs);
+                                   int64_t num_pairs, const folio_run *run);
 folio_status on_device_swap_blocks(folio_context *ctx, const folio_vllm06_ops_cache *src,
                                    const folio_vllm06_ops_cache *dst,
-                                   const int64_t (*block_mapping)[2], int64_t num_pairs);
+                                   const int64_t (*block_mapping)[2], int64_t num_pairs,
+                                   const folio_run *run);
 
 #ifndef FOLIO_TESTS_CALL_ITSELF /* defined for what is only written for a device */
 #define folio_vllm06_backend_find on_device_backend_find
