@@ -178,7 +178,7 @@ static bool batch_batch(void *state, double *seconds)
     double start = term_seconds();
     for (int i = 0; i < BATCHES; i++) {
         folio_batch_clear(s->batch);
-        BENCH_TRY(folio_batch_add_sequences(s->batch, 0, s->sequences, RUNNING));
+        BENCH_TRY(folio_batch_add_sequences(s->batch, 0, s->sequences, RUNNING, NULL));
     }
     *seconds = term_seconds() - start;
     return true;

@@ -133,7 +133,7 @@ bool replay_model_step(replay_model *m, const replay_item *items, int64_t num_it
 {
     for (int64_t i = 0; i < num_items; i++) m->list[i] = items[i].sequence;
     folio_batch_clear(m->batch);
-    REPLAY_TRY(folio_batch_add_sequences(m->batch, 0, m->list, num_items));
+    REPLAY_TRY(folio_batch_add_sequences(m->batch, 0, m->list, num_items, NULL));
     REPLAY_TRY(folio_plan_update(m->plan, m->batch, NULL));
     for (int32_t layer = 0; layer < m->o->layers; layer++)
         if (!run_layer(m, items, num_items, layer)) return false;

@@ -86,9 +86,8 @@ static void forward(beam *beams, int n)
         }
         sequences[i] = beams[i].sequence;
     }
-    must(folio_pool_run_copies(pool, NULL)); /* shared blocks that are about to be written */
-    folio_batch_clear(batch);
-    must(folio_batch_add_sequences(batch, 0, sequences, n));
+    folio_batch_clear(batch); /* adding copies shared blocks that are about to be written */
+    must(folio_batch_add_sequences(batch, 0, sequences, n, NULL));
     must(folio_plan_update(plan, batch, NULL));
     folio_tensors tensors = {.struct_size = sizeof tensors,
                              .q = {.data = q, .tokens = rows},

@@ -115,8 +115,7 @@ static int schedule(folio_pool *pool, request *all, int32_t step)
 }
 
 /* One step: batch, plan, forward; then each sequence gets its next token. Returns the rows. */
-static int64_t run_step(folio_pool *pool, folio_kv_cache *cache, folio_plan *plan,
-                        folio_batch *batch, request *all)
+static int64_t run_step(folio_kv_cache *cache, folio_plan *plan, folio_batch *batch, request *all)
 {
     static float q[MAX_ROWS * WIDTH], k[MAX_ROWS * WIDTH], v[MAX_ROWS * WIDTH];
     static float out[MAX_ROWS * WIDTH];
@@ -126,7 +125,7 @@ static int64_t run_step(folio_pool *pool, folio_kv_cache *cache, folio_plan *pla
     for (int i = 0; i < REQUESTS; i++) {
         request *r = &all[i];
         if (!r->running) continue;
-        must(folio_batch_add_sequences(batch, 0, &r->sequence, 1));
+        must(folio_batch_add_sequences(batch, 0, &r->sequence, 1, NULL));
         for (int64_t t = committed_len(r); t < r->len; t++) tokens_in[rows++] = r->tokens[t];
     }
     if (rows == 0) return 0;
@@ -138,7 +137,6 @@ static int64_t run_step(folio_pool *pool, folio_kv_cache *cache, folio_plan *pla
         embed(tokens_in[row], position, 2, k + row * WIDTH);
         embed(tokens_in[row], position, 3, v + row * WIDTH);
     }
-    must(folio_pool_run_copies(pool, NULL)); /* none here: nothing is forked or truncated */
     must(folio_plan_update(plan, batch, NULL));
     folio_tensors tensors = {.struct_size = sizeof tensors,
                              .q = {.data = q, .tokens = rows},
@@ -220,7 +218,7 @@ static int serve(request *all, int64_t num_blocks, bool print)
     int total = 0, left = REQUESTS;
     for (int32_t step = 0; left > 0; step++) {
         int preempted = schedule(pool, all, step);
-        int64_t rows = run_step(pool, cache, plan, batch, all);
+        int64_t rows = run_step(cache, plan, batch, all);
         if (print) print_step(pool, step, rows, preempted);
         total += preempted;
         left = 0;

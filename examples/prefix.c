@@ -66,9 +66,8 @@ static int32_t forward(folio_pool *pool, folio_sequence *sequence, const request
         embed(r->tokens[from + i], from + i, 2, k + i * WIDTH);
         embed(r->tokens[from + i], from + i, 3, v + i * WIDTH);
     }
-    must(folio_pool_run_copies(pool, NULL));
     folio_batch_clear(batch);
-    must(folio_batch_add_sequences(batch, 0, &sequence, 1));
+    must(folio_batch_add_sequences(batch, 0, &sequence, 1, NULL));
     must(folio_plan_update(plan, batch, NULL));
     folio_tensors tensors = {.struct_size = sizeof tensors,
                              .q = {.data = q, .tokens = rows},

@@ -334,6 +334,7 @@ folio_status folio_attention_forward(const folio_plan *plan, int32_t attention,
 {
     folio_run r;
     TRY(folioi_plan_find(plan, attention, type));
+    if (!plan->on_device) TRY(folioi_batch_check_stamps(plan->batch));
     folioi_call call = {
         .shape = &plan->shape,
         .plan_state = plan->state,

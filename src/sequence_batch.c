@@ -2,19 +2,68 @@
 #include "batch/batch.h"
 #include "cache/pool.h"
 
-/* One sequence as a batch takes it; s NULL: padding. */
-static folio_status as_batch_seq(const folio_sequence *s, int32_t group, int64_t i,
-                                 folio_batch_seq *out)
+/* Shared blocks that are about to be written get their copies first: by the pool where it knows the
+ * cache, else by the caller before this call. Under the pool's lock. */
+static folio_status settle_copies(const folio_sequence *s, int32_t group, int64_t i)
 {
-    *out = (folio_batch_seq){.struct_size = sizeof *out, .query_len = 1, .padding = 1};
-    if (s == NULL) return FOLIO_OK;
-    REQUIRE(group >= 0 && group < s->pool->num_layer_groups,
-            "batch: sequences[%lld]: group %d is outside [0, %d)", (long long)i, group,
-            s->pool->num_layer_groups);
+    folio_pool *pool = s->pool;
+    if (pool->copies[group].num == 0) return FOLIO_OK;
+    if (pool->cache[group] != NULL) return folioi_pool_run_group_copies(pool, group);
+    const folioi_table *t = &s->table[group];
+    for (int64_t k = t->released; k < t->num; k++) {
+        const folioi_block *block = &pool->device.block[table_blocks(t)[k]];
+        REQUIRE(block->copy == NONE && block->reads == 0,
+                "batch: sequences[%lld]: block %d waits for a queued copy, and group %d has no "
+                "cache to run it in; call folio_pool_take_copies and run the copies first",
+                (long long)i, table_blocks(t)[k], group);
+    }
+    return FOLIO_OK;
+}
+
+/* Under the pool's lock. */
+static folio_status check_sequence(const folio_sequence *s, int32_t group, int64_t i)
+{
+    TRY(folioi_sequence_resident(s, "batch"));
+    REQUIRE(s->len > 0, "batch: sequences[%lld] has no token: reserve some", (long long)i);
+    return settle_copies(s, group, i);
+}
+
+/* *block_size 0: the batch takes that of the first one's pool. */
+static folio_status check_sequences(int32_t *block_size, int32_t group,
+                                    folio_sequence *const *sequences, int64_t num_sequences,
+                                    const folio_run *run)
+{
+    for (int64_t i = 0; i < num_sequences; i++) {
+        const folio_sequence *s = sequences[i];
+        REQUIRE(s != NULL, "batch: sequences[%lld] is NULL; padding is added by folio_batch_add",
+                (long long)i);
+        folio_pool *pool = s->pool;
+        if (*block_size == 0) *block_size = pool->block_size;
+        REQUIRE(*block_size == pool->block_size,
+                "batch: its blocks have %d tokens, those of sequences[%lld] %d", *block_size,
+                (long long)i, pool->block_size);
+        REQUIRE(group >= 0 && group < pool->num_layer_groups,
+                "batch: sequences[%lld]: group %d is outside [0, %d)", (long long)i, group,
+                pool->num_layer_groups);
+        if (i == 0 || pool != sequences[i - 1]->pool) TRY(folioi_pool_run_in(pool, run));
+    }
+    for (int64_t i = 0; i < num_sequences; i++) {
+        pool_lock(sequences[i]->pool);
+        folio_status status = check_sequence(sequences[i], group, i);
+        pthread_mutex_unlock(&sequences[i]->pool->lock);
+        TRY(status);
+    }
+    return FOLIO_OK;
+}
+
+/* One sequence as the batch takes it. */
+static folio_status add_sequence(folio_batch *batch, int32_t group, const folio_sequence *s)
+{
     pool_lock(s->pool);
+    uint64_t changes = stamp_changes(s->stamp);
     const folioi_table *t = &s->table[group], *cross = &s->table[s->pool->cross];
-    *out = (folio_batch_seq){
-        .struct_size = sizeof *out,
+    folio_batch_seq seq = {
+        .struct_size = sizeof seq,
         .query_len = s->len - s->committed,
         .seq_len = s->len,
         .block_table = table_blocks(t),
@@ -24,10 +73,9 @@ static folio_status as_batch_seq(const folio_sequence *s, int32_t group, int64_t
         .cross_block_table = s->encoder_len > 0 ? table_blocks(cross) : NULL,
         .num_cross_blocks = s->encoder_len > 0 ? cross->num : 0,
     };
-    folio_status status = folioi_sequence_resident(s, "batch");
     pthread_mutex_unlock(&s->pool->lock);
-    TRY(status);
-    REQUIRE(s->len > 0, "batch: sequences[%lld] has no token: reserve some", (long long)i);
+    TRY(folio_batch_add(batch, &seq));
+    folioi_batch_take_stamp(batch, s->stamp, changes);
     return FOLIO_OK;
 }
 
@@ -41,29 +89,22 @@ static void take_back(folio_batch *batch, const folio_batch *before)
     batch->num_encoder_tokens = before->num_encoder_tokens;
     batch->num_cross_blocks = before->num_cross_blocks;
     batch->has_encoder_lens = before->has_encoder_lens;
+    folioi_batch_drop_stamps(batch, before->num_taken);
 }
 
 folio_status folio_batch_add_sequences(folio_batch *batch, int32_t group,
-                                       folio_sequence *const *sequences, int64_t num_sequences)
+                                       folio_sequence *const *sequences, int64_t num_sequences,
+                                       const folio_run *run)
 {
     REQUIRE(batch != NULL, "folio_batch_add_sequences: batch is NULL");
     REQUIRE(num_sequences >= 0, "batch: num_sequences is %lld", (long long)num_sequences);
     REQUIRE(num_sequences == 0 || sequences != NULL, "batch: sequences is NULL");
-    folio_batch_seq seq;
     int32_t block_size = batch->desc.block_size;
-    for (int64_t i = 0; i < num_sequences; i++) {
-        if (sequences[i] != NULL && block_size == 0) block_size = sequences[i]->pool->block_size;
-        if (sequences[i] != NULL)
-            REQUIRE(block_size == sequences[i]->pool->block_size,
-                    "batch: its blocks have %d tokens, those of sequences[%lld] %d", block_size,
-                    (long long)i, sequences[i]->pool->block_size);
-        TRY(as_batch_seq(sequences[i], group, i, &seq));
-    }
+    TRY(check_sequences(&block_size, group, sequences, num_sequences, run));
     folio_batch before = *batch;
     batch->desc.block_size = block_size;
     for (int64_t i = 0; i < num_sequences; i++) {
-        folio_status status = as_batch_seq(sequences[i], group, i, &seq);
-        if (status == FOLIO_OK) status = folio_batch_add(batch, &seq);
+        folio_status status = add_sequence(batch, group, sequences[i]);
         if (status != FOLIO_OK) {
             take_back(batch, &before);
             return status;

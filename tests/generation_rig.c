@@ -498,7 +498,7 @@ bool gen_step(gen_pool *p, gen_item *const *items, int64_t num_items)
     gen_poison(p, sequences, num_items);
     for (int32_t group = 0; group < g->num_layer_groups; group++) {
         folio_batch_clear(p->batch[group]);
-        status = folio_batch_add_sequences(p->batch[group], group, sequences, num_items);
+        status = folio_batch_add_sequences(p->batch[group], group, sequences, num_items, NULL);
         CHECK_OK(status);
         if (status == FOLIO_OK)
             CHECK_OK(status = folio_plan_update(p->plan[group], p->batch[group], &p->m->run));

@@ -100,6 +100,8 @@ TEST(device_pool, other_streams_are_refused)
     folio_sequence *s = gen_filled(&w, &w.r[0], 20);
     folio_pool_stats before = gen_stats(&w.p), after;
     REFUSED(folio_pool_run_copies(w.p.pool, &run), FOLIO_ERR_ARGUMENT, "stream|the pool's");
+    REFUSED(folio_batch_add_sequences(w.p.batch[0], 0, &s, 1, &run), FOLIO_ERR_ARGUMENT,
+            "stream|the pool's");
     REFUSED(folio_sequence_swap_out(s, FOLIO_TIER_HOST, &run, &t), FOLIO_ERR_ARGUMENT, "stream");
     REFUSED(folio_sequence_swap_in(s, &run, &t), FOLIO_ERR_ARGUMENT, "stream|the pool's");
     REFUSED(folio_sequence_preempt(s, FOLIO_PREEMPT_SWAP, &run, &t), FOLIO_ERR_ARGUMENT, "stream");

@@ -600,6 +600,18 @@ static folio_status sized_run(sized_world *w, void *arg)
     return status;
 }
 
+static folio_status sized_batch(sized_world *w, void *arg)
+{
+    const folio_batch_desc desc = {.struct_size = sizeof desc, .block_size = 16};
+    folio_batch *batch = NULL;
+    folio_sequence *s = pool_plain(w->pool, 3);
+    CHECK_OK(folio_batch_create(w->ctx, &desc, &batch));
+    folio_status status = folio_batch_add_sequences(batch, 0, &s, 1, arg);
+    folio_batch_destroy(batch);
+    folio_sequence_destroy(s);
+    return status;
+}
+
 static const int32_t three_ids[3] = {5, 6, 7};
 
 typedef struct {
@@ -621,6 +633,7 @@ static const sized_case sized_cases[] = {
     SIZED(folio_tokens, sized_match, hash_ids, .num_tokens = 3, .ids = three_ids),
     SIZED(folio_tokens, sized_commit, hash_ids, .num_tokens = 3, .ids = three_ids),
     SIZED(folio_run, sized_run, stream, .stream = NULL),
+    SIZED(folio_run, sized_batch, stream, .stream = NULL),
     FILLED(folio_pool_stats, sized_stats, num_copies),
     FILLED(folio_sequence_info, sized_info, matched_len),
 };
@@ -765,10 +778,10 @@ static void live_sequences(life *l)
     run_copies_twice(l);
     TWICE(l, folio_sequence_truncate(l->b, pool_info(l->b).len - 17));
     TWICE(l, folio_sequence_release_window(l->c));
-    folio_sequence *const some[4] = {l->a, NULL, l->b, l->c};
+    folio_sequence *const some[3] = {l->a, l->b, l->c};
     const folio_batch_desc bd = {.struct_size = sizeof bd, .block_size = 4};
     TWICE(l, folio_batch_create(l->ctx, &bd, &l->batch));
-    TWICE(l, folio_batch_add_sequences(l->batch, 0, some, 4));
+    TWICE(l, folio_batch_add_sequences(l->batch, 0, some, 3, NULL));
     int32_t by_hand[5];
     TWICE(l, folio_pool_alloc(l->pool, 5, by_hand));
     TWICE(l, folio_pool_retain(l->pool, 5, by_hand));

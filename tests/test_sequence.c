@@ -815,12 +815,14 @@ TEST(sequence, batches_of_sequences)
     s[6] = pool_plain(r.pool, 5); /* nothing new */
     folio_batch *batch = NULL;
     const folio_batch_desc desc = {.struct_size = sizeof desc, .block_size = BS};
+    const folio_batch_seq padding = {.struct_size = sizeof padding, .query_len = 1, .padding = 1};
     CHECK_OK(folio_batch_create(r.ctx, &desc, &batch));
     for (int32_t g = 0; g < 2; g++) {
         folio_batch_clear(batch);
-        CHECK_OK(folio_batch_add_sequences(batch, g, s, 3)); /* appended to what is there */
-        CHECK_OK(folio_batch_add_sequences(batch, g, s + 3, N - 3));
-        CHECK_OK(folio_batch_add_sequences(batch, g, s, 0));
+        CHECK_OK(folio_batch_add_sequences(batch, g, s, 2, NULL));
+        CHECK_OK(folio_batch_add(batch, &padding)); /* the next ones are appended */
+        CHECK_OK(folio_batch_add_sequences(batch, g, s + 3, N - 3, NULL));
+        CHECK_OK(folio_batch_add_sequences(batch, g, s, 0, NULL));
         folio_batch_view v = {.struct_size = sizeof v};
         CHECK_OK(folio_batch_get_view(batch, FOLIO_ATTENTION_DECODER, FOLIO_PHASE_AUTO, &v));
         CHECK_INT(v.num_seqs, N);
@@ -876,7 +878,7 @@ TEST(sequence, batches_with_encoder_tokens)
     CHECK_OK(folio_batch_create(r.ctx, &desc, &batch));
     for (int committed = 0; committed < 2; committed++) {
         folio_batch_clear(batch);
-        CHECK_OK(folio_batch_add_sequences(batch, 0, s, 3));
+        CHECK_OK(folio_batch_add_sequences(batch, 0, s, 3, NULL));
         folio_batch_view v = {.struct_size = sizeof v};
         CHECK_OK(
             folio_batch_get_view(batch, FOLIO_ATTENTION_ENCODER_DECODER, FOLIO_PHASE_AUTO, &v));
@@ -906,27 +908,33 @@ TEST(sequence, batches_refused)
         &r, (folio_pool_desc){.num_blocks = 40, .block_size = 4, .num_layer_groups = 2}));
     REQUIRE_TEST(pool_rig_open(
         &other, (folio_pool_desc){.num_blocks = 40, .block_size = 3, .num_layer_groups = 2}));
-    folio_sequence *s[3] = {pool_plain(r.pool, 5), NULL, pool_plain(other.pool, 5)};
+    folio_sequence *s[3] = {pool_plain(r.pool, 5), pool_plain(r.pool, 4),
+                            pool_plain(other.pool, 5)};
+    folio_sequence *const with_null[2] = {s[0], NULL}, *const empty = pool_sequence(r.pool, 0);
     CHECK_OK(folio_sequence_reserve(s[0], 2, 0, NULL));
     folio_batch *batch = NULL;
     const folio_batch_desc desc = {.struct_size = sizeof desc, .block_size = 4};
     CHECK_OK(folio_batch_create(r.ctx, &desc, &batch));
-    CHECK_OK(folio_batch_add_sequences(batch, 1, s, 2));
+    CHECK_OK(folio_batch_add_sequences(batch, 1, s, 2, NULL));
     folio_batch_info before = {.struct_size = sizeof before}, after = before;
     CHECK_OK(folio_batch_get_info(batch, &before));
     CHECK_INT(before.num_seqs, 2);
-    REFUSED(folio_batch_add_sequences(NULL, 0, s, 1), FOLIO_ERR_ARGUMENT, "batch");
-    REFUSED(folio_batch_add_sequences(batch, 0, NULL, 1), FOLIO_ERR_ARGUMENT, "sequences");
-    REFUSED(folio_batch_add_sequences(batch, 0, s, -1), FOLIO_ERR_ARGUMENT, "-1");
-    REFUSED(folio_batch_add_sequences(batch, 2, s, 1), FOLIO_ERR_ARGUMENT, "group|2");
-    REFUSED(folio_batch_add_sequences(batch, FOLIO_LAYER_GROUP_CROSS, s, 1), FOLIO_ERR_ARGUMENT,
-            "group|-1");
-    REFUSED(folio_batch_add_sequences(batch, 0, s, 3), FOLIO_ERR_ARGUMENT, "2|3|4");
+    REFUSED(folio_batch_add_sequences(NULL, 0, s, 1, NULL), FOLIO_ERR_ARGUMENT, "batch");
+    REFUSED(folio_batch_add_sequences(batch, 0, NULL, 1, NULL), FOLIO_ERR_ARGUMENT, "sequences");
+    REFUSED(folio_batch_add_sequences(batch, 0, s, -1, NULL), FOLIO_ERR_ARGUMENT, "-1");
+    REFUSED(folio_batch_add_sequences(batch, 2, s, 1, NULL), FOLIO_ERR_ARGUMENT, "group|2");
+    REFUSED(folio_batch_add_sequences(batch, FOLIO_LAYER_GROUP_CROSS, s, 1, NULL),
+            FOLIO_ERR_ARGUMENT, "group|-1");
+    REFUSED(folio_batch_add_sequences(batch, 0, s, 3, NULL), FOLIO_ERR_ARGUMENT, "2|3|4");
+    REFUSED(folio_batch_add_sequences(batch, 0, with_null, 2, NULL), FOLIO_ERR_ARGUMENT,
+            "sequences[1] is NULL|folio_batch_add");
+    REFUSED(folio_batch_add_sequences(batch, 0, &empty, 1, NULL), FOLIO_ERR_ARGUMENT,
+            "sequences[0]|no token");
     CHECK_OK(folio_batch_get_info(batch, &after));
     CHECK(memcmp(&before, &after, sizeof before) == 0);
     folio_batch_destroy(batch);
-    folio_sequence_destroy(s[0]);
-    folio_sequence_destroy(s[2]);
+    for (int i = 0; i < 3; i++) folio_sequence_destroy(s[i]);
+    folio_sequence_destroy(empty);
     pool_rig_close(&r);
     pool_rig_close(&other);
 }

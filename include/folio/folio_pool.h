@@ -9,7 +9,6 @@
  *
  *     match      a new sequence takes what the prefix cache has of its prompt
  *     reserve    each sequence gets slots for the tokens it computes in this step
- *     copies     folio_pool_run_copies: blocks that were shared and will be written
  *     batch      folio_batch_add_sequences, once per layer group; then plan and forward
  *     commit     the tokens' K and V are written; full blocks enter the prefix cache
  *
@@ -151,13 +150,14 @@ FOLIO_API folio_status folio_pool_retain(folio_pool *pool, int64_t n, const int3
 FOLIO_API folio_status folio_pool_release(folio_pool *pool, int64_t n, const int32_t *blocks);
 
 /**
- * Copies to be run before the next forward: pairs { from, to } of a group's cache, as
- * folio_kv_cache_copy_blocks takes them. Hands out up to `capacity` of them and forgets those;
- * *num_pairs says how many. Run them before anything else writes to the cache.
+ * Copies of shared blocks that are about to be written. folio_batch_add_sequences runs them where the
+ * group has a cache; where it has none, take them and run them before. Pairs { from, to } of the
+ * group's cache, as folio_kv_cache_copy_blocks takes them: up to `capacity` of them are handed out
+ * and forgotten; *num_pairs says how many. Run them before anything else writes to the cache.
  */
 FOLIO_API folio_status folio_pool_take_copies(folio_pool *pool, int32_t layer_group, int64_t capacity,
                                               int64_t (*pairs)[2], int64_t *num_pairs);
-/** Take and run all copies of all groups, which need their caches. Where one cannot be run, it and
+/** Run all copies of all groups now; the groups need their caches. Where one cannot be run, it and
  * those after it still wait. */
 FOLIO_API folio_status folio_pool_run_copies(folio_pool *pool, const folio_run *run);
 
@@ -288,7 +288,7 @@ FOLIO_API folio_status folio_sequence_match(folio_sequence *sequence, const foli
 /**
  * Slots for n more tokens, in every group, all or nothing. slots (may be NULL): [num_layer_groups][n].
  * A last block that is shared, or known to the prefix cache, is replaced by one of its own, and a
- * copy is queued (folio_pool_take_copies). First, blocks that fell out of a windowed group's window
+ * copy is queued; folio_batch_add_sequences runs it. First, blocks that fell out of a windowed group's window
  * are released, as folio_sequence_release_window does.
  * @return FOLIO_OK; ERR_FULL; ERR_ARGUMENT; ERR_MEMORY.
  */
@@ -334,13 +334,22 @@ FOLIO_API folio_status folio_sequence_get_table(const folio_sequence *sequence, 
 
 /**
  * Append sequences to a batch of one group: query_len is what was reserved and not committed yet,
- * seq_len all of len, the block table the group's; encoder tokens and their blocks come along. A
- * NULL among them is one token of padding. All must be resident; the batch has the pool's block
- * size. On error the batch keeps what it had before.
+ * seq_len all of len, the block table the group's; encoder tokens and their blocks come along. All
+ * must be resident and have a token; the batch has the pool's block size. No entry may be NULL:
+ * folio_batch_add makes padding. On error the batch keeps what it had before.
+ *
+ * First, the group's queued copies are run on the pool's stream. Where the group has no cache and a
+ * copy to or from a block of these sequences is queued, the call is refused: see
+ * folio_pool_take_copies.
+ *
+ * The batch holds copies of the block tables. Every call that changes a sequence's tokens or blocks
+ * makes the batch stale: reserve, commit, truncate, release_window, swap_out, preempt, destroy.
+ * folio_plan_update and folio_attention_forward refuse a stale batch; so commit after the step's
+ * last forward. folio_batch_clear makes it ready for the next step.
  */
 FOLIO_API folio_status folio_batch_add_sequences(folio_batch *batch, int32_t layer_group,
                                                  folio_sequence *const *sequences,
-                                                 int64_t num_sequences);
+                                                 int64_t num_sequences, const folio_run *run);
 
 /* ---------------------------------------------------------------------------------------------- */
 /* Tiers                                                                                           */

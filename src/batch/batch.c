@@ -26,7 +26,8 @@ static folio_status reserve_all(folio_batch *b, int64_t seqs, int64_t tokens, in
     TRY(reserve(b, &b->slots, tokens, sizeof(int64_t), "batch slots"));
     TRY(reserve(b, &b->blocks, blocks, sizeof(int32_t), "batch blocks"));
     TRY(reserve(b, &b->cross_slots, encoder_tokens, sizeof(int64_t), "batch cross slots"));
-    return reserve(b, &b->cross_blocks, cross_blocks, sizeof(int32_t), "batch cross blocks");
+    TRY(reserve(b, &b->cross_blocks, cross_blocks, sizeof(int32_t), "batch cross blocks"));
+    return reserve(b, &b->taken, seqs, sizeof(folioi_taken), "batch stamps");
 }
 
 folio_status folio_batch_create(folio_context *ctx, const folio_batch_desc *desc, folio_batch **out)
@@ -76,6 +77,8 @@ void folio_batch_destroy(folio_batch *batch)
 {
     if (batch == NULL || atomic_fetch_sub(&batch->references, 1) > 1) return;
     folio_allocator a = batch->allocator;
+    folioi_batch_drop_stamps(batch, 0);
+    folioi_array_free(&a, &batch->taken);
     folioi_array_free(&a, &batch->seqs);
     folioi_array_free(&a, &batch->slots);
     folioi_array_free(&a, &batch->blocks);
@@ -93,8 +96,38 @@ void folio_batch_clear(folio_batch *batch)
     batch->num_encoder_tokens = batch->num_cross_blocks = 0;
     batch->blocks_end = batch->cross_blocks_end = 0;
     batch->has_encoder_lens = false;
+    folioi_batch_drop_stamps(batch, 0);
     batch->generation++;
 }
+
+/* ---- stamps of a pool's sequences */
+
+void folioi_batch_take_stamp(folio_batch *batch, folioi_stamp *stamp, uint64_t changes)
+{
+    stamp_retain(stamp);
+    ((folioi_taken *)batch->taken.data)[batch->num_taken++] =
+        (folioi_taken){.stamp = stamp, .changes = changes, .seq = batch->num_seqs - 1};
+}
+
+void folioi_batch_drop_stamps(folio_batch *batch, int64_t first)
+{
+    const folioi_taken *taken = batch->taken.data;
+    while (batch->num_taken > first) folioi_stamp_release(taken[--batch->num_taken].stamp);
+}
+
+folio_status folioi_batch_check_stamps(const folio_batch *batch)
+{
+    const folioi_taken *taken = batch->taken.data;
+    for (int64_t i = 0; i < batch->num_taken; i++)
+        REQUIRE(
+            stamp_changes(taken[i].stamp) == taken[i].changes,
+            "seq %lld: %s changed its sequence after it was put into the batch; clear the batch "
+            "and fill it again",
+            (long long)taken[i].seq, atomic_load(&taken[i].stamp->last_call));
+    return FOLIO_OK;
+}
+
+/* ---- sequences one by one */
 
 /* Lengths of one sequence, positions and enums. i is its number, for the sentence. */
 static folio_status check_lengths(const folio_batch_seq *s, long long i)

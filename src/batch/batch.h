@@ -6,6 +6,7 @@
 #define FOLIOI_BATCH_H
 
 #include "core/context.h"
+#include "core/stamp.h"
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -25,6 +26,13 @@ typedef struct folioi_seq {
     int64_t cross_start; /* into cross_blocks */
 } folioi_seq;
 
+/** What a pool's sequence was when it was put into the batch. */
+typedef struct folioi_taken {
+    folioi_stamp *stamp; /* a reference of the batch's own */
+    uint64_t changes;
+    int64_t seq; /* its number in the batch */
+} folioi_taken;
+
 #define FOLIOI_NUM_PHASES 3
 
 struct folio_batch {
@@ -40,6 +48,8 @@ struct folio_batch {
     folioi_array blocks;       /* int32_t [num_blocks]          */
     folioi_array cross_slots;  /* int64_t [num_encoder_tokens]  */
     folioi_array cross_blocks; /* int32_t [num_cross_blocks]    */
+    folioi_array taken;        /* folioi_taken [num_taken]      */
+    int64_t num_taken;         /* sequences that came from a pool */
     folioi_array views[FOLIO_NUM_ATTENTION_TYPES][FOLIOI_NUM_PHASES];
 };
 
@@ -73,5 +83,12 @@ int64_t folioi_batch_new_rows(const folio_batch *batch, folio_attention_type typ
 const int64_t *folioi_batch_slots(const folio_batch *batch, folio_attention_type type);
 
 void folioi_batch_retain(folio_batch *batch);
+
+/** The batch's last sequence came from a pool, in the state of this many changes. There is room. */
+void folioi_batch_take_stamp(folio_batch *batch, folioi_stamp *stamp, uint64_t changes);
+/** Forget the stamps from number `first` on. */
+void folioi_batch_drop_stamps(folio_batch *batch, int64_t first);
+/** Refuses a batch of which a sequence was changed since. An atomic load for each. */
+folio_status folioi_batch_check_stamps(const folio_batch *batch);
 
 #endif

@@ -419,24 +419,28 @@ folio_status folioi_pool_run_in(const folio_pool *pool, const folio_run *run)
     return FOLIO_OK;
 }
 
-folio_status folioi_pool_run_copies(folio_pool *pool)
+folio_status folioi_pool_run_group_copies(folio_pool *pool, int32_t group)
 {
     enum { CHUNK = 256 };
     int64_t pairs[CHUNK][2];
     folio_run run = pool_run(pool);
-    for (int32_t g = 0; g < pool->num_layer_groups; g++) {
-        folioi_copies *queue = &pool->copies[g];
-        REQUIRE(queue->num == 0 || pool->cache[g] != NULL,
-                "run_copies: group %d has no cache; take its copies", g);
-        while (queue->num > 0) {
-            int64_t n = min_i64(CHUNK, queue->num);
-            memcpy(pairs, (int64_t(*)[2])queue->pairs.data + (queue->num - n),
-                   (size_t)n * sizeof pairs[0]);
-            TRY(folio_kv_cache_copy_blocks(pool->cache[g], pool->cache[g],
-                                           (const int64_t(*)[2])pairs, n, &run));
-            take_copies(pool, g, n, pairs);
-        }
+    folio_kv_cache *cache = pool->cache[group];
+    folioi_copies *queue = &pool->copies[group];
+    REQUIRE(queue->num == 0 || cache != NULL, "run_copies: group %d has no cache; take its copies",
+            group);
+    while (queue->num > 0) {
+        int64_t n = min_i64(CHUNK, queue->num);
+        memcpy(pairs, (int64_t(*)[2])queue->pairs.data + (queue->num - n),
+               (size_t)n * sizeof pairs[0]);
+        TRY(folio_kv_cache_copy_blocks(cache, cache, (const int64_t(*)[2])pairs, n, &run));
+        take_copies(pool, group, n, pairs);
     }
+    return FOLIO_OK;
+}
+
+folio_status folioi_pool_run_copies(folio_pool *pool)
+{
+    for (int32_t g = 0; g < pool->num_layer_groups; g++) TRY(folioi_pool_run_group_copies(pool, g));
     return FOLIO_OK;
 }
 

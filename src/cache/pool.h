@@ -21,6 +21,7 @@
 #include "cache/transfer.h"
 #include "core/checked.h"
 #include "core/context.h"
+#include "core/stamp.h"
 
 #include <folio/folio_pool.h>
 #include <pthread.h>
@@ -68,6 +69,7 @@ typedef struct folioi_table {
 
 struct folio_sequence {
     folio_pool *pool;
+    folioi_stamp *stamp; /* changes with all that a batch copies */
     folio_sequence *prev, *next;
     uint64_t salt;
     int64_t len, committed, matched, encoder_len, encoder_committed;
@@ -105,7 +107,8 @@ static inline folio_run pool_run(const folio_pool *pool)
 /** A call's run, which may be NULL, must not name another stream than the pool's. */
 folio_status folioi_pool_run_in(const folio_pool *pool, const folio_run *run);
 
-/** Run all queued copies; the groups need their caches. */
+/** Run all queued copies of a group, which needs its cache; of all groups. */
+folio_status folioi_pool_run_group_copies(folio_pool *pool, int32_t group);
 folio_status folioi_pool_run_copies(folio_pool *pool);
 
 /**
@@ -166,7 +169,7 @@ void folioi_sequence_cut(folio_sequence *s, int64_t len);
 
 /** Blocks out of a windowed group's window: how many would become available; release them. */
 int64_t folioi_sequence_releasable(const folio_sequence *s);
-void folioi_sequence_release(folio_sequence *s);
+void folioi_sequence_release(folio_sequence *s, const char *call);
 
 /** Block i of a group enters its node, or gives way to the one the node has. */
 void folioi_prefix_enter(folio_sequence *s, int32_t group, int64_t i, int32_t node);

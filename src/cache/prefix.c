@@ -308,9 +308,13 @@ static folio_status commit(folio_sequence *s, const folio_tokens *tokens)
         TRY(folioi_index_reserve(&pool->allocator, &pool->index,
                                  max_i64(0, t.num_tokens / pool->block_size - s->indexed)));
     }
+    int64_t indexed = s->indexed;
+    bool more = t.num_tokens > s->committed || s->encoder_len > s->encoder_committed;
     s->committed = t.num_tokens;
     s->encoder_committed = s->encoder_len;
     if ((t.ids != NULL || t.hash_ids != NULL) && !s->stale) index_blocks(s, &t);
+    /* others may read its blocks from here on: a batch from before would write to them */
+    if (more || s->indexed > indexed) stamp_change(s->stamp, "folio_sequence_commit");
     return FOLIO_OK;
 }
 

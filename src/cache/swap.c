@@ -163,20 +163,22 @@ static void plan_out(folio_sequence *s, folio_tier tier, folio_transfer *t)
             }
 }
 
-static folio_status swap_out(folio_sequence *s, folio_tier tier, folio_transfer **t)
+static folio_status swap_out(folio_sequence *s, folio_tier tier, const char *call,
+                             folio_transfer **t)
 {
     folio_pool *pool = s->pool;
     int64_t num_blocks;
     TRY(check_out(s, tier));
     TRY(list_nodes(s));
     TRY(folioi_pool_run_copies(pool)); /* one may be about to fill a block of this sequence */
-    folioi_sequence_release(s);
+    folioi_sequence_release(s, call);
     TRY(room_below(s, tier, &num_blocks));
     folio_status status = folioi_transfer_new(pool, num_blocks, t);
     if (status != FOLIO_OK) {
         if (tier == FOLIO_TIER_DISK) folioi_store_unpromise(pool->store, num_blocks);
         return status;
     }
+    stamp_change(s->stamp, call);
     s->swap_key = (folioi_key){{++pool->next_swap, 0}};
     plan_out(s, tier, *t);
     (*t)->tier = s->tier = tier;
@@ -223,7 +225,8 @@ folio_status folio_sequence_swap_out(folio_sequence *s, folio_tier tier, const f
     pool_lock(s->pool);
     bool down =
         s->state == FOLIO_SEQUENCE_SWAPPED && s->tier == FOLIO_TIER_HOST && tier == FOLIO_TIER_DISK;
-    folio_status status = down ? swap_down(s, &t) : swap_out(s, tier, &t);
+    folio_status status =
+        down ? swap_down(s, &t) : swap_out(s, tier, "folio_sequence_swap_out", &t);
     if (status == FOLIO_OK) status = folioi_transfer_hand_out(t, transfer);
     return folioi_pool_unlock(s->pool, status);
 }
@@ -461,17 +464,21 @@ static folio_status preempt(folio_sequence *s, folio_preemption policy, folio_tr
     TRY(folioi_sequence_resident(s, "preempt"));
     REQUIRE(policy == FOLIO_PREEMPT_RECOMPUTE || policy == FOLIO_PREEMPT_SWAP,
             "preempt: policy %d is unknown", (int)policy);
+    REQUIRE(policy == FOLIO_PREEMPT_RECOMPUTE || pool->tiers,
+            "preempt: the pool has no tier to swap to");
+    static const char name[] = "folio_sequence_preempt";
+    stamp_change(s->stamp, name);
     if (policy == FOLIO_PREEMPT_RECOMPUTE) {
         folioi_sequence_cut(s, 0);
         folioi_sequence_drop(s, pool->cross, 0);
         return FOLIO_OK;
     }
-    REQUIRE(pool->tiers, "preempt: the pool has no tier to swap to");
     folioi_sequence_cut(s, s->committed);
     if (s->encoder_committed < s->encoder_len) folioi_sequence_drop(s, pool->cross, 0);
     folio_status status = FOLIO_ERR_FULL;
-    if (pool->host.num > 0) status = swap_out(s, FOLIO_TIER_HOST, t);
-    if (status == FOLIO_ERR_FULL && pool->store != NULL) status = swap_out(s, FOLIO_TIER_DISK, t);
+    if (pool->host.num > 0) status = swap_out(s, FOLIO_TIER_HOST, name, t);
+    if (status == FOLIO_ERR_FULL && pool->store != NULL)
+        status = swap_out(s, FOLIO_TIER_DISK, name, t);
     return status;
 }
 

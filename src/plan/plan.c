@@ -221,6 +221,7 @@ folio_status folio_plan_update(folio_plan *plan, folio_batch *batch, const folio
     REQUIRE(batch != NULL, "folio_plan_update: batch is NULL");
     folio_run r;
     TRY(folioi_run_in(plan->shape.ctx, run, &r));
+    TRY(folioi_batch_check_stamps(batch));
     TRY(folioi_plan_check(plan, batch));
     plan_step step = {.batch = batch, .num_seqs = batch->num_seqs};
     uint32_t types = 0;
