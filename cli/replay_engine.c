@@ -108,7 +108,7 @@ static bool preempt_youngest(engine *e)
     folio_status status = FOLIO_ERR_FULL;
     if (e->o->swap && s->done > 0)
         status = folio_sequence_preempt(s->sequence, FOLIO_PREEMPT_SWAP, NULL, NULL);
-    if (status != FOLIO_OK && status != FOLIO_ERR_FULL)
+    if (status != FOLIO_OK && status != FOLIO_ERR_FULL && status != FOLIO_ERR_TOO_LARGE)
         return replay_ok(status, "folio_sequence_preempt");
     s->swapped = status == FOLIO_OK;
     if (!s->swapped) {

@@ -65,16 +65,15 @@ static int64_t committed_len(const request *r)
     return info.committed_len;
 }
 
-/* Slots for all tokens that have no K and V yet. An empty sequence first takes what the prefix
- * cache has: a preempted one finds its own blocks there, if nobody needed them. The last token is
- * always computed, because its output says what comes next. */
+/* Slots for all tokens that have no K and V yet. A new or preempted sequence first takes what the
+ * prefix cache has: its own blocks too, if nobody needed them. The last token is always computed,
+ * because its output says what comes next. */
 static folio_status reserve(request *r, uint32_t flags)
 {
     folio_tokens tokens = {
         .struct_size = sizeof tokens, .num_tokens = r->len - 1, .ids = r->tokens};
-    int64_t cached = committed_len(r);
-    if (cached == 0) must(folio_sequence_match(r->sequence, &tokens, &cached, NULL));
-    return folio_sequence_reserve(r->sequence, r->len - cached, flags, NULL);
+    must(folio_sequence_resume(r->sequence, &tokens, NULL, NULL));
+    return folio_sequence_reserve(r->sequence, r->len - committed_len(r), flags, NULL);
 }
 
 static void preempt(request *r)
@@ -210,8 +209,6 @@ static int serve(request *all, int64_t num_blocks, bool print)
                            &plan));
     must(folio_pool_create(ctx,
                            &(folio_pool_desc){.struct_size = sizeof(folio_pool_desc),
-                                              .num_blocks = num_blocks,
-                                              .block_size = BLOCK,
                                               .layer_groups = &(folio_layer_group){.cache = cache},
                                               .watermark = 2},
                            &pool));

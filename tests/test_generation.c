@@ -102,7 +102,7 @@ static void swap_out(drive *d, run *r, folio_tier tier)
 {
     int64_t len = gen_info(r->sequence).len;
     folio_status status = folio_sequence_swap_out(r->sequence, tier, NULL, handle(d, r));
-    if (status == FOLIO_ERR_FULL) {
+    if (status == FOLIO_ERR_FULL || status == FOLIO_ERR_TOO_LARGE) {
         CHECK_INT(gen_info(r->sequence).len, len);
         d->t.full++;
         return;
@@ -140,7 +140,7 @@ static void preempt(drive *d, run *r, bool may_swap)
             d->t.to_disk += info.tier == FOLIO_TIER_DISK;
         }
     }
-    if (status == FOLIO_ERR_FULL) {
+    if (status == FOLIO_ERR_FULL || status == FOLIO_ERR_TOO_LARGE) {
         status = folio_sequence_preempt(r->sequence, FOLIO_PREEMPT_RECOMPUTE, NULL, NULL);
         CHECK_INT(gen_info(r->sequence).len, 0);
         d->t.recomputed++;

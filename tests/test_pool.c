@@ -125,7 +125,9 @@ TEST(pool, full_is_all_or_nothing)
     memset(out, 0xFF, sizeof out);
     REFUSED_BY(r.pool, folio_pool_alloc(r.pool, 4, out), FOLIO_ERR_FULL, "4|3");
     CHECK(support_is_poison(out, sizeof out));
-    REFUSED_BY(r.pool, folio_pool_alloc(r.pool, INT64_MAX, out), ANY_REFUSAL, "");
+    REFUSED_BY(r.pool, folio_pool_alloc(r.pool, 8, out), FOLIO_ERR_FULL, "8|3");
+    REFUSED_BY(r.pool, folio_pool_alloc(r.pool, 9, out), FOLIO_ERR_TOO_LARGE, "9|3 of 8");
+    REFUSED_BY(r.pool, folio_pool_alloc(r.pool, INT64_MAX, out), FOLIO_ERR_TOO_LARGE, "");
     CHECK_OK(folio_pool_alloc(r.pool, 3, b + 5));
     CHECK_INT(pool_stats(r.pool).peak_used, 8);
     CHECK_OK(folio_pool_release(r.pool, 8, b));
@@ -298,8 +300,8 @@ TEST(pool, the_watermark)
                                                      .layer_groups = groups,
                                                      .watermark = 6}));
     folio_sequence *a = pool_sequence(r.pool, 0), *b = pool_sequence(r.pool, 0);
-    REFUSED_BY(r.pool, folio_sequence_reserve(a, 29, FOLIO_RESERVE_ADMIT, NULL), FOLIO_ERR_FULL,
-               "");
+    REFUSED_BY(r.pool, folio_sequence_reserve(a, 29, FOLIO_RESERVE_ADMIT, NULL),
+               FOLIO_ERR_TOO_LARGE, "16|6|20");
     CHECK_INT(pool_info(a).len, 0);
     CHECK_OK(folio_sequence_reserve(a, 28, FOLIO_RESERVE_ADMIT, NULL)); /* 14 blocks, 6 left */
     REFUSED_BY(r.pool, folio_sequence_reserve(b, 1, FOLIO_RESERVE_ADMIT, NULL), FOLIO_ERR_FULL, "");
@@ -313,7 +315,8 @@ TEST(pool, the_watermark)
     folio_sequence_destroy(a);
     CHECK_INT(pool_stats(r.pool).num_cached, 14);
     CHECK_OK(folio_sequence_reserve(b, 16, FOLIO_RESERVE_ADMIT, NULL)); /* 8 of 14 */
-    REFUSED_BY(r.pool, folio_sequence_reserve(b, 1, FOLIO_RESERVE_ADMIT, NULL), FOLIO_ERR_FULL, "");
+    REFUSED_BY(r.pool, folio_sequence_reserve(b, 1, FOLIO_RESERVE_ADMIT, NULL), FOLIO_ERR_TOO_LARGE,
+               "16|6|20");
     CHECK_INT(pool_stats(r.pool).evictions, 8);
     int32_t by_hand[6];
     CHECK_OK(folio_pool_alloc(r.pool, 6, by_hand)); /* by hand there is no watermark */
@@ -331,7 +334,7 @@ TEST(pool, the_watermark_of_encoder_tokens)
         pool_rig_open(&r, (folio_pool_desc){.num_blocks = 10, .block_size = 4, .watermark = 3}));
     folio_sequence *a = pool_sequence(r.pool, 0);
     REFUSED_BY(r.pool, folio_sequence_reserve_encoder(a, 29, FOLIO_RESERVE_ADMIT, NULL),
-               FOLIO_ERR_FULL, "");
+               FOLIO_ERR_TOO_LARGE, "8|3|10");
     CHECK_OK(folio_sequence_reserve_encoder(a, 28, FOLIO_RESERVE_ADMIT, NULL));
     CHECK_INT(pool_stats(r.pool).num_free, 3);
     folio_sequence_destroy(a);

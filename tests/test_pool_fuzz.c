@@ -498,6 +498,11 @@ static bool lower_tier(fuzz *f, folio_tier *tier)
     return c->frames > 0 || c->host_blocks > 0;
 }
 
+static bool no_room(folio_status status)
+{
+    return status == FOLIO_ERR_FULL || status == FOLIO_ERR_TOO_LARGE;
+}
+
 /* Two frames of one key cannot both be in a store that is full of sequences otherwise. */
 static bool went_down(const fuzz *f, folio_status status)
 {
@@ -687,7 +692,7 @@ static void relieve(fuzz *f, shadow *s)
         folio_status status =
             folio_sequence_preempt(s->seq, swap ? FOLIO_PREEMPT_SWAP : FOLIO_PREEMPT_RECOMPUTE,
                                    NULL, async ? &s->transfer : NULL);
-        FUZZ(status == FOLIO_OK || (swap && status == FOLIO_ERR_FULL), "preempt: %s",
+        FUZZ(status == FOLIO_OK || (swap && no_room(status)), "preempt: %s",
              folio_status_name(status));
         s->len = s->committed = swap ? s->committed : 0;
         s->encoder_len = pool_info(s->seq).encoder_len; /* gone if it was not committed */
@@ -713,7 +718,7 @@ static void op_grow(fuzz *f, shadow *s)
     photograph(f, s, &before);
     folio_status status =
         folio_sequence_reserve(s->seq, n, draw(f, 2) ? FOLIO_RESERVE_ADMIT : 0, slots);
-    if (status == FOLIO_ERR_FULL) {
+    if (no_room(status)) {
         unchanged(f, s, &before, still);
         relieve(f, s);
         return;
@@ -785,8 +790,7 @@ static void op_encoder(fuzz *f, shadow *s)
     if (!f->w->c.encoder || s->encoder_len > 0) return;
     int64_t n = 1 + draw(f, 2 * f->w->c.block_size + 1);
     folio_status status = folio_sequence_reserve_encoder(s->seq, n, 0, NULL);
-    FUZZ(status == FOLIO_OK || status == FOLIO_ERR_FULL, "reserve_encoder: %s",
-         folio_status_name(status));
+    FUZZ(status == FOLIO_OK || no_room(status), "reserve_encoder: %s", folio_status_name(status));
     if (status != FOLIO_OK) return;
     s->encoder_len = n;
     s->encoder_seed = support_bits(f->seed, f->draws++);
@@ -799,7 +803,7 @@ static void op_swap_out(fuzz *f, shadow *s)
     bool async = draw(f, 2), early = unfinished(s);
     folio_status status = folio_sequence_swap_out(s->seq, tier, NULL, async ? &s->transfer : NULL);
     FUZZ(early == (status == FOLIO_ERR_ARGUMENT) &&
-             (early || status == FOLIO_OK || status == FOLIO_ERR_FULL),
+             (early || status == FOLIO_OK || no_room(status)),
          "swap_out: %s", folio_status_name(status));
     if (status == FOLIO_OK) depart(f, s, LEAVING, async);
     else look(f, s);
@@ -814,13 +818,15 @@ static void move_on(fuzz *f, shadow *s)
     if (before.info.tier == FOLIO_TIER_HOST && f->w->c.frames > 0 && draw(f, 3) == 0) {
         folio_status status =
             folio_sequence_swap_out(s->seq, FOLIO_TIER_DISK, NULL, async ? &s->transfer : NULL);
-        FUZZ(status == FOLIO_OK || status == FOLIO_ERR_FULL, "swap_out from host: %s",
+        FUZZ(status == FOLIO_OK || no_room(status), "swap_out from host: %s",
              folio_status_name(status));
         if (status == FOLIO_OK) depart(f, s, LEAVING, async);
         else unchanged(f, s, &before, still);
         return;
     }
-    folio_status status = folio_sequence_swap_in(s->seq, NULL, async ? &s->transfer : NULL);
+    folio_transfer **handle = async ? &s->transfer : NULL;
+    folio_status status = draw(f, 2) ? folio_sequence_swap_in(s->seq, NULL, handle)
+                                     : folio_sequence_resume(s->seq, NULL, NULL, handle);
     FUZZ(status == FOLIO_OK || status == FOLIO_ERR_FULL, "swap_in: %s", folio_status_name(status));
     if (status == FOLIO_OK) {
         depart(f, s, COMING, async);

@@ -192,6 +192,19 @@ static void learn_reserved(model *m, model_seq *s, int64_t n, const int64_t *slo
     m->evictions += m->removed_now;
 }
 
+/* Blocks it would need if nobody else held any. */
+static int64_t alone_of(const model *m, const model_seq *s, int64_t n)
+{
+    int64_t bs = m->config.block_size, old = model_blocks_for(m, s->len), sum = 0;
+    for (int g = 0; g < m->config.num_layer_groups; g++) {
+        int64_t first = pool_first_seen(s->committed, m->config.window[g]) / bs;
+        if (first < s->gone[g] / bs) first = s->gone[g] / bs;
+        sum += model_blocks_for(m, s->len + n) - (first < old ? first : old);
+        sum += s->len % bs != 0 && m->indexed[s->table[g][old - 1]] != 0; /* is copied */
+    }
+    return sum;
+}
+
 static void op_reserve(model *m)
 {
     model_seq *s = any_sequence(m);
@@ -205,9 +218,11 @@ static void op_reserve(model *m)
     int64_t need = need_of(m, s, n);
     m->removed_now = 0;
     folio_status status = folio_sequence_reserve(s->seq, n, flags, slots);
-    if (status == FOLIO_ERR_FULL) {
+    if (status == FOLIO_ERR_FULL || status == FOLIO_ERR_TOO_LARGE) {
         EXPECT(need > 0 && available - need < keep, "full, with %lld of %lld blocks wanted",
                (long long)need, (long long)available);
+        bool never = alone_of(m, s, n) > m->config.num_blocks - keep;
+        EXPECT_STATUS(status, never ? FOLIO_ERR_TOO_LARGE : FOLIO_ERR_FULL);
         EXPECT_SAME("blocks evicted by a reserve that was refused", m->removed_now, 0);
         m->num_full++;
         return;
@@ -406,7 +421,9 @@ static void op_alloc(model *m)
             free_before = model_count_free(m, m->refs);
     m->removed_now = 0;
     folio_status status = folio_pool_alloc(m->pool, n, blocks);
-    EXPECT_STATUS(status, n > available ? FOLIO_ERR_FULL : FOLIO_OK);
+    EXPECT_STATUS(status, n > m->config.num_blocks ? FOLIO_ERR_TOO_LARGE
+                          : n > available          ? FOLIO_ERR_FULL
+                                                   : FOLIO_OK);
     m->num_full += n > available;
     EXPECT_SAME("blocks evicted", m->removed_now,
                 n > available || n < free_before ? 0 : n - free_before);
@@ -677,7 +694,7 @@ static void worker_step(worker *w, model_seq *s)
     int64_t n = 1 + model_draw(m, model_draw(m, 4) ? 2 : 2 * m->config.block_size);
     if (s->len + n > m->config.max_len) return;
     folio_status status = folio_sequence_reserve(s->seq, n, 0, NULL);
-    if (status == FOLIO_ERR_FULL) {
+    if (status == FOLIO_ERR_FULL || status == FOLIO_ERR_TOO_LARGE) {
         m->num_full++;
         folio_sequence_destroy(s->seq);
         s->seq = NULL;
@@ -700,7 +717,8 @@ static void worker_by_hand(worker *w)
     int32_t blocks[4];
     int64_t n = 1 + model_draw(&w->m, 4), bs = w->m.config.block_size;
     folio_status status = folio_pool_alloc(w->m.pool, n, blocks);
-    if (status == FOLIO_ERR_FULL || !went_well(w, "alloc", status)) return;
+    if (status == FOLIO_ERR_FULL || status == FOLIO_ERR_TOO_LARGE) return;
+    if (!went_well(w, "alloc", status)) return;
     uint64_t mark = support_bits(w->m.seed, w->m.draws);
     worker_copies(w); /* one may read a block that is ours since */
     for (int64_t i = 0; i < n * bs; i++) model_shadow_of(&w->m, blocks[i / bs])[i % bs] = mark;

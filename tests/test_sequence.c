@@ -146,8 +146,8 @@ TEST(sequence, all_or_nothing_in_every_group)
     int32_t table[2];
     memcpy(table, pool_table(a, 2, NULL), sizeof table);
     memset(slots, 0xFF, sizeof slots);
-    REFUSED_BY(r.pool, a, folio_sequence_reserve(a, 2, 0, slots), FOLIO_ERR_FULL, "");
-    REFUSED_BY(r.pool, a, folio_sequence_reserve(a, 16, 0, slots), FOLIO_ERR_FULL, "");
+    REFUSED_BY(r.pool, a, folio_sequence_reserve(a, 2, 0, slots), FOLIO_ERR_TOO_LARGE, "9|8");
+    REFUSED_BY(r.pool, a, folio_sequence_reserve(a, 16, 0, slots), FOLIO_ERR_TOO_LARGE, "18|8");
     REFUSED_BY(r.pool, a, folio_sequence_reserve(a, INT64_MAX - 4, 0, NULL), ANY_REFUSAL, "");
     REFUSED_BY(r.pool, a, folio_sequence_reserve(a, INT64_MAX, 0, NULL), ANY_REFUSAL, "");
     CHECK(support_is_poison(slots, sizeof slots));
@@ -688,7 +688,7 @@ TEST(sequence, windows_and_full)
         &r, (folio_pool_desc){.num_blocks = 4, .block_size = 4, .layer_groups = groups}));
     folio_sequence *s = pool_plain(r.pool, 16); /* block 3 alone is seen by the next token */
     CHECK_INT(pool_stats(r.pool).num_free, 0);
-    REFUSED_BY(r.pool, s, folio_sequence_reserve(s, 13, 0, NULL), FOLIO_ERR_FULL, "");
+    REFUSED_BY(r.pool, s, folio_sequence_reserve(s, 13, 0, NULL), FOLIO_ERR_TOO_LARGE, "5|4");
     for (int i = 0; i < 4; i++) CHECK(block_at(s, 0, i) >= 0);
     CHECK_OK(folio_sequence_truncate(s, 1)); /* so it can still go back */
     CHECK_OK(folio_sequence_reserve(s, 15, 0, NULL));
@@ -733,7 +733,7 @@ TEST(sequence, encoder_blocks)
                                                          .flags = FOLIO_POOL_CHECK}));
         folio_sequence *a = pool_sequence(r.pool, 0);
         REFUSED_BY(r.pool, a, folio_sequence_reserve_encoder(a, 60 * bs + 1, 0, NULL),
-                   FOLIO_ERR_FULL, "");
+                   FOLIO_ERR_TOO_LARGE, "61|60");
         CHECK_OK(folio_sequence_reserve_encoder(a, 33, 0, slots));
         const int32_t *table = pool_table(a, FOLIO_LAYER_GROUP_CROSS, &n);
         CHECK_INT(n, blocks);

@@ -191,12 +191,13 @@ TEST(swap, a_full_host_takes_all_or_nothing)
         folio_sequence *a = gen_filled(&w, &w.r[0], 17),
                        *b = gen_filled(&w, &w.r[2], 22); /* 5, 6 blocks */
         folio_status status = folio_sequence_swap_out(a, FOLIO_TIER_HOST, NULL, NULL);
-        CHECK_INT(status, host < 5 ? FOLIO_ERR_FULL : FOLIO_OK);
+        CHECK_INT(status, host < 5 ? FOLIO_ERR_TOO_LARGE : FOLIO_OK);
         int64_t left = host < 5 ? host : host - 5;
         folio_transfer *t = NOWHERE;
         folio_pool_stats before = gen_stats(&w.p), after;
         if (left < 6) {
-            REFUSED(folio_sequence_swap_out(b, FOLIO_TIER_HOST, NULL, &t), FOLIO_ERR_FULL, "6");
+            REFUSED(folio_sequence_swap_out(b, FOLIO_TIER_HOST, NULL, &t),
+                    host < 6 ? FOLIO_ERR_TOO_LARGE : FOLIO_ERR_FULL, "6");
             CHECK(t == NULL);
             after = gen_stats(&w.p);
             CHECK(memcmp(&before, &after, sizeof before) == 0);
@@ -798,8 +799,8 @@ TEST(swap, from_host_on_to_disk)
         int64_t held = gen_stats(&w.p).host_used;
         CHECK(held > 3);
         if (few) {
-            REFUSED(folio_sequence_swap_out(s, FOLIO_TIER_DISK, NULL, NULL), FOLIO_ERR_FULL,
-                    "frames|needed");
+            REFUSED(folio_sequence_swap_out(s, FOLIO_TIER_DISK, NULL, NULL), FOLIO_ERR_TOO_LARGE,
+                    "frames|needed|of 3");
             CHECK_INT(gen_info(s).tier, FOLIO_TIER_HOST);
             CHECK_INT(gen_stats(&w.p).host_used, held);
         } else {

@@ -155,10 +155,10 @@ TEST(swap_store, a_full_store_takes_all_or_nothing)
         folio_sequence *a = gen_filled(&w, &w.r[0], 17), *b = NULL;
         CHECK_OK(folio_sequence_fork(a, &b));
         folio_status status = folio_sequence_swap_out(a, FOLIO_TIER_DISK, NULL, NULL);
-        CHECK_INT(status, room < 5 ? FOLIO_ERR_FULL : FOLIO_OK);
+        CHECK_INT(status, room < 5 ? FOLIO_ERR_TOO_LARGE : FOLIO_OK);
         /* Frames of a swapped sequence make no room: not for another one, not for cached blocks. */
         status = folio_sequence_swap_out(b, FOLIO_TIER_DISK, NULL, NULL);
-        CHECK_INT(status, room < 10 ? FOLIO_ERR_FULL : FOLIO_OK);
+        CHECK_INT(status, room < 5 ? FOLIO_ERR_TOO_LARGE : room < 10 ? FOLIO_ERR_FULL : FOLIO_OK);
         folio_sequence_destroy(b);
         folio_sequence *c = gen_filled(&w, &w.r[2], 26);
         folio_sequence_destroy(c);

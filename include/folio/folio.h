@@ -120,7 +120,8 @@ FOLIO_API const char *folio_version(void);
     X(ERR_DEVICE, 4, "the device reported an error")                                               \
     X(ERR_FULL, 5, "too few blocks are available; nothing changed")                                \
     X(ERR_IO, 6, "a file could not be read or written")                                            \
-    X(ERR_INTERNAL, 7, "an invariant is broken: a bug, or memory was overwritten")
+    X(ERR_INTERNAL, 7, "an invariant is broken: a bug, or memory was overwritten")                 \
+    X(ERR_TOO_LARGE, 8, "it would not fit into the empty pool or tier; nothing changed")
 
 typedef enum folio_status {
 #define FOLIO_STATUS_ENTRY_(name, value, text) FOLIO_##name = value,

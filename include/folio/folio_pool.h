@@ -21,7 +21,8 @@
  *
  * Errors are those of folio.h. A call that fails has changed nothing, unless it says otherwise.
  * FOLIO_ERR_FULL is no mistake: there are too few available blocks now; preempt a sequence, or try
- * again when one has ended.
+ * again when one has ended. FOLIO_ERR_TOO_LARGE: waiting does not help. What is asked for would not
+ * fit even if nobody else held a block.
  *
  * Threads. Every call on a pool may be made by several threads at once. A sequence is used by one
  * thread at a time; different sequences of one pool by different threads at once. Callbacks of a
@@ -102,8 +103,8 @@ typedef void (*folio_event_fn)(void *user, const folio_cache_event *event);
 
 typedef struct folio_pool_desc {
     size_t struct_size;
-    int64_t num_blocks;             /* 1..2^31 - 1                                                 */
-    int32_t block_size;             /* tokens, 1..4096                                             */
+    int64_t num_blocks;             /* 1..2^31 - 1; 0: as many as the smallest of its caches has   */
+    int32_t block_size;             /* tokens, 1..4096; 0: as its caches have it                   */
     int32_t num_layer_groups;             /* 1..FOLIO_MAX_LAYER_GROUPS; 0: 1                                   */
     const folio_layer_group *layer_groups; /* [num_layer_groups]; NULL: no windows, no caches                   */
     folio_kv_cache *cross_cache;    /* of encoder tokens; NULL: as a group's                       */
@@ -138,7 +139,7 @@ FOLIO_API void folio_pool_destroy(folio_pool *pool);
 
 /**
  * Blocks by hand, for callers with block tables of their own: n blocks with one reference each, or
- * FOLIO_ERR_FULL and none. Free ones first, then the cached ones least recently used, a sequence's
+ * FOLIO_ERR_FULL and none; FOLIO_ERR_TOO_LARGE where the pool has fewer than n. Free ones first, then the cached ones least recently used, a sequence's
  * last before its first. Constant time a block; where all groups have windows, taking back the last
  * cached block of a long chain also clears the chain's entries.
  */
@@ -282,7 +283,8 @@ FOLIO_API folio_status folio_sequence_match(folio_sequence *sequence, const foli
                                             int64_t *matched, folio_transfer **transfer);
 
 /** Fail with FOLIO_ERR_FULL where fewer than the pool's watermark would stay available: for new
- * sequences, so that running ones have room to grow. */
+ * sequences, so that running ones have room to grow. FOLIO_ERR_TOO_LARGE where fewer would stay
+ * available in a pool without any other sequence. */
 #define FOLIO_RESERVE_ADMIT 1u
 
 /**
@@ -290,7 +292,8 @@ FOLIO_API folio_status folio_sequence_match(folio_sequence *sequence, const foli
  * A last block that is shared, or known to the prefix cache, is replaced by one of its own, and a
  * copy is queued; folio_batch_add_sequences runs it. First, blocks that fell out of a windowed group's window
  * are released, as folio_sequence_release_window does.
- * @return FOLIO_OK; ERR_FULL; ERR_ARGUMENT; ERR_MEMORY.
+ * @return FOLIO_OK; ERR_FULL; ERR_TOO_LARGE: the sequence's blocks would be more than the pool's;
+ * ERR_ARGUMENT; ERR_MEMORY.
  */
 FOLIO_API folio_status folio_sequence_reserve(folio_sequence *sequence, int64_t n, uint32_t flags,
                                               int64_t *slots);
@@ -336,7 +339,7 @@ FOLIO_API folio_status folio_sequence_get_table(const folio_sequence *sequence, 
  * Append sequences to a batch of one group: query_len is what was reserved and not committed yet,
  * seq_len all of len, the block table the group's; encoder tokens and their blocks come along. All
  * must be resident and have a token; the batch has the pool's block size. No entry may be NULL:
- * folio_batch_add makes padding. On error the batch keeps what it had before.
+ * folio_batch_add adds padding. On error the batch keeps what it had before.
  *
  * First, the group's queued copies are run on the pool's stream. Where the group has no cache and a
  * copy to or from a block of these sequences is queued, the call is refused: see
@@ -372,7 +375,8 @@ FOLIO_API void folio_transfer_destroy(folio_transfer *transfer);
  * Move a sequence to host memory or to the store; then its blocks on the device are released. All
  * tokens must be committed. Encoder blocks go along, blocks behind windows are released first, and
  * queued copies are run.
- * A sequence in host memory may go on to DISK. FOLIO_ERR_FULL: the tier has too little room.
+ * A sequence in host memory may go on to DISK. FOLIO_ERR_FULL: the tier has too little room now.
+ * FOLIO_ERR_TOO_LARGE: the sequence has more blocks than the tier.
  */
 FOLIO_API folio_status folio_sequence_swap_out(folio_sequence *sequence, folio_tier tier,
                                                const folio_run *run, folio_transfer **transfer);
@@ -386,16 +390,29 @@ FOLIO_API folio_status folio_sequence_swap_in(folio_sequence *sequence, const fo
                                               folio_transfer **transfer);
 
 typedef enum folio_preemption {
-    FOLIO_PREEMPT_RECOMPUTE = 0, /* give all blocks back, len and encoder_len are 0: match, then */
-                                 /* compute what is missing                                      */
-    FOLIO_PREEMPT_SWAP = 1       /* swap out to the first lower tier with room; in again with    */
-                                 /* folio_sequence_swap_in                                       */
+    FOLIO_PREEMPT_RECOMPUTE = 0, /* give all blocks back; len and encoder_len are 0              */
+    FOLIO_PREEMPT_SWAP = 1       /* swap out to the first lower tier with room                   */
 } folio_preemption;
 
-/** Take a sequence's blocks away, by the caller's policy. Tokens not committed are dropped first, also
- * where a swap then finds no room. */
+/** Take a sequence's blocks away, by the caller's policy; folio_sequence_resume brings it back. Tokens
+ * not committed are dropped first, also where a swap then finds no room: FOLIO_ERR_FULL, or
+ * FOLIO_ERR_TOO_LARGE where no tier could ever hold it. */
 FOLIO_API folio_status folio_sequence_preempt(folio_sequence *sequence, folio_preemption policy,
                                               const folio_run *run, folio_transfer **transfer);
+
+/**
+ * Bring a preempted sequence back, however it was preempted. A swapped one is swapped in, as
+ * folio_sequence_swap_in does. An empty one takes what the prefix cache has of the tokens, as
+ * folio_sequence_match does; tokens NULL: nothing is looked up. A resident sequence with tokens stays
+ * as it is. Afterwards len of folio_sequence_get_info tells how many tokens it has: compute the rest.
+ * encoder_len 0 says that the encoder's tokens are gone too.
+ *
+ * It may be called again: while a transfer brings the sequence back, that one is waited for, or handed
+ * out once more. One on its way out is waited for.
+ * @return as those two; FOLIO_ERR_FULL: it stays where it is.
+ */
+FOLIO_API folio_status folio_sequence_resume(folio_sequence *sequence, const folio_tokens *tokens,
+                                             const folio_run *run, folio_transfer **transfer);
 
 /**
  * Move up to max_blocks cached blocks, least recently used first, one tier down: to HOST from the

@@ -23,16 +23,37 @@ static folio_status check_cache(const folio_pool_desc *d, const folio_context *c
     return FOLIO_OK;
 }
 
+/* What the desc leaves out is what the caches have: their block size, the blocks of the smallest. */
+static void take_geometry(folio_pool_desc *d)
+{
+    bool any_number = d->num_blocks == 0;
+    for (int32_t g = -1; g < d->num_layer_groups; g++) {
+        const folio_kv_cache *cache = d->cross_cache;
+        if (g >= 0) cache = d->layer_groups != NULL ? d->layer_groups[g].cache : NULL;
+        if (cache == NULL) continue;
+        const folio_kv_cache_desc *c = &cache->format.desc;
+        if (d->block_size == 0) d->block_size = c->block_size;
+        if (any_number && (d->num_blocks == 0 || c->num_blocks < d->num_blocks))
+            d->num_blocks = c->num_blocks;
+    }
+}
+
 static folio_status check_desc(const folio_context *ctx, folio_pool_desc *d)
 {
-    REQUIRE(d->num_blocks >= 1 && d->num_blocks <= INT32_MAX,
-            "pool: num_blocks is %lld, outside [1, 2147483647]", (long long)d->num_blocks);
-    REQUIRE(d->block_size >= 1 && d->block_size <= 4096,
-            "pool: block_size is %d, outside [1, 4096]", d->block_size);
     if (d->num_layer_groups == 0) d->num_layer_groups = 1;
     REQUIRE(d->num_layer_groups >= 1 && d->num_layer_groups <= FOLIO_MAX_LAYER_GROUPS,
             "pool: num_layer_groups is %d, outside [1, %d]", d->num_layer_groups,
             FOLIO_MAX_LAYER_GROUPS);
+    take_geometry(d);
+    REQUIRE(
+        d->num_blocks != 0 && d->block_size != 0,
+        "pool: num_blocks is %lld and block_size %d; without a cache that has them, both must be "
+        "given",
+        (long long)d->num_blocks, d->block_size);
+    REQUIRE(d->num_blocks >= 1 && d->num_blocks <= INT32_MAX,
+            "pool: num_blocks is %lld, outside [1, 2147483647]", (long long)d->num_blocks);
+    REQUIRE(d->block_size >= 1 && d->block_size <= 4096,
+            "pool: block_size is %d, outside [1, 4096]", d->block_size);
     REQUIRE(d->watermark >= 0 && d->watermark <= d->num_blocks,
             "pool: watermark is %lld, outside [0, num_blocks = %lld]", (long long)d->watermark,
             (long long)d->num_blocks);
@@ -321,7 +342,8 @@ folio_status folio_pool_alloc(folio_pool *pool, int64_t n, int32_t *blocks)
     int64_t available = blocks_available(&pool->device);
     if (n > available) {
         pthread_mutex_unlock(&pool->lock);
-        FAIL(FOLIO_ERR_FULL, "%lld blocks are asked for, %lld of %lld are available", (long long)n,
+        FAIL(n > pool->device.num ? FOLIO_ERR_TOO_LARGE : FOLIO_ERR_FULL,
+             "%lld blocks are asked for, %lld of %lld are available", (long long)n,
              (long long)available, (long long)pool->device.num);
     }
     for (int64_t i = 0; i < n; i++) {

@@ -171,6 +171,10 @@ void folioi_sequence_cut(folio_sequence *s, int64_t len);
 int64_t folioi_sequence_releasable(const folio_sequence *s);
 void folioi_sequence_release(folio_sequence *s, const char *call);
 
+/** folio_sequence_match; *transfer is what brings blocks back, or NULL. */
+folio_status folioi_prefix_match(folio_sequence *s, const folio_tokens *tokens,
+                                 folio_transfer **transfer);
+
 /** Block i of a group enters its node, or gives way to the one the node has. */
 void folioi_prefix_enter(folio_sequence *s, int32_t group, int64_t i, int32_t node);
 

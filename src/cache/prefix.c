@@ -203,7 +203,8 @@ static void attach(folio_sequence *s, int64_t blocks, folio_transfer *transfer)
     if (pool->tiers) touch_below(s);
 }
 
-static folio_status match(folio_sequence *s, const folio_tokens *tokens, folio_transfer **transfer)
+folio_status folioi_prefix_match(folio_sequence *s, const folio_tokens *tokens,
+                                 folio_transfer **transfer)
 {
     folio_pool *pool = s->pool;
     folio_tokens t;
@@ -239,7 +240,7 @@ folio_status folio_sequence_match(folio_sequence *s, const folio_tokens *tokens,
     if (transfer != NULL) *transfer = NULL;
     folio_transfer *t;
     pool_lock(s->pool);
-    folio_status status = match(s, tokens, &t);
+    folio_status status = folioi_prefix_match(s, tokens, &t);
     if (status == FOLIO_OK) status = folioi_transfer_hand_out(t, transfer);
     if (status == FOLIO_OK && matched != NULL) *matched = s->len;
     return folioi_pool_unlock(s->pool, status);

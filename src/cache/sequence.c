@@ -264,11 +264,34 @@ static folio_status room_for_copies(folio_pool *pool)
     return FOLIO_OK;
 }
 
-static folio_status check_room(const folio_pool *pool, int64_t need, int64_t gained, uint32_t flags)
+/* Blocks it holds that no other call of its own would give back: all but those behind windows. */
+static int64_t blocks_kept(const folio_sequence *s)
 {
+    int64_t n = s->table[s->pool->cross].num;
+    for (int32_t g = 0; g < s->pool->num_layer_groups; g++)
+        n += s->table[g].num - first_visible(s, g);
+    return n;
+}
+
+/* Are there `need` blocks more, with those that are `gained` first? alone: how many it would need if
+ * nobody shared its blocks. */
+static folio_status check_room(const folio_sequence *s, int64_t need, int64_t alone, int64_t gained,
+                               uint32_t flags)
+{
+    const folio_pool *pool = s->pool;
     int64_t have = blocks_available(&pool->device) + gained;
     int64_t keep = flags & FOLIO_RESERVE_ADMIT ? pool->watermark : 0;
     if (need == 0 || need <= have - keep) return FOLIO_OK;
+    int64_t all = blocks_kept(s) + alone;
+    if (all > pool->device.num)
+        FAIL(FOLIO_ERR_TOO_LARGE, "reserve: the sequence would need %lld blocks, the pool has %lld",
+             (long long)all, (long long)pool->device.num);
+    if (all > pool->device.num - keep)
+        FAIL(
+            FOLIO_ERR_TOO_LARGE,
+            "reserve: the sequence would need %lld blocks and %lld are to stay available, the pool "
+            "has %lld",
+            (long long)all, (long long)keep, (long long)pool->device.num);
     if (keep > 0)
         FAIL(FOLIO_ERR_FULL,
              "reserve: %lld blocks are needed and %lld are to stay available, %lld of %lld are",
@@ -295,10 +318,15 @@ static folio_status reserve(folio_sequence *s, int64_t n, uint32_t flags, int64_
             "reserve: n is %lld; the sequence has %lld tokens and can have 2147483647",
             (long long)n, (long long)s->len);
     if (n == 0) return FOLIO_OK;
-    int64_t blocks = blocks_of(s, s->len + n), need = 0;
-    for (int32_t g = 0; g < pool->num_layer_groups; g++)
-        need += blocks - s->table[g].num + (block_to_copy(s, g) != NONE);
-    TRY(check_room(pool, need, folioi_sequence_releasable(s), flags));
+    int64_t blocks = blocks_of(s, s->len + n), need = 0, alone = 0;
+    for (int32_t g = 0; g < pool->num_layer_groups; g++) {
+        int32_t shared = block_to_copy(s, g);
+        need += blocks - s->table[g].num + (shared != NONE);
+        /* other holders may go, the prefix cache's entry stays */
+        bool indexed = shared != NONE && pool->device.block[shared].node != NONE;
+        alone += blocks - s->table[g].num + indexed;
+    }
+    TRY(check_room(s, need, alone, folioi_sequence_releasable(s), flags));
     TRY(folioi_sequence_grow(s, s->len + n));
     TRY(room_for_copies(pool));
     stamp_change(s->stamp, "folio_sequence_reserve");
@@ -334,7 +362,7 @@ static folio_status reserve_encoder(folio_sequence *s, int64_t n, uint32_t flags
     REQUIRE(!pool->tiers || pool->cache[cross] != NULL,
             "reserve_encoder: a pool with tiers needs cross_cache for encoder tokens");
     int64_t need = blocks_of(s, n);
-    TRY(check_room(pool, need, 0, flags));
+    TRY(check_room(s, need, need, 0, flags));
     TRY(grow_table(s, cross, need));
     stamp_change(s->stamp, "folio_sequence_reserve_encoder");
     folioi_table *t = &s->table[cross];

@@ -108,6 +108,14 @@ static folio_status check_out(const folio_sequence *s, folio_tier tier)
     return FOLIO_OK;
 }
 
+static folio_status no_frames(const folio_pool *pool, int64_t need)
+{
+    int64_t num_frames = folioi_store_get_stats(pool->store).num_frames;
+    FAIL(need > num_frames ? FOLIO_ERR_TOO_LARGE : FOLIO_ERR_FULL,
+         "swap_out: %lld frames of the store are needed, %lld of %lld are available",
+         (long long)need, (long long)folioi_store_available(pool->store), (long long)num_frames);
+}
+
 /* Is there room in the tier? On disk it is promised then. */
 static folio_status room_below(folio_sequence *s, folio_tier tier, int64_t *num_blocks)
 {
@@ -124,12 +132,10 @@ static folio_status room_below(folio_sequence *s, folio_tier tier, int64_t *num_
     int64_t have = blocks_available(&pool->host) - woken;
     if (tier == FOLIO_TIER_DISK ? folioi_store_promise(pool->store, need) : need <= have)
         return FOLIO_OK;
-    if (tier == FOLIO_TIER_DISK) have = folioi_store_available(pool->store);
-    FAIL(FOLIO_ERR_FULL, "swap_out: %lld %s are needed, %lld of %lld are available",
-         (long long)need, tier == FOLIO_TIER_DISK ? "frames of the store" : "host blocks",
-         (long long)have,
-         (long long)(tier == FOLIO_TIER_DISK ? folioi_store_get_stats(pool->store).num_frames
-                                             : pool->host.num));
+    if (tier == FOLIO_TIER_DISK) return no_frames(pool, need);
+    FAIL(*num_blocks > pool->host.num ? FOLIO_ERR_TOO_LARGE : FOLIO_ERR_FULL,
+         "swap_out: %lld host blocks are needed for %lld, %lld of %lld are available",
+         (long long)need, (long long)*num_blocks, (long long)have, (long long)pool->host.num);
 }
 
 static void plan_out(folio_sequence *s, folio_tier tier, folio_transfer *t)
@@ -193,9 +199,7 @@ static folio_status swap_down(folio_sequence *s, folio_transfer **t)
     int64_t num_blocks = 0;
     REQUIRE(pool->store != NULL, "swap_out: the pool has no disk tier (store_path is NULL)");
     for (int32_t k = 0; k <= pool->cross; k++) num_blocks += s->table[k].num - s->table[k].released;
-    if (!folioi_store_promise(pool->store, num_blocks))
-        FAIL(FOLIO_ERR_FULL, "swap_out: %lld frames of the store are needed, %lld are available",
-             (long long)num_blocks, (long long)folioi_store_available(pool->store));
+    if (!folioi_store_promise(pool->store, num_blocks)) return no_frames(pool, num_blocks);
     folio_status status = folioi_transfer_new(pool, num_blocks, t);
     if (status != FOLIO_OK) {
         folioi_store_unpromise(pool->store, num_blocks);
@@ -475,11 +479,12 @@ static folio_status preempt(folio_sequence *s, folio_preemption policy, folio_tr
     }
     folioi_sequence_cut(s, s->committed);
     if (s->encoder_committed < s->encoder_len) folioi_sequence_drop(s, pool->cross, 0);
-    folio_status status = FOLIO_ERR_FULL;
-    if (pool->host.num > 0) status = swap_out(s, FOLIO_TIER_HOST, name, t);
-    if (status == FOLIO_ERR_FULL && pool->store != NULL)
-        status = swap_out(s, FOLIO_TIER_DISK, name, t);
-    return status;
+    if (pool->host.num == 0) return swap_out(s, FOLIO_TIER_DISK, name, t);
+    folio_status host = swap_out(s, FOLIO_TIER_HOST, name, t);
+    if ((host != FOLIO_ERR_FULL && host != FOLIO_ERR_TOO_LARGE) || pool->store == NULL) return host;
+    folio_status disk = swap_out(s, FOLIO_TIER_DISK, name, t);
+    /* not even the disk could ever have it: what the host said, with its sentence */
+    return disk == FOLIO_ERR_TOO_LARGE ? swap_out(s, FOLIO_TIER_HOST, name, t) : disk;
 }
 
 folio_status folio_sequence_preempt(folio_sequence *s, folio_preemption policy,
@@ -491,6 +496,32 @@ folio_status folio_sequence_preempt(folio_sequence *s, folio_preemption policy,
     if (transfer != NULL) *transfer = NULL;
     pool_lock(s->pool);
     folio_status status = preempt(s, policy, &t);
+    if (status == FOLIO_OK) status = folioi_transfer_hand_out(t, transfer);
+    return folioi_pool_unlock(s->pool, status);
+}
+
+static folio_status resume(folio_sequence *s, const folio_tokens *tokens, folio_transfer **t)
+{
+    while (s->state == FOLIO_SEQUENCE_LEAVING) folioi_mover_await(s->pool);
+    if (s->state == FOLIO_SEQUENCE_SWAPPED) return swap_in(s, t);
+    if (s->state == FOLIO_SEQUENCE_COMING) { /* one more owner of what is under way */
+        *t = s->transfer;
+        (*t)->owners++;
+        return FOLIO_OK;
+    }
+    if (s->len > 0 || tokens == NULL) return FOLIO_OK;
+    return folioi_prefix_match(s, tokens, t);
+}
+
+folio_status folio_sequence_resume(folio_sequence *s, const folio_tokens *tokens,
+                                   const folio_run *run, folio_transfer **transfer)
+{
+    REQUIRE(s != NULL, "folio_sequence_resume: sequence is NULL");
+    TRY(folioi_pool_run_in(s->pool, run));
+    folio_transfer *t = NULL;
+    if (transfer != NULL) *transfer = NULL;
+    pool_lock(s->pool);
+    folio_status status = resume(s, tokens, &t);
     if (status == FOLIO_OK) status = folioi_transfer_hand_out(t, transfer);
     return folioi_pool_unlock(s->pool, status);
 }
