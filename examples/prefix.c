@@ -57,7 +57,7 @@ static int32_t closest_token(const float *x)
 }
 
 /* Tokens [from, len) of a request, whose slots are reserved: the next token. */
-static int32_t forward(folio_pool *pool, folio_sequence *sequence, const request *r, int32_t from)
+static int32_t forward(folio_sequence *sequence, const request *r, int32_t from)
 {
     static float q[MAX_LEN * WIDTH], k[MAX_LEN * WIDTH], v[MAX_LEN * WIDTH], out[MAX_LEN * WIDTH];
     int32_t rows = r->len - from;
@@ -90,7 +90,7 @@ static int64_t answer(folio_pool *pool, request *r, bool cached)
     if (cached) must(folio_sequence_match(sequence, &tokens, &matched, NULL));
     for (int64_t done = matched; r->len < r->prompt_len + ANSWER_LEN; done = r->len - 1) {
         must(folio_sequence_reserve(sequence, r->len - done, 0, NULL));
-        int32_t next = forward(pool, sequence, r, (int32_t)done);
+        int32_t next = forward(sequence, r, (int32_t)done);
         /* With ids, full blocks enter the prefix cache; without, they stay the sequence's own. */
         tokens.num_tokens = r->len;
         must(folio_sequence_commit(sequence, cached ? &tokens : NULL));

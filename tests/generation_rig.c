@@ -13,13 +13,12 @@ typedef struct {
     int32_t heads, kv_heads, head_size, layers, first_layer;
 } shape;
 
-/* Blocks of both groups have equal bytes; with one memory for both, equally many layers too. */
+/* One memory for both groups takes blocks of different bytes. */
 static shape shape_of(const gen_geometry *g, int32_t group)
 {
-    int32_t second = g->one_memory ? 2 : 1;
     if (group == 0) return (shape){4, 2, 16, 2, 0};
-    if (group == 1) return (shape){4, 1, 32, second, 2};
-    return (shape){4, 2, 16, 1, g->num_layer_groups == 2 ? 2 + second : 2};
+    if (group == 1) return (shape){4, 1, 32, 1, 2};
+    return (shape){4, 2, 16, 1, g->num_layer_groups == 2 ? 3 : 2};
 }
 
 enum { CROSS = GEN_GROUPS }; /* its index among attentions and caches */
@@ -208,19 +207,13 @@ static folio_kv_cache_desc cache_desc(const gen_model *m, int32_t part, int64_t 
 static bool make_cache(gen_pool *p, int32_t part)
 {
     folio_kv_cache_desc desc = cache_desc(p->m, part, p->num_blocks);
-    if (!p->m->g.one_memory || part == CROSS) {
-        CHECK_OK(folio_kv_cache_create(p->m->ctx, &desc, &p->caches[part]));
-    } else {
-        folio_kv_cache_shape s = {.struct_size = sizeof s};
-        CHECK_OK(folio_kv_cache_get_shape(shape_backend(p->m), &desc, &s));
-        p->memory_bytes = (size_t)s.layer_bytes;
-        for (int32_t l = 0; l < desc.num_layers; l++)
-            if (p->memory[l] == NULL)
-                p->memory[l] = take_memory(p->m, FOLIO_MEMORY_DEVICE, p->memory_bytes);
-        folio_kv_memory memory = {
-            .struct_size = sizeof memory, .k = p->memory, .k_bytes = (size_t)s.layer_bytes};
-        CHECK_OK(folio_kv_cache_wrap(p->m->ctx, &desc, &memory, &p->caches[part]));
+    if (p->m->g.one_memory && part == 0) {
+        folio_kv_cache_desc second = cache_desc(p->m, 1, p->num_blocks);
+        const folio_kv_cache_desc *const both[2] = {&desc, &second};
+        CHECK_OK(folio_kv_cache_create_shared(p->m->ctx, both, 2, p->caches));
     }
+    if (p->caches[part] == NULL)
+        CHECK_OK(folio_kv_cache_create(p->m->ctx, &desc, &p->caches[part]));
     if (p->caches[part] == NULL) return false;
     int64_t *blocks = malloc((size_t)p->num_blocks * sizeof *blocks);
     if (blocks == NULL) abort();
@@ -261,9 +254,6 @@ static void free_parts(gen_pool *p)
         folio_batch_destroy(p->batch[i]);
     }
     for (int32_t i = 0; i <= GEN_GROUPS; i++) folio_kv_cache_destroy(p->caches[i]);
-    for (int32_t i = 0; i < GEN_LAYERS; i++)
-        if (p->memory[i] != NULL)
-            give_memory(p->m, FOLIO_MEMORY_DEVICE, p->memory[i], p->memory_bytes);
     give_memory(p->m, FOLIO_MEMORY_HOST, p->ones, ones_bytes(p));
     give_memory(p->m, FOLIO_MEMORY_HOST, p->rows, sizeof(layer_rows));
     *p = (gen_pool){0};

@@ -31,7 +31,7 @@ typedef struct gen_geometry {
     int32_t num_layer_groups; /* 1 or 2 */
     int64_t window;           /* of group 1 */
     bool encoder;             /* cross attention as well */
-    bool one_memory;          /* the caches of both groups lie over each other; not for INT8 */
+    bool one_memory;          /* the caches of both groups lie over each other */
 } gen_geometry;
 
 /* A context and the attentions; several pools, one after another or at once, may use it. */
@@ -71,8 +71,6 @@ typedef struct gen_pool {
     gen_model *m;
     folio_pool *pool;
     folio_kv_cache *caches[GEN_GROUPS + 1];
-    void *memory[GEN_LAYERS]; /* one_memory: a buffer per layer */
-    size_t memory_bytes;
     void *ones, *rows; /* reached by the device: 0xFF for all blocks of a layer; a step's rows */
     folio_batch *batch[GEN_GROUPS];
     folio_plan *plan[GEN_GROUPS];

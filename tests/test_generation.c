@@ -496,6 +496,13 @@ static const gen_geometry geometries[] = {
      .kv_dtype = FOLIO_INT8,
      .num_layer_groups = 1,
      .encoder = true},
+    {.backend = "cpu",
+     .block_size = 16,
+     .kv_dtype = FOLIO_INT8,
+     .num_layer_groups = 2,
+     .window = 9,
+     .encoder = true,
+     .one_memory = true},
 };
 enum { NUM_PLAIN = 6, NUM_GEOMETRIES = COUNT_OF(geometries), NUM_REQUESTS = 6 };
 

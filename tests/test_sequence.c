@@ -848,9 +848,12 @@ TEST(sequence, a_batch_takes_the_block_size_of_its_first_pool)
     folio_batch *batch = NULL;
     const folio_batch_desc desc = {.struct_size = sizeof desc};
     CHECK_OK(folio_batch_create(four.ctx, &desc, &batch));
-    REFUSED(folio_batch_add_sequences(batch, 0, s, 2), FOLIO_ERR_ARGUMENT, "4|sequences[1] 8");
-    CHECK_OK(folio_batch_add_sequences(batch, 0, s + 1, 1)); /* the refused call left nothing */
-    REFUSED(folio_batch_add_sequences(batch, 0, s, 1), FOLIO_ERR_ARGUMENT, "8|sequences[0] 4");
+    REFUSED(folio_batch_add_sequences(batch, 0, s, 2, NULL), FOLIO_ERR_ARGUMENT,
+            "4|sequences[1] 8");
+    CHECK_OK(
+        folio_batch_add_sequences(batch, 0, s + 1, 1, NULL)); /* the refused call left nothing */
+    REFUSED(folio_batch_add_sequences(batch, 0, s, 1, NULL), FOLIO_ERR_ARGUMENT,
+            "8|sequences[0] 4");
     folio_batch_view v = {.struct_size = sizeof v};
     CHECK_OK(folio_batch_get_view(batch, FOLIO_ATTENTION_DECODER, FOLIO_PHASE_AUTO, &v));
     CHECK_INT(v.num_seqs, 1);

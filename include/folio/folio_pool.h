@@ -13,11 +13,12 @@
  *     commit     the tokens' K and V are written; full blocks enter the prefix cache
  *
  * Words. A layer group is the layers of a model that see the same keys (all of them, or a window);
- * in this header, group for short. Each has a KV cache of its own, and each sequence a block table
- * per group. Blocks have one numbering for all groups: block b belongs to one group at a time, so
- * that caches of groups whose blocks have equal size may share the same memory. A block is free; or used, by one holder
- * or shared by several; or cached: held by nobody, but known to the prefix cache and taken back
- * when free ones run out. Available is free or cached.
+ * in this header, group for short. Each has a KV cache, and each sequence a block table per group.
+ * Blocks have one numbering for all groups, and block b belongs to one group at a time. So groups can
+ * share memory: groups of one shape name the same cache, others take theirs from
+ * folio_kv_cache_create_shared. A block is free; or used, by one holder or shared by several; or
+ * cached: held by nobody, but known to the prefix cache and taken back when free ones run out.
+ * Available is free or cached.
  *
  * Errors are those of folio.h. A call that fails has changed nothing, unless it says otherwise.
  * FOLIO_ERR_FULL is no mistake: there are too few available blocks now; preempt a sequence, or try
@@ -68,6 +69,18 @@ typedef struct folio_layer_group {
     folio_kv_cache *cache; /* at least num_blocks blocks of block_size; NULL: the caller runs the  */
                            /* copies, and there are no tiers                                       */
 } folio_layer_group;
+
+/**
+ * Caches for the groups of one pool in one memory. descs: [num_caches], all with the same num_blocks
+ * and layout NATIVE; layers, heads and dtype may differ. caches: [num_caches], NULL each where the call
+ * is refused. Each block has room for a block of any of the caches, so the memory is num_blocks times
+ * the largest: split the layers into groups whose blocks take about the same bytes. The memory lives
+ * until the last of the caches is destroyed. To use one block in two caches at once is the caller's
+ * error: the pool does not.
+ */
+FOLIO_API folio_status folio_kv_cache_create_shared(folio_context *ctx,
+                                                    const folio_kv_cache_desc *const *descs,
+                                                    int32_t num_caches, folio_kv_cache **caches);
 
 /** Where K and V can be. */
 typedef enum folio_tier {

@@ -6,15 +6,6 @@
 
 #include <string.h>
 
-/* One block of one layer in the native layout. */
-static folio_status one_block(const folio_kv_cache *cache, folioi_kv_format *format)
-{
-    folio_kv_cache_desc d = cache->format.desc;
-    d.num_blocks = 1;
-    d.layout = FOLIO_LAYOUT_NATIVE;
-    return folioi_kv_format_init(&d, cache->format.rows, format);
-}
-
 static folioi_frame_geometry describe(const folioi_kv_format *f)
 {
     const folio_kv_cache_desc *d = &f->desc;
@@ -30,41 +21,6 @@ static folioi_frame_geometry describe(const folioi_kv_format *f)
     return g;
 }
 
-static folio_status wrap(folioi_frames *f, int32_t table, const folioi_kv_format *one,
-                         int64_t num_frames)
-{
-    int32_t layers = one->desc.num_layers;
-    folioi_array pointers = {NULL, 0};
-    TRY(folioi_array_reserve(&f->ctx->allocator, &pointers, 3 * layers * (int64_t)sizeof(void *),
-                             "the host tier's layers"));
-    void **k = pointers.data;
-    float **k_scales = (float **)k + layers, **v_scales = k_scales + layers;
-    for (int32_t l = 0; l < layers; l++) {
-        char *base = f->memory + l * one->layer_bytes;
-        k[l] = base;
-        k_scales[l] = (float *)(void *)(base + one->k_scales.offset_bytes);
-        v_scales[l] = (float *)(void *)(base + one->v_scales.offset_bytes);
-    }
-    folio_kv_cache_desc d = one->desc;
-    d.struct_size = sizeof d;
-    d.num_blocks = num_frames;
-    /* from the last layer's base to the end */
-    size_t bytes = (size_t)(f->bytes - (layers - 1) * one->layer_bytes);
-    folio_kv_memory m = {.struct_size = sizeof m, .k = k, .k_bytes = bytes};
-    m.k_strides.block = f->frame_bytes / (int64_t)folio_dtype_size(d.dtype);
-    if (d.dtype == FOLIO_INT8) {
-        folio_kv_strides s = {f->frame_bytes / 4, 1, d.block_size};
-        m.k_scales = k_scales;
-        m.v_scales = v_scales;
-        m.k_scales_strides = m.v_scales_strides = s;
-        m.k_scales_bytes = bytes - (size_t)one->k_scales.offset_bytes;
-        m.v_scales_bytes = bytes - (size_t)one->v_scales.offset_bytes;
-    }
-    folio_status status = folio_kv_cache_wrap(f->ctx, &d, &m, &f->cache[table]);
-    folioi_array_free(&f->ctx->allocator, &pointers);
-    return status;
-}
-
 folio_status folioi_frames_init(folioi_frames *f, folio_context *ctx, folio_kv_cache *const *caches,
                                 int32_t num_tables, int64_t num_blocks)
 {
@@ -72,7 +28,7 @@ folio_status folioi_frames_init(folioi_frames *f, folio_context *ctx, folio_kv_c
     *f = (folioi_frames){.ctx = ctx, .num_tables = num_tables, .staging = num_blocks};
     for (int32_t t = 0; t < num_tables; t++) {
         if (caches[t] == NULL) continue;
-        TRY(one_block(caches[t], &one[t]));
+        TRY(folioi_kv_frame_format(&caches[t]->format.desc, caches[t]->format.rows, &one[t]));
         f->geometry[t] = describe(&one[t]);
         f->frame_bytes = max_i64(f->frame_bytes, f->geometry[t].payload_bytes);
     }
@@ -87,8 +43,9 @@ folio_status folioi_frames_init(folioi_frames *f, folio_context *ctx, folio_kv_c
             ? device->alloc(ctx, FOLIO_MEMORY_HOST, (size_t)f->bytes, "the host tier", &memory)
             : folioi_alloc_untouched(&ctx->allocator, f->bytes, "the host tier", &memory));
     f->memory = memory;
+    const folioi_kv_frames all = {f->memory, num_blocks + 1, f->frame_bytes};
     for (int32_t t = 0; t < num_tables; t++)
-        if (caches[t] != NULL) TRY(wrap(f, t, &one[t], num_blocks + 1));
+        if (caches[t] != NULL) TRY(folioi_kv_wrap_frames(ctx, &one[t], &all, &f->cache[t]));
     return FOLIO_OK;
 }
 

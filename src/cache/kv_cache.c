@@ -21,6 +21,7 @@ static folio_status new_cache(folio_context *ctx, const folioi_kv_format *format
     void *memory;
     TRY(folioi_alloc(&ctx->allocator, sizeof(folio_kv_cache), "a KV cache", &memory));
     folio_kv_cache *cache = memory;
+    refs_init(&cache->refs);
     cache->ctx = ctx;
     cache->format = *format;
     cache->layers_bytes = format->desc.num_layers * (int64_t)sizeof(folioi_kv_layer);
@@ -36,6 +37,24 @@ static folio_status new_cache(folio_context *ctx, const folioi_kv_format *format
     return FOLIO_OK;
 }
 
+folio_status folioi_kv_memory_alloc(folio_context *ctx, int64_t bytes, void **out)
+{
+    const folioi_device *device = ctx->backend->memory;
+    if (device != NULL)
+        return device->alloc(ctx, FOLIO_MEMORY_DEVICE, (size_t)bytes, "a KV cache", out);
+    /* gigabytes need not be written first */
+    TRY(folioi_alloc_untouched(&ctx->allocator, bytes, "a KV cache", out));
+    if (folioi_has_memory_nodes()) folioi_touch(ctx, *out, bytes);
+    return FOLIO_OK;
+}
+
+void folioi_kv_memory_free(folio_context *ctx, void *memory, int64_t bytes)
+{
+    const folioi_device *device = ctx->backend->memory;
+    if (device != NULL) device->free(ctx, FOLIO_MEMORY_DEVICE, memory);
+    else folioi_free(&ctx->allocator, memory, bytes);
+}
+
 folio_status folio_kv_cache_create(folio_context *ctx, const folio_kv_cache_desc *desc,
                                    folio_kv_cache **out)
 {
@@ -48,20 +67,12 @@ folio_status folio_kv_cache_create(folio_context *ctx, const folio_kv_cache_desc
             "KV cache: layout strided is for folio_kv_cache_wrap, which takes strides");
     folio_kv_cache *cache;
     TRY(new_cache(ctx, &format, &cache));
-    /* Not zeroed: slots hold anything, and gigabytes need not be written first. */
     cache->memory_bytes = format.layer_bytes * format.desc.num_layers;
-    const folioi_device *device = ctx->backend->memory;
-    folio_status status = device != NULL
-                              ? device->alloc(ctx, FOLIO_MEMORY_DEVICE, (size_t)cache->memory_bytes,
-                                              "a KV cache", &cache->memory)
-                              : folioi_alloc_untouched(&ctx->allocator, cache->memory_bytes,
-                                                       "a KV cache", &cache->memory);
+    folio_status status = folioi_kv_memory_alloc(ctx, cache->memory_bytes, &cache->memory);
     if (status != FOLIO_OK) {
         folio_kv_cache_destroy(cache);
         return status;
     }
-    if (device == NULL && folioi_has_memory_nodes())
-        folioi_touch(ctx, cache->memory, cache->memory_bytes);
     for (int32_t i = 0; i < format.desc.num_layers; i++) {
         char *base = (char *)cache->memory + i * format.layer_bytes;
         folioi_kv_layer *layer = &cache->layers[i];
@@ -77,13 +88,14 @@ folio_status folio_kv_cache_create(folio_context *ctx, const folio_kv_cache_desc
 
 void folio_kv_cache_destroy(folio_kv_cache *cache)
 {
-    if (cache == NULL) return;
-    folio_allocator a = cache->ctx->allocator;
-    const folioi_device *device = cache->ctx->backend->memory;
-    if (device != NULL) device->free(cache->ctx, FOLIO_MEMORY_DEVICE, cache->memory);
-    else folioi_free(&a, cache->memory, cache->memory_bytes);
-    folioi_free(&a, cache->layers, cache->layers_bytes);
-    folioi_free(&a, cache, sizeof *cache);
+    if (cache == NULL || !refs_release(&cache->refs)) return;
+    folio_context *ctx = cache->ctx;
+    const folio_allocator *a = &ctx->allocator;
+    folio_kv_cache *holder = cache->holder;
+    folioi_kv_memory_free(ctx, cache->memory, cache->memory_bytes);
+    folioi_free(a, cache->layers, cache->layers_bytes);
+    folioi_free(a, cache, sizeof *cache);
+    folio_kv_cache_destroy(holder);
 }
 
 static folio_status check_apart(const folio_kv_cache_desc *d, const folio_kv_strides *s,

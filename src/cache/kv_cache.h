@@ -4,16 +4,36 @@
 
 #include "cache/kv_layout.h"
 #include "core/context.h"
+#include "core/refs.h"
 
 struct folio_kv_cache {
+    folioi_refs refs;
     folio_context *ctx;
     folioi_kv_format format;
     folioi_kv_layer *layers; /* [num_layers] */
     int64_t layers_bytes;
-    void *memory; /* NULL: the caller's */
+    void *memory; /* NULL: the caller's, or its holder's */
     int64_t memory_bytes;
+    folio_kv_cache *holder; /* of memory that it shares; NULL */
 };
 
 folio_status folioi_kv_cache_check_layer(const folio_kv_cache *cache, int32_t layer);
+
+/** A cache's memory, the device's if there is one. Not zeroed: slots hold anything. */
+folio_status folioi_kv_memory_alloc(folio_context *ctx, int64_t bytes, void **out);
+void folioi_kv_memory_free(folio_context *ctx, void *memory, int64_t bytes);
+
+/** Memory in frames, each with room for one block of a cache in all its layers: kv_shared.c. */
+typedef struct folioi_kv_frames {
+    char *memory;
+    int64_t num, frame_bytes;
+} folioi_kv_frames;
+
+/** One block of such a cache, in the native layout. */
+folio_status folioi_kv_frame_format(const folio_kv_cache_desc *desc, bool rows,
+                                    folioi_kv_format *one);
+/** A cache around them, as many blocks as frames. */
+folio_status folioi_kv_wrap_frames(folio_context *ctx, const folioi_kv_format *one,
+                                   const folioi_kv_frames *frames, folio_kv_cache **out);
 
 #endif
