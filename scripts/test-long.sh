@@ -20,9 +20,11 @@ sh scripts/test-emulated.sh
 stage "every case of folio check, and random calls at length, asan-ubsan"
 sh scripts/build.sh asan-ubsan
 calm build-asan-ubsan/folio check
+calm build-asan-ubsan/folio check --lineage
 calm build-asan-ubsan/tests/folio_tests --long pool_model pool_fuzz
 
 stage "every case of folio check, tsan"
 sh scripts/build.sh tsan
 calm build-tsan/folio check --backend cpu --level scalar
+calm build-tsan/folio check --lineage
 finish test-long
