@@ -5,7 +5,7 @@
  *
  *     batch  ->  plan  ->  for each layer: write k, v; attend; merge  ->  out
  *
- * folio_attend goes all of it for one layer in one call.
+ * folio_attend does all of this for one layer in one call.
  *
  *     folio_context   a backend on a device, with its threads and its allocator
  *     folio_attention one layer geometry: heads, head sizes, scale, window, soft cap
@@ -892,7 +892,7 @@ typedef struct folio_attend_args {
     int32_t v_head_size;  /* 0: the cache's; without a cache k_head_size                         */
     folio_kv_cache *cache; /* NULL: k and v alone                                                */
     int32_t layer;
-    folio_causality causality; /* AUTO: causal                                                   */
+    folio_causality causality; /* AUTO: causal, which FlashAttention is not by default           */
     int64_t num_seqs;
     const int32_t *query_start; /* [num_seqs + 1] first row of each sequence, then all rows      */
                                 /* (cu_seqlens_q); NULL: all have q.tokens / num_seqs rows       */
@@ -914,7 +914,7 @@ typedef struct folio_attend_args {
 /**
  * DECODER attention in one call. With a cache, k and v (if given) are stored as the last tokens of
  * each sequence, in the blocks of its table; then each row sees the keys of its sequence. Without a
- * cache, each row sees k of its own sequence.
+ * cache, each row sees those rows of k that belong to its sequence.
  *
  * It makes an attention, a batch and a plan, runs the layer and frees them: it allocates, and on a
  * device it waits for the end. An engine makes a plan instead, once, and updates it for all layers

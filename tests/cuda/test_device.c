@@ -502,6 +502,57 @@ TEST(device, a_graph_of_decodes_has_its_limit_of_rows)
     close_engine(&e);
 }
 
+static float of_bf16(uint16_t bits)
+{
+    uint32_t wide = (uint32_t)bits << 16;
+    float x;
+    memcpy(&x, &wide, sizeof x);
+    return x;
+}
+
+/* Its arrays lie in host memory, its tensors on the device, and it is done when it returns. */
+TEST(device, one_call_is_what_a_plan_computes)
+{
+    static uint16_t want[MAX_ROWS * ROW], got[MAX_ROWS * ROW];
+    static float want_lse[MAX_ROWS * HEADS], got_lse[MAX_ROWS * HEADS];
+    engine e;
+    cudaStream_t stream;
+    CUDA_OK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    open_engine(&e, 0, stream);
+    for (int number = 0; number < 6; number++) {
+        arrays step;
+        int64_t rows = make_step(&e, number);
+        CHECK(make_arrays(number, &step) == rows);
+        forward(&e, rows);
+        read_out(&e, want, want_lse);
+        CHECK_OK(folio_memory_fill(e.ctx, e.out, 0x7f, MAX_ROWS * ROW * 2, &e.run));
+        CHECK_OK(folio_memory_fill(e.ctx, e.lse, 0x7f, MAX_ROWS * HEADS * 4, &e.run));
+        folio_attend_args a = {.struct_size = sizeof a,
+                               .q = {e.q, FOLIO_BF16, rows, 0, 0},
+                               .k = {e.k, 0, rows, 0, 0},
+                               .v = {e.v, 0, rows, 0, 0},
+                               .out = {e.out, 0, rows, 0, 0},
+                               .lse = e.lse,
+                               .num_heads = HEADS,
+                               .cache = e.cache,
+                               .layer = 1,
+                               .num_seqs = MAX_SEQS,
+                               .query_start = step.starts,
+                               .seq_lens = step.lens,
+                               .block_tables = step.tables[0],
+                               .row_stride = 10};
+        CHECK_OK(folio_attend(e.ctx, &a, &e.run));
+        CHECK(cudaStreamQuery(stream) == cudaSuccess);
+        read_out(&e, got, got_lse);
+        /* kernels are chosen by the plan's limits too: the last bit may differ */
+        for (int64_t i = 0; i < rows * ROW; i++)
+            CHECK(fabsf(of_bf16(got[i]) - of_bf16(want[i])) <= 0.004f);
+        for (int64_t i = 0; i < rows * HEADS; i++) CHECK(fabsf(got_lse[i] - want_lse[i]) <= 1e-4f);
+    }
+    close_engine(&e);
+    CUDA_OK(cudaStreamDestroy(stream));
+}
+
 /* An update that a capture refuses leaves the plan, and what kernels read of it, as they were. */
 TEST(device, an_update_refused_in_a_capture_changes_nothing)
 {
