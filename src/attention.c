@@ -61,14 +61,19 @@ folio_status folio_attention_create(folio_context *ctx, const folio_attention_de
     if (reasons.count > 0) FAIL(FOLIO_ERR_UNSUPPORTED, "%s", text);
     void *memory;
     TRY(folioi_alloc(&ctx->allocator, sizeof(folio_attention), "an attention", &memory));
-    *out = memory;
-    **out = (folio_attention){ctx, d};
+    folio_attention *attention = memory;
+    refs_init(&attention->refs);
+    refs_retain(&ctx->refs);
+    attention->ctx = ctx;
+    attention->desc = d;
+    *out = attention;
     return FOLIO_OK;
 }
 
 void folio_attention_destroy(folio_attention *attention)
 {
-    if (attention == NULL) return;
-    folio_allocator a = attention->ctx->allocator;
-    folioi_free(&a, attention, sizeof *attention);
+    if (attention == NULL || !refs_release(&attention->refs)) return;
+    folio_context *ctx = attention->ctx;
+    folioi_free(&ctx->allocator, attention, sizeof *attention);
+    folio_context_destroy(ctx);
 }

@@ -5,6 +5,7 @@
 #include "core/context.h"
 
 struct folio_attention {
+    folioi_refs refs;
     folio_context *ctx;
     folio_attention_desc desc; /* no window: both sides -1 */
 };

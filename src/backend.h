@@ -14,7 +14,7 @@
 typedef struct folioi_plan_shape {
     folio_context *ctx;
     folio_plan_desc desc; /* pointers replaced by the two arrays below */
-    const folio_attention **attentions;
+    folio_attention **attentions;
     uint32_t *types;
 } folioi_plan_shape;
 

@@ -97,6 +97,7 @@ folio_status folio_context_create(const folio_context_desc *desc, folio_context 
     if (ctx->backend->memory != NULL) {
         folio_status status = ctx->backend->memory->open(ctx, d.device);
         if (status != FOLIO_OK) {
+    refs_init(&ctx->refs);
             folioi_free(&chosen.allocator, ctx, sizeof *ctx);
             return status;
         }
@@ -115,7 +116,7 @@ folio_status folio_context_create(const folio_context_desc *desc, folio_context 
 
 void folio_context_destroy(folio_context *ctx)
 {
-    if (ctx == NULL) return;
+    if (ctx == NULL || !refs_release(&ctx->refs)) return;
     folioi_threads_destroy(ctx->threads);
     if (ctx->backend->memory != NULL) ctx->backend->memory->close(ctx);
     folio_allocator a = ctx->allocator;

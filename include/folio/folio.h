@@ -54,9 +54,13 @@
  * return into the library. A pool with tiers (folio_pool.h) is not for the child: its mover thread
  * stays behind.
  *
- * Lifetimes. Destroy what was made from a context before the context, attentions after the plans
- * that list them. Every destroy takes NULL. A plan keeps the batch of its last update alive by
- * itself.
+ * Lifetimes. Objects may be destroyed in any order: an object keeps alive what it needs. A context
+ * lives as long as anything made from it, an attention as long as a plan lists it, a batch as long
+ * as it is the one a plan was last updated with. Destroy each object once, and do not use it
+ * afterwards: its memory may be gone. Every destroy takes NULL. What you lend to the library must
+ * outlive the last object that may use it: the memory of a wrapped cache the cache and its pools; an
+ * allocator, an executor and their `user` pointers every object of the context. Memory of
+ * folio_memory_create is no object: give it back before you destroy the context.
  *
  * folio_pool.h has the other half of a cache: who owns its blocks. Everything here is stable since
  * version 0.1.

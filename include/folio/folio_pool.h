@@ -38,8 +38,10 @@
  * is under way its copies come at any time: capture no graph on the stream then. A run given to a call
  * of this header names no stream, or the pool's.
  *
- * Lifetimes. Destroy sequences and transfers before their pool, the pool before its caches and
- * their context.
+ * Lifetimes. Objects may be destroyed in any order, as in folio.h: sequences and transfers keep their
+ * pool alive, a pool its caches and its context. A pool that is destroyed while sequences or transfers
+ * are left ends with the last of them; until then its store's file is in use. on_event and event_user
+ * must outlive it.
  */
 #ifndef FOLIO_FOLIO_POOL_H
 #define FOLIO_FOLIO_POOL_H
@@ -147,7 +149,8 @@ typedef struct folio_pool_desc {
  */
 FOLIO_API folio_status folio_pool_create(folio_context *ctx, const folio_pool_desc *desc,
                                          folio_pool **out);
-/** Waits for transfers under way, and for their copies. What the store holds stays for the next pool. */
+/** The pool ends when its last sequence and transfer are destroyed too. Its end waits for transfers
+ * under way, and for their copies. What the store holds stays for the next pool. */
 FOLIO_API void folio_pool_destroy(folio_pool *pool);
 
 /**

@@ -14,8 +14,10 @@
  * prefills, then one token for each decode (padding behind them has seq_len 0). output must not
  * overlap query, key, value or the cache.
  *
- * Threads. A state and everything made from it are used by one thread at a time; destroy the state
- * last.
+ * Threads. A state and everything made from it are used by one thread at a time.
+ *
+ * Lifetimes. Objects may be destroyed in any order, as in folio.h: metadata, impls and builders keep
+ * their state alive, and objects of its context keep that context.
  *
  * Devices. With compute "cuda", or a context of that backend, these lie in memory that the device
  * reaches, as folio.h has it: query, key, value, output and caches; of the operators also

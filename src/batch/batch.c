@@ -58,9 +58,11 @@ folio_status folio_batch_create(folio_context *ctx, const folio_batch_desc *desc
     void *memory;
     TRY(folioi_alloc(&ctx->allocator, sizeof(folio_batch), "a batch", &memory));
     folio_batch *batch = memory;
+    refs_init(&batch->refs);
+    refs_retain(&ctx->refs);
+    batch->ctx = ctx;
     batch->allocator = ctx->allocator;
     batch->desc = d;
-    atomic_init(&batch->references, 1);
     folio_status status = reserve_all(batch, d.max_seqs, d.max_query_tokens, d.max_blocks,
                                       d.max_encoder_tokens, d.max_cross_blocks);
     if (status != FOLIO_OK) {
@@ -71,11 +73,10 @@ folio_status folio_batch_create(folio_context *ctx, const folio_batch_desc *desc
     return FOLIO_OK;
 }
 
-void folioi_batch_retain(folio_batch *batch) { atomic_fetch_add(&batch->references, 1); }
-
 void folio_batch_destroy(folio_batch *batch)
 {
-    if (batch == NULL || atomic_fetch_sub(&batch->references, 1) > 1) return;
+    if (batch == NULL || !refs_release(&batch->refs)) return;
+    folio_context *ctx = batch->ctx;
     folio_allocator a = batch->allocator;
     folioi_batch_drop_stamps(batch, 0);
     folioi_array_free(&a, &batch->taken);
@@ -87,6 +88,7 @@ void folio_batch_destroy(folio_batch *batch)
     for (int t = 0; t < FOLIO_NUM_ATTENTION_TYPES; t++)
         for (int p = 0; p < FOLIOI_NUM_PHASES; p++) folioi_array_free(&a, &batch->views[t][p]);
     folioi_free(&a, batch, sizeof *batch);
+    folio_context_destroy(ctx);
 }
 
 void folio_batch_clear(folio_batch *batch)

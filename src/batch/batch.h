@@ -8,7 +8,6 @@
 #include "core/context.h"
 #include "core/stamp.h"
 
-#include <stdatomic.h>
 #include <stdbool.h>
 
 typedef struct folioi_seq {
@@ -36,9 +35,10 @@ typedef struct folioi_taken {
 #define FOLIOI_NUM_PHASES 3
 
 struct folio_batch {
-    folio_allocator allocator; /* by value: a plan of another context may keep the batch alive */
+    folioi_refs refs;
+    folio_context *ctx;
+    folio_allocator allocator; /* the context's */
     folio_batch_desc desc;
-    atomic_int references;
     uint64_t generation; /* grows with every change */
     int64_t num_seqs, num_query_tokens, num_blocks, num_encoder_tokens, num_cross_blocks;
     int64_t blocks_end, cross_blocks_end; /* past the largest block of all tables */
@@ -81,8 +81,6 @@ int64_t folioi_batch_new_rows(const folio_batch *batch, folio_attention_type typ
 
 /** Slots of the new rows; NULL for encoder types. */
 const int64_t *folioi_batch_slots(const folio_batch *batch, folio_attention_type type);
-
-void folioi_batch_retain(folio_batch *batch);
 
 /** The batch's last sequence came from a pool, in the state of this many changes. There is room. */
 void folioi_batch_take_stamp(folio_batch *batch, folioi_stamp *stamp, uint64_t changes);

@@ -22,6 +22,7 @@ static folio_status new_cache(folio_context *ctx, const folioi_kv_format *format
     TRY(folioi_alloc(&ctx->allocator, sizeof(folio_kv_cache), "a KV cache", &memory));
     folio_kv_cache *cache = memory;
     refs_init(&cache->refs);
+    refs_retain(&ctx->refs);
     cache->ctx = ctx;
     cache->format = *format;
     cache->layers_bytes = format->desc.num_layers * (int64_t)sizeof(folioi_kv_layer);
@@ -96,6 +97,7 @@ void folio_kv_cache_destroy(folio_kv_cache *cache)
     folioi_free(a, cache->layers, cache->layers_bytes);
     folioi_free(a, cache, sizeof *cache);
     folio_kv_cache_destroy(holder);
+    folio_context_destroy(ctx);
 }
 
 static folio_status check_apart(const folio_kv_cache_desc *d, const folio_kv_strides *s,

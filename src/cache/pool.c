@@ -147,6 +147,8 @@ folio_status folio_pool_create(folio_context *ctx, const folio_pool_desc *desc, 
     void *memory;
     TRY(folioi_alloc(&ctx->allocator, sizeof(folio_pool), "a pool", &memory));
     folio_pool *pool = memory;
+    refs_init(&pool->refs);
+    refs_retain(&ctx->refs);
     pool->ctx = ctx;
     pool->stream = d.stream;
     pool->allocator = ctx->allocator;
@@ -161,6 +163,8 @@ folio_status folio_pool_create(folio_context *ctx, const folio_pool_desc *desc, 
         pool->windowed |= d.layer_groups[g].window > 0;
     }
     pool->cache[pool->cross] = d.cross_cache;
+    for (int32_t t = 0; t <= pool->cross; t++)
+        if (pool->cache[t] != NULL) refs_retain(&pool->cache[t]->refs);
     pool->tiers = d.host_blocks > 0 || d.store_path != NULL;
     pool->watermark = d.watermark;
     pool->flags = d.flags;
@@ -177,7 +181,8 @@ folio_status folio_pool_create(folio_context *ctx, const folio_pool_desc *desc, 
 
 void folio_pool_destroy(folio_pool *pool)
 {
-    if (pool == NULL) return;
+    if (pool == NULL || !refs_release(&pool->refs)) return;
+    folio_context *ctx = pool->ctx;
     folioi_mover_stop(pool);
     (void)folioi_mover_settle(pool); /* the frames are still read and written */
     folio_allocator a = pool->allocator;
@@ -189,8 +194,10 @@ void folio_pool_destroy(folio_pool *pool)
     for (int32_t g = 0; g < pool->num_layer_groups; g++)
         folioi_array_free(&a, &pool->copies[g].pairs);
     folioi_array_free(&a, &pool->walk);
+    for (int32_t t = 0; t <= pool->cross; t++) folio_kv_cache_destroy(pool->cache[t]);
     pthread_mutex_destroy(&pool->lock);
     folioi_free(&a, pool, sizeof *pool);
+    folio_context_destroy(ctx);
 }
 
 folio_status folioi_pool_unlock(folio_pool *pool, folio_status status)

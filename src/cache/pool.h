@@ -35,6 +35,7 @@ typedef struct folioi_copies {
 } folioi_copies;
 
 struct folio_pool {
+    folioi_refs refs;
     folio_context *ctx;
     void *stream; /* of a device: every copy of the pool is queued there */
     folio_allocator allocator;

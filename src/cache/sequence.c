@@ -25,9 +25,11 @@ static void link_sequence(folio_sequence *s)
 static void free_sequence(folio_sequence *s)
 {
     folio_allocator a = s->pool->allocator;
-    for (int32_t t = 0; t <= s->pool->cross; t++) folioi_array_free(&a, &s->table[t].blocks);
+    folio_pool *pool = s->pool;
+    for (int32_t t = 0; t <= pool->cross; t++) folioi_array_free(&a, &s->table[t].blocks);
     folioi_stamp_release(s->stamp);
     folioi_free(&a, s, sizeof *s);
+    folio_pool_destroy(pool);
 }
 
 static folio_status grow_table(folio_sequence *s, int32_t table, int64_t blocks)
@@ -49,6 +51,7 @@ static folio_status new_sequence(folio_pool *pool, uint64_t salt, int64_t max_to
     void *memory;
     TRY(folioi_alloc(&pool->allocator, sizeof(folio_sequence), "a sequence", &memory));
     folio_sequence *s = memory;
+    refs_retain(&pool->refs);
     s->pool = pool;
     s->salt = salt;
     s->tip = NONE;

@@ -238,6 +238,7 @@ static folio_status wait_for(folio_transfer *t)
 folio_status folioi_transfer_hand_out(folio_transfer *t, folio_transfer **out)
 {
     if (out != NULL) *out = t;
+    if (t != NULL && out != NULL) refs_retain(&t->pool->refs); /* by the handle */
     if (t == NULL || out != NULL) return FOLIO_OK;
     folio_status status = wait_for(t);
     drop(t);
@@ -269,4 +270,5 @@ void folio_transfer_destroy(folio_transfer *transfer)
     pool_lock(pool);
     drop(transfer);
     pthread_mutex_unlock(&pool->lock);
+    folio_pool_destroy(pool);
 }

@@ -3,8 +3,10 @@
 #define FOLIOI_CONTEXT_H
 
 #include "core/executor.h"
+#include "core/refs.h"
 
 struct folio_context {
+    folioi_refs refs;
     const struct folioi_backend *backend;
     const void *kernels; /* the backend's function table at the chosen level */
     folio_allocator allocator;

@@ -98,7 +98,8 @@ static folio_status build(folio_plan *plan, const folio_plan_desc *d)
     plan->shape.attentions = memory;
     plan->shape.types = (uint32_t *)(plan->shape.attentions + n);
     for (int64_t i = 0; i < n; i++) {
-        plan->shape.attentions[i] = d->attentions[i];
+        plan->shape.attentions[i] = (folio_attention *)d->attentions[i]; /* to keep it alive */
+        refs_retain(&plan->shape.attentions[i]->refs);
         plan->shape.types[i] =
             d->types != NULL ? d->types[i] : FOLIO_ATTENTION_BIT(FOLIO_ATTENTION_DECODER);
     }
@@ -137,6 +138,7 @@ folio_status folio_plan_create(folio_context *ctx, const folio_plan_desc *desc, 
     void *memory;
     TRY(folioi_alloc(&ctx->allocator, sizeof(folio_plan), "a plan", &memory));
     folio_plan *plan = memory;
+    refs_retain(&ctx->refs);
     plan->shape = (folioi_plan_shape){.ctx = ctx, .desc = d};
     folio_status status = build(plan, &d);
     if (status != FOLIO_OK) {
@@ -158,8 +160,11 @@ void folio_plan_destroy(folio_plan *plan)
     else folioi_free(&a, plan->workspace, (int64_t)plan->workspace_size);
     if (plan->has_state) ctx->backend->plan_destroy(&plan->shape, plan->state);
     folioi_slotset_free(&a, &plan->slots);
+    for (int32_t i = 0; plan->shape.attentions != NULL && i < plan->shape.desc.num_attentions; i++)
+        folio_attention_destroy(plan->shape.attentions[i]);
     folioi_free(&a, plan->shape.attentions, plan->shape_bytes);
     folioi_free(&a, plan, sizeof *plan);
+    folio_context_destroy(ctx);
 }
 
 /* What an update makes the plan serve. */
@@ -191,7 +196,7 @@ static folioi_plan_facts find_facts(const folio_batch *batch, folio_attention_ty
 /* What the last update left, as the next one begins: a step that forwards run, or none. */
 static void take_over(folio_plan *plan, const plan_step *step)
 {
-    if (step->batch != NULL) folioi_batch_retain(step->batch);
+    if (step->batch != NULL) refs_retain(&step->batch->refs);
     folio_batch_destroy(plan->batch);
     plan->batch = step->batch;
     plan->generation = step->batch != NULL ? step->batch->generation : 0;

@@ -71,6 +71,7 @@ typedef struct folioi_vllm06_plan {
 } folioi_vllm06_plan;
 
 struct folio_vllm06_state {
+    folioi_refs refs;
     folio_context *ctx;
     folioi_vllm06_plan *plans;
     uint64_t num_metadata;

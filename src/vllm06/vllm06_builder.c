@@ -32,6 +32,7 @@ folio_status folio_vllm06_builder_create(folio_vllm06_state *state,
             (long long)block_size);
     void *memory;
     TRY(folioi_alloc(&state->ctx->allocator, sizeof **out, "a metadata builder", &memory));
+    refs_retain(&state->refs);
     *out = memory;
     **out = (folio_vllm06_builder){.state = state, .backend = backend, .block_size = block_size};
     return FOLIO_OK;
@@ -40,11 +41,13 @@ folio_status folio_vllm06_builder_create(folio_vllm06_state *state,
 void folio_vllm06_builder_destroy(folio_vllm06_builder *b)
 {
     if (b == NULL) return;
-    folio_allocator a = b->state->ctx->allocator;
+    folio_vllm06_state *state = b->state;
+    folio_allocator a = state->ctx->allocator;
     folioi_array_free(&a, &b->entries);
     folioi_array_free(&a, &b->blocks);
     folioi_array_free(&a, &b->cross_blocks);
     folioi_free(&a, b, sizeof *b);
+    folio_vllm06_state_destroy(state);
 }
 
 static folio_status check_seq(const folio_vllm06_builder *b, const folio_vllm06_seq *s)
@@ -166,9 +169,9 @@ static void fill(const folio_vllm06_builder *b, const folio_vllm06_metadata_fiel
 
 folio_status folio_vllm06_builder_build(folio_vllm06_builder *b, folio_vllm06_metadata **out)
 {
-    REQUIRE(b != NULL, "folio_vllm06_builder_build: builder is NULL");
     REQUIRE(out != NULL, "folio_vllm06_builder_build: out is NULL");
     *out = NULL;
+    REQUIRE(b != NULL, "folio_vllm06_builder_build: builder is NULL");
     folio_vllm06_metadata_fields f = {.struct_size = sizeof f};
     bool encoder = false, fresh = false, cached = false;
     int64_t tokens = 0;

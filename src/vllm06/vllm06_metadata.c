@@ -151,6 +151,7 @@ folio_status folioi_vllm06_make_metadata(folio_vllm06_state *state,
     void *memory;
     TRY(folioi_alloc(&state->ctx->allocator, sizeof(folio_vllm06_metadata), "metadata", &memory));
     folio_vllm06_metadata *m = memory;
+    refs_retain(&state->refs);
     m->id = ++state->num_metadata;
     m->state = state;
     m->traits = traits;
@@ -179,11 +180,13 @@ void folio_vllm06_metadata_destroy(folio_vllm06_metadata *m)
     if (m == NULL) return;
     if (m->prefill != m) folio_vllm06_metadata_destroy(m->prefill);
     if (m->decode != m) folio_vllm06_metadata_destroy(m->decode);
-    folio_allocator a = m->state->ctx->allocator;
+    folio_vllm06_state *state = m->state;
+    folio_allocator a = state->ctx->allocator;
     for (int i = 0; i < (int)(sizeof m->copies / sizeof m->copies[0]); i++)
         folioi_array_free(&a, &m->copies[i]);
     folioi_vllm06_biases_free(m);
     folioi_free(&a, m, sizeof *m);
+    folio_vllm06_state_destroy(state);
 }
 
 const folio_vllm06_metadata_fields *folio_vllm06_metadata_get(const folio_vllm06_metadata *m)
@@ -202,6 +205,7 @@ static folio_vllm06_metadata *slice(folio_vllm06_metadata *m, bool prompts)
         return NULL;
     folio_vllm06_metadata *v = memory;
     int64_t first = prompts ? 0 : m->f.num_prefills;
+    refs_retain(&m->state->refs);
     v->id = ++m->state->num_metadata;
     v->state = m->state;
     v->traits = m->traits;

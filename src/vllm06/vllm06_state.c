@@ -23,6 +23,7 @@ folio_status folio_vllm06_state_create(const char *compute, const folio_context_
         return status;
     }
     *out = memory;
+    refs_init(&(*out)->refs);
     (*out)->ctx = ctx;
     return FOLIO_OK;
 }
@@ -37,7 +38,7 @@ static void drop_plan(folio_context *ctx, folioi_vllm06_plan *p)
 
 void folio_vllm06_state_destroy(folio_vllm06_state *state)
 {
-    if (state == NULL) return;
+    if (state == NULL || !refs_release(&state->refs)) return;
     folio_context *ctx = state->ctx;
     while (state->plans != NULL) {
         folioi_vllm06_plan *p = state->plans;
@@ -197,6 +198,7 @@ folio_status folioi_vllm06_make_impl(folio_vllm06_state *state, const folioi_vll
     void *memory;
     TRY(folioi_alloc(&state->ctx->allocator, sizeof **out, "an impl", &memory));
     folio_vllm06_impl *impl = memory;
+    refs_retain(&state->refs);
     *impl = (folio_vllm06_impl){.state = state, .traits = traits, .desc = a};
     if (d.alibi_slopes != NULL) {
         impl->slopes_bytes = d.num_heads * (int64_t)sizeof *impl->slopes;
@@ -214,7 +216,9 @@ folio_status folioi_vllm06_make_impl(folio_vllm06_state *state, const folioi_vll
 void folio_vllm06_impl_destroy(folio_vllm06_impl *impl)
 {
     if (impl == NULL) return;
-    folio_context *ctx = impl->state->ctx;
+    folio_vllm06_state *state = impl->state;
+    folio_context *ctx = state->ctx;
     folio_memory_destroy(ctx, FOLIO_MEMORY_DEVICE, impl->slopes, (size_t)impl->slopes_bytes);
     folioi_free(&ctx->allocator, impl, sizeof *impl);
+    folio_vllm06_state_destroy(state);
 }
