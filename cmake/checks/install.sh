@@ -30,6 +30,10 @@ done
 
 pc=$(find "$dir/prefix" -name folio.pc)
 [ -n "$pc" ] || { echo "not installed: folio.pc"; exit 1; }
+# Newer C libraries hold all three, so a link alone would not miss one.
+for library in m pthread dl; do
+    grep -q "^Libs.private:.* -l$library\( \|\$\)" "$pc" || { echo "folio.pc: static links need -l$library"; exit 1; }
+done
 if command -v pkg-config > /dev/null; then
     PKG_CONFIG_PATH=${pc%/*}
     export PKG_CONFIG_PATH
@@ -38,6 +42,11 @@ if command -v pkg-config > /dev/null; then
     "$cc" "$consumer/main.c" -o "$dir/consumer_pc" "$@"
     libdir=$(pkg-config --variable=libdir folio)
     echo "pkg-config: $(LD_LIBRARY_PATH=$libdir "$dir/consumer_pc")"
+    mkdir "$dir/static"
+    cp "$libdir/libfolio.a" "$dir/static"
+    eval "set -- $(pkg-config --static --cflags --libs folio)"
+    "$cc" "$consumer/main.c" -o "$dir/consumer_pc_static" -L"$dir/static" "$@"
+    echo "pkg-config, static: $("$dir/consumer_pc_static")"
 else
     echo "pkg-config is not here: folio.pc was not tried"
 fi
