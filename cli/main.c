@@ -39,7 +39,7 @@ static const char more_help[] =
     "environment\n"
     "  NO_COLOR            set and not empty: no colour, also on a terminal\n"
     "  FOLIO_CPU           the highest instruction-set level of the cpu backend\n"
-    "  FOLIO_CUDA_LIBRARY  where the CUDA backend's library is, if not beside the program\n"
+    "  FOLIO_CUDA_LIBRARY  absolute path of the CUDA backend's library, if not beside the program\n"
     "  FOLIO_PYTHON        the Python that runs the peers of 'folio bench --peers'\n\n"
     "exit status\n"
     "  0    all is well\n"

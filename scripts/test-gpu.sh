@@ -10,6 +10,7 @@ build=${FOLIO_BUILD:-build-cuda}
 report=${1:-gpu-report.txt}
 failed=0
 FOLIO_CUDA_LIBRARY=$build/libfolio_cuda.so
+case $build in /*) ;; *) FOLIO_CUDA_LIBRARY=$PWD/$FOLIO_CUDA_LIBRARY ;; esac
 export FOLIO_CUDA_LIBRARY
 : > "$report"
 

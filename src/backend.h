@@ -107,15 +107,24 @@ typedef struct folioi_backend {
     folio_status (*forward)(const folioi_call *call);
 } folioi_backend;
 
-/** The registry: best first, reference last. A backend that is not here is listed too. */
-#define FOLIOI_NUM_BACKENDS 3
-const folioi_backend *folioi_backend_at(int32_t index);
+/** The backend of this name, also one that is not available; NULL: there is no such name. The CUDA
+ * backend's library is loaded when its name is asked for, and only then. */
 const folioi_backend *folioi_backend_find(const char *name);
+
+/** Who may serve a name, best first, NULL at the end: the backend itself; for "auto" and NULL all in host
+ * memory; nobody where the name is unknown. */
+#define FOLIOI_NUM_BACKENDS 3
+typedef struct folioi_candidates {
+    const folioi_backend *list[FOLIOI_NUM_BACKENDS + 1];
+    bool any; /* "auto" */
+} folioi_candidates;
+folioi_candidates folioi_backend_candidates(const char *name);
 
 /** What the environment says of a backend's level; NULL: nothing. It may name none. */
 const char *folioi_level_cap(const folioi_backend *backend);
-/** Is this a level of the named backend, or of any for NULL? `names` gets those there are. */
-bool folioi_level_names(const char *backend, const char *level, char *names, size_t size);
+/** Is this a level of one of these backends (NULL at the end)? `names` gets those there are. */
+bool folioi_level_names(const folioi_backend *const *backends, const char *level, char *names,
+                        size_t size);
 
 /** Every reason why a backend cannot run this. */
 void folioi_backend_judge(const folioi_backend *backend, const folioi_request *request,

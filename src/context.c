@@ -1,25 +1,26 @@
 /* context.c: opening a backend with its threads and allocator. */
 #include "backend.h"
+#include "cuda_library.h"
 
 #include <string.h>
 
-/* A level must be one of the named backend, or of any for NULL: one that is misspelt would go unnoticed. */
-static folio_status check_level(const char *where, const char *level, const char *backend)
+/* A level must be one of these backends': one that is misspelt would go unnoticed. */
+static folio_status check_level(const char *where, const char *level,
+                                const folioi_backend *const *backends)
 {
     char names[256];
-    bool known = folioi_level_names(backend, level, names, sizeof names);
+    bool known = folioi_level_names(backends, level, names, sizeof names);
     REQUIRE(known, "%s: level \"%.64s\" is unknown; there are %s", where, level, names);
     return FOLIO_OK;
 }
 
-static folio_status check_levels(const char *backend, const char *level)
+static folio_status check_levels(const folioi_backend *const *backends, const char *level)
 {
-    if (level != NULL) return check_level("context", level, backend);
-    for (int32_t i = 0; i < FOLIOI_NUM_BACKENDS; i++) {
-        const folioi_backend *b = folioi_backend_at(i);
-        if (backend != NULL && strcmp(b->name, backend) != 0) continue;
-        const char *cap = folioi_level_cap(b);
-        if (cap != NULL) TRY(check_level(b->level_env, cap, b->name));
+    if (level != NULL) return check_level("context", level, backends);
+    for (; *backends != NULL; backends++) {
+        const folioi_backend *const one[] = {*backends, NULL};
+        const char *cap = folioi_level_cap(one[0]);
+        if (cap != NULL) TRY(check_level(one[0]->level_env, cap, one));
     }
     return FOLIO_OK;
 }
@@ -27,16 +28,16 @@ static folio_status check_levels(const char *backend, const char *level)
 /* The named backend at the wished level, or the best that is available; refusals are collected. */
 static folio_status choose(const folio_context_desc *d, folio_context *ctx)
 {
-    bool any = d->backend == NULL || strcmp(d->backend, "auto") == 0;
-    REQUIRE(any || folioi_backend_find(d->backend) != NULL,
+    if (d->cuda_library != NULL && d->backend != NULL && strcmp(d->backend, "cuda") == 0)
+        TRY(folioi_cuda_library_load(d->cuda_library));
+    folioi_candidates candidates = folioi_backend_candidates(d->backend);
+    REQUIRE(candidates.list[0] != NULL,
             "backend \"%s\" is unknown; there are auto, cuda, cpu and reference", d->backend);
-    TRY(check_levels(any ? NULL : d->backend, d->level));
+    TRY(check_levels(candidates.list, d->level));
     char text[512] = "";
     folioi_reasons reasons = {.text = text, .size = sizeof text};
-    for (int32_t i = 0; i < FOLIOI_NUM_BACKENDS; i++) {
-        const folioi_backend *b = folioi_backend_at(i);
-        if (!any && strcmp(b->name, d->backend) != 0) continue;
-        if (any && b->memory != NULL) continue; /* its memory is another: it is asked for by name */
+    for (int32_t i = 0; candidates.list[i] != NULL; i++) {
+        const folioi_backend *b = candidates.list[i];
         const char *reason = b->unavailable();
         reasons.prefix = b->name;
         if (reason != NULL) {
@@ -73,6 +74,8 @@ static folio_status check_desc(const folio_context_desc *d)
             "context: pin_threads is %d, neither 0 nor 1", d->pin_threads);
     REQUIRE(d->pin_threads == 0 || d->executor.parallel_for == NULL,
             "context: pin_threads is set, but the executor's threads are the caller's to place");
+    REQUIRE(d->cuda_library == NULL || d->cuda_library[0] == '/',
+            "context: cuda_library is \"%s\", not an absolute path", d->cuda_library);
     return FOLIO_OK;
 }
 
@@ -94,10 +97,10 @@ folio_status folio_context_create(const folio_context_desc *desc, folio_context 
     TRY(folioi_alloc(&chosen.allocator, sizeof(folio_context), "a context", &memory));
     folio_context *ctx = memory;
     *ctx = chosen;
+    refs_init(&ctx->refs);
     if (ctx->backend->memory != NULL) {
         folio_status status = ctx->backend->memory->open(ctx, d.device);
         if (status != FOLIO_OK) {
-    refs_init(&ctx->refs);
             folioi_free(&chosen.allocator, ctx, sizeof *ctx);
             return status;
         }

@@ -1,11 +1,11 @@
 /* registry.c: the ordered list of backends, best first, reference last, and what they say of themselves. */
 #include "backend.h"
 #include "core/dtype.h"
+#include "core/env.h"
 #include "cuda_library.h"
 
 #include <stdarg.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 const folio_feature folioi_host_features[] = {
@@ -15,15 +15,11 @@ const folio_feature folioi_host_features[] = {
 };
 enum { NUM_FEATURES = sizeof folioi_host_features / sizeof folioi_host_features[0] };
 
-const folioi_backend *folioi_backend_at(int32_t index)
-{
-    switch (index) {
-    case 0: return folioi_cuda_library();
-    case 1: return &folioi_cpu_backend;
-    case 2: return &folioi_reference_backend;
-    default: return NULL;
-    }
-}
+/* Best first, reference last. What is in host memory is here; CUDA's is loaded. */
+static const char *const names[FOLIOI_NUM_BACKENDS] = {"cuda", "cpu", "reference"};
+static const folioi_backend *const host_backends[] = {&folioi_cpu_backend,
+                                                      &folioi_reference_backend};
+enum { NUM_HOST_BACKENDS = sizeof host_backends / sizeof host_backends[0] };
 
 static const folio_layout all_layouts[FOLIO_NUM_LAYOUTS] = {FOLIO_LAYOUT_NATIVE,
                                                             FOLIO_LAYOUT_NHD,
@@ -36,29 +32,37 @@ static const folio_layout all_layouts[FOLIO_NUM_LAYOUTS] = {FOLIO_LAYOUT_NATIVE,
 
 const folioi_backend *folioi_backend_find(const char *name)
 {
-    for (int32_t i = 0; i < FOLIOI_NUM_BACKENDS; i++)
-        if (strcmp(folioi_backend_at(i)->name, name) == 0) return folioi_backend_at(i);
+    if (strcmp(name, names[0]) == 0) return folioi_cuda_library();
+    for (int32_t i = 0; i < NUM_HOST_BACKENDS; i++)
+        if (strcmp(name, host_backends[i]->name) == 0) return host_backends[i];
     return NULL;
+}
+
+folioi_candidates folioi_backend_candidates(const char *name)
+{
+    folioi_candidates c = {.any = name == NULL || strcmp(name, "auto") == 0};
+    if (c.any) memcpy(c.list, host_backends, sizeof host_backends);
+    else c.list[0] = folioi_backend_find(name);
+    return c;
 }
 
 const char *folioi_level_cap(const folioi_backend *backend)
 {
-    const char *cap = backend->level_env != NULL ? getenv(backend->level_env) : NULL;
-    return cap != NULL && cap[0] != '\0' ? cap : NULL;
+    return backend->level_env != NULL ? folioi_env_get(backend->level_env) : NULL;
 }
 
-bool folioi_level_names(const char *backend, const char *level, char *names, size_t size)
+bool folioi_level_names(const folioi_backend *const *backends, const char *level, char *text,
+                        size_t size)
 {
     bool found = false;
     size_t length = 0;
-    names[0] = '\0';
-    for (int32_t i = 0; i < FOLIOI_NUM_BACKENDS; i++) {
-        const folioi_backend *b = folioi_backend_at(i);
-        if (backend != NULL && strcmp(b->name, backend) != 0) continue;
-        for (int32_t k = 0; b->levels[k] != NULL; k++) {
-            found = found || strcmp(b->levels[k], level) == 0;
-            int n = snprintf(names + length, size - length, "%s%s", length > 0 ? ", " : "",
-                             b->levels[k]);
+    text[0] = '\0';
+    for (; *backends != NULL; backends++) {
+        const char *const *levels = (*backends)->levels;
+        for (int32_t k = 0; levels[k] != NULL; k++) {
+            found = found || strcmp(levels[k], level) == 0;
+            int n =
+                snprintf(text + length, size - length, "%s%s", length > 0 ? ", " : "", levels[k]);
             length += n > 0 && (size_t)n < size - length ? (size_t)n : 0;
         }
     }
@@ -69,22 +73,19 @@ int32_t folio_backend_count(void) { return FOLIOI_NUM_BACKENDS; }
 
 const char *folio_backend_name(int32_t index)
 {
-    const folioi_backend *b = folioi_backend_at(index);
-    return b != NULL ? b->name : NULL;
+    return index >= 0 && index < FOLIOI_NUM_BACKENDS ? names[index] : NULL;
 }
 
-static folio_status find(const char *name, const folioi_backend **out)
+static folio_status fail_unknown(const char *name)
 {
-    REQUIRE(name != NULL, "the backend's name is NULL");
-    *out = folioi_backend_find(name);
-    REQUIRE(*out != NULL, "backend \"%s\" is unknown; there are cuda, cpu and reference", name);
-    return FOLIO_OK;
+    FAIL(FOLIO_ERR_ARGUMENT, "backend \"%s\" is unknown; there are cuda, cpu and reference", name);
 }
 
 folio_status folio_backend_get_info(const char *name, folio_backend_info *info)
 {
-    const folioi_backend *b;
-    TRY(find(name, &b));
+    REQUIRE(name != NULL, "the backend's name is NULL");
+    const folioi_backend *b = folioi_backend_find(name);
+    if (b == NULL) return fail_unknown(name);
     const char *reason = b->unavailable(), *level = "";
     if (reason == NULL) b->kernels(folioi_level_cap(b), &level);
     folio_backend_info i = {
@@ -170,15 +171,12 @@ folio_status folio_backend_supports(const char *backend, const folio_attention_d
     folioi_request request = {&a, types, cache != NULL ? &format : NULL};
     char text[1024] = "";
     folioi_reasons all = {.text = text, .size = sizeof text};
-    const folioi_backend *one = NULL;
-    bool any = backend == NULL || strcmp(backend, "auto") == 0;
-    if (!any) TRY(find(backend, &one));
-    for (int32_t i = 0; i < FOLIOI_NUM_BACKENDS; i++) {
-        if (one != NULL ? folioi_backend_at(i) != one : folioi_backend_at(i)->memory != NULL)
-            continue;
+    folioi_candidates candidates = folioi_backend_candidates(backend);
+    if (candidates.list[0] == NULL) return fail_unknown(backend);
+    for (int32_t i = 0; candidates.list[i] != NULL; i++) {
         int32_t before = all.count;
-        all.prefix = any ? folioi_backend_at(i)->name : NULL;
-        folioi_backend_judge(folioi_backend_at(i), &request, &all);
+        all.prefix = candidates.any ? candidates.list[i]->name : NULL;
+        folioi_backend_judge(candidates.list[i], &request, &all);
         if (all.count == before) return FOLIO_OK;
     }
     if (size > 0) snprintf(reasons, size, "%s", text);

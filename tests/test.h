@@ -18,6 +18,8 @@ void test_fail(const char *file, int line, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 /* Failures of the running test so far. */
 int test_failures(void);
+/* This machine cannot run the test, and says why: it counts neither as passed nor as failed. */
+void test_skip(const char *why);
 /* True under --long: the tier of `make test-long`. */
 bool test_is_long(void);
 

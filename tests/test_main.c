@@ -14,6 +14,7 @@ typedef struct {
 static test_entry entries[2048];
 static int num_entries;
 static int failures;
+static bool skipping;
 static bool run_long;
 
 void test_register(const char *suite, const char *name, test_fn fn, bool long_only)
@@ -35,6 +36,12 @@ void test_fail(const char *file, int line, const char *format, ...)
 }
 
 int test_failures(void) { return failures; }
+
+void test_skip(const char *why)
+{
+    printf("  skipped: %s\n", why);
+    skipping = true;
+}
 
 bool test_is_long(void) { return run_long; }
 
@@ -73,7 +80,7 @@ int main(int argc, char **argv)
     }
     setvbuf(stdout, NULL, _IOLBF, 0);
     qsort(entries, (size_t)num_entries, sizeof entries[0], by_name);
-    int passed = 0, failed = 0;
+    int passed = 0, failed = 0, skipped = 0;
     for (int i = 0; i < num_entries; i++) {
         const test_entry *e = &entries[i];
         if (!selected(e, argc, argv) || (e->long_only && !run_long && !list)) continue;
@@ -83,18 +90,21 @@ int main(int argc, char **argv)
             continue;
         }
         failures = 0;
+        skipping = false;
         struct timespec t0, t1;
         clock_gettime(CLOCK_MONOTONIC, &t0);
         e->fn();
         clock_gettime(CLOCK_MONOTONIC, &t1);
         double s = (double)(t1.tv_sec - t0.tv_sec) + 1e-9 * (double)(t1.tv_nsec - t0.tv_nsec);
-        printf("%s %s.%s (%.2f s)\n", failures ? "FAIL" : "ok  ", e->suite, e->name, s);
+        const char *verdict = failures ? "FAIL" : skipping ? "skip" : "ok  ";
+        printf("%s %s.%s (%.2f s)\n", verdict, e->suite, e->name, s);
         if (failures) failed++;
+        else if (skipping) skipped++;
         else passed++;
         if (failures && fail_fast) break;
     }
     if (list) return 0;
     printf("%d passed, %d failed\n", passed, failed);
-    if (passed + failed == 0) printf("no test was selected\n");
-    return failed > 0 || passed == 0;
+    if (passed + failed + skipped == 0) printf("no test was selected\n");
+    return failed > 0 || passed + skipped == 0;
 }

@@ -236,6 +236,8 @@ typedef struct folio_context_desc {
                                /* that the calling thread may use; it must have as many. Number 0, */
                                /* the thread that runs a call, is left alone. 0: the system places */
                                /* them.                                                  */
+    const char *cuda_library;  /* absolute path of libfolio_cuda.so, for programs that bring it    */
+                               /* along; NULL: it is looked for (folio_context_create)             */
 } folio_context_desc;
 
 typedef struct folio_context_info {
@@ -248,6 +250,13 @@ typedef struct folio_context_info {
 
 /**
  * Open a backend. desc NULL: all defaults.
+ *
+ * The backend "cuda" is a library of its own, libfolio_cuda.so. It is loaded when a context, a
+ * description or a question first names "cuda", once for the process. It is looked for in this order:
+ * at cuda_library; at the absolute path that the environment names (FOLIO_CUDA_LIBRARY=path); in the
+ * folder of the file that holds this library; in the folder of the program's file. A relative path is
+ * refused. A program with raised privileges (set-uid, set-gid, file capabilities) trusts neither the
+ * environment nor the folder of its file.
  * @return FOLIO_OK; ERR_ARGUMENT; ERR_UNSUPPORTED with one reason per candidate; ERR_MEMORY.
  */
 FOLIO_API folio_status folio_context_create(const folio_context_desc *desc, folio_context **out);
@@ -1003,9 +1012,10 @@ typedef struct folio_backend_info {
 
 /** Backends known to this build, best first, reference last; also those not available here. */
 FOLIO_API int32_t folio_backend_count(void);
-/** NULL where index is outside [0, count). */
+/** NULL where index is outside [0, count). Loads nothing. */
 FOLIO_API const char *folio_backend_name(int32_t index);
-/** All about one backend, by name. Pure: needs no device. Pointers are valid for ever. */
+/** All about one backend, by name. Needs no device; "cuda" loads its library. Pointers are valid for
+ * ever. */
 FOLIO_API folio_status folio_backend_get_info(const char *name, folio_backend_info *info);
 
 /**

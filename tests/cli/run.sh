@@ -98,7 +98,7 @@ export FOLIO_CUDA_LIBRARY
 expect 0 out "^cuda: not available: the CUDA backend's library is not there (.*none.so" info
 expect 1 err 'none.so' demo --backend cuda
 FOLIO_CUDA_LIBRARY=libm.so.6
-expect 0 out '^cuda: not available: libm.so.6 was built for another version of Folio' info
+expect 0 out '^cuda: not available: FOLIO_CUDA_LIBRARY is "libm.so.6", not an absolute path' info
 unset FOLIO_CUDA_LIBRARY
 
 # ---- check -------------------------------------------------------------------------------------

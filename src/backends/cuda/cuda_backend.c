@@ -301,9 +301,9 @@ static const folioi_backend backend = {
 };
 
 __attribute__((visibility("default"))) const folioi_backend *folioi_cuda_backend(
-    int interface, const folioi_cuda_core *core)
+    uint64_t interface, const folioi_cuda_core *core)
 {
-    if (interface != FOLIOI_CUDA_INTERFACE) return NULL;
+    if (interface != folioi_cuda_interface()) return NULL;
     folioi_core = core;
     return &backend;
 }
