@@ -197,7 +197,7 @@ static bool make_plan(rig *r, folio_context *ctx)
 {
     const setting *s = &r->of;
     const batch_case *c = s->what;
-    const folio_attention *attentions[] = {r->attention};
+    folio_attention *attentions[] = {r->attention};
     const folio_run run = run_of(r);
     folio_plan_desc plan = {.struct_size = sizeof plan,
                             .attentions = attentions,

@@ -76,7 +76,7 @@ static bool open_step(world *w, step *s, int64_t seqs, int64_t seq_len, int64_t 
     b.max_query_tokens = seqs;
     b.max_blocks = seqs * BLOCKS;
     folio_plan_desc p = {.struct_size = sizeof p,
-                         .attentions = (const folio_attention *[]){w->attention},
+                         .attentions = &w->attention,
                          .num_attentions = 1,
                          .block_size = BLOCK,
                          .num_blocks = num_blocks,

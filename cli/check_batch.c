@@ -334,7 +334,7 @@ static bool describe_plan(const check_env *env, const check_attention *c, folio_
     *info = (folio_plan_info){.struct_size = sizeof *info};
     harness *h = harness_open(env->ctx, &c->spec, c->seqs, c->num_seqs);
     folio_batch *batch = h ? harness_batch(h, c->seqs, c->num_seqs) : NULL;
-    const folio_attention *attention = h ? harness_attention(h) : NULL;
+    folio_attention *attention = h ? harness_attention(h) : NULL;
     folio_plan_desc desc = {.struct_size = sizeof desc,
                             .attentions = &attention,
                             .num_attentions = 1,

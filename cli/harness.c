@@ -322,7 +322,7 @@ folio_status harness_wait(const harness *h, folio_status status)
 
 folio_kv_cache *harness_cache(harness *h) { return h->cache; }
 
-const folio_attention *harness_attention(harness *h) { return h->attention; }
+folio_attention *harness_attention(harness *h) { return h->attention; }
 
 int64_t harness_num_blocks(const harness *h) { return h->num_blocks; }
 

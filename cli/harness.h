@@ -202,7 +202,7 @@ folio_status harness_wait(const harness *h, folio_status status);
 
 /* The harness's own parts, for cases it does not know. */
 folio_kv_cache *harness_cache(harness *h);
-const folio_attention *harness_attention(harness *h);
+folio_attention *harness_attention(harness *h);
 /* A sequence's blocks in order; *n of them. cross: its encoder's. NULL while it has none. */
 const int32_t *harness_blocks(harness *h, int64_t id, bool cross, int64_t *n);
 int64_t harness_num_blocks(const harness *h);

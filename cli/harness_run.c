@@ -137,7 +137,7 @@ static bool drain(const step_tensor *t, const char *what, void *bits, double *va
 }
 
 /* The plan of one step; NULL on failure. */
-static folio_plan *make_plan(harness *h, folio_context *ctx, const folio_attention *attention,
+static folio_plan *make_plan(harness *h, folio_context *ctx, folio_attention *attention,
                              const step *st, folio_batch *batch)
 {
     uint32_t types = FOLIO_ATTENTION_BIT(st->type);

@@ -164,7 +164,7 @@ static bool open_layers(replay_model *m)
     REPLAY_TRY(folio_attention_create(m->ctx, &attention, &m->attention));
     REPLAY_TRY(folio_kv_cache_create(m->ctx, &cache, &m->cache));
     REPLAY_TRY(folio_batch_create(m->ctx, &batch, &m->batch));
-    const folio_attention *list[] = {m->attention};
+    folio_attention *list[] = {m->attention};
     folio_plan_desc plan = {.struct_size = sizeof plan,
                             .attentions = list,
                             .num_attentions = 1,

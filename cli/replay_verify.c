@@ -181,7 +181,7 @@ static bool open_layer(replay_verifier *v, const replay_model *m)
     REPLAY_TRY(folio_attention_create(v->ctx, &attention, &v->attention));
     REPLAY_TRY(folio_kv_cache_create(v->ctx, &cache, &v->cache));
     REPLAY_TRY(folio_batch_create(v->ctx, &batch, &v->batch));
-    const folio_attention *list[] = {v->attention};
+    folio_attention *list[] = {v->attention};
     folio_plan_desc plan = {.struct_size = sizeof plan,
                             .attentions = list,
                             .num_attentions = 1,

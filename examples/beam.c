@@ -153,7 +153,7 @@ static void create_all(folio_attention **attention)
     must(folio_batch_create(ctx, &FOLIO_INIT(folio_batch_desc), &batch));
     must(folio_plan_create(ctx,
                            &(folio_plan_desc){.struct_size = sizeof(folio_plan_desc),
-                                              .attentions = (const folio_attention *[]){*attention},
+                                              .attentions = attention,
                                               .num_attentions = 1,
                                               .cache = cache,
                                               .max_seqs = BEAMS,

@@ -72,7 +72,7 @@ static folio_status reserve(request *r, uint32_t flags)
 {
     folio_tokens tokens = {
         .struct_size = sizeof tokens, .num_tokens = r->len - 1, .ids = r->tokens};
-    must(folio_sequence_resume(r->sequence, &tokens, NULL, NULL));
+    must(folio_sequence_resume(r->sequence, &tokens, NULL, NULL, NULL));
     return folio_sequence_reserve(r->sequence, r->len - committed_len(r), flags, NULL);
 }
 
@@ -200,7 +200,7 @@ static int serve(request *all, int64_t num_blocks, bool print)
     must(folio_batch_create(ctx, &FOLIO_INIT(folio_batch_desc), &batch));
     must(folio_plan_create(ctx,
                            &(folio_plan_desc){.struct_size = sizeof(folio_plan_desc),
-                                              .attentions = (const folio_attention *[]){attention},
+                                              .attentions = &attention,
                                               .num_attentions = 1,
                                               .cache = cache,
                                               .max_seqs = REQUESTS,

@@ -53,7 +53,7 @@ int main(void)
     must(folio_batch_create(ctx, &FOLIO_WITH(folio_batch_desc, .cache = cache), &batch));
     must(folio_plan_create(ctx,
                            &(folio_plan_desc){.struct_size = sizeof(folio_plan_desc),
-                                              .attentions = (const folio_attention *[]){attention},
+                                              .attentions = &attention,
                                               .num_attentions = 1,
                                               .cache = cache,
                                               .max_seqs = 2,

@@ -117,7 +117,7 @@ static void create(void)
     must(folio_kv_cache_create(ctx, &k, &cache));
     folio_batch_desc b = {.struct_size = sizeof b, .cache = cache};
     must(folio_batch_create(ctx, &b, &batch));
-    const folio_attention *list[] = {attention};
+    folio_attention *list[] = {attention};
     const uint32_t types[] = {FOLIO_ATTENTION_BIT(FOLIO_ATTENTION_ENCODER) |
                               FOLIO_ATTENTION_BIT(FOLIO_ATTENTION_DECODER) |
                               FOLIO_ATTENTION_BIT(FOLIO_ATTENTION_ENCODER_DECODER)};

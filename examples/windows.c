@@ -86,7 +86,7 @@ static void open_model(model *m, int64_t window)
                                                 .windowed = g == 0,
                                                 .window_left = g == 0 ? WINDOW - 1 : 0),
                                     &m->attention[g]));
-        const folio_attention *list[] = {m->attention[g]};
+        folio_attention *list[] = {m->attention[g]};
         must(folio_batch_create(ctx, &FOLIO_WITH(folio_batch_desc, .cache = m->cache),
                                 &m->batch[g]));
         must(folio_plan_create(ctx,

@@ -1,5 +1,5 @@
 #!/bin/sh
-# test-python.sh: the reference backend and the vLLM 0.6 layer against PyTorch in float64, live:
+# test-python.sh: the engine example, the reference backend and the vLLM 0.6 layer against PyTorch in float64, live:
 # configurations drawn with a new seed each time, through the same tests that read the committed
 # golden files. And the headers by cffi, unedited: tests/clients/cffi_client.py.
 #   FOLIO_SEED   repeat a run          FOLIO_COUNT          how many configurations (360)
@@ -46,7 +46,7 @@ find_tests() {
 command -v "$python" > /dev/null 2>&1 ||
     fail "$python is missing; install Python 3 (Debian: apt-get install python3 python3-venv)"
 
-sh scripts/build.sh release folio_tests
+sh scripts/build.sh release folio_tests example_engine
 tests=$(find_tests)
 [ -n "$tests" ] || fail "the build left no folio_tests under build/"
 
@@ -65,6 +65,9 @@ fi
 
 "$venv/bin/python" -B tests/clients/cffi_client.py build/folio build/libfolio.so ||
     fail "the client by cffi FAILED"
+
+build/tests/example_engine build/engine.bin && "$venv/bin/python" -B tests/engine_torch.py build/engine.bin ||
+    fail "examples/engine.c against PyTorch FAILED"
 
 # generate NAME COUNT FILE: random cases of a generator.
 generate() {

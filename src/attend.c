@@ -98,7 +98,7 @@ static folio_status make_batch(one_step *o)
 
 static folio_status make_plan(one_step *o)
 {
-    const folio_attention *list[] = {o->attention};
+    folio_attention *list[] = {o->attention};
     folio_plan_desc d = {.struct_size = sizeof d,
                          .attentions = list,
                          .num_attentions = 1,

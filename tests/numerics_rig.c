@@ -185,7 +185,7 @@ folio_status rig_replan(rig *r, uint32_t types)
         status = folio_batch_add(r->batch, &seq);
     }
     if (status != FOLIO_OK) return status;
-    const folio_attention *attention = r->attention;
+    folio_attention *attention = r->attention;
     folio_plan_desc plan = {.struct_size = sizeof plan,
                             .attentions = &attention,
                             .types = &types,

@@ -230,7 +230,7 @@ static folio_batch *make_batch(folio_context *ctx, const raw_call *call, const r
 }
 
 static folio_plan *make_plan(folio_context *ctx, const raw_call *call, const raw_cache *cache,
-                             const folio_attention *attention, folio_batch *batch)
+                             folio_attention *attention, folio_batch *batch)
 {
     folio_plan_desc desc = {.struct_size = sizeof desc,
                             .attentions = &attention,

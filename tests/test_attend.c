@@ -124,7 +124,7 @@ static folio_status by_plan(folio_context *ctx, const folio_attend_args *a, foli
                                        .causality = causality};
     CHECK_OK(folio_batch_set_block_tables(batch, &arrays, a->block_tables, a->row_stride));
     const folio_plan_desc pd = {.struct_size = sizeof pd,
-                                .attentions = (const folio_attention *[]){attention},
+                                .attentions = &attention,
                                 .num_attentions = 1,
                                 .block_size = a->cache != NULL ? BLOCK : 0,
                                 .num_blocks = a->cache != NULL ? BLOCKS : 0,

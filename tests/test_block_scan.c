@@ -79,7 +79,7 @@ BACKEND_TEST(block_scan, bad_entries_are_named)
     uint32_t types[] = {FOLIO_ATTENTION_BIT(FOLIO_ATTENTION_DECODER) |
                         FOLIO_ATTENTION_BIT(FOLIO_ATTENTION_ENCODER_DECODER)};
     folio_plan_desc p = {.struct_size = sizeof p,
-                         .attentions = (const folio_attention *[]){attention},
+                         .attentions = &attention,
                          .types = types,
                          .num_attentions = 1,
                          .block_size = BLOCK,

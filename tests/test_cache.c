@@ -589,7 +589,7 @@ static void attend(folio_context *ctx, folio_kv_cache *cache, const folio_kv_cac
                                .kv_dtype = c->dtype};
     folio_attention *attention = NULL;
     CHECK_OK(folio_attention_create(ctx, &ad, &attention));
-    const folio_attention *list[1] = {attention};
+    folio_attention *list[1] = {attention};
     folio_plan_desc pd = {.struct_size = sizeof pd,
                           .attentions = list,
                           .num_attentions = 1,

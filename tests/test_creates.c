@@ -77,7 +77,7 @@ static folio_status batch(const parents *p, bool bad, void **out)
 
 static folio_status plan(const parents *p, bool bad, void **out)
 {
-    const folio_attention *list[] = {p->attention};
+    folio_attention *list[] = {p->attention};
     return folio_plan_create(p->ctx,
                              GIVEN(folio_plan_desc, .attentions = list, .num_attentions = 1,
                                    .max_seqs = 1, .max_query_tokens = 1, .max_seq_len = 1),

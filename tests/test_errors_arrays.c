@@ -165,7 +165,7 @@ static folio_status run_lse(folio_context *ctx, int64_t token_stride, int64_t he
     folio_batch *batch = new_batch(ctx, 1);
     CHECK_OK(folio_attention_create(ctx, &a, &attention));
     folio_plan_desc p = {.struct_size = sizeof p, .num_attentions = 1, .max_seqs = 1};
-    p.attentions = (const folio_attention *[]){attention};
+    p.attentions = &attention;
     p.max_query_tokens = p.max_seq_len = 3;
     CHECK_OK(folio_plan_create(ctx, &p, &plan));
     folio_batch_seq s = {.struct_size = sizeof s, .query_len = 3, .seq_len = 3};
@@ -208,7 +208,7 @@ TEST(errors_arrays, batch_outlives_its_context)
     folio_plan *plan = NULL;
     CHECK_OK(folio_attention_create(second, &a, &attention));
     folio_plan_desc p = {.struct_size = sizeof p, .num_attentions = 1, .max_seqs = 1};
-    p.attentions = (const folio_attention *[]){attention};
+    p.attentions = &attention;
     p.max_query_tokens = p.max_seq_len = 1;
     CHECK_OK(folio_plan_create(second, &p, &plan));
     folio_batch *batch = new_batch(first, 1);

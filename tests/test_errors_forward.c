@@ -76,7 +76,7 @@ static const uint32_t plan_types[NUM_ATTENTIONS] = {15u,
 static folio_plan_desc plan_desc(const fixture *f)
 {
     return (folio_plan_desc){.struct_size = sizeof(folio_plan_desc),
-                             .attentions = (const folio_attention *const *)f->attention,
+                             .attentions = f->attention,
                              .types = plan_types,
                              .num_attentions = NUM_ATTENTIONS,
                              .block_size = BLOCK,
@@ -808,7 +808,7 @@ BACKEND_TEST(errors_forward, released_window_blocks)
         ad.windowed = 1, ad.window_left = cases[i].window_left;
         folio_attention *attention = NULL;
         CHECK_OK(folio_attention_create(ctx, &ad, &attention));
-        const folio_attention *list[1] = {attention};
+        folio_attention *list[1] = {attention};
         folio_plan_desc pd = {.struct_size = sizeof pd,
                               .attentions = list,
                               .num_attentions = 1,
@@ -855,7 +855,7 @@ BACKEND_TEST(errors_forward, released_blocks_where_no_row_sees_a_key)
     CHECK_OK(folio_kv_cache_create(ctx, &cd, &cache));
     support_poison_cache(cache);
     folio_plan_desc pd = {.struct_size = sizeof pd,
-                          .attentions = (const folio_attention *[]){attention},
+                          .attentions = &attention,
                           .num_attentions = 1,
                           .block_size = BLOCK,
                           .num_blocks = BLOCKS,
@@ -903,7 +903,7 @@ BACKEND_TEST(errors_forward, longest_query)
     folio_attention_desc ad = attention_desc(FOLIO_F32);
     folio_attention *attention = NULL;
     CHECK_OK(folio_attention_create(ctx, &ad, &attention));
-    const folio_attention *list[1] = {attention};
+    folio_attention *list[1] = {attention};
     folio_plan_desc pd = {.struct_size = sizeof pd,
                           .attentions = list,
                           .num_attentions = 1,
@@ -939,7 +939,7 @@ BACKEND_TEST(errors_forward, longest_query)
 
 #define BAD_PLAN(status, words, ...)                                                               \
     do {                                                                                           \
-        const folio_attention *list[NUM_ATTENTIONS] = {f.attention[0], f.attention[1]};            \
+        folio_attention *list[NUM_ATTENTIONS] = {f.attention[0], f.attention[1]};            \
         uint32_t types[NUM_ATTENTIONS] = {15u, 1u};                                                \
         folio_plan_desc d = plan_desc(&f);                                                         \
         d.attentions = list, d.types = types;                                                      \

@@ -96,7 +96,7 @@ static folio_status make_whole(whole *w, const char *backend, const folio_alloca
     folio_batch_desc bd = {.struct_size = sizeof bd, .block_size = 16, .max_seqs = 2};
     TRY_STATUS(folio_batch_create(w->ctx, &bd, &w->batch));
     TRY_STATUS(fill_batch(w->batch));
-    const folio_attention *list[1] = {w->attention};
+    folio_attention *list[1] = {w->attention};
     const uint32_t types[1] = {15u};
     folio_plan_desc pd = {.struct_size = sizeof pd,
                           .attentions = list,
@@ -209,7 +209,7 @@ static folio_status sized_seq(whole *w, void *arg) { return with_batch(w, arg, N
 static folio_status sized_arrays(whole *w, void *arg) { return with_batch(w, NULL, arg); }
 static folio_status sized_plan(whole *w, void *arg)
 {
-    const folio_attention *list[1] = {w->attention};
+    folio_attention *list[1] = {w->attention};
     folio_plan *made = NULL;
     if (((folio_plan_desc *)arg)->struct_size > 0) ((folio_plan_desc *)arg)->attentions = list;
     folio_status status = folio_plan_create(w->ctx, arg, &made);

@@ -351,7 +351,7 @@ static folio_status make_plan(golden_case *c, folio_context *ctx, rig *r)
         if (c->seqs[i].s > longest) longest = c->seqs[i].s;
         if (c->seqs[i].enc > longest) longest = c->seqs[i].enc;
     }
-    const folio_attention *const list[1] = {r->attention};
+    folio_attention *list[1] = {r->attention};
     const uint32_t types[1] = {FOLIO_ATTENTION_BIT(c->type)};
     folio_plan_desc d = {.struct_size = sizeof d, .attentions = list, .num_attentions = 1};
     d.types = c->type == FOLIO_ATTENTION_DECODER && c->id % 2 == 1 ? NULL : types;

@@ -121,7 +121,7 @@ static int64_t split_len_of(folio_context *ctx, const harness_spec *spec, const 
     if (ok) batch = harness_batch(h, seqs, num_seqs);
     CHECK_MSG(batch != NULL, "%s", harness_error());
     if (batch) {
-        const folio_attention *attention = harness_attention(h);
+        folio_attention *attention = harness_attention(h);
         folio_plan_desc desc = {.struct_size = sizeof desc,
                                 .attentions = &attention,
                                 .num_attentions = 1,

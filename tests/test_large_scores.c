@@ -81,7 +81,7 @@ static void run_case(const large_case *c, const char *backend, const char *level
                            .block_table = table,
                            .num_blocks = KEYS / BLOCK};
     CHECK_OK(folio_batch_add(batch, &seq));
-    const folio_attention *list[] = {attention};
+    folio_attention *list[] = {attention};
     folio_plan_desc pd = {.struct_size = sizeof pd,
                           .attentions = list,
                           .num_attentions = 1,

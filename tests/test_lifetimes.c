@@ -191,7 +191,7 @@ static int make_step(folio_context *ctx, part *parts)
                     .num_kv_heads = 1, .k_head_size = HEAD, .dtype = FOLIO_F32),
         &cache));
     CHECK_OK(folio_batch_create(ctx, &FOLIO_WITH(folio_batch_desc, .block_size = BLOCK), &batch));
-    const folio_attention *list[] = {attention, attention};
+    folio_attention *list[] = {attention, attention};
     CHECK_OK(
         folio_plan_create(ctx,
                           &FOLIO_WITH(folio_plan_desc, .attentions = list, .num_attentions = 2,

@@ -260,7 +260,7 @@ ENGINE_TEST(numerics_types, cross_cache_of_its_own)
         CHECK_INT(status, past && !small ? FOLIO_ERR_ARGUMENT : FOLIO_OK);
         folio_plan_destroy(r.plan);
         r.plan = NULL;
-        const folio_attention *attention = r.attention;
+        folio_attention *attention = r.attention;
         const uint32_t types = FOLIO_ATTENTION_BIT(FOLIO_ATTENTION_ENCODER_DECODER);
         folio_plan_desc desc = {.struct_size = sizeof desc,
                                 .attentions = &attention,

@@ -228,7 +228,7 @@ static bool open_world(world *w, folio_context *ctx, int32_t v_size)
     CHECK_OK(folio_kv_cache_wrap(ctx, &c, &m, &w->cache));
     folio_batch_desc b = {.struct_size = sizeof b, .block_size = BLOCK};
     CHECK_OK(folio_batch_create(ctx, &b, &w->batch));
-    const folio_attention *list[] = {w->attention};
+    folio_attention *list[] = {w->attention};
     folio_plan_desc p = {.struct_size = sizeof p,
                          .attentions = list,
                          .num_attentions = 1,

@@ -43,7 +43,7 @@ typedef struct {
 
 static folio_plan *make_plan(world *w, uint32_t flags)
 {
-    const folio_attention *list[2] = {w->attentions[0], w->attentions[1]};
+    folio_attention *list[2] = {w->attentions[0], w->attentions[1]};
     /* No window where cross attention is asked for. */
     const uint32_t types[2] = {all_types & ~FOLIO_ATTENTION_BIT(FOLIO_ATTENTION_ENCODER_DECODER),
                                all_types};
@@ -809,7 +809,7 @@ BACKEND_TEST(plan, workspace_fits_every_attention)
     static float q[ROWS * 8 * 64], out[ROWS * 8 * 64];
     support_fill(q, ROWS * 8 * 64, 7, 1);
     for (int order = 0; order < 2; order++) {
-        const folio_attention *list[2] = {attentions[order], attentions[1 - order]};
+        folio_attention *list[2] = {attentions[order], attentions[1 - order]};
         folio_plan_desc desc = {.struct_size = sizeof desc,
                                 .attentions = list,
                                 .num_attentions = 2,

@@ -27,7 +27,7 @@ typedef struct {
 static folio_plan_desc plan_desc(const world *w)
 {
     return (folio_plan_desc){.struct_size = sizeof(folio_plan_desc),
-                             .attentions = (const folio_attention *const *)&w->attention,
+                             .attentions = &w->attention,
                              .num_attentions = 1,
                              .cache = w->cache,
                              .max_seqs = 2,

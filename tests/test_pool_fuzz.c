@@ -826,7 +826,7 @@ static void move_on(fuzz *f, shadow *s)
     }
     folio_transfer **handle = async ? &s->transfer : NULL;
     folio_status status = draw(f, 2) ? folio_sequence_swap_in(s->seq, NULL, handle)
-                                     : folio_sequence_resume(s->seq, NULL, NULL, handle);
+                                     : folio_sequence_resume(s->seq, NULL, NULL, NULL, handle);
     FUZZ(status == FOLIO_OK || status == FOLIO_ERR_FULL, "swap_in: %s", folio_status_name(status));
     if (status == FOLIO_OK) {
         depart(f, s, COMING, async);

@@ -39,9 +39,12 @@ static void check_either_policy(const gen_geometry *g, int64_t host)
                                         NULL, NULL));
         if (len % 4 == 0) CHECK_OK(folio_pool_forget(w.p.pool)); /* all must be computed again */
         gen_poison_free(&w);
-        CHECK_OK(folio_sequence_resume(s, &tokens, NULL, async ? &t : NULL));
+        int64_t computed = -1;
+        CHECK_OK(folio_sequence_resume(s, &tokens, &computed, NULL, async ? &t : NULL));
+        bool coming = t != NULL;
         end(t);
         folio_sequence_info info = gen_info(s);
+        CHECK(computed == info.committed_len || (coming && computed == 0));
         CHECK_INT(info.state, FOLIO_SEQUENCE_RESIDENT);
         CHECK_INT(info.len, swap ? len : len % 4 == 0 ? 0 : len / 4 * 4);
         CHECK(gen_contents_right(&w.p, s, &w.r[0]));
@@ -67,21 +70,21 @@ TEST(resume, residents_stay)
     folio_tokens tokens = gen_tokens(&w.r[0], 14);
     folio_transfer *t = NOWHERE;
     folio_pool_stats before = gen_stats(&w.p), after;
-    CHECK_OK(folio_sequence_resume(s, &tokens, NULL, &t));
+    CHECK_OK(folio_sequence_resume(s, &tokens, NULL, NULL, &t));
     CHECK(t == NULL);
-    CHECK_OK(folio_sequence_resume(other, NULL, NULL, NULL));
+    CHECK_OK(folio_sequence_resume(other, NULL, NULL, NULL, NULL));
     after = gen_stats(&w.p);
     CHECK(memcmp(&before, &after, sizeof before) == 0);
     CHECK_INT(gen_info(s).len, 14);
     CHECK_INT(gen_info(other).len, 0);
     for (int again = 0; again < 2; again++) {
-        CHECK_OK(folio_sequence_resume(other, &tokens, NULL, NULL));
+        CHECK_OK(folio_sequence_resume(other, &tokens, NULL, NULL, NULL));
         CHECK_INT(gen_info(other).len, 12);
     }
     tokens.struct_size = 0;
     CHECK_OK(folio_sequence_truncate(other, 0));
-    REFUSED(folio_sequence_resume(other, &tokens, NULL, NULL), FOLIO_ERR_ARGUMENT, "struct_size");
-    REFUSED(folio_sequence_resume(NULL, NULL, NULL, NULL), FOLIO_ERR_ARGUMENT, "sequence is NULL");
+    REFUSED(folio_sequence_resume(other, &tokens, NULL, NULL, NULL), FOLIO_ERR_ARGUMENT, "struct_size");
+    REFUSED(folio_sequence_resume(NULL, NULL, NULL, NULL, NULL), FOLIO_ERR_ARGUMENT, "sequence is NULL");
     folio_sequence_destroy(s);
     folio_sequence_destroy(other);
     gen_world_close(&w);
@@ -96,9 +99,9 @@ TEST(resume, while_a_transfer_is_under_way)
         folio_sequence *s = gen_filled(&w, &w.r[0], 22);
         folio_transfer *out = NULL, *in = NULL, *again = NULL;
         CHECK_OK(folio_sequence_preempt(s, FOLIO_PREEMPT_SWAP, NULL, &out));
-        CHECK_OK(folio_sequence_resume(s, NULL, NULL, &in));
+        CHECK_OK(folio_sequence_resume(s, NULL, NULL, NULL, &in));
         CHECK(folio_transfer_is_done(out));
-        CHECK_OK(folio_sequence_resume(s, NULL, NULL, round % 2 ? &again : NULL));
+        CHECK_OK(folio_sequence_resume(s, NULL, NULL, NULL, round % 2 ? &again : NULL));
         if (round % 2 == 0) gen_check_at(s, FOLIO_SEQUENCE_RESIDENT, FOLIO_TIER_DEVICE, 22);
         end(again);
         end(in);
@@ -119,10 +122,10 @@ TEST(resume, full_pools_refuse)
     int32_t all[12];
     CHECK_OK(folio_sequence_preempt(s, FOLIO_PREEMPT_SWAP, NULL, NULL));
     CHECK_OK(folio_pool_alloc(w.p.pool, 12, all));
-    REFUSED(folio_sequence_resume(s, NULL, NULL, NULL), FOLIO_ERR_FULL, "6|0 of 12");
+    REFUSED(folio_sequence_resume(s, NULL, NULL, NULL, NULL), FOLIO_ERR_FULL, "6|0 of 12");
     gen_check_at(s, FOLIO_SEQUENCE_SWAPPED, FOLIO_TIER_HOST, 22);
     CHECK_OK(folio_pool_release(w.p.pool, 12, all));
-    CHECK_OK(folio_sequence_resume(s, NULL, NULL, NULL));
+    CHECK_OK(folio_sequence_resume(s, NULL, NULL, NULL, NULL));
     CHECK(gen_contents_right(&w.p, s, &w.r[0]));
     folio_sequence_destroy(s);
     gen_world_close(&w);
@@ -140,7 +143,7 @@ TEST(resume, encoders)
         CHECK(encoder_len > 0);
         CHECK_OK(folio_sequence_preempt(s, swap ? FOLIO_PREEMPT_SWAP : FOLIO_PREEMPT_RECOMPUTE,
                                         NULL, NULL));
-        CHECK_OK(folio_sequence_resume(s, &tokens, NULL, NULL));
+        CHECK_OK(folio_sequence_resume(s, &tokens, NULL, NULL, NULL));
         CHECK_INT(gen_info(s).encoder_len, swap ? encoder_len : 0);
         CHECK_OK(gen_feed(&w.p, s, &w.r[0], 39));
         folio_sequence_destroy(s);

@@ -114,7 +114,7 @@ static void open_prompt(prompt *p, int64_t tokens, int64_t window)
                            .num_blocks = tokens / BLOCK};
     CHECK_OK(folio_batch_add(p->batch, &seq));
     free(table);
-    const folio_attention *list = p->attention;
+    folio_attention *list = p->attention;
     folio_plan_desc plan = {.struct_size = sizeof plan,
                             .attentions = &list,
                             .num_attentions = 1,
@@ -219,7 +219,7 @@ static folio_attention *make_attention(folio_context *ctx, folio_dtype kv_dtype)
 }
 
 /* A plan for one sequence of 40 keys in these blocks, the last three of them new. */
-static folio_plan *make_plan(folio_context *ctx, const folio_attention *attention,
+static folio_plan *make_plan(folio_context *ctx, folio_attention *attention,
                              int64_t num_blocks, const int32_t *table)
 {
     folio_batch_desc batch_desc = {.struct_size = sizeof batch_desc,
@@ -421,7 +421,7 @@ TEST(scale, sequence_of_2_31_tokens)
     CHECK_OK(folio_kv_cache_create(ctx, &c, &cache));
     CHECK_OK(folio_batch_create(ctx, &b, &batch));
     folio_plan_desc p = {.struct_size = sizeof p,
-                         .attentions = (const folio_attention *[]){attention},
+                         .attentions = &attention,
                          .num_attentions = 1,
                          .block_size = LONG_BLOCK,
                          .num_blocks = 4,

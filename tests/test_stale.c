@@ -44,7 +44,7 @@ static bool open_plans(world *w)
                                         .window_left = g == 1 ? WINDOW - 1 : 0};
         CHECK_OK(folio_attention_create(w->r.ctx, &a, &w->attention[g]));
         const folio_plan_desc p = {.struct_size = sizeof p,
-                                   .attentions = (const folio_attention *const *)&w->attention[g],
+                                   .attentions = &w->attention[g],
                                    .num_attentions = 1,
                                    .block_size = BS,
                                    .num_blocks = BLOCKS,

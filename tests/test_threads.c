@@ -336,7 +336,7 @@ static void open_step(step *s, folio_context *ctx)
     CHECK_OK(folio_kv_cache_create(ctx, &c, &s->cache));
     CHECK_OK(folio_batch_create(ctx, &b, &s->batch));
     folio_plan_desc p = {.struct_size = sizeof p,
-                         .attentions = (const folio_attention *[]){s->attention},
+                         .attentions = &s->attention,
                          .num_attentions = 1,
                          .block_size = 16,
                          .num_blocks = BLOCKS,

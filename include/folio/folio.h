@@ -768,7 +768,7 @@ typedef struct folio_plan folio_plan;
 
 typedef struct folio_plan_desc {
     size_t struct_size;
-    const folio_attention *const *attentions; /* [num_attentions]                                  */
+    folio_attention *const *attentions;  /* [num_attentions]                                  */
     const uint32_t *types;                    /* [num_attentions] sets of FOLIO_ATTENTION_BIT; NULL:    */
                                               /* DECODER alone for each                            */
     int32_t num_attentions;

@@ -420,15 +420,17 @@ FOLIO_API folio_status folio_sequence_preempt(folio_sequence *sequence, folio_pr
  * Bring a preempted sequence back, however it was preempted. A swapped one is swapped in, as
  * folio_sequence_swap_in does. An empty one takes what the prefix cache has of the tokens, as
  * folio_sequence_match does; tokens NULL: nothing is looked up. A resident sequence with tokens stays
- * as it is. Afterwards len of folio_sequence_get_info tells how many tokens it has: compute the rest.
- * encoder_len 0 says that the encoder's tokens are gone too.
+ * as it is. *computed (may be NULL) is its committed_len: compute the tokens after it. While a
+ * transfer brings the sequence back it is 0, and folio_sequence_get_info tells later. encoder_len 0
+ * says that the encoder's tokens are gone too.
  *
  * It may be called again: while a transfer brings the sequence back, that one is waited for, or handed
  * out once more. One on its way out is waited for.
  * @return as those two; FOLIO_ERR_FULL: it stays where it is.
  */
 FOLIO_API folio_status folio_sequence_resume(folio_sequence *sequence, const folio_tokens *tokens,
-                                             const folio_run *run, folio_transfer **transfer);
+                                             int64_t *computed, const folio_run *run,
+                                             folio_transfer **transfer);
 
 /**
  * Move up to max_blocks cached blocks, least recently used first, one tier down: to HOST from the

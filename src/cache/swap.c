@@ -514,7 +514,8 @@ static folio_status resume(folio_sequence *s, const folio_tokens *tokens, folio_
 }
 
 folio_status folio_sequence_resume(folio_sequence *s, const folio_tokens *tokens,
-                                   const folio_run *run, folio_transfer **transfer)
+                                   int64_t *computed, const folio_run *run,
+                                   folio_transfer **transfer)
 {
     REQUIRE(s != NULL, "folio_sequence_resume: sequence is NULL");
     TRY(folioi_pool_run_in(s->pool, run));
@@ -523,6 +524,8 @@ folio_status folio_sequence_resume(folio_sequence *s, const folio_tokens *tokens
     pool_lock(s->pool);
     folio_status status = resume(s, tokens, &t);
     if (status == FOLIO_OK) status = folioi_transfer_hand_out(t, transfer);
+    if (status == FOLIO_OK && computed != NULL)
+        *computed = s->state == FOLIO_SEQUENCE_RESIDENT ? s->committed : 0;
     return folioi_pool_unlock(s->pool, status);
 }
 

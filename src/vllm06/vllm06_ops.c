@@ -102,7 +102,7 @@ static folio_status open_paged(paged *p, const folio_run *run)
     TRY(folio_attention_create(p->ctx, &d, &p->attention));
     folio_batch_desc b = {.struct_size = sizeof b, .block_size = c->block_size};
     TRY(folio_batch_create(p->ctx, &b, &p->batch));
-    const folio_attention *list[] = {p->attention};
+    folio_attention *list[] = {p->attention};
     folio_plan_desc l = {.struct_size = sizeof l,
                          .attentions = list,
                          .num_attentions = 1,

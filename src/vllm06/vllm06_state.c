@@ -118,7 +118,7 @@ static folio_status fit_plan(folio_vllm06_state *state, folioi_vllm06_plan *p, c
         d.max_seq_len == p->limits.max_seq_len &&
         d.max_encoder_tokens == p->limits.max_encoder_tokens)
         return FOLIO_OK;
-    const folio_attention *list[] = {p->attention};
+    folio_attention *list[] = {p->attention};
     const uint32_t types[] = {FOLIO_ATTENTION_BIT(p->type)};
     d.block_size = p->block_size;
     d.num_blocks = p->num_blocks;

@@ -115,7 +115,7 @@ def run_attention(f):
         "folio_kv_cache_desc", num_layers=1, num_blocks=4, block_size=BLOCK, num_kv_heads=KV_HEADS, k_head_size=SIZE,
         dtype=lib.FOLIO_F32))
     batch = f.create("batch", ctx, f.struct("folio_batch_desc", block_size=BLOCK))
-    attentions = ffi.new("const folio_attention *[]", [attention])
+    attentions = ffi.new("folio_attention *[]", [attention])
     plan = f.create("plan", ctx, f.struct(
         "folio_plan_desc", attentions=attentions, num_attentions=1, block_size=BLOCK, num_blocks=4, max_seqs=1,
         max_query_tokens=TOKENS, max_seq_len=8))

@@ -236,7 +236,7 @@ static void open_engine(engine *e, uint32_t flags, cudaStream_t stream)
     for (int32_t layer = 0; layer < 2; layer++) write_blocks(e->ctx, e->cache, layer, 0, BLOCKS, 5);
     folio_batch_desc b = {.struct_size = sizeof b, .block_size = BLOCK};
     CHECK_OK(folio_batch_create(e->ctx, &b, &e->batch));
-    const folio_attention *list[] = {e->attention};
+    folio_attention *list[] = {e->attention};
     folio_plan_desc p = {.struct_size = sizeof p,
                          .attentions = list,
                          .num_attentions = 1,
@@ -705,7 +705,7 @@ TEST(device, a_plan_too_large_leaves_everything_usable)
 {
     engine e;
     open_engine(&e, 0, NULL);
-    const folio_attention *list[] = {e.attention};
+    folio_attention *list[] = {e.attention};
     folio_plan_desc p = {.struct_size = sizeof p,
                          .attentions = list,
                          .num_attentions = 1,

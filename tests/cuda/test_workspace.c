@@ -90,7 +90,7 @@ TEST(workspace, attentions_of_other_shapes_take_turns)
     folio_plan *plan = NULL;
     open_world(&w);
     folio_plan_desc p = {.struct_size = sizeof p,
-                         .attentions = (const folio_attention *const *)w.attention,
+                         .attentions = w.attention,
                          .num_attentions = SHAPES,
                          .block_size = BLOCK,
                          .num_blocks = BLOCKS,
@@ -122,7 +122,7 @@ TEST(workspace, many_workspaces_of_the_caller)
     folio_run runs[MANY];
     open_world(&w);
     folio_plan_desc p = {.struct_size = sizeof p,
-                         .attentions = (const folio_attention *const *)w.attention,
+                         .attentions = w.attention,
                          .num_attentions = SHAPES,
                          .block_size = BLOCK,
                          .num_blocks = BLOCKS,
@@ -164,7 +164,7 @@ TEST(workspace, two_streams_with_workspaces_of_their_own)
     void *out[2];
     open_world(&w);
     folio_plan_desc p = {.struct_size = sizeof p,
-                         .attentions = (const folio_attention *const *)w.attention,
+                         .attentions = w.attention,
                          .num_attentions = 1,
                          .block_size = BLOCK,
                          .num_blocks = BLOCKS,
@@ -210,7 +210,7 @@ TEST(workspace, a_second_stream_in_the_plans_own_is_refused)
     cudaStream_t stream;
     open_world(&w);
     folio_plan_desc p = {.struct_size = sizeof p,
-                         .attentions = (const folio_attention *const *)w.attention,
+                         .attentions = w.attention,
                          .num_attentions = 1,
                          .cache = w.cache[0],
                          .max_seqs = SEQS,
