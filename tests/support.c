@@ -317,6 +317,7 @@ static void counting_free(void *user, void *ptr, size_t size)
     }
     c->live--;
     c->live_bytes -= (int64_t)size;
+    memset(ptr, 0xFF, size); /* what is used after it was freed is to be seen */
     free(head.base);
 }
 

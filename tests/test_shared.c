@@ -13,7 +13,7 @@ enum { BLOCKS = 6, N = 3 };
 /* Different layers, heads and types, block sizes packed and not. */
 static folio_kv_cache_desc describe(int i, int32_t block_size)
 {
-    static const int32_t layers[N] = {1, 3, 2}, heads[N] = {3, 1, 2}, sizes[N] = {16, 24, 8};
+    static const int32_t layers[N] = {1, 3, 2}, heads[N] = {1, 3, 2}, sizes[N] = {16, 24, 8};
     static const folio_dtype dtypes[N] = {FOLIO_F32, FOLIO_INT8, FOLIO_BF16};
     return (folio_kv_cache_desc){.struct_size = sizeof(folio_kv_cache_desc),
                                  .num_blocks = BLOCKS,

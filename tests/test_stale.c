@@ -185,8 +185,8 @@ static const change changes[] = {
     {"folio_sequence_commit", by_commit_with_ids, 9, 0, 0},
     {"folio_sequence_truncate", by_truncate, 9, 2, 0},
     {"folio_sequence_release_window", by_window, 21, 0, 1},
-    {"folio_sequence_swap_out", by_swap, 9, 0, 0},
-    {"folio_sequence_swap_out", by_swap_and_back, 9, 0, 0},
+    {"folio_sequence_swap_out", by_swap, 5, 0, 0}, /* nothing is behind a window */
+    {"folio_sequence_swap_out", by_swap_and_back, 5, 0, 0},
     {"folio_sequence_preempt", by_preemption, 9, 2, 0},
     {"folio_sequence_preempt", by_preemption_to_host, 9, 2, 0},
     {"folio_sequence_destroy", by_destroy, 9, 2, 0},
