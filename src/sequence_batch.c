@@ -57,10 +57,10 @@ static folio_status check_sequences(int32_t *block_size, int32_t group,
 }
 
 /* One sequence as the batch takes it. */
-static folio_status add_sequence(folio_batch *batch, int32_t group, const folio_sequence *s)
+static folio_status add_sequence(folio_batch *batch, int32_t group, folio_sequence *s)
 {
     pool_lock(s->pool);
-    uint64_t changes = stamp_changes(s->stamp);
+    uint64_t changes = stamp_changes(&s->stamp);
     const folioi_table *t = &s->table[group], *cross = &s->table[s->pool->cross];
     folio_batch_seq seq = {
         .struct_size = sizeof seq,
@@ -75,7 +75,7 @@ static folio_status add_sequence(folio_batch *batch, int32_t group, const folio_
     };
     pthread_mutex_unlock(&s->pool->lock);
     TRY(folio_batch_add(batch, &seq));
-    folioi_batch_take_stamp(batch, s->stamp, changes);
+    folioi_batch_take_stamp(batch, &s->stamp, changes);
     return FOLIO_OK;
 }
 

@@ -106,7 +106,7 @@ void folio_batch_clear(folio_batch *batch)
 
 void folioi_batch_take_stamp(folio_batch *batch, folioi_stamp *stamp, uint64_t changes)
 {
-    stamp_retain(stamp);
+    refs_retain(&stamp->refs);
     ((folioi_taken *)batch->taken.data)[batch->num_taken++] =
         (folioi_taken){.stamp = stamp, .changes = changes, .seq = batch->num_seqs - 1};
 }
@@ -114,7 +114,7 @@ void folioi_batch_take_stamp(folio_batch *batch, folioi_stamp *stamp, uint64_t c
 void folioi_batch_drop_stamps(folio_batch *batch, int64_t first)
 {
     const folioi_taken *taken = batch->taken.data;
-    while (batch->num_taken > first) folioi_stamp_release(taken[--batch->num_taken].stamp);
+    while (batch->num_taken > first) stamp_release(taken[--batch->num_taken].stamp);
 }
 
 folio_status folioi_batch_check_stamps(const folio_batch *batch)

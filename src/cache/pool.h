@@ -69,8 +69,8 @@ typedef struct folioi_table {
 } folioi_table;
 
 struct folio_sequence {
+    folioi_stamp stamp; /* changes with all that a batch copies */
     folio_pool *pool;
-    folioi_stamp *stamp; /* changes with all that a batch copies */
     folio_sequence *prev, *next;
     uint64_t salt;
     int64_t len, committed, matched, encoder_len, encoder_committed;

@@ -315,7 +315,7 @@ static folio_status commit(folio_sequence *s, const folio_tokens *tokens)
     s->encoder_committed = s->encoder_len;
     if ((t.ids != NULL || t.hash_ids != NULL) && !s->stale) index_blocks(s, &t);
     /* others may read its blocks from here on: a batch from before would write to them */
-    if (more || s->indexed > indexed) stamp_change(s->stamp, "folio_sequence_commit");
+    if (more || s->indexed > indexed) stamp_change(&s->stamp, "folio_sequence_commit");
     return FOLIO_OK;
 }
 

@@ -27,8 +27,7 @@ static void free_sequence(folio_sequence *s)
     folio_allocator a = s->pool->allocator;
     folio_pool *pool = s->pool;
     for (int32_t t = 0; t <= pool->cross; t++) folioi_array_free(&a, &s->table[t].blocks);
-    folioi_stamp_release(s->stamp);
-    folioi_free(&a, s, sizeof *s);
+    stamp_release(&s->stamp); /* batches may still look at it */
     folio_pool_destroy(pool);
 }
 
@@ -51,12 +50,12 @@ static folio_status new_sequence(folio_pool *pool, uint64_t salt, int64_t max_to
     void *memory;
     TRY(folioi_alloc(&pool->allocator, sizeof(folio_sequence), "a sequence", &memory));
     folio_sequence *s = memory;
+    stamp_init(&s->stamp, &pool->allocator, sizeof *s);
     refs_retain(&pool->refs);
     s->pool = pool;
     s->salt = salt;
     s->tip = NONE;
-    folio_status status = folioi_stamp_create(&pool->allocator, &s->stamp);
-    if (status == FOLIO_OK) status = folioi_sequence_grow(s, max_tokens);
+    folio_status status = folioi_sequence_grow(s, max_tokens);
     if (status == FOLIO_OK) *out = s;
     else free_sequence(s);
     return status;
@@ -86,7 +85,7 @@ void folio_sequence_destroy(folio_sequence *s)
     folio_pool *pool = s->pool;
     pool_lock(pool);
     while (s->transfer != NULL) folioi_mover_await(pool);
-    stamp_change(s->stamp, "folio_sequence_destroy");
+    stamp_change(&s->stamp, "folio_sequence_destroy");
     if (s->state == FOLIO_SEQUENCE_SWAPPED) folioi_swap_discard(s);
     folioi_sequence_cut(s, 0);
     folioi_sequence_drop(s, pool->cross, 0);
@@ -173,7 +172,7 @@ static folio_status truncate(folio_sequence *s, int64_t len)
                 (long long)next, (long long)begin, g,
                 (long long)(s->table[g].released * pool->block_size));
     }
-    if (len < s->len) stamp_change(s->stamp, "folio_sequence_truncate");
+    if (len < s->len) stamp_change(&s->stamp, "folio_sequence_truncate");
     folioi_sequence_cut(s, len);
     return FOLIO_OK;
 }
@@ -210,7 +209,7 @@ void folioi_sequence_release(folio_sequence *s, const char *call)
     for (int32_t g = 0; g < s->pool->num_layer_groups; g++) {
         folioi_table *t = &s->table[g];
         int64_t end = first_visible(s, g);
-        if (end > t->released) stamp_change(s->stamp, call);
+        if (end > t->released) stamp_change(&s->stamp, call);
         for (int64_t i = end - 1; i >= t->released; i--) {
             folioi_pool_release(s->pool, table_blocks(t)[i]);
             table_blocks(t)[i] = FOLIO_NO_BLOCK;
@@ -332,7 +331,7 @@ static folio_status reserve(folio_sequence *s, int64_t n, uint32_t flags, int64_
     TRY(check_room(s, need, alone, folioi_sequence_releasable(s), flags));
     TRY(folioi_sequence_grow(s, s->len + n));
     TRY(room_for_copies(pool));
-    stamp_change(s->stamp, "folio_sequence_reserve");
+    stamp_change(&s->stamp, "folio_sequence_reserve");
     folioi_sequence_release(s, "folio_sequence_reserve");
     for (int32_t g = 0; g < pool->num_layer_groups; g++) {
         folioi_table *t = &s->table[g];
@@ -367,7 +366,7 @@ static folio_status reserve_encoder(folio_sequence *s, int64_t n, uint32_t flags
     int64_t need = blocks_of(s, n);
     TRY(check_room(s, need, need, 0, flags));
     TRY(grow_table(s, cross, need));
-    stamp_change(s->stamp, "folio_sequence_reserve_encoder");
+    stamp_change(&s->stamp, "folio_sequence_reserve_encoder");
     folioi_table *t = &s->table[cross];
     while (t->num < need) table_blocks(t)[t->num++] = folioi_pool_take(pool, cross);
     s->encoder_len = n;

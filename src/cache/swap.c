@@ -184,7 +184,7 @@ static folio_status swap_out(folio_sequence *s, folio_tier tier, const char *cal
         if (tier == FOLIO_TIER_DISK) folioi_store_unpromise(pool->store, num_blocks);
         return status;
     }
-    stamp_change(s->stamp, call);
+    stamp_change(&s->stamp, call);
     s->swap_key = (folioi_key){{++pool->next_swap, 0}};
     plan_out(s, tier, *t);
     (*t)->tier = s->tier = tier;
@@ -471,7 +471,7 @@ static folio_status preempt(folio_sequence *s, folio_preemption policy, folio_tr
     REQUIRE(policy == FOLIO_PREEMPT_RECOMPUTE || pool->tiers,
             "preempt: the pool has no tier to swap to");
     static const char name[] = "folio_sequence_preempt";
-    stamp_change(s->stamp, name);
+    stamp_change(&s->stamp, name);
     if (policy == FOLIO_PREEMPT_RECOMPUTE) {
         folioi_sequence_cut(s, 0);
         folioi_sequence_drop(s, pool->cross, 0);

@@ -2,6 +2,8 @@
  * stamp.h: counts the changes of a thing for those who took a copy of it. A batch keeps a sequence's
  * stamp and the count it saw: so it knows that its copy of the block table is old, also when the
  * sequence is gone. Looking takes no lock.
+ *
+ * The stamp is the first member of the thing. The thing's memory is freed with the last reference.
  */
 #ifndef FOLIOI_STAMP_H
 #define FOLIOI_STAMP_H
@@ -13,21 +15,33 @@
 
 typedef struct folioi_stamp {
     folio_allocator allocator;
-    folioi_refs refs; /* the thing, and everybody who has a copy */
+    int64_t bytes;    /* of the thing */
+    folioi_refs refs; /* the thing itself, and everybody who has a copy */
     _Atomic uint64_t changes;
     _Atomic(const char *) last_call; /* what changed it last; a string for ever */
 } folioi_stamp;
 
-folio_status folioi_stamp_create(const folio_allocator *a, folioi_stamp **out);
-/** One reference less; NULL is taken. */
-void folioi_stamp_release(folioi_stamp *stamp);
+/** Of zeroed memory. */
+static inline void stamp_init(folioi_stamp *stamp, const folio_allocator *a, int64_t bytes)
+{
+    stamp->allocator = *a;
+    stamp->bytes = bytes;
+    refs_init(&stamp->refs);
+}
 
-static inline void stamp_retain(folioi_stamp *stamp) { refs_retain(&stamp->refs); }
+static inline void stamp_release(folioi_stamp *stamp)
+{
+    if (!refs_release(&stamp->refs)) return;
+    folio_allocator a = stamp->allocator;
+    folioi_free(&a, stamp, stamp->bytes);
+}
 
+/** By one thread at a time. */
 static inline void stamp_change(folioi_stamp *stamp, const char *call)
 {
+    uint64_t changes = atomic_load_explicit(&stamp->changes, memory_order_relaxed);
     atomic_store_explicit(&stamp->last_call, call, memory_order_relaxed);
-    atomic_fetch_add(&stamp->changes, 1);
+    atomic_store_explicit(&stamp->changes, changes + 1, memory_order_release);
 }
 
 static inline uint64_t stamp_changes(const folioi_stamp *stamp)
