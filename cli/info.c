@@ -101,8 +101,7 @@ static bool level_is_here(const char *backend, const char *level)
 }
 
 /* A step of one token on one key: the least a plan can be asked about. */
-static bool describe_plan(folio_context *ctx, folio_attention *attention,
-                          folio_plan_info *info)
+static bool describe_plan(folio_context *ctx, folio_attention *attention, folio_plan_info *info)
 {
     folio_plan *plan = NULL;
     folio_batch *batch = NULL;

@@ -105,7 +105,8 @@ TEST(device_pool, other_streams_are_refused)
     REFUSED(folio_sequence_swap_out(s, FOLIO_TIER_HOST, &run, &t), FOLIO_ERR_ARGUMENT, "stream");
     REFUSED(folio_sequence_swap_in(s, &run, &t), FOLIO_ERR_ARGUMENT, "stream|the pool's");
     REFUSED(folio_sequence_preempt(s, FOLIO_PREEMPT_SWAP, &run, &t), FOLIO_ERR_ARGUMENT, "stream");
-    REFUSED(folio_sequence_resume(s, NULL, NULL, &run, &t), FOLIO_ERR_ARGUMENT, "stream|the pool's");
+    REFUSED(folio_sequence_resume(s, NULL, NULL, &run, &t), FOLIO_ERR_ARGUMENT,
+            "stream|the pool's");
     REFUSED(folio_pool_swap_out(w.p.pool, FOLIO_TIER_HOST, 4, &run, NULL, &t), FOLIO_ERR_ARGUMENT,
             "stream|the pool's");
     after = gen_stats(&w.p);

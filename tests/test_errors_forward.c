@@ -939,7 +939,7 @@ BACKEND_TEST(errors_forward, longest_query)
 
 #define BAD_PLAN(status, words, ...)                                                               \
     do {                                                                                           \
-        folio_attention *list[NUM_ATTENTIONS] = {f.attention[0], f.attention[1]};            \
+        folio_attention *list[NUM_ATTENTIONS] = {f.attention[0], f.attention[1]};                  \
         uint32_t types[NUM_ATTENTIONS] = {15u, 1u};                                                \
         folio_plan_desc d = plan_desc(&f);                                                         \
         d.attentions = list, d.types = types;                                                      \

@@ -83,8 +83,10 @@ TEST(resume, residents_stay)
     }
     tokens.struct_size = 0;
     CHECK_OK(folio_sequence_truncate(other, 0));
-    REFUSED(folio_sequence_resume(other, &tokens, NULL, NULL, NULL), FOLIO_ERR_ARGUMENT, "struct_size");
-    REFUSED(folio_sequence_resume(NULL, NULL, NULL, NULL, NULL), FOLIO_ERR_ARGUMENT, "sequence is NULL");
+    REFUSED(folio_sequence_resume(other, &tokens, NULL, NULL, NULL), FOLIO_ERR_ARGUMENT,
+            "struct_size");
+    REFUSED(folio_sequence_resume(NULL, NULL, NULL, NULL, NULL), FOLIO_ERR_ARGUMENT,
+            "sequence is NULL");
     folio_sequence_destroy(s);
     folio_sequence_destroy(other);
     gen_world_close(&w);

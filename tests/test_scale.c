@@ -219,8 +219,8 @@ static folio_attention *make_attention(folio_context *ctx, folio_dtype kv_dtype)
 }
 
 /* A plan for one sequence of 40 keys in these blocks, the last three of them new. */
-static folio_plan *make_plan(folio_context *ctx, folio_attention *attention,
-                             int64_t num_blocks, const int32_t *table)
+static folio_plan *make_plan(folio_context *ctx, folio_attention *attention, int64_t num_blocks,
+                             const int32_t *table)
 {
     folio_batch_desc batch_desc = {.struct_size = sizeof batch_desc,
                                    .block_size = BLOCK,

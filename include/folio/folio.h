@@ -16,13 +16,13 @@
  * Words. A block holds `block_size` consecutive tokens of one layer. A slot is `block * block_size
  * + offset`, where one token's K and V live; slot -1 stores nothing. A sequence brings `query_len`
  * new tokens this step, has `context_len` tokens cached already, and `seq_len` is their sum.
- * Padding has rows, but sees no key of any kind and stores nothing: in arrays of lengths, seq_len 0
- * marks it. A head group is the query heads that share one kv head.
+ * Padding has rows, but sees no key and stores nothing; in arrays of lengths, seq_len 0 marks it. A
+ * head group is the query heads that share one kv head.
  *
- * Errors. Every fallible call returns a folio_status and hands results out through pointers. When
- * it is not FOLIO_OK, folio_last_error() says in one sentence which index, which value, which
- * limit. The library never prints, exits or aborts, and a call refused for its arguments has
- * written nothing (folio_batch_set_* leave the batch empty).
+ * Errors. A call that can fail returns a folio_status and hands results out through pointers. When
+ * the status is not FOLIO_OK, folio_last_error() says in one sentence which index, which value and
+ * which limit. The library never prints, exits or aborts. A call that is refused for its arguments
+ * has written nothing; only folio_batch_set_* leave the batch empty.
  *
  * Structs. A struct that a call takes by pointer begins with `struct_size`. Make it with
  * FOLIO_INIT(type), which sets every other field to zero; zero means "default" in every field. Such
@@ -36,34 +36,32 @@
  * Names. folio_<noun>_<verb>. folio_<noun>_get_<what> fills the caller's struct folio_<noun>_<what>.
  * A create that is refused sets its out pointer to NULL.
  *
- * Threads. folio_last_error is per thread. Descriptions (folio_backend_*, folio_kv_cache_get_shape) and
- * any use of a context or an attention may run on several threads at once; a caller's allocator
- * must allow for that. A batch is used by one thread at a time (folio_batch_get_view changes it too),
- * except that any number may run plans updated with it, summarize it or ask if it is complete. A
- * plan is updated by one thread, then run by any number at once, each with a workspace of its own:
- * two at once in the plan's own are refused.
- * A KV cache may be read by any number of threads; calls that write the same slots must not
- * overlap, nor overlap with calls that read them.
+ * Threads. folio_last_error is per thread.
+ *   - Contexts, attentions and descriptions (folio_backend_*, folio_kv_cache_get_shape): any number
+ *     of threads at once. So a caller's allocator may be called by several threads at once.
+ *   - A batch: one thread at a time; folio_batch_get_view counts as a change. Once it is complete,
+ *     any number of threads may run plans updated with it and read folio_batch_get_info.
+ *   - A plan: one thread updates it; then any number run it at once, each with its own workspace.
+ *     The plan's own workspace serves one of them at a time; a second one is refused.
+ *   - A KV cache: any number of threads read it. A call that writes slots must not overlap with
+ *     another call that reads or writes the same slots.
  *
- * fork(). A child process has its parent's contexts, caches, batches and plans, but none of their
- * threads: there the thread that calls does all the work of the built-in pool, also where another
- * thread was inside a call when the process forked (what that call was writing is then half done; a
- * plan that it was running needs an update).
- * For threads the child opens a context of its own. Destroying in the child what the parent made
- * is allowed, and not needed. A child made by a task of parallel_for, or by an allocator, must not
- * return into the library. A pool with tiers (folio_pool.h) is not for the child: its mover thread
- * stays behind.
+ * fork(). A child process has its parent's objects, but not its threads. In the child, calls work
+ * and run on the calling thread alone. For more threads, open a new context there. If another
+ * thread was inside a call at the fork, what that call was writing is half done; update the plan it
+ * was running before you use it. The child may destroy the parent's objects, but need not. Do not
+ * fork inside a task of parallel_for or inside an allocator and then return into the library. Do
+ * not use a pool with tiers (folio_pool.h) in the child: its mover thread is not there.
  *
  * Lifetimes. Objects may be destroyed in any order: an object keeps alive what it needs. A context
  * lives as long as anything made from it, an attention as long as a plan lists it, a batch as long
- * as it is the one a plan was last updated with. Destroy each object once, and do not use it
- * afterwards: its memory may be gone. Every destroy takes NULL. What you lend to the library must
- * outlive the last object that may use it: the memory of a wrapped cache the cache and its pools; an
- * allocator, an executor and their `user` pointers every object of the context. Memory of
- * folio_memory_create is no object: give it back before you destroy the context.
+ * as it is the last one a plan was updated with. Destroy each object once, and do not use it
+ * afterwards. Every destroy takes NULL. What you lend to the library must outlive its last user: the
+ * memory of a wrapped cache must outlive the cache and its pools; an allocator, an executor and
+ * their `user` pointers must outlive every object of the context. Memory from folio_memory_create
+ * is not an object: give it back before you destroy the context.
  *
- * folio_pool.h has the other half of a cache: who owns its blocks. Everything here is stable since
- * version 0.1.
+ * folio_pool.h is the other half of a cache: who owns its blocks.
  */
 #ifndef FOLIO_FOLIO_H
 #define FOLIO_FOLIO_H
@@ -169,10 +167,10 @@ FOLIO_API const char *folio_dtype_name(folio_dtype dtype);
 
 /** The four kinds of attention. */
 typedef enum folio_attention_type {
-    FOLIO_ATTENTION_DECODER = 0,        /* causal self-attention through the cache                         */
-    FOLIO_ATTENTION_ENCODER = 1,        /* bidirectional over the encoder's tokens of an encoder-decoder   */
-    FOLIO_ATTENTION_ENCODER_ONLY = 2,   /* bidirectional over this step's tokens                           */
-    FOLIO_ATTENTION_ENCODER_DECODER = 3 /* cross attention: decoder queries over the encoder's K and V     */
+    FOLIO_ATTENTION_DECODER = 0,        /* causal self-attention through the cache             */
+    FOLIO_ATTENTION_ENCODER = 1,        /* bidirectional, the encoder of an encoder-decoder    */
+    FOLIO_ATTENTION_ENCODER_ONLY = 2,   /* bidirectional over this step's tokens               */
+    FOLIO_ATTENTION_ENCODER_DECODER = 3 /* cross attention: queries over the encoder's K and V */
 } folio_attention_type;
 #define FOLIO_NUM_ATTENTION_TYPES 4
 
@@ -191,7 +189,7 @@ typedef enum folio_phase {
     FOLIO_PHASE_DECODE = 2
 } folio_phase;
 
-/** In a block table: no block, allowed where no row of the batch can see (released window blocks). */
+/** In a block table: no block. Allowed where no row of the batch sees a key, as behind a window. */
 #define FOLIO_NO_BLOCK (-1)
 
 /* ---------------------------------------------------------------------------------------------- */
@@ -227,15 +225,16 @@ typedef struct folio_context_desc {
                                /* registry: "cuda" takes tensors and caches in device memory       */
     int32_t device;            /* number of the device; 0 for host backends                        */
     int32_t num_threads;       /* built-in pool: 1..256; 0: one per processor the process may use  */
-    const char *level;         /* highest instruction-set level by name; NULL: the best there is,  */
-                               /* or up to what the environment says (FOLIO_CPU=name). A level the */
-                               /* machine lacks is a cap; a name that is none: ERR_ARGUMENT        */
+    const char *level;         /* highest instruction-set level to use, by name; NULL: the one in  */
+                               /* the environment (FOLIO_CPU=name), or the best of this machine. A */
+                               /* level that the machine lacks works as a limit. Unknown names are */
+                               /* refused                                                          */
     folio_executor executor;   /* parallel_for NULL: the built-in pool. Else num_threads is ignored */
     folio_allocator allocator; /* both functions NULL: malloc and free                             */
     int32_t pin_threads;       /* 1: thread i of the built-in pool stays on the i-th processor     */
-                               /* that the calling thread may use; it must have as many. Number 0, */
-                               /* the thread that runs a call, is left alone. 0: the system places */
-                               /* them.                                                  */
+                               /* that the calling thread may use. There must be enough of them.   */
+                               /* Thread 0, which makes the call, is not pinned. 0: the system     */
+                               /* places all threads                                               */
     const char *cuda_library;  /* absolute path of libfolio_cuda.so, for programs that bring it    */
                                /* along; NULL: it is looked for (folio_context_create)             */
 } folio_context_desc;
@@ -274,7 +273,7 @@ typedef enum folio_memory_kind {
 /** Memory for tensors, caches and workspaces of this context, aligned to 64 bytes. */
 FOLIO_API folio_status folio_memory_create(folio_context *ctx, folio_memory_kind kind, size_t bytes,
                                            void **out);
-/** kind and bytes as it was created with. NULL: nothing happens. */
+/** Pass the kind and bytes it was created with. NULL is ignored. */
 FOLIO_API void folio_memory_destroy(folio_context *ctx, folio_memory_kind kind, void *memory,
                                     size_t bytes);
 
@@ -409,11 +408,11 @@ typedef struct folio_kv_cache_view {
     const folio_kv_cache_desc *desc; /* the cache's, defaults filled in */
 } folio_kv_cache_view;
 
-/** The shape a backend's cache of this description has. Pure: needs no device. backend NULL: auto. */
+/** The shape that a cache of this description has on a backend. Needs no device. backend NULL: auto. */
 FOLIO_API folio_status folio_kv_cache_get_shape(const char *backend, const folio_kv_cache_desc *desc,
                                             folio_kv_cache_shape *shape);
 
-/** A cache in memory of the context's allocator. Its slots hold anything until written. */
+/** A cache in memory of the context's allocator or device. Slots are undefined until written. */
 FOLIO_API folio_status folio_kv_cache_create(folio_context *ctx, const folio_kv_cache_desc *desc,
                                              folio_kv_cache **out);
 
@@ -445,10 +444,10 @@ typedef struct folio_tensor {
 /**
  * Where a call runs. NULL for the defaults.
  *
- * A plan's own workspace serves one forward at a time: a second thread is refused. On a device it
- * serves one stream from an update to the next, the stream of the first forward: another stream is
- * refused. Bring a workspace for each further thread or stream. What a captured graph uses when it
- * is replayed is not seen here.
+ * A plan's own workspace serves one forward at a time; a second thread at once is refused. On a
+ * device it serves one stream, that of the first forward after an update; other streams are refused
+ * until the next update. Give a workspace for each further thread or stream. Replays of a captured
+ * graph are not checked.
  */
 typedef struct folio_run {
     size_t struct_size;
@@ -458,9 +457,9 @@ typedef struct folio_run {
 } folio_run;
 
 /**
- * An additive bias [sequence][head][query][key] in F32, F16 or BF16. A dim of 1 is broadcast.
- * Indices: the sequence's number in the batch, the head, the query's number among its sequence's
- * rows of this attention type, the key's among its keys. -inf hides the key from the row, whatever
+ * An additive bias [sequence][head][query][key] in F32, F16 or BF16. A dim of 1 is broadcast. The
+ * indices are the sequence's number in the batch, the head, the number of the row within its
+ * sequence, and the number of the key within its sequence. -inf hides the key from the row, whatever
  * K and V hold.
  */
 typedef struct folio_bias {
@@ -470,8 +469,8 @@ typedef struct folio_bias {
     int64_t strides[4]; /* elements; all 0: no gaps. Else positive, ignored where the dim is 1 */
 } folio_bias;
 
-/** In folio_tensors.flags: keys are the cached context, then this step's k and v as given. Nothing is
- * written to the cache; write afterwards with folio_kv_cache_write. */
+/** In folio_tensors.flags: the keys are the cached context, then this step's k and v as given. Nothing
+ * is written to the cache; write k and v afterwards with folio_kv_cache_write. */
 #define FOLIO_KV_APPEND 1u
 
 /**
@@ -481,10 +480,9 @@ typedef struct folio_bias {
  * FOLIO_PLAN_GRAPH the rows are the plan's limits instead.
  *
  * out may be q itself: the same data, dtype and strides, and equal head sizes. Apart from that, out,
- * lse and run.workspace share no byte with each other or with anything the call reads. Rows of
- * different tensors may lie between each other, as in the result of a fused QKV projection; then
- * their strides in bytes must be equal, unless one of the tensors has no gaps or fits between two
- * rows of the other. The cache's layer and a bias count as all bytes from their first to their last.
+ * lse and run.workspace must share no byte with each other or with anything the call reads. Rows of
+ * two tensors may alternate in memory, as in the result of a fused QKV projection, if their strides
+ * in bytes are equal. A layer of the cache and a bias count as one range from first to last byte.
  *
  * Host backends check slopes and sinks. A device does not: a head with a bad slope or sink gets NaN
  * or zeros, and the other heads are right.
@@ -503,13 +501,13 @@ typedef struct folio_tensors {
     uint32_t flags;
 } folio_tensors;
 
-/** Bytes from anywhere to anywhere, after what run's stream was given before. */
+/** Copies bytes between any two places, host or device, in the order of run's stream. */
 FOLIO_API folio_status folio_memory_copy(folio_context *ctx, void *to, const void *from,
                                          size_t bytes, const folio_run *run);
-/** Every byte becomes `value`. */
+/** Sets every byte to `value`, in the order of run's stream. */
 FOLIO_API folio_status folio_memory_fill(folio_context *ctx, void *to, int value, size_t bytes,
                                          const folio_run *run);
-/** Until all that run's stream was given is done; an error of it is told. */
+/** Waits until the stream of run is idle and returns its first error. */
 FOLIO_API folio_status folio_run_wait(folio_context *ctx, const folio_run *run);
 
 /* ---------------------------------------------------------------------------------------------- */
@@ -525,10 +523,9 @@ typedef struct folio_kv_write {
 } folio_kv_write;
 
 /**
- * Store rows in slots of a layer, rounding to nearest even, fp8 saturating to its largest number,
- * NaN staying NaN. INT8: scale = max|x| / 127 over the row of one head, stored = x / scale rounded.
- * Takes scratch memory for the check of the slots, and gives it back; so do copy_blocks
- * and pack.
+ * Store rows in slots of a layer. Numbers are rounded to nearest even, fp8 saturates to its largest
+ * number, NaN stays NaN. INT8: scale = max|x| / 127 over the row of one head, stored = x / scale
+ * rounded. The call takes scratch memory to check the slots and frees it, as copy_blocks and pack do.
  */
 FOLIO_API folio_status folio_kv_cache_write(folio_kv_cache *cache, int32_t layer,
                                             const folio_kv_write *write, const folio_run *run);
@@ -749,36 +746,34 @@ FOLIO_API int folio_batch_is_complete(const folio_batch *batch, folio_attention_
 typedef struct folio_plan folio_plan;
 
 /**
- * Fixed buffers, as CUDA graphs need them: q, out, lse (and k, v in self-attention) always have
- * max_query_tokens rows, encoder rows and cross k, v max_encoder_tokens, whatever the batch holds.
- * Rows past the batch's are padding: never stored, out zeros, lse -inf or the sink. Real rows keep
- * their bits, on a device with FOLIO_PLAN_BATCH_INVARIANT: without it kernels are chosen by the
- * step, and a graph's by the plan's limits.
+ * Fixed buffers, as CUDA graphs need them. Whatever the batch holds, q, out and lse (and k and v in
+ * self-attention) have max_query_tokens rows; encoder rows, and k and v in cross attention, are
+ * max_encoder_tokens. Rows past the batch's are padding: never stored, out zeros, lse -inf or the
+ * sink. On host backends the other rows have the same bits as without this flag. On a device that
+ * needs FOLIO_PLAN_BATCH_INVARIANT too, because a graph's kernels are chosen by the plan's limits.
  */
 #define FOLIO_PLAN_GRAPH 1u
 /** Every forward brings its own workspace; the plan allocates none. */
 #define FOLIO_PLAN_NO_WORKSPACE 2u
 /**
  * A sequence's bits depend on its own rows and keys and on the plan, never on the rest of the batch.
- * Host backends are so always; on a device keys are then cut at fixed places, which costs some
- * speed. On a device bits also depend on alignment, with this flag or without: rows of q, k, v, out
- * and the cache that all begin at multiples of 16 bytes give the same bits at every address.
+ * Host backends always behave so. On a device the keys are then cut at fixed places, which costs
+ * some speed. Alignment still matters on a device: the promise holds where all rows of q, k, v, out
+ * and the cache begin at multiples of 16 bytes.
  */
 #define FOLIO_PLAN_BATCH_INVARIANT 4u
 
 typedef struct folio_plan_desc {
     size_t struct_size;
-    folio_attention *const *attentions;  /* [num_attentions]                                  */
-    const uint32_t *types;                    /* [num_attentions] sets of FOLIO_ATTENTION_BIT; NULL:    */
-                                              /* DECODER alone for each                            */
+    folio_attention *const *attentions; /* [num_attentions]                                        */
+    const uint32_t *types; /* [num_attentions] sets of FOLIO_ATTENTION_BIT; NULL: DECODER for each */
     int32_t num_attentions;
-    int32_t block_size; /* of the caches it will run on; 0: cache's, or it runs without one        */
-    const folio_kv_cache *cache; /* gives block_size and num_blocks: leave these 0, or set the     */
-                                 /* same. Not kept. NULL: they are set                             */
+    int32_t block_size; /* of the caches it will run on; 0: that of `cache`, or no cache           */
+    const folio_kv_cache *cache; /* where block_size and num_blocks come from if they are 0; else  */
+                                 /* they must be equal. It is only read here. NULL: they are given */
     const folio_kv_cache *cross_cache; /* the same for block_size and cross_num_blocks             */
-    int64_t num_blocks; /* block tables and slots are checked against it; 0: the cache's           */
-    int64_t cross_num_blocks; /* the same for cross block tables and slots; 0: cross_cache's, or   */
-                              /* num_blocks                                                        */
+    int64_t num_blocks; /* block tables and slots must stay below it; 0: that of `cache`           */
+    int64_t cross_num_blocks; /* the same for cross block tables; 0: cross_cache's, or num_blocks  */
     int64_t max_seqs;           /* >= 1                                                            */
     int64_t max_query_tokens;   /* sum query_len in one step, padding included; >= 1               */
     int64_t max_seq_len;        /* longest sequence and longest encoder_len; >= 1                  */
@@ -786,7 +781,6 @@ typedef struct folio_plan_desc {
     uint32_t flags;
     int64_t max_query_len; /* longest query_len of one sequence, within max_query_tokens; 0: that. */
                            /* A graph of decodes alone says 1 and launches nothing for prompts.    */
-                           /*                                                            */
 } folio_plan_desc;
 
 /** @return FOLIO_OK; ERR_ARGUMENT; ERR_UNSUPPORTED (ALiBi or window with cross attention); MEMORY. */
@@ -799,17 +793,18 @@ FOLIO_API void folio_plan_destroy(folio_plan *plan);
  * nothing. On a device, the batch is copied there on run's stream; forwards and captured graphs on
  * the same stream see it. Forwards on other streams must have ended before: what they read is
  * overwritten. The batch must not change until the next update: a forward after a change is refused.
- * Two new tokens may go to one slot; a forward that writes k and v refuses them.
- * An update that is refused changes nothing: the plan serves the batch of its last successful
- * update, if that batch is another one or unchanged. After FOLIO_ERR_DEVICE it serves none.
+ * Two new tokens may share a slot; only a forward that writes k and v refuses that.
+ *
+ * An update that is refused changes nothing: the plan still serves the batch of its last successful
+ * update, unless that batch has changed. After FOLIO_ERR_DEVICE it serves none.
  */
 FOLIO_API folio_status folio_plan_update(folio_plan *plan, folio_batch *batch,
                                          const folio_run *run);
 
 /**
- * A step whose arrays lie in memory of the device: DECODER and ENCODER_ONLY attention. They are read,
- * checked and copied on the stream: the caller may overwrite them behind the update there.
- * Sequences that are not there have seq_len 0, with or without rows.
+ * A step whose arrays lie in memory of the device, for DECODER and ENCODER_ONLY attention. The update
+ * reads, checks and copies them in stream order: work queued after it may overwrite them. A sequence
+ * with seq_len 0 is padding, with or without rows.
  */
 typedef struct folio_device_batch {
     size_t struct_size;
@@ -829,11 +824,11 @@ typedef struct folio_device_batch {
 } folio_device_batch;
 
 /**
- * The same from arrays in device memory, without waiting for anything: it can be captured in a graph
+ * Update the plan from arrays in device memory, without waiting. It can be captured in a graph
  * together with forwards, and replayed after the arrays have changed. A sequence with a bad length,
- * block or slot is emptied: its rows are stored nowhere, its out is zeros; the others are computed.
- * folio_plan_get_findings tells of it. That no slot is written twice is not checked here. Cross attention
- * and host backends take folio_plan_update alone.
+ * block or slot is emptied: its rows are stored nowhere and its out is zeros; the others are
+ * computed. folio_plan_get_findings reports it. Slots that are written twice are not found here. For
+ * cross attention and on host backends, use folio_plan_update.
  */
 FOLIO_API folio_status folio_plan_update_device(folio_plan *plan, const folio_device_batch *batch,
                                                 const folio_run *run);
@@ -846,9 +841,8 @@ typedef struct folio_plan_findings {
 } folio_plan_findings;
 
 /**
- * What the device has found so far; never waits. out may be NULL.
+ * What the device has found so far. Never waits. out may be NULL.
  * @return FOLIO_OK; ERR_ARGUMENT: a sequence was emptied, folio_last_error says which and why.
- *
  */
 FOLIO_API folio_status folio_plan_get_findings(const folio_plan *plan, folio_plan_findings *out);
 

@@ -21,22 +21,22 @@
  * Available is free or cached.
  *
  * Errors are those of folio.h. A call that fails has changed nothing, unless it says otherwise.
- * FOLIO_ERR_FULL is no mistake: there are too few available blocks now; preempt a sequence, or try
- * again when one has ended. FOLIO_ERR_TOO_LARGE: waiting does not help. What is asked for would not
- * fit even if nobody else held a block.
+ * FOLIO_ERR_FULL means "not now": there are too few available blocks; preempt a sequence, or try
+ * again when one has ended. FOLIO_ERR_TOO_LARGE means "never": the request would not fit even if
+ * nobody else held a block.
  *
  * Threads. Every call on a pool may be made by several threads at once. A sequence is used by one
  * thread at a time; different sequences of one pool by different threads at once. Callbacks of a
  * pool are called under its lock and must not call it.
  *
- * Devices. A pool's blocks may lie on a device (backend "cuda"). Every copy the pool makes is then
- * queued on its one stream (folio_pool_desc.stream), and none is waited for, unless bytes go to or come
- * from the store's file. So the work that writes and reads the pool's blocks belongs on the same
- * stream: forwards, folio_kv_cache_write, the copies of folio_pool_take_copies. Then a block may be given
- * to somebody else as soon as what reads it is queued, and no call needs to wait. A transfer has ended
- * when its copies are in the stream; failures of copies are told by folio_run_wait. While a transfer
- * is under way its copies come at any time: capture no graph on the stream then. A run given to a call
- * of this header names no stream, or the pool's.
+ * Devices. A pool's blocks may lie on a device (backend "cuda"). The pool then queues all its copies
+ * on one stream (folio_pool_desc.stream) and does not wait for them; only bytes of the store's file
+ * are waited for. Put all other work on the pool's blocks on the same stream: forwards,
+ * folio_kv_cache_write, the copies of folio_pool_take_copies. Then a block may go to another
+ * sequence as soon as the work that reads it is queued. A transfer has ended when its copies are in
+ * the stream; folio_run_wait returns their errors. Do not capture a graph on the stream while a
+ * transfer is under way: it may queue copies at any time. A run given to a call of this header names
+ * no stream, or the pool's.
  *
  * Lifetimes. Objects may be destroyed in any order, as in folio.h: sequences and transfers keep their
  * pool alive, a pool its caches and its context. A pool that is destroyed while sequences or transfers
@@ -266,7 +266,7 @@ typedef struct folio_sequence_info {
     uint64_t salt;
 } folio_sequence_info;
 
-/** The ids of a sequence's tokens from its first one on. */
+/** The ids of a sequence's tokens, from its first token on. */
 typedef struct folio_tokens {
     size_t struct_size;
     int64_t num_tokens;
@@ -284,16 +284,17 @@ FOLIO_API folio_status folio_sequence_get_info(const folio_sequence *sequence,
                                                folio_sequence_info *info);
 
 /**
- * Take the longest cached prefix of these tokens, whole blocks only; the sequence must be empty.
- * Every group must have it; of a windowed group only what the next token can see is needed and
- * taken. *matched (may be NULL) is its length in tokens: the sequence's len and committed_len. An
- * engine that needs the last token's output gives num_tokens - 1 of the prompt.
+ * Take the longest cached prefix of these tokens, in whole blocks. The sequence must be empty. Every
+ * group must have the prefix; a windowed group needs only the blocks that the next token can see.
+ * *matched (may be NULL) is the prefix's length in tokens, which becomes the sequence's len and
+ * committed_len. An engine that needs the output of the prompt's last token leaves that token out.
  *
- * Blocks found in host memory or on disk are brought back as far as blocks are available (in pools
- * with windows: all of them, or the match is what is on the device). transfer NULL: the call waits
- * for them. Otherwise *transfer is the handle, or NULL where nothing has to be brought back; until it
- * has ended the sequence is COMING, *matched and len are 0; then len tells. A frame that cannot be
- * read ends the prefix before it (in pools with windows: there is no match): that is no error.
+ * Blocks found in host memory or on disk are brought back, as many as there are available blocks
+ * for. In a pool with windows it is all of them or none; with none, the match is what is on the
+ * device. transfer NULL: the call waits. Otherwise *transfer is the handle, or NULL where nothing
+ * has to be brought back. Until the transfer has ended the sequence is COMING, and *matched and len
+ * are 0; afterwards len is the prefix's length. A frame of the store that cannot be read is not an
+ * error: the prefix ends before it; in a pool with windows there is no match.
  */
 FOLIO_API folio_status folio_sequence_match(folio_sequence *sequence, const folio_tokens *tokens,
                                             int64_t *matched, folio_transfer **transfer);
@@ -306,8 +307,8 @@ FOLIO_API folio_status folio_sequence_match(folio_sequence *sequence, const foli
 /**
  * Slots for n more tokens, in every group, all or nothing. slots (may be NULL): [num_layer_groups][n].
  * A last block that is shared, or known to the prefix cache, is replaced by one of its own, and a
- * copy is queued; folio_batch_add_sequences runs it. First, blocks that fell out of a windowed group's window
- * are released, as folio_sequence_release_window does.
+ * copy is queued; folio_batch_add_sequences runs it. First, blocks behind the window of a windowed
+ * group are released, as folio_sequence_release_window does.
  * @return FOLIO_OK; ERR_FULL; ERR_TOO_LARGE: the sequence's blocks would be more than the pool's;
  * ERR_ARGUMENT; ERR_MEMORY.
  */
@@ -320,21 +321,21 @@ FOLIO_API folio_status folio_sequence_reserve_encoder(folio_sequence *sequence, 
                                                       uint32_t flags, int64_t *slots);
 
 /**
- * The K and V of the sequence's first num_tokens tokens are written (or will be, by work queued
- * before any later use); num_tokens lies between committed_len and len. Full blocks enter the
- * prefix cache under their ids; those of blocks indexed before must be the same again (of the last
- * of them this is checked). tokens NULL:
- * all of len is committed and nothing is indexed; once such a sequence is forked, neither of the two
- * enters anything until it is truncated to 0. Where the cache has an equal block already, the
- * sequence takes that one and frees its own: block tables may change.
+ * Say that the K and V of the first num_tokens tokens are written, or will be by work that is queued
+ * already. num_tokens lies between committed_len and len. Full blocks enter the prefix cache under
+ * their ids. Ids of earlier tokens must stay the same; of the last indexed block this is checked.
+ * Where the prefix cache has an equal block already, the sequence takes that one and frees its own:
+ * block tables may change.
+ *
+ * tokens NULL: all of len is committed and nothing enters the prefix cache. A fork of such a
+ * sequence, and the sequence itself, then enter nothing until they are truncated to 0.
  */
 FOLIO_API folio_status folio_sequence_commit(folio_sequence *sequence, const folio_tokens *tokens);
 
 /**
- * Keep the first len tokens (rejected drafts, a restart: len 0). Refused where a windowed group has
- * released keys that the next token to compute would see: tokens not committed can always be taken
- * back, those of the last reserve unless windows were released or a swap was tried since. Encoder
- * tokens stay.
+ * Keep the first len tokens, as after rejected drafts; 0: start again. Encoder tokens stay. Refused
+ * where a windowed group has released keys that the next token to compute would see. Tokens of the
+ * last reserve can be taken back, unless folio_sequence_release_window or a swap came after it.
  */
 FOLIO_API folio_status folio_sequence_truncate(folio_sequence *sequence, int64_t len);
 
@@ -352,14 +353,13 @@ FOLIO_API folio_status folio_sequence_get_table(const folio_sequence *sequence, 
                                             const int32_t **blocks, int64_t *num_blocks);
 
 /**
- * Append sequences to a batch of one group: query_len is what was reserved and not committed yet,
- * seq_len all of len, the block table the group's; encoder tokens and their blocks come along. All
- * must be resident and have a token; the batch has the pool's block size. No entry may be NULL:
- * folio_batch_add adds padding. On error the batch keeps what it had before.
+ * Append sequences to a batch of one group. query_len is the tokens reserved and not committed,
+ * seq_len is len, the block table is the group's; encoder tokens and their blocks come along. Each
+ * sequence must be resident and have a token. The batch has the pool's block size. No entry may be
+ * NULL: folio_batch_add adds padding. On error the batch keeps what it had before.
  *
- * First, the group's queued copies are run on the pool's stream. Where the group has no cache and a
- * copy to or from a block of these sequences is queued, the call is refused: see
- * folio_pool_take_copies.
+ * First, the group's queued copies are run on the pool's stream. If the group has no cache and a copy
+ * to or from a block of these sequences is queued, the call is refused: see folio_pool_take_copies.
  *
  * The batch holds copies of the block tables. Every call that changes a sequence's tokens or blocks
  * makes the batch stale: reserve, commit, truncate, release_window, swap_out, preempt, destroy.
@@ -375,16 +375,16 @@ FOLIO_API folio_status folio_batch_add_sequences(folio_batch *batch, int32_t lay
 /* ---------------------------------------------------------------------------------------------- */
 
 /*
- * Calls that move blocks return a transfer through their last argument and go on in the background;
- * with NULL there they wait, and return the transfer's own status. A transfer may end with
- * ERR_MEMORY, ERR_IO or ERR_DEVICE; what was in its place before is then still there.
+ * Calls that move blocks return a transfer through their last argument and go on in the background.
+ * With NULL there, they wait and return the transfer's status. A transfer may end with ERR_MEMORY,
+ * ERR_IO or ERR_DEVICE; then the blocks are still where they were.
  */
 
-/** 1 when it has ended, well or not; 0 before. */
+/** 1 once the transfer has ended or failed; 0 before. */
 FOLIO_API int folio_transfer_is_done(const folio_transfer *transfer);
-/** Wait for its end; how it went, again and again. */
+/** Waits for the transfer. May be called repeatedly and returns the same status. */
 FOLIO_API folio_status folio_transfer_wait(folio_transfer *transfer);
-/** Forget the handle; the transfer itself goes on. */
+/** Drops the handle; the transfer itself goes on. */
 FOLIO_API void folio_transfer_destroy(folio_transfer *transfer);
 
 /**
@@ -398,9 +398,9 @@ FOLIO_API folio_status folio_sequence_swap_out(folio_sequence *sequence, folio_t
                                                const folio_run *run, folio_transfer **transfer);
 
 /**
- * Bring it back. FOLIO_ERR_FULL: too few available blocks; it stays where it is. Where a frame of
- * the store cannot be read any more, the sequence comes back shorter (len says how long; 0 in pools
- * with windows): compute the rest again. An encoder's frame lost: encoder_len is 0.
+ * Bring a swapped sequence back. FOLIO_ERR_FULL: too few available blocks; it stays where it is. If
+ * a frame of the store cannot be read, the sequence comes back shorter: len says how long, 0 in a
+ * pool with windows. Compute the rest again. If an encoder's frame is lost, encoder_len is 0.
  */
 FOLIO_API folio_status folio_sequence_swap_in(folio_sequence *sequence, const folio_run *run,
                                               folio_transfer **transfer);
@@ -410,8 +410,8 @@ typedef enum folio_preemption {
     FOLIO_PREEMPT_SWAP = 1       /* swap out to the first lower tier with room                   */
 } folio_preemption;
 
-/** Take a sequence's blocks away, by the caller's policy; folio_sequence_resume brings it back. Tokens
- * not committed are dropped first, also where a swap then finds no room: FOLIO_ERR_FULL, or
+/** Take a sequence's blocks away; folio_sequence_resume brings it back. Tokens not committed are
+ * dropped first, even if the swap then fails: FOLIO_ERR_FULL where the tiers have no room now,
  * FOLIO_ERR_TOO_LARGE where no tier could ever hold it. */
 FOLIO_API folio_status folio_sequence_preempt(folio_sequence *sequence, folio_preemption policy,
                                               const folio_run *run, folio_transfer **transfer);
@@ -421,24 +421,23 @@ FOLIO_API folio_status folio_sequence_preempt(folio_sequence *sequence, folio_pr
  * folio_sequence_swap_in does. An empty one takes what the prefix cache has of the tokens, as
  * folio_sequence_match does; tokens NULL: nothing is looked up. A resident sequence with tokens stays
  * as it is. *computed (may be NULL) is its committed_len: compute the tokens after it. While a
- * transfer brings the sequence back it is 0, and folio_sequence_get_info tells later. encoder_len 0
- * says that the encoder's tokens are gone too.
+ * transfer brings the sequence back, *computed is 0; ask folio_sequence_get_info when it has ended.
+ * encoder_len 0 says that the encoder's tokens are gone too.
  *
- * It may be called again: while a transfer brings the sequence back, that one is waited for, or handed
- * out once more. One on its way out is waited for.
- * @return as those two; FOLIO_ERR_FULL: it stays where it is.
+ * It may be called again. A transfer that is bringing the sequence back is waited for, or handed out
+ * once more; a transfer that is taking it out is waited for.
+ * @return as folio_sequence_swap_in and folio_sequence_match; FOLIO_ERR_FULL: it stays where it is.
  */
 FOLIO_API folio_status folio_sequence_resume(folio_sequence *sequence, const folio_tokens *tokens,
                                              int64_t *computed, const folio_run *run,
                                              folio_transfer **transfer);
 
 /**
- * Move up to max_blocks cached blocks, least recently used first, one tier down: to HOST from the
- * device, to DISK from host memory (from the device where there is no host tier). They are free
- * when the transfer has ended, and folio_sequence_match finds them where they are; those of the
- * device it does not find on their way.
- * *num_blocks (may be NULL): how many go. Cached host blocks that must make room go to the store
- * by themselves, where there is one.
+ * Move up to max_blocks cached blocks one tier down, least recently used first: to HOST from the
+ * device; to DISK from host memory, or from the device where there is no host tier. *num_blocks (may
+ * be NULL) is how many go. When the transfer has ended their old places are free, and
+ * folio_sequence_match finds them in the new tier; on their way from the device it does not find
+ * them. Cached host blocks that must make room go to the store by themselves, where there is one.
  */
 FOLIO_API folio_status folio_pool_swap_out(folio_pool *pool, folio_tier tier, int64_t max_blocks,
                                            const folio_run *run, int64_t *num_blocks,

@@ -513,9 +513,8 @@ static folio_status resume(folio_sequence *s, const folio_tokens *tokens, folio_
     return folioi_prefix_match(s, tokens, t);
 }
 
-folio_status folio_sequence_resume(folio_sequence *s, const folio_tokens *tokens,
-                                   int64_t *computed, const folio_run *run,
-                                   folio_transfer **transfer)
+folio_status folio_sequence_resume(folio_sequence *s, const folio_tokens *tokens, int64_t *computed,
+                                   const folio_run *run, folio_transfer **transfer)
 {
     REQUIRE(s != NULL, "folio_sequence_resume: sequence is NULL");
     TRY(folioi_pool_run_in(s->pool, run));
