@@ -89,6 +89,7 @@ void run_f32_rows(const check_env *, check_draw *, int64_t, check_outcome *);
 void make_combinations(const check_env *, check_draw *, int64_t, check_attention *);
 void make_mixed_batch(const check_env *, check_draw *, int64_t, check_attention *);
 void make_prefix_prefill(const check_env *, check_draw *, int64_t, check_attention *);
+void make_long_prefix(const check_env *, check_draw *, int64_t, check_attention *);
 void make_decoder(const check_env *, check_draw *, int64_t, check_attention *);
 void make_encoder(const check_env *, check_draw *, int64_t, check_attention *);
 void make_encoder_only(const check_env *, check_draw *, int64_t, check_attention *);

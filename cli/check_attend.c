@@ -307,6 +307,47 @@ void make_prefix_prefill(const check_env *env, check_draw *d, int64_t index, che
     for (int i = 0; i < 3; i++) check_add(c, CHECK_PICK(d, edges), CHECK_PICK(d, contexts));
 }
 
+/* Options in turn of a long prefix: few cases each, for all that a kernel does differently. */
+static void long_option(check_draw *d, int64_t turn, check_attention *c)
+{
+    harness_spec *s = &c->spec;
+    switch (turn) {
+    case 0: s->windowed = 1, s->window_left = 700, s->window_right = -1; break;
+    case 1: s->sinks = true; break;
+    case 2: random_bias(d, s), s->bias |= HARNESS_BIAS_KEY, s->sinks = true; break;
+    case 3: s->alibi = true; break;
+    case 4: s->kv_dtype = FOLIO_FP8_E4M3, s->k_scale = 0.25f, s->v_scale = 1.7f; break;
+    case 5: s->kv_dtype = FOLIO_INT8; break;
+    case 6: s->append = true, s->sinks = true; break;
+    case 7: s->graph = true; break;
+    case 8: s->batch_invariant = true, s->sinks = true; break;
+    case 9: s->amplitude = 80.0; break; /* maxima of parts lie far apart */
+    case 10: c->seqs[0].causality = FOLIO_CAUSAL_NO; break;
+    default: break; /* none */
+    }
+}
+
+/* Many rows over long keys in a small batch: a device cuts their keys, and merges parts. */
+void make_long_prefix(const check_env *env, check_draw *d, int64_t index, check_attention *c)
+{
+    static const int32_t sizes[] = {128, 128, 64, 128, 256, 40, 128};
+    static const int32_t rows[][2] = {{4, 8}, {20, 1}, {4, 16}, {32, 1}, {8, 3},  {32, 3},
+                                      {3, 7}, {17, 2}, {8, 16}, {1, 33}, {6, 11}, {2, 70}};
+    static const int64_t keys[] = {1000, 600, 1537, 513, 1281};
+    check_base(env, d, c);
+    harness_spec *s = &c->spec;
+    const int32_t *shape = rows[index % COUNT(rows)];
+    s->num_kv_heads = index % 4 == 3 ? 2 : 1;
+    s->num_heads = s->num_kv_heads * shape[0];
+    s->k_head_size = sizes[index % COUNT(sizes)];
+    s->dtype = index % 3 ? FOLIO_BF16 : FOLIO_F16;
+    check_add(c, shape[1], CHECK_PICK(d, keys));
+    if (check_chance(d, 2)) check_add(c, check_int(d, 1, 6), CHECK_PICK(d, keys));
+    if (check_chance(d, 3)) add_padding(c, 1);
+    long_option(d, index % 13, c);
+    if (s->batch_invariant) c->seqs[0].seq_len += 2048;
+}
+
 void make_decoder(const check_env *env, check_draw *d, int64_t index, check_attention *c)
 {
     static const int64_t shapes[][2] = {{1, 0},  {2, 0},  {15, 0},  {16, 0}, {17, 0},   {33, 0},

@@ -99,6 +99,10 @@ void run_batch_invariant(const check_env *env, check_draw *d, int64_t index, che
     c.spec.batch_invariant = true;
     harness_seq *seq = &c.seqs[0];
     seq->seq_len += check_chance(d, 2) ? 1500 : 0;
+    if (index % 4 == 3) { /* parts of many rows too */
+        c.spec.num_heads = c.spec.num_kv_heads * 4;
+        seq->seq_len += 5000;
+    }
     int64_t total = seq->query_len, n = cut(d, total, 1 + index % 2, chunks);
     harness_spec other = c.spec;
     other.graph = check_chance(d, 3);

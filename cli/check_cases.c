@@ -19,6 +19,7 @@ const check_part check_parts[] = {
     {"kernels", "f32_rows", 60, 400, NULL, run_f32_rows},
     {"mixed_batch", "attend", 12, 80, make_mixed_batch, NULL},
     {"prefix_prefill", "attend", 12, 80, make_prefix_prefill, NULL},
+    {"prefix_prefill", "long", 6, 156, make_long_prefix, NULL},
     {"decoder", "attend", 36, 144, make_decoder, NULL},
     {"encoder", "attend", 12, 80, make_encoder, NULL},
     {"encoder_only", "attend", 12, 80, make_encoder_only, NULL},

@@ -49,7 +49,7 @@ static folio_status store(const folioi_cuda_plan *p, const folioi_call *call)
 }
 
 /*
- * Zeros that a decode counts in and leaves as zeros. The plan's own workspace begins with them. A caller's holds whatever
+ * Zeros that parts are counted in and that every launch leaves as zeros. The plan's own workspace begins with them. A caller's holds whatever
  * it was used for, so the plan keeps counters for the first workspaces it meets, by address: forwards that run at once
  * have different ones. Past those, zeros are written into the workspace each time.
  */
@@ -75,16 +75,16 @@ static folio_status attend(const folioi_cuda_plan *p, const folioi_call *call,
                            const folioi_cuda_step *step)
 {
     cudaStream_t stream = call->stream;
+    int32_t *counters;
+    TRY(find_counters(p, call, list->decode.counter_bytes, &counters));
     if (list->now.prefills)
-        TRY_CUDA(folioi_cuda_prefill(layer, step, folioi_cuda_at(p, list->tiles), list->num_tiles,
-                                     &list->limits.sm, stream),
+        TRY_CUDA(folioi_cuda_prefill(layer, step, &list->prefill, list->now.whole_tiles,
+                                     call->workspace, counters, stream),
                  "kernel prefill");
     if (list->now.decode_rows == 0) {
         if (!p->may_pad) return FOLIO_OK;
         return folioi_cuda_status(folioi_cuda_pad(layer, step, stream), "kernel pad");
     }
-    int32_t *counters;
-    TRY(find_counters(p, call, list->decode.counter_bytes, &counters));
     return folioi_cuda_status(folioi_cuda_decode(layer, step, &list->decode, list->now.decode_rows,
                                                  call->workspace, counters, stream),
                               "kernel decode");

@@ -47,7 +47,7 @@ static void lay_out(folioi_cuda_plan *p)
     for (int32_t i = 0; i < p->num_lists; i++) {
         folioi_cuda_list *list = &p->lists[i];
         if (list->limit.decode_rows > 0) list->schedule = take(p, 1, list->decode.schedule_bytes);
-        list->tiles = take(p, list->num_tiles, sizeof(folioi_prefill_tile));
+        if (list->limit.prefills) list->items = take(p, 1, list->prefill.list_bytes);
     }
 }
 
@@ -107,10 +107,13 @@ folio_status folioi_cuda_plan_create(const folioi_plan_shape *shape, void **stat
     }
     *state = p;
     *workspace_size = 0;
-    for (int32_t i = 0; i < p->num_lists; i++)
-        if (p->lists[i].limit.decode_rows > 0 &&
-            p->lists[i].decode.workspace_bytes > *workspace_size)
-            *workspace_size = p->lists[i].decode.workspace_bytes;
+    for (int32_t i = 0; i < p->num_lists; i++) {
+        const folioi_cuda_list *list = &p->lists[i];
+        if (list->limit.decode_rows > 0 && list->decode.workspace_bytes > *workspace_size)
+            *workspace_size = list->decode.workspace_bytes;
+        if (list->limit.prefills && list->prefill.workspace_bytes > *workspace_size)
+            *workspace_size = list->prefill.workspace_bytes;
+    }
     return FOLIO_OK;
 }
 

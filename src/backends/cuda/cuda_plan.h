@@ -22,17 +22,17 @@ typedef struct folioi_cuda_place {
 typedef struct folioi_cuda_work {
     int32_t decode_rows; /* most rows of a sequence that decode kernels compute; 0: there is none */
     bool prefills;       /* some sequence has more rows than those take                           */
+    int64_t whole_tiles; /* tiles that such sequences have, if the host knows that none is cut    */
 } folioi_cuda_work;
 
 /** The step's work lists for one attention as one type; attentions of one shape share them. */
 typedef struct folioi_cuda_list {
     folio_attention_type type;
     folioi_cuda_decode_limits limits;
-    int64_t window_left, window_right;
+    folioi_cuda_prefill_limits prefill_limits;
     folioi_cuda_decode_plan decode;
-    folioi_prefill_shape shape;
-    int32_t num_tiles; /* room for them */
-    folioi_cuda_place schedule, tiles;
+    folioi_cuda_prefill_plan prefill;
+    folioi_cuda_place schedule, items;
     folioi_cuda_work limit, now; /* within the plan's limits; in the step at hand */
 } folioi_cuda_list;
 

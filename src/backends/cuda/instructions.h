@@ -173,6 +173,14 @@ static __device__ __forceinline__ int32_t add_in_order(int32_t *p, int32_t x)
     return was;
 }
 
+/* A number that other blocks add to; what they wrote before is seen. */
+static __device__ __forceinline__ int32_t load_in_order(const int32_t *p)
+{
+    int32_t x;
+    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(x) : "l"(p) : "memory");
+    return x;
+}
+
 /* ---- matrices ---- */
 
 /* Four 8 x 8 matrices of 16-bit numbers; lane l gives the address of row l % 8 of matrix l / 8. */

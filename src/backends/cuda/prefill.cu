@@ -1,43 +1,9 @@
 /*
  * prefill.cu: attention of sequences with many query rows: one launch per layer computes the step's list of tiles. The grid is
- * fixed by the list's room, so a graph may hold it.
+ * fixed by the device and the list's room, so a graph may hold it.
  */
-#include "backends/cuda/prefill.h"
-#include "backends/cuda/prefill_kernel.h"
+#include "backends/cuda/prefill_launch.h"
 #include "core/dtype.h"
-
-/* T, DK, DV, warps, row tiles of a warp, keys of a tile, blocks of a multiprocessor, plain */
-template <typename T> using plain_64 = prefill_instance<T, 64, 64, 4, 2, 48, 3, true>;
-template <typename T> using plain_128 = prefill_instance<T, 128, 128, 4, 2, 64, 2, true>;
-template <typename T> using plain_256 = prefill_instance<T, 256, 256, 4, 1, 64, 2, true>;
-/* 8-bit K and V, of type KV */
-template <prefill_kv KV> using bytes_64 = prefill_instance<__half, 64, 64, 4, 2, 64, 2, true, KV>;
-template <prefill_kv KV>
-using bytes_128 = prefill_instance<__half, 128, 128, 4, 2, 32, 2, true, KV>;
-template <prefill_kv KV>
-using bytes_256 = prefill_instance<__half, 256, 256, 4, 1, 64, 2, true, KV>;
-template <typename T> using general_64 = prefill_instance<T, 64, 64, 4, 1, 64, 3, false>;
-template <typename T> using general_128 = prefill_instance<T, 128, 128, 4, 1, 64, 2, false>;
-template <typename T> using general_256 = prefill_instance<T, 256, 256, 4, 1, 32, 2, false>;
-template <typename T> using general_512 = prefill_instance<T, 512, 256, 2, 1, 16, 2, false>;
-
-template <class I>
-static cudaError_t launch(const prefill_args *a, int32_t capacity, cudaStream_t stream)
-{
-    int64_t blocks =
-        (int64_t)capacity * a->layer.num_kv_heads * a->head_parts * a->value_parts * a->pieces;
-    size_t bytes = sizeof(typename I::shared);
-    cudaError_t error =
-        folioi_cuda_prepare(a->ready, (const void *)prefill_kernel<I>, (int)bytes, false);
-    if (error != cudaSuccess) return error;
-    if (blocks == 0) return cudaSuccess;
-    if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
-    prefill_args b = *a;
-    b.capacity = capacity;
-    b.enough = a->enough * I::BLOCKS * 7 / 4 + 4; /* at least 4: quarters of it are counts too */
-    prefill_kernel<I><<<(unsigned)blocks, I::THREADS, bytes, stream>>>(b);
-    return cudaGetLastError();
-}
 
 bool folioi_cuda_prefill_takes(const folioi_cuda_layer *l)
 {
@@ -122,51 +88,85 @@ static void tile_size(const folioi_cuda_layer *l, int32_t *rows, int32_t *values
     }
 }
 
-/* Lists are made for tiles of the plain instances' rows; instances with fewer take a tile in pieces. */
-static int32_t list_rows(int32_t dims)
+/* Tiles of the list are those of the plain instances; instances with fewer rows take a tile in pieces. */
+typedef struct tile_kind {
+    int32_t rows, blocks; /* of the plain instance; of one multiprocessor */
+    int32_t general_rows;
+} tile_kind;
+
+static tile_kind kind_of(int32_t dims)
 {
     using T = __half;
-    if (dims <= 64) return plain_64<T>::ROWS;
-    if (dims <= 128) return plain_128<T>::ROWS;
-    return dims <= 256 ? plain_256<T>::ROWS : general_512<T>::ROWS;
+    if (dims <= 64) return {plain_64<T>::ROWS, plain_64<T>::BLOCKS, general_64<T>::ROWS};
+    if (dims <= 128) return {plain_128<T>::ROWS, plain_128<T>::BLOCKS, general_128<T>::ROWS};
+    if (dims <= 256) return {plain_256<T>::ROWS, plain_256<T>::BLOCKS, general_256<T>::ROWS};
+    return {general_512<T>::ROWS, general_512<T>::BLOCKS, general_512<T>::ROWS};
 }
 
-folioi_prefill_shape folioi_cuda_prefill_shape(int32_t dims, int32_t group, int64_t window_left,
-                                               int64_t window_right)
+static int32_t tile_queries(int32_t dims, int32_t group)
 {
-    int32_t rows = list_rows(dims);
-    return {group < rows ? rows / group : 1, group, window_left, window_right};
+    int32_t rows = kind_of(dims).rows;
+    return group < rows ? rows / group : 1;
 }
 
-template <prefill_kv KV>
-static cudaError_t launch_bytes(const prefill_args *a, int32_t capacity, cudaStream_t stream)
+/* How many tiles of `rows` rows compute one of the list for a kv head. */
+typedef struct tile_pieces {
+    int32_t heads, head_parts; /* query heads of one, and tiles a group needs */
+    int32_t pieces;            /* of the queries                              */
+} tile_pieces;
+
+static tile_pieces pieces_of(int32_t rows, int32_t group, int32_t queries)
 {
-    switch (a->layer.k_dims) {
-    case 64: return launch<bytes_64<KV>>(a, capacity, stream);
-    case 128: return launch<bytes_128<KV>>(a, capacity, stream);
-    default: return launch<bytes_256<KV>>(a, capacity, stream);
-    }
+    int32_t heads = group < rows ? group : rows;
+    return {heads, (int32_t)ceil_div(group, heads), (int32_t)ceil_div(queries, rows / heads)};
 }
 
-template <typename T>
-static cudaError_t launch_as(const prefill_args *a, int32_t capacity, cudaStream_t stream)
+/* Lengths at which a batch-invariant plan cuts the keys of up to 32 rows: no more than 16 parts. */
+static int32_t fixed_split_len(int64_t max_seq_len)
 {
-    switch (plain_dims(&a->layer)) {
-    case 64: return launch<plain_64<T>>(a, capacity, stream);
-    case 128: return launch<plain_128<T>>(a, capacity, stream);
-    case 256: return launch<plain_256<T>>(a, capacity, stream);
-    }
-    switch (general_dims(&a->layer)) {
-    case 64: return launch<general_64<T>>(a, capacity, stream);
-    case 128: return launch<general_128<T>>(a, capacity, stream);
-    case 256: return launch<general_256<T>>(a, capacity, stream);
-    default: return launch<general_512<T>>(a, capacity, stream);
-    }
+    return (int32_t)max_i64(2048, round_up(ceil_div(max_seq_len, 16), FOLIOI_PREFILL_CUT));
+}
+
+void folioi_cuda_prefill_init(folioi_cuda_prefill_plan *plan, const folioi_cuda_prefill_limits *l)
+{
+    *plan = {};
+    folioi_prefill_shape *shape = &plan->shape;
+    int32_t dims = l->k_dims > l->v_dims ? l->k_dims : l->v_dims;
+    tile_kind kind = kind_of(dims);
+    shape->group = l->num_heads / l->num_kv_heads;
+    shape->queries = tile_queries(dims, shape->group);
+    shape->window_left = l->window_left;
+    shape->window_right = l->window_right;
+    tile_pieces plain = pieces_of(kind.rows, shape->group, shape->queries);
+    tile_pieces general = pieces_of(kind.general_rows, shape->group, shape->queries);
+    int64_t slots = (int64_t)l->sm.count * kind.blocks / (l->num_kv_heads * plain.head_parts);
+    shape->num_slots = (int32_t)max_i64(slots, 1);
+    if (l->batch_invariant) shape->split_len = fixed_split_len(l->max_seq_len);
+    plan->sm = l->sm;
+    plan->room =
+        prefill_room(shape, l->max_query_tokens, l->max_seqs, l->max_query_len, l->max_seq_len);
+    plan->list_bytes =
+        sizeof(folioi_prefill_head) + (size_t)plan->room.items * sizeof(folioi_prefill_item);
+    int64_t units = (int64_t)l->num_kv_heads * ceil_div(l->v_dims, 256) *
+                    max_i64(plain.head_parts * plain.pieces, general.head_parts * general.pieces);
+    plan->counter_bytes = (size_t)round_up(16 * (1 + plan->room.cut_tiles * units), 256);
+    plan->workspace_bytes =
+        plan->counter_bytes + (size_t)(plan->room.rows * l->num_kv_heads * (l->v_dims + 2) * 4);
+}
+
+folioi_prefill_head *folioi_cuda_prefill_head(const folioi_cuda_prefill_plan *plan)
+{
+    return (folioi_prefill_head *)plan->list;
+}
+
+folioi_prefill_item *folioi_cuda_prefill_items(const folioi_cuda_prefill_plan *plan)
+{
+    return (folioi_prefill_item *)(plan->list + sizeof(folioi_prefill_head));
 }
 
 cudaError_t folioi_cuda_prefill(const folioi_cuda_layer *layer, const folioi_cuda_step *step,
-                                const folioi_prefill_tile *tiles, int32_t capacity,
-                                const folioi_cuda_sm *sm, cudaStream_t stream)
+                                const folioi_cuda_prefill_plan *plan, int64_t whole_tiles,
+                                char *workspace, int32_t *counters, cudaStream_t stream)
 {
     if (!folioi_cuda_prefill_takes(layer)) return cudaErrorNotSupported;
     int32_t rows, values;
@@ -175,23 +175,25 @@ cudaError_t folioi_cuda_prefill(const folioi_cuda_layer *layer, const folioi_cud
     a.layer = *layer;
     if (!layer->cached) a.layer.kv_dtype = layer->dtype;
     a.step = *step;
-    a.tiles = tiles;
+    a.head = folioi_cuda_prefill_head(plan);
+    a.items = folioi_cuda_prefill_items(plan);
     a.group = layer->num_heads / layer->num_kv_heads;
-    a.heads = a.group < rows ? a.group : rows;
-    a.head_parts = (int32_t)ceil_div(a.group, a.heads);
+    int32_t queries = tile_queries(max_dims(layer), a.group);
+    tile_pieces pieces = pieces_of(rows, a.group, queries);
+    a.heads = pieces.heads;
+    a.head_parts = pieces.head_parts;
     a.value_parts = (int32_t)ceil_div(layer->v_dims, values);
-    a.enough = sm->count;
-    a.ready = sm->ready;
-    a.tile_queries = folioi_cuda_prefill_shape(max_dims(layer), a.group, 0, 0).queries;
-    a.pieces = (int32_t)ceil_div(a.tile_queries, rows / a.heads);
-    a.queries = (int32_t)ceil_div(a.tile_queries, a.pieces);
+    a.pieces = pieces.pieces;
+    a.queries = (int32_t)ceil_div(queries, a.pieces);
+    a.units = layer->num_kv_heads * a.head_parts * a.value_parts * a.pieces;
+    a.room = (int32_t)plan->room.items;
+    a.counters = counters;
+    a.part_out = (float *)(workspace + plan->counter_bytes);
+    a.part_lse = a.part_out + plan->room.rows * layer->num_kv_heads * layer->v_dims;
     a.aligned = is_aligned(layer);
     a.is_direct = a.aligned && dtype_is_16_bit(a.layer.kv_dtype);
-    if (bytes_dims(layer) != 0) switch (layer->kv_dtype) {
-        case FOLIO_FP8_E4M3: return launch_bytes<KV_E4M3>(&a, capacity, stream);
-        case FOLIO_FP8_E5M2: return launch_bytes<KV_E5M2>(&a, capacity, stream);
-        default: return launch_bytes<KV_INT8>(&a, capacity, stream);
-        }
-    if (layer->dtype == FOLIO_F16) return launch_as<__half>(&a, capacity, stream);
-    return launch_as<__nv_bfloat16>(&a, capacity, stream);
+    if (bytes_dims(layer) != 0) return folioi_prefill_bytes(&a, plan, bytes_dims(layer), stream);
+    if (plain_dims(layer) != 0)
+        return folioi_prefill_plain(&a, plan, plain_dims(layer), whole_tiles, stream);
+    return folioi_prefill_general(&a, plan, general_dims(layer), stream);
 }

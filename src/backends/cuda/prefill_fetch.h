@@ -18,7 +18,8 @@ static __device__ __forceinline__ bool is_stored(const folioi_cuda_layer &l,
 /* The key whose K or V this lane fetches for a key tile. */
 template <class I> static __device__ __forceinline__ int32_t lane_key(int32_t tile)
 {
-    return tile * I::KEYS + (int)threadIdx.x / 32 * I::SHARE + (int)threadIdx.x % 32 % I::SHARE;
+    int thread = fresh_thread();
+    return tile * I::KEYS + (thread >> 5) * I::SHARE + (thread & 31) % I::SHARE;
 }
 
 /* Its block; -1: none is read. */
@@ -29,6 +30,26 @@ static __device__ __forceinline__ int32_t find_block(const prefill_args &a, cons
     int32_t key = lane_key<I>(tile);
     if (key < w.begin || key >= w.end || !is_stored(a.layer, s, key)) return -1;
     return __ldg(a.step.blocks + s.table + divide(key, a.layer.block_size));
+}
+
+/* The same in two steps, by way of shared memory: asked for with other copies, and read when those have come. */
+template <class I>
+static __device__ __forceinline__ void ask_block(const prefill_args &a, const prefill_work &w,
+                                                 typename I::shared &sh, int32_t tile)
+{
+    int32_t key = lane_key<I>(tile);
+    if (key >= w.begin && key < w.end && is_stored(a.layer, sh.seq, key))
+        cp_async<4>(shared_address(sh.blocks + fresh_thread()),
+                    a.step.blocks + sh.seq.table + divide(key, a.layer.block_size));
+}
+
+template <class I>
+static __device__ __forceinline__ int32_t asked_block(const prefill_args &a, const prefill_work &w,
+                                                      typename I::shared &sh, int32_t tile)
+{
+    int32_t key = lane_key<I>(tile);
+    bool is_there = key >= w.begin && key < w.end && is_stored(a.layer, sh.seq, key);
+    return is_there ? sh.blocks[fresh_thread()] : -1;
 }
 
 static __device__ __forceinline__ int64_t stored_index(const prefill_args &a, const prefill_work &w,
@@ -47,7 +68,7 @@ static __device__ __forceinline__ uint64_t row_address(const prefill_args &a, co
 {
     const folioi_cuda_layer &l = a.layer;
     int32_t key = lane_key<I>(tile);
-    bool is_v = threadIdx.x % 32 >= I::SHARE;
+    bool is_v = fresh_lane() >= I::SHARE;
     const char *from = (const char *)l.q.data; /* aligned, and not read */
     bool is_zero = true;
     if (block >= 0) {
@@ -69,7 +90,7 @@ template <class I>
 static __device__ __forceinline__ bool in_pages(const prefill_args &a, const prefill_work &w,
                                                 const folioi_cuda_seq &s, int32_t tile)
 {
-    int32_t first = tile * I::KEYS + (int)threadIdx.x / 32 * I::SHARE, past = first + I::SHARE;
+    int32_t first = tile * I::KEYS + fresh_warp() * I::SHARE, past = first + I::SHARE;
     return I::PLAIN && a.layer.block_size % 8 == 0 && first >= w.begin && past <= w.end &&
            is_stored(a.layer, s, past - 1);
 }
@@ -80,7 +101,7 @@ static __device__ __forceinline__ void fetch_keys(const prefill_args &a, char *s
                                                   uint64_t address, bool is_paged)
 {
     uint32_t to = shared_address(stage);
-    int row0 = (int)threadIdx.x / 32 * I::SHARE;
+    int row0 = fresh_warp() * I::SHARE;
     if (is_paged)
         copy_pages<I::SHARE, I::K_ROW>(to, row0, address, 0,
                                        a.layer.k.at.token_tile_stride * I::KV_SIZE);
@@ -94,7 +115,7 @@ static __device__ __forceinline__ void fetch_values(const prefill_args &a, const
                                                     char *stage, uint64_t address, bool is_paged)
 {
     uint32_t to = shared_address(stage) + I::K_BYTES;
-    int row0 = (int)threadIdx.x / 32 * I::SHARE;
+    int row0 = fresh_warp() * I::SHARE;
     if (is_paged)
         copy_pages<I::SHARE, I::V_ROW>(to, row0, address, I::SHARE,
                                        a.layer.v.at.token_tile_stride * I::KV_SIZE);

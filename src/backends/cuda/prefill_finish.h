@@ -4,6 +4,7 @@
 
 #include "backends/cuda/instructions.h"
 #include "backends/cuda/prefill_instance.h"
+#include "backends/cuda/prefill_parts.h"
 #include "backends/cuda/prefill_softmax.h"
 #include "backends/cuda/prefill_widen.h"
 #include "backends/cuda/warp.h"
@@ -35,7 +36,7 @@ static __device__ __forceinline__ float value_unit(const prefill_state<I::DV, M>
     else return I::PLAIN ? 1.0f : value_scale_at_end(l);
 }
 
-/* Sinks join, sums become the factor of the row's out; lse is stored. */
+/* Sinks join where the tile is whole, sums become the factor of the row's out; lse is stored. */
 template <class I, int M>
 static __device__ __forceinline__ void finish_rows(prefill_state<I::DV, M> &st,
                                                    const prefill_args &a, const prefill_work &w,
@@ -57,7 +58,8 @@ static __device__ __forceinline__ void finish_rows(prefill_state<I::DV, M> &st,
             row_place p = place_of(a, w, row + lane / 4);
             bool is_empty = sum == 0.0f && largest == -CUDART_INF_F;
             float sink = -CUDART_INF_F, lse, factor = 1.0f;
-            if (l.sinks != NULL && p.query >= 0) sink = l.sinks[p.head];
+            if (l.sinks != NULL && p.query >= 0 && (I::ONCE || w.num_parts == 1))
+                sink = l.sinks[p.head];
             if (is_empty) {
                 lse = sink;
                 factor = 0.0f;
@@ -69,7 +71,9 @@ static __device__ __forceinline__ void finish_rows(prefill_state<I::DV, M> &st,
                 lse = top + log2f(sum) * LN2;
                 factor = factor / sum * unit;
             }
-            if (l.lse != NULL && p.query >= 0 && lane % 4 == 0 && w.first_value == 0)
+            if (!I::ONCE && p.query >= 0 && lane % 4 == 0 && w.num_parts > 1)
+                __stcg(part_lse(a, w, part_row(a, w, w.part, p)), lse);
+            else if (l.lse != NULL && p.query >= 0 && lane % 4 == 0 && w.first_value == 0)
                 l.lse[(sh.seq.query_row + p.query) * l.lse_token + p.head * l.lse_head] = lse;
             st.sum[m][r] = factor;
         }

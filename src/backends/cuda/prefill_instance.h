@@ -17,29 +17,35 @@
 struct prefill_args {
     folioi_cuda_layer layer;
     folioi_cuda_step step;
-    const folioi_prefill_tile *tiles; /* [capacity] */
-    int32_t capacity;
-    int32_t enough; /* tiles that keep all multiprocessors busy while the longest are computed */
-    int32_t group;  /* query heads of one kv head           */
-    int32_t heads;  /* of them, those of one tile           */
-    int32_t tile_queries;     /* of a tile of the list                */
-    int32_t pieces;           /* that a tile of the list is computed in */
-    int32_t queries;          /* of one piece                         */
-    int32_t head_parts;       /* tiles a group needs                  */
-    int32_t value_parts;      /* tiles the numbers of a V row need    */
-    int32_t aligned;          /* rows may be copied in 16-byte chunks, 8-bit ones in chunks of 8 */
-    int32_t is_direct;        /* aligned, and K and V are of 16 bits: they need no widening */
-    folioi_cuda_ready *ready; /* the host's, for the launch */
+    const folioi_prefill_head *head;
+    const folioi_prefill_item *items;
+    /* the workspace: prefill_parts.h */
+    int32_t *counters;
+    float *part_out, *part_lse;
+    int32_t room;    /* of the list                                 */
+    int32_t units;   /* of an item: what a block computes at a time */
+    int32_t enough;  /* tiles that keep all multiprocessors busy while the longest are computed */
+    int32_t group;   /* query heads of one kv head           */
+    int32_t heads;   /* of them, those of one tile           */
+    int32_t pieces;  /* that a tile of the list is computed in */
+    int32_t queries; /* of one piece                         */
+    int32_t head_parts;  /* tiles a group needs                  */
+    int32_t value_parts; /* tiles the numbers of a V row need    */
+    int32_t aligned;     /* rows may be copied in 16-byte chunks, 8-bit ones in chunks of 8 */
+    int32_t is_direct;   /* aligned, and K and V are of 16 bits: they need no widening */
 };
 
-/* The tile a block computes. */
+/* What a block computes: an item for one kv head, or a piece of that. */
 struct prefill_work {
     int32_t seq, first_query, past_query;
     int32_t kv_head;
     int32_t first_head, num_heads; /* query heads */
     int32_t first_value;           /* of V's dims */
-    int32_t begin, end;            /* keys that any row sees */
-    int32_t all_begin, all_end;    /* keys that all rows see */
+    int32_t unit;
+    int32_t part, num_parts, store, counter; /* as the item has them */
+    int32_t tile_query, tile_rows;           /* its first query; its rows of one kv head */
+    int32_t begin, end;                      /* keys of the item that any row sees */
+    int32_t all_begin, all_end;              /* keys of it that all rows see       */
 };
 
 /* ---- instances ---- */
@@ -69,7 +75,7 @@ struct general_row {
  * are of type T too, but with 8-bit keys T is f16 and they may be of either type.
  */
 template <typename T_, int DK_, int DV_, int WARPS_, int M_TILES_, int KEYS_, int BLOCKS_,
-          bool PLAIN_, prefill_kv KV_ = KV_WIDE>
+          bool PLAIN_, prefill_kv KV_ = KV_WIDE, bool ONCE_ = false>
 struct prefill_instance {
     using T = T_;
     static constexpr int DK = DK_, DV = DV_, WARPS = WARPS_, M_TILES = M_TILES_, KEYS = KEYS_;
@@ -77,6 +83,8 @@ struct prefill_instance {
     static constexpr int BLOCKS = BLOCKS_; /* of one multiprocessor */
     static constexpr bool PLAIN = PLAIN_;
     static constexpr prefill_kv KV = KV_;
+    /* a block computes one whole tile: for steps that fill the device; else one item after another, of which some are parts */
+    static constexpr bool ONCE = ONCE_;
     static constexpr int KV_SIZE = KV == KV_WIDE ? 2 : 1;
     static constexpr int THREADS = WARPS * 32;
     static constexpr int WARP_ROWS = M_TILES * 16, ROWS = WARPS * WARP_ROWS;
@@ -88,7 +96,10 @@ struct prefill_instance {
     /* one stage, V coming while K is used and K while V is: two blocks of large heads leave no room for two */
     static constexpr bool SPLIT = PLAIN && KV == KV_WIDE && DK > 128 && BLOCKS > 1 && KEYS > 32;
     /* between scores, sums wait in shared memory: widening takes the registers */
-    static constexpr bool PARKS = KV != KV_WIDE && M_TILES > 1;
+    static constexpr bool PARKS = M_TILES > 1 && (KV != KV_WIDE || (DK > 64 && !ONCE));
+    /* few rows: warps share them, each computing keys of its own */
+    static constexpr bool TEAMS =
+        !ONCE && PLAIN && KV == KV_WIDE && DK == 128 && WARPS == 4 && KEYS == 64;
     using row = typename std::conditional<
         !PLAIN, general_row,
         typename std::conditional<KV == KV_WIDE, plain_row, byte_row>::type>::type;
@@ -99,8 +110,13 @@ struct prefill_instance {
         float k_scales[PLAIN ? 1 : KEYS];                          /* of widened keys */
         alignas(16) float scales[2][KV == KV_INT8 ? 2 * KEYS : 4]; /* of a stage: K's, then V's */
         float parked[PARKS ? 4 * M_TILES : 1][PARKS ? THREADS : 1];
+        int32_t tile[THREADS];   /* the key tile at hand */
+        int32_t blocks[THREADS]; /* of the next key tile: each thread's */
         folioi_cuda_seq seq;
-        prefill_work work; /* here, registers being few */
+        prefill_work work;           /* here, registers being few */
+        int32_t number, next, total; /* of the unit of work, of the one after it; of all */
+        int32_t chunk;               /* of rows to merge                   */
+        int32_t first_row[WARPS];    /* of each warp                       */
     };
     static_assert(SHARE * 2 <= 32 && KEYS <= 64 && DV <= DK && WARP_ROWS <= 32,
                   "one lane, one row");
@@ -122,12 +138,41 @@ template <int DV, int M> struct prefill_state {
 
 /* ---- places ---- */
 
-/* The lane's number, anew: what follows from it is computed where it is used and takes no registers across key tiles. */
+/* The thread's number, anew: what follows from it is computed where it is used and takes no registers across key tiles. */
+static __device__ __forceinline__ int fresh_thread(void)
+{
+    int thread = (int)threadIdx.x;
+    asm volatile("" : "+r"(thread));
+    return thread;
+}
+
 static __device__ __forceinline__ int fresh_lane(void)
 {
     int lane = threadIdx.x % 32;
     asm volatile("" : "+r"(lane));
     return lane;
+}
+
+/* The warp's number. */
+static __device__ __forceinline__ int fresh_warp(void) { return fresh_thread() >> 5; }
+
+/* The key tile at hand and the warp's first row: there is no register for them where a block computes item after item. */
+struct at_hand {
+    int32_t tile, row0;
+};
+
+template <class I>
+static __device__ __forceinline__ int32_t tile_of(const at_hand &h, typename I::shared &sh)
+{
+    if constexpr (I::ONCE) return h.tile;
+    else return sh.tile[fresh_thread()];
+}
+
+template <class I>
+static __device__ __forceinline__ int32_t row_of(const at_hand &h, typename I::shared &sh)
+{
+    if constexpr (I::ONCE) return h.row0;
+    else return sh.first_row[fresh_warp()];
 }
 
 /* Where a 16-byte chunk of a row is; 8 rows' chunks are in 8 different places of 128 bytes. */

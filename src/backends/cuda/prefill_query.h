@@ -84,7 +84,7 @@ template <class I>
 static __device__ void fetch_q(const prefill_args &a, const prefill_work &w, typename I::shared &sh)
 {
     const folioi_cuda_layer &l = a.layer;
-    int lane = fresh_lane(), row0 = threadIdx.x / 32 * I::WARP_ROWS;
+    int lane = fresh_lane(), row0 = fresh_warp() * I::WARP_ROWS;
     row_place p = place_of(a, w, row0 + lane % I::WARP_ROWS);
     const uint16_t *q = (const uint16_t *)l.q.data;
     uint64_t from =
@@ -117,7 +117,8 @@ static __device__ __forceinline__ void describe_rows(const prefill_args &a, cons
         if constexpr (!I::PLAIN)
             sh.rows[row].slope = 0.0f, sh.rows[row].own = sh.rows[row].bias = 0;
         if (p.query < 0) continue;
-        sh.rows[row].seen = seq_keys(&s, l.window_left, l.window_right, p.query);
+        folioi_range seen = seq_keys(&s, l.window_left, l.window_right, p.query);
+        sh.rows[row].seen = {max(seen.begin, w.begin), min(seen.end, w.end)};
         if constexpr (!I::PLAIN) {
             sh.rows[row].own = s.first_query_pos + p.query - s.first_key_pos;
             sh.rows[row].slope = l.slopes != NULL ? l.slopes[p.head] : 0.0f;

@@ -13,23 +13,27 @@ template <class I, int M>
 static __device__ __forceinline__ void park(const prefill_state<I::DV, M> &st,
                                             typename I::shared &sh)
 {
-    if constexpr (I::PARKS)
+    if constexpr (I::PARKS) {
+        int thread = fresh_thread();
 #pragma unroll
         for (int i = 0; i < M * 2; i++) {
-            sh.parked[i * 2][threadIdx.x] = st.largest[i / 2][i % 2];
-            sh.parked[i * 2 + 1][threadIdx.x] = st.sum[i / 2][i % 2];
+            sh.parked[i * 2][thread] = st.largest[i / 2][i % 2];
+            sh.parked[i * 2 + 1][thread] = st.sum[i / 2][i % 2];
         }
+    }
 }
 
 template <class I, int M>
 static __device__ __forceinline__ void unpark(prefill_state<I::DV, M> &st, typename I::shared &sh)
 {
-    if constexpr (I::PARKS)
+    if constexpr (I::PARKS) {
+        int thread = fresh_thread();
 #pragma unroll
         for (int i = 0; i < M * 2; i++) {
-            st.largest[i / 2][i % 2] = sh.parked[i * 2][threadIdx.x];
-            st.sum[i / 2][i % 2] = sh.parked[i * 2 + 1][threadIdx.x];
+            st.largest[i / 2][i % 2] = sh.parked[i * 2][thread];
+            st.sum[i / 2][i % 2] = sh.parked[i * 2 + 1][thread];
         }
+    }
 }
 
 /* Weights of f16 are kept 2^12 times larger: small ones then keep their digits. The sum is as much larger. */

@@ -58,7 +58,7 @@ __device__ void list_decodes(const folioi_cuda_job &job, int64_t *scratch)
 __device__ void list_prefills(const folioi_cuda_job &job, folioi_prefill_sort *sort)
 {
     for (int pass = 0; pass < FOLIOI_PREFILL_PASSES; pass++) {
-        folioi_prefill_pass(pass, &job.list, sort, (int32_t)threadIdx.x, THREADS);
+        prefill_pass(pass, &job.list, sort, (int32_t)threadIdx.x, THREADS);
         __syncthreads();
     }
 }
