@@ -220,6 +220,8 @@ TEST(cuda_lists, few_tiles_are_cut_to_fill_the_device)
     CHECK_INT(parts_of_equal(40, 32, 8192, 0),
               1); /* 80 parts would be more than there is room for */
     CHECK_INT(parts_of_equal(64, 32, 8192, 0), 1);
+    CHECK_INT(parts_of_equal(1, 512, 8192, 0), 1); /* 16 tiles of one chunk */
+    CHECK(parts_of_equal(1, 64, 8192, 0) >= 15);
     for (int32_t n = 1; n < 64; n += 9) {
         CHECK_INT(parts_of_equal(n, 8, 8192, 2048), 4);
         CHECK_INT(parts_of_equal(n, 16, 8192, 2048), 2);

@@ -135,14 +135,18 @@ static folioi_cuda_work work_of(const folioi_prefill_shape *shape, const folioi_
                                 int64_t num_seqs)
 {
     folioi_cuda_work work = {0, false, 0};
+    int64_t num_prefills = 0;
     for (int64_t i = 0; i < num_seqs; i++) {
         int32_t rows = (int32_t)min_i64((int64_t)seqs[i].query_len * shape->group, INT32_MAX);
         if (rows > FOLIOI_DECODE_MAX_ROWS) {
             work.prefills = true;
+            num_prefills++;
             work.whole_tiles += ceil_div(seqs[i].query_len, shape->queries);
         } else if (rows > work.decode_rows) work.decode_rows = rows;
     }
-    if (!prefill_are_whole(shape, work.whole_tiles)) work.whole_tiles = 0;
+    if (!prefill_are_whole(shape, work.whole_tiles, num_prefills) ||
+        !prefill_are_chunks(work.whole_tiles, num_prefills))
+        work.whole_tiles = 0;
     return work;
 }
 

@@ -22,7 +22,7 @@ typedef struct folioi_cuda_place {
 typedef struct folioi_cuda_work {
     int32_t decode_rows; /* most rows of a sequence that decode kernels compute; 0: there is none */
     bool prefills;       /* some sequence has more rows than those take                           */
-    int64_t whole_tiles; /* tiles that such sequences have, if the host knows that none is cut    */
+    int64_t whole_tiles; /* tiles of prompts and chunks, if the host knows that none is cut       */
 } folioi_cuda_work;
 
 /** The step's work lists for one attention as one type; attentions of one shape share them. */

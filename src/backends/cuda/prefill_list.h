@@ -190,7 +190,7 @@ typedef struct folioi_prefill_sort {
     int32_t sums[32];
     folioi_prefill_choice choices[FOLIOI_PREFILL_CHOICES];
     unsigned long long keys; /* of all tiles, as buckets count them */
-    int32_t tiles;
+    int32_t tiles, seqs;
     int64_t limit;
     folioi_prefill_head head;
 } folioi_prefill_sort;
@@ -247,17 +247,22 @@ SHARED_INLINE void prefill_weigh(folioi_prefill_choice *choice, int64_t limit, i
     folioi_raise(&choice->longest, (int32_t)ceil_div(keys, parts));
 }
 
-/** Tiles that fill the device four times are not cut, but where cuts are fixed. */
-SHARED_INLINE bool prefill_are_whole(const folioi_prefill_shape *shape, int64_t tiles)
+/** Have sequences two tiles or more, on the average? Prompts and chunks, no draft tokens. */
+SHARED_INLINE bool prefill_are_chunks(int64_t tiles, int64_t seqs) { return tiles >= 2 * seqs; }
+
+/** Tiles that fill the device four times are not cut, nor those of chunks that fill half of it; but where cuts are fixed. */
+SHARED_INLINE bool prefill_are_whole(const folioi_prefill_shape *shape, int64_t tiles, int64_t seqs)
 {
-    return shape->split_len == 0 && tiles >= 4 * (int64_t)shape->num_slots;
+    if (shape->split_len > 0) return false;
+    return tiles >= 4 * (int64_t)shape->num_slots ||
+           (prefill_are_chunks(tiles, seqs) && 2 * tiles + 1 >= shape->num_slots);
 }
 
 /** Is there a limit to choose? */
 SHARED_INLINE bool prefill_has_choice(const folioi_prefill_shape *shape,
                                       const folioi_prefill_sort *sort)
 {
-    return shape->split_len == 0 && !prefill_are_whole(shape, sort->tiles);
+    return shape->split_len == 0 && !prefill_are_whole(shape, sort->tiles, sort->seqs);
 }
 
 /** How long a choice takes: rounds of items of mean length, or the longest one. */
@@ -338,6 +343,7 @@ SHARED_INLINE void prefill_visit_tiles(const folioi_prefill_list *list, folioi_p
             int32_t bucket = prefill_bucket(t.end - t.begin);
             folioi_add(&sort->at[bucket], 1);
             folioi_add(&sort->tiles, 1);
+            if (first == 0) folioi_add(&sort->seqs, 1);
             folioi_add_keys(&sort->keys, (unsigned long long)prefill_bucket_keys(bucket));
         }
     }
@@ -352,7 +358,7 @@ SHARED_INLINE void prefill_clear(folioi_prefill_sort *sort, int32_t thread, int3
     for (int32_t c = thread; c < FOLIOI_PREFILL_CHOICES; c += threads) sort->choices[c] = none;
     if (thread != 0) return;
     sort->keys = 0;
-    sort->tiles = 0;
+    sort->tiles = sort->seqs = 0;
     sort->limit = 0;
     sort->head = empty;
 }
