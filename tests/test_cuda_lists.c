@@ -120,7 +120,7 @@ TEST(cuda_lists, every_prefill_key_once_and_longest_first)
     int64_t num_cut = 0;
     for (int round = 0; round < 400; round++) {
         int32_t n = draw(draw(2) ? MAX_SEQS : 8), last = -1, at = 0;
-        folioi_prefill_head head;
+        folioi_prefill_head head = {0};
         folioi_cuda_counts counts = {.num_seqs = n};
         draw_seqs(seqs, n, draw(2) ? 700 : 40, 1 << draw(15));
         folioi_prefill_list list = draw_list(seqs, &counts, &head, items);
@@ -163,7 +163,7 @@ static int32_t parts_of_equal(int32_t n, int32_t query_len, int32_t key_len, int
     static folioi_prefill_item items[MAX_TILES];
     static folioi_prefill_sort sort;
     folioi_cuda_seq seqs[64];
-    folioi_prefill_head head;
+    folioi_prefill_head head = {0};
     folioi_cuda_counts counts = {.num_seqs = n};
     folioi_prefill_list list = {.seqs = seqs,
                                 .counts = &counts,
@@ -191,7 +191,7 @@ TEST(cuda_lists, one_tile_has_room_for_its_parts)
     for (int32_t keys = 17; keys < 9000; keys += 13) {
         folioi_prefill_item items[64];
         folioi_prefill_sort sort;
-        folioi_prefill_head head;
+        folioi_prefill_head head = {0};
         folioi_cuda_seq seq = {.query_len = 17, .key_len = keys, .first_query_pos = keys - 17};
         folioi_cuda_counts counts = {.num_seqs = 1};
         folioi_prefill_list list = {.seqs = &seq,
