@@ -32,18 +32,11 @@ struct bench_peers {
 
 /* ---- The script */
 
-/* Beside the program alone: what lies in the current folder may be anyone's. */
+/* In the tree it was built from alone: what lies elsewhere may be anyone's. */
 static bool find_script(char *path)
 {
-    ssize_t length = readlink("/proc/self/exe", path, MAX_PATH / 2);
-    char *slash = NULL;
-    if (length > 0) {
-        path[length] = '\0';
-        slash = strrchr(path, '/');
-    }
-    if (slash == NULL) return false;
-    strcpy(slash, "/../bench/peers.py"); /* a build directory lies in its tree */
-    return access(path, R_OK) == 0;
+    return snprintf(path, MAX_PATH, "%s/bench/peers.py", FOLIO_SOURCE_DIR) < MAX_PATH &&
+           access(path, R_OK) == 0;
 }
 
 bench_peers *bench_peers_open(const char *script)
@@ -54,7 +47,7 @@ bench_peers *bench_peers_open(const char *script)
     if (found && script) strcpy(p->script, script);
     if (found) return p;
     fprintf(stderr, "folio bench: --peers: there is no %s; --peers-script says where it is\n",
-            script ? script : "bench/peers.py in the tree of this program");
+            script ? script : "bench/peers.py in the tree this program was built from");
     free(p);
     return NULL;
 }

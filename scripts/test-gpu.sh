@@ -51,6 +51,6 @@ if command -v compute-sanitizer > /dev/null; then
 else
     echo "compute-sanitizer is not here: nothing ran under it" | tee -a "$report"
 fi
-stage "speed" "$build/folio" bench --backend cuda ${FOLIO_PYTHON:+--peers}
+stage "speed" "$build/folio" bench --backend cuda ${FOLIO_PYTHON:+--peers --peers-script bench/peers.py}
 printf '\n%s: %d stages failed; report in %s\n' "$([ $failed -eq 0 ] && echo PASSED || echo FAILED)" $failed "$report" | tee -a "$report"
 [ $failed -eq 0 ]

@@ -279,7 +279,8 @@ static bool places_share(const folioi_call *call, const place *places, int i, in
  * What is written shares no byte with anything else. out may be q: every row of a head is read before it is written, and
  * by nobody else.
  */
-static folio_status check_apart(const folioi_call *call, size_t workspace_size)
+static folio_status check_apart(const folioi_call *call, const folio_kv_cache *cache,
+                                size_t workspace_size)
 {
     place places[NUM_PLACES];
     const folio_tensors *t = &call->tensors;
@@ -295,6 +296,10 @@ static folio_status check_apart(const folioi_call *call, size_t workspace_size)
                     places[i].name, places[k].name,
                     is_query ? "; out may be q itself, with its dtype, strides and head size" : "");
         }
+    for (int i = 0; i < NUM_WRITTEN && call->cached; i++) {
+        int32_t at = folioi_kv_cache_layer_at(cache, places[i].first, places[i].bytes);
+        REQUIRE(at < 0, "%s and layer %d of the cache share memory", places[i].name, at);
+    }
     return FOLIO_OK;
 }
 
@@ -356,7 +361,7 @@ folio_status folio_attention_forward(const folio_plan *plan, int32_t attention,
     TRY(check_options(plan, &call));
     TRY(check_workspace(plan, &r, &call));
     if (call.cached) call.layer = cache->layers[layer];
-    TRY(check_apart(&call, plan->workspace_size));
+    TRY(check_apart(&call, cache, plan->workspace_size));
     call.stream = r.stream;
     return run_call(plan, &call);
 }

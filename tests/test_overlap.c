@@ -405,3 +405,27 @@ TEST(overlap, in_place_needs_equal_types)
     close_world(&w);
     folio_context_destroy(ctx);
 }
+
+/* Another layer of the cache is no place for results either: its keys would be gone. */
+BACKEND_TEST(overlap, other_layers_of_the_cache)
+{
+    static float x[2 * ROWS * ROW + 8];
+    world w;
+    REQUIRE_TEST(open_world(&w, ctx, SIZE));
+    support_fill(x, COUNT_OF(x), 7, 1);
+    folio_kv_cache_view view = FOLIO_INIT(folio_kv_cache_view);
+    CHECK_OK(folio_kv_cache_get_view(w.cache, 0, &view));
+    folio_kv_cache_desc c = *view.desc;
+    c.num_layers = 3;
+    folio_kv_cache_destroy(w.cache);
+    CHECK_OK(folio_kv_cache_create(ctx, &c, &w.cache));
+    for (int32_t layer = 1; layer < 3; layer++) {
+        const char *words[] = {NULL, "out and layer 1", "out and layer 2"};
+        folio_tensors t = apart(x);
+        CHECK_OK(forward(&w, &t, NULL));
+        CHECK_OK(folio_kv_cache_get_view(w.cache, layer, &view));
+        t.out.data = view.v_scales; /* of f32, as out is */
+        REFUSED(forward(&w, &t, NULL), FOLIO_ERR_ARGUMENT, words[layer]);
+    }
+    close_world(&w);
+}

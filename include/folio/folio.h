@@ -25,16 +25,17 @@
  * has written nothing; only folio_batch_set_* leave the batch empty.
  *
  * Structs. A struct that a call takes by pointer begins with `struct_size`. Make it with
- * FOLIO_INIT(type), which sets every other field to zero; zero means "default" in every field. Such
- * structs only grow, at their end: a shorter one, from a client compiled against an older header,
- * is taken with defaults. struct_size 0 or above 4096 is refused, and so is a longer struct whose
+ * FOLIO_INIT(type), which sets every other field to zero. Zero means the default, where a field has
+ * one. Such structs only grow, at their end: a shorter one, from a client compiled against an older
+ * header, is taken with defaults. struct_size 0 or above 4096 is refused, and so is a longer struct whose
  * unknown tail is not all zero. A struct that is embedded in another, or stands in an array, has no
  * struct_size and never changes, because its size is part of the layout around it: folio_allocator,
  * folio_executor, folio_tensor, folio_bias, folio_kv_array, folio_kv_strides, folio_state,
  * folio_feature, folio_layer_group.
  *
- * Names. folio_<noun>_<verb>. folio_<noun>_get_<what> fills the caller's struct folio_<noun>_<what>.
- * A create that is refused sets its out pointer to NULL.
+ * Names. folio_<noun>_<verb>. folio_<noun>_get_<what> fills the caller's struct folio_<noun>_<what>,
+ * or hands out what its arguments say. A create that is refused sets its out pointer to NULL, and so
+ * does a call that hands out a transfer. From version 0.3 on names stay.
  *
  * Threads. folio_last_error is per thread.
  *   - Contexts, attentions and descriptions (folio_backend_*, folio_kv_cache_get_shape): any number
@@ -251,11 +252,12 @@ typedef struct folio_context_info {
  * Open a backend. desc NULL: all defaults.
  *
  * The backend "cuda" is a library of its own, libfolio_cuda.so. It is loaded when a context, a
- * description or a question first names "cuda", once for the process. It is looked for in this order:
- * at cuda_library; at the absolute path that the environment names (FOLIO_CUDA_LIBRARY=path); in the
- * folder of the file that holds this library; in the folder of the program's file. A relative path is
- * refused. A program with raised privileges (set-uid, set-gid, file capabilities) trusts neither the
- * environment nor the folder of its file.
+ * description or a question first names "cuda", once for the process. If cuda_library is given, that
+ * file is taken and no other. Else, if the environment names one (FOLIO_CUDA_LIBRARY=path), that one.
+ * Else the one in the folder of this library's file, or in the folder of the program's file. Paths
+ * must be absolute. A program with raised privileges (set-uid, set-gid, file capabilities) trusts
+ * neither the environment nor the folder of its file. Once a file is loaded, a context that names
+ * another one is refused.
  * @return FOLIO_OK; ERR_ARGUMENT; ERR_UNSUPPORTED with one reason per candidate; ERR_MEMORY.
  */
 FOLIO_API folio_status folio_context_create(const folio_context_desc *desc, folio_context **out);
@@ -299,8 +301,8 @@ typedef struct folio_attention_desc {
     float scale;              /* 0: 1 / sqrt(k_head_size)                                          */
     float soft_cap;           /* 0: none; else > 0                                                 */
     int32_t windowed;         /* 0: no window, and the next two are ignored                        */
-    int64_t window_left;      /* keys before pos_q that are seen; -1: all. W tokens: W - 1         */
-    int64_t window_right;     /* keys after pos_q that are seen; -1: all. Causality sets it to 0   */
+    int64_t window_left;      /* keys before pos_q that are seen; -1: all. W tokens with pos_q: W-1 */
+    int64_t window_right;     /* keys after pos_q that are seen; -1: all. In causal rows it is 0   */
     const void *block_sparse; /* reserved: block-sparse attention is refused; NULL                 */
 } folio_attention_desc;
 
@@ -316,8 +318,8 @@ FOLIO_API void folio_attention_destroy(folio_attention *attention);
 typedef struct folio_kv_cache folio_kv_cache;
 
 /**
- * How K and V of one layer lie in memory (N tokens of a block, H kv heads, D head size). Where K
- * and V are separate, one buffer may hold both: then all of K comes first.
+ * How K and V of one layer lie in memory (N tokens of a block, H kv heads, D head size). Layouts
+ * with separate K and V may lie in one buffer: all of K, then all of V.
  *
  * NATIVE on host backends, packed for SIMD, needs 64-byte alignment: [block][H][K | V], with
  *   K  [N/16][D/p][16][p], p = 1 (f32), 2 (16 bit), 4 (8 bit)
@@ -369,7 +371,7 @@ typedef struct folio_kv_cache_shape {
                                        /* a multiple of 64                                   */
     int64_t total_bytes;               /* all layers                                         */
     int64_t alignment;                 /* of the base pointers, bytes                        */
-    const char *layout_id;             /* names the format; with the version, equal bytes    */
+    const char *layout_id;             /* equal id and version mean equal bytes              */
     int32_t layout_version;
 } folio_kv_cache_shape;
 
@@ -460,7 +462,8 @@ typedef struct folio_run {
  * An additive bias [sequence][head][query][key] in F32, F16 or BF16. A dim of 1 is broadcast. The
  * indices are the sequence's number in the batch, the head, the number of the row within its
  * sequence, and the number of the key within its sequence. -inf hides the key from the row, whatever
- * K and V hold.
+ * K and V hold. After folio_plan_update_device, dims 2 and 3 cover the plan's max_query_len and
+ * max_seq_len, or are 1.
  */
 typedef struct folio_bias {
     const void *data; /* NULL: none */
@@ -482,7 +485,8 @@ typedef struct folio_bias {
  * out may be q itself: the same data, dtype and strides, and equal head sizes. Apart from that, out,
  * lse and run.workspace must share no byte with each other or with anything the call reads. Rows of
  * two tensors may alternate in memory, as in the result of a fused QKV projection, if their strides
- * in bytes are equal. A layer of the cache and a bias count as one range from first to last byte.
+ * in bytes are equal. K and V of any layer of the cache, and a bias, count as ranges from first to
+ * last byte.
  *
  * Host backends check slopes and sinks. A device does not: a head with a bad slope or sink gets NaN
  * or zeros, and the other heads are right.
@@ -539,7 +543,7 @@ typedef struct folio_kv_gather {
     float v_scale;
 } folio_kv_gather;
 
-/** Read slots of a layer as rows, dequantised. */
+/** Read slots of a layer as rows, dequantised. k, v and the cache must share no byte. */
 FOLIO_API folio_status folio_kv_cache_gather(const folio_kv_cache *cache, int32_t layer,
                                              const folio_kv_gather *gather, const folio_run *run);
 
@@ -590,7 +594,7 @@ typedef struct folio_batch_desc {
     int64_t max_cross_blocks;
 } folio_batch_desc;
 
-/** Is row i's view of later keys cut off? */
+/** Does a row see later keys? */
 typedef enum folio_causality {
     FOLIO_CAUSAL_AUTO = 0, /* causal in DECODER */
     FOLIO_CAUSAL_YES = 1,
@@ -608,8 +612,8 @@ typedef struct folio_batch_seq {
     const int32_t *block_table; /* NULL: no cache (profiling run)                                */
     int64_t num_blocks;         /* at least seq_len / block_size, rounded up; more are ignored   */
     const int64_t *slots;       /* [query_len], where k and v go; NULL: by the block table       */
-    int32_t positions_given;    /* non-zero: the next two apply, to DECODER attention; below     */
-                                /* 2^40 in size                                                  */
+    int32_t positions_given;    /* non-zero: the next two apply, to DECODER attention; both      */
+                                /* between -2^40 and 2^40                                        */
     int64_t first_query_pos;    /* else seq_len - query_len                                      */
     int64_t first_key_pos;      /* else 0                                                        */
     int64_t encoder_len;        /* keys of cross attention; ignored in padding                   */
@@ -657,7 +661,7 @@ FOLIO_API folio_status folio_batch_set_block_tables(folio_batch *batch,
                                                     int64_t row_stride);
 /**
  * The same from CSR: sequence i has blocks indices[indptr[i] .. indptr[i + 1]), the last of which
- * holds last_block_len[i] tokens (used where seq_lens is NULL; may then not be NULL).
+ * holds last_block_len[i] tokens. last_block_len is needed where seq_lens is NULL, else ignored.
  */
 FOLIO_API folio_status folio_batch_set_csr(folio_batch *batch, const folio_batch_arrays *arrays,
                                            const int32_t *indptr, const int32_t *indices,

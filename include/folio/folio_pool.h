@@ -9,7 +9,7 @@
  *
  *     match      a new sequence takes what the prefix cache has of its prompt
  *     reserve    each sequence gets slots for the tokens it computes in this step
- *     batch      folio_batch_add_sequences, once per layer group; then plan and forward
+ *     batch      folio_batch_add_sequences, a batch and a plan per layer group; then the forwards
  *     commit     the tokens' K and V are written; full blocks enter the prefix cache
  *
  * Words. A layer group is the layers of a model that see the same keys (all of them, or a window);
@@ -155,15 +155,16 @@ FOLIO_API void folio_pool_destroy(folio_pool *pool);
 
 /**
  * Blocks by hand, for callers with block tables of their own: n blocks with one reference each, or
- * FOLIO_ERR_FULL and none; FOLIO_ERR_TOO_LARGE where the pool has fewer than n. Free ones first, then the cached ones least recently used, a sequence's
- * last before its first. Constant time a block; where all groups have windows, taking back the last
- * cached block of a long chain also clears the chain's entries.
+ * FOLIO_ERR_FULL and none; FOLIO_ERR_TOO_LARGE where the pool has fewer than n. Free blocks go first,
+ * then cached ones, least recently used first; within a sequence the last block goes first. Each
+ * block takes constant time. One exception: where all groups have windows, taking back the last
+ * cached block of a long chain also clears its entries.
  */
 FOLIO_API folio_status folio_pool_alloc(folio_pool *pool, int64_t n, int32_t *blocks);
 /** One more reference to each of n used blocks. */
 FOLIO_API folio_status folio_pool_retain(folio_pool *pool, int64_t n, const int32_t *blocks);
-/** One reference less; the last one frees the block. Only references that alloc or retain gave; a
- * block may come as often as it has such. */
+/** One reference less; the last one frees the block. Release only references from alloc or retain. A
+ * block may be listed once per such reference. */
 FOLIO_API folio_status folio_pool_release(folio_pool *pool, int64_t n, const int32_t *blocks);
 
 /**
@@ -174,8 +175,8 @@ FOLIO_API folio_status folio_pool_release(folio_pool *pool, int64_t n, const int
  */
 FOLIO_API folio_status folio_pool_take_copies(folio_pool *pool, int32_t layer_group, int64_t capacity,
                                               int64_t (*pairs)[2], int64_t *num_pairs);
-/** Run all copies of all groups now; the groups need their caches. Where one cannot be run, it and
- * those after it still wait. */
+/** Run all copies of all groups now; the groups need their caches. If a copy fails, it and
+ * the later ones stay queued. */
 FOLIO_API folio_status folio_pool_run_copies(folio_pool *pool, const folio_run *run);
 
 typedef struct folio_pool_stats {

@@ -56,6 +56,45 @@ void folioi_kv_memory_free(folio_context *ctx, void *memory, int64_t bytes)
     else folioi_free(&ctx->allocator, memory, bytes);
 }
 
+/* The parts of a layer that have bytes; returns how many. */
+static int layer_parts(const folioi_kv_layer *l, const void *parts[4], int64_t bytes[4])
+{
+    const folioi_kv_format *f = l->format;
+    const void *at[4] = {l->k, l->v, l->k_scales, l->v_scales};
+    const int64_t sizes[4] = {f->k.bytes, f->v.bytes, f->k_scales.bytes, f->v_scales.bytes};
+    int n = 0;
+    for (int i = 0; i < 4; i++)
+        if (at[i] != NULL && sizes[i] > 0) parts[n] = at[i], bytes[n++] = sizes[i];
+    return n;
+}
+
+static void find_extent(folio_kv_cache *cache)
+{
+    const void *parts[4];
+    int64_t bytes[4];
+    cache->first = UINTPTR_MAX;
+    cache->end = 0;
+    for (int32_t i = 0; i < cache->format.desc.num_layers; i++)
+        for (int k = layer_parts(&cache->layers[i], parts, bytes) - 1; k >= 0; k--) {
+            uintptr_t first = (uintptr_t)parts[k], end = first + (uintptr_t)bytes[k];
+            cache->first = first < cache->first ? first : cache->first;
+            cache->end = end > cache->end ? end : cache->end;
+        }
+}
+
+int32_t folioi_kv_cache_layer_at(const folio_kv_cache *cache, uintptr_t first, int64_t size)
+{
+    const void *parts[4];
+    int64_t bytes[4];
+    uintptr_t end = first + (uintptr_t)size;
+    if (size == 0 || first >= cache->end || cache->first >= end) return -1;
+    for (int32_t i = 0; i < cache->format.desc.num_layers; i++)
+        for (int k = layer_parts(&cache->layers[i], parts, bytes) - 1; k >= 0; k--)
+            if (first < (uintptr_t)parts[k] + (uintptr_t)bytes[k] && (uintptr_t)parts[k] < end)
+                return i;
+    return -1;
+}
+
 folio_status folio_kv_cache_create(folio_context *ctx, const folio_kv_cache_desc *desc,
                                    folio_kv_cache **out)
 {
@@ -83,6 +122,7 @@ folio_status folio_kv_cache_create(folio_context *ctx, const folio_kv_cache_desc
         layer->k_scales = (float *)(base + format.k_scales.offset_bytes);
         layer->v_scales = (float *)(base + format.v_scales.offset_bytes);
     }
+    find_extent(cache);
     *out = cache;
     return FOLIO_OK;
 }
@@ -234,6 +274,7 @@ folio_status folio_kv_cache_wrap(folio_context *ctx, const folio_kv_cache_desc *
         layer->k_scales = m.k_scales[i];
         layer->v_scales = m.v_scales[i];
     }
+    find_extent(cache);
     *out = cache;
     return FOLIO_OK;
 }

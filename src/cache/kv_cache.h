@@ -15,7 +15,11 @@ struct folio_kv_cache {
     void *memory; /* NULL: the caller's, or its holder's */
     int64_t memory_bytes;
     folio_kv_cache *holder; /* of memory that it shares; NULL */
+    uintptr_t first, end;   /* all bytes of all layers lie in [first, end) */
 };
+
+/** The first layer that has a byte in [first, first + bytes); -1: none has. */
+int32_t folioi_kv_cache_layer_at(const folio_kv_cache *cache, uintptr_t first, int64_t bytes);
 
 folio_status folioi_kv_cache_check_layer(const folio_kv_cache *cache, int32_t layer);
 

@@ -236,8 +236,8 @@ folio_status folioi_prefix_match(folio_sequence *s, const folio_tokens *tokens,
 folio_status folio_sequence_match(folio_sequence *s, const folio_tokens *tokens, int64_t *matched,
                                   folio_transfer **transfer)
 {
-    REQUIRE(s != NULL, "folio_sequence_match: sequence is NULL");
     if (transfer != NULL) *transfer = NULL;
+    REQUIRE(s != NULL, "folio_sequence_match: sequence is NULL");
     folio_transfer *t;
     pool_lock(s->pool);
     folio_status status = folioi_prefix_match(s, tokens, &t);

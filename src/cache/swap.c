@@ -222,10 +222,10 @@ static folio_status swap_down(folio_sequence *s, folio_transfer **t)
 folio_status folio_sequence_swap_out(folio_sequence *s, folio_tier tier, const folio_run *run,
                                      folio_transfer **transfer)
 {
+    if (transfer != NULL) *transfer = NULL;
     REQUIRE(s != NULL, "folio_sequence_swap_out: sequence is NULL");
     TRY(folioi_pool_run_in(s->pool, run));
     folio_transfer *t = NULL;
-    if (transfer != NULL) *transfer = NULL;
     pool_lock(s->pool);
     bool down =
         s->state == FOLIO_SEQUENCE_SWAPPED && s->tier == FOLIO_TIER_HOST && tier == FOLIO_TIER_DISK;
@@ -364,10 +364,10 @@ static folio_status swap_in(folio_sequence *s, folio_transfer **t)
 folio_status folio_sequence_swap_in(folio_sequence *s, const folio_run *run,
                                     folio_transfer **transfer)
 {
+    if (transfer != NULL) *transfer = NULL;
     REQUIRE(s != NULL, "folio_sequence_swap_in: sequence is NULL");
     TRY(folioi_pool_run_in(s->pool, run));
     folio_transfer *t = NULL;
-    if (transfer != NULL) *transfer = NULL;
     pool_lock(s->pool);
     folio_status status = swap_in(s, &t);
     if (status == FOLIO_OK) status = folioi_transfer_hand_out(t, transfer);
@@ -490,10 +490,10 @@ static folio_status preempt(folio_sequence *s, folio_preemption policy, folio_tr
 folio_status folio_sequence_preempt(folio_sequence *s, folio_preemption policy,
                                     const folio_run *run, folio_transfer **transfer)
 {
+    if (transfer != NULL) *transfer = NULL;
     REQUIRE(s != NULL, "folio_sequence_preempt: sequence is NULL");
     TRY(folioi_pool_run_in(s->pool, run));
     folio_transfer *t = NULL;
-    if (transfer != NULL) *transfer = NULL;
     pool_lock(s->pool);
     folio_status status = preempt(s, policy, &t);
     if (status == FOLIO_OK) status = folioi_transfer_hand_out(t, transfer);
@@ -516,10 +516,10 @@ static folio_status resume(folio_sequence *s, const folio_tokens *tokens, folio_
 folio_status folio_sequence_resume(folio_sequence *s, const folio_tokens *tokens, int64_t *computed,
                                    const folio_run *run, folio_transfer **transfer)
 {
+    if (transfer != NULL) *transfer = NULL;
     REQUIRE(s != NULL, "folio_sequence_resume: sequence is NULL");
     TRY(folioi_pool_run_in(s->pool, run));
     folio_transfer *t = NULL;
-    if (transfer != NULL) *transfer = NULL;
     pool_lock(s->pool);
     folio_status status = resume(s, tokens, &t);
     if (status == FOLIO_OK) status = folioi_transfer_hand_out(t, transfer);
@@ -617,11 +617,11 @@ folio_status folio_pool_swap_out(folio_pool *pool, folio_tier tier, int64_t max_
                                  const folio_run *run, int64_t *num_blocks,
                                  folio_transfer **transfer)
 {
+    if (transfer != NULL) *transfer = NULL;
     REQUIRE(pool != NULL, "folio_pool_swap_out: pool is NULL");
     TRY(folioi_pool_run_in(pool, run));
     int64_t moved = 0;
     folio_transfer *t = NULL;
-    if (transfer != NULL) *transfer = NULL;
     pool_lock(pool);
     folio_status status = swap_out_cached(pool, tier, max_blocks, &moved, &t);
     if (status == FOLIO_OK && num_blocks != NULL) *num_blocks = moved;

@@ -400,13 +400,16 @@ small='--heads 4:2 --head-size 32 --reps 2 --dtype f32 --threads 2 --peers --pee
     FOLIO_PYTHON=./nowhere
     expect 1 err '^folio bench: --peers: ./nowhere cannot be started' bench $small --case q3
 }
-# A program out of its tree takes no script from the current folder, which may be anyone's.
-mkdir -p here/bench
-echo 'import sys; open("taken", "w"); sys.exit(1)' >here/bench/peers.py
-cp "$folio" here/folio
-(cd here && FOLIO_PYTHON=python3 ./folio bench --case q3 --dtype f32 --heads 2 --head-size 32 --reps 1 --peers) >out 2>err
-check "bench --peers: a script of the current folder is not run" test $? -eq 1 -a ! -e here/taken
-check "bench --peers: it says so" grep -q '^folio bench: --peers: there is no bench/peers.py in the tree of this program' err
+# A script in the current folder, or near the program, may be anyone's: only that of the source tree is taken.
+mkdir -p here/bench here/bin bench
+touch here/bench/peers.py here/bin/peers.py bench/peers.py
+cp "$folio" here/bin/folio
+printf '#!/bin/sh\necho "$@" >../asked\nexit 1\n' >here/python
+chmod +x here/python
+(cd here && FOLIO_PYTHON=$PWD/python bin/folio bench --case q3 --dtype f32 --heads 2 --head-size 32 --reps 1 --peers) >out 2>err
+check "bench --peers: the script of the source tree is asked for" grep -q "bench/peers.py" asked
+check "bench --peers: no other script is taken" sh -c '! grep -q "here\|\.\." asked'
+rm -rf bench
 # The real script, by a Python that has no packages: it says so, and the bench goes on.
 if command -v python3 >python; then
     printf '#!/bin/sh\nexec python3 -B -S "$@"\n' >bare
