@@ -69,10 +69,23 @@ static folio_status check_new_kv(const folio_plan *plan, folioi_call *call, bool
     return FOLIO_OK;
 }
 
+/* Block tables of a pool's sequences are those of one cache, where the pool knows it. */
+static folio_status check_origin(const folioi_call *call, const folio_kv_cache *cache)
+{
+    if (call->batch == NULL || call->batch->num_taken == 0) return FOLIO_OK;
+    const folioi_origin *o = &call->batch->origin;
+    bool cross = call->type == FOLIO_ATTENTION_ENCODER_DECODER;
+    const folio_kv_cache *own = cross ? o->cross_cache : o->cache;
+    REQUIRE(own == NULL || own == cache, "the batch is of layer group %d, and this is not %s",
+            o->group, cross ? "its pool's cross_cache" : "that group's cache");
+    return FOLIO_OK;
+}
+
 static folio_status check_cache(const folio_plan *plan, const folioi_call *call,
                                 const folio_kv_cache *cache, int32_t layer)
 {
     TRY(folioi_kv_cache_check_layer(cache, layer));
+    TRY(check_origin(call, cache));
     const folio_attention_desc *a = call->attention;
     const folio_kv_cache_desc *c = &cache->format.desc;
     const folio_plan_desc *d = &plan->shape.desc;

@@ -28,8 +28,23 @@ static folio_status check_sequence(const folio_sequence *s, int32_t group, int64
     return settle_copies(s, group, i);
 }
 
-/* *block_size 0: the batch takes that of the first one's pool. */
-static folio_status check_sequences(int32_t *block_size, int32_t group,
+/* A batch has one set of block tables and goes to one cache: that of one group of one pool. */
+static folio_status check_origin(const folioi_origin *origin, const folio_pool *pool, int32_t group,
+                                 int64_t i)
+{
+    REQUIRE(origin->pool == pool,
+            "batch: sequences[%lld] is of another pool than the batch's first; use a batch for "
+            "each pool",
+            (long long)i);
+    REQUIRE(origin->group == group,
+            "batch: its sequences are of layer group %d, these of layer group %d; clear it, or use "
+            "a batch for each group",
+            origin->group, group);
+    return FOLIO_OK;
+}
+
+/* *block_size 0, origin->pool NULL: the batch takes those of the first one. */
+static folio_status check_sequences(int32_t *block_size, folioi_origin *origin, int32_t group,
                                     folio_sequence *const *sequences, int64_t num_sequences,
                                     const folio_run *run)
 {
@@ -45,7 +60,10 @@ static folio_status check_sequences(int32_t *block_size, int32_t group,
         REQUIRE(group >= 0 && group < pool->num_layer_groups,
                 "batch: sequences[%lld]: group %d is outside [0, %d)", (long long)i, group,
                 pool->num_layer_groups);
-        if (i == 0 || pool != sequences[i - 1]->pool) TRY(folioi_pool_run_in(pool, run));
+        if (origin->pool == NULL)
+            *origin = (folioi_origin){pool, group, pool->cache[group], pool->cache[pool->cross]};
+        TRY(check_origin(origin, pool, group, i));
+        if (i == 0) TRY(folioi_pool_run_in(pool, run));
     }
     for (int64_t i = 0; i < num_sequences; i++) {
         pool_lock(sequences[i]->pool);
@@ -100,9 +118,12 @@ folio_status folio_batch_add_sequences(folio_batch *batch, int32_t group,
     REQUIRE(num_sequences >= 0, "batch: num_sequences is %lld", (long long)num_sequences);
     REQUIRE(num_sequences == 0 || sequences != NULL, "batch: sequences is NULL");
     int32_t block_size = batch->desc.block_size;
-    TRY(check_sequences(&block_size, group, sequences, num_sequences, run));
+    folioi_origin origin = {0};
+    if (batch->num_taken > 0) origin = batch->origin;
+    TRY(check_sequences(&block_size, &origin, group, sequences, num_sequences, run));
     folio_batch before = *batch;
     batch->desc.block_size = block_size;
+    batch->origin = origin;
     for (int64_t i = 0; i < num_sequences; i++) {
         folio_status status = add_sequence(batch, group, sequences[i]);
         if (status != FOLIO_OK) {

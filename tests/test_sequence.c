@@ -928,10 +928,10 @@ TEST(sequence, batches_refused)
     REFUSED(folio_batch_add_sequences(batch, 2, s, 1, NULL), FOLIO_ERR_ARGUMENT, "group|2");
     REFUSED(folio_batch_add_sequences(batch, FOLIO_LAYER_GROUP_CROSS, s, 1, NULL),
             FOLIO_ERR_ARGUMENT, "group|-1");
-    REFUSED(folio_batch_add_sequences(batch, 0, s, 3, NULL), FOLIO_ERR_ARGUMENT, "2|3|4");
-    REFUSED(folio_batch_add_sequences(batch, 0, with_null, 2, NULL), FOLIO_ERR_ARGUMENT,
+    REFUSED(folio_batch_add_sequences(batch, 1, s, 3, NULL), FOLIO_ERR_ARGUMENT, "2|3|4");
+    REFUSED(folio_batch_add_sequences(batch, 1, with_null, 2, NULL), FOLIO_ERR_ARGUMENT,
             "sequences[1] is NULL|folio_batch_add");
-    REFUSED(folio_batch_add_sequences(batch, 0, &empty, 1, NULL), FOLIO_ERR_ARGUMENT,
+    REFUSED(folio_batch_add_sequences(batch, 1, &empty, 1, NULL), FOLIO_ERR_ARGUMENT,
             "sequences[0]|no token");
     CHECK_OK(folio_batch_get_info(batch, &after));
     CHECK(memcmp(&before, &after, sizeof before) == 0);

@@ -1,7 +1,8 @@
 /*
  * test_stale.c: a batch holds copies of its sequences' block tables. When a sequence changes, plans
  * and forwards refuse the batch, and nothing is written; what changes nothing is allowed. And a batch
- * never goes out over a shared block that still waits for its copy.
+ * never goes out over a shared block that still waits for its copy, nor over another cache than its
+ * group's.
  */
 #include "pool_model.h"
 
@@ -42,14 +43,18 @@ static bool open_plans(world *w)
                                         .dtype = FOLIO_F32,
                                         .windowed = g == 1,
                                         .window_left = g == 1 ? WINDOW - 1 : 0};
+        const uint32_t types = FOLIO_ATTENTION_BIT(FOLIO_ATTENTION_DECODER) |
+                               (g == 0 ? FOLIO_ATTENTION_BIT(FOLIO_ATTENTION_ENCODER_DECODER) : 0);
         CHECK_OK(folio_attention_create(w->r.ctx, &a, &w->attention[g]));
         const folio_plan_desc p = {.struct_size = sizeof p,
                                    .attentions = &w->attention[g],
+                                   .types = &types,
                                    .num_attentions = 1,
                                    .block_size = BS,
                                    .num_blocks = BLOCKS,
                                    .max_seqs = 4,
                                    .max_query_tokens = ROWS,
+                                   .max_encoder_tokens = ROWS,
                                    .max_seq_len = BS * BLOCKS};
         CHECK_OK(folio_plan_create(w->r.ctx, &p, &w->plan[g]));
     }
@@ -58,24 +63,36 @@ static bool open_plans(world *w)
     return w->plan[0] != NULL && w->plan[1] != NULL && w->batch != NULL;
 }
 
-static bool world_open(world *w, const char *backend)
+/* The cache that each group names, and the encoder's; -1: none. */
+typedef struct {
+    int group[GROUPS], cross;
+} cache_names;
+
+static bool world_open_named(world *w, const char *backend, cache_names names)
 {
     *w = (world){0};
     folio_context *ctx = support_context(backend, 2, NULL);
     folio_kv_cache *caches[GROUPS] = {make_cache(ctx), make_cache(ctx)};
-    const folio_layer_group groups[GROUPS] = {{.cache = caches[0]},
-                                              {.window = WINDOW, .cache = caches[1]}};
+    bool named = names.group[0] >= 0;
+    const folio_layer_group groups[GROUPS] = {
+        {.cache = named ? caches[names.group[0]] : NULL},
+        {.window = WINDOW, .cache = named ? caches[names.group[1]] : NULL}};
     bool ok = pool_rig_open_on(&w->r, ctx,
                                (folio_pool_desc){.num_blocks = BLOCKS,
                                                  .block_size = BS,
                                                  .num_layer_groups = GROUPS,
                                                  .layer_groups = groups,
-                                                 .cross_cache = caches[0],
-                                                 .host_blocks = HOST,
+                                                 .cross_cache = named ? caches[names.cross] : NULL,
+                                                 .host_blocks = named ? HOST : 0,
                                                  .flags = FOLIO_POOL_CHECK});
     memcpy(w->r.caches, caches, sizeof caches);
     support_fill(&w->q[0][0], ROWS * D, 5, 1);
     return ok && open_plans(w);
+}
+
+static bool world_open(world *w, const char *backend)
+{
+    return world_open_named(w, backend, (cache_names){{0, 1}, 1});
 }
 
 static void world_close(world *w)
@@ -90,7 +107,8 @@ static void world_close(world *w)
     pool_rig_close(&w->r);
 }
 
-static folio_status forward(world *w, int32_t group)
+/* Cross attention too: the encoder has as many new tokens as there are queries. */
+static folio_status forward_over(world *w, int32_t group, folio_attention_type type, int cache)
 {
     folio_batch_info info = {.struct_size = sizeof info};
     CHECK_OK(folio_batch_get_info(w->batch, &info));
@@ -100,8 +118,12 @@ static folio_status forward(world *w, int32_t group)
                        .k = {.data = w->q, .tokens = rows},
                        .v = {.data = w->q, .tokens = rows},
                        .out = {.data = w->out, .tokens = rows}};
-    return folio_attention_forward(w->plan[group], 0, FOLIO_ATTENTION_DECODER, w->r.caches[group],
-                                   0, &t, NULL);
+    return folio_attention_forward(w->plan[group], 0, type, w->r.caches[cache], 0, &t, NULL);
+}
+
+static folio_status forward(world *w, int32_t group)
+{
+    return forward_over(w, group, FOLIO_ATTENTION_DECODER, group);
 }
 
 /* Both sequences, as they are now, in the batch and the plan. */
@@ -385,5 +407,123 @@ TEST(stale, copies_that_nobody_ran_are_refused)
     CHECK_OK(folio_batch_add_sequences(batch, 0, some + 1, 2, NULL));
     folio_batch_destroy(batch);
     for (int i = 0; i < 3; i++) folio_sequence_destroy(some[i]);
+    pool_rig_close(&r);
+}
+
+/* ------------------------------------------------------------------------- whose blocks they are */
+
+/* A new sequence of 3 tokens and 3 encoder tokens, alone in the batch. */
+static void fill_new(world *w, int32_t group)
+{
+    folio_sequence_destroy(w->first);
+    w->first = pool_sequence(w->r.pool, 0);
+    CHECK_OK(folio_sequence_reserve_encoder(w->first, 3, 0, NULL));
+    CHECK_OK(folio_sequence_reserve(w->first, 3, 0, NULL));
+    folio_batch_clear(w->batch);
+    CHECK_OK(folio_batch_add_sequences(w->batch, group, &w->first, 1, NULL));
+    CHECK_OK(folio_plan_update(w->plan[group], w->batch, NULL));
+}
+
+typedef struct {
+    cache_names names;
+    int32_t group;
+    folio_attention_type type;
+    const char *refused[GROUPS]; /* by cache; NULL: it goes through */
+} whose;
+/* clang-format off */
+static const whose caches_of[] = {
+    {{{0, 1}, 1}, 0, FOLIO_ATTENTION_DECODER, {NULL, "layer group 0|group's cache"}},
+    {{{0, 1}, 1}, 1, FOLIO_ATTENTION_DECODER, {"layer group 1|group's cache", NULL}},
+    {{{0, 1}, 1}, 0, FOLIO_ATTENTION_ENCODER_DECODER, {"layer group 0|cross_cache", NULL}},
+    /* groups that share a cache */
+    {{{1, 1}, 0}, 0, FOLIO_ATTENTION_DECODER, {"layer group 0|group's cache", NULL}},
+    {{{1, 1}, 0}, 1, FOLIO_ATTENTION_DECODER, {"layer group 1|group's cache", NULL}},
+    {{{1, 1}, 0}, 0, FOLIO_ATTENTION_ENCODER_DECODER, {NULL, "layer group 0|cross_cache"}},
+    /* a pool that knows no cache */
+    {{{-1, -1}, -1}, 0, FOLIO_ATTENTION_DECODER, {NULL, NULL}},
+    {{{-1, -1}, -1}, 0, FOLIO_ATTENTION_ENCODER_DECODER, {NULL, NULL}},
+};
+/* clang-format on */
+
+BACKEND_TEST(stale, a_batch_goes_over_its_groups_cache_only)
+{
+    static world w;
+    for (int i = 0; i < COUNT_OF(caches_of); i++) {
+        const whose *c = &caches_of[i];
+        REQUIRE_TEST(world_open_named(&w, backend, c->names));
+        for (int cache = 0; cache < GROUPS; cache++) {
+            fill_new(&w, c->group);
+            uint64_t before = sum_caches(&w);
+            memset(w.out, 0xFF, sizeof w.out);
+            if (c->refused[cache] == NULL) {
+                CHECK_OK(forward_over(&w, c->group, c->type, cache));
+                CHECK(sum_caches(&w) != before);
+                continue;
+            }
+            REFUSED(forward_over(&w, c->group, c->type, cache), FOLIO_ERR_ARGUMENT,
+                    c->refused[cache]);
+            CHECK(support_is_poison(w.out, sizeof w.out));
+            CHECK(sum_caches(&w) == before);
+        }
+        world_close(&w);
+    }
+}
+
+/* Blocks that the caller names himself may be of any cache, also after a pool's were in the batch. */
+BACKEND_TEST(stale, blocks_by_hand_go_over_any_cache)
+{
+    static world w;
+    const int32_t block = 3;
+    const folio_batch_seq seq = {.struct_size = sizeof seq,
+                                 .query_len = 2,
+                                 .seq_len = 2,
+                                 .block_table = &block,
+                                 .num_blocks = 1};
+    REQUIRE_TEST(world_open(&w, backend));
+    fill_new(&w, 0);
+    folio_batch_clear(w.batch);
+    CHECK_OK(folio_batch_add(w.batch, &seq));
+    CHECK_OK(folio_plan_update(w.plan[0], w.batch, NULL));
+    for (int cache = 0; cache < GROUPS; cache++)
+        CHECK_OK(forward_over(&w, 0, FOLIO_ATTENTION_DECODER, cache));
+    world_close(&w);
+}
+
+static int64_t num_seqs(const folio_batch *batch)
+{
+    folio_batch_info info = {.struct_size = sizeof info};
+    CHECK_OK(folio_batch_get_info(batch, &info));
+    return info.num_seqs;
+}
+
+TEST(stale, a_batch_is_of_one_pool_and_one_group)
+{
+    pool_rig r, other;
+    const folio_pool_desc pool = {.num_blocks = 20, .block_size = BS, .num_layer_groups = GROUPS};
+    REQUIRE_TEST(pool_rig_open(&r, pool));
+    REQUIRE_TEST(pool_rig_open(&other, pool));
+    folio_sequence *const s[2] = {pool_plain(r.pool, 6), pool_plain(other.pool, 6)};
+    const folio_batch_desc desc = {.struct_size = sizeof desc, .block_size = BS};
+    folio_batch *batch = NULL;
+    CHECK_OK(folio_batch_create(r.ctx, &desc, &batch));
+    REFUSED(folio_batch_add_sequences(batch, 0, s, 2, NULL), FOLIO_ERR_ARGUMENT,
+            "sequences[1]|another pool");
+    CHECK_OK(folio_batch_add_sequences(batch, 0, s, 0, NULL));
+    CHECK_INT(num_seqs(batch), 0);
+    for (int i = 0; i < 2; i++) { /* neither the refused call nor the cleared batch counts */
+        int32_t group = 1 - i;
+        CHECK_OK(folio_batch_add_sequences(batch, group, s + i, 1, NULL));
+        REFUSED(folio_batch_add_sequences(batch, group, s + 1 - i, 1, NULL), FOLIO_ERR_ARGUMENT,
+                "sequences[0]|another pool");
+        REFUSED(folio_batch_add_sequences(batch, i, s + i, 1, NULL), FOLIO_ERR_ARGUMENT,
+                i == 0 ? "layer group 1, these of layer group 0"
+                       : "layer group 0, these of layer group 1");
+        CHECK_OK(folio_batch_add_sequences(batch, group, s + i, 1, NULL));
+        CHECK_INT(num_seqs(batch), 2);
+        folio_batch_clear(batch);
+    }
+    folio_batch_destroy(batch);
+    for (int i = 0; i < 2; i++) folio_sequence_destroy(s[i]);
+    pool_rig_close(&other);
     pool_rig_close(&r);
 }

@@ -359,6 +359,10 @@ FOLIO_API folio_status folio_sequence_get_table(const folio_sequence *sequence, 
  * sequence must be resident and have a token. The batch has the pool's block size. No entry may be
  * NULL: folio_batch_add adds padding. On error the batch keeps what it had before.
  *
+ * All sequences of a batch are of one pool and one group, until folio_batch_clear. If the group has a
+ * cache, folio_attention_forward refuses the batch with any other cache. Cross attention takes the
+ * pool's cross_cache in the same way.
+ *
  * First, the group's queued copies are run on the pool's stream. If the group has no cache and a copy
  * to or from a block of these sequences is queued, the call is refused: see folio_pool_take_copies.
  *

@@ -32,6 +32,16 @@ typedef struct folioi_taken {
     int64_t seq; /* its number in the batch */
 } folioi_taken;
 
+/**
+ * Where a pool's sequences came from. Pointers to compare, not to follow: when the pool goes, its sequences are gone
+ * and their stamps say so.
+ */
+typedef struct folioi_origin {
+    const struct folio_pool *pool;
+    int32_t group;
+    const folio_kv_cache *cache, *cross_cache; /* NULL: the pool knows none */
+} folioi_origin;
+
 #define FOLIOI_NUM_PHASES 3
 
 struct folio_batch {
@@ -50,6 +60,7 @@ struct folio_batch {
     folioi_array cross_blocks; /* int32_t [num_cross_blocks]    */
     folioi_array taken;        /* folioi_taken [num_taken]      */
     int64_t num_taken;         /* sequences that came from a pool */
+    folioi_origin origin;      /* of all of them; says nothing if there are none */
     folioi_array views[FOLIO_NUM_ATTENTION_TYPES][FOLIOI_NUM_PHASES];
 };
 
