@@ -407,6 +407,8 @@ BACKEND_TEST(errors_forward, bias)
     BAD_BIAS("bias|-1", c.t.bias.dims[1] = -1);
     BAD_BIAS("bias|stride", c.t.bias.strides[0] = INT64_MAX / 2);
     BAD_BIAS("bias|stride", c.t.bias.strides[3] = INT64_MAX);
+    BAD_BIAS("strides[0]|largest",
+             c.t.bias.strides[0] = (int64_t)1 << 58); /* its bytes are too many */
     BAD_BIAS("bias|stride", c.t.bias.strides[1] = -1);
     for (int i = 0; i < 4; i++) /* left out among others: neither contiguous nor a broadcast */
         BAD_BIAS("strides[|is 0|dim to 1", c.t.bias.strides[i] = 0);

@@ -189,6 +189,10 @@ TEST(loader, one_library_is_loaded_and_no_second)
     run.asks = "info:cuda path=%s/link.so context:cuda"; /* the same file */
     CHECK(lrig_loads(&rig, &run));
     SAYS(&rig, "FOLIO_ERR_UNSUPPORTED: cuda: this is a decoy");
+    run.variable = "FOLIO_CUDA_LIBRARY=%s/link.so"; /* and the other way round */
+    run.asks = "info:cuda path=%s/home/libfolio_cuda.so context:cuda";
+    CHECK(lrig_loads(&rig, &run));
+    SAYS(&rig, "FOLIO_ERR_UNSUPPORTED: cuda: this is a decoy");
     lrig_end(&rig);
 }
 

@@ -357,6 +357,10 @@ BACKEND_TEST(overlap, what_is_written_is_nothing_elses)
     }
     int row_by_row = 0;
     char *c = w.memory.data, *space = workspace.data;
+    /* the very last number read is the first one written */
+    BAD("out and q", t.q.data = (float *)t.out.data - ROWS * HEADS * SIZE + 1);
+    BAD("out and k", t.k.data = (float *)t.out.data - ROWS * KV_HEADS * SIZE + 1);
+    BAD("out and v", t.v.data = (float *)t.out.data - ROWS * KV_HEADS * SIZE + 1);
     BAD("out and the cache's K", t.out.data = c + 64);
     BAD("out and the cache's V", t.out.data = c + w.shape.v.offset_bytes + w.shape.v.bytes - 4);
     BAD("lse and the cache's k_scales",

@@ -527,3 +527,35 @@ TEST(stale, a_batch_is_of_one_pool_and_one_group)
     pool_rig_close(&other);
     pool_rig_close(&r);
 }
+
+/* A call that finds no memory for its second sequence forgets the first: the batch is of no group yet. */
+TEST(stale, an_add_without_memory_leaves_nothing)
+{
+    folio_status status = FOLIO_ERR_MEMORY;
+    for (int64_t n = 1; n < 50 && status == FOLIO_ERR_MEMORY; n++) {
+        pool_rig r;
+        support_counter counter = {0};
+        folio_allocator allocator = support_allocator(&counter);
+        REQUIRE_TEST(pool_rig_open_on(
+            &r, support_context("reference", 1, &allocator),
+            (folio_pool_desc){.num_blocks = 400, .block_size = BS, .num_layer_groups = GROUPS}));
+        folio_sequence *const s[2] = {pool_plain(r.pool, 3), pool_plain(r.pool, 700)};
+        const folio_batch_desc desc = {.struct_size = sizeof desc, .block_size = BS};
+        folio_batch *batch = NULL;
+        CHECK_OK(folio_batch_create(r.ctx, &desc, &batch));
+        counter.calls = 0;
+        counter.fail_at = n;
+        status = folio_batch_add_sequences(batch, 0, s, 2, NULL);
+        counter.fail_at = 0;
+        if (status != FOLIO_OK) {
+            CHECK_INT(status, FOLIO_ERR_MEMORY);
+            CHECK_OK(folio_batch_add_sequences(batch, 1, s, 2, NULL));
+        }
+        CHECK_INT(num_seqs(batch), 2);
+        folio_batch_destroy(batch);
+        for (int i = 0; i < 2; i++) folio_sequence_destroy(s[i]);
+        pool_rig_close(&r);
+        CHECK_INT(counter.live, 0);
+    }
+    CHECK_INT(status, FOLIO_OK);
+}
