@@ -284,7 +284,7 @@ static void mark_row(const folioi_kv_side *side, const char *base, unsigned char
 {
     int64_t elem = (int64_t)folio_dtype_size(side->dtype);
     for (int64_t d = 0; d < side->dims; d++) {
-        int64_t at = address_token(side->at, block, head, token) + address_dim(side->at, d);
+        int64_t at = address_token(side->at, block, head, token) + address_dim(side->at, token, d);
         memset(marks + (side->base - base) + at * elem, 1, (size_t)elem);
     }
     if (side->scales == NULL) return;

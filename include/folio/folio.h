@@ -325,6 +325,10 @@ typedef struct folio_kv_cache folio_kv_cache;
  *   K  [N/16][D/p][16][p], p = 1 (f32), 2 (16 bit), 4 (8 bit)
  *   V  [N/2][D][2] (16 bit), [N][D] (f32, 8 bit)
  * and plain rows [N][D] for both where block_size is no multiple of 16.
+ *
+ * NATIVE on a device needs 64-byte alignment too: [block][H][N/8][K | V], each [D/64][8][64] with the
+ * 16-byte units of every 64 numbers XORed with the token's number in its 8, for 16 bit, head sizes of
+ * multiples of 64 and blocks of multiples of 16; else [block][H][K | V], each [N][D]. layout_id says which.
  */
 typedef enum folio_layout {
     FOLIO_LAYOUT_NATIVE = 0,

@@ -28,7 +28,7 @@ folio_status folioi_frames_init(folioi_frames *f, folio_context *ctx, folio_kv_c
     *f = (folioi_frames){.ctx = ctx, .num_tables = num_tables, .staging = num_blocks};
     for (int32_t t = 0; t < num_tables; t++) {
         if (caches[t] == NULL) continue;
-        TRY(folioi_kv_frame_format(&caches[t]->format.desc, caches[t]->format.rows, &one[t]));
+        TRY(folioi_kv_frame_format(&caches[t]->format.desc, caches[t]->format.on_device, &one[t]));
         f->geometry[t] = describe(&one[t]);
         f->frame_bytes = max_i64(f->frame_bytes, f->geometry[t].payload_bytes);
     }

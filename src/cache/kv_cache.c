@@ -284,13 +284,13 @@ folio_status folio_kv_cache_get_shape(const char *backend, const folio_kv_cache_
 {
     folioi_kv_format f;
     folio_backend_info info = {.struct_size = sizeof info};
-    bool rows = false;
+    bool on_device = false;
     if (backend != NULL && strcmp(backend, "auto") != 0) {
         TRY(folio_backend_get_info(backend, &info));
         if (!info.available) FAIL(FOLIO_ERR_UNSUPPORTED, "%s: %s", backend, info.reason);
-        rows = folioi_backend_find(backend)->memory != NULL;
+        on_device = folioi_backend_find(backend)->memory != NULL;
     }
-    TRY(folioi_kv_format_init(desc, rows, &f));
+    TRY(folioi_kv_format_init(desc, on_device, &f));
     folio_kv_cache_shape s = {
         .k = f.k,
         .v = f.v,

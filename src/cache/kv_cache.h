@@ -34,7 +34,7 @@ typedef struct folioi_kv_frames {
 } folioi_kv_frames;
 
 /** One block of such a cache, in the native layout. */
-folio_status folioi_kv_frame_format(const folio_kv_cache_desc *desc, bool rows,
+folio_status folioi_kv_frame_format(const folio_kv_cache_desc *desc, bool on_device,
                                     folioi_kv_format *one);
 /** A cache around them, as many blocks as frames. */
 folio_status folioi_kv_wrap_frames(folio_context *ctx, const folioi_kv_format *one,

@@ -10,7 +10,13 @@
 #include <string.h>
 
 enum role { END, BLOCK, HEAD, TOKEN_TILE, TOKEN, DIM_TILE, DIM };
-enum sharing { APART, PER_BLOCK, PER_HEAD }; /* how K and V share a layer's buffer */
+enum sharing { APART, PER_BLOCK, PER_HEAD, PER_TILE }; /* how K and V share a layer's buffer */
+
+/*
+ * A device's native pages, stored as tensor cores read them: of every 8 tokens K, then V, each in panels of 64 dims whose
+ * rows of 128 bytes have their 16-byte units XORed with the row's number.
+ */
+enum { PAGE_TOKENS = 8, PAGE_DIMS = 64, PAGE_TURN = 8 };
 
 typedef struct {
     uint8_t k[7], v[7]; /* roles, outermost first */
@@ -154,30 +160,58 @@ static bool share_buffer(folioi_kv_format *f, enum sharing sharing, int64_t *v_o
         f->k.strides[0] = f->v.strides[0] = f->k_at.block = f->v_at.block = both;
         return true;
     }
+    int64_t both = (int64_t)d->k_head_size + d->v_head_size;
+    int64_t head = d->block_size * both, block;
     *v_offset = (int64_t)d->block_size * d->k_head_size;
-    int64_t head = *v_offset + (int64_t)d->block_size * d->v_head_size, block;
+    if (sharing == PER_TILE) {
+        *v_offset = (int64_t)PAGE_TOKENS * d->k_head_size;
+        f->k.strides[2] = f->k_at.token_tile_stride = PAGE_TOKENS * both;
+        f->v.strides[2] = f->v_at.token_tile_stride = PAGE_TOKENS * both;
+    }
     if (!checked_mul(head, d->num_kv_heads, &block)) return false;
     f->k.strides[0] = f->v.strides[0] = f->k_at.block = f->v_at.block = block;
     f->k.strides[1] = f->v.strides[1] = f->k_at.head = f->v_at.head = head;
     return true;
 }
 
-static bool place_arrays(folioi_kv_format *f)
+static bool has_pages(const folioi_kv_format *f)
+{
+    const folio_kv_cache_desc *d = &f->desc;
+    return f->on_device && d->layout == FOLIO_LAYOUT_NATIVE && dtype_is_16_bit(d->dtype) &&
+           d->k_head_size % PAGE_DIMS == 0 && d->v_head_size % PAGE_DIMS == 0 &&
+           d->block_size % (2 * PAGE_TOKENS) == 0;
+}
+
+/* Where the numbers of K and V are within a layer, and where V starts (elements). */
+static bool place_kv(folioi_kv_format *f, int64_t *v_offset)
 {
     const folio_kv_cache_desc *d = &f->desc;
     int64_t elem = (int64_t)folio_dtype_size(d->dtype);
     const order *o = &orders[d->layout];
+    if (has_pages(f)) {
+        if (!lay_out(d, o->k, d->k_head_size, PAGE_TOKENS, PAGE_DIMS, &f->k, &f->k_at) ||
+            !lay_out(d, o->k, d->v_head_size, PAGE_TOKENS, PAGE_DIMS, &f->v, &f->v_at))
+            return false;
+        f->k_at.turn = f->v_at.turn = PAGE_TURN;
+        return share_buffer(f, PER_TILE, v_offset);
+    }
     bool native = d->layout == FOLIO_LAYOUT_NATIVE;
-    bool rows = native && (f->rows || d->block_size % 16 != 0);
+    bool rows = native && (f->on_device || d->block_size % 16 != 0);
     const uint8_t *k_order = rows ? native_rows : o->k;
     const uint8_t *v_order = rows || (native && elem != 2) ? native_rows : o->v;
     int32_t dim_tile = native                              ? (int32_t)(4 / elem)
                        : d->layout == FOLIO_LAYOUT_XPACKED ? (int32_t)(16 / elem)
                                                            : 1;
-    int64_t v_offset, k_elems, v_elems, end;
     if (!lay_out(d, k_order, d->k_head_size, 16, dim_tile, &f->k, &f->k_at)) return false;
     if (!lay_out(d, v_order, d->v_head_size, native ? 2 : 1, 1, &f->v, &f->v_at)) return false;
-    if (!share_buffer(f, o->sharing, &v_offset)) return false;
+    return share_buffer(f, o->sharing, v_offset);
+}
+
+static bool place_arrays(folioi_kv_format *f)
+{
+    const folio_kv_cache_desc *d = &f->desc;
+    int64_t elem = (int64_t)folio_dtype_size(d->dtype), v_offset, k_elems, v_elems, end;
+    if (!place_kv(f, &v_offset)) return false;
     if (!folioi_array_extent(&f->k, &k_elems) || !folioi_array_extent(&f->v, &v_elems))
         return false;
     if (!checked_mul(k_elems, elem, &f->k.bytes) || !checked_mul(v_elems, elem, &f->v.bytes))
@@ -203,11 +237,11 @@ static bool place_arrays(folioi_kv_format *f)
     return checked_mul(f->layer_bytes, d->num_layers, &total) && total <= INT64_MAX / 2;
 }
 
-folio_status folioi_kv_format_init(const folio_kv_cache_desc *desc, bool rows,
+folio_status folioi_kv_format_init(const folio_kv_cache_desc *desc, bool on_device,
                                    folioi_kv_format *format)
 {
     memset(format, 0, sizeof *format);
-    format->rows = rows;
+    format->on_device = on_device;
     STRUCT_IN(format->desc, desc, "folio_kv_cache_desc");
     format->desc.struct_size = sizeof format->desc;
     if (format->desc.v_head_size == 0) format->desc.v_head_size = format->desc.k_head_size;
@@ -225,6 +259,6 @@ folio_status folioi_kv_format_init(const folio_kv_cache_desc *desc, bool rows,
 const char *folioi_layout_id(const folioi_kv_format *format)
 {
     if (format->desc.layout != FOLIO_LAYOUT_NATIVE) return folio_layout_name(format->desc.layout);
-    if (format->rows) return "device-rows";
+    if (format->on_device) return has_pages(format) ? "device-pages" : "device-rows";
     return format->desc.block_size % 16 == 0 ? "host-packed16" : "host-rows";
 }

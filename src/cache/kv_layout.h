@@ -2,9 +2,10 @@
  * kv_layout.h: where one number of K or V lies. Every layout, native and x-packed included, is one
  * address formula with different strides (all in elements):
  *
- *   block * B + head * H + (t / tt) * T1 + (t % tt) * T0 + (d / dt) * D1 + (d % dt) * D0
+ *   block * B + head * H + (t / tt) * T1 + (t % tt) * T0 + (d / dt) * D1 + (d % dt ^ (t % tt) * X) * D0
  *
- * so moving, reading and writing know no layout by name.
+ * so moving, reading and writing know no layout by name. X is not 0 in a device's pages alone: their rows are
+ * turned, so that eight of them can be read at once without meeting in a bank.
  */
 #ifndef FOLIOI_KV_LAYOUT_H
 #define FOLIOI_KV_LAYOUT_H
@@ -17,6 +18,7 @@ typedef struct folioi_address {
     int64_t token_tile_stride, token_stride;
     int64_t dim_tile_stride, dim_stride;
     int32_t token_tile, dim_tile; /* 1: plain rows */
+    int32_t turn;                 /* X above       */
 } folioi_address;
 
 /** A cache description resolved: arrays as the public header shows them, and their addresses. */
@@ -25,7 +27,7 @@ typedef struct folioi_kv_format {
     folio_kv_array k, v, k_scales, v_scales;
     folioi_address k_at, v_at, k_scales_at, v_scales_at;
     int64_t layer_bytes;
-    bool rows; /* NATIVE is plain rows whatever the block size: a device's */
+    bool on_device; /* NATIVE is a device's: pages, or plain rows */
 } folioi_kv_format;
 
 /** One layer of a cache: what kernels see. */
@@ -67,22 +69,31 @@ SHARED_INLINE int64_t address_token(const folioi_address *at, int64_t block, int
            token % at->token_tile * at->token_stride;
 }
 
-/** What dim d adds to it. */
-SHARED_INLINE int64_t address_dim(const folioi_address *at, int64_t d)
+/** What dim d of the token adds to it. */
+SHARED_INLINE int64_t address_dim(const folioi_address *at, int64_t token, int64_t d)
 {
-    return d / at->dim_tile * at->dim_tile_stride + d % at->dim_tile * at->dim_stride;
+    int64_t in_tile = d % at->dim_tile ^ token % at->token_tile * at->turn;
+    return d / at->dim_tile * at->dim_tile_stride + in_tile * at->dim_stride;
 }
 
-/** Do the numbers of one head of a block lie without a gap? Then they end with the last one's. */
+/** Do the numbers of a head's first tokens lie without a gap? Then the last row ends where they do. */
 SHARED_INLINE bool address_is_dense(const folioi_address *at, int64_t tokens, int64_t dims)
 {
-    return address_token(at, 0, 0, tokens - 1) + address_dim(at, dims - 1) == tokens * dims - 1;
+    return address_token(at, 0, 0, tokens - 1) + address_dim(at, 0, dims - 1) == tokens * dims - 1;
+}
+
+/** Tokens of a head that lie without a gap: all of a block, a tile of them, or 0: not even that. */
+SHARED_INLINE int32_t address_run(const folioi_address *at, int32_t tokens, int32_t dims)
+{
+    if (address_is_dense(at, tokens, dims)) return tokens;
+    return at->token_tile > 1 && address_is_dense(at, at->token_tile, dims) ? at->token_tile : 0;
 }
 
 /** Are a token's numbers neighbours, in order? */
 SHARED_INLINE bool address_has_rows(const folioi_address *at)
 {
-    return at->dim_tile_stride == at->dim_tile && (at->dim_tile == 1 || at->dim_stride == 1);
+    return at->dim_tile_stride == at->dim_tile && (at->dim_tile == 1 || at->dim_stride == 1) &&
+           at->turn == 0;
 }
 
 /** Is the order within a head the same on both sides? */
@@ -90,12 +101,12 @@ SHARED_INLINE bool address_same_order(const folioi_address *a, const folioi_addr
 {
     return a->token_tile == b->token_tile && a->token_tile_stride == b->token_tile_stride &&
            a->token_stride == b->token_stride && a->dim_tile == b->dim_tile &&
-           a->dim_tile_stride == b->dim_tile_stride && a->dim_stride == b->dim_stride;
+           a->dim_tile_stride == b->dim_tile_stride && a->dim_stride == b->dim_stride &&
+           a->turn == b->turn;
 }
 
-/** Check a description and fill in defaults and the layout's own strides. rows: NATIVE is plain rows, as on
- * devices. */
-folio_status folioi_kv_format_init(const folio_kv_cache_desc *desc, bool rows,
+/** Check a description and fill in defaults and the layout's own strides. on_device: NATIVE is a device's. */
+folio_status folioi_kv_format_init(const folio_kv_cache_desc *desc, bool on_device,
                                    folioi_kv_format *format);
 
 /** The native format's name and version: caches that agree in both hold the same bytes. */

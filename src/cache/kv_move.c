@@ -69,7 +69,7 @@ static void gather_side(const folioi_kv_side *side, const folio_kv_cache_desc *d
             float scale = empty ? 0.0f : kv_scale(side, block, h, token, fp8_scale);
             int64_t first = address_token(side->at, block, h, token);
             for (int32_t k = 0; k < side->dims; k++) {
-                int64_t from = first + address_dim(side->at, k);
+                int64_t from = first + address_dim(side->at, token, k);
                 store_f32(t->data, t->dtype, to + k,
                           empty ? 0.0f : load_f32(side->base, side->dtype, from) * scale);
             }
@@ -111,20 +111,20 @@ static void move_head(const folioi_kv_side *to, int64_t to_block, const folioi_k
                       int64_t from_block, int32_t head, int32_t tokens)
 {
     size_t elem = folio_dtype_size(to->dtype);
-    if (address_same_order(to->at, from->at) && address_is_dense(to->at, tokens, to->dims)) {
-        memcpy(to->base + address_token(to->at, to_block, head, 0) * (int64_t)elem,
-               from->base + address_token(from->at, from_block, head, 0) * (int64_t)elem,
-               (size_t)tokens * (size_t)to->dims * elem);
-        return;
-    }
+    int32_t run = address_same_order(to->at, from->at) ? address_run(to->at, tokens, to->dims) : 0;
+    for (int32_t t = 0; run > 0 && t < tokens; t += run)
+        memcpy(to->base + address_token(to->at, to_block, head, t) * (int64_t)elem,
+               from->base + address_token(from->at, from_block, head, t) * (int64_t)elem,
+               (size_t)run * (size_t)to->dims * elem);
+    if (run > 0) return;
     bool rows = address_has_rows(to->at) && address_has_rows(from->at);
     for (int32_t t = 0; t < tokens; t++) {
         char *t0 = to->base + address_token(to->at, to_block, head, t) * (int64_t)elem;
         const char *f0 = from->base + address_token(from->at, from_block, head, t) * (int64_t)elem;
         if (rows) memcpy(t0, f0, (size_t)to->dims * elem);
         for (int32_t i = 0; !rows && i < to->dims; i++)
-            memcpy(t0 + address_dim(to->at, i) * (int64_t)elem,
-                   f0 + address_dim(from->at, i) * (int64_t)elem, elem);
+            memcpy(t0 + address_dim(to->at, t, i) * (int64_t)elem,
+                   f0 + address_dim(from->at, t, i) * (int64_t)elem, elem);
     }
 }
 

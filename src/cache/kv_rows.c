@@ -37,9 +37,9 @@ float folioi_int8_scale(const void *base, folio_dtype dtype, int64_t index, int6
     return largest / 127.0f;
 }
 
-/* One head's row of x / scale, rounded to the cache's type, to its places from `first` on. */
-static void write_head(const folioi_kv_side *side, int64_t first, const folio_tensor *t,
-                       int64_t index, float scale)
+/* One head's row of x / scale, rounded to the cache's type, to the token's places from `first` on. */
+static void write_head(const folioi_kv_side *side, int64_t first, int64_t token,
+                       const folio_tensor *t, int64_t index, float scale)
 {
     float chunk[CHUNK];
     uint32_t codes[CHUNK]; /* room for the widest type */
@@ -51,7 +51,7 @@ static void write_head(const folioi_kv_side *side, int64_t first, const folio_te
             for (int32_t i = 0; i < n; i++) chunk[i] = scale == 0.0f ? 0.0f : chunk[i] / scale;
         folioi_store_row(codes, side->dtype, 0, chunk, n);
         for (int32_t i = 0; i < n; i++)
-            memcpy(side->base + (first + address_dim(side->at, d0 + i)) * elem,
+            memcpy(side->base + (first + address_dim(side->at, token, d0 + i)) * elem,
                    (const char *)codes + i * elem, (size_t)elem);
     }
 }
@@ -66,7 +66,7 @@ static void write_token(const folioi_kv_side *side, const folioi_kv_share *share
             scale = folioi_int8_scale(t->data, t->dtype, index, side->dims);
             side->scales[address_token(side->scales_at, block, h, token)] = scale;
         }
-        write_head(side, address_token(side->at, block, h, token), t, index, scale);
+        write_head(side, address_token(side->at, block, h, token), token, t, index, scale);
     }
 }
 
@@ -89,5 +89,5 @@ void folioi_kv_read_row(float *dst, const folioi_kv_side *side, int64_t block, i
     float scale = kv_scale(side, block, head, token, fp8_scale);
     int64_t first = address_token(side->at, block, head, token);
     for (int32_t d = 0; d < side->dims; d++)
-        dst[d] = load_f32(side->base, side->dtype, first + address_dim(side->at, d)) * scale;
+        dst[d] = load_f32(side->base, side->dtype, first + address_dim(side->at, token, d)) * scale;
 }

@@ -11,13 +11,13 @@
 
 #include <folio/folio_pool.h>
 
-folio_status folioi_kv_frame_format(const folio_kv_cache_desc *desc, bool rows,
+folio_status folioi_kv_frame_format(const folio_kv_cache_desc *desc, bool on_device,
                                     folioi_kv_format *one)
 {
     folio_kv_cache_desc d = *desc;
     d.num_blocks = 1;
     d.layout = FOLIO_LAYOUT_NATIVE;
-    return folioi_kv_format_init(&d, rows, one);
+    return folioi_kv_format_init(&d, on_device, one);
 }
 
 folio_status folioi_kv_wrap_frames(folio_context *ctx, const folioi_kv_format *one,
@@ -62,13 +62,13 @@ static folio_status add_format(folio_context *ctx, const folio_kv_cache_desc *co
                                int32_t i, folioi_kv_format *one, folioi_kv_frames *frames)
 {
     REQUIRE(descs[i] != NULL, "shared caches: descs[%d] is NULL", i);
-    bool rows = ctx->backend->memory != NULL;
+    bool on_device = ctx->backend->memory != NULL;
     folioi_kv_format whole;
-    TRY(folioi_kv_format_init(descs[i], rows, &whole));
+    TRY(folioi_kv_format_init(descs[i], on_device, &whole));
     const folio_kv_cache_desc *d = &whole.desc;
     REQUIRE(d->layout == FOLIO_LAYOUT_NATIVE, "shared caches: layout %s of descs[%d] is not native",
             folio_layout_name(d->layout), i);
-    TRY(folioi_kv_frame_format(d, rows, one));
+    TRY(folioi_kv_frame_format(d, on_device, one));
     if (i == 0) frames->num = d->num_blocks;
     REQUIRE(d->num_blocks == frames->num,
             "shared caches: descs[%d] has %lld blocks, descs[0] has %lld", i,

@@ -30,7 +30,7 @@ static double key_number(const keys *s, folioi_part part, int64_t j, int64_t d)
     int64_t block = s->rows.blocks[j / bs], token = j % bs;
     float fp8 = part == FOLIOI_K ? call->tensors.k_scale : call->tensors.v_scale;
     double scale = kv_scale(&side, block, s->kv_head, token, fp8);
-    int64_t at = address_token(side.at, block, s->kv_head, token) + address_dim(side.at, d);
+    int64_t at = address_token(side.at, block, s->kv_head, token) + address_dim(side.at, token, d);
     return load_f32(side.base, side.dtype, at) * scale;
 }
 

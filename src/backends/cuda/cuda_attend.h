@@ -15,7 +15,8 @@ typedef struct folioi_cuda_ready folioi_cuda_ready;
 
 /** Multiprocessors of a device, and the shared memory of one and of one block. */
 typedef struct folioi_cuda_sm {
-    int32_t count, shared_bytes, shared_of_block, unused;
+    int32_t count, shared_bytes, shared_of_block;
+    int32_t capability; /* 90 is 9.0 */
     folioi_cuda_ready *ready;
 } folioi_cuda_sm;
 
@@ -33,10 +34,16 @@ typedef struct folioi_cuda_side {
     float scale; /* fp8: stored numbers are multiplied with it; else 1 */
 } folioi_cuda_side;
 
-/** Are the numbers of one token and head neighbours? What kernels on tensor cores read. */
+/** Are the numbers of one token and head neighbours? Kernels on tensor cores read these, and pages. */
 static inline bool folioi_cuda_has_rows(const folioi_cuda_side *side)
 {
     return side->at.token_tile == 1 && side->at.dim_tile == 1 && side->at.dim_tile_stride == 1;
+}
+
+/** Does it lie in native pages (kv_layout.c)? */
+static inline bool folioi_cuda_has_pages(const folioi_cuda_side *side)
+{
+    return side->at.turn != 0;
 }
 
 /** Do all rows begin at multiples of `bytes`? size: of a number; both are powers of two. */
@@ -50,7 +57,7 @@ static inline bool folioi_cuda_side_aligned(const folioi_cuda_side *side, int64_
                                             int64_t bytes)
 {
     const folioi_address *at = &side->at;
-    int64_t strides = at->block | at->head | at->token_tile_stride;
+    int64_t strides = at->block | at->head | at->token_tile_stride | at->token_stride;
     return ((int64_t)(intptr_t)side->base | strides * size) % bytes == 0;
 }
 

@@ -18,7 +18,8 @@ static bool is_copy(const folioi_cuda_move *m)
         (int64_t)(uintptr_t)m->rows.data | (int64_t)(uintptr_t)m->side.base |
         (m->rows.token | m->rows.head | at->block | at->head | at->token_tile_stride | m->dims) *
             elem;
-    return m->rows_dtype == m->dtype && folioi_cuda_has_rows(&m->side) && all % 16 == 0;
+    bool in_order = folioi_cuda_has_rows(&m->side) || folioi_cuda_has_pages(&m->side);
+    return m->rows_dtype == m->dtype && in_order && all % 16 == 0;
 }
 
 static folioi_cuda_moves moves_of(const folioi_kv_layer *layer, const folioi_kv_tensors *t,
@@ -99,24 +100,49 @@ static int32_t bytes_of(folio_dtype dtype)
     return dtype == FOLIO_F16 || dtype == FOLIO_BF16 ? 2 : 1;
 }
 
+static int64_t base_bits(const folioi_kv_layer *from, const folioi_kv_layer *to, int32_t num_layers,
+                         folioi_part part)
+{
+    int64_t bits = 0;
+    for (int32_t l = 0; l < num_layers; l++)
+        bits |= (int64_t)(uintptr_t)kv_side(&from[l], part).base |
+                (int64_t)(uintptr_t)kv_side(&to[l], part).base;
+    return bits;
+}
+
+static int64_t stride_bits(const folioi_address *at)
+{
+    return at->block | at->head | at->token_tile_stride | at->token_stride;
+}
+
+/* Pages and rows keep 16 bytes together, and may be aligned to them. */
+static int32_t unit_of(const folioi_address *from, const folioi_address *to, int32_t dims,
+                       int64_t bases, int32_t elem)
+{
+    bool in_order =
+        (from->turn != 0 || address_has_rows(from)) && (to->turn != 0 || address_has_rows(to));
+    int64_t bits = bases | (stride_bits(from) | stride_bits(to) | dims) * elem;
+    return in_order && bits % 16 == 0 ? 16 / elem : 1;
+}
+
 /* How K or V goes; in *bits every bit that is set in an address or a length of its runs. */
 static folioi_cuda_way way_of(const folioi_kv_layer *from, const folioi_kv_layer *to,
                               int32_t num_layers, folioi_part part, int64_t *bits)
 {
     int32_t tokens = from->format->desc.block_size;
     folioi_kv_side f = kv_side(from, part), t = kv_side(to, part);
-    folioi_cuda_way w = {*f.at, *t.at, *f.scales_at, *t.scales_at, f.dims, 0};
+    folioi_cuda_way w = {*f.at, *t.at, *f.scales_at, *t.scales_at, f.dims, 0, 1};
     if (address_has_rows(f.at) && address_has_rows(t.at)) w.run = 1;
-    if (address_same_order(f.at, t.at) && address_is_dense(t.at, tokens, t.dims)) w.run = tokens;
-    if (w.run == 0) return w;
+    int32_t dense = address_same_order(f.at, t.at) ? address_run(t.at, tokens, t.dims) : 0;
+    if (dense > 0) w.run = dense;
+    int64_t bases = base_bits(from, to, num_layers, part);
+    if (w.run == 0) {
+        w.unit = unit_of(f.at, t.at, f.dims, bases, bytes_of(f.dtype));
+        return w;
+    }
     int64_t steps = f.at->block | t.at->block | f.at->head | t.at->head | (w.run * (int64_t)w.dims);
-    if (w.run == 1)
-        steps |= f.at->token_tile_stride | t.at->token_tile_stride | f.at->token_stride |
-                 t.at->token_stride;
-    *bits |= steps * bytes_of(f.dtype);
-    for (int32_t l = 0; l < num_layers; l++)
-        *bits |= (int64_t)(uintptr_t)kv_side(&from[l], part).base |
-                 (int64_t)(uintptr_t)kv_side(&to[l], part).base;
+    if (w.run == 1) steps |= stride_bits(f.at) | stride_bits(t.at);
+    *bits |= steps * bytes_of(f.dtype) | bases;
     return w;
 }
 

@@ -24,7 +24,8 @@ typedef struct folioi_cuda_moves {
 typedef struct folioi_cuda_way {
     folioi_address from, to, from_scales, to_scales;
     int32_t dims;
-    int32_t run; /* tokens of a head that lie together on both sides: 1, all, or 0: not even one */
+    int32_t run;  /* tokens of a head that lie together on both sides; 0: not even one */
+    int32_t unit; /* then: numbers of a token that do, 1 or 16 bytes of them            */
 } folioi_cuda_way;
 
 /**

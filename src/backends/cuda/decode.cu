@@ -130,8 +130,9 @@ extern "C" bool folioi_cuda_decode_takes(const folioi_cuda_layer *y,
 {
     if (!dtype_is_16_bit(y->dtype) || !folioi_cuda_new_rows_fit(y)) return false;
     if (y->k_dims > 512 || y->v_dims > 512 || y->num_heads / y->num_kv_heads > 16) return false;
-    if (y->cached &&
-        (y->kv_dtype == FOLIO_F32 || !folioi_cuda_has_rows(&y->k) || !folioi_cuda_has_rows(&y->v)))
+    if (y->cached && y->kv_dtype == FOLIO_F32) return false;
+    if (y->cached && !folioi_cuda_has_pages(&y->k) &&
+        !(folioi_cuda_has_rows(&y->k) && folioi_cuda_has_rows(&y->v)))
         return false;
     /* probabilities are of the cache's type, and bf16 ones too coarse for f16 results */
     if (y->cached && y->dtype == FOLIO_F16 && y->kv_dtype == FOLIO_BF16) return false;
@@ -202,8 +203,11 @@ static void fill_args(decode_args *a, const folioi_cuda_layer *y, const folioi_c
     for (int shift = 0; shift < 31; shift++)
         if (y->block_size == 1 << shift) a->block_shift = shift;
     a->one_block_tiles = y->block_size % 16 == 0;
-    a->bulk = a->one_block_tiles && y->k.at.token_tile_stride == y->k_dims &&
-              y->v.at.token_tile_stride == y->v_dims;
+    static const packed_tile rows = {256, 2048, 128, 4096, 0}, page = {128, 4096, 1024, 2048, 7};
+    a->paged = y->cached && folioi_cuda_has_pages(&y->k);
+    a->packed = a->paged ? page : rows;
+    a->bulk = a->one_block_tiles && (a->paged || (y->k.at.token_tile_stride == y->k_dims &&
+                                                  y->v.at.token_tile_stride == y->v_dims));
     a->k_inverse = ((1u << 22) + a->k_copies - 1) / a->k_copies;
     a->v_inverse = ((1u << 22) + a->v_copies - 1) / a->v_copies;
 }

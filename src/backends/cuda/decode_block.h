@@ -9,6 +9,7 @@
 #define FOLIOI_DECODE_BLOCK_H
 
 #include "backends/cuda/decode.h"
+#include "backends/cuda/decode_tile.h"
 
 #define MAX_WARPS 8
 #define STAGE_ALIGN 128                            /* bulk copies are slower to other places */
@@ -35,8 +36,10 @@ typedef struct decode_args {
     int32_t out_copies, out_size;  /* warps add up in so many copies of out; floats of one */
     int32_t block_shift;           /* block_size is 1 << block_shift; -1: it is no power of two */
     int32_t one_block_tiles;       /* no tile lies in two blocks */
-    int32_t bulk;      /* rows of a block lie one after another: bulk copies can take them */
-    int32_t out_quads; /* four numbers of out can be stored at once */
+    int32_t bulk;       /* rows of a block lie one after another: bulk copies can take them */
+    int32_t paged;      /* K and V lie in native pages */
+    packed_tile packed; /* tiles of the packed instances */
+    int32_t out_quads;  /* four numbers of out can be stored at once */
 } decode_args;
 
 /* What a tile in shared memory is; written with its copies, read when they have landed. */

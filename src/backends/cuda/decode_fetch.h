@@ -8,6 +8,7 @@
 #include "backends/cuda/decode_block.h"
 #include "backends/cuda/decode_tile.h"
 #include "backends/cuda/instructions.h"
+#include "backends/cuda/stored_rows.h"
 #include "backends/cuda/warp.h"
 
 /* One lane's view of the next tile its warp will fetch. */
@@ -91,9 +92,7 @@ static __device__ __forceinline__ uint64_t row_address(const decode_args &a, con
         return (uint64_t)rows.data + 2 * ((c.new_row + token) * rows.token + kv_head * rows.head);
     }
     const folioi_cuda_side &side = is_v ? a.layer.v : a.layer.k;
-    int64_t at = c.block * side.at.block + kv_head * side.at.head +
-                 (int64_t)c.in_block * side.at.token_tile_stride;
-    return (uint64_t)side.base + at * a.kv_bytes;
+    return (uint64_t)side.base + stored_row(side.at, c.block, kv_head, c.in_block) * a.kv_bytes;
 }
 
 /*
@@ -101,7 +100,8 @@ static __device__ __forceinline__ uint64_t row_address(const decode_args &a, con
  * 8-bit fragments have: even dims of 16 first.
  */
 static __device__ __noinline__ void copy_rows_slowly(uint32_t dst, int stride, uint64_t row,
-                                                     int dims, int bytes, bool turn, int first_lane)
+                                                     int dims, int bytes, bool paged, bool turn,
+                                                     int first_lane)
 {
     int lane = threadIdx.x & 31;
     for (int t = 0; t < 16; t++) {
@@ -110,7 +110,8 @@ static __device__ __noinline__ void copy_rows_slowly(uint32_t dst, int stride, u
             int at = turn ? (d & ~15) + (d & 1) * 8 + (d & 15) / 2 : d;
             uint32_t to = dst + t * stride + at * bytes;
             if (bytes == 2) {
-                store_shared_u16(to, from ? ((const uint16_t *)from)[d] : (uint16_t)0);
+                const uint16_t *x = (const uint16_t *)(from + row_byte(paged, t, d * 2));
+                store_shared_u16(to, from ? *x : (uint16_t)0);
             } else {
                 store_shared_u8(to, from ? ((const uint8_t *)from)[d] : (uint8_t)0);
             }
@@ -121,7 +122,7 @@ static __device__ __noinline__ void copy_rows_slowly(uint32_t dst, int stride, u
 /* 16 rows of `copies` copies each: lane first_lane + t holds the address of row t, 0 where it is zeros. */
 template <int BYTES>
 static __device__ __forceinline__ void copy_rows(uint32_t dst, int stride, uint64_t row, int copies,
-                                                 uint32_t inverse, int first_lane,
+                                                 uint32_t inverse, int first_lane, bool paged,
                                                  const void *anywhere)
 {
     int lane = threadIdx.x & 31;
@@ -132,9 +133,9 @@ static __device__ __forceinline__ void copy_rows(uint32_t dst, int stride, uint6
         uint64_t from = __shfl_sync(ALL_LANES, row, first_lane + t);
         int at = (n - t * copies) * BYTES;
         if (n < 16 * copies)
-            cp_async<BYTES, BYTES == 16 ? 128 : 0>(dst + t * stride + at,
-                                                   from ? (const void *)(from + at) : anywhere,
-                                                   from ? BYTES : 0);
+            cp_async<BYTES, BYTES == 16 ? 128 : 0>(
+                dst + t * stride + at,
+                from ? (const void *)(from + row_byte(paged, t, at)) : anywhere, from ? BYTES : 0);
     }
 }
 
@@ -143,7 +144,7 @@ static __device__ __forceinline__ void copy_general(const decode_args &a, const 
 {
     const folioi_cuda_layer &y = a.layer;
     uint32_t v_dst = dst + 16 * a.k_stride;
-    bool turned = c.fresh && a.kv_bytes == 1;
+    bool turned = c.fresh && a.kv_bytes == 1, paged = a.paged && !c.fresh;
     int lane = threadIdx.x & 31;
     /* new rows of 16 bits left numbers where the last fragment of a row of 8 bits reads zeros */
     if (a.kv_bytes == 1 && y.append && !c.fresh && y.k_dims % 16 != 0 && lane < 16)
@@ -152,26 +153,34 @@ static __device__ __forceinline__ void copy_general(const decode_args &a, const 
                      : "memory");
     if (turned || a.copy_bytes < 4) {
         int bytes = c.fresh ? 2 : a.kv_bytes;
-        copy_rows_slowly(dst, a.k_stride, row, y.k_dims, bytes, false, 0);
-        copy_rows_slowly(v_dst, a.v_stride, row, y.v_dims, bytes, turned, 16);
+        copy_rows_slowly(dst, a.k_stride, row, y.k_dims, bytes, paged, false, 0);
+        copy_rows_slowly(v_dst, a.v_stride, row, y.v_dims, bytes, paged, turned, 16);
     } else if (a.copy_bytes == 16) {
-        copy_rows<16>(dst, a.k_stride, row, a.k_copies, a.k_inverse, 0, y.q.data);
-        copy_rows<16>(v_dst, a.v_stride, row, a.v_copies, a.v_inverse, 16, y.q.data);
+        copy_rows<16>(dst, a.k_stride, row, a.k_copies, a.k_inverse, 0, paged, y.q.data);
+        copy_rows<16>(v_dst, a.v_stride, row, a.v_copies, a.v_inverse, 16, paged, y.q.data);
     } else if (a.copy_bytes == 8) {
-        copy_rows<8>(dst, a.k_stride, row, a.k_copies, a.k_inverse, 0, y.q.data);
-        copy_rows<8>(v_dst, a.v_stride, row, a.v_copies, a.v_inverse, 16, y.q.data);
+        copy_rows<8>(dst, a.k_stride, row, a.k_copies, a.k_inverse, 0, paged, y.q.data);
+        copy_rows<8>(v_dst, a.v_stride, row, a.v_copies, a.v_inverse, 16, paged, y.q.data);
     } else {
-        copy_rows<4>(dst, a.k_stride, row, a.k_copies, a.k_inverse, 0, y.q.data);
-        copy_rows<4>(v_dst, a.v_stride, row, a.v_copies, a.v_inverse, 16, y.q.data);
+        copy_rows<4>(dst, a.k_stride, row, a.k_copies, a.k_inverse, 0, paged, y.q.data);
+        copy_rows<4>(v_dst, a.v_stride, row, a.v_copies, a.v_inverse, 16, paged, y.q.data);
     }
 }
 
 /* ---- tiles of the plain instances ---- */
 
+/* Where chunk c of token t lies in K or V of a plain tile. */
+template <int DIMS, int BYTES>
+static __device__ __forceinline__ int place_in_tile(const decode_args &a, int t, int c)
+{
+    return plain_packed(DIMS, BYTES) ? packed_place(a.packed, t, c)
+                                     : plain_place<DIMS, BYTES>(t, c);
+}
+
 /* The same to a plain tile. */
 template <int DIMS, int BYTES>
-static __device__ __forceinline__ void copy_rows_plain(uint32_t dst, uint64_t row, int first_lane,
-                                                       const void *anywhere)
+static __device__ __forceinline__ void copy_rows_plain(const decode_args &a, uint32_t dst,
+                                                       uint64_t row, int first_lane)
 {
     constexpr int COPIES = DIMS * BYTES / 16;
     int lane = threadIdx.x & 31;
@@ -179,21 +188,30 @@ static __device__ __forceinline__ void copy_rows_plain(uint32_t dst, uint64_t ro
     for (int i = 0; i < 16 * COPIES; i += 32) {
         int n = i + lane, t = n / COPIES, at = n % COPIES;
         uint64_t from = __shfl_sync(ALL_LANES, row, first_lane + t);
-        cp_async<16, 128>(dst + plain_place<DIMS, BYTES>(t, at),
-                          from ? (const void *)(from + at * 16) : anywhere, from ? 16 : 0);
+        const void *anywhere = a.layer.k.base;
+        cp_async<16, 128>(dst + place_in_tile<DIMS, BYTES>(a, t, at),
+                          from ? (const void *)(from + row_byte(a.paged, t, at * 16)) : anywhere,
+                          from ? 16 : 0);
     }
 }
 
-/* 16 rows of one block, all of them seen: rows are `step` bytes apart and `row` is this lane's first. */
+/* 16 rows of one block, all of them seen; base: of the first. */
 template <int DIMS, int BYTES>
-static __device__ __forceinline__ void copy_block_plain(uint32_t dst, const char *row, int64_t step)
+static __device__ __forceinline__ void copy_block_plain(const decode_args &a, uint32_t dst,
+                                                        const char *base, const folioi_address &at)
 {
     constexpr int COPIES = DIMS * BYTES / 16;
     constexpr int ROWS = 32 / COPIES;
-    int lane = threadIdx.x & 31;
+    int lane = threadIdx.x & 31, mine = lane / COPIES, chunk = lane % COPIES;
+    bool paged = BYTES == 2 && a.paged;
+    int64_t row = BYTES * (paged ? at.token_stride : at.token_tile_stride);
+    int64_t eight = paged ? BYTES * at.token_tile_stride : 8 * row;
+    uint32_t skip = (uint32_t)row_byte(paged, mine, chunk * 16), turn = paged ? 7 : 0;
+    base += mine * row;
 #pragma unroll
-    for (int t = 0; t < 16; t += ROWS, row += ROWS * step)
-        cp_async<16, 128>(dst + plain_place<DIMS, BYTES>(t + lane / COPIES, lane % COPIES), row);
+    for (int t = 0; t < 16; t += ROWS)
+        cp_async<16, 128>(dst + place_in_tile<DIMS, BYTES>(a, t + mine, chunk),
+                          base + t / 8 * eight + t % 8 * row + (skip ^ (t & turn) << 4));
 }
 
 /* Does this tile come by bulk copies? Its copies and its use both ask. */
@@ -210,25 +228,26 @@ template <int BYTES>
 static __device__ __forceinline__ const char *block_row(const folioi_cuda_side &side, int block,
                                                         int in_block, int kv_head)
 {
-    return side.base + BYTES * (block * side.at.block + kv_head * side.at.head +
-                                in_block * side.at.token_tile_stride);
+    return side.base + BYTES * stored_row(side.at, block, kv_head, in_block);
 }
 
-/* Bulk copies of a tile that lies in one block: lane 0 takes K, lane 1 V. */
+/* Bulk copies of a tile that lies in one block: lane 0 takes K and lane 1 V of plain rows, or each half of a page. */
 template <int DIMS>
 static __device__ __forceinline__ void copy_block_bulk(const decode_args &a, cursor &c,
                                                        uint32_t dst, uint32_t barrier, int kv_head)
 {
     if constexpr (HAS_BULK_COPIES) {
+        constexpr int HALF = 16 * DIMS * 2;
         int lane = threadIdx.x & 31;
         if (c.wrote) bulk_fence();
         c.wrote = false;
-        if (lane == 0) bulk_expect(barrier, 2 * 16 * DIMS * 2);
+        if (lane == 0) bulk_expect(barrier, 2 * HALF);
         __syncwarp();
         if (lane < 2) {
-            const folioi_cuda_side &side = lane == 1 ? a.layer.v : a.layer.k;
+            const folioi_cuda_side &side = lane == 1 && !a.paged ? a.layer.v : a.layer.k;
             const char *from = block_row<2>(side, c.block, c.in_block - lane, kv_head);
-            bulk_copy(dst + lane * 16 * plain_stride<DIMS, 2>(), from, 16 * DIMS * 2, barrier);
+            if (a.paged) from += lane * HALF;
+            bulk_copy(dst + lane * HALF, from, HALF, barrier);
         }
     }
 }
@@ -266,22 +285,21 @@ static __device__ __forceinline__ void fetch(const decode_args &a, cursor &c,
     uint32_t dst = shared_address(sh.stages) + stage * a.stage_bytes;
     if constexpr (PLAIN != 0) {
         constexpr int BYTES = PLAIN == FOLIO_F16 || PLAIN == FOLIO_BF16 ? 2 : 1;
-        constexpr int COPIES = DIMS * BYTES / 16;
-        uint32_t v_dst = dst + 16 * plain_stride<DIMS, BYTES>();
+        uint32_t v_dst =
+            dst + (plain_packed(DIMS, BYTES) ? a.packed.value : 16 * plain_stride<DIMS, BYTES>());
         if constexpr (PLAIN == FOLIO_INT8) copy_scales(a, c, sh, stage, valid, kv_head);
         if (comes_in_bulk<DIMS, PLAIN>(a, c.tile, low, high)) {
             copy_block_bulk<DIMS>(a, c, dst, shared_address(sh.barriers + stage), kv_head);
         } else if (a.one_block_tiles && c.tile >= low && c.tile + 16 <= high) {
-            int in_block = c.in_block - (lane & 15) + lane / COPIES;
+            int in_block = c.in_block - (lane & 15);
             const char *k = block_row<BYTES>(a.layer.k, c.block, in_block, kv_head);
             const char *v = block_row<BYTES>(a.layer.v, c.block, in_block, kv_head);
-            int at = lane % COPIES * 16;
-            copy_block_plain<DIMS, BYTES>(dst, k + at, BYTES * a.layer.k.at.token_tile_stride);
-            copy_block_plain<DIMS, BYTES>(v_dst, v + at, BYTES * a.layer.v.at.token_tile_stride);
+            copy_block_plain<DIMS, BYTES>(a, dst, k, a.layer.k.at);
+            copy_block_plain<DIMS, BYTES>(a, v_dst, v, a.layer.v.at);
         } else {
             uint64_t row = row_address<PLAIN>(a, c, token, valid, kv_head, lane);
-            copy_rows_plain<DIMS, BYTES>(dst, row, 0, a.layer.k.base);
-            copy_rows_plain<DIMS, BYTES>(v_dst, row, 16, a.layer.k.base);
+            copy_rows_plain<DIMS, BYTES>(a, dst, row, 0);
+            copy_rows_plain<DIMS, BYTES>(a, v_dst, row, 16);
             c.wrote = true;
         }
     } else {

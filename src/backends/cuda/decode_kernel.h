@@ -85,7 +85,7 @@ static __device__ __forceinline__ void score_tile(const decode_args &a, const bl
     using T = typename I::T;
     if constexpr (I::INT8) tile.scales = sh.scales + stage * 32;
     if constexpr (I::EIGHT) scores_plain_8<I::PLAIN, I::VMAX, I::NT>(s, tile.k, q, wide);
-    else if constexpr (I::PACKED) scores_packed<T, I::VMAX, I::NT>(s, tile.k, q, wide);
+    else if constexpr (I::PACKED) scores_packed<T, I::VMAX, I::NT>(s, a.packed, tile.k, q, wide);
     else if constexpr (I::Q_IN_REGISTERS) scores_plain<T, I::VMAX, I::NT>(s, tile.k, q, wide);
     else if constexpr (I::PLAIN != 0)
         scores_16<T, I::NT>(s, tile.k, a.k_stride, I::VMAX / 16, sh.q, a.q_stride, wide);
@@ -119,7 +119,8 @@ static __device__ __forceinline__ void add_tile_values(const decode_args &a, con
         add_tile<T, VMAX, NT>(o, values_8<I::PLAIN, VMAX>(tile.v, 0), STEPS, s, num_rows, apart,
                               hidden);
     else if constexpr (I::PACKED)
-        add_tile<T, VMAX, NT>(o, values_packed<VMAX>(tile.v), STEPS, s, num_rows, apart, hidden);
+        add_tile<T, VMAX, NT>(o, values_packed(a.packed, tile.v), STEPS, s, num_rows, apart,
+                              hidden);
     else if constexpr (I::PLAIN != 0)
         add_tile<T, VMAX, NT>(o, values_16<VMAX>(tile.v, 0), STEPS, s, num_rows, apart, hidden);
     else general_values<VMAX, NT>(a, tile, s, num_rows, apart, hidden, o);
@@ -196,7 +197,7 @@ __global__ void __launch_bounds__(32 * WARPS, VMAX <= 128 ? 2 : 1)
             }
             uint32_t at = shared_address(sh.stages) + stage * a.stage_bytes;
             tile_view tile = {at, 0, NULL, note.tile, note.low, note.high, (note.item2 & 1) != 0};
-            tile.v = tile.k + 16 * a.k_stride;
+            tile.v = tile.k + (I::PACKED ? a.packed.value : 16 * a.k_stride);
             bool whole = note.tile >= max(whole_begin, note.low) &&
                          note.tile + 16 <= min(whole_end, note.high);
             float sc[NT][4] = {}, alpha[2 * NT];

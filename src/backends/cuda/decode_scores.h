@@ -30,17 +30,18 @@ static __device__ __forceinline__ void scores_plain(float s[NT][4], uint32_t k_t
 
 /* The same of a packed tile: q in load_q's order of dims. */
 template <typename T, int DIMS, int NT>
-static __device__ __forceinline__ void scores_packed(float s[NT][4], uint32_t k_tile,
+static __device__ __forceinline__ void scores_packed(float s[NT][4], const packed_tile &p,
+                                                     uint32_t k_tile,
                                                      const uint32_t q[DIMS / 16][NT][2], bool wide)
 {
     int lane = threadIdx.x & 31;
-    uint32_t from = k_tile + lane / 4 * DIMS * 2 + (lane & 3) * 16;
+    uint32_t from = k_tile + packed_place(p, lane / 4, lane & 3);
     float odd[4] = {0, 0, 0, 0};
 #pragma unroll
     for (int d = 0; d < DIMS / 16; d += 2) {
         uint32_t low[4], high[4];
-        load_shared(low, from + d * 32);
-        load_shared(high, from + 8 * DIMS * 2 + d * 32);
+        load_shared(low, packed_step(p, from, d / 2));
+        load_shared(high, packed_step(p, from, d / 2) + p.eight_rows);
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             uint32_t k[4] = {low[2 * half], high[2 * half], low[2 * half + 1], high[2 * half + 1]};

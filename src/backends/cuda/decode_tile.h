@@ -16,12 +16,32 @@ struct tile_view {
 };
 
 /*
- * Do the rows of a plain tile lie side by side, as they do in a block of the cache? Then one bulk copy of 4 KB brings
- * K and one V. ldmatrix would meet a bank eight times there: fragments are made of 16-byte loads instead.
+ * Do the rows of a plain tile lie as they do in a block of the cache? Then bulk copies of 4 KB, or one of 8, bring K and V.
+ * ldmatrix would meet a bank eight times in plain rows: fragments are made of 16-byte loads instead.
  */
 static __host__ __device__ constexpr bool plain_packed(int dims, int bytes)
 {
     return dims == 128 && bytes == 2;
+}
+
+/* How a packed tile lies, in bytes: like plain rows, or like a native page. */
+typedef struct packed_tile {
+    int32_t row, eight_rows; /* from a row to the next, and to the eighth after it */
+    int32_t panel;           /* from a row's first 64 dims to the next */
+    int32_t value;           /* from K to V */
+    int32_t turn;            /* bits of the row's number that turn its 16-byte units */
+} packed_tile;
+
+/* Where chunk c of token t of a packed tile lies. */
+static __device__ __forceinline__ int packed_place(const packed_tile &p, int t, int c)
+{
+    return t / 8 * p.eight_rows + t % 8 * p.row + c / 8 * p.panel + ((c % 8) ^ (t & p.turn)) * 16;
+}
+
+/* From the place of one of a row's first 4 chunks to that of the chunk 4 * n after it. */
+static __device__ __forceinline__ uint32_t packed_step(const packed_tile &p, uint32_t place, int n)
+{
+    return (place ^ (uint32_t)(n % 2 * 64)) + (uint32_t)(n / 2 * p.panel);
 }
 
 /* Bytes between rows of a plain tile: else an odd number of 16-byte chunks, so that ldmatrix meets no bank twice. */

@@ -32,18 +32,19 @@ template <int DIMS> struct values_16 {
 };
 
 /* The same of a packed 16-bit tile, turned by movmatrix: rows g and g + 8 are dims that packed_dim tells. */
-template <int DIMS> struct values_packed {
+struct values_packed {
+    const packed_tile &p;
     uint32_t from;
-    __device__ __forceinline__ values_packed(uint32_t v_tile)
+    __device__ __forceinline__ values_packed(const packed_tile &tile, uint32_t v_tile) : p(tile)
     {
         int lane = threadIdx.x & 31;
-        from = v_tile + lane / 4 * DIMS * 2 + (lane & 3) * 16;
+        from = v_tile + packed_place(p, lane / 4, lane & 3);
     }
     __device__ __forceinline__ void load(int i, uint32_t v[4], uint32_t raw[8]) const
     {
         if (i % 2 == 0) {
-            load_shared(raw, from + i * 32);
-            load_shared(raw + 4, from + 8 * DIMS * 2 + i * 32);
+            load_shared(raw, packed_step(p, from, i / 2));
+            load_shared(raw + 4, packed_step(p, from, i / 2) + p.eight_rows);
         }
 #pragma unroll
         for (int e = 0; e < 4; e++) v[e] = movmatrix(raw[e / 2 * 4 + i % 2 * 2 + e % 2]);

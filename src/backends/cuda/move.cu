@@ -1,5 +1,6 @@
 /* move.cu: rows stored in and gathered from a cache, blocks copied, states merged. A warp for each row of a head. */
 #include "backends/cuda/cuda_move.h"
+#include "backends/cuda/stored_rows.h"
 #include "backends/cuda/warp.h"
 #include "core/dtype.h"
 
@@ -27,14 +28,19 @@ __device__ float int8_scale(const folioi_cuda_move &m, int64_t index)
     return __any_sync(ALL_LANES, nan) ? NAN : largest / 127.0f;
 }
 
-/* A row as it is, 16 bytes a lane. */
-__device__ void copy_row(const void *from, int64_t from_index, void *to, int64_t to_index,
-                         const folioi_cuda_move &m)
+/* A token's row as it is, 16 bytes a lane: from the caller's rows to the cache, or back. */
+__device__ void copy_row(const folioi_cuda_move &m, int64_t row, int64_t stored, int32_t token,
+                         bool is_store)
 {
     int elem = m.dtype == FOLIO_F32 ? 4 : 2;
-    const uint4 *f = (const uint4 *)((const char *)from + from_index * elem);
-    uint4 *t = (uint4 *)((char *)to + to_index * elem);
-    for (int32_t i = threadIdx.x % WARP; i < m.dims * elem / 16; i += WARP) t[i] = f[i];
+    char *theirs = (char *)m.rows.data + row * elem;
+    char *ours = const_cast<char *>(m.side.base) + stored * elem;
+    bool paged = has_pages(m.side.at);
+    for (int32_t i = threadIdx.x % WARP * 16; i < m.dims * elem; i += WARP * 16) {
+        uint4 *t = (uint4 *)(theirs + i), *o = (uint4 *)(ours + row_byte(paged, token, i));
+        if (is_store) *o = *t;
+        else *t = *o;
+    }
 }
 
 /* Launched for K (y 0) and V (y 1). */
@@ -48,7 +54,7 @@ __global__ void store_rows(const __grid_constant__ folioi_cuda_moves moves)
     int64_t to = address_token(&m.side.at, block, head, token);
     char *base = const_cast<char *>(m.side.base);
     if (m.is_copy) {
-        copy_row(m.rows.data, from, base, to, m);
+        copy_row(m, from, to, (int32_t)token, true);
         return;
     }
     float scale = m.side.scale;
@@ -61,7 +67,7 @@ __global__ void store_rows(const __grid_constant__ folioi_cuda_moves moves)
     for (int32_t d = threadIdx.x % WARP; d < m.dims; d += WARP) {
         float x = load_f32(m.rows.data, m.rows_dtype, from + d);
         if (scale != 1.0f) x = scale == 0.0f ? 0.0f : x / scale;
-        store_f32(base, m.dtype, to + address_dim(&m.side.at, d), x);
+        store_f32(base, m.dtype, to + address_dim(&m.side.at, token, d), x);
     }
 }
 
@@ -74,7 +80,7 @@ __global__ void gather_rows(const __grid_constant__ folioi_cuda_moves moves)
     int64_t block = slot < 0 ? 0 : slot / m.block_size, token = slot < 0 ? 0 : slot % m.block_size;
     int64_t from = address_token(&m.side.at, block, head, token);
     if (m.is_copy && slot >= 0) {
-        copy_row(m.side.base, from, m.rows.data, to, m);
+        copy_row(m, to, from, (int32_t)token, false);
         return;
     }
     float scale = slot < 0 ? 0.0f
@@ -84,7 +90,7 @@ __global__ void gather_rows(const __grid_constant__ folioi_cuda_moves moves)
     for (int32_t d = threadIdx.x % WARP; d < m.dims; d += WARP) {
         float x = 0.0f;
         if (slot >= 0)
-            x = load_f32(m.side.base, m.dtype, from + address_dim(&m.side.at, d)) * scale;
+            x = load_f32(m.side.base, m.dtype, from + address_dim(&m.side.at, token, d)) * scale;
         store_f32(m.rows.data, m.rows_dtype, to + d, x);
     }
 }
@@ -105,13 +111,15 @@ template <typename V> __device__ void copy_run(char *to, const char *from, int64
     }
 }
 
-/* A token whose numbers lie apart on one of the sides. */
-__device__ void copy_apart(char *to, const char *from, const folioi_cuda_way &w, int elem)
+/* A token whose numbers lie apart on one of the sides, `unit` of them together. */
+__device__ void copy_apart(char *to, const char *from, int64_t token, const folioi_cuda_way &w,
+                           int elem)
 {
-    for (int32_t d = threadIdx.x % WARP; d < w.dims; d += WARP) {
-        char *t = to + address_dim(&w.to, d) * elem;
-        const char *f = from + address_dim(&w.from, d) * elem;
-        if (elem == 4) *(uint32_t *)t = *(const uint32_t *)f;
+    for (int32_t d = threadIdx.x % WARP * w.unit; d < w.dims; d += WARP * w.unit) {
+        char *t = to + address_dim(&w.to, token, d) * elem;
+        const char *f = from + address_dim(&w.from, token, d) * elem;
+        if (w.unit > 1) *(uint4 *)t = *(const uint4 *)f;
+        else if (elem == 4) *(uint32_t *)t = *(const uint32_t *)f;
         else if (elem == 2) *(uint16_t *)t = *(const uint16_t *)f;
         else *t = *f;
     }
@@ -128,7 +136,7 @@ __device__ void move_run(const folioi_cuda_blocks &b, int part, int64_t layer, i
         b.bases[part][0][layer] + address_token(&w.from, from_block, head, first) * b.elem;
     char *to = b.bases[part][1][layer] + address_token(&w.to, to_block, head, first) * b.elem;
     if (w.run > 0) copy_run<V>(to, from, (int64_t)tokens * w.dims * b.elem);
-    else copy_apart(to, from, w, b.elem);
+    else copy_apart(to, from, first, w, b.elem);
     const float *from_scales = (const float *)b.bases[part][2][layer];
     float *to_scales = (float *)b.bases[part][3][layer];
     if (from_scales == nullptr) return;

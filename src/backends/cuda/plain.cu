@@ -45,6 +45,7 @@ struct key_place {
     int64_t first;
     float scale;
     const folioi_address *at; /* NULL: neighbours */
+    int32_t token;
 };
 
 __device__ key_place find_key(const row &r, bool v, int64_t j)
@@ -53,7 +54,7 @@ __device__ key_place find_key(const row &r, bool v, int64_t j)
     if (!l.cached || (l.append && j >= r.seq.context_len)) {
         const folioi_cuda_rows &t = v ? l.new_v : l.new_k;
         int64_t at = (r.seq.new_row + j - r.seq.context_len) * t.token + r.kv_head * t.head;
-        return {t.data, v ? l.new_v_dtype : l.new_k_dtype, at, 1.0f, nullptr};
+        return {t.data, v ? l.new_v_dtype : l.new_k_dtype, at, 1.0f, nullptr, 0};
     }
     const folioi_cuda_side &side = v ? l.v : l.k;
     int32_t key = (int32_t)j, token = key % l.block_size;
@@ -61,13 +62,18 @@ __device__ key_place find_key(const row &r, bool v, int64_t j)
     float scale = side.scales != nullptr
                       ? side.scales[address_token(&side.scales_at, block, r.kv_head, token)]
                       : side.scale;
-    return {side.base, l.kv_dtype, address_token(&side.at, block, r.kv_head, token), scale,
-            address_has_rows(&side.at) ? nullptr : &side.at};
+    return {side.base,
+            l.kv_dtype,
+            address_token(&side.at, block, r.kv_head, token),
+            scale,
+            address_has_rows(&side.at) ? nullptr : &side.at,
+            token};
 }
 
 __device__ double number(const key_place &p, int32_t d)
 {
-    return load_f32(p.base, p.dtype, p.first + (p.at != nullptr ? address_dim(p.at, d) : d));
+    return load_f32(p.base, p.dtype,
+                    p.first + (p.at != nullptr ? address_dim(p.at, p.token, d) : d));
 }
 
 __device__ float bias_of(const row &r, int64_t j)

@@ -4,9 +4,13 @@
 
 #include "backends/cuda/instructions.h"
 #include "backends/cuda/prefill_instance.h"
+#include "backends/cuda/stored_rows.h"
 #include "backends/cuda/warp.h"
 
-/* Rows of `bytes` to shared memory: lane first + i holds the address of row i, odd where the row is zeros. */
+/* Low bits of a row's address: it is zeros; it lies in a native page. */
+enum { ROW_ZERO = 1, ROW_PAGED = 2 };
+
+/* Rows of `bytes` to shared memory: lane first + i holds the address of row i and its low bits. */
 template <int ROWS, int ROW_BYTES>
 static __device__ __forceinline__ void copy_rows(uint32_t to, int row0, uint64_t address, int first,
                                                  int32_t bytes)
@@ -17,9 +21,11 @@ static __device__ __forceinline__ void copy_rows(uint32_t to, int row0, uint64_t
     for (int i = 0; i < ROWS * CHUNKS / 32; i++) {
         int row = (i * 32 + lane) / CHUNKS, chunk = (i * 32 + lane) % CHUNKS;
         uint64_t from = __shfl_sync(ALL_LANES, address, first + row);
-        bool is_zero = from & 1 || chunk * 16 >= bytes;
+        bool is_zero = from & ROW_ZERO || chunk * 16 >= bytes;
         cp_async<16>(to + chunk_at<ROW_BYTES>(row0 + row, chunk),
-                     (const char *)(from & ~1ull) + chunk * 16, is_zero ? 0 : 16);
+                     (const char *)(from & ~3ull) +
+                         row_byte((from & ROW_PAGED) != 0, row0 + row, chunk * 16),
+                     is_zero ? 0 : 16);
     }
 }
 

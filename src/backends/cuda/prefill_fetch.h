@@ -57,10 +57,10 @@ static __device__ __forceinline__ int64_t stored_index(const prefill_args &a, co
                                                        int32_t block)
 {
     int32_t size = a.layer.block_size, in_block = key - divide(key, size) * size;
-    return block * at.block + w.kv_head * at.head + in_block * at.token_tile_stride;
+    return stored_row(at, block, w.kv_head, in_block);
 }
 
-/* Where the lane's row is, in numbers as the instance has them; odd: nowhere. Rows that are new are of 16 bits. */
+/* Where the lane's row is, with its low bits, in numbers as the instance has them. Rows that are new are of 16 bits. */
 template <class I>
 static __device__ __forceinline__ uint64_t row_address(const prefill_args &a, const prefill_work &w,
                                                        const folioi_cuda_seq &s, int32_t tile,
@@ -70,19 +70,19 @@ static __device__ __forceinline__ uint64_t row_address(const prefill_args &a, co
     int32_t key = lane_key<I>(tile);
     bool is_v = fresh_lane() >= I::SHARE;
     const char *from = (const char *)l.q.data; /* aligned, and not read */
-    bool is_zero = true;
+    int bits = ROW_ZERO;
     if (block >= 0) {
         const folioi_cuda_side &side = is_v ? l.v : l.k;
         from = side.base + stored_index(a, w, side.at, key, block) * I::KV_SIZE;
-        is_zero = false;
+        bits = has_pages(side.at) ? ROW_PAGED : 0;
     } else if (I::KV == KV_WIDE && key >= w.begin && key < w.end && !is_stored(l, s, key)) {
         const folioi_cuda_rows &rows = is_v ? l.new_v : l.new_k;
         from = (const char *)rows.data +
                row_index(rows, s.new_row + key - s.context_len, w.kv_head) * 2;
-        is_zero = false;
+        bits = 0;
     }
-    if (!I::PLAIN && is_v) from += w.first_value * 2;
-    return (uint64_t)from | is_zero;
+    if (!I::PLAIN && is_v) from += row_byte(bits == ROW_PAGED, 0, w.first_value * 2);
+    return (uint64_t)from | bits;
 }
 
 /* Are the warp's keys of a tile all read from the cache, and 8 at a time from one block? */
@@ -102,7 +102,7 @@ static __device__ __forceinline__ void fetch_keys(const prefill_args &a, char *s
 {
     uint32_t to = shared_address(stage);
     int row0 = fresh_warp() * I::SHARE;
-    if (is_paged)
+    if (is_paged && !has_pages(a.layer.k.at))
         copy_pages<I::SHARE, I::K_ROW>(to, row0, address, 0,
                                        a.layer.k.at.token_tile_stride * I::KV_SIZE);
     else
@@ -116,7 +116,7 @@ static __device__ __forceinline__ void fetch_values(const prefill_args &a, const
 {
     uint32_t to = shared_address(stage) + I::K_BYTES;
     int row0 = fresh_warp() * I::SHARE;
-    if (is_paged)
+    if (is_paged && !has_pages(a.layer.v.at))
         copy_pages<I::SHARE, I::V_ROW>(to, row0, address, I::SHARE,
                                        a.layer.v.at.token_tile_stride * I::KV_SIZE);
     else

@@ -100,7 +100,7 @@ static __device__ void fetch_q(const prefill_args &a, const prefill_work &w, typ
             return;
         }
     }
-    copy_rows<I::WARP_ROWS, I::DK * 2>(to, row0, from | (p.query < 0), 0,
+    copy_rows<I::WARP_ROWS, I::DK * 2>(to, row0, from | (p.query < 0 ? ROW_ZERO : 0), 0,
                                        (I::PLAIN ? I::DK : l.k_dims) * 2);
 }
 

@@ -18,7 +18,8 @@
 struct any_row {
     uint64_t from;
     float scale;
-    int32_t kind; /* 0: zeros; 1: 16-bit numbers; 2: 8-bit numbers, to be multiplied with scale */
+    int32_t
+        kind; /* 0: zeros; 1: 16-bit numbers; 2: 8-bit ones, to be multiplied with scale; 3: 16-bit ones in a page */
 };
 
 template <class I>
@@ -29,13 +30,15 @@ static __device__ __forceinline__ any_row find_row(const prefill_args &a, const 
     const folioi_cuda_layer &l = a.layer;
     int32_t key = lane_key<I>(tile);
     bool is_v = threadIdx.x % 32 >= I::SHARE, is_byte = !dtype_is_16_bit(l.kv_dtype);
-    int64_t skip = is_v ? w.first_value : 0;
+    int32_t skip = is_v ? w.first_value : 0;
     any_row row = {0, 1.0f, 0};
     if (block >= 0) {
         const folioi_cuda_side &side = is_v ? l.v : l.k;
-        int64_t at = stored_index(a, w, side.at, key, block) + skip;
-        row.from = (uint64_t)(side.base + at * (is_byte ? 1 : 2));
-        row.kind = is_byte ? 2 : 1;
+        int64_t at = stored_index(a, w, side.at, key, block);
+        bool paged = has_pages(side.at);
+        row.from =
+            (uint64_t)(side.base + (is_byte ? at + skip : at * 2 + row_byte(paged, 0, skip * 2)));
+        row.kind = is_byte ? 2 : paged ? 3 : 1;
         if (l.kv_dtype == FOLIO_INT8)
             row.scale = __ldg(side.scales + stored_index(a, w, side.scales_at, key, block));
         else if (is_byte && !(is_v && !l.append)) row.scale = side.scale;
@@ -123,7 +126,9 @@ static __device__ __forceinline__ void widen_rows(const prefill_args &a, uint32_
         float scale = __shfl_sync(ALL_LANES, mine.scale, first + row);
         int32_t kind = __shfl_sync(ALL_LANES, mine.kind, first + row);
         uint4 x = make_uint4(0, 0, 0, 0);
-        if (kind == 1 && chunk * 8 < dims) x = load_numbers((const uint16_t *)from + chunk * 8);
+        if (kind % 2 == 1 && chunk * 8 < dims)
+            x = load_numbers(
+                (const uint16_t *)(from + row_byte(kind == 3, row0 + row, chunk * 16)));
         if (kind == 2 && chunk * 8 < dims) {
             uint2 bytes = a.aligned ? load_shared(raw + i * 8)
                                     : load_bytes((const uint8_t *)from + chunk * 8);

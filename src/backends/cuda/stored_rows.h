@@ -1,0 +1,28 @@
+/*
+ * stored_rows.h: where kernels find a row of the cache: in plain rows, or in native pages (kv_layout.c), where 8 tokens lie
+ * together, a row's 128 bytes of every 64 dims 1 KB apart, their 16-byte units turned by the token's number.
+ */
+#ifndef FOLIOI_CUDA_STORED_ROWS_H
+#define FOLIOI_CUDA_STORED_ROWS_H
+
+#include "cache/kv_layout.h"
+
+static __device__ __forceinline__ bool has_pages(const folioi_address &at) { return at.turn != 0; }
+
+/* Index of a token's first number, had it no turn. */
+static __device__ __forceinline__ int64_t stored_row(const folioi_address &at, int64_t block,
+                                                     int32_t head, int32_t token)
+{
+    int32_t in_tile = token & (at.token_tile - 1); /* tiles of 1 or of 8 */
+    int32_t tile = has_pages(at) ? token >> 3 : token;
+    return block * at.block + head * at.head + tile * at.token_tile_stride +
+           in_tile * at.token_stride;
+}
+
+/* From there to byte `at` of the row; at most 16 bytes, at a multiple of their size, lie together. */
+static __device__ __forceinline__ int32_t row_byte(bool paged, int32_t token, int32_t at)
+{
+    return paged ? ((at & ~127) << 3) + ((at & 127) ^ ((token & 7) << 4)) : at;
+}
+
+#endif
