@@ -139,6 +139,10 @@ TEST(cuda_lists, every_prefill_key_once_and_longest_first)
                 if (!seq_is_decode(&seqs[i], list.shape.group) && at < head.num_items)
                     at += check_tile(&list, i, q, &items[at]);
         CHECK_INT(at, head.num_items);
+        int64_t keys = 0;
+        for (int32_t i = 0; i < n; i++)
+            if (!seq_is_decode(&seqs[i], list.shape.group)) keys += seqs[i].key_len;
+        CHECK_INT(head.num_keys, keys);
         num_cut += head.num_cut_tiles;
         if (test_failures() > 0) return;
     }

@@ -158,7 +158,7 @@ static folio_status open_device(folio_context *ctx, int32_t number)
         return status;
     }
     d->sm = (folioi_cuda_sm){p.multiProcessorCount, (int32_t)p.sharedMemPerMultiprocessor,
-                             (int32_t)p.sharedMemPerBlockOptin, 0, &d->ready};
+                             (int32_t)p.sharedMemPerBlockOptin, p.major * 10 + p.minor, &d->ready};
     snprintf(d->name, sizeof d->name, "%s", p.name);
     ctx->device = d->name;
     folioi_cuda_leave(ctx, before);

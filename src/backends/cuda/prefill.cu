@@ -2,6 +2,7 @@
  * prefill.cu: attention of sequences with many query rows: one launch per layer computes the step's list of tiles. The grid is
  * fixed by the device and the list's room, so a graph may hold it.
  */
+#include "backends/cuda/hopper/prefill.h"
 #include "backends/cuda/prefill_launch.h"
 #include "core/dtype.h"
 
@@ -14,7 +15,8 @@ bool folioi_cuda_prefill_takes(const folioi_cuda_layer *l)
     if (!l->cached) return true;
     if (dtype_is_16_bit(l->kv_dtype) ? l->kv_dtype != l->dtype : l->kv_dtype == FOLIO_F32)
         return false;
-    return folioi_cuda_has_rows(&l->k) && folioi_cuda_has_rows(&l->v);
+    return folioi_cuda_has_pages(&l->k) ||
+           (folioi_cuda_has_rows(&l->k) && folioi_cuda_has_rows(&l->v));
 }
 
 /* May all rows be copied in chunks of 8 numbers? */
@@ -169,6 +171,10 @@ cudaError_t folioi_cuda_prefill(const folioi_cuda_layer *layer, const folioi_cud
                                 char *workspace, int32_t *counters, cudaStream_t stream)
 {
     if (!folioi_cuda_prefill_takes(layer)) return cudaErrorNotSupported;
+#ifdef FOLIO_CUDA_HOPPER
+    if (folioi_cuda_hopper_takes(layer, &plan->sm))
+        return folioi_cuda_hopper_prefill(layer, step, plan, workspace, counters, stream);
+#endif
     int32_t rows, values;
     tile_size(layer, &rows, &values);
     prefill_args a = {};

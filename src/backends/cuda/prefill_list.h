@@ -34,7 +34,7 @@ typedef struct folioi_prefill_item {
 typedef struct folioi_prefill_head {
     int32_t num_items;
     int32_t num_cut_tiles, num_rows; /* counters and rows of the workspace in use */
-    int32_t unused;
+    int32_t num_keys;                /* of all sequences with items, INT32_MAX at most */
 } folioi_prefill_head;
 
 /** What a list depends on beside the step. */
@@ -189,7 +189,8 @@ typedef struct folioi_prefill_sort {
         at[FOLIOI_PREFILL_BUCKETS]; /* tiles or items of a bucket, then where the next one goes */
     int32_t sums[32];
     folioi_prefill_choice choices[FOLIOI_PREFILL_CHOICES];
-    unsigned long long keys; /* of all tiles, as buckets count them */
+    unsigned long long keys;     /* of all tiles, as buckets count them */
+    unsigned long long all_keys; /* of all sequences with tiles         */
     int32_t tiles, seqs;
     int64_t limit;
     folioi_prefill_head head;
@@ -343,7 +344,10 @@ SHARED_INLINE void prefill_visit_tiles(const folioi_prefill_list *list, folioi_p
             int32_t bucket = prefill_bucket(t.end - t.begin);
             folioi_add(&sort->at[bucket], 1);
             folioi_add(&sort->tiles, 1);
-            if (first == 0) folioi_add(&sort->seqs, 1);
+            if (first == 0) {
+                folioi_add(&sort->seqs, 1);
+                folioi_add_keys(&sort->all_keys, (unsigned long long)s->key_len);
+            }
             folioi_add_keys(&sort->keys, (unsigned long long)prefill_bucket_keys(bucket));
         }
     }
@@ -357,7 +361,7 @@ SHARED_INLINE void prefill_clear(folioi_prefill_sort *sort, int32_t thread, int3
     for (int32_t b = thread; b < FOLIOI_PREFILL_BUCKETS; b += threads) sort->at[b] = 0;
     for (int32_t c = thread; c < FOLIOI_PREFILL_CHOICES; c += threads) sort->choices[c] = none;
     if (thread != 0) return;
-    sort->keys = 0;
+    sort->keys = sort->all_keys = 0;
     sort->tiles = sort->seqs = 0;
     sort->limit = 0;
     sort->head = empty;
@@ -392,7 +396,9 @@ SHARED_INLINE void prefill_add_up(folioi_prefill_sort *sort, int32_t thread, boo
         sort->at[b] = next;
         next += count;
     }
-    if (thread == 31) sort->head.num_items = next;
+    if (thread != 31) return;
+    sort->head.num_items = next;
+    sort->head.num_keys = (int32_t)min_i64((int64_t)sort->all_keys, INT32_MAX);
 }
 
 #define FOLIOI_PREFILL_PASSES 10

@@ -1,0 +1,120 @@
+/*
+ * wgmma.h: instructions of sm_90a alone: matrix products of four warps at once (a warpgroup), which run beside the threads
+ * that start them, and registers handed from warps that need few to those that need many.
+ *
+ * A warpgroup's product has 64 rows, 16 of each warp: lane l has rows l / 4 and l / 4 + 8 of them and, of every 8 columns,
+ * the pair 2 * (l % 4), as mma.m16n8k16 has them.
+ */
+#ifndef FOLIOI_CUDA_WGMMA_H
+#define FOLIOI_CUDA_WGMMA_H
+
+#include "backends/cuda/instructions.h"
+
+/* ---- barriers in shared memory, beside those of instructions.h ---- */
+
+static __device__ __forceinline__ void barrier_init(uint32_t barrier, int arrivals)
+{
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals)
+                 : "memory");
+}
+
+static __device__ __forceinline__ void barrier_arrive(uint32_t barrier)
+{
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+/* ---- registers ---- */
+
+template <int COUNT> static __device__ __forceinline__ void give_registers()
+{
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+
+template <int COUNT> static __device__ __forceinline__ void take_registers()
+{
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+
+/* ---- products ---- */
+
+/* Registers that threads wrote are ready for the products that follow. */
+static __device__ __forceinline__ void products_begin()
+{
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+
+/* The products since the last call are a group. */
+static __device__ __forceinline__ void products_commit()
+{
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+
+/* Until at most PENDING groups are on their way. */
+template <int PENDING> static __device__ __forceinline__ void products_wait()
+{
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+}
+
+/* Sums are not read before this: the compiler sees no bond between a wait and the registers it waits for. */
+template <int N> static __device__ __forceinline__ void products_ready(float (&x)[N])
+{
+#pragma unroll
+    for (int i = 0; i < N; i++) asm volatile("" : "+f"(x[i])::"memory");
+}
+
+/*
+ * A matrix in shared memory, in groups of 8 rows of 128 bytes whose 16-byte units are XORed with the row's number: its
+ * address, and bytes from a panel of 64 numbers to the next and from a group to the next.
+ */
+static __device__ __forceinline__ uint64_t matrix_at(uint32_t address, uint32_t panel,
+                                                     uint32_t group)
+{
+    return (uint64_t)((address & 0x3ffff) >> 4) | (uint64_t)(panel >> 4) << 16 |
+           (uint64_t)(group >> 4) << 32 | 1ull << 62;
+}
+
+#define SUMS_4(x, i) "+f"(x[i]), "+f"(x[i + 1]), "+f"(x[i + 2]), "+f"(x[i + 3])
+#define SUMS_16(x, i) SUMS_4(x, i), SUMS_4(x, i + 4), SUMS_4(x, i + 8), SUMS_4(x, i + 12)
+#define NAMES_16 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
+#define NAMES_32 NAMES_16 ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
+#define NAMES_48 NAMES_32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
+#define NAMES_64 NAMES_48 ",%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+#define FACTORS(a) "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3])
+
+/* s[64][N] = a[64][16] b[N][16]^T, plus s where ADD; a in registers, b with neighbours along its 16. */
+#define MULTIPLY_ROWS_64(type)                                                                     \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " {" NAMES_32         \
+                 "},{%32,%33,%34,%35},%36,%37,1,1,0;"                                              \
+                 : SUMS_16(s, 0), SUMS_16(s, 16)                                                   \
+                 : FACTORS(a), "l"(b), "n"(ADD))
+#define MULTIPLY_ROWS_128(type)                                                                    \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type " {" NAMES_64        \
+                 "},{%64,%65,%66,%67},%68,%69,1,1,0;"                                              \
+                 : SUMS_16(s, 0), SUMS_16(s, 16), SUMS_16(s, 32), SUMS_16(s, 48)                   \
+                 : FACTORS(a), "l"(b), "n"(ADD))
+template <typename T, int N, int ADD>
+static __device__ __forceinline__ void multiply_rows(float (&s)[64], const uint32_t *a, uint64_t b)
+{
+    static_assert(N == 64 || N == 128, "widths in use");
+    if constexpr (N == 64 && IS_BF16<T>) MULTIPLY_ROWS_64("bf16");
+    else if constexpr (N == 64) MULTIPLY_ROWS_64("f16");
+    else if constexpr (IS_BF16<T>) MULTIPLY_ROWS_128("bf16");
+    else MULTIPLY_ROWS_128("f16");
+}
+
+/* o[64][128] = a[64][16] b[16][128], plus o where `add`; b with neighbours along its 128. */
+#define MULTIPLY_COLUMNS(type)                                                                     \
+    asm volatile("{.reg .pred add; setp.ne.b32 add,%69,0;"                                         \
+                 "wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type " {" NAMES_64        \
+                 "},{%64,%65,%66,%67},%68,add,1,1,1;}"                                             \
+                 : SUMS_16(o, 0), SUMS_16(o, 16), SUMS_16(o, 32), SUMS_16(o, 48)                   \
+                 : FACTORS(a), "l"(b), "r"(add))
+template <typename T>
+static __device__ __forceinline__ void multiply_columns(float (&o)[64], const uint32_t *a,
+                                                        uint64_t b, int add)
+{
+    if constexpr (IS_BF16<T>) MULTIPLY_COLUMNS("bf16");
+    else MULTIPLY_COLUMNS("f16");
+}
+
+#endif
