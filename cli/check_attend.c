@@ -170,6 +170,45 @@ void make_kernels(const check_env *env, check_draw *d, int64_t index, check_atte
     check_mixed(d, c);
 }
 
+static void random_window(check_draw *d, harness_spec *s);
+static void release_blocks(check_attention *c);
+
+/*
+ * Prompts and chunks of several tiles of the largest kernels, in their favourite shape: lengths at the edges of pages and
+ * tiles, groups that fill no tile, and one thing more in turns.
+ */
+void make_tiles(const check_env *env, check_draw *d, int64_t index, check_attention *c)
+{
+    static const int32_t groups[] = {4, 1, 3, 6, 20, 8, 2};
+    static const int32_t blocks[] = {16, 32, 16, 48};
+    static const int64_t lens[] = {17, 31, 32, 33, 63, 64, 65, 96, 116, 127, 128, 129, 143, 145};
+    static const int64_t before[] = {0, 0, 1, 12, 63, 100, 127, 128, 129, 180, 300};
+    harness_spec *s = &c->spec;
+    check_base(env, d, c);
+    s->num_kv_heads = (int32_t)check_int(d, 1, 2);
+    s->num_heads = s->num_kv_heads * groups[index % COUNT(groups)];
+    s->k_head_size = 128;
+    s->dtype = query_dtypes[1 + index % 2];
+    s->block_size = CHECK_PICK(d, blocks);
+    s->layout = FOLIO_LAYOUT_NATIVE;
+    s->wide_gaps = true;
+    s->graph = check_chance(d, 4);
+    int64_t most = s->num_heads > 12 ? 1 : 2;
+    for (int64_t i = 0; i < most; i++) check_add(c, CHECK_PICK(d, lens), CHECK_PICK(d, before));
+    if (check_chance(d, 3)) add_decode(d, c);
+    switch (index % 6) {
+    case 1: s->sinks = true; break;
+    case 2: c->seqs[0].causality = FOLIO_CAUSAL_NO; break;
+    case 3: s->nan_from = check_int(d, 1, c->seqs[0].seq_len - 1); break;
+    case 4: s->amplitude = 40.0; break;
+    case 5:
+        random_window(d, s);
+        if (check_chance(d, 2)) c->seqs[0].causality = FOLIO_CAUSAL_NO;
+        else release_blocks(c);
+        break;
+    }
+}
+
 /*
  * q dtype x dtype of new k and v x where keys are: for each type of attention, read as given without a cache, and
  * for those with a cache appended to or stored in each type of it. Every other case is at odd addresses, and in one

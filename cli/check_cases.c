@@ -15,6 +15,7 @@ const check_part check_parts[] = {
     {"metadata", "summary", 12, 200, NULL, run_metadata},
     {"views", "views", 12, 200, NULL, run_views},
     {"kernels", "attend", 144, 432, make_kernels, NULL},
+    {"kernels", "tiles", 18, 126, make_tiles, NULL},
     {"kernels", "pairings", 252, 504, make_pairings, NULL},
     {"kernels", "f32_rows", 60, 400, NULL, run_f32_rows},
     {"mixed_batch", "attend", 12, 80, make_mixed_batch, NULL},

@@ -354,8 +354,9 @@ step_tensor harness_tensor_make(const harness *h, folio_dtype dtype, int64_t tok
                                 int64_t size)
 {
     step_tensor t = {.dtype = dtype, .tokens = tokens, .heads = heads, .size = size};
-    t.head_stride = size + (h->spec.strided ? 3 : 0);
-    t.token_stride = heads * t.head_stride + (h->spec.strided ? 5 : 0);
+    bool strided = h->spec.strided, wide = h->spec.wide_gaps;
+    t.head_stride = size + (!strided ? 0 : wide ? 8 : 3);
+    t.token_stride = heads * t.head_stride + (!strided ? 0 : wide ? 24 : 5);
     size_t elem = folio_dtype_size(dtype), offset = (size_t)h->spec.offset * elem;
     t.bytes = (size_t)(tokens * t.token_stride) * elem + offset + 2 * GUARD_BYTES;
     t.allocation = harness_alloc(t.bytes, 1);
@@ -384,6 +385,7 @@ static double bias_entry(const harness_spec *s, int64_t id, int64_t row, int64_t
 
 bool harness_is_hidden(const harness *h, int64_t id, int64_t key)
 {
+    if (h->spec.nan_from > 0 && key >= h->spec.nan_from) return true;
     return h->spec.hidden_nan && isinf(bias_entry(&h->spec, id, 0, 0, key));
 }
 

@@ -65,10 +65,12 @@ typedef struct harness_spec {
     bool graph;             /* FOLIO_PLAN_GRAPH, buffers longer than the batch */
     bool batch_invariant;   /* FOLIO_PLAN_BATCH_INVARIANT */
     bool no_lse;
-    bool hidden_nan; /* bias SEQ | KEY: the keys it hides hold NaN in K and V */
-    bool strided;    /* gaps of NaN between the heads and tokens of q, k, v, out, lse, bias */
-    bool in_place;   /* out is q, where head sizes and types are equal */
-    int64_t offset;  /* numbers by which q, k, v, out and lse begin past an aligned address */
+    bool hidden_nan;  /* bias SEQ | KEY: the keys it hides hold NaN in K and V */
+    bool strided;     /* gaps of NaN between the heads and tokens of q, k, v, out, lse, bias */
+    bool wide_gaps;   /* of 16 bytes and more, so that rows stay aligned */
+    bool in_place;    /* out is q, where head sizes and types are equal */
+    int64_t offset;   /* numbers by which q, k, v, out and lse begin past an aligned address */
+    int64_t nan_from; /* K and V of this token and all after it are NaN; 0: of none */
     harness_table table;
 } harness_spec;
 

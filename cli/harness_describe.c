@@ -34,6 +34,7 @@ static void say_options(line *l, const harness_spec *s)
                  {"no lse", s->no_lse},
                  {"hidden NaN", s->hidden_nan},
                  {"strided", s->strided},
+                 {"wide gaps", s->wide_gaps},
                  {"in place", s->in_place}};
     if (s->soft_cap > 0) say(l, ", soft cap %g", (double)s->soft_cap);
     if (s->windowed)
@@ -44,6 +45,7 @@ static void say_options(line *l, const harness_spec *s)
     }
     if (s->bias_hidden > 0) say(l, " (%g hidden)", s->bias_hidden);
     if (s->amplitude > 0) say(l, ", q * %g", s->amplitude);
+    if (s->nan_from > 0) say(l, ", NaN from token %lld on", (long long)s->nan_from);
     if (s->offset > 0) say(l, ", %lld past alignment", (long long)s->offset);
     for (size_t i = 0; i < sizeof flags / sizeof flags[0]; i++)
         if (flags[i].on) say(l, ", %s", flags[i].name);

@@ -72,7 +72,7 @@ folio_batch *harness_batch_make(harness *h, folio_context *ctx, const harness_se
 int64_t harness_seq_rows(const harness_seq *s, folio_attention_type type);
 int64_t harness_seq_keys(const harness_seq *s, folio_attention_type type);
 
-/* With hidden_nan: is the key one that the bias hides from every row? */
+/* Are K and V of the key NaN? With hidden_nan it is one that the bias hides from every row. */
 bool harness_is_hidden(const harness *h, int64_t id, int64_t key);
 
 void harness_step_open(harness *h, folio_attention_type type, const harness_seq *seqs, int64_t num,
