@@ -85,6 +85,16 @@ folioi_span folioi_lse_span(const float *lse, int64_t token_stride, int64_t head
     return folioi_span_rows(lse, sizeof *lse, tokens, token_stride, heads, head_stride, 1);
 }
 
+folio_status folioi_check_apart(const folioi_place *places, int written, int n)
+{
+    for (int i = 0; i < written; i++)
+        for (int k = i + 1; k < n; k++)
+            REQUIRE(!folioi_spans_share(&places[i].span, &places[k].span),
+                    "%s and %s share memory, or their rows interleave with different strides",
+                    places[i].name, places[k].name);
+    return FOLIO_OK;
+}
+
 bool folioi_tensors_same(const folio_tensor *a, const folio_tensor *b)
 {
     return a->data == b->data && a->dtype == b->dtype && a->token_stride == b->token_stride &&

@@ -21,6 +21,15 @@ folioi_span folioi_tensor_span(const folio_tensor *t, int64_t heads, int64_t hea
 folioi_span folioi_lse_span(const float *lse, int64_t token_stride, int64_t head_stride,
                             int64_t heads, int64_t tokens);
 
+/** One of the arrays that a call writes or reads. */
+typedef struct folioi_place {
+    const char *name;
+    folioi_span span;
+} folioi_place;
+
+/** The first `written` of n places share no byte with each other or with the rest. */
+folio_status folioi_check_apart(const folioi_place *places, int written, int n);
+
 /** The same numbers in the same places? */
 bool folioi_tensors_same(const folio_tensor *a, const folio_tensor *b);
 

@@ -589,7 +589,9 @@ BACKEND_TEST(vllm06_ops, reshape_and_cache_errors)
 
 BACKEND_TEST(vllm06_ops, paged_attention_errors)
 {
-    static float sums[SEQS * HEADS], tops[SEQS * HEADS], tmp[SEQS * HEADS * 32];
+    enum { PARTS = 2 }; /* of 530 keys */
+    static float sums[SEQS * HEADS * PARTS], tops[SEQS * HEADS * PARTS];
+    static float tmp[SEQS * HEADS * PARTS * 32];
     static const float nan_slopes[HEADS] = {0, 0, NAN, 0};
     memset(sums, 0xFF, sizeof sums);
     memset(tmp, 0xFF, sizeof tmp);
@@ -628,5 +630,59 @@ BACKEND_TEST(vllm06_ops, paged_attention_errors)
     CHECK_OK(folio_vllm06_paged_attention_v1(ctx, &a, &b.c, NULL));
     CHECK_OK(folio_vllm06_paged_attention_v2(ctx, &a, &b.c, NULL, NULL, NULL, NULL));
     CHECK(support_is_poison(b.out.data, b.out.bytes));
+    bed_close(&b);
+}
+
+/* What v2 writes, then what it reads. */
+enum { OUT, SUMS, TOPS, TMP, NUM_WRITTEN, QUERY = NUM_WRITTEN, SLOPES, KEYS, VALUES, NUM_PLACES };
+
+static folio_status run_v2(bed *b, float *const at[NUM_PLACES])
+{
+    folio_vllm06_paged_attention_args a = arguments(b);
+    folio_vllm06_ops_cache c = b->c;
+    a.out = at[OUT];
+    a.query = at[QUERY];
+    a.alibi_slopes = at[SLOPES];
+    c.key_cache = at[KEYS];
+    c.value_cache = at[VALUES];
+    return folio_vllm06_paged_attention_v2(b->ctx, &a, &c, at[SUMS], at[TOPS], at[TMP], NULL);
+}
+
+/* Two partitions. Each place in turn begins at the last number of each place that is written. */
+BACKEND_TEST(vllm06_ops, paged_attention_overlap)
+{
+    enum { ROWS = SEQS * HEADS, ROOM = 0x40000 };
+    static const char *const names[NUM_PLACES] = {"out",       "exp_sums",   "max_logits",
+                                                  "tmp_out",   "query",      "alibi_slopes",
+                                                  "key_cache", "value_cache"};
+    static const int64_t sizes[NUM_WRITTEN] = {ROWS * 32, ROWS * 2, ROWS * 2, ROWS * 2 * 32};
+    if (strcmp(backend, "cuda") == 0)
+        return; /* there each array is brought to a place of its own */
+    bed b;
+    bed_open(&b, ctx, FOLIO_F32, 4, 32, 8, short_lens);
+    support_buffer memory = support_buffer_make((size_t)NUM_WRITTEN * ROOM * sizeof(float));
+    float *apart[NUM_PLACES] = {
+        [QUERY] = b.query, [SLOPES] = b.slopes, [KEYS] = b.k.data, [VALUES] = b.v.data};
+    for (int i = 0; i < NUM_WRITTEN; i++) apart[i] = (float *)memory.data + (int64_t)i * ROOM;
+    for (int i = 0; i < NUM_WRITTEN; i++)
+        for (int k = 0; k < NUM_PLACES; k++) {
+            char words[64];
+            float *at[NUM_PLACES];
+            if (k == i) continue;
+            memcpy(at, apart, sizeof at);
+            at[k] = at[i] + sizes[i] - 1;
+            snprintf(words, sizeof words, "%s and %s share memory", names[k < i ? k : i],
+                     names[k < i ? i : k]);
+            REFUSED(run_v2(&b, at), FOLIO_ERR_ARGUMENT, words);
+            CHECK(support_is_poison(memory.data, memory.bytes));
+            support_buffer_poison(&memory);
+        }
+    CHECK_OK(run_v2(&b, apart));
+    float *at[NUM_PLACES];
+    memcpy(at, apart, sizeof at);
+    at[OUT] = b.query; /* out may be query itself */
+    CHECK_OK(run_v2(&b, at));
+    CHECK(memcmp(b.query, apart[OUT], (size_t)sizes[OUT] * sizeof(float)) == 0);
+    support_buffer_free(&memory);
     bed_close(&b);
 }

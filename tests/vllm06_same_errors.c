@@ -184,6 +184,68 @@ static void bad_decodes(v06 *rig)
     *rig = r;
 }
 
+/* output lies `rows` rows behind query. Prompts with biases run one by one, decodes run after prompts:
+ * the rows of each such call alone are apart. */
+static void bad_later_rows(v06 *r, int64_t rows)
+{
+    folio_vllm06_forward_args a = v06_args(r, FOLIO_ATTENTION_DECODER);
+    size_t row = (size_t)v06_width(r) * folio_dtype_size(r->d.dtype), n = (size_t)r->out_rows * row;
+    support_buffer both = support_buffer_make(2 * n);
+    memcpy(both.data, r->q, n);
+    a.query.data = both.data;
+    a.output.data = (char *)both.data + (size_t)rows * row;
+    V06_REFUSED(r, &a, FOLIO_ERR_ARGUMENT, "output and query share memory");
+    CHECK(memcmp(both.data, r->q, n) == 0 && support_is_poison((char *)both.data + n, n));
+    support_buffer_free(&both);
+}
+
+/* output may be query itself: the same bits. */
+static void output_is_query(v06 *r)
+{
+    v06_run(r, FOLIO_ATTENTION_DECODER);
+    support_buffer apart = support_buffer_make(r->out.bytes);
+    memcpy(apart.data, r->out.data, r->out.bytes);
+    folio_vllm06_forward_args a = v06_args(r, FOLIO_ATTENTION_DECODER);
+    a.output = a.query;
+    CHECK_OK(r->b->forward(r->impl, &a, NULL));
+    CHECK(memcmp(r->q, apart.data, apart.bytes) == 0);
+    support_buffer_free(&apart);
+}
+
+static void bad_overlaps(v06 *rig)
+{
+    static const v06_seq mixed[] = {{2, true, 4, 4, 0}, {1, false, 1, 9, 0}, {0, false, 1, 14, 0}};
+    static const float bias[13 * 13];
+    const folio_vllm06_bias biases[] = {{bias, 1, 13, 13}, {bias, 1, 8, 8}};
+    v06 r = *rig;
+    if (strcmp(r.compute, "cuda") == 0)
+        return; /* there each array is brought to a place of its own */
+    if (v06_step(&r, two_prompts, 2)) {
+        output_is_query(&r);
+        BAD(a.output.data = (float *)a.query.data + 1, "output and query share memory");
+        BAD(a.output.data = a.key.data, "output and key share memory");
+        BAD(a.output.data = a.value.data, "output and value share memory");
+        BAD(a.output.data = kv.data, "output and kv_cache share memory");
+        BAD(a.query.data = kv.data, "kv_cache and query share memory");
+        BAD(a.key.data = kv.data, "kv_cache and key share memory");
+        BAD(a.value.data = (float *)kv.data + kv.num_blocks * kv.block_elements,
+            "kv_cache and value share memory");
+        CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_ATTENTION_DECODER, biases));
+        output_is_query(&r);
+        bad_later_rows(&r, 13);
+    }
+    if (strcmp(r.b->get_name(), "xformers") == 0 && v06_step(&r, mixed, 3)) {
+        output_is_query(&r);
+        bad_later_rows(&r, 4);
+    }
+    if (v06_step(&r, encoded_prompts, 2)) {
+        folio_vllm06_forward_args a = v06_args(&r, FOLIO_ATTENTION_ENCODER_DECODER);
+        a.output = a.query;
+        V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT, "output and query share memory");
+    }
+    *rig = r;
+}
+
 /* Counts that pass all sizes, and encoders the metadata has no word for. */
 void v06_same_bad_builder(const char *ancestor, const char *compute)
 {
@@ -405,6 +467,7 @@ void v06_same_bad_forward(const char *ancestor, const char *compute)
         REFUSED(folio_vllm06_get_attn_bias(NULL, FOLIO_ATTENTION_DECODER, &got), FOLIO_ERR_ARGUMENT,
                 "NULL");
         bad_decodes(&r);
+        bad_overlaps(&r);
     }
     v06_close(&r);
 }

@@ -374,6 +374,30 @@ static folio_status check_args(layer *l)
                                  keys);
 }
 
+/* All rows of the step at once. store writes before any row is computed, and the call for some rows may
+ * write what the call for others reads. output may be query itself, but not in cross attention, where
+ * query may stand in for keys. */
+static folio_status check_apart(const layer *l)
+{
+    const folio_attention_desc *d = &l->impl->desc;
+    const folio_vllm06_forward_args *a = &l->args;
+    const folio_vllm06_kv_cache *c = a->kv_cache;
+    bool in_place = a->attn_type != FOLIO_ATTENTION_ENCODER_DECODER &&
+                    folioi_tensors_same(&a->query, &a->output);
+    folioi_span none = folioi_span_of(NULL, 0), cache = none;
+    if (l->cache != NULL)
+        cache = folioi_span_of(c->data, 2 * c->num_blocks * c->block_elements *
+                                            (int64_t)folio_dtype_size(c->dtype));
+    folioi_span query = folioi_tensor_span(&a->query, d->num_heads, d->k_head_size);
+    const folioi_place places[] = {
+        {"output", folioi_tensor_span(&a->output, d->num_heads, d->k_head_size)},
+        {"kv_cache", cache},
+        {"query", in_place ? none : query},
+        {"key", folioi_tensor_span(&a->key, d->num_kv_heads, d->k_head_size)},
+        {"value", folioi_tensor_span(&a->value, d->num_kv_heads, d->k_head_size)}};
+    return folioi_check_apart(places, 2, sizeof places / sizeof *places);
+}
+
 /* Stores this step's key and value by the type's slot mapping. */
 static folio_status store(layer *l)
 {
@@ -419,6 +443,7 @@ static folio_status run(layer *l)
                 folio_dtype_name(view.desc->dtype), folio_dtype_name(l->impl->desc.kv_dtype));
         l->block_size = view.desc->block_size;
     }
+    TRY(check_apart(l));
     folio_status (*by_type)(layer *) = type == FOLIO_ATTENTION_DECODER           ? forward_decoder
                                        : type == FOLIO_ATTENTION_ENCODER_DECODER ? forward_cross
                                                                                  : forward_encoder;

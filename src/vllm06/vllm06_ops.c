@@ -183,8 +183,34 @@ folio_status folio_vllm06_paged_attention_v1(folio_context *ctx,
     return close_paged(&p, status);
 }
 
-static folio_status check_partitions(paged *p, const float *exp_sums, const float *max_logits,
-                                     const void *tmp_out)
+/* out may be query itself: all partitions are done with query when out is written. */
+static folio_status check_apart(const paged *p, int64_t parts, const float *exp_sums,
+                                const float *max_logits, const void *tmp_out)
+{
+    const folio_vllm06_ops_cache *c = p->c;
+    int64_t rows = p->a.num_seqs * p->a.num_heads, elem = (int64_t)folio_dtype_size(p->a.dtype);
+    int64_t out_bytes = rows * c->head_size * elem, tmp_bytes;
+    REQUIRE(checked_mul(out_bytes, parts, &tmp_bytes) && tmp_bytes <= MAX_EXTENT,
+            "%lld sequences x %lld partitions pass the largest size", (long long)p->a.num_seqs,
+            (long long)parts);
+    int64_t sums_bytes = rows * parts * (int64_t)sizeof(float);
+    int64_t cache_bytes = c->num_blocks * c->block_size * c->num_kv_heads * c->head_size *
+                          (int64_t)folio_dtype_size(c->dtype);
+    const folioi_place places[] = {
+        {"out", folioi_span_of(p->a.out, out_bytes)},
+        {"exp_sums", folioi_span_of(exp_sums, sums_bytes)},
+        {"max_logits", folioi_span_of(max_logits, sums_bytes)},
+        {"tmp_out", folioi_span_of(tmp_out, tmp_bytes)},
+        {"query", folioi_span_of(p->a.query, p->a.query != p->a.out ? out_bytes : 0)},
+        {"alibi_slopes",
+         folioi_span_of(p->a.alibi_slopes, p->a.num_heads * (int64_t)sizeof(float))},
+        {"key_cache", folioi_span_of(c->key_cache, cache_bytes)},
+        {"value_cache", folioi_span_of(c->value_cache, cache_bytes)}};
+    return folioi_check_apart(places, 4, sizeof places / sizeof *places);
+}
+
+static folio_status check_partitions(paged *p, int64_t parts, const float *exp_sums,
+                                     const float *max_logits, const void *tmp_out)
 {
     REQUIRE(FOLIO_VLLM06_PARTITION_SIZE % p->c->block_size == 0,
             "block_size %d does not divide the partition size %d", p->c->block_size,
@@ -196,6 +222,7 @@ static folio_status check_partitions(paged *p, const float *exp_sums, const floa
     folio_tensor out = {p->a.out, p->a.dtype, p->a.num_seqs, 0, 0}; /* the merge's, checked now */
     TRY(folioi_tensor_resolve(&out, "out", p->a.dtype, p->a.num_heads, p->c->head_size,
                               p->a.num_seqs));
+    TRY(check_apart(p, parts, exp_sums, max_logits, tmp_out));
     return plan_keys(p, 0, p->a.max_seq_len); /* all tables, before anything is written */
 }
 
@@ -214,12 +241,9 @@ static folio_status by_partitions(paged *p, float *exp_sums, float *max_logits, 
 {
     int64_t parts = max_i64(ceil_div(p->a.max_seq_len, FOLIO_VLLM06_PARTITION_SIZE), 1);
     int64_t heads = p->a.num_heads, dims = p->c->head_size;
-    int64_t elem = (int64_t)folio_dtype_size(p->a.dtype), sums_bytes;
-    TRY(check_partitions(p, exp_sums, max_logits, tmp_out));
-    REQUIRE(checked_mul(p->a.num_seqs * heads, parts, &sums_bytes) && sums_bytes <= INT64_MAX / 8,
-            "%lld sequences x %lld partitions pass the largest size", (long long)p->a.num_seqs,
-            (long long)parts);
-    sums_bytes *= (int64_t)sizeof(float);
+    int64_t elem = (int64_t)folio_dtype_size(p->a.dtype);
+    TRY(check_partitions(p, parts, exp_sums, max_logits, tmp_out));
+    int64_t sums_bytes = p->a.num_seqs * heads * parts * (int64_t)sizeof(float);
     int64_t state_bytes = parts * (int64_t)sizeof(folio_state);
     p->memory_bytes = state_bytes + sums_bytes;
     TRY(folioi_alloc(&p->ctx->allocator, p->memory_bytes, "partitions", &p->memory));
