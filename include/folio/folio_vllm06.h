@@ -3,7 +3,11 @@
  *
  * For engines that grew around vLLM 0.6's three attention backends, their metadata and their cache
  * layouts. Every name is the original one behind `folio_vllm06_`. Nothing is computed here: all
- * goes through folio.h, whose rules for structs, errors and lifetimes hold here too.
+ * goes through folio.h, whose rules for structs, errors and lifetimes hold here too. Five structs
+ * are taken by pointer, have no struct_size and never change: folio_vllm06_bias,
+ * folio_vllm06_kv_cache and folio_vllm06_ops_cache, because they stand in arrays;
+ * folio_vllm06_cache_view and folio_vllm06_seq_len_block_table_args, because they hold what vLLM
+ * 0.6 returns, which is fixed.
  *
  *     backend   xformers, torch-sdpa or ipex: a table of functions, found by name
  *     state     a compute backend with its threads; the plan that all layers of a step share
@@ -11,8 +15,10 @@
  *     impl      one attention layer; forward writes the cache and attends
  *
  * Rows. Query, key, value and output are flat, [num_tokens][heads * head_size]: the tokens of all
- * prefills, then one token for each decode (padding behind them has seq_len 0). output must not
- * overlap query, key, value or the cache.
+ * prefills, then one token for each decode (padding behind them has seq_len 0). output may be query
+ * itself, with the same data, dtype and strides, but not in cross attention. Apart from that, output
+ * and the cache must share no byte with each other or with query, key and value, by the rules of
+ * folio_tensors.
  *
  * Threads. A state and everything made from it are used by one thread at a time.
  *
@@ -23,9 +29,9 @@
  * reaches, as folio.h has it: query, key, value, output and caches; of the operators also
  * alibi_slopes, exp_sums, max_logits and tmp_out. All else is host memory: fields, lengths, block
  * tables, slots, pairs, biases, an impl's alibi_slopes. What computes or moves takes a folio_run, of
- * which the stream alone counts (run NULL: the default one). It returns when its work is in the
- * stream, paged_attention when it is done; folio_run_wait on the context waits, and tells what
- * failed. The calls of one state use one stream: wait for it before the next uses another, and
+ * which the stream alone counts (run NULL: the default one). These calls return when their work is
+ * queued. paged_attention returns when it is done. folio_run_wait on the context waits, and tells
+ * what failed. The calls of one state use one stream: wait for it before the next uses another, and
  * before destroying what it works with.
  */
 #ifndef FOLIO_FOLIO_VLLM06_H
@@ -61,7 +67,8 @@ typedef struct folio_vllm06_metadata_fields {
     int64_t num_prefill_tokens;
     int64_t num_decode_tokens;          /* = decodes, padding included                            */
     const int64_t *slot_mapping;        /* [num_prefill_tokens + num_decode_tokens]; -1: no store */
-    const int32_t *seq_lens;            /* [num_seqs]; decodes may be left out of a view          */
+    /* seq_lens: a view of the prompts may have num_prefills entries only. */
+    const int32_t *seq_lens;            /* [num_seqs]                                             */
     const int32_t *seq_lens_tensor;     /* [num_seqs]; one of the two is enough for DECODER       */
     int64_t max_query_len;
     int64_t max_prefill_seq_len;
@@ -98,8 +105,8 @@ FOLIO_API const folio_vllm06_metadata_fields *folio_vllm06_metadata_get(
 
 /**
  * The view of the prompts, or of the decodes: NULL where there are none (or no memory for it). Made
- * once, owned by the metadata; a view's own view is itself. torch-sdpa and ipex, whose ancestors
- * never mixed, give the whole where it is one kind.
+ * once, owned by the metadata; a view's own view is itself. torch-sdpa and ipex never mix: their view
+ * is the whole metadata, or NULL.
  */
 FOLIO_API const folio_vllm06_metadata *folio_vllm06_prefill_metadata(
     const folio_vllm06_metadata *metadata);
@@ -330,7 +337,8 @@ FOLIO_API folio_status folio_vllm06_paged_attention_v1(
  * The same by partitions of FOLIO_VLLM06_PARTITION_SIZE keys, which block_size must divide, and a
  * merge. With P = max_seq_len / partition size, rounded up: exp_sums and max_logits f32
  * [num_seqs][num_heads][P], tmp_out [num_seqs][num_heads][P][head_size] in dtype. A partition's
- * weight is exp_sums * exp(max_logits).
+ * weight is exp_sums * exp(max_logits). out, exp_sums, max_logits and tmp_out must share no byte with
+ * each other or with anything the call reads; out may be query itself.
  */
 FOLIO_API folio_status folio_vllm06_paged_attention_v2(
     folio_context *ctx, const folio_vllm06_paged_attention_args *args,
