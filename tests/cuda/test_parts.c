@@ -76,7 +76,7 @@ static void open_engine(engine *e, uint32_t flags, cudaStream_t stream)
     CHECK_OK(folio_attention_create(e->ctx, &a, &e->attention));
     CHECK_OK(folio_kv_cache_create(e->ctx, &c, &e->cache));
     CHECK_OK(folio_batch_create(e->ctx, &b, &e->batch));
-    const folio_attention *list[] = {e->attention};
+    folio_attention *list[] = {e->attention};
     folio_plan_desc p = {.struct_size = sizeof p,
                          .attentions = list,
                          .num_attentions = 1,
