@@ -106,9 +106,12 @@ static void use_context(void *object)
     folio_memory_destroy(object, FOLIO_MEMORY_DEVICE, memory, 64);
 }
 
+/* The last two blocks: a transfer may be reading the first ones. */
 static void use_kv_cache(void *object)
 {
-    const int64_t pair[1][2] = {{0, 1}};
+    folio_kv_cache_view view = FOLIO_INIT(folio_kv_cache_view);
+    CHECK_OK(folio_kv_cache_get_view(object, 0, &view));
+    const int64_t last = view.desc->num_blocks - 1, pair[1][2] = {{last - 1, last}};
     CHECK_OK(folio_kv_cache_copy_blocks(object, object, pair, 1, NULL));
 }
 
