@@ -106,6 +106,8 @@ static void take_back(folio_batch *batch, const folio_batch *before)
     batch->num_blocks = before->num_blocks;
     batch->num_encoder_tokens = before->num_encoder_tokens;
     batch->num_cross_blocks = before->num_cross_blocks;
+    batch->blocks_end = before->blocks_end;
+    batch->cross_blocks_end = before->cross_blocks_end;
     batch->has_encoder_lens = before->has_encoder_lens;
     folioi_batch_drop_stamps(batch, before->num_taken);
 }
