@@ -208,33 +208,13 @@ static folio_status check_options(const folio_plan *plan, folioi_call *call)
 enum { OUT, LSE, WORKSPACE, NUM_WRITTEN, Q = NUM_WRITTEN, K, V, NUM_ROWS_OR_WRITTEN };
 enum { NUM_PLACES = NUM_ROWS_OR_WRITTEN + 7 };
 
-/* From its first byte past its last; 0 bytes: not given. */
-typedef struct {
-    const char *name;
-    uintptr_t first;
-    int64_t bytes;
-} place;
-
-/* Bytes from the first of [rows][heads] past the last. */
-static int64_t rows_bytes(int64_t rows, int64_t row_stride, int64_t heads, int64_t head_stride,
-                          int64_t dense, folio_dtype dtype)
+static folioi_place place_of(const char *name, const void *p, int64_t bytes)
 {
-    int64_t last = (rows - 1) * row_stride + (heads - 1) * head_stride;
-    return rows > 0 ? (last + dense) * (int64_t)folio_dtype_size(dtype) : 0;
+    return (folioi_place){name, folioi_span_of(p, bytes)};
 }
 
-static place place_of(const char *name, const void *p, int64_t bytes)
-{
-    return (place){name, (uintptr_t)p, p != NULL ? bytes : 0};
-}
-
-static place tensor_place(const char *name, const folio_tensor *t, int64_t heads, int64_t size)
-{
-    return place_of(name, t->data,
-                    rows_bytes(t->tokens, t->token_stride, heads, t->head_stride, size, t->dtype));
-}
-
-static void find_places(const folioi_call *call, size_t workspace_size, place places[NUM_PLACES])
+static void find_places(const folioi_call *call, size_t workspace_size,
+                        folioi_place places[NUM_PLACES])
 {
     const folio_attention_desc *a = call->attention;
     const folio_tensors *t = &call->tensors;
@@ -242,16 +222,16 @@ static void find_places(const folioi_call *call, size_t workspace_size, place pl
     static const folioi_kv_format no_cache;
     const folioi_kv_format *f = l->format != NULL ? l->format : &no_cache;
     int64_t heads = a->num_heads, heads_bytes = heads * (int64_t)sizeof(float);
-    int64_t lse_bytes =
-        rows_bytes(t->out.tokens, t->lse_token_stride, heads, t->lse_head_stride, 1, FOLIO_F32);
-    places[OUT] = tensor_place("out", &t->out, heads, a->v_head_size);
-    places[LSE] = place_of("lse", t->lse, t->lse != NULL ? lse_bytes : 0);
+    folioi_span lse =
+        folioi_lse_span(t->lse, t->lse_token_stride, t->lse_head_stride, heads, t->out.tokens);
+    places[OUT] = (folioi_place){"out", folioi_tensor_span(&t->out, heads, a->v_head_size)};
+    places[LSE] = (folioi_place){"lse", lse};
     places[WORKSPACE] = place_of("run.workspace", call->workspace,
                                  call->foreign_workspace ? (int64_t)workspace_size : 0);
-    places[Q] = tensor_place("q", &t->q, heads, a->k_head_size);
-    places[K] = tensor_place("k", &t->k, a->num_kv_heads, a->k_head_size);
-    places[V] = tensor_place("v", &t->v, a->num_kv_heads, a->v_head_size);
-    place *more = &places[NUM_ROWS_OR_WRITTEN];
+    places[Q] = (folioi_place){"q", folioi_tensor_span(&t->q, heads, a->k_head_size)};
+    places[K] = (folioi_place){"k", folioi_tensor_span(&t->k, a->num_kv_heads, a->k_head_size)};
+    places[V] = (folioi_place){"v", folioi_tensor_span(&t->v, a->num_kv_heads, a->v_head_size)};
+    folioi_place *more = &places[NUM_ROWS_OR_WRITTEN];
     more[0] = place_of("slopes", t->slopes, heads_bytes);
     more[1] = place_of("sinks", t->sinks, heads_bytes);
     more[2] = place_of("bias", t->bias.data, bias_bytes(&t->bias));
@@ -261,59 +241,26 @@ static void find_places(const folioi_call *call, size_t workspace_size, place pl
     more[6] = place_of("the cache's v_scales", l->v_scales, f->v_scales.bytes);
 }
 
-/* The same row by row, where it has rows. */
-static folioi_span span_of(const folioi_call *call, int i, const place *p)
-{
-    const folio_attention_desc *a = call->attention;
-    const folio_tensors *t = &call->tensors;
-    switch (i) {
-    case OUT: return folioi_tensor_span(&t->out, a->num_heads, a->v_head_size);
-    case LSE:
-        return folioi_lse_span(t->lse, t->lse_token_stride, t->lse_head_stride, a->num_heads,
-                               t->out.tokens);
-    case Q: return folioi_tensor_span(&t->q, a->num_heads, a->k_head_size);
-    case K: return folioi_tensor_span(&t->k, a->num_kv_heads, a->k_head_size);
-    case V: return folioi_tensor_span(&t->v, a->num_kv_heads, a->v_head_size);
-    default: return folioi_span_of((const void *)p->first, p->bytes);
-    }
-}
-
-/* By extents first: mostly these are apart, and rows need no look. */
-static bool places_share(const folioi_call *call, const place *places, int i, int k)
-{
-    const place *a = &places[i], *b = &places[k];
-    if (a->first >= b->first + (uint64_t)b->bytes || b->first >= a->first + (uint64_t)a->bytes)
-        return false;
-    folioi_span of_a = span_of(call, i, a), of_b = span_of(call, k, b);
-    return folioi_spans_share(&of_a, &of_b);
-}
-
 /*
  * What is written shares no byte with anything else. out may be q: every row of a head is read before it is written, and
- * by nobody else.
+ * by nobody else. k and v that go to the cache do not come from it.
  */
 static folio_status check_apart(const folioi_call *call, const folio_kv_cache *cache,
                                 size_t workspace_size)
 {
-    place places[NUM_PLACES];
+    folioi_place places[NUM_PLACES];
     const folio_tensors *t = &call->tensors;
-    bool in_place = call->attention->k_head_size == call->attention->v_head_size &&
-                    folioi_tensors_same(&t->q, &t->out);
     find_places(call, workspace_size, places);
-    for (int i = 0; i < NUM_WRITTEN; i++)
-        for (int k = i + 1; k < NUM_PLACES && places[i].bytes > 0; k++) {
-            bool is_query = i == OUT && k == Q;
-            if (places[k].bytes == 0 || (is_query && in_place)) continue;
-            REQUIRE(!places_share(call, places, i, k),
-                    "%s and %s share memory, or their rows interleave with different strides%s",
-                    places[i].name, places[k].name,
-                    is_query ? "; out may be q itself, with its dtype, strides and head size" : "");
-        }
-    for (int i = 0; i < NUM_WRITTEN && call->cached; i++) {
-        int32_t at = folioi_kv_cache_layer_at(cache, places[i].first, places[i].bytes);
-        REQUIRE(at < 0, "%s and layer %d of the cache share memory", places[i].name, at);
-    }
-    return FOLIO_OK;
+    if (call->attention->k_head_size == call->attention->v_head_size &&
+        folioi_tensors_same(&t->q, &t->out))
+        places[Q].span.extent = 0; /* out stands for both */
+    REQUIRE(!folioi_spans_share(&places[OUT].span, &places[Q].span),
+            "out and q share memory, or their rows interleave with different strides; out may be q "
+            "itself, with its dtype, strides and head size");
+    TRY(folioi_check_apart(places, NUM_WRITTEN, NUM_PLACES));
+    if (!call->cached) return FOLIO_OK;
+    TRY(folioi_kv_cache_check_apart(cache, places, NUM_WRITTEN));
+    return call->stores ? folioi_kv_cache_check_apart(cache, &places[K], 2) : FOLIO_OK;
 }
 
 static folio_status check_workspace(const folio_plan *plan, const folio_run *run, folioi_call *call)

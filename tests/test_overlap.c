@@ -433,3 +433,102 @@ BACKEND_TEST(overlap, other_layers_of_the_cache)
     }
     close_world(&w);
 }
+
+/* ---- Moving K and V --------------------------------------------------------------------------- */
+
+/* Refused, with no byte of the cache or of x written. */
+#define MOVE_REFUSED(call, words)                                                                  \
+    do {                                                                                           \
+        memcpy(before, x, sizeof x);                                                               \
+        support_poison_cache(w.cache);                                                             \
+        REFUSED(call, FOLIO_ERR_ARGUMENT, words);                                                  \
+        CHECK(memcmp(before, x, sizeof x) == 0);                                                   \
+        CHECK(support_is_poison(w.memory.data, w.memory.bytes));                                   \
+    } while (0)
+
+enum { KV_ROWS = ROWS * KV_HEADS * SIZE }; /* numbers of k, and of v */
+static const int64_t slots[ROWS] = {0, 1, 2, 3, 4, 5};
+
+/* k and v may share bytes with each other: a call that stores them only reads them. */
+BACKEND_TEST(overlap, stored_rows_are_not_in_the_cache)
+{
+    static float x[2 * ROWS * ROW + 8], before[2 * ROWS * ROW + 8];
+    const int row_by_row = 0;
+    world w;
+    REQUIRE_TEST(open_world(&w, ctx, SIZE));
+    support_fill(x, COUNT_OF(x), 9, 1);
+    char *c = w.memory.data, *end = c + w.shape.v_scales.offset_bytes + w.shape.v_scales.bytes;
+    BAD("k and layer 0 of the cache", t.k.data = c + 64);
+    BAD("v and layer 0 of the cache", t.v.data = end - 4);
+    folio_kv_write good = {.struct_size = sizeof good,
+                           .k = {.data = x, .dtype = FOLIO_F32, .tokens = ROWS},
+                           .v = {.data = x + 1, .dtype = FOLIO_F32, .tokens = ROWS},
+                           .slots = slots};
+    CHECK_OK(folio_kv_cache_write(w.cache, 0, &good, NULL));
+    folio_kv_write bad = good;
+    bad.k.data = c;
+    MOVE_REFUSED(folio_kv_cache_write(w.cache, 0, &bad, NULL), "k and layer 0 of the cache");
+    bad = good;
+    bad.v.data = end - 4;
+    MOVE_REFUSED(folio_kv_cache_write(w.cache, 0, &bad, NULL), "v and layer 0 of the cache");
+    close_world(&w);
+}
+
+BACKEND_TEST(overlap, gathered_rows_are_apart)
+{
+    static float x[3 * KV_ROWS], before[3 * KV_ROWS];
+    world w;
+    REQUIRE_TEST(open_world(&w, ctx, SIZE));
+    support_fill(x, COUNT_OF(x), 10, 1);
+    folio_kv_gather good = {.struct_size = sizeof good,
+                            .k = {.data = x, .dtype = FOLIO_F32, .tokens = ROWS},
+                            .v = {.data = x + KV_ROWS, .dtype = FOLIO_F32, .tokens = ROWS},
+                            .slots = slots,
+                            .num_slots = ROWS};
+    folio_kv_gather bad = good;
+    bad.v.data = x;
+    MOVE_REFUSED(folio_kv_cache_gather(w.cache, 0, &bad, NULL), "k and v share memory");
+    bad.v.data = x + KV_ROWS - 1;
+    MOVE_REFUSED(folio_kv_cache_gather(w.cache, 0, &bad, NULL), "k and v share memory");
+    bad = good;
+    bad.k.data = w.memory.data;
+    MOVE_REFUSED(folio_kv_cache_gather(w.cache, 0, &bad, NULL), "k and layer 0 of the cache");
+    CHECK_OK(folio_kv_cache_gather(w.cache, 0, &good, NULL));
+    good.k.token_stride = good.v.token_stride = 2 * KV_HEADS * SIZE; /* row by row in one buffer */
+    good.v.data = x + KV_HEADS * SIZE;
+    CHECK_OK(folio_kv_cache_gather(w.cache, 0, &good, NULL));
+    close_world(&w);
+}
+
+BACKEND_TEST(overlap, rows_of_blocks_are_apart)
+{
+    enum { NUMBERS = 2 * BLOCK * KV_HEADS * SIZE, SCALES = 2 * BLOCK * KV_HEADS };
+    static float x[(2 * NUMBERS + 8) / 4 + 2 * SCALES], before[COUNT_OF(x)];
+    world w;
+    REQUIRE_TEST(open_world(&w, ctx, SIZE));
+    int8_t *k = (int8_t *)(void *)x;
+    float *scales = x + 2 * NUMBERS / 4;
+    folio_kv_rows good = {.struct_size = sizeof good,
+                          .k = k,
+                          .v = k + NUMBERS,
+                          .k_scales = scales,
+                          .v_scales = scales + SCALES,
+                          .num_blocks = 2,
+                          .blocks = (const int64_t[]){3, 1}};
+    folio_kv_rows bad = good;
+    bad.v = k + NUMBERS - 1;
+    MOVE_REFUSED(folio_kv_cache_unpack(w.cache, 0, &bad, NULL), "k and v share memory");
+    bad = good;
+    bad.v_scales = scales;
+    MOVE_REFUSED(folio_kv_cache_unpack(w.cache, 0, &bad, NULL), "k_scales and v_scales share");
+    bad = good;
+    bad.k = w.memory.data;
+    MOVE_REFUSED(folio_kv_cache_unpack(w.cache, 0, &bad, NULL), "k and layer 0 of the cache");
+    MOVE_REFUSED(folio_kv_cache_pack(w.cache, 0, &bad, NULL), "k and layer 0 of the cache");
+    CHECK_OK(folio_kv_cache_unpack(w.cache, 0, &good, NULL));
+    CHECK_OK(folio_kv_cache_pack(w.cache, 0, &good, NULL));
+    good.num_blocks = 0;
+    good.k = w.memory.data; /* not looked at */
+    CHECK_OK(folio_kv_cache_pack(w.cache, 0, &good, NULL));
+    close_world(&w);
+}

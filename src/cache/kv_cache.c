@@ -82,7 +82,8 @@ static void find_extent(folio_kv_cache *cache)
         }
 }
 
-int32_t folioi_kv_cache_layer_at(const folio_kv_cache *cache, uintptr_t first, int64_t size)
+/* The first layer that has a byte in [first, first + size); -1: none has. */
+static int32_t layer_at(const folio_kv_cache *cache, uintptr_t first, int64_t size)
 {
     const void *parts[4];
     int64_t bytes[4];
@@ -93,6 +94,16 @@ int32_t folioi_kv_cache_layer_at(const folio_kv_cache *cache, uintptr_t first, i
             if (first < (uintptr_t)parts[k] + (uintptr_t)bytes[k] && (uintptr_t)parts[k] < end)
                 return i;
     return -1;
+}
+
+folio_status folioi_kv_cache_check_apart(const folio_kv_cache *cache, const folioi_place *places,
+                                         int n)
+{
+    for (int i = 0; i < n; i++) {
+        int32_t at = layer_at(cache, places[i].span.first, places[i].span.extent);
+        REQUIRE(at < 0, "%s and layer %d of the cache share memory", places[i].name, at);
+    }
+    return FOLIO_OK;
 }
 
 folio_status folio_kv_cache_create(folio_context *ctx, const folio_kv_cache_desc *desc,

@@ -5,6 +5,7 @@
 #include "cache/kv_layout.h"
 #include "core/context.h"
 #include "core/refs.h"
+#include "tensor.h"
 
 struct folio_kv_cache {
     folioi_refs refs;
@@ -18,8 +19,9 @@ struct folio_kv_cache {
     uintptr_t first, end;   /* all bytes of all layers lie in [first, end) */
 };
 
-/** The first layer that has a byte in [first, first + bytes); -1: none has. */
-int32_t folioi_kv_cache_layer_at(const folio_kv_cache *cache, uintptr_t first, int64_t bytes);
+/** The n places, counted from first to last byte, share none with a layer of the cache. */
+folio_status folioi_kv_cache_check_apart(const folio_kv_cache *cache, const folioi_place *places,
+                                         int n);
 
 folio_status folioi_kv_cache_check_layer(const folio_kv_cache *cache, int32_t layer);
 

@@ -37,6 +37,17 @@ static int64_t num_slots(const folio_kv_cache *cache)
     return cache->format.desc.num_blocks * cache->format.desc.block_size;
 }
 
+/* Rows share no byte with the cache; nor with each other, where the call writes them. */
+static folio_status check_rows_apart(const folio_kv_cache *cache, const folio_tensor *k,
+                                     const folio_tensor *v, bool written)
+{
+    const folio_kv_cache_desc *d = &cache->format.desc;
+    folioi_place places[] = {{"k", folioi_tensor_span(k, d->num_kv_heads, d->k_head_size)},
+                             {"v", folioi_tensor_span(v, d->num_kv_heads, d->v_head_size)}};
+    if (written) TRY(folioi_check_apart(places, 2, 2));
+    return folioi_kv_cache_check_apart(cache, places, 2);
+}
+
 folio_status folio_kv_cache_write(folio_kv_cache *cache, int32_t layer, const folio_kv_write *write,
                                   const folio_run *run)
 {
@@ -53,6 +64,7 @@ folio_status folio_kv_cache_write(folio_kv_cache *cache, int32_t layer, const fo
     TRY(folioi_tensor_resolve(&t.k, "k", 0, d->num_kv_heads, d->k_head_size, t.k.tokens));
     TRY(folioi_tensor_resolve(&t.v, "v", 0, d->num_kv_heads, d->v_head_size, t.k.tokens));
     TRY(check_numbers(cache, w.slots, t.k.tokens, 1, -1, num_slots(cache), false, "slots"));
+    TRY(check_rows_apart(cache, &t.k, &t.v, false));
     return cache->ctx->backend->write(cache->ctx, &cache->layers[layer], &t, w.slots, t.k.tokens,
                                       r.stream);
 }
@@ -94,6 +106,7 @@ folio_status folio_kv_cache_gather(const folio_kv_cache *cache, int32_t layer,
         TRY(folioi_tensor_resolve(&g.k, "k", 0, d->num_kv_heads, d->k_head_size, g.num_slots));
     if (g.v.data != NULL)
         TRY(folioi_tensor_resolve(&g.v, "v", 0, d->num_kv_heads, d->v_head_size, g.num_slots));
+    TRY(check_rows_apart(cache, &g.k, &g.v, true));
     const folioi_device *device = cache->ctx->backend->memory;
     if (device != NULL)
         return device->gather(cache->ctx, &cache->layers[layer],
@@ -250,6 +263,20 @@ static folio_status rows_as_layer(const folio_kv_cache *cache, int32_t layer,
     return FOLIO_OK;
 }
 
+/* As check_rows_apart, for rows of whole blocks. */
+static folio_status check_blocks_apart(const folio_kv_cache *cache, const folioi_kv_layer *as,
+                                       int64_t num_blocks, bool written)
+{
+    const folioi_kv_format *f = as->format;
+    if (num_blocks == 0) return FOLIO_OK;
+    folioi_place places[] = {{"k", folioi_span_of(as->k, f->k.bytes)},
+                             {"v", folioi_span_of(as->v, f->v.bytes)},
+                             {"k_scales", folioi_span_of(as->k_scales, f->k_scales.bytes)},
+                             {"v_scales", folioi_span_of(as->v_scales, f->v_scales.bytes)}};
+    if (written) TRY(folioi_check_apart(places, 4, 4));
+    return folioi_kv_cache_check_apart(cache, places, 4);
+}
+
 /* Block i of the rows and block blocks[i] of the cache, in either direction. */
 static folio_status move_listed(const folio_kv_cache *cache, const folioi_kv_layer *from,
                                 const folioi_kv_layer *to, const folio_kv_rows *r, bool in,
@@ -284,6 +311,7 @@ folio_status folio_kv_cache_pack(folio_kv_cache *cache, int32_t layer, const fol
     folioi_kv_layer as;
     TRY(rows_as_layer(cache, layer, rows, true, &r, &format, &as));
     TRY(folioi_run_in(cache->ctx, run, &where));
+    TRY(check_blocks_apart(cache, &as, r.num_blocks, false));
     return move_listed(cache, &as, &cache->layers[layer], &r, true, where.stream);
 }
 
@@ -296,5 +324,6 @@ folio_status folio_kv_cache_unpack(const folio_kv_cache *cache, int32_t layer,
     folioi_kv_layer as;
     TRY(rows_as_layer(cache, layer, rows, false, &r, &format, &as));
     TRY(folioi_run_in(cache->ctx, run, &where));
+    TRY(check_blocks_apart(cache, &as, r.num_blocks, true));
     return move_listed(cache, &cache->layers[layer], &as, &r, false, where.stream);
 }
