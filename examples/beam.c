@@ -162,8 +162,6 @@ static void create_all(folio_attention **attention)
                            &plan));
     must(folio_pool_create(ctx,
                            &(folio_pool_desc){.struct_size = sizeof(folio_pool_desc),
-                                              .num_blocks = BLOCKS,
-                                              .block_size = BLOCK,
                                               .layer_groups = &(folio_layer_group){.cache = cache}},
                            &pool));
 }

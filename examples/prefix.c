@@ -106,8 +106,6 @@ static void answer_all(request *requests, bool cached, int64_t *matched)
     folio_pool *pool;
     must(folio_pool_create(ctx,
                            &(folio_pool_desc){.struct_size = sizeof(folio_pool_desc),
-                                              .num_blocks = BLOCKS,
-                                              .block_size = BLOCK,
                                               .layer_groups = &(folio_layer_group){.cache = cache}},
                            &pool));
     for (int i = 0; i < REQUESTS; i++) {
