@@ -86,7 +86,7 @@
  * taken, so that &FOLIO_WITH(...) is an argument.
  */
 #ifdef __cplusplus
-template <class Struct> inline Struct folio_init_struct()
+template <class Struct> constexpr Struct folio_init_struct()
 {
     Struct s{};
     s.struct_size = sizeof(Struct);

@@ -9,6 +9,10 @@
 
 static int failed;
 
+// A static one is made at compile time.
+static constexpr folio_run at_start = FOLIO_INIT(folio_run);
+static_assert(at_start.struct_size == sizeof(folio_run) && at_start.stream == nullptr, "FOLIO_INIT");
+
 static void check(bool ok, const char *what)
 {
     if (ok) return;
