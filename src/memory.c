@@ -20,8 +20,8 @@ folio_status folio_memory_create(folio_context *ctx, folio_memory_kind kind, siz
     TRY(check_kind(kind));
     REQUIRE(bytes > 0 && bytes <= INT64_MAX, "memory: %zu bytes", bytes);
     const folioi_device *device = ctx->backend->memory;
-    if (device != NULL) return device->alloc(ctx, kind, bytes, "memory", out);
-    return folioi_alloc_untouched(&ctx->allocator, (int64_t)bytes, "memory", out);
+    if (device != NULL) return device->alloc(ctx, kind, bytes, "folio_memory_create", out);
+    return folioi_alloc_untouched(&ctx->allocator, (int64_t)bytes, "folio_memory_create", out);
 }
 
 void folio_memory_destroy(folio_context *ctx, folio_memory_kind kind, void *memory, size_t bytes)

@@ -126,7 +126,7 @@ TEST(pool, full_is_all_or_nothing)
     REFUSED_BY(r.pool, folio_pool_alloc(r.pool, 4, out), FOLIO_ERR_FULL, "4|3");
     CHECK(support_is_poison(out, sizeof out));
     REFUSED_BY(r.pool, folio_pool_alloc(r.pool, 8, out), FOLIO_ERR_FULL, "8|3");
-    REFUSED_BY(r.pool, folio_pool_alloc(r.pool, 9, out), FOLIO_ERR_TOO_LARGE, "9|3 of 8");
+    REFUSED_BY(r.pool, folio_pool_alloc(r.pool, 9, out), FOLIO_ERR_TOO_LARGE, "9|has 8 blocks");
     REFUSED_BY(r.pool, folio_pool_alloc(r.pool, INT64_MAX, out), FOLIO_ERR_TOO_LARGE, "");
     CHECK_OK(folio_pool_alloc(r.pool, 3, b + 5));
     CHECK_INT(pool_stats(r.pool).peak_used, 8);

@@ -27,6 +27,26 @@ TEST(room, full_ends_when_others_go)
     pool_rig_close(&r);
 }
 
+/* More tokens than a sequence can have: never, as with more blocks than the pool has. */
+TEST(room, more_tokens_than_a_sequence_can_have)
+{
+    pool_rig r;
+    REQUIRE_TEST(pool_rig_open(&r, (folio_pool_desc){.num_blocks = 8, .block_size = 4}));
+    folio_sequence *s = pool_plain(r.pool, 4);
+    static const int64_t n[] = {INT32_MAX - 3, INT64_MAX - 4, INT64_MAX};
+    for (int i = 0; i < 3; i++)
+        REFUSED(folio_sequence_reserve(s, n[i], 0, NULL), FOLIO_ERR_TOO_LARGE,
+                "4 tokens|2147483647");
+    REFUSED(folio_sequence_reserve(s, INT32_MAX - 4, 0, NULL), FOLIO_ERR_TOO_LARGE, "has 8");
+    REFUSED(folio_sequence_reserve_encoder(s, INT64_MAX, 0, NULL), FOLIO_ERR_TOO_LARGE,
+            "0 tokens|2147483647");
+    REFUSED(folio_sequence_reserve_encoder(s, INT32_MAX, 0, NULL), FOLIO_ERR_TOO_LARGE, "has 8");
+    REFUSED(folio_sequence_reserve(s, -1, 0, NULL), FOLIO_ERR_ARGUMENT, "n is -1");
+    REFUSED(folio_sequence_reserve_encoder(s, 0, 0, NULL), FOLIO_ERR_ARGUMENT, "n is 0");
+    folio_sequence_destroy(s);
+    pool_rig_close(&r);
+}
+
 /* A shared block must be copied as long as it is shared; one of the prefix cache always. */
 TEST(room, blocks_to_copy)
 {
@@ -79,9 +99,9 @@ TEST(room, tiers_that_are_too_small)
         folio_status status;
         const char *words;
     } cases[] = {
-        {3, 0, false, FOLIO_ERR_TOO_LARGE, "6 host blocks|of 3"},
-        {3, 3, false, FOLIO_ERR_TOO_LARGE, "6 host blocks|of 3"},
-        {0, 3, false, FOLIO_ERR_TOO_LARGE, "6 frames|of 3"},
+        {3, 0, false, FOLIO_ERR_TOO_LARGE, "has 6 blocks|host tier has 3"},
+        {3, 3, false, FOLIO_ERR_TOO_LARGE, "has 6 blocks|host tier has 3"},
+        {0, 3, false, FOLIO_ERR_TOO_LARGE, "has 6 blocks|store has 3 frames"},
         {8, 3, true, FOLIO_ERR_FULL, "6 host blocks|of 8"},
         {8, 0, true, FOLIO_ERR_FULL, "6 host blocks|of 8"},
         {3, 20, false, FOLIO_OK, ""},

@@ -800,7 +800,7 @@ TEST(swap, from_host_on_to_disk)
         CHECK(held > 3);
         if (few) {
             REFUSED(folio_sequence_swap_out(s, FOLIO_TIER_DISK, NULL, NULL), FOLIO_ERR_TOO_LARGE,
-                    "frames|needed|of 3");
+                    "blocks|store has 3 frames");
             CHECK_INT(gen_info(s).tier, FOLIO_TIER_HOST);
             CHECK_INT(gen_stats(&w.p).host_used, held);
         } else {

@@ -349,9 +349,11 @@ folio_status folio_pool_alloc(folio_pool *pool, int64_t n, int32_t *blocks)
     int64_t available = blocks_available(&pool->device);
     if (n > available) {
         pthread_mutex_unlock(&pool->lock);
-        FAIL(n > pool->device.num ? FOLIO_ERR_TOO_LARGE : FOLIO_ERR_FULL,
-             "%lld blocks are asked for, %lld of %lld are available", (long long)n,
-             (long long)available, (long long)pool->device.num);
+        if (n > pool->device.num)
+            FAIL(FOLIO_ERR_TOO_LARGE, "folio_pool_alloc: n is %lld, the pool has %lld blocks",
+                 (long long)n, (long long)pool->device.num);
+        FAIL(FOLIO_ERR_FULL, "folio_pool_alloc: %lld blocks are needed, %lld of %lld are available",
+             (long long)n, (long long)available, (long long)pool->device.num);
     }
     for (int64_t i = 0; i < n; i++) {
         blocks[i] = folioi_pool_take(pool, NONE);

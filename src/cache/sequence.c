@@ -302,6 +302,14 @@ static folio_status check_room(const folio_sequence *s, int64_t need, int64_t al
          (long long)need, (long long)have, (long long)pool->device.num);
 }
 
+/* Lengths are int32_t in batches, however large the pool is. */
+static folio_status check_length(const char *call, int64_t len, int64_t n)
+{
+    if (n <= INT32_MAX - len) return FOLIO_OK;
+    FAIL(FOLIO_ERR_TOO_LARGE, "%s: n is %lld; the sequence has %lld tokens and can have 2147483647",
+         call, (long long)n, (long long)len);
+}
+
 static void write_slots(const folio_sequence *s, int32_t table, int64_t first, int64_t n,
                         int64_t *slots)
 {
@@ -316,9 +324,8 @@ static folio_status reserve(folio_sequence *s, int64_t n, uint32_t flags, int64_
     folio_pool *pool = s->pool;
     TRY(folioi_sequence_resident(s, "reserve"));
     REQUIRE((flags & ~FOLIO_RESERVE_ADMIT) == 0, "reserve: flags %#x are unknown", flags);
-    REQUIRE(n >= 0 && n <= INT32_MAX - s->len,
-            "reserve: n is %lld; the sequence has %lld tokens and can have 2147483647",
-            (long long)n, (long long)s->len);
+    REQUIRE(n >= 0, "reserve: n is %lld", (long long)n);
+    TRY(check_length("reserve", s->len, n));
     if (n == 0) return FOLIO_OK;
     int64_t blocks = blocks_of(s, s->len + n), need = 0, alone = 0;
     for (int32_t g = 0; g < pool->num_layer_groups; g++) {
@@ -357,8 +364,8 @@ static folio_status reserve_encoder(folio_sequence *s, int64_t n, uint32_t flags
     int32_t cross = pool->cross;
     TRY(folioi_sequence_resident(s, "reserve_encoder"));
     REQUIRE((flags & ~FOLIO_RESERVE_ADMIT) == 0, "reserve_encoder: flags %#x are unknown", flags);
-    REQUIRE(n >= 1 && n <= INT32_MAX, "reserve_encoder: n is %lld, outside [1, 2147483647]",
-            (long long)n);
+    REQUIRE(n >= 1, "reserve_encoder: n is %lld", (long long)n);
+    TRY(check_length("reserve_encoder", 0, n));
     REQUIRE(s->encoder_len == 0, "reserve_encoder: the sequence has %lld encoder tokens already",
             (long long)s->encoder_len);
     REQUIRE(!pool->tiers || pool->cache[cross] != NULL,

@@ -111,7 +111,11 @@ static folio_status check_out(const folio_sequence *s, folio_tier tier)
 static folio_status no_frames(const folio_pool *pool, int64_t need)
 {
     int64_t num_frames = folioi_store_get_stats(pool->store).num_frames;
-    FAIL(need > num_frames ? FOLIO_ERR_TOO_LARGE : FOLIO_ERR_FULL,
+    if (need > num_frames)
+        FAIL(FOLIO_ERR_TOO_LARGE,
+             "swap_out: the sequence has %lld blocks, the store has %lld frames", (long long)need,
+             (long long)num_frames);
+    FAIL(FOLIO_ERR_FULL,
          "swap_out: %lld frames of the store are needed, %lld of %lld are available",
          (long long)need, (long long)folioi_store_available(pool->store), (long long)num_frames);
 }
@@ -133,9 +137,11 @@ static folio_status room_below(folio_sequence *s, folio_tier tier, int64_t *num_
     if (tier == FOLIO_TIER_DISK ? folioi_store_promise(pool->store, need) : need <= have)
         return FOLIO_OK;
     if (tier == FOLIO_TIER_DISK) return no_frames(pool, need);
-    FAIL(*num_blocks > pool->host.num ? FOLIO_ERR_TOO_LARGE : FOLIO_ERR_FULL,
-         "swap_out: %lld host blocks are needed for %lld, %lld of %lld are available",
-         (long long)need, (long long)*num_blocks, (long long)have, (long long)pool->host.num);
+    if (*num_blocks > pool->host.num)
+        FAIL(FOLIO_ERR_TOO_LARGE, "swap_out: the sequence has %lld blocks, the host tier has %lld",
+             (long long)*num_blocks, (long long)pool->host.num);
+    FAIL(FOLIO_ERR_FULL, "swap_out: %lld host blocks are needed, %lld of %lld are available",
+         (long long)need, (long long)have, (long long)pool->host.num);
 }
 
 static void plan_out(folio_sequence *s, folio_tier tier, folio_transfer *t)
