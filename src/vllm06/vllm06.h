@@ -53,6 +53,7 @@ typedef struct folioi_vllm06_part {
     uint64_t metadata; /* its id; 0: nothing that another layer may use */
     int64_t first;     /* sequence */
     bool fresh;        /* key and value were given */
+    void *stream;      /* that its layers run on */
 } folioi_vllm06_part;
 
 /** One plan of a state, shared by all layers that ask for the same. */

@@ -34,11 +34,12 @@ static folio_status attend(layer *l, const group *g, const folio_tensors *tensor
 {
     folio_vllm06_state *state = l->impl->state;
     bool shared = g->which != FOLIOI_VLLM06_ALONE && l->m->state == state;
-    folioi_vllm06_part part = {shared ? l->m->id : 0, g->first, l->args.key.data != NULL};
+    folioi_vllm06_part part = {shared ? l->m->id : 0, g->first, l->args.key.data != NULL,
+                               l->run.stream};
     folioi_vllm06_plan *p;
     TRY(folioi_vllm06_find_plan(state, g->desc, g->type, g->cache, g->which, &p));
     if (part.metadata == 0 || part.metadata != p->part.metadata || part.first != p->part.first ||
-        part.fresh != p->part.fresh) {
+        part.fresh != p->part.fresh || part.stream != p->part.stream) {
         p->part.metadata = 0;
         folio_batch_clear(p->batch);
         for (int64_t i = g->first; i < g->end; i++) TRY(g->add(l, p->batch, i));
