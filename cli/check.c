@@ -30,6 +30,7 @@ static const char help[] =
     "      --filter TEXT    only features whose name contains TEXT\n"
     "      --one-in N       of every N cases one, and another one with another seed; at least one of each\n"
     "                       part. For machines that are slow: emulated ones, builds with sanitizers\n"
+    "      --share K/N      the K-th of N equal shares of the cases: N processes run all of them together\n"
     "      --case NAME      only this case, FEATURE.PART/NUMBER, as a failure prints it\n"
     "      --lineage        instead: a life of each of vLLM 0.6's backends, through folio_vllm06.h,\n"
     "                       beside the same life on the reference, within 2^-18 max|ref| + 1 ulp\n"
@@ -53,7 +54,7 @@ static const char help[] =
 
 typedef struct options {
     bool full, list, lineage;
-    const char *backend, *level, *filter, *one_case, *output;
+    const char *backend, *level, *filter, *one_case, *share, *output;
     int64_t threads, seed, one_in;
 } options;
 
@@ -72,6 +73,8 @@ typedef struct report {
     char case_feature[128]; /* --case, taken apart */
     const char *case_part;
     int64_t case_index;
+    int share, num_shares; /* --share, taken apart; 1 of 1 */
+    int64_t num_drawn;     /* cases so far, of all shares */
     row *rows;
     int64_t num_rows;
     int64_t passed, failed, skipped;
@@ -148,6 +151,7 @@ static void run_part(report *r, const check_env *env, const check_part *part, ro
     for (int64_t i = first; i < count; i++) {
         check_outcome out;
         if (!r->opt.one_case && !is_drawn(r, i, count)) continue;
+        if (r->num_drawn++ % r->num_shares != r->share - 1) continue;
         term_progress(r->started, r->done, r->total, part->feature);
         check_run_case(env, part, i, &out);
         r->done++;
@@ -185,6 +189,7 @@ static void run_feature(report *r, const check_env *env, const char *feature,
         to.skipped = 1;
         snprintf(to.reason, sizeof to.reason, "%s", f->reason);
     }
+    if (to.passed + to.failed + to.skipped == 0 && r->num_shares > 1) return;
     if (to.passed + to.failed + to.skipped == 0) {
         to.failed = 1;
         snprintf(to.reason, sizeof to.reason, "no case");
@@ -327,6 +332,7 @@ static void print_text(const report *r)
            (long long)r->opt.seed);
     if (r->opt.one_in > 1)
         printf("one case in %lld was run; another seed draws others\n", (long long)r->opt.one_in);
+    if (r->num_shares > 1) printf("share %d of %d was run\n", r->share, r->num_shares);
     if (r->passed + r->failed > 0) return;
     printf("nothing ran%s%s%s\n", r->opt.filter ? ": no feature's name contains \"" : "",
            r->opt.filter ? r->opt.filter : "", r->opt.filter ? "\"; see folio check --list" : "");
@@ -373,6 +379,14 @@ static bool is_backend(const char *name)
     return false;
 }
 
+/* K/N */
+static bool parse_share(report *r)
+{
+    char more;
+    return sscanf(r->opt.share, "%4d/%4d%c", &r->share, &r->num_shares, &more) == 2 &&
+           r->share >= 1 && r->share <= r->num_shares;
+}
+
 /* Wrong words of the command line; 0: none. */
 static int check_words(report *r)
 {
@@ -388,6 +402,8 @@ static int check_words(report *r)
             "check",
             "'%s' names no case; 'folio check --list' shows features and parts, a case is FEATURE.PART/NUMBER",
             o->one_case);
+    if (o->share && !parse_share(r))
+        return args_complain("check", "--share takes K/N with K from 1 to N, not '%s'", o->share);
     return EXIT_OK;
 }
 
@@ -415,7 +431,7 @@ static void run_all(report *r)
             if (folio_backend_get_info(name, &info) != FOLIO_OK) continue;
             if (pass == 0) walks += info.available ? (r->opt.level ? 1 : info.num_levels) : 0;
             else run_backend(r, &info);
-            r->total = cases * walks;
+            r->total = cases * walks / r->num_shares;
         }
     for (int64_t i = 0; i < r->num_rows; i++) {
         r->passed += r->rows[i].passed;
@@ -427,7 +443,7 @@ static void run_all(report *r)
 
 int check_main(int argc, char **argv)
 {
-    report r = {.opt = {.output = "text", .seed = 1, .one_in = 1}};
+    report r = {.opt = {.output = "text", .seed = 1, .one_in = 1}, .share = 1, .num_shares = 1};
     const arg_option table[] = {
         {.name = "full", .kind = ARG_FLAG, .value = &r.opt.full},
         {.name = "lineage", .kind = ARG_FLAG, .value = &r.opt.lineage},
@@ -437,6 +453,7 @@ int check_main(int argc, char **argv)
         {.name = "threads", .kind = ARG_NUMBER, .value = &r.opt.threads, .min = 1, .max = 256},
         {.name = "seed", .kind = ARG_NUMBER, .value = &r.opt.seed, .min = 0, .max = INT64_MAX},
         {.name = "one-in", .kind = ARG_NUMBER, .value = &r.opt.one_in, .min = 1, .max = 1000000},
+        {.name = "share", .kind = ARG_TEXT, .value = &r.opt.share},
         {.name = "filter", .kind = ARG_TEXT, .value = &r.opt.filter},
         {.name = "case", .kind = ARG_TEXT, .value = &r.opt.one_case},
         {.name = "output",

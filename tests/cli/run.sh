@@ -148,6 +148,13 @@ all=$("$folio" check --list | awk 'NR > 1 { n += $3 } END { print n }')
 check "check --one-in: $some of $all" test "$some" -gt $((all / 20)) -a "$some" -lt $((all / 3))
 expect 2 err "whole number from 1 to .*, not '0'" check --one-in 0
 
+# The shares of a run are all of its cases, each once.
+count() { "$folio" check --backend reference --filter alibi "$@" | sed -n 's/^\([0-9]*\) passed, 0 failed.*/\1/p'; }
+check "check --share: three shares are the whole" \
+    test $(($(count --share 1/3) + $(count --share 2/3) + $(count --share 3/3))) -eq "$(count)"
+expect 0 out '^share 2 of 3 was run$' check --backend reference --filter alibi --share 2/3
+for share in 0/3 4/3 1 1/3x; do expect 2 err "K from 1 to N, not '$share'" check --share $share; done
+
 # ---- demo --------------------------------------------------------------------------------------
 expect 0 out '^Every number is within its budget' demo
 check "the demo says what it timed" sh -c 'grep -A 2 "self-attention in .* ms, cross attention in .* ms: the$" out |
