@@ -3,7 +3,8 @@
  * through folio_vllm06.h: prompts, chunks, decodes, a fork by block moves, encoder and cross
  * attention. Two states live it side by side, the one checked and one on the reference backend,
  * each in memory of its own context: outputs agree within a budget, caches bit for bit, a fork with
- * what it was forked from.
+ * what it was forked from. In one life of three the one checked has compat, and the reference has
+ * layers without it, one for prompts and one for decodes, that say what the ancestor did.
  */
 #include "check.h"
 
@@ -37,7 +38,7 @@ typedef struct life {
     uint64_t seed;
     life_seq seqs[NUM_SEQS];
     folio_vllm06_state *state[2];
-    folio_vllm06_impl *impl[2];
+    folio_vllm06_impl *impl[2][2]; /* [state][decodes] */
     folio_vllm06_kv_cache cache[2], spare[2];
     size_t cache_bytes;
     check_outcome *out;
@@ -104,6 +105,8 @@ static void draw_life(life *l, check_draw *d, int64_t index)
     for (int h = 0; h < i->num_heads; h++)
         l->slopes[h] = (float)exp2(-8.0 * (h + 1) / (double)i->num_heads);
     if (check_chance(d, 3)) i->alibi_slopes = l->slopes;
+    if (check_chance(d, 3)) i->compat = 1;
+    if (i->compat && check_chance(d, 2)) i->scale = 0.3f; /* which xformers' prefixes ignore */
     l->k_scale = kv > 1 ? 0.25f : 1.0f;
     l->v_scale = kv > 1 ? 0.5f : 1.0f;
     l->block_size = blocks[check_int(d, 0, num_blocks - 1)];
@@ -116,6 +119,31 @@ static void draw_life(life *l, check_draw *d, int64_t index)
             *(b < SEQ_BLOCKS ? &q->blocks[b] : &q->cross[b - SEQ_BLOCKS]) =
                 (s * (SEQ_BLOCKS + CROSS_BLOCKS) + b) * 29 % NUM_BLOCKS;
     }
+}
+
+/* The layer without compat that computes what it brings back; this life's prompts have block tables. */
+static folio_vllm06_impl_desc plainly(const life *l, bool decodes)
+{
+    folio_vllm06_impl_desc d = l->desc;
+    bool ipex = strcmp(l->backend->get_name(), "ipex") == 0;
+    bool xformers = strcmp(l->backend->get_name(), "xformers") == 0;
+    if (!d.compat) return d;
+    d.compat = 0;
+    if (decodes || ipex || d.alibi_slopes != NULL) d.sliding_window = 0;
+    if (decodes && ipex) d.logits_soft_cap = 0;
+    if (!decodes && ipex) d.alibi_slopes = NULL;
+    if (!decodes && xformers) d.scale = 0;
+    return d;
+}
+
+static bool make_impls(life *l, int i)
+{
+    for (int decodes = 0; decodes < 2; decodes++) {
+        folio_vllm06_impl_desc d = i ? plainly(l, decodes) : l->desc;
+        if (!ok(l, l->backend->make_impl(l->state[i], &d, &l->impl[i][decodes]), "make_impl"))
+            return false;
+    }
+    return true;
 }
 
 static bool begin(life *l, const check_env *env)
@@ -132,7 +160,7 @@ static bool begin(life *l, const check_env *env)
         l->cache[i] = l->spare[i] = (folio_vllm06_kv_cache){NULL, l->kv_dtype, shape[1], shape[2]};
         const char *compute = i ? "reference" : env->info.name;
         if (!ok(l, folio_vllm06_state_create(compute, &c, &l->state[i]), "state_create") ||
-            !ok(l, l->backend->make_impl(l->state[i], d, &l->impl[i]), "make_impl"))
+            !make_impls(l, i))
             return false;
         void *nan = poisoned(l->cache_bytes);
         l->cache[i].data = put(l, i, FOLIO_MEMORY_DEVICE, nan, l->cache_bytes);
@@ -228,8 +256,9 @@ static void run(life *l, int i, folio_attention_type type, const folio_tensor qk
                                    .v_scale = l->v_scale,
                                    .attn_type = type,
                                    .output = placed[3]};
+    bool decodes = folio_vllm06_prefill_metadata(metadata) == NULL;
     if (l->out->ok)
-        ok(l, l->backend->forward(l->impl[i], &a, NULL), folio_attention_type_name(type));
+        ok(l, l->backend->forward(l->impl[i][decodes], &a, NULL), folio_attention_type_name(type));
     get(l, i, out, placed[3].data, bytes_of(l, &placed[3], heads[0]));
     for (int t = 0; t < 4; t++)
         drop(l, i, FOLIO_MEMORY_DEVICE, placed[t].data, bytes_of(l, &placed[t], heads[t % 3]));
@@ -331,7 +360,8 @@ static void live(const char *name, bool mixes, bool has_cross, const check_env *
     l.encoder = has_cross && index % 3 == 2;
     draw_life(&l, d, index);
     check_pass(out);
-    mixes = mixes && !l.encoder; /* encoder-decoder models run whole prompts, apart from decodes */
+    /* encoder-decoder models run whole prompts, apart from decodes; so do layers of two phases */
+    mixes = mixes && !l.encoder && !l.desc.compat;
     life_row prompts[] = {{&s[0], true, check_int(d, 1, 20)}, {&s[1], true, check_int(d, 1, 20)}};
     life_row chunks[] = {
         {&s[2], true, check_int(d, 1, 20)}, {&s[1], true, check_int(d, 1, 20)}, {&s[0], false, 1}};
@@ -343,7 +373,7 @@ static void live(const char *name, bool mixes, bool has_cross, const check_env *
     for (int i = 0; i < 2; i++) {
         drop(&l, i, FOLIO_MEMORY_DEVICE, l.cache[i].data, l.cache_bytes);
         drop(&l, i, FOLIO_MEMORY_HOST, l.spare[i].data, l.cache_bytes);
-        folio_vllm06_impl_destroy(l.impl[i]);
+        for (int phase = 0; phase < 2; phase++) folio_vllm06_impl_destroy(l.impl[i][phase]);
         folio_vllm06_state_destroy(l.state[i]);
     }
 }

@@ -36,6 +36,10 @@ BOTH(biases_in_fields, v06_same_biases_in_fields)
 BOTH(no_encoder, v06_same_no_encoder)
 BOTH(cross_bias_of_cached_encoder, v06_same_cross_bias_cached)
 BOTH(forward_errors, v06_same_bad_forward)
+BOTH(clipped_window, v06_same_clipped_window)
+BOTH(cross_decode_metadata, v06_same_cross_decode_metadata)
+BOTH(compat, v06_same_compat)
+BOTH(compat_differs, v06_same_compat_differs)
 
 /* Where a step is of one kind, its view is the step itself, and the other kind has none. */
 static void views(const char *ancestor, const char *compute)
@@ -99,7 +103,7 @@ TEST(vllm06_ipex, classes)
 {
     v06_same_classes("ipex", "IpexAttnBackendImpl", "IpexAttnMetadata", "CommonMetadataBuilder");
     const folio_vllm06_backend *b = folio_vllm06_backend_find("ipex");
-    static const int32_t sizes[] = {32, 64, 80, 96, 112, 128, 256};
+    static const int32_t sizes[] = {32, 64, 80, 96, 112, 120, 128, 192, 256};
     int32_t count = 0;
     const int32_t *listed = b->get_supported_head_sizes(&count);
     CHECK(count == COUNT_OF(sizes) && memcmp(listed, sizes, sizeof sizes) == 0);

@@ -36,6 +36,10 @@ BOTH(biases_in_fields, v06_same_biases_in_fields)
 BOTH(no_encoder, v06_same_no_encoder)
 BOTH(cross_bias_of_cached_encoder, v06_same_cross_bias_cached)
 BOTH(forward_errors, v06_same_bad_forward)
+BOTH(clipped_window, v06_same_clipped_window)
+BOTH(cross_decode_metadata, v06_same_cross_decode_metadata)
+BOTH(compat, v06_same_compat)
+BOTH(compat_differs, v06_same_compat_differs)
 
 /* Where a step is of one kind, its view is the step itself, and the other kind has none. */
 static void views(const char *ancestor, const char *compute)

@@ -148,10 +148,10 @@ void v06_fields(v06 *r, const v06_seq *seqs, int n)
     for (int i = 0; i < n; i++) {
         const v06_seq *s = &seqs[i];
         r->seqs[i] = *s;
-        r->lens[i] = (int32_t)s->seq_len;
+        r->lens[i] = (int32_t)(s->seq_len - r->clipped[i]);
         r->contexts[i] = (int32_t)(s->seq_len > 0 ? s->seq_len - s->query_len : 0);
         r->starts[i + 1] = r->starts[i] + (int32_t)s->query_len;
-        r->seq_starts[i + 1] = r->seq_starts[i] + (int32_t)s->seq_len;
+        r->seq_starts[i + 1] = r->seq_starts[i] + r->lens[i];
         r->encoder_lens[i] = (int32_t)s->encoder_len;
         encoder |= s->encoder_len > 0;
         f->num_prefills += s->prompt;
@@ -162,7 +162,8 @@ void v06_fields(v06 *r, const v06_seq *seqs, int n)
         for (int64_t t = 0; s->prompt && t < s->encoder_len; t++)
             r->cross_slots[f->num_encoder_tokens++] = v06_slot(r, s->id, t, true);
         for (int64_t k = 0; k < r->blocks_per_seq; k++) {
-            r->tables[i * r->blocks_per_seq + k] = block_of(r, s->id, k, false);
+            r->tables[i * r->blocks_per_seq + k] =
+                block_of(r, s->id, k + r->clipped[i] / r->block_size, false);
             r->cross_tables[i * r->blocks_per_seq + k] = block_of(r, s->id, k, true);
         }
     }
@@ -275,16 +276,41 @@ static double key_number(const v06 *r, folio_attention_type type, int i, int64_t
     return number(r, (encoder ? ENCODER_K : K) + value, s->id, j, h, d);
 }
 
+/* What a layer does with sequence i: as it is described, or in decoder attention with compat as the
+ * ancestors did. */
+typedef struct {
+    int64_t window;
+    const float *slopes;
+    double scale, cap;
+    bool biased; /* set biases count */
+} habits;
+
+static habits habits_of(const v06 *r, folio_attention_type type, int i)
+{
+    double usual = 1.0 / sqrt((double)r->d.head_size);
+    bool ipex = strcmp(r->b->get_name(), "ipex") == 0, prompt = r->seqs[i].prompt;
+    bool tables = !r->no_cache && r->f.block_tables != NULL && r->f.block_tables_stride > 0;
+    habits h = {r->d.sliding_window, r->d.alibi_slopes, r->d.scale > 0 ? (double)r->d.scale : usual,
+                (double)r->d.logits_soft_cap, true};
+    if (!r->d.compat || type != FOLIO_ATTENTION_DECODER) return h;
+    if (!prompt || ipex || h.slopes != NULL) h.window = 0;
+    if (!prompt && ipex) h.cap = 0;
+    if (prompt && ipex) h.slopes = NULL;
+    if (prompt && ipex) h.biased = false;
+    if (prompt && strcmp(r->b->get_name(), "xformers") == 0 && tables) h.scale = usual;
+    return h;
+}
+
 /* What is added to the score of key j for query i, at position pos; -inf: not seen. */
-static double mask(const v06 *r, folio_attention_type type, const folio_vllm06_bias *bias,
+static double mask(const habits *a, folio_attention_type type, const folio_vllm06_bias *bias,
                    int64_t i, int64_t pos, int64_t j, int64_t h)
 {
-    if (bias != NULL)
+    if (bias != NULL && a->biased)
         return (double)
             bias->data[((bias->num_heads > 1 ? h : 0) * bias->query_len + i) * bias->key_len + j];
     if (type != FOLIO_ATTENTION_DECODER) return 0.0;
-    if (j > pos || (r->d.sliding_window > 0 && j <= pos - r->d.sliding_window)) return -INFINITY;
-    return r->d.alibi_slopes != NULL ? -(double)r->d.alibi_slopes[h] * (double)(pos - j) : 0.0;
+    if (j > pos || (a->window > 0 && j <= pos - a->window)) return -INFINITY;
+    return a->slopes != NULL ? -(double)a->slopes[h] * (double)(pos - j) : 0.0;
 }
 
 /* Row t of sequence i and head h into out[head_size]. */
@@ -296,18 +322,20 @@ static void dense(const v06 *r, folio_attention_type type, const folio_vllm06_bi
     bool encoder = type == FOLIO_ATTENTION_ENCODER, cross = type == FOLIO_ATTENTION_ENCODER_DECODER;
     int64_t keys = encoder || cross ? s->encoder_len : s->seq_len;
     int64_t pos = encoder ? t : s->seq_len - s->query_len + t;
-    double scale = r->d.scale > 0 ? (double)r->d.scale : 1.0 / sqrt((double)size);
-    double cap = (double)r->d.logits_soft_cap, score[V06_TOKENS], top = -INFINITY, sum = 0;
+    habits a = habits_of(r, type, i);
+    double score[V06_TOKENS], top = -INFINITY, sum = 0;
     memset(out, 0, (size_t)size * sizeof *out);
     if (s->seq_len == 0) return;
     for (int64_t j = 0; j < keys; j++) {
         double dot = 0;
-        double added = mask(r, type, bias, t, pos, j, h);
+        double added = type == FOLIO_ATTENTION_DECODER && j < r->clipped[i]
+                           ? -INFINITY
+                           : mask(&a, type, bias, t, pos, j, h);
         for (int64_t d = 0; d < size && added > -INFINITY; d++)
             dot += number(r, encoder ? ENCODER_Q : Q, s->id, pos, h, d) *
                    key_number(r, type, i, j, g, d, false);
-        dot *= scale;
-        if (cap > 0) dot = cap * tanh(dot / cap);
+        dot *= a.scale;
+        if (a.cap > 0) dot = a.cap * tanh(dot / a.cap);
         score[j] = dot + added;
         top = score[j] > top ? score[j] : top;
     }

@@ -11,7 +11,7 @@
 
 #include <folio/folio_vllm06.h>
 
-enum { V06_SEQS = 6, V06_TOKENS = 64, V06_LAYERS = 2 };
+enum { V06_SEQS = 6, V06_TOKENS = 128, V06_LAYERS = 2 };
 
 /* One sequence of a step; id names its numbers and its blocks for all steps. */
 typedef struct {
@@ -35,8 +35,9 @@ typedef struct {
     support_buffer cache[V06_LAYERS];
     unsigned char *image[V06_LAYERS];
     folio_vllm06_kv_cache kv[V06_LAYERS];
-    bool no_cache; /* profiling run */
-    bool no_key;   /* cross attention without K and V */
+    bool no_cache;             /* profiling run */
+    bool no_key;               /* cross attention without K and V */
+    int64_t clipped[V06_SEQS]; /* tokens of a decode that its length and table leave out */
     /* the step */
     int num_seqs;
     v06_seq seqs[V06_SEQS];
@@ -109,6 +110,12 @@ void v06_same_biases(const char *ancestor, const char *compute);
 void v06_same_set_attn_bias(const char *ancestor, const char *compute);
 void v06_same_encoder_decoder(const char *ancestor, const char *compute);
 void v06_same_encoder_only(const char *ancestor, const char *compute);
+
+/* vllm06_same_runner.c */
+void v06_same_clipped_window(const char *ancestor, const char *compute);
+void v06_same_cross_decode_metadata(const char *ancestor, const char *compute);
+void v06_same_compat(const char *ancestor, const char *compute);
+void v06_same_compat_differs(const char *ancestor, const char *compute);
 
 /* vllm06_same_errors.c */
 void v06_same_incomplete(const char *ancestor, const char *compute);

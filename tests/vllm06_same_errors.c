@@ -78,6 +78,9 @@ void v06_same_bad_impl(const char *ancestor, const char *compute)
         d.sliding_window = -1;
         REFUSED(r.b->make_impl(r.state, &d, &impl), FOLIO_ERR_ARGUMENT, "sliding_window");
         d = r.d;
+        d.compat = 2;
+        REFUSED(r.b->make_impl(r.state, &d, &impl), FOLIO_ERR_ARGUMENT, "compat is 2");
+        d = r.d;
         d.dtype = (folio_dtype)0;
         REFUSED(r.b->make_impl(r.state, &d, &impl), FOLIO_ERR_ARGUMENT, "dtype");
         d = r.d;

@@ -58,8 +58,11 @@ typedef struct folio_vllm06_bias {
  * A step's fields, as the ancestors name them. Sequences: num_prefills prompts (or chunks of them),
  * then the decodes, one token each. NULL is the ancestors' None. num_prefill_tokens and the maxima
  * are worked out where they are 0. num_encoder_tokens is what key has in cross attention: the
- * encoder tokens of all prompts, or 0 where their encoders are cached. Fields that contradict each other
- * are refused.
+ * encoder tokens of all prompts, or 0 where their encoders are cached; decodes bring none, whatever it
+ * says. Fields that contradict each other are refused.
+ *
+ * A decode's seq_len counts the keys that its block table holds. vLLM's model runner clips both to the
+ * blocks of the sliding window and leaves context_lens_tensor as it is: so it may be larger.
  */
 typedef struct folio_vllm06_metadata_fields {
     size_t struct_size;
@@ -85,7 +88,7 @@ typedef struct folio_vllm06_metadata_fields {
     const int32_t *encoder_seq_lens_tensor; /* [num_seqs] */
     int64_t max_encoder_seq_len;
     int64_t num_encoder_tokens;
-    const int64_t *cross_slot_mapping; /* [num_encoder_tokens] */
+    const int64_t *cross_slot_mapping; /* [num_encoder_tokens]; not read where all are decodes */
     const int32_t *cross_block_tables; /* [num_seqs][cross_block_tables_stride] */
     int64_t cross_block_tables_stride;
     /* [num_prefills] each, copied; set_attn_bias changes them. NULL: forward applies what the */
@@ -184,6 +187,15 @@ FOLIO_API folio_context *folio_vllm06_state_context(folio_vllm06_state *state);
 
 typedef struct folio_vllm06_impl folio_vllm06_impl;
 
+/**
+ * One layer. compat 1 computes decoder attention as the ancestors did where Folio differs on purpose,
+ * for engines that depend on it; docs/lineage.md has the reasons:
+ *   - decodes ignore sliding_window and see all seq_len keys, also those of a clipped block table;
+ *   - prompts with alibi_slopes ignore sliding_window;
+ *   - ipex: prompts ignore alibi_slopes, sliding_window and set biases; decodes ignore
+ *     logits_soft_cap;
+ *   - xformers: prompts ignore scale and take 1 / sqrt(head_size) where the step has block tables.
+ */
 typedef struct folio_vllm06_impl_desc {
     size_t struct_size;
     int32_t num_heads;
@@ -196,6 +208,7 @@ typedef struct folio_vllm06_impl_desc {
     const void *blocksparse_params; /* refused where not NULL, as the ancestors do */
     float logits_soft_cap; /* 0: none */
     folio_dtype dtype;     /* of query, key, value and output */
+    int32_t compat;        /* 0, or 1: as the ancestors, see above */
 } folio_vllm06_impl_desc;
 
 FOLIO_API void folio_vllm06_impl_destroy(folio_vllm06_impl *impl);

@@ -15,6 +15,9 @@ typedef struct folioi_vllm06_traits {
     const char *name;
     folio_layout layout; /* of (2, num_blocks, ...) caches */
     bool mixes;          /* prompts and decodes in one step: views are slices */
+    /* What compat brings back beside the habits that all three had. */
+    bool bare_prompts; /* prompts have no slopes, window or biases, decodes no soft cap */
+    bool prefix_scale; /* prompts with block tables are scaled by 1 / sqrt(head_size) */
 } folioi_vllm06_traits;
 
 /** The biases of one attention type, [num_prefills]; ENCODER_ONLY shares DECODER's. */
@@ -81,7 +84,9 @@ struct folio_vllm06_state {
 struct folio_vllm06_impl {
     folio_vllm06_state *state;
     const folioi_vllm06_traits *traits;
-    folio_attention_desc desc;
+    folio_attention_desc desc;             /* as it was described */
+    folio_attention_desc prompts, decodes; /* the same in decoder attention, after compat */
+    bool compat;
     float *slopes; /* [num_heads] in memory of the context, or NULL */
     int64_t slopes_bytes;
 };

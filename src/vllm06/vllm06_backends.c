@@ -5,12 +5,14 @@
 #include <math.h>
 #include <string.h>
 
-static const folioi_vllm06_traits xformers = {"xformers", FOLIO_LAYOUT_XPACKED, true};
-static const folioi_vllm06_traits torch_sdpa = {"torch-sdpa", FOLIO_LAYOUT_XPACKED, false};
-static const folioi_vllm06_traits ipex = {"ipex", FOLIO_LAYOUT_XPACKED_1, false};
+static const folioi_vllm06_traits xformers = {
+    .name = "xformers", .layout = FOLIO_LAYOUT_XPACKED, .mixes = true, .prefix_scale = true};
+static const folioi_vllm06_traits torch_sdpa = {.name = "torch-sdpa",
+                                                .layout = FOLIO_LAYOUT_XPACKED};
+static const folioi_vllm06_traits ipex = {
+    .name = "ipex", .layout = FOLIO_LAYOUT_XPACKED_1, .bare_prompts = true};
 
 static const int32_t head_sizes[] = {32, 64, 80, 96, 112, 120, 128, 192, 256};
-static const int32_t ipex_head_sizes[] = {32, 64, 80, 96, 112, 128, 256};
 static const int32_t block_sizes[] = {8, 16, 32};
 
 static const int32_t *count_of(const int32_t *list, int32_t n, int32_t *count)
@@ -232,7 +234,7 @@ static folio_status make_sliding_window_bias(int64_t seq_len, int64_t window_siz
 BACKEND(xformers, "XFormersImpl", "XFormersMetadata", "XFormersMetadataBuilder", head_sizes)
 BACKEND(torch_sdpa, "TorchSDPABackendImpl", "TorchSDPAMetadata", "TorchSDPAMetadataBuilder",
         head_sizes)
-BACKEND(ipex, "IpexAttnBackendImpl", "IpexAttnMetadata", "CommonMetadataBuilder", ipex_head_sizes)
+BACKEND(ipex, "IpexAttnBackendImpl", "IpexAttnMetadata", "CommonMetadataBuilder", head_sizes)
 
 static const struct {
     const char *name;

@@ -204,12 +204,24 @@ static folio_status add_cross(layer *l, folio_batch *batch, int64_t i)
     return folio_batch_add(batch, &s);
 }
 
+/* Prompts in decoder attention. With compat, xformers' prefix attention ran where the step has block
+ * tables and a cache, and it was not told the scale. */
+static folio_attention_desc prompts_desc(const layer *l)
+{
+    const folio_vllm06_impl *impl = l->impl;
+    folio_attention_desc d = impl->prompts;
+    bool prefix =
+        l->cache != NULL && l->m->f.block_tables != NULL && l->m->f.block_tables_stride > 0;
+    if (impl->compat && impl->traits->prefix_scale && prefix) d.scale = 0;
+    return d;
+}
+
 /* A prompt of any type whose bias the caller gave: alone, and nothing but the bias masks it. */
 static folio_status attend_biased(layer *l, const folio_vllm06_bias *bias, int64_t i, int64_t row,
                                   int64_t rows, int64_t kv_row, int64_t kv_rows)
 {
     folio_attention_type type = l->args.attn_type;
-    folio_attention_desc d = l->impl->desc;
+    folio_attention_desc d = type == FOLIO_ATTENTION_DECODER ? prompts_desc(l) : l->impl->desc;
     d.windowed = 0;
     d.window_left = 0;
     bool paged = type == FOLIO_ATTENTION_DECODER || type == FOLIO_ATTENTION_ENCODER_DECODER;
@@ -245,15 +257,12 @@ static folio_status attend_biased(layer *l, const folio_vllm06_bias *bias, int64
 static folio_status forward_decoder(layer *l)
 {
     const folio_vllm06_metadata_fields *f = &l->m->f;
+    bool bare = l->impl->compat && l->impl->traits->bare_prompts;
     int64_t row = 0;
-    group g = {&l->impl->desc,
-               FOLIO_ATTENTION_DECODER,
-               l->cache,
-               FOLIOI_VLLM06_PROMPTS,
-               0,
-               f->num_prefills,
-               add_causal};
-    if (f->attn_bias != NULL) {
+    folio_attention_desc prompts = prompts_desc(l);
+    group g = {&prompts, FOLIO_ATTENTION_DECODER, l->cache,  FOLIOI_VLLM06_PROMPTS,
+               0,        f->num_prefills,         add_causal};
+    if (f->attn_bias != NULL && !bare) {
         for (int64_t i = 0; i < f->num_prefills; i++) {
             int64_t n = folioi_vllm06_query_len(l->m, i);
             TRY(attend_biased(l, &f->attn_bias[i], i, row, n, row, n));
@@ -261,10 +270,11 @@ static folio_status forward_decoder(layer *l)
         }
     } else if (f->num_prefills > 0) {
         folio_tensors t = tensors_of(l, 0, f->num_prefill_tokens, 0, f->num_prefill_tokens);
-        t.slopes = l->impl->slopes;
+        t.slopes = bare ? NULL : l->impl->slopes;
         TRY(attend(l, &g, &t));
     }
     if (f->num_decode_tokens == 0) return FOLIO_OK;
+    g.desc = &l->impl->decodes;
     g.which = FOLIOI_VLLM06_DECODES;
     g.first = f->num_prefills;
     g.end = l->m->num_seqs;

@@ -63,10 +63,11 @@ static folio_status check_fields(folio_vllm06_metadata *m)
                     f->seq_lens[i] == f->seq_lens_tensor[i],
                 "metadata: seq_lens[%lld] is %d and seq_lens_tensor[%lld] %d", (long long)i,
                 f->seq_lens[i], (long long)i, f->seq_lens_tensor[i]);
+        /* more than len - 1: vLLM clips lengths and tables to the window's blocks, and not this */
         REQUIRE(i < f->num_prefills || f->context_lens_tensor == NULL || len == 0 ||
-                    f->context_lens_tensor[i] == len - 1,
-                "metadata: decode %lld has context_len %d and seq_len %lld", (long long)i,
-                f->context_lens_tensor[i], (long long)len);
+                    f->context_lens_tensor[i] >= len - 1,
+                "metadata: decode %lld has context_len %d, fewer than the keys before it, %lld",
+                (long long)i, f->context_lens_tensor[i], (long long)(len - 1));
     }
     int64_t tokens = 0;
     for (int64_t i = 0; i < f->num_prefills; i++) {
@@ -136,7 +137,8 @@ static folio_status copy_fields(folio_vllm06_metadata *m)
     TRY(KEEP(block_tables, tables));
     TRY(KEEP(encoder_seq_lens, n));
     TRY(KEEP(encoder_seq_lens_tensor, n));
-    TRY(KEEP(cross_slot_mapping, m->f.num_encoder_tokens));
+    /* vLLM counts the encoder tokens of decodes too, and gives them no slots */
+    TRY(KEEP(cross_slot_mapping, m->f.num_prefills > 0 ? m->f.num_encoder_tokens : 0));
     return KEEP(cross_block_tables, cross_tables);
 }
 

@@ -163,6 +163,21 @@ static folio_dtype cache_dtype(const char *name, folio_dtype dtype)
     return (folio_dtype)0;
 }
 
+/* How prompts and decodes are attended to: as described, or with the ancestors' habits. */
+static void set_phases(folio_vllm06_impl *impl, bool has_slopes)
+{
+    impl->prompts = impl->decodes = impl->desc;
+    if (!impl->compat) return;
+    bool bare = impl->traits->bare_prompts;
+    impl->decodes.windowed = 0;
+    impl->decodes.window_left = 0;
+    if (bare) impl->decodes.soft_cap = 0;
+    if (bare || has_slopes) {
+        impl->prompts.windowed = 0;
+        impl->prompts.window_left = 0;
+    }
+}
+
 folio_status folioi_vllm06_make_impl(folio_vllm06_state *state, const folioi_vllm06_traits *traits,
                                      const folio_vllm06_impl_desc *desc, folio_vllm06_impl **out)
 {
@@ -187,6 +202,7 @@ folio_status folioi_vllm06_make_impl(folio_vllm06_state *state, const folioi_vll
         .window_left = d.sliding_window > 0 ? d.sliding_window - 1 : 0,
     };
     REQUIRE(d.num_kv_heads >= 0, "num_kv_heads is %d", d.num_kv_heads);
+    REQUIRE(d.compat == 0 || d.compat == 1, "compat is %d, neither 0 nor 1", d.compat);
     REQUIRE(a.kv_dtype != 0 || d.dtype == 0, "kv_cache_dtype \"%s\" is unknown",
             d.kv_cache_dtype != NULL ? d.kv_cache_dtype : "auto");
     for (int32_t h = 0; d.alibi_slopes != NULL && h < d.num_heads; h++)
@@ -199,7 +215,9 @@ folio_status folioi_vllm06_make_impl(folio_vllm06_state *state, const folioi_vll
     TRY(folioi_alloc(&state->ctx->allocator, sizeof **out, "an impl", &memory));
     folio_vllm06_impl *impl = memory;
     refs_retain(&state->refs);
-    *impl = (folio_vllm06_impl){.state = state, .traits = traits, .desc = a};
+    *impl =
+        (folio_vllm06_impl){.state = state, .traits = traits, .desc = a, .compat = d.compat != 0};
+    set_phases(impl, d.alibi_slopes != NULL);
     if (d.alibi_slopes != NULL) {
         impl->slopes_bytes = d.num_heads * (int64_t)sizeof *impl->slopes;
         folio_status status = folioi_vllm06_place(state->ctx, d.alibi_slopes, impl->slopes_bytes,
