@@ -39,6 +39,16 @@ TEST(memory, both_kinds_are_plain_memory_on_host_backends)
     both_kinds("reference");
 }
 
+TEST(memory, copies_may_overlap_on_host_backends)
+{
+    folio_context *ctx = open_context("cpu");
+    unsigned char x[100];
+    for (int i = 0; i < 100; i++) x[i] = (unsigned char)i;
+    CHECK(folio_memory_copy(ctx, x + 1, x, 99, NULL) == FOLIO_OK);
+    for (int i = 0; i < 100; i++) CHECK(x[i] == (i == 0 ? 0 : i - 1));
+    folio_context_destroy(ctx);
+}
+
 TEST(memory, wrong_calls_are_told)
 {
     folio_context *ctx = open_context("cpu");

@@ -796,6 +796,8 @@ TEST(swap, from_host_on_to_disk)
         folio_sequence *s = gen_sequence(&w, &w.r[0]);
         CHECK_OK(gen_feed(&w.p, s, &w.r[0], 18));
         CHECK_OK(folio_sequence_swap_out(s, FOLIO_TIER_HOST, NULL, NULL));
+        REFUSED(folio_sequence_preempt(s, FOLIO_PREEMPT_SWAP, NULL, NULL), FOLIO_ERR_ARGUMENT,
+                "preempt|swapped out");
         int64_t held = gen_stats(&w.p).host_used;
         CHECK(held > 3);
         if (few) {

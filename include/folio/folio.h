@@ -13,29 +13,31 @@
  *     folio_batch     one step's sequences: who asks, how long, which blocks
  *     folio_plan      a batch made runnable; made once, updated every step, used by every layer
  *
- * Words. A block holds `block_size` consecutive tokens of one layer. A slot is `block * block_size
- * + offset`, where one token's K and V live; slot -1 stores nothing. A sequence brings `query_len`
- * new tokens this step, has `context_len` tokens cached already, and `seq_len` is their sum.
- * Padding has rows, but sees no key and stores nothing; in arrays of lengths, seq_len 0 marks it. A
- * head group is the query heads that share one kv head.
+ * Words. A layer is numbered within its cache, from 0 on. A block holds `block_size` consecutive
+ * tokens of a sequence, in every layer of the cache. A slot is the place of one token in a cache:
+ * `block * block_size + offset`. Slot -1 is no place: the token is not stored. A sequence brings
+ * `query_len` new tokens this step, has `context_len` tokens cached already, and `seq_len` is their
+ * sum. Padding has rows, but sees no key and stores nothing; in arrays of lengths, seq_len 0 marks
+ * it. A head group is the query heads that share one kv head.
  *
  * Errors. A call that can fail returns a folio_status and hands results out through pointers. When
  * the status is not FOLIO_OK, folio_last_error() says in one sentence which index, which value and
- * which limit. The library never prints, exits or aborts. A call that is refused for its arguments
- * has written nothing; only folio_batch_set_* leave the batch empty.
+ * which limit. The library never prints, exits or aborts. A call that is refused because of its
+ * arguments has written nothing, with one exception: folio_batch_set_* leave the batch empty.
  *
  * Structs. A struct that a call takes by pointer begins with `struct_size`. Make it with
  * FOLIO_INIT(type), which sets every other field to zero. Zero means the default, where a field has
- * one. Such structs only grow, at their end: a shorter one, from a client compiled against an older
- * header, is taken with defaults. struct_size 0 or above 4096 is refused, and so is a longer struct whose
- * unknown tail is not all zero. A struct that is embedded in another, or stands in an array, has no
- * struct_size and never changes, because its size is part of the layout around it: folio_allocator,
- * folio_executor, folio_tensor, folio_bias, folio_kv_array, folio_kv_strides, folio_state,
- * folio_feature, folio_layer_group.
+ * one. A struct that a call fills needs its struct_size too. Such structs only grow, at their end. A
+ * client compiled against an older header has a shorter struct: the library takes the missing fields
+ * as zero, and does not write them. It refuses struct_size 0, struct_size above 4096, and a longer
+ * struct whose unknown tail is not all zero. A struct that is embedded in another, or stands in an
+ * array, has no struct_size and never changes, because its size is part of the layout around it:
+ * folio_allocator, folio_executor, folio_tensor, folio_bias, folio_kv_array, folio_kv_strides,
+ * folio_state, folio_feature, folio_layer_group.
  *
  * Names. folio_<noun>_<verb>. folio_<noun>_get_<what> fills the caller's struct folio_<noun>_<what>,
- * or hands out what its arguments say. A create that is refused sets its out pointer to NULL, and so
- * does a call that hands out a transfer. From version 0.3 on names stay.
+ * or writes through its last arguments. A create that fails sets its out pointer to NULL, and so does
+ * a call that hands out a transfer. From version 0.3 on names stay.
  *
  * Threads. folio_last_error is per thread.
  *   - Contexts, attentions and descriptions (folio_backend_*, folio_kv_cache_get_shape): any number
@@ -83,7 +85,9 @@
 /**
  * A struct with its struct_size set and everything else zero: folio_run run = FOLIO_INIT(folio_run);
  * In C, FOLIO_WITH also sets fields: FOLIO_WITH(folio_run, .stream = stream). Its address may be
- * taken, so that &FOLIO_WITH(...) is an argument.
+ * taken, so that &FOLIO_WITH(...) is an argument. Neither is a constant in strict C11: a static
+ * struct is written static folio_run run = {.struct_size = sizeof(folio_run)}; In C++, FOLIO_INIT is
+ * one.
  */
 #ifdef __cplusplus
 template <class Struct> constexpr Struct folio_init_struct()
@@ -181,16 +185,17 @@ typedef enum folio_attention_type {
 /** "decoder", "encoder", "encoder_only", "encoder_decoder"; "unknown" for any other number. */
 FOLIO_API const char *folio_attention_type_name(folio_attention_type type);
 
-/** What a sequence does in a step. A label: it decides counts and views, never results. */
+/** What a sequence does in a step. It decides how sequences are counted and viewed, never results. */
 typedef enum folio_phase {
-    /* In a sequence: DECODE if context_len > 0 and query_len <= the batch's decode_query_len, else
-     * PREFILL. In a view: both, padding included. */
+    /* Of a sequence: DECODE if context_len > 0 and query_len <= the batch's decode_query_len, else
+     * PREFILL. In folio_batch_get_view: all sequences, padding included. */
     FOLIO_PHASE_AUTO = 0,
     FOLIO_PHASE_PREFILL = 1,
     FOLIO_PHASE_DECODE = 2
 } folio_phase;
 
-/** In a block table: no block. Allowed where no row of the batch sees a key, as behind a window. */
+/** In a block table: no block. Allowed if no row of the batch sees a key of that block, for example
+ * behind a window. */
 #define FOLIO_NO_BLOCK (-1)
 
 /* ---------------------------------------------------------------------------------------------- */
@@ -199,8 +204,8 @@ typedef enum folio_phase {
 
 typedef struct folio_context folio_context;
 
-/** alloc returns memory aligned to `align` (a power of two), or NULL; free gets the same size again.
- * Calls may come from several threads at once. */
+/** alloc returns `size` bytes aligned to `align` (a power of two), or NULL. free gets the size that
+ * alloc got. Both may be called by several threads at once. */
 typedef struct folio_allocator {
     void *(*alloc)(void *user, size_t size, size_t align);
     void (*free)(void *user, void *ptr, size_t size);
@@ -222,14 +227,14 @@ typedef struct folio_executor {
 
 typedef struct folio_context_desc {
     size_t struct_size;
-    const char *backend;       /* "auto" (or NULL): the best in host memory; or a name of the      */
-                               /* registry: "cuda" takes tensors and caches in device memory       */
+    const char *backend;       /* a name of folio_backend_name; "auto" (or NULL): the best one     */
+                               /* for host memory. "cuda" takes tensors and caches in device memory */
     int32_t device;            /* number of the device; 0 for host backends                        */
     int32_t num_threads;       /* built-in pool: 1..256; 0: one per processor the process may use  */
-    const char *level;         /* highest instruction-set level to use, by name; NULL: the one in  */
-                               /* the environment (FOLIO_CPU=name), or the best of this machine. A */
-                               /* level that the machine lacks works as a limit. Unknown names are */
-                               /* refused                                                          */
+    const char *level;         /* highest instruction-set level to use, a name of                  */
+                               /* folio_backend_info.levels. The context gets the best level of    */
+                               /* this machine that is not above it. NULL: FOLIO_CPU of the        */
+                               /* environment, else no limit. Unknown names are refused            */
     folio_executor executor;   /* parallel_for NULL: the built-in pool. Else num_threads is ignored */
     folio_allocator allocator; /* both functions NULL: malloc and free                             */
     int32_t pin_threads;       /* 1: thread i of the built-in pool stays on the i-th processor     */
@@ -272,7 +277,8 @@ typedef enum folio_memory_kind {
     FOLIO_MEMORY_HOST = 1    /* the host's, reached by the device too: for copies and for swapping */
 } folio_memory_kind;
 
-/** Memory for tensors, caches and workspaces of this context, aligned to 64 bytes. */
+/** Memory for tensors, caches and workspaces of this context, aligned to 64 bytes and not zeroed.
+ * bytes must be at least 1. */
 FOLIO_API folio_status folio_memory_create(folio_context *ctx, folio_memory_kind kind, size_t bytes,
                                            void **out);
 /** Pass the kind and bytes it was created with. NULL is ignored. */
@@ -286,23 +292,32 @@ FOLIO_API void folio_memory_destroy(folio_context *ctx, folio_memory_kind kind, 
 typedef struct folio_attention folio_attention;
 
 /**
- * s = scale * q.k; soft cap: s = cap * tanh(s / cap); ALiBi: s -= slope[h] * |pos_q - pos_k|; +
- * bias; mask; softmax; * v. Several layers of one geometry share one folio_attention; what differs
- * from layer to layer (slopes, sinks, bias, scales) comes with the call, in folio_tensors.
+ * Query head h reads kv head h / (num_heads / num_kv_heads). A row of it is computed in this order:
+ *
+ *     s = scale * q.k                     for every key
+ *     s = soft_cap * tanh(s / soft_cap)   with a soft cap
+ *     s -= slopes[h] * |pos_q - pos_k|    with ALiBi
+ *     s += bias                           with a bias
+ *     s = -inf                            where causality or window hides the key
+ *     out = softmax(s) * v                a sink is one more score in the softmax, without a v
+ *
+ * Layers of one geometry share one folio_attention. What differs from layer to layer (slopes, sinks,
+ * bias, scales) comes with the call, in folio_tensors.
  */
 typedef struct folio_attention_desc {
     size_t struct_size;
-    int32_t num_heads;
+    int32_t num_heads;        /* query heads, 1..65536                                             */
     int32_t num_kv_heads;     /* divides num_heads; 0: num_heads                                   */
-    int32_t k_head_size;      /* of q and k: a multiple of 8, up to what the backend says (512)    */
+    int32_t k_head_size;      /* of q and k: a multiple of 8, up to the backend's max_head_size    */
     int32_t v_head_size;      /* of v and out; 0: k_head_size                                      */
     folio_dtype dtype;        /* of q and out: F32, F16, BF16                                      */
     folio_dtype kv_dtype;     /* of the KV cache; 0: dtype                                         */
     float scale;              /* 0: 1 / sqrt(k_head_size)                                          */
     float soft_cap;           /* 0: none; else > 0                                                 */
     int32_t windowed;         /* 0: no window, and the next two are ignored                        */
-    int64_t window_left;      /* keys before pos_q that are seen; -1: all. W tokens with pos_q: W-1 */
-    int64_t window_right;     /* keys after pos_q that are seen; -1: all. In causal rows it is 0   */
+    int64_t window_left;      /* a row sees this many keys before pos_q; -1: all. A window of W    */
+                              /* tokens, pos_q included, has W - 1                                 */
+    int64_t window_right;     /* a row sees this many keys after pos_q; -1: all. Causal rows: 0    */
     const void *block_sparse; /* reserved: block-sparse attention is refused; NULL                 */
 } folio_attention_desc;
 
@@ -328,7 +343,8 @@ typedef struct folio_kv_cache folio_kv_cache;
  *
  * NATIVE on a device needs 64-byte alignment too: [block][H][N/8][K | V], each [D/64][8][64] with the
  * 16-byte units of every 64 numbers XORed with the token's number in its 8, for 16 bit, head sizes of
- * multiples of 64 and blocks of multiples of 16; else [block][H][K | V], each [N][D]. layout_id says which.
+ * multiples of 64 and blocks of multiples of 16; else [block][H][K | V], each [N][D]. layout_id says
+ * which.
  */
 typedef enum folio_layout {
     FOLIO_LAYOUT_NATIVE = 0,
@@ -358,13 +374,13 @@ typedef struct folio_kv_cache_desc {
     folio_layout layout;
 } folio_kv_cache_desc;
 
-/** One array of a layer. Unused dims are 1, strides are in elements; block comes first. */
+/** One array of a layer. The first dim is the block. Strides are in elements. Unused dims are 1. */
 typedef struct folio_kv_array {
     int32_t num_dims;
     int64_t dims[6];
     int64_t strides[6];
     int64_t offset_bytes; /* from the layer's base, when one buffer holds the whole layer */
-    int64_t bytes;        /* from the array's first element past its last                 */
+    int64_t bytes;        /* from its first element to the end of its last                */
 } folio_kv_array;
 
 typedef struct folio_kv_cache_shape {
@@ -375,27 +391,35 @@ typedef struct folio_kv_cache_shape {
                                        /* a multiple of 64                                   */
     int64_t total_bytes;               /* all layers                                         */
     int64_t alignment;                 /* of the base pointers, bytes                        */
-    const char *layout_id;             /* equal id and version mean equal bytes              */
+    const char *layout_id;             /* caches of equal id and version hold the same bytes */
     int32_t layout_version;
 } folio_kv_cache_shape;
 
-/** Elements between neighbours. All 0: the layout's own. */
+/** Elements from one block, token or head to the next. All 0: the layout's own. */
 typedef struct folio_kv_strides {
     int64_t block;
     int64_t token;
     int64_t head;
 } folio_kv_strides;
 
-/** The caller's memory, one base pointer per layer. */
+/**
+ * The caller's memory, one base pointer per layer.
+ *
+ * Which strides may be given depends on the layout:
+ *     STRIDED       block, token and head, for k and for v
+ *     NATIVE        block, for k; v has the same, and v_strides is ignored
+ *     all others    block, for k and for v, if v is not NULL
+ * A block stride is at least the layout's own; NATIVE's is a multiple of 64 bytes. All else is 0.
+ */
 typedef struct folio_kv_memory {
     size_t struct_size;
     void *const *k; /* [num_layers]                                                             */
-    void *const *v; /* [num_layers]; NULL: V lies in K's buffer where folio_kv_cache_get_shape has  */
-                    /* it (not for STRIDED, nor with strides given except NATIVE's block)       */
+    void *const *v; /* [num_layers]; NULL: V lies in K's buffer, at v.offset_bytes of            */
+                    /* folio_kv_cache_get_shape. NATIVE needs NULL, STRIDED needs v             */
     size_t k_bytes; /* usable bytes from each k[layer]                                          */
     size_t v_bytes; /* usable bytes from each v[layer]; ignored when v is NULL                  */
-    folio_kv_strides k_strides; /* STRIDED: all three. NATIVE: block alone, v's follows. Others: */
-    folio_kv_strides v_strides; /* block alone, or all 0                                         */
+    folio_kv_strides k_strides; /* see above; all 0: the layout's own                            */
+    folio_kv_strides v_strides;
     float *const *k_scales;     /* [num_layers], INT8 only                                       */
     float *const *v_scales;
     size_t k_scales_bytes;
@@ -414,7 +438,8 @@ typedef struct folio_kv_cache_view {
     const folio_kv_cache_desc *desc; /* the cache's, defaults filled in */
 } folio_kv_cache_view;
 
-/** The shape that a cache of this description has on a backend. Needs no device. backend NULL: auto. */
+/** The shape that a cache of this description has on a backend. Needs no device. backend NULL:
+ * "auto". Strings are valid for ever. */
 FOLIO_API folio_status folio_kv_cache_get_shape(const char *backend, const folio_kv_cache_desc *desc,
                                             folio_kv_cache_shape *shape);
 
@@ -422,11 +447,12 @@ FOLIO_API folio_status folio_kv_cache_get_shape(const char *backend, const folio
 FOLIO_API folio_status folio_kv_cache_create(folio_context *ctx, const folio_kv_cache_desc *desc,
                                              folio_kv_cache **out);
 
-/** A cache in the caller's memory, which must outlive it. The pointer arrays are copied. */
+/** A cache in the caller's memory, which must outlive it. The arrays of pointers are copied. */
 FOLIO_API folio_status folio_kv_cache_wrap(folio_context *ctx, const folio_kv_cache_desc *desc,
                                            const folio_kv_memory *memory, folio_kv_cache **out);
 FOLIO_API void folio_kv_cache_destroy(folio_kv_cache *cache);
 
+/** Pointers are valid as long as the cache. */
 FOLIO_API folio_status folio_kv_cache_get_view(const folio_kv_cache *cache, int32_t layer,
                                            folio_kv_cache_view *view);
 
@@ -476,46 +502,51 @@ typedef struct folio_bias {
     int64_t strides[4]; /* elements; all 0: no gaps. Else positive, ignored where the dim is 1 */
 } folio_bias;
 
-/** In folio_tensors.flags: the keys are the cached context, then this step's k and v as given. Nothing
- * is written to the cache; write k and v afterwards with folio_kv_cache_write. */
+/** In folio_tensors.flags: the keys are the cached context, then this step's k and v as given.
+ * Nothing is written to the cache; write k and v afterwards with folio_kv_cache_write. */
 #define FOLIO_KV_APPEND 1u
 
 /**
- * One layer's inputs and outputs. Rows: DECODER and ENCODER_ONLY: q, k, v, out have sum query_len.
- * ENCODER: sum encoder_new_len. ENCODER_DECODER: q and out sum query_len; k and v sum
- * encoder_new_len. Sequences follow each other in the batch's order, padding included. With
- * FOLIO_PLAN_GRAPH the rows are the plan's limits instead.
+ * One layer's inputs and outputs. Rows follow the batch's order of sequences, padding included. Their
+ * number is a sum over the batch, or with FOLIO_PLAN_GRAPH the plan's limit:
+ *     DECODER, ENCODER_ONLY   q, k, v, out   sum of query_len
+ *     ENCODER                 q, k, v, out   sum of encoder_new_len
+ *     ENCODER_DECODER         q, out         sum of query_len
+ *                             k, v           sum of encoder_new_len
  *
  * out may be q itself: the same data, dtype and strides, and equal head sizes. Apart from that, out,
  * lse and run.workspace must share no byte with each other or with anything the call reads. Rows of
  * two tensors may alternate in memory, as in the result of a fused QKV projection, if their strides
  * in bytes are equal. K and V of any layer of the cache, and a bias, count as ranges from first to
- * last byte.
+ * last byte. k and v that are written to the cache must not lie in it.
  *
  * Host backends check slopes and sinks. A device does not: a head with a bad slope or sink gets NaN
  * or zeros, and the other heads are right.
  */
 typedef struct folio_tensors {
     size_t struct_size;
-    folio_tensor q, k, v, out; /* k and v both, or neither (NULL, 0 tokens): nothing is written */
+    folio_tensor q, k, v, out; /* k and v: both; or neither (data NULL, tokens 0), then the   */
+                               /* call stores nothing and reads all keys from the cache      */
     float *lse;                /* [token][head], natural log, sinks included; NULL: not asked */
     int64_t lse_token_stride;  /* elements; 0: num_heads                                     */
     int64_t lse_head_stride;   /* elements; 0: 1                                             */
     const float *slopes;       /* ALiBi, [num_heads], finite; NULL: none                     */
     const float *sinks;        /* [num_heads], finite or -inf (no sink); NULL: none          */
     folio_bias bias;
-    float k_scale; /* FP8 cache: k = stored * k_scale; finite, > 0; 0: 1                     */
+    float k_scale; /* k = stored * k_scale; finite, > 0; 0: 1. FP8 caches alone use it       */
     float v_scale;
-    uint32_t flags;
+    uint32_t flags; /* 0 or FOLIO_KV_APPEND                                                   */
 } folio_tensors;
 
-/** Copies bytes between any two places, host or device, in the order of run's stream. */
+/** Copies bytes between any two places, host or device, in the order of run's stream. Host backends
+ * allow the two to overlap. On a device they must not; this is not checked. */
 FOLIO_API folio_status folio_memory_copy(folio_context *ctx, void *to, const void *from,
                                          size_t bytes, const folio_run *run);
-/** Sets every byte to `value`, in the order of run's stream. */
+/** Sets every byte to `value`, 0..255, in the order of run's stream. */
 FOLIO_API folio_status folio_memory_fill(folio_context *ctx, void *to, int value, size_t bytes,
                                          const folio_run *run);
-/** Waits until the stream of run is idle and returns its first error. */
+/** Waits until the stream of run is idle and returns its first error. Host backends: returns at
+ * once. */
 FOLIO_API folio_status folio_run_wait(folio_context *ctx, const folio_run *run);
 
 /* ---------------------------------------------------------------------------------------------- */
@@ -533,7 +564,8 @@ typedef struct folio_kv_write {
 /**
  * Store rows in slots of a layer. Numbers are rounded to nearest even, fp8 saturates to its largest
  * number, NaN stays NaN. INT8: scale = max|x| / 127 over the row of one head, stored = x / scale
- * rounded. The call takes scratch memory to check the slots and frees it, as copy_blocks and pack do.
+ * rounded. k and v must not lie in the cache. The call allocates scratch memory to check the slots
+ * and frees it; so do copy_blocks and pack.
  */
 FOLIO_API folio_status folio_kv_cache_write(folio_kv_cache *cache, int32_t layer,
                                             const folio_kv_write *write, const folio_run *run);
@@ -547,21 +579,23 @@ typedef struct folio_kv_gather {
     float v_scale;
 } folio_kv_gather;
 
-/** Read slots of a layer as rows, dequantised. k, v and the cache must share no byte. */
+/** Read slots of a layer as rows, dequantised. k, v and the cache must share no byte with each
+ * other. */
 FOLIO_API folio_status folio_kv_cache_gather(const folio_kv_cache *cache, int32_t layer,
                                              const folio_kv_gather *gather, const folio_run *run);
 
 /**
  * Copy whole blocks of src into dst, in all layers, as stored: pairs[i] = { from, to }. src may be
- * dst: then no block is both read and written. Layouts may differ. Geometry (layers, block size,
- * heads, head sizes) and dtype must be equal. No block of dst is written twice. One of the two
- * caches may lie on a device.
+ * dst; then no block may be both read and written. No block of dst may be written twice. Layouts may
+ * differ. Geometry (layers, block size, heads, head sizes) and dtype must be equal. One of the two
+ * caches may lie on a device; run then names a stream of that device.
  */
 FOLIO_API folio_status folio_kv_cache_copy_blocks(const folio_kv_cache *src, folio_kv_cache *dst,
                                                   const int64_t (*pairs)[2], int64_t num_pairs,
                                                   const folio_run *run);
 
-/** Plain rows of whole blocks as stored: k [n * block_size][H][Dk], scales [n * block_size][H]. */
+/** Plain rows of whole blocks as stored, n = num_blocks: k [n * block_size][H][Dk], v the same with
+ * Dv, scales [n * block_size][H]. Block i of the rows is block blocks[i] of the cache. */
 typedef struct folio_kv_rows {
     size_t struct_size;
     void *k, *v;                /* in the cache's dtype          */
@@ -570,10 +604,11 @@ typedef struct folio_kv_rows {
     const int64_t *blocks; /* [num_blocks]; in pack none twice */
 } folio_kv_rows;
 
-/** Rows to blocks of a layer, whatever the cache's layout. */
+/** Rows to blocks of a layer, whatever the cache's layout. The rows must not lie in the cache. */
 FOLIO_API folio_status folio_kv_cache_pack(folio_kv_cache *cache, int32_t layer,
                                            const folio_kv_rows *rows, const folio_run *run);
-/** Blocks of a layer to rows; the inverse of pack, bit for bit. */
+/** Blocks of a layer to rows; the inverse of pack, bit for bit. k, v, the scales and the cache must
+ * share no byte with each other. */
 FOLIO_API folio_status folio_kv_cache_unpack(const folio_kv_cache *cache, int32_t layer,
                                              const folio_kv_rows *rows, const folio_run *run);
 
@@ -583,13 +618,14 @@ FOLIO_API folio_status folio_kv_cache_unpack(const folio_kv_cache *cache, int32_
 
 typedef struct folio_batch folio_batch;
 
-/** Capacities are reserved at creation; a batch that outgrows them allocates. */
+/** max_* are capacities: the batch allocates them at creation, and more when it outgrows them. 0 is
+ * fine. */
 typedef struct folio_batch_desc {
     size_t struct_size;
-    int32_t block_size;       /* tokens of a block in its block tables, 1..4096. 0: the cache's; */
-                              /* without a cache, that of the first pool in                      */
-                              /* folio_batch_add_sequences. Without block tables none is needed  */
-    int32_t decode_query_len; /* longest query that counts as a decode by itself; 0: 1           */
+    int32_t block_size;       /* tokens per block, 1..4096. 0: that of `cache`. If there is none */
+                              /* either: that of the pool in folio_batch_add_sequences. A batch  */
+                              /* without block tables needs no block size                        */
+    int32_t decode_query_len; /* FOLIO_PHASE_AUTO: a longer query_len is a prefill; 0: 1         */
     const folio_kv_cache *cache; /* gives its block_size, and is not kept; NULL: none            */
     int64_t max_seqs;
     int64_t max_query_tokens;
@@ -598,28 +634,28 @@ typedef struct folio_batch_desc {
     int64_t max_cross_blocks;
 } folio_batch_desc;
 
-/** Does a row see later keys? */
+/** Does a row of DECODER attention see later keys? The other types see them always. */
 typedef enum folio_causality {
-    FOLIO_CAUSAL_AUTO = 0, /* causal in DECODER */
-    FOLIO_CAUSAL_YES = 1,
-    FOLIO_CAUSAL_NO = 2 /* DECODER attention of this sequence sees all its keys, within the window */
+    FOLIO_CAUSAL_AUTO = 0, /* as YES                                                    */
+    FOLIO_CAUSAL_YES = 1,  /* no: it sees keys up to its own position                   */
+    FOLIO_CAUSAL_NO = 2    /* yes: it sees all keys of its sequence, within the window  */
 } folio_causality;
 
 /** One sequence of a step. Arrays are copied. */
 typedef struct folio_batch_seq {
     size_t struct_size;
     int64_t query_len; /* new tokens = rows of q                                                 */
-    int64_t seq_len;   /* with the new ones; >= query_len and >= 1                               */
-    int32_t padding;   /* non-zero: rows that see no key and store nothing; seq_len is 0         */
+    int64_t seq_len;   /* cached and new tokens; >= query_len and >= 1                           */
+    int32_t padding;   /* non-zero: query_len rows that see no key and store nothing; seq_len 0  */
     folio_phase phase;
     folio_causality causality;
     const int32_t *block_table; /* NULL: no cache (profiling run)                                */
     int64_t num_blocks;         /* at least seq_len / block_size, rounded up; more are ignored   */
     const int64_t *slots;       /* [query_len], where k and v go; NULL: by the block table       */
-    int32_t positions_given;    /* non-zero: the next two apply, to DECODER attention; both      */
-                                /* between -2^40 and 2^40                                        */
-    int64_t first_query_pos;    /* else seq_len - query_len                                      */
-    int64_t first_key_pos;      /* else 0                                                        */
+    int32_t positions_given;    /* non-zero: DECODER attention takes the next two                */
+    int64_t first_query_pos;    /* position of the first new token, between -2^40 and 2^40;      */
+                                /* not given: seq_len - query_len                                */
+    int64_t first_key_pos;      /* the same of the first key; not given: 0                       */
     int64_t encoder_len;        /* keys of cross attention; ignored in padding                   */
     int64_t encoder_new_len;    /* 0, or encoder_len: its encoder K and V are new this step;     */
                                 /* padding brings none                                           */
@@ -633,7 +669,7 @@ FOLIO_API folio_status folio_batch_create(folio_context *ctx, const folio_batch_
 FOLIO_API void folio_batch_destroy(folio_batch *batch);
 /** Forget all sequences; keep the memory. */
 FOLIO_API void folio_batch_clear(folio_batch *batch);
-/** Append a sequence. Sequences come in any order: prompts, decodes, padding. */
+/** Append a sequence. Prompts, decodes and padding may come in any order. */
 FOLIO_API folio_status folio_batch_add(folio_batch *batch, const folio_batch_seq *seq);
 
 /** A whole step as arrays. Optional arrays are NULL; all are copied. */
@@ -641,8 +677,8 @@ typedef struct folio_batch_arrays {
     size_t struct_size;
     int64_t num_seqs;
     const int32_t *query_start;    /* [num_seqs + 1], from 0, never falling; NULL: one token each  */
-    const int32_t *seq_lens;       /* [num_seqs], 0: padding; in the CSR and slot forms NULL: from */
-                                   /* the table                                                    */
+    const int32_t *seq_lens;       /* [num_seqs], 0: padding. May be NULL in set_csr and           */
+                                   /* set_slots: then the tables give the lengths                  */
     const int32_t *phases;         /* [num_seqs] of folio_phase                                    */
     const int32_t *causality;      /* [num_seqs] of folio_causality                                */
     const int64_t *slot_mapping;   /* [query_start[num_seqs]]; NULL: by the block table            */
@@ -656,8 +692,8 @@ typedef struct folio_batch_arrays {
 } folio_batch_arrays;
 
 /**
- * Replace the batch's sequences: block tables [num_seqs][row_stride], rows padded with anything
- * past what seq_lens need. block_tables NULL: no cache. On error the batch is left empty.
+ * Replace the batch's sequences. block_tables is [num_seqs][row_stride]; entries past a sequence's
+ * last block are not read. NULL: no cache. On error the batch is left empty.
  */
 FOLIO_API folio_status folio_batch_set_block_tables(folio_batch *batch,
                                                     const folio_batch_arrays *arrays,
@@ -709,8 +745,8 @@ typedef struct folio_batch_info {
 FOLIO_API folio_status folio_batch_get_info(const folio_batch *batch, folio_batch_info *out);
 
 /**
- * One attention type's rows and keys in one phase. Sequences keep the batch's order. All pointers
- * are the batch's and hold until it changes or the same view is asked for again.
+ * The sequences of one phase as one attention type sees them, in the batch's order. The batch owns
+ * all arrays. They are valid until the batch changes or the same view is asked for again.
  */
 typedef struct folio_batch_view {
     size_t struct_size;
@@ -734,15 +770,15 @@ typedef struct folio_batch_view {
     const int32_t *blocks;        /* block tables one after another                               */
 } folio_batch_view;
 
-/** phase FOLIO_PHASE_AUTO: all sequences, padding included. Allocates when the view is first made. */
+/** phase FOLIO_PHASE_AUTO: all sequences, padding included. The first call for a view allocates. */
 FOLIO_API folio_status folio_batch_get_view(folio_batch *batch, folio_attention_type type,
                                         folio_phase phase, folio_batch_view *out);
 
 /**
- * Does the batch hold all that attention of this type with a cache needs? 1, or 0 and *missing (if
- * not NULL) names the first missing field. DECODER: block_table wherever there is a context.
- * ENCODER: encoder_len in some sequence. ENCODER_DECODER: that, and cross_block_table wherever
- * encoder_len > 0.
+ * Does the batch hold all that attention of this type with a cache needs? Returns 1; or 0, and
+ * *missing (if not NULL) is the name of the first missing field. DECODER: block_table wherever there
+ * is a context. ENCODER: encoder_len in some sequence. ENCODER_DECODER: that, and cross_block_table
+ * wherever encoder_len > 0.
  */
 FOLIO_API int folio_batch_is_complete(const folio_batch *batch, folio_attention_type type,
                                       const char **missing);
@@ -777,8 +813,8 @@ typedef struct folio_plan_desc {
     const uint32_t *types; /* [num_attentions] sets of FOLIO_ATTENTION_BIT; NULL: DECODER for each */
     int32_t num_attentions;
     int32_t block_size; /* of the caches it will run on; 0: that of `cache`, or no cache           */
-    const folio_kv_cache *cache; /* where block_size and num_blocks come from if they are 0; else  */
-                                 /* they must be equal. It is only read here. NULL: they are given */
+    const folio_kv_cache *cache; /* gives block_size and num_blocks where they are 0; where they   */
+                                 /* are not, they must equal its own. Not kept. NULL: none         */
     const folio_kv_cache *cross_cache; /* the same for block_size and cross_num_blocks             */
     int64_t num_blocks; /* block tables and slots must stay below it; 0: that of `cache`           */
     int64_t cross_num_blocks; /* the same for cross block tables; 0: cross_cache's, or num_blocks  */
@@ -787,11 +823,12 @@ typedef struct folio_plan_desc {
     int64_t max_seq_len;        /* longest sequence and longest encoder_len; >= 1                  */
     int64_t max_encoder_tokens; /* sum encoder_new_len in one step                                 */
     uint32_t flags;
-    int64_t max_query_len; /* longest query_len of one sequence, within max_query_tokens; 0: that. */
-                           /* A graph of decodes alone says 1 and launches nothing for prompts.    */
+    int64_t max_query_len; /* longest query_len of one sequence; 0: max_query_tokens. With 1, a    */
+                           /* graph of decodes launches nothing for prompts                        */
 } folio_plan_desc;
 
-/** @return FOLIO_OK; ERR_ARGUMENT; ERR_UNSUPPORTED (ALiBi or window with cross attention); MEMORY. */
+/** The arrays are copied. @return FOLIO_OK; ERR_ARGUMENT; ERR_UNSUPPORTED (an attention cannot run
+ * as a type, such as a window in cross attention); ERR_MEMORY; ERR_DEVICE. */
 FOLIO_API folio_status folio_plan_create(folio_context *ctx, const folio_plan_desc *desc,
                                          folio_plan **out);
 FOLIO_API void folio_plan_destroy(folio_plan *plan);
@@ -862,22 +899,25 @@ typedef struct folio_plan_info {
     size_t struct_size;
     const char *kernel;      /* name of the kernel                                            */
     int64_t num_items;       /* pieces of work over all kv heads                              */
-    int64_t num_split_items; /* of them, those whose keys are shared out and merged           */
-    int64_t split_len;       /* keys are cut at multiples of this, whoever computes them; 0:  */
-                             /* not cut                                                       */
+    int64_t num_split_items; /* those of them that have only a part of a row's keys: their    */
+                             /* results are merged                                            */
+    int64_t split_len;       /* a row's keys may be cut only at multiples of this many keys;  */
+                             /* 0: they are not cut at fixed places                           */
 } folio_plan_info;
 
+/** attention: its number in folio_plan_desc.attentions. Strings are valid as long as the plan. */
 FOLIO_API folio_status folio_plan_get_info(const folio_plan *plan, int32_t attention,
                                            folio_attention_type type, folio_plan_info *info);
 
 /**
- * Run one attention layer over the batch the plan was last updated with.
+ * Run one attention layer over the batch the plan was last updated with. attention is a number of
+ * folio_plan_desc.attentions, layer a number of the cache's layers; without a cache layer is ignored.
  *
  * With a cache, DECODER and ENCODER_DECODER first write k and v (if given) to the batch's slots,
  * then read every key from the cache, as stored. Without one (cache NULL: profiling run) k and v
  * are read directly and no sequence may have a context. The encoder types never touch the cache.
- * Writes out, and lse when it is not NULL. A row that sees no key: out is zeros, lse the sink, or
- * -inf.
+ * Writes out, and lse if it is not NULL. A row that sees no key gets zeros in out, and in lse the
+ * head's sink, or -inf without sinks.
  *
  * A plan holds no layer data: the same plan serves every layer of a step, and several threads may
  * run it at once with different workspaces (see folio_run). Allocates nothing.
@@ -957,18 +997,21 @@ typedef struct folio_merge {
     int32_t num_heads;
     int32_t head_size;
     int64_t num_parts;
-    const folio_state *parts;  /* [num_parts], all with out's tokens                       */
-    folio_tensor out;          /* may be a part's own, with the same dtype and strides;    */
-    float *lse;                /* so may lse. Else they share no byte with a part, by the  */
-                               /* rules of folio_tensors. NULL: not asked                  */
-    int64_t lse_token_stride;
-    int64_t lse_head_stride;
+    const folio_state *parts;  /* [num_parts], each with as many tokens as out             */
+    folio_tensor out;
+    float *lse;                /* NULL: not asked                                          */
+    int64_t lse_token_stride;  /* elements; 0: num_heads                                   */
+    int64_t lse_head_stride;   /* elements; 0: 1                                           */
 } folio_merge;
 
 /**
  * Attention over all keys from attention over parts of them, folded from the first part to the
  * last. A part with lse -inf or +inf is empty: it adds nothing, whatever its out holds. All parts
- * empty: out is zeros, lse -inf. Give sinks to one part only.
+ * empty: out is zeros, lse -inf. Give sinks to one part only. out.tokens * num_heads is at most 2^32.
+ *
+ * out may be the out of a part, with the same data, dtype and strides; lse may be the lse of a part,
+ * with the same data and strides. Apart from that, out and lse share no byte with each other or with
+ * a part, by the rules of folio_tensors.
  */
 FOLIO_API folio_status folio_merge_states(folio_context *ctx, const folio_merge *merge,
                                           const folio_run *run);
@@ -1002,13 +1045,13 @@ typedef struct folio_backend_info {
     const char *device; /* the device's name                                                */
     const char *const *levels; /* [num_levels] instruction-set levels built in, lowest first */
     int32_t num_levels;
-    const char *level;           /* the one a context gets by default; "" if not available, */
-                                 /* or where the environment names none there is            */
+    const char *level;           /* the one a context gets by default. "": not available,   */
+                                 /* or FOLIO_CPU of the environment is an unknown name      */
     const folio_layout *layouts; /* [num_layouts] it attends to in place                    */
     int32_t num_layouts;
     const folio_feature *features; /* [num_features], the same rows for every backend       */
     int32_t num_features;
-    int32_t graph; /* 1: FOLIO_PLAN_GRAPH is taken */
+    int32_t graph; /* 1: it supports FOLIO_PLAN_GRAPH */
     int32_t max_head_size;
 } folio_backend_info;
 
@@ -1022,9 +1065,9 @@ FOLIO_API folio_status folio_backend_get_info(const char *name, folio_backend_in
 
 /**
  * Can a backend run this attention as these types (a set of FOLIO_ATTENTION_BIT) over such a cache
- * (NULL: without one)? FOLIO_OK; or FOLIO_ERR_UNSUPPORTED, with every reason, a line each, in
- * reasons (always terminated, cut at size; may be NULL with size 0). With "auto" (or NULL) each
- * candidate says its own.
+ * (NULL: without one)? Returns FOLIO_OK, or FOLIO_ERR_UNSUPPORTED and every reason in `reasons`, one
+ * per line. `reasons` has room for `size` bytes; the text is cut there and always terminated. It may
+ * be NULL with size 0. With backend "auto" (or NULL), every candidate gives its reasons.
  */
 FOLIO_API folio_status folio_backend_supports(const char *backend,
                                               const folio_attention_desc *attention, uint32_t types,

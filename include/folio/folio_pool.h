@@ -25,9 +25,9 @@
  * again when one has ended. FOLIO_ERR_TOO_LARGE means "never": the request would not fit even if
  * nobody else held a block.
  *
- * Threads. Every call on a pool may be made by several threads at once. A sequence is used by one
- * thread at a time; different sequences of one pool by different threads at once. Callbacks of a
- * pool are called under its lock and must not call it.
+ * Threads. Several threads may call a pool at once. One thread at a time may use a sequence; several
+ * threads may use different sequences of one pool at once. A pool holds its lock while it calls
+ * on_event: the callback must not call the pool.
  *
  * Devices. A pool's blocks may lie on a device (backend "cuda"). The pool then queues all its copies
  * on one stream (folio_pool_desc.stream) and does not wait for them; only bytes of the store's file
@@ -39,9 +39,9 @@
  * no stream, or the pool's.
  *
  * Lifetimes. Objects may be destroyed in any order, as in folio.h: sequences and transfers keep their
- * pool alive, a pool its caches and its context. A pool that is destroyed while sequences or transfers
- * are left ends with the last of them; until then its store's file is in use. on_event and event_user
- * must outlive it.
+ * pool alive, a pool its caches and its context. A pool that is destroyed while sequences or
+ * transfers are left ends with the last of them; until then its store's file is in use. on_event and
+ * event_user must outlive it.
  */
 #ifndef FOLIO_FOLIO_POOL_H
 #define FOLIO_FOLIO_POOL_H
@@ -67,18 +67,18 @@ typedef struct folio_transfer folio_transfer;
 
 /** One layer group. Frozen. */
 typedef struct folio_layer_group {
-    int64_t window;        /* keys a token sees, itself included: window_left + 1; 0: all          */
+    int64_t window;        /* tokens that a token sees, itself included: window_left + 1; 0: all   */
     folio_kv_cache *cache; /* at least num_blocks blocks of block_size; NULL: the caller runs the  */
                            /* copies, and there are no tiers                                       */
 } folio_layer_group;
 
 /**
  * Caches for the groups of one pool in one memory. descs: [num_caches], all with the same num_blocks
- * and layout NATIVE; layers, heads and dtype may differ. caches: [num_caches], NULL each where the call
- * is refused. Each block has room for a block of any of the caches, so the memory is num_blocks times
- * the largest: split the layers into groups whose blocks take about the same bytes. The memory lives
- * until the last of the caches is destroyed. To use one block in two caches at once is the caller's
- * error: the pool does not.
+ * and layout NATIVE; layers, heads and dtype may differ. caches: [num_caches], NULL each where the
+ * call is refused. Each block has room for a block of any of the caches, so the memory is num_blocks
+ * times the largest: split the layers into groups whose blocks take about the same bytes. The memory
+ * lives until the last of the caches is destroyed. The pool never uses one block in two caches at
+ * once; a caller with block tables of its own must not either.
  */
 FOLIO_API folio_status folio_kv_cache_create_shared(folio_context *ctx,
                                                     const folio_kv_cache_desc *const *descs,
@@ -96,9 +96,14 @@ typedef enum folio_cache_event_kind {
     FOLIO_EVENT_REMOVED = 2
 } folio_cache_event_kind;
 
-/** A block that entered or left a tier of the prefix cache. Pointers hold during the callback. */
+/**
+ * A block that entered or left a tier of the prefix cache. The library fills it; its pointers are
+ * valid during the callback only. token_ids is NULL, and num_tokens 0, in two cases: the block was
+ * committed under a hash_id; or it is a frame of the store that was found at the start, replaced or
+ * forgotten.
+ */
 typedef struct folio_cache_event {
-    size_t struct_size; /* the library's */
+    size_t struct_size;
     folio_cache_event_kind kind;
     folio_tier tier;
     int32_t layer_group;
@@ -106,9 +111,9 @@ typedef struct folio_cache_event {
     uint64_t hash[2];
     uint64_t parent[2]; /* hash of the block before it; 0, 0 for a sequence's first        */
     uint64_t salt;
-    const int32_t *token_ids; /* [num_tokens]; NULL and 0 where hash_id was given instead, */
-    int32_t num_tokens;       /* and for frames found on disk, replaced or forgotten there */
-    uint64_t hash_id;
+    const int32_t *token_ids; /* [num_tokens], the block's own, or NULL                    */
+    int32_t num_tokens;
+    uint64_t hash_id; /* folio_tokens.hash_ids of the block, where token_ids is NULL       */
 } folio_cache_event;
 
 typedef void (*folio_event_fn)(void *user, const folio_cache_event *event);
@@ -120,21 +125,22 @@ typedef struct folio_pool_desc {
     size_t struct_size;
     int64_t num_blocks;             /* 1..2^31 - 1; 0: as many as the smallest of its caches has   */
     int32_t block_size;             /* tokens, 1..4096; 0: as its caches have it                   */
-    int32_t num_layer_groups;             /* 1..FOLIO_MAX_LAYER_GROUPS; 0: 1                                   */
-    const folio_layer_group *layer_groups; /* [num_layer_groups]; NULL: no windows, no caches                   */
-    folio_kv_cache *cross_cache;    /* of encoder tokens; NULL: as a group's                       */
+    int32_t num_layer_groups;       /* 1..FOLIO_MAX_LAYER_GROUPS; 0: 1                             */
+    const folio_layer_group *layer_groups; /* [num_layer_groups], copied; NULL: no windows, no caches */
+    folio_kv_cache *cross_cache;    /* of encoder tokens, for cross attention; NULL: none that the */
+                                    /* pool knows, as in folio_layer_group                         */
     int64_t watermark; /* blocks that FOLIO_RESERVE_ADMIT leaves available                         */
-    uint32_t flags;
-    uint64_t hash_key;     /* of the prefix cache's hashes: pools with the same key give the same  */
-                           /* hashes; 0: the store's, or a random one                              */
+    uint32_t flags;    /* 0 or FOLIO_POOL_CHECK                                                    */
+    uint64_t hash_key;     /* key of the prefix cache's hashes: pools with the same key have the   */
+                           /* same hashes; 0: the store's key, or a random one                     */
     folio_event_fn on_event; /* NULL: no events                                                    */
     void *event_user;
     int64_t host_blocks; /* host tier: blocks in memory of the context's allocator, or of kind     */
                          /* FOLIO_MEMORY_HOST where the context has a device; 0: none              */
-    const char *store_path; /* disk tier: its file, made when it is not there; NULL: none          */
-    int64_t store_bytes;    /* the file's largest size, at least three frames: a frame has one     */
-                            /* block of a group in all its layers, and up to 8 KiB. A file that    */
-                            /* was made larger is not cut, its frames past this are not used       */
+    const char *store_path; /* disk tier: its file, made if it does not exist; NULL: none          */
+    int64_t store_bytes;    /* largest size of the file: room for three frames or more. A frame is */
+                            /* one block of a group in all its layers, and up to 8 KiB. A larger   */
+                            /* file is not cut; frames past this size are not used                 */
     const char *model; /* names what computes K and V, up to 255 bytes; a store made under another */
                        /* name is refused; NULL: ""                                                */
     void *stream;      /* of the context's device: where all copies of the pool are queued. NULL: */
@@ -142,23 +148,23 @@ typedef struct folio_pool_desc {
 } folio_pool_desc;
 
 /**
- * Make a pool, with all of its blocks free, on the context's device if it has one. Tiers need a cache in every group (and cross_cache
- * where encoder tokens are used), all of one context.
+ * Make a pool with all its blocks free. Tiers need a cache in every group, and a cross_cache if there
+ * are encoder tokens, all of this context.
  * @return FOLIO_OK; ERR_ARGUMENT (also: the store's file is of another model or geometry, or in
  * use); ERR_MEMORY; ERR_IO; ERR_DEVICE.
  */
 FOLIO_API folio_status folio_pool_create(folio_context *ctx, const folio_pool_desc *desc,
                                          folio_pool **out);
-/** The pool ends when its last sequence and transfer are destroyed too. Its end waits for transfers
- * under way, and for their copies. What the store holds stays for the next pool. */
+/** The pool ends when its last sequence and transfer are destroyed too. Then it waits for the
+ * transfers under way and their copies. What the store holds stays for the next pool. */
 FOLIO_API void folio_pool_destroy(folio_pool *pool);
 
 /**
- * Blocks by hand, for callers with block tables of their own: n blocks with one reference each, or
- * FOLIO_ERR_FULL and none; FOLIO_ERR_TOO_LARGE where the pool has fewer than n. Free blocks go first,
- * then cached ones, least recently used first; within a sequence the last block goes first. Each
- * block takes constant time. One exception: where all groups have windows, taking back the last
- * cached block of a long chain also clears its entries.
+ * Blocks by hand, for callers with block tables of their own: n blocks with one reference each, all
+ * or none. FOLIO_ERR_FULL: fewer than n are available. FOLIO_ERR_TOO_LARGE: the pool has fewer than
+ * n. Free blocks are taken first, then cached ones: the least recently used first, and of one
+ * sequence its last block first. Each block takes constant time. One exception: if all groups have
+ * windows, taking the last cached block of a long chain also clears the chain's entries.
  */
 FOLIO_API folio_status folio_pool_alloc(folio_pool *pool, int64_t n, int32_t *blocks);
 /** One more reference to each of n used blocks. */
@@ -168,10 +174,11 @@ FOLIO_API folio_status folio_pool_retain(folio_pool *pool, int64_t n, const int3
 FOLIO_API folio_status folio_pool_release(folio_pool *pool, int64_t n, const int32_t *blocks);
 
 /**
- * Copies of shared blocks that are about to be written. folio_batch_add_sequences runs them where the
- * group has a cache; where it has none, take them and run them before. Pairs { from, to } of the
- * group's cache, as folio_kv_cache_copy_blocks takes them: up to `capacity` of them are handed out
- * and forgotten; *num_pairs says how many. Run them before anything else writes to the cache.
+ * Take queued copies: blocks that were shared and are about to be written. If the group has a cache,
+ * folio_batch_add_sequences runs them. If it has none, take them, run them, and then add the
+ * sequences. The pairs are { from, to }, as folio_kv_cache_copy_blocks takes them. Up to `capacity`
+ * of them are handed out and leave the queue; *num_pairs says how many. Run them before anything else
+ * writes to the cache.
  */
 FOLIO_API folio_status folio_pool_take_copies(folio_pool *pool, int32_t layer_group, int64_t capacity,
                                               int64_t (*pairs)[2], int64_t *num_pairs);
@@ -220,13 +227,15 @@ typedef enum folio_block_state {
 } folio_block_state;
 #define FOLIO_NUM_BLOCK_STATES 4
 
-/** The states of blocks first .. first + n - 1, a byte each, for display. DEVICE or HOST. */
-FOLIO_API folio_status folio_pool_get_block_states(folio_pool *pool, folio_tier tier, int64_t first, int64_t n,
-                                      uint8_t *states);
+/** The states of blocks first .. first + n - 1 of tier DEVICE or HOST, for display. states: [n],
+ * each a folio_block_state. */
+FOLIO_API folio_status folio_pool_get_block_states(folio_pool *pool, folio_tier tier,
+                                                   int64_t first, int64_t n, uint8_t *states);
 
 /**
- * Is every block in exactly one state, do the counts add up, does every reference have a holder?
- * Linear in blocks, index and sequences. FOLIO_ERR_INTERNAL with the first fault found.
+ * Is every block in exactly one state, do the counts add up, does every reference have a holder? The
+ * time is linear in blocks, entries and sequences. FOLIO_ERR_INTERNAL: folio_last_error names the
+ * first fault.
  */
 FOLIO_API folio_status folio_pool_check(folio_pool *pool);
 
@@ -240,10 +249,10 @@ FOLIO_API folio_status folio_pool_forget(folio_pool *pool);
 
 typedef struct folio_sequence_desc {
     size_t struct_size;
-    uint64_t salt;      /* sequences see prefix-cache entries of their own salt only. What    */
-                        /* makes K and V besides the token ids belongs in it: tenant, adapter, */
-                        /* image, the encoder's input                                         */
-    int64_t max_tokens; /* block tables are made for so many at once; longer ones grow them   */
+    uint64_t salt;      /* a sequence finds prefix-cache entries of its own salt only. Put    */
+                        /* into it all that K and V depend on besides the token ids: tenant,  */
+                        /* adapter, image, the encoder's input                                */
+    int64_t max_tokens; /* block tables get room for so many at creation; they grow as needed */
 } folio_sequence_desc;
 
 /** Where a sequence's K and V are. */
@@ -271,9 +280,9 @@ typedef struct folio_sequence_info {
 typedef struct folio_tokens {
     size_t struct_size;
     int64_t num_tokens;
-    const int32_t *ids;       /* [num_tokens]; or NULL, and                                       */
-    const uint64_t *hash_ids; /* [num_tokens / block_size]: one number per full block that stands */
-                              /* for its tokens, as traces have them                              */
+    const int32_t *ids;       /* [num_tokens]; or NULL, if hash_ids are given                     */
+    const uint64_t *hash_ids; /* [num_tokens / block_size]: a number for each full block, which   */
+                              /* stands for the ids of its tokens, as in traces                   */
 } folio_tokens;
 
 /** desc NULL: no salt. */
@@ -289,6 +298,8 @@ FOLIO_API folio_status folio_sequence_get_info(const folio_sequence *sequence,
  * group must have the prefix; a windowed group needs only the blocks that the next token can see.
  * *matched (may be NULL) is the prefix's length in tokens, which becomes the sequence's len and
  * committed_len. An engine that needs the output of the prompt's last token leaves that token out.
+ * The sequence holds the matched blocks from then on, also if the next reserve is refused:
+ * folio_sequence_truncate to 0, or destroy, gives them back.
  *
  * Blocks found in host memory or on disk are brought back, as many as there are available blocks
  * for. In a pool with windows it is all of them or none; with none, the match is what is on the
@@ -300,36 +311,38 @@ FOLIO_API folio_status folio_sequence_get_info(const folio_sequence *sequence,
 FOLIO_API folio_status folio_sequence_match(folio_sequence *sequence, const folio_tokens *tokens,
                                             int64_t *matched, folio_transfer **transfer);
 
-/** Fail with FOLIO_ERR_FULL where fewer than the pool's watermark would stay available: for new
- * sequences, so that running ones have room to grow. FOLIO_ERR_TOO_LARGE where fewer would stay
- * available in a pool without any other sequence. */
+/** For new sequences, so that running ones have room to grow. FOLIO_ERR_FULL: fewer blocks than the
+ * pool's watermark would stay available. FOLIO_ERR_TOO_LARGE: that would be so even in a pool without
+ * any other sequence. */
 #define FOLIO_RESERVE_ADMIT 1u
 
 /**
- * Slots for n more tokens, in every group, all or nothing. slots (may be NULL): [num_layer_groups][n].
- * A last block that is shared, or known to the prefix cache, is replaced by one of its own, and a
- * copy is queued; folio_batch_add_sequences runs it. First, blocks behind the window of a windowed
- * group are released, as folio_sequence_release_window does.
- * @return FOLIO_OK; ERR_FULL; ERR_TOO_LARGE: the sequence's blocks would be more than the pool's;
- * ERR_ARGUMENT; ERR_MEMORY.
+ * Slots for n more tokens, in every group, all or nothing. slots (may be NULL):
+ * [num_layer_groups][n]. First, blocks behind the window of a windowed group are released, as
+ * folio_sequence_release_window does. If the last block has room but is shared, or is in the prefix
+ * cache, the sequence gets a block of its own in its place, and a copy is queued;
+ * folio_batch_add_sequences runs it. flags: 0 or FOLIO_RESERVE_ADMIT.
+ * @return FOLIO_OK; ERR_FULL; ERR_TOO_LARGE: the sequence would have more blocks than the pool, or
+ * more than 2^31 - 1 tokens; ERR_ARGUMENT; ERR_MEMORY.
  */
 FOLIO_API folio_status folio_sequence_reserve(folio_sequence *sequence, int64_t n, uint32_t flags,
                                               int64_t *slots);
 
-/** Slots for the n encoder tokens that cross attention will read, once; slots (may be NULL): [n].
- * encoder_new_len is n until the next commit, 0 afterwards. */
+/** Slots for the n encoder tokens that cross attention will read. Refused if the sequence has
+ * encoder tokens already. slots (may be NULL): [n]. In a batch its encoder_new_len is n until the
+ * next commit, 0 afterwards. Errors are those of folio_sequence_reserve. */
 FOLIO_API folio_status folio_sequence_reserve_encoder(folio_sequence *sequence, int64_t n,
                                                       uint32_t flags, int64_t *slots);
 
 /**
  * Say that the K and V of the first num_tokens tokens are written, or will be by work that is queued
  * already. num_tokens lies between committed_len and len. Full blocks enter the prefix cache under
- * their ids. Ids of earlier tokens must stay the same; of the last indexed block this is checked.
- * Where the prefix cache has an equal block already, the sequence takes that one and frees its own:
- * block tables may change.
+ * their ids. Ids of earlier tokens must stay the same; the call checks this for the last block that
+ * entered. If the prefix cache has an equal block already, the sequence takes that one and releases
+ * its own: block tables may change.
  *
- * tokens NULL: all of len is committed and nothing enters the prefix cache. A fork of such a
- * sequence, and the sequence itself, then enter nothing until they are truncated to 0.
+ * tokens NULL: all of len is committed and nothing enters the prefix cache. After a fork of such a
+ * sequence, neither of the two enters anything until it is truncated to 0.
  */
 FOLIO_API folio_status folio_sequence_commit(folio_sequence *sequence, const folio_tokens *tokens);
 
@@ -393,9 +406,9 @@ FOLIO_API folio_status folio_transfer_wait(folio_transfer *transfer);
 FOLIO_API void folio_transfer_destroy(folio_transfer *transfer);
 
 /**
- * Move a sequence to host memory or to the store; then its blocks on the device are released. All
- * tokens must be committed. Encoder blocks go along, blocks behind windows are released first, and
- * queued copies are run.
+ * Move a resident sequence to host memory or to the store. All its tokens must be committed. Its
+ * blocks on the device are released when the transfer has ended, not before. Encoder blocks go along.
+ * Blocks behind windows are released first, and queued copies are run.
  * A sequence in host memory may go on to DISK. FOLIO_ERR_FULL: the tier has too little room now.
  * FOLIO_ERR_TOO_LARGE: the sequence has more blocks than the tier.
  */
@@ -415,9 +428,13 @@ typedef enum folio_preemption {
     FOLIO_PREEMPT_SWAP = 1       /* swap out to the first lower tier with room                   */
 } folio_preemption;
 
-/** Take a sequence's blocks away; folio_sequence_resume brings it back. Tokens not committed are
- * dropped first, even if the swap then fails: FOLIO_ERR_FULL where the tiers have no room now,
- * FOLIO_ERR_TOO_LARGE where no tier could ever hold it. */
+/**
+ * Take a sequence's blocks away; folio_sequence_resume brings it back. The sequence must be RESIDENT:
+ * in any other state the call returns FOLIO_ERR_ARGUMENT; wait for its transfer first. RECOMPUTE
+ * frees the blocks at once, and *transfer is NULL. SWAP frees them when the transfer has ended, not
+ * before. Tokens that are not committed are dropped first, even if the swap then fails.
+ * FOLIO_ERR_FULL: the tiers have no room now. FOLIO_ERR_TOO_LARGE: no tier could ever hold it.
+ */
 FOLIO_API folio_status folio_sequence_preempt(folio_sequence *sequence, folio_preemption policy,
                                               const folio_run *run, folio_transfer **transfer);
 
@@ -438,11 +455,12 @@ FOLIO_API folio_status folio_sequence_resume(folio_sequence *sequence, const fol
                                              folio_transfer **transfer);
 
 /**
- * Move up to max_blocks cached blocks one tier down, least recently used first: to HOST from the
- * device; to DISK from host memory, or from the device where there is no host tier. *num_blocks (may
- * be NULL) is how many go. When the transfer has ended their old places are free, and
- * folio_sequence_match finds them in the new tier; on their way from the device it does not find
- * them. Cached host blocks that must make room go to the store by themselves, where there is one.
+ * Move up to max_blocks cached blocks one tier down, least recently used first. HOST: from the
+ * device. DISK: from host memory, or from the device if there is no host tier. *num_blocks (may be
+ * NULL) is how many go. When the transfer has ended, their old places are free and
+ * folio_sequence_match finds them in the new tier. While a transfer takes them from the device, it
+ * does not find them. If cached host blocks must make room and there is a store, they go to the
+ * store.
  */
 FOLIO_API folio_status folio_pool_swap_out(folio_pool *pool, folio_tier tier, int64_t max_blocks,
                                            const folio_run *run, int64_t *num_blocks,

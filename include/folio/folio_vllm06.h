@@ -30,9 +30,9 @@
  * alibi_slopes, exp_sums, max_logits and tmp_out. All else is host memory: fields, lengths, block
  * tables, slots, pairs, biases, an impl's alibi_slopes. What computes or moves takes a folio_run, of
  * which the stream alone counts (run NULL: the default one). These calls return when their work is
- * queued. paged_attention returns when it is done. folio_run_wait on the context waits, and tells
- * what failed. The calls of one state use one stream: wait for it before the next uses another, and
- * before destroying what it works with.
+ * queued. paged_attention returns when it is done. folio_run_wait on the context waits for queued
+ * work and returns its first error. All calls of one state use one stream. Wait for it before a call
+ * uses another stream, and before you free memory that the work reads or writes.
  */
 #ifndef FOLIO_FOLIO_VLLM06_H
 #define FOLIO_FOLIO_VLLM06_H
@@ -47,8 +47,8 @@ extern "C" {
 /* Metadata */
 /* ---------------------------------------------------------------------------------------------- */
 
-/** An additive bias of one prompt: f32 [num_heads][query_len][key_len]; num_heads 1: for all. In host
- * memory, also on a device: set_attn_bias brings a copy there. */
+/** An additive bias of one prompt: f32 [num_heads][query_len][key_len]; num_heads 1: one for all
+ * heads. It lies in host memory, with a device too: the library copies it there. */
 typedef struct folio_vllm06_bias {
     const float *data;
     int64_t num_heads, query_len, key_len;
@@ -56,10 +56,10 @@ typedef struct folio_vllm06_bias {
 
 /**
  * A step's fields, as the ancestors name them. Sequences: num_prefills prompts (or chunks of them),
- * then the decodes, one token each. NULL is the ancestors' None. num_prefill_tokens and the maxima
- * are worked out where they are 0. num_encoder_tokens is what key has in cross attention: the
- * encoder tokens of all prompts, or 0 where their encoders are cached; decodes bring none, whatever it
- * says. Fields that contradict each other are refused.
+ * then the decodes, one token each; num_seqs is their sum. NULL is the ancestors' None. The library
+ * works out num_prefill_tokens and the maxima if they are 0. num_encoder_tokens is the number of rows
+ * of key in cross attention: the encoder tokens of all prompts, or 0 if those are cached already.
+ * Decodes bring none, whatever it says. Fields that contradict each other are refused.
  *
  * A decode's seq_len counts the keys that its block table holds. vLLM's model runner clips both to the
  * blocks of the sliding window and leaves context_lens_tensor as it is: so it may be larger.
@@ -91,8 +91,8 @@ typedef struct folio_vllm06_metadata_fields {
     const int64_t *cross_slot_mapping; /* [num_encoder_tokens]; not read where all are decodes */
     const int32_t *cross_block_tables; /* [num_seqs][cross_block_tables_stride] */
     int64_t cross_block_tables_stride;
-    /* [num_prefills] each, copied; set_attn_bias changes them. NULL: forward applies what the */
-    /* layer needs without making a matrix, and leaves them NULL. ENCODER_ONLY shares DECODER's. */
+    /* [num_prefills] each, copied; set_attn_bias changes them. NULL: forward applies causality, */
+    /* window and ALiBi without a matrix, and leaves them NULL. ENCODER_ONLY takes attn_bias.    */
     const folio_vllm06_bias *attn_bias;
     const folio_vllm06_bias *encoder_attn_bias;
     const folio_vllm06_bias *cross_attn_bias;
@@ -107,21 +107,22 @@ FOLIO_API const folio_vllm06_metadata_fields *folio_vllm06_metadata_get(
     const folio_vllm06_metadata *metadata);
 
 /**
- * The view of the prompts, or of the decodes: NULL where there are none (or no memory for it). Made
- * once, owned by the metadata; a view's own view is itself. torch-sdpa and ipex never mix: their view
- * is the whole metadata, or NULL.
+ * The view of the prompts, or of the decodes. NULL: there are none, or no memory for the view. The
+ * metadata makes it once and owns it; a view's own view is itself. torch-sdpa and ipex never mix:
+ * their view is the whole metadata, or NULL.
  */
 FOLIO_API const folio_vllm06_metadata *folio_vllm06_prefill_metadata(
     const folio_vllm06_metadata *metadata);
 FOLIO_API const folio_vllm06_metadata *folio_vllm06_decode_metadata(
     const folio_vllm06_metadata *metadata);
 
-/** encoder_seq_lens and encoder_seq_lens_tensor are there (max_encoder_seq_len follows). */
+/** 1 if encoder_seq_lens and encoder_seq_lens_tensor are set (max_encoder_seq_len follows); else 0. */
 FOLIO_API int folio_vllm06_is_all_encoder_attn_metadata_set(const folio_vllm06_metadata *metadata);
-/** Those, and cross_slot_mapping and cross_block_tables. */
+/** 1 if those, cross_slot_mapping and cross_block_tables are set; else 0. */
 FOLIO_API int folio_vllm06_is_all_cross_attn_metadata_set(const folio_vllm06_metadata *metadata);
 
-/** Lengths of queries and of keys by attention type; ERR_ARGUMENT for an unknown type. */
+/** Lengths of queries and of keys by attention type, owned by the metadata; ERR_ARGUMENT for an
+ * unknown type. */
 FOLIO_API folio_status folio_vllm06_get_seq_lens(const folio_vllm06_metadata *metadata,
                                                  folio_attention_type attn_type,
                                                  const int32_t **seq_lens_q,
@@ -144,8 +145,8 @@ FOLIO_API folio_status folio_vllm06_get_attn_bias(const folio_vllm06_metadata *m
                                                   folio_attention_type attn_type,
                                                   const folio_vllm06_bias **out);
 /**
- * Give the biases of a type, copied; NULL takes them back. They stand in for all that forward would
- * apply to prompts of that type: causality, window and ALiBi.
+ * Set the biases of a type, [num_prefills]; they are copied. NULL removes them. They replace
+ * causality, window and ALiBi for prompts of that type.
  */
 FOLIO_API folio_status folio_vllm06_set_attn_bias(folio_vllm06_metadata *metadata,
                                                   folio_attention_type attn_type,
@@ -176,13 +177,13 @@ typedef struct folio_vllm06_cache_view {
 
 typedef struct folio_vllm06_state folio_vllm06_state;
 
-/** compute: "auto", "cpu", "cuda" or "reference". desc: threads, allocator and device, or NULL; its
- * backend field is ignored. */
+/** compute: "auto", "cpu", "cuda" or "reference". desc gives threads, allocator and device; its
+ * backend field is ignored. NULL: all defaults. */
 FOLIO_API folio_status folio_vllm06_state_create(const char *compute,
                                                  const folio_context_desc *desc,
                                                  folio_vllm06_state **out);
 FOLIO_API void folio_vllm06_state_destroy(folio_vllm06_state *state);
-/** The context under it. */
+/** The state's context. The state owns it: do not destroy it. */
 FOLIO_API folio_context *folio_vllm06_state_context(folio_vllm06_state *state);
 
 typedef struct folio_vllm06_impl folio_vllm06_impl;
@@ -284,7 +285,7 @@ typedef struct folio_vllm06_seq {
     const int32_t *block_table;
     int64_t num_blocks;
     int64_t encoder_seq_len;
-    int32_t encoder_is_new; /* its encoder K and V come with this step: all prompts', or none's */
+    int32_t encoder_is_new; /* non-zero: this step brings its encoder K and V. Alike in all prompts */
     const int32_t *cross_block_table;
     int64_t num_cross_blocks;
 } folio_vllm06_seq;
@@ -295,7 +296,7 @@ FOLIO_API folio_status folio_vllm06_builder_create(folio_vllm06_state *state,
 FOLIO_API void folio_vllm06_builder_destroy(folio_vllm06_builder *builder);
 FOLIO_API folio_status folio_vllm06_builder_add(folio_vllm06_builder *builder,
                                                 const folio_vllm06_seq *seq);
-/** The metadata of what was added; the builder is empty again. */
+/** The metadata of the sequences added so far. Afterwards the builder is empty. */
 FOLIO_API folio_status folio_vllm06_builder_build(folio_vllm06_builder *builder,
                                                   folio_vllm06_metadata **out);
 
@@ -338,8 +339,8 @@ typedef struct folio_vllm06_paged_attention_args {
     const float *alibi_slopes; /* NULL: none */
 } folio_vllm06_paged_attention_args;
 
-/** One token per sequence over its paged K and V, in one pass. Each call plans for itself and, on a
- * device, returns when it is done: an impl's forward, whose plans stay, is for speed. */
+/** One token per sequence over its paged K and V, in one pass. Each call makes a plan of its own
+ * and, on a device, waits for its end. For speed use an impl's forward, which keeps its plans. */
 FOLIO_API folio_status folio_vllm06_paged_attention_v1(
     folio_context *ctx, const folio_vllm06_paged_attention_args *args,
     const folio_vllm06_ops_cache *cache, const folio_run *run);
@@ -347,24 +348,25 @@ FOLIO_API folio_status folio_vllm06_paged_attention_v1(
 #define FOLIO_VLLM06_PARTITION_SIZE 512
 
 /**
- * The same by partitions of FOLIO_VLLM06_PARTITION_SIZE keys, which block_size must divide, and a
- * merge. With P = max_seq_len / partition size, rounded up: exp_sums and max_logits f32
- * [num_seqs][num_heads][P], tmp_out [num_seqs][num_heads][P][head_size] in dtype. A partition's
- * weight is exp_sums * exp(max_logits). out, exp_sums, max_logits and tmp_out must share no byte with
- * each other or with anything the call reads; out may be query itself.
+ * The same in partitions of FOLIO_VLLM06_PARTITION_SIZE keys, which are merged. block_size must
+ * divide that size. P is max_seq_len / FOLIO_VLLM06_PARTITION_SIZE, rounded up. exp_sums and
+ * max_logits are f32 [num_seqs][num_heads][P]; tmp_out is [num_seqs][num_heads][P][head_size] in
+ * dtype. A partition's weight is exp_sums * exp(max_logits). out, exp_sums, max_logits and tmp_out
+ * must share no byte with each other or with anything the call reads; out may be query itself.
  */
 FOLIO_API folio_status folio_vllm06_paged_attention_v2(
     folio_context *ctx, const folio_vllm06_paged_attention_args *args,
     const folio_vllm06_ops_cache *cache, float *exp_sums, float *max_logits, void *tmp_out,
     const folio_run *run);
 
-/** Block pairs (from, to) in each of the caches, as stored: all caches of one shape by one launch. */
+/** Copy blocks { from, to } within each of the caches, as stored. */
 FOLIO_API folio_status folio_vllm06_copy_blocks(folio_context *ctx,
                                                 const folio_vllm06_ops_cache *caches,
                                                 int64_t num_caches,
                                                 const int64_t (*block_mapping)[2],
                                                 int64_t num_pairs, const folio_run *run);
-/** Blocks of src into dst, of which one may be host memory that the device reaches. */
+/** Copy blocks { from, to } of src into dst, as stored. One of the two may be host memory that the
+ * device reaches. */
 FOLIO_API folio_status folio_vllm06_swap_blocks(folio_context *ctx,
                                                 const folio_vllm06_ops_cache *src,
                                                 const folio_vllm06_ops_cache *dst,
