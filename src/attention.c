@@ -6,11 +6,13 @@
 
 #include <math.h>
 
+#define MAX_HEADS 65536               /* plans multiply it with rows and keys */
 #define MAX_WINDOW ((int64_t)1 << 42) /* wider than any two positions are apart */
 
 static folio_status check_desc(const folio_attention_desc *d)
 {
-    REQUIRE(d->num_heads >= 1, "attention: num_heads is %d, at least 1 is needed", d->num_heads);
+    REQUIRE(d->num_heads >= 1 && d->num_heads <= MAX_HEADS,
+            "attention: num_heads is %d, outside [1, %d]", d->num_heads, MAX_HEADS);
     REQUIRE(d->num_kv_heads >= 1 && d->num_heads % d->num_kv_heads == 0,
             "attention: num_heads %d is no multiple of num_kv_heads %d", d->num_heads,
             d->num_kv_heads);

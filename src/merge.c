@@ -8,6 +8,7 @@
 #include <stdio.h>
 
 #define CHUNK 64
+#define MAX_ROWS ((int64_t)1 << 32) /* of all heads: a device's grid counts them in 32 bits */
 
 /* A resolved part against what is written. out may be its out, lse its lse. */
 static folio_status check_part_apart(const folio_merge *m, const folio_state *p, int64_t i)
@@ -43,6 +44,9 @@ static folio_status check_merge(folio_merge *m)
             (long long)m->num_parts);
     REQUIRE(m->out.dtype != 0, "merge: out has no dtype");
     TRY(folioi_tensor_resolve(&m->out, "merge: out", 0, m->num_heads, m->head_size, m->out.tokens));
+    REQUIRE(m->out.tokens <= MAX_ROWS / m->num_heads,
+            "merge: out has %lld tokens of %d heads, more than %lld rows", (long long)m->out.tokens,
+            m->num_heads, (long long)MAX_ROWS);
     TRY(folioi_lse_resolve(m->lse, &m->lse_token_stride, &m->lse_head_stride, m->num_heads,
                            m->out.tokens));
     for (int64_t i = 0; i < m->num_parts; i++) {

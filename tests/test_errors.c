@@ -199,6 +199,7 @@ BACKEND_TEST(errors, attention)
 {
     BAD_ATTENTION(ARG, "num_heads|0", d.num_heads = 0);
     BAD_ATTENTION(ARG, "-6", d.num_heads = -6);
+    BAD_ATTENTION(ARG, "num_heads|65538|65536", d.num_heads = 65538);
     BAD_ATTENTION(ARG, "6|4", d.num_kv_heads = 4);
     BAD_ATTENTION(ARG, "6|12", d.num_kv_heads = 12);
     BAD_ATTENTION(ARG, "-3", d.num_kv_heads = -3);
@@ -574,6 +575,7 @@ BACKEND_TEST(errors, merge)
     support_buffer lse = support_buffer_make(TOKENS * HEADS * 4);
     BAD_MERGE("num_heads|0", m.num_heads = 0);
     BAD_MERGE("-2", m.num_heads = -2);
+    BAD_MERGE("tokens|4294967296 rows", m.out.tokens = ((int64_t)1 << 32) / HEADS + 1);
     BAD_MERGE("head_size|0", m.head_size = 0);
     BAD_MERGE("-1", m.num_parts = -1);
     BAD_MERGE("parts", m.parts = NULL);
