@@ -36,22 +36,35 @@ void v06_same_clipped_window(const char *ancestor, const char *compute)
     }
 }
 
+/* A copy behind which memory cannot be read; edge_free gives it back. */
+enum { PAGE = 4096 };
+
+static void *edge_copy(const void *from, size_t bytes)
+{
+    char *base = mmap(NULL, 2 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (base == MAP_FAILED || mprotect(base + PAGE, PAGE, PROT_NONE) != 0) abort();
+    return memcpy(base + PAGE - bytes, from, bytes);
+}
+
+static void edge_free(const void *copy)
+{
+    munmap((void *)(((uintptr_t)copy - 1) / PAGE * PAGE), 2 * PAGE); /* it may be empty */
+}
+
 /* Decodes of an encoder-decoder model: the runner counts their encoders' tokens and gives no slots. What stands
  * for its empty slot mapping cannot be read. */
 void v06_same_cross_decode_metadata(const char *ancestor, const char *compute)
 {
     static const v06_seq prompts[] = {{0, true, 6, 6, 11}, {1, true, 9, 9, 20}};
     static const v06_seq decodes[] = {{0, false, 1, 7, 11}, {1, false, 1, 10, 20}};
-    enum { PAGE = 4096 };
-    void *empty = mmap(NULL, PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (empty == MAP_FAILED) abort();
     v06 r;
     v06_init(&r, ancestor, compute);
     if (v06_open(&r) && v06_step(&r, prompts, 2)) {
         v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
         v06_fields(&r, decodes, 2);
         r.f.num_encoder_tokens = 31;
-        r.f.cross_slot_mapping = empty;
+        int64_t *slot = edge_copy(r.cross_slots, sizeof *slot);
+        r.f.cross_slot_mapping = slot + 1;
         if (remake(&r)) {
             CHECK_INT(folio_vllm06_metadata_get(r.m)->num_encoder_tokens, 31);
             CHECK(folio_vllm06_is_all_cross_attn_metadata_set(r.m));
@@ -64,9 +77,182 @@ void v06_same_cross_decode_metadata(const char *ancestor, const char *compute)
             a.query.tokens = a.output.tokens = 2;
             V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT, "0 tokens|31 rows");
         }
+        edge_free(slot);
     }
     v06_close(&r);
-    munmap(empty, PAGE);
+}
+
+/* ---------------------------------------------------------------------------- fields of one version or another */
+
+static const v06_seq with_encoders[] = {
+    {0, true, 6, 6, 11}, {1, true, 9, 17, 20}, {2, false, 1, 9, 3}};
+
+/* Every field, copied; maxima worked out; what each view has of them. */
+void v06_same_more_fields(const char *ancestor, const char *compute)
+{
+    static const int32_t encoder_starts[] = {0, 11, 31, 34}, query_starts[] = {0, 6, 15};
+    static const int32_t kv_starts[] = {0, 6, 23};
+    int maps = 0;
+    v06 r;
+    v06_init(&r, ancestor, compute);
+    if (v06_open(&r)) {
+        v06_fields(&r, with_encoders, 3);
+        r.f.encoder_seq_start_loc = encoder_starts;
+        r.f.multi_modal_placeholder_index_maps = &maps;
+        r.f.seqlen_q = query_starts;
+        r.f.kv_start_loc = kv_starts;
+        r.f.prefill_block_tables = r.tables;
+        r.f.prefill_block_tables_stride = r.blocks_per_seq;
+        remake(&r);
+    }
+    if (r.m != NULL) {
+        const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(r.m);
+        CHECK_INT(f->max_decode_query_len, 1);
+        CHECK(f->max_seqlen == 17 && f->max_kv_len == 17);
+        CHECK(f->encoder_seq_start_loc != encoder_starts && f->encoder_seq_start_loc[3] == 34);
+        CHECK(f->seqlen_q != query_starts && f->seqlen_q[2] == 15);
+        CHECK(f->kv_start_loc != kv_starts && f->kv_start_loc[2] == 23);
+        CHECK(f->prefill_block_tables != r.tables && f->prefill_block_tables[3] == r.tables[3]);
+        CHECK(f->prefill_block_tables_stride == r.blocks_per_seq && f->chunked_prefill == 0);
+        CHECK(f->multi_modal_placeholder_index_maps == &maps);
+        const folio_vllm06_metadata_fields *p =
+            folio_vllm06_metadata_get(folio_vllm06_prefill_metadata(r.m));
+        CHECK(p->multi_modal_placeholder_index_maps == &maps && p->max_decode_query_len == 0);
+        CHECK(p->seqlen_q == f->seqlen_q && p->max_seqlen == 17 && p->max_kv_len == 17);
+        CHECK(p->kv_start_loc == f->kv_start_loc);
+        CHECK(p->prefill_block_tables == f->prefill_block_tables);
+        CHECK(p->encoder_seq_start_loc == f->encoder_seq_start_loc);
+        const folio_vllm06_metadata_fields *d =
+            folio_vllm06_metadata_get(folio_vllm06_decode_metadata(r.m));
+        CHECK(d->multi_modal_placeholder_index_maps == NULL && d->max_decode_query_len == 1);
+        CHECK(d->seqlen_q == NULL && d->kv_start_loc == NULL && d->prefill_block_tables == NULL);
+        CHECK(d->max_seqlen == 0 && d->max_kv_len == 0 && d->encoder_seq_start_loc == NULL);
+    }
+    v06_close(&r);
+}
+
+/* Sums that are not those of the lengths, and arrays that are missing. */
+void v06_same_bad_sums(const char *ancestor, const char *compute)
+{
+    static const int32_t bad[] = {0, 7, 8, 9};
+    folio_vllm06_metadata *m = NOWHERE;
+    v06 r;
+    v06_init(&r, ancestor, compute);
+    if (v06_open(&r)) {
+#define BAD_SUM(change, words)                                                                     \
+    v06_fields(&r, with_encoders, 3);                                                              \
+    change;                                                                                        \
+    REFUSED(r.b->make_metadata(r.state, &r.f, &m), FOLIO_ERR_ARGUMENT, words);                     \
+    CHECK(m == NULL)
+        BAD_SUM(r.f.encoder_seq_start_loc = bad, "encoder_seq_start_loc[1] is 7|make 11");
+        BAD_SUM((r.f.encoder_seq_start_loc = bad, r.f.encoder_seq_lens = NULL,
+                 r.f.num_encoder_tokens = 0),
+                "encoder_seq_lens is NULL");
+        BAD_SUM(r.f.seqlen_q = bad, "seqlen_q[1] is 7|make 6");
+        BAD_SUM(r.f.kv_start_loc = bad, "kv_start_loc[1] is 7|make 6");
+        BAD_SUM(r.f.prefill_block_tables_stride = -1, "prefill_block_tables_stride");
+        BAD_SUM(r.f.prefill_block_tables_stride = INT64_MAX,
+                "prefill_block_tables_stride 9223372036854775807");
+        BAD_SUM(r.f.chunked_prefill = 2, "chunked_prefill is 2");
+        BAD_SUM((r.f.chunked_prefill = 1, r.f.seq_lens = NULL), "of the prompts, is NULL");
+        BAD_SUM((r.f.chunked_prefill = 1, r.f.seq_lens_tensor = NULL), "of the decodes, is NULL");
+    }
+    v06_close(&r);
+}
+
+/* The fields of a step as torch-sdpa of 0.6.5 and later splits them; what they end with cannot be read on. */
+static void split(v06 *r, const void *edges[6])
+{
+    size_t prompts = (size_t)r->f.num_prefills, decodes = (size_t)r->f.num_decode_tokens;
+    size_t row = (size_t)r->blocks_per_seq * sizeof *r->tables;
+    edges[0] = edge_copy(r->lens, prompts * 4);
+    edges[1] = decodes > 0 ? edge_copy(r->lens + prompts, decodes * 4) : edges[0];
+    edges[2] = edge_copy(r->starts, (prompts + 1) * 4);
+    edges[3] = edge_copy(r->seq_starts, (prompts + 1) * 4);
+    edges[4] = edge_copy(r->tables, prompts * row);
+    edges[5] = edge_copy(r->tables + prompts * (size_t)r->blocks_per_seq, decodes * row);
+    r->f.chunked_prefill = 1;
+    r->f.seq_lens = prompts > 0 ? edges[0] : NULL;
+    r->f.seq_lens_tensor = edges[1];
+    r->f.query_start_loc = prompts > 0 ? edges[2] : NULL;
+    r->f.kv_start_loc = prompts > 0 ? edges[3] : NULL;
+    r->f.prefill_block_tables = prompts > 0 ? edges[4] : NULL;
+    r->f.prefill_block_tables_stride = r->blocks_per_seq;
+    r->f.block_tables = decodes > 0 ? edges[5] : NULL;
+    r->f.seq_start_loc = r->f.context_lens_tensor = NULL;
+}
+
+/* Whole prompts, a chunk and decodes in one step, from split arrays; then prompts alone and decodes alone. */
+void v06_same_split_arrays(const char *ancestor, const char *compute)
+{
+    static const v06_seq before[] = {{0, true, 13, 13, 0}, {1, true, 8, 8, 0}};
+    static const v06_seq steps[] = {{2, true, 7, 7, 0},
+                                    {0, true, 5, 18, 0},
+                                    {1, false, 1, 9, 0},
+                                    {0, false, 1, 19, 0},
+                                    {2, true, 3, 10, 0}};
+    static const struct {
+        int first, count;
+    } parts[] = {{0, 3}, {3, 1}, {4, 1}};
+    v06 r;
+    v06_init(&r, ancestor, compute);
+    if (v06_open(&r) && v06_step(&r, before, 2)) {
+        v06_run(&r, FOLIO_ATTENTION_DECODER);
+        for (int i = 0; i < COUNT_OF(parts); i++) {
+            const void *edges[6];
+            v06_fields(&r, steps + parts[i].first, parts[i].count);
+            split(&r, edges);
+            if (remake(&r)) v06_run(&r, FOLIO_ATTENTION_DECODER);
+            if (r.m != NULL && i == 0) {
+                const folio_vllm06_metadata *p = folio_vllm06_prefill_metadata(r.m);
+                const folio_vllm06_metadata *d = folio_vllm06_decode_metadata(r.m);
+                const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(p);
+                CHECK(f->seq_lens[1] == 18 && f->seq_lens_tensor == NULL && f->chunked_prefill);
+                CHECK(f->block_tables == NULL && f->prefill_block_tables[0] == r.tables[0]);
+                f = folio_vllm06_metadata_get(d);
+                CHECK(f->seq_lens == NULL && f->seq_lens_tensor[0] == 9);
+                CHECK(f->block_tables[0] == r.tables[2 * r.blocks_per_seq]);
+                folio_vllm06_metadata *whole_step = r.m;
+                r.m = (folio_vllm06_metadata *)d;
+                v06_fields(&r, steps + 2, 1);
+                v06_run(&r, FOLIO_ATTENTION_DECODER);
+                r.m = whole_step;
+            }
+            for (int k = 0; k < 6; k++)
+                if (k != 1 || edges[1] != edges[0]) edge_free(edges[k]);
+        }
+    }
+    v06_close(&r);
+}
+
+/* A graph's padding as vLLM makes it: length 1, slot -1 and a table of zeros, and in neither query_start_loc nor
+ * context_lens_tensor. It stores nothing, and no other row changes. */
+void v06_same_graph_padding(const char *ancestor, const char *compute)
+{
+    static const v06_seq before[] = {{0, true, 13, 13, 0}, {1, true, 8, 8, 0}, {5, true, 8, 8, 0}};
+    static const v06_seq padded[] = {
+        {1, false, 1, 9, 0}, {0, false, 1, 14, 0}, {5, false, 1, 1, 0}, {5, false, 1, 1, 0}};
+    v06 r;
+    v06_init(&r, ancestor, compute);
+    if (v06_open(&r) && v06_step(&r, before, 3)) {
+        v06_run(&r, FOLIO_ATTENTION_DECODER);
+        v06_fields(&r, padded, 4);
+        r.f.use_cuda_graph = 1;
+        r.slots[2] = r.slots[3] = -1;
+        const void *starts = edge_copy(r.starts, 3 * sizeof *r.starts);
+        const void *contexts = edge_copy(r.contexts, 2 * sizeof *r.contexts);
+        r.f.query_start_loc = starts;
+        r.f.context_lens_tensor = contexts;
+        if (remake(&r)) {
+            const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(r.m);
+            CHECK(f->query_start_loc[2] == 2 && f->query_start_loc[4] == 4);
+            CHECK(f->context_lens_tensor[1] == 13 && f->context_lens_tensor[3] == 0);
+            v06_run(&r, FOLIO_ATTENTION_DECODER);
+        }
+        edge_free(starts);
+        edge_free(contexts);
+    }
+    v06_close(&r);
 }
 
 /* --------------------------------------------------------------------------------------- compat */

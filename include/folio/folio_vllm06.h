@@ -63,6 +63,13 @@ typedef struct folio_vllm06_bias {
  *
  * A decode's seq_len counts the keys that its block table holds. vLLM's model runner clips both to the
  * blocks of the sliding window and leaves context_lens_tensor as it is: so it may be larger.
+ *
+ * With use_cuda_graph, decodes at the end whose slot is -1 are padding, of seq_len 1 as vLLM has it or
+ * 0. vLLM leaves them out of query_start_loc and context_lens_tensor: there they are not read.
+ *
+ * With chunked_prefill the arrays are split as torch-sdpa of 0.6.5 and later splits them: seq_lens and
+ * query_start_loc are those of the prompts; block_tables has a row for each decode; seq_lens_tensor
+ * has the decodes, or the prompts in a step without decodes.
  */
 typedef struct folio_vllm06_metadata_fields {
     size_t struct_size;
@@ -96,6 +103,20 @@ typedef struct folio_vllm06_metadata_fields {
     const folio_vllm06_bias *attn_bias;
     const folio_vllm06_bias *encoder_attn_bias;
     const folio_vllm06_bias *cross_attn_bias;
+    int64_t max_decode_query_len;         /* 1 where there are decodes */
+    const int32_t *encoder_seq_start_loc; /* [num_seqs + 1] running sum of encoder_seq_lens */
+    /* Carried and never read; the view of the prompts has it, that of the decodes NULL. */
+    const void *multi_modal_placeholder_index_maps;
+    /* ipex */
+    const int32_t *seqlen_q; /* [num_prefills + 1] running sum of the prompts' new tokens */
+    int64_t max_seqlen;      /* longest prompt */
+    /* torch-sdpa from 0.6.5 on */
+    int64_t max_kv_len;          /* longest prompt */
+    const int32_t *kv_start_loc; /* [num_prefills + 1] running sum of the prompts' seq_lens */
+    /* [num_prefills][prefill_block_tables_stride]; NULL: block_tables has a row for prompts too */
+    const int32_t *prefill_block_tables;
+    int64_t prefill_block_tables_stride;
+    int32_t chunked_prefill; /* 1: the arrays are split, see above */
 } folio_vllm06_metadata_fields;
 
 typedef struct folio_vllm06_metadata folio_vllm06_metadata;

@@ -34,7 +34,8 @@ struct folio_vllm06_metadata {
     const folioi_vllm06_traits *traits;
     folio_vllm06_metadata_fields f;
     int64_t num_seqs;
-    folioi_array copies[11]; /* what the fields point to, but for the biases */
+    int64_t num_real;        /* sequences before a graph's padding */
+    folioi_array copies[15]; /* what the fields point to, but for the biases */
     folioi_vllm06_biases biases[FOLIOI_VLLM06_BIAS_LISTS];
     int32_t num_copies;
     folio_vllm06_metadata *prefill, *decode; /* cached views; may be the metadata itself */
@@ -96,6 +97,14 @@ folio_status folioi_vllm06_check_type(const folio_vllm06_metadata *m, folio_atte
 /** The length of sequence i and its query, whichever of the fields say them. */
 int64_t folioi_vllm06_seq_len(const folio_vllm06_metadata *m, int64_t i);
 int64_t folioi_vllm06_query_len(const folio_vllm06_metadata *m, int64_t i);
+
+/** Block tables as rows; NULL: none, and stride 0. */
+typedef struct folioi_vllm06_rows {
+    const int32_t *row;
+    int64_t stride;
+} folioi_vllm06_rows;
+/** The row of sequence i and its length, whichever of the fields has it. */
+folioi_vllm06_rows folioi_vllm06_table(const folio_vllm06_metadata *m, int64_t i);
 
 /** The state's plan for such a part of a step, made where there is none. cache NULL: none. */
 folio_status folioi_vllm06_find_plan(folio_vllm06_state *state, const folio_attention_desc *desc,

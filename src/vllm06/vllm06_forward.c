@@ -77,18 +77,17 @@ static folio_tensors tensors_of(const layer *l, int64_t first, int64_t n, int64_
 
 /* The blocks of sequence i for `len` tokens. Those past the row's end hold keys of this step, which are
  * not read from the cache: any block will do. */
-static folio_status table_of(layer *l, const int32_t *tables, int64_t stride, int64_t i,
-                             int64_t len, int64_t cached, folio_batch_seq *s)
+static folio_status table_of(layer *l, folioi_vllm06_rows blocks, int64_t i, int64_t len,
+                             int64_t cached, folio_batch_seq *s)
 {
-    int64_t n = ceil_div(len, l->block_size), given = min_i64(stride, n);
+    int64_t n = ceil_div(len, l->block_size), given = min_i64(blocks.stride, n);
     REQUIRE(cached <= 0 || given >= ceil_div(cached, l->block_size),
             "sequence %lld: %lld tokens are cached, its block table has %lld blocks of %d",
             (long long)i, (long long)cached, (long long)given, l->block_size);
     TRY(folioi_array_reserve(&l->impl->state->ctx->allocator, &l->table, max_i64(n, 1) * 4,
                              "a block table"));
     int32_t *table = l->table.data;
-    for (int64_t k = 0; k < n; k++)
-        table[k] = k * l->block_size < cached ? tables[i * stride + k] : 0;
+    for (int64_t k = 0; k < n; k++) table[k] = k * l->block_size < cached ? blocks.row[k] : 0;
     s->block_table = table;
     s->num_blocks = n;
     return FOLIO_OK;
@@ -117,8 +116,7 @@ static folio_status add_decoder(layer *l, folio_batch *batch, int64_t i, bool ca
     s.causality = causal ? FOLIO_CAUSAL_YES : FOLIO_CAUSAL_NO;
     int64_t cached = prompt ? s.seq_len - s.query_len : s.seq_len;
     if (l->cache != NULL && s.seq_len > 0)
-        TRY(table_of(l, f->block_tables, f->block_tables != NULL ? f->block_tables_stride : 0, i,
-                     s.seq_len, cached, &s));
+        TRY(table_of(l, folioi_vllm06_table(l->m, i), i, s.seq_len, cached, &s));
     TRY(no_slots(l, s.query_len, &s.slots));
     return folio_batch_add(batch, &s);
 }
@@ -193,8 +191,9 @@ static folio_status add_cross(layer *l, folio_batch *batch, int64_t i)
     s.encoder_len = cross_keys(l, i);
     s.encoder_new_len = cross_new_keys(l, i);
     if (l->cache != NULL && s.encoder_len > 0) {
-        TRY(table_of(l, f->cross_block_tables, f->cross_block_tables_stride, i, s.encoder_len,
-                     s.encoder_len - s.encoder_new_len, &s));
+        folioi_vllm06_rows blocks = {f->cross_block_tables + i * f->cross_block_tables_stride,
+                                     f->cross_block_tables_stride};
+        TRY(table_of(l, blocks, i, s.encoder_len, s.encoder_len - s.encoder_new_len, &s));
         s.cross_block_table = s.block_table;
         s.num_cross_blocks = s.num_blocks;
         s.block_table = NULL;
@@ -210,8 +209,7 @@ static folio_attention_desc prompts_desc(const layer *l)
 {
     const folio_vllm06_impl *impl = l->impl;
     folio_attention_desc d = impl->prompts;
-    bool prefix =
-        l->cache != NULL && l->m->f.block_tables != NULL && l->m->f.block_tables_stride > 0;
+    bool prefix = l->cache != NULL && folioi_vllm06_table(l->m, 0).stride > 0;
     if (impl->compat && impl->traits->prefix_scale && prefix) d.scale = 0;
     return d;
 }

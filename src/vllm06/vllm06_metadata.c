@@ -5,7 +5,9 @@
 
 int64_t folioi_vllm06_seq_len(const folio_vllm06_metadata *m, int64_t i)
 {
-    return m->f.seq_lens != NULL ? m->f.seq_lens[i] : m->f.seq_lens_tensor[i];
+    const folio_vllm06_metadata_fields *f = &m->f;
+    if (f->chunked_prefill && i >= f->num_prefills) return f->seq_lens_tensor[i - f->num_prefills];
+    return f->seq_lens != NULL ? f->seq_lens[i] : f->seq_lens_tensor[i];
 }
 
 int64_t folioi_vllm06_query_len(const folio_vllm06_metadata *m, int64_t i)
@@ -17,13 +19,27 @@ int64_t folioi_vllm06_query_len(const folio_vllm06_metadata *m, int64_t i)
     return folioi_vllm06_seq_len(m, i) - context;
 }
 
-/* *field, an array of count elements, becomes a copy the metadata owns; NULL stays NULL. */
-static folio_status keep(folio_vllm06_metadata *m, const void **field, int64_t count, size_t size,
-                         const char *name)
+folioi_vllm06_rows folioi_vllm06_table(const folio_vllm06_metadata *m, int64_t i)
+{
+    const folio_vllm06_metadata_fields *f = &m->f;
+    bool prompt = i < f->num_prefills;
+    folioi_vllm06_rows rows = {f->block_tables, f->block_tables_stride};
+    if (prompt && (f->prefill_block_tables != NULL || f->chunked_prefill))
+        rows = (folioi_vllm06_rows){f->prefill_block_tables, f->prefill_block_tables_stride};
+    else if (f->chunked_prefill) i -= f->num_prefills;
+    if (rows.row == NULL) return (folioi_vllm06_rows){NULL, 0};
+    rows.row += i * rows.stride;
+    return rows;
+}
+
+/* *field, an array of count elements, becomes a copy the metadata owns, with room for `room`; NULL
+ * stays NULL. */
+static folio_status keep(folio_vllm06_metadata *m, const void **field, int64_t count, int64_t room,
+                         size_t size, const char *name)
 {
     if (*field == NULL) return FOLIO_OK;
     int64_t bytes;
-    REQUIRE(checked_mul(max_i64(count, 1), (int64_t)size, &bytes),
+    REQUIRE(checked_mul(max_i64(room, 1), (int64_t)size, &bytes),
             "metadata: %s has too many elements", name);
     folioi_array *copy = &m->copies[m->num_copies];
     TRY(folioi_array_reserve(&m->state->ctx->allocator, copy, bytes, name));
@@ -33,11 +49,54 @@ static folio_status keep(folio_vllm06_metadata *m, const void **field, int64_t c
     return FOLIO_OK;
 }
 
-#define KEEP(field, count) keep(m, (const void **)&m->f.field, count, sizeof *m->f.field, #field)
+#define KEEP_ROOM(field, count, room)                                                              \
+    keep(m, (const void **)&m->f.field, count, room, sizeof *m->f.field, #field)
+#define KEEP(field, count) KEEP_ROOM(field, count, count)
 
-static folio_status check_fields(folio_vllm06_metadata *m)
+static int64_t encoder_len(const folio_vllm06_metadata *m, int64_t i)
 {
-    folio_vllm06_metadata_fields *f = &m->f;
+    return m->f.encoder_seq_lens[i];
+}
+
+/* starts[0 .. n], if given, is the running sum of n lengths. */
+static folio_status check_sum(const folio_vllm06_metadata *m, const int32_t *starts, int64_t n,
+                              int64_t (*len)(const folio_vllm06_metadata *, int64_t),
+                              const char *name)
+{
+    int64_t sum = 0;
+    for (int64_t i = 0; starts != NULL && i <= n; i++) {
+        REQUIRE(starts[i] == sum, "metadata: %s[%lld] is %d, the lengths before it make %lld", name,
+                (long long)i, starts[i], (long long)sum);
+        if (i < n) sum += len(m, i);
+    }
+    return FOLIO_OK;
+}
+
+static folio_status check_sums(const folio_vllm06_metadata *m)
+{
+    const folio_vllm06_metadata_fields *f = &m->f;
+    int64_t n = m->num_seqs, prompts = f->num_prefills;
+    REQUIRE(f->encoder_seq_start_loc == NULL || f->encoder_seq_lens != NULL,
+            "metadata: encoder_seq_start_loc is given, and encoder_seq_lens is NULL");
+    TRY(check_sum(m, f->seq_start_loc, n, folioi_vllm06_seq_len, "seq_start_loc"));
+    TRY(check_sum(m, f->encoder_seq_start_loc, n, encoder_len, "encoder_seq_start_loc"));
+    TRY(check_sum(m, f->seqlen_q, prompts, folioi_vllm06_query_len, "seqlen_q"));
+    return check_sum(m, f->kv_start_loc, prompts, folioi_vllm06_seq_len, "kv_start_loc");
+}
+
+/* Sequences before the padding of a graph. */
+static int64_t count_real(const folio_vllm06_metadata *m)
+{
+    const folio_vllm06_metadata_fields *f = &m->f;
+    int64_t n = m->num_seqs, last = f->num_prefill_tokens + f->num_decode_tokens - 1;
+    if (!f->use_cuda_graph || f->slot_mapping == NULL) return n;
+    while (n > f->num_prefills && f->slot_mapping[last - (m->num_seqs - n)] == -1) n--;
+    return n;
+}
+
+static folio_status check_counts(folio_vllm06_metadata *m)
+{
+    const folio_vllm06_metadata_fields *f = &m->f;
     REQUIRE(f->num_prefills >= 0 && f->num_prefill_tokens >= 0 && f->num_decode_tokens >= 0,
             "metadata: num_prefills %lld, num_prefill_tokens %lld or num_decode_tokens %lld is "
             "negative",
@@ -47,28 +106,44 @@ static folio_status check_fields(folio_vllm06_metadata *m)
                 m->num_seqs <= INT32_MAX,
             "metadata: %lld prompts and %lld decodes are too many sequences",
             (long long)f->num_prefills, (long long)f->num_decode_tokens);
-    REQUIRE(f->block_tables_stride >= 0 && f->cross_block_tables_stride >= 0,
-            "metadata: block_tables_stride or cross_block_tables_stride is negative");
+    REQUIRE(f->block_tables_stride >= 0 && f->cross_block_tables_stride >= 0 &&
+                f->prefill_block_tables_stride >= 0,
+            "metadata: block_tables_stride, cross_block_tables_stride or "
+            "prefill_block_tables_stride is negative");
     REQUIRE(f->seq_lens != NULL || f->seq_lens_tensor != NULL || m->num_seqs == 0,
             "metadata: seq_lens and seq_lens_tensor are both NULL");
+    REQUIRE(f->chunked_prefill == 0 || f->chunked_prefill == 1, "metadata: chunked_prefill is %d",
+            f->chunked_prefill);
+    REQUIRE(!f->chunked_prefill || f->num_prefills == 0 || f->seq_lens != NULL,
+            "metadata: chunked_prefill is set, and seq_lens, of the prompts, is NULL");
+    REQUIRE(!f->chunked_prefill || f->num_decode_tokens == 0 || f->seq_lens_tensor != NULL,
+            "metadata: chunked_prefill is set, and seq_lens_tensor, of the decodes, is NULL");
     REQUIRE(m->traits->mixes || f->num_decode_tokens == 0 || !f->is_prompt,
             "metadata: is_prompt is set, yet %lld sequences are decodes",
             (long long)f->num_decode_tokens);
     REQUIRE(f->query_start_loc == NULL || f->query_start_loc[0] == 0,
             "metadata: query_start_loc[0] is %d", f->query_start_loc[0]);
+    return FOLIO_OK;
+}
+
+static folio_status check_lengths(const folio_vllm06_metadata *m)
+{
+    const folio_vllm06_metadata_fields *f = &m->f;
+    bool split = f->chunked_prefill && f->num_decode_tokens > 0;
+    bool twice = !split && f->seq_lens != NULL && f->seq_lens_tensor != NULL;
     for (int64_t i = 0; i < m->num_seqs; i++) {
         int64_t len = folioi_vllm06_seq_len(m, i);
         REQUIRE(len >= 0, "metadata: seq_lens[%lld] is %lld", (long long)i, (long long)len);
-        REQUIRE(f->seq_lens == NULL || f->seq_lens_tensor == NULL ||
-                    f->seq_lens[i] == f->seq_lens_tensor[i],
+        REQUIRE(!twice || f->seq_lens[i] == f->seq_lens_tensor[i],
                 "metadata: seq_lens[%lld] is %d and seq_lens_tensor[%lld] %d", (long long)i,
                 f->seq_lens[i], (long long)i, f->seq_lens_tensor[i]);
-        /* more than len - 1: vLLM clips lengths and tables to the window's blocks, and not this */
-        REQUIRE(i < f->num_prefills || f->context_lens_tensor == NULL || len == 0 ||
-                    f->context_lens_tensor[i] >= len - 1,
-                "metadata: decode %lld has context_len %d, fewer than the keys before it, %lld",
-                (long long)i, f->context_lens_tensor[i], (long long)(len - 1));
     }
+    return FOLIO_OK;
+}
+
+static folio_status check_prompts(folio_vllm06_metadata *m)
+{
+    folio_vllm06_metadata_fields *f = &m->f;
     int64_t tokens = 0;
     for (int64_t i = 0; i < f->num_prefills; i++) {
         int64_t query = folioi_vllm06_query_len(m, i), len = folioi_vllm06_seq_len(m, i);
@@ -79,18 +154,35 @@ static folio_status check_fields(folio_vllm06_metadata *m)
                 (long long)i, f->context_lens_tensor[i], (long long)query, (long long)len);
         tokens += query;
     }
-    for (int64_t i = 0, start = 0; f->seq_start_loc != NULL && i <= m->num_seqs; i++) {
-        REQUIRE(f->seq_start_loc[i] == start,
-                "metadata: seq_start_loc[%lld] is %d, the lengths before it make %lld",
-                (long long)i, f->seq_start_loc[i], (long long)start);
-        if (i < m->num_seqs) start += folioi_vllm06_seq_len(m, i);
-    }
     if (f->num_prefill_tokens == 0) f->num_prefill_tokens = tokens;
     if (f->num_prefills > 0 && f->num_decode_tokens == 0) f->is_prompt = 1;
     REQUIRE(tokens == f->num_prefill_tokens,
             "metadata: the prompts have %lld tokens, num_prefill_tokens is %lld", (long long)tokens,
             (long long)f->num_prefill_tokens);
     return FOLIO_OK;
+}
+
+/* More context than keys before the query: vLLM clips lengths and tables to the window's blocks, and
+ * not this. */
+static folio_status check_decodes(const folio_vllm06_metadata *m)
+{
+    const folio_vllm06_metadata_fields *f = &m->f;
+    for (int64_t i = f->num_prefills; f->context_lens_tensor != NULL && i < m->num_real; i++) {
+        int64_t before = folioi_vllm06_seq_len(m, i) - 1;
+        REQUIRE(f->context_lens_tensor[i] >= before || before < 0,
+                "metadata: decode %lld has context_len %d, fewer than the keys before it, %lld",
+                (long long)i, f->context_lens_tensor[i], (long long)before);
+    }
+    return FOLIO_OK;
+}
+
+static folio_status check_fields(folio_vllm06_metadata *m)
+{
+    TRY(check_counts(m));
+    TRY(check_lengths(m));
+    TRY(check_prompts(m));
+    m->num_real = count_real(m);
+    return check_decodes(m);
 }
 
 /* Maxima and totals that were left 0. */
@@ -102,44 +194,73 @@ static void fill_in(folio_vllm06_metadata *m)
         int64_t len = folioi_vllm06_seq_len(m, i);
         int64_t *longest = prompt ? &f->max_prefill_seq_len : &f->max_decode_seq_len;
         *longest = max_i64(*longest, len);
+        if (!prompt) f->max_decode_query_len = max_i64(f->max_decode_query_len, 1);
+        if (prompt) f->max_seqlen = max_i64(f->max_seqlen, len);
+        if (prompt) f->max_kv_len = max_i64(f->max_kv_len, len);
         f->max_query_len = max_i64(f->max_query_len, folioi_vllm06_query_len(m, i));
         if (f->encoder_seq_lens != NULL)
             f->max_encoder_seq_len = max_i64(f->max_encoder_seq_len, f->encoder_seq_lens[i]);
     }
 }
 
+/* query_start_loc and context_lens_tensor, with the padding that vLLM leaves out of them. */
+static folio_status copy_padded(folio_vllm06_metadata *m)
+{
+    int64_t n = m->num_seqs, real = m->num_real;
+    TRY(KEEP_ROOM(context_lens_tensor, real, n));
+    int32_t *contexts = (int32_t *)m->f.context_lens_tensor; /* ours, from here on */
+    for (int64_t i = real; contexts != NULL && i < n; i++) contexts[i] = 0;
+    if (m->f.chunked_prefill) return KEEP(query_start_loc, m->f.num_prefills + 1);
+    TRY(KEEP_ROOM(query_start_loc, real + 1, n + 1));
+    int32_t *starts = (int32_t *)m->f.query_start_loc;
+    for (int64_t i = real; starts != NULL && i < n; i++) starts[i + 1] = starts[i] + 1;
+    return FOLIO_OK;
+}
+
+static folio_status copy_tables(folio_vllm06_metadata *m)
+{
+    const folio_vllm06_metadata_fields *f = &m->f;
+    int64_t n = m->num_seqs, tables, cross_tables, prefill_tables;
+    REQUIRE(checked_mul(n, f->block_tables_stride, &tables) &&
+                checked_mul(n, f->cross_block_tables_stride, &cross_tables) &&
+                checked_mul(n, f->prefill_block_tables_stride, &prefill_tables),
+            "metadata: %lld rows of block_tables_stride %lld, cross_block_tables_stride %lld or "
+            "prefill_block_tables_stride %lld pass the largest size",
+            (long long)n, (long long)f->block_tables_stride,
+            (long long)f->cross_block_tables_stride, (long long)f->prefill_block_tables_stride);
+    if (f->chunked_prefill) tables = f->num_decode_tokens * f->block_tables_stride;
+    TRY(KEEP(block_tables, tables));
+    TRY(KEEP(cross_block_tables, cross_tables));
+    return KEEP(prefill_block_tables, f->num_prefills * f->prefill_block_tables_stride);
+}
+
 static folio_status copy_fields(folio_vllm06_metadata *m)
 {
-    int64_t n = m->num_seqs, tokens = m->f.num_prefill_tokens + m->f.num_decode_tokens;
-    int64_t encoder_tokens = 0;
-    for (int64_t i = 0; m->f.encoder_seq_lens != NULL && i < n; i++) {
-        REQUIRE(m->f.encoder_seq_lens[i] >= 0, "metadata: encoder_seq_lens[%lld] is %d",
-                (long long)i, m->f.encoder_seq_lens[i]);
-        encoder_tokens += m->f.encoder_seq_lens[i];
+    const folio_vllm06_metadata_fields *f = &m->f;
+    int64_t n = m->num_seqs, prompts = f->num_prefills, encoder_tokens = 0;
+    bool split = f->chunked_prefill && f->num_decode_tokens > 0;
+    for (int64_t i = 0; f->encoder_seq_lens != NULL && i < n; i++) {
+        REQUIRE(f->encoder_seq_lens[i] >= 0, "metadata: encoder_seq_lens[%lld] is %d", (long long)i,
+                f->encoder_seq_lens[i]);
+        encoder_tokens += f->encoder_seq_lens[i];
     }
-    REQUIRE(m->f.num_encoder_tokens >= 0 && m->f.num_encoder_tokens <= encoder_tokens,
+    REQUIRE(f->num_encoder_tokens >= 0 && f->num_encoder_tokens <= encoder_tokens,
             "metadata: num_encoder_tokens %lld is outside [0, %lld], the sum of encoder_seq_lens",
-            (long long)m->f.num_encoder_tokens, (long long)encoder_tokens);
-    int64_t tables, cross_tables;
-    REQUIRE(
-        checked_mul(n, m->f.block_tables_stride, &tables) &&
-            checked_mul(n, m->f.cross_block_tables_stride, &cross_tables),
-        "metadata: %lld rows of block_tables_stride %lld or cross_block_tables_stride %lld pass "
-        "the largest size",
-        (long long)n, (long long)m->f.block_tables_stride,
-        (long long)m->f.cross_block_tables_stride);
-    TRY(KEEP(slot_mapping, tokens));
-    TRY(KEEP(seq_lens, n));
-    TRY(KEEP(seq_lens_tensor, n));
-    TRY(KEEP(query_start_loc, n + 1));
+            (long long)f->num_encoder_tokens, (long long)encoder_tokens);
+    TRY(check_sums(m));
+    TRY(copy_tables(m));
+    TRY(copy_padded(m));
+    TRY(KEEP(slot_mapping, f->num_prefill_tokens + f->num_decode_tokens));
+    TRY(KEEP(seq_lens, f->chunked_prefill ? prompts : n));
+    TRY(KEEP(seq_lens_tensor, split ? f->num_decode_tokens : n));
     TRY(KEEP(seq_start_loc, n + 1));
-    TRY(KEEP(context_lens_tensor, n));
-    TRY(KEEP(block_tables, tables));
     TRY(KEEP(encoder_seq_lens, n));
     TRY(KEEP(encoder_seq_lens_tensor, n));
+    TRY(KEEP(encoder_seq_start_loc, n + 1));
+    TRY(KEEP(seqlen_q, prompts + 1));
+    TRY(KEEP(kv_start_loc, prompts + 1));
     /* vLLM counts the encoder tokens of decodes too, and gives them no slots */
-    TRY(KEEP(cross_slot_mapping, m->f.num_prefills > 0 ? m->f.num_encoder_tokens : 0));
-    return KEEP(cross_block_tables, cross_tables);
+    return KEEP(cross_slot_mapping, prompts > 0 ? f->num_encoder_tokens : 0);
 }
 
 folio_status folioi_vllm06_make_metadata(folio_vllm06_state *state,
@@ -218,22 +339,29 @@ static folio_vllm06_metadata *slice(folio_vllm06_metadata *m, bool prompts)
     v->f.num_decode_tokens = prompts ? 0 : m->f.num_decode_tokens;
     v->f.is_prompt = prompts;
     v->num_seqs = v->f.num_prefills + v->f.num_decode_tokens;
+    v->num_real = v->num_seqs;
+    bool split = m->f.chunked_prefill && m->f.num_decode_tokens > 0;
     if (prompts) {
-        v->f.max_decode_seq_len = 0;
+        v->f.max_decode_seq_len = v->f.max_decode_query_len = 0;
         v->f.use_cuda_graph = 0;
+        if (split) v->f.seq_lens_tensor = v->f.block_tables = NULL; /* the decodes' */
         return v;
     }
-    v->f.max_prefill_seq_len = 0;
+    v->f.max_prefill_seq_len = v->f.max_seqlen = v->f.max_kv_len = 0;
     v->f.max_query_len = 1;
     FROM(slot_mapping, m->f.num_prefill_tokens);
     FROM(seq_lens, first);
-    FROM(seq_lens_tensor, first);
+    FROM(seq_lens_tensor, split ? 0 : first);
     FROM(context_lens_tensor, first);
-    FROM(block_tables, first * m->f.block_tables_stride);
+    FROM(block_tables, split ? 0 : first * m->f.block_tables_stride);
     FROM(encoder_seq_lens, first);
     FROM(encoder_seq_lens_tensor, first);
     FROM(cross_block_tables, first * m->f.cross_block_tables_stride);
-    v->f.query_start_loc = v->f.seq_start_loc = NULL; /* they count from the step's beginning */
+    if (split) v->f.seq_lens = NULL; /* the prompts' */
+    /* sums that count from the step's beginning, and what belongs to prompts */
+    v->f.query_start_loc = v->f.seq_start_loc = v->f.encoder_seq_start_loc = NULL;
+    v->f.seqlen_q = v->f.kv_start_loc = v->f.prefill_block_tables = NULL;
+    v->f.multi_modal_placeholder_index_maps = NULL;
     v->f.attn_bias = v->f.encoder_attn_bias = v->f.cross_attn_bias = NULL;
     return v;
 }
