@@ -121,6 +121,12 @@ void v06_same_graph_padding(const char *ancestor, const char *compute);
 void v06_same_compat(const char *ancestor, const char *compute);
 void v06_same_compat_differs(const char *ancestor, const char *compute);
 
+/* vllm06_same_graph.c */
+void v06_same_graph_capture(const char *ancestor, const char *compute);
+void v06_same_graph_cross(const char *ancestor, const char *compute);
+void v06_same_graph_clone(const char *ancestor, const char *compute);
+void v06_same_graph_errors(const char *ancestor, const char *compute);
+
 /* vllm06_same_errors.c */
 void v06_same_incomplete(const char *ancestor, const char *compute);
 void v06_same_bad_impl(const char *ancestor, const char *compute);

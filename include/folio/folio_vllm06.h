@@ -322,6 +322,80 @@ FOLIO_API folio_status folio_vllm06_builder_build(folio_vllm06_builder *builder,
                                                   folio_vllm06_metadata **out);
 
 /* ---------------------------------------------------------------------------------------------- */
+/* Graphs: CommonAttentionState's part in them */
+/* ---------------------------------------------------------------------------------------------- */
+
+/**
+ * A graph runs decodes of a fixed number again and again. Its metadata's arrays are its input buffers,
+ * in host memory. How an engine uses them:
+ *
+ *     graph_capture_begin, and for each batch size:
+ *         graph_capture_get_metadata_for_batch     the graph's metadata, which lives as long as it
+ *         get_graph_input_buffers                  where its arrays are
+ *         forward of each layer, once              makes the plans; then wait for the stream
+ *         forward of each layer, captured          on a device; on the host there is nothing to capture
+ *     graph_capture_end; and for each step:
+ *         prepare_graph_input_buffers              a step's arrays into the buffers
+ *         begin_forward                            the buffers into the plans, in stream order
+ *         replay the graph; on the host: forward of each layer
+ *
+ * Forwards with a graph's metadata store key and value by the buffers' slots as they are when
+ * begin_forward is called. begin_forward, the captured forwards and the replays use one stream.
+ */
+typedef struct folio_vllm06_graph_capture_desc {
+    size_t struct_size;
+    const folio_vllm06_backend *attn_backend;
+    int64_t max_batch_size;
+    int64_t max_seq_len_to_capture; /* block tables have room for as many tokens */
+    int64_t block_size;
+} folio_vllm06_graph_capture_desc;
+
+/** Begin to capture graphs; refused where the state captures already. */
+FOLIO_API folio_status folio_vllm06_graph_capture_begin(
+    folio_vllm06_state *state, const folio_vllm06_graph_capture_desc *desc);
+FOLIO_API folio_status folio_vllm06_graph_capture_end(folio_vllm06_state *state);
+/** While capturing: another state over the same context, to keep with the graph of this batch size. */
+FOLIO_API folio_status folio_vllm06_graph_clone(folio_vllm06_state *state, int64_t batch_size,
+                                                folio_vllm06_state **out);
+/**
+ * While capturing: metadata of batch_size decodes of length 1 that store nothing, with block tables of
+ * zeros. is_encoder_decoder_model: also with encoders of length 1 and cross block tables of ones. Layers
+ * whose impls belong to states of the same context take it.
+ */
+FOLIO_API folio_status folio_vllm06_graph_capture_get_metadata_for_batch(
+    folio_vllm06_state *state, int64_t batch_size, int is_encoder_decoder_model,
+    folio_vllm06_metadata **out);
+
+/** The arrays of a graph's metadata, for writing; valid as long as the metadata. */
+typedef struct folio_vllm06_graph_input_buffers {
+    size_t struct_size;
+    int64_t batch_size;
+    int64_t *slot_mapping;    /* [batch_size] */
+    int32_t *seq_lens_tensor; /* [batch_size] */
+    int32_t *block_tables;    /* [batch_size][block_tables_stride] */
+    int64_t block_tables_stride;
+    /* is_encoder_decoder_model; else NULL */
+    int32_t *encoder_seq_lens_tensor; /* [batch_size] */
+    int64_t *cross_slot_mapping;      /* empty */
+    int32_t *cross_block_tables;      /* [batch_size][cross_block_tables_stride] */
+    int64_t cross_block_tables_stride;
+} folio_vllm06_graph_input_buffers;
+
+FOLIO_API folio_status folio_vllm06_get_graph_input_buffers(
+    folio_vllm06_state *state, folio_vllm06_metadata *attn_metadata, int is_encoder_decoder_model,
+    folio_vllm06_graph_input_buffers *out);
+/** A step's decodes, as many as the graph's, into the buffers: lengths, block tables and slots. Shorter
+ * rows of block tables are filled up with zeros. */
+FOLIO_API folio_status folio_vllm06_prepare_graph_input_buffers(
+    folio_vllm06_state *state, const folio_vllm06_graph_input_buffers *input_buffers,
+    const folio_vllm06_metadata *attn_metadata, int is_encoder_decoder_model);
+/** Before the layers of a step run. For a graph's metadata: its plans take what the buffers hold, which is
+ * checked as in folio_plan_update. For any other there is nothing to do. */
+FOLIO_API folio_status folio_vllm06_begin_forward(folio_vllm06_state *state,
+                                                  const folio_vllm06_metadata *attn_metadata,
+                                                  const folio_run *run);
+
+/* ---------------------------------------------------------------------------------------------- */
 /* The plain operators, over raw pointers in the x-packed layout */
 /* ---------------------------------------------------------------------------------------------- */
 

@@ -39,6 +39,8 @@ struct folio_vllm06_metadata {
     folioi_vllm06_biases biases[FOLIOI_VLLM06_BIAS_LISTS];
     int32_t num_copies;
     folio_vllm06_metadata *prefill, *decode; /* cached views; may be the metadata itself */
+    int64_t graph_len;                       /* of a graph's: its longest sequence; else 0 */
+    struct folioi_vllm06_plan *plans;        /* of a graph's: they are its own */
     folio_vllm06_metadata *owner;            /* of a view: it owns the arrays */
 };
 
@@ -72,6 +74,7 @@ typedef struct folioi_vllm06_plan {
     folio_batch *batch;
     folio_plan *plan;
     folio_plan_desc limits;
+    int64_t graph_seqs, graph_len; /* of a graph's: the limits are fixed; else 0 */
     struct folioi_vllm06_plan *next;
 } folioi_vllm06_plan;
 
@@ -80,6 +83,7 @@ struct folio_vllm06_state {
     folio_context *ctx;
     folioi_vllm06_plan *plans;
     uint64_t num_metadata;
+    folio_vllm06_graph_capture_desc capture; /* attn_backend NULL: none */
 };
 
 struct folio_vllm06_impl {
@@ -106,10 +110,19 @@ typedef struct folioi_vllm06_rows {
 /** The row of sequence i and its length, whichever of the fields has it. */
 folioi_vllm06_rows folioi_vllm06_table(const folio_vllm06_metadata *m, int64_t i);
 
-/** The state's plan for such a part of a step, made where there is none. cache NULL: none. */
-folio_status folioi_vllm06_find_plan(folio_vllm06_state *state, const folio_attention_desc *desc,
-                                     folio_attention_type type, const folio_kv_cache *cache,
-                                     folioi_vllm06_which which, folioi_vllm06_plan **out);
+/** A state over a context, of which it takes the caller's reference. */
+folio_status folioi_vllm06_state_over(folio_context *ctx, folio_vllm06_state **out);
+void folioi_vllm06_drop_plans(folio_context *ctx, folioi_vllm06_plan *plans);
+
+/** The plan for such a part of a step, made where there is none: the state's, or that of a graph's
+ * metadata. graph NULL, cache NULL: none. */
+folio_status folioi_vllm06_find_plan(folio_vllm06_state *state, folio_vllm06_metadata *graph,
+                                     const folio_attention_desc *desc, folio_attention_type type,
+                                     const folio_kv_cache *cache, folioi_vllm06_which which,
+                                     folioi_vllm06_plan **out);
+/** A plan of a graph's metadata, updated with what the metadata holds now. */
+folio_status folioi_vllm06_replan(const folio_vllm06_metadata *m, folioi_vllm06_plan *p,
+                                  const folio_run *run);
 /** The plan updated with what its batch holds, and remade where that is more than it was made for. */
 folio_status folioi_vllm06_update(folio_vllm06_state *state, folioi_vllm06_plan *p,
                                   const folio_run *run);

@@ -8,14 +8,15 @@
 
 /* Everything one forward works with. */
 typedef struct layer {
+    folio_context *ctx;
     folio_vllm06_impl *impl;
     const folio_vllm06_metadata *m;
     folio_vllm06_forward_args args;
     folio_kv_cache *cache; /* NULL: none */
-    int32_t block_size;
-    folioi_array table;   /* int32_t, room for one sequence's blocks */
-    folioi_array nowhere; /* int64_t, slot -1 for each row: store has written them by then */
-    bool rehearsal;       /* check everything, compute nothing */
+    int32_t block_size;    /* of the cache; 0: none */
+    folioi_array table;    /* int32_t, room for one sequence's blocks */
+    folioi_array nowhere;  /* int64_t, slot -1 for each row: store has written them by then */
+    bool rehearsal;        /* check everything, compute nothing */
     folio_run run;
 } layer;
 
@@ -29,23 +30,36 @@ typedef struct {
     folio_status (*add)(layer *l, folio_batch *batch, int64_t i);
 } group;
 
+/* A batch of the group's sequences, and the plan updated with it. */
+static folio_status plan_group(layer *l, folio_vllm06_state *state, const group *g,
+                               folioi_vllm06_part part, folioi_vllm06_plan *p)
+{
+    p->part.metadata = 0;
+    folio_batch_clear(p->batch);
+    for (int64_t i = g->first; i < g->end; i++) TRY(g->add(l, p->batch, i));
+    TRY(folioi_vllm06_update(state, p, &l->run));
+    p->part = part;
+    return FOLIO_OK;
+}
+
+/* The metadata if it is a graph's, which has plans of its own. */
+static folio_vllm06_metadata *graph_of(const layer *l)
+{
+    return l->m->graph_len > 0 ? (folio_vllm06_metadata *)l->m : NULL;
+}
+
 /* Through a plan as the rehearsal or another layer of the step left it, or one made now. */
 static folio_status attend(layer *l, const group *g, const folio_tensors *tensors)
 {
     folio_vllm06_state *state = l->impl->state;
-    bool shared = g->which != FOLIOI_VLLM06_ALONE && l->m->state == state;
+    bool shared = g->which != FOLIOI_VLLM06_ALONE && (l->m->state == state || graph_of(l) != NULL);
     folioi_vllm06_part part = {shared ? l->m->id : 0, g->first, l->args.key.data != NULL,
                                l->run.stream};
     folioi_vllm06_plan *p;
-    TRY(folioi_vllm06_find_plan(state, g->desc, g->type, g->cache, g->which, &p));
+    TRY(folioi_vllm06_find_plan(state, graph_of(l), g->desc, g->type, g->cache, g->which, &p));
     if (part.metadata == 0 || part.metadata != p->part.metadata || part.first != p->part.first ||
-        part.fresh != p->part.fresh || part.stream != p->part.stream) {
-        p->part.metadata = 0;
-        folio_batch_clear(p->batch);
-        for (int64_t i = g->first; i < g->end; i++) TRY(g->add(l, p->batch, i));
-        TRY(folioi_vllm06_update(state, p, &l->run));
-        p->part = part;
-    }
+        part.fresh != p->part.fresh || part.stream != p->part.stream)
+        TRY(plan_group(l, state, g, part, p));
     if (l->rehearsal) return FOLIO_OK;
     return folio_attention_forward(p->plan, 0, g->type, g->cache, 0, tensors, &l->run);
 }
@@ -84,8 +98,7 @@ static folio_status table_of(layer *l, folioi_vllm06_rows blocks, int64_t i, int
     REQUIRE(cached <= 0 || given >= ceil_div(cached, l->block_size),
             "sequence %lld: %lld tokens are cached, its block table has %lld blocks of %d",
             (long long)i, (long long)cached, (long long)given, l->block_size);
-    TRY(folioi_array_reserve(&l->impl->state->ctx->allocator, &l->table, max_i64(n, 1) * 4,
-                             "a block table"));
+    TRY(folioi_array_reserve(&l->ctx->allocator, &l->table, max_i64(n, 1) * 4, "a block table"));
     int32_t *table = l->table.data;
     for (int64_t k = 0; k < n; k++) table[k] = k * l->block_size < cached ? blocks.row[k] : 0;
     s->block_table = table;
@@ -96,8 +109,8 @@ static folio_status table_of(layer *l, folioi_vllm06_rows blocks, int64_t i, int
 /* n slots of -1. */
 static folio_status no_slots(layer *l, int64_t n, const int64_t **out)
 {
-    TRY(folioi_array_reserve(&l->impl->state->ctx->allocator, &l->nowhere,
-                             max_i64(n, 1) * (int64_t)sizeof **out, "slots"));
+    TRY(folioi_array_reserve(&l->ctx->allocator, &l->nowhere, max_i64(n, 1) * (int64_t)sizeof **out,
+                             "slots"));
     int64_t *slots = l->nowhere.data;
     for (int64_t k = 0; k < n; k++) slots[k] = -1;
     *out = slots;
@@ -115,9 +128,10 @@ static folio_status add_decoder(layer *l, folio_batch *batch, int64_t i, bool ca
     s.phase = prompt ? FOLIO_PHASE_PREFILL : FOLIO_PHASE_DECODE;
     s.causality = causal ? FOLIO_CAUSAL_YES : FOLIO_CAUSAL_NO;
     int64_t cached = prompt ? s.seq_len - s.query_len : s.seq_len;
-    if (l->cache != NULL && s.seq_len > 0)
+    if (l->block_size > 0 && s.seq_len > 0)
         TRY(table_of(l, folioi_vllm06_table(l->m, i), i, s.seq_len, cached, &s));
-    TRY(no_slots(l, s.query_len, &s.slots));
+    if (graph_of(l) != NULL) s.slots = &f->slot_mapping[i]; /* store cannot be replayed */
+    else TRY(no_slots(l, s.query_len, &s.slots));
     return folio_batch_add(batch, &s);
 }
 
@@ -190,7 +204,7 @@ static folio_status add_cross(layer *l, folio_batch *batch, int64_t i)
     s.padding = s.seq_len == 0;
     s.encoder_len = cross_keys(l, i);
     s.encoder_new_len = cross_new_keys(l, i);
-    if (l->cache != NULL && s.encoder_len > 0) {
+    if (l->block_size > 0 && s.encoder_len > 0) {
         folioi_vllm06_rows blocks = {f->cross_block_tables + i * f->cross_block_tables_stride,
                                      f->cross_block_tables_stride};
         TRY(table_of(l, blocks, i, s.encoder_len, s.encoder_len - s.encoder_new_len, &s));
@@ -276,7 +290,8 @@ static folio_status forward_decoder(layer *l)
     g.which = FOLIOI_VLLM06_DECODES;
     g.first = f->num_prefills;
     g.end = l->m->num_seqs;
-    folio_tensors t = tensors_of(l, f->num_prefill_tokens, f->num_decode_tokens, 0, 0);
+    int64_t new_keys = graph_of(l) != NULL ? f->num_decode_tokens : 0;
+    folio_tensors t = tensors_of(l, f->num_prefill_tokens, f->num_decode_tokens, 0, new_keys);
     t.slopes = l->impl->slopes;
     t.flags = 0; /* the new key of a decode is read as stored, like those before it */
     return attend(l, &g, &t);
@@ -354,6 +369,8 @@ static folio_status check_args(layer *l)
     folio_attention_type type = a->attn_type;
     REQUIRE((unsigned)type < FOLIO_NUM_ATTENTION_TYPES, "attention type %d is unknown", (int)type);
     REQUIRE(a->attn_metadata != NULL, "attn_metadata is NULL");
+    REQUIRE(graph_of(l) == NULL || l->m->state->ctx == l->ctx,
+            "attn_metadata is a graph's, of another context");
     REQUIRE(type != FOLIO_ATTENTION_ENCODER || folio_vllm06_is_all_encoder_attn_metadata_set(l->m),
             "encoder attention requires setting encoder metadata attributes");
     REQUIRE(type != FOLIO_ATTENTION_ENCODER_DECODER ||
@@ -414,6 +431,7 @@ static folio_status store(layer *l)
     const folio_vllm06_forward_args *a = &l->args;
     if (l->cache == NULL || a->key.data == NULL) return FOLIO_OK;
     bool cross = a->attn_type == FOLIO_ATTENTION_ENCODER_DECODER;
+    if (graph_of(l) != NULL && !cross) return FOLIO_OK; /* attend stores by the plan's slots */
     const int64_t *slots = cross ? f->cross_slot_mapping : f->slot_mapping;
     REQUIRE(slots != NULL, "slot_mapping is NULL, and key and value are to be stored");
     if (!cross) {
@@ -439,12 +457,11 @@ static folio_status store(layer *l)
 static folio_status run(layer *l)
 {
     folio_attention_type type = l->args.attn_type;
-    folio_context *ctx = l->impl->state->ctx;
     TRY(check_args(l));
     bool paged = type == FOLIO_ATTENTION_DECODER || type == FOLIO_ATTENTION_ENCODER_DECODER;
     if (paged && l->args.kv_cache != NULL) {
-        TRY(folioi_vllm06_wrap(ctx, l->impl->traits, l->args.kv_cache, l->impl->desc.num_kv_heads,
-                               l->impl->desc.k_head_size, &l->cache));
+        TRY(folioi_vllm06_wrap(l->ctx, l->impl->traits, l->args.kv_cache,
+                               l->impl->desc.num_kv_heads, l->impl->desc.k_head_size, &l->cache));
         folio_kv_cache_view view = {.struct_size = sizeof view};
         TRY(folio_kv_cache_get_view(l->cache, 0, &view));
         REQUIRE(view.desc->dtype == l->impl->desc.kv_dtype,
@@ -468,14 +485,28 @@ folio_status folioi_vllm06_forward(folio_vllm06_impl *impl, const folio_vllm06_f
                                    const folio_run *given)
 {
     REQUIRE(impl != NULL, "forward: impl is NULL");
-    layer l = {.impl = impl};
+    layer l = {.ctx = impl->state->ctx, .impl = impl};
     STRUCT_IN(l.args, args, "folio_vllm06_forward_args");
     TRY(folioi_run_in(impl->state->ctx, given, &l.run));
     l.run.workspace = NULL; /* plans are the state's, and have their own */
     l.m = l.args.attn_metadata;
     folio_status status = run(&l);
     folio_kv_cache_destroy(l.cache);
-    folioi_array_free(&impl->state->ctx->allocator, &l.table);
-    folioi_array_free(&impl->state->ctx->allocator, &l.nowhere);
+    folioi_array_free(&l.ctx->allocator, &l.table);
+    folioi_array_free(&l.ctx->allocator, &l.nowhere);
+    return status;
+}
+
+folio_status folioi_vllm06_replan(const folio_vllm06_metadata *m, folioi_vllm06_plan *p,
+                                  const folio_run *run)
+{
+    if (p->which == FOLIOI_VLLM06_ALONE) return FOLIO_OK; /* planned anew by each forward */
+    layer l = {.ctx = m->state->ctx, .m = m, .block_size = p->block_size, .run = *run};
+    bool cross = p->which == FOLIOI_VLLM06_CROSS;
+    const group g = {.which = p->which, .end = m->num_seqs, .add = cross ? add_cross : add_causal};
+    folioi_vllm06_part part = {m->id, 0, !cross, run->stream};
+    folio_status status = plan_group(&l, m->state, &g, part, p);
+    folioi_array_free(&l.ctx->allocator, &l.table);
+    folioi_array_free(&l.ctx->allocator, &l.nowhere);
     return status;
 }

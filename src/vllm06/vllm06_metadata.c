@@ -308,6 +308,7 @@ void folio_vllm06_metadata_destroy(folio_vllm06_metadata *m)
     for (int i = 0; i < (int)(sizeof m->copies / sizeof m->copies[0]); i++)
         folioi_array_free(&a, &m->copies[i]);
     folioi_vllm06_biases_free(m);
+    folioi_vllm06_drop_plans(state->ctx, m->plans);
     folioi_free(&a, m, sizeof *m);
     folio_vllm06_state_destroy(state);
 }
@@ -381,7 +382,7 @@ const folio_vllm06_metadata *folio_vllm06_decode_metadata(const folio_vllm06_met
 {
     folio_vllm06_metadata *m = (folio_vllm06_metadata *)metadata;
     if (m == NULL || m->f.num_decode_tokens == 0) return NULL;
-    if (m->owner != NULL) return m;
+    if (m->owner != NULL || m->graph_len > 0) return m; /* a graph's are decodes alone */
     if (m->decode == NULL)
         m->decode = !m->traits->mixes && m->f.num_prefills == 0 ? m : slice(m, false);
     return m->decode;

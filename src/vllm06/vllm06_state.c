@@ -15,6 +15,11 @@ folio_status folio_vllm06_state_create(const char *compute, const folio_context_
     d.backend = compute;
     folio_context *ctx;
     TRY(folio_context_create(&d, &ctx));
+    return folioi_vllm06_state_over(ctx, out);
+}
+
+folio_status folioi_vllm06_state_over(folio_context *ctx, folio_vllm06_state **out)
+{
     void *memory;
     folio_status status =
         folioi_alloc(&ctx->allocator, sizeof(folio_vllm06_state), "a state", &memory);
@@ -36,15 +41,20 @@ static void drop_plan(folio_context *ctx, folioi_vllm06_plan *p)
     folioi_free(&ctx->allocator, p, sizeof *p);
 }
 
+void folioi_vllm06_drop_plans(folio_context *ctx, folioi_vllm06_plan *plans)
+{
+    while (plans != NULL) {
+        folioi_vllm06_plan *p = plans;
+        plans = p->next;
+        drop_plan(ctx, p);
+    }
+}
+
 void folio_vllm06_state_destroy(folio_vllm06_state *state)
 {
     if (state == NULL || !refs_release(&state->refs)) return;
     folio_context *ctx = state->ctx;
-    while (state->plans != NULL) {
-        folioi_vllm06_plan *p = state->plans;
-        state->plans = p->next;
-        drop_plan(ctx, p);
-    }
+    folioi_vllm06_drop_plans(ctx, state->plans);
     folioi_free(&ctx->allocator, state, sizeof *state);
     folio_context_destroy(ctx);
 }
@@ -62,15 +72,17 @@ static bool same_layer(const folio_attention_desc *a, const folio_attention_desc
            a->window_left == b->window_left;
 }
 
-folio_status folioi_vllm06_find_plan(folio_vllm06_state *state, const folio_attention_desc *desc,
-                                     folio_attention_type type, const folio_kv_cache *cache,
-                                     folioi_vllm06_which which, folioi_vllm06_plan **out)
+folio_status folioi_vllm06_find_plan(folio_vllm06_state *state, folio_vllm06_metadata *graph,
+                                     const folio_attention_desc *desc, folio_attention_type type,
+                                     const folio_kv_cache *cache, folioi_vllm06_which which,
+                                     folioi_vllm06_plan **out)
 {
+    folioi_vllm06_plan **plans = graph != NULL ? &graph->plans : &state->plans;
     folio_kv_cache_view view = {.struct_size = sizeof view};
     if (cache != NULL) TRY(folio_kv_cache_get_view(cache, 0, &view));
     int32_t block_size = cache != NULL ? view.desc->block_size : 0;
     int64_t num_blocks = cache != NULL ? view.desc->num_blocks : 0;
-    for (folioi_vllm06_plan *p = state->plans; p != NULL; p = p->next) {
+    for (folioi_vllm06_plan *p = *plans; p != NULL; p = p->next) {
         *out = p;
         if (p->type == type && p->which == which && p->block_size == block_size &&
             p->num_blocks == num_blocks && same_layer(&p->desc, desc))
@@ -84,6 +96,10 @@ folio_status folioi_vllm06_find_plan(folio_vllm06_state *state, const folio_atte
     p->which = which;
     p->block_size = block_size;
     p->num_blocks = num_blocks;
+    if (graph != NULL) {
+        p->graph_seqs = graph->num_seqs;
+        p->graph_len = graph->graph_len;
+    }
     folio_batch_desc b = {.struct_size = sizeof b, .block_size = cache != NULL ? block_size : 1};
     folio_status status = folio_attention_create(state->ctx, desc, &p->attention);
     if (status == FOLIO_OK) status = folio_batch_create(state->ctx, &b, &p->batch);
@@ -91,8 +107,8 @@ folio_status folioi_vllm06_find_plan(folio_vllm06_state *state, const folio_atte
         drop_plan(state->ctx, p);
         return status;
     }
-    p->next = state->plans;
-    state->plans = p;
+    p->next = *plans;
+    *plans = p;
     *out = p;
     return FOLIO_OK;
 }
@@ -103,7 +119,8 @@ static int64_t grown(int64_t had, int64_t need)
     return need > had ? max_i64(need, 2 * had) : had;
 }
 
-static folio_status fit_plan(folio_vllm06_state *state, folioi_vllm06_plan *p, const folio_run *run)
+/* What a plan needs for the batch it has, and what it had before. */
+static folio_status limits_of(const folioi_vllm06_plan *p, folio_plan_desc *out)
 {
     folio_batch_info s = {.struct_size = sizeof s};
     TRY(folio_batch_get_info(p->batch, &s));
@@ -113,6 +130,20 @@ static folio_status fit_plan(folio_vllm06_state *state, folioi_vllm06_plan *p, c
     d.max_query_tokens = grown(d.max_query_tokens, max_i64(s.num_query_tokens, 1));
     d.max_seq_len = grown(d.max_seq_len, max_i64(max_i64(s.max_seq_len, s.max_encoder_len), 1));
     d.max_encoder_tokens = grown(d.max_encoder_tokens, s.num_encoder_tokens);
+    if (p->graph_len > 0) {
+        d.max_seqs = d.max_query_tokens = p->graph_seqs;
+        d.max_seq_len = p->graph_len;
+        d.max_query_len = 1;
+        d.flags = FOLIO_PLAN_GRAPH;
+    }
+    *out = d;
+    return FOLIO_OK;
+}
+
+static folio_status fit_plan(folio_vllm06_state *state, folioi_vllm06_plan *p, const folio_run *run)
+{
+    folio_plan_desc d;
+    TRY(limits_of(p, &d));
     if (p->plan != NULL && d.max_seqs == p->limits.max_seqs &&
         d.max_query_tokens == p->limits.max_query_tokens &&
         d.max_seq_len == p->limits.max_seq_len &&
