@@ -4,7 +4,7 @@
  * attention. Two states live it side by side, the one checked and one on the reference backend,
  * each in memory of its own context: outputs agree within a budget, caches bit for bit, a fork with
  * what it was forked from. In one life of three the one checked has compat, and the reference has
- * layers without it, one for prompts and one for decodes, that say what the ancestor did.
+ * layers without it, which say what the ancestor did with prompts, with decodes and in other types.
  */
 #include "check.h"
 
@@ -14,6 +14,9 @@
 #include <string.h>
 
 enum { NUM_BLOCKS = 67, SEQ_BLOCKS = 8, CROSS_BLOCKS = 4, NUM_SEQS = 4 };
+
+/* Of what a layer computes, what compat tells apart. */
+typedef enum part { PART_PROMPTS, PART_DECODES, PART_OTHER_TYPES, NUM_PARTS } part;
 
 typedef struct life_seq {
     int64_t id, len, encoder_len; /* len: tokens stored so far */
@@ -35,10 +38,12 @@ typedef struct life {
     float slopes[16], k_scale, v_scale;
     int32_t block_size;
     bool encoder;
+    bool chunked;           /* prompts without context have block tables too */
+    int64_t builder_window; /* the builder masks and clips */
     uint64_t seed;
     life_seq seqs[NUM_SEQS];
     folio_vllm06_state *state[2];
-    folio_vllm06_impl *impl[2][2]; /* [state][decodes] */
+    folio_vllm06_impl *impl[2][NUM_PARTS]; /* [state][part] */
     folio_vllm06_kv_cache cache[2], spare[2];
     size_t cache_bytes;
     check_outcome *out;
@@ -106,7 +111,10 @@ static void draw_life(life *l, check_draw *d, int64_t index)
         l->slopes[h] = (float)exp2(-8.0 * (h + 1) / (double)i->num_heads);
     if (check_chance(d, 3)) i->alibi_slopes = l->slopes;
     if (check_chance(d, 3)) i->compat = 1;
-    if (i->compat && check_chance(d, 2)) i->scale = 0.3f; /* which xformers' prefixes ignore */
+    if (i->compat) i->scale = 0.5f / sqrtf((float)i->head_size); /* xformers' prefixes ignore it */
+    l->chunked = check_chance(d, 2);
+    /* not with compat, which sees keys of the window's first block that prompts do not store */
+    if (!i->compat && check_chance(d, 2)) l->builder_window = i->sliding_window;
     l->k_scale = kv > 1 ? 0.25f : 1.0f;
     l->v_scale = kv > 1 ? 0.5f : 1.0f;
     l->block_size = blocks[check_int(d, 0, num_blocks - 1)];
@@ -121,26 +129,28 @@ static void draw_life(life *l, check_draw *d, int64_t index)
     }
 }
 
-/* The layer without compat that computes what it brings back; this life's prompts have block tables. */
-static folio_vllm06_impl_desc plainly(const life *l, bool decodes)
+/* The layer without compat that computes what it brings back; lives with compat have whole prompts. */
+static folio_vllm06_impl_desc plainly(const life *l, part of)
 {
+    bool decodes = of == PART_DECODES;
     folio_vllm06_impl_desc d = l->desc;
     bool ipex = strcmp(l->backend->get_name(), "ipex") == 0;
     bool xformers = strcmp(l->backend->get_name(), "xformers") == 0;
     if (!d.compat) return d;
     d.compat = 0;
+    if (of == PART_OTHER_TYPES) return d;
     if (decodes || ipex || d.alibi_slopes != NULL) d.sliding_window = 0;
     if (decodes && ipex) d.logits_soft_cap = 0;
     if (!decodes && ipex) d.alibi_slopes = NULL;
-    if (!decodes && xformers) d.scale = 0;
+    if (!decodes && xformers && l->chunked) d.scale = 0;
     return d;
 }
 
 static bool make_impls(life *l, int i)
 {
-    for (int decodes = 0; decodes < 2; decodes++) {
-        folio_vllm06_impl_desc d = i ? plainly(l, decodes) : l->desc;
-        if (!ok(l, l->backend->make_impl(l->state[i], &d, &l->impl[i][decodes]), "make_impl"))
+    for (int of = 0; of < NUM_PARTS; of++) {
+        folio_vllm06_impl_desc d = i ? plainly(l, (part)of) : l->desc;
+        if (!ok(l, l->backend->make_impl(l->state[i], &d, &l->impl[i][of]), "make_impl"))
             return false;
     }
     return true;
@@ -256,9 +266,11 @@ static void run(life *l, int i, folio_attention_type type, const folio_tensor qk
                                    .v_scale = l->v_scale,
                                    .attn_type = type,
                                    .output = placed[3]};
-    bool decodes = folio_vllm06_prefill_metadata(metadata) == NULL;
+    part of = type != FOLIO_ATTENTION_DECODER                   ? PART_OTHER_TYPES
+              : folio_vllm06_prefill_metadata(metadata) == NULL ? PART_DECODES
+                                                                : PART_PROMPTS;
     if (l->out->ok)
-        ok(l, l->backend->forward(l->impl[i][decodes], &a, NULL), folio_attention_type_name(type));
+        ok(l, l->backend->forward(l->impl[i][of], &a, NULL), folio_attention_type_name(type));
     get(l, i, out, placed[3].data, bytes_of(l, &placed[3], heads[0]));
     for (int t = 0; t < 4; t++)
         drop(l, i, FOLIO_MEMORY_DEVICE, placed[t].data, bytes_of(l, &placed[t], heads[t % 3]));
@@ -292,7 +304,11 @@ static folio_vllm06_metadata *build(life *l, int i, const life_row *rows, int64_
 {
     folio_vllm06_builder *b = NULL;
     folio_vllm06_metadata *metadata = NULL;
-    ok(l, folio_vllm06_builder_create(l->state[i], l->backend, l->block_size, &b), "builder");
+    folio_vllm06_builder_desc d = {.struct_size = sizeof d,
+                                   .block_size = l->block_size,
+                                   .sliding_window = l->builder_window,
+                                   .chunked_prefill_enabled = l->chunked};
+    ok(l, folio_vllm06_builder_create(l->state[i], l->backend, &d, &b), "builder");
     for (int64_t s = 0; s < n && l->out->ok; s++) {
         life_seq *q = rows[s].seq;
         folio_vllm06_seq seq = {.struct_size = sizeof seq,
@@ -373,7 +389,7 @@ static void live(const char *name, bool mixes, bool has_cross, const check_env *
     for (int i = 0; i < 2; i++) {
         drop(&l, i, FOLIO_MEMORY_DEVICE, l.cache[i].data, l.cache_bytes);
         drop(&l, i, FOLIO_MEMORY_HOST, l.spare[i].data, l.cache_bytes);
-        for (int phase = 0; phase < 2; phase++) folio_vllm06_impl_destroy(l.impl[i][phase]);
+        for (int of = 0; of < NUM_PARTS; of++) folio_vllm06_impl_destroy(l.impl[i][of]);
         folio_vllm06_state_destroy(l.state[i]);
     }
 }

@@ -64,7 +64,8 @@ static void run_backend(const folio_vllm06_backend *b, double sums[2])
     d.dtype = FOLIO_F32;
     must(folio_vllm06_state_create("auto", NULL, &state));
     must(b->make_impl(state, &d, &impl));
-    must(folio_vllm06_builder_create(state, b, BLOCK, &builder));
+    folio_vllm06_builder_desc how = FOLIO_WITH(folio_vllm06_builder_desc, .block_size = BLOCK);
+    must(folio_vllm06_builder_create(state, b, &how, &builder));
     int64_t shape[3]; /* 2, BLOCKS, the rest */
     folio_vllm06_kv_cache caches[LAYERS];
     must(b->get_kv_cache_shape(BLOCKS, BLOCK, KV_HEADS, SIZE, shape));

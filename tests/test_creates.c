@@ -113,13 +113,25 @@ static folio_status state(const parents *p, bool bad, void **out)
 
 static folio_status builder(const parents *p, bool bad, void **out)
 {
-    return folio_vllm06_builder_create(p->state, folio_vllm06_backend_find("xformers"), bad ? 0 : 4,
+    return folio_vllm06_builder_create(p->state, folio_vllm06_backend_find("xformers"),
+                                       GIVEN(folio_vllm06_builder_desc, .block_size = 4),
                                        OUT(folio_vllm06_builder));
 }
 
 static folio_status build(const parents *p, bool bad, void **out)
 {
     return folio_vllm06_builder_build(bad ? NULL : p->builder, OUT(folio_vllm06_metadata));
+}
+
+static folio_status graph_clone(const parents *p, bool bad, void **out)
+{
+    return folio_vllm06_graph_clone(p->state, bad ? 3 : 2, OUT(folio_vllm06_state));
+}
+
+static folio_status graph_metadata(const parents *p, bool bad, void **out)
+{
+    return folio_vllm06_graph_capture_get_metadata_for_batch(p->state, bad ? 3 : 2, 1,
+                                                             OUT(folio_vllm06_metadata));
 }
 
 static folio_status make_metadata(const char *name, const parents *p, bool bad, void **out)
@@ -174,6 +186,8 @@ static const struct {
     {"folio_vllm06_state_create", state, true},
     {"folio_vllm06_builder_create", builder, false},
     {"folio_vllm06_builder_build", build, false},
+    {"folio_vllm06_graph_clone", graph_clone, false},
+    {"folio_vllm06_graph_capture_get_metadata_for_batch", graph_metadata, false},
     {"make_metadata", metadata_xformers, false},
     {"make_metadata", metadata_torch_sdpa, false},
     {"make_metadata", metadata_ipex, false},
@@ -194,8 +208,12 @@ static void open_parents(parents *p, support_counter *counter)
     folio_context_desc desc =
         FOLIO_WITH(folio_context_desc, .num_threads = 1, .allocator = p->allocator);
     CHECK_OK(folio_vllm06_state_create("reference", &desc, &p->state));
-    CHECK_OK(folio_vllm06_builder_create(p->state, folio_vllm06_backend_find("xformers"), 4,
-                                         &p->builder));
+    const folio_vllm06_backend *b = folio_vllm06_backend_find("xformers");
+    CHECK_OK(folio_vllm06_builder_create(
+        p->state, b, &FOLIO_WITH(folio_vllm06_builder_desc, .block_size = 4), &p->builder));
+    CHECK_OK(folio_vllm06_graph_capture_begin(
+        p->state, &FOLIO_WITH(folio_vllm06_graph_capture_desc, .attn_backend = b,
+                              .max_batch_size = 2, .max_seq_len_to_capture = 4, .block_size = 4)));
     CHECK_OK(folio_vllm06_builder_add(
         p->builder, &FOLIO_WITH(folio_vllm06_seq, .is_prompt = 1, .token_len = 2)));
 }

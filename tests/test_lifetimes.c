@@ -335,7 +335,8 @@ static int make_vllm06(const folio_vllm06_backend *b, const folio_allocator *a, 
                               &FOLIO_WITH(folio_vllm06_metadata_fields, .num_prefills = 1,
                                           .seq_lens = seq_lens, .is_prompt = 1),
                               &metadata));
-    CHECK_OK(folio_vllm06_builder_create(state, b, BLOCK, &builder));
+    CHECK_OK(folio_vllm06_builder_create(
+        state, b, &FOLIO_WITH(folio_vllm06_builder_desc, .block_size = BLOCK), &builder));
     CHECK_OK(folio_batch_create(folio_vllm06_state_context(state),
                                 &FOLIO_WITH(folio_batch_desc, .block_size = BLOCK), &batch));
     float x[ROWS][HEAD], out[ROWS][HEAD];

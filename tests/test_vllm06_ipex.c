@@ -46,6 +46,8 @@ BOTH(graph_capture, v06_same_graph_capture)
 BOTH(graph_cross, v06_same_graph_cross)
 BOTH(graph_clone, v06_same_graph_clone)
 BOTH(graph_errors, v06_same_graph_errors)
+BOTH(builder_window, v06_same_builder_window)
+BOTH(builder_pad, v06_same_builder_pad)
 BOTH(compat, v06_same_compat)
 BOTH(compat_differs, v06_same_compat_differs)
 

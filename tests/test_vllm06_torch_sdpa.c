@@ -46,6 +46,8 @@ BOTH(graph_capture, v06_same_graph_capture)
 BOTH(graph_cross, v06_same_graph_cross)
 BOTH(graph_clone, v06_same_graph_clone)
 BOTH(graph_errors, v06_same_graph_errors)
+BOTH(builder_window, v06_same_builder_window)
+BOTH(builder_pad, v06_same_builder_pad)
 BOTH(compat, v06_same_compat)
 BOTH(compat_differs, v06_same_compat_differs)
 
@@ -98,6 +100,33 @@ static void is_prompt(const char *ancestor, const char *compute)
     v06_close(&r);
 }
 BOTH(is_prompt, is_prompt)
+
+/* Where IPEX was installed: another layout, the same numbers. */
+TEST(vllm06_torch_sdpa, ipex_layout)
+{
+    static const v06_body bodies[] = {
+        v06_same_prompts_then_decodes, v06_same_mixed,  v06_same_scales,
+        v06_same_encoder_decoder,      v06_same_window, v06_same_swap_blocks,
+        v06_same_copy_blocks,          v06_same_dtypes, v06_same_supported_sizes,
+        v06_same_graph_capture};
+    static const int32_t sizes[] = {32, 64, 80, 96, 112, 128, 256};
+    const folio_vllm06_backend *b = folio_vllm06_backend_find("torch-sdpa-ipex");
+    REQUIRE_TEST(b != NULL);
+    CHECK(strcmp(b->get_name(), "torch-sdpa-ipex") == 0);
+    v06_same_classes("torch-sdpa-ipex", "TorchSDPABackendImpl", "TorchSDPAMetadata",
+                     "TorchSDPAMetadataBuilder");
+    int32_t count = 0;
+    const int32_t *listed = b->get_supported_head_sizes(&count);
+    CHECK(count == COUNT_OF(sizes) && memcmp(listed, sizes, sizeof sizes) == 0);
+    char memory[64];
+    folio_vllm06_kv_cache c = {memory, FOLIO_BF16, 6, 8 * 3 * 80};
+    folio_vllm06_cache_view k, v;
+    CHECK_OK(b->split_kv_cache(&c, 3, 80, &k, &v));
+    CHECK(k.data == memory && (char *)v.data - memory == 6 * 8 * 3 * 80 * 2);
+    CHECK(k.num_dims == 4 && k.dims[0] == 6 && k.dims[1] == 3 && k.dims[2] == 8);
+    CHECK(k.dims[3] == 80 && v.num_dims == 4 && v.dims[2] == 8 && v.dims[3] == 80);
+    for (int i = 0; i < COUNT_OF(bodies); i++) v06_on_both("torch-sdpa-ipex", bodies[i]);
+}
 
 TEST(vllm06_torch_sdpa, get_name)
 {

@@ -45,6 +45,8 @@ BOTH(graph_capture, v06_same_graph_capture)
 BOTH(graph_cross, v06_same_graph_cross)
 BOTH(graph_clone, v06_same_graph_clone)
 BOTH(graph_errors, v06_same_graph_errors)
+BOTH(builder_window, v06_same_builder_window)
+BOTH(builder_pad, v06_same_builder_pad)
 BOTH(compat, v06_same_compat)
 BOTH(compat_differs, v06_same_compat_differs)
 BOTH(chunked_prefill, v06_same_mixed)
@@ -377,6 +379,31 @@ static void streams(const char *ancestor, const char *compute)
 }
 BOTH(streams, streams)
 
+/* A graph's state and metadata, and its plans. */
+static folio_status capture_with(const v06 *r, folio_vllm06_state *state, folio_vllm06_impl *impl,
+                                 const folio_vllm06_forward_args *args)
+{
+    folio_vllm06_graph_capture_desc d = {.struct_size = sizeof d,
+                                         .attn_backend = r->b,
+                                         .max_batch_size = 2,
+                                         .max_seq_len_to_capture = 20,
+                                         .block_size = r->block_size};
+    folio_vllm06_state *clone = NULL;
+    folio_vllm06_metadata *m = NULL;
+    folio_vllm06_forward_args a = *args;
+    folio_status status = folio_vllm06_graph_capture_begin(state, &d);
+    if (status == FOLIO_OK) status = folio_vllm06_graph_clone(state, 2, &clone);
+    if (status == FOLIO_OK)
+        status = folio_vllm06_graph_capture_get_metadata_for_batch(state, 2, 1, &m);
+    a.attn_metadata = m;
+    a.query.tokens = a.key.tokens = a.value.tokens = a.output.tokens = 2;
+    if (status == FOLIO_OK) status = r->b->forward(impl, &a, NULL);
+    if (status == FOLIO_OK) status = folio_vllm06_begin_forward(clone, m, NULL);
+    folio_vllm06_metadata_destroy(m);
+    folio_vllm06_state_destroy(clone);
+    return status;
+}
+
 /* All that a step takes, under an allocator that fails once; what was made is given back. */
 static folio_status step_with(const v06 *r, const folio_allocator *allocator,
                               const folio_vllm06_forward_args *args)
@@ -390,12 +417,14 @@ static folio_status step_with(const v06 *r, const folio_allocator *allocator,
     float zeros[13 * 13] = {0};
     folio_vllm06_bias bias = {zeros, 1, 13, 13};
     const int32_t table[] = {1, 2};
+    folio_vllm06_builder_desc d = {
+        .struct_size = sizeof d, .block_size = 8, .max_seq_len_to_capture = 20};
     folio_vllm06_seq s = {.struct_size = sizeof s, .is_prompt = 1, .token_len = 13};
     s.block_table = table;
     s.num_blocks = 2;
     folio_status status = folio_vllm06_state_create(r->compute, &c, &state);
     if (status == FOLIO_OK) status = r->b->make_impl(state, &r->d, &impl);
-    if (status == FOLIO_OK) status = folio_vllm06_builder_create(state, r->b, 8, &builder);
+    if (status == FOLIO_OK) status = folio_vllm06_builder_create(state, r->b, &d, &builder);
     if (status == FOLIO_OK) status = folio_vllm06_builder_add(builder, &s);
     if (status == FOLIO_OK) status = folio_vllm06_builder_build(builder, &built);
     if (status == FOLIO_OK) status = r->b->make_metadata(state, &r->f, &m);
@@ -403,6 +432,7 @@ static folio_status step_with(const v06 *r, const folio_allocator *allocator,
     a.attn_metadata = m;
     if (status == FOLIO_OK) status = r->b->forward(impl, &a, NULL);
     if (status == FOLIO_OK) status = folio_vllm06_set_attn_bias(m, FOLIO_ATTENTION_DECODER, &bias);
+    if (status == FOLIO_OK) status = capture_with(r, state, impl, args);
     folio_vllm06_metadata_destroy(m);
     folio_vllm06_metadata_destroy(built);
     folio_vllm06_builder_destroy(builder);

@@ -106,12 +106,15 @@ int64_t v06_slot(const v06 *r, int id, int64_t token, bool cross)
     return block_of(r, id, token / r->block_size, cross) * r->block_size + token % r->block_size;
 }
 
-/* The ancestors' layout: K [block][head][d / x][offset][x], then V [block][head][d][offset]. */
+/* The ancestors' layout: K [block][head][d / x][offset][x], then V [block][head][d][offset]; under IPEX both
+ * [block][head][offset][d]. */
 static int64_t element(const v06 *r, int64_t slot, int64_t head, int64_t d, bool value)
 {
     int64_t block = slot / r->block_size, offset = slot % r->block_size, size = r->d.head_size;
     int64_t first = (block * kv_heads(r) + head) * size * r->block_size;
-    if (value) return r->num_blocks * r->kv[0].block_elements + first + d * r->block_size + offset;
+    if (value) first += r->num_blocks * r->kv[0].block_elements;
+    if (strcmp(r->b->get_name(), "torch-sdpa-ipex") == 0) return first + offset * size + d;
+    if (value) return first + d * r->block_size + offset;
     return first + (d / r->x * r->block_size + offset) * r->x + d % r->x;
 }
 

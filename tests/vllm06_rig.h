@@ -127,6 +127,10 @@ void v06_same_graph_cross(const char *ancestor, const char *compute);
 void v06_same_graph_clone(const char *ancestor, const char *compute);
 void v06_same_graph_errors(const char *ancestor, const char *compute);
 
+/* vllm06_same_builder.c */
+void v06_same_builder_window(const char *ancestor, const char *compute);
+void v06_same_builder_pad(const char *ancestor, const char *compute);
+
 /* vllm06_same_errors.c */
 void v06_same_incomplete(const char *ancestor, const char *compute);
 void v06_same_bad_impl(const char *ancestor, const char *compute);

@@ -248,7 +248,9 @@ void v06_same_builder(const char *ancestor, const char *compute)
     folio_vllm06_builder *builder = NULL;
     v06_init(&r, ancestor, compute);
     if (v06_open(&r) && v06_step(&r, encoded_prompts, 2)) {
-        CHECK_OK(folio_vllm06_builder_create(r.state, r.b, r.block_size, &builder));
+        folio_vllm06_builder_desc d = {
+            .struct_size = sizeof d, .block_size = r.block_size, .chunked_prefill_enabled = 1};
+        CHECK_OK(folio_vllm06_builder_create(r.state, r.b, &d, &builder));
         folio_vllm06_metadata *m = build(&r, builder);
         check_fields(&r, m, 3);
         check_maxima(m, 9, 17, 0, 20);
@@ -277,8 +279,18 @@ void v06_same_builder(const char *ancestor, const char *compute)
         CHECK(f->encoder_seq_lens == NULL && f->cross_block_tables == NULL && !f->is_prompt);
         folio_vllm06_metadata_destroy(m);
         folio_vllm06_builder *none = NOWHERE;
-        REFUSED(folio_vllm06_builder_create(r.state, r.b, 0, &none), FOLIO_ERR_ARGUMENT, "0");
-        REFUSED(folio_vllm06_builder_create(NULL, r.b, 8, &none), FOLIO_ERR_ARGUMENT, "NULL");
+        REFUSED(folio_vllm06_builder_create(NULL, r.b, &d, &none), FOLIO_ERR_ARGUMENT, "NULL");
+        REFUSED(folio_vllm06_builder_create(r.state, NULL, &d, &none), FOLIO_ERR_ARGUMENT, "NULL");
+        REFUSED(folio_vllm06_builder_create(r.state, r.b, NULL, &none), FOLIO_ERR_ARGUMENT, "NULL");
+        d.max_seq_len_to_capture = -1;
+        REFUSED(folio_vllm06_builder_create(r.state, r.b, &d, &none), FOLIO_ERR_ARGUMENT,
+                "max_seq_len_to_capture is -1");
+        d.sliding_window = -1;
+        REFUSED(folio_vllm06_builder_create(r.state, r.b, &d, &none), FOLIO_ERR_ARGUMENT,
+                "sliding_window is -1");
+        d.block_size = 0;
+        REFUSED(folio_vllm06_builder_create(r.state, r.b, &d, &none), FOLIO_ERR_ARGUMENT,
+                "block_size is 0");
         CHECK(none == NULL);
     }
     folio_vllm06_builder_destroy(builder);

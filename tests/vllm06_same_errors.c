@@ -257,8 +257,9 @@ void v06_same_bad_builder(const char *ancestor, const char *compute)
     folio_vllm06_metadata *m = NOWHERE;
     const int32_t table[] = {3, 4};
     v06_init(&r, ancestor, compute);
+    folio_vllm06_builder_desc d = {.struct_size = sizeof d, .block_size = r.block_size};
     if (!v06_open(&r)) return;
-    CHECK_OK(folio_vllm06_builder_create(r.state, r.b, r.block_size, &builder));
+    CHECK_OK(folio_vllm06_builder_create(r.state, r.b, &d, &builder));
     const folio_vllm06_seq good = {.struct_size = sizeof good,
                                    .is_prompt = 1,
                                    .token_len = 4,
@@ -287,7 +288,7 @@ void v06_same_bad_builder(const char *ancestor, const char *compute)
     CHECK(m == NULL);
     folio_vllm06_builder_destroy(builder);
     /* A decode without blocks beside one that has them must not read the other's row of padding. */
-    CHECK_OK(folio_vllm06_builder_create(r.state, r.b, r.block_size, &builder));
+    CHECK_OK(folio_vllm06_builder_create(r.state, r.b, &d, &builder));
     s = (folio_vllm06_seq){.struct_size = sizeof s, .token_len = 1, .context_len = 8};
     s.block_table = table;
     s.num_blocks = 2;

@@ -185,7 +185,8 @@ typedef struct folio_vllm06_kv_cache {
 } folio_vllm06_kv_cache;
 
 /** key_cache [num_blocks][kv_heads][head_size / x][block_size][x], value_cache
- * [num_blocks][kv_heads][head_size][block_size]. */
+ * [num_blocks][kv_heads][head_size][block_size]; of "torch-sdpa-ipex" both
+ * [num_blocks][kv_heads][block_size][head_size]. */
 typedef struct folio_vllm06_cache_view {
     void *data;
     int32_t num_dims;
@@ -288,7 +289,8 @@ typedef struct folio_vllm06_backend {
 } folio_vllm06_backend;
 
 /** "xformers", "torch-sdpa", "ipex", or as vLLM spelt them at times: "ipex-attn", "XFORMERS",
- * "TORCH_SDPA", "IPEX". NULL for any other name. */
+ * "TORCH_SDPA", "IPEX". "torch-sdpa-ipex" is torch-sdpa as it was where IPEX was installed: it differs
+ * in the cache's layout and in the head sizes it lists. NULL for any other name. */
 FOLIO_API const folio_vllm06_backend *folio_vllm06_backend_find(const char *name);
 
 /* ---------------------------------------------------------------------------------------------- */
@@ -311,12 +313,34 @@ typedef struct folio_vllm06_seq {
     int64_t num_cross_blocks;
 } folio_vllm06_seq;
 
+/**
+ * How steps are built, as CommonMetadataBuilder and the model runner did. With sliding_window, of a
+ * prompt only the last sliding_window tokens are stored, the others have slot -1; a decode's seq_len and
+ * block table are clipped to the blocks of its window, and its context_len is not. Without
+ * chunked_prefill_enabled the block table of a prompt that has no context is left out.
+ */
+typedef struct folio_vllm06_builder_desc {
+    size_t struct_size;
+    int64_t block_size;
+    int64_t sliding_window;          /* 0: none */
+    int64_t max_seq_len_to_capture;  /* for folio_vllm06_builder_pad; 0: no graphs */
+    int32_t chunked_prefill_enabled;
+} folio_vllm06_builder_desc;
+
 FOLIO_API folio_status folio_vllm06_builder_create(folio_vllm06_state *state,
                                                    const folio_vllm06_backend *backend,
-                                                   int64_t block_size, folio_vllm06_builder **out);
+                                                   const folio_vllm06_builder_desc *desc,
+                                                   folio_vllm06_builder **out);
 FOLIO_API void folio_vllm06_builder_destroy(folio_vllm06_builder *builder);
 FOLIO_API folio_status folio_vllm06_builder_add(folio_vllm06_builder *builder,
                                                 const folio_vllm06_seq *seq);
+/**
+ * The step runs by a captured graph: the decodes that were added, then cuda_graph_pad_size decodes of
+ * length 1 with slot -1. use_cuda_graph is set. Rows of block_tables have room for
+ * max_seq_len_to_capture tokens, and zeros past a sequence's blocks. Refused where a prompt was added.
+ */
+FOLIO_API folio_status folio_vllm06_builder_pad(folio_vllm06_builder *builder,
+                                                int64_t cuda_graph_pad_size);
 /** The metadata of the sequences added so far. Afterwards the builder is empty. */
 FOLIO_API folio_status folio_vllm06_builder_build(folio_vllm06_builder *builder,
                                                   folio_vllm06_metadata **out);

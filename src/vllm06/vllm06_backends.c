@@ -1,4 +1,4 @@
-/* vllm06_backends.c: the three ancestors as rows of one table, found by name. They differ in names, in
+/* vllm06_backends.c: the ancestors as rows of one table, found by name. They differ in names, in
  * supported sizes, in the cache's layout and in whether a step mixes; everything else is one code. */
 #include "vllm06/vllm06.h"
 
@@ -9,10 +9,14 @@ static const folioi_vllm06_traits xformers = {
     .name = "xformers", .layout = FOLIO_LAYOUT_XPACKED, .mixes = true, .prefix_scale = true};
 static const folioi_vllm06_traits torch_sdpa = {.name = "torch-sdpa",
                                                 .layout = FOLIO_LAYOUT_XPACKED};
+/* torch-sdpa where IPEX was installed: IPEX's own operators had another layout. */
+static const folioi_vllm06_traits torch_sdpa_ipex = {.name = "torch-sdpa-ipex",
+                                                     .layout = FOLIO_LAYOUT_HND};
 static const folioi_vllm06_traits ipex = {
     .name = "ipex", .layout = FOLIO_LAYOUT_XPACKED_1, .bare_prompts = true};
 
 static const int32_t head_sizes[] = {32, 64, 80, 96, 112, 120, 128, 192, 256};
+static const int32_t torch_sdpa_ipex_head_sizes[] = {32, 64, 80, 96, 112, 128, 256};
 static const int32_t block_sizes[] = {8, 16, 32};
 
 static const int32_t *count_of(const int32_t *list, int32_t n, int32_t *count)
@@ -94,15 +98,20 @@ static folio_status split_kv_cache(const folioi_vllm06_traits *traits,
     REQUIRE(c->data != NULL, "kv_cache: data is NULL");
     int64_t shape[3];
     TRY(get_kv_cache_shape(c->num_blocks, block_size, num_kv_heads, head_size, shape));
+    char *value = (char *)c->data + c->num_blocks * c->block_elements * elem;
+    if (traits->layout == FOLIO_LAYOUT_HND) {
+        folio_vllm06_cache_view v = {value, 4, {shape[1], num_kv_heads, block_size, head_size, 1}};
+        *value_cache = *key_cache = v;
+        key_cache->data = c->data;
+        return FOLIO_OK;
+    }
     int64_t x = traits->layout == FOLIO_LAYOUT_XPACKED_1 ? 1 : 16 / elem;
     REQUIRE(head_size % x == 0, "head_size %lld is no multiple of x = %lld", (long long)head_size,
             (long long)x);
     *key_cache = (folio_vllm06_cache_view){
         c->data, 5, {c->num_blocks, num_kv_heads, head_size / x, block_size, x}};
-    *value_cache =
-        (folio_vllm06_cache_view){(char *)c->data + c->num_blocks * c->block_elements * elem,
-                                  4,
-                                  {c->num_blocks, num_kv_heads, head_size, block_size, 1}};
+    *value_cache = (folio_vllm06_cache_view){
+        value, 4, {c->num_blocks, num_kv_heads, head_size, block_size, 1}};
     return FOLIO_OK;
 }
 
@@ -234,6 +243,8 @@ static folio_status make_sliding_window_bias(int64_t seq_len, int64_t window_siz
 BACKEND(xformers, "XFormersImpl", "XFormersMetadata", "XFormersMetadataBuilder", head_sizes)
 BACKEND(torch_sdpa, "TorchSDPABackendImpl", "TorchSDPAMetadata", "TorchSDPAMetadataBuilder",
         head_sizes)
+BACKEND(torch_sdpa_ipex, "TorchSDPABackendImpl", "TorchSDPAMetadata", "TorchSDPAMetadataBuilder",
+        torch_sdpa_ipex_head_sizes)
 BACKEND(ipex, "IpexAttnBackendImpl", "IpexAttnMetadata", "CommonMetadataBuilder", head_sizes)
 
 static const struct {
@@ -243,7 +254,7 @@ static const struct {
     {"xformers", &xformers_backend}, {"torch-sdpa", &torch_sdpa_backend},
     {"ipex", &ipex_backend},         {"ipex-attn", &ipex_backend},
     {"XFORMERS", &xformers_backend}, {"TORCH_SDPA", &torch_sdpa_backend},
-    {"IPEX", &ipex_backend},
+    {"IPEX", &ipex_backend},         {"torch-sdpa-ipex", &torch_sdpa_ipex_backend},
 };
 enum { NUM_BACKENDS = sizeof backends / sizeof backends[0] };
 

@@ -1,5 +1,5 @@
-/* vllm06_builder.c: metadata built sequence by sequence. Tables of different lengths are padded to the
- * longest when they are handed over. */
+/* vllm06_builder.c: metadata built sequence by sequence, clipped to the window, padded for a graph. Tables of
+ * different lengths are padded to the longest when they are handed over. */
 #include "vllm06/vllm06.h"
 
 #include <string.h>
@@ -10,31 +10,40 @@ typedef struct {
     int64_t num_blocks, num_cross_blocks;
     int64_t encoder_seq_len;
     bool is_prompt, encoder_is_new;
+    bool padding; /* of a graph */
 } entry;
 
 struct folio_vllm06_builder {
     folio_vllm06_state *state;
     const folio_vllm06_backend *backend;
-    int64_t block_size;
+    folio_vllm06_builder_desc desc;
+    bool graph; /* the step runs by one */
     int64_t num_entries, num_blocks, num_cross_blocks;
     folioi_array entries;              /* entry */
     folioi_array blocks, cross_blocks; /* int32_t */
 };
 
 folio_status folio_vllm06_builder_create(folio_vllm06_state *state,
-                                         const folio_vllm06_backend *backend, int64_t block_size,
+                                         const folio_vllm06_backend *backend,
+                                         const folio_vllm06_builder_desc *desc,
                                          folio_vllm06_builder **out)
 {
     REQUIRE(out != NULL, "folio_vllm06_builder_create: out is NULL");
     *out = NULL;
     REQUIRE(state != NULL && backend != NULL, "state or backend is NULL");
-    REQUIRE(block_size >= 1 && block_size <= 4096, "block_size is %lld, outside [1, 4096]",
-            (long long)block_size);
+    folio_vllm06_builder_desc d;
+    STRUCT_IN(d, desc, "folio_vllm06_builder_desc");
+    REQUIRE(d.block_size >= 1 && d.block_size <= 4096, "block_size is %lld, outside [1, 4096]",
+            (long long)d.block_size);
+    REQUIRE(d.sliding_window >= 0 && d.sliding_window <= INT32_MAX, "sliding_window is %lld",
+            (long long)d.sliding_window);
+    REQUIRE(d.max_seq_len_to_capture >= 0 && d.max_seq_len_to_capture <= INT32_MAX,
+            "max_seq_len_to_capture is %lld", (long long)d.max_seq_len_to_capture);
     void *memory;
     TRY(folioi_alloc(&state->ctx->allocator, sizeof **out, "a metadata builder", &memory));
     refs_retain(&state->refs);
     *out = memory;
-    **out = (folio_vllm06_builder){.state = state, .backend = backend, .block_size = block_size};
+    **out = (folio_vllm06_builder){.state = state, .backend = backend, .desc = d};
     return FOLIO_OK;
 }
 
@@ -54,6 +63,8 @@ static folio_status check_seq(const folio_vllm06_builder *b, const folio_vllm06_
 {
     long long i = b->num_entries;
     const entry *entries = b->entries.data;
+    int64_t block_size = b->desc.block_size;
+    REQUIRE(!b->graph, "sequence %lld comes after the padding of a graph", i);
     REQUIRE(s->token_len >= 1 && s->token_len <= INT32_MAX && s->context_len >= 0 &&
                 s->context_len <= INT32_MAX - s->token_len,
             "sequence %lld: token_len %lld and context_len %lld", i, (long long)s->token_len,
@@ -70,12 +81,12 @@ static folio_status check_seq(const folio_vllm06_builder *b, const folio_vllm06_
             "sequence %lld: a block table is NULL or its count no count", i);
     REQUIRE(!s->encoder_is_new || s->is_prompt,
             "sequence %lld is a decode; its encoder cannot be new", i);
-    REQUIRE(s->num_blocks == 0 || s->num_blocks * b->block_size >= total,
+    REQUIRE(s->num_blocks == 0 || s->num_blocks * block_size >= total,
             "sequence %lld: %lld blocks of %lld do not hold %lld tokens", i,
-            (long long)s->num_blocks, (long long)b->block_size, (long long)total);
+            (long long)s->num_blocks, (long long)block_size, (long long)total);
     REQUIRE(
         s->encoder_seq_len >= 0 && s->encoder_seq_len <= INT32_MAX &&
-            (s->num_cross_blocks == 0 || s->num_cross_blocks * b->block_size >= s->encoder_seq_len),
+            (s->num_cross_blocks == 0 || s->num_cross_blocks * block_size >= s->encoder_seq_len),
         "sequence %lld: encoder_seq_len %lld does not fit its %lld cross blocks", i,
         (long long)s->encoder_seq_len, (long long)s->num_cross_blocks);
     return FOLIO_OK;
@@ -101,11 +112,50 @@ folio_status folio_vllm06_builder_add(folio_vllm06_builder *b, const folio_vllm0
         memcpy((int32_t *)b->cross_blocks.data + b->num_cross_blocks, s.cross_block_table,
                (size_t)s.num_cross_blocks * 4);
     ((entry *)b->entries.data)[b->num_entries++] =
-        (entry){s.token_len,       s.context_len,    s.num_blocks,         s.num_cross_blocks,
-                s.encoder_seq_len, s.is_prompt != 0, s.encoder_is_new != 0};
+        (entry){s.token_len,       s.context_len,    s.num_blocks,          s.num_cross_blocks,
+                s.encoder_seq_len, s.is_prompt != 0, s.encoder_is_new != 0, false};
     b->num_blocks += s.num_blocks;
     b->num_cross_blocks += s.num_cross_blocks;
     return FOLIO_OK;
+}
+
+folio_status folio_vllm06_builder_pad(folio_vllm06_builder *b, int64_t cuda_graph_pad_size)
+{
+    REQUIRE(b != NULL, "folio_vllm06_builder_pad: builder is NULL");
+    REQUIRE(cuda_graph_pad_size >= 0 && cuda_graph_pad_size <= INT32_MAX - b->num_entries,
+            "cuda_graph_pad_size is %lld", (long long)cuda_graph_pad_size);
+    REQUIRE(b->desc.max_seq_len_to_capture > 0, "the builder has no max_seq_len_to_capture");
+    REQUIRE(!b->graph, "the step is padded already");
+    int64_t columns = ceil_div(b->desc.max_seq_len_to_capture, b->desc.block_size);
+    int64_t total = b->num_entries + cuda_graph_pad_size;
+    for (int64_t i = 0; i < b->num_entries; i++) {
+        const entry *e = (const entry *)b->entries.data + i;
+        REQUIRE(!e->is_prompt, "sequence %lld is a prompt; a graph is of decodes alone",
+                (long long)i);
+        REQUIRE(e->num_blocks <= columns, "sequence %lld has %lld blocks, a graph's row %lld",
+                (long long)i, (long long)e->num_blocks, (long long)columns);
+    }
+    TRY(folioi_array_reserve(&b->state->ctx->allocator, &b->entries,
+                             max_i64(total, 1) * (int64_t)sizeof(entry), "builder sequences"));
+    while (b->num_entries < total)
+        ((entry *)b->entries.data)[b->num_entries++] = (entry){.token_len = 1, .padding = true};
+    b->graph = true;
+    return FOLIO_OK;
+}
+
+/* Tokens of a decode that are left out: all before the last window, up to a block. */
+static int64_t clipped(const folio_vllm06_builder *b, const entry *e)
+{
+    int64_t len = e->token_len + e->context_len, block = b->desc.block_size;
+    if (e->is_prompt || b->desc.sliding_window == 0) return 0;
+    return max_i64(0, len - (ceil_div(b->desc.sliding_window, block) * block + len % block));
+}
+
+/* Blocks of its table that a sequence hands over. */
+static int64_t table_blocks(const folio_vllm06_builder *b, const entry *e)
+{
+    if (e->is_prompt && e->context_len == 0 && !b->desc.chunked_prefill_enabled) return 0;
+    return max_i64(0, e->num_blocks - clipped(b, e) / b->desc.block_size);
 }
 
 /* The arrays of the fields, one after another in one piece of memory. */
@@ -135,33 +185,45 @@ static int64_t slot_of(const int32_t *table, int64_t num_blocks, int64_t token, 
     return num_blocks > 0 ? table[token / block_size] * block_size + token % block_size : -1;
 }
 
+/* The slots of sequence e's new tokens. The ancestors held the window against the new tokens alone. */
+static int64_t *fill_slots(const folio_vllm06_builder *b, const entry *e, const int32_t *table,
+                           int64_t *slots)
+{
+    int64_t window = e->is_prompt ? b->desc.sliding_window : 0;
+    int64_t first = window > 0 ? e->token_len - window : 0;
+    for (int64_t t = e->context_len; t < e->context_len + e->token_len; t++)
+        *slots++ = t < first ? -1 : slot_of(table, e->num_blocks, t, b->desc.block_size);
+    return slots;
+}
+
+static void fill_row(int32_t *row, int64_t stride, const int32_t *table, int64_t n, int32_t rest)
+{
+    for (int64_t k = 0; k < stride; k++) row[k] = k < n ? table[k] : rest;
+}
+
 static void fill(const folio_vllm06_builder *b, const folio_vllm06_metadata_fields *f,
                  const columns *c)
 {
     const int32_t *table = b->blocks.data, *cross = b->cross_blocks.data;
-    int64_t slot = 0, cross_slot = 0;
+    int64_t *slots = c->slots, *cross_slots = c->cross_slots, block_size = b->desc.block_size;
     /* a sequence with fewer blocks than others has none there, which forward can tell */
-    for (int64_t i = 0; i < b->num_entries * f->block_tables_stride; i++)
-        c->tables[i] = FOLIO_NO_BLOCK;
-    for (int64_t i = 0; i < b->num_entries * f->cross_block_tables_stride; i++)
-        c->cross_tables[i] = FOLIO_NO_BLOCK;
+    int32_t rest = b->graph ? 0 : FOLIO_NO_BLOCK;
     c->query_start_loc[0] = c->seq_start_loc[0] = 0;
     for (int64_t i = 0; i < b->num_entries; i++) {
         const entry *e = (const entry *)b->entries.data + i;
-        int64_t len = e->token_len + e->context_len;
+        int64_t left_out = clipped(b, e), len = e->token_len + e->context_len - left_out;
         c->seq_lens[i] = (int32_t)len;
         c->context_lens[i] = (int32_t)e->context_len;
-        c->encoder_lens[i] = (int32_t)e->encoder_seq_len;
+        c->encoder_lens[i] = e->padding ? 1 : (int32_t)e->encoder_seq_len;
         c->query_start_loc[i + 1] = c->query_start_loc[i] + (int32_t)e->token_len;
         c->seq_start_loc[i + 1] = c->seq_start_loc[i] + (int32_t)len;
-        for (int64_t k = 0; k < e->num_blocks; k++)
-            c->tables[i * f->block_tables_stride + k] = table[k];
-        for (int64_t k = 0; k < e->num_cross_blocks; k++)
-            c->cross_tables[i * f->cross_block_tables_stride + k] = cross[k];
-        for (int64_t t = e->context_len; t < len; t++)
-            c->slots[slot++] = slot_of(table, e->num_blocks, t, b->block_size);
+        fill_row(c->tables + i * f->block_tables_stride, f->block_tables_stride,
+                 table + left_out / block_size, table_blocks(b, e), rest);
+        fill_row(c->cross_tables + i * f->cross_block_tables_stride, f->cross_block_tables_stride,
+                 cross, e->num_cross_blocks, rest);
+        slots = fill_slots(b, e, table, slots);
         for (int64_t t = 0; e->encoder_is_new && t < e->encoder_seq_len; t++)
-            c->cross_slots[cross_slot++] = slot_of(cross, e->num_cross_blocks, t, b->block_size);
+            *cross_slots++ = slot_of(cross, e->num_cross_blocks, t, block_size);
         table += e->num_blocks;
         cross += e->num_cross_blocks;
     }
@@ -182,7 +244,7 @@ folio_status folio_vllm06_builder_build(folio_vllm06_builder *b, folio_vllm06_me
         cached |= e->is_prompt && !e->encoder_is_new && e->encoder_seq_len > 0;
         f.num_prefills += e->is_prompt;
         *(e->is_prompt ? &f.num_prefill_tokens : &f.num_decode_tokens) += e->token_len;
-        f.block_tables_stride = max_i64(f.block_tables_stride, e->num_blocks);
+        f.block_tables_stride = max_i64(f.block_tables_stride, table_blocks(b, e));
         f.cross_block_tables_stride = max_i64(f.cross_block_tables_stride, e->num_cross_blocks);
         if (e->encoder_is_new) f.num_encoder_tokens += e->encoder_seq_len;
         encoder |= e->encoder_seq_len > 0;
@@ -194,6 +256,9 @@ folio_status folio_vllm06_builder_build(folio_vllm06_builder *b, folio_vllm06_me
         "some prompts bring new encoders and others do not; the ancestors' metadata has no word "
         "for that: make two steps");
     f.is_prompt = f.num_decode_tokens == 0;
+    f.use_cuda_graph = b->graph;
+    if (b->graph)
+        f.block_tables_stride = ceil_div(b->desc.max_seq_len_to_capture, b->desc.block_size);
     folioi_arena arena = {NULL, 0};
     folioi_array memory = {NULL, 0};
     carve(&arena, &f, b->num_entries);
@@ -212,6 +277,8 @@ folio_status folio_vllm06_builder_build(folio_vllm06_builder *b, folio_vllm06_me
     f.cross_block_tables = f.cross_block_tables_stride > 0 ? c.cross_tables : NULL;
     folio_status status = b->backend->make_metadata(b->state, &f, out);
     folioi_array_free(&b->state->ctx->allocator, &memory);
-    if (status == FOLIO_OK) b->num_entries = b->num_blocks = b->num_cross_blocks = 0;
-    return status;
+    if (status != FOLIO_OK) return status;
+    b->num_entries = b->num_blocks = b->num_cross_blocks = 0;
+    b->graph = false;
+    return FOLIO_OK;
 }

@@ -16,7 +16,7 @@
 #include <stdlib.h>
 #include <time.h>
 
-enum { GUARD = 256, GUARD_BYTE = 0xA5, MAX_PIECES = 16 };
+enum { GUARD = 256, GUARD_BYTE = 0xA5, MAX_PIECES = 16, NUM_NAMES = 4 };
 #define ARENA ((size_t)96 << 20)
 
 typedef struct {
@@ -133,8 +133,8 @@ static int64_t size_of(folio_dtype dtype) { return (int64_t)folio_dtype_size(dty
 /* ------------------------------------------------------------------------------- the three backends */
 
 static const folio_vllm06_backend
-    *backends[3]; /* the library's; tables[i] stands for backends[i] */
-static folio_vllm06_backend tables[3];
+    *backends[NUM_NAMES]; /* the library's; tables[i] stands for backends[i] */
+static folio_vllm06_backend tables[NUM_NAMES];
 
 static folio_tensor bring_tensor(const folio_tensor *t, const folio_attention_desc *d,
                                  int64_t heads)
@@ -202,9 +202,10 @@ static folio_status copy_blocks(folio_vllm06_state *state, const folio_vllm06_kv
 
 const folio_vllm06_backend *on_device_backend_find(const char *name)
 {
-    static const char *const names[3] = {"xformers", "torch-sdpa", "ipex"};
+    static const char *const names[NUM_NAMES] = {"xformers", "torch-sdpa", "ipex",
+                                                 "torch-sdpa-ipex"};
     const folio_vllm06_backend *b = folio_vllm06_backend_find(name);
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < NUM_NAMES; i++) {
         backends[i] = folio_vllm06_backend_find(names[i]);
         tables[i] = *backends[i];
         tables[i].forward = forward;
