@@ -2,7 +2,7 @@
  * folio_vllm06.h: the attention interface of vLLM 0.6, in C.
  *
  * For engines that grew around vLLM 0.6's three attention backends, their metadata and their cache
- * layouts. Every name is the original one behind `folio_vllm06_`. Nothing is computed here: all
+ * layouts. Every name is vLLM's, with the prefix folio_vllm06_. Nothing is computed here: all
  * goes through folio.h, whose rules for structs, errors and lifetimes hold here too. Five structs
  * are taken by pointer, have no struct_size and never change: folio_vllm06_bias,
  * folio_vllm06_kv_cache and folio_vllm06_ops_cache, because they stand in arrays;
@@ -55,14 +55,16 @@ typedef struct folio_vllm06_bias {
 } folio_vllm06_bias;
 
 /**
- * A step's fields, as the ancestors name them. Sequences: num_prefills prompts (or chunks of them),
- * then the decodes, one token each; num_seqs is their sum. NULL is the ancestors' None. The library
- * works out num_prefill_tokens and the maxima if they are 0. num_encoder_tokens is the number of rows
- * of key in cross attention: the encoder tokens of all prompts, or 0 if those are cached already.
- * Decodes bring none, whatever it says. Fields that contradict each other are refused.
+ * A step's fields, as vLLM 0.6's backends (here: the ancestors) name them. Sequences: num_prefills
+ * prompts (or chunks of them), then the decodes, one token each; num_seqs is their sum. NULL is the
+ * ancestors' None. The library works out num_prefill_tokens if it is 0, and raises maxima that are too
+ * small. num_encoder_tokens is the number of rows of key in cross attention: the encoder tokens of all
+ * prompts, or 0 if those are cached already. Decodes bring none, whatever it says. Other fields that
+ * contradict each other are refused.
  *
  * A decode's seq_len counts the keys that its block table holds. vLLM's model runner clips both to the
- * blocks of the sliding window and leaves context_lens_tensor as it is: so it may be larger.
+ * blocks of the sliding window and leaves context_lens_tensor as it is: so context_lens_tensor may be
+ * larger than seq_len - 1.
  *
  * With use_cuda_graph, decodes at the end whose slot is -1 are padding, of seq_len 1 as vLLM has it or
  * 0. vLLM leaves them out of query_start_loc and context_lens_tensor: there they are not read.
@@ -76,20 +78,23 @@ typedef struct folio_vllm06_metadata_fields {
     int64_t num_prefills;
     int64_t num_prefill_tokens;
     int64_t num_decode_tokens;          /* = decodes, padding included                            */
-    const int64_t *slot_mapping;        /* [num_prefill_tokens + num_decode_tokens]; -1: no store */
+    const int64_t *slot_mapping;        /* [num_prefill_tokens + num_decode_tokens]; -1: no store. */
+                                        /* NULL: only where key and value go to no cache          */
     /* seq_lens: a view of the prompts may have num_prefills entries only. */
     const int32_t *seq_lens;            /* [num_seqs]                                             */
     const int32_t *seq_lens_tensor;     /* [num_seqs]; one of the two is enough for DECODER       */
     int64_t max_query_len;
     int64_t max_prefill_seq_len;
     int64_t max_decode_seq_len;
-    const int32_t *query_start_loc;     /* [num_seqs + 1]; NULL: whole prompts, single tokens */
+    const int32_t *query_start_loc;     /* [num_seqs + 1]; NULL: prompts bring seq_len -          */
+                                        /* context_len tokens, decodes one                        */
     const int32_t *seq_start_loc;       /* [num_seqs + 1] running sum of seq_lens                 */
     const int32_t *context_lens_tensor; /* [num_seqs]; NULL: seq_len - query_len                  */
     const int32_t *block_tables;        /* [num_seqs][block_tables_stride]; NULL: none */
     int64_t block_tables_stride;
     int32_t use_cuda_graph; /* decodes padded to a fixed batch                                    */
-    int32_t is_prompt;      /* torch-sdpa, ipex: all sequences are prompts                        */
+    int32_t is_prompt;      /* torch-sdpa, ipex: all sequences are prompts; refused beside decodes. */
+                            /* 0 is taken as 1 if there are prompts and no decodes                */
     /* encoder and cross attention */
     const int32_t *encoder_seq_lens;        /* [num_seqs] */
     const int32_t *encoder_seq_lens_tensor; /* [num_seqs] */
@@ -98,8 +103,9 @@ typedef struct folio_vllm06_metadata_fields {
     const int64_t *cross_slot_mapping; /* [num_encoder_tokens]; not read where all are decodes */
     const int32_t *cross_block_tables; /* [num_seqs][cross_block_tables_stride] */
     int64_t cross_block_tables_stride;
-    /* [num_prefills] each, copied; set_attn_bias changes them. NULL: forward applies causality, */
-    /* window and ALiBi without a matrix, and leaves them NULL. ENCODER_ONLY takes attn_bias.    */
+    /* [num_prefills] each, copied; set_attn_bias changes them. NULL stays NULL: DECODER attention */
+    /* then applies causality, window and ALiBi without a matrix, and the other types see all    */
+    /* keys. ENCODER_ONLY takes attn_bias.                                                       */
     const folio_vllm06_bias *attn_bias;
     const folio_vllm06_bias *encoder_attn_bias;
     const folio_vllm06_bias *cross_attn_bias;
@@ -166,8 +172,8 @@ FOLIO_API folio_status folio_vllm06_get_attn_bias(const folio_vllm06_metadata *m
                                                   folio_attention_type attn_type,
                                                   const folio_vllm06_bias **out);
 /**
- * Set the biases of a type, [num_prefills]; they are copied. NULL removes them. They replace
- * causality, window and ALiBi for prompts of that type.
+ * Set the biases of a type, [num_prefills]; they are copied. NULL removes them. In DECODER attention
+ * of prompts they replace causality, window and ALiBi; the other types have none of these.
  */
 FOLIO_API folio_status folio_vllm06_set_attn_bias(folio_vllm06_metadata *metadata,
                                                   folio_attention_type attn_type,
@@ -178,7 +184,7 @@ FOLIO_API folio_status folio_vllm06_set_attn_bias(folio_vllm06_metadata *metadat
 /* ---------------------------------------------------------------------------------------------- */
 
 typedef struct folio_vllm06_kv_cache {
-    void *data;
+    void *data; /* aligned to its dtype */
     folio_dtype dtype;
     int64_t num_blocks;
     int64_t block_elements; /* block_size * num_kv_heads * head_size */
@@ -199,7 +205,7 @@ typedef struct folio_vllm06_cache_view {
 
 typedef struct folio_vllm06_state folio_vllm06_state;
 
-/** compute: "auto", "cpu", "cuda" or "reference". desc gives threads, allocator and device; its
+/** compute: "auto" (or NULL), "cpu", "cuda" or "reference". desc gives threads, allocator and device; its
  * backend field is ignored. NULL: all defaults. */
 FOLIO_API folio_status folio_vllm06_state_create(const char *compute,
                                                  const folio_context_desc *desc,
@@ -211,8 +217,9 @@ FOLIO_API folio_context *folio_vllm06_state_context(folio_vllm06_state *state);
 typedef struct folio_vllm06_impl folio_vllm06_impl;
 
 /**
- * One layer. compat 1 computes decoder attention as the ancestors did where Folio differs on purpose,
- * for engines that depend on it; docs/lineage.md has the reasons:
+ * One layer. sliding_window and alibi_slopes act in DECODER attention only; the other types ignore
+ * them. compat 1 computes DECODER attention as the ancestors did where Folio differs on purpose, for
+ * engines that depend on it; docs/lineage.md in Folio's sources has the reasons:
  *   - decodes ignore sliding_window and see all seq_len keys, also those of a clipped block table;
  *   - prompts with alibi_slopes ignore sliding_window;
  *   - ipex: prompts ignore alibi_slopes, sliding_window and set biases; decodes ignore
@@ -225,8 +232,8 @@ typedef struct folio_vllm06_impl_desc {
     int32_t head_size;
     float scale;         /* 0: 1 / sqrt(head_size) */
     int32_t num_kv_heads; /* 0: num_heads */
-    const float *alibi_slopes; /* [num_heads], copied; NULL: none */
-    int64_t sliding_window;    /* 0: none */
+    const float *alibi_slopes; /* [num_heads], copied; DECODER only; NULL: none */
+    int64_t sliding_window;    /* tokens, the row's own included; DECODER only; 0: none */
     const char *kv_cache_dtype; /* "auto" (or NULL): dtype; "fp8", "fp8_e4m3", "fp8_e5m2" */
     const void *blocksparse_params; /* refused where not NULL, as the ancestors do */
     float logits_soft_cap; /* 0: none */
