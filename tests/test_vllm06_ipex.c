@@ -20,6 +20,7 @@ BOTH(use_cuda_graph, v06_same_padding)
 BOTH(k_scale_v_scale, v06_same_scales)
 BOTH(dtypes, v06_same_dtypes)
 BOTH(num_queries_per_kv, v06_same_heads)
+BOTH(fused_qkv, v06_same_fused_qkv)
 BOTH(alibi_slopes, v06_same_alibi)
 BOTH(sliding_window, v06_same_window)
 BOTH(logits_soft_cap, v06_same_soft_cap)
@@ -107,6 +108,7 @@ TEST(vllm06_ipex, get_name)
     REQUIRE_TEST(b != NULL);
     CHECK(strcmp(b->get_name(), "ipex") == 0);
     CHECK(folio_vllm06_backend_find("ipex-attn") == b);
+    CHECK(folio_vllm06_backend_find("IPEX") == b);
 }
 
 TEST(vllm06_ipex, classes)

@@ -19,6 +19,7 @@ BOTH(use_cuda_graph, v06_same_padding)
 BOTH(k_scale_v_scale, v06_same_scales)
 BOTH(dtypes, v06_same_dtypes)
 BOTH(num_queries_per_kv, v06_same_heads)
+BOTH(fused_qkv, v06_same_fused_qkv)
 BOTH(alibi_slopes, v06_same_alibi)
 BOTH(sliding_window, v06_same_window)
 BOTH(logits_soft_cap, v06_same_soft_cap)
@@ -58,6 +59,7 @@ TEST(vllm06_xformers, get_name)
     const folio_vllm06_backend *b = folio_vllm06_backend_find("xformers");
     REQUIRE_TEST(b != NULL);
     CHECK(strcmp(b->get_name(), "xformers") == 0);
+    CHECK(folio_vllm06_backend_find("XFORMERS") == b);
     CHECK(folio_vllm06_backend_find("xformer") == NULL);
     CHECK(folio_vllm06_backend_find("") == NULL);
     CHECK(folio_vllm06_backend_find(NULL) == NULL);

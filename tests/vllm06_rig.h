@@ -103,6 +103,7 @@ void v06_same_padding(const char *ancestor, const char *compute);
 void v06_same_scales(const char *ancestor, const char *compute);
 void v06_same_dtypes(const char *ancestor, const char *compute);
 void v06_same_heads(const char *ancestor, const char *compute);
+void v06_same_fused_qkv(const char *ancestor, const char *compute);
 void v06_same_alibi(const char *ancestor, const char *compute);
 void v06_same_window(const char *ancestor, const char *compute);
 void v06_same_soft_cap(const char *ancestor, const char *compute);

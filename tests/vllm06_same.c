@@ -114,6 +114,11 @@ void v06_same_supported_sizes(const char *ancestor, const char *compute)
     const int32_t *sizes = b->get_supported_head_sizes(&num_sizes);
     const int32_t *blocks = b->get_supported_block_sizes(&num_blocks);
     CHECK(sizes == b->get_supported_head_sizes(NULL));
+    static const int32_t all[] = {32, 64, 80, 96, 112, 128, 256, 120, 192};
+    int32_t ipex_modules = strcmp(ancestor, "torch-sdpa-ipex") == 0; /* the last two are not its */
+    CHECK_INT(num_sizes, COUNT_OF(all) - 2 * ipex_modules);
+    sizes = all; /* what runs is not what happens to be listed */
+    num_sizes = COUNT_OF(all);
     CHECK_INT(num_blocks, 3);
     CHECK(blocks[0] == 8 && blocks[1] == 16 && blocks[2] == 32);
     static const v06_seq prompts[] = {{0, true, 9, 9, 0}}, decodes[] = {{0, false, 1, 10, 0}};
@@ -419,6 +424,43 @@ void v06_same_heads(const char *ancestor, const char *compute)
         live(&r);
         v06_close(&r);
     }
+}
+
+/* Rows of query, key and value beside each other, as a fused projection gives them. */
+void v06_same_fused_qkv(const char *ancestor, const char *compute)
+{
+    v06 r;
+    v06_init(&r, ancestor, compute);
+    if (v06_open(&r)) {
+        int64_t parts[3] = {v06_width(&r), v06_width(&r) / 2, v06_width(&r) / 2};
+        int64_t width = v06_width(&r) * 2;
+        for (int step = 0; step < 2; step++) {
+            if (!v06_step(&r, step ? two_decodes : two_prompts, 2)) break;
+            v06_run(&r, FOLIO_ATTENTION_DECODER);
+            int64_t n = r.out_rows * v06_width(&r);
+            double *apart = malloc((size_t)n * sizeof *apart), largest = 0;
+            float *fused = malloc((size_t)(r.out_rows * width) * sizeof *fused);
+            if (apart == NULL || fused == NULL) abort();
+            for (int64_t k = 0; k < n; k++)
+                largest = fmax(largest, fabs(apart[k] = v06_out(&r, 0, k)));
+            folio_vllm06_forward_args a = v06_args(&r, FOLIO_ATTENTION_DECODER);
+            folio_tensor *tensors[3] = {&a.query, &a.key, &a.value};
+            for (int64_t t = 0, at = 0; t < 3; at += parts[t++]) {
+                for (int64_t row = 0; row < r.out_rows; row++)
+                    memcpy(fused + row * width + at, (float *)tensors[t]->data + row * parts[t],
+                           (size_t)parts[t] * sizeof *fused);
+                tensors[t]->data = fused + at;
+                tensors[t]->token_stride = width;
+            }
+            CHECK_OK(r.b->forward(r.impl, &a, NULL));
+            for (int64_t k = 0; k < n; k++)
+                CHECK(fabs(v06_out(&r, 0, k) - apart[k]) <= 2e-6 * largest);
+            v06_check_images(&r);
+            free(apart);
+            free(fused);
+        }
+    }
+    v06_close(&r);
 }
 
 void v06_same_alibi(const char *ancestor, const char *compute)

@@ -332,16 +332,22 @@ void v06_same_views_of_views(const char *ancestor, const char *compute)
     v06_close(&r);
 }
 
-/* Biases given with the fields; a decode view has none of them, and its own encoder lengths. */
+/* Biases given with the fields are applied; a decode view has none of them, and its own encoder lengths. */
 void v06_same_biases_in_fields(const char *ancestor, const char *compute)
 {
     static const v06_seq mixed[] = {{0, true, 6, 6, 11}, {1, false, 1, 9, 20}};
-    static const float zeros[121];
-    const folio_vllm06_bias self = {zeros, 1, 6, 6}, encoder = {zeros, 1, 11, 11};
-    const folio_vllm06_bias cross = {zeros, 1, 6, 11};
+    static const v06_seq before[] = {{1, true, 8, 8, 20}};
+    static float numbers[121];
+    const folio_vllm06_bias self = {numbers, 1, 6, 6}, encoder = {numbers, 1, 11, 11};
+    const folio_vllm06_bias cross = {numbers, 1, 6, 11};
     v06 r;
+    support_fill(numbers, COUNT_OF(numbers), 7, 3.0f);
     v06_init(&r, ancestor, compute);
     if (!v06_open(&r)) return;
+    if (v06_step(&r, before, 1)) {
+        v06_run(&r, FOLIO_ATTENTION_DECODER);
+        v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
+    }
     v06_fields(&r, mixed, 2);
     r.f.attn_bias = &self;
     r.f.encoder_attn_bias = &encoder;
@@ -353,7 +359,8 @@ void v06_same_biases_in_fields(const char *ancestor, const char *compute)
     for (int i = 0; i < 3; i++) {
         const folio_vllm06_bias *got = NULL;
         CHECK_OK(folio_vllm06_get_attn_bias(r.m, types[i], &got));
-        CHECK(got != NULL && got->key_len == keys[i] && got->data != zeros);
+        CHECK(got != NULL && got->key_len == keys[i] && got->data != numbers);
+        v06_run(&r, types[i]);
     }
     const folio_vllm06_metadata *view = folio_vllm06_decode_metadata(r.m);
     const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(view);
@@ -445,8 +452,9 @@ void v06_same_bad_forward(const char *ancestor, const char *compute)
         REFUSED(r.b->forward(NULL, &(folio_vllm06_forward_args){.struct_size = 8}, NULL),
                 FOLIO_ERR_ARGUMENT, "impl");
         REFUSED(r.b->forward(r.impl, NULL, NULL), FOLIO_ERR_ARGUMENT, "NULL");
-        for (int i = 0; i < 3; i++) {
+        for (int i = 0; i < 4; i++) {
             v06_fields(&r, two_prompts, 2);
+            if (i == 3) r.slots[3] = -2; /* the ancestors took every number below 0 for padding */
             if (i == 0) r.slots[3] = r.num_blocks * r.block_size;
             if (i == 1) r.slots[3] = r.slots[4];
             if (i == 2) r.f.slot_mapping = NULL;

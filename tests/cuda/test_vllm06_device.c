@@ -1,6 +1,6 @@
 /*
  * test_vllm06_device.c: what vLLM 0.6's interface does on a device alone: blocks swapped out to host memory and back,
- * all in one stream, and states that work at once in streams of their own.
+ * all in one stream, states that work at once in streams of their own, and a decode in a captured graph.
  */
 #include "support.h"
 
@@ -185,4 +185,75 @@ TEST(vllm06_device, states_at_once)
     free(numbers);
     free(got[0]);
     free(got[1]);
+}
+
+/* A graph of one decode in the place of the user's own; what it captured is returned. */
+static cudaGraphExec_t capture_decode(user *u, const folio_vllm06_backend *b,
+                                      folio_vllm06_graph_input_buffers *buffers)
+{
+    folio_vllm06_graph_capture_desc d = {.struct_size = sizeof d,
+                                         .attn_backend = b,
+                                         .max_batch_size = 1,
+                                         .max_seq_len_to_capture = 2 * TOKENS,
+                                         .block_size = BLOCK};
+    cudaGraph_t graph = NULL;
+    cudaGraphExec_t replay = NULL;
+    CHECK_OK(folio_vllm06_graph_capture_begin(u->state, &d));
+    CHECK_OK(folio_vllm06_graph_capture_get_metadata_for_batch(u->state, 1, 0, &u->metadata[1]));
+    CHECK_OK(folio_vllm06_graph_capture_end(u->state));
+    CHECK_OK(folio_vllm06_get_graph_input_buffers(u->state, u->metadata[1], 0, buffers));
+    attend(u, b, 1); /* it makes the plan */
+    CUDA_OK(cudaStreamSynchronize(u->stream));
+    CUDA_OK(cudaStreamBeginCapture(u->stream, cudaStreamCaptureModeThreadLocal));
+    attend(u, b, 1);
+    CUDA_OK(cudaStreamEndCapture(u->stream, &graph));
+    CUDA_OK(cudaGraphInstantiate(&replay, graph, 0));
+    CUDA_OK(cudaGraphDestroy(graph));
+    return replay;
+}
+
+/* A decode captured before its length, its blocks and its slot are known: the row and the cache of a plain one. */
+TEST(vllm06_device, graph_replay)
+{
+    const folio_vllm06_backend *b = folio_vllm06_backend_find("xformers");
+    uint16_t *numbers = malloc(4 * TENSOR * 2), *cache[2] = {malloc(CACHE * 2), malloc(CACHE * 2)};
+    uint16_t *rows[2] = {malloc(TENSOR * 2), malloc(TENSOR * 2)};
+    if (!numbers || !cache[0] || !cache[1] || !rows[0] || !rows[1]) abort();
+    for (int i = 0; i < 4 * TENSOR; i++)
+        numbers[i] = (uint16_t)support_encode(FOLIO_BF16, (double)support_random(3, (uint64_t)i));
+    user users[2] = {{0}};
+    for (int i = 0; i < 2; i++) {
+        user *u = &users[i];
+        open_user(u, b, numbers);
+        folio_run run = {.struct_size = sizeof run, .stream = u->stream};
+        CHECK_OK(folio_memory_fill(u->ctx, u->cache.data, 0, CACHE * 2, &run));
+        attend(u, b, 0);
+        if (i == 0) attend(u, b, 1);
+        else {
+            folio_vllm06_graph_input_buffers buffers = {.struct_size = sizeof buffers};
+            folio_vllm06_metadata *step = u->metadata[1];
+            cudaGraphExec_t replay = capture_decode(u, b, &buffers);
+            CHECK_OK(folio_vllm06_prepare_graph_input_buffers(u->state, &buffers, step, 0));
+            CHECK_OK(folio_vllm06_begin_forward(u->state, u->metadata[1], &run));
+            CUDA_OK(cudaGraphLaunch(replay, u->stream));
+            CUDA_OK(cudaStreamSynchronize(u->stream));
+            CUDA_OK(cudaGraphExecDestroy(replay));
+            folio_vllm06_metadata_destroy(step);
+        }
+        CHECK_OK(folio_memory_copy(u->ctx, cache[i], u->cache.data, CACHE * 2, &run));
+        CHECK_OK(folio_memory_copy(u->ctx, rows[i], u->tensors + 3 * TENSOR * 2, TENSOR * 2, &run));
+        CHECK_OK(folio_run_wait(u->ctx, &run));
+    }
+    CHECK(memcmp(cache[0], cache[1], CACHE * 2) == 0);
+    for (int i = (TOKENS - 1) * HEADS * SIZE; i < TOKENS * HEADS * SIZE; i++) {
+        double a = support_decode(FOLIO_BF16, rows[0][i]),
+               c = support_decode(FOLIO_BF16, rows[1][i]);
+        CHECK_MSG(a - c <= 0x1p-6 && c - a <= 0x1p-6, "column %d: %g, in the graph %g", i, a, c);
+    }
+    for (int i = 0; i < 2; i++) {
+        close_user(&users[i]);
+        free(cache[i]);
+        free(rows[i]);
+    }
+    free(numbers);
 }
