@@ -32,7 +32,7 @@ static const char help[] =
     "                       part. For machines that are slow: emulated ones, builds with sanitizers\n"
     "      --share K/N      the K-th of N equal shares of the cases: N processes run all of them together\n"
     "      --case NAME      only this case, FEATURE.PART/NUMBER, as a failure prints it\n"
-    "      --lineage        instead: a life of each of vLLM 0.6's backends, through folio_vllm06.h,\n"
+    "      --lineage        instead: lives of vLLM 0.6's backends, through folio_vllm06.h, some with compat,\n"
     "                       beside the same life on the reference, within 2^-18 max|ref| + 1 ulp\n"
     "      --list           the features and their numbers of cases, and run nothing\n"
     "  -o, --output FORMAT  text (default) or json\n"

@@ -401,11 +401,13 @@ static void live(const char *name, bool mixes, bool has_cross, const check_env *
     }
 LIFE(live_xformers, "xformers", true, true)
 LIFE(live_torch_sdpa, "torch-sdpa", false, true)
+LIFE(live_torch_sdpa_ipex, "torch-sdpa-ipex", false, true)
 LIFE(live_ipex, "ipex", false, false)
 
 const check_part check_lineage_parts[] = {
     {"lineage_xformers", "life", 36, 180, NULL, live_xformers},
     {"lineage_torch_sdpa", "life", 36, 180, NULL, live_torch_sdpa},
+    {"lineage_sdpa_ipex", "life", 36, 180, NULL, live_torch_sdpa_ipex},
     {"lineage_ipex", "life", 36, 180, NULL, live_ipex},
 };
 const int check_num_lineage_parts =

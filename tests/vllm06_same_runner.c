@@ -51,8 +51,8 @@ static void edge_free(const void *copy)
     munmap((void *)(((uintptr_t)copy - 1) / PAGE * PAGE), 2 * PAGE); /* it may be empty */
 }
 
-/* Decodes of an encoder-decoder model: the runner counts their encoders' tokens and gives no slots. What stands
- * for its empty slot mapping cannot be read. */
+/* An encoder-decoder model: the runner gives prompts no cross tables. It counts the encoders' tokens of decodes and
+ * gives them no slots. What stands for an empty tensor is NULL, or cannot be read. */
 void v06_same_cross_decode_metadata(const char *ancestor, const char *compute)
 {
     static const v06_seq prompts[] = {{0, true, 6, 6, 11}, {1, true, 9, 9, 20}};
@@ -61,6 +61,13 @@ void v06_same_cross_decode_metadata(const char *ancestor, const char *compute)
     v06_init(&r, ancestor, compute);
     if (v06_open(&r) && v06_step(&r, prompts, 2)) {
         v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
+        r.f.cross_block_tables = NULL; /* prompts have an empty table */
+        r.f.cross_block_tables_stride = 0;
+        if (remake(&r)) v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
+        v06_fields(&r, decodes, 2);
+        r.f.cross_slot_mapping = NULL;
+        r.no_key = true;
+        if (remake(&r)) v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
         v06_fields(&r, decodes, 2);
         r.f.num_encoder_tokens = 31;
         int64_t *slot = edge_copy(r.cross_slots, sizeof *slot);

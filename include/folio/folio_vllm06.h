@@ -15,7 +15,7 @@
  *     impl      one attention layer; forward writes the cache and attends
  *
  * Rows. Query, key, value and output are flat, [num_tokens][heads * head_size]: the tokens of all
- * prefills, then one token for each decode (padding behind them has seq_len 0). output may be query
+ * prefills, then one token for each decode, padding behind them. output may be query
  * itself, with the same data, dtype and strides, but not in cross attention. Apart from that, output
  * and the cache must share no byte with each other or with query, key and value, by the rules of
  * folio_tensors.
@@ -28,7 +28,7 @@
  * Devices. With compute "cuda", or a context of that backend, these lie in memory that the device
  * reaches, as folio.h has it: query, key, value, output and caches; of the operators also
  * alibi_slopes, exp_sums, max_logits and tmp_out. All else is host memory: fields, lengths, block
- * tables, slots, pairs, biases, an impl's alibi_slopes. What computes or moves takes a folio_run, of
+ * tables, slots, pairs, biases, a graph's buffers, an impl's alibi_slopes. What computes or moves takes a folio_run, of
  * which the stream alone counts (run NULL: the default one). These calls return when their work is
  * queued. paged_attention returns when it is done. folio_run_wait on the context waits for queued
  * work and returns its first error. All calls of one state use one stream. Wait for it before a call
@@ -135,8 +135,8 @@ FOLIO_API const folio_vllm06_metadata_fields *folio_vllm06_metadata_get(
 
 /**
  * The view of the prompts, or of the decodes. NULL: there are none, or no memory for the view. The
- * metadata makes it once and owns it; a view's own view is itself. torch-sdpa and ipex never mix:
- * their view is the whole metadata, or NULL.
+ * metadata makes it once and owns it; a view's own view is itself. torch-sdpa and ipex: the
+ * view of a step of one kind is the step itself.
  */
 FOLIO_API const folio_vllm06_metadata *folio_vllm06_prefill_metadata(
     const folio_vllm06_metadata *metadata);
@@ -145,7 +145,8 @@ FOLIO_API const folio_vllm06_metadata *folio_vllm06_decode_metadata(
 
 /** 1 if encoder_seq_lens and encoder_seq_lens_tensor are set (max_encoder_seq_len follows); else 0. */
 FOLIO_API int folio_vllm06_is_all_encoder_attn_metadata_set(const folio_vllm06_metadata *metadata);
-/** 1 if those, cross_slot_mapping and cross_block_tables are set; else 0. */
+/** 1 if those, cross_slot_mapping and cross_block_tables are set; else 0. cross_slot_mapping may be
+ * missing where all are decodes. cross_block_tables may be missing, with stride 0, where all are prompts. */
 FOLIO_API int folio_vllm06_is_all_cross_attn_metadata_set(const folio_vllm06_metadata *metadata);
 
 /** Lengths of queries and of keys by attention type, owned by the metadata; ERR_ARGUMENT for an

@@ -205,8 +205,8 @@ static folio_status add_cross(layer *l, folio_batch *batch, int64_t i)
     s.encoder_len = cross_keys(l, i);
     s.encoder_new_len = cross_new_keys(l, i);
     if (l->block_size > 0 && s.encoder_len > 0) {
-        folioi_vllm06_rows blocks = {f->cross_block_tables + i * f->cross_block_tables_stride,
-                                     f->cross_block_tables_stride};
+        folioi_vllm06_rows blocks = {f->cross_block_tables, f->cross_block_tables_stride};
+        if (blocks.stride > 0) blocks.row += i * blocks.stride;
         TRY(table_of(l, blocks, i, s.encoder_len, s.encoder_len - s.encoder_new_len, &s));
         s.cross_block_table = s.block_table;
         s.num_cross_blocks = s.num_blocks;

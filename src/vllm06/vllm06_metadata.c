@@ -396,8 +396,12 @@ int folio_vllm06_is_all_encoder_attn_metadata_set(const folio_vllm06_metadata *m
 
 int folio_vllm06_is_all_cross_attn_metadata_set(const folio_vllm06_metadata *m)
 {
-    return folio_vllm06_is_all_encoder_attn_metadata_set(m) && m->f.cross_slot_mapping != NULL &&
-           m->f.cross_block_tables != NULL;
+    if (!folio_vllm06_is_all_encoder_attn_metadata_set(m)) return 0;
+    /* vLLM gives decodes no slots and prompts no tables; the data of an empty tensor is NULL */
+    bool no_slots = m->f.num_prefills == 0;
+    bool no_tables = m->f.num_decode_tokens == 0 && m->f.cross_block_tables_stride == 0;
+    return (m->f.cross_slot_mapping != NULL || no_slots) &&
+           (m->f.cross_block_tables != NULL || no_tables);
 }
 
 folio_status folioi_vllm06_check_type(const folio_vllm06_metadata *m, folio_attention_type type)
