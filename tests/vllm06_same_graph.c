@@ -253,6 +253,8 @@ void v06_same_graph_errors(const char *ancestor, const char *compute)
             support_mark_error();
             REFUSED(foreign.b->forward(foreign.impl, &a, NULL), FOLIO_ERR_ARGUMENT,
                     "another context");
+            REFUSED(folio_vllm06_begin_forward(foreign.state, m, NULL), FOLIO_ERR_ARGUMENT,
+                    "another context");
             folio_vllm06_metadata_destroy(m);
         }
         r.m = whole;
