@@ -24,7 +24,8 @@ static folio_status check_args(one_step *o)
     folio_attend_args *a = &o->a;
     REQUIRE(dtype_is_query(a->q.dtype), "attend: q.dtype %d (%s) is none of f32, f16, bf16",
             (int)a->q.dtype, folio_dtype_name(a->q.dtype));
-    REQUIRE(a->q.tokens >= 0, "attend: q.tokens is %lld", (long long)a->q.tokens);
+    REQUIRE(a->q.tokens >= 0, "attend: q.tokens is %lld; it must be at least 0",
+            (long long)a->q.tokens);
     REQUIRE(a->num_seqs >= 0 && a->num_seqs <= INT32_MAX,
             "attend: num_seqs is %lld, outside [0, 2147483647]", (long long)a->num_seqs);
     REQUIRE(a->num_seqs > 0 || a->q.tokens == 0, "attend: num_seqs is 0, yet q has %lld rows",
@@ -43,7 +44,7 @@ static folio_status check_args(one_step *o)
     REQUIRE(a->block_tables == NULL || a->cache != NULL,
             "attend: block_tables are given without a cache");
     REQUIRE(a->block_tables == NULL || (a->row_stride >= 0 && a->row_stride <= INT32_MAX),
-            "attend: row_stride is %lld", (long long)a->row_stride);
+            "attend: row_stride is %lld, outside [0, 2147483647]", (long long)a->row_stride);
     if (a->cache == NULL) return FOLIO_OK;
     folio_kv_cache_view view = {.struct_size = sizeof view};
     TRY(folio_kv_cache_get_view(a->cache, a->layer, &view));

@@ -61,7 +61,7 @@ static folio_status choose(const folio_context_desc *d, folio_context *ctx)
 
 static folio_status check_desc(const folio_context_desc *d)
 {
-    REQUIRE(d->device >= 0, "context: device is %d", d->device);
+    REQUIRE(d->device >= 0, "context: device is %d; it must be at least 0", d->device);
     REQUIRE((d->allocator.alloc == NULL) == (d->allocator.free == NULL),
             "context: allocator.alloc and allocator.free go together, one of them is NULL");
     if (d->executor.parallel_for != NULL)

@@ -53,8 +53,11 @@ static folio_status check_new_kv(const folio_plan *plan, folioi_call *call, bool
         REQUIRE(t->k.tokens == 0 && t->v.tokens == 0,
                 "k and v: data is NULL, tokens are %lld and %lld", (long long)t->k.tokens,
                 (long long)t->v.tokens);
-        REQUIRE(batch_rows == 0 || (has_cache && !call->append),
+        REQUIRE(batch_rows == 0 || has_cache,
                 "k and v are NULL; without a cache to read them from, %lld rows are needed",
+                (long long)batch_rows);
+        REQUIRE(batch_rows == 0 || !call->append,
+                "k and v are NULL; FOLIO_KV_APPEND needs them, %lld rows each",
                 (long long)batch_rows);
         return FOLIO_OK;
     }
@@ -85,6 +88,10 @@ static folio_status check_cache(const folio_plan *plan, const folioi_call *call,
                                 const folio_kv_cache *cache, int32_t layer)
 {
     TRY(folioi_kv_cache_check_layer(cache, layer));
+    bool on_device = plan->shape.ctx->backend->memory != NULL;
+    REQUIRE(cache->format.on_device == on_device,
+            "the cache is of backend %s, the plan of backend %s: their memory is not the same",
+            cache->ctx->backend->name, plan->shape.ctx->backend->name);
     TRY(check_origin(call, cache));
     const folio_attention_desc *a = call->attention;
     const folio_kv_cache_desc *c = &cache->format.desc;
@@ -164,10 +171,10 @@ static folio_status check_bias(const folio_plan *plan, folioi_call *call)
                              f->max_key_len};
     for (int i = 0; i < 4; i++)
         REQUIRE(b->dims[i] == 1 || (b->dims[i] > 0 && b->dims[i] >= need[i]),
-                "bias: dims[%d] (%s) is %lld, %s %lld, or 1 to broadcast", i, names[i],
-                (long long)b->dims[i],
+                "bias: dims[%d] (%s) is %lld; %s %lld or more, or 1, which is broadcast", i,
+                names[i], (long long)b->dims[i],
                 plan->on_device && i >= 2 ? "the plan's limits need" : "the batch needs",
-                (long long)need[i]);
+                (long long)max_i64(need[i], 1));
     REQUIRE(fill_bias_strides(b), "bias: dims %lld x %lld x %lld x %lld pass the largest size",
             (long long)b->dims[0], (long long)b->dims[1], (long long)b->dims[2],
             (long long)b->dims[3]);

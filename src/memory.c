@@ -18,7 +18,8 @@ folio_status folio_memory_create(folio_context *ctx, folio_memory_kind kind, siz
     *out = NULL;
     REQUIRE(ctx != NULL, "folio_memory_create: ctx is NULL");
     TRY(check_kind(kind));
-    REQUIRE(bytes > 0 && bytes <= INT64_MAX, "memory: %zu bytes", bytes);
+    REQUIRE(bytes > 0 && bytes <= INT64_MAX, "memory: bytes is %zu, outside [1, %lld]", bytes,
+            (long long)INT64_MAX);
     const folioi_device *device = ctx->backend->memory;
     if (device != NULL) return device->alloc(ctx, kind, bytes, "folio_memory_create", out);
     return folioi_alloc_untouched(&ctx->allocator, (int64_t)bytes, "folio_memory_create", out);

@@ -38,8 +38,9 @@ static folio_status check_part_apart(const folio_merge *m, const folio_state *p,
 
 static folio_status check_merge(folio_merge *m)
 {
-    REQUIRE(m->num_heads >= 1 && m->head_size >= 1, "merge: num_heads is %d and head_size %d",
-            m->num_heads, m->head_size);
+    REQUIRE(m->num_heads >= 1 && m->head_size >= 1,
+            "merge: num_heads is %d and head_size %d; both must be at least 1", m->num_heads,
+            m->head_size);
     REQUIRE(m->num_parts >= 1 && m->parts != NULL, "merge: there are no parts (num_parts %lld)",
             (long long)m->num_parts);
     REQUIRE(m->out.dtype != 0, "merge: out has no dtype");

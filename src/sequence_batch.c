@@ -117,7 +117,8 @@ folio_status folio_batch_add_sequences(folio_batch *batch, int32_t group,
                                        const folio_run *run)
 {
     REQUIRE(batch != NULL, "folio_batch_add_sequences: batch is NULL");
-    REQUIRE(num_sequences >= 0, "batch: num_sequences is %lld", (long long)num_sequences);
+    REQUIRE(num_sequences >= 0, "batch: num_sequences is %lld; it must be at least 0",
+            (long long)num_sequences);
     REQUIRE(num_sequences == 0 || sequences != NULL, "batch: sequences is NULL");
     int32_t block_size = batch->desc.block_size;
     folioi_origin origin = {0};

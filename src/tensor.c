@@ -28,7 +28,7 @@ folio_status folioi_tensor_resolve(folio_tensor *t, const char *name, folio_dtyp
             folio_dtype_name(t->dtype));
     REQUIRE(t->tokens == tokens, "%s: tokens is %lld, %lld rows are expected", name,
             (long long)t->tokens, (long long)tokens);
-    REQUIRE(tokens >= 0, "%s: tokens is %lld", name, (long long)tokens);
+    REQUIRE(tokens >= 0, "%s: tokens is %lld; it must be at least 0", name, (long long)tokens);
     if (t->head_stride == 0) t->head_stride = head_size;
     REQUIRE(t->head_stride >= head_size, "%s: head_stride %lld is below the head size %lld", name,
             (long long)t->head_stride, (long long)head_size);

@@ -3,8 +3,9 @@
  *
  * This header is the manual. A step of inference goes one way:
  *
- *     batch  ->  plan  ->  for each layer: write k, v; attend; merge  ->  out
+ *     batch  ->  plan  ->  for each layer: folio_attention_forward  ->  out
  *
+ * folio_attention_forward writes k and v to the cache, attends, and merges partial results.
  * folio_attend does all of this for one layer in one call.
  *
  *     folio_context   a backend on a device, with its threads and its allocator
@@ -86,8 +87,8 @@
  * A struct with its struct_size set and everything else zero: folio_run run = FOLIO_INIT(folio_run);
  * In C, FOLIO_WITH also sets fields: FOLIO_WITH(folio_run, .stream = stream). Its address may be
  * taken, so that &FOLIO_WITH(...) is an argument. Neither is a constant in strict C11: a static
- * struct is written static folio_run run = {.struct_size = sizeof(folio_run)}; In C++, FOLIO_INIT is
- * one.
+ * struct is written static folio_run run = {.struct_size = sizeof(folio_run)}; In C++14 and later,
+ * FOLIO_INIT is a constant.
  */
 #ifdef __cplusplus
 template <class Struct> constexpr Struct folio_init_struct()
@@ -194,8 +195,8 @@ typedef enum folio_phase {
     FOLIO_PHASE_DECODE = 2
 } folio_phase;
 
-/** In a block table: no block. Allowed if no row of the batch sees a key of that block, for example
- * behind a window. */
+/** In a block table: no block, for example behind a window. folio_plan_update allows it if no
+ * attention of the plan lets a row see a key of that block. */
 #define FOLIO_NO_BLOCK (-1)
 
 /* ---------------------------------------------------------------------------------------------- */
@@ -233,8 +234,8 @@ typedef struct folio_context_desc {
     int32_t num_threads;       /* built-in pool: 1..256; 0: one per processor the process may use  */
     const char *level;         /* highest instruction-set level to use, a name of                  */
                                /* folio_backend_info.levels. The context gets the best level of    */
-                               /* this machine that is not above it. NULL: FOLIO_CPU of the        */
-                               /* environment, else no limit. Unknown names are refused            */
+                               /* this machine that is not above it. NULL: the environment         */
+                               /* variable FOLIO_CPU, else no limit. Unknown names are refused     */
     folio_executor executor;   /* parallel_for NULL: the built-in pool. Else num_threads is ignored */
     folio_allocator allocator; /* both functions NULL: malloc and free                             */
     int32_t pin_threads;       /* 1: thread i of the built-in pool stays on the i-th processor     */
@@ -292,7 +293,8 @@ FOLIO_API void folio_memory_destroy(folio_context *ctx, folio_memory_kind kind, 
 typedef struct folio_attention folio_attention;
 
 /**
- * Query head h reads kv head h / (num_heads / num_kv_heads). A row of it is computed in this order:
+ * Query head h reads kv head h / (num_heads / num_kv_heads). Each row of a head is computed in this
+ * order:
  *
  *     s = scale * q.k                     for every key
  *     s = soft_cap * tanh(s / soft_cap)   with a soft cap
@@ -317,7 +319,8 @@ typedef struct folio_attention_desc {
     int32_t windowed;         /* 0: no window, and the next two are ignored                        */
     int64_t window_left;      /* a row sees this many keys before pos_q; -1: all. A window of W    */
                               /* tokens, pos_q included, has W - 1                                 */
-    int64_t window_right;     /* a row sees this many keys after pos_q; -1: all. Causal rows: 0    */
+    int64_t window_right;     /* a row sees this many keys after pos_q; -1: all. Causal rows take  */
+                              /* it as 0                                                           */
     const void *block_sparse; /* reserved: block-sparse attention is refused; NULL                 */
 } folio_attention_desc;
 
@@ -341,10 +344,10 @@ typedef struct folio_kv_cache folio_kv_cache;
  *   V  [N/2][D][2] (16 bit), [N][D] (f32, 8 bit)
  * and plain rows [N][D] for both where block_size is no multiple of 16.
  *
- * NATIVE on a device needs 64-byte alignment too: [block][H][N/8][K | V], each [D/64][8][64] with the
- * 16-byte units of every 64 numbers XORed with the token's number in its 8, for 16 bit, head sizes of
- * multiples of 64 and blocks of multiples of 16; else [block][H][K | V], each [N][D]. layout_id says
- * which.
+ * NATIVE on a device needs 64-byte alignment too. For 16 bit, head sizes of multiples of 64 and blocks
+ * of multiples of 16 it is [block][H][N/8][K | V], each [D/64][8][64]. There, in token t, 16-byte unit
+ * u of each 64 numbers lies at place u XOR (t mod 8). Else it is [block][H][K | V], each [N][D].
+ * layout_id says which.
  */
 typedef enum folio_layout {
     FOLIO_LAYOUT_NATIVE = 0,
@@ -403,12 +406,13 @@ typedef struct folio_kv_strides {
 } folio_kv_strides;
 
 /**
- * The caller's memory, one base pointer per layer.
+ * The caller's memory, one base pointer per layer. The arrays of all layers share no byte with each
+ * other, nor do K, V and scales of a layer; this is not checked.
  *
  * Which strides may be given depends on the layout:
  *     STRIDED       block, token and head, for k and for v
  *     NATIVE        block, for k; v has the same, and v_strides is ignored
- *     all others    block, for k and for v, if v is not NULL
+ *     all others    block, for k and for v; none if v is NULL
  * A block stride is at least the layout's own; NATIVE's is a multiple of 64 bytes. All else is 0.
  */
 typedef struct folio_kv_memory {
@@ -420,9 +424,9 @@ typedef struct folio_kv_memory {
     size_t v_bytes; /* usable bytes from each v[layer]; ignored when v is NULL                  */
     folio_kv_strides k_strides; /* see above; all 0: the layout's own                            */
     folio_kv_strides v_strides;
-    float *const *k_scales;     /* [num_layers], INT8 only                                       */
-    float *const *v_scales;
-    size_t k_scales_bytes;
+    float *const *k_scales;     /* [num_layers]. INT8 needs both, also when they lie in K's      */
+    float *const *v_scales;     /* buffer, at the shape's offset_bytes. Other dtypes ignore them */
+    size_t k_scales_bytes;      /* usable bytes from each k_scales[layer]                        */
     size_t v_scales_bytes;
     folio_kv_strides k_scales_strides; /* all 0: [block][H][N] */
     folio_kv_strides v_scales_strides;
@@ -463,11 +467,13 @@ FOLIO_API folio_status folio_kv_cache_get_view(const folio_kv_cache *cache, int3
 /**
  * [tokens][heads][head_size], numbers of one head side by side. data needs the alignment of its
  * dtype. The numbers of heads and their size come from the attention or the cache. No two heads
- * overlap, and tokens and heads times their strides stay below 2^61 bytes. Frozen.
+ * overlap. The sum of tokens * token_stride and heads * head_stride stays below 2^61 bytes. data may be
+ * NULL where tokens is 0. Frozen.
  */
 typedef struct folio_tensor {
     void *data;
-    folio_dtype dtype;    /* 0: the attention's dtype (in cache calls it must be given)      */
+    folio_dtype dtype;    /* F32, F16 or BF16; 0: the attention's dtype (in cache calls and  */
+                          /* folio_merge it must be given)                                   */
     int64_t tokens;       /* rows                                                            */
     int64_t token_stride; /* elements; 0: heads * head_stride                                */
     int64_t head_stride;  /* elements; 0: head_size                                          */
@@ -489,21 +495,24 @@ typedef struct folio_run {
 } folio_run;
 
 /**
- * An additive bias [sequence][head][query][key] in F32, F16 or BF16. A dim of 1 is broadcast. The
- * indices are the sequence's number in the batch, the head, the number of the row within its
- * sequence, and the number of the key within its sequence. -inf hides the key from the row, whatever
- * K and V hold. After folio_plan_update_device, dims 2 and 3 cover the plan's max_query_len and
- * max_seq_len, or are 1.
+ * An additive bias [sequence][head][query][key] in F32, F16 or BF16, for all types of attention. Each
+ * dim is 1, which is broadcast, or at least what the batch needs: sequences (padding included), heads,
+ * longest query, longest key range. The indices are the sequence's number in the batch, the head, the
+ * number of the row within its sequence, and the number of the key within its sequence. -inf hides the
+ * key from the row, whatever K and V hold. After folio_plan_update_device, dims 2 and 3 are 1 or cover
+ * the plan's max_query_len and max_seq_len.
  */
 typedef struct folio_bias {
     const void *data; /* NULL: none */
-    folio_dtype dtype;
+    folio_dtype dtype; /* must be given */
     int64_t dims[4];
     int64_t strides[4]; /* elements; all 0: no gaps. Else positive, ignored where the dim is 1 */
 } folio_bias;
 
-/** In folio_tensors.flags: the keys are the cached context, then this step's k and v as given.
- * Nothing is written to the cache; write k and v afterwards with folio_kv_cache_write. */
+/** In folio_tensors.flags: the keys are the cached context, then this step's k and v as given, which
+ * must be there if the batch brings new tokens. Nothing is written to the cache; write k and v
+ * afterwards with folio_kv_cache_write. For DECODER and ENCODER_DECODER with a cache; ignored
+ * otherwise. */
 #define FOLIO_KV_APPEND 1u
 
 /**
@@ -520,6 +529,9 @@ typedef struct folio_bias {
  * in bytes are equal. K and V of any layer of the cache, and a bias, count as ranges from first to
  * last byte. k and v that are written to the cache must not lie in it.
  *
+ * q and out have the attention's dtype (on the reference backend out may be F64). k and v are F32,
+ * F16 or BF16, whatever q is; a cache that stores them rounds them to its own dtype.
+ *
  * Host backends check slopes and sinks. A device does not: a head with a bad slope or sink gets NaN
  * or zeros, and the other heads are right.
  */
@@ -530,7 +542,8 @@ typedef struct folio_tensors {
     float *lse;                /* [token][head], natural log, sinks included; NULL: not asked */
     int64_t lse_token_stride;  /* elements; 0: num_heads                                     */
     int64_t lse_head_stride;   /* elements; 0: 1                                             */
-    const float *slopes;       /* ALiBi, [num_heads], finite; NULL: none                     */
+    const float *slopes;       /* ALiBi, [num_heads], finite; not in cross attention, which   */
+                               /* refuses them; NULL: none                                   */
     const float *sinks;        /* [num_heads], finite or -inf (no sink); NULL: none          */
     folio_bias bias;
     float k_scale; /* k = stored * k_scale; finite, > 0; 0: 1. FP8 caches alone use it       */
@@ -573,9 +586,9 @@ FOLIO_API folio_status folio_kv_cache_write(folio_kv_cache *cache, int32_t layer
 typedef struct folio_kv_gather {
     size_t struct_size;
     folio_tensor k, v;    /* where rows go: F32, F16 or BF16; one of them may have data NULL */
-    const int64_t *slots; /* [num_slots]; -1 gives a row of zeros                            */
+    const int64_t *slots; /* [num_slots]; -1 gives a row of zeros; may repeat                */
     int64_t num_slots;
-    float k_scale;
+    float k_scale; /* as in folio_tensors */
     float v_scale;
 } folio_kv_gather;
 
@@ -634,22 +647,24 @@ typedef struct folio_batch_desc {
     int64_t max_cross_blocks;
 } folio_batch_desc;
 
-/** Does a row of DECODER attention see later keys? The other types see them always. */
+/** Is DECODER attention causal? The other types never are. */
 typedef enum folio_causality {
     FOLIO_CAUSAL_AUTO = 0, /* as YES                                                    */
-    FOLIO_CAUSAL_YES = 1,  /* no: it sees keys up to its own position                   */
-    FOLIO_CAUSAL_NO = 2    /* yes: it sees all keys of its sequence, within the window  */
+    FOLIO_CAUSAL_YES = 1,  /* a row sees keys up to its own position                    */
+    FOLIO_CAUSAL_NO = 2    /* a row sees all keys of its sequence, within the window    */
 } folio_causality;
 
-/** One sequence of a step. Arrays are copied. */
+/** One sequence of a step. Arrays are copied. query_len, seq_len and encoder_len are at most
+ * 2^31 - 1. */
 typedef struct folio_batch_seq {
     size_t struct_size;
-    int64_t query_len; /* new tokens = rows of q                                                 */
+    int64_t query_len; /* new tokens = rows of q; may be 0                                       */
     int64_t seq_len;   /* cached and new tokens; >= query_len and >= 1                           */
     int32_t padding;   /* non-zero: query_len rows that see no key and store nothing; seq_len 0  */
     folio_phase phase;
     folio_causality causality;
-    const int32_t *block_table; /* NULL: no cache (profiling run)                                */
+    const int32_t *block_table; /* blocks or FOLIO_NO_BLOCK; NULL: none, see                     */
+                                /* folio_batch_is_complete                                       */
     int64_t num_blocks;         /* at least seq_len / block_size, rounded up; more are ignored   */
     const int64_t *slots;       /* [query_len], where k and v go; NULL: by the block table       */
     int32_t positions_given;    /* non-zero: DECODER attention takes the next two                */
@@ -667,7 +682,7 @@ typedef struct folio_batch_seq {
 FOLIO_API folio_status folio_batch_create(folio_context *ctx, const folio_batch_desc *desc,
                                           folio_batch **out);
 FOLIO_API void folio_batch_destroy(folio_batch *batch);
-/** Forget all sequences; keep the memory. */
+/** Forget all sequences; keep the memory and the block size. */
 FOLIO_API void folio_batch_clear(folio_batch *batch);
 /** Append a sequence. Prompts, decodes and padding may come in any order. */
 FOLIO_API folio_status folio_batch_add(folio_batch *batch, const folio_batch_seq *seq);
@@ -816,13 +831,14 @@ typedef struct folio_plan_desc {
     const folio_kv_cache *cache; /* gives block_size and num_blocks where they are 0; where they   */
                                  /* are not, they must equal its own. Not kept. NULL: none         */
     const folio_kv_cache *cross_cache; /* the same for block_size and cross_num_blocks             */
-    int64_t num_blocks; /* block tables and slots must stay below it; 0: that of `cache`           */
+    int64_t num_blocks; /* block numbers stay below it, slots below it times block_size; 0: that   */
+                        /* of `cache`. Without a cache: 0                                          */
     int64_t cross_num_blocks; /* the same for cross block tables; 0: cross_cache's, or num_blocks  */
     int64_t max_seqs;           /* >= 1                                                            */
     int64_t max_query_tokens;   /* sum query_len in one step, padding included; >= 1               */
     int64_t max_seq_len;        /* longest sequence and longest encoder_len; >= 1                  */
     int64_t max_encoder_tokens; /* sum encoder_new_len in one step                                 */
-    uint32_t flags;
+    uint32_t flags;             /* 0 or FOLIO_PLAN_*                                               */
     int64_t max_query_len; /* longest query_len of one sequence; 0: max_query_tokens. With 1, a    */
                            /* graph of decodes launches nothing for prompts                        */
 } folio_plan_desc;
@@ -915,7 +931,12 @@ FOLIO_API folio_status folio_plan_get_info(const folio_plan *plan, int32_t atten
  *
  * With a cache, DECODER and ENCODER_DECODER first write k and v (if given) to the batch's slots,
  * then read every key from the cache, as stored. Without one (cache NULL: profiling run) k and v
- * are read directly and no sequence may have a context. The encoder types never touch the cache.
+ * are read directly and no sequence may have a context. The encoder types ignore cache and layer.
+ *
+ * Cache, batch and plan may come from different contexts. The cache lies where the plan runs: in host
+ * memory for host backends, on the plan's own device for others. Another place is refused; another
+ * device of the same backend is not noticed.
+ *
  * Writes out, and lse if it is not NULL. A row that sees no key gets zeros in out, and in lse the
  * head's sink, or -inf without sinks.
  *
@@ -1046,7 +1067,7 @@ typedef struct folio_backend_info {
     const char *const *levels; /* [num_levels] instruction-set levels built in, lowest first */
     int32_t num_levels;
     const char *level;           /* the one a context gets by default. "": not available,   */
-                                 /* or FOLIO_CPU of the environment is an unknown name      */
+                                 /* or the environment variable FOLIO_CPU names none        */
     const folio_layout *layouts; /* [num_layouts] it attends to in place                    */
     int32_t num_layouts;
     const folio_feature *features; /* [num_features], the same rows for every backend       */

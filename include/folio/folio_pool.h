@@ -73,12 +73,13 @@ typedef struct folio_layer_group {
 } folio_layer_group;
 
 /**
- * Caches for the groups of one pool in one memory. descs: [num_caches], all with the same num_blocks
- * and layout NATIVE; layers, heads and dtype may differ. caches: [num_caches], NULL each where the
- * call is refused. Each block has room for a block of any of the caches, so the memory is num_blocks
- * times the largest: split the layers into groups whose blocks take about the same bytes. The memory
- * lives until the last of the caches is destroyed. The pool never uses one block in two caches at
- * once; a caller with block tables of its own must not either.
+ * Caches for the groups of one pool in one memory. descs: [num_caches], 1..17, all with the same
+ * num_blocks and layout NATIVE. Layers, block size, heads, head sizes and dtype may differ (but a pool
+ * needs one block size). caches: [num_caches], NULL each where the call is refused. Each block has
+ * room for a block of any of the caches, so the memory is num_blocks times the largest: split the
+ * layers into groups whose blocks take about the same bytes. The memory lives until the last of the
+ * caches is destroyed. The pool never uses one block in two caches at once; a caller with block tables
+ * of its own must not either.
  */
 FOLIO_API folio_status folio_kv_cache_create_shared(folio_context *ctx,
                                                     const folio_kv_cache_desc *const *descs,
@@ -138,9 +139,11 @@ typedef struct folio_pool_desc {
     int64_t host_blocks; /* host tier: blocks in memory of the context's allocator, or of kind     */
                          /* FOLIO_MEMORY_HOST where the context has a device; 0: none              */
     const char *store_path; /* disk tier: its file, made if it does not exist; NULL: none          */
-    int64_t store_bytes;    /* largest size of the file: room for three frames or more. A frame is */
-                            /* one block of a group in all its layers, and up to 8 KiB. A larger   */
-                            /* file is not cut; frames past this size are not used                 */
+    int64_t store_bytes;    /* largest size of the file: room for three frames or more, of which   */
+                            /* the superblock takes one. A frame has the bytes of one block of the */
+                            /* largest group in all its layers, 4 * block_size bytes and up to     */
+                            /* 4.5 KiB. A larger file is not cut; frames past this size are not    */
+                            /* used. Ignored without store_path                                    */
     const char *model; /* names what computes K and V, up to 255 bytes; a store made under another */
                        /* name is refused; NULL: ""                                                */
     void *stream;      /* of the context's device: where all copies of the pool are queued. NULL: */
@@ -148,10 +151,10 @@ typedef struct folio_pool_desc {
 } folio_pool_desc;
 
 /**
- * Make a pool with all its blocks free. Tiers need a cache in every group, and a cross_cache if there
- * are encoder tokens, all of this context.
- * @return FOLIO_OK; ERR_ARGUMENT (also: the store's file is of another model or geometry, or in
- * use); ERR_MEMORY; ERR_IO; ERR_DEVICE.
+ * Make a pool with all its blocks free. All caches are of this context. Tiers need a cache in every
+ * group, and a cross_cache if there are encoder tokens.
+ * @return FOLIO_OK; ERR_ARGUMENT (also: the store's file is of another model or geometry, was made
+ * with another hash_key, is damaged or in use); ERR_MEMORY; ERR_IO; ERR_DEVICE.
  */
 FOLIO_API folio_status folio_pool_create(folio_context *ctx, const folio_pool_desc *desc,
                                          folio_pool **out);
@@ -174,7 +177,7 @@ FOLIO_API folio_status folio_pool_retain(folio_pool *pool, int64_t n, const int3
 FOLIO_API folio_status folio_pool_release(folio_pool *pool, int64_t n, const int32_t *blocks);
 
 /**
- * Take queued copies: blocks that were shared and are about to be written. If the group has a cache,
+ * Take queued copies of blocks that were shared and are about to be written. If the group has a cache,
  * folio_batch_add_sequences runs them. If it has none, take them, run them, and then add the
  * sequences. The pairs are { from, to }, as folio_kv_cache_copy_blocks takes them. Up to `capacity`
  * of them are handed out and leave the queue; *num_pairs says how many. Run them before anything else
@@ -202,17 +205,17 @@ typedef struct folio_pool_stats {
     int64_t hit_tokens;    /* found by it, in any tier          */
     double hit_rate;       /* hit_tokens / lookup_tokens, or 0  */
     int64_t num_entries;   /* of the prefix cache's index       */
-    int64_t host_blocks;   /* host tier: all, held, cached, taken back */
-    int64_t host_used;
-    int64_t host_cached;
-    int64_t host_evictions;
+    int64_t host_blocks;   /* blocks of the host tier           */
+    int64_t host_used;     /* of them held                      */
+    int64_t host_cached;   /* of them in the prefix cache alone */
+    int64_t host_evictions; /* cached ones taken back           */
     int64_t blocks_out;    /* copied down to host memory or disk */
     int64_t blocks_in;     /* copied back up                     */
-    int64_t store_frames;  /* disk tier: all, in use, replaced   */
-    int64_t store_used;
-    int64_t store_evictions;
-    int64_t store_writes;
-    int64_t store_reads;
+    int64_t store_frames;  /* frames of the disk tier            */
+    int64_t store_used;    /* of them in use                     */
+    int64_t store_evictions; /* cached ones replaced             */
+    int64_t store_writes;  /* frames written                     */
+    int64_t store_reads;   /* frames read                        */
     int64_t store_warnings; /* frames found torn or corrupted: each was a miss   */
     int64_t store_errors;   /* reads and writes that failed; each was a miss, or not stored */
 } folio_pool_stats;
@@ -329,8 +332,9 @@ FOLIO_API folio_status folio_sequence_reserve(folio_sequence *sequence, int64_t 
                                               int64_t *slots);
 
 /** Slots for the n encoder tokens that cross attention will read. Refused if the sequence has
- * encoder tokens already. slots (may be NULL): [n]. In a batch its encoder_new_len is n until the
- * next commit, 0 afterwards. Errors are those of folio_sequence_reserve. */
+ * encoder tokens already. n is at least 1. slots (may be NULL): [n]. flags as in
+ * folio_sequence_reserve. In a batch its encoder_new_len is n until the next commit, 0 afterwards.
+ * Errors are those of folio_sequence_reserve. */
 FOLIO_API folio_status folio_sequence_reserve_encoder(folio_sequence *sequence, int64_t n,
                                                       uint32_t flags, int64_t *slots);
 
@@ -348,8 +352,9 @@ FOLIO_API folio_status folio_sequence_commit(folio_sequence *sequence, const fol
 
 /**
  * Keep the first len tokens, as after rejected drafts; 0: start again. Encoder tokens stay. Refused
- * where a windowed group has released keys that the next token to compute would see. Tokens of the
- * last reserve can be taken back, unless folio_sequence_release_window or a swap came after it.
+ * where a windowed group has released keys that the next token to compute would see. Taking back
+ * tokens of the last reserve always works, committed or not, unless folio_sequence_release_window or
+ * a swap came after it.
  */
 FOLIO_API folio_status folio_sequence_truncate(folio_sequence *sequence, int64_t len);
 
@@ -367,10 +372,11 @@ FOLIO_API folio_status folio_sequence_get_table(const folio_sequence *sequence, 
                                             const int32_t **blocks, int64_t *num_blocks);
 
 /**
- * Append sequences to a batch of one group. query_len is the tokens reserved and not committed,
- * seq_len is len, the block table is the group's; encoder tokens and their blocks come along. Each
- * sequence must be resident and have a token. The batch has the pool's block size. No entry may be
- * NULL: folio_batch_add adds padding. On error the batch keeps what it had before.
+ * Append sequences to a batch of one group. query_len is the tokens reserved and not committed; with
+ * 0 of them the sequence has no rows. seq_len is len, the block table is the group's; encoder tokens
+ * and their blocks come along. Each sequence must be resident and have a token. The batch has the
+ * pool's block size. No entry may be NULL: folio_batch_add adds padding. On error the batch keeps what
+ * it had before.
  *
  * All sequences of a batch are of one pool and one group, until folio_batch_clear. If the group has a
  * cache, folio_attention_forward refuses the batch with any other cache. Cross attention takes the

@@ -9,6 +9,8 @@
 #define MAX_POSITION                                                                               \
     ((int64_t)1 << 40) /* so that sums of positions and windows stay far from overflow */
 
+#define MAX_CAPACITY ((int64_t)1 << 40) /* its bytes fit in 64 bits, whatever is counted */
+
 static folio_status reserve(folio_batch *b, folioi_array *array, int64_t count, size_t size,
                             const char *what)
 {
@@ -47,13 +49,15 @@ folio_status folio_batch_create(folio_context *ctx, const folio_batch_desc *desc
         d.block_size = view.desc->block_size;
         d.cache = NULL;
     }
-    REQUIRE(d.decode_query_len >= 0, "batch: decode_query_len is %d", d.decode_query_len);
+    REQUIRE(d.decode_query_len >= 0, "batch: decode_query_len is %d; it must be at least 0",
+            d.decode_query_len);
     int64_t capacities[] = {d.max_seqs, d.max_query_tokens, d.max_blocks, d.max_encoder_tokens,
                             d.max_cross_blocks};
     static const char *const names[] = {"max_seqs", "max_query_tokens", "max_blocks",
                                         "max_encoder_tokens", "max_cross_blocks"};
     for (int i = 0; i < 5; i++)
-        REQUIRE(capacities[i] >= 0, "batch: %s is %lld", names[i], (long long)capacities[i]);
+        REQUIRE(capacities[i] >= 0 && capacities[i] <= MAX_CAPACITY,
+                "batch: %s is %lld, outside [0, 2^40]", names[i], (long long)capacities[i]);
     if (d.decode_query_len == 0) d.decode_query_len = 1;
     void *memory;
     TRY(folioi_alloc(&ctx->allocator, sizeof(folio_batch), "a batch", &memory));

@@ -29,8 +29,8 @@ static folio_status check_indptr(const int32_t *indptr, int64_t n, const char *n
 
 static folio_status check_arrays(const folio_batch_arrays *a)
 {
-    REQUIRE(a->num_seqs >= 0 && a->num_seqs <= INT32_MAX, "arrays: num_seqs is %lld",
-            (long long)a->num_seqs);
+    REQUIRE(a->num_seqs >= 0 && a->num_seqs <= INT32_MAX,
+            "arrays: num_seqs is %lld, outside [0, 2147483647]", (long long)a->num_seqs);
     if (a->num_seqs == 0) return FOLIO_OK;
     REQUIRE_ALIGNED(a->seq_lens, "seq_lens");
     REQUIRE_ALIGNED(a->phases, "phases");
@@ -50,7 +50,8 @@ static folio_status check_arrays(const folio_batch_arrays *a)
                  a->cross_block_tables == NULL),
             "arrays: encoder_lens is NULL, yet other encoder arrays are given");
     REQUIRE(a->cross_block_tables == NULL || a->cross_row_stride >= 0,
-            "arrays: cross_row_stride is %lld", (long long)a->cross_row_stride);
+            "arrays: cross_row_stride is %lld; it must be at least 0",
+            (long long)a->cross_row_stride);
     return FOLIO_OK;
 }
 
@@ -148,7 +149,7 @@ folio_status folio_batch_set_block_tables(folio_batch *batch, const folio_batch_
     REQUIRE(batch != NULL, "folio_batch_set_block_tables: batch is NULL");
     folio_batch_clear(batch);
     REQUIRE(block_tables == NULL || (row_stride >= 0 && row_stride <= INT32_MAX),
-            "block_tables: row_stride is %lld", (long long)row_stride);
+            "block_tables: row_stride is %lld, outside [0, 2147483647]", (long long)row_stride);
     table_source t = {.tables = block_tables, .row_stride = row_stride, .name = ""};
     return replace(batch, arrays, &t);
 }

@@ -200,7 +200,8 @@ static folio_status apply_scale_strides(const folio_kv_cache_desc *d, folio_kv_a
                                         const char *name)
 {
     REQUIRE(s->block >= 0 && s->token >= 0 && s->head >= 0,
-            "KV cache: %s strides may not be negative", name);
+            "KV cache: %s strides are %lld, %lld, %lld (block, token, head); none may be negative",
+            name, (long long)s->block, (long long)s->token, (long long)s->head);
     folioi_array_restride(array, at, s, false);
     const folio_kv_strides now = {at->block, at->token_tile_stride, at->head};
     TRY(check_apart(d, &now, 1, name));

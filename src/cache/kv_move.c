@@ -12,7 +12,7 @@ static folio_status check_numbers(const folio_kv_cache *cache, const int64_t *nu
                                   int64_t stride, int64_t low, int64_t limit, bool repeats,
                                   const char *name)
 {
-    REQUIRE(n >= 0, "%s: count %lld is negative", name, (long long)n);
+    REQUIRE(n >= 0, "%s: their number is %lld; it must be at least 0", name, (long long)n);
     REQUIRE(n == 0 || numbers != NULL, "%s is NULL", name);
     REQUIRE_ALIGNED(numbers, "%s", name);
     for (int64_t i = 0; i < n; i++)
@@ -165,7 +165,7 @@ static void move_block(const folioi_kv_layer *to, int64_t to_block, const folioi
 static folio_status check_pairs(const folio_kv_cache *src, const folio_kv_cache *dst,
                                 const int64_t (*pairs)[2], int64_t n)
 {
-    REQUIRE(n >= 0, "num_pairs is %lld", (long long)n);
+    REQUIRE(n >= 0, "num_pairs is %lld; it must be at least 0", (long long)n);
     REQUIRE(n == 0 || pairs != NULL, "pairs is NULL");
     const int64_t *flat = (const int64_t *)pairs;
     TRY(check_numbers(src, flat, n, 2, 0, src->format.desc.num_blocks, true, "pairs (from)"));

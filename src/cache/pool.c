@@ -65,7 +65,8 @@ static folio_status check_desc(const folio_context *ctx, folio_pool_desc *d)
     for (int32_t g = 0; g < d->num_layer_groups; g++) {
         folio_kv_cache *cache = d->layer_groups != NULL ? d->layer_groups[g].cache : NULL;
         int64_t window = d->layer_groups != NULL ? d->layer_groups[g].window : 0;
-        REQUIRE(window >= 0, "pool: group %d: window is %lld", g, (long long)window);
+        REQUIRE(window >= 0, "pool: group %d: window is %lld; it must be at least 0", g,
+                (long long)window);
         TRY(check_cache(d, ctx, cache, "the cache of group", g));
         REQUIRE(!tiers || cache != NULL,
                 "pool: tiers need a cache in every group, group %d has none", g);
@@ -343,7 +344,7 @@ static void release_by_hand(folio_pool *pool, int32_t block)
 folio_status folio_pool_alloc(folio_pool *pool, int64_t n, int32_t *blocks)
 {
     REQUIRE(pool != NULL, "folio_pool_alloc: pool is NULL");
-    REQUIRE(n >= 0, "folio_pool_alloc: n is %lld", (long long)n);
+    REQUIRE(n >= 0, "folio_pool_alloc: n is %lld; it must be at least 0", (long long)n);
     REQUIRE(n == 0 || blocks != NULL, "folio_pool_alloc: blocks is NULL");
     pool_lock(pool);
     int64_t available = blocks_available(&pool->device);
@@ -379,7 +380,7 @@ static folio_status by_hand(folio_pool *pool, int64_t n, const int32_t *blocks, 
 {
     const char *call = retain ? "folio_pool_retain" : "folio_pool_release";
     REQUIRE(pool != NULL, "%s: pool is NULL", call);
-    REQUIRE(n >= 0, "%s: n is %lld", call, (long long)n);
+    REQUIRE(n >= 0, "%s: n is %lld; it must be at least 0", call, (long long)n);
     REQUIRE(n == 0 || blocks != NULL, "%s: blocks is NULL", call);
     pool_lock(pool);
     int64_t bad = 0;
@@ -433,8 +434,10 @@ folio_status folio_pool_take_copies(folio_pool *pool, int32_t group, int64_t cap
     REQUIRE(pool != NULL, "folio_pool_take_copies: pool is NULL");
     REQUIRE(group >= 0 && group < pool->num_layer_groups,
             "take_copies: group %d is outside [0, %d)", group, pool->num_layer_groups);
-    REQUIRE(capacity >= 0 && (capacity == 0 || pairs != NULL),
-            "take_copies: pairs is NULL or capacity %lld negative", (long long)capacity);
+    REQUIRE(capacity >= 0, "take_copies: capacity is %lld; it must be at least 0",
+            (long long)capacity);
+    REQUIRE(capacity == 0 || pairs != NULL, "take_copies: pairs is NULL, and capacity is %lld",
+            (long long)capacity);
     REQUIRE(num_pairs != NULL, "take_copies: num_pairs is NULL");
     pool_lock(pool);
     *num_pairs = take_copies(pool, group, capacity, pairs);

@@ -324,7 +324,7 @@ static folio_status reserve(folio_sequence *s, int64_t n, uint32_t flags, int64_
     folio_pool *pool = s->pool;
     TRY(folioi_sequence_resident(s, "reserve"));
     REQUIRE((flags & ~FOLIO_RESERVE_ADMIT) == 0, "reserve: flags %#x are unknown", flags);
-    REQUIRE(n >= 0, "reserve: n is %lld", (long long)n);
+    REQUIRE(n >= 0, "reserve: n is %lld; it must be at least 0", (long long)n);
     TRY(check_length("reserve", s->len, n));
     if (n == 0) return FOLIO_OK;
     int64_t blocks = blocks_of(s, s->len + n), need = 0, alone = 0;
@@ -364,7 +364,7 @@ static folio_status reserve_encoder(folio_sequence *s, int64_t n, uint32_t flags
     int32_t cross = pool->cross;
     TRY(folioi_sequence_resident(s, "reserve_encoder"));
     REQUIRE((flags & ~FOLIO_RESERVE_ADMIT) == 0, "reserve_encoder: flags %#x are unknown", flags);
-    REQUIRE(n >= 1, "reserve_encoder: n is %lld", (long long)n);
+    REQUIRE(n >= 1, "reserve_encoder: n is %lld; it must be at least 1", (long long)n);
     TRY(check_length("reserve_encoder", 0, n));
     REQUIRE(s->encoder_len == 0, "reserve_encoder: the sequence has %lld encoder tokens already",
             (long long)s->encoder_len);

@@ -602,7 +602,8 @@ static folio_status swap_out_cached(folio_pool *pool, folio_tier tier, int64_t m
             "swap_out: the pool has no host tier (host_blocks is 0)");
     REQUIRE(tier != FOLIO_TIER_DISK || pool->store != NULL,
             "swap_out: the pool has no disk tier (store_path is NULL)");
-    REQUIRE(max_blocks >= 0, "swap_out: max_blocks is %lld", (long long)max_blocks);
+    REQUIRE(max_blocks >= 0, "swap_out: max_blocks is %lld; it must be at least 0",
+            (long long)max_blocks);
     bool from_host = tier == FOLIO_TIER_DISK && pool->host.num > 0;
     folioi_blocks *from = from_host ? &pool->host : &pool->device;
     int64_t limit = min_i64(max_blocks, from->num_cached);

@@ -51,8 +51,8 @@ static folio_status check_limits(const folio_plan_desc *d)
             "plan: block_size %d, num_blocks %lld and cross_num_blocks %lld; for runs without a "
             "cache all are 0",
             d->block_size, (long long)d->num_blocks, (long long)d->cross_num_blocks);
-    REQUIRE(d->max_seqs >= 1 && d->max_seqs <= INT32_MAX, "plan: max_seqs is %lld",
-            (long long)d->max_seqs);
+    REQUIRE(d->max_seqs >= 1 && d->max_seqs <= INT32_MAX,
+            "plan: max_seqs is %lld, outside [1, 2147483647]", (long long)d->max_seqs);
     REQUIRE(d->max_query_tokens >= 1 && d->max_query_tokens <= INT32_MAX,
             "plan: max_query_tokens is %lld, outside [1, 2147483647]",
             (long long)d->max_query_tokens);
@@ -278,7 +278,8 @@ static folio_status check_device_batch(const folio_plan *plan, const folio_devic
         (long long)b->row_stride, (long long)d->max_seq_len,
         (long long)ceil_div(d->max_seq_len, d->block_size));
     REQUIRE(b->table_start == NULL || b->num_table_entries >= 0,
-            "device batch: num_table_entries is %lld", (long long)b->num_table_entries);
+            "device batch: num_table_entries is %lld; it must be at least 0",
+            (long long)b->num_table_entries);
     return FOLIO_OK;
 }
 

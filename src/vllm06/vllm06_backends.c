@@ -175,8 +175,9 @@ static folio_status make_alibi_bias(const float *alibi_slopes, int64_t num_heads
                                     float *out)
 {
     REQUIRE(alibi_slopes != NULL && out != NULL, "alibi_slopes or out is NULL");
-    REQUIRE(num_heads >= 0 && seq_len >= 0, "num_heads is %lld and seq_len %lld",
-            (long long)num_heads, (long long)seq_len);
+    REQUIRE(num_heads >= 0 && seq_len >= 0,
+            "num_heads is %lld and seq_len %lld; both must be at least 0", (long long)num_heads,
+            (long long)seq_len);
     for (int64_t h = 0; h < num_heads; h++)
         for (int64_t i = 0; i < seq_len; i++)
             for (int64_t j = 0; j < seq_len; j++)
@@ -187,8 +188,9 @@ static folio_status make_alibi_bias(const float *alibi_slopes, int64_t num_heads
 static folio_status make_sliding_window_bias(int64_t seq_len, int64_t window_size, float *out)
 {
     REQUIRE(out != NULL, "out is NULL");
-    REQUIRE(seq_len >= 0 && window_size >= 0, "seq_len is %lld and window_size %lld",
-            (long long)seq_len, (long long)window_size);
+    REQUIRE(seq_len >= 0 && window_size >= 0,
+            "seq_len is %lld and window_size %lld; both must be at least 0", (long long)seq_len,
+            (long long)window_size);
     for (int64_t i = 0; i < seq_len; i++)
         for (int64_t j = 0; j < seq_len; j++)
             *out++ = j > i || (window_size > 0 && j <= i - window_size) ? -INFINITY : 0.0f;

@@ -55,10 +55,14 @@ static folio_status measure(const folio_vllm06_bias *biases, int64_t n, int64_t 
     for (int64_t i = 0; i < n; i++) {
         const folio_vllm06_bias *b = &biases[i];
         int64_t numbers;
-        REQUIRE(b->data != NULL && b->num_heads >= 1 && b->query_len >= 0 && b->key_len >= 0 &&
+        REQUIRE(b->data != NULL, "attn_bias[%lld]: data is NULL", (long long)i);
+        REQUIRE(b->num_heads >= 1 && b->query_len >= 0 && b->key_len >= 0 &&
                     checked_mul(b->query_len, b->key_len, &numbers) &&
                     checked_mul(numbers, b->num_heads, &numbers) && numbers < INT64_MAX / 16,
-                "attn_bias[%lld] has no data or no sensible shape", (long long)i);
+                "attn_bias[%lld]: num_heads %lld is below 1, query_len %lld or key_len %lld is "
+                "negative, or they pass the largest size",
+                (long long)i, (long long)b->num_heads, (long long)b->query_len,
+                (long long)b->key_len);
         *bytes += numbers * 4;
     }
     return FOLIO_OK;

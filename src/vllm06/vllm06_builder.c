@@ -35,10 +35,11 @@ folio_status folio_vllm06_builder_create(folio_vllm06_state *state,
     STRUCT_IN(d, desc, "folio_vllm06_builder_desc");
     REQUIRE(d.block_size >= 1 && d.block_size <= 4096, "block_size is %lld, outside [1, 4096]",
             (long long)d.block_size);
-    REQUIRE(d.sliding_window >= 0 && d.sliding_window <= INT32_MAX, "sliding_window is %lld",
-            (long long)d.sliding_window);
+    REQUIRE(d.sliding_window >= 0 && d.sliding_window <= INT32_MAX,
+            "sliding_window is %lld, outside [0, 2147483647]", (long long)d.sliding_window);
     REQUIRE(d.max_seq_len_to_capture >= 0 && d.max_seq_len_to_capture <= INT32_MAX,
-            "max_seq_len_to_capture is %lld", (long long)d.max_seq_len_to_capture);
+            "max_seq_len_to_capture is %lld, outside [0, 2147483647]",
+            (long long)d.max_seq_len_to_capture);
     void *memory;
     TRY(folioi_alloc(&state->ctx->allocator, sizeof **out, "a metadata builder", &memory));
     refs_retain(&state->refs);
@@ -123,7 +124,8 @@ folio_status folio_vllm06_builder_pad(folio_vllm06_builder *b, int64_t cuda_grap
 {
     REQUIRE(b != NULL, "folio_vllm06_builder_pad: builder is NULL");
     REQUIRE(cuda_graph_pad_size >= 0 && cuda_graph_pad_size <= INT32_MAX - b->num_entries,
-            "cuda_graph_pad_size is %lld", (long long)cuda_graph_pad_size);
+            "cuda_graph_pad_size is %lld, outside [0, %lld]", (long long)cuda_graph_pad_size,
+            (long long)(INT32_MAX - b->num_entries));
     REQUIRE(b->desc.max_seq_len_to_capture > 0, "the builder has no max_seq_len_to_capture");
     REQUIRE(!b->graph, "the step is padded already");
     int64_t columns = ceil_div(b->desc.max_seq_len_to_capture, b->desc.block_size);

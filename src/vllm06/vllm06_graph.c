@@ -14,9 +14,10 @@ folio_status folio_vllm06_graph_capture_begin(folio_vllm06_state *state,
     REQUIRE(state->capture.attn_backend == NULL, "graph_capture_begin: the state captures already");
     REQUIRE(d.attn_backend != NULL, "graph_capture_begin: attn_backend is NULL");
     REQUIRE(d.max_batch_size >= 1 && d.max_batch_size <= INT32_MAX,
-            "graph_capture_begin: max_batch_size is %lld", (long long)d.max_batch_size);
+            "graph_capture_begin: max_batch_size is %lld, outside [1, 2147483647]",
+            (long long)d.max_batch_size);
     REQUIRE(d.max_seq_len_to_capture >= 1 && d.max_seq_len_to_capture <= INT32_MAX,
-            "graph_capture_begin: max_seq_len_to_capture is %lld",
+            "graph_capture_begin: max_seq_len_to_capture is %lld, outside [1, 2147483647]",
             (long long)d.max_seq_len_to_capture);
     REQUIRE(d.block_size >= 1 && d.block_size <= 4096,
             "graph_capture_begin: block_size is %lld, outside [1, 4096]", (long long)d.block_size);

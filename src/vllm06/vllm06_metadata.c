@@ -112,8 +112,8 @@ static folio_status check_counts(folio_vllm06_metadata *m)
             "prefill_block_tables_stride is negative");
     REQUIRE(f->seq_lens != NULL || f->seq_lens_tensor != NULL || m->num_seqs == 0,
             "metadata: seq_lens and seq_lens_tensor are both NULL");
-    REQUIRE(f->chunked_prefill == 0 || f->chunked_prefill == 1, "metadata: chunked_prefill is %d",
-            f->chunked_prefill);
+    REQUIRE(f->chunked_prefill == 0 || f->chunked_prefill == 1,
+            "metadata: chunked_prefill is %d, neither 0 nor 1", f->chunked_prefill);
     REQUIRE(!f->chunked_prefill || f->num_prefills == 0 || f->seq_lens != NULL,
             "metadata: chunked_prefill is set, and seq_lens, of the prompts, is NULL");
     REQUIRE(!f->chunked_prefill || f->num_decode_tokens == 0 || f->seq_lens_tensor != NULL,
@@ -122,7 +122,7 @@ static folio_status check_counts(folio_vllm06_metadata *m)
             "metadata: is_prompt is set, yet %lld sequences are decodes",
             (long long)f->num_decode_tokens);
     REQUIRE(f->query_start_loc == NULL || f->query_start_loc[0] == 0,
-            "metadata: query_start_loc[0] is %d", f->query_start_loc[0]);
+            "metadata: query_start_loc[0] is %d; it must be 0", f->query_start_loc[0]);
     return FOLIO_OK;
 }
 
@@ -133,7 +133,8 @@ static folio_status check_lengths(const folio_vllm06_metadata *m)
     bool twice = !split && f->seq_lens != NULL && f->seq_lens_tensor != NULL;
     for (int64_t i = 0; i < m->num_seqs; i++) {
         int64_t len = folioi_vllm06_seq_len(m, i);
-        REQUIRE(len >= 0, "metadata: seq_lens[%lld] is %lld", (long long)i, (long long)len);
+        REQUIRE(len >= 0, "metadata: seq_lens[%lld] is %lld; it must be at least 0", (long long)i,
+                (long long)len);
         REQUIRE(!twice || f->seq_lens[i] == f->seq_lens_tensor[i],
                 "metadata: seq_lens[%lld] is %d and seq_lens_tensor[%lld] %d", (long long)i,
                 f->seq_lens[i], (long long)i, f->seq_lens_tensor[i]);
@@ -147,8 +148,11 @@ static folio_status check_prompts(folio_vllm06_metadata *m)
     int64_t tokens = 0;
     for (int64_t i = 0; i < f->num_prefills; i++) {
         int64_t query = folioi_vllm06_query_len(m, i), len = folioi_vllm06_seq_len(m, i);
-        REQUIRE(query >= 0 && query <= len, "metadata: prompt %lld has %lld new tokens of %lld",
-                (long long)i, (long long)query, (long long)len);
+        REQUIRE(query >= 0 && query <= len,
+                "metadata: prompt %lld has %lld new tokens by %s, and its seq_len is %lld",
+                (long long)i, (long long)query,
+                f->query_start_loc != NULL ? "query_start_loc" : "context_lens_tensor",
+                (long long)len);
         REQUIRE(f->context_lens_tensor == NULL || f->context_lens_tensor[i] + query == len,
                 "metadata: prompt %lld has context_len %d, %lld new tokens and seq_len %lld",
                 (long long)i, f->context_lens_tensor[i], (long long)query, (long long)len);
@@ -240,7 +244,8 @@ static folio_status copy_fields(folio_vllm06_metadata *m)
     int64_t n = m->num_seqs, prompts = f->num_prefills, encoder_tokens = 0;
     bool split = f->chunked_prefill && f->num_decode_tokens > 0;
     for (int64_t i = 0; f->encoder_seq_lens != NULL && i < n; i++) {
-        REQUIRE(f->encoder_seq_lens[i] >= 0, "metadata: encoder_seq_lens[%lld] is %d", (long long)i,
+        REQUIRE(f->encoder_seq_lens[i] >= 0,
+                "metadata: encoder_seq_lens[%lld] is %d; it must be at least 0", (long long)i,
                 f->encoder_seq_lens[i]);
         encoder_tokens += f->encoder_seq_lens[i];
     }
