@@ -234,7 +234,7 @@ void run_completeness(const check_env *env, check_draw *d, int64_t index, check_
         {FOLIO_ATTENTION_ENCODER, false, false, "encoder_len"},
         {FOLIO_ATTENTION_ENCODER_DECODER, false, false, "encoder_len"},
         {FOLIO_ATTENTION_ENCODER_DECODER, false, true, "cross_block_table"},
-        {FOLIO_ATTENTION_DECODER, false, false, NULL},
+        {FOLIO_ATTENTION_DECODER, false, false, "block_table"},
         {FOLIO_ATTENTION_ENCODER, false, true, NULL},
         {FOLIO_ATTENTION_ENCODER_ONLY, false, false, NULL},
     };

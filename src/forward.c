@@ -212,8 +212,9 @@ static folio_status check_options(const folio_plan *plan, folioi_call *call)
 }
 
 /* What a call writes, then what it reads. */
-enum { OUT, LSE, WORKSPACE, NUM_WRITTEN, Q = NUM_WRITTEN, K, V, NUM_ROWS_OR_WRITTEN };
-enum { NUM_PLACES = NUM_ROWS_OR_WRITTEN + 7 };
+enum { OUT, LSE, WORKSPACE, NUM_WRITTEN };
+enum { Q = NUM_WRITTEN, K, V, SLOPES, SINKS, BIAS, END_READ, CACHE = END_READ };
+enum { NUM_PLACES = CACHE + 4 };
 
 static folioi_place place_of(const char *name, const void *p, int64_t bytes)
 {
@@ -238,19 +239,18 @@ static void find_places(const folioi_call *call, size_t workspace_size,
     places[Q] = (folioi_place){"q", folioi_tensor_span(&t->q, heads, a->k_head_size)};
     places[K] = (folioi_place){"k", folioi_tensor_span(&t->k, a->num_kv_heads, a->k_head_size)};
     places[V] = (folioi_place){"v", folioi_tensor_span(&t->v, a->num_kv_heads, a->v_head_size)};
-    folioi_place *more = &places[NUM_ROWS_OR_WRITTEN];
-    more[0] = place_of("slopes", t->slopes, heads_bytes);
-    more[1] = place_of("sinks", t->sinks, heads_bytes);
-    more[2] = place_of("bias", t->bias.data, bias_bytes(&t->bias));
-    more[3] = place_of("the cache's K", l->k, f->k.bytes);
-    more[4] = place_of("the cache's V", l->v, f->v.bytes);
-    more[5] = place_of("the cache's k_scales", l->k_scales, f->k_scales.bytes);
-    more[6] = place_of("the cache's v_scales", l->v_scales, f->v_scales.bytes);
+    places[SLOPES] = place_of("slopes", t->slopes, heads_bytes);
+    places[SINKS] = place_of("sinks", t->sinks, heads_bytes);
+    places[BIAS] = place_of("bias", t->bias.data, bias_bytes(&t->bias));
+    places[CACHE] = place_of("the cache's K", l->k, f->k.bytes);
+    places[CACHE + 1] = place_of("the cache's V", l->v, f->v.bytes);
+    places[CACHE + 2] = place_of("the cache's k_scales", l->k_scales, f->k_scales.bytes);
+    places[CACHE + 3] = place_of("the cache's v_scales", l->v_scales, f->v_scales.bytes);
 }
 
 /*
  * What is written shares no byte with anything else. out may be q: every row of a head is read before it is written, and
- * by nobody else. k and v that go to the cache do not come from it.
+ * by nobody else. A call that stores k and v reads nothing else out of the cache: it would read what it has just stored.
  */
 static folio_status check_apart(const folioi_call *call, const folio_kv_cache *cache,
                                 size_t workspace_size)
@@ -266,8 +266,7 @@ static folio_status check_apart(const folioi_call *call, const folio_kv_cache *c
             "itself, with its dtype, strides and head size");
     TRY(folioi_check_apart(places, NUM_WRITTEN, NUM_PLACES));
     if (!call->cached) return FOLIO_OK;
-    TRY(folioi_kv_cache_check_apart(cache, places, NUM_WRITTEN));
-    return call->stores ? folioi_kv_cache_check_apart(cache, &places[K], 2) : FOLIO_OK;
+    return folioi_kv_cache_check_apart(cache, places, call->stores ? END_READ : NUM_WRITTEN);
 }
 
 static folio_status check_workspace(const folio_plan *plan, const folio_run *run, folioi_call *call)

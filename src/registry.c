@@ -161,13 +161,11 @@ folio_status folio_backend_supports(const char *backend, const folio_attention_d
 {
     folio_attention_desc a;
     folioi_kv_format format;
-    if (size > 0) {
-        REQUIRE(reasons != NULL, "reasons is NULL and its size %zu", size);
-        reasons[0] = '\0';
-    }
+    REQUIRE(size == 0 || reasons != NULL, "reasons is NULL and its size %zu", size);
     TRY(folioi_attention_resolve(attention, &a));
     if (cache != NULL) TRY(folioi_kv_format_init(cache, false, &format));
-    REQUIRE(types >> FOLIO_NUM_ATTENTION_TYPES == 0, "types 0x%x has unknown bits", types);
+    REQUIRE(types != 0 && types >> FOLIO_NUM_ATTENTION_TYPES == 0,
+            "types 0x%x is empty or has unknown bits", types);
     folioi_request request = {&a, types, cache != NULL ? &format : NULL};
     char text[1024] = "";
     folioi_reasons all = {.text = text, .size = sizeof text};
@@ -177,7 +175,9 @@ folio_status folio_backend_supports(const char *backend, const folio_attention_d
         int32_t before = all.count;
         all.prefix = candidates.any ? candidates.list[i]->name : NULL;
         folioi_backend_judge(candidates.list[i], &request, &all);
-        if (all.count == before) return FOLIO_OK;
+        if (all.count > before) continue;
+        if (size > 0) reasons[0] = '\0';
+        return FOLIO_OK;
     }
     if (size > 0) snprintf(reasons, size, "%s", text);
     FAIL(FOLIO_ERR_UNSUPPORTED, "%s", text);

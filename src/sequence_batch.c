@@ -92,7 +92,7 @@ static folio_status add_sequence(folio_batch *batch, int32_t group, folio_sequen
         .num_cross_blocks = s->encoder_len > 0 ? cross->num : 0,
     };
     pthread_mutex_unlock(&s->pool->lock);
-    TRY(folio_batch_add(batch, &seq));
+    TRY(folioi_batch_add(batch, &seq));
     folioi_batch_take_stamp(batch, &s->stamp, changes);
     return FOLIO_OK;
 }
@@ -120,6 +120,10 @@ folio_status folio_batch_add_sequences(folio_batch *batch, int32_t group,
     REQUIRE(num_sequences >= 0, "batch: num_sequences is %lld; it must be at least 0",
             (long long)num_sequences);
     REQUIRE(num_sequences == 0 || sequences != NULL, "batch: sequences is NULL");
+    REQUIRE(
+        num_sequences == 0 || batch->num_by_hand == 0,
+        "batch: it has %lld sequences of folio_batch_add; a pool's sequences need another batch",
+        (long long)batch->num_by_hand);
     int32_t block_size = batch->desc.block_size;
     folioi_origin origin = {0};
     if (batch->num_taken > 0) origin = batch->origin;

@@ -483,7 +483,7 @@ BACKEND_TEST(batch, without_a_cache)
     folio_batch *batch = build(ctx, t);
     REQUIRE_TEST(batch != NULL);
     check_batch(batch, t);
-    CHECK_INT(folio_batch_is_complete(batch, FOLIO_ATTENTION_DECODER, NULL), 1); /* no context */
+    CHECK_INT(folio_batch_is_complete(batch, FOLIO_ATTENTION_DECODER, NULL), 0); /* for a cache */
     folio_batch_destroy(batch);
     free(t);
 }
@@ -663,8 +663,9 @@ static void check_missing(folio_context *ctx, const folio_batch_seq *change,
     folio_batch *batch = make_batch(ctx, &s);
     if (batch == NULL) return;
     CHECK_OK(folio_batch_add(batch, change));
-    const char *missing = NULL;
+    const char *missing = "not set";
     int complete = folio_batch_is_complete(batch, type, &missing);
+    CHECK((missing == NULL) == complete);
     CHECK_INT(folio_batch_is_complete(batch, type, NULL), complete);
     CHECK_INT(complete, field == NULL);
     if (field && !complete)
@@ -679,7 +680,7 @@ BACKEND_TEST(batch, completeness_names_the_missing_field)
     const folio_batch_seq prompt = {.struct_size = sizeof prompt, .query_len = 4, .seq_len = 4};
     folio_batch_seq decode = prompt, padding = prompt, crossed = prompt;
     decode.seq_len = 20, padding.seq_len = 0, padding.padding = 1, crossed.encoder_len = 5;
-    check_missing(ctx, &prompt, FOLIO_ATTENTION_DECODER, NULL);
+    check_missing(ctx, &prompt, FOLIO_ATTENTION_DECODER, "block_table");
     check_missing(ctx, &padding, FOLIO_ATTENTION_DECODER, NULL);
     check_missing(ctx, &decode, FOLIO_ATTENTION_DECODER, "block_table");
     check_missing(ctx, &prompt, FOLIO_ATTENTION_ENCODER, "encoder_len");

@@ -166,6 +166,14 @@ TEST(errors, backends)
     CHECK_OK(folio_backend_supports("cpu", &a, FOLIO_ATTENTION_BIT(FOLIO_ATTENTION_DECODER), NULL,
                                     reasons, 256));
     CHECK(reasons[0] == '\0');
+    memset(reasons, 'x', sizeof reasons); /* what is refused writes nothing */
+    REFUSED(folio_backend_supports("cpu", &a, 0, NULL, reasons, 256), ARG, "types 0x0");
+    REFUSED(folio_backend_supports("cpu", &a, 1u << 9, NULL, reasons, 256), ARG, "types 0x200");
+    REFUSED(folio_backend_supports("warp", &a, 1u, NULL, reasons, 256), ARG, "warp");
+    a.num_heads = 0;
+    REFUSED(folio_backend_supports("cpu", &a, 1u, NULL, reasons, 256), ARG, "num_heads");
+    a.num_heads = 4;
+    CHECK(reasons[0] == 'x');
     a.k_head_size = 520;
     REFUSED(folio_backend_supports("cpu", &a, 1u, NULL, reasons, sizeof reasons), UNSUPPORTED,
             "520");

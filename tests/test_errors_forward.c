@@ -323,7 +323,8 @@ BACKEND_TEST(errors_forward, tensors)
     BAD_DECODER("lse|-1", c.t.lse_token_stride = 1; c.t.lse_head_stride = -1);
     BAD_DECODER("flags|8", c.t.flags = 8u);
     BAD_DECODER("flags", c.t.flags = 0x80000001u);
-    BAD_DECODER("k and v", c.t.flags = FOLIO_KV_APPEND; c.t.k = c.t.v = (folio_tensor){0});
+    BAD_DECODER("k and v|FOLIO_KV_APPEND", c.t.flags = FOLIO_KV_APPEND;
+                c.t.k = c.t.v = (folio_tensor){0});
     if (strcmp(backend, "cpu") == 0) /* the reference alone has it */
         BAD(PLAIN, FOLIO_ATTENTION_DECODER, ANY_REFUSAL, "f64", c.t.out.dtype = FOLIO_F64);
     check_still_serves(&f, __LINE__);

@@ -460,6 +460,20 @@ BACKEND_TEST(overlap, stored_rows_are_not_in_the_cache)
     char *c = w.memory.data, *end = c + w.shape.v_scales.offset_bytes + w.shape.v_scales.bytes;
     BAD("k and layer 0 of the cache", t.k.data = c + 64);
     BAD("v and layer 0 of the cache", t.v.data = end - 4);
+    /* what else the call reads would change under its hands */
+    BAD("q and layer 0 of the cache", t.q.data = c + 64);
+    BAD("bias and layer 0 of the cache",
+        t.bias = (folio_bias){end - 4, FOLIO_F32, {1, 1, 1, 1}, {0}});
+    float *zeros = (float *)(void *)(end - HEADS * sizeof(float));
+    memset(zeros, 0, HEADS * sizeof(float));
+    folio_tensors sloped = apart(x), sunk = apart(x);
+    sloped.slopes = sunk.sinks = zeros;
+    REFUSED(forward(&w, &sloped, NULL), FOLIO_ERR_ARGUMENT, "slopes and layer 0 of the cache");
+    REFUSED(forward(&w, &sunk, NULL), FOLIO_ERR_ARGUMENT, "sinks and layer 0 of the cache");
+    folio_tensors reads = apart(x); /* a call that stores nothing may read them there */
+    reads.k = reads.v = (folio_tensor){0};
+    reads.bias = (folio_bias){end - 4, FOLIO_F32, {1, 1, 1, 1}, {0}};
+    CHECK_OK(forward(&w, &reads, NULL));
     folio_kv_write good = {.struct_size = sizeof good,
                            .k = {.data = x, .dtype = FOLIO_F32, .tokens = ROWS},
                            .v = {.data = x + 1, .dtype = FOLIO_F32, .tokens = ROWS},

@@ -193,6 +193,29 @@ TEST(plan_update, a_bias_of_device_arrays_covers_the_limits)
     folio_context_destroy(ctx);
 }
 
+/* A cache of another kind of memory than the plan's. */
+TEST(plan_update, a_cache_lies_where_the_plan_runs)
+{
+    world device, host;
+    folio_context *ctx = fake_device_context(NULL), *cpu = support_context("cpu", 1, NULL);
+    REQUIRE_TEST(open_world(&device, ctx) && open_world(&host, cpu));
+    CHECK_OK(folio_plan_update(device.plan, device.batches[0], NULL));
+    CHECK_OK(
+        folio_plan_update(host.plan, device.batches[0], NULL)); /* a batch may be any context's */
+    folio_tensors t = tensors(&host, 3), on_device = tensors(&device, 3);
+    REFUSED(
+        folio_attention_forward(host.plan, 0, FOLIO_ATTENTION_DECODER, device.cache, 0, &t, NULL),
+        FOLIO_ERR_ARGUMENT, "cache|backend cpu");
+    REFUSED(folio_attention_forward(device.plan, 0, FOLIO_ATTENTION_DECODER, host.cache, 0,
+                                    &on_device, NULL),
+            FOLIO_ERR_ARGUMENT, "cache|backend cpu");
+    CHECK_OK(forward(&host, 3, NULL));
+    close_world(&device);
+    close_world(&host);
+    folio_context_destroy(ctx);
+    folio_context_destroy(cpu);
+}
+
 /* ---- The plan's own workspace ----------------------------------------------------------------- */
 
 /* Threads of the caller's: while a forward runs on them, another one begins. */

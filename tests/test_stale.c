@@ -496,6 +496,43 @@ static int64_t num_seqs(const folio_batch *batch)
     return info.num_seqs;
 }
 
+/* A table by hand could name a block that a sequence of the pool holds. */
+TEST(stale, sequences_by_hand_need_another_batch)
+{
+    pool_rig r;
+    REQUIRE_TEST(pool_rig_open(&r, (folio_pool_desc){.num_blocks = 20, .block_size = BS}));
+    folio_sequence *const s[2] = {pool_plain(r.pool, 6), pool_plain(r.pool, 3)};
+    const folio_batch_desc desc = {.struct_size = sizeof desc, .block_size = BS};
+    const folio_batch_seq padding = {.struct_size = sizeof padding, .query_len = 1, .padding = 1};
+    const int32_t table[1] = {0};
+    const folio_batch_seq by_hand = {.struct_size = sizeof by_hand,
+                                     .query_len = 2,
+                                     .seq_len = 2,
+                                     .block_table = table,
+                                     .num_blocks = 1};
+    folio_batch *batch = NULL;
+    CHECK_OK(folio_batch_create(r.ctx, &desc, &batch));
+    CHECK_OK(folio_batch_add(batch, &padding)); /* goes with both */
+    CHECK_OK(folio_batch_add_sequences(batch, 0, s, 1, NULL));
+    REFUSED(folio_batch_add(batch, &by_hand), FOLIO_ERR_ARGUMENT, "seq 2|pool|padding");
+    CHECK_OK(folio_batch_add(batch, &padding));
+    CHECK_OK(folio_batch_add_sequences(batch, 0, s + 1, 1, NULL));
+    CHECK_INT(num_seqs(batch), 4);
+    folio_batch_clear(batch);
+    CHECK_OK(folio_batch_add(batch, &padding));
+    CHECK_OK(folio_batch_add(batch, &by_hand));
+    REFUSED(folio_batch_add_sequences(batch, 0, s, 2, NULL), FOLIO_ERR_ARGUMENT,
+            "1 sequences of folio_batch_add");
+    CHECK_OK(folio_batch_add_sequences(batch, 0, s, 0, NULL));
+    CHECK_OK(folio_batch_add(batch, &by_hand));
+    CHECK_INT(num_seqs(batch), 3);
+    folio_batch_clear(batch);
+    CHECK_OK(folio_batch_add_sequences(batch, 0, s, 2, NULL));
+    folio_batch_destroy(batch);
+    for (int i = 0; i < 2; i++) folio_sequence_destroy(s[i]);
+    pool_rig_close(&r);
+}
+
 TEST(stale, a_batch_is_of_one_pool_and_one_group)
 {
     pool_rig r, other;

@@ -527,7 +527,8 @@ typedef struct folio_bias {
  * lse and run.workspace must share no byte with each other or with anything the call reads. Rows of
  * two tensors may alternate in memory, as in the result of a fused QKV projection, if their strides
  * in bytes are equal. K and V of any layer of the cache, and a bias, count as ranges from first to
- * last byte. k and v that are written to the cache must not lie in it.
+ * last byte. If the call writes k and v to the cache, nothing that it reads may lie in the cache: q, k,
+ * v, slopes, sinks and bias.
  *
  * q and out have the attention's dtype (on the reference backend out may be F64). k and v are F32,
  * F16 or BF16, whatever q is; a cache that stores them rounds them to its own dtype.
@@ -790,10 +791,11 @@ FOLIO_API folio_status folio_batch_get_view(folio_batch *batch, folio_attention_
                                         folio_phase phase, folio_batch_view *out);
 
 /**
- * Does the batch hold all that attention of this type with a cache needs? Returns 1; or 0, and
- * *missing (if not NULL) is the name of the first missing field. DECODER: block_table wherever there
- * is a context. ENCODER: encoder_len in some sequence. ENCODER_DECODER: that, and cross_block_table
- * wherever encoder_len > 0.
+ * Does the batch hold all that attention of this type with a cache needs? Returns 1, and *missing is
+ * NULL; or 0, and *missing is the name of the first missing field. missing may be NULL. DECODER:
+ * block_table in every sequence but padding; with FOLIO_KV_APPEND, or without a cache, a sequence
+ * without a context needs none. ENCODER: encoder_len in some sequence. ENCODER_ONLY: nothing.
+ * ENCODER_DECODER: encoder_len in some sequence, and cross_block_table wherever encoder_len > 0.
  */
 FOLIO_API int folio_batch_is_complete(const folio_batch *batch, folio_attention_type type,
                                       const char **missing);
@@ -1085,10 +1087,13 @@ FOLIO_API const char *folio_backend_name(int32_t index);
 FOLIO_API folio_status folio_backend_get_info(const char *name, folio_backend_info *info);
 
 /**
- * Can a backend run this attention as these types (a set of FOLIO_ATTENTION_BIT) over such a cache
- * (NULL: without one)? Returns FOLIO_OK, or FOLIO_ERR_UNSUPPORTED and every reason in `reasons`, one
- * per line. `reasons` has room for `size` bytes; the text is cut there and always terminated. It may
- * be NULL with size 0. With backend "auto" (or NULL), every candidate gives its reasons.
+ * Can a backend run this attention as these types (a set of FOLIO_ATTENTION_BIT, not empty) over such
+ * a cache (NULL: without one)? `reasons` has room for `size` bytes; the text is cut there and always
+ * terminated. It may be NULL with size 0. With backend "auto" (or NULL), every candidate gives its
+ * reasons.
+ * @return FOLIO_OK: `reasons` is "". ERR_UNSUPPORTED: `reasons` has every reason, one per line.
+ * ERR_ARGUMENT (an unknown backend; a description or a set of types that no backend takes): `reasons`
+ * is not written.
  */
 FOLIO_API folio_status folio_backend_supports(const char *backend,
                                               const folio_attention_desc *attention, uint32_t types,

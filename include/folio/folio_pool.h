@@ -378,7 +378,8 @@ FOLIO_API folio_status folio_sequence_get_table(const folio_sequence *sequence, 
  * pool's block size. No entry may be NULL: folio_batch_add adds padding. On error the batch keeps what
  * it had before.
  *
- * All sequences of a batch are of one pool and one group, until folio_batch_clear. If the group has a
+ * All sequences of a batch are of one pool and one group, until folio_batch_clear. Sequences of
+ * folio_batch_add, padding aside, need another batch: the two are refused in one. If the group has a
  * cache, folio_attention_forward refuses the batch with any other cache. Cross attention takes the
  * pool's cross_cache in the same way.
  *

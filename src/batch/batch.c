@@ -102,6 +102,7 @@ void folio_batch_clear(folio_batch *batch)
     batch->num_encoder_tokens = batch->num_cross_blocks = 0;
     batch->blocks_end = batch->cross_blocks_end = 0;
     batch->has_encoder_lens = false;
+    batch->num_by_hand = 0;
     folioi_batch_drop_stamps(batch, 0);
     batch->generation++;
 }
@@ -271,32 +272,44 @@ static folio_status append(folio_batch *b, const folio_batch_seq *s, int64_t nb,
     return FOLIO_OK;
 }
 
+folio_status folioi_batch_add(folio_batch *batch, const folio_batch_seq *s)
+{
+    long long i = batch->num_seqs;
+    int32_t bs = batch->desc.block_size;
+    bool tabled = s->block_table != NULL, crossed = s->cross_block_table != NULL;
+    TRY(check_lengths(s, i));
+    REQUIRE(bs > 0 || (!tabled && !crossed),
+            "seq %lld has a block table, but the batch has no block size: set "
+            "folio_batch_desc.block_size or .cache",
+            i);
+    int64_t nb = tabled ? ceil_div(s->seq_len, bs) : 0;
+    int64_t ncb = crossed && s->seq_len > 0 ? ceil_div(s->encoder_len, bs) : 0;
+    if (s->seq_len > 0) {
+        TRY(check_table(s->block_table, s->num_blocks, s->seq_len, nb, bs, "block_table", i));
+        TRY(check_table(s->cross_block_table, s->num_cross_blocks, s->encoder_len, ncb, bs,
+                        "cross_block_table", i));
+        TRY(check_slots(s->slots, s->query_len, "slots", i));
+        TRY(check_slots(s->cross_slots, s->encoder_new_len, "cross_slots", i));
+    }
+    TRY(reserve_all(batch, batch->num_seqs + 1, batch->num_query_tokens + s->query_len,
+                    batch->num_blocks + nb, batch->num_encoder_tokens + s->encoder_new_len,
+                    batch->num_cross_blocks + ncb));
+    return append(batch, s, nb, ncb);
+}
+
+/* A table by hand may name blocks that a sequence of the pool holds: the two do not go together. */
 folio_status folio_batch_add(folio_batch *batch, const folio_batch_seq *seq)
 {
     REQUIRE(batch != NULL, "folio_batch_add: batch is NULL");
     folio_batch_seq s;
     STRUCT_IN(s, seq, "folio_batch_seq");
-    long long i = batch->num_seqs;
-    int32_t bs = batch->desc.block_size;
-    bool tabled = s.block_table != NULL, crossed = s.cross_block_table != NULL;
-    TRY(check_lengths(&s, i));
-    REQUIRE(bs > 0 || (!tabled && !crossed),
-            "seq %lld has a block table, but the batch has no block size: set "
-            "folio_batch_desc.block_size or .cache",
-            i);
-    int64_t nb = tabled ? ceil_div(s.seq_len, bs) : 0;
-    int64_t ncb = crossed && s.seq_len > 0 ? ceil_div(s.encoder_len, bs) : 0;
-    if (s.seq_len > 0) {
-        TRY(check_table(s.block_table, s.num_blocks, s.seq_len, nb, bs, "block_table", i));
-        TRY(check_table(s.cross_block_table, s.num_cross_blocks, s.encoder_len, ncb, bs,
-                        "cross_block_table", i));
-        TRY(check_slots(s.slots, s.query_len, "slots", i));
-        TRY(check_slots(s.cross_slots, s.encoder_new_len, "cross_slots", i));
-    }
-    TRY(reserve_all(batch, batch->num_seqs + 1, batch->num_query_tokens + s.query_len,
-                    batch->num_blocks + nb, batch->num_encoder_tokens + s.encoder_new_len,
-                    batch->num_cross_blocks + ncb));
-    return append(batch, &s, nb, ncb);
+    REQUIRE(batch->num_taken == 0 || s.padding,
+            "seq %lld: the batch has sequences of a pool, and only padding may be added to them; "
+            "use another batch",
+            (long long)batch->num_seqs);
+    TRY(folioi_batch_add(batch, &s));
+    batch->num_by_hand += !s.padding;
+    return FOLIO_OK;
 }
 
 folioi_rows folioi_batch_rows(const folio_batch *batch, int64_t seq, folio_attention_type type)

@@ -60,6 +60,7 @@ struct folio_batch {
     folioi_array cross_blocks; /* int32_t [num_cross_blocks]    */
     folioi_array taken;        /* folioi_taken [num_taken]      */
     int64_t num_taken;         /* sequences that came from a pool */
+    int64_t num_by_hand;       /* sequences that did not, padding aside */
     folioi_origin origin;      /* of all of them; says nothing if there are none */
     folioi_array views[FOLIO_NUM_ATTENTION_TYPES][FOLIOI_NUM_PHASES];
 };
@@ -92,6 +93,9 @@ int64_t folioi_batch_new_rows(const folio_batch *batch, folio_attention_type typ
 
 /** Slots of the new rows; NULL for encoder types. */
 const int64_t *folioi_batch_slots(const folio_batch *batch, folio_attention_type type);
+
+/** Append a sequence, by hand or of a pool. s has all fields of this version. */
+folio_status folioi_batch_add(folio_batch *batch, const folio_batch_seq *s);
 
 /** The batch's last sequence came from a pool, in the state of this many changes. There is room. */
 void folioi_batch_take_stamp(folio_batch *batch, folioi_stamp *stamp, uint64_t changes);

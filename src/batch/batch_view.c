@@ -50,10 +50,9 @@ int folio_batch_is_complete(const folio_batch *batch, folio_attention_type type,
         lacks = "encoder_len";
     for (int64_t i = 0; lacks == NULL && i < batch->num_seqs; i++) {
         folioi_rows r = folioi_batch_rows(batch, i, type);
-        if (type == FOLIO_ATTENTION_DECODER && r.context_len > 0 && r.blocks == NULL)
-            lacks = "block_table";
-        if (type == FOLIO_ATTENTION_ENCODER_DECODER && r.key_len > 0 && r.blocks == NULL)
-            lacks = "cross_block_table";
+        if (r.key_len == 0 || r.blocks != NULL) continue;
+        if (type == FOLIO_ATTENTION_DECODER) lacks = "block_table";
+        if (type == FOLIO_ATTENTION_ENCODER_DECODER) lacks = "cross_block_table";
     }
     if (missing != NULL) *missing = lacks;
     return lacks == NULL;

@@ -97,8 +97,7 @@ static bool share(part a, part b, int64_t apart)
     return true; /* not decided */
 }
 
-bool folioi_spans_share(const folioi_span *a, const folioi_span *b)
+bool folioi_spans_share_inside(const folioi_span *a, const folioi_span *b)
 {
-    if (a->extent == 0 || b->extent == 0) return false;
     return share((part){a, 0, a->extent}, (part){b, 0, b->extent}, (int64_t)(b->first - a->first));
 }
