@@ -76,6 +76,28 @@ void v06_same_builder_window(const char *ancestor, const char *compute)
     v06_close(&r);
 }
 
+/* A decode that writes to block 0, from which all padding reads. */
+static void pad_over_block_0(v06 *r, folio_vllm06_builder *builder)
+{
+    static const v06_seq prompt[] = {{0, true, 3, 3, 0}};
+    static const v06_seq decode[] = {{0, false, 1, 4, 0}, {5, false, 1, 1, 0}};
+    float row[4 * 32];
+    if (!build(r, builder, prompt, 1)) return;
+    v06_run(r, FOLIO_ATTENTION_DECODER);
+    v06_fields(r, decode, 2);
+    CHECK(r->slots[0] == 3); /* block 0 */
+    add(r, builder, 0);
+    CHECK_OK(folio_vllm06_builder_pad(builder, 1));
+    folio_vllm06_metadata_destroy(r->m);
+    r->m = NULL;
+    CHECK_OK(folio_vllm06_builder_build(builder, &r->m));
+    folio_vllm06_forward_args a = v06_args(r, FOLIO_ATTENTION_DECODER);
+    CHECK_OK(r->b->forward(r->impl, &a, NULL));
+    memcpy(row, r->out.data, sizeof row);
+    if (v06_step(r, decode, 1)) v06_run(r, FOLIO_ATTENTION_DECODER);
+    for (int k = 0; k < COUNT_OF(row); k++) CHECK(fabs(v06_out(r, 0, k) - (double)row[k]) <= 1e-5);
+}
+
 /* Decodes padded to a graph's batch; the row of a graph's table; what cannot be padded. */
 void v06_same_builder_pad(const char *ancestor, const char *compute)
 {
@@ -122,6 +144,7 @@ void v06_same_builder_pad(const char *ancestor, const char *compute)
         CHECK_OK(folio_vllm06_builder_build(builder, &m));
         CHECK(m != NULL && folio_vllm06_metadata_get(m)->use_cuda_graph == 0);
         folio_vllm06_metadata_destroy(m);
+        pad_over_block_0(&r, builder);
         static const v06_seq long_one[] = {{0, false, 1, 41, 0}}, prompt[] = {{0, true, 3, 3, 0}};
         v06_fields(&r, long_one, 1);
         add(&r, builder, 0);

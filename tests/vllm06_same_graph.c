@@ -10,6 +10,10 @@ static const v06_seq first_step[] = {
 static const v06_seq second_step[] = {
     {0, false, 1, 15, 11}, {1, false, 1, 10, 20}, {5, false, 1, 9, 3}, {5, false, 1, 1, 1}};
 
+/* a decode that writes to block 0, which padding reads */
+static const v06_seq third_step[] = {
+    {0, false, 1, 4, 11}, {0, false, 1, 1, 1}, {0, false, 1, 1, 1}, {0, false, 1, 1, 1}};
+
 static folio_vllm06_graph_capture_desc capture_desc(const v06 *r)
 {
     return (folio_vllm06_graph_capture_desc){.struct_size = sizeof(folio_vllm06_graph_capture_desc),
@@ -102,6 +106,8 @@ void v06_same_graph_capture(const char *ancestor, const char *compute)
             v06_check_images(&r);
             replay(&r, &b, first_step, 2, 0);
             replay(&r, &b, second_step, 3, 0);
+            replay(&r, &b, third_step, 1, 0);
+            CHECK(r.slots[0] == 3 && r.tables[r.blocks_per_seq] == 0);
         }
         v06_close(&r);
     }
