@@ -75,6 +75,37 @@ TEST(swap, sequences_go_to_disk_and_back)
         check_round_trip(geometries[g], FOLIO_TIER_DISK, g % 2 == 0);
 }
 
+/* Poison, 32 bytes of it side by side. */
+static bool file_is_poisoned(const char *path)
+{
+    FILE *file = fopen(path, "rb");
+    int byte, run = 0;
+    if (file == NULL) return true;
+    while (run < 32 && (byte = fgetc(file)) != EOF) run = byte == 0xFF ? run + 1 : 0;
+    fclose(file);
+    return run == 32;
+}
+
+/* What lay in the slots behind a sequence's last token is nobody's to read in the file. */
+TEST(swap, unused_slots_do_not_reach_the_file)
+{
+    static gen_world w;
+    for (int g = 0; g < COUNT_OF(geometries); g++)
+        for (int by_host = 0; by_host < 2; by_host++) {
+            REQUIRE_TEST(gen_world_open(&w, geometries[g], 48, 30, 40));
+            folio_sequence *s = gen_filled(&w, &w.r[0], 17);
+            if (by_host) CHECK_OK(folio_sequence_swap_out(s, FOLIO_TIER_HOST, NULL, NULL));
+            CHECK_OK(folio_sequence_swap_out(s, FOLIO_TIER_DISK, NULL, NULL));
+            CHECK_INT(gen_stats(&w.p).store_errors, 0);
+            CHECK_MSG(!file_is_poisoned(w.store), "geometry %d, %s", g,
+                      by_host ? "host" : "device");
+            CHECK_OK(folio_sequence_swap_in(s, NULL, NULL));
+            CHECK(gen_contents_right(&w.p, s, &w.r[0]));
+            folio_sequence_destroy(s);
+            gen_world_close(&w);
+        }
+}
+
 /* Of a windowed group only what the next token sees is moved. */
 TEST(swap, only_the_window_is_moved)
 {

@@ -57,3 +57,50 @@ void folioi_frames_free(folioi_frames *f)
     if (device != NULL) device->free(f->ctx, FOLIO_MEMORY_HOST, f->memory);
     else folioi_free(&f->ctx->allocator, f->memory, f->bytes);
 }
+
+static void clear_tokens(const folioi_kv_side *side, int32_t heads, int32_t first, int32_t end)
+{
+    size_t elem = folio_dtype_size(side->dtype);
+    for (int32_t h = 0; h < heads; h++)
+        for (int32_t t = first; t < end; t++) {
+            int64_t at = address_token(side->at, 0, h, t);
+            for (int32_t d = 0; d < side->dims; d++)
+                memset(side->base + (at + address_dim(side->at, t, d)) * (int64_t)elem, 0, elem);
+            if (side->scales != NULL) side->scales[address_token(side->scales_at, 0, h, t)] = 0;
+        }
+}
+
+/* What lies between and behind the arrays of a layer. */
+static void clear_gaps(const folioi_kv_format *one, char *base)
+{
+    const folio_kv_array *const arrays[] = {&one->v, &one->k_scales, &one->v_scales};
+    int64_t end = 0;
+    for (int i = 0; i < 3; i++) {
+        if (arrays[i]->num_dims == 0) continue;
+        if (i > 0) memset(base + end, 0, (size_t)(arrays[i]->offset_bytes - end));
+        end = arrays[i]->offset_bytes + arrays[i]->bytes;
+    }
+    memset(base + end, 0, (size_t)(one->layer_bytes - end));
+}
+
+void folioi_frames_clear_rest(const folioi_frames *f, int32_t table, int64_t frame, int32_t tokens)
+{
+    const folioi_kv_format *all = &f->cache[table]->format;
+    const folio_kv_cache_desc *d = &all->desc;
+    folioi_kv_format one;
+    if (folioi_kv_frame_format(d, all->on_device, &one) != FOLIO_OK)
+        return; /* it went well before */
+    for (int32_t l = 0; l < d->num_layers; l++) {
+        char *base = frames_at(f, frame) + l * one.layer_bytes;
+        folioi_kv_layer layer = {.k = base, .v = base + one.v.offset_bytes, .format = &one};
+        if (d->dtype == FOLIO_INT8) {
+            layer.k_scales = (float *)(void *)(base + one.k_scales.offset_bytes);
+            layer.v_scales = (float *)(void *)(base + one.v_scales.offset_bytes);
+        }
+        clear_gaps(&one, base);
+        for (folioi_part part = FOLIOI_K; part <= FOLIOI_V; part++) {
+            folioi_kv_side side = kv_side(&layer, part);
+            clear_tokens(&side, d->num_kv_heads, tokens, d->block_size);
+        }
+    }
+}

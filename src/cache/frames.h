@@ -30,6 +30,9 @@ folio_status folioi_frames_init(folioi_frames *f, folio_context *ctx, folio_kv_c
                                 int32_t num_tables, int64_t num_blocks);
 void folioi_frames_free(folioi_frames *f);
 
+/** Zeros to what the first `tokens` tokens of a frame do not fill: no other bytes go to the store. */
+void folioi_frames_clear_rest(const folioi_frames *f, int32_t table, int64_t frame, int32_t tokens);
+
 static inline char *frames_at(const folioi_frames *f, int64_t i)
 {
     return f->memory + i * f->frame_bytes;

@@ -50,6 +50,13 @@ static folioi_frame_id sequence_frame(const folio_sequence *s, int32_t table, in
                              .kind = FOLIOI_FRAME_SEQUENCE};
 }
 
+/* Slots behind the last token in entry i of a sequence's table. */
+static int32_t unused_slots(const folio_sequence *s, int32_t table, int64_t i)
+{
+    int64_t len = table == s->pool->cross ? s->encoder_len : s->len;
+    return (int32_t)max_i64(0, (i + 1) * s->pool->block_size - len);
+}
+
 /* A host block; the oldest cached one makes room, on its way to the store if there is one. */
 static int32_t take_host(folio_pool *pool, folio_transfer *t, int32_t table)
 {
@@ -161,6 +168,7 @@ static void plan_out(folio_sequence *s, folio_tier tier, folio_transfer *t)
                 if ((host != NONE) != (pass == 0)) continue;
                 if (tier == FOLIO_TIER_DISK) {
                     step.kind = STEP_STORE;
+                    step.unused = unused_slots(s, k, i);
                     step.id = sequence_frame(s, k, i);
                 } else if (host != NONE) {
                     step.kind = STEP_KEEP;
@@ -220,6 +228,7 @@ static folio_status swap_down(folio_sequence *s, folio_transfer **t)
                                                   .device = NONE,
                                                   .host = table_blocks(&s->table[k])[i],
                                                   .node = NONE,
+                                                  .unused = unused_slots(s, k, i),
                                                   .id = sequence_frame(s, k, i)});
     folioi_transfer_begin(*t, TRANSFER_DOWN, s);
     return FOLIO_OK;

@@ -64,6 +64,9 @@ static folio_status run_disk(folio_pool *pool, folioi_step *step)
     if (step->kind == STEP_STORE)
         TRY(copy_frames(pool, device, host, (const int64_t(*)[2])down, 1));
     TRY(folioi_mover_settle(pool));
+    if (step->kind != STEP_LOAD)
+        folioi_frames_clear_rest(f, step->table, step->kind == STEP_STORE ? f->staging : step->host,
+                                 pool->block_size - step->unused);
     switch (step->kind) {
     case STEP_SPILL: /* what is not written is only a miss later */
         step->ok =

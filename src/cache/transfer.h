@@ -31,6 +31,7 @@ typedef struct folioi_step {
     int64_t index;        /* in the sequence's table          */
     int32_t device, host; /* blocks; NONE                     */
     int32_t node;         /* of the index; NONE               */
+    int32_t unused;       /* STORE, SINK: slots of the block behind its last token */
     bool holds_device;    /* the step has a reference to it   */
     bool holds_host;
     bool tried;         /* STORE: a frame was asked for       */
