@@ -127,7 +127,8 @@ typedef struct forks {
 static bool fork_batch(void *state, double *seconds)
 {
     forks *s = state;
-    int64_t slot, pairs[FORKS][2], num_pairs;
+    int64_t slot, num_pairs;
+    folio_block_pair pairs[FORKS];
     double start = term_seconds();
     for (int i = 0; i < FORKS; i++) {
         folio_sequence *child;

@@ -121,7 +121,7 @@ void run_pack(const check_env *env, check_draw *d, int64_t index, check_outcome 
 void run_copy(const check_env *env, check_draw *d, int64_t index, check_outcome *out)
 {
     const int64_t from[] = {8, 1, 5}, to[] = {0, 7, 2};
-    const int64_t pairs[][2] = {{8, 0}, {1, 7}, {5, 2}};
+    const folio_block_pair pairs[] = {{8, 0}, {1, 7}, {5, 2}};
     harness_spec s = {0};
     harness *h = open_small(env, d, layout_of(env, index),
                             kv_dtypes[index / env->info.num_layouts % NUM_KV_DTYPES], &s);
@@ -139,7 +139,7 @@ void run_copy(const check_env *env, check_draw *d, int64_t index, check_outcome 
 void run_swap(const check_env *env, check_draw *d, int64_t index, check_outcome *out)
 {
     const int64_t from[] = {2, 6}, to[] = {3, 0};
-    const int64_t pairs[][2] = {{2, 3}, {6, 0}};
+    const folio_block_pair pairs[] = {{2, 3}, {6, 0}};
     folio_dtype dtype = kv_dtypes[index % NUM_KV_DTYPES];
     harness_spec s = {0}, t;
     harness *a = open_small(env, d, layout_of(env, index), dtype, &s);

@@ -75,7 +75,7 @@ typedef struct folioi_device {
     /* blocks as stored, pairs[i] = { from, to }; one of the two may be host memory of kind HOST */
     folio_status (*move_blocks)(const folio_context *ctx, const folioi_kv_layer *from,
                                 const folioi_kv_layer *to, int32_t num_layers,
-                                const int64_t (*pairs)[2], int64_t num_pairs, void *stream);
+                                const folio_block_pair *pairs, int64_t num_pairs, void *stream);
     folio_status (*merge)(const folio_context *ctx, const folio_merge *merge, void *stream);
 } folioi_device;
 

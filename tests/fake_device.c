@@ -21,7 +21,7 @@ typedef struct work {
     void *stream;
     folioi_kv_format format[2];
     folioi_kv_layer *layers[2]; /* from, to: copies */
-    int64_t (*pairs)[2];
+    folio_block_pair *pairs;
     int64_t num_pairs;
     void *to;
     int value;
@@ -89,9 +89,7 @@ static void run_one(const work *w)
     }
     folio_kv_cache from = {.ctx = &host, .format = w->format[0], .layers = w->layers[0]};
     folio_kv_cache to = {.ctx = &host, .format = w->format[1], .layers = w->layers[1]};
-    if (folio_kv_cache_copy_blocks(&from, &to, (const int64_t(*)[2])w->pairs, w->num_pairs, NULL) !=
-        FOLIO_OK)
-        abort();
+    if (folio_kv_cache_copy_blocks(&from, &to, w->pairs, w->num_pairs, NULL) != FOLIO_OK) abort();
 }
 
 /* All of a stream, or of all of them, in the order it was given. */
@@ -226,7 +224,7 @@ static folio_status gather(const folio_context *ctx, const folioi_kv_layer *laye
 
 static folio_status move_blocks(const folio_context *ctx, const folioi_kv_layer *from,
                                 const folioi_kv_layer *to, int32_t num_layers,
-                                const int64_t (*pairs)[2], int64_t num_pairs, void *stream)
+                                const folio_block_pair *pairs, int64_t num_pairs, void *stream)
 {
     (void)ctx;
     if (num_pairs == 0) return FOLIO_OK;

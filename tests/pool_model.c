@@ -139,12 +139,12 @@ const int32_t *pool_counting_ids(void)
     return ids;
 }
 
-bool pool_pairs_fit(const int64_t (*pairs)[2], int64_t num_pairs)
+bool pool_pairs_fit(const folio_block_pair *pairs, int64_t num_pairs)
 {
     for (int64_t i = 0; i < num_pairs; i++)
         for (int64_t j = 0; j < num_pairs; j++) {
-            if (i != j && pairs[i][1] == pairs[j][1]) return false;
-            if (pairs[i][0] == pairs[j][1]) return false;
+            if (i != j && pairs[i].to == pairs[j].to) return false;
+            if (pairs[i].from == pairs[j].to) return false;
         }
     return true;
 }

@@ -54,7 +54,7 @@ folio_sequence *pool_fork(folio_sequence *sequence);
 enum { POOL_COUNTING_IDS = 4096 };
 const int32_t *pool_counting_ids(void);
 /* May folio_kv_cache_copy_blocks be called with them? */
-bool pool_pairs_fit(const int64_t (*pairs)[2], int64_t num_pairs);
+bool pool_pairs_fit(const folio_block_pair *pairs, int64_t num_pairs);
 /* The first key that token number `token` sees; window 0: all. */
 int64_t pool_first_seen(int64_t token, int64_t window);
 

@@ -659,7 +659,7 @@ BACKEND_TEST(cache, past_2_31_elements)
             attend(ctx, cache, &c, near, b);
             CHECK(memcmp(a, b, sizeof a) == 0 && isfinite(a[0]));
         }
-        const int64_t pair[1][2] = {{far[0], 7}};
+        const folio_block_pair pair[1] = {{far[0], 7}};
         CHECK_OK(folio_kv_cache_copy_blocks(cache, cache, pair, 1, NULL));
         int64_t copied[16];
         for (int i = 0; i < 16; i++) copied[i] = 7 * 16 + i;

@@ -320,7 +320,7 @@ BACKEND_TEST(cache_move, rows_without_scales)
 BACKEND_TEST(cache_move, copy_blocks_in_all_layers)
 {
     /* One block may be read many times. */
-    const int64_t pairs[4][2] = {{5, 0}, {2, 1}, {5, 4}, {2, 3}};
+    const folio_block_pair pairs[4] = {{5, 0}, {2, 1}, {5, 4}, {2, 3}};
     for (int layout = 0; layout < FOLIO_NUM_LAYOUTS; layout++)
         for (int t = 0; t < SUPPORT_NUM_KV_DTYPES; t++) {
             folio_kv_cache_desc c =
@@ -332,7 +332,7 @@ BACKEND_TEST(cache_move, copy_blocks_in_all_layers)
             support_buffer *gaps = &m.memory; /* strided: what lies between rows stays poison */
             CHECK_OK(folio_kv_cache_copy_blocks(m.cache, m.cache, pairs, 4, NULL));
             for (int i = 0; i < 4; i++)
-                image_copy_block(&c, &a, &expected, pairs[i][0], pairs[i][1]);
+                image_copy_block(&c, &a, &expected, pairs[i].from, pairs[i].to);
             check_holds(&m, &expected, "copy_blocks");
             CHECK_OK(folio_kv_cache_copy_blocks(m.cache, m.cache, pairs, 0, NULL));
             CHECK_OK(folio_kv_cache_copy_blocks(m.cache, m.cache, NULL, 0, NULL));
@@ -350,7 +350,7 @@ BACKEND_TEST(cache_move, copy_blocks_in_all_layers)
 static void swap_pair(folio_context *ctx, folio_layout from, folio_layout to, folio_dtype dtype,
                       int block_size)
 {
-    const int64_t pairs[4][2] = {{1, 4}, {0, 0}, {5, 2}, {1, 3}};
+    const folio_block_pair pairs[4] = {{1, 4}, {0, 0}, {5, 2}, {1, 3}};
     int v_size = is_interleaved(from) || is_interleaved(to) ? 16 : 8;
     folio_kv_cache_desc cs = describe(from, dtype, block_size, v_size);
     folio_kv_cache_desc cd = describe(to, dtype, block_size, v_size);
@@ -365,7 +365,7 @@ static void swap_pair(folio_context *ctx, folio_layout from, folio_layout to, fo
     image_load(&dst, &b);
     CHECK_OK(folio_kv_cache_copy_blocks(src.cache, dst.cache, pairs, 4, NULL));
     CHECK_OK(folio_kv_cache_copy_blocks(src.cache, dst.cache, NULL, 0, NULL));
-    for (int i = 0; i < 4; i++) image_copy_block(&cs, &a, &b, pairs[i][0], pairs[i][1]);
+    for (int i = 0; i < 4; i++) image_copy_block(&cs, &a, &b, pairs[i].from, pairs[i].to);
     check_holds(&dst, &b, folio_layout_name(from));
     check_holds(&src, &a, "the source of a swap");
     image_free(&a);
@@ -395,7 +395,7 @@ BACKEND_TEST(cache_move, swap_into_a_smaller_cache)
     image a = image_random(&big, 6), b = image_random(&small, 7);
     image_load(&src, &a);
     image_load(&dst, &b);
-    const int64_t pairs[1][2] = {{5, 1}};
+    const folio_block_pair pairs[1] = {{5, 1}};
     CHECK_OK(folio_kv_cache_copy_blocks(src.cache, dst.cache, pairs, 1, NULL));
     image got = image_read(&dst);
     for (int l = 0; l < LAYERS; l++) {
@@ -639,7 +639,7 @@ BACKEND_TEST(cache_move, bad_copies_are_refused)
 {
     const struct {
         const char *words;
-        int64_t pairs[2][2];
+        folio_block_pair pairs[2];
         int64_t count;
         bool bad_swap; /* reading what is written is bad within one cache only */
     } cases[] = {{"6", {{0, 1}, {6, 2}}, 2, true},
@@ -677,7 +677,7 @@ BACKEND_TEST(cache_move, swap_needs_one_geometry)
     const folio_kv_cache_desc base = describe(FOLIO_LAYOUT_HND, FOLIO_INT8, 16, 16);
     refusal r;
     REQUIRE_TEST(refusal_make(ctx, &r, FOLIO_INT8));
-    const int64_t pairs[1][2] = {{0, 1}};
+    const folio_block_pair pairs[1] = {{0, 1}};
     for (int i = 0; i < 6; i++) {
         const char *words[] = {"2|3", "32|16", "4|3", "24|16", "8|16", "bf16|int8"};
         folio_kv_cache_desc c = base;

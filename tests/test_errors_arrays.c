@@ -111,9 +111,9 @@ BACKEND_TEST(errors_arrays, misaligned_arrays_of_a_cache)
     folio_kv_gather g = {.struct_size = sizeof g, .slots = SHIFTED(numbers), .num_slots = 2};
     g.k = w.k;
     REFUSED(folio_kv_cache_gather(cache, 0, &g, NULL), ARG, "slots|align");
-    REFUSED(
-        folio_kv_cache_copy_blocks(cache, cache, (const int64_t(*)[2])SHIFTED(numbers), 1, NULL),
-        ARG, "pairs|align");
+    REFUSED(folio_kv_cache_copy_blocks(cache, cache, (const folio_block_pair *)SHIFTED(numbers), 1,
+                                       NULL),
+            ARG, "pairs|align");
     static float block[BLOCK * HEADS * SIZE];
     folio_kv_rows r = {.struct_size = sizeof r, .k = block, .v = block, .num_blocks = 1};
     r.blocks = SHIFTED(numbers);

@@ -64,7 +64,8 @@ static folio_status use_plan(whole *w)
                        .out = {.data = out, .tokens = 18}};
     TRY_STATUS(folio_plan_update(w->plan, w->batch, NULL));
     TRY_STATUS(folio_attention_forward(w->plan, 0, FOLIO_ATTENTION_DECODER, w->cache, 1, &t, NULL));
-    const int64_t slots[2] = {40, 3}, pairs[2][2] = {{1, 4}, {0, 5}};
+    const int64_t slots[2] = {40, 3};
+    const folio_block_pair pairs[2] = {{1, 4}, {0, 5}};
     folio_kv_write write = {.struct_size = sizeof write,
                             .k = {.data = k, .dtype = FOLIO_F32, .tokens = 2},
                             .v = {.data = k, .dtype = FOLIO_F32, .tokens = 2},

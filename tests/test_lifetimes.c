@@ -111,7 +111,8 @@ static void use_kv_cache(void *object)
 {
     folio_kv_cache_view view = FOLIO_INIT(folio_kv_cache_view);
     CHECK_OK(folio_kv_cache_get_view(object, 0, &view));
-    const int64_t last = view.desc->num_blocks - 1, pair[1][2] = {{last - 1, last}};
+    const int64_t last = view.desc->num_blocks - 1;
+    const folio_block_pair pair[1] = {{last - 1, last}};
     CHECK_OK(folio_kv_cache_copy_blocks(object, object, pair, 1, NULL));
 }
 

@@ -158,7 +158,8 @@ TEST(pages, pack_copy_and_unpack)
         for (size_t n = 0; n < bytes[i] / 2; n++)
             rows[i][n] = i < 2 ? (uint16_t)(n + (size_t)i * 31) : 0xFFFF;
     }
-    const int64_t in[BLOCKS] = {2, 0, 1}, out[BLOCKS] = {0, 2, 1}, pair[1][2] = {{2, 0}};
+    const int64_t in[BLOCKS] = {2, 0, 1}, out[BLOCKS] = {0, 2, 1};
+    const folio_block_pair pair[1] = {{2, 0}};
     folio_kv_rows r = {.struct_size = sizeof r, .k = rows[0], .v = rows[1], .blocks = in};
     r.num_blocks = BLOCKS;
     CHECK_OK(folio_kv_cache_pack(cache, 0, &r, NULL));

@@ -515,7 +515,8 @@ TEST(pool, other_calls_refused)
     REQUIRE_TEST(pool_rig_open(
         &r, (folio_pool_desc){.num_blocks = 10, .block_size = 16, .num_layer_groups = 2}));
     folio_pool *p = r.pool;
-    int64_t pairs[4][2], n = 77;
+    int64_t n = 77;
+    folio_block_pair pairs[4];
     REFUSED(folio_pool_take_copies(NULL, 0, 4, pairs, &n), FOLIO_ERR_ARGUMENT, "pool");
     REFUSED(folio_pool_take_copies(p, 2, 4, pairs, &n), FOLIO_ERR_ARGUMENT, "group|2");
     REFUSED(folio_pool_take_copies(p, -2, 4, pairs, &n), FOLIO_ERR_ARGUMENT, "group|-2");
@@ -903,7 +904,8 @@ static void thread_sequence(thread_arg *t, uint64_t random)
         t->faults += folio_sequence_release_window(s) != FOLIO_OK;
         t->done++;
     }
-    int64_t pairs[4][2], n = 0;
+    int64_t n = 0;
+    folio_block_pair pairs[4];
     t->faults += folio_pool_take_copies(t->pool, 0, 4, pairs, &n) != FOLIO_OK;
     folio_sequence_destroy(s);
     folio_sequence_destroy(fork);

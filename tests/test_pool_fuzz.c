@@ -650,12 +650,12 @@ static void compute(fuzz *f, shadow *s)
     folio_pool *pool = f->w->pool;
     if (draw(f, 2) || !alone(f)) FUZZ_OK(folio_pool_run_copies(pool, NULL));
     for (int g = 0; g < f->w->c.num_layer_groups; g++) { /* by hand, a few at a time */
-        int64_t pairs[4][2], n = 0;
+        int64_t n = 0;
+        folio_block_pair pairs[4];
         do {
             if (!alone(f)) break;
             FUZZ_OK(folio_pool_take_copies(pool, g, 1 + draw(f, 3), pairs, &n));
-            FUZZ_OK(folio_kv_cache_copy_blocks(f->w->caches[g], f->w->caches[g],
-                                               (const int64_t(*)[2])pairs, n, NULL));
+            FUZZ_OK(folio_kv_cache_copy_blocks(f->w->caches[g], f->w->caches[g], pairs, n, NULL));
         } while (n > 0);
     }
     if (draw(f, 4) == 0) {

@@ -240,18 +240,19 @@ static void op_reserve(model *m)
 /* Takes and runs up to `capacity` copies of a group: those the model waits for. */
 static void take_copies(model *m, int g, int64_t capacity)
 {
-    int64_t pairs[MODEL_BLOCKS][2], n = -1, waiting = 0;
+    int64_t n = -1, waiting = 0;
+    folio_block_pair pairs[MODEL_BLOCKS];
     for (int64_t i = 0; i < m->num_pairs; i++) waiting += m->pairs[i].group == g;
     EXPECT_STATUS(folio_pool_take_copies(m->pool, g, capacity, pairs, &n), FOLIO_OK);
     EXPECT_SAME("copies taken", n, capacity < waiting ? capacity : waiting);
-    EXPECT(pool_pairs_fit((const int64_t(*)[2])pairs, n), "copies that cannot run at once");
+    EXPECT(pool_pairs_fit(pairs, n), "copies that cannot run at once");
     for (int64_t k = 0; k < n; k++) {
         int64_t i = 0;
-        while (i < m->num_pairs && (m->pairs[i].group != g || m->pairs[i].from != pairs[k][0] ||
-                                    m->pairs[i].to != pairs[k][1]))
+        while (i < m->num_pairs && (m->pairs[i].group != g || m->pairs[i].from != pairs[k].from ||
+                                    m->pairs[i].to != pairs[k].to))
             i++;
-        EXPECT(i < m->num_pairs, "nobody waits for a copy of %lld to %lld", (long long)pairs[k][0],
-               (long long)pairs[k][1]);
+        EXPECT(i < m->num_pairs, "nobody waits for a copy of %lld to %lld",
+               (long long)pairs[k].from, (long long)pairs[k].to);
         for (int j = 0; j < m->config.block_size; j++)
             model_shadow_of(m, m->pairs[i].to)[j] = model_shadow_of(m, m->pairs[i].from)[j];
         m->pairs[i] = m->pairs[--m->num_pairs];
@@ -628,15 +629,16 @@ static void worker_copies(worker *w)
 {
     pthread_mutex_lock(w->copies);
     for (int g = 0; g < w->m.config.num_layer_groups; g++) {
-        int64_t pairs[MODEL_BLOCKS][2], n = 0;
+        int64_t n = 0;
+        folio_block_pair pairs[MODEL_BLOCKS];
         if (!went_well(w, "take_copies",
                        folio_pool_take_copies(w->m.pool, g, MODEL_BLOCKS, pairs, &n)))
             break;
-        if (!pool_pairs_fit((const int64_t(*)[2])pairs, n)) FAULT(w, "copies that cannot run");
+        if (!pool_pairs_fit(pairs, n)) FAULT(w, "copies that cannot run");
         for (int64_t i = 0; i < n; i++)
             for (int j = 0; j < w->m.config.block_size; j++)
-                model_shadow_of(&w->m, (int32_t)pairs[i][1])[j] =
-                    model_shadow_of(&w->m, (int32_t)pairs[i][0])[j];
+                model_shadow_of(&w->m, (int32_t)pairs[i].to)[j] =
+                    model_shadow_of(&w->m, (int32_t)pairs[i].from)[j];
     }
     pthread_mutex_unlock(w->copies);
 }

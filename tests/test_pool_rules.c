@@ -226,7 +226,8 @@ TEST(pool_rules, a_copied_block_rests_before_its_parent)
         folio_sequence_destroy(s);
         CHECK_OK(folio_pool_check(r.pool));
         if (parent_gone) CHECK_OK(folio_pool_alloc(r.pool, 6, by_hand));
-        int64_t pairs[4][2], n = 0;
+        int64_t n = 0;
+        folio_block_pair pairs[4];
         CHECK_OK(folio_pool_take_copies(r.pool, 0, 4, pairs, &n));
         CHECK_INT(n, 1);
         CHECK_OK(folio_pool_check(r.pool));

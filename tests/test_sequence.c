@@ -243,12 +243,12 @@ static void check_holds(int line, pool_rig *w, const folio_sequence *s, int64_t 
 }
 #define HOLDS(s, from, to, mark) check_holds(__LINE__, &w, s, from, to, mark)
 
-static int64_t take(folio_pool *pool, int32_t group, int64_t (*pairs)[2], int64_t capacity)
+static int64_t take(folio_pool *pool, int32_t group, folio_block_pair *pairs, int64_t capacity)
 {
     int64_t n = -1;
     CHECK_OK(folio_pool_take_copies(pool, group, capacity, pairs, &n));
     CHECK(n >= 0 && n <= capacity);
-    CHECK(pool_pairs_fit((const int64_t(*)[2])pairs, n));
+    CHECK(pool_pairs_fit(pairs, n));
     return n;
 }
 
@@ -266,7 +266,8 @@ static void fork_with(int32_t bs)
                                                      .num_layer_groups = 2,
                                                      .flags = FOLIO_POOL_CHECK}));
     for (int i = 0; i < LENGTHS; i++) {
-        int64_t len = lengths[i], blocks = blocks_for(len, bs), pairs[8][2], slots[2];
+        int64_t len = lengths[i], blocks = blocks_for(len, bs), slots[2];
+        folio_block_pair pairs[8];
         folio_sequence *a = pool_plain(r.pool, len), *b = pool_fork(a);
         folio_sequence_info info = pool_info(b);
         CHECK_INT(info.len, len);
@@ -286,9 +287,9 @@ static void fork_with(int32_t bs)
             for (int64_t k = 0; k < len / bs; k++) CHECK_INT(block_at(b, g, k), block_at(a, g, k));
             CHECK_INT(take(r.pool, g, pairs, 8), copies ? 1 : 0);
             if (!copies) continue;
-            CHECK_INT(pairs[0][0], block_at(a, g, len / bs));
-            CHECK_INT(pairs[0][1], mine);
-            CHECK_INT(pool_state_of(r.pool, (int32_t)pairs[0][0]), FOLIO_BLOCK_USED);
+            CHECK_INT(pairs[0].from, block_at(a, g, len / bs));
+            CHECK_INT(pairs[0].to, mine);
+            CHECK_INT(pool_state_of(r.pool, (int32_t)pairs[0].from), FOLIO_BLOCK_USED);
         }
         CHECK_INT(pool_stats(r.pool).num_copies, 0);
         /* Now each owns its last block alone. */
@@ -315,15 +316,15 @@ TEST(sequence, copies_are_handed_out_once)
     for (int i = 0; i < 5; i++) forks[i] = pool_fork(a);
     for (int i = 0; i < 5; i++) CHECK_OK(folio_sequence_reserve(forks[i], 1, 0, NULL));
     CHECK_INT(pool_stats(r.pool).num_copies, 5);
-    int64_t pairs[8][2];
+    folio_block_pair pairs[8];
     int seen[5] = {0};
     CHECK_INT(take(r.pool, 0, pairs, 0), 0);
     for (int round = 0; round < 3; round++) {
         int64_t n = take(r.pool, 0, pairs, 2);
         CHECK_INT(n, round == 2 ? 1 : 2);
         for (int k = 0; k < n; k++) {
-            CHECK_INT(pairs[k][0], block_at(a, 0, 1));
-            for (int i = 0; i < 5; i++) seen[i] += pairs[k][1] == block_at(forks[i], 0, 1);
+            CHECK_INT(pairs[k].from, block_at(a, 0, 1));
+            for (int i = 0; i < 5; i++) seen[i] += pairs[k].to == block_at(forks[i], 0, 1);
         }
         CHECK_INT(pool_stats(r.pool).num_copies, round == 2 ? 0 : 3 - 2 * round);
     }
@@ -341,13 +342,13 @@ TEST(sequence, a_block_retained_by_hand_is_copied)
     REQUIRE_TEST(pool_rig_open(&r, (folio_pool_desc){.num_blocks = 10, .block_size = 4}));
     folio_sequence *a = pool_plain(r.pool, 6);
     int32_t last = block_at(a, 0, 1);
-    int64_t pairs[2][2];
+    folio_block_pair pairs[2];
     CHECK_OK(folio_pool_retain(r.pool, 1, &last));
     CHECK_OK(folio_sequence_reserve(a, 1, 0, NULL));
     CHECK(block_at(a, 0, 1) != last);
     CHECK_INT(take(r.pool, 0, pairs, 2), 1);
-    CHECK_INT(pairs[0][0], last);
-    CHECK_INT(pairs[0][1], block_at(a, 0, 1));
+    CHECK_INT(pairs[0].from, last);
+    CHECK_INT(pairs[0].to, block_at(a, 0, 1));
     CHECK_INT(pool_state_of(r.pool, last), FOLIO_BLOCK_USED);
     CHECK_OK(folio_pool_release(r.pool, 1, &last));
     CHECK_INT(pool_state_of(r.pool, last), FOLIO_BLOCK_FREE);
@@ -388,7 +389,7 @@ TEST(sequence, a_lost_destination_cancels_its_copy)
         pool_rig w;
         REQUIRE_TEST(world_open(&w, how == 3 ? 3 : 0));
         folio_sequence *a = pool_plain(w.pool, 6), *b = pool_fork(a), *c = pool_fork(a);
-        int64_t pairs[4][2];
+        folio_block_pair pairs[4];
         CHECK_OK(folio_sequence_reserve(b, 1, 0, NULL));
         CHECK_OK(folio_sequence_reserve(c, 1, 0, NULL));
         CHECK_INT(pool_stats(w.pool).num_copies, 4);
@@ -404,8 +405,8 @@ TEST(sequence, a_lost_destination_cancels_its_copy)
         CHECK_INT(pool_stats(w.pool).num_copies, how == 3 ? 3 : 2);
         for (int g = how == 3 ? 1 : 0; g < 2; g++) {
             CHECK_INT(take(w.pool, g, pairs, 4), 1);
-            CHECK_INT(pairs[0][0], block_at(a, g, 1));
-            CHECK_INT(pairs[0][1], block_at(c, g, 1));
+            CHECK_INT(pairs[0].from, block_at(a, g, 1));
+            CHECK_INT(pairs[0].to, block_at(c, g, 1));
             CHECK_INT(pool_state_of(w.pool, block_at(a, g, 1)), FOLIO_BLOCK_USED);
         }
         if (how != 0) folio_sequence_destroy(b);
@@ -434,10 +435,10 @@ TEST(sequence, a_chain_of_forks_before_the_copies)
     folio_sequence_destroy(s[2]);
     CHECK_OK(folio_pool_check(w.pool));
     for (int g = 0; g < 2; g++) {
-        int64_t pairs[8][2], n;
+        int64_t n;
+        folio_block_pair pairs[8];
         while ((n = take(w.pool, g, pairs, 8)) > 0)
-            CHECK_OK(folio_kv_cache_copy_blocks(w.caches[g], w.caches[g],
-                                                (const int64_t(*)[2])pairs, n, NULL));
+            CHECK_OK(folio_kv_cache_copy_blocks(w.caches[g], w.caches[g], pairs, n, NULL));
     }
     CHECK_INT(pool_stats(w.pool).num_copies, 0);
     for (int i = 1; i < CHAIN; i += 2) HOLDS(s[i], 0, 6, 10);
@@ -708,7 +709,7 @@ TEST(sequence, windows_of_shared_blocks_and_full)
     REQUIRE_TEST(pool_rig_open(
         &r, (folio_pool_desc){.num_blocks = 4, .block_size = 4, .layer_groups = groups}));
     folio_sequence *a = pool_plain(r.pool, 6), *b = pool_fork(a);
-    int64_t pairs[2][2];
+    folio_block_pair pairs[2];
     CHECK_OK(folio_sequence_reserve(b, 1, 0, NULL)); /* a's second block is to be copied */
     CHECK_OK(folio_sequence_reserve(a, 6, 0, NULL));
     CHECK_OK(folio_sequence_commit(a, NULL)); /* token 12 sees keys from 8 on */
@@ -1041,7 +1042,7 @@ TEST(sequence, copies_without_a_cache)
     folio_sequence *a = pool_plain(r.pool, 6), *b = pool_fork(a);
     CHECK_OK(folio_sequence_reserve(b, 1, 0, NULL));
     REFUSED_BY(r.pool, b, folio_pool_run_copies(r.pool, NULL), ANY_REFUSAL, "cache");
-    int64_t pairs[2][2];
+    folio_block_pair pairs[2];
     CHECK_INT(take(r.pool, 0, pairs, 2), 1);
     folio_sequence_destroy(a);
     folio_sequence_destroy(b);

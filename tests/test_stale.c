@@ -391,7 +391,8 @@ TEST(stale, copies_that_nobody_ran_are_refused)
     const folio_batch_desc desc = {.struct_size = sizeof desc, .block_size = BS};
     folio_batch *batch = NULL;
     folio_batch_info info = {.struct_size = sizeof info};
-    int64_t pairs[4][2], n = 0;
+    int64_t n = 0;
+    folio_block_pair pairs[4];
     CHECK_OK(folio_batch_create(r.ctx, &desc, &batch));
     CHECK_OK(folio_sequence_reserve(b, 1, 0, NULL));
     folio_sequence *const some[3] = {other, a, b};

@@ -34,7 +34,7 @@
  * struct whose unknown tail is not all zero. A struct that is embedded in another, or stands in an
  * array, has no struct_size and never changes, because its size is part of the layout around it:
  * folio_allocator, folio_executor, folio_tensor, folio_bias, folio_kv_array, folio_kv_strides,
- * folio_state, folio_feature, folio_layer_group.
+ * folio_block_pair, folio_state, folio_feature, folio_layer_group.
  *
  * Names. folio_<noun>_<verb>. folio_<noun>_get_<what> fills the caller's struct folio_<noun>_<what>,
  * or writes through its last arguments. A create that fails sets its out pointer to NULL, and so does
@@ -442,8 +442,9 @@ typedef struct folio_kv_cache_view {
     const folio_kv_cache_desc *desc; /* the cache's, defaults filled in */
 } folio_kv_cache_view;
 
-/** The shape that a cache of this description has on a backend. Needs no device. backend NULL:
- * "auto". Strings are valid for ever. */
+/** The shape that a cache of this description has on a backend. Needs no context. backend NULL:
+ * "auto". Strings are valid for ever. @return FOLIO_OK; ERR_ARGUMENT; ERR_UNSUPPORTED: the backend is
+ * not available here. */
 FOLIO_API folio_status folio_kv_cache_get_shape(const char *backend, const folio_kv_cache_desc *desc,
                                             folio_kv_cache_shape *shape);
 
@@ -552,8 +553,9 @@ typedef struct folio_tensors {
     uint32_t flags; /* 0 or FOLIO_KV_APPEND                                                   */
 } folio_tensors;
 
-/** Copies bytes between any two places, host or device, in the order of run's stream. Host backends
- * allow the two to overlap. On a device they must not; this is not checked. */
+/** Copies bytes between any two places, host or device, in the order of run's stream. bytes may be 0,
+ * and then `to` and `from` NULL; so in folio_memory_fill. Host backends allow the two to overlap. On a
+ * device they must not; this is not checked. */
 FOLIO_API folio_status folio_memory_copy(folio_context *ctx, void *to, const void *from,
                                          size_t bytes, const folio_run *run);
 /** Sets every byte to `value`, 0..255, in the order of run's stream. */
@@ -598,14 +600,20 @@ typedef struct folio_kv_gather {
 FOLIO_API folio_status folio_kv_cache_gather(const folio_kv_cache *cache, int32_t layer,
                                              const folio_kv_gather *gather, const folio_run *run);
 
+/** One block to copy. Frozen. */
+typedef struct folio_block_pair {
+    int64_t from;
+    int64_t to;
+} folio_block_pair;
+
 /**
- * Copy whole blocks of src into dst, in all layers, as stored: pairs[i] = { from, to }. src may be
- * dst; then no block may be both read and written. No block of dst may be written twice. Layouts may
- * differ. Geometry (layers, block size, heads, head sizes) and dtype must be equal. One of the two
- * caches may lie on a device; run then names a stream of that device.
+ * Copy whole blocks of src into dst, in all layers, as stored. src may be dst; then no block may be
+ * both read and written. No block of dst may be written twice. Layouts and contexts may differ.
+ * Geometry (layers, block size, heads, head sizes) and dtype must be equal. One of the two caches may
+ * lie on a device; run then names a stream of that device.
  */
 FOLIO_API folio_status folio_kv_cache_copy_blocks(const folio_kv_cache *src, folio_kv_cache *dst,
-                                                  const int64_t (*pairs)[2], int64_t num_pairs,
+                                                  const folio_block_pair *pairs, int64_t num_pairs,
                                                   const folio_run *run);
 
 /** Plain rows of whole blocks as stored, n = num_blocks: k [n * block_size][H][Dk], v the same with
@@ -1042,7 +1050,8 @@ FOLIO_API folio_status folio_merge_states(folio_context *ctx, const folio_merge 
 /**
  * Write the additive matrix [num_heads][query_len][key_len] that ALiBi, window and causality of one
  * sequence amount to: 0 or -slope * distance where the key is seen, -inf where not. For people and
- * for tests; the kernels never make it. slopes may be NULL. capacity: floats in out.
+ * for tests; the kernels never make it. slopes may be NULL. capacity: floats in out. ERR_UNSUPPORTED:
+ * slopes or a window in cross attention. attention and batch may come from different contexts.
  */
 FOLIO_API folio_status folio_bias_write(const folio_attention *attention, const folio_batch *batch,
                                         folio_attention_type type, int64_t seq, const float *slopes,

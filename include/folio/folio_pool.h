@@ -179,12 +179,12 @@ FOLIO_API folio_status folio_pool_release(folio_pool *pool, int64_t n, const int
 /**
  * Take queued copies of blocks that were shared and are about to be written. If the group has a cache,
  * folio_batch_add_sequences runs them. If it has none, take them, run them, and then add the
- * sequences. The pairs are { from, to }, as folio_kv_cache_copy_blocks takes them. Up to `capacity`
- * of them are handed out and leave the queue; *num_pairs says how many. Run them before anything else
- * writes to the cache.
+ * sequences. folio_kv_cache_copy_blocks takes the pairs as they are. Up to `capacity` of
+ * them are handed out and leave the queue; *num_pairs says how many. pairs may be NULL if capacity is
+ * 0. Run them before anything else writes to the cache.
  */
 FOLIO_API folio_status folio_pool_take_copies(folio_pool *pool, int32_t layer_group, int64_t capacity,
-                                              int64_t (*pairs)[2], int64_t *num_pairs);
+                                              folio_block_pair *pairs, int64_t *num_pairs);
 /** Run all copies of all groups now; the groups need their caches. If a copy fails, it and
  * the later ones stay queued. */
 FOLIO_API folio_status folio_pool_run_copies(folio_pool *pool, const folio_run *run);
@@ -367,7 +367,7 @@ FOLIO_API folio_status folio_sequence_fork(folio_sequence *sequence, folio_seque
 FOLIO_API folio_status folio_sequence_release_window(folio_sequence *sequence);
 
 /** The block table of a group, or of the encoder (FOLIO_LAYER_GROUP_CROSS); valid until the next call
- * that changes the sequence. */
+ * that changes the sequence, which must be resident. */
 FOLIO_API folio_status folio_sequence_get_table(const folio_sequence *sequence, int32_t layer_group,
                                             const int32_t **blocks, int64_t *num_blocks);
 
@@ -405,9 +405,10 @@ FOLIO_API folio_status folio_batch_add_sequences(folio_batch *batch, int32_t lay
  * ERR_IO or ERR_DEVICE; then the blocks are still where they were.
  */
 
-/** 1 once the transfer has ended or failed; 0 before. */
+/** 1 once the transfer has ended or failed; 0 before. NULL, a transfer that was not needed, has
+ * ended. */
 FOLIO_API int folio_transfer_is_done(const folio_transfer *transfer);
-/** Waits for the transfer. May be called repeatedly and returns the same status. */
+/** Waits for the transfer. May be called repeatedly and returns the same status; NULL: FOLIO_OK. */
 FOLIO_API folio_status folio_transfer_wait(folio_transfer *transfer);
 /** Drops the handle; the transfer itself goes on. */
 FOLIO_API void folio_transfer_destroy(folio_transfer *transfer);

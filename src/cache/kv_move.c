@@ -163,7 +163,7 @@ static void move_block(const folioi_kv_layer *to, int64_t to_block, const folioi
 }
 
 static folio_status check_pairs(const folio_kv_cache *src, const folio_kv_cache *dst,
-                                const int64_t (*pairs)[2], int64_t n)
+                                const folio_block_pair *pairs, int64_t n)
 {
     REQUIRE(n >= 0, "num_pairs is %lld; it must be at least 0", (long long)n);
     REQUIRE(n == 0 || pairs != NULL, "pairs is NULL");
@@ -176,35 +176,35 @@ static folio_status check_pairs(const folio_kv_cache *src, const folio_kv_cache 
 /* Blocks as stored, by the device that has one of the two caches, or here. */
 static folio_status move_pairs(const folio_context *from_ctx, const folioi_kv_layer *from,
                                const folio_context *to_ctx, const folioi_kv_layer *to,
-                               int32_t num_layers, const int64_t (*pairs)[2], int64_t n,
+                               int32_t num_layers, const folio_block_pair *pairs, int64_t n,
                                void *stream)
 {
     const folio_context *ctx = from_ctx->backend->memory != NULL ? from_ctx : to_ctx;
     if (ctx->backend->memory != NULL)
         return ctx->backend->memory->move_blocks(ctx, from, to, num_layers, pairs, n, stream);
     for (int32_t l = 0; l < num_layers; l++)
-        for (int64_t i = 0; i < n; i++) move_block(&to[l], pairs[i][1], &from[l], pairs[i][0]);
+        for (int64_t i = 0; i < n; i++) move_block(&to[l], pairs[i].to, &from[l], pairs[i].from);
     return FOLIO_OK;
 }
 
 /* Inside one cache the order of the copies must not matter. */
-static folio_status check_read_or_written(const folio_kv_cache *cache, const int64_t (*pairs)[2],
-                                          int64_t n)
+static folio_status check_read_or_written(const folio_kv_cache *cache,
+                                          const folio_block_pair *pairs, int64_t n)
 {
     folioi_slotset read = {{0}, 0, 0};
     TRY(folioi_slotset_reserve(&cache->ctx->allocator, &read, 2 * n));
     int64_t both = -1;
-    for (int64_t i = 0; i < n; i++) folioi_slotset_insert(&read, pairs[i][0]);
+    for (int64_t i = 0; i < n; i++) folioi_slotset_insert(&read, pairs[i].from);
     for (int64_t i = 0; i < n && both < 0; i++)
-        if (!folioi_slotset_insert(&read, pairs[i][1])) both = i;
+        if (!folioi_slotset_insert(&read, pairs[i].to)) both = i;
     folioi_slotset_free(&cache->ctx->allocator, &read);
     REQUIRE(both < 0, "pairs[%lld]: block %lld is both read and written", (long long)both,
-            (long long)pairs[both < 0 ? 0 : both][1]);
+            (long long)pairs[both < 0 ? 0 : both].to);
     return FOLIO_OK;
 }
 
 folio_status folio_kv_cache_copy_blocks(const folio_kv_cache *src, folio_kv_cache *dst,
-                                        const int64_t (*pairs)[2], int64_t num_pairs,
+                                        const folio_block_pair *pairs, int64_t num_pairs,
                                         const folio_run *run)
 {
     folio_run r;
@@ -291,13 +291,13 @@ static folio_status move_listed(const folio_kv_cache *cache, const folioi_kv_lay
     void *memory;
     int64_t bytes = r->num_blocks * 2 * (int64_t)sizeof(int64_t);
     TRY(folioi_alloc(&cache->ctx->allocator, bytes, "pairs of blocks", &memory));
-    int64_t(*pairs)[2] = memory;
+    folio_block_pair *pairs = memory;
     for (int64_t i = 0; i < r->num_blocks; i++) {
-        pairs[i][0] = in ? i : r->blocks[i];
-        pairs[i][1] = in ? r->blocks[i] : i;
+        pairs[i].from = in ? i : r->blocks[i];
+        pairs[i].to = in ? r->blocks[i] : i;
     }
-    folio_status status = move_pairs(cache->ctx, from, cache->ctx, to, 1,
-                                     (const int64_t(*)[2])pairs, r->num_blocks, stream);
+    folio_status status =
+        move_pairs(cache->ctx, from, cache->ctx, to, 1, pairs, r->num_blocks, stream);
     folioi_free(&cache->ctx->allocator, memory, bytes);
     return status;
 }

@@ -316,13 +316,13 @@ int32_t folioi_pool_prepare_rest(folio_pool *pool, int32_t block)
 /* Take a queued copy away; the last one of its queue moves to its place. */
 static void remove_copy(folio_pool *pool, folioi_copies *queue, int32_t i)
 {
-    int64_t(*pairs)[2] = queue->pairs.data;
-    int32_t from = (int32_t)pairs[i][0];
-    pool->device.block[pairs[i][1]].copy = NONE;
+    folio_block_pair *pairs = queue->pairs.data;
+    int32_t from = (int32_t)pairs[i].from;
+    pool->device.block[pairs[i].to].copy = NONE;
     queue->num--;
     if (i != queue->num) {
-        memcpy(pairs[i], pairs[queue->num], sizeof pairs[0]);
-        pool->device.block[pairs[i][1]].copy = i;
+        pairs[i] = pairs[queue->num];
+        pool->device.block[pairs[i].to].copy = i;
     }
     blocks_read_end(&pool->device, from, folioi_pool_prepare_rest(pool, from));
 }
@@ -417,19 +417,20 @@ folio_status folio_pool_release(folio_pool *pool, int64_t n, const int32_t *bloc
 
 /* ---------------------------------------------------------------------------------------- copies */
 
-static int64_t take_copies(folio_pool *pool, int32_t group, int64_t capacity, int64_t (*pairs)[2])
+static int64_t take_copies(folio_pool *pool, int32_t group, int64_t capacity,
+                           folio_block_pair *pairs)
 {
     folioi_copies *queue = &pool->copies[group];
     int64_t n = 0;
     for (; n < capacity && queue->num > 0; n++) {
-        memcpy(pairs[n], ((int64_t(*)[2])queue->pairs.data)[queue->num - 1], sizeof pairs[n]);
+        pairs[n] = ((const folio_block_pair *)queue->pairs.data)[queue->num - 1];
         remove_copy(pool, queue, (int32_t)(queue->num - 1));
     }
     return n;
 }
 
 folio_status folio_pool_take_copies(folio_pool *pool, int32_t group, int64_t capacity,
-                                    int64_t (*pairs)[2], int64_t *num_pairs)
+                                    folio_block_pair *pairs, int64_t *num_pairs)
 {
     REQUIRE(pool != NULL, "folio_pool_take_copies: pool is NULL");
     REQUIRE(group >= 0 && group < pool->num_layer_groups,
@@ -456,7 +457,7 @@ folio_status folioi_pool_run_in(const folio_pool *pool, const folio_run *run)
 folio_status folioi_pool_run_group_copies(folio_pool *pool, int32_t group)
 {
     enum { CHUNK = 256 };
-    int64_t pairs[CHUNK][2];
+    folio_block_pair pairs[CHUNK];
     folio_run run = pool_run(pool);
     folio_kv_cache *cache = pool->cache[group];
     folioi_copies *queue = &pool->copies[group];
@@ -464,9 +465,9 @@ folio_status folioi_pool_run_group_copies(folio_pool *pool, int32_t group)
             group);
     while (queue->num > 0) {
         int64_t n = min_i64(CHUNK, queue->num);
-        memcpy(pairs, (int64_t(*)[2])queue->pairs.data + (queue->num - n),
+        memcpy(pairs, (const folio_block_pair *)queue->pairs.data + (queue->num - n),
                (size_t)n * sizeof pairs[0]);
-        TRY(folio_kv_cache_copy_blocks(cache, cache, (const int64_t(*)[2])pairs, n, &run));
+        TRY(folio_kv_cache_copy_blocks(cache, cache, pairs, n, &run));
         take_copies(pool, group, n, pairs);
     }
     return FOLIO_OK;

@@ -30,7 +30,7 @@
 #define MAX_TABLES (FOLIO_MAX_LAYER_GROUPS + 1)
 
 typedef struct folioi_copies {
-    folioi_array pairs; /* int64_t [num][2]: from, to */
+    folioi_array pairs; /* folio_block_pair [num] */
     int64_t num;
 } folioi_copies;
 

@@ -129,11 +129,11 @@ static folio_status check_holders(folio_pool *pool, tally *device, tally *host, 
         }
     for (int32_t g = 0; g < pool->num_layer_groups; g++)
         for (int64_t i = 0; i < pool->copies[g].num; i++) {
-            const int64_t *pair = ((int64_t(*)[2])pool->copies[g].pairs.data)[i];
-            device[pair[0]].reads++;
-            const folioi_block *to = &pool->device.block[pair[1]];
+            const folio_block_pair *pair = (const folio_block_pair *)pool->copies[g].pairs.data + i;
+            device[pair->from].reads++;
+            const folioi_block *to = &pool->device.block[pair->to];
             HOLDS(to->copy == i && to->group == g && to->refs > 0, "the copy to block %lld is lost",
-                  (long long)pair[1]);
+                  (long long)pair->to);
         }
     return FOLIO_OK;
 }

@@ -244,13 +244,13 @@ static void copy_on_write(folio_sequence *s, int32_t group, int32_t from)
     folio_pool *pool = s->pool;
     folioi_table *t = &s->table[group];
     folioi_copies *queue = &pool->copies[group];
-    int64_t(*pairs)[2] = queue->pairs.data;
+    folio_block_pair *pairs = queue->pairs.data;
     int32_t to = folioi_pool_take(pool, group);
     /* a block that itself waits for its copy has what that one's source has */
     int32_t source = from, pending = pool->device.block[from].copy;
-    if (pending != NONE) source = (int32_t)pairs[pending][0];
-    pairs[queue->num][0] = source;
-    pairs[queue->num][1] = to;
+    if (pending != NONE) source = (int32_t)pairs[pending].from;
+    pairs[queue->num].from = source;
+    pairs[queue->num].to = to;
     pool->device.block[to].copy = (int32_t)queue->num++;
     blocks_read_begin(&pool->device, source);
     folioi_pool_release(pool, from);
@@ -261,7 +261,7 @@ static folio_status room_for_copies(folio_pool *pool)
 {
     for (int32_t g = 0; g < pool->num_layer_groups; g++)
         TRY(folioi_array_reserve(&pool->allocator, &pool->copies[g].pairs,
-                                 (pool->copies[g].num + 1) * (int64_t)sizeof(int64_t[2]),
+                                 (pool->copies[g].num + 1) * (int64_t)sizeof(folio_block_pair),
                                  "queued copies"));
     return FOLIO_OK;
 }

@@ -13,7 +13,7 @@
 enum { CHUNK = 256 };
 
 static folio_status copy_frames(folio_pool *pool, const folio_kv_cache *from, folio_kv_cache *to,
-                                const int64_t (*pairs)[2], int64_t n)
+                                const folio_block_pair *pairs, int64_t n)
 {
     folio_run run = pool_run(pool);
     pool->mover.queued = true; /* also where it fails half way */
@@ -31,15 +31,14 @@ folio_status folioi_mover_settle(folio_pool *pool)
 
 static folio_status run_copies(folio_pool *pool, const folioi_step *step, int64_t n)
 {
-    int64_t pairs[CHUNK][2];
+    folio_block_pair pairs[CHUNK];
     folio_kv_cache *device = pool->cache[step->table], *host = pool->frames.cache[step->table];
     bool out = step->kind == STEP_OUT;
     for (int64_t i = 0; i < n; i++) {
-        pairs[i][0] = out ? step[i].device : step[i].host;
-        pairs[i][1] = out ? step[i].host : step[i].device;
+        pairs[i].from = out ? step[i].device : step[i].host;
+        pairs[i].to = out ? step[i].host : step[i].device;
     }
-    return copy_frames(pool, out ? device : host, out ? host : device, (const int64_t(*)[2])pairs,
-                       n);
+    return copy_frames(pool, out ? device : host, out ? host : device, pairs, n);
 }
 
 /* Told at once: a later frame may replace it before the transfer has ended. */
@@ -60,9 +59,9 @@ static folio_status run_disk(folio_pool *pool, folioi_step *step)
     char *staging = frames_at(f, f->staging);
     /* only this thread puts: what is there now is still there when it does */
     bool there = step->kind != STEP_LOAD && folioi_store_has(pool->store, &step->id);
-    int64_t down[1][2] = {{step->device, f->staging}}, up[1][2] = {{f->staging, step->device}};
-    if (step->kind == STEP_STORE)
-        TRY(copy_frames(pool, device, host, (const int64_t(*)[2])down, 1));
+    folio_block_pair up[1] = {{f->staging, step->device}};
+    folio_block_pair down[1] = {{step->device, f->staging}};
+    if (step->kind == STEP_STORE) TRY(copy_frames(pool, device, host, down, 1));
     TRY(folioi_mover_settle(pool));
     if (step->kind != STEP_LOAD)
         folioi_frames_clear_rest(f, step->table, step->kind == STEP_STORE ? f->staging : step->host,
@@ -88,7 +87,7 @@ static folio_status run_disk(folio_pool *pool, folioi_step *step)
     default:
         TRY(folioi_store_get(pool->store, &step->id, staging, bytes, &step->ok));
         if (!step->ok) return FOLIO_OK;
-        return copy_frames(pool, host, device, (const int64_t(*)[2])up, 1);
+        return copy_frames(pool, host, device, up, 1);
     }
 }
 

@@ -294,7 +294,8 @@ static folio_status copy_alike(folio_context *ctx, const folio_vllm06_ops_cache 
         memory[n + i] = caches[i].value_cache;
     }
     TRY(wrap_layers(ctx, caches, memory, memory + n, n, &kv));
-    folio_status status = folio_kv_cache_copy_blocks(kv, kv, pairs, num_pairs, run);
+    folio_status status =
+        folio_kv_cache_copy_blocks(kv, kv, (const folio_block_pair *)pairs, num_pairs, run);
     folio_kv_cache_destroy(kv);
     return status;
 }
@@ -334,7 +335,8 @@ folio_status folio_vllm06_swap_blocks(folio_context *ctx, const folio_vllm06_ops
     TRY(wrap(ctx, src, &from));
     folio_status status = wrap(ctx, dst, &to);
     if (status == FOLIO_OK)
-        status = folio_kv_cache_copy_blocks(from, to, block_mapping, num_pairs, run);
+        status = folio_kv_cache_copy_blocks(from, to, (const folio_block_pair *)block_mapping,
+                                            num_pairs, run);
     folio_kv_cache_destroy(from);
     folio_kv_cache_destroy(to);
     return status;

@@ -28,7 +28,7 @@ TEST(block_moves, many_layers_and_many_pairs)
                              .k_head_size = SIZE,
                              .dtype = FOLIO_FP8_E4M3};
     static unsigned char image[BLOCKS * BLOCK_BYTES], seen[BLOCKS * BLOCK_BYTES];
-    static int64_t pairs[PAIRS][2];
+    static folio_block_pair pairs[PAIRS];
     folio_context *ctx = NULL;
     folio_kv_cache *cache = NULL;
     folio_kv_cache_view view = {.struct_size = sizeof view};
@@ -41,14 +41,14 @@ TEST(block_moves, many_layers_and_many_pairs)
         CHECK_OK(folio_run_wait(ctx, NULL));
     }
     for (int64_t i = 0; i < PAIRS; i++) {
-        pairs[i][0] = i * 7 % PAIRS;
-        pairs[i][1] = PAIRS + i;
+        pairs[i].from = i * 7 % PAIRS;
+        pairs[i].to = PAIRS + i;
     }
-    CHECK_OK(folio_kv_cache_copy_blocks(cache, cache, (const int64_t(*)[2])pairs, PAIRS, NULL));
+    CHECK_OK(folio_kv_cache_copy_blocks(cache, cache, pairs, PAIRS, NULL));
     for (int32_t l = 0; l < LAYERS; l++) {
         fill_layer(image, l);
         for (int64_t i = 0; i < PAIRS; i++)
-            memcpy(image + pairs[i][1] * BLOCK_BYTES, image + pairs[i][0] * BLOCK_BYTES,
+            memcpy(image + pairs[i].to * BLOCK_BYTES, image + pairs[i].from * BLOCK_BYTES,
                    BLOCK_BYTES);
         CHECK_OK(folio_kv_cache_get_view(cache, l, &view));
         CHECK_OK(folio_memory_copy(ctx, seen, view.k, sizeof seen, NULL));
@@ -90,12 +90,12 @@ TEST(block_moves, rows_at_odd_bytes)
                          .k_bytes = FEW * 2 * SIZE,
                          .v_bytes = FEW * 2 * SIZE};
     CHECK_OK(folio_kv_cache_wrap(ctx, &d, &m, &cache));
-    const int64_t pairs[][2] = {{1, 6}, {4, 0}};
+    const folio_block_pair pairs[] = {{1, 6}, {4, 0}};
     CHECK_OK(folio_kv_cache_copy_blocks(cache, cache, pairs, 2, NULL));
     for (int part = 0; part < 2; part++) {
         for (int i = 0; i < 2; i++)
-            memcpy(image[part] + LEAD + pairs[i][1] * 2 * SIZE,
-                   image[part] + LEAD + pairs[i][0] * 2 * SIZE, 2 * SIZE);
+            memcpy(image[part] + LEAD + pairs[i].to * 2 * SIZE,
+                   image[part] + LEAD + pairs[i].from * 2 * SIZE, 2 * SIZE);
         CHECK_OK(folio_memory_copy(ctx, seen, memory[part], BYTES, NULL));
         CHECK_OK(folio_run_wait(ctx, NULL));
         CHECK(memcmp(image[part], seen, BYTES) == 0);

@@ -149,7 +149,8 @@ TEST(device, blocks_are_copied_and_swapped)
     folio_kv_cache *cache = open_cache(ctx, FOLIO_LAYOUT_NATIVE);
     folio_kv_cache *other = open_cache(ctx, FOLIO_LAYOUT_XPACKED);
     const int64_t first[] = {3, 4, 5}, copies[] = {9, 8, 7};
-    const int64_t pairs[][2] = {{3, 9}, {4, 8}, {5, 7}}, back[][2] = {{9, 20}, {8, 21}, {7, 22}};
+    const folio_block_pair back[] = {{9, 20}, {8, 21}, {7, 22}};
+    const folio_block_pair pairs[] = {{3, 9}, {4, 8}, {5, 7}};
     const int64_t returned[] = {20, 21, 22};
     for (int32_t layer = 0; layer < 2; layer++)
         write_blocks(ctx, cache, layer, 3, 3, 100u + (uint32_t)layer);

@@ -186,7 +186,7 @@ static folioi_cuda_blocks blocks_of(const folioi_kv_layer *from, const folioi_kv
 
 /* One launch, unless there are very many layers or pairs. */
 static folio_status move_pairs(const folioi_kv_layer *from, const folioi_kv_layer *to,
-                               int32_t num_layers, const int64_t (*pairs)[2], int64_t num_pairs,
+                               int32_t num_layers, const folio_block_pair *pairs, int64_t num_pairs,
                                cudaStream_t stream)
 {
     for (int32_t l = 0; l < num_layers; l += FOLIOI_CUDA_MOVE_LAYERS) {
@@ -194,8 +194,10 @@ static folio_status move_pairs(const folioi_kv_layer *from, const folioi_kv_laye
         folioi_cuda_blocks b = blocks_of(from + l, to + l, layers);
         for (int64_t first = 0; first < num_pairs; first += FOLIOI_CUDA_MOVE_PAIRS) {
             b.num_pairs = (int32_t)min_i64(num_pairs - first, FOLIOI_CUDA_MOVE_PAIRS);
-            for (int32_t i = 0; i < b.num_pairs; i++)
-                for (int k = 0; k < 2; k++) b.pairs[i][k] = (int32_t)pairs[first + i][k];
+            for (int32_t i = 0; i < b.num_pairs; i++) {
+                b.pairs[i][0] = (int32_t)pairs[first + i].from;
+                b.pairs[i][1] = (int32_t)pairs[first + i].to;
+            }
             TRY_CUDA(folioi_cuda_move_blocks(&b, stream), "kernel move_blocks");
         }
     }
@@ -204,7 +206,7 @@ static folio_status move_pairs(const folioi_kv_layer *from, const folioi_kv_laye
 
 folio_status folioi_cuda_move_pairs(const folio_context *ctx, const folioi_kv_layer *from,
                                     const folioi_kv_layer *to, int32_t num_layers,
-                                    const int64_t (*pairs)[2], int64_t num_pairs, void *stream)
+                                    const folio_block_pair *pairs, int64_t num_pairs, void *stream)
 {
     int before;
     if (num_pairs == 0) return FOLIO_OK;
