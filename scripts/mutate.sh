@@ -1,14 +1,16 @@
 #!/usr/bin/env bash
-# usage: mutate.sh [id...]
+# usage: mutate.sh [--applies] [id...]
 # Are the tests able to fail? For each mutant of tests/mutants/mutants.list (all, or those named) one
 # line of the library is broken in a copy of the tree; folio_tests, or else `folio check`, must then
 # fail, crash or hang. Ends with a count; fails if a mutant survives, does not apply or does not build.
-# Two copies work at a time (MUTATE_JOBS).
+# Two copies work at a time (MUTATE_JOBS). --applies only checks that each mutant finds its line.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 root=$PWD
 list=$root/tests/mutants/mutants.list
 jobs=${MUTATE_JOBS:-2}
+only_applies=no
+if [ "${1:-}" = --applies ]; then only_applies=yes && shift; fi
 work=$(mktemp -d "${TMPDIR:-/tmp}/folio-mutate.XXXXXX")
 trap 'rm -rf "$work"' EXIT
 trap 'exit 130' INT TERM
@@ -96,6 +98,17 @@ for ((n = 0; n < ${#ids[@]}; n++)); do
     for id in "$@"; do if [ "$id" = "${ids[n]}" ]; then chosen+=("$n"); fi; done
 done
 [ ${#chosen[@]} -gt 0 ] || { echo "mutate: no mutant is chosen" >&2 && exit 2; }
+
+if [ $only_applies = yes ]; then
+    lost=0
+    for n in "${chosen[@]}"; do
+        cp "$root/${files[n]}" "$work/file" && replace "$work/file" "${froms[n]}" "${tos[n]}" && continue
+        echo "FAILED: mutant ${ids[n]}: ${files[n]} does not hold its line exactly once: ${froms[n]}"
+        lost=$((lost + 1))
+    done
+    echo "$((${#chosen[@]} - lost)) of ${#chosen[@]} mutants apply"
+    exit $((lost > 0))
+fi
 
 # --- One tree per worker; unbroken they all pass, side by side, and set the time limit --------------
 prepare() { # <tree>
