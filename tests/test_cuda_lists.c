@@ -38,6 +38,7 @@ static folioi_prefill_list draw_list(const folioi_cuda_seq *seqs, const folioi_c
                                           .window_left = draw(2) ? -1 : draw(500),
                                           .window_right = draw(2) ? -1 : draw(500),
                                           .num_slots = 1 + draw(300),
+                                          .num_alone = 1 + draw(150),
                                           .split_len = split_lens[draw(5)]},
                                 .head = head,
                                 .items = items};
@@ -122,7 +123,7 @@ TEST(cuda_lists, every_prefill_key_once_and_longest_first)
         int32_t n = draw(draw(2) ? MAX_SEQS : 8), last = -1, at = 0;
         folioi_prefill_head head = {0};
         folioi_cuda_counts counts = {.num_seqs = n};
-        draw_seqs(seqs, n, draw(2) ? 700 : 40, 1 << draw(15));
+        draw_seqs(seqs, n, draw(2) ? 700 : 40, 1 << draw(17));
         folioi_prefill_list list = draw_list(seqs, &counts, &head, items);
         REQUIRE_TEST(list.room.items <= MAX_TILES);
         prefill_list_make(&list, &sort);
@@ -176,6 +177,7 @@ static int32_t parts_of_equal(int32_t n, int32_t query_len, int32_t key_len, int
                                           .window_left = -1,
                                           .window_right = -1,
                                           .num_slots = 33,
+                                          .num_alone = 16,
                                           .split_len = split_len},
                                 .head = &head,
                                 .items = items};
@@ -204,7 +206,8 @@ TEST(cuda_lists, one_tile_has_room_for_its_parts)
                                               .group = 1,
                                               .window_left = -1,
                                               .window_right = -1,
-                                              .num_slots = 60},
+                                              .num_slots = 60,
+                                              .num_alone = 30},
                                     .head = &head,
                                     .items = items};
         list.room = prefill_room(&list.shape, 17, 1, 17, keys);

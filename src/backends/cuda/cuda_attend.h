@@ -18,6 +18,7 @@ typedef struct folioi_cuda_sm {
     int32_t count, shared_bytes, shared_of_block;
     int32_t capability; /* 90 is 9.0 */
     folioi_cuda_ready *ready;
+    void *describe_tensor; /* the driver's cuTensorMapEncodeTiled; NULL: it has none */
 } folioi_cuda_sm;
 
 /** Rows of numbers: element (row, h, d) at row * token + h * head + d. */
@@ -69,6 +70,7 @@ typedef struct folioi_cuda_layer {
     float scale, soft_cap;             /* soft_cap 0: none            */
     int64_t window_left, window_right; /* -1: none                    */
     folioi_cuda_rows q, out, new_k, new_v;
+    int64_t q_rows;
     float *lse; /* NULL: not asked */
     int64_t lse_token, lse_head;
     const float *slopes, *sinks; /* [num_heads] or NULL */

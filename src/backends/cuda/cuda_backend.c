@@ -136,6 +136,22 @@ static const char *default_device(void)
     return first.name;
 }
 
+/* A function of the driver by its name, as it was in CUDA 12.0; NULL: there is none. */
+static void *driver_function(const char *name)
+{
+    void *function = NULL;
+    enum cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+#if CUDART_VERSION >= 12050
+    cudaError_t error =
+        cudaGetDriverEntryPointByVersion(name, &function, 12000, cudaEnableDefault, &found);
+#else
+    cudaError_t error = cudaGetDriverEntryPoint(name, &function, cudaEnableDefault, &found);
+#endif
+    if (error == cudaSuccess && found == cudaDriverEntryPointSuccess) return function;
+    (void)cudaGetLastError();
+    return NULL;
+}
+
 static folio_status open_device(folio_context *ctx, int32_t number)
 {
     int count = 0, before;
@@ -157,8 +173,12 @@ static folio_status open_device(folio_context *ctx, int32_t number)
         ctx->device_state = NULL;
         return status;
     }
-    d->sm = (folioi_cuda_sm){p.multiProcessorCount, (int32_t)p.sharedMemPerMultiprocessor,
-                             (int32_t)p.sharedMemPerBlockOptin, p.major * 10 + p.minor, &d->ready};
+    d->sm = (folioi_cuda_sm){p.multiProcessorCount,
+                             (int32_t)p.sharedMemPerMultiprocessor,
+                             (int32_t)p.sharedMemPerBlockOptin,
+                             p.major * 10 + p.minor,
+                             &d->ready,
+                             driver_function("cuTensorMapEncodeTiled")};
     snprintf(d->name, sizeof d->name, "%s", p.name);
     ctx->device = d->name;
     folioi_cuda_leave(ctx, before);

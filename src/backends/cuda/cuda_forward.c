@@ -19,6 +19,7 @@ static folioi_cuda_layer layer_of(const folioi_call *call)
         .window_left = a->window_left,
         .window_right = a->window_right,
         .q = rows_of(&t->q),
+        .q_rows = t->q.tokens,
         .out = rows_of(&t->out),
         .new_k = rows_of(&t->k),
         .new_v = rows_of(&t->v),

@@ -44,6 +44,7 @@ static folioi_cuda_list list_of(const folioi_plan_shape *shape, const folio_atte
         .v_dims = a->v_head_size,
         .sm = list.limits.sm,
         .batch_invariant = list.limits.batch_invariant,
+        .same_types = a->kv_dtype == a->dtype,
     };
     folioi_cuda_decode_init(&list.decode, &list.limits);
     if (group <= FOLIOI_DECODE_MAX_ROWS) list.limit.decode_rows = list.decode.max_rows;

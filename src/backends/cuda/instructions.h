@@ -234,6 +234,20 @@ static __device__ __forceinline__ float exp2_approx(float x)
     return y;
 }
 
+static __device__ __forceinline__ float log2_approx(float x)
+{
+    float y;
+    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+static __device__ __forceinline__ float reciprocal(float x)
+{
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 /* What scores are compared with: their maximum, or 0 where there is none. */
 static __device__ __forceinline__ float softmax_base(float max)
 {

@@ -129,6 +129,13 @@ static int32_t fixed_split_len(int64_t max_seq_len)
     return (int32_t)max_i64(2048, round_up(ceil_div(max_seq_len, 16), FOLIOI_PREFILL_CUT));
 }
 
+/* Blocks of a multiprocessor: one where the layers may be Hopper's, which a plan does not know of their layout. */
+static int32_t blocks_of(const folioi_cuda_prefill_limits *l, int32_t blocks)
+{
+    bool may_be_hopper = l->sm.capability == 90 && l->k_dims == 128 && l->v_dims == 128;
+    return may_be_hopper && l->same_types ? 1 : blocks;
+}
+
 void folioi_cuda_prefill_init(folioi_cuda_prefill_plan *plan, const folioi_cuda_prefill_limits *l)
 {
     *plan = {};
@@ -141,17 +148,19 @@ void folioi_cuda_prefill_init(folioi_cuda_prefill_plan *plan, const folioi_cuda_
     shape->window_right = l->window_right;
     tile_pieces plain = pieces_of(kind.rows, shape->group, shape->queries);
     tile_pieces general = pieces_of(kind.general_rows, shape->group, shape->queries);
-    int64_t slots = (int64_t)l->sm.count * kind.blocks / (l->num_kv_heads * plain.head_parts);
-    shape->num_slots = (int32_t)max_i64(slots, 1);
+    int32_t units = l->num_kv_heads * plain.head_parts, blocks = blocks_of(l, kind.blocks);
+    shape->num_slots = (int32_t)max_i64((int64_t)l->sm.count * blocks / units, 1);
+    shape->num_alone = (int32_t)max_i64(l->sm.count / units, 1);
     if (l->batch_invariant) shape->split_len = fixed_split_len(l->max_seq_len);
     plan->sm = l->sm;
     plan->room =
         prefill_room(shape, l->max_query_tokens, l->max_seqs, l->max_query_len, l->max_seq_len);
     plan->list_bytes =
         sizeof(folioi_prefill_head) + (size_t)plan->room.items * sizeof(folioi_prefill_item);
-    int64_t units = (int64_t)l->num_kv_heads * ceil_div(l->v_dims, 256) *
-                    max_i64(plain.head_parts * plain.pieces, general.head_parts * general.pieces);
-    plan->counter_bytes = (size_t)round_up(16 * (1 + plan->room.cut_tiles * units), 256);
+    int64_t all_units =
+        (int64_t)l->num_kv_heads * ceil_div(l->v_dims, 256) *
+        max_i64(plain.head_parts * plain.pieces, general.head_parts * general.pieces);
+    plan->counter_bytes = (size_t)round_up(16 * (1 + plan->room.cut_tiles * all_units), 256);
     plan->workspace_bytes =
         plan->counter_bytes + (size_t)(plan->room.rows * l->num_kv_heads * (l->v_dims + 2) * 4);
 }
@@ -172,8 +181,11 @@ cudaError_t folioi_cuda_prefill(const folioi_cuda_layer *layer, const folioi_cud
 {
     if (!folioi_cuda_prefill_takes(layer)) return cudaErrorNotSupported;
 #ifdef FOLIO_CUDA_HOPPER
-    if (folioi_cuda_hopper_takes(layer, &plan->sm))
-        return folioi_cuda_hopper_prefill(layer, step, plan, workspace, counters, stream);
+    if (folioi_cuda_hopper_takes(layer, &plan->sm)) {
+        cudaError_t error =
+            folioi_cuda_hopper_prefill(layer, step, plan, whole_tiles, workspace, counters, stream);
+        if (error != cudaErrorNotSupported) return error;
+    }
 #endif
     int32_t rows, values;
     tile_size(layer, &rows, &values);

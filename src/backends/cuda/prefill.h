@@ -18,8 +18,8 @@ typedef struct folioi_cuda_prefill_limits {
     int64_t window_left, window_right;
     int32_t num_heads, num_kv_heads, k_dims, v_dims;
     folioi_cuda_sm sm;
-    int32_t batch_invariant; /* cut keys at fixed positions */
-    int32_t unused;          /* limits are compared as bytes */
+    int32_t batch_invariant; /* cut keys at fixed positions                   */
+    int32_t same_types;      /* K and V are of q's type. Compared as bytes    */
 } folioi_cuda_prefill_limits;
 
 /** A plan's prefill: its numbers, and where its list is in device memory. */

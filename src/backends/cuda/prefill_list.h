@@ -42,19 +42,23 @@ typedef struct folioi_prefill_shape {
     int32_t queries; /* of a tile                    */
     int32_t group;   /* query heads of one kv head   */
     int64_t window_left, window_right;
-    int32_t
-        num_slots; /* items that the device computes at once                                    */
+    int32_t num_slots; /* items that the device computes at once           */
+    int32_t num_alone; /* those that have a multiprocessor to themselves   */
     int32_t
         split_len; /* 0, or cuts lie at multiples of it for up to 32 rows of a kv head, of more */
                    /* for more rows, and only sequences of one tile are cut                     */
 } folioi_prefill_shape;
 
 /* Cuts are at multiples of this many keys, and no part is shorter than FOLIOI_PREFILL_SHORTEST. */
-#define FOLIOI_PREFILL_CUT 64
+#define FOLIOI_PREFILL_CUT 128
 #define FOLIOI_PREFILL_SHORTEST 256
-/* What an item costs beside its keys, and what it costs more to be a part, both in keys. */
-#define FOLIOI_PREFILL_ITEM_COST 64
-#define FOLIOI_PREFILL_PART_COST 128
+/*
+ * In keys: what an item costs beside its own, and what parts cost: where all are computed at once the blocks that have ended
+ * merge together, else those that still have items to compute do it alone.
+ */
+#define FOLIOI_PREFILL_ITEM_COST 128
+#define FOLIOI_PREFILL_PART_COST 384
+#define FOLIOI_PREFILL_LONE_PART_COST 2048
 
 /* ---- buckets: 32 to the octave, the longest first ---- */
 
@@ -169,7 +173,8 @@ SHARED_INLINE int32_t prefill_cut(const folioi_prefill_tile *t, int32_t p)
     if (t->cut > 0) return (t->begin / t->cut + p) * t->cut;
     int64_t base = t->begin / FOLIOI_PREFILL_CUT * FOLIOI_PREFILL_CUT;
     int64_t keys = (t->end - base) * p / t->num_parts;
-    return (int32_t)(base + keys / FOLIOI_PREFILL_CUT * FOLIOI_PREFILL_CUT);
+    return (int32_t)(base +
+                     (keys + FOLIOI_PREFILL_CUT / 2) / FOLIOI_PREFILL_CUT * FOLIOI_PREFILL_CUT);
 }
 
 /* ---- the longest part ---- */
@@ -225,14 +230,14 @@ SHARED_INLINE void folioi_raise(int32_t *x, int32_t n)
 #endif
 }
 
-/** Limit c: none, or an even share of all keys, of half of it and of lengths above; whole cuts. */
+/** Limit c: none, or an even share of all keys, of half of it and of lengths above. */
 SHARED_INLINE int64_t prefill_choice_limit(const folioi_prefill_shape *shape,
                                            const folioi_prefill_sort *sort, int32_t c)
 {
     if (c == 0) return 0;
     int64_t share = (int64_t)(sort->keys / (unsigned long long)shape->num_slots);
     int64_t limit = share * (16 + c % 16) / 16 / (1 + c / 16);
-    return round_up(max_i64(limit, FOLIOI_PREFILL_SHORTEST), FOLIOI_PREFILL_CUT);
+    return max_i64(limit, FOLIOI_PREFILL_SHORTEST);
 }
 
 /** Add what `tiles` tiles of a bucket come to. */
@@ -251,12 +256,12 @@ SHARED_INLINE void prefill_weigh(folioi_prefill_choice *choice, int64_t limit, i
 /** Have sequences two tiles or more, on the average? Prompts and chunks, no draft tokens. */
 SHARED_INLINE bool prefill_are_chunks(int64_t tiles, int64_t seqs) { return tiles >= 2 * seqs; }
 
-/** Tiles that fill the device four times are not cut, nor those of chunks that fill half of it; but where cuts are fixed. */
+/** Tiles that fill the device four times are not cut, nor those of chunks that have most multiprocessors; but where cuts are fixed. */
 SHARED_INLINE bool prefill_are_whole(const folioi_prefill_shape *shape, int64_t tiles, int64_t seqs)
 {
     if (shape->split_len > 0) return false;
     return tiles >= 4 * (int64_t)shape->num_slots ||
-           (prefill_are_chunks(tiles, seqs) && 2 * tiles + 1 >= shape->num_slots);
+           (prefill_are_chunks(tiles, seqs) && tiles >= shape->num_alone);
 }
 
 /** Is there a limit to choose? */
@@ -274,8 +279,9 @@ SHARED_INLINE int64_t prefill_time(const folioi_prefill_shape *shape,
     int64_t rounds =
         ((uint32_t)choice->items + (uint32_t)shape->num_slots - 1) / (uint32_t)shape->num_slots;
     int64_t mean = (int64_t)(sort->keys / (unsigned long long)max_i64(choice->items, 1));
+    int64_t merge = rounds > 1 ? FOLIOI_PREFILL_LONE_PART_COST : FOLIOI_PREFILL_PART_COST;
     return max_i64(rounds * mean, choice->longest) + rounds * FOLIOI_PREFILL_ITEM_COST +
-           (choice->parts > 0 ? FOLIOI_PREFILL_PART_COST : 0);
+           (choice->parts > 0 ? merge : 0);
 }
 
 /** The limit of the shortest choice that there is room for. */

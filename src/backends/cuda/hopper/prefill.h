@@ -11,10 +11,10 @@ extern "C" {
 /** Is the layer one for it? Compute capability 9.0; all keys in native pages; head size 128; no option on scores. */
 bool folioi_cuda_hopper_takes(const folioi_cuda_layer *layer, const folioi_cuda_sm *sm);
 
-/** One layer, as folioi_cuda_prefill. */
+/** One layer, as folioi_cuda_prefill. cudaErrorNotSupported: q's strides are none that it reads, and nothing was launched. */
 cudaError_t folioi_cuda_hopper_prefill(const folioi_cuda_layer *layer, const folioi_cuda_step *step,
-                                       const folioi_cuda_prefill_plan *plan, char *workspace,
-                                       int32_t *counters, cudaStream_t stream);
+                                       const folioi_cuda_prefill_plan *plan, int64_t whole_tiles,
+                                       char *workspace, int32_t *counters, cudaStream_t stream);
 
 #ifdef __cplusplus
 }

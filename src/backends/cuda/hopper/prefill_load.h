@@ -1,7 +1,6 @@
 /*
  * prefill_load.h: the warps that bring what is computed with. One takes tiles from the list, ahead of the others, so that
- * nobody waits for memory's answers there. One brings pages of K and V, in the order in which they are used; two bring rows
- * of q, one for each warpgroup.
+ * nobody waits for memory's answers there. One brings pages of K and V, in the order in which they are used, one rows of q.
  */
 #ifndef FOLIOI_CUDA_HOPPER_LOAD_H
 #define FOLIOI_CUDA_HOPPER_LOAD_H
@@ -10,16 +9,6 @@
 
 /* A page of zeros: for keys that nobody sees, whose places in the cache may hold anything. */
 static __device__ uint4 zero_page[PAGE_BYTES / 16];
-
-/* Where a page of 16 keys lies, or zeros. */
-static __device__ __forceinline__ const char *find_page(const hopper_args &a, const hopper_tile &t,
-                                                        int32_t key)
-{
-    if (key >= t.end || key + PAGE_KEYS <= t.begin) return (const char *)zero_page;
-    int32_t size = a.layer.block_size, index = key / size;
-    int64_t block = __ldg(a.blocks + t.sequence.table + index);
-    return a.layer.k.base + 2 * stored_row(a.layer.k.at, block, t.kv_head, key - index * size);
-}
 
 /* A page whose last tokens are not the sequence's: in their places V is zeros. K may be anything there. */
 static __device__ __forceinline__ void copy_last_page(uint32_t to, const char *from, int32_t tokens,
@@ -38,23 +27,63 @@ static __device__ __forceinline__ void copy_last_page(uint32_t to, const char *f
     }
 }
 
-/* Key tile i of a tile to its stage: a lane for each page. */
+/* A lane's page of a key tile: its first key, and its place in the table and in the block there. */
+struct page_walk {
+    int32_t key, index, in_block;
+    int32_t blocks, pages; /* from a key tile to the one before */
+
+    __device__ __forceinline__ page_walk(const hopper_args &a)
+        : blocks(KEYS / PAGE_KEYS / a.block_pages), pages(KEYS / PAGE_KEYS - blocks * a.block_pages)
+    {
+    }
+
+    __device__ __forceinline__ void go_to(const hopper_args &a, int32_t key_tile)
+    {
+        int32_t page = key_tile * (KEYS / PAGE_KEYS) + (int)threadIdx.x % WARP;
+        key = page * PAGE_KEYS;
+        index = page / a.block_pages;
+        in_block = page - index * a.block_pages;
+    }
+
+    __device__ __forceinline__ void go_back(const hopper_args &a)
+    {
+        key -= KEYS;
+        index -= blocks;
+        in_block -= pages;
+        if (in_block < 0) in_block += a.block_pages, index--;
+    }
+};
+
+/* Key tiles of a tile to their stages, from the last on: a lane for each page. */
 static __device__ __forceinline__ void load_keys(const hopper_args &a, const hopper_memory &m,
-                                                 const hopper_tile &t, int32_t i, int pages,
-                                                 const stage_at &at)
+                                                 const hopper_tile &t, page_walk &walk,
+                                                 stage_at &at)
 {
     int lane = threadIdx.x % WARP;
-    int32_t key = i * KEYS + lane * PAGE_KEYS;
-    const char *from = lane < pages ? find_page(a, t, key) : NULL;
-    uint32_t filled = shared_address(&m.sh().filled[at.stage]);
-    bulk_wait(shared_address(&m.sh().emptied[at.stage]), at.phase);
-    if (lane == 0) bulk_expect(filled, pages * PAGE_BYTES);
-    __syncwarp();
-    if (lane >= pages) return;
-    uint32_t to = m.kv() + at.stage * STAGE_BYTES + lane * PAGE_BYTES;
-    bool is_last = from != (const char *)zero_page && key + PAGE_KEYS > t.sequence.key_len;
-    if (is_last) copy_last_page(to, from, t.sequence.key_len - key, filled);
-    else bulk_copy(to, from, PAGE_BYTES, filled);
+    int32_t last = last_keys(t), first = first_keys(t), begin = t.begin, end = t.end;
+    int32_t key_len = t.sequence.key_len;
+    const int32_t *table = a.blocks + t.sequence.table;
+    const char *head = a.layer.k.base + 2 * (t.kv_head * a.layer.k.at.head);
+    int pages = last > first && ends_early(t) ? 4 : 8; /* of a tile's last step, all are read */
+    walk.go_to(a, last);
+    for (int32_t i = last; i >= first; i--, pages = 8) {
+        bool is_seen = walk.key < end && walk.key + PAGE_KEYS > begin;
+        int64_t block = is_seen && lane < pages ? __ldg(table + walk.index) : 0;
+        uint32_t filled = shared_address(&m.sh().filled[at.stage]);
+        uint32_t to = m.kv() + at.stage * STAGE_BYTES + lane * PAGE_BYTES;
+        bulk_wait(shared_address(&m.sh().emptied[at.stage]), at.phase);
+        if (lane == 0) bulk_expect(filled, pages * PAGE_BYTES);
+        __syncwarp();
+        const char *from = head + block * a.layer.k.at.block * 2 + walk.in_block * PAGE_BYTES;
+        if (!is_seen) from = (const char *)zero_page;
+        if (lane < pages) {
+            if (is_seen && walk.key + PAGE_KEYS > key_len)
+                copy_last_page(to, from, key_len - walk.key, filled);
+            else bulk_copy(to, from, PAGE_BYTES, filled);
+        }
+        at.step();
+        walk.go_back(a);
+    }
 }
 
 /*
@@ -64,71 +93,56 @@ static __device__ __forceinline__ void load_keys(const hopper_args &a, const hop
 static __device__ __forceinline__ void take_tiles(const hopper_args &a, const hopper_memory &m)
 {
     if (threadIdx.x % WARP != 0) return;
-    int32_t total = a.head->num_items * a.units, n = (int32_t)blockIdx.x;
+    int32_t n = (int32_t)blockIdx.x;
+    prefetch(a.items + n / a.units); /* a guess, while the head comes */
+    tile_order order = order_of(a);
+    int32_t total = order.num_items * a.units;
     for (int32_t count = 0;; count++) {
         int place = count % TILES_AHEAD;
         hopper_tile &t = m.sh().tiles[place];
+        int32_t next = n < total ? atomicAdd(a.counters, 1) : 0;
         bulk_wait(shared_address(&m.sh().tile_emptied[place]), (count / TILES_AHEAD & 1) ^ 1);
         t.is_none = n >= total;
-        if (n < total) find_tile(a, n, t);
+        if (n < total) find_tile(a, order, n, t);
         barrier_arrive(shared_address(&m.sh().tile_filled[place]));
         if (n >= total) return;
-        int32_t next = atomicAdd(a.counters, 1);
         if (next == total - 1) *a.counters = 0;
         n = next + (int32_t)gridDim.x;
     }
 }
 
-/* Keys of all tiles. */
 static __device__ __forceinline__ void load_all_keys(const hopper_args &a, const hopper_memory &m)
 {
     stage_at at = {0, 1}; /* the first time around, stages are empty */
+    page_walk walk(a);
     for (int32_t count = 0;; count++) {
         int place = count % TILES_AHEAD;
-        const hopper_tile &t = m.sh().tiles[place];
         bulk_wait(shared_address(&m.sh().tile_filled[place]), count / TILES_AHEAD & 1);
-        if (t.is_none) return;
-        int32_t last = last_keys(t), first = first_keys(t);
-        for (int32_t i = last; i >= first; i--) {
-            /* values of a tile's last step are multiplied in whole stages */
-            int pages = i == last && i > first && ends_early(t) ? 4 : 8;
-            load_keys(a, m, t, i, pages, at);
-            at.step();
-        }
+        if (m.sh().tiles[place].is_none) return;
+        load_keys(a, m, m.sh().tiles[place], walk, at);
     }
 }
 
-/* A warpgroup's rows of q, two to a lane; zeros for those that are none. */
-static __device__ __forceinline__ void copy_queries(const hopper_args &a, const hopper_tile &t,
-                                                    uint32_t to, int group, uint32_t filled)
-{
-    const folioi_cuda_rows &q = a.layer.q;
-    int lane = threadIdx.x % WARP;
-    if (lane == 0) bulk_expect(filled, GROUP_ROWS * DIMS * 2);
-    __syncwarp();
-#pragma unroll
-    for (int row = lane; row < GROUP_ROWS; row += WARP) {
-        row_place p = place_of(a, t, group * GROUP_ROWS + row);
-        const uint16_t *from =
-            (const uint16_t *)q.data + (t.sequence.query_row + p.query) * q.token + p.head * q.head;
-        bulk_copy(to + row * Q_ROW, p.query < 0 ? (const void *)zero_page : from, DIMS * 2, filled);
-    }
-}
-
+/* Rows of q of all tiles. Those of a ragged tile that are none come along, and are another's or zeros. */
 static __device__ __forceinline__ void load_all_queries(const hopper_args &a,
-                                                        const hopper_memory &m, int group)
+                                                        const hopper_memory &m)
 {
+    if (threadIdx.x % WARP != 0) return;
+    prefetch_map(&a.q);
+    uint32_t filled = shared_address(&m.sh().q_filled);
     for (int32_t count = 0;; count++) {
         int place = count % TILES_AHEAD;
         const hopper_tile &t = m.sh().tiles[place];
         bulk_wait(shared_address(&m.sh().tile_filled[place]), count / TILES_AHEAD & 1);
-        bulk_wait(shared_address(&m.sh().q_emptied[group]), (count & 1) ^ 1);
-        uint32_t filled = shared_address(&m.sh().q_filled[group]);
+        bulk_wait(shared_address(&m.sh().q_emptied), (count & 1) ^ 1);
         if (t.is_none) {
-            if (threadIdx.x % WARP == 0) barrier_arrive(filled);
+            barrier_arrive(filled);
             return;
         }
-        copy_queries(a, t, m.q() + group * Q_BYTES, group, filled);
+        bulk_expect(filled, a.queries * a.heads * DIMS * 2);
+        int32_t row = (int32_t)t.sequence.query_row + t.first_query;
+        for (int panel = 0; panel < 2; panel++)
+            copy_box(m.q() + panel * Q_PANEL_BYTES, &a.q, panel * 64, t.first_head, row, filled);
     }
 }
 

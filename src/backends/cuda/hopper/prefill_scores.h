@@ -45,7 +45,7 @@ struct common_keys {
     int32_t begin, end;
 };
 
-/* What a row sees; of one that is none, and has zeros for q, any key. */
+/* What a row sees; of one that is none, any key. */
 static __device__ __forceinline__ folioi_range seen_by(const hopper_args &a, const hopper_tile &t,
                                                        int row)
 {
@@ -88,9 +88,9 @@ static __device__ __forceinline__ void mask(float (&s)[64], const hopper_args &a
     }
 }
 
-/* N columns of scores become weights. */
+/* References follow what N columns of scores have grown to. */
 template <typename T, int N, bool FIRST>
-static __device__ __forceinline__ void soften(float (&s)[64], row_sums &r, float scale)
+static __device__ __forceinline__ void raise_base(const float (&s)[64], row_sums &r, float scale)
 {
     using W = weight_range<T>;
     float x0 = s[0], x1 = s[2];
@@ -126,6 +126,12 @@ static __device__ __forceinline__ void soften(float (&s)[64], row_sums &r, float
             r.rescaled = true;
         }
     }
+}
+
+/* N columns of scores become weights. */
+template <int N>
+static __device__ __forceinline__ void weigh(float (&s)[64], row_sums &r, float scale)
+{
     float even[2] = {0.0f, 0.0f}, odd[2] = {0.0f, 0.0f};
 #pragma unroll
     for (int j = 0; j < N / 8; j++) {
@@ -140,6 +146,16 @@ static __device__ __forceinline__ void soften(float (&s)[64], row_sums &r, float
     }
     r.sum[0] += even[0] + odd[0];
     r.sum[1] += even[1] + odd[1];
+}
+
+/* Rows that are none hold numbers of others, and must not rescale those of the tile: no score passes their reference. */
+static __device__ __forceinline__ void quiet_rows(row_sums &r, const hopper_args &a,
+                                                  const hopper_tile &t)
+{
+    int lane = fresh_lane(), row = (int)threadIdx.x / WARP * 16 + lane / 4;
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+        if (place_of(a, t, row + 8 * i).query < 0) r.base[i] = CUDART_INF_F;
 }
 
 /* N columns of weights as factors of V: what a thread has of a product is what it gives to one. */

@@ -72,17 +72,20 @@ static __device__ __forceinline__ void put_part(const hopper_args &a, const hopp
                any ? softmax_base(r.largest) + log2f(r.sum) * LN2 : -CUDART_INF_F);
 }
 
-/* The warp's 16 rows from `first` on. */
+/* Those of the warp's 16 rows that are odd: is_odd has a bit for each of a thread's two rows. */
 template <typename T>
 static __device__ __forceinline__ void compute_slowly(const hopper_args &a, const hopper_tile &t,
-                                                      int first)
+                                                      int first, uint32_t is_odd)
 {
     const folioi_cuda_layer &l = a.layer;
     int lane = threadIdx.x % WARP;
+    uint32_t lanes[2] = {__ballot_sync(ALL_LANES, is_odd & 1),
+                         __ballot_sync(ALL_LANES, is_odd & 2)};
+    __syncwarp();
 #pragma unroll 1
-    for (int row = first; row < first + 16; row++) {
-        row_place p = place_of(a, t, row);
-        if (p.query < 0) continue;
+    for (int i = 0; i < 16; i++) {
+        if (!((i < 8 ? lanes[0] : lanes[1]) >> i % 8 * 4 & 15)) continue;
+        row_place p = place_of(a, t, first + i);
         folioi_range seen = keys_of(t, p.query - t.first_query);
         int64_t at = t.sequence.query_row + p.query;
         const uint16_t *from =

@@ -10,76 +10,97 @@ constexpr float LARGE_SCORE = 1e6f;
 /* What a row comes to beside its sums of values: what those are multiplied with, and lse. */
 struct row_result {
     float by, lse;
-    bool is_empty; /* it sees no key */
-    bool is_lost;  /* its weights mean nothing */
+    bool is_lost; /* it sees no key, or its weights mean nothing */
 };
 
-/* Of a thread's row i, which is `row` of the tile. */
+/* Of a thread's row i. */
 template <typename T>
-static __device__ __forceinline__ row_result end_row(const hopper_args &a, const hopper_tile &t,
-                                                     const row_sums &r, int i, int row, float sink)
+static __device__ __forceinline__ row_result end_row(const row_sums &r, int i, bool has_sink,
+                                                     float sink)
 {
     float base = r.base[i], sum = r.sum[i];
     sum += __shfl_xor_sync(ALL_LANES, sum, 1);
     sum += __shfl_xor_sync(ALL_LANES, sum, 2);
-    folioi_range seen = seen_by(a, t, row);
-    if (seen.begin >= seen.end) return {0.0f, sink, true, false};
+    bool is_lost = !(sum > 0.0f) || !(fabsf(base) < LARGE_SCORE);
+    if (!has_sink) return {reciprocal(sum), (base + log2_approx(sum)) * LN2, is_lost};
     float sink_log2 = sink * LOG2E, top = fmaxf(base + weight_range<T>::LIFT, sink_log2);
     float shrink = exp2_approx(base - top), all = sum * shrink + exp2_approx(sink_log2 - top);
-    bool is_lost = !(sum > 0.0f) || !(fabsf(base) < LARGE_SCORE);
-    return {shrink / all, (top + log2f(all)) * LN2, false, is_lost};
+    return {shrink * reciprocal(all), (top + log2_approx(all)) * LN2, is_lost};
 }
 
-/* Four words of each lane of four, turned, so that a lane has 16 bytes of a row. */
-static __device__ __forceinline__ uint4 turn_words(uint32_t (&v)[4])
+static __device__ __forceinline__ float sink_of(const hopper_args &a, const hopper_tile &t, int row)
+{
+    if (a.layer.sinks == NULL) return -CUDART_INF_F;
+    row_place p = place_of(a, t, row);
+    return p.query >= 0 ? __ldg(a.layer.sinks + p.head) : -CUDART_INF_F;
+}
+
+/* Zeros, plus NaN where a number is not finite. */
+template <typename T> static __device__ __forceinline__ uint32_t add_odd(uint32_t odd, uint32_t two)
+{
+    uint32_t r;
+    if constexpr (IS_BF16<T>)
+        asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(two), "r"(0), "r"(odd));
+    else asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(two), "r"(0), "r"(odd));
+    return r;
+}
+
+/* Each lane of four has four words of four pieces of a row, and gets 16 bytes of each. */
+static __device__ __forceinline__ void turn_words(uint32_t (&v)[16])
 {
     bool low = threadIdx.x & 1, high = threadIdx.x & 2;
-    uint32_t x = __shfl_xor_sync(ALL_LANES, low ? v[0] : v[1], 1);
-    uint32_t y = __shfl_xor_sync(ALL_LANES, low ? v[2] : v[3], 1);
-    if (low) v[0] = x, v[2] = y;
-    else v[1] = x, v[3] = y;
-    x = __shfl_xor_sync(ALL_LANES, high ? v[0] : v[2], 2);
-    y = __shfl_xor_sync(ALL_LANES, high ? v[1] : v[3], 2);
-    if (high) v[0] = x, v[1] = y;
-    else v[2] = x, v[3] = y;
-    return make_uint4(v[0], v[1], v[2], v[3]);
+    uint32_t x[8];
+#pragma unroll
+    for (int i = 0; i < 8; i++) x[i] = __shfl_xor_sync(ALL_LANES, low ? v[2 * i] : v[2 * i + 1], 1);
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        if (low) v[2 * i] = x[i];
+        else v[2 * i + 1] = x[i];
+    }
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        int j = i / 2 * 4 + i % 2;
+        x[i] = __shfl_xor_sync(ALL_LANES, high ? v[j] : v[j + 2], 2);
+    }
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        int j = i / 2 * 4 + i % 2;
+        if (high) v[j] = x[i];
+        else v[j + 2] = x[i];
+    }
 }
 
 /*
- * A thread's two rows. Returned: is something in them that only the slow way computes right? NaN may have come
- * from keys that a row does not see, and scores may be too large for weights.
+ * A thread's two rows. Returned, a bit for each: is something in it that only the slow way computes right? NaN may have
+ * come from keys that a row does not see, and scores may be too large for weights.
  */
 template <typename T>
-static __device__ __forceinline__ bool store_rows(const hopper_args &a, const hopper_tile &t,
-                                                  const float (&o)[64], const row_sums &r)
+static __device__ __forceinline__ uint32_t store_rows(const hopper_args &a, const hopper_tile &t,
+                                                      const float (&o)[64], const row_sums &r)
 {
     const folioi_cuda_layer &l = a.layer;
     int lane = fresh_lane(), row = (int)threadIdx.x / WARP * 16 + lane / 4;
-    bool is_odd = false;
+    uint32_t is_odd = 0;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
+        row_result end = end_row<T>(r, i, l.sinks != NULL, sink_of(a, t, row + 8 * i));
+        uint32_t odd[2] = {0, 0}, v[16];
+#pragma unroll
+        for (int k = 0; k < 16; k++) {
+            v[k] = pack<T>(o[4 * k + 2 * i] * end.by, o[4 * k + 2 * i + 1] * end.by);
+            odd[k % 2] = add_odd<T>(odd[k % 2], v[k]);
+        }
+        turn_words(v);
         row_place p = place_of(a, t, row + 8 * i);
-        float sink = -CUDART_INF_F, zeros[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-        if (l.sinks != NULL && p.query >= 0) sink = __ldg(l.sinks + p.head);
-        row_result end = end_row<T>(a, t, r, i, row + 8 * i, sink);
+        if (p.query < 0) continue;
         int64_t at = t.sequence.query_row + p.query;
         uint16_t *out = (uint16_t *)l.out.data + at * l.out.token + p.head * l.out.head;
 #pragma unroll
-        for (int g = 0; g < 4; g++) {
-            uint32_t v[4];
-#pragma unroll
-            for (int k = 0; k < 4; k++) {
-                float x = o[16 * g + 4 * k + 2 * i], y = o[16 * g + 4 * k + 2 * i + 1];
-                zeros[k] = fmaf(x, 0.0f, fmaf(y, 0.0f, zeros[k])); /* NaN where one is not finite */
-                v[k] = end.is_empty ? 0 : pack<T>(x * end.by, y * end.by);
-            }
-            uint4 x = turn_words(v);
-            if (p.query >= 0) __stcs((uint4 *)(out + g * 32 + lane % 4 * 8), x);
-        }
-        if (l.lse != NULL && p.query >= 0 && lane % 4 == 0)
-            l.lse[at * l.lse_token + p.head * l.lse_head] = end.lse;
-        float zero = zeros[0] + zeros[1] + zeros[2] + zeros[3];
-        is_odd |= p.query >= 0 && !end.is_empty && (zero != 0.0f || end.is_lost);
+        for (int k = 0; k < 16; k += 4)
+            __stcs((uint4 *)(out + k * 8 + lane % 4 * 8),
+                   make_uint4(v[k], v[k + 1], v[k + 2], v[k + 3]));
+        if (l.lse != NULL && lane % 4 == 0) l.lse[at * l.lse_token + p.head * l.lse_head] = end.lse;
+        if (end.is_lost || ((odd[0] | odd[1]) & 0x7fff7fff) != 0) is_odd |= 1 << i;
     }
     return is_odd;
 }

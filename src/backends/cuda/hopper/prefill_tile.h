@@ -1,7 +1,7 @@
 /*
  * prefill_tile.h: what the wgmma kernel is given, its tiles, and its shared memory:
  *
- *   three stages of K and V, 8 pages of 16 tokens each | Q of two warpgroups | tiles and barriers
+ *   three stages of K and V, 8 pages of 16 tokens each | Q | tiles and barriers
  *
  * A tile is an item of the list (prefill_list.h) for one kv head: 128 rows, row r being query r / heads and head r % heads of
  * it, 64 for each of two warpgroups. Its keys are taken from the end, 128 at a time at multiples of 128.
@@ -27,12 +27,13 @@ enum {
     HALF_BYTES = PAGE_BYTES / 2,           /* of 8 tokens: K, then V */
     PANEL_BYTES = 8 * 128,
     STAGE_BYTES = KEYS / PAGE_KEYS * PAGE_BYTES,
-    Q_ROW = DIMS * 2 + 16, /* an odd number of 16-byte units: eight rows meet in no bank */
-    Q_BYTES = GROUP_ROWS * Q_ROW,
+    Q_PANEL_BYTES = ROWS * 128, /* 64 numbers of every row */
+    Q_BYTES = 2 * Q_PANEL_BYTES,
     THREADS = 3 * 128,
 };
 
 typedef struct hopper_args {
+    CUtensorMap q; /* boxes: half the numbers of a tile's rows */
     folioi_cuda_layer layer;
     const int32_t *blocks;
     const folioi_prefill_head *head;
@@ -43,6 +44,8 @@ typedef struct hopper_args {
     int32_t heads;              /* of them, those of one tile */
     uint32_t inverse;           /* row / heads is row * inverse >> 16 */
     int32_t head_parts;         /* tiles a group needs */
+    int32_t queries;            /* of a tile that is full */
+    int32_t block_pages;        /* pages of a block */
     int32_t units;              /* tiles an item makes: kv heads times head_parts */
     float scale_log2;           /* of scores, with log2(e) */
 } hopper_args;
@@ -55,6 +58,7 @@ typedef struct hopper_tile {
     int32_t begin, end;              /* keys that any row sees */
     int32_t first_begin, begin_step; /* query i of it sees from first_begin + i * begin_step on, */
     int32_t first_end, end_step; /* to first_end + i * end_step, both cut to [begin, end)      */
+    int32_t is_ragged;           /* some of its rows are none */
     int32_t part, num_parts, store, counter, unit; /* as the item has them: prefill_parts.h */
     folioi_cuda_seq sequence;
 } hopper_tile;
@@ -62,11 +66,11 @@ typedef struct hopper_tile {
 typedef struct hopper_shared {
     hopper_tile tiles[TILES_AHEAD]; /* in turns */
     uint64_t filled[STAGES], emptied[STAGES];
-    uint64_t q_filled[2], q_emptied[2]; /* of each warpgroup */
+    uint64_t q_filled, q_emptied;
     uint64_t tile_filled[TILES_AHEAD], tile_emptied[TILES_AHEAD];
 } hopper_shared;
 
-enum { SHARED_BYTES = STAGES * STAGE_BYTES + 2 * Q_BYTES + (int)sizeof(hopper_shared) };
+enum { SHARED_BYTES = STAGES * STAGE_BYTES + Q_BYTES + (int)sizeof(hopper_shared) };
 static_assert(SHARED_BYTES <= 227 * 1024, "it fits a multiprocessor");
 
 /* Shared memory, at a multiple of 1 KB: the place of a row's units follows from its address. */
@@ -76,7 +80,7 @@ struct hopper_memory {
     __device__ __forceinline__ uint32_t q() const { return kv() + STAGES * STAGE_BYTES; }
     __device__ __forceinline__ hopper_shared &sh() const
     {
-        return *(hopper_shared *)(base + STAGES * STAGE_BYTES + 2 * Q_BYTES);
+        return *(hopper_shared *)(base + STAGES * STAGE_BYTES + Q_BYTES);
     }
 };
 
@@ -107,13 +111,20 @@ static __device__ __forceinline__ bool ends_early(const hopper_tile &t)
     return t.end <= last_keys(t) * KEYS + KEYS / 2;
 }
 
-/* K and V that tiles read together should stay in L2: heads are taken a few at a time. */
-enum { SECTION_BYTES = 16 << 20 };
+/*
+ * The order of tiles: item after item, the longest first, each for a few units: K and V that tiles read together should stay
+ * in L2.
+ */
+enum { SECTION_KEYS = (16 << 20) / (DIMS * 4) }; /* of one unit: 16 MB */
 
-static __device__ __forceinline__ int32_t units_at_once(const hopper_args &a)
+struct tile_order {
+    int32_t num_items, at_once;
+};
+
+static __device__ __forceinline__ tile_order order_of(const hopper_args &a)
 {
-    int64_t bytes = max((int64_t)a.head->num_keys, (int64_t)1) * DIMS * 4;
-    return (int32_t)max((int64_t)1, min(SECTION_BYTES / bytes, (int64_t)a.units));
+    folioi_prefill_head head = *a.head;
+    return {head.num_items, max(1, min(SECTION_KEYS / max(head.num_keys, 1), a.units))};
 }
 
 /* What seq_keys says of all queries of a tile; far beyond all keys is as good as anywhere there. */
@@ -140,13 +151,14 @@ static __device__ __forceinline__ folioi_range keys_of(const hopper_tile &t, int
 }
 
 /* Tile number n of all: which item, and which kv head of it. */
-static __device__ __forceinline__ void find_tile(const hopper_args &a, int32_t n, hopper_tile &t)
+static __device__ __forceinline__ void find_tile(const hopper_args &a, const tile_order &order,
+                                                 int32_t n, hopper_tile &t)
 {
-    int32_t num_items = a.head->num_items, at_once = units_at_once(a);
-    int32_t first = n / (num_items * at_once) * at_once, in_round = n - num_items * first;
-    int32_t together = min(at_once, a.units - first), at = in_round / together;
+    int32_t first = n / (order.num_items * order.at_once) * order.at_once;
+    int32_t in_round = n - order.num_items * first;
+    int32_t together = min(order.at_once, a.units - first), at = in_round / together;
     int32_t unit = first + in_round - at * together, head_part = unit % a.head_parts;
-    const folioi_prefill_item &item = a.items[at];
+    const folioi_prefill_item item = a.items[at];
     t.first_query = item.first_query;
     t.past_query = item.first_query + item.num_queries;
     t.kv_head = unit / a.head_parts;
@@ -154,6 +166,7 @@ static __device__ __forceinline__ void find_tile(const hopper_args &a, int32_t n
     t.num_heads = min(a.heads, a.group - head_part * a.heads);
     t.begin = item.begin;
     t.end = item.end;
+    t.is_ragged = item.num_queries * t.num_heads < ROWS;
     t.part = item.part;
     t.num_parts = item.num_parts;
     t.store = item.store;

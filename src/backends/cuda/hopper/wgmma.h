@@ -10,6 +10,8 @@
 
 #include "backends/cuda/instructions.h"
 
+#include <cuda.h>
+
 /* ---- barriers in shared memory, beside those of instructions.h ---- */
 
 static __device__ __forceinline__ void barrier_init(uint32_t barrier, int arrivals)
@@ -21,6 +23,22 @@ static __device__ __forceinline__ void barrier_init(uint32_t barrier, int arriva
 static __device__ __forceinline__ void barrier_arrive(uint32_t barrier)
 {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+/* ---- copies of boxes: rows of a tensor that a map describes, 64 numbers of each, their 16-byte units XORed with the row ---- */
+
+static __device__ __forceinline__ void prefetch_map(const CUtensorMap *map)
+{
+    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+static __device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap *map, int32_t x,
+                                                int32_t y, int32_t z, uint32_t barrier)
+{
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%2, %3, %4}], [%5];" ::"r"(to),
+                 "l"(map), "r"(x), "r"(y), "r"(z), "r"(barrier)
+                 : "memory");
 }
 
 /* ---- registers ---- */
