@@ -3,7 +3,7 @@
  * vLLM's grammar, beside what the machine could do at that moment (bench_ceilings.h) and what other
  * programs need for it (bench_peers.h). Of each setting, after a warm-up:
  *
- *     R x (ceilings, forward, forwards of its parts or of its plain form, each peer)
+ *     R x (ceilings, forward, forwards of its parts or of its plain form, a read of its K and V, each peer)
  */
 #include "bench_attention.h"
 
@@ -25,6 +25,7 @@ typedef struct trial {
     rig rigs[NUM_SUBJECTS];
     bool used[NUM_SUBJECTS], peer_runs[BENCH_MAX_PEERS];
     double *seconds[NUM_SUBJECTS], *peer_seconds[BENCH_MAX_PEERS]; /* [reps] */
+    double *read_seconds; /* [reps]; NULL: not a decode on a device */
     batch_case parts[2];
     extras plain;
     int64_t reps;
@@ -95,6 +96,8 @@ static bool open_trial(bench *b, trial *t, const setting *s)
     other.with = &t->plain;
     if (strcmp(s->with->name, t->plain.name) != 0 && !open_subject(b, t, PLAIN, &other))
         return false;
+    if (b->device && strcmp(s->what->phase, "decode") == 0)
+        t->read_seconds = bench_alloc(b->reps, sizeof *t->read_seconds);
     return open_peers(b, t, s);
 }
 
@@ -105,6 +108,7 @@ static void close_trial(trial *t)
         free(t->seconds[i]);
     }
     for (int k = 0; k < BENCH_MAX_PEERS; k++) free(t->peer_seconds[k]);
+    free(t->read_seconds);
 }
 
 /* ---- Measuring */
@@ -151,7 +155,9 @@ static bool run_round(bench *b, trial *t, bench_cache cache, int64_t rep)
         if (!bench_rig_forward(&t->rigs[i], &t->seconds[i][rep])) return false;
     }
     time_peers(b, t, cache, rep);
-    return true;
+    if (!t->read_seconds) return true;
+    return (warm || empty_caches(b, cache)) &&
+           bench_device_read(b->device, bench_kv_bytes(&t->rigs[WHOLE].of), &t->read_seconds[rep]);
 }
 
 /* What bounds this case; -1 where one number cannot say. */
@@ -202,7 +208,8 @@ static void add_result(bench *b, trial *t, const lists *in, const setting *s)
                    .seconds = bench_stats_of(t->seconds[WHOLE], t->reps),
                    .prefill_s = stats_of(t, t->used[PREFILLS], t->seconds[PREFILLS]).median,
                    .decode_s = stats_of(t, t->used[DECODES], t->seconds[DECODES]).median,
-                   .plain_s = stats_of(t, t->used[PLAIN], t->seconds[PLAIN]).median};
+                   .plain_s = stats_of(t, t->used[PLAIN], t->seconds[PLAIN]).median,
+                   .read_s = stats_of(t, t->read_seconds != NULL, t->read_seconds).median};
     snprintf(to->kernel, sizeof to->kernel, "%s", named ? info.kernel : "");
     snprintf(to->level, sizeof to->level, "%s", b->info.level);
     if (t->used[PLAIN]) to->plain_work = bench_flops(&t->rigs[PLAIN].of) / bench_flops(s);

@@ -75,6 +75,7 @@ typedef struct result {
     /* Medians of what ran in turns with it; NAN: did not. */
     double prefill_s, decode_s; /* the parts of a mixed batch, each alone */
     double plain_s, plain_work; /* the same without extras; its multiply-adds over this one's */
+    double read_s;              /* of its K and V, read plainly and no more: decodes on a device */
     bench_stats peers[BENCH_MAX_PEERS];
 } result;
 

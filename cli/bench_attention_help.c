@@ -59,10 +59,11 @@ static const char cuda_help[] =
     "  --backend cuda, in a build by 'make cuda'. q, out and the cache lie in the GPU's memory. Timed is\n"
     "  the forward alone, by events of the stream; 256 MB or four times the L2 cache are read before\n"
     "  (--cache cold) or written (dirty). Ceilings: memory read 16 bytes at a time, and mma.sync of bf16\n"
-    "  from registers. A case that would take half a minute has fewer repetitions. No --threads, no\n"
-    "  --level. Without any list all sections run, each with lists of its own; --section NAME,... runs\n"
-    "  some, and a list given replaces that of each. Without --section, lists are crossed as on the CPU:\n"
-    "  default 2q8k,64q1s8k in bf16. The sections:\n";
+    "  from registers. Decodes have one more: 'its read', a plain read of as many bytes as their K and V\n"
+    "  have, from a cache emptied in the same way (read_s). A case that would take half a minute has\n"
+    "  fewer repetitions. No --threads, no --level. Without any list all sections run, each with lists of\n"
+    "  its own; --section NAME,... runs some, and a list given replaces that of each. Without --section,\n"
+    "  lists are crossed as on the CPU: default 2q8k,64q1s8k in bf16. The sections:\n";
 
 /* Compilers need not take more than 4095 characters at once. */
 static const char more_help[] =
@@ -113,7 +114,7 @@ static const char json_help[] =
     "\"threads\", \"dtype\", \"kv_dtype\", \"heads\", \"kv_heads\", \"head_size\", \"block_size\", \"layout\",\n"
     "\"options\", \"cache\", \"section\", \"kernel\", \"reps\", \"median_s\", \"min_s\", \"spread\", \"noisy\",\n"
     "\"gflops\", \"gbps\", \"ceiling\": {\"name\", \"value\", \"by\": \"sample\" or \"case\", \"median\" and \"spread\" of\n"
-    "the samples}, \"share\", \"prefill_s\", \"decode_s\", \"plain_s\",\n"
+    "the samples}, \"share\", \"prefill_s\", \"decode_s\", \"plain_s\", \"read_s\",\n"
     "\"peers\": {name: {\"median_s\", \"min_s\", \"version\"}}}]}; null where a number does not apply.\n"
     "--compare adds \"compare\": {\"file\", \"before\", \"now\": {\"version\", \"cpu\", \"device\"}, \"same_machine\",\n"
     "\"same_place\", \"noise\", \"faster\", \"slower\", \"ceiling\", \"few_reps\": how many cases are, \"ceilings\":\n"

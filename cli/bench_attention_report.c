@@ -110,7 +110,15 @@ static void start_row(table *t, const result *r)
     if (with.text[0]) table_cell(t, "%s", with.text);
 }
 
-static void add_row(const bench *b, table *t, const result *r)
+/* Are there decodes on a device? They have a read of their own bytes beside them. */
+static bool has_reads(rows of)
+{
+    bool any = false;
+    for (int64_t i = 0; i < of.count; i++) any |= isfinite(of.first[i].read_s) != 0;
+    return any;
+}
+
+static void add_row(const bench *b, table *t, const result *r, bool reads)
 {
     char text[32];
     start_row(t, r);
@@ -128,6 +136,14 @@ static void add_row(const bench *b, table *t, const result *r)
         table_cell(t, "-");
         table_cell(t, "-");
     }
+    if (!reads) return;
+    if (isfinite(r->read_s)) {
+        table_cell(t, "%s", time_text(text, sizeof text, r->read_s));
+        table_cell(t, "%.0f %%", 100 * r->read_s / r->seconds.median);
+    } else {
+        table_cell(t, "-");
+        table_cell(t, "-");
+    }
 }
 
 static void print_table(const bench *b, rows of)
@@ -138,7 +154,11 @@ static void print_table(const bench *b, rows of)
     table t = {.columns = 0};
     start_heads(&t, of);
     for (size_t i = 0; i < sizeof heads / sizeof heads[0]; i++) table_head(&t, 'r', heads[i]);
-    for (int64_t i = 0; i < of.count; i++) add_row(b, &t, &of.first[i]);
+    if (has_reads(of)) {
+        table_head(&t, 'r', "its read");
+        table_head(&t, 'r', "of it");
+    }
+    for (int64_t i = 0; i < of.count; i++) add_row(b, &t, &of.first[i], has_reads(of));
     table_print(&t);
     printf("\n");
 }
@@ -303,7 +323,7 @@ static void print_csv(const bench *b)
     int peers = b->peers ? bench_peers_count(b->peers) : 0;
     printf("case,phase,backend,level,threads,dtype,kv_dtype,heads,kv_heads,head_size,block_size,"
            "layout,kernel,options,cache,median_s,min_s,spread,gflops,gbps,ceiling,ceiling_value,"
-           "share,prefill_s,decode_s,plain_s,noisy,ceiling_by");
+           "share,prefill_s,decode_s,plain_s,noisy,ceiling_by,read_s");
     for (int k = 0; k < peers; k++) {
         const char *name = bench_peers_name(b->peers, k);
         printf(",%s_s,%s_ratio", name, name);
@@ -326,6 +346,7 @@ static void print_csv(const bench *b)
         print_cell(r->decode_s);
         print_cell(r->plain_s);
         printf(",%d,%s", is_noisy(r), ceiling_by(r));
+        print_cell(r->read_s);
         for (int k = 0; k < peers; k++) {
             print_cell(r->peers[k].median);
             print_cell(r->peers[k].median / r->seconds.median);
@@ -384,6 +405,7 @@ static void write_result(json *j, const bench *b, const result *r)
     json_number(j, "prefill_s", r->prefill_s);
     json_number(j, "decode_s", r->decode_s);
     json_number(j, "plain_s", r->plain_s);
+    json_number(j, "read_s", r->read_s);
     json_object(j, "peers");
     for (int k = 0; b->peers && k < bench_peers_count(b->peers); k++) {
         if (!isfinite(r->peers[k].median)) continue;

@@ -48,6 +48,12 @@ void bench_graph_free(bench_graph *graph);
 /* BENCH_READ (GB/s) and BENCH_DOT_BF16 (GFLOP/s of mma.sync), a few milliseconds each; NAN for others. */
 double bench_device_sample(bench_device *d, bench_ceiling which);
 
+/*
+ * The seconds of a plain read of so many bytes, or of as many as the buffer has; none of them are in the L2 cache of an
+ * emptied one.
+ */
+bool bench_device_read(bench_device *d, double bytes, double *seconds);
+
 /* MHz at which the processors ran during the last sample of BENCH_DOT_BF16; NAN before it. */
 double bench_device_clock(const bench_device *d);
 

@@ -87,7 +87,7 @@ __global__ void idle_kernel(uint64_t for_ns)
     }
 }
 
-/* count: of 16 bytes, a multiple of 8 times the threads. Nothing is written: no sum of zeros is 1. */
+/* count: of 16 bytes. Nothing is written: no sum of zeros is 1. */
 __global__ void __launch_bounds__(READ_THREADS)
     read_kernel(const uint4 *from, int64_t count, uint64_t *to)
 {
@@ -96,7 +96,8 @@ __global__ void __launch_bounds__(READ_THREADS)
     for (int64_t i = (int64_t)blockIdx.x * READ_THREADS + threadIdx.x; i < count; i += 8 * step) {
         uint4 x[8];
 #pragma unroll
-        for (int k = 0; k < 8; k++) x[k] = __ldcs(from + i + k * step);
+        for (int k = 0; k < 8; k++)
+            x[k] = i + k * step < count ? __ldcs(from + i + k * step) : make_uint4(0, 0, 0, 0);
 #pragma unroll
         for (int k = 0; k < 8; k++) sum |= x[k].x | x[k].y | x[k].z | x[k].w;
     }
@@ -278,17 +279,29 @@ void bench_graph_free(bench_graph *graph)
 
 /* ---- Ceilings */
 
+/* Its last bytes: the first ones empty the L2 cache, and stay there. */
+static bool time_read(bench_device *d, size_t bytes, double *seconds)
+{
+    const char *from = d->buffer + (d->buffer_bytes - bytes);
+    if (!bench_device_start(d, 1)) return false;
+    read_kernel<<<d->processors * READ_BLOCKS_PER_SM, READ_THREADS, 0, d->stream>>>(
+        (const uint4 *)from, (int64_t)(bytes / sizeof(uint4)), d->results + 2);
+    return launched("reading memory") && bench_device_stop(d, seconds);
+}
+
+bool bench_device_read(bench_device *d, double bytes, double *seconds)
+{
+    double all = (double)d->buffer_bytes, most = bytes < all ? bytes : all;
+    if (!time_read(d, (size_t)most / sizeof(uint4) * sizeof(uint4), seconds)) return false;
+    *seconds *= bytes / most;
+    return true;
+}
+
 static double sample_read(bench_device *d)
 {
-    int blocks = d->processors * READ_BLOCKS_PER_SM;
-    int64_t unit = (int64_t)blocks * READ_THREADS * 8;
-    int64_t count = (int64_t)(d->buffer_bytes / sizeof(uint4)) / unit * unit;
     double seconds;
-    if (!bench_device_start(d, 1)) return NAN;
-    read_kernel<<<blocks, READ_THREADS, 0, d->stream>>>((const uint4 *)d->buffer, count,
-                                                        d->results + 2);
-    if (!launched("reading memory") || !bench_device_stop(d, &seconds)) return NAN;
-    return (double)count * sizeof(uint4) / seconds * 1e-9;
+    if (!time_read(d, d->buffer_bytes, &seconds)) return NAN;
+    return (double)d->buffer_bytes / seconds * 1e-9;
 }
 
 static double sample_mma(bench_device *d)
