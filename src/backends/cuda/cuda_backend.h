@@ -69,7 +69,7 @@ folio_status folioi_cuda_gather(const folio_context *ctx, const folioi_kv_layer 
                                 void *stream);
 folio_status folioi_cuda_move_pairs(const folio_context *ctx, const folioi_kv_layer *from,
                                     const folioi_kv_layer *to, int32_t num_layers,
-                                    const int64_t (*pairs)[2], int64_t num_pairs, void *stream);
+                                    const folio_block_pair *pairs, int64_t num_pairs, void *stream);
 folio_status folioi_cuda_merge_parts(const folio_context *ctx, const folio_merge *merge,
                                      void *stream);
 
