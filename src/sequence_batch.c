@@ -2,6 +2,8 @@
 #include "batch/batch.h"
 #include "cache/pool.h"
 
+#include <stdio.h>
+
 /* Shared blocks that are about to be written get their copies first: by the pool where it knows the
  * cache, else by the caller before this call. Under the pool's lock. */
 static folio_status settle_copies(const folio_sequence *s, int32_t group, int64_t i)
@@ -23,7 +25,11 @@ static folio_status settle_copies(const folio_sequence *s, int32_t group, int64_
 /* Under the pool's lock. */
 static folio_status check_sequence(const folio_sequence *s, int32_t group, int64_t i)
 {
-    TRY(folioi_sequence_resident(s, "batch"));
+    if (s->state != FOLIO_SEQUENCE_RESIDENT) {
+        char name[48];
+        snprintf(name, sizeof name, "batch: sequences[%lld]", (long long)i);
+        return folioi_sequence_resident(s, name);
+    }
     REQUIRE(s->len > 0, "batch: sequences[%lld] has no token: reserve some", (long long)i);
     return settle_copies(s, group, i);
 }

@@ -704,7 +704,7 @@ TEST(swap, states_refuse_what_they_cannot_do)
             out = NOWHERE;
             REFUSED(folio_sequence_release_window(s), FOLIO_ERR_ARGUMENT, "");
             REFUSED(folio_batch_add_sequences(w.p.batch[0], 0, &s, 1, NULL), FOLIO_ERR_ARGUMENT,
-                    "");
+                    "sequences[0]: the sequence is not on the device");
             REFUSED(folio_sequence_swap_out(s, (folio_tier)tier, NULL, NULL), FOLIO_ERR_ARGUMENT,
                     "");
             wait_and_forget(t), t = NULL;

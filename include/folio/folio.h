@@ -43,8 +43,9 @@
  * Threads. folio_last_error is per thread.
  *   - Contexts, attentions and descriptions (folio_backend_*, folio_kv_cache_get_shape): any number
  *     of threads at once. So a caller's allocator may be called by several threads at once.
- *   - A batch: one thread at a time; folio_batch_get_view counts as a change. Once it is complete,
- *     any number of threads may run plans updated with it and read folio_batch_get_info.
+ *   - A batch: one thread at a time, also in folio_batch_get_view. Once it is complete, any number
+ *     of threads may run plans updated with it and read folio_batch_get_info. A view does not make a
+ *     plan out of date.
  *   - A plan: one thread updates it; then any number run it at once, each with its own workspace.
  *     The plan's own workspace serves one of them at a time; a second one is refused.
  *   - A KV cache: any number of threads read it. A call that writes slots must not overlap with
@@ -572,7 +573,7 @@ FOLIO_API folio_status folio_run_wait(folio_context *ctx, const folio_run *run);
 typedef struct folio_kv_write {
     size_t struct_size;
     folio_tensor k, v;    /* F32, F16 or BF16                                             */
-    const int64_t *slots; /* [k.tokens], each -1 or in [0, num_blocks * block_size), none twice */
+    const int64_t *slots; /* [k.tokens], each in [0, num_blocks * block_size) and there once, or -1 */
     float k_scale;        /* FP8: stored = x / k_scale rounded; 0: 1                      */
     float v_scale;
 } folio_kv_write;
@@ -847,7 +848,8 @@ typedef struct folio_plan_desc {
     int64_t max_seqs;           /* >= 1                                                            */
     int64_t max_query_tokens;   /* sum query_len in one step, padding included; >= 1               */
     int64_t max_seq_len;        /* longest sequence and longest encoder_len; >= 1                  */
-    int64_t max_encoder_tokens; /* sum encoder_new_len in one step                                 */
+    int64_t max_encoder_tokens; /* sum encoder_new_len in one step; a limit of every batch,        */
+                                /* whatever the plan's types                                       */
     uint32_t flags;             /* 0 or FOLIO_PLAN_*                                               */
     int64_t max_query_len; /* longest query_len of one sequence; 0: max_query_tokens. With 1, a    */
                            /* graph of decodes launches nothing for prompts                        */

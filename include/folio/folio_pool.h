@@ -204,7 +204,8 @@ typedef struct folio_pool_stats {
     int64_t lookup_tokens; /* given to folio_sequence_match     */
     int64_t hit_tokens;    /* found by it, in any tier          */
     double hit_rate;       /* hit_tokens / lookup_tokens, or 0  */
-    int64_t num_entries;   /* of the prefix cache's index       */
+    int64_t num_entries;   /* of the prefix cache's index; after folio_pool_forget also those whose */
+                           /* block a sequence holds            */
     int64_t host_blocks;   /* blocks of the host tier           */
     int64_t host_used;     /* of them held                      */
     int64_t host_cached;   /* of them in the prefix cache alone */
@@ -387,7 +388,8 @@ FOLIO_API folio_status folio_sequence_get_table(const folio_sequence *sequence, 
  * to or from a block of these sequences is queued, the call is refused: see folio_pool_take_copies.
  *
  * The batch holds copies of the block tables. Every call that changes a sequence's tokens or blocks
- * makes the batch stale: reserve, commit, truncate, release_window, swap_out, preempt, destroy.
+ * makes the batch stale: reserve, reserve_encoder, commit, truncate, release_window, swap_out,
+ * preempt, destroy.
  * folio_plan_update and folio_attention_forward refuse a stale batch; so commit after the step's
  * last forward. folio_batch_clear makes it ready for the next step.
  */
@@ -441,7 +443,8 @@ typedef enum folio_preemption {
  * in any other state the call returns FOLIO_ERR_ARGUMENT; wait for its transfer first. RECOMPUTE
  * frees the blocks at once, and *transfer is NULL. SWAP frees them when the transfer has ended, not
  * before. Tokens that are not committed are dropped first, even if the swap then fails.
- * FOLIO_ERR_FULL: the tiers have no room now. FOLIO_ERR_TOO_LARGE: no tier could ever hold it.
+ * FOLIO_ERR_FULL: the tiers have no room now. FOLIO_ERR_TOO_LARGE: no tier could ever hold it. A pool
+ * without tiers refuses SWAP with FOLIO_ERR_ARGUMENT; nothing is dropped.
  */
 FOLIO_API folio_status folio_sequence_preempt(folio_sequence *sequence, folio_preemption policy,
                                               const folio_run *run, folio_transfer **transfer);
