@@ -163,7 +163,8 @@ TEST(cuda_lists, buckets_know_their_most_keys)
 }
 
 /* How many parts one of `n` equal sequences has. */
-static int32_t parts_of_equal(int32_t n, int32_t query_len, int32_t key_len, int32_t split_len)
+static int32_t parts_on(int32_t num_slots, int32_t num_alone, int32_t n, int32_t query_len,
+                        int32_t key_len, int32_t split_len)
 {
     static folioi_prefill_item items[MAX_TILES];
     static folioi_prefill_sort sort;
@@ -176,8 +177,8 @@ static int32_t parts_of_equal(int32_t n, int32_t query_len, int32_t key_len, int
                                           .group = 4,
                                           .window_left = -1,
                                           .window_right = -1,
-                                          .num_slots = 33,
-                                          .num_alone = 16,
+                                          .num_slots = num_slots,
+                                          .num_alone = num_alone,
                                           .split_len = split_len},
                                 .head = &head,
                                 .items = items};
@@ -189,6 +190,11 @@ static int32_t parts_of_equal(int32_t n, int32_t query_len, int32_t key_len, int
     list.room = prefill_room(&list.shape, (int64_t)n * query_len, n, query_len, key_len);
     prefill_list_make(&list, &sort);
     return items[0].num_parts;
+}
+
+static int32_t parts_of_equal(int32_t n, int32_t query_len, int32_t key_len, int32_t split_len)
+{
+    return parts_on(33, 16, n, query_len, key_len, split_len);
 }
 
 /* A tile's bucket counts more keys than it has: there is room for the part more. */
@@ -215,6 +221,17 @@ TEST(cuda_lists, one_tile_has_room_for_its_parts)
         prefill_list_make(&list, &sort);
         CHECK(head.num_items <= list.room.items && head.num_rows <= list.room.rows);
     }
+}
+
+/* 132 multiprocessors, one block each and 8 kv heads: 16 items at once, and no second round of parts. */
+TEST(cuda_lists, one_block_on_a_multiprocessor)
+{
+    static const struct {
+        int32_t n, query_len, parts;
+    } cases[] = {{1, 8, 16},  {1, 32, 16}, {1, 64, 8}, {1, 128, 4}, {1, 256, 2},
+                 {1, 384, 1}, {1, 512, 1}, {2, 32, 8}, {8, 32, 2},  {16, 32, 1}};
+    for (int i = 0; i < COUNT_OF(cases); i++)
+        CHECK_INT(parts_on(16, 16, cases[i].n, cases[i].query_len, 8192, 0), cases[i].parts);
 }
 
 /* 132 multiprocessors, two blocks each and 8 kv heads: 33 items at once. */
