@@ -294,12 +294,28 @@ static void check_slots(const folioi_decode_table *table, int32_t num_slots, int
     CHECK_INT(at, num_items);
 }
 
+/* Where the first tiles of each slot's first item lie. */
+static void check_blocks(const folioi_decode_rule *rule, const folioi_decode_table *table)
+{
+    for (int32_t n = 0; n < rule->num_slots * FOLIOI_DECODE_TILES; n++) {
+        const folioi_decode_slot *slot = &table->slots[n / FOLIOI_DECODE_TILES];
+        const folioi_decode_item *item = &table->items[slot->begin];
+        int64_t key = (slot->begin < slot->end ? item->begin / 16 : 0) * 16;
+        key += n % FOLIOI_DECODE_TILES * 16;
+        bool is_there = slot->begin < slot->end && key < item->end && table->blocks != NULL;
+        CHECK_INT(slot->blocks[n % FOLIOI_DECODE_TILES],
+                  is_there ? table->blocks[item->sequence.table + key / rule->block_size] : -1);
+    }
+}
+
 TEST(cuda_lists, every_decode_key_once)
 {
     static folioi_decode_item items[MAX_ITEMS];
     static folioi_cuda_seq seqs[40];
     static folioi_decode_slot slots[MAX_SLOTS];
-    folioi_decode_table table = {slots, items};
+    static int32_t blocks[1 << 16];
+    folioi_decode_table table = {slots, items, NULL};
+    for (int32_t i = 0; i < 1 << 16; i++) blocks[i] = i * 7 % 65537;
     for (int round = 0; round < 20000; round++) {
         int32_t n = draw(40), k = 0, stores = 0;
         folioi_decode_rule rule = {.group = 1 + draw(4),
@@ -307,8 +323,11 @@ TEST(cuda_lists, every_decode_key_once)
                                    .num_slots = 1 + draw(132),
                                    .split_len = draw(3) ? 0 : 512,
                                    .window_left = draw(3) ? -1 : draw(3000),
-                                   .window_right = -1};
+                                   .window_right = -1,
+                                   .block_size = 16 * (1 + draw(4))};
         draw_seqs(seqs, n, 8, 1 << draw(14));
+        for (int32_t i = 0; i < n; i++) seqs[i].table = i * 1024;
+        table.blocks = draw(4) ? blocks : NULL;
         int32_t num_items = decode_schedule_host(&rule, seqs, n, &table);
         REQUIRE_TEST(num_items <= MAX_ITEMS);
         for (int32_t i = 0; i < n; i++) {
@@ -318,6 +337,7 @@ TEST(cuda_lists, every_decode_key_once)
         }
         CHECK_INT(k, num_items);
         check_slots(&table, rule.num_slots, num_items);
+        check_blocks(&rule, &table);
         for (int32_t i = 1; i < num_items; i++) CHECK(items[i - 1].slot <= items[i].slot);
         if (rule.split_len == 0)
             CHECK(num_items <= n + rule.num_slots && stores <= 2 * rule.num_slots);

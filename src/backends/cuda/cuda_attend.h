@@ -16,7 +16,8 @@ typedef struct folioi_cuda_ready folioi_cuda_ready;
 /** Multiprocessors of a device, and the shared memory of one and of one block. */
 typedef struct folioi_cuda_sm {
     int32_t count, shared_bytes, shared_of_block;
-    int32_t capability; /* 90 is 9.0 */
+    int16_t capability; /* 90 is 9.0 */
+    int16_t overlaps;   /* kernels may begin before those ahead of them have ended: see launch.h */
     folioi_cuda_ready *ready;
     void *describe_tensor; /* the driver's cuTensorMapEncodeTiled; NULL: it has none */
 } folioi_cuda_sm;

@@ -69,6 +69,32 @@ void folioi_cuda_leave(const folio_context *ctx, int before)
     if (before != device_of(ctx)->number) (void)cudaSetDevice(before);
 }
 
+#if CUDART_VERSION >= 13000
+#define EDGES , &edges
+#else
+#define EDGES
+#endif
+
+bool folioi_cuda_capture_of(cudaStream_t stream, folioi_cuda_capture *capture)
+{
+    enum cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    unsigned long long number = 0;
+    const cudaGraphNode_t *nodes = NULL;
+    size_t count = 0;
+#if CUDART_VERSION >= 13000
+    const cudaGraphEdgeData *edges = NULL; /* not asked for, they may fail the call */
+#endif
+    *capture = (folioi_cuda_capture){0, NULL};
+    if (cudaStreamGetCaptureInfo(stream, &status, &number, NULL, &nodes EDGES, &count) !=
+        cudaSuccess) {
+        (void)cudaGetLastError();
+        return false;
+    }
+    if (status != cudaStreamCaptureStatusActive) return status == cudaStreamCaptureStatusNone;
+    *capture = (folioi_cuda_capture){number, count == 1 ? nodes[0] : NULL};
+    return true;
+}
+
 folio_status folioi_cuda_refuse_capture(cudaStream_t stream)
 {
     enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
@@ -173,12 +199,13 @@ static folio_status open_device(folio_context *ctx, int32_t number)
         ctx->device_state = NULL;
         return status;
     }
-    d->sm = (folioi_cuda_sm){p.multiProcessorCount,
-                             (int32_t)p.sharedMemPerMultiprocessor,
-                             (int32_t)p.sharedMemPerBlockOptin,
-                             p.major * 10 + p.minor,
-                             &d->ready,
-                             driver_function("cuTensorMapEncodeTiled")};
+    d->sm = (folioi_cuda_sm){.count = p.multiProcessorCount,
+                             .shared_bytes = (int32_t)p.sharedMemPerMultiprocessor,
+                             .shared_of_block = (int32_t)p.sharedMemPerBlockOptin,
+                             .capability = (int16_t)(p.major * 10 + p.minor),
+                             .overlaps = folioi_cuda_can_overlap(),
+                             .ready = &d->ready,
+                             .describe_tensor = driver_function("cuTensorMapEncodeTiled")};
     snprintf(d->name, sizeof d->name, "%s", p.name);
     ctx->device = d->name;
     folioi_cuda_leave(ctx, before);

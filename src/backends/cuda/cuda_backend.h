@@ -38,6 +38,15 @@ folio_status folioi_cuda_status(cudaError_t error, const char *what);
  * else there. */
 folio_status folioi_cuda_refuse_capture(cudaStream_t stream);
 
+/** The capture that a stream is in, and the one node that what it is given next depends on. */
+typedef struct folioi_cuda_capture {
+    uint64_t number;     /* 0: none                             */
+    cudaGraphNode_t end; /* NULL: no capture, no node or several */
+} folioi_cuda_capture;
+
+/** false: nobody knows. */
+bool folioi_cuda_capture_of(cudaStream_t stream, folioi_cuda_capture *capture);
+
 #define TRY_CUDA(call, what) TRY(folioi_cuda_status((call), (what)))
 
 /** The context's device becomes the thread's; *before is what it was, for folioi_cuda_leave. */
@@ -62,8 +71,9 @@ folio_status folioi_cuda_write(const folio_context *ctx, const folioi_kv_layer *
                                const folioi_kv_tensors *t, const int64_t *slots, int64_t num_slots,
                                void *stream);
 /** The same with slots in device memory: what a forward does. */
-folio_status folioi_cuda_store(const folioi_kv_layer *layer, const folioi_kv_tensors *t,
-                               const int64_t *slots, int64_t num_slots, cudaStream_t stream);
+folio_status folioi_cuda_store(const folio_context *ctx, const folioi_kv_layer *layer,
+                               const folioi_kv_tensors *t, const int64_t *slots, int64_t num_slots,
+                               cudaStream_t stream);
 folio_status folioi_cuda_gather(const folio_context *ctx, const folioi_kv_layer *layer,
                                 const folioi_kv_tensors *t, const int64_t *slots, int64_t num_slots,
                                 void *stream);

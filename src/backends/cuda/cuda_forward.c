@@ -46,7 +46,7 @@ static folio_status store(const folioi_cuda_plan *p, const folioi_call *call)
     folioi_kv_tensors kv = {t->k, t->v, t->k_scale, t->v_scale};
     bool cross = call->type == FOLIO_ATTENTION_ENCODER_DECODER;
     const int64_t *slots = folioi_cuda_at(p, cross ? p->cross_slots : p->slots);
-    return folioi_cuda_store(&call->layer, &kv, slots, t->k.tokens, call->stream);
+    return folioi_cuda_store(call->shape->ctx, &call->layer, &kv, slots, t->k.tokens, call->stream);
 }
 
 /*
@@ -71,6 +71,35 @@ static folio_status find_counters(const folioi_cuda_plan *p, const folioi_call *
                               "clearing a workspace");
 }
 
+/*
+ * What a decode may read early. The first one since an update: nothing, for what makes the lists may be right ahead of
+ * it. Those after it begin when it has waited for that, if they are in the same stream, hence not in a caller's
+ * workspace, and in the same capture or in none. In a capture it is known too whether that decode is the one thing
+ * ahead; in a stream anybody's kernel may be. New rows that are read as given may be that decode's out.
+ */
+static folioi_cuda_early early_of(const folioi_cuda_plan *p, const folioi_call *call)
+{
+    folioi_cuda_capture now;
+    const folioi_cuda_ahead *ahead = p->ahead;
+    if (call->foreign_workspace || !ahead->is_there ||
+        !folioi_cuda_capture_of(call->stream, &now) || now.number != ahead->capture.number)
+        return FOLIOI_EARLY_NOTHING;
+    bool is_next = now.end != NULL && now.end == ahead->capture.end;
+    return is_next && call->cached && !call->append ? FOLIOI_EARLY_KEYS : FOLIOI_EARLY_LISTS;
+}
+
+static folio_status attend_decodes(const folioi_cuda_plan *p, const folioi_call *call,
+                                   const folioi_cuda_list *list, const folioi_cuda_layer *layer,
+                                   const folioi_cuda_step *step, int32_t *counters)
+{
+    TRY_CUDA(folioi_cuda_decode(layer, step, &list->decode, list->now.decode_rows,
+                                early_of(p, call), call->workspace, counters, call->stream),
+             "kernel decode");
+    if (!call->foreign_workspace)
+        p->ahead->is_there = folioi_cuda_capture_of(call->stream, &p->ahead->capture);
+    return FOLIO_OK;
+}
+
 static folio_status attend(const folioi_cuda_plan *p, const folioi_call *call,
                            const folioi_cuda_list *list, const folioi_cuda_layer *layer,
                            const folioi_cuda_step *step)
@@ -86,9 +115,7 @@ static folio_status attend(const folioi_cuda_plan *p, const folioi_call *call,
         if (!p->may_pad) return FOLIO_OK;
         return folioi_cuda_status(folioi_cuda_pad(layer, step, stream), "kernel pad");
     }
-    return folioi_cuda_status(folioi_cuda_decode(layer, step, &list->decode, list->now.decode_rows,
-                                                 call->workspace, counters, stream),
-                              "kernel decode");
+    return attend_decodes(p, call, list, layer, step, counters);
 }
 
 /* Do the kernels on tensor cores take all that this layer has? By the plan alone where the batch must not matter. */

@@ -112,7 +112,8 @@ folio_status folioi_cuda_lists_start(folioi_cuda_plan *p)
                      .num_slots = list->decode.num_slots,
                      .split_len = list->decode.split_len,
                      .window_left = list->prefill.shape.window_left,
-                     .window_right = list->prefill.shape.window_right},
+                     .window_right = list->prefill.shape.window_right,
+                     .block_size = p->shape.desc.block_size},
         };
         list->prefill.list = folioi_cuda_at(p, list->items);
         if (list->limit.prefills) /* items may be read before it is known that they are none */
@@ -121,6 +122,10 @@ folio_status folioi_cuda_lists_start(folioi_cuda_plan *p)
         job.list.items = folioi_cuda_prefill_items(&list->prefill);
         list->decode.schedule = folioi_cuda_at(p, list->schedule);
         job.table = folioi_cuda_decode_table(&list->decode);
+        bool cross = list->type == FOLIO_ATTENTION_ENCODER_DECODER;
+        bool cached = cross || list->type == FOLIO_ATTENTION_DECODER;
+        if (cached && job.rule.block_size % 16 == 0 && job.rule.block_size > 0)
+            job.table.blocks = folioi_cuda_at(p, cross ? p->cross_blocks : p->blocks);
         folioi_cuda_job *jobs = folioi_cuda_at(p, p->jobs);
         for (int decode = 0; decode <= 1; decode++) {
             if (decode ? list->limit.decode_rows == 0 : !list->limit.prefills) continue;

@@ -44,23 +44,28 @@ static folioi_cuda_moves moves_of(const folioi_kv_layer *layer, const folioi_kv_
     return moves;
 }
 
-folio_status folioi_cuda_store(const folioi_kv_layer *layer, const folioi_kv_tensors *t,
-                               const int64_t *slots, int64_t num_slots, cudaStream_t stream)
+folio_status folioi_cuda_store(const folio_context *ctx, const folioi_kv_layer *layer,
+                               const folioi_kv_tensors *t, const int64_t *slots, int64_t num_slots,
+                               cudaStream_t stream)
 {
     folioi_cuda_moves moves = moves_of(layer, t, slots, num_slots);
+    moves.overlaps = device_of(ctx)->sm.overlaps;
     return folioi_cuda_status(folioi_cuda_store_rows(&moves, stream), "kernel store_rows");
 }
 
-static folio_status gather(const folioi_kv_layer *layer, const folioi_kv_tensors *t,
-                           const int64_t *slots, int64_t num_slots, cudaStream_t stream)
+static folio_status gather(const folio_context *ctx, const folioi_kv_layer *layer,
+                           const folioi_kv_tensors *t, const int64_t *slots, int64_t num_slots,
+                           cudaStream_t stream)
 {
+    (void)ctx;
     folioi_cuda_moves moves = moves_of(layer, t, slots, num_slots);
     return folioi_cuda_status(folioi_cuda_gather_rows(&moves, stream), "kernel gather_rows");
 }
 
 /* One of the two above with slots that are still on the host. */
-typedef folio_status move_fn(const folioi_kv_layer *layer, const folioi_kv_tensors *t,
-                             const int64_t *slots, int64_t num_slots, cudaStream_t stream);
+typedef folio_status move_fn(const folio_context *ctx, const folioi_kv_layer *layer,
+                             const folioi_kv_tensors *t, const int64_t *slots, int64_t num_slots,
+                             cudaStream_t stream);
 
 static folio_status with_slots(move_fn *move, const folio_context *ctx,
                                const folioi_kv_layer *layer, const folioi_kv_tensors *t,
@@ -73,7 +78,7 @@ static folio_status with_slots(move_fn *move, const folio_context *ctx,
     folio_status status =
         folioi_cuda_upload(slots, (size_t)num_slots * sizeof *slots, stream, &on_device);
     if (status == FOLIO_OK) {
-        status = move(layer, t, on_device, num_slots, stream);
+        status = move(ctx, layer, t, on_device, num_slots, stream);
         (void)cudaFreeAsync(on_device, stream);
     }
     folioi_cuda_leave(ctx, before);

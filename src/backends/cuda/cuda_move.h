@@ -18,6 +18,7 @@ typedef struct folioi_cuda_moves {
     folioi_cuda_move part[2]; /* rows.data NULL: not this one */
     const int64_t *slots;     /* in device memory */
     int64_t num_slots;
+    int32_t overlaps; /* see folioi_cuda_sm */
 } folioi_cuda_moves;
 
 /** K or V of blocks that go from one cache to another, or within one. */
@@ -64,6 +65,9 @@ typedef struct folioi_cuda_merge {
 #if defined(__cplusplus)
 extern "C" {
 #endif
+
+/** Do kernels that were built for this thread's device wait by themselves for those ahead of them? */
+bool folioi_cuda_can_overlap(void);
 
 cudaError_t folioi_cuda_store_rows(const folioi_cuda_moves *moves, cudaStream_t stream);
 cudaError_t folioi_cuda_gather_rows(const folioi_cuda_moves *moves, cudaStream_t stream);

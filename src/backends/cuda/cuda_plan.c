@@ -81,6 +81,8 @@ static folio_status build(folioi_cuda_plan *p)
     TRY(folioi_core->alloc(a, FOLIOI_CUDA_WORKSPACES * (int64_t)sizeof *p->workspaces, "a plan",
                            &memory));
     p->workspaces = memory;
+    TRY(folioi_core->alloc(a, (int64_t)sizeof *p->ahead, "a plan", &memory));
+    p->ahead = memory;
     p->may_pad = folioi_cuda_is_graph(p);
     folioi_cuda_lists_init(p);
     lay_out(p);
@@ -132,6 +134,7 @@ void folioi_cuda_plan_destroy(const folioi_plan_shape *shape, void *state)
     folioi_core->free(a, p->lists, most * (int64_t)sizeof *p->lists);
     folioi_core->free(a, p->list_of, most * (int64_t)sizeof *p->list_of);
     folioi_core->free(a, p->workspaces, FOLIOI_CUDA_WORKSPACES * (int64_t)sizeof *p->workspaces);
+    folioi_core->free(a, p->ahead, sizeof *p->ahead);
     folioi_core->free(a, p, sizeof *p);
 }
 
@@ -217,6 +220,7 @@ folio_status folioi_cuda_plan_update(void *state, const folio_batch *batch, void
     int before;
     TRY(folioi_cuda_refuse_capture(stream));
     TRY(folioi_cuda_enter(p->shape.ctx, &before));
+    p->ahead->is_there = false;
     int turn = p->turn = (p->turn + 1) % FOLIOI_CUDA_STAGES;
     update u = {p, p->stage[turn], stream};
     /* what was sent from this stage two updates ago has long arrived */
@@ -299,6 +303,7 @@ folio_status folioi_cuda_plan_update_device(void *state, const folio_device_batc
     folioi_device_step step = step_of(p, batch);
     folioi_cuda_report report = {folioi_cuda_at(p, p->num_checked), p->word};
     TRY(folioi_cuda_enter(p->shape.ctx, &before));
+    p->ahead->is_there = false;
     p->may_pad = true;
     for (int t = 0; t < FOLIO_NUM_ATTENTION_TYPES; t++)
         folioi_cuda_lists_update(p, (folio_attention_type)t, NULL, 0);

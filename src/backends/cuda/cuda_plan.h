@@ -36,6 +36,15 @@ typedef struct folioi_cuda_list {
     folioi_cuda_work limit, now; /* within the plan's limits; in the step at hand */
 } folioi_cuda_list;
 
+/**
+ * The last decode in the plan's own workspace since the last update: where it was launched. One forward at a time is
+ * there.
+ */
+typedef struct folioi_cuda_ahead {
+    bool is_there;
+    folioi_cuda_capture capture; /* with it */
+} folioi_cuda_ahead;
+
 typedef struct folioi_cuda_plan {
     folioi_plan_shape shape;
     folioi_cuda_place counts[FOLIO_NUM_ATTENTION_TYPES], seqs[FOLIO_NUM_ATTENTION_TYPES];
@@ -51,6 +60,7 @@ typedef struct folioi_cuda_plan {
     folioi_cuda_list *lists; /* [num_attentions * FOLIO_NUM_ATTENTION_TYPES], num_lists used */
     int32_t *list_of;        /* [num_attentions][FOLIO_NUM_ATTENTION_TYPES], -1: none */
     int32_t num_lists, num_jobs;
+    folioi_cuda_ahead *ahead;
     _Atomic(char *)
         *workspaces; /* [FOLIOI_CUDA_WORKSPACES]: whose the counters are; NULL: nobody's yet */
 } folioi_cuda_plan;

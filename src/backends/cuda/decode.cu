@@ -3,6 +3,7 @@
  * an instance, and its launch. The kernel is put together in decode_kernel.h; who reads what is in decode_schedule.h.
  */
 #include "backends/cuda/decode_kernel.h"
+#include "backends/cuda/launch.h"
 #include "core/dtype.h"
 
 /* ---- how an instance fits a multiprocessor ---- */
@@ -171,7 +172,7 @@ extern "C" void folioi_cuda_decode_init(folioi_cuda_decode_plan *plan,
 extern "C" folioi_decode_table folioi_cuda_decode_table(const folioi_cuda_decode_plan *plan)
 {
     folioi_decode_slot *slots = (folioi_decode_slot *)plan->schedule;
-    return {slots, (folioi_decode_item *)(slots + plan->num_slots)};
+    return {slots, (folioi_decode_item *)(slots + plan->num_slots), NULL};
 }
 
 /* ---- a launch ---- */
@@ -218,6 +219,7 @@ static cudaError_t launch(decode_fn *kernel, decode_args *a, const block_fit *f,
                           const folioi_cuda_decode_plan *plan, cudaStream_t stream)
 {
     a->num_warps = f->num_warps;
+    a->warps_inverse = f->num_warps > 1 ? UINT32_MAX / f->num_warps + 1 : UINT32_MAX;
     a->num_stages = f->num_stages;
     a->row_blocks = f->row_blocks;
     a->k_stride = f->k_stride;
@@ -231,9 +233,9 @@ static cudaError_t launch(decode_fn *kernel, decode_args *a, const block_fit *f,
     cudaError_t error =
         folioi_cuda_prepare(plan->sm.ready, (const void *)kernel, plan->sm.shared_of_block, true);
     if (error != cudaSuccess) return error;
-    int blocks = plan->num_slots * a->layer.num_kv_heads * f->row_blocks;
-    kernel<<<blocks, 32 * f->num_warps, f->shared_bytes, stream>>>(*a);
-    return cudaGetLastError();
+    dim3 grid(a->layer.num_kv_heads, plan->num_slots, f->row_blocks);
+    return launch_kernel(kernel, grid, 32 * f->num_warps, f->shared_bytes, plan->sm.overlaps != 0,
+                         *a, stream);
 }
 
 /* Instances: few rows (at most 8) or up to 16, and the warps that most_warps says. */
@@ -257,9 +259,11 @@ static decode_fn *choose(const folioi_cuda_layer *y, bool plain, bool few)
 
 extern "C" cudaError_t folioi_cuda_decode(const folioi_cuda_layer *y, const folioi_cuda_step *step,
                                           const folioi_cuda_decode_plan *plan, int32_t rows,
-                                          char *workspace, int32_t *counters, cudaStream_t stream)
+                                          folioi_cuda_early early, char *workspace,
+                                          int32_t *counters, cudaStream_t stream)
 {
     decode_args a = {};
+    a.early = early;
     fill_args(&a, y, step, plan, workspace, counters);
     bool plain = is_plain(y), few = rows <= 8;
     block_fit f = fit_layer(y, &plan->sm, rows);

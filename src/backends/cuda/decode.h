@@ -12,6 +12,13 @@
 extern "C" {
 #endif
 
+/** What decode may read before the kernels ahead of it have ended. */
+typedef enum folioi_cuda_early {
+    FOLIOI_EARLY_NOTHING,
+    FOLIOI_EARLY_LISTS, /* the step: what made its lists has ended when this kernel begins   */
+    FOLIOI_EARLY_KEYS, /* K and V too: the one kernel that may still run is a decode, which writes neither */
+} folioi_cuda_early;
+
 /** Limits of a plan for one attention shape; what folioi_cuda_decode_init needs. */
 typedef struct folioi_cuda_decode_limits {
     int64_t max_seqs, max_seq_len;
@@ -45,12 +52,14 @@ folioi_decode_table folioi_cuda_decode_table(const folioi_cuda_decode_plan *plan
 
 /**
  * Attend one layer's decode sequences, and zero padding rows. One launch; the grid depends on the plan alone.
+ * The next kernel in the stream may begin when all ahead of this one have ended.
  * rows: the most that a sequence of this step, or of those a graph will meet, has; at most plan->max_rows.
  * counters: counter_bytes of zeros, in the workspace or elsewhere; the launch leaves zeros.
  */
 cudaError_t folioi_cuda_decode(const folioi_cuda_layer *layer, const folioi_cuda_step *step,
-                               const folioi_cuda_decode_plan *plan, int32_t rows, char *workspace,
-                               int32_t *counters, cudaStream_t stream);
+                               const folioi_cuda_decode_plan *plan, int32_t rows,
+                               folioi_cuda_early early, char *workspace, int32_t *counters,
+                               cudaStream_t stream);
 
 #ifdef __cplusplus
 }

@@ -13,7 +13,7 @@
 
 #define MAX_WARPS 8
 #define STAGE_ALIGN 128                            /* bulk copies are slower to other places */
-#define ROW_FLOATS ((2 * MAX_WARPS + 3) * 16 + 16) /* maxima and sums, factors of q, a flag */
+#define ROW_FLOATS ((2 * MAX_WARPS + 2) * 16 + 16) /* maxima and sums, factors of q, a flag */
 
 typedef struct decode_args {
     folioi_cuda_layer layer;
@@ -32,6 +32,7 @@ typedef struct decode_args {
     int32_t copy_bytes, kv_bytes;
     int32_t k_copies, v_copies;    /* copies per row */
     uint32_t k_inverse, v_inverse; /* n / copies is n * inverse >> 22 */
+    uint32_t warps_inverse;        /* n / num_warps is n * inverse >> 32, n below 2^28 */
     int32_t q_stride, out_stride;  /* in shared memory: 16-bit numbers, floats */
     int32_t out_copies, out_size;  /* warps add up in so many copies of out; floats of one */
     int32_t block_shift;           /* block_size is 1 << block_shift; -1: it is no power of two */
@@ -40,6 +41,7 @@ typedef struct decode_args {
     int32_t paged;      /* K and V lie in native pages */
     packed_tile packed; /* tiles of the packed instances */
     int32_t out_quads;  /* four numbers of out can be stored at once */
+    folioi_cuda_early early;
 } decode_args;
 
 /* What a tile in shared memory is; written with its copies, read when they have landed. */
@@ -56,7 +58,7 @@ struct block_shared {
     folioi_decode_slot *slot;
     float *out;             /* [rows][out_stride]                      */
     float *warp_m, *warp_l; /* [MAX_WARPS][16]: of each warp; add_warps tells which           */
-    float *row_m, *row_l;   /* [16]: of all of them                    */
+    float *row_m;           /* [16]: of all of them                    */
     uint16_t *q;     /* [Q_FORMS][16][q_stride]: as given; in the cache's type; what that lost */
     float *q_factor; /* [16]: what rows of the second form were divided by */
     int *flag;
@@ -79,8 +81,7 @@ static __device__ __forceinline__ block_shared carve_shared(const decode_args &a
     sh.warp_l = sh.warp_m + MAX_WARPS * 16;
     sh.q_factor = sh.warp_l + MAX_WARPS * 16;
     sh.row_m = sh.q_factor + 16;
-    sh.row_l = sh.row_m + 16;
-    sh.flag = (int *)(sh.row_l + 16);
+    sh.flag = (int *)(sh.row_m + 16);
     memory += ROW_FLOATS * sizeof(float);
     sh.q = (uint16_t *)memory;
     memory += q_forms * 16 * a.q_stride * sizeof(uint16_t);

@@ -31,7 +31,7 @@ static __device__ __forceinline__ int exchanged(bool packed, int row, int d)
     return packed ? d ^ (row & 6) : d;
 }
 
-/* Warps' sums into sh.out in the order of warps. warp_l becomes what each adds to row_l; row_m is set. */
+/* Warps' sums into sh.out in the order of warps. warp_l becomes what each adds to the row's sum; row_m is set. */
 template <int VMAX, int NT, int WARPS>
 static __device__ __forceinline__ void add_warps(const decode_args &a, const block_shared &sh,
                                                  const row_state<NT> &rows,
@@ -59,6 +59,8 @@ static __device__ __forceinline__ void add_warps(const decode_args &a, const blo
     }
     rescale<VMAX, NT>(o, by, wide);
     item_sums sums = sums_of(a, num_rows);
+    int stride = order == PACKED_DIMS ? VMAX + 4 : a.out_stride;
+#pragma unroll 1
     for (int w = 0; w < a.num_warps; w += sums.copies) {
         float *out = sh.out + (warp - w) * sums.size;
         if (warp >= w && warp < w + sums.copies) {
@@ -73,9 +75,12 @@ static __device__ __forceinline__ void add_warps(const decode_args &a, const blo
                         int r = 8 * n + 2 * t + (e & 1);
                         int d =
                             16 * i + (order == TURNED_DIMS ? 2 * g + (e & 2) / 2 : g + (e & 2) * 4);
-                        if (order == PACKED_DIMS) d = exchanged(true, r, packed_dim(i, g, e & 2));
-                        float *to = out + r * a.out_stride + d;
-                        *to = w == 0 ? o[i][n][e] : *to + o[i][n][e];
+                        if (order == PACKED_DIMS)
+                            d = packed_dim(i & ~1, g, false) +
+                                exchanged(true, r, packed_dim(i % 2, 0, e & 2));
+                        float *to = out + r * stride + d;
+                        if (w > 0) o[i][n][e] += *to;
+                        *to = o[i][n][e];
                     }
                 }
             }
@@ -159,7 +164,8 @@ struct out_place {
 static __device__ __forceinline__ out_place place_of(const decode_args &a, const folioi_cuda_seq &s,
                                                      int kv_head, int row)
 {
-    return {s.query_row + row / a.group, kv_head * a.group + row % a.group};
+    int i = s.query_len > 1 ? row / a.group : 0;
+    return {s.query_row + i, kv_head * a.group + row - i * a.group};
 }
 
 static __device__ __forceinline__ int64_t out_index(const decode_args &a, out_place at)
@@ -240,115 +246,100 @@ static __device__ __forceinline__ bool is_last(int32_t *counter, int num_parts, 
     return *flag;
 }
 
-/* Parts of a sequence as the block that merges them finds them. */
-struct part_list {
-    float *sums, *m, *l; /* of part 0 and the block's first row */
-    int64_t step;        /* from part to part */
-    int num, rows, kept;
-};
+/*
+ * Maximum of a row over its parts, and its sum; lane by lane, then over the warp. m, l: of part 0; step: from part to
+ * part.
+ */
+static __device__ __forceinline__ void weigh_parts(const float *m, const float *l, int64_t step,
+                                                   int num_parts, float *row_m, float *row_l)
+{
+    float largest = -INFINITY, sum = 0.0f;
+#pragma unroll 1
+    for (int p = threadIdx.x & 31; p < num_parts; p += 32) {
+        float part_m = __ldcg(m + p * step), part_l = __ldcg(l + p * step);
+        float base = softmax_base(fmaxf(largest, part_m));
+        sum = sum * exp_to(largest, base) + part_l * exp_to(part_m, base);
+        largest = fmaxf(largest, part_m);
+    }
+    *row_m = warp_max(largest);
+    *row_l = warp_sum(sum * exp_to(largest, softmax_base(*row_m)));
+}
 
 /*
- * Maximum and sum of each row over its parts, into row_m and row_l. m of a part becomes its weight, in
- * memory and, for the first `kept` parts, in place of the sums in shared memory, which are stored by now.
+ * `count` parts from `sums` and `m` on, a lane's four sums of each, on their way to shared memory. A part has `size`
+ * numbers there: up to 128 sums, and the four at m, at a multiple of 16 bytes. Not 4 bytes of them: such copies come by
+ * way of L1, which may hold what was there before.
  */
-static __device__ __forceinline__ void weigh_parts(const decode_args &a, const block_shared &sh,
-                                                   const part_list &parts)
+static __device__ __forceinline__ void bring_parts(float *to, const float *sums, const float *m,
+                                                   int64_t step, int count, int size, bool inside)
 {
     int lane = threadIdx.x & 31;
 #pragma unroll 1
-    for (int r = threadIdx.x / 32; r < parts.rows; r += a.num_warps) {
-        float m[2], l[2]; /* of two parts a lane, loaded together; more of them are rare */
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            int p = lane + 32 * i;
-            m[i] = p < parts.num ? __ldcg(parts.m + p * parts.step + r) : -INFINITY;
-            l[i] = p < parts.num ? __ldcg(parts.l + p * parts.step + r) : 0.0f;
-        }
-        float largest = fmaxf(m[0], m[1]), sum = 0.0f;
-#pragma unroll 1
-        for (int p = lane + 64; p < parts.num; p += 32)
-            largest = fmaxf(largest, __ldcg(parts.m + p * parts.step + r));
-        largest = warp_max(largest);
-        float base = softmax_base(largest);
-#pragma unroll 1
-        for (int p = lane; p < parts.num; p += 32) {
-            bool loaded = p < 64;
-            float x = loaded ? m[0] : __ldcg(parts.m + p * parts.step + r);
-            float by = exp_to(x, base);
-            sum += by * (loaded ? l[0] : __ldcg(parts.l + p * parts.step + r));
-            m[0] = m[1];
-            l[0] = l[1];
-            if (p < parts.kept) sh.out[p * parts.rows + r] = by;
-            else __stcg(parts.m + p * parts.step + r, by);
-        }
-        sum = warp_sum(sum);
-        if (lane == 0) {
-            sh.row_m[r] = largest;
-            sh.row_l[r] = sum;
-        }
+    for (int p = 0; p < count; p++) {
+        if (inside) cp_async<16>(shared_address(to + 4 * lane), sums + 4 * lane);
+        if (lane == 0) cp_async<16>(shared_address(to + size - 4), m);
+        to += size;
+        sums += step;
+        m += step;
     }
-    __syncthreads();
+    cp_async_commit();
 }
 
-/* Loads at a time: as many as spill nothing. */
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-#define MERGE_LOADS 11
-#else
-#define MERGE_LOADS 10
-#endif
-
-/* Four numbers of a row over all parts in their order. */
-static __device__ __forceinline__ float4 add_parts(const block_shared &sh, const part_list &parts,
-                                                   int r, const float *from)
-{
-    float4 sum = {0.0f, 0.0f, 0.0f, 0.0f};
-#pragma unroll 1
-    for (int first = 0; first < parts.num; first += MERGE_LOADS) {
-        float4 x[MERGE_LOADS];
-#pragma unroll
-        for (int i = 0; i < MERGE_LOADS; i++) {
-            x[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-            if (first + i < parts.num) x[i] = __ldcg((const float4 *)from);
-            from += parts.step;
-        }
-#pragma unroll
-        for (int i = 0; i < MERGE_LOADS; i++) {
-            int p = min(first + i, parts.num - 1);
-            float by =
-                p < parts.kept ? sh.out[p * parts.rows + r] : __ldcg(parts.m + p * parts.step + r);
-            sum.x += x[i].x * by;
-            sum.y += x[i].y * by;
-            sum.z += x[i].z * by;
-            sum.w += x[i].w * by;
-        }
-    }
-    return sum;
-}
-
+/*
+ * A warp for each row, with no barrier, and few instructions: no cache has them when the last block comes here. Parts
+ * come by way of shared memory, all at once where there is room: the stages, or the sums where tiles of the next item
+ * come into those.
+ */
 static __device__ __forceinline__ void merge_parts(const decode_args &a, const block_shared &sh,
                                                    const folioi_cuda_seq &s,
                                                    const folioi_decode_item &item, int rows,
-                                                   int first_row, int kv_head)
+                                                   int first_row, int kv_head, bool is_end)
 {
-    int dims = a.layer.v_dims, quads = dims / 4;
-    float *part = part_at(a, item.store, kv_head), *m = part + a.max_rows * dims + first_row;
-    part_list parts = {part + first_row * dims,
-                       m,
-                       m + a.max_rows,
-                       (int64_t)a.layer.num_kv_heads * a.max_rows * (dims + 2),
-                       item.num_parts,
-                       rows,
-                       a.out_copies * a.out_size / rows};
-    weigh_parts(a, sh, parts);
+    int dims = a.layer.v_dims, lane = threadIdx.x & 31, warp = threadIdx.x / 32;
+    int64_t step = (int64_t)a.layer.num_kv_heads * a.max_rows * (dims + 2);
+    const float *part = part_at(a, item.store, kv_head);
+    int bytes = is_end ? a.num_warps * a.num_stages * a.stage_bytes : a.out_copies * a.out_size * 4;
+    char *room = is_end ? sh.stages - warp * a.num_stages * a.stage_bytes : (char *)sh.out;
+    /* at least one: a row of the sums has as many numbers */
+    int size = min(dims, 128) + 4;
+    int most = (int)((float)bytes / (float)(min(rows, a.num_warps) * size * 4));
+    float *brought = (float *)room + warp * most * size;
 #pragma unroll 1
-    for (int n = threadIdx.x; n < rows * quads; n += blockDim.x) {
-        int r = n / quads, d = n % quads * 4;
-        float4 sum = add_parts(sh, parts, r, parts.sums + r * dims + d);
-        out_place at = place_of(a, s, kv_head, first_row + r);
-        float l = sh.row_l[r];
-        row_end end = end_row(a, sh.row_m[r], l, at.h);
-        store_quad(a, out_index(a, at) + d, sum, end.by, l);
-        if (d == 0) store_lse(a, at, end.lse);
+    for (int r = warp; r < rows; r += a.num_warps) {
+        int row = first_row + r;
+        const float *m = part + a.max_rows * dims, *sums = part + row * dims;
+        float row_m = 0.0f, row_l = 0.0f;
+#pragma unroll 1
+        for (int d = 0; d < dims; d += 128) {
+            float4 sum = {0.0f, 0.0f, 0.0f, 0.0f};
+            bool inside = d + 4 * lane < dims;
+            const float *own = brought + (inside ? 4 * lane : 0);
+#pragma unroll 1
+            for (int first = 0; first < item.num_parts; first += most) {
+                int count = min(most, item.num_parts - first);
+                bring_parts(brought, sums + first * step + d, m + (row & ~3) + first * step, step,
+                            count, size, inside);
+                if (d == 0 && first == 0)
+                    weigh_parts(m + row, m + a.max_rows + row, step, item.num_parts, &row_m,
+                                &row_l);
+                cp_async_wait<0>();
+                __syncwarp();
+#pragma unroll 4
+                for (int p = 0; p < count; p++) {
+                    float4 x = *(const float4 *)(own + p * size);
+                    float by = exp_to(brought[(p + 1) * size - 4 + (row & 3)], softmax_base(row_m));
+                    sum.x += x.x * by;
+                    sum.y += x.y * by;
+                    sum.z += x.z * by;
+                    sum.w += x.w * by;
+                }
+                __syncwarp();
+            }
+            out_place at = place_of(a, s, kv_head, row);
+            row_end end = end_row(a, row_m, row_l, at.h);
+            if (inside) store_quad(a, out_index(a, at) + d + 4 * lane, sum, end.by, row_l);
+            if (d + lane == 0) store_lse(a, at, end.lse);
+        }
     }
 }
 
@@ -356,7 +347,7 @@ template <bool PACKED, int WARPS>
 static __device__ __forceinline__ void end_item(const decode_args &a, const block_shared &sh,
                                                 const folioi_cuda_seq &s,
                                                 const folioi_decode_item &item, int rows,
-                                                int first_row, int kv_head)
+                                                int first_row, int kv_head, bool is_end)
 {
     if (item.num_parts == 1) {
         store_rows<PACKED, WARPS>(a, sh, s, rows, first_row, kv_head);
@@ -364,15 +355,16 @@ static __device__ __forceinline__ void end_item(const decode_args &a, const bloc
     }
     store_part<PACKED, WARPS>(a, sh, part_at(a, item.store + item.part, kv_head), rows, first_row);
     if (is_last(counter_of(a, item.seq, kv_head, first_row), item.num_parts, sh.flag))
-        merge_parts(a, sh, s, item, rows, first_row, kv_head);
+        merge_parts(a, sh, s, item, rows, first_row, kv_head, is_end);
 }
 
 /* Rows [first, past) of out become zeros. */
 static __device__ __forceinline__ void store_no_keys(const decode_args &a, int64_t first,
                                                      int64_t past)
 {
-    int64_t thread = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
-    int64_t threads = (int64_t)gridDim.x * blockDim.x;
+    int64_t block = (blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
+    int64_t thread = block * blockDim.x + threadIdx.x;
+    int64_t threads = (int64_t)gridDim.x * gridDim.y * gridDim.z * blockDim.x;
     int64_t heads = a.layer.num_heads, dims = a.layer.v_dims;
     for (int64_t n = thread; n < (past - first) * heads * dims; n += threads) {
         int64_t d = n % dims;

@@ -25,16 +25,28 @@ struct cursor {
 
 /* ---- the cursor ---- */
 
+/* The number of entry `index` of the cursor's table, which has the tile; of the first tiles it came with the slot. */
+static __device__ __forceinline__ int block_of(const decode_args &a, const block_shared &sh,
+                                               const cursor &c, int tile, int index)
+{
+    if (a.one_block_tiles && c.item == sh.slot->begin) {
+        int kept = (tile >> 4) - (c.low >> 4);
+        if (kept < FOLIOI_DECODE_TILES) return sh.slot->blocks[kept];
+    }
+    return __ldg(a.blocks + c.table + index);
+}
+
 /* Ask for the block number of this lane's token of the cursor's tile; it is used one tile later. */
 template <int PLAIN>
-static __device__ __forceinline__ void ask_block(const decode_args &a, cursor &c, int lane)
+static __device__ __forceinline__ void ask_block(const decode_args &a, const block_shared &sh,
+                                                 cursor &c, int lane)
 {
     int token = c.tile + (lane & 15);
     if (c.item >= c.item_end || token < c.low || token >= c.high) return;
     if (!PLAIN && (c.fresh || token >= c.fresh_at)) return;
     int index = a.block_shift >= 0 ? token >> a.block_shift : token / a.layer.block_size;
     c.in_block = token - index * a.layer.block_size;
-    c.block = __ldg(a.blocks + c.table + index);
+    c.block = block_of(a, sh, c, c.tile, index);
 }
 
 /* Go on from item c.item to the first one that has a tile for this warp. */
@@ -47,7 +59,7 @@ static __device__ __forceinline__ void seek_item(const decode_args &a, const blo
         c.low = item->begin;
         c.high = item->end;
         int first = c.low >> 4;
-        int ahead = (warp - first) % a.num_warps;
+        int ahead = warp - (first - (int)__umulhi(first, a.warps_inverse) * a.num_warps);
         c.tile = (first + (ahead < 0 ? ahead + a.num_warps : ahead)) << 4;
         if (c.tile >= c.high) continue;
         const folioi_cuda_seq *s = &item->sequence;
@@ -312,7 +324,7 @@ static __device__ __forceinline__ void fetch(const decode_args &a, cursor &c,
         *(int4 *)&sh.notes[stage] = *(int4 *)&note;
     }
     step_cursor<PLAIN>(a, sh, c, warp, first_row);
-    ask_block<PLAIN>(a, c, lane);
+    ask_block<PLAIN>(a, sh, c, lane);
 }
 
 /* Wait for the oldest of `filled` stages. */

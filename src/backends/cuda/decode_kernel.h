@@ -133,9 +133,7 @@ __global__ void __launch_bounds__(32 * WARPS, VMAX <= 128 ? 2 : 1)
     extern __shared__ __align__(128) char memory[];
     using I = decode_instance<VMAX, NT, PLAIN>;
     int warp = threadIdx.x / 32;
-    int kv_head = blockIdx.x / a.row_blocks % a.layer.num_kv_heads;
-    int slot = blockIdx.x / (a.row_blocks * a.layer.num_kv_heads);
-    int first_row = blockIdx.x % a.row_blocks * 8;
+    int kv_head = blockIdx.x, slot = blockIdx.y, first_row = blockIdx.z * 8;
     block_shared sh = carve_shared(a, memory, I::Q_FORMS, warp);
     if (PLAIN == 0 && (a.layer.k_dims | a.layer.v_dims) % 16 != 0) {
         /* columns past the head size meet zeros of q; no copy ever writes there */
@@ -143,13 +141,14 @@ __global__ void __launch_bounds__(32 * WARPS, VMAX <= 128 ? 2 : 1)
             ((uint4 *)sh.stages)[n] = make_uint4(0, 0, 0, 0);
         __syncwarp();
     }
+    if (a.early == FOLIOI_EARLY_NOTHING) await_kernels_ahead();
     load_slot(a, sh, slot, kv_head, first_row);
     int item_begin = sh.slot->begin, item_end = sh.slot->end;
     cursor c = {};
     c.item = item_begin;
     c.item_end = item_end;
     seek_item<PLAIN>(a, sh, c, warp, first_row);
-    ask_block<PLAIN>(a, c, threadIdx.x & 31);
+    ask_block<PLAIN>(a, sh, c, threadIdx.x & 31);
     int stage = 0, filled = 0; /* the oldest stage, and how many hold tiles */
     uint32_t phases = 0;       /* of the stages' barriers, a bit each */
     if constexpr (HAS_BULK_COPIES) {
@@ -158,9 +157,14 @@ __global__ void __launch_bounds__(32 * WARPS, VMAX <= 128 ? 2 : 1)
         bulk_fence();
         __syncwarp();
     }
+    bool awaits = a.early == FOLIOI_EARLY_KEYS && item_begin < item_end;
+    if (!awaits) {
+        await_kernels_ahead();
+        let_next_begin();
+    }
     uint32_t q[I::Q_STEPS][NT][2];
-    if constexpr (I::Q_EARLY)
-        if (item_begin < item_end)
+    if constexpr (I::Q_EARLY) /* before K and V: it would come after all of them */
+        if (!awaits && item_begin < item_end)
             load_q<VMAX, NT>(a, item_at(a, sh, item_begin)->sequence, first_row, kv_head, q);
     for (int n = item_begin; n < item_end; n++) {
         const folioi_decode_item &item = *item_at(a, sh, n);
@@ -173,8 +177,7 @@ __global__ void __launch_bounds__(32 * WARPS, VMAX <= 128 ? 2 : 1)
         float o[VMAX / 16][NT][4] = {};
         float largest_scale = 0.0f;
         int whole_begin, whole_end;
-        start_item<I>(a, sh, item, num_rows, first_row, kv_head, &whole_begin, &whole_end, rows,
-                      opt, q);
+        bool started = false;
         for (;;) {
             if (filled < a.num_stages && c.item < c.item_end) {
                 int next = stage + filled;
@@ -182,6 +185,17 @@ __global__ void __launch_bounds__(32 * WARPS, VMAX <= 128 ? 2 : 1)
                 fetch<VMAX, PLAIN>(a, c, sh, next, kv_head, warp, first_row);
                 filled++;
                 continue;
+            }
+            if (!started) { /* tiles are on their way */
+                started = true;
+                if (awaits) {
+                    awaits = false;
+                    await_kernels_ahead();
+                    let_next_begin();
+                    if constexpr (I::Q_EARLY) load_q<VMAX, NT>(a, s, first_row, kv_head, q);
+                }
+                start_item<I>(a, sh, item, num_rows, first_row, kv_head, &whole_begin, &whole_end,
+                              rows, opt, q);
             }
             if (filled == 0) break;
             __syncwarp();
@@ -226,10 +240,12 @@ __global__ void __launch_bounds__(32 * WARPS, VMAX <= 128 ? 2 : 1)
             if (I::EIGHT || a.kv_bytes == 1) rescale<VMAX, NT>(o, by, wide);
         }
         add_warps<VMAX, NT, WARPS>(a, sh, rows, o, steps, order, warp, num_rows);
-        end_item<I::PACKED, WARPS>(a, sh, s, item, num_rows, first_row, kv_head);
+        end_item<I::PACKED, WARPS>(a, sh, s, item, num_rows, first_row, kv_head,
+                                   PLAIN != 0 && n + 1 == item_end);
         __syncthreads();
     }
     cp_async_wait<0>();
+    if (awaits) await_kernels_ahead();
     if (sh.counts->num_rows < a.out_rows || sh.counts->num_emptied > 0)
         store_padding(a, *sh.counts);
 }

@@ -7,7 +7,10 @@
 #include "backends/cuda/instructions.h"
 #include "backends/cuda/warp.h"
 
-/* Q fragments of the plain instances: q[dim step][n][2]. With packed tiles a thread has 8 dims side by side. */
+/*
+ * Q fragments of the plain instances: q[dim step][n][2]. With packed tiles a thread has 8 dims side by side. Not by
+ * __ldg: a kernel ahead may have written them since this one began.
+ */
 template <int DIMS, int NT>
 static __device__ __forceinline__ void load_q(const decode_args &a, const folioi_cuda_seq &s,
                                               int first_row, int kv_head,
@@ -17,15 +20,16 @@ static __device__ __forceinline__ void load_q(const decode_args &a, const folioi
 #pragma unroll
     for (int n = 0; n < NT; n++) {
         int r = 8 * n + lane / 4;
-        int i = (first_row + r) / a.group, h = kv_head * a.group + (first_row + r) % a.group;
+        int i = s.query_len > 1 ? (first_row + r) / a.group : 0;
+        int h = kv_head * a.group + first_row + r - i * a.group;
         const uint16_t *from = (const uint16_t *)a.layer.q.data +
                                (s.query_row + i) * a.layer.q.token + h * a.layer.q.head;
 #pragma unroll
         for (int d = 0; d < DIMS / 16; d++) {
             int first = plain_packed(DIMS, 2) ? d / 2 * 32 + t * 8 + d % 2 * 4 : 16 * d + 2 * t;
             int second = first + (plain_packed(DIMS, 2) ? 2 : 8);
-            q[d][n][0] = r < rows ? __ldg((const uint32_t *)(from + first)) : 0;
-            q[d][n][1] = r < rows ? __ldg((const uint32_t *)(from + second)) : 0;
+            q[d][n][0] = r < rows ? *(const uint32_t *)(from + first) : 0;
+            q[d][n][1] = r < rows ? *(const uint32_t *)(from + second) : 0;
         }
     }
 }

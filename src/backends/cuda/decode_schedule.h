@@ -15,9 +15,9 @@
 
 #include "backends/cuda/cuda_step.h"
 
-#define FOLIOI_DECODE_CUT 64       /* cuts lie at multiples of this many keys           */
-#define FOLIOI_DECODE_ITEM_COST 64 /* what an item costs beside its keys, in keys       */
-#define FOLIOI_DECODE_CUT_COST 192 /* what a cut costs: an item more, and the merge     */
+#define FOLIOI_DECODE_CUT 64        /* cuts lie at multiples of this many keys           */
+#define FOLIOI_DECODE_ITEM_COST 192 /* what an item costs beside its keys, in keys       */
+#define FOLIOI_DECODE_CUT_COST 320  /* what a cut costs: an item more, and the merge     */
 
 /** A stretch of one sequence's keys; a multiple of 16 bytes. */
 typedef struct folioi_decode_item {
@@ -29,24 +29,31 @@ typedef struct folioi_decode_item {
 } folioi_decode_item;
 
 #define FOLIOI_DECODE_KEPT 8
+#define FOLIOI_DECODE_TILES 32
 
-/** A slot: its items, and the first of them once more, so that a block has all in one load; a multiple of 16 bytes. */
+/**
+ * A slot: its items, and the first of them once more, so that a block has all in one load; and where the first item's
+ * first tiles of 16 keys lie, so that the load of those need not wait for another one. A multiple of 16 bytes.
+ */
 typedef struct folioi_decode_slot {
     int32_t begin, end; /* among the schedule's items */
     int32_t unused[2];
     folioi_decode_item kept[FOLIOI_DECODE_KEPT]; /* past the slot's end: zeros */
+    int32_t blocks[FOLIOI_DECODE_TILES];         /* -1: not known */
 } folioi_decode_slot;
 
 /** A schedule in device memory. */
 typedef struct folioi_decode_table {
     folioi_decode_slot *slots; /* [num_slots] */
     folioi_decode_item *items;
+    const int32_t *blocks; /* the step's block tables, if each block holds whole tiles; else NULL */
 } folioi_decode_table;
 
 /** What the schedule depends on beside the sequences. */
 typedef struct folioi_decode_rule {
     int32_t group, max_rows, num_slots, split_len;
     int64_t window_left, window_right;
+    int64_t block_size;
 } folioi_decode_rule;
 
 /** Keys that some row of a sequence sees, and how they are cut. */
@@ -211,6 +218,17 @@ SHARED_INLINE void decode_keep_item(const folioi_decode_table *table, int32_t n)
     if (i == 0) slot->unused[0] = slot->unused[1] = 0;
 }
 
+/** Block n % FOLIOI_DECODE_TILES of a slot that has its items. */
+SHARED_INLINE void decode_keep_block(const folioi_decode_rule *rule,
+                                     const folioi_decode_table *table, int32_t n)
+{
+    folioi_decode_slot *slot = &table->slots[n / FOLIOI_DECODE_TILES];
+    const folioi_decode_item *item = &slot->kept[0];
+    int32_t i = n % FOLIOI_DECODE_TILES, key = (item->begin / 16 + i) * 16;
+    bool is_there = table->blocks != 0 && slot->begin < slot->end && key < item->end;
+    slot->blocks[i] = is_there ? table->blocks[item->sequence.table + key / rule->block_size] : -1;
+}
+
 /** Cost of sequences [first, last). */
 SHARED_INLINE int64_t decode_cost_of(const folioi_decode_rule *rule, const folioi_cuda_seq *seqs,
                                      int32_t first, int32_t last)
@@ -267,6 +285,8 @@ static inline int32_t decode_schedule_host(const folioi_decode_rule *rule,
     folioi_decode_count n = decode_items(rule, seqs, 0, num_seqs, 0, stretch, none, table->items);
     for (int32_t b = 0; b <= rule->num_slots; b++) decode_bound_slot(rule, table, n.items, b);
     for (int32_t i = 0; i < rule->num_slots * FOLIOI_DECODE_KEPT; i++) decode_keep_item(table, i);
+    for (int32_t i = 0; i < rule->num_slots * FOLIOI_DECODE_TILES; i++)
+        decode_keep_block(rule, table, i);
     return n.items;
 }
 

@@ -181,6 +181,24 @@ static __device__ __forceinline__ int32_t load_in_order(const int32_t *p)
     return x;
 }
 
+/* ---- launches that overlap, from sm_90 on: see launch.h ---- */
+
+/* Wait until the kernels ahead in the stream have ended, and see what they wrote. */
+static __device__ __forceinline__ void await_kernels_ahead()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+/* The next kernel in the stream may begin when all blocks have come here. */
+static __device__ __forceinline__ void let_next_begin()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 /* ---- matrices ---- */
 
 /* Four 8 x 8 matrices of 16-bit numbers; lane l gives the address of row l % 8 of matrix l / 8. */

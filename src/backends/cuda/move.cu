@@ -1,5 +1,7 @@
 /* move.cu: rows stored in and gathered from a cache, blocks copied, states merged. A warp for each row of a head. */
 #include "backends/cuda/cuda_move.h"
+#include "backends/cuda/instructions.h"
+#include "backends/cuda/launch.h"
 #include "backends/cuda/stored_rows.h"
 #include "backends/cuda/warp.h"
 #include "core/dtype.h"
@@ -46,8 +48,10 @@ __device__ void copy_row(const folioi_cuda_move &m, int64_t row, int64_t stored,
 /* Launched for K (y 0) and V (y 1). */
 __global__ void store_rows(const __grid_constant__ folioi_cuda_moves moves)
 {
+    let_next_begin();
     const folioi_cuda_move &m = moves.part[blockIdx.y];
     int64_t unit = unit_index(), row = unit / m.num_heads, head = unit % m.num_heads;
+    await_kernels_ahead();
     if (row >= moves.num_slots || moves.slots[row] < 0) return;
     int64_t block = moves.slots[row] / m.block_size, token = moves.slots[row] % m.block_size;
     int64_t from = row * m.rows.token + head * m.rows.head;
@@ -208,11 +212,19 @@ static dim3 grid_of(const folioi_cuda_moves *m)
     return dim3(blocks_for(m->num_slots * m->part[0].num_heads), 2);
 }
 
+/* Code that was made on the way from PTX of an earlier card does not wait. */
+bool folioi_cuda_can_overlap(void)
+{
+    cudaFuncAttributes f = {};
+    if (cudaFuncGetAttributes(&f, store_rows) != cudaSuccess) (void)cudaGetLastError();
+    return f.ptxVersion >= 90 && f.binaryVersion >= 90;
+}
+
 cudaError_t folioi_cuda_store_rows(const folioi_cuda_moves *moves, cudaStream_t stream)
 {
     if (moves->num_slots == 0) return cudaSuccess;
-    store_rows<<<grid_of(moves), THREADS, 0, stream>>>(*moves);
-    return cudaGetLastError();
+    return launch_kernel(store_rows, grid_of(moves), THREADS, 0, moves->overlaps != 0, *moves,
+                         stream);
 }
 
 cudaError_t folioi_cuda_gather_rows(const folioi_cuda_moves *moves, cudaStream_t stream)

@@ -53,6 +53,9 @@ __device__ void list_decodes(const folioi_cuda_job &job, int64_t *scratch)
     __syncthreads();
     for (int n = threadIdx.x; n < rule.num_slots * FOLIOI_DECODE_KEPT; n += THREADS)
         decode_keep_item(&job.table, n);
+    __syncthreads();
+    for (int n = threadIdx.x; n < rule.num_slots * FOLIOI_DECODE_TILES; n += THREADS)
+        decode_keep_block(&rule, &job.table, n);
 }
 
 __device__ void list_prefills(const folioi_cuda_job &job, folioi_prefill_sort *sort)
