@@ -89,7 +89,9 @@ static folio_status check_cache(const folio_plan *plan, const folioi_call *call,
 {
     TRY(folioi_kv_cache_check_layer(cache, layer));
     bool on_device = plan->shape.ctx->backend->memory != NULL;
-    REQUIRE(cache->format.on_device == on_device,
+    bool is_wrapped =
+        cache->memory == NULL && cache->holder == NULL; /* only its owner knows where */
+    REQUIRE(cache->format.on_device == on_device || (is_wrapped && !on_device),
             "the cache is of backend %s, the plan of backend %s: their memory is not the same",
             cache->ctx->backend->name, plan->shape.ctx->backend->name);
     TRY(check_origin(call, cache));

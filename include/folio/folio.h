@@ -947,7 +947,8 @@ FOLIO_API folio_status folio_plan_get_info(const folio_plan *plan, int32_t atten
  *
  * Cache, batch and plan may come from different contexts. The cache lies where the plan runs: in host
  * memory for host backends, on the plan's own device for others. Another place is refused; another
- * device of the same backend is not noticed.
+ * device of the same backend is not noticed. A host plan may read a device's wrapped cache that lies
+ * in FOLIO_MEMORY_HOST; where it lies is not checked.
  *
  * Writes out, and lse if it is not NULL. A row that sees no key gets zeros in out, and in lse the
  * head's sink, or -inf without sinks.
