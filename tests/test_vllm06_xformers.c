@@ -38,6 +38,7 @@ BOTH(cross_bias_of_cached_encoder, v06_same_cross_bias_cached)
 BOTH(forward_errors, v06_same_bad_forward)
 BOTH(clipped_window, v06_same_clipped_window)
 BOTH(cross_decode_metadata, v06_same_cross_decode_metadata)
+BOTH(shared_prefix, v06_same_shared_prefix)
 BOTH(more_fields, v06_same_more_fields)
 BOTH(bad_sums, v06_same_bad_sums)
 BOTH(split_arrays, v06_same_split_arrays)
@@ -120,6 +121,7 @@ static void prefill_metadata(const char *ancestor, const char *compute)
         CHECK(f->num_prefills == 2 && f->num_prefill_tokens == 12 && f->num_decode_tokens == 0);
         CHECK(f->max_prefill_seq_len == 18 && f->max_decode_seq_len == 0 && f->max_query_len == 7);
         CHECK(f->max_encoder_seq_len == 20 && f->use_cuda_graph == 0);
+        CHECK(f->num_encoder_tokens == all->num_encoder_tokens && f->num_encoder_tokens > 0);
         CHECK(f->slot_mapping == all->slot_mapping && f->seq_lens == all->seq_lens);
         CHECK(f->query_start_loc == all->query_start_loc && f->block_tables == all->block_tables);
         CHECK(f->seq_start_loc[2] == 25 && f->context_lens_tensor[1] == 13);
@@ -157,6 +159,10 @@ static void decode_metadata(const char *ancestor, const char *compute)
         CHECK(f->max_prefill_seq_len == 0 && f->max_decode_seq_len == 9 && f->use_cuda_graph == 1);
         CHECK(f->slot_mapping == all->slot_mapping + 12 && f->slot_mapping[2] == -1);
         CHECK(f->seq_lens_tensor == all->seq_lens_tensor + 2 && f->seq_lens_tensor[1] == 4);
+        CHECK(f->seq_lens == all->seq_lens + 2 && f->seq_lens[0] == 9);
+        CHECK(all->max_query_len == 7 && f->max_query_len == 1 && f->max_decode_query_len == 1);
+        CHECK(all->query_start_loc != NULL && f->query_start_loc == NULL);
+        CHECK(all->seq_start_loc != NULL && f->seq_start_loc == NULL);
         CHECK(f->context_lens_tensor == all->context_lens_tensor + 2);
         CHECK(f->block_tables == all->block_tables + 2 * r.blocks_per_seq);
         CHECK(f->encoder_seq_lens_tensor == all->encoder_seq_lens_tensor + 2);

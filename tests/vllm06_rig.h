@@ -115,6 +115,7 @@ void v06_same_encoder_only(const char *ancestor, const char *compute);
 /* vllm06_same_runner.c */
 void v06_same_clipped_window(const char *ancestor, const char *compute);
 void v06_same_cross_decode_metadata(const char *ancestor, const char *compute);
+void v06_same_shared_prefix(const char *ancestor, const char *compute);
 void v06_same_more_fields(const char *ancestor, const char *compute);
 void v06_same_bad_sums(const char *ancestor, const char *compute);
 void v06_same_split_arrays(const char *ancestor, const char *compute);

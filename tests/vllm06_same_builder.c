@@ -43,7 +43,10 @@ void v06_same_builder_window(const char *ancestor, const char *compute)
     v06_init(&r, ancestor, compute);
     r.block_size = 16;
     r.d.sliding_window = 32;
-    folio_vllm06_builder_desc d = {.struct_size = sizeof d, .block_size = 16, .sliding_window = 32};
+    folio_vllm06_builder_desc d = {.struct_size = sizeof d,
+                                   .block_size = 16,
+                                   .sliding_window = 32,
+                                   .max_seq_len_to_capture = 64};
     if (v06_open(&r)) CHECK_OK(folio_vllm06_builder_create(r.state, r.b, &d, &builder));
     if (builder != NULL && build(&r, builder, prompt, 2)) {
         const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(r.m);
@@ -69,6 +72,18 @@ void v06_same_builder_window(const char *ancestor, const char *compute)
             CHECK(f->block_tables_stride == 3 && f->slot_mapping[0] == v06_slot(&r, 0, 99, false));
             CHECK(f->block_tables[0] == v06_slot(&r, 0, 64, false) / 16);
             CHECK(f->block_tables[3] == v06_slot(&r, 1, 16, false) / 16);
+            v06_run(&r, FOLIO_ATTENTION_DECODER);
+        }
+        /* a graph's row has room for the clipped table, not for the 7 blocks of length 100 */
+        for (int i = 0; i < 2; i++) add(&r, builder, i);
+        CHECK_OK(folio_vllm06_builder_pad(builder, 0));
+        folio_vllm06_metadata_destroy(r.m);
+        r.m = NULL;
+        CHECK_OK(folio_vllm06_builder_build(builder, &r.m));
+        if (r.m != NULL) {
+            f = folio_vllm06_metadata_get(r.m);
+            CHECK(f->seq_lens[0] == 36 && f->block_tables_stride == 4 && f->use_cuda_graph == 1);
+            CHECK(f->block_tables[0] == v06_slot(&r, 0, 64, false) / 16 && f->block_tables[3] == 0);
             v06_run(&r, FOLIO_ATTENTION_DECODER);
         }
     }

@@ -374,23 +374,28 @@ void v06_same_biases_in_fields(const char *ancestor, const char *compute)
 /* Cross attention in a step without any encoder: every row sees no key and is zeros. */
 void v06_same_no_encoder(const char *ancestor, const char *compute)
 {
-    static const v06_seq prompts[] = {{0, true, 6, 6, 0}, {1, true, 9, 9, 0}};
-    v06 r;
-    v06_init(&r, ancestor, compute);
-    if (!v06_open(&r)) return;
-    v06_fields(&r, prompts, 2);
-    r.f.encoder_seq_lens = r.f.encoder_seq_lens_tensor = r.encoder_lens;
-    r.f.cross_slot_mapping = r.cross_slots;
-    r.f.cross_block_tables = r.cross_tables;
-    r.f.cross_block_tables_stride = r.blocks_per_seq;
-    remake(&r);
-    CHECK(folio_vllm06_is_all_cross_attn_metadata_set(r.m));
-    r.no_key = true;
-    folio_vllm06_forward_args a = v06_args(&r, FOLIO_ATTENTION_ENCODER_DECODER);
-    CHECK_OK(r.b->forward(r.impl, &a, NULL));
-    for (int64_t k = 0; k < r.out_rows * v06_width(&r); k++) CHECK(v06_out(&r, 0, k) == 0.0);
-    v06_check_images(&r);
-    v06_close(&r);
+    static const v06_seq steps[][2] = {{{0, true, 6, 6, 0}, {1, true, 9, 9, 0}},
+                                       {{0, false, 1, 7, 0}, {1, false, 1, 10, 0}}};
+    for (int i = 0; i < 6; i++) {
+        v06 r;
+        v06_init(&r, ancestor, compute);
+        if (!v06_open(&r)) return;
+        v06_fields(&r, steps[i % 2], 2);
+        r.f.encoder_seq_lens = r.f.encoder_seq_lens_tensor = r.encoder_lens;
+        if (i < 2) { /* else tensors of (0) and (2, 0), whose data is NULL */
+            r.f.cross_slot_mapping = r.cross_slots;
+            r.f.cross_block_tables = r.cross_tables;
+            r.f.cross_block_tables_stride = r.blocks_per_seq;
+        }
+        remake(&r);
+        CHECK(folio_vllm06_is_all_cross_attn_metadata_set(r.m));
+        r.no_key = i < 4;
+        folio_vllm06_forward_args a = v06_args(&r, FOLIO_ATTENTION_ENCODER_DECODER);
+        CHECK_OK(r.b->forward(r.impl, &a, NULL));
+        for (int64_t k = 0; k < r.out_rows * v06_width(&r); k++) CHECK(v06_out(&r, 0, k) == 0.0);
+        v06_check_images(&r);
+        v06_close(&r);
+    }
 }
 
 /* A bias over encoder keys that are cached already: the same rows as over those keys when new. */
@@ -452,11 +457,10 @@ void v06_same_bad_forward(const char *ancestor, const char *compute)
         REFUSED(r.b->forward(NULL, &(folio_vllm06_forward_args){.struct_size = 8}, NULL),
                 FOLIO_ERR_ARGUMENT, "impl");
         REFUSED(r.b->forward(r.impl, NULL, NULL), FOLIO_ERR_ARGUMENT, "NULL");
-        for (int i = 0; i < 4; i++) {
+        for (int i = 0; i < 3; i++) {
             v06_fields(&r, two_prompts, 2);
-            if (i == 3) r.slots[3] = -2; /* the ancestors took every number below 0 for padding */
             if (i == 0) r.slots[3] = r.num_blocks * r.block_size;
-            if (i == 1) r.slots[3] = r.slots[4];
+            if (i == 1) r.slots[3] = -2; /* the ancestors took every number below 0 for padding */
             if (i == 2) r.f.slot_mapping = NULL;
             remake(&r);
             BAD((void)0, "slot");

@@ -89,6 +89,30 @@ void v06_same_cross_decode_metadata(const char *ancestor, const char *compute)
     v06_close(&r);
 }
 
+/* Prefix caching: prompts of one step that begin alike share blocks, all of them write these, and the last one stays.
+ * The rig's numbers differ by sequence, so each byte tells who wrote it. */
+void v06_same_shared_prefix(const char *ancestor, const char *compute)
+{
+    static const v06_seq prompts[] = {
+        {0, true, 20, 20, 20}, {1, true, 20, 20, 20}, {2, true, 9, 9, 9}};
+    v06 r;
+    v06_init(&r, ancestor, compute);
+    if (v06_open(&r)) {
+        v06_fields(&r, prompts, 3);
+        for (int t = 0; t < 16; t++) {
+            r.slots[20 + t] = r.slots[t];
+            r.cross_slots[20 + t] = r.cross_slots[t];
+        }
+        for (int t = 0; t < 8; t++) r.slots[40 + t] = r.slots[t];
+        r.slots[3] = r.slots[4]; /* also within one prompt */
+        if (remake(&r)) {
+            v06_run(&r, FOLIO_ATTENTION_DECODER);
+            v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
+        }
+    }
+    v06_close(&r);
+}
+
 /* ---------------------------------------------------------------------------- fields of one version or another */
 
 static const v06_seq with_encoders[] = {
@@ -189,6 +213,22 @@ static void split(v06 *r, const void *edges[6])
     r->f.seq_start_loc = r->f.context_lens_tensor = NULL;
 }
 
+/* Lengths and tables of the prompts and of the decodes, each from its own arrays; none where there are none. */
+static void split_args(const v06 *r, const folio_vllm06_metadata *m, bool prompts, bool decodes)
+{
+    folio_vllm06_seq_len_block_table_args a;
+    CHECK_OK(folio_vllm06_get_seq_len_block_table_args(m, 1, FOLIO_ATTENTION_DECODER, &a));
+    CHECK_INT(a.max_seq_len, prompts ? 18 : 0);
+    CHECK(prompts ? a.seq_lens[1] == 18 : a.seq_lens == NULL);
+    CHECK(prompts ? a.block_tables[0] == r->tables[0] : a.block_tables == NULL);
+    CHECK_INT(a.block_tables_stride, prompts ? r->blocks_per_seq : 0);
+    CHECK_OK(folio_vllm06_get_seq_len_block_table_args(m, 0, FOLIO_ATTENTION_DECODER, &a));
+    CHECK_INT(a.max_seq_len, decodes ? 9 : 0);
+    CHECK(decodes ? a.seq_lens[0] == 9 : a.seq_lens == NULL);
+    CHECK(decodes ? a.block_tables[0] == r->tables[2 * r->blocks_per_seq] : a.block_tables == NULL);
+    CHECK_INT(a.block_tables_stride, decodes ? r->blocks_per_seq : 0);
+}
+
 /* Whole prompts, a chunk and decodes in one step, from split arrays; then prompts alone and decodes alone. */
 void v06_same_split_arrays(const char *ancestor, const char *compute)
 {
@@ -219,6 +259,9 @@ void v06_same_split_arrays(const char *ancestor, const char *compute)
                 f = folio_vllm06_metadata_get(d);
                 CHECK(f->seq_lens == NULL && f->seq_lens_tensor[0] == 9);
                 CHECK(f->block_tables[0] == r.tables[2 * r.blocks_per_seq]);
+                split_args(&r, r.m, true, true);
+                split_args(&r, p, true, false);
+                split_args(&r, d, false, true);
                 folio_vllm06_metadata *whole_step = r.m;
                 r.m = (folio_vllm06_metadata *)d;
                 v06_fields(&r, steps + 2, 1);

@@ -57,10 +57,19 @@ typedef struct folio_vllm06_bias {
 /**
  * A step's fields, as vLLM 0.6's backends (here: the ancestors) name them. Sequences: num_prefills
  * prompts (or chunks of them), then the decodes, one token each; num_seqs is their sum. NULL is the
- * ancestors' None. The library works out num_prefill_tokens if it is 0, and raises maxima that are too
- * small. num_encoder_tokens is the number of rows of key in cross attention: the encoder tokens of all
+ * ancestors' None, and an empty list or tensor: decodes of torch-sdpa from 0.6.5 on have seq_lens [],
+ * prompts of the CPU (0.6.3, 0.6.4) and XPU runners an empty seq_lens_tensor. The library cannot see that
+ * an array is empty: hand over NULL. It works out num_prefill_tokens if it is 0, and raises maxima that are
+ * too small. num_encoder_tokens is the number of rows of key in cross attention: the encoder tokens of all
  * prompts, or 0 if those are cached already. Decodes bring none, whatever it says. Other fields that
  * contradict each other are refused.
+ *
+ * seq_lens and seq_lens_tensor say the same, but for chunked_prefill: one of them is enough for every attention type. Encoder and
+ * cross attention also need encoder_seq_lens and encoder_seq_lens_tensor, both. Calls that return one of
+ * these fields return NULL if it was not given.
+ *
+ * Several tokens may name the same slot: prompts that begin alike share blocks. The last of these tokens is
+ * stored. In a graph's metadata a slot other than -1 stands once.
  *
  * A decode's seq_len counts the keys that its block table holds. vLLM's model runner clips both to the
  * blocks of the sliding window and leaves context_lens_tensor as it is: so context_lens_tensor may be
@@ -80,9 +89,8 @@ typedef struct folio_vllm06_metadata_fields {
     int64_t num_decode_tokens;          /* = decodes, padding included                            */
     const int64_t *slot_mapping;        /* [num_prefill_tokens + num_decode_tokens]; -1: no store. */
                                         /* NULL: only where key and value go to no cache          */
-    /* seq_lens: a view of the prompts may have num_prefills entries only. */
-    const int32_t *seq_lens;            /* [num_seqs]                                             */
-    const int32_t *seq_lens_tensor;     /* [num_seqs]; one of the two is enough for DECODER       */
+    const int32_t *seq_lens;            /* [num_seqs]; with chunked_prefill [num_prefills]        */
+    const int32_t *seq_lens_tensor;     /* [num_seqs]; with chunked_prefill see above             */
     int64_t max_query_len;
     int64_t max_prefill_seq_len;
     int64_t max_decode_seq_len;
@@ -146,7 +154,8 @@ FOLIO_API const folio_vllm06_metadata *folio_vllm06_decode_metadata(
 /** 1 if encoder_seq_lens and encoder_seq_lens_tensor are set (max_encoder_seq_len follows); else 0. */
 FOLIO_API int folio_vllm06_is_all_encoder_attn_metadata_set(const folio_vllm06_metadata *metadata);
 /** 1 if those, cross_slot_mapping and cross_block_tables are set; else 0. cross_slot_mapping may be
- * missing where all are decodes. cross_block_tables may be missing, with stride 0, where all are prompts. */
+ * missing where no prompt has an encoder. cross_block_tables may be missing, with stride 0, where no decode
+ * has one. */
 FOLIO_API int folio_vllm06_is_all_cross_attn_metadata_set(const folio_vllm06_metadata *metadata);
 
 /** Lengths of queries and of keys by attention type, owned by the metadata; ERR_ARGUMENT for an
@@ -163,7 +172,9 @@ typedef struct folio_vllm06_seq_len_block_table_args {
     int64_t block_tables_stride;
 } folio_vllm06_seq_len_block_table_args;
 
-/** Lengths, their maximum and the block tables by attention type. */
+/** Lengths, their maximum and the block tables by attention type: the fields of the whole step, and the
+ * maximum of its prompts (is_prompt) or decodes. With chunked_prefill lengths and tables too are those of the
+ * prompts, seq_lens and prefill_block_tables, or of the decodes; NULL where there are none. */
 FOLIO_API folio_status folio_vllm06_get_seq_len_block_table_args(
     const folio_vllm06_metadata *metadata, int is_prompt, folio_attention_type attn_type,
     folio_vllm06_seq_len_block_table_args *out);
@@ -262,7 +273,7 @@ typedef struct folio_vllm06_forward_args {
 /** A table of functions, the same shape for all three. Grows at its end. */
 typedef struct folio_vllm06_backend {
     size_t struct_size;
-    const char *(*get_name)(void);
+    const char *(*get_name)(void); /* "xformers", not "XFORMERS" as from 0.6.4 on; so for all */
     const char *(*get_impl_cls)(void); /* the ancestors' class names of its parts */
     const char *(*get_metadata_cls)(void);
     const char *(*get_state_cls)(void);
@@ -313,7 +324,7 @@ typedef struct folio_vllm06_seq {
     int32_t is_prompt;
     int64_t token_len;   /* new tokens; decodes: 1 */
     int64_t context_len; /* tokens computed so far */
-    const int32_t *block_table;
+    const int32_t *block_table; /* from token 0 on, with a window too: the builder clips it */
     int64_t num_blocks;
     int64_t encoder_seq_len;
     int32_t encoder_is_new; /* non-zero: this step brings its encoder K and V. Alike in all prompts */
@@ -442,7 +453,7 @@ typedef struct folio_vllm06_ops_cache {
 } folio_vllm06_ops_cache;
 
 /** key, value: [num_tokens][kv_heads][head_size] at key_stride, value_stride elements a token (0:
- * dense). slot -1 stores nothing. */
+ * dense). slot -1 stores nothing; of several tokens with one slot the last is stored. */
 FOLIO_API folio_status folio_vllm06_reshape_and_cache(folio_context *ctx, const void *key,
                                                       const void *value, folio_dtype dtype,
                                                       int64_t num_tokens, int64_t key_stride,

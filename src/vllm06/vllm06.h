@@ -1,6 +1,6 @@
 /*
  * vllm06.h: what the files of the vLLM 0.6 layer share. Everything they do goes through folio.h; of the
- * library's own parts they use the error text and the allocator alone.
+ * library's own parts they use the error text, the allocator, the checks of tensors and one kind of write.
  */
 #ifndef FOLIOI_VLLM06_H
 #define FOLIOI_VLLM06_H

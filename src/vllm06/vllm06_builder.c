@@ -120,6 +120,21 @@ folio_status folio_vllm06_builder_add(folio_vllm06_builder *b, const folio_vllm0
     return FOLIO_OK;
 }
 
+/* Tokens of a decode that are left out: all before the last window, up to a block. */
+static int64_t clipped(const folio_vllm06_builder *b, const entry *e)
+{
+    int64_t len = e->token_len + e->context_len, block = b->desc.block_size;
+    if (e->is_prompt || b->desc.sliding_window == 0) return 0;
+    return max_i64(0, len - (ceil_div(b->desc.sliding_window, block) * block + len % block));
+}
+
+/* Blocks of its table that a sequence hands over. */
+static int64_t table_blocks(const folio_vllm06_builder *b, const entry *e)
+{
+    if (e->is_prompt && e->context_len == 0 && !b->desc.chunked_prefill_enabled) return 0;
+    return max_i64(0, e->num_blocks - clipped(b, e) / b->desc.block_size);
+}
+
 folio_status folio_vllm06_builder_pad(folio_vllm06_builder *b, int64_t cuda_graph_pad_size)
 {
     REQUIRE(b != NULL, "folio_vllm06_builder_pad: builder is NULL");
@@ -134,8 +149,9 @@ folio_status folio_vllm06_builder_pad(folio_vllm06_builder *b, int64_t cuda_grap
         const entry *e = (const entry *)b->entries.data + i;
         REQUIRE(!e->is_prompt, "sequence %lld is a prompt; a graph is of decodes alone",
                 (long long)i);
-        REQUIRE(e->num_blocks <= columns, "sequence %lld has %lld blocks, a graph's row %lld",
-                (long long)i, (long long)e->num_blocks, (long long)columns);
+        int64_t blocks = table_blocks(b, e);
+        REQUIRE(blocks <= columns, "sequence %lld has %lld blocks, a graph's row %lld",
+                (long long)i, (long long)blocks, (long long)columns);
     }
     TRY(folioi_array_reserve(&b->state->ctx->allocator, &b->entries,
                              max_i64(total, 1) * (int64_t)sizeof(entry), "builder sequences"));
@@ -143,21 +159,6 @@ folio_status folio_vllm06_builder_pad(folio_vllm06_builder *b, int64_t cuda_grap
         ((entry *)b->entries.data)[b->num_entries++] = (entry){.token_len = 1, .padding = true};
     b->graph = true;
     return FOLIO_OK;
-}
-
-/* Tokens of a decode that are left out: all before the last window, up to a block. */
-static int64_t clipped(const folio_vllm06_builder *b, const entry *e)
-{
-    int64_t len = e->token_len + e->context_len, block = b->desc.block_size;
-    if (e->is_prompt || b->desc.sliding_window == 0) return 0;
-    return max_i64(0, len - (ceil_div(b->desc.sliding_window, block) * block + len % block));
-}
-
-/* Blocks of its table that a sequence hands over. */
-static int64_t table_blocks(const folio_vllm06_builder *b, const entry *e)
-{
-    if (e->is_prompt && e->context_len == 0 && !b->desc.chunked_prefill_enabled) return 0;
-    return max_i64(0, e->num_blocks - clipped(b, e) / b->desc.block_size);
 }
 
 /* The arrays of the fields, one after another in one piece of memory. */

@@ -3,6 +3,7 @@
  * prompts attend to their cached context and to this step's k and v as given, decodes to the cache alone.
  * Prompts whose biases the caller set run one by one, as the ancestors ran them.
  */
+#include "cache/kv_cache.h"
 #include "tensor.h"
 #include "vllm06/vllm06.h"
 
@@ -424,12 +425,13 @@ static folio_status check_apart(const layer *l)
     return folioi_check_apart(places, 2, sizeof places / sizeof *places);
 }
 
-/* Stores this step's key and value by the type's slot mapping. */
+/* Stores this step's key and value by the type's slot mapping. Equal prompts of one step share blocks and
+ * all of them write these. */
 static folio_status store(layer *l)
 {
     const folio_vllm06_metadata_fields *f = &l->m->f;
     const folio_vllm06_forward_args *a = &l->args;
-    if (l->cache == NULL || a->key.data == NULL) return FOLIO_OK;
+    if (l->cache == NULL || a->key.data == NULL || a->key.tokens == 0) return FOLIO_OK;
     bool cross = a->attn_type == FOLIO_ATTENTION_ENCODER_DECODER;
     if (graph_of(l) != NULL && !cross) return FOLIO_OK; /* attend stores by the plan's slots */
     const int64_t *slots = cross ? f->cross_slot_mapping : f->slot_mapping;
@@ -451,7 +453,7 @@ static folio_status store(layer *l)
                         .slots = slots,
                         .k_scale = a->k_scale,
                         .v_scale = a->v_scale};
-    return folio_kv_cache_write(l->cache, 0, &w, &l->run);
+    return folioi_kv_cache_write_last(l->cache, 0, &w, &l->run);
 }
 
 static folio_status run(layer *l)

@@ -350,7 +350,10 @@ static folio_vllm06_metadata *slice(folio_vllm06_metadata *m, bool prompts)
     if (prompts) {
         v->f.max_decode_seq_len = v->f.max_decode_query_len = 0;
         v->f.use_cuda_graph = 0;
-        if (split) v->f.seq_lens_tensor = v->f.block_tables = NULL; /* the decodes' */
+        if (split) { /* the decodes' */
+            v->f.seq_lens_tensor = v->f.block_tables = NULL;
+            v->f.block_tables_stride = 0;
+        }
         return v;
     }
     v->f.max_prefill_seq_len = v->f.max_seqlen = v->f.max_kv_len = 0;
@@ -367,6 +370,7 @@ static folio_vllm06_metadata *slice(folio_vllm06_metadata *m, bool prompts)
     /* sums that count from the step's beginning, and what belongs to prompts */
     v->f.query_start_loc = v->f.seq_start_loc = v->f.encoder_seq_start_loc = NULL;
     v->f.seqlen_q = v->f.kv_start_loc = v->f.prefill_block_tables = NULL;
+    v->f.prefill_block_tables_stride = 0;
     v->f.multi_modal_placeholder_index_maps = NULL;
     v->f.attn_bias = v->f.encoder_attn_bias = v->f.cross_attn_bias = NULL;
     return v;
@@ -399,12 +403,21 @@ int folio_vllm06_is_all_encoder_attn_metadata_set(const folio_vllm06_metadata *m
     return m != NULL && m->f.encoder_seq_lens != NULL && m->f.encoder_seq_lens_tensor != NULL;
 }
 
+/* Does one of the sequences [first, end) have an encoder? */
+static bool any_encoder(const folio_vllm06_metadata *m, int64_t first, int64_t end)
+{
+    for (int64_t i = first; i < end; i++)
+        if (m->f.encoder_seq_lens[i] > 0) return true;
+    return false;
+}
+
 int folio_vllm06_is_all_cross_attn_metadata_set(const folio_vllm06_metadata *m)
 {
     if (!folio_vllm06_is_all_encoder_attn_metadata_set(m)) return 0;
     /* vLLM gives decodes no slots and prompts no tables; the data of an empty tensor is NULL */
-    bool no_slots = m->f.num_prefills == 0;
-    bool no_tables = m->f.num_decode_tokens == 0 && m->f.cross_block_tables_stride == 0;
+    int64_t prompts = m->f.num_prefills;
+    bool no_slots = !any_encoder(m, 0, prompts);
+    bool no_tables = m->f.cross_block_tables_stride == 0 && !any_encoder(m, prompts, m->num_seqs);
     return (m->f.cross_slot_mapping != NULL || no_slots) &&
            (m->f.cross_block_tables != NULL || no_tables);
 }
@@ -435,15 +448,20 @@ folio_status folio_vllm06_get_seq_len_block_table_args(const folio_vllm06_metada
     TRY(folioi_vllm06_check_type(m, type));
     REQUIRE(out != NULL, "out is NULL");
     const folio_vllm06_metadata_fields *f = &m->f;
-    if (type == FOLIO_ATTENTION_DECODER || type == FOLIO_ATTENTION_ENCODER_ONLY)
-        *out = (folio_vllm06_seq_len_block_table_args){
-            f->seq_lens_tensor, is_prompt ? f->max_prefill_seq_len : f->max_decode_seq_len,
-            type == FOLIO_ATTENTION_DECODER ? f->block_tables : NULL,
-            type == FOLIO_ATTENTION_DECODER ? f->block_tables_stride : 0};
-    else
-        *out = (folio_vllm06_seq_len_block_table_args){
-            f->encoder_seq_lens_tensor, f->max_encoder_seq_len,
-            type == FOLIO_ATTENTION_ENCODER_DECODER ? f->cross_block_tables : NULL,
-            type == FOLIO_ATTENTION_ENCODER_DECODER ? f->cross_block_tables_stride : 0};
+    bool decoder = type == FOLIO_ATTENTION_DECODER, cross = type == FOLIO_ATTENTION_ENCODER_DECODER;
+    bool split = is_prompt && f->chunked_prefill; /* prompts have arrays of their own */
+    folioi_vllm06_rows tables = {f->block_tables, f->block_tables_stride};
+    if (split)
+        tables = (folioi_vllm06_rows){f->prefill_block_tables, f->prefill_block_tables_stride};
+    if (cross) tables = (folioi_vllm06_rows){f->cross_block_tables, f->cross_block_tables_stride};
+    if (!decoder && !cross) tables = (folioi_vllm06_rows){NULL, 0};
+    out->seq_lens = split ? f->seq_lens : f->seq_lens_tensor;
+    out->max_seq_len = is_prompt ? f->max_prefill_seq_len : f->max_decode_seq_len;
+    if (cross || type == FOLIO_ATTENTION_ENCODER) {
+        out->seq_lens = f->encoder_seq_lens_tensor;
+        out->max_seq_len = f->max_encoder_seq_len;
+    }
+    out->block_tables = tables.row;
+    out->block_tables_stride = tables.stride;
     return FOLIO_OK;
 }

@@ -3,6 +3,7 @@
  * each partition of the keys on its own, with its lse, and merges them.
  */
 #include "backend.h"
+#include "cache/kv_cache.h"
 #include "tensor.h"
 #include "vllm06/vllm06.h"
 
@@ -53,7 +54,7 @@ folio_status folio_vllm06_reshape_and_cache(folio_context *ctx, const void *key,
                         .slots = slot_mapping,
                         .k_scale = cache->k_scale,
                         .v_scale = cache->v_scale};
-    folio_status status = folio_kv_cache_write(kv, 0, &w, run);
+    folio_status status = folioi_kv_cache_write_last(kv, 0, &w, run);
     folio_kv_cache_destroy(kv);
     return status;
 }
