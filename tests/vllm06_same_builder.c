@@ -6,17 +6,23 @@
 /* Sequence i of the rig's step to the builder, with the blocks it needs. */
 static void add(const v06 *r, folio_vllm06_builder *builder, int i)
 {
-    static int32_t table[V06_TOKENS];
+    static int32_t table[V06_TOKENS], cross_table[V06_TOKENS];
     const v06_seq *s = &r->seqs[i];
     int64_t blocks = (s->seq_len + r->block_size - 1) / r->block_size;
+    int64_t cross_blocks = (s->encoder_len + r->block_size - 1) / r->block_size;
     for (int64_t k = 0; k < blocks; k++)
         table[k] = (int32_t)(v06_slot(r, s->id, k * r->block_size, false) / r->block_size);
+    for (int64_t k = 0; k < cross_blocks; k++)
+        cross_table[k] = (int32_t)(v06_slot(r, s->id, k * r->block_size, true) / r->block_size);
     folio_vllm06_seq a = {.struct_size = sizeof a,
                           .is_prompt = s->prompt,
                           .token_len = s->query_len,
                           .context_len = s->seq_len - s->query_len,
                           .block_table = table,
-                          .num_blocks = blocks};
+                          .num_blocks = blocks,
+                          .encoder_seq_len = s->encoder_len,
+                          .cross_block_table = cross_table,
+                          .num_cross_blocks = cross_blocks};
     CHECK_OK(folio_vllm06_builder_add(builder, &a));
 }
 
@@ -113,6 +119,40 @@ static void pad_over_block_0(v06 *r, folio_vllm06_builder *builder)
     for (int k = 0; k < COUNT_OF(row); k++) CHECK(fabs(v06_out(r, 0, k) - (double)row[k]) <= 1e-5);
 }
 
+/* Padding has an encoder of length 1 in block 0, and changes no other row of cross attention. */
+static void pad_with_encoders(v06 *r, folio_vllm06_builder *builder)
+{
+    static const v06_seq prompts[] = {{0, true, 13, 13, 11}, {1, true, 8, 8, 20}};
+    static const v06_seq decodes[] = {
+        {1, false, 1, 9, 20}, {0, false, 1, 14, 11}, {4, false, 1, 1, 1}, {5, false, 1, 1, 1}};
+    static float rows[2 * 4 * 32];
+    if (!v06_step(r, prompts, 2)) return;
+    v06_run(r, FOLIO_ATTENTION_DECODER);
+    v06_run(r, FOLIO_ATTENTION_ENCODER_DECODER);
+    v06_fields(r, decodes, 4);
+    for (int i = 0; i < 2; i++) add(r, builder, i);
+    CHECK_OK(folio_vllm06_builder_pad(builder, 2));
+    folio_vllm06_metadata_destroy(r->m);
+    r->m = NULL;
+    CHECK_OK(folio_vllm06_builder_build(builder, &r->m));
+    if (r->m == NULL) return;
+    const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(r->m);
+    CHECK(f->encoder_seq_lens[0] == 20 && f->encoder_seq_lens[1] == 11);
+    CHECK_INT(f->cross_block_tables_stride, 3);
+    for (int i = 2; i < 4; i++) {
+        CHECK(f->encoder_seq_lens[i] == 1 && f->encoder_seq_lens_tensor[i] == 1);
+        for (int k = 0; k < 3; k++) CHECK_INT(f->cross_block_tables[i * 3 + k], 0);
+    }
+    r->no_key = true;
+    folio_vllm06_forward_args a = v06_args(r, FOLIO_ATTENTION_ENCODER_DECODER);
+    CHECK_OK(r->b->forward(r->impl, &a, NULL));
+    memcpy(rows, r->out.data, sizeof rows);
+    if (v06_step(r, decodes, 2)) v06_run(r, FOLIO_ATTENTION_ENCODER_DECODER);
+    for (int k = 0; k < COUNT_OF(rows); k++)
+        CHECK(fabs(v06_out(r, 0, k) - (double)rows[k]) <= 1e-5);
+    r->no_key = false;
+}
+
 /* Decodes padded to a graph's batch; the row of a graph's table; what cannot be padded. */
 void v06_same_builder_pad(const char *ancestor, const char *compute)
 {
@@ -160,6 +200,7 @@ void v06_same_builder_pad(const char *ancestor, const char *compute)
         CHECK(m != NULL && folio_vllm06_metadata_get(m)->use_cuda_graph == 0);
         folio_vllm06_metadata_destroy(m);
         pad_over_block_0(&r, builder);
+        pad_with_encoders(&r, builder);
         static const v06_seq long_one[] = {{0, false, 1, 41, 0}}, prompt[] = {{0, true, 3, 3, 0}};
         v06_fields(&r, long_one, 1);
         add(&r, builder, 0);

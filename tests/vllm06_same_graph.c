@@ -23,23 +23,23 @@ static folio_vllm06_graph_capture_desc capture_desc(const v06 *r)
                                              .block_size = r->block_size};
 }
 
-/* Metadata of a graph of BATCH decodes; NULL: a check has failed. */
-static folio_vllm06_metadata *capture(v06 *r, int encoders)
+/* Metadata of a graph of so many decodes; NULL: a check has failed. */
+static folio_vllm06_metadata *capture(v06 *r, int64_t batch_size, int encoders)
 {
     folio_vllm06_graph_capture_desc d = capture_desc(r);
     folio_vllm06_metadata *m = NULL;
     CHECK_OK(folio_vllm06_graph_capture_begin(r->state, &d));
-    CHECK_OK(folio_vllm06_graph_capture_get_metadata_for_batch(r->state, BATCH, encoders, &m));
+    CHECK_OK(folio_vllm06_graph_capture_get_metadata_for_batch(r->state, batch_size, encoders, &m));
     CHECK_OK(folio_vllm06_graph_capture_end(r->state));
     return m;
 }
 
 /* The rig's fields for a step with so many real decodes, and metadata from them. */
-static folio_vllm06_metadata *padded_step(v06 *r, const v06_seq *seqs, int real)
+static folio_vllm06_metadata *padded_step(v06 *r, const v06_seq *seqs, int num, int real)
 {
     folio_vllm06_metadata *step = NULL;
-    v06_fields(r, seqs, BATCH);
-    for (int i = real; i < BATCH; i++) r->slots[i] = -1;
+    v06_fields(r, seqs, num);
+    for (int i = real; i < num; i++) r->slots[i] = -1;
     r->f.use_cuda_graph = 1;
     CHECK_OK(r->b->make_metadata(r->state, &r->f, &step));
     return step;
@@ -49,7 +49,7 @@ static folio_vllm06_metadata *padded_step(v06 *r, const v06_seq *seqs, int real)
 static void replay(v06 *r, const folio_vllm06_graph_input_buffers *b, const v06_seq *seqs, int real,
                    int encoders)
 {
-    folio_vllm06_metadata *step = padded_step(r, seqs, real);
+    folio_vllm06_metadata *step = padded_step(r, seqs, (int)b->batch_size, real);
     if (step == NULL) return;
     CHECK_OK(folio_vllm06_prepare_graph_input_buffers(r->state, b, step, encoders));
     folio_vllm06_metadata_destroy(step);
@@ -59,6 +59,43 @@ static void replay(v06 *r, const folio_vllm06_graph_input_buffers *b, const v06_
     r->no_key = true;
     v06_run(r, FOLIO_ATTENTION_ENCODER_DECODER);
     r->no_key = false;
+}
+
+/* The rows of a graph's table, full of what another step left; the next step must not keep it. */
+static void dirty(int32_t *tables, int64_t stride)
+{
+    for (int64_t k = 0; k < BATCH * stride; k++) tables[k] = 7;
+}
+
+static void check_zeros_past(const int32_t *tables, int64_t stride, int64_t given)
+{
+    CHECK(given < stride);
+    for (int64_t k = 0; k < BATCH * stride; k++)
+        if (k % stride >= given) CHECK_INT(tables[k], 0);
+}
+
+/* A second graph has buffers of its own: steps go through both in turn. */
+static void another_graph(v06 *r, const folio_vllm06_graph_input_buffers *b)
+{
+    static const v06_seq two[] = {{0, false, 1, 16, 11}, {1, false, 1, 11, 20}};
+    static const v06_seq four[] = {
+        {0, false, 1, 17, 11}, {1, false, 1, 12, 20}, {5, false, 1, 10, 3}, {5, false, 1, 1, 1}};
+    folio_vllm06_graph_input_buffers own = {.struct_size = sizeof own};
+    folio_vllm06_metadata *first = r->m, *second = capture(r, 2, 0);
+    int64_t slot = b->slot_mapping[0];
+    int32_t len = b->seq_lens_tensor[0], block = b->block_tables[0];
+    if (second == NULL) return;
+    CHECK_OK(folio_vllm06_get_graph_input_buffers(r->state, second, 0, &own));
+    CHECK(own.batch_size == 2 && own.slot_mapping != b->slot_mapping);
+    r->m = second;
+    replay(r, &own, two, 2, 0);
+    CHECK(own.slot_mapping[0] == r->slots[0] && own.seq_lens_tensor[0] == 16);
+    CHECK(slot != r->slots[0] && b->slot_mapping[0] == slot);
+    CHECK(b->seq_lens_tensor[0] == len && b->block_tables[0] == block);
+    r->m = first;
+    replay(r, b, four, 3, 0);
+    CHECK(own.seq_lens_tensor[0] == 16 && own.seq_lens_tensor[1] == 11);
+    folio_vllm06_metadata_destroy(second);
 }
 
 /* What the fields of a captured step hold. */
@@ -87,7 +124,7 @@ void v06_same_graph_capture(const char *ancestor, const char *compute)
         folio_vllm06_metadata *m = NULL;
         if (v06_open(&r) && v06_step(&r, prompts, 3)) {
             v06_run(&r, FOLIO_ATTENTION_DECODER);
-            m = capture(&r, 0);
+            m = capture(&r, BATCH, 0);
         }
         if (m != NULL) {
             folio_vllm06_graph_input_buffers b = {.struct_size = sizeof b};
@@ -105,9 +142,12 @@ void v06_same_graph_capture(const char *ancestor, const char *compute)
             CHECK_OK(r.b->forward(r.impl, &a, NULL)); /* the warm-up: it stores nothing */
             v06_check_images(&r);
             replay(&r, &b, first_step, 2, 0);
+            dirty(b.block_tables, b.block_tables_stride);
             replay(&r, &b, second_step, 3, 0);
+            check_zeros_past(b.block_tables, b.block_tables_stride, r.f.block_tables_stride);
             replay(&r, &b, third_step, 1, 0);
             CHECK(r.slots[0] == 3 && r.tables[r.blocks_per_seq] == 0);
+            another_graph(&r, &b);
         }
         v06_close(&r);
     }
@@ -122,7 +162,7 @@ void v06_same_graph_cross(const char *ancestor, const char *compute)
     if (v06_open(&r) && v06_step(&r, prompts, 3)) {
         v06_run(&r, FOLIO_ATTENTION_DECODER);
         v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
-        m = capture(&r, 1);
+        m = capture(&r, BATCH, 1);
     }
     if (m != NULL) {
         folio_vllm06_graph_input_buffers b = {.struct_size = sizeof b};
@@ -138,7 +178,10 @@ void v06_same_graph_cross(const char *ancestor, const char *compute)
         folio_vllm06_metadata_destroy(r.m);
         r.m = m;
         replay(&r, &b, first_step, 2, 1);
+        dirty(b.cross_block_tables, b.cross_block_tables_stride);
         replay(&r, &b, second_step, 3, 1);
+        check_zeros_past(b.cross_block_tables, b.cross_block_tables_stride,
+                         r.f.cross_block_tables_stride);
     }
     v06_close(&r);
 }
@@ -208,7 +251,7 @@ static void bad_buffers(v06 *r, folio_vllm06_metadata *m)
     REFUSED(folio_vllm06_get_graph_input_buffers(r->state, m, 1, &b), FOLIO_ERR_ARGUMENT,
             "without encoders");
     CHECK_OK(folio_vllm06_get_graph_input_buffers(r->state, m, 0, &b));
-    folio_vllm06_metadata *step = padded_step(r, first_step, 2);
+    folio_vllm06_metadata *step = padded_step(r, first_step, BATCH, 2);
 #define BAD_BUFFERS(change, encoders, words)                                                       \
     other = b;                                                                                     \
     change;                                                                                        \
@@ -236,7 +279,7 @@ void v06_same_graph_errors(const char *ancestor, const char *compute)
         folio_vllm06_metadata *m = NULL, *whole = r.m;
         v06_run(&r, FOLIO_ATTENTION_DECODER);
         bad_captures(&r);
-        m = capture(&r, 0);
+        m = capture(&r, BATCH, 0);
         if (m != NULL) {
             folio_vllm06_graph_input_buffers b = {.struct_size = sizeof b};
             bad_buffers(&r, m);
@@ -254,6 +297,9 @@ void v06_same_graph_errors(const char *ancestor, const char *compute)
             b.block_tables[0] = r.tables[0];
             b.slot_mapping[0] = r.num_blocks * r.block_size;
             REFUSED(folio_vllm06_begin_forward(r.state, m, NULL), FOLIO_ERR_ARGUMENT, "slot");
+            V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT, "slot");
+            b.slot_mapping[0] = b.slot_mapping[1]; /* a graph's step shares no slot */
+            CHECK_OK(folio_vllm06_begin_forward(r.state, m, NULL));
             V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT, "slot");
             a = v06_args(&r, FOLIO_ATTENTION_DECODER);
             support_mark_error();

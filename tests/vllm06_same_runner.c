@@ -1,6 +1,7 @@
 /* vllm06_same_runner.c: metadata as vLLM 0.6's own model runners make it, and compat; see vllm06_rig.h. */
 #include "vllm06_rig.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 
@@ -11,6 +12,61 @@ static bool remake(v06 *r)
     r->m = NULL;
     CHECK_OK(r->b->make_metadata(r->state, &r->f, &r->m));
     return r->m != NULL;
+}
+
+/* The rule of block manager v1, whose blocks were a ring: min(length, window) keys in the last blocks of the table, where
+ * the oldest keys stand behind the newest. The row is that of the window. */
+static void ring_of_blocks(const char *ancestor, const char *compute)
+{
+    static const v06_seq prompt[] = {{0, true, 99, 99, 0}}, decode[] = {{0, false, 1, 100, 0}};
+    float rows[2][4 * 32] = {{0}};
+    for (int ring = 0; ring < 2; ring++) {
+        v06 r;
+        v06_init(&r, ancestor, compute);
+        r.block_size = 16;
+        r.d.sliding_window = 32;
+        if (!v06_open(&r)) return;
+        v06_fields(&r, prompt, 1);
+        for (int t = 0; ring && t < 99; t++)
+            r.slots[t] = t < 67 ? -1 : v06_slot(&r, 0, t % 32, false);
+        if (remake(&r)) v06_run(&r, FOLIO_ATTENTION_DECODER);
+        v06_fields(&r, decode, 1);
+        if (ring) { /* blocks 5 and 6 of the table: the ring's second and first */
+            int32_t first = r.tables[0];
+            r.slots[0] = v06_slot(&r, 0, 99 % 32, false);
+            r.lens[0] = r.seq_starts[1] = 32;
+            r.tables[0] = r.tables[1];
+            r.tables[1] = first;
+            r.f.block_tables_stride = 2;
+        }
+        if (remake(&r)) {
+            folio_vllm06_forward_args a = v06_args(&r, FOLIO_ATTENTION_DECODER);
+            CHECK_OK(r.b->forward(r.impl, &a, NULL));
+            memcpy(rows[ring], r.out.data, sizeof rows[ring]);
+        }
+        v06_close(&r);
+    }
+    for (int k = 0; k < COUNT_OF(rows[0]); k++)
+        CHECK(fabs((double)rows[0][k] - (double)rows[1][k]) <= 1e-5);
+}
+
+/* A window of 24 by the same rule: 24 keys, and one block of 16. */
+static void too_few_blocks(const char *ancestor, const char *compute)
+{
+    static const v06_seq decode[] = {{0, false, 1, 24, 0}};
+    v06 r;
+    v06_init(&r, ancestor, compute);
+    r.block_size = 16;
+    r.d.sliding_window = 24;
+    if (v06_open(&r)) {
+        v06_fields(&r, decode, 1);
+        r.f.block_tables_stride = 1;
+        if (remake(&r)) {
+            folio_vllm06_forward_args a = v06_args(&r, FOLIO_ATTENTION_DECODER);
+            V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT, "24 tokens|1 blocks of 16");
+        }
+    }
+    v06_close(&r);
 }
 
 /* A window of 32 over blocks of 16: the runner makes 36 of length 100, hands over the last three blocks and
@@ -34,6 +90,8 @@ void v06_same_clipped_window(const char *ancestor, const char *compute)
         }
         v06_close(&r);
     }
+    ring_of_blocks(ancestor, compute);
+    too_few_blocks(ancestor, compute);
 }
 
 /* A copy behind which memory cannot be read; edge_free gives it back. */

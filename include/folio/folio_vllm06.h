@@ -273,7 +273,7 @@ typedef struct folio_vllm06_forward_args {
 /** A table of functions, the same shape for all three. Grows at its end. */
 typedef struct folio_vllm06_backend {
     size_t struct_size;
-    const char *(*get_name)(void); /* "xformers", not "XFORMERS" as from 0.6.4 on; so for all */
+    const char *(*get_name)(void); /* "xformers", "torch-sdpa", "ipex"; vLLM from 0.6.4 on: "XFORMERS" */
     const char *(*get_impl_cls)(void); /* the ancestors' class names of its parts */
     const char *(*get_metadata_cls)(void);
     const char *(*get_state_cls)(void);
