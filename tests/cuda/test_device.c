@@ -190,7 +190,7 @@ TEST(device, blocks_go_to_the_host_and_come_back)
         CHECK_OK(folio_memory_create(ctx, FOLIO_MEMORY_HOST, bytes, &layers[i]));
     folio_kv_memory memory = {.struct_size = sizeof memory, .k = layers, .k_bytes = bytes};
     CHECK_OK(folio_kv_cache_wrap(ctx, &desc, &memory, &host));
-    const int64_t out[][2] = {{11, 5}, {12, 2}}, in[][2] = {{5, 30}, {2, 31}};
+    const folio_block_pair out[] = {{11, 5}, {12, 2}}, in[] = {{5, 30}, {2, 31}};
     const int64_t from[] = {11, 12}, to[] = {30, 31};
     for (int32_t layer = 0; layer < 2; layer++)
         write_blocks(ctx, cache, layer, 11, 2, 7u + (uint32_t)layer);
