@@ -22,8 +22,8 @@
  *
  * Errors are those of folio.h. A call that fails has changed nothing, unless it says otherwise.
  * FOLIO_ERR_FULL means "not now": there are too few available blocks; preempt a sequence, or try
- * again when one has ended. FOLIO_ERR_TOO_LARGE means "never": the request would not fit even if
- * nobody else held a block.
+ * again when one has ended. A queued copy holds the block that it reads until it is run.
+ * FOLIO_ERR_TOO_LARGE means "never": the request would not fit even if nobody else held a block.
  *
  * Threads. Several threads may call a pool at once. One thread at a time may use a sequence; several
  * threads may use different sequences of one pool at once. A pool holds its lock while it calls
@@ -204,8 +204,8 @@ typedef struct folio_pool_stats {
     int64_t lookup_tokens; /* given to folio_sequence_match     */
     int64_t hit_tokens;    /* found by it, in any tier          */
     double hit_rate;       /* hit_tokens / lookup_tokens, or 0  */
-    int64_t num_entries;   /* of the prefix cache's index; after folio_pool_forget also those whose */
-                           /* block a sequence holds            */
+    int64_t num_entries;   /* of the prefix cache's index. folio_pool_forget hides all of them; one */
+                           /* whose block is held may count on until the block is given back */
     int64_t host_blocks;   /* blocks of the host tier           */
     int64_t host_used;     /* of them held                      */
     int64_t host_cached;   /* of them in the prefix cache alone */
@@ -326,8 +326,9 @@ FOLIO_API folio_status folio_sequence_match(folio_sequence *sequence, const foli
  * folio_sequence_release_window does. If the last block has room but is shared, or is in the prefix
  * cache, the sequence gets a block of its own in its place, and a copy is queued;
  * folio_batch_add_sequences runs it. flags: 0 or FOLIO_RESERVE_ADMIT.
- * @return FOLIO_OK; ERR_FULL; ERR_TOO_LARGE: the sequence would have more blocks than the pool, or
- * more than 2^31 - 1 tokens; ERR_ARGUMENT; ERR_MEMORY.
+ * @return FOLIO_OK; ERR_FULL; ERR_TOO_LARGE: the sequence would have more than 2^31 - 1 tokens, or
+ * need more blocks than the pool has. A block of the prefix cache that this call copies counts as
+ * well: fill the last block first, have the copy run, then reserve the rest. ERR_ARGUMENT; ERR_MEMORY.
  */
 FOLIO_API folio_status folio_sequence_reserve(folio_sequence *sequence, int64_t n, uint32_t flags,
                                               int64_t *slots);
@@ -368,7 +369,7 @@ FOLIO_API folio_status folio_sequence_fork(folio_sequence *sequence, folio_seque
 FOLIO_API folio_status folio_sequence_release_window(folio_sequence *sequence);
 
 /** The block table of a group, or of the encoder (FOLIO_LAYER_GROUP_CROSS); valid until the next call
- * that changes the sequence, which must be resident. */
+ * that changes the sequence, which must be resident. Without tokens it has 0 blocks. */
 FOLIO_API folio_status folio_sequence_get_table(const folio_sequence *sequence, int32_t layer_group,
                                             const int32_t **blocks, int64_t *num_blocks);
 
@@ -381,8 +382,9 @@ FOLIO_API folio_status folio_sequence_get_table(const folio_sequence *sequence, 
  *
  * All sequences of a batch are of one pool and one group, until folio_batch_clear. Sequences of
  * folio_batch_add, padding aside, need another batch: the two are refused in one. If the group has a
- * cache, folio_attention_forward refuses the batch with any other cache. Cross attention takes the
- * pool's cross_cache in the same way.
+ * cache, folio_attention_forward refuses the batch with any other cache. Without a cache it is a
+ * profiling run: K and V are not stored, so do not commit after it. Cross attention takes the pool's
+ * cross_cache in the same way.
  *
  * First, the group's queued copies are run on the pool's stream. If the group has no cache and a copy
  * to or from a block of these sequences is queued, the call is refused: see folio_pool_take_copies.
