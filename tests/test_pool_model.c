@@ -200,7 +200,6 @@ static int64_t alone_of(const model *m, const model_seq *s, int64_t n)
         int64_t first = pool_first_seen(s->committed, m->config.window[g]) / bs;
         if (first < s->gone[g] / bs) first = s->gone[g] / bs;
         sum += model_blocks_for(m, s->len + n) - (first < old ? first : old);
-        sum += s->len % bs != 0 && m->indexed[s->table[g][old - 1]] != 0; /* is copied */
     }
     return sum;
 }

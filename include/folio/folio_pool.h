@@ -327,8 +327,8 @@ FOLIO_API folio_status folio_sequence_match(folio_sequence *sequence, const foli
  * cache, the sequence gets a block of its own in its place, and a copy is queued;
  * folio_batch_add_sequences runs it. flags: 0 or FOLIO_RESERVE_ADMIT.
  * @return FOLIO_OK; ERR_FULL; ERR_TOO_LARGE: the sequence would have more than 2^31 - 1 tokens, or
- * need more blocks than the pool has. A block of the prefix cache that this call copies counts as
- * well: fill the last block first, have the copy run, then reserve the rest. ERR_ARGUMENT; ERR_MEMORY.
+ * have more blocks than the pool; ERR_ARGUMENT; ERR_MEMORY. ERR_FULL without other sequences: the
+ * block to copy has no second one; preempt this sequence with RECOMPUTE and resume it.
  */
 FOLIO_API folio_status folio_sequence_reserve(folio_sequence *sequence, int64_t n, uint32_t flags,
                                               int64_t *slots);

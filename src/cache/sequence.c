@@ -275,8 +275,8 @@ static int64_t blocks_kept(const folio_sequence *s)
     return n;
 }
 
-/* Are there `need` blocks more, with those that are `gained` first? alone: how many it would need if
- * nobody shared its blocks. */
+/* Are there `need` blocks more, with those that are `gained` first? alone: how many it would need without
+ * a copy; one that it needs today is not needed once the sequence is computed again. */
 static folio_status check_room(const folio_sequence *s, int64_t need, int64_t alone, int64_t gained,
                                uint32_t flags)
 {
@@ -329,11 +329,8 @@ static folio_status reserve(folio_sequence *s, int64_t n, uint32_t flags, int64_
     if (n == 0) return FOLIO_OK;
     int64_t blocks = blocks_of(s, s->len + n), need = 0, alone = 0;
     for (int32_t g = 0; g < pool->num_layer_groups; g++) {
-        int32_t shared = block_to_copy(s, g);
-        need += blocks - s->table[g].num + (shared != NONE);
-        /* other holders may go, the prefix cache's entry stays */
-        bool indexed = shared != NONE && pool->device.block[shared].node != NONE;
-        alone += blocks - s->table[g].num + indexed;
+        alone += blocks - s->table[g].num;
+        need += blocks - s->table[g].num + (block_to_copy(s, g) != NONE);
     }
     TRY(check_room(s, need, alone, folioi_sequence_releasable(s), flags));
     TRY(folioi_sequence_grow(s, s->len + n));
