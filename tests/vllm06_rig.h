@@ -86,62 +86,28 @@ int64_t v06_width(const v06 *r);
 
 /* --------------------------------------------------------- what all three suites have in common */
 
-void v06_same_get_seq_lens(const char *ancestor, const char *compute);
-void v06_same_block_table_args(const char *ancestor, const char *compute);
-void v06_same_mixed(const char *ancestor, const char *compute);
-void v06_same_classes(const char *ancestor, const char *impl, const char *metadata,
-                      const char *builder);
-void v06_same_get_kv_cache_shape(const char *ancestor, const char *compute);
-void v06_same_swap_blocks(const char *ancestor, const char *compute);
-void v06_same_copy_blocks(const char *ancestor, const char *compute);
-void v06_same_supported_sizes(const char *ancestor, const char *compute);
-void v06_same_fields(const char *ancestor, const char *compute);
-void v06_same_builder(const char *ancestor, const char *compute);
-void v06_same_prompts_then_decodes(const char *ancestor, const char *compute);
-void v06_same_profiling(const char *ancestor, const char *compute);
-void v06_same_padding(const char *ancestor, const char *compute);
-void v06_same_scales(const char *ancestor, const char *compute);
-void v06_same_dtypes(const char *ancestor, const char *compute);
-void v06_same_heads(const char *ancestor, const char *compute);
-void v06_same_fused_qkv(const char *ancestor, const char *compute);
-void v06_same_alibi(const char *ancestor, const char *compute);
-void v06_same_window(const char *ancestor, const char *compute);
-void v06_same_soft_cap(const char *ancestor, const char *compute);
-void v06_same_biases(const char *ancestor, const char *compute);
-void v06_same_set_attn_bias(const char *ancestor, const char *compute);
-void v06_same_encoder_decoder(const char *ancestor, const char *compute);
-void v06_same_encoder_only(const char *ancestor, const char *compute);
-
-/* vllm06_same_runner.c */
-void v06_same_clipped_window(const char *ancestor, const char *compute);
-void v06_same_cross_decode_metadata(const char *ancestor, const char *compute);
-void v06_same_shared_prefix(const char *ancestor, const char *compute);
-void v06_same_more_fields(const char *ancestor, const char *compute);
-void v06_same_bad_sums(const char *ancestor, const char *compute);
-void v06_same_split_arrays(const char *ancestor, const char *compute);
-void v06_same_graph_padding(const char *ancestor, const char *compute);
-void v06_same_compat(const char *ancestor, const char *compute);
-void v06_same_compat_differs(const char *ancestor, const char *compute);
-
-/* vllm06_same_graph.c */
-void v06_same_graph_capture(const char *ancestor, const char *compute);
-void v06_same_graph_cross(const char *ancestor, const char *compute);
-void v06_same_graph_clone(const char *ancestor, const char *compute);
-void v06_same_graph_errors(const char *ancestor, const char *compute);
-
-/* vllm06_same_builder.c */
-void v06_same_builder_window(const char *ancestor, const char *compute);
-void v06_same_builder_pad(const char *ancestor, const char *compute);
-
-/* vllm06_same_errors.c */
-void v06_same_incomplete(const char *ancestor, const char *compute);
-void v06_same_bad_impl(const char *ancestor, const char *compute);
-void v06_same_bad_step(const char *ancestor, const char *compute);
-void v06_same_bad_builder(const char *ancestor, const char *compute);
-void v06_same_views_of_views(const char *ancestor, const char *compute);
-void v06_same_biases_in_fields(const char *ancestor, const char *compute);
-void v06_same_no_encoder(const char *ancestor, const char *compute);
-void v06_same_cross_bias_cached(const char *ancestor, const char *compute);
-void v06_same_bad_forward(const char *ancestor, const char *compute);
+/* Each name is a test, v06_same_<name> of vllm06_same*.c. A suite is V06_SAME(V06_TEST, suite, "ancestor"). */
+/* clang-format off */
+#define V06_SAME(V, s, a) \
+    V(s, a, get_name) V(s, a, classes) V(s, a, get_kv_cache_shape) V(s, a, split_kv_cache) \
+    V(s, a, swap_blocks) V(s, a, copy_blocks) V(s, a, supported_sizes) V(s, a, get_seq_lens) \
+    V(s, a, get_seq_len_block_table_args) V(s, a, mixed_step) V(s, a, metadata_fields) \
+    V(s, a, metadata_builder) V(s, a, prompts_then_decodes) V(s, a, profiling_run) \
+    V(s, a, use_cuda_graph) V(s, a, k_scale_v_scale) V(s, a, dtypes) V(s, a, num_queries_per_kv) \
+    V(s, a, fused_qkv) V(s, a, alibi_slopes) V(s, a, sliding_window) V(s, a, logits_soft_cap) \
+    V(s, a, make_biases) V(s, a, set_attn_bias) V(s, a, encoder_decoder) V(s, a, encoder_only) \
+    V(s, a, clipped_window) V(s, a, cross_decode_metadata) V(s, a, shared_prefix) \
+    V(s, a, more_fields) V(s, a, bad_sums) V(s, a, split_arrays) V(s, a, graph_padding) \
+    V(s, a, compat) V(s, a, compat_differs) V(s, a, graph_capture) V(s, a, graph_cross) \
+    V(s, a, graph_clone) V(s, a, graph_errors) V(s, a, builder_window) V(s, a, builder_pad) \
+    V(s, a, incomplete_metadata) V(s, a, init_errors) V(s, a, metadata_errors) \
+    V(s, a, builder_errors) V(s, a, views_of_views) V(s, a, biases_in_fields) V(s, a, no_encoder) \
+    V(s, a, cross_bias_of_cached_encoder) V(s, a, forward_errors) V(s, a, views) \
+    V(s, a, is_prompt)
+/* clang-format on */
+#define V06_DECLARE(suite, ancestor, name) void v06_same_##name(const char *, const char *);
+V06_SAME(V06_DECLARE, , )
+#define V06_TEST(suite, ancestor, name)                                                            \
+    TEST(suite, name) { v06_on_both(ancestor, v06_same_##name); }
 
 #endif

@@ -6,137 +6,6 @@
 
 static const v06_seq two_prompts[] = {{0, true, 13, 13, 0}, {1, true, 8, 8, 0}};
 
-void v06_same_classes(const char *ancestor, const char *impl, const char *metadata,
-                      const char *builder)
-{
-    const folio_vllm06_backend *b = folio_vllm06_backend_find(ancestor);
-    REQUIRE_TEST(b != NULL);
-    CHECK(b->struct_size >= sizeof *b);
-    CHECK(strcmp(b->get_impl_cls(), impl) == 0);
-    CHECK(strcmp(b->get_metadata_cls(), metadata) == 0);
-    CHECK(strcmp(b->get_state_cls(), "CommonAttentionState") == 0);
-    CHECK(strcmp(b->get_builder_cls(), builder) == 0);
-}
-
-void v06_same_get_kv_cache_shape(const char *ancestor, const char *compute)
-{
-    (void)compute;
-    const folio_vllm06_backend *b = folio_vllm06_backend_find(ancestor);
-    int64_t shape[3] = {0, 0, 0};
-    CHECK_OK(b->get_kv_cache_shape(100, 16, 8, 128, shape));
-    CHECK(shape[0] == 2 && shape[1] == 100 && shape[2] == 16 * 8 * 128);
-    shape[0] = 77;
-    REFUSED(b->get_kv_cache_shape(0, 16, 8, 128, shape), FOLIO_ERR_ARGUMENT, "0 blocks");
-    REFUSED(b->get_kv_cache_shape(1, -1, 8, 128, shape), FOLIO_ERR_ARGUMENT, "-1");
-    REFUSED(b->get_kv_cache_shape(INT64_MAX, 16, 8, 128, shape), FOLIO_ERR_ARGUMENT, "size");
-    REFUSED(b->get_kv_cache_shape(1, 1, 1, 1, NULL), FOLIO_ERR_ARGUMENT, "NULL");
-    CHECK_INT(shape[0], 77);
-}
-
-/* Move a block of an image: K and V parts apart. */
-static void image_move(const v06 *r, int from_layer, int64_t from, int to_layer, int64_t to)
-{
-    size_t bytes = (size_t)r->kv[0].block_elements * folio_dtype_size(r->kv_dtype);
-    for (int64_t part = 0; part < 2; part++)
-        memcpy(r->image[to_layer] + (size_t)(part * r->num_blocks + to) * bytes,
-               r->image[from_layer] + (size_t)(part * r->num_blocks + from) * bytes, bytes);
-}
-
-void v06_same_swap_blocks(const char *ancestor, const char *compute)
-{
-    v06 r;
-    v06_init(&r, ancestor, compute);
-    if (v06_open(&r) && v06_step(&r, two_prompts, 2)) {
-        v06_run(&r, FOLIO_ATTENTION_DECODER);
-        int64_t a = r.tables[0], b = r.tables[1];
-        const int64_t pairs[][2] = {{a, 5}, {b, 2}};
-        CHECK_OK(r.b->swap_blocks(r.state, &r.kv[0], &r.kv[1], pairs, 2, NULL));
-        image_move(&r, 0, a, 1, 5);
-        image_move(&r, 0, b, 1, 2);
-        v06_check_images(&r);
-        const int64_t outside[][2] = {{a, 3}, {r.num_blocks, 4}};
-        REFUSED(r.b->swap_blocks(r.state, &r.kv[0], &r.kv[1], outside, 2, NULL), FOLIO_ERR_ARGUMENT,
-                "");
-        REFUSED(r.b->swap_blocks(r.state, NULL, &r.kv[1], pairs, 2, NULL), FOLIO_ERR_ARGUMENT,
-                "NULL");
-        REFUSED(r.b->swap_blocks(r.state, &r.kv[0], NULL, pairs, 2, NULL), FOLIO_ERR_ARGUMENT,
-                "NULL");
-        REFUSED(r.b->swap_blocks(NULL, &r.kv[0], &r.kv[1], pairs, 2, NULL), FOLIO_ERR_ARGUMENT,
-                "NULL");
-        folio_vllm06_kv_cache other = r.kv[1];
-        other.block_elements /= 2;
-        REFUSED(r.b->swap_blocks(r.state, &r.kv[0], &other, pairs, 2, NULL), FOLIO_ERR_ARGUMENT,
-                "");
-        v06_check_images(&r);
-    }
-    v06_close(&r);
-}
-
-void v06_same_copy_blocks(const char *ancestor, const char *compute)
-{
-    v06 r;
-    v06_init(&r, ancestor, compute);
-    if (v06_open(&r) && v06_step(&r, two_prompts, 2)) {
-        v06_run(&r, FOLIO_ATTENTION_DECODER);
-        int64_t a = r.tables[0], free_block = r.tables[r.blocks_per_seq - 1];
-        const int64_t to_layer[][2] = {{a, 6}};
-        CHECK_OK(r.b->swap_blocks(r.state, &r.kv[0], &r.kv[1], to_layer, 1, NULL));
-        image_move(&r, 0, a, 1, 6);
-        const int64_t pairs[][2] = {{a, free_block}, {6, 8}, {a, 10}};
-        CHECK_OK(r.b->copy_blocks(r.state, r.kv, V06_LAYERS, pairs, 3, NULL));
-        for (int l = 0; l < V06_LAYERS; l++) {
-            for (int i = 0; i < 3; i++) image_move(&r, l, pairs[i][0], l, pairs[i][1]);
-        }
-        v06_check_images(&r);
-        const int64_t outside[][2] = {{a, 12}, {0, -1}};
-        REFUSED(r.b->copy_blocks(r.state, r.kv, V06_LAYERS, outside, 2, NULL), FOLIO_ERR_ARGUMENT,
-                "-1");
-        REFUSED(r.b->copy_blocks(r.state, NULL, 1, pairs, 1, NULL), FOLIO_ERR_ARGUMENT, "NULL");
-        REFUSED(r.b->copy_blocks(NULL, r.kv, 1, pairs, 1, NULL), FOLIO_ERR_ARGUMENT, "NULL");
-        folio_vllm06_kv_cache uneven[2] = {r.kv[0], r.kv[1]};
-        uneven[1].num_blocks--;
-        REFUSED(r.b->copy_blocks(r.state, uneven, 2, pairs, 1, NULL), FOLIO_ERR_ARGUMENT,
-                "caches[1]");
-        uneven[1] = r.kv[1];
-        uneven[1].data = NULL; /* the first cache stays as it is, too */
-        const int64_t fresh[][2] = {{a, 12}};
-        REFUSED(r.b->copy_blocks(r.state, uneven, 2, fresh, 1, NULL), FOLIO_ERR_ARGUMENT, "NULL");
-        CHECK_OK(r.b->copy_blocks(r.state, NULL, 0, pairs, 1, NULL));
-        v06_check_images(&r);
-    }
-    v06_close(&r);
-}
-
-void v06_same_supported_sizes(const char *ancestor, const char *compute)
-{
-    const folio_vllm06_backend *b = folio_vllm06_backend_find(ancestor);
-    int32_t num_sizes = 0, num_blocks = 0;
-    const int32_t *sizes = b->get_supported_head_sizes(&num_sizes);
-    const int32_t *blocks = b->get_supported_block_sizes(&num_blocks);
-    CHECK(sizes == b->get_supported_head_sizes(NULL));
-    static const int32_t all[] = {32, 64, 80, 96, 112, 128, 256, 120, 192};
-    int32_t ipex_modules = strcmp(ancestor, "torch-sdpa-ipex") == 0; /* the last two are not its */
-    CHECK_INT(num_sizes, COUNT_OF(all) - 2 * ipex_modules);
-    sizes = all; /* what runs is not what happens to be listed */
-    num_sizes = COUNT_OF(all);
-    CHECK_INT(num_blocks, 3);
-    CHECK(blocks[0] == 8 && blocks[1] == 16 && blocks[2] == 32);
-    static const v06_seq prompts[] = {{0, true, 9, 9, 0}}, decodes[] = {{0, false, 1, 10, 0}};
-    for (int32_t i = 0; i < num_sizes * num_blocks; i++) {
-        v06 r;
-        v06_init(&r, ancestor, compute);
-        r.d.num_heads = 2;
-        r.d.num_kv_heads = 1;
-        r.d.head_size = sizes[i / num_blocks];
-        r.block_size = blocks[i % num_blocks];
-        if (v06_open(&r) && v06_step(&r, prompts, 1)) {
-            v06_run(&r, FOLIO_ATTENTION_DECODER);
-            if (v06_step(&r, decodes, 1)) v06_run(&r, FOLIO_ATTENTION_DECODER);
-        }
-        v06_close(&r);
-    }
-}
-
 static bool same_i32(const int32_t *a, const int32_t *b, int64_t n)
 {
     return a != NULL && b != NULL && a != b && memcmp(a, b, (size_t)n * sizeof *a) == 0;
@@ -194,7 +63,7 @@ static void check_maxima(const folio_vllm06_metadata *m, int64_t query, int64_t 
 static const v06_seq encoded_prompts[] = {{0, true, 6, 6, 11}, {1, true, 9, 17, 20}};
 static const v06_seq encoded_decodes[] = {{0, false, 1, 7, 11}, {1, false, 1, 18, 20}};
 
-void v06_same_fields(const char *ancestor, const char *compute)
+void v06_same_metadata_fields(const char *ancestor, const char *compute)
 {
     v06 r;
     v06_init(&r, ancestor, compute);
@@ -247,7 +116,7 @@ static folio_vllm06_metadata *build(const v06 *r, folio_vllm06_builder *builder)
     return m;
 }
 
-void v06_same_builder(const char *ancestor, const char *compute)
+void v06_same_metadata_builder(const char *ancestor, const char *compute)
 {
     v06 r;
     folio_vllm06_builder *builder = NULL;
@@ -335,7 +204,7 @@ void v06_same_prompts_then_decodes(const char *ancestor, const char *compute)
     v06_close(&r);
 }
 
-void v06_same_profiling(const char *ancestor, const char *compute)
+void v06_same_profiling_run(const char *ancestor, const char *compute)
 {
     v06 r;
     v06_init(&r, ancestor, compute);
@@ -362,7 +231,7 @@ void v06_same_profiling(const char *ancestor, const char *compute)
     v06_close(&r);
 }
 
-void v06_same_padding(const char *ancestor, const char *compute)
+void v06_same_use_cuda_graph(const char *ancestor, const char *compute)
 {
     static const v06_seq padded[] = {
         {1, false, 1, 9, 0}, {0, false, 1, 14, 0}, {4, false, 1, 0, 0}, {5, false, 1, 0, 0}};
@@ -385,7 +254,7 @@ void v06_same_padding(const char *ancestor, const char *compute)
     v06_close(&r);
 }
 
-void v06_same_scales(const char *ancestor, const char *compute)
+void v06_same_k_scale_v_scale(const char *ancestor, const char *compute)
 {
     static const char *const names[] = {"fp8", "fp8_e4m3", "fp8_e5m2"};
     for (int i = 0; i < 3; i++) {
@@ -412,7 +281,7 @@ void v06_same_dtypes(const char *ancestor, const char *compute)
     }
 }
 
-void v06_same_heads(const char *ancestor, const char *compute)
+void v06_same_num_queries_per_kv(const char *ancestor, const char *compute)
 {
     static const int32_t heads[][2] = {{4, 0}, {4, 1}, {6, 2}, {1, 1}};
     for (int i = 0; i < 4; i++) {
@@ -463,7 +332,7 @@ void v06_same_fused_qkv(const char *ancestor, const char *compute)
     v06_close(&r);
 }
 
-void v06_same_alibi(const char *ancestor, const char *compute)
+void v06_same_alibi_slopes(const char *ancestor, const char *compute)
 {
     v06 r;
     v06_init(&r, ancestor, compute);
@@ -472,7 +341,7 @@ void v06_same_alibi(const char *ancestor, const char *compute)
     v06_close(&r);
 }
 
-void v06_same_window(const char *ancestor, const char *compute)
+void v06_same_sliding_window(const char *ancestor, const char *compute)
 {
     static const int64_t windows[] = {1, 5, 9, 1000};
     for (int i = 0; i < 4; i++) {
@@ -484,7 +353,7 @@ void v06_same_window(const char *ancestor, const char *compute)
     }
 }
 
-void v06_same_soft_cap(const char *ancestor, const char *compute)
+void v06_same_logits_soft_cap(const char *ancestor, const char *compute)
 {
     v06 r;
     v06_init(&r, ancestor, compute);
@@ -494,7 +363,7 @@ void v06_same_soft_cap(const char *ancestor, const char *compute)
     v06_close(&r);
 }
 
-void v06_same_biases(const char *ancestor, const char *compute)
+void v06_same_make_biases(const char *ancestor, const char *compute)
 {
     (void)compute;
     enum { HEADS = 2, N = 7 };
@@ -631,7 +500,7 @@ static const v06_seq mixed_step[] = {
     {2, true, 7, 7, 9}, {0, true, 5, 18, 11}, {3, true, 1, 1, 1}, {1, false, 1, 9, 20}};
 
 /* Whole prompts, a prompt's second chunk, and decodes in one flat query; then all decode. */
-void v06_same_mixed(const char *ancestor, const char *compute)
+void v06_same_mixed_step(const char *ancestor, const char *compute)
 {
     static const v06_seq decodes[] = {
         {0, false, 1, 19, 0}, {1, false, 1, 10, 0}, {2, false, 1, 8, 0}, {3, false, 1, 2, 0}};
@@ -675,7 +544,7 @@ void v06_same_get_seq_lens(const char *ancestor, const char *compute)
     v06_close(&r);
 }
 
-void v06_same_block_table_args(const char *ancestor, const char *compute)
+void v06_same_get_seq_len_block_table_args(const char *ancestor, const char *compute)
 {
     v06 r;
     v06_init(&r, ancestor, compute);

@@ -17,7 +17,7 @@ static void remake(v06 *r)
     if (r->m == NULL) abort();
 }
 
-void v06_same_incomplete(const char *ancestor, const char *compute)
+void v06_same_incomplete_metadata(const char *ancestor, const char *compute)
 {
     v06 r;
     v06_init(&r, ancestor, compute);
@@ -58,7 +58,7 @@ void v06_same_incomplete(const char *ancestor, const char *compute)
     v06_close(&r);
 }
 
-void v06_same_bad_impl(const char *ancestor, const char *compute)
+void v06_same_init_errors(const char *ancestor, const char *compute)
 {
     v06 r;
     v06_init(&r, ancestor, compute);
@@ -105,7 +105,7 @@ void v06_same_bad_impl(const char *ancestor, const char *compute)
     m = NOWHERE;                                                                                   \
     v06_fields(&r, encoded_prompts, 2)
 
-void v06_same_bad_step(const char *ancestor, const char *compute)
+void v06_same_metadata_errors(const char *ancestor, const char *compute)
 {
     v06 r;
     v06_init(&r, ancestor, compute);
@@ -250,7 +250,7 @@ static void bad_overlaps(v06 *rig)
 }
 
 /* Counts that pass all sizes, and encoders the metadata has no word for. */
-void v06_same_bad_builder(const char *ancestor, const char *compute)
+void v06_same_builder_errors(const char *ancestor, const char *compute)
 {
     v06 r;
     folio_vllm06_builder *builder = NULL;
@@ -305,6 +305,57 @@ void v06_same_bad_builder(const char *ancestor, const char *compute)
     }
     folio_vllm06_metadata_destroy(m);
     folio_vllm06_builder_destroy(builder);
+    v06_close(&r);
+}
+
+/* A step of one kind: its view is the step itself, of xformers a copy, and the other kind has none. */
+void v06_same_views(const char *ancestor, const char *compute)
+{
+    static const v06_seq step[] = {{0, true, 5, 5, 0}, {1, false, 1, 4, 0}};
+    bool whole = strcmp(ancestor, "xformers") != 0;
+    v06 r;
+    v06_init(&r, ancestor, compute);
+    if (v06_open(&r)) {
+        if (v06_step(&r, step, 1)) {
+            const folio_vllm06_metadata *p = folio_vllm06_prefill_metadata(r.m);
+            CHECK(p != NULL && (p == r.m) == whole);
+            CHECK(folio_vllm06_decode_metadata(r.m) == NULL);
+        }
+        if (v06_step(&r, step + 1, 1)) {
+            CHECK(folio_vllm06_prefill_metadata(r.m) == NULL);
+            const folio_vllm06_metadata *d = folio_vllm06_decode_metadata(r.m);
+            CHECK(d != NULL && (d == r.m) == whole);
+        }
+        if (v06_step(&r, step, 2)) {
+            const folio_vllm06_metadata *p = folio_vllm06_prefill_metadata(r.m);
+            const folio_vllm06_metadata *d = folio_vllm06_decode_metadata(r.m);
+            CHECK(p != NULL && p != r.m && p == folio_vllm06_prefill_metadata(r.m));
+            CHECK(d != NULL && d != r.m && d == folio_vllm06_decode_metadata(r.m));
+            CHECK_INT(folio_vllm06_metadata_get(p)->is_prompt, 1);
+            CHECK_INT(folio_vllm06_metadata_get(d)->is_prompt, 0);
+            CHECK_INT(folio_vllm06_metadata_get(d)->seq_lens[0], 4);
+        }
+    }
+    v06_close(&r);
+}
+
+/* is_prompt and decodes in the same step contradict each other. */
+void v06_same_is_prompt(const char *ancestor, const char *compute)
+{
+    static const v06_seq step[] = {{0, true, 5, 5, 0}, {1, false, 1, 4, 0}};
+    folio_vllm06_metadata *m = NOWHERE;
+    v06 r;
+    v06_init(&r, ancestor, compute);
+    if (v06_open(&r) && v06_step(&r, step, 1)) {
+        CHECK_INT(folio_vllm06_metadata_get(r.m)->is_prompt, 1);
+        if (v06_step(&r, step + 1, 1)) CHECK_INT(folio_vllm06_metadata_get(r.m)->is_prompt, 0);
+        for (int first = 0; first < 2; first++) {
+            v06_fields(&r, step + first, 2 - first);
+            r.f.is_prompt = 1;
+            REFUSED(r.b->make_metadata(r.state, &r.f, &m), FOLIO_ERR_ARGUMENT, "is_prompt");
+            CHECK(m == NULL);
+        }
+    }
     v06_close(&r);
 }
 
@@ -399,7 +450,7 @@ void v06_same_no_encoder(const char *ancestor, const char *compute)
 }
 
 /* A bias over encoder keys that are cached already: the same rows as over those keys when new. */
-void v06_same_cross_bias_cached(const char *ancestor, const char *compute)
+void v06_same_cross_bias_of_cached_encoder(const char *ancestor, const char *compute)
 {
     v06 r;
     v06_init(&r, ancestor, compute);
@@ -426,7 +477,7 @@ void v06_same_cross_bias_cached(const char *ancestor, const char *compute)
     v06_close(&r);
 }
 
-void v06_same_bad_forward(const char *ancestor, const char *compute)
+void v06_same_forward_errors(const char *ancestor, const char *compute)
 {
     v06 r;
     v06_init(&r, ancestor, compute);

@@ -101,7 +101,7 @@ typedef struct folio_vllm06_metadata_fields {
     const int32_t *block_tables;        /* [num_seqs][block_tables_stride]; NULL: none */
     int64_t block_tables_stride;
     int32_t use_cuda_graph; /* decodes padded to a fixed batch                                    */
-    int32_t is_prompt;      /* torch-sdpa, ipex: all sequences are prompts; refused beside decodes. */
+    int32_t is_prompt;      /* all sequences are prompts; refused beside decodes.                 */
                             /* 0 is taken as 1 if there are prompts and no decodes                */
     /* encoder and cross attention */
     const int32_t *encoder_seq_lens;        /* [num_seqs] */

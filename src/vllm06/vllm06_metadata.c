@@ -118,7 +118,7 @@ static folio_status check_counts(folio_vllm06_metadata *m)
             "metadata: chunked_prefill is set, and seq_lens, of the prompts, is NULL");
     REQUIRE(!f->chunked_prefill || f->num_decode_tokens == 0 || f->seq_lens_tensor != NULL,
             "metadata: chunked_prefill is set, and seq_lens_tensor, of the decodes, is NULL");
-    REQUIRE(m->traits->mixes || f->num_decode_tokens == 0 || !f->is_prompt,
+    REQUIRE(f->num_decode_tokens == 0 || !f->is_prompt,
             "metadata: is_prompt is set, yet %lld sequences are decodes",
             (long long)f->num_decode_tokens);
     REQUIRE(f->query_start_loc == NULL || f->query_start_loc[0] == 0,
