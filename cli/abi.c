@@ -1,7 +1,7 @@
 /* abi.c: `folio info --abi`: see abi.h. */
 #include "abi.h"
 
-#include "json.h"
+#include "base/json.h"
 
 #include <folio/folio.h>
 #include <stdio.h>

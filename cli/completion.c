@@ -2,9 +2,9 @@
  * completion.c: `folio completion SHELL`: a script that lets a shell complete commands, topics, options, choices and
  * file names. It is made from the commands' own tables and help (help_text.h).
  */
-#include "args.h"
-#include "commands.h"
-#include "help_text.h"
+#include "base/args.h"
+#include "base/commands.h"
+#include "base/help_text.h"
 
 #include <stdio.h>
 #include <string.h>

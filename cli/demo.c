@@ -3,10 +3,10 @@
  * prompt, decodes and a sequence with cross attention in one batch, judged row by row, shown as a
  * table and as the map of the cache's blocks.
  */
-#include "args.h"
-#include "commands.h"
-#include "harness.h"
-#include "term.h"
+#include "base/args.h"
+#include "base/commands.h"
+#include "base/term.h"
+#include "kit/harness.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -3,11 +3,11 @@
  * README; which levels this machine has, and the kernels they give, are found by asking for them.
  */
 #include "abi.h"
-#include "args.h"
-#include "commands.h"
-#include "json.h"
-#include "levels.h"
-#include "term.h"
+#include "base/args.h"
+#include "base/commands.h"
+#include "base/json.h"
+#include "base/levels.h"
+#include "base/term.h"
 
 #include <folio/folio.h>
 #include <stdio.h>

@@ -1,6 +1,6 @@
 /* main.c: the program folio: one table of subcommands, one help, one version. */
-#include "args.h"
-#include "commands.h"
+#include "base/args.h"
+#include "base/commands.h"
 
 #include <folio/folio.h>
 #include <stdio.h>

@@ -2,9 +2,9 @@
  * manual.c: `folio manual`: folio.1, a man page made from what --help prints: its headings become headings, its
  * columns of terms and words become lists, and examples stay as they are.
  */
-#include "args.h"
-#include "commands.h"
-#include "help_text.h"
+#include "base/args.h"
+#include "base/commands.h"
+#include "base/help_text.h"
 
 #include <folio/folio.h>
 #include <stdio.h>

@@ -1,6 +1,6 @@
 #!/bin/sh
 # usage: freeze-header.sh [--check]
-# At a release: copies the stable headers, include/folio/<name>.h, to tests/abi/<name>-<major>.<minor>.h, where a
+# At a release: copies the stable headers, include/folio/<name>.h, to tests/api/abi/<name>-<major>.<minor>.h, where a
 # client of that version is compiled against them for ever. CHANGELOG.md says which version is unreleased; such a
 # version has no copy. --check: does every released version have one?
 set -eu
@@ -10,7 +10,7 @@ released=yes
 if grep -q "^## $version (unreleased)" CHANGELOG.md; then released=no; fi
 
 for name in folio folio_pool; do
-    frozen=tests/abi/$name-${version%.*}.h
+    frozen=tests/api/abi/$name-${version%.*}.h
     if [ $released = no ]; then
         if [ -f "$frozen" ]; then
             echo "$frozen: version $version is unreleased and has no copy yet" >&2

@@ -70,7 +70,7 @@ else
     echo "compute-sanitizer is not here: nothing ran under it" | tee -a "$report"
 fi
 wait
-stage "speed" "$build/folio" bench --backend cuda ${FOLIO_PYTHON:+--peers --peers-script bench/peers.py}
+stage "speed" "$build/folio" bench --backend cuda ${FOLIO_PYTHON:+--peers --peers-script peers/peers.py}
 wait
 
 failed=0

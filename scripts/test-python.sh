@@ -1,7 +1,7 @@
 #!/bin/sh
 # test-python.sh: the engine example, the reference backend and the vLLM 0.6 layer against PyTorch in float64, live:
 # configurations drawn with a new seed each time, through the same tests that read the committed
-# golden files. And the headers by cffi, unedited: tests/clients/cffi_client.py.
+# golden files. And the headers by cffi, unedited: tests/api/clients/cffi_client.py.
 #   FOLIO_SEED   repeat a run          FOLIO_COUNT          how many configurations (360)
 #   PYTHON       interpreter (python3) FOLIO_COUNT_VLLM06   how many steps of the layer (200)
 set -eu
@@ -63,15 +63,15 @@ if ! has_packages; then
         fail "pip could not install torch==$torch, numpy and cffi"
 fi
 
-"$venv/bin/python" -B tests/clients/cffi_client.py build/folio build/libfolio.so ||
+"$venv/bin/python" -B tests/api/clients/cffi_client.py build/folio build/libfolio.so ||
     fail "the client by cffi FAILED"
 
-build/tests/example_engine build/engine.bin && "$venv/bin/python" -B tests/engine_torch.py build/engine.bin ||
+build/tests/example_engine build/engine.bin && "$venv/bin/python" -B tests/attention/engine_torch.py build/engine.bin ||
     fail "examples/engine.c against PyTorch FAILED"
 
 # generate NAME COUNT FILE: random cases of a generator.
 generate() {
-    "$venv/bin/python" "tests/golden/$1.py" --seed "$seed" --count "$2" -o "$3"
+    "$venv/bin/python" "tests/data/golden/$1.py" --seed "$seed" --count "$2" -o "$3"
 }
 
 echo "test-python: $count configurations and $steps steps of the vLLM 0.6 layer, seed $seed"

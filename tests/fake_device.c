@@ -1,7 +1,7 @@
 /* fake_device.c: a device for machines without one; see fake_device.h. One lock: everything is done one by one. */
 #include "fake_device.h"
 
-#include "backend.h"
+#include "backends/backend.h"
 #include "cache/kv_cache.h"
 
 #include <pthread.h>
@@ -342,7 +342,7 @@ folio_context *fake_device_context(const folio_allocator *allocator)
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, make_backend);
     folio_context *ctx = support_context("reference", 1, allocator);
-    if (ctx != NULL) ctx->backend = &backend;
+    if (ctx != NULL) context_set_backend(ctx, &backend);
     return ctx;
 }
 

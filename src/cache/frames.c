@@ -1,7 +1,6 @@
 /* frames.c: the host tier's memory, and the caches wrapped around it. */
 #include "cache/frames.h"
 
-#include "backend.h"
 #include "cache/kv_cache.h"
 
 #include <string.h>
@@ -37,7 +36,7 @@ folio_status folioi_frames_init(folioi_frames *f, folio_context *ctx, folio_kv_c
             "pool: %lld host blocks of %lld bytes pass the largest size", (long long)num_blocks,
             (long long)f->frame_bytes);
     /* Not zeroed: gigabytes need not be written first. */
-    const folioi_device *device = ctx->backend->memory;
+    const folioi_device *device = ctx->memory;
     void *memory;
     TRY(device != NULL
             ? device->alloc(ctx, FOLIO_MEMORY_HOST, (size_t)f->bytes, "the host tier", &memory)
@@ -53,7 +52,7 @@ void folioi_frames_free(folioi_frames *f)
 {
     if (f->ctx == NULL) return;
     for (int32_t t = 0; t < f->num_tables; t++) folio_kv_cache_destroy(f->cache[t]);
-    const folioi_device *device = f->ctx->backend->memory;
+    const folioi_device *device = f->ctx->memory;
     if (device != NULL) device->free(f->ctx, FOLIO_MEMORY_HOST, f->memory);
     else folioi_free(&f->ctx->allocator, f->memory, f->bytes);
 }

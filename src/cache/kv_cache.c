@@ -1,7 +1,6 @@
 /* kv_cache.c: caches created, wrapped around the caller's memory, described and destroyed. */
 #include "cache/kv_cache.h"
 
-#include "backend.h"
 #include "core/dtype.h"
 #include "core/touch.h"
 
@@ -40,7 +39,7 @@ static folio_status new_cache(folio_context *ctx, const folioi_kv_format *format
 
 folio_status folioi_kv_memory_alloc(folio_context *ctx, int64_t bytes, void **out)
 {
-    const folioi_device *device = ctx->backend->memory;
+    const folioi_device *device = ctx->memory;
     if (device != NULL)
         return device->alloc(ctx, FOLIO_MEMORY_DEVICE, (size_t)bytes, "a KV cache", out);
     /* gigabytes need not be written first */
@@ -51,7 +50,7 @@ folio_status folioi_kv_memory_alloc(folio_context *ctx, int64_t bytes, void **ou
 
 void folioi_kv_memory_free(folio_context *ctx, void *memory, int64_t bytes)
 {
-    const folioi_device *device = ctx->backend->memory;
+    const folioi_device *device = ctx->memory;
     if (device != NULL) device->free(ctx, FOLIO_MEMORY_DEVICE, memory);
     else folioi_free(&ctx->allocator, memory, bytes);
 }
@@ -113,7 +112,7 @@ folio_status folio_kv_cache_create(folio_context *ctx, const folio_kv_cache_desc
     *out = NULL;
     REQUIRE(ctx != NULL, "folio_kv_cache_create: ctx is NULL");
     folioi_kv_format format;
-    TRY(folioi_kv_format_init(desc, ctx->backend->memory != NULL, &format));
+    TRY(folioi_kv_format_init(desc, ctx->memory != NULL, &format));
     REQUIRE(format.desc.layout != FOLIO_LAYOUT_STRIDED,
             "KV cache: layout strided is for folio_kv_cache_wrap, which takes strides");
     folio_kv_cache *cache;
@@ -273,7 +272,7 @@ folio_status folio_kv_cache_wrap(folio_context *ctx, const folio_kv_cache_desc *
     REQUIRE(ctx != NULL, "folio_kv_cache_wrap: ctx is NULL");
     folioi_kv_format format;
     folio_kv_memory m;
-    TRY(folioi_kv_format_init(desc, ctx->backend->memory != NULL, &format));
+    TRY(folioi_kv_format_init(desc, ctx->memory != NULL, &format));
     STRUCT_IN(m, memory, "folio_kv_memory");
     TRY(resolve_memory(&format, &m));
     folio_kv_cache *cache;
@@ -289,33 +288,6 @@ folio_status folio_kv_cache_wrap(folio_context *ctx, const folio_kv_cache_desc *
     find_extent(cache);
     *out = cache;
     return FOLIO_OK;
-}
-
-folio_status folio_kv_cache_get_shape(const char *backend, const folio_kv_cache_desc *desc,
-                                      folio_kv_cache_shape *shape)
-{
-    folioi_kv_format f;
-    folio_backend_info info = {.struct_size = sizeof info};
-    bool on_device = false;
-    if (backend != NULL && strcmp(backend, "auto") != 0) {
-        TRY(folio_backend_get_info(backend, &info));
-        if (!info.available) FAIL(FOLIO_ERR_UNSUPPORTED, "%s: %s", backend, info.reason);
-        on_device = folioi_backend_find(backend)->memory != NULL;
-    }
-    TRY(folioi_kv_format_init(desc, on_device, &f));
-    folio_kv_cache_shape s = {
-        .k = f.k,
-        .v = f.v,
-        .k_scales = f.k_scales,
-        .v_scales = f.v_scales,
-        .layer_bytes = f.layer_bytes,
-        .total_bytes = f.layer_bytes * f.desc.num_layers,
-        .alignment = f.desc.layout == FOLIO_LAYOUT_NATIVE ? FOLIOI_ALIGN
-                                                          : (int64_t)folio_dtype_size(f.desc.dtype),
-        .layout_id = folioi_layout_id(&f),
-        .layout_version = FOLIOI_LAYOUT_VERSION,
-    };
-    return folioi_struct_out(shape, &s, sizeof s, "shape");
 }
 
 folio_status folio_kv_cache_get_view(const folio_kv_cache *cache, int32_t layer,

@@ -5,7 +5,7 @@
 #include "cache/kv_layout.h"
 #include "core/context.h"
 #include "core/refs.h"
-#include "tensor.h"
+#include "core/tensor.h"
 
 struct folio_kv_cache {
     folioi_refs refs;

@@ -1,9 +1,9 @@
 /* kv_move.c: the calls that move K and V: write, gather, copy, swap, pack, unpack. Checked first. */
-#include "backend.h"
 #include "cache/kv_cache.h"
+#include "cache/kv_rows.h"
 #include "core/dtype.h"
 #include "core/slotset.h"
-#include "tensor.h"
+#include "core/tensor.h"
 
 #include <string.h>
 
@@ -87,8 +87,8 @@ static folio_status write_rows(folio_kv_cache *cache, int32_t layer, const folio
     folio_status status = FOLIO_OK;
     if (repeats) status = last_writers(&ctx->allocator, w.slots, t.k.tokens, &kept);
     if (status == FOLIO_OK)
-        status = ctx->backend->write(ctx, &cache->layers[layer], &t, repeats ? kept.data : w.slots,
-                                     t.k.tokens, r.stream);
+        status = ctx->write(ctx, &cache->layers[layer], &t, repeats ? kept.data : w.slots,
+                            t.k.tokens, r.stream);
     folioi_array_free(&ctx->allocator, &kept);
     return status;
 }
@@ -143,7 +143,7 @@ folio_status folio_kv_cache_gather(const folio_kv_cache *cache, int32_t layer,
     if (g.v.data != NULL)
         TRY(folioi_tensor_resolve(&g.v, "v", 0, d->num_kv_heads, d->v_head_size, g.num_slots));
     TRY(check_rows_apart(cache, &g.k, &g.v, true));
-    const folioi_device *device = cache->ctx->backend->memory;
+    const folioi_device *device = cache->ctx->memory;
     if (device != NULL)
         return device->gather(cache->ctx, &cache->layers[layer],
                               &(folioi_kv_tensors){g.k, g.v, g.k_scale, g.v_scale}, g.slots,
@@ -215,9 +215,9 @@ static folio_status move_pairs(const folio_context *from_ctx, const folioi_kv_la
                                int32_t num_layers, const folio_block_pair *pairs, int64_t n,
                                void *stream)
 {
-    const folio_context *ctx = from_ctx->backend->memory != NULL ? from_ctx : to_ctx;
-    if (ctx->backend->memory != NULL)
-        return ctx->backend->memory->move_blocks(ctx, from, to, num_layers, pairs, n, stream);
+    const folio_context *ctx = from_ctx->memory != NULL ? from_ctx : to_ctx;
+    if (ctx->memory != NULL)
+        return ctx->memory->move_blocks(ctx, from, to, num_layers, pairs, n, stream);
     for (int32_t l = 0; l < num_layers; l++)
         for (int64_t i = 0; i < n; i++) move_block(&to[l], pairs[i].to, &from[l], pairs[i].from);
     return FOLIO_OK;
@@ -246,7 +246,7 @@ folio_status folio_kv_cache_copy_blocks(const folio_kv_cache *src, folio_kv_cach
     folio_run r;
     REQUIRE(src != NULL, "copy_blocks: src is NULL");
     REQUIRE(dst != NULL, "copy_blocks: dst is NULL");
-    TRY(folioi_run_in(src->ctx->backend->memory != NULL ? src->ctx : dst->ctx, run, &r));
+    TRY(folioi_run_in(src->ctx->memory != NULL ? src->ctx : dst->ctx, run, &r));
     const folio_kv_cache_desc *a = &src->format.desc, *b = &dst->format.desc;
     REQUIRE(a->dtype == b->dtype, "copy_blocks: dtypes differ, %s and %s",
             folio_dtype_name(a->dtype), folio_dtype_name(b->dtype));
@@ -319,7 +319,7 @@ static folio_status move_listed(const folio_kv_cache *cache, const folioi_kv_lay
                                 void *stream)
 {
     if (r->num_blocks == 0) return FOLIO_OK;
-    if (cache->ctx->backend->memory == NULL) {
+    if (cache->ctx->memory == NULL) {
         for (int64_t i = 0; i < r->num_blocks; i++)
             move_block(to, in ? r->blocks[i] : i, from, in ? i : r->blocks[i]);
         return FOLIO_OK;

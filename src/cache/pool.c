@@ -1,9 +1,8 @@
 /* pool.c: the pool itself: made and destroyed, blocks by hand, queued copies, statistics, the map. */
 #include "cache/pool.h"
 
-#include "backend.h"
 #include "cache/kv_cache.h"
-#include "tensor.h"
+#include "core/tensor.h"
 
 #include <string.h>
 #include <sys/random.h>
@@ -74,7 +73,7 @@ static folio_status check_desc(const folio_context *ctx, folio_pool_desc *d)
     TRY(check_cache(d, ctx, d->cross_cache, "cross_cache", 0));
     REQUIRE(d->store_path == NULL || d->store_path[0] != 0, "pool: store_path is empty");
     REQUIRE(d->model == NULL || strlen(d->model) <= 255, "pool: model is longer than 255 bytes");
-    REQUIRE(d->stream == NULL || ctx->backend->memory != NULL,
+    REQUIRE(d->stream == NULL || ctx->memory != NULL,
             "pool: stream is set; host backends have no streams");
     return FOLIO_OK;
 }

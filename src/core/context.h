@@ -2,13 +2,16 @@
 #ifndef FOLIOI_CONTEXT_H
 #define FOLIOI_CONTEXT_H
 
+#include "core/device.h"
 #include "core/executor.h"
 #include "core/refs.h"
 
 struct folio_context {
     folioi_refs refs;
     const struct folioi_backend *backend;
-    const void *kernels; /* the backend's function table at the chosen level */
+    const folioi_device *memory; /* the backend's own; NULL: the allocator's */
+    folioi_kv_write_fn *write;   /* the backend's */
+    const void *kernels;         /* the backend's function table at the chosen level */
     folio_allocator allocator;
     folio_executor executor;
     folioi_threads *threads; /* NULL: the executor's parallel_for, or one thread */

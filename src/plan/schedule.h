@@ -11,8 +11,8 @@
 #ifndef FOLIOI_SCHEDULE_H
 #define FOLIOI_SCHEDULE_H
 
-#include "attention.h"
 #include "batch/batch.h"
+#include "plan/attention.h"
 #include "plan/ranges.h"
 
 typedef struct folioi_item {

@@ -1,6 +1,5 @@
 /* vllm06_bias.c: the biases of a step's prompts: kept in host memory, where callers read them, and placed in a
  * device's, where its kernels do. */
-#include "backend.h"
 #include "vllm06/vllm06.h"
 
 #include <string.h>
@@ -83,7 +82,7 @@ static folio_status keep(folio_context *ctx, const folio_vllm06_bias *biases, in
         numbers += count;
     }
     out->placed_bytes = bytes - n * (int64_t)sizeof *list;
-    if (ctx->backend->memory == NULL || out->placed_bytes == 0) return FOLIO_OK;
+    if (ctx->memory == NULL || out->placed_bytes == 0) return FOLIO_OK;
     return folioi_vllm06_place(ctx, list + n, out->placed_bytes, &out->placed);
 }
 

@@ -4,7 +4,7 @@
  * Prompts whose biases the caller set run one by one, as the ancestors ran them.
  */
 #include "cache/kv_cache.h"
-#include "tensor.h"
+#include "core/tensor.h"
 #include "vllm06/vllm06.h"
 
 /* Everything one forward works with. */

@@ -1,6 +1,6 @@
 /* vllm06_graph.c: CommonAttentionState's part in CUDA graphs. The arrays of a captured step's metadata are the graph's
  * input buffers. The metadata has plans of its own, of fixed size, which begin_forward brings up to the buffers. */
-#include "tensor.h"
+#include "core/tensor.h"
 #include "vllm06/vllm06.h"
 
 #include <string.h>

@@ -2,9 +2,8 @@
  * vllm06_ops.c: the plain operators over raw pointers in the x-packed layout. v1 is one forward; v2 runs
  * each partition of the keys on its own, with its lse, and merges them.
  */
-#include "backend.h"
 #include "cache/kv_cache.h"
-#include "tensor.h"
+#include "core/tensor.h"
 #include "vllm06/vllm06.h"
 
 /* A cache around n caches of the shape that the first one has, a layer each; k and v: their memory. */

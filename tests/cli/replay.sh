@@ -2,7 +2,7 @@
 # replay.sh: `folio replay` from outside: traces read and refused, hits, preemption, bits, formats.
 # usage: replay.sh PROGRAM
 . "$(dirname "$0")/lib.sh"
-talks=$here/../traces/talks.jsonl
+talks=$here/../data/traces/talks.jsonl
 
 # ---- Command line ------------------------------------------------------------------------------
 expect 0 out '^usage: folio replay' replay --help
@@ -131,7 +131,7 @@ for pair in 16:0.688308261 4:0.706254949 24:0.649247823; do
         replay "$talks" $small --block-size "$size" --max-seqs 1 --no-attention --budget 7 -o json
     if command -v python3 >python; then
         check "prefix hits by the script, blocks of $size" test "${pair#*:}" = \
-            "$(python3 -B "$here/../prefix_hits.py" "$talks" --hash-block 16 --block-size "$size")"
+            "$(python3 -B "$here/../pool/prefix_hits.py" "$talks" --hash-block 16 --block-size "$size")"
     fi
 done
 # All 13 of the same 14 tokens that full blocks of 4 hold but the last; nothing of others' answers.

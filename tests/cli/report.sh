@@ -4,7 +4,7 @@
 # usage: report.sh PROGRAM
 # shellcheck disable=SC2086 # $quick is several words
 . "$(dirname "$0")/lib.sh"
-talks=$here/../traces/talks.jsonl
+talks=$here/../data/traces/talks.jsonl
 quick='replay --no-attention --hash-block 16 --block-size 4'
 
 # ---- What is in it -------------------------------------------------------------------------------

@@ -80,7 +80,7 @@ check "rows of the feature table have equal columns" \
     test "$(sed 's/\\|//g' out | awk -F'|' '{ print NF }' | sort -u | wc -l)" -eq 1
 check "the feature table names the refused" grep -q '^| `backward` .* | no | no |$' out
 
-# What binds reads sizes, offsets and values here; tests/test_abi.c has what they are.
+# What binds reads sizes, offsets and values here; tests/api/test_abi.c has what they are.
 expect 0 out '^struct folio_context_desc: [0-9]* bytes, aligned to 8 (folio.h)$' info --abi
 check "info --abi: fields" grep -q '^  *0  *8  size_t struct_size$' out
 check "info --abi: values" grep -q '^  *5  FOLIO_ERR_FULL$' out
@@ -408,15 +408,15 @@ small='--heads 4:2 --head-size 32 --reps 2 --dtype f32 --threads 2 --peers --pee
     expect 1 err '^folio bench: --peers: ./nowhere cannot be started' bench $small --case q3
 }
 # A script in the current folder, or near the program, may be anyone's: only that of the source tree is taken.
-mkdir -p here/bench here/bin bench
-touch here/bench/peers.py here/bin/peers.py bench/peers.py
+mkdir -p here/peers here/bin peers
+touch here/peers/peers.py here/bin/peers.py peers/peers.py
 cp "$folio" here/bin/folio
 printf '#!/bin/sh\necho "$@" >../asked\nexit 1\n' >here/python
 chmod +x here/python
 (cd here && FOLIO_PYTHON=$PWD/python bin/folio bench --case q3 --dtype f32 --heads 2 --head-size 32 --reps 1 --peers) >out 2>err
-check "bench --peers: the script of the source tree is asked for" grep -q "bench/peers.py" asked
+check "bench --peers: the script of the source tree is asked for" grep -q "peers/peers.py" asked
 check "bench --peers: no other script is taken" sh -c '! grep -q "here\|\.\." asked'
-rm -rf bench
+rm -rf peers
 # The real script, by a Python that has no packages: it says so, and the bench goes on.
 if command -v python3 >python; then
     printf '#!/bin/sh\nexec python3 -B -S "$@"\n' >bare

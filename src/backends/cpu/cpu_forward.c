@@ -6,7 +6,7 @@
 #include "backends/cpu/cpu_forward.h"
 
 #include "backends/cpu/exp.h"
-#include "rows_out.h"
+#include "backends/rows_out.h"
 
 #include <math.h>
 #include <stdatomic.h>

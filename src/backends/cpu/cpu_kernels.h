@@ -9,7 +9,7 @@
 #ifndef FOLIOI_CPU_KERNELS_H
 #define FOLIOI_CPU_KERNELS_H
 
-#include "backend.h"
+#include "backends/backend.h"
 #include "plan/ranges.h"
 
 #define FOLIOI_TILE_ROWS                                                                           \

@@ -5,7 +5,7 @@
 #ifndef FOLIOI_CUDA_ATTEND_H
 #define FOLIOI_CUDA_ATTEND_H
 
-#include "backends/cuda/cuda_step.h"
+#include "backends/cuda/step/cuda_step.h"
 #include "cache/kv_layout.h"
 
 #include <cuda_runtime_api.h>

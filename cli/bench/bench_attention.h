@@ -1,0 +1,204 @@
+/*
+ * bench_attention.h: what the parts of `folio bench` share: a setting is one case with one choice
+ * from each list of options, a rig is what its forward needs, a result is what was measured.
+ *
+ *     lists -> settings -> rigs -> results -> report
+ */
+#ifndef FOLIO_BENCH_ATTENTION_H
+#define FOLIO_BENCH_ATTENTION_H
+
+#include "bench/bench.h"
+#include "bench/bench_bound.h"
+#include "bench/bench_ceilings.h"
+#include "bench/bench_device.h"
+#include "bench/bench_peers.h"
+
+enum { MAX_GROUPS = 16, MAX_NAME = 64, MAX_LIST = 32, MAX_SECTIONS = 16 };
+
+typedef struct group {
+    int64_t count, query_len, seq_len;
+    int64_t up_to; /* ragged: lengths lie between seq_len and this; 0: all are seq_len */
+} group;
+
+typedef struct batch_case {
+    char name[MAX_NAME];
+    group groups[MAX_GROUPS];
+    int num_groups;
+    int64_t seqs, rows, longest, longest_query;
+    const char *phase; /* "prefill", "decode", "mixed" */
+} batch_case;
+
+typedef struct head_count {
+    int32_t heads, kv_heads;
+} head_count;
+
+/* What a model may ask for beyond plain causal attention. */
+typedef struct extras {
+    char name[MAX_NAME]; /* "plain", "alibi+window:1024" */
+    bool alibi, sinks;
+    int64_t window; /* keys that a row sees, its own among them; 0: all */
+    double soft_cap;
+    bool full;       /* rows see the keys after them too */
+    bool invariant;  /* bits do not depend on the rest of the batch */
+    int64_t graph;   /* layers that a captured graph runs; 0: no graph, one layer */
+    bool one_by_one; /* the graph's forwards without the graph */
+} extras;
+
+/* One way to run one case. */
+extern const char *const bench_cache_names[]; /* by bench_cache */
+
+typedef struct setting {
+    const batch_case *what;
+    folio_dtype dtype, kv_dtype;
+    head_count heads;
+    int32_t head_size, block_size;
+    folio_layout layout;
+    const extras *with;
+    bench_cache cache; /* what the processor's caches hold before */
+    int32_t threads;   /* 0: one per processor */
+    const char *level; /* NULL: the best */
+} setting;
+
+typedef struct lists lists;
+
+typedef struct result {
+    setting of;
+    const lists *in;
+    int64_t reps;
+    char kernel[MAX_NAME], level[MAX_NAME];
+    int32_t threads;
+    bench_stats seconds;
+    double gflops, gbps;
+    int ceiling; /* a bench_ceiling; -1: none */
+    bench_bound bound;
+    bool cached; /* K and V came from the processor's caches: reading memory is no ceiling */
+    /* Medians of what ran in turns with it; NAN: did not. */
+    double prefill_s, decode_s; /* the parts of a mixed batch, each alone */
+    double plain_s, plain_work; /* the same without extras; its multiply-adds over this one's */
+    double read_s;              /* of its K and V, read plainly and no more: decodes on a device */
+    bench_stats peers[BENCH_MAX_PEERS];
+} result;
+
+typedef struct level_name {
+    char text[MAX_NAME];
+} level_name;
+
+/* All options; lists are crossed. */
+struct lists {
+    const char *name; /* of the section; "": there is but one */
+    batch_case cases[MAX_LIST];
+    folio_dtype dtypes[MAX_LIST], kv_dtypes[MAX_LIST]; /* kv 0: as dtype */
+    head_count heads[MAX_LIST];
+    int64_t head_sizes[MAX_LIST], block_sizes[MAX_LIST];
+    folio_layout layouts[MAX_LIST];
+    extras options[MAX_LIST];
+    bench_cache caches[MAX_LIST];
+    int64_t threads[MAX_LIST];
+    level_name levels[MAX_LIST];
+    int num_cases, num_dtypes, num_kv_dtypes, num_heads, num_head_sizes, num_block_sizes,
+        num_layouts, num_options, num_caches, num_threads, num_levels;
+};
+
+typedef struct bench {
+    const char *backend; /* "cpu", "cuda" */
+    lists sections[MAX_SECTIONS];
+    int num_sections;
+    int64_t reps, seed; /* reps: at most; slow cases on a device have fewer */
+    const char *output;
+    bench_after after;
+    bench_device *device; /* NULL: the CPU */
+    char device_name[128];
+    double clock_mhz;   /* of the device under load; NAN: not measured */
+    bench_peers *peers; /* NULL: not asked for */
+    folio_context *ctx;
+    folio_context_info info;
+    const char *noted; /* the last level of which stderr says that another one runs */
+    bench_ceilings *ceilings;
+    double *samples[BENCH_NUM_CEILINGS]; /* [total] */
+    /* Over the whole run: the best sample or case, and the median of a context's samples, the highest of them. */
+    double machine[BENCH_NUM_CEILINGS], medians[BENCH_NUM_CEILINGS]; /* NAN: none */
+    bool by_case[BENCH_NUM_CEILINGS];                                /* the best was a case */
+    double started;
+    int64_t done, total; /* repetitions */
+    result *results;
+    int64_t num_results;
+} bench;
+
+/* ---- bench_attention_lists.c */
+
+/* The lists as given; NULL: the default, which is what a setting has with 0 there. */
+typedef struct list_texts {
+    const char *cases, *dtypes, *kv_dtypes, *heads, *head_sizes, *block_sizes, *layouts, *options,
+        *cache, *threads, *levels;
+} list_texts;
+
+/* False: a sentence on stderr. */
+bool bench_parse_lists(lists *to, const list_texts *texts);
+
+/* The length of sequence i of a group. */
+int64_t bench_seq_len(const group *g, int64_t i);
+
+/* Number of settings, and number i of them; threads and level turn slowest, the layout fastest. */
+int64_t bench_num_settings(const lists *of);
+setting bench_nth_setting(const lists *of, int64_t i);
+
+/* The prefills or the decodes of a batch alone. */
+batch_case bench_part_of(const batch_case *c, bool decode);
+
+/* ---- bench_attention_sections.c */
+
+/*
+ * Fills b->sections by backend and options: `names` of sections ("a,b"; NULL: not asked for), and the lists of
+ * the command line, which replace those of every section. False: a sentence on stderr.
+ */
+bool bench_choose_sections(bench *b, const char *names, const list_texts *given);
+
+/* To stdout, for --help. */
+void bench_print_sections(void);
+
+/* ---- bench_attention_rig.c */
+
+typedef struct rig {
+    setting of;
+    folio_context *ctx;
+    bench_device *device; /* NULL: the CPU */
+    bench_graph *graph;   /* NULL: none */
+    int64_t layers;
+    folio_attention *attention;
+    folio_kv_cache *cache;
+    folio_batch *batch;
+    folio_plan *plan;
+    int32_t *blocks; /* [num_blocks], shuffled: the block tables, one after another */
+    int64_t num_blocks;
+    /* Memory of the context. */
+    void *q, *out;         /* [rows][heads][head_size] */
+    size_t q_bytes;        /* of either */
+    float *slopes, *sinks; /* [heads]; NULL: none */
+} rig;
+
+/*
+ * device NULL: the CPU. False: a call failed, and stderr says which. The rig is to be closed
+ * either way.
+ */
+bool bench_rig_open(rig *r, folio_context *ctx, bench_device *device, const setting *s,
+                    int64_t seed);
+bool bench_rig_forward(const rig *r, double *seconds);
+void bench_rig_close(rig *r);
+
+/* Floating-point operations of a forward, and the bytes of K and V that it has to read. */
+double bench_flops(const setting *s);
+double bench_kv_bytes(const setting *s);
+
+/* Has peer k a result? */
+bool bench_peer_ran(const bench *b, int k);
+
+/* ---- bench_attention_help.c, to stdout */
+
+void bench_attention_help(void);
+
+/* ---- bench_attention_report.c */
+
+/* To stdout, as Markdown, CSV or JSON, and what b->after asks for. Returns an exit status. */
+int bench_attention_print(bench *b);
+
+#endif

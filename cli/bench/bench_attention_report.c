@@ -1,0 +1,463 @@
+/* bench_attention_report.c: what `folio bench` measured, as Markdown, CSV or JSON. */
+#include "base/json.h"
+#include "base/table.h"
+#include "base/term.h"
+#include "bench/bench_attention.h"
+
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+/* ---- Parts of a setting: those from lists of one entry stand over the table, the others in its rows */
+
+enum { MAX_TEXT = 256 };
+
+typedef struct parts {
+    char text[MAX_TEXT];
+    bool varied; /* which of the two this is */
+} parts;
+
+/* Adds a part of a list with so many entries, if it is one of these. */
+static void add_part(parts *to, int count, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+
+static void add_part(parts *to, int count, const char *format, ...)
+{
+    if ((count > 1) != to->varied) return;
+    size_t used = strlen(to->text);
+    va_list args;
+    va_start(args, format);
+    if (used > 0) used += (size_t)snprintf(to->text + used, MAX_TEXT - used, ", ");
+    vsnprintf(to->text + used, MAX_TEXT - used, format, args);
+    va_end(args);
+}
+
+static parts parts_of(const result *r, bool varied)
+{
+    parts to = {.varied = varied};
+    const lists *of = r->in;
+    const setting *s = &r->of;
+    bool cpu = r->threads > 0; /* a device has neither */
+    if (cpu) add_part(&to, of->num_levels, "%s%s", varied ? "" : "level ", r->level);
+    if (cpu)
+        add_part(&to, of->num_threads, "%d thread%s", (int)r->threads, r->threads > 1 ? "s" : "");
+    add_part(&to, of->num_caches, "%s", bench_cache_names[s->cache]);
+    add_part(&to, of->num_options, "%s", s->with->name);
+    add_part(&to, of->num_heads * of->num_head_sizes, "heads %d:%d of %d", (int)s->heads.heads,
+             (int)s->heads.kv_heads, (int)s->head_size);
+    add_part(&to, of->num_block_sizes, "block %d", (int)s->block_size);
+    add_part(&to, of->num_layouts, "%s", folio_layout_name(s->layout));
+    return to;
+}
+
+static const char *type_text(char *text, size_t size, const setting *s)
+{
+    if (s->dtype == s->kv_dtype) snprintf(text, size, "%s", folio_dtype_name(s->dtype));
+    else
+        snprintf(text, size, "%s on %s", folio_dtype_name(s->dtype), folio_dtype_name(s->kv_dtype));
+    return text;
+}
+
+static const char *time_text(char *text, size_t size, double seconds)
+{
+    return bench_short_time(text, size, seconds * 1e9);
+}
+
+/* ---- Markdown */
+
+/* Its own times, or those of the ceiling beside it. */
+static bool is_noisy(const result *r)
+{
+    return bench_is_noisy(r->seconds.spread) || bench_is_noisy(r->bound.spread);
+}
+
+static bool on_cpu(const bench *b) { return strcmp(b->backend, "cpu") == 0; }
+
+/* A GPU's figures are in T where a CPU's are in G. */
+static double scaled(const bench *b, double giga) { return on_cpu(b) ? giga : 1e-3 * giga; }
+
+/* The results of one section: they stand side by side. */
+typedef struct rows {
+    const result *first;
+    int64_t count;
+} rows;
+
+static rows rows_of(const bench *b, const lists *section)
+{
+    rows to = {.count = 0};
+    for (int64_t i = 0; i < b->num_results; i++) {
+        if (b->results[i].in != section) continue;
+        if (to.count++ == 0) to.first = &b->results[i];
+    }
+    return to;
+}
+
+/* The columns that both tables begin with. */
+static void start_heads(table *t, rows of)
+{
+    table_head(t, 'l', "case");
+    table_head(t, 'l', "type");
+    if (parts_of(of.first, true).text[0]) table_head(t, 'l', "with");
+}
+
+static void start_row(table *t, const result *r)
+{
+    char text[160];
+    table_cell(t, "%s", r->of.what->name);
+    table_cell(t, "%s", type_text(text, sizeof text, &r->of));
+    parts with = parts_of(r, true);
+    if (with.text[0]) table_cell(t, "%s", with.text);
+}
+
+/* Are there decodes on a device? They have a read of their own bytes beside them. */
+static bool has_reads(rows of)
+{
+    bool any = false;
+    for (int64_t i = 0; i < of.count; i++) any |= isfinite(of.first[i].read_s) != 0;
+    return any;
+}
+
+static void add_row(const bench *b, table *t, const result *r, bool reads)
+{
+    char text[32];
+    start_row(t, r);
+    table_cell(t, "%s", time_text(text, sizeof text, r->seconds.median));
+    table_cell(t, "%s", time_text(text, sizeof text, r->seconds.min));
+    table_cell(t, "%.*f %%", r->seconds.spread < 0.9995, 100 * r->seconds.spread);
+    table_cell(t, "%.1f", scaled(b, r->gflops));
+    table_cell(t, "%.2f", scaled(b, r->gbps));
+    if (r->ceiling >= 0 && isfinite(r->bound.value)) {
+        double value = scaled(b, r->bound.value);
+        table_cell(t, "%s %s%.*f", bench_ceiling_name(b->backend, (bench_ceiling)r->ceiling),
+                   r->bound.by_case ? ">= " : "", (value < 100) + (value < 10), value);
+        table_cell(t, "%.0f %%", 100 * r->bound.share);
+    } else {
+        table_cell(t, "-");
+        table_cell(t, "-");
+    }
+    if (!reads) return;
+    if (isfinite(r->read_s)) {
+        table_cell(t, "%s", time_text(text, sizeof text, r->read_s));
+        table_cell(t, "%.0f %%", 100 * r->read_s / r->seconds.median);
+    } else {
+        table_cell(t, "-");
+        table_cell(t, "-");
+    }
+}
+
+static void print_table(const bench *b, rows of)
+{
+    const char *const heads[] = {
+        "median",  "min",  "spread", on_cpu(b) ? "GFLOP/s" : "TFLOP/s", on_cpu(b) ? "GB/s" : "TB/s",
+        "ceiling", "share"};
+    table t = {.columns = 0};
+    start_heads(&t, of);
+    for (size_t i = 0; i < sizeof heads / sizeof heads[0]; i++) table_head(&t, 'r', heads[i]);
+    if (has_reads(of)) {
+        table_head(&t, 'r', "its read");
+        table_head(&t, 'r', "of it");
+    }
+    for (int64_t i = 0; i < of.count; i++) add_row(b, &t, &of.first[i], has_reads(of));
+    table_print(&t);
+    printf("\n");
+}
+
+/* On a GPU as a rate, by what bounds the case; a mix has none. */
+static const char *peer_text(const bench *b, const result *r, double median, char *text,
+                             size_t size)
+{
+    double times = r->seconds.median / median;
+    if (on_cpu(b) || r->ceiling < 0) return time_text(text, size, median);
+    if (r->ceiling == BENCH_READ) snprintf(text, size, "%.2f TB/s", scaled(b, times * r->gbps));
+    else snprintf(text, size, "%.1f TFLOP/s", scaled(b, times * r->gflops));
+    return text;
+}
+
+/* The medians of the peers that ran, and how many times Folio's each of them is. */
+static void print_peers(const bench *b, rows of)
+{
+    char text[160];
+    table t = {.columns = 0};
+    int peers[BENCH_MAX_PEERS], count = 0;
+    for (int k = 0; b->peers && k < bench_peers_count(b->peers); k++) {
+        bool ran = false;
+        for (int64_t i = 0; i < of.count; i++) ran |= isfinite(of.first[i].peers[k].median) != 0;
+        if (ran) peers[count++] = k;
+    }
+    if (count == 0) return;
+    printf("%s of the peers, and in brackets how many times Folio's %s:\n\n",
+           on_cpu(b) ? "Medians" : "Rates", on_cpu(b) ? "they are" : "time they take");
+    start_heads(&t, of);
+    for (int i = 0; i < count; i++) {
+        snprintf(text, sizeof text, "%s %s", bench_peers_name(b->peers, peers[i]),
+                 bench_peers_version(b->peers, peers[i]));
+        table_head(&t, 'r', text);
+    }
+    for (int64_t i = 0; i < of.count; i++) {
+        const result *r = &of.first[i];
+        start_row(&t, r);
+        for (int k = 0; k < count; k++) {
+            double median = r->peers[peers[k]].median;
+            if (isfinite(median))
+                table_cell(&t, "%s (%.2f)", peer_text(b, r, median, text, sizeof text),
+                           median / r->seconds.median);
+            else table_cell(&t, "-");
+        }
+    }
+    table_print(&t);
+    printf("\n");
+}
+
+static void print_name(const result *r)
+{
+    char type[32];
+    parts with = parts_of(r, true);
+    printf("- %s, %s%s%s", r->of.what->name, type_text(type, sizeof type, &r->of),
+           with.text[0] ? ", " : "", with.text);
+}
+
+/* What ran in turns with a case, a line each. */
+static void print_beside(const result *r)
+{
+    char c[32], d[32];
+    print_name(r);
+    if (isfinite(r->prefill_s))
+        printf(": %.2f times its prefills (%s) and its decodes (%s) alone",
+               r->seconds.median / (r->prefill_s + r->decode_s),
+               time_text(c, sizeof c, r->prefill_s), time_text(d, sizeof d, r->decode_s));
+    if (isfinite(r->plain_s))
+        printf("%s %.2f times %s (%s)", isfinite(r->prefill_s) ? ";" : ":",
+               r->seconds.median / r->plain_s,
+               r->of.with->graph ? "its forwards one after another" : "the plain one",
+               time_text(c, sizeof c, r->plain_s));
+    if (r->of.with->window > 0 || r->of.with->full)
+        printf(", with %.2f times its work", 1 / r->plain_work);
+    printf("\n");
+}
+
+/* What a reader has to know of a case before he believes its row. Returns the number of lines. */
+static int print_doubts(const bench *b, const result *r)
+{
+    int lines = 0;
+    if (is_noisy(r)) {
+        print_name(r);
+        printf(": noisy: spread %.0f %%", 100 * r->seconds.spread);
+        if (bench_is_noisy(r->bound.spread))
+            printf(", its ceiling's samples %.0f %%", 100 * r->bound.spread);
+        printf("\n");
+        lines++;
+    }
+    if (r->bound.by_case) {
+        print_name(r);
+        printf(": its ceiling is its own fastest run; no sample passed %.4g %s%s\n",
+               scaled(b, r->bound.sampled), on_cpu(b) ? "G" : "T",
+               bench_ceiling_unit((bench_ceiling)r->ceiling) + 1);
+        lines++;
+    }
+    if (r->cached) {
+        print_name(r);
+        printf(": faster than memory: K and V came from the processor's caches\n");
+        lines++;
+    }
+    return lines;
+}
+
+static void print_section(const bench *b, const lists *section)
+{
+    rows of = rows_of(b, section);
+    if (of.count == 0) return;
+    parts of_all = parts_of(of.first, false);
+    if (section->name[0]) printf("%s%s%s\n", term_start(TERM_BOLD), section->name, term_end());
+    printf("%s, %s%s%lld rep%s, seed %lld\n\n", b->backend, of_all.text, of_all.text[0] ? ", " : "",
+           (long long)b->reps, b->reps > 1 ? "s" : "", (long long)b->seed);
+    print_table(b, of);
+    print_peers(b, of);
+    int64_t lines = 0;
+    for (int64_t i = 0; i < of.count; i++) {
+        lines += print_doubts(b, &of.first[i]);
+        if (!isfinite(of.first[i].prefill_s) && !isfinite(of.first[i].plain_s)) continue;
+        print_beside(&of.first[i]);
+        lines++;
+    }
+    if (section->name[0] && lines) printf("\n");
+}
+
+static void print_markdown(const bench *b)
+{
+    int64_t noisy = 0;
+    printf("%sfolio %s bench%s: %s\n", term_start(TERM_BOLD), folio_version(), term_end(),
+           b->device_name);
+    for (int i = 0; i < b->num_sections; i++) print_section(b, &b->sections[i]);
+    for (int k = 0; k < BENCH_NUM_CEILINGS; k++)
+        if (isfinite(b->machine[k]))
+            printf("- ceiling over the whole run: %s %.4g %s%s%s\n",
+                   bench_ceiling_name(b->backend, (bench_ceiling)k), scaled(b, b->machine[k]),
+                   on_cpu(b) ? "G" : "T", bench_ceiling_unit((bench_ceiling)k) + 1,
+                   b->by_case[k] ? ", by a case" : "");
+    for (int64_t i = 0; i < b->num_results; i++) noisy += is_noisy(&b->results[i]);
+    if (noisy > 0)
+        printf(
+            "- noisy: %lld of %lld cases have a spread above 20 %%; other programs ran, or the clock\n"
+            "  changed. Do not trust small differences: repeat the run\n",
+            (long long)noisy, (long long)b->num_results);
+    if (isfinite(b->clock_mhz)) printf("- clock under bf16 mma: %.0f MHz\n", b->clock_mhz);
+}
+
+/* ---- CSV */
+
+/* A number that does not apply is an empty cell. */
+static void print_cell(double x)
+{
+    if (isfinite(x)) printf(",%.6g", x);
+    else printf(",");
+}
+
+static const char *ceiling_by(const result *r)
+{
+    return isnan(r->bound.value) ? "" : r->bound.by_case ? "case" : "sample";
+}
+
+static void print_csv(const bench *b)
+{
+    int peers = b->peers ? bench_peers_count(b->peers) : 0;
+    printf("case,phase,backend,level,threads,dtype,kv_dtype,heads,kv_heads,head_size,block_size,"
+           "layout,kernel,options,cache,median_s,min_s,spread,gflops,gbps,ceiling,ceiling_value,"
+           "share,prefill_s,decode_s,plain_s,noisy,ceiling_by,read_s");
+    for (int k = 0; k < peers; k++) {
+        const char *name = bench_peers_name(b->peers, k);
+        printf(",%s_s,%s_ratio", name, name);
+    }
+    printf("\n");
+    for (int64_t i = 0; i < b->num_results; i++) {
+        const result *r = &b->results[i];
+        const setting *s = &r->of;
+        printf("%s,%s,%s,%s,%d,%s,%s,%d,%d,%d,%d,%s,%s,%s,%s", s->what->name, s->what->phase,
+               b->backend, r->level, (int)r->threads, folio_dtype_name(s->dtype),
+               folio_dtype_name(s->kv_dtype), (int)s->heads.heads, (int)s->heads.kv_heads,
+               (int)s->head_size, (int)s->block_size, folio_layout_name(s->layout), r->kernel,
+               s->with->name, bench_cache_names[s->cache]);
+        printf(",%.6g,%.6g,%.4g,%.6g,%.6g,", r->seconds.median, r->seconds.min, r->seconds.spread,
+               r->gflops, r->gbps);
+        if (isfinite(r->bound.share)) printf("%s", bench_ceiling_key((bench_ceiling)r->ceiling));
+        print_cell(r->bound.value);
+        print_cell(r->bound.share);
+        print_cell(r->prefill_s);
+        print_cell(r->decode_s);
+        print_cell(r->plain_s);
+        printf(",%d,%s", is_noisy(r), ceiling_by(r));
+        print_cell(r->read_s);
+        for (int k = 0; k < peers; k++) {
+            print_cell(r->peers[k].median);
+            print_cell(r->peers[k].median / r->seconds.median);
+        }
+        printf("\n");
+    }
+}
+
+/* ---- JSON */
+
+static void write_setting(json *j, const bench *b, const result *r)
+{
+    const setting *s = &r->of;
+    json_string(j, "case", s->what->name);
+    json_string(j, "phase", s->what->phase);
+    json_string(j, "backend", b->backend);
+    json_string(j, "device", b->device_name);
+    json_string(j, "level", r->level);
+    json_integer(j, "threads", r->threads);
+    json_string(j, "dtype", folio_dtype_name(s->dtype));
+    json_string(j, "kv_dtype", folio_dtype_name(s->kv_dtype));
+    json_integer(j, "heads", s->heads.heads);
+    json_integer(j, "kv_heads", s->heads.kv_heads);
+    json_integer(j, "head_size", s->head_size);
+    json_integer(j, "block_size", s->block_size);
+    json_string(j, "layout", folio_layout_name(s->layout));
+    json_string(j, "options", s->with->name);
+    json_string(j, "cache", bench_cache_names[s->cache]);
+    json_string(j, "section", r->in->name);
+    json_string(j, "kernel", r->kernel);
+    json_integer(j, "reps", r->reps);
+}
+
+static void write_result(json *j, const bench *b, const result *r)
+{
+    json_object(j, NULL);
+    write_setting(j, b, r);
+    json_number(j, "median_s", r->seconds.median);
+    json_number(j, "min_s", r->seconds.min);
+    json_number(j, "spread", r->seconds.spread);
+    json_bool(j, "noisy", is_noisy(r));
+    json_number(j, "gflops", r->gflops);
+    json_number(j, "gbps", r->gbps);
+    if (r->ceiling >= 0) {
+        json_object(j, "ceiling");
+        json_string(j, "name", bench_ceiling_key((bench_ceiling)r->ceiling));
+        json_number(j, "value", r->bound.value);
+        json_string(j, "by", ceiling_by(r));
+        json_number(j, "median", r->bound.median);
+        json_number(j, "spread", r->bound.spread);
+        json_close(j);
+    } else {
+        json_number(j, "ceiling", (double)NAN);
+    }
+    json_number(j, "share", r->bound.share);
+    json_number(j, "prefill_s", r->prefill_s);
+    json_number(j, "decode_s", r->decode_s);
+    json_number(j, "plain_s", r->plain_s);
+    json_number(j, "read_s", r->read_s);
+    json_object(j, "peers");
+    for (int k = 0; b->peers && k < bench_peers_count(b->peers); k++) {
+        if (!isfinite(r->peers[k].median)) continue;
+        json_object(j, bench_peers_name(b->peers, k));
+        json_number(j, "median_s", r->peers[k].median);
+        json_number(j, "min_s", r->peers[k].min);
+        json_string(j, "version", bench_peers_version(b->peers, k));
+        json_close(j);
+    }
+    json_close(j);
+    json_close(j);
+}
+
+static void write_ceilings(json *j, const char *key, const double *values)
+{
+    json_object(j, key);
+    for (int k = 0; k < BENCH_NUM_CEILINGS; k++)
+        json_number(j, bench_ceiling_key((bench_ceiling)k), values[k]);
+    json_close(j);
+}
+
+static void print_json(const bench *b, FILE *out, const comparison *with)
+{
+    json j = {.out = out};
+    json_object(&j, NULL);
+    json_string(&j, "version", folio_version());
+    json_string(&j, "cpu", bench_cpu_name());
+    json_string(&j, "device", b->device_name);
+    json_string(&j, "topic", "attention");
+    json_number(&j, "clock_mhz", b->clock_mhz);
+    write_ceilings(&j, "ceilings", b->machine);
+    write_ceilings(&j, "ceilings_median", b->medians);
+    json_array(&j, "peers_run");
+    for (int k = 0; b->peers && k < bench_peers_count(b->peers); k++)
+        if (bench_peer_ran(b, k)) json_string(&j, NULL, bench_peers_name(b->peers, k));
+    json_close(&j);
+    json_array(&j, "results");
+    for (int64_t i = 0; i < b->num_results; i++) write_result(&j, b, &b->results[i]);
+    json_close(&j);
+    if (with) comparison_write(&j, with);
+    json_close(&j);
+}
+
+static void write_bench(const void *run, FILE *out, const char *format, const comparison *with)
+{
+    const bench *b = run;
+    if (strcmp(format, "json") == 0) print_json(b, out, with);
+    else if (strcmp(format, "csv") == 0) print_csv(b);
+    else print_markdown(b);
+}
+
+int bench_attention_print(bench *b)
+{
+    return bench_after_run(&b->after, write_bench, b, b->output);
+}

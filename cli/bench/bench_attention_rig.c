@@ -1,0 +1,335 @@
+/*
+ * bench_attention_rig.c: one setting of `folio bench` made runnable: a cache full of random numbers
+ * whose blocks lie in random order, the batch, the plan, and the forward that is timed. On a device
+ * all tensors lie in its memory, and its own kernels draw the numbers.
+ */
+#include "base/term.h"
+#include "bench/bench_attention.h"
+#include "kit/harness.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+enum { FILL_ROWS = 256 };
+
+static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+
+static int64_t layers_of(const setting *s) { return s->with->graph ? s->with->graph : 1; }
+
+/* Of sequence i of a group. */
+static int64_t blocks_of(const setting *s, const group *g, int64_t i)
+{
+    return (bench_seq_len(g, i) + s->block_size - 1) / s->block_size;
+}
+
+static folio_run run_of(const rig *r)
+{
+    return (folio_run){.struct_size = sizeof(folio_run),
+                       .stream = r->device ? bench_device_stream(r->device) : NULL};
+}
+
+/* Memory that forwards reach. */
+static bool make_memory(const rig *r, size_t bytes, void **to)
+{
+    return bench_ok(folio_memory_create(r->ctx, FOLIO_MEMORY_DEVICE, bytes, to),
+                    "folio_memory_create");
+}
+
+/* ---- Numbers */
+
+/* Uniform in [-1, 1), by a xorshift: a cache takes a hundred million of them. */
+static void draw(uint64_t *state, folio_dtype dtype, void *to, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++) {
+        *state ^= *state << 13;
+        *state ^= *state >> 7;
+        *state ^= *state << 17;
+        double x = (double)(*state >> 40) * 0x1p-23 - 1;
+        if (dtype == FOLIO_F32) ((float *)to)[i] = (float)x;
+        else harness_store(dtype, to, i, x);
+    }
+}
+
+static bool fill_cache(const rig *r, uint64_t *state)
+{
+    int64_t width = (int64_t)r->of.heads.kv_heads * r->of.head_size;
+    int64_t slots[FILL_ROWS], count = r->num_blocks * r->of.block_size;
+    float *k = bench_alloc(FILL_ROWS * width, sizeof *k);
+    float *v = bench_alloc(FILL_ROWS * width, sizeof *v);
+    bool ok = true;
+    for (int64_t first = 0; first < count && ok; first += FILL_ROWS) {
+        int64_t rows = smaller(count - first, FILL_ROWS);
+        for (int64_t i = 0; i < rows; i++) slots[i] = first + i;
+        draw(state, FOLIO_F32, k, rows * width);
+        draw(state, FOLIO_F32, v, rows * width);
+        folio_kv_write write = {.struct_size = sizeof write,
+                                .k = {.data = k, .dtype = FOLIO_F32, .tokens = rows},
+                                .v = {.data = v, .dtype = FOLIO_F32, .tokens = rows},
+                                .slots = slots};
+        ok = bench_ok(folio_kv_cache_write(r->cache, 0, &write, NULL), "folio_kv_cache_write");
+    }
+    free(k);
+    free(v);
+    return ok;
+}
+
+/* Of a layer's numbers, below 2^40 of them; q has those of the layer after the last. */
+static uint64_t seed_of(uint64_t seed, int64_t layer) { return seed + ((uint64_t)layer << 40); }
+
+/* Numbers, whatever the layout: each place holds one, and its neighbours do not matter. */
+static bool fill_on_device(const rig *r, uint64_t seed)
+{
+    const folio_run run = run_of(r);
+    int64_t size = (int64_t)folio_dtype_size(r->of.kv_dtype);
+    bool ok = true;
+    for (int64_t layer = 0; layer < r->layers && ok; layer++) {
+        folio_kv_cache_view v = {.struct_size = sizeof v};
+        ok = bench_ok(folio_kv_cache_get_view(r->cache, (int32_t)layer, &v),
+                      "folio_kv_cache_get_view") &&
+             bench_device_fill(r->device, v.k, r->of.kv_dtype, v.k_array.bytes / size,
+                               seed_of(seed, layer)) &&
+             bench_device_fill(r->device, v.v, r->of.kv_dtype, v.v_array.bytes / size,
+                               seed_of(~seed, layer));
+        /* Four bytes 0x3c are 0.0115 as a scale: int8 numbers up to 1.46. */
+        if (ok && v.k_scales)
+            ok = bench_ok(folio_memory_fill(r->ctx, v.k_scales, 0x3c,
+                                            (size_t)v.k_scales_array.bytes, &run),
+                          "folio_memory_fill") &&
+                 bench_ok(folio_memory_fill(r->ctx, v.v_scales, 0x3c,
+                                            (size_t)v.v_scales_array.bytes, &run),
+                          "folio_memory_fill");
+    }
+    return ok;
+}
+
+/* By head: 2^(-8 (h + 1) / heads) for slopes, from -1 to 1 for sinks, as the peers have them. */
+static bool make_by_head(const rig *r, bool slopes, float **to)
+{
+    int32_t heads = r->of.heads.heads;
+    size_t bytes = (size_t)heads * sizeof **to;
+    float *numbers = bench_alloc(heads, sizeof *numbers);
+    void *memory = NULL;
+    const folio_run run = run_of(r);
+    for (int32_t h = 0; h < heads; h++)
+        numbers[h] = slopes      ? (float)exp2(-8.0 * (h + 1) / heads)
+                     : heads > 1 ? 2.0F * (float)h / (float)(heads - 1) - 1
+                                 : 0;
+    bool ok =
+        make_memory(r, bytes, &memory) &&
+        bench_ok(folio_memory_copy(r->ctx, memory, numbers, bytes, &run), "folio_memory_copy") &&
+        bench_ok(folio_run_wait(r->ctx, &run), "folio_run_wait");
+    free(numbers);
+    *to = memory;
+    return ok;
+}
+
+static bool make_inputs(rig *r, uint64_t *state)
+{
+    const setting *s = &r->of;
+    int64_t numbers = s->what->rows * s->heads.heads * s->head_size;
+    r->q_bytes = (size_t)numbers * folio_dtype_size(s->dtype);
+    if (!make_memory(r, r->q_bytes, &r->q) || !make_memory(r, r->q_bytes, &r->out)) return false;
+    if (!r->device) draw(state, s->dtype, r->q, numbers);
+    else if (!bench_device_fill(r->device, r->q, s->dtype, numbers, seed_of(*state, r->layers)))
+        return false;
+    return (!s->with->alibi || make_by_head(r, true, &r->slopes)) &&
+           (!s->with->sinks || make_by_head(r, false, &r->sinks));
+}
+
+/* ---- The rig */
+
+static bool make_cache(rig *r, folio_context *ctx)
+{
+    const setting *s = &r->of;
+    folio_attention_desc attention = {.struct_size = sizeof attention,
+                                      .num_heads = s->heads.heads,
+                                      .num_kv_heads = s->heads.kv_heads,
+                                      .k_head_size = s->head_size,
+                                      .dtype = s->dtype,
+                                      .kv_dtype = s->kv_dtype,
+                                      .soft_cap = (float)s->with->soft_cap,
+                                      .windowed = s->with->window > 0,
+                                      .window_left = s->with->window - 1};
+    folio_kv_cache_desc cache = {.struct_size = sizeof cache,
+                                 .num_blocks = r->num_blocks,
+                                 .num_layers = (int32_t)r->layers,
+                                 .block_size = s->block_size,
+                                 .num_kv_heads = s->heads.kv_heads,
+                                 .k_head_size = s->head_size,
+                                 .dtype = s->kv_dtype,
+                                 .layout = s->layout};
+    return bench_ok(folio_attention_create(ctx, &attention, &r->attention),
+                    "folio_attention_create") &&
+           bench_ok(folio_kv_cache_create(ctx, &cache, &r->cache), "folio_kv_cache_create");
+}
+
+/* The batch, its block tables cut from the shuffled blocks. */
+static bool make_batch(rig *r, folio_context *ctx)
+{
+    const setting *s = &r->of;
+    const batch_case *c = s->what;
+    folio_batch_desc batch = {.struct_size = sizeof batch, .block_size = s->block_size};
+    const int32_t *table = r->blocks;
+    if (!bench_ok(folio_batch_create(ctx, &batch, &r->batch), "folio_batch_create")) return false;
+    for (int g = 0; g < c->num_groups; g++)
+        for (int64_t i = 0; i < c->groups[g].count; i++) {
+            int64_t blocks = blocks_of(s, &c->groups[g], i);
+            folio_batch_seq seq = {.struct_size = sizeof seq,
+                                   .query_len = c->groups[g].query_len,
+                                   .seq_len = bench_seq_len(&c->groups[g], i),
+                                   .causality = s->with->full ? FOLIO_CAUSAL_NO : FOLIO_CAUSAL_AUTO,
+                                   .block_table = table,
+                                   .num_blocks = blocks};
+            if (!bench_ok(folio_batch_add(r->batch, &seq), "folio_batch_add")) return false;
+            table += blocks;
+        }
+    return true;
+}
+
+static uint32_t plan_flags(const extras *with)
+{
+    return (with->graph && !with->one_by_one ? FOLIO_PLAN_GRAPH : 0) |
+           (with->invariant ? FOLIO_PLAN_BATCH_INVARIANT : 0);
+}
+
+static bool make_plan(rig *r, folio_context *ctx)
+{
+    const setting *s = &r->of;
+    const batch_case *c = s->what;
+    folio_attention *attentions[] = {r->attention};
+    const folio_run run = run_of(r);
+    folio_plan_desc plan = {.struct_size = sizeof plan,
+                            .attentions = attentions,
+                            .num_attentions = 1,
+                            .block_size = s->block_size,
+                            .num_blocks = r->num_blocks,
+                            .max_seqs = c->seqs,
+                            .max_query_tokens = c->rows,
+                            .max_seq_len = c->longest,
+                            .flags = plan_flags(s->with),
+                            .max_query_len = c->longest_query};
+    return bench_ok(folio_plan_create(ctx, &plan, &r->plan), "folio_plan_create") &&
+           bench_ok(folio_plan_update(r->plan, r->batch, &run), "folio_plan_update");
+}
+
+static bool forward_layers(const rig *r);
+
+/* One forward outside of the graph comes first: what is done once does not belong into it. */
+static bool make_graph(rig *r)
+{
+    if (!forward_layers(r) || !bench_device_capture(r->device)) return false;
+    bool recorded = forward_layers(r);
+    return bench_device_captured(r->device, &r->graph) && recorded;
+}
+
+bool bench_rig_open(rig *r, folio_context *ctx, bench_device *device, const setting *s,
+                    int64_t seed)
+{
+    const batch_case *c = s->what;
+    uint64_t bits = (uint64_t)seed;
+    uint64_t state = harness_random_bits(bits, HARNESS_USER, 0, 0, 0, 0) | 1; /* never 0 */
+    *r = (rig){.of = *s, .ctx = ctx, .device = device, .layers = layers_of(s)};
+    for (int g = 0; g < c->num_groups; g++)
+        for (int64_t i = 0; i < c->groups[g].count; i++)
+            r->num_blocks += blocks_of(s, &c->groups[g], i);
+    if (!make_cache(r, ctx)) return false;
+    r->blocks = bench_alloc(r->num_blocks, sizeof *r->blocks);
+    for (int64_t i = 0; i < r->num_blocks; i++) { /* Fisher and Yates, from the inside out */
+        int64_t j = harness_random_int(bits, HARNESS_SHUFFLE, i, 0, i);
+        r->blocks[i] = r->blocks[j];
+        r->blocks[j] = (int32_t)i;
+    }
+    if (!make_batch(r, ctx) || !make_plan(r, ctx)) return false;
+    if (!(device ? fill_on_device(r, state) : fill_cache(r, &state))) return false;
+    return make_inputs(r, &state) && (!s->with->graph || s->with->one_by_one || make_graph(r));
+}
+
+void bench_rig_close(rig *r)
+{
+    size_t bytes = (size_t)r->of.heads.heads * sizeof(float);
+    bench_graph_free(r->graph);
+    folio_plan_destroy(r->plan);
+    folio_batch_destroy(r->batch);
+    folio_kv_cache_destroy(r->cache);
+    folio_attention_destroy(r->attention);
+    free(r->blocks);
+    folio_memory_destroy(r->ctx, FOLIO_MEMORY_DEVICE, r->q, r->q_bytes);
+    folio_memory_destroy(r->ctx, FOLIO_MEMORY_DEVICE, r->out, r->q_bytes);
+    folio_memory_destroy(r->ctx, FOLIO_MEMORY_DEVICE, r->slopes, bytes);
+    folio_memory_destroy(r->ctx, FOLIO_MEMORY_DEVICE, r->sinks, bytes);
+}
+
+static bool forward_layers(const rig *r)
+{
+    const folio_run run = run_of(r);
+    folio_tensors tensors = {.struct_size = sizeof tensors,
+                             .q = {.data = r->q, .tokens = r->of.what->rows},
+                             .out = {.data = r->out, .tokens = r->of.what->rows},
+                             .slopes = r->slopes,
+                             .sinks = r->sinks};
+    folio_status status = FOLIO_OK;
+    for (int32_t layer = 0; layer < r->layers && status == FOLIO_OK; layer++)
+        status = folio_attention_forward(r->plan, 0, FOLIO_ATTENTION_DECODER, r->cache, layer,
+                                         &tensors, &run);
+    return bench_ok(status, "folio_attention_forward");
+}
+
+static bool forward_on_device(const rig *r, double *seconds)
+{
+    const folio_run run = run_of(r);
+    return bench_device_start(r->device, r->graph ? 1 : r->layers) &&
+           (r->graph ? bench_device_replay(r->device, r->graph) : forward_layers(r)) &&
+           bench_device_stop(r->device, seconds) &&
+           bench_ok(folio_run_wait(r->ctx, &run), "folio_run_wait");
+}
+
+bool bench_rig_forward(const rig *r, double *seconds)
+{
+    if (r->device) return forward_on_device(r, seconds);
+    double start = term_seconds();
+    bool ok = forward_layers(r);
+    *seconds = term_seconds() - start;
+    return ok;
+}
+
+/* ---- Work */
+
+/* Pairs of a query row and a key it sees: rows see first, first + 1, ... last keys, up to window. */
+static double pairs_of(int64_t query_len, int64_t last, int64_t window)
+{
+    int64_t first = last - query_len + 1;
+    int64_t most = window > 0 ? smaller(window, last) : last;
+    int64_t growing = most >= first ? most - first + 1 : 0; /* rows that see all before them */
+    double pairs = 0.5 * (double)growing * (double)(first + most);
+    return pairs + (double)(query_len - growing) * (double)most;
+}
+
+double bench_flops(const setting *s)
+{
+    double pairs = 0;
+    for (int k = 0; k < s->what->num_groups; k++) {
+        const group *g = &s->what->groups[k];
+        for (int64_t i = 0; i < g->count; i++) {
+            int64_t keys = bench_seq_len(g, i);
+            pairs += s->with->full ? (double)g->query_len * (double)keys
+                                   : pairs_of(g->query_len, keys, s->with->window);
+        }
+    }
+    return 4.0 * s->heads.heads * s->head_size * pairs * (double)layers_of(s);
+}
+
+double bench_kv_bytes(const setting *s)
+{
+    double keys = 0, head = (double)s->head_size * (double)folio_dtype_size(s->kv_dtype);
+    if (s->kv_dtype == FOLIO_INT8) head += sizeof(float);
+    for (int k = 0; k < s->what->num_groups; k++) {
+        const group *g = &s->what->groups[k];
+        for (int64_t i = 0; i < g->count; i++) {
+            int64_t seen = bench_seq_len(g, i);
+            if (s->with->window > 0) seen = smaller(seen, g->query_len + s->with->window - 1);
+            keys += (double)seen;
+        }
+    }
+    return 2 * head * s->heads.kv_heads * keys * (double)layers_of(s);
+}

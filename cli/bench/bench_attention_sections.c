@@ -1,0 +1,147 @@
+/*
+ * bench_attention_sections.c: which lists `folio bench` crosses. On the CPU there is one set of them. On a GPU a single
+ * one would not do: there are sections, each with lists of its own, and options replace the lists of all.
+ */
+#include "base/args.h"
+#include "bench/bench_attention.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static const list_texts cpu_lists = {.cases = "q512,q2k,16q1s4k,1q1s32k", .dtypes = "f32,bf16"};
+static const list_texts cuda_lists = {.cases = "2q8k,64q1s8k", .dtypes = "bf16"};
+static const list_texts both_lists = {.heads = "32:8",
+                                      .head_sizes = "128",
+                                      .block_sizes = "16",
+                                      .layouts = "native",
+                                      .options = "plain",
+                                      .cache = "cold"};
+
+#define PREFILLS "32q512,16q1k,8q2k,4q4k,2q8k,1q16k"
+
+static const struct {
+    const char *name, *what;
+    list_texts of;
+} sections[] = {
+    {"decode",
+     "one token each, few and many, short and long, and of ragged lengths",
+     {.cases = "1q1s8k,1q1s128k,8q1s8k,16q1s32k,64q1s1k,64q1s8k,128q1s4k,256q1s2k,256q1s8k,"
+               "64q1s128:32k",
+      .cache = "cold,dirty"}},
+    {"kv", "8-bit caches", {.cases = "64q1s8k", .kv_dtypes = "bf16,fp8_e4m3,int8"}},
+    {"prefill", "16k tokens of prompts, causal", {.cases = PREFILLS}},
+    {"drafts",
+     "a few tokens each at 8k: one, draft tokens, small chunks; groups of 4, 8 and 32",
+     {.cases = "1q1-64*2s8k,16q1-64*2s8k", .heads = "32:8,32:4,32:1"}},
+    {"full", "every row sees every key", {.cases = "2q8k", .options = "full"}},
+    {"head64", "the prompts with heads of 64", {.cases = PREFILLS, .head_sizes = "64"}},
+    {"head256",
+     "the prompts with heads of 256",
+     {.cases = PREFILLS, .heads = "8:2", .head_sizes = "256"}},
+    {"pages", "other block sizes", {.cases = "2q8k,64q1s8k", .block_sizes = "16,8,64,128,48,1"}},
+    {"invariant",
+     "bits that do not depend on the batch",
+     {.cases = "64q1s8k", .options = "invariant"}},
+    {"graph",
+     "32 layers in one graph, beside its kernels one by one",
+     {.cases = "8q1s1k", .options = "graph:32"}},
+};
+enum { NUM_SECTIONS = sizeof sections / sizeof sections[0] };
+
+void bench_print_sections(void)
+{
+    for (int i = 0; i < NUM_SECTIONS; i++)
+        printf("  %-10s %s\n", sections[i].name, sections[i].what);
+}
+
+/* ---- Choosing */
+
+static const char *first_of(const char *a, const char *b, const char *c, const char *d)
+{
+    return a ? a : b ? b : c ? c : d;
+}
+
+/* Each list from the first that has it: the command line, the section, the backend, both backends. */
+static list_texts joined(const list_texts *given, const list_texts *own, const list_texts *backend)
+{
+    list_texts to;
+#define JOIN(list) to.list = first_of(given->list, own->list, backend->list, both_lists.list)
+    JOIN(cases);
+    JOIN(dtypes);
+    JOIN(kv_dtypes);
+    JOIN(heads);
+    JOIN(head_sizes);
+    JOIN(block_sizes);
+    JOIN(layouts);
+    JOIN(options);
+    JOIN(cache);
+    JOIN(threads);
+    JOIN(levels);
+#undef JOIN
+    return to;
+}
+
+static bool any_list(const list_texts *t)
+{
+    return t->cases || t->dtypes || t->kv_dtypes || t->heads || t->head_sizes || t->block_sizes ||
+           t->layouts || t->options || t->cache;
+}
+
+static bool add_section(bench *b, const char *name, const list_texts *given, const list_texts *own)
+{
+    bool cuda = strcmp(b->backend, "cuda") == 0;
+    list_texts texts = joined(given, own, cuda ? &cuda_lists : &cpu_lists);
+    lists *to = &b->sections[b->num_sections];
+    to->name = name;
+    if (!bench_parse_lists(to, &texts)) return false;
+    for (int i = 0; i < to->num_options; i++)
+        if (!cuda && to->options[i].graph) {
+            args_complain("bench", "--options %s: graphs need --backend cuda", to->options[i].name);
+            return false;
+        }
+    b->num_sections++;
+    return true;
+}
+
+/* Is the name one of the words of a list? NULL: the list is of all. */
+static bool is_named(const char *names, const char *name)
+{
+    size_t length = strlen(name);
+    if (names == NULL || strcmp(names, "all") == 0) return true;
+    for (const char *at = names; at; at = strchr(at, ',') ? strchr(at, ',') + 1 : NULL)
+        if (strcspn(at, ",") == length && strncmp(at, name, length) == 0) return true;
+    return false;
+}
+
+/* Every word names a section. */
+static bool all_known(const char *names)
+{
+    for (const char *at = names; at; at = strchr(at, ',') ? strchr(at, ',') + 1 : NULL) {
+        size_t length = strcspn(at, ",");
+        bool known = strcmp(names, "all") == 0;
+        for (int i = 0; i < NUM_SECTIONS && !known; i++)
+            known =
+                strlen(sections[i].name) == length && strncmp(at, sections[i].name, length) == 0;
+        if (known) continue;
+        args_complain("bench", "--section: there is no '%.*s'", (int)length, at);
+        return false;
+    }
+    return true;
+}
+
+bool bench_choose_sections(bench *b, const char *names, const list_texts *given)
+{
+    static const list_texts none = {.cases = NULL};
+    bool cuda = strcmp(b->backend, "cuda") == 0;
+    const char *wrong = NULL;
+    if (cuda && (given->threads || given->levels)) wrong = "--threads and --level are the CPU's";
+    if (!cuda && names) wrong = "--section needs --backend cuda";
+    if (wrong) args_complain("bench", "%s", wrong);
+    if (wrong || !all_known(names)) return false;
+    if (!cuda || (names == NULL && any_list(given))) return add_section(b, "", given, &none);
+    for (int i = 0; i < NUM_SECTIONS; i++)
+        if (is_named(names, sections[i].name) &&
+            !add_section(b, sections[i].name, given, &sections[i].of))
+            return false;
+    return true;
+}

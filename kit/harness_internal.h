@@ -1,0 +1,105 @@
+/*
+ * harness_internal.h: what harness.c and harness_plain.c share: the harness and one step's
+ * inputs.
+ */
+#ifndef FOLIO_HARNESS_INTERNAL_H
+#define FOLIO_HARNESS_INTERNAL_H
+
+#include "kit/harness.h"
+
+#include <stddef.h>
+
+/* What the harness keeps of a sequence: [0] its own tokens, [1] its encoder's. */
+typedef struct seq_state {
+    int64_t id;
+    int32_t *blocks[2];
+    int64_t num_blocks[2];
+    int64_t stored[2]; /* tokens in the cache */
+} seq_state;
+
+struct harness {
+    harness_spec spec; /* defaults filled in */
+    folio_context *ctx;
+    folio_attention *attention;
+    folio_kv_cache *cache; /* NULL with no_cache */
+    void *memory[4];       /* STRIDED: k, v and their int8 scales */
+    int64_t num_blocks;
+    int32_t *free_blocks; /* shuffled; the next is the last */
+    int64_t num_free;
+    seq_state *states;
+    int64_t num_states;
+};
+
+/* [tokens][heads][size] with the strides of the case. */
+typedef struct step_tensor {
+    folio_dtype dtype;
+    int64_t tokens, heads, size, token_stride, head_stride;
+    void *data;       /* first element */
+    void *allocation; /* guards around it */
+    size_t bytes;     /* of the allocation */
+} step_tensor;
+
+/* One step of one attention type: shapes and inputs. */
+typedef struct step {
+    folio_attention_type type;
+    const harness_seq *seqs;
+    int64_t num_seqs;
+    int64_t *row_start;         /* [num_seqs + 1] rows of q and out */
+    int64_t *new_row_start;     /* [num_seqs + 1] rows of k and v */
+    int64_t rows, new_rows;     /* of the tensors, graph padding included */
+    int64_t max_rows, max_keys; /* of one sequence, at least 1 */
+    int64_t max_seqs, max_query_tokens, max_encoder_tokens, max_seq_len; /* limits of the plan */
+    step_tensor q, k, v;
+    float *slopes, *sinks;
+    folio_bias bias;
+} step;
+
+void harness_fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
+/* Records what the library said; returns false. */
+bool harness_refused(const char *what, folio_status status);
+/* From now on memory comes from where this context, if it is a device's, reaches it. */
+void harness_reach(const folio_context *ctx);
+bool harness_is_device(const folio_context *ctx);
+int64_t harness_seq_id(const harness_seq *seqs, int64_t i);
+seq_state *harness_state(harness *h, int64_t id);
+int64_t harness_blocks_for(const harness *h, int64_t tokens);
+int64_t harness_slot(const harness *h, const seq_state *s, int cross, int64_t token);
+/* Gives every sequence its blocks, self and cross. */
+bool harness_reserve_all(harness *h, const harness_seq *seqs, int64_t num_seqs);
+folio_batch *harness_batch_make(harness *h, folio_context *ctx, const harness_seq *seqs, int64_t n);
+
+/* Rows and keys of a sequence in a type; a padding sequence sees none. */
+int64_t harness_seq_rows(const harness_seq *s, folio_attention_type type);
+int64_t harness_seq_keys(const harness_seq *s, folio_attention_type type);
+
+/* Are K and V of the key NaN? With hidden_nan it is one that the bias hides from every row. */
+bool harness_is_hidden(const harness *h, int64_t id, int64_t key);
+
+void harness_step_open(harness *h, folio_attention_type type, const harness_seq *seqs, int64_t num,
+                       step *st);
+void harness_step_close(step *st);
+step_tensor harness_tensor_make(const harness *h, folio_dtype dtype, int64_t tokens, int64_t heads,
+                                int64_t size);
+folio_tensor harness_tensor_of(const step_tensor *t);
+folio_attention_desc harness_attention_desc(const harness_spec *s);
+
+/* Against an exact result: out within 1e-9 of max|ref|, lse within an f32 ulp and a little. */
+void harness_compare_exact(const harness_result *got, const harness_result *ref,
+                           harness_verdict *verdict);
+
+/* rows, heads and head_size set; arrays made, out all zeros. */
+void harness_result_make(const harness *h, const step *st, folio_dtype dtype, harness_result *r);
+
+/* Element number of [token][head][0]. */
+static inline int64_t step_at(const step_tensor *t, int64_t token, int64_t head)
+{
+    return token * t->token_stride + head * t->head_stride;
+}
+
+/* Does the type read its keys from the cache, where there is one? */
+static inline bool type_is_cached(folio_attention_type type)
+{
+    return type == FOLIO_ATTENTION_DECODER || type == FOLIO_ATTENTION_ENCODER_DECODER;
+}
+
+#endif

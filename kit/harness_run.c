@@ -1,0 +1,416 @@
+/*
+ * harness_run.c: a step run: contexts stored, plan, forward, guards. Also whole checks, and
+ * sequences run in pieces.
+ */
+#include "kit/harness.h"
+
+#include "kit/harness_internal.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+enum { POISON = 0xff };
+
+/* ---- Storing contexts */
+
+/* `count` rows of one kv tensor from token `from` on, packed. */
+static folio_tensor kv_rows(const harness *h, int32_t tensor, folio_dtype dtype, int64_t id,
+                            int64_t from, int64_t count, int64_t size)
+{
+    const harness_spec *s = &h->spec;
+    int64_t width = s->num_kv_heads * size;
+    void *data = harness_alloc((size_t)(count * width), folio_dtype_size(dtype));
+    for (int64_t i = 0; i < count * width; i++) {
+        int64_t token = from + i / width;
+        double x = harness_random(s->seed, tensor, id, token, i % width / size, i % size);
+        harness_store(dtype, data, i, harness_is_hidden(h, id, token) ? (double)NAN : x);
+    }
+    return (folio_tensor){.data = data, .dtype = dtype, .tokens = count};
+}
+
+/* Stores a sequence's tokens up to `upto`, as an engine would have in earlier steps. */
+static bool store_tokens(harness *h, seq_state *state, int cross, int64_t upto)
+{
+    int64_t from = state->stored[cross], count = upto - from;
+    if (count <= 0) return true;
+    const harness_spec *s = &h->spec;
+    int64_t *slots = harness_alloc((size_t)count, sizeof *slots);
+    for (int64_t i = 0; i < count; i++) slots[i] = harness_slot(h, state, cross, from + i);
+    folio_kv_write write = {
+        .struct_size = sizeof write, .slots = slots, .k_scale = s->k_scale, .v_scale = s->v_scale};
+    write.k = kv_rows(h, cross ? HARNESS_ENCODER_K : HARNESS_K, s->k_dtype, state->id, from, count,
+                      s->k_head_size);
+    write.v = kv_rows(h, cross ? HARNESS_ENCODER_V : HARNESS_V, s->v_dtype, state->id, from, count,
+                      s->v_head_size);
+    folio_status status = harness_wait(h, folio_kv_cache_write(h->cache, s->layer, &write, NULL));
+    harness_free(write.k.data);
+    harness_free(write.v.data);
+    harness_free(slots);
+    if (status != FOLIO_OK) return harness_refused("cache write", status);
+    state->stored[cross] = upto;
+    return true;
+}
+
+/* Stores what the step's keys need and the forward will not write itself. */
+static bool store_contexts(harness *h, folio_attention_type type, const harness_seq *seqs,
+                           int64_t num_seqs)
+{
+    if (h->cache == NULL || !type_is_cached(type)) return true;
+    int cross = type == FOLIO_ATTENTION_ENCODER_DECODER;
+    for (int64_t i = 0; i < num_seqs; i++) {
+        const harness_seq *s = &seqs[i];
+        int64_t all = harness_seq_keys(s, type);
+        int64_t context = cross ? s->encoder_len - s->encoder_new_len : s->seq_len - s->query_len;
+        bool stored_here = h->spec.no_write || s->slots_ignored;
+        if (all == 0) continue;
+        seq_state *state = harness_state(h, harness_seq_id(seqs, i));
+        if (!store_tokens(h, state, cross, stored_here ? all : context)) return false;
+    }
+    return true;
+}
+
+/* After a forward that wrote its tokens. */
+static void note_stored(harness *h, const step *st)
+{
+    if (h->cache == NULL || !type_is_cached(st->type) || h->spec.append) return;
+    int cross = st->type == FOLIO_ATTENTION_ENCODER_DECODER;
+    for (int64_t i = 0; i < st->num_seqs; i++) {
+        seq_state *state = harness_state(h, harness_seq_id(st->seqs, i));
+        int64_t keys = harness_seq_keys(&st->seqs[i], st->type);
+        if (keys > state->stored[cross]) state->stored[cross] = keys;
+    }
+}
+
+/* ---- Forward */
+
+void harness_result_make(const harness *h, const step *st, folio_dtype dtype, harness_result *r)
+{
+    *r = (harness_result){.num_seqs = st->num_seqs,
+                          .rows = st->rows,
+                          .heads = h->spec.num_heads,
+                          .head_size = h->spec.v_head_size,
+                          .dtype = dtype};
+    size_t heads = (size_t)(r->rows * r->heads), count = heads * (size_t)r->head_size;
+    r->row_start = harness_alloc((size_t)st->num_seqs + 1, sizeof(int64_t));
+    memcpy(r->row_start, st->row_start, ((size_t)st->num_seqs + 1) * sizeof(int64_t));
+    r->out = harness_alloc(count, sizeof(double));
+    r->bits = harness_alloc(count, folio_dtype_size(dtype));
+    if (h->spec.no_lse) return;
+    r->lse = harness_alloc(heads, sizeof(double));
+    r->lse_bits = harness_alloc(heads, sizeof(float));
+}
+
+void harness_result_free(harness_result *r)
+{
+    harness_free(r->row_start);
+    harness_free(r->out);
+    harness_free(r->lse);
+    harness_free(r->bits);
+    harness_free(r->lse_bits);
+    for (int i = 0; r->others && i < HARNESS_ORDERS - 1; i++) harness_result_free(&r->others[i]);
+    harness_free(r->others);
+    *r = (harness_result){0};
+}
+
+/* Copies elements out and puts NaN in their place, so that what is left must be all poison. */
+static bool drain(const step_tensor *t, const char *what, void *bits, double *values)
+{
+    size_t size = folio_dtype_size(t->dtype);
+    for (int64_t i = 0; i < t->tokens * t->heads; i++) {
+        int64_t from = step_at(t, i / t->heads, i % t->heads);
+        memcpy((char *)bits + (size_t)(i * t->size) * size, (char *)t->data + (size_t)from * size,
+               (size_t)t->size * size);
+        memset((char *)t->data + (size_t)from * size, POISON, (size_t)t->size * size);
+    }
+    for (int64_t i = 0; i < t->tokens * t->heads * t->size; i++)
+        values[i] = harness_load(t->dtype, bits, i);
+    const unsigned char *p = t->allocation;
+    for (size_t i = 0; i < t->bytes; i++)
+        if (p[i] != POISON) {
+            harness_fail("%s: byte %lld from its start, which is no part of it, was written", what,
+                         (long long)i - (long long)((char *)t->data - (char *)t->allocation));
+            return false;
+        }
+    return true;
+}
+
+/* The plan of one step; NULL on failure. */
+static folio_plan *make_plan(harness *h, folio_context *ctx, folio_attention *attention,
+                             const step *st, folio_batch *batch)
+{
+    uint32_t types = FOLIO_ATTENTION_BIT(st->type);
+    folio_plan_desc desc = {.struct_size = sizeof desc,
+                            .attentions = &attention,
+                            .types = &types,
+                            .num_attentions = 1,
+                            .max_seqs = st->max_seqs,
+                            .max_query_tokens = st->max_query_tokens,
+                            .max_seq_len = st->max_seq_len,
+                            .max_encoder_tokens = st->max_encoder_tokens,
+                            .flags = (h->spec.graph ? FOLIO_PLAN_GRAPH : 0) |
+                                     (h->spec.batch_invariant ? FOLIO_PLAN_BATCH_INVARIANT : 0)};
+    if (h->cache) {
+        desc.block_size = h->spec.block_size;
+        desc.num_blocks = h->num_blocks;
+    }
+    folio_plan *plan = NULL;
+    folio_status status = folio_plan_create(ctx, &desc, &plan);
+    if (status != FOLIO_OK) {
+        harness_refused("plan", status);
+        return NULL;
+    }
+    status = folio_plan_update(plan, batch, NULL);
+    if (status == FOLIO_OK) return plan;
+    harness_refused("plan update", status);
+    folio_plan_destroy(plan);
+    return NULL;
+}
+
+static double seconds_now(void)
+{
+    struct timespec t;
+    timespec_get(&t, TIME_UTC);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* give_kv: hand k and v of this step over, to be stored or read. */
+static bool run_plan(harness *h, folio_context *ctx, const folio_plan *plan, const step *st,
+                     bool give_kv, folio_dtype out_dtype, harness_result *result)
+{
+    const harness_spec *s = &h->spec;
+    step_tensor out = harness_tensor_make(h, out_dtype, st->rows, s->num_heads, s->v_head_size);
+    step_tensor lse = harness_tensor_make(h, FOLIO_F32, st->rows, s->num_heads, 1);
+    folio_tensors t = {.struct_size = sizeof t,
+                       .q = harness_tensor_of(&st->q),
+                       .out = harness_tensor_of(&out),
+                       .slopes = st->slopes,
+                       .sinks = st->sinks,
+                       .bias = st->bias,
+                       .k_scale = s->k_scale,
+                       .v_scale = s->v_scale};
+    if (s->in_place && out_dtype == st->q.dtype && out.bytes == st->q.bytes) {
+        memcpy(out.allocation, st->q.allocation, out.bytes);
+        t.q = t.out;
+    }
+    if (give_kv && st->new_rows > 0) {
+        t.k = harness_tensor_of(&st->k);
+        t.v = harness_tensor_of(&st->v);
+    }
+    if (!s->no_lse) {
+        t.lse = lse.data;
+        t.lse_token_stride = lse.token_stride;
+        t.lse_head_stride = lse.head_stride;
+    }
+    if (s->append) t.flags = FOLIO_KV_APPEND;
+    folio_kv_cache *cache = type_is_cached(st->type) ? h->cache : NULL;
+    double started = seconds_now();
+    folio_status status = folio_attention_forward(plan, 0, st->type, cache, s->layer, &t, NULL);
+    if (status == FOLIO_OK) status = folio_run_wait(ctx, NULL);
+    double seconds = seconds_now() - started;
+    bool ok = status == FOLIO_OK || harness_refused("forward", status);
+    if (ok) {
+        harness_result_make(h, st, out_dtype, result);
+        result->seconds = seconds;
+        /* tensor cores add 16 products at a time and cut the sum */
+        if (harness_is_device(ctx)) result->cut = ldexp((double)s->k_head_size / 16, -24);
+        ok = drain(&out, "out", result->bits, result->out);
+        if (!s->no_lse) ok = drain(&lse, "lse", result->lse_bits, result->lse) && ok;
+    }
+    harness_free(out.allocation);
+    harness_free(lse.allocation);
+    return ok;
+}
+
+static bool run_step(harness *h, folio_context *ctx, folio_attention_type type,
+                     const harness_seq *seqs, int64_t num_seqs, bool give_kv, folio_dtype out_dtype,
+                     harness_result *result)
+{
+    bool ok = false;
+    step st;
+    folio_attention *attention = NULL;
+    folio_plan *plan = NULL;
+    folio_attention_desc desc = harness_attention_desc(&h->spec);
+    harness_step_open(h, type, seqs, num_seqs, &st);
+    folio_batch *batch = harness_batch_make(h, ctx, seqs, num_seqs);
+    if (batch == NULL) goto done;
+    folio_status status = folio_attention_create(ctx, &desc, &attention);
+    if (status != FOLIO_OK) {
+        attention = NULL;
+        harness_refused("attention", status);
+        goto done;
+    }
+    plan = make_plan(h, ctx, attention, &st, batch);
+    ok = plan != NULL && run_plan(h, ctx, plan, &st, give_kv, out_dtype, result);
+    if (ok && give_kv) note_stored(h, &st);
+done:
+    folio_plan_destroy(plan);
+    folio_attention_destroy(attention);
+    folio_batch_destroy(batch);
+    harness_step_close(&st);
+    return ok;
+}
+
+bool harness_forward(harness *h, folio_context *ctx, folio_attention_type type,
+                     const harness_seq *seqs, int64_t num_seqs, harness_result *result)
+{
+    *result = (harness_result){0};
+    if (!harness_reserve_all(h, seqs, num_seqs)) return false;
+    if (!store_contexts(h, type, seqs, num_seqs)) return false;
+    bool given = !(h->spec.no_write && h->cache && type_is_cached(type));
+    return run_step(h, ctx ? ctx : h->ctx, type, seqs, num_seqs, given, h->spec.dtype, result);
+}
+
+bool harness_judge(harness *h, folio_context *reference, folio_attention_type type,
+                   const harness_seq *seqs, int64_t num_seqs, harness_result *result)
+{
+    *result = (harness_result){0};
+    bool stored = h->cache && type_is_cached(type) && !h->spec.append;
+    return run_step(h, reference, type, seqs, num_seqs, !stored, FOLIO_F64, result);
+}
+
+/* ---- Whole checks */
+
+/* The reference answers to the formula in double precision. */
+static bool check_reference(harness *h, folio_context *ctx, folio_attention_type type,
+                            const harness_seq *seqs, int64_t num_seqs, harness_verdict *verdict)
+{
+    harness_result rounded = {0}, f64 = {0}, formula = {0};
+    bool ok = harness_forward(h, ctx, type, seqs, num_seqs, &rounded) &&
+              harness_judge(h, ctx, type, seqs, num_seqs, &f64) &&
+              harness_plain(h, type, seqs, num_seqs, true, &formula);
+    if (ok) {
+        harness_compare(&rounded, &f64, &f64, verdict);
+        if (verdict->ok) harness_compare_exact(&f64, &formula, verdict);
+    }
+    harness_result_free(&rounded);
+    harness_result_free(&f64);
+    harness_result_free(&formula);
+    return ok;
+}
+
+static bool check_backend(harness *h, folio_context *reference, folio_attention_type type,
+                          const harness_seq *seqs, int64_t num_seqs, harness_verdict *verdict)
+{
+    harness_result got = {0}, ref = {0}, plain = {0};
+    bool ok = harness_forward(h, NULL, type, seqs, num_seqs, &got) &&
+              harness_judge(h, reference, type, seqs, num_seqs, &ref) &&
+              harness_plain(h, type, seqs, num_seqs, false, &plain);
+    if (ok) harness_compare(&got, &ref, &plain, verdict);
+    harness_result_free(&got);
+    harness_result_free(&ref);
+    harness_result_free(&plain);
+    return ok;
+}
+
+bool harness_check(folio_context *ctx, folio_context *reference, const harness_spec *spec,
+                   folio_attention_type type, const harness_seq *seqs, int64_t num_seqs,
+                   harness_verdict *verdict)
+{
+    *verdict = (harness_verdict){0};
+    folio_context_info info = {.struct_size = sizeof info};
+    folio_context_get_info(ctx, &info);
+    folio_context *own = reference ? NULL : harness_context("reference", NULL, 1);
+    harness *h = harness_open(ctx, spec, seqs, num_seqs);
+    bool ran = h != NULL && (reference != NULL || own != NULL);
+    if (ran && strcmp(info.backend, "reference") == 0)
+        ran = check_reference(h, ctx, type, seqs, num_seqs, verdict);
+    else if (ran)
+        ran = check_backend(h, reference ? reference : own, type, seqs, num_seqs, verdict);
+    if (!ran) {
+        verdict->ok = false;
+        strncpy(verdict->message, harness_error(), sizeof verdict->message - 1);
+    }
+    harness_close(h);
+    folio_context_destroy(own);
+    return verdict->ok;
+}
+
+/* ---- Pieces */
+
+/* The sequence after `done` of its query tokens, with `count` more in this step. */
+static harness_seq piece_of(const harness_seq *whole, int64_t done, int64_t count)
+{
+    harness_seq s = *whole;
+    s.query_len = count;
+    s.seq_len = whole->seq_len - whole->query_len + done + count;
+    s.first_query_pos += done;
+    if (done > 0) s.encoder_new_len = 0; /* the first piece brought it */
+    return s;
+}
+
+static void join_rows(harness_result *to, const harness_result *from, int64_t from_row,
+                      int64_t done, int64_t n)
+{
+    int64_t width = to->heads * to->head_size;
+    size_t size = folio_dtype_size(to->dtype);
+    memcpy(to->out + done * width, from->out + from_row * width, (size_t)(n * width) * 8);
+    memcpy((char *)to->bits + (size_t)(done * width) * size,
+           (char *)from->bits + (size_t)(from_row * width) * size, (size_t)(n * width) * size);
+    if (to->lse == NULL) return;
+    memcpy(to->lse + done * to->heads, from->lse + from_row * to->heads,
+           (size_t)(n * to->heads) * 8);
+    memcpy(to->lse_bits + done * to->heads, from->lse_bits + from_row * to->heads,
+           (size_t)(n * to->heads) * 4);
+}
+
+bool harness_run_pieces(folio_context *ctx, const harness_spec *spec, folio_attention_type type,
+                        const harness_seq *whole, const int64_t *chunks, int64_t num_chunks,
+                        const harness_seq *crowd, int64_t num_crowd, bool crowd_first,
+                        harness_result *result)
+{
+    *result = (harness_result){0};
+    harness_seq *seqs = harness_alloc((size_t)num_crowd + 1, sizeof *seqs);
+    int64_t at = crowd_first ? num_crowd : 0;
+    for (int64_t i = 0; i < num_crowd; i++) {
+        int64_t to = crowd_first ? i : i + 1;
+        seqs[to] = crowd[i];
+        if (seqs[to].id == 0) seqs[to].id = 1000 + i;
+    }
+    seqs[at] = *whole;
+    if (seqs[at].id == 0) seqs[at].id = 1;
+    harness_seq named = seqs[at];
+    harness *h = harness_open(ctx, spec, seqs, num_crowd + 1);
+    bool ok = h != NULL;
+    if (ok) {
+        step st;
+        harness_step_open(h, type, &named, 1, &st);
+        harness_result_make(h, &st, h->spec.dtype, result);
+        harness_step_close(&st);
+    }
+    int64_t done = 0;
+    for (int64_t i = 0; ok && i < num_chunks; i++) {
+        harness_result part;
+        seqs[at] = piece_of(&named, done, chunks[i]);
+        ok = harness_forward(h, NULL, type, seqs, num_crowd + 1, &part);
+        if (ok) join_rows(result, &part, part.row_start[at], done, chunks[i]);
+        harness_result_free(&part);
+        done += chunks[i];
+        for (int64_t n = 0; n <= num_crowd; n++) /* the crowd's encoders are new once */
+            if (n != at) seqs[n].encoder_new_len = 0;
+    }
+    if (ok && done != named.query_len) {
+        harness_fail("pieces hold %lld tokens, the sequence %lld", (long long)done,
+                     (long long)named.query_len);
+        ok = false;
+    }
+    harness_close(h);
+    harness_free(seqs);
+    return ok;
+}
+
+bool harness_rows_equal(const harness_result *a, int64_t row_a, const harness_result *b,
+                        int64_t row_b, int64_t n)
+{
+    size_t row = (size_t)(a->heads * a->head_size) * folio_dtype_size(a->dtype);
+    size_t lse_row = (size_t)a->heads * sizeof(float);
+    if (a->heads != b->heads || a->head_size != b->head_size || a->dtype != b->dtype) return false;
+    if (row_a + n > a->rows || row_b + n > b->rows) return false;
+    if (memcmp((char *)a->bits + (size_t)row_a * row, (char *)b->bits + (size_t)row_b * row,
+               (size_t)n * row) != 0)
+        return false;
+    if (a->lse_bits == NULL || b->lse_bits == NULL) return a->lse_bits == b->lse_bits;
+    return memcmp((char *)a->lse_bits + (size_t)row_a * lse_row,
+                  (char *)b->lse_bits + (size_t)row_b * lse_row, (size_t)n * lse_row) == 0;
+}

@@ -1,0 +1,116 @@
+#!/bin/sh
+# Usage: check-lineage.sh path/to/folio_tests path/to/header.h...
+# Proves that docs/lineage.md and the code agree: every row of its tables names at least one symbol
+# in its second column and one test in its last, the third or fourth; every symbol, and every field written
+# `struct.field`, is declared in the headers; every test is one folio_tests lists; no test of a suite
+# named there is left out.
+set -eu
+
+if [ $# -lt 2 ] || [ ! -x "$1" ]; then
+    echo "usage: check-lineage.sh path/to/folio_tests path/to/header.h..." >&2
+    exit 2
+fi
+doc=$(dirname "$0")/../../docs/lineage.md
+tests=$1
+shift
+for header; do
+    if [ ! -r "$header" ]; then
+        echo "check-lineage.sh: $header cannot be read" >&2
+        exit 2
+    fi
+done
+# The headers, a line "TESTS", the list.
+{
+    cat "$@"
+    echo TESTS
+    "$tests" --list
+} | awk -v doc="$doc" '
+    function complain(text) {
+        print doc ":" line ": " text
+        bad++
+    }
+    # A line of C without its comments, which may go on from line to line.
+    function code_of(text,    code) {
+        code = ""
+        while (text != "") {
+            if (in_comment) {
+                if (!index(text, "*/")) return code
+                text = substr(text, index(text, "*/") + 2)
+                in_comment = 0
+            }
+            if (!index(text, "/*")) return code text
+            code = code substr(text, 1, index(text, "/*") - 1) " "
+            text = substr(text, index(text, "/*") + 2)
+            in_comment = 1
+        }
+        return code
+    }
+    # All names of a line of C: known everywhere, and in the struct that is open.
+    function learn(text,    word) {
+        text = code_of(text)
+        if (match(text, /struct [a-z0-9_]+ \{/)) {
+            open_struct = substr(text, RSTART + 7, RLENGTH - 9)
+            text = substr(text, RSTART + RLENGTH)
+        }
+        if (text ~ /^}/) open_struct = ""
+        while (match(text, /[A-Za-z_][A-Za-z0-9_]*/)) {
+            word = substr(text, RSTART, RLENGTH)
+            text = substr(text, RSTART + RLENGTH)
+            known[word] = 1
+            if (word ~ /^ERR_/ || word == "OK") known["FOLIO_" word] = 1
+            if (open_struct != "") known[open_struct "." word] = 1
+        }
+    }
+    # Names in backquotes that match `shape`, left in found[1..].
+    function quoted(text, shape,    n) {
+        n = 0
+        while (match(text, /`[^`]*`/)) {
+            if (substr(text, RSTART + 1, RLENGTH - 2) ~ shape) {
+                found[++n] = substr(text, RSTART + 1, RLENGTH - 2)
+            }
+            text = substr(text, RSTART + RLENGTH)
+        }
+        return n
+    }
+    function check_row(text,    cells, columns, n, i, suite) {
+        columns = split(text, cells, "|") - 2
+        if (columns != 3 && columns != 4) {
+            complain("a row has three columns, or four")
+            return
+        }
+        rows++
+        n = quoted(cells[3], "^(folio|FOLIO)_")
+        if (n == 0) complain("the row names no symbol")
+        for (i = 1; i <= n; i++) {
+            symbols++
+            if (!(found[i] in known)) complain("no header declares " found[i])
+        }
+        n = quoted(cells[columns + 1], "^[a-z0-9_]+[.][a-z0-9_]+$")
+        if (n != 1) complain("the row names " n " tests, not one")
+        for (i = 1; i <= n; i++) {
+            if (!(found[i] in listed)) complain("no test is called " found[i])
+            named[found[i]] = 1
+            suite = found[i]
+            sub(/[.].*/, "", suite)
+            suites[suite] = 1
+        }
+    }
+    $0 == "TESTS" && !in_tests { in_tests = 1; next }
+    !in_tests { learn($0); next }
+    { listed[$0] = 1; num_listed++ }
+    END {
+        while ((status = (getline text < doc)) > 0) {
+            line++
+            if (text ~ /^\|/ && text !~ /^\|[- |]+$/ && text !~ /^\| (Original|The ancestors) \|/) check_row(text)
+        }
+        if (status < 0) complain("cannot be read")
+        if (num_listed == 0) complain("folio_tests lists no test")
+        if (rows == 0) complain("holds no row")
+        for (test in listed) {
+            suite = test
+            sub(/[.].*/, "", suite)
+            if ((suite in suites) && !(test in named)) complain("no row names " test)
+        }
+        if (bad == 0) print rows " rows name " symbols " symbols; all are declared and tested"
+        exit bad > 0
+    }'

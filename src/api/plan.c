@@ -1,0 +1,357 @@
+/* plan.c: plans created for limits, then updated with a batch every step without allocating. */
+#include "api/plan.h"
+
+#include "cache/kv_cache.h"
+#include "core/tensor.h"
+
+#include <string.h>
+
+#define KNOWN_FLAGS (FOLIO_PLAN_GRAPH | FOLIO_PLAN_NO_WORKSPACE | FOLIO_PLAN_BATCH_INVARIANT)
+
+/* One number of a cache's, which the description may repeat. */
+static folio_status take_number(int64_t *number, const char *name, int64_t of_cache,
+                                const char *cache)
+{
+    REQUIRE(*number == 0 || *number == of_cache, "plan: %s is %lld, %s has %lld", name,
+            (long long)*number, cache, (long long)of_cache);
+    *number = of_cache;
+    return FOLIO_OK;
+}
+
+/* Block size and counts from the caches, where these are given. */
+static folio_status take_geometry(folio_plan_desc *d)
+{
+    int64_t block_size = d->block_size;
+    if (d->cache != NULL) {
+        const folio_kv_cache_desc *c = &d->cache->format.desc;
+        TRY(take_number(&block_size, "block_size", c->block_size, "cache"));
+        TRY(take_number(&d->num_blocks, "num_blocks", c->num_blocks, "cache"));
+    }
+    if (d->cross_cache != NULL) {
+        const folio_kv_cache_desc *c = &d->cross_cache->format.desc;
+        TRY(take_number(&block_size, "block_size", c->block_size, "cross_cache"));
+        TRY(take_number(&d->cross_num_blocks, "cross_num_blocks", c->num_blocks, "cross_cache"));
+    }
+    d->block_size = (int32_t)block_size;
+    d->cache = d->cross_cache = NULL; /* not kept */
+    return FOLIO_OK;
+}
+
+static folio_status check_limits(const folio_plan_desc *d)
+{
+    REQUIRE(d->num_attentions >= 1 && d->attentions != NULL,
+            "plan: the list of attentions is empty (num_attentions %d)", d->num_attentions);
+    REQUIRE(d->block_size >= 0 && d->block_size <= 4096,
+            "plan: block_size is %d, outside [0, 4096]", d->block_size);
+    REQUIRE(d->num_blocks >= 0 && d->num_blocks <= INT32_MAX && d->cross_num_blocks >= 0 &&
+                d->cross_num_blocks <= INT32_MAX,
+            "plan: num_blocks %lld or cross_num_blocks %lld is outside [0, 2147483647]",
+            (long long)d->num_blocks, (long long)d->cross_num_blocks);
+    REQUIRE((d->block_size == 0) == (d->num_blocks == 0 && d->cross_num_blocks == 0),
+            "plan: block_size %d, num_blocks %lld and cross_num_blocks %lld; for runs without a "
+            "cache all are 0",
+            d->block_size, (long long)d->num_blocks, (long long)d->cross_num_blocks);
+    REQUIRE(d->max_seqs >= 1 && d->max_seqs <= INT32_MAX,
+            "plan: max_seqs is %lld, outside [1, 2147483647]", (long long)d->max_seqs);
+    REQUIRE(d->max_query_tokens >= 1 && d->max_query_tokens <= INT32_MAX,
+            "plan: max_query_tokens is %lld, outside [1, 2147483647]",
+            (long long)d->max_query_tokens);
+    REQUIRE(d->max_seq_len >= 1 && d->max_seq_len <= INT32_MAX,
+            "plan: max_seq_len is %lld, outside [1, 2147483647]", (long long)d->max_seq_len);
+    REQUIRE(d->max_encoder_tokens >= 0 && d->max_encoder_tokens <= INT32_MAX,
+            "plan: max_encoder_tokens is %lld, outside [0, 2147483647]",
+            (long long)d->max_encoder_tokens);
+    REQUIRE(d->max_query_len >= 0 && d->max_query_len <= d->max_query_tokens,
+            "plan: max_query_len is %lld, outside [0, %lld], the query tokens of a step",
+            (long long)d->max_query_len, (long long)d->max_query_tokens);
+    REQUIRE((d->flags & ~KNOWN_FLAGS) == 0, "plan: flags 0x%x has unknown bits", d->flags);
+    return FOLIO_OK;
+}
+
+static folio_status check_attentions(const folio_context *ctx, const folio_plan_desc *d)
+{
+    for (int32_t i = 0; i < d->num_attentions; i++) {
+        REQUIRE(d->attentions[i] != NULL, "plan: attentions[%d] is NULL", i);
+        REQUIRE(d->attentions[i]->ctx == ctx, "plan: attentions[%d] is of another context", i);
+        uint32_t types =
+            d->types != NULL ? d->types[i] : FOLIO_ATTENTION_BIT(FOLIO_ATTENTION_DECODER);
+        REQUIRE(types != 0 && types >> FOLIO_NUM_ATTENTION_TYPES == 0,
+                "plan: types[%d] = 0x%x is empty or has unknown bits", i, types);
+        char text[256] = "";
+        folioi_reasons reasons = {.text = text, .size = sizeof text};
+        folioi_request request = {&d->attentions[i]->desc, types, NULL};
+        folioi_backend_judge(ctx->backend, &request, &reasons);
+        if (reasons.count > 0) FAIL(FOLIO_ERR_UNSUPPORTED, "plan: attentions[%d]: %s", i, text);
+    }
+    return FOLIO_OK;
+}
+
+/* Everything a new plan owns; on error what was made is left for folio_plan_destroy. */
+static folio_status build(folio_plan *plan, const folio_plan_desc *d)
+{
+    folio_context *ctx = plan->shape.ctx;
+    const folio_allocator *a = &ctx->allocator;
+    int64_t n = d->num_attentions;
+    void *memory;
+    plan->shape_bytes = n * (int64_t)(sizeof(folio_attention *) + sizeof(uint32_t));
+    TRY(folioi_alloc(a, plan->shape_bytes, "a plan's attentions", &memory));
+    plan->shape.attentions = memory;
+    plan->shape.types = (uint32_t *)(plan->shape.attentions + n);
+    for (int64_t i = 0; i < n; i++) {
+        plan->shape.attentions[i] = (folio_attention *)d->attentions[i]; /* to keep it alive */
+        refs_retain(&plan->shape.attentions[i]->refs);
+        plan->shape.types[i] =
+            d->types != NULL ? d->types[i] : FOLIO_ATTENTION_BIT(FOLIO_ATTENTION_DECODER);
+    }
+    plan->shape.desc.attentions = NULL;
+    plan->shape.desc.types = NULL;
+    TRY(ctx->backend->plan_create(&plan->shape, &plan->state, &plan->workspace_size));
+    plan->has_state = true;
+    /* after the device had its say: a plan too large for it costs no host memory */
+    TRY(folioi_slotset_reserve(a, &plan->slots,
+                               max_i64(d->max_query_tokens, d->max_encoder_tokens)));
+    if (d->flags & FOLIO_PLAN_NO_WORKSPACE) return FOLIO_OK;
+    const folioi_device *device = ctx->memory;
+    if (device != NULL) { /* zeros, as kernels leave it */
+        TRY(device->alloc(ctx, FOLIO_MEMORY_DEVICE, plan->workspace_size, "a plan's workspace",
+                          &plan->workspace));
+        TRY(device->fill(ctx, plan->workspace, 0, plan->workspace_size, NULL));
+        return device->wait(ctx, NULL);
+    }
+    /* not zeroed: a worker's part comes from the memory node of the thread that first works in it */
+    return folioi_alloc_untouched(a, (int64_t)plan->workspace_size, "a plan's workspace",
+                                  &plan->workspace);
+}
+
+folio_status folio_plan_create(folio_context *ctx, const folio_plan_desc *desc, folio_plan **out)
+{
+    REQUIRE(out != NULL, "folio_plan_create: out is NULL");
+    *out = NULL;
+    REQUIRE(ctx != NULL, "folio_plan_create: ctx is NULL");
+    folio_plan_desc d;
+    STRUCT_IN(d, desc, "folio_plan_desc");
+    TRY(take_geometry(&d));
+    TRY(check_limits(&d));
+    TRY(check_attentions(ctx, &d));
+    if (d.cross_num_blocks == 0) d.cross_num_blocks = d.num_blocks;
+    if (d.max_query_len == 0) d.max_query_len = d.max_query_tokens;
+    void *memory;
+    TRY(folioi_alloc(&ctx->allocator, sizeof(folio_plan), "a plan", &memory));
+    folio_plan *plan = memory;
+    refs_retain(&ctx->refs);
+    plan->shape = (folioi_plan_shape){.ctx = ctx, .desc = d};
+    folio_status status = build(plan, &d);
+    if (status != FOLIO_OK) {
+        folio_plan_destroy(plan);
+        return status;
+    }
+    *out = plan;
+    return FOLIO_OK;
+}
+
+void folio_plan_destroy(folio_plan *plan)
+{
+    if (plan == NULL) return;
+    folio_context *ctx = plan->shape.ctx;
+    folio_allocator a = ctx->allocator;
+    folio_batch_destroy(plan->batch);
+    if (ctx->memory != NULL) ctx->memory->free(ctx, FOLIO_MEMORY_DEVICE, plan->workspace);
+    else folioi_free(&a, plan->workspace, (int64_t)plan->workspace_size);
+    if (plan->has_state) ctx->backend->plan_destroy(&plan->shape, plan->state);
+    folioi_slotset_free(&a, &plan->slots);
+    for (int32_t i = 0; plan->shape.attentions != NULL && i < plan->shape.desc.num_attentions; i++)
+        folio_attention_destroy(plan->shape.attentions[i]);
+    folioi_free(&a, plan->shape.attentions, plan->shape_bytes);
+    folioi_free(&a, plan, sizeof *plan);
+    folio_context_destroy(ctx);
+}
+
+/* What an update makes the plan serve. */
+typedef struct {
+    folio_batch *batch; /* NULL: arrays of the device, or nothing */
+    bool on_device;
+    int64_t num_seqs;
+    folioi_plan_facts facts[FOLIO_NUM_ATTENTION_TYPES];
+} plan_step;
+
+static folioi_plan_facts find_facts(const folio_batch *batch, folio_attention_type type)
+{
+    folioi_plan_facts f = {.query_rows = folioi_batch_query_rows(batch, type),
+                           .new_rows = folioi_batch_new_rows(batch, type),
+                           .with_context = -1,
+                           .without_table = -1,
+                           .context_without_table = -1};
+    for (int64_t i = batch->num_seqs - 1; i >= 0; i--) {
+        folioi_rows r = folioi_batch_rows(batch, i, type);
+        f.max_query_len = max_i64(f.max_query_len, r.query_len);
+        f.max_key_len = max_i64(f.max_key_len, r.key_len);
+        if (r.context_len > 0) f.with_context = i;
+        if (r.key_len > 0 && r.blocks == NULL) f.without_table = i;
+        if (r.context_len > 0 && r.blocks == NULL) f.context_without_table = i;
+    }
+    return f;
+}
+
+/* What the last update left, as the next one begins: a step that forwards run, or none. */
+static void take_over(folio_plan *plan, const plan_step *step)
+{
+    if (step->batch != NULL) refs_retain(&step->batch->refs);
+    folio_batch_destroy(plan->batch);
+    plan->batch = step->batch;
+    plan->generation = step->batch != NULL ? step->batch->generation : 0;
+    plan->on_device = step->on_device;
+    plan->num_seqs = step->num_seqs;
+    memcpy(plan->facts, step->facts, sizeof plan->facts);
+    plan->workspace_use.is_bound = false;
+    /* no forward runs now, but one may seem to: of a thread that stayed behind when the process forked */
+    atomic_store(&plan->workspace_use.is_busy, false);
+}
+
+/*
+ * The step becomes the plan's once the backend has it. A backend that refuses has changed nothing; one that fails may
+ * have sent half of it, and then the plan has none.
+ */
+static folio_status end_update(folio_plan *plan, const plan_step *step, folio_status status)
+{
+    static const plan_step none = {.batch = NULL};
+    if (status == FOLIO_OK) take_over(plan, step);
+    else if (status == FOLIO_ERR_DEVICE) take_over(plan, &none);
+    return status;
+}
+
+folio_status folio_plan_update(folio_plan *plan, folio_batch *batch, const folio_run *run)
+{
+    REQUIRE(plan != NULL, "folio_plan_update: plan is NULL");
+    REQUIRE(batch != NULL, "folio_plan_update: batch is NULL");
+    folio_run r;
+    TRY(folioi_run_in(plan->shape.ctx, run, &r));
+    TRY(folioi_batch_check_stamps(batch));
+    TRY(folioi_plan_check(plan, batch));
+    plan_step step = {.batch = batch, .num_seqs = batch->num_seqs};
+    uint32_t types = 0;
+    for (int32_t i = 0; i < plan->shape.desc.num_attentions; i++) types |= plan->shape.types[i];
+    for (int t = 0; t < FOLIO_NUM_ATTENTION_TYPES; t++)
+        if (types & FOLIO_ATTENTION_BIT(t)) {
+            step.facts[t] = find_facts(batch, (folio_attention_type)t);
+            step.facts[t].shared_slot =
+                folioi_plan_find_shared_slot(plan, batch, (folio_attention_type)t);
+        }
+    return end_update(plan, &step,
+                      plan->shape.ctx->backend->plan_update(plan->state, batch, r.stream));
+}
+
+static folio_status check_device_batch(const folio_plan *plan, const folio_device_batch *b)
+{
+    const folio_plan_desc *d = &plan->shape.desc;
+    uint32_t taken = FOLIO_ATTENTION_BIT(FOLIO_ATTENTION_DECODER) |
+                     FOLIO_ATTENTION_BIT(FOLIO_ATTENTION_ENCODER_ONLY);
+    for (int32_t i = 0; i < d->num_attentions; i++)
+        if (plan->shape.types[i] & ~taken)
+            FAIL(
+                FOLIO_ERR_UNSUPPORTED,
+                "attention %d is planned with an encoder; its lengths are given by folio_plan_update",
+                i);
+    REQUIRE(b->num_seqs >= 1 && b->num_seqs <= d->max_seqs,
+            "device batch: num_seqs is %lld, outside [1, %lld], the plan's limit",
+            (long long)b->num_seqs, (long long)d->max_seqs);
+    REQUIRE(b->num_query_tokens >= 0 && b->num_query_tokens <= d->max_query_tokens,
+            "device batch: num_query_tokens is %lld, outside [0, %lld], the plan's limit",
+            (long long)b->num_query_tokens, (long long)d->max_query_tokens);
+    REQUIRE(b->seq_lens != NULL, "device batch: seq_lens is NULL");
+    REQUIRE(
+        b->query_start != NULL || b->num_query_tokens == 0 || b->num_query_tokens == b->num_seqs ||
+            (d->flags & FOLIO_PLAN_GRAPH) != 0,
+        "device batch: query_start is NULL, which means one token each, and there are %lld tokens "
+        "for %lld sequences",
+        (long long)b->num_query_tokens, (long long)b->num_seqs);
+    REQUIRE((b->first_query_pos == NULL) == (b->first_key_pos == NULL),
+            "device batch: first_query_pos and first_key_pos go together, one of them is NULL");
+    REQUIRE(b->blocks == NULL || d->block_size > 0,
+            "device batch: blocks are given, but the plan was made for runs without a cache");
+    REQUIRE(b->slot_mapping == NULL || d->block_size > 0,
+            "device batch: slots are given, but the plan was made for runs without a cache");
+    REQUIRE(
+        b->blocks == NULL || b->table_start != NULL ||
+            b->row_stride >= ceil_div(d->max_seq_len, d->block_size),
+        "device batch: row_stride is %lld; the plan's max_seq_len %lld takes %lld blocks of a row",
+        (long long)b->row_stride, (long long)d->max_seq_len,
+        (long long)ceil_div(d->max_seq_len, d->block_size));
+    REQUIRE(b->table_start == NULL || b->num_table_entries >= 0,
+            "device batch: num_table_entries is %lld; it must be at least 0",
+            (long long)b->num_table_entries);
+    return FOLIO_OK;
+}
+
+folio_status folio_plan_update_device(folio_plan *plan, const folio_device_batch *batch,
+                                      const folio_run *run)
+{
+    folio_device_batch b;
+    folio_run r;
+    REQUIRE(plan != NULL, "folio_plan_update_device: plan is NULL");
+    STRUCT_IN(b, batch, "folio_device_batch");
+    const folio_context *ctx = plan->shape.ctx;
+    const folio_plan_desc *d = &plan->shape.desc;
+    if (ctx->backend->plan_update_device == NULL)
+        FAIL(FOLIO_ERR_UNSUPPORTED, "backend %s has no device memory: use folio_plan_update",
+             ctx->backend->name);
+    TRY(folioi_run_in(ctx, run, &r));
+    TRY(check_device_batch(plan, &b));
+    if (b.num_query_tokens == 0) b.num_query_tokens = min_i64(b.num_seqs, d->max_query_tokens);
+    if (d->flags & FOLIO_PLAN_GRAPH) b.num_query_tokens = d->max_query_tokens;
+    plan_step step = {.on_device = true, .num_seqs = b.num_seqs};
+    int64_t lacking = b.blocks == NULL ? 0 : -1; /* what is not known is taken to be there */
+    for (int t = 0; t < FOLIO_NUM_ATTENTION_TYPES; t++)
+        step.facts[t] = (folioi_plan_facts){.query_rows = b.num_query_tokens,
+                                            .new_rows = b.num_query_tokens,
+                                            .max_query_len = d->max_query_len,
+                                            .max_key_len = d->max_seq_len,
+                                            .with_context = b.blocks != NULL ? 0 : -1,
+                                            .without_table = lacking,
+                                            .context_without_table = -1,
+                                            .shared_slot = -1};
+    return end_update(plan, &step, ctx->backend->plan_update_device(plan->state, &b, r.stream));
+}
+
+folio_status folio_plan_get_findings(const folio_plan *plan, folio_plan_findings *out)
+{
+    folio_plan_findings found = {.bad_seq = -1};
+    folio_status status = FOLIO_OK;
+    REQUIRE(plan != NULL, "folio_plan_get_findings: plan is NULL");
+    if (plan->shape.ctx->backend->plan_status != NULL)
+        status = plan->shape.ctx->backend->plan_status(plan->state, &found);
+    if (out != NULL) TRY(folioi_struct_out(out, &found, sizeof found, "folio_plan_findings"));
+    return status;
+}
+
+folio_status folio_plan_get_workspace_size(const folio_plan *plan, size_t *bytes)
+{
+    REQUIRE(plan != NULL, "folio_plan_get_workspace_size: plan is NULL");
+    REQUIRE(bytes != NULL, "folio_plan_get_workspace_size: bytes is NULL");
+    *bytes = plan->workspace_size;
+    return FOLIO_OK;
+}
+
+folio_status folioi_plan_find(const folio_plan *plan, int32_t attention, folio_attention_type type)
+{
+    REQUIRE(plan != NULL, "plan is NULL");
+    REQUIRE(plan->batch != NULL || plan->on_device,
+            "the plan has no batch; call folio_plan_update first");
+    REQUIRE(plan->on_device || plan->generation == plan->batch->generation,
+            "the batch was changed after folio_plan_update; update the plan again");
+    REQUIRE(attention >= 0 && attention < plan->shape.desc.num_attentions,
+            "attention %d is outside the plan's list [0, %d)", attention,
+            plan->shape.desc.num_attentions);
+    REQUIRE((unsigned)type < FOLIO_NUM_ATTENTION_TYPES, "attention type %d is unknown", (int)type);
+    REQUIRE(plan->shape.types[attention] & FOLIO_ATTENTION_BIT(type),
+            "attention %d was not planned as type %s", attention, folio_attention_type_name(type));
+    return FOLIO_OK;
+}
+
+folio_status folio_plan_get_info(const folio_plan *plan, int32_t attention,
+                                 folio_attention_type type, folio_plan_info *info)
+{
+    folio_plan_info i = {.kernel = ""};
+    TRY(folioi_plan_find(plan, attention, type));
+    plan->shape.ctx->backend->plan_describe(plan->state, attention, type, &i);
+    return folioi_struct_out(info, &i, sizeof i, "info");
+}

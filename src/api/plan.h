@@ -1,0 +1,62 @@
+/* plan.h: a batch made runnable: what it was created for, the batch of the last update, and the
+ * backend's own schedule. */
+#ifndef FOLIOI_PLAN_H
+#define FOLIOI_PLAN_H
+
+#include "backends/backend.h"
+#include "core/slotset.h"
+
+#include <stdatomic.h>
+
+/** What forward asks of the batch, per planned attention type, found once per update. Sequences: -1 is
+ * none. */
+typedef struct folioi_plan_facts {
+    int64_t query_rows, new_rows; /* of q; of k and v                                        */
+    int64_t max_query_len, max_key_len;
+    int64_t with_context;          /* first sequence with keys cached before this step        */
+    int64_t without_table;         /* first sequence with keys and no block table             */
+    int64_t context_without_table; /* first sequence with cached keys and no block table      */
+    int64_t shared_slot;           /* first new row whose slot an earlier one has; -1: none   */
+} folioi_plan_facts;
+
+/** Who is in a plan's own workspace: one forward at a time and, from one update to the next, one stream. */
+typedef struct folioi_workspace_use {
+    atomic_bool is_busy; /* a forward is in it                                   */
+    bool is_bound;       /* a forward has run since the last update, on `stream` */
+    void *stream;
+} folioi_workspace_use;
+
+struct folio_plan {
+    folioi_plan_shape shape;
+    int64_t shape_bytes; /* of attentions and types, in one piece */
+    void *state;         /* the backend's */
+    bool has_state;
+    size_t workspace_size;
+    void *workspace; /* the plan's own, or NULL */
+    folioi_workspace_use workspace_use;
+    folioi_slotset slots;
+    folio_batch *batch; /* of the last update, or NULL */
+    uint64_t generation;
+    bool on_device; /* the last update was from arrays there, and there is no batch */
+    int64_t num_seqs;
+    folioi_plan_facts facts[FOLIO_NUM_ATTENTION_TYPES];
+};
+
+/** Every block index, slot and length of a batch against the plan's limits. */
+folio_status folioi_plan_check(const folio_plan *plan, const folio_batch *batch);
+
+/** The first new row of a type whose slot an earlier row has; -1: none. */
+int64_t folioi_plan_find_shared_slot(folio_plan *plan, const folio_batch *batch,
+                                     folio_attention_type type);
+
+/** Has every new row of the last update's batch a slot of its own? For a forward that writes k and v. */
+folio_status folioi_plan_check_writes(const folio_plan *plan, folio_attention_type type);
+
+/** Refuses a second thread, and a second stream. Leave it when the forward was given to the device. */
+folio_status folioi_plan_enter_workspace(const folio_plan *plan, void *stream);
+void folioi_plan_leave_workspace(const folio_plan *plan);
+
+/** Which attention of the list, as which type; both checked against the plan. */
+folio_status folioi_plan_find(const folio_plan *plan, int32_t attention, folio_attention_type type);
+
+#endif

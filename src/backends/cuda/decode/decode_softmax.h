@@ -1,0 +1,198 @@
+/*
+ * decode_softmax.h: from scores to weights: which keys each row sees, the layer's options, running maxima and sums. A thread
+ * of the S^T fragments has row row_of(lane % 4, n) at [n].
+ */
+#ifndef FOLIOI_DECODE_SOFTMAX_H
+#define FOLIOI_DECODE_SOFTMAX_H
+
+#include "backends/cuda/decode/decode_block.h"
+#include "backends/cuda/decode/decode_query.h"
+#include "backends/cuda/decode/decode_tile.h"
+#include "backends/cuda/instructions.h"
+#include "backends/cuda/warp.h"
+
+/* Rows of an item as one thread sees them. */
+template <int NT> struct row_state {
+    float m[2 * NT], l[2 * NT];
+    int begin[2 * NT], end[2 * NT];
+};
+
+/* What the general instances know of an item's rows, per row of row_state. */
+template <int NT> struct row_options {
+    float factor[2 * NT]; /* of a cached score: scale, k.scale and what q was divided by */
+    float slope[2 * NT];
+    int64_t own[2 * NT];  /* key at the row's own position, for ALiBi */
+    int64_t bias[2 * NT]; /* index of key 0 */
+};
+
+/* The row of the item that a thread has at [n]; t: lane % 4. */
+static __device__ __forceinline__ int row_of(int t, int n) { return 8 * (n / 2) + 2 * t + (n & 1); }
+
+static __device__ __forceinline__ float row_max(float x)
+{
+    x = fmaxf(x, __shfl_xor_sync(ALL_LANES, x, 4));
+    x = fmaxf(x, __shfl_xor_sync(ALL_LANES, x, 8));
+    return fmaxf(x, __shfl_xor_sync(ALL_LANES, x, 16));
+}
+
+static __device__ __forceinline__ float row_sum(float x)
+{
+    x += __shfl_xor_sync(ALL_LANES, x, 4);
+    x += __shfl_xor_sync(ALL_LANES, x, 8);
+    return x + __shfl_xor_sync(ALL_LANES, x, 16);
+}
+
+/* e^(x - base). The difference comes first: log2(e) times a score of 3e38 would be infinite. */
+static __device__ __forceinline__ float exp_to(float x, float base)
+{
+    return exp2_approx((x - base) * LOG2E);
+}
+
+/* ---- an item's rows ---- */
+
+/* Keys that query i sees, called and not inlined: code that is cold when a launch begins costs time. */
+static __device__ __noinline__ int2 seen_keys(const decode_args &a, const folioi_cuda_seq &s, int i)
+{
+    folioi_range seen = seq_keys(&s, a.layer.window_left, a.layer.window_right, i);
+    return {seen.begin, seen.end};
+}
+
+template <int NT>
+static __device__ __forceinline__ void start_rows(const decode_args &a, const folioi_cuda_seq &s,
+                                                  int num_rows, int first_row, int *whole_begin,
+                                                  int *whole_end, row_state<NT> &rows)
+{
+    int t = threadIdx.x & 3;
+    int2 first = seen_keys(a, s, 0), last = first;
+    if (s.query_len > 1) last = seen_keys(a, s, s.query_len - 1);
+    *whole_begin = last.x;
+    *whole_end = first.y;
+#pragma unroll
+    for (int row = 0; row < 2 * NT; row++) {
+        int r = row_of(t, row);
+        int2 seen = first;
+        if (s.query_len > 1) seen = seen_keys(a, s, (first_row + r) / a.group);
+        rows.m[row] = -INFINITY;
+        rows.l[row] = 0.0f;
+        rows.begin[row] = r < num_rows ? seen.x : 0;
+        rows.end[row] = r < num_rows ? seen.y : 0;
+    }
+}
+
+template <int NT>
+static __device__ __forceinline__ void start_options(const decode_args &a, const folioi_cuda_seq &s,
+                                                     int seq, int num_rows, int first_row,
+                                                     int kv_head, const block_shared &sh,
+                                                     row_options<NT> &opt)
+{
+    int t = threadIdx.x & 3;
+    bool converted = a.layer.dtype == FOLIO_BF16 && !cache_is_bf16(a);
+#pragma unroll
+    for (int row = 0; row < 2 * NT; row++) {
+        int r = row_of(t, row);
+        int i = (first_row + r) / a.group, h = kv_head * a.group + (first_row + r) % a.group;
+        opt.factor[row] = a.layer.scale * a.layer.k.scale * (converted ? sh.q_factor[r] : 1.0f);
+        opt.slope[row] = 0.0f;
+        opt.bias[row] = 0;
+        opt.own[row] = s.first_query_pos + i - s.first_key_pos;
+        if (r >= num_rows) continue;
+        if (a.layer.slopes != NULL) opt.slope[row] = a.layer.slopes[h];
+        const int64_t *strides = a.layer.bias.strides;
+        opt.bias[row] = seq * strides[0] + h * strides[1] + i * strides[2];
+    }
+}
+
+/* ---- a tile's scores ---- */
+
+static __device__ __forceinline__ float bias_at(const decode_args &a, int64_t index)
+{
+    const folio_bias &b = a.layer.bias;
+    if (b.dtype == FOLIO_F32) return ((const float *)b.data)[index];
+    return half_bits_to_float(((const uint16_t *)b.data)[index], b.dtype == FOLIO_BF16);
+}
+
+/* Score from a dot product. */
+template <int NT>
+static __device__ __forceinline__ float option_score(const decode_args &a,
+                                                     const row_options<NT> &opt, int row, float dot,
+                                                     float by, int token, bool real)
+{
+    float x = dot * by;
+    if (a.layer.soft_cap > 0.0f) x = a.layer.soft_cap * tanhf(x / a.layer.soft_cap);
+    if (a.layer.slopes != NULL) x -= opt.slope[row] * fabsf((float)(opt.own[row] - token));
+    if (a.layer.bias.data != NULL && real) {
+        float bias = bias_at(a, opt.bias[row] + token * a.layer.bias.strides[3]);
+        x = bias == -INFINITY ? -INFINITY : x + bias;
+    }
+    return x;
+}
+
+/* Scores of a tile: scaled, every option applied, -inf where not seen. Returns whether some row does not
+ * see a token that is in the tile. hidden: lanes of the scores that are -inf. */
+template <int PLAIN, int NT>
+static __device__ __forceinline__ bool finish_scores(const decode_args &a, const tile_view &tile,
+                                                     const row_state<NT> &rows,
+                                                     const row_options<NT> &opt, int num_rows,
+                                                     bool whole, float s[NT][4],
+                                                     uint32_t hidden[NT][4])
+{
+    int lane = threadIdx.x & 31, g = lane / 4, t = lane & 3;
+    bool some = false;
+#pragma unroll
+    for (int n = 0; n < NT; n++) {
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            int row = 2 * n + (e & 1), token = tile.tile + g + (e & 2) * 4;
+            bool real = 8 * n + 2 * t + (e & 1) < num_rows;
+            bool inside = token >= tile.low && token < tile.high;
+            if constexpr (PLAIN == FOLIO_F16 || PLAIN == FOLIO_BF16) {
+                s[n][e] *= a.layer.scale;
+            } else if constexpr (PLAIN == FOLIO_INT8) {
+                s[n][e] *= opt.factor[row] * tile.scales[g + (e & 2) * 4];
+                hidden[n][e] = 0;
+            } else if constexpr (PLAIN != 0) {
+                s[n][e] *= opt.factor[row];
+            } else {
+                float by = tile.fresh ? a.layer.scale : opt.factor[row];
+                if (tile.scales != NULL) by *= tile.scales[g + (e & 2) * 4];
+                s[n][e] = option_score<NT>(a, opt, row, s[n][e], by, token, real && inside);
+            }
+            if (!whole && (!inside || token < rows.begin[row] || token >= rows.end[row]))
+                s[n][e] = -INFINITY;
+            if (!PLAIN || !whole) {
+                bool off = s[n][e] == -INFINITY;
+                hidden[n][e] = __ballot_sync(ALL_LANES, off);
+                some |= off && real && inside;
+            }
+        }
+    }
+    if (PLAIN && whole) return false;
+    return __any_sync(ALL_LANES, some);
+}
+
+/* Scores become probabilities; running maxima and sums go on. Returns whether alpha is not 1 somewhere. */
+template <int NT>
+static __device__ __forceinline__ bool soften(row_state<NT> &rows, float s[NT][4],
+                                              float alpha[2 * NT], bool wide)
+{
+    bool grown = false;
+#pragma unroll
+    for (int n = 0; n < NT; n++) {
+        if (n > 0 && !wide) break;
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            int row = 2 * n + e;
+            float m = fmaxf(rows.m[row], row_max(fmaxf(s[n][e], s[n][e + 2])));
+            float base = softmax_base(m);
+            alpha[row] = exp_to(rows.m[row], base);
+            grown |= m != rows.m[row];
+            rows.m[row] = m;
+            s[n][e] = exp_to(s[n][e], base);
+            s[n][e + 2] = exp_to(s[n][e + 2], base);
+            rows.l[row] = rows.l[row] * alpha[row] + s[n][e] + s[n][e + 2];
+        }
+    }
+    return __any_sync(ALL_LANES, grown);
+}
+
+#endif

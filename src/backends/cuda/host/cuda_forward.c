@@ -1,0 +1,154 @@
+/* cuda_forward.c: one layer's forward: new K and V are stored, then each kernel family computes its sequences. */
+#include "backends/cuda/host/cuda_plan.h"
+
+static folioi_cuda_layer layer_of(const folioi_call *call)
+{
+    const folio_attention_desc *a = call->attention;
+    const folio_tensors *t = &call->tensors;
+    folioi_cuda_layer l = {
+        .dtype = a->dtype,
+        .kv_dtype = a->kv_dtype,
+        .new_k_dtype = t->k.dtype,
+        .new_v_dtype = t->v.dtype,
+        .num_heads = a->num_heads,
+        .num_kv_heads = a->num_kv_heads,
+        .k_dims = a->k_head_size,
+        .v_dims = a->v_head_size,
+        .scale = a->scale,
+        .soft_cap = a->soft_cap,
+        .window_left = a->window_left,
+        .window_right = a->window_right,
+        .q = rows_of(&t->q),
+        .q_rows = t->q.tokens,
+        .out = rows_of(&t->out),
+        .new_k = rows_of(&t->k),
+        .new_v = rows_of(&t->v),
+        .lse = t->lse,
+        .lse_token = t->lse_token_stride,
+        .lse_head = t->lse_head_stride,
+        .slopes = t->slopes,
+        .sinks = t->sinks,
+        .bias = t->bias,
+        .cached = call->cached,
+        .append = call->append,
+    };
+    if (call->cached) {
+        l.block_size = call->layer.format->desc.block_size;
+        l.k = folioi_cuda_side_of(&call->layer, FOLIOI_K, t->k_scale);
+        l.v = folioi_cuda_side_of(&call->layer, FOLIOI_V, t->v_scale);
+    }
+    return l;
+}
+
+static folio_status store(const folioi_cuda_plan *p, const folioi_call *call)
+{
+    const folio_tensors *t = &call->tensors;
+    folioi_kv_tensors kv = {t->k, t->v, t->k_scale, t->v_scale};
+    bool cross = call->type == FOLIO_ATTENTION_ENCODER_DECODER;
+    const int64_t *slots = folioi_cuda_at(p, cross ? p->cross_slots : p->slots);
+    return folioi_cuda_store(call->shape->ctx, &call->layer, &kv, slots, t->k.tokens, call->stream);
+}
+
+/*
+ * Zeros that parts are counted in and that every launch leaves as zeros. The plan's own workspace begins with them. A caller's holds whatever
+ * it was used for, so the plan keeps counters for the first workspaces it meets, by address: forwards that run at once
+ * have different ones. Past those, zeros are written into the workspace each time.
+ */
+static folio_status find_counters(const folioi_cuda_plan *p, const folioi_call *call, size_t bytes,
+                                  int32_t **counters)
+{
+    *counters = (int32_t *)(void *)call->workspace;
+    if (!call->foreign_workspace) return FOLIO_OK;
+    for (int i = 0; i < FOLIOI_CUDA_WORKSPACES; i++) {
+        char *owner = NULL;
+        if (!atomic_compare_exchange_strong(&p->workspaces[i], &owner, call->workspace) &&
+            owner != call->workspace)
+            continue;
+        *counters = (int32_t *)(void *)((char *)folioi_cuda_at(p, p->counters) + (size_t)i * bytes);
+        return FOLIO_OK;
+    }
+    return folioi_cuda_status(cudaMemsetAsync(call->workspace, 0, bytes, call->stream),
+                              "clearing a workspace");
+}
+
+/*
+ * What a decode may read early. The first one since an update: nothing, for what makes the lists may be right ahead of
+ * it. Those after it begin when it has waited for that, if they are in the same stream, hence not in a caller's
+ * workspace, and in the same capture or in none. In a capture it is known too whether that decode is the one thing
+ * ahead; in a stream anybody's kernel may be. New rows that are read as given may be that decode's out.
+ */
+static folioi_cuda_early early_of(const folioi_cuda_plan *p, const folioi_call *call)
+{
+    folioi_cuda_capture now;
+    const folioi_cuda_ahead *ahead = p->ahead;
+    if (call->foreign_workspace || !ahead->is_there ||
+        !folioi_cuda_capture_of(call->stream, &now) || now.number != ahead->capture.number)
+        return FOLIOI_EARLY_NOTHING;
+    bool is_next = now.end != NULL && now.end == ahead->capture.end;
+    return is_next && call->cached && !call->append ? FOLIOI_EARLY_KEYS : FOLIOI_EARLY_LISTS;
+}
+
+static folio_status attend_decodes(const folioi_cuda_plan *p, const folioi_call *call,
+                                   const folioi_cuda_list *list, const folioi_cuda_layer *layer,
+                                   const folioi_cuda_step *step, int32_t *counters)
+{
+    TRY_CUDA(folioi_cuda_decode(layer, step, &list->decode, list->now.decode_rows,
+                                early_of(p, call), call->workspace, counters, call->stream),
+             "kernel decode");
+    if (!call->foreign_workspace)
+        p->ahead->is_there = folioi_cuda_capture_of(call->stream, &p->ahead->capture);
+    return FOLIO_OK;
+}
+
+static folio_status attend(const folioi_cuda_plan *p, const folioi_call *call,
+                           const folioi_cuda_list *list, const folioi_cuda_layer *layer,
+                           const folioi_cuda_step *step)
+{
+    cudaStream_t stream = call->stream;
+    int32_t *counters;
+    TRY(find_counters(p, call, list->decode.counter_bytes, &counters));
+    if (list->now.prefills)
+        TRY_CUDA(folioi_cuda_prefill(layer, step, &list->prefill, list->now.whole_tiles,
+                                     call->workspace, counters, stream),
+                 "kernel prefill");
+    if (list->now.decode_rows == 0) {
+        if (!p->may_pad) return FOLIO_OK;
+        return folioi_cuda_status(folioi_cuda_pad(layer, step, stream), "kernel pad");
+    }
+    return attend_decodes(p, call, list, layer, step, counters);
+}
+
+/* Do the kernels on tensor cores take all that this layer has? By the plan alone where the batch must not matter. */
+static bool is_taken(const folioi_cuda_list *list, const folioi_cuda_layer *layer)
+{
+    const folioi_cuda_work *work = list->limits.batch_invariant ? &list->limit : &list->now;
+    return (!work->prefills || folioi_cuda_prefill_takes(layer)) &&
+           (work->decode_rows == 0 || folioi_cuda_decode_takes(layer, &list->decode));
+}
+
+static folio_status run(const folioi_call *call)
+{
+    const folioi_cuda_plan *p = call->plan_state;
+    bool cross = call->type == FOLIO_ATTENTION_ENCODER_DECODER;
+    if (call->stores) TRY(store(p, call));
+    folioi_cuda_layer layer = layer_of(call);
+    folioi_cuda_step step = {
+        .counts = folioi_cuda_at(p, p->counts[call->type]),
+        .seqs = folioi_cuda_at(p, p->seqs[call->type]),
+        .blocks = folioi_cuda_at(p, cross ? p->cross_blocks : p->blocks),
+        .out_rows = call->tensors.out.tokens,
+    };
+    int32_t number = *folioi_cuda_list_number(p, call->attention_index, call->type);
+    if (number >= 0 && is_taken(&p->lists[number], &layer))
+        return attend(p, call, &p->lists[number], &layer, &step);
+    return folioi_cuda_status(folioi_cuda_plain(&layer, &step, call->stream), "kernel plain");
+}
+
+folio_status folioi_cuda_forward(const folioi_call *call)
+{
+    int before;
+    TRY(folioi_cuda_enter(call->shape->ctx, &before));
+    folio_status status = run(call);
+    folioi_cuda_leave(call->shape->ctx, before);
+    return status;
+}

@@ -1,0 +1,174 @@
+/* cuda_lists.c: which work lists a plan keeps, and what a step asks of them. */
+#include "backends/cuda/host/cuda_plan.h"
+#include "core/dtype.h"
+
+#include <string.h>
+
+static int64_t longest_query(const folio_plan_desc *d, folio_attention_type type)
+{
+    return type == FOLIO_ATTENTION_ENCODER ? min_i64(d->max_encoder_tokens, d->max_seq_len)
+                                           : d->max_query_len;
+}
+
+static folioi_cuda_list list_of(const folioi_plan_shape *shape, const folio_attention_desc *a,
+                                folio_attention_type type)
+{
+    const folio_plan_desc *d = &shape->desc;
+    int32_t group = a->num_heads / a->num_kv_heads;
+    int64_t longest = longest_query(d, type);
+    folioi_cuda_list list = {
+        .type = type,
+        .limits = {.max_seqs = d->max_seqs,
+                   .max_seq_len = d->max_seq_len,
+                   .num_heads = a->num_heads,
+                   .num_kv_heads = a->num_kv_heads,
+                   .k_dims = a->k_head_size,
+                   .v_dims = a->v_head_size,
+                   .kv_bytes = dtype_is_16_bit(a->kv_dtype) ? 2 : 1,
+                   .max_query_len = (int32_t)min_i64(longest, FOLIOI_DECODE_MAX_ROWS),
+                   .sm = device_of(shape->ctx)->sm,
+                   .batch_invariant = (d->flags & FOLIO_PLAN_BATCH_INVARIANT) != 0},
+        .limit.prefills = longest * group > FOLIOI_DECODE_MAX_ROWS,
+    };
+    int64_t rows = type == FOLIO_ATTENTION_ENCODER ? d->max_encoder_tokens : d->max_query_tokens;
+    list.prefill_limits = (folioi_cuda_prefill_limits){
+        .max_query_tokens = rows,
+        .max_seqs = min_i64(d->max_seqs, rows),
+        .max_query_len = longest,
+        .max_seq_len = d->max_seq_len,
+        .window_left = a->window_left,
+        .window_right = a->window_right,
+        .num_heads = a->num_heads,
+        .num_kv_heads = a->num_kv_heads,
+        .k_dims = a->k_head_size,
+        .v_dims = a->v_head_size,
+        .sm = list.limits.sm,
+        .batch_invariant = list.limits.batch_invariant,
+        .same_types = a->kv_dtype == a->dtype,
+    };
+    folioi_cuda_decode_init(&list.decode, &list.limits);
+    if (group <= FOLIOI_DECODE_MAX_ROWS) list.limit.decode_rows = list.decode.max_rows;
+    folioi_cuda_prefill_init(&list.prefill, &list.prefill_limits);
+    return list;
+}
+
+static bool is_same(const folioi_cuda_list *a, const folioi_cuda_list *b)
+{
+    return a->type == b->type && memcmp(&a->limits, &b->limits, sizeof a->limits) == 0 &&
+           memcmp(&a->prefill_limits, &b->prefill_limits, sizeof a->prefill_limits) == 0;
+}
+
+/* All lists, and prefill and decode of each, take turns in one workspace. Where counters of one end, those of all do: else one's sums would be another's
+ * counters. */
+static void share_counters(folioi_cuda_plan *p)
+{
+    size_t most = 0;
+    for (int32_t i = 0; i < p->num_lists; i++) {
+        const folioi_cuda_list *list = &p->lists[i];
+        if (list->decode.counter_bytes > most) most = list->decode.counter_bytes;
+        if (list->limit.prefills && list->prefill.counter_bytes > most)
+            most = list->prefill.counter_bytes;
+    }
+    for (int32_t i = 0; i < p->num_lists; i++) {
+        folioi_cuda_decode_plan *decode = &p->lists[i].decode;
+        folioi_cuda_prefill_plan *prefill = &p->lists[i].prefill;
+        decode->workspace_bytes += most - decode->counter_bytes;
+        decode->counter_bytes = most;
+        if (!p->lists[i].limit.prefills) continue;
+        prefill->workspace_bytes += most - prefill->counter_bytes;
+        prefill->counter_bytes = most;
+    }
+}
+
+void folioi_cuda_lists_init(folioi_cuda_plan *p)
+{
+    const folioi_plan_shape *shape = &p->shape;
+    for (int32_t i = 0; i < shape->desc.num_attentions; i++) {
+        const folio_attention_desc *a = &shape->attentions[i]->desc;
+        for (int t = 0; t < FOLIO_NUM_ATTENTION_TYPES; t++) {
+            int32_t *number = folioi_cuda_list_number(p, i, (folio_attention_type)t);
+            *number = -1;
+            if (!(shape->types[i] & FOLIO_ATTENTION_BIT(t)) || a->dtype == FOLIO_F32) continue;
+            folioi_cuda_list list = list_of(shape, a, (folio_attention_type)t);
+            for (*number = 0; *number < p->num_lists; ++*number)
+                if (is_same(&p->lists[*number], &list)) break;
+            if (*number == p->num_lists) p->lists[p->num_lists++] = list;
+        }
+    }
+    share_counters(p);
+}
+
+folio_status folioi_cuda_lists_start(folioi_cuda_plan *p)
+{
+    for (int32_t i = 0; i < p->num_lists; i++) {
+        folioi_cuda_list *list = &p->lists[i];
+        folioi_cuda_job job = {
+            .list = {.seqs = folioi_cuda_at(p, p->seqs[list->type]),
+                     .counts = folioi_cuda_at(p, p->counts[list->type]),
+                     .shape = list->prefill.shape,
+                     .room = list->prefill.room},
+            .rule = {.group = list->prefill.shape.group,
+                     .max_rows = list->decode.max_rows,
+                     .num_slots = list->decode.num_slots,
+                     .split_len = list->decode.split_len,
+                     .window_left = list->prefill.shape.window_left,
+                     .window_right = list->prefill.shape.window_right,
+                     .block_size = p->shape.desc.block_size},
+        };
+        list->prefill.list = folioi_cuda_at(p, list->items);
+        if (list->limit.prefills) /* items may be read before it is known that they are none */
+            TRY_CUDA(cudaMemset(list->prefill.list, 0, list->prefill.list_bytes), "filling memory");
+        job.list.head = folioi_cuda_prefill_head(&list->prefill);
+        job.list.items = folioi_cuda_prefill_items(&list->prefill);
+        list->decode.schedule = folioi_cuda_at(p, list->schedule);
+        job.table = folioi_cuda_decode_table(&list->decode);
+        bool cross = list->type == FOLIO_ATTENTION_ENCODER_DECODER;
+        bool cached = cross || list->type == FOLIO_ATTENTION_DECODER;
+        if (cached && job.rule.block_size % 16 == 0 && job.rule.block_size > 0)
+            job.table.blocks = folioi_cuda_at(p, cross ? p->cross_blocks : p->blocks);
+        folioi_cuda_job *jobs = folioi_cuda_at(p, p->jobs);
+        for (int decode = 0; decode <= 1; decode++) {
+            if (decode ? list->limit.decode_rows == 0 : !list->limit.prefills) continue;
+            job.is_decode = decode;
+            TRY_CUDA(cudaMemcpy(&jobs[p->num_jobs++], &job, sizeof job, cudaMemcpyHostToDevice),
+                     "copying a plan");
+        }
+    }
+    return FOLIO_OK;
+}
+
+static folioi_cuda_work work_of(const folioi_prefill_shape *shape, const folioi_cuda_seq *seqs,
+                                int64_t num_seqs)
+{
+    folioi_cuda_work work = {0, false, 0};
+    int64_t num_prefills = 0;
+    for (int64_t i = 0; i < num_seqs; i++) {
+        int32_t rows = (int32_t)min_i64((int64_t)seqs[i].query_len * shape->group, INT32_MAX);
+        if (rows > FOLIOI_DECODE_MAX_ROWS) {
+            work.prefills = true;
+            num_prefills++;
+            work.whole_tiles += ceil_div(seqs[i].query_len, shape->queries);
+        } else if (rows > work.decode_rows) work.decode_rows = rows;
+    }
+    if (!prefill_are_whole(shape, work.whole_tiles, num_prefills) ||
+        !prefill_are_chunks(work.whole_tiles, num_prefills))
+        work.whole_tiles = 0;
+    return work;
+}
+
+/* A graph is launched for all that may come, and a batch-invariant plan never chooses by the batch. */
+void folioi_cuda_lists_update(folioi_cuda_plan *p, folio_attention_type type,
+                              const folioi_cuda_seq *seqs, int64_t num_seqs)
+{
+    for (int32_t i = 0; i < p->num_lists; i++) {
+        folioi_cuda_list *list = &p->lists[i];
+        if (list->type != type) continue;
+        list->now = list->limit;
+        if (folioi_cuda_is_graph(p) || seqs == NULL) continue;
+        folioi_cuda_work work = work_of(&list->prefill.shape, seqs, num_seqs);
+        list->now.prefills = work.prefills;
+        list->now.whole_tiles = work.whole_tiles;
+        if (work.decode_rows == 0 || !list->limits.batch_invariant)
+            list->now.decode_rows = work.decode_rows;
+    }
+}

@@ -1,0 +1,93 @@
+/*
+ * cuda_plan.h: a plan on the device. All that kernels read of a step lies in one arena, at places that never move: a
+ * captured graph finds the next step's there.
+ */
+#ifndef FOLIOI_CUDA_PLAN_H
+#define FOLIOI_CUDA_PLAN_H
+
+#include "backends/cuda/decode/decode.h"
+#include "backends/cuda/host/cuda_backend.h"
+#include "backends/cuda/prefill/prefill.h"
+#include "backends/cuda/step/cuda_schedule.h"
+
+enum { FOLIOI_CUDA_STAGES = 2 };     /* the host fills one while the other is on its way */
+enum { FOLIOI_CUDA_WORKSPACES = 8 }; /* of callers that a plan keeps counters for */
+
+/** One array of a plan: where it lies in the arena, and how many bytes it can have. */
+typedef struct folioi_cuda_place {
+    size_t at, bytes;
+} folioi_cuda_place;
+
+/** What a launch must be ready for: the step's, or in a graph plan all that may come. */
+typedef struct folioi_cuda_work {
+    int32_t decode_rows; /* most rows of a sequence that decode kernels compute; 0: there is none */
+    bool prefills;       /* some sequence has more rows than those take                           */
+    int64_t whole_tiles; /* tiles of prompts and chunks, if the host knows that none is cut       */
+} folioi_cuda_work;
+
+/** The step's work lists for one attention as one type; attentions of one shape share them. */
+typedef struct folioi_cuda_list {
+    folio_attention_type type;
+    folioi_cuda_decode_limits limits;
+    folioi_cuda_prefill_limits prefill_limits;
+    folioi_cuda_decode_plan decode;
+    folioi_cuda_prefill_plan prefill;
+    folioi_cuda_place schedule, items;
+    folioi_cuda_work limit, now; /* within the plan's limits; in the step at hand */
+} folioi_cuda_list;
+
+/**
+ * The last decode in the plan's own workspace since the last update: where it was launched. One forward at a time is
+ * there.
+ */
+typedef struct folioi_cuda_ahead {
+    bool is_there;
+    folioi_cuda_capture capture; /* with it */
+} folioi_cuda_ahead;
+
+typedef struct folioi_cuda_plan {
+    folioi_plan_shape shape;
+    folioi_cuda_place counts[FOLIO_NUM_ATTENTION_TYPES], seqs[FOLIO_NUM_ATTENTION_TYPES];
+    folioi_cuda_place blocks, cross_blocks, slots, cross_slots, jobs, problems, num_checked;
+    folioi_cuda_place
+        counters; /* [FOLIOI_CUDA_WORKSPACES][counter_bytes]; zeros between forwards */
+    size_t staged_bytes, bytes; /* the arena's first part is copied from a stage */
+    char *device, *stage[FOLIOI_CUDA_STAGES];
+    cudaEvent_t copied[FOLIOI_CUDA_STAGES]; /* the copy out of a stage is done */
+    int turn;
+    bool may_pad;   /* out may have rows that no sequence has */
+    uint64_t *word; /* in host memory: what the device found last; see folioi_cuda_report_word */
+    folioi_cuda_list *lists; /* [num_attentions * FOLIO_NUM_ATTENTION_TYPES], num_lists used */
+    int32_t *list_of;        /* [num_attentions][FOLIO_NUM_ATTENTION_TYPES], -1: none */
+    int32_t num_lists, num_jobs;
+    folioi_cuda_ahead *ahead;
+    _Atomic(char *)
+        *workspaces; /* [FOLIOI_CUDA_WORKSPACES]: whose the counters are; NULL: nobody's yet */
+} folioi_cuda_plan;
+
+static inline void *folioi_cuda_at(const folioi_cuda_plan *p, folioi_cuda_place place)
+{
+    return p->device + place.at;
+}
+
+static inline bool folioi_cuda_is_graph(const folioi_cuda_plan *p)
+{
+    return (p->shape.desc.flags & FOLIO_PLAN_GRAPH) != 0;
+}
+
+/** Where list_of has the number of an attention's list as one type. */
+static inline int32_t *folioi_cuda_list_number(const folioi_cuda_plan *p, int32_t attention,
+                                               folio_attention_type type)
+{
+    return &p->list_of[attention * FOLIO_NUM_ATTENTION_TYPES + (int)type];
+}
+
+/** Lists of all 16-bit attentions of the plan, without their places. */
+void folioi_cuda_lists_init(folioi_cuda_plan *p);
+/** Write the jobs that make them to the device; the arena is there. */
+folio_status folioi_cuda_lists_start(folioi_cuda_plan *p);
+/** What the step's sequences of a type, in host memory, ask of the lists. */
+void folioi_cuda_lists_update(folioi_cuda_plan *p, folio_attention_type type,
+                              const folioi_cuda_seq *seqs, int64_t num_seqs);
+
+#endif

@@ -1,0 +1,259 @@
+/* move.cu: rows stored in and gathered from a cache, blocks copied, states merged. A warp for each row of a head. */
+#include "backends/cuda/host/launch.h"
+#include "backends/cuda/instructions.h"
+#include "backends/cuda/move/cuda_move.h"
+#include "backends/cuda/stored_rows.h"
+#include "backends/cuda/warp.h"
+#include "core/dtype.h"
+
+#include <math.h>
+
+namespace {
+
+constexpr int THREADS = 128;
+
+__device__ int64_t unit_index() { return ((int64_t)blockIdx.x * THREADS + threadIdx.x) / WARP; }
+
+unsigned blocks_for(int64_t units) { return (unsigned)ceil_div(units * WARP, THREADS); }
+
+/* max|x| / 127 over a row, NaN where one is NaN. */
+__device__ float int8_scale(const folioi_cuda_move &m, int64_t index)
+{
+    float largest = 0.0f;
+    bool nan = false;
+    for (int32_t d = threadIdx.x % WARP; d < m.dims; d += WARP) {
+        float x = fabsf(load_f32(m.rows.data, m.rows_dtype, index + d));
+        nan |= x != x;
+        largest = fmaxf(largest, x);
+    }
+    largest = warp_max(largest);
+    return __any_sync(ALL_LANES, nan) ? NAN : largest / 127.0f;
+}
+
+/* A token's row as it is, 16 bytes a lane: from the caller's rows to the cache, or back. */
+__device__ void copy_row(const folioi_cuda_move &m, int64_t row, int64_t stored, int32_t token,
+                         bool is_store)
+{
+    int elem = m.dtype == FOLIO_F32 ? 4 : 2;
+    char *theirs = (char *)m.rows.data + row * elem;
+    char *ours = const_cast<char *>(m.side.base) + stored * elem;
+    bool paged = has_pages(m.side.at);
+    for (int32_t i = threadIdx.x % WARP * 16; i < m.dims * elem; i += WARP * 16) {
+        uint4 *t = (uint4 *)(theirs + i), *o = (uint4 *)(ours + row_byte(paged, token, i));
+        if (is_store) *o = *t;
+        else *t = *o;
+    }
+}
+
+/* Launched for K (y 0) and V (y 1). */
+__global__ void store_rows(const __grid_constant__ folioi_cuda_moves moves)
+{
+    let_next_begin();
+    const folioi_cuda_move &m = moves.part[blockIdx.y];
+    int64_t unit = unit_index(), row = unit / m.num_heads, head = unit % m.num_heads;
+    await_kernels_ahead();
+    if (row >= moves.num_slots || moves.slots[row] < 0) return;
+    int64_t block = moves.slots[row] / m.block_size, token = moves.slots[row] % m.block_size;
+    int64_t from = row * m.rows.token + head * m.rows.head;
+    int64_t to = address_token(&m.side.at, block, head, token);
+    char *base = const_cast<char *>(m.side.base);
+    if (m.is_copy) {
+        copy_row(m, from, to, (int32_t)token, true);
+        return;
+    }
+    float scale = m.side.scale;
+    if (m.side.scales != nullptr) {
+        scale = int8_scale(m, from);
+        if (threadIdx.x % WARP == 0)
+            const_cast<float *>(
+                m.side.scales)[address_token(&m.side.scales_at, block, head, token)] = scale;
+    }
+    for (int32_t d = threadIdx.x % WARP; d < m.dims; d += WARP) {
+        float x = load_f32(m.rows.data, m.rows_dtype, from + d);
+        if (scale != 1.0f) x = scale == 0.0f ? 0.0f : x / scale;
+        store_f32(base, m.dtype, to + address_dim(&m.side.at, token, d), x);
+    }
+}
+
+__global__ void gather_rows(const __grid_constant__ folioi_cuda_moves moves)
+{
+    const folioi_cuda_move &m = moves.part[blockIdx.y];
+    int64_t unit = unit_index(), row = unit / m.num_heads, head = unit % m.num_heads;
+    if (m.rows.data == nullptr || row >= moves.num_slots) return;
+    int64_t slot = moves.slots[row], to = row * m.rows.token + head * m.rows.head;
+    int64_t block = slot < 0 ? 0 : slot / m.block_size, token = slot < 0 ? 0 : slot % m.block_size;
+    int64_t from = address_token(&m.side.at, block, head, token);
+    if (m.is_copy && slot >= 0) {
+        copy_row(m, to, from, (int32_t)token, false);
+        return;
+    }
+    float scale = slot < 0 ? 0.0f
+                  : m.side.scales != nullptr
+                      ? m.side.scales[address_token(&m.side.scales_at, block, head, token)]
+                      : m.side.scale;
+    for (int32_t d = threadIdx.x % WARP; d < m.dims; d += WARP) {
+        float x = 0.0f;
+        if (slot >= 0)
+            x = load_f32(m.side.base, m.dtype, from + address_dim(&m.side.at, token, d)) * scale;
+        store_f32(m.rows.data, m.rows_dtype, to + d, x);
+    }
+}
+
+/* Bytes that lie together, by a warp. Eight loads at a time: one that crosses to the host's memory takes long. */
+template <typename V> __device__ void copy_run(char *to, const char *from, int64_t bytes)
+{
+    constexpr int DEEP = 8;
+    for (int64_t at = threadIdx.x % WARP; at * (int64_t)sizeof(V) < bytes; at += WARP * DEEP) {
+        V x[DEEP];
+#pragma unroll
+        for (int i = 0; i < DEEP; i++)
+            if ((at + i * WARP) * (int64_t)sizeof(V) < bytes)
+                x[i] = ((const V *)from)[at + i * WARP];
+#pragma unroll
+        for (int i = 0; i < DEEP; i++)
+            if ((at + i * WARP) * (int64_t)sizeof(V) < bytes) ((V *)to)[at + i * WARP] = x[i];
+    }
+}
+
+/* A token whose numbers lie apart on one of the sides, `unit` of them together. */
+__device__ void copy_apart(char *to, const char *from, int64_t token, const folioi_cuda_way &w,
+                           int elem)
+{
+    for (int32_t d = threadIdx.x % WARP * w.unit; d < w.dims; d += WARP * w.unit) {
+        char *t = to + address_dim(&w.to, token, d) * elem;
+        const char *f = from + address_dim(&w.from, token, d) * elem;
+        if (w.unit > 1) *(uint4 *)t = *(const uint4 *)f;
+        else if (elem == 4) *(uint32_t *)t = *(const uint32_t *)f;
+        else if (elem == 2) *(uint16_t *)t = *(const uint16_t *)f;
+        else *t = *f;
+    }
+}
+
+/* A run of one head of a block of K or V in one layer, as stored. */
+template <typename V>
+__device__ void move_run(const folioi_cuda_blocks &b, int part, int64_t layer, int64_t pair,
+                         int64_t head, int64_t first, int32_t tokens)
+{
+    const folioi_cuda_way &w = b.way[part];
+    int64_t from_block = b.pairs[pair][0], to_block = b.pairs[pair][1];
+    const char *from =
+        b.bases[part][0][layer] + address_token(&w.from, from_block, head, first) * b.elem;
+    char *to = b.bases[part][1][layer] + address_token(&w.to, to_block, head, first) * b.elem;
+    if (w.run > 0) copy_run<V>(to, from, (int64_t)tokens * w.dims * b.elem);
+    else copy_apart(to, from, first, w, b.elem);
+    const float *from_scales = (const float *)b.bases[part][2][layer];
+    float *to_scales = (float *)b.bases[part][3][layer];
+    if (from_scales == nullptr) return;
+    for (int64_t t = first + threadIdx.x % WARP; t < first + tokens; t += WARP)
+        to_scales[address_token(&w.to_scales, to_block, head, t)] =
+            from_scales[address_token(&w.from_scales, from_block, head, t)];
+}
+
+/* A unit is a run: of all layers, pairs and heads, K's and V's of a head one after another. */
+template <typename V> __global__ void move_blocks(const __grid_constant__ folioi_cuda_blocks b)
+{
+    int32_t k_tokens = b.way[0].run > 0 ? b.way[0].run : 1;
+    int32_t v_tokens = b.way[1].run > 0 ? b.way[1].run : 1;
+    int64_t k_runs = b.block_size / k_tokens, runs = k_runs + b.block_size / v_tokens;
+    int64_t units = runs * b.num_heads * b.num_layers * b.num_pairs;
+    for (int64_t unit = unit_index(); unit < units; unit += (int64_t)gridDim.x * THREADS / WARP) {
+        int64_t run = unit % runs, head = unit / runs % b.num_heads;
+        int64_t rest = unit / runs / b.num_heads, layer = rest % b.num_layers;
+        int64_t pair = rest / b.num_layers;
+        if (run < k_runs) move_run<V>(b, 0, layer, pair, head, run * k_tokens, k_tokens);
+        else move_run<V>(b, 1, layer, pair, head, (run - k_runs) * v_tokens, v_tokens);
+    }
+}
+
+__device__ float lse_of(const folioi_cuda_part &p, int64_t row, int64_t head)
+{
+    return p.lse[row * p.lse_token + head * p.lse_head];
+}
+
+/* The weight of part i is exp(lse_i - max) / sum; an empty part, its lse infinite, is not read. */
+__global__ void merge_states(const __grid_constant__ folioi_cuda_merge m)
+{
+    int64_t unit = unit_index(), row = unit / m.num_heads, head = unit % m.num_heads;
+    if (row >= m.num_rows) return;
+    const folioi_cuda_part *parts = m.parts != nullptr ? m.parts : m.few;
+    float largest = -INFINITY, sum = 0.0f;
+    for (int64_t i = 0; i < m.num_parts; i++) {
+        float lse = lse_of(parts[i], row, head);
+        if ((lse > largest && lse < INFINITY) || lse != lse) largest = lse;
+        if (lse != lse) break;
+    }
+    for (int64_t i = 0; i < m.num_parts; i++) {
+        float lse = lse_of(parts[i], row, head);
+        if (!isinf(lse)) sum += expf(lse - largest);
+    }
+    __syncwarp(); /* out's lse may be a part's own */
+    for (int32_t d = threadIdx.x % WARP; d < m.dims; d += WARP) {
+        float x = 0.0f;
+        for (int64_t i = 0; i < m.num_parts; i++) {
+            const folioi_cuda_part &p = parts[i];
+            float lse = lse_of(p, row, head);
+            if (isinf(lse)) continue;
+            x += expf(lse - largest) / sum *
+                 load_f32(p.out.data, p.dtype, row * p.out.token + head * p.out.head + d);
+        }
+        store_f32(m.out.out.data, m.out.dtype, row * m.out.out.token + head * m.out.out.head + d,
+                  x);
+    }
+    __syncwarp();
+    if (m.out.lse != nullptr && threadIdx.x % WARP == 0)
+        const_cast<float *>(m.out.lse)[row * m.out.lse_token + head * m.out.lse_head] =
+            sum == 0.0f ? -INFINITY : largest + logf(sum);
+}
+
+} // namespace
+
+static dim3 grid_of(const folioi_cuda_moves *m)
+{
+    return dim3(blocks_for(m->num_slots * m->part[0].num_heads), 2);
+}
+
+/* Code that was made on the way from PTX of an earlier card does not wait. */
+bool folioi_cuda_can_overlap(void)
+{
+    cudaFuncAttributes f = {};
+    if (cudaFuncGetAttributes(&f, store_rows) != cudaSuccess) (void)cudaGetLastError();
+    return f.ptxVersion >= 90 && f.binaryVersion >= 90;
+}
+
+cudaError_t folioi_cuda_store_rows(const folioi_cuda_moves *moves, cudaStream_t stream)
+{
+    if (moves->num_slots == 0) return cudaSuccess;
+    return launch_kernel(store_rows, grid_of(moves), THREADS, 0, moves->overlaps != 0, *moves,
+                         stream);
+}
+
+cudaError_t folioi_cuda_gather_rows(const folioi_cuda_moves *moves, cudaStream_t stream)
+{
+    if (moves->num_slots == 0) return cudaSuccess;
+    gather_rows<<<grid_of(moves), THREADS, 0, stream>>>(*moves);
+    return cudaGetLastError();
+}
+
+cudaError_t folioi_cuda_move_blocks(const folioi_cuda_blocks *b, cudaStream_t stream)
+{
+    int64_t runs = 0;
+    for (int part = 0; part < 2; part++)
+        runs += b->way[part].run > 0 ? b->block_size / b->way[part].run : b->block_size;
+    int64_t units = runs * b->num_heads * b->num_layers * b->num_pairs;
+    if (units == 0) return cudaSuccess;
+    unsigned grid = blocks_for(units);
+    if (b->max_grid > 0 && grid > (unsigned)b->max_grid) grid = (unsigned)b->max_grid;
+    if (b->vector == 16) move_blocks<uint4><<<grid, THREADS, 0, stream>>>(*b);
+    else if (b->vector == 4) move_blocks<uint32_t><<<grid, THREADS, 0, stream>>>(*b);
+    else if (b->vector == 2) move_blocks<uint16_t><<<grid, THREADS, 0, stream>>>(*b);
+    else move_blocks<uint8_t><<<grid, THREADS, 0, stream>>>(*b);
+    return cudaGetLastError();
+}
+
+cudaError_t folioi_cuda_merge_states(const folioi_cuda_merge *merge, cudaStream_t stream)
+{
+    int64_t units = merge->num_rows * merge->num_heads;
+    if (units == 0) return cudaSuccess;
+    merge_states<<<blocks_for(units), THREADS, 0, stream>>>(*merge);
+    return cudaGetLastError();
+}

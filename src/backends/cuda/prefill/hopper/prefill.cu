@@ -1,0 +1,288 @@
+/*
+ * prefill.cu: prefill on Hopper: 16-bit K and V in native pages, head size 128. As many blocks as multiprocessors take tiles
+ * until there are none. Of a block's three warpgroups two compute, each 64 rows of a tile, and one loads for them:
+ *
+ *   step:  Q K^T of this key tile, P V of the one before | both on their way, softmax of this one under P V
+ *   end:   the last P V, Q K^T of the next tile          | out is stored under that
+ *
+ * Q is in registers. Weights P are in the registers that their scores came in.
+ */
+#include "backends/cuda/prefill/hopper/prefill.h"
+
+#include "backends/cuda/prefill/hopper/prefill_load.h"
+#include "backends/cuda/prefill/hopper/prefill_slow.h"
+
+static __device__ __forceinline__ void release(const uint64_t &barrier)
+{
+    if (threadIdx.x % WARP == 0) barrier_arrive(shared_address(&barrier));
+}
+
+/* The warp's rows of q to registers; their place is free then. */
+static __device__ __forceinline__ void load_q(uint32_t (&q)[32], const hopper_memory &m)
+{
+    int lane = fresh_lane(), row = (int)threadIdx.x / WARP * 16 + lane % 16;
+    uint32_t from = m.q() + row * 128;
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        int unit = (i % 4 * 2 + lane / 16) ^ lane % 8;
+        ldmatrix(&q[4 * i], from + i / 4 * Q_PANEL_BYTES + unit * 16);
+    }
+    __syncwarp();
+    release(m.sh().q_emptied);
+}
+
+/* Scores of the first N keys of a stage. */
+template <typename T, int N>
+static __device__ __forceinline__ void score_keys(float (&s)[64], const uint32_t (&q)[32],
+                                                  uint32_t kv, int stage)
+{
+    uint64_t k = matrix_at(kv + stage * STAGE_BYTES, 16, HALF_BYTES);
+    multiply_rows<T, N, 0>(s, q, k);
+#pragma unroll
+    for (int i = 1; i < 8; i++)
+        multiply_rows<T, N, 1>(s, q + 4 * i, k + (i / 4 * PANEL_BYTES + i % 4 * 32) / 16);
+}
+
+/* Weights times V of the first PAGES pages of a stage. */
+template <typename T, int PAGES>
+static __device__ __forceinline__ void add_values(float (&o)[64], const uint32_t (&p)[32],
+                                                  uint32_t kv, int stage, int add)
+{
+    uint64_t v = matrix_at(kv + stage * STAGE_BYTES + HALF_BYTES / 2, PANEL_BYTES, HALF_BYTES);
+    multiply_columns<T>(o, p, v, add);
+#pragma unroll
+    for (int i = 1; i < PAGES; i++) multiply_columns<T>(o, p + 4 * i, v + i * PAGE_BYTES / 16, 1);
+}
+
+/* One key tile, and the values of the one before it, of which PAGES pages have weights. */
+template <typename T, int PAGES, bool MASKED>
+static __device__ __forceinline__ void step(const hopper_args &a, const hopper_memory &m,
+                                            const hopper_tile &t, const uint32_t (&q)[32],
+                                            float (&s)[64], float (&o)[64], uint32_t (&p)[32],
+                                            row_sums &r, const common_keys &all, stage_at &at,
+                                            int32_t first_key, int add)
+{
+    int before = at.stage;
+    at.step();
+    bulk_wait(shared_address(&m.sh().filled[at.stage]), at.phase);
+    products_begin();
+    score_keys<T, KEYS>(s, q, m.kv(), at.stage);
+    products_commit();
+    add_values<T, PAGES>(o, p, m.kv(), before, add);
+    products_commit();
+    products_wait<1>();
+    products_ready(s);
+    if (MASKED && (first_key < all.begin || first_key + KEYS > all.end)) {
+        products_wait<0>(); /* masks need registers */
+        mask<KEYS>(s, a, t, first_key);
+    }
+    raise_base<T, KEYS, false>(s, r, a.scale_log2);
+    weigh<KEYS>(s, r, a.scale_log2);
+    products_wait<0>();
+    products_ready(o);
+    release(m.sh().emptied[before]);
+    rescale(o, r);
+    pack_weights<T, KEYS>(p, s);
+}
+
+/* Weights of a tile's first key tile, N columns wide. */
+template <typename T, int N>
+static __device__ __forceinline__ void start_tile(const hopper_args &a, const hopper_tile &t,
+                                                  float (&s)[64], uint32_t (&p)[32], row_sums &r,
+                                                  const common_keys &all, int32_t first_key)
+{
+    if (first_key < all.begin || first_key + N > all.end) mask<N>(s, a, t, first_key);
+    raise_base<T, N, true>(s, r, a.scale_log2);
+    weigh<N>(s, r, a.scale_log2);
+    if (t.is_ragged) quiet_rows(r, a, t);
+    pack_weights<T, N>(p, s);
+}
+
+/* Scores of the next tile's first keys, N columns wide, while this one is stored; where it is whole. */
+template <typename T, int N, bool WHOLE>
+static __device__ __forceinline__ uint32_t end_tile(const hopper_args &a, const hopper_memory &m,
+                                                    const hopper_tile &t, const uint32_t (&q)[32],
+                                                    float (&s)[64], float (&o)[64],
+                                                    const row_sums &r, int before, int stage)
+{
+    products_begin();
+    score_keys<T, N>(s, q, m.kv(), stage);
+    products_commit();
+    products_wait<1>();
+    products_ready(o);
+    release(m.sh().emptied[before]);
+    uint32_t is_odd = 0;
+    if (WHOLE || t.num_parts == 1) is_odd = store_rows<T>(a, t, o, r);
+    products_wait<0>();
+    products_ready(s);
+    return is_odd;
+}
+
+/*
+ * WHOLE: tiles see all keys up to the end of each of their rows. No window begins within a key tile, and none is cut; rows
+ * end in the last two key tiles.
+ */
+template <typename T, bool WHOLE>
+static __device__ __forceinline__ void compute_all(const hopper_args &a, const hopper_memory &m,
+                                                   int warp)
+{
+    int group = warp / 4;
+    float s[64], o[64];
+    uint32_t p[32], q[32];
+    row_sums r;
+    stage_at at = {0, 0};
+    uint32_t count = 0; /* of tiles */
+    hopper_shared &sh = m.sh();
+    bulk_wait(shared_address(&sh.q_filled), 0); /* which comes after the tile */
+    const hopper_tile *t = &sh.tiles[0];
+    if (!t->is_none) {
+        load_q(q, m);
+        bulk_wait(shared_address(&sh.filled[0]), 0);
+        products_begin();
+        score_keys<T, KEYS>(s, q, m.kv(), 0);
+        products_commit();
+        products_wait<0>();
+        products_ready(s);
+    }
+    while (!t->is_none) { /* scores of its last keys are there */
+        common_keys all = keys_of_group(a, *t, group);
+        int32_t i = last_keys(*t), first = WHOLE ? 0 : first_keys(*t);
+        if (ends_early(*t)) {
+            start_tile<T, KEYS / 2>(a, *t, s, p, r, all, i * KEYS);
+            if (i > first) step<T, 4, true>(a, m, *t, q, s, o, p, r, all, at, --i * KEYS, 0);
+        } else {
+            start_tile<T, KEYS>(a, *t, s, p, r, all, i * KEYS);
+            if (i > first) step<T, 8, true>(a, m, *t, q, s, o, p, r, all, at, --i * KEYS, 0);
+        }
+        while (i > first) step<T, 8, !WHOLE>(a, m, *t, q, s, o, p, r, all, at, --i * KEYS, 1);
+        int before = at.stage;
+        at.step();
+        products_begin();
+        add_values<T, 8>(o, p, m.kv(), before, last_keys(*t) > first);
+        products_commit();
+        int place = count++ % TILES_AHEAD;
+        bulk_wait(shared_address(&sh.q_filled), count & 1);
+        const hopper_tile *next = &sh.tiles[count % TILES_AHEAD];
+        load_q(q, m);
+        uint32_t is_odd;
+        bool is_none = next->is_none;
+        if (!is_none) bulk_wait(shared_address(&sh.filled[at.stage]), at.phase);
+        if (!is_none && ends_early(*next))
+            is_odd = end_tile<T, KEYS / 2, WHOLE>(a, m, *t, q, s, o, r, before, at.stage);
+        else is_odd = end_tile<T, KEYS, WHOLE>(a, m, *t, q, s, o, r, before, at.stage);
+        if (!WHOLE && t->num_parts > 1) is_odd = store_part<T>(a, *t, o, r);
+        if (__any_sync(ALL_LANES, is_odd)) compute_slowly<T>(a, *t, warp * 16, is_odd);
+        if (!WHOLE && t->num_parts > 1) {
+            if (is_none) break;
+            end_part<T, 4>(a, *t, true);
+        }
+        __syncwarp();
+        release(sh.tile_emptied[place]);
+        t = next;
+    }
+    if (!WHOLE && !t->is_none) end_part<T, 16>(a, *t, false); /* registers are free by now */
+}
+
+static __device__ __forceinline__ void start_barriers(hopper_shared *sh)
+{
+    for (int i = 0; i < STAGES; i++) {
+        barrier_init(shared_address(&sh->filled[i]), 1);
+        barrier_init(shared_address(&sh->emptied[i]), 8); /* a lane of each warp that computes */
+    }
+    barrier_init(shared_address(&sh->q_filled), 1);
+    barrier_init(shared_address(&sh->q_emptied), 8);
+    for (int i = 0; i < TILES_AHEAD; i++) {
+        barrier_init(shared_address(&sh->tile_filled[i]), 1);
+        barrier_init(shared_address(&sh->tile_emptied[i]), 8);
+    }
+    bulk_fence();
+}
+
+template <typename T, bool WHOLE>
+static __global__ void __launch_bounds__(THREADS, 1)
+    hopper_prefill(const __grid_constant__ hopper_args a)
+{
+    extern __shared__ __align__(1024) char memory[];
+    hopper_memory m = {memory};
+    if (threadIdx.x == 0) start_barriers(&m.sh());
+    __syncthreads();
+    int warp = __shfl_sync(ALL_LANES, threadIdx.x / WARP, 0);
+    if (warp >= 8) {
+        give_registers<40>();
+        if (warp == 8) load_all_keys(a, m);
+        else if (warp == 9) take_tiles(a, m);
+        else if (warp == 10) load_all_queries(a, m);
+    } else {
+        take_registers<232>();
+        compute_all<T, WHOLE>(a, m, warp);
+    }
+}
+
+template <typename T, bool WHOLE>
+static cudaError_t launch(const hopper_args *a, const folioi_cuda_sm *sm, int blocks,
+                          cudaStream_t stream)
+{
+    auto kernel = hopper_prefill<T, WHOLE>;
+    cudaError_t error = folioi_cuda_prepare(sm->ready, (const void *)kernel, SHARED_BYTES, false);
+    if (error != cudaSuccess) return error;
+    kernel<<<blocks, THREADS, SHARED_BYTES, stream>>>(*a);
+    return cudaGetLastError();
+}
+
+bool folioi_cuda_hopper_takes(const folioi_cuda_layer *l, const folioi_cuda_sm *sm)
+{
+    bool has_options =
+        l->soft_cap > 0 || l->slopes != NULL || l->bias.data != NULL || !(l->scale > 0);
+    return sm->capability == 90 && sm->describe_tensor != NULL && l->cached && !l->append &&
+           !has_options && l->kv_dtype == l->dtype && l->k_dims == DIMS && l->v_dims == DIMS &&
+           folioi_cuda_has_pages(&l->k) && l->k.at.token_tile_stride * 2 == HALF_BYTES &&
+           folioi_cuda_rows_aligned(&l->q, 2, 16) && folioi_cuda_rows_aligned(&l->out, 2, 16);
+}
+
+/* Boxes of half the numbers of a tile's rows of q. False: the strides are none for a tensor map. */
+static bool describe_queries(hopper_args *a, const folioi_cuda_sm *sm)
+{
+    const folioi_cuda_layer *l = &a->layer;
+    cuuint64_t dims[3] = {DIMS, (cuuint64_t)l->num_heads, (cuuint64_t)l->q_rows};
+    cuuint64_t strides[2] = {(cuuint64_t)l->q.head * 2, (cuuint64_t)l->q.token * 2};
+    cuuint32_t box[3] = {64, (cuuint32_t)a->heads, (cuuint32_t)a->queries}, steps[3] = {1, 1, 1};
+    CUtensorMapDataType type =
+        l->dtype == FOLIO_F16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+    decltype(&cuTensorMapEncodeTiled) encode = (decltype(encode))sm->describe_tensor;
+    return encode(&a->q, type, 3, l->q.data, dims, strides, box, steps,
+                  CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                  CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                  CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+cudaError_t folioi_cuda_hopper_prefill(const folioi_cuda_layer *layer, const folioi_cuda_step *step,
+                                       const folioi_cuda_prefill_plan *plan, int64_t whole_tiles,
+                                       char *workspace, int32_t *counters, cudaStream_t stream)
+{
+    hopper_args a = {};
+    a.layer = *layer;
+    a.blocks = step->blocks;
+    a.head = folioi_cuda_prefill_head(plan);
+    a.items = folioi_cuda_prefill_items(plan);
+    a.counters = counters;
+    a.part_out = (float *)(workspace + plan->counter_bytes);
+    a.part_lse = a.part_out + plan->room.rows * layer->num_kv_heads * DIMS;
+    a.group = layer->num_heads / layer->num_kv_heads;
+    a.heads = a.group < ROWS ? a.group : ROWS;
+    a.inverse = (65536u + (uint32_t)a.heads - 1) / (uint32_t)a.heads;
+    a.head_parts = (int32_t)ceil_div(a.group, a.heads);
+    a.queries = ROWS / a.heads;
+    a.units = layer->num_kv_heads * a.head_parts;
+    a.block_pages = layer->block_size / PAGE_KEYS;
+    a.scale_log2 = layer->scale * LOG2E;
+    int64_t most = plan->room.items * a.units;
+    if (most == 0) return cudaSuccess;
+    if (most > INT32_MAX - plan->sm.count) return cudaErrorInvalidConfiguration;
+    if (!describe_queries(&a, &plan->sm)) return cudaErrorNotSupported;
+    int blocks = (int)(most < plan->sm.count ? most : plan->sm.count);
+    bool is_whole = whole_tiles > 0 && layer->window_left < 0 && layer->window_right < 0;
+    auto with = layer->dtype == FOLIO_F16 ? is_whole ? launch<__half, true> : launch<__half, false>
+                : is_whole ? launch<__nv_bfloat16, true>
+                                          : launch<__nv_bfloat16, false>;
+    return with(&a, &plan->sm, blocks, stream);
+}

@@ -1,0 +1,139 @@
+/*
+ * prefill_parts.h: parts of a tile whose keys are cut (prefill_list.h). Out and lse of each part, as if its keys were all, go
+ * to the workspace, as backends/cuda/prefill_parts.h has them. When all are there, warps that have nothing else to do take
+ * rows and add up their parts, each in the order of parts: whoever takes a row, it comes to the same bits.
+ *
+ *   counters of a cut tile and unit: warps that stored their rows, rows taken, warps gone, 1 unused
+ */
+#ifndef FOLIOI_CUDA_HOPPER_PARTS_H
+#define FOLIOI_CUDA_HOPPER_PARTS_H
+
+#include "backends/cuda/prefill/hopper/prefill_store.h"
+
+/* Where a row of a part lies, in rows of one kv head. */
+static __device__ __forceinline__ int64_t part_row(const hopper_args &a, const hopper_tile &t,
+                                                   int32_t part, row_place p)
+{
+    int32_t rows = (t.past_query - t.first_query) * a.group;
+    int64_t row = t.store + (int64_t)part * rows + (p.query - t.first_query) * a.group + p.head -
+                  t.kv_head * a.group;
+    return row * a.layer.num_kv_heads + t.kv_head;
+}
+
+/* store_rows of a part. */
+template <typename T>
+static __device__ __forceinline__ uint32_t store_part(const hopper_args &a, const hopper_tile &t,
+                                                      const float (&o)[64], const row_sums &r)
+{
+    int lane = fresh_lane(), row = (int)threadIdx.x / WARP * 16 + lane / 4;
+    uint32_t is_odd = 0;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        row_place p = place_of(a, t, row + 8 * i);
+        bool is_row = p.query >= 0;
+        row_result end = end_row<T>(r, i, false, 0.0f);
+        int64_t at = part_row(a, t, t.part, p);
+        float *out = a.part_out + at * DIMS + lane % 4 * 2, odd = 0.0f;
+#pragma unroll
+        for (int j = 0; j < DIMS / 8; j++) {
+            float2 two = make_float2(o[4 * j + 2 * i] * end.by, o[4 * j + 2 * i + 1] * end.by);
+            odd = fmaf(two.x, 0.0f, fmaf(two.y, 0.0f, odd));
+            if (is_row) __stcg((float2 *)(out + j * 8), two);
+        }
+        if (is_row && lane % 4 == 0) __stcg(a.part_lse + at * 2, end.lse);
+        if (is_row && (odd != 0.0f || end.is_lost)) is_odd |= 1 << i;
+    }
+    return is_odd;
+}
+
+/* How often a warp with nothing else to do looks whether all parts are there: about 50 us. */
+#define HOPPER_LOOKS 64
+
+/* Are all parts of the tile there? The others have more to do, and leave the merge to the warp that ends the last one. */
+static __device__ __forceinline__ bool await_parts(int32_t *counter, int32_t all, bool has_more)
+{
+    int32_t done = add_in_order(counter, 1) + 1;
+#pragma unroll 1
+    for (int i = 0; done < all && !has_more && i < HOPPER_LOOKS; i++) {
+        __nanosleep(100);
+        done = load_in_order(counter);
+    }
+    return done == all;
+}
+
+/* Four dims of some parts of a row, and their lse: all on their way from memory at once. */
+template <int PARTS> struct parts_of_row {
+    float4 out[PARTS];
+    float lse[PARTS];
+
+    __device__ __forceinline__ void load(const float *out_at, const float *lse_at, int64_t step,
+                                         int32_t first, int32_t num_parts)
+    {
+#pragma unroll
+        for (int i = 0; i < PARTS; i++) {
+            int64_t row = min(first + i, num_parts - 1) * step;
+            out[i] = __ldcg((const float4 *)(out_at + row * DIMS));
+            lse[i] = __ldcg(lse_at + row * 2);
+        }
+    }
+};
+
+/* A row's parts added up; a lane has 4 dims. */
+template <typename T, int PARTS>
+static __device__ __forceinline__ void merge_row(const hopper_args &a, const hopper_tile &t,
+                                                 row_place p)
+{
+    int lane = threadIdx.x % WARP;
+    int64_t at = part_row(a, t, 0, p), step = part_row(a, t, 1, p) - at;
+    const float *lse = a.part_lse + at * 2, *out = a.part_out + at * DIMS + lane * 4;
+    parts_of_row<PARTS> parts;
+    parts.load(out, lse, step, 0, t.num_parts);
+    float largest = -CUDART_INF_F;
+    for (int32_t part = lane; part < t.num_parts; part += WARP)
+        largest = fmaxf(largest, __ldcg(lse + part * step * 2));
+    largest = warp_max(largest);
+    float base = softmax_base(largest), sum = 0.0f;
+    float4 all = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll 1
+    for (int32_t first = 0; first < t.num_parts; first += PARTS) {
+        if (first > 0) parts.load(out, lse, step, first, t.num_parts);
+#pragma unroll
+        for (int i = 0; i < PARTS; i++) {
+            if (first + i >= t.num_parts) break;
+            float by = exp2_approx((parts.lse[i] - base) * LOG2E);
+            float4 x = parts.out[i];
+            all = make_float4(fmaf(x.x, by, all.x), fmaf(x.y, by, all.y), fmaf(x.z, by, all.z),
+                              fmaf(x.w, by, all.w));
+            sum += by;
+        }
+    }
+    float sink = a.layer.sinks != NULL ? a.layer.sinks[p.head] : -CUDART_INF_F;
+    put_row<T>(a, t, p, all, largest, sum, sink);
+}
+
+/*
+ * The warp has stored its rows of a part. Rows are merged by whatever warps are there, each taking one after another; PARTS
+ * of one are fetched at once.
+ */
+template <typename T, int PARTS>
+static __device__ __forceinline__ void end_part(const hopper_args &a, const hopper_tile &t,
+                                                bool has_more)
+{
+    int32_t *counter = a.counters + 4 * (1 + (int64_t)t.counter * a.units + t.unit);
+    int32_t warps = 8 * t.num_parts, rows = (t.past_query - t.first_query) * a.heads;
+    int lane = threadIdx.x % WARP, row = rows;
+    __syncwarp();
+    if (lane == 0 && await_parts(counter, warps, has_more)) row = atomicAdd(counter + 1, 1);
+#pragma unroll 1
+    for (;;) {
+        int32_t now = __shfl_sync(ALL_LANES, row, 0);
+        if (now >= rows) break;
+        if (lane == 0) row = atomicAdd(counter + 1, 1); /* the next one's number comes meanwhile */
+        row_place p = place_of(a, t, now);
+        if (p.query >= 0) merge_row<T, PARTS>(a, t, p);
+    }
+    if (lane == 0 && add_in_order(counter + 2, 1) == warps - 1)
+        counter[0] = counter[1] = counter[2] = 0; /* nobody else is here */
+}
+
+#endif

@@ -1,0 +1,181 @@
+/*
+ * prefill_scores.h: what a warpgroup does with scores: -inf for keys that a row does not see, and weights relative to a
+ * reference of each row, which follows the row's largest score only when that has grown by much (lazily): sums are rescaled
+ * seldom then.
+ */
+#ifndef FOLIOI_CUDA_HOPPER_SCORES_H
+#define FOLIOI_CUDA_HOPPER_SCORES_H
+
+#include "backends/cuda/prefill/hopper/prefill_tile.h"
+
+#include <limits.h>
+
+/* The lane's number, anew: what follows from it takes no registers across key tiles. */
+static __device__ __forceinline__ int fresh_lane(void)
+{
+    int lane = threadIdx.x % WARP;
+    asm volatile("" : "+r"(lane));
+    return lane;
+}
+
+/*
+ * By how much a score may pass its row's reference, and by how much weights are lifted, in log2. f16 ends at 2^16, and its
+ * small numbers lose their digits.
+ */
+template <typename T> struct weight_range {
+    static constexpr float SLACK = 8.0f, LIFT = 0.0f;
+};
+template <> struct weight_range<__half> {
+    static constexpr float SLACK = 3.0f, LIFT = 12.0f;
+};
+
+/* Where references begin: below every score that is not rescued by the slow way, and finite. */
+constexpr float LOWEST = -1e30f;
+
+/* A thread's two rows. */
+struct row_sums {
+    float base[2];   /* the reference less the lift, in log2 */
+    float sum[2];    /* of this thread's keys, lifted */
+    float factor[2]; /* sums of values are to be multiplied with it, where rescaled */
+    bool rescaled;
+};
+
+/* Keys that all rows of a warpgroup see. */
+struct common_keys {
+    int32_t begin, end;
+};
+
+/* What a row sees; of one that is none, any key. */
+static __device__ __forceinline__ folioi_range seen_by(const hopper_args &a, const hopper_tile &t,
+                                                       int row)
+{
+    row_place p = place_of(a, t, row);
+    if (p.query < 0) return {0, INT_MAX};
+    return keys_of(t, p.query - t.first_query);
+}
+
+/* Later rows see later keys. */
+static __device__ __forceinline__ common_keys keys_of_group(const hopper_args &a,
+                                                            const hopper_tile &t, int group)
+{
+    uint32_t row = (uint32_t)(group * GROUP_ROWS);
+    int32_t first = (int32_t)(row * a.inverse >> 16);
+    int32_t last = (int32_t)((row + GROUP_ROWS - 1) * a.inverse >> 16);
+    return {keys_of(t, last).begin, keys_of(t, first).end};
+}
+
+/* Those of a thread's columns, two of every 8, that lie before one: a bit each. */
+static __device__ __forceinline__ uint32_t columns_before(int32_t column)
+{
+    int32_t n = max(0, min(column, KEYS)), count = n / 8 * 2 + min(n % 8, 2);
+    return (uint32_t)((1ull << count) - 1);
+}
+
+/* The first N columns of the scores of keys from `first` on: -inf where a row does not see the key. */
+template <int N>
+static __device__ __forceinline__ void mask(float (&s)[64], const hopper_args &a,
+                                            const hopper_tile &t, int32_t first)
+{
+    int lane = fresh_lane(), row = (int)threadIdx.x / WARP * 16 + lane / 4;
+    first += lane % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        folioi_range seen = seen_by(a, t, row + 8 * i);
+        uint32_t bits = columns_before(seen.end - first) & ~columns_before(seen.begin - first);
+#pragma unroll
+        for (int j = 0; j < N / 4; j++)
+            if (!(bits >> j & 1)) s[4 * (j / 2) + 2 * i + j % 2] = -CUDART_INF_F;
+    }
+}
+
+/* References follow what N columns of scores have grown to. */
+template <typename T, int N, bool FIRST>
+static __device__ __forceinline__ void raise_base(const float (&s)[64], row_sums &r, float scale)
+{
+    using W = weight_range<T>;
+    float x0 = s[0], x1 = s[2];
+#pragma unroll
+    for (int j = 0; j < N / 8; j++) {
+        x0 = fmaxf(x0, fmaxf(s[4 * j], s[4 * j + 1]));
+        x1 = fmaxf(x1, fmaxf(s[4 * j + 2], s[4 * j + 3]));
+    }
+    x0 *= scale;
+    x1 *= scale;
+    r.rescaled = false;
+    constexpr float MOST = W::LIFT + W::SLACK;
+    bool has_grown = x0 > r.base[0] + MOST || x1 > r.base[1] + MOST;
+    if (FIRST || __any_sync(ALL_LANES, has_grown)) {
+#pragma unroll
+        for (int i = 1; i < 4; i *= 2) {
+            x0 = fmaxf(x0, __shfl_xor_sync(ALL_LANES, x0, i));
+            x1 = fmaxf(x1, __shfl_xor_sync(ALL_LANES, x1, i));
+        }
+        if constexpr (FIRST) {
+            r.base[0] = fmaxf(x0, LOWEST) - W::LIFT;
+            r.base[1] = fmaxf(x1, LOWEST) - W::LIFT;
+            r.sum[0] = r.sum[1] = 0.0f;
+        } else {
+            x0 = fmaxf(x0 - W::LIFT, r.base[0]);
+            x1 = fmaxf(x1 - W::LIFT, r.base[1]);
+            r.factor[0] = exp2_approx(r.base[0] - x0);
+            r.factor[1] = exp2_approx(r.base[1] - x1);
+            r.base[0] = x0;
+            r.base[1] = x1;
+            r.sum[0] *= r.factor[0];
+            r.sum[1] *= r.factor[1];
+            r.rescaled = true;
+        }
+    }
+}
+
+/* N columns of scores become weights. */
+template <int N>
+static __device__ __forceinline__ void weigh(float (&s)[64], row_sums &r, float scale)
+{
+    float even[2] = {0.0f, 0.0f}, odd[2] = {0.0f, 0.0f};
+#pragma unroll
+    for (int j = 0; j < N / 8; j++) {
+        s[4 * j] = exp2_approx(fmaf(s[4 * j], scale, -r.base[0]));
+        s[4 * j + 1] = exp2_approx(fmaf(s[4 * j + 1], scale, -r.base[0]));
+        s[4 * j + 2] = exp2_approx(fmaf(s[4 * j + 2], scale, -r.base[1]));
+        s[4 * j + 3] = exp2_approx(fmaf(s[4 * j + 3], scale, -r.base[1]));
+        even[0] += s[4 * j];
+        odd[0] += s[4 * j + 1];
+        even[1] += s[4 * j + 2];
+        odd[1] += s[4 * j + 3];
+    }
+    r.sum[0] += even[0] + odd[0];
+    r.sum[1] += even[1] + odd[1];
+}
+
+/* Rows that are none hold numbers of others, and must not rescale those of the tile: no score passes their reference. */
+static __device__ __forceinline__ void quiet_rows(row_sums &r, const hopper_args &a,
+                                                  const hopper_tile &t)
+{
+    int lane = fresh_lane(), row = (int)threadIdx.x / WARP * 16 + lane / 4;
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+        if (place_of(a, t, row + 8 * i).query < 0) r.base[i] = CUDART_INF_F;
+}
+
+/* N columns of weights as factors of V: what a thread has of a product is what it gives to one. */
+template <typename T, int N>
+static __device__ __forceinline__ void pack_weights(uint32_t (&p)[32], const float (&s)[64])
+{
+#pragma unroll
+    for (int j = 0; j < 32; j++) p[j] = j < N / 4 ? pack<T>(s[2 * j], s[2 * j + 1]) : 0;
+}
+
+static __device__ __forceinline__ void rescale(float (&o)[64], const row_sums &r)
+{
+    if (!r.rescaled) return;
+#pragma unroll
+    for (int j = 0; j < 16; j++) {
+        o[4 * j] *= r.factor[0];
+        o[4 * j + 1] *= r.factor[0];
+        o[4 * j + 2] *= r.factor[1];
+        o[4 * j + 3] *= r.factor[1];
+    }
+}
+
+#endif

@@ -1,0 +1,105 @@
+/*
+ * prefill_slow.h: rows computed again, one after another, each by the keys it sees alone: where V of another key is NaN or
+ * infinite, or scores are so large that their rounding counts. A lane has 4 dims. Rare, and slow.
+ */
+#ifndef FOLIOI_CUDA_HOPPER_SLOW_H
+#define FOLIOI_CUDA_HOPPER_SLOW_H
+
+#include "backends/cuda/prefill/hopper/prefill_parts.h"
+
+/* Four numbers. */
+template <typename T> static __device__ __forceinline__ float4 widen_four(uint2 x)
+{
+    constexpr bool BF16 = IS_BF16<T>;
+    return make_float4(
+        half_bits_to_float((uint16_t)x.x, BF16), half_bits_to_float((uint16_t)(x.x >> 16), BF16),
+        half_bits_to_float((uint16_t)x.y, BF16), half_bits_to_float((uint16_t)(x.y >> 16), BF16));
+}
+
+/* What one row has come to. */
+struct slow_row {
+    float largest, sum; /* scores in natural units */
+    float4 out;
+};
+
+/* Keys [key, end), at most AT_ONCE. */
+template <typename T, int AT_ONCE>
+static __device__ __forceinline__ void add_keys(const hopper_args &a, const hopper_tile &t,
+                                                slow_row &r, float4 q, int32_t key, int32_t end)
+{
+    int lane = threadIdx.x % WARP;
+    uint2 k[AT_ONCE], v[AT_ONCE];
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; i++) {
+        int32_t j = min(key + i, end - 1), index = j / a.layer.block_size;
+        int32_t token = j - index * a.layer.block_size;
+        int64_t block = __ldg(a.blocks + t.sequence.table + index);
+        int64_t at =
+            2 * stored_row(a.layer.k.at, block, t.kv_head, token) + row_byte(true, token, lane * 8);
+        k[i] = *(const uint2 *)(a.layer.k.base + at);
+        v[i] = *(const uint2 *)(a.layer.v.base + at);
+    }
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; i++) {
+        float4 x = widen_four<T>(k[i]), y = widen_four<T>(v[i]);
+        float score =
+            warp_sum(fmaf(q.x, x.x, fmaf(q.y, x.y, fmaf(q.z, x.z, q.w * x.w)))) * a.layer.scale;
+        if (key + i >= end || score == -CUDART_INF_F) continue;
+        float largest = fmaxf(r.largest, score), base = softmax_base(largest);
+        float shrink = exp2f((r.largest - base) * LOG2E), weight = exp2f((score - base) * LOG2E);
+        if (r.largest == -CUDART_INF_F) shrink = 0.0f;
+        r.largest = largest;
+        r.sum = r.sum * shrink + weight;
+        r.out =
+            make_float4(fmaf(weight, y.x, r.out.x * shrink), fmaf(weight, y.y, r.out.y * shrink),
+                        fmaf(weight, y.z, r.out.z * shrink), fmaf(weight, y.w, r.out.w * shrink));
+    }
+}
+
+/* A row of a part. */
+static __device__ __forceinline__ void put_part(const hopper_args &a, const hopper_tile &t,
+                                                row_place p, const slow_row &r)
+{
+    int64_t at = part_row(a, t, t.part, p);
+    int lane = threadIdx.x % WARP;
+    bool any = r.sum != 0.0f; /* or NaN */
+    float by = any ? 1.0f / r.sum : 0.0f;
+    float4 x = any ? r.out : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    __stcg((float4 *)(a.part_out + at * DIMS + lane * 4),
+           make_float4(x.x * by, x.y * by, x.z * by, x.w * by));
+    if (lane == 0)
+        __stcg(a.part_lse + at * 2,
+               any ? softmax_base(r.largest) + log2f(r.sum) * LN2 : -CUDART_INF_F);
+}
+
+/* Those of the warp's 16 rows that are odd: is_odd has a bit for each of a thread's two rows. */
+template <typename T>
+static __device__ __forceinline__ void compute_slowly(const hopper_args &a, const hopper_tile &t,
+                                                      int first, uint32_t is_odd)
+{
+    const folioi_cuda_layer &l = a.layer;
+    int lane = threadIdx.x % WARP;
+    uint32_t lanes[2] = {__ballot_sync(ALL_LANES, is_odd & 1),
+                         __ballot_sync(ALL_LANES, is_odd & 2)};
+    __syncwarp();
+#pragma unroll 1
+    for (int i = 0; i < 16; i++) {
+        if (!((i < 8 ? lanes[0] : lanes[1]) >> i % 8 * 4 & 15)) continue;
+        row_place p = place_of(a, t, first + i);
+        folioi_range seen = keys_of(t, p.query - t.first_query);
+        int64_t at = t.sequence.query_row + p.query;
+        const uint16_t *from =
+            (const uint16_t *)l.q.data + at * l.q.token + p.head * l.q.head + lane * 4;
+        float4 q = widen_four<T>(*(const uint2 *)from);
+        slow_row r = {-CUDART_INF_F, 0.0f, {0.0f, 0.0f, 0.0f, 0.0f}};
+#pragma unroll 1
+        for (int32_t key = seen.begin; key < seen.end; key += 4)
+            add_keys<T, 4>(a, t, r, q, key, seen.end);
+        if (t.num_parts == 1) {
+            float sink = l.sinks != NULL ? l.sinks[p.head] : -CUDART_INF_F;
+            put_row<T>(a, t, p, r.out, r.largest, r.sum, sink);
+        } else put_part(a, t, p, r);
+    }
+}
+
+#endif

@@ -1,0 +1,293 @@
+/*
+ * decode_schedule.h: who reads which keys in a decode step. Sequences lie one after another on a line,
+ * each as long as its keys plus a fixed cost; the line is cut into num_slots equal stretches, and slot b
+ * (one block per kv head) does what lies in stretch b:
+ *
+ *   | seq 0        | seq 1 | seq 2                          | seq 3  |
+ *   |    slot 0       |    slot 1       |     slot 2      |   slot 3 |
+ *
+ * A few slots are left empty where that saves most cuts: 64 equal sequences fit 32 slots and not 33.
+ * With split_len > 0 keys are cut at its multiples instead, whatever the batch, and a part goes to the
+ * slot its middle lies in. Plain C: the device runs it with many threads, host tests with one.
+ */
+#ifndef FOLIOI_DECODE_SCHEDULE_H
+#define FOLIOI_DECODE_SCHEDULE_H
+
+#include "backends/cuda/step/cuda_step.h"
+
+#define FOLIOI_DECODE_CUT 64        /* cuts lie at multiples of this many keys           */
+#define FOLIOI_DECODE_ITEM_COST 192 /* what an item costs beside its keys, in keys       */
+#define FOLIOI_DECODE_CUT_COST 320  /* what a cut costs: an item more, and the merge     */
+
+/** A stretch of one sequence's keys; a multiple of 16 bytes. */
+typedef struct folioi_decode_item {
+    int32_t seq, begin, end; /* begin == end: the sequence has no key to see */
+    int32_t part, num_parts; /* of the sequence                               */
+    int32_t store;           /* part 0's place in the workspace; num_parts > 1 */
+    int32_t slot, unused[3];
+    folioi_cuda_seq sequence; /* a copy, so that it comes with the item */
+} folioi_decode_item;
+
+#define FOLIOI_DECODE_KEPT 8
+#define FOLIOI_DECODE_TILES 32
+
+/**
+ * A slot: its items, and the first of them once more, so that a block has all in one load; and where the first item's
+ * first tiles of 16 keys lie, so that the load of those need not wait for another one. A multiple of 16 bytes.
+ */
+typedef struct folioi_decode_slot {
+    int32_t begin, end; /* among the schedule's items */
+    int32_t unused[2];
+    folioi_decode_item kept[FOLIOI_DECODE_KEPT]; /* past the slot's end: zeros */
+    int32_t blocks[FOLIOI_DECODE_TILES];         /* -1: not known */
+} folioi_decode_slot;
+
+/** A schedule in device memory. */
+typedef struct folioi_decode_table {
+    folioi_decode_slot *slots; /* [num_slots] */
+    folioi_decode_item *items;
+    const int32_t *blocks; /* the step's block tables, if each block holds whole tiles; else NULL */
+} folioi_decode_table;
+
+/** What the schedule depends on beside the sequences. */
+typedef struct folioi_decode_rule {
+    int32_t group, max_rows, num_slots, split_len;
+    int64_t window_left, window_right;
+    int64_t block_size;
+} folioi_decode_rule;
+
+/** Keys that some row of a sequence sees, and how they are cut. */
+typedef struct folioi_decode_span {
+    int64_t base;       /* cuts are at base + n * FOLIOI_DECODE_CUT, or at multiples of split_len */
+    int32_t begin, end; /* as key_range_of says */
+    int32_t taken;      /* 0: decode has nothing to do for it */
+} folioi_decode_span;
+
+/** Items and workspace places, counted. */
+typedef struct folioi_decode_count {
+    int32_t items, stores;
+} folioi_decode_count;
+
+SHARED_INLINE int64_t decode_clamp(int64_t x, int64_t low, int64_t high)
+{
+    return x < low ? low : x > high ? high : x;
+}
+
+SHARED_INLINE folioi_decode_span decode_span(const folioi_decode_rule *rule,
+                                             const folioi_cuda_seq *s)
+{
+    folioi_decode_span span = {0, 0, 0, 0};
+    if (s->query_len <= 0 || (int64_t)s->query_len * rule->group > rule->max_rows) return span;
+    span.begin = seq_keys(s, rule->window_left, rule->window_right, 0).begin;
+    span.end = seq_keys(s, rule->window_left, rule->window_right, s->query_len - 1).end;
+    if (span.begin > span.end) span.begin = span.end;
+    span.base = span.begin / 16 * 16;
+    span.taken = 1;
+    return span;
+}
+
+/** Fixed parts: number of the first, and how many. */
+SHARED_INLINE int32_t decode_fixed_parts(const folioi_decode_rule *rule,
+                                         const folioi_decode_span *span, int32_t *first)
+{
+    *first = span->begin / rule->split_len;
+    if (span->begin >= span->end) return 1;
+    return (span->end - 1) / rule->split_len + 1 - *first;
+}
+
+SHARED_INLINE int64_t decode_cost(const folioi_decode_rule *rule, const folioi_decode_span *span)
+{
+    if (!span->taken) return 0;
+    int32_t first, parts = 1;
+    if (rule->split_len > 0) parts = decode_fixed_parts(rule, span, &first);
+    return span->end - span->base + (int64_t)parts * FOLIOI_DECODE_ITEM_COST;
+}
+
+#define FOLIOI_DECODE_CHOICES 3
+
+/** How many slots choice c uses: all of them, or 1/32 or 2/32 fewer; 0: no such choice. */
+SHARED_INLINE int32_t decode_choice(const folioi_decode_rule *rule, int32_t c)
+{
+    if (c > 0 && (rule->split_len > 0 || rule->num_slots < 32)) return 0;
+    return rule->num_slots - c * (rule->num_slots / 32);
+}
+
+/** Is a choice with fewer slots better than all of them? It must save half of the cuts, and longer stretches must
+ * cost less than a cut in each. */
+SHARED_INLINE int32_t decode_better(const folioi_decode_rule *rule, int32_t items, int64_t stretch,
+                                    int32_t all_items, int64_t all_stretch)
+{
+    return items <= all_items - rule->num_slots / 2 &&
+           stretch <= all_stretch + FOLIOI_DECODE_CUT_COST;
+}
+
+/** Length of a slot's stretch; never under one cut, so that no part between two cuts is empty. */
+SHARED_INLINE int64_t decode_stretch(int32_t num_slots, int64_t total)
+{
+    int64_t stretch = (total + num_slots - 1) / num_slots;
+    return stretch < FOLIOI_DECODE_CUT ? FOLIOI_DECODE_CUT : stretch;
+}
+
+/** Key at which the end of slot b cuts a sequence that starts at x. */
+SHARED_INLINE int32_t decode_cut(const folioi_decode_span *span, int64_t x, int64_t stretch,
+                                 int64_t b)
+{
+    int64_t keys = (b + 1) * stretch - x - FOLIOI_DECODE_ITEM_COST + FOLIOI_DECODE_CUT / 2;
+    keys = keys < 0 ? 0 : keys / FOLIOI_DECODE_CUT * FOLIOI_DECODE_CUT;
+    return (int32_t)decode_clamp(span->base + keys, span->begin, span->end);
+}
+
+/** Slots of the first and last part of a sequence at x. */
+SHARED_INLINE void decode_slots(const folioi_decode_rule *rule, const folioi_decode_span *span,
+                                int64_t x, int64_t stretch, int64_t *first, int64_t *last)
+{
+    *first = x / stretch;
+    *last = (x + decode_cost(rule, span) - 1) / stretch;
+    while (*first < *last && decode_cut(span, x, stretch, *first) <= span->begin) ++*first;
+    while (*first < *last && decode_cut(span, x, stretch, *last - 1) >= span->end) --*last;
+}
+
+/** How many parts a sequence at x has; *first: fixed part or slot of part 0. */
+SHARED_INLINE int32_t decode_parts(const folioi_decode_rule *rule, const folioi_decode_span *span,
+                                   int64_t x, int64_t stretch, int64_t *first)
+{
+    if (!span->taken) return 0;
+    if (rule->split_len > 0) {
+        int32_t number, parts = decode_fixed_parts(rule, span, &number);
+        *first = number;
+        return parts;
+    }
+    int64_t last;
+    decode_slots(rule, span, x, stretch, first, &last);
+    return (int32_t)(last - *first + 1);
+}
+
+/** Part p of `parts`: its keys and slot. */
+SHARED_INLINE void decode_part(const folioi_decode_rule *rule, const folioi_decode_span *span,
+                               int64_t x, int64_t stretch, int64_t first, int32_t parts, int32_t p,
+                               folioi_decode_item *item)
+{
+    item->part = p;
+    item->num_parts = parts;
+    item->begin = span->begin;
+    item->end = span->end;
+    int64_t slot = first + p;
+    if (rule->split_len > 0) {
+        int64_t low = (first + p) * rule->split_len;
+        if (p > 0) item->begin = (int32_t)low;
+        if (p + 1 < parts) item->end = (int32_t)(low + rule->split_len);
+        int64_t cost = FOLIOI_DECODE_ITEM_COST + item->end - item->begin;
+        int64_t at = x + (int64_t)p * FOLIOI_DECODE_ITEM_COST + item->begin - span->base;
+        slot = (at + cost / 2) / stretch;
+    } else {
+        if (p > 0) item->begin = decode_cut(span, x, stretch, slot - 1);
+        if (p + 1 < parts) item->end = decode_cut(span, x, stretch, slot);
+    }
+    item->slot = (int32_t)decode_clamp(slot, 0, rule->num_slots - 1);
+}
+
+/** First item of slot b among items in rising order of slots. */
+SHARED_INLINE int32_t decode_slot_begin(const folioi_decode_item *items, int32_t num_items,
+                                        int32_t b)
+{
+    int32_t low = 0, high = num_items;
+    while (low < high) {
+        int32_t middle = low + (high - low) / 2;
+        if (items[middle].slot < b) low = middle + 1;
+        else high = middle;
+    }
+    return low;
+}
+
+/** Where slot b begins, and the one before it ends; b up to num_slots. */
+SHARED_INLINE void decode_bound_slot(const folioi_decode_rule *rule,
+                                     const folioi_decode_table *table, int32_t num_items, int32_t b)
+{
+    int32_t at = decode_slot_begin(table->items, num_items, b);
+    if (b < rule->num_slots) table->slots[b].begin = at;
+    if (b > 0) table->slots[b - 1].end = at;
+}
+
+/** Item n % FOLIOI_DECODE_KEPT of a slot that has its bounds. */
+SHARED_INLINE void decode_keep_item(const folioi_decode_table *table, int32_t n)
+{
+    folioi_decode_item none = {0};
+    folioi_decode_slot *slot = &table->slots[n / FOLIOI_DECODE_KEPT];
+    int32_t i = n % FOLIOI_DECODE_KEPT;
+    slot->kept[i] = slot->begin + i < slot->end ? table->items[slot->begin + i] : none;
+    if (i == 0) slot->unused[0] = slot->unused[1] = 0;
+}
+
+/** Block n % FOLIOI_DECODE_TILES of a slot that has its items. */
+SHARED_INLINE void decode_keep_block(const folioi_decode_rule *rule,
+                                     const folioi_decode_table *table, int32_t n)
+{
+    folioi_decode_slot *slot = &table->slots[n / FOLIOI_DECODE_TILES];
+    const folioi_decode_item *item = &slot->kept[0];
+    int32_t i = n % FOLIOI_DECODE_TILES, key = (item->begin / 16 + i) * 16;
+    bool is_there = table->blocks != 0 && slot->begin < slot->end && key < item->end;
+    slot->blocks[i] = is_there ? table->blocks[item->sequence.table + key / rule->block_size] : -1;
+}
+
+/** Cost of sequences [first, last). */
+SHARED_INLINE int64_t decode_cost_of(const folioi_decode_rule *rule, const folioi_cuda_seq *seqs,
+                                     int32_t first, int32_t last)
+{
+    int64_t cost = 0;
+    for (int32_t s = first; s < last; s++) {
+        folioi_decode_span span = decode_span(rule, &seqs[s]);
+        cost += decode_cost(rule, &span);
+    }
+    return cost;
+}
+
+/** Items of sequences [first, last), the first of them at x. items == NULL only counts. */
+SHARED_INLINE folioi_decode_count decode_items(const folioi_decode_rule *rule,
+                                               const folioi_cuda_seq *seqs, int32_t first,
+                                               int32_t last, int64_t x, int64_t stretch,
+                                               folioi_decode_count start, folioi_decode_item *items)
+{
+    folioi_decode_count at = start;
+    for (int32_t s = first; s < last; s++) {
+        folioi_decode_span span = decode_span(rule, &seqs[s]);
+        int64_t first_slot = 0;
+        int32_t parts = decode_parts(rule, &span, x, stretch, &first_slot);
+        for (int32_t p = 0; items != 0 && p < parts; p++) {
+            folioi_decode_item *item = &items[at.items + p];
+            decode_part(rule, &span, x, stretch, first_slot, parts, p, item);
+            item->seq = s;
+            item->store = at.stores;
+            item->unused[0] = item->unused[1] = item->unused[2] = 0;
+            item->sequence = seqs[s];
+        }
+        at.items += parts;
+        at.stores += parts > 1 ? parts : 0;
+        x += decode_cost(rule, &span);
+    }
+    return at;
+}
+
+/** The whole schedule by one thread; returns the number of items. */
+static inline int32_t decode_schedule_host(const folioi_decode_rule *rule,
+                                           const folioi_cuda_seq *seqs, int32_t num_seqs,
+                                           const folioi_decode_table *table)
+{
+    int64_t total = decode_cost_of(rule, seqs, 0, num_seqs), stretch = 0;
+    folioi_decode_count none = {0, 0};
+    int32_t all = 0;
+    for (int32_t c = 0; c < FOLIOI_DECODE_CHOICES && decode_choice(rule, c) > 0; c++) {
+        int64_t length = decode_stretch(decode_choice(rule, c), total);
+        int32_t count = decode_items(rule, seqs, 0, num_seqs, 0, length, none, 0).items;
+        if (c > 0 && !decode_better(rule, count, length, all, stretch)) continue;
+        all = count;
+        stretch = length;
+    }
+    folioi_decode_count n = decode_items(rule, seqs, 0, num_seqs, 0, stretch, none, table->items);
+    for (int32_t b = 0; b <= rule->num_slots; b++) decode_bound_slot(rule, table, n.items, b);
+    for (int32_t i = 0; i < rule->num_slots * FOLIOI_DECODE_KEPT; i++) decode_keep_item(table, i);
+    for (int32_t i = 0; i < rule->num_slots * FOLIOI_DECODE_TILES; i++)
+        decode_keep_block(rule, table, i);
+    return n.items;
+}
+
+#endif

@@ -1,0 +1,124 @@
+/* tensor.c: checks of the arguments that many calls share. */
+#include "core/tensor.h"
+
+#include "core/checked.h"
+#include "core/context.h"
+#include "core/dtype.h"
+
+#include <math.h>
+
+/* Do `tokens` rows of `heads` heads, all counted with their whole strides, fit? A stride that a single
+ * row or head never uses is bounded too: kernels multiply it. */
+static bool extent_fits(int64_t tokens, int64_t token_stride, int64_t heads, int64_t head_stride,
+                        int64_t head_size, int64_t elem)
+{
+    int64_t a, b, sum;
+    return checked_mul(max_i64(tokens, 1), token_stride, &a) &&
+           checked_mul(heads, head_stride, &b) && checked_add(a, b, &sum) &&
+           checked_add(sum, head_size, &sum) && checked_mul(sum, elem, &sum) && sum <= MAX_EXTENT;
+}
+
+folio_status folioi_tensor_resolve(folio_tensor *t, const char *name, folio_dtype dtype,
+                                   int64_t heads, int64_t head_size, int64_t tokens)
+{
+    if (t->dtype == 0) t->dtype = dtype;
+    REQUIRE(dtype_is_query(t->dtype) || (t->dtype == FOLIO_F64 && dtype == FOLIO_F64),
+            "%s: dtype %d (%s) is none of f32, f16, bf16", name, (int)t->dtype,
+            folio_dtype_name(t->dtype));
+    REQUIRE(t->tokens == tokens, "%s: tokens is %lld, %lld rows are expected", name,
+            (long long)t->tokens, (long long)tokens);
+    REQUIRE(tokens >= 0, "%s: tokens is %lld; it must be at least 0", name, (long long)tokens);
+    if (t->head_stride == 0) t->head_stride = head_size;
+    REQUIRE(t->head_stride >= head_size, "%s: head_stride %lld is below the head size %lld", name,
+            (long long)t->head_stride, (long long)head_size);
+    if (t->token_stride == 0)
+        REQUIRE(checked_mul(heads, t->head_stride, &t->token_stride),
+                "%s: %lld heads at head_stride %lld pass the largest size", name, (long long)heads,
+                (long long)t->head_stride);
+    REQUIRE(t->token_stride >= head_size, "%s: token_stride %lld is below the head size %lld", name,
+            (long long)t->token_stride, (long long)head_size);
+    const int64_t dims[] = {tokens, heads}, strides[] = {t->token_stride, t->head_stride};
+    REQUIRE(strides_are_apart(2, dims, strides, head_size),
+            "%s: token_stride %lld and head_stride %lld make rows of %lld heads x %lld overlap",
+            name, (long long)t->token_stride, (long long)t->head_stride, (long long)heads,
+            (long long)head_size);
+    int64_t elem = (int64_t)folio_dtype_size(t->dtype);
+    REQUIRE(extent_fits(tokens, t->token_stride, heads, t->head_stride, head_size, elem),
+            "%s: token_stride %lld and head_stride %lld for %lld tokens pass the largest size",
+            name, (long long)t->token_stride, (long long)t->head_stride, (long long)tokens);
+    if (tokens == 0) return FOLIO_OK;
+    REQUIRE(t->data != NULL, "%s: data is NULL", name);
+    REQUIRE((uintptr_t)t->data % (uintptr_t)elem == 0, "%s: data is not aligned to %lld bytes",
+            name, (long long)elem);
+    return FOLIO_OK;
+}
+
+folio_status folioi_lse_resolve(const float *lse, int64_t *token_stride, int64_t *head_stride,
+                                int64_t heads, int64_t tokens)
+{
+    if (*token_stride == 0) *token_stride = heads;
+    if (*head_stride == 0) *head_stride = 1;
+    REQUIRE((uintptr_t)lse % sizeof *lse == 0, "lse is not aligned to %zu bytes", sizeof *lse);
+    REQUIRE(*token_stride > 0 && *head_stride > 0,
+            "lse: strides are %lld and %lld (token, head); both must be positive",
+            (long long)*token_stride, (long long)*head_stride);
+    const int64_t dims[] = {tokens, heads}, strides[] = {*token_stride, *head_stride};
+    REQUIRE(strides_are_apart(2, dims, strides, 1),
+            "lse: strides %lld and %lld (token, head) make rows of %lld heads overlap",
+            (long long)*token_stride, (long long)*head_stride, (long long)heads);
+    REQUIRE(extent_fits(tokens, *token_stride, heads, *head_stride, 1, sizeof *lse),
+            "lse: strides %lld and %lld for %lld tokens pass the largest size",
+            (long long)*token_stride, (long long)*head_stride, (long long)tokens);
+    return FOLIO_OK;
+}
+
+folioi_span folioi_tensor_span(const folio_tensor *t, int64_t heads, int64_t head_size)
+{
+    return folioi_span_rows(t->data, (int64_t)folio_dtype_size(t->dtype), t->tokens,
+                            t->token_stride, heads, t->head_stride, head_size);
+}
+
+folioi_span folioi_lse_span(const float *lse, int64_t token_stride, int64_t head_stride,
+                            int64_t heads, int64_t tokens)
+{
+    return folioi_span_rows(lse, sizeof *lse, tokens, token_stride, heads, head_stride, 1);
+}
+
+folio_status folioi_check_apart(const folioi_place *places, int written, int n)
+{
+    for (int i = 0; i < written; i++)
+        for (int k = i + 1; k < n; k++)
+            REQUIRE(!folioi_spans_share(&places[i].span, &places[k].span),
+                    "%s and %s share memory, or their rows interleave with different strides",
+                    places[i].name, places[k].name);
+    return FOLIO_OK;
+}
+
+bool folioi_tensors_same(const folio_tensor *a, const folio_tensor *b)
+{
+    return a->data == b->data && a->dtype == b->dtype && a->token_stride == b->token_stride &&
+           a->head_stride == b->head_stride;
+}
+
+static folio_status scale_resolve(float *scale, const char *name, bool used)
+{
+    REQUIRE(isfinite(*scale) && *scale >= 0, "%s is %g; it must be finite and positive", name,
+            (double)*scale);
+    if (!used || *scale == 0.0f) *scale = 1.0f;
+    return FOLIO_OK;
+}
+
+folio_status folioi_scales_resolve(folio_dtype dtype, float *k_scale, float *v_scale)
+{
+    TRY(scale_resolve(k_scale, "k_scale", dtype_is_fp8(dtype)));
+    return scale_resolve(v_scale, "v_scale", dtype_is_fp8(dtype));
+}
+
+folio_status folioi_run_in(const folio_context *ctx, const folio_run *run, folio_run *out)
+{
+    folio_run none = {.struct_size = sizeof none};
+    STRUCT_IN(*out, run != NULL ? run : &none, "folio_run");
+    REQUIRE(out->stream == NULL || ctx->memory != NULL,
+            "run: stream is set; host backends have no streams");
+    return FOLIO_OK;
+}

@@ -1,0 +1,49 @@
+/* attention.c: the description of a layer checked, with its defaults. */
+#include "plan/attention.h"
+
+#include "core/dtype.h"
+
+#include <math.h>
+
+#define MAX_HEADS 65536               /* plans multiply it with rows and keys */
+#define MAX_WINDOW ((int64_t)1 << 42) /* wider than any two positions are apart */
+
+static folio_status check_desc(const folio_attention_desc *d)
+{
+    REQUIRE(d->num_heads >= 1 && d->num_heads <= MAX_HEADS,
+            "attention: num_heads is %d, outside [1, %d]", d->num_heads, MAX_HEADS);
+    REQUIRE(d->num_kv_heads >= 1 && d->num_heads % d->num_kv_heads == 0,
+            "attention: num_heads %d is no multiple of num_kv_heads %d", d->num_heads,
+            d->num_kv_heads);
+    REQUIRE(d->k_head_size >= 8 && d->k_head_size % 8 == 0,
+            "attention: k_head_size is %d, not a positive multiple of 8", d->k_head_size);
+    REQUIRE(d->v_head_size >= 8 && d->v_head_size % 8 == 0,
+            "attention: v_head_size is %d, not a positive multiple of 8", d->v_head_size);
+    REQUIRE(dtype_is_query(d->dtype), "attention: dtype %d (%s) is none of f32, f16, bf16",
+            (int)d->dtype, folio_dtype_name(d->dtype));
+    REQUIRE(dtype_is_kv(d->kv_dtype), "attention: kv_dtype %d (%s) is none a cache can have",
+            (int)d->kv_dtype, folio_dtype_name(d->kv_dtype));
+    REQUIRE(isfinite(d->scale), "attention: scale is %g; it must be finite", (double)d->scale);
+    REQUIRE(isfinite(d->soft_cap) && d->soft_cap >= 0,
+            "attention: soft_cap is %g; it must be finite and positive", (double)d->soft_cap);
+    REQUIRE(d->window_left >= -1, "attention: window_left is %lld, below -1",
+            (long long)d->window_left);
+    REQUIRE(d->window_right >= -1, "attention: window_right is %lld, below -1",
+            (long long)d->window_right);
+    return FOLIO_OK;
+}
+
+folio_status folioi_attention_resolve(const folio_attention_desc *desc, folio_attention_desc *out)
+{
+    STRUCT_IN(*out, desc, "folio_attention_desc");
+    out->struct_size = sizeof *out;
+    if (out->num_kv_heads == 0) out->num_kv_heads = out->num_heads;
+    if (out->v_head_size == 0) out->v_head_size = out->k_head_size;
+    if (out->kv_dtype == 0) out->kv_dtype = out->dtype;
+    if (!out->windowed) out->window_left = out->window_right = -1;
+    TRY(check_desc(out));
+    if (out->window_left > MAX_WINDOW) out->window_left = MAX_WINDOW;
+    if (out->window_right > MAX_WINDOW) out->window_right = MAX_WINDOW;
+    if (out->scale == 0.0f) out->scale = (float)(1.0 / sqrt((double)out->k_head_size));
+    return FOLIO_OK;
+}

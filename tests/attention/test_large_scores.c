@@ -1,0 +1,175 @@
+/*
+ * test_large_scores.c: scores far larger than a softmax's range: finite masks as models add them, and biases on
+ * every key. Each level against the reference, over several tiles and splits.
+ */
+#include "kit/harness.h"
+#include "test.h"
+
+#include <folio/folio.h>
+#include <math.h>
+#include <stdlib.h>
+
+enum { HEADS = 2, SIZE = 32, KEYS = 1200, BLOCK = 16, MAX_ROWS = 40 };
+
+typedef struct {
+    folio_dtype dtype;
+    int64_t rows;
+    float bias[KEYS];
+    char *q, *k, *v;
+} large_case;
+
+typedef struct {
+    double out[MAX_ROWS * HEADS * SIZE];
+    float lse[MAX_ROWS * HEADS];
+} answer;
+
+static char *random_rows(const large_case *c, int32_t tensor, int64_t rows)
+{
+    char *data = calloc((size_t)(rows * HEADS * SIZE), folio_dtype_size(c->dtype));
+    for (int64_t i = 0; i < rows * HEADS * SIZE; i++)
+        harness_store(c->dtype, data, i, 0.5 * harness_random(11, tensor, 0, i, 0, 0));
+    return data;
+}
+
+static void open_case(large_case *c)
+{
+    c->q = random_rows(c, HARNESS_Q, c->rows);
+    c->k = random_rows(c, HARNESS_K, KEYS);
+    c->v = random_rows(c, HARNESS_V, KEYS);
+}
+
+static void close_case(large_case *c)
+{
+    free(c->q);
+    free(c->k);
+    free(c->v);
+}
+
+static void run_case(const large_case *c, const char *backend, const char *level, answer *a)
+{
+    static char out[MAX_ROWS * HEADS * SIZE * 4];
+    folio_context *ctx = harness_context(backend, level, 2);
+    folio_attention *attention = NULL;
+    folio_kv_cache *cache = NULL;
+    folio_batch *batch = NULL;
+    folio_plan *plan = NULL;
+    int64_t slots[KEYS];
+    int32_t table[KEYS / BLOCK];
+    for (int i = 0; i < KEYS; i++) slots[i] = i;
+    for (int i = 0; i < KEYS / BLOCK; i++) table[i] = i;
+    folio_attention_desc ad = {
+        .struct_size = sizeof ad, .num_heads = HEADS, .k_head_size = SIZE, .dtype = c->dtype};
+    CHECK_OK(folio_attention_create(ctx, &ad, &attention));
+    folio_kv_cache_desc cd = {.struct_size = sizeof cd,
+                              .num_layers = 1,
+                              .num_blocks = KEYS / BLOCK,
+                              .block_size = BLOCK,
+                              .num_kv_heads = HEADS,
+                              .k_head_size = SIZE,
+                              .dtype = c->dtype};
+    CHECK_OK(folio_kv_cache_create(ctx, &cd, &cache));
+    folio_kv_write write = {.struct_size = sizeof write,
+                            .k = {c->k, c->dtype, KEYS, 0, 0},
+                            .v = {c->v, c->dtype, KEYS, 0, 0},
+                            .slots = slots};
+    CHECK_OK(folio_kv_cache_write(cache, 0, &write, NULL));
+    folio_batch_desc bd = {.struct_size = sizeof bd, .block_size = BLOCK};
+    CHECK_OK(folio_batch_create(ctx, &bd, &batch));
+    folio_batch_seq seq = {.struct_size = sizeof seq,
+                           .query_len = (int32_t)c->rows,
+                           .seq_len = KEYS,
+                           .block_table = table,
+                           .num_blocks = KEYS / BLOCK};
+    CHECK_OK(folio_batch_add(batch, &seq));
+    folio_attention *list[] = {attention};
+    folio_plan_desc pd = {.struct_size = sizeof pd,
+                          .attentions = list,
+                          .num_attentions = 1,
+                          .block_size = BLOCK,
+                          .num_blocks = KEYS / BLOCK,
+                          .max_seqs = 1,
+                          .max_query_tokens = c->rows,
+                          .max_seq_len = KEYS};
+    CHECK_OK(folio_plan_create(ctx, &pd, &plan));
+    CHECK_OK(folio_plan_update(plan, batch, NULL));
+    folio_tensors t = {.struct_size = sizeof t,
+                       .q = {c->q, 0, c->rows, 0, 0},
+                       .out = {out, 0, c->rows, 0, 0},
+                       .lse = a->lse,
+                       .bias = {c->bias, FOLIO_F32, {1, 1, 1, KEYS}, {0, 0, 0, 1}}};
+    CHECK_OK(folio_attention_forward(plan, 0, FOLIO_ATTENTION_DECODER, cache, 0, &t, NULL));
+    for (int64_t i = 0; i < c->rows * HEADS * SIZE; i++) a->out[i] = harness_load(c->dtype, out, i);
+    folio_plan_destroy(plan);
+    folio_batch_destroy(batch);
+    folio_kv_cache_destroy(cache);
+    folio_attention_destroy(attention);
+    folio_context_destroy(ctx);
+}
+
+typedef void check_fn(const large_case *c, const char *level, const answer *got, const answer *ref);
+
+static void each_level(const large_case *c, check_fn *check)
+{
+    static answer got, ref;
+    folio_backend_info info = {.struct_size = sizeof info};
+    CHECK_OK(folio_backend_get_info("cpu", &info));
+    run_case(c, "reference", NULL, &ref);
+    for (int32_t i = 0; i < info.num_levels; i++) {
+        run_case(c, "cpu", info.levels[i], &got);
+        check(c, info.levels[i], &got, &ref);
+    }
+}
+
+/* What a mask hides counts for nothing; where it hides all a row sees, the reference says what is left. */
+static void check_close(const large_case *c, const char *level, const answer *got,
+                        const answer *ref)
+{
+    double tolerance = c->dtype == FOLIO_F32 ? 2e-6 : 8e-3;
+    for (int64_t i = 0; i < c->rows * HEADS * SIZE; i++)
+        CHECK_MSG(fabs(got->out[i] - ref->out[i]) <= tolerance, "%s: out[%lld] is %g, not %g",
+                  level, (long long)i, got->out[i], ref->out[i]);
+    for (int64_t i = 0; i < c->rows * HEADS; i++)
+        CHECK_MSG(fabs((double)got->lse[i] - (double)ref->lse[i]) <= 1e-5, "%s: lse %g, not %g",
+                  level, (double)got->lse[i], (double)ref->lse[i]);
+}
+
+TEST(large_scores, finite_masks_hide_padding)
+{
+    static const float masks[] = {-1e4f, -1e9f, -1e10f, -1e15f, -1e30f, -3.4028235e38f};
+    static const int hidden[] = {100, 200, 700};
+    for (size_t m = 0; m < sizeof masks / sizeof masks[0]; m++)
+        for (size_t h = 0; h < sizeof hidden / sizeof hidden[0]; h++)
+            for (int kind = 0; kind < 4; kind++) {
+                large_case c = {.dtype = kind % 2 ? FOLIO_BF16 : FOLIO_F32,
+                                .rows = kind < 2 ? 1 : MAX_ROWS};
+                for (int i = 0; i < hidden[h]; i++) c.bias[i] = masks[m];
+                open_case(&c);
+                each_level(&c, check_close);
+                close_case(&c);
+            }
+}
+
+/* f32 keeps nothing of the scores below such a bias: any weights are right, but weights they must be. */
+static void check_sane(const large_case *c, const char *level, const answer *got, const answer *ref)
+{
+    for (int64_t i = 0; i < c->rows * HEADS * SIZE; i++)
+        CHECK_MSG(fabs(got->out[i]) <= 1.0, "%s: out[%lld] is %g", level, (long long)i,
+                  got->out[i]);
+    for (int64_t i = 0; i < c->rows * HEADS; i++)
+        CHECK_MSG(fabs((double)got->lse[i] / (double)ref->lse[i] - 1.0) <= 1e-6,
+                  "%s: lse %g, not %g", level, (double)got->lse[i], (double)ref->lse[i]);
+}
+
+TEST(large_scores, a_bias_on_every_key_leaves_an_average)
+{
+    static const float biases[] = {1e10f, -1e10f, 1e30f, -1e30f, -3e38f};
+    for (size_t b = 0; b < sizeof biases / sizeof biases[0]; b++)
+        for (int kind = 0; kind < 4; kind++) {
+            large_case c = {.dtype = kind % 2 ? FOLIO_BF16 : FOLIO_F32,
+                            .rows = kind < 2 ? 1 : MAX_ROWS};
+            for (int i = 0; i < KEYS; i++) c.bias[i] = biases[b];
+            open_case(&c);
+            each_level(&c, check_sane);
+            close_case(&c);
+        }
+}

@@ -1,0 +1,423 @@
+/*
+ * test_plan_update.c: an update that fails leaves the plan as it was; who may be in a plan's own workspace; block
+ * size and counts taken from caches. A device that refuses and streams come from fake_device.h.
+ */
+#include "api/plan.h"
+#include "fake_device.h"
+#include "support.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { HEADS = 2, SIZE = 64, BLOCK = 16, MAX_ROWS = 128, ROW = HEADS * SIZE };
+enum { BLOCKS = MAX_ROWS / BLOCK };
+
+typedef struct {
+    folio_context *ctx;
+    folio_attention *attention;
+    folio_kv_cache *cache;
+    folio_plan *plan;
+    folio_batch *batches[3]; /* of 3, 5 and MAX_ROWS rows */
+    void *memory;            /* q, k, v, out, workspace */
+    size_t bytes, workspace_size;
+} world;
+
+static folio_plan_desc plan_desc(const world *w)
+{
+    return (folio_plan_desc){.struct_size = sizeof(folio_plan_desc),
+                             .attentions = &w->attention,
+                             .num_attentions = 1,
+                             .cache = w->cache,
+                             .max_seqs = 2,
+                             .max_query_tokens = MAX_ROWS,
+                             .max_seq_len = MAX_ROWS};
+}
+
+static folio_batch *make_batch(folio_context *ctx, int32_t rows)
+{
+    folio_batch_desc d = {.struct_size = sizeof d, .block_size = BLOCK};
+    folio_batch *batch = NULL;
+    int32_t table[BLOCKS];
+    for (int32_t i = 0; i < BLOCKS; i++) table[i] = BLOCKS - 1 - i;
+    CHECK_OK(folio_batch_create(ctx, &d, &batch));
+    folio_batch_seq seq = {.struct_size = sizeof seq,
+                           .query_len = rows,
+                           .seq_len = rows,
+                           .block_table = table,
+                           .num_blocks = BLOCKS};
+    CHECK_OK(folio_batch_add(batch, &seq));
+    return batch;
+}
+
+static bool open_world(world *w, folio_context *ctx)
+{
+    memset(w, 0, sizeof *w);
+    w->ctx = ctx;
+    if (ctx == NULL) return false;
+    folio_attention_desc a = {
+        .struct_size = sizeof a, .num_heads = HEADS, .k_head_size = SIZE, .dtype = FOLIO_F32};
+    folio_kv_cache_desc c = {.struct_size = sizeof c,
+                             .num_blocks = BLOCKS,
+                             .num_layers = 1,
+                             .block_size = BLOCK,
+                             .num_kv_heads = HEADS,
+                             .k_head_size = SIZE,
+                             .dtype = FOLIO_F32};
+    CHECK_OK(folio_attention_create(ctx, &a, &w->attention));
+    CHECK_OK(folio_kv_cache_create(ctx, &c, &w->cache));
+    folio_plan_desc p = plan_desc(w);
+    CHECK_OK(folio_plan_create(ctx, &p, &w->plan));
+    if (w->plan == NULL) return false;
+    w->batches[0] = make_batch(ctx, 3);
+    w->batches[1] = make_batch(ctx, 5);
+    w->batches[2] = make_batch(ctx, MAX_ROWS);
+    CHECK_OK(folio_plan_get_workspace_size(w->plan, &w->workspace_size));
+    w->bytes = 4 * MAX_ROWS * ROW * sizeof(float) + w->workspace_size;
+    CHECK_OK(folio_memory_create(ctx, FOLIO_MEMORY_DEVICE, w->bytes, &w->memory));
+    CHECK_OK(folio_memory_fill(ctx, w->memory, 0x3c, w->bytes, NULL));
+    CHECK_OK(folio_run_wait(ctx, NULL));
+    return w->memory != NULL;
+}
+
+static void close_world(world *w)
+{
+    folio_memory_destroy(w->ctx, FOLIO_MEMORY_DEVICE, w->memory, w->bytes);
+    for (int i = 0; i < COUNT_OF(w->batches); i++) folio_batch_destroy(w->batches[i]);
+    folio_plan_destroy(w->plan);
+    folio_kv_cache_destroy(w->cache);
+    folio_attention_destroy(w->attention);
+}
+
+static folio_tensors tensors(const world *w, int64_t rows)
+{
+    float *x = w->memory;
+    folio_tensor t[4];
+    for (int i = 0; i < 4; i++)
+        t[i] = (folio_tensor){.data = x + i * MAX_ROWS * ROW, .tokens = rows};
+    return (folio_tensors){
+        .struct_size = sizeof(folio_tensors), .q = t[0], .k = t[1], .v = t[2], .out = t[3]};
+}
+
+static folio_status forward(const world *w, int64_t rows, const folio_run *run)
+{
+    folio_tensors t = tensors(w, rows);
+    return folio_attention_forward(w->plan, 0, FOLIO_ATTENTION_DECODER, w->cache, 0, &t, run);
+}
+
+/* ---- Updates that fail ------------------------------------------------------------------------ */
+
+static const int32_t device_lens[1] = {4};
+
+static folio_device_batch device_batch(void)
+{
+    return (folio_device_batch){
+        .struct_size = sizeof(folio_device_batch), .num_seqs = 1, .seq_lens = device_lens};
+}
+
+/* Refused by the backend, as a copy into a captured graph is: the plan serves the batch it had. */
+TEST(plan_update, refused_by_the_backend_changes_nothing)
+{
+    world w;
+    folio_context *ctx = fake_device_context(NULL);
+    REQUIRE_TEST(open_world(&w, ctx));
+    folio_device_batch on_device = device_batch();
+    for (int had = 0; had < 2; had++) {
+        int64_t rows = had ? 3 : 0;
+        if (had) CHECK_OK(folio_plan_update(w.plan, w.batches[0], NULL));
+        fake_device_set_update(FOLIO_ERR_UNSUPPORTED);
+        CHECK(folio_plan_update(w.plan, w.batches[1], NULL) == FOLIO_ERR_UNSUPPORTED);
+        if (had) CHECK_OK(forward(&w, rows, NULL));
+        else REFUSED(forward(&w, 5, NULL), FOLIO_ERR_ARGUMENT, "no batch");
+        CHECK(folio_plan_update_device(w.plan, &on_device, NULL) == FOLIO_ERR_UNSUPPORTED);
+        if (had) CHECK_OK(forward(&w, rows, NULL));
+        else REFUSED(forward(&w, 1, NULL), FOLIO_ERR_ARGUMENT, "no batch");
+        fake_device_set_update(FOLIO_OK);
+    }
+    /* the batch it serves is the only one it keeps alive */
+    folio_batch_destroy(w.batches[1]);
+    w.batches[1] = NULL;
+    CHECK_OK(forward(&w, 3, NULL));
+    close_world(&w);
+    folio_context_destroy(ctx);
+}
+
+/* What a device's failure has left there is no batch's. */
+TEST(plan_update, after_a_failure_of_the_device_there_is_no_batch)
+{
+    world w;
+    folio_context *ctx = fake_device_context(NULL);
+    REQUIRE_TEST(open_world(&w, ctx));
+    folio_device_batch on_device = device_batch();
+    for (int way = 0; way < 2; way++) {
+        CHECK_OK(folio_plan_update(w.plan, w.batches[0], NULL));
+        fake_device_set_update(FOLIO_ERR_DEVICE);
+        folio_status status = way ? folio_plan_update_device(w.plan, &on_device, NULL)
+                                  : folio_plan_update(w.plan, w.batches[1], NULL);
+        CHECK(status == FOLIO_ERR_DEVICE);
+        REFUSED(forward(&w, 3, NULL), FOLIO_ERR_ARGUMENT, "no batch");
+        REFUSED(forward(&w, 5, NULL), FOLIO_ERR_ARGUMENT, "no batch");
+        fake_device_set_update(FOLIO_OK);
+        CHECK_OK(folio_plan_update(w.plan, w.batches[1], NULL));
+        CHECK_OK(forward(&w, 5, NULL));
+    }
+    close_world(&w);
+    folio_context_destroy(ctx);
+}
+
+/* The lengths of a device's arrays are not known here: a bias has to cover the plan's limits. */
+TEST(plan_update, a_bias_of_device_arrays_covers_the_limits)
+{
+    world w;
+    folio_context *ctx = fake_device_context(NULL);
+    REQUIRE_TEST(open_world(&w, ctx));
+    folio_device_batch on_device = device_batch();
+    CHECK_OK(folio_plan_update_device(w.plan, &on_device, NULL));
+    folio_tensors t = tensors(&w, 1);
+    const int64_t dims[][4] = {{1, HEADS, 2, MAX_ROWS}, {1, HEADS, MAX_ROWS, 4}};
+    const char *words[] = {"query|2|the plan's limits need 128",
+                           "key|4|the plan's limits need 128"};
+    for (int i = 0; i < 2; i++) {
+        t.bias = (folio_bias){.data = w.memory, .dtype = FOLIO_F32};
+        memcpy(t.bias.dims, dims[i], sizeof dims[i]);
+        REFUSED(folio_attention_forward(w.plan, 0, FOLIO_ATTENTION_DECODER, NULL, 0, &t, NULL),
+                FOLIO_ERR_ARGUMENT, words[i]);
+    }
+    CHECK_OK(folio_plan_update(w.plan, w.batches[0], NULL));
+    t = tensors(&w, 3);
+    t.bias = (folio_bias){.data = w.memory, .dtype = FOLIO_F32, .dims = {1, 1, 1, 2}};
+    REFUSED(folio_attention_forward(w.plan, 0, FOLIO_ATTENTION_DECODER, NULL, 0, &t, NULL),
+            FOLIO_ERR_ARGUMENT, "key|2|the batch needs 3");
+    close_world(&w);
+    folio_context_destroy(ctx);
+}
+
+/* A cache of another kind of memory than the plan's. */
+TEST(plan_update, a_cache_lies_where_the_plan_runs)
+{
+    world device, host;
+    folio_context *ctx = fake_device_context(NULL), *cpu = support_context("cpu", 1, NULL);
+    REQUIRE_TEST(open_world(&device, ctx) && open_world(&host, cpu));
+    CHECK_OK(folio_plan_update(device.plan, device.batches[0], NULL));
+    CHECK_OK(
+        folio_plan_update(host.plan, device.batches[0], NULL)); /* a batch may be any context's */
+    folio_tensors t = tensors(&host, 3), on_device = tensors(&device, 3);
+    REFUSED(
+        folio_attention_forward(host.plan, 0, FOLIO_ATTENTION_DECODER, device.cache, 0, &t, NULL),
+        FOLIO_ERR_ARGUMENT, "cache|backend cpu");
+    REFUSED(folio_attention_forward(device.plan, 0, FOLIO_ATTENTION_DECODER, host.cache, 0,
+                                    &on_device, NULL),
+            FOLIO_ERR_ARGUMENT, "cache|backend cpu");
+    CHECK_OK(forward(&host, 3, NULL));
+    close_world(&device);
+    close_world(&host);
+    folio_context_destroy(ctx);
+    folio_context_destroy(cpu);
+}
+
+/* ---- The plan's own workspace ----------------------------------------------------------------- */
+
+/* Threads of the caller's: while a forward runs on them, another one begins. */
+typedef struct {
+    const world *w;
+    folio_status own, given;
+    char sentence[256];
+    void *workspace;
+    bool busy;
+} intruder;
+
+static void *intrude(void *arg)
+{
+    intruder *in = arg;
+    folio_run run = {.struct_size = sizeof run,
+                     .workspace = in->workspace,
+                     .workspace_size = in->w->workspace_size};
+    in->own = forward(in->w, MAX_ROWS, NULL);
+    snprintf(in->sentence, sizeof in->sentence, "%s", folio_last_error());
+    in->given = forward(in->w, MAX_ROWS, &run);
+    return NULL;
+}
+
+static void parallel_for(void *user, int64_t count, folio_task_fn fn, void *task)
+{
+    intruder *in = user;
+    if (in->w != NULL && !in->busy) {
+        pthread_t thread;
+        in->busy = true;
+        CHECK(pthread_create(&thread, NULL, intrude, in) == 0);
+        pthread_join(thread, NULL);
+    }
+    for (int64_t i = 0; i < count; i++) fn(task, i);
+}
+
+TEST(plan_update, a_second_thread_brings_a_workspace)
+{
+    intruder in = {.busy = false};
+    folio_context_desc d = {
+        .struct_size = sizeof d, .backend = "cpu", .executor = {parallel_for, &in, 2}};
+    folio_context *ctx = NULL;
+    world w;
+    CHECK_OK(folio_context_create(&d, &ctx));
+    REQUIRE_TEST(open_world(&w, ctx));
+    support_buffer workspace = support_buffer_make(w.workspace_size);
+    CHECK_OK(folio_plan_update(w.plan, w.batches[2], NULL));
+    in.workspace = workspace.data;
+    in.w = &w;
+    CHECK_OK(forward(&w, MAX_ROWS, NULL));
+    CHECK(in.busy);
+    CHECK(in.own == FOLIO_ERR_ARGUMENT && strstr(in.sentence, "another thread") != NULL);
+    CHECK_OK(in.given);
+    CHECK_OK(forward(&w, MAX_ROWS, NULL)); /* one after another is fine, on any thread */
+    in.busy = true;
+    intrude(&in);
+    CHECK_OK(in.own);
+    support_buffer_free(&workspace);
+    close_world(&w);
+    folio_context_destroy(ctx);
+}
+
+/* A process forked while a thread was in a forward has the plan, and nobody in it after an update. */
+BACKEND_TEST(plan_update, an_update_ends_a_forward_of_before_the_fork)
+{
+    world w;
+    REQUIRE_TEST(open_world(&w, ctx));
+    CHECK_OK(folio_plan_update(w.plan, w.batches[0], NULL));
+    CHECK_OK(folioi_plan_enter_workspace(w.plan, NULL));
+    REFUSED(forward(&w, 3, NULL), FOLIO_ERR_ARGUMENT, "another thread");
+    fflush(stdout);
+    pid_t child = fork();
+    if (child == 0)
+        _exit(folio_plan_update(w.plan, w.batches[0], NULL) == FOLIO_OK &&
+                      forward(&w, 3, NULL) == FOLIO_OK && forward(&w, 3, NULL) == FOLIO_OK
+                  ? 0
+                  : 1);
+    int status = -1;
+    CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    folioi_plan_leave_workspace(w.plan);
+    CHECK_OK(forward(&w, 3, NULL));
+    close_world(&w);
+}
+
+TEST(plan_update, a_second_stream_brings_a_workspace)
+{
+    world w;
+    folio_context *ctx = fake_device_context(NULL);
+    char streams[2];
+    REQUIRE_TEST(open_world(&w, ctx));
+    folio_run first = {.struct_size = sizeof first, .stream = &streams[0]};
+    folio_run second = {.struct_size = sizeof second, .stream = &streams[1]}, with = second;
+    with.workspace = (char *)w.memory + 4 * MAX_ROWS * ROW * sizeof(float);
+    with.workspace_size = w.workspace_size;
+    CHECK_OK(folio_plan_update(w.plan, w.batches[0], NULL));
+    CHECK_OK(forward(&w, 3, &first));
+    CHECK_OK(forward(&w, 3, &first));
+    REFUSED(forward(&w, 3, &second), FOLIO_ERR_ARGUMENT, "another stream");
+    REFUSED(forward(&w, 3, NULL), FOLIO_ERR_ARGUMENT, "another stream");
+    CHECK_OK(forward(&w, 3, &with));
+    CHECK_OK(forward(&w, 3, &first)); /* a refusal leaves it free */
+    /* the next update ends it; one that is refused does not */
+    fake_device_set_update(FOLIO_ERR_UNSUPPORTED);
+    CHECK(folio_plan_update(w.plan, w.batches[1], &second) == FOLIO_ERR_UNSUPPORTED);
+    fake_device_set_update(FOLIO_OK);
+    REFUSED(forward(&w, 3, &second), FOLIO_ERR_ARGUMENT, "another stream");
+    CHECK_OK(folio_plan_update(w.plan, w.batches[1], &second));
+    CHECK_OK(forward(&w, 5, &second));
+    REFUSED(forward(&w, 5, &first), FOLIO_ERR_ARGUMENT, "another stream");
+    close_world(&w);
+    folio_context_destroy(ctx);
+}
+
+/* ---- Geometry given once ---------------------------------------------------------------------- */
+
+static folio_kv_cache *cache_of(folio_context *ctx, int32_t block_size, int64_t num_blocks)
+{
+    folio_kv_cache_desc c = {.struct_size = sizeof c,
+                             .num_blocks = num_blocks,
+                             .num_layers = 1,
+                             .block_size = block_size,
+                             .num_kv_heads = HEADS,
+                             .k_head_size = SIZE,
+                             .dtype = FOLIO_F32};
+    folio_kv_cache *cache = NULL;
+    CHECK_OK(folio_kv_cache_create(ctx, &c, &cache));
+    return cache;
+}
+
+/* Block b of a table is taken, self and cross. */
+static folio_status update_with(folio_context *ctx, folio_plan *plan, int32_t block_size, int32_t b,
+                                int32_t cross)
+{
+    folio_batch_desc d = {.struct_size = sizeof d, .block_size = block_size};
+    folio_batch *batch = NULL;
+    CHECK_OK(folio_batch_create(ctx, &d, &batch));
+    folio_batch_seq seq = {.struct_size = sizeof seq,
+                           .query_len = 1,
+                           .seq_len = 1,
+                           .encoder_len = 1,
+                           .block_table = b < 0 ? NULL : &b,
+                           .num_blocks = b < 0 ? 0 : 1,
+                           .cross_block_table = cross < 0 ? NULL : &cross,
+                           .num_cross_blocks = cross < 0 ? 0 : 1};
+    CHECK_OK(folio_batch_add(batch, &seq));
+    support_mark_error();
+    folio_status status = folio_plan_update(plan, batch, NULL);
+    folio_batch_destroy(batch);
+    return status;
+}
+
+BACKEND_TEST(plan_update, geometry_comes_from_the_caches)
+{
+    world w;
+    REQUIRE_TEST(open_world(&w, ctx));
+    folio_kv_cache *cache = cache_of(ctx, BLOCK, 9), *cross = cache_of(ctx, BLOCK, 4);
+    folio_kv_cache *other = cache_of(ctx, 2 * BLOCK, 9);
+    uint32_t types = FOLIO_ATTENTION_BIT(FOLIO_ATTENTION_DECODER) |
+                     FOLIO_ATTENTION_BIT(FOLIO_ATTENTION_ENCODER_DECODER);
+    const struct {
+        const folio_kv_cache *cache, *cross;
+        int32_t block_size;
+        int64_t num_blocks, cross_num_blocks;
+        int64_t limit, cross_limit; /* -1: refused */
+        const char *words;
+    } cases[] = {{cache, NULL, 0, 0, 0, 9, 9, ""},
+                 {cache, cross, 0, 0, 0, 9, 4, ""},
+                 {cache, cross, BLOCK, 9, 4, 9, 4, ""},
+                 {cache, NULL, 0, 0, 7, 9, 7, ""},
+                 {NULL, cross, 0, 0, 0, 0, 4, ""},
+                 {NULL, cross, BLOCK, 5, 0, 5, 4, ""},
+                 {NULL, NULL, BLOCK, 5, 0, 5, 5, ""},
+                 {cache, NULL, 8, 0, 0, -1, -1, "block_size|8|cache has 16"},
+                 {cache, NULL, 0, 8, 0, -1, -1, "num_blocks|8|cache has 9"},
+                 {cache, cross, 0, 0, 9, -1, -1, "cross_num_blocks|9|cross_cache has 4"},
+                 {cache, other, 0, 0, 0, -1, -1, "block_size|16|cross_cache has 32"},
+                 {NULL, NULL, BLOCK, 0, 0, -1, -1, "block_size 16|num_blocks 0"},
+                 {NULL, NULL, 0, 0, 3, -1, -1, "cross_num_blocks 3"}};
+    for (int i = 0; i < COUNT_OF(cases); i++) {
+        folio_plan_desc d = plan_desc(&w);
+        folio_plan *plan = NULL;
+        d.types = &types;
+        d.cache = cases[i].cache;
+        d.cross_cache = cases[i].cross;
+        d.block_size = cases[i].block_size;
+        d.num_blocks = cases[i].num_blocks;
+        d.cross_num_blocks = cases[i].cross_num_blocks;
+        if (cases[i].limit < 0) {
+            REFUSED(folio_plan_create(ctx, &d, &plan), FOLIO_ERR_ARGUMENT, cases[i].words);
+            CHECK(plan == NULL);
+            continue;
+        }
+        CHECK_OK(folio_plan_create(ctx, &d, &plan));
+        if (plan == NULL) continue;
+        int32_t limit = (int32_t)cases[i].limit, past = (int32_t)cases[i].cross_limit;
+        CHECK_OK(update_with(ctx, plan, BLOCK, limit - 1, past - 1));
+        CHECK(update_with(ctx, plan, BLOCK, limit, past - 1) == FOLIO_ERR_ARGUMENT);
+        CHECK(update_with(ctx, plan, BLOCK, limit - 1, past) == FOLIO_ERR_ARGUMENT);
+        CHECK(update_with(ctx, plan, 2 * BLOCK, limit - 1, past - 1) == FOLIO_ERR_ARGUMENT);
+        folio_plan_destroy(plan);
+    }
+    folio_kv_cache_destroy(cache);
+    folio_kv_cache_destroy(cross);
+    folio_kv_cache_destroy(other);
+    close_world(&w);
+}

@@ -1,0 +1,1050 @@
+/*
+ * test_sequence.c: one sequence's life around block boundaries: slots, commit, truncate, fork and
+ * the copies it leads to, windows, encoder tokens, batches made of sequences, and what is refused.
+ * Where K and V matter they lie in real caches, one number per token.
+ */
+#include "pool/pool_model.h"
+
+#include <stdlib.h>
+
+static const int64_t lengths[] = {0, 1, 15, 16, 17, 31, 32, 33};
+static const int32_t block_sizes[] = {1, 3, 16};
+enum { LENGTHS = COUNT_OF(lengths) };
+
+static int64_t blocks_for(int64_t tokens, int64_t block_size)
+{
+    return (tokens + block_size - 1) / block_size;
+}
+
+/* Refused, with one clear sentence; pool and sequence are as they were. */
+#define REFUSED_BY(pool, seq, call, status, words)                                                 \
+    do {                                                                                           \
+        folio_pool_stats stats_ = pool_stats(pool), stats_now_;                                    \
+        folio_sequence_info info_ = pool_info(seq), info_now_;                                     \
+        REFUSED(call, status, words);                                                              \
+        stats_now_ = pool_stats(pool);                                                             \
+        info_now_ = pool_info(seq);                                                                \
+        CHECK_MSG(memcmp(&stats_, &stats_now_, sizeof stats_) == 0, "%s changed a count", #call);  \
+        CHECK_MSG(memcmp(&info_, &info_now_, sizeof info_) == 0, "%s changed something", #call);   \
+    } while (0)
+
+/* ---------------------------------------------------------------------------------------- slots */
+
+enum { SLOT_GROUPS = 2, SLOT_SEQS = 2 * LENGTHS, SLOT_BLOCKS = 1200 };
+
+/* Slots by the block table, each slot of the pool given to one token of one sequence. */
+static void check_reserved(folio_sequence *s, int64_t from, int64_t n, const int64_t *slots,
+                           int64_t bs, uint8_t *taken)
+{
+    for (int g = 0; g < SLOT_GROUPS; g++) {
+        int64_t num_blocks;
+        const int32_t *table = pool_table(s, g, &num_blocks);
+        CHECK_INT(num_blocks, blocks_for(from + n, bs));
+        for (int64_t j = 0; j < n; j++) {
+            int64_t slot = slots[g * n + j];
+            CHECK_INT(slot, table[(from + j) / bs] * bs + (from + j) % bs);
+            CHECK(slot >= 0 && slot < SLOT_BLOCKS * bs);
+            CHECK_INT(taken[slot]++, 0);
+        }
+    }
+}
+
+static void slots_with(int32_t bs)
+{
+    static uint8_t taken[SLOT_BLOCKS * 16];
+    memset(taken, 0, sizeof taken);
+    pool_rig r;
+    REQUIRE_TEST(pool_rig_open(&r, (folio_pool_desc){.num_blocks = SLOT_BLOCKS,
+                                                     .block_size = bs,
+                                                     .num_layer_groups = SLOT_GROUPS,
+                                                     .flags = FOLIO_POOL_CHECK}));
+    folio_sequence *seqs[SLOT_SEQS];
+    int64_t slots[SLOT_GROUPS * 64], expected = 0;
+    for (int i = 0; i < SLOT_SEQS; i++) seqs[i] = pool_sequence(r.pool, 0);
+    for (int i = 0; i < SLOT_SEQS; i++) { /* at once */
+        int64_t n = lengths[i % LENGTHS];
+        CHECK_OK(folio_sequence_reserve(seqs[i], n, 0, slots));
+        check_reserved(seqs[i], 0, n, slots, bs, taken);
+        CHECK_OK(folio_sequence_commit(seqs[i], NULL));
+    }
+    for (int more = 1; more < 6; more++) /* and more, in turn */
+        for (int i = 0; i < SLOT_SEQS; i++) {
+            int64_t from = pool_info(seqs[i]).len;
+            CHECK_OK(folio_sequence_reserve(seqs[i], more, 0, slots));
+            check_reserved(seqs[i], from, more, slots, bs, taken);
+            folio_sequence_info info = pool_info(seqs[i]);
+            CHECK_INT(info.len, from + more);
+            CHECK_INT(info.committed_len, from);
+            CHECK_INT(info.num_blocks, SLOT_GROUPS * blocks_for(from + more, bs));
+            CHECK_OK(folio_sequence_commit(seqs[i], NULL));
+            CHECK_INT(pool_info(seqs[i]).committed_len, from + more);
+        }
+    for (int i = 0; i < SLOT_SEQS; i++) expected += pool_info(seqs[i]).num_blocks;
+    CHECK_INT(pool_stats(r.pool).num_used, expected);
+    CHECK_INT(pool_stats(r.pool).num_shared, 0);
+    CHECK_INT(pool_stats(r.pool).num_copies, 0);
+    CHECK_INT(pool_stats(r.pool).allocations, expected);
+    for (int i = 0; i < SLOT_SEQS; i++) folio_sequence_destroy(seqs[i]);
+    CHECK_INT(pool_stats(r.pool).num_free, SLOT_BLOCKS);
+    pool_rig_close(&r);
+}
+
+TEST(sequence, slots_are_right_and_ones_own)
+{
+    for (int i = 0; i < COUNT_OF(block_sizes); i++) slots_with(block_sizes[i]);
+}
+
+/* From every length to every shorter one, and on from there. */
+static void truncate_with(int32_t bs)
+{
+    pool_rig r;
+    REQUIRE_TEST(pool_rig_open(
+        &r, (folio_pool_desc){.num_blocks = 100, .block_size = bs, .num_layer_groups = 2}));
+    for (int i = 0; i < LENGTHS; i++)
+        for (int j = 0; j <= i; j++)
+            for (int committed = 0; committed < 2; committed++) {
+                folio_sequence *s = pool_sequence(r.pool, 0);
+                int64_t from = lengths[i], to = lengths[j], n, slots[2];
+                CHECK_OK(folio_sequence_reserve(s, from, 0, NULL));
+                if (committed) CHECK_OK(folio_sequence_commit(s, NULL));
+                int32_t before[40] = {0};
+                if (from > 0)
+                    memcpy(before, pool_table(s, 1, &n), 4 * (size_t)blocks_for(from, bs));
+                CHECK_OK(folio_sequence_truncate(s, to));
+                folio_sequence_info info = pool_info(s);
+                CHECK_INT(info.len, to);
+                CHECK_INT(info.committed_len, committed ? to : 0);
+                CHECK_INT(info.num_blocks, 2 * blocks_for(to, bs));
+                CHECK_INT(pool_stats(r.pool).num_used, 2 * blocks_for(to, bs));
+                CHECK_OK(folio_sequence_reserve(s, 1, 0, slots));
+                const int32_t *table = pool_table(s, 1, &n);
+                CHECK_INT(n, blocks_for(to + 1, bs));
+                CHECK(memcmp(table, before, 4 * (size_t)blocks_for(to, bs)) == 0);
+                CHECK_INT(slots[1], table[to / bs] * bs + to % bs);
+                CHECK_INT(pool_stats(r.pool).num_copies, 0); /* its own */
+                folio_sequence_destroy(s);
+                CHECK_INT(pool_stats(r.pool).num_free, 100);
+            }
+    pool_rig_close(&r);
+}
+
+TEST(sequence, truncate_around_boundaries)
+{
+    for (int i = 0; i < COUNT_OF(block_sizes); i++) truncate_with(block_sizes[i]);
+}
+
+TEST(sequence, all_or_nothing_in_every_group)
+{
+    pool_rig r;
+    REQUIRE_TEST(pool_rig_open(&r, (folio_pool_desc){.num_blocks = 8,
+                                                     .block_size = 4,
+                                                     .num_layer_groups = 3,
+                                                     .flags = FOLIO_POOL_CHECK}));
+    folio_sequence *a = pool_sequence(r.pool, 0);
+    int64_t slots[3 * 16];
+    CHECK_OK(folio_sequence_reserve(a, 7, 0, NULL)); /* 6 blocks */
+    int32_t table[2];
+    memcpy(table, pool_table(a, 2, NULL), sizeof table);
+    memset(slots, 0xFF, sizeof slots);
+    REFUSED_BY(r.pool, a, folio_sequence_reserve(a, 2, 0, slots), FOLIO_ERR_TOO_LARGE, "9|8");
+    REFUSED_BY(r.pool, a, folio_sequence_reserve(a, 16, 0, slots), FOLIO_ERR_TOO_LARGE, "18|8");
+    REFUSED_BY(r.pool, a, folio_sequence_reserve(a, INT64_MAX - 4, 0, NULL), FOLIO_ERR_TOO_LARGE,
+               "");
+    REFUSED_BY(r.pool, a, folio_sequence_reserve(a, INT64_MAX, 0, NULL), FOLIO_ERR_TOO_LARGE, "");
+    CHECK(support_is_poison(slots, sizeof slots));
+    CHECK(memcmp(table, pool_table(a, 2, NULL), sizeof table) == 0);
+    CHECK_OK(folio_sequence_reserve(a, 1, 0, slots)); /* fits in what it has */
+    CHECK_INT(pool_stats(r.pool).num_free, 2);
+    folio_sequence_destroy(a);
+    /* A copy in each of three groups needs three blocks; there are two. */
+    a = pool_sequence(r.pool, 0);
+    folio_sequence *b = NULL;
+    CHECK_OK(folio_sequence_reserve(a, 6, 0, NULL));
+    CHECK_OK(folio_sequence_commit(a, NULL));
+    CHECK_OK(folio_sequence_fork(a, &b));
+    REFUSED_BY(r.pool, b, folio_sequence_reserve(b, 1, 0, slots), FOLIO_ERR_FULL, "");
+    CHECK_INT(pool_stats(r.pool).num_copies, 0);
+    CHECK(memcmp(pool_table(a, 2, NULL), pool_table(b, 2, NULL), sizeof table) == 0);
+    folio_sequence_destroy(a);
+    CHECK_OK(folio_sequence_reserve(b, 1, 0, slots));
+    folio_sequence_destroy(b);
+    pool_rig_close(&r);
+}
+
+/* --------------------------------------------------------------------------------------- copies */
+
+enum { WORLD_BLOCKS = 40, WORLD_BS = 4 };
+
+/* A pool with two groups (the second with this window) and a cache for each. */
+static bool world_open(pool_rig *w, int64_t window)
+{
+    folio_context *ctx = support_context("reference", 1, NULL);
+    const folio_kv_cache_desc kv = {.struct_size = sizeof kv,
+                                    .num_blocks = WORLD_BLOCKS,
+                                    .num_layers = 2,
+                                    .block_size = WORLD_BS,
+                                    .num_kv_heads = 1,
+                                    .k_head_size = 8,
+                                    .dtype = FOLIO_F32};
+    folio_kv_cache *caches[2] = {NULL, NULL};
+    for (int g = 0; g < 2; g++) {
+        CHECK_OK(folio_kv_cache_create(ctx, &kv, &caches[g]));
+        support_poison_cache(caches[g]);
+    }
+    const folio_layer_group groups[2] = {{.cache = caches[0]},
+                                         {.window = window, .cache = caches[1]}};
+    bool ok = pool_rig_open_on(w, ctx,
+                               (folio_pool_desc){.num_blocks = WORLD_BLOCKS,
+                                                 .block_size = WORLD_BS,
+                                                 .num_layer_groups = 2,
+                                                 .layer_groups = groups,
+                                                 .flags = FOLIO_POOL_CHECK});
+    memcpy(w->caches, caches, sizeof caches);
+    return ok;
+}
+
+/* Writes K and V of tokens from .. len - 1: in both groups and layers numbers made of `mark`. */
+static void put(pool_rig *w, const folio_sequence *s, int64_t from, float mark)
+{
+    int64_t len = pool_info(s).len;
+    for (int g = 0; g < 2; g++)
+        for (int layer = 0; layer < 2; layer++)
+            for (int64_t p = from; p < len; p++) {
+                float row[8];
+                for (int d = 0; d < 8; d++) row[d] = mark + (float)(p + 100 * g + 1000 * layer);
+                const int64_t slot = pool_table(s, g, NULL)[p / WORLD_BS] * WORLD_BS + p % WORLD_BS;
+                folio_kv_write write = {.struct_size = sizeof write,
+                                        .k = {.data = row, .dtype = FOLIO_F32, .tokens = 1},
+                                        .v = {.data = row, .dtype = FOLIO_F32, .tokens = 1},
+                                        .slots = &slot};
+                CHECK_OK(folio_kv_cache_write(w->caches[g], layer, &write, NULL));
+            }
+}
+
+/* Tokens from .. to - 1 read back with this mark. */
+static void check_holds(int line, pool_rig *w, const folio_sequence *s, int64_t from, int64_t to,
+                        float mark)
+{
+    for (int g = 0; g < 2; g++)
+        for (int layer = 0; layer < 2; layer++)
+            for (int64_t p = from; p < to; p++) {
+                float k[8], v[8], expected = mark + (float)(p + 100 * g + 1000 * layer);
+                const int64_t slot = pool_table(s, g, NULL)[p / WORLD_BS] * WORLD_BS + p % WORLD_BS;
+                folio_kv_gather gather = {.struct_size = sizeof gather,
+                                          .k = {.data = k, .dtype = FOLIO_F32, .tokens = 1},
+                                          .v = {.data = v, .dtype = FOLIO_F32, .tokens = 1},
+                                          .slots = &slot,
+                                          .num_slots = 1};
+                CHECK_OK(folio_kv_cache_gather(w->caches[g], layer, &gather, NULL));
+                if (!(k[0] == expected && v[7] == expected))
+                    test_fail(__FILE__, line, "group %d layer %d token %lld is %g, expected %g", g,
+                              layer, (long long)p, (double)k[0], (double)expected);
+            }
+}
+#define HOLDS(s, from, to, mark) check_holds(__LINE__, &w, s, from, to, mark)
+
+static int64_t take(folio_pool *pool, int32_t group, folio_block_pair *pairs, int64_t capacity)
+{
+    int64_t n = -1;
+    CHECK_OK(folio_pool_take_copies(pool, group, capacity, pairs, &n));
+    CHECK(n >= 0 && n <= capacity);
+    CHECK(pool_pairs_fit(pairs, n));
+    return n;
+}
+
+static int32_t block_at(const folio_sequence *s, int32_t group, int64_t i)
+{
+    return pool_table(s, group, NULL)[i];
+}
+
+/* A fork shares all, and a token more costs a copy where the last block has room. */
+static void fork_with(int32_t bs)
+{
+    pool_rig r;
+    REQUIRE_TEST(pool_rig_open(&r, (folio_pool_desc){.num_blocks = 200,
+                                                     .block_size = bs,
+                                                     .num_layer_groups = 2,
+                                                     .flags = FOLIO_POOL_CHECK}));
+    for (int i = 0; i < LENGTHS; i++) {
+        int64_t len = lengths[i], blocks = blocks_for(len, bs), slots[2];
+        folio_block_pair pairs[8];
+        folio_sequence *a = pool_plain(r.pool, len), *b = pool_fork(a);
+        folio_sequence_info info = pool_info(b);
+        CHECK_INT(info.len, len);
+        CHECK_INT(info.committed_len, len);
+        CHECK_INT(info.num_blocks, 2 * blocks);
+        CHECK_INT(pool_stats(r.pool).num_used, 2 * blocks);
+        CHECK_INT(pool_stats(r.pool).num_shared, 2 * blocks);
+        for (int g = 0; g < 2 && len > 0; g++)
+            CHECK(memcmp(pool_table(a, g, NULL), pool_table(b, g, NULL), 4 * (size_t)blocks) == 0);
+        bool copies = len % bs != 0;
+        CHECK_OK(folio_sequence_reserve(b, 1, 0, slots));
+        CHECK_INT(pool_stats(r.pool).num_copies, copies ? 2 : 0);
+        for (int g = 0; g < 2; g++) {
+            int32_t mine = block_at(b, g, len / bs);
+            CHECK_INT(slots[g], mine * bs + len % bs);
+            CHECK_INT(pool_state_of(r.pool, mine), FOLIO_BLOCK_USED);
+            for (int64_t k = 0; k < len / bs; k++) CHECK_INT(block_at(b, g, k), block_at(a, g, k));
+            CHECK_INT(take(r.pool, g, pairs, 8), copies ? 1 : 0);
+            if (!copies) continue;
+            CHECK_INT(pairs[0].from, block_at(a, g, len / bs));
+            CHECK_INT(pairs[0].to, mine);
+            CHECK_INT(pool_state_of(r.pool, (int32_t)pairs[0].from), FOLIO_BLOCK_USED);
+        }
+        CHECK_INT(pool_stats(r.pool).num_copies, 0);
+        /* Now each owns its last block alone. */
+        CHECK_OK(folio_sequence_reserve(a, 1, 0, NULL));
+        CHECK_OK(folio_sequence_reserve(b, 1, 0, NULL));
+        CHECK_INT(pool_stats(r.pool).num_copies, 0);
+        folio_sequence_destroy(a);
+        folio_sequence_destroy(b);
+        CHECK_INT(pool_stats(r.pool).num_free, 200);
+    }
+    pool_rig_close(&r);
+}
+
+TEST(sequence, forks_copy_what_they_write)
+{
+    for (int i = 0; i < COUNT_OF(block_sizes); i++) fork_with(block_sizes[i]);
+}
+
+TEST(sequence, copies_are_handed_out_once)
+{
+    pool_rig r;
+    REQUIRE_TEST(pool_rig_open(&r, (folio_pool_desc){.num_blocks = 40, .block_size = 4}));
+    folio_sequence *a = pool_plain(r.pool, 6), *forks[5];
+    for (int i = 0; i < 5; i++) forks[i] = pool_fork(a);
+    for (int i = 0; i < 5; i++) CHECK_OK(folio_sequence_reserve(forks[i], 1, 0, NULL));
+    CHECK_INT(pool_stats(r.pool).num_copies, 5);
+    folio_block_pair pairs[8];
+    int seen[5] = {0};
+    CHECK_INT(take(r.pool, 0, pairs, 0), 0);
+    for (int round = 0; round < 3; round++) {
+        int64_t n = take(r.pool, 0, pairs, 2);
+        CHECK_INT(n, round == 2 ? 1 : 2);
+        for (int k = 0; k < n; k++) {
+            CHECK_INT(pairs[k].from, block_at(a, 0, 1));
+            for (int i = 0; i < 5; i++) seen[i] += pairs[k].to == block_at(forks[i], 0, 1);
+        }
+        CHECK_INT(pool_stats(r.pool).num_copies, round == 2 ? 0 : 3 - 2 * round);
+    }
+    for (int i = 0; i < 5; i++) CHECK_INT(seen[i], 1);
+    CHECK_INT(take(r.pool, 0, pairs, 8), 0);
+    for (int i = 0; i < 5; i++) folio_sequence_destroy(forks[i]);
+    folio_sequence_destroy(a);
+    pool_rig_close(&r);
+}
+
+/* A block held by hand too is not written either. */
+TEST(sequence, a_block_retained_by_hand_is_copied)
+{
+    pool_rig r;
+    REQUIRE_TEST(pool_rig_open(&r, (folio_pool_desc){.num_blocks = 10, .block_size = 4}));
+    folio_sequence *a = pool_plain(r.pool, 6);
+    int32_t last = block_at(a, 0, 1);
+    folio_block_pair pairs[2];
+    CHECK_OK(folio_pool_retain(r.pool, 1, &last));
+    CHECK_OK(folio_sequence_reserve(a, 1, 0, NULL));
+    CHECK(block_at(a, 0, 1) != last);
+    CHECK_INT(take(r.pool, 0, pairs, 2), 1);
+    CHECK_INT(pairs[0].from, last);
+    CHECK_INT(pairs[0].to, block_at(a, 0, 1));
+    CHECK_INT(pool_state_of(r.pool, last), FOLIO_BLOCK_USED);
+    CHECK_OK(folio_pool_release(r.pool, 1, &last));
+    CHECK_INT(pool_state_of(r.pool, last), FOLIO_BLOCK_FREE);
+    folio_sequence_destroy(a);
+    pool_rig_close(&r);
+}
+
+/* The holder may go; what waits to be copied stays until it is taken. */
+TEST(sequence, a_source_stays_until_it_is_copied)
+{
+    pool_rig w;
+    REQUIRE_TEST(world_open(&w, 0));
+    folio_sequence *a = pool_plain(w.pool, 6);
+    put(&w, a, 0, 10);
+    folio_sequence *b = pool_fork(a);
+    int32_t source = block_at(a, 1, 1);
+    CHECK_OK(folio_sequence_reserve(b, 1, 0, NULL));
+    folio_sequence_destroy(a);
+    CHECK(pool_state_of(w.pool, source) != FOLIO_BLOCK_FREE);
+    CHECK_INT(pool_stats(w.pool).num_used, 6);
+    int32_t all[WORLD_BLOCKS]; /* nobody else gets it */
+    CHECK_OK(folio_pool_alloc(w.pool, WORLD_BLOCKS - 6, all));
+    for (int i = 0; i < WORLD_BLOCKS - 6; i++) CHECK(all[i] != source);
+    CHECK_OK(folio_pool_run_copies(w.pool, NULL));
+    CHECK_INT(pool_state_of(w.pool, source), FOLIO_BLOCK_FREE);
+    CHECK_INT(pool_stats(w.pool).num_copies, 0);
+    HOLDS(b, 0, 6, 10);
+    CHECK_OK(folio_pool_release(w.pool, WORLD_BLOCKS - 6, all));
+    folio_sequence_destroy(b);
+    CHECK_INT(pool_stats(w.pool).num_free, WORLD_BLOCKS);
+    pool_rig_close(&w);
+}
+
+/* Without its destination a copy is off, however the destination went. */
+TEST(sequence, a_lost_destination_cancels_its_copy)
+{
+    for (int how = 0; how < 4; how++) {
+        pool_rig w;
+        REQUIRE_TEST(world_open(&w, how == 3 ? 3 : 0));
+        folio_sequence *a = pool_plain(w.pool, 6), *b = pool_fork(a), *c = pool_fork(a);
+        folio_block_pair pairs[4];
+        CHECK_OK(folio_sequence_reserve(b, 1, 0, NULL));
+        CHECK_OK(folio_sequence_reserve(c, 1, 0, NULL));
+        CHECK_INT(pool_stats(w.pool).num_copies, 4);
+        if (how == 0) folio_sequence_destroy(b);
+        else if (how == 1) CHECK_OK(folio_sequence_truncate(b, 4));
+        else if (how == 2) CHECK_OK(folio_sequence_preempt(b, FOLIO_PREEMPT_RECOMPUTE, NULL, NULL));
+        else { /* out of the window, in the second group */
+            CHECK_OK(folio_sequence_reserve(b, 8, 0, NULL));
+            CHECK_OK(folio_sequence_commit(b, NULL));
+            CHECK_OK(folio_sequence_release_window(b));
+            CHECK_INT(block_at(b, 1, 1), FOLIO_NO_BLOCK);
+        }
+        CHECK_INT(pool_stats(w.pool).num_copies, how == 3 ? 3 : 2);
+        for (int g = how == 3 ? 1 : 0; g < 2; g++) {
+            CHECK_INT(take(w.pool, g, pairs, 4), 1);
+            CHECK_INT(pairs[0].from, block_at(a, g, 1));
+            CHECK_INT(pairs[0].to, block_at(c, g, 1));
+            CHECK_INT(pool_state_of(w.pool, block_at(a, g, 1)), FOLIO_BLOCK_USED);
+        }
+        if (how != 0) folio_sequence_destroy(b);
+        folio_sequence_destroy(a);
+        folio_sequence_destroy(c);
+        CHECK_INT(pool_stats(w.pool).num_free, WORLD_BLOCKS);
+        pool_rig_close(&w);
+    }
+}
+
+/* Forks of forks whose own copies have not run: all copies fit together, and all read the same. */
+TEST(sequence, a_chain_of_forks_before_the_copies)
+{
+    pool_rig w;
+    REQUIRE_TEST(world_open(&w, 0));
+    enum { CHAIN = 5 };
+    folio_sequence *s[CHAIN];
+    s[0] = pool_plain(w.pool, 6);
+    put(&w, s[0], 0, 10);
+    for (int i = 1; i < CHAIN; i++) {
+        s[i] = pool_fork(s[i - 1]);
+        CHECK_OK(folio_sequence_reserve(s[i], 1, 0, NULL));
+        if (i + 1 < CHAIN) CHECK_OK(folio_sequence_truncate(s[i], 6)); /* to be forked */
+    }
+    folio_sequence_destroy(s[0]);
+    folio_sequence_destroy(s[2]);
+    CHECK_OK(folio_pool_check(w.pool));
+    for (int g = 0; g < 2; g++) {
+        int64_t n;
+        folio_block_pair pairs[8];
+        while ((n = take(w.pool, g, pairs, 8)) > 0)
+            CHECK_OK(folio_kv_cache_copy_blocks(w.caches[g], w.caches[g], pairs, n, NULL));
+    }
+    CHECK_INT(pool_stats(w.pool).num_copies, 0);
+    for (int i = 1; i < CHAIN; i += 2) HOLDS(s[i], 0, 6, 10);
+    HOLDS(s[4], 0, 6, 10);
+    /* Each writes on, in a block of its own. */
+    for (int i = 1; i < CHAIN; i++) {
+        if (i == 2) continue;
+        CHECK_OK(folio_sequence_truncate(s[i], 6));
+        CHECK_OK(folio_sequence_reserve(s[i], 2, 0, NULL));
+    }
+    CHECK_OK(folio_pool_run_copies(w.pool, NULL));
+    for (int i = 1; i < CHAIN; i++)
+        if (i != 2) put(&w, s[i], 6, (float)(20 * i));
+    for (int i = 1; i < CHAIN; i++) {
+        if (i == 2) continue;
+        HOLDS(s[i], 0, 6, 10);
+        HOLDS(s[i], 6, 8, (float)(20 * i));
+        folio_sequence_destroy(s[i]);
+    }
+    CHECK_INT(pool_stats(w.pool).num_free, WORLD_BLOCKS);
+    pool_rig_close(&w);
+}
+
+/* All holders of one last block write at once: what each reads is its own. */
+TEST(sequence, many_forks_write_at_once)
+{
+    pool_rig w;
+    REQUIRE_TEST(world_open(&w, 0));
+    enum { FORKS = 6 };
+    folio_sequence *s[FORKS];
+    s[0] = pool_plain(w.pool, 7);
+    put(&w, s[0], 0, 10);
+    for (int i = 1; i < FORKS; i++) s[i] = pool_fork(s[0]);
+    for (int i = 0; i < FORKS; i++) CHECK_OK(folio_sequence_reserve(s[i], 3, 0, NULL));
+    CHECK_INT(pool_stats(w.pool).num_copies, 2 * (FORKS - 1)); /* the last holder writes in place */
+    CHECK_OK(folio_pool_run_copies(w.pool, NULL));
+    for (int i = 0; i < FORKS; i++) put(&w, s[i], 7, (float)(20 + 20 * i));
+    for (int i = 0; i < FORKS; i++) {
+        HOLDS(s[i], 0, 7, 10);
+        HOLDS(s[i], 7, 10, (float)(20 + 20 * i));
+    }
+    for (int i = 0; i < FORKS; i++) folio_sequence_destroy(s[i]);
+    CHECK_INT(pool_stats(w.pool).num_free, WORLD_BLOCKS);
+    pool_rig_close(&w);
+}
+
+/* What the prefix cache knows is never written, even by the only one who holds it. */
+TEST(sequence, an_indexed_block_is_not_written)
+{
+    for (int64_t to = 1; to < 12; to++) {
+        pool_rig w;
+        REQUIRE_TEST(world_open(&w, 0));
+        int32_t ids[16];
+        memcpy(ids, pool_counting_ids(), sizeof ids);
+        folio_sequence *a = pool_sequence(w.pool, 0);
+        CHECK_OK(folio_sequence_reserve(a, 12, 0, NULL));
+        put(&w, a, 0, 10);
+        pool_grow(a, ids, 12);
+        int32_t was[3];
+        memcpy(was, pool_table(a, 1, NULL), sizeof was);
+        CHECK_OK(folio_sequence_truncate(a, to));
+        CHECK_INT(pool_info(a).committed_len, to);
+        CHECK_OK(folio_sequence_reserve(a, 3, 0, NULL));
+        CHECK_INT(pool_stats(w.pool).num_copies, to % 4 ? 2 : 0);
+        for (int64_t i = to / 4; i < blocks_for(to + 3, 4); i++)
+            for (int k = 0; k < 3; k++) CHECK(block_at(a, 1, i) != was[k]);
+        CHECK_OK(folio_pool_run_copies(w.pool, NULL));
+        put(&w, a, to, 50);
+        for (int i = 0; i < 3; i++) ids[to + i] = 900 + i;
+        pool_grow(a, ids, to + 3);
+        HOLDS(a, 0, to, 10);
+        HOLDS(a, to, to + 3, 50);
+        /* The old tokens are still there for others. */
+        folio_sequence *b = pool_sequence(w.pool, 0);
+        folio_tokens old = pool_tokens(pool_counting_ids(), 12);
+        int64_t matched = -1;
+        CHECK_OK(folio_sequence_match(b, &old, &matched, NULL));
+        CHECK_INT(matched, 12);
+        HOLDS(b, 0, 12, 10);
+        CHECK(memcmp(pool_table(b, 1, NULL), was, sizeof was) == 0);
+        folio_sequence_destroy(a);
+        folio_sequence_destroy(b);
+        pool_rig_close(&w);
+    }
+}
+
+/* -------------------------------------------------------------------------------------- windows */
+
+/* Does some token from `next` on see some key of the block? By the definition, one by one. */
+static bool block_is_seen(int64_t block, int64_t bs, int64_t next, int64_t window)
+{
+    for (int64_t key = block * bs; key < (block + 1) * bs; key++)
+        for (int64_t token = next; token < next + window; token++)
+            if (token - key < window) return true;
+    return false;
+}
+
+static void check_window(const folio_sequence *s, int64_t len, int64_t bs, int64_t window)
+{
+    int64_t n;
+    const int32_t *table = pool_table(s, 1, &n);
+    for (int64_t i = 0; i < n; i++)
+        CHECK_MSG((table[i] != FOLIO_NO_BLOCK) == block_is_seen(i, bs, len, window),
+                  "window %lld, block size %lld, %lld tokens: block %lld is %d", (long long)window,
+                  (long long)bs, (long long)len, (long long)i, table[i]);
+    table = pool_table(s, 0, &n);
+    for (int64_t i = 0; i < n; i++) CHECK(table[i] >= 0); /* the group without a window */
+}
+
+/* Which lengths could it go back to? Those whose next token sees no key that is gone, not even the
+ * place of its own. */
+static bool may_go_back(const folio_sequence *s, int64_t len, int64_t bs, int64_t window)
+{
+    int64_t n;
+    const int32_t *table = pool_table(s, 1, &n);
+    for (int64_t key = 0; len > 0 && key <= len && key / bs < n; key++)
+        if (len - key < window && table[key / bs] == FOLIO_NO_BLOCK) return false;
+    return true;
+}
+
+/* Prompt, then token by token, sometimes several at once. */
+static void generate_with(int32_t bs, int64_t window)
+{
+    pool_rig r;
+    const folio_layer_group groups[2] = {{.window = 0}, {.window = window}};
+    REQUIRE_TEST(pool_rig_open(&r, (folio_pool_desc){.num_blocks = 400,
+                                                     .block_size = bs,
+                                                     .num_layer_groups = 2,
+                                                     .layer_groups = groups,
+                                                     .flags = FOLIO_POOL_CHECK}));
+    folio_sequence *s = pool_sequence(r.pool, 0);
+    for (int64_t step = 0, len = 0; len < 110; step++) {
+        int64_t n = step == 0 ? 7 : step % 9 == 8 ? 20 : 1;
+        CHECK_OK(folio_sequence_reserve(s, n, 0, NULL));
+        check_window(s, len, bs, window); /* the new tokens see all they need */
+        CHECK(may_go_back(s, len, bs, window));
+        for (int64_t to = 0; to < len; to++)
+            if (!may_go_back(s, to, bs, window))
+                REFUSED_BY(r.pool, s, folio_sequence_truncate(s, to), FOLIO_ERR_ARGUMENT, "");
+        if (step % 4 == 3) { /* the last reserve can be taken back */
+            CHECK_OK(folio_sequence_truncate(s, len));
+            CHECK_OK(folio_sequence_reserve(s, n, 0, NULL));
+        }
+        CHECK_OK(folio_sequence_commit(s, NULL));
+        len += n;
+        if (step % 5 == 4) {
+            CHECK_OK(folio_sequence_release_window(s));
+            check_window(s, len, bs, window);
+        }
+    }
+    CHECK_OK(folio_sequence_truncate(s, 0)); /* a restart is always allowed */
+    CHECK_INT(pool_stats(r.pool).num_free, 400);
+    folio_sequence_destroy(s);
+    pool_rig_close(&r);
+}
+
+TEST(sequence, windows_let_go_what_no_token_can_see)
+{
+    const int64_t windows[] = {1, 2, 3, 4, 5, 15, 16, 17, 33};
+    for (int i = 0; i < COUNT_OF(block_sizes); i++)
+        for (int k = 0; k < COUNT_OF(windows); k++) generate_with(block_sizes[i], windows[k]);
+}
+
+/* Tokens that are not committed have still to see their keys. */
+TEST(sequence, windows_wait_for_the_commit)
+{
+    const folio_layer_group groups[2] = {{.window = 0}, {.window = 3}};
+    pool_rig r;
+    REQUIRE_TEST(pool_rig_open(
+        &r, (folio_pool_desc){
+                .num_blocks = 40, .block_size = 4, .num_layer_groups = 2, .layer_groups = groups}));
+    folio_sequence *s = pool_plain(r.pool, 8);
+    for (int i = 0; i < 3; i++) CHECK_OK(folio_sequence_reserve(s, 7, 0, NULL));
+    CHECK_OK(folio_sequence_release_window(s));
+    check_window(s, 8, 4, 3);
+    CHECK_INT(block_at(s, 1, 0), FOLIO_NO_BLOCK);
+    folio_tokens some = pool_tokens(pool_counting_ids(), 17);
+    CHECK_OK(folio_sequence_commit(s, &some));
+    CHECK_OK(folio_sequence_release_window(s));
+    check_window(s, 17, 4, 3);
+    CHECK_OK(folio_sequence_truncate(s, 17)); /* what is not committed can be taken back */
+    folio_sequence_destroy(s);
+    pool_rig_close(&r);
+}
+
+/* Back to every length that is allowed, and on from there with blocks and slots of its own. */
+TEST(sequence, truncate_within_a_window)
+{
+    const int64_t bs = 4;
+    for (int64_t window = 1; window < 14; window++)
+        for (int64_t to = 0; to <= 30; to++) {
+            pool_rig r;
+            const folio_layer_group groups[2] = {{.window = 0}, {.window = window}};
+            REQUIRE_TEST(pool_rig_open(&r, (folio_pool_desc){.num_blocks = 40,
+                                                             .block_size = 4,
+                                                             .num_layer_groups = 2,
+                                                             .layer_groups = groups,
+                                                             .flags = FOLIO_POOL_CHECK}));
+            folio_sequence *s = pool_plain(r.pool, 30);
+            CHECK_OK(folio_sequence_release_window(s));
+            bool allowed = may_go_back(s, to, bs, window);
+            if (allowed) {
+                int64_t slots[2 * 6];
+                CHECK_OK(folio_sequence_truncate(s, to));
+                CHECK_OK(folio_sequence_reserve(s, 6, 0, slots));
+                CHECK_INT(pool_stats(r.pool).num_copies, 0);
+                for (int g = 0; g < 2; g++)
+                    for (int64_t j = 0; j < 6; j++) {
+                        int32_t b = block_at(s, g, (to + j) / bs);
+                        CHECK(b >= 0);
+                        CHECK_INT(slots[g * 6 + j], b * bs + (to + j) % bs);
+                    }
+            } else {
+                REFUSED_BY(r.pool, s, folio_sequence_truncate(s, to), FOLIO_ERR_ARGUMENT, "");
+            }
+            folio_sequence_destroy(s);
+            CHECK_INT(pool_stats(r.pool).num_free, 40);
+            pool_rig_close(&r);
+        }
+}
+
+/* However long it gets, it holds as many blocks as its window needs. */
+TEST(sequence, a_long_generation_needs_few_blocks)
+{
+    const int64_t window = 50, bs = 16;
+    const folio_layer_group groups[1] = {{.window = window}};
+    pool_rig r;
+    REQUIRE_TEST(pool_rig_open(
+        &r, (folio_pool_desc){.num_blocks = 5, .block_size = 16, .layer_groups = groups}));
+    folio_sequence *s = pool_sequence(r.pool, 0);
+    for (int64_t len = 0; len < 20000; len++) {
+        CHECK_OK(folio_sequence_reserve(s, 1, 0, NULL));
+        CHECK_OK(folio_sequence_commit(s, NULL));
+        int64_t first = pool_first_seen(len, window) / bs;
+        if (len % 97 == 0) CHECK_INT(pool_info(s).num_blocks, len / bs + 1 - first);
+    }
+    CHECK(pool_stats(r.pool).peak_used <= 5);
+    CHECK_INT(pool_info(s).len, 20000);
+    folio_sequence_destroy(s);
+    pool_rig_close(&r);
+}
+
+/* A reserve that fails has not let its window go either; one that needs those blocks gets them. */
+TEST(sequence, windows_and_full)
+{
+    const folio_layer_group groups[1] = {{.window = 5}};
+    pool_rig r;
+    REQUIRE_TEST(pool_rig_open(
+        &r, (folio_pool_desc){.num_blocks = 4, .block_size = 4, .layer_groups = groups}));
+    folio_sequence *s = pool_plain(r.pool, 16); /* block 3 alone is seen by the next token */
+    CHECK_INT(pool_stats(r.pool).num_free, 0);
+    REFUSED_BY(r.pool, s, folio_sequence_reserve(s, 13, 0, NULL), FOLIO_ERR_TOO_LARGE, "5|4");
+    for (int i = 0; i < 4; i++) CHECK(block_at(s, 0, i) >= 0);
+    CHECK_OK(folio_sequence_truncate(s, 1)); /* so it can still go back */
+    CHECK_OK(folio_sequence_reserve(s, 15, 0, NULL));
+    CHECK_OK(folio_sequence_commit(s, NULL));
+    CHECK_OK(folio_sequence_reserve(s, 12, 0, NULL));
+    CHECK_INT(pool_stats(r.pool).num_used, 4);
+    folio_sequence_destroy(s);
+    pool_rig_close(&r);
+}
+
+/* What falls out of a window is no gain while others hold it, or a copy still reads it. */
+TEST(sequence, windows_of_shared_blocks_and_full)
+{
+    const folio_layer_group groups[1] = {{.window = 5}};
+    pool_rig r;
+    REQUIRE_TEST(pool_rig_open(
+        &r, (folio_pool_desc){.num_blocks = 4, .block_size = 4, .layer_groups = groups}));
+    folio_sequence *a = pool_plain(r.pool, 6), *b = pool_fork(a);
+    folio_block_pair pairs[2];
+    CHECK_OK(folio_sequence_reserve(b, 1, 0, NULL)); /* a's second block is to be copied */
+    CHECK_OK(folio_sequence_reserve(a, 6, 0, NULL));
+    CHECK_OK(folio_sequence_commit(a, NULL)); /* token 12 sees keys from 8 on */
+    CHECK_INT(pool_stats(r.pool).num_free, 0);
+    REFUSED_BY(r.pool, a, folio_sequence_reserve(a, 1, 0, NULL), FOLIO_ERR_FULL, "");
+    CHECK_INT(take(r.pool, 0, pairs, 2), 1);
+    CHECK_OK(folio_sequence_reserve(a, 1, 0, NULL));
+    folio_sequence_destroy(a);
+    folio_sequence_destroy(b);
+    CHECK_INT(pool_stats(r.pool).num_free, 4);
+    pool_rig_close(&r);
+}
+
+/* -------------------------------------------------------------------------------------- encoder */
+
+TEST(sequence, encoder_blocks)
+{
+    for (int i = 0; i < COUNT_OF(block_sizes); i++) {
+        int64_t bs = block_sizes[i], slots[33], n, blocks = blocks_for(33, bs);
+        pool_rig r;
+        REQUIRE_TEST(pool_rig_open(&r, (folio_pool_desc){.num_blocks = 60,
+                                                         .block_size = block_sizes[i],
+                                                         .flags = FOLIO_POOL_CHECK}));
+        folio_sequence *a = pool_sequence(r.pool, 0);
+        REFUSED_BY(r.pool, a, folio_sequence_reserve_encoder(a, 60 * bs + 1, 0, NULL),
+                   FOLIO_ERR_TOO_LARGE, "61|60");
+        CHECK_OK(folio_sequence_reserve_encoder(a, 33, 0, slots));
+        const int32_t *table = pool_table(a, FOLIO_LAYER_GROUP_CROSS, &n);
+        CHECK_INT(n, blocks);
+        for (int64_t j = 0; j < 33; j++) CHECK_INT(slots[j], table[j / bs] * bs + j % bs);
+        CHECK_INT(pool_info(a).encoder_len, 33);
+        CHECK_INT(pool_info(a).encoder_committed_len, 0);
+        CHECK_INT(pool_info(a).num_blocks, blocks);
+        REFUSED_BY(r.pool, a, folio_sequence_reserve_encoder(a, 1, 0, NULL), FOLIO_ERR_ARGUMENT,
+                   "encoder");
+        CHECK_OK(folio_sequence_reserve(a, 2, 0, NULL));
+        CHECK_OK(folio_sequence_commit(a, NULL));
+        CHECK_INT(pool_info(a).encoder_committed_len, 33);
+        CHECK_INT(pool_stats(r.pool).num_entries, 0); /* never in the prefix cache */
+        folio_sequence *b = pool_fork(a);
+        CHECK_INT(pool_info(b).encoder_len, 33);
+        CHECK_INT(pool_info(b).encoder_committed_len, 33);
+        CHECK_INT(pool_info(b).num_blocks, blocks + blocks_for(2, bs));
+        table = pool_table(b, FOLIO_LAYER_GROUP_CROSS, NULL);
+        CHECK(memcmp(table, pool_table(a, FOLIO_LAYER_GROUP_CROSS, NULL), 4 * (size_t)blocks) == 0);
+        for (int64_t j = 0; j < blocks; j++)
+            CHECK_INT(pool_state_of(r.pool, table[j]), FOLIO_BLOCK_SHARED);
+        folio_sequence_destroy(a);
+        CHECK_INT(pool_stats(r.pool).num_used, blocks + blocks_for(2, bs));
+        CHECK_OK(folio_sequence_truncate(b, 0)); /* encoder tokens stay */
+        CHECK_INT(pool_info(b).encoder_len, 33);
+        CHECK_INT(pool_info(b).num_blocks, blocks);
+        folio_sequence_destroy(b);
+        CHECK_INT(pool_stats(r.pool).num_free, 60);
+        pool_rig_close(&r);
+    }
+}
+
+/* -------------------------------------------------------------------------------------- batches */
+
+/* What the view must say of one sequence; NULL is a token of padding. */
+static void check_in_view(const folio_batch_view *v, int64_t i, const folio_sequence *s,
+                          int32_t group, int64_t bs, int64_t *row)
+{
+    folio_sequence_info info = {0};
+    if (s != NULL) info = pool_info(s);
+    int64_t rows = s == NULL ? 1 : info.len - info.committed_len, n = 0;
+    const int32_t *table = s == NULL ? NULL : pool_table(s, group, &n);
+    CHECK_INT(v->seqs[i], i);
+    CHECK_INT(v->query_rows[i], *row);
+    CHECK_INT(v->query_lens[i], rows);
+    CHECK_INT(v->key_lens[i], info.len);
+    CHECK_INT(v->context_lens[i], info.committed_len);
+    CHECK_INT(v->table_start[i + 1] - v->table_start[i], n);
+    for (int64_t b = 0; b < n; b++) CHECK_INT(v->blocks[v->table_start[i] + b], table[b]);
+    for (int64_t j = 0; j < rows; j++, ++*row) {
+        int64_t p = info.committed_len + j;
+        CHECK_INT(v->slot_mapping[*row], s == NULL ? -1 : table[p / bs] * bs + p % bs);
+    }
+}
+
+TEST(sequence, batches_of_sequences)
+{
+    enum { N = 7, BS = 4 };
+    const folio_layer_group groups[2] = {{.window = 0}, {.window = 6}};
+    pool_rig r;
+    REQUIRE_TEST(pool_rig_open(&r, (folio_pool_desc){.num_blocks = 80,
+                                                     .block_size = BS,
+                                                     .num_layer_groups = 2,
+                                                     .layer_groups = groups}));
+    folio_sequence *s[N] = {NULL};
+    /* prompt; decode; padding; part of a prompt after what was matched; window passed; drafts */
+    s[0] = pool_sequence(r.pool, 0);
+    CHECK_OK(folio_sequence_reserve(s[0], 9, 0, NULL));
+    s[1] = pool_plain(r.pool, 15);
+    CHECK_OK(folio_sequence_reserve(s[1], 1, 0, NULL));
+    s[3] = pool_sequence(r.pool, 0);
+    pool_grow(s[3], pool_counting_ids(), 8);
+    CHECK_OK(folio_sequence_reserve(s[3], 6, 0, NULL));
+    s[4] = pool_plain(r.pool, 40);
+    CHECK_OK(folio_sequence_reserve(s[4], 1, 0, NULL));
+    CHECK_INT(block_at(s[4], 1, 0), FOLIO_NO_BLOCK);
+    s[5] = pool_plain(r.pool, 10);
+    CHECK_OK(folio_sequence_reserve(s[5], 3, 0, NULL));
+    s[6] = pool_plain(r.pool, 5); /* nothing new */
+    folio_batch *batch = NULL;
+    const folio_batch_desc desc = {.struct_size = sizeof desc, .block_size = BS};
+    const folio_batch_seq padding = {.struct_size = sizeof padding, .query_len = 1, .padding = 1};
+    CHECK_OK(folio_batch_create(r.ctx, &desc, &batch));
+    for (int32_t g = 0; g < 2; g++) {
+        folio_batch_clear(batch);
+        CHECK_OK(folio_batch_add_sequences(batch, g, s, 2, NULL));
+        CHECK_OK(folio_batch_add(batch, &padding)); /* the next ones are appended */
+        CHECK_OK(folio_batch_add_sequences(batch, g, s + 3, N - 3, NULL));
+        CHECK_OK(folio_batch_add_sequences(batch, g, s, 0, NULL));
+        folio_batch_view v = {.struct_size = sizeof v};
+        CHECK_OK(folio_batch_get_view(batch, FOLIO_ATTENTION_DECODER, FOLIO_PHASE_AUTO, &v));
+        CHECK_INT(v.num_seqs, N);
+        int64_t row = 0;
+        for (int i = 0; i < N && v.num_seqs == N; i++) check_in_view(&v, i, s[i], g, BS, &row);
+        CHECK_INT(v.num_query_tokens, row);
+        folio_batch_info sum = {.struct_size = sizeof sum};
+        CHECK_OK(folio_batch_get_info(batch, &sum));
+        CHECK_INT(sum.kind, FOLIO_BATCH_MIXED);
+        CHECK_INT(sum.num_padding, 1);
+    }
+    folio_batch_destroy(batch);
+    for (int i = 0; i < N; i++) folio_sequence_destroy(s[i]);
+    pool_rig_close(&r);
+}
+
+TEST(sequence, a_batch_takes_the_block_size_of_its_first_pool)
+{
+    pool_rig four, eight;
+    REQUIRE_TEST(pool_rig_open(&four, (folio_pool_desc){.num_blocks = 9, .block_size = 4}));
+    REQUIRE_TEST(pool_rig_open(&eight, (folio_pool_desc){.num_blocks = 9, .block_size = 8}));
+    folio_sequence *s[2] = {pool_plain(four.pool, 9), pool_plain(eight.pool, 9)};
+    folio_batch *batch = NULL;
+    const folio_batch_desc desc = {.struct_size = sizeof desc};
+    CHECK_OK(folio_batch_create(four.ctx, &desc, &batch));
+    REFUSED(folio_batch_add_sequences(batch, 0, s, 2, NULL), FOLIO_ERR_ARGUMENT,
+            "4|sequences[1] 8");
+    CHECK_OK(
+        folio_batch_add_sequences(batch, 0, s + 1, 1, NULL)); /* the refused call left nothing */
+    REFUSED(folio_batch_add_sequences(batch, 0, s, 1, NULL), FOLIO_ERR_ARGUMENT,
+            "8|sequences[0] 4");
+    folio_batch_view v = {.struct_size = sizeof v};
+    CHECK_OK(folio_batch_get_view(batch, FOLIO_ATTENTION_DECODER, FOLIO_PHASE_AUTO, &v));
+    CHECK_INT(v.num_seqs, 1);
+    CHECK_INT(v.table_start[1], 2);
+    folio_batch_destroy(batch);
+    for (int i = 0; i < 2; i++) folio_sequence_destroy(s[i]);
+    pool_rig_close(&eight);
+    pool_rig_close(&four);
+}
+
+/* Encoder tokens come along: new until the next commit, cached afterwards. */
+TEST(sequence, batches_with_encoder_tokens)
+{
+    enum { BS = 4 };
+    pool_rig r;
+    REQUIRE_TEST(pool_rig_open(&r, (folio_pool_desc){.num_blocks = 40, .block_size = BS}));
+    folio_sequence *s[3] = {pool_sequence(r.pool, 0), pool_plain(r.pool, 3),
+                            pool_sequence(r.pool, 0)};
+    CHECK_OK(folio_sequence_reserve_encoder(s[0], 10, 0, NULL));
+    CHECK_OK(folio_sequence_reserve_encoder(s[2], 5, 0, NULL));
+    CHECK_OK(folio_sequence_commit(s[2], NULL));
+    for (int i = 0; i < 3; i++) CHECK_OK(folio_sequence_reserve(s[i], 2, 0, NULL));
+    folio_batch *batch = NULL;
+    const folio_batch_desc desc = {.struct_size = sizeof desc, .block_size = BS};
+    CHECK_OK(folio_batch_create(r.ctx, &desc, &batch));
+    for (int committed = 0; committed < 2; committed++) {
+        folio_batch_clear(batch);
+        CHECK_OK(folio_batch_add_sequences(batch, 0, s, 3, NULL));
+        folio_batch_view v = {.struct_size = sizeof v};
+        CHECK_OK(
+            folio_batch_get_view(batch, FOLIO_ATTENTION_ENCODER_DECODER, FOLIO_PHASE_AUTO, &v));
+        REQUIRE_TEST(v.num_seqs == 3);
+        CHECK_INT(v.num_new_tokens, committed ? 0 : 10);
+        for (int i = 0; i < 3; i++) {
+            int64_t n = 0, len = pool_info(s[i]).encoder_len;
+            const int32_t *table = pool_table(s[i], FOLIO_LAYER_GROUP_CROSS, &n);
+            CHECK_INT(v.key_lens[i], len);
+            CHECK_INT(v.context_lens[i], i == 0 && !committed ? 0 : len);
+            CHECK_INT(v.table_start[i + 1] - v.table_start[i], n);
+            for (int64_t b = 0; b < n; b++) CHECK_INT(v.blocks[v.table_start[i] + b], table[b]);
+            for (int64_t j = 0; i == 0 && !committed && j < len; j++)
+                CHECK_INT(v.slot_mapping[j], table[j / BS] * BS + j % BS);
+        }
+        for (int i = 0; i < 3; i++) CHECK_OK(folio_sequence_commit(s[i], NULL));
+    }
+    folio_batch_destroy(batch);
+    for (int i = 0; i < 3; i++) folio_sequence_destroy(s[i]);
+    pool_rig_close(&r);
+}
+
+TEST(sequence, batches_refused)
+{
+    pool_rig r, other;
+    REQUIRE_TEST(pool_rig_open(
+        &r, (folio_pool_desc){.num_blocks = 40, .block_size = 4, .num_layer_groups = 2}));
+    REQUIRE_TEST(pool_rig_open(
+        &other, (folio_pool_desc){.num_blocks = 40, .block_size = 3, .num_layer_groups = 2}));
+    folio_sequence *s[3] = {pool_plain(r.pool, 5), pool_plain(r.pool, 4),
+                            pool_plain(other.pool, 5)};
+    folio_sequence *const with_null[2] = {s[0], NULL}, *const empty = pool_sequence(r.pool, 0);
+    CHECK_OK(folio_sequence_reserve(s[0], 2, 0, NULL));
+    folio_batch *batch = NULL;
+    const folio_batch_desc desc = {.struct_size = sizeof desc, .block_size = 4};
+    CHECK_OK(folio_batch_create(r.ctx, &desc, &batch));
+    CHECK_OK(folio_batch_add_sequences(batch, 1, s, 2, NULL));
+    folio_batch_info before = {.struct_size = sizeof before}, after = before;
+    CHECK_OK(folio_batch_get_info(batch, &before));
+    CHECK_INT(before.num_seqs, 2);
+    REFUSED(folio_batch_add_sequences(NULL, 0, s, 1, NULL), FOLIO_ERR_ARGUMENT, "batch");
+    REFUSED(folio_batch_add_sequences(batch, 0, NULL, 1, NULL), FOLIO_ERR_ARGUMENT, "sequences");
+    REFUSED(folio_batch_add_sequences(batch, 0, s, -1, NULL), FOLIO_ERR_ARGUMENT, "-1");
+    REFUSED(folio_batch_add_sequences(batch, 2, s, 1, NULL), FOLIO_ERR_ARGUMENT, "group|2");
+    REFUSED(folio_batch_add_sequences(batch, FOLIO_LAYER_GROUP_CROSS, s, 1, NULL),
+            FOLIO_ERR_ARGUMENT, "group|-1");
+    REFUSED(folio_batch_add_sequences(batch, 1, s, 3, NULL), FOLIO_ERR_ARGUMENT, "2|3|4");
+    REFUSED(folio_batch_add_sequences(batch, 1, with_null, 2, NULL), FOLIO_ERR_ARGUMENT,
+            "sequences[1] is NULL|folio_batch_add");
+    REFUSED(folio_batch_add_sequences(batch, 1, &empty, 1, NULL), FOLIO_ERR_ARGUMENT,
+            "sequences[0]|no token");
+    CHECK_OK(folio_batch_get_info(batch, &after));
+    CHECK(memcmp(&before, &after, sizeof before) == 0);
+    folio_batch_destroy(batch);
+    for (int i = 0; i < 3; i++) folio_sequence_destroy(s[i]);
+    folio_sequence_destroy(empty);
+    pool_rig_close(&r);
+    pool_rig_close(&other);
+}
+
+/* ------------------------------------------------------------------------------------- refusals */
+
+TEST(sequence, commits_refused)
+{
+    pool_rig r;
+    REQUIRE_TEST(pool_rig_open(&r, (folio_pool_desc){.num_blocks = 20, .block_size = 4}));
+    int32_t ids[16];
+    memcpy(ids, pool_counting_ids(), sizeof ids);
+    folio_sequence *s = pool_sequence(r.pool, 0);
+    pool_grow(s, ids, 6);
+    CHECK_OK(folio_sequence_reserve(s, 4, 0, NULL));
+    folio_tokens tokens = pool_tokens(ids, 11);
+    REFUSED_BY(r.pool, s, folio_sequence_commit(s, &tokens), FOLIO_ERR_ARGUMENT, "11|10");
+    tokens.num_tokens = 5;
+    REFUSED_BY(r.pool, s, folio_sequence_commit(s, &tokens), FOLIO_ERR_ARGUMENT, "5|6");
+    tokens.num_tokens = -1;
+    REFUSED_BY(r.pool, s, folio_sequence_commit(s, &tokens), FOLIO_ERR_ARGUMENT, "-1");
+    tokens = pool_tokens(NULL, 9); /* neither ids nor hash_ids */
+    REFUSED_BY(r.pool, s, folio_sequence_commit(s, &tokens), FOLIO_ERR_ARGUMENT, "ids");
+    tokens = pool_tokens(ids, 9);
+    REFUSED_BY(r.pool, s, folio_sequence_commit(NULL, &tokens), FOLIO_ERR_ARGUMENT, "sequence");
+    CHECK_OK(folio_sequence_commit(s, &tokens));
+    CHECK_INT(pool_info(s).committed_len, 9);
+    CHECK_INT(pool_info(s).len, 10);
+    CHECK_INT(pool_stats(r.pool).num_entries, 2);
+    CHECK_OK(folio_sequence_commit(s, &tokens)); /* again, with nothing new */
+    CHECK_INT(pool_stats(r.pool).num_entries, 2);
+    /* After a truncate other tokens may follow. */
+    CHECK_OK(folio_sequence_truncate(s, 5));
+    for (int i = 5; i < 16; i++) ids[i] += 50;
+    pool_grow(s, ids, 12);
+    CHECK_INT(pool_stats(r.pool).num_entries, 4);
+    folio_sequence_destroy(s);
+    pool_rig_close(&r);
+}
+
+TEST(sequence, calls_refused)
+{
+    pool_rig r;
+    REQUIRE_TEST(pool_rig_open(
+        &r, (folio_pool_desc){.num_blocks = 20, .block_size = 4, .num_layer_groups = 2}));
+    folio_pool *p = r.pool;
+    folio_sequence *s = pool_plain(p, 6), *out = NOWHERE;
+    folio_sequence_info info = {.struct_size = sizeof info};
+    const int32_t *table;
+    int64_t n;
+    REFUSED_BY(p, s, folio_sequence_get_info(NULL, &info), FOLIO_ERR_ARGUMENT, "sequence");
+    REFUSED_BY(p, s, folio_sequence_get_info(s, NULL), FOLIO_ERR_ARGUMENT, "info");
+    REFUSED_BY(p, s, folio_sequence_reserve(NULL, 1, 0, NULL), FOLIO_ERR_ARGUMENT, "sequence");
+    REFUSED_BY(p, s, folio_sequence_reserve(s, -1, 0, NULL), FOLIO_ERR_ARGUMENT, "-1");
+    REFUSED_BY(p, s, folio_sequence_reserve(s, 1, 2u, NULL), FOLIO_ERR_ARGUMENT, "flags");
+    REFUSED_BY(p, s, folio_sequence_reserve_encoder(NULL, 1, 0, NULL), FOLIO_ERR_ARGUMENT,
+               "sequence");
+    REFUSED_BY(p, s, folio_sequence_reserve_encoder(s, -1, 0, NULL), FOLIO_ERR_ARGUMENT, "-1");
+    REFUSED_BY(p, s, folio_sequence_reserve_encoder(s, 1, 2u, NULL), FOLIO_ERR_ARGUMENT, "flags");
+    REFUSED_BY(p, s, folio_sequence_truncate(NULL, 0), FOLIO_ERR_ARGUMENT, "sequence");
+    REFUSED_BY(p, s, folio_sequence_truncate(s, -1), FOLIO_ERR_ARGUMENT, "-1");
+    REFUSED_BY(p, s, folio_sequence_truncate(s, 7), FOLIO_ERR_ARGUMENT, "7|6");
+    REFUSED_BY(p, s, folio_sequence_release_window(NULL), FOLIO_ERR_ARGUMENT, "sequence");
+    REFUSED_BY(p, s, folio_sequence_get_table(NULL, 0, &table, &n), FOLIO_ERR_ARGUMENT, "sequence");
+    REFUSED_BY(p, s, folio_sequence_get_table(s, 2, &table, &n), FOLIO_ERR_ARGUMENT, "group|2");
+    REFUSED_BY(p, s, folio_sequence_get_table(s, -2, &table, &n), FOLIO_ERR_ARGUMENT, "group|-2");
+    REFUSED_BY(p, s, folio_sequence_get_table(s, 0, NULL, &n), FOLIO_ERR_ARGUMENT, "NULL");
+    REFUSED_BY(p, s, folio_sequence_get_table(s, 0, &table, NULL), FOLIO_ERR_ARGUMENT, "NULL");
+    REFUSED_BY(p, s, folio_sequence_preempt(NULL, FOLIO_PREEMPT_RECOMPUTE, NULL, NULL),
+               FOLIO_ERR_ARGUMENT, "sequence");
+    REFUSED_BY(p, s, folio_sequence_preempt(s, (folio_preemption)7, NULL, NULL), FOLIO_ERR_ARGUMENT,
+               "7");
+    REFUSED_BY(p, s, folio_sequence_fork(NULL, &out), FOLIO_ERR_ARGUMENT, "sequence");
+    CHECK(out == NULL);
+    REFUSED_BY(p, s, folio_sequence_fork(s, NULL), FOLIO_ERR_ARGUMENT, "out");
+    CHECK_OK(folio_sequence_reserve(s, 1, 0, NULL));
+    out = NOWHERE; /* not all of it is committed */
+    REFUSED_BY(p, s, folio_sequence_fork(s, &out), FOLIO_ERR_ARGUMENT, "1|committed");
+    CHECK(out == NULL);
+    int64_t matched = -7;
+    folio_tokens tokens = pool_tokens(pool_counting_ids(), 8);
+    REFUSED_BY(p, s, folio_sequence_match(s, &tokens, &matched, NULL), FOLIO_ERR_ARGUMENT, "7");
+    CHECK_OK(folio_sequence_truncate(s, 0));
+    REFUSED_BY(p, s, folio_sequence_match(s, NULL, &matched, NULL), FOLIO_ERR_ARGUMENT, "tokens");
+    REFUSED_BY(p, s, folio_sequence_match(NULL, &tokens, &matched, NULL), FOLIO_ERR_ARGUMENT,
+               "sequence");
+    tokens.num_tokens = -1;
+    REFUSED_BY(p, s, folio_sequence_match(s, &tokens, &matched, NULL), FOLIO_ERR_ARGUMENT, "-1");
+    tokens = pool_tokens(NULL, 8);
+    REFUSED_BY(p, s, folio_sequence_match(s, &tokens, &matched, NULL), FOLIO_ERR_ARGUMENT, "ids");
+    folio_sequence_destroy(s);
+    pool_rig_close(&r);
+}
+
+/* Copies by the pool itself need a cache in their group; the refused call keeps them. */
+TEST(sequence, copies_without_a_cache)
+{
+    pool_rig r;
+    REQUIRE_TEST(pool_rig_open(&r, (folio_pool_desc){.num_blocks = 20, .block_size = 4}));
+    folio_sequence *a = pool_plain(r.pool, 6), *b = pool_fork(a);
+    CHECK_OK(folio_sequence_reserve(b, 1, 0, NULL));
+    REFUSED_BY(r.pool, b, folio_pool_run_copies(r.pool, NULL), ANY_REFUSAL, "cache");
+    folio_block_pair pairs[2];
+    CHECK_INT(take(r.pool, 0, pairs, 2), 1);
+    folio_sequence_destroy(a);
+    folio_sequence_destroy(b);
+    pool_rig_close(&r);
+}

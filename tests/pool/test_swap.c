@@ -1,0 +1,858 @@
+/*
+ * test_swap.c: K and V in host memory and on disk. Sequences leave and come back, cached blocks go
+ * down and are found there; tiers that are full refuse; transfers in the background end in any
+ * order. What comes back is judged by its contents, and by the rows computed from it. The store's
+ * file is the matter of test_swap_store.c, what breaks of test_swap_faults.c.
+ */
+#include "pool/generation_rig.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <unistd.h>
+
+static const gen_geometry small = {
+    .backend = "cpu", .block_size = 4, .kv_dtype = FOLIO_F32, .num_layer_groups = 1};
+static const gen_geometry windowed = {
+    .backend = "cpu", .block_size = 4, .kv_dtype = FOLIO_BF16, .num_layer_groups = 2, .window = 9};
+static const gen_geometry quantised = {
+    .backend = "cpu", .block_size = 16, .kv_dtype = FOLIO_INT8, .num_layer_groups = 1};
+static const gen_geometry translating = {.backend = "reference",
+                                         .block_size = 4,
+                                         .kv_dtype = FOLIO_F32,
+                                         .num_layer_groups = 2,
+                                         .window = 6,
+                                         .encoder = true};
+static const gen_geometry *const geometries[] = {&small, &windowed, &quantised, &translating};
+
+static void wait_and_forget(folio_transfer *t)
+{
+    if (t == NULL) return;
+    CHECK_OK(folio_transfer_wait(t));
+    folio_transfer_destroy(t);
+}
+
+/* ----------------------------------------------------------------------------------- sequences */
+
+/* Out and in at lengths around block boundaries; then it generates on as if it had stayed. */
+static void check_round_trip(const gen_geometry *g, folio_tier tier, bool async)
+{
+    static gen_world w;
+    REQUIRE_TEST(gen_world_open(&w, g, 48, 30, 40));
+    static const int64_t lens[] = {1, 3, 4, 5, 15, 16, 17, 31, 32, 33};
+    for (int i = 0; i < COUNT_OF(lens); i++) {
+        folio_sequence *s = gen_filled(&w, &w.r[0], lens[i]);
+        folio_transfer *t = NULL;
+        CHECK_OK(folio_sequence_swap_out(s, tier, NULL, async ? &t : NULL));
+        wait_and_forget(t);
+        gen_check_at(s, FOLIO_SEQUENCE_SWAPPED, tier, lens[i]);
+        CHECK_OK(folio_pool_check(w.p.pool));
+        CHECK_INT(gen_stats(&w.p).num_used, 0);
+        CHECK_OK(folio_pool_forget(w.p.pool)); /* or the blocks would still be cached */
+        CHECK_INT(gen_stats(&w.p).num_free, 48);
+        gen_poison_free(&w);
+        t = NULL;
+        CHECK_OK(folio_sequence_swap_in(s, NULL, async ? &t : NULL));
+        wait_and_forget(t);
+        gen_check_at(s, FOLIO_SEQUENCE_RESIDENT, FOLIO_TIER_DEVICE, lens[i]);
+        CHECK(gen_contents_right(&w.p, s, &w.r[0]));
+        CHECK_OK(gen_feed(&w.p, s, &w.r[0], 39));
+        CHECK_INT(gen_stats(&w.p).host_used, 0);
+        folio_sequence_destroy(s);
+        CHECK_OK(folio_pool_forget(w.p.pool));
+    }
+    gen_world_close(&w);
+}
+
+TEST(swap, sequences_go_to_host_and_back)
+{
+    for (int g = 0; g < COUNT_OF(geometries); g++)
+        check_round_trip(geometries[g], FOLIO_TIER_HOST, g % 2 == 1);
+}
+
+TEST(swap, sequences_go_to_disk_and_back)
+{
+    for (int g = 0; g < COUNT_OF(geometries); g++)
+        check_round_trip(geometries[g], FOLIO_TIER_DISK, g % 2 == 0);
+}
+
+/* Poison, 32 bytes of it side by side. */
+static bool file_is_poisoned(const char *path)
+{
+    FILE *file = fopen(path, "rb");
+    int byte, run = 0;
+    if (file == NULL) return true;
+    while (run < 32 && (byte = fgetc(file)) != EOF) run = byte == 0xFF ? run + 1 : 0;
+    fclose(file);
+    return run == 32;
+}
+
+/* What lay in the slots behind a sequence's last token is nobody's to read in the file. */
+TEST(swap, unused_slots_do_not_reach_the_file)
+{
+    static gen_world w;
+    for (int g = 0; g < COUNT_OF(geometries); g++)
+        for (int by_host = 0; by_host < 2; by_host++) {
+            REQUIRE_TEST(gen_world_open(&w, geometries[g], 48, 30, 40));
+            folio_sequence *s = gen_filled(&w, &w.r[0], 17);
+            if (by_host) CHECK_OK(folio_sequence_swap_out(s, FOLIO_TIER_HOST, NULL, NULL));
+            CHECK_OK(folio_sequence_swap_out(s, FOLIO_TIER_DISK, NULL, NULL));
+            CHECK_INT(gen_stats(&w.p).store_errors, 0);
+            CHECK_MSG(!file_is_poisoned(w.store), "geometry %d, %s", g,
+                      by_host ? "host" : "device");
+            CHECK_OK(folio_sequence_swap_in(s, NULL, NULL));
+            CHECK(gen_contents_right(&w.p, s, &w.r[0]));
+            folio_sequence_destroy(s);
+            gen_world_close(&w);
+        }
+}
+
+/* Of a windowed group only what the next token sees is moved. */
+TEST(swap, only_the_window_is_moved)
+{
+    static gen_world w;
+    REQUIRE_TEST(gen_world_open(&w, &windowed, 48, 40, 0));
+    folio_sequence *s = gen_filled(&w, &w.r[0], 36);
+    CHECK_OK(folio_sequence_swap_out(s, FOLIO_TIER_HOST, NULL, NULL));
+    /* All 9 blocks of group 0; of group 1, keys 28 .. 35: two blocks. */
+    CHECK_INT(gen_stats(&w.p).blocks_out, 11);
+    CHECK_INT(gen_stats(&w.p).host_used, 11);
+    CHECK_OK(folio_sequence_swap_in(s, NULL, NULL));
+    CHECK(gen_contents_right(&w.p, s, &w.r[0]));
+    folio_sequence_destroy(s);
+    gen_world_close(&w);
+}
+
+/* Two that share all blocks: one leaves, the other goes on; then both are on the device again. */
+static void check_fork(const gen_geometry *g, folio_tier tier)
+{
+    static gen_world w;
+    REQUIRE_TEST(gen_world_open(&w, g, 64, 60, 60));
+    folio_sequence *a = gen_filled(&w, &w.r[0], 18), *b = NULL, *c = NULL;
+    CHECK_OK(folio_sequence_fork(a, &b));
+    CHECK_OK(folio_sequence_fork(a, &c));
+    CHECK_OK(folio_sequence_swap_out(a, tier, NULL, NULL));
+    gen_poison_free(&w);
+    CHECK(gen_contents_right(&w.p, b, &w.r[1]));
+    CHECK_OK(gen_feed(&w.p, b, &w.r[1], 30)); /* writes to a block it shared with a */
+    CHECK_OK(folio_sequence_swap_out(c, tier, NULL, NULL));
+    CHECK_OK(folio_sequence_swap_out(b, tier, NULL, NULL));
+    CHECK_OK(folio_pool_forget(w.p.pool));
+    CHECK_INT(gen_stats(&w.p).num_free, 64);
+    gen_poison_free(&w);
+    CHECK_OK(folio_sequence_swap_in(c, NULL, NULL));
+    CHECK_OK(folio_sequence_swap_in(a, NULL, NULL));
+    CHECK(gen_contents_right(&w.p, a, &w.r[0]));
+    CHECK(gen_contents_right(&w.p, c, &w.r[0]));
+    CHECK_OK(gen_feed(&w.p, a, &w.r[0], 39));
+    folio_sequence_destroy(a);
+    CHECK_OK(folio_sequence_swap_in(b, NULL, NULL));
+    CHECK_OK(gen_feed(&w.p, b, &w.r[1], 39));
+    CHECK_OK(gen_feed(&w.p, c, &w.r[1], 39));
+    folio_sequence_destroy(b);
+    folio_sequence_destroy(c);
+    gen_world_close(&w);
+}
+
+TEST(swap, forked_sequences_go_one_by_one)
+{
+    for (int g = 0; g < COUNT_OF(geometries); g++) {
+        check_fork(geometries[g], FOLIO_TIER_HOST);
+        check_fork(geometries[g], FOLIO_TIER_DISK);
+    }
+}
+
+/* A shared block was to be written: its copy waits when the sequence has to leave. */
+TEST(swap, copies_that_wait)
+{
+    static gen_world w;
+    for (int way = 0; way < 8; way++) {
+        folio_tier tier = way & 1 ? FOLIO_TIER_DISK : FOLIO_TIER_HOST;
+        REQUIRE_TEST(gen_world_open(&w, &windowed, 48, tier == FOLIO_TIER_HOST ? 30 : 0,
+                                    tier == FOLIO_TIER_HOST ? 0 : 30));
+        folio_sequence *a = gen_filled(&w, &w.r[0], 18), *b = NULL;
+        CHECK_OK(folio_sequence_fork(a, &b));
+        gen_poison_free(&w);
+        CHECK_OK(folio_sequence_reserve(a, 3, 0, NULL));
+        CHECK_INT(gen_stats(&w.p).num_copies, 2);
+        if (way & 2) { /* truncated back, then sent away */
+            CHECK_OK(folio_sequence_truncate(a, 18));
+            CHECK_OK(folio_sequence_swap_out(a, tier, NULL, NULL));
+        } else {
+            CHECK_OK(folio_sequence_preempt(a, FOLIO_PREEMPT_SWAP, NULL, NULL));
+        }
+        gen_check_at(a, FOLIO_SEQUENCE_SWAPPED, tier, 18);
+        if (way & 4) CHECK_OK(gen_feed(&w.p, b, &w.r[1], 30));
+        else folio_sequence_destroy(b);
+        CHECK_OK(folio_pool_run_copies(w.p.pool, NULL));
+        CHECK_OK(folio_pool_forget(w.p.pool));
+        gen_poison_free(&w);
+        CHECK_OK(folio_sequence_swap_in(a, NULL, NULL));
+        CHECK(gen_contents_right(&w.p, a, &w.r[0]));
+        CHECK_OK(gen_feed(&w.p, a, &w.r[0], 39));
+        folio_sequence_destroy(a);
+        if (way & 4) folio_sequence_destroy(b);
+        gen_world_close(&w);
+    }
+}
+
+TEST(swap, empty_sequences_go_too)
+{
+    static gen_world w;
+    REQUIRE_TEST(gen_world_open(&w, &small, 8, 8, 8));
+    for (int tier = FOLIO_TIER_HOST; tier <= FOLIO_TIER_DISK; tier++) {
+        folio_sequence *s = gen_sequence(&w, &w.r[0]);
+        CHECK_OK(folio_sequence_swap_out(s, (folio_tier)tier, NULL, NULL));
+        gen_check_at(s, FOLIO_SEQUENCE_SWAPPED, (folio_tier)tier, 0);
+        CHECK_OK(folio_sequence_swap_in(s, NULL, NULL));
+        CHECK_OK(gen_feed(&w.p, s, &w.r[0], 26));
+        folio_sequence_destroy(s);
+    }
+    gen_world_close(&w);
+}
+
+/* ---------------------------------------------------------------------------------- full tiers */
+
+/* With every size of host tier: what does not fit as a whole does not go at all. */
+TEST(swap, a_full_host_takes_all_or_nothing)
+{
+    static gen_world w;
+    REQUIRE_TEST(gen_world_model(&w, &small, NULL));
+    for (int64_t host = 1; host <= 12; host++) {
+        REQUIRE_TEST(gen_world_pool(&w, 24, host, 0));
+        folio_sequence *a = gen_filled(&w, &w.r[0], 17),
+                       *b = gen_filled(&w, &w.r[2], 22); /* 5, 6 blocks */
+        folio_status status = folio_sequence_swap_out(a, FOLIO_TIER_HOST, NULL, NULL);
+        CHECK_INT(status, host < 5 ? FOLIO_ERR_TOO_LARGE : FOLIO_OK);
+        int64_t left = host < 5 ? host : host - 5;
+        folio_transfer *t = NOWHERE;
+        folio_pool_stats before = gen_stats(&w.p), after;
+        if (left < 6) {
+            REFUSED(folio_sequence_swap_out(b, FOLIO_TIER_HOST, NULL, &t),
+                    host < 6 ? FOLIO_ERR_TOO_LARGE : FOLIO_ERR_FULL, "6");
+            CHECK(t == NULL);
+            after = gen_stats(&w.p);
+            CHECK(memcmp(&before, &after, sizeof before) == 0);
+            gen_check_at(b, FOLIO_SEQUENCE_RESIDENT, FOLIO_TIER_DEVICE, 22);
+            CHECK_OK(gen_feed(&w.p, b, &w.r[2], 30));
+        } else {
+            CHECK_OK(folio_sequence_swap_out(b, FOLIO_TIER_HOST, NULL, NULL));
+        }
+        folio_sequence_destroy(b);
+        if (host >= 5) CHECK_OK(folio_sequence_swap_in(a, NULL, NULL));
+        CHECK_OK(gen_feed(&w.p, a, &w.r[0], 39));
+        folio_sequence_destroy(a);
+        gen_pool_close(&w.p);
+    }
+    gen_model_close(&w.m);
+}
+
+TEST(swap, a_full_device_leaves_it_where_it_is)
+{
+    static gen_world w;
+    for (int tier = FOLIO_TIER_HOST; tier <= FOLIO_TIER_DISK; tier++) {
+        REQUIRE_TEST(gen_world_open(&w, &small, 10, 12, 12));
+        folio_sequence *a = gen_filled(&w, &w.r[0], 17); /* 5 blocks */
+        CHECK_OK(folio_sequence_swap_out(a, (folio_tier)tier, NULL, NULL));
+        folio_sequence *b = gen_filled(&w, &w.r[2], 21); /* 6 of 10 */
+        folio_transfer *t = NOWHERE;
+        REFUSED(folio_sequence_swap_in(a, NULL, &t), FOLIO_ERR_FULL, "");
+        CHECK(t == NULL);
+        gen_check_at(a, FOLIO_SEQUENCE_SWAPPED, (folio_tier)tier, 17);
+        CHECK_OK(gen_feed(&w.p, b, &w.r[2], 39)); /* all 10: nothing of a can still be cached */
+        folio_sequence_destroy(b);
+        gen_poison_free(&w);
+        CHECK_OK(folio_sequence_swap_in(a, NULL, NULL));
+        CHECK(gen_contents_right(&w.p, a, &w.r[0]));
+        CHECK_OK(gen_feed(&w.p, a, &w.r[0], 39));
+        folio_sequence_destroy(a);
+        gen_world_close(&w);
+    }
+}
+
+/* Two that would fit alone: the second is refused by the call, even while the first is leaving. */
+TEST(swap, room_is_promised_once)
+{
+    static gen_world w;
+    for (int round = 0; round < 20; round++) {
+        folio_tier tier = round % 2 ? FOLIO_TIER_DISK : FOLIO_TIER_HOST;
+        REQUIRE_TEST(gen_world_open(&w, &small, 32, 10, 10));
+        folio_sequence *a = gen_filled(&w, &w.r[0], 22), *b = gen_filled(&w, &w.r[2], 22);
+        folio_transfer *t = NULL, *u = NULL;
+        CHECK_OK(folio_sequence_swap_out(a, tier, NULL, &t));
+        REFUSED(folio_sequence_swap_out(b, tier, NULL, &u), FOLIO_ERR_FULL, "6");
+        wait_and_forget(u);
+        wait_and_forget(t);
+        CHECK_OK(folio_sequence_swap_in(a, NULL, NULL));
+        CHECK(gen_contents_right(&w.p, a, &w.r[0]));
+        CHECK(gen_contents_right(&w.p, b, &w.r[2]));
+        folio_sequence_destroy(a);
+        folio_sequence_destroy(b);
+        gen_world_close(&w);
+    }
+}
+
+/* ------------------------------------------------------------------------------- cached blocks */
+
+/* Cached blocks go down as far as the tiers reach and are matched from there. */
+static void check_cached(const gen_geometry *g, int64_t host, int64_t frames)
+{
+    static gen_world w;
+    REQUIRE_TEST(gen_world_open(&w, g, 48, host, frames));
+    int64_t size = g->block_size, whole = 38 / size * size;
+    folio_sequence_destroy(gen_filled(&w, &w.r[0], 39));
+    int64_t cached = gen_stats(&w.p).num_cached;
+    CHECK(cached >= whole / size);
+    int64_t n = gen_lower(&w, host > 0 ? FOLIO_TIER_HOST : FOLIO_TIER_DISK, 1000);
+    CHECK_INT(n, cached);
+    if (host > 0 && frames > 0) CHECK_INT(gen_lower(&w, FOLIO_TIER_DISK, 1000), cached);
+    CHECK_INT(gen_stats(&w.p).num_free, 48);
+    CHECK_INT(gen_stats(&w.p).host_cached, frames > 0 ? 0 : cached);
+    gen_poison_free(&w);
+    folio_sequence *s = gen_sequence(&w, &w.r[0]);
+    CHECK_INT(gen_match(&w, s, &w.r[0], 38), whole);
+    CHECK_INT(gen_info(s).matched_len, whole);
+    CHECK(gen_contents_right(&w.p, s, &w.r[0]));
+    CHECK_OK(gen_feed(&w.p, s, &w.r[0], 39));
+    folio_sequence_destroy(s);
+    s = gen_sequence(&w, &w.r[0]); /* now from the device */
+    int64_t in = gen_stats(&w.p).blocks_in;
+    CHECK_INT(gen_match(&w, s, &w.r[0], 38), whole);
+    CHECK_INT(gen_stats(&w.p).blocks_in, in);
+    folio_sequence_destroy(s);
+    gen_world_close(&w);
+}
+
+TEST(swap, cached_blocks_are_found_below)
+{
+    for (int g = 0; g < COUNT_OF(geometries); g++) {
+        check_cached(geometries[g], 48, 0);
+        check_cached(geometries[g], 0, 60);
+        check_cached(geometries[g], 48, 60);
+    }
+}
+
+/* The oldest go first, a sequence's last before its first: what stays is a prefix. */
+TEST(swap, the_least_recently_used_go_first)
+{
+    static gen_world w;
+    REQUIRE_TEST(gen_world_open(&w, &small, 32, 32, 0));
+    folio_sequence_destroy(gen_filled(&w, &w.r[2], 24));
+    folio_sequence_destroy(gen_filled(&w, &w.r[0], 24));
+    CHECK_INT(gen_lower(&w, FOLIO_TIER_HOST, 6), 6);
+    CHECK_INT(gen_lower(&w, FOLIO_TIER_HOST, 2), 2);
+    folio_sequence *s = gen_sequence(&w, &w.r[0]);
+    int64_t matched = -1;
+    folio_transfer *t = NULL;
+    folio_tokens tokens = gen_tokens(&w.r[0], 24);
+    CHECK_OK(folio_sequence_match(s, &tokens, &matched, &t));
+    CHECK_INT(matched, 0);
+    CHECK(t != NULL);
+    wait_and_forget(t);
+    CHECK_INT(gen_stats(&w.p).blocks_in, 2); /* four had stayed: its first ones */
+    gen_check_at(s, FOLIO_SEQUENCE_RESIDENT, FOLIO_TIER_DEVICE, 24);
+    CHECK_INT(gen_info(s).matched_len, 24);
+    CHECK(gen_contents_right(&w.p, s, &w.r[0]));
+    folio_sequence_destroy(s);
+    gen_world_close(&w);
+}
+
+TEST(swap, a_match_takes_what_there_is_room_for)
+{
+    static gen_world w;
+    for (int tier = FOLIO_TIER_HOST; tier <= FOLIO_TIER_DISK; tier++) {
+        REQUIRE_TEST(gen_world_open(&w, &small, 12, tier == FOLIO_TIER_HOST ? 12 : 0,
+                                    tier == FOLIO_TIER_HOST ? 0 : 20));
+        folio_sequence_destroy(gen_filled(&w, &w.r[0], 32));
+        CHECK_INT(gen_lower(&w, (folio_tier)tier, 100), 8);
+        folio_sequence *other = gen_filled(&w, &w.r[2], 37); /* 10 of 12 */
+        folio_sequence *s = gen_sequence(&w, &w.r[0]);
+        CHECK_INT(gen_match(&w, s, &w.r[0], 32), 8);
+        CHECK(gen_contents_right(&w.p, s, &w.r[0]));
+        folio_sequence_destroy(other);
+        CHECK_OK(gen_feed(&w.p, s, &w.r[0], 39));
+        folio_sequence_destroy(s);
+        gen_world_close(&w);
+    }
+}
+
+/* The host tier is smaller than what is sent down: the rest is on disk, and nothing is lost. */
+TEST(swap, host_evictions_spill_to_disk)
+{
+    static gen_world w;
+    REQUIRE_TEST(gen_world_open(&w, &small, 40, 4, 60));
+    for (int i = 1; i < 4; i++) {
+        folio_sequence_destroy(gen_filled(&w, &w.r[i], 32));
+        while (gen_stats(&w.p).num_cached > 0) CHECK(gen_lower(&w, FOLIO_TIER_HOST, 3) > 0);
+    }
+    folio_pool_stats stats = gen_stats(&w.p);
+    CHECK_INT(stats.num_free, 40);
+    CHECK_INT(stats.host_cached, 4);
+    CHECK(stats.host_evictions > 0 && stats.store_writes >= stats.host_evictions);
+    gen_poison_free(&w);
+    for (int i = 1; i < 4; i++) {
+        folio_sequence *s = gen_sequence(&w, &w.r[i]);
+        CHECK_INT(gen_match(&w, s, &w.r[i], 32), 32);
+        CHECK(gen_contents_right(&w.p, s, &w.r[i]));
+        CHECK_OK(gen_feed(&w.p, s, &w.r[i], 39));
+        folio_sequence_destroy(s);
+    }
+    gen_world_close(&w);
+
+    /* Without a disk they are gone: shorter matches, never wrong ones. */
+    REQUIRE_TEST(gen_world_open(&w, &small, 40, 4, 0));
+    folio_sequence_destroy(gen_filled(&w, &w.r[0], 32));
+    while (gen_stats(&w.p).num_cached > 0) CHECK(gen_lower(&w, FOLIO_TIER_HOST, 3) > 0);
+    CHECK(gen_stats(&w.p).host_evictions > 0);
+    gen_poison_free(&w);
+    folio_sequence *s = gen_sequence(&w, &w.r[0]);
+    CHECK(gen_match(&w, s, &w.r[0], 32) <= 16);
+    CHECK(gen_contents_right(&w.p, s, &w.r[0]));
+    CHECK_OK(gen_feed(&w.p, s, &w.r[0], 39));
+    folio_sequence_destroy(s);
+    gen_world_close(&w);
+}
+
+/* Salts keep prefixes apart in every tier, and forgetting empties every tier. */
+TEST(swap, salts_and_forgetting_hold_below)
+{
+    static gen_world w;
+    for (int tier = FOLIO_TIER_DEVICE; tier <= FOLIO_TIER_DISK; tier++) {
+        REQUIRE_TEST(gen_world_open(&w, &small, 24, tier == FOLIO_TIER_HOST ? 24 : 0,
+                                    tier == FOLIO_TIER_DISK ? 40 : 0));
+        folio_sequence_destroy(gen_filled(&w, &w.r[0], 32));
+        if (tier != FOLIO_TIER_DEVICE) CHECK_INT(gen_lower(&w, (folio_tier)tier, 100), 8);
+        folio_sequence *s = NULL;
+        folio_sequence_desc salted = {.struct_size = sizeof salted, .salt = 99};
+        CHECK_OK(folio_sequence_create(w.p.pool, &salted, &s));
+        CHECK_INT(gen_match(&w, s, &w.r[0], 32), 0);
+        folio_sequence_destroy(s);
+        s = gen_sequence(&w, &w.r[1]); /* shares 20 tokens */
+        CHECK_INT(gen_match(&w, s, &w.r[1], 32), 20);
+        folio_sequence_destroy(s);
+        CHECK_OK(folio_pool_forget(w.p.pool));
+        CHECK_OK(folio_pool_check(w.p.pool));
+        CHECK_INT(gen_stats(&w.p).num_entries, 0);
+        CHECK_INT(gen_stats(&w.p).host_cached, 0);
+        s = gen_sequence(&w, &w.r[0]);
+        CHECK_INT(gen_match(&w, s, &w.r[0], 32), 0);
+        folio_sequence_destroy(s);
+        if (tier == FOLIO_TIER_DISK) { /* nor does the next pool know them */
+            gen_pool_close(&w.p);
+            REQUIRE_TEST(gen_world_pool(&w, 24, 0, 40));
+            s = gen_sequence(&w, &w.r[0]);
+            CHECK_INT(gen_match(&w, s, &w.r[0], 32), 0);
+            folio_sequence_destroy(s);
+        }
+        gen_world_close(&w);
+    }
+}
+
+/* What was computed before a forget is never matched after it, wherever it was at that moment. */
+TEST(swap, what_is_away_is_forgotten_too)
+{
+    static gen_world w;
+    for (int round = 0; round < 8; round++) {
+        folio_tier tier = round % 2 ? FOLIO_TIER_DISK : FOLIO_TIER_HOST;
+        folio_transfer *t = NULL;
+        REQUIRE_TEST(gen_world_open(&w, &windowed, 64, 40, 40));
+        folio_sequence *a = gen_filled(&w, &w.r[0], 30), *b = gen_sequence(&w, &w.r[0]);
+        CHECK_OK(folio_sequence_swap_out(a, tier, NULL, &t)); /* gone, or on its way */
+        if (round >= 4) wait_and_forget(t), t = NULL;
+        CHECK_OK(folio_pool_forget(w.p.pool));
+        wait_and_forget(t);
+        CHECK_OK(folio_pool_check(w.p.pool));
+        CHECK_OK(folio_sequence_swap_in(a, NULL, NULL));
+        CHECK(gen_contents_right(&w.p, a, &w.r[0]));
+        CHECK_OK(gen_feed(&w.p, a, &w.r[0], 39)); /* continues what was forgotten */
+        if (round % 4 < 2) folio_sequence_destroy(a);
+        CHECK_INT(gen_match(&w, b, &w.r[0], 38), 0);
+        CHECK_OK(gen_feed(&w.p, b, &w.r[0], 39)); /* this one is new */
+        if (round % 4 >= 2) folio_sequence_destroy(a);
+        folio_sequence_destroy(b);
+        b = gen_sequence(&w, &w.r[0]);
+        CHECK_INT(gen_match(&w, b, &w.r[0], 38), 36);
+        folio_sequence_destroy(b);
+        gen_world_close(&w);
+    }
+}
+
+/* A sequence from before the forget does not take blocks that are cached under its ids since. */
+TEST(swap, the_forgotten_keep_their_own)
+{
+    static gen_world w;
+    for (int tier = FOLIO_TIER_HOST; tier <= FOLIO_TIER_DISK; tier++) {
+        REQUIRE_TEST(gen_world_open(&w, &small, 32, 20, 20));
+        folio_sequence *a = gen_filled(&w, &w.r[0], 30), *b = gen_sequence(&w, &w.r[0]);
+        folio_tokens tokens = gen_tokens(&w.r[0], 28);
+        CHECK_OK(folio_sequence_swap_out(a, (folio_tier)tier, NULL, NULL));
+        CHECK_OK(folio_pool_forget(w.p.pool));
+        gen_poison_free(&w);
+        /* Another model's K and V for the same ids: NaN. */
+        CHECK_OK(folio_sequence_reserve(b, 28, 0, NULL));
+        CHECK_OK(folio_sequence_commit(b, &tokens));
+        CHECK_OK(folio_sequence_swap_in(a, NULL, NULL));
+        CHECK(gen_contents_right(&w.p, a, &w.r[0]));
+        CHECK_OK(folio_sequence_swap_out(b, FOLIO_TIER_HOST, NULL, NULL));
+        CHECK_OK(folio_sequence_swap_out(a, FOLIO_TIER_HOST, NULL, NULL));
+        folio_sequence_destroy(b);
+        CHECK_OK(folio_sequence_swap_in(a, NULL, NULL));
+        CHECK(gen_contents_right(&w.p, a, &w.r[0]));
+        folio_sequence_destroy(a);
+        gen_world_close(&w);
+    }
+}
+
+/* ----------------------------------------------------------------------------------- transfers */
+
+static void until_ended(const folio_sequence *s)
+{
+    for (;;) {
+        folio_sequence_state state = gen_info(s).state;
+        if (state == FOLIO_SEQUENCE_RESIDENT || state == FOLIO_SEQUENCE_SWAPPED) return;
+        sched_yield();
+    }
+}
+
+/* Every order of done, wait and destroy, of the sequence's end and the handle's. */
+TEST(swap, handles_in_any_order)
+{
+    static gen_world w;
+    REQUIRE_TEST(gen_world_open(&w, &windowed, 64, 60, 80));
+    for (int order = 0; order < 12; order++) {
+        folio_tier tier = order % 2 ? FOLIO_TIER_DISK : FOLIO_TIER_HOST;
+        folio_sequence *s = gen_filled(&w, &w.r[0], 30);
+        folio_transfer *t = NOWHERE;
+        if (order >= 6) CHECK_OK(folio_sequence_swap_out(s, tier, NULL, NULL));
+        folio_status status = order >= 6 ? folio_sequence_swap_in(s, NULL, &t)
+                                         : folio_sequence_swap_out(s, tier, NULL, &t);
+        CHECK_OK(status);
+        REQUIRE_TEST(status == FOLIO_OK && t != NULL && t != NOWHERE);
+        bool destroyed = false;
+        switch (order % 6 / 2) {
+        case 0: /* asked until it is done, then waited for twice */
+            while (!folio_transfer_is_done(t)) sched_yield();
+            CHECK_OK(folio_transfer_wait(t));
+            CHECK_OK(folio_transfer_wait(t));
+            CHECK_INT(folio_transfer_is_done(t), 1);
+            folio_transfer_destroy(t);
+            break;
+        case 1: /* forgotten at once: it goes on */
+            folio_transfer_destroy(t);
+            until_ended(s);
+            break;
+        default: /* the sequence goes first */
+            folio_sequence_destroy(s);
+            destroyed = true;
+            CHECK_INT(folio_transfer_is_done(t), 1);
+            (void)folio_transfer_wait(t);
+            folio_transfer_destroy(t);
+        }
+        CHECK_OK(folio_pool_check(w.p.pool));
+        if (destroyed) continue;
+        gen_check_at(s, order >= 6 ? FOLIO_SEQUENCE_RESIDENT : FOLIO_SEQUENCE_SWAPPED,
+                     order >= 6 ? FOLIO_TIER_DEVICE : tier, 30);
+        if (order < 6) CHECK_OK(folio_sequence_swap_in(s, NULL, NULL));
+        CHECK(gen_contents_right(&w.p, s, &w.r[0]));
+        folio_sequence_destroy(s);
+    }
+    folio_transfer_destroy(NULL);
+    gen_world_close(&w);
+}
+
+TEST(swap, matches_destroyed_on_their_way)
+{
+    static gen_world w;
+    REQUIRE_TEST(gen_world_open(&w, &windowed, 64, 0, 80));
+    folio_sequence_destroy(gen_filled(&w, &w.r[0], 39));
+    for (int order = 0; order < 4; order++) {
+        gen_lower(&w, FOLIO_TIER_DISK, 100);
+        gen_poison_free(&w);
+        folio_sequence *s = gen_sequence(&w, &w.r[0]);
+        folio_tokens tokens = gen_tokens(&w.r[0], 38);
+        folio_transfer *t = NULL;
+        int64_t matched = -1;
+        CHECK_OK(folio_sequence_match(s, &tokens, &matched, &t));
+        CHECK_INT(matched, 0);
+        if (order == 0) wait_and_forget(t), t = NULL;
+        if (order == 1) folio_transfer_destroy(t), t = NULL, until_ended(s);
+        if (order < 2) CHECK_INT(gen_info(s).len, 36);
+        if (order < 2) CHECK(gen_contents_right(&w.p, s, &w.r[0]));
+        if (order == 2) folio_transfer_destroy(t), t = NULL;
+        folio_sequence_destroy(s);
+        folio_transfer_destroy(t);
+        CHECK_OK(folio_pool_check(w.p.pool));
+        CHECK_INT(gen_stats(&w.p).num_used, 0);
+    }
+    gen_world_close(&w);
+}
+
+/* Several sequences on their way at once, both ways, and the cache too. */
+TEST(swap, many_transfers_at_once)
+{
+    static gen_world w;
+    REQUIRE_TEST(gen_world_open(&w, &windowed, 96, 60, 90));
+    for (int round = 0; round < 6; round++) {
+        folio_sequence *s[GEN_REQUESTS];
+        folio_transfer *t[GEN_REQUESTS + 2] = {NULL};
+        for (int i = 0; i < GEN_REQUESTS; i++) s[i] = gen_filled(&w, &w.r[i], 20 + i);
+        for (int i = 0; i < GEN_REQUESTS; i++) {
+            folio_tier tier = (i + round) % 2 ? FOLIO_TIER_DISK : FOLIO_TIER_HOST;
+            CHECK_OK(folio_sequence_swap_out(s[i], tier, NULL, &t[i]));
+        }
+        CHECK_OK(folio_pool_swap_out(w.p.pool, FOLIO_TIER_HOST, 8, NULL, NULL, &t[GEN_REQUESTS]));
+        CHECK_OK(
+            folio_pool_swap_out(w.p.pool, FOLIO_TIER_DISK, 8, NULL, NULL, &t[GEN_REQUESTS + 1]));
+        for (int i = 0; i < GEN_REQUESTS + 2; i++) wait_and_forget(t[i]), t[i] = NULL;
+        gen_poison_free(&w);
+        for (int i = 0; i < GEN_REQUESTS; i++)
+            CHECK_OK(folio_sequence_swap_in(s[(i + round) % GEN_REQUESTS], NULL, &t[i]));
+        for (int i = GEN_REQUESTS - 1; i >= 0; i--) wait_and_forget(t[i]);
+        for (int i = 0; i < GEN_REQUESTS; i++) {
+            CHECK(gen_contents_right(&w.p, s[i], &w.r[i]));
+            CHECK_OK(gen_feed(&w.p, s[i], &w.r[i], 39));
+            folio_sequence_destroy(s[i]);
+        }
+    }
+    gen_world_close(&w);
+}
+
+typedef struct {
+    gen_world *w;
+    const gen_request *r;
+    int seed;
+    int64_t trips;
+} traveller;
+
+/* One thread's sequences: written, sent away and brought back, while others do the same. */
+static void *travel(void *arg)
+{
+    traveller *me = arg;
+    gen_world *w = me->w;
+    for (int i = 0; i < (test_is_long() ? 200 : 12); i++) {
+        uint64_t bits = support_bits((uint64_t)me->seed, (uint64_t)i);
+        folio_sequence *s = NULL;
+        folio_transfer *t = NULL;
+        folio_tokens tokens = gen_tokens(me->r, 38);
+        CHECK_OK(folio_sequence_create(w->p.pool, NULL, &s));
+        CHECK_OK(folio_sequence_match(s, &tokens, NULL, NULL));
+        int64_t len = gen_info(s).len, more = len + 1 + (int64_t)(bits % 3u);
+        CHECK(gen_contents_right(&w->p, s, me->r));
+        if (gen_write(&w->p, s, me->r, more > 39 ? 39 : more) != FOLIO_OK) more = len;
+        folio_tier tier = bits & 8u ? FOLIO_TIER_HOST : FOLIO_TIER_DISK;
+        folio_status status = folio_sequence_swap_out(s, tier, NULL, bits & 16u ? &t : NULL);
+        CHECK(status == FOLIO_OK || status == FOLIO_ERR_FULL);
+        if (bits & 32u) (void)folio_pool_swap_out(w->p.pool, tier, 4, NULL, NULL, NULL);
+        wait_and_forget(t);
+        if (status == FOLIO_OK && !(bits & 64u)) {
+            status = folio_sequence_swap_in(s, NULL, NULL);
+            CHECK(status == FOLIO_OK || status == FOLIO_ERR_FULL);
+            if (status == FOLIO_OK) CHECK(gen_contents_right(&w->p, s, me->r));
+            me->trips += status == FOLIO_OK;
+        }
+        folio_sequence_destroy(s);
+    }
+    return NULL;
+}
+
+TEST(swap, threads_travel_at_once)
+{
+    static gen_world w;
+    REQUIRE_TEST(gen_world_open(&w, &windowed, 80, 40, 60));
+    pthread_t threads[GEN_REQUESTS];
+    traveller all[GEN_REQUESTS];
+    int64_t trips = 0;
+    for (int i = 0; i < GEN_REQUESTS; i++) {
+        all[i] = (traveller){&w, &w.r[i], 10 + i, 0};
+        REQUIRE_TEST(pthread_create(&threads[i], NULL, travel, &all[i]) == 0);
+    }
+    for (int i = 0; i < GEN_REQUESTS; i++) {
+        pthread_join(threads[i], NULL);
+        trips += all[i].trips;
+    }
+    CHECK(trips > 0);
+    gen_world_close(&w);
+}
+
+/* -------------------------------------------------------------------- refusals and bookkeeping */
+
+TEST(swap, states_refuse_what_they_cannot_do)
+{
+    static gen_world w;
+    REQUIRE_TEST(gen_world_open(&w, &translating, 64, 60, 60));
+    folio_tokens tokens = gen_tokens(&w.r[0], 20);
+    for (int tier = FOLIO_TIER_HOST; tier <= FOLIO_TIER_DISK; tier++) {
+        folio_sequence *s = gen_filled(&w, &w.r[0], 20), *out = NOWHERE;
+        folio_transfer *t = NULL;
+        REFUSED(folio_sequence_swap_in(s, NULL, NULL), FOLIO_ERR_ARGUMENT, "");
+        REFUSED(folio_sequence_swap_out(s, FOLIO_TIER_DEVICE, NULL, NULL), FOLIO_ERR_ARGUMENT, "");
+        REFUSED(folio_sequence_swap_out(s, (folio_tier)3, NULL, NULL), FOLIO_ERR_ARGUMENT, "3");
+        REFUSED(folio_sequence_preempt(s, (folio_preemption)7, NULL, NULL), FOLIO_ERR_ARGUMENT,
+                "7");
+        CHECK_OK(folio_sequence_reserve(s, 3, 0, NULL));
+        REFUSED(folio_sequence_swap_out(s, (folio_tier)tier, NULL, NULL), FOLIO_ERR_ARGUMENT, "3");
+        CHECK_OK(folio_sequence_truncate(s, 20));
+        CHECK_OK(folio_sequence_swap_out(s, (folio_tier)tier, NULL, &t));
+        for (int pass = 0; pass < 2; pass++) { /* leaving or gone; then gone for sure */
+            folio_batch_clear(w.p.batch[0]);
+            REFUSED(folio_sequence_reserve(s, 1, 0, NULL), FOLIO_ERR_ARGUMENT, "");
+            REFUSED(folio_sequence_reserve_encoder(s, 1, 0, NULL), FOLIO_ERR_ARGUMENT, "");
+            REFUSED(folio_sequence_match(s, &tokens, NULL, NULL), FOLIO_ERR_ARGUMENT, "");
+            REFUSED(folio_sequence_commit(s, &tokens), FOLIO_ERR_ARGUMENT, "");
+            REFUSED(folio_sequence_truncate(s, 10), FOLIO_ERR_ARGUMENT, "");
+            REFUSED(folio_sequence_fork(s, &out), FOLIO_ERR_ARGUMENT, "");
+            CHECK(out == NULL);
+            out = NOWHERE;
+            REFUSED(folio_sequence_release_window(s), FOLIO_ERR_ARGUMENT, "");
+            REFUSED(folio_batch_add_sequences(w.p.batch[0], 0, &s, 1, NULL), FOLIO_ERR_ARGUMENT,
+                    "sequences[0]: the sequence is not on the device");
+            REFUSED(folio_sequence_swap_out(s, (folio_tier)tier, NULL, NULL), FOLIO_ERR_ARGUMENT,
+                    "");
+            wait_and_forget(t), t = NULL;
+        }
+        gen_check_at(s, FOLIO_SEQUENCE_SWAPPED, (folio_tier)tier, 20);
+        CHECK_OK(folio_sequence_swap_in(s, NULL, &t));
+        REFUSED(folio_sequence_swap_in(s, NULL, NULL), FOLIO_ERR_ARGUMENT, "");
+        wait_and_forget(t);
+        CHECK_OK(gen_feed(&w.p, s, &w.r[0], 39));
+        folio_sequence_destroy(s);
+        s = gen_sequence(&w, &w.r[0]); /* encoder tokens count as well */
+        CHECK_OK(folio_sequence_reserve_encoder(s, 5, 0, NULL));
+        REFUSED(folio_sequence_swap_out(s, (folio_tier)tier, NULL, NULL), FOLIO_ERR_ARGUMENT, "5");
+        CHECK_OK(folio_sequence_preempt(s, FOLIO_PREEMPT_SWAP, NULL, NULL));
+        CHECK_INT(gen_info(s).encoder_len, 0);
+        CHECK_OK(folio_sequence_swap_in(s, NULL, NULL));
+        CHECK_OK(gen_feed(&w.p, s, &w.r[0], 39));
+        folio_sequence_destroy(s);
+    }
+    gen_world_close(&w);
+
+    REQUIRE_TEST(gen_world_open(&w, &small, 16, 0, 0));
+    folio_sequence *s = gen_filled(&w, &w.r[0], 9);
+    REFUSED(folio_sequence_swap_out(s, FOLIO_TIER_HOST, NULL, NULL), FOLIO_ERR_ARGUMENT, "host");
+    REFUSED(folio_sequence_swap_out(s, FOLIO_TIER_DISK, NULL, NULL), FOLIO_ERR_ARGUMENT, "disk");
+    REFUSED(folio_pool_swap_out(w.p.pool, FOLIO_TIER_HOST, 1, NULL, NULL, NULL), FOLIO_ERR_ARGUMENT,
+            "host");
+    REFUSED(folio_sequence_preempt(s, FOLIO_PREEMPT_SWAP, NULL, NULL), ANY_REFUSAL, "");
+    gen_check_at(s, FOLIO_SEQUENCE_RESIDENT, FOLIO_TIER_DEVICE, 9);
+    folio_sequence_destroy(s);
+    gen_world_close(&w);
+}
+
+TEST(swap, preemption_by_policy)
+{
+    static gen_world w;
+    REQUIRE_TEST(gen_world_open(&w, &small, 40, 6, 6));
+    int64_t frames = gen_stats(&w.p).store_frames;
+    folio_sequence *s[4];
+    for (int i = 0; i < 4; i++) s[i] = gen_filled(&w, &w.r[i], 21); /* 6 blocks, 0 and 1 share 5 */
+    CHECK_OK(folio_sequence_reserve(s[0], 3, 0, NULL));             /* dropped */
+    CHECK_OK(folio_sequence_preempt(s[0], FOLIO_PREEMPT_SWAP, NULL, NULL));
+    gen_check_at(s[0], FOLIO_SEQUENCE_SWAPPED, FOLIO_TIER_HOST, 21);
+    CHECK_OK(folio_sequence_preempt(s[2], FOLIO_PREEMPT_SWAP, NULL, NULL)); /* the host is full */
+    gen_check_at(s[2], FOLIO_SEQUENCE_SWAPPED, FOLIO_TIER_DISK, 21);
+    /* Both are full now, unless the file has room for more frames than asked for. */
+    CHECK_OK(folio_sequence_reserve(s[3], 3, 0, NULL));
+    if (frames < 12) {
+        REFUSED(folio_sequence_preempt(s[3], FOLIO_PREEMPT_SWAP, NULL, NULL), FOLIO_ERR_FULL, "");
+        CHECK_INT(gen_info(s[3]).state, FOLIO_SEQUENCE_RESIDENT);
+        CHECK_INT(gen_info(s[3]).len, 21); /* the tokens not committed are gone all the same */
+        CHECK_INT(gen_info(s[3]).committed_len, 21);
+    }
+    CHECK_OK(folio_sequence_preempt(s[3], FOLIO_PREEMPT_RECOMPUTE, NULL, NULL));
+    gen_check_at(s[3], FOLIO_SEQUENCE_RESIDENT, FOLIO_TIER_DEVICE, 0);
+    CHECK_INT(gen_info(s[3]).num_blocks, 0);
+    CHECK_INT(gen_match(&w, s[3], &w.r[3], 20), 20); /* its own blocks, still cached */
+    CHECK_OK(folio_sequence_swap_in(s[0], NULL, NULL));
+    CHECK_OK(folio_sequence_swap_in(s[2], NULL, NULL));
+    for (int i = 0; i < 4; i++) {
+        CHECK(gen_contents_right(&w.p, s[i], &w.r[i]));
+        CHECK_OK(gen_feed(&w.p, s[i], &w.r[i], 39));
+        folio_sequence_destroy(s[i]);
+        CHECK_OK(folio_pool_check(w.p.pool));
+    }
+    gen_world_close(&w);
+}
+
+TEST(swap, statistics)
+{
+    static gen_world w;
+    REQUIRE_TEST(gen_world_open(&w, &small, 20, 10, 20));
+    folio_sequence *s = gen_sequence(&w, &w.r[0]);
+    CHECK_OK(gen_feed(&w.p, s, &w.r[0], 18)); /* 5 blocks, 4 of them cached ones */
+    folio_pool_stats t = gen_stats(&w.p);
+    CHECK(t.num_used == 5 && t.host_blocks == 10 && t.host_used == 0 && t.blocks_out == 0);
+    CHECK_OK(folio_sequence_swap_out(s, FOLIO_TIER_HOST, NULL, NULL));
+    t = gen_stats(&w.p);
+    CHECK_INT(t.host_used, 5);
+    CHECK_INT(t.host_cached, 0);
+    CHECK_INT(t.blocks_out, 5);
+    CHECK_INT(t.num_used, 0);
+    CHECK_INT(t.num_cached, 4);
+    CHECK_INT(t.num_sequences, 1);
+    CHECK_INT(t.blocks_in, 0);
+    uint8_t states[10];
+    int held = 0;
+    CHECK_OK(folio_pool_get_block_states(w.p.pool, FOLIO_TIER_HOST, 0, 10, states));
+    for (int i = 0; i < 10; i++) held += states[i] == FOLIO_BLOCK_USED;
+    CHECK_INT(held, 5);
+    CHECK_OK(folio_pool_forget(w.p.pool));
+    CHECK_OK(folio_sequence_swap_in(s, NULL, NULL));
+    t = gen_stats(&w.p);
+    CHECK_INT(t.host_used, 0);
+    CHECK_INT(t.blocks_in, 5);
+    CHECK_INT(t.num_used, 5);
+    int64_t writes = t.store_writes, used = t.store_used;
+    CHECK_OK(folio_sequence_swap_out(s, FOLIO_TIER_DISK, NULL, NULL));
+    t = gen_stats(&w.p);
+    CHECK_INT(t.store_writes - writes, 5);
+    CHECK_INT(t.store_used - used, 5);
+    CHECK_INT(t.blocks_out, 10);
+    CHECK_OK(folio_sequence_swap_in(s, NULL, NULL));
+    t = gen_stats(&w.p);
+    CHECK_INT(t.store_reads, 5);
+    CHECK_INT(t.store_used, used);
+    CHECK_INT(t.blocks_in, 10);
+    CHECK_INT(t.store_warnings + t.store_errors, 0);
+    CHECK_INT(t.store_frames, 20);
+    folio_sequence_destroy(s);
+    gen_world_close(&w);
+}
+
+/* From the device to host memory, on to disk, and back; with too few frames it stays in host memory. */
+TEST(swap, from_host_on_to_disk)
+{
+    static gen_world w;
+    for (int few = 0; few < 2; few++) {
+        REQUIRE_TEST(gen_world_open(&w, &small, 16, 16, few ? 3 : 20));
+        folio_sequence *s = gen_sequence(&w, &w.r[0]);
+        CHECK_OK(gen_feed(&w.p, s, &w.r[0], 18));
+        CHECK_OK(folio_sequence_swap_out(s, FOLIO_TIER_HOST, NULL, NULL));
+        REFUSED(folio_sequence_preempt(s, FOLIO_PREEMPT_SWAP, NULL, NULL), FOLIO_ERR_ARGUMENT,
+                "preempt|swapped out");
+        int64_t held = gen_stats(&w.p).host_used;
+        CHECK(held > 3);
+        if (few) {
+            REFUSED(folio_sequence_swap_out(s, FOLIO_TIER_DISK, NULL, NULL), FOLIO_ERR_TOO_LARGE,
+                    "blocks|store has 3 frames");
+            CHECK_INT(gen_info(s).tier, FOLIO_TIER_HOST);
+            CHECK_INT(gen_stats(&w.p).host_used, held);
+        } else {
+            folio_transfer *t = NULL;
+            CHECK_OK(folio_sequence_swap_out(s, FOLIO_TIER_DISK, NULL, &t));
+            CHECK_INT(gen_info(s).tier, FOLIO_TIER_DISK);
+            CHECK_OK(folio_transfer_wait(t));
+            folio_transfer_destroy(t);
+            CHECK_INT(gen_stats(&w.p).host_used, 0);
+            CHECK_INT(gen_stats(&w.p).store_used, held);
+        }
+        CHECK_INT(gen_info(s).state, FOLIO_SEQUENCE_SWAPPED);
+        CHECK_OK(folio_pool_check(w.p.pool));
+        CHECK_OK(folio_pool_forget(w.p.pool)); /* nothing of it is on the device any more */
+        gen_poison_free(&w);
+        CHECK_OK(folio_sequence_swap_in(s, NULL, NULL));
+        CHECK(gen_contents_right(&w.p, s, &w.r[0]));
+        CHECK_OK(gen_feed(&w.p, s, &w.r[0], 30));
+        folio_sequence_destroy(s);
+        gen_world_close(&w);
+    }
+}

@@ -1,0 +1,382 @@
+/* test_vllm06_xformers.c: the life of vLLM 0.6's xformers backend: prompts, chunked prompts and
+ * decodes in one step, encoders, cross attention; its metadata, views and errors. */
+#include "vllm06/vllm06_rig.h"
+
+#include <stdlib.h>
+
+#define BOTH(name, body)                                                                           \
+    TEST(vllm06_xformers, name) { v06_on_both("xformers", body); }
+
+V06_SAME(V06_TEST, vllm06_xformers, "xformers")
+
+/* ---------------------------------------------------------------------------------------- views */
+
+static const v06_seq mixed[] = {{2, true, 7, 7, 9},
+                                {0, true, 5, 18, 11},
+                                {1, false, 1, 9, 20},
+                                {3, false, 1, 4, 2},
+                                {4, false, 1, 0, 0}};
+
+static void prefill_metadata(const char *ancestor, const char *compute)
+{
+    v06 r;
+    v06_init(&r, ancestor, compute);
+    if (v06_open(&r) && v06_step(&r, mixed, 5)) {
+        const folio_vllm06_metadata *p = folio_vllm06_prefill_metadata(r.m);
+        CHECK(p != NULL && p != r.m && p == folio_vllm06_prefill_metadata(r.m));
+        const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(p);
+        const folio_vllm06_metadata_fields *all = folio_vllm06_metadata_get(r.m);
+        CHECK(f->num_prefills == 2 && f->num_prefill_tokens == 12 && f->num_decode_tokens == 0);
+        CHECK(f->max_prefill_seq_len == 18 && f->max_decode_seq_len == 0 && f->max_query_len == 7);
+        CHECK(f->max_encoder_seq_len == 20 && f->use_cuda_graph == 0);
+        CHECK(f->num_encoder_tokens == all->num_encoder_tokens && f->num_encoder_tokens > 0);
+        CHECK(f->slot_mapping == all->slot_mapping && f->seq_lens == all->seq_lens);
+        CHECK(f->query_start_loc == all->query_start_loc && f->block_tables == all->block_tables);
+        CHECK(f->seq_start_loc[2] == 25 && f->context_lens_tensor[1] == 13);
+        CHECK(f->encoder_seq_lens == all->encoder_seq_lens);
+        CHECK(f->cross_slot_mapping == all->cross_slot_mapping);
+        CHECK(f->cross_block_tables == all->cross_block_tables);
+        /* A view shows the biases its metadata gets, and takes none itself. */
+        float zeros[7 * 7] = {0};
+        folio_vllm06_bias biases[2] = {{zeros, 1, 7, 7}, {zeros, 1, 1, 1}};
+        CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_ATTENTION_DECODER, biases));
+        CHECK(f->attn_bias != NULL && f->attn_bias == all->attn_bias);
+        REFUSED(
+            folio_vllm06_set_attn_bias((folio_vllm06_metadata *)p, FOLIO_ATTENTION_DECODER, biases),
+            FOLIO_ERR_ARGUMENT, "view");
+        if (v06_step(&r, mixed + 2, 3)) CHECK(folio_vllm06_prefill_metadata(r.m) == NULL);
+        CHECK(folio_vllm06_prefill_metadata(NULL) == NULL);
+    }
+    v06_close(&r);
+}
+BOTH(prefill_metadata, prefill_metadata)
+
+static void decode_metadata(const char *ancestor, const char *compute)
+{
+    v06 r;
+    v06_init(&r, ancestor, compute);
+    if (v06_open(&r) && v06_step(&r, mixed, 5)) {
+        r.f.use_cuda_graph = 1;
+        folio_vllm06_metadata_destroy(r.m);
+        CHECK_OK(r.b->make_metadata(r.state, &r.f, &r.m));
+        const folio_vllm06_metadata *d = folio_vllm06_decode_metadata(r.m);
+        CHECK(d != NULL && d != r.m && d == folio_vllm06_decode_metadata(r.m));
+        const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(d);
+        const folio_vllm06_metadata_fields *all = folio_vllm06_metadata_get(r.m);
+        CHECK(f->num_prefills == 0 && f->num_prefill_tokens == 0 && f->num_decode_tokens == 3);
+        CHECK(f->max_prefill_seq_len == 0 && f->max_decode_seq_len == 9 && f->use_cuda_graph == 1);
+        CHECK(f->slot_mapping == all->slot_mapping + 12 && f->slot_mapping[2] == -1);
+        CHECK(f->seq_lens_tensor == all->seq_lens_tensor + 2 && f->seq_lens_tensor[1] == 4);
+        CHECK(f->seq_lens == all->seq_lens + 2 && f->seq_lens[0] == 9);
+        CHECK(all->max_query_len == 7 && f->max_query_len == 1 && f->max_decode_query_len == 1);
+        CHECK(all->query_start_loc != NULL && f->query_start_loc == NULL);
+        CHECK(all->seq_start_loc != NULL && f->seq_start_loc == NULL);
+        CHECK(f->context_lens_tensor == all->context_lens_tensor + 2);
+        CHECK(f->block_tables == all->block_tables + 2 * r.blocks_per_seq);
+        CHECK(f->encoder_seq_lens_tensor == all->encoder_seq_lens_tensor + 2);
+        CHECK(f->cross_block_tables == all->cross_block_tables + 2 * r.blocks_per_seq);
+        CHECK(f->max_encoder_seq_len == 20 && f->attn_bias == NULL);
+        if (v06_step(&r, mixed, 2)) CHECK(folio_vllm06_decode_metadata(r.m) == NULL);
+        CHECK(folio_vllm06_decode_metadata(NULL) == NULL);
+    }
+    v06_close(&r);
+}
+BOTH(decode_metadata, decode_metadata)
+
+/* Attention over a view of the decodes gives the rows the whole step gives. */
+static void forward_of_a_view(const char *ancestor, const char *compute)
+{
+    static const v06_seq prompts[] = {{1, true, 8, 8, 20}, {3, true, 3, 3, 2}};
+    v06 r;
+    v06_init(&r, ancestor, compute);
+    if (v06_open(&r) && v06_step(&r, prompts, 2)) {
+        v06_run(&r, FOLIO_ATTENTION_DECODER);
+        v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
+        if (v06_step(&r, mixed + 2, 3)) {
+            folio_vllm06_metadata *whole = r.m;
+            r.m = (folio_vllm06_metadata *)folio_vllm06_decode_metadata(whole);
+            v06_run(&r, FOLIO_ATTENTION_DECODER);
+            r.no_key = true;
+            v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
+            r.m = whole;
+        }
+    }
+    v06_close(&r);
+}
+BOTH(forward_of_a_view, forward_of_a_view)
+
+/* ------------------------------------------------------------------------------------- one life */
+
+/* A translation served with chunked prefill: a new request's encoder, cross and self attention in
+ * the same step as the decodes of those before it. */
+static void whole_life(const char *ancestor, const char *compute)
+{
+    static const v06_seq first[] = {{0, true, 6, 6, 11}, {1, true, 9, 9, 20}};
+    static const v06_seq second[] = {
+        {2, true, 12, 12, 30}, {0, false, 1, 7, 11}, {1, false, 1, 10, 20}};
+    static const v06_seq third[] = {
+        {1, false, 1, 11, 20}, {2, false, 1, 13, 30}, {0, false, 1, 8, 11}};
+    v06 r;
+    v06_init(&r, ancestor, compute);
+    r.d.kv_cache_dtype = "fp8";
+    r.k_scale = 0.25f;
+    if (v06_open(&r)) {
+        for (int step = 0; step < 2; step++) {
+            if (!v06_step(&r, step ? second : first, step ? 3 : 2)) continue;
+            v06_run(&r, FOLIO_ATTENTION_ENCODER);
+            v06_run(&r, FOLIO_ATTENTION_DECODER);
+            v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
+        }
+        if (v06_step(&r, third, 3)) {
+            v06_run(&r, FOLIO_ATTENTION_DECODER);
+            r.no_key = true;
+            v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
+        }
+    }
+    v06_close(&r);
+}
+BOTH(whole_life, whole_life)
+
+/* Biases of encoder and cross attention, and of a chunk: [query_len][context + query_len]. */
+static void biases_by_type(const char *ancestor, const char *compute)
+{
+    static const v06_seq prompts[] = {{0, true, 6, 6, 11}, {1, true, 5, 5, 7}, {2, false, 1, 9, 4}};
+    static float numbers[4 * 13 * 13];
+    static const v06_seq before[] = {{2, true, 8, 8, 4}, {1, true, 2, 2, 7}};
+    support_fill(numbers, COUNT_OF(numbers), 5, 2.0f);
+    folio_vllm06_bias encoder[] = {{numbers, 4, 11, 11}, {numbers + 50, 1, 7, 7}};
+    folio_vllm06_bias cross[] = {{numbers, 1, 6, 11}, {numbers + 3, 4, 5, 7}};
+    folio_vllm06_bias self[] = {{numbers, 4, 6, 6}, {numbers + 9, 4, 5, 5}};
+    v06 r;
+    v06_init(&r, ancestor, compute);
+    if (v06_open(&r) && v06_step(&r, before, 2)) {
+        v06_run(&r, FOLIO_ATTENTION_DECODER);
+        v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
+        if (v06_step(&r, prompts, 3)) {
+            CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_ATTENTION_ENCODER, encoder));
+            CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_ATTENTION_ENCODER_DECODER, cross));
+            CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_ATTENTION_DECODER, self));
+            v06_run(&r, FOLIO_ATTENTION_ENCODER);
+            v06_run(&r, FOLIO_ATTENTION_DECODER);
+            v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
+            /* taken back and set again between the layers of a step */
+            CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_ATTENTION_ENCODER_DECODER, NULL));
+            v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
+            CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_ATTENTION_ENCODER_DECODER, cross));
+            v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
+        }
+        static const v06_seq chunk[] = {{0, true, 3, 9, 0}};
+        folio_vllm06_bias of_chunk[] = {{numbers, 4, 3, 9}};
+        if (v06_step(&r, chunk, 1)) {
+            CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_ATTENTION_DECODER, of_chunk));
+            v06_run(&r, FOLIO_ATTENTION_DECODER);
+        }
+        /* The same given with the fields. */
+        v06_fields(&r, chunk, 1);
+        r.f.attn_bias = of_chunk;
+        folio_vllm06_metadata_destroy(r.m);
+        CHECK_OK(r.b->make_metadata(r.state, &r.f, &r.m));
+        v06_run(&r, FOLIO_ATTENTION_DECODER);
+    }
+    v06_close(&r);
+}
+BOTH(biases_by_type, biases_by_type)
+
+/* Layers of one state: each pair differs in one thing, both stay right, in turn. */
+static void layers_share_a_state(const char *ancestor, const char *compute)
+{
+    static const v06_seq prompts[] = {{0, true, 11, 11, 0}};
+    for (int pair = 0; pair < 6; pair++) {
+        v06 r, other;
+        v06_init(&r, ancestor, compute);
+        v06_init(&other, ancestor, compute);
+        if (pair == 0 || pair == 1) other.d.sliding_window = pair == 0 ? 1 : 4;
+        if (pair == 1) r.d.sliding_window = 7;
+        if (pair == 2) other.d.scale = 0.5f;
+        if (pair == 3) other.d.logits_soft_cap = 1.0f;
+        if (pair == 4) other.d.num_kv_heads = 4;
+        if (pair == 5) other.block_size = 16;
+        if (v06_open(&r) && v06_open(&other)) {
+            folio_vllm06_impl_destroy(other.impl);
+            other.impl = NULL;
+            CHECK_OK(other.b->make_impl(r.state, &other.d, &other.impl));
+            for (int i = 0; i < 2 && other.impl != NULL; i++) {
+                if (v06_step(&r, prompts, 1)) v06_run(&r, FOLIO_ATTENTION_DECODER);
+                v06_fields(&other, prompts, 1);
+                folio_vllm06_metadata_destroy(other.m);
+                CHECK_OK(other.b->make_metadata(r.state, &other.f, &other.m));
+                v06_run(&other, FOLIO_ATTENTION_DECODER);
+            }
+            folio_vllm06_metadata_destroy(other.m);
+            folio_vllm06_impl_destroy(other.impl);
+            other.m = NULL;
+            other.impl = NULL;
+        }
+        v06_close(&other);
+        v06_close(&r);
+    }
+}
+BOTH(layers_share_a_state, layers_share_a_state)
+
+/* A step whose metadata another state made: it is told from the layer's own of the same number. */
+static void run_foreign(v06 *r)
+{
+    static const v06_seq prompts[] = {{0, true, 5, 5, 0}, {1, true, 9, 9, 0}};
+    folio_vllm06_metadata *own = r->m;
+    v06 other;
+    v06_init(&other, r->b->get_name(), r->compute);
+    if (v06_open(&other)) {
+        v06_fields(r, prompts, 2);
+        CHECK_OK(r->b->make_metadata(other.state, &r->f, &r->m));
+        v06_run(r, FOLIO_ATTENTION_DECODER);
+        folio_vllm06_metadata_destroy(r->m);
+    }
+    r->m = own;
+    v06_close(&other);
+}
+
+/* A step that is refused for its blocks, between two layers of another one. */
+static void run_refused(v06 *r, const v06_seq *prompts)
+{
+    static const v06_seq chunk[] = {{0, true, 3, 14, 0}};
+    folio_vllm06_metadata *own = r->m;
+    v06_fields(r, chunk, 1);
+    r->tables[1] = (int32_t)r->num_blocks;
+    CHECK_OK(r->b->make_metadata(r->state, &r->f, &r->m));
+    folio_vllm06_forward_args a = v06_args(r, FOLIO_ATTENTION_DECODER);
+    V06_REFUSED(r, &a, FOLIO_ERR_ARGUMENT, "block_table");
+    folio_vllm06_metadata_destroy(r->m);
+    r->m = own;
+    v06_fields(r, prompts, 2);
+    v06_run(r, FOLIO_ATTENTION_DECODER);
+}
+
+/* One metadata serves layers with caches of their own. */
+static void metadata_serves_all_layers(const char *ancestor, const char *compute)
+{
+    static const v06_seq prompts[] = {{0, true, 11, 11, 0}, {1, true, 3, 3, 0}};
+    v06 r;
+    v06_init(&r, ancestor, compute);
+    if (v06_open(&r) && v06_step(&r, prompts, 2)) {
+        v06_run(&r, FOLIO_ATTENTION_DECODER);
+        folio_vllm06_forward_args a = v06_args(&r, FOLIO_ATTENTION_DECODER);
+        a.kv_cache = &r.kv[1];
+        CHECK_OK(r.b->forward(r.impl, &a, NULL));
+        memcpy(r.image[1], r.image[0], r.cache[0].bytes);
+        v06_check_images(&r);
+        run_refused(&r, prompts);
+        run_foreign(&r);
+    }
+    v06_close(&r);
+}
+BOTH(metadata_serves_all_layers, metadata_serves_all_layers)
+
+/* On a host backend there is no stream but NULL; another is refused, and nothing is written. */
+static void streams(const char *ancestor, const char *compute)
+{
+    static const v06_seq prompts[] = {{0, true, 11, 11, 0}};
+    static const int64_t pair[1][2] = {{0, 1}};
+    v06 r;
+    if (strcmp(compute, "cuda") == 0) return; /* there every call has run on one */
+    v06_init(&r, ancestor, compute);
+    if (v06_open(&r) && v06_step(&r, prompts, 1)) {
+        folio_vllm06_forward_args a = v06_args(&r, FOLIO_ATTENTION_DECODER);
+        const folio_run on_stream = {.struct_size = sizeof on_stream, .stream = &r};
+        REFUSED(r.b->forward(r.impl, &a, &on_stream), FOLIO_ERR_ARGUMENT, "stream");
+        CHECK_OK(r.b->copy_blocks(r.state, r.kv, 2, pair, 1, NULL));
+        CHECK_OK(r.b->swap_blocks(r.state, &r.kv[0], &r.kv[1], pair, 1, NULL));
+        REFUSED(r.b->copy_blocks(r.state, r.kv, 2, pair, 1, &on_stream), FOLIO_ERR_ARGUMENT,
+                "stream");
+        REFUSED(r.b->swap_blocks(r.state, &r.kv[0], &r.kv[1], pair, 1, &on_stream),
+                FOLIO_ERR_ARGUMENT, "stream");
+        v06_check_images(&r);
+    }
+    v06_close(&r);
+}
+BOTH(streams, streams)
+
+/* A graph's state and metadata, and its plans. */
+static folio_status capture_with(const v06 *r, folio_vllm06_state *state, folio_vllm06_impl *impl,
+                                 const folio_vllm06_forward_args *args)
+{
+    folio_vllm06_graph_capture_desc d = {.struct_size = sizeof d,
+                                         .attn_backend = r->b,
+                                         .max_batch_size = 2,
+                                         .max_seq_len_to_capture = 20,
+                                         .block_size = r->block_size};
+    folio_vllm06_state *clone = NULL;
+    folio_vllm06_metadata *m = NULL;
+    folio_vllm06_forward_args a = *args;
+    folio_status status = folio_vllm06_graph_capture_begin(state, &d);
+    if (status == FOLIO_OK) status = folio_vllm06_graph_clone(state, 2, &clone);
+    if (status == FOLIO_OK)
+        status = folio_vllm06_graph_capture_get_metadata_for_batch(state, 2, 1, &m);
+    a.attn_metadata = m;
+    a.query.tokens = a.key.tokens = a.value.tokens = a.output.tokens = 2;
+    if (status == FOLIO_OK) status = r->b->forward(impl, &a, NULL);
+    if (status == FOLIO_OK) status = folio_vllm06_begin_forward(clone, m, NULL);
+    folio_vllm06_metadata_destroy(m);
+    folio_vllm06_state_destroy(clone);
+    return status;
+}
+
+/* All that a step takes, under an allocator that fails once; what was made is given back. */
+static folio_status step_with(const v06 *r, const folio_allocator *allocator,
+                              const folio_vllm06_forward_args *args)
+{
+    folio_context_desc c = {.struct_size = sizeof c, .num_threads = 1, .allocator = *allocator};
+    folio_vllm06_state *state = NULL;
+    folio_vllm06_impl *impl = NULL;
+    folio_vllm06_builder *builder = NULL;
+    folio_vllm06_metadata *built = NULL, *m = NULL;
+    folio_vllm06_forward_args a = *args;
+    float zeros[13 * 13] = {0};
+    folio_vllm06_bias bias = {zeros, 1, 13, 13};
+    const int32_t table[] = {1, 2};
+    folio_vllm06_builder_desc d = {
+        .struct_size = sizeof d, .block_size = 8, .max_seq_len_to_capture = 20};
+    folio_vllm06_seq s = {.struct_size = sizeof s, .is_prompt = 1, .token_len = 13};
+    s.block_table = table;
+    s.num_blocks = 2;
+    folio_status status = folio_vllm06_state_create(r->compute, &c, &state);
+    if (status == FOLIO_OK) status = r->b->make_impl(state, &r->d, &impl);
+    if (status == FOLIO_OK) status = folio_vllm06_builder_create(state, r->b, &d, &builder);
+    if (status == FOLIO_OK) status = folio_vllm06_builder_add(builder, &s);
+    if (status == FOLIO_OK) status = folio_vllm06_builder_build(builder, &built);
+    if (status == FOLIO_OK) status = r->b->make_metadata(state, &r->f, &m);
+    if (status == FOLIO_OK && folio_vllm06_prefill_metadata(m) == NULL) status = FOLIO_ERR_MEMORY;
+    a.attn_metadata = m;
+    if (status == FOLIO_OK) status = r->b->forward(impl, &a, NULL);
+    if (status == FOLIO_OK) status = folio_vllm06_set_attn_bias(m, FOLIO_ATTENTION_DECODER, &bias);
+    if (status == FOLIO_OK) status = capture_with(r, state, impl, args);
+    folio_vllm06_metadata_destroy(m);
+    folio_vllm06_metadata_destroy(built);
+    folio_vllm06_builder_destroy(builder);
+    folio_vllm06_impl_destroy(impl);
+    folio_vllm06_state_destroy(state);
+    return status;
+}
+
+static void out_of_memory(const char *ancestor, const char *compute)
+{
+    static const v06_seq prompts[] = {{0, true, 13, 13, 4}};
+    v06 r;
+    v06_init(&r, ancestor, compute);
+    r.d.alibi_slopes = r.slopes;
+    if (v06_open(&r) && v06_step(&r, prompts, 1)) {
+        folio_status status = FOLIO_ERR_MEMORY;
+        folio_vllm06_forward_args a = v06_args(&r, FOLIO_ATTENTION_DECODER);
+        int64_t tries = 0;
+        while (status == FOLIO_ERR_MEMORY && tries < 500) {
+            support_counter counter = {.fail_at = ++tries};
+            folio_allocator allocator = support_allocator(&counter);
+            status = step_with(&r, &allocator, &a);
+            CHECK_INT(counter.live, 0);
+            CHECK_INT(counter.faults, 0);
+        }
+        CHECK_INT(status, FOLIO_OK);
+        CHECK(tries > 20);
+    }
+    v06_close(&r);
+}
+BOTH(out_of_memory, out_of_memory)

@@ -1,0 +1,420 @@
+/* vllm06_rig.c: steps of vLLM 0.6's interface, judged by dense attention; see vllm06_rig.h. */
+#include "vllm06/vllm06_rig.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+enum { Q, K, V, ENCODER_Q, ENCODER_K, ENCODER_V };
+
+void v06_on_both(const char *ancestor, v06_body body)
+{
+    for (int i = 0; i < SUPPORT_NUM_BACKENDS; i++) {
+        int before = test_failures();
+        body(ancestor, support_backends[i]);
+        if (test_failures() != before) printf("  ... on backend %s\n", support_backends[i]);
+    }
+}
+
+void v06_init(v06 *r, const char *ancestor, const char *compute)
+{
+    memset(r, 0, sizeof *r);
+    r->compute = compute;
+    r->b = folio_vllm06_backend_find(ancestor);
+    r->block_size = 8;
+    r->d = (folio_vllm06_impl_desc){.struct_size = sizeof r->d,
+                                    .num_heads = 4,
+                                    .head_size = 32,
+                                    .num_kv_heads = 2,
+                                    .dtype = FOLIO_F32};
+    for (int h = 0; h < 8; h++) r->slopes[h] = ldexpf(1.0f, -h - 1) * 1.3f;
+}
+
+static int64_t kv_heads(const v06 *r)
+{
+    return r->d.num_kv_heads > 0 ? r->d.num_kv_heads : r->d.num_heads;
+}
+
+bool v06_open(v06 *r)
+{
+    const char *name = r->d.kv_cache_dtype;
+    r->kv_dtype = name == NULL || strcmp(name, "auto") == 0 ? r->d.dtype
+                  : strcmp(name, "fp8_e5m2") == 0           ? FOLIO_FP8_E5M2
+                                                            : FOLIO_FP8_E4M3;
+    folio_context_desc c = {.struct_size = sizeof c, .num_threads = 2};
+    CHECK(r->b != NULL);
+    if (r->b == NULL) return false;
+    CHECK_OK(folio_vllm06_state_create(r->compute, &c, &r->state));
+    if (r->state == NULL) return false;
+    CHECK_OK(r->b->make_impl(r->state, &r->d, &r->impl));
+    int64_t elem = (int64_t)folio_dtype_size(r->kv_dtype), shape[3] = {0, 0, 0};
+    r->x = strcmp(r->b->get_name(), "ipex") == 0 ? 1 : 16 / elem;
+    r->blocks_per_seq = (V06_TOKENS + r->block_size - 1) / r->block_size;
+    r->num_blocks = 2 * V06_SEQS * r->blocks_per_seq + 3;
+    CHECK_OK(
+        r->b->get_kv_cache_shape(r->num_blocks, r->block_size, kv_heads(r), r->d.head_size, shape));
+    for (int l = 0; l < V06_LAYERS; l++) {
+        r->cache[l] = support_buffer_make((size_t)(shape[0] * shape[1] * shape[2] * elem));
+        r->image[l] = malloc(r->cache[l].bytes);
+        if (r->image[l] == NULL) abort();
+        memset(r->image[l], 0xFF, r->cache[l].bytes);
+        r->kv[l] = (folio_vllm06_kv_cache){r->cache[l].data, r->kv_dtype, r->num_blocks, shape[2]};
+    }
+    return r->impl != NULL;
+}
+
+static void drop_call(v06 *r)
+{
+    free(r->q);
+    free(r->k);
+    free(r->v);
+    r->q = r->k = r->v = NULL;
+    if (r->out.base != NULL) support_buffer_free(&r->out);
+    r->out = (support_buffer){0};
+}
+
+void v06_close(v06 *r)
+{
+    drop_call(r);
+    for (int l = 0; l < V06_LAYERS; l++) {
+        if (r->cache[l].base != NULL) support_buffer_free(&r->cache[l]);
+        free(r->image[l]);
+    }
+    folio_vllm06_metadata_destroy(r->m);
+    folio_vllm06_impl_destroy(r->impl);
+    folio_vllm06_state_destroy(r->state);
+    memset(r, 0, sizeof *r);
+}
+
+/* -------------------------------------------------------------------------------------- numbers */
+
+static double number(const v06 *r, int what, int id, int64_t token, int64_t head, int64_t d)
+{
+    uint64_t index = (((uint64_t)id * 1024 + (uint64_t)token) * 64 + (uint64_t)head) * 512;
+    double x = 2.0 * (double)support_random((uint64_t)what + 1, index + (uint64_t)d);
+    return support_decode(r->d.dtype, support_encode(r->d.dtype, x));
+}
+
+/* Blocks of a sequence, never side by side: num_blocks is odd, so steps of -2 meet every block. */
+static int32_t block_of(const v06 *r, int id, int64_t nth, bool cross)
+{
+    int64_t b = (int64_t)(2 * id + cross) * r->blocks_per_seq + nth;
+    return (int32_t)(b * (r->num_blocks - 2) % r->num_blocks);
+}
+
+int64_t v06_slot(const v06 *r, int id, int64_t token, bool cross)
+{
+    return block_of(r, id, token / r->block_size, cross) * r->block_size + token % r->block_size;
+}
+
+/* The ancestors' layout: K [block][head][d / x][offset][x], then V [block][head][d][offset]; under IPEX both
+ * [block][head][offset][d]. */
+static int64_t element(const v06 *r, int64_t slot, int64_t head, int64_t d, bool value)
+{
+    int64_t block = slot / r->block_size, offset = slot % r->block_size, size = r->d.head_size;
+    int64_t first = (block * kv_heads(r) + head) * size * r->block_size;
+    if (value) first += r->num_blocks * r->kv[0].block_elements;
+    if (strcmp(r->b->get_name(), "torch-sdpa-ipex") == 0) return first + offset * size + d;
+    if (value) return first + d * r->block_size + offset;
+    return first + (d / r->x * r->block_size + offset) * r->x + d % r->x;
+}
+
+static void image_store(v06 *r, int layer, int64_t slot, int id, int64_t token)
+{
+    if (slot < 0) return;
+    for (int64_t h = 0; h < kv_heads(r); h++)
+        for (int64_t d = 0; d < r->d.head_size; d++)
+            for (int value = 0; value < 2; value++) {
+                int what = (layer == 1 ? ENCODER_K : K) + value;
+                float scale = value ? r->v_scale : r->k_scale;
+                double x = number(r, what, id, token, h, d) / (scale > 0 ? (double)scale : 1.0);
+                support_set(r->kv_dtype, r->image[layer], element(r, slot, h, d, value),
+                            support_encode(r->kv_dtype, x));
+            }
+}
+
+static double image_load(const v06 *r, int layer, int64_t slot, int64_t h, int64_t d, bool value)
+{
+    float scale = value ? r->v_scale : r->k_scale;
+    uint32_t bits = support_get(r->kv_dtype, r->image[layer], element(r, slot, h, d, value));
+    return support_decode(r->kv_dtype, bits) * (scale > 0 ? (double)scale : 1.0);
+}
+
+/* ----------------------------------------------------------------------------------------- step */
+
+void v06_fields(v06 *r, const v06_seq *seqs, int n)
+{
+    folio_vllm06_metadata_fields *f = &r->f;
+    *f = (folio_vllm06_metadata_fields){.struct_size = sizeof *f};
+    r->num_seqs = n;
+    int64_t tokens = 0;
+    bool encoder = false;
+    for (int i = 0; i < n; i++) {
+        const v06_seq *s = &seqs[i];
+        r->seqs[i] = *s;
+        r->lens[i] = (int32_t)(s->seq_len - r->clipped[i]);
+        r->contexts[i] = (int32_t)(s->seq_len > 0 ? s->seq_len - s->query_len : 0);
+        r->starts[i + 1] = r->starts[i] + (int32_t)s->query_len;
+        r->seq_starts[i + 1] = r->seq_starts[i] + r->lens[i];
+        r->encoder_lens[i] = (int32_t)s->encoder_len;
+        encoder |= s->encoder_len > 0;
+        f->num_prefills += s->prompt;
+        *(s->prompt ? &f->num_prefill_tokens : &f->num_decode_tokens) += s->query_len;
+        for (int64_t t = 0; t < s->query_len; t++)
+            r->slots[tokens++] =
+                s->seq_len > 0 ? v06_slot(r, s->id, s->seq_len - s->query_len + t, false) : -1;
+        for (int64_t t = 0; s->prompt && t < s->encoder_len; t++)
+            r->cross_slots[f->num_encoder_tokens++] = v06_slot(r, s->id, t, true);
+        for (int64_t k = 0; k < r->blocks_per_seq; k++) {
+            r->tables[i * r->blocks_per_seq + k] =
+                block_of(r, s->id, k + r->clipped[i] / r->block_size, false);
+            r->cross_tables[i * r->blocks_per_seq + k] = block_of(r, s->id, k, true);
+        }
+    }
+    f->slot_mapping = r->slots;
+    f->seq_lens = f->seq_lens_tensor = r->lens;
+    f->query_start_loc = r->starts;
+    f->seq_start_loc = r->seq_starts;
+    f->context_lens_tensor = r->contexts;
+    f->block_tables = r->tables;
+    f->block_tables_stride = r->blocks_per_seq;
+    f->is_prompt = f->num_decode_tokens == 0;
+    if (!encoder) return;
+    f->encoder_seq_lens = f->encoder_seq_lens_tensor = r->encoder_lens;
+    f->cross_slot_mapping = r->cross_slots;
+    f->cross_block_tables = r->cross_tables;
+    f->cross_block_tables_stride = r->blocks_per_seq;
+}
+
+bool v06_step(v06 *r, const v06_seq *seqs, int n)
+{
+    folio_vllm06_metadata_destroy(r->m);
+    r->m = NULL;
+    v06_fields(r, seqs, n);
+    CHECK_OK(r->b->make_metadata(r->state, &r->f, &r->m));
+    return r->m != NULL;
+}
+
+/* Rows of query (or, with keys, of key and value) that sequence i has in attention of this type. */
+static int64_t rows_of(const v06 *r, folio_attention_type type, int i, bool keys)
+{
+    const v06_seq *s = &r->seqs[i];
+    bool encoder =
+        type == FOLIO_ATTENTION_ENCODER || (keys && type == FOLIO_ATTENTION_ENCODER_DECODER);
+    return encoder ? (s->prompt ? s->encoder_len : 0) : s->query_len;
+}
+
+static void *fill(const v06 *r, int what, folio_attention_type type, bool keys, int64_t *rows)
+{
+    int64_t heads = keys ? kv_heads(r) : r->d.num_heads, size = r->d.head_size, at = 0;
+    bool encoder =
+        type == FOLIO_ATTENTION_ENCODER || (keys && type == FOLIO_ATTENTION_ENCODER_DECODER);
+    *rows = 0;
+    for (int i = 0; i < r->num_seqs; i++) *rows += rows_of(r, type, i, keys);
+    /* room for rows of query in each, for tests that let output lie in one */
+    int64_t room = *rows * r->d.num_heads * size;
+    void *data = malloc((size_t)room * folio_dtype_size(r->d.dtype) + 1);
+    if (data == NULL) abort();
+    for (int i = 0; i < r->num_seqs; i++) {
+        const v06_seq *s = &r->seqs[i];
+        int64_t first = encoder || s->seq_len == 0 ? 0 : s->seq_len - s->query_len;
+        for (int64_t t = 0; t < rows_of(r, type, i, keys); t++)
+            for (int64_t h = 0; h < heads; h++)
+                for (int64_t d = 0; d < size; d++)
+                    support_set(r->d.dtype, data, at++,
+                                support_encode(r->d.dtype, number(r, encoder ? what + 3 : what,
+                                                                  s->id, first + t, h, d)));
+    }
+    return data;
+}
+
+folio_vllm06_forward_args v06_args(v06 *r, folio_attention_type type)
+{
+    int64_t key_rows;
+    drop_call(r);
+    r->q = fill(r, Q, type, false, &r->out_rows);
+    r->k = fill(r, K, type, true, &key_rows);
+    r->v = fill(r, V, type, true, &key_rows);
+    size_t elem = folio_dtype_size(r->d.dtype);
+    r->out = support_buffer_make((size_t)(r->out_rows * v06_width(r)) * elem);
+    folio_vllm06_forward_args a = {.struct_size = sizeof a,
+                                   .query = {.data = r->q, .tokens = r->out_rows},
+                                   .key = {.data = r->k, .tokens = key_rows},
+                                   .value = {.data = r->v, .tokens = key_rows},
+                                   .attn_metadata = r->m,
+                                   .k_scale = r->k_scale,
+                                   .v_scale = r->v_scale,
+                                   .attn_type = type,
+                                   .output = {.data = r->out.data, .tokens = r->out_rows}};
+    if (!r->no_cache) a.kv_cache = &r->kv[type == FOLIO_ATTENTION_ENCODER_DECODER];
+    if (r->no_key) a.key = a.value = (folio_tensor){0};
+    return a;
+}
+
+int64_t v06_width(const v06 *r) { return (int64_t)r->d.num_heads * r->d.head_size; }
+
+double v06_out(const v06 *r, int64_t row, int64_t column)
+{
+    return support_decode(r->d.dtype,
+                          support_get(r->d.dtype, r->out.data, row * v06_width(r) + column));
+}
+
+/* ------------------------------------------------------------------------------ dense attention */
+
+/* Is key j of sequence i read from the cache, rather than from this step's key and value? */
+static bool is_cached(const v06 *r, folio_attention_type type, int i, int64_t j)
+{
+    const v06_seq *s = &r->seqs[i];
+    if (r->no_cache || type == FOLIO_ATTENTION_ENCODER || type == FOLIO_ATTENTION_ENCODER_ONLY)
+        return false;
+    if (type == FOLIO_ATTENTION_ENCODER_DECODER) return !s->prompt || r->no_key;
+    return !s->prompt || j < s->seq_len - s->query_len;
+}
+
+static double key_number(const v06 *r, folio_attention_type type, int i, int64_t j, int64_t h,
+                         int64_t d, bool value)
+{
+    const v06_seq *s = &r->seqs[i];
+    bool cross = type == FOLIO_ATTENTION_ENCODER_DECODER,
+         encoder = cross || type == FOLIO_ATTENTION_ENCODER;
+    if (is_cached(r, type, i, j))
+        return image_load(r, cross, v06_slot(r, s->id, j, cross), h, d, value);
+    return number(r, (encoder ? ENCODER_K : K) + value, s->id, j, h, d);
+}
+
+/* What a layer does with sequence i: as it is described, or in decoder attention with compat as the
+ * ancestors did. */
+typedef struct {
+    int64_t window;
+    const float *slopes;
+    double scale, cap;
+    bool biased; /* set biases count */
+} habits;
+
+static habits habits_of(const v06 *r, folio_attention_type type, int i)
+{
+    double usual = 1.0 / sqrt((double)r->d.head_size);
+    bool ipex = strcmp(r->b->get_name(), "ipex") == 0, prompt = r->seqs[i].prompt;
+    bool tables = !r->no_cache && r->f.block_tables != NULL && r->f.block_tables_stride > 0;
+    habits h = {r->d.sliding_window, r->d.alibi_slopes, r->d.scale > 0 ? (double)r->d.scale : usual,
+                (double)r->d.logits_soft_cap, true};
+    if (!r->d.compat || type != FOLIO_ATTENTION_DECODER) return h;
+    if (!prompt || ipex || h.slopes != NULL) h.window = 0;
+    if (!prompt && ipex) h.cap = 0;
+    if (prompt && ipex) h.slopes = NULL;
+    if (prompt && ipex) h.biased = false;
+    if (prompt && strcmp(r->b->get_name(), "xformers") == 0 && tables) h.scale = usual;
+    return h;
+}
+
+/* What is added to the score of key j for query i, at position pos; -inf: not seen. */
+static double mask(const habits *a, folio_attention_type type, const folio_vllm06_bias *bias,
+                   int64_t i, int64_t pos, int64_t j, int64_t h)
+{
+    if (bias != NULL && a->biased)
+        return (double)
+            bias->data[((bias->num_heads > 1 ? h : 0) * bias->query_len + i) * bias->key_len + j];
+    if (type != FOLIO_ATTENTION_DECODER) return 0.0;
+    if (j > pos || (a->window > 0 && j <= pos - a->window)) return -INFINITY;
+    return a->slopes != NULL ? -(double)a->slopes[h] * (double)(pos - j) : 0.0;
+}
+
+/* Row t of sequence i and head h into out[head_size]. */
+static void dense(const v06 *r, folio_attention_type type, const folio_vllm06_bias *bias, int i,
+                  int64_t t, int64_t h, double *out)
+{
+    const v06_seq *s = &r->seqs[i];
+    int64_t size = r->d.head_size, g = h / (r->d.num_heads / kv_heads(r));
+    bool encoder = type == FOLIO_ATTENTION_ENCODER, cross = type == FOLIO_ATTENTION_ENCODER_DECODER;
+    int64_t keys = encoder || cross ? s->encoder_len : s->seq_len;
+    int64_t pos = encoder ? t : s->seq_len - s->query_len + t;
+    habits a = habits_of(r, type, i);
+    double score[V06_TOKENS], top = -INFINITY, sum = 0;
+    memset(out, 0, (size_t)size * sizeof *out);
+    if (s->seq_len == 0) return;
+    for (int64_t j = 0; j < keys; j++) {
+        double dot = 0;
+        double added = type == FOLIO_ATTENTION_DECODER && j < r->clipped[i]
+                           ? -INFINITY
+                           : mask(&a, type, bias, t, pos, j, h);
+        for (int64_t d = 0; d < size && added > -INFINITY; d++)
+            dot += number(r, encoder ? ENCODER_Q : Q, s->id, pos, h, d) *
+                   key_number(r, type, i, j, g, d, false);
+        dot *= a.scale;
+        if (a.cap > 0) dot = a.cap * tanh(dot / a.cap);
+        score[j] = dot + added;
+        top = score[j] > top ? score[j] : top;
+    }
+    for (int64_t j = 0; j < keys; j++) {
+        double p = score[j] > -INFINITY ? exp(score[j] - top) : 0;
+        sum += p;
+        for (int64_t d = 0; d < size && p > 0; d++)
+            out[d] += p * key_number(r, type, i, j, g, d, true);
+    }
+    for (int64_t d = 0; d < size && sum > 0; d++) out[d] /= sum;
+}
+
+static void check_rows(const v06 *r, folio_attention_type type)
+{
+    /* Of the largest number: f32, and the spacing of the 16-bit types. */
+    double budget = r->d.dtype == FOLIO_F32 ? 2e-6 : r->d.dtype == FOLIO_F16 ? 0x1p-10 : 0x1p-8;
+    const folio_vllm06_bias *biases = NULL;
+    CHECK_OK(folio_vllm06_get_attn_bias(r->m, type, &biases));
+    int64_t size = r->d.head_size, n = r->out_rows * v06_width(r), at = 0;
+    double *expected = calloc((size_t)n + 1, sizeof *expected), largest = 0;
+    if (expected == NULL) abort();
+    for (int i = 0; i < r->num_seqs; i++) {
+        const folio_vllm06_bias *bias = biases != NULL && r->seqs[i].prompt ? &biases[i] : NULL;
+        for (int64_t t = 0; t < rows_of(r, type, i, false); t++)
+            for (int64_t h = 0; h < r->d.num_heads; h++, at += size)
+                dense(r, type, bias, i, t, h, expected + at);
+    }
+    for (int64_t k = 0; k < n; k++) largest = fmax(largest, fabs(expected[k]));
+    for (int64_t k = 0; k < n; k++) {
+        double got = v06_out(r, 0, k);
+        CHECK_MSG(fabs(got - expected[k]) <= budget * largest,
+                  "%s, row %lld, column %lld: %.9g, expected %.9g", folio_attention_type_name(type),
+                  (long long)(k / v06_width(r)), (long long)(k % v06_width(r)), got, expected[k]);
+    }
+    free(expected);
+}
+
+void v06_check_images(const v06 *r)
+{
+    for (int l = 0; l < V06_LAYERS; l++) {
+        CHECK(support_buffer_guards_hold(&r->cache[l]));
+        CHECK_MSG(memcmp(r->cache[l].data, r->image[l], r->cache[l].bytes) == 0,
+                  "the bytes of cache %d are not those of the ancestors' layout", l);
+    }
+}
+
+void v06_run(v06 *r, folio_attention_type type)
+{
+    folio_vllm06_forward_args a = v06_args(r, type);
+    folio_status status = r->b->forward(r->impl, &a, NULL);
+    CHECK_MSG(status == FOLIO_OK, "forward as %s: %s", folio_attention_type_name(type),
+              folio_last_error());
+    if (status != FOLIO_OK) return;
+    bool cross = type == FOLIO_ATTENTION_ENCODER_DECODER,
+         stores = cross || type == FOLIO_ATTENTION_DECODER;
+    int64_t row = 0;
+    for (int i = 0; i < r->num_seqs && stores && a.kv_cache != NULL && a.key.data != NULL; i++) {
+        const v06_seq *s = &r->seqs[i];
+        int64_t first = cross ? 0 : s->seq_len - s->query_len;
+        for (int64_t t = 0; t < rows_of(r, type, i, true); t++, row++)
+            image_store(r, cross, cross ? r->cross_slots[row] : r->slots[row], s->id, first + t);
+    }
+    v06_check_images(r);
+    check_rows(r, type);
+    CHECK(support_buffer_guards_hold(&r->out));
+}
+
+void v06_refused(v06 *r, const folio_vllm06_forward_args *args, folio_status status,
+                 const char *words, const char *file, int line)
+{
+    support_mark_error();
+    support_refused(file, line, "forward", r->b->forward(r->impl, args, NULL), status, words);
+    int before = test_failures();
+    v06_check_images(r);
+    CHECK(support_is_poison(r->out.data, r->out.bytes));
+    if (test_failures() != before) test_fail(file, line, "the refused forward wrote");
+}

@@ -1,0 +1,575 @@
+/* vllm06_same.c: what the suites of all three ancestors check alike; see vllm06_rig.h. */
+#include "vllm06/vllm06_rig.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+static const v06_seq two_prompts[] = {{0, true, 13, 13, 0}, {1, true, 8, 8, 0}};
+
+static bool same_i32(const int32_t *a, const int32_t *b, int64_t n)
+{
+    return a != NULL && b != NULL && a != b && memcmp(a, b, (size_t)n * sizeof *a) == 0;
+}
+
+static bool same_i64(const int64_t *a, const int64_t *b, int64_t n)
+{
+    return a != NULL && b != NULL && a != b && memcmp(a, b, (size_t)n * sizeof *a) == 0;
+}
+
+/* Every field of m is what the rig's step says, in memory of its own. */
+static void check_fields(const v06 *r, const folio_vllm06_metadata *m, int64_t stride)
+{
+    const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(m), *e = &r->f;
+    int64_t n = r->num_seqs;
+    CHECK_INT(f->struct_size, sizeof *f);
+    CHECK_INT(f->num_prefills, e->num_prefills);
+    CHECK_INT(f->num_prefill_tokens, e->num_prefill_tokens);
+    CHECK_INT(f->num_decode_tokens, e->num_decode_tokens);
+    CHECK_INT(f->num_encoder_tokens, e->num_encoder_tokens);
+    CHECK_INT(f->is_prompt, e->is_prompt);
+    CHECK_INT(f->use_cuda_graph, e->use_cuda_graph);
+    CHECK(same_i64(f->slot_mapping, e->slot_mapping, e->num_prefill_tokens + e->num_decode_tokens));
+    CHECK(same_i32(f->seq_lens, e->seq_lens, n));
+    CHECK(same_i32(f->seq_lens_tensor, e->seq_lens_tensor, n));
+    CHECK(same_i32(f->query_start_loc, e->query_start_loc, n + 1));
+    CHECK(same_i32(f->seq_start_loc, e->seq_start_loc, n + 1));
+    CHECK(same_i32(f->context_lens_tensor, e->context_lens_tensor, n));
+    CHECK(same_i32(f->encoder_seq_lens, e->encoder_seq_lens, n));
+    CHECK(same_i32(f->encoder_seq_lens_tensor, e->encoder_seq_lens_tensor, n));
+    CHECK(same_i64(f->cross_slot_mapping, e->cross_slot_mapping, e->num_encoder_tokens));
+    CHECK_INT(f->block_tables_stride, stride);
+    CHECK_INT(f->cross_block_tables_stride, stride);
+    for (int64_t i = 0; i < n; i++) {
+        int64_t used = (r->lens[i] + r->block_size - 1) / r->block_size;
+        int64_t cross = (r->encoder_lens[i] + r->block_size - 1) / r->block_size;
+        CHECK(same_i32(f->block_tables + i * stride, r->tables + i * r->blocks_per_seq, used));
+        CHECK(same_i32(f->cross_block_tables + i * stride, r->cross_tables + i * r->blocks_per_seq,
+                       cross));
+    }
+    CHECK(f->attn_bias == NULL && f->encoder_attn_bias == NULL && f->cross_attn_bias == NULL);
+}
+
+/* Maxima of the step below. */
+static void check_maxima(const folio_vllm06_metadata *m, int64_t query, int64_t prefill,
+                         int64_t decode, int64_t encoder)
+{
+    const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(m);
+    CHECK_INT(f->max_query_len, query);
+    CHECK_INT(f->max_prefill_seq_len, prefill);
+    CHECK_INT(f->max_decode_seq_len, decode);
+    CHECK_INT(f->max_encoder_seq_len, encoder);
+}
+
+static const v06_seq encoded_prompts[] = {{0, true, 6, 6, 11}, {1, true, 9, 17, 20}};
+static const v06_seq encoded_decodes[] = {{0, false, 1, 7, 11}, {1, false, 1, 18, 20}};
+
+void v06_same_metadata_fields(const char *ancestor, const char *compute)
+{
+    v06 r;
+    v06_init(&r, ancestor, compute);
+    if (v06_open(&r) && v06_step(&r, encoded_prompts, 2)) {
+        check_fields(&r, r.m, r.blocks_per_seq);
+        check_maxima(r.m, 9, 17, 0, 20);
+        if (!v06_step(&r, encoded_decodes, 2)) abort();
+        check_fields(&r, r.m, r.blocks_per_seq);
+        check_maxima(r.m, 1, 0, 18, 20);
+        folio_vllm06_metadata *m = NULL;
+        r.f.max_decode_seq_len = 40; /* a hint larger than any length stays */
+        r.f.use_cuda_graph = 1;
+        r.slots[3] = v06_slot(&r, 5, 2, false); /* a slot left from a step before: not written */
+        CHECK_OK(r.b->make_metadata(r.state, &r.f, &m));
+        check_fields(&r, m, r.blocks_per_seq);
+        check_maxima(m, 1, 0, 40, 20);
+        folio_vllm06_metadata_destroy(m);
+        CHECK(folio_vllm06_metadata_get(NULL) == NULL);
+        /* What the arrays tell is worked out. */
+        v06_fields(&r, two_prompts, 2);
+        r.f.num_prefill_tokens = 0;
+        r.f.query_start_loc = r.f.seq_start_loc = r.f.context_lens_tensor = NULL;
+        CHECK_OK(r.b->make_metadata(r.state, &r.f, &m));
+        CHECK_INT(folio_vllm06_metadata_get(m)->num_prefill_tokens, 21);
+        folio_vllm06_metadata_destroy(m);
+    }
+    v06_close(&r);
+}
+
+/* The same step through the builder. */
+static folio_vllm06_metadata *build(const v06 *r, folio_vllm06_builder *builder)
+{
+    for (int i = 0; i < r->num_seqs; i++) {
+        const v06_seq *s = &r->seqs[i];
+        folio_vllm06_seq a = {.struct_size = sizeof a,
+                              .is_prompt = s->prompt,
+                              .token_len = s->query_len,
+                              .context_len = s->seq_len - s->query_len,
+                              .block_table = r->tables + i * r->blocks_per_seq,
+                              .num_blocks = (s->seq_len + r->block_size - 1) / r->block_size,
+                              .encoder_seq_len = s->encoder_len,
+                              .encoder_is_new = s->prompt,
+                              .cross_block_table = r->cross_tables + i * r->blocks_per_seq,
+                              .num_cross_blocks =
+                                  (s->encoder_len + r->block_size - 1) / r->block_size};
+        CHECK_OK(folio_vllm06_builder_add(builder, &a));
+    }
+    folio_vllm06_metadata *m = NULL;
+    CHECK_OK(folio_vllm06_builder_build(builder, &m));
+    return m;
+}
+
+void v06_same_metadata_builder(const char *ancestor, const char *compute)
+{
+    v06 r;
+    folio_vllm06_builder *builder = NULL;
+    v06_init(&r, ancestor, compute);
+    if (v06_open(&r) && v06_step(&r, encoded_prompts, 2)) {
+        folio_vllm06_builder_desc d = {
+            .struct_size = sizeof d, .block_size = r.block_size, .chunked_prefill_enabled = 1};
+        CHECK_OK(folio_vllm06_builder_create(r.state, r.b, &d, &builder));
+        folio_vllm06_metadata *m = build(&r, builder);
+        check_fields(&r, m, 3);
+        check_maxima(m, 9, 17, 0, 20);
+        folio_vllm06_metadata_destroy(m);
+        v06_fields(&r, encoded_decodes, 2); /* the builder is empty again */
+        m = build(&r, builder);
+        check_fields(&r, m, 3);
+        check_maxima(m, 1, 0, 18, 20);
+        folio_vllm06_metadata_destroy(m);
+        const int32_t table[] = {3};
+        folio_vllm06_seq s = {.struct_size = sizeof s, .token_len = 2, .context_len = 5};
+        REFUSED(folio_vllm06_builder_add(builder, &s), FOLIO_ERR_ARGUMENT, "decode|2 tokens");
+        s = (folio_vllm06_seq){.struct_size = sizeof s, .token_len = 1, .context_len = 8};
+        s.block_table = table;
+        s.num_blocks = 1;
+        REFUSED(folio_vllm06_builder_add(builder, &s), FOLIO_ERR_ARGUMENT, "do not hold 9");
+        s.context_len = 7;
+        CHECK_OK(folio_vllm06_builder_add(builder, &s));
+        s.is_prompt = 1;
+        REFUSED(folio_vllm06_builder_add(builder, &s), FOLIO_ERR_ARGUMENT, "prompts come first");
+        REFUSED(folio_vllm06_builder_add(builder, NULL), FOLIO_ERR_ARGUMENT, "");
+        REFUSED(folio_vllm06_builder_build(builder, NULL), FOLIO_ERR_ARGUMENT, "NULL");
+        CHECK_OK(folio_vllm06_builder_build(builder, &m));
+        const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(m);
+        CHECK(f->num_decode_tokens == 1 && f->slot_mapping[0] == 3 * r.block_size + 7);
+        CHECK(f->encoder_seq_lens == NULL && f->cross_block_tables == NULL && !f->is_prompt);
+        folio_vllm06_metadata_destroy(m);
+        folio_vllm06_builder *none = NOWHERE;
+        REFUSED(folio_vllm06_builder_create(NULL, r.b, &d, &none), FOLIO_ERR_ARGUMENT, "NULL");
+        REFUSED(folio_vllm06_builder_create(r.state, NULL, &d, &none), FOLIO_ERR_ARGUMENT, "NULL");
+        REFUSED(folio_vllm06_builder_create(r.state, r.b, NULL, &none), FOLIO_ERR_ARGUMENT, "NULL");
+        d.max_seq_len_to_capture = -1;
+        REFUSED(folio_vllm06_builder_create(r.state, r.b, &d, &none), FOLIO_ERR_ARGUMENT,
+                "max_seq_len_to_capture is -1");
+        d.sliding_window = -1;
+        REFUSED(folio_vllm06_builder_create(r.state, r.b, &d, &none), FOLIO_ERR_ARGUMENT,
+                "sliding_window is -1");
+        d.block_size = 0;
+        REFUSED(folio_vllm06_builder_create(r.state, r.b, &d, &none), FOLIO_ERR_ARGUMENT,
+                "block_size is 0");
+        CHECK(none == NULL);
+    }
+    folio_vllm06_builder_destroy(builder);
+    v06_close(&r);
+}
+
+/* -------------------------------------------------------------------------------------- forward */
+
+static const v06_seq two_decodes[] = {{1, false, 1, 9, 0}, {0, false, 1, 14, 0}};
+
+/* Opens r and runs a step of prompts, then two of decodes; the second step's lengths follow on. */
+static void live(v06 *r)
+{
+    static const v06_seq later[] = {{0, false, 1, 15, 0}, {1, false, 1, 10, 0}};
+    if (!v06_open(r)) return;
+    if (v06_step(r, two_prompts, 2)) v06_run(r, FOLIO_ATTENTION_DECODER);
+    if (v06_step(r, two_decodes, 2)) v06_run(r, FOLIO_ATTENTION_DECODER);
+    if (v06_step(r, later, 2)) v06_run(r, FOLIO_ATTENTION_DECODER);
+}
+
+void v06_same_prompts_then_decodes(const char *ancestor, const char *compute)
+{
+    v06 r;
+    v06_init(&r, ancestor, compute);
+    live(&r);
+    /* The same without what forward can work out by itself. */
+    if (r.impl != NULL) {
+        v06_fields(&r, two_prompts, 2);
+        r.f.query_start_loc = r.f.seq_start_loc = r.f.context_lens_tensor = NULL;
+        r.f.seq_lens_tensor = NULL;
+        r.f.block_tables = NULL;
+        folio_vllm06_metadata_destroy(r.m);
+        r.m = NULL;
+        CHECK_OK(r.b->make_metadata(r.state, &r.f, &r.m));
+        if (r.m != NULL) v06_run(&r, FOLIO_ATTENTION_DECODER);
+    }
+    v06_close(&r);
+}
+
+void v06_same_profiling_run(const char *ancestor, const char *compute)
+{
+    v06 r;
+    v06_init(&r, ancestor, compute);
+    if (v06_open(&r)) {
+        r.no_cache = true;
+        if (v06_step(&r, two_prompts, 2)) v06_run(&r, FOLIO_ATTENTION_DECODER);
+        v06_fields(&r, two_prompts, 2); /* such a run has neither slots nor blocks */
+        r.f.slot_mapping = NULL;
+        r.f.block_tables = NULL;
+        folio_vllm06_metadata_destroy(r.m);
+        r.m = NULL;
+        CHECK_OK(r.b->make_metadata(r.state, &r.f, &r.m));
+        if (r.m != NULL) v06_run(&r, FOLIO_ATTENTION_DECODER);
+        if (v06_step(&r, two_decodes, 2)) {
+            folio_vllm06_forward_args a = v06_args(&r, FOLIO_ATTENTION_DECODER);
+            V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT, "kv_cache is NULL|2 decodes");
+        }
+        static const v06_seq chunk[] = {{0, true, 3, 16, 0}};
+        if (v06_step(&r, chunk, 1)) {
+            folio_vllm06_forward_args a = v06_args(&r, FOLIO_ATTENTION_DECODER);
+            V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT, "");
+        }
+    }
+    v06_close(&r);
+}
+
+void v06_same_use_cuda_graph(const char *ancestor, const char *compute)
+{
+    static const v06_seq padded[] = {
+        {1, false, 1, 9, 0}, {0, false, 1, 14, 0}, {4, false, 1, 0, 0}, {5, false, 1, 0, 0}};
+    v06 r;
+    v06_init(&r, ancestor, compute);
+    if (v06_open(&r) && v06_step(&r, two_prompts, 2)) {
+        v06_run(&r, FOLIO_ATTENTION_DECODER);
+        v06_fields(&r, padded, 4);
+        r.f.use_cuda_graph = 1;
+        folio_vllm06_metadata_destroy(r.m);
+        r.m = NULL;
+        CHECK_OK(r.b->make_metadata(r.state, &r.f, &r.m));
+        if (r.m != NULL) {
+            v06_run(&r, FOLIO_ATTENTION_DECODER);
+            for (int64_t k = 0; k < 2 * v06_width(&r); k++) CHECK(v06_out(&r, 2, k) == 0.0);
+            CHECK_INT(folio_vllm06_metadata_get(folio_vllm06_decode_metadata(r.m))->use_cuda_graph,
+                      1);
+        }
+    }
+    v06_close(&r);
+}
+
+void v06_same_k_scale_v_scale(const char *ancestor, const char *compute)
+{
+    static const char *const names[] = {"fp8", "fp8_e4m3", "fp8_e5m2"};
+    for (int i = 0; i < 3; i++) {
+        v06 r;
+        v06_init(&r, ancestor, compute);
+        r.d.kv_cache_dtype = names[i];
+        r.k_scale = 0.5f;
+        r.v_scale = 0.03125f;
+        live(&r);
+        v06_close(&r);
+    }
+}
+
+void v06_same_dtypes(const char *ancestor, const char *compute)
+{
+    static const folio_dtype dtypes[] = {FOLIO_F16, FOLIO_BF16};
+    for (int i = 0; i < 4; i++) {
+        v06 r;
+        v06_init(&r, ancestor, compute);
+        r.d.dtype = dtypes[i / 2];
+        r.d.kv_cache_dtype = i % 2 ? "fp8" : "auto";
+        live(&r);
+        v06_close(&r);
+    }
+}
+
+void v06_same_num_queries_per_kv(const char *ancestor, const char *compute)
+{
+    static const int32_t heads[][2] = {{4, 0}, {4, 1}, {6, 2}, {1, 1}};
+    for (int i = 0; i < 4; i++) {
+        v06 r;
+        v06_init(&r, ancestor, compute);
+        r.d.num_heads = heads[i][0];
+        r.d.num_kv_heads = heads[i][1];
+        r.d.scale = i % 2 ? 0.3f : 0.0f;
+        live(&r);
+        v06_close(&r);
+    }
+}
+
+/* Rows of query, key and value beside each other, as a fused projection gives them. */
+void v06_same_fused_qkv(const char *ancestor, const char *compute)
+{
+    v06 r;
+    v06_init(&r, ancestor, compute);
+    if (v06_open(&r)) {
+        int64_t parts[3] = {v06_width(&r), v06_width(&r) / 2, v06_width(&r) / 2};
+        int64_t width = v06_width(&r) * 2;
+        for (int step = 0; step < 2; step++) {
+            if (!v06_step(&r, step ? two_decodes : two_prompts, 2)) break;
+            v06_run(&r, FOLIO_ATTENTION_DECODER);
+            int64_t n = r.out_rows * v06_width(&r);
+            double *apart = malloc((size_t)n * sizeof *apart), largest = 0;
+            float *fused = malloc((size_t)(r.out_rows * width) * sizeof *fused);
+            if (apart == NULL || fused == NULL) abort();
+            for (int64_t k = 0; k < n; k++)
+                largest = fmax(largest, fabs(apart[k] = v06_out(&r, 0, k)));
+            folio_vllm06_forward_args a = v06_args(&r, FOLIO_ATTENTION_DECODER);
+            folio_tensor *tensors[3] = {&a.query, &a.key, &a.value};
+            for (int64_t t = 0, at = 0; t < 3; at += parts[t++]) {
+                for (int64_t row = 0; row < r.out_rows; row++)
+                    memcpy(fused + row * width + at, (float *)tensors[t]->data + row * parts[t],
+                           (size_t)parts[t] * sizeof *fused);
+                tensors[t]->data = fused + at;
+                tensors[t]->token_stride = width;
+            }
+            CHECK_OK(r.b->forward(r.impl, &a, NULL));
+            for (int64_t k = 0; k < n; k++)
+                CHECK(fabs(v06_out(&r, 0, k) - apart[k]) <= 2e-6 * largest);
+            v06_check_images(&r);
+            free(apart);
+            free(fused);
+        }
+    }
+    v06_close(&r);
+}
+
+void v06_same_alibi_slopes(const char *ancestor, const char *compute)
+{
+    v06 r;
+    v06_init(&r, ancestor, compute);
+    r.d.alibi_slopes = r.slopes;
+    live(&r);
+    v06_close(&r);
+}
+
+void v06_same_sliding_window(const char *ancestor, const char *compute)
+{
+    static const int64_t windows[] = {1, 5, 9, 1000};
+    for (int i = 0; i < 4; i++) {
+        v06 r;
+        v06_init(&r, ancestor, compute);
+        r.d.sliding_window = windows[i];
+        live(&r);
+        v06_close(&r);
+    }
+}
+
+void v06_same_logits_soft_cap(const char *ancestor, const char *compute)
+{
+    v06 r;
+    v06_init(&r, ancestor, compute);
+    r.d.logits_soft_cap = 0.75f;
+    r.d.scale = 0.5f;
+    live(&r);
+    v06_close(&r);
+}
+
+void v06_same_make_biases(const char *ancestor, const char *compute)
+{
+    (void)compute;
+    enum { HEADS = 2, N = 7 };
+    const folio_vllm06_backend *b = folio_vllm06_backend_find(ancestor);
+    const float slopes[HEADS] = {0.5f, 0.0625f};
+    float bias[HEADS * N * N + 1];
+    bias[HEADS * N * N] = 77.0f;
+    CHECK_OK(b->make_alibi_bias(slopes, HEADS, N, bias));
+    for (int h = 0; h < HEADS; h++)
+        for (int i = 0; i < N; i++)
+            for (int j = 0; j < N; j++)
+                CHECK(bias[(h * N + i) * N + j] ==
+                      (j > i ? -INFINITY : slopes[h] * (float)(j - i)));
+    CHECK(bias[HEADS * N * N] == 77.0f);
+    for (int window = 0; window <= N + 1; window++) {
+        CHECK_OK(b->make_sliding_window_bias(N, window, bias));
+        for (int i = 0; i < N; i++)
+            for (int j = 0; j < N; j++) {
+                bool seen = j <= i && (window == 0 || i - j < window);
+                CHECK(bias[i * N + j] == (seen ? 0.0f : -INFINITY));
+            }
+    }
+    REFUSED(b->make_alibi_bias(NULL, 1, 1, bias), FOLIO_ERR_ARGUMENT, "NULL");
+    REFUSED(b->make_alibi_bias(slopes, -1, 1, bias), FOLIO_ERR_ARGUMENT, "-1");
+    REFUSED(b->make_sliding_window_bias(1, -2, bias), FOLIO_ERR_ARGUMENT, "-2");
+    REFUSED(b->make_sliding_window_bias(1, 1, NULL), FOLIO_ERR_ARGUMENT, "NULL");
+}
+
+/* Biases of the two prompts, with alibi (all heads) or a window (one for all heads). */
+static void make_biases(const v06 *r, int64_t window, folio_vllm06_bias biases[2])
+{
+    for (int i = 0; i < 2; i++) {
+        int64_t n = two_prompts[i].seq_len, heads = window > 0 ? 1 : r->d.num_heads;
+        float *data = malloc((size_t)(heads * n * n) * sizeof *data);
+        if (data == NULL) abort();
+        if (window > 0) CHECK_OK(r->b->make_sliding_window_bias(n, window, data));
+        else CHECK_OK(r->b->make_alibi_bias(r->slopes, heads, n, data));
+        biases[i] = (folio_vllm06_bias){data, heads, n, n};
+    }
+}
+
+/* Biases set by type give what the layer's own slopes or window give. */
+void v06_same_set_attn_bias(const char *ancestor, const char *compute)
+{
+    for (int64_t window = 0; window <= 5; window += 5) {
+        v06 r;
+        folio_vllm06_bias biases[2];
+        const folio_vllm06_bias *got = NOWHERE;
+        v06_init(&r, ancestor, compute);
+        r.d.alibi_slopes = window > 0 ? NULL : r.slopes;
+        r.d.sliding_window = window;
+        if (v06_open(&r) && v06_step(&r, two_prompts, 2)) {
+            v06_run(&r, FOLIO_ATTENTION_DECODER);
+            int64_t n = r.out_rows * v06_width(&r);
+            double *plain = malloc((size_t)n * sizeof *plain), largest = 0;
+            if (plain == NULL) abort();
+            for (int64_t k = 0; k < n; k++)
+                largest = fmax(largest, fabs(plain[k] = v06_out(&r, 0, k)));
+            CHECK_OK(folio_vllm06_get_attn_bias(r.m, FOLIO_ATTENTION_DECODER, &got));
+            CHECK(got == NULL);
+            make_biases(&r, window, biases);
+            CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_ATTENTION_DECODER, biases));
+            free((void *)biases[0].data);
+            free((void *)biases[1].data);
+            CHECK_OK(folio_vllm06_get_attn_bias(r.m, FOLIO_ATTENTION_ENCODER_ONLY, &got));
+            CHECK(got != NULL && got != biases && got[1].key_len == 8);
+            CHECK(got == folio_vllm06_metadata_get(r.m)->attn_bias);
+            v06_run(&r, FOLIO_ATTENTION_DECODER);
+            for (int64_t k = 0; k < n; k++)
+                CHECK(fabs(v06_out(&r, 0, k) - plain[k]) <= 2e-6 * largest);
+            CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_ATTENTION_DECODER, NULL));
+            CHECK_OK(folio_vllm06_get_attn_bias(r.m, FOLIO_ATTENTION_DECODER, &got));
+            CHECK(got == NULL);
+            free(plain);
+        }
+        v06_close(&r);
+    }
+}
+
+void v06_same_encoder_decoder(const char *ancestor, const char *compute)
+{
+    static const v06_seq prompts[] = {{0, true, 6, 6, 11}, {1, true, 9, 9, 20}, {2, true, 1, 1, 1}};
+    static const v06_seq decodes[] = {
+        {2, false, 1, 2, 1}, {0, false, 1, 7, 11}, {1, false, 1, 10, 20}};
+    for (int fp8 = 0; fp8 < 2; fp8++) {
+        v06 r;
+        v06_init(&r, ancestor, compute);
+        r.d.kv_cache_dtype = fp8 ? "fp8" : "auto";
+        r.d.alibi_slopes = r.slopes; /* neither belongs to encoder or cross attention */
+        r.d.sliding_window = 4;
+        if (v06_open(&r) && v06_step(&r, prompts, 3)) {
+            v06_run(&r, FOLIO_ATTENTION_ENCODER);
+            v06_run(&r, FOLIO_ATTENTION_DECODER);
+            v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
+            r.no_key = true; /* another pass over encoder K and V that are stored already */
+            v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
+            r.no_key = false;
+            if (v06_step(&r, decodes, 3)) {
+                v06_run(&r, FOLIO_ATTENTION_DECODER);
+                r.no_key = true;
+                v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
+            }
+        }
+        v06_close(&r);
+    }
+}
+
+/* Bidirectional, without ALiBi or window; the cache stays as it is. A set bias replaces nothing. */
+void v06_same_encoder_only(const char *ancestor, const char *compute)
+{
+    v06 r;
+    folio_vllm06_bias biases[2];
+    v06_init(&r, ancestor, compute);
+    r.d.alibi_slopes = r.slopes;
+    r.d.sliding_window = 3;
+    if (v06_open(&r) && v06_step(&r, two_prompts, 2)) {
+        v06_run(&r, FOLIO_ATTENTION_ENCODER_ONLY);
+        make_biases(&r, 4, biases);
+        CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_ATTENTION_ENCODER_ONLY, biases));
+        v06_run(&r, FOLIO_ATTENTION_ENCODER_ONLY);
+        for (int i = 0; i < 2; i++) free((void *)biases[i].data);
+        r.no_cache = true;
+        v06_run(&r, FOLIO_ATTENTION_ENCODER_ONLY);
+        static const v06_seq chunk[] = {{0, true, 3, 16, 0}};
+        if (v06_step(&r, chunk, 1)) { /* its earlier tokens are in no cache */
+            folio_vllm06_forward_args a = v06_args(&r, FOLIO_ATTENTION_ENCODER_ONLY);
+            V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT, "16");
+        }
+    }
+    v06_close(&r);
+}
+
+static const v06_seq mixed_step[] = {
+    {2, true, 7, 7, 9}, {0, true, 5, 18, 11}, {3, true, 1, 1, 1}, {1, false, 1, 9, 20}};
+
+/* Whole prompts, a prompt's second chunk, and decodes in one flat query; then all decode. */
+void v06_same_mixed_step(const char *ancestor, const char *compute)
+{
+    static const v06_seq decodes[] = {
+        {0, false, 1, 19, 0}, {1, false, 1, 10, 0}, {2, false, 1, 8, 0}, {3, false, 1, 2, 0}};
+    for (int i = 0; i < 4; i++) {
+        v06 r;
+        v06_init(&r, ancestor, compute);
+        if (i == 1) r.d.kv_cache_dtype = "fp8";
+        if (i == 2) r.d.alibi_slopes = r.slopes;
+        if (i == 3) r.d.sliding_window = 6;
+        if (v06_open(&r) && v06_step(&r, two_prompts, 2)) {
+            v06_run(&r, FOLIO_ATTENTION_DECODER);
+            if (v06_step(&r, mixed_step, 4)) v06_run(&r, FOLIO_ATTENTION_DECODER);
+            if (v06_step(&r, decodes, 4)) v06_run(&r, FOLIO_ATTENTION_DECODER);
+        }
+        v06_close(&r);
+    }
+}
+
+void v06_same_get_seq_lens(const char *ancestor, const char *compute)
+{
+    v06 r;
+    v06_init(&r, ancestor, compute);
+    if (v06_open(&r) && v06_step(&r, encoded_prompts, 2)) {
+        const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(r.m);
+        for (int type = 0; type < FOLIO_NUM_ATTENTION_TYPES; type++) {
+            const int32_t *q = NULL, *kv = NULL;
+            bool encoder = type == FOLIO_ATTENTION_ENCODER,
+                 cross = type == FOLIO_ATTENTION_ENCODER_DECODER;
+            CHECK_OK(folio_vllm06_get_seq_lens(r.m, (folio_attention_type)type, &q, &kv));
+            CHECK(q == (encoder ? f->encoder_seq_lens : f->seq_lens));
+            CHECK(kv == (encoder || cross ? f->encoder_seq_lens : f->seq_lens));
+        }
+        const int32_t *q, *kv;
+        REFUSED(folio_vllm06_get_seq_lens(r.m, (folio_attention_type)7, &q, &kv),
+                FOLIO_ERR_ARGUMENT, "7");
+        REFUSED(folio_vllm06_get_seq_lens(NULL, FOLIO_ATTENTION_DECODER, &q, &kv),
+                FOLIO_ERR_ARGUMENT, "NULL");
+        REFUSED(folio_vllm06_get_seq_lens(r.m, FOLIO_ATTENTION_DECODER, NULL, &kv),
+                FOLIO_ERR_ARGUMENT, "NULL");
+    }
+    v06_close(&r);
+}
+
+void v06_same_get_seq_len_block_table_args(const char *ancestor, const char *compute)
+{
+    v06 r;
+    v06_init(&r, ancestor, compute);
+    if (v06_open(&r) && v06_step(&r, mixed_step, 4)) {
+        const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(r.m);
+        folio_vllm06_seq_len_block_table_args a;
+        for (int prompt = 0; prompt < 2; prompt++) {
+            for (int type = 0; type < FOLIO_NUM_ATTENTION_TYPES; type++) {
+                bool of_encoder =
+                    type == FOLIO_ATTENTION_ENCODER || type == FOLIO_ATTENTION_ENCODER_DECODER;
+                CHECK_OK(folio_vllm06_get_seq_len_block_table_args(r.m, prompt,
+                                                                   (folio_attention_type)type, &a));
+                CHECK(a.seq_lens == (of_encoder ? f->encoder_seq_lens_tensor : f->seq_lens_tensor));
+                CHECK_INT(a.max_seq_len, of_encoder ? 20 : prompt ? 18 : 9);
+                CHECK(a.block_tables == (type == FOLIO_ATTENTION_DECODER ? f->block_tables
+                                         : type == FOLIO_ATTENTION_ENCODER_DECODER
+                                             ? f->cross_block_tables
+                                             : NULL));
+                CHECK_INT(a.block_tables_stride, a.block_tables != NULL ? r.blocks_per_seq : 0);
+            }
+        }
+        REFUSED(folio_vllm06_get_seq_len_block_table_args(r.m, 1, (folio_attention_type)4, &a),
+                FOLIO_ERR_ARGUMENT, "4");
+        REFUSED(folio_vllm06_get_seq_len_block_table_args(r.m, 1, FOLIO_ATTENTION_DECODER, NULL),
+                FOLIO_ERR_ARGUMENT, "NULL");
+    }
+    v06_close(&r);
+}

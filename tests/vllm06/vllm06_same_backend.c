@@ -1,0 +1,213 @@
+/* vllm06_same_backend.c: the table of functions, the same for all three ancestors; see vllm06_rig.h. */
+#include "vllm06/vllm06_rig.h"
+
+static const v06_seq two_prompts[] = {{0, true, 13, 13, 0}, {1, true, 8, 8, 0}};
+
+typedef struct {
+    const char *name, *aliases[2], *impl, *metadata, *builder;
+} ancestor_names;
+
+static const ancestor_names ancestors[] = {
+    {"xformers", {"XFORMERS"}, "XFormersImpl", "XFormersMetadata", "XFormersMetadataBuilder"},
+    {"torch-sdpa",
+     {"TORCH_SDPA"},
+     "TorchSDPABackendImpl",
+     "TorchSDPAMetadata",
+     "TorchSDPAMetadataBuilder"},
+    {"torch-sdpa-ipex",
+     {NULL},
+     "TorchSDPABackendImpl",
+     "TorchSDPAMetadata",
+     "TorchSDPAMetadataBuilder"},
+    {"ipex",
+     {"ipex-attn", "IPEX"},
+     "IpexAttnBackendImpl",
+     "IpexAttnMetadata",
+     "CommonMetadataBuilder"},
+};
+
+static const ancestor_names *names_of(const char *ancestor)
+{
+    const ancestor_names *n = ancestors;
+    while (strcmp(n->name, ancestor) != 0) n++;
+    return n;
+}
+
+void v06_same_get_name(const char *ancestor, const char *compute)
+{
+    (void)compute;
+    const ancestor_names *n = names_of(ancestor);
+    const folio_vllm06_backend *b = folio_vllm06_backend_find(ancestor);
+    REQUIRE_TEST(b != NULL);
+    CHECK(strcmp(b->get_name(), n->name) == 0);
+    for (int i = 0; i < 2 && n->aliases[i] != NULL; i++)
+        CHECK(folio_vllm06_backend_find(n->aliases[i]) == b);
+    CHECK(folio_vllm06_backend_find("xformer") == NULL);
+    CHECK(folio_vllm06_backend_find("") == NULL);
+    CHECK(folio_vllm06_backend_find(NULL) == NULL);
+}
+
+void v06_same_classes(const char *ancestor, const char *compute)
+{
+    (void)compute;
+    const ancestor_names *n = names_of(ancestor);
+    const folio_vllm06_backend *b = folio_vllm06_backend_find(ancestor);
+    REQUIRE_TEST(b != NULL);
+    CHECK(b->struct_size >= sizeof *b);
+    CHECK(strcmp(b->get_impl_cls(), n->impl) == 0);
+    CHECK(strcmp(b->get_metadata_cls(), n->metadata) == 0);
+    CHECK(strcmp(b->get_state_cls(), "CommonAttentionState") == 0);
+    CHECK(strcmp(b->get_builder_cls(), n->builder) == 0);
+}
+
+void v06_same_split_kv_cache(const char *ancestor, const char *compute)
+{
+    static const folio_dtype dtypes[] = {FOLIO_F32, FOLIO_F16, FOLIO_BF16, FOLIO_FP8_E4M3};
+    (void)compute;
+    const folio_vllm06_backend *b = folio_vllm06_backend_find(ancestor);
+    char memory[64];
+    folio_vllm06_cache_view k, v;
+    for (int i = 0; i < COUNT_OF(dtypes); i++) {
+        int64_t elem = (int64_t)folio_dtype_size(dtypes[i]);
+        int64_t x = strcmp(ancestor, "ipex") == 0 ? 1 : 16 / elem;
+        folio_vllm06_kv_cache c = {memory, dtypes[i], 10, 8 * 3 * 80};
+        CHECK_OK(b->split_kv_cache(&c, 3, 80, &k, &v));
+        CHECK(k.data == memory && (char *)v.data - memory == 10 * 8 * 3 * 80 * elem);
+        CHECK(v.num_dims == 4 && v.dims[0] == 10 && v.dims[1] == 3);
+        CHECK(k.dims[0] == 10 && k.dims[1] == 3);
+        if (strcmp(ancestor, "torch-sdpa-ipex") == 0) {
+            CHECK(k.num_dims == 4 && k.dims[2] == 8 && k.dims[3] == 80);
+            CHECK(v.dims[2] == 8 && v.dims[3] == 80);
+        } else {
+            CHECK(k.num_dims == 5 && k.dims[2] == 80 / x && k.dims[3] == 8 && k.dims[4] == x);
+            CHECK(v.dims[2] == 80 && v.dims[3] == 8);
+        }
+    }
+    folio_vllm06_kv_cache c = {memory, FOLIO_FP8_E4M3, 10, 16 * 2 * 120};
+    if (strcmp(ancestor, "xformers") == 0 || strcmp(ancestor, "torch-sdpa") == 0)
+        REFUSED(b->split_kv_cache(&c, 2, 120, &k, &v), FOLIO_ERR_ARGUMENT, "120|16");
+    REFUSED(b->split_kv_cache(&c, 7, 64, &k, &v), FOLIO_ERR_ARGUMENT, "block_elements");
+    REFUSED(b->split_kv_cache(NULL, 2, 64, &k, &v), FOLIO_ERR_ARGUMENT, "NULL");
+    REFUSED(b->split_kv_cache(&c, 2, 120, NULL, &v), FOLIO_ERR_ARGUMENT, "NULL");
+    c.dtype = (folio_dtype)99;
+    REFUSED(b->split_kv_cache(&c, 2, 120, &k, &v), FOLIO_ERR_ARGUMENT, "99");
+}
+
+void v06_same_get_kv_cache_shape(const char *ancestor, const char *compute)
+{
+    (void)compute;
+    const folio_vllm06_backend *b = folio_vllm06_backend_find(ancestor);
+    int64_t shape[3] = {0, 0, 0};
+    CHECK_OK(b->get_kv_cache_shape(100, 16, 8, 128, shape));
+    CHECK(shape[0] == 2 && shape[1] == 100 && shape[2] == 16 * 8 * 128);
+    shape[0] = 77;
+    REFUSED(b->get_kv_cache_shape(0, 16, 8, 128, shape), FOLIO_ERR_ARGUMENT, "0 blocks");
+    REFUSED(b->get_kv_cache_shape(1, -1, 8, 128, shape), FOLIO_ERR_ARGUMENT, "-1");
+    REFUSED(b->get_kv_cache_shape(INT64_MAX, 16, 8, 128, shape), FOLIO_ERR_ARGUMENT, "size");
+    REFUSED(b->get_kv_cache_shape(1, 1, 1, 1, NULL), FOLIO_ERR_ARGUMENT, "NULL");
+    CHECK_INT(shape[0], 77);
+}
+
+/* Move a block of an image: K and V parts apart. */
+static void image_move(const v06 *r, int from_layer, int64_t from, int to_layer, int64_t to)
+{
+    size_t bytes = (size_t)r->kv[0].block_elements * folio_dtype_size(r->kv_dtype);
+    for (int64_t part = 0; part < 2; part++)
+        memcpy(r->image[to_layer] + (size_t)(part * r->num_blocks + to) * bytes,
+               r->image[from_layer] + (size_t)(part * r->num_blocks + from) * bytes, bytes);
+}
+
+void v06_same_swap_blocks(const char *ancestor, const char *compute)
+{
+    v06 r;
+    v06_init(&r, ancestor, compute);
+    if (v06_open(&r) && v06_step(&r, two_prompts, 2)) {
+        v06_run(&r, FOLIO_ATTENTION_DECODER);
+        int64_t a = r.tables[0], b = r.tables[1];
+        const int64_t pairs[][2] = {{a, 5}, {b, 2}};
+        CHECK_OK(r.b->swap_blocks(r.state, &r.kv[0], &r.kv[1], pairs, 2, NULL));
+        image_move(&r, 0, a, 1, 5);
+        image_move(&r, 0, b, 1, 2);
+        v06_check_images(&r);
+        const int64_t outside[][2] = {{a, 3}, {r.num_blocks, 4}};
+        REFUSED(r.b->swap_blocks(r.state, &r.kv[0], &r.kv[1], outside, 2, NULL), FOLIO_ERR_ARGUMENT,
+                "");
+        REFUSED(r.b->swap_blocks(r.state, NULL, &r.kv[1], pairs, 2, NULL), FOLIO_ERR_ARGUMENT,
+                "NULL");
+        REFUSED(r.b->swap_blocks(r.state, &r.kv[0], NULL, pairs, 2, NULL), FOLIO_ERR_ARGUMENT,
+                "NULL");
+        REFUSED(r.b->swap_blocks(NULL, &r.kv[0], &r.kv[1], pairs, 2, NULL), FOLIO_ERR_ARGUMENT,
+                "NULL");
+        folio_vllm06_kv_cache other = r.kv[1];
+        other.block_elements /= 2;
+        REFUSED(r.b->swap_blocks(r.state, &r.kv[0], &other, pairs, 2, NULL), FOLIO_ERR_ARGUMENT,
+                "");
+        v06_check_images(&r);
+    }
+    v06_close(&r);
+}
+
+void v06_same_copy_blocks(const char *ancestor, const char *compute)
+{
+    v06 r;
+    v06_init(&r, ancestor, compute);
+    if (v06_open(&r) && v06_step(&r, two_prompts, 2)) {
+        v06_run(&r, FOLIO_ATTENTION_DECODER);
+        int64_t a = r.tables[0], free_block = r.tables[r.blocks_per_seq - 1];
+        const int64_t to_layer[][2] = {{a, 6}};
+        CHECK_OK(r.b->swap_blocks(r.state, &r.kv[0], &r.kv[1], to_layer, 1, NULL));
+        image_move(&r, 0, a, 1, 6);
+        const int64_t pairs[][2] = {{a, free_block}, {6, 8}, {a, 10}};
+        CHECK_OK(r.b->copy_blocks(r.state, r.kv, V06_LAYERS, pairs, 3, NULL));
+        for (int l = 0; l < V06_LAYERS; l++) {
+            for (int i = 0; i < 3; i++) image_move(&r, l, pairs[i][0], l, pairs[i][1]);
+        }
+        v06_check_images(&r);
+        const int64_t outside[][2] = {{a, 12}, {0, -1}};
+        REFUSED(r.b->copy_blocks(r.state, r.kv, V06_LAYERS, outside, 2, NULL), FOLIO_ERR_ARGUMENT,
+                "-1");
+        REFUSED(r.b->copy_blocks(r.state, NULL, 1, pairs, 1, NULL), FOLIO_ERR_ARGUMENT, "NULL");
+        REFUSED(r.b->copy_blocks(NULL, r.kv, 1, pairs, 1, NULL), FOLIO_ERR_ARGUMENT, "NULL");
+        folio_vllm06_kv_cache uneven[2] = {r.kv[0], r.kv[1]};
+        uneven[1].num_blocks--;
+        REFUSED(r.b->copy_blocks(r.state, uneven, 2, pairs, 1, NULL), FOLIO_ERR_ARGUMENT,
+                "caches[1]");
+        uneven[1] = r.kv[1];
+        uneven[1].data = NULL; /* the first cache stays as it is, too */
+        const int64_t fresh[][2] = {{a, 12}};
+        REFUSED(r.b->copy_blocks(r.state, uneven, 2, fresh, 1, NULL), FOLIO_ERR_ARGUMENT, "NULL");
+        CHECK_OK(r.b->copy_blocks(r.state, NULL, 0, pairs, 1, NULL));
+        v06_check_images(&r);
+    }
+    v06_close(&r);
+}
+
+void v06_same_supported_sizes(const char *ancestor, const char *compute)
+{
+    static const int32_t all[] = {32, 64, 80, 96, 112, 120, 128, 192, 256};
+    static const int32_t of_ipex[] = {32, 64, 80, 96, 112, 128, 256}; /* IPEX's own operators */
+    bool own = strcmp(ancestor, "torch-sdpa-ipex") == 0;
+    const folio_vllm06_backend *b = folio_vllm06_backend_find(ancestor);
+    int32_t num_sizes = COUNT_OF(all), num_listed = 0, num_blocks = 0;
+    const int32_t *listed = b->get_supported_head_sizes(&num_listed);
+    const int32_t *blocks = b->get_supported_block_sizes(&num_blocks);
+    CHECK(listed == b->get_supported_head_sizes(NULL));
+    CHECK_INT(num_listed, own ? COUNT_OF(of_ipex) : COUNT_OF(all));
+    CHECK(memcmp(listed, own ? of_ipex : all, (size_t)num_listed * sizeof *all) == 0);
+    CHECK_INT(num_blocks, 3);
+    CHECK(blocks[0] == 8 && blocks[1] == 16 && blocks[2] == 32);
+    static const v06_seq prompts[] = {{0, true, 9, 9, 0}}, decodes[] = {{0, false, 1, 10, 0}};
+    for (int32_t i = 0; i < num_sizes * num_blocks; i++) {
+        v06 r;
+        v06_init(&r, ancestor, compute);
+        r.d.num_heads = 2;
+        r.d.num_kv_heads = 1;
+        r.d.head_size = all[i / num_blocks];
+        r.block_size = blocks[i % num_blocks];
+        if (v06_open(&r) && v06_step(&r, prompts, 1)) {
+            v06_run(&r, FOLIO_ATTENTION_DECODER);
+            if (v06_step(&r, decodes, 1)) v06_run(&r, FOLIO_ATTENTION_DECODER);
+        }
+        v06_close(&r);
+    }
+}

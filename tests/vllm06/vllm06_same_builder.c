@@ -1,0 +1,223 @@
+/* vllm06_same_builder.c: what CommonMetadataBuilder does for windows and graphs; see vllm06_rig.h. */
+#include "vllm06/vllm06_rig.h"
+
+#include <math.h>
+
+/* Sequence i of the rig's step to the builder, with the blocks it needs. */
+static void add(const v06 *r, folio_vllm06_builder *builder, int i)
+{
+    static int32_t table[V06_TOKENS], cross_table[V06_TOKENS];
+    const v06_seq *s = &r->seqs[i];
+    int64_t blocks = (s->seq_len + r->block_size - 1) / r->block_size;
+    int64_t cross_blocks = (s->encoder_len + r->block_size - 1) / r->block_size;
+    for (int64_t k = 0; k < blocks; k++)
+        table[k] = (int32_t)(v06_slot(r, s->id, k * r->block_size, false) / r->block_size);
+    for (int64_t k = 0; k < cross_blocks; k++)
+        cross_table[k] = (int32_t)(v06_slot(r, s->id, k * r->block_size, true) / r->block_size);
+    folio_vllm06_seq a = {.struct_size = sizeof a,
+                          .is_prompt = s->prompt,
+                          .token_len = s->query_len,
+                          .context_len = s->seq_len - s->query_len,
+                          .block_table = table,
+                          .num_blocks = blocks,
+                          .encoder_seq_len = s->encoder_len,
+                          .cross_block_table = cross_table,
+                          .num_cross_blocks = cross_blocks};
+    CHECK_OK(folio_vllm06_builder_add(builder, &a));
+}
+
+/* A step of the rig through the builder, in place of the step before. */
+static bool build(v06 *r, folio_vllm06_builder *builder, const v06_seq *seqs, int n)
+{
+    folio_vllm06_metadata_destroy(r->m);
+    r->m = NULL;
+    v06_fields(r, seqs, n);
+    for (int i = 0; i < n; i++) add(r, builder, i);
+    CHECK_OK(folio_vllm06_builder_build(builder, &r->m));
+    return r->m != NULL;
+}
+
+/* A window of 32 over blocks of 16: a prompt's first tokens are not stored, a decode's length and table are clipped
+ * and its context is not. What is left is enough for the window. */
+void v06_same_builder_window(const char *ancestor, const char *compute)
+{
+    static const v06_seq prompt[] = {{0, true, 99, 99, 0}, {1, true, 20, 20, 0}};
+    static const v06_seq chunk[] = {{1, true, 40, 60, 0}};
+    static const v06_seq decodes[] = {{0, false, 1, 100, 0}, {1, false, 1, 61, 0}};
+    folio_vllm06_builder *builder = NULL;
+    v06 r;
+    v06_init(&r, ancestor, compute);
+    r.block_size = 16;
+    r.d.sliding_window = 32;
+    folio_vllm06_builder_desc d = {.struct_size = sizeof d,
+                                   .block_size = 16,
+                                   .sliding_window = 32,
+                                   .max_seq_len_to_capture = 64};
+    if (v06_open(&r)) CHECK_OK(folio_vllm06_builder_create(r.state, r.b, &d, &builder));
+    if (builder != NULL && build(&r, builder, prompt, 2)) {
+        const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(r.m);
+        for (int i = 0; i < 99; i++)
+            CHECK_INT(f->slot_mapping[i], i < 67 ? -1 : v06_slot(&r, 0, i, false));
+        CHECK(f->slot_mapping[99] == v06_slot(&r, 1, 0, false));
+        CHECK(f->seq_lens[0] == 99 && f->block_tables == NULL); /* no context: no table */
+        memcpy(r.slots, f->slot_mapping, 67 * sizeof *r.slots);
+        v06_run(&r, FOLIO_ATTENTION_DECODER);
+        if (build(&r, builder, chunk, 1)) {
+            f = folio_vllm06_metadata_get(r.m);
+            /* the ancestors held the window against the 40 new tokens, all past position 8 */
+            CHECK(f->slot_mapping[0] == v06_slot(&r, 1, 20, false));
+            CHECK(f->block_tables_stride == 4 && f->context_lens_tensor[0] == 20);
+            v06_run(&r, FOLIO_ATTENTION_DECODER);
+        }
+        r.clipped[0] = 64;
+        r.clipped[1] = 16;
+        if (build(&r, builder, decodes, 2)) {
+            f = folio_vllm06_metadata_get(r.m);
+            CHECK(f->seq_lens[0] == 36 && f->seq_lens[1] == 45 && f->max_decode_seq_len == 45);
+            CHECK(f->context_lens_tensor[0] == 99 && f->context_lens_tensor[1] == 60);
+            CHECK(f->block_tables_stride == 3 && f->slot_mapping[0] == v06_slot(&r, 0, 99, false));
+            CHECK(f->block_tables[0] == v06_slot(&r, 0, 64, false) / 16);
+            CHECK(f->block_tables[3] == v06_slot(&r, 1, 16, false) / 16);
+            v06_run(&r, FOLIO_ATTENTION_DECODER);
+        }
+        /* a graph's row has room for the clipped table, not for the 7 blocks of length 100 */
+        for (int i = 0; i < 2; i++) add(&r, builder, i);
+        CHECK_OK(folio_vllm06_builder_pad(builder, 0));
+        folio_vllm06_metadata_destroy(r.m);
+        r.m = NULL;
+        CHECK_OK(folio_vllm06_builder_build(builder, &r.m));
+        if (r.m != NULL) {
+            f = folio_vllm06_metadata_get(r.m);
+            CHECK(f->seq_lens[0] == 36 && f->block_tables_stride == 4 && f->use_cuda_graph == 1);
+            CHECK(f->block_tables[0] == v06_slot(&r, 0, 64, false) / 16 && f->block_tables[3] == 0);
+            v06_run(&r, FOLIO_ATTENTION_DECODER);
+        }
+    }
+    folio_vllm06_builder_destroy(builder);
+    v06_close(&r);
+}
+
+/* A decode that writes to block 0, from which all padding reads. */
+static void pad_over_block_0(v06 *r, folio_vllm06_builder *builder)
+{
+    static const v06_seq prompt[] = {{0, true, 3, 3, 0}};
+    static const v06_seq decode[] = {{0, false, 1, 4, 0}, {5, false, 1, 1, 0}};
+    float row[4 * 32];
+    if (!build(r, builder, prompt, 1)) return;
+    v06_run(r, FOLIO_ATTENTION_DECODER);
+    v06_fields(r, decode, 2);
+    CHECK(r->slots[0] == 3); /* block 0 */
+    add(r, builder, 0);
+    CHECK_OK(folio_vllm06_builder_pad(builder, 1));
+    folio_vllm06_metadata_destroy(r->m);
+    r->m = NULL;
+    CHECK_OK(folio_vllm06_builder_build(builder, &r->m));
+    folio_vllm06_forward_args a = v06_args(r, FOLIO_ATTENTION_DECODER);
+    CHECK_OK(r->b->forward(r->impl, &a, NULL));
+    memcpy(row, r->out.data, sizeof row);
+    if (v06_step(r, decode, 1)) v06_run(r, FOLIO_ATTENTION_DECODER);
+    for (int k = 0; k < COUNT_OF(row); k++) CHECK(fabs(v06_out(r, 0, k) - (double)row[k]) <= 1e-5);
+}
+
+/* Padding has an encoder of length 1 in block 0, and changes no other row of cross attention. */
+static void pad_with_encoders(v06 *r, folio_vllm06_builder *builder)
+{
+    static const v06_seq prompts[] = {{0, true, 13, 13, 11}, {1, true, 8, 8, 20}};
+    static const v06_seq decodes[] = {
+        {1, false, 1, 9, 20}, {0, false, 1, 14, 11}, {4, false, 1, 1, 1}, {5, false, 1, 1, 1}};
+    static float rows[2 * 4 * 32];
+    if (!v06_step(r, prompts, 2)) return;
+    v06_run(r, FOLIO_ATTENTION_DECODER);
+    v06_run(r, FOLIO_ATTENTION_ENCODER_DECODER);
+    v06_fields(r, decodes, 4);
+    for (int i = 0; i < 2; i++) add(r, builder, i);
+    CHECK_OK(folio_vllm06_builder_pad(builder, 2));
+    folio_vllm06_metadata_destroy(r->m);
+    r->m = NULL;
+    CHECK_OK(folio_vllm06_builder_build(builder, &r->m));
+    if (r->m == NULL) return;
+    const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(r->m);
+    CHECK(f->encoder_seq_lens[0] == 20 && f->encoder_seq_lens[1] == 11);
+    CHECK_INT(f->cross_block_tables_stride, 3);
+    for (int i = 2; i < 4; i++) {
+        CHECK(f->encoder_seq_lens[i] == 1 && f->encoder_seq_lens_tensor[i] == 1);
+        for (int k = 0; k < 3; k++) CHECK_INT(f->cross_block_tables[i * 3 + k], 0);
+    }
+    r->no_key = true;
+    folio_vllm06_forward_args a = v06_args(r, FOLIO_ATTENTION_ENCODER_DECODER);
+    CHECK_OK(r->b->forward(r->impl, &a, NULL));
+    memcpy(rows, r->out.data, sizeof rows);
+    if (v06_step(r, decodes, 2)) v06_run(r, FOLIO_ATTENTION_ENCODER_DECODER);
+    for (int k = 0; k < COUNT_OF(rows); k++)
+        CHECK(fabs(v06_out(r, 0, k) - (double)rows[k]) <= 1e-5);
+    r->no_key = false;
+}
+
+/* Decodes padded to a graph's batch; the row of a graph's table; what cannot be padded. */
+void v06_same_builder_pad(const char *ancestor, const char *compute)
+{
+    static const v06_seq prompts[] = {{0, true, 13, 13, 0}, {1, true, 8, 8, 0}};
+    static const v06_seq decodes[] = {
+        {1, false, 1, 9, 0}, {0, false, 1, 14, 0}, {4, false, 1, 1, 0}, {5, false, 1, 1, 0}};
+    folio_vllm06_builder *builder = NULL;
+    v06 r;
+    v06_init(&r, ancestor, compute);
+    folio_vllm06_builder_desc d = {
+        .struct_size = sizeof d, .block_size = 8, .max_seq_len_to_capture = 33};
+    if (v06_open(&r)) CHECK_OK(folio_vllm06_builder_create(r.state, r.b, &d, &builder));
+    if (builder != NULL && build(&r, builder, prompts, 2)) {
+        v06_run(&r, FOLIO_ATTENTION_DECODER);
+        v06_fields(&r, decodes, 4);
+        add(&r, builder, 0);
+        add(&r, builder, 1);
+        CHECK_OK(folio_vllm06_builder_pad(builder, 2));
+        REFUSED(folio_vllm06_builder_pad(builder, 1), FOLIO_ERR_ARGUMENT, "already");
+        folio_vllm06_seq late = {.struct_size = sizeof late, .token_len = 1};
+        REFUSED(folio_vllm06_builder_add(builder, &late), FOLIO_ERR_ARGUMENT, "after the padding");
+        folio_vllm06_metadata_destroy(r.m);
+        r.m = NULL;
+        CHECK_OK(folio_vllm06_builder_build(builder, &r.m));
+    }
+    if (r.m != NULL) {
+        const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(r.m);
+        CHECK(f->num_decode_tokens == 4 && f->use_cuda_graph == 1 && f->block_tables_stride == 5);
+        CHECK(f->slot_mapping[1] == r.slots[1] && f->slot_mapping[2] == -1);
+        CHECK(f->seq_lens[3] == 1 && f->seq_lens_tensor[3] == 1 && f->seq_start_loc[4] == 25);
+        CHECK(f->block_tables[1] == r.tables[1] && f->block_tables[2] == 0);
+        for (int k = 10; k < 20; k++) CHECK_INT(f->block_tables[k], 0);
+        static float rows[2 * 4 * 32];
+        folio_vllm06_forward_args a = v06_args(&r, FOLIO_ATTENTION_DECODER);
+        CHECK_OK(r.b->forward(r.impl, &a, NULL));
+        memcpy(rows, r.out.data, sizeof rows);
+        if (v06_step(&r, decodes, 2))
+            v06_run(&r, FOLIO_ATTENTION_DECODER); /* the same rows and slots */
+        CHECK(r.out.bytes == sizeof rows);
+        for (int k = 0; k < COUNT_OF(rows); k++)
+            CHECK(fabs(v06_out(&r, 0, k) - (double)rows[k]) <= 1e-5);
+        folio_vllm06_metadata *m = NULL; /* the builder is empty again, and pads no more */
+        add(&r, builder, 0);
+        CHECK_OK(folio_vllm06_builder_build(builder, &m));
+        CHECK(m != NULL && folio_vllm06_metadata_get(m)->use_cuda_graph == 0);
+        folio_vllm06_metadata_destroy(m);
+        pad_over_block_0(&r, builder);
+        pad_with_encoders(&r, builder);
+        static const v06_seq long_one[] = {{0, false, 1, 41, 0}}, prompt[] = {{0, true, 3, 3, 0}};
+        v06_fields(&r, long_one, 1);
+        add(&r, builder, 0);
+        REFUSED(folio_vllm06_builder_pad(builder, 1), FOLIO_ERR_ARGUMENT, "6 blocks|row 5");
+        CHECK_OK(folio_vllm06_builder_build(builder, &m));
+        folio_vllm06_metadata_destroy(m);
+        v06_fields(&r, prompt, 1);
+        add(&r, builder, 0);
+        REFUSED(folio_vllm06_builder_pad(builder, 1), FOLIO_ERR_ARGUMENT, "is a prompt");
+        REFUSED(folio_vllm06_builder_pad(builder, -1), FOLIO_ERR_ARGUMENT, "-1");
+        REFUSED(folio_vllm06_builder_pad(NULL, 1), FOLIO_ERR_ARGUMENT, "NULL");
+        folio_vllm06_builder_destroy(builder);
+        builder = NULL;
+        d.max_seq_len_to_capture = 0;
+        CHECK_OK(folio_vllm06_builder_create(r.state, r.b, &d, &builder));
+        REFUSED(folio_vllm06_builder_pad(builder, 1), FOLIO_ERR_ARGUMENT, "no max_seq_len");
+    }
+    folio_vllm06_builder_destroy(builder);
+    v06_close(&r);
+}

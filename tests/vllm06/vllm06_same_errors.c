@@ -1,0 +1,540 @@
+/* vllm06_same_errors.c: what all three ancestors refuse, with nothing written; see vllm06_rig.h. */
+#include "vllm06/vllm06_rig.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+static const v06_seq two_prompts[] = {{0, true, 13, 13, 0}, {1, true, 8, 8, 0}};
+static const v06_seq two_decodes[] = {{1, false, 1, 9, 0}, {0, false, 1, 14, 0}};
+static const v06_seq encoded_prompts[] = {{0, true, 6, 6, 11}, {1, true, 9, 17, 20}};
+
+/* Metadata from the fields as a test has changed them. */
+static void remake(v06 *r)
+{
+    folio_vllm06_metadata_destroy(r->m);
+    r->m = NULL;
+    CHECK_OK(r->b->make_metadata(r->state, &r->f, &r->m));
+    if (r->m == NULL) abort();
+}
+
+void v06_same_incomplete_metadata(const char *ancestor, const char *compute)
+{
+    v06 r;
+    v06_init(&r, ancestor, compute);
+    if (!v06_open(&r)) return;
+    for (int missing = 0; missing < 4; missing++) {
+        v06_fields(&r, encoded_prompts, 2);
+        if (missing == 0) r.f.encoder_seq_lens_tensor = NULL;
+        if (missing == 1) {
+            r.f.encoder_seq_lens = NULL;
+            r.f.num_encoder_tokens = 0;
+        }
+        if (missing == 2) r.f.cross_slot_mapping = NULL;
+        if (missing == 3) r.f.cross_block_tables = NULL;
+        remake(&r);
+        CHECK_INT(folio_vllm06_is_all_encoder_attn_metadata_set(r.m), missing >= 2);
+        CHECK_INT(folio_vllm06_is_all_cross_attn_metadata_set(r.m), 0);
+        folio_vllm06_forward_args a = v06_args(&r, FOLIO_ATTENTION_ENCODER);
+        if (missing < 2) V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT, "encoder metadata");
+        a = v06_args(&r, FOLIO_ATTENTION_ENCODER_DECODER);
+        V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT, "cross-attention metadata");
+    }
+    v06_fields(&r, encoded_prompts, 2);
+    remake(&r);
+    CHECK_INT(folio_vllm06_is_all_encoder_attn_metadata_set(r.m), 1);
+    CHECK_INT(folio_vllm06_is_all_cross_attn_metadata_set(r.m), 1);
+    CHECK_INT(folio_vllm06_is_all_encoder_attn_metadata_set(NULL), 0);
+    CHECK_INT(folio_vllm06_is_all_cross_attn_metadata_set(NULL), 0);
+    r.f.num_encoder_tokens = 20; /* fewer rows of key than the prompts' encoders have tokens */
+    remake(&r);
+    static const folio_attention_type types[] = {FOLIO_ATTENTION_ENCODER,
+                                                 FOLIO_ATTENTION_ENCODER_DECODER};
+    for (int i = 0; i < 2; i++) {
+        folio_vllm06_forward_args a = v06_args(&r, types[i]);
+        a.key.tokens = a.value.tokens = 20;
+        if (i == 0) a.query.tokens = a.output.tokens = 20;
+        V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT, "20|31");
+    }
+    v06_close(&r);
+}
+
+void v06_same_init_errors(const char *ancestor, const char *compute)
+{
+    v06 r;
+    v06_init(&r, ancestor, compute);
+    folio_vllm06_impl *impl = NOWHERE;
+    folio_vllm06_impl_desc d = r.d;
+    if (v06_open(&r)) {
+        d.blocksparse_params = &d;
+        REFUSED(r.b->make_impl(r.state, &d, &impl), FOLIO_ERR_UNSUPPORTED, "block-sparse");
+        CHECK(impl == NULL);
+        d = r.d;
+        d.num_kv_heads = 3;
+        REFUSED(r.b->make_impl(r.state, &d, &impl), FOLIO_ERR_ARGUMENT, "3");
+        d = r.d;
+        d.kv_cache_dtype = "fp7";
+        REFUSED(r.b->make_impl(r.state, &d, &impl), FOLIO_ERR_ARGUMENT, "fp7");
+        d = r.d;
+        d.sliding_window = -1;
+        REFUSED(r.b->make_impl(r.state, &d, &impl), FOLIO_ERR_ARGUMENT, "sliding_window");
+        d = r.d;
+        d.compat = 2;
+        REFUSED(r.b->make_impl(r.state, &d, &impl), FOLIO_ERR_ARGUMENT, "compat is 2");
+        d = r.d;
+        d.dtype = (folio_dtype)0;
+        REFUSED(r.b->make_impl(r.state, &d, &impl), FOLIO_ERR_ARGUMENT, "dtype");
+        d = r.d;
+        d.head_size = 0;
+        REFUSED(r.b->make_impl(r.state, &d, &impl), FOLIO_ERR_ARGUMENT, "head_size");
+        d.struct_size = 0;
+        REFUSED(r.b->make_impl(r.state, &d, &impl), FOLIO_ERR_ARGUMENT, "struct_size");
+        REFUSED(r.b->make_impl(r.state, NULL, &impl), FOLIO_ERR_ARGUMENT, "NULL");
+        REFUSED(r.b->make_impl(NULL, &r.d, &impl), FOLIO_ERR_ARGUMENT, "state");
+        REFUSED(r.b->make_impl(r.state, &r.d, NULL), FOLIO_ERR_ARGUMENT, "out");
+        CHECK(impl == NULL);
+        folio_vllm06_state *state = NOWHERE;
+        REFUSED(folio_vllm06_state_create("no-such", NULL, &state), ANY_REFUSAL, "no-such");
+        CHECK(state == NULL && folio_vllm06_state_context(r.state) != NULL);
+    }
+    v06_close(&r);
+}
+
+#define BAD_FIELDS(words)                                                                          \
+    REFUSED(r.b->make_metadata(r.state, &r.f, &m), FOLIO_ERR_ARGUMENT, words);                     \
+    CHECK(m == NULL);                                                                              \
+    m = NOWHERE;                                                                                   \
+    v06_fields(&r, encoded_prompts, 2)
+
+void v06_same_metadata_errors(const char *ancestor, const char *compute)
+{
+    v06 r;
+    v06_init(&r, ancestor, compute);
+    folio_vllm06_metadata *m = NOWHERE;
+    if (!v06_open(&r)) return;
+    v06_fields(&r, encoded_prompts, 2);
+    r.f.num_prefill_tokens = 14;
+    BAD_FIELDS("15 tokens|14");
+    r.f.num_prefills = -1;
+    BAD_FIELDS("negative");
+    r.f.num_prefills = INT64_MAX;
+    r.f.num_decode_tokens = INT64_MAX;
+    BAD_FIELDS("too many");
+    r.f.seq_lens = r.f.seq_lens_tensor = NULL;
+    BAD_FIELDS("seq_lens");
+    r.lens[0] = 5;
+    BAD_FIELDS("prompt 0|6 new tokens");
+    r.contexts[1] = 7;
+    BAD_FIELDS("prompt 1|context_len 7");
+    r.f.num_encoder_tokens = 32;
+    BAD_FIELDS("num_encoder_tokens 32");
+    r.encoder_lens[1] = -1;
+    BAD_FIELDS("encoder_seq_lens[1]");
+    r.f.block_tables_stride = -1;
+    BAD_FIELDS("stride");
+    r.f.block_tables_stride = INT64_MAX;
+    BAD_FIELDS("block_tables_stride 9223372036854775807");
+    r.f.cross_block_tables_stride = (int64_t)1 << 62;
+    BAD_FIELDS("cross_block_tables_stride 4611686018427387904");
+    r.starts[0] = 1;
+    BAD_FIELDS("query_start_loc[0]");
+    r.starts[0] = 0;
+    v06_fields(&r, encoded_prompts, 2);
+    r.seq_starts[2] = 99;
+    BAD_FIELDS("seq_start_loc[2] is 99");
+    r.lens[1] = -3;
+    BAD_FIELDS("seq_lens[1] is -3");
+    const int32_t others[V06_SEQS] = {6, 16};
+    r.f.seq_lens_tensor = others;
+    BAD_FIELDS("seq_lens[1] is 17|seq_lens_tensor[1] 16");
+    v06_fields(&r, two_decodes, 2);
+    r.contexts[1] = 9;
+    BAD_FIELDS("decode 1|context_len 9");
+    r.f.struct_size = 0;
+    BAD_FIELDS("struct_size");
+    REFUSED(r.b->make_metadata(NULL, &r.f, &m), FOLIO_ERR_ARGUMENT, "state");
+    REFUSED(r.b->make_metadata(r.state, NULL, &m), FOLIO_ERR_ARGUMENT, "NULL");
+    REFUSED(r.b->make_metadata(r.state, &r.f, NULL), FOLIO_ERR_ARGUMENT, "out");
+    CHECK(m == NULL);
+    v06_close(&r);
+}
+
+/* A change to the arguments of one forward, and the sentence it must bring. */
+#define BAD(change, words)                                                                         \
+    do {                                                                                           \
+        folio_vllm06_forward_args a = v06_args(&r, FOLIO_ATTENTION_DECODER);                       \
+        folio_vllm06_kv_cache kv = r.kv[0];                                                        \
+        a.kv_cache = &kv;                                                                          \
+        change;                                                                                    \
+        V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT, words);                                            \
+    } while (0)
+
+static void bad_decodes(v06 *rig)
+{
+    v06 r = *rig;
+    if (v06_step(&r, two_decodes, 2)) {
+        r.f.block_tables = NULL;
+        remake(&r);
+        BAD((void)0, "block table has 0 blocks");
+        v06_fields(&r, two_decodes, 2);
+        r.f.block_tables_stride = 1; /* one block where 9 tokens need two */
+        remake(&r);
+        BAD((void)0, "block table has 1 blocks");
+        v06_fields(&r, two_decodes, 2);
+        r.tables[1] = (int32_t)r.num_blocks;
+        remake(&r);
+        BAD((void)0, "block_table");
+    }
+    *rig = r;
+}
+
+/* output lies `rows` rows behind query. Prompts with biases run one by one, decodes run after prompts:
+ * the rows of each such call alone are apart. */
+static void bad_later_rows(v06 *r, int64_t rows)
+{
+    folio_vllm06_forward_args a = v06_args(r, FOLIO_ATTENTION_DECODER);
+    size_t row = (size_t)v06_width(r) * folio_dtype_size(r->d.dtype), n = (size_t)r->out_rows * row;
+    support_buffer both = support_buffer_make(2 * n);
+    memcpy(both.data, r->q, n);
+    a.query.data = both.data;
+    a.output.data = (char *)both.data + (size_t)rows * row;
+    V06_REFUSED(r, &a, FOLIO_ERR_ARGUMENT, "output and query share memory");
+    CHECK(memcmp(both.data, r->q, n) == 0 && support_is_poison((char *)both.data + n, n));
+    support_buffer_free(&both);
+}
+
+/* output may be query itself: the same bits. */
+static void output_is_query(v06 *r)
+{
+    v06_run(r, FOLIO_ATTENTION_DECODER);
+    support_buffer apart = support_buffer_make(r->out.bytes);
+    memcpy(apart.data, r->out.data, r->out.bytes);
+    folio_vllm06_forward_args a = v06_args(r, FOLIO_ATTENTION_DECODER);
+    a.output = a.query;
+    CHECK_OK(r->b->forward(r->impl, &a, NULL));
+    CHECK(memcmp(r->q, apart.data, apart.bytes) == 0);
+    support_buffer_free(&apart);
+}
+
+static void bad_overlaps(v06 *rig)
+{
+    static const v06_seq mixed[] = {{2, true, 4, 4, 0}, {1, false, 1, 9, 0}, {0, false, 1, 14, 0}};
+    static const float bias[13 * 13];
+    const folio_vllm06_bias biases[] = {{bias, 1, 13, 13}, {bias, 1, 8, 8}};
+    v06 r = *rig;
+    if (strcmp(r.compute, "cuda") == 0)
+        return; /* there each array is brought to a place of its own */
+    if (v06_step(&r, two_prompts, 2)) {
+        output_is_query(&r);
+        BAD(a.output.data = (float *)a.query.data + 1, "output and query share memory");
+        BAD(a.output.data = a.key.data, "output and key share memory");
+        BAD(a.output.data = a.value.data, "output and value share memory");
+        BAD(a.output.data = kv.data, "output and kv_cache share memory");
+        BAD(a.query.data = kv.data, "kv_cache and query share memory");
+        BAD(a.key.data = kv.data, "kv_cache and key share memory");
+        BAD(a.value.data = (float *)kv.data + kv.num_blocks * kv.block_elements,
+            "kv_cache and value share memory");
+        CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_ATTENTION_DECODER, biases));
+        output_is_query(&r);
+        bad_later_rows(&r, 13);
+    }
+    if (strcmp(r.b->get_name(), "xformers") == 0 && v06_step(&r, mixed, 3)) {
+        output_is_query(&r);
+        bad_later_rows(&r, 4);
+    }
+    if (v06_step(&r, encoded_prompts, 2)) {
+        folio_vllm06_forward_args a = v06_args(&r, FOLIO_ATTENTION_ENCODER_DECODER);
+        a.output = a.query;
+        V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT, "output and query share memory");
+    }
+    *rig = r;
+}
+
+/* Counts that pass all sizes, and encoders the metadata has no word for. */
+void v06_same_builder_errors(const char *ancestor, const char *compute)
+{
+    v06 r;
+    folio_vllm06_builder *builder = NULL;
+    folio_vllm06_metadata *m = NOWHERE;
+    const int32_t table[] = {3, 4};
+    v06_init(&r, ancestor, compute);
+    folio_vllm06_builder_desc d = {.struct_size = sizeof d, .block_size = r.block_size};
+    if (!v06_open(&r)) return;
+    CHECK_OK(folio_vllm06_builder_create(r.state, r.b, &d, &builder));
+    const folio_vllm06_seq good = {.struct_size = sizeof good,
+                                   .is_prompt = 1,
+                                   .token_len = 4,
+                                   .block_table = table,
+                                   .num_blocks = 1,
+                                   .encoder_seq_len = 5,
+                                   .cross_block_table = table,
+                                   .num_cross_blocks = 1};
+    folio_vllm06_seq s = good;
+    s.token_len = INT64_MAX;
+    s.context_len = 5;
+    REFUSED(folio_vllm06_builder_add(builder, &s), FOLIO_ERR_ARGUMENT, "9223372036854775807");
+    s = good;
+    s.num_blocks = INT64_MAX / 2;
+    REFUSED(folio_vllm06_builder_add(builder, &s), FOLIO_ERR_ARGUMENT, "block table");
+    s = good;
+    s.is_prompt = 0;
+    s.token_len = 1;
+    s.encoder_is_new = 1;
+    REFUSED(folio_vllm06_builder_add(builder, &s), FOLIO_ERR_ARGUMENT, "decode|encoder");
+    CHECK_OK(folio_vllm06_builder_add(builder, &good));
+    s = good;
+    s.encoder_is_new = 1;
+    CHECK_OK(folio_vllm06_builder_add(builder, &s));
+    REFUSED(folio_vllm06_builder_build(builder, &m), FOLIO_ERR_ARGUMENT, "new encoders");
+    CHECK(m == NULL);
+    folio_vllm06_builder_destroy(builder);
+    /* A decode without blocks beside one that has them must not read the other's row of padding. */
+    CHECK_OK(folio_vllm06_builder_create(r.state, r.b, &d, &builder));
+    s = (folio_vllm06_seq){.struct_size = sizeof s, .token_len = 1, .context_len = 8};
+    s.block_table = table;
+    s.num_blocks = 2;
+    CHECK_OK(folio_vllm06_builder_add(builder, &s));
+    s.block_table = NULL;
+    s.num_blocks = 0;
+    CHECK_OK(folio_vllm06_builder_add(builder, &s));
+    CHECK_OK(folio_vllm06_builder_build(builder, &m));
+    CHECK(m != NULL && folio_vllm06_metadata_get(m)->block_tables[2] == FOLIO_NO_BLOCK);
+    if (v06_step(&r, two_decodes, 2)) {
+        folio_vllm06_forward_args a = v06_args(&r, FOLIO_ATTENTION_DECODER);
+        a.attn_metadata = m;
+        V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT, "FOLIO_NO_BLOCK");
+    }
+    folio_vllm06_metadata_destroy(m);
+    folio_vllm06_builder_destroy(builder);
+    v06_close(&r);
+}
+
+/* A step of one kind: its view is the step itself, of xformers a copy, and the other kind has none. */
+void v06_same_views(const char *ancestor, const char *compute)
+{
+    static const v06_seq step[] = {{0, true, 5, 5, 0}, {1, false, 1, 4, 0}};
+    bool whole = strcmp(ancestor, "xformers") != 0;
+    v06 r;
+    v06_init(&r, ancestor, compute);
+    if (v06_open(&r)) {
+        if (v06_step(&r, step, 1)) {
+            const folio_vllm06_metadata *p = folio_vllm06_prefill_metadata(r.m);
+            CHECK(p != NULL && (p == r.m) == whole);
+            CHECK(folio_vllm06_decode_metadata(r.m) == NULL);
+        }
+        if (v06_step(&r, step + 1, 1)) {
+            CHECK(folio_vllm06_prefill_metadata(r.m) == NULL);
+            const folio_vllm06_metadata *d = folio_vllm06_decode_metadata(r.m);
+            CHECK(d != NULL && (d == r.m) == whole);
+        }
+        if (v06_step(&r, step, 2)) {
+            const folio_vllm06_metadata *p = folio_vllm06_prefill_metadata(r.m);
+            const folio_vllm06_metadata *d = folio_vllm06_decode_metadata(r.m);
+            CHECK(p != NULL && p != r.m && p == folio_vllm06_prefill_metadata(r.m));
+            CHECK(d != NULL && d != r.m && d == folio_vllm06_decode_metadata(r.m));
+            CHECK_INT(folio_vllm06_metadata_get(p)->is_prompt, 1);
+            CHECK_INT(folio_vllm06_metadata_get(d)->is_prompt, 0);
+            CHECK_INT(folio_vllm06_metadata_get(d)->seq_lens[0], 4);
+        }
+    }
+    v06_close(&r);
+}
+
+/* is_prompt and decodes in the same step contradict each other. */
+void v06_same_is_prompt(const char *ancestor, const char *compute)
+{
+    static const v06_seq step[] = {{0, true, 5, 5, 0}, {1, false, 1, 4, 0}};
+    folio_vllm06_metadata *m = NOWHERE;
+    v06 r;
+    v06_init(&r, ancestor, compute);
+    if (v06_open(&r) && v06_step(&r, step, 1)) {
+        CHECK_INT(folio_vllm06_metadata_get(r.m)->is_prompt, 1);
+        if (v06_step(&r, step + 1, 1)) CHECK_INT(folio_vllm06_metadata_get(r.m)->is_prompt, 0);
+        for (int first = 0; first < 2; first++) {
+            v06_fields(&r, step + first, 2 - first);
+            r.f.is_prompt = 1;
+            REFUSED(r.b->make_metadata(r.state, &r.f, &m), FOLIO_ERR_ARGUMENT, "is_prompt");
+            CHECK(m == NULL);
+        }
+    }
+    v06_close(&r);
+}
+
+/* A view of a view is the view: no second copy that could go stale. */
+void v06_same_views_of_views(const char *ancestor, const char *compute)
+{
+    v06 r;
+    v06_init(&r, ancestor, compute);
+    if (!v06_open(&r)) return;
+    static const v06_seq mixed[] = {{0, true, 6, 6, 0}, {1, false, 1, 9, 0}};
+    if (v06_step(&r, mixed, 2)) {
+        folio_vllm06_metadata *p = (folio_vllm06_metadata *)folio_vllm06_prefill_metadata(r.m);
+        folio_vllm06_metadata *d = (folio_vllm06_metadata *)folio_vllm06_decode_metadata(r.m);
+        CHECK(p != NULL && folio_vllm06_prefill_metadata(p) == p);
+        CHECK(d != NULL && folio_vllm06_decode_metadata(d) == d);
+        CHECK(folio_vllm06_decode_metadata(p) == NULL && folio_vllm06_prefill_metadata(d) == NULL);
+        static const float zeros[36];
+        const folio_vllm06_bias bias = {zeros, 1, 6, 6};
+        for (int i = 0; i < 2; i++) { /* the second set frees what the first one copied */
+            CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_ATTENTION_DECODER, &bias));
+            const folio_vllm06_bias *seen = folio_vllm06_metadata_get(p)->attn_bias;
+            CHECK(seen == folio_vllm06_metadata_get(r.m)->attn_bias && seen[0].data[35] == 0);
+        }
+    }
+    v06_close(&r);
+}
+
+/* Biases given with the fields are applied; a decode view has none of them, and its own encoder lengths. */
+void v06_same_biases_in_fields(const char *ancestor, const char *compute)
+{
+    static const v06_seq mixed[] = {{0, true, 6, 6, 11}, {1, false, 1, 9, 20}};
+    static const v06_seq before[] = {{1, true, 8, 8, 20}};
+    static float numbers[121];
+    const folio_vllm06_bias self = {numbers, 1, 6, 6}, encoder = {numbers, 1, 11, 11};
+    const folio_vllm06_bias cross = {numbers, 1, 6, 11};
+    v06 r;
+    support_fill(numbers, COUNT_OF(numbers), 7, 3.0f);
+    v06_init(&r, ancestor, compute);
+    if (!v06_open(&r)) return;
+    if (v06_step(&r, before, 1)) {
+        v06_run(&r, FOLIO_ATTENTION_DECODER);
+        v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
+    }
+    v06_fields(&r, mixed, 2);
+    r.f.attn_bias = &self;
+    r.f.encoder_attn_bias = &encoder;
+    r.f.cross_attn_bias = &cross;
+    remake(&r);
+    static const folio_attention_type types[] = {FOLIO_ATTENTION_DECODER, FOLIO_ATTENTION_ENCODER,
+                                                 FOLIO_ATTENTION_ENCODER_DECODER};
+    static const int64_t keys[] = {6, 11, 11};
+    for (int i = 0; i < 3; i++) {
+        const folio_vllm06_bias *got = NULL;
+        CHECK_OK(folio_vllm06_get_attn_bias(r.m, types[i], &got));
+        CHECK(got != NULL && got->key_len == keys[i] && got->data != numbers);
+        v06_run(&r, types[i]);
+    }
+    const folio_vllm06_metadata *view = folio_vllm06_decode_metadata(r.m);
+    const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(view);
+    CHECK(f->attn_bias == NULL && f->encoder_attn_bias == NULL && f->cross_attn_bias == NULL);
+    CHECK(f->encoder_seq_lens[0] == 20 && f->encoder_seq_lens_tensor[0] == 20);
+    f = folio_vllm06_metadata_get(folio_vllm06_prefill_metadata(r.m));
+    CHECK(f->cross_attn_bias != NULL && f->encoder_seq_lens[0] == 11);
+    v06_close(&r);
+}
+
+/* Cross attention in a step without any encoder: every row sees no key and is zeros. */
+void v06_same_no_encoder(const char *ancestor, const char *compute)
+{
+    static const v06_seq steps[][2] = {{{0, true, 6, 6, 0}, {1, true, 9, 9, 0}},
+                                       {{0, false, 1, 7, 0}, {1, false, 1, 10, 0}}};
+    for (int i = 0; i < 6; i++) {
+        v06 r;
+        v06_init(&r, ancestor, compute);
+        if (!v06_open(&r)) return;
+        v06_fields(&r, steps[i % 2], 2);
+        r.f.encoder_seq_lens = r.f.encoder_seq_lens_tensor = r.encoder_lens;
+        if (i < 2) { /* else tensors of (0) and (2, 0), whose data is NULL */
+            r.f.cross_slot_mapping = r.cross_slots;
+            r.f.cross_block_tables = r.cross_tables;
+            r.f.cross_block_tables_stride = r.blocks_per_seq;
+        }
+        remake(&r);
+        CHECK(folio_vllm06_is_all_cross_attn_metadata_set(r.m));
+        r.no_key = i < 4;
+        folio_vllm06_forward_args a = v06_args(&r, FOLIO_ATTENTION_ENCODER_DECODER);
+        CHECK_OK(r.b->forward(r.impl, &a, NULL));
+        for (int64_t k = 0; k < r.out_rows * v06_width(&r); k++) CHECK(v06_out(&r, 0, k) == 0.0);
+        v06_check_images(&r);
+        v06_close(&r);
+    }
+}
+
+/* A bias over encoder keys that are cached already: the same rows as over those keys when new. */
+void v06_same_cross_bias_of_cached_encoder(const char *ancestor, const char *compute)
+{
+    v06 r;
+    v06_init(&r, ancestor, compute);
+    if (!v06_open(&r)) return;
+    static float numbers[2][6 * 20];
+    for (int i = 0; i < 2 * 6 * 20; i++)
+        (&numbers[0][0])[i] = i % 7 == 0 ? -INFINITY : (float)(i % 5);
+    static const v06_seq prompts[] = {{0, true, 6, 6, 11}, {1, true, 6, 6, 20}};
+    const folio_vllm06_bias biases[] = {{numbers[0], 1, 6, 11}, {numbers[1], 1, 6, 20}};
+    double first[12], second[12];
+    for (int cached = 0; cached < 2 && v06_step(&r, prompts, 2); cached++) {
+        CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_ATTENTION_ENCODER_DECODER, biases));
+        folio_vllm06_forward_args a = v06_args(&r, FOLIO_ATTENTION_ENCODER_DECODER);
+        a.kv_cache = &r.kv[1];
+        if (cached) {
+            a.key.data = a.value.data = NULL;
+            a.key.tokens = a.value.tokens = 0;
+        }
+        CHECK_OK(r.b->forward(r.impl, &a, NULL));
+        for (int row = 0; row < 12; row++) (cached ? second : first)[row] = v06_out(&r, row, 3);
+    }
+    for (int row = 0; row < 12; row++) CHECK(fabs(first[row] - second[row]) <= 1e-12);
+    CHECK(fabs(first[0] - first[1]) > 1e-6);
+    v06_close(&r);
+}
+
+void v06_same_forward_errors(const char *ancestor, const char *compute)
+{
+    v06 r;
+    v06_init(&r, ancestor, compute);
+    if (v06_open(&r) && v06_step(&r, two_prompts, 2)) {
+        v06_run(&r, FOLIO_ATTENTION_DECODER);
+        BAD(a.attn_type = (folio_attention_type)4, "attention type 4 is unknown");
+        BAD(a.attn_type = (folio_attention_type)-1, "attention type");
+        BAD(a.attn_metadata = NULL, "attn_metadata is NULL");
+        BAD(a.query.tokens = 20, "query|20|21");
+        BAD(a.key.tokens = 22, "key|22");
+        BAD(a.value.tokens = 22, "value|22");
+        BAD(a.output.tokens = 0, "output|0");
+        BAD(a.query.data = NULL, "query");
+        BAD(a.output.data = NULL, "output");
+        BAD(a.key = (folio_tensor){0}, "go together");
+        BAD(a.key = a.value = (folio_tensor){0}, "key and value are NULL");
+        BAD(a.query.dtype = FOLIO_F16, "f16");
+        BAD(a.key.dtype = FOLIO_FP8_E4M3, "key|fp8_e4m3");
+        BAD(a.value.dtype = FOLIO_F64, "value|f64");
+        BAD(a.k_scale = -1.0f, "k_scale");
+        BAD(a.v_scale = NAN, "v_scale");
+        BAD(a.struct_size = 0, "struct_size");
+        BAD(kv.data = NULL, "data is NULL");
+        BAD(kv.dtype = FOLIO_F16, "f16");
+        BAD(kv.block_elements += 1, "block_elements");
+        BAD(kv.num_blocks = 0, "num_blocks");
+        BAD(kv.num_blocks = 3, "");
+        REFUSED(r.b->forward(NULL, &(folio_vllm06_forward_args){.struct_size = 8}, NULL),
+                FOLIO_ERR_ARGUMENT, "impl");
+        REFUSED(r.b->forward(r.impl, NULL, NULL), FOLIO_ERR_ARGUMENT, "NULL");
+        for (int i = 0; i < 3; i++) {
+            v06_fields(&r, two_prompts, 2);
+            if (i == 0) r.slots[3] = r.num_blocks * r.block_size;
+            if (i == 1) r.slots[3] = -2; /* the ancestors took every number below 0 for padding */
+            if (i == 2) r.f.slot_mapping = NULL;
+            remake(&r);
+            BAD((void)0, "slot");
+        }
+        float bias[13 * 13] = {0};
+        folio_vllm06_bias biases[2] = {{bias, 1, 13, 13}, {bias, 1, 8, 9}};
+        CHECK_OK(folio_vllm06_set_attn_bias((v06_step(&r, two_prompts, 2), r.m),
+                                            FOLIO_ATTENTION_DECODER, biases));
+        BAD((void)0, "attn_bias[1]|9 keys");
+        biases[1] = (folio_vllm06_bias){bias, 2, 8, 8};
+        CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_ATTENTION_DECODER, biases));
+        BAD((void)0, "attn_bias[1]|2 heads");
+        biases[1].data = NULL;
+        REFUSED(folio_vllm06_set_attn_bias(r.m, FOLIO_ATTENTION_DECODER, biases),
+                FOLIO_ERR_ARGUMENT, "[1]");
+        const folio_vllm06_bias *got;
+        folio_attention_type unknown = (folio_attention_type)9;
+        REFUSED(folio_vllm06_get_attn_bias(r.m, unknown, &got), FOLIO_ERR_ARGUMENT, "9");
+        REFUSED(folio_vllm06_set_attn_bias(r.m, unknown, biases), FOLIO_ERR_ARGUMENT, "9");
+        REFUSED(folio_vllm06_get_attn_bias(NULL, FOLIO_ATTENTION_DECODER, &got), FOLIO_ERR_ARGUMENT,
+                "NULL");
+        bad_decodes(&r);
+        bad_overlaps(&r);
+    }
+    v06_close(&r);
+}

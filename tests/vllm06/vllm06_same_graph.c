@@ -1,0 +1,316 @@
+/* vllm06_same_graph.c: CommonAttentionState's part in graphs, as far as it needs no device; see vllm06_rig.h. */
+#include "vllm06/vllm06_rig.h"
+
+enum { BATCH = 4, MAX_LEN = 150 };
+
+static const v06_seq prompts[] = {{0, true, 13, 13, 11}, {1, true, 8, 8, 20}, {5, true, 8, 8, 3}};
+/* padded by two, as vLLM pads: length 1, slot -1 */
+static const v06_seq first_step[] = {
+    {1, false, 1, 9, 20}, {0, false, 1, 14, 11}, {5, false, 1, 1, 1}, {5, false, 1, 1, 1}};
+static const v06_seq second_step[] = {
+    {0, false, 1, 15, 11}, {1, false, 1, 10, 20}, {5, false, 1, 9, 3}, {5, false, 1, 1, 1}};
+
+/* a decode that writes to block 0, which padding reads */
+static const v06_seq third_step[] = {
+    {0, false, 1, 4, 11}, {0, false, 1, 1, 1}, {0, false, 1, 1, 1}, {0, false, 1, 1, 1}};
+
+static folio_vllm06_graph_capture_desc capture_desc(const v06 *r)
+{
+    return (folio_vllm06_graph_capture_desc){.struct_size = sizeof(folio_vllm06_graph_capture_desc),
+                                             .attn_backend = r->b,
+                                             .max_batch_size = 8,
+                                             .max_seq_len_to_capture = MAX_LEN,
+                                             .block_size = r->block_size};
+}
+
+/* Metadata of a graph of so many decodes; NULL: a check has failed. */
+static folio_vllm06_metadata *capture(v06 *r, int64_t batch_size, int encoders)
+{
+    folio_vllm06_graph_capture_desc d = capture_desc(r);
+    folio_vllm06_metadata *m = NULL;
+    CHECK_OK(folio_vllm06_graph_capture_begin(r->state, &d));
+    CHECK_OK(folio_vllm06_graph_capture_get_metadata_for_batch(r->state, batch_size, encoders, &m));
+    CHECK_OK(folio_vllm06_graph_capture_end(r->state));
+    return m;
+}
+
+/* The rig's fields for a step with so many real decodes, and metadata from them. */
+static folio_vllm06_metadata *padded_step(v06 *r, const v06_seq *seqs, int num, int real)
+{
+    folio_vllm06_metadata *step = NULL;
+    v06_fields(r, seqs, num);
+    for (int i = real; i < num; i++) r->slots[i] = -1;
+    r->f.use_cuda_graph = 1;
+    CHECK_OK(r->b->make_metadata(r->state, &r->f, &step));
+    return step;
+}
+
+/* A step through the graph's buffers and plans; then every row and every byte of the caches is checked. */
+static void replay(v06 *r, const folio_vllm06_graph_input_buffers *b, const v06_seq *seqs, int real,
+                   int encoders)
+{
+    folio_vllm06_metadata *step = padded_step(r, seqs, (int)b->batch_size, real);
+    if (step == NULL) return;
+    CHECK_OK(folio_vllm06_prepare_graph_input_buffers(r->state, b, step, encoders));
+    folio_vllm06_metadata_destroy(step);
+    CHECK_OK(folio_vllm06_begin_forward(r->state, r->m, NULL));
+    v06_run(r, FOLIO_ATTENTION_DECODER);
+    if (!encoders) return;
+    r->no_key = true;
+    v06_run(r, FOLIO_ATTENTION_ENCODER_DECODER);
+    r->no_key = false;
+}
+
+/* The rows of a graph's table, full of what another step left; the next step must not keep it. */
+static void dirty(int32_t *tables, int64_t stride)
+{
+    for (int64_t k = 0; k < BATCH * stride; k++) tables[k] = 7;
+}
+
+static void check_zeros_past(const int32_t *tables, int64_t stride, int64_t given)
+{
+    CHECK(given < stride);
+    for (int64_t k = 0; k < BATCH * stride; k++)
+        if (k % stride >= given) CHECK_INT(tables[k], 0);
+}
+
+/* A second graph has buffers of its own: steps go through both in turn. */
+static void another_graph(v06 *r, const folio_vllm06_graph_input_buffers *b)
+{
+    static const v06_seq two[] = {{0, false, 1, 16, 11}, {1, false, 1, 11, 20}};
+    static const v06_seq four[] = {
+        {0, false, 1, 17, 11}, {1, false, 1, 12, 20}, {5, false, 1, 10, 3}, {5, false, 1, 1, 1}};
+    folio_vllm06_graph_input_buffers own = {.struct_size = sizeof own};
+    folio_vllm06_metadata *first = r->m, *second = capture(r, 2, 0);
+    int64_t slot = b->slot_mapping[0];
+    int32_t len = b->seq_lens_tensor[0], block = b->block_tables[0];
+    if (second == NULL) return;
+    CHECK_OK(folio_vllm06_get_graph_input_buffers(r->state, second, 0, &own));
+    CHECK(own.batch_size == 2 && own.slot_mapping != b->slot_mapping);
+    r->m = second;
+    replay(r, &own, two, 2, 0);
+    CHECK(own.slot_mapping[0] == r->slots[0] && own.seq_lens_tensor[0] == 16);
+    CHECK(slot != r->slots[0] && b->slot_mapping[0] == slot);
+    CHECK(b->seq_lens_tensor[0] == len && b->block_tables[0] == block);
+    r->m = first;
+    replay(r, b, four, 3, 0);
+    CHECK(own.seq_lens_tensor[0] == 16 && own.seq_lens_tensor[1] == 11);
+    folio_vllm06_metadata_destroy(second);
+}
+
+/* What the fields of a captured step hold. */
+static void check_captured(const v06 *r, const folio_vllm06_metadata *m)
+{
+    const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(m);
+    int64_t max_blocks = (MAX_LEN + r->block_size - 1) / r->block_size;
+    CHECK(f->num_prefills == 0 && f->num_decode_tokens == BATCH && f->use_cuda_graph == 1);
+    CHECK(f->seq_lens == NULL && f->query_start_loc == NULL && f->seq_start_loc == NULL);
+    CHECK(f->context_lens_tensor == NULL && f->multi_modal_placeholder_index_maps == NULL);
+    CHECK(f->max_query_len == 1 && f->max_decode_query_len == 1 && f->max_prefill_seq_len == 0);
+    CHECK(f->max_decode_seq_len == MAX_LEN && f->block_tables_stride == max_blocks);
+    for (int i = 0; i < BATCH; i++) CHECK(f->slot_mapping[i] == -1 && f->seq_lens_tensor[i] == 1);
+    for (int64_t i = 0; i < BATCH * max_blocks; i++) CHECK(f->block_tables[i] == 0);
+    CHECK(folio_vllm06_decode_metadata(m) == m && folio_vllm06_prefill_metadata(m) == NULL);
+}
+
+/* Captured once, then steps of other lengths, tables and slots through the same buffers. */
+void v06_same_graph_capture(const char *ancestor, const char *compute)
+{
+    for (int fp8 = 0; fp8 < 2; fp8++) {
+        v06 r;
+        v06_init(&r, ancestor, compute);
+        r.d.alibi_slopes = r.slopes;
+        r.d.kv_cache_dtype = fp8 ? "fp8" : "auto";
+        folio_vllm06_metadata *m = NULL;
+        if (v06_open(&r) && v06_step(&r, prompts, 3)) {
+            v06_run(&r, FOLIO_ATTENTION_DECODER);
+            m = capture(&r, BATCH, 0);
+        }
+        if (m != NULL) {
+            folio_vllm06_graph_input_buffers b = {.struct_size = sizeof b};
+            check_captured(&r, m);
+            CHECK_OK(folio_vllm06_get_graph_input_buffers(r.state, m, 0, &b));
+            const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(m);
+            CHECK(b.batch_size == BATCH && b.slot_mapping == f->slot_mapping);
+            CHECK(b.seq_lens_tensor == f->seq_lens_tensor && b.block_tables == f->block_tables);
+            CHECK(b.block_tables_stride == f->block_tables_stride);
+            CHECK(b.encoder_seq_lens_tensor == NULL && b.cross_block_tables == NULL);
+            folio_vllm06_metadata_destroy(r.m);
+            r.m = m;
+            v06_fields(&r, first_step, BATCH);
+            folio_vllm06_forward_args a = v06_args(&r, FOLIO_ATTENTION_DECODER);
+            CHECK_OK(r.b->forward(r.impl, &a, NULL)); /* the warm-up: it stores nothing */
+            v06_check_images(&r);
+            replay(&r, &b, first_step, 2, 0);
+            dirty(b.block_tables, b.block_tables_stride);
+            replay(&r, &b, second_step, 3, 0);
+            check_zeros_past(b.block_tables, b.block_tables_stride, r.f.block_tables_stride);
+            replay(&r, &b, third_step, 1, 0);
+            CHECK(r.slots[0] == 3 && r.tables[r.blocks_per_seq] == 0);
+            another_graph(&r, &b);
+        }
+        v06_close(&r);
+    }
+}
+
+/* The same with encoders; the plans of both kinds follow the buffers. */
+void v06_same_graph_cross(const char *ancestor, const char *compute)
+{
+    v06 r;
+    v06_init(&r, ancestor, compute);
+    folio_vllm06_metadata *m = NULL;
+    if (v06_open(&r) && v06_step(&r, prompts, 3)) {
+        v06_run(&r, FOLIO_ATTENTION_DECODER);
+        v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
+        m = capture(&r, BATCH, 1);
+    }
+    if (m != NULL) {
+        folio_vllm06_graph_input_buffers b = {.struct_size = sizeof b};
+        const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(m);
+        CHECK(f->encoder_seq_lens_tensor[3] == 1 && f->encoder_seq_lens[3] == 1);
+        CHECK(f->cross_block_tables[5] == 1 && f->max_encoder_seq_len == MAX_LEN);
+        CHECK(f->num_encoder_tokens == 0 && f->cross_slot_mapping != NULL);
+        CHECK_OK(folio_vllm06_get_graph_input_buffers(r.state, m, 1, &b));
+        CHECK(b.encoder_seq_lens_tensor == f->encoder_seq_lens_tensor);
+        CHECK(b.cross_slot_mapping == f->cross_slot_mapping);
+        CHECK(b.cross_block_tables == f->cross_block_tables);
+        CHECK(b.cross_block_tables_stride == f->cross_block_tables_stride);
+        folio_vllm06_metadata_destroy(r.m);
+        r.m = m;
+        replay(&r, &b, first_step, 2, 1);
+        dirty(b.cross_block_tables, b.cross_block_tables_stride);
+        replay(&r, &b, second_step, 3, 1);
+        check_zeros_past(b.cross_block_tables, b.cross_block_tables_stride,
+                         r.f.cross_block_tables_stride);
+    }
+    v06_close(&r);
+}
+
+/* A clone is a state of its own over the same context; it outlives the state, and serves a graph. */
+void v06_same_graph_clone(const char *ancestor, const char *compute)
+{
+    v06 r;
+    v06_init(&r, ancestor, compute);
+    if (v06_open(&r) && v06_step(&r, prompts, 3)) {
+        folio_vllm06_graph_capture_desc d = capture_desc(&r);
+        folio_vllm06_state *clone = NULL;
+        folio_vllm06_metadata *m = NULL;
+        v06_run(&r, FOLIO_ATTENTION_DECODER);
+        CHECK_OK(folio_vllm06_graph_capture_begin(r.state, &d));
+        CHECK_OK(folio_vllm06_graph_capture_get_metadata_for_batch(r.state, BATCH, 0, &m));
+        CHECK_OK(folio_vllm06_graph_clone(r.state, BATCH, &clone));
+        CHECK_OK(folio_vllm06_graph_capture_end(r.state));
+        CHECK(clone != NULL && clone != r.state);
+        CHECK(folio_vllm06_state_context(clone) == folio_vllm06_state_context(r.state));
+        folio_vllm06_graph_input_buffers b = {.struct_size = sizeof b};
+        CHECK_OK(folio_vllm06_get_graph_input_buffers(clone, m, 0, &b));
+        folio_vllm06_state_destroy(r.state); /* the impl and the metadata keep it */
+        r.state = clone;
+        folio_vllm06_metadata_destroy(r.m);
+        r.m = m;
+        replay(&r, &b, first_step, 2, 0);
+    }
+    v06_close(&r);
+}
+
+static void bad_captures(v06 *r)
+{
+    folio_vllm06_graph_capture_desc d = capture_desc(r);
+    folio_vllm06_state *state = NOWHERE;
+    folio_vllm06_metadata *m = NOWHERE;
+    REFUSED(folio_vllm06_graph_capture_end(r->state), FOLIO_ERR_ARGUMENT, "captures nothing");
+    REFUSED(folio_vllm06_graph_clone(r->state, 1, &state), FOLIO_ERR_ARGUMENT, "captures nothing");
+    REFUSED(folio_vllm06_graph_capture_get_metadata_for_batch(r->state, 1, 0, &m),
+            FOLIO_ERR_ARGUMENT, "captures nothing");
+    CHECK(state == NULL && m == NULL);
+#define BAD_DESC(change, words)                                                                    \
+    d = capture_desc(r);                                                                           \
+    change;                                                                                        \
+    REFUSED(folio_vllm06_graph_capture_begin(r->state, &d), FOLIO_ERR_ARGUMENT, words)
+    BAD_DESC(d.attn_backend = NULL, "attn_backend");
+    BAD_DESC(d.max_batch_size = 0, "max_batch_size is 0");
+    BAD_DESC(d.max_seq_len_to_capture = 0, "max_seq_len_to_capture is 0");
+    BAD_DESC(d.block_size = 5000, "block_size is 5000");
+    BAD_DESC(d.struct_size = 0, "struct_size");
+    d = capture_desc(r);
+    REFUSED(folio_vllm06_graph_capture_begin(NULL, &d), FOLIO_ERR_ARGUMENT, "NULL");
+    CHECK_OK(folio_vllm06_graph_capture_begin(r->state, &d));
+    REFUSED(folio_vllm06_graph_capture_begin(r->state, &d), FOLIO_ERR_ARGUMENT, "already");
+    REFUSED(folio_vllm06_graph_clone(r->state, 9, &state), FOLIO_ERR_ARGUMENT, "batch_size 9|8");
+    REFUSED(folio_vllm06_graph_capture_get_metadata_for_batch(r->state, 0, 0, &m),
+            FOLIO_ERR_ARGUMENT, "batch_size 0");
+    REFUSED(folio_vllm06_graph_clone(r->state, 1, NULL), FOLIO_ERR_ARGUMENT, "out");
+    CHECK_OK(folio_vllm06_graph_capture_end(r->state));
+}
+
+static void bad_buffers(v06 *r, folio_vllm06_metadata *m)
+{
+    folio_vllm06_graph_input_buffers b = {.struct_size = sizeof b}, other;
+    REFUSED(folio_vllm06_get_graph_input_buffers(r->state, r->m, 0, &b), FOLIO_ERR_ARGUMENT,
+            "no graph's");
+    REFUSED(folio_vllm06_get_graph_input_buffers(r->state, m, 1, &b), FOLIO_ERR_ARGUMENT,
+            "without encoders");
+    CHECK_OK(folio_vllm06_get_graph_input_buffers(r->state, m, 0, &b));
+    folio_vllm06_metadata *step = padded_step(r, first_step, BATCH, 2);
+#define BAD_BUFFERS(change, encoders, words)                                                       \
+    other = b;                                                                                     \
+    change;                                                                                        \
+    REFUSED(folio_vllm06_prepare_graph_input_buffers(r->state, &other, step, encoders),            \
+            FOLIO_ERR_ARGUMENT, words)
+    BAD_BUFFERS(other.batch_size = 3, 0, "4 decodes, the graph 3");
+    BAD_BUFFERS(other.block_tables_stride = 2, 0, "the graph's 2");
+    BAD_BUFFERS(other.seq_lens_tensor = NULL, 0, "NULL");
+    BAD_BUFFERS((void)0, 1, "encoders is NULL");
+    REFUSED(folio_vllm06_prepare_graph_input_buffers(r->state, &b, r->m, 0), FOLIO_ERR_ARGUMENT,
+            "no decodes");
+    folio_vllm06_metadata_destroy(step);
+    for (int i = 0; i < BATCH; i++) CHECK(b.seq_lens_tensor[i] == 1 && b.slot_mapping[i] == -1);
+    REFUSED(folio_vllm06_begin_forward(r->state, NULL, NULL), FOLIO_ERR_ARGUMENT, "NULL");
+    REFUSED(folio_vllm06_begin_forward(NULL, m, NULL), FOLIO_ERR_ARGUMENT, "NULL");
+    CHECK_OK(folio_vllm06_begin_forward(r->state, r->m, NULL)); /* no graph's: nothing to do */
+}
+
+void v06_same_graph_errors(const char *ancestor, const char *compute)
+{
+    v06 r, foreign;
+    v06_init(&r, ancestor, compute);
+    v06_init(&foreign, ancestor, compute);
+    if (v06_open(&r) && v06_open(&foreign) && v06_step(&r, prompts, 3)) {
+        folio_vllm06_metadata *m = NULL, *whole = r.m;
+        v06_run(&r, FOLIO_ATTENTION_DECODER);
+        bad_captures(&r);
+        m = capture(&r, BATCH, 0);
+        if (m != NULL) {
+            folio_vllm06_graph_input_buffers b = {.struct_size = sizeof b};
+            bad_buffers(&r, m);
+            CHECK_OK(folio_vllm06_get_graph_input_buffers(r.state, m, 0, &b));
+            r.m = m;
+            replay(&r, &b, first_step, 2, 0);
+            /* more keys than the graph is for; a block and a slot outside the cache */
+            b.seq_lens_tensor[1] = MAX_LEN + 1;
+            REFUSED(folio_vllm06_begin_forward(r.state, m, NULL), FOLIO_ERR_ARGUMENT, "151");
+            folio_vllm06_forward_args a = v06_args(&r, FOLIO_ATTENTION_DECODER);
+            V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT, "151");
+            b.seq_lens_tensor[1] = 14;
+            b.block_tables[0] = (int32_t)r.num_blocks;
+            REFUSED(folio_vllm06_begin_forward(r.state, m, NULL), FOLIO_ERR_ARGUMENT, "block");
+            b.block_tables[0] = r.tables[0];
+            b.slot_mapping[0] = r.num_blocks * r.block_size;
+            REFUSED(folio_vllm06_begin_forward(r.state, m, NULL), FOLIO_ERR_ARGUMENT, "slot");
+            V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT, "slot");
+            b.slot_mapping[0] = b.slot_mapping[1]; /* a graph's step shares no slot */
+            CHECK_OK(folio_vllm06_begin_forward(r.state, m, NULL));
+            V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT, "slot");
+            a = v06_args(&r, FOLIO_ATTENTION_DECODER);
+            support_mark_error();
+            REFUSED(foreign.b->forward(foreign.impl, &a, NULL), FOLIO_ERR_ARGUMENT,
+                    "another context");
+            REFUSED(folio_vllm06_begin_forward(foreign.state, m, NULL), FOLIO_ERR_ARGUMENT,
+                    "another context");
+            folio_vllm06_metadata_destroy(m);
+        }
+        r.m = whole;
+    }
+    v06_close(&foreign);
+    v06_close(&r);
+}

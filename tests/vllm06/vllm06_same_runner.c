@@ -1,0 +1,472 @@
+/* vllm06_same_runner.c: metadata as vLLM 0.6's own model runners make it, and compat; see vllm06_rig.h. */
+#include "vllm06/vllm06_rig.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+
+/* Metadata from the fields as a test has changed them. */
+static bool remake(v06 *r)
+{
+    folio_vllm06_metadata_destroy(r->m);
+    r->m = NULL;
+    CHECK_OK(r->b->make_metadata(r->state, &r->f, &r->m));
+    return r->m != NULL;
+}
+
+/* The rule of block manager v1, whose blocks were a ring: min(length, window) keys in the last blocks of the table, where
+ * the oldest keys stand behind the newest. The row is that of the window. */
+static void ring_of_blocks(const char *ancestor, const char *compute)
+{
+    static const v06_seq prompt[] = {{0, true, 99, 99, 0}}, decode[] = {{0, false, 1, 100, 0}};
+    float rows[2][4 * 32] = {{0}};
+    for (int ring = 0; ring < 2; ring++) {
+        v06 r;
+        v06_init(&r, ancestor, compute);
+        r.block_size = 16;
+        r.d.sliding_window = 32;
+        if (!v06_open(&r)) return;
+        v06_fields(&r, prompt, 1);
+        for (int t = 0; ring && t < 99; t++)
+            r.slots[t] = t < 67 ? -1 : v06_slot(&r, 0, t % 32, false);
+        if (remake(&r)) v06_run(&r, FOLIO_ATTENTION_DECODER);
+        v06_fields(&r, decode, 1);
+        if (ring) { /* blocks 5 and 6 of the table: the ring's second and first */
+            int32_t first = r.tables[0];
+            r.slots[0] = v06_slot(&r, 0, 99 % 32, false);
+            r.lens[0] = r.seq_starts[1] = 32;
+            r.tables[0] = r.tables[1];
+            r.tables[1] = first;
+            r.f.block_tables_stride = 2;
+        }
+        if (remake(&r)) {
+            folio_vllm06_forward_args a = v06_args(&r, FOLIO_ATTENTION_DECODER);
+            CHECK_OK(r.b->forward(r.impl, &a, NULL));
+            memcpy(rows[ring], r.out.data, sizeof rows[ring]);
+        }
+        v06_close(&r);
+    }
+    for (int k = 0; k < COUNT_OF(rows[0]); k++)
+        CHECK(fabs((double)rows[0][k] - (double)rows[1][k]) <= 1e-5);
+}
+
+/* A window of 24 by the same rule: 24 keys, and one block of 16. */
+static void too_few_blocks(const char *ancestor, const char *compute)
+{
+    static const v06_seq decode[] = {{0, false, 1, 24, 0}};
+    v06 r;
+    v06_init(&r, ancestor, compute);
+    r.block_size = 16;
+    r.d.sliding_window = 24;
+    if (v06_open(&r)) {
+        v06_fields(&r, decode, 1);
+        r.f.block_tables_stride = 1;
+        if (remake(&r)) {
+            folio_vllm06_forward_args a = v06_args(&r, FOLIO_ATTENTION_DECODER);
+            V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT, "24 tokens|1 blocks of 16");
+        }
+    }
+    v06_close(&r);
+}
+
+/* A window of 32 over blocks of 16: the runner makes 36 of length 100, hands over the last three blocks and
+ * leaves context_len 99. The window's 32 keys are seen; with compat all 36. */
+void v06_same_clipped_window(const char *ancestor, const char *compute)
+{
+    static const v06_seq prompt[] = {{0, true, 99, 99, 0}}, decode[] = {{0, false, 1, 100, 0}};
+    for (int i = 0; i < 4; i++) {
+        v06 r;
+        v06_init(&r, ancestor, compute);
+        r.block_size = 16;
+        r.d.sliding_window = 32;
+        r.d.compat = i / 2;
+        if (v06_open(&r) && v06_step(&r, prompt, 1)) {
+            v06_run(&r, FOLIO_ATTENTION_DECODER);
+            r.clipped[0] = 64;
+            v06_fields(&r, decode, 1);
+            CHECK(r.lens[0] == 36 && r.contexts[0] == 99);
+            if (i % 2) r.f.context_lens_tensor = NULL;
+            if (remake(&r)) v06_run(&r, FOLIO_ATTENTION_DECODER);
+        }
+        v06_close(&r);
+    }
+    ring_of_blocks(ancestor, compute);
+    too_few_blocks(ancestor, compute);
+}
+
+/* A copy behind which memory cannot be read; edge_free gives it back. */
+enum { PAGE = 4096 };
+
+static void *edge_copy(const void *from, size_t bytes)
+{
+    char *base = mmap(NULL, 2 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (base == MAP_FAILED || mprotect(base + PAGE, PAGE, PROT_NONE) != 0) abort();
+    return memcpy(base + PAGE - bytes, from, bytes);
+}
+
+static void edge_free(const void *copy)
+{
+    munmap((void *)(((uintptr_t)copy - 1) / PAGE * PAGE), 2 * PAGE); /* it may be empty */
+}
+
+/* An encoder-decoder model: the runner gives prompts no cross tables. It counts the encoders' tokens of decodes and
+ * gives them no slots. What stands for an empty tensor is NULL, or cannot be read. */
+void v06_same_cross_decode_metadata(const char *ancestor, const char *compute)
+{
+    static const v06_seq prompts[] = {{0, true, 6, 6, 11}, {1, true, 9, 9, 20}};
+    static const v06_seq decodes[] = {{0, false, 1, 7, 11}, {1, false, 1, 10, 20}};
+    v06 r;
+    v06_init(&r, ancestor, compute);
+    if (v06_open(&r) && v06_step(&r, prompts, 2)) {
+        v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
+        r.f.cross_block_tables = NULL; /* prompts have an empty table */
+        r.f.cross_block_tables_stride = 0;
+        if (remake(&r)) v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
+        v06_fields(&r, decodes, 2);
+        r.f.cross_slot_mapping = NULL;
+        r.no_key = true;
+        if (remake(&r)) v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
+        v06_fields(&r, decodes, 2);
+        r.f.num_encoder_tokens = 31;
+        int64_t *slot = edge_copy(r.cross_slots, sizeof *slot);
+        r.f.cross_slot_mapping = slot + 1;
+        if (remake(&r)) {
+            CHECK_INT(folio_vllm06_metadata_get(r.m)->num_encoder_tokens, 31);
+            CHECK(folio_vllm06_is_all_cross_attn_metadata_set(r.m));
+            r.no_key = true;
+            v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
+            /* key and value for decodes would have no slots */
+            v06_fields(&r, prompts, 2);
+            r.no_key = false;
+            folio_vllm06_forward_args a = v06_args(&r, FOLIO_ATTENTION_ENCODER_DECODER);
+            a.query.tokens = a.output.tokens = 2;
+            V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT, "0 tokens|31 rows");
+        }
+        edge_free(slot);
+    }
+    v06_close(&r);
+}
+
+/* Prefix caching: prompts of one step that begin alike share blocks, all of them write these, and the last one stays.
+ * The rig's numbers differ by sequence, so each byte tells who wrote it. */
+void v06_same_shared_prefix(const char *ancestor, const char *compute)
+{
+    static const v06_seq prompts[] = {
+        {0, true, 20, 20, 20}, {1, true, 20, 20, 20}, {2, true, 9, 9, 9}};
+    v06 r;
+    v06_init(&r, ancestor, compute);
+    if (v06_open(&r)) {
+        v06_fields(&r, prompts, 3);
+        for (int t = 0; t < 16; t++) {
+            r.slots[20 + t] = r.slots[t];
+            r.cross_slots[20 + t] = r.cross_slots[t];
+        }
+        for (int t = 0; t < 8; t++) r.slots[40 + t] = r.slots[t];
+        r.slots[3] = r.slots[4]; /* also within one prompt */
+        if (remake(&r)) {
+            v06_run(&r, FOLIO_ATTENTION_DECODER);
+            v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
+        }
+    }
+    v06_close(&r);
+}
+
+/* ---------------------------------------------------------------------------- fields of one version or another */
+
+static const v06_seq with_encoders[] = {
+    {0, true, 6, 6, 11}, {1, true, 9, 17, 20}, {2, false, 1, 9, 3}};
+
+/* Every field, copied; maxima worked out; what each view has of them. */
+void v06_same_more_fields(const char *ancestor, const char *compute)
+{
+    static const int32_t encoder_starts[] = {0, 11, 31, 34}, query_starts[] = {0, 6, 15};
+    static const int32_t kv_starts[] = {0, 6, 23};
+    int maps = 0;
+    v06 r;
+    v06_init(&r, ancestor, compute);
+    if (v06_open(&r)) {
+        v06_fields(&r, with_encoders, 3);
+        r.f.encoder_seq_start_loc = encoder_starts;
+        r.f.multi_modal_placeholder_index_maps = &maps;
+        r.f.seqlen_q = query_starts;
+        r.f.kv_start_loc = kv_starts;
+        r.f.prefill_block_tables = r.tables;
+        r.f.prefill_block_tables_stride = r.blocks_per_seq;
+        remake(&r);
+    }
+    if (r.m != NULL) {
+        const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(r.m);
+        CHECK_INT(f->max_decode_query_len, 1);
+        CHECK(f->max_seqlen == 17 && f->max_kv_len == 17);
+        CHECK(f->encoder_seq_start_loc != encoder_starts && f->encoder_seq_start_loc[3] == 34);
+        CHECK(f->seqlen_q != query_starts && f->seqlen_q[2] == 15);
+        CHECK(f->kv_start_loc != kv_starts && f->kv_start_loc[2] == 23);
+        CHECK(f->prefill_block_tables != r.tables && f->prefill_block_tables[3] == r.tables[3]);
+        CHECK(f->prefill_block_tables_stride == r.blocks_per_seq && f->chunked_prefill == 0);
+        CHECK(f->multi_modal_placeholder_index_maps == &maps);
+        const folio_vllm06_metadata_fields *p =
+            folio_vllm06_metadata_get(folio_vllm06_prefill_metadata(r.m));
+        CHECK(p->multi_modal_placeholder_index_maps == &maps && p->max_decode_query_len == 0);
+        CHECK(p->seqlen_q == f->seqlen_q && p->max_seqlen == 17 && p->max_kv_len == 17);
+        CHECK(p->kv_start_loc == f->kv_start_loc);
+        CHECK(p->prefill_block_tables == f->prefill_block_tables);
+        CHECK(p->encoder_seq_start_loc == f->encoder_seq_start_loc);
+        const folio_vllm06_metadata_fields *d =
+            folio_vllm06_metadata_get(folio_vllm06_decode_metadata(r.m));
+        CHECK(d->multi_modal_placeholder_index_maps == NULL && d->max_decode_query_len == 1);
+        CHECK(d->seqlen_q == NULL && d->kv_start_loc == NULL && d->prefill_block_tables == NULL);
+        CHECK(d->max_seqlen == 0 && d->max_kv_len == 0 && d->encoder_seq_start_loc == NULL);
+    }
+    v06_close(&r);
+}
+
+/* Sums that are not those of the lengths, and arrays that are missing. */
+void v06_same_bad_sums(const char *ancestor, const char *compute)
+{
+    static const int32_t bad[] = {0, 7, 8, 9};
+    folio_vllm06_metadata *m = NOWHERE;
+    v06 r;
+    v06_init(&r, ancestor, compute);
+    if (v06_open(&r)) {
+#define BAD_SUM(change, words)                                                                     \
+    v06_fields(&r, with_encoders, 3);                                                              \
+    change;                                                                                        \
+    REFUSED(r.b->make_metadata(r.state, &r.f, &m), FOLIO_ERR_ARGUMENT, words);                     \
+    CHECK(m == NULL)
+        BAD_SUM(r.f.encoder_seq_start_loc = bad, "encoder_seq_start_loc[1] is 7|make 11");
+        BAD_SUM((r.f.encoder_seq_start_loc = bad, r.f.encoder_seq_lens = NULL,
+                 r.f.num_encoder_tokens = 0),
+                "encoder_seq_lens is NULL");
+        BAD_SUM(r.f.seqlen_q = bad, "seqlen_q[1] is 7|make 6");
+        BAD_SUM(r.f.kv_start_loc = bad, "kv_start_loc[1] is 7|make 6");
+        BAD_SUM(r.f.prefill_block_tables_stride = -1, "prefill_block_tables_stride");
+        BAD_SUM(r.f.prefill_block_tables_stride = INT64_MAX,
+                "prefill_block_tables_stride 9223372036854775807");
+        BAD_SUM(r.f.chunked_prefill = 2, "chunked_prefill is 2");
+        BAD_SUM((r.f.chunked_prefill = 1, r.f.seq_lens = NULL), "of the prompts, is NULL");
+        BAD_SUM((r.f.chunked_prefill = 1, r.f.seq_lens_tensor = NULL), "of the decodes, is NULL");
+    }
+    v06_close(&r);
+}
+
+/* The fields of a step as torch-sdpa of 0.6.5 and later splits them; what they end with cannot be read on. */
+static void split(v06 *r, const void *edges[6])
+{
+    size_t prompts = (size_t)r->f.num_prefills, decodes = (size_t)r->f.num_decode_tokens;
+    size_t row = (size_t)r->blocks_per_seq * sizeof *r->tables;
+    edges[0] = edge_copy(r->lens, prompts * 4);
+    edges[1] = decodes > 0 ? edge_copy(r->lens + prompts, decodes * 4) : edges[0];
+    edges[2] = edge_copy(r->starts, (prompts + 1) * 4);
+    edges[3] = edge_copy(r->seq_starts, (prompts + 1) * 4);
+    edges[4] = edge_copy(r->tables, prompts * row);
+    edges[5] = edge_copy(r->tables + prompts * (size_t)r->blocks_per_seq, decodes * row);
+    r->f.chunked_prefill = 1;
+    r->f.seq_lens = prompts > 0 ? edges[0] : NULL;
+    r->f.seq_lens_tensor = edges[1];
+    r->f.query_start_loc = prompts > 0 ? edges[2] : NULL;
+    r->f.kv_start_loc = prompts > 0 ? edges[3] : NULL;
+    r->f.prefill_block_tables = prompts > 0 ? edges[4] : NULL;
+    r->f.prefill_block_tables_stride = r->blocks_per_seq;
+    r->f.block_tables = decodes > 0 ? edges[5] : NULL;
+    r->f.seq_start_loc = r->f.context_lens_tensor = NULL;
+}
+
+/* Lengths and tables of the prompts and of the decodes, each from its own arrays; none where there are none. */
+static void split_args(const v06 *r, const folio_vllm06_metadata *m, bool prompts, bool decodes)
+{
+    folio_vllm06_seq_len_block_table_args a;
+    CHECK_OK(folio_vllm06_get_seq_len_block_table_args(m, 1, FOLIO_ATTENTION_DECODER, &a));
+    CHECK_INT(a.max_seq_len, prompts ? 18 : 0);
+    CHECK(prompts ? a.seq_lens[1] == 18 : a.seq_lens == NULL);
+    CHECK(prompts ? a.block_tables[0] == r->tables[0] : a.block_tables == NULL);
+    CHECK_INT(a.block_tables_stride, prompts ? r->blocks_per_seq : 0);
+    CHECK_OK(folio_vllm06_get_seq_len_block_table_args(m, 0, FOLIO_ATTENTION_DECODER, &a));
+    CHECK_INT(a.max_seq_len, decodes ? 9 : 0);
+    CHECK(decodes ? a.seq_lens[0] == 9 : a.seq_lens == NULL);
+    CHECK(decodes ? a.block_tables[0] == r->tables[2 * r->blocks_per_seq] : a.block_tables == NULL);
+    CHECK_INT(a.block_tables_stride, decodes ? r->blocks_per_seq : 0);
+}
+
+/* Whole prompts, a chunk and decodes in one step, from split arrays; then prompts alone and decodes alone. */
+void v06_same_split_arrays(const char *ancestor, const char *compute)
+{
+    static const v06_seq before[] = {{0, true, 13, 13, 0}, {1, true, 8, 8, 0}};
+    static const v06_seq steps[] = {{2, true, 7, 7, 0},
+                                    {0, true, 5, 18, 0},
+                                    {1, false, 1, 9, 0},
+                                    {0, false, 1, 19, 0},
+                                    {2, true, 3, 10, 0}};
+    static const struct {
+        int first, count;
+    } parts[] = {{0, 3}, {3, 1}, {4, 1}};
+    v06 r;
+    v06_init(&r, ancestor, compute);
+    if (v06_open(&r) && v06_step(&r, before, 2)) {
+        v06_run(&r, FOLIO_ATTENTION_DECODER);
+        for (int i = 0; i < COUNT_OF(parts); i++) {
+            const void *edges[6];
+            v06_fields(&r, steps + parts[i].first, parts[i].count);
+            split(&r, edges);
+            if (remake(&r)) v06_run(&r, FOLIO_ATTENTION_DECODER);
+            if (r.m != NULL && i == 0) {
+                const folio_vllm06_metadata *p = folio_vllm06_prefill_metadata(r.m);
+                const folio_vllm06_metadata *d = folio_vllm06_decode_metadata(r.m);
+                const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(p);
+                CHECK(f->seq_lens[1] == 18 && f->seq_lens_tensor == NULL && f->chunked_prefill);
+                CHECK(f->block_tables == NULL && f->prefill_block_tables[0] == r.tables[0]);
+                f = folio_vllm06_metadata_get(d);
+                CHECK(f->seq_lens == NULL && f->seq_lens_tensor[0] == 9);
+                CHECK(f->block_tables[0] == r.tables[2 * r.blocks_per_seq]);
+                split_args(&r, r.m, true, true);
+                split_args(&r, p, true, false);
+                split_args(&r, d, false, true);
+                folio_vllm06_metadata *whole_step = r.m;
+                r.m = (folio_vllm06_metadata *)d;
+                v06_fields(&r, steps + 2, 1);
+                v06_run(&r, FOLIO_ATTENTION_DECODER);
+                r.m = whole_step;
+            }
+            for (int k = 0; k < 6; k++)
+                if (k != 1 || edges[1] != edges[0]) edge_free(edges[k]);
+        }
+    }
+    v06_close(&r);
+}
+
+/* A graph's padding as vLLM makes it: length 1, slot -1 and a table of zeros, and in neither query_start_loc nor
+ * context_lens_tensor. It stores nothing, and no other row changes. */
+void v06_same_graph_padding(const char *ancestor, const char *compute)
+{
+    static const v06_seq before[] = {{0, true, 13, 13, 0}, {1, true, 8, 8, 0}, {5, true, 8, 8, 0}};
+    static const v06_seq padded[] = {
+        {1, false, 1, 9, 0}, {0, false, 1, 14, 0}, {5, false, 1, 1, 0}, {5, false, 1, 1, 0}};
+    v06 r;
+    v06_init(&r, ancestor, compute);
+    if (v06_open(&r) && v06_step(&r, before, 3)) {
+        v06_run(&r, FOLIO_ATTENTION_DECODER);
+        v06_fields(&r, padded, 4);
+        r.f.use_cuda_graph = 1;
+        r.slots[2] = r.slots[3] = -1;
+        const void *starts = edge_copy(r.starts, 3 * sizeof *r.starts);
+        const void *contexts = edge_copy(r.contexts, 2 * sizeof *r.contexts);
+        r.f.query_start_loc = starts;
+        r.f.context_lens_tensor = contexts;
+        if (remake(&r)) {
+            const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(r.m);
+            CHECK(f->query_start_loc[2] == 2 && f->query_start_loc[4] == 4);
+            CHECK(f->context_lens_tensor[1] == 13 && f->context_lens_tensor[3] == 0);
+            v06_run(&r, FOLIO_ATTENTION_DECODER);
+        }
+        edge_free(starts);
+        edge_free(contexts);
+    }
+    v06_close(&r);
+}
+
+/* --------------------------------------------------------------------------------------- compat */
+
+static const v06_seq whole[] = {{0, true, 13, 13, 0}, {1, true, 8, 8, 0}};
+static const v06_seq chunk[] = {{0, true, 5, 18, 0}};
+static const v06_seq decodes[] = {{1, false, 1, 9, 0}, {0, false, 1, 19, 0}};
+
+/* Everything a layer can have, alone and with the others; judged by what habits_of of the rig says. */
+void v06_same_compat(const char *ancestor, const char *compute)
+{
+    static float numbers[13 * 13];
+    support_fill(numbers, COUNT_OF(numbers), 5, 2.0f);
+    const folio_vllm06_bias biases[] = {{numbers, 1, 13, 13}, {numbers, 1, 8, 8}};
+    for (int set = 0; set < 16; set++) {
+        v06 r;
+        v06_init(&r, ancestor, compute);
+        r.d.compat = 1;
+        if (set & 1) r.d.alibi_slopes = r.slopes;
+        if (set & 2) r.d.sliding_window = 4;
+        if (set & 4) r.d.logits_soft_cap = 0.75f;
+        if (set & 8) r.d.scale = 0.4f;
+        if (v06_open(&r)) {
+            for (int tables = 0; tables < 2; tables++) {
+                v06_fields(&r, whole, 2);
+                if (!tables) r.f.block_tables = NULL;
+                if (!remake(&r)) break;
+                v06_run(&r, FOLIO_ATTENTION_DECODER);
+                CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_ATTENTION_DECODER, biases));
+                v06_run(&r, FOLIO_ATTENTION_DECODER);
+            }
+            if (v06_step(&r, chunk, 1)) v06_run(&r, FOLIO_ATTENTION_DECODER);
+            if (v06_step(&r, decodes, 2)) v06_run(&r, FOLIO_ATTENTION_DECODER);
+        }
+        v06_close(&r);
+    }
+}
+
+/* A layer with one thing to differ in, and who differs then with compat. */
+enum { XFORMERS = 1, TORCH_SDPA = 2, IPEX = 4, ALL = 7 };
+typedef struct {
+    bool decode, slopes, biased, tables;
+    int64_t window;
+    float cap, scale;
+    int differs;
+} habit;
+
+/* The rows a layer gives for the step of a habit. */
+static float *rows_of(const habit *h, const char *ancestor, const char *compute, int32_t compat,
+                      size_t *bytes)
+{
+    static const float zeros[13 * 13];
+    const folio_vllm06_bias biases[] = {{zeros, 1, 13, 13}, {zeros, 1, 8, 8}};
+    float *rows = NULL;
+    v06 r;
+    v06_init(&r, ancestor, compute);
+    r.d.compat = compat;
+    if (h->slopes) r.d.alibi_slopes = r.slopes;
+    r.d.sliding_window = h->window;
+    r.d.logits_soft_cap = h->cap;
+    r.d.scale = h->scale;
+    if (v06_open(&r) && v06_step(&r, whole, 2)) {
+        v06_run(&r, FOLIO_ATTENTION_DECODER);
+        v06_fields(&r, h->decode ? decodes : whole, h->decode ? 1 : 2);
+        if (!h->decode && !h->tables) r.f.block_tables = NULL;
+        if (h->biased) r.f.attn_bias = biases;
+        if (remake(&r)) {
+            v06_run(&r, FOLIO_ATTENTION_DECODER);
+            rows = malloc(*bytes = r.out.bytes);
+            if (rows == NULL) abort();
+            memcpy(rows, r.out.data, *bytes);
+        }
+    }
+    v06_close(&r);
+    return rows;
+}
+
+/* compat changes what docs/lineage.md says it does, in these ancestors and no other. */
+void v06_same_compat_differs(const char *ancestor, const char *compute)
+{
+    static const habit table[] = {
+        {.decode = true, .window = 5, .differs = ALL},
+        {.slopes = true, .window = 5, .differs = ALL},
+        {.slopes = true, .window = 5, .tables = true, .differs = ALL},
+        {.window = 5, .differs = IPEX},
+        {.slopes = true, .differs = IPEX},
+        {.biased = true, .differs = IPEX},
+        {.cap = 0.5f, .differs = 0},
+        {.decode = true, .cap = 0.5f, .differs = IPEX},
+        {.decode = true, .slopes = true, .differs = 0},
+        {.tables = true, .scale = 0.5f, .differs = XFORMERS},
+        {.scale = 0.5f, .differs = 0},
+        {.decode = true, .scale = 0.5f, .differs = 0},
+    };
+    int own = strcmp(ancestor, "xformers") == 0 ? XFORMERS
+              : strcmp(ancestor, "ipex") == 0   ? IPEX
+                                                : TORCH_SDPA;
+    for (int i = 0; i < COUNT_OF(table); i++) {
+        size_t bytes = 0;
+        float *plain = rows_of(&table[i], ancestor, compute, 0, &bytes);
+        float *compat = rows_of(&table[i], ancestor, compute, 1, &bytes);
+        if (plain != NULL && compat != NULL)
+            CHECK_MSG((memcmp(plain, compat, bytes) != 0) == ((table[i].differs & own) != 0),
+                      "habit %d: compat %s", i,
+                      table[i].differs & own ? "changes nothing" : "changes the rows");
+        free(plain);
+        free(compat);
+    }
+}
