@@ -16,12 +16,23 @@ static const v06_seq mixed[] = {{2, true, 7, 7, 9},
                                 {1, false, 1, 9, 20},
                                 {3, false, 1, 4, 2},
                                 {4, false, 1, 0, 0}};
+static const int32_t encoder_starts[] = {0, 9, 20, 40, 42, 42};
+
+/* A mixed step that has every field. */
+static const folio_vllm06_metadata_fields *full_step(v06 *r)
+{
+    v06_fields(r, mixed, 5);
+    r->f.encoder_seq_start_loc = encoder_starts;
+    r->f.use_cuda_graph = 1;
+    CHECK_OK(r->b->make_metadata(r->state, &r->f, &r->m));
+    return folio_vllm06_metadata_get(r->m);
+}
 
 static void prefill_metadata(const char *ancestor, const char *compute)
 {
     v06 r;
     v06_init(&r, ancestor, compute);
-    if (v06_open(&r) && v06_step(&r, mixed, 5)) {
+    if (v06_open(&r) && full_step(&r) != NULL) {
         const folio_vllm06_metadata *p = folio_vllm06_prefill_metadata(r.m);
         CHECK(p != NULL && p != r.m && p == folio_vllm06_prefill_metadata(r.m));
         const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(p);
@@ -29,6 +40,7 @@ static void prefill_metadata(const char *ancestor, const char *compute)
         CHECK(f->num_prefills == 2 && f->num_prefill_tokens == 12 && f->num_decode_tokens == 0);
         CHECK(f->max_prefill_seq_len == 18 && f->max_decode_seq_len == 0 && f->max_query_len == 7);
         CHECK(f->max_encoder_seq_len == 20 && f->use_cuda_graph == 0);
+        CHECK(f->max_decode_query_len == 0 && f->encoder_seq_start_loc[2] == 20);
         CHECK(f->num_encoder_tokens == all->num_encoder_tokens && f->num_encoder_tokens > 0);
         CHECK(f->slot_mapping == all->slot_mapping && f->seq_lens == all->seq_lens);
         CHECK(f->query_start_loc == all->query_start_loc && f->block_tables == all->block_tables);
@@ -55,10 +67,7 @@ static void decode_metadata(const char *ancestor, const char *compute)
 {
     v06 r;
     v06_init(&r, ancestor, compute);
-    if (v06_open(&r) && v06_step(&r, mixed, 5)) {
-        r.f.use_cuda_graph = 1;
-        folio_vllm06_metadata_destroy(r.m);
-        CHECK_OK(r.b->make_metadata(r.state, &r.f, &r.m));
+    if (v06_open(&r) && full_step(&r) != NULL) {
         const folio_vllm06_metadata *d = folio_vllm06_decode_metadata(r.m);
         CHECK(d != NULL && d != r.m && d == folio_vllm06_decode_metadata(r.m));
         const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(d);
@@ -71,10 +80,13 @@ static void decode_metadata(const char *ancestor, const char *compute)
         CHECK(all->max_query_len == 7 && f->max_query_len == 1 && f->max_decode_query_len == 1);
         CHECK(all->query_start_loc != NULL && f->query_start_loc == NULL);
         CHECK(all->seq_start_loc != NULL && f->seq_start_loc == NULL);
+        CHECK(all->encoder_seq_start_loc != NULL && f->encoder_seq_start_loc == NULL);
         CHECK(f->context_lens_tensor == all->context_lens_tensor + 2);
         CHECK(f->block_tables == all->block_tables + 2 * r.blocks_per_seq);
+        CHECK(f->encoder_seq_lens == all->encoder_seq_lens + 2 && f->encoder_seq_lens[0] == 20);
         CHECK(f->encoder_seq_lens_tensor == all->encoder_seq_lens_tensor + 2);
         CHECK(f->cross_block_tables == all->cross_block_tables + 2 * r.blocks_per_seq);
+        CHECK(f->cross_slot_mapping == all->cross_slot_mapping && f->num_encoder_tokens == 20);
         CHECK(f->max_encoder_seq_len == 20 && f->attn_bias == NULL);
         if (v06_step(&r, mixed, 2)) CHECK(folio_vllm06_decode_metadata(r.m) == NULL);
         CHECK(folio_vllm06_decode_metadata(NULL) == NULL);
@@ -83,18 +95,25 @@ static void decode_metadata(const char *ancestor, const char *compute)
 }
 BOTH(decode_metadata, decode_metadata)
 
-/* Attention over a view of the decodes gives the rows the whole step gives. */
+/* Attention over the views of a mixed step, in turn: each gives its own rows. */
 static void forward_of_a_view(const char *ancestor, const char *compute)
 {
-    static const v06_seq prompts[] = {{1, true, 8, 8, 20}, {3, true, 3, 3, 2}};
+    static const v06_seq prompts[] = {
+        {1, true, 8, 8, 20}, {3, true, 3, 3, 2}, {0, true, 13, 13, 11}};
     v06 r;
     v06_init(&r, ancestor, compute);
-    if (v06_open(&r) && v06_step(&r, prompts, 2)) {
+    if (v06_open(&r) && v06_step(&r, prompts, 3)) {
         v06_run(&r, FOLIO_ATTENTION_DECODER);
         v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
-        if (v06_step(&r, mixed + 2, 3)) {
+        if (v06_step(&r, mixed, 5)) {
             folio_vllm06_metadata *whole = r.m;
+            r.m = (folio_vllm06_metadata *)folio_vllm06_prefill_metadata(whole);
+            v06_fields(&r, mixed, 2);
+            v06_run(&r, FOLIO_ATTENTION_ENCODER);
+            v06_run(&r, FOLIO_ATTENTION_DECODER);
+            v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
             r.m = (folio_vllm06_metadata *)folio_vllm06_decode_metadata(whole);
+            v06_fields(&r, mixed + 2, 3);
             v06_run(&r, FOLIO_ATTENTION_DECODER);
             r.no_key = true;
             v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
@@ -200,6 +219,7 @@ static void layers_share_a_state(const char *ancestor, const char *compute)
             folio_vllm06_impl_destroy(other.impl);
             other.impl = NULL;
             CHECK_OK(other.b->make_impl(r.state, &other.d, &other.impl));
+            CHECK(folio_vllm06_state_context(r.state) != NULL);
             for (int i = 0; i < 2 && other.impl != NULL; i++) {
                 if (v06_step(&r, prompts, 1)) v06_run(&r, FOLIO_ATTENTION_DECODER);
                 v06_fields(&other, prompts, 1);

@@ -11,7 +11,7 @@
 
 #include <folio/folio_vllm06.h>
 
-enum { V06_SEQS = 6, V06_TOKENS = 128, V06_LAYERS = 2 };
+enum { V06_SEQS = 6, V06_TOKENS = 320, V06_LAYERS = 2 };
 
 /* One sequence of a step; id names its numbers and its blocks for all steps. */
 typedef struct {
@@ -96,7 +96,7 @@ int64_t v06_width(const v06 *r);
     V(s, a, use_cuda_graph) V(s, a, k_scale_v_scale) V(s, a, dtypes) V(s, a, num_queries_per_kv) \
     V(s, a, fused_qkv) V(s, a, alibi_slopes) V(s, a, sliding_window) V(s, a, logits_soft_cap) \
     V(s, a, make_biases) V(s, a, set_attn_bias) V(s, a, encoder_decoder) V(s, a, encoder_only) \
-    V(s, a, clipped_window) V(s, a, cross_decode_metadata) V(s, a, shared_prefix) \
+    V(s, a, clipped_window) V(s, a, cross_decode_metadata) V(s, a, shared_prefix) V(s, a, prefix_hit) \
     V(s, a, more_fields) V(s, a, bad_sums) V(s, a, split_arrays) V(s, a, graph_padding) \
     V(s, a, compat) V(s, a, compat_differs) V(s, a, graph_capture) V(s, a, graph_cross) \
     V(s, a, graph_clone) V(s, a, graph_errors) V(s, a, builder_window) V(s, a, builder_pad) \

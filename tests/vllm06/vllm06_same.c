@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 static const v06_seq two_prompts[] = {{0, true, 13, 13, 0}, {1, true, 8, 8, 0}};
+static const v06_seq two_decodes[] = {{1, false, 1, 9, 0}, {0, false, 1, 14, 0}};
 
 static bool same_i32(const int32_t *a, const int32_t *b, int64_t n)
 {
@@ -73,6 +74,11 @@ void v06_same_metadata_fields(const char *ancestor, const char *compute)
         if (!v06_step(&r, encoded_decodes, 2)) abort();
         check_fields(&r, r.m, r.blocks_per_seq);
         check_maxima(r.m, 1, 0, 18, 20);
+        static const v06_seq both[] = {{0, true, 6, 6, 11}, {1, false, 1, 18, 20}};
+        if (!v06_step(&r, both, 2)) abort();
+        check_fields(&r, r.m, r.blocks_per_seq);
+        check_maxima(r.m, 6, 6, 18, 20);
+        v06_fields(&r, encoded_decodes, 2);
         folio_vllm06_metadata *m = NULL;
         r.f.max_decode_seq_len = 40; /* a hint larger than any length stays */
         r.f.use_cuda_graph = 1;
@@ -134,22 +140,9 @@ void v06_same_metadata_builder(const char *ancestor, const char *compute)
         check_fields(&r, m, 3);
         check_maxima(m, 1, 0, 18, 20);
         folio_vllm06_metadata_destroy(m);
-        const int32_t table[] = {3};
-        folio_vllm06_seq s = {.struct_size = sizeof s, .token_len = 2, .context_len = 5};
-        REFUSED(folio_vllm06_builder_add(builder, &s), FOLIO_ERR_ARGUMENT, "decode|2 tokens");
-        s = (folio_vllm06_seq){.struct_size = sizeof s, .token_len = 1, .context_len = 8};
-        s.block_table = table;
-        s.num_blocks = 1;
-        REFUSED(folio_vllm06_builder_add(builder, &s), FOLIO_ERR_ARGUMENT, "do not hold 9");
-        s.context_len = 7;
-        CHECK_OK(folio_vllm06_builder_add(builder, &s));
-        s.is_prompt = 1;
-        REFUSED(folio_vllm06_builder_add(builder, &s), FOLIO_ERR_ARGUMENT, "prompts come first");
-        REFUSED(folio_vllm06_builder_add(builder, NULL), FOLIO_ERR_ARGUMENT, "");
-        REFUSED(folio_vllm06_builder_build(builder, NULL), FOLIO_ERR_ARGUMENT, "NULL");
-        CHECK_OK(folio_vllm06_builder_build(builder, &m));
+        v06_fields(&r, two_decodes, 2);
+        m = build(&r, builder);
         const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(m);
-        CHECK(f->num_decode_tokens == 1 && f->slot_mapping[0] == 3 * r.block_size + 7);
         CHECK(f->encoder_seq_lens == NULL && f->cross_block_tables == NULL && !f->is_prompt);
         folio_vllm06_metadata_destroy(m);
         folio_vllm06_builder *none = NOWHERE;
@@ -172,8 +165,6 @@ void v06_same_metadata_builder(const char *ancestor, const char *compute)
 }
 
 /* -------------------------------------------------------------------------------------- forward */
-
-static const v06_seq two_decodes[] = {{1, false, 1, 9, 0}, {0, false, 1, 14, 0}};
 
 /* Opens r and runs a step of prompts, then two of decodes; the second step's lengths follow on. */
 static void live(v06 *r)
@@ -270,8 +261,8 @@ void v06_same_k_scale_v_scale(const char *ancestor, const char *compute)
 
 void v06_same_dtypes(const char *ancestor, const char *compute)
 {
-    static const folio_dtype dtypes[] = {FOLIO_F16, FOLIO_BF16};
-    for (int i = 0; i < 4; i++) {
+    static const folio_dtype dtypes[] = {FOLIO_F32, FOLIO_F16, FOLIO_BF16};
+    for (int i = 0; i < 6; i++) {
         v06 r;
         v06_init(&r, ancestor, compute);
         r.d.dtype = dtypes[i / 2];
@@ -334,10 +325,18 @@ void v06_same_fused_qkv(const char *ancestor, const char *compute)
 
 void v06_same_alibi_slopes(const char *ancestor, const char *compute)
 {
+    static const v06_seq long_prompt[] = {{0, true, 290, 290, 0}};
     v06 r;
     v06_init(&r, ancestor, compute);
     r.d.alibi_slopes = r.slopes;
     live(&r);
+    v06_close(&r);
+    /* distances that bf16 cannot hold: the slopes act in f32 */
+    v06_init(&r, ancestor, compute);
+    r.d.num_heads = r.d.num_kv_heads = 1;
+    r.d.dtype = FOLIO_BF16;
+    r.d.alibi_slopes = r.slopes;
+    if (v06_open(&r) && v06_step(&r, long_prompt, 1)) v06_run(&r, FOLIO_ATTENTION_DECODER);
     v06_close(&r);
 }
 
@@ -366,26 +365,29 @@ void v06_same_logits_soft_cap(const char *ancestor, const char *compute)
 void v06_same_make_biases(const char *ancestor, const char *compute)
 {
     (void)compute;
-    enum { HEADS = 2, N = 7 };
+    enum { HEADS = 2, N = 300 }; /* bf16 holds no odd distance above 256 */
+    static const int64_t windows[] = {0, 1, 7, N - 1, N, N + 1};
+    static float bias[HEADS * N * N + 1];
     const folio_vllm06_backend *b = folio_vllm06_backend_find(ancestor);
     const float slopes[HEADS] = {0.5f, 0.0625f};
-    float bias[HEADS * N * N + 1];
+    int64_t wrong = 0;
     bias[HEADS * N * N] = 77.0f;
     CHECK_OK(b->make_alibi_bias(slopes, HEADS, N, bias));
     for (int h = 0; h < HEADS; h++)
         for (int i = 0; i < N; i++)
             for (int j = 0; j < N; j++)
-                CHECK(bias[(h * N + i) * N + j] ==
-                      (j > i ? -INFINITY : slopes[h] * (float)(j - i)));
+                wrong +=
+                    bias[(h * N + i) * N + j] != (j > i ? -INFINITY : slopes[h] * (float)(j - i));
     CHECK(bias[HEADS * N * N] == 77.0f);
-    for (int window = 0; window <= N + 1; window++) {
-        CHECK_OK(b->make_sliding_window_bias(N, window, bias));
+    for (int k = 0; k < COUNT_OF(windows); k++) {
+        CHECK_OK(b->make_sliding_window_bias(N, windows[k], bias));
         for (int i = 0; i < N; i++)
             for (int j = 0; j < N; j++) {
-                bool seen = j <= i && (window == 0 || i - j < window);
-                CHECK(bias[i * N + j] == (seen ? 0.0f : -INFINITY));
+                bool seen = j <= i && (windows[k] == 0 || i - j < windows[k]);
+                wrong += bias[i * N + j] != (seen ? 0.0f : -INFINITY);
             }
     }
+    CHECK_INT(wrong, 0);
     REFUSED(b->make_alibi_bias(NULL, 1, 1, bias), FOLIO_ERR_ARGUMENT, "NULL");
     REFUSED(b->make_alibi_bias(slopes, -1, 1, bias), FOLIO_ERR_ARGUMENT, "-1");
     REFUSED(b->make_sliding_window_bias(1, -2, bias), FOLIO_ERR_ARGUMENT, "-2");
@@ -405,9 +407,13 @@ static void make_biases(const v06 *r, int64_t window, folio_vllm06_bias biases[2
     }
 }
 
-/* Biases set by type give what the layer's own slopes or window give. */
+/* Biases set by type give what the layer's own slopes or window give. Others that are set, which are not causal, count
+ * in their place. */
 void v06_same_set_attn_bias(const char *ancestor, const char *compute)
 {
+    static float numbers[13 * 13];
+    const folio_vllm06_bias others[] = {{numbers, 1, 13, 13}, {numbers, 1, 8, 8}};
+    support_fill(numbers, COUNT_OF(numbers), 5, 2.0f);
     for (int64_t window = 0; window <= 5; window += 5) {
         v06 r;
         folio_vllm06_bias biases[2];
@@ -434,6 +440,8 @@ void v06_same_set_attn_bias(const char *ancestor, const char *compute)
             v06_run(&r, FOLIO_ATTENTION_DECODER);
             for (int64_t k = 0; k < n; k++)
                 CHECK(fabs(v06_out(&r, 0, k) - plain[k]) <= 2e-6 * largest);
+            CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_ATTENTION_DECODER, others));
+            v06_run(&r, FOLIO_ATTENTION_DECODER);
             CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_ATTENTION_DECODER, NULL));
             CHECK_OK(folio_vllm06_get_attn_bias(r.m, FOLIO_ATTENTION_DECODER, &got));
             CHECK(got == NULL);
@@ -491,6 +499,11 @@ void v06_same_encoder_only(const char *ancestor, const char *compute)
         if (v06_step(&r, chunk, 1)) { /* its earlier tokens are in no cache */
             folio_vllm06_forward_args a = v06_args(&r, FOLIO_ATTENTION_ENCODER_ONLY);
             V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT, "16");
+        }
+        static const v06_seq both[] = {{0, true, 13, 13, 0}, {1, false, 1, 9, 0}};
+        if (v06_step(&r, both, 2)) {
+            folio_vllm06_forward_args a = v06_args(&r, FOLIO_ATTENTION_ENCODER_ONLY);
+            V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT, "13 tokens|14 rows");
         }
     }
     v06_close(&r);

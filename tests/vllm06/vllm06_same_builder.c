@@ -44,6 +44,7 @@ void v06_same_builder_window(const char *ancestor, const char *compute)
     static const v06_seq prompt[] = {{0, true, 99, 99, 0}, {1, true, 20, 20, 0}};
     static const v06_seq chunk[] = {{1, true, 40, 60, 0}};
     static const v06_seq decodes[] = {{0, false, 1, 100, 0}, {1, false, 1, 61, 0}};
+    const folio_vllm06_seq bare = {.struct_size = sizeof bare, .is_prompt = 1, .token_len = 40};
     folio_vllm06_builder *builder = NULL;
     v06 r;
     v06_init(&r, ancestor, compute);
@@ -92,6 +93,12 @@ void v06_same_builder_window(const char *ancestor, const char *compute)
             CHECK(f->block_tables[0] == v06_slot(&r, 0, 64, false) / 16 && f->block_tables[3] == 0);
             v06_run(&r, FOLIO_ATTENTION_DECODER);
         }
+        CHECK_OK(folio_vllm06_builder_add(builder, &bare)); /* of a profiling run: no blocks yet */
+        folio_vllm06_metadata_destroy(r.m);
+        r.m = NULL;
+        CHECK_OK(folio_vllm06_builder_build(builder, &r.m));
+        for (int i = 0; r.m != NULL && i < 40; i++)
+            CHECK_INT(folio_vllm06_metadata_get(r.m)->slot_mapping[i], -1);
     }
     folio_vllm06_builder_destroy(builder);
     v06_close(&r);

@@ -183,6 +183,9 @@ static void bad_decodes(v06 *rig)
         r.tables[1] = (int32_t)r.num_blocks;
         remake(&r);
         BAD((void)0, "block_table");
+        v06_fields(&r, two_decodes, 2);
+        remake(&r);
+        BAD(a.kv_cache = NULL, "kv_cache is NULL|2 decodes");
     }
     *rig = r;
 }
@@ -280,6 +283,21 @@ void v06_same_builder_errors(const char *ancestor, const char *compute)
     s.token_len = 1;
     s.encoder_is_new = 1;
     REFUSED(folio_vllm06_builder_add(builder, &s), FOLIO_ERR_ARGUMENT, "decode|encoder");
+    s = good;
+    s.is_prompt = 0;
+    s.token_len = 2;
+    REFUSED(folio_vllm06_builder_add(builder, &s), FOLIO_ERR_ARGUMENT, "decode|2 tokens");
+    s.token_len = 1;
+    s.context_len = 8;
+    REFUSED(folio_vllm06_builder_add(builder, &s), FOLIO_ERR_ARGUMENT, "do not hold 9");
+    s.context_len = 7;
+    CHECK_OK(folio_vllm06_builder_add(builder, &s));
+    REFUSED(folio_vllm06_builder_add(builder, &good), FOLIO_ERR_ARGUMENT, "prompts come first");
+    REFUSED(folio_vllm06_builder_add(builder, NULL), FOLIO_ERR_ARGUMENT, "");
+    REFUSED(folio_vllm06_builder_build(builder, NULL), FOLIO_ERR_ARGUMENT, "NULL");
+    CHECK_OK(folio_vllm06_builder_build(builder, &m));
+    folio_vllm06_metadata_destroy(m);
+    m = NOWHERE;
     CHECK_OK(folio_vllm06_builder_add(builder, &good));
     s = good;
     s.encoder_is_new = 1;
@@ -331,9 +349,11 @@ void v06_same_views(const char *ancestor, const char *compute)
             const folio_vllm06_metadata *d = folio_vllm06_decode_metadata(r.m);
             CHECK(p != NULL && p != r.m && p == folio_vllm06_prefill_metadata(r.m));
             CHECK(d != NULL && d != r.m && d == folio_vllm06_decode_metadata(r.m));
-            CHECK_INT(folio_vllm06_metadata_get(p)->is_prompt, 1);
-            CHECK_INT(folio_vllm06_metadata_get(d)->is_prompt, 0);
-            CHECK_INT(folio_vllm06_metadata_get(d)->seq_lens[0], 4);
+            const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(p);
+            CHECK(f->is_prompt == 1 && f->num_prefills == 1 && f->num_decode_tokens == 0);
+            f = folio_vllm06_metadata_get(d);
+            CHECK(f->is_prompt == 0 && f->num_prefills == 0 && f->num_decode_tokens == 1);
+            CHECK_INT(f->seq_lens[0], 4);
         }
     }
     v06_close(&r);
@@ -383,7 +403,7 @@ void v06_same_views_of_views(const char *ancestor, const char *compute)
     v06_close(&r);
 }
 
-/* Biases given with the fields are applied; a decode view has none of them, and its own encoder lengths. */
+/* A layer sets no biases. Those given with the fields are applied; a decode view has none of them, and its own encoder lengths. */
 void v06_same_biases_in_fields(const char *ancestor, const char *compute)
 {
     static const v06_seq mixed[] = {{0, true, 6, 6, 11}, {1, false, 1, 9, 20}};
@@ -396,8 +416,12 @@ void v06_same_biases_in_fields(const char *ancestor, const char *compute)
     v06_init(&r, ancestor, compute);
     if (!v06_open(&r)) return;
     if (v06_step(&r, before, 1)) {
+        const folio_vllm06_metadata_fields *none = folio_vllm06_metadata_get(r.m);
+        v06_run(&r, FOLIO_ATTENTION_ENCODER);
         v06_run(&r, FOLIO_ATTENTION_DECODER);
         v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
+        CHECK(none->attn_bias == NULL && none->encoder_attn_bias == NULL);
+        CHECK(none->cross_attn_bias == NULL);
     }
     v06_fields(&r, mixed, 2);
     r.f.attn_bias = &self;
@@ -516,6 +540,10 @@ void v06_same_forward_errors(const char *ancestor, const char *compute)
             remake(&r);
             BAD((void)0, "slot");
         }
+        v06_fields(&r, two_prompts, 2);
+        r.slots[3] = -1;
+        remake(&r);
+        v06_run(&r, FOLIO_ATTENTION_DECODER);
         float bias[13 * 13] = {0};
         folio_vllm06_bias biases[2] = {{bias, 1, 13, 13}, {bias, 1, 8, 9}};
         CHECK_OK(folio_vllm06_set_attn_bias((v06_step(&r, two_prompts, 2), r.m),

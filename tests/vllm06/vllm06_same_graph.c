@@ -1,7 +1,7 @@
 /* vllm06_same_graph.c: CommonAttentionState's part in graphs, as far as it needs no device; see vllm06_rig.h. */
 #include "vllm06/vllm06_rig.h"
 
-enum { BATCH = 4, MAX_LEN = 150 };
+enum { BATCH = 4, MAX_LEN = 350 };
 
 static const v06_seq prompts[] = {{0, true, 13, 13, 11}, {1, true, 8, 8, 20}, {5, true, 8, 8, 3}};
 /* padded by two, as vLLM pads: length 1, slot -1 */
@@ -288,9 +288,9 @@ void v06_same_graph_errors(const char *ancestor, const char *compute)
             replay(&r, &b, first_step, 2, 0);
             /* more keys than the graph is for; a block and a slot outside the cache */
             b.seq_lens_tensor[1] = MAX_LEN + 1;
-            REFUSED(folio_vllm06_begin_forward(r.state, m, NULL), FOLIO_ERR_ARGUMENT, "151");
+            REFUSED(folio_vllm06_begin_forward(r.state, m, NULL), FOLIO_ERR_ARGUMENT, "351");
             folio_vllm06_forward_args a = v06_args(&r, FOLIO_ATTENTION_DECODER);
-            V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT, "151");
+            V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT, "351");
             b.seq_lens_tensor[1] = 14;
             b.block_tables[0] = (int32_t)r.num_blocks;
             REFUSED(folio_vllm06_begin_forward(r.state, m, NULL), FOLIO_ERR_ARGUMENT, "block");

@@ -69,6 +69,24 @@ static void too_few_blocks(const char *ancestor, const char *compute)
     v06_close(&r);
 }
 
+/* A window of 4 in blocks of 8 by the same rule: no whole block is in it, the table is left as it is, and its first 4
+ * keys are read. */
+static void tiny_window(const char *ancestor, const char *compute)
+{
+    static const v06_seq prompt[] = {{0, true, 13, 13, 0}}, first[] = {{0, false, 1, 4, 0}};
+    v06 r;
+    v06_init(&r, ancestor, compute);
+    r.d.sliding_window = 4;
+    if (v06_open(&r) && v06_step(&r, prompt, 1)) {
+        v06_run(&r, FOLIO_ATTENTION_DECODER);
+        v06_fields(&r, first, 1); /* the token at position 13 */
+        r.slots[0] = v06_slot(&r, 0, 13, false);
+        r.f.context_lens_tensor = NULL;
+        if (remake(&r)) v06_run(&r, FOLIO_ATTENTION_DECODER);
+    }
+    v06_close(&r);
+}
+
 /* A window of 32 over blocks of 16: the runner makes 36 of length 100, hands over the last three blocks and
  * leaves context_len 99. The window's 32 keys are seen; with compat all 36. */
 void v06_same_clipped_window(const char *ancestor, const char *compute)
@@ -92,6 +110,26 @@ void v06_same_clipped_window(const char *ancestor, const char *compute)
     }
     ring_of_blocks(ancestor, compute);
     too_few_blocks(ancestor, compute);
+    tiny_window(ancestor, compute);
+}
+
+/* A prompt whose first 16 tokens are found in the cache: 0.6.3 hands over their two blocks alone, and fills up with
+ * zeros beside longer rows; from 0.6.4 on the table is whole. */
+void v06_same_prefix_hit(const char *ancestor, const char *compute)
+{
+    static const v06_seq prompt[] = {{0, true, 16, 16, 0}}, hit[] = {{0, true, 5, 21, 0}};
+    for (int64_t stride = 2; stride <= 4; stride++) {
+        v06 r;
+        v06_init(&r, ancestor, compute);
+        if (v06_open(&r) && v06_step(&r, prompt, 1)) {
+            v06_run(&r, FOLIO_ATTENTION_DECODER);
+            v06_fields(&r, hit, 1);
+            r.f.block_tables_stride = stride;
+            if (stride == 3) r.tables[2] = 0;
+            if (remake(&r)) v06_run(&r, FOLIO_ATTENTION_DECODER);
+        }
+        v06_close(&r);
+    }
 }
 
 /* A copy behind which memory cannot be read; edge_free gives it back. */
