@@ -88,6 +88,7 @@ void v06_same_metadata_fields(const char *ancestor, const char *compute)
         check_maxima(m, 1, 0, 40, 20);
         folio_vllm06_metadata_destroy(m);
         CHECK(folio_vllm06_metadata_get(NULL) == NULL);
+        CHECK(folio_vllm06_metadata_get(r.m) == folio_vllm06_metadata_get(r.m)); /* no copy */
         /* What the arrays tell is worked out. */
         v06_fields(&r, two_prompts, 2);
         r.f.num_prefill_tokens = 0;
@@ -365,7 +366,7 @@ void v06_same_logits_soft_cap(const char *ancestor, const char *compute)
 void v06_same_make_biases(const char *ancestor, const char *compute)
 {
     (void)compute;
-    enum { HEADS = 2, N = 300 }; /* bf16 holds no odd distance above 256 */
+    enum { HEADS = 2, N = 300 }; /* bf16 holds no odd number above 256 */
     static const int64_t windows[] = {0, 1, 7, N - 1, N, N + 1};
     static float bias[HEADS * N * N + 1];
     const folio_vllm06_backend *b = folio_vllm06_backend_find(ancestor);
@@ -421,6 +422,7 @@ void v06_same_set_attn_bias(const char *ancestor, const char *compute)
         v06_init(&r, ancestor, compute);
         r.d.alibi_slopes = window > 0 ? NULL : r.slopes;
         r.d.sliding_window = window;
+        r.d.scale = 0.3f;
         if (v06_open(&r) && v06_step(&r, two_prompts, 2)) {
             v06_run(&r, FOLIO_ATTENTION_DECODER);
             int64_t n = r.out_rows * v06_width(&r);
