@@ -333,9 +333,10 @@ typedef struct folio_vllm06_seq {
 } folio_vllm06_seq;
 
 /**
- * How steps are built, as CommonMetadataBuilder and the model runner did. With sliding_window, of a
- * prompt only the last sliding_window tokens are stored, the others have slot -1; a decode's seq_len and
- * block table are clipped to the blocks of its window, and its context_len is not. Without
+ * How steps are built, as CommonMetadataBuilder and the model runner did. With sliding_window, of a whole
+ * prompt only the last sliding_window tokens are stored, the others have slot -1. Of a prompt with context
+ * those at positions below token_len - sliding_window have slot -1. A decode's seq_len and block table are
+ * clipped to the blocks of its window, and its context_len is not. Without
  * chunked_prefill_enabled the block table of a prompt that has no context is left out.
  */
 typedef struct folio_vllm06_builder_desc {
