@@ -24,7 +24,7 @@ static const folio_vllm06_metadata_fields *full_step(v06 *r)
     v06_fields(r, mixed, 5);
     r->f.encoder_seq_start_loc = encoder_starts;
     r->f.use_cuda_graph = 1;
-    CHECK_OK(r->b->make_metadata(r->state, &r->f, &r->m));
+    v06_remake(r);
     return folio_vllm06_metadata_get(r->m);
 }
 
@@ -193,9 +193,7 @@ static void biases_by_type(const char *ancestor, const char *compute)
         /* The same given with the fields. */
         v06_fields(&r, chunk, 1);
         r.f.attn_bias = of_chunk;
-        folio_vllm06_metadata_destroy(r.m);
-        CHECK_OK(r.b->make_metadata(r.state, &r.f, &r.m));
-        v06_run(&r, FOLIO_ATTENTION_DECODER);
+        if (v06_remake(&r)) v06_run(&r, FOLIO_ATTENTION_DECODER);
     }
     v06_close(&r);
 }

@@ -185,13 +185,18 @@ void v06_fields(v06 *r, const v06_seq *seqs, int n)
     f->cross_block_tables_stride = r->blocks_per_seq;
 }
 
-bool v06_step(v06 *r, const v06_seq *seqs, int n)
+bool v06_remake(v06 *r)
 {
     folio_vllm06_metadata_destroy(r->m);
     r->m = NULL;
-    v06_fields(r, seqs, n);
     CHECK_OK(r->b->make_metadata(r->state, &r->f, &r->m));
     return r->m != NULL;
+}
+
+bool v06_step(v06 *r, const v06_seq *seqs, int n)
+{
+    v06_fields(r, seqs, n);
+    return v06_remake(r);
 }
 
 /* Rows of query (or, with keys, of key and value) that sequence i has in attention of this type. */

@@ -65,7 +65,9 @@ void v06_close(v06 *r);
 
 /* Fill the fields for these sequences, prompts first. */
 void v06_fields(v06 *r, const v06_seq *seqs, int n);
-/* The same and metadata from them, in place of the step before. */
+/* Metadata from the fields as a test has changed them, in place of the step before. */
+bool v06_remake(v06 *r);
+/* Both. */
 bool v06_step(v06 *r, const v06_seq *seqs, int n);
 /* Arguments with fresh tensors for the step; output is NaN between guards. */
 folio_vllm06_forward_args v06_args(v06 *r, folio_attention_type type);

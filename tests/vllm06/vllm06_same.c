@@ -188,10 +188,7 @@ void v06_same_prompts_then_decodes(const char *ancestor, const char *compute)
         r.f.query_start_loc = r.f.seq_start_loc = r.f.context_lens_tensor = NULL;
         r.f.seq_lens_tensor = NULL;
         r.f.block_tables = NULL;
-        folio_vllm06_metadata_destroy(r.m);
-        r.m = NULL;
-        CHECK_OK(r.b->make_metadata(r.state, &r.f, &r.m));
-        if (r.m != NULL) v06_run(&r, FOLIO_ATTENTION_DECODER);
+        if (v06_remake(&r)) v06_run(&r, FOLIO_ATTENTION_DECODER);
     }
     v06_close(&r);
 }
@@ -206,10 +203,7 @@ void v06_same_profiling_run(const char *ancestor, const char *compute)
         v06_fields(&r, two_prompts, 2); /* such a run has neither slots nor blocks */
         r.f.slot_mapping = NULL;
         r.f.block_tables = NULL;
-        folio_vllm06_metadata_destroy(r.m);
-        r.m = NULL;
-        CHECK_OK(r.b->make_metadata(r.state, &r.f, &r.m));
-        if (r.m != NULL) v06_run(&r, FOLIO_ATTENTION_DECODER);
+        if (v06_remake(&r)) v06_run(&r, FOLIO_ATTENTION_DECODER);
         if (v06_step(&r, two_decodes, 2)) {
             folio_vllm06_forward_args a = v06_args(&r, FOLIO_ATTENTION_DECODER);
             V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT, "kv_cache is NULL|2 decodes");
@@ -233,10 +227,7 @@ void v06_same_use_cuda_graph(const char *ancestor, const char *compute)
         v06_run(&r, FOLIO_ATTENTION_DECODER);
         v06_fields(&r, padded, 4);
         r.f.use_cuda_graph = 1;
-        folio_vllm06_metadata_destroy(r.m);
-        r.m = NULL;
-        CHECK_OK(r.b->make_metadata(r.state, &r.f, &r.m));
-        if (r.m != NULL) {
+        if (v06_remake(&r)) {
             v06_run(&r, FOLIO_ATTENTION_DECODER);
             for (int64_t k = 0; k < 2 * v06_width(&r); k++) CHECK(v06_out(&r, 2, k) == 0.0);
             CHECK_INT(folio_vllm06_metadata_get(folio_vllm06_decode_metadata(r.m))->use_cuda_graph,

@@ -26,15 +26,21 @@ static void add(const v06 *r, folio_vllm06_builder *builder, int i)
     CHECK_OK(folio_vllm06_builder_add(builder, &a));
 }
 
-/* A step of the rig through the builder, in place of the step before. */
-static bool build(v06 *r, folio_vllm06_builder *builder, const v06_seq *seqs, int n)
+/* What was added, in place of the step before. */
+static bool build_added(v06 *r, folio_vllm06_builder *builder)
 {
     folio_vllm06_metadata_destroy(r->m);
     r->m = NULL;
-    v06_fields(r, seqs, n);
-    for (int i = 0; i < n; i++) add(r, builder, i);
     CHECK_OK(folio_vllm06_builder_build(builder, &r->m));
     return r->m != NULL;
+}
+
+/* A step of the rig through the builder. */
+static bool build(v06 *r, folio_vllm06_builder *builder, const v06_seq *seqs, int n)
+{
+    v06_fields(r, seqs, n);
+    for (int i = 0; i < n; i++) add(r, builder, i);
+    return build_added(r, builder);
 }
 
 /* A window of 32 over blocks of 16: a prompt's first tokens are not stored, a decode's length and table are clipped
@@ -84,20 +90,15 @@ void v06_same_builder_window(const char *ancestor, const char *compute)
         /* a graph's row has room for the clipped table, not for the 7 blocks of length 100 */
         for (int i = 0; i < 2; i++) add(&r, builder, i);
         CHECK_OK(folio_vllm06_builder_pad(builder, 0));
-        folio_vllm06_metadata_destroy(r.m);
-        r.m = NULL;
-        CHECK_OK(folio_vllm06_builder_build(builder, &r.m));
-        if (r.m != NULL) {
+        if (build_added(&r, builder)) {
             f = folio_vllm06_metadata_get(r.m);
             CHECK(f->seq_lens[0] == 36 && f->block_tables_stride == 4 && f->use_cuda_graph == 1);
             CHECK(f->block_tables[0] == v06_slot(&r, 0, 64, false) / 16 && f->block_tables[3] == 0);
             v06_run(&r, FOLIO_ATTENTION_DECODER);
         }
         CHECK_OK(folio_vllm06_builder_add(builder, &bare)); /* of a profiling run: no blocks yet */
-        folio_vllm06_metadata_destroy(r.m);
-        r.m = NULL;
-        CHECK_OK(folio_vllm06_builder_build(builder, &r.m));
-        for (int i = 0; r.m != NULL && i < 40; i++)
+        bool built = build_added(&r, builder);
+        for (int i = 0; built && i < 40; i++)
             CHECK_INT(folio_vllm06_metadata_get(r.m)->slot_mapping[i], -1);
     }
     folio_vllm06_builder_destroy(builder);
@@ -116,9 +117,7 @@ static void pad_over_block_0(v06 *r, folio_vllm06_builder *builder)
     CHECK(r->slots[0] == 3); /* block 0 */
     add(r, builder, 0);
     CHECK_OK(folio_vllm06_builder_pad(builder, 1));
-    folio_vllm06_metadata_destroy(r->m);
-    r->m = NULL;
-    CHECK_OK(folio_vllm06_builder_build(builder, &r->m));
+    if (!build_added(r, builder)) return;
     folio_vllm06_forward_args a = v06_args(r, FOLIO_ATTENTION_DECODER);
     CHECK_OK(r->b->forward(r->impl, &a, NULL));
     memcpy(row, r->out.data, sizeof row);
@@ -139,10 +138,7 @@ static void pad_with_encoders(v06 *r, folio_vllm06_builder *builder)
     v06_fields(r, decodes, 4);
     for (int i = 0; i < 2; i++) add(r, builder, i);
     CHECK_OK(folio_vllm06_builder_pad(builder, 2));
-    folio_vllm06_metadata_destroy(r->m);
-    r->m = NULL;
-    CHECK_OK(folio_vllm06_builder_build(builder, &r->m));
-    if (r->m == NULL) return;
+    if (!build_added(r, builder)) return;
     const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(r->m);
     CHECK(f->encoder_seq_lens[0] == 20 && f->encoder_seq_lens[1] == 11);
     CHECK_INT(f->cross_block_tables_stride, 3);
@@ -181,9 +177,7 @@ void v06_same_builder_pad(const char *ancestor, const char *compute)
         REFUSED(folio_vllm06_builder_pad(builder, 1), FOLIO_ERR_ARGUMENT, "already");
         folio_vllm06_seq late = {.struct_size = sizeof late, .token_len = 1};
         REFUSED(folio_vllm06_builder_add(builder, &late), FOLIO_ERR_ARGUMENT, "after the padding");
-        folio_vllm06_metadata_destroy(r.m);
-        r.m = NULL;
-        CHECK_OK(folio_vllm06_builder_build(builder, &r.m));
+        build_added(&r, builder);
     }
     if (r.m != NULL) {
         const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(r.m);

@@ -5,15 +5,6 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
-/* Metadata from the fields as a test has changed them. */
-static bool remake(v06 *r)
-{
-    folio_vllm06_metadata_destroy(r->m);
-    r->m = NULL;
-    CHECK_OK(r->b->make_metadata(r->state, &r->f, &r->m));
-    return r->m != NULL;
-}
-
 /* The rule of block manager v1, whose blocks were a ring: min(length, window) keys in the last blocks of the table, where
  * the oldest keys stand behind the newest. The row is that of the window. */
 static void ring_of_blocks(const char *ancestor, const char *compute)
@@ -29,7 +20,7 @@ static void ring_of_blocks(const char *ancestor, const char *compute)
         v06_fields(&r, prompt, 1);
         for (int t = 0; ring && t < 99; t++)
             r.slots[t] = t < 67 ? -1 : v06_slot(&r, 0, t % 32, false);
-        if (remake(&r)) v06_run(&r, FOLIO_ATTENTION_DECODER);
+        if (v06_remake(&r)) v06_run(&r, FOLIO_ATTENTION_DECODER);
         v06_fields(&r, decode, 1);
         if (ring) { /* blocks 5 and 6 of the table: the ring's second and first */
             int32_t first = r.tables[0];
@@ -39,7 +30,7 @@ static void ring_of_blocks(const char *ancestor, const char *compute)
             r.tables[1] = first;
             r.f.block_tables_stride = 2;
         }
-        if (remake(&r)) {
+        if (v06_remake(&r)) {
             folio_vllm06_forward_args a = v06_args(&r, FOLIO_ATTENTION_DECODER);
             CHECK_OK(r.b->forward(r.impl, &a, NULL));
             memcpy(rows[ring], r.out.data, sizeof rows[ring]);
@@ -61,7 +52,7 @@ static void too_few_blocks(const char *ancestor, const char *compute)
     if (v06_open(&r)) {
         v06_fields(&r, decode, 1);
         r.f.block_tables_stride = 1;
-        if (remake(&r)) {
+        if (v06_remake(&r)) {
             folio_vllm06_forward_args a = v06_args(&r, FOLIO_ATTENTION_DECODER);
             V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT, "24 tokens|1 blocks of 16");
         }
@@ -82,7 +73,7 @@ static void tiny_window(const char *ancestor, const char *compute)
         v06_fields(&r, first, 1); /* the token at position 13 */
         r.slots[0] = v06_slot(&r, 0, 13, false);
         r.f.context_lens_tensor = NULL;
-        if (remake(&r)) v06_run(&r, FOLIO_ATTENTION_DECODER);
+        if (v06_remake(&r)) v06_run(&r, FOLIO_ATTENTION_DECODER);
     }
     v06_close(&r);
 }
@@ -104,7 +95,7 @@ void v06_same_clipped_window(const char *ancestor, const char *compute)
             v06_fields(&r, decode, 1);
             CHECK(r.lens[0] == 36 && r.contexts[0] == 99);
             if (i % 2) r.f.context_lens_tensor = NULL;
-            if (remake(&r)) v06_run(&r, FOLIO_ATTENTION_DECODER);
+            if (v06_remake(&r)) v06_run(&r, FOLIO_ATTENTION_DECODER);
         }
         v06_close(&r);
     }
@@ -126,7 +117,7 @@ void v06_same_prefix_hit(const char *ancestor, const char *compute)
             v06_fields(&r, hit, 1);
             r.f.block_tables_stride = stride;
             if (stride == 3) r.tables[2] = 0;
-            if (remake(&r)) v06_run(&r, FOLIO_ATTENTION_DECODER);
+            if (v06_remake(&r)) v06_run(&r, FOLIO_ATTENTION_DECODER);
         }
         v06_close(&r);
     }
@@ -159,16 +150,16 @@ void v06_same_cross_decode_metadata(const char *ancestor, const char *compute)
         v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
         r.f.cross_block_tables = NULL; /* prompts have an empty table */
         r.f.cross_block_tables_stride = 0;
-        if (remake(&r)) v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
+        if (v06_remake(&r)) v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
         v06_fields(&r, decodes, 2);
         r.f.cross_slot_mapping = NULL;
         r.no_key = true;
-        if (remake(&r)) v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
+        if (v06_remake(&r)) v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
         v06_fields(&r, decodes, 2);
         r.f.num_encoder_tokens = 31;
         int64_t *slot = edge_copy(r.cross_slots, sizeof *slot);
         r.f.cross_slot_mapping = slot + 1;
-        if (remake(&r)) {
+        if (v06_remake(&r)) {
             CHECK_INT(folio_vllm06_metadata_get(r.m)->num_encoder_tokens, 31);
             CHECK(folio_vllm06_is_all_cross_attn_metadata_set(r.m));
             r.no_key = true;
@@ -201,7 +192,7 @@ void v06_same_shared_prefix(const char *ancestor, const char *compute)
         }
         for (int t = 0; t < 8; t++) r.slots[40 + t] = r.slots[t];
         r.slots[3] = r.slots[4]; /* also within one prompt */
-        if (remake(&r)) {
+        if (v06_remake(&r)) {
             v06_run(&r, FOLIO_ATTENTION_DECODER);
             v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
         }
@@ -230,7 +221,7 @@ void v06_same_more_fields(const char *ancestor, const char *compute)
         r.f.kv_start_loc = kv_starts;
         r.f.prefill_block_tables = r.tables;
         r.f.prefill_block_tables_stride = r.blocks_per_seq;
-        remake(&r);
+        v06_remake(&r);
     }
     if (r.m != NULL) {
         const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(r.m);
@@ -345,7 +336,7 @@ void v06_same_split_arrays(const char *ancestor, const char *compute)
             const void *edges[6];
             v06_fields(&r, steps + parts[i].first, parts[i].count);
             split(&r, edges);
-            if (remake(&r)) v06_run(&r, FOLIO_ATTENTION_DECODER);
+            if (v06_remake(&r)) v06_run(&r, FOLIO_ATTENTION_DECODER);
             if (r.m != NULL && i == 0) {
                 const folio_vllm06_metadata *p = folio_vllm06_prefill_metadata(r.m);
                 const folio_vllm06_metadata *d = folio_vllm06_decode_metadata(r.m);
@@ -389,7 +380,7 @@ void v06_same_graph_padding(const char *ancestor, const char *compute)
         const void *contexts = edge_copy(r.contexts, 2 * sizeof *r.contexts);
         r.f.query_start_loc = starts;
         r.f.context_lens_tensor = contexts;
-        if (remake(&r)) {
+        if (v06_remake(&r)) {
             const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(r.m);
             CHECK(f->query_start_loc[2] == 2 && f->query_start_loc[4] == 4);
             CHECK(f->context_lens_tensor[1] == 13 && f->context_lens_tensor[3] == 0);
@@ -425,7 +416,7 @@ void v06_same_compat(const char *ancestor, const char *compute)
             for (int tables = 0; tables < 2; tables++) {
                 v06_fields(&r, whole, 2);
                 if (!tables) r.f.block_tables = NULL;
-                if (!remake(&r)) break;
+                if (!v06_remake(&r)) break;
                 v06_run(&r, FOLIO_ATTENTION_DECODER);
                 CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_ATTENTION_DECODER, biases));
                 v06_run(&r, FOLIO_ATTENTION_DECODER);
@@ -465,7 +456,7 @@ static float *rows_of(const habit *h, const char *ancestor, const char *compute,
         v06_fields(&r, h->decode ? decodes : whole, h->decode ? 1 : 2);
         if (!h->decode && !h->tables) r.f.block_tables = NULL;
         if (h->biased) r.f.attn_bias = biases;
-        if (remake(&r)) {
+        if (v06_remake(&r)) {
             v06_run(&r, FOLIO_ATTENTION_DECODER);
             rows = malloc(*bytes = r.out.bytes);
             if (rows == NULL) abort();
