@@ -6,7 +6,7 @@
 #include "base/args.h"
 #include "base/commands.h"
 #include "base/term.h"
-#include "kit/harness.h"
+#include "kit/kit.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -35,7 +35,7 @@ enum { NUM_BLOCKS = 64, BLOCK_SIZE = 16, TIMED_CALLS = 5 };
 typedef struct actor {
     char letter; /* its blocks on the map */
     const char *story;
-    harness_seq seq;
+    kit_seq seq;
 } actor;
 
 static const actor actors[] = {
@@ -49,7 +49,7 @@ static const actor actors[] = {
 };
 enum { NUM_ACTORS = sizeof actors / sizeof actors[0] };
 
-static const harness_spec layer = {
+static const kit_spec layer = {
     .num_heads = 8,
     .num_kv_heads = 2,
     .k_head_size = 64,
@@ -61,35 +61,34 @@ static const harness_spec layer = {
 
 /* One attention type of the step, run and judged. */
 typedef struct part {
-    harness_result got, ref, plain;
+    kit_result got, ref, formula;
     double seconds; /* of the fastest forward that was timed */
 } part;
 
 /* The first call starts threads and touches memory for the first time: it warms up, and is not timed. */
-static bool run_warm(harness *h, folio_attention_type type, const harness_seq *seqs, part *p)
+static bool run_warm(kit_case *h, folio_attention_type type, const kit_seq *seqs, part *p)
 {
-    bool ok = harness_forward(h, NULL, type, seqs, NUM_ACTORS, &p->got);
+    bool ok = kit_forward(h, NULL, type, seqs, NUM_ACTORS, &p->got);
     for (int i = 0; i < TIMED_CALLS && ok; i++) {
-        harness_result_free(&p->got);
-        ok = harness_forward(h, NULL, type, seqs, NUM_ACTORS, &p->got);
+        kit_result_free(&p->got);
+        ok = kit_forward(h, NULL, type, seqs, NUM_ACTORS, &p->got);
         if (ok && (i == 0 || p->got.seconds < p->seconds)) p->seconds = p->got.seconds;
     }
     return ok;
 }
 
-static bool run_part(harness *h, folio_context *reference, folio_attention_type type,
-                     const harness_seq *seqs, part *p)
+static bool run_part(kit_case *h, folio_context *reference, folio_attention_type type,
+                     const kit_seq *seqs, part *p)
 {
-    return run_warm(h, type, seqs, p) &&
-           harness_judge(h, reference, type, seqs, NUM_ACTORS, &p->ref) &&
-           harness_plain(h, type, seqs, NUM_ACTORS, false, &p->plain);
+    return run_warm(h, type, seqs, p) && kit_judge(h, reference, type, seqs, NUM_ACTORS, &p->ref) &&
+           kit_formula(h, type, seqs, NUM_ACTORS, false, &p->formula);
 }
 
 static void free_part(part *p)
 {
-    harness_result_free(&p->got);
-    harness_result_free(&p->ref);
-    harness_result_free(&p->plain);
+    kit_result_free(&p->got);
+    kit_result_free(&p->ref);
+    kit_result_free(&p->formula);
 }
 
 static term_colour colour_of(int64_t i)
@@ -117,8 +116,8 @@ static void print_intro(const folio_context_info *info)
 static bool print_line(const actor *a, int64_t i, const part *p, const char *story, int64_t context,
                        int64_t blocks)
 {
-    harness_verdict v;
-    harness_compare_seq(&p->got, &p->ref, &p->plain, i, &v);
+    kit_verdict v;
+    kit_compare_seq(&p->got, &p->ref, &p->formula, i, &v);
     printf("  %s%c%s    %-26s %6lld %8lld %7lld   %9.1e   %9.1e   %s%s%s\n",
            term_start(colour_of(i)), a->letter, term_end(), story, (long long)a->seq.query_len,
            (long long)context, (long long)blocks, v.max_error, v.budget,
@@ -127,26 +126,26 @@ static bool print_line(const actor *a, int64_t i, const part *p, const char *sto
     return v.ok;
 }
 
-static bool print_table(harness *h, const part *self, const part *cross)
+static bool print_table(kit_case *h, const part *self, const part *cross)
 {
     bool ok = true;
     printf("  %s%-4s %-26s %6s %8s %7s   %9s   %9s%s\n", term_start(TERM_DIM), "seq",
            "what it does", "query", "context", "blocks", "max error", "budget", term_end());
     for (int64_t i = 0; i < NUM_ACTORS; i++) {
-        const harness_seq *s = &actors[i].seq;
+        const kit_seq *s = &actors[i].seq;
         int64_t blocks;
-        harness_blocks(h, i + 1, false, &blocks);
+        kit_blocks(h, i + 1, false, &blocks);
         ok = print_line(&actors[i], i, self, actors[i].story, s->seq_len - s->query_len, blocks) &&
              ok;
         if (s->encoder_len == 0) continue;
-        harness_blocks(h, i + 1, true, &blocks);
+        kit_blocks(h, i + 1, true, &blocks);
         ok =
             print_line(&actors[i], i, cross, "  its cross attention", s->encoder_len, blocks) && ok;
     }
     return ok;
 }
 
-static void print_map(harness *h)
+static void print_map(kit_case *h)
 {
     enum { WIDTH = 32 };
     char owner[NUM_BLOCKS];
@@ -155,7 +154,7 @@ static void print_map(harness *h)
     for (int64_t i = 0; i < NUM_ACTORS; i++)
         for (int cross = 0; cross < 2; cross++) {
             int64_t n;
-            const int32_t *blocks = harness_blocks(h, i + 1, cross, &n);
+            const int32_t *blocks = kit_blocks(h, i + 1, cross, &n);
             for (int64_t b = 0; b < n; b++, used++) {
                 owner[blocks[b]] = (char)(actors[i].letter + (cross ? 'a' - 'A' : 0));
                 actor_of[blocks[b]] = i;
@@ -185,7 +184,7 @@ static void print_outcome(bool ok, const part *self, const part *cross)
     if (ok)
         printf("%sEvery number is within its budget%s of the double-precision reference: twice the "
                "error\n"
-               "of a plain f32 softmax, and one rounding step.\n",
+               "of the formula in f32, and one rounding step.\n",
                term_start(TERM_GREEN), term_end());
     else
         printf("%sSome numbers are outside their budget.%s Please run 'folio check'.\n",
@@ -199,15 +198,15 @@ static void print_outcome(bool ok, const part *self, const part *cross)
 /* Runs the step and prints all of it. */
 static int show(folio_context *ctx, folio_context *reference, uint64_t seed)
 {
-    harness_seq seqs[NUM_ACTORS];
-    harness_spec spec = layer;
+    kit_seq seqs[NUM_ACTORS];
+    kit_spec spec = layer;
     part self = {0}, cross = {0};
     folio_context_info info = {.struct_size = sizeof info};
     spec.seed = seed;
     for (int i = 0; i < NUM_ACTORS; i++) seqs[i] = actors[i].seq;
     folio_context_get_info(ctx, &info);
     print_intro(&info);
-    harness *h = harness_open(ctx, &spec, seqs, NUM_ACTORS);
+    kit_case *h = kit_open(ctx, &spec, seqs, NUM_ACTORS);
     bool ok = h != NULL && run_part(h, reference, FOLIO_ATTENTION_DECODER, seqs, &self) &&
               run_part(h, reference, FOLIO_ATTENTION_ENCODER_DECODER, seqs, &cross);
     if (ok) {
@@ -215,11 +214,11 @@ static int show(folio_context *ctx, folio_context *reference, uint64_t seed)
         print_map(h);
         print_outcome(ok, &self, &cross);
     } else {
-        fprintf(stderr, "folio demo: %s\n", harness_error());
+        fprintf(stderr, "folio demo: %s\n", kit_error());
     }
     free_part(&self);
     free_part(&cross);
-    harness_close(h);
+    kit_close(h);
     return ok ? EXIT_OK : EXIT_FAILED;
 }
 
@@ -241,11 +240,11 @@ int demo_main(int argc, char **argv)
     folio_backend_info known = {.struct_size = sizeof known};
     if (strcmp(backend, "auto") != 0 && folio_backend_get_info(backend, &known) != FOLIO_OK)
         return args_complain("demo", "unknown backend '%s'; 'folio info' lists them", backend);
-    folio_context *ctx = harness_context(backend, NULL, (int32_t)threads);
-    folio_context *reference = ctx ? harness_context("reference", NULL, 1) : NULL;
+    folio_context *ctx = kit_context(backend, NULL, (int32_t)threads);
+    folio_context *reference = ctx ? kit_context("reference", NULL, 1) : NULL;
     int status = EXIT_FAILED;
     if (reference) status = show(ctx, reference, (uint64_t)seed);
-    else fprintf(stderr, "folio demo: %s\n", harness_error());
+    else fprintf(stderr, "folio demo: %s\n", kit_error());
     folio_context_destroy(reference);
     folio_context_destroy(ctx);
     return status;

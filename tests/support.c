@@ -106,79 +106,6 @@ void support_shuffle(int64_t *order, int64_t count, uint64_t seed)
 const folio_dtype support_kv_dtypes[SUPPORT_NUM_KV_DTYPES] = {
     FOLIO_F32, FOLIO_F16, FOLIO_BF16, FOLIO_FP8_E4M3, FOLIO_FP8_E5M2, FOLIO_INT8};
 
-/* sign, exponent, mantissa */
-typedef struct {
-    int exponent_bits, mantissa_bits, bias;
-    bool saturates, no_infinity;
-    double largest;
-} number_format;
-
-static number_format format_of(folio_dtype dtype)
-{
-    switch (dtype) {
-    case FOLIO_F16: return (number_format){5, 10, 15, false, false, 65504.0};
-    case FOLIO_BF16: return (number_format){8, 7, 127, false, false, 0x1.FEp127};
-    case FOLIO_FP8_E4M3: return (number_format){4, 3, 7, true, true, 448.0};
-    case FOLIO_FP8_E5M2: return (number_format){5, 2, 15, true, false, 57344.0};
-    default: return (number_format){8, 23, 127, false, false, 0x1.FFFFFEp127};
-    }
-}
-
-double support_decode(folio_dtype dtype, uint32_t bits)
-{
-    if (dtype == FOLIO_INT8) return (double)(int8_t)(uint8_t)bits;
-    number_format f = format_of(dtype);
-    uint32_t ones = (1u << f.exponent_bits) - 1u, all = (1u << f.mantissa_bits) - 1u;
-    uint32_t m = bits & all, e = (bits >> f.mantissa_bits) & ones;
-    double sign = (bits >> (f.exponent_bits + f.mantissa_bits)) & 1u ? -1.0 : 1.0;
-    if (f.no_infinity) {
-        if (e == ones && m == all) return (double)NAN;
-    } else if (e == ones) {
-        return m ? (double)NAN : sign * (double)INFINITY;
-    }
-    if (e == 0) return sign * ldexp((double)m, 1 - f.bias - f.mantissa_bits);
-    return sign * ldexp((double)(m | (all + 1u)), (int)e - f.bias - f.mantissa_bits);
-}
-
-uint32_t support_encode(folio_dtype dtype, double x)
-{
-    number_format f = format_of(dtype);
-    uint32_t ones = (1u << f.exponent_bits) - 1u, all = (1u << f.mantissa_bits) - 1u;
-    uint32_t sign = signbit(x) ? 1u << (f.exponent_bits + f.mantissa_bits) : 0;
-    if (isnan(x)) return sign | (ones << f.mantissa_bits) | all;
-    double a = fabs(x);
-    uint32_t infinity = ones << f.mantissa_bits;
-    uint32_t largest = f.no_infinity ? (infinity | (all - 1u)) : infinity - 1u;
-    if (isinf(a)) return sign | (f.saturates ? largest : infinity);
-    int least = 1 - f.bias;
-    int exponent = a == 0.0 || ilogb(a) < least ? least : ilogb(a);
-    double steps = rint(ldexp(a, f.mantissa_bits - exponent)); /* ties to even */
-    if (ldexp(steps, exponent - f.mantissa_bits) > f.largest)
-        return sign | (f.saturates ? largest : infinity);
-    return sign | (((uint32_t)(exponent - least) << f.mantissa_bits) + (uint32_t)steps);
-}
-
-uint32_t support_get(folio_dtype dtype, const void *array, int64_t index)
-{
-    size_t size = folio_dtype_size(dtype);
-    const char *at = (const char *)array + index * (int64_t)size;
-    uint32_t word;
-    uint16_t half;
-    if (size == 4) return memcpy(&word, at, 4), word;
-    if (size == 2) return memcpy(&half, at, 2), half;
-    return *(const uint8_t *)at;
-}
-
-void support_set(folio_dtype dtype, void *array, int64_t index, uint32_t bits)
-{
-    size_t size = folio_dtype_size(dtype);
-    char *at = (char *)array + index * (int64_t)size;
-    uint16_t half = (uint16_t)bits;
-    if (size == 4) memcpy(at, &bits, 4);
-    else if (size == 2) memcpy(at, &half, 2);
-    else *(uint8_t *)at = (uint8_t)bits;
-}
-
 support_number support_known(folio_dtype dtype, int part, int64_t row, int64_t head, int64_t d)
 {
     uint64_t seed = (uint64_t)(part * 97 + 5) * 1000003u + (uint64_t)head;
@@ -195,11 +122,11 @@ support_number support_known(folio_dtype dtype, int part, int64_t row, int64_t h
     /* All finite codes of the 8-bit types; of the others a range without overflow in any sum. */
     if (folio_dtype_size(dtype) == 1) {
         n.bits = (uint32_t)(random & 255u);
-        while (!isfinite(support_decode(dtype, n.bits))) n.bits -= 4u;
+        while (!isfinite(kit_decode(dtype, n.bits))) n.bits -= 4u;
     } else {
-        n.bits = support_encode(dtype, ((double)(random % 4001u) - 2000.0) / 128.0);
+        n.bits = kit_encode(dtype, ((double)(random % 4001u) - 2000.0) / 128.0);
     }
-    n.value = (float)support_decode(dtype, n.bits);
+    n.value = (float)kit_decode(dtype, n.bits);
     return n;
 }
 

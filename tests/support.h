@@ -1,12 +1,12 @@
 /*
  * support.h: what the tests of the API share: a context per backend, random numbers by
- * counter, the number formats written a second time as a judge, guarded buffers, NaN poisoning of
- * a cache, an allocator that counts and fails, and the check that a call is refused with a sentence
- * of its own.
+ * counter, guarded buffers, NaN poisoning of a cache, an allocator that counts and fails, and the
+ * check that a call is refused with a sentence of its own. The number formats are kit's.
  */
 #ifndef FOLIO_TESTS_SUPPORT_H
 #define FOLIO_TESTS_SUPPORT_H
 
+#include "kit/kit.h"
 #include "test.h"
 
 #include <stdatomic.h>
@@ -67,13 +67,6 @@ void support_shuffle(int64_t *order, int64_t count, uint64_t seed);
 
 #define SUPPORT_NUM_KV_DTYPES 6
 extern const folio_dtype support_kv_dtypes[SUPPORT_NUM_KV_DTYPES];
-
-/* The value of a number's bits (int8: an integer); the bits of the nearest number, ties to even. */
-double support_decode(folio_dtype dtype, uint32_t bits);
-uint32_t support_encode(folio_dtype dtype, double x);
-/* Bits of element `index` of an array. */
-uint32_t support_get(folio_dtype dtype, const void *array, int64_t index);
-void support_set(folio_dtype dtype, void *array, int64_t index, uint32_t bits);
 
 /* What a test stores in a cache as number (row, head, d) of K (part 0) or V (part 1): exact in its
  * dtype and in f32. In INT8 the number at d = 0 is the row's largest, so its scale is exact too. */

@@ -5,7 +5,7 @@
 #include "base/args.h"
 #include "base/levels.h"
 #include "bench/bench_attention.h"
-#include "kit/harness.h"
+#include "kit/kit.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -132,7 +132,7 @@ static bool parse_words(const char *option, const char *text, const char *takes,
 int64_t bench_seq_len(const group *g, int64_t i)
 {
     if (g->up_to == 0) return g->seq_len;
-    double at = (double)(harness_random_bits(1, HARNESS_USER + 1, i, 0, 0, 0) >> 11) * 0x1p-53;
+    double at = (double)(kit_random_bits(1, KIT_USER + 1, i, 0, 0, 0) >> 11) * 0x1p-53;
     return llround((double)g->seq_len * pow((double)g->up_to / (double)g->seq_len, at));
 }
 

@@ -5,7 +5,7 @@
  */
 #include "base/term.h"
 #include "bench/bench_attention.h"
-#include "kit/harness.h"
+#include "kit/kit.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -47,7 +47,7 @@ static void draw(uint64_t *state, folio_dtype dtype, void *to, int64_t n)
         *state ^= *state << 17;
         double x = (double)(*state >> 40) * 0x1p-23 - 1;
         if (dtype == FOLIO_F32) ((float *)to)[i] = (float)x;
-        else harness_store(dtype, to, i, x);
+        else kit_store(dtype, to, i, x);
     }
 }
 
@@ -228,7 +228,7 @@ bool bench_rig_open(rig *r, folio_context *ctx, bench_device *device, const sett
 {
     const batch_case *c = s->what;
     uint64_t bits = (uint64_t)seed;
-    uint64_t state = harness_random_bits(bits, HARNESS_USER, 0, 0, 0, 0) | 1; /* never 0 */
+    uint64_t state = kit_random_bits(bits, KIT_USER, 0, 0, 0, 0) | 1; /* never 0 */
     *r = (rig){.of = *s, .ctx = ctx, .device = device, .layers = layers_of(s)};
     for (int g = 0; g < c->num_groups; g++)
         for (int64_t i = 0; i < c->groups[g].count; i++)
@@ -236,7 +236,7 @@ bool bench_rig_open(rig *r, folio_context *ctx, bench_device *device, const sett
     if (!make_cache(r, ctx)) return false;
     r->blocks = bench_alloc(r->num_blocks, sizeof *r->blocks);
     for (int64_t i = 0; i < r->num_blocks; i++) { /* Fisher and Yates, from the inside out */
-        int64_t j = harness_random_int(bits, HARNESS_SHUFFLE, i, 0, i);
+        int64_t j = kit_random_int(bits, KIT_SHUFFLE, i, 0, i);
         r->blocks[i] = r->blocks[j];
         r->blocks[j] = (int32_t)i;
     }

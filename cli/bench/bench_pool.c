@@ -6,7 +6,7 @@
 
 #include "base/args.h"
 #include "base/term.h"
-#include "kit/harness.h"
+#include "kit/kit.h"
 
 #include <math.h>
 #include <pthread.h>
@@ -76,7 +76,7 @@ folio_pool *bench_make_pool(bench_pool *b, int64_t blocks)
 
 static uint64_t draw_bits(bench_pool *b)
 {
-    return harness_random_bits((uint64_t)b->report.seed, 0, b->drawn++, 0, 0, 0);
+    return kit_random_bits((uint64_t)b->report.seed, 0, b->drawn++, 0, 0, 0);
 }
 
 int64_t bench_draw(bench_pool *b, int64_t below)

@@ -18,7 +18,7 @@ static const char help[] =
     "usage: folio check [OPTION]...\n\n"
     "Runs every kernel and every row of the feature table on every available backend, at every\n"
     "instruction-set level this machine has, and judges the results: a backend by the reference in\n"
-    "double precision, within 2 max|plain - ref| + 1 ulp (plain: a two-pass softmax in f32); the\n"
+    "double precision, within 2 max|formula - ref| + 1 ulp (formula: two passes in f32); the\n"
     "reference by the formula, within 1e-9. Blocks are shuffled, unwritten slots hold NaN, outputs lie\n"
     "between guards. A failure prints the one command that runs exactly that case again.\n\n"
     "options\n"
@@ -130,8 +130,7 @@ static void note_error(row *to, double error, double budget)
 static bool is_drawn(const report *r, int64_t index, int64_t count)
 {
     int64_t n = r->opt.one_in < count ? r->opt.one_in : count;
-    return index % n ==
-           harness_random_int((uint64_t)r->opt.seed, HARNESS_USER, index / n, 0, n - 1);
+    return index % n == kit_random_int((uint64_t)r->opt.seed, KIT_USER, index / n, 0, n - 1);
 }
 
 static int64_t count_drawn(const report *r, const check_part *part)
@@ -223,15 +222,15 @@ static void walk(report *r, const check_env *env)
 static bool run_level(report *r, const folio_backend_info *info, const char *level)
 {
     check_env env = {.info = *info, .level = level, .seed = (uint64_t)r->opt.seed};
-    env.ctx = harness_context(info->name, level, (int32_t)r->opt.threads);
+    env.ctx = kit_context(info->name, level, (int32_t)r->opt.threads);
     folio_context_info opened = {.struct_size = sizeof opened};
     bool ok = env.ctx && folio_context_get_info(env.ctx, &opened) == FOLIO_OK &&
               strcmp(opened.level, level) == 0;
     if (ok) {
         env.threads = opened.num_threads;
-        env.reference = harness_context("reference", NULL, 1);
+        env.reference = kit_context("reference", NULL, 1);
         if (env.reference) walk(r, &env);
-        else snprintf(add_row(r, info->name, level, "all")->reason, 400, "%s", harness_error());
+        else snprintf(add_row(r, info->name, level, "all")->reason, 400, "%s", kit_error());
     }
     folio_context_destroy(env.reference);
     folio_context_destroy(env.ctx);
@@ -412,8 +411,8 @@ static int check_words(report *r)
 static bool cap_is_known(const options *o)
 {
     if (o->level || (o->backend && levels_cap(o->backend) == NULL)) return true;
-    folio_context *ctx = harness_context(o->backend, NULL, 1);
-    if (ctx == NULL) fprintf(stderr, "folio check: %s\n", harness_error());
+    folio_context *ctx = kit_context(o->backend, NULL, 1);
+    if (ctx == NULL) fprintf(stderr, "folio check: %s\n", kit_error());
     bool known = ctx != NULL;
     folio_context_destroy(ctx);
     return known;

@@ -5,7 +5,7 @@
 #ifndef FOLIO_CHECK_H
 #define FOLIO_CHECK_H
 
-#include "kit/harness.h"
+#include "kit/kit.h"
 
 /* Where cases run. */
 typedef struct check_env {
@@ -33,9 +33,9 @@ typedef struct check_draw {
 /* One attention case before it runs. */
 enum { CHECK_MAX_SEQS = 12 };
 typedef struct check_attention {
-    harness_spec spec;
+    kit_spec spec;
     folio_attention_type type;
-    harness_seq seqs[CHECK_MAX_SEQS];
+    kit_seq seqs[CHECK_MAX_SEQS];
     int64_t num_seqs;
 } check_attention;
 
@@ -76,7 +76,7 @@ bool check_chance(check_draw *d, int64_t one_in);
 /* Parts of cases that others build on: a small random geometry, and sequences of every kind. */
 void check_base(const check_env *env, check_draw *d, check_attention *c);
 void check_mixed(check_draw *d, check_attention *c);
-harness_seq *check_add(check_attention *c, int64_t query_len, int64_t context_len);
+kit_seq *check_add(check_attention *c, int64_t query_len, int64_t context_len);
 /* Makes the geometry one the layout can have. */
 void check_settle(check_attention *c);
 /* The length at which the backend cuts keys; a usual one where it does not. */

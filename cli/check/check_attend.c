@@ -18,16 +18,16 @@ static const folio_dtype kv_dtypes[] = {FOLIO_F32,      FOLIO_F16,      FOLIO_BF
 
 /* ---- Geometry and sequences */
 
-harness_seq *check_add(check_attention *c, int64_t query_len, int64_t context_len)
+kit_seq *check_add(check_attention *c, int64_t query_len, int64_t context_len)
 {
-    harness_seq *s = &c->seqs[c->num_seqs++];
-    *s = (harness_seq){.query_len = query_len, .seq_len = query_len + context_len};
+    kit_seq *s = &c->seqs[c->num_seqs++];
+    *s = (kit_seq){.query_len = query_len, .seq_len = query_len + context_len};
     return s;
 }
 
-static harness_seq *add_padding(check_attention *c, int64_t query_len)
+static kit_seq *add_padding(check_attention *c, int64_t query_len)
 {
-    harness_seq *s = check_add(c, query_len, 0);
+    kit_seq *s = check_add(c, query_len, 0);
     s->seq_len = 0;
     return s;
 }
@@ -58,7 +58,7 @@ void check_mixed(check_draw *d, check_attention *c)
 
 void check_settle(check_attention *c)
 {
-    harness_spec *s = &c->spec;
+    kit_spec *s = &c->spec;
     bool bytes = folio_dtype_size(s->kv_dtype ? s->kv_dtype : s->dtype) == 1;
     bool interleaved =
         s->layout == FOLIO_LAYOUT_INTERLEAVED_NHD || s->layout == FOLIO_LAYOUT_INTERLEAVED_HND;
@@ -66,7 +66,7 @@ void check_settle(check_attention *c)
         s->layout = FOLIO_LAYOUT_HND;
     if (s->layout == FOLIO_LAYOUT_XPACKED && bytes && s->k_head_size % 16 != 0)
         s->layout = FOLIO_LAYOUT_XPACKED_1;
-    if (s->table == HARNESS_TABLE_SLOTS) s->block_size = 1;
+    if (s->table == KIT_TABLE_SLOTS) s->block_size = 1;
     if (s->v_head_size != 0 && s->v_head_size != s->k_head_size) s->in_place = false;
 }
 
@@ -80,7 +80,7 @@ void check_base(const check_env *env, check_draw *d, check_attention *c)
     static const int32_t kv_heads[] = {1, 2, 2, 3}, groups[] = {1, 2, 4, 3};
     static const int32_t sizes[] = {16, 32, 32, 64, 24}, blocks[] = {16, 16, 16, 32, 8, 5};
     static const folio_dtype dtypes[] = {FOLIO_F32, FOLIO_F32, FOLIO_F16, FOLIO_BF16};
-    harness_spec *s = &c->spec;
+    kit_spec *s = &c->spec;
     s->seed = (uint64_t)check_int(d, 1, INT64_MAX - 1);
     s->num_kv_heads = CHECK_PICK(d, kv_heads);
     s->num_heads = s->num_kv_heads * CHECK_PICK(d, groups);
@@ -90,7 +90,7 @@ void check_base(const check_env *env, check_draw *d, check_attention *c)
     s->layout = check_chance(d, 2) ? FOLIO_LAYOUT_NATIVE : any_layout(env, d);
     s->strided = check_chance(d, 4);
     s->no_lse = check_chance(d, 8);
-    s->table = (harness_table)check_int(d, HARNESS_TABLE_SEQS, HARNESS_TABLE_CSR_LAST);
+    s->table = (kit_table)check_int(d, KIT_TABLE_SEQS, KIT_TABLE_CSR_LAST);
     s->amplitude = check_chance(d, 3) ? 4.0 : 1.0;
     s->num_layers = check_chance(d, 3) ? 2 : 1;
     s->layer = s->num_layers - 1;
@@ -99,7 +99,7 @@ void check_base(const check_env *env, check_draw *d, check_attention *c)
 /* A sequence with an encoder: new this step, or stored before. */
 static void add_encoder(check_draw *d, check_attention *c, int64_t query_len, int64_t context_len)
 {
-    harness_seq *s = check_add(c, query_len, context_len);
+    kit_seq *s = check_add(c, query_len, context_len);
     s->encoder_len = CHECK_PICK(d, edges);
     s->encoder_new_len = check_chance(d, 2) ? s->encoder_len : 0;
 }
@@ -136,9 +136,9 @@ static void base_of_type(const check_env *env, check_draw *d, folio_attention_ty
 static void no_context(check_attention *c)
 {
     c->spec.no_cache = true;
-    c->spec.table = HARNESS_TABLE_SEQS;
+    c->spec.table = KIT_TABLE_SEQS;
     for (int64_t i = 0; i < c->num_seqs; i++) {
-        harness_seq *s = &c->seqs[i];
+        kit_seq *s = &c->seqs[i];
         if (s->seq_len > 0) s->seq_len = s->query_len = s->query_len ? s->query_len : 1;
         s->encoder_new_len = s->encoder_len;
     }
@@ -170,7 +170,7 @@ void make_kernels(const check_env *env, check_draw *d, int64_t index, check_atte
     check_mixed(d, c);
 }
 
-static void random_window(check_draw *d, harness_spec *s);
+static void random_window(check_draw *d, kit_spec *s);
 static void release_blocks(check_attention *c);
 
 /*
@@ -183,7 +183,7 @@ void make_tiles(const check_env *env, check_draw *d, int64_t index, check_attent
     static const int32_t blocks[] = {16, 32, 16, 48};
     static const int64_t lens[] = {17, 31, 32, 33, 63, 64, 65, 96, 116, 127, 128, 129, 143, 145};
     static const int64_t before[] = {0, 0, 1, 12, 63, 100, 127, 128, 129, 180, 300};
-    harness_spec *s = &c->spec;
+    kit_spec *s = &c->spec;
     check_base(env, d, c);
     s->num_kv_heads = (int32_t)check_int(d, 1, 2);
     s->num_heads = s->num_kv_heads * groups[index % COUNT(groups)];
@@ -255,23 +255,23 @@ static void make_f32_rows(const check_env *env, check_draw *d, int64_t index, ch
 /* A device computes them in double precision, and so within an ulp of the reference. */
 static void check_ulp(const check_env *env, const check_attention *c, check_outcome *out)
 {
-    harness_result got = {0}, ref = {0};
-    harness *h = harness_open(env->ctx, &c->spec, c->seqs, c->num_seqs);
-    bool ok = h && harness_forward(h, NULL, c->type, c->seqs, c->num_seqs, &got) &&
-              harness_judge(h, env->reference, c->type, c->seqs, c->num_seqs, &ref);
-    if (!ok) check_fail(out, "%s", harness_error());
+    kit_result got = {0}, ref = {0};
+    kit_case *h = kit_open(env->ctx, &c->spec, c->seqs, c->num_seqs);
+    bool ok = h && kit_forward(h, NULL, c->type, c->seqs, c->num_seqs, &got) &&
+              kit_judge(h, env->reference, c->type, c->seqs, c->num_seqs, &ref);
+    if (!ok) check_fail(out, "%s", kit_error());
     int64_t count = ok ? got.rows * got.heads * got.head_size : 0;
     double largest = 0;
     for (int64_t i = 0; i < count; i++) largest = fmax(largest, fabs(ref.out[i]));
-    double ulp = harness_ulp(FOLIO_F32, largest);
+    double ulp = kit_ulp(FOLIO_F32, largest);
     for (int64_t i = 0; ok && i < count; i++)
         if (!(fabs(got.out[i] - ref.out[i]) <= ulp))
             ok = check_fail(out, "number %lld is %.9g, reference %.9g: off by %.3g, an ulp is %.3g",
                             (long long)i, got.out[i], ref.out[i], fabs(got.out[i] - ref.out[i]),
                             ulp);
-    harness_result_free(&got);
-    harness_result_free(&ref);
-    harness_close(h);
+    kit_result_free(&got);
+    kit_result_free(&ref);
+    kit_close(h);
 }
 
 void run_f32_rows(const check_env *env, check_draw *d, int64_t index, check_outcome *out)
@@ -283,7 +283,7 @@ void run_f32_rows(const check_env *env, check_draw *d, int64_t index, check_outc
     if (out->ok && strcmp(env->info.name, "cuda") == 0) check_ulp(env, &c, out);
 }
 
-static void random_window(check_draw *d, harness_spec *s)
+static void random_window(check_draw *d, kit_spec *s)
 {
     static const int64_t widths[] = {0, 1, 3, 14, 15, 16, 40, 100, -1};
     s->windowed = 1;
@@ -291,9 +291,9 @@ static void random_window(check_draw *d, harness_spec *s)
     s->window_right = CHECK_PICK(d, widths);
 }
 
-static void random_bias(check_draw *d, harness_spec *s)
+static void random_bias(check_draw *d, kit_spec *s)
 {
-    s->bias = (uint32_t)check_int(d, 0, HARNESS_BIAS_ALL);
+    s->bias = (uint32_t)check_int(d, 0, KIT_BIAS_ALL);
     s->bias_shared = true;
     s->bias_dtype = CHECK_PICK(d, query_dtypes);
     s->bias_hidden = check_chance(d, 2) ? 0.2 : 0.0;
@@ -306,7 +306,7 @@ void make_combinations(const check_env *env, check_draw *d, int64_t index, check
     folio_attention_type type = (folio_attention_type)(index % FOLIO_NUM_ATTENTION_TYPES);
     if (check_chance(d, 2)) type = FOLIO_ATTENTION_DECODER;
     base_of_type(env, d, type, c);
-    harness_spec *s = &c->spec;
+    kit_spec *s = &c->spec;
     s->kv_dtype = CHECK_PICK(d, kv_dtypes);
     s->layout = any_layout(env, d);
     s->k_head_size = CHECK_PICK(d, sizes);
@@ -349,11 +349,11 @@ void make_prefix_prefill(const check_env *env, check_draw *d, int64_t index, che
 /* Options in turn of a long prefix: few cases each, for all that a kernel does differently. */
 static void long_option(check_draw *d, int64_t turn, check_attention *c)
 {
-    harness_spec *s = &c->spec;
+    kit_spec *s = &c->spec;
     switch (turn) {
     case 0: s->windowed = 1, s->window_left = 700, s->window_right = -1; break;
     case 1: s->sinks = true; break;
-    case 2: random_bias(d, s), s->bias |= HARNESS_BIAS_KEY, s->sinks = true; break;
+    case 2: random_bias(d, s), s->bias |= KIT_BIAS_KEY, s->sinks = true; break;
     case 3: s->alibi = true; break;
     case 4: s->kv_dtype = FOLIO_FP8_E4M3, s->k_scale = 0.25f, s->v_scale = 1.7f; break;
     case 5: s->kv_dtype = FOLIO_INT8; break;
@@ -374,7 +374,7 @@ void make_long_prefix(const check_env *env, check_draw *d, int64_t index, check_
                                       {3, 7}, {17, 2}, {8, 16}, {1, 33}, {6, 11}, {2, 70}};
     static const int64_t keys[] = {1000, 600, 1537, 513, 1281};
     check_base(env, d, c);
-    harness_spec *s = &c->spec;
+    kit_spec *s = &c->spec;
     const int32_t *shape = rows[index % COUNT(rows)];
     s->num_kv_heads = index % 4 == 3 ? 2 : 1;
     s->num_heads = s->num_kv_heads * shape[0];
@@ -426,7 +426,7 @@ void make_profiling(const check_env *env, check_draw *d, int64_t index, check_at
 {
     base_of_type(env, d, (folio_attention_type)(index % FOLIO_NUM_ATTENTION_TYPES), c);
     no_context(c);
-    c->spec.table = index % 2 ? HARNESS_TABLE_2D : HARNESS_TABLE_SEQS;
+    c->spec.table = index % 2 ? KIT_TABLE_2D : KIT_TABLE_SEQS;
 }
 
 void make_gqa(const check_env *env, check_draw *d, int64_t index, check_attention *c)
@@ -451,7 +451,7 @@ void make_alibi(const check_env *env, check_draw *d, int64_t index, check_attent
 /* Window blocks that no row sees any more are gone from the table. */
 static void release_blocks(check_attention *c)
 {
-    const harness_spec *s = &c->spec;
+    const kit_spec *s = &c->spec;
     for (int64_t i = 0; i < c->num_seqs && s->window_left >= 0; i++) {
         int64_t first_seen = c->seqs[i].seq_len - c->seqs[i].query_len - s->window_left;
         if (first_seen > 0) c->seqs[i].released = first_seen / s->block_size;
@@ -505,7 +505,7 @@ void make_bias(const check_env *env, check_draw *d, int64_t index, check_attenti
 void make_bias_nan(const check_env *env, check_draw *d, int64_t index, check_attention *c)
 {
     base_of_type(env, d, (folio_attention_type)(index % FOLIO_NUM_ATTENTION_TYPES), c);
-    c->spec.bias = HARNESS_BIAS_SEQ | HARNESS_BIAS_KEY;
+    c->spec.bias = KIT_BIAS_SEQ | KIT_BIAS_KEY;
     c->spec.bias_hidden = 0.3;
     c->spec.hidden_nan = true;
     c->spec.kv_dtype = index % 3 ? kv_dtypes[index % COUNT(kv_dtypes)] : 0;
@@ -590,7 +590,7 @@ void make_page_tables(const check_env *env, check_draw *d, int64_t index, check_
 {
     base_of_type(env, d, index % 7 == 6 ? FOLIO_ATTENTION_ENCODER_DECODER : FOLIO_ATTENTION_DECODER,
                  c);
-    c->spec.table = (harness_table)(index % (HARNESS_TABLE_SLOTS + 1));
+    c->spec.table = (kit_table)(index % (KIT_TABLE_SLOTS + 1));
     for (int64_t i = 0; i < c->num_seqs; i++) c->seqs[i].slots_given = index % 2 != 0;
 }
 
@@ -601,7 +601,7 @@ void make_positions(const check_env *env, check_draw *d, int64_t index, check_at
     check_base(env, d, c);
     check_mixed(d, c);
     for (int64_t i = 0; i < c->num_seqs; i++) {
-        harness_seq *s = &c->seqs[i];
+        kit_seq *s = &c->seqs[i];
         if (check_chance(d, 3)) s->causality = FOLIO_CAUSAL_NO;
         if (i > 0 && check_chance(d, 3)) continue;
         s->positions_given = 1;

@@ -14,14 +14,14 @@ static void make_step(const check_env *env, check_draw *d, check_attention *c)
     check_base(env, d, c);
     check_mixed(d, c);
     for (int64_t i = 0; i < c->num_seqs; i++) {
-        harness_seq *s = &c->seqs[i];
+        kit_seq *s = &c->seqs[i];
         if (s->seq_len == 0 || check_chance(d, 2)) continue;
         s->encoder_len = check_int(d, 1, 40);
         s->encoder_new_len = check_chance(d, 2) ? s->encoder_len : 0;
     }
 }
 
-static folio_phase phase_of(const harness_seq *s)
+static folio_phase phase_of(const kit_seq *s)
 {
     bool decode = s->seq_len > s->query_len && s->query_len <= 1;
     return decode ? FOLIO_PHASE_DECODE : FOLIO_PHASE_PREFILL;
@@ -33,7 +33,7 @@ static folio_batch_info count(const check_attention *c)
 {
     folio_batch_info n = {.struct_size = sizeof n, .num_seqs = c->num_seqs};
     for (int64_t i = 0; i < c->num_seqs; i++) {
-        const harness_seq *s = &c->seqs[i];
+        const kit_seq *s = &c->seqs[i];
         bool padding = s->seq_len == 0, decode = !padding && phase_of(s) == FOLIO_PHASE_DECODE;
         bool prefill = !padding && !decode;
         n.num_query_tokens += s->query_len;
@@ -89,15 +89,15 @@ void run_metadata(const check_env *env, check_draw *d, int64_t index, check_outc
     check_attention c = {0};
     make_step(env, d, &c);
     (void)index;
-    harness *h = harness_open(env->ctx, &c.spec, c.seqs, c.num_seqs);
-    folio_batch *batch = h ? harness_batch(h, c.seqs, c.num_seqs) : NULL;
+    kit_case *h = kit_open(env->ctx, &c.spec, c.seqs, c.num_seqs);
+    folio_batch *batch = h ? kit_batch(h, c.seqs, c.num_seqs) : NULL;
     folio_batch_info got = {.struct_size = sizeof got}, want = count(&c);
-    if (batch == NULL) check_fail(out, "%s", harness_error());
+    if (batch == NULL) check_fail(out, "%s", kit_error());
     else if (folio_batch_get_info(batch, &got) != FOLIO_OK)
         check_fail(out, "%s", folio_last_error());
     else if (same_summary(&got, &want, out)) check_pass(out);
     folio_batch_destroy(batch);
-    harness_close(h);
+    kit_close(h);
 }
 
 /* ---- Views */
@@ -106,7 +106,7 @@ typedef struct seq_view {
     int64_t rows, keys, new_rows, context;
 } seq_view;
 
-static seq_view view_of(const harness_seq *s, folio_attention_type type)
+static seq_view view_of(const kit_seq *s, folio_attention_type type)
 {
     bool real = s->seq_len > 0;
     switch (type) {
@@ -134,15 +134,15 @@ static seq_view view_of(const harness_seq *s, folio_attention_type type)
     } while (0)
 
 /* Slots and blocks of entry n of the view, which is sequence i of the batch. */
-static bool same_tables(harness *h, const check_attention *c, folio_attention_type type,
+static bool same_tables(kit_case *h, const check_attention *c, folio_attention_type type,
                         folio_phase phase, int64_t i, const folio_batch_view *v, int64_t n,
                         int64_t first_new, check_outcome *out)
 {
     bool cross = type == FOLIO_ATTENTION_ENCODER_DECODER;
-    const harness_seq *s = &c->seqs[i];
+    const kit_seq *s = &c->seqs[i];
     seq_view want = view_of(s, type);
     int64_t bs = c->spec.block_size, count_blocks = 0, blocks = (want.keys + bs - 1) / bs;
-    const int32_t *table = harness_blocks(h, i + 1, cross, &count_blocks);
+    const int32_t *table = kit_blocks(h, i + 1, cross, &count_blocks);
     if (v->table_start[n + 1] - v->table_start[n] < blocks) SAME("number of blocks", 0, blocks);
     for (int64_t b = 0; b < blocks; b++) SAME("block", v->blocks[v->table_start[n] + b], table[b]);
     for (int64_t t = 0; t < want.new_rows; t++) {
@@ -153,12 +153,12 @@ static bool same_tables(harness *h, const check_attention *c, folio_attention_ty
     return true;
 }
 
-static bool same_view(harness *h, const check_attention *c, folio_attention_type type,
+static bool same_view(kit_case *h, const check_attention *c, folio_attention_type type,
                       folio_phase phase, const folio_batch_view *v, check_outcome *out)
 {
     int64_t n = 0, row = 0, rows = 0, keys = 0, new_rows = 0, longest = 0, most_keys = 0;
     for (int64_t i = 0; i < c->num_seqs; i++) {
-        const harness_seq *s = &c->seqs[i];
+        const kit_seq *s = &c->seqs[i];
         seq_view want = view_of(s, type);
         bool in_view = phase == FOLIO_PHASE_AUTO || (s->seq_len > 0 && phase_of(s) == phase);
         if (in_view) {
@@ -200,9 +200,9 @@ void run_views(const check_env *env, check_draw *d, int64_t index, check_outcome
     check_attention c = {0};
     make_step(env, d, &c);
     (void)index;
-    harness *h = harness_open(env->ctx, &c.spec, c.seqs, c.num_seqs);
-    folio_batch *batch = h ? harness_batch(h, c.seqs, c.num_seqs) : NULL;
-    bool ok = batch != NULL || check_fail(out, "%s", harness_error());
+    kit_case *h = kit_open(env->ctx, &c.spec, c.seqs, c.num_seqs);
+    folio_batch *batch = h ? kit_batch(h, c.seqs, c.num_seqs) : NULL;
+    bool ok = batch != NULL || check_fail(out, "%s", kit_error());
     for (int type = 0; ok && type < FOLIO_NUM_ATTENTION_TYPES; type++)
         for (int phase = 0; ok && phase <= FOLIO_PHASE_DECODE; phase++) {
             folio_batch_view v = {.struct_size = sizeof v};
@@ -214,7 +214,7 @@ void run_views(const check_env *env, check_draw *d, int64_t index, check_outcome
         }
     if (ok) check_pass(out);
     folio_batch_destroy(batch);
-    harness_close(h);
+    kit_close(h);
 }
 
 /* ---- Completeness */
@@ -260,16 +260,16 @@ void run_completeness(const check_env *env, check_draw *d, int64_t index, check_
                             cases[n].missing);
     }
     if (ok && cases[n].missing && strcmp(cases[n].missing, "encoder_len") == 0) {
-        harness_spec spec = {.seed = 1};
-        harness_seq alone = {.query_len = 3, .seq_len = 3};
-        harness_result r = {0};
-        harness *h = harness_open(env->ctx, &spec, &alone, 1);
-        if (h == NULL || harness_forward(h, NULL, cases[n].type, &alone, 1, &r))
+        kit_spec spec = {.seed = 1};
+        kit_seq alone = {.query_len = 3, .seq_len = 3};
+        kit_result r = {0};
+        kit_case *h = kit_open(env->ctx, &spec, &alone, 1);
+        if (h == NULL || kit_forward(h, NULL, cases[n].type, &alone, 1, &r))
             ok = check_fail(out, "a forward without encoder_len was not refused");
-        else if (strstr(harness_error(), "encoder_len") == NULL)
-            ok = check_fail(out, "the refusal names no encoder_len: %s", harness_error());
-        harness_result_free(&r);
-        harness_close(h);
+        else if (strstr(kit_error(), "encoder_len") == NULL)
+            ok = check_fail(out, "the refusal names no encoder_len: %s", kit_error());
+        kit_result_free(&r);
+        kit_close(h);
     }
     if (ok) check_pass(out);
     folio_batch_destroy(batch);
@@ -280,13 +280,13 @@ void run_completeness(const check_env *env, check_draw *d, int64_t index, check_
 static bool same_matrix(const check_attention *c, int64_t seq, const float *slopes,
                         const float *got, check_outcome *out)
 {
-    const harness_seq *s = &c->seqs[seq];
+    const kit_seq *s = &c->seqs[seq];
     seq_view v = view_of(s, c->type);
     for (int64_t h = 0; h < c->spec.num_heads; h++)
         for (int64_t i = 0; i < v.rows; i++)
             for (int64_t j = 0; j < v.keys; j++) {
                 int64_t distance;
-                bool sees = harness_sees(&c->spec, c->type, s, i, j, &distance);
+                bool sees = kit_sees(&c->spec, c->type, s, i, j, &distance);
                 double bias = slopes ? -(double)slopes[h] * fabs((double)distance) : 0.0;
                 float want = sees ? (float)bias : -INFINITY;
                 float value = got[(h * v.rows + i) * v.keys + j];
@@ -303,9 +303,9 @@ void run_bias_write(const check_env *env, check_draw *d, int64_t index, check_ou
     check_attention c = {0};
     make_alibi_window(env, d, index, &c);
     check_settle(&c);
-    harness *h = harness_open(env->ctx, &c.spec, c.seqs, c.num_seqs);
-    folio_batch *batch = h ? harness_batch(h, c.seqs, c.num_seqs) : NULL;
-    bool ok = batch != NULL || check_fail(out, "%s", harness_error());
+    kit_case *h = kit_open(env->ctx, &c.spec, c.seqs, c.num_seqs);
+    folio_batch *batch = h ? kit_batch(h, c.seqs, c.num_seqs) : NULL;
+    bool ok = batch != NULL || check_fail(out, "%s", kit_error());
     float slopes[64];
     for (int32_t i = 0; i < c.spec.num_heads; i++) slopes[i] = (float)ldexp(0.8, -i);
     const float *used = index % 3 ? slopes : NULL;
@@ -316,7 +316,7 @@ void run_bias_write(const check_env *env, check_draw *d, int64_t index, check_ou
         if (matrix == NULL) abort();
         matrix[size] = 42.0f;
         folio_status status =
-            folio_bias_write(harness_attention(h), batch, c.type, i, used, matrix, size);
+            folio_bias_write(kit_attention(h), batch, c.type, i, used, matrix, size);
         if (status != FOLIO_OK) ok = check_fail(out, "%s", folio_last_error());
         else if (matrix[size] != 42.0f) ok = check_fail(out, "wrote past its capacity");
         else ok = same_matrix(&c, i, used, matrix, out);
@@ -324,7 +324,7 @@ void run_bias_write(const check_env *env, check_draw *d, int64_t index, check_ou
     }
     if (ok) check_pass(out);
     folio_batch_destroy(batch);
-    harness_close(h);
+    kit_close(h);
 }
 
 /* ---- What a plan says */
@@ -332,14 +332,14 @@ void run_bias_write(const check_env *env, check_draw *d, int64_t index, check_ou
 static bool describe_plan(const check_env *env, const check_attention *c, folio_plan_info *info)
 {
     *info = (folio_plan_info){.struct_size = sizeof *info};
-    harness *h = harness_open(env->ctx, &c->spec, c->seqs, c->num_seqs);
-    folio_batch *batch = h ? harness_batch(h, c->seqs, c->num_seqs) : NULL;
-    folio_attention *attention = h ? harness_attention(h) : NULL;
+    kit_case *h = kit_open(env->ctx, &c->spec, c->seqs, c->num_seqs);
+    folio_batch *batch = h ? kit_batch(h, c->seqs, c->num_seqs) : NULL;
+    folio_attention *attention = h ? kit_attention(h) : NULL;
     folio_plan_desc desc = {.struct_size = sizeof desc,
                             .attentions = &attention,
                             .num_attentions = 1,
                             .block_size = c->spec.block_size,
-                            .num_blocks = h ? harness_num_blocks(h) : 0,
+                            .num_blocks = h ? kit_num_blocks(h) : 0,
                             .max_seqs = c->num_seqs,
                             .max_query_tokens = 64,
                             .max_seq_len = 1 << 20};
@@ -349,7 +349,7 @@ static bool describe_plan(const check_env *env, const check_attention *c, folio_
               folio_plan_get_info(plan, 0, FOLIO_ATTENTION_DECODER, info) == FOLIO_OK;
     folio_plan_destroy(plan);
     folio_batch_destroy(batch);
-    harness_close(h);
+    kit_close(h);
     return ok;
 }
 

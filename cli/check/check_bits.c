@@ -21,14 +21,14 @@ static void plain_base(const check_env *env, check_draw *d, check_attention *c)
 static void invariant_case(const check_env *env, check_draw *d, int64_t index, check_attention *c)
 {
     plain_base(env, d, c);
-    harness_spec *s = &c->spec;
+    kit_spec *s = &c->spec;
     switch (index % 10) {
     case 0: break;
     case 1: s->alibi = true; break;
     case 2: s->windowed = 1, s->window_left = 20; break;
     case 3: s->soft_cap = 5.0f; break;
     case 4: s->sinks = true; break;
-    case 5: s->bias = HARNESS_BIAS_ALL, s->bias_hidden = 0.2; break;
+    case 5: s->bias = KIT_BIAS_ALL, s->bias_hidden = 0.2; break;
     case 6: s->kv_dtype = FOLIO_INT8; break;
     case 7: s->kv_dtype = FOLIO_FP8_E4M3, s->k_scale = 0.3f; break;
     case 8: s->windowed = 1, s->window_left = 40, s->alibi = true; break;
@@ -52,95 +52,95 @@ static int64_t cut(check_draw *d, int64_t total, int64_t way, int64_t *chunks)
 
 void run_row_invariant(const check_env *env, check_draw *d, int64_t index, check_outcome *out)
 {
-    static const harness_seq crowd[] = {{.id = 90, .query_len = 9, .seq_len = 9},
-                                        {.id = 91, .query_len = 1, .seq_len = 70},
-                                        {.id = 92, .query_len = 2, .seq_len = 0},
-                                        {.id = 93, .query_len = 5, .seq_len = 22}};
+    static const kit_seq crowd[] = {{.id = 90, .query_len = 9, .seq_len = 9},
+                                    {.id = 91, .query_len = 1, .seq_len = 70},
+                                    {.id = 92, .query_len = 2, .seq_len = 0},
+                                    {.id = 93, .query_len = 5, .seq_len = 22}};
     check_attention c = {0};
     int64_t chunks[64];
-    harness_result whole = {0}, pieces = {0};
+    kit_result whole = {0}, pieces = {0};
     invariant_case(env, d, index, &c);
-    c.spec.table = HARNESS_TABLE_SEQS;
-    harness_seq *seq = &c.seqs[0];
+    c.spec.table = KIT_TABLE_SEQS;
+    kit_seq *seq = &c.seqs[0];
     int64_t total = seq->query_len, n = cut(d, total, index % 3, chunks);
     int64_t num_crowd = check_int(d, 0, 4);
     int32_t threads = (int32_t)check_int(d, 1, 8);
-    folio_context *other = harness_context(env->info.name, env->level, threads);
+    folio_context *other = kit_context(env->info.name, env->level, threads);
     bool ok = other != NULL &&
-              harness_run_pieces(env->ctx, &c.spec, FOLIO_ATTENTION_DECODER, seq, &total, 1, NULL,
-                                 0, false, &whole) &&
-              harness_run_pieces(other, &c.spec, FOLIO_ATTENTION_DECODER, seq, chunks, n, crowd,
-                                 num_crowd, check_chance(d, 2), &pieces);
-    if (!ok) check_fail(out, "%s", harness_error());
+              kit_run_pieces(env->ctx, &c.spec, FOLIO_ATTENTION_DECODER, seq, &total, 1, NULL, 0,
+                             false, &whole) &&
+              kit_run_pieces(other, &c.spec, FOLIO_ATTENTION_DECODER, seq, chunks, n, crowd,
+                             num_crowd, check_chance(d, 2), &pieces);
+    if (!ok) check_fail(out, "%s", kit_error());
     for (int64_t row = 0; ok && row < total; row++)
-        if (!harness_rows_equal(&whole, row, &pieces, row, 1))
+        if (!kit_rows_equal(&whole, row, &pieces, row, 1))
             ok = check_fail(
                 out, "row %lld of %lld differs in %lld pieces, %d threads, a crowd of %lld",
                 (long long)row, (long long)total, (long long)n, (int)threads, (long long)num_crowd);
     if (ok) check_pass(out);
-    harness_result_free(&whole);
-    harness_result_free(&pieces);
+    kit_result_free(&whole);
+    kit_result_free(&pieces);
     folio_context_destroy(other);
 }
 
 /* Alone, and the same pieces in a crowd that makes the batch long and ragged. */
 void run_batch_invariant(const check_env *env, check_draw *d, int64_t index, check_outcome *out)
 {
-    static const harness_seq crowd[] = {{.id = 90, .query_len = 9, .seq_len = 9},
-                                        {.id = 91, .query_len = 1, .seq_len = 1700},
-                                        {.id = 92, .query_len = 2, .seq_len = 0},
-                                        {.id = 93, .query_len = 1, .seq_len = 700},
-                                        {.id = 94, .query_len = 40, .seq_len = 61}};
+    static const kit_seq crowd[] = {{.id = 90, .query_len = 9, .seq_len = 9},
+                                    {.id = 91, .query_len = 1, .seq_len = 1700},
+                                    {.id = 92, .query_len = 2, .seq_len = 0},
+                                    {.id = 93, .query_len = 1, .seq_len = 700},
+                                    {.id = 94, .query_len = 40, .seq_len = 61}};
     check_attention c = {0};
     int64_t chunks[64];
-    harness_result alone = {0}, crowded = {0};
+    kit_result alone = {0}, crowded = {0};
     invariant_case(env, d, index, &c);
-    c.spec.table = HARNESS_TABLE_SEQS;
+    c.spec.table = KIT_TABLE_SEQS;
     c.spec.batch_invariant = true;
-    harness_seq *seq = &c.seqs[0];
+    kit_seq *seq = &c.seqs[0];
     seq->seq_len += check_chance(d, 2) ? 1500 : 0;
     if (index % 4 == 3) { /* parts of many rows too */
         c.spec.num_heads = c.spec.num_kv_heads * 4;
         seq->seq_len += 5000;
     }
     int64_t total = seq->query_len, n = cut(d, total, 1 + index % 2, chunks);
-    harness_spec other = c.spec;
+    kit_spec other = c.spec;
     other.graph = check_chance(d, 3);
-    bool ok = harness_run_pieces(env->ctx, &c.spec, FOLIO_ATTENTION_DECODER, seq, chunks, n, NULL,
-                                 0, false, &alone) &&
-              harness_run_pieces(env->ctx, &other, FOLIO_ATTENTION_DECODER, seq, chunks, n, crowd,
-                                 check_int(d, 1, 5), check_chance(d, 2), &crowded);
-    if (!ok) check_fail(out, "%s", harness_error());
-    else if (!harness_rows_equal(&alone, 0, &crowded, 0, total))
+    bool ok = kit_run_pieces(env->ctx, &c.spec, FOLIO_ATTENTION_DECODER, seq, chunks, n, NULL, 0,
+                             false, &alone) &&
+              kit_run_pieces(env->ctx, &other, FOLIO_ATTENTION_DECODER, seq, chunks, n, crowd,
+                             check_int(d, 1, 5), check_chance(d, 2), &crowded);
+    if (!ok) check_fail(out, "%s", kit_error());
+    else if (!kit_rows_equal(&alone, 0, &crowded, 0, total))
         check_fail(out, "%lld rows in %lld pieces change with the batch around them",
                    (long long)total, (long long)n);
     else check_pass(out);
     if (!out->ok)
-        harness_describe(&other, FOLIO_ATTENTION_DECODER, c.seqs, c.num_seqs, out->what,
-                         sizeof out->what);
-    harness_result_free(&alone);
-    harness_result_free(&crowded);
+        kit_describe(&other, FOLIO_ATTENTION_DECODER, c.seqs, c.num_seqs, out->what,
+                     sizeof out->what);
+    kit_result_free(&alone);
+    kit_result_free(&crowded);
 }
 
 /* Runs the same step twice, the second time as `other` says; real rows must keep their bits. */
-static bool same_bits(const check_env *env, const check_attention *c, const harness_spec *other,
+static bool same_bits(const check_env *env, const check_attention *c, const kit_spec *other,
                       const char *what, check_outcome *out)
 {
-    harness_result a = {0}, b = {0};
-    harness *first = harness_open(env->ctx, &c->spec, c->seqs, c->num_seqs);
-    harness *second = harness_open(env->ctx, other, c->seqs, c->num_seqs);
-    bool ok = first && second && harness_forward(first, NULL, c->type, c->seqs, c->num_seqs, &a) &&
-              harness_forward(second, NULL, c->type, c->seqs, c->num_seqs, &b);
-    if (!ok) check_fail(out, "%s", harness_error());
-    else if (!harness_rows_equal(&a, 0, &b, 0, a.row_start[a.num_seqs]))
+    kit_result a = {0}, b = {0};
+    kit_case *first = kit_open(env->ctx, &c->spec, c->seqs, c->num_seqs);
+    kit_case *second = kit_open(env->ctx, other, c->seqs, c->num_seqs);
+    bool ok = first && second && kit_forward(first, NULL, c->type, c->seqs, c->num_seqs, &a) &&
+              kit_forward(second, NULL, c->type, c->seqs, c->num_seqs, &b);
+    if (!ok) check_fail(out, "%s", kit_error());
+    else if (!kit_rows_equal(&a, 0, &b, 0, a.row_start[a.num_seqs]))
         ok = check_fail(out, "%s changes bits", what);
     else if (c->spec.layout == other->layout && c->spec.block_size == other->block_size &&
-             harness_cache_hash(first) != harness_cache_hash(second))
+             kit_cache_hash(first) != kit_cache_hash(second))
         ok = check_fail(out, "%s leaves another cache behind", what);
-    harness_result_free(&a);
-    harness_result_free(&b);
-    harness_close(first);
-    harness_close(second);
+    kit_result_free(&a);
+    kit_result_free(&b);
+    kit_close(first);
+    kit_close(second);
     return ok;
 }
 
@@ -162,7 +162,7 @@ void run_graph_bits(const check_env *env, check_draw *d, int64_t index, check_ou
     make_graph(env, d, index, &c);
     check_settle(&c);
     c.spec.batch_invariant = !supports(env, "row_invariant");
-    harness_spec plain = c.spec;
+    kit_spec plain = c.spec;
     plain.graph = false;
     if (same_bits(env, &c, &plain, "FOLIO_PLAN_GRAPH", out)) check_pass(out);
 }
@@ -177,7 +177,7 @@ void run_address_bits(const check_env *env, check_draw *d, int64_t index, check_
     c.spec.append = index % 2 != 0;
     check_settle(&c);
     bool device = !supports(env, "row_invariant");
-    harness_spec other = c.spec;
+    kit_spec other = c.spec;
     other.offset = device ? 16 / (int64_t)folio_dtype_size(c.spec.dtype) : 1;
     if (same_bits(env, &c, &other, "another address", out)) check_pass(out);
 }
@@ -188,10 +188,10 @@ void run_table_bits(const check_env *env, check_draw *d, int64_t index, check_ou
     check_attention c = {0};
     plain_base(env, d, &c);
     check_mixed(d, &c);
-    c.spec.table = (harness_table)(HARNESS_TABLE_2D + index % 4);
+    c.spec.table = (kit_table)(KIT_TABLE_2D + index % 4);
     check_settle(&c);
-    harness_spec seqs = c.spec;
-    seqs.table = HARNESS_TABLE_SEQS;
+    kit_spec seqs = c.spec;
+    seqs.table = KIT_TABLE_SEQS;
     if (same_bits(env, &c, &seqs, "the form of the page table", out)) check_pass(out);
 }
 
@@ -199,20 +199,20 @@ void run_table_bits(const check_env *env, check_draw *d, int64_t index, check_ou
 void run_append_bits(const check_env *env, check_draw *d, int64_t index, check_outcome *out)
 {
     check_attention c = {0};
-    harness_result a = {0}, b = {0};
+    kit_result a = {0}, b = {0};
     make_kv_append(env, d, index, &c);
     check_settle(&c);
-    harness *h = harness_open(env->ctx, &c.spec, c.seqs, c.num_seqs);
-    bool ok = h && harness_forward(h, NULL, c.type, c.seqs, c.num_seqs, &a);
-    uint64_t before = ok ? harness_cache_hash(h) : 0;
-    ok = ok && harness_forward(h, NULL, c.type, c.seqs, c.num_seqs, &b);
-    if (!ok) check_fail(out, "%s", harness_error());
-    else if (harness_cache_hash(h) != before) check_fail(out, "FOLIO_KV_APPEND wrote to the cache");
-    else if (!harness_rows_equal(&a, 0, &b, 0, a.rows)) check_fail(out, "a second run differs");
+    kit_case *h = kit_open(env->ctx, &c.spec, c.seqs, c.num_seqs);
+    bool ok = h && kit_forward(h, NULL, c.type, c.seqs, c.num_seqs, &a);
+    uint64_t before = ok ? kit_cache_hash(h) : 0;
+    ok = ok && kit_forward(h, NULL, c.type, c.seqs, c.num_seqs, &b);
+    if (!ok) check_fail(out, "%s", kit_error());
+    else if (kit_cache_hash(h) != before) check_fail(out, "FOLIO_KV_APPEND wrote to the cache");
+    else if (!kit_rows_equal(&a, 0, &b, 0, a.rows)) check_fail(out, "a second run differs");
     else check_pass(out);
-    harness_result_free(&a);
-    harness_result_free(&b);
-    harness_close(h);
+    kit_result_free(&a);
+    kit_result_free(&b);
+    kit_close(h);
 }
 
 /* ---- Merging */
@@ -236,13 +236,12 @@ static void merge_fill(const check_env *env, check_draw *d, int64_t index, merge
     m->num_parts = 1 + index % MERGE_MAX_PARTS;
     for (int64_t p = 0; p < m->num_parts; p++)
         for (int64_t r = 0; r < MERGE_ROWS; r++) {
-            double lse = 4 * harness_random(env->seed, HARNESS_USER, tag, p, r, -1);
+            double lse = 4 * kit_random(env->seed, KIT_USER, tag, p, r, -1);
             bool empty = lse < -5.0 || r == 0; /* row 0: no part saw a key */
             m->lse[p][r] = empty ? -INFINITY : (float)lse;
             for (int64_t i = 0; i < MERGE_SIZE; i++)
-                harness_store(m->dtype, m->out[p], r * MERGE_SIZE + i,
-                              empty ? (double)NAN
-                                    : harness_random(env->seed, HARNESS_USER, tag, p, r, i));
+                kit_store(m->dtype, m->out[p], r * MERGE_SIZE + i,
+                          empty ? (double)NAN : kit_random(env->seed, KIT_USER, tag, p, r, i));
         }
 }
 
@@ -257,7 +256,7 @@ static double merge_formula(const merge_case *m, int64_t r, double *mean)
         double weight = exp((double)m->lse[p][r] - max);
         sum += weight;
         for (int64_t i = 0; weight > 0 && i < MERGE_SIZE; i++)
-            mean[i] += weight * harness_load(m->dtype, m->out[p], r * MERGE_SIZE + i);
+            mean[i] += weight * kit_load(m->dtype, m->out[p], r * MERGE_SIZE + i);
     }
     for (int64_t i = 0; i < MERGE_SIZE; i++) mean[i] /= sum;
     return max + log(sum);
@@ -276,9 +275,9 @@ static void note_error(check_outcome *out, double got, double want, double budge
 void run_merge(const check_env *env, check_draw *d, int64_t index, check_outcome *out)
 {
     /* what the call reads and writes lies where it can be reached */
-    merge_case *m = harness_alloc(1, sizeof *m);
-    double *result = harness_alloc(MERGE_COUNT, sizeof *result);
-    float *lse = harness_alloc(MERGE_ROWS, sizeof *lse);
+    merge_case *m = kit_alloc(1, sizeof *m);
+    double *result = kit_alloc(MERGE_COUNT, sizeof *result);
+    float *lse = kit_alloc(MERGE_ROWS, sizeof *lse);
     double mean[MERGE_SIZE], want[MERGE_COUNT], want_lse[MERGE_ROWS];
     folio_state states[MERGE_MAX_PARTS];
     merge_fill(env, d, index, m);
@@ -307,40 +306,40 @@ void run_merge(const check_env *env, check_draw *d, int64_t index, check_outcome
         check_pass(out);
     else check_fail(out, "%s", folio_last_error());
     /* Folding n parts rounds each weight and sum a few times, in f32, then once to the out type. */
-    double budget = 2.0 * (0x1p-20 + harness_ulp(m->dtype, 1.0));
+    double budget = 2.0 * (0x1p-20 + kit_ulp(m->dtype, 1.0));
     for (int64_t i = 0; out->ok && i < MERGE_COUNT; i++)
-        note_error(out, harness_load(m->dtype, to, i), want[i], budget);
+        note_error(out, kit_load(m->dtype, to, i), want[i], budget);
     for (int64_t r = 0; out->ok && r < MERGE_ROWS; r++)
         note_error(out, (double)lse[r], want_lse[r], 0x1p-19);
-    harness_free(m);
-    harness_free(result);
-    harness_free(lse);
+    kit_free(m);
+    kit_free(result);
+    kit_free(lse);
 }
 
 /* Keys within a window, and the keys before it, merge to all keys. */
 void run_merge_parts(const check_env *env, check_draw *d, int64_t index, check_outcome *out)
 {
     check_attention c = {0};
-    harness_result part[2] = {{0}, {0}}, ref = {0}, plain = {0};
+    kit_result part[2] = {{0}, {0}}, ref = {0}, formula = {0};
     check_base(env, d, &c);
     c.spec.dtype = FOLIO_F32;
     c.spec.strided = c.spec.no_lse = false;
     int64_t left = check_int(d, 0, 40);
     (void)index;
     check_add(&c, check_int(d, 1, 20), check_int(d, 0, 80));
-    harness_spec near = c.spec;
+    kit_spec near = c.spec;
     near.windowed = 1;
     near.window_left = left;
-    harness_seq far = c.seqs[0];
+    kit_seq far = c.seqs[0];
     far.positions_given = 1;
     far.first_query_pos = far.seq_len - far.query_len - left - 1;
-    harness *all = harness_open(env->ctx, &c.spec, c.seqs, 1);
-    harness *window = harness_open(env->ctx, &near, c.seqs, 1);
-    bool ok = all && window && harness_forward(window, NULL, c.type, c.seqs, 1, &part[0]) &&
-              harness_forward(all, NULL, c.type, &far, 1, &part[1]) &&
-              harness_judge(all, env->reference, c.type, c.seqs, 1, &ref) &&
-              harness_plain(all, c.type, c.seqs, 1, false, &plain);
-    if (!ok) check_fail(out, "%s", harness_error());
+    kit_case *all = kit_open(env->ctx, &c.spec, c.seqs, 1);
+    kit_case *window = kit_open(env->ctx, &near, c.seqs, 1);
+    bool ok = all && window && kit_forward(window, NULL, c.type, c.seqs, 1, &part[0]) &&
+              kit_forward(all, NULL, c.type, &far, 1, &part[1]) &&
+              kit_judge(all, env->reference, c.type, c.seqs, 1, &ref) &&
+              kit_formula(all, c.type, c.seqs, 1, false, &formula);
+    if (!ok) check_fail(out, "%s", kit_error());
     if (ok) {
         folio_state states[2];
         for (int p = 0; p < 2; p++)
@@ -360,22 +359,22 @@ void run_merge_parts(const check_env *env, check_draw *d, int64_t index, check_o
     }
     if (ok) {
         for (int64_t i = 0; i < ref.rows * ref.heads * ref.head_size; i++)
-            part[0].out[i] = harness_load(FOLIO_F32, part[0].bits, i);
+            part[0].out[i] = kit_load(FOLIO_F32, part[0].bits, i);
         for (int64_t i = 0; i < ref.rows * ref.heads; i++)
             part[0].lse[i] = (double)part[0].lse_bits[i];
-        harness_verdict v;
-        harness_compare(&part[0], &ref, &plain, &v);
+        kit_verdict v;
+        kit_compare(&part[0], &ref, &formula, &v);
         /* Two parts and their merge: three times one kernel's budget. */
         out->error = v.max_error;
         out->budget = 3 * v.budget;
         if (v.max_error <= 3 * v.budget && v.lse_error <= 3 * v.lse_budget) check_pass(out);
         else check_fail(out, "merged parts: %s", v.message);
     }
-    for (int p = 0; p < 2; p++) harness_result_free(&part[p]);
-    harness_result_free(&ref);
-    harness_result_free(&plain);
-    harness_close(all);
-    harness_close(window);
+    for (int p = 0; p < 2; p++) kit_result_free(&part[p]);
+    kit_result_free(&ref);
+    kit_result_free(&formula);
+    kit_close(all);
+    kit_close(window);
 }
 
 /* ---- Refusals */

@@ -12,22 +12,22 @@ static const folio_dtype kv_dtypes[] = {FOLIO_F32,      FOLIO_F16,      FOLIO_BF
                                         FOLIO_FP8_E4M3, FOLIO_FP8_E5M2, FOLIO_INT8};
 enum { NUM_KV_DTYPES = sizeof kv_dtypes / sizeof kv_dtypes[0], NUM_LAYERS = 2 };
 
-/* A small cache through the harness: layout and dtype by number, two layers, poisoned. */
-static harness *open_small(const check_env *env, check_draw *d, folio_layout layout,
-                           folio_dtype dtype, harness_spec *spec)
+/* A small cache through the kit: layout and dtype by number, two layers, poisoned. */
+static kit_case *open_small(const check_env *env, check_draw *d, folio_layout layout,
+                            folio_dtype dtype, kit_spec *spec)
 {
     static const int32_t blocks[] = {16, 16, 32, 8, 5};
     if (spec->seed == 0) { /* the first of a pair decides the geometry */
-        *spec = (harness_spec){.seed = (uint64_t)check_int(d, 1, INT64_MAX - 1),
-                               .num_heads = 3,
-                               .k_head_size = 32,
-                               .block_size = CHECK_PICK(d, blocks),
-                               .num_layers = NUM_LAYERS,
-                               .num_blocks = 9};
+        *spec = (kit_spec){.seed = (uint64_t)check_int(d, 1, INT64_MAX - 1),
+                           .num_heads = 3,
+                           .k_head_size = 32,
+                           .block_size = CHECK_PICK(d, blocks),
+                           .num_layers = NUM_LAYERS,
+                           .num_blocks = 9};
     }
     spec->layout = layout;
     spec->kv_dtype = dtype;
-    return harness_open(env->ctx, spec, NULL, 0);
+    return kit_open(env->ctx, spec, NULL, 0);
 }
 
 static folio_layout layout_of(const check_env *env, int64_t index)
@@ -42,14 +42,14 @@ typedef struct raw_rows {
     folio_kv_rows rows;
 } raw_rows;
 
-static raw_rows raw_make(const harness_spec *s, const int64_t *blocks, int64_t n)
+static raw_rows raw_make(const kit_spec *s, const int64_t *blocks, int64_t n)
 {
     raw_rows r = {.rows = {.struct_size = sizeof r.rows, .num_blocks = n, .blocks = blocks}};
     size_t heads = (size_t)(n * s->block_size * s->num_heads);
     size_t numbers = heads * (size_t)s->k_head_size * folio_dtype_size(s->kv_dtype);
     size_t scales = heads * sizeof(float);
     r.bytes = 2 * (numbers + scales);
-    r.data = harness_alloc(r.bytes, 1);
+    r.data = kit_alloc(r.bytes, 1);
     r.rows.k = r.data;
     r.rows.v = r.data + numbers;
     r.rows.k_scales = (float *)(void *)(r.data + 2 * numbers);
@@ -58,50 +58,47 @@ static raw_rows raw_make(const harness_spec *s, const int64_t *blocks, int64_t n
 }
 
 /* Random finite numbers of the cache's own dtype. */
-static void raw_fill(const harness_spec *s, raw_rows *r, int64_t tag)
+static void raw_fill(const kit_spec *s, raw_rows *r, int64_t tag)
 {
     for (size_t i = 0; i < r->bytes; i++)
         r->data[i] =
-            (unsigned char)(harness_random_bits(s->seed, HARNESS_USER, tag, (int64_t)i, 0, 0) &
-                            0x3f);
+            (unsigned char)(kit_random_bits(s->seed, KIT_USER, tag, (int64_t)i, 0, 0) & 0x3f);
     if (s->kv_dtype != FOLIO_INT8)
         memset(r->rows.k_scales, 0,
                (size_t)(r->data + r->bytes - (unsigned char *)r->rows.k_scales));
 }
 
 /* Puts random rows into the blocks of every layer. */
-static bool fill_layers(harness *h, const harness_spec *s, const int64_t *blocks, int64_t n,
+static bool fill_layers(kit_case *h, const kit_spec *s, const int64_t *blocks, int64_t n,
                         check_outcome *out)
 {
     bool ok = true;
     for (int32_t layer = 0; ok && layer < NUM_LAYERS; layer++) {
         raw_rows r = raw_make(s, blocks, n);
         raw_fill(s, &r, layer);
-        if (harness_wait(h, folio_kv_cache_pack(harness_cache(h), layer, &r.rows, NULL)) !=
-            FOLIO_OK)
+        if (kit_wait(h, folio_kv_cache_pack(kit_cache(h), layer, &r.rows, NULL)) != FOLIO_OK)
             ok = check_fail(out, "pack: %s", folio_last_error());
-        harness_free(r.data);
+        kit_free(r.data);
     }
     return ok;
 }
 
 /* Do the blocks of every layer hold fill_layers' rows, bit for bit? */
-static bool same_layers(harness *h, const harness_spec *s, const int64_t *blocks, int64_t n,
+static bool same_layers(kit_case *h, const kit_spec *s, const int64_t *blocks, int64_t n,
                         const char *what, check_outcome *out)
 {
     bool ok = true;
     for (int32_t layer = 0; ok && layer < NUM_LAYERS; layer++) {
         raw_rows want = raw_make(s, blocks, n), got = raw_make(s, blocks, n);
         raw_fill(s, &want, layer);
-        if (harness_wait(h, folio_kv_cache_unpack(harness_cache(h), layer, &got.rows, NULL)) !=
-            FOLIO_OK)
+        if (kit_wait(h, folio_kv_cache_unpack(kit_cache(h), layer, &got.rows, NULL)) != FOLIO_OK)
             ok = check_fail(out, "unpack: %s", folio_last_error());
         else if (memcmp(got.data, want.data, want.bytes) != 0)
             ok =
                 check_fail(out, "%s: layer %d does not hold what was written (%s, %s)", what,
                            (int)layer, folio_layout_name(s->layout), folio_dtype_name(s->kv_dtype));
-        harness_free(want.data);
-        harness_free(got.data);
+        kit_free(want.data);
+        kit_free(got.data);
     }
     return ok;
 }
@@ -109,30 +106,30 @@ static bool same_layers(harness *h, const harness_spec *s, const int64_t *blocks
 void run_pack(const check_env *env, check_draw *d, int64_t index, check_outcome *out)
 {
     const int64_t blocks[] = {7, 0, 3};
-    harness_spec s = {0};
-    harness *h = open_small(env, d, layout_of(env, index),
-                            kv_dtypes[index / env->info.num_layouts % NUM_KV_DTYPES], &s);
-    bool ok = h != NULL || check_fail(out, "%s", harness_error());
+    kit_spec s = {0};
+    kit_case *h = open_small(env, d, layout_of(env, index),
+                             kv_dtypes[index / env->info.num_layouts % NUM_KV_DTYPES], &s);
+    bool ok = h != NULL || check_fail(out, "%s", kit_error());
     ok = ok && fill_layers(h, &s, blocks, 3, out) && same_layers(h, &s, blocks, 3, "pack", out);
     if (ok) check_pass(out);
-    harness_close(h);
+    kit_close(h);
 }
 
 void run_copy(const check_env *env, check_draw *d, int64_t index, check_outcome *out)
 {
     const int64_t from[] = {8, 1, 5}, to[] = {0, 7, 2};
     const folio_block_pair pairs[] = {{8, 0}, {1, 7}, {5, 2}};
-    harness_spec s = {0};
-    harness *h = open_small(env, d, layout_of(env, index),
-                            kv_dtypes[index / env->info.num_layouts % NUM_KV_DTYPES], &s);
-    bool ok = h != NULL || check_fail(out, "%s", harness_error());
+    kit_spec s = {0};
+    kit_case *h = open_small(env, d, layout_of(env, index),
+                             kv_dtypes[index / env->info.num_layouts % NUM_KV_DTYPES], &s);
+    bool ok = h != NULL || check_fail(out, "%s", kit_error());
     ok = ok && fill_layers(h, &s, from, 3, out);
-    if (ok && harness_wait(h, folio_kv_cache_copy_blocks(harness_cache(h), harness_cache(h), pairs,
-                                                         3, NULL)) != FOLIO_OK)
+    if (ok && kit_wait(h, folio_kv_cache_copy_blocks(kit_cache(h), kit_cache(h), pairs, 3, NULL)) !=
+                  FOLIO_OK)
         ok = check_fail(out, "%s", folio_last_error());
     ok = ok && same_layers(h, &s, to, 3, "copy", out) && same_layers(h, &s, from, 3, "source", out);
     if (ok) check_pass(out);
-    harness_close(h);
+    kit_close(h);
 }
 
 /* Between two caches of different layouts. */
@@ -141,36 +138,36 @@ void run_swap(const check_env *env, check_draw *d, int64_t index, check_outcome 
     const int64_t from[] = {2, 6}, to[] = {3, 0};
     const folio_block_pair pairs[] = {{2, 3}, {6, 0}};
     folio_dtype dtype = kv_dtypes[index % NUM_KV_DTYPES];
-    harness_spec s = {0}, t;
-    harness *a = open_small(env, d, layout_of(env, index), dtype, &s);
+    kit_spec s = {0}, t;
+    kit_case *a = open_small(env, d, layout_of(env, index), dtype, &s);
     t = s;
-    harness *b =
+    kit_case *b =
         open_small(env, d, layout_of(env, index / env->info.num_layouts + index + 1), dtype, &t);
-    bool ok = (a && b) || check_fail(out, "%s", harness_error());
+    bool ok = (a && b) || check_fail(out, "%s", kit_error());
     ok = ok && fill_layers(a, &s, from, 2, out);
-    if (ok && harness_wait(a, folio_kv_cache_copy_blocks(harness_cache(a), harness_cache(b), pairs,
-                                                         2, NULL)) != FOLIO_OK)
+    if (ok && kit_wait(a, folio_kv_cache_copy_blocks(kit_cache(a), kit_cache(b), pairs, 2, NULL)) !=
+                  FOLIO_OK)
         ok = check_fail(out, "%s", folio_last_error());
     ok = ok && same_layers(b, &t, to, 2, "swap", out);
     if (ok) check_pass(out);
-    harness_close(a);
-    harness_close(b);
+    kit_close(a);
+    kit_close(b);
 }
 
 /* gather gives stored * scale in f32, and zeros for slot -1. */
 void run_gather(const check_env *env, check_draw *d, int64_t index, check_outcome *out)
 {
     const int64_t block = 4;
-    harness_spec s = {0};
-    harness *h = open_small(env, d, layout_of(env, index),
-                            kv_dtypes[index / env->info.num_layouts % NUM_KV_DTYPES], &s);
-    bool ok = h != NULL || check_fail(out, "%s", harness_error());
+    kit_spec s = {0};
+    kit_case *h = open_small(env, d, layout_of(env, index),
+                             kv_dtypes[index / env->info.num_layouts % NUM_KV_DTYPES], &s);
+    bool ok = h != NULL || check_fail(out, "%s", kit_error());
     ok = ok && fill_layers(h, &s, &block, 1, out);
     int64_t last = s.block_size - 1, width = (int64_t)s.num_heads * s.k_head_size;
     int64_t slots[] = {4 * (int64_t)s.block_size + last, -1, 4 * (int64_t)s.block_size};
     int64_t tokens[] = {last, -1, 0};
     bool fp8 = s.kv_dtype == FOLIO_FP8_E4M3 || s.kv_dtype == FOLIO_FP8_E5M2;
-    float *rows = harness_alloc((size_t)(6 * width), sizeof *rows);
+    float *rows = kit_alloc((size_t)(6 * width), sizeof *rows);
     folio_kv_gather g = {.struct_size = sizeof g,
                          .slots = slots,
                          .num_slots = 3,
@@ -178,7 +175,7 @@ void run_gather(const check_env *env, check_draw *d, int64_t index, check_outcom
                          .v = {.data = rows + 3 * width, .dtype = FOLIO_F32, .tokens = 3},
                          .k_scale = 0.7f,
                          .v_scale = 0.7f};
-    if (ok && harness_wait(h, folio_kv_cache_gather(harness_cache(h), 1, &g, NULL)) != FOLIO_OK)
+    if (ok && kit_wait(h, folio_kv_cache_gather(kit_cache(h), 1, &g, NULL)) != FOLIO_OK)
         ok = check_fail(out, "%s", folio_last_error());
     raw_rows r = raw_make(&s, &block, 1);
     raw_fill(&s, &r, 1);
@@ -188,7 +185,7 @@ void run_gather(const check_env *env, check_draw *d, int64_t index, check_outcom
         double want = 0;
         if (token >= 0) {
             const float *scales = is_v ? r.rows.v_scales : r.rows.k_scales;
-            want = harness_load(s.kv_dtype, is_v ? r.rows.v : r.rows.k, e);
+            want = kit_load(s.kv_dtype, is_v ? r.rows.v : r.rows.k, e);
             if (fp8) want *= (double)0.7f;
             if (s.kv_dtype == FOLIO_INT8) want *= (double)scales[e / s.k_head_size];
         }
@@ -198,9 +195,9 @@ void run_gather(const check_env *env, check_draw *d, int64_t index, check_outcom
                             (double)(float)want);
     }
     if (ok) check_pass(out);
-    harness_free(rows);
-    harness_free(r.data);
-    harness_close(h);
+    kit_free(rows);
+    kit_free(r.data);
+    kit_close(h);
 }
 
 /* ---- What a backend says */

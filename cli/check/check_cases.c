@@ -67,7 +67,7 @@ const int check_num_parts = (int)(sizeof check_parts / sizeof check_parts[0]);
 
 int64_t check_int(check_draw *d, int64_t low, int64_t high)
 {
-    return harness_random_int(d->key, HARNESS_USER, d->count++, low, high);
+    return kit_random_int(d->key, KIT_USER, d->count++, low, high);
 }
 
 bool check_chance(check_draw *d, int64_t one_in) { return check_int(d, 1, one_in) == 1; }
@@ -94,19 +94,18 @@ static uint64_t case_key(uint64_t seed, const check_part *part, int64_t index)
     uint64_t name = 0;
     for (const char *p = part->feature; *p; p++) name = name * 131 + (unsigned char)*p;
     for (const char *p = part->name; *p; p++) name = name * 131 + (unsigned char)*p;
-    return harness_random_bits(seed, HARNESS_USER, (int64_t)name, index, 0, 0);
+    return kit_random_bits(seed, KIT_USER, (int64_t)name, index, 0, 0);
 }
 
 void check_run_attention(const check_env *env, const check_attention *c, check_outcome *out)
 {
-    harness_verdict v;
-    harness_check(env->ctx, env->reference, &c->spec, c->type, c->seqs, c->num_seqs, &v);
+    kit_verdict v;
+    kit_check(env->ctx, env->reference, &c->spec, c->type, c->seqs, c->num_seqs, &v);
     out->ok = v.ok;
     out->error = v.max_error;
     out->budget = v.budget;
     snprintf(out->message, sizeof out->message, "%s", v.message);
-    if (!v.ok)
-        harness_describe(&c->spec, c->type, c->seqs, c->num_seqs, out->what, sizeof out->what);
+    if (!v.ok) kit_describe(&c->spec, c->type, c->seqs, c->num_seqs, out->what, sizeof out->what);
 }
 
 void check_run_case(const check_env *env, const check_part *part, int64_t index, check_outcome *out)

@@ -189,8 +189,8 @@ static int64_t new_tokens(bool encoder, const life_row *r)
 /* A tensor of the step's new tokens; data NULL where there are none. */
 static folio_tensor tokens_of(const life *l, const life_row *rows, int64_t n, int32_t tensor)
 {
-    bool encoder = tensor >= HARNESS_ENCODER_Q;
-    bool query = tensor == HARNESS_Q || tensor == HARNESS_ENCODER_Q;
+    bool encoder = tensor >= KIT_ENCODER_Q;
+    bool query = tensor == KIT_Q || tensor == KIT_ENCODER_Q;
     int64_t heads = query ? l->desc.num_heads : l->desc.num_kv_heads, size = l->desc.head_size;
     folio_tensor t = {.dtype = l->desc.dtype};
     for (int64_t i = 0; i < n; i++) t.tokens += new_tokens(encoder, &rows[i]);
@@ -201,8 +201,8 @@ static folio_tensor tokens_of(const life *l, const life_row *rows, int64_t n, in
         for (int64_t j = 0; j < new_tokens(encoder, &rows[i]); j++)
             for (int64_t e = 0; e < width; e++) {
                 int64_t id = rows[i].seq->id, token = j + (encoder ? 0 : rows[i].seq->len);
-                double x = harness_random(l->seed, tensor, id, token, e / size, e % size);
-                harness_store(t.dtype, t.data, at++, x);
+                double x = kit_random(l->seed, tensor, id, token, e / size, e % size);
+                kit_store(t.dtype, t.data, at++, x);
             }
     return t;
 }
@@ -224,11 +224,11 @@ static void judge(life *l, const char *what, const folio_tensor *got, const foli
     double largest = 0;
     int64_t count = got->tokens * l->desc.num_heads * l->desc.head_size;
     for (int64_t i = 0; i < count; i++)
-        largest = fmax(largest, fabs(harness_load(want->dtype, want->data, i)));
-    double budget = 0x1p-18 * largest + harness_ulp(l->desc.dtype, largest);
+        largest = fmax(largest, fabs(kit_load(want->dtype, want->data, i)));
+    double budget = 0x1p-18 * largest + kit_ulp(l->desc.dtype, largest);
     for (int64_t i = 0; i < count && l->out->ok; i++) {
-        double a = harness_load(got->dtype, got->data, i);
-        double b = harness_load(want->dtype, want->data, i), error = fabs(a - b);
+        double a = kit_load(got->dtype, got->data, i);
+        double b = kit_load(want->dtype, want->data, i), error = fabs(a - b);
         if (!(error <= budget))
             check_fail(l->out, "%s: number %lld is %.9g, on the reference %.9g, allowed %.3g", what,
                        (long long)i, a, b, budget);
@@ -280,9 +280,9 @@ static void attend(life *l, folio_attention_type type, const life_row *rows, int
                    folio_vllm06_metadata *const metadata[2])
 {
     const char *what = folio_attention_type_name(type);
-    int32_t kv = type == FOLIO_ATTENTION_DECODER ? HARNESS_K : HARNESS_ENCODER_K;
+    int32_t kv = type == FOLIO_ATTENTION_DECODER ? KIT_K : KIT_ENCODER_K;
     const folio_tensor qkv[3] = {
-        tokens_of(l, rows, n, type == FOLIO_ATTENTION_ENCODER ? HARNESS_ENCODER_Q : HARNESS_Q),
+        tokens_of(l, rows, n, type == FOLIO_ATTENTION_ENCODER ? KIT_ENCODER_Q : KIT_Q),
         tokens_of(l, rows, n, kv), tokens_of(l, rows, n, kv + 1)};
     const folio_tensor q = qkv[0];
     size_t row = (size_t)(l->desc.num_heads * l->desc.head_size) * folio_dtype_size(q.dtype);

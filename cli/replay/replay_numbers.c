@@ -1,7 +1,7 @@
 /* replay_numbers.c: see replay_numbers.h. */
 #include "replay/replay_numbers.h"
 
-#include "kit/harness.h"
+#include "kit/kit.h"
 
 /* q is larger, so that scores spread over a few units and keys differ in weight. */
 static double amplitude(replay_tensor tensor) { return tensor == REPLAY_Q ? 4 : 1; }
@@ -13,7 +13,7 @@ void replay_numbers_init(replay_numbers *n, uint64_t seed, folio_dtype dtype, in
         for (int i = 0; i < 256; i++) {
             double value = (i - 128) * amplitude((replay_tensor)t) / 128;
             n->f32[t][i] = (float)value;
-            if (dtype != FOLIO_F32) harness_store(dtype, n->half[t], i, value);
+            if (dtype != FOLIO_F32) kit_store(dtype, n->half[t], i, value);
         }
 }
 

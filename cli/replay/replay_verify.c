@@ -4,7 +4,7 @@
  * moved or evicted wrongly shows, not only wrong arithmetic.
  */
 #include "base/term.h"
-#include "kit/harness.h"
+#include "kit/kit.h"
 #include "replay/replay_model.h"
 
 #include <math.h>
@@ -70,7 +70,7 @@ static bool fill(replay_verifier *v, const replay_model *m, const replay_request
  */
 static double tolerance(folio_dtype dtype, double largest)
 {
-    double step = harness_ulp(dtype, largest);
+    double step = kit_ulp(dtype, largest);
     return dtype == FOLIO_F32 ? step + 64 * 0x1p-24 : 4 * step + 64 * 0x1p-24;
 }
 
@@ -81,7 +81,7 @@ static void compare(replay_verifier *v, const replay_model *m, const replay_requ
     double largest = 0, error = 0;
     bool odd = false; /* a NaN here or there */
     for (int64_t i = 0; i < size; i++) {
-        double apart = fabs(harness_load(m->o->dtype, out, first + i) - want[i]);
+        double apart = fabs(kit_load(m->o->dtype, out, first + i) - want[i]);
         largest = fmax(largest, fabs(want[i]));
         if (!(apart <= error) && !odd) error = apart, worst = i, odd = isnan(apart);
     }
@@ -96,7 +96,7 @@ static void compare(replay_verifier *v, const replay_model *m, const replay_requ
         "folio replay: request %lld, position %lld, layer %d, head %lld: out[%lld] is %.9g, the "
         "reference has %.9g\n",
         (long long)r->index, (long long)w->position, (int)layer, (long long)w->head,
-        (long long)worst, harness_load(m->o->dtype, out, first + worst), want[worst]);
+        (long long)worst, kit_load(m->o->dtype, out, first + worst), want[worst]);
 }
 
 /* The rows collected, all of one request and one kv head. */

@@ -3,7 +3,7 @@
  * place of q, and q, k, v, out row by row in one buffer, have the bits of tensors of their own; all else is refused.
  */
 #include "core/span.h"
-#include "kit/harness.h"
+#include "kit/kit.h"
 #include "support.h"
 
 #include <stdlib.h>
@@ -108,38 +108,37 @@ TEST(overlap, nothing_shares_nothing)
 /* ---- In place --------------------------------------------------------------------------------- */
 
 /* Prompts, chunks, decodes and a context long enough to be shared out. */
-static const harness_seq mixed[] = {{.query_len = 37, .seq_len = 37},
-                                    {.query_len = 1, .seq_len = 3000},
-                                    {.query_len = 5, .seq_len = 90},
-                                    {.query_len = 2, .seq_len = 0},
-                                    {.query_len = 3, .seq_len = 1700}};
-static const harness_seq encoders[] = {
+static const kit_seq mixed[] = {{.query_len = 37, .seq_len = 37},
+                                {.query_len = 1, .seq_len = 3000},
+                                {.query_len = 5, .seq_len = 90},
+                                {.query_len = 2, .seq_len = 0},
+                                {.query_len = 3, .seq_len = 1700}};
+static const kit_seq encoders[] = {
     {.query_len = 3, .seq_len = 3, .encoder_len = 40, .encoder_new_len = 40},
     {.query_len = 1, .seq_len = 20, .encoder_len = 33}};
 
-static void check_in_place(folio_context *ctx, const harness_spec *spec, folio_attention_type type)
+static void check_in_place(folio_context *ctx, const kit_spec *spec, folio_attention_type type)
 {
     bool is_mixed = type == FOLIO_ATTENTION_DECODER;
-    const harness_seq *seqs = is_mixed ? mixed : encoders;
+    const kit_seq *seqs = is_mixed ? mixed : encoders;
     int64_t n = is_mixed ? COUNT_OF(mixed) : COUNT_OF(encoders);
-    harness_result result[2] = {0};
+    kit_result result[2] = {0};
     for (int i = 0; i < 2; i++) {
-        harness_spec s = *spec;
+        kit_spec s = *spec;
         s.in_place = i == 1;
-        harness *h = harness_open(ctx, &s, seqs, n);
-        CHECK_MSG(h != NULL && harness_forward(h, NULL, type, seqs, n, &result[i]), "%s",
-                  harness_error());
-        harness_close(h);
+        kit_case *h = kit_open(ctx, &s, seqs, n);
+        CHECK_MSG(h != NULL && kit_forward(h, NULL, type, seqs, n, &result[i]), "%s", kit_error());
+        kit_close(h);
     }
     CHECK(result[0].rows > 0 && result[0].rows == result[1].rows &&
-          harness_rows_equal(&result[0], 0, &result[1], 0, result[0].rows));
-    harness_result_free(&result[0]);
-    harness_result_free(&result[1]);
+          kit_rows_equal(&result[0], 0, &result[1], 0, result[0].rows));
+    kit_result_free(&result[0]);
+    kit_result_free(&result[1]);
 }
 
 static void check_all_in_place(folio_context *ctx)
 {
-    static const harness_spec specs[] = {
+    static const kit_spec specs[] = {
         {.num_heads = 8, .num_kv_heads = 2},
         {.num_heads = 3, .k_head_size = 64, .dtype = FOLIO_BF16, .strided = true},
         {.num_heads = 4, .num_kv_heads = 1, .dtype = FOLIO_F16, .kv_dtype = FOLIO_INT8},
@@ -153,7 +152,7 @@ static void check_all_in_place(folio_context *ctx)
 
 TEST(overlap, out_may_be_q_on_the_reference)
 {
-    folio_context *ctx = harness_context("reference", NULL, 1);
+    folio_context *ctx = kit_context("reference", NULL, 1);
     REQUIRE_TEST(ctx != NULL);
     check_all_in_place(ctx);
     folio_context_destroy(ctx);
@@ -164,7 +163,7 @@ TEST(overlap, out_may_be_q_on_every_level)
     folio_backend_info info = {.struct_size = sizeof info};
     CHECK_OK(folio_backend_get_info("cpu", &info));
     for (int32_t l = 0; l < info.num_levels; l++) {
-        folio_context *ctx = harness_context("cpu", info.levels[l], 4);
+        folio_context *ctx = kit_context("cpu", info.levels[l], 4);
         int before = test_failures();
         if (ctx != NULL) check_all_in_place(ctx);
         folio_context_destroy(ctx);

@@ -38,9 +38,9 @@ static void make_numbers(void)
         for (int64_t i = 0; i < RIG_TOKENS; i++) {
             for (int64_t h = 0; h < RIG_HEADS; h++) {
                 for (int64_t d = 0; d < RIG_DIM; d++) {
-                    random_q[s][i][h][d] = (float)harness_random(7, HARNESS_USER, s, i, h, d);
-                    random_key[s][i][h][d] = (float)harness_random(7, HARNESS_USER + 1, s, i, h, d);
-                    random_val[s][i][h][d] = (float)harness_random(7, HARNESS_USER + 2, s, i, h, d);
+                    random_q[s][i][h][d] = (float)kit_random(7, KIT_USER, s, i, h, d);
+                    random_key[s][i][h][d] = (float)kit_random(7, KIT_USER + 1, s, i, h, d);
+                    random_val[s][i][h][d] = (float)kit_random(7, KIT_USER + 2, s, i, h, d);
                     identity[s][i][h][d] = d == i;
                 }
             }
@@ -230,18 +230,18 @@ void rig_fill(const rig *r, folio_attention_type type, void *q, void *k, void *v
         for (int64_t i = 0; i < rig_rows(r, type, s); i++, row++)
             for (int64_t h = 0; h < heads; h++)
                 for (int64_t d = 0; d < dk; d++)
-                    harness_store(r->desc.dtype, q, (row * heads + h) * dk + d, r->q[s][i][h][d]);
+                    kit_store(r->desc.dtype, q, (row * heads + h) * dk + d, r->q[s][i][h][d]);
         int64_t first = 0;
         if (type == FOLIO_ATTENTION_DECODER && r->seqs[s].seq_len > 0)
             first = r->seqs[s].seq_len - r->seqs[s].query_len;
         for (int64_t i = 0; i < rig_new_rows(r, type, s); i++, new_row++) {
             for (int64_t g = 0; g < kv_heads; g++) {
                 for (int64_t d = 0; d < dk; d++)
-                    harness_store(r->desc.dtype, k, (new_row * kv_heads + g) * dk + d,
-                                  r->key[s][first + i][g][d]);
+                    kit_store(r->desc.dtype, k, (new_row * kv_heads + g) * dk + d,
+                              r->key[s][first + i][g][d]);
                 for (int64_t d = 0; d < dv; d++)
-                    harness_store(r->desc.dtype, v, (new_row * kv_heads + g) * dv + d,
-                                  r->val[s][first + i][g][d]);
+                    kit_store(r->desc.dtype, v, (new_row * kv_heads + g) * dv + d,
+                              r->val[s][first + i][g][d]);
             }
         }
     }
@@ -257,7 +257,7 @@ static void rig_read(rig *r, folio_attention_type type, folio_dtype dtype, const
             for (int64_t h = 0; h < heads; h++) {
                 r->lse[s][i][h] = lse[row * heads + h];
                 for (int64_t d = 0; d < dv; d++)
-                    r->out[s][i][h][d] = harness_load(dtype, out, (row * heads + h) * dv + d);
+                    r->out[s][i][h][d] = kit_load(dtype, out, (row * heads + h) * dv + d);
             }
         }
     }

@@ -7,7 +7,7 @@
 #ifndef FOLIO_NUMERICS_RIG_H
 #define FOLIO_NUMERICS_RIG_H
 
-#include "kit/harness.h"
+#include "kit/kit.h"
 #include "test.h"
 
 #include <math.h>

@@ -38,7 +38,7 @@ static uint32_t random_bits(folio_dtype dtype, uint64_t random)
     if (dtype == FOLIO_INT8) return (uint32_t)(random & 255u);
     /* 16ths up to 2, with few bits, so that they are exact in every type */
     double x = (double)(random % 16u) * ((random & 16u) ? 0.125 : 0.0625);
-    return support_encode(dtype, (random & 32u) ? -x : x);
+    return kit_encode(dtype, (random & 32u) ? -x : x);
 }
 
 void raw_keys_random(raw_keys *keys, uint64_t seed)
@@ -50,8 +50,8 @@ void raw_keys_random(raw_keys *keys, uint64_t seed)
         int64_t count = rows * (part ? keys->v_size : keys->k_size);
         for (int64_t i = 0; i < count; i++) {
             uint64_t random = support_bits(seed + (uint64_t)part, (uint64_t)i);
-            support_set(keys->dtype, part ? keys->v : keys->k, i,
-                        keys->dtype == FOLIO_INT8 ? (uint32_t)(random & 255u) : bits[random % 64u]);
+            kit_set(keys->dtype, part ? keys->v : keys->k, i,
+                    keys->dtype == FOLIO_INT8 ? (uint32_t)(random & 255u) : bits[random % 64u]);
         }
     }
     for (int64_t i = 0; i < rows && keys->dtype == FOLIO_INT8; i++) {
@@ -250,10 +250,10 @@ static support_buffer make_queries(const raw_call *call)
 {
     folio_dtype dtype = call->desc.dtype;
     uint32_t bits[256];
-    for (int i = 0; i < 256; i++) bits[i] = support_encode(dtype, (i - 128) / 64.0);
+    for (int i = 0; i < 256; i++) bits[i] = kit_encode(dtype, (i - 128) / 64.0);
     int64_t count = raw_rows(call) * call->desc.num_heads * call->desc.k_head_size;
     support_buffer q = support_buffer_make((size_t)count * folio_dtype_size(dtype));
-    for (int64_t i = 0; i < count; i++) support_set(dtype, q.data, i, bits[call->q[i] + 128]);
+    for (int64_t i = 0; i < count; i++) kit_set(dtype, q.data, i, bits[call->q[i] + 128]);
     return q;
 }
 
@@ -268,9 +268,9 @@ static support_buffer make_given(const raw_call *call, const unsigned char *from
         const raw_seq *seq = &call->seqs[s];
         int64_t first = (seq->seq_len - seq->query_len) * row;
         for (int64_t i = 0; i < seq->query_len * row; i++) {
-            uint32_t bits = support_get(type, from, first + i);
-            if (type != dtype) bits = support_encode(dtype, support_decode(type, bits));
-            support_set(dtype, given.data, to++, bits);
+            uint32_t bits = kit_get(type, from, first + i);
+            if (type != dtype) bits = kit_encode(dtype, kit_decode(type, bits));
+            kit_set(dtype, given.data, to++, bits);
         }
     }
     return given;

@@ -51,7 +51,7 @@ static void open_world(world *w, folio_context *ctx, folio_dtype dtype, folio_dt
         for (int i = 0; i < ROWS * HEADS * DK; i++) {
             float x = support_random(70 + (uint64_t)t, (uint64_t)i);
             w->floats[t][i] = x;
-            if (dtype != FOLIO_F32) w->halves[t][i] = (uint16_t)support_encode(dtype, (double)x);
+            if (dtype != FOLIO_F32) w->halves[t][i] = (uint16_t)kit_encode(dtype, (double)x);
         }
     memset(w->out, 0x55, sizeof w->out);
     memset(w->lse, 0x55, sizeof w->lse);

@@ -408,14 +408,15 @@ static void compare(const golden_case *c, judge *by, strided *out, strided *lse)
             double none = c->sinks ? (double)c->sinks[h] : -INFINITY;
             for (int64_t d = 0; d < size; d++) {
                 double want = real ? (double)c->out[(row * heads + h) * size + d] : 0.0;
-                double error = fabs(get(out->t.data, at + d, out->t.dtype) - want);
+                double error = fabs(kit_load(out->t.dtype, out->t.data, at + d) - want);
                 if (error > by->worst * bound) by->worst = error / bound;
                 if (!(error <= (real ? bound : 0.0)) && bad++ < 2)
                     CHECK_MSG(false,
                               "case %lld: out[%lld][%lld][%lld] is %.9g, expected %.9g; "
                               "off by %.3g of %.3g allowed\n    %.400s",
                               (long long)c->id, (long long)row, (long long)h, (long long)d,
-                              get(out->t.data, at + d, out->t.dtype), want, error, bound, c->line);
+                              kit_load(out->t.dtype, out->t.data, at + d), want, error, bound,
+                              c->line);
             }
             size_t each = folio_dtype_size(out->t.dtype);
             memset((char *)out->t.data + (size_t)at * each, 0xFF, (size_t)size * each);

@@ -4,7 +4,7 @@
  * where the prompt was cut, or whether it was prefilled or decoded. Every option is tried, on short
  * sequences and past several splits of the keys.
  */
-#include "kit/harness.h"
+#include "kit/kit.h"
 #include "test.h"
 
 #include <pthread.h>
@@ -16,7 +16,7 @@ enum { MAX_THREADS = 8, MAX_PIECES = 1200 };
 
 typedef struct {
     const char *name;
-    harness_spec spec;
+    kit_spec spec;
 } option;
 
 /* What is not said here: 2 heads over 1 kv head of size 16, f32. */
@@ -29,16 +29,16 @@ static const option options[] = {
     {"alibi and window", {.alibi = true, .windowed = 1, .window_left = 11}},
     {"soft cap", {.soft_cap = 1.5f}},
     {"sinks", {.sinks = true}},
-    {"bias", {.bias = HARNESS_BIAS_ALL}},
-    {"bias with holes", {.bias = HARNESS_BIAS_ALL, .bias_hidden = 0.3}},
-    {"bias by key", {.bias = HARNESS_BIAS_KEY, .bias_dtype = FOLIO_BF16}},
+    {"bias", {.bias = KIT_BIAS_ALL}},
+    {"bias with holes", {.bias = KIT_BIAS_ALL, .bias_hidden = 0.3}},
+    {"bias by key", {.bias = KIT_BIAS_KEY, .bias_dtype = FOLIO_BF16}},
     {"everything",
      {.soft_cap = 3,
       .alibi = true,
       .windowed = 1,
       .window_left = 17,
       .sinks = true,
-      .bias = HARNESS_BIAS_ALL,
+      .bias = KIT_BIAS_ALL,
       .bias_hidden = 0.1}},
     {"large scores", {.amplitude = 50}},
     {"f16 cache", {.kv_dtype = FOLIO_F16}},
@@ -71,7 +71,7 @@ static const option options[] = {
     {"no lse", {.no_lse = true}},
     {"k and v NULL", {.no_write = true}},
     {"graph", {.graph = true}},
-    {"csr tables", {.table = HARNESS_TABLE_CSR}},
+    {"csr tables", {.table = KIT_TABLE_CSR}},
 };
 enum { NUM_OPTIONS = sizeof options / sizeof options[0] };
 
@@ -94,7 +94,7 @@ static folio_context *pools[MAX_THREADS + 1]; /* by number of threads */
 static bool open_pools(const char *level)
 {
     for (int32_t n = 1; n <= MAX_THREADS; n++) {
-        pools[n] = harness_context("cpu", level, n);
+        pools[n] = kit_context("cpu", level, n);
         if (pools[n] == NULL) return false;
     }
     return true;
@@ -109,24 +109,24 @@ static void close_pools(void)
 }
 
 /* Keys are cut at multiples of this; 0: the plan does not cut. */
-static int64_t split_len_of(folio_context *ctx, const harness_spec *spec, const harness_seq *seqs,
+static int64_t split_len_of(folio_context *ctx, const kit_spec *spec, const kit_seq *seqs,
                             int64_t num_seqs, int64_t *num_split_items)
 {
     folio_plan_info info = {.struct_size = sizeof info};
-    harness *h = harness_open(ctx, spec, seqs, num_seqs);
-    harness_result result = {0};
+    kit_case *h = kit_open(ctx, spec, seqs, num_seqs);
+    kit_result result = {0};
     folio_batch *batch = NULL;
     folio_plan *plan = NULL;
-    bool ok = h && harness_forward(h, NULL, FOLIO_ATTENTION_DECODER, seqs, num_seqs, &result);
-    if (ok) batch = harness_batch(h, seqs, num_seqs);
-    CHECK_MSG(batch != NULL, "%s", harness_error());
+    bool ok = h && kit_forward(h, NULL, FOLIO_ATTENTION_DECODER, seqs, num_seqs, &result);
+    if (ok) batch = kit_batch(h, seqs, num_seqs);
+    CHECK_MSG(batch != NULL, "%s", kit_error());
     if (batch) {
-        folio_attention *attention = harness_attention(h);
+        folio_attention *attention = kit_attention(h);
         folio_plan_desc desc = {.struct_size = sizeof desc,
                                 .attentions = &attention,
                                 .num_attentions = 1,
                                 .block_size = spec->block_size ? spec->block_size : 16,
-                                .num_blocks = harness_num_blocks(h),
+                                .num_blocks = kit_num_blocks(h),
                                 .max_seqs = num_seqs,
                                 .max_query_tokens = 100000,
                                 .max_seq_len = 100000};
@@ -136,8 +136,8 @@ static int64_t split_len_of(folio_context *ctx, const harness_spec *spec, const 
     }
     folio_plan_destroy(plan);
     folio_batch_destroy(batch);
-    harness_result_free(&result);
-    harness_close(h);
+    kit_result_free(&result);
+    kit_close(h);
     *num_split_items = info.num_split_items;
     return info.split_len;
 }
@@ -145,7 +145,7 @@ static int64_t split_len_of(folio_context *ctx, const harness_spec *spec, const 
 /* ---- Comparing ------------------------------------------------------------------------------ */
 
 /* Four sequences around the one that counts: prompt, decode, padding, another chunk. */
-static const harness_seq crowd[] = {
+static const kit_seq crowd[] = {
     {.id = 50, .query_len = 9, .seq_len = 9, .encoder_len = 6, .encoder_new_len = 6},
     {.id = 51, .query_len = 1, .seq_len = 40, .encoder_len = 3},
     {.id = 52, .query_len = 3, .seq_len = 0},
@@ -159,29 +159,29 @@ typedef struct {
 
 /* The sequence in these pieces and this company has the bits of `expected`. */
 static void check_pieces(const option *o, folio_context *ctx, folio_attention_type type,
-                         const harness_seq *whole, const int64_t *pieces, int64_t num_pieces,
-                         company c, const harness_result *expected)
+                         const kit_seq *whole, const int64_t *pieces, int64_t num_pieces, company c,
+                         const kit_result *expected)
 {
-    harness_result got;
-    if (!harness_run_pieces(ctx, &o->spec, type, whole, pieces, num_pieces, crowd, c.num_crowd,
-                            c.crowd_first, &got)) {
-        test_fail(__FILE__, __LINE__, "%s: %s", o->name, harness_error());
+    kit_result got;
+    if (!kit_run_pieces(ctx, &o->spec, type, whole, pieces, num_pieces, crowd, c.num_crowd,
+                        c.crowd_first, &got)) {
+        test_fail(__FILE__, __LINE__, "%s: %s", o->name, kit_error());
     } else {
-        CHECK_MSG(harness_rows_equal(&got, 0, expected, 0, whole->query_len),
+        CHECK_MSG(kit_rows_equal(&got, 0, expected, 0, whole->query_len),
                   "%s: %d rows in %d pieces starting %d, %d threads, crowd of %d%s: bits differ",
                   o->name, (int)whole->query_len, (int)num_pieces, (int)pieces[0], (int)c.threads,
                   (int)c.num_crowd, c.crowd_first ? " first" : "");
     }
-    harness_result_free(&got);
+    kit_result_free(&got);
 }
 
 /* The whole sequence alone on one thread: what every other way must equal. */
-static bool run_whole(const option *o, folio_attention_type type, const harness_seq *whole,
-                      harness_result *result)
+static bool run_whole(const option *o, folio_attention_type type, const kit_seq *whole,
+                      kit_result *result)
 {
-    bool ok = harness_run_pieces(pools[1], &o->spec, type, whole, &whole->query_len, 1, NULL, 0,
-                                 false, result);
-    CHECK_MSG(ok, "%s: %s", o->name, harness_error());
+    bool ok = kit_run_pieces(pools[1], &o->spec, type, whole, &whole->query_len, 1, NULL, 0, false,
+                             result);
+    CHECK_MSG(ok, "%s: %s", o->name, kit_error());
     return ok;
 }
 
@@ -197,8 +197,8 @@ static company company_of(int64_t n)
 /* A prompt cut in two at every point, and into single tokens, in all 16 companies. */
 static void check_every_cut(option o, int64_t len, bool all_companies)
 {
-    harness_seq whole = {.id = 7, .query_len = len, .seq_len = len};
-    harness_result expected;
+    kit_seq whole = {.id = 7, .query_len = len, .seq_len = len};
+    kit_result expected;
     if (run_whole(&o, FOLIO_ATTENTION_DECODER, &whole, &expected)) {
         for (int64_t cut = 1; cut < len; cut++) {
             int64_t pieces[2] = {cut, len - cut};
@@ -216,7 +216,7 @@ static void check_every_cut(option o, int64_t len, bool all_companies)
                          &expected);
         }
     }
-    harness_result_free(&expected);
+    kit_result_free(&expected);
 }
 
 TEST(invariance, every_chunking_equals_whole)
@@ -243,8 +243,8 @@ TEST(invariance, decode_equals_whole)
     REQUIRE_TEST(open_pools(NULL));
     for (int n = 0; n < NUM_OPTIONS; n++) {
         option chosen = option_at(n), *o = &chosen;
-        harness_seq whole = {.id = 7, .query_len = 61, .seq_len = 61};
-        harness_result expected;
+        kit_seq whole = {.id = 7, .query_len = 61, .seq_len = 61};
+        kit_result expected;
         if (run_whole(o, FOLIO_ATTENTION_DECODER, &whole, &expected)) {
             int64_t pieces[13] = {49, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
             for (int64_t t = 0; t < MAX_THREADS; t++) {
@@ -253,7 +253,7 @@ TEST(invariance, decode_equals_whole)
                              &expected);
             }
         }
-        harness_result_free(&expected);
+        kit_result_free(&expected);
     }
     close_pools();
 }
@@ -263,8 +263,8 @@ TEST(invariance, decode_equals_whole)
 /* Long enough for three splits and a rest; 0 when the plan never cuts keys. */
 static int64_t long_len(void)
 {
-    harness_spec spec = {.seed = 31, .num_heads = 1, .k_head_size = 8};
-    harness_seq seq = {.id = 7, .query_len = 1, .seq_len = 9000};
+    kit_spec spec = {.seed = 31, .num_heads = 1, .k_head_size = 8};
+    kit_seq seq = {.id = 7, .query_len = 1, .seq_len = 9000};
     int64_t split_items = 0;
     int64_t split = split_len_of(pools[1], &spec, &seq, 1, &split_items);
     CHECK(split >= 0 && split <= 4096);
@@ -279,8 +279,8 @@ static void check_long(option small, int64_t split, bool thorough)
     if (small.spec.windowed) small.spec.window_left += split - 3;
     int64_t len = 2 * split + 70, tail = thorough ? split + 90 : 84;
     /* The rows are those from len - tail on; what precedes is stored as context. */
-    harness_seq whole = {.id = 7, .query_len = tail, .seq_len = len};
-    harness_result expected;
+    kit_seq whole = {.id = 7, .query_len = tail, .seq_len = len};
+    kit_result expected;
     if (run_whole(&small, FOLIO_ATTENTION_DECODER, &whole, &expected)) {
         int64_t edge = 2 * split - (len - tail); /* rows before the third split begins */
         const int64_t cuts[] = {edge - 1, edge, edge + 1, 1, tail - 1};
@@ -301,7 +301,7 @@ static void check_long(option small, int64_t split, bool thorough)
                          &expected);
         }
     }
-    harness_result_free(&expected);
+    kit_result_free(&expected);
 }
 
 TEST(invariance, long_decode_equals_whole)
@@ -345,8 +345,8 @@ TEST(invariance, long_chunks_equal_whole)
           .window_left = 700}}};
     for (int n = 0; n < 3; n++) {
         const option *o = &long_options[n];
-        harness_seq whole = {.id = 7, .query_len = len, .seq_len = len};
-        harness_result expected;
+        kit_seq whole = {.id = 7, .query_len = len, .seq_len = len};
+        kit_result expected;
         if (run_whole(o, FOLIO_ATTENTION_DECODER, &whole, &expected)) {
             const int64_t cuts[] = {split - 1, split, split + 1, 2 * split, 2 * split + 1};
             for (int i = 0; i < 5; i++) {
@@ -359,7 +359,7 @@ TEST(invariance, long_chunks_equal_whole)
             company c = {.threads = 8};
             check_pieces(o, pools[8], FOLIO_ATTENTION_DECODER, &whole, thirds, 3, c, &expected);
         }
-        harness_result_free(&expected);
+        kit_result_free(&expected);
     }
     close_pools();
 }
@@ -373,12 +373,12 @@ TEST(invariance, split_items_keep_bits)
     for (int n = 0; n < 3; n++) {
         if (n == 1) o.spec.sinks = true;
         if (n == 2) o.spec.kv_dtype = FOLIO_INT8;
-        harness_seq seq = {.id = 7, .query_len = 2, .seq_len = 9001};
+        kit_seq seq = {.id = 7, .query_len = 2, .seq_len = 9001};
         int64_t split_items = 0;
         int64_t split = split_len_of(pools[8], &o.spec, &seq, 1, &split_items);
         CHECK(split > 0);
         CHECK_MSG(split_items > 0, "9001 keys on 8 threads: no split item");
-        harness_result expected;
+        kit_result expected;
         if (run_whole(&o, FOLIO_ATTENTION_DECODER, &seq, &expected)) {
             for (int32_t t = 1; t <= MAX_THREADS; t++) {
                 int64_t pieces[2] = {1, 1};
@@ -388,7 +388,7 @@ TEST(invariance, split_items_keep_bits)
                 check_pieces(&o, pools[t], FOLIO_ATTENTION_DECODER, &seq, pieces, 2, c, &expected);
             }
         }
-        harness_result_free(&expected);
+        kit_result_free(&expected);
     }
     close_pools();
 }
@@ -404,9 +404,9 @@ TEST(invariance, threads_change_nothing)
             option chosen = option_at(n), *o = &chosen;
             if (type == FOLIO_ATTENTION_ENCODER_DECODER && (o->spec.alibi || o->spec.windowed))
                 continue;
-            harness_seq whole = {.id = 7, .query_len = 26, .seq_len = 26};
+            kit_seq whole = {.id = 7, .query_len = 26, .seq_len = 26};
             whole.encoder_len = whole.encoder_new_len = 26;
-            harness_result expected;
+            kit_result expected;
             if (run_whole(o, (folio_attention_type)type, &whole, &expected)) {
                 for (int32_t t = 1; t <= MAX_THREADS; t++) {
                     company c = {
@@ -415,7 +415,7 @@ TEST(invariance, threads_change_nothing)
                                  1, c, &expected);
                 }
             }
-            harness_result_free(&expected);
+            kit_result_free(&expected);
         }
     }
     close_pools();
@@ -428,9 +428,9 @@ TEST(invariance, alone_equals_crowd)
     option chosen = option_at(0), *o = &chosen;
     for (int type = 0; type < 2; type++) {
         folio_attention_type t = type ? FOLIO_ATTENTION_ENCODER_DECODER : FOLIO_ATTENTION_DECODER;
-        harness_seq whole = {.id = 7, .query_len = 19, .seq_len = 44};
+        kit_seq whole = {.id = 7, .query_len = 19, .seq_len = 44};
         if (type) whole.encoder_len = whole.encoder_new_len = 35;
-        harness_result expected;
+        kit_result expected;
         if (run_whole(o, t, &whole, &expected)) {
             const int64_t cuts[][4] = {{19, 0, 0, 0}, {1, 18, 0, 0}, {18, 1, 0, 0}, {5, 1, 1, 12}};
             const int64_t counts[] = {1, 2, 2, 4};
@@ -440,7 +440,7 @@ TEST(invariance, alone_equals_crowd)
                              &expected);
             }
         }
-        harness_result_free(&expected);
+        kit_result_free(&expected);
     }
     close_pools();
 }
@@ -492,14 +492,14 @@ TEST(invariance, callers_executor_in_any_order)
             CHECK_OK(folio_context_create(&desc, &ctx));
             for (int n = 0; ctx && n < NUM_OPTIONS; n += 5) {
                 /* A chunk and a decode, each past several splits. */
-                harness_seq whole = {.id = 7, .query_len = 3, .seq_len = 1700};
+                kit_seq whole = {.id = 7, .query_len = 3, .seq_len = 1700};
                 int64_t pieces[2] = {2, 1};
                 company c = {.threads = threads, .num_crowd = 4 * (n % 2)};
-                harness_result expected;
+                kit_result expected;
                 option o = option_at(n);
                 if (run_whole(&o, FOLIO_ATTENTION_DECODER, &whole, &expected))
                     check_pieces(&o, ctx, FOLIO_ATTENTION_DECODER, &whole, pieces, 2, c, &expected);
-                harness_result_free(&expected);
+                kit_result_free(&expected);
             }
             folio_context_destroy(ctx);
         }
@@ -508,14 +508,14 @@ TEST(invariance, callers_executor_in_any_order)
 }
 
 /* Two specs that may differ only in where things lie: the same bits. */
-static void check_same(const option *a, const option *b, const harness_seq *seq)
+static void check_same(const option *a, const option *b, const kit_seq *seq)
 {
-    harness_result x;
+    kit_result x;
     if (run_whole(a, FOLIO_ATTENTION_DECODER, seq, &x)) {
         company c = {.threads = 2};
         check_pieces(b, pools[2], FOLIO_ATTENTION_DECODER, seq, &seq->query_len, 1, c, &x);
     }
-    harness_result_free(&x);
+    kit_result_free(&x);
 }
 
 TEST(invariance, layouts_change_nothing)
@@ -524,8 +524,8 @@ TEST(invariance, layouts_change_nothing)
     const folio_dtype dtypes[] = {FOLIO_F32,      FOLIO_F16,      FOLIO_BF16,
                                   FOLIO_FP8_E4M3, FOLIO_FP8_E5M2, FOLIO_INT8};
     const int32_t block_sizes[] = {16, 48, 1, 7, 64};
-    harness_seq seqs[] = {{.id = 7, .query_len = 21, .seq_len = 50},
-                          {.id = 7, .query_len = 1, .seq_len = 1300}};
+    kit_seq seqs[] = {{.id = 7, .query_len = 21, .seq_len = 50},
+                      {.id = 7, .query_len = 1, .seq_len = 1300}};
     for (int d = 0; d < 6; d++) {
         option native = {"native, blocks of 16",
                          {.seed = 9, .num_heads = 2, .num_kv_heads = 1, .k_head_size = 16}};
@@ -544,8 +544,8 @@ TEST(invariance, layouts_change_nothing)
 TEST(invariance, block_numbers_change_nothing)
 {
     REQUIRE_TEST(open_pools(NULL));
-    harness_seq seqs[] = {{.id = 7, .query_len = 21, .seq_len = 50},
-                          {.id = 7, .query_len = 1, .seq_len = 1300}};
+    kit_seq seqs[] = {{.id = 7, .query_len = 21, .seq_len = 50},
+                      {.id = 7, .query_len = 1, .seq_len = 1300}};
     option base = {"few blocks", {.seed = 9, .num_heads = 2, .num_kv_heads = 1, .k_head_size = 16}};
     for (int64_t blocks = 100; blocks < 1000; blocks += 101) {
         option o = base;
@@ -570,9 +570,9 @@ TEST(invariance, source_of_the_keys_changes_nothing)
         appended.spec.append = true;
         direct.name = "direct";
         direct.spec.no_cache = true;
-        harness_seq chunk = {.id = 7, .query_len = 21, .seq_len = 50};
-        harness_seq decode = {.id = 7, .query_len = 1, .seq_len = 1300};
-        harness_seq prompt = {.id = 7, .query_len = 600, .seq_len = 600};
+        kit_seq chunk = {.id = 7, .query_len = 21, .seq_len = 50};
+        kit_seq decode = {.id = 7, .query_len = 1, .seq_len = 1300};
+        kit_seq prompt = {.id = 7, .query_len = 600, .seq_len = 600};
         check_same(&cached, &appended, &chunk);
         check_same(&cached, &appended, &decode);
         check_same(&cached, &appended, &prompt);

@@ -2,7 +2,7 @@
  * test_large_scores.c: scores far larger than a softmax's range: finite masks as models add them, and biases on
  * every key. Each level against the reference, over several tiles and splits.
  */
-#include "kit/harness.h"
+#include "kit/kit.h"
 #include "test.h"
 
 #include <folio/folio.h>
@@ -27,15 +27,15 @@ static char *random_rows(const large_case *c, int32_t tensor, int64_t rows)
 {
     char *data = calloc((size_t)(rows * HEADS * SIZE), folio_dtype_size(c->dtype));
     for (int64_t i = 0; i < rows * HEADS * SIZE; i++)
-        harness_store(c->dtype, data, i, 0.5 * harness_random(11, tensor, 0, i, 0, 0));
+        kit_store(c->dtype, data, i, 0.5 * kit_random(11, tensor, 0, i, 0, 0));
     return data;
 }
 
 static void open_case(large_case *c)
 {
-    c->q = random_rows(c, HARNESS_Q, c->rows);
-    c->k = random_rows(c, HARNESS_K, KEYS);
-    c->v = random_rows(c, HARNESS_V, KEYS);
+    c->q = random_rows(c, KIT_Q, c->rows);
+    c->k = random_rows(c, KIT_K, KEYS);
+    c->v = random_rows(c, KIT_V, KEYS);
 }
 
 static void close_case(large_case *c)
@@ -48,7 +48,7 @@ static void close_case(large_case *c)
 static void run_case(const large_case *c, const char *backend, const char *level, answer *a)
 {
     static char out[MAX_ROWS * HEADS * SIZE * 4];
-    folio_context *ctx = harness_context(backend, level, 2);
+    folio_context *ctx = kit_context(backend, level, 2);
     folio_attention *attention = NULL;
     folio_kv_cache *cache = NULL;
     folio_batch *batch = NULL;
@@ -98,7 +98,7 @@ static void run_case(const large_case *c, const char *backend, const char *level
                        .lse = a->lse,
                        .bias = {c->bias, FOLIO_F32, {1, 1, 1, KEYS}, {0, 0, 0, 1}}};
     CHECK_OK(folio_attention_forward(plan, 0, FOLIO_ATTENTION_DECODER, cache, 0, &t, NULL));
-    for (int64_t i = 0; i < c->rows * HEADS * SIZE; i++) a->out[i] = harness_load(c->dtype, out, i);
+    for (int64_t i = 0; i < c->rows * HEADS * SIZE; i++) a->out[i] = kit_load(c->dtype, out, i);
     folio_plan_destroy(plan);
     folio_batch_destroy(batch);
     folio_kv_cache_destroy(cache);

@@ -231,8 +231,8 @@ BACKEND_TEST(merge, strides_and_dtypes)
             rounded[p] = parts[p];
             for (int64_t i = 0; i < TOKENS * HEADS * SIZE; i++) {
                 int64_t at = i / (HEADS * SIZE) * token + i / SIZE % HEADS * head + i % SIZE;
-                harness_store(in, memory[p].data, at, (double)(&parts[p].out[0][0][0])[i]);
-                (&rounded[p].out[0][0][0])[i] = (float)harness_load(in, memory[p].data, at);
+                kit_store(in, memory[p].data, at, (double)(&parts[p].out[0][0][0])[i]);
+                (&rounded[p].out[0][0][0])[i] = (float)kit_load(in, memory[p].data, at);
             }
             flat[p] = state_of(&rounded[p]);
             states[p] = flat[p];
@@ -251,10 +251,10 @@ BACKEND_TEST(merge, strides_and_dtypes)
         CHECK_OK(folio_merge_states(ctx, &m, NULL));
         for (int64_t i = 0; i < TOKENS * HEADS * SIZE; i++) {
             int64_t at = i / (HEADS * SIZE) * 60 + i / SIZE % HEADS * 13 + i % SIZE;
-            double got = harness_load(to, out.data, at);
+            double got = kit_load(to, out.data, at);
             double want = (double)(&expected.out[0][0][0])[i];
-            CHECK_NEAR(got, want, 0.51 * harness_ulp(to, want) + (to == FOLIO_F32 ? 1e-7 : 0));
-            harness_store(to, out.data, at, (double)NAN);
+            CHECK_NEAR(got, want, 0.51 * kit_ulp(to, want) + (to == FOLIO_F32 ? 1e-7 : 0));
+            kit_store(to, out.data, at, (double)NAN);
         }
         for (int i = 0; i < TOKENS * HEADS; i++)
             CHECK(((float *)lses.data)[i / HEADS * 11 + i % HEADS * 4] == (&expected.lse[0][0])[i]);

@@ -111,7 +111,7 @@ ENGINE_TEST(numerics, alibi_slopes_are_per_query_head)
 /* The bias at [sequence][head][query][key] of the next three tests. */
 static double bias_value(int64_t s, int64_t h, int64_t i, int64_t j)
 {
-    return (double)(float)harness_random(3, HARNESS_USER + 5, s, h, i, j);
+    return (double)(float)kit_random(3, KIT_USER + 5, s, h, i, j);
 }
 
 enum { BIAS_SEQS = 2, BIAS_ROWS = 3, BIAS_KEYS = 7 };
@@ -137,8 +137,7 @@ static void check_bias(const rig_engine *e, unsigned full, folio_dtype dtype)
         for (int64_t h = 0; h < r.t.bias.dims[1]; h++)
             for (int64_t i = 0; i < r.t.bias.dims[2]; i++)
                 for (int64_t j = 0; j < r.t.bias.dims[3]; j++)
-                    harness_store(dtype, data, s * 200 + h * 77 + i * 11 + j,
-                                  bias_value(s, h, i, j));
+                    kit_store(dtype, data, s * 200 + h * 77 + i * 11 + j, bias_value(s, h, i, j));
     CHECK_OK(rig_run(&r, FOLIO_ATTENTION_DECODER));
     for (int64_t s = 0; s < 2; s++) {
         for (int64_t i = 0; i < r.seqs[s].query_len; i++) {
@@ -147,8 +146,8 @@ static void check_bias(const rig_engine *e, unsigned full, folio_dtype dtype)
                     double b = bias_value(full & 1 ? s : 0, full & 2 ? h : 0, full & 4 ? i : 0,
                                           full & 8 ? j : 0);
                     char stored[8];
-                    harness_store(dtype, stored, 0, b);
-                    CHECK_NEAR(rig_score(&r, s, i, h, j), harness_load(dtype, stored, 0), 4e-6);
+                    kit_store(dtype, stored, 0, b);
+                    CHECK_NEAR(rig_score(&r, s, i, h, j), kit_load(dtype, stored, 0), 4e-6);
                 }
             }
         }
@@ -583,14 +582,14 @@ ENGINE_TEST(numerics, extreme_scores_stay_in_budget)
             scores[j] = bases[b] - (float)(j * j) * 0.03125f; /* down to base - 124 */
         check_exact_scores(&e, scores, 64);
     }
-    harness_seq seqs[] = {{.query_len = 13, .seq_len = 40}, {.query_len = 1, .seq_len = 70}};
+    kit_seq seqs[] = {{.query_len = 13, .seq_len = 40}, {.query_len = 1, .seq_len = 70}};
     const double amplitudes[] = {1, 15, 2000};
     const float caps[] = {0, 0.01f, 30, 1e6f};
     for (int a = 0; a < 3; a++) {
         for (int c = 0; c < 4; c++) {
-            harness_spec spec = {.seed = 11, .amplitude = amplitudes[a], .soft_cap = caps[c]};
-            harness_verdict verdict;
-            CHECK_MSG(harness_check(e.ctx, NULL, &spec, FOLIO_ATTENTION_DECODER, seqs, 2, &verdict),
+            kit_spec spec = {.seed = 11, .amplitude = amplitudes[a], .soft_cap = caps[c]};
+            kit_verdict verdict;
+            CHECK_MSG(kit_check(e.ctx, NULL, &spec, FOLIO_ATTENTION_DECODER, seqs, 2, &verdict),
                       "%s amplitude %g cap %g: %s", e.name, amplitudes[a], (double)caps[c],
                       verdict.message);
         }
@@ -599,18 +598,18 @@ ENGINE_TEST(numerics, extreme_scores_stay_in_budget)
 
 ENGINE_TEST(numerics, error_stays_in_budget)
 {
-    harness_seq seqs[] = {{.query_len = 33, .seq_len = 33},
-                          {.query_len = 1, .seq_len = 700},
-                          {.query_len = 5, .seq_len = 530}};
+    kit_seq seqs[] = {{.query_len = 33, .seq_len = 33},
+                      {.query_len = 1, .seq_len = 700},
+                      {.query_len = 5, .seq_len = 530}};
     const folio_dtype dtypes[] = {FOLIO_F32, FOLIO_F16, FOLIO_BF16};
     const int32_t sizes[] = {8, 64, 128};
     for (int d = 0; d < 3; d++) {
         for (int z = 0; z < 3; z++) {
-            harness_spec spec = {.seed = 5 + (uint64_t)z, .num_heads = 4, .num_kv_heads = 2};
+            kit_spec spec = {.seed = 5 + (uint64_t)z, .num_heads = 4, .num_kv_heads = 2};
             spec.k_head_size = sizes[z];
             spec.dtype = dtypes[d];
-            harness_verdict verdict;
-            CHECK_MSG(harness_check(e.ctx, NULL, &spec, FOLIO_ATTENTION_DECODER, seqs, 3, &verdict),
+            kit_verdict verdict;
+            CHECK_MSG(kit_check(e.ctx, NULL, &spec, FOLIO_ATTENTION_DECODER, seqs, 3, &verdict),
                       "%s %s size %d: %s", e.name, folio_dtype_name(dtypes[d]), (int)sizes[z],
                       verdict.message);
         }
@@ -619,18 +618,18 @@ ENGINE_TEST(numerics, error_stays_in_budget)
 
 ENGINE_TEST(numerics, every_option_together)
 {
-    harness_seq seqs[] = {{.query_len = 19, .seq_len = 50},
-                          {.query_len = 2, .seq_len = 0},
-                          {.query_len = 1, .seq_len = 33},
-                          {.query_len = 4, .seq_len = 90, .causality = FOLIO_CAUSAL_NO},
-                          {.query_len = 3,
-                           .seq_len = 20,
-                           .positions_given = 1,
-                           .first_query_pos = 70,
-                           .first_key_pos = 61}};
+    kit_seq seqs[] = {{.query_len = 19, .seq_len = 50},
+                      {.query_len = 2, .seq_len = 0},
+                      {.query_len = 1, .seq_len = 33},
+                      {.query_len = 4, .seq_len = 90, .causality = FOLIO_CAUSAL_NO},
+                      {.query_len = 3,
+                       .seq_len = 20,
+                       .positions_given = 1,
+                       .first_query_pos = 70,
+                       .first_key_pos = 61}};
     /* Each bit one option: all 64 combinations. */
     for (unsigned n = 0; n < 64; n++) {
-        harness_spec spec = {.seed = 100 + n, .num_heads = 6, .num_kv_heads = 2};
+        kit_spec spec = {.seed = 100 + n, .num_heads = 6, .num_kv_heads = 2};
         spec.k_head_size = 16;
         spec.v_head_size = 24;
         spec.soft_cap = n & 1 ? 2.5f : 0;
@@ -639,11 +638,11 @@ ENGINE_TEST(numerics, every_option_together)
         spec.window_left = 21;
         spec.window_right = 5;
         spec.sinks = n & 8;
-        spec.bias = n & 16 ? HARNESS_BIAS_ALL : 0;
+        spec.bias = n & 16 ? KIT_BIAS_ALL : 0;
         spec.bias_hidden = 0.1;
         spec.kv_dtype = n & 32 ? FOLIO_INT8 : FOLIO_F32;
-        harness_verdict verdict;
-        CHECK_MSG(harness_check(e.ctx, NULL, &spec, FOLIO_ATTENTION_DECODER, seqs, 5, &verdict),
+        kit_verdict verdict;
+        CHECK_MSG(kit_check(e.ctx, NULL, &spec, FOLIO_ATTENTION_DECODER, seqs, 5, &verdict),
                   "%s options %u: %s", e.name, n, verdict.message);
     }
 }

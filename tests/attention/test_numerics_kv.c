@@ -429,17 +429,17 @@ ENGINE_TEST(numerics_kv, nan_value_without_weight_still_reaches)
 ENGINE_TEST(numerics_kv, every_q_type_with_every_kv_type)
 {
     const folio_dtype q_dtypes[] = {FOLIO_F32, FOLIO_F16, FOLIO_BF16};
-    harness_seq seqs[] = {{.query_len = 21, .seq_len = 21},
-                          {.query_len = 1, .seq_len = 70},
-                          {.query_len = 6, .seq_len = 38}};
+    kit_seq seqs[] = {{.query_len = 21, .seq_len = 21},
+                      {.query_len = 1, .seq_len = 70},
+                      {.query_len = 6, .seq_len = 38}};
     for (int n = 0; n < 3 * NUM_KV; n++) {
-        harness_spec spec = {.seed = 77, .num_heads = 4, .num_kv_heads = 2, .k_head_size = 40};
+        kit_spec spec = {.seed = 77, .num_heads = 4, .num_kv_heads = 2, .k_head_size = 40};
         spec.dtype = q_dtypes[n / NUM_KV];
         spec.kv_dtype = kv_dtypes[n % NUM_KV];
         spec.k_scale = 0.03125f;
         spec.v_scale = 0.3f;
-        harness_verdict verdict;
-        CHECK_MSG(harness_check(e.ctx, NULL, &spec, FOLIO_ATTENTION_DECODER, seqs, 3, &verdict),
+        kit_verdict verdict;
+        CHECK_MSG(kit_check(e.ctx, NULL, &spec, FOLIO_ATTENTION_DECODER, seqs, 3, &verdict),
                   "%s with %s: %s", folio_dtype_name(spec.dtype), folio_dtype_name(spec.kv_dtype),
                   verdict.message);
     }
@@ -449,20 +449,20 @@ ENGINE_TEST(numerics_kv, every_q_type_with_every_kv_type)
 ENGINE_TEST(numerics_kv, every_q_type_with_every_new_type)
 {
     const folio_dtype dtypes[] = {FOLIO_F32, FOLIO_F16, FOLIO_BF16};
-    harness_seq seqs[] = {{.query_len = 21, .seq_len = 21},
-                          {.query_len = 1, .seq_len = 17},
-                          {.query_len = 6, .seq_len = 38}};
+    kit_seq seqs[] = {{.query_len = 21, .seq_len = 21},
+                      {.query_len = 1, .seq_len = 17},
+                      {.query_len = 6, .seq_len = 38}};
     for (int n = 0; n < 81; n++) {
-        harness_spec spec = {.seed = 78, .num_heads = 4, .num_kv_heads = 2, .k_head_size = 40};
+        kit_spec spec = {.seed = 78, .num_heads = 4, .num_kv_heads = 2, .k_head_size = 40};
         spec.dtype = dtypes[n % 3];
         spec.k_dtype = dtypes[n / 3 % 3];
         spec.v_dtype = dtypes[n / 9 % 3];
         spec.append = n / 27 == 1;
         spec.no_cache = n / 27 == 2;
         spec.offset = n % 2;
-        harness_verdict verdict;
-        CHECK_MSG(harness_check(e.ctx, NULL, &spec, FOLIO_ATTENTION_DECODER, seqs,
-                                spec.no_cache ? 1 : 3, &verdict),
+        kit_verdict verdict;
+        CHECK_MSG(kit_check(e.ctx, NULL, &spec, FOLIO_ATTENTION_DECODER, seqs,
+                            spec.no_cache ? 1 : 3, &verdict),
                   "q %s, k %s, v %s, way %d: %s", folio_dtype_name(spec.dtype),
                   folio_dtype_name(spec.k_dtype), folio_dtype_name(spec.v_dtype), n / 27,
                   verdict.message);

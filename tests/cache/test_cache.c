@@ -271,7 +271,7 @@ static int64_t wrong_numbers(const folio_kv_cache_view *view, int part, const in
                 support_number known = {.bits = poison};
                 for (int64_t d = 0; d < head_size(c, part); d++) {
                     if (row >= 0) known = support_known(c->dtype, part, row, h, d);
-                    wrong += support_get(c->dtype, array, place(c, part, b, n, h, d)) != known.bits;
+                    wrong += kit_get(c->dtype, array, place(c, part, b, n, h, d)) != known.bits;
                 }
                 if (c->dtype != FOLIO_INT8) continue;
                 const float *scales = part ? view->v_scales : view->k_scales;

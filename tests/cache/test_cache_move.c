@@ -240,8 +240,8 @@ BACKEND_TEST(cache_move, unpack_shows_what_write_stored)
                 for (int64_t d = 0; d < 16; d++) {
                     support_number kn = support_known(c.dtype, 0, i / HEADS, i % HEADS, d);
                     support_number vn = support_known(c.dtype, 1, i / HEADS, i % HEADS, d);
-                    wrong += support_get(c.dtype, got.k, i * 16 + d) != kn.bits;
-                    wrong += support_get(c.dtype, got.v, i * 16 + d) != vn.bits;
+                    wrong += kit_get(c.dtype, got.k, i * 16 + d) != kn.bits;
+                    wrong += kit_get(c.dtype, got.v, i * 16 + d) != vn.bits;
                     if (c.dtype != FOLIO_INT8) continue;
                     wrong += ((float *)(void *)got.ks)[i] != kn.scale;
                     wrong += ((float *)(void *)got.vs)[i] != vn.scale;
@@ -448,10 +448,9 @@ BACKEND_TEST(cache_move, strided_tensors_of_any_type)
                         double x = d == 0 && c.dtype == FOLIO_INT8 ? -127.0
                                                                    : (double)((r + h + d) % 9 - 4);
                         if (d < 16)
-                            support_set(kt, kb.data, r * w.k.token_stride + h * 17 + d,
-                                        support_encode(kt, x));
-                        support_set(vt, vb.data, r * w.v.token_stride + h * 25 + d,
-                                    support_encode(vt, -x));
+                            kit_set(kt, kb.data, r * w.k.token_stride + h * 17 + d,
+                                    kit_encode(kt, x));
+                        kit_set(vt, vb.data, r * w.v.token_stride + h * 25 + d, kit_encode(vt, -x));
                     }
             CHECK_OK(folio_kv_cache_write(m.cache, 2, &w, NULL));
             folio_kv_gather g = {.struct_size = sizeof g, .slots = slots, .num_slots = COUNT};
@@ -465,11 +464,11 @@ BACKEND_TEST(cache_move, strided_tensors_of_any_type)
             }
             int64_t wrong = 0;
             for (int64_t e = 0; e < COUNT * w.k.token_stride; e++)
-                wrong += (support_get(kt, kb.data, e) != support_get(kt, gkb.data, e)) &&
-                         support_decode(kt, support_get(kt, kb.data, e)) != 0.0;
+                wrong += (kit_get(kt, kb.data, e) != kit_get(kt, gkb.data, e)) &&
+                         kit_decode(kt, kit_get(kt, kb.data, e)) != 0.0;
             for (int64_t e = 0; e < COUNT * w.v.token_stride; e++)
-                wrong += (support_get(vt, vb.data, e) != support_get(vt, gvb.data, e)) &&
-                         support_decode(vt, support_get(vt, vb.data, e)) != 0.0;
+                wrong += (kit_get(vt, vb.data, e) != kit_get(vt, gvb.data, e)) &&
+                         kit_decode(vt, kit_get(vt, vb.data, e)) != 0.0;
             CHECK_MSG(wrong == 0, "%s through %s: %lld wrong", folio_dtype_name(kt),
                       folio_dtype_name(c.dtype), (long long)wrong);
             support_buffer_free(&kb);
@@ -504,14 +503,14 @@ BACKEND_TEST(cache_move, fp8_scales_of_the_call)
                              .num_slots = 1};
         CHECK_OK(folio_kv_cache_gather(m.cache, 0, &g, NULL)); /* scales 1: as stored */
         for (int i = 0; i < HEADS * 16; i++) {
-            double kc = support_decode(c.dtype, support_encode(c.dtype, (double)k[i] * 2.0));
-            double vc = support_decode(c.dtype, support_encode(c.dtype, (double)v[i] / 4.0));
+            double kc = kit_decode(c.dtype, kit_encode(c.dtype, (double)k[i] * 2.0));
+            double vc = kit_decode(c.dtype, kit_encode(c.dtype, (double)v[i] / 4.0));
             CHECK((double)gk[i] == kc && (double)gv[i] == vc);
         }
         g.k_scale = 0.5f, g.v_scale = 4.0f;
         CHECK_OK(folio_kv_cache_gather(m.cache, 0, &g, NULL));
         for (int i = 0; i < HEADS * 16; i++) {
-            double kc = support_decode(c.dtype, support_encode(c.dtype, (double)k[i] * 2.0));
+            double kc = kit_decode(c.dtype, kit_encode(c.dtype, (double)k[i] * 2.0));
             CHECK((double)gk[i] == kc * 0.5);
         }
         moved_free(&m);

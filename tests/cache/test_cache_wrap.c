@@ -70,7 +70,7 @@ static void check_strided_memory(const strided_case *s, const folio_kv_cache_des
                     int64_t at = at_strides(part ? &s->v : &s->k, b, n, h, d);
                     int64_t row = row_of[b * c->block_size + n];
                     support_number known = support_known(c->dtype, s->v_is_k ? 0 : part, row, h, d);
-                    wrong += support_get(c->dtype, array, at) != known.bits;
+                    wrong += kit_get(c->dtype, array, at) != known.bits;
                     memset(seen + at * elem, 1, (size_t)elem);
                 }
     CHECK_MSG(wrong == 0, "%s %s: %c: %lld wrong numbers", s->name, folio_dtype_name(s->dtype),

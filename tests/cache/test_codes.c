@@ -22,7 +22,7 @@ static raw_keys every_code(folio_dtype dtype, int32_t heads, int32_t size)
     raw_keys keys = raw_keys_make(dtype, heads, size, size);
     for (int64_t i = 0; i < (int64_t)RAW_KEYS * heads * size; i++) {
         uint32_t code = (uint32_t)(i % 256);
-        double value = support_decode(dtype, code);
+        double value = kit_decode(dtype, code);
         keys.k[i] = (unsigned char)(isfinite(value) ? code : 1u);
         keys.v[i] = (unsigned char)(isnan(value) ? 1u : code);
     }
@@ -50,7 +50,7 @@ static void check_codes(const raw_keys *keys, const raw_call *call, const raw_re
     for (int64_t i = 0; i < size; i++)
         for (int64_t h = 0; h < heads; h++) {
             unsigned char code = keys->k[h / group * size + (i + h % group) % size];
-            double score = support_decode(keys->dtype, code) * (double)K_SCALE;
+            double score = kit_decode(keys->dtype, code) * (double)K_SCALE;
             double got = (double)lse[i * heads + h] - log(EQUAL_KEYS);
             CHECK_MSG(fabs(got - score) <= 1e-6 * fabs(score) + 2e-6,
                       "k: code %02x of %s gives %.9g, expected %.9g", code,
@@ -59,10 +59,9 @@ static void check_codes(const raw_keys *keys, const raw_call *call, const raw_re
     for (int64_t h = 0; h < heads; h++)
         for (int64_t d = 0; d < size; d++) {
             unsigned char code = keys->v[h / group * size + d];
-            double value = support_decode(keys->dtype, code) * (double)V_SCALE;
-            uint32_t bits =
-                support_get(call->desc.dtype, r->out.data, (size * heads + h) * size + d);
-            double got = support_decode(call->desc.dtype, bits);
+            double value = kit_decode(keys->dtype, code) * (double)V_SCALE;
+            uint32_t bits = kit_get(call->desc.dtype, r->out.data, (size * heads + h) * size + d);
+            double got = kit_decode(call->desc.dtype, bits);
             CHECK_MSG(got == value, "v: code %02x of %s gives %.9g, expected %.9g", code,
                       folio_dtype_name(keys->dtype), got, value);
         }
@@ -253,8 +252,8 @@ static void check_head(const raw_call *call, const poison *p, bool seen, const r
     if (!p->nan) return;
     bool all = p->part != V_CODE;
     for (int64_t d = all ? 0 : POISON_DIM; d < (all ? size : POISON_DIM + 1); d++) {
-        uint32_t bits = support_get(call->desc.dtype, r->out.data, at * size + d);
-        CHECK_MSG(isnan(support_decode(call->desc.dtype, bits)),
+        uint32_t bits = kit_get(call->desc.dtype, r->out.data, at * size + d);
+        CHECK_MSG(isnan(kit_decode(call->desc.dtype, bits)),
                   "row %d head %d sees key %d, but its number %d is not NaN", (int)row, (int)head,
                   (int)key, (int)d);
     }

@@ -45,8 +45,7 @@ static stored store(folio_context *ctx, folio_dtype dtype, const void *from, fol
     if (!s.k || !s.v || !s.k_scales || !s.v_scales || !x || !y || !slots || !ids) abort();
     memcpy(x, from, (size_t)count * elem);
     uint32_t sign = elem == 4 ? 0x80000000u : 0x8000u;
-    for (int64_t i = 0; i < count; i++)
-        support_set(from_dtype, y, i, support_get(from_dtype, x, i) ^ sign);
+    for (int64_t i = 0; i < count; i++) kit_set(from_dtype, y, i, kit_get(from_dtype, x, i) ^ sign);
     for (int64_t i = 0; i < rows; i++) slots[i] = i;
     for (int64_t i = 0; i < blocks; i++) ids[i] = i;
     folio_kv_write w = {.struct_size = sizeof w,
@@ -85,7 +84,7 @@ static void stored_free(stored *s)
 /* Equal bits, or both NaN. */
 static bool same_number(folio_dtype dtype, uint32_t a, uint32_t b)
 {
-    return a == b || (isnan(support_decode(dtype, a)) && isnan(support_decode(dtype, b)));
+    return a == b || (isnan(kit_decode(dtype, a)) && isnan(kit_decode(dtype, b)));
 }
 
 /* x[count], given as from_dtype, is stored as the judge says, in K and negated in V. */
@@ -95,9 +94,9 @@ static void check_stored(folio_context *ctx, folio_dtype dtype, const void *x,
     stored s = store(ctx, dtype, x, from_dtype, count, 1.0f);
     int wrong = 0;
     for (int64_t i = 0; i < count; i++) {
-        double value = support_decode(from_dtype, support_get(from_dtype, x, i));
-        uint32_t expected = support_encode(dtype, value), got = support_get(dtype, s.k, i);
-        uint32_t mirrored = support_encode(dtype, -value), v = support_get(dtype, s.v, i);
+        double value = kit_decode(from_dtype, kit_get(from_dtype, x, i));
+        uint32_t expected = kit_encode(dtype, value), got = kit_get(dtype, s.k, i);
+        uint32_t mirrored = kit_encode(dtype, -value), v = kit_get(dtype, s.v, i);
         bool right = same_number(dtype, got, expected) && same_number(dtype, v, mirrored);
         if (!right && wrong++ < 3)
             test_fail(__FILE__, __LINE__, "%s: %s %a to %s: %x and %x, expected %x and %x", what,
@@ -117,14 +116,14 @@ BACKEND_TEST(rounding, every_code_stays)
         int64_t codes = folio_dtype_size(dtype) == 1 ? 256 : 65536;
         float *x = malloc((size_t)codes * sizeof *x);
         if (x == NULL) abort();
-        for (int64_t i = 0; i < codes; i++) x[i] = (float)support_decode(dtype, (uint32_t)i);
+        for (int64_t i = 0; i < codes; i++) x[i] = (float)kit_decode(dtype, (uint32_t)i);
         stored s = store(ctx, dtype, x, FOLIO_F32, codes, 1.0f);
         int64_t wrong = 0;
         for (int64_t i = 0; i < codes; i++) {
             uint32_t expected = (uint32_t)i;
             /* e5m2 has infinities, but a write saturates. */
             if (dtype == FOLIO_FP8_E5M2 && isinf(x[i])) expected--;
-            wrong += !same_number(dtype, support_get(dtype, s.k, i), expected);
+            wrong += !same_number(dtype, kit_get(dtype, s.k, i), expected);
         }
         CHECK_MSG(wrong == 0, "%s: %lld codes changed", folio_dtype_name(dtype), (long long)wrong);
         stored_free(&s);
@@ -141,8 +140,8 @@ BACKEND_TEST(rounding, ties_go_to_even)
         float *x = malloc((size_t)codes * 3 * sizeof *x);
         if (x == NULL) abort();
         for (int64_t i = 0; i + 1 < codes; i++) {
-            double a = support_decode(dtype, (uint32_t)i);
-            double b = support_decode(dtype, (uint32_t)i + 1);
+            double a = kit_decode(dtype, (uint32_t)i);
+            double b = kit_decode(dtype, (uint32_t)i + 1);
             if (!isfinite(a) || !isfinite(b)) continue;
             float half = (float)((a + b) / 2.0);
             if (half == (float)a || half == (float)b) continue; /* bf16: below f32's own grid */
@@ -197,10 +196,10 @@ BACKEND_TEST(rounding, named_cases)
         folio_dtype dtype = named_cases[i].dtype;
         float x = named_cases[i].x;
         stored s = store(ctx, dtype, &x, FOLIO_F32, 1, 1.0f);
-        uint32_t got = support_get(dtype, s.k, 0);
+        uint32_t got = kit_get(dtype, s.k, 0);
         CHECK_MSG(got == named_cases[i].bits, "%s: %a is %x, expected %x", folio_dtype_name(dtype),
                   (double)x, got, named_cases[i].bits);
-        CHECK_INT(support_encode(dtype, (double)x), named_cases[i].bits); /* the judge agrees */
+        CHECK_INT(kit_encode(dtype, (double)x), named_cases[i].bits); /* the judge agrees */
         stored_free(&s);
     }
 }
@@ -219,12 +218,12 @@ BACKEND_TEST(rounding, nan_stays_nan)
         for (int t = 0; t < SUPPORT_NUM_KV_DTYPES - 1; t++) {
             folio_dtype dtype = support_kv_dtypes[t];
             uint32_t x[8] = {0};
-            for (int i = 0; i < counts[f]; i++) support_set(from[f], x, i, bits[f][i]);
+            for (int i = 0; i < counts[f]; i++) kit_set(from[f], x, i, bits[f][i]);
             stored s = store(ctx, dtype, x, from[f], counts[f], 1.0f);
             for (int i = 0; i < counts[f]; i++)
-                CHECK_MSG(isnan(support_decode(dtype, support_get(dtype, s.k, i))),
-                          "%s NaN %x in %s is %x", folio_dtype_name(from[f]), bits[f][i],
-                          folio_dtype_name(dtype), support_get(dtype, s.k, i));
+                CHECK_MSG(isnan(kit_decode(dtype, kit_get(dtype, s.k, i))), "%s NaN %x in %s is %x",
+                          folio_dtype_name(from[f]), bits[f][i], folio_dtype_name(dtype),
+                          kit_get(dtype, s.k, i));
             stored_free(&s);
         }
 }
@@ -272,9 +271,9 @@ BACKEND_TEST(rounding, fp8_divides_by_the_scale)
             support_fill(x, COUNT, 91 + (uint64_t)i, 600.0f * scales[i]);
             stored s = store(ctx, dtype, x, FOLIO_F32, COUNT, scales[i]);
             for (int64_t j = 0; j < COUNT; j++) {
-                uint32_t got = support_get(dtype, s.k, j);
-                wrong += got != support_encode(dtype, (double)x[j] / (double)scales[i]) &&
-                         got != support_encode(dtype, (double)(x[j] / scales[i]));
+                uint32_t got = kit_get(dtype, s.k, j);
+                wrong += got != kit_encode(dtype, (double)x[j] / (double)scales[i]) &&
+                         got != kit_encode(dtype, (double)(x[j] / scales[i]));
             }
             CHECK_MSG(wrong == 0, "%s, scale %g: %lld wrong", folio_dtype_name(dtype),
                       (double)scales[i], (long long)wrong);
@@ -312,8 +311,8 @@ BACKEND_TEST(rounding, gather_rounds_to_nearest_even)
     CHECK_OK(folio_kv_cache_gather(cache, 0, &g, NULL));
     int64_t wrong = 0;
     for (int64_t i = 0; i < COUNT; i++) {
-        wrong += support_get(FOLIO_F16, k.data, i) != support_encode(FOLIO_F16, (double)x[i]);
-        wrong += support_get(FOLIO_BF16, v.data, i) != support_encode(FOLIO_BF16, (double)x[i]);
+        wrong += kit_get(FOLIO_F16, k.data, i) != kit_encode(FOLIO_F16, (double)x[i]);
+        wrong += kit_get(FOLIO_BF16, v.data, i) != kit_encode(FOLIO_BF16, (double)x[i]);
     }
     CHECK_INT(wrong, 0);
     folio_kv_cache_destroy(cache);
@@ -339,12 +338,12 @@ BACKEND_TEST(rounding, int8_ties_go_to_even)
     CHECK(s.k_scales[0] == unit && s.v_scales[0] == unit);
     for (int i = 0; i < SIZE; i++) {
         int expected = (int)rint((double)x[i] / (double)unit);
-        CHECK_MSG((int8_t)support_get(FOLIO_INT8, s.k, i) == expected, "%a is %d, expected %d",
-                  (double)x[i], (int8_t)support_get(FOLIO_INT8, s.k, i), expected);
-        CHECK_INT((int8_t)support_get(FOLIO_INT8, s.v, i), -expected);
+        CHECK_MSG((int8_t)kit_get(FOLIO_INT8, s.k, i) == expected, "%a is %d, expected %d",
+                  (double)x[i], (int8_t)kit_get(FOLIO_INT8, s.k, i), expected);
+        CHECK_INT((int8_t)kit_get(FOLIO_INT8, s.v, i), -expected);
     }
-    CHECK_INT((int8_t)support_get(FOLIO_INT8, s.k, 256), 3);
-    CHECK_INT((int8_t)support_get(FOLIO_INT8, s.k, 257), 2);
+    CHECK_INT((int8_t)kit_get(FOLIO_INT8, s.k, 256), 3);
+    CHECK_INT((int8_t)kit_get(FOLIO_INT8, s.k, 257), 2);
     stored_free(&s);
 }
 
@@ -367,7 +366,7 @@ BACKEND_TEST(rounding, int8_scale_is_largest_over_127)
                   "row %d: %a and %a, expected %a", r, (double)s.k_scales[r], (double)s.v_scales[r],
                   (double)scale);
         for (int i = 0; i < SIZE; i++) {
-            int code = (int8_t)support_get(FOLIO_INT8, s.k, r * SIZE + i);
+            int code = (int8_t)kit_get(FOLIO_INT8, s.k, r * SIZE + i);
             double exact = (double)x[r * SIZE + i] / (double)scale;
             CHECK(fabs(code - exact) <= 0.50001 && code >= -127 && code <= 127);
         }

@@ -37,7 +37,7 @@ static uint32_t number(folio_dtype dtype, uint64_t seed, int64_t row, int64_t d,
     case 8: x *= 70000; break;
     default: break;
     }
-    return support_encode(dtype, x);
+    return kit_encode(dtype, x);
 }
 
 typedef struct {
@@ -58,8 +58,8 @@ static rows make_rows(folio_dtype dtype, int64_t count, int32_t dims, uint64_t s
     for (int64_t i = 0; i < count; i++)
         for (int64_t h = 0; h < HEADS; h++)
             for (int64_t d = 0; d < dims; d++)
-                support_set(dtype, r.t.data, i * r.t.token_stride + h * r.t.head_stride + d,
-                            number(dtype, seed + (uint64_t)h, i + h, d, dims));
+                kit_set(dtype, r.t.data, i * r.t.token_stride + h * r.t.head_stride + d,
+                        number(dtype, seed + (uint64_t)h, i + h, d, dims));
     return r;
 }
 

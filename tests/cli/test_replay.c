@@ -2,7 +2,7 @@
  * test_replay.c: the parts of `folio replay` that count and make up numbers: percentiles beside sorted
  * samples, tokens that are the same exactly where hash ids agree, rows that are pure functions.
  */
-#include "kit/harness.h"
+#include "kit/kit.h"
 #include "replay/replay_numbers.h"
 #include "replay/replay_stats.h"
 #include "replay/replay_trace.h"
@@ -149,8 +149,7 @@ TEST(replay, numbers_are_exact_and_of_their_place)
             replay_numbers n;
             replay_numbers_init(&n, 7, dtypes[d], SIZE);
             replay_numbers_row(&n, (replay_tensor)tensor, 2, 99, 0, HEADS, other);
-            for (int i = 0; i < ROW; i++)
-                CHECK(harness_load(dtypes[d], other, i) == (double)want[i]);
+            for (int i = 0; i < ROW; i++) CHECK(kit_load(dtypes[d], other, i) == (double)want[i]);
         }
         for (int h = 0; h < HEADS; h++) { /* a head alone is the row's */
             replay_numbers_row(&plain, (replay_tensor)tensor, 2, 99, h, 1, one);

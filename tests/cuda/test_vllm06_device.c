@@ -161,7 +161,7 @@ TEST(vllm06_device, states_at_once)
     uint16_t *numbers = malloc(4 * TENSOR * 2), *got[2] = {malloc(TENSOR * 2), malloc(TENSOR * 2)};
     if (numbers == NULL || got[0] == NULL || got[1] == NULL) abort();
     for (int i = 0; i < 4 * TENSOR; i++)
-        numbers[i] = (uint16_t)support_encode(FOLIO_BF16, (double)support_random(3, (uint64_t)i));
+        numbers[i] = (uint16_t)kit_encode(FOLIO_BF16, (double)support_random(3, (uint64_t)i));
     user users[3] = {{0}};
     for (int i = 0; i < 3; i++) open_user(&users[i], b, numbers);
     attend(&users[0], b, 0);
@@ -220,7 +220,7 @@ TEST(vllm06_device, graph_replay)
     uint16_t *rows[2] = {malloc(TENSOR * 2), malloc(TENSOR * 2)};
     if (!numbers || !cache[0] || !cache[1] || !rows[0] || !rows[1]) abort();
     for (int i = 0; i < 4 * TENSOR; i++)
-        numbers[i] = (uint16_t)support_encode(FOLIO_BF16, (double)support_random(3, (uint64_t)i));
+        numbers[i] = (uint16_t)kit_encode(FOLIO_BF16, (double)support_random(3, (uint64_t)i));
     user users[2] = {{0}};
     for (int i = 0; i < 2; i++) {
         user *u = &users[i];
@@ -246,8 +246,7 @@ TEST(vllm06_device, graph_replay)
     }
     CHECK(memcmp(cache[0], cache[1], CACHE * 2) == 0);
     for (int i = (TOKENS - 1) * HEADS * SIZE; i < TOKENS * HEADS * SIZE; i++) {
-        double a = support_decode(FOLIO_BF16, rows[0][i]),
-               c = support_decode(FOLIO_BF16, rows[1][i]);
+        double a = kit_decode(FOLIO_BF16, rows[0][i]), c = kit_decode(FOLIO_BF16, rows[1][i]);
         CHECK_MSG(a - c <= 0x1p-6 && c - a <= 0x1p-6, "column %d: %g, in the graph %g", i, a, c);
     }
     for (int i = 0; i < 2; i++) {

@@ -112,7 +112,7 @@ static double stored(const bed *b, int part, int64_t slot, int64_t h, int64_t d)
 {
     float scale = part ? b->c.v_scale : b->c.k_scale;
     const void *cache = part ? b->v.data : b->k.data;
-    return support_decode(b->c.dtype, support_get(b->c.dtype, cache, place(b, part, slot, h, d))) *
+    return kit_decode(b->c.dtype, kit_get(b->c.dtype, cache, place(b, part, slot, h, d))) *
            (scale > 0 ? (double)scale : 1.0);
 }
 
@@ -329,9 +329,9 @@ BACKEND_TEST(vllm06_ops, paged_attention_half)
         uint16_t *half = malloc((size_t)SEQS * HEADS * 128 * 2);
         if (half == NULL) abort();
         for (int64_t k = 0; k < SEQS * HEADS * 128; k++) {
-            uint32_t bits = support_encode(b.dtype, (double)q[k]);
+            uint32_t bits = kit_encode(b.dtype, (double)q[k]);
             half[k] = (uint16_t)bits;
-            q[k] = (float)support_decode(b.dtype, bits);
+            q[k] = (float)kit_decode(b.dtype, bits);
         }
         static float sums[SEQS * HEADS * 3], tops[SEQS * HEADS * 3];
         static uint16_t tmp[SEQS * HEADS * 3 * 128];
@@ -343,8 +343,8 @@ BACKEND_TEST(vllm06_ops, paged_attention_half)
             for (int64_t row = 0; row < SEQS * HEADS; row++) {
                 dense(&b, row / HEADS, row % HEADS, out);
                 for (int64_t d = 0; d < 128; d++) {
-                    uint32_t bits = support_get(b.dtype, b.out.data, row * 128 + d);
-                    double got = support_decode(b.dtype, bits);
+                    uint32_t bits = kit_get(b.dtype, b.out.data, row * 128 + d);
+                    double got = kit_decode(b.dtype, bits);
                     CHECK_MSG(fabs(got - out[d]) <= budget * largest, "v%d: %g, expected %g", v,
                               got, out[d]);
                 }
@@ -373,8 +373,8 @@ BACKEND_TEST(vllm06_ops, reshape_and_cache)
                 for (int64_t e = 0; e < (int64_t)b.lens[s] * KV_HEADS * 64; e++) {
                     int64_t t = e / (KV_HEADS * 64), h = e / 64 % KV_HEADS, d = e % 64;
                     double x = (double)b.rows[part][row_at(&b, s, 0) + e];
-                    support_set(kv, image, place(&b, part, slot_at(&b, s, t), h, d),
-                                support_encode(kv, x / (scale > 0 ? (double)scale : 1.0)));
+                    kit_set(kv, image, place(&b, part, slot_at(&b, s, t), h, d),
+                            kit_encode(kv, x / (scale > 0 ? (double)scale : 1.0)));
                 }
             CHECK(memcmp(image, cache->data, cache->bytes) == 0);
             free(image);

@@ -11,7 +11,6 @@
 #include "data/golden/golden_inputs.h"
 #pragma GCC diagnostic pop
 
-#include "kit/harness.h"
 #include "support.h"
 
 #include <folio/folio_vllm06.h>
@@ -258,10 +257,10 @@ static void compare(const golden_case *c, judge *by, const strided *out)
     if (by->bf16_dots && field(c->line, "plain16"))
         noise = fmax(noise, (double)float_field(c->line, "plain16"));
     double bound = fmax(2e-6 * largest, 2 * noise);
-    bound += harness_ulp(out->t.dtype, largest);
+    bound += kit_ulp(out->t.dtype, largest);
     for (int64_t i = 0; i < c->rows * width; i++) {
         int64_t at = i / width * out->t.token_stride + i % width;
-        double got = harness_load(out->t.dtype, out->t.data, at);
+        double got = kit_load(out->t.dtype, out->t.data, at);
         double error = fabs(got - (double)c->out[i]);
         if (error > by->worst * bound) by->worst = error / bound;
         if (!(error <= bound) && bad++ < 2)

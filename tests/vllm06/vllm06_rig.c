@@ -91,7 +91,7 @@ static double number(const v06 *r, int what, int id, int64_t token, int64_t head
 {
     uint64_t index = (((uint64_t)id * 1024 + (uint64_t)token) * 64 + (uint64_t)head) * 512;
     double x = 2.0 * (double)support_random((uint64_t)what + 1, index + (uint64_t)d);
-    return support_decode(r->d.dtype, support_encode(r->d.dtype, x));
+    return kit_decode(r->d.dtype, kit_encode(r->d.dtype, x));
 }
 
 /* Blocks of a sequence, never side by side: num_blocks is odd, so steps of -2 meet every block. */
@@ -127,16 +127,16 @@ static void image_store(v06 *r, int layer, int64_t slot, int id, int64_t token)
                 int what = (layer == 1 ? ENCODER_K : K) + value;
                 float scale = value ? r->v_scale : r->k_scale;
                 double x = number(r, what, id, token, h, d) / (scale > 0 ? (double)scale : 1.0);
-                support_set(r->kv_dtype, r->image[layer], element(r, slot, h, d, value),
-                            support_encode(r->kv_dtype, x));
+                kit_set(r->kv_dtype, r->image[layer], element(r, slot, h, d, value),
+                        kit_encode(r->kv_dtype, x));
             }
 }
 
 static double image_load(const v06 *r, int layer, int64_t slot, int64_t h, int64_t d, bool value)
 {
     float scale = value ? r->v_scale : r->k_scale;
-    uint32_t bits = support_get(r->kv_dtype, r->image[layer], element(r, slot, h, d, value));
-    return support_decode(r->kv_dtype, bits) * (scale > 0 ? (double)scale : 1.0);
+    uint32_t bits = kit_get(r->kv_dtype, r->image[layer], element(r, slot, h, d, value));
+    return kit_decode(r->kv_dtype, bits) * (scale > 0 ? (double)scale : 1.0);
 }
 
 /* ----------------------------------------------------------------------------------------- step */
@@ -225,9 +225,9 @@ static void *fill(const v06 *r, int what, folio_attention_type type, bool keys, 
         for (int64_t t = 0; t < rows_of(r, type, i, keys); t++)
             for (int64_t h = 0; h < heads; h++)
                 for (int64_t d = 0; d < size; d++)
-                    support_set(r->d.dtype, data, at++,
-                                support_encode(r->d.dtype, number(r, encoder ? what + 3 : what,
-                                                                  s->id, first + t, h, d)));
+                    kit_set(r->d.dtype, data, at++,
+                            kit_encode(r->d.dtype, number(r, encoder ? what + 3 : what, s->id,
+                                                          first + t, h, d)));
     }
     return data;
 }
@@ -259,8 +259,7 @@ int64_t v06_width(const v06 *r) { return (int64_t)r->d.num_heads * r->d.head_siz
 
 double v06_out(const v06 *r, int64_t row, int64_t column)
 {
-    return support_decode(r->d.dtype,
-                          support_get(r->d.dtype, r->out.data, row * v06_width(r) + column));
+    return kit_decode(r->d.dtype, kit_get(r->d.dtype, r->out.data, row * v06_width(r) + column));
 }
 
 /* ------------------------------------------------------------------------------ dense attention */

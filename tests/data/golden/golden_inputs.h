@@ -7,6 +7,7 @@
 #define FOLIO_GOLDEN_INPUTS_H
 
 #include "data/golden/golden_file.h"
+#include "kit/kit.h"
 
 #include <math.h>
 
@@ -34,38 +35,6 @@ static float uniform(uint64_t bits, folio_dtype dtype)
     int width = dtype == FOLIO_F32 ? 24 : dtype == FOLIO_F16 ? 11 : 8;
     int64_t whole = (int64_t)(bits >> (64 - width)) - (INT64_C(1) << (width - 1));
     return (float)ldexp((double)whole, 2 - width);
-}
-
-/* Store x, which dtype holds exactly. */
-static void put(void *data, int64_t index, folio_dtype dtype, float x)
-{
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    uint16_t half = (uint16_t)(bits >> 16); /* bf16 */
-    if (dtype == FOLIO_F16) {
-        int exponent;
-        double fraction = frexp((double)x, &exponent); /* exponent -9..1: normal in f16 */
-        if (isinf(x)) half = 0x7C00;
-        else if (x == 0.0f) half = 0;
-        else half = (uint16_t)(((exponent + 14) << 10) | ((int)(fabs(fraction) * 2048.0) & 1023));
-        if (signbit(x)) half |= 0x8000;
-    }
-    if (dtype == FOLIO_F32) ((float *)data)[index] = x;
-    else ((uint16_t *)data)[index] = half;
-}
-
-static double get(const void *data, int64_t index, folio_dtype dtype)
-{
-    if (dtype == FOLIO_F64) return ((const double *)data)[index];
-    if (dtype == FOLIO_F32) return (double)((const float *)data)[index];
-    uint32_t half = ((const uint16_t *)data)[index];
-    if (dtype == FOLIO_BF16) return (double)float_of(half << 16);
-    int exponent = (int)(half >> 10 & 31);
-    double fraction = (double)(half & 1023) / 1024.0;
-    double x = exponent == 0    ? ldexp(fraction, -14)
-               : exponent == 31 ? (half & 1023 ? (double)NAN : (double)INFINITY)
-                                : ldexp(1.0 + fraction, exponent - 15);
-    return half & 0x8000 ? -x : x;
 }
 
 /* The largest |x|. Not by fmax: gcc 12 for aarch64 ends with an internal error in a loop of it. */
@@ -104,8 +73,9 @@ static void fill_row(const golden_case *c, strided *x, int64_t row, int tensor, 
         int64_t at = row * x->t.token_stride + h * x->t.head_stride;
         bool zero = c->zeros && tensor != T_Q && draw(c, T_ZERO + tensor, head) % 8 == 0;
         for (int64_t d = 0; d < x->size; d++)
-            put(x->t.data, at + d, x->t.dtype,
-                zero ? 0.0f : uniform(draw(c, tensor, head * x->size + d), x->t.dtype));
+            kit_store(x->t.dtype, x->t.data, at + d,
+                      zero ? 0.0
+                           : (double)uniform(draw(c, tensor, head * x->size + d), x->t.dtype));
     }
 }
 
@@ -134,7 +104,7 @@ static void make_bias(golden_case *c, folio_bias *bias)
             if (dims[i] > 1) at += rest % dims[i] * strides[i];
             rest /= dims[i];
         }
-        put(data, at, c->bias_dtype, bias_value(c, index));
+        kit_store(c->bias_dtype, data, at, (double)bias_value(c, index));
     }
     bias->data = data;
     bias->dtype = c->bias_dtype;

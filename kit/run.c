@@ -1,10 +1,10 @@
 /*
- * harness_run.c: a step run: contexts stored, plan, forward, guards. Also whole checks, and
+ * run.c: a step run: contexts stored, plan, forward, guards. Also whole checks, and
  * sequences run in pieces.
  */
-#include "kit/harness.h"
+#include "kit/kit.h"
 
-#include "kit/harness_internal.h"
+#include "kit/kit_internal.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -16,102 +16,102 @@ enum { POISON = 0xff };
 /* ---- Storing contexts */
 
 /* `count` rows of one kv tensor from token `from` on, packed. */
-static folio_tensor kv_rows(const harness *h, int32_t tensor, folio_dtype dtype, int64_t id,
+static folio_tensor kv_rows(const kit_case *h, int32_t tensor, folio_dtype dtype, int64_t id,
                             int64_t from, int64_t count, int64_t size)
 {
-    const harness_spec *s = &h->spec;
+    const kit_spec *s = &h->spec;
     int64_t width = s->num_kv_heads * size;
-    void *data = harness_alloc((size_t)(count * width), folio_dtype_size(dtype));
+    void *data = kit_alloc((size_t)(count * width), folio_dtype_size(dtype));
     for (int64_t i = 0; i < count * width; i++) {
         int64_t token = from + i / width;
-        double x = harness_random(s->seed, tensor, id, token, i % width / size, i % size);
-        harness_store(dtype, data, i, harness_is_hidden(h, id, token) ? (double)NAN : x);
+        double x = kit_random(s->seed, tensor, id, token, i % width / size, i % size);
+        kit_store(dtype, data, i, kit_is_hidden(h, id, token) ? (double)NAN : x);
     }
     return (folio_tensor){.data = data, .dtype = dtype, .tokens = count};
 }
 
 /* Stores a sequence's tokens up to `upto`, as an engine would have in earlier steps. */
-static bool store_tokens(harness *h, seq_state *state, int cross, int64_t upto)
+static bool store_tokens(kit_case *h, seq_state *state, int cross, int64_t upto)
 {
     int64_t from = state->stored[cross], count = upto - from;
     if (count <= 0) return true;
-    const harness_spec *s = &h->spec;
-    int64_t *slots = harness_alloc((size_t)count, sizeof *slots);
-    for (int64_t i = 0; i < count; i++) slots[i] = harness_slot(h, state, cross, from + i);
+    const kit_spec *s = &h->spec;
+    int64_t *slots = kit_alloc((size_t)count, sizeof *slots);
+    for (int64_t i = 0; i < count; i++) slots[i] = kit_slot(h, state, cross, from + i);
     folio_kv_write write = {
         .struct_size = sizeof write, .slots = slots, .k_scale = s->k_scale, .v_scale = s->v_scale};
-    write.k = kv_rows(h, cross ? HARNESS_ENCODER_K : HARNESS_K, s->k_dtype, state->id, from, count,
+    write.k = kv_rows(h, cross ? KIT_ENCODER_K : KIT_K, s->k_dtype, state->id, from, count,
                       s->k_head_size);
-    write.v = kv_rows(h, cross ? HARNESS_ENCODER_V : HARNESS_V, s->v_dtype, state->id, from, count,
+    write.v = kv_rows(h, cross ? KIT_ENCODER_V : KIT_V, s->v_dtype, state->id, from, count,
                       s->v_head_size);
-    folio_status status = harness_wait(h, folio_kv_cache_write(h->cache, s->layer, &write, NULL));
-    harness_free(write.k.data);
-    harness_free(write.v.data);
-    harness_free(slots);
-    if (status != FOLIO_OK) return harness_refused("cache write", status);
+    folio_status status = kit_wait(h, folio_kv_cache_write(h->cache, s->layer, &write, NULL));
+    kit_free(write.k.data);
+    kit_free(write.v.data);
+    kit_free(slots);
+    if (status != FOLIO_OK) return kit_refused("cache write", status);
     state->stored[cross] = upto;
     return true;
 }
 
 /* Stores what the step's keys need and the forward will not write itself. */
-static bool store_contexts(harness *h, folio_attention_type type, const harness_seq *seqs,
+static bool store_contexts(kit_case *h, folio_attention_type type, const kit_seq *seqs,
                            int64_t num_seqs)
 {
     if (h->cache == NULL || !type_is_cached(type)) return true;
     int cross = type == FOLIO_ATTENTION_ENCODER_DECODER;
     for (int64_t i = 0; i < num_seqs; i++) {
-        const harness_seq *s = &seqs[i];
-        int64_t all = harness_seq_keys(s, type);
+        const kit_seq *s = &seqs[i];
+        int64_t all = kit_seq_keys(s, type);
         int64_t context = cross ? s->encoder_len - s->encoder_new_len : s->seq_len - s->query_len;
         bool stored_here = h->spec.no_write || s->slots_ignored;
         if (all == 0) continue;
-        seq_state *state = harness_state(h, harness_seq_id(seqs, i));
+        seq_state *state = kit_state(h, kit_seq_id(seqs, i));
         if (!store_tokens(h, state, cross, stored_here ? all : context)) return false;
     }
     return true;
 }
 
 /* After a forward that wrote its tokens. */
-static void note_stored(harness *h, const step *st)
+static void note_stored(kit_case *h, const step *st)
 {
     if (h->cache == NULL || !type_is_cached(st->type) || h->spec.append) return;
     int cross = st->type == FOLIO_ATTENTION_ENCODER_DECODER;
     for (int64_t i = 0; i < st->num_seqs; i++) {
-        seq_state *state = harness_state(h, harness_seq_id(st->seqs, i));
-        int64_t keys = harness_seq_keys(&st->seqs[i], st->type);
+        seq_state *state = kit_state(h, kit_seq_id(st->seqs, i));
+        int64_t keys = kit_seq_keys(&st->seqs[i], st->type);
         if (keys > state->stored[cross]) state->stored[cross] = keys;
     }
 }
 
 /* ---- Forward */
 
-void harness_result_make(const harness *h, const step *st, folio_dtype dtype, harness_result *r)
+void kit_result_make(const kit_case *h, const step *st, folio_dtype dtype, kit_result *r)
 {
-    *r = (harness_result){.num_seqs = st->num_seqs,
-                          .rows = st->rows,
-                          .heads = h->spec.num_heads,
-                          .head_size = h->spec.v_head_size,
-                          .dtype = dtype};
+    *r = (kit_result){.num_seqs = st->num_seqs,
+                      .rows = st->rows,
+                      .heads = h->spec.num_heads,
+                      .head_size = h->spec.v_head_size,
+                      .dtype = dtype};
     size_t heads = (size_t)(r->rows * r->heads), count = heads * (size_t)r->head_size;
-    r->row_start = harness_alloc((size_t)st->num_seqs + 1, sizeof(int64_t));
+    r->row_start = kit_alloc((size_t)st->num_seqs + 1, sizeof(int64_t));
     memcpy(r->row_start, st->row_start, ((size_t)st->num_seqs + 1) * sizeof(int64_t));
-    r->out = harness_alloc(count, sizeof(double));
-    r->bits = harness_alloc(count, folio_dtype_size(dtype));
+    r->out = kit_alloc(count, sizeof(double));
+    r->bits = kit_alloc(count, folio_dtype_size(dtype));
     if (h->spec.no_lse) return;
-    r->lse = harness_alloc(heads, sizeof(double));
-    r->lse_bits = harness_alloc(heads, sizeof(float));
+    r->lse = kit_alloc(heads, sizeof(double));
+    r->lse_bits = kit_alloc(heads, sizeof(float));
 }
 
-void harness_result_free(harness_result *r)
+void kit_result_free(kit_result *r)
 {
-    harness_free(r->row_start);
-    harness_free(r->out);
-    harness_free(r->lse);
-    harness_free(r->bits);
-    harness_free(r->lse_bits);
-    for (int i = 0; r->others && i < HARNESS_ORDERS - 1; i++) harness_result_free(&r->others[i]);
-    harness_free(r->others);
-    *r = (harness_result){0};
+    kit_free(r->row_start);
+    kit_free(r->out);
+    kit_free(r->lse);
+    kit_free(r->bits);
+    kit_free(r->lse_bits);
+    for (int i = 0; r->others && i < KIT_ORDERS - 1; i++) kit_result_free(&r->others[i]);
+    kit_free(r->others);
+    *r = (kit_result){0};
 }
 
 /* Copies elements out and puts NaN in their place, so that what is left must be all poison. */
@@ -125,19 +125,19 @@ static bool drain(const step_tensor *t, const char *what, void *bits, double *va
         memset((char *)t->data + (size_t)from * size, POISON, (size_t)t->size * size);
     }
     for (int64_t i = 0; i < t->tokens * t->heads * t->size; i++)
-        values[i] = harness_load(t->dtype, bits, i);
+        values[i] = kit_load(t->dtype, bits, i);
     const unsigned char *p = t->allocation;
     for (size_t i = 0; i < t->bytes; i++)
         if (p[i] != POISON) {
-            harness_fail("%s: byte %lld from its start, which is no part of it, was written", what,
-                         (long long)i - (long long)((char *)t->data - (char *)t->allocation));
+            kit_fail("%s: byte %lld from its start, which is no part of it, was written", what,
+                     (long long)i - (long long)((char *)t->data - (char *)t->allocation));
             return false;
         }
     return true;
 }
 
 /* The plan of one step; NULL on failure. */
-static folio_plan *make_plan(harness *h, folio_context *ctx, folio_attention *attention,
+static folio_plan *make_plan(kit_case *h, folio_context *ctx, folio_attention *attention,
                              const step *st, folio_batch *batch)
 {
     uint32_t types = FOLIO_ATTENTION_BIT(st->type);
@@ -158,12 +158,12 @@ static folio_plan *make_plan(harness *h, folio_context *ctx, folio_attention *at
     folio_plan *plan = NULL;
     folio_status status = folio_plan_create(ctx, &desc, &plan);
     if (status != FOLIO_OK) {
-        harness_refused("plan", status);
+        kit_refused("plan", status);
         return NULL;
     }
     status = folio_plan_update(plan, batch, NULL);
     if (status == FOLIO_OK) return plan;
-    harness_refused("plan update", status);
+    kit_refused("plan update", status);
     folio_plan_destroy(plan);
     return NULL;
 }
@@ -176,15 +176,15 @@ static double seconds_now(void)
 }
 
 /* give_kv: hand k and v of this step over, to be stored or read. */
-static bool run_plan(harness *h, folio_context *ctx, const folio_plan *plan, const step *st,
-                     bool give_kv, folio_dtype out_dtype, harness_result *result)
+static bool run_plan(kit_case *h, folio_context *ctx, const folio_plan *plan, const step *st,
+                     bool give_kv, folio_dtype out_dtype, kit_result *result)
 {
-    const harness_spec *s = &h->spec;
-    step_tensor out = harness_tensor_make(h, out_dtype, st->rows, s->num_heads, s->v_head_size);
-    step_tensor lse = harness_tensor_make(h, FOLIO_F32, st->rows, s->num_heads, 1);
+    const kit_spec *s = &h->spec;
+    step_tensor out = kit_tensor_make(h, out_dtype, st->rows, s->num_heads, s->v_head_size);
+    step_tensor lse = kit_tensor_make(h, FOLIO_F32, st->rows, s->num_heads, 1);
     folio_tensors t = {.struct_size = sizeof t,
-                       .q = harness_tensor_of(&st->q),
-                       .out = harness_tensor_of(&out),
+                       .q = kit_tensor_of(&st->q),
+                       .out = kit_tensor_of(&out),
                        .slopes = st->slopes,
                        .sinks = st->sinks,
                        .bias = st->bias,
@@ -195,8 +195,8 @@ static bool run_plan(harness *h, folio_context *ctx, const folio_plan *plan, con
         t.q = t.out;
     }
     if (give_kv && st->new_rows > 0) {
-        t.k = harness_tensor_of(&st->k);
-        t.v = harness_tensor_of(&st->v);
+        t.k = kit_tensor_of(&st->k);
+        t.v = kit_tensor_of(&st->v);
     }
     if (!s->no_lse) {
         t.lse = lse.data;
@@ -209,36 +209,36 @@ static bool run_plan(harness *h, folio_context *ctx, const folio_plan *plan, con
     folio_status status = folio_attention_forward(plan, 0, st->type, cache, s->layer, &t, NULL);
     if (status == FOLIO_OK) status = folio_run_wait(ctx, NULL);
     double seconds = seconds_now() - started;
-    bool ok = status == FOLIO_OK || harness_refused("forward", status);
+    bool ok = status == FOLIO_OK || kit_refused("forward", status);
     if (ok) {
-        harness_result_make(h, st, out_dtype, result);
+        kit_result_make(h, st, out_dtype, result);
         result->seconds = seconds;
         /* tensor cores add 16 products at a time and cut the sum */
-        if (harness_is_device(ctx)) result->cut = ldexp((double)s->k_head_size / 16, -24);
+        if (kit_is_device(ctx)) result->cut = ldexp((double)s->k_head_size / 16, -24);
         ok = drain(&out, "out", result->bits, result->out);
         if (!s->no_lse) ok = drain(&lse, "lse", result->lse_bits, result->lse) && ok;
     }
-    harness_free(out.allocation);
-    harness_free(lse.allocation);
+    kit_free(out.allocation);
+    kit_free(lse.allocation);
     return ok;
 }
 
-static bool run_step(harness *h, folio_context *ctx, folio_attention_type type,
-                     const harness_seq *seqs, int64_t num_seqs, bool give_kv, folio_dtype out_dtype,
-                     harness_result *result)
+static bool run_step(kit_case *h, folio_context *ctx, folio_attention_type type,
+                     const kit_seq *seqs, int64_t num_seqs, bool give_kv, folio_dtype out_dtype,
+                     kit_result *result)
 {
     bool ok = false;
     step st;
     folio_attention *attention = NULL;
     folio_plan *plan = NULL;
-    folio_attention_desc desc = harness_attention_desc(&h->spec);
-    harness_step_open(h, type, seqs, num_seqs, &st);
-    folio_batch *batch = harness_batch_make(h, ctx, seqs, num_seqs);
+    folio_attention_desc desc = kit_attention_desc(&h->spec);
+    kit_step_open(h, type, seqs, num_seqs, &st);
+    folio_batch *batch = kit_batch_make(h, ctx, seqs, num_seqs);
     if (batch == NULL) goto done;
     folio_status status = folio_attention_create(ctx, &desc, &attention);
     if (status != FOLIO_OK) {
         attention = NULL;
-        harness_refused("attention", status);
+        kit_refused("attention", status);
         goto done;
     }
     plan = make_plan(h, ctx, attention, &st, batch);
@@ -248,24 +248,24 @@ done:
     folio_plan_destroy(plan);
     folio_attention_destroy(attention);
     folio_batch_destroy(batch);
-    harness_step_close(&st);
+    kit_step_close(&st);
     return ok;
 }
 
-bool harness_forward(harness *h, folio_context *ctx, folio_attention_type type,
-                     const harness_seq *seqs, int64_t num_seqs, harness_result *result)
+bool kit_forward(kit_case *h, folio_context *ctx, folio_attention_type type, const kit_seq *seqs,
+                 int64_t num_seqs, kit_result *result)
 {
-    *result = (harness_result){0};
-    if (!harness_reserve_all(h, seqs, num_seqs)) return false;
+    *result = (kit_result){0};
+    if (!kit_reserve_all(h, seqs, num_seqs)) return false;
     if (!store_contexts(h, type, seqs, num_seqs)) return false;
     bool given = !(h->spec.no_write && h->cache && type_is_cached(type));
     return run_step(h, ctx ? ctx : h->ctx, type, seqs, num_seqs, given, h->spec.dtype, result);
 }
 
-bool harness_judge(harness *h, folio_context *reference, folio_attention_type type,
-                   const harness_seq *seqs, int64_t num_seqs, harness_result *result)
+bool kit_judge(kit_case *h, folio_context *reference, folio_attention_type type,
+               const kit_seq *seqs, int64_t num_seqs, kit_result *result)
 {
-    *result = (harness_result){0};
+    *result = (kit_result){0};
     bool stored = h->cache && type_is_cached(type) && !h->spec.append;
     return run_step(h, reference, type, seqs, num_seqs, !stored, FOLIO_F64, result);
 }
@@ -273,46 +273,46 @@ bool harness_judge(harness *h, folio_context *reference, folio_attention_type ty
 /* ---- Whole checks */
 
 /* The reference answers to the formula in double precision. */
-static bool check_reference(harness *h, folio_context *ctx, folio_attention_type type,
-                            const harness_seq *seqs, int64_t num_seqs, harness_verdict *verdict)
+static bool check_reference(kit_case *h, folio_context *ctx, folio_attention_type type,
+                            const kit_seq *seqs, int64_t num_seqs, kit_verdict *verdict)
 {
-    harness_result rounded = {0}, f64 = {0}, formula = {0};
-    bool ok = harness_forward(h, ctx, type, seqs, num_seqs, &rounded) &&
-              harness_judge(h, ctx, type, seqs, num_seqs, &f64) &&
-              harness_plain(h, type, seqs, num_seqs, true, &formula);
+    kit_result rounded = {0}, f64 = {0}, formula = {0};
+    bool ok = kit_forward(h, ctx, type, seqs, num_seqs, &rounded) &&
+              kit_judge(h, ctx, type, seqs, num_seqs, &f64) &&
+              kit_formula(h, type, seqs, num_seqs, true, &formula);
     if (ok) {
-        harness_compare(&rounded, &f64, &f64, verdict);
-        if (verdict->ok) harness_compare_exact(&f64, &formula, verdict);
+        kit_compare(&rounded, &f64, &f64, verdict);
+        if (verdict->ok) kit_compare_exact(&f64, &formula, verdict);
     }
-    harness_result_free(&rounded);
-    harness_result_free(&f64);
-    harness_result_free(&formula);
+    kit_result_free(&rounded);
+    kit_result_free(&f64);
+    kit_result_free(&formula);
     return ok;
 }
 
-static bool check_backend(harness *h, folio_context *reference, folio_attention_type type,
-                          const harness_seq *seqs, int64_t num_seqs, harness_verdict *verdict)
+static bool check_backend(kit_case *h, folio_context *reference, folio_attention_type type,
+                          const kit_seq *seqs, int64_t num_seqs, kit_verdict *verdict)
 {
-    harness_result got = {0}, ref = {0}, plain = {0};
-    bool ok = harness_forward(h, NULL, type, seqs, num_seqs, &got) &&
-              harness_judge(h, reference, type, seqs, num_seqs, &ref) &&
-              harness_plain(h, type, seqs, num_seqs, false, &plain);
-    if (ok) harness_compare(&got, &ref, &plain, verdict);
-    harness_result_free(&got);
-    harness_result_free(&ref);
-    harness_result_free(&plain);
+    kit_result got = {0}, ref = {0}, formula = {0};
+    bool ok = kit_forward(h, NULL, type, seqs, num_seqs, &got) &&
+              kit_judge(h, reference, type, seqs, num_seqs, &ref) &&
+              kit_formula(h, type, seqs, num_seqs, false, &formula);
+    if (ok) kit_compare(&got, &ref, &formula, verdict);
+    kit_result_free(&got);
+    kit_result_free(&ref);
+    kit_result_free(&formula);
     return ok;
 }
 
-bool harness_check(folio_context *ctx, folio_context *reference, const harness_spec *spec,
-                   folio_attention_type type, const harness_seq *seqs, int64_t num_seqs,
-                   harness_verdict *verdict)
+bool kit_check(folio_context *ctx, folio_context *reference, const kit_spec *spec,
+               folio_attention_type type, const kit_seq *seqs, int64_t num_seqs,
+               kit_verdict *verdict)
 {
-    *verdict = (harness_verdict){0};
+    *verdict = (kit_verdict){0};
     folio_context_info info = {.struct_size = sizeof info};
     folio_context_get_info(ctx, &info);
-    folio_context *own = reference ? NULL : harness_context("reference", NULL, 1);
-    harness *h = harness_open(ctx, spec, seqs, num_seqs);
+    folio_context *own = reference ? NULL : kit_context("reference", NULL, 1);
+    kit_case *h = kit_open(ctx, spec, seqs, num_seqs);
     bool ran = h != NULL && (reference != NULL || own != NULL);
     if (ran && strcmp(info.backend, "reference") == 0)
         ran = check_reference(h, ctx, type, seqs, num_seqs, verdict);
@@ -320,9 +320,9 @@ bool harness_check(folio_context *ctx, folio_context *reference, const harness_s
         ran = check_backend(h, reference ? reference : own, type, seqs, num_seqs, verdict);
     if (!ran) {
         verdict->ok = false;
-        strncpy(verdict->message, harness_error(), sizeof verdict->message - 1);
+        strncpy(verdict->message, kit_error(), sizeof verdict->message - 1);
     }
-    harness_close(h);
+    kit_close(h);
     folio_context_destroy(own);
     return verdict->ok;
 }
@@ -330,9 +330,9 @@ bool harness_check(folio_context *ctx, folio_context *reference, const harness_s
 /* ---- Pieces */
 
 /* The sequence after `done` of its query tokens, with `count` more in this step. */
-static harness_seq piece_of(const harness_seq *whole, int64_t done, int64_t count)
+static kit_seq piece_of(const kit_seq *whole, int64_t done, int64_t count)
 {
-    harness_seq s = *whole;
+    kit_seq s = *whole;
     s.query_len = count;
     s.seq_len = whole->seq_len - whole->query_len + done + count;
     s.first_query_pos += done;
@@ -340,8 +340,8 @@ static harness_seq piece_of(const harness_seq *whole, int64_t done, int64_t coun
     return s;
 }
 
-static void join_rows(harness_result *to, const harness_result *from, int64_t from_row,
-                      int64_t done, int64_t n)
+static void join_rows(kit_result *to, const kit_result *from, int64_t from_row, int64_t done,
+                      int64_t n)
 {
     int64_t width = to->heads * to->head_size;
     size_t size = folio_dtype_size(to->dtype);
@@ -355,13 +355,12 @@ static void join_rows(harness_result *to, const harness_result *from, int64_t fr
            (size_t)(n * to->heads) * 4);
 }
 
-bool harness_run_pieces(folio_context *ctx, const harness_spec *spec, folio_attention_type type,
-                        const harness_seq *whole, const int64_t *chunks, int64_t num_chunks,
-                        const harness_seq *crowd, int64_t num_crowd, bool crowd_first,
-                        harness_result *result)
+bool kit_run_pieces(folio_context *ctx, const kit_spec *spec, folio_attention_type type,
+                    const kit_seq *whole, const int64_t *chunks, int64_t num_chunks,
+                    const kit_seq *crowd, int64_t num_crowd, bool crowd_first, kit_result *result)
 {
-    *result = (harness_result){0};
-    harness_seq *seqs = harness_alloc((size_t)num_crowd + 1, sizeof *seqs);
+    *result = (kit_result){0};
+    kit_seq *seqs = kit_alloc((size_t)num_crowd + 1, sizeof *seqs);
     int64_t at = crowd_first ? num_crowd : 0;
     for (int64_t i = 0; i < num_crowd; i++) {
         int64_t to = crowd_first ? i : i + 1;
@@ -370,38 +369,38 @@ bool harness_run_pieces(folio_context *ctx, const harness_spec *spec, folio_atte
     }
     seqs[at] = *whole;
     if (seqs[at].id == 0) seqs[at].id = 1;
-    harness_seq named = seqs[at];
-    harness *h = harness_open(ctx, spec, seqs, num_crowd + 1);
+    kit_seq named = seqs[at];
+    kit_case *h = kit_open(ctx, spec, seqs, num_crowd + 1);
     bool ok = h != NULL;
     if (ok) {
         step st;
-        harness_step_open(h, type, &named, 1, &st);
-        harness_result_make(h, &st, h->spec.dtype, result);
-        harness_step_close(&st);
+        kit_step_open(h, type, &named, 1, &st);
+        kit_result_make(h, &st, h->spec.dtype, result);
+        kit_step_close(&st);
     }
     int64_t done = 0;
     for (int64_t i = 0; ok && i < num_chunks; i++) {
-        harness_result part;
+        kit_result part;
         seqs[at] = piece_of(&named, done, chunks[i]);
-        ok = harness_forward(h, NULL, type, seqs, num_crowd + 1, &part);
+        ok = kit_forward(h, NULL, type, seqs, num_crowd + 1, &part);
         if (ok) join_rows(result, &part, part.row_start[at], done, chunks[i]);
-        harness_result_free(&part);
+        kit_result_free(&part);
         done += chunks[i];
         for (int64_t n = 0; n <= num_crowd; n++) /* the crowd's encoders are new once */
             if (n != at) seqs[n].encoder_new_len = 0;
     }
     if (ok && done != named.query_len) {
-        harness_fail("pieces hold %lld tokens, the sequence %lld", (long long)done,
-                     (long long)named.query_len);
+        kit_fail("pieces hold %lld tokens, the sequence %lld", (long long)done,
+                 (long long)named.query_len);
         ok = false;
     }
-    harness_close(h);
-    harness_free(seqs);
+    kit_close(h);
+    kit_free(seqs);
     return ok;
 }
 
-bool harness_rows_equal(const harness_result *a, int64_t row_a, const harness_result *b,
-                        int64_t row_b, int64_t n)
+bool kit_rows_equal(const kit_result *a, int64_t row_a, const kit_result *b, int64_t row_b,
+                    int64_t n)
 {
     size_t row = (size_t)(a->heads * a->head_size) * folio_dtype_size(a->dtype);
     size_t lse_row = (size_t)a->heads * sizeof(float);

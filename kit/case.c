@@ -1,10 +1,10 @@
 /*
- * harness.c: makes the inputs, caches, batches and plans of a case and runs it. The formula and the
- * comparison are in harness_plain.c, numbers in harness_numbers.c.
+ * case.c: makes the inputs, caches, batches and plans of a case and runs it. The formula and the
+ * comparison are in formula.c, numbers in numbers.c.
  */
-#include "kit/harness.h"
+#include "kit/kit.h"
 
-#include "kit/harness_internal.h"
+#include "kit/kit_internal.h"
 
 #include <math.h>
 #include <stdarg.h>
@@ -16,9 +16,9 @@ enum { GUARD_BYTES = 256, POISON = 0xff };
 
 static _Thread_local char error_text[512];
 
-const char *harness_error(void) { return error_text; }
+const char *kit_error(void) { return error_text; }
 
-void harness_fail(const char *format, ...)
+void kit_fail(const char *format, ...)
 {
     va_list args;
     va_start(args, format);
@@ -27,31 +27,28 @@ void harness_fail(const char *format, ...)
 }
 
 /* Records what the library said. */
-bool harness_refused(const char *what, folio_status status)
+bool kit_refused(const char *what, folio_status status)
 {
-    harness_fail("%s: %s: %s", what, folio_status_name(status), folio_last_error());
+    kit_fail("%s: %s: %s", what, folio_status_name(status), folio_last_error());
     return false;
 }
 
-folio_context *harness_context(const char *backend, const char *level, int32_t threads)
+folio_context *kit_context(const char *backend, const char *level, int32_t threads)
 {
     folio_context_desc desc = {
         .struct_size = sizeof desc, .backend = backend, .level = level, .num_threads = threads};
     folio_context *ctx = NULL;
     folio_status status = folio_context_create(&desc, &ctx);
-    if (status != FOLIO_OK) harness_refused("context", status);
-    else harness_reach(ctx);
+    if (status != FOLIO_OK) kit_refused("context", status);
+    else kit_reach(ctx);
     return status == FOLIO_OK ? ctx : NULL;
 }
 
 /* ---- Sequences and their blocks */
 
-int64_t harness_seq_id(const harness_seq *seqs, int64_t i)
-{
-    return seqs[i].id ? seqs[i].id : i + 1;
-}
+int64_t kit_seq_id(const kit_seq *seqs, int64_t i) { return seqs[i].id ? seqs[i].id : i + 1; }
 
-seq_state *harness_state(harness *h, int64_t id)
+seq_state *kit_state(kit_case *h, int64_t id)
 {
     for (int64_t i = 0; i < h->num_states; i++)
         if (h->states[i].id == id) return &h->states[i];
@@ -62,12 +59,12 @@ seq_state *harness_state(harness *h, int64_t id)
     return &h->states[h->num_states++];
 }
 
-int64_t harness_seq_rows(const harness_seq *s, folio_attention_type type)
+int64_t kit_seq_rows(const kit_seq *s, folio_attention_type type)
 {
     return type == FOLIO_ATTENTION_ENCODER ? s->encoder_new_len : s->query_len;
 }
 
-int64_t harness_seq_keys(const harness_seq *s, folio_attention_type type)
+int64_t kit_seq_keys(const kit_seq *s, folio_attention_type type)
 {
     if (s->seq_len == 0) return 0;
     switch (type) {
@@ -79,18 +76,18 @@ int64_t harness_seq_keys(const harness_seq *s, folio_attention_type type)
     return 0;
 }
 
-int64_t harness_blocks_for(const harness *h, int64_t tokens)
+int64_t kit_blocks_for(const kit_case *h, int64_t tokens)
 {
     return (tokens + h->spec.block_size - 1) / h->spec.block_size;
 }
 
 /* Takes blocks from the shuffled list until the sequence's tokens fit. */
-static bool reserve(harness *h, seq_state *s, int cross, int64_t tokens)
+static bool reserve(kit_case *h, seq_state *s, int cross, int64_t tokens)
 {
-    int64_t need = harness_blocks_for(h, tokens);
+    int64_t need = kit_blocks_for(h, tokens);
     if (need <= s->num_blocks[cross]) return true;
     if (need - s->num_blocks[cross] > h->num_free) {
-        harness_fail("the harness has no block left for sequence %lld", (long long)s->id);
+        kit_fail("the case has no block left for sequence %lld", (long long)s->id);
         return false;
     }
     int32_t *grown = realloc(s->blocks[cross], (size_t)need * sizeof *grown);
@@ -101,32 +98,32 @@ static bool reserve(harness *h, seq_state *s, int cross, int64_t tokens)
     return true;
 }
 
-int64_t harness_slot(const harness *h, const seq_state *s, int cross, int64_t token)
+int64_t kit_slot(const kit_case *h, const seq_state *s, int cross, int64_t token)
 {
     int64_t bs = h->spec.block_size;
     return s->blocks[cross][token / bs] * bs + token % bs;
 }
 
-bool harness_reserve_all(harness *h, const harness_seq *seqs, int64_t num_seqs)
+bool kit_reserve_all(kit_case *h, const kit_seq *seqs, int64_t num_seqs)
 {
     for (int64_t i = 0; h->cache && i < num_seqs; i++) {
-        seq_state *s = harness_state(h, harness_seq_id(seqs, i));
+        seq_state *s = kit_state(h, kit_seq_id(seqs, i));
         if (!reserve(h, s, 0, seqs[i].seq_len) || !reserve(h, s, 1, seqs[i].encoder_len))
             return false;
     }
     return true;
 }
 
-const int32_t *harness_blocks(harness *h, int64_t id, bool cross, int64_t *n)
+const int32_t *kit_blocks(kit_case *h, int64_t id, bool cross, int64_t *n)
 {
-    seq_state *s = harness_state(h, id);
+    seq_state *s = kit_state(h, id);
     *n = s->num_blocks[cross];
     return s->blocks[cross];
 }
 
 /* ---- Opening */
 
-static void fill_defaults(harness_spec *s)
+static void fill_defaults(kit_spec *s)
 {
     if (s->num_heads == 0) s->num_heads = 4;
     if (s->num_kv_heads == 0) s->num_kv_heads = s->num_heads;
@@ -142,7 +139,7 @@ static void fill_defaults(harness_spec *s)
     if (s->amplitude == 0) s->amplitude = 1;
 }
 
-folio_attention_desc harness_attention_desc(const harness_spec *s)
+folio_attention_desc kit_attention_desc(const kit_spec *s)
 {
     return (folio_attention_desc){.struct_size = sizeof(folio_attention_desc),
                                   .num_heads = s->num_heads,
@@ -158,9 +155,9 @@ folio_attention_desc harness_attention_desc(const harness_spec *s)
                                   .window_right = s->window_right};
 }
 
-static folio_kv_cache_desc cache_desc(const harness *h)
+static folio_kv_cache_desc cache_desc(const kit_case *h)
 {
-    const harness_spec *s = &h->spec;
+    const kit_spec *s = &h->spec;
     return (folio_kv_cache_desc){.struct_size = sizeof(folio_kv_cache_desc),
                                  .num_blocks = h->num_blocks,
                                  .num_layers = s->num_layers,
@@ -173,10 +170,10 @@ static folio_kv_cache_desc cache_desc(const harness *h)
 }
 
 /* Rows with gaps after each head, token and block; layers one after another. */
-static folio_status wrap_strided(harness *h, const folio_kv_cache_desc *desc)
+static folio_status wrap_strided(kit_case *h, const folio_kv_cache_desc *desc)
 {
     enum { MAX_LAYERS = 64 };
-    const harness_spec *s = &h->spec;
+    const kit_spec *s = &h->spec;
     folio_kv_memory m = {.struct_size = sizeof m};
     folio_kv_strides *strides[4] = {&m.k_strides, &m.v_strides, &m.k_scales_strides,
                                     &m.v_scales_strides};
@@ -191,7 +188,7 @@ static folio_status wrap_strided(harness *h, const folio_kv_cache_desc *desc)
         st->token = st->head * s->num_kv_heads + 1 + i;
         st->block = st->token * s->block_size + 7;
         *sizes[i] = (size_t)(st->block * h->num_blocks) * element;
-        h->memory[i] = harness_alloc((size_t)s->num_layers, *sizes[i]);
+        h->memory[i] = kit_alloc((size_t)s->num_layers, *sizes[i]);
         memset(h->memory[i], POISON, (size_t)s->num_layers * *sizes[i]);
         for (int32_t l = 0; l < s->num_layers; l++)
             bases[i][l] = (char *)h->memory[i] + (size_t)l * *sizes[i];
@@ -210,8 +207,8 @@ static folio_status wrap_strided(harness *h, const folio_kv_cache_desc *desc)
     return folio_kv_cache_wrap(h->ctx, desc, &m, &h->cache);
 }
 
-/* One buffer for each layer, where both the device and the harness can read it. */
-static folio_status wrap_shared(harness *h, const folio_kv_cache_desc *desc)
+/* One buffer for each layer, where both the device and the kit can read it. */
+static folio_status wrap_shared(kit_case *h, const folio_kv_cache_desc *desc)
 {
     enum { MAX_LAYERS = 64 };
     folio_kv_cache_shape shape = {.struct_size = sizeof shape};
@@ -220,7 +217,7 @@ static folio_status wrap_shared(harness *h, const folio_kv_cache_desc *desc)
     size_t bytes = (size_t)shape.layer_bytes;
     void *k[MAX_LAYERS];
     float *scales[2][MAX_LAYERS];
-    h->memory[0] = harness_alloc((size_t)desc->num_layers, bytes);
+    h->memory[0] = kit_alloc((size_t)desc->num_layers, bytes);
     memset(h->memory[0], POISON, (size_t)desc->num_layers * bytes);
     for (int32_t l = 0; l < desc->num_layers; l++) {
         char *base = (char *)h->memory[0] + (size_t)l * bytes;
@@ -238,21 +235,20 @@ static folio_status wrap_shared(harness *h, const folio_kv_cache_desc *desc)
     return folio_kv_cache_wrap(h->ctx, desc, &m, &h->cache);
 }
 
-static folio_kv_cache_view layer_view(const harness *h, int32_t layer)
+static folio_kv_cache_view layer_view(const kit_case *h, int32_t layer)
 {
     folio_kv_cache_view view = {.struct_size = sizeof view};
     if (folio_kv_cache_get_view(h->cache, layer, &view) != FOLIO_OK) memset(&view, 0, sizeof view);
     return view;
 }
 
-static bool open_cache(harness *h)
+static bool open_cache(kit_case *h)
 {
     folio_kv_cache_desc desc = cache_desc(h);
     folio_status status = h->spec.layout == FOLIO_LAYOUT_STRIDED ? wrap_strided(h, &desc)
-                          : harness_is_device(h->ctx)
-                              ? wrap_shared(h, &desc)
-                              : folio_kv_cache_create(h->ctx, &desc, &h->cache);
-    if (status != FOLIO_OK) return harness_refused("cache", status);
+                          : kit_is_device(h->ctx)                ? wrap_shared(h, &desc)
+                                                  : folio_kv_cache_create(h->ctx, &desc, &h->cache);
+    if (status != FOLIO_OK) return kit_refused("cache", status);
     if (h->memory[0] != NULL) return true; /* poisoned when allocated */
     for (int32_t l = 0; l < h->spec.num_layers; l++) {
         folio_kv_cache_view view = layer_view(h, l);
@@ -264,67 +260,66 @@ static bool open_cache(harness *h)
     return true;
 }
 
-static void shuffle_blocks(harness *h)
+static void shuffle_blocks(kit_case *h)
 {
-    h->free_blocks = harness_alloc((size_t)h->num_blocks, sizeof *h->free_blocks);
+    h->free_blocks = kit_alloc((size_t)h->num_blocks, sizeof *h->free_blocks);
     for (int64_t i = 0; i < h->num_blocks; i++) {
-        int64_t j = harness_random_int(h->spec.seed, HARNESS_SHUFFLE, i, 0, i);
+        int64_t j = kit_random_int(h->spec.seed, KIT_SHUFFLE, i, 0, i);
         h->free_blocks[i] = h->free_blocks[j];
         h->free_blocks[j] = (int32_t)i;
     }
     h->num_free = h->num_blocks;
 }
 
-harness *harness_open(folio_context *ctx, const harness_spec *spec, const harness_seq *seqs,
-                      int64_t num_seqs)
+kit_case *kit_open(folio_context *ctx, const kit_spec *spec, const kit_seq *seqs, int64_t num_seqs)
 {
-    harness *h = harness_alloc(1, sizeof *h);
+    kit_case *h = kit_alloc(1, sizeof *h);
     h->ctx = ctx;
     h->spec = *spec;
     fill_defaults(&h->spec);
     int64_t need = 0;
     for (int64_t i = 0; i < num_seqs; i++)
-        need += harness_blocks_for(h, seqs[i].seq_len) + harness_blocks_for(h, seqs[i].encoder_len);
+        need += kit_blocks_for(h, seqs[i].seq_len) + kit_blocks_for(h, seqs[i].encoder_len);
     h->num_blocks = spec->num_blocks ? spec->num_blocks : need + need / 8 + 3;
-    folio_attention_desc desc = harness_attention_desc(&h->spec);
+    folio_attention_desc desc = kit_attention_desc(&h->spec);
     folio_status status = folio_attention_create(ctx, &desc, &h->attention);
     if (status != FOLIO_OK) {
-        harness_refused("attention", status);
+        kit_refused("attention", status);
         h->attention = NULL;
     } else {
         shuffle_blocks(h);
         if (h->spec.no_cache || open_cache(h)) return h;
         h->cache = NULL;
     }
-    harness_close(h);
+    kit_close(h);
     return NULL;
 }
 
-void harness_close(harness *h)
+void kit_close(kit_case *h)
 {
     if (h == NULL) return;
     folio_kv_cache_destroy(h->cache);
     folio_attention_destroy(h->attention);
-    for (int i = 0; i < 4; i++) harness_free(h->memory[i]);
+    for (int i = 0; i < 4; i++) kit_free(h->memory[i]);
     for (int64_t i = 0; i < h->num_states; i++) {
         free(h->states[i].blocks[0]);
         free(h->states[i].blocks[1]);
     }
     free(h->states);
-    harness_free(h->free_blocks);
-    harness_free(h);
+    kit_free(h->free_blocks);
+    kit_free(h);
 }
 
-folio_status harness_wait(const harness *h, folio_status status)
+folio_status kit_wait(const kit_case *h, folio_status status)
 {
     return status == FOLIO_OK ? folio_run_wait(h->ctx, NULL) : status;
 }
 
-folio_kv_cache *harness_cache(harness *h) { return h->cache; }
+folio_kv_cache *kit_cache(kit_case *h) { return h->cache; }
 
-folio_attention *harness_attention(harness *h) { return h->attention; }
+folio_attention *kit_attention(kit_case *h) { return h->attention; }
 
-int64_t harness_num_blocks(const harness *h) { return h->num_blocks; }
+int64_t kit_num_blocks(const kit_case *h) { return h->num_blocks; }
 
 static uint64_t hash_bytes(uint64_t hash, const void *data, size_t n)
 {
@@ -333,7 +328,7 @@ static uint64_t hash_bytes(uint64_t hash, const void *data, size_t n)
     return hash;
 }
 
-uint64_t harness_cache_hash(const harness *h)
+uint64_t kit_cache_hash(const kit_case *h)
 {
     uint64_t hash = 0xcbf29ce484222325u;
     for (int32_t l = 0; h->cache && l < h->spec.num_layers; l++) {
@@ -350,8 +345,8 @@ uint64_t harness_cache_hash(const harness *h)
 /* ---- A step's inputs */
 
 /* All bytes NaN, guards on both sides. */
-step_tensor harness_tensor_make(const harness *h, folio_dtype dtype, int64_t tokens, int64_t heads,
-                                int64_t size)
+step_tensor kit_tensor_make(const kit_case *h, folio_dtype dtype, int64_t tokens, int64_t heads,
+                            int64_t size)
 {
     step_tensor t = {.dtype = dtype, .tokens = tokens, .heads = heads, .size = size};
     bool strided = h->spec.strided, wide = h->spec.wide_gaps;
@@ -359,13 +354,13 @@ step_tensor harness_tensor_make(const harness *h, folio_dtype dtype, int64_t tok
     t.token_stride = heads * t.head_stride + (!strided ? 0 : wide ? 24 : 5);
     size_t elem = folio_dtype_size(dtype), offset = (size_t)h->spec.offset * elem;
     t.bytes = (size_t)(tokens * t.token_stride) * elem + offset + 2 * GUARD_BYTES;
-    t.allocation = harness_alloc(t.bytes, 1);
+    t.allocation = kit_alloc(t.bytes, 1);
     memset(t.allocation, POISON, t.bytes);
     t.data = (char *)t.allocation + GUARD_BYTES + offset;
     return t;
 }
 
-folio_tensor harness_tensor_of(const step_tensor *t)
+folio_tensor kit_tensor_of(const step_tensor *t)
 {
     return (folio_tensor){.data = t->data,
                           .dtype = t->dtype,
@@ -374,46 +369,45 @@ folio_tensor harness_tensor_of(const step_tensor *t)
                           .head_stride = t->head_stride};
 }
 
-static double bias_entry(const harness_spec *s, int64_t id, int64_t row, int64_t head, int64_t key)
+static double bias_entry(const kit_spec *s, int64_t id, int64_t row, int64_t head, int64_t key)
 {
-    /* harness_random is uniform in [-2, 2). A sixteenth of the share hides whole rows. */
+    /* kit_random is uniform in [-2, 2). A sixteenth of the share hides whole rows. */
     double hidden = s->bias_hidden * 4.0 - 2.0, hidden_rows = s->bias_hidden / 4.0 - 2.0;
-    if (harness_random(s->seed, HARNESS_BIAS, id, row, head, -1) < hidden_rows) return -INFINITY;
-    if (harness_random(s->seed, HARNESS_BIAS, ~id, row, head, key) < hidden) return -INFINITY;
-    return harness_random(s->seed, HARNESS_BIAS, id, row, head, key);
+    if (kit_random(s->seed, KIT_BIAS, id, row, head, -1) < hidden_rows) return -INFINITY;
+    if (kit_random(s->seed, KIT_BIAS, ~id, row, head, key) < hidden) return -INFINITY;
+    return kit_random(s->seed, KIT_BIAS, id, row, head, key);
 }
 
-bool harness_is_hidden(const harness *h, int64_t id, int64_t key)
+bool kit_is_hidden(const kit_case *h, int64_t id, int64_t key)
 {
     if (h->spec.nan_from > 0 && key >= h->spec.nan_from) return true;
     return h->spec.hidden_nan && isinf(bias_entry(&h->spec, id, 0, 0, key));
 }
 
 /* Rows from..from + count of a sequence's tensor, from row `to` on. */
-static void tensor_fill(const harness *h, const step_tensor *t, int32_t tensor, int64_t id,
+static void tensor_fill(const kit_case *h, const step_tensor *t, int32_t tensor, int64_t id,
                         int64_t from, int64_t to, int64_t count)
 {
-    bool is_query = tensor == HARNESS_Q || tensor == HARNESS_ENCODER_Q;
+    bool is_query = tensor == KIT_Q || tensor == KIT_ENCODER_Q;
     double amplitude = is_query ? h->spec.amplitude : 1.0;
     for (int64_t i = 0; i < count; i++) {
-        if (!is_query && harness_is_hidden(h, id, from + i)) continue; /* stays NaN */
+        if (!is_query && kit_is_hidden(h, id, from + i)) continue; /* stays NaN */
         for (int64_t head = 0; head < t->heads; head++)
             for (int64_t d = 0; d < t->size; d++)
-                harness_store(t->dtype, t->data, step_at(t, to + i, head) + d,
-                              amplitude *
-                                  harness_random(h->spec.seed, tensor, id, from + i, head, d));
+                kit_store(t->dtype, t->data, step_at(t, to + i, head) + d,
+                          amplitude * kit_random(h->spec.seed, tensor, id, from + i, head, d));
     }
 }
 
-static void step_shape(const harness *h, step *st)
+static void step_shape(const kit_case *h, step *st)
 {
     int64_t encoder_tokens = 0, query_tokens = 0, longest = 1;
-    st->row_start = harness_alloc((size_t)st->num_seqs + 1, sizeof(int64_t));
-    st->new_row_start = harness_alloc((size_t)st->num_seqs + 1, sizeof(int64_t));
+    st->row_start = kit_alloc((size_t)st->num_seqs + 1, sizeof(int64_t));
+    st->new_row_start = kit_alloc((size_t)st->num_seqs + 1, sizeof(int64_t));
     st->max_rows = st->max_keys = 1;
     for (int64_t i = 0; i < st->num_seqs; i++) {
-        const harness_seq *s = &st->seqs[i];
-        int64_t rows = harness_seq_rows(s, st->type), keys = harness_seq_keys(s, st->type);
+        const kit_seq *s = &st->seqs[i];
+        int64_t rows = kit_seq_rows(s, st->type), keys = kit_seq_keys(s, st->type);
         int64_t new_rows = st->type == FOLIO_ATTENTION_ENCODER_DECODER ? s->encoder_new_len : rows;
         st->row_start[i + 1] = st->row_start[i] + rows;
         st->new_row_start[i + 1] = st->new_row_start[i] + new_rows;
@@ -446,43 +440,42 @@ static void step_shape(const harness *h, step *st)
 }
 
 /* Fills q, k and v. Rows of padding, of the graph and behind slot -1 stay NaN. */
-static void step_fill(const harness *h, step *st)
+static void step_fill(const kit_case *h, step *st)
 {
-    const harness_spec *s = &h->spec;
-    st->q = harness_tensor_make(h, s->dtype, st->rows, s->num_heads, s->k_head_size);
-    st->k = harness_tensor_make(h, s->k_dtype, st->new_rows, s->num_kv_heads, s->k_head_size);
-    st->v = harness_tensor_make(h, s->v_dtype, st->new_rows, s->num_kv_heads, s->v_head_size);
+    const kit_spec *s = &h->spec;
+    st->q = kit_tensor_make(h, s->dtype, st->rows, s->num_heads, s->k_head_size);
+    st->k = kit_tensor_make(h, s->k_dtype, st->new_rows, s->num_kv_heads, s->k_head_size);
+    st->v = kit_tensor_make(h, s->v_dtype, st->new_rows, s->num_kv_heads, s->v_head_size);
     bool encoder_q = st->type == FOLIO_ATTENTION_ENCODER;
     bool encoder_kv = encoder_q || st->type == FOLIO_ATTENTION_ENCODER_DECODER;
     for (int64_t i = 0; i < st->num_seqs; i++) {
-        const harness_seq *seq = &st->seqs[i];
+        const kit_seq *seq = &st->seqs[i];
         if (seq->seq_len == 0) continue;
-        int64_t id = harness_seq_id(st->seqs, i), context = seq->seq_len - seq->query_len;
-        tensor_fill(h, &st->q, encoder_q ? HARNESS_ENCODER_Q : HARNESS_Q, id,
-                    encoder_q ? 0 : context, st->row_start[i],
-                    st->row_start[i + 1] - st->row_start[i]);
+        int64_t id = kit_seq_id(st->seqs, i), context = seq->seq_len - seq->query_len;
+        tensor_fill(h, &st->q, encoder_q ? KIT_ENCODER_Q : KIT_Q, id, encoder_q ? 0 : context,
+                    st->row_start[i], st->row_start[i + 1] - st->row_start[i]);
         if (type_is_cached(st->type) && seq->slots_ignored) continue;
         int64_t from = encoder_kv ? 0 : context, to = st->new_row_start[i];
         int64_t count = st->new_row_start[i + 1] - to;
-        tensor_fill(h, &st->k, encoder_kv ? HARNESS_ENCODER_K : HARNESS_K, id, from, to, count);
-        tensor_fill(h, &st->v, encoder_kv ? HARNESS_ENCODER_V : HARNESS_V, id, from, to, count);
+        tensor_fill(h, &st->k, encoder_kv ? KIT_ENCODER_K : KIT_K, id, from, to, count);
+        tensor_fill(h, &st->v, encoder_kv ? KIT_ENCODER_V : KIT_V, id, from, to, count);
     }
 }
 
 /* One entry; ids and tokens where the dim is full, so that chunks see the whole's numbers. */
-static double bias_value(const harness *h, const step *st, int64_t seq, int64_t head, int64_t i,
+static double bias_value(const kit_case *h, const step *st, int64_t seq, int64_t head, int64_t i,
                          int64_t j)
 {
-    const harness_spec *s = &h->spec;
-    const harness_seq *first = &st->seqs[s->bias & HARNESS_BIAS_SEQ ? seq : 0];
+    const kit_spec *s = &h->spec;
+    const kit_seq *first = &st->seqs[s->bias & KIT_BIAS_SEQ ? seq : 0];
     int64_t context = type_is_cached(st->type) ? first->seq_len - first->query_len : 0;
-    int64_t id = s->bias & HARNESS_BIAS_SEQ ? harness_seq_id(st->seqs, seq) : 0;
-    return bias_entry(s, id, s->bias & HARNESS_BIAS_QUERY ? context + i : 0, head, j);
+    int64_t id = s->bias & KIT_BIAS_SEQ ? kit_seq_id(st->seqs, seq) : 0;
+    return bias_entry(s, id, s->bias & KIT_BIAS_QUERY ? context + i : 0, head, j);
 }
 
-static void step_bias(const harness *h, step *st)
+static void step_bias(const kit_case *h, step *st)
 {
-    const harness_spec *s = &h->spec;
+    const kit_spec *s = &h->spec;
     folio_bias *b = &st->bias;
     int64_t full[4] = {st->num_seqs, s->num_heads, st->max_rows, st->max_keys};
     b->dtype = s->bias_dtype;
@@ -492,44 +485,44 @@ static void step_bias(const harness *h, step *st)
         b->strides[d] = count;
         count = count * b->dims[d] + (s->strided ? 1 : 0);
     }
-    void *data = harness_alloc((size_t)count, folio_dtype_size(b->dtype));
+    void *data = kit_alloc((size_t)count, folio_dtype_size(b->dtype));
     memset(data, POISON, (size_t)count * folio_dtype_size(b->dtype));
     for (int64_t n = 0; n < b->dims[0]; n++)
         for (int64_t head = 0; head < b->dims[1]; head++)
             for (int64_t i = 0; i < b->dims[2]; i++)
                 for (int64_t j = 0; j < b->dims[3]; j++)
-                    harness_store(b->dtype, data,
-                                  n * b->strides[0] + head * b->strides[1] + i * b->strides[2] +
-                                      j * b->strides[3],
-                                  bias_value(h, st, n, head, i, j));
+                    kit_store(b->dtype, data,
+                              n * b->strides[0] + head * b->strides[1] + i * b->strides[2] +
+                                  j * b->strides[3],
+                              bias_value(h, st, n, head, i, j));
     b->data = data;
 }
 
-void harness_step_open(harness *h, folio_attention_type type, const harness_seq *seqs, int64_t num,
-                       step *st)
+void kit_step_open(kit_case *h, folio_attention_type type, const kit_seq *seqs, int64_t num,
+                   step *st)
 {
-    const harness_spec *s = &h->spec;
+    const kit_spec *s = &h->spec;
     *st = (step){.type = type, .seqs = seqs, .num_seqs = num};
     step_shape(h, st);
     step_fill(h, st);
     if (s->alibi) {
-        st->slopes = harness_alloc((size_t)s->num_heads, sizeof(float));
+        st->slopes = kit_alloc((size_t)s->num_heads, sizeof(float));
         for (int32_t i = 0; i < s->num_heads; i++)
             st->slopes[i] = (float)exp2(-8.0 * (i + 1) / s->num_heads);
     }
     if (s->sinks) {
-        st->sinks = harness_alloc((size_t)s->num_heads, sizeof(float));
+        st->sinks = kit_alloc((size_t)s->num_heads, sizeof(float));
         for (int32_t i = 0; i < s->num_heads; i++)
-            st->sinks[i] = (float)harness_random(s->seed, HARNESS_SINK, 0, 0, i, 0);
+            st->sinks[i] = (float)kit_random(s->seed, KIT_SINK, 0, 0, i, 0);
         if (s->num_heads >= 4) st->sinks[s->num_heads - 1] = -INFINITY;
     }
     if ((s->bias || s->bias_shared) && num > 0) step_bias(h, st);
 }
 
-void harness_step_close(step *st)
+void kit_step_close(step *st)
 {
     void *owned[] = {st->row_start,    st->new_row_start, st->q.allocation, st->k.allocation,
                      st->v.allocation, st->slopes,        st->sinks};
-    for (size_t i = 0; i < sizeof owned / sizeof owned[0]; i++) harness_free(owned[i]);
-    harness_free((void *)(uintptr_t)st->bias.data);
+    for (size_t i = 0; i < sizeof owned / sizeof owned[0]; i++) kit_free(owned[i]);
+    kit_free((void *)(uintptr_t)st->bias.data);
 }

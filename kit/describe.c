@@ -1,5 +1,5 @@
-/* harness_describe.c: a case in words, for the line that says it failed. */
-#include "kit/harness.h"
+/* describe.c: a case in words, for the line that says it failed. */
+#include "kit/kit.h"
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -19,7 +19,7 @@ static void say(line *l, const char *format, ...)
     if (n > 0) l->length += (size_t)n < l->size - l->length ? (size_t)n : l->size - l->length - 1;
 }
 
-static void say_options(line *l, const harness_spec *s)
+static void say_options(line *l, const kit_spec *s)
 {
     const struct {
         const char *name;
@@ -51,8 +51,8 @@ static void say_options(line *l, const harness_spec *s)
         if (flags[i].on) say(l, ", %s", flags[i].name);
 }
 
-void harness_describe(const harness_spec *s, folio_attention_type type, const harness_seq *seqs,
-                      int64_t num_seqs, char *text, size_t size)
+void kit_describe(const kit_spec *s, folio_attention_type type, const kit_seq *seqs,
+                  int64_t num_seqs, char *text, size_t size)
 {
     line l = {text, size, 0};
     folio_dtype dtype = s->dtype ? s->dtype : FOLIO_F32;

@@ -1,10 +1,10 @@
 /*
- * harness_memory.c: memory of the harness. While a context of a device is open it is host memory that the device
+ * case_memory.c: memory of the cases. While a context of a device is open it is host memory that the device
  * reaches too, so that cases are made and judged in place; else plain memory.
  */
-#include "kit/harness.h"
+#include "kit/kit.h"
 
-#include "kit/harness_internal.h"
+#include "kit/kit_internal.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,17 +24,16 @@ static chunk *waiting[NUM_SIZES];
 static char *piece;
 static size_t piece_left;
 
-bool harness_is_device(const folio_context *ctx)
+bool kit_is_device(const folio_context *ctx)
 {
     folio_context_info info = {.struct_size = sizeof info};
     return folio_context_get_info(ctx, &info) == FOLIO_OK && strcmp(info.backend, "cuda") == 0;
 }
 
-void harness_reach(const folio_context *ctx)
+void kit_reach(const folio_context *ctx)
 {
     folio_context_desc desc = {.struct_size = sizeof desc, .backend = "cuda"};
-    if (device == NULL && harness_is_device(ctx) &&
-        folio_context_create(&desc, &device) != FOLIO_OK)
+    if (device == NULL && kit_is_device(ctx) && folio_context_create(&desc, &device) != FOLIO_OK)
         device = NULL;
 }
 
@@ -62,7 +61,7 @@ static void *from_piece(size_t bytes)
     return p;
 }
 
-void *harness_alloc(size_t count, size_t size)
+void *kit_alloc(size_t count, size_t size)
 {
     size_t bytes = (count ? count : 1) * (size ? size : 1) + HEADER;
     int number = 7; /* 128 bytes */
@@ -82,7 +81,7 @@ void *harness_alloc(size_t count, size_t size)
     return (char *)c + HEADER;
 }
 
-void harness_free(const void *memory)
+void kit_free(const void *memory)
 {
     if (memory == NULL) return;
     chunk *c = (chunk *)(void *)((char *)(uintptr_t)memory - HEADER);

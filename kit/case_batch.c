@@ -1,9 +1,9 @@
 /*
- * harness_batch.c: a step's sequences as a folio_batch, in the page-table form the case asks for.
+ * case_batch.c: a step's sequences as a folio_batch, in the page-table form the case asks for.
  */
-#include "kit/harness.h"
+#include "kit/kit.h"
 
-#include "kit/harness_internal.h"
+#include "kit/kit_internal.h"
 
 #include <stdlib.h>
 
@@ -21,26 +21,26 @@ typedef struct arrays {
 } arrays;
 
 /* The blocks the batch is told of: released ones are FOLIO_NO_BLOCK. */
-static int32_t told_block(const harness_seq *s, const seq_state *state, int64_t b)
+static int32_t told_block(const kit_seq *s, const seq_state *state, int64_t b)
 {
     return b < s->released ? FOLIO_NO_BLOCK : state->blocks[0][b];
 }
 
 /* New tokens' slots [query_len]: by the block table, or -1. */
-static void fill_slots(const harness *h, const harness_seq *s, const seq_state *state, int64_t *out)
+static void fill_slots(const kit_case *h, const kit_seq *s, const seq_state *state, int64_t *out)
 {
     for (int64_t i = 0; i < s->query_len; i++) {
         bool none = s->slots_ignored || s->seq_len == 0;
-        out[i] = none ? -1 : harness_slot(h, state, 0, s->seq_len - s->query_len + i);
+        out[i] = none ? -1 : kit_slot(h, state, 0, s->seq_len - s->query_len + i);
     }
 }
 
-static folio_status add_seq(harness *h, folio_batch *batch, const harness_seq *s, int64_t id)
+static folio_status add_seq(kit_case *h, folio_batch *batch, const kit_seq *s, int64_t id)
 {
-    seq_state *state = harness_state(h, id);
-    int64_t n = harness_blocks_for(h, s->seq_len), nc = harness_blocks_for(h, s->encoder_len);
-    int32_t *table = harness_alloc((size_t)n, sizeof *table);
-    int64_t *slots = harness_alloc((size_t)s->query_len, sizeof *slots);
+    seq_state *state = kit_state(h, id);
+    int64_t n = kit_blocks_for(h, s->seq_len), nc = kit_blocks_for(h, s->encoder_len);
+    int32_t *table = kit_alloc((size_t)n, sizeof *table);
+    int64_t *slots = kit_alloc((size_t)s->query_len, sizeof *slots);
     folio_batch_seq seq = {.struct_size = sizeof seq,
                            .query_len = s->query_len,
                            .seq_len = s->seq_len,
@@ -64,23 +64,23 @@ static folio_status add_seq(harness *h, folio_batch *batch, const harness_seq *s
         }
     }
     folio_status status = folio_batch_add(batch, &seq);
-    harness_free(table);
-    harness_free(slots);
+    kit_free(table);
+    kit_free(slots);
     return status;
 }
 
 static void *take(arrays *x, int64_t count, size_t size)
 {
-    return x->owned[x->num_owned++] = harness_alloc((size_t)count, size);
+    return x->owned[x->num_owned++] = kit_alloc((size_t)count, size);
 }
 
-static void arrays_tables(harness *h, const harness_seq *seqs, int64_t n, arrays *x)
+static void arrays_tables(kit_case *h, const kit_seq *seqs, int64_t n, arrays *x)
 {
     int64_t total = 0, cross_stride = 1;
     x->stride = 1;
     for (int64_t i = 0; i < n; i++) {
-        int64_t blocks = harness_blocks_for(h, seqs[i].seq_len);
-        int64_t cross = harness_blocks_for(h, seqs[i].encoder_len);
+        int64_t blocks = kit_blocks_for(h, seqs[i].seq_len);
+        int64_t cross = kit_blocks_for(h, seqs[i].encoder_len);
         total += blocks;
         if (blocks >= x->stride) x->stride = blocks + 1; /* one column of junk at least */
         if (cross > cross_stride) cross_stride = cross;
@@ -91,9 +91,9 @@ static void arrays_tables(harness *h, const harness_seq *seqs, int64_t n, arrays
     x->last = take(x, n, sizeof(int32_t));
     int32_t *cross_tables = take(x, n * cross_stride, sizeof(int32_t));
     for (int64_t i = 0; i < n; i++) {
-        const seq_state *state = harness_state(h, harness_seq_id(seqs, i));
-        int64_t blocks = harness_blocks_for(h, seqs[i].seq_len);
-        int64_t cross = harness_blocks_for(h, seqs[i].encoder_len);
+        const seq_state *state = kit_state(h, kit_seq_id(seqs, i));
+        int64_t blocks = kit_blocks_for(h, seqs[i].seq_len);
+        int64_t cross = kit_blocks_for(h, seqs[i].encoder_len);
         x->indptr[i + 1] = x->indptr[i] + (int32_t)blocks;
         x->last[i] = (int32_t)(blocks ? seqs[i].seq_len - (blocks - 1) * h->spec.block_size : 0);
         for (int64_t b = 0; b < x->stride; b++)
@@ -108,7 +108,7 @@ static void arrays_tables(harness *h, const harness_seq *seqs, int64_t n, arrays
 }
 
 /* Optional arrays are left out where no sequence needs them. */
-static void arrays_open(harness *h, const harness_seq *seqs, int64_t n, arrays *x)
+static void arrays_open(kit_case *h, const kit_seq *seqs, int64_t n, arrays *x)
 {
     *x = (arrays){.a = {.struct_size = sizeof x->a, .num_seqs = n}};
     bool positions = false, encoder = false, slots = false;
@@ -116,7 +116,7 @@ static void arrays_open(harness *h, const harness_seq *seqs, int64_t n, arrays *
     int32_t *causality = take(x, n, 4), *enc = take(x, n, 4), *enc_new = take(x, n, 4);
     int64_t *first_query = take(x, n, 8), *first_key = take(x, n, 8);
     for (int64_t i = 0; i < n; i++) {
-        const harness_seq *s = &seqs[i];
+        const kit_seq *s = &seqs[i];
         bool given = s->positions_given != 0;
         start[i + 1] = start[i] + (int32_t)s->query_len;
         lens[i] = (int32_t)s->seq_len;
@@ -132,7 +132,7 @@ static void arrays_open(harness *h, const harness_seq *seqs, int64_t n, arrays *
     }
     int64_t *mapping = take(x, start[n], 8);
     for (int64_t i = 0; slots && h->cache && i < n; i++)
-        fill_slots(h, &seqs[i], harness_state(h, harness_seq_id(seqs, i)), mapping + start[i]);
+        fill_slots(h, &seqs[i], kit_state(h, kit_seq_id(seqs, i)), mapping + start[i]);
     if (h->cache) arrays_tables(h, seqs, n, x);
     x->a.query_start = start;
     x->a.seq_lens = lens;
@@ -146,51 +146,51 @@ static void arrays_open(harness *h, const harness_seq *seqs, int64_t n, arrays *
     if (!encoder) x->a.cross_block_tables = NULL;
 }
 
-static folio_status set_arrays(harness *h, folio_batch *batch, const harness_seq *seqs, int64_t n)
+static folio_status set_arrays(kit_case *h, folio_batch *batch, const kit_seq *seqs, int64_t n)
 {
     arrays x;
     arrays_open(h, seqs, n, &x);
     folio_status status = FOLIO_ERR_ARGUMENT;
     switch (h->spec.table) {
-    case HARNESS_TABLE_SEQS:
-    case HARNESS_TABLE_2D:
+    case KIT_TABLE_SEQS:
+    case KIT_TABLE_2D:
         status = folio_batch_set_block_tables(batch, &x.a, x.tables, x.stride);
         break;
-    case HARNESS_TABLE_CSR_LAST: x.a.seq_lens = NULL; /* fall through */
-    case HARNESS_TABLE_CSR:
+    case KIT_TABLE_CSR_LAST: x.a.seq_lens = NULL; /* fall through */
+    case KIT_TABLE_CSR:
         status = folio_batch_set_csr(batch, &x.a, x.indptr, x.indices, x.last);
         break;
-    case HARNESS_TABLE_SLOTS:
+    case KIT_TABLE_SLOTS:
         status = folio_batch_set_slots(batch, &x.a, x.indptr, x.indices, 4);
         break;
     }
-    for (int i = 0; i < x.num_owned; i++) harness_free(x.owned[i]);
+    for (int i = 0; i < x.num_owned; i++) kit_free(x.owned[i]);
     return status;
 }
 
-folio_batch *harness_batch_make(harness *h, folio_context *ctx, const harness_seq *seqs, int64_t n)
+folio_batch *kit_batch_make(kit_case *h, folio_context *ctx, const kit_seq *seqs, int64_t n)
 {
     folio_batch_desc desc = {.struct_size = sizeof desc, .block_size = h->spec.block_size};
     folio_batch *batch = NULL;
-    if (!harness_reserve_all(h, seqs, n)) return NULL;
+    if (!kit_reserve_all(h, seqs, n)) return NULL;
     folio_status status = folio_batch_create(ctx, &desc, &batch);
     if (status != FOLIO_OK) {
-        harness_refused("batch", status);
+        kit_refused("batch", status);
         return NULL;
     }
-    if (h->spec.table == HARNESS_TABLE_SEQS) {
+    if (h->spec.table == KIT_TABLE_SEQS) {
         for (int64_t i = 0; status == FOLIO_OK && i < n; i++)
-            status = add_seq(h, batch, &seqs[i], harness_seq_id(seqs, i));
+            status = add_seq(h, batch, &seqs[i], kit_seq_id(seqs, i));
     } else {
         status = set_arrays(h, batch, seqs, n);
     }
     if (status == FOLIO_OK) return batch;
-    harness_refused("batch", status);
+    kit_refused("batch", status);
     folio_batch_destroy(batch);
     return NULL;
 }
 
-folio_batch *harness_batch(harness *h, const harness_seq *seqs, int64_t num_seqs)
+folio_batch *kit_batch(kit_case *h, const kit_seq *seqs, int64_t num_seqs)
 {
-    return harness_batch_make(h, h->ctx, seqs, num_seqs);
+    return kit_batch_make(h, h->ctx, seqs, num_seqs);
 }

@@ -1,11 +1,11 @@
 /*
- * harness_plain.c: attention as the formula says, key by key, on the stored numbers; and the
+ * formula.c: attention as the formula says, key by key, on the stored numbers; and the
  * comparison with the error budget. It shares no code with the library: K and V are decoded here
  * from the cache's raw rows.
  */
-#include "kit/harness.h"
+#include "kit/kit.h"
 
-#include "kit/harness_internal.h"
+#include "kit/kit_internal.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -19,14 +19,14 @@ typedef struct key_rows {
 
 /* One row's walk over its keys. */
 typedef struct row_job {
-    const harness *h;
+    const kit_case *h;
     const step *st;
     int64_t seq, row, head, keys; /* row: number in its sequence */
     const key_rows *rows;
     double *q;      /* [k_head_size] */
     double *scores; /* [keys] */
     bool single;
-    int64_t order; /* of HARNESS_ORDERS: where sums begin, and whether products are rounded */
+    int64_t order; /* of KIT_ORDERS: where sums begin, and whether products are rounded */
 } row_job;
 
 /* In f32 every operation rounds; double holds each f32 result exactly before it does. */
@@ -35,22 +35,22 @@ static double rounded(double x, bool single) { return single ? (double)(float)x 
 /* ---- Keys */
 
 /* Raw rows of a sequence's blocks, decoded; false when the library refuses. */
-static bool unpack_keys(const harness *h, const seq_state *state, int cross, int64_t keys,
+static bool unpack_keys(const kit_case *h, const seq_state *state, int cross, int64_t keys,
                         bool single, key_rows *out)
 {
-    const harness_spec *s = &h->spec;
-    int64_t n = harness_blocks_for(h, keys), tokens = n * s->block_size, heads = s->num_kv_heads;
+    const kit_spec *s = &h->spec;
+    int64_t n = kit_blocks_for(h, keys), tokens = n * s->block_size, heads = s->num_kv_heads;
     int64_t sizes[2] = {s->k_head_size, s->v_head_size};
     double fixed[2] = {s->k_scale != 0 ? (double)s->k_scale : 1.0,
                        s->v_scale != 0 ? (double)s->v_scale : 1.0};
     bool fp8 = s->kv_dtype == FOLIO_FP8_E4M3 || s->kv_dtype == FOLIO_FP8_E5M2;
-    int64_t *blocks = harness_alloc((size_t)n, sizeof *blocks);
+    int64_t *blocks = kit_alloc((size_t)n, sizeof *blocks);
     for (int64_t b = 0; b < n; b++) blocks[b] = state->blocks[cross][b];
     void *raw[2];
     float *scales[2];
     for (int i = 0; i < 2; i++) {
-        raw[i] = harness_alloc((size_t)(tokens * heads * sizes[i]), folio_dtype_size(s->kv_dtype));
-        scales[i] = harness_alloc((size_t)(tokens * heads), sizeof(float));
+        raw[i] = kit_alloc((size_t)(tokens * heads * sizes[i]), folio_dtype_size(s->kv_dtype));
+        scales[i] = kit_alloc((size_t)(tokens * heads), sizeof(float));
     }
     folio_kv_rows rows = {.struct_size = sizeof rows,
                           .k = raw[0],
@@ -59,19 +59,19 @@ static bool unpack_keys(const harness *h, const seq_state *state, int cross, int
                           .v_scales = scales[1],
                           .num_blocks = n,
                           .blocks = blocks};
-    folio_status status = harness_wait(h, folio_kv_cache_unpack(h->cache, s->layer, &rows, NULL));
+    folio_status status = kit_wait(h, folio_kv_cache_unpack(h->cache, s->layer, &rows, NULL));
     for (int i = 0; i < 2; i++) {
         double *to = i == 0 ? out->k : out->v;
         for (int64_t e = 0; status == FOLIO_OK && e < keys * heads * sizes[i]; e++) {
             double scale = s->kv_dtype == FOLIO_INT8 ? (double)scales[i][e / sizes[i]]
                                                      : (fp8 ? fixed[i] : 1.0);
-            to[e] = rounded(harness_load(s->kv_dtype, raw[i], e) * scale, single);
+            to[e] = rounded(kit_load(s->kv_dtype, raw[i], e) * scale, single);
         }
-        harness_free(raw[i]);
-        harness_free(scales[i]);
+        kit_free(raw[i]);
+        kit_free(scales[i]);
     }
-    harness_free(blocks);
-    return status == FOLIO_OK || harness_refused("unpack", status);
+    kit_free(blocks);
+    return status == FOLIO_OK || kit_refused("unpack", status);
 }
 
 static void direct_keys(const step_tensor *t, int64_t from_row, int64_t key, int64_t keys,
@@ -81,20 +81,20 @@ static void direct_keys(const step_tensor *t, int64_t from_row, int64_t key, int
         for (int64_t head = 0; head < t->heads; head++)
             for (int64_t d = 0; d < t->size; d++)
                 out[(j * t->heads + head) * t->size + d] =
-                    harness_load(t->dtype, t->data, step_at(t, from_row + j - key, head) + d);
+                    kit_load(t->dtype, t->data, step_at(t, from_row + j - key, head) + d);
 }
 
 /* The keys of a sequence as the type reads them: cached ones first, then this step's own. */
-static bool load_keys(harness *h, const step *st, int64_t seq, bool single, key_rows *out)
+static bool load_keys(kit_case *h, const step *st, int64_t seq, bool single, key_rows *out)
 {
-    const harness_seq *s = &st->seqs[seq];
-    int64_t keys = harness_seq_keys(s, st->type), heads = h->spec.num_kv_heads, cached = 0;
+    const kit_seq *s = &st->seqs[seq];
+    int64_t keys = kit_seq_keys(s, st->type), heads = h->spec.num_kv_heads, cached = 0;
     int cross = st->type == FOLIO_ATTENTION_ENCODER_DECODER;
     if (keys > 0 && h->cache && type_is_cached(st->type))
         cached = keys - (h->spec.append ? (cross ? s->encoder_new_len : s->query_len) : 0);
-    out->k = harness_alloc((size_t)(keys * heads * h->spec.k_head_size), sizeof(double));
-    out->v = harness_alloc((size_t)(keys * heads * h->spec.v_head_size), sizeof(double));
-    seq_state *state = harness_state(h, harness_seq_id(st->seqs, seq));
+    out->k = kit_alloc((size_t)(keys * heads * h->spec.k_head_size), sizeof(double));
+    out->v = kit_alloc((size_t)(keys * heads * h->spec.v_head_size), sizeof(double));
+    seq_state *state = kit_state(h, kit_seq_id(st->seqs, seq));
     if (cached > 0 && !unpack_keys(h, state, cross, cached, single, out)) return false;
     direct_keys(&st->k, st->new_row_start[seq], cached, keys, out->k);
     direct_keys(&st->v, st->new_row_start[seq], cached, keys, out->v);
@@ -103,8 +103,8 @@ static bool load_keys(harness *h, const step *st, int64_t seq, bool single, key_
 
 /* ---- The formula */
 
-bool harness_sees(const harness_spec *spec, folio_attention_type type, const harness_seq *seq,
-                  int64_t i, int64_t j, int64_t *distance)
+bool kit_sees(const kit_spec *spec, folio_attention_type type, const kit_seq *seq, int64_t i,
+              int64_t j, int64_t *distance)
 {
     int64_t d = j - i;
     if (type == FOLIO_ATTENTION_DECODER && seq->positions_given)
@@ -126,13 +126,13 @@ static double bias_at(const row_job *job, int64_t j)
     if (b->data == NULL) return 0.0;
     for (int d = 0; d < 4; d++)
         if (b->dims[d] != 1) at += index[d] * b->strides[d];
-    return harness_load(b->dtype, b->data, at);
+    return kit_load(b->dtype, b->data, at);
 }
 
 /* Sums begin with their first term or in their middle, and go round. */
 static int64_t nth_term(const row_job *job, int64_t i, int64_t n)
 {
-    return (i + n * (job->order / 2) / (HARNESS_ORDERS / 2)) % n;
+    return (i + n * (job->order / 2) / (KIT_ORDERS / 2)) % n;
 }
 
 /* sum + a b in f32: both operations rounded, or in every other order only the sum. */
@@ -157,7 +157,7 @@ static double dot(const row_job *job, const double *k, int64_t n)
 /* The score of one key the row sees. */
 static double score(const row_job *job, int64_t j, int64_t d, double bias)
 {
-    const harness_spec *s = &job->h->spec;
+    const kit_spec *s = &job->h->spec;
     bool f = job->single;
     int64_t kv_head = job->head / (s->num_heads / s->num_kv_heads);
     double scale = s->scale != 0 ? (double)s->scale : (double)(float)(1.0 / sqrt(s->k_head_size));
@@ -178,11 +178,11 @@ static double score(const row_job *job, int64_t j, int64_t d, double bias)
 /* First pass: scores, NaN-free -inf where unseen. Returns the number of keys seen. */
 static int64_t score_row(const row_job *job, double *max)
 {
-    const harness_seq *seq = &job->st->seqs[job->seq];
+    const kit_seq *seq = &job->st->seqs[job->seq];
     int64_t seen = 0;
     for (int64_t j = 0; j < job->keys; j++) {
         int64_t d;
-        bool sees = harness_sees(&job->h->spec, job->st->type, seq, job->row, j, &d);
+        bool sees = kit_sees(&job->h->spec, job->st->type, seq, job->row, j, &d);
         double bias = sees ? bias_at(job, j) : -(double)INFINITY;
         job->scores[j] = -(double)INFINITY;
         if (isinf(bias) && bias < 0) continue;
@@ -196,7 +196,7 @@ static int64_t score_row(const row_job *job, double *max)
 /* Second pass: out [v_head_size] and the row's lse. */
 static void row_attend(const row_job *job, double *out, double *lse)
 {
-    const harness_spec *s = &job->h->spec;
+    const kit_spec *s = &job->h->spec;
     bool f = job->single;
     double sink = job->st->sinks ? (double)job->st->sinks[job->head] : -(double)INFINITY;
     double max = sink;
@@ -221,56 +221,56 @@ static void row_attend(const row_job *job, double *out, double *lse)
 }
 
 /* One sequence's rows into r, the job's precision and order given. */
-static void attend_seq(row_job job, harness_result *r)
+static void attend_seq(row_job job, kit_result *r)
 {
     const step *st = job.st;
     int64_t seq = job.seq, keys = job.keys, size = job.h->spec.k_head_size;
-    job.q = harness_alloc((size_t)size, sizeof(double));
-    job.scores = harness_alloc((size_t)keys, sizeof(double));
+    job.q = kit_alloc((size_t)size, sizeof(double));
+    job.scores = kit_alloc((size_t)keys, sizeof(double));
     for (int64_t row = st->row_start[seq]; row < st->row_start[seq + 1]; row++)
         for (int64_t head = 0; head < r->heads; head++) {
             job.row = row - st->row_start[seq];
             job.head = head;
             for (int64_t d = 0; d < size; d++)
-                job.q[d] = harness_load(st->q.dtype, st->q.data, step_at(&st->q, row, head) + d);
+                job.q[d] = kit_load(st->q.dtype, st->q.data, step_at(&st->q, row, head) + d);
             row_attend(&job, r->out + (row * r->heads + head) * r->head_size,
                        r->lse + row * r->heads + head);
         }
-    harness_free(job.q);
-    harness_free(job.scores);
+    kit_free(job.q);
+    kit_free(job.scores);
 }
 
 /* Rows no sequence owns: zeros, and the sink or -inf. */
-static void empty_rows(const step *st, harness_result *r)
+static void empty_rows(const step *st, kit_result *r)
 {
     for (int64_t i = 0; i < r->rows * r->heads; i++)
         r->lse[i] = st->sinks ? (double)st->sinks[i % r->heads] : -(double)INFINITY;
 }
 
-static void round_result(bool in_double, harness_result *r)
+static void round_result(bool in_double, kit_result *r)
 {
     int64_t count = r->rows * r->heads * r->head_size;
     for (int64_t i = 0; i < count; i++) {
-        harness_store(r->dtype, r->bits, i, r->out[i]);
-        if (!in_double) r->out[i] = harness_load(r->dtype, r->bits, i);
+        kit_store(r->dtype, r->bits, i, r->out[i]);
+        if (!in_double) r->out[i] = kit_load(r->dtype, r->bits, i);
     }
     for (int64_t i = 0; i < r->rows * r->heads; i++) r->lse_bits[i] = (float)r->lse[i];
 }
 
-bool harness_plain(harness *h, folio_attention_type type, const harness_seq *seqs, int64_t num_seqs,
-                   bool in_double, harness_result *result)
+bool kit_formula(kit_case *h, folio_attention_type type, const kit_seq *seqs, int64_t num_seqs,
+                 bool in_double, kit_result *result)
 {
     step st;
     bool ok = true, no_lse = h->spec.no_lse;
-    *result = (harness_result){0};
-    if (!harness_reserve_all(h, seqs, num_seqs)) return false;
-    harness_step_open(h, type, seqs, num_seqs, &st);
+    *result = (kit_result){0};
+    if (!kit_reserve_all(h, seqs, num_seqs)) return false;
+    kit_step_open(h, type, seqs, num_seqs, &st);
     h->spec.no_lse = false;
-    harness_result_make(h, &st, in_double ? FOLIO_F64 : h->spec.dtype, result);
+    kit_result_make(h, &st, in_double ? FOLIO_F64 : h->spec.dtype, result);
     empty_rows(&st, result);
-    if (!in_double) result->others = harness_alloc(HARNESS_ORDERS - 1, sizeof *result->others);
-    for (int i = 0; !in_double && i < HARNESS_ORDERS - 1; i++) {
-        harness_result_make(h, &st, h->spec.dtype, &result->others[i]);
+    if (!in_double) result->others = kit_alloc(KIT_ORDERS - 1, sizeof *result->others);
+    for (int i = 0; !in_double && i < KIT_ORDERS - 1; i++) {
+        kit_result_make(h, &st, h->spec.dtype, &result->others[i]);
         empty_rows(&st, &result->others[i]);
     }
     h->spec.no_lse = no_lse;
@@ -280,19 +280,19 @@ bool harness_plain(harness *h, folio_attention_type type, const harness_seq *seq
         row_job job = {.h = h,
                        .st = &st,
                        .seq = i,
-                       .keys = harness_seq_keys(&seqs[i], type),
+                       .keys = kit_seq_keys(&seqs[i], type),
                        .rows = &rows,
                        .single = !in_double};
         if (ok) attend_seq(job, result);
-        for (job.order = 1; ok && !in_double && job.order < HARNESS_ORDERS; job.order++)
+        for (job.order = 1; ok && !in_double && job.order < KIT_ORDERS; job.order++)
             attend_seq(job, &result->others[job.order - 1]);
-        harness_free(rows.k);
-        harness_free(rows.v);
+        kit_free(rows.k);
+        kit_free(rows.v);
     }
     round_result(in_double, result);
-    for (int i = 0; !in_double && i < HARNESS_ORDERS - 1; i++)
+    for (int i = 0; !in_double && i < KIT_ORDERS - 1; i++)
         round_result(in_double, &result->others[i]);
-    harness_step_close(&st);
+    kit_step_close(&st);
     return ok;
 }
 
@@ -310,12 +310,12 @@ static double gap(double a, double b)
     return a == b ? 0.0 : fabs(a - b);
 }
 
-/* The largest finite error of plain. */
-static double noise_of(const double *plain, const double *ref, int64_t n)
+/* The largest finite error of formula. */
+static double noise_of(const double *formula, const double *ref, int64_t n)
 {
     double noise = 0;
     for (int64_t i = 0; i < n; i++) {
-        double e = isfinite(ref[i]) ? gap(plain[i], ref[i]) : 0.0;
+        double e = isfinite(ref[i]) ? gap(formula[i], ref[i]) : 0.0;
         if (isfinite(e) && e > noise) noise = e;
     }
     return noise;
@@ -328,7 +328,7 @@ static distance_of measure(const double *got, const double *ref, double noise, i
     distance_of m = {.worst = begin};
     for (int64_t i = 0; i < total; i++)
         if (isfinite(ref[i]) && fabs(ref[i]) > m.max_ref) m.max_ref = fabs(ref[i]);
-    m.budget = 2 * noise + harness_ulp(dtype, m.max_ref);
+    m.budget = 2 * noise + kit_ulp(dtype, m.max_ref);
     for (int64_t i = begin; i < end; i++) {
         double e = gap(got[i], ref[i]);
         if (e > m.error) {
@@ -339,13 +339,13 @@ static distance_of measure(const double *got, const double *ref, double noise, i
     return m;
 }
 
-static void judge(const harness_result *got, const harness_result *ref, distance_of out,
-                  distance_of lse, harness_verdict *v)
+static void judge(const kit_result *got, const kit_result *ref, distance_of out, distance_of lse,
+                  kit_verdict *v)
 {
-    *v = (harness_verdict){.max_error = out.error,
-                           .budget = out.budget,
-                           .lse_error = lse.error,
-                           .lse_budget = lse.budget};
+    *v = (kit_verdict){.max_error = out.error,
+                       .budget = out.budget,
+                       .lse_error = lse.error,
+                       .lse_budget = lse.budget};
     bool out_ok = out.error <= out.budget, lse_ok = lse.error <= lse.budget;
     v->ok = out_ok && lse_ok;
     if (v->ok) return;
@@ -362,25 +362,24 @@ static void judge(const harness_result *got, const harness_result *ref, distance
         out_ok ? lse.error : out.error, out_ok ? lse.budget : out.budget);
 }
 
-static bool same_shape(const harness_result *a, const harness_result *b)
+static bool same_shape(const kit_result *a, const kit_result *b)
 {
     return a->rows == b->rows && a->heads == b->heads && a->head_size == b->head_size;
 }
 
-static void compare_rows(const harness_result *got, const harness_result *ref,
-                         const harness_result *plain, int64_t begin, int64_t end,
-                         harness_verdict *verdict)
+static void compare_rows(const kit_result *got, const kit_result *ref, const kit_result *formula,
+                         int64_t begin, int64_t end, kit_verdict *verdict)
 {
-    *verdict = (harness_verdict){0};
-    if (!same_shape(got, ref) || !same_shape(got, plain)) {
+    *verdict = (kit_verdict){0};
+    if (!same_shape(got, ref) || !same_shape(got, formula)) {
         snprintf(verdict->message, sizeof verdict->message, "the results differ in shape");
         return;
     }
     int64_t heads = got->heads, width = heads * got->head_size;
     bool with_lse = got->lse && ref->lse;
     double out_noise = 0, lse_noise = 0;
-    for (int i = 0; i < HARNESS_ORDERS; i++) {
-        const harness_result *p = i == 0 || !plain->others ? plain : &plain->others[i - 1];
+    for (int i = 0; i < KIT_ORDERS; i++) {
+        const kit_result *p = i == 0 || !formula->others ? formula : &formula->others[i - 1];
         out_noise = fmax(out_noise, noise_of(p->out, ref->out, got->rows * width));
         if (with_lse) lse_noise = fmax(lse_noise, noise_of(p->lse, ref->lse, got->rows * heads));
     }
@@ -394,22 +393,21 @@ static void compare_rows(const harness_result *got, const harness_result *ref,
     judge(got, ref, out, lse, verdict);
 }
 
-void harness_compare(const harness_result *got, const harness_result *ref,
-                     const harness_result *plain, harness_verdict *verdict)
+void kit_compare(const kit_result *got, const kit_result *ref, const kit_result *formula,
+                 kit_verdict *verdict)
 {
-    compare_rows(got, ref, plain, 0, got->rows, verdict);
+    compare_rows(got, ref, formula, 0, got->rows, verdict);
 }
 
-void harness_compare_seq(const harness_result *got, const harness_result *ref,
-                         const harness_result *plain, int64_t seq, harness_verdict *verdict)
+void kit_compare_seq(const kit_result *got, const kit_result *ref, const kit_result *formula,
+                     int64_t seq, kit_verdict *verdict)
 {
-    compare_rows(got, ref, plain, got->row_start[seq], got->row_start[seq + 1], verdict);
+    compare_rows(got, ref, formula, got->row_start[seq], got->row_start[seq + 1], verdict);
 }
 
-void harness_compare_exact(const harness_result *got, const harness_result *ref,
-                           harness_verdict *verdict)
+void kit_compare_exact(const kit_result *got, const kit_result *ref, kit_verdict *verdict)
 {
-    *verdict = (harness_verdict){0};
+    *verdict = (kit_verdict){0};
     int64_t n = got->rows * got->heads * got->head_size, heads = got->rows * got->heads;
     distance_of lse = {0}, out = measure(got->out, ref->out, 0, n, 0, n, FOLIO_F64);
     out.budget = 1e-9 * out.max_ref;

@@ -1,15 +1,15 @@
 /*
- * harness_internal.h: what harness.c and harness_plain.c share: the harness and one step's
+ * kit_internal.h: what case.c and formula.c share: a case and one step's
  * inputs.
  */
-#ifndef FOLIO_HARNESS_INTERNAL_H
-#define FOLIO_HARNESS_INTERNAL_H
+#ifndef FOLIO_KIT_INTERNAL_H
+#define FOLIO_KIT_INTERNAL_H
 
-#include "kit/harness.h"
+#include "kit/kit.h"
 
 #include <stddef.h>
 
-/* What the harness keeps of a sequence: [0] its own tokens, [1] its encoder's. */
+/* What a case keeps of a sequence: [0] its own tokens, [1] its encoder's. */
 typedef struct seq_state {
     int64_t id;
     int32_t *blocks[2];
@@ -17,8 +17,8 @@ typedef struct seq_state {
     int64_t stored[2]; /* tokens in the cache */
 } seq_state;
 
-struct harness {
-    harness_spec spec; /* defaults filled in */
+struct kit_case {
+    kit_spec spec; /* defaults filled in */
     folio_context *ctx;
     folio_attention *attention;
     folio_kv_cache *cache; /* NULL with no_cache */
@@ -42,7 +42,7 @@ typedef struct step_tensor {
 /* One step of one attention type: shapes and inputs. */
 typedef struct step {
     folio_attention_type type;
-    const harness_seq *seqs;
+    const kit_seq *seqs;
     int64_t num_seqs;
     int64_t *row_start;         /* [num_seqs + 1] rows of q and out */
     int64_t *new_row_start;     /* [num_seqs + 1] rows of k and v */
@@ -54,41 +54,40 @@ typedef struct step {
     folio_bias bias;
 } step;
 
-void harness_fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
+void kit_fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
 /* Records what the library said; returns false. */
-bool harness_refused(const char *what, folio_status status);
+bool kit_refused(const char *what, folio_status status);
 /* From now on memory comes from where this context, if it is a device's, reaches it. */
-void harness_reach(const folio_context *ctx);
-bool harness_is_device(const folio_context *ctx);
-int64_t harness_seq_id(const harness_seq *seqs, int64_t i);
-seq_state *harness_state(harness *h, int64_t id);
-int64_t harness_blocks_for(const harness *h, int64_t tokens);
-int64_t harness_slot(const harness *h, const seq_state *s, int cross, int64_t token);
+void kit_reach(const folio_context *ctx);
+bool kit_is_device(const folio_context *ctx);
+int64_t kit_seq_id(const kit_seq *seqs, int64_t i);
+seq_state *kit_state(kit_case *h, int64_t id);
+int64_t kit_blocks_for(const kit_case *h, int64_t tokens);
+int64_t kit_slot(const kit_case *h, const seq_state *s, int cross, int64_t token);
 /* Gives every sequence its blocks, self and cross. */
-bool harness_reserve_all(harness *h, const harness_seq *seqs, int64_t num_seqs);
-folio_batch *harness_batch_make(harness *h, folio_context *ctx, const harness_seq *seqs, int64_t n);
+bool kit_reserve_all(kit_case *h, const kit_seq *seqs, int64_t num_seqs);
+folio_batch *kit_batch_make(kit_case *h, folio_context *ctx, const kit_seq *seqs, int64_t n);
 
 /* Rows and keys of a sequence in a type; a padding sequence sees none. */
-int64_t harness_seq_rows(const harness_seq *s, folio_attention_type type);
-int64_t harness_seq_keys(const harness_seq *s, folio_attention_type type);
+int64_t kit_seq_rows(const kit_seq *s, folio_attention_type type);
+int64_t kit_seq_keys(const kit_seq *s, folio_attention_type type);
 
 /* Are K and V of the key NaN? With hidden_nan it is one that the bias hides from every row. */
-bool harness_is_hidden(const harness *h, int64_t id, int64_t key);
+bool kit_is_hidden(const kit_case *h, int64_t id, int64_t key);
 
-void harness_step_open(harness *h, folio_attention_type type, const harness_seq *seqs, int64_t num,
-                       step *st);
-void harness_step_close(step *st);
-step_tensor harness_tensor_make(const harness *h, folio_dtype dtype, int64_t tokens, int64_t heads,
-                                int64_t size);
-folio_tensor harness_tensor_of(const step_tensor *t);
-folio_attention_desc harness_attention_desc(const harness_spec *s);
+void kit_step_open(kit_case *h, folio_attention_type type, const kit_seq *seqs, int64_t num,
+                   step *st);
+void kit_step_close(step *st);
+step_tensor kit_tensor_make(const kit_case *h, folio_dtype dtype, int64_t tokens, int64_t heads,
+                            int64_t size);
+folio_tensor kit_tensor_of(const step_tensor *t);
+folio_attention_desc kit_attention_desc(const kit_spec *s);
 
 /* Against an exact result: out within 1e-9 of max|ref|, lse within an f32 ulp and a little. */
-void harness_compare_exact(const harness_result *got, const harness_result *ref,
-                           harness_verdict *verdict);
+void kit_compare_exact(const kit_result *got, const kit_result *ref, kit_verdict *verdict);
 
 /* rows, heads and head_size set; arrays made, out all zeros. */
-void harness_result_make(const harness *h, const step *st, folio_dtype dtype, harness_result *r);
+void kit_result_make(const kit_case *h, const step *st, folio_dtype dtype, kit_result *r);
 
 /* Element number of [token][head][0]. */
 static inline int64_t step_at(const step_tensor *t, int64_t token, int64_t head)
