@@ -1,7 +1,7 @@
 # A thin front for people who type make. CMakeLists.txt describes the build.
 .DEFAULT_GOAL := all
 .NOTPARALLEL:
-.PHONY: help all run test test-full test-long test-python mutate format cuda clean install
+.PHONY: help all run test test-full test-long test-python test-gpu mutate format cuda clean install
 
 PREFIX ?= /usr/local
 
@@ -37,6 +37,9 @@ test-python: ## judge the reference by PyTorch, live (makes a virtual environmen
 	@sh scripts/setup.sh
 	@sh scripts/build.sh release folio_shared folio_cli
 	@bash scripts/test-python.sh
+
+test-gpu: ## all tests of the CUDA backend, on a machine with a GPU (FULL=1: more cases)
+	@sh scripts/test-gpu.sh
 
 mutate: ## break one line at a time; the tests must fail each time
 	@sh scripts/setup.sh

@@ -274,14 +274,6 @@ static void print_text(const backend_list *list)
 
 /* ---- Markdown */
 
-/* A backend that supports nothing in this build would be a column of "no". */
-static bool has_features(const folio_backend_info *info)
-{
-    for (int32_t i = 0; i < info->num_features; i++)
-        if (info->features[i].supported) return true;
-    return false;
-}
-
 static void print_cell(const char *text)
 {
     for (; *text; text++) {
@@ -292,29 +284,25 @@ static void print_cell(const char *text)
 
 static void print_markdown(const backend_list *list)
 {
-    const folio_backend_info *columns[MAX_BACKENDS];
-    int count = 0;
-    for (int32_t i = 0; i < list->count; i++)
-        if (has_features(&list->info[i])) columns[count++] = &list->info[i];
-    if (count == 0) return;
     printf("| feature | what it is |");
-    for (int c = 0; c < count; c++) printf(" %s |", columns[c]->name);
+    for (int c = 0; c < list->count; c++) printf(" %s |", list->info[c].name);
     printf("\n|---|---|");
-    for (int c = 0; c < count; c++) printf("---|");
+    for (int c = 0; c < list->count; c++) printf("---|");
     printf("\n");
-    for (int32_t i = 0; i < columns[0]->num_features; i++) {
-        const folio_feature *f = &columns[0]->features[i];
+    for (int32_t i = 0; i < list->info[0].num_features; i++) {
+        const folio_feature *f = &list->info[0].features[i];
         const char *reason = "";
         printf("| `%s` | ", f->name);
         print_cell(f->summary);
-        for (int c = 0; c < count && !*reason; c++) reason = columns[c]->features[i].reason;
+        for (int c = 0; c < list->count && !*reason; c++)
+            reason = list->info[c].features[i].reason;
         if (*reason) {
             printf(". ");
             print_cell(reason);
         }
         printf(" |");
-        for (int c = 0; c < count; c++)
-            printf(" %s |", columns[c]->features[i].supported ? "yes" : "no");
+        for (int c = 0; c < list->count; c++)
+            printf(" %s |", list->info[c].features[i].supported ? "yes" : "no");
         printf("\n");
     }
 }

@@ -1084,7 +1084,8 @@ typedef struct folio_backend_info {
                                  /* or the environment variable FOLIO_CPU names none        */
     const folio_layout *layouts; /* [num_layouts] it attends to in place                    */
     int32_t num_layouts;
-    const folio_feature *features; /* [num_features], the same rows for every backend       */
+    const folio_feature *features; /* [num_features] of this version, available or not; the same  */
+                                   /* rows for every backend                                     */
     int32_t num_features;
     int32_t graph; /* 1: it supports FOLIO_PLAN_GRAPH */
     int32_t max_head_size;

@@ -26,9 +26,9 @@ static char loaded_from[PATH_MAX];   /* without links */
 static bool searched;
 static char reason[512]; /* why the search found none; written once */
 
-/* What is said of a backend that is not here: so that people learn why. */
-static const folio_feature no_features[] = {
-#define X(name, summary, refusal, device) {#name, summary, 0, "libfolio_cuda is not there"},
+/* The backend without its library: features of the version, not available, and why. */
+static const folio_feature features[] = {
+#define X(name, summary, refusal, device) {#name, summary, sizeof(device) == 1, device},
 #include "backends/features.def"
 #undef X
 };
@@ -40,7 +40,7 @@ static const folioi_backend absent = {
     .unavailable = unavailable,
     .device = no_device,
     .levels = no_levels,
-    .features = no_features,
+    .features = features,
 };
 
 /* One file by its absolute path. False: `why` says it in a sentence. */

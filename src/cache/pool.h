@@ -1,15 +1,17 @@
 /*
- * pool.h: what the files of the KV memory share: the pool, its sequences, and the steps on blocks they
- * are made of. Functions here expect the pool's lock to be held, unless they say otherwise.
+ * pool.h: the structs and functions that the files of KV memory share. Functions expect the pool's lock
+ * to be held, unless they say otherwise.
  *
- *   pool.c           blocks by hand, copies, statistics, the map
- *   pool_check.c     the invariants
- *   sequence.c       reserve, truncate, fork, windows, batches
- *   prefix.c         match and commit: sequences and the prefix index
- *   swap.c           sequences and cached blocks between tiers
- *   transfer.c       the worker that moves bytes, and handles
+ *   pool.c           create and destroy, alloc and release, queued copies, statistics, block states
+ *   pool_check.c     the invariants of a pool
+ *   sequence.c       create, reserve, truncate, fork, release_window (sequences become batches in
+ *                    api/sequence_batch.c)
+ *   prefix.c         match and commit: sequences and the prefix index (prefix_index.c)
+ *   swap.c           sequences and cached blocks moved between tiers
+ *   transfer.c       the thread that moves bytes, and transfer handles
+ *   blocks.c         the free and cached lists of a tier's blocks
  *   frames.c         the host tier's memory
- *   store.c          the disk tier
+ *   store.c          the disk tier's index; store_file.c its file
  */
 #ifndef FOLIOI_KV_POOL_H
 #define FOLIOI_KV_POOL_H

@@ -2,17 +2,17 @@
  * attend_body.h: attention of rows against the keys of one split, on vectors. A level's file includes its
  * vec_<isa>.h, then this, and makes kernels of attend_split by its constants.
  *
- * Keys come in tiles of FOLIOI_TILE_KEYS. A tile is sub-tiles of 16 keys, each with its K as [k][16] and V as
- * [16 or 8][v_stride], in place where the cache has them so, or converted to scratch. Rows go in blocks of up
- * to MAX_ROWS:
+ * Keys come in tiles of FOLIOI_TILE_KEYS = 128: 8 sub-tiles of 16 keys, each with K as [k][16] and V as
+ * [16 or 8][v_stride]. They are read in place if the cache has this layout, otherwise converted to scratch. Rows
+ * go in blocks of up to MAX_ROWS:
  *
- *   scores [rows][64]  =  q [rows][k] x K [k][64]          lanes are keys, two vectors at a time
- *   p      [rows][64]  =  2^(score - max)                  row by row
- *   out    [rows][v]  +=  p [rows][64] x V [64][v]         lanes are dims, two vectors at a time
+ *   scores [rows][128]  =  q [rows][k] x K [k][128]          lanes are keys, two vectors at a time
+ *   p      [rows][128]  =  e^(score - max)                   row by row
+ *   out    [rows][v]   +=  p [rows][128] x V [128][v]        lanes are dims, two vectors at a time
  *
- * With DOT an element is a pair of bf16 numbers in 32 bits and a multiply-add is vdpbf16ps: the same loops over
- * half as many steps. Each number adds its terms in the order of k and of keys, whatever the block of rows: a
- * row's bits depend on its own data alone. Scores, and the state's max, are in powers of two.
+ * With DOT an element is a pair of bf16 numbers in 32 bits and a multiply-add is vdpbf16ps: the same loops with
+ * half as many steps. Each sum adds its terms in the order of k and of keys, for any block of rows: a row's bits
+ * depend on its own data only.
  */
 #ifndef FOLIOI_ATTEND_BODY_H
 #define FOLIOI_ATTEND_BODY_H

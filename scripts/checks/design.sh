@@ -1,0 +1,25 @@
+#!/bin/sh
+# usage: design.sh
+# The pages name files and functions that exist: every path in backquotes, and in docs/design.md's tables from
+# folio_batch_add to a kernel the function in its file.
+set -eu
+cd "$(dirname "$0")/../.."
+bad=0
+paths='`(include|src|kit|cli|tests|peers|scripts|cmake|docs|examples)/[A-Za-z0-9_./-]*`'
+complain() {
+    echo "$*"
+    bad=1
+}
+for page in README.md CONTRIBUTING.md docs/*.md docs/decisions/*.md; do
+    [ "$page" != docs/add-a-kernel.md ] || continue # its example file does not exist
+    for path in $(grep -oE "$paths" "$page" | tr -d '`' | sort -u); do
+        [ -e "$path" ] || complain "$page: $path does not exist"
+    done
+done
+pairs=$(sed -n 's/^| [^|]*| `\(src[^`]*\)` | `\([a-z0-9_]*\)` |.*/\1:\2/p' docs/design.md)
+[ "$(echo "$pairs" | wc -l)" -gt 20 ] || complain "docs/design.md has no tables from folio_batch_add to a kernel"
+for pair in $pairs; do
+    file=${pair%%:*} function=${pair#*:}
+    grep -qE "(^|[^a-z0-9_])$function\(" "$file" || complain "docs/design.md: $file has no function $function"
+done
+[ $bad -eq 0 ] && echo "all paths and functions that the pages name exist"
