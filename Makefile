@@ -38,8 +38,9 @@ test-python: ## judge the reference by PyTorch, live (makes a virtual environmen
 	@sh scripts/build.sh release folio_shared folio_cli
 	@bash scripts/test-python.sh
 
-test-gpu: ## all tests of the CUDA backend, on a machine with a GPU (FULL=1: more cases)
-	@sh scripts/test-gpu.sh
+test-gpu: ## all tests of the CUDA backend; needs nvcc and a GPU (FULL=1: more cases)
+	@sh scripts/setup.sh
+	@sh scripts/test-gpu.sh --build
 
 mutate: ## break one line at a time; the tests must fail each time
 	@sh scripts/setup.sh

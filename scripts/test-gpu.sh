@@ -1,11 +1,17 @@
 #!/bin/sh
-# usage: test-gpu.sh [report file]
+# usage: test-gpu.sh [--build] [report file]
 # All tests that need a GPU, on a machine that has one: every feature of the cuda backend against the reference, the
 # suites of the vLLM 0.6 layer in device memory, the device's own tests, KV memory on the device, and parts of them under
 # compute-sanitizer where that is installed. The stages run side by side, the measurement after them alone. Writes a
-# report. FOLIO_BUILD names the build directory (build-cuda), which may have been built elsewhere.
+# report. FOLIO_BUILD names the build directory (build-cuda), which may have been built elsewhere; --build builds it first.
 set -u
 cd "$(dirname "$0")/.."
+command -v nvidia-smi > /dev/null || {
+    echo "test-gpu needs an NVIDIA card with its driver, and nvcc or a build directory that FOLIO_BUILD names" >&2
+    exit 1
+}
+must_build=no
+if [ "${1:-}" = --build ]; then must_build=yes && shift; fi
 build=${FOLIO_BUILD:-build-cuda}
 report=${1:-gpu-report.txt}
 parts=$report.parts
@@ -45,7 +51,7 @@ shares() { # <name> <shares> <command...>: starts the shares of one `folio check
     done
 }
 
-if [ "$build" = build-cuda ] && [ ! -x $build/folio_cuda_tests ]; then
+if [ $must_build = yes ] || { [ "$build" = build-cuda ] && [ ! -x $build/folio_cuda_tests ]; }; then
     sh scripts/build.sh cuda || exit 1
 fi
 nvidia-smi --query-gpu=name,driver_version,clocks.sm,clocks.mem,memory.total --format=csv | tee -a "$report"

@@ -1,7 +1,7 @@
 #!/bin/sh
+# Proves that a CPU without AVX can run the library: on x86-64 AVX is in the level files alone, and there not in what
+# finds out whether the level can run; or in functions named for it (_avx2), which ask the processor first.
 # usage: baseline.sh <objdump> <libfolio.a>
-# x86-64: AVX is used by the level files alone, and there not by what runs to find out whether the level is here; or by
-# functions named for it (_avx2), which ask the processor first.
 set -eu
 "$1" -d --no-show-raw-insn "$2" | awk '
     / file format / { object = $1 }

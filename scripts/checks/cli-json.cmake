@@ -1,5 +1,5 @@
-# `folio <ARGS> -o json` succeeds and prints one object with a list whose entries have all the keys:
-# -DFOLIO=<program> -DARGS=<words> -DLIST=<name of the list> -DKEYS=<a,b,...> -DVERSION=<version>
+# Proves that `folio <ARGS> -o json` prints one object with a list whose entries have all the keys.
+# usage: cmake -DFOLIO=<program> -DARGS=<words> -DLIST=<name of the list> -DKEYS=<a,b,...> -DVERSION=<version> -P
 cmake_minimum_required(VERSION 3.22)
 string(REPLACE "," ";" KEYS "${KEYS}")
 execute_process(COMMAND ${FOLIO} ${ARGS} -o json OUTPUT_VARIABLE json RESULT_VARIABLE status)

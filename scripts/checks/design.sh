@@ -1,7 +1,7 @@
 #!/bin/sh
+# Proves that the pages name files and functions that exist: every path in backquotes, and in docs/design.md's tables
+# from folio_batch_add to a kernel the function in its file.
 # usage: design.sh
-# The pages name files and functions that exist: every path in backquotes, and in docs/design.md's tables from
-# folio_batch_add to a kernel the function in its file.
 set -eu
 cd "$(dirname "$0")/../.."
 bad=0

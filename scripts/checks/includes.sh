@@ -1,7 +1,7 @@
 #!/bin/sh
+# Proves that includes point one way. Each line of includes.list: a folder, and the folders that its files may include
+# from besides itself. The longest folder that matches counts; a folder that is not in the list fails.
 # usage: includes.sh [folder of the repository]
-# Includes point one way. Each line of the table: a folder, and the folders that its files may include from besides
-# itself. The most particular folder counts; a folder that is not in the table fails.
 set -eu
 list=$(cd "$(dirname "$0")" && pwd)/includes.list
 cd "${1:-$(dirname "$0")/../..}"

@@ -1,7 +1,7 @@
 #!/bin/sh
+# Proves that an installation works and can be moved: installs into a prefix of its own, moves it, and builds a consumer
+# there by find_package (shared and static) and, where pkg-config is present, by folio.pc.
 # usage: install.sh <cmake> <cc> <build dir> <consumer dir>
-# Installs into a prefix of its own, moves it, and builds a consumer there by find_package (shared
-# and static) and, where pkg-config is present, by folio.pc.
 set -eu
 cmake=$1 cc=$2 build=$3 consumer=$4
 dir=$build/tests/install

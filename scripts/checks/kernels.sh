@@ -1,8 +1,9 @@
 #!/bin/sh
-# usage: kernels.sh NVCC [ARGUMENT]...
-# Runs the compiler with ptxas -v and fails where a kernel keeps registers in memory, or where products of wgmma wait for one
-# another (C7510 and after). Both are slow, and the compiler says it by the way alone. On cards beside sm_90, head sizes above
-# 128 may spill: their accumulators alone fill the registers. A head size is the first number among a kernel's arguments.
+# Proves of each CUDA kernel that no register is spilled to memory, and that products of wgmma do not wait for one
+# another (C7510 and after): runs the compiler with ptxas -v, and fails where it says so. On cards other than sm_90, head
+# sizes above 128 may spill: their accumulators alone fill the registers. A head size is the first number among a
+# kernel's arguments.
+# usage: kernels.sh <nvcc> [argument...]
 log=$(mktemp) || exit 1
 trap 'rm -f "$log"' EXIT
 "$@" -Xptxas=-v > "$log" 2>&1

@@ -1,13 +1,13 @@
 #!/bin/sh
-# Usage: check-lineage.sh path/to/folio_tests path/to/header.h...
 # Proves that docs/lineage.md and the code agree: every row of its tables names at least one symbol
 # in its second column and one test in its last, the third or fourth; every symbol, and every field written
 # `struct.field`, is declared in the headers; every test is one folio_tests lists; no test of a suite
 # named there is left out.
+# usage: lineage.sh <folio_tests> <header>...
 set -eu
 
 if [ $# -lt 2 ] || [ ! -x "$1" ]; then
-    echo "usage: check-lineage.sh path/to/folio_tests path/to/header.h..." >&2
+    echo "usage: lineage.sh <folio_tests> <header>..." >&2
     exit 2
 fi
 doc=$(dirname "$0")/../../docs/lineage.md
@@ -15,7 +15,7 @@ tests=$1
 shift
 for header; do
     if [ ! -r "$header" ]; then
-        echo "check-lineage.sh: $header cannot be read" >&2
+        echo "lineage.sh: $header cannot be read" >&2
         exit 2
     fi
 done

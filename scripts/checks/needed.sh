@@ -1,6 +1,6 @@
 #!/bin/sh
+# Proves that the shared library needs nothing but the C library.
 # usage: needed.sh <readelf> <libfolio.so>
-# The shared library needs nothing but the C library.
 set -eu
 needed=$("$1" -d "$2" | sed -n 's/.*(NEEDED).*\[\(.*\)\].*/\1/p')
 status=0

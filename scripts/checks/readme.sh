@@ -1,7 +1,8 @@
 #!/bin/sh
-# usage: readme.sh FOLIO [--check]
-# Writes the generated parts of README and prints its figures: the feature table (`folio info --features`), the tables
-# of figures and the roofline (from the saved runs in docs/figures). --check writes nothing and fails on a difference.
+# Proves, with --check, that the generated parts of README are up to date: the feature table (`folio info --features`),
+# the tables of figures and the roofline (from the saved runs in docs/figures). Without it, writes them and prints the
+# figures.
+# usage: readme.sh <folio> [--check]
 set -eu
 folio=$1
 root=$(cd "$(dirname "$0")/../.." && pwd)

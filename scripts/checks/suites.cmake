@@ -1,4 +1,5 @@
-# The suites that folio_tests registers are those of its files: -DTESTS=<program> -DSUITES=<a,b,...>
+# Proves that each test belongs to the suite of its file: otherwise no ctest entry would run it.
+# usage: cmake -DTESTS=<folio_tests> -DSUITES=<a,b,...> -P
 cmake_minimum_required(VERSION 3.22)
 string(REPLACE "," ";" SUITES "${SUITES}")
 execute_process(COMMAND ${TESTS} --list OUTPUT_VARIABLE listed RESULT_VARIABLE status)

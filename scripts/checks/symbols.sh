@@ -1,7 +1,7 @@
 #!/bin/sh
+# Proves that the shared library exports exactly the FOLIO_API functions of the headers, and that no global name of the
+# static one can clash with the caller's (folio_ is public, folioi_ internal).
 # usage: symbols.sh <nm> <libfolio.so> <libfolio.a> <header>...
-# The shared library exports exactly the headers' FOLIO_API functions; no global name of the static
-# one can clash with the caller's (folio_ is public, folioi_ internal).
 set -eu
 nm=$1 shared=$2 static=$3
 shift 3

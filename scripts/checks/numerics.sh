@@ -1,11 +1,11 @@
 #!/bin/sh
-# Usage: check-docs.sh path/to/folio_tests
 # Proves that docs/numerics.md and the tests agree: its statements are numbered without a gap, each names
-# at least one test on its "Tests:" lines, and every test named there is one folio_tests lists.
+# at least one test on its "Tests:" lines, and folio_tests lists every test named there.
+# usage: numerics.sh <folio_tests>
 set -eu
 
 if [ $# -ne 1 ] || [ ! -x "$1" ]; then
-    echo "usage: check-docs.sh path/to/folio_tests" >&2
+    echo "usage: numerics.sh <folio_tests>" >&2
     exit 2
 fi
 doc=$(dirname "$0")/../../docs/numerics.md
