@@ -25,11 +25,11 @@ test: ## build and run the quick tests (at most 5 minutes)
 	@sh scripts/build.sh release
 	@sh scripts/test.sh build
 
-test-full: ## other CPUs, AddressSanitizer, UBSan, ThreadSanitizer, a part of the long tests (10 minutes)
+test-full: ## the quick tests on other CPUs (qemu), under AddressSanitizer, UBSan and ThreadSanitizer (25 minutes)
 	@sh scripts/setup.sh --full
 	@sh scripts/test-full.sh
 
-test-long: ## all of the long tests and every check, also under sanitizers (25 to 30 minutes)
+test-long: ## the long tests, and every case of folio check --full (10 minutes)
 	@sh scripts/setup.sh --full
 	@sh scripts/test-long.sh
 

@@ -1,20 +1,30 @@
 #!/usr/bin/env bash
-# usage: mutate.sh [--applies] [id...]
+# usage: mutate.sh [--applies | --sample N] [id...]
 # Are the tests able to fail? For each mutant of tests/mutants/mutants.list (all, or those named) one
 # line of the library is broken in a copy of the tree; folio_tests, or else `folio check`, must then
 # fail, crash or hang. Ends with a count; fails if a mutant survives, does not apply or does not build.
 # Two copies work at a time (MUTATE_JOBS). --applies only checks that each mutant finds its line.
+# --sample N: N of them, other ones for each commit (or by FOLIO_SEED, where it is set).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 root=$PWD
 list=$root/tests/mutants/mutants.list
 jobs=${MUTATE_JOBS:-2}
 only_applies=no
-if [ "${1:-}" = --applies ]; then only_applies=yes && shift; fi
+sample=
+case ${1:-} in
+    --applies) only_applies=yes && shift ;;
+    --sample) sample=${2:?--sample needs a number} && shift 2 ;;
+esac
 work=$(mktemp -d "${TMPDIR:-/tmp}/folio-mutate.XXXXXX")
 trap 'rm -rf "$work"' EXIT
 trap 'exit 130' INT TERM
 unset MAKEFLAGS MFLAGS MAKELEVEL
+
+# Where there is ccache, what is not broken is compiled once: paths are taken as relative to each copy.
+if command -v ccache > /dev/null; then
+    export CMAKE_C_COMPILER_LAUNCHER=ccache CCACHE_NOHASHDIR=1
+fi
 
 # --- The list: "key: value" lines, a blank line between mutants ------------------------------------
 ids=() files=() froms=() tos=() breaks=()
@@ -55,15 +65,14 @@ replace() {
 }
 
 build() { # <tree>
-    cmake --build "$1/build" --target folio_tests folio_cli > "$1/build.log" 2>&1
+    CCACHE_BASEDIR=$1 cmake --build "$1/build" --target folio_tests folio_cli > "$1/build.log" 2>&1
 }
 
-# Passes only if every test does.
-tests_pass() { # <tree> <limit in seconds>
-    {
-        (cd "$1" && timeout -k 5 "$2" ./build/tests/folio_tests --fail-fast) > "$1/run.log" 2>&1 &&
-            (cd "$1" && timeout -k 5 "$2" ./build/folio check) >> "$1/run.log" 2>&1
-    } 2> /dev/null # where bash itself would tell of a crash
+suites_pass() { # <tree> <limit in seconds>
+    (cd "$1" && timeout -k 5 "$2" ./build/tests/folio_tests --fail-fast) > "$1/run.log" 2>&1
+}
+check_passes() { # <tree> <limit in seconds> [option...]
+    (cd "$1" && timeout -k 5 "$2" ./build/folio check "${@:3}") > "$1/check.log" 2>&1
 }
 
 killer() { # <tree> <exit status>
@@ -83,7 +92,8 @@ try() { # <tree> <number of the mutant> <limit>
     elif ! build "$tree"; then
         verdict="DOES NOT BUILD"
     else
-        tests_pass "$tree" "$3" || status=$?
+        # /dev/null is for what bash itself would say of a crash. The check takes a few times as long as the suites.
+        { suites_pass "$tree" "$3" && check_passes "$tree" $((5 * $3)); } 2> /dev/null || status=$?
         if [ $status -eq 0 ]; then verdict="SURVIVED"; else verdict="killed by $(killer "$tree" $status)"; fi
     fi
     cp "$tree/original" "$file"
@@ -97,6 +107,12 @@ for ((n = 0; n < ${#ids[@]}; n++)); do
     if [ $# -eq 0 ]; then chosen+=("$n"); fi
     for id in "$@"; do if [ "$id" = "${ids[n]}" ]; then chosen+=("$n"); fi; done
 done
+if [ -n "$sample" ]; then
+    seed=${FOLIO_SEED:-$((16#$(git rev-parse --short=7 HEAD)))}
+    mapfile -t chosen < <(printf '%s\n' "${chosen[@]}" |
+        awk -v seed="$seed" 'BEGIN { srand(seed) } { print rand(), $0 }' | sort | head -n "$sample" | cut -d' ' -f2)
+    echo "a sample of $sample of ${#ids[@]} mutants, seed $seed"
+fi
 [ ${#chosen[@]} -gt 0 ] || { echo "mutate: no mutant is chosen" >&2 && exit 2; }
 
 if [ $only_applies = yes ]; then
@@ -110,28 +126,35 @@ if [ $only_applies = yes ]; then
     exit $((lost > 0))
 fi
 
-# --- One tree per worker; unbroken they all pass, side by side, and set the time limit --------------
+# --- One tree per worker. Unbroken all tests pass, side by side, and set the time limit -------------
 prepare() { # <tree>
     mkdir "$1"
     tar -C "$root" --exclude=./build --exclude='./build-*' --exclude=./.git --exclude='./.venv*' -cf - . |
         tar -C "$1" -xf -
-    if ! cmake -G "Unix Makefiles" -S "$1" -B "$1/build" -DCMAKE_BUILD_TYPE=Release \
-        -DCMAKE_C_FLAGS_RELEASE=-O2 > "$1/build.log" 2>&1 || ! build "$1"; then
+    if ! cmake -G "Unix Makefiles" -S "$1" -B "$1/build" -DCMAKE_BUILD_TYPE=Release > "$1/build.log" 2>&1 ||
+        ! build "$1"; then
         tail -n 30 "$1/build.log"
         return 1
     fi
-    local begin=$SECONDS
-    tests_pass "$1" 600 || { tail -n 30 "$1/run.log" && return 1; }
-    echo $((SECONDS - begin)) > "$1/seconds"
 }
-for ((w = 0; w < jobs; w++)); do prepare "$work/tree$w" & done
-wait
-for ((w = 0; w < jobs; w++)); do
-    [ -f "$work/tree$w/seconds" ] || { echo "mutate: the unbroken tree fails" && exit 1; }
-done
-unbroken=$(cat "$work"/tree*/seconds | sort -n | tail -n 1)
-limit=$((3 * unbroken + 30))
-echo "unbroken: passes in $unbroken s; ${#chosen[@]} mutants, at most $limit s each"
+prepare_all() {
+    local w tasks=()
+    for ((w = 0; w < jobs; w++)); do prepare "$work/tree$w" & tasks+=($!); done
+    for w in "${tasks[@]}"; do wait "$w" || return 1; done
+}
+unbroken_passes() {
+    local tree=$work/tree$((jobs - 1)) status=0
+    # shellcheck disable=SC2086 # words
+    check_passes "$tree" 600 ${sample:+--one-in 10} &
+    suites_pass "$work/tree0" 600 || { tail -n 30 "$work/tree0/run.log" && status=1; }
+    wait $! || { tail -n 30 "$tree/check.log" && status=1; }
+    return $status
+}
+prepare_all || { echo "mutate: the unbroken tree does not build" && exit 1; }
+begin=$SECONDS
+unbroken_passes || { echo "mutate: the unbroken tree fails" && exit 1; }
+limit=$((3 * (SECONDS - begin) + 30))
+echo "unbroken: passes in $((SECONDS - begin)) s; ${#chosen[@]} mutants, at most $limit s of folio_tests each"
 
 worker() { # <number>: takes every jobs-th mutant
     local i

@@ -1,27 +1,34 @@
 #!/bin/sh
-# The thorough tier, which continuous integration runs beside the quick one: a part of `folio check --full`, the
-# replay's page in a browser, the levels and CPUs that this machine lacks under emulation, then the quick tests under
-# AddressSanitizer with UBSan, and under ThreadSanitizer. What is too long for all of it to run is drawn by a seed
-# (FOLIO_SEED; else a new one each time). scripts/test-long.sh runs all of that.
+# usage: test-full.sh [--sample]
+# The quick tests again where they can find more: the replay's page in a browser, CPUs that this machine is not, by
+# emulation, AddressSanitizer with UBSan, and ThreadSanitizer. --sample is continuous integration's part of it: without
+# the tests labelled full_only, and with cases of `folio check` drawn by a seed (FOLIO_SEED; else a new one each time).
 set -eu
 cd "$(dirname "$0")/.."
-FOLIO_SEED=${FOLIO_SEED:-$(od -An -N2 -tu2 /dev/urandom | tr -d ' ')}
-export FOLIO_SEED
 . scripts/stages.sh
-
-stage "release build, a part of folio check --full, seed $FOLIO_SEED"
-sh scripts/build.sh release
-./build/folio check --full --one-in 24 --seed "$FOLIO_SEED"
+left_out="^$"
+of=
+if [ "${1:-}" = --sample ]; then
+    FOLIO_SEED=${FOLIO_SEED:-$(od -An -N2 -tu2 /dev/urandom | tr -d ' ')}
+    export FOLIO_SEED
+    left_out=full_only
+    of=", a sample by FOLIO_SEED=$FOLIO_SEED"
+else
+    unset FOLIO_SEED
+fi
 
 stage "the replay's page in a browser"
+sh scripts/build.sh release
 sh scripts/test.sh build -C Long -R '^cli\.report_browser$'
 
-stage "other CPUs, by qemu-user"
+stage "other CPUs, by qemu-user$of"
 sh scripts/test-emulated.sh
 
-for preset in asan-ubsan tsan; do
-    stage "quick tests, $preset, FOLIO_SEED=$FOLIO_SEED"
-    sh scripts/build.sh $preset
-    calm sh scripts/test.sh build-$preset $([ $preset = asan-ubsan ] || echo -LE without_threads)
-done
+stage "quick tests, AddressSanitizer and UBSan$of"
+sh scripts/build.sh asan-ubsan
+calm sh scripts/test.sh build-asan-ubsan -LE "$left_out"
+
+stage "quick tests, ThreadSanitizer$of"
+sh scripts/build.sh tsan
+calm sh scripts/test.sh build-tsan -LE "without_threads|$left_out"
 finish test-full
