@@ -308,11 +308,17 @@ template <int A, int B> static __device__ __forceinline__ uint32_t offset_int8_t
     return *(uint32_t *)&h;
 }
 
-/* e4m3 from sm_89 on. */
-static __device__ __forceinline__ uint32_t cvt_e4m3(uint32_t two)
+/* e4m3 from sm_89 on; UPPER: the upper two bytes. */
+template <bool UPPER = false> static __device__ __forceinline__ uint32_t cvt_e4m3(uint32_t x)
 {
     uint32_t r;
-    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(r) : "h"((uint16_t)two));
+    asm("{\n"
+        ".reg .b16 half<2>;\n"
+        "mov.b32 {half0, half1}, %1;\n"
+        "cvt.rn.f16x2.e4m3x2 %0, half%2;\n"
+        "}"
+        : "=r"(r)
+        : "r"(x), "n"((int)UPPER));
     return r;
 }
 

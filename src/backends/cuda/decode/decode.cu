@@ -24,7 +24,8 @@ static size_t fit_bytes(const block_fit *f)
     size_t bytes = (size_t)f->out_copies * f->rows * f->out_stride * sizeof(float) +
                    sizeof(folioi_cuda_counts) + sizeof(folioi_decode_slot) +
                    ROW_FLOATS * sizeof(float) +
-                   (size_t)f->q_forms * 16 * f->q_stride * sizeof(uint16_t) + STAGE_ALIGN;
+                   (size_t)f->q_forms * 16 * f->q_stride * sizeof(uint16_t) +
+                   (f->q_forms == 3 ? 16 * sizeof(row_option) : 0) + STAGE_ALIGN;
     size_t stage = f->stage_bytes + sizeof(tile_note) + sizeof(uint64_t) +
                    (f->scales ? 32 * sizeof(float) : 0);
     return bytes + stage * f->num_warps * f->num_stages;
@@ -60,12 +61,12 @@ static block_fit fit_block(const folioi_cuda_sm *sm, bool plain, int k_dims, int
     f.scales = scales;
     f.row_blocks = v_dims > 256 ? 2 : 1;
     f.rows = (plain ? rows <= 8 : few_rows(v_dims, rows)) || f.row_blocks == 2 ? 8 : 16;
-    f.out_copies = !plain || f.rows > 8 ? 1 : plain_packed(k_dims, kv_bytes) ? 3 : 2;
-    f.q_forms = !plain ? 3 : kv_bytes == 1 ? 2 : k_dims <= 128 ? 0 : 1;
+    f.out_copies = !plain || f.rows > 8 ? 1 : k_dims * kv_bytes == 256 ? 3 : 2;
+    f.q_forms = !plain ? 3 : k_dims <= 128 ? 0 : 1;
     /* fragments have 16 dims: what is read past the head size must be the row's own zeros */
     f.k_stride = row_stride((int)round_up(k_dims, 16), stage_elem);
     f.v_stride = row_stride((int)round_up(v_dims, 16), stage_elem);
-    if (plain && plain_packed(k_dims, kv_bytes)) f.k_stride = f.v_stride = k_dims * kv_bytes;
+    if (plain) f.k_stride = f.v_stride = plain_stride(k_dims, kv_bytes);
     f.stage_bytes = 16 * (f.k_stride + f.v_stride);
     f.q_stride = (int)round_up(k_dims, 16) + 8;
     f.out_stride = (int)round_up(v_dims, 32) + 4;
@@ -107,11 +108,18 @@ static bool plain_dims(int k_dims, int v_dims, int kv_bytes)
     return k_dims == 128 || (kv_bytes == 2 && (k_dims == 64 || k_dims == 256));
 }
 
+static bool scales_alike(const folioi_address *k, const folioi_address *v)
+{
+    return k->block == v->block && k->head == v->head &&
+           k->token_tile_stride == v->token_tile_stride;
+}
+
 static bool is_plain(const folioi_cuda_layer *y)
 {
     bool bytes = dtype_is_fp8(y->kv_dtype) || y->kv_dtype == FOLIO_INT8;
     if (!y->cached || y->append || (y->kv_dtype != y->dtype && !bytes)) return false;
     if (!plain_dims(y->k_dims, y->v_dims, bytes ? 1 : 2)) return false;
+    if (y->kv_dtype == FOLIO_INT8 && !scales_alike(&y->k.scales_at, &y->v.scales_at)) return false;
     if (y->soft_cap > 0.0f || y->slopes != NULL || y->bias.data != NULL) return false;
     return widest_copy(y, bytes ? 1 : 2) == 16 && folioi_cuda_rows_aligned(&y->q, 2, 4);
 }
@@ -204,9 +212,7 @@ static void fill_args(decode_args *a, const folioi_cuda_layer *y, const folioi_c
     for (int shift = 0; shift < 31; shift++)
         if (y->block_size == 1 << shift) a->block_shift = shift;
     a->one_block_tiles = y->block_size % 16 == 0;
-    static const packed_tile rows = {256, 2048, 128, 4096, 0}, page = {128, 4096, 1024, 2048, 7};
     a->paged = y->cached && folioi_cuda_has_pages(&y->k);
-    a->packed = a->paged ? page : rows;
     a->bulk = a->one_block_tiles && (a->paged || (y->k.at.token_tile_stride == y->k_dims &&
                                                   y->v.at.token_tile_stride == y->v_dims));
     a->k_inverse = ((1u << 22) + a->k_copies - 1) / a->k_copies;
@@ -238,9 +244,11 @@ static cudaError_t launch(decode_fn *kernel, decode_args *a, const block_fit *f,
                          *a, stream);
 }
 
-/* Instances: few rows (at most 8) or up to 16, and the warps that most_warps says. */
+/* Instances: few rows (at most 8) or up to 16, and the warps that most_warps says; of 16-bit K and V pages or rows. */
+#define INSTANCE_OF(dims, type, warps, paged)                                                      \
+    (few ? decode_kernel<dims, 1, type, warps, paged> : decode_kernel<dims, 2, type, 4, paged>)
 #define INSTANCE(dims, type, warps)                                                                \
-    (few ? decode_kernel<dims, 1, type, warps> : decode_kernel<dims, 2, type, 4>)
+    (paged ? INSTANCE_OF(dims, type, warps, true) : INSTANCE_OF(dims, type, warps, false))
 
 static decode_fn *choose(const folioi_cuda_layer *y, bool plain, bool few)
 {
@@ -248,10 +256,10 @@ static decode_fn *choose(const folioi_cuda_layer *y, bool plain, bool few)
     if (!plain && y->v_dims <= 128) return decode_kernel<128, 2, 0, 4>;
     if (!plain && y->v_dims <= 256) return decode_kernel<256, 2, 0, 4>;
     if (!plain) return decode_kernel<512, 1, 0, 4>;
-    if (y->kv_dtype == FOLIO_FP8_E4M3) return INSTANCE(128, FOLIO_FP8_E4M3, 8);
-    if (y->kv_dtype == FOLIO_FP8_E5M2) return INSTANCE(128, FOLIO_FP8_E5M2, 8);
-    if (y->kv_dtype == FOLIO_INT8) return INSTANCE(128, FOLIO_INT8, 8);
-    bool bf16 = y->dtype == FOLIO_BF16;
+    if (y->kv_dtype == FOLIO_FP8_E4M3) return INSTANCE_OF(128, FOLIO_FP8_E4M3, 8, false);
+    if (y->kv_dtype == FOLIO_FP8_E5M2) return INSTANCE_OF(128, FOLIO_FP8_E5M2, 8, false);
+    if (y->kv_dtype == FOLIO_INT8) return INSTANCE_OF(128, FOLIO_INT8, 8, false);
+    bool bf16 = y->dtype == FOLIO_BF16, paged = folioi_cuda_has_pages(&y->k);
     if (y->k_dims == 64) return bf16 ? INSTANCE(64, FOLIO_BF16, 8) : INSTANCE(64, FOLIO_F16, 8);
     if (y->k_dims == 128) return bf16 ? INSTANCE(128, FOLIO_BF16, 6) : INSTANCE(128, FOLIO_F16, 6);
     return bf16 ? INSTANCE(256, FOLIO_BF16, 6) : INSTANCE(256, FOLIO_F16, 6);

@@ -1,7 +1,7 @@
 /*
  * decode_block.h: what a block of decode threads is given, and how its shared memory lies:
  *
- *   sums of rows | counts | slot and its first items | maxima and sums of warps | q | notes, scales and barriers of stages | stages
+ *   sums of rows | counts | slot and its first items | maxima and sums of warps | q | options of rows | notes, scales and barriers of stages | stages
  *
  * A stage holds 16 tokens of K, then of V; each warp has num_stages of its own.
  */
@@ -37,10 +37,9 @@ typedef struct decode_args {
     int32_t out_copies, out_size;  /* warps add up in so many copies of out; floats of one */
     int32_t block_shift;           /* block_size is 1 << block_shift; -1: it is no power of two */
     int32_t one_block_tiles;       /* no tile lies in two blocks */
-    int32_t bulk;       /* rows of a block lie one after another: bulk copies can take them */
-    int32_t paged;      /* K and V lie in native pages */
-    packed_tile packed; /* tiles of the packed instances */
-    int32_t out_quads;  /* four numbers of out can be stored at once */
+    int32_t bulk;      /* rows of a block lie one after another: bulk copies can take them */
+    int32_t paged;     /* K and V lie in native pages */
+    int32_t out_quads; /* four numbers of out can be stored at once */
     folioi_cuda_early early;
 } decode_args;
 
@@ -53,14 +52,22 @@ struct tile_note {
 static_assert(sizeof(folioi_decode_slot) % 16 == 0 && sizeof(folioi_cuda_counts) == 16,
               "they are copied in 16 bytes");
 
+/* A row as options of the general instances need it. */
+struct row_option {
+    int64_t own;  /* key at the row's own position, for ALiBi */
+    int64_t bias; /* index of key 0 */
+    float slope;
+};
+
 struct block_shared {
     folioi_cuda_counts *counts;
     folioi_decode_slot *slot;
     float *out;             /* [rows][out_stride]                      */
     float *warp_m, *warp_l; /* [MAX_WARPS][16]: of each warp; add_warps tells which           */
     float *row_m;           /* [16]: of all of them                    */
-    uint16_t *q;     /* [Q_FORMS][16][q_stride]: as given; in the cache's type; what that lost */
-    float *q_factor; /* [16]: what rows of the second form were divided by */
+    uint16_t *q; /* [Q_FORMS][16][q_stride]: as given; in the cache's type; what that lost */
+    row_option *options; /* [16]: of the general instances */
+    float *q_factor;     /* [16]: what rows of the second form were divided by */
     int *flag;
     char *stages;       /* this warp's */
     tile_note *notes;   /* this warp's */
@@ -85,6 +92,8 @@ static __device__ __forceinline__ block_shared carve_shared(const decode_args &a
     memory += ROW_FLOATS * sizeof(float);
     sh.q = (uint16_t *)memory;
     memory += q_forms * 16 * a.q_stride * sizeof(uint16_t);
+    sh.options = (row_option *)memory;
+    if (q_forms == 3) memory += 16 * sizeof(row_option);
     sh.notes = (tile_note *)memory + warp * a.num_stages;
     memory += a.num_warps * a.num_stages * sizeof(tile_note);
     sh.scales = (float *)memory + warp * a.num_stages * 32;

@@ -234,108 +234,133 @@ static __device__ __forceinline__ int32_t *counter_of(const decode_args &a, int 
     return a.counters + ((int64_t)seq * a.layer.num_kv_heads + kv_head) * 2 + (first_row > 0);
 }
 
-/* Is this block the last one to finish a part of its sequence? The counter is left as it was found. */
-static __device__ __forceinline__ bool is_last(int32_t *counter, int num_parts, int *flag)
+/* By one thread: is this part the last one of its sequence? The counter is left as it was found. */
+static __device__ __forceinline__ bool count_part(int32_t *counter, int num_parts)
 {
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        *flag = add_in_order(counter, 1) == num_parts - 1;
-        if (*flag) *counter = 0;
-    }
-    __syncthreads();
-    return *flag;
+    bool last = add_in_order(counter, 1) == num_parts - 1;
+    if (last) *counter = 0;
+    return last;
 }
 
 /*
- * Maximum of a row over its parts, and its sum; lane by lane, then over the warp. m, l: of part 0; step: from part to
- * part.
+ * The parts of one row as the warp that merges them has them: lane l knows m and l of parts l and l + 32. From there on they are
+ * loaded again where they are needed.
  */
-static __device__ __forceinline__ void weigh_parts(const float *m, const float *l, int64_t step,
-                                                   int num_parts, float *row_m, float *row_l)
+struct row_parts {
+    const float *sums, *m, *l; /* of part 0 */
+    int64_t step;              /* from part to part */
+    int num;
+    float m_of[2], l_of[2];
+};
+
+static __device__ __forceinline__ void load_weights(row_parts &parts, int first)
+{
+    int lane = threadIdx.x & 31;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        int p = first + 32 * i + lane;
+        parts.m_of[i] = p < parts.num ? __ldcg(parts.m + p * parts.step) : -INFINITY;
+        parts.l_of[i] = p < parts.num ? __ldcg(parts.l + p * parts.step) : 0.0f;
+    }
+}
+
+/* Maximum of the row over its parts, and its sum; lane by lane, then over the warp. */
+static __device__ __forceinline__ void weigh_parts(row_parts &parts, float *row_m, float *row_l)
 {
     float largest = -INFINITY, sum = 0.0f;
 #pragma unroll 1
-    for (int p = threadIdx.x & 31; p < num_parts; p += 32) {
-        float part_m = __ldcg(m + p * step), part_l = __ldcg(l + p * step);
-        float base = softmax_base(fmaxf(largest, part_m));
-        sum = sum * exp_to(largest, base) + part_l * exp_to(part_m, base);
-        largest = fmaxf(largest, part_m);
+    for (int first = 0;; first += 64) {
+        float m = fmaxf(largest, fmaxf(parts.m_of[0], parts.m_of[1])), base = softmax_base(m);
+        sum = sum * exp_to(largest, base) + parts.l_of[0] * exp_to(parts.m_of[0], base) +
+              parts.l_of[1] * exp_to(parts.m_of[1], base);
+        largest = m;
+        if (first + 64 >= parts.num) break;
+        load_weights(parts, first + 64);
     }
     *row_m = warp_max(largest);
     *row_l = warp_sum(sum * exp_to(largest, softmax_base(*row_m)));
 }
 
-/*
- * `count` parts from `sums` and `m` on, a lane's four sums of each, on their way to shared memory. A part has `size`
- * numbers there: up to 128 sums, and the four at m, at a multiple of 16 bytes. Not 4 bytes of them: such copies come by
- * way of L1, which may hold what was there before.
- */
-static __device__ __forceinline__ void bring_parts(float *to, const float *sums, const float *m,
-                                                   int64_t step, int count, int size, bool inside)
+/* A lane's four sums of `count` parts from `first` on, on their way to shared memory, 16 bytes a lane and part. */
+static __device__ __forceinline__ void bring_parts(uint32_t to, const row_parts &parts, int first,
+                                                   int count, bool inside)
 {
-    int lane = threadIdx.x & 31;
-#pragma unroll 1
+    const float *from = parts.sums + first * parts.step;
+#pragma unroll 4
     for (int p = 0; p < count; p++) {
-        if (inside) cp_async<16>(shared_address(to + 4 * lane), sums + 4 * lane);
-        if (lane == 0) cp_async<16>(shared_address(to + size - 4), m);
-        to += size;
-        sums += step;
-        m += step;
+        if (inside) cp_async<16>(to, from);
+        to += 512;
+        from += parts.step;
     }
     cp_async_commit();
 }
 
+/* Their sum, each with its weight; first: a multiple of 64 away from that of the weights that are loaded. */
+static __device__ __forceinline__ float4 add_parts(uint32_t at, const row_parts &parts, int first,
+                                                   int count, float row_m, float4 sum)
+{
+    float base = softmax_base(row_m);
+    float by[2] = {exp_to(parts.m_of[0], base), exp_to(parts.m_of[1], base)};
+#pragma unroll 4
+    for (int p = first; p < first + count; p++) {
+        uint32_t x[4];
+        load_shared(x, at);
+        float w = __shfl_sync(ALL_LANES, p & 32 ? by[1] : by[0], p & 31);
+        sum.x += __uint_as_float(x[0]) * w;
+        sum.y += __uint_as_float(x[1]) * w;
+        sum.z += __uint_as_float(x[2]) * w;
+        sum.w += __uint_as_float(x[3]) * w;
+        at += 512;
+    }
+    return sum;
+}
+
 /*
  * A warp for each row, with no barrier, and few instructions: no cache has them when the last block comes here. Parts
- * come by way of shared memory, all at once where there is room: the stages, or the sums where tiles of the next item
- * come into those.
+ * come by way of shared memory, all at once where there is room: the stages where the block is at its end, and all of its
+ * warps merge; else the sums, and one warp merges.
  */
 static __device__ __forceinline__ void merge_parts(const decode_args &a, const block_shared &sh,
-                                                   const folioi_cuda_seq &s,
                                                    const folioi_decode_item &item, int rows,
                                                    int first_row, int kv_head, bool is_end)
 {
     int dims = a.layer.v_dims, lane = threadIdx.x & 31, warp = threadIdx.x / 32;
-    int64_t step = (int64_t)a.layer.num_kv_heads * a.max_rows * (dims + 2);
+    int num_warps = is_end ? a.num_warps : 1, own = is_end ? warp : 0;
     const float *part = part_at(a, item.store, kv_head);
-    int bytes = is_end ? a.num_warps * a.num_stages * a.stage_bytes : a.out_copies * a.out_size * 4;
-    char *room = is_end ? sh.stages - warp * a.num_stages * a.stage_bytes : (char *)sh.out;
-    /* at least one: a row of the sums has as many numbers */
-    int size = min(dims, 128) + 4;
-    int most = (int)((float)bytes / (float)(min(rows, a.num_warps) * size * 4));
-    float *brought = (float *)room + warp * most * size;
+    row_parts parts = {};
+    parts.step = (int64_t)a.layer.num_kv_heads * a.max_rows * (dims + 2);
+    parts.num = item.num_parts;
+    int stages = a.num_stages * a.stage_bytes;
+    int bytes = is_end ? a.num_warps * stages : a.out_copies * a.out_size * 4;
+    /* at least one: a row of the sums has as many bytes */
+    int most = (int)((float)bytes / (float)(min(rows, num_warps) * 512));
+    uint32_t room = shared_address(is_end ? sh.stages - warp * stages : (char *)sh.out) +
+                    own * most * 512 + 16 * lane;
+    if (parts.num > 64) most = 1 << (31 - __clz(min(most, 64))); /* none has weights of two loads */
 #pragma unroll 1
-    for (int r = warp; r < rows; r += a.num_warps) {
+    for (int r = own; r < rows; r += num_warps) {
         int row = first_row + r;
-        const float *m = part + a.max_rows * dims, *sums = part + row * dims;
+        parts.m = part + a.max_rows * dims + row;
+        parts.l = parts.m + a.max_rows;
         float row_m = 0.0f, row_l = 0.0f;
 #pragma unroll 1
         for (int d = 0; d < dims; d += 128) {
             float4 sum = {0.0f, 0.0f, 0.0f, 0.0f};
             bool inside = d + 4 * lane < dims;
-            const float *own = brought + (inside ? 4 * lane : 0);
+            parts.sums = part + row * dims + d + 4 * lane;
 #pragma unroll 1
-            for (int first = 0; first < item.num_parts; first += most) {
-                int count = min(most, item.num_parts - first);
-                bring_parts(brought, sums + first * step + d, m + (row & ~3) + first * step, step,
-                            count, size, inside);
-                if (d == 0 && first == 0)
-                    weigh_parts(m + row, m + a.max_rows + row, step, item.num_parts, &row_m,
-                                &row_l);
-                cp_async_wait<0>();
-                __syncwarp();
-#pragma unroll 4
-                for (int p = 0; p < count; p++) {
-                    float4 x = *(const float4 *)(own + p * size);
-                    float by = exp_to(brought[(p + 1) * size - 4 + (row & 3)], softmax_base(row_m));
-                    sum.x += x.x * by;
-                    sum.y += x.y * by;
-                    sum.z += x.z * by;
-                    sum.w += x.w * by;
+            for (int first = 0; first < parts.num; first += most) {
+                int count = min(most, parts.num - first);
+                bring_parts(room, parts, first, count, inside);
+                if (first % 64 == 0) load_weights(parts, first);
+                if (d == 0 && first == 0) {
+                    weigh_parts(parts, &row_m, &row_l);
+                    if (parts.num > 64) load_weights(parts, 0);
                 }
-                __syncwarp();
+                cp_async_wait<0>(); /* each lane reads what it has brought */
+                sum = add_parts(room, parts, first, count, row_m, sum);
             }
-            out_place at = place_of(a, s, kv_head, row);
+            out_place at = place_of(a, item.sequence, kv_head, row);
             row_end end = end_row(a, row_m, row_l, at.h);
             if (inside) store_quad(a, out_index(a, at) + d + 4 * lane, sum, end.by, row_l);
             if (d + lane == 0) store_lse(a, at, end.lse);
@@ -343,19 +368,33 @@ static __device__ __forceinline__ void merge_parts(const decode_args &a, const b
     }
 }
 
+/*
+ * is_end: the block's last item, and the stages are free. Else one warp alone counts the part, and merges if it was the last;
+ * the others go on.
+ */
 template <bool PACKED, int WARPS>
 static __device__ __forceinline__ void end_item(const decode_args &a, const block_shared &sh,
-                                                const folioi_cuda_seq &s,
                                                 const folioi_decode_item &item, int rows,
                                                 int first_row, int kv_head, bool is_end)
 {
     if (item.num_parts == 1) {
-        store_rows<PACKED, WARPS>(a, sh, s, rows, first_row, kv_head);
+        store_rows<PACKED, WARPS>(a, sh, item.sequence, rows, first_row, kv_head);
         return;
     }
     store_part<PACKED, WARPS>(a, sh, part_at(a, item.store + item.part, kv_head), rows, first_row);
-    if (is_last(counter_of(a, item.seq, kv_head, first_row), item.num_parts, sh.flag))
-        merge_parts(a, sh, s, item, rows, first_row, kv_head, is_end);
+    __syncthreads();
+    int32_t *counter = counter_of(a, item.seq, kv_head, first_row);
+    bool last = false;
+    if (is_end) {
+        if (threadIdx.x == 0) *sh.flag = count_part(counter, item.num_parts);
+        __syncthreads();
+        last = *sh.flag;
+    } else if (threadIdx.x / 32 == a.num_warps - 1) {
+        if ((threadIdx.x & 31) == 0) last = count_part(counter, item.num_parts);
+        last = __shfl_sync(ALL_LANES, last, 0);
+        __syncwarp();
+    }
+    if (last) merge_parts(a, sh, item, rows, first_row, kv_head, is_end);
 }
 
 /* Rows [first, past) of out become zeros. */

@@ -21,32 +21,69 @@ struct cursor {
     int block, in_block;    /* of this lane's token */
     int64_t table, new_row; /* its sequence's table; the new row of key 0, were it one */
     bool wrote;             /* threads wrote to the stages since the last bulk copy */
+    /* where no tile lies in two blocks, instead of block: a lane for each of the warp's tiles */
+    int num_used;          /* of the first 32 */
+    int blocks, blocks_32; /* of the first 32, and of those after them */
 };
 
 /* ---- the cursor ---- */
 
-/* The number of entry `index` of the cursor's table, which has the tile; of the first tiles it came with the slot. */
-static __device__ __forceinline__ int block_of(const decode_args &a, const block_shared &sh,
-                                               const cursor &c, int tile, int index)
+/* Not inlined, like all that is rare here: short loops stay in the instruction cache. */
+static __device__ __noinline__ int divide(int x, int by) { return x / by; }
+
+static __device__ __forceinline__ int block_index(const decode_args &a, int token)
 {
-    if (a.one_block_tiles && c.item == sh.slot->begin) {
-        int kept = (tile >> 4) - (c.low >> 4);
-        if (kept < FOLIOI_DECODE_TILES) return sh.slot->blocks[kept];
-    }
-    return __ldg(a.blocks + c.table + index);
+    return a.block_shift >= 0 ? token >> a.block_shift : divide(token, a.layer.block_size);
 }
 
-/* Ask for the block number of this lane's token of the cursor's tile; it is used one tile later. */
+/* Ask for the block number of a tile; of the first of a slot it came with the slot. */
+static __device__ __noinline__ int ask_ahead(const decode_args &a, const folioi_decode_slot *slot,
+                                             int item, int64_t table, int tile, int low, int high)
+{
+    if ((unsigned)tile >= (unsigned)high) return 0;
+    int kept = (tile >> 4) - (low >> 4);
+    if (item == slot->begin && kept < FOLIOI_DECODE_TILES) return slot->blocks[kept];
+    return __ldg(a.blocks + table + block_index(a, tile));
+}
+
+/*
+ * Ask for the block number of this lane's token of the cursor's tile, which is used one tile later; or, where no tile lies
+ * in two blocks, for those of many tiles.
+ */
 template <int PLAIN>
 static __device__ __forceinline__ void ask_block(const decode_args &a, const block_shared &sh,
                                                  cursor &c, int lane)
 {
+    if (c.item >= c.item_end) return;
+    if (PLAIN && a.one_block_tiles) {
+        if (c.num_used % 32 != 0) return;
+        int tile = c.tile + 16 * lane * a.num_warps;
+        if (c.num_used == 0) {
+            c.blocks_32 = ask_ahead(a, sh.slot, c.item, c.table, tile, c.low, c.high);
+            c.num_used = 32;
+        }
+        if (c.num_used == 32) {
+            c.num_used = 0;
+            c.blocks = c.blocks_32;
+            tile += 16 * 32 * a.num_warps;
+            c.blocks_32 = ask_ahead(a, sh.slot, c.item, c.table, tile, c.low, c.high);
+        }
+        return;
+    }
     int token = c.tile + (lane & 15);
-    if (c.item >= c.item_end || token < c.low || token >= c.high) return;
+    if (token < c.low || token >= c.high) return;
     if (!PLAIN && (c.fresh || token >= c.fresh_at)) return;
-    int index = a.block_shift >= 0 ? token >> a.block_shift : token / a.layer.block_size;
+    int index = block_index(a, token);
     c.in_block = token - index * a.layer.block_size;
-    c.block = block_of(a, sh, c, c.tile, index);
+    c.block = __ldg(a.blocks + c.table + index);
+}
+
+/* The first tile of an item that a warp has: tiles go to warps by their number in the sequence. */
+static __device__ __forceinline__ int first_tile(const decode_args &a, int low, int warp)
+{
+    int first = low >> 4;
+    int ahead = warp - (first - (int)__umulhi(first, a.warps_inverse) * a.num_warps);
+    return (first + (ahead < 0 ? ahead + a.num_warps : ahead)) << 4;
 }
 
 /* Go on from item c.item to the first one that has a tile for this warp. */
@@ -58,13 +95,12 @@ static __device__ __forceinline__ void seek_item(const decode_args &a, const blo
         const folioi_decode_item *item = item_at(a, sh, c.item);
         c.low = item->begin;
         c.high = item->end;
-        int first = c.low >> 4;
-        int ahead = warp - (first - (int)__umulhi(first, a.warps_inverse) * a.num_warps);
-        c.tile = (first + (ahead < 0 ? ahead + a.num_warps : ahead)) << 4;
+        c.tile = first_tile(a, c.low, warp);
         if (c.tile >= c.high) continue;
         const folioi_cuda_seq *s = &item->sequence;
         if (first_row >= s->query_len * a.group) continue;
         c.table = s->table;
+        c.num_used = 0;
         if (!PLAIN) {
             c.new_row = s->new_row - s->context_len;
             c.fresh_at = !a.layer.cached ? 0 : a.layer.append ? s->context_len : INT32_MAX;
@@ -95,16 +131,17 @@ static __device__ __forceinline__ void step_cursor(const decode_args &a, const b
 /* Address of this lane's row, K in lanes 0-15 and V in 16-31; 0: nobody sees the token. */
 template <int PLAIN>
 static __device__ __forceinline__ uint64_t row_address(const decode_args &a, const cursor &c,
-                                                       int token, bool valid, int kv_head, int lane)
+                                                       int block, bool valid, int kv_head, int lane)
 {
     if (!valid) return 0;
     bool is_v = lane >= 16;
     if (!PLAIN && c.fresh) {
         const folioi_cuda_rows &rows = is_v ? a.layer.new_v : a.layer.new_k;
-        return (uint64_t)rows.data + 2 * ((c.new_row + token) * rows.token + kv_head * rows.head);
+        int64_t row = c.new_row + c.tile + (lane & 15);
+        return (uint64_t)rows.data + 2 * (row * rows.token + kv_head * rows.head);
     }
     const folioi_cuda_side &side = is_v ? a.layer.v : a.layer.k;
-    return (uint64_t)side.base + stored_row(side.at, c.block, kv_head, c.in_block) * a.kv_bytes;
+    return (uint64_t)side.base + stored_row(side.at, block, kv_head, c.in_block) * a.kv_bytes;
 }
 
 /*
@@ -181,15 +218,16 @@ static __device__ __forceinline__ void copy_general(const decode_args &a, const 
 
 /* ---- tiles of the plain instances ---- */
 
-/* Where chunk c of token t lies in K or V of a plain tile. */
-template <int DIMS, int BYTES>
-static __device__ __forceinline__ int place_in_tile(const decode_args &a, int t, int c)
+/* Where a tile that lies in one block begins. */
+template <int BYTES, bool PAGED>
+static __device__ __forceinline__ const char *tile_start(const folioi_cuda_side &side, int block,
+                                                         int in_block, int kv_head)
 {
-    return plain_packed(DIMS, BYTES) ? packed_place(a.packed, t, c)
-                                     : plain_place<DIMS, BYTES>(t, c);
+    return side.base + BYTES * (kv_head * side.at.head + block * side.at.block +
+                                (PAGED ? in_block / 8 : in_block) * side.at.token_tile_stride);
 }
 
-/* The same to a plain tile. */
+/* 16 rows, of which lane first_lane + t holds the address of row t, 0 where it is zeros. */
 template <int DIMS, int BYTES>
 static __device__ __forceinline__ void copy_rows_plain(const decode_args &a, uint32_t dst,
                                                        uint64_t row, int first_lane)
@@ -201,87 +239,122 @@ static __device__ __forceinline__ void copy_rows_plain(const decode_args &a, uin
         int n = i + lane, t = n / COPIES, at = n % COPIES;
         uint64_t from = __shfl_sync(ALL_LANES, row, first_lane + t);
         const void *anywhere = a.layer.k.base;
-        cp_async<16, 128>(dst + place_in_tile<DIMS, BYTES>(a, t, at),
-                          from ? (const void *)(from + row_byte(a.paged, t, at * 16)) : anywhere,
-                          from ? 16 : 0);
+        cp_async<16, 128>(dst + plain_place<DIMS, BYTES, false>(t, at),
+                          from ? (const void *)(from + at * 16) : anywhere, from ? 16 : 0);
     }
 }
 
-/* 16 rows of one block, all of them seen; base: of the first. */
-template <int DIMS, int BYTES>
-static __device__ __forceinline__ void copy_block_plain(const decode_args &a, uint32_t dst,
-                                                        const char *base, const folioi_address &at)
+/* 16 rows of one block, all of them seen; from: the first. ROW: bytes between rows; 0: as `row` says. */
+template <int DIMS, int BYTES, int ROW>
+static __device__ __forceinline__ void copy_block_plain(uint32_t dst, const char *from, int64_t row)
 {
     constexpr int COPIES = DIMS * BYTES / 16;
     constexpr int ROWS = 32 / COPIES;
     int lane = threadIdx.x & 31, mine = lane / COPIES, chunk = lane % COPIES;
-    bool paged = BYTES == 2 && a.paged;
-    int64_t row = BYTES * (paged ? at.token_stride : at.token_tile_stride);
-    int64_t eight = paged ? BYTES * at.token_tile_stride : 8 * row;
-    uint32_t skip = (uint32_t)row_byte(paged, mine, chunk * 16), turn = paged ? 7 : 0;
-    base += mine * row;
+    if (ROW != 0) row = ROW;
+    from += mine * row + chunk * 16;
 #pragma unroll
     for (int t = 0; t < 16; t += ROWS)
-        cp_async<16, 128>(dst + place_in_tile<DIMS, BYTES>(a, t + mine, chunk),
-                          base + t / 8 * eight + t % 8 * row + (skip ^ (t & turn) << 4));
+        cp_async<16, 128>(dst + plain_place<DIMS, BYTES, false>(t + mine, chunk), from + t * row);
+}
+
+/* A native page: it lies in the tile as it lies in memory. Tokens outside of [low, high) are zeros. */
+template <int DIMS>
+static __device__ __forceinline__ void copy_page(uint32_t dst, const char *from, int tile, int low,
+                                                 int high)
+{
+    constexpr int COPIES = 16 * DIMS * 2 * 2 / 512;
+    int lane = threadIdx.x & 31;
+#pragma unroll 4
+    for (int i = 0; i < COPIES; i++) {
+        int token = tile + i / (COPIES / 2) * 8 + (4 * i + lane / 8) % 8, at = 512 * i + 16 * lane;
+        cp_async<16, 128>(dst + at, from + at, token >= low && token < high ? 16 : 0);
+    }
 }
 
 /* Does this tile come by bulk copies? Its copies and its use both ask. */
-template <int DIMS, int PLAIN>
+template <int DIMS, int PLAIN, bool PAGED>
 static __device__ __forceinline__ bool comes_in_bulk(const decode_args &a, int tile, int low,
                                                      int high)
 {
     if (!HAS_BULK_COPIES || (PLAIN != FOLIO_F16 && PLAIN != FOLIO_BF16)) return false;
-    return plain_packed(DIMS, 2) && a.bulk && tile >= low && tile + 16 <= high;
+    if (!PAGED && (plain_form(DIMS, 2, false) != PACKED_TILE || !a.bulk)) return false;
+    return tile >= low && tile + 16 <= high;
 }
 
-/* First row of a tile that lies in one block. */
-template <int BYTES>
-static __device__ __forceinline__ const char *block_row(const folioi_cuda_side &side, int block,
-                                                        int in_block, int kv_head)
-{
-    return side.base + BYTES * stored_row(side.at, block, kv_head, in_block);
-}
-
-/* Bulk copies of a tile that lies in one block: lane 0 takes K and lane 1 V of plain rows, or each half of a page. */
-template <int DIMS>
-static __device__ __forceinline__ void copy_block_bulk(const decode_args &a, cursor &c,
-                                                       uint32_t dst, uint32_t barrier, int kv_head)
+/* Bulk copies of a tile that lies in one block: K and V of plain rows, or a page. */
+template <int DIMS, bool PAGED>
+static __device__ __forceinline__ void copy_block_bulk(const decode_args &a, cursor &c, int block,
+                                                       int in_block, uint32_t dst, uint32_t barrier,
+                                                       int kv_head)
 {
     if constexpr (HAS_BULK_COPIES) {
         constexpr int HALF = 16 * DIMS * 2;
-        int lane = threadIdx.x & 31;
         if (c.wrote) bulk_fence();
         c.wrote = false;
-        if (lane == 0) bulk_expect(barrier, 2 * HALF);
-        __syncwarp();
-        if (lane < 2) {
-            const folioi_cuda_side &side = lane == 1 && !a.paged ? a.layer.v : a.layer.k;
-            const char *from = block_row<2>(side, c.block, c.in_block - lane, kv_head);
-            if (a.paged) from += lane * HALF;
-            bulk_copy(dst + lane * HALF, from, HALF, barrier);
+        if ((threadIdx.x & 31) != 0) return;
+        bulk_expect(barrier, 2 * HALF);
+        const char *k = tile_start<2, PAGED>(a.layer.k, block, in_block, kv_head);
+        bulk_copy(dst, k, PAGED ? 2 * HALF : HALF, barrier);
+        if (PAGED) return;
+        const char *v = tile_start<2, PAGED>(a.layer.v, block, in_block, kv_head);
+        bulk_copy(dst + HALF, v, HALF, barrier);
+    }
+}
+
+/* The copies of a plain tile. */
+template <int DIMS, int PLAIN, bool PAGED>
+static __device__ __forceinline__ void copy_plain(const decode_args &a, cursor &c, uint32_t dst,
+                                                  uint32_t barrier, int block, bool valid,
+                                                  int kv_head)
+{
+    constexpr int BYTES = PLAIN == FOLIO_F16 || PLAIN == FOLIO_BF16 ? 2 : 1;
+    const folioi_cuda_side &k = a.layer.k, &v = a.layer.v;
+    uint32_t v_dst = dst + plain_value(DIMS, BYTES, PAGED);
+    int in_block = c.in_block - (threadIdx.x & 15);
+    if (comes_in_bulk<DIMS, PLAIN, PAGED>(a, c.tile, c.low, c.high)) {
+        copy_block_bulk<DIMS, PAGED>(a, c, block, in_block, dst, barrier, kv_head);
+        return;
+    }
+    c.wrote = true;
+    if constexpr (PAGED) {
+        const char *from = tile_start<BYTES, PAGED>(k, block, in_block, kv_head);
+        copy_page<DIMS>(dst, from, c.tile, c.low, c.high);
+    } else if (a.one_block_tiles && c.tile >= c.low && c.tile + 16 <= c.high) {
+        const char *k_from = tile_start<BYTES, PAGED>(k, block, in_block, kv_head);
+        const char *v_from = tile_start<BYTES, PAGED>(v, block, in_block, kv_head);
+        if (a.bulk) {
+            copy_block_plain<DIMS, BYTES, DIMS * BYTES>(dst, k_from, 0);
+            copy_block_plain<DIMS, BYTES, DIMS * BYTES>(v_dst, v_from, 0);
+        } else {
+            copy_block_plain<DIMS, BYTES, 0>(dst, k_from, BYTES * k.at.token_tile_stride);
+            copy_block_plain<DIMS, BYTES, 0>(v_dst, v_from, BYTES * v.at.token_tile_stride);
         }
+    } else {
+        uint64_t row = row_address<PLAIN>(a, c, block, valid, kv_head, threadIdx.x & 31);
+        copy_rows_plain<DIMS, BYTES>(a, dst, row, 0);
+        copy_rows_plain<DIMS, BYTES>(a, v_dst, row, 16);
     }
 }
 
 /* ---- a stage ---- */
 
-/* Scales of a tile's K, then of its V: 0 where nobody sees the token. */
+/* Scales of a tile's K, then of its V: 0 where nobody sees the token. In plain instances they lie alike. */
+template <int PLAIN>
 static __device__ __forceinline__ void copy_scales(const decode_args &a, const cursor &c,
-                                                   const block_shared &sh, int stage, bool valid,
-                                                   int kv_head)
+                                                   const block_shared &sh, int stage, int block,
+                                                   bool valid, int kv_head)
 {
     int lane = threadIdx.x & 31;
-    const folioi_cuda_side &side = lane >= 16 ? a.layer.v : a.layer.k;
-    const float *from = side.scales;
+    const folioi_address &at = PLAIN || lane < 16 ? a.layer.k.scales_at : a.layer.v.scales_at;
+    const float *from = lane >= 16 ? a.layer.v.scales : a.layer.k.scales;
     if (valid)
-        from += c.block * side.scales_at.block + kv_head * side.scales_at.head +
-                (int64_t)c.in_block * side.scales_at.token_tile_stride;
+        from += block * at.block + kv_head * at.head + (int64_t)c.in_block * at.token_tile_stride;
     cp_async<4>(shared_address(sh.scales + stage * 32 + lane), from, valid ? 4 : 0);
 }
 
 /* Start the copies of the cursor's tile into a stage, as one group, and move on. */
-template <int DIMS, int PLAIN>
+template <int DIMS, int PLAIN, bool PAGED>
 static __device__ __forceinline__ void fetch(const decode_args &a, cursor &c,
                                              const block_shared &sh, int stage, int kv_head,
                                              int warp, int first_row)
@@ -296,48 +369,43 @@ static __device__ __forceinline__ void fetch(const decode_args &a, cursor &c,
     bool valid = token >= low && token < high;
     uint32_t dst = shared_address(sh.stages) + stage * a.stage_bytes;
     if constexpr (PLAIN != 0) {
-        constexpr int BYTES = PLAIN == FOLIO_F16 || PLAIN == FOLIO_BF16 ? 2 : 1;
-        uint32_t v_dst =
-            dst + (plain_packed(DIMS, BYTES) ? a.packed.value : 16 * plain_stride<DIMS, BYTES>());
-        if constexpr (PLAIN == FOLIO_INT8) copy_scales(a, c, sh, stage, valid, kv_head);
-        if (comes_in_bulk<DIMS, PLAIN>(a, c.tile, low, high)) {
-            copy_block_bulk<DIMS>(a, c, dst, shared_address(sh.barriers + stage), kv_head);
-        } else if (a.one_block_tiles && c.tile >= low && c.tile + 16 <= high) {
-            int in_block = c.in_block - (lane & 15);
-            const char *k = block_row<BYTES>(a.layer.k, c.block, in_block, kv_head);
-            const char *v = block_row<BYTES>(a.layer.v, c.block, in_block, kv_head);
-            copy_block_plain<DIMS, BYTES>(a, dst, k, a.layer.k.at);
-            copy_block_plain<DIMS, BYTES>(a, v_dst, v, a.layer.v.at);
-        } else {
-            uint64_t row = row_address<PLAIN>(a, c, token, valid, kv_head, lane);
-            copy_rows_plain<DIMS, BYTES>(a, dst, row, 0);
-            copy_rows_plain<DIMS, BYTES>(a, v_dst, row, 16);
-            c.wrote = true;
+        int block = c.block;
+        if (a.one_block_tiles) {
+            block = __shfl_sync(ALL_LANES, c.blocks, c.num_used++);
+            c.in_block = token - block_index(a, token) * a.layer.block_size;
         }
+        if constexpr (PLAIN == FOLIO_INT8)
+            copy_scales<PLAIN>(a, c, sh, stage, block, valid, kv_head);
+        copy_plain<DIMS, PLAIN, PAGED>(a, c, dst, shared_address(sh.barriers + stage), block, valid,
+                                       kv_head);
     } else {
-        copy_general(a, c, dst, row_address<PLAIN>(a, c, token, valid, kv_head, lane));
-        if (a.layer.k.scales != NULL && !c.fresh) copy_scales(a, c, sh, stage, valid, kv_head);
+        copy_general(a, c, dst, row_address<PLAIN>(a, c, c.block, valid, kv_head, lane));
+        if (a.layer.k.scales != NULL && !c.fresh)
+            copy_scales<PLAIN>(a, c, sh, stage, c.block, valid, kv_head);
+        if (lane == 0) {
+            tile_note note = {2 * c.item + c.fresh, c.tile, low, high};
+            *(int4 *)&sh.notes[stage] = *(int4 *)&note;
+        }
     }
     cp_async_commit();
-    if (lane == 0) {
-        tile_note note = {2 * c.item + (!PLAIN && c.fresh), c.tile, low, high};
-        *(int4 *)&sh.notes[stage] = *(int4 *)&note;
-    }
     step_cursor<PLAIN>(a, sh, c, warp, first_row);
     ask_block<PLAIN>(a, sh, c, lane);
 }
 
-/* Wait for the oldest of `filled` stages. */
-static __device__ __forceinline__ void wait_stage(int filled)
+/* Wait for the oldest of `filled` stages. FEW: there are three at most, or those after the third may be waited for too. */
+template <bool FEW> static __device__ __forceinline__ void wait_stage(int filled)
 {
-    switch (filled) {
-    case 1: cp_async_wait<0>(); break;
-    case 2: cp_async_wait<1>(); break;
-    case 3: cp_async_wait<2>(); break;
-    case 4: cp_async_wait<3>(); break;
-    case 5: cp_async_wait<4>(); break;
-    default: cp_async_wait<5>(); break;
-    }
+    if (FEW && filled > 2) cp_async_wait<2>();
+    else if (FEW && filled == 2) cp_async_wait<1>();
+    else if (FEW) cp_async_wait<0>();
+    else switch (filled) {
+        case 1: cp_async_wait<0>(); break;
+        case 2: cp_async_wait<1>(); break;
+        case 3: cp_async_wait<2>(); break;
+        case 4: cp_async_wait<3>(); break;
+        case 5: cp_async_wait<4>(); break;
+        default: cp_async_wait<5>(); break;
+        }
     __syncwarp();
 }
 

@@ -22,17 +22,19 @@
  * An instance and what follows from it. PLAIN: 0, or the dtype of K and V, VMAX then being their head size; else the largest
  * V it takes. NT: fragments of 8 rows.
  */
-template <int VMAX_, int NT_, int PLAIN_> struct decode_instance {
+template <int VMAX_, int NT_, int PLAIN_, bool PAGED_> struct decode_instance {
     static constexpr int VMAX = VMAX_, NT = NT_, PLAIN = PLAIN_;
+    static constexpr bool PAGED = PAGED_; /* K and V lie in native pages; PLAIN only */
     using T = typename std::conditional<PLAIN == FOLIO_BF16, __nv_bfloat16, __half>::type;
     static constexpr bool INT8 = PLAIN == FOLIO_INT8;
     static constexpr bool EIGHT = PLAIN == FOLIO_FP8_E4M3 || PLAIN == FOLIO_FP8_E5M2 || INT8;
-    static constexpr bool PACKED = PLAIN != 0 && !EIGHT && plain_packed(VMAX, 2);
+    static constexpr int BYTES = EIGHT ? 1 : 2;
+    static constexpr bool PACKED = PLAIN != 0 && plain_form(VMAX, BYTES, PAGED) == PACKED_TILE;
     static constexpr bool Q_IN_REGISTERS = PLAIN != 0 && VMAX <= 128;
     /* loaded while the item before ends */
     static constexpr bool Q_EARLY = Q_IN_REGISTERS && !EIGHT;
     /* that shared memory holds of q: see block_shared */
-    static constexpr int Q_FORMS = PLAIN == 0 ? 3 : EIGHT ? 2 : Q_IN_REGISTERS ? 0 : 1;
+    static constexpr int Q_FORMS = PLAIN == 0 ? 3 : Q_IN_REGISTERS ? 0 : 1;
     static constexpr int Q_STEPS = Q_IN_REGISTERS ? VMAX / 16 : 1;
 };
 
@@ -63,16 +65,26 @@ static __device__ __forceinline__ void start_item(const decode_args &a, const bl
 {
     const folioi_cuda_seq &s = item.sequence;
     start_rows<I::NT>(a, s, num_rows, first_row, whole_begin, whole_end, rows);
-    if constexpr (!I::Q_EARLY) {
+    if constexpr (I::EIGHT) {
+        float factor[I::NT];
+        load_q_8<I::VMAX, I::NT>(a, s, first_row, kv_head, q, factor);
+#pragma unroll
+        for (int row = 0; row < 2 * I::NT; row++)
+            opt.factor[row] =
+                a.layer.scale * a.layer.k.scale *
+                __shfl_sync(ALL_LANES, factor[row / 2], 4 * (row_of(threadIdx.x & 3, row) % 8));
+    } else if constexpr (!I::Q_EARLY) {
         stage_q(a, s, num_rows, first_row, kv_head, I::Q_FORMS, sh.q, sh.q_factor);
+        if (I::PLAIN == 0) start_options(a, sh, s, item.seq, num_rows, first_row, kv_head);
         __syncthreads();
     }
-    if constexpr (I::EIGHT) {
-        int form = a.layer.dtype == FOLIO_BF16 ? 16 * a.q_stride : 0;
-        load_q_turned<I::VMAX, I::NT>(sh.q + form, a.q_stride, q);
+    if constexpr (I::PLAIN == 0) {
+        bool converted = a.layer.dtype == FOLIO_BF16 && !cache_is_bf16(a);
+#pragma unroll
+        for (int row = 0; row < 2 * I::NT; row++)
+            opt.factor[row] = a.layer.scale * a.layer.k.scale *
+                              (converted ? sh.q_factor[row_of(threadIdx.x & 3, row)] : 1.0f);
     }
-    if constexpr (I::PLAIN == 0 || I::EIGHT)
-        start_options<I::NT>(a, s, item.seq, num_rows, first_row, kv_head, sh, opt);
 }
 
 /* Dot products of a tile's K with the rows. */
@@ -85,10 +97,11 @@ static __device__ __forceinline__ void score_tile(const decode_args &a, const bl
     using T = typename I::T;
     if constexpr (I::INT8) tile.scales = sh.scales + stage * 32;
     if constexpr (I::EIGHT) scores_plain_8<I::PLAIN, I::VMAX, I::NT>(s, tile.k, q, wide);
-    else if constexpr (I::PACKED) scores_packed<T, I::VMAX, I::NT>(s, a.packed, tile.k, q, wide);
-    else if constexpr (I::Q_IN_REGISTERS) scores_plain<T, I::VMAX, I::NT>(s, tile.k, q, wide);
+    else if constexpr (I::PACKED) scores_packed<T, I::VMAX, I::NT>(s, tile.k, q, wide);
+    else if constexpr (I::Q_IN_REGISTERS)
+        scores_plain<T, I::VMAX, I::NT, I::PAGED>(s, tile.k, q, wide);
     else if constexpr (I::PLAIN != 0)
-        scores_16<T, I::NT>(s, tile.k, a.k_stride, I::VMAX / 16, sh.q, a.q_stride, wide);
+        scores_16<T, I::NT, I::VMAX, I::PAGED>(s, tile.k, 0, I::VMAX / 16, sh.q, a.q_stride, wide);
     else {
         if (a.layer.k.scales != NULL && !tile.fresh) tile.scales = sh.scales + stage * 32;
         general_scores<I::NT>(a, tile, sh, wide, s);
@@ -97,21 +110,21 @@ static __device__ __forceinline__ void score_tile(const decode_args &a, const bl
 
 /* A tile's V by the weights s to the sums; alpha: what the sums so far are multiplied with, where `grown`. */
 template <class I>
-static __device__ __forceinline__ void add_tile_values(const decode_args &a, const tile_view &tile,
-                                                       float o[I::VMAX / 16][I::NT][4],
-                                                       float s[I::NT][4], float alpha[2 * I::NT],
-                                                       bool grown, int num_rows, bool wide,
-                                                       bool apart, const uint32_t hidden[I::NT][4],
-                                                       float *largest_scale)
+static __device__ __forceinline__ void add_tile_values(
+    const decode_args &a, const tile_view &tile, float o[I::VMAX / 16][I::NT][4], float s[I::NT][4],
+    float alpha[2 * I::NT], bool grown, int num_rows, bool wide, bool whole, bool apart,
+    const uint32_t hidden[I::NT][4], value_scale &v_scale)
 {
     using T = typename I::T;
     constexpr int VMAX = I::VMAX, NT = I::NT, STEPS = VMAX / 16;
     if constexpr (I::PLAIN == 0 || I::INT8) {
         if (I::INT8 || a.kv_bytes == 1) {
-            float ago = scale_values<NT>(a, tile, hidden, s, largest_scale);
-            grown |= ago != 1.0f;
+            float ago = scale_values<NT>(a, tile, hidden, I::INT8 && whole, s, v_scale);
+            if (ago != 1.0f) {
 #pragma unroll
-            for (int r = 0; r < 2 * NT; r++) alpha[r] *= ago;
+                for (int r = 0; r < 2 * NT; r++) alpha[r] = grown ? alpha[r] * ago : ago;
+                grown = true;
+            }
         }
     }
     if (grown) rescale<VMAX, NT>(o, alpha, wide);
@@ -119,19 +132,52 @@ static __device__ __forceinline__ void add_tile_values(const decode_args &a, con
         add_tile<T, VMAX, NT>(o, values_8<I::PLAIN, VMAX>(tile.v, 0), STEPS, s, num_rows, apart,
                               hidden);
     else if constexpr (I::PACKED)
-        add_tile<T, VMAX, NT>(o, values_packed(a.packed, tile.v), STEPS, s, num_rows, apart,
-                              hidden);
+        add_tile<T, VMAX, NT>(o, values_packed<VMAX>(tile.v), STEPS, s, num_rows, apart, hidden);
     else if constexpr (I::PLAIN != 0)
-        add_tile<T, VMAX, NT>(o, values_16<VMAX>(tile.v, 0), STEPS, s, num_rows, apart, hidden);
+        add_tile<T, VMAX, NT>(o, values_16<VMAX, I::PAGED>(tile.v, 0), STEPS, s, num_rows, apart,
+                              hidden);
     else general_values<VMAX, NT>(a, tile, s, num_rows, apart, hidden, o);
 }
 
-template <int VMAX, int NT, int PLAIN, int WARPS>
+/* The next tile of item n that is in shared memory, and the keys that all rows see; false: there is none. */
+template <class I>
+static __device__ __forceinline__ bool next_tile(const decode_args &a, const block_shared &sh,
+                                                 int n, int stage, int filled, tile_view &tile)
+{
+    if (I::PLAIN != 0) return tile.tile < tile.high;
+    if (filled == 0) return false;
+    __syncwarp();
+    tile_note note;
+    *(int4 *)&note = *(const int4 *)&sh.notes[stage];
+    tile.tile = note.tile;
+    tile.low = note.low;
+    tile.high = note.high;
+    tile.fresh = (note.item2 & 1) != 0;
+    tile.scales = NULL;
+    return note.item2 >> 1 == n;
+}
+
+/* Wait until the copies of a tile have ended. phases: of the stages' barriers, a bit each. */
+template <class I>
+static __device__ __forceinline__ void await_tile(const decode_args &a, const block_shared &sh,
+                                                  const tile_view &tile, int stage, int filled,
+                                                  uint32_t &phases)
+{
+    if (comes_in_bulk<I::VMAX, I::PLAIN, I::PAGED>(a, tile.tile, tile.low, tile.high)) {
+        if constexpr (HAS_BULK_COPIES)
+            bulk_wait(shared_address(sh.barriers + stage), phases >> stage & 1);
+        phases ^= 1u << stage;
+    } else {
+        wait_stage<I::EIGHT>(filled);
+    }
+}
+
+template <int VMAX, int NT, int PLAIN, int WARPS, bool PAGED = false>
 __global__ void __launch_bounds__(32 * WARPS, VMAX <= 128 ? 2 : 1)
     decode_kernel(const __grid_constant__ decode_args a)
 {
     extern __shared__ __align__(128) char memory[];
-    using I = decode_instance<VMAX, NT, PLAIN>;
+    using I = decode_instance<VMAX, NT, PLAIN, PAGED>;
     int warp = threadIdx.x / 32;
     int kv_head = blockIdx.x, slot = blockIdx.y, first_row = blockIdx.z * 8;
     block_shared sh = carve_shared(a, memory, I::Q_FORMS, warp);
@@ -150,7 +196,7 @@ __global__ void __launch_bounds__(32 * WARPS, VMAX <= 128 ? 2 : 1)
     seek_item<PLAIN>(a, sh, c, warp, first_row);
     ask_block<PLAIN>(a, sh, c, threadIdx.x & 31);
     int stage = 0, filled = 0; /* the oldest stage, and how many hold tiles */
-    uint32_t phases = 0;       /* of the stages' barriers, a bit each */
+    uint32_t phases = 0;
     if constexpr (HAS_BULK_COPIES) {
         if ((threadIdx.x & 31) < a.num_stages)
             bulk_init(shared_address(sh.barriers + (threadIdx.x & 31)));
@@ -165,24 +211,30 @@ __global__ void __launch_bounds__(32 * WARPS, VMAX <= 128 ? 2 : 1)
     uint32_t q[I::Q_STEPS][NT][2];
     if constexpr (I::Q_EARLY) /* before K and V: it would come after all of them */
         if (!awaits && item_begin < item_end)
-            load_q<VMAX, NT>(a, item_at(a, sh, item_begin)->sequence, first_row, kv_head, q);
+            load_q<VMAX, NT, PAGED>(a, item_at(a, sh, item_begin)->sequence, first_row, kv_head, q);
     for (int n = item_begin; n < item_end; n++) {
-        const folioi_decode_item &item = *item_at(a, sh, n);
-        const folioi_cuda_seq &s = item.sequence;
-        int num_rows = min(s.query_len * a.group - first_row, 8 * NT);
+        tile_view tile = {};
+        int num_rows;
+        {
+            const folioi_decode_item &item = *item_at(a, sh, n);
+            num_rows = min(item.sequence.query_len * a.group - first_row, 8 * NT);
+            tile.low = item.begin;
+            tile.high = item.end;
+            tile.tile = first_tile(a, tile.low, warp);
+        }
         if (num_rows <= 0) continue;
         bool wide = num_rows > 8;
         row_state<NT> rows;
         row_options<NT> opt;
         float o[VMAX / 16][NT][4] = {};
-        float largest_scale = 0.0f;
+        value_scale v_scale;
         int whole_begin, whole_end;
         bool started = false;
         for (;;) {
             if (filled < a.num_stages && c.item < c.item_end) {
                 int next = stage + filled;
                 if (next >= a.num_stages) next -= a.num_stages;
-                fetch<VMAX, PLAIN>(a, c, sh, next, kv_head, warp, first_row);
+                fetch<VMAX, PLAIN, PAGED>(a, c, sh, next, kv_head, warp, first_row);
                 filled++;
                 continue;
             }
@@ -192,42 +244,35 @@ __global__ void __launch_bounds__(32 * WARPS, VMAX <= 128 ? 2 : 1)
                     awaits = false;
                     await_kernels_ahead();
                     let_next_begin();
-                    if constexpr (I::Q_EARLY) load_q<VMAX, NT>(a, s, first_row, kv_head, q);
+                    if constexpr (I::Q_EARLY)
+                        load_q<VMAX, NT, PAGED>(a, item_at(a, sh, n)->sequence, first_row, kv_head,
+                                                q);
                 }
-                start_item<I>(a, sh, item, num_rows, first_row, kv_head, &whole_begin, &whole_end,
-                              rows, opt, q);
+                start_item<I>(a, sh, *item_at(a, sh, n), num_rows, first_row, kv_head, &whole_begin,
+                              &whole_end, rows, opt, q);
             }
-            if (filled == 0) break;
-            __syncwarp();
-            tile_note note;
-            *(int4 *)&note = *(const int4 *)&sh.notes[stage];
-            if (note.item2 >> 1 != n) break;
-            if (comes_in_bulk<VMAX, PLAIN>(a, note.tile, note.low, note.high)) {
-                if constexpr (HAS_BULK_COPIES)
-                    bulk_wait(shared_address(sh.barriers + stage), phases >> stage & 1);
-                phases ^= 1u << stage;
-            } else {
-                wait_stage(filled);
-            }
-            uint32_t at = shared_address(sh.stages) + stage * a.stage_bytes;
-            tile_view tile = {at, 0, NULL, note.tile, note.low, note.high, (note.item2 & 1) != 0};
-            tile.v = tile.k + (I::PACKED ? a.packed.value : 16 * a.k_stride);
-            bool whole = note.tile >= max(whole_begin, note.low) &&
-                         note.tile + 16 <= min(whole_end, note.high);
+            if (!next_tile<I>(a, sh, n, stage, filled, tile)) break;
+            await_tile<I>(a, sh, tile, stage, filled, phases);
+            tile.k = shared_address(sh.stages) + stage * a.stage_bytes;
+            tile.v = tile.k + (PLAIN != 0 ? plain_value(VMAX, I::BYTES, PAGED) : 16 * a.k_stride);
+            bool whole = tile.tile >= max(whole_begin, tile.low) &&
+                         tile.tile + 16 <= min(whole_end, tile.high);
             float sc[NT][4] = {}, alpha[2 * NT];
             uint32_t hidden[NT][4];
             score_tile<I>(a, sh, tile, stage, q, wide, sc);
-            bool apart = finish_scores<PLAIN, NT>(a, tile, rows, opt, num_rows, whole, sc, hidden);
+            bool apart =
+                finish_scores<PLAIN, NT>(a, sh, tile, rows, opt, num_rows, whole, sc, hidden);
             bool grown = soften<NT>(rows, sc, alpha, wide);
-            add_tile_values<I>(a, tile, o, sc, alpha, grown, num_rows, wide, apart, hidden,
-                               &largest_scale);
+            add_tile_values<I>(a, tile, o, sc, alpha, grown, num_rows, wide, whole, apart, hidden,
+                               v_scale);
             __syncwarp();
             filled--;
             if (++stage == a.num_stages) stage = 0;
+            if (PLAIN != 0) tile.tile += 16 * a.num_warps;
         }
         if constexpr (I::Q_EARLY) /* the next item's, on its way while this one ends */
             if (n + 1 < item_end)
-                load_q<VMAX, NT>(a, item_at(a, sh, n + 1)->sequence, first_row, kv_head, q);
+                load_q<VMAX, NT, PAGED>(a, item_at(a, sh, n + 1)->sequence, first_row, kv_head, q);
         int steps = PLAIN != 0 ? VMAX / 16 : (a.layer.v_dims + 15) / 16;
         dim_order order = I::PACKED                                     ? PACKED_DIMS
                           : I::EIGHT || (PLAIN == 0 && a.kv_bytes == 1) ? TURNED_DIMS
@@ -236,13 +281,12 @@ __global__ void __launch_bounds__(32 * WARPS, VMAX <= 128 ? 2 : 1)
             float by[2 * NT];
 #pragma unroll
             for (int r = 0; r < 2 * NT; r++)
-                by[r] = I::EIGHT && !I::INT8 ? a.layer.v.scale : largest_scale * (1.0f / LIFT);
+                by[r] = I::EIGHT && !I::INT8 ? a.layer.v.scale : v_scale.largest * (1.0f / LIFT);
             if (I::EIGHT || a.kv_bytes == 1) rescale<VMAX, NT>(o, by, wide);
         }
         add_warps<VMAX, NT, WARPS>(a, sh, rows, o, steps, order, warp, num_rows);
-        end_item<I::PACKED, WARPS>(a, sh, s, item, num_rows, first_row, kv_head,
-                                   PLAIN != 0 && n + 1 == item_end);
-        __syncthreads();
+        end_item<I::PACKED, WARPS>(a, sh, *item_at(a, sh, n), num_rows, first_row, kv_head,
+                                   n + 1 == item_end);
     }
     cp_async_wait<0>();
     if (awaits) await_kernels_ahead();

@@ -7,27 +7,36 @@
 #include "backends/cuda/instructions.h"
 #include "backends/cuda/warp.h"
 
+/* Row r of a sequence's rows of one kv head. */
+static __device__ __forceinline__ const uint16_t *q_row(const decode_args &a,
+                                                        const folioi_cuda_seq &s, int r,
+                                                        int kv_head)
+{
+    int i = s.query_len > 1 ? r / a.group : 0;
+    int h = kv_head * a.group + r - i * a.group;
+    return (const uint16_t *)a.layer.q.data + (s.query_row + i) * a.layer.q.token +
+           h * a.layer.q.head;
+}
+
 /*
  * Q fragments of the plain instances: q[dim step][n][2]. With packed tiles a thread has 8 dims side by side. Not by
  * __ldg: a kernel ahead may have written them since this one began.
  */
-template <int DIMS, int NT>
+template <int DIMS, int NT, bool PAGED>
 static __device__ __forceinline__ void load_q(const decode_args &a, const folioi_cuda_seq &s,
                                               int first_row, int kv_head,
                                               uint32_t q[DIMS / 16][NT][2])
 {
+    constexpr bool PACKED = plain_form(DIMS, 2, PAGED) == PACKED_TILE;
     int lane = threadIdx.x & 31, t = lane & 3, rows = s.query_len * a.group - first_row;
 #pragma unroll
     for (int n = 0; n < NT; n++) {
         int r = 8 * n + lane / 4;
-        int i = s.query_len > 1 ? (first_row + r) / a.group : 0;
-        int h = kv_head * a.group + first_row + r - i * a.group;
-        const uint16_t *from = (const uint16_t *)a.layer.q.data +
-                               (s.query_row + i) * a.layer.q.token + h * a.layer.q.head;
+        const uint16_t *from = q_row(a, s, first_row + r, kv_head);
 #pragma unroll
         for (int d = 0; d < DIMS / 16; d++) {
-            int first = plain_packed(DIMS, 2) ? d / 2 * 32 + t * 8 + d % 2 * 4 : 16 * d + 2 * t;
-            int second = first + (plain_packed(DIMS, 2) ? 2 : 8);
+            int first = PACKED ? d / 2 * 32 + t * 8 + d % 2 * 4 : 16 * d + 2 * t;
+            int second = first + (PACKED ? 2 : 8);
             q[d][n][0] = r < rows ? *(const uint32_t *)(from + first) : 0;
             q[d][n][1] = r < rows ? *(const uint32_t *)(from + second) : 0;
         }
@@ -51,9 +60,7 @@ static __device__ __noinline__ void stage_q(const decode_args &a, const folioi_c
     int lane = threadIdx.x & 31, size = FOLIOI_DECODE_MAX_ROWS * a.q_stride;
     bool bf16 = a.layer.dtype == FOLIO_BF16;
     for (int r = threadIdx.x / 32; r < FOLIOI_DECODE_MAX_ROWS; r += a.num_warps) {
-        int i = (first_row + r) / a.group, h = kv_head * a.group + (first_row + r) % a.group;
-        const uint16_t *from = (const uint16_t *)a.layer.q.data +
-                               (s.query_row + i) * a.layer.q.token + h * a.layer.q.head;
+        const uint16_t *from = q_row(a, s, first_row + r, kv_head);
         uint16_t *to = q + r * a.q_stride;
         float largest = 0.0f;
         for (int d = lane; d < a.layer.k_dims && r < rows; d += 32)
@@ -70,7 +77,6 @@ static __device__ __noinline__ void stage_q(const decode_args &a, const folioi_c
             if (forms == 1) continue;
             uint16_t high = float_to_half_bits(bf16 ? x * by : x, !bf16);
             to[d + size] = high;
-            if (forms == 2) continue;
             float rest = x - half_bits_to_float(high, true);
             to[d + 2 * size] =
                 bf16 || !(fabsf(x) < INFINITY) ? (uint16_t)0 : float_to_half_bits(rest, true);
@@ -79,19 +85,45 @@ static __device__ __noinline__ void stage_q(const decode_args &a, const folioi_c
     }
 }
 
-/* The same from shared memory, in the order of dims that 8-bit K has. */
+/*
+ * Q fragments in the order of dims that 8-bit K has, as f16 numbers; factor[n]: what row 8 * n + lane / 4 was divided by. bf16
+ * is brought near 1 as above.
+ */
 template <int DIMS, int NT>
-static __device__ __forceinline__ void load_q_turned(const uint16_t *q, int q_stride,
-                                                     uint32_t out[DIMS / 16][NT][2])
+static __device__ __forceinline__ void load_q_8(const decode_args &a, const folioi_cuda_seq &s,
+                                                int first_row, int kv_head,
+                                                uint32_t q[DIMS / 16][NT][2], float factor[NT])
 {
-    int lane = threadIdx.x & 31;
+    int lane = threadIdx.x & 31, t = lane & 3, rows = s.query_len * a.group - first_row;
+    bool bf16 = a.layer.dtype == FOLIO_BF16;
 #pragma unroll
     for (int n = 0; n < NT; n++) {
+        int r = 8 * n + lane / 4;
+        const uint16_t *from = q_row(a, s, first_row + r, kv_head);
 #pragma unroll
-        for (int d = 0; d < DIMS / 16; d++) {
-            uint2 b = *(const uint2 *)(q + (8 * n + lane / 4) * q_stride + 16 * d + 4 * (lane & 3));
-            out[d][n][0] = b.x;
-            out[d][n][1] = b.y;
+        for (int d = 0; d < DIMS / 8; d++)
+            q[d / 2][n][d % 2] =
+                r < rows ? *(const uint32_t *)(from + d / 2 * 16 + 4 * t + d % 2 * 2) : 0;
+        factor[n] = 1.0f;
+        if (!bf16) continue;
+        float largest = 0.0f;
+#pragma unroll
+        for (int d = 0; d < DIMS / 8; d++) {
+            uint32_t x = q[d / 2][n][d % 2];
+            largest = fmaxf(largest, fmaxf(fabsf(__uint_as_float(x << 16)),
+                                           fabsf(__uint_as_float(x & 0xffff0000u))));
+        }
+        largest = fmaxf(largest, __shfl_xor_sync(ALL_LANES, largest, 1));
+        largest = fmaxf(largest, __shfl_xor_sync(ALL_LANES, largest, 2));
+        int e = max(-100, min(100, (__float_as_int(largest) >> 23) - 127));
+        if (!(largest > 0.0f && largest < INFINITY)) e = 0;
+        float by = __int_as_float((127 - e) << 23);
+        factor[n] = __int_as_float((127 + e) << 23);
+#pragma unroll
+        for (int d = 0; d < DIMS / 8; d++) {
+            uint32_t x = q[d / 2][n][d % 2];
+            q[d / 2][n][d % 2] =
+                pack<__half>(__uint_as_float(x << 16) * by, __uint_as_float(x & 0xffff0000u) * by);
         }
     }
 }

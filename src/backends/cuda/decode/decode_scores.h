@@ -10,17 +10,17 @@
 #include "backends/cuda/decode/decode_widen.h"
 #include "backends/cuda/instructions.h"
 
-template <typename T, int DIMS, int NT>
+template <typename T, int DIMS, int NT, bool PAGED>
 static __device__ __forceinline__ void scores_plain(float s[NT][4], uint32_t k_tile,
                                                     const uint32_t q[DIMS / 16][NT][2], bool wide)
 {
     int lane = threadIdx.x & 31;
-    uint32_t from = k_tile + plain_place<DIMS, 2>(lane & 15, lane >> 4);
+    uint32_t from = k_tile + plain_place<DIMS, 2, PAGED>(lane & 15, lane >> 4);
     float odd[4] = {0, 0, 0, 0};
 #pragma unroll
     for (int d = 0; d < DIMS / 16; d++) {
         uint32_t k[4];
-        ldmatrix(k, plain_step<DIMS, 2>(from, 2 * d));
+        ldmatrix(k, plain_step<DIMS, 2, PAGED>(from, 2 * d));
         mma<T>(d % 2 ? odd : s[0], k, q[d][0][0], q[d][0][1]);
         if (NT > 1 && wide) mma<T>(s[NT - 1], k, q[d][NT - 1][0], q[d][NT - 1][1]);
     }
@@ -30,18 +30,17 @@ static __device__ __forceinline__ void scores_plain(float s[NT][4], uint32_t k_t
 
 /* The same of a packed tile: q in load_q's order of dims. */
 template <typename T, int DIMS, int NT>
-static __device__ __forceinline__ void scores_packed(float s[NT][4], const packed_tile &p,
-                                                     uint32_t k_tile,
+static __device__ __forceinline__ void scores_packed(float s[NT][4], uint32_t k_tile,
                                                      const uint32_t q[DIMS / 16][NT][2], bool wide)
 {
     int lane = threadIdx.x & 31;
-    uint32_t from = k_tile + packed_place(p, lane / 4, lane & 3);
+    uint32_t from = k_tile + plain_place<DIMS, 2, false>(lane / 4, lane & 3);
     float odd[4] = {0, 0, 0, 0};
 #pragma unroll
     for (int d = 0; d < DIMS / 16; d += 2) {
         uint32_t low[4], high[4];
-        load_shared(low, packed_step(p, from, d / 2));
-        load_shared(high, packed_step(p, from, d / 2) + p.eight_rows);
+        load_shared(low, from + d * 32);
+        load_shared(high, from + d * 32 + 8 * plain_stride(DIMS, 2));
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             uint32_t k[4] = {low[2 * half], high[2 * half], low[2 * half + 1], high[2 * half + 1]};
@@ -59,16 +58,17 @@ static __device__ __forceinline__ void scores_plain_8(float s[NT][4], uint32_t k
                                                       const uint32_t q[DIMS / 16][NT][2], bool wide)
 {
     int lane = threadIdx.x & 31;
-    uint32_t from = k_tile + plain_place<DIMS, 1>(lane & 15, lane >> 4);
+    uint32_t from = k_tile + plain_place<DIMS, 1, false>(lane & 15, lane >> 4);
     float odd[4] = {0, 0, 0, 0};
 #pragma unroll
     for (int d = 0; d < DIMS / 16; d += 2) {
         uint32_t r[4];
-        ldmatrix(r, plain_step<DIMS, 1>(from, d));
+        ldmatrix(r, plain_step<DIMS, 1, false>(from, d));
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            uint32_t k[4] = {widen<KIND>(r[2 * half]), widen<KIND>(r[2 * half + 1]),
-                             widen<KIND>(r[2 * half] >> 16), widen<KIND>(r[2 * half + 1] >> 16)};
+            uint32_t low = r[2 * half], high = r[2 * half + 1];
+            uint32_t k[4] = {widen<KIND, 0, 1>(low), widen<KIND, 0, 1>(high),
+                             widen<KIND, 2, 3>(low), widen<KIND, 2, 3>(high)};
             mma<__half>(half ? odd : s[0], k, q[d + half][0][0], q[d + half][0][1]);
             if (NT > 1 && wide)
                 mma<__half>(s[NT - 1], k, q[d + half][NT - 1][0], q[d + half][NT - 1][1]);
@@ -78,19 +78,21 @@ static __device__ __forceinline__ void scores_plain_8(float s[NT][4], uint32_t k
     for (int e = 0; e < 4; e++) s[0][e] += odd[e];
 }
 
-/* The same with q in shared memory. */
-template <typename T, int NT>
+/* The same with q in shared memory. DIMS: of a plain tile; 0: rows are `stride` apart. */
+template <typename T, int NT, int DIMS = 0, bool PAGED = false>
 static __device__ __forceinline__ void scores_16(float s[NT][4], uint32_t k_tile, int stride,
                                                  int steps, const uint16_t *q, int q_stride,
                                                  bool wide)
 {
     int lane = threadIdx.x & 31;
-    uint32_t from = k_tile + (lane & 15) * stride + (lane >> 4) * 16;
+    int row = lane & 15, chunk = lane >> 4;
+    uint32_t from =
+        k_tile + (DIMS ? plain_place<DIMS, 2, PAGED>(row, chunk) : row * stride + chunk * 16);
     const uint16_t *mine = q + (lane / 4) * q_stride + 2 * (lane & 3);
 #pragma unroll 4
     for (int d = 0; d < steps; d++) {
         uint32_t k[4];
-        ldmatrix(k, from + d * 32);
+        ldmatrix(k, plain_step<DIMS, 2, PAGED>(from, 2 * d));
 #pragma unroll
         for (int n = 0; n < NT; n++) {
             const uint16_t *b = mine + n * 8 * q_stride + d * 16;
@@ -115,8 +117,9 @@ static __device__ __forceinline__ void scores_8(float s[NT][4], uint32_t k_tile,
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             if (d + half >= steps) break;
-            uint32_t k[4] = {widen<KIND>(r[2 * half]), widen<KIND>(r[2 * half + 1]),
-                             widen<KIND>(r[2 * half] >> 16), widen<KIND>(r[2 * half + 1] >> 16)};
+            uint32_t low = r[2 * half], high = r[2 * half + 1];
+            uint32_t k[4] = {widen<KIND, 0, 1>(low), widen<KIND, 0, 1>(high),
+                             widen<KIND, 2, 3>(low), widen<KIND, 2, 3>(high)};
 #pragma unroll
             for (int n = 0; n < NT; n++) {
                 uint2 b = *(const uint2 *)(mine + n * 8 * q_stride + (d + half) * 16);

@@ -17,12 +17,9 @@ template <int NT> struct row_state {
     int begin[2 * NT], end[2 * NT];
 };
 
-/* What the general instances know of an item's rows, per row of row_state. */
+/* Of a cached score, per row of row_state: scale, k.scale and what q was divided by. Instances of 16 bits need none. */
 template <int NT> struct row_options {
-    float factor[2 * NT]; /* of a cached score: scale, k.scale and what q was divided by */
-    float slope[2 * NT];
-    int64_t own[2 * NT];  /* key at the row's own position, for ALiBi */
-    int64_t bias[2 * NT]; /* index of key 0 */
+    float factor[2 * NT];
 };
 
 /* The row of the item that a thread has at [n]; t: lane % 4. */
@@ -79,27 +76,18 @@ static __device__ __forceinline__ void start_rows(const decode_args &a, const fo
     }
 }
 
-template <int NT>
-static __device__ __forceinline__ void start_options(const decode_args &a, const folioi_cuda_seq &s,
-                                                     int seq, int num_rows, int first_row,
-                                                     int kv_head, const block_shared &sh,
-                                                     row_options<NT> &opt)
+/* What options of the general instances need of an item's rows, to shared memory; a barrier follows. */
+static __device__ __forceinline__ void start_options(const decode_args &a, const block_shared &sh,
+                                                     const folioi_cuda_seq &s, int seq,
+                                                     int num_rows, int first_row, int kv_head)
 {
-    int t = threadIdx.x & 3;
-    bool converted = a.layer.dtype == FOLIO_BF16 && !cache_is_bf16(a);
-#pragma unroll
-    for (int row = 0; row < 2 * NT; row++) {
-        int r = row_of(t, row);
-        int i = (first_row + r) / a.group, h = kv_head * a.group + (first_row + r) % a.group;
-        opt.factor[row] = a.layer.scale * a.layer.k.scale * (converted ? sh.q_factor[r] : 1.0f);
-        opt.slope[row] = 0.0f;
-        opt.bias[row] = 0;
-        opt.own[row] = s.first_query_pos + i - s.first_key_pos;
-        if (r >= num_rows) continue;
-        if (a.layer.slopes != NULL) opt.slope[row] = a.layer.slopes[h];
-        const int64_t *strides = a.layer.bias.strides;
-        opt.bias[row] = seq * strides[0] + h * strides[1] + i * strides[2];
-    }
+    int r = threadIdx.x;
+    if (r >= num_rows) return;
+    int i = (first_row + r) / a.group, h = kv_head * a.group + (first_row + r) % a.group;
+    const int64_t *strides = a.layer.bias.strides;
+    sh.options[r].slope = a.layer.slopes != NULL ? a.layer.slopes[h] : 0.0f;
+    sh.options[r].own = s.first_query_pos + i - s.first_key_pos;
+    sh.options[r].bias = seq * strides[0] + h * strides[1] + i * strides[2];
 }
 
 /* ---- a tile's scores ---- */
@@ -111,32 +99,40 @@ static __device__ __forceinline__ float bias_at(const decode_args &a, int64_t in
     return half_bits_to_float(((const uint16_t *)b.data)[index], b.dtype == FOLIO_BF16);
 }
 
-/* Score from a dot product. */
-template <int NT>
-static __device__ __forceinline__ float option_score(const decode_args &a,
-                                                     const row_options<NT> &opt, int row, float dot,
-                                                     float by, int token, bool real)
+/* Score from x, a dot product that is scaled. real: the row is one of the item's, and the token too. */
+static __device__ __forceinline__ float option_score(const decode_args &a, const row_option &row,
+                                                     float x, int token, bool real)
 {
-    float x = dot * by;
     if (a.layer.soft_cap > 0.0f) x = a.layer.soft_cap * tanhf(x / a.layer.soft_cap);
-    if (a.layer.slopes != NULL) x -= opt.slope[row] * fabsf((float)(opt.own[row] - token));
+    if (a.layer.slopes != NULL && real) x -= row.slope * fabsf((float)(row.own - token));
     if (a.layer.bias.data != NULL && real) {
-        float bias = bias_at(a, opt.bias[row] + token * a.layer.bias.strides[3]);
+        float bias = bias_at(a, row.bias + token * a.layer.bias.strides[3]);
         x = bias == -INFINITY ? -INFINITY : x + bias;
     }
     return x;
 }
 
 /* Scores of a tile: scaled, every option applied, -inf where not seen. Returns whether some row does not
- * see a token that is in the tile. hidden: lanes of the scores that are -inf. */
+ * see a token that is in the tile. hidden: lanes of the scores that are -inf; of plain tiles only where not whole. */
 template <int PLAIN, int NT>
-static __device__ __forceinline__ bool finish_scores(const decode_args &a, const tile_view &tile,
-                                                     const row_state<NT> &rows,
-                                                     const row_options<NT> &opt, int num_rows,
-                                                     bool whole, float s[NT][4],
-                                                     uint32_t hidden[NT][4])
+static __device__ __forceinline__ bool finish_scores(
+    const decode_args &a, const block_shared &sh, const tile_view &tile, const row_state<NT> &rows,
+    const row_options<NT> &opt, int num_rows, bool whole, float s[NT][4], uint32_t hidden[NT][4])
 {
     int lane = threadIdx.x & 31, g = lane / 4, t = lane & 3;
+    if constexpr (PLAIN != 0) {
+#pragma unroll
+        for (int n = 0; n < NT; n++) {
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                float by = PLAIN == FOLIO_F16 || PLAIN == FOLIO_BF16 ? a.layer.scale
+                                                                     : opt.factor[2 * n + (e & 1)];
+                if (PLAIN == FOLIO_INT8) by *= tile.scales[g + (e & 2) * 4];
+                s[n][e] *= by;
+            }
+        }
+        if (whole) return false;
+    }
     bool some = false;
 #pragma unroll
     for (int n = 0; n < NT; n++) {
@@ -145,54 +141,58 @@ static __device__ __forceinline__ bool finish_scores(const decode_args &a, const
             int row = 2 * n + (e & 1), token = tile.tile + g + (e & 2) * 4;
             bool real = 8 * n + 2 * t + (e & 1) < num_rows;
             bool inside = token >= tile.low && token < tile.high;
-            if constexpr (PLAIN == FOLIO_F16 || PLAIN == FOLIO_BF16) {
-                s[n][e] *= a.layer.scale;
-            } else if constexpr (PLAIN == FOLIO_INT8) {
-                s[n][e] *= opt.factor[row] * tile.scales[g + (e & 2) * 4];
-                hidden[n][e] = 0;
-            } else if constexpr (PLAIN != 0) {
-                s[n][e] *= opt.factor[row];
-            } else {
+            if constexpr (PLAIN == 0) {
                 float by = tile.fresh ? a.layer.scale : opt.factor[row];
                 if (tile.scales != NULL) by *= tile.scales[g + (e & 2) * 4];
-                s[n][e] = option_score<NT>(a, opt, row, s[n][e], by, token, real && inside);
+                s[n][e] = option_score(a, sh.options[row_of(t, row)], s[n][e] * by, token,
+                                       real && inside);
             }
             if (!whole && (!inside || token < rows.begin[row] || token >= rows.end[row]))
                 s[n][e] = -INFINITY;
-            if (!PLAIN || !whole) {
-                bool off = s[n][e] == -INFINITY;
-                hidden[n][e] = __ballot_sync(ALL_LANES, off);
-                some |= off && real && inside;
-            }
+            bool off = s[n][e] == -INFINITY;
+            hidden[n][e] = __ballot_sync(ALL_LANES, off);
+            some |= off && real && inside;
         }
     }
-    if (PLAIN && whole) return false;
     return __any_sync(ALL_LANES, some);
 }
 
-/* Scores become probabilities; running maxima and sums go on. Returns whether alpha is not 1 somewhere. */
+/*
+ * Scores become probabilities; running maxima and sums go on. Returns whether some maximum has grown: alpha is set only then.
+ * A row whose own has not is multiplied with 1, so its bits depend on no other row.
+ */
 template <int NT>
 static __device__ __forceinline__ bool soften(row_state<NT> &rows, float s[NT][4],
                                               float alpha[2 * NT], bool wide)
 {
     bool grown = false;
 #pragma unroll
-    for (int n = 0; n < NT; n++) {
-        if (n > 0 && !wide) break;
+    for (int row = 0; row < 2 * NT; row++) {
+        if (row > 1 && !wide) break;
+        grown |= fmaxf(s[row / 2][row % 2], s[row / 2][row % 2 + 2]) > rows.m[row];
+    }
+    grown = __any_sync(ALL_LANES, grown);
+    if (grown) {
 #pragma unroll
-        for (int e = 0; e < 2; e++) {
-            int row = 2 * n + e;
-            float m = fmaxf(rows.m[row], row_max(fmaxf(s[n][e], s[n][e + 2])));
-            float base = softmax_base(m);
-            alpha[row] = exp_to(rows.m[row], base);
-            grown |= m != rows.m[row];
+        for (int row = 0; row < 2 * NT; row++) {
+            if (row > 1 && !wide) break;
+            float m = row_max(fmaxf(s[row / 2][row % 2], s[row / 2][row % 2 + 2]));
+            m = fmaxf(rows.m[row], m);
+            alpha[row] = exp_to(rows.m[row], softmax_base(m));
             rows.m[row] = m;
-            s[n][e] = exp_to(s[n][e], base);
-            s[n][e + 2] = exp_to(s[n][e + 2], base);
-            rows.l[row] = rows.l[row] * alpha[row] + s[n][e] + s[n][e + 2];
+            rows.l[row] *= alpha[row];
         }
     }
-    return __any_sync(ALL_LANES, grown);
+#pragma unroll
+    for (int row = 0; row < 2 * NT; row++) {
+        if (row > 1 && !wide) break;
+        float base = softmax_base(rows.m[row]);
+        float *p = &s[row / 2][row % 2];
+        p[0] = exp_to(p[0], base);
+        p[2] = exp_to(p[2], base);
+        rows.l[row] += p[0] + p[2];
+    }
+    return grown;
 }
 
 #endif

@@ -16,55 +16,55 @@ struct tile_view {
 };
 
 /*
- * Do the rows of a plain tile lie as they do in a block of the cache? Then bulk copies of 4 KB, or one of 8, bring K and V.
- * ldmatrix would meet a bank eight times in plain rows: fragments are made of 16-byte loads instead.
+ * How a plain tile lies. Its 16-byte chunks are turned so that ldmatrix meets no bank twice; where bulk copies of 4 KB bring
+ * plain rows nothing turns them, and fragments are made of 16-byte loads instead.
  */
-static __host__ __device__ constexpr bool plain_packed(int dims, int bytes)
+enum tile_form {
+    PADDED_TILE, /* rows an odd number of chunks apart */
+    TURNED_TILE, /* rows of 128 bytes: chunk c of row t at place c ^ t % 8 */
+    PACKED_TILE, /* rows as a block of the cache has them */
+    PAGED_TILE,  /* a native page: K and V of 8 tokens, then of 8 more; see stored_rows.h */
+};
+
+static __host__ __device__ constexpr tile_form plain_form(int dims, int bytes, bool paged)
 {
-    return dims == 128 && bytes == 2;
+    if (paged) return PAGED_TILE;
+    return dims * bytes == 128         ? TURNED_TILE
+           : dims == 128 && bytes == 2 ? PACKED_TILE
+                                       : PADDED_TILE;
 }
 
-/* How a packed tile lies, in bytes: like plain rows, or like a native page. */
-typedef struct packed_tile {
-    int32_t row, eight_rows; /* from a row to the next, and to the eighth after it */
-    int32_t panel;           /* from a row's first 64 dims to the next */
-    int32_t value;           /* from K to V */
-    int32_t turn;            /* bits of the row's number that turn its 16-byte units */
-} packed_tile;
-
-/* Where chunk c of token t of a packed tile lies. */
-static __device__ __forceinline__ int packed_place(const packed_tile &p, int t, int c)
+/* Bytes between rows of a plain tile, if they are all as far apart. */
+static __host__ __device__ constexpr int plain_stride(int dims, int bytes)
 {
-    return t / 8 * p.eight_rows + t % 8 * p.row + c / 8 * p.panel + ((c % 8) ^ (t & p.turn)) * 16;
+    return dims * bytes + (plain_form(dims, bytes, false) == PADDED_TILE ? 16 : 0);
 }
 
-/* From the place of one of a row's first 4 chunks to that of the chunk 4 * n after it. */
-static __device__ __forceinline__ uint32_t packed_step(const packed_tile &p, uint32_t place, int n)
+/* From K to V. */
+static __host__ __device__ constexpr int plain_value(int dims, int bytes, bool paged)
 {
-    return (place ^ (uint32_t)(n % 2 * 64)) + (uint32_t)(n / 2 * p.panel);
+    return paged ? 8 * dims * bytes : 16 * plain_stride(dims, bytes);
 }
-
-/* Bytes between rows of a plain tile: else an odd number of 16-byte chunks, so that ldmatrix meets no bank twice. */
-template <int DIMS, int BYTES> static __device__ constexpr int plain_stride()
-{
-    return DIMS * BYTES + (plain_packed(DIMS, BYTES) ? 0 : 16);
-}
-
-/* Rows of 128 bytes lie side by side too, for ldmatrix: chunk c of row t is at place c ^ t % 8. */
-static __device__ constexpr bool plain_swizzled(int dims, int bytes) { return dims * bytes == 128; }
 
 /* Where 16-byte chunk c of token t of a plain tile lies. */
-template <int DIMS, int BYTES> static __device__ __forceinline__ int plain_place(int t, int c)
+template <int DIMS, int BYTES, bool PAGED>
+static __device__ __forceinline__ int plain_place(int t, int c)
 {
-    if (plain_swizzled(DIMS, BYTES)) return t * 128 + (c ^ (t & 7)) * 16;
-    return t * plain_stride<DIMS, BYTES>() + c * 16;
+    constexpr tile_form FORM = plain_form(DIMS, BYTES, PAGED);
+    if (FORM == PAGED_TILE)
+        return t / 8 * 2 * plain_value(DIMS, BYTES, true) + t % 8 * 128 + c / 8 * 1024 +
+               ((c ^ t) & 7) * 16;
+    if (FORM == TURNED_TILE) return t * 128 + ((c ^ t) & 7) * 16;
+    return t * plain_stride(DIMS, BYTES) + c * 16;
 }
 
 /* From the place of chunk 0 or 1 of a row to that of chunk 0 or 1 + c, c being even; tiles are at multiples of 128. */
-template <int DIMS, int BYTES>
+template <int DIMS, int BYTES, bool PAGED>
 static __device__ __forceinline__ uint32_t plain_step(uint32_t place, int c)
 {
-    return plain_swizzled(DIMS, BYTES) ? place ^ (uint32_t)(c * 16) : place + c * 16;
+    constexpr tile_form FORM = plain_form(DIMS, BYTES, PAGED);
+    if (FORM == PAGED_TILE) return (place ^ (uint32_t)(c % 8 * 16)) + c / 8 * 1024;
+    return FORM == TURNED_TILE ? place ^ (uint32_t)(c * 16) : place + c * 16;
 }
 
 #endif

@@ -17,34 +17,34 @@
 enum dim_order { PLAIN_DIMS, TURNED_DIMS, PACKED_DIMS };
 
 /* Fragments of V^T: dims 16 * i .. + 15 of a 16-bit tile. DIMS: of a plain tile; 0: rows are `stride` apart. */
-template <int DIMS> struct values_16 {
+template <int DIMS, bool PAGED = false> struct values_16 {
     uint32_t from;
     __device__ __forceinline__ values_16(uint32_t v_tile, int stride)
     {
         int lane = threadIdx.x & 31;
         int token = (lane & 7) + (lane >> 4) * 8, chunk = (lane >> 3) & 1;
-        from = v_tile + (DIMS ? plain_place<DIMS, 2>(token, chunk) : token * stride + chunk * 16);
+        from = v_tile +
+               (DIMS ? plain_place<DIMS, 2, PAGED>(token, chunk) : token * stride + chunk * 16);
     }
     __device__ __forceinline__ void load(int i, uint32_t v[4], uint32_t *) const
     {
-        ldmatrix_trans(v, plain_step<DIMS, 2>(from, 2 * i));
+        ldmatrix_trans(v, plain_step<DIMS, 2, PAGED>(from, 2 * i));
     }
 };
 
 /* The same of a packed 16-bit tile, turned by movmatrix: rows g and g + 8 are dims that packed_dim tells. */
-struct values_packed {
-    const packed_tile &p;
+template <int DIMS> struct values_packed {
     uint32_t from;
-    __device__ __forceinline__ values_packed(const packed_tile &tile, uint32_t v_tile) : p(tile)
+    __device__ __forceinline__ values_packed(uint32_t v_tile)
     {
         int lane = threadIdx.x & 31;
-        from = v_tile + packed_place(p, lane / 4, lane & 3);
+        from = v_tile + plain_place<DIMS, 2, false>(lane / 4, lane & 3);
     }
     __device__ __forceinline__ void load(int i, uint32_t v[4], uint32_t raw[8]) const
     {
         if (i % 2 == 0) {
-            load_shared(raw, packed_step(p, from, i / 2));
-            load_shared(raw + 4, packed_step(p, from, i / 2) + p.eight_rows);
+            load_shared(raw, from + i * 32);
+            load_shared(raw + 4, from + i * 32 + 8 * plain_stride(DIMS, 2));
         }
 #pragma unroll
         for (int e = 0; e < 4; e++) v[e] = movmatrix(raw[e / 2 * 4 + i % 2 * 2 + e % 2]);
@@ -64,16 +64,23 @@ template <int KIND, int DIMS> struct values_8 {
     {
         int lane = threadIdx.x & 31;
         int token = lane & 15, chunk = lane >> 4;
-        from = v_tile + (DIMS ? plain_place<DIMS, 1>(token, chunk) : token * stride + chunk * 16);
+        from = v_tile +
+               (DIMS ? plain_place<DIMS, 1, false>(token, chunk) : token * stride + chunk * 16);
     }
     __device__ __forceinline__ void load(int i, uint32_t v[4], uint32_t raw[4]) const
     {
-        if (i % 2 == 0) ldmatrix_trans(raw, plain_step<DIMS, 1>(from, i));
+        if (i % 2 == 0) ldmatrix_trans(raw, plain_step<DIMS, 1, false>(from, i));
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            uint32_t pairs = __byte_perm(raw[2 * (i % 2) + half], 0, 0x3120);
-            v[2 * half] = widen<KIND>(pairs);
-            v[2 * half + 1] = widen<KIND>(pairs >> 16);
+            uint32_t x = raw[2 * (i % 2) + half]; /* two dims of a token, then of the next */
+            if (KIND == FOLIO_FP8_E4M3) {
+                x = __byte_perm(x, 0, 0x3120);
+                v[2 * half] = widen<KIND, 0, 1>(x);
+                v[2 * half + 1] = widen<KIND, 2, 3>(x);
+            } else {
+                v[2 * half] = widen<KIND, 0, 2>(x);
+                v[2 * half + 1] = widen<KIND, 1, 3>(x);
+            }
         }
     }
 };
@@ -183,27 +190,37 @@ static __device__ __forceinline__ void add_tile(float o[VMAX / 16][NT][4], const
  * what the sums so far must be multiplied with.
  */
 #define LIFT 16384.0f
+struct value_scale {
+    float largest = 0.0f, by = LIFT; /* by: LIFT / largest */
+};
+
 template <int NT>
 static __device__ __forceinline__ float scale_values(const decode_args &a, const tile_view &tile,
-                                                     const uint32_t hidden[NT][4], float s[NT][4],
-                                                     float *largest)
+                                                     const uint32_t hidden[NT][4], bool whole,
+                                                     float s[NT][4], value_scale &v)
 {
     int lane = threadIdx.x & 31, g = lane / 4;
-    float low = tile.fresh ? 1.0f : a.layer.v.scale, high = low;
+    float low = tile.fresh ? 1.0f : a.layer.v.scale, high = low, ago = 1.0f;
     if (tile.scales != NULL) {
         low = tile.scales[16 + g];
         high = tile.scales[24 + g];
     }
-    float m = fmaxf(*largest, row_max(fmaxf(low, high)));
-    if (!(m < INFINITY)) m = *largest; /* an infinite scale makes its products infinite by itself */
-    float by = m > 0.0f ? LIFT / m : LIFT, ago = m > 0.0f ? *largest / m : 1.0f;
-    *largest = m;
+    if (__any_sync(ALL_LANES, fmaxf(low, high) > v.largest)) {
+        float m = fmaxf(v.largest, row_max(fmaxf(low, high)));
+        if (m < INFINITY) { /* an infinite scale makes its products infinite by itself */
+            ago = v.largest / m;
+            v.largest = m;
+            v.by = LIFT / m;
+        }
+    }
+    low *= v.by;
+    high *= v.by;
 #pragma unroll
     for (int n = 0; n < NT; n++) {
 #pragma unroll
         for (int e = 0; e < 4; e++) {
-            bool off = hidden[n][e] >> lane & 1;
-            s[n][e] = off ? 0.0f : s[n][e] * ((e & 2 ? high : low) * by);
+            s[n][e] *= e & 2 ? high : low;
+            if (!whole && hidden[n][e] >> lane & 1) s[n][e] = 0.0f;
         }
     }
     return ago;
