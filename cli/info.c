@@ -105,20 +105,12 @@ static bool describe_plan(folio_context *ctx, folio_attention *attention, folio_
 {
     folio_plan *plan = NULL;
     folio_batch *batch = NULL;
-    folio_plan_desc desc = {.struct_size = sizeof desc,
-                            .attentions = &attention,
-                            .num_attentions = 1,
-                            .block_size = 16,
-                            .num_blocks = 1,
-                            .max_seqs = 1,
-                            .max_query_tokens = 1,
-                            .max_seq_len = 1};
+    folio_plan_desc desc =
+        FOLIO_WITH(folio_plan_desc, .attentions = &attention, .num_attentions = 1, .block_size = 16,
+                   .num_blocks = 1, .max_seqs = 1, .max_query_tokens = 1, .max_seq_len = 1);
     folio_batch_desc batch_desc = {.struct_size = sizeof batch_desc, .block_size = 16};
-    folio_batch_seq seq = {.struct_size = sizeof seq,
-                           .query_len = 1,
-                           .seq_len = 1,
-                           .block_table = (const int32_t[]){0},
-                           .num_blocks = 1};
+    folio_batch_seq seq = FOLIO_WITH(folio_batch_seq, .query_len = 1, .seq_len = 1,
+                                     .block_table = (const int32_t[]){0}, .num_blocks = 1);
     bool done = folio_plan_create(ctx, &desc, &plan) == FOLIO_OK &&
                 folio_batch_create(ctx, &batch_desc, &batch) == FOLIO_OK &&
                 folio_batch_add(batch, &seq) == FOLIO_OK &&
@@ -133,12 +125,8 @@ static bool describe_plan(folio_context *ctx, folio_attention *attention, folio_
 static void find_kernel(folio_context *ctx, folio_dtype q, folio_dtype kv, char *name, size_t size)
 {
     folio_attention *attention = NULL;
-    folio_attention_desc desc = {.struct_size = sizeof desc,
-                                 .num_heads = 1,
-                                 .num_kv_heads = 1,
-                                 .k_head_size = 128,
-                                 .dtype = q,
-                                 .kv_dtype = kv};
+    folio_attention_desc desc = FOLIO_WITH(folio_attention_desc, .num_heads = 1, .num_kv_heads = 1,
+                                           .k_head_size = 128, .dtype = q, .kv_dtype = kv);
     folio_plan_info info = {.struct_size = sizeof info};
     bool found = folio_attention_create(ctx, &desc, &attention) == FOLIO_OK &&
                  describe_plan(ctx, attention, &info);

@@ -35,8 +35,8 @@ bool kit_refused(const char *what, folio_status status)
 
 folio_context *kit_context(const char *backend, const char *level, int32_t threads)
 {
-    folio_context_desc desc = {
-        .struct_size = sizeof desc, .backend = backend, .level = level, .num_threads = threads};
+    folio_context_desc desc =
+        FOLIO_WITH(folio_context_desc, .backend = backend, .level = level, .num_threads = threads);
     folio_context *ctx = NULL;
     folio_status status = folio_context_create(&desc, &ctx);
     if (status != FOLIO_OK) kit_refused("context", status);
@@ -141,32 +141,20 @@ static void fill_defaults(kit_spec *s)
 
 folio_attention_desc kit_attention_desc(const kit_spec *s)
 {
-    return (folio_attention_desc){.struct_size = sizeof(folio_attention_desc),
-                                  .num_heads = s->num_heads,
-                                  .num_kv_heads = s->num_kv_heads,
-                                  .k_head_size = s->k_head_size,
-                                  .v_head_size = s->v_head_size,
-                                  .dtype = s->dtype,
-                                  .kv_dtype = s->kv_dtype,
-                                  .scale = s->scale,
-                                  .soft_cap = s->soft_cap,
-                                  .windowed = s->windowed,
-                                  .window_left = s->window_left,
-                                  .window_right = s->window_right};
+    return FOLIO_WITH(folio_attention_desc, .num_heads = s->num_heads,
+                      .num_kv_heads = s->num_kv_heads, .k_head_size = s->k_head_size,
+                      .v_head_size = s->v_head_size, .dtype = s->dtype, .kv_dtype = s->kv_dtype,
+                      .scale = s->scale, .soft_cap = s->soft_cap, .windowed = s->windowed,
+                      .window_left = s->window_left, .window_right = s->window_right);
 }
 
 static folio_kv_cache_desc cache_desc(const kit_case *h)
 {
     const kit_spec *s = &h->spec;
-    return (folio_kv_cache_desc){.struct_size = sizeof(folio_kv_cache_desc),
-                                 .num_blocks = h->num_blocks,
-                                 .num_layers = s->num_layers,
-                                 .block_size = s->block_size,
-                                 .num_kv_heads = s->num_kv_heads,
-                                 .k_head_size = s->k_head_size,
-                                 .v_head_size = s->v_head_size,
-                                 .dtype = s->kv_dtype,
-                                 .layout = s->layout};
+    return FOLIO_WITH(folio_kv_cache_desc, .num_blocks = h->num_blocks, .num_layers = s->num_layers,
+                      .block_size = s->block_size, .num_kv_heads = s->num_kv_heads,
+                      .k_head_size = s->k_head_size, .v_head_size = s->v_head_size,
+                      .dtype = s->kv_dtype, .layout = s->layout);
 }
 
 /* Rows with gaps after each head, token and block; layers one after another. */

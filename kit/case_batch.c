@@ -41,17 +41,12 @@ static folio_status add_seq(kit_case *h, folio_batch *batch, const kit_seq *s, i
     int64_t n = kit_blocks_for(h, s->seq_len), nc = kit_blocks_for(h, s->encoder_len);
     int32_t *table = kit_alloc((size_t)n, sizeof *table);
     int64_t *slots = kit_alloc((size_t)s->query_len, sizeof *slots);
-    folio_batch_seq seq = {.struct_size = sizeof seq,
-                           .query_len = s->query_len,
-                           .seq_len = s->seq_len,
-                           .padding = s->seq_len == 0,
-                           .phase = s->phase,
-                           .causality = s->causality,
-                           .positions_given = s->positions_given,
-                           .first_query_pos = s->first_query_pos,
-                           .first_key_pos = s->first_key_pos,
-                           .encoder_len = s->encoder_len,
-                           .encoder_new_len = s->encoder_new_len};
+    folio_batch_seq seq =
+        FOLIO_WITH(folio_batch_seq, .query_len = s->query_len, .seq_len = s->seq_len,
+                   .padding = s->seq_len == 0, .phase = s->phase, .causality = s->causality,
+                   .positions_given = s->positions_given, .first_query_pos = s->first_query_pos,
+                   .first_key_pos = s->first_key_pos, .encoder_len = s->encoder_len,
+                   .encoder_new_len = s->encoder_new_len);
     if (h->cache) {
         for (int64_t b = 0; b < n; b++) table[b] = told_block(s, state, b);
         seq.block_table = table;

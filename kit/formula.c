@@ -52,13 +52,8 @@ static bool unpack_keys(const kit_case *h, const seq_state *state, int cross, in
         raw[i] = kit_alloc((size_t)(tokens * heads * sizes[i]), folio_dtype_size(s->kv_dtype));
         scales[i] = kit_alloc((size_t)(tokens * heads), sizeof(float));
     }
-    folio_kv_rows rows = {.struct_size = sizeof rows,
-                          .k = raw[0],
-                          .v = raw[1],
-                          .k_scales = scales[0],
-                          .v_scales = scales[1],
-                          .num_blocks = n,
-                          .blocks = blocks};
+    folio_kv_rows rows = FOLIO_WITH(folio_kv_rows, .k = raw[0], .v = raw[1], .k_scales = scales[0],
+                                    .v_scales = scales[1], .num_blocks = n, .blocks = blocks);
     folio_status status = kit_wait(h, folio_kv_cache_unpack(h->cache, s->layer, &rows, NULL));
     for (int i = 0; i < 2; i++) {
         double *to = i == 0 ? out->k : out->v;

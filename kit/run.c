@@ -38,8 +38,8 @@ static bool store_tokens(kit_case *h, seq_state *state, int cross, int64_t upto)
     const kit_spec *s = &h->spec;
     int64_t *slots = kit_alloc((size_t)count, sizeof *slots);
     for (int64_t i = 0; i < count; i++) slots[i] = kit_slot(h, state, cross, from + i);
-    folio_kv_write write = {
-        .struct_size = sizeof write, .slots = slots, .k_scale = s->k_scale, .v_scale = s->v_scale};
+    folio_kv_write write =
+        FOLIO_WITH(folio_kv_write, .slots = slots, .k_scale = s->k_scale, .v_scale = s->v_scale);
     write.k = kv_rows(h, cross ? KIT_ENCODER_K : KIT_K, s->k_dtype, state->id, from, count,
                       s->k_head_size);
     write.v = kv_rows(h, cross ? KIT_ENCODER_V : KIT_V, s->v_dtype, state->id, from, count,
@@ -141,16 +141,12 @@ static folio_plan *make_plan(kit_case *h, folio_context *ctx, folio_attention *a
                              const step *st, folio_batch *batch)
 {
     uint32_t types = FOLIO_ATTENTION_BIT(st->type);
-    folio_plan_desc desc = {.struct_size = sizeof desc,
-                            .attentions = &attention,
-                            .types = &types,
-                            .num_attentions = 1,
-                            .max_seqs = st->max_seqs,
-                            .max_query_tokens = st->max_query_tokens,
-                            .max_seq_len = st->max_seq_len,
-                            .max_encoder_tokens = st->max_encoder_tokens,
-                            .flags = (h->spec.graph ? FOLIO_PLAN_GRAPH : 0) |
-                                     (h->spec.batch_invariant ? FOLIO_PLAN_BATCH_INVARIANT : 0)};
+    folio_plan_desc desc =
+        FOLIO_WITH(folio_plan_desc, .attentions = &attention, .types = &types, .num_attentions = 1,
+                   .max_seqs = st->max_seqs, .max_query_tokens = st->max_query_tokens,
+                   .max_seq_len = st->max_seq_len, .max_encoder_tokens = st->max_encoder_tokens,
+                   .flags = (h->spec.graph ? FOLIO_PLAN_GRAPH : 0) |
+                            (h->spec.batch_invariant ? FOLIO_PLAN_BATCH_INVARIANT : 0));
     if (h->cache) {
         desc.block_size = h->spec.block_size;
         desc.num_blocks = h->num_blocks;
@@ -182,14 +178,9 @@ static bool run_plan(kit_case *h, folio_context *ctx, const folio_plan *plan, co
     const kit_spec *s = &h->spec;
     step_tensor out = kit_tensor_make(h, out_dtype, st->rows, s->num_heads, s->v_head_size);
     step_tensor lse = kit_tensor_make(h, FOLIO_F32, st->rows, s->num_heads, 1);
-    folio_tensors t = {.struct_size = sizeof t,
-                       .q = kit_tensor_of(&st->q),
-                       .out = kit_tensor_of(&out),
-                       .slopes = st->slopes,
-                       .sinks = st->sinks,
-                       .bias = st->bias,
-                       .k_scale = s->k_scale,
-                       .v_scale = s->v_scale};
+    folio_tensors t = FOLIO_WITH(
+        folio_tensors, .q = kit_tensor_of(&st->q), .out = kit_tensor_of(&out), .slopes = st->slopes,
+        .sinks = st->sinks, .bias = st->bias, .k_scale = s->k_scale, .v_scale = s->v_scale);
     if (s->in_place && out_dtype == st->q.dtype && out.bytes == st->q.bytes) {
         memcpy(out.allocation, st->q.allocation, out.bytes);
         t.q = t.out;

@@ -16,8 +16,8 @@ char support_nowhere;
 folio_context *support_context(const char *backend, int32_t num_threads,
                                const folio_allocator *allocator)
 {
-    folio_context_desc desc = {
-        .struct_size = sizeof desc, .backend = backend, .num_threads = num_threads};
+    folio_context_desc desc =
+        FOLIO_WITH(folio_context_desc, .backend = backend, .num_threads = num_threads);
     if (allocator != NULL) desc.allocator = *allocator;
     folio_context *ctx = NULL;
     CHECK_OK(folio_context_create(&desc, &ctx));

@@ -287,10 +287,8 @@ static void note_level(bench *b, const setting *s)
 
 static bool open_context(bench *b, const setting *s)
 {
-    folio_context_desc desc = {.struct_size = sizeof desc,
-                               .backend = b->backend,
-                               .num_threads = s->threads,
-                               .level = s->level};
+    folio_context_desc desc = FOLIO_WITH(folio_context_desc, .backend = b->backend,
+                                         .num_threads = s->threads, .level = s->level);
     bool cuda = strcmp(b->backend, "cuda") == 0;
     b->info.struct_size = sizeof b->info;
     if (b->ctx) return true;

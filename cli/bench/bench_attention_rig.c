@@ -25,8 +25,7 @@ static int64_t blocks_of(const setting *s, const group *g, int64_t i)
 
 static folio_run run_of(const rig *r)
 {
-    return (folio_run){.struct_size = sizeof(folio_run),
-                       .stream = r->device ? bench_device_stream(r->device) : NULL};
+    return FOLIO_WITH(folio_run, .stream = r->device ? bench_device_stream(r->device) : NULL);
 }
 
 /* Memory that forwards reach. */
@@ -63,10 +62,9 @@ static bool fill_cache(const rig *r, uint64_t *state)
         for (int64_t i = 0; i < rows; i++) slots[i] = first + i;
         draw(state, FOLIO_F32, k, rows * width);
         draw(state, FOLIO_F32, v, rows * width);
-        folio_kv_write write = {.struct_size = sizeof write,
-                                .k = {.data = k, .dtype = FOLIO_F32, .tokens = rows},
-                                .v = {.data = v, .dtype = FOLIO_F32, .tokens = rows},
-                                .slots = slots};
+        folio_kv_write write =
+            FOLIO_WITH(folio_kv_write, .k = {.data = k, .dtype = FOLIO_F32, .tokens = rows},
+                       .v = {.data = v, .dtype = FOLIO_F32, .tokens = rows}, .slots = slots);
         ok = bench_ok(folio_kv_cache_write(r->cache, 0, &write, NULL), "folio_kv_cache_write");
     }
     free(k);
@@ -142,23 +140,15 @@ static bool make_inputs(rig *r, uint64_t *state)
 static bool make_cache(rig *r, folio_context *ctx)
 {
     const setting *s = &r->of;
-    folio_attention_desc attention = {.struct_size = sizeof attention,
-                                      .num_heads = s->heads.heads,
-                                      .num_kv_heads = s->heads.kv_heads,
-                                      .k_head_size = s->head_size,
-                                      .dtype = s->dtype,
-                                      .kv_dtype = s->kv_dtype,
-                                      .soft_cap = (float)s->with->soft_cap,
-                                      .windowed = s->with->window > 0,
-                                      .window_left = s->with->window - 1};
-    folio_kv_cache_desc cache = {.struct_size = sizeof cache,
-                                 .num_blocks = r->num_blocks,
-                                 .num_layers = (int32_t)r->layers,
-                                 .block_size = s->block_size,
-                                 .num_kv_heads = s->heads.kv_heads,
-                                 .k_head_size = s->head_size,
-                                 .dtype = s->kv_dtype,
-                                 .layout = s->layout};
+    folio_attention_desc attention =
+        FOLIO_WITH(folio_attention_desc, .num_heads = s->heads.heads,
+                   .num_kv_heads = s->heads.kv_heads, .k_head_size = s->head_size,
+                   .dtype = s->dtype, .kv_dtype = s->kv_dtype, .soft_cap = (float)s->with->soft_cap,
+                   .windowed = s->with->window > 0, .window_left = s->with->window - 1);
+    folio_kv_cache_desc cache = FOLIO_WITH(
+        folio_kv_cache_desc, .num_blocks = r->num_blocks, .num_layers = (int32_t)r->layers,
+        .block_size = s->block_size, .num_kv_heads = s->heads.kv_heads, .k_head_size = s->head_size,
+        .dtype = s->kv_dtype, .layout = s->layout);
     return bench_ok(folio_attention_create(ctx, &attention, &r->attention),
                     "folio_attention_create") &&
            bench_ok(folio_kv_cache_create(ctx, &cache, &r->cache), "folio_kv_cache_create");
@@ -175,12 +165,11 @@ static bool make_batch(rig *r, folio_context *ctx)
     for (int g = 0; g < c->num_groups; g++)
         for (int64_t i = 0; i < c->groups[g].count; i++) {
             int64_t blocks = blocks_of(s, &c->groups[g], i);
-            folio_batch_seq seq = {.struct_size = sizeof seq,
-                                   .query_len = c->groups[g].query_len,
-                                   .seq_len = bench_seq_len(&c->groups[g], i),
-                                   .causality = s->with->full ? FOLIO_CAUSAL_NO : FOLIO_CAUSAL_AUTO,
-                                   .block_table = table,
-                                   .num_blocks = blocks};
+            folio_batch_seq seq =
+                FOLIO_WITH(folio_batch_seq, .query_len = c->groups[g].query_len,
+                           .seq_len = bench_seq_len(&c->groups[g], i),
+                           .causality = s->with->full ? FOLIO_CAUSAL_NO : FOLIO_CAUSAL_AUTO,
+                           .block_table = table, .num_blocks = blocks);
             if (!bench_ok(folio_batch_add(r->batch, &seq), "folio_batch_add")) return false;
             table += blocks;
         }
@@ -199,16 +188,10 @@ static bool make_plan(rig *r, folio_context *ctx)
     const batch_case *c = s->what;
     folio_attention *attentions[] = {r->attention};
     const folio_run run = run_of(r);
-    folio_plan_desc plan = {.struct_size = sizeof plan,
-                            .attentions = attentions,
-                            .num_attentions = 1,
-                            .block_size = s->block_size,
-                            .num_blocks = r->num_blocks,
-                            .max_seqs = c->seqs,
-                            .max_query_tokens = c->rows,
-                            .max_seq_len = c->longest,
-                            .flags = plan_flags(s->with),
-                            .max_query_len = c->longest_query};
+    folio_plan_desc plan = FOLIO_WITH(
+        folio_plan_desc, .attentions = attentions, .num_attentions = 1, .block_size = s->block_size,
+        .num_blocks = r->num_blocks, .max_seqs = c->seqs, .max_query_tokens = c->rows,
+        .max_seq_len = c->longest, .flags = plan_flags(s->with), .max_query_len = c->longest_query);
     return bench_ok(folio_plan_create(ctx, &plan, &r->plan), "folio_plan_create") &&
            bench_ok(folio_plan_update(r->plan, r->batch, &run), "folio_plan_update");
 }
@@ -263,11 +246,10 @@ void bench_rig_close(rig *r)
 static bool forward_layers(const rig *r)
 {
     const folio_run run = run_of(r);
-    folio_tensors tensors = {.struct_size = sizeof tensors,
-                             .q = {.data = r->q, .tokens = r->of.what->rows},
-                             .out = {.data = r->out, .tokens = r->of.what->rows},
-                             .slopes = r->slopes,
-                             .sinks = r->sinks};
+    folio_tensors tensors =
+        FOLIO_WITH(folio_tensors, .q = {.data = r->q, .tokens = r->of.what->rows},
+                   .out = {.data = r->out, .tokens = r->of.what->rows}, .slopes = r->slopes,
+                   .sinks = r->sinks);
     folio_status status = FOLIO_OK;
     for (int32_t layer = 0; layer < r->layers && status == FOLIO_OK; layer++)
         status = folio_attention_forward(r->plan, 0, FOLIO_ATTENTION_DECODER, r->cache, layer,

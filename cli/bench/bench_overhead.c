@@ -75,14 +75,10 @@ static bool open_step(world *w, step *s, int64_t seqs, int64_t seq_len, int64_t 
     folio_batch_desc b = {.struct_size = sizeof b, .block_size = BLOCK, .max_seqs = seqs};
     b.max_query_tokens = seqs;
     b.max_blocks = seqs * BLOCKS;
-    folio_plan_desc p = {.struct_size = sizeof p,
-                         .attentions = &w->attention,
-                         .num_attentions = 1,
-                         .block_size = BLOCK,
-                         .num_blocks = num_blocks,
-                         .max_seqs = seqs,
-                         .max_query_tokens = seqs,
-                         .max_seq_len = BLOCKS * BLOCK};
+    folio_plan_desc p =
+        FOLIO_WITH(folio_plan_desc, .attentions = &w->attention, .num_attentions = 1,
+                   .block_size = BLOCK, .num_blocks = num_blocks, .max_seqs = seqs,
+                   .max_query_tokens = seqs, .max_seq_len = BLOCKS * BLOCK);
     TRY(folio_batch_create(w->ctx, &b, &s->batch));
     TRY(folio_plan_create(w->ctx, &p, &s->plan));
     for (int64_t i = 0; i < seqs; i++) {
@@ -99,8 +95,8 @@ static bool open_step(world *w, step *s, int64_t seqs, int64_t seq_len, int64_t 
 static bool open_world(world *w, int32_t threads)
 {
     folio_context_desc c = {.struct_size = sizeof c, .backend = "cpu", .num_threads = threads};
-    folio_attention_desc a = {
-        .struct_size = sizeof a, .num_heads = HEADS, .num_kv_heads = KV_HEADS};
+    folio_attention_desc a =
+        FOLIO_WITH(folio_attention_desc, .num_heads = HEADS, .num_kv_heads = KV_HEADS);
     a.k_head_size = SIZE;
     a.dtype = FOLIO_BF16;
     folio_kv_cache_desc k = {.struct_size = sizeof k, .num_layers = 1};

@@ -68,8 +68,8 @@ static const char help[] =
 
 folio_pool *bench_make_pool(bench_pool *b, int64_t blocks)
 {
-    folio_pool_desc desc = {
-        .struct_size = sizeof desc, .num_blocks = blocks, .block_size = b->block_size};
+    folio_pool_desc desc =
+        FOLIO_WITH(folio_pool_desc, .num_blocks = blocks, .block_size = b->block_size);
     folio_pool *pool = NULL;
     return bench_ok(folio_pool_create(b->ctx, &desc, &pool), "folio_pool_create") ? pool : NULL;
 }

@@ -189,11 +189,9 @@ static bool batch_batch(void *state, double *seconds)
 static bool fill_batch(bench_pool *b, running *s, int64_t length)
 {
     if (!make_running(b, s, length, 0)) return false;
-    folio_batch_desc desc = {.struct_size = sizeof desc,
-                             .block_size = b->block_size,
-                             .max_seqs = RUNNING,
-                             .max_query_tokens = RUNNING,
-                             .max_blocks = RUNNING * length};
+    folio_batch_desc desc =
+        FOLIO_WITH(folio_batch_desc, .block_size = b->block_size, .max_seqs = RUNNING,
+                   .max_query_tokens = RUNNING, .max_blocks = RUNNING * length);
     BENCH_TRY(folio_batch_create(b->ctx, &desc, &s->batch));
     for (int i = 0; i < RUNNING; i++) {
         BENCH_TRY(folio_sequence_reserve(s->sequences[i], s->full - 1, 0, NULL));

@@ -62,13 +62,9 @@ static bool in_batch(void *state, double *seconds)
 /* In memory of its own, all of it written: pages never written to would be copied too fast. */
 static bool make_cache(bench_pool *b, tiers *s, int64_t bytes)
 {
-    folio_kv_cache_desc desc = {.struct_size = sizeof desc,
-                                .num_blocks = 1,
-                                .num_layers = LAYERS,
-                                .block_size = b->block_size,
-                                .num_kv_heads = KV_HEADS,
-                                .k_head_size = HEAD_SIZE,
-                                .dtype = FOLIO_F16};
+    folio_kv_cache_desc desc = FOLIO_WITH(
+        folio_kv_cache_desc, .num_blocks = 1, .num_layers = LAYERS, .block_size = b->block_size,
+        .num_kv_heads = KV_HEADS, .k_head_size = HEAD_SIZE, .dtype = FOLIO_F16);
     folio_kv_cache_shape shape = {.struct_size = sizeof shape};
     s->block_bytes = (int64_t)2 * LAYERS * KV_HEADS * HEAD_SIZE * b->block_size *
                      (int64_t)folio_dtype_size(desc.dtype);
@@ -78,8 +74,8 @@ static bool make_cache(bench_pool *b, tiers *s, int64_t bytes)
     s->memory = bench_alloc(shape.total_bytes, 1);
     s->copy = bench_alloc(shape.total_bytes, 1);
     for (int i = 0; i < LAYERS; i++) layers[i] = s->memory + i * shape.layer_bytes;
-    folio_kv_memory memory = {
-        .struct_size = sizeof memory, .k = layers, .k_bytes = (size_t)shape.layer_bytes};
+    folio_kv_memory memory =
+        FOLIO_WITH(folio_kv_memory, .k = layers, .k_bytes = (size_t)shape.layer_bytes);
     BENCH_TRY(folio_kv_cache_wrap(b->ctx, &desc, &memory, &s->cache));
     return true;
 }
@@ -96,11 +92,9 @@ static bool make_sequence(bench_pool *b, tiers *s)
 static bool make_tier_pool(bench_pool *b, tiers *s, const char *path)
 {
     folio_layer_group group = {.cache = s->cache};
-    folio_pool_desc desc = {.struct_size = sizeof desc,
-                            .num_blocks = s->blocks,
-                            .block_size = b->block_size,
-                            .layer_groups = &group,
-                            .store_path = path};
+    folio_pool_desc desc =
+        FOLIO_WITH(folio_pool_desc, .num_blocks = s->blocks, .block_size = b->block_size,
+                   .layer_groups = &group, .store_path = path);
     if (path) desc.store_bytes = (s->blocks + 2) * (s->block_bytes + (64 << 10));
     else desc.host_blocks = s->blocks;
     BENCH_TRY(folio_pool_create(b->ctx, &desc, &s->pool));

@@ -241,8 +241,8 @@ void run_completeness(const check_env *env, check_draw *d, int64_t index, check_
     const int64_t n = index % (int64_t)(sizeof cases / sizeof cases[0]);
     (void)d;
     folio_batch_desc desc = {.struct_size = sizeof desc, .block_size = 16};
-    folio_batch_seq seq = {
-        .struct_size = sizeof seq, .query_len = 3, .seq_len = cases[n].context ? 8 : 3};
+    folio_batch_seq seq =
+        FOLIO_WITH(folio_batch_seq, .query_len = 3, .seq_len = cases[n].context ? 8 : 3);
     if (cases[n].encoder) seq.encoder_len = seq.encoder_new_len = 5;
     folio_batch *batch = NULL;
     const char *missing = NULL;
@@ -335,14 +335,10 @@ static bool describe_plan(const check_env *env, const check_attention *c, folio_
     kit_case *h = kit_open(env->ctx, &c->spec, c->seqs, c->num_seqs);
     folio_batch *batch = h ? kit_batch(h, c->seqs, c->num_seqs) : NULL;
     folio_attention *attention = h ? kit_attention(h) : NULL;
-    folio_plan_desc desc = {.struct_size = sizeof desc,
-                            .attentions = &attention,
-                            .num_attentions = 1,
-                            .block_size = c->spec.block_size,
-                            .num_blocks = h ? kit_num_blocks(h) : 0,
-                            .max_seqs = c->num_seqs,
-                            .max_query_tokens = 64,
-                            .max_seq_len = 1 << 20};
+    folio_plan_desc desc =
+        FOLIO_WITH(folio_plan_desc, .attentions = &attention, .num_attentions = 1,
+                   .block_size = c->spec.block_size, .num_blocks = h ? kit_num_blocks(h) : 0,
+                   .max_seqs = c->num_seqs, .max_query_tokens = 64, .max_seq_len = 1 << 20);
     folio_plan *plan = NULL;
     bool ok = batch && folio_plan_create(env->ctx, &desc, &plan) == FOLIO_OK &&
               folio_plan_update(plan, batch, NULL) == FOLIO_OK &&

@@ -294,13 +294,10 @@ void run_merge(const check_env *env, check_draw *d, int64_t index, check_outcome
             (folio_state){.out = {.data = m->out[p], .dtype = m->dtype, .tokens = MERGE_TOKENS},
                           .lse = m->lse[p]};
     void *to = index % 2 ? (void *)m->out[0] : (void *)result; /* into a part's own memory, too */
-    folio_merge merge = {.struct_size = sizeof merge,
-                         .num_heads = MERGE_HEADS,
-                         .head_size = MERGE_SIZE,
-                         .num_parts = m->num_parts,
-                         .parts = states,
-                         .out = {.data = to, .dtype = m->dtype, .tokens = MERGE_TOKENS},
-                         .lse = lse};
+    folio_merge merge =
+        FOLIO_WITH(folio_merge, .num_heads = MERGE_HEADS, .head_size = MERGE_SIZE,
+                   .num_parts = m->num_parts, .parts = states,
+                   .out = {.data = to, .dtype = m->dtype, .tokens = MERGE_TOKENS}, .lse = lse);
     if (folio_merge_states(env->ctx, &merge, NULL) == FOLIO_OK &&
         folio_run_wait(env->ctx, NULL) == FOLIO_OK)
         check_pass(out);
@@ -346,13 +343,9 @@ void run_merge_parts(const check_env *env, check_draw *d, int64_t index, check_o
             states[p] =
                 (folio_state){.out = {.data = part[p].bits, .dtype = FOLIO_F32, .tokens = ref.rows},
                               .lse = part[p].lse_bits};
-        folio_merge merge = {.struct_size = sizeof merge,
-                             .num_heads = c.spec.num_heads,
-                             .head_size = c.spec.k_head_size,
-                             .num_parts = 2,
-                             .parts = states,
-                             .out = states[0].out,
-                             .lse = part[0].lse_bits};
+        folio_merge merge = FOLIO_WITH(
+            folio_merge, .num_heads = c.spec.num_heads, .head_size = c.spec.k_head_size,
+            .num_parts = 2, .parts = states, .out = states[0].out, .lse = part[0].lse_bits);
         ok = (folio_merge_states(env->ctx, &merge, NULL) == FOLIO_OK &&
               folio_run_wait(env->ctx, NULL) == FOLIO_OK) ||
              check_fail(out, "%s", folio_last_error());
@@ -385,11 +378,8 @@ void run_refused(const check_env *env, check_draw *d, int64_t index, check_outco
     static const int pattern = 1;
     (void)d;
     (void)index;
-    folio_attention_desc desc = {.struct_size = sizeof desc,
-                                 .num_heads = 2,
-                                 .k_head_size = 16,
-                                 .dtype = FOLIO_F32,
-                                 .block_sparse = &pattern};
+    folio_attention_desc desc = FOLIO_WITH(folio_attention_desc, .num_heads = 2, .k_head_size = 16,
+                                           .dtype = FOLIO_F32, .block_sparse = &pattern);
     folio_attention *attention = NULL;
     folio_status status = folio_attention_create(env->ctx, &desc, &attention);
     if (status == FOLIO_OK) folio_attention_destroy(attention);

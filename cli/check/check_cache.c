@@ -168,13 +168,10 @@ void run_gather(const check_env *env, check_draw *d, int64_t index, check_outcom
     int64_t tokens[] = {last, -1, 0};
     bool fp8 = s.kv_dtype == FOLIO_FP8_E4M3 || s.kv_dtype == FOLIO_FP8_E5M2;
     float *rows = kit_alloc((size_t)(6 * width), sizeof *rows);
-    folio_kv_gather g = {.struct_size = sizeof g,
-                         .slots = slots,
-                         .num_slots = 3,
-                         .k = {.data = rows, .dtype = FOLIO_F32, .tokens = 3},
-                         .v = {.data = rows + 3 * width, .dtype = FOLIO_F32, .tokens = 3},
-                         .k_scale = 0.7f,
-                         .v_scale = 0.7f};
+    folio_kv_gather g = FOLIO_WITH(folio_kv_gather, .slots = slots, .num_slots = 3,
+                                   .k = {.data = rows, .dtype = FOLIO_F32, .tokens = 3},
+                                   .v = {.data = rows + 3 * width, .dtype = FOLIO_F32, .tokens = 3},
+                                   .k_scale = 0.7f, .v_scale = 0.7f);
     if (ok && kit_wait(h, folio_kv_cache_gather(kit_cache(h), 1, &g, NULL)) != FOLIO_OK)
         ok = check_fail(out, "%s", folio_last_error());
     raw_rows r = raw_make(&s, &block, 1);
@@ -233,8 +230,8 @@ static bool describes_itself(const check_env *env, check_outcome *out)
 static bool supports_head_size(const check_env *env, int32_t size, bool expected,
                                check_outcome *out)
 {
-    folio_attention_desc desc = {
-        .struct_size = sizeof desc, .num_heads = 2, .k_head_size = size, .dtype = FOLIO_F32};
+    folio_attention_desc desc =
+        FOLIO_WITH(folio_attention_desc, .num_heads = 2, .k_head_size = size, .dtype = FOLIO_F32);
     char reasons[256] = "";
     folio_attention *attention = NULL;
     folio_status says =
@@ -268,14 +265,9 @@ void run_shape(const check_env *env, check_draw *d, int64_t index, check_outcome
     folio_layout layout = layout_of(env, index);
     folio_dtype dtype = kv_dtypes[index / env->info.num_layouts % NUM_KV_DTYPES];
     if (layout == FOLIO_LAYOUT_STRIDED) layout = FOLIO_LAYOUT_NHD; /* has no shape of its own */
-    folio_kv_cache_desc desc = {.struct_size = sizeof desc,
-                                .num_blocks = 7,
-                                .num_layers = 3,
-                                .block_size = CHECK_PICK(d, blocks),
-                                .num_kv_heads = 2,
-                                .k_head_size = 48,
-                                .dtype = dtype,
-                                .layout = layout};
+    folio_kv_cache_desc desc = FOLIO_WITH(folio_kv_cache_desc, .num_blocks = 7, .num_layers = 3,
+                                          .block_size = CHECK_PICK(d, blocks), .num_kv_heads = 2,
+                                          .k_head_size = 48, .dtype = dtype, .layout = layout);
     folio_kv_cache_shape shape = {.struct_size = sizeof shape};
     if (folio_kv_cache_get_shape(env->info.name, &desc, &shape) != FOLIO_OK) {
         check_fail(out, "%s", folio_last_error());

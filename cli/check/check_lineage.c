@@ -256,16 +256,10 @@ static void run(life *l, int i, folio_attention_type type, const folio_tensor qk
         placed[t].data = put(l, i, FOLIO_MEMORY_DEVICE, t < 3 ? qkv[t].data : out,
                              bytes_of(l, &placed[t], heads[t % 3]));
     }
-    folio_vllm06_forward_args a = {.struct_size = sizeof a,
-                                   .query = placed[0],
-                                   .key = placed[1],
-                                   .value = placed[2],
-                                   .kv_cache = &l->cache[i],
-                                   .attn_metadata = metadata,
-                                   .k_scale = l->k_scale,
-                                   .v_scale = l->v_scale,
-                                   .attn_type = type,
-                                   .output = placed[3]};
+    folio_vllm06_forward_args a = FOLIO_WITH(
+        folio_vllm06_forward_args, .query = placed[0], .key = placed[1], .value = placed[2],
+        .kv_cache = &l->cache[i], .attn_metadata = metadata, .k_scale = l->k_scale,
+        .v_scale = l->v_scale, .attn_type = type, .output = placed[3]);
     part of = type != FOLIO_ATTENTION_DECODER                   ? PART_OTHER_TYPES
               : folio_vllm06_prefill_metadata(metadata) == NULL ? PART_DECODES
                                                                 : PART_PROMPTS;
@@ -304,23 +298,18 @@ static folio_vllm06_metadata *build(life *l, int i, const life_row *rows, int64_
 {
     folio_vllm06_builder *b = NULL;
     folio_vllm06_metadata *metadata = NULL;
-    folio_vllm06_builder_desc d = {.struct_size = sizeof d,
-                                   .block_size = l->block_size,
-                                   .sliding_window = l->builder_window,
-                                   .chunked_prefill_enabled = l->chunked};
+    folio_vllm06_builder_desc d =
+        FOLIO_WITH(folio_vllm06_builder_desc, .block_size = l->block_size,
+                   .sliding_window = l->builder_window, .chunked_prefill_enabled = l->chunked);
     ok(l, folio_vllm06_builder_create(l->state[i], l->backend, &d, &b), "builder");
     for (int64_t s = 0; s < n && l->out->ok; s++) {
         life_seq *q = rows[s].seq;
-        folio_vllm06_seq seq = {.struct_size = sizeof seq,
-                                .is_prompt = rows[s].prompt,
-                                .token_len = rows[s].count,
-                                .context_len = q->len,
-                                .block_table = q->blocks,
-                                .num_blocks = (q->len + rows[s].count - 1) / l->block_size + 1,
-                                .encoder_seq_len = q->encoder_len,
-                                .encoder_is_new = rows[s].prompt,
-                                .cross_block_table = q->cross,
-                                .num_cross_blocks = l->encoder ? CROSS_BLOCKS : 0};
+        folio_vllm06_seq seq = FOLIO_WITH(
+            folio_vllm06_seq, .is_prompt = rows[s].prompt, .token_len = rows[s].count,
+            .context_len = q->len, .block_table = q->blocks,
+            .num_blocks = (q->len + rows[s].count - 1) / l->block_size + 1,
+            .encoder_seq_len = q->encoder_len, .encoder_is_new = rows[s].prompt,
+            .cross_block_table = q->cross, .num_cross_blocks = l->encoder ? CROSS_BLOCKS : 0);
         ok(l, folio_vllm06_builder_add(b, &seq), "builder_add");
     }
     if (l->out->ok) ok(l, folio_vllm06_builder_build(b, &metadata), "builder_build");

@@ -75,12 +75,9 @@ static folio_dtype dtype_named(const char *name)
 /* As many blocks as fit. */
 static bool blocks_in(const replay_options *o, int64_t bytes, int64_t *blocks)
 {
-    folio_kv_cache_desc desc = {.struct_size = sizeof desc,
-                                .num_layers = o->layers,
-                                .block_size = o->block_size,
-                                .num_kv_heads = o->kv_heads,
-                                .k_head_size = o->head_size,
-                                .dtype = o->kv_dtype};
+    folio_kv_cache_desc desc =
+        FOLIO_WITH(folio_kv_cache_desc, .num_layers = o->layers, .block_size = o->block_size,
+                   .num_kv_heads = o->kv_heads, .k_head_size = o->head_size, .dtype = o->kv_dtype);
     int64_t low = 0, high = INT32_MAX;
     while (low < high) {
         folio_kv_cache_shape shape = {.struct_size = sizeof shape};

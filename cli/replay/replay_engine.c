@@ -83,8 +83,7 @@ static void make_hash_ids(const engine *e, seat *s)
 
 static folio_tokens tokens_of(const seat *s, int64_t num_tokens)
 {
-    return (folio_tokens){
-        .struct_size = sizeof(folio_tokens), .num_tokens = num_tokens, .hash_ids = s->hash_ids};
+    return FOLIO_WITH(folio_tokens, .num_tokens = num_tokens, .hash_ids = s->hash_ids);
 }
 
 static void free_seat(seat *s)
@@ -252,8 +251,8 @@ static bool admit(engine *e, bool *room)
     const replay_request *r = &e->trace->requests[e->next];
     seat *s = replay_alloc(1, sizeof *s);
     *s = (seat){.request = r, .known = r->prompt_len};
-    folio_sequence_desc desc = {.struct_size = sizeof desc,
-                                .max_tokens = r->prompt_len + r->output_len};
+    folio_sequence_desc desc =
+        FOLIO_WITH(folio_sequence_desc, .max_tokens = r->prompt_len + r->output_len);
     *room = false;
     make_hash_ids(e, s);
     bool ok =
@@ -424,8 +423,7 @@ static replay_view view_of(engine *e)
 
 static bool open_pool(engine *e)
 {
-    folio_context_desc context = {
-        .struct_size = sizeof context, .backend = "cpu", .num_threads = 1};
+    folio_context_desc context = FOLIO_WITH(folio_context_desc, .backend = "cpu", .num_threads = 1);
     if (e->o->no_attention) {
         REPLAY_TRY(folio_context_create(&context, &e->ctx));
         if (!replay_note_place(&e->stats->place, e->ctx)) return false;
@@ -433,13 +431,10 @@ static bool open_pool(engine *e)
         return false;
     }
     folio_layer_group group = {.window = e->o->window, .cache = e->model.cache};
-    folio_pool_desc desc = {.struct_size = sizeof desc,
-                            .num_blocks = e->o->num_blocks,
-                            .block_size = e->o->block_size,
-                            .num_layer_groups = 1,
-                            .layer_groups = &group,
-                            .host_blocks = e->o->swap ? e->o->host_blocks : 0,
-                            .hash_key = replay_mix(e->o->seed) | 1};
+    folio_pool_desc desc = FOLIO_WITH(
+        folio_pool_desc, .num_blocks = e->o->num_blocks, .block_size = e->o->block_size,
+        .num_layer_groups = 1, .layer_groups = &group,
+        .host_blocks = e->o->swap ? e->o->host_blocks : 0, .hash_key = replay_mix(e->o->seed) | 1);
     REPLAY_TRY(folio_pool_create(e->ctx ? e->ctx : e->model.ctx, &desc, &e->pool));
     return true;
 }

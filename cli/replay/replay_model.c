@@ -83,11 +83,10 @@ static bool write_rows(replay_model *m, const replay_item *items, int64_t num_it
 
 static bool forward(replay_model *m, int64_t rows, int32_t layer)
 {
-    folio_tensors t = {.struct_size = sizeof t,
-                       .q = {.data = m->near[0], .tokens = rows},
-                       .k = {.data = m->near[1], .tokens = rows},
-                       .v = {.data = m->near[2], .tokens = rows},
-                       .out = {.data = m->near[3], .tokens = rows}};
+    folio_tensors t = FOLIO_WITH(folio_tensors, .q = {.data = m->near[0], .tokens = rows},
+                                 .k = {.data = m->near[1], .tokens = rows},
+                                 .v = {.data = m->near[2], .tokens = rows},
+                                 .out = {.data = m->near[3], .tokens = rows});
     REPLAY_TRY(
         folio_attention_forward(m->plan, 0, FOLIO_ATTENTION_DECODER, m->cache, layer, &t, NULL));
     REPLAY_TRY(folio_run_wait(m->ctx, NULL));
@@ -145,35 +144,23 @@ bool replay_model_step(replay_model *m, const replay_item *items, int64_t num_it
 static bool open_layers(replay_model *m)
 {
     const replay_options *o = m->o;
-    folio_attention_desc attention = {.struct_size = sizeof attention,
-                                      .num_heads = o->heads,
-                                      .num_kv_heads = o->kv_heads,
-                                      .k_head_size = o->head_size,
-                                      .dtype = o->dtype,
-                                      .kv_dtype = o->kv_dtype,
-                                      .windowed = o->window > 0,
-                                      .window_left = o->window > 0 ? o->window - 1 : 0};
-    folio_kv_cache_desc cache = {.struct_size = sizeof cache,
-                                 .num_blocks = o->num_blocks,
-                                 .num_layers = o->layers,
-                                 .block_size = o->block_size,
-                                 .num_kv_heads = o->kv_heads,
-                                 .k_head_size = o->head_size,
-                                 .dtype = o->kv_dtype};
+    folio_attention_desc attention =
+        FOLIO_WITH(folio_attention_desc, .num_heads = o->heads, .num_kv_heads = o->kv_heads,
+                   .k_head_size = o->head_size, .dtype = o->dtype, .kv_dtype = o->kv_dtype,
+                   .windowed = o->window > 0, .window_left = o->window > 0 ? o->window - 1 : 0);
+    folio_kv_cache_desc cache =
+        FOLIO_WITH(folio_kv_cache_desc, .num_blocks = o->num_blocks, .num_layers = o->layers,
+                   .block_size = o->block_size, .num_kv_heads = o->kv_heads,
+                   .k_head_size = o->head_size, .dtype = o->kv_dtype);
     folio_batch_desc batch = {.struct_size = sizeof batch, .block_size = o->block_size};
     REPLAY_TRY(folio_attention_create(m->ctx, &attention, &m->attention));
     REPLAY_TRY(folio_kv_cache_create(m->ctx, &cache, &m->cache));
     REPLAY_TRY(folio_batch_create(m->ctx, &batch, &m->batch));
     folio_attention *list[] = {m->attention};
-    folio_plan_desc plan = {.struct_size = sizeof plan,
-                            .attentions = list,
-                            .num_attentions = 1,
-                            .block_size = o->block_size,
-                            .num_blocks = o->num_blocks,
-                            .max_seqs = o->max_seqs,
-                            .max_query_tokens = o->budget,
-                            .max_seq_len = m->trace->longest,
-                            .flags = m->rows ? FOLIO_PLAN_BATCH_INVARIANT : 0};
+    folio_plan_desc plan = FOLIO_WITH(
+        folio_plan_desc, .attentions = list, .num_attentions = 1, .block_size = o->block_size,
+        .num_blocks = o->num_blocks, .max_seqs = o->max_seqs, .max_query_tokens = o->budget,
+        .max_seq_len = m->trace->longest, .flags = m->rows ? FOLIO_PLAN_BATCH_INVARIANT : 0);
     REPLAY_TRY(folio_plan_create(m->ctx, &plan, &m->plan));
     return true;
 }
@@ -209,8 +196,8 @@ bool replay_model_open(replay_model *m, const replay_options *o, const replay_tr
     replay_numbers_init(&m->numbers, o->seed, o->dtype, o->head_size);
     m->list = replay_alloc(o->max_seqs, sizeof *m->list);
     if (o->rows && (m->rows = fopen(o->rows, "w")) == NULL) return rows_failed(m);
-    folio_context_desc desc = {
-        .struct_size = sizeof desc, .backend = o->backend, .num_threads = o->threads};
+    folio_context_desc desc =
+        FOLIO_WITH(folio_context_desc, .backend = o->backend, .num_threads = o->threads);
     REPLAY_TRY(folio_context_create(&desc, &m->ctx));
     if (!replay_note_place(&stats->place, m->ctx)) return false;
     m->device = strcmp(stats->place.backend, "cuda") == 0;

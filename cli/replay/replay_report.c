@@ -87,13 +87,10 @@ static const char *short_bytes(char *text, size_t size, double bytes)
 
 static double cache_bytes(const replay_options *o, int64_t blocks)
 {
-    folio_kv_cache_desc desc = {.struct_size = sizeof desc,
-                                .num_blocks = blocks,
-                                .num_layers = o->layers,
-                                .block_size = o->block_size,
-                                .num_kv_heads = o->kv_heads,
-                                .k_head_size = o->head_size,
-                                .dtype = o->kv_dtype};
+    folio_kv_cache_desc desc =
+        FOLIO_WITH(folio_kv_cache_desc, .num_blocks = blocks, .num_layers = o->layers,
+                   .block_size = o->block_size, .num_kv_heads = o->kv_heads,
+                   .k_head_size = o->head_size, .dtype = o->kv_dtype);
     folio_kv_cache_shape shape = {.struct_size = sizeof shape};
     if (blocks == 0 || folio_kv_cache_get_shape(o->backend, &desc, &shape) != FOLIO_OK) return 0;
     return (double)shape.total_bytes;

@@ -55,10 +55,9 @@ static bool fill(replay_verifier *v, const replay_model *m, const replay_request
             replay_numbers_row(&m->numbers, REPLAY_V, layer, token, kv_head, 1,
                                (char *)v->v + (size_t)i * bytes);
         }
-        folio_kv_write write = {.struct_size = sizeof write,
-                                .k = {.data = v->k, .dtype = m->o->dtype, .tokens = n},
-                                .v = {.data = v->v, .dtype = m->o->dtype, .tokens = n},
-                                .slots = slots};
+        folio_kv_write write =
+            FOLIO_WITH(folio_kv_write, .k = {.data = v->k, .dtype = m->o->dtype, .tokens = n},
+                       .v = {.data = v->v, .dtype = m->o->dtype, .tokens = n}, .slots = slots);
         REPLAY_TRY(folio_kv_cache_write(v->cache, 0, &write, NULL));
     }
     return true;
@@ -115,20 +114,16 @@ static bool check_rows(replay_verifier *v, const replay_model *m, const replay_r
         last = p > last ? p : last;
         replay_numbers_row(&m->numbers, REPLAY_Q, layer, replay_query(r, p), v->rows[i].head, 1,
                            (char *)v->q + (size_t)i * bytes);
-        folio_batch_seq seq = {.struct_size = sizeof seq,
-                               .query_len = 1,
-                               .seq_len = p + 1,
-                               .block_table = v->table,
-                               .num_blocks = p / BLOCK + 1,
-                               .slots = (const int64_t[]){-1}};
+        folio_batch_seq seq =
+            FOLIO_WITH(folio_batch_seq, .query_len = 1, .seq_len = p + 1, .block_table = v->table,
+                       .num_blocks = p / BLOCK + 1, .slots = (const int64_t[]){-1});
         REPLAY_TRY(folio_batch_add(v->batch, &seq));
     }
     first = o->window > 0 && first >= o->window ? first - o->window + 1 : 0;
     if (!fill(v, m, r, layer, kv_head, first, last + 1)) return false;
     REPLAY_TRY(folio_plan_update(v->plan, v->batch, NULL));
-    folio_tensors t = {.struct_size = sizeof t,
-                       .q = {.data = v->q, .tokens = n},
-                       .out = {.data = v->out, .dtype = FOLIO_F64, .tokens = n}};
+    folio_tensors t = FOLIO_WITH(folio_tensors, .q = {.data = v->q, .tokens = n},
+                                 .out = {.data = v->out, .dtype = FOLIO_F64, .tokens = n});
     REPLAY_TRY(folio_attention_forward(v->plan, 0, FOLIO_ATTENTION_DECODER, v->cache, 0, &t, NULL));
     for (int64_t i = 0; i < n; i++)
         compare(v, m, r, layer, &v->rows[i], v->out + i * o->head_size, out);
@@ -160,36 +155,24 @@ static bool open_layer(replay_verifier *v, const replay_model *m)
 {
     const replay_options *o = m->o;
     int64_t blocks = m->trace->longest / BLOCK + 1;
-    folio_context_desc context = {
-        .struct_size = sizeof context, .backend = "reference", .num_threads = o->threads};
-    folio_attention_desc attention = {.struct_size = sizeof attention,
-                                      .num_heads = 1,
-                                      .k_head_size = o->head_size,
-                                      .dtype = o->dtype,
-                                      .kv_dtype = o->kv_dtype,
-                                      .windowed = o->window > 0,
-                                      .window_left = o->window > 0 ? o->window - 1 : 0};
-    folio_kv_cache_desc cache = {.struct_size = sizeof cache,
-                                 .num_blocks = blocks,
-                                 .num_layers = 1,
-                                 .block_size = BLOCK,
-                                 .num_kv_heads = 1,
-                                 .k_head_size = o->head_size,
-                                 .dtype = o->kv_dtype};
+    folio_context_desc context =
+        FOLIO_WITH(folio_context_desc, .backend = "reference", .num_threads = o->threads);
+    folio_attention_desc attention =
+        FOLIO_WITH(folio_attention_desc, .num_heads = 1, .k_head_size = o->head_size,
+                   .dtype = o->dtype, .kv_dtype = o->kv_dtype, .windowed = o->window > 0,
+                   .window_left = o->window > 0 ? o->window - 1 : 0);
+    folio_kv_cache_desc cache =
+        FOLIO_WITH(folio_kv_cache_desc, .num_blocks = blocks, .num_layers = 1, .block_size = BLOCK,
+                   .num_kv_heads = 1, .k_head_size = o->head_size, .dtype = o->kv_dtype);
     folio_batch_desc batch = {.struct_size = sizeof batch, .block_size = BLOCK};
     REPLAY_TRY(folio_context_create(&context, &v->ctx));
     REPLAY_TRY(folio_attention_create(v->ctx, &attention, &v->attention));
     REPLAY_TRY(folio_kv_cache_create(v->ctx, &cache, &v->cache));
     REPLAY_TRY(folio_batch_create(v->ctx, &batch, &v->batch));
     folio_attention *list[] = {v->attention};
-    folio_plan_desc plan = {.struct_size = sizeof plan,
-                            .attentions = list,
-                            .num_attentions = 1,
-                            .block_size = BLOCK,
-                            .num_blocks = blocks,
-                            .max_seqs = ROWS,
-                            .max_query_tokens = ROWS,
-                            .max_seq_len = m->trace->longest};
+    folio_plan_desc plan = FOLIO_WITH(folio_plan_desc, .attentions = list, .num_attentions = 1,
+                                      .block_size = BLOCK, .num_blocks = blocks, .max_seqs = ROWS,
+                                      .max_query_tokens = ROWS, .max_seq_len = m->trace->longest);
     REPLAY_TRY(folio_plan_create(v->ctx, &plan, &v->plan));
     v->table = replay_alloc(blocks, sizeof *v->table);
     for (int64_t i = 0; i < blocks; i++) v->table[i] = (int32_t)i;

@@ -159,8 +159,8 @@ TEST(errors, backends)
         CHECK(ctx == NULL);
     }
     CHECK_OK(folio_backend_get_info("cuda", &info)); /* known everywhere, available or not */
-    folio_attention_desc a = {
-        .struct_size = sizeof a, .num_heads = 4, .k_head_size = 64, .dtype = FOLIO_F32};
+    folio_attention_desc a =
+        FOLIO_WITH(folio_attention_desc, .num_heads = 4, .k_head_size = 64, .dtype = FOLIO_F32);
     char reasons[256];
     memset(reasons, 'x', sizeof reasons);
     CHECK_OK(folio_backend_supports("cpu", &a, FOLIO_ATTENTION_BIT(FOLIO_ATTENTION_DECODER), NULL,
@@ -192,11 +192,9 @@ TEST(errors, backends)
 
 #define BAD_ATTENTION(status, words, change)                                                       \
     do {                                                                                           \
-        folio_attention_desc d = {.struct_size = sizeof d,                                         \
-                                  .num_heads = 6,                                                  \
-                                  .num_kv_heads = 3,                                               \
-                                  .k_head_size = 64,                                               \
-                                  .dtype = FOLIO_F32};                                             \
+        folio_attention_desc d =                                                                   \
+            FOLIO_WITH(folio_attention_desc, .num_heads = 6, .num_kv_heads = 3, .k_head_size = 64, \
+                       .dtype = FOLIO_F32);                                                        \
         folio_attention *made = NOWHERE;                                                           \
         change;                                                                                    \
         REFUSED(folio_attention_create(ctx, &d, &made), status, words);                            \
@@ -236,8 +234,8 @@ BACKEND_TEST(errors, attention)
     BAD_ATTENTION(ARG, "window_left|-2", d.windowed = 1; d.window_left = -2);
     BAD_ATTENTION(ARG, "window_right|-7", d.windowed = 1; d.window_right = -7);
     BAD_ATTENTION(UNSUPPORTED, "block|sparse", d.block_sparse = "a pattern");
-    folio_attention_desc good = {
-        .struct_size = sizeof good, .num_heads = 6, .k_head_size = 64, .dtype = FOLIO_F32};
+    folio_attention_desc good =
+        FOLIO_WITH(folio_attention_desc, .num_heads = 6, .k_head_size = 64, .dtype = FOLIO_F32);
     folio_attention *made = NULL;
     REFUSED(folio_attention_create(NULL, &good, &made), ARG, "ctx");
     REFUSED(folio_attention_create(ctx, NULL, &made), ARG, "desc");
@@ -249,15 +247,10 @@ BACKEND_TEST(errors, attention_limits_are_taken)
 {
     const int sizes[][2] = {{8, 8}, {512, 512}, {8, 512}, {80, 0}, {24, 504}};
     for (int i = 0; i < COUNT_OF(sizes); i++) {
-        folio_attention_desc d = {.struct_size = sizeof d,
-                                  .num_heads = 6,
-                                  .num_kv_heads = i % 2 ? 0 : 1,
-                                  .k_head_size = sizes[i][0],
-                                  .v_head_size = sizes[i][1],
-                                  .dtype = FOLIO_BF16,
-                                  .kv_dtype = FOLIO_INT8,
-                                  .window_left = -70,
-                                  .window_right = -71};
+        folio_attention_desc d =
+            FOLIO_WITH(folio_attention_desc, .num_heads = 6, .num_kv_heads = i % 2 ? 0 : 1,
+                       .k_head_size = sizes[i][0], .v_head_size = sizes[i][1], .dtype = FOLIO_BF16,
+                       .kv_dtype = FOLIO_INT8, .window_left = -70, .window_right = -71);
         folio_attention *made = NULL;
         CHECK_OK(folio_attention_create(ctx, &d, &made));
         folio_attention_destroy(made);
@@ -271,14 +264,8 @@ BACKEND_TEST(errors, attention_limits_are_taken)
 
 static folio_kv_cache_desc small_cache(void)
 {
-    return (folio_kv_cache_desc){.struct_size = sizeof(folio_kv_cache_desc),
-                                 .num_blocks = 5,
-                                 .num_layers = 2,
-                                 .block_size = 16,
-                                 .num_kv_heads = 2,
-                                 .k_head_size = 32,
-                                 .v_head_size = 16,
-                                 .dtype = FOLIO_F32};
+    return FOLIO_WITH(folio_kv_cache_desc, .num_blocks = 5, .num_layers = 2, .block_size = 16,
+                      .num_kv_heads = 2, .k_head_size = 32, .v_head_size = 16, .dtype = FOLIO_F32);
 }
 
 /* Refused by shape and by create alike, unless shape alone may know it. */
@@ -528,13 +515,9 @@ BACKEND_TEST(errors, strides_that_no_number_needs)
         w.v.token_stride = large[i];
         REFUSED(folio_kv_cache_write(one, 0, &w, NULL), ARG, "v: |stride|largest");
         folio_state part = {.out = {.data = x, .dtype = FOLIO_F32, .tokens = 1}, .lse = x + 64};
-        folio_merge m = {.struct_size = sizeof m,
-                         .num_heads = 1,
-                         .head_size = 8,
-                         .num_parts = 1,
-                         .parts = &part,
-                         .out = {.data = y, .dtype = FOLIO_F32, .tokens = 1},
-                         .lse = y + 64};
+        folio_merge m =
+            FOLIO_WITH(folio_merge, .num_heads = 1, .head_size = 8, .num_parts = 1, .parts = &part,
+                       .out = {.data = y, .dtype = FOLIO_F32, .tokens = 1}, .lse = y + 64);
         m.lse_head_stride = large[i];
         REFUSED(folio_merge_states(ctx, &m, NULL), ARG, "lse|stride|largest");
         m.lse_head_stride = 0;
@@ -564,13 +547,9 @@ enum { TOKENS = 3, HEADS = 2, SIZE = 8 };
     do {                                                                                           \
         folio_tensor in = {.data = x, .dtype = FOLIO_F32, .tokens = TOKENS};                       \
         folio_state parts[2] = {{.out = in, .lse = lse_in}, {.out = in, .lse = lse_in}};           \
-        folio_merge m = {.struct_size = sizeof m,                                                  \
-                         .num_heads = HEADS,                                                       \
-                         .head_size = SIZE,                                                        \
-                         .num_parts = 2,                                                           \
-                         .parts = parts,                                                           \
-                         .out = {.data = out.data, .dtype = FOLIO_F32, .tokens = TOKENS},          \
-                         .lse = lse.data};                                                         \
+        folio_merge m = FOLIO_WITH(                                                                \
+            folio_merge, .num_heads = HEADS, .head_size = SIZE, .num_parts = 2, .parts = parts,    \
+            .out = {.data = out.data, .dtype = FOLIO_F32, .tokens = TOKENS}, .lse = lse.data);     \
         change;                                                                                    \
         REFUSED(folio_merge_states(ctx, &m, NULL), ARG, words);                                    \
         CHECK(support_is_poison(out.data, out.bytes) && support_is_poison(lse.data, lse.bytes));   \
@@ -618,8 +597,8 @@ BACKEND_TEST(errors, merge)
 
 BACKEND_TEST(errors, bias_write)
 {
-    folio_attention_desc d = {
-        .struct_size = sizeof d, .num_heads = 1 << 13, .k_head_size = 8, .dtype = FOLIO_F32};
+    folio_attention_desc d = FOLIO_WITH(folio_attention_desc, .num_heads = 1 << 13,
+                                        .k_head_size = 8, .dtype = FOLIO_F32);
     folio_attention *wide = NULL, *narrow = NULL;
     CHECK_OK(folio_attention_create(ctx, &d, &wide));
     d.num_heads = 2;

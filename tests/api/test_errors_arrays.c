@@ -22,14 +22,9 @@ static folio_batch *new_batch(folio_context *ctx, int32_t block_size)
 
 static folio_kv_cache_desc small_cache(folio_dtype dtype, folio_layout layout)
 {
-    return (folio_kv_cache_desc){.struct_size = sizeof(folio_kv_cache_desc),
-                                 .num_blocks = BLOCKS,
-                                 .num_layers = 1,
-                                 .block_size = BLOCK,
-                                 .num_kv_heads = HEADS,
-                                 .k_head_size = SIZE,
-                                 .dtype = dtype,
-                                 .layout = layout};
+    return FOLIO_WITH(folio_kv_cache_desc, .num_blocks = BLOCKS, .num_layers = 1,
+                      .block_size = BLOCK, .num_kv_heads = HEADS, .k_head_size = SIZE,
+                      .dtype = dtype, .layout = layout);
 }
 
 BACKEND_TEST(errors_arrays, misaligned_arrays_of_a_sequence)
@@ -37,15 +32,9 @@ BACKEND_TEST(errors_arrays, misaligned_arrays_of_a_sequence)
     static const int32_t table[8];
     static const int64_t slots[8];
     folio_batch *batch = new_batch(ctx, BLOCK);
-    const folio_batch_seq good = {.struct_size = sizeof good,
-                                  .query_len = 2,
-                                  .seq_len = 2,
-                                  .block_table = table,
-                                  .num_blocks = 1,
-                                  .encoder_len = 2,
-                                  .encoder_new_len = 2,
-                                  .cross_block_table = table,
-                                  .num_cross_blocks = 1};
+    const folio_batch_seq good = FOLIO_WITH(
+        folio_batch_seq, .query_len = 2, .seq_len = 2, .block_table = table, .num_blocks = 1,
+        .encoder_len = 2, .encoder_new_len = 2, .cross_block_table = table, .num_cross_blocks = 1);
     folio_batch_seq s = good;
     s.block_table = SHIFTED(table);
     REFUSED(folio_batch_add(batch, &s), ARG, "block_table|align");

@@ -49,25 +49,16 @@ typedef struct {
 
 static folio_attention_desc attention_desc(folio_dtype kv_dtype)
 {
-    return (folio_attention_desc){.struct_size = sizeof(folio_attention_desc),
-                                  .num_heads = HEADS,
-                                  .num_kv_heads = KV_HEADS,
-                                  .k_head_size = DK,
-                                  .v_head_size = DV,
-                                  .dtype = FOLIO_F32,
-                                  .kv_dtype = kv_dtype};
+    return FOLIO_WITH(folio_attention_desc, .num_heads = HEADS, .num_kv_heads = KV_HEADS,
+                      .k_head_size = DK, .v_head_size = DV, .dtype = FOLIO_F32,
+                      .kv_dtype = kv_dtype);
 }
 
 static folio_kv_cache_desc cache_desc(folio_dtype dtype)
 {
-    return (folio_kv_cache_desc){.struct_size = sizeof(folio_kv_cache_desc),
-                                 .num_blocks = BLOCKS,
-                                 .num_layers = LAYERS,
-                                 .block_size = BLOCK,
-                                 .num_kv_heads = KV_HEADS,
-                                 .k_head_size = DK,
-                                 .v_head_size = DV,
-                                 .dtype = dtype};
+    return FOLIO_WITH(folio_kv_cache_desc, .num_blocks = BLOCKS, .num_layers = LAYERS,
+                      .block_size = BLOCK, .num_kv_heads = KV_HEADS, .k_head_size = DK,
+                      .v_head_size = DV, .dtype = dtype);
 }
 
 static const uint32_t plan_types[NUM_ATTENTIONS] = {15u,
@@ -75,16 +66,10 @@ static const uint32_t plan_types[NUM_ATTENTIONS] = {15u,
 
 static folio_plan_desc plan_desc(const fixture *f)
 {
-    return (folio_plan_desc){.struct_size = sizeof(folio_plan_desc),
-                             .attentions = f->attention,
-                             .types = plan_types,
-                             .num_attentions = NUM_ATTENTIONS,
-                             .block_size = BLOCK,
-                             .num_blocks = BLOCKS,
-                             .max_seqs = 4,
-                             .max_query_tokens = 32,
-                             .max_seq_len = MAX_SEQ_LEN,
-                             .max_encoder_tokens = 16};
+    return FOLIO_WITH(folio_plan_desc, .attentions = f->attention, .types = plan_types,
+                      .num_attentions = NUM_ATTENTIONS, .block_size = BLOCK, .num_blocks = BLOCKS,
+                      .max_seqs = 4, .max_query_tokens = 32, .max_seq_len = MAX_SEQ_LEN,
+                      .max_encoder_tokens = 16);
 }
 
 static folio_batch *empty_batch(folio_context *ctx, int block_size)
@@ -812,22 +797,14 @@ BACKEND_TEST(errors_forward, released_window_blocks)
         folio_attention *attention = NULL;
         CHECK_OK(folio_attention_create(ctx, &ad, &attention));
         folio_attention *list[1] = {attention};
-        folio_plan_desc pd = {.struct_size = sizeof pd,
-                              .attentions = list,
-                              .num_attentions = 1,
-                              .block_size = BLOCK,
-                              .num_blocks = BLOCKS,
-                              .max_seqs = 1,
-                              .max_query_tokens = 1,
-                              .max_seq_len = 64};
+        folio_plan_desc pd = FOLIO_WITH(folio_plan_desc, .attentions = list, .num_attentions = 1,
+                                        .block_size = BLOCK, .num_blocks = BLOCKS, .max_seqs = 1,
+                                        .max_query_tokens = 1, .max_seq_len = 64);
         folio_plan *plan = NULL;
         CHECK_OK(folio_plan_create(ctx, &pd, &plan));
         folio_batch *batch = empty_batch(ctx, BLOCK);
-        folio_batch_seq s = {.struct_size = sizeof s,
-                             .query_len = 1,
-                             .seq_len = 40,
-                             .block_table = cases[i].table,
-                             .num_blocks = 3};
+        folio_batch_seq s = FOLIO_WITH(folio_batch_seq, .query_len = 1, .seq_len = 40,
+                                       .block_table = cases[i].table, .num_blocks = 3);
         REQUIRE_TEST(plan && batch);
         folio_status status = folio_batch_add(batch, &s);
         if (status == FOLIO_OK) status = folio_plan_update(plan, batch, NULL);
@@ -857,14 +834,9 @@ BACKEND_TEST(errors_forward, released_blocks_where_no_row_sees_a_key)
     CHECK_OK(folio_attention_create(ctx, &ad, &attention));
     CHECK_OK(folio_kv_cache_create(ctx, &cd, &cache));
     support_poison_cache(cache);
-    folio_plan_desc pd = {.struct_size = sizeof pd,
-                          .attentions = &attention,
-                          .num_attentions = 1,
-                          .block_size = BLOCK,
-                          .num_blocks = BLOCKS,
-                          .max_seqs = 1,
-                          .max_query_tokens = 2,
-                          .max_seq_len = 64};
+    folio_plan_desc pd = FOLIO_WITH(folio_plan_desc, .attentions = &attention, .num_attentions = 1,
+                                    .block_size = BLOCK, .num_blocks = BLOCKS, .max_seqs = 1,
+                                    .max_query_tokens = 2, .max_seq_len = 64);
     folio_plan *plan = NULL;
     CHECK_OK(folio_plan_create(ctx, &pd, &plan));
     folio_batch *batch = empty_batch(ctx, BLOCK);
@@ -872,14 +844,10 @@ BACKEND_TEST(errors_forward, released_blocks_where_no_row_sees_a_key)
     for (int i = 0; i < COUNT_OF(cases); i++) {
         float q[2 * HEADS * DK] = {1}, out[2 * HEADS * DV], lse[2 * HEADS];
         const int64_t nowhere[2] = {-1, -1};
-        folio_batch_seq s = {.struct_size = sizeof s,
-                             .query_len = 2,
-                             .seq_len = 20,
-                             .block_table = cases[i].table,
-                             .num_blocks = 2,
-                             .slots = nowhere,
-                             .positions_given = 1,
-                             .first_query_pos = cases[i].first_query_pos};
+        folio_batch_seq s =
+            FOLIO_WITH(folio_batch_seq, .query_len = 2, .seq_len = 20,
+                       .block_table = cases[i].table, .num_blocks = 2, .slots = nowhere,
+                       .positions_given = 1, .first_query_pos = cases[i].first_query_pos);
         folio_batch_clear(batch);
         CHECK_OK(folio_batch_add(batch, &s));
         if (cases[i].refused != NULL) {
@@ -888,8 +856,8 @@ BACKEND_TEST(errors_forward, released_blocks_where_no_row_sees_a_key)
         }
         CHECK_OK(folio_plan_update(plan, batch, NULL));
         memset(out, 0x55, sizeof out);
-        folio_tensors t = {
-            .struct_size = sizeof t, .q = {q, 0, 2, 0, 0}, .out = {out, 0, 2, 0, 0}, .lse = lse};
+        folio_tensors t =
+            FOLIO_WITH(folio_tensors, .q = {q, 0, 2, 0, 0}, .out = {out, 0, 2, 0, 0}, .lse = lse);
         CHECK_OK(folio_attention_forward(plan, 0, FOLIO_ATTENTION_DECODER, cache, 0, &t, NULL));
         for (int x = 0; x < 2 * HEADS * DV; x++) CHECK(out[x] == 0.0f);
         for (int x = 0; x < 2 * HEADS; x++) CHECK(lse[x] == -INFINITY);
@@ -907,27 +875,18 @@ BACKEND_TEST(errors_forward, longest_query)
     folio_attention *attention = NULL;
     CHECK_OK(folio_attention_create(ctx, &ad, &attention));
     folio_attention *list[1] = {attention};
-    folio_plan_desc pd = {.struct_size = sizeof pd,
-                          .attentions = list,
-                          .num_attentions = 1,
-                          .block_size = BLOCK,
-                          .num_blocks = BLOCKS,
-                          .max_seqs = 4,
-                          .max_query_tokens = 8,
-                          .max_seq_len = 64,
-                          .flags = FOLIO_PLAN_BATCH_INVARIANT,
-                          .max_query_len = 2};
+    folio_plan_desc pd =
+        FOLIO_WITH(folio_plan_desc, .attentions = list, .num_attentions = 1, .block_size = BLOCK,
+                   .num_blocks = BLOCKS, .max_seqs = 4, .max_query_tokens = 8, .max_seq_len = 64,
+                   .flags = FOLIO_PLAN_BATCH_INVARIANT, .max_query_len = 2);
     folio_plan *plan = NULL;
     CHECK_OK(folio_plan_create(ctx, &pd, &plan));
     folio_batch *batch = empty_batch(ctx, BLOCK);
     REQUIRE_TEST(plan && batch);
     const int32_t tables[2][1] = {{4}, {5}};
     for (int64_t i = 0; i < 2; i++) {
-        folio_batch_seq s = {.struct_size = sizeof s,
-                             .query_len = 2 + i,
-                             .seq_len = 9,
-                             .block_table = tables[i],
-                             .num_blocks = 1};
+        folio_batch_seq s = FOLIO_WITH(folio_batch_seq, .query_len = 2 + i, .seq_len = 9,
+                                       .block_table = tables[i], .num_blocks = 1);
         CHECK_OK(folio_batch_add(batch, &s));
         if (i == 0) CHECK_OK(folio_plan_update(plan, batch, NULL));
         else

@@ -28,15 +28,10 @@ static folio_status fill_batch(folio_batch *batch)
 {
     for (int32_t i = 0; i < 6; i++) {
         const int32_t table[2] = {2 * i, 2 * i + 1}, cross[1] = {12 + i};
-        folio_batch_seq seq = {.struct_size = sizeof seq,
-                               .query_len = 3,
-                               .seq_len = 20,
-                               .block_table = table,
-                               .num_blocks = 2,
-                               .encoder_len = 4,
-                               .encoder_new_len = 4,
-                               .cross_block_table = cross,
-                               .num_cross_blocks = 1};
+        folio_batch_seq seq =
+            FOLIO_WITH(folio_batch_seq, .query_len = 3, .seq_len = 20, .block_table = table,
+                       .num_blocks = 2, .encoder_len = 4, .encoder_new_len = 4,
+                       .cross_block_table = cross, .num_cross_blocks = 1);
         folio_batch_info before = {.struct_size = sizeof before}, after = before;
         CHECK_OK(folio_batch_get_info(batch, &before));
         folio_status status = folio_batch_add(batch, &seq);
@@ -57,19 +52,16 @@ static folio_status fill_batch(folio_batch *batch)
 static folio_status use_plan(whole *w)
 {
     float q[18 * 16] = {0}, k[18 * 8] = {0}, out[18 * 16];
-    folio_tensors t = {.struct_size = sizeof t,
-                       .q = {.data = q, .tokens = 18},
-                       .k = {.data = k, .tokens = 18},
-                       .v = {.data = k, .tokens = 18},
-                       .out = {.data = out, .tokens = 18}};
+    folio_tensors t =
+        FOLIO_WITH(folio_tensors, .q = {.data = q, .tokens = 18}, .k = {.data = k, .tokens = 18},
+                   .v = {.data = k, .tokens = 18}, .out = {.data = out, .tokens = 18});
     TRY_STATUS(folio_plan_update(w->plan, w->batch, NULL));
     TRY_STATUS(folio_attention_forward(w->plan, 0, FOLIO_ATTENTION_DECODER, w->cache, 1, &t, NULL));
     const int64_t slots[2] = {40, 3};
     const folio_block_pair pairs[2] = {{1, 4}, {0, 5}};
-    folio_kv_write write = {.struct_size = sizeof write,
-                            .k = {.data = k, .dtype = FOLIO_F32, .tokens = 2},
-                            .v = {.data = k, .dtype = FOLIO_F32, .tokens = 2},
-                            .slots = slots};
+    folio_kv_write write =
+        FOLIO_WITH(folio_kv_write, .k = {.data = k, .dtype = FOLIO_F32, .tokens = 2},
+                   .v = {.data = k, .dtype = FOLIO_F32, .tokens = 2}, .slots = slots);
     TRY_STATUS(folio_kv_cache_write(w->cache, 0, &write, NULL));
     return folio_kv_cache_copy_blocks(w->cache, w->cache, pairs, 2, NULL);
 }
@@ -79,36 +71,23 @@ static folio_status make_whole(whole *w, const char *backend, const folio_alloca
     folio_context_desc cd = {.struct_size = sizeof cd, .backend = backend, .num_threads = 2};
     cd.allocator = *allocator;
     TRY_STATUS(folio_context_create(&cd, &w->ctx));
-    folio_attention_desc ad = {.struct_size = sizeof ad,
-                               .num_heads = 2,
-                               .num_kv_heads = 1,
-                               .k_head_size = 8,
-                               .dtype = FOLIO_F32,
-                               .kv_dtype = FOLIO_INT8};
+    folio_attention_desc ad =
+        FOLIO_WITH(folio_attention_desc, .num_heads = 2, .num_kv_heads = 1, .k_head_size = 8,
+                   .dtype = FOLIO_F32, .kv_dtype = FOLIO_INT8);
     TRY_STATUS(folio_attention_create(w->ctx, &ad, &w->attention));
-    folio_kv_cache_desc kd = {.struct_size = sizeof kd,
-                              .num_blocks = 20,
-                              .num_layers = 2,
-                              .block_size = 16,
-                              .num_kv_heads = 1,
-                              .k_head_size = 8,
-                              .dtype = FOLIO_INT8};
+    folio_kv_cache_desc kd =
+        FOLIO_WITH(folio_kv_cache_desc, .num_blocks = 20, .num_layers = 2, .block_size = 16,
+                   .num_kv_heads = 1, .k_head_size = 8, .dtype = FOLIO_INT8);
     TRY_STATUS(folio_kv_cache_create(w->ctx, &kd, &w->cache));
     folio_batch_desc bd = {.struct_size = sizeof bd, .block_size = 16, .max_seqs = 2};
     TRY_STATUS(folio_batch_create(w->ctx, &bd, &w->batch));
     TRY_STATUS(fill_batch(w->batch));
     folio_attention *list[1] = {w->attention};
     const uint32_t types[1] = {15u};
-    folio_plan_desc pd = {.struct_size = sizeof pd,
-                          .attentions = list,
-                          .types = types,
-                          .num_attentions = 1,
-                          .block_size = 16,
-                          .num_blocks = 20,
-                          .max_seqs = 8,
-                          .max_query_tokens = 32,
-                          .max_seq_len = 64,
-                          .max_encoder_tokens = 32};
+    folio_plan_desc pd =
+        FOLIO_WITH(folio_plan_desc, .attentions = list, .types = types, .num_attentions = 1,
+                   .block_size = 16, .num_blocks = 20, .max_seqs = 8, .max_query_tokens = 32,
+                   .max_seq_len = 64, .max_encoder_tokens = 32);
     TRY_STATUS(folio_plan_create(w->ctx, &pd, &w->plan));
     return use_plan(w);
 }
@@ -147,13 +126,8 @@ TEST(errors_memory, memory_that_runs_out)
 
 static folio_kv_cache_desc small_cache(void)
 {
-    return (folio_kv_cache_desc){.struct_size = sizeof(folio_kv_cache_desc),
-                                 .num_blocks = 5,
-                                 .num_layers = 1,
-                                 .block_size = 16,
-                                 .num_kv_heads = 2,
-                                 .k_head_size = 32,
-                                 .dtype = FOLIO_F32};
+    return FOLIO_WITH(folio_kv_cache_desc, .num_blocks = 5, .num_layers = 1, .block_size = 16,
+                      .num_kv_heads = 2, .k_head_size = 32, .dtype = FOLIO_F32);
 }
 
 /* Each call hands its struct to the library and gives back what it made. */

@@ -191,22 +191,13 @@ static bool open_world(world *w, folio_context *ctx, int32_t v_size)
 {
     memset(w, 0, sizeof *w);
     w->ctx = ctx;
-    folio_attention_desc a = {.struct_size = sizeof a,
-                              .num_heads = HEADS,
-                              .num_kv_heads = KV_HEADS,
-                              .k_head_size = SIZE,
-                              .v_head_size = v_size,
-                              .dtype = FOLIO_F32,
-                              .kv_dtype = FOLIO_INT8};
-    folio_kv_cache_desc c = {.struct_size = sizeof c,
-                             .num_blocks = BLOCKS,
-                             .num_layers = 1,
-                             .block_size = BLOCK,
-                             .num_kv_heads = KV_HEADS,
-                             .k_head_size = SIZE,
-                             .v_head_size = v_size,
-                             .dtype = FOLIO_INT8,
-                             .layout = FOLIO_LAYOUT_NHD};
+    folio_attention_desc a = FOLIO_WITH(
+        folio_attention_desc, .num_heads = HEADS, .num_kv_heads = KV_HEADS, .k_head_size = SIZE,
+        .v_head_size = v_size, .dtype = FOLIO_F32, .kv_dtype = FOLIO_INT8);
+    folio_kv_cache_desc c =
+        FOLIO_WITH(folio_kv_cache_desc, .num_blocks = BLOCKS, .num_layers = 1, .block_size = BLOCK,
+                   .num_kv_heads = KV_HEADS, .k_head_size = SIZE, .v_head_size = v_size,
+                   .dtype = FOLIO_INT8, .layout = FOLIO_LAYOUT_NHD);
     CHECK_OK(folio_attention_create(ctx, &a, &w->attention));
     w->shape.struct_size = sizeof w->shape;
     CHECK_OK(folio_kv_cache_get_shape(NULL, &c, &w->shape));
@@ -215,33 +206,22 @@ static bool open_world(world *w, folio_context *ctx, int32_t v_size)
     void *k = base, *v = base + w->shape.v.offset_bytes;
     float *k_scales = (float *)(void *)(base + w->shape.k_scales.offset_bytes);
     float *v_scales = (float *)(void *)(base + w->shape.v_scales.offset_bytes);
-    folio_kv_memory m = {.struct_size = sizeof m,
-                         .k = &k,
-                         .v = &v,
-                         .k_scales = &k_scales,
-                         .v_scales = &v_scales,
-                         .k_bytes = (size_t)w->shape.k.bytes,
-                         .v_bytes = (size_t)w->shape.v.bytes,
-                         .k_scales_bytes = (size_t)w->shape.k_scales.bytes,
-                         .v_scales_bytes = (size_t)w->shape.v_scales.bytes};
+    folio_kv_memory m =
+        FOLIO_WITH(folio_kv_memory, .k = &k, .v = &v, .k_scales = &k_scales, .v_scales = &v_scales,
+                   .k_bytes = (size_t)w->shape.k.bytes, .v_bytes = (size_t)w->shape.v.bytes,
+                   .k_scales_bytes = (size_t)w->shape.k_scales.bytes,
+                   .v_scales_bytes = (size_t)w->shape.v_scales.bytes);
     CHECK_OK(folio_kv_cache_wrap(ctx, &c, &m, &w->cache));
     folio_batch_desc b = {.struct_size = sizeof b, .block_size = BLOCK};
     CHECK_OK(folio_batch_create(ctx, &b, &w->batch));
     folio_attention *list[] = {w->attention};
-    folio_plan_desc p = {.struct_size = sizeof p,
-                         .attentions = list,
-                         .num_attentions = 1,
-                         .cache = w->cache,
-                         .max_seqs = 2,
-                         .max_query_tokens = ROWS,
-                         .max_seq_len = BLOCKS * BLOCK};
+    folio_plan_desc p =
+        FOLIO_WITH(folio_plan_desc, .attentions = list, .num_attentions = 1, .cache = w->cache,
+                   .max_seqs = 2, .max_query_tokens = ROWS, .max_seq_len = BLOCKS * BLOCK);
     CHECK_OK(folio_plan_create(ctx, &p, &w->plan));
     if (w->plan == NULL || w->batch == NULL) return false;
-    folio_batch_seq seq = {.struct_size = sizeof seq,
-                           .query_len = ROWS,
-                           .seq_len = ROWS,
-                           .block_table = (const int32_t[]){2},
-                           .num_blocks = 1};
+    folio_batch_seq seq = FOLIO_WITH(folio_batch_seq, .query_len = ROWS, .seq_len = ROWS,
+                                     .block_table = (const int32_t[]){2}, .num_blocks = 1);
     CHECK_OK(folio_batch_add(w->batch, &seq));
     CHECK_OK(folio_plan_update(w->plan, w->batch, NULL));
     CHECK_OK(folio_plan_get_workspace_size(w->plan, &w->workspace_size));
@@ -266,12 +246,10 @@ static folio_status forward(const world *w, const folio_tensors *t, const folio_
 static folio_tensors apart(float *x)
 {
     int64_t q = ROWS * HEADS * SIZE, kv = ROWS * KV_HEADS * SIZE;
-    return (folio_tensors){.struct_size = sizeof(folio_tensors),
-                           .q = {.data = x, .tokens = ROWS},
-                           .k = {.data = x + q, .tokens = ROWS},
-                           .v = {.data = x + q + kv, .tokens = ROWS},
-                           .out = {.data = x + q + 2 * kv, .tokens = ROWS},
-                           .lse = x + 2 * q + 2 * kv};
+    return FOLIO_WITH(folio_tensors, .q = {.data = x, .tokens = ROWS},
+                      .k = {.data = x + q, .tokens = ROWS},
+                      .v = {.data = x + q + kv, .tokens = ROWS},
+                      .out = {.data = x + q + 2 * kv, .tokens = ROWS}, .lse = x + 2 * q + 2 * kv);
 }
 
 /* The same in rows of ROW floats: q, k, v, out, lse. */
@@ -473,10 +451,9 @@ BACKEND_TEST(overlap, stored_rows_are_not_in_the_cache)
     reads.k = reads.v = (folio_tensor){0};
     reads.bias = (folio_bias){end - 4, FOLIO_F32, {1, 1, 1, 1}, {0}};
     CHECK_OK(forward(&w, &reads, NULL));
-    folio_kv_write good = {.struct_size = sizeof good,
-                           .k = {.data = x, .dtype = FOLIO_F32, .tokens = ROWS},
-                           .v = {.data = x + 1, .dtype = FOLIO_F32, .tokens = ROWS},
-                           .slots = slots};
+    folio_kv_write good =
+        FOLIO_WITH(folio_kv_write, .k = {.data = x, .dtype = FOLIO_F32, .tokens = ROWS},
+                   .v = {.data = x + 1, .dtype = FOLIO_F32, .tokens = ROWS}, .slots = slots);
     CHECK_OK(folio_kv_cache_write(w.cache, 0, &good, NULL));
     folio_kv_write bad = good;
     bad.k.data = c;
@@ -493,11 +470,10 @@ BACKEND_TEST(overlap, gathered_rows_are_apart)
     world w;
     REQUIRE_TEST(open_world(&w, ctx, SIZE));
     support_fill(x, COUNT_OF(x), 10, 1);
-    folio_kv_gather good = {.struct_size = sizeof good,
-                            .k = {.data = x, .dtype = FOLIO_F32, .tokens = ROWS},
-                            .v = {.data = x + KV_ROWS, .dtype = FOLIO_F32, .tokens = ROWS},
-                            .slots = slots,
-                            .num_slots = ROWS};
+    folio_kv_gather good =
+        FOLIO_WITH(folio_kv_gather, .k = {.data = x, .dtype = FOLIO_F32, .tokens = ROWS},
+                   .v = {.data = x + KV_ROWS, .dtype = FOLIO_F32, .tokens = ROWS}, .slots = slots,
+                   .num_slots = ROWS);
     folio_kv_gather bad = good;
     bad.v.data = x;
     MOVE_REFUSED(folio_kv_cache_gather(w.cache, 0, &bad, NULL), "k and v share memory");
@@ -521,13 +497,9 @@ BACKEND_TEST(overlap, rows_of_blocks_are_apart)
     REQUIRE_TEST(open_world(&w, ctx, SIZE));
     int8_t *k = (int8_t *)(void *)x;
     float *scales = x + 2 * NUMBERS / 4;
-    folio_kv_rows good = {.struct_size = sizeof good,
-                          .k = k,
-                          .v = k + NUMBERS,
-                          .k_scales = scales,
-                          .v_scales = scales + SCALES,
-                          .num_blocks = 2,
-                          .blocks = (const int64_t[]){3, 1}};
+    folio_kv_rows good =
+        FOLIO_WITH(folio_kv_rows, .k = k, .v = k + NUMBERS, .k_scales = scales,
+                   .v_scales = scales + SCALES, .num_blocks = 2, .blocks = (const int64_t[]){3, 1});
     folio_kv_rows bad = good;
     bad.v = k + NUMBERS - 1;
     MOVE_REFUSED(folio_kv_cache_unpack(w.cache, 0, &bad, NULL), "k and v share memory");

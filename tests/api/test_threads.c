@@ -335,14 +335,9 @@ static void open_step(step *s, folio_context *ctx)
     CHECK_OK(folio_attention_create(ctx, &a, &s->attention));
     CHECK_OK(folio_kv_cache_create(ctx, &c, &s->cache));
     CHECK_OK(folio_batch_create(ctx, &b, &s->batch));
-    folio_plan_desc p = {.struct_size = sizeof p,
-                         .attentions = &s->attention,
-                         .num_attentions = 1,
-                         .block_size = 16,
-                         .num_blocks = BLOCKS,
-                         .max_seqs = 1,
-                         .max_query_tokens = LEN,
-                         .max_seq_len = LEN};
+    folio_plan_desc p = FOLIO_WITH(folio_plan_desc, .attentions = &s->attention,
+                                   .num_attentions = 1, .block_size = 16, .num_blocks = BLOCKS,
+                                   .max_seqs = 1, .max_query_tokens = LEN, .max_seq_len = LEN);
     CHECK_OK(folio_plan_create(ctx, &p, &s->plan));
     int32_t table[BLOCKS];
     for (int i = 0; i < BLOCKS; i++) table[i] = BLOCKS - 1 - i;

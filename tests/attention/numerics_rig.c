@@ -166,13 +166,10 @@ folio_status rig_replan(rig *r, uint32_t types)
     folio_batch_destroy(r->batch);
     r->plan = NULL;
     r->batch = NULL;
-    folio_batch_desc batch = {.struct_size = sizeof batch,
-                              .block_size = r->kv.block_size,
-                              .max_seqs = RIG_SEQS,
-                              .max_query_tokens = RIG_SEQS * RIG_TOKENS,
-                              .max_blocks = RIG_SEQS * RIG_TOKENS,
-                              .max_encoder_tokens = RIG_SEQS * RIG_TOKENS,
-                              .max_cross_blocks = RIG_SEQS * RIG_TOKENS};
+    folio_batch_desc batch = FOLIO_WITH(
+        folio_batch_desc, .block_size = r->kv.block_size, .max_seqs = RIG_SEQS,
+        .max_query_tokens = RIG_SEQS * RIG_TOKENS, .max_blocks = RIG_SEQS * RIG_TOKENS,
+        .max_encoder_tokens = RIG_SEQS * RIG_TOKENS, .max_cross_blocks = RIG_SEQS * RIG_TOKENS);
     folio_status status = folio_batch_create(r->ctx, &batch, &r->batch);
     for (int64_t s = 0; s < r->num_seqs && status == FOLIO_OK; s++) {
         folio_batch_seq seq = r->seqs[s];
@@ -186,16 +183,12 @@ folio_status rig_replan(rig *r, uint32_t types)
     }
     if (status != FOLIO_OK) return status;
     folio_attention *attention = r->attention;
-    folio_plan_desc plan = {.struct_size = sizeof plan,
-                            .attentions = &attention,
-                            .types = &types,
-                            .num_attentions = 1,
-                            .block_size = r->cache ? r->kv.block_size : 0,
-                            .num_blocks = r->cache ? r->kv.num_blocks : 0,
-                            .max_seqs = RIG_SEQS,
-                            .max_query_tokens = RIG_SEQS * RIG_TOKENS,
-                            .max_seq_len = RIG_TOKENS,
-                            .max_encoder_tokens = RIG_SEQS * RIG_TOKENS};
+    folio_plan_desc plan =
+        FOLIO_WITH(folio_plan_desc, .attentions = &attention, .types = &types, .num_attentions = 1,
+                   .block_size = r->cache ? r->kv.block_size : 0,
+                   .num_blocks = r->cache ? r->kv.num_blocks : 0, .max_seqs = RIG_SEQS,
+                   .max_query_tokens = RIG_SEQS * RIG_TOKENS, .max_seq_len = RIG_TOKENS,
+                   .max_encoder_tokens = RIG_SEQS * RIG_TOKENS);
     status = folio_plan_create(r->ctx, &plan, &r->plan);
     if (status == FOLIO_OK) status = folio_plan_update(r->plan, r->batch, NULL);
     return status;

@@ -88,13 +88,10 @@ static void wrap_strided(folio_context *ctx, raw_cache *c)
     void *k = at, *v = at + k_bytes;
     float *ks = (float *)(void *)(at + k_bytes + v_bytes);
     float *vs = (float *)(void *)(at + k_bytes + v_bytes + s_bytes);
-    folio_kv_memory memory = {.struct_size = sizeof memory,
-                              .k = &k,
-                              .v = &v,
-                              .k_bytes = (size_t)k_bytes,
-                              .v_bytes = (size_t)v_bytes,
-                              .k_strides = {N * H * k_row, H * k_row, k_row},
-                              .v_strides = {N * H * v_row, H * v_row, v_row}};
+    folio_kv_memory memory =
+        FOLIO_WITH(folio_kv_memory, .k = &k, .v = &v, .k_bytes = (size_t)k_bytes,
+                   .v_bytes = (size_t)v_bytes, .k_strides = {N * H * k_row, H * k_row, k_row},
+                   .v_strides = {N * H * v_row, H * v_row, v_row});
     if (d->dtype == FOLIO_INT8) {
         memory.k_scales = &ks, memory.v_scales = &vs;
         memory.k_scales_bytes = memory.v_scales_bytes = (size_t)s_bytes;
@@ -110,13 +107,10 @@ static void pack(raw_cache *c, const raw_keys *keys, int64_t first, int64_t coun
     int64_t blocks[RAW_KEYS], row = first * c->desc.block_size * keys->heads;
     int64_t elem = (int64_t)folio_dtype_size(keys->dtype);
     for (int64_t i = 0; i < count; i++) blocks[i] = c->table[first + i];
-    folio_kv_rows rows = {.struct_size = sizeof rows,
-                          .k = keys->k + row * keys->k_size * elem,
-                          .v = keys->v + row * keys->v_size * elem,
-                          .k_scales = keys->k_scales + row,
-                          .v_scales = keys->v_scales + row,
-                          .num_blocks = count,
-                          .blocks = blocks};
+    folio_kv_rows rows =
+        FOLIO_WITH(folio_kv_rows, .k = keys->k + row * keys->k_size * elem,
+                   .v = keys->v + row * keys->v_size * elem, .k_scales = keys->k_scales + row,
+                   .v_scales = keys->v_scales + row, .num_blocks = count, .blocks = blocks);
     CHECK_OK(folio_kv_cache_pack(c->cache, 0, &rows, NULL));
 }
 
@@ -158,15 +152,10 @@ void raw_cache_part_scales(folio_context *ctx, const raw_keys *keys, raw_cache *
     float *ks = (float *)(void *)((char *)k + shape.layer_bytes);
     float *vs = (float *)(void *)((char *)k + shape.layer_bytes + bytes);
     folio_kv_strides strides = {N * (H + 1), H + 1, 1};
-    folio_kv_memory memory = {.struct_size = sizeof memory,
-                              .k = &k,
-                              .k_bytes = (size_t)shape.layer_bytes,
-                              .k_scales = &ks,
-                              .v_scales = &vs,
-                              .k_scales_bytes = bytes,
-                              .v_scales_bytes = bytes,
-                              .k_scales_strides = strides,
-                              .v_scales_strides = strides};
+    folio_kv_memory memory =
+        FOLIO_WITH(folio_kv_memory, .k = &k, .k_bytes = (size_t)shape.layer_bytes, .k_scales = &ks,
+                   .v_scales = &vs, .k_scales_bytes = bytes, .v_scales_bytes = bytes,
+                   .k_scales_strides = strides, .v_scales_strides = strides);
     CHECK_OK(folio_kv_cache_wrap(ctx, d, &memory, &c->cache));
     if (c->cache != NULL) pack(c, keys, 0, RAW_KEYS / N);
 }
@@ -198,23 +187,19 @@ static folio_batch *make_batch(folio_context *ctx, const raw_call *call, const r
     for (int64_t s = 0; s < call->num_seqs; s++)
         blocks += (call->seqs[s].seq_len + block_size - 1) / block_size;
     /* no room to spare: what is read past the last table is past the memory */
-    folio_batch_desc desc = {.struct_size = sizeof desc,
-                             .block_size = block_size,
-                             .max_seqs = call->num_seqs,
-                             .max_query_tokens = raw_rows(call),
-                             .max_blocks = cache != NULL ? blocks : 0};
+    folio_batch_desc desc =
+        FOLIO_WITH(folio_batch_desc, .block_size = block_size, .max_seqs = call->num_seqs,
+                   .max_query_tokens = raw_rows(call), .max_blocks = cache != NULL ? blocks : 0);
     int64_t nowhere[RAW_KEYS]; /* the sequences share their blocks: nothing is stored */
     for (int i = 0; i < RAW_KEYS; i++) nowhere[i] = -1;
     folio_batch *batch = NULL;
     CHECK_OK(folio_batch_create(ctx, &desc, &batch));
     for (int64_t s = 0; batch != NULL && s < call->num_seqs; s++) {
         const raw_seq *seq = &call->seqs[s];
-        folio_batch_seq added = {.struct_size = sizeof added,
-                                 .query_len = seq->query_len,
-                                 .seq_len = seq->seq_len,
-                                 .padding = seq->seq_len == 0,
-                                 .slots = cache != NULL ? nowhere : NULL,
-                                 .causality = seq->causality};
+        folio_batch_seq added =
+            FOLIO_WITH(folio_batch_seq, .query_len = seq->query_len, .seq_len = seq->seq_len,
+                       .padding = seq->seq_len == 0, .slots = cache != NULL ? nowhere : NULL,
+                       .causality = seq->causality);
         int32_t table[RAW_KEYS];
         if (cache != NULL) {
             added.num_blocks = (seq->seq_len + block_size - 1) / block_size;
@@ -232,14 +217,11 @@ static folio_batch *make_batch(folio_context *ctx, const raw_call *call, const r
 static folio_plan *make_plan(folio_context *ctx, const raw_call *call, const raw_cache *cache,
                              folio_attention *attention, folio_batch *batch)
 {
-    folio_plan_desc desc = {.struct_size = sizeof desc,
-                            .attentions = &attention,
-                            .num_attentions = 1,
-                            .block_size = cache != NULL ? cache->desc.block_size : 0,
-                            .num_blocks = cache != NULL ? cache->desc.num_blocks : 0,
-                            .max_seqs = call->num_seqs,
-                            .max_query_tokens = raw_rows(call),
-                            .max_seq_len = RAW_KEYS};
+    folio_plan_desc desc = FOLIO_WITH(
+        folio_plan_desc, .attentions = &attention, .num_attentions = 1,
+        .block_size = cache != NULL ? cache->desc.block_size : 0,
+        .num_blocks = cache != NULL ? cache->desc.num_blocks : 0, .max_seqs = call->num_seqs,
+        .max_query_tokens = raw_rows(call), .max_seq_len = RAW_KEYS);
     folio_plan *plan = NULL;
     CHECK_OK(folio_plan_create(ctx, &desc, &plan));
     if (plan != NULL) CHECK_OK(folio_plan_update(plan, batch, NULL));

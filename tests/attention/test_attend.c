@@ -28,14 +28,9 @@ typedef struct {
 
 static folio_status make_cache(folio_context *ctx, folio_dtype dtype, folio_kv_cache **cache)
 {
-    const folio_kv_cache_desc d = {.struct_size = sizeof d,
-                                   .num_layers = LAYERS,
-                                   .num_blocks = BLOCKS,
-                                   .block_size = BLOCK,
-                                   .num_kv_heads = KV_HEADS,
-                                   .k_head_size = DK,
-                                   .v_head_size = DV,
-                                   .dtype = dtype};
+    const folio_kv_cache_desc d = FOLIO_WITH(
+        folio_kv_cache_desc, .num_layers = LAYERS, .num_blocks = BLOCKS, .block_size = BLOCK,
+        .num_kv_heads = KV_HEADS, .k_head_size = DK, .v_head_size = DV, .dtype = dtype);
     return folio_kv_cache_create(ctx, &d, cache);
 }
 
@@ -61,10 +56,8 @@ static void open_world(world *w, folio_context *ctx, folio_dtype dtype, folio_dt
     for (int i = 0; i < TOKENS; i++) slots[i] = i;
     support_fill(k, COUNT_OF(k), 80, 1.0f);
     support_fill(v, COUNT_OF(v), 81, 1.0f);
-    const folio_kv_write write = {.struct_size = sizeof write,
-                                  .k = {k, FOLIO_F32, TOKENS, 0, 0},
-                                  .v = {v, FOLIO_F32, TOKENS, 0, 0},
-                                  .slots = slots};
+    const folio_kv_write write = FOLIO_WITH(folio_kv_write, .k = {k, FOLIO_F32, TOKENS, 0, 0},
+                                            .v = {v, FOLIO_F32, TOKENS, 0, 0}, .slots = slots);
     CHECK_OK(folio_kv_cache_write(w->cache, 1, &write, NULL));
 }
 
@@ -76,20 +69,11 @@ static folio_tensor input(world *w, int t)
 
 static folio_attend_args good_args(world *w)
 {
-    folio_attend_args a = {.struct_size = sizeof a,
-                           .q = input(w, 0),
-                           .k = input(w, 1),
-                           .v = input(w, 2),
-                           .out = {w->out, 0, ROWS, 0, 0},
-                           .lse = w->lse,
-                           .num_heads = HEADS,
-                           .cache = w->cache,
-                           .layer = 1,
-                           .num_seqs = SEQS,
-                           .query_start = starts,
-                           .seq_lens = lens,
-                           .block_tables = tables[0],
-                           .row_stride = STRIDE};
+    folio_attend_args a =
+        FOLIO_WITH(folio_attend_args, .q = input(w, 0), .k = input(w, 1), .v = input(w, 2),
+                   .out = {w->out, 0, ROWS, 0, 0}, .lse = w->lse, .num_heads = HEADS,
+                   .cache = w->cache, .layer = 1, .num_seqs = SEQS, .query_start = starts,
+                   .seq_lens = lens, .block_tables = tables[0], .row_stride = STRIDE);
     a.q.dtype = w->dtype;
     return a;
 }
@@ -97,18 +81,11 @@ static folio_attend_args good_args(world *w)
 /* The long way to the same: all parts by hand. */
 static folio_status by_plan(folio_context *ctx, const folio_attend_args *a, folio_dtype kv_dtype)
 {
-    const folio_attention_desc ad = {.struct_size = sizeof ad,
-                                     .num_heads = HEADS,
-                                     .num_kv_heads = KV_HEADS,
-                                     .k_head_size = DK,
-                                     .v_head_size = DV,
-                                     .dtype = a->q.dtype,
-                                     .kv_dtype = kv_dtype,
-                                     .scale = a->scale,
-                                     .soft_cap = a->soft_cap,
-                                     .windowed = a->windowed,
-                                     .window_left = a->window_left,
-                                     .window_right = a->window_right};
+    const folio_attention_desc ad =
+        FOLIO_WITH(folio_attention_desc, .num_heads = HEADS, .num_kv_heads = KV_HEADS,
+                   .k_head_size = DK, .v_head_size = DV, .dtype = a->q.dtype, .kv_dtype = kv_dtype,
+                   .scale = a->scale, .soft_cap = a->soft_cap, .windowed = a->windowed,
+                   .window_left = a->window_left, .window_right = a->window_right);
     folio_attention *attention = NULL;
     folio_batch *batch = NULL;
     folio_plan *plan = NULL;
@@ -117,32 +94,19 @@ static folio_status by_plan(folio_context *ctx, const folio_attend_args *a, foli
     CHECK_OK(folio_attention_create(ctx, &ad, &attention));
     const folio_batch_desc bd = {.struct_size = sizeof bd, .block_size = BLOCK};
     CHECK_OK(folio_batch_create(ctx, &bd, &batch));
-    const folio_batch_arrays arrays = {.struct_size = sizeof arrays,
-                                       .num_seqs = SEQS,
-                                       .query_start = a->query_start,
-                                       .seq_lens = a->seq_lens,
-                                       .causality = causality};
+    const folio_batch_arrays arrays =
+        FOLIO_WITH(folio_batch_arrays, .num_seqs = SEQS, .query_start = a->query_start,
+                   .seq_lens = a->seq_lens, .causality = causality);
     CHECK_OK(folio_batch_set_block_tables(batch, &arrays, a->block_tables, a->row_stride));
-    const folio_plan_desc pd = {.struct_size = sizeof pd,
-                                .attentions = &attention,
-                                .num_attentions = 1,
-                                .block_size = a->cache != NULL ? BLOCK : 0,
-                                .num_blocks = a->cache != NULL ? BLOCKS : 0,
-                                .max_seqs = 9,
-                                .max_query_tokens = 100,
-                                .max_seq_len = 1000};
+    const folio_plan_desc pd = FOLIO_WITH(
+        folio_plan_desc, .attentions = &attention, .num_attentions = 1,
+        .block_size = a->cache != NULL ? BLOCK : 0, .num_blocks = a->cache != NULL ? BLOCKS : 0,
+        .max_seqs = 9, .max_query_tokens = 100, .max_seq_len = 1000);
     CHECK_OK(folio_plan_create(ctx, &pd, &plan));
     CHECK_OK(folio_plan_update(plan, batch, NULL));
-    const folio_tensors t = {.struct_size = sizeof t,
-                             .q = a->q,
-                             .k = a->k,
-                             .v = a->v,
-                             .out = a->out,
-                             .lse = a->lse,
-                             .slopes = a->slopes,
-                             .sinks = a->sinks,
-                             .k_scale = a->k_scale,
-                             .v_scale = a->v_scale};
+    const folio_tensors t = FOLIO_WITH(
+        folio_tensors, .q = a->q, .k = a->k, .v = a->v, .out = a->out, .lse = a->lse,
+        .slopes = a->slopes, .sinks = a->sinks, .k_scale = a->k_scale, .v_scale = a->v_scale);
     folio_status status =
         folio_attention_forward(plan, 0, FOLIO_ATTENTION_DECODER, a->cache, a->layer, &t, NULL);
     folio_plan_destroy(plan);

@@ -69,9 +69,8 @@ static int encoder_new_of(const seq_plan *q) { return q->encoder_new ? q->encode
 
 static folio_batch *make_batch(folio_context *ctx, const step *s)
 {
-    folio_batch_desc d = {.struct_size = sizeof d,
-                          .block_size = s->block_size,
-                          .decode_query_len = s->decode_query_len};
+    folio_batch_desc d = FOLIO_WITH(folio_batch_desc, .block_size = s->block_size,
+                                    .decode_query_len = s->decode_query_len);
     folio_batch *batch = NULL;
     CHECK_OK(folio_batch_create(ctx, &d, &batch));
     return batch;
@@ -80,17 +79,12 @@ static folio_batch *make_batch(folio_context *ctx, const step *s)
 static folio_status add_seq(folio_batch *batch, const tables *t, int i)
 {
     const seq_plan *q = &t->s.seqs[i];
-    folio_batch_seq seq = {.struct_size = sizeof seq,
-                           .query_len = q->query_len,
-                           .seq_len = q->seq_len,
-                           .padding = q->seq_len == 0,
-                           .phase = q->phase,
-                           .causality = q->causality,
-                           .positions_given = t->s.positions,
-                           .first_query_pos = q->first_query_pos,
-                           .first_key_pos = q->first_key_pos,
-                           .encoder_len = q->encoder_len,
-                           .encoder_new_len = encoder_new_of(q)};
+    folio_batch_seq seq =
+        FOLIO_WITH(folio_batch_seq, .query_len = q->query_len, .seq_len = q->seq_len,
+                   .padding = q->seq_len == 0, .phase = q->phase, .causality = q->causality,
+                   .positions_given = t->s.positions, .first_query_pos = q->first_query_pos,
+                   .first_key_pos = q->first_key_pos, .encoder_len = q->encoder_len,
+                   .encoder_new_len = encoder_new_of(q));
     if (!t->s.no_cache) {
         seq.block_table = t->table[i];
         seq.num_blocks = i % 2 ? MAX_TABLE : blocks_for(q->seq_len, t->s.block_size);
@@ -322,8 +316,8 @@ static void check_batch(folio_batch *batch, const tables *t)
 /* Positions and causality, seen through the bias they amount to. */
 static void check_same_bias(folio_context *ctx, folio_batch *a, folio_batch *b, int num_seqs)
 {
-    folio_attention_desc d = {
-        .struct_size = sizeof d, .num_heads = 2, .k_head_size = 8, .dtype = FOLIO_F32};
+    folio_attention_desc d =
+        FOLIO_WITH(folio_attention_desc, .num_heads = 2, .k_head_size = 8, .dtype = FOLIO_F32);
     d.windowed = 1, d.window_left = 4, d.window_right = 3;
     folio_attention *attention = NULL;
     CHECK_OK(folio_attention_create(ctx, &d, &attention));
@@ -463,8 +457,8 @@ BACKEND_TEST(batch, arrays_have_defaults)
     arrays *m = arrays_make(t);
     folio_batch *b = make_batch(ctx, &s);
     REQUIRE_TEST(b != NULL);
-    folio_batch_arrays bare = {
-        .struct_size = sizeof bare, .num_seqs = s.num_seqs, .seq_lens = m->seq_lens};
+    folio_batch_arrays bare =
+        FOLIO_WITH(folio_batch_arrays, .num_seqs = s.num_seqs, .seq_lens = m->seq_lens);
     CHECK_OK(folio_batch_set_block_tables(b, &bare, &t->table[0][0], MAX_TABLE));
     check_batch(b, t);
     /* block_tables NULL: no cache */
@@ -500,29 +494,18 @@ BACKEND_TEST(batch, slots_given)
     folio_batch *batch = make_batch(ctx, &s);
     REQUIRE_TEST(batch != NULL);
     for (int i = 0, fresh = 0; i < 3; fresh += encoder_lens[i++]) {
-        folio_batch_seq seq = {.struct_size = sizeof seq,
-                               .query_len = query_start[i + 1] - query_start[i],
-                               .seq_len = seq_lens[i],
-                               .block_table = table[i],
-                               .num_blocks = 2,
-                               .slots = slots + query_start[i],
-                               .encoder_len = encoder_lens[i],
-                               .encoder_new_len = encoder_lens[i],
-                               .cross_block_table = cross + i,
-                               .num_cross_blocks = 1,
-                               .cross_slots = cross_slots + fresh};
+        folio_batch_seq seq =
+            FOLIO_WITH(folio_batch_seq, .query_len = query_start[i + 1] - query_start[i],
+                       .seq_len = seq_lens[i], .block_table = table[i], .num_blocks = 2,
+                       .slots = slots + query_start[i], .encoder_len = encoder_lens[i],
+                       .encoder_new_len = encoder_lens[i], .cross_block_table = cross + i,
+                       .num_cross_blocks = 1, .cross_slots = cross_slots + fresh);
         CHECK_OK(folio_batch_add(batch, &seq));
     }
-    folio_batch_arrays a = {.struct_size = sizeof a,
-                            .num_seqs = 3,
-                            .query_start = query_start,
-                            .seq_lens = seq_lens,
-                            .slot_mapping = slots,
-                            .encoder_lens = encoder_lens,
-                            .encoder_new_lens = encoder_lens,
-                            .cross_slot_mapping = cross_slots,
-                            .cross_block_tables = cross,
-                            .cross_row_stride = 1};
+    folio_batch_arrays a = FOLIO_WITH(
+        folio_batch_arrays, .num_seqs = 3, .query_start = query_start, .seq_lens = seq_lens,
+        .slot_mapping = slots, .encoder_lens = encoder_lens, .encoder_new_lens = encoder_lens,
+        .cross_slot_mapping = cross_slots, .cross_block_tables = cross, .cross_row_stride = 1);
     for (int form = 0; form < 2; form++) {
         folio_batch_view v = {.struct_size = sizeof v}, x = {.struct_size = sizeof x};
         CHECK_OK(folio_batch_get_view(batch, FOLIO_ATTENTION_DECODER, FOLIO_PHASE_AUTO, &v));
@@ -594,13 +577,9 @@ BACKEND_TEST(batch, grows_past_its_capacities)
     }
     const step s = STEP(many, 16, .cross = true);
     tables *t = tables_make(&s);
-    folio_batch_desc d = {.struct_size = sizeof d,
-                          .block_size = 16,
-                          .max_seqs = 2,
-                          .max_query_tokens = 3,
-                          .max_blocks = 1,
-                          .max_encoder_tokens = 1,
-                          .max_cross_blocks = 1};
+    folio_batch_desc d =
+        FOLIO_WITH(folio_batch_desc, .block_size = 16, .max_seqs = 2, .max_query_tokens = 3,
+                   .max_blocks = 1, .max_encoder_tokens = 1, .max_cross_blocks = 1);
     folio_batch *batch = NULL;
     CHECK_OK(folio_batch_create(ctx, &d, &batch));
     REQUIRE_TEST(batch != NULL);
@@ -625,13 +604,9 @@ TEST(batch, within_its_capacities_it_allocates_nothing)
     const step s = steps[6];
     tables *t = tables_make(&s);
     arrays *m = arrays_make(t);
-    folio_batch_desc d = {.struct_size = sizeof d,
-                          .block_size = 16,
-                          .max_seqs = s.num_seqs,
-                          .max_query_tokens = 10,
-                          .max_blocks = 8,
-                          .max_encoder_tokens = 37,
-                          .max_cross_blocks = 4};
+    folio_batch_desc d = FOLIO_WITH(folio_batch_desc, .block_size = 16, .max_seqs = s.num_seqs,
+                                    .max_query_tokens = 10, .max_blocks = 8,
+                                    .max_encoder_tokens = 37, .max_cross_blocks = 4);
     folio_batch *batch = NULL;
     CHECK_OK(folio_batch_create(ctx, &d, &batch));
     REQUIRE_TEST(batch != NULL);
@@ -701,19 +676,12 @@ BACKEND_TEST(batch, completeness_names_the_missing_field)
 
 BACKEND_TEST(batch, block_size_of_a_cache_or_none)
 {
-    const folio_kv_cache_desc cd = {.struct_size = sizeof cd,
-                                    .num_layers = 1,
-                                    .num_blocks = 4,
-                                    .block_size = 8,
-                                    .num_kv_heads = 1,
-                                    .k_head_size = 8,
-                                    .dtype = FOLIO_F32};
+    const folio_kv_cache_desc cd =
+        FOLIO_WITH(folio_kv_cache_desc, .num_layers = 1, .num_blocks = 4, .block_size = 8,
+                   .num_kv_heads = 1, .k_head_size = 8, .dtype = FOLIO_F32);
     const int32_t table[2] = {3, 1}, lens[1] = {9}, indptr[2] = {0, 2};
-    const folio_batch_seq tabled = {.struct_size = sizeof tabled,
-                                    .query_len = 1,
-                                    .seq_len = 9,
-                                    .block_table = table,
-                                    .num_blocks = 2};
+    const folio_batch_seq tabled = FOLIO_WITH(folio_batch_seq, .query_len = 1, .seq_len = 9,
+                                              .block_table = table, .num_blocks = 2);
     const folio_batch_arrays a = {.struct_size = sizeof a, .num_seqs = 1, .seq_lens = lens};
     folio_kv_cache *cache = NULL;
     folio_batch *batch = NULL;
@@ -767,8 +735,8 @@ BACKEND_TEST(batch, a_forgotten_length_is_not_padding)
     REFUSED(folio_batch_add(batch, &seq), FOLIO_ERR_ARGUMENT, "seq 0|padding|encoder_new_len is 3");
     seq.encoder_new_len = 0;
     const int32_t query_start[2] = {0, 2}, lens[1] = {0}, indptr[2] = {0, 0};
-    const folio_batch_arrays a = {
-        .struct_size = sizeof a, .num_seqs = 1, .query_start = query_start, .seq_lens = lens};
+    const folio_batch_arrays a =
+        FOLIO_WITH(folio_batch_arrays, .num_seqs = 1, .query_start = query_start, .seq_lens = lens);
     folio_batch_info info = {.struct_size = sizeof info};
     for (int way = 0; way < 4; way++) {
         folio_batch_clear(batch);
@@ -888,15 +856,10 @@ BACKEND_TEST(batch, bad_slot_lists_leave_it_empty)
 /* A bad sequence is not appended; those before it stay. */
 #define BAD_SEQ(words, change)                                                                     \
     do {                                                                                           \
-        folio_batch_seq seq = {.struct_size = sizeof seq,                                          \
-                               .query_len = 2,                                                     \
-                               .seq_len = 20,                                                      \
-                               .block_table = table,                                               \
-                               .num_blocks = 2,                                                    \
-                               .encoder_len = 20,                                                  \
-                               .encoder_new_len = 20,                                              \
-                               .cross_block_table = table,                                         \
-                               .num_cross_blocks = 2};                                             \
+        folio_batch_seq seq =                                                                      \
+            FOLIO_WITH(folio_batch_seq, .query_len = 2, .seq_len = 20, .block_table = table,       \
+                       .num_blocks = 2, .encoder_len = 20, .encoder_new_len = 20,                  \
+                       .cross_block_table = table, .num_cross_blocks = 2);                         \
         change;                                                                                    \
         REFUSED(folio_batch_add(batch, &seq), FOLIO_ERR_ARGUMENT, words);                          \
     } while (0)

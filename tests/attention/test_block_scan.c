@@ -78,16 +78,10 @@ BACKEND_TEST(block_scan, bad_entries_are_named)
     CHECK_OK(folio_batch_create(ctx, &b, &w.batch));
     uint32_t types[] = {FOLIO_ATTENTION_BIT(FOLIO_ATTENTION_DECODER) |
                         FOLIO_ATTENTION_BIT(FOLIO_ATTENTION_ENCODER_DECODER)};
-    folio_plan_desc p = {.struct_size = sizeof p,
-                         .attentions = &attention,
-                         .types = types,
-                         .num_attentions = 1,
-                         .block_size = BLOCK,
-                         .num_blocks = LONGEST,
-                         .cross_num_blocks = LONGEST + 1,
-                         .max_seqs = 2,
-                         .max_query_tokens = 2,
-                         .max_seq_len = LONGEST * BLOCK};
+    folio_plan_desc p =
+        FOLIO_WITH(folio_plan_desc, .attentions = &attention, .types = types, .num_attentions = 1,
+                   .block_size = BLOCK, .num_blocks = LONGEST, .cross_num_blocks = LONGEST + 1,
+                   .max_seqs = 2, .max_query_tokens = 2, .max_seq_len = LONGEST * BLOCK);
     CHECK_OK(folio_plan_create(ctx, &p, &w.plan));
     for (int cross = 0; cross < 2; cross++)
         for (int n = 1; n <= LONGEST; n += n < 20 ? 1 : 11)

@@ -122,14 +122,10 @@ static int64_t split_len_of(folio_context *ctx, const kit_spec *spec, const kit_
     CHECK_MSG(batch != NULL, "%s", kit_error());
     if (batch) {
         folio_attention *attention = kit_attention(h);
-        folio_plan_desc desc = {.struct_size = sizeof desc,
-                                .attentions = &attention,
-                                .num_attentions = 1,
-                                .block_size = spec->block_size ? spec->block_size : 16,
-                                .num_blocks = kit_num_blocks(h),
-                                .max_seqs = num_seqs,
-                                .max_query_tokens = 100000,
-                                .max_seq_len = 100000};
+        folio_plan_desc desc = FOLIO_WITH(
+            folio_plan_desc, .attentions = &attention, .num_attentions = 1,
+            .block_size = spec->block_size ? spec->block_size : 16, .num_blocks = kit_num_blocks(h),
+            .max_seqs = num_seqs, .max_query_tokens = 100000, .max_seq_len = 100000);
         CHECK_OK(folio_plan_create(ctx, &desc, &plan));
         CHECK_OK(folio_plan_update(plan, batch, NULL));
         CHECK_OK(folio_plan_get_info(plan, 0, FOLIO_ATTENTION_DECODER, &info));

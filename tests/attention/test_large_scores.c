@@ -57,46 +57,31 @@ static void run_case(const large_case *c, const char *backend, const char *level
     int32_t table[KEYS / BLOCK];
     for (int i = 0; i < KEYS; i++) slots[i] = i;
     for (int i = 0; i < KEYS / BLOCK; i++) table[i] = i;
-    folio_attention_desc ad = {
-        .struct_size = sizeof ad, .num_heads = HEADS, .k_head_size = SIZE, .dtype = c->dtype};
+    folio_attention_desc ad = FOLIO_WITH(folio_attention_desc, .num_heads = HEADS,
+                                         .k_head_size = SIZE, .dtype = c->dtype);
     CHECK_OK(folio_attention_create(ctx, &ad, &attention));
-    folio_kv_cache_desc cd = {.struct_size = sizeof cd,
-                              .num_layers = 1,
-                              .num_blocks = KEYS / BLOCK,
-                              .block_size = BLOCK,
-                              .num_kv_heads = HEADS,
-                              .k_head_size = SIZE,
-                              .dtype = c->dtype};
+    folio_kv_cache_desc cd = FOLIO_WITH(
+        folio_kv_cache_desc, .num_layers = 1, .num_blocks = KEYS / BLOCK, .block_size = BLOCK,
+        .num_kv_heads = HEADS, .k_head_size = SIZE, .dtype = c->dtype);
     CHECK_OK(folio_kv_cache_create(ctx, &cd, &cache));
-    folio_kv_write write = {.struct_size = sizeof write,
-                            .k = {c->k, c->dtype, KEYS, 0, 0},
-                            .v = {c->v, c->dtype, KEYS, 0, 0},
-                            .slots = slots};
+    folio_kv_write write = FOLIO_WITH(folio_kv_write, .k = {c->k, c->dtype, KEYS, 0, 0},
+                                      .v = {c->v, c->dtype, KEYS, 0, 0}, .slots = slots);
     CHECK_OK(folio_kv_cache_write(cache, 0, &write, NULL));
     folio_batch_desc bd = {.struct_size = sizeof bd, .block_size = BLOCK};
     CHECK_OK(folio_batch_create(ctx, &bd, &batch));
-    folio_batch_seq seq = {.struct_size = sizeof seq,
-                           .query_len = (int32_t)c->rows,
-                           .seq_len = KEYS,
-                           .block_table = table,
-                           .num_blocks = KEYS / BLOCK};
+    folio_batch_seq seq =
+        FOLIO_WITH(folio_batch_seq, .query_len = (int32_t)c->rows, .seq_len = KEYS,
+                   .block_table = table, .num_blocks = KEYS / BLOCK);
     CHECK_OK(folio_batch_add(batch, &seq));
     folio_attention *list[] = {attention};
-    folio_plan_desc pd = {.struct_size = sizeof pd,
-                          .attentions = list,
-                          .num_attentions = 1,
-                          .block_size = BLOCK,
-                          .num_blocks = KEYS / BLOCK,
-                          .max_seqs = 1,
-                          .max_query_tokens = c->rows,
-                          .max_seq_len = KEYS};
+    folio_plan_desc pd = FOLIO_WITH(folio_plan_desc, .attentions = list, .num_attentions = 1,
+                                    .block_size = BLOCK, .num_blocks = KEYS / BLOCK, .max_seqs = 1,
+                                    .max_query_tokens = c->rows, .max_seq_len = KEYS);
     CHECK_OK(folio_plan_create(ctx, &pd, &plan));
     CHECK_OK(folio_plan_update(plan, batch, NULL));
-    folio_tensors t = {.struct_size = sizeof t,
-                       .q = {c->q, 0, c->rows, 0, 0},
-                       .out = {out, 0, c->rows, 0, 0},
-                       .lse = a->lse,
-                       .bias = {c->bias, FOLIO_F32, {1, 1, 1, KEYS}, {0, 0, 0, 1}}};
+    folio_tensors t =
+        FOLIO_WITH(folio_tensors, .q = {c->q, 0, c->rows, 0, 0}, .out = {out, 0, c->rows, 0, 0},
+                   .lse = a->lse, .bias = {c->bias, FOLIO_F32, {1, 1, 1, KEYS}, {0, 0, 0, 1}});
     CHECK_OK(folio_attention_forward(plan, 0, FOLIO_ATTENTION_DECODER, cache, 0, &t, NULL));
     for (int64_t i = 0; i < c->rows * HEADS * SIZE; i++) a->out[i] = kit_load(c->dtype, out, i);
     folio_plan_destroy(plan);

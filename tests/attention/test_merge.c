@@ -51,13 +51,10 @@ static folio_state state_of(part *p)
 static folio_status merge(folio_context *ctx, const folio_state *states, int64_t n, part *result)
 {
     memset(result, 0xFF, sizeof *result);
-    folio_merge m = {.struct_size = sizeof m,
-                     .num_heads = HEADS,
-                     .head_size = SIZE,
-                     .num_parts = n,
-                     .parts = states,
-                     .out = {.data = result->out, .dtype = FOLIO_F32, .tokens = TOKENS},
-                     .lse = &result->lse[0][0]};
+    folio_merge m = FOLIO_WITH(folio_merge, .num_heads = HEADS, .head_size = SIZE, .num_parts = n,
+                               .parts = states,
+                               .out = {.data = result->out, .dtype = FOLIO_F32, .tokens = TOKENS},
+                               .lse = &result->lse[0][0]);
     return folio_merge_states(ctx, &m, NULL);
 }
 
@@ -131,13 +128,9 @@ TEST(merge, order_is_fixed)
                 one[p].out.tokens = 1;
                 one[p].lse = parts[p].lse[i];
             }
-            folio_merge m = {.struct_size = sizeof m,
-                             .num_heads = HEADS,
-                             .head_size = SIZE,
-                             .num_parts = 6,
-                             .parts = one,
-                             .out = {.data = got.out, .dtype = FOLIO_F32, .tokens = 1},
-                             .lse = &got.lse[0][0]};
+            folio_merge m = FOLIO_WITH(
+                folio_merge, .num_heads = HEADS, .head_size = SIZE, .num_parts = 6, .parts = one,
+                .out = {.data = got.out, .dtype = FOLIO_F32, .tokens = 1}, .lse = &got.lse[0][0]);
             CHECK_OK(folio_merge_states(ctx, &m, NULL));
             CHECK(memcmp(got.out[0], first.out[i], sizeof got.out[0]) == 0);
             CHECK(memcmp(got.lse[0], first.lse[i], sizeof got.lse[0]) == 0);
@@ -239,15 +232,10 @@ BACKEND_TEST(merge, strides_and_dtypes)
             states[p].out = (folio_tensor){memory[p].data, in, TOKENS, token, head};
         }
         CHECK_OK(merge(ctx, flat, 2, &expected));
-        folio_merge m = {.struct_size = sizeof m,
-                         .num_heads = HEADS,
-                         .head_size = SIZE,
-                         .num_parts = 2,
-                         .parts = states,
-                         .out = {out.data, to, TOKENS, 60, 13},
-                         .lse = lses.data,
-                         .lse_token_stride = 11,
-                         .lse_head_stride = 4};
+        folio_merge m =
+            FOLIO_WITH(folio_merge, .num_heads = HEADS, .head_size = SIZE, .num_parts = 2,
+                       .parts = states, .out = {out.data, to, TOKENS, 60, 13}, .lse = lses.data,
+                       .lse_token_stride = 11, .lse_head_stride = 4);
         CHECK_OK(folio_merge_states(ctx, &m, NULL));
         for (int64_t i = 0; i < TOKENS * HEADS * SIZE; i++) {
             int64_t at = i / (HEADS * SIZE) * 60 + i / SIZE % HEADS * 13 + i % SIZE;
@@ -272,12 +260,8 @@ BACKEND_TEST(merge, result_in_the_place_of_a_part)
         folio_state states[3];
         cut(parts, states, 3, 3);
         CHECK_OK(merge(ctx, states, 3, &expected));
-        folio_merge m = {.struct_size = sizeof m,
-                         .num_heads = HEADS,
-                         .head_size = SIZE,
-                         .num_parts = 3,
-                         .parts = states,
-                         .out = states[at].out};
+        folio_merge m = FOLIO_WITH(folio_merge, .num_heads = HEADS, .head_size = SIZE,
+                                   .num_parts = 3, .parts = states, .out = states[at].out);
         CHECK_OK(folio_merge_states(ctx, &m, NULL));
         CHECK(memcmp(parts[at].out, expected.out, sizeof expected.out) == 0);
     }
@@ -353,13 +337,9 @@ ENGINE_TEST(merge, cache_parts_equal_whole)
                                       .lse = &parts[p].lse[0][0]};
         }
         rig_part got;
-        folio_merge m = {.struct_size = sizeof m,
-                         .num_heads = 2,
-                         .head_size = RIG_DIM,
-                         .num_parts = 3,
-                         .parts = states,
-                         .out = {got.out, FOLIO_F32, 5, 0, 0},
-                         .lse = &got.lse[0][0]};
+        folio_merge m = FOLIO_WITH(folio_merge, .num_heads = 2, .head_size = RIG_DIM,
+                                   .num_parts = 3, .parts = states,
+                                   .out = {got.out, FOLIO_F32, 5, 0, 0}, .lse = &got.lse[0][0]);
         CHECK_OK(folio_merge_states(e.ctx, &m, NULL));
         for (int i = 0; i < 5; i++) {
             for (int h = 0; h < 2; h++) {

@@ -262,17 +262,11 @@ ENGINE_TEST(numerics_types, cross_cache_of_its_own)
         r.plan = NULL;
         folio_attention *attention = r.attention;
         const uint32_t types = FOLIO_ATTENTION_BIT(FOLIO_ATTENTION_ENCODER_DECODER);
-        folio_plan_desc desc = {.struct_size = sizeof desc,
-                                .attentions = &attention,
-                                .types = &types,
-                                .num_attentions = 1,
-                                .block_size = r.kv.block_size,
-                                .num_blocks = small ? 160 : 4,
-                                .cross_num_blocks = small ? 4 : 160,
-                                .max_seqs = 1,
-                                .max_query_tokens = 2,
-                                .max_seq_len = 7,
-                                .max_encoder_tokens = 7};
+        folio_plan_desc desc = FOLIO_WITH(
+            folio_plan_desc, .attentions = &attention, .types = &types, .num_attentions = 1,
+            .block_size = r.kv.block_size, .num_blocks = small ? 160 : 4,
+            .cross_num_blocks = small ? 4 : 160, .max_seqs = 1, .max_query_tokens = 2,
+            .max_seq_len = 7, .max_encoder_tokens = 7);
         CHECK_OK(folio_plan_create(e.ctx, &desc, &r.plan));
         CHECK_INT(folio_plan_update(r.plan, r.batch, NULL), past ? FOLIO_ERR_ARGUMENT : FOLIO_OK);
         if (past) continue;

@@ -47,17 +47,11 @@ static folio_plan *make_plan(world *w, uint32_t flags)
     /* No window where cross attention is asked for. */
     const uint32_t types[2] = {all_types & ~FOLIO_ATTENTION_BIT(FOLIO_ATTENTION_ENCODER_DECODER),
                                all_types};
-    folio_plan_desc desc = {.struct_size = sizeof desc,
-                            .attentions = list,
-                            .types = types,
-                            .num_attentions = 2,
-                            .block_size = BLOCK,
-                            .num_blocks = BLOCKS,
-                            .max_seqs = MAX_SEQS,
-                            .max_query_tokens = MAX_TOKENS,
-                            .max_seq_len = MAX_LEN,
-                            .max_encoder_tokens = MAX_ENCODER,
-                            .flags = flags};
+    folio_plan_desc desc =
+        FOLIO_WITH(folio_plan_desc, .attentions = list, .types = types, .num_attentions = 2,
+                   .block_size = BLOCK, .num_blocks = BLOCKS, .max_seqs = MAX_SEQS,
+                   .max_query_tokens = MAX_TOKENS, .max_seq_len = MAX_LEN,
+                   .max_encoder_tokens = MAX_ENCODER, .flags = flags);
     folio_plan *plan = NULL;
     CHECK_OK(folio_plan_create(w->ctx, &desc, &plan));
     return plan;
@@ -65,13 +59,10 @@ static folio_plan *make_plan(world *w, uint32_t flags)
 
 static folio_batch *make_batch(folio_context *ctx)
 {
-    folio_batch_desc desc = {.struct_size = sizeof desc,
-                             .block_size = BLOCK,
-                             .max_seqs = MAX_SEQS,
-                             .max_query_tokens = MAX_TOKENS,
-                             .max_blocks = MAX_SEQS * TABLE,
-                             .max_encoder_tokens = MAX_ENCODER,
-                             .max_cross_blocks = MAX_SEQS * TABLE};
+    folio_batch_desc desc =
+        FOLIO_WITH(folio_batch_desc, .block_size = BLOCK, .max_seqs = MAX_SEQS,
+                   .max_query_tokens = MAX_TOKENS, .max_blocks = MAX_SEQS * TABLE,
+                   .max_encoder_tokens = MAX_ENCODER, .max_cross_blocks = MAX_SEQS * TABLE);
     folio_batch *batch = NULL;
     CHECK_OK(folio_batch_create(ctx, &desc, &batch));
     return batch;
@@ -82,23 +73,17 @@ static void open_world(world *w, folio_context *ctx, uint32_t flags)
 {
     memset(w, 0, sizeof *w);
     w->ctx = ctx;
-    folio_attention_desc attention = {.struct_size = sizeof attention,
-                                      .num_heads = HEADS,
-                                      .num_kv_heads = KV_HEADS,
-                                      .k_head_size = SIZE,
-                                      .dtype = FOLIO_F32};
+    folio_attention_desc attention =
+        FOLIO_WITH(folio_attention_desc, .num_heads = HEADS, .num_kv_heads = KV_HEADS,
+                   .k_head_size = SIZE, .dtype = FOLIO_F32);
     CHECK_OK(folio_attention_create(ctx, &attention, &w->attentions[1]));
     attention.windowed = 1;
     attention.window_left = 20;
     attention.window_right = 4;
     CHECK_OK(folio_attention_create(ctx, &attention, &w->attentions[0]));
-    folio_kv_cache_desc cache = {.struct_size = sizeof cache,
-                                 .num_blocks = BLOCKS,
-                                 .num_layers = LAYERS,
-                                 .block_size = BLOCK,
-                                 .num_kv_heads = KV_HEADS,
-                                 .k_head_size = SIZE,
-                                 .dtype = FOLIO_F32};
+    folio_kv_cache_desc cache = FOLIO_WITH(
+        folio_kv_cache_desc, .num_blocks = BLOCKS, .num_layers = LAYERS, .block_size = BLOCK,
+        .num_kv_heads = KV_HEADS, .k_head_size = SIZE, .dtype = FOLIO_F32);
     CHECK_OK(folio_kv_cache_create(ctx, &cache, &w->cache));
     for (int32_t layer = 0; layer < LAYERS; layer++) {
         folio_kv_cache_view view = support_view(w->cache, layer);
@@ -127,16 +112,11 @@ static void fill_batch(world *w, folio_batch *batch, const seq_lens *lens, int64
 {
     folio_batch_clear(batch);
     for (int64_t s = 0; s < n; s++) {
-        folio_batch_seq seq = {.struct_size = sizeof seq,
-                               .query_len = lens[s].query_len,
-                               .seq_len = lens[s].seq_len,
-                               .padding = lens[s].seq_len == 0,
-                               .block_table = w->tables[0][s],
-                               .num_blocks = TABLE,
-                               .encoder_len = lens[s].encoder_len,
-                               .encoder_new_len = lens[s].encoder_new_len,
-                               .cross_block_table = w->tables[1][s],
-                               .num_cross_blocks = TABLE};
+        folio_batch_seq seq = FOLIO_WITH(
+            folio_batch_seq, .query_len = lens[s].query_len, .seq_len = lens[s].seq_len,
+            .padding = lens[s].seq_len == 0, .block_table = w->tables[0][s], .num_blocks = TABLE,
+            .encoder_len = lens[s].encoder_len, .encoder_new_len = lens[s].encoder_new_len,
+            .cross_block_table = w->tables[1][s], .num_cross_blocks = TABLE);
         CHECK_OK(folio_batch_add(batch, &seq));
     }
 }
@@ -289,10 +269,9 @@ BACKEND_TEST(plan, arrays_refill_without_allocation)
             indptr[s + 1] = indptr[s] + blocks;
             last[s] = seq_lengths[s] - (blocks - 1) * BLOCK;
         }
-        folio_batch_arrays arrays = {.struct_size = sizeof arrays,
-                                     .num_seqs = MAX_SEQS,
-                                     .query_start = query_start,
-                                     .seq_lens = n % 2 ? NULL : seq_lengths};
+        folio_batch_arrays arrays =
+            FOLIO_WITH(folio_batch_arrays, .num_seqs = MAX_SEQS, .query_start = query_start,
+                       .seq_lens = n % 2 ? NULL : seq_lengths);
         if (n % 2) CHECK_OK(folio_batch_set_csr(w.batch, &arrays, indptr, indices, last));
         else CHECK_OK(folio_batch_set_block_tables(w.batch, &arrays, &w.tables[0][0][0], TABLE));
         CHECK_OK(folio_plan_update(w.plan, w.batch, NULL));
@@ -537,8 +516,8 @@ static void *live_and_die(void *arg)
 {
     own_world *o = arg;
     for (int n = 0; n < 3; n++) {
-        folio_context_desc desc = {
-            .struct_size = sizeof desc, .backend = o->backend, .num_threads = 3};
+        folio_context_desc desc =
+            FOLIO_WITH(folio_context_desc, .backend = o->backend, .num_threads = 3);
         folio_context *ctx = NULL;
         if (folio_context_create(&desc, &ctx) != FOLIO_OK) return arg;
         open_world(&o->w, ctx, 0);
@@ -659,8 +638,7 @@ TEST(plan, forward_inside_a_forward)
     support_buffer workspace = support_buffer_make(bytes);
     watch.inner = &inner;
     watch.inner_call = c;
-    watch.inner_run = (folio_run){
-        .struct_size = sizeof(folio_run), .workspace = workspace.data, .workspace_size = bytes};
+    watch.inner_run = FOLIO_WITH(folio_run, .workspace = workspace.data, .workspace_size = bytes);
     memset(inner.out, 0xFF, sizeof inner.out);
     memset(inner.lse, 0xFF, sizeof inner.lse);
     CHECK_OK(forward(&w, w.plan, c));
@@ -797,10 +775,8 @@ BACKEND_TEST(plan, workspace_fits_every_attention)
     const int32_t heads[] = {8, 1}, sizes[] = {64, 8};
     folio_attention *attentions[2];
     for (int n = 0; n < 2; n++) {
-        folio_attention_desc desc = {.struct_size = sizeof desc,
-                                     .num_heads = heads[n],
-                                     .k_head_size = sizes[n],
-                                     .dtype = FOLIO_F32};
+        folio_attention_desc desc = FOLIO_WITH(folio_attention_desc, .num_heads = heads[n],
+                                               .k_head_size = sizes[n], .dtype = FOLIO_F32);
         CHECK_OK(folio_attention_create(ctx, &desc, &attentions[n]));
     }
     folio_batch *batch = make_batch(ctx);
@@ -810,13 +786,9 @@ BACKEND_TEST(plan, workspace_fits_every_attention)
     support_fill(q, ROWS * 8 * 64, 7, 1);
     for (int order = 0; order < 2; order++) {
         folio_attention *list[2] = {attentions[order], attentions[1 - order]};
-        folio_plan_desc desc = {.struct_size = sizeof desc,
-                                .attentions = list,
-                                .num_attentions = 2,
-                                .max_seqs = 1,
-                                .max_query_tokens = ROWS,
-                                .max_seq_len = ROWS,
-                                .flags = FOLIO_PLAN_NO_WORKSPACE};
+        folio_plan_desc desc = FOLIO_WITH(folio_plan_desc, .attentions = list, .num_attentions = 2,
+                                          .max_seqs = 1, .max_query_tokens = ROWS,
+                                          .max_seq_len = ROWS, .flags = FOLIO_PLAN_NO_WORKSPACE);
         folio_plan *plan = NULL;
         size_t bytes = 0;
         CHECK_OK(folio_plan_create(ctx, &desc, &plan));

@@ -26,13 +26,9 @@ typedef struct {
 
 static folio_plan_desc plan_desc(const world *w)
 {
-    return (folio_plan_desc){.struct_size = sizeof(folio_plan_desc),
-                             .attentions = &w->attention,
-                             .num_attentions = 1,
-                             .cache = w->cache,
-                             .max_seqs = 2,
-                             .max_query_tokens = MAX_ROWS,
-                             .max_seq_len = MAX_ROWS};
+    return FOLIO_WITH(folio_plan_desc, .attentions = &w->attention, .num_attentions = 1,
+                      .cache = w->cache, .max_seqs = 2, .max_query_tokens = MAX_ROWS,
+                      .max_seq_len = MAX_ROWS);
 }
 
 static folio_batch *make_batch(folio_context *ctx, int32_t rows)
@@ -42,11 +38,8 @@ static folio_batch *make_batch(folio_context *ctx, int32_t rows)
     int32_t table[BLOCKS];
     for (int32_t i = 0; i < BLOCKS; i++) table[i] = BLOCKS - 1 - i;
     CHECK_OK(folio_batch_create(ctx, &d, &batch));
-    folio_batch_seq seq = {.struct_size = sizeof seq,
-                           .query_len = rows,
-                           .seq_len = rows,
-                           .block_table = table,
-                           .num_blocks = BLOCKS};
+    folio_batch_seq seq = FOLIO_WITH(folio_batch_seq, .query_len = rows, .seq_len = rows,
+                                     .block_table = table, .num_blocks = BLOCKS);
     CHECK_OK(folio_batch_add(batch, &seq));
     return batch;
 }
@@ -56,15 +49,11 @@ static bool open_world(world *w, folio_context *ctx)
     memset(w, 0, sizeof *w);
     w->ctx = ctx;
     if (ctx == NULL) return false;
-    folio_attention_desc a = {
-        .struct_size = sizeof a, .num_heads = HEADS, .k_head_size = SIZE, .dtype = FOLIO_F32};
-    folio_kv_cache_desc c = {.struct_size = sizeof c,
-                             .num_blocks = BLOCKS,
-                             .num_layers = 1,
-                             .block_size = BLOCK,
-                             .num_kv_heads = HEADS,
-                             .k_head_size = SIZE,
-                             .dtype = FOLIO_F32};
+    folio_attention_desc a = FOLIO_WITH(folio_attention_desc, .num_heads = HEADS,
+                                        .k_head_size = SIZE, .dtype = FOLIO_F32);
+    folio_kv_cache_desc c =
+        FOLIO_WITH(folio_kv_cache_desc, .num_blocks = BLOCKS, .num_layers = 1, .block_size = BLOCK,
+                   .num_kv_heads = HEADS, .k_head_size = SIZE, .dtype = FOLIO_F32);
     CHECK_OK(folio_attention_create(ctx, &a, &w->attention));
     CHECK_OK(folio_kv_cache_create(ctx, &c, &w->cache));
     folio_plan_desc p = plan_desc(w);
@@ -96,8 +85,7 @@ static folio_tensors tensors(const world *w, int64_t rows)
     folio_tensor t[4];
     for (int i = 0; i < 4; i++)
         t[i] = (folio_tensor){.data = x + i * MAX_ROWS * ROW, .tokens = rows};
-    return (folio_tensors){
-        .struct_size = sizeof(folio_tensors), .q = t[0], .k = t[1], .v = t[2], .out = t[3]};
+    return FOLIO_WITH(folio_tensors, .q = t[0], .k = t[1], .v = t[2], .out = t[3]);
 }
 
 static folio_status forward(const world *w, int64_t rows, const folio_run *run)
@@ -112,8 +100,7 @@ static const int32_t device_lens[1] = {4};
 
 static folio_device_batch device_batch(void)
 {
-    return (folio_device_batch){
-        .struct_size = sizeof(folio_device_batch), .num_seqs = 1, .seq_lens = device_lens};
+    return FOLIO_WITH(folio_device_batch, .num_seqs = 1, .seq_lens = device_lens);
 }
 
 /* Refused by the backend, as a copy into a captured graph is: the plan serves the batch it had. */
@@ -230,9 +217,8 @@ typedef struct {
 static void *intrude(void *arg)
 {
     intruder *in = arg;
-    folio_run run = {.struct_size = sizeof run,
-                     .workspace = in->workspace,
-                     .workspace_size = in->w->workspace_size};
+    folio_run run =
+        FOLIO_WITH(folio_run, .workspace = in->workspace, .workspace_size = in->w->workspace_size);
     in->own = forward(in->w, MAX_ROWS, NULL);
     snprintf(in->sentence, sizeof in->sentence, "%s", folio_last_error());
     in->given = forward(in->w, MAX_ROWS, &run);
@@ -254,8 +240,8 @@ static void parallel_for(void *user, int64_t count, folio_task_fn fn, void *task
 TEST(plan_update, a_second_thread_brings_a_workspace)
 {
     intruder in = {.busy = false};
-    folio_context_desc d = {
-        .struct_size = sizeof d, .backend = "cpu", .executor = {parallel_for, &in, 2}};
+    folio_context_desc d =
+        FOLIO_WITH(folio_context_desc, .backend = "cpu", .executor = {parallel_for, &in, 2});
     folio_context *ctx = NULL;
     world w;
     CHECK_OK(folio_context_create(&d, &ctx));
@@ -351,14 +337,10 @@ static folio_status update_with(folio_context *ctx, folio_plan *plan, int32_t bl
     folio_batch_desc d = {.struct_size = sizeof d, .block_size = block_size};
     folio_batch *batch = NULL;
     CHECK_OK(folio_batch_create(ctx, &d, &batch));
-    folio_batch_seq seq = {.struct_size = sizeof seq,
-                           .query_len = 1,
-                           .seq_len = 1,
-                           .encoder_len = 1,
-                           .block_table = b < 0 ? NULL : &b,
-                           .num_blocks = b < 0 ? 0 : 1,
-                           .cross_block_table = cross < 0 ? NULL : &cross,
-                           .num_cross_blocks = cross < 0 ? 0 : 1};
+    folio_batch_seq seq = FOLIO_WITH(
+        folio_batch_seq, .query_len = 1, .seq_len = 1, .encoder_len = 1,
+        .block_table = b < 0 ? NULL : &b, .num_blocks = b < 0 ? 0 : 1,
+        .cross_block_table = cross < 0 ? NULL : &cross, .num_cross_blocks = cross < 0 ? 0 : 1);
     CHECK_OK(folio_batch_add(batch, &seq));
     support_mark_error();
     folio_status status = folio_plan_update(plan, batch, NULL);

@@ -84,46 +84,28 @@ typedef struct {
 
 static void open_prompt(prompt *p, int64_t tokens, int64_t window)
 {
-    folio_attention_desc attention = {.struct_size = sizeof attention,
-                                      .num_heads = 1,
-                                      .k_head_size = SIZE,
-                                      .dtype = FOLIO_F32,
-                                      .windowed = window > 0,
-                                      .window_left = window - 1};
+    folio_attention_desc attention =
+        FOLIO_WITH(folio_attention_desc, .num_heads = 1, .k_head_size = SIZE, .dtype = FOLIO_F32,
+                   .windowed = window > 0, .window_left = window - 1);
     CHECK_OK(folio_attention_create(p->ctx, &attention, &p->attention));
-    folio_kv_cache_desc cache = {.struct_size = sizeof cache,
-                                 .num_blocks = tokens / BLOCK,
-                                 .num_layers = 1,
-                                 .block_size = BLOCK,
-                                 .num_kv_heads = 1,
-                                 .k_head_size = SIZE,
-                                 .dtype = FOLIO_F32};
+    folio_kv_cache_desc cache =
+        FOLIO_WITH(folio_kv_cache_desc, .num_blocks = tokens / BLOCK, .num_layers = 1,
+                   .block_size = BLOCK, .num_kv_heads = 1, .k_head_size = SIZE, .dtype = FOLIO_F32);
     CHECK_OK(folio_kv_cache_create(p->ctx, &cache, &p->cache));
-    folio_batch_desc batch = {.struct_size = sizeof batch,
-                              .block_size = BLOCK,
-                              .max_seqs = 1,
-                              .max_query_tokens = tokens,
-                              .max_blocks = tokens / BLOCK};
+    folio_batch_desc batch = FOLIO_WITH(folio_batch_desc, .block_size = BLOCK, .max_seqs = 1,
+                                        .max_query_tokens = tokens, .max_blocks = tokens / BLOCK);
     CHECK_OK(folio_batch_create(p->ctx, &batch, &p->batch));
     int32_t *table = malloc((size_t)(tokens / BLOCK) * sizeof *table);
     for (int64_t b = 0; b < tokens / BLOCK; b++) table[b] = (int32_t)(tokens / BLOCK - 1 - b);
-    folio_batch_seq seq = {.struct_size = sizeof seq,
-                           .query_len = tokens,
-                           .seq_len = tokens,
-                           .block_table = table,
-                           .num_blocks = tokens / BLOCK};
+    folio_batch_seq seq = FOLIO_WITH(folio_batch_seq, .query_len = tokens, .seq_len = tokens,
+                                     .block_table = table, .num_blocks = tokens / BLOCK);
     CHECK_OK(folio_batch_add(p->batch, &seq));
     free(table);
     folio_attention *list = p->attention;
-    folio_plan_desc plan = {.struct_size = sizeof plan,
-                            .attentions = &list,
-                            .num_attentions = 1,
-                            .block_size = BLOCK,
-                            .num_blocks = tokens / BLOCK,
-                            .max_seqs = 1,
-                            .max_query_tokens = tokens,
-                            .max_seq_len = tokens,
-                            .flags = FOLIO_PLAN_NO_WORKSPACE};
+    folio_plan_desc plan =
+        FOLIO_WITH(folio_plan_desc, .attentions = &list, .num_attentions = 1, .block_size = BLOCK,
+                   .num_blocks = tokens / BLOCK, .max_seqs = 1, .max_query_tokens = tokens,
+                   .max_seq_len = tokens, .flags = FOLIO_PLAN_NO_WORKSPACE);
     CHECK_OK(folio_plan_create(p->ctx, &plan, &p->plan));
     float **tensors[3] = {&p->q, &p->k, &p->v};
     for (int t = 0; t < 3; t++) {
@@ -207,12 +189,9 @@ typedef struct {
 
 static folio_attention *make_attention(folio_context *ctx, folio_dtype kv_dtype)
 {
-    folio_attention_desc desc = {.struct_size = sizeof desc,
-                                 .num_heads = HEADS,
-                                 .num_kv_heads = 1,
-                                 .k_head_size = SIZE,
-                                 .dtype = FOLIO_F32,
-                                 .kv_dtype = kv_dtype};
+    folio_attention_desc desc =
+        FOLIO_WITH(folio_attention_desc, .num_heads = HEADS, .num_kv_heads = 1, .k_head_size = SIZE,
+                   .dtype = FOLIO_F32, .kv_dtype = kv_dtype);
     folio_attention *attention = NULL;
     CHECK_OK(folio_attention_create(ctx, &desc, &attention));
     return attention;
@@ -222,27 +201,16 @@ static folio_attention *make_attention(folio_context *ctx, folio_dtype kv_dtype)
 static folio_plan *make_plan(folio_context *ctx, folio_attention *attention, int64_t num_blocks,
                              const int32_t *table)
 {
-    folio_batch_desc batch_desc = {.struct_size = sizeof batch_desc,
-                                   .block_size = BLOCK,
-                                   .max_seqs = 1,
-                                   .max_query_tokens = ROWS,
-                                   .max_blocks = TABLE};
+    folio_batch_desc batch_desc = FOLIO_WITH(folio_batch_desc, .block_size = BLOCK, .max_seqs = 1,
+                                             .max_query_tokens = ROWS, .max_blocks = TABLE);
     folio_batch *batch = NULL;
     CHECK_OK(folio_batch_create(ctx, &batch_desc, &batch));
-    folio_batch_seq seq = {.struct_size = sizeof seq,
-                           .query_len = ROWS,
-                           .seq_len = KEYS,
-                           .block_table = table,
-                           .num_blocks = TABLE};
+    folio_batch_seq seq = FOLIO_WITH(folio_batch_seq, .query_len = ROWS, .seq_len = KEYS,
+                                     .block_table = table, .num_blocks = TABLE);
     CHECK_OK(folio_batch_add(batch, &seq));
-    folio_plan_desc plan_desc = {.struct_size = sizeof plan_desc,
-                                 .attentions = &attention,
-                                 .num_attentions = 1,
-                                 .block_size = BLOCK,
-                                 .num_blocks = num_blocks,
-                                 .max_seqs = 1,
-                                 .max_query_tokens = ROWS,
-                                 .max_seq_len = KEYS};
+    folio_plan_desc plan_desc = FOLIO_WITH(
+        folio_plan_desc, .attentions = &attention, .num_attentions = 1, .block_size = BLOCK,
+        .num_blocks = num_blocks, .max_seqs = 1, .max_query_tokens = ROWS, .max_seq_len = KEYS);
     folio_plan *plan = NULL;
     CHECK_OK(folio_plan_create(ctx, &plan_desc, &plan));
     CHECK_OK(folio_plan_update(plan, batch, NULL));
@@ -262,10 +230,8 @@ static void attend(folio_context *ctx, folio_kv_cache *cache, int64_t num_blocks
     support_fill(&k[0][0], KEYS * SIZE, 50, 1);
     support_fill(&v[0][0], KEYS * SIZE, 51, 1);
     support_fill(&q[0][0][0], ROWS * HEADS * SIZE, 52, 1);
-    folio_kv_write write = {.struct_size = sizeof write,
-                            .k = {k, FOLIO_F32, KEYS - ROWS, 0, 0},
-                            .v = {v, FOLIO_F32, KEYS - ROWS, 0, 0},
-                            .slots = slots};
+    folio_kv_write write = FOLIO_WITH(folio_kv_write, .k = {k, FOLIO_F32, KEYS - ROWS, 0, 0},
+                                      .v = {v, FOLIO_F32, KEYS - ROWS, 0, 0}, .slots = slots);
     CHECK_OK(folio_kv_cache_write(cache, 0, &write, NULL));
     size_t bytes = (size_t)(stride * ROWS) * sizeof(float);
     float *far_q = stride ? reserve(bytes) : NULL, *far_out = stride ? reserve(bytes) : NULL;
@@ -287,14 +253,9 @@ static void attend(folio_context *ctx, folio_kv_cache *cache, int64_t num_blocks
 
 static folio_kv_cache_desc cache_desc(int64_t num_blocks, folio_dtype dtype, folio_layout layout)
 {
-    return (folio_kv_cache_desc){.struct_size = sizeof(folio_kv_cache_desc),
-                                 .num_blocks = num_blocks,
-                                 .num_layers = 1,
-                                 .block_size = BLOCK,
-                                 .num_kv_heads = 1,
-                                 .k_head_size = SIZE,
-                                 .dtype = dtype,
-                                 .layout = layout};
+    return FOLIO_WITH(folio_kv_cache_desc, .num_blocks = num_blocks, .num_layers = 1,
+                      .block_size = BLOCK, .num_kv_heads = 1, .k_head_size = SIZE, .dtype = dtype,
+                      .layout = layout);
 }
 
 /* The same keys in a small cache of the library's own. */
@@ -369,13 +330,9 @@ BACKEND_TEST(scale, strides_past_2_31_elements)
     if (k_base && v_base) {
         void *k[1] = {k_base}, *v[1] = {v_base};
         folio_kv_cache_desc desc = cache_desc(4, FOLIO_F32, FOLIO_LAYOUT_STRIDED);
-        folio_kv_memory memory = {.struct_size = sizeof memory,
-                                  .k = k,
-                                  .v = v,
-                                  .k_bytes = bytes,
-                                  .v_bytes = bytes,
-                                  .k_strides = strides,
-                                  .v_strides = strides};
+        folio_kv_memory memory =
+            FOLIO_WITH(folio_kv_memory, .k = k, .v = v, .k_bytes = bytes, .v_bytes = bytes,
+                       .k_strides = strides, .v_strides = strides);
         CHECK_OK(folio_kv_cache_wrap(ctx, &desc, &memory, &cache));
         const int32_t table[TABLE] = {3, 1, 2};
         if (cache) attend(ctx, cache, 4, FOLIO_F32, table, 0, &got);
@@ -420,14 +377,9 @@ TEST(scale, sequence_of_2_31_tokens)
     CHECK_OK(folio_attention_create(ctx, &a, &attention));
     CHECK_OK(folio_kv_cache_create(ctx, &c, &cache));
     CHECK_OK(folio_batch_create(ctx, &b, &batch));
-    folio_plan_desc p = {.struct_size = sizeof p,
-                         .attentions = &attention,
-                         .num_attentions = 1,
-                         .block_size = LONG_BLOCK,
-                         .num_blocks = 4,
-                         .max_seqs = 1,
-                         .max_query_tokens = QUERIES,
-                         .max_seq_len = seq_len};
+    folio_plan_desc p = FOLIO_WITH(folio_plan_desc, .attentions = &attention, .num_attentions = 1,
+                                   .block_size = LONG_BLOCK, .num_blocks = 4, .max_seqs = 1,
+                                   .max_query_tokens = QUERIES, .max_seq_len = seq_len);
     CHECK_OK(folio_plan_create(ctx, &p, &plan));
     int32_t *table = malloc((size_t)blocks * sizeof *table);
     REQUIRE_TEST(table != NULL && plan != NULL);

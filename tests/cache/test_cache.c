@@ -30,15 +30,10 @@ static bool is_interleaved(folio_layout layout)
 /* Head sizes differ where they may; K's is a multiple of every x. */
 static folio_kv_cache_desc describe(folio_layout layout, folio_dtype dtype, int block_size)
 {
-    return (folio_kv_cache_desc){.struct_size = sizeof(folio_kv_cache_desc),
-                                 .num_blocks = BLOCKS,
-                                 .num_layers = LAYERS,
-                                 .block_size = block_size,
-                                 .num_kv_heads = HEADS,
-                                 .k_head_size = 32,
-                                 .v_head_size = is_interleaved(layout) ? 32 : 24,
-                                 .dtype = dtype,
-                                 .layout = layout};
+    return FOLIO_WITH(folio_kv_cache_desc, .num_blocks = BLOCKS, .num_layers = LAYERS,
+                      .block_size = block_size, .num_kv_heads = HEADS, .k_head_size = 32,
+                      .v_head_size = is_interleaved(layout) ? 32 : 24, .dtype = dtype,
+                      .layout = layout);
 }
 
 static int64_t head_size(const folio_kv_cache_desc *c, int part)
@@ -246,10 +241,9 @@ static void write_known(folio_kv_cache *cache, const folio_kv_cache_desc *c, int
 {
     float *k = support_known_rows(c->dtype, 0, 0, count, c->num_kv_heads, head_size(c, 0));
     float *v = support_known_rows(c->dtype, 1, 0, count, c->num_kv_heads, head_size(c, 1));
-    folio_kv_write w = {.struct_size = sizeof w,
-                        .k = {.data = k, .dtype = FOLIO_F32, .tokens = count},
-                        .v = {.data = v, .dtype = FOLIO_F32, .tokens = count},
-                        .slots = slots};
+    folio_kv_write w =
+        FOLIO_WITH(folio_kv_write, .k = {.data = k, .dtype = FOLIO_F32, .tokens = count},
+                   .v = {.data = v, .dtype = FOLIO_F32, .tokens = count}, .slots = slots);
     CHECK_OK(folio_kv_cache_write(cache, layer, &w, NULL));
     free(k);
     free(v);
@@ -287,11 +281,10 @@ static void check_gather(const folio_kv_cache *cache, const folio_kv_cache_desc 
     int64_t H = c->num_kv_heads, Dk = head_size(c, 0), Dv = head_size(c, 1);
     support_buffer k = support_buffer_make((size_t)(count * H * Dk) * sizeof(float));
     support_buffer v = support_buffer_make((size_t)(count * H * Dv) * sizeof(float));
-    folio_kv_gather g = {.struct_size = sizeof g,
-                         .k = {.data = k.data, .dtype = FOLIO_F32, .tokens = count},
-                         .v = {.data = v.data, .dtype = FOLIO_F32, .tokens = count},
-                         .slots = slots,
-                         .num_slots = count};
+    folio_kv_gather g =
+        FOLIO_WITH(folio_kv_gather, .k = {.data = k.data, .dtype = FOLIO_F32, .tokens = count},
+                   .v = {.data = v.data, .dtype = FOLIO_F32, .tokens = count}, .slots = slots,
+                   .num_slots = count);
     CHECK_OK(folio_kv_cache_gather(cache, layer, &g, NULL));
     int64_t wrong = 0;
     for (int part = 0; part < 2; part++) {
@@ -540,15 +533,9 @@ BACKEND_TEST(cache, wrap_int8_with_scales)
         support_buffer vsb = support_buffer_make((size_t)s.v_scales.bytes);
         void *k = kb.data, *v = vb.data;
         float *ks = ksb.data, *vs = vsb.data;
-        folio_kv_memory m = {.struct_size = sizeof m,
-                             .k = &k,
-                             .v = &v,
-                             .k_bytes = kb.bytes,
-                             .v_bytes = vb.bytes,
-                             .k_scales = &ks,
-                             .v_scales = &vs,
-                             .k_scales_bytes = ksb.bytes,
-                             .v_scales_bytes = vsb.bytes};
+        folio_kv_memory m = FOLIO_WITH(folio_kv_memory, .k = &k, .v = &v, .k_bytes = kb.bytes,
+                                       .v_bytes = vb.bytes, .k_scales = &ks, .v_scales = &vs,
+                                       .k_scales_bytes = ksb.bytes, .v_scales_bytes = vsb.bytes);
         if (native) m.v = NULL;
         folio_kv_cache *cache = NULL;
         CHECK_OK(folio_kv_cache_wrap(ctx, &c, &m, &cache));
@@ -582,28 +569,17 @@ static void *sparse_memory(size_t bytes)
 static void attend(folio_context *ctx, folio_kv_cache *cache, const folio_kv_cache_desc *c,
                    const int32_t *blocks, float *out)
 {
-    folio_attention_desc ad = {.struct_size = sizeof ad,
-                               .num_heads = 1,
-                               .k_head_size = 8,
-                               .dtype = FOLIO_F32,
-                               .kv_dtype = c->dtype};
+    folio_attention_desc ad = FOLIO_WITH(folio_attention_desc, .num_heads = 1, .k_head_size = 8,
+                                         .dtype = FOLIO_F32, .kv_dtype = c->dtype);
     folio_attention *attention = NULL;
     CHECK_OK(folio_attention_create(ctx, &ad, &attention));
     folio_attention *list[1] = {attention};
-    folio_plan_desc pd = {.struct_size = sizeof pd,
-                          .attentions = list,
-                          .num_attentions = 1,
-                          .block_size = c->block_size,
-                          .num_blocks = c->num_blocks,
-                          .max_seqs = 1,
-                          .max_query_tokens = 1,
-                          .max_seq_len = 64};
+    folio_plan_desc pd = FOLIO_WITH(folio_plan_desc, .attentions = list, .num_attentions = 1,
+                                    .block_size = c->block_size, .num_blocks = c->num_blocks,
+                                    .max_seqs = 1, .max_query_tokens = 1, .max_seq_len = 64);
     folio_batch_desc bd = {.struct_size = sizeof bd, .block_size = c->block_size};
-    folio_batch_seq seq = {.struct_size = sizeof seq,
-                           .query_len = 1,
-                           .seq_len = 37,
-                           .block_table = blocks,
-                           .num_blocks = 3};
+    folio_batch_seq seq = FOLIO_WITH(folio_batch_seq, .query_len = 1, .seq_len = 37,
+                                     .block_table = blocks, .num_blocks = 3);
     folio_plan *plan = NULL;
     folio_batch *batch = NULL;
     CHECK_OK(folio_plan_create(ctx, &pd, &plan));
@@ -612,8 +588,8 @@ static void attend(folio_context *ctx, folio_kv_cache *cache, const folio_kv_cac
     CHECK_OK(folio_plan_update(plan, batch, NULL));
     float q[8];
     support_fill(q, 8, 5, 0.01f);
-    folio_tensors t = {
-        .struct_size = sizeof t, .q = {.data = q, .tokens = 1}, .out = {.data = out, .tokens = 1}};
+    folio_tensors t =
+        FOLIO_WITH(folio_tensors, .q = {.data = q, .tokens = 1}, .out = {.data = out, .tokens = 1});
     CHECK_OK(folio_attention_forward(plan, 0, FOLIO_ATTENTION_DECODER, cache, 0, &t, NULL));
     folio_plan_destroy(plan);
     folio_batch_destroy(batch);
@@ -685,13 +661,8 @@ BACKEND_TEST(cache, past_2_31_by_strides_and_slots)
         REQUIRE_TEST(base[0] != NULL && base[1] != NULL);
         void *k = base[0], *v = base[1];
         folio_kv_strides s = {cases[i].block_stride, 8, 8};
-        folio_kv_memory m = {.struct_size = sizeof m,
-                             .k = &k,
-                             .v = &v,
-                             .k_bytes = bytes,
-                             .v_bytes = bytes,
-                             .k_strides = s,
-                             .v_strides = s};
+        folio_kv_memory m = FOLIO_WITH(folio_kv_memory, .k = &k, .v = &v, .k_bytes = bytes,
+                                       .v_bytes = bytes, .k_strides = s, .v_strides = s);
         folio_kv_cache *cache = NULL;
         CHECK_OK(folio_kv_cache_wrap(ctx, &c, &m, &cache));
         REQUIRE_TEST(cache != NULL);

@@ -14,15 +14,9 @@ enum { HEADS = 3, LAYERS = 3, BLOCKS = 6 };
 static folio_kv_cache_desc describe(folio_layout layout, folio_dtype dtype, int block_size,
                                     int v_size)
 {
-    return (folio_kv_cache_desc){.struct_size = sizeof(folio_kv_cache_desc),
-                                 .num_blocks = BLOCKS,
-                                 .num_layers = LAYERS,
-                                 .block_size = block_size,
-                                 .num_kv_heads = HEADS,
-                                 .k_head_size = 16,
-                                 .v_head_size = v_size,
-                                 .dtype = dtype,
-                                 .layout = layout};
+    return FOLIO_WITH(folio_kv_cache_desc, .num_blocks = BLOCKS, .num_layers = LAYERS,
+                      .block_size = block_size, .num_kv_heads = HEADS, .k_head_size = 16,
+                      .v_head_size = v_size, .dtype = dtype, .layout = layout);
 }
 
 static bool is_interleaved(folio_layout layout)
@@ -57,13 +51,10 @@ static void wrap_strided(folio_context *ctx, moved *m)
         vs[l] = (float *)(void *)at, at += s_bytes;
     }
     folio_kv_strides scales = {N * (HEADS + 1), HEADS + 1, 1};
-    folio_kv_memory memory = {.struct_size = sizeof memory,
-                              .k = k,
-                              .v = v,
-                              .k_bytes = (size_t)k_bytes,
-                              .v_bytes = (size_t)v_bytes,
-                              .k_strides = {N * HEADS * k_row, HEADS * k_row, k_row},
-                              .v_strides = {N * HEADS * v_row, HEADS * v_row, v_row}};
+    folio_kv_memory memory = FOLIO_WITH(folio_kv_memory, .k = k, .v = v, .k_bytes = (size_t)k_bytes,
+                                        .v_bytes = (size_t)v_bytes,
+                                        .k_strides = {N * HEADS * k_row, HEADS * k_row, k_row},
+                                        .v_strides = {N * HEADS * v_row, HEADS * v_row, v_row});
     if (c->dtype == FOLIO_INT8) {
         memory.k_scales = ks, memory.v_scales = vs;
         memory.k_scales_bytes = memory.v_scales_bytes = (size_t)s_bytes;
@@ -135,13 +126,10 @@ static folio_kv_rows rows_of(const folio_kv_cache_desc *c, image *m, int64_t lay
                              const int64_t *blocks, int64_t count)
 {
     int64_t at = layer * c->num_blocks + first;
-    return (folio_kv_rows){.struct_size = sizeof(folio_kv_rows),
-                           .k = m->k + at * m->k_block,
-                           .v = m->v + at * m->v_block,
-                           .k_scales = (float *)(void *)(m->ks + at * m->s_block),
-                           .v_scales = (float *)(void *)(m->vs + at * m->s_block),
-                           .num_blocks = count,
-                           .blocks = blocks};
+    return FOLIO_WITH(folio_kv_rows, .k = m->k + at * m->k_block, .v = m->v + at * m->v_block,
+                      .k_scales = (float *)(void *)(m->ks + at * m->s_block),
+                      .v_scales = (float *)(void *)(m->vs + at * m->s_block), .num_blocks = count,
+                      .blocks = blocks);
 }
 
 static const int64_t in_order[BLOCKS] = {0, 1, 2, 3, 4, 5};
@@ -229,10 +217,9 @@ BACKEND_TEST(cache_move, unpack_shows_what_write_stored)
             for (int64_t i = 0; i < count; i++) slots[i] = i;
             float *k = support_known_rows(c.dtype, 0, 0, count, HEADS, 16);
             float *v = support_known_rows(c.dtype, 1, 0, count, HEADS, 16);
-            folio_kv_write w = {.struct_size = sizeof w,
-                                .k = {.data = k, .dtype = FOLIO_F32, .tokens = count},
-                                .v = {.data = v, .dtype = FOLIO_F32, .tokens = count},
-                                .slots = slots};
+            folio_kv_write w =
+                FOLIO_WITH(folio_kv_write, .k = {.data = k, .dtype = FOLIO_F32, .tokens = count},
+                           .v = {.data = v, .dtype = FOLIO_F32, .tokens = count}, .slots = slots);
             for (int32_t l = 0; l < LAYERS; l++)
                 CHECK_OK(folio_kv_cache_write(m.cache, l, &w, NULL));
             image got = image_read(&m);
@@ -489,18 +476,14 @@ BACKEND_TEST(cache_move, fp8_scales_of_the_call)
         float k[HEADS * 16], v[HEADS * 16], gk[HEADS * 16], gv[HEADS * 16];
         for (int i = 0; i < HEADS * 16; i++) k[i] = (float)(i - 8), v[i] = (float)(i % 15) / 4.0f;
         const int64_t slot = 37;
-        folio_kv_write w = {.struct_size = sizeof w,
-                            .k = {.data = k, .dtype = FOLIO_F32, .tokens = 1},
-                            .v = {.data = v, .dtype = FOLIO_F32, .tokens = 1},
-                            .slots = &slot,
-                            .k_scale = 0.5f,
-                            .v_scale = 4.0f};
+        folio_kv_write w =
+            FOLIO_WITH(folio_kv_write, .k = {.data = k, .dtype = FOLIO_F32, .tokens = 1},
+                       .v = {.data = v, .dtype = FOLIO_F32, .tokens = 1}, .slots = &slot,
+                       .k_scale = 0.5f, .v_scale = 4.0f);
         CHECK_OK(folio_kv_cache_write(m.cache, 0, &w, NULL));
-        folio_kv_gather g = {.struct_size = sizeof g,
-                             .k = {.data = gk, .dtype = FOLIO_F32, .tokens = 1},
-                             .v = {.data = gv, .dtype = FOLIO_F32, .tokens = 1},
-                             .slots = &slot,
-                             .num_slots = 1};
+        folio_kv_gather g = FOLIO_WITH(
+            folio_kv_gather, .k = {.data = gk, .dtype = FOLIO_F32, .tokens = 1},
+            .v = {.data = gv, .dtype = FOLIO_F32, .tokens = 1}, .slots = &slot, .num_slots = 1);
         CHECK_OK(folio_kv_cache_gather(m.cache, 0, &g, NULL)); /* scales 1: as stored */
         for (int i = 0; i < HEADS * 16; i++) {
             double kc = kit_decode(c.dtype, kit_encode(c.dtype, (double)k[i] * 2.0));
@@ -550,10 +533,9 @@ static void refusal_check_free(refusal *r)
         int64_t slots[4] = {3, 95, -1, 40};                                                        \
         int32_t layer = 1;                                                                         \
         folio_run run = {.struct_size = sizeof run};                                               \
-        folio_kv_write w = {.struct_size = sizeof w,                                               \
-                            .k = {.data = r.k, .dtype = FOLIO_F32, .tokens = 4},                   \
-                            .v = {.data = r.v, .dtype = FOLIO_F32, .tokens = 4},                   \
-                            .slots = slots};                                                       \
+        folio_kv_write w =                                                                         \
+            FOLIO_WITH(folio_kv_write, .k = {.data = r.k, .dtype = FOLIO_F32, .tokens = 4},        \
+                       .v = {.data = r.v, .dtype = FOLIO_F32, .tokens = 4}, .slots = slots);       \
         __VA_ARGS__;                                                                               \
         REFUSED(folio_kv_cache_write(r.m.cache, layer, &w, &run), FOLIO_ERR_ARGUMENT, words);      \
     } while (0)
@@ -599,11 +581,9 @@ BACKEND_TEST(cache_move, bad_writes_are_refused)
     do {                                                                                           \
         int64_t slots[4] = {3, 95, -1, 3};                                                         \
         int32_t layer = 1;                                                                         \
-        folio_kv_gather g = {.struct_size = sizeof g,                                              \
-                             .k = {.data = r.k, .dtype = FOLIO_F32, .tokens = 4},                  \
-                             .v = {.data = r.v, .dtype = FOLIO_F32, .tokens = 4},                  \
-                             .slots = slots,                                                       \
-                             .num_slots = 4};                                                      \
+        folio_kv_gather g = FOLIO_WITH(                                                            \
+            folio_kv_gather, .k = {.data = r.k, .dtype = FOLIO_F32, .tokens = 4},                  \
+            .v = {.data = r.v, .dtype = FOLIO_F32, .tokens = 4}, .slots = slots, .num_slots = 4);  \
         __VA_ARGS__;                                                                               \
         REFUSED(folio_kv_cache_gather(r.m.cache, layer, &g, NULL), FOLIO_ERR_ARGUMENT, words);     \
     } while (0)

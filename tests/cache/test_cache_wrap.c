@@ -96,10 +96,9 @@ static void write_and_check_strided(folio_kv_cache *cache, const strided_case *s
     int vp = s->v_is_k ? 0 : 1;
     float *k = support_known_rows(c->dtype, 0, 0, count, HEADS, s->k_size);
     float *v = support_known_rows(c->dtype, vp, 0, count, HEADS, s->v_size);
-    folio_kv_write w = {.struct_size = sizeof w,
-                        .k = {.data = k, .dtype = FOLIO_F32, .tokens = count},
-                        .v = {.data = v, .dtype = FOLIO_F32, .tokens = count},
-                        .slots = slots};
+    folio_kv_write w =
+        FOLIO_WITH(folio_kv_write, .k = {.data = k, .dtype = FOLIO_F32, .tokens = count},
+                   .v = {.data = v, .dtype = FOLIO_F32, .tokens = count}, .slots = slots);
     CHECK_OK(folio_kv_cache_write(cache, 0, &w, NULL));
     unsigned char *seen_k = calloc(1, kb->bytes), *seen_v = vb ? calloc(1, vb->bytes) : seen_k;
     if (seen_k == NULL || seen_v == NULL) abort();
@@ -111,10 +110,9 @@ static void write_and_check_strided(folio_kv_cache *cache, const strided_case *s
     if (vb) check_gaps(vb, seen_v);
     float *got = malloc((size_t)(count * HEADS * s->v_size) * sizeof *got);
     if (got == NULL) abort();
-    folio_kv_gather g = {.struct_size = sizeof g,
-                         .v = {.data = got, .dtype = FOLIO_F32, .tokens = count},
-                         .slots = slots,
-                         .num_slots = count};
+    folio_kv_gather g =
+        FOLIO_WITH(folio_kv_gather, .v = {.data = got, .dtype = FOLIO_F32, .tokens = count},
+                   .slots = slots, .num_slots = count);
     CHECK_OK(folio_kv_cache_gather(cache, 0, &g, NULL)); /* V alone */
     for (int64_t i = 0; i < count * HEADS * s->v_size; i++) CHECK(got[i] == v[i]);
     free(got);
@@ -126,15 +124,10 @@ static void write_and_check_strided(folio_kv_cache *cache, const strided_case *s
 
 static void wrap_strided(folio_context *ctx, const strided_case *s)
 {
-    folio_kv_cache_desc c = {.struct_size = sizeof c,
-                             .num_blocks = BLOCKS,
-                             .num_layers = 1,
-                             .block_size = s->block_size,
-                             .num_kv_heads = HEADS,
-                             .k_head_size = s->k_size,
-                             .v_head_size = s->v_size,
-                             .dtype = s->dtype,
-                             .layout = FOLIO_LAYOUT_STRIDED};
+    folio_kv_cache_desc c =
+        FOLIO_WITH(folio_kv_cache_desc, .num_blocks = BLOCKS, .num_layers = 1,
+                   .block_size = s->block_size, .num_kv_heads = HEADS, .k_head_size = s->k_size,
+                   .v_head_size = s->v_size, .dtype = s->dtype, .layout = FOLIO_LAYOUT_STRIDED);
     int64_t elem = (int64_t)folio_dtype_size(s->dtype);
     int64_t k_elems = extent(&s->k, &c, s->k_size), v_elems = extent(&s->v, &c, s->v_size);
     bool one = s->v_offset >= 0;
@@ -146,13 +139,9 @@ static void wrap_strided(folio_context *ctx, const strided_case *s)
     support_buffer scales = support_buffer_make((size_t)(2 * BLOCKS * c.block_size * 4) * 4);
     float *ks = scales.data, *vs = ks + BLOCKS * c.block_size * 4;
     void *k = kb.data, *v = one ? (char *)kb.data + s->v_offset * elem : vb.data;
-    folio_kv_memory m = {.struct_size = sizeof m,
-                         .k = &k,
-                         .v = &v,
-                         .k_bytes = kb.bytes,
-                         .v_bytes = (size_t)(v_elems * elem),
-                         .k_strides = s->k,
-                         .v_strides = s->v};
+    folio_kv_memory m =
+        FOLIO_WITH(folio_kv_memory, .k = &k, .v = &v, .k_bytes = kb.bytes,
+                   .v_bytes = (size_t)(v_elems * elem), .k_strides = s->k, .v_strides = s->v);
     if (s->dtype == FOLIO_INT8) {
         m.k_scales = &ks, m.v_scales = &vs;
         m.k_scales_bytes = m.v_scales_bytes = scales.bytes / 2;

@@ -11,14 +11,9 @@ enum { BLOCKS = 3, HEADS = 2 };
 
 static folio_kv_cache_desc describe(folio_dtype dtype, int32_t block_size, int32_t k, int32_t v)
 {
-    return (folio_kv_cache_desc){.struct_size = sizeof(folio_kv_cache_desc),
-                                 .num_blocks = BLOCKS,
-                                 .num_layers = 1,
-                                 .block_size = block_size,
-                                 .num_kv_heads = HEADS,
-                                 .k_head_size = k,
-                                 .v_head_size = v,
-                                 .dtype = dtype};
+    return FOLIO_WITH(folio_kv_cache_desc, .num_blocks = BLOCKS, .num_layers = 1,
+                      .block_size = block_size, .num_kv_heads = HEADS, .k_head_size = k,
+                      .v_head_size = v, .dtype = dtype);
 }
 
 /* The drawing: of every 8 tokens K, then V; panels of 64 dims; rows of 128 bytes, their 16-byte units XOR the row. */

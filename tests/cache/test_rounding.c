@@ -15,13 +15,9 @@ static const folio_dtype minifloats[] = {FOLIO_F16, FOLIO_BF16, FOLIO_FP8_E4M3, 
 
 static folio_kv_cache *make_cache(folio_context *ctx, folio_dtype dtype, int64_t rows)
 {
-    folio_kv_cache_desc c = {.struct_size = sizeof c,
-                             .num_blocks = (rows + BLOCK - 1) / BLOCK,
-                             .num_layers = 1,
-                             .block_size = BLOCK,
-                             .num_kv_heads = 1,
-                             .k_head_size = SIZE,
-                             .dtype = dtype};
+    folio_kv_cache_desc c =
+        FOLIO_WITH(folio_kv_cache_desc, .num_blocks = (rows + BLOCK - 1) / BLOCK, .num_layers = 1,
+                   .block_size = BLOCK, .num_kv_heads = 1, .k_head_size = SIZE, .dtype = dtype);
     folio_kv_cache *cache = NULL;
     CHECK_OK(folio_kv_cache_create(ctx, &c, &cache));
     return cache;
@@ -48,19 +44,12 @@ static stored store(folio_context *ctx, folio_dtype dtype, const void *from, fol
     for (int64_t i = 0; i < count; i++) kit_set(from_dtype, y, i, kit_get(from_dtype, x, i) ^ sign);
     for (int64_t i = 0; i < rows; i++) slots[i] = i;
     for (int64_t i = 0; i < blocks; i++) ids[i] = i;
-    folio_kv_write w = {.struct_size = sizeof w,
-                        .k = {.data = x, .dtype = from_dtype, .tokens = rows},
-                        .v = {.data = y, .dtype = from_dtype, .tokens = rows},
-                        .slots = slots,
-                        .k_scale = scale,
-                        .v_scale = scale};
-    folio_kv_rows r = {.struct_size = sizeof r,
-                       .k = s.k,
-                       .v = s.v,
-                       .k_scales = s.k_scales,
-                       .v_scales = s.v_scales,
-                       .num_blocks = blocks,
-                       .blocks = ids};
+    folio_kv_write w =
+        FOLIO_WITH(folio_kv_write, .k = {.data = x, .dtype = from_dtype, .tokens = rows},
+                   .v = {.data = y, .dtype = from_dtype, .tokens = rows}, .slots = slots,
+                   .k_scale = scale, .v_scale = scale);
+    folio_kv_rows r = FOLIO_WITH(folio_kv_rows, .k = s.k, .v = s.v, .k_scales = s.k_scales,
+                                 .v_scales = s.v_scales, .num_blocks = blocks, .blocks = ids);
     if (cache != NULL) {
         CHECK_OK(folio_kv_cache_write(cache, 0, &w, NULL));
         CHECK_OK(folio_kv_cache_unpack(cache, 0, &r, NULL));
@@ -297,17 +286,15 @@ BACKEND_TEST(rounding, gather_rounds_to_nearest_even)
     REQUIRE_TEST(cache != NULL);
     int64_t slots[ROWS];
     for (int i = 0; i < ROWS; i++) slots[i] = i;
-    folio_kv_write w = {.struct_size = sizeof w,
-                        .k = {.data = x, .dtype = FOLIO_F32, .tokens = ROWS},
-                        .v = {.data = x, .dtype = FOLIO_F32, .tokens = ROWS},
-                        .slots = slots};
+    folio_kv_write w =
+        FOLIO_WITH(folio_kv_write, .k = {.data = x, .dtype = FOLIO_F32, .tokens = ROWS},
+                   .v = {.data = x, .dtype = FOLIO_F32, .tokens = ROWS}, .slots = slots);
     CHECK_OK(folio_kv_cache_write(cache, 0, &w, NULL));
     support_buffer k = support_buffer_make(COUNT * 2), v = support_buffer_make(COUNT * 2);
-    folio_kv_gather g = {.struct_size = sizeof g,
-                         .k = {.data = k.data, .dtype = FOLIO_F16, .tokens = ROWS},
-                         .v = {.data = v.data, .dtype = FOLIO_BF16, .tokens = ROWS},
-                         .slots = slots,
-                         .num_slots = ROWS};
+    folio_kv_gather g =
+        FOLIO_WITH(folio_kv_gather, .k = {.data = k.data, .dtype = FOLIO_F16, .tokens = ROWS},
+                   .v = {.data = v.data, .dtype = FOLIO_BF16, .tokens = ROWS}, .slots = slots,
+                   .num_slots = ROWS);
     CHECK_OK(folio_kv_cache_gather(cache, 0, &g, NULL));
     int64_t wrong = 0;
     for (int64_t i = 0; i < COUNT; i++) {
@@ -391,10 +378,9 @@ BACKEND_TEST(rounding, int8_zeros_nan_and_tiny_rows)
     folio_kv_cache *cache = make_cache(ctx, FOLIO_INT8, ROWS);
     REQUIRE_TEST(cache != NULL);
     int64_t slots[ROWS] = {4, 3, 2, 1, 0, 5};
-    folio_kv_write w = {.struct_size = sizeof w,
-                        .k = {.data = x, .dtype = FOLIO_F32, .tokens = ROWS},
-                        .v = {.data = x, .dtype = FOLIO_F32, .tokens = ROWS},
-                        .slots = slots};
+    folio_kv_write w =
+        FOLIO_WITH(folio_kv_write, .k = {.data = x, .dtype = FOLIO_F32, .tokens = ROWS},
+                   .v = {.data = x, .dtype = FOLIO_F32, .tokens = ROWS}, .slots = slots);
     CHECK_OK(folio_kv_cache_write(cache, 0, &w, NULL));
     for (int part = 0; part < 2; part++) {
         folio_kv_gather g = {.struct_size = sizeof g, .slots = slots, .num_slots = ROWS};

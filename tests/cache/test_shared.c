@@ -15,13 +15,9 @@ static folio_kv_cache_desc describe(int i, int32_t block_size)
 {
     static const int32_t layers[N] = {1, 3, 2}, heads[N] = {1, 3, 2}, sizes[N] = {16, 24, 8};
     static const folio_dtype dtypes[N] = {FOLIO_F32, FOLIO_INT8, FOLIO_BF16};
-    return (folio_kv_cache_desc){.struct_size = sizeof(folio_kv_cache_desc),
-                                 .num_blocks = BLOCKS,
-                                 .num_layers = layers[i],
-                                 .block_size = block_size,
-                                 .num_kv_heads = heads[i],
-                                 .k_head_size = sizes[i],
-                                 .dtype = dtypes[i]};
+    return FOLIO_WITH(folio_kv_cache_desc, .num_blocks = BLOCKS, .num_layers = layers[i],
+                      .block_size = block_size, .num_kv_heads = heads[i], .k_head_size = sizes[i],
+                      .dtype = dtypes[i]);
 }
 
 static int64_t block_bytes(const char *backend, folio_kv_cache_desc desc)
@@ -39,10 +35,9 @@ static void write_block(folio_kv_cache *cache, const folio_kv_cache_desc *d, int
     float rows[16 * 3 * 24];
     for (int i = 0; i < COUNT_OF(rows); i++) rows[i] = (float)(1 + block);
     for (int64_t i = 0; i < d->block_size; i++) slots[i] = block * d->block_size + i;
-    folio_kv_write w = {.struct_size = sizeof w,
-                        .k = {.data = rows, .dtype = FOLIO_F32, .tokens = d->block_size},
-                        .v = {.data = rows, .dtype = FOLIO_F32, .tokens = d->block_size},
-                        .slots = slots};
+    folio_kv_write w = FOLIO_WITH(
+        folio_kv_write, .k = {.data = rows, .dtype = FOLIO_F32, .tokens = d->block_size},
+        .v = {.data = rows, .dtype = FOLIO_F32, .tokens = d->block_size}, .slots = slots);
     for (int32_t l = 0; l < d->num_layers; l++) CHECK_OK(folio_kv_cache_write(cache, l, &w, NULL));
 }
 
@@ -52,11 +47,10 @@ static bool block_holds(folio_kv_cache *cache, const folio_kv_cache_desc *d, int
     int64_t slots[16], n = d->block_size * (int64_t)d->num_kv_heads * d->k_head_size;
     float k[16 * 3 * 24], v[16 * 3 * 24];
     for (int64_t i = 0; i < d->block_size; i++) slots[i] = block * d->block_size + i;
-    folio_kv_gather g = {.struct_size = sizeof g,
-                         .k = {.data = k, .dtype = FOLIO_F32, .tokens = d->block_size},
-                         .v = {.data = v, .dtype = FOLIO_F32, .tokens = d->block_size},
-                         .slots = slots,
-                         .num_slots = d->block_size};
+    folio_kv_gather g =
+        FOLIO_WITH(folio_kv_gather, .k = {.data = k, .dtype = FOLIO_F32, .tokens = d->block_size},
+                   .v = {.data = v, .dtype = FOLIO_F32, .tokens = d->block_size}, .slots = slots,
+                   .num_slots = d->block_size);
     for (int32_t l = 0; l < d->num_layers; l++) {
         CHECK_OK(folio_kv_cache_gather(cache, l, &g, NULL));
         for (int64_t i = 0; i < n; i++)

@@ -195,15 +195,10 @@ static void check_layouts(folio_dtype dtype, const rows *k, const rows *v, int32
     static const int32_t block_sizes[] = {1, 8, 16, 48, 64};
     for (int layout = 0; layout < FOLIO_NUM_LAYOUTS; layout++)
         for (int b = 0; b < COUNT_OF(block_sizes); b++) {
-            folio_kv_cache_desc desc = {.struct_size = sizeof desc,
-                                        .num_layers = 1,
-                                        .num_blocks = 96 / block_sizes[b] + 1,
-                                        .block_size = block_sizes[b],
-                                        .num_kv_heads = HEADS,
-                                        .k_head_size = k_dims,
-                                        .v_head_size = v_dims,
-                                        .dtype = dtype,
-                                        .layout = (folio_layout)layout};
+            folio_kv_cache_desc desc = FOLIO_WITH(
+                folio_kv_cache_desc, .num_layers = 1, .num_blocks = 96 / block_sizes[b] + 1,
+                .block_size = block_sizes[b], .num_kv_heads = HEADS, .k_head_size = k_dims,
+                .v_head_size = v_dims, .dtype = dtype, .layout = (folio_layout)layout);
             check_shape(&desc, k, v);
         }
 }
@@ -238,13 +233,9 @@ static void check_numbers(folio_dtype from, const void *numbers, int64_t count)
     if (slots == NULL) abort();
     for (int64_t i = 0; i < n; i++) slots[i] = i;
     for (int i = 0; i < SUPPORT_NUM_KV_DTYPES; i++) {
-        folio_kv_cache_desc desc = {.struct_size = sizeof desc,
-                                    .num_layers = 1,
-                                    .num_blocks = (n + 15) / 16,
-                                    .block_size = 16,
-                                    .num_kv_heads = 1,
-                                    .k_head_size = SIZE,
-                                    .dtype = support_kv_dtypes[i]};
+        folio_kv_cache_desc desc = FOLIO_WITH(
+            folio_kv_cache_desc, .num_layers = 1, .num_blocks = (n + 15) / 16, .block_size = 16,
+            .num_kv_heads = 1, .k_head_size = SIZE, .dtype = support_kv_dtypes[i]);
         folio_tensor t = {.data = (void *)(uintptr_t)numbers, .dtype = from, .tokens = n};
         t.token_stride = t.head_stride = SIZE;
         folioi_kv_tensors both = {t, t, 1.0f, dtype_is_fp8(desc.dtype) ? 0.75f : 1.0f};
@@ -329,15 +320,10 @@ TEST(write, no_byte_but_those_of_the_slots)
 {
     for (int layout = 0; layout < FOLIO_NUM_LAYOUTS; layout++)
         for (int i = 0; i < SUPPORT_NUM_KV_DTYPES; i++)
-            check_nothing_else(&(folio_kv_cache_desc){.struct_size = sizeof(folio_kv_cache_desc),
-                                                      .num_layers = 1,
-                                                      .num_blocks = 4,
-                                                      .block_size = 16,
-                                                      .num_kv_heads = HEADS,
-                                                      .k_head_size = 48,
-                                                      .v_head_size = 48,
-                                                      .dtype = support_kv_dtypes[i],
-                                                      .layout = (folio_layout)layout});
+            check_nothing_else(
+                &FOLIO_WITH(folio_kv_cache_desc, .num_layers = 1, .num_blocks = 4, .block_size = 16,
+                            .num_kv_heads = HEADS, .k_head_size = 48, .v_head_size = 48,
+                            .dtype = support_kv_dtypes[i], .layout = (folio_layout)layout));
 }
 
 /* ------------------------------------------------------------------------------------------- threads */
@@ -358,13 +344,9 @@ static void run_backwards(void *user, int64_t count, folio_task_fn fn, void *tas
 static folio_kv_cache *written_cache(folio_context *ctx, int32_t heads, const int64_t *slots,
                                      int64_t n, const float *numbers)
 {
-    folio_kv_cache_desc desc = {.struct_size = sizeof desc,
-                                .num_layers = 1,
-                                .num_blocks = 16,
-                                .block_size = 16,
-                                .num_kv_heads = heads,
-                                .k_head_size = 64,
-                                .dtype = FOLIO_BF16};
+    folio_kv_cache_desc desc =
+        FOLIO_WITH(folio_kv_cache_desc, .num_layers = 1, .num_blocks = 16, .block_size = 16,
+                   .num_kv_heads = heads, .k_head_size = 64, .dtype = FOLIO_BF16);
     folio_kv_cache *c = NULL;
     CHECK_OK(folio_kv_cache_create(ctx, &desc, &c));
     if (c == NULL) return NULL;

@@ -20,13 +20,9 @@ static void fill_layer(unsigned char *x, int32_t layer)
 TEST(block_moves, many_layers_and_many_pairs)
 {
     folio_context_desc c = {.struct_size = sizeof c, .backend = "cuda"};
-    folio_kv_cache_desc d = {.struct_size = sizeof d,
-                             .num_blocks = BLOCKS,
-                             .num_layers = LAYERS,
-                             .block_size = 1,
-                             .num_kv_heads = 1,
-                             .k_head_size = SIZE,
-                             .dtype = FOLIO_FP8_E4M3};
+    folio_kv_cache_desc d =
+        FOLIO_WITH(folio_kv_cache_desc, .num_blocks = BLOCKS, .num_layers = LAYERS, .block_size = 1,
+                   .num_kv_heads = 1, .k_head_size = SIZE, .dtype = FOLIO_FP8_E4M3);
     static unsigned char image[BLOCKS * BLOCK_BYTES], seen[BLOCKS * BLOCK_BYTES];
     static folio_block_pair pairs[PAIRS];
     folio_context *ctx = NULL;
@@ -64,14 +60,9 @@ TEST(block_moves, rows_at_odd_bytes)
 {
     enum { FEW = 8, LEAD = 3, BYTES = LEAD + FEW * 2 * SIZE + 5 };
     folio_context_desc c = {.struct_size = sizeof c, .backend = "cuda"};
-    folio_kv_cache_desc d = {.struct_size = sizeof d,
-                             .num_blocks = FEW,
-                             .num_layers = 1,
-                             .block_size = 2,
-                             .num_kv_heads = 1,
-                             .k_head_size = SIZE,
-                             .dtype = FOLIO_FP8_E4M3,
-                             .layout = FOLIO_LAYOUT_HND};
+    folio_kv_cache_desc d = FOLIO_WITH(folio_kv_cache_desc, .num_blocks = FEW, .num_layers = 1,
+                                       .block_size = 2, .num_kv_heads = 1, .k_head_size = SIZE,
+                                       .dtype = FOLIO_FP8_E4M3, .layout = FOLIO_LAYOUT_HND);
     unsigned char image[2][BYTES], seen[BYTES];
     void *memory[2], *rows[2];
     folio_context *ctx = NULL;
@@ -84,11 +75,8 @@ TEST(block_moves, rows_at_odd_bytes)
         CHECK_OK(folio_run_wait(ctx, NULL));
         rows[part] = (char *)memory[part] + LEAD;
     }
-    folio_kv_memory m = {.struct_size = sizeof m,
-                         .k = &rows[0],
-                         .v = &rows[1],
-                         .k_bytes = FEW * 2 * SIZE,
-                         .v_bytes = FEW * 2 * SIZE};
+    folio_kv_memory m = FOLIO_WITH(folio_kv_memory, .k = &rows[0], .v = &rows[1],
+                                   .k_bytes = FEW * 2 * SIZE, .v_bytes = FEW * 2 * SIZE);
     CHECK_OK(folio_kv_cache_wrap(ctx, &d, &m, &cache));
     const folio_block_pair pairs[] = {{1, 6}, {4, 0}};
     CHECK_OK(folio_kv_cache_copy_blocks(cache, cache, pairs, 2, NULL));

@@ -46,12 +46,9 @@ static folio_status merge(world *w, int64_t num_parts)
     for (int64_t i = 0; i < num_parts; i++)
         states[i] =
             (folio_state){.out = {w->parts + i * NUMBERS, FOLIO_F32, ROWS, 0, 0}, .lse = w->lse};
-    folio_merge m = {.struct_size = sizeof m,
-                     .num_heads = HEADS,
-                     .head_size = SIZE,
-                     .num_parts = num_parts,
-                     .parts = states,
-                     .out = {w->out, FOLIO_F32, ROWS, 0, 0}};
+    folio_merge m =
+        FOLIO_WITH(folio_merge, .num_heads = HEADS, .head_size = SIZE, .num_parts = num_parts,
+                   .parts = states, .out = {w->out, FOLIO_F32, ROWS, 0, 0});
     folio_status status = folio_merge_states(w->ctx, &m, &w->run);
     memset(states, 0x7f, sizeof states);
     return status;

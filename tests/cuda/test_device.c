@@ -55,14 +55,9 @@ static void *upload_numbers(folio_context *ctx, int64_t count, uint32_t seed)
 
 static folio_kv_cache *open_cache(folio_context *ctx, folio_layout layout)
 {
-    folio_kv_cache_desc desc = {.struct_size = sizeof desc,
-                                .num_blocks = BLOCKS,
-                                .num_layers = 2,
-                                .block_size = BLOCK,
-                                .num_kv_heads = KV_HEADS,
-                                .k_head_size = SIZE,
-                                .dtype = FOLIO_BF16,
-                                .layout = layout};
+    folio_kv_cache_desc desc = FOLIO_WITH(
+        folio_kv_cache_desc, .num_blocks = BLOCKS, .num_layers = 2, .block_size = BLOCK,
+        .num_kv_heads = KV_HEADS, .k_head_size = SIZE, .dtype = FOLIO_BF16, .layout = layout);
     folio_kv_cache *cache = NULL;
     CHECK_OK(folio_kv_cache_create(ctx, &desc, &cache));
     return cache;
@@ -76,11 +71,8 @@ static void read_blocks(folio_context *ctx, folio_kv_cache *cache, int32_t layer
     void *on_device[2];
     for (int i = 0; i < 2; i++)
         CHECK_OK(folio_memory_create(ctx, FOLIO_MEMORY_DEVICE, bytes, &on_device[i]));
-    folio_kv_rows rows = {.struct_size = sizeof rows,
-                          .k = on_device[0],
-                          .v = on_device[1],
-                          .blocks = blocks,
-                          .num_blocks = n};
+    folio_kv_rows rows = FOLIO_WITH(folio_kv_rows, .k = on_device[0], .v = on_device[1],
+                                    .blocks = blocks, .num_blocks = n);
     CHECK_OK(folio_kv_cache_unpack(cache, layer, &rows, NULL));
     CHECK_OK(folio_memory_copy(ctx, k, on_device[0], bytes, NULL));
     CHECK_OK(folio_memory_copy(ctx, v, on_device[1], bytes, NULL));
@@ -97,10 +89,8 @@ static void write_blocks(folio_context *ctx, folio_kv_cache *cache, int32_t laye
     size_t bytes = (size_t)(tokens * KV_ROW) * 2;
     void *k = upload_numbers(ctx, tokens * KV_ROW, seed);
     void *v = upload_numbers(ctx, tokens * KV_ROW, seed + 1);
-    folio_kv_write write = {.struct_size = sizeof write,
-                            .k = {k, FOLIO_BF16, tokens, 0, 0},
-                            .v = {v, FOLIO_BF16, tokens, 0, 0},
-                            .slots = slots};
+    folio_kv_write write = FOLIO_WITH(folio_kv_write, .k = {k, FOLIO_BF16, tokens, 0, 0},
+                                      .v = {v, FOLIO_BF16, tokens, 0, 0}, .slots = slots);
     CHECK_OK(folio_kv_cache_write(cache, layer, &write, NULL));
     CHECK_OK(folio_run_wait(ctx, NULL));
     folio_memory_destroy(ctx, FOLIO_MEMORY_DEVICE, k, bytes);
@@ -174,14 +164,10 @@ TEST(device, blocks_go_to_the_host_and_come_back)
     static uint16_t want[2][2 * BLOCK * KV_ROW], got[2][2 * BLOCK * KV_ROW];
     folio_context *ctx = open_device();
     folio_kv_cache *cache = open_cache(ctx, FOLIO_LAYOUT_NATIVE), *host = NULL;
-    folio_kv_cache_desc desc = {.struct_size = sizeof desc,
-                                .num_blocks = 8,
-                                .num_layers = 2,
-                                .block_size = BLOCK,
-                                .num_kv_heads = KV_HEADS,
-                                .k_head_size = SIZE,
-                                .dtype = FOLIO_BF16,
-                                .layout = FOLIO_LAYOUT_HND};
+    folio_kv_cache_desc desc =
+        FOLIO_WITH(folio_kv_cache_desc, .num_blocks = 8, .num_layers = 2, .block_size = BLOCK,
+                   .num_kv_heads = KV_HEADS, .k_head_size = SIZE, .dtype = FOLIO_BF16,
+                   .layout = FOLIO_LAYOUT_HND);
     folio_kv_cache_shape shape = {.struct_size = sizeof shape};
     CHECK_OK(folio_kv_cache_get_shape("cuda", &desc, &shape));
     void *layers[2];
@@ -227,27 +213,19 @@ static void open_engine(engine *e, uint32_t flags, cudaStream_t stream)
     memset(e, 0, sizeof *e);
     e->ctx = open_device();
     e->run = (folio_run){.struct_size = sizeof e->run, .stream = stream};
-    folio_attention_desc a = {.struct_size = sizeof a,
-                              .num_heads = HEADS,
-                              .num_kv_heads = KV_HEADS,
-                              .k_head_size = SIZE,
-                              .dtype = FOLIO_BF16};
+    folio_attention_desc a =
+        FOLIO_WITH(folio_attention_desc, .num_heads = HEADS, .num_kv_heads = KV_HEADS,
+                   .k_head_size = SIZE, .dtype = FOLIO_BF16);
     CHECK_OK(folio_attention_create(e->ctx, &a, &e->attention));
     e->cache = open_cache(e->ctx, FOLIO_LAYOUT_NATIVE);
     for (int32_t layer = 0; layer < 2; layer++) write_blocks(e->ctx, e->cache, layer, 0, BLOCKS, 5);
     folio_batch_desc b = {.struct_size = sizeof b, .block_size = BLOCK};
     CHECK_OK(folio_batch_create(e->ctx, &b, &e->batch));
     folio_attention *list[] = {e->attention};
-    folio_plan_desc p = {.struct_size = sizeof p,
-                         .attentions = list,
-                         .num_attentions = 1,
-                         .block_size = BLOCK,
-                         .num_blocks = BLOCKS,
-                         .max_seqs = MAX_SEQS,
-                         .max_query_tokens = MAX_ROWS,
-                         .max_seq_len = 10 * BLOCK,
-                         .flags = flags,
-                         .max_query_len = longest_query};
+    folio_plan_desc p =
+        FOLIO_WITH(folio_plan_desc, .attentions = list, .num_attentions = 1, .block_size = BLOCK,
+                   .num_blocks = BLOCKS, .max_seqs = MAX_SEQS, .max_query_tokens = MAX_ROWS,
+                   .max_seq_len = 10 * BLOCK, .flags = flags, .max_query_len = longest_query);
     CHECK_OK(folio_plan_create(e->ctx, &p, &e->plan));
     e->q = upload_numbers(e->ctx, MAX_ROWS * ROW, 31);
     e->k = upload_numbers(e->ctx, MAX_ROWS * KV_ROW, 32);
@@ -282,11 +260,8 @@ static int64_t make_step(engine *e, int number)
         int32_t query = 1 + (i + number) % 3 * 2, len = query + (number * 13 + i * 29) % 90;
         int32_t blocks = (len + BLOCK - 1) / BLOCK;
         for (int32_t b = 0; b < blocks; b++) table[b] = (next++ * 5) % BLOCKS;
-        folio_batch_seq seq = {.struct_size = sizeof seq,
-                               .query_len = query,
-                               .seq_len = len,
-                               .block_table = table,
-                               .num_blocks = blocks};
+        folio_batch_seq seq = FOLIO_WITH(folio_batch_seq, .query_len = query, .seq_len = len,
+                                         .block_table = table, .num_blocks = blocks);
         CHECK_OK(folio_batch_add(e->batch, &seq));
         rows += query;
     }
@@ -296,14 +271,10 @@ static int64_t make_step(engine *e, int number)
 
 static void forward(engine *e, int64_t rows)
 {
-    folio_tensors t = {.struct_size = sizeof t,
-                       .q = {e->q, 0, rows, 0, 0},
-                       .k = {e->k, 0, rows, 0, 0},
-                       .v = {e->v, 0, rows, 0, 0},
-                       .out = {e->out, 0, rows, 0, 0},
-                       .lse = e->lse,
-                       .slopes = e->slopes,
-                       .sinks = e->sinks};
+    folio_tensors t =
+        FOLIO_WITH(folio_tensors, .q = {e->q, 0, rows, 0, 0}, .k = {e->k, 0, rows, 0, 0},
+                   .v = {e->v, 0, rows, 0, 0}, .out = {e->out, 0, rows, 0, 0}, .lse = e->lse,
+                   .slopes = e->slopes, .sinks = e->sinks);
     for (int32_t layer = 0; layer < 2; layer++)
         CHECK_OK(folio_attention_forward(e->plan, 0, FOLIO_ATTENTION_DECODER, e->cache, layer, &t,
                                          &e->run));
@@ -375,13 +346,9 @@ static int64_t make_arrays(int number, arrays *a)
 
 static folio_device_batch batch_of(const arrays *on_device, int64_t rows)
 {
-    return (folio_device_batch){.struct_size = sizeof(folio_device_batch),
-                                .num_seqs = MAX_SEQS,
-                                .num_query_tokens = rows,
-                                .query_start = on_device->starts,
-                                .seq_lens = on_device->lens,
-                                .blocks = on_device->tables[0],
-                                .row_stride = 10};
+    return FOLIO_WITH(folio_device_batch, .num_seqs = MAX_SEQS, .num_query_tokens = rows,
+                      .query_start = on_device->starts, .seq_lens = on_device->lens,
+                      .blocks = on_device->tables[0], .row_stride = 10);
 }
 
 /* Update and forwards in one graph; only the arrays change between replays. */
@@ -528,20 +495,12 @@ TEST(device, one_call_is_what_a_plan_computes)
         read_out(&e, want, want_lse);
         CHECK_OK(folio_memory_fill(e.ctx, e.out, 0x7f, MAX_ROWS * ROW * 2, &e.run));
         CHECK_OK(folio_memory_fill(e.ctx, e.lse, 0x7f, MAX_ROWS * HEADS * 4, &e.run));
-        folio_attend_args a = {.struct_size = sizeof a,
-                               .q = {e.q, FOLIO_BF16, rows, 0, 0},
-                               .k = {e.k, 0, rows, 0, 0},
-                               .v = {e.v, 0, rows, 0, 0},
-                               .out = {e.out, 0, rows, 0, 0},
-                               .lse = e.lse,
-                               .num_heads = HEADS,
-                               .cache = e.cache,
-                               .layer = 1,
-                               .num_seqs = MAX_SEQS,
-                               .query_start = step.starts,
-                               .seq_lens = step.lens,
-                               .block_tables = step.tables[0],
-                               .row_stride = 10};
+        folio_attend_args a = FOLIO_WITH(
+            folio_attend_args, .q = {e.q, FOLIO_BF16, rows, 0, 0}, .k = {e.k, 0, rows, 0, 0},
+            .v = {e.v, 0, rows, 0, 0}, .out = {e.out, 0, rows, 0, 0}, .lse = e.lse,
+            .num_heads = HEADS, .cache = e.cache, .layer = 1, .num_seqs = MAX_SEQS,
+            .query_start = step.starts, .seq_lens = step.lens, .block_tables = step.tables[0],
+            .row_stride = 10);
         CHECK_OK(folio_attend(e.ctx, &a, &e.run));
         CHECK(cudaStreamQuery(stream) == cudaSuccess);
         read_out(&e, got, got_lse);
@@ -564,11 +523,8 @@ TEST(device, an_update_refused_in_a_capture_changes_nothing)
     cudaGraph_t graph;
     folio_batch *other = NULL;
     folio_batch_desc b = {.struct_size = sizeof b, .block_size = BLOCK};
-    folio_batch_seq seq = {.struct_size = sizeof seq,
-                           .query_len = 1,
-                           .seq_len = 40,
-                           .block_table = (int32_t[]){1, 2, 3},
-                           .num_blocks = 3};
+    folio_batch_seq seq = FOLIO_WITH(folio_batch_seq, .query_len = 1, .seq_len = 40,
+                                     .block_table = (int32_t[]){1, 2, 3}, .num_blocks = 3);
     CUDA_OK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     open_engine(&e, 0, stream);
     CHECK_OK(folio_batch_create(e.ctx, &b, &other));
@@ -614,11 +570,8 @@ static launches count_launches(int64_t max_query_len, int32_t query_len, bool ha
         CHECK_OK(folio_plan_get_workspace_size(e.plan, &e.run.workspace_size));
         e.run.workspace = upload_numbers(e.ctx, (int64_t)e.run.workspace_size / 2, 34);
     }
-    folio_batch_seq seq = {.struct_size = sizeof seq,
-                           .query_len = query_len,
-                           .seq_len = query_len,
-                           .block_table = (int32_t[]){1, 2, 3},
-                           .num_blocks = 3};
+    folio_batch_seq seq = FOLIO_WITH(folio_batch_seq, .query_len = query_len, .seq_len = query_len,
+                                     .block_table = (int32_t[]){1, 2, 3}, .num_blocks = 3);
     CHECK_OK(folio_batch_add(e.batch, &seq));
     CHECK_OK(folio_plan_update(e.plan, e.batch, &e.run));
     CUDA_OK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
@@ -675,11 +628,8 @@ TEST(device, a_bad_slope_or_sink_stays_in_its_head)
     e.sinks = upload(e.ctx, good, sizeof good);
     for (int is_prompt = 0; is_prompt <= 1; is_prompt++) {
         int64_t rows = is_prompt ? 30 : make_step(&e, 1);
-        folio_batch_seq seq = {.struct_size = sizeof seq,
-                               .query_len = rows,
-                               .seq_len = rows,
-                               .block_table = (int32_t[]){1, 2},
-                               .num_blocks = 2};
+        folio_batch_seq seq = FOLIO_WITH(folio_batch_seq, .query_len = rows, .seq_len = rows,
+                                         .block_table = (int32_t[]){1, 2}, .num_blocks = 2);
         if (is_prompt) {
             folio_batch_clear(e.batch);
             CHECK_OK(folio_batch_add(e.batch, &seq));
@@ -707,14 +657,9 @@ TEST(device, a_plan_too_large_leaves_everything_usable)
     engine e;
     open_engine(&e, 0, NULL);
     folio_attention *list[] = {e.attention};
-    folio_plan_desc p = {.struct_size = sizeof p,
-                         .attentions = list,
-                         .num_attentions = 1,
-                         .block_size = BLOCK,
-                         .num_blocks = BLOCKS,
-                         .max_seqs = 1 << 28,
-                         .max_query_tokens = 1 << 30,
-                         .max_seq_len = 1 << 20};
+    folio_plan_desc p = FOLIO_WITH(folio_plan_desc, .attentions = list, .num_attentions = 1,
+                                   .block_size = BLOCK, .num_blocks = BLOCKS, .max_seqs = 1 << 28,
+                                   .max_query_tokens = 1 << 30, .max_seq_len = 1 << 20);
     folio_plan *plan = NULL;
     CHECK(folio_plan_create(e.ctx, &p, &plan) == FOLIO_ERR_MEMORY);
     CHECK(plan == NULL);

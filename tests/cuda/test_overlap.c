@@ -58,33 +58,21 @@ static void open_engine(engine *e, uint32_t flags, cudaStream_t stream)
     folio_context_desc desc = {.struct_size = sizeof desc, .backend = "cuda"};
     CHECK_OK(folio_context_create(&desc, &e->ctx));
     e->run = (folio_run){.struct_size = sizeof e->run, .stream = stream};
-    folio_attention_desc a = {.struct_size = sizeof a,
-                              .num_heads = HEADS,
-                              .num_kv_heads = KV_HEADS,
-                              .k_head_size = SIZE,
-                              .dtype = FOLIO_BF16};
-    folio_kv_cache_desc c = {.struct_size = sizeof c,
-                             .num_blocks = BLOCKS,
-                             .num_layers = LAYERS,
-                             .block_size = BLOCK,
-                             .num_kv_heads = KV_HEADS,
-                             .k_head_size = SIZE,
-                             .dtype = FOLIO_BF16};
+    folio_attention_desc a =
+        FOLIO_WITH(folio_attention_desc, .num_heads = HEADS, .num_kv_heads = KV_HEADS,
+                   .k_head_size = SIZE, .dtype = FOLIO_BF16);
+    folio_kv_cache_desc c = FOLIO_WITH(
+        folio_kv_cache_desc, .num_blocks = BLOCKS, .num_layers = LAYERS, .block_size = BLOCK,
+        .num_kv_heads = KV_HEADS, .k_head_size = SIZE, .dtype = FOLIO_BF16);
     folio_batch_desc b = {.struct_size = sizeof b, .block_size = BLOCK};
     CHECK_OK(folio_attention_create(e->ctx, &a, &e->attention));
     CHECK_OK(folio_kv_cache_create(e->ctx, &c, &e->cache));
     CHECK_OK(folio_batch_create(e->ctx, &b, &e->batch));
     folio_attention *list[] = {e->attention};
-    folio_plan_desc p = {.struct_size = sizeof p,
-                         .attentions = list,
-                         .num_attentions = 1,
-                         .block_size = BLOCK,
-                         .num_blocks = BLOCKS,
-                         .max_seqs = SEQS,
-                         .max_query_tokens = SEQS,
-                         .max_seq_len = LENGTH,
-                         .max_query_len = 1,
-                         .flags = FOLIO_PLAN_GRAPH | flags};
+    folio_plan_desc p =
+        FOLIO_WITH(folio_plan_desc, .attentions = list, .num_attentions = 1, .block_size = BLOCK,
+                   .num_blocks = BLOCKS, .max_seqs = SEQS, .max_query_tokens = SEQS,
+                   .max_seq_len = LENGTH, .max_query_len = 1, .flags = FOLIO_PLAN_GRAPH | flags);
     CHECK_OK(folio_plan_create(e->ctx, &p, &e->plan));
     e->k = upload(e->ctx, KV_NUMBERS, 1);
     e->v = upload(e->ctx, KV_NUMBERS, 2);
@@ -109,10 +97,8 @@ static void fill_cache(engine *e)
 {
     int64_t *slots = malloc(TOKENS * sizeof *slots);
     for (int64_t i = 0; i < TOKENS; i++) slots[i] = i;
-    folio_kv_write write = {.struct_size = sizeof write,
-                            .k = {e->k, FOLIO_BF16, TOKENS, 0, 0},
-                            .v = {e->v, FOLIO_BF16, TOKENS, 0, 0},
-                            .slots = slots};
+    folio_kv_write write = FOLIO_WITH(folio_kv_write, .k = {e->k, FOLIO_BF16, TOKENS, 0, 0},
+                                      .v = {e->v, FOLIO_BF16, TOKENS, 0, 0}, .slots = slots);
     for (int32_t layer = 0; layer < LAYERS; layer++)
         CHECK_OK(folio_kv_cache_write(e->cache, layer, &write, &e->run));
     free(slots);
@@ -125,11 +111,10 @@ static void update(engine *e, int step)
     for (int32_t i = 0; i < SEQS; i++) {
         int32_t table[SEQ_BLOCKS];
         for (int32_t k = 0; k < SEQ_BLOCKS; k++) table[k] = k * SEQS + i;
-        folio_batch_seq seq = {.struct_size = sizeof seq,
-                               .query_len = 1,
-                               .seq_len = 1 + (LENGTH - 1) * ((step * 5 + i * 3) % 7 + 1) / 7,
-                               .block_table = table,
-                               .num_blocks = SEQ_BLOCKS};
+        folio_batch_seq seq =
+            FOLIO_WITH(folio_batch_seq, .query_len = 1,
+                       .seq_len = 1 + (LENGTH - 1) * ((step * 5 + i * 3) % 7 + 1) / 7,
+                       .block_table = table, .num_blocks = SEQ_BLOCKS);
         CHECK_OK(folio_batch_add(e->batch, &seq));
     }
     CHECK_OK(folio_plan_update(e->plan, e->batch, &e->run));
@@ -138,9 +123,8 @@ static void update(engine *e, int step)
 static void forward(engine *e, int32_t layer)
 {
     uint16_t *from = e->x[layer % 2];
-    folio_tensors t = {.struct_size = sizeof t,
-                       .q = {from, FOLIO_BF16, SEQS, 0, 0},
-                       .out = {e->x[1 - layer % 2], FOLIO_BF16, SEQS, 0, 0}};
+    folio_tensors t = FOLIO_WITH(folio_tensors, .q = {from, FOLIO_BF16, SEQS, 0, 0},
+                                 .out = {e->x[1 - layer % 2], FOLIO_BF16, SEQS, 0, 0});
     if (e->writes) {
         t.k = (folio_tensor){from, FOLIO_BF16, SEQS, ROW, SIZE};
         t.v = (folio_tensor){from + KV_HEADS * SIZE, FOLIO_BF16, SEQS, ROW, SIZE};

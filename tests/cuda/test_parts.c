@@ -43,10 +43,8 @@ static void fill_cache(engine *e)
     int64_t *slots = malloc(TOKENS * sizeof *slots);
     void *k = upload_numbers(e->ctx, KV_NUMBERS, 1), *v = upload_numbers(e->ctx, KV_NUMBERS, 2);
     for (int64_t i = 0; i < TOKENS; i++) slots[i] = i;
-    folio_kv_write write = {.struct_size = sizeof write,
-                            .k = {k, FOLIO_BF16, TOKENS, 0, 0},
-                            .v = {v, FOLIO_BF16, TOKENS, 0, 0},
-                            .slots = slots};
+    folio_kv_write write = FOLIO_WITH(folio_kv_write, .k = {k, FOLIO_BF16, TOKENS, 0, 0},
+                                      .v = {v, FOLIO_BF16, TOKENS, 0, 0}, .slots = slots);
     CHECK_OK(folio_kv_cache_write(e->cache, 0, &write, NULL));
     CHECK_OK(folio_run_wait(e->ctx, NULL));
     folio_memory_destroy(e->ctx, FOLIO_MEMORY_DEVICE, k, (size_t)KV_NUMBERS * 2);
@@ -60,32 +58,20 @@ static void open_engine(engine *e, uint32_t flags, cudaStream_t stream)
     folio_context_desc desc = {.struct_size = sizeof desc, .backend = "cuda"};
     CHECK_OK(folio_context_create(&desc, &e->ctx));
     e->run = (folio_run){.struct_size = sizeof e->run, .stream = stream};
-    folio_attention_desc a = {.struct_size = sizeof a,
-                              .num_heads = HEADS,
-                              .num_kv_heads = KV_HEADS,
-                              .k_head_size = SIZE,
-                              .dtype = FOLIO_BF16};
-    folio_kv_cache_desc c = {.struct_size = sizeof c,
-                             .num_blocks = BLOCKS,
-                             .num_layers = 1,
-                             .block_size = BLOCK,
-                             .num_kv_heads = KV_HEADS,
-                             .k_head_size = SIZE,
-                             .dtype = FOLIO_BF16};
+    folio_attention_desc a =
+        FOLIO_WITH(folio_attention_desc, .num_heads = HEADS, .num_kv_heads = KV_HEADS,
+                   .k_head_size = SIZE, .dtype = FOLIO_BF16);
+    folio_kv_cache_desc c =
+        FOLIO_WITH(folio_kv_cache_desc, .num_blocks = BLOCKS, .num_layers = 1, .block_size = BLOCK,
+                   .num_kv_heads = KV_HEADS, .k_head_size = SIZE, .dtype = FOLIO_BF16);
     folio_batch_desc b = {.struct_size = sizeof b, .block_size = BLOCK};
     CHECK_OK(folio_attention_create(e->ctx, &a, &e->attention));
     CHECK_OK(folio_kv_cache_create(e->ctx, &c, &e->cache));
     CHECK_OK(folio_batch_create(e->ctx, &b, &e->batch));
     folio_attention *list[] = {e->attention};
-    folio_plan_desc p = {.struct_size = sizeof p,
-                         .attentions = list,
-                         .num_attentions = 1,
-                         .block_size = BLOCK,
-                         .num_blocks = BLOCKS,
-                         .max_seqs = SEQS,
-                         .max_query_tokens = ROWS,
-                         .max_seq_len = LENGTH,
-                         .flags = flags};
+    folio_plan_desc p = FOLIO_WITH(folio_plan_desc, .attentions = list, .num_attentions = 1,
+                                   .block_size = BLOCK, .num_blocks = BLOCKS, .max_seqs = SEQS,
+                                   .max_query_tokens = ROWS, .max_seq_len = LENGTH, .flags = flags);
     CHECK_OK(folio_plan_create(e->ctx, &p, &e->plan));
     fill_cache(e);
     e->q = upload_numbers(e->ctx, ROWS * ROW, 3);
@@ -110,11 +96,9 @@ static void update(engine *e, int32_t num_seqs, int32_t query_len)
     for (int32_t i = 0; i < num_seqs; i++) {
         int32_t table[SEQ_BLOCKS];
         for (int32_t k = 0; k < SEQ_BLOCKS; k++) table[k] = i * SEQ_BLOCKS + k;
-        folio_batch_seq seq = {.struct_size = sizeof seq,
-                               .query_len = query_len,
-                               .seq_len = LENGTH - 7 * i,
-                               .block_table = table,
-                               .num_blocks = SEQ_BLOCKS};
+        folio_batch_seq seq =
+            FOLIO_WITH(folio_batch_seq, .query_len = query_len, .seq_len = LENGTH - 7 * i,
+                       .block_table = table, .num_blocks = SEQ_BLOCKS);
         CHECK_OK(folio_batch_add(e->batch, &seq));
     }
     CHECK_OK(folio_plan_update(e->plan, e->batch, &e->run));
@@ -122,8 +106,8 @@ static void update(engine *e, int32_t num_seqs, int32_t query_len)
 
 static void forward(engine *e, int64_t rows)
 {
-    folio_tensors t = {
-        .struct_size = sizeof t, .q = {e->q, 0, rows, 0, 0}, .out = {e->out, 0, rows, 0, 0}};
+    folio_tensors t =
+        FOLIO_WITH(folio_tensors, .q = {e->q, 0, rows, 0, 0}, .out = {e->out, 0, rows, 0, 0});
     CHECK_OK(
         folio_attention_forward(e->plan, 0, FOLIO_ATTENTION_DECODER, e->cache, 0, &t, &e->run));
 }

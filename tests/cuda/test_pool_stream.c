@@ -53,24 +53,15 @@ static void open_world(world *w, cudaStream_t stream, const char *store)
     w->run = (folio_run){.struct_size = sizeof w->run, .stream = stream};
     folio_context_desc desc = {.struct_size = sizeof desc, .backend = "cuda"};
     CHECK_OK(folio_context_create(&desc, &w->ctx));
-    folio_kv_cache_desc c = {.struct_size = sizeof c,
-                             .num_blocks = BLOCKS,
-                             .num_layers = LAYERS,
-                             .block_size = BLOCK,
-                             .num_kv_heads = KV_HEADS,
-                             .k_head_size = SIZE,
-                             .dtype = FOLIO_BF16};
+    folio_kv_cache_desc c = FOLIO_WITH(
+        folio_kv_cache_desc, .num_blocks = BLOCKS, .num_layers = LAYERS, .block_size = BLOCK,
+        .num_kv_heads = KV_HEADS, .k_head_size = SIZE, .dtype = FOLIO_BF16);
     CHECK_OK(folio_kv_cache_create(w->ctx, &c, &w->cache));
     folio_layer_group group = {.cache = w->cache};
-    folio_pool_desc p = {.struct_size = sizeof p,
-                         .num_blocks = BLOCKS,
-                         .block_size = BLOCK,
-                         .layer_groups = &group,
-                         .flags = FOLIO_POOL_CHECK,
-                         .host_blocks = 128,
-                         .store_path = store,
-                         .store_bytes = 64 << 20,
-                         .stream = stream};
+    folio_pool_desc p =
+        FOLIO_WITH(folio_pool_desc, .num_blocks = BLOCKS, .block_size = BLOCK,
+                   .layer_groups = &group, .flags = FOLIO_POOL_CHECK, .host_blocks = 128,
+                   .store_path = store, .store_bytes = 64 << 20, .stream = stream);
     CHECK_OK(folio_pool_create(w->ctx, &p, &w->pool));
     size_t noise = (size_t)BLOCKS * BLOCK * ROW * 2;
     CHECK_OK(folio_memory_create(w->ctx, FOLIO_MEMORY_HOST, 2 * KV_BYTES, (void **)&w->rows));
@@ -100,10 +91,9 @@ static void write_tokens(world *w, folio_sequence *s, int64_t n)
     int64_t slots[TOKENS];
     CHECK_OK(folio_sequence_reserve(s, n, 0, slots));
     for (int32_t l = 0; l < LAYERS; l++) {
-        folio_kv_write write = {.struct_size = sizeof write,
-                                .k = {w->rows + l * ROW, FOLIO_BF16, n, 0, 0},
-                                .v = {w->rows + TOKENS * ROW + l * ROW, FOLIO_BF16, n, 0, 0},
-                                .slots = slots};
+        folio_kv_write write = FOLIO_WITH(
+            folio_kv_write, .k = {w->rows + l * ROW, FOLIO_BF16, n, 0, 0},
+            .v = {w->rows + TOKENS * ROW + l * ROW, FOLIO_BF16, n, 0, 0}, .slots = slots);
         CHECK_OK(folio_kv_cache_write(w->cache, l, &write, &w->run));
     }
     CHECK_OK(folio_sequence_commit(s, NULL));
@@ -117,11 +107,8 @@ static void spoil_free(world *w)
     CHECK_OK(folio_pool_get_block_states(w->pool, FOLIO_TIER_DEVICE, 0, BLOCKS, states));
     for (int64_t b = 0; b < BLOCKS; b++)
         if (states[b] == FOLIO_BLOCK_FREE) blocks[n++] = b;
-    folio_kv_rows rows = {.struct_size = sizeof rows,
-                          .k = w->noise,
-                          .v = w->noise,
-                          .blocks = blocks,
-                          .num_blocks = n};
+    folio_kv_rows rows =
+        FOLIO_WITH(folio_kv_rows, .k = w->noise, .v = w->noise, .blocks = blocks, .num_blocks = n);
     for (int32_t l = 0; l < LAYERS; l++) CHECK_OK(folio_kv_cache_pack(w->cache, l, &rows, &w->run));
 }
 
@@ -133,11 +120,9 @@ static bool is_right(world *w, const folio_sequence *s, int64_t n)
     CHECK_OK(folio_sequence_get_table(s, 0, &table, &num_blocks));
     for (int64_t i = 0; i < n; i++) slots[i] = (int64_t)table[i / BLOCK] * BLOCK + i % BLOCK;
     for (int32_t l = 0; l < LAYERS; l++) {
-        folio_kv_gather gather = {.struct_size = sizeof gather,
-                                  .k = {w->seen, FOLIO_BF16, n, 0, 0},
-                                  .v = {w->seen + TOKENS * ROW, FOLIO_BF16, n, 0, 0},
-                                  .slots = slots,
-                                  .num_slots = n};
+        folio_kv_gather gather = FOLIO_WITH(folio_kv_gather, .k = {w->seen, FOLIO_BF16, n, 0, 0},
+                                            .v = {w->seen + TOKENS * ROW, FOLIO_BF16, n, 0, 0},
+                                            .slots = slots, .num_slots = n);
         CHECK_OK(folio_kv_cache_gather(w->cache, l, &gather, &w->run));
         CHECK_OK(folio_run_wait(w->ctx, &w->run));
         for (int part = 0; part < 2; part++)
@@ -228,10 +213,9 @@ TEST(pool_stream, pinned_slots_may_change_behind_a_write)
     CHECK_OK(folio_sequence_reserve(a, N, 0, slots));
     CUDA_OK(cudaLaunchHostFunc(stream, stand, &w.gate));
     for (int32_t l = 0; l < LAYERS; l++) {
-        folio_kv_write write = {.struct_size = sizeof write,
-                                .k = {w.rows + l * ROW, FOLIO_BF16, N, 0, 0},
-                                .v = {w.rows + TOKENS * ROW + l * ROW, FOLIO_BF16, N, 0, 0},
-                                .slots = slots};
+        folio_kv_write write =
+            FOLIO_WITH(folio_kv_write, .k = {w.rows + l * ROW, FOLIO_BF16, N, 0, 0},
+                       .v = {w.rows + TOKENS * ROW + l * ROW, FOLIO_BF16, N, 0, 0}, .slots = slots);
         CHECK_OK(folio_kv_cache_write(w.cache, l, &write, &w.run));
     }
     CHECK_OK(folio_sequence_commit(a, NULL));

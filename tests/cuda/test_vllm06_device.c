@@ -90,13 +90,10 @@ static folio_vllm06_metadata *step_of(user *u, const folio_vllm06_backend *b, bo
     int64_t slots[TOKENS];
     for (int i = 0; i <= TOKENS / BLOCK; i++) table[i] = BLOCKS - 1 - i;
     for (int i = 0; i < TOKENS; i++) slots[i] = table[i / BLOCK] * BLOCK + i % BLOCK;
-    folio_vllm06_metadata_fields f = {.struct_size = sizeof f,
-                                      .num_prefills = prompt,
-                                      .num_decode_tokens = !prompt,
-                                      .slot_mapping = prompt ? slots : slots + TOKENS - 1,
-                                      .seq_lens = &len,
-                                      .block_tables = table,
-                                      .block_tables_stride = TOKENS / BLOCK + 1};
+    folio_vllm06_metadata_fields f = FOLIO_WITH(
+        folio_vllm06_metadata_fields, .num_prefills = prompt, .num_decode_tokens = !prompt,
+        .slot_mapping = prompt ? slots : slots + TOKENS - 1, .seq_lens = &len,
+        .block_tables = table, .block_tables_stride = TOKENS / BLOCK + 1);
     folio_vllm06_metadata *m = NULL;
     CHECK_OK(b->make_metadata(u->state, &f, &m));
     return m;
@@ -105,12 +102,9 @@ static folio_vllm06_metadata *step_of(user *u, const folio_vllm06_backend *b, bo
 static void open_user(user *u, const folio_vllm06_backend *b, const uint16_t *numbers)
 {
     static const float slopes[HEADS] = {0.5f, 0.25f, 0.125f, 0.0625f};
-    folio_vllm06_impl_desc d = {.struct_size = sizeof d,
-                                .num_heads = HEADS,
-                                .head_size = SIZE,
-                                .num_kv_heads = KV_HEADS,
-                                .alibi_slopes = slopes,
-                                .dtype = FOLIO_BF16};
+    folio_vllm06_impl_desc d =
+        FOLIO_WITH(folio_vllm06_impl_desc, .num_heads = HEADS, .head_size = SIZE,
+                   .num_kv_heads = KV_HEADS, .alibi_slopes = slopes, .dtype = FOLIO_BF16);
     void *memory = NULL;
     CHECK_OK(folio_vllm06_state_create("cuda", NULL, &u->state));
     CHECK_OK(b->make_impl(u->state, &d, &u->impl));
@@ -143,13 +137,9 @@ static void attend(user *u, const folio_vllm06_backend *b, int step)
         int64_t row = (i == 1 || i == 2 ? KV_HEADS : HEADS) * SIZE * 2;
         t[i] = (folio_tensor){.data = u->tensors + i * TENSOR * 2 + first * row, .tokens = rows};
     }
-    folio_vllm06_forward_args a = {.struct_size = sizeof a,
-                                   .query = t[0],
-                                   .key = t[1],
-                                   .value = t[2],
-                                   .kv_cache = &u->cache,
-                                   .attn_metadata = u->metadata[step],
-                                   .output = t[3]};
+    folio_vllm06_forward_args a =
+        FOLIO_WITH(folio_vllm06_forward_args, .query = t[0], .key = t[1], .value = t[2],
+                   .kv_cache = &u->cache, .attn_metadata = u->metadata[step], .output = t[3]);
     const folio_run run = {.struct_size = sizeof run, .stream = u->stream};
     CHECK_OK(b->forward(u->impl, &a, &run));
 }
@@ -191,11 +181,9 @@ TEST(vllm06_device, states_at_once)
 static cudaGraphExec_t capture_decode(user *u, const folio_vllm06_backend *b,
                                       folio_vllm06_graph_input_buffers *buffers)
 {
-    folio_vllm06_graph_capture_desc d = {.struct_size = sizeof d,
-                                         .attn_backend = b,
-                                         .max_batch_size = 1,
-                                         .max_seq_len_to_capture = 2 * TOKENS,
-                                         .block_size = BLOCK};
+    folio_vllm06_graph_capture_desc d =
+        FOLIO_WITH(folio_vllm06_graph_capture_desc, .attn_backend = b, .max_batch_size = 1,
+                   .max_seq_len_to_capture = 2 * TOKENS, .block_size = BLOCK);
     cudaGraph_t graph = NULL;
     cudaGraphExec_t replay = NULL;
     CHECK_OK(folio_vllm06_graph_capture_begin(u->state, &d));

@@ -24,18 +24,12 @@ static void open_world(world *w)
     folio_context_desc desc = {.struct_size = sizeof desc, .backend = "cuda"};
     CHECK_OK(folio_context_create(&desc, &w->ctx));
     for (int i = 0; i < SHAPES; i++) {
-        folio_attention_desc a = {.struct_size = sizeof a,
-                                  .num_heads = HEADS,
-                                  .num_kv_heads = kv_heads[i],
-                                  .k_head_size = SIZE,
-                                  .dtype = FOLIO_BF16};
-        folio_kv_cache_desc c = {.struct_size = sizeof c,
-                                 .num_blocks = BLOCKS,
-                                 .num_layers = 1,
-                                 .block_size = BLOCK,
-                                 .num_kv_heads = kv_heads[i],
-                                 .k_head_size = SIZE,
-                                 .dtype = FOLIO_BF16};
+        folio_attention_desc a =
+            FOLIO_WITH(folio_attention_desc, .num_heads = HEADS, .num_kv_heads = kv_heads[i],
+                       .k_head_size = SIZE, .dtype = FOLIO_BF16);
+        folio_kv_cache_desc c = FOLIO_WITH(
+            folio_kv_cache_desc, .num_blocks = BLOCKS, .num_layers = 1, .block_size = BLOCK,
+            .num_kv_heads = kv_heads[i], .k_head_size = SIZE, .dtype = FOLIO_BF16);
         folio_kv_cache_shape shape = {.struct_size = sizeof shape};
         folio_kv_cache_view view = {.struct_size = sizeof view};
         CHECK_OK(folio_attention_create(w->ctx, &a, &w->attention[i]));
@@ -49,11 +43,10 @@ static void open_world(world *w)
     for (int32_t i = 0; i < SEQS; i++) {
         int32_t table[LENGTH / BLOCK];
         for (int32_t k = 0; k < LENGTH / BLOCK; k++) table[k] = i * (LENGTH / BLOCK) + k;
-        folio_batch_seq seq = {.struct_size = sizeof seq,
-                               .query_len = 1,
-                               .seq_len = LENGTH - i % 5 * 20, /* no stretch fits them all */
-                               .block_table = table,
-                               .num_blocks = LENGTH / BLOCK};
+        folio_batch_seq seq =
+            FOLIO_WITH(folio_batch_seq, .query_len = 1,
+                       .seq_len = LENGTH - i % 5 * 20, /* no stretch fits them all */
+                       .block_table = table, .num_blocks = LENGTH / BLOCK);
         CHECK_OK(folio_batch_add(w->batch, &seq));
     }
     CHECK_OK(folio_memory_create(w->ctx, FOLIO_MEMORY_DEVICE, SEQS * ROW * 2, &w->q));
@@ -89,20 +82,15 @@ TEST(workspace, attentions_of_other_shapes_take_turns)
     world w;
     folio_plan *plan = NULL;
     open_world(&w);
-    folio_plan_desc p = {.struct_size = sizeof p,
-                         .attentions = w.attention,
-                         .num_attentions = SHAPES,
-                         .block_size = BLOCK,
-                         .num_blocks = BLOCKS,
-                         .max_seqs = SEQS,
-                         .max_query_tokens = SEQS,
-                         .max_seq_len = LENGTH};
+    folio_plan_desc p = FOLIO_WITH(
+        folio_plan_desc, .attentions = w.attention, .num_attentions = SHAPES, .block_size = BLOCK,
+        .num_blocks = BLOCKS, .max_seqs = SEQS, .max_query_tokens = SEQS, .max_seq_len = LENGTH);
     CHECK_OK(folio_plan_create(w.ctx, &p, &plan));
     CHECK_OK(folio_plan_update(plan, w.batch, NULL));
     for (int turn = 0; turn < 3 * SHAPES; turn++) {
         int i = turn % SHAPES;
-        folio_tensors t = {
-            .struct_size = sizeof t, .q = {w.q, 0, SEQS, 0, 0}, .out = {w.out, 0, SEQS, 0, 0}};
+        folio_tensors t =
+            FOLIO_WITH(folio_tensors, .q = {w.q, 0, SEQS, 0, 0}, .out = {w.out, 0, SEQS, 0, 0});
         CHECK_OK(folio_memory_fill(w.ctx, w.out, 0x7f, SEQS * ROW * 2, NULL));
         CHECK_OK(
             folio_attention_forward(plan, i, FOLIO_ATTENTION_DECODER, w.cache[i], 0, &t, NULL));
@@ -121,15 +109,10 @@ TEST(workspace, many_workspaces_of_the_caller)
     size_t bytes = 0;
     folio_run runs[MANY];
     open_world(&w);
-    folio_plan_desc p = {.struct_size = sizeof p,
-                         .attentions = w.attention,
-                         .num_attentions = SHAPES,
-                         .block_size = BLOCK,
-                         .num_blocks = BLOCKS,
-                         .max_seqs = SEQS,
-                         .max_query_tokens = SEQS,
-                         .max_seq_len = LENGTH,
-                         .flags = FOLIO_PLAN_NO_WORKSPACE};
+    folio_plan_desc p = FOLIO_WITH(folio_plan_desc, .attentions = w.attention,
+                                   .num_attentions = SHAPES, .block_size = BLOCK,
+                                   .num_blocks = BLOCKS, .max_seqs = SEQS, .max_query_tokens = SEQS,
+                                   .max_seq_len = LENGTH, .flags = FOLIO_PLAN_NO_WORKSPACE);
     CHECK_OK(folio_plan_create(w.ctx, &p, &plan));
     CHECK_OK(folio_plan_get_workspace_size(plan, &bytes));
     CHECK_OK(folio_plan_update(plan, w.batch, NULL));
@@ -140,8 +123,8 @@ TEST(workspace, many_workspaces_of_the_caller)
     for (int turn = 0; turn < 3 * MANY; turn++) {
         const folio_run *run = &runs[turn * 7 % MANY];
         int i = turn % SHAPES;
-        folio_tensors t = {
-            .struct_size = sizeof t, .q = {w.q, 0, SEQS, 0, 0}, .out = {w.out, 0, SEQS, 0, 0}};
+        folio_tensors t =
+            FOLIO_WITH(folio_tensors, .q = {w.q, 0, SEQS, 0, 0}, .out = {w.out, 0, SEQS, 0, 0});
         CHECK_OK(folio_memory_fill(w.ctx, run->workspace, 0x11, bytes, NULL));
         CHECK_OK(folio_memory_fill(w.ctx, w.out, 0x7f, SEQS * ROW * 2, NULL));
         CHECK_OK(folio_attention_forward(plan, i, FOLIO_ATTENTION_DECODER, w.cache[i], 0, &t, run));
@@ -163,15 +146,10 @@ TEST(workspace, two_streams_with_workspaces_of_their_own)
     folio_run runs[2];
     void *out[2];
     open_world(&w);
-    folio_plan_desc p = {.struct_size = sizeof p,
-                         .attentions = w.attention,
-                         .num_attentions = 1,
-                         .block_size = BLOCK,
-                         .num_blocks = BLOCKS,
-                         .max_seqs = SEQS,
-                         .max_query_tokens = SEQS,
-                         .max_seq_len = LENGTH,
-                         .flags = FOLIO_PLAN_NO_WORKSPACE};
+    folio_plan_desc p = FOLIO_WITH(folio_plan_desc, .attentions = w.attention, .num_attentions = 1,
+                                   .block_size = BLOCK, .num_blocks = BLOCKS, .max_seqs = SEQS,
+                                   .max_query_tokens = SEQS, .max_seq_len = LENGTH,
+                                   .flags = FOLIO_PLAN_NO_WORKSPACE);
     CHECK_OK(folio_plan_create(w.ctx, &p, &plan));
     CHECK_OK(folio_plan_get_workspace_size(plan, &bytes));
     for (int i = 0; i < 2; i++) {
@@ -186,9 +164,8 @@ TEST(workspace, two_streams_with_workspaces_of_their_own)
     CHECK_OK(folio_plan_update(plan, w.batch, NULL));
     CHECK_OK(folio_run_wait(w.ctx, NULL));
     for (int turn = 0; turn < 40; turn++) {
-        folio_tensors t = {.struct_size = sizeof t,
-                           .q = {w.q, 0, SEQS, 0, 0},
-                           .out = {out[turn % 2], 0, SEQS, 0, 0}};
+        folio_tensors t = FOLIO_WITH(folio_tensors, .q = {w.q, 0, SEQS, 0, 0},
+                                     .out = {out[turn % 2], 0, SEQS, 0, 0});
         CHECK_OK(folio_attention_forward(plan, 0, FOLIO_ATTENTION_DECODER, w.cache[0], 0, &t,
                                          &runs[turn % 2]));
     }
@@ -209,15 +186,11 @@ TEST(workspace, a_second_stream_in_the_plans_own_is_refused)
     folio_plan *plan = NULL;
     cudaStream_t stream;
     open_world(&w);
-    folio_plan_desc p = {.struct_size = sizeof p,
-                         .attentions = w.attention,
-                         .num_attentions = 1,
-                         .cache = w.cache[0],
-                         .max_seqs = SEQS,
-                         .max_query_tokens = SEQS,
-                         .max_seq_len = LENGTH};
-    folio_tensors t = {
-        .struct_size = sizeof t, .q = {w.q, 0, SEQS, 0, 0}, .out = {w.out, 0, SEQS, 0, 0}};
+    folio_plan_desc p = FOLIO_WITH(folio_plan_desc, .attentions = w.attention, .num_attentions = 1,
+                                   .cache = w.cache[0], .max_seqs = SEQS, .max_query_tokens = SEQS,
+                                   .max_seq_len = LENGTH);
+    folio_tensors t =
+        FOLIO_WITH(folio_tensors, .q = {w.q, 0, SEQS, 0, 0}, .out = {w.out, 0, SEQS, 0, 0});
     CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess);
     folio_run run = {.struct_size = sizeof run, .stream = stream};
     CHECK_OK(folio_plan_create(w.ctx, &p, &plan));

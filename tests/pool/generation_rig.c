@@ -78,14 +78,10 @@ bool gen_model_open(gen_model *m, const gen_geometry *g, int32_t num_threads,
     for (int32_t i = 0; i < num_parts(g); i++) {
         if (!has_part(g, i)) continue;
         shape s = shape_of(g, i);
-        folio_attention_desc desc = {.struct_size = sizeof desc,
-                                     .num_heads = s.heads,
-                                     .num_kv_heads = s.kv_heads,
-                                     .k_head_size = s.head_size,
-                                     .dtype = FOLIO_F32,
-                                     .kv_dtype = g->kv_dtype,
-                                     .windowed = i == 1,
-                                     .window_left = i == 1 ? g->window - 1 : 0};
+        folio_attention_desc desc =
+            FOLIO_WITH(folio_attention_desc, .num_heads = s.heads, .num_kv_heads = s.kv_heads,
+                       .k_head_size = s.head_size, .dtype = FOLIO_F32, .kv_dtype = g->kv_dtype,
+                       .windowed = i == 1, .window_left = i == 1 ? g->window - 1 : 0);
         CHECK_OK(folio_attention_create(m->ctx, &desc, &m->attention[i]));
         if (m->attention[i] == NULL) return false;
         m->num_layers += s.layers;
@@ -123,8 +119,7 @@ void gen_request_make(gen_request *r, uint64_t shared_seed, int64_t shared_len, 
 
 folio_tokens gen_tokens(const gen_request *r, int64_t num_tokens)
 {
-    return (folio_tokens){
-        .struct_size = sizeof(folio_tokens), .num_tokens = num_tokens, .ids = r->tokens};
+    return FOLIO_WITH(folio_tokens, .num_tokens = num_tokens, .ids = r->tokens);
 }
 
 bool gen_request_alone(gen_model *m, gen_request *r)
@@ -195,13 +190,9 @@ static size_t ones_bytes(const gen_pool *p)
 static folio_kv_cache_desc cache_desc(const gen_model *m, int32_t part, int64_t num_blocks)
 {
     shape s = shape_of(&m->g, part);
-    return (folio_kv_cache_desc){.struct_size = sizeof(folio_kv_cache_desc),
-                                 .num_blocks = num_blocks,
-                                 .num_layers = s.layers,
-                                 .block_size = m->g.block_size,
-                                 .num_kv_heads = s.kv_heads,
-                                 .k_head_size = s.head_size,
-                                 .dtype = m->g.kv_dtype};
+    return FOLIO_WITH(folio_kv_cache_desc, .num_blocks = num_blocks, .num_layers = s.layers,
+                      .block_size = m->g.block_size, .num_kv_heads = s.kv_heads,
+                      .k_head_size = s.head_size, .dtype = m->g.kv_dtype);
 }
 
 static bool make_cache(gen_pool *p, int32_t part)
@@ -233,16 +224,11 @@ static bool make_plan(gen_pool *p, int32_t group)
     folio_attention *list[] = {p->m->attention[group], p->m->attention[CROSS]};
     const uint32_t types[] = {FOLIO_ATTENTION_BIT(FOLIO_ATTENTION_DECODER),
                               FOLIO_ATTENTION_BIT(FOLIO_ATTENTION_ENCODER_DECODER)};
-    folio_plan_desc plan = {.struct_size = sizeof plan,
-                            .attentions = list,
-                            .types = types,
-                            .num_attentions = cross ? 2 : 1,
-                            .block_size = g->block_size,
-                            .num_blocks = p->num_blocks,
-                            .max_seqs = GEN_SEQS,
-                            .max_query_tokens = GEN_ROWS,
-                            .max_seq_len = GEN_TOKENS,
-                            .max_encoder_tokens = GEN_ENCODER_ROWS};
+    folio_plan_desc plan =
+        FOLIO_WITH(folio_plan_desc, .attentions = list, .types = types,
+                   .num_attentions = cross ? 2 : 1, .block_size = g->block_size,
+                   .num_blocks = p->num_blocks, .max_seqs = GEN_SEQS, .max_query_tokens = GEN_ROWS,
+                   .max_seq_len = GEN_TOKENS, .max_encoder_tokens = GEN_ENCODER_ROWS);
     CHECK_OK(folio_plan_create(p->m->ctx, &plan, &p->plan[group]));
     return p->plan[group] != NULL;
 }
@@ -344,13 +330,8 @@ void gen_store_path(char *path, size_t size)
 static void poison_blocks(gen_pool *p, int32_t part, const int64_t *blocks, int64_t n)
 {
     shape s = shape_of(&p->m->g, part);
-    folio_kv_rows rows = {.struct_size = sizeof rows,
-                          .k = p->ones,
-                          .v = p->ones,
-                          .k_scales = p->ones,
-                          .v_scales = p->ones,
-                          .num_blocks = n,
-                          .blocks = blocks};
+    folio_kv_rows rows = FOLIO_WITH(folio_kv_rows, .k = p->ones, .v = p->ones, .k_scales = p->ones,
+                                    .v_scales = p->ones, .num_blocks = n, .blocks = blocks);
     for (int32_t l = 0; l < s.layers && n > 0; l++)
         CHECK_OK(folio_kv_cache_pack(p->caches[part], l, &rows, &p->m->run));
 }
@@ -429,12 +410,10 @@ static bool forward_layer(gen_pool *p, int32_t part, int32_t layer, gen_item *co
     int32_t width = s.heads * s.head_size;
     fill_rows(p, part, s.first_layer + layer, items, num_items, x);
     void *k = x->kv_rows > 0 ? x->k : NULL, *v = x->kv_rows > 0 ? x->v : NULL;
-    folio_tensors t = {.struct_size = sizeof t,
-                       .q = {.data = x->q, .tokens = x->rows},
-                       .k = {.data = k, .tokens = x->kv_rows},
-                       .v = {.data = v, .tokens = x->kv_rows},
-                       .out = {.data = x->out, .tokens = x->rows},
-                       .lse = x->lse};
+    folio_tensors t =
+        FOLIO_WITH(folio_tensors, .q = {.data = x->q, .tokens = x->rows},
+                   .k = {.data = k, .tokens = x->kv_rows}, .v = {.data = v, .tokens = x->kv_rows},
+                   .out = {.data = x->out, .tokens = x->rows}, .lse = x->lse);
     folio_attention_type type =
         part == CROSS ? FOLIO_ATTENTION_ENCODER_DECODER : FOLIO_ATTENTION_DECODER;
     folio_status status = folio_attention_forward(p->plan[part == CROSS ? 0 : part], part == CROSS,
@@ -574,10 +553,9 @@ static void write_layer(const gen_model *m, int32_t part, int32_t layer, const g
         numbers(k + i * width, width, K, s.first_layer + layer, token, first + i);
         numbers(v + i * width, width, V, s.first_layer + layer, token, first + i);
     }
-    folio_kv_write write = {.struct_size = sizeof write,
-                            .k = {.data = k, .dtype = FOLIO_F32, .tokens = n},
-                            .v = {.data = v, .dtype = FOLIO_F32, .tokens = n},
-                            .slots = slots};
+    folio_kv_write write =
+        FOLIO_WITH(folio_kv_write, .k = {.data = k, .dtype = FOLIO_F32, .tokens = n},
+                   .v = {.data = v, .dtype = FOLIO_F32, .tokens = n}, .slots = slots);
     CHECK_OK(folio_kv_cache_write(cache, layer, &write, &m->run));
     wait_for_device(m);
     give_memory(m, FOLIO_MEMORY_HOST, k, 2 * BYTES);
@@ -604,16 +582,13 @@ folio_status gen_write(gen_pool *p, folio_sequence *s, const gen_request *r, int
 void gen_nudge(gen_pool *p, int32_t layer, int64_t slot)
 {
     float *k = take_memory(p->m, FOLIO_MEMORY_HOST, 2 * KV_WIDTH * sizeof *k), *v = k + KV_WIDTH;
-    folio_kv_gather gather = {.struct_size = sizeof gather,
-                              .k = {.data = k, .dtype = FOLIO_F32, .tokens = 1},
-                              .v = {.data = v, .dtype = FOLIO_F32, .tokens = 1},
-                              .slots = &slot,
-                              .num_slots = 1};
+    folio_kv_gather gather = FOLIO_WITH(
+        folio_kv_gather, .k = {.data = k, .dtype = FOLIO_F32, .tokens = 1},
+        .v = {.data = v, .dtype = FOLIO_F32, .tokens = 1}, .slots = &slot, .num_slots = 1);
     CHECK_OK(folio_kv_cache_gather(p->caches[0], layer, &gather, &p->m->run));
     wait_for_device(p->m);
     k[5] += 0.25f;
-    folio_kv_write write = {
-        .struct_size = sizeof write, .k = gather.k, .v = gather.v, .slots = &slot};
+    folio_kv_write write = FOLIO_WITH(folio_kv_write, .k = gather.k, .v = gather.v, .slots = &slot);
     CHECK_OK(folio_kv_cache_write(p->caches[0], layer, &write, &p->m->run));
     wait_for_device(p->m);
     give_memory(p->m, FOLIO_MEMORY_HOST, k, 2 * KV_WIDTH * sizeof *k);
@@ -629,11 +604,10 @@ static bool layer_right(gen_pool *p, int32_t part, int32_t layer, const gen_requ
     int64_t straight[GEN_TOKENS];
     for (int64_t i = 0; i < n; i++) straight[i] = i;
     write_layer(p->m, part, layer, r, first, n, straight, scratch);
-    folio_kv_gather gather = {.struct_size = sizeof gather,
-                              .k = {.data = want, .dtype = FOLIO_F32, .tokens = n},
-                              .v = {.data = want + NUMBERS, .dtype = FOLIO_F32, .tokens = n},
-                              .slots = straight,
-                              .num_slots = n};
+    folio_kv_gather gather =
+        FOLIO_WITH(folio_kv_gather, .k = {.data = want, .dtype = FOLIO_F32, .tokens = n},
+                   .v = {.data = want + NUMBERS, .dtype = FOLIO_F32, .tokens = n},
+                   .slots = straight, .num_slots = n);
     CHECK_OK(folio_kv_cache_gather(scratch, layer, &gather, &p->m->run));
     gather.k.data = got;
     gather.v.data = got + NUMBERS;
@@ -688,13 +662,10 @@ bool gen_world_model(gen_world *w, const gen_geometry *g, const folio_allocator 
 
 folio_pool_desc gen_world_desc(const gen_world *w, int64_t blocks, int64_t host, int64_t frames)
 {
-    return (folio_pool_desc){.struct_size = sizeof(folio_pool_desc),
-                             .num_blocks = blocks,
-                             .flags = FOLIO_POOL_CHECK,
-                             .host_blocks = host,
-                             .store_path = frames > 0 ? w->store : NULL,
-                             .store_bytes = frames > 0 ? gen_store_bytes(&w->m, frames) : 0,
-                             .model = "toy"};
+    return FOLIO_WITH(folio_pool_desc, .num_blocks = blocks, .flags = FOLIO_POOL_CHECK,
+                      .host_blocks = host, .store_path = frames > 0 ? w->store : NULL,
+                      .store_bytes = frames > 0 ? gen_store_bytes(&w->m, frames) : 0,
+                      .model = "toy");
 }
 
 bool gen_world_pool(gen_world *w, int64_t blocks, int64_t host, int64_t frames)

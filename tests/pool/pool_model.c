@@ -78,8 +78,7 @@ folio_sequence_info pool_info(const folio_sequence *sequence)
 
 folio_tokens pool_tokens(const int32_t *ids, int64_t num_tokens)
 {
-    return (folio_tokens){
-        .struct_size = sizeof(folio_tokens), .num_tokens = num_tokens, .ids = ids};
+    return FOLIO_WITH(folio_tokens, .num_tokens = num_tokens, .ids = ids);
 }
 
 const int32_t *pool_table(const folio_sequence *sequence, int32_t group, int64_t *num_blocks)
@@ -478,16 +477,11 @@ bool model_open_with(model *m, const model_config *config, uint64_t seed, folio_
     if (m->ctx == NULL || m->shadow == NULL) abort();
     folio_layer_group groups[MODEL_GROUPS] = {{0}};
     for (int g = 0; g < config->num_layer_groups; g++) groups[g].window = config->window[g];
-    folio_pool_desc desc = {.struct_size = sizeof desc,
-                            .num_blocks = config->num_blocks,
-                            .block_size = config->block_size,
-                            .num_layer_groups = config->num_layer_groups,
-                            .layer_groups = groups,
-                            .watermark = config->watermark,
-                            .flags = config->flags,
-                            .hash_key = seed + 1,
-                            .on_event = listener,
-                            .event_user = user};
+    folio_pool_desc desc =
+        FOLIO_WITH(folio_pool_desc, .num_blocks = config->num_blocks,
+                   .block_size = config->block_size, .num_layer_groups = config->num_layer_groups,
+                   .layer_groups = groups, .watermark = config->watermark, .flags = config->flags,
+                   .hash_key = seed + 1, .on_event = listener, .event_user = user);
     CHECK_OK(folio_pool_create(m->ctx, &desc, &m->pool));
     if (m->pool == NULL) return false;
     if (config->hash_bits > 0) folioi_pool_set_hash_bits(m->pool, config->hash_bits);

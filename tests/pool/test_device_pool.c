@@ -116,8 +116,8 @@ TEST(device_pool, other_streams_are_refused)
     gen_world_close(&w);
 
     folio_context *host = support_context("reference", 1, NULL);
-    folio_pool_desc desc = {
-        .struct_size = sizeof desc, .num_blocks = 4, .block_size = 4, .stream = &other};
+    folio_pool_desc desc =
+        FOLIO_WITH(folio_pool_desc, .num_blocks = 4, .block_size = 4, .stream = &other);
     folio_pool *pool = NOWHERE;
     REFUSED(folio_pool_create(host, &desc, &pool), FOLIO_ERR_ARGUMENT, "stream|host backends");
     CHECK(pool == NULL);

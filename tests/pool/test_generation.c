@@ -394,12 +394,10 @@ static tally run_all(gen_model *m, const regime *how, const gen_request *request
 {
     static drive d;
     d = (drive){.how = *how, .num_runs = num_requests * times, .seed = seed};
-    folio_pool_desc desc = {.struct_size = sizeof desc,
-                            .watermark = how->watermark,
-                            .flags = FOLIO_POOL_CHECK,
-                            .host_blocks = how->host_blocks,
-                            .store_path = how->store_frames > 0 ? store : NULL,
-                            .store_bytes = gen_store_bytes(m, how->store_frames)};
+    folio_pool_desc desc = FOLIO_WITH(folio_pool_desc, .watermark = how->watermark,
+                                      .flags = FOLIO_POOL_CHECK, .host_blocks = how->host_blocks,
+                                      .store_path = how->store_frames > 0 ? store : NULL,
+                                      .store_bytes = gen_store_bytes(m, how->store_frames));
     for (int32_t i = 0; i < d.num_runs; i++) {
         const gen_request *r = &requests[i % num_requests];
         d.runs[i].request = r;

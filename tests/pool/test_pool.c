@@ -429,18 +429,14 @@ TEST(pool, caches_that_do_not_fit)
     REQUIRE_TEST(ctx != NULL);
     const int64_t num_blocks[2] = {6, 5};
     for (int i = 0; i < 4; i++) {
-        folio_kv_cache_desc kv = {.struct_size = sizeof kv,
-                                  .num_blocks = num_blocks[i % 2],
-                                  .num_layers = 1,
-                                  .block_size = i < 2 ? 16 : 8,
-                                  .num_kv_heads = 1,
-                                  .k_head_size = 8,
-                                  .dtype = FOLIO_F32};
+        folio_kv_cache_desc kv = FOLIO_WITH(
+            folio_kv_cache_desc, .num_blocks = num_blocks[i % 2], .num_layers = 1,
+            .block_size = i < 2 ? 16 : 8, .num_kv_heads = 1, .k_head_size = 8, .dtype = FOLIO_F32);
         folio_kv_cache *cache = NULL;
         CHECK_OK(folio_kv_cache_create(ctx, &kv, &cache));
         const folio_layer_group groups[1] = {{.cache = cache}};
-        folio_pool_desc desc = {
-            .struct_size = sizeof desc, .num_blocks = 6, .block_size = 16, .layer_groups = groups};
+        folio_pool_desc desc =
+            FOLIO_WITH(folio_pool_desc, .num_blocks = 6, .block_size = 16, .layer_groups = groups);
         for (int cross = 0; cross < 2; cross++) {
             folio_pool *pool = NOWHERE;
             if (cross) desc.cross_cache = cache, desc.layer_groups = NULL;
@@ -671,13 +667,9 @@ TEST(pool, struct_sizes)
 {
     pool_rig r;
     folio_context *ctx = support_context("reference", 1, NULL);
-    const folio_kv_cache_desc kv = {.struct_size = sizeof kv,
-                                    .num_blocks = 4,
-                                    .num_layers = 1,
-                                    .block_size = 16,
-                                    .num_kv_heads = 1,
-                                    .k_head_size = 8,
-                                    .dtype = FOLIO_F32};
+    const folio_kv_cache_desc kv =
+        FOLIO_WITH(folio_kv_cache_desc, .num_blocks = 4, .num_layers = 1, .block_size = 16,
+                   .num_kv_heads = 1, .k_head_size = 8, .dtype = FOLIO_F32);
     folio_kv_cache *cache = NULL;
     CHECK_OK(folio_kv_cache_create(ctx, &kv, &cache));
     const folio_layer_group groups[1] = {{.cache = cache}};
@@ -799,12 +791,9 @@ static void live(life *l)
 {
     const folio_layer_group groups[2] = {{.cache = l->caches[0]},
                                          {.window = 7, .cache = l->caches[1]}};
-    const folio_pool_desc desc = {.struct_size = sizeof desc,
-                                  .num_blocks = 64,
-                                  .block_size = 4,
-                                  .num_layer_groups = 2,
-                                  .layer_groups = groups,
-                                  .cross_cache = l->caches[0]};
+    const folio_pool_desc desc =
+        FOLIO_WITH(folio_pool_desc, .num_blocks = 64, .block_size = 4, .num_layer_groups = 2,
+                   .layer_groups = groups, .cross_cache = l->caches[0]);
     TWICE(l, folio_pool_create(l->ctx, &desc, &l->pool));
     live_sequences(l);
 }
@@ -817,13 +806,9 @@ TEST(pool, memory_that_runs_out)
         folio_allocator allocator = support_allocator(&counter);
         life l = {.ctx = support_context("reference", 1, &allocator)};
         REQUIRE_TEST(l.ctx != NULL);
-        folio_kv_cache_desc kv = {.struct_size = sizeof kv,
-                                  .num_blocks = 64,
-                                  .num_layers = 1,
-                                  .block_size = 4,
-                                  .num_kv_heads = 1,
-                                  .k_head_size = 8,
-                                  .dtype = FOLIO_F32};
+        folio_kv_cache_desc kv =
+            FOLIO_WITH(folio_kv_cache_desc, .num_blocks = 64, .num_layers = 1, .block_size = 4,
+                       .num_kv_heads = 1, .k_head_size = 8, .dtype = FOLIO_F32);
         for (int i = 0; i < 2; i++) CHECK_OK(folio_kv_cache_create(l.ctx, &kv, &l.caches[i]));
         counter.calls = 0;
         counter.fail_at = n;

@@ -134,19 +134,14 @@ static bool open_pool(world *w)
     for (int g = 0; g < c->num_layer_groups; g++)
         groups[g] = (folio_layer_group){.window = c->window[g], .cache = w->caches[g]};
     bool listen = c->hash_bits == 0; /* else hashes do not tell blocks apart */
-    folio_pool_desc desc = {.struct_size = sizeof desc,
-                            .num_blocks = c->num_blocks,
-                            .block_size = c->block_size,
-                            .num_layer_groups = c->num_layer_groups,
-                            .layer_groups = groups,
-                            .cross_cache = w->caches[ENCODER],
-                            .watermark = c->num_blocks / 10,
-                            .flags = c->check ? FOLIO_POOL_CHECK : 0,
-                            .on_event = listen ? on_event : NULL,
-                            .event_user = w,
-                            .host_blocks = c->host_blocks,
-                            .store_path = c->frames > 0 ? w->store : NULL,
-                            .store_bytes = c->frames > 0 ? store_bytes(w) : 0};
+    folio_pool_desc desc =
+        FOLIO_WITH(folio_pool_desc, .num_blocks = c->num_blocks, .block_size = c->block_size,
+                   .num_layer_groups = c->num_layer_groups, .layer_groups = groups,
+                   .cross_cache = w->caches[ENCODER], .watermark = c->num_blocks / 10,
+                   .flags = c->check ? FOLIO_POOL_CHECK : 0, .on_event = listen ? on_event : NULL,
+                   .event_user = w, .host_blocks = c->host_blocks,
+                   .store_path = c->frames > 0 ? w->store : NULL,
+                   .store_bytes = c->frames > 0 ? store_bytes(w) : 0);
     memset(w->known, 0, KNOWN * sizeof *w->known);
     memset(w->num_known, 0, sizeof w->num_known);
     w->pool = NULL;
@@ -166,14 +161,10 @@ static bool world_open(world *w, const fuzz_config *c, uint64_t seed)
     if (w->ctx == NULL) return false;
     for (int g = 0; g <= GROUPS; g++) {
         if (g == ENCODER ? !c->encoder : g >= c->num_layer_groups) continue;
-        folio_kv_cache_desc desc = {.struct_size = sizeof desc,
-                                    .num_blocks = c->num_blocks,
-                                    .num_layers = c->layers[g],
-                                    .block_size = c->block_size,
-                                    .num_kv_heads = 1,
-                                    .k_head_size = WIDTH,
-                                    .dtype = FOLIO_F32,
-                                    .layout = c->layout[g]};
+        folio_kv_cache_desc desc =
+            FOLIO_WITH(folio_kv_cache_desc, .num_blocks = c->num_blocks, .num_layers = c->layers[g],
+                       .block_size = c->block_size, .num_kv_heads = 1, .k_head_size = WIDTH,
+                       .dtype = FOLIO_F32, .layout = c->layout[g]);
         CHECK_OK(folio_kv_cache_create(w->ctx, &desc, &w->caches[g]));
         if (w->caches[g] == NULL) return false;
         support_poison_cache(w->caches[g]);
@@ -324,10 +315,9 @@ static void write_rows(fuzz *f, const shadow *s, int group, const uint64_t *chai
     for (int l = 0; l < f->w->c.layers[group] && !f->failed; l++) {
         rows_of(k, chain + first, n, 0, group, l);
         rows_of(v, chain + first, n, 1, group, l);
-        folio_kv_write write = {.struct_size = sizeof write,
-                                .k = {.data = k, .dtype = FOLIO_F32, .tokens = n},
-                                .v = {.data = v, .dtype = FOLIO_F32, .tokens = n},
-                                .slots = slots};
+        folio_kv_write write =
+            FOLIO_WITH(folio_kv_write, .k = {.data = k, .dtype = FOLIO_F32, .tokens = n},
+                       .v = {.data = v, .dtype = FOLIO_F32, .tokens = n}, .slots = slots);
         FUZZ_OK(folio_kv_cache_write(f->w->caches[group], l, &write, NULL));
     }
 }
@@ -340,11 +330,9 @@ static void compare_rows(fuzz *f, const shadow *s, int group, const uint64_t *ch
     if (n == 0) return;
     slots_of(f, s, group, first, n, slots);
     for (int l = 0; l < f->w->c.layers[group] && !f->failed; l++) {
-        folio_kv_gather gather = {.struct_size = sizeof gather,
-                                  .k = {.data = got[0], .dtype = FOLIO_F32, .tokens = n},
-                                  .v = {.data = got[1], .dtype = FOLIO_F32, .tokens = n},
-                                  .slots = slots,
-                                  .num_slots = n};
+        folio_kv_gather gather = FOLIO_WITH(
+            folio_kv_gather, .k = {.data = got[0], .dtype = FOLIO_F32, .tokens = n},
+            .v = {.data = got[1], .dtype = FOLIO_F32, .tokens = n}, .slots = slots, .num_slots = n);
         FUZZ_OK(folio_kv_cache_gather(f->w->caches[group], l, &gather, NULL));
         for (int part = 0; part < 2; part++) {
             rows_of(want, chain + first, n, part, group, l);

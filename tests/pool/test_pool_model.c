@@ -34,9 +34,9 @@ static void op_create(model *m)
     if (s == NULL) return;
     *s = (model_seq){.salt = (uint64_t)model_draw(m, m->config.num_salts),
                      .doc = (int)model_draw(m, MODEL_DOCS)};
-    folio_sequence_desc desc = {.struct_size = sizeof desc,
-                                .salt = s->salt,
-                                .max_tokens = model_draw(m, 2) * model_draw(m, MODEL_LEN)};
+    folio_sequence_desc desc =
+        FOLIO_WITH(folio_sequence_desc, .salt = s->salt,
+                   .max_tokens = model_draw(m, 2) * model_draw(m, MODEL_LEN));
     EXPECT_STATUS(folio_sequence_create(m->pool, &desc, &s->seq), FOLIO_OK);
 }
 

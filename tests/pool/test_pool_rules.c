@@ -84,14 +84,9 @@ typedef struct rules {
 
 static bool rules_pool(rules *w, folio_context *ctx, int64_t blocks, int64_t host, int64_t frames)
 {
-    folio_kv_cache_desc cache = {.struct_size = sizeof cache,
-                                 .num_blocks = blocks,
-                                 .num_layers = 1,
-                                 .block_size = BS,
-                                 .num_kv_heads = 1,
-                                 .k_head_size = WIDTH,
-                                 .dtype = FOLIO_F32,
-                                 .layout = FOLIO_LAYOUT_NHD};
+    folio_kv_cache_desc cache = FOLIO_WITH(
+        folio_kv_cache_desc, .num_blocks = blocks, .num_layers = 1, .block_size = BS,
+        .num_kv_heads = 1, .k_head_size = WIDTH, .dtype = FOLIO_F32, .layout = FOLIO_LAYOUT_NHD);
     folio_layer_group group = {0};
     CHECK_OK(folio_kv_cache_create(ctx, &cache, &group.cache));
     if (!pool_rig_open_on(&w->r, ctx,
@@ -664,10 +659,9 @@ static int64_t serve(rules *w, const int32_t *ids, int64_t blocks)
     CHECK_OK(folio_sequence_match(s, &tokens, &matched, NULL));
     const int32_t *table = pool_table(s, 0, NULL);
     for (int64_t i = 0; i < matched; i++) slots[i] = (int64_t)table[i / BS] * BS + i % BS;
-    folio_kv_gather gather = {.struct_size = sizeof gather,
-                              .k = {.data = rows, .dtype = FOLIO_F32, .tokens = matched},
-                              .slots = slots,
-                              .num_slots = matched};
+    folio_kv_gather gather =
+        FOLIO_WITH(folio_kv_gather, .k = {.data = rows, .dtype = FOLIO_F32, .tokens = matched},
+                   .slots = slots, .num_slots = matched);
     if (matched > 0) CHECK_OK(folio_kv_cache_gather(w->r.caches[0], 0, &gather, NULL));
     bool right = true;
     for (int64_t i = 0; i < matched; i++) right = right && rows[i][WIDTH - 1] == row_of(ids, i);
@@ -675,10 +669,9 @@ static int64_t serve(rules *w, const int32_t *ids, int64_t blocks)
     CHECK_OK(folio_sequence_reserve(s, rest, 0, slots));
     for (int64_t i = 0; i < rest; i++)
         for (int d = 0; d < WIDTH; d++) rows[i][d] = row_of(ids, matched + i);
-    folio_kv_write write = {.struct_size = sizeof write,
-                            .k = {.data = rows, .dtype = FOLIO_F32, .tokens = rest},
-                            .v = {.data = rows, .dtype = FOLIO_F32, .tokens = rest},
-                            .slots = slots};
+    folio_kv_write write =
+        FOLIO_WITH(folio_kv_write, .k = {.data = rows, .dtype = FOLIO_F32, .tokens = rest},
+                   .v = {.data = rows, .dtype = FOLIO_F32, .tokens = rest}, .slots = slots);
     if (rest > 0) CHECK_OK(folio_kv_cache_write(w->r.caches[0], 0, &write, NULL));
     CHECK_OK(folio_sequence_commit(s, &tokens));
     folio_sequence_destroy(s);
@@ -915,12 +908,9 @@ TEST(pool_rules, the_smallest_store)
     char other[256];
     gen_store_path(other, sizeof other);
     folio_layer_group group = {.cache = w.r.caches[0]};
-    folio_pool_desc desc = {.struct_size = sizeof desc,
-                            .num_blocks = 8,
-                            .block_size = BS,
-                            .layer_groups = &group,
-                            .store_path = other,
-                            .store_bytes = 3 * FRAME_BYTES - 1};
+    folio_pool_desc desc =
+        FOLIO_WITH(folio_pool_desc, .num_blocks = 8, .block_size = BS, .layer_groups = &group,
+                   .store_path = other, .store_bytes = 3 * FRAME_BYTES - 1);
     folio_pool *pool = NOWHERE;
     REFUSED(folio_pool_create(w.r.ctx, &desc, &pool), FOLIO_ERR_ARGUMENT,
             "store_bytes|12287|4096|12288");

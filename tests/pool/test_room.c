@@ -129,13 +129,9 @@ TEST(room, tiers_that_are_too_small)
 
 static folio_kv_cache *cache_of(folio_context *ctx, int64_t num_blocks, int32_t block_size)
 {
-    const folio_kv_cache_desc desc = {.struct_size = sizeof desc,
-                                      .num_blocks = num_blocks,
-                                      .num_layers = 1,
-                                      .block_size = block_size,
-                                      .num_kv_heads = 1,
-                                      .k_head_size = 8,
-                                      .dtype = FOLIO_F32};
+    const folio_kv_cache_desc desc = FOLIO_WITH(
+        folio_kv_cache_desc, .num_blocks = num_blocks, .num_layers = 1, .block_size = block_size,
+        .num_kv_heads = 1, .k_head_size = 8, .dtype = FOLIO_F32);
     folio_kv_cache *cache = NULL;
     CHECK_OK(folio_kv_cache_create(ctx, &desc, &cache));
     return cache;
@@ -161,8 +157,8 @@ BACKEND_TEST(room, a_pool_is_as_large_as_its_caches)
 {
     folio_kv_cache *five = cache_of(ctx, 5, 8), *nine = cache_of(ctx, 9, 8);
     const folio_layer_group groups[3] = {{.cache = NULL}, {.cache = nine}, {.cache = five}};
-    folio_pool_desc desc = {
-        .struct_size = sizeof desc, .num_layer_groups = 2, .layer_groups = groups};
+    folio_pool_desc desc =
+        FOLIO_WITH(folio_pool_desc, .num_layer_groups = 2, .layer_groups = groups);
     check_geometry(ctx, &desc, 9, 8);
     desc.num_layer_groups = 3;
     desc.num_blocks = 0;

@@ -179,13 +179,9 @@ enum { WORLD_BLOCKS = 40, WORLD_BS = 4 };
 static bool world_open(pool_rig *w, int64_t window)
 {
     folio_context *ctx = support_context("reference", 1, NULL);
-    const folio_kv_cache_desc kv = {.struct_size = sizeof kv,
-                                    .num_blocks = WORLD_BLOCKS,
-                                    .num_layers = 2,
-                                    .block_size = WORLD_BS,
-                                    .num_kv_heads = 1,
-                                    .k_head_size = 8,
-                                    .dtype = FOLIO_F32};
+    const folio_kv_cache_desc kv =
+        FOLIO_WITH(folio_kv_cache_desc, .num_blocks = WORLD_BLOCKS, .num_layers = 2,
+                   .block_size = WORLD_BS, .num_kv_heads = 1, .k_head_size = 8, .dtype = FOLIO_F32);
     folio_kv_cache *caches[2] = {NULL, NULL};
     for (int g = 0; g < 2; g++) {
         CHECK_OK(folio_kv_cache_create(ctx, &kv, &caches[g]));
@@ -213,10 +209,9 @@ static void put(pool_rig *w, const folio_sequence *s, int64_t from, float mark)
                 float row[8];
                 for (int d = 0; d < 8; d++) row[d] = mark + (float)(p + 100 * g + 1000 * layer);
                 const int64_t slot = pool_table(s, g, NULL)[p / WORLD_BS] * WORLD_BS + p % WORLD_BS;
-                folio_kv_write write = {.struct_size = sizeof write,
-                                        .k = {.data = row, .dtype = FOLIO_F32, .tokens = 1},
-                                        .v = {.data = row, .dtype = FOLIO_F32, .tokens = 1},
-                                        .slots = &slot};
+                folio_kv_write write =
+                    FOLIO_WITH(folio_kv_write, .k = {.data = row, .dtype = FOLIO_F32, .tokens = 1},
+                               .v = {.data = row, .dtype = FOLIO_F32, .tokens = 1}, .slots = &slot);
                 CHECK_OK(folio_kv_cache_write(w->caches[g], layer, &write, NULL));
             }
 }
@@ -230,11 +225,10 @@ static void check_holds(int line, pool_rig *w, const folio_sequence *s, int64_t 
             for (int64_t p = from; p < to; p++) {
                 float k[8], v[8], expected = mark + (float)(p + 100 * g + 1000 * layer);
                 const int64_t slot = pool_table(s, g, NULL)[p / WORLD_BS] * WORLD_BS + p % WORLD_BS;
-                folio_kv_gather gather = {.struct_size = sizeof gather,
-                                          .k = {.data = k, .dtype = FOLIO_F32, .tokens = 1},
-                                          .v = {.data = v, .dtype = FOLIO_F32, .tokens = 1},
-                                          .slots = &slot,
-                                          .num_slots = 1};
+                folio_kv_gather gather =
+                    FOLIO_WITH(folio_kv_gather, .k = {.data = k, .dtype = FOLIO_F32, .tokens = 1},
+                               .v = {.data = v, .dtype = FOLIO_F32, .tokens = 1}, .slots = &slot,
+                               .num_slots = 1);
                 CHECK_OK(folio_kv_cache_gather(w->caches[g], layer, &gather, NULL));
                 if (!(k[0] == expected && v[7] == expected))
                     test_fail(__FILE__, line, "group %d layer %d token %lld is %g, expected %g", g,

@@ -21,13 +21,9 @@ typedef struct {
 
 static folio_kv_cache *make_cache(folio_context *ctx)
 {
-    const folio_kv_cache_desc kv = {.struct_size = sizeof kv,
-                                    .num_blocks = BLOCKS,
-                                    .num_layers = 1,
-                                    .block_size = BS,
-                                    .num_kv_heads = 1,
-                                    .k_head_size = D,
-                                    .dtype = FOLIO_F32};
+    const folio_kv_cache_desc kv =
+        FOLIO_WITH(folio_kv_cache_desc, .num_blocks = BLOCKS, .num_layers = 1, .block_size = BS,
+                   .num_kv_heads = 1, .k_head_size = D, .dtype = FOLIO_F32);
     folio_kv_cache *cache = NULL;
     CHECK_OK(folio_kv_cache_create(ctx, &kv, &cache));
     support_poison_cache(cache);
@@ -37,25 +33,16 @@ static folio_kv_cache *make_cache(folio_context *ctx)
 static bool open_plans(world *w)
 {
     for (int g = 0; g < GROUPS; g++) {
-        const folio_attention_desc a = {.struct_size = sizeof a,
-                                        .num_heads = 1,
-                                        .k_head_size = D,
-                                        .dtype = FOLIO_F32,
-                                        .windowed = g == 1,
-                                        .window_left = g == 1 ? WINDOW - 1 : 0};
+        const folio_attention_desc a =
+            FOLIO_WITH(folio_attention_desc, .num_heads = 1, .k_head_size = D, .dtype = FOLIO_F32,
+                       .windowed = g == 1, .window_left = g == 1 ? WINDOW - 1 : 0);
         const uint32_t types = FOLIO_ATTENTION_BIT(FOLIO_ATTENTION_DECODER) |
                                (g == 0 ? FOLIO_ATTENTION_BIT(FOLIO_ATTENTION_ENCODER_DECODER) : 0);
         CHECK_OK(folio_attention_create(w->r.ctx, &a, &w->attention[g]));
-        const folio_plan_desc p = {.struct_size = sizeof p,
-                                   .attentions = &w->attention[g],
-                                   .types = &types,
-                                   .num_attentions = 1,
-                                   .block_size = BS,
-                                   .num_blocks = BLOCKS,
-                                   .max_seqs = 4,
-                                   .max_query_tokens = ROWS,
-                                   .max_encoder_tokens = ROWS,
-                                   .max_seq_len = BS * BLOCKS};
+        const folio_plan_desc p = FOLIO_WITH(
+            folio_plan_desc, .attentions = &w->attention[g], .types = &types, .num_attentions = 1,
+            .block_size = BS, .num_blocks = BLOCKS, .max_seqs = 4, .max_query_tokens = ROWS,
+            .max_encoder_tokens = ROWS, .max_seq_len = BS * BLOCKS);
         CHECK_OK(folio_plan_create(w->r.ctx, &p, &w->plan[g]));
     }
     const folio_batch_desc b = {.struct_size = sizeof b, .block_size = BS};
@@ -113,11 +100,9 @@ static folio_status forward_over(world *w, int32_t group, folio_attention_type t
     folio_batch_info info = {.struct_size = sizeof info};
     CHECK_OK(folio_batch_get_info(w->batch, &info));
     int64_t rows = info.num_query_tokens;
-    folio_tensors t = {.struct_size = sizeof t,
-                       .q = {.data = w->q, .tokens = rows},
-                       .k = {.data = w->q, .tokens = rows},
-                       .v = {.data = w->q, .tokens = rows},
-                       .out = {.data = w->out, .tokens = rows}};
+    folio_tensors t = FOLIO_WITH(
+        folio_tensors, .q = {.data = w->q, .tokens = rows}, .k = {.data = w->q, .tokens = rows},
+        .v = {.data = w->q, .tokens = rows}, .out = {.data = w->out, .tokens = rows});
     return folio_attention_forward(w->plan[group], 0, type, w->r.caches[cache], 0, &t, NULL);
 }
 
@@ -330,11 +315,8 @@ TEST(stale, batches_outlive_their_sequences)
     REFUSED(folio_plan_update(w.plan[0], w.batch, NULL), FOLIO_ERR_ARGUMENT, "seq 0");
     folio_batch_clear(w.batch);
     CHECK_OK(folio_plan_update(w.plan[0], w.batch, NULL));
-    CHECK_OK(folio_pool_create(w.r.ctx,
-                               &(folio_pool_desc){.struct_size = sizeof(folio_pool_desc),
-                                                  .num_blocks = 1,
-                                                  .block_size = 1},
-                               &w.r.pool));
+    CHECK_OK(folio_pool_create(
+        w.r.ctx, &FOLIO_WITH(folio_pool_desc, .num_blocks = 1, .block_size = 1), &w.r.pool));
     world_close(&w);
 }
 
@@ -344,11 +326,9 @@ static float key_at(world *w, int32_t group, const folio_sequence *s, int64_t to
 {
     float k[D] = {0}, v[D];
     const int64_t slot = pool_table(s, group, NULL)[token / BS] * BS + token % BS;
-    folio_kv_gather gather = {.struct_size = sizeof gather,
-                              .k = {.data = k, .dtype = FOLIO_F32, .tokens = 1},
-                              .v = {.data = v, .dtype = FOLIO_F32, .tokens = 1},
-                              .slots = &slot,
-                              .num_slots = 1};
+    folio_kv_gather gather = FOLIO_WITH(
+        folio_kv_gather, .k = {.data = k, .dtype = FOLIO_F32, .tokens = 1},
+        .v = {.data = v, .dtype = FOLIO_F32, .tokens = 1}, .slots = &slot, .num_slots = 1);
     CHECK_OK(folio_kv_cache_gather(w->r.caches[group], 0, &gather, NULL));
     return k[0];
 }
@@ -475,11 +455,8 @@ BACKEND_TEST(stale, blocks_by_hand_go_over_any_cache)
 {
     static world w;
     const int32_t block = 3;
-    const folio_batch_seq seq = {.struct_size = sizeof seq,
-                                 .query_len = 2,
-                                 .seq_len = 2,
-                                 .block_table = &block,
-                                 .num_blocks = 1};
+    const folio_batch_seq seq = FOLIO_WITH(folio_batch_seq, .query_len = 2, .seq_len = 2,
+                                           .block_table = &block, .num_blocks = 1);
     REQUIRE_TEST(world_open(&w, backend));
     fill_new(&w, 0);
     folio_batch_clear(w.batch);
@@ -506,11 +483,8 @@ TEST(stale, sequences_by_hand_need_another_batch)
     const folio_batch_desc desc = {.struct_size = sizeof desc, .block_size = BS};
     const folio_batch_seq padding = {.struct_size = sizeof padding, .query_len = 1, .padding = 1};
     const int32_t table[1] = {0};
-    const folio_batch_seq by_hand = {.struct_size = sizeof by_hand,
-                                     .query_len = 2,
-                                     .seq_len = 2,
-                                     .block_table = table,
-                                     .num_blocks = 1};
+    const folio_batch_seq by_hand = FOLIO_WITH(folio_batch_seq, .query_len = 2, .seq_len = 2,
+                                               .block_table = table, .num_blocks = 1);
     folio_batch *batch = NULL;
     CHECK_OK(folio_batch_create(r.ctx, &desc, &batch));
     CHECK_OK(folio_batch_add(batch, &padding)); /* goes with both */
