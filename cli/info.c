@@ -8,6 +8,7 @@
 #include "base/json.h"
 #include "base/levels.h"
 #include "base/term.h"
+#include "kit/layer.h"
 
 #include <folio/folio.h>
 #include <stdio.h>
@@ -100,38 +101,22 @@ static bool level_is_here(const char *backend, const char *level)
     return here;
 }
 
-/* A step of one token on one key: the least a plan can be asked about. */
-static bool describe_plan(folio_context *ctx, folio_attention *attention, folio_plan_info *info)
-{
-    folio_plan *plan = NULL;
-    folio_batch *batch = NULL;
-    folio_plan_desc desc =
-        FOLIO_WITH(folio_plan_desc, .attentions = &attention, .num_attentions = 1, .block_size = 16,
-                   .num_blocks = 1, .max_seqs = 1, .max_query_tokens = 1, .max_seq_len = 1);
-    folio_batch_desc batch_desc = {.struct_size = sizeof batch_desc, .block_size = 16};
-    folio_batch_seq seq = FOLIO_WITH(folio_batch_seq, .query_len = 1, .seq_len = 1,
-                                     .block_table = (const int32_t[]){0}, .num_blocks = 1);
-    bool done = folio_plan_create(ctx, &desc, &plan) == FOLIO_OK &&
-                folio_batch_create(ctx, &batch_desc, &batch) == FOLIO_OK &&
-                folio_batch_add(batch, &seq) == FOLIO_OK &&
-                folio_plan_update(plan, batch, NULL) == FOLIO_OK &&
-                folio_plan_get_info(plan, 0, FOLIO_ATTENTION_DECODER, info) == FOLIO_OK;
-    folio_batch_destroy(batch);
-    folio_plan_destroy(plan);
-    return done;
-}
-
 /* The kernel for queries and KV of these types, by its name; "" where there is none. */
 static void find_kernel(folio_context *ctx, folio_dtype q, folio_dtype kv, char *name, size_t size)
 {
-    folio_attention *attention = NULL;
-    folio_attention_desc desc = FOLIO_WITH(folio_attention_desc, .num_heads = 1, .num_kv_heads = 1,
-                                           .k_head_size = 128, .dtype = q, .kv_dtype = kv);
+    /* a step of one token on one key: the least a plan can be asked about */
+    kit_layer l = {0};
     folio_plan_info info = {.struct_size = sizeof info};
-    bool found = folio_attention_create(ctx, &desc, &attention) == FOLIO_OK &&
-                 describe_plan(ctx, attention, &info);
+    folio_batch_seq seq = FOLIO_WITH(folio_batch_seq, .query_len = 1, .seq_len = 1,
+                                     .block_table = (const int32_t[]){0}, .num_blocks = 1);
+    bool found =
+        KIT_LAYER_OPEN(ctx, &l, .num_heads = 1, .k_head_size = 128, .dtype = q, .kv_dtype = kv,
+                       .num_blocks = 1, .block_size = 16, .max_seq_len = 1) == FOLIO_OK &&
+        folio_batch_add(l.batch, &seq) == FOLIO_OK &&
+        folio_plan_update(l.plan, l.batch, NULL) == FOLIO_OK &&
+        folio_plan_get_info(l.plan, 0, FOLIO_ATTENTION_DECODER, &info) == FOLIO_OK;
     snprintf(name, size, "%s", found ? info.kernel : "");
-    folio_attention_destroy(attention);
+    kit_layer_close(&l);
 }
 
 enum { MAX_KERNEL_NAME = 64, NUM_QUERY_TYPES = 3, NUM_KV_TYPES = 6 };
@@ -282,8 +267,7 @@ static void print_markdown(const backend_list *list)
         const char *reason = "";
         printf("| `%s` | ", f->name);
         print_cell(f->summary);
-        for (int c = 0; c < list->count && !*reason; c++)
-            reason = list->info[c].features[i].reason;
+        for (int c = 0; c < list->count && !*reason; c++) reason = list->info[c].features[i].reason;
         if (*reason) {
             printf(". ");
             print_cell(reason);

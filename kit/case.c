@@ -307,8 +307,6 @@ folio_kv_cache *kit_cache(kit_case *h) { return h->cache; }
 
 folio_attention *kit_attention(kit_case *h) { return h->attention; }
 
-int64_t kit_num_blocks(const kit_case *h) { return h->num_blocks; }
-
 static uint64_t hash_bytes(uint64_t hash, const void *data, size_t n)
 {
     const unsigned char *p = data;

@@ -205,9 +205,11 @@ folio_kv_cache *kit_cache(kit_case *h);
 folio_attention *kit_attention(kit_case *h);
 /* A sequence's blocks in order; *n of them. cross: its encoder's. NULL while it has none. */
 const int32_t *kit_blocks(kit_case *h, int64_t id, bool cross, int64_t *n);
-int64_t kit_num_blocks(const kit_case *h);
 /* A batch of the sequences, as kit_forward makes it. NULL on failure. */
 folio_batch *kit_batch(kit_case *h, const kit_seq *seqs, int64_t num_seqs);
+
+/* What a plan on the case's own context says of a step of DECODER attention. */
+bool kit_plan_info(kit_case *h, const kit_seq *seqs, int64_t num_seqs, folio_plan_info *info);
 
 /* Does row i of the sequence see key j, by type, causality and window? *distance: pos_k - pos_q. */
 bool kit_sees(const kit_spec *spec, folio_attention_type type, const kit_seq *seq, int64_t i,

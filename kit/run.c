@@ -164,6 +164,23 @@ static folio_plan *make_plan(kit_case *h, folio_context *ctx, folio_attention *a
     return NULL;
 }
 
+bool kit_plan_info(kit_case *h, const kit_seq *seqs, int64_t num_seqs, folio_plan_info *info)
+{
+    enum { MANY = 1 << 17 };
+    step st = {.type = FOLIO_ATTENTION_DECODER,
+               .max_seqs = num_seqs,
+               .max_query_tokens = MANY,
+               .max_seq_len = MANY};
+    *info = (folio_plan_info){.struct_size = sizeof *info};
+    folio_batch *batch = kit_batch(h, seqs, num_seqs);
+    folio_plan *plan = batch ? make_plan(h, h->ctx, h->attention, &st, batch) : NULL;
+    folio_status status = FOLIO_OK;
+    if (plan) status = folio_plan_get_info(plan, 0, st.type, info);
+    folio_plan_destroy(plan);
+    folio_batch_destroy(batch);
+    return plan && (status == FOLIO_OK || kit_refused("plan info", status));
+}
+
 static double seconds_now(void)
 {
     struct timespec t;

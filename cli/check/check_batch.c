@@ -331,20 +331,8 @@ void run_bias_write(const check_env *env, check_draw *d, int64_t index, check_ou
 
 static bool describe_plan(const check_env *env, const check_attention *c, folio_plan_info *info)
 {
-    *info = (folio_plan_info){.struct_size = sizeof *info};
     kit_case *h = kit_open(env->ctx, &c->spec, c->seqs, c->num_seqs);
-    folio_batch *batch = h ? kit_batch(h, c->seqs, c->num_seqs) : NULL;
-    folio_attention *attention = h ? kit_attention(h) : NULL;
-    folio_plan_desc desc =
-        FOLIO_WITH(folio_plan_desc, .attentions = &attention, .num_attentions = 1,
-                   .block_size = c->spec.block_size, .num_blocks = h ? kit_num_blocks(h) : 0,
-                   .max_seqs = c->num_seqs, .max_query_tokens = 64, .max_seq_len = 1 << 20);
-    folio_plan *plan = NULL;
-    bool ok = batch && folio_plan_create(env->ctx, &desc, &plan) == FOLIO_OK &&
-              folio_plan_update(plan, batch, NULL) == FOLIO_OK &&
-              folio_plan_get_info(plan, 0, FOLIO_ATTENTION_DECODER, info) == FOLIO_OK;
-    folio_plan_destroy(plan);
-    folio_batch_destroy(batch);
+    bool ok = h && kit_plan_info(h, c->seqs, c->num_seqs, info);
     kit_close(h);
     return ok;
 }

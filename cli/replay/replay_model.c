@@ -87,9 +87,9 @@ static bool forward(replay_model *m, int64_t rows, int32_t layer)
                                  .k = {.data = m->near[1], .tokens = rows},
                                  .v = {.data = m->near[2], .tokens = rows},
                                  .out = {.data = m->near[3], .tokens = rows});
-    REPLAY_TRY(
-        folio_attention_forward(m->plan, 0, FOLIO_ATTENTION_DECODER, m->cache, layer, &t, NULL));
-    REPLAY_TRY(folio_run_wait(m->ctx, NULL));
+    REPLAY_TRY(folio_attention_forward(m->l.plan, 0, FOLIO_ATTENTION_DECODER, m->l.cache, layer, &t,
+                                       NULL));
+    REPLAY_TRY(folio_run_wait(m->l.ctx, NULL));
     return true;
 }
 
@@ -98,10 +98,10 @@ static bool carry(replay_model *m, int first, int last, int64_t rows, bool back)
 {
     if (!m->device) return true;
     for (int i = first; i <= last; i++)
-        REPLAY_TRY(folio_memory_copy(m->ctx, back ? m->host[i] : m->near[i],
+        REPLAY_TRY(folio_memory_copy(m->l.ctx, back ? m->host[i] : m->near[i],
                                      back ? m->near[i] : m->host[i], (size_t)rows * row_bytes(m, i),
                                      NULL));
-    REPLAY_TRY(folio_run_wait(m->ctx, NULL));
+    REPLAY_TRY(folio_run_wait(m->l.ctx, NULL));
     return true;
 }
 
@@ -131,9 +131,9 @@ static bool run_layer(replay_model *m, const replay_item *items, int64_t num_ite
 bool replay_model_step(replay_model *m, const replay_item *items, int64_t num_items)
 {
     for (int64_t i = 0; i < num_items; i++) m->list[i] = items[i].sequence;
-    folio_batch_clear(m->batch);
-    REPLAY_TRY(folio_batch_add_sequences(m->batch, 0, m->list, num_items, NULL));
-    REPLAY_TRY(folio_plan_update(m->plan, m->batch, NULL));
+    folio_batch_clear(m->l.batch);
+    REPLAY_TRY(folio_batch_add_sequences(m->l.batch, 0, m->list, num_items, NULL));
+    REPLAY_TRY(folio_plan_update(m->l.plan, m->l.batch, NULL));
     for (int32_t layer = 0; layer < m->o->layers; layer++)
         if (!run_layer(m, items, num_items, layer)) return false;
     return true;
@@ -144,24 +144,12 @@ bool replay_model_step(replay_model *m, const replay_item *items, int64_t num_it
 static bool open_layers(replay_model *m)
 {
     const replay_options *o = m->o;
-    folio_attention_desc attention =
-        FOLIO_WITH(folio_attention_desc, .num_heads = o->heads, .num_kv_heads = o->kv_heads,
-                   .k_head_size = o->head_size, .dtype = o->dtype, .kv_dtype = o->kv_dtype,
-                   .windowed = o->window > 0, .window_left = o->window > 0 ? o->window - 1 : 0);
-    folio_kv_cache_desc cache =
-        FOLIO_WITH(folio_kv_cache_desc, .num_blocks = o->num_blocks, .num_layers = o->layers,
-                   .block_size = o->block_size, .num_kv_heads = o->kv_heads,
-                   .k_head_size = o->head_size, .dtype = o->kv_dtype);
-    folio_batch_desc batch = {.struct_size = sizeof batch, .block_size = o->block_size};
-    REPLAY_TRY(folio_attention_create(m->ctx, &attention, &m->attention));
-    REPLAY_TRY(folio_kv_cache_create(m->ctx, &cache, &m->cache));
-    REPLAY_TRY(folio_batch_create(m->ctx, &batch, &m->batch));
-    folio_attention *list[] = {m->attention};
-    folio_plan_desc plan = FOLIO_WITH(
-        folio_plan_desc, .attentions = list, .num_attentions = 1, .block_size = o->block_size,
-        .num_blocks = o->num_blocks, .max_seqs = o->max_seqs, .max_query_tokens = o->budget,
-        .max_seq_len = m->trace->longest, .flags = m->rows ? FOLIO_PLAN_BATCH_INVARIANT : 0);
-    REPLAY_TRY(folio_plan_create(m->ctx, &plan, &m->plan));
+    REPLAY_TRY(KIT_LAYER_OPEN(
+        m->l.ctx, &m->l, .num_heads = o->heads, .num_kv_heads = o->kv_heads,
+        .k_head_size = o->head_size, .dtype = o->dtype, .kv_dtype = o->kv_dtype,
+        .window = o->window, .num_blocks = o->num_blocks, .num_layers = o->layers,
+        .block_size = o->block_size, .max_seqs = o->max_seqs, .max_query_tokens = o->budget,
+        .max_seq_len = m->trace->longest, .flags = m->rows ? FOLIO_PLAN_BATCH_INVARIANT : 0));
     return true;
 }
 
@@ -169,11 +157,11 @@ static bool open_tensors(replay_model *m)
 {
     for (int i = 0; i < 4; i++) {
         m->bytes[i] = (size_t)m->o->budget * row_bytes(m, i);
-        REPLAY_TRY(folio_memory_create(m->ctx, FOLIO_MEMORY_HOST, m->bytes[i], &m->host[i]));
+        REPLAY_TRY(folio_memory_create(m->l.ctx, FOLIO_MEMORY_HOST, m->bytes[i], &m->host[i]));
         m->near[i] = m->host[i];
         if (!m->device) continue;
         m->near[i] = NULL;
-        REPLAY_TRY(folio_memory_create(m->ctx, FOLIO_MEMORY_DEVICE, m->bytes[i], &m->near[i]));
+        REPLAY_TRY(folio_memory_create(m->l.ctx, FOLIO_MEMORY_DEVICE, m->bytes[i], &m->near[i]));
     }
     return true;
 }
@@ -198,8 +186,8 @@ bool replay_model_open(replay_model *m, const replay_options *o, const replay_tr
     if (o->rows && (m->rows = fopen(o->rows, "w")) == NULL) return rows_failed(m);
     folio_context_desc desc =
         FOLIO_WITH(folio_context_desc, .backend = o->backend, .num_threads = o->threads);
-    REPLAY_TRY(folio_context_create(&desc, &m->ctx));
-    if (!replay_note_place(&stats->place, m->ctx)) return false;
+    REPLAY_TRY(folio_context_create(&desc, &m->l.ctx));
+    if (!replay_note_place(&stats->place, m->l.ctx)) return false;
     m->device = strcmp(stats->place.backend, "cuda") == 0;
     if (!open_layers(m) || !open_tensors(m)) return false;
     if (o->verify <= 0) return true;
@@ -224,14 +212,11 @@ bool replay_model_close(replay_model *m)
     bool ok = close_rows(m);
     replay_verifier_close(m->verifier);
     for (int i = 0; i < 4; i++) {
-        if (m->device) folio_memory_destroy(m->ctx, FOLIO_MEMORY_DEVICE, m->near[i], m->bytes[i]);
-        folio_memory_destroy(m->ctx, FOLIO_MEMORY_HOST, m->host[i], m->bytes[i]);
+        if (m->device) folio_memory_destroy(m->l.ctx, FOLIO_MEMORY_DEVICE, m->near[i], m->bytes[i]);
+        folio_memory_destroy(m->l.ctx, FOLIO_MEMORY_HOST, m->host[i], m->bytes[i]);
     }
-    folio_plan_destroy(m->plan);
-    folio_batch_destroy(m->batch);
-    folio_kv_cache_destroy(m->cache);
-    folio_attention_destroy(m->attention);
-    folio_context_destroy(m->ctx);
+    kit_layer_close(&m->l);
+    folio_context_destroy(m->l.ctx);
     free(m->list);
     *m = (replay_model){0};
     return ok;

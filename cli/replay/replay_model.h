@@ -2,6 +2,7 @@
 #ifndef FOLIO_REPLAY_MODEL_H
 #define FOLIO_REPLAY_MODEL_H
 
+#include "kit/layer.h"
 #include "replay/replay.h"
 #include "replay/replay_numbers.h"
 #include "replay/replay_stats.h"
@@ -24,11 +25,7 @@ typedef struct replay_model {
     const replay_trace *trace;
     replay_stats *stats;
     replay_numbers numbers;
-    folio_context *ctx;
-    folio_attention *attention;
-    folio_kv_cache *cache;
-    folio_batch *batch;
-    folio_plan *plan;
+    kit_layer l;
     bool device;             /* tensors lie in memory the host does not reach */
     void *host[4], *near[4]; /* q, k, v, out: as made, and where forwards read */
     size_t bytes[4];

@@ -18,11 +18,7 @@ typedef struct row {
 } row;
 
 struct replay_verifier {
-    folio_context *ctx;
-    folio_attention *attention; /* one head of the model's */
-    folio_kv_cache *cache;
-    folio_batch *batch;
-    folio_plan *plan;
+    kit_layer l;     /* one head of the model */
     int32_t *table;  /* 0, 1, 2, ... */
     void *k, *v, *q; /* [FILL], [FILL], [ROWS] rows of one head */
     double *out;
@@ -58,7 +54,7 @@ static bool fill(replay_verifier *v, const replay_model *m, const replay_request
         folio_kv_write write =
             FOLIO_WITH(folio_kv_write, .k = {.data = v->k, .dtype = m->o->dtype, .tokens = n},
                        .v = {.data = v->v, .dtype = m->o->dtype, .tokens = n}, .slots = slots);
-        REPLAY_TRY(folio_kv_cache_write(v->cache, 0, &write, NULL));
+        REPLAY_TRY(folio_kv_cache_write(v->l.cache, 0, &write, NULL));
     }
     return true;
 }
@@ -107,7 +103,7 @@ static bool check_rows(replay_verifier *v, const replay_model *m, const replay_r
     int64_t first = INT64_MAX, last = 0, n = v->num_rows;
     v->num_rows = 0;
     if (n == 0) return true;
-    folio_batch_clear(v->batch);
+    folio_batch_clear(v->l.batch);
     for (int64_t i = 0; i < n; i++) {
         int64_t p = v->rows[i].position;
         first = p < first ? p : first;
@@ -117,14 +113,15 @@ static bool check_rows(replay_verifier *v, const replay_model *m, const replay_r
         folio_batch_seq seq =
             FOLIO_WITH(folio_batch_seq, .query_len = 1, .seq_len = p + 1, .block_table = v->table,
                        .num_blocks = p / BLOCK + 1, .slots = (const int64_t[]){-1});
-        REPLAY_TRY(folio_batch_add(v->batch, &seq));
+        REPLAY_TRY(folio_batch_add(v->l.batch, &seq));
     }
     first = o->window > 0 && first >= o->window ? first - o->window + 1 : 0;
     if (!fill(v, m, r, layer, kv_head, first, last + 1)) return false;
-    REPLAY_TRY(folio_plan_update(v->plan, v->batch, NULL));
+    REPLAY_TRY(folio_plan_update(v->l.plan, v->l.batch, NULL));
     folio_tensors t = FOLIO_WITH(folio_tensors, .q = {.data = v->q, .tokens = n},
                                  .out = {.data = v->out, .dtype = FOLIO_F64, .tokens = n});
-    REPLAY_TRY(folio_attention_forward(v->plan, 0, FOLIO_ATTENTION_DECODER, v->cache, 0, &t, NULL));
+    REPLAY_TRY(
+        folio_attention_forward(v->l.plan, 0, FOLIO_ATTENTION_DECODER, v->l.cache, 0, &t, NULL));
     for (int64_t i = 0; i < n; i++)
         compare(v, m, r, layer, &v->rows[i], v->out + i * o->head_size, out);
     return true;
@@ -157,23 +154,11 @@ static bool open_layer(replay_verifier *v, const replay_model *m)
     int64_t blocks = m->trace->longest / BLOCK + 1;
     folio_context_desc context =
         FOLIO_WITH(folio_context_desc, .backend = "reference", .num_threads = o->threads);
-    folio_attention_desc attention =
-        FOLIO_WITH(folio_attention_desc, .num_heads = 1, .k_head_size = o->head_size,
-                   .dtype = o->dtype, .kv_dtype = o->kv_dtype, .windowed = o->window > 0,
-                   .window_left = o->window > 0 ? o->window - 1 : 0);
-    folio_kv_cache_desc cache =
-        FOLIO_WITH(folio_kv_cache_desc, .num_blocks = blocks, .num_layers = 1, .block_size = BLOCK,
-                   .num_kv_heads = 1, .k_head_size = o->head_size, .dtype = o->kv_dtype);
-    folio_batch_desc batch = {.struct_size = sizeof batch, .block_size = BLOCK};
-    REPLAY_TRY(folio_context_create(&context, &v->ctx));
-    REPLAY_TRY(folio_attention_create(v->ctx, &attention, &v->attention));
-    REPLAY_TRY(folio_kv_cache_create(v->ctx, &cache, &v->cache));
-    REPLAY_TRY(folio_batch_create(v->ctx, &batch, &v->batch));
-    folio_attention *list[] = {v->attention};
-    folio_plan_desc plan = FOLIO_WITH(folio_plan_desc, .attentions = list, .num_attentions = 1,
-                                      .block_size = BLOCK, .num_blocks = blocks, .max_seqs = ROWS,
-                                      .max_query_tokens = ROWS, .max_seq_len = m->trace->longest);
-    REPLAY_TRY(folio_plan_create(v->ctx, &plan, &v->plan));
+    REPLAY_TRY(folio_context_create(&context, &v->l.ctx));
+    REPLAY_TRY(KIT_LAYER_OPEN(v->l.ctx, &v->l, .num_heads = 1, .k_head_size = o->head_size,
+                              .dtype = o->dtype, .kv_dtype = o->kv_dtype, .window = o->window,
+                              .num_blocks = blocks, .block_size = BLOCK, .max_seqs = ROWS,
+                              .max_query_tokens = ROWS, .max_seq_len = m->trace->longest));
     v->table = replay_alloc(blocks, sizeof *v->table);
     for (int64_t i = 0; i < blocks; i++) v->table[i] = (int32_t)i;
     return true;
@@ -196,11 +181,8 @@ replay_verifier *replay_verifier_open(const replay_model *m)
 void replay_verifier_close(replay_verifier *v)
 {
     if (v == NULL) return;
-    folio_plan_destroy(v->plan);
-    folio_batch_destroy(v->batch);
-    folio_kv_cache_destroy(v->cache);
-    folio_attention_destroy(v->attention);
-    folio_context_destroy(v->ctx);
+    kit_layer_close(&v->l);
+    folio_context_destroy(v->l.ctx);
     free(v->table);
     free(v->k);
     free(v->v);

@@ -2,6 +2,7 @@
  * test_errors_arrays.c: integer arrays that are not aligned, strides that make places overlap, and a
  * batch that outlives its context: refused, or harmless.
  */
+#include "kit/layer.h"
 #include "support.h"
 
 #include <math.h>
@@ -147,29 +148,20 @@ static folio_status run_lse(folio_context *ctx, int64_t token_stride, int64_t he
                             float *lse)
 {
     static float x[3 * HEADS * SIZE], out[3 * HEADS * SIZE];
-    folio_attention_desc a = {.struct_size = sizeof a, .num_heads = HEADS, .k_head_size = SIZE};
-    a.dtype = FOLIO_F32;
-    folio_attention *attention = NULL;
-    folio_plan *plan = NULL;
-    folio_batch *batch = new_batch(ctx, 1);
-    CHECK_OK(folio_attention_create(ctx, &a, &attention));
-    folio_plan_desc p = {.struct_size = sizeof p, .num_attentions = 1, .max_seqs = 1};
-    p.attentions = &attention;
-    p.max_query_tokens = p.max_seq_len = 3;
-    CHECK_OK(folio_plan_create(ctx, &p, &plan));
+    kit_layer l = {0};
+    CHECK_OK(KIT_LAYER_OPEN(ctx, &l, .num_heads = HEADS, .k_head_size = SIZE, .block_size = 1,
+                            .max_seq_len = 3));
     folio_batch_seq s = {.struct_size = sizeof s, .query_len = 3, .seq_len = 3};
-    CHECK_OK(folio_batch_add(batch, &s));
-    CHECK_OK(folio_plan_update(plan, batch, NULL));
+    CHECK_OK(folio_batch_add(l.batch, &s));
+    CHECK_OK(folio_plan_update(l.plan, l.batch, NULL));
     folio_tensors t = {.struct_size = sizeof t, .lse = lse};
     t.q = t.k = t.v = (folio_tensor){x, FOLIO_F32, 3, 0, 0};
     t.out = (folio_tensor){out, FOLIO_F32, 3, 0, 0};
     t.lse_token_stride = token_stride;
     t.lse_head_stride = head_stride;
     folio_status status =
-        folio_attention_forward(plan, 0, FOLIO_ATTENTION_DECODER, NULL, 0, &t, NULL);
-    folio_plan_destroy(plan);
-    folio_batch_destroy(batch);
-    folio_attention_destroy(attention);
+        folio_attention_forward(l.plan, 0, FOLIO_ATTENTION_DECODER, NULL, 0, &t, NULL);
+    kit_layer_close(&l);
     return status;
 }
 

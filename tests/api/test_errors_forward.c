@@ -3,6 +3,7 @@
  * is the ground; each case changes one thing, is refused with its status and sentence, and changes
  * no byte of out, lse, K, V or the cache; then the plan still runs the good step to the same bits.
  */
+#include "kit/layer.h"
 #include "support.h"
 
 #include <math.h>
@@ -794,25 +795,19 @@ BACKEND_TEST(errors_forward, released_window_blocks)
     for (int i = 0; i < COUNT_OF(cases); i++) {
         folio_attention_desc ad = attention_desc(FOLIO_F32);
         ad.windowed = 1, ad.window_left = cases[i].window_left;
-        folio_attention *attention = NULL;
-        CHECK_OK(folio_attention_create(ctx, &ad, &attention));
-        folio_attention *list[1] = {attention};
-        folio_plan_desc pd = FOLIO_WITH(folio_plan_desc, .attentions = list, .num_attentions = 1,
-                                        .block_size = BLOCK, .num_blocks = BLOCKS, .max_seqs = 1,
-                                        .max_query_tokens = 1, .max_seq_len = 64);
-        folio_plan *plan = NULL;
-        CHECK_OK(folio_plan_create(ctx, &pd, &plan));
-        folio_batch *batch = empty_batch(ctx, BLOCK);
+        folio_kv_cache_desc cd = cache_desc(FOLIO_F32);
+        kit_layer l = {0};
+        CHECK_OK(folio_attention_create(ctx, &ad, &l.attention));
+        CHECK_OK(folio_kv_cache_create(ctx, &cd, &l.cache));
+        CHECK_OK(KIT_LAYER_OPEN(ctx, &l, .max_query_tokens = 1, .max_seq_len = 64));
         folio_batch_seq s = FOLIO_WITH(folio_batch_seq, .query_len = 1, .seq_len = 40,
                                        .block_table = cases[i].table, .num_blocks = 3);
-        REQUIRE_TEST(plan && batch);
-        folio_status status = folio_batch_add(batch, &s);
-        if (status == FOLIO_OK) status = folio_plan_update(plan, batch, NULL);
+        REQUIRE_TEST(l.plan);
+        folio_status status = folio_batch_add(l.batch, &s);
+        if (status == FOLIO_OK) status = folio_plan_update(l.plan, l.batch, NULL);
         CHECK_MSG((status == FOLIO_OK) == cases[i].fine, "case %d: %s %s", i,
                   folio_status_name(status), folio_last_error());
-        folio_plan_destroy(plan);
-        folio_batch_destroy(batch);
-        folio_attention_destroy(attention);
+        kit_layer_close(&l);
     }
 }
 
@@ -829,18 +824,12 @@ BACKEND_TEST(errors_forward, released_blocks_where_no_row_sees_a_key)
     folio_attention_desc ad = attention_desc(FOLIO_F32);
     ad.windowed = 1, ad.window_left = 3;
     folio_kv_cache_desc cd = cache_desc(FOLIO_F32);
-    folio_attention *attention = NULL;
-    folio_kv_cache *cache = NULL;
-    CHECK_OK(folio_attention_create(ctx, &ad, &attention));
-    CHECK_OK(folio_kv_cache_create(ctx, &cd, &cache));
-    support_poison_cache(cache);
-    folio_plan_desc pd = FOLIO_WITH(folio_plan_desc, .attentions = &attention, .num_attentions = 1,
-                                    .block_size = BLOCK, .num_blocks = BLOCKS, .max_seqs = 1,
-                                    .max_query_tokens = 2, .max_seq_len = 64);
-    folio_plan *plan = NULL;
-    CHECK_OK(folio_plan_create(ctx, &pd, &plan));
-    folio_batch *batch = empty_batch(ctx, BLOCK);
-    REQUIRE_TEST(plan != NULL && batch != NULL && cache != NULL);
+    kit_layer l = {0};
+    CHECK_OK(folio_attention_create(ctx, &ad, &l.attention));
+    CHECK_OK(folio_kv_cache_create(ctx, &cd, &l.cache));
+    support_poison_cache(l.cache);
+    CHECK_OK(KIT_LAYER_OPEN(ctx, &l, .max_query_tokens = 2, .max_seq_len = 64));
+    REQUIRE_TEST(l.plan != NULL);
     for (int i = 0; i < COUNT_OF(cases); i++) {
         float q[2 * HEADS * DK] = {1}, out[2 * HEADS * DV], lse[2 * HEADS];
         const int64_t nowhere[2] = {-1, -1};
@@ -848,53 +837,45 @@ BACKEND_TEST(errors_forward, released_blocks_where_no_row_sees_a_key)
             FOLIO_WITH(folio_batch_seq, .query_len = 2, .seq_len = 20,
                        .block_table = cases[i].table, .num_blocks = 2, .slots = nowhere,
                        .positions_given = 1, .first_query_pos = cases[i].first_query_pos);
-        folio_batch_clear(batch);
-        CHECK_OK(folio_batch_add(batch, &s));
+        folio_batch_clear(l.batch);
+        CHECK_OK(folio_batch_add(l.batch, &s));
         if (cases[i].refused != NULL) {
-            CHECK_REFUSED(folio_plan_update(plan, batch, NULL), ARG, cases[i].refused);
+            CHECK_REFUSED(folio_plan_update(l.plan, l.batch, NULL), ARG, cases[i].refused);
             continue;
         }
-        CHECK_OK(folio_plan_update(plan, batch, NULL));
+        CHECK_OK(folio_plan_update(l.plan, l.batch, NULL));
         memset(out, 0x55, sizeof out);
         folio_tensors t =
             FOLIO_WITH(folio_tensors, .q = {q, 0, 2, 0, 0}, .out = {out, 0, 2, 0, 0}, .lse = lse);
-        CHECK_OK(folio_attention_forward(plan, 0, FOLIO_ATTENTION_DECODER, cache, 0, &t, NULL));
+        CHECK_OK(folio_attention_forward(l.plan, 0, FOLIO_ATTENTION_DECODER, l.cache, 0, &t, NULL));
         for (int x = 0; x < 2 * HEADS * DV; x++) CHECK(out[x] == 0.0f);
         for (int x = 0; x < 2 * HEADS; x++) CHECK(lse[x] == -INFINITY);
     }
-    folio_plan_destroy(plan);
-    folio_batch_destroy(batch);
-    folio_kv_cache_destroy(cache);
-    folio_attention_destroy(attention);
+    kit_layer_close(&l);
 }
 
 /* The longest query of one sequence is a limit of its own. */
 BACKEND_TEST(errors_forward, longest_query)
 {
     folio_attention_desc ad = attention_desc(FOLIO_F32);
-    folio_attention *attention = NULL;
-    CHECK_OK(folio_attention_create(ctx, &ad, &attention));
-    folio_attention *list[1] = {attention};
-    folio_plan_desc pd =
-        FOLIO_WITH(folio_plan_desc, .attentions = list, .num_attentions = 1, .block_size = BLOCK,
-                   .num_blocks = BLOCKS, .max_seqs = 4, .max_query_tokens = 8, .max_seq_len = 64,
-                   .flags = FOLIO_PLAN_BATCH_INVARIANT, .max_query_len = 2);
-    folio_plan *plan = NULL;
-    CHECK_OK(folio_plan_create(ctx, &pd, &plan));
-    folio_batch *batch = empty_batch(ctx, BLOCK);
-    REQUIRE_TEST(plan && batch);
+    folio_kv_cache_desc cd = cache_desc(FOLIO_F32);
+    kit_layer l = {0};
+    CHECK_OK(folio_attention_create(ctx, &ad, &l.attention));
+    CHECK_OK(folio_kv_cache_create(ctx, &cd, &l.cache));
+    CHECK_OK(KIT_LAYER_OPEN(ctx, &l, .max_seqs = 4, .max_query_tokens = 8, .max_seq_len = 64,
+                            .max_query_len = 2, .flags = FOLIO_PLAN_BATCH_INVARIANT));
+    REQUIRE_TEST(l.plan);
     const int32_t tables[2][1] = {{4}, {5}};
     for (int64_t i = 0; i < 2; i++) {
         folio_batch_seq s = FOLIO_WITH(folio_batch_seq, .query_len = 2 + i, .seq_len = 9,
                                        .block_table = tables[i], .num_blocks = 1);
-        CHECK_OK(folio_batch_add(batch, &s));
-        if (i == 0) CHECK_OK(folio_plan_update(plan, batch, NULL));
+        CHECK_OK(folio_batch_add(l.batch, &s));
+        if (i == 0) CHECK_OK(folio_plan_update(l.plan, l.batch, NULL));
         else
-            REFUSED(folio_plan_update(plan, batch, NULL), ARG, "seq 1|query_len 3|max_query_len 2");
+            REFUSED(folio_plan_update(l.plan, l.batch, NULL), ARG,
+                    "seq 1|query_len 3|max_query_len 2");
     }
-    folio_plan_destroy(plan);
-    folio_batch_destroy(batch);
-    folio_attention_destroy(attention);
+    kit_layer_close(&l);
 }
 
 /* -------------------------------------------------------------------------------- making a plan */

@@ -3,19 +3,14 @@
  * one clear refusal, no handle, nothing lost; and every struct of the header handed over with the
  * size of an older client, of a newer one, and of none.
  */
+#include "kit/layer.h"
 #include "support.h"
 
 #include <stdlib.h>
 
 /* ------------------------------------------------------------------------- memory that runs out */
 
-typedef struct {
-    folio_context *ctx;
-    folio_attention *attention;
-    folio_kv_cache *cache;
-    folio_batch *batch;
-    folio_plan *plan;
-} whole;
+typedef kit_layer whole;
 
 #define TRY_STATUS(call)                                                                           \
     do {                                                                                           \
@@ -71,24 +66,11 @@ static folio_status make_whole(whole *w, const char *backend, const folio_alloca
     folio_context_desc cd = {.struct_size = sizeof cd, .backend = backend, .num_threads = 2};
     cd.allocator = *allocator;
     TRY_STATUS(folio_context_create(&cd, &w->ctx));
-    folio_attention_desc ad =
-        FOLIO_WITH(folio_attention_desc, .num_heads = 2, .num_kv_heads = 1, .k_head_size = 8,
-                   .dtype = FOLIO_F32, .kv_dtype = FOLIO_INT8);
-    TRY_STATUS(folio_attention_create(w->ctx, &ad, &w->attention));
-    folio_kv_cache_desc kd =
-        FOLIO_WITH(folio_kv_cache_desc, .num_blocks = 20, .num_layers = 2, .block_size = 16,
-                   .num_kv_heads = 1, .k_head_size = 8, .dtype = FOLIO_INT8);
-    TRY_STATUS(folio_kv_cache_create(w->ctx, &kd, &w->cache));
-    folio_batch_desc bd = {.struct_size = sizeof bd, .block_size = 16, .max_seqs = 2};
-    TRY_STATUS(folio_batch_create(w->ctx, &bd, &w->batch));
+    TRY_STATUS(KIT_LAYER_OPEN(w->ctx, w, .num_heads = 2, .num_kv_heads = 1, .k_head_size = 8,
+                              .kv_dtype = FOLIO_INT8, .num_blocks = 20, .num_layers = 2,
+                              .block_size = 16, .types = 15u, .max_seqs = 8, .max_query_tokens = 32,
+                              .max_seq_len = 64, .max_encoder_tokens = 32));
     TRY_STATUS(fill_batch(w->batch));
-    folio_attention *list[1] = {w->attention};
-    const uint32_t types[1] = {15u};
-    folio_plan_desc pd =
-        FOLIO_WITH(folio_plan_desc, .attentions = list, .types = types, .num_attentions = 1,
-                   .block_size = 16, .num_blocks = 20, .max_seqs = 8, .max_query_tokens = 32,
-                   .max_seq_len = 64, .max_encoder_tokens = 32);
-    TRY_STATUS(folio_plan_create(w->ctx, &pd, &w->plan));
     return use_plan(w);
 }
 
@@ -107,10 +89,7 @@ TEST(errors_memory, memory_that_runs_out)
             if (failed)
                 support_refused(__FILE__, __LINE__, "make_whole", status, FOLIO_ERR_MEMORY, "");
             else CHECK_INT(status, FOLIO_OK);
-            folio_plan_destroy(w.plan);
-            folio_batch_destroy(w.batch);
-            folio_kv_cache_destroy(w.cache);
-            folio_attention_destroy(w.attention);
+            kit_layer_close(&w);
             folio_context_destroy(w.ctx);
             CHECK_MSG(counter.live == 0 && counter.live_bytes == 0,
                       "%s: allocation %lld fails: %lld are never freed", support_backends[b],

@@ -4,6 +4,7 @@
  */
 #include "core/span.h"
 #include "kit/kit.h"
+#include "kit/layer.h"
 #include "support.h"
 
 #include <stdlib.h>
@@ -177,11 +178,7 @@ enum { HEADS = 4, KV_HEADS = 2, SIZE = 16, ROWS = 6, BLOCK = 16, BLOCKS = 4 };
 enum { ROW = (2 * HEADS + 2 * KV_HEADS) * SIZE + HEADS }; /* q, k, v, out, lse */
 
 typedef struct {
-    folio_context *ctx;
-    folio_attention *attention;
-    folio_kv_cache *cache;
-    folio_batch *batch;
-    folio_plan *plan;
+    kit_layer l;
     support_buffer memory; /* of the cache's one layer */
     folio_kv_cache_shape shape;
     size_t workspace_size;
@@ -190,15 +187,10 @@ typedef struct {
 static bool open_world(world *w, folio_context *ctx, int32_t v_size)
 {
     memset(w, 0, sizeof *w);
-    w->ctx = ctx;
-    folio_attention_desc a = FOLIO_WITH(
-        folio_attention_desc, .num_heads = HEADS, .num_kv_heads = KV_HEADS, .k_head_size = SIZE,
-        .v_head_size = v_size, .dtype = FOLIO_F32, .kv_dtype = FOLIO_INT8);
     folio_kv_cache_desc c =
         FOLIO_WITH(folio_kv_cache_desc, .num_blocks = BLOCKS, .num_layers = 1, .block_size = BLOCK,
                    .num_kv_heads = KV_HEADS, .k_head_size = SIZE, .v_head_size = v_size,
                    .dtype = FOLIO_INT8, .layout = FOLIO_LAYOUT_NHD);
-    CHECK_OK(folio_attention_create(ctx, &a, &w->attention));
     w->shape.struct_size = sizeof w->shape;
     CHECK_OK(folio_kv_cache_get_shape(NULL, &c, &w->shape));
     w->memory = support_buffer_make((size_t)w->shape.layer_bytes);
@@ -211,35 +203,29 @@ static bool open_world(world *w, folio_context *ctx, int32_t v_size)
                    .k_bytes = (size_t)w->shape.k.bytes, .v_bytes = (size_t)w->shape.v.bytes,
                    .k_scales_bytes = (size_t)w->shape.k_scales.bytes,
                    .v_scales_bytes = (size_t)w->shape.v_scales.bytes);
-    CHECK_OK(folio_kv_cache_wrap(ctx, &c, &m, &w->cache));
-    folio_batch_desc b = {.struct_size = sizeof b, .block_size = BLOCK};
-    CHECK_OK(folio_batch_create(ctx, &b, &w->batch));
-    folio_attention *list[] = {w->attention};
-    folio_plan_desc p =
-        FOLIO_WITH(folio_plan_desc, .attentions = list, .num_attentions = 1, .cache = w->cache,
-                   .max_seqs = 2, .max_query_tokens = ROWS, .max_seq_len = BLOCKS * BLOCK);
-    CHECK_OK(folio_plan_create(ctx, &p, &w->plan));
-    if (w->plan == NULL || w->batch == NULL) return false;
+    CHECK_OK(folio_kv_cache_wrap(ctx, &c, &m, &w->l.cache));
+    CHECK_OK(KIT_LAYER_OPEN(ctx, &w->l, .num_heads = HEADS, .num_kv_heads = KV_HEADS,
+                            .k_head_size = SIZE, .v_head_size = v_size, .kv_dtype = FOLIO_INT8,
+                            .max_seqs = 2, .max_query_tokens = ROWS,
+                            .max_seq_len = BLOCKS * BLOCK));
+    if (w->l.plan == NULL || w->l.batch == NULL) return false;
     folio_batch_seq seq = FOLIO_WITH(folio_batch_seq, .query_len = ROWS, .seq_len = ROWS,
                                      .block_table = (const int32_t[]){2}, .num_blocks = 1);
-    CHECK_OK(folio_batch_add(w->batch, &seq));
-    CHECK_OK(folio_plan_update(w->plan, w->batch, NULL));
-    CHECK_OK(folio_plan_get_workspace_size(w->plan, &w->workspace_size));
+    CHECK_OK(folio_batch_add(w->l.batch, &seq));
+    CHECK_OK(folio_plan_update(w->l.plan, w->l.batch, NULL));
+    CHECK_OK(folio_plan_get_workspace_size(w->l.plan, &w->workspace_size));
     return true;
 }
 
 static void close_world(world *w)
 {
-    folio_plan_destroy(w->plan);
-    folio_batch_destroy(w->batch);
-    folio_kv_cache_destroy(w->cache);
-    folio_attention_destroy(w->attention);
+    kit_layer_close(&w->l);
     support_buffer_free(&w->memory);
 }
 
 static folio_status forward(const world *w, const folio_tensors *t, const folio_run *run)
 {
-    return folio_attention_forward(w->plan, 0, FOLIO_ATTENTION_DECODER, w->cache, 0, t, run);
+    return folio_attention_forward(w->l.plan, 0, FOLIO_ATTENTION_DECODER, w->l.cache, 0, t, run);
 }
 
 /* Tensors of their own, after one another in `x`. */
@@ -298,7 +284,7 @@ BACKEND_TEST(overlap, rows_of_one_buffer)
         folio_tensors t = (row_by_row ? fused : apart)(x);                                         \
         folio_run run = {.struct_size = sizeof run};                                               \
         memcpy(before, x, sizeof x);                                                               \
-        support_poison_cache(w.cache);                                                             \
+        support_poison_cache(w.l.cache);                                                           \
         __VA_ARGS__;                                                                               \
         support_mark_error();                                                                      \
         folio_status got = forward(&w, &t, &run);                                                  \
@@ -395,16 +381,16 @@ BACKEND_TEST(overlap, other_layers_of_the_cache)
     REQUIRE_TEST(open_world(&w, ctx, SIZE));
     support_fill(x, COUNT_OF(x), 7, 1);
     folio_kv_cache_view view = FOLIO_INIT(folio_kv_cache_view);
-    CHECK_OK(folio_kv_cache_get_view(w.cache, 0, &view));
+    CHECK_OK(folio_kv_cache_get_view(w.l.cache, 0, &view));
     folio_kv_cache_desc c = *view.desc;
     c.num_layers = 3;
-    folio_kv_cache_destroy(w.cache);
-    CHECK_OK(folio_kv_cache_create(ctx, &c, &w.cache));
+    folio_kv_cache_destroy(w.l.cache);
+    CHECK_OK(folio_kv_cache_create(ctx, &c, &w.l.cache));
     for (int32_t layer = 1; layer < 3; layer++) {
         const char *words[] = {NULL, "out and layer 1", "out and layer 2"};
         folio_tensors t = apart(x);
         CHECK_OK(forward(&w, &t, NULL));
-        CHECK_OK(folio_kv_cache_get_view(w.cache, layer, &view));
+        CHECK_OK(folio_kv_cache_get_view(w.l.cache, layer, &view));
         t.out.data = view.v_scales; /* of f32, as out is */
         REFUSED(forward(&w, &t, NULL), FOLIO_ERR_ARGUMENT, words[layer]);
     }
@@ -417,7 +403,7 @@ BACKEND_TEST(overlap, other_layers_of_the_cache)
 #define MOVE_REFUSED(call, words)                                                                  \
     do {                                                                                           \
         memcpy(before, x, sizeof x);                                                               \
-        support_poison_cache(w.cache);                                                             \
+        support_poison_cache(w.l.cache);                                                           \
         REFUSED(call, FOLIO_ERR_ARGUMENT, words);                                                  \
         CHECK(memcmp(before, x, sizeof x) == 0);                                                   \
         CHECK(support_is_poison(w.memory.data, w.memory.bytes));                                   \
@@ -454,13 +440,13 @@ BACKEND_TEST(overlap, stored_rows_are_not_in_the_cache)
     folio_kv_write good =
         FOLIO_WITH(folio_kv_write, .k = {.data = x, .dtype = FOLIO_F32, .tokens = ROWS},
                    .v = {.data = x + 1, .dtype = FOLIO_F32, .tokens = ROWS}, .slots = slots);
-    CHECK_OK(folio_kv_cache_write(w.cache, 0, &good, NULL));
+    CHECK_OK(folio_kv_cache_write(w.l.cache, 0, &good, NULL));
     folio_kv_write bad = good;
     bad.k.data = c;
-    MOVE_REFUSED(folio_kv_cache_write(w.cache, 0, &bad, NULL), "k and layer 0 of the cache");
+    MOVE_REFUSED(folio_kv_cache_write(w.l.cache, 0, &bad, NULL), "k and layer 0 of the cache");
     bad = good;
     bad.v.data = end - 4;
-    MOVE_REFUSED(folio_kv_cache_write(w.cache, 0, &bad, NULL), "v and layer 0 of the cache");
+    MOVE_REFUSED(folio_kv_cache_write(w.l.cache, 0, &bad, NULL), "v and layer 0 of the cache");
     close_world(&w);
 }
 
@@ -476,16 +462,16 @@ BACKEND_TEST(overlap, gathered_rows_are_apart)
                    .num_slots = ROWS);
     folio_kv_gather bad = good;
     bad.v.data = x;
-    MOVE_REFUSED(folio_kv_cache_gather(w.cache, 0, &bad, NULL), "k and v share memory");
+    MOVE_REFUSED(folio_kv_cache_gather(w.l.cache, 0, &bad, NULL), "k and v share memory");
     bad.v.data = x + KV_ROWS - 1;
-    MOVE_REFUSED(folio_kv_cache_gather(w.cache, 0, &bad, NULL), "k and v share memory");
+    MOVE_REFUSED(folio_kv_cache_gather(w.l.cache, 0, &bad, NULL), "k and v share memory");
     bad = good;
     bad.k.data = w.memory.data;
-    MOVE_REFUSED(folio_kv_cache_gather(w.cache, 0, &bad, NULL), "k and layer 0 of the cache");
-    CHECK_OK(folio_kv_cache_gather(w.cache, 0, &good, NULL));
+    MOVE_REFUSED(folio_kv_cache_gather(w.l.cache, 0, &bad, NULL), "k and layer 0 of the cache");
+    CHECK_OK(folio_kv_cache_gather(w.l.cache, 0, &good, NULL));
     good.k.token_stride = good.v.token_stride = 2 * KV_HEADS * SIZE; /* row by row in one buffer */
     good.v.data = x + KV_HEADS * SIZE;
-    CHECK_OK(folio_kv_cache_gather(w.cache, 0, &good, NULL));
+    CHECK_OK(folio_kv_cache_gather(w.l.cache, 0, &good, NULL));
     close_world(&w);
 }
 
@@ -502,18 +488,18 @@ BACKEND_TEST(overlap, rows_of_blocks_are_apart)
                    .v_scales = scales + SCALES, .num_blocks = 2, .blocks = (const int64_t[]){3, 1});
     folio_kv_rows bad = good;
     bad.v = k + NUMBERS - 1;
-    MOVE_REFUSED(folio_kv_cache_unpack(w.cache, 0, &bad, NULL), "k and v share memory");
+    MOVE_REFUSED(folio_kv_cache_unpack(w.l.cache, 0, &bad, NULL), "k and v share memory");
     bad = good;
     bad.v_scales = scales;
-    MOVE_REFUSED(folio_kv_cache_unpack(w.cache, 0, &bad, NULL), "k_scales and v_scales share");
+    MOVE_REFUSED(folio_kv_cache_unpack(w.l.cache, 0, &bad, NULL), "k_scales and v_scales share");
     bad = good;
     bad.k = w.memory.data;
-    MOVE_REFUSED(folio_kv_cache_unpack(w.cache, 0, &bad, NULL), "k and layer 0 of the cache");
-    MOVE_REFUSED(folio_kv_cache_pack(w.cache, 0, &bad, NULL), "k and layer 0 of the cache");
-    CHECK_OK(folio_kv_cache_unpack(w.cache, 0, &good, NULL));
-    CHECK_OK(folio_kv_cache_pack(w.cache, 0, &good, NULL));
+    MOVE_REFUSED(folio_kv_cache_unpack(w.l.cache, 0, &bad, NULL), "k and layer 0 of the cache");
+    MOVE_REFUSED(folio_kv_cache_pack(w.l.cache, 0, &bad, NULL), "k and layer 0 of the cache");
+    CHECK_OK(folio_kv_cache_unpack(w.l.cache, 0, &good, NULL));
+    CHECK_OK(folio_kv_cache_pack(w.l.cache, 0, &good, NULL));
     good.num_blocks = 0;
     good.k = w.memory.data; /* not looked at */
-    CHECK_OK(folio_kv_cache_pack(w.cache, 0, &good, NULL));
+    CHECK_OK(folio_kv_cache_pack(w.l.cache, 0, &good, NULL));
     close_world(&w);
 }

@@ -4,6 +4,7 @@
  * are put; pages are spread over them; and a child process made by fork() works without them, at whatever moment it was made.
  */
 #include "core/touch.h"
+#include "kit/layer.h"
 #include "support.h"
 
 #include <dirent.h>
@@ -310,35 +311,15 @@ static void check_child(pid_t child)
 }
 
 /* A sequence of many keys, enough for several threads. */
-typedef struct {
-    folio_context *ctx;
-    folio_attention *attention;
-    folio_kv_cache *cache;
-    folio_batch *batch;
-    folio_plan *plan;
-} step;
+typedef kit_layer step;
 
 enum { HEADS = 8, SIZE = 64, LEN = 1500, BLOCKS = 100 };
 
 static void open_step(step *s, folio_context *ctx)
 {
-    folio_attention_desc a = {.struct_size = sizeof a, .num_heads = HEADS, .num_kv_heads = 4};
-    a.k_head_size = SIZE;
-    a.dtype = FOLIO_F32;
-    folio_kv_cache_desc c = {.struct_size = sizeof c, .num_blocks = BLOCKS, .num_layers = 1};
-    c.block_size = 16;
-    c.num_kv_heads = 4;
-    c.k_head_size = SIZE;
-    c.dtype = FOLIO_F32;
-    folio_batch_desc b = {.struct_size = sizeof b, .block_size = 16};
-    *s = (step){.ctx = ctx};
-    CHECK_OK(folio_attention_create(ctx, &a, &s->attention));
-    CHECK_OK(folio_kv_cache_create(ctx, &c, &s->cache));
-    CHECK_OK(folio_batch_create(ctx, &b, &s->batch));
-    folio_plan_desc p = FOLIO_WITH(folio_plan_desc, .attentions = &s->attention,
-                                   .num_attentions = 1, .block_size = 16, .num_blocks = BLOCKS,
-                                   .max_seqs = 1, .max_query_tokens = LEN, .max_seq_len = LEN);
-    CHECK_OK(folio_plan_create(ctx, &p, &s->plan));
+    *s = (step){0};
+    CHECK_OK(KIT_LAYER_OPEN(ctx, s, .num_heads = HEADS, .num_kv_heads = 4, .k_head_size = SIZE,
+                            .num_blocks = BLOCKS, .block_size = 16, .max_seq_len = LEN));
     int32_t table[BLOCKS];
     for (int i = 0; i < BLOCKS; i++) table[i] = BLOCKS - 1 - i;
     folio_batch_seq q = {.struct_size = sizeof q, .query_len = LEN, .seq_len = LEN};
@@ -350,10 +331,7 @@ static void open_step(step *s, folio_context *ctx)
 
 static void close_step(step *s)
 {
-    folio_plan_destroy(s->plan);
-    folio_batch_destroy(s->batch);
-    folio_kv_cache_destroy(s->cache);
-    folio_attention_destroy(s->attention);
+    kit_layer_close(s);
     folio_context_destroy(s->ctx);
 }
 

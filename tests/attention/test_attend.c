@@ -3,6 +3,7 @@
  * plan made by hand, whatever the types and options; what is bad is refused and writes nothing; nothing
  * stays allocated.
  */
+#include "kit/layer.h"
 #include "support.h"
 
 #include <math.h>
@@ -86,32 +87,24 @@ static folio_status by_plan(folio_context *ctx, const folio_attend_args *a, foli
                    .k_head_size = DK, .v_head_size = DV, .dtype = a->q.dtype, .kv_dtype = kv_dtype,
                    .scale = a->scale, .soft_cap = a->soft_cap, .windowed = a->windowed,
                    .window_left = a->window_left, .window_right = a->window_right);
-    folio_attention *attention = NULL;
-    folio_batch *batch = NULL;
-    folio_plan *plan = NULL;
+    kit_layer l = {.cache = a->cache};
     int32_t causality[SEQS];
     for (int i = 0; i < SEQS; i++) causality[i] = (int32_t)a->causality;
-    CHECK_OK(folio_attention_create(ctx, &ad, &attention));
-    const folio_batch_desc bd = {.struct_size = sizeof bd, .block_size = BLOCK};
-    CHECK_OK(folio_batch_create(ctx, &bd, &batch));
+    CHECK_OK(folio_attention_create(ctx, &ad, &l.attention));
+    CHECK_OK(KIT_LAYER_OPEN(ctx, &l, .block_size = BLOCK, .max_seqs = 9, .max_query_tokens = 100,
+                            .max_seq_len = 1000));
     const folio_batch_arrays arrays =
         FOLIO_WITH(folio_batch_arrays, .num_seqs = SEQS, .query_start = a->query_start,
                    .seq_lens = a->seq_lens, .causality = causality);
-    CHECK_OK(folio_batch_set_block_tables(batch, &arrays, a->block_tables, a->row_stride));
-    const folio_plan_desc pd = FOLIO_WITH(
-        folio_plan_desc, .attentions = &attention, .num_attentions = 1,
-        .block_size = a->cache != NULL ? BLOCK : 0, .num_blocks = a->cache != NULL ? BLOCKS : 0,
-        .max_seqs = 9, .max_query_tokens = 100, .max_seq_len = 1000);
-    CHECK_OK(folio_plan_create(ctx, &pd, &plan));
-    CHECK_OK(folio_plan_update(plan, batch, NULL));
+    CHECK_OK(folio_batch_set_block_tables(l.batch, &arrays, a->block_tables, a->row_stride));
+    CHECK_OK(folio_plan_update(l.plan, l.batch, NULL));
     const folio_tensors t = FOLIO_WITH(
         folio_tensors, .q = a->q, .k = a->k, .v = a->v, .out = a->out, .lse = a->lse,
         .slopes = a->slopes, .sinks = a->sinks, .k_scale = a->k_scale, .v_scale = a->v_scale);
     folio_status status =
-        folio_attention_forward(plan, 0, FOLIO_ATTENTION_DECODER, a->cache, a->layer, &t, NULL);
-    folio_plan_destroy(plan);
-    folio_batch_destroy(batch);
-    folio_attention_destroy(attention);
+        folio_attention_forward(l.plan, 0, FOLIO_ATTENTION_DECODER, a->cache, a->layer, &t, NULL);
+    l.cache = NULL; /* the caller's */
+    kit_layer_close(&l);
     return status;
 }
 

@@ -112,26 +112,12 @@ static void close_pools(void)
 static int64_t split_len_of(folio_context *ctx, const kit_spec *spec, const kit_seq *seqs,
                             int64_t num_seqs, int64_t *num_split_items)
 {
-    folio_plan_info info = {.struct_size = sizeof info};
+    folio_plan_info info = {0};
     kit_case *h = kit_open(ctx, spec, seqs, num_seqs);
     kit_result result = {0};
-    folio_batch *batch = NULL;
-    folio_plan *plan = NULL;
-    bool ok = h && kit_forward(h, NULL, FOLIO_ATTENTION_DECODER, seqs, num_seqs, &result);
-    if (ok) batch = kit_batch(h, seqs, num_seqs);
-    CHECK_MSG(batch != NULL, "%s", kit_error());
-    if (batch) {
-        folio_attention *attention = kit_attention(h);
-        folio_plan_desc desc = FOLIO_WITH(
-            folio_plan_desc, .attentions = &attention, .num_attentions = 1,
-            .block_size = spec->block_size ? spec->block_size : 16, .num_blocks = kit_num_blocks(h),
-            .max_seqs = num_seqs, .max_query_tokens = 100000, .max_seq_len = 100000);
-        CHECK_OK(folio_plan_create(ctx, &desc, &plan));
-        CHECK_OK(folio_plan_update(plan, batch, NULL));
-        CHECK_OK(folio_plan_get_info(plan, 0, FOLIO_ATTENTION_DECODER, &info));
-    }
-    folio_plan_destroy(plan);
-    folio_batch_destroy(batch);
+    bool ok = h && kit_forward(h, NULL, FOLIO_ATTENTION_DECODER, seqs, num_seqs, &result) &&
+              kit_plan_info(h, seqs, num_seqs, &info);
+    CHECK_MSG(ok, "%s", kit_error());
     kit_result_free(&result);
     kit_close(h);
     *num_split_items = info.num_split_items;

@@ -3,6 +3,7 @@
  * every key. Each level against the reference, over several tiles and splits.
  */
 #include "kit/kit.h"
+#include "kit/layer.h"
 #include "test.h"
 
 #include <folio/folio.h>
@@ -49,45 +50,28 @@ static void run_case(const large_case *c, const char *backend, const char *level
 {
     static char out[MAX_ROWS * HEADS * SIZE * 4];
     folio_context *ctx = kit_context(backend, level, 2);
-    folio_attention *attention = NULL;
-    folio_kv_cache *cache = NULL;
-    folio_batch *batch = NULL;
-    folio_plan *plan = NULL;
+    kit_layer l = {0};
     int64_t slots[KEYS];
     int32_t table[KEYS / BLOCK];
     for (int i = 0; i < KEYS; i++) slots[i] = i;
     for (int i = 0; i < KEYS / BLOCK; i++) table[i] = i;
-    folio_attention_desc ad = FOLIO_WITH(folio_attention_desc, .num_heads = HEADS,
-                                         .k_head_size = SIZE, .dtype = c->dtype);
-    CHECK_OK(folio_attention_create(ctx, &ad, &attention));
-    folio_kv_cache_desc cd = FOLIO_WITH(
-        folio_kv_cache_desc, .num_layers = 1, .num_blocks = KEYS / BLOCK, .block_size = BLOCK,
-        .num_kv_heads = HEADS, .k_head_size = SIZE, .dtype = c->dtype);
-    CHECK_OK(folio_kv_cache_create(ctx, &cd, &cache));
+    CHECK_OK(KIT_LAYER_OPEN(ctx, &l, .num_heads = HEADS, .k_head_size = SIZE, .dtype = c->dtype,
+                            .num_blocks = KEYS / BLOCK, .block_size = BLOCK,
+                            .max_query_tokens = c->rows, .max_seq_len = KEYS));
     folio_kv_write write = FOLIO_WITH(folio_kv_write, .k = {c->k, c->dtype, KEYS, 0, 0},
                                       .v = {c->v, c->dtype, KEYS, 0, 0}, .slots = slots);
-    CHECK_OK(folio_kv_cache_write(cache, 0, &write, NULL));
-    folio_batch_desc bd = {.struct_size = sizeof bd, .block_size = BLOCK};
-    CHECK_OK(folio_batch_create(ctx, &bd, &batch));
+    CHECK_OK(folio_kv_cache_write(l.cache, 0, &write, NULL));
     folio_batch_seq seq =
         FOLIO_WITH(folio_batch_seq, .query_len = (int32_t)c->rows, .seq_len = KEYS,
                    .block_table = table, .num_blocks = KEYS / BLOCK);
-    CHECK_OK(folio_batch_add(batch, &seq));
-    folio_attention *list[] = {attention};
-    folio_plan_desc pd = FOLIO_WITH(folio_plan_desc, .attentions = list, .num_attentions = 1,
-                                    .block_size = BLOCK, .num_blocks = KEYS / BLOCK, .max_seqs = 1,
-                                    .max_query_tokens = c->rows, .max_seq_len = KEYS);
-    CHECK_OK(folio_plan_create(ctx, &pd, &plan));
-    CHECK_OK(folio_plan_update(plan, batch, NULL));
+    CHECK_OK(folio_batch_add(l.batch, &seq));
+    CHECK_OK(folio_plan_update(l.plan, l.batch, NULL));
     folio_tensors t =
         FOLIO_WITH(folio_tensors, .q = {c->q, 0, c->rows, 0, 0}, .out = {out, 0, c->rows, 0, 0},
                    .lse = a->lse, .bias = {c->bias, FOLIO_F32, {1, 1, 1, KEYS}, {0, 0, 0, 1}});
-    CHECK_OK(folio_attention_forward(plan, 0, FOLIO_ATTENTION_DECODER, cache, 0, &t, NULL));
+    CHECK_OK(folio_attention_forward(l.plan, 0, FOLIO_ATTENTION_DECODER, l.cache, 0, &t, NULL));
     for (int64_t i = 0; i < c->rows * HEADS * SIZE; i++) a->out[i] = kit_load(c->dtype, out, i);
-    folio_plan_destroy(plan);
-    folio_batch_destroy(batch);
-    folio_kv_cache_destroy(cache);
-    folio_attention_destroy(attention);
+    kit_layer_close(&l);
     folio_context_destroy(ctx);
 }
 

@@ -6,6 +6,7 @@
 #define _DEFAULT_SOURCE /* MAP_ANONYMOUS, MAP_NORESERVE */
 #endif
 
+#include "kit/layer.h"
 #include "support.h"
 
 #include <math.h>
@@ -74,39 +75,22 @@ static void check_prompt_row(int64_t row, int64_t window, const float *out, floa
 }
 
 typedef struct {
-    folio_context *ctx;
-    folio_attention *attention;
-    folio_kv_cache *cache;
-    folio_batch *batch;
-    folio_plan *plan;
+    kit_layer l;
     float *q, *k, *v, *out, *lse;
 } prompt;
 
 static void open_prompt(prompt *p, int64_t tokens, int64_t window)
 {
-    folio_attention_desc attention =
-        FOLIO_WITH(folio_attention_desc, .num_heads = 1, .k_head_size = SIZE, .dtype = FOLIO_F32,
-                   .windowed = window > 0, .window_left = window - 1);
-    CHECK_OK(folio_attention_create(p->ctx, &attention, &p->attention));
-    folio_kv_cache_desc cache =
-        FOLIO_WITH(folio_kv_cache_desc, .num_blocks = tokens / BLOCK, .num_layers = 1,
-                   .block_size = BLOCK, .num_kv_heads = 1, .k_head_size = SIZE, .dtype = FOLIO_F32);
-    CHECK_OK(folio_kv_cache_create(p->ctx, &cache, &p->cache));
-    folio_batch_desc batch = FOLIO_WITH(folio_batch_desc, .block_size = BLOCK, .max_seqs = 1,
-                                        .max_query_tokens = tokens, .max_blocks = tokens / BLOCK);
-    CHECK_OK(folio_batch_create(p->ctx, &batch, &p->batch));
-    int32_t *table = malloc((size_t)(tokens / BLOCK) * sizeof *table);
-    for (int64_t b = 0; b < tokens / BLOCK; b++) table[b] = (int32_t)(tokens / BLOCK - 1 - b);
+    int64_t blocks = tokens / BLOCK;
+    CHECK_OK(KIT_LAYER_OPEN(p->l.ctx, &p->l, .num_heads = 1, .k_head_size = SIZE, .window = window,
+                            .num_blocks = blocks, .block_size = BLOCK, .max_seq_len = tokens,
+                            .flags = FOLIO_PLAN_NO_WORKSPACE));
+    int32_t *table = malloc((size_t)blocks * sizeof *table);
+    for (int64_t b = 0; b < blocks; b++) table[b] = (int32_t)(blocks - 1 - b);
     folio_batch_seq seq = FOLIO_WITH(folio_batch_seq, .query_len = tokens, .seq_len = tokens,
-                                     .block_table = table, .num_blocks = tokens / BLOCK);
-    CHECK_OK(folio_batch_add(p->batch, &seq));
+                                     .block_table = table, .num_blocks = blocks);
+    CHECK_OK(folio_batch_add(p->l.batch, &seq));
     free(table);
-    folio_attention *list = p->attention;
-    folio_plan_desc plan =
-        FOLIO_WITH(folio_plan_desc, .attentions = &list, .num_attentions = 1, .block_size = BLOCK,
-                   .num_blocks = tokens / BLOCK, .max_seqs = 1, .max_query_tokens = tokens,
-                   .max_seq_len = tokens, .flags = FOLIO_PLAN_NO_WORKSPACE);
-    CHECK_OK(folio_plan_create(p->ctx, &plan, &p->plan));
     float **tensors[3] = {&p->q, &p->k, &p->v};
     for (int t = 0; t < 3; t++) {
         *tensors[t] = malloc((size_t)(tokens * SIZE) * sizeof(float));
@@ -119,11 +103,8 @@ static void open_prompt(prompt *p, int64_t tokens, int64_t window)
 
 static void close_prompt(prompt *p)
 {
-    folio_plan_destroy(p->plan);
-    folio_batch_destroy(p->batch);
-    folio_kv_cache_destroy(p->cache);
-    folio_attention_destroy(p->attention);
-    folio_context_destroy(p->ctx);
+    kit_layer_close(&p->l);
+    folio_context_destroy(p->l.ctx);
     float *arrays[] = {p->q, p->k, p->v, p->out, p->lse};
     for (int n = 0; n < 5; n++) free(arrays[n]);
 }
@@ -133,24 +114,24 @@ static void run_prompt(const char *backend, int64_t tokens, int64_t window)
 {
     capped memory = {.cap = SIZE_MAX};
     folio_allocator allocator = {capped_alloc, capped_free, &memory};
-    prompt p = {.ctx = support_context(backend, 2, &allocator)};
-    REQUIRE_TEST(p.ctx);
+    prompt p = {.l.ctx = support_context(backend, 2, &allocator)};
+    REQUIRE_TEST(p.l.ctx);
     open_prompt(&p, tokens, window);
     size_t bytes = 0;
-    CHECK_OK(folio_plan_get_workspace_size(p.plan, &bytes));
+    CHECK_OK(folio_plan_get_workspace_size(p.l.plan, &bytes));
     /* Rows x head size x splits at the very most; query x keys would be 64 GiB at 128k. */
     CHECK_MSG(bytes <= (size_t)tokens * 1024, "%s: workspace of %zu bytes", backend, bytes);
     memory.cap = memory.live + bytes;
     void *workspace = capped_alloc(&memory, bytes, 64);
     REQUIRE_TEST(workspace);
-    CHECK_OK(folio_plan_update(p.plan, p.batch, NULL));
+    CHECK_OK(folio_plan_update(p.l.plan, p.l.batch, NULL));
     folio_tensors t = {.struct_size = sizeof t, .lse = p.lse};
     t.q = (folio_tensor){.data = p.q, .tokens = tokens};
     t.k = (folio_tensor){.data = p.k, .tokens = tokens};
     t.v = (folio_tensor){.data = p.v, .tokens = tokens};
     t.out = (folio_tensor){.data = p.out, .tokens = tokens};
     folio_run run = {.struct_size = sizeof run, .workspace = workspace, .workspace_size = bytes};
-    CHECK_OK(folio_attention_forward(p.plan, 0, FOLIO_ATTENTION_DECODER, p.cache, 0, &t, &run));
+    CHECK_OK(folio_attention_forward(p.l.plan, 0, FOLIO_ATTENTION_DECODER, p.l.cache, 0, &t, &run));
     CHECK_INT(memory.refused, 0);
     const int64_t rows[] = {0, 1, 511, 512, 1023, tokens / 2, tokens - 513, tokens - 2, tokens - 1};
     for (int n = 0; n < COUNT_OF(rows); n++)
@@ -187,43 +168,23 @@ typedef struct {
     float out[ROWS][HEADS][SIZE], lse[ROWS][HEADS];
 } answer;
 
-static folio_attention *make_attention(folio_context *ctx, folio_dtype kv_dtype)
-{
-    folio_attention_desc desc =
-        FOLIO_WITH(folio_attention_desc, .num_heads = HEADS, .num_kv_heads = 1, .k_head_size = SIZE,
-                   .dtype = FOLIO_F32, .kv_dtype = kv_dtype);
-    folio_attention *attention = NULL;
-    CHECK_OK(folio_attention_create(ctx, &desc, &attention));
-    return attention;
-}
-
 /* A plan for one sequence of 40 keys in these blocks, the last three of them new. */
-static folio_plan *make_plan(folio_context *ctx, folio_attention *attention, int64_t num_blocks,
-                             const int32_t *table)
+static void open_layer(kit_layer *l, folio_context *ctx, folio_dtype kv_dtype, const int32_t *table)
 {
-    folio_batch_desc batch_desc = FOLIO_WITH(folio_batch_desc, .block_size = BLOCK, .max_seqs = 1,
-                                             .max_query_tokens = ROWS, .max_blocks = TABLE);
-    folio_batch *batch = NULL;
-    CHECK_OK(folio_batch_create(ctx, &batch_desc, &batch));
+    CHECK_OK(KIT_LAYER_OPEN(ctx, l, .num_heads = HEADS, .num_kv_heads = 1, .k_head_size = SIZE,
+                            .kv_dtype = kv_dtype, .max_query_tokens = ROWS, .max_seq_len = KEYS));
     folio_batch_seq seq = FOLIO_WITH(folio_batch_seq, .query_len = ROWS, .seq_len = KEYS,
                                      .block_table = table, .num_blocks = TABLE);
-    CHECK_OK(folio_batch_add(batch, &seq));
-    folio_plan_desc plan_desc = FOLIO_WITH(
-        folio_plan_desc, .attentions = &attention, .num_attentions = 1, .block_size = BLOCK,
-        .num_blocks = num_blocks, .max_seqs = 1, .max_query_tokens = ROWS, .max_seq_len = KEYS);
-    folio_plan *plan = NULL;
-    CHECK_OK(folio_plan_create(ctx, &plan_desc, &plan));
-    CHECK_OK(folio_plan_update(plan, batch, NULL));
-    folio_batch_destroy(batch);
-    return plan;
+    CHECK_OK(folio_batch_add(l->batch, &seq));
+    CHECK_OK(folio_plan_update(l->plan, l->batch, NULL));
 }
 
 /* Stores the context and attends. With a stride the rows of q and out lie that far apart. */
-static void attend(folio_context *ctx, folio_kv_cache *cache, int64_t num_blocks, folio_dtype dtype,
+static void attend(folio_context *ctx, folio_kv_cache *cache, folio_dtype dtype,
                    const int32_t *table, int64_t stride, answer *got)
 {
-    folio_attention *attention = make_attention(ctx, dtype);
-    folio_plan *plan = make_plan(ctx, attention, num_blocks, table);
+    kit_layer l = {.cache = cache};
+    open_layer(&l, ctx, dtype, table);
     float k[KEYS][SIZE], v[KEYS][SIZE], q[ROWS][HEADS][SIZE];
     int64_t slots[KEYS];
     for (int64_t j = 0; j < KEYS; j++) slots[j] = (int64_t)table[j / BLOCK] * BLOCK + j % BLOCK;
@@ -242,13 +203,13 @@ static void attend(folio_context *ctx, folio_kv_cache *cache, int64_t num_blocks
     t.out =
         (folio_tensor){far_out ? far_out : &got->out[0][0][0], 0, ROWS, far_out ? stride : 0, 0};
     for (int i = 0; far_q && i < ROWS; i++) memcpy(far_q + i * stride, q[i], sizeof q[i]);
-    CHECK_OK(folio_attention_forward(plan, 0, FOLIO_ATTENTION_DECODER, cache, 0, &t, NULL));
+    CHECK_OK(folio_attention_forward(l.plan, 0, FOLIO_ATTENTION_DECODER, cache, 0, &t, NULL));
     for (int i = 0; far_out && i < ROWS; i++)
         memcpy(got->out[i], far_out + i * stride, sizeof got->out[i]);
     if (far_q) munmap(far_q, bytes);
     if (far_out) munmap(far_out, bytes);
-    folio_plan_destroy(plan);
-    folio_attention_destroy(attention);
+    l.cache = NULL; /* the caller's */
+    kit_layer_close(&l);
 }
 
 static folio_kv_cache_desc cache_desc(int64_t num_blocks, folio_dtype dtype, folio_layout layout)
@@ -265,7 +226,7 @@ static void small_answer(folio_context *ctx, folio_dtype dtype, answer *expected
     folio_kv_cache_desc desc = cache_desc(4, dtype, FOLIO_LAYOUT_NATIVE);
     folio_kv_cache *cache = NULL;
     CHECK_OK(folio_kv_cache_create(ctx, &desc, &cache));
-    attend(ctx, cache, 4, dtype, table, 0, expected);
+    attend(ctx, cache, dtype, table, 0, expected);
     CHECK(isfinite(expected->out[2][1][7]));
     folio_kv_cache_destroy(cache);
 }
@@ -297,7 +258,7 @@ static void check_high_blocks(folio_context *ctx, folio_layout layout, folio_dty
     CHECK_OK(folio_kv_cache_wrap(ctx, &desc, &memory, &cache));
     if (cache) {
         const int32_t table[TABLE] = {(int32_t)num_blocks - 1, 1 << 24, (int32_t)num_blocks - 7};
-        attend(ctx, cache, num_blocks, dtype, table, 0, &got);
+        attend(ctx, cache, dtype, table, 0, &got);
         CHECK_MSG(memcmp(&got, &expected, sizeof got) == 0, "%s %s: high blocks differ",
                   folio_layout_name(layout), folio_dtype_name(dtype));
         /* An index cut to 32 bits would have landed among the first blocks. */
@@ -335,7 +296,7 @@ BACKEND_TEST(scale, strides_past_2_31_elements)
                        .k_strides = strides, .v_strides = strides);
         CHECK_OK(folio_kv_cache_wrap(ctx, &desc, &memory, &cache));
         const int32_t table[TABLE] = {3, 1, 2};
-        if (cache) attend(ctx, cache, 4, FOLIO_F32, table, 0, &got);
+        if (cache) attend(ctx, cache, FOLIO_F32, table, 0, &got);
         CHECK(cache && memcmp(&got, &expected, sizeof got) == 0);
         CHECK(is_zero(k_base, 1 << 20) && is_zero(v_base, 1 << 20));
     }
@@ -352,7 +313,7 @@ BACKEND_TEST(scale, rows_past_2_31_elements)
     folio_kv_cache_desc desc = cache_desc(4, FOLIO_F32, FOLIO_LAYOUT_NATIVE);
     folio_kv_cache *cache = NULL;
     CHECK_OK(folio_kv_cache_create(ctx, &desc, &cache));
-    attend(ctx, cache, 4, FOLIO_F32, table, ((int64_t)1 << 30) + 17, &got);
+    attend(ctx, cache, FOLIO_F32, table, ((int64_t)1 << 30) + 17, &got);
     CHECK(memcmp(&got, &expected, sizeof got) == 0);
     folio_kv_cache_destroy(cache);
 }
@@ -363,32 +324,18 @@ TEST(scale, sequence_of_2_31_tokens)
     enum { LONG_BLOCK = 4096, QUERIES = 16 };
     const int64_t seq_len = INT32_MAX, blocks = seq_len / LONG_BLOCK + 1;
     folio_context *ctx = support_context("cpu", 2, NULL);
-    folio_attention_desc a = {.struct_size = sizeof a, .num_heads = 1, .k_head_size = SIZE};
-    a.dtype = FOLIO_F32;
-    a.windowed = 1;
-    a.window_left = QUERIES - 1;
-    folio_kv_cache_desc c = cache_desc(4, FOLIO_F32, FOLIO_LAYOUT_NATIVE);
-    c.block_size = LONG_BLOCK;
-    folio_batch_desc b = {.struct_size = sizeof b, .block_size = LONG_BLOCK};
-    folio_attention *attention = NULL;
-    folio_kv_cache *cache = NULL;
-    folio_batch *batch = NULL;
-    folio_plan *plan = NULL;
-    CHECK_OK(folio_attention_create(ctx, &a, &attention));
-    CHECK_OK(folio_kv_cache_create(ctx, &c, &cache));
-    CHECK_OK(folio_batch_create(ctx, &b, &batch));
-    folio_plan_desc p = FOLIO_WITH(folio_plan_desc, .attentions = &attention, .num_attentions = 1,
-                                   .block_size = LONG_BLOCK, .num_blocks = 4, .max_seqs = 1,
-                                   .max_query_tokens = QUERIES, .max_seq_len = seq_len);
-    CHECK_OK(folio_plan_create(ctx, &p, &plan));
+    kit_layer l = {0};
+    CHECK_OK(KIT_LAYER_OPEN(ctx, &l, .num_heads = 1, .k_head_size = SIZE, .window = QUERIES,
+                            .num_blocks = 4, .block_size = LONG_BLOCK, .max_query_tokens = QUERIES,
+                            .max_seq_len = seq_len));
     int32_t *table = malloc((size_t)blocks * sizeof *table);
-    REQUIRE_TEST(table != NULL && plan != NULL);
+    REQUIRE_TEST(table != NULL && l.plan != NULL);
     for (int64_t i = 0; i < blocks; i++) table[i] = FOLIO_NO_BLOCK;
     table[blocks - 1] = 2;
     folio_batch_seq s = {.struct_size = sizeof s, .query_len = QUERIES, .seq_len = seq_len};
     s.block_table = table;
     s.num_blocks = blocks;
-    CHECK_OK(folio_batch_add(batch, &s));
+    CHECK_OK(folio_batch_add(l.batch, &s));
     /* The 16 tokens before are cached with v = 1, the new ones bring v = 3; q = 0 averages them. */
     static float q[QUERIES][SIZE], k[QUERIES][SIZE], v[QUERIES][SIZE], out[QUERIES][SIZE];
     int64_t slots[QUERIES];
@@ -399,21 +346,18 @@ TEST(scale, sequence_of_2_31_tokens)
     folio_kv_write w = {.struct_size = sizeof w, .slots = slots};
     w.k = (folio_tensor){k, FOLIO_F32, QUERIES, 0, 0};
     w.v = (folio_tensor){v, FOLIO_F32, QUERIES, 0, 0};
-    CHECK_OK(folio_kv_cache_write(cache, 0, &w, NULL));
+    CHECK_OK(folio_kv_cache_write(l.cache, 0, &w, NULL));
     for (int i = 0; i < QUERIES; i++)
         for (int d = 0; d < SIZE; d++) v[i][d] = 3;
-    CHECK_OK(folio_plan_update(plan, batch, NULL));
+    CHECK_OK(folio_plan_update(l.plan, l.batch, NULL));
     folio_tensors t = {.struct_size = sizeof t, .k = w.k, .v = w.v};
     t.q = (folio_tensor){q, FOLIO_F32, QUERIES, 0, 0};
     t.out = (folio_tensor){out, FOLIO_F32, QUERIES, 0, 0};
-    CHECK_OK(folio_attention_forward(plan, 0, FOLIO_ATTENTION_DECODER, cache, 0, &t, NULL));
+    CHECK_OK(folio_attention_forward(l.plan, 0, FOLIO_ATTENTION_DECODER, l.cache, 0, &t, NULL));
     for (int i = 0; i < QUERIES; i++)
         CHECK_MSG(fabs((double)out[i][0] - (1 + 2 * (i + 1) / 16.0)) < 1e-6, "row %d is %g", i,
                   (double)out[i][0]);
     free(table);
-    folio_plan_destroy(plan);
-    folio_batch_destroy(batch);
-    folio_kv_cache_destroy(cache);
-    folio_attention_destroy(attention);
+    kit_layer_close(&l);
     folio_context_destroy(ctx);
 }

@@ -4,6 +4,7 @@
  * past 2^31 elements. Addresses are computed here once more, from the drawings in the header.
  */
 #define _DEFAULT_SOURCE /* MAP_ANONYMOUS, MAP_NORESERVE */
+#include "kit/layer.h"
 #include "support.h"
 
 #include <math.h>
@@ -569,31 +570,20 @@ static void *sparse_memory(size_t bytes)
 static void attend(folio_context *ctx, folio_kv_cache *cache, const folio_kv_cache_desc *c,
                    const int32_t *blocks, float *out)
 {
-    folio_attention_desc ad = FOLIO_WITH(folio_attention_desc, .num_heads = 1, .k_head_size = 8,
-                                         .dtype = FOLIO_F32, .kv_dtype = c->dtype);
-    folio_attention *attention = NULL;
-    CHECK_OK(folio_attention_create(ctx, &ad, &attention));
-    folio_attention *list[1] = {attention};
-    folio_plan_desc pd = FOLIO_WITH(folio_plan_desc, .attentions = list, .num_attentions = 1,
-                                    .block_size = c->block_size, .num_blocks = c->num_blocks,
-                                    .max_seqs = 1, .max_query_tokens = 1, .max_seq_len = 64);
-    folio_batch_desc bd = {.struct_size = sizeof bd, .block_size = c->block_size};
+    kit_layer l = {.cache = cache};
+    CHECK_OK(KIT_LAYER_OPEN(ctx, &l, .num_heads = 1, .k_head_size = 8, .kv_dtype = c->dtype,
+                            .max_query_tokens = 1, .max_seq_len = 64));
     folio_batch_seq seq = FOLIO_WITH(folio_batch_seq, .query_len = 1, .seq_len = 37,
                                      .block_table = blocks, .num_blocks = 3);
-    folio_plan *plan = NULL;
-    folio_batch *batch = NULL;
-    CHECK_OK(folio_plan_create(ctx, &pd, &plan));
-    CHECK_OK(folio_batch_create(ctx, &bd, &batch));
-    CHECK_OK(folio_batch_add(batch, &seq));
-    CHECK_OK(folio_plan_update(plan, batch, NULL));
+    CHECK_OK(folio_batch_add(l.batch, &seq));
+    CHECK_OK(folio_plan_update(l.plan, l.batch, NULL));
     float q[8];
     support_fill(q, 8, 5, 0.01f);
     folio_tensors t =
         FOLIO_WITH(folio_tensors, .q = {.data = q, .tokens = 1}, .out = {.data = out, .tokens = 1});
-    CHECK_OK(folio_attention_forward(plan, 0, FOLIO_ATTENTION_DECODER, cache, 0, &t, NULL));
-    folio_plan_destroy(plan);
-    folio_batch_destroy(batch);
-    folio_attention_destroy(attention);
+    CHECK_OK(folio_attention_forward(l.plan, 0, FOLIO_ATTENTION_DECODER, cache, 0, &t, NULL));
+    l.cache = NULL; /* the caller's */
+    kit_layer_close(&l);
 }
 
 /* 2^24 + 2 blocks of 16 x 8 bytes: K alone has more than 2^31 elements. */
