@@ -192,7 +192,6 @@ static void print_levels(const folio_backend_info *info)
 
 typedef struct kernel_lines {
     int count;
-    bool any_size;
     char any[MAX_KERNEL_NAME]; /* the kernel of f32 queries on this KV type */
 } kernel_lines;
 
@@ -207,14 +206,12 @@ static void print_kernel(void *to, folio_dtype q, folio_dtype kv, const char *na
     snprintf(types, sizeof types, "%s%s", folio_dtype_name(kv), first ? "" : ", q ");
     if (!first) strncat(types, folio_dtype_name(q), sizeof types - strlen(types) - 1);
     printf("  %-10s %-16s %s\n", lines->count++ == 0 ? "kernels" : "", types, name);
-    lines->any_size = lines->any_size || strstr(name, "_d0_") != NULL;
 }
 
 static void print_kernels(const char *backend)
 {
     kernel_lines lines = {.count = 0};
     each_kernel(backend, &lines, print_kernel);
-    if (lines.any_size) printf("  %-10s (d0: any head size)\n", "");
 }
 
 static void print_backend(const folio_backend_info *info)

@@ -59,14 +59,12 @@ done
 # Every level that is here gives a context; the default is one of them, FOLIO_CPU caps it.
 env -u FOLIO_CPU "$folio" info > out
 check "info has one default level of cpu" test "$(grep -c 'the default: the fastest here' out)" -eq 1
-check "info names the kernel of every KV type" test "$(grep -c ' attend_[a-z0-9]*_d[0-9]*_' out)" -ge 6
+check "info names the kernel of every KV type" test "$(grep -c ' attend_[a-z0-9]*_' out)" -ge 6
 check "info: kernels stand in one column" \
     test "$(awk '/ attend_/ { print index($0, " attend_") }' out | sort -u | wc -l)" -eq 1
-check "info says what d0 in a kernel's name means" \
-    test "$(grep -c '_d0_' out)" -eq 0 -o "$(grep -c ' (d0: any head size)$' out)" -eq 1
 FOLIO_CPU=scalar "$folio" info > out
 check "info says what FOLIO_CPU did" grep -q ' scalar  *the default, capped by FOLIO_CPU$' out
-check "info names the kernels of the cap" test "$(grep -c ' attend_[a-z0-9]*_d[0-9]*_scalar$' out)" -ge 6
+check "info names the kernels of the cap" test "$(grep -c ' attend_[a-z0-9]*_scalar$' out)" -ge 6
 check "info names no others" test "$(grep -c ' attend_' out)" -eq "$(grep -c '_scalar$' out)"
 for cap in sse9 SCALAR 'scalar ' double; do
     for format in text json; do

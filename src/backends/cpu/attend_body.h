@@ -82,23 +82,22 @@ INLINE void score_block(const int R, const int N, const float *q, int32_t steps,
 {
     vec acc[MAX_ROWS][4];
     const float *k[4];
-    UNROLL for (int r = 0; r < R; r++) UNROLL for (int v = 0; v < N; v++) acc[r][v] =
-        vec_set1(0.0f);
-    UNROLL for (int v = 0; v < N; v++) k[v] =
-        t->k[(first + v) * LANES / SUB] + (first + v) * LANES % SUB;
+    UNROLL_FOR (int r = 0; r < R; r++)
+        UNROLL_FOR (int v = 0; v < N; v++) acc[r][v] = vec_set1(0.0f);
+    UNROLL_FOR (int v = 0; v < N; v++)
+        k[v] = t->k[(first + v) * LANES / SUB] + (first + v) * LANES % SUB;
     for (int32_t d = 0; d < steps; d++) {
         vec b[4];
         /* few rows wait for memory, not for arithmetic: a line for each line of K, and of V below, evenly */
         if (R <= 4) fetch_ahead(next, N * LANES / SUB);
-        UNROLL for (int v = 0; v < N; v++) b[v] = vec_load(k[v] + d * SUB);
-        UNROLL for (int r = 0; r < R; r++)
-        {
+        UNROLL_FOR (int v = 0; v < N; v++) b[v] = vec_load(k[v] + d * SUB);
+        UNROLL_FOR (int r = 0; r < R; r++) {
             vec a = vec_set1(q[d * R + r]);
-            UNROLL for (int v = 0; v < N; v++) acc[r][v] = MAC(acc[r][v], a, b[v]);
+            UNROLL_FOR (int v = 0; v < N; v++) acc[r][v] = MAC(acc[r][v], a, b[v]);
         }
     }
-    UNROLL for (int r = 0; r < R; r++) UNROLL for (int v = 0; v < N; v++)
-        vec_store(s + r * TILE + (first + v) * LANES, acc[r][v]);
+    UNROLL_FOR (int r = 0; r < R; r++)
+        UNROLL_FOR (int v = 0; v < N; v++) vec_store(s + r * TILE + (first + v) * LANES, acc[r][v]);
 }
 
 /* out += p x V for R rows, n vectors of dims: rows (or pairs) [begin, end) of v, `stride` apart. */
@@ -106,20 +105,19 @@ INLINE void value_block(const int R, const int N, const float *p, const float *v
                         int32_t begin, int32_t end, ahead *next, float *out, int64_t out_stride)
 {
     vec acc[MAX_ROWS][4];
-    UNROLL for (int r = 0; r < R; r++) UNROLL for (int i = 0; i < N; i++) acc[r][i] =
-        vec_load(out + r * out_stride + i * LANES);
+    UNROLL_FOR (int r = 0; r < R; r++)
+        UNROLL_FOR (int i = 0; i < N; i++) acc[r][i] = vec_load(out + r * out_stride + i * LANES);
     for (int32_t j = begin; j < end; j++) {
         vec b[4];
         if (R <= 4) fetch_ahead(next, N * LANES / SUB);
-        UNROLL for (int i = 0; i < N; i++) b[i] = vec_load(v + j * stride + i * LANES);
-        UNROLL for (int r = 0; r < R; r++)
-        {
+        UNROLL_FOR (int i = 0; i < N; i++) b[i] = vec_load(v + j * stride + i * LANES);
+        UNROLL_FOR (int r = 0; r < R; r++) {
             vec a = vec_set1(p[r * TILE + j]);
-            UNROLL for (int i = 0; i < N; i++) acc[r][i] = MAC(acc[r][i], a, b[i]);
+            UNROLL_FOR (int i = 0; i < N; i++) acc[r][i] = MAC(acc[r][i], a, b[i]);
         }
     }
-    UNROLL for (int r = 0; r < R; r++) UNROLL for (int i = 0; i < N; i++)
-        vec_store(out + r * out_stride + i * LANES, acc[r][i]);
+    UNROLL_FOR (int r = 0; r < R; r++)
+        UNROLL_FOR (int i = 0; i < N; i++) vec_store(out + r * out_stride + i * LANES, acc[r][i]);
 }
 
 typedef struct {
@@ -185,8 +183,7 @@ INLINE bool softmax_row(const folioi_attend_args *a, const bool options, const b
     vec x[VECS];
     vec top = vec_set1(-INFINITY), bottom = vec_set1(INFINITY), scale = vec_set1(a->scale);
     if (whole) first = 0, last = VECS;
-    UNROLL_IF_CONSTANT for (int32_t i = first; i < last; i++)
-    {
+    UNROLL_FOR_IF_CONSTANT (int32_t i = first; i < last; i++) {
         x[i] = vec_mul(vec_load(s + i * LANES), scale);
         if (scaled) x[i] = vec_mul(x[i], vec_load(t->k_scale + i * LANES));
         if (options) x[i] = add_options(a, r, t->t0 + (int64_t)i * LANES, x[i]);
@@ -211,14 +208,12 @@ INLINE bool softmax_row(const folioi_attend_args *a, const bool options, const b
     float max = largest > -INFINITY ? raise_max(a, r, largest) : 0.0f;
     /* the difference first: it is exact near the maximum, however large the two are */
     vec sum = vec_set1(0.0f), base = vec_set1(max), log2e = vec_set1(LOG2E);
-    UNROLL_IF_CONSTANT for (int32_t i = first; i < last; i++)
-    {
+    UNROLL_FOR_IF_CONSTANT (int32_t i = first; i < last; i++) {
         x[i] = vec_exp2(vec_mul(vec_sub(x[i], base), log2e));
         sum = vec_add(sum, x[i]);
     }
     a->state.sum[r] += vec_sum(sum);
-    UNROLL_IF_CONSTANT for (int32_t i = first; i < last; i++)
-    {
+    UNROLL_FOR_IF_CONSTANT (int32_t i = first; i < last; i++) {
         if (scaled) { /* the scale of a hidden key may be NaN */
             x[i] = vec_mul(x[i], vec_load(t->v_scale + i * LANES));
             if (some) x[i] = vec_without(x[i], hidden->word[i * LANES / 64] >> (i * LANES % 64));

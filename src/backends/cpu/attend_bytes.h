@@ -15,20 +15,22 @@ INLINE void score_bytes(const folioi_attend_args *a, const int R, const int kv, 
     const byte_table table = byte_table_of(kv);
     for (int first = 0; first < SUBS; first += 4) {
         vec acc[4][4];
-        UNROLL for (int r = 0; r < R; r++) UNROLL for (int i = 0; i < 4; i++) acc[r][i] =
-            vec_set1(0.0f);
+        UNROLL_FOR (int r = 0; r < R; r++)
+            UNROLL_FOR (int i = 0; i < 4; i++) acc[r][i] = vec_set1(0.0f);
         for (int32_t d = 0; d < a->k_dims / 4; d++) {
             fetch_ahead(&t->next, 4);
-            UNROLL for (int i = 0; i < 4; i++)
-            {
+            UNROLL_FOR (int i = 0; i < 4; i++) {
                 vec pair[2];
                 vec_pairs_of_fours(&table, kv, (const char *)t->ptrs.k[first + i] + d * 64, pair);
-                UNROLL for (int half = 0; half < 2; half++) UNROLL for (int r = 0; r < R; r++)
-                    acc[r][i] = vec_dot(acc[r][i], vec_set1(q[(2 * d + half) * R + r]), pair[half]);
+                UNROLL_FOR (int half = 0; half < 2; half++)
+                    UNROLL_FOR (int r = 0; r < R; r++)
+                        acc[r][i] =
+                            vec_dot(acc[r][i], vec_set1(q[(2 * d + half) * R + r]), pair[half]);
             }
         }
-        UNROLL for (int r = 0; r < R; r++) UNROLL for (int i = 0; i < 4; i++)
-            vec_store(s + r * TILE + (first + i) * SUB, acc[r][i]);
+        UNROLL_FOR (int r = 0; r < R; r++)
+            UNROLL_FOR (int i = 0; i < 4; i++)
+                vec_store(s + r * TILE + (first + i) * SUB, acc[r][i]);
     }
 }
 
@@ -38,23 +40,24 @@ INLINE void value_bytes_at(const folioi_attend_args *a, const int R, const int N
 {
     int32_t width = a->v_dims;
     vec acc[4][4];
-    UNROLL for (int r = 0; r < R; r++) UNROLL for (int i = 0; i < N; i++) acc[r][i] =
-        vec_load(out + r * width + d + i * LANES);
-    if (N == 4) UNROLL for (int r = 0; r < R; r++) vec_quarters(acc[r]);
+    UNROLL_FOR (int r = 0; r < R; r++)
+        UNROLL_FOR (int i = 0; i < N; i++) acc[r][i] = vec_load(out + r * width + d + i * LANES);
+    if (N == 4)
+        UNROLL_FOR (int r = 0; r < R; r++) vec_quarters(acc[r]);
     for (int32_t j = 0; j < TILE / 2; j++) {
         const char *row = (const char *)t->ptrs.v[j / 8] + (int64_t)(j % 8) * 2 * width + d;
         vec pair[4];
         vec_pairs_of_rows(table, kv, N, N == 1, row, row + width, pair);
         fetch_ahead(&t->next, N == 4 ? 2 : 1);
-        UNROLL for (int r = 0; r < R; r++)
-        {
+        UNROLL_FOR (int r = 0; r < R; r++) {
             vec w = vec_set1(p[r * TILE + j]);
-            UNROLL for (int i = 0; i < N; i++) acc[r][i] = vec_dot(acc[r][i], w, pair[i]);
+            UNROLL_FOR (int i = 0; i < N; i++) acc[r][i] = vec_dot(acc[r][i], w, pair[i]);
         }
     }
-    if (N == 4) UNROLL for (int r = 0; r < R; r++) vec_quarters(acc[r]);
-    UNROLL for (int r = 0; r < R; r++) UNROLL for (int i = 0; i < N; i++)
-        vec_store(out + r * width + d + i * LANES, acc[r][i]);
+    if (N == 4)
+        UNROLL_FOR (int r = 0; r < R; r++) vec_quarters(acc[r]);
+    UNROLL_FOR (int r = 0; r < R; r++)
+        UNROLL_FOR (int i = 0; i < N; i++) vec_store(out + r * width + d + i * LANES, acc[r][i]);
 }
 
 INLINE void value_bytes(const folioi_attend_args *a, const int R, const int kv, tile *t,
@@ -71,24 +74,24 @@ INLINE void value_bytes(const folioi_attend_args *a, const int R, const int kv, 
     static void score_bytes_##R##_##type(const folioi_attend_args *a, tile *t, const float *q,     \
                                          float *s)                                                 \
     {                                                                                              \
-        score_bytes(a, R, KV_##type, t, q, s);                                                     \
+        score_bytes(a, R, FOLIO_##type, t, q, s);                                                  \
     }                                                                                              \
     static void value_bytes_##R##_##type(const folioi_attend_args *a, tile *t, const float *p,     \
                                          float *out)                                               \
     {                                                                                              \
-        value_bytes(a, R, KV_##type, t, p, out);                                                   \
+        value_bytes(a, R, FOLIO_##type, t, p, out);                                                \
     }
 #define BYTE_SIZES(X, type) X(4, type) X(2, type) X(1, type)
-BYTE_SIZES(BYTE_FN, e4m3)
-BYTE_SIZES(BYTE_FN, e5m2)
-BYTE_SIZES(BYTE_FN, int8)
+BYTE_SIZES(BYTE_FN, FP8_E4M3)
+BYTE_SIZES(BYTE_FN, FP8_E5M2)
+BYTE_SIZES(BYTE_FN, INT8)
 #undef BYTE_FN
 
 /* The block's scores, or its products: of one KV type, by the number of rows. */
 #define BYTE_CASE(R, type)                                                                         \
-    if (t->kv == (folio_dtype)KV_##type && b->rows == R) BYTE_CALL(R, type);
+    if (t->kv == FOLIO_##type && b->rows == R) BYTE_CALL(R, type);
 #define BYTE_CASES                                                                                 \
-    BYTE_SIZES(BYTE_CASE, e4m3) BYTE_SIZES(BYTE_CASE, e5m2) BYTE_SIZES(BYTE_CASE, int8)
+    BYTE_SIZES(BYTE_CASE, FP8_E4M3) BYTE_SIZES(BYTE_CASE, FP8_E5M2) BYTE_SIZES(BYTE_CASE, INT8)
 
 static void block_score_bytes(const folioi_attend_args *a, tile *t, const row_block *b, float *s)
 {

@@ -140,10 +140,10 @@ INLINE void pack_block(const int type, const char *const *row, int32_t n, int32_
     for (; d + LANES <= steps; d += LANES)
         for (int32_t g = 0; g < n; g += LANES) {
             vec x[LANES];
-            UNROLL for (int i = 0; i < LANES; i++) x[i] =
-                g + i < n ? vec_load_as(type, row[g + i] + d * elem) : vec_set1(0.0f);
+            UNROLL_FOR (int i = 0; i < LANES; i++)
+                x[i] = g + i < n ? vec_load_as(type, row[g + i] + d * elem) : vec_set1(0.0f);
             vec_transpose(x);
-            UNROLL for (int i = 0; i < LANES; i++) vec_store(to + (int64_t)(d + i) * n + g, x[i]);
+            UNROLL_FOR (int i = 0; i < LANES; i++) vec_store(to + (int64_t)(d + i) * n + g, x[i]);
         }
     for (; d < steps; d++)
         for (int32_t i = 0; i < n; i++) {

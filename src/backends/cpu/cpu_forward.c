@@ -146,8 +146,8 @@ static folioi_state_rows partial_of(const work *w, const folioi_chain *chain, in
     return (folioi_state_rows){base, base + w->num_rows, base + 2 * (int64_t)w->num_rows};
 }
 
-static void attend_split(const work *w, const folioi_keys *keys, int32_t split,
-                         const folioi_state_rows *state)
+static void run_split(const work *w, const folioi_keys *keys, int32_t split,
+                      const folioi_state_rows *state)
 {
     const folioi_call *call = w->job->call;
     const folio_attention_desc *a = call->attention;
@@ -281,7 +281,7 @@ static void run_item(const job *j, int64_t unit, int64_t next, scratch s)
         folioi_state_rows state = chain != NULL ? partial_of(&w, chain, split)
                                   : first       ? w.s.total
                                                 : w.s.part;
-        attend_split(&w, &keys, split, &state);
+        run_split(&w, &keys, split, &state);
         if (chain == NULL && !first)
             j->kernels->fold(&w.s.total, &state, w.num_rows, j->memory.v_dims);
     }

@@ -74,36 +74,24 @@ typedef struct folioi_attend_args {
 
 typedef void folioi_attend_fn(const folioi_attend_args *args);
 
-/* KV types as the instance list spells them; a q behind one: for queries of bf16 alone. */
-enum {
-    KV_f32 = FOLIO_F32,
-    KV_f16 = FOLIO_F16,
-    KV_bf16 = FOLIO_BF16,
-    KV_e4m3 = FOLIO_FP8_E4M3,
-    KV_e5m2 = FOLIO_FP8_E5M2,
-    KV_int8 = FOLIO_INT8,
-    KV_bf16q = FOLIO_BF16,
-    KV_e4m3q = FOLIO_FP8_E4M3,
-    KV_e5m2q = FOLIO_FP8_E5M2,
-    KV_int8q = FOLIO_INT8,
-};
-
 enum folioi_attend_instance {
-#define X(kv, d, q) ATTEND_##kv##_d##d,
+#define X(name, kv, bf16_queries) ATTEND_##name,
 #include "backends/cpu/attend_instances.def"
 #undef X
     FOLIOI_NUM_ATTEND
 };
 
+typedef struct folioi_attend_kernel {
+    folioi_attend_fn *run;
+    const char *name; /* attend_<kv>_<level> */
+    /* Rows of q, row r from element from[r] on, in the order the kernel wants. */
+    void (*load_queries)(float *to, const void *q, folio_dtype type, const int64_t *from,
+                         int32_t rows, int32_t dims);
+} folioi_attend_kernel;
+
 typedef struct folioi_cpu_kernels {
     const char *level; /* that filled it last */
-    struct {
-        folioi_attend_fn *run;
-        const char *name; /* attend_<kv>_d<head size>_<level> */
-        /* Rows of q, row r from element from[r] on, in the order the kernel wants. */
-        void (*load_queries)(float *to, const void *q, folio_dtype type, const int64_t *from,
-                             int32_t rows, int32_t dims);
-    } attend[FOLIOI_NUM_ATTEND];
+    folioi_attend_kernel attend[FOLIOI_NUM_ATTEND];
     /* Stores a share of k and v in its slots, with the bits of folioi_kv_write_rows. */
     void (*write)(const folioi_kv_layer *layer, const folioi_kv_tensors *t, const int64_t *slots,
                   const folioi_kv_share *share);
@@ -118,7 +106,7 @@ typedef struct folioi_cpu_kernels {
                  int32_t v_dims);
 } folioi_cpu_kernels;
 
-/** The kernel for an attention's types and head sizes. pairs: one that rounds every key to bf16 will do. */
+/** The kernel for an attention's types. pairs: one that rounds every key to bf16 will do. */
 enum folioi_attend_instance folioi_attend_choose(const folio_attention_desc *a, bool pairs);
 
 /** The table of the named level, or of the best this machine has for NULL; NULL: not here. */

@@ -46,24 +46,19 @@ const folioi_cpu_kernels *folioi_cpu_table(const char *cap)
 
 static const struct {
     folio_dtype kv;
-    int32_t dims; /* 0: any */
     bool bf16_queries;
 } instances[FOLIOI_NUM_ATTEND] = {
-#define X(kv, d, q) {(folio_dtype)KV_##kv, d, q},
+#define X(name, kv, bf16_queries) {kv, bf16_queries},
 #include "backends/cpu/attend_instances.def"
 #undef X
 };
 
 enum folioi_attend_instance folioi_attend_choose(const folio_attention_desc *a, bool pairs)
 {
-    int any = 0;
-    bool bf16 =
-        pairs && a->dtype == FOLIO_BF16 && a->kv_dtype != FOLIO_F32 && a->kv_dtype != FOLIO_F16;
-    for (int i = 0; i < FOLIOI_NUM_ATTEND; i++) {
-        if (instances[i].kv != a->kv_dtype || instances[i].bf16_queries != bf16) continue;
-        if (instances[i].dims == a->k_head_size && a->k_head_size == a->v_head_size)
-            return (enum folioi_attend_instance)i;
-        if (instances[i].dims == 0) any = i;
-    }
-    return (enum folioi_attend_instance)any;
+    int best = 0; /* lines for bf16 queries come last */
+    for (int i = 0; i < FOLIOI_NUM_ATTEND; i++)
+        if (instances[i].kv == a->kv_dtype &&
+            (!instances[i].bf16_queries || (pairs && a->dtype == FOLIO_BF16)))
+            best = i;
+    return (enum folioi_attend_instance)best;
 }

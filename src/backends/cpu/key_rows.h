@@ -85,10 +85,10 @@ INLINE void columns_to_rows(const int type, const char *from, int64_t dim_bytes,
     for (int g = 0; g < SUB; g += LANES)
         for (int32_t d = 0; d + LANES <= dims; d += LANES) {
             vec x[LANES];
-            UNROLL for (int i = 0; i < LANES; i++) x[i] =
-                vec_load_as(type, from + (d + i) * dim_bytes + g * elem);
+            UNROLL_FOR (int i = 0; i < LANES; i++)
+                x[i] = vec_load_as(type, from + (d + i) * dim_bytes + g * elem);
             vec_transpose(x);
-            UNROLL for (int i = 0; i < LANES; i++)
+            UNROLL_FOR (int i = 0; i < LANES; i++)
                 vec_store(rows + (int64_t)(g + i) * dims + d, x[i]);
         }
     for (int32_t d = dims / LANES * LANES; d < dims; d++)
@@ -103,11 +103,11 @@ static void columns_to_bf16(const char *from, int64_t dim_bytes, int32_t dims, f
     int32_t d = 0;
     for (; d + 2 * LANES <= dims; d += 2 * LANES) {
         vec x[LANES];
-        UNROLL for (int i = 0; i < LANES; i++) x[i] =
-            vec_interleave((const void *)(from + (d + 2 * i) * dim_bytes),
-                           (const void *)(from + (d + 2 * i + 1) * dim_bytes));
+        UNROLL_FOR (int i = 0; i < LANES; i++)
+            x[i] = vec_interleave((const void *)(from + (d + 2 * i) * dim_bytes),
+                                  (const void *)(from + (d + 2 * i + 1) * dim_bytes));
         vec_transpose(x);
-        UNROLL for (int i = 0; i < LANES; i++) vec_store(rows + (int64_t)i * dims + d / 2, x[i]);
+        UNROLL_FOR (int i = 0; i < LANES; i++) vec_store(rows + (int64_t)i * dims + d / 2, x[i]);
     }
     for (; d < dims; d++)
         for (int i = 0; i < SUB; i++)
@@ -206,13 +206,12 @@ INLINE void rows_to_columns(const int type, const bool scaled, const key_rows *r
     for (int g = 0; g < SUB; g += LANES)
         for (int32_t d = 0; d + LANES <= dims; d += LANES) {
             vec x[LANES];
-            UNROLL for (int i = 0; i < LANES; i++)
-            {
+            UNROLL_FOR (int i = 0; i < LANES; i++) {
                 x[i] = vec_load_as(type, r->row[g + i] + d * elem);
                 if (scaled) x[i] = vec_mul(x[i], vec_set1(r->scale[g + i]));
             }
             vec_transpose(x);
-            UNROLL for (int i = 0; i < LANES; i++) vec_store(to + (d + i) * SUB + g, x[i]);
+            UNROLL_FOR (int i = 0; i < LANES; i++) vec_store(to + (d + i) * SUB + g, x[i]);
         }
     for (int32_t d = dims / LANES * LANES; d < dims; d++)
         for (int i = 0; i < SUB; i++) {

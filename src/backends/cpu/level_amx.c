@@ -253,13 +253,10 @@ static void attend_amx(const folioi_attend_args *a, folio_dtype kv)
     _mm_setcsr(mode);
 }
 
-#define X(kv, d, q)                                                                                \
-    __attribute__((unused)) static void attend_##kv##_d##d##_amx(const folioi_attend_args *a)      \
-    {                                                                                              \
-        attend_amx(a, (folio_dtype)KV_##kv);                                                       \
-    }
-#include "backends/cpu/attend_instances.def"
-#undef X
+#define LEVEL amx
+#define ATTEND attend_amx
+#define LOAD_QUERIES copy_queries
+#include "backends/cpu/attend_table.h"
 
 /* Linux lets a process use tiles once it has asked. */
 static bool allowed;
@@ -292,17 +289,9 @@ bool folioi_cpu_wants_amx(void) { return true; }
 void folioi_cpu_fill_amx(folioi_cpu_kernels *table)
 {
     fill_bytes();
-    table->level = "amx";
+    fill_attend(table);
     table->exp2 = exp2_of;
     table->tanh = tanh_of;
     table->store_row = store_row;
-#define X(kv, d, q)                                                                                \
-    if (q) {                                                                                       \
-        table->attend[ATTEND_##kv##_d##d].run = attend_##kv##_d##d##_amx;                          \
-        table->attend[ATTEND_##kv##_d##d].load_queries = copy_queries;                             \
-        table->attend[ATTEND_##kv##_d##d].name = "attend_" #kv "_d" #d "_amx";                     \
-    }
-#include "backends/cpu/attend_instances.def"
-#undef X
 }
 #endif

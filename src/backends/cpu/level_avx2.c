@@ -17,13 +17,10 @@ static bool has_f16c(void)
     return __get_cpuid(1, &a, &b, &c, &d) && (c >> 29 & 1u);
 }
 
-#define X(kv, d, q)                                                                                \
-    static void attend_##kv##_d##d##_avx2(const folioi_attend_args *a)                             \
-    {                                                                                              \
-        attend_split(a, (folio_dtype)KV_##kv);                                                     \
-    }
-#include "backends/cpu/attend_instances.def"
-#undef X
+#define LEVEL avx2
+#define ATTEND attend_split
+#define LOAD_QUERIES pack_queries
+#include "backends/cpu/attend_table.h"
 
 bool folioi_cpu_has_avx2(void)
 {
@@ -34,16 +31,10 @@ bool folioi_cpu_wants_avx2(void) { return true; }
 
 void folioi_cpu_fill_avx2(folioi_cpu_kernels *table)
 {
-    table->level = "avx2";
+    fill_attend(table);
     table->exp2 = exp2_of;
     table->tanh = tanh_of;
     table->store_row = store_row;
     table->write = write_rows;
-#define X(kv, d, q)                                                                                \
-    table->attend[ATTEND_##kv##_d##d].run = attend_##kv##_d##d##_avx2;                             \
-    table->attend[ATTEND_##kv##_d##d].load_queries = pack_queries;                                 \
-    table->attend[ATTEND_##kv##_d##d].name = "attend_" #kv "_d" #d "_avx2";
-#include "backends/cpu/attend_instances.def"
-#undef X
 }
 #endif

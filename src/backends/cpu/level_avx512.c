@@ -8,13 +8,10 @@
 #include "backends/cpu/write_avx512.h"
 #include "backends/cpu/write_body.h"
 
-#define X(kv, d, q)                                                                                \
-    static void attend_##kv##_d##d##_avx512(const folioi_attend_args *a)                           \
-    {                                                                                              \
-        attend_split(a, (folio_dtype)KV_##kv);                                                     \
-    }
-#include "backends/cpu/attend_instances.def"
-#undef X
+#define LEVEL avx512
+#define ATTEND attend_split
+#define LOAD_QUERIES pack_queries
+#include "backends/cpu/attend_table.h"
 
 bool folioi_cpu_has_avx512(void)
 {
@@ -26,16 +23,10 @@ bool folioi_cpu_wants_avx512(void) { return true; }
 
 void folioi_cpu_fill_avx512(folioi_cpu_kernels *table)
 {
-    table->level = "avx512";
+    fill_attend(table);
     table->exp2 = exp2_of;
     table->tanh = tanh_of;
     table->store_row = store_row;
     table->write = write_rows;
-#define X(kv, d, q)                                                                                \
-    table->attend[ATTEND_##kv##_d##d].run = attend_##kv##_d##d##_avx512;                           \
-    table->attend[ATTEND_##kv##_d##d].load_queries = pack_queries;                                 \
-    table->attend[ATTEND_##kv##_d##d].name = "attend_" #kv "_d" #d "_avx512";
-#include "backends/cpu/attend_instances.def"
-#undef X
 }
 #endif

@@ -9,14 +9,10 @@
 
 #include "backends/cpu/attend_split.h"
 
-#define X(kv, d, q)                                                                                \
-    __attribute__((unused)) static void attend_##kv##_d##d##_avx512_bf16(                          \
-        const folioi_attend_args *a)                                                               \
-    {                                                                                              \
-        attend_split(a, (folio_dtype)KV_##kv);                                                     \
-    }
-#include "backends/cpu/attend_instances.def"
-#undef X
+#define LEVEL avx512_bf16
+#define ATTEND attend_split
+#define LOAD_QUERIES pack_queries
+#include "backends/cpu/attend_table.h"
 
 /* Every processor with vdpbf16ps but Cooper Lake has the byte permutes too; that one runs level avx512. */
 bool folioi_cpu_has_avx512_bf16(void)
@@ -32,17 +28,9 @@ bool folioi_cpu_wants_avx512_bf16(void) { return __builtin_cpu_is("amd"); }
 void folioi_cpu_fill_avx512_bf16(folioi_cpu_kernels *table)
 {
     fill_bytes();
-    table->level = "avx512_bf16";
+    fill_attend(table);
     table->exp2 = exp2_of;
     table->tanh = tanh_of;
     table->store_row = store_row;
-#define X(kv, d, q)                                                                                \
-    if (q) {                                                                                       \
-        table->attend[ATTEND_##kv##_d##d].run = attend_##kv##_d##d##_avx512_bf16;                  \
-        table->attend[ATTEND_##kv##_d##d].load_queries = pack_queries;                             \
-        table->attend[ATTEND_##kv##_d##d].name = "attend_" #kv "_d" #d "_avx512_bf16";             \
-    }
-#include "backends/cpu/attend_instances.def"
-#undef X
 }
 #endif

@@ -127,14 +127,6 @@ INLINE void attend_body(const folioi_attend_args *a, folio_dtype kv)
     }
 }
 
-#define X(kv, d, q)                                                                                \
-    static void attend_##kv##_d##d##_scalar(const folioi_attend_args *a)                           \
-    {                                                                                              \
-        attend_body(a, (folio_dtype)KV_##kv);                                                      \
-    }
-#include "backends/cpu/attend_instances.def"
-#undef X
-
 static void load_queries_scalar(float *to, const void *q, folio_dtype type, const int64_t *from,
                                 int32_t rows, int32_t dims)
 {
@@ -179,19 +171,19 @@ static void tanh_scalar(float *x, int64_t n)
     for (int64_t i = 0; i < n; i++) x[i] = tanhf(x[i]);
 }
 
+#define LEVEL scalar
+#define ATTEND attend_body
+#define LOAD_QUERIES load_queries_scalar
+#define DOT false
+#include "backends/cpu/attend_table.h"
+
 bool folioi_cpu_has_scalar(void) { return true; }
 
 bool folioi_cpu_wants_scalar(void) { return true; }
 
 void folioi_cpu_fill_scalar(folioi_cpu_kernels *table)
 {
-    table->level = "scalar";
-#define X(kv, d, q)                                                                                \
-    table->attend[ATTEND_##kv##_d##d].run = attend_##kv##_d##d##_scalar;                           \
-    table->attend[ATTEND_##kv##_d##d].load_queries = load_queries_scalar;                          \
-    table->attend[ATTEND_##kv##_d##d].name = "attend_" #kv "_d" #d "_scalar";
-#include "backends/cpu/attend_instances.def"
-#undef X
+    fill_attend(table);
     table->exp2 = exp2_scalar;
     table->tanh = tanh_scalar;
     table->store_row = store_row_scalar;

@@ -113,8 +113,8 @@ INLINE void load_packed(const folioi_attend_args *a, const folio_dtype kv, int32
     load_scales(&keys->k, block, head, token, keys->k_scale, k_scale);
     load_scales(&keys->v, block, head, token, keys->v_scale, v_scale);
     for (int32_t d = 0; d < a->k_dims / pack; d++)
-        for (int i = 0; i < SUB; i += LANES) UNROLL for (int part = 0; part < pack; part++)
-            {
+        for (int i = 0; i < SUB; i += LANES)
+            UNROLL_FOR (int part = 0; part < pack; part++) {
                 vec x = vec_load_packed((int)kv, part, (const uint32_t *)from + d * SUB + i);
                 if (pack == 4) x = vec_mul(x, vec_load(k_scale + i));
                 vec_store(k + (d * pack + part) * SUB + i, x);
@@ -122,9 +122,10 @@ INLINE void load_packed(const folioi_attend_args *a, const folio_dtype kv, int32
     from = keys->v.base + address_token(keys->v.at, block, head, token) * (4 / pack);
     for (int32_t j = 0; pack == 2 && j < SUB / 2; j++)
         for (int32_t d = 0; d < a->v_dims; d += LANES)
-            UNROLL for (int part = 0; part < 2; part++) vec_store(
-                v + (2 * j + part) * v_stride + d,
-                vec_load_packed((int)kv, part, (const uint32_t *)from + j * a->v_dims + d));
+            UNROLL_FOR (int part = 0; part < 2; part++)
+                vec_store(
+                    v + (2 * j + part) * v_stride + d,
+                    vec_load_packed((int)kv, part, (const uint32_t *)from + j * a->v_dims + d));
     for (int32_t j = 0; pack == 4 && j < SUB; j++)
         for (int32_t d = 0; d < a->v_dims; d += LANES)
             vec_store(v + j * v_stride + d,

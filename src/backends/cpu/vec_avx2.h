@@ -174,8 +174,7 @@ INLINE void vec_store_f16(uint16_t *p, vec x)
 INLINE void vec_transpose(vec *x)
 {
     __m256 t[8];
-    UNROLL for (int i = 0; i < 2; i++)
-    {
+    UNROLL_FOR (int i = 0; i < 2; i++) {
         const vec *r = x + 4 * i;
         __m256d a = _mm256_castps_pd(_mm256_unpacklo_ps(r[0], r[1]));
         __m256d b = _mm256_castps_pd(_mm256_unpackhi_ps(r[0], r[1]));
@@ -186,8 +185,7 @@ INLINE void vec_transpose(vec *x)
         t[4 + i] = _mm256_castpd_ps(_mm256_unpacklo_pd(b, d));
         t[6 + i] = _mm256_castpd_ps(_mm256_unpackhi_pd(b, d));
     }
-    UNROLL for (int i = 0; i < 4; i++)
-    {
+    UNROLL_FOR (int i = 0; i < 4; i++) {
         x[i] = _mm256_permute2f128_ps(t[2 * i], t[2 * i + 1], 0x20);
         x[4 + i] = _mm256_permute2f128_ps(t[2 * i], t[2 * i + 1], 0x31);
     }

@@ -138,8 +138,7 @@ INLINE void vec_store_f16(uint16_t *p, vec x)
 INLINE void vec_transpose(vec *x)
 {
     __m512 t[16];
-    UNROLL for (int i = 0; i < 4; i++)
-    {
+    UNROLL_FOR (int i = 0; i < 4; i++) {
         const vec *r = x + 4 * i;
         __m512d a = _mm512_castps_pd(_mm512_unpacklo_ps(r[0], r[1]));
         __m512d b = _mm512_castps_pd(_mm512_unpackhi_ps(r[0], r[1]));
@@ -150,8 +149,7 @@ INLINE void vec_transpose(vec *x)
         t[8 + i] = _mm512_castpd_ps(_mm512_unpacklo_pd(b, d));
         t[12 + i] = _mm512_castpd_ps(_mm512_unpackhi_pd(b, d));
     }
-    UNROLL for (int i = 0; i < 4; i++)
-    {
+    UNROLL_FOR (int i = 0; i < 4; i++) {
         const __m512 *c = t + 4 * i;
         __m512 a = _mm512_shuffle_f32x4(c[0], c[1], 0x88),
                b = _mm512_shuffle_f32x4(c[2], c[3], 0x88);

@@ -82,8 +82,7 @@ INLINE void vec_pairs_of_rows(const byte_table *t, const int kv, const int N, co
     const __mmask16 there = N == 4 ? 0xffff : 0xf;
     __m512i x = _mm512_maskz_loadu_epi32(there, row), y = _mm512_maskz_loadu_epi32(there, other);
     if (in_order) x = _mm512_permutexvar_epi32(order, x), y = _mm512_permutexvar_epi32(order, y);
-    UNROLL for (int i = 0; i < N; i += 2)
-    {
+    UNROLL_FOR (int i = 0; i < N; i += 2) {
         __m512i both = i == 0 ? _mm512_unpacklo_epi8(x, y) : _mm512_unpackhi_epi8(x, y), low, high;
         look_up(t, kv, both, &low, &high);
         pair[i] = _mm512_castsi512_ps(_mm512_unpacklo_epi8(low, high));

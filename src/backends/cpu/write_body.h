@@ -331,13 +331,15 @@ INLINE void store_words(char *to, const char *from, int64_t row, int64_t n, cons
     for (int64_t i = 0; i < n; i += LANES)
         for (int64_t first = 0; first < SUB; first += LANES) {
             vec r[LANES];
-            UNROLL for (int j = 0; j < LANES; j++) r[j] = cache_nan(
-                vec_load((const float *)(const void *)(from + (first + j) * row + i * 4)), type);
+            UNROLL_FOR (int j = 0; j < LANES; j++)
+                r[j] = cache_nan(
+                    vec_load((const float *)(const void *)(from + (first + j) * row + i * 4)),
+                    type);
             vec_transpose(r);
             char *start = to + (i * SUB + first) * 4;
             int64_t left = n - i;
-            UNROLL for (int j = 0; j < LANES; j++) if (j < left)
-                vec_store((float *)(void *)(start + j * SUB * 4), r[j]);
+            UNROLL_FOR (int j = 0; j < LANES; j++)
+                if (j < left) vec_store((float *)(void *)(start + j * SUB * 4), r[j]);
         }
 }
 
