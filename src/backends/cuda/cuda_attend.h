@@ -99,8 +99,8 @@ cudaError_t folioi_cuda_prepare(folioi_cuda_ready *ready, const void *kernel, in
                                 bool prefer_shared);
 
 /** Any type, layout and option, a warp for each row and head: the device's own measure of right. */
-cudaError_t folioi_cuda_plain(const folioi_cuda_layer *layer, const folioi_cuda_step *step,
-                              cudaStream_t stream);
+cudaError_t folioi_cuda_generic(const folioi_cuda_layer *layer, const folioi_cuda_step *step,
+                                cudaStream_t stream);
 /** Its part for rows of out that no sequence has: zeros. */
 cudaError_t folioi_cuda_pad(const folioi_cuda_layer *layer, const folioi_cuda_step *step,
                             cudaStream_t stream);

@@ -1,5 +1,5 @@
 /*
- * plain.cu: attention a row at a time: a warp for each (row, head), a lane for each key of 32, then for each dim. Every
+ * generic.cu: attention a row at a time: a warp for each (row, head), a lane for each key of 32, then for each dim. Every
  * type, layout and option; f32 attention runs by it, and it judges the other kernels where nothing else can. It computes
  * in double precision: in f32, rows of f32 attention came out up to 15 ulp off.
  */
@@ -167,8 +167,8 @@ __device__ void finish(const folioi_cuda_layer &l, int64_t at, int32_t head, con
 }
 
 __global__ void __launch_bounds__(WARP *WARPS, 4)
-    plain(const __grid_constant__ folioi_cuda_layer l,
-          const __grid_constant__ folioi_cuda_step step, bool only_padding)
+    generic(const __grid_constant__ folioi_cuda_layer l,
+            const __grid_constant__ folioi_cuda_step step, bool only_padding)
 {
     __shared__ double queries[WARPS][MAX_DIMS];
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
@@ -202,13 +202,13 @@ static cudaError_t launch(const folioi_cuda_layer *layer, const folioi_cuda_step
 {
     int64_t units = step->out_rows * layer->num_heads;
     if (units == 0) return cudaSuccess;
-    plain<<<(unsigned)ceil_div(units, WARPS), WARP * WARPS, 0, stream>>>(*layer, *step,
-                                                                         only_padding);
+    generic<<<(unsigned)ceil_div(units, WARPS), WARP * WARPS, 0, stream>>>(*layer, *step,
+                                                                           only_padding);
     return cudaGetLastError();
 }
 
-cudaError_t folioi_cuda_plain(const folioi_cuda_layer *layer, const folioi_cuda_step *step,
-                              cudaStream_t stream)
+cudaError_t folioi_cuda_generic(const folioi_cuda_layer *layer, const folioi_cuda_step *step,
+                                cudaStream_t stream)
 {
     return launch(layer, step, false, stream);
 }

@@ -1,5 +1,5 @@
 /*
- * stored_rows.h: where kernels find a row of the cache: in plain rows, or in native pages (kv_layout.c), where 8 tokens lie
+ * stored_rows.h: where kernels find a row of the cache: in contiguous rows, or in native pages (kv_layout.c), where 8 tokens lie
  * together, a row's 128 bytes of every 64 dims 1 KB apart, their 16-byte units turned by the token's number.
  */
 #ifndef FOLIOI_CUDA_STORED_ROWS_H

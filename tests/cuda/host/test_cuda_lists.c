@@ -5,7 +5,13 @@
 
 #include <stdlib.h>
 
-enum { MAX_SEQS = 300, MAX_TILES = 300000, MAX_ROWS = 1 << 23, MAX_ITEMS = 20000, MAX_SLOTS = 200 };
+enum {
+    MAX_SEQS = 300,
+    MAX_TILES = 300000,
+    MAX_ROWS = 1 << 23,
+    MAX_ITEMS = 20000,
+    MAX_SHARES = 200
+};
 
 static uint32_t state = 11;
 
@@ -37,7 +43,7 @@ static folioi_prefill_list draw_list(const folioi_cuda_seq *seqs, const folioi_c
                                           .group = 1 + draw(draw(2) ? 8 : 40),
                                           .window_left = draw(2) ? -1 : draw(500),
                                           .window_right = draw(2) ? -1 : draw(500),
-                                          .num_slots = 1 + draw(300),
+                                          .num_at_once = 1 + draw(300),
                                           .num_alone = 1 + draw(150),
                                           .split_len = split_lens[draw(5)]},
                                 .head = head,
@@ -163,7 +169,7 @@ TEST(cuda_lists, buckets_know_their_most_keys)
 }
 
 /* How many parts one of `n` equal sequences has. */
-static int32_t parts_on(int32_t num_slots, int32_t num_alone, int32_t n, int32_t query_len,
+static int32_t parts_on(int32_t num_at_once, int32_t num_alone, int32_t n, int32_t query_len,
                         int32_t key_len, int32_t split_len)
 {
     static folioi_prefill_item items[MAX_TILES];
@@ -177,7 +183,7 @@ static int32_t parts_on(int32_t num_slots, int32_t num_alone, int32_t n, int32_t
                                           .group = 4,
                                           .window_left = -1,
                                           .window_right = -1,
-                                          .num_slots = num_slots,
+                                          .num_at_once = num_at_once,
                                           .num_alone = num_alone,
                                           .split_len = split_len},
                                 .head = &head,
@@ -212,7 +218,7 @@ TEST(cuda_lists, one_tile_has_room_for_its_parts)
                                               .group = 1,
                                               .window_left = -1,
                                               .window_right = -1,
-                                              .num_slots = 60,
+                                              .num_at_once = 60,
                                               .num_alone = 30},
                                     .head = &head,
                                     .items = items};
@@ -253,7 +259,7 @@ TEST(cuda_lists, few_tiles_are_cut_to_fill_the_device)
     }
 }
 
-/* The parts of a sequence: one after another, none empty, within the slots and the room there is. */
+/* The parts of a sequence: one after another, none empty, within the shares and the room there is. */
 static int32_t check_parts(const folioi_decode_rule *rule, const folioi_cuda_seq *seq,
                            int32_t number, const folioi_decode_item *items, int32_t store)
 {
@@ -268,42 +274,42 @@ static int32_t check_parts(const folioi_decode_rule *rule, const folioi_cuda_seq
         CHECK(parts == 1 || t->store == store);
         CHECK(p == 0 || t->begin % 16 == 0);
         CHECK(rule->split_len == 0 || p == 0 || t->begin % rule->split_len == 0);
-        CHECK(t->slot >= 0 && t->slot < rule->num_slots);
+        CHECK(t->share >= 0 && t->share < rule->num_shares);
         at = t->end;
     }
     CHECK_INT(at, span.end);
     return parts;
 }
 
-/* Slots share out the items in their order, and each holds copies of its first ones. */
-static void check_slots(const folioi_decode_table *table, int32_t num_slots, int32_t num_items)
+/* Shares hold the items in their order, and each holds copies of its first ones. */
+static void check_shares(const folioi_decode_table *table, int32_t num_shares, int32_t num_items)
 {
     int32_t at = 0;
-    for (int32_t b = 0; b < num_slots; b++) {
-        const folioi_decode_slot *slot = &table->slots[b];
-        CHECK_INT(slot->begin, at);
-        for (at = slot->begin; at < slot->end; at++) {
+    for (int32_t b = 0; b < num_shares; b++) {
+        const folioi_decode_share *share = &table->shares[b];
+        CHECK_INT(share->begin, at);
+        for (at = share->begin; at < share->end; at++) {
             const folioi_decode_item *item = &table->items[at];
-            CHECK_INT(item->slot, b);
-            if (at - slot->begin < FOLIOI_DECODE_KEPT)
-                CHECK(memcmp(item, &slot->kept[at - slot->begin], sizeof *item) == 0);
+            CHECK_INT(item->share, b);
+            if (at - share->begin < FOLIOI_DECODE_KEPT)
+                CHECK(memcmp(item, &share->kept[at - share->begin], sizeof *item) == 0);
         }
-        for (int32_t i = slot->end - slot->begin; i < FOLIOI_DECODE_KEPT; i++)
-            CHECK_INT(slot->kept[i].num_parts, 0);
+        for (int32_t i = share->end - share->begin; i < FOLIOI_DECODE_KEPT; i++)
+            CHECK_INT(share->kept[i].num_parts, 0);
     }
     CHECK_INT(at, num_items);
 }
 
-/* Where the first tiles of each slot's first item lie. */
+/* Where the first tiles of each share's first item lie. */
 static void check_blocks(const folioi_decode_rule *rule, const folioi_decode_table *table)
 {
-    for (int32_t n = 0; n < rule->num_slots * FOLIOI_DECODE_TILES; n++) {
-        const folioi_decode_slot *slot = &table->slots[n / FOLIOI_DECODE_TILES];
-        const folioi_decode_item *item = &table->items[slot->begin];
-        int64_t key = (slot->begin < slot->end ? item->begin / 16 : 0) * 16;
+    for (int32_t n = 0; n < rule->num_shares * FOLIOI_DECODE_TILES; n++) {
+        const folioi_decode_share *share = &table->shares[n / FOLIOI_DECODE_TILES];
+        const folioi_decode_item *item = &table->items[share->begin];
+        int64_t key = (share->begin < share->end ? item->begin / 16 : 0) * 16;
         key += n % FOLIOI_DECODE_TILES * 16;
-        bool is_there = slot->begin < slot->end && key < item->end && table->blocks != NULL;
-        CHECK_INT(slot->blocks[n % FOLIOI_DECODE_TILES],
+        bool is_there = share->begin < share->end && key < item->end && table->blocks != NULL;
+        CHECK_INT(share->blocks[n % FOLIOI_DECODE_TILES],
                   is_there ? table->blocks[item->sequence.table + key / rule->block_size] : -1);
     }
 }
@@ -312,15 +318,15 @@ TEST(cuda_lists, every_decode_key_once)
 {
     static folioi_decode_item items[MAX_ITEMS];
     static folioi_cuda_seq seqs[40];
-    static folioi_decode_slot slots[MAX_SLOTS];
+    static folioi_decode_share shares[MAX_SHARES];
     static int32_t blocks[1 << 16];
-    folioi_decode_table table = {slots, items, NULL};
+    folioi_decode_table table = {shares, items, NULL};
     for (int32_t i = 0; i < 1 << 16; i++) blocks[i] = i * 7 % 65537;
     for (int round = 0; round < 20000; round++) {
         int32_t n = draw(40), k = 0, stores = 0;
         folioi_decode_rule rule = {.group = 1 + draw(4),
                                    .max_rows = 16,
-                                   .num_slots = 1 + draw(132),
+                                   .num_shares = 1 + draw(132),
                                    .split_len = draw(3) ? 0 : 512,
                                    .window_left = draw(3) ? -1 : draw(3000),
                                    .window_right = -1,
@@ -336,11 +342,11 @@ TEST(cuda_lists, every_decode_key_once)
             stores += parts > 1 ? parts : 0;
         }
         CHECK_INT(k, num_items);
-        check_slots(&table, rule.num_slots, num_items);
+        check_shares(&table, rule.num_shares, num_items);
         check_blocks(&rule, &table);
-        for (int32_t i = 1; i < num_items; i++) CHECK(items[i - 1].slot <= items[i].slot);
+        for (int32_t i = 1; i < num_items; i++) CHECK(items[i - 1].share <= items[i].share);
         if (rule.split_len == 0)
-            CHECK(num_items <= n + rule.num_slots && stores <= 2 * rule.num_slots);
+            CHECK(num_items <= n + rule.num_shares && stores <= 2 * rule.num_shares);
         if (test_failures() > 0) return;
     }
 }

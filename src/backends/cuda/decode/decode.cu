@@ -22,7 +22,7 @@ static int row_stride(int dims, int bytes) { return ((dims * bytes + 15) / 16 | 
 static size_t fit_bytes(const block_fit *f)
 {
     size_t bytes = (size_t)f->out_copies * f->rows * f->out_stride * sizeof(float) +
-                   sizeof(folioi_cuda_counts) + sizeof(folioi_decode_slot) +
+                   sizeof(folioi_cuda_counts) + sizeof(folioi_decode_share) +
                    ROW_FLOATS * sizeof(float) +
                    (size_t)f->q_forms * 16 * f->q_stride * sizeof(uint16_t) +
                    (f->q_forms == 3 ? 16 * sizeof(row_option) : 0) + STAGE_ALIGN;
@@ -43,34 +43,34 @@ static bool fits(block_fit *f, const folioi_cuda_sm *sm, int blocks, int warps, 
 }
 
 /* Warps of a block: one warp waits for its own results most of the time, so as many as registers allow. */
-static int most_warps(bool plain, int rows, int dims, int kv_bytes)
+static int most_warps(bool fixed, int rows, int dims, int kv_bytes)
 {
     if (rows > 8) return 4;
-    if (!plain) return 6;
+    if (!fixed) return 6;
     return dims == 64 || kv_bytes == 1 ? 8 : 6;
 }
 
-/* Do the general instances have one for few rows? */
+/* Do the flexible instances have one for few rows? */
 static bool few_rows(int v_dims, int rows) { return v_dims <= 128 && rows <= 8; }
 
 /* stage_elem: bytes of the widest number a stage may hold. */
-static block_fit fit_block(const folioi_cuda_sm *sm, bool plain, int k_dims, int v_dims,
+static block_fit fit_block(const folioi_cuda_sm *sm, bool fixed, int k_dims, int v_dims,
                            int kv_bytes, int stage_elem, int rows, bool scales)
 {
     block_fit f = {};
     f.scales = scales;
     f.row_blocks = v_dims > 256 ? 2 : 1;
-    f.rows = (plain ? rows <= 8 : few_rows(v_dims, rows)) || f.row_blocks == 2 ? 8 : 16;
-    f.out_copies = !plain || f.rows > 8 ? 1 : k_dims * kv_bytes == 256 ? 3 : 2;
-    f.q_forms = !plain ? 3 : k_dims <= 128 ? 0 : 1;
+    f.rows = (fixed ? rows <= 8 : few_rows(v_dims, rows)) || f.row_blocks == 2 ? 8 : 16;
+    f.out_copies = !fixed || f.rows > 8 ? 1 : k_dims * kv_bytes == 256 ? 3 : 2;
+    f.q_forms = !fixed ? 3 : k_dims <= 128 ? 0 : 1;
     /* fragments have 16 dims: what is read past the head size must be the row's own zeros */
     f.k_stride = row_stride((int)round_up(k_dims, 16), stage_elem);
     f.v_stride = row_stride((int)round_up(v_dims, 16), stage_elem);
-    if (plain) f.k_stride = f.v_stride = plain_stride(k_dims, kv_bytes);
+    if (fixed) f.k_stride = f.v_stride = fixed_stride(k_dims, kv_bytes);
     f.stage_bytes = 16 * (f.k_stride + f.v_stride);
     f.q_stride = (int)round_up(k_dims, 16) + 8;
     f.out_stride = (int)round_up(v_dims, 32) + 4;
-    int most = most_warps(plain, plain || few_rows(v_dims, rows) ? rows : 16, k_dims, kv_bytes);
+    int most = most_warps(fixed, fixed || few_rows(v_dims, rows) ? rows : 16, k_dims, kv_bytes);
     for (int warps = most; warps >= 4; warps--)
         for (int stages = 6; stages >= (warps > 4 ? 2 : 3); stages--)
             if (fits(&f, sm, 2, warps, stages)) return f;
@@ -102,7 +102,7 @@ static int widest_copy(const folioi_cuda_layer *y, int elem)
     return elem;
 }
 
-static bool plain_dims(int k_dims, int v_dims, int kv_bytes)
+static bool fixed_dims(int k_dims, int v_dims, int kv_bytes)
 {
     if (k_dims != v_dims) return false;
     return k_dims == 128 || (kv_bytes == 2 && (k_dims == 64 || k_dims == 256));
@@ -114,11 +114,11 @@ static bool scales_alike(const folioi_address *k, const folioi_address *v)
            k->token_tile_stride == v->token_tile_stride;
 }
 
-static bool is_plain(const folioi_cuda_layer *y)
+static bool is_fixed(const folioi_cuda_layer *y)
 {
     bool bytes = dtype_is_fp8(y->kv_dtype) || y->kv_dtype == FOLIO_INT8;
     if (!y->cached || y->append || (y->kv_dtype != y->dtype && !bytes)) return false;
-    if (!plain_dims(y->k_dims, y->v_dims, bytes ? 1 : 2)) return false;
+    if (!fixed_dims(y->k_dims, y->v_dims, bytes ? 1 : 2)) return false;
     if (y->kv_dtype == FOLIO_INT8 && !scales_alike(&y->k.scales_at, &y->v.scales_at)) return false;
     if (y->soft_cap > 0.0f || y->slopes != NULL || y->bias.data != NULL) return false;
     return widest_copy(y, bytes ? 1 : 2) == 16 && folioi_cuda_rows_aligned(&y->q, 2, 4);
@@ -128,9 +128,9 @@ static bool is_plain(const folioi_cuda_layer *y)
 static block_fit fit_layer(const folioi_cuda_layer *y, const folioi_cuda_sm *sm, int rows)
 {
     bool wide = !y->cached || y->kv_dtype == FOLIO_F16 || y->kv_dtype == FOLIO_BF16;
-    bool plain = is_plain(y);
-    int kv_bytes = wide ? 2 : 1, stage_elem = !plain && y->append ? 2 : kv_bytes;
-    return fit_block(sm, plain, y->k_dims, y->v_dims, kv_bytes, stage_elem, rows,
+    bool fixed = is_fixed(y);
+    int kv_bytes = wide ? 2 : 1, stage_elem = !fixed && y->append ? 2 : kv_bytes;
+    return fit_block(sm, fixed, y->k_dims, y->v_dims, kv_bytes, stage_elem, rows,
                      y->cached && y->kv_dtype == FOLIO_INT8);
 }
 
@@ -158,19 +158,19 @@ extern "C" void folioi_cuda_decode_init(folioi_cuda_decode_plan *plan,
     int64_t rows = l->max_query_len > 0 ? (int64_t)l->max_query_len * group : 16;
     plan->max_rows = (int32_t)(rows > 16 ? 16 : round_up(rows, 2));
     plan->sm = l->sm;
-    block_fit f = fit_block(&l->sm, plain_dims(l->k_dims, l->v_dims, l->kv_bytes), l->k_dims,
+    block_fit f = fit_block(&l->sm, fixed_dims(l->k_dims, l->v_dims, l->kv_bytes), l->k_dims,
                             l->v_dims, l->kv_bytes, l->kv_bytes, plan->max_rows, false);
-    int64_t slots = (int64_t)l->sm.count * f.blocks_per_sm / l->num_kv_heads;
-    plan->num_slots = (int32_t)(slots < 1 ? 1 : slots);
-    plan->max_items = l->max_seqs + plan->num_slots;
-    plan->max_stores = 2 * (int64_t)plan->num_slots;
+    int64_t shares = (int64_t)l->sm.count * f.blocks_per_sm / l->num_kv_heads;
+    plan->num_shares = (int32_t)(shares < 1 ? 1 : shares);
+    plan->max_items = l->max_seqs + plan->num_shares;
+    plan->max_stores = 2 * (int64_t)plan->num_shares;
     if (l->batch_invariant) {
         int64_t len = round_up(ceil_div(l->max_seq_len, 64), 64); /* at most 64 parts */
         plan->split_len = (int32_t)(len < 1024 ? 1024 : len);
         plan->max_items = l->max_seqs * (ceil_div(l->max_seq_len, plan->split_len) + 1);
         plan->max_stores = plan->max_items;
     }
-    plan->schedule_bytes = (size_t)(plan->num_slots * (int64_t)sizeof(folioi_decode_slot) +
+    plan->schedule_bytes = (size_t)(plan->num_shares * (int64_t)sizeof(folioi_decode_share) +
                                     plan->max_items * (int64_t)sizeof(folioi_decode_item));
     plan->counter_bytes = (size_t)round_up(l->max_seqs * l->num_kv_heads * 2 * 4, 256);
     plan->workspace_bytes = plan->counter_bytes + (size_t)(plan->max_stores * l->num_kv_heads *
@@ -179,8 +179,8 @@ extern "C" void folioi_cuda_decode_init(folioi_cuda_decode_plan *plan,
 
 extern "C" folioi_decode_table folioi_cuda_decode_table(const folioi_cuda_decode_plan *plan)
 {
-    folioi_decode_slot *slots = (folioi_decode_slot *)plan->schedule;
-    return {slots, (folioi_decode_item *)(slots + plan->num_slots), NULL};
+    folioi_decode_share *shares = (folioi_decode_share *)plan->schedule;
+    return {shares, (folioi_decode_item *)(shares + plan->num_shares), NULL};
 }
 
 /* ---- a launch ---- */
@@ -196,7 +196,7 @@ static void fill_args(decode_args *a, const folioi_cuda_layer *y, const folioi_c
     a->blocks = step->blocks;
     a->counts = step->counts;
     a->seqs = step->seqs;
-    a->slots = table.slots;
+    a->shares = table.shares;
     a->items = table.items;
     a->out_quads = y->v_dims % 4 == 0 && folioi_cuda_rows_aligned(&y->out, 2, 8);
     a->counters = counters;
@@ -239,7 +239,7 @@ static cudaError_t launch(decode_fn *kernel, decode_args *a, const block_fit *f,
     cudaError_t error =
         folioi_cuda_prepare(plan->sm.ready, (const void *)kernel, plan->sm.shared_of_block, true);
     if (error != cudaSuccess) return error;
-    dim3 grid(a->layer.num_kv_heads, plan->num_slots, f->row_blocks);
+    dim3 grid(a->layer.num_kv_heads, plan->num_shares, f->row_blocks);
     return launch_kernel(kernel, grid, 32 * f->num_warps, f->shared_bytes, plan->sm.overlaps != 0,
                          *a, stream);
 }
@@ -250,12 +250,12 @@ static cudaError_t launch(decode_fn *kernel, decode_args *a, const block_fit *f,
 #define INSTANCE(dims, type, warps)                                                                \
     (paged ? INSTANCE_OF(dims, type, warps, true) : INSTANCE_OF(dims, type, warps, false))
 
-static decode_fn *choose(const folioi_cuda_layer *y, bool plain, bool few)
+static decode_fn *choose(const folioi_cuda_layer *y, bool fixed, bool few)
 {
-    if (!plain && y->v_dims <= 128 && few) return decode_kernel<128, 1, 0, 6>;
-    if (!plain && y->v_dims <= 128) return decode_kernel<128, 2, 0, 4>;
-    if (!plain && y->v_dims <= 256) return decode_kernel<256, 2, 0, 4>;
-    if (!plain) return decode_kernel<512, 1, 0, 4>;
+    if (!fixed && y->v_dims <= 128 && few) return decode_kernel<128, 1, 0, 6>;
+    if (!fixed && y->v_dims <= 128) return decode_kernel<128, 2, 0, 4>;
+    if (!fixed && y->v_dims <= 256) return decode_kernel<256, 2, 0, 4>;
+    if (!fixed) return decode_kernel<512, 1, 0, 4>;
     if (y->kv_dtype == FOLIO_FP8_E4M3) return INSTANCE_OF(128, FOLIO_FP8_E4M3, 8, false);
     if (y->kv_dtype == FOLIO_FP8_E5M2) return INSTANCE_OF(128, FOLIO_FP8_E5M2, 8, false);
     if (y->kv_dtype == FOLIO_INT8) return INSTANCE_OF(128, FOLIO_INT8, 8, false);
@@ -273,7 +273,7 @@ extern "C" cudaError_t folioi_cuda_decode(const folioi_cuda_layer *y, const foli
     decode_args a = {};
     a.early = early;
     fill_args(&a, y, step, plan, workspace, counters);
-    bool plain = is_plain(y), few = rows <= 8;
+    bool fixed = is_fixed(y), few = rows <= 8;
     block_fit f = fit_layer(y, &plan->sm, rows);
-    return launch(choose(&a.layer, plain, few), &a, &f, plan, stream);
+    return launch(choose(&a.layer, fixed, few), &a, &f, plan, stream);
 }

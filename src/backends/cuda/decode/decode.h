@@ -31,7 +31,7 @@ typedef struct folioi_cuda_decode_limits {
 
 /** A plan's decode: its numbers, and where its schedule is in device memory. */
 typedef struct folioi_cuda_decode_plan {
-    int32_t num_slots, split_len;
+    int32_t num_shares, split_len;
     int32_t max_rows; /* sequences with more rows (query_len * group) are left to other kernels */
     int64_t max_items, max_stores;
     size_t schedule_bytes, workspace_bytes;
@@ -44,7 +44,7 @@ typedef struct folioi_cuda_decode_plan {
 void folioi_cuda_decode_init(folioi_cuda_decode_plan *plan,
                              const folioi_cuda_decode_limits *limits);
 
-/** Can decode read this layer? false: f32, new k and v unlike q, layouts without plain rows, groups above 16, heads too large for the device. */
+/** Can decode read this layer? false: f32, new k and v unlike q, layouts without contiguous rows, groups above 16, heads too large for the device. */
 bool folioi_cuda_decode_takes(const folioi_cuda_layer *layer, const folioi_cuda_decode_plan *plan);
 
 /** Where its schedule lies, for the job that makes it. */

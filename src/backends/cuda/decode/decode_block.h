@@ -1,7 +1,7 @@
 /*
  * decode_block.h: what a block of decode threads is given, and how its shared memory lies:
  *
- *   sums of rows | counts | slot and its first items | maxima and sums of warps | q | options of rows | notes, scales and barriers of stages | stages
+ *   sums of rows | counts | share and its first items | maxima and sums of warps | q | options of rows | notes, scales and barriers of stages | stages
  *
  * A stage holds 16 tokens of K, then of V; each warp has num_stages of its own.
  */
@@ -21,7 +21,7 @@ typedef struct decode_args {
     const int32_t *blocks;
     const folioi_cuda_counts *counts;
     const folioi_cuda_seq *seqs;
-    const folioi_decode_slot *slots;
+    const folioi_decode_share *shares;
     const folioi_decode_item *items;
     /* the workspace */
     int32_t *counters; /* [seq][kv head][row block] */
@@ -49,10 +49,10 @@ struct tile_note {
     int tile, low, high;
 };
 
-static_assert(sizeof(folioi_decode_slot) % 16 == 0 && sizeof(folioi_cuda_counts) == 16,
+static_assert(sizeof(folioi_decode_share) % 16 == 0 && sizeof(folioi_cuda_counts) == 16,
               "they are copied in 16 bytes");
 
-/* A row as options of the general instances need it. */
+/* A row as options of the flexible instances need it. */
 struct row_option {
     int64_t own;  /* key at the row's own position, for ALiBi */
     int64_t bias; /* index of key 0 */
@@ -61,12 +61,12 @@ struct row_option {
 
 struct block_shared {
     folioi_cuda_counts *counts;
-    folioi_decode_slot *slot;
+    folioi_decode_share *share;
     float *out;             /* [rows][out_stride]                      */
     float *warp_m, *warp_l; /* [MAX_WARPS][16]: of each warp; add_warps tells which           */
     float *row_m;           /* [16]: of all of them                    */
     uint16_t *q; /* [Q_FORMS][16][q_stride]: as given; in the cache's type; what that lost */
-    row_option *options; /* [16]: of the general instances */
+    row_option *options; /* [16]: of the flexible instances */
     float *q_factor;     /* [16]: what rows of the second form were divided by */
     int *flag;
     char *stages;       /* this warp's */
@@ -82,8 +82,8 @@ static __device__ __forceinline__ block_shared carve_shared(const decode_args &a
     sh.out = (float *)memory;
     memory += a.out_copies * a.out_size * sizeof(float);
     sh.counts = (folioi_cuda_counts *)memory;
-    sh.slot = (folioi_decode_slot *)(sh.counts + 1);
-    memory += sizeof(folioi_cuda_counts) + sizeof(folioi_decode_slot);
+    sh.share = (folioi_decode_share *)(sh.counts + 1);
+    memory += sizeof(folioi_cuda_counts) + sizeof(folioi_decode_share);
     sh.warp_m = (float *)memory;
     sh.warp_l = sh.warp_m + MAX_WARPS * 16;
     sh.q_factor = sh.warp_l + MAX_WARPS * 16;
@@ -108,8 +108,8 @@ static __device__ __forceinline__ block_shared carve_shared(const decode_args &a
 static __device__ __forceinline__ const folioi_decode_item *item_at(const decode_args &a,
                                                                     const block_shared &sh, int n)
 {
-    int kept = n - sh.slot->begin;
-    return kept < FOLIOI_DECODE_KEPT ? &sh.slot->kept[kept] : &a.items[n];
+    int kept = n - sh.share->begin;
+    return kept < FOLIOI_DECODE_KEPT ? &sh.share->kept[kept] : &a.items[n];
 }
 
 #endif

@@ -36,13 +36,13 @@ static __device__ __forceinline__ int block_index(const decode_args &a, int toke
     return a.block_shift >= 0 ? token >> a.block_shift : divide(token, a.layer.block_size);
 }
 
-/* Ask for the block number of a tile; of the first of a slot it came with the slot. */
-static __device__ __noinline__ int ask_ahead(const decode_args &a, const folioi_decode_slot *slot,
+/* Ask for the block number of a tile; of the first of a share it came with the share. */
+static __device__ __noinline__ int ask_ahead(const decode_args &a, const folioi_decode_share *share,
                                              int item, int64_t table, int tile, int low, int high)
 {
     if ((unsigned)tile >= (unsigned)high) return 0;
     int kept = (tile >> 4) - (low >> 4);
-    if (item == slot->begin && kept < FOLIOI_DECODE_TILES) return slot->blocks[kept];
+    if (item == share->begin && kept < FOLIOI_DECODE_TILES) return share->blocks[kept];
     return __ldg(a.blocks + table + block_index(a, tile));
 }
 
@@ -50,29 +50,29 @@ static __device__ __noinline__ int ask_ahead(const decode_args &a, const folioi_
  * Ask for the block number of this lane's token of the cursor's tile, which is used one tile later; or, where no tile lies
  * in two blocks, for those of many tiles.
  */
-template <int PLAIN>
+template <int KV>
 static __device__ __forceinline__ void ask_block(const decode_args &a, const block_shared &sh,
                                                  cursor &c, int lane)
 {
     if (c.item >= c.item_end) return;
-    if (PLAIN && a.one_block_tiles) {
+    if (KV && a.one_block_tiles) {
         if (c.num_used % 32 != 0) return;
         int tile = c.tile + 16 * lane * a.num_warps;
         if (c.num_used == 0) {
-            c.blocks_32 = ask_ahead(a, sh.slot, c.item, c.table, tile, c.low, c.high);
+            c.blocks_32 = ask_ahead(a, sh.share, c.item, c.table, tile, c.low, c.high);
             c.num_used = 32;
         }
         if (c.num_used == 32) {
             c.num_used = 0;
             c.blocks = c.blocks_32;
             tile += 16 * 32 * a.num_warps;
-            c.blocks_32 = ask_ahead(a, sh.slot, c.item, c.table, tile, c.low, c.high);
+            c.blocks_32 = ask_ahead(a, sh.share, c.item, c.table, tile, c.low, c.high);
         }
         return;
     }
     int token = c.tile + (lane & 15);
     if (token < c.low || token >= c.high) return;
-    if (!PLAIN && (c.fresh || token >= c.fresh_at)) return;
+    if (!KV && (c.fresh || token >= c.fresh_at)) return;
     int index = block_index(a, token);
     c.in_block = token - index * a.layer.block_size;
     c.block = __ldg(a.blocks + c.table + index);
@@ -87,7 +87,7 @@ static __device__ __forceinline__ int first_tile(const decode_args &a, int low, 
 }
 
 /* Go on from item c.item to the first one that has a tile for this warp. */
-template <int PLAIN>
+template <int KV>
 static __device__ __forceinline__ void seek_item(const decode_args &a, const block_shared &sh,
                                                  cursor &c, int warp, int first_row)
 {
@@ -101,7 +101,7 @@ static __device__ __forceinline__ void seek_item(const decode_args &a, const blo
         if (first_row >= s->query_len * a.group) continue;
         c.table = s->table;
         c.num_used = 0;
-        if (!PLAIN) {
+        if (!KV) {
             c.new_row = s->new_row - s->context_len;
             c.fresh_at = !a.layer.cached ? 0 : a.layer.append ? s->context_len : INT32_MAX;
             c.fresh = max(c.tile, c.low) >= c.fresh_at;
@@ -111,31 +111,31 @@ static __device__ __forceinline__ void seek_item(const decode_args &a, const blo
 }
 
 /* A tile with cached and new tokens is visited twice. */
-template <int PLAIN>
+template <int KV>
 static __device__ __forceinline__ void step_cursor(const decode_args &a, const block_shared &sh,
                                                    cursor &c, int warp, int first_row)
 {
-    if (!PLAIN && !c.fresh && c.fresh_at < c.tile + 16 && c.fresh_at < c.high) {
+    if (!KV && !c.fresh && c.fresh_at < c.tile + 16 && c.fresh_at < c.high) {
         c.fresh = true;
         return;
     }
     c.tile += 16 * a.num_warps;
-    if (!PLAIN) c.fresh = c.tile >= c.fresh_at;
+    if (!KV) c.fresh = c.tile >= c.fresh_at;
     if (c.tile < c.high) return;
     c.item++;
-    seek_item<PLAIN>(a, sh, c, warp, first_row);
+    seek_item<KV>(a, sh, c, warp, first_row);
 }
 
-/* ---- tiles of the general instances ---- */
+/* ---- tiles of the flexible instances ---- */
 
 /* Address of this lane's row, K in lanes 0-15 and V in 16-31; 0: nobody sees the token. */
-template <int PLAIN>
+template <int KV>
 static __device__ __forceinline__ uint64_t row_address(const decode_args &a, const cursor &c,
                                                        int block, bool valid, int kv_head, int lane)
 {
     if (!valid) return 0;
     bool is_v = lane >= 16;
-    if (!PLAIN && c.fresh) {
+    if (!KV && c.fresh) {
         const folioi_cuda_rows &rows = is_v ? a.layer.new_v : a.layer.new_k;
         int64_t row = c.new_row + c.tile + (lane & 15);
         return (uint64_t)rows.data + 2 * (row * rows.token + kv_head * rows.head);
@@ -188,8 +188,8 @@ static __device__ __forceinline__ void copy_rows(uint32_t dst, int stride, uint6
     }
 }
 
-static __device__ __forceinline__ void copy_general(const decode_args &a, const cursor &c,
-                                                    uint32_t dst, uint64_t row)
+static __device__ __forceinline__ void copy_flexible(const decode_args &a, const cursor &c,
+                                                     uint32_t dst, uint64_t row)
 {
     const folioi_cuda_layer &y = a.layer;
     uint32_t v_dst = dst + 16 * a.k_stride;
@@ -216,7 +216,7 @@ static __device__ __forceinline__ void copy_general(const decode_args &a, const 
     }
 }
 
-/* ---- tiles of the plain instances ---- */
+/* ---- tiles of the fixed instances ---- */
 
 /* Where a tile that lies in one block begins. */
 template <int BYTES, bool PAGED>
@@ -229,7 +229,7 @@ static __device__ __forceinline__ const char *tile_start(const folioi_cuda_side 
 
 /* 16 rows, of which lane first_lane + t holds the address of row t, 0 where it is zeros. */
 template <int DIMS, int BYTES>
-static __device__ __forceinline__ void copy_rows_plain(const decode_args &a, uint32_t dst,
+static __device__ __forceinline__ void copy_rows_fixed(const decode_args &a, uint32_t dst,
                                                        uint64_t row, int first_lane)
 {
     constexpr int COPIES = DIMS * BYTES / 16;
@@ -239,14 +239,14 @@ static __device__ __forceinline__ void copy_rows_plain(const decode_args &a, uin
         int n = i + lane, t = n / COPIES, at = n % COPIES;
         uint64_t from = __shfl_sync(ALL_LANES, row, first_lane + t);
         const void *anywhere = a.layer.k.base;
-        cp_async<16, 128>(dst + plain_place<DIMS, BYTES, false>(t, at),
+        cp_async<16, 128>(dst + fixed_place<DIMS, BYTES, false>(t, at),
                           from ? (const void *)(from + at * 16) : anywhere, from ? 16 : 0);
     }
 }
 
 /* 16 rows of one block, all of them seen; from: the first. ROW: bytes between rows; 0: as `row` says. */
 template <int DIMS, int BYTES, int ROW>
-static __device__ __forceinline__ void copy_block_plain(uint32_t dst, const char *from, int64_t row)
+static __device__ __forceinline__ void copy_block_fixed(uint32_t dst, const char *from, int64_t row)
 {
     constexpr int COPIES = DIMS * BYTES / 16;
     constexpr int ROWS = 32 / COPIES;
@@ -255,7 +255,7 @@ static __device__ __forceinline__ void copy_block_plain(uint32_t dst, const char
     from += mine * row + chunk * 16;
 #pragma unroll
     for (int t = 0; t < 16; t += ROWS)
-        cp_async<16, 128>(dst + plain_place<DIMS, BYTES, false>(t + mine, chunk), from + t * row);
+        cp_async<16, 128>(dst + fixed_place<DIMS, BYTES, false>(t + mine, chunk), from + t * row);
 }
 
 /* A native page: it lies in the tile as it lies in memory. Tokens outside of [low, high) are zeros. */
@@ -273,16 +273,16 @@ static __device__ __forceinline__ void copy_page(uint32_t dst, const char *from,
 }
 
 /* Does this tile come by bulk copies? Its copies and its use both ask. */
-template <int DIMS, int PLAIN, bool PAGED>
+template <int DIMS, int KV, bool PAGED>
 static __device__ __forceinline__ bool comes_in_bulk(const decode_args &a, int tile, int low,
                                                      int high)
 {
-    if (!HAS_BULK_COPIES || (PLAIN != FOLIO_F16 && PLAIN != FOLIO_BF16)) return false;
-    if (!PAGED && (plain_form(DIMS, 2, false) != PACKED_TILE || !a.bulk)) return false;
+    if (!HAS_BULK_COPIES || (KV != FOLIO_F16 && KV != FOLIO_BF16)) return false;
+    if (!PAGED && (fixed_form(DIMS, 2, false) != PACKED_TILE || !a.bulk)) return false;
     return tile >= low && tile + 16 <= high;
 }
 
-/* Bulk copies of a tile that lies in one block: K and V of plain rows, or a page. */
+/* Bulk copies of a tile that lies in one block: K and V of contiguous rows, or a page. */
 template <int DIMS, bool PAGED>
 static __device__ __forceinline__ void copy_block_bulk(const decode_args &a, cursor &c, int block,
                                                        int in_block, uint32_t dst, uint32_t barrier,
@@ -302,17 +302,17 @@ static __device__ __forceinline__ void copy_block_bulk(const decode_args &a, cur
     }
 }
 
-/* The copies of a plain tile. */
-template <int DIMS, int PLAIN, bool PAGED>
-static __device__ __forceinline__ void copy_plain(const decode_args &a, cursor &c, uint32_t dst,
+/* The copies of a fixed tile. */
+template <int DIMS, int KV, bool PAGED>
+static __device__ __forceinline__ void copy_fixed(const decode_args &a, cursor &c, uint32_t dst,
                                                   uint32_t barrier, int block, bool valid,
                                                   int kv_head)
 {
-    constexpr int BYTES = PLAIN == FOLIO_F16 || PLAIN == FOLIO_BF16 ? 2 : 1;
+    constexpr int BYTES = KV == FOLIO_F16 || KV == FOLIO_BF16 ? 2 : 1;
     const folioi_cuda_side &k = a.layer.k, &v = a.layer.v;
-    uint32_t v_dst = dst + plain_value(DIMS, BYTES, PAGED);
+    uint32_t v_dst = dst + fixed_value(DIMS, BYTES, PAGED);
     int in_block = c.in_block - (threadIdx.x & 15);
-    if (comes_in_bulk<DIMS, PLAIN, PAGED>(a, c.tile, c.low, c.high)) {
+    if (comes_in_bulk<DIMS, KV, PAGED>(a, c.tile, c.low, c.high)) {
         copy_block_bulk<DIMS, PAGED>(a, c, block, in_block, dst, barrier, kv_head);
         return;
     }
@@ -324,29 +324,29 @@ static __device__ __forceinline__ void copy_plain(const decode_args &a, cursor &
         const char *k_from = tile_start<BYTES, PAGED>(k, block, in_block, kv_head);
         const char *v_from = tile_start<BYTES, PAGED>(v, block, in_block, kv_head);
         if (a.bulk) {
-            copy_block_plain<DIMS, BYTES, DIMS * BYTES>(dst, k_from, 0);
-            copy_block_plain<DIMS, BYTES, DIMS * BYTES>(v_dst, v_from, 0);
+            copy_block_fixed<DIMS, BYTES, DIMS * BYTES>(dst, k_from, 0);
+            copy_block_fixed<DIMS, BYTES, DIMS * BYTES>(v_dst, v_from, 0);
         } else {
-            copy_block_plain<DIMS, BYTES, 0>(dst, k_from, BYTES * k.at.token_tile_stride);
-            copy_block_plain<DIMS, BYTES, 0>(v_dst, v_from, BYTES * v.at.token_tile_stride);
+            copy_block_fixed<DIMS, BYTES, 0>(dst, k_from, BYTES * k.at.token_tile_stride);
+            copy_block_fixed<DIMS, BYTES, 0>(v_dst, v_from, BYTES * v.at.token_tile_stride);
         }
     } else {
-        uint64_t row = row_address<PLAIN>(a, c, block, valid, kv_head, threadIdx.x & 31);
-        copy_rows_plain<DIMS, BYTES>(a, dst, row, 0);
-        copy_rows_plain<DIMS, BYTES>(a, v_dst, row, 16);
+        uint64_t row = row_address<KV>(a, c, block, valid, kv_head, threadIdx.x & 31);
+        copy_rows_fixed<DIMS, BYTES>(a, dst, row, 0);
+        copy_rows_fixed<DIMS, BYTES>(a, v_dst, row, 16);
     }
 }
 
 /* ---- a stage ---- */
 
-/* Scales of a tile's K, then of its V: 0 where nobody sees the token. In plain instances they lie alike. */
-template <int PLAIN>
+/* Scales of a tile's K, then of its V: 0 where nobody sees the token. In fixed instances they lie alike. */
+template <int KV>
 static __device__ __forceinline__ void copy_scales(const decode_args &a, const cursor &c,
                                                    const block_shared &sh, int stage, int block,
                                                    bool valid, int kv_head)
 {
     int lane = threadIdx.x & 31;
-    const folioi_address &at = PLAIN || lane < 16 ? a.layer.k.scales_at : a.layer.v.scales_at;
+    const folioi_address &at = KV || lane < 16 ? a.layer.k.scales_at : a.layer.v.scales_at;
     const float *from = lane >= 16 ? a.layer.v.scales : a.layer.k.scales;
     if (valid)
         from += block * at.block + kv_head * at.head + (int64_t)c.in_block * at.token_tile_stride;
@@ -354,7 +354,7 @@ static __device__ __forceinline__ void copy_scales(const decode_args &a, const c
 }
 
 /* Start the copies of the cursor's tile into a stage, as one group, and move on. */
-template <int DIMS, int PLAIN, bool PAGED>
+template <int DIMS, int KV, bool PAGED>
 static __device__ __forceinline__ void fetch(const decode_args &a, cursor &c,
                                              const block_shared &sh, int stage, int kv_head,
                                              int warp, int first_row)
@@ -362,34 +362,33 @@ static __device__ __forceinline__ void fetch(const decode_args &a, cursor &c,
     int lane = threadIdx.x & 31;
     int token = c.tile + (lane & 15);
     int low = c.low, high = c.high;
-    if (!PLAIN) {
+    if (!KV) {
         if (c.fresh) low = max(low, c.fresh_at);
         else high = min(high, c.fresh_at);
     }
     bool valid = token >= low && token < high;
     uint32_t dst = shared_address(sh.stages) + stage * a.stage_bytes;
-    if constexpr (PLAIN != 0) {
+    if constexpr (KV != 0) {
         int block = c.block;
         if (a.one_block_tiles) {
             block = __shfl_sync(ALL_LANES, c.blocks, c.num_used++);
             c.in_block = token - block_index(a, token) * a.layer.block_size;
         }
-        if constexpr (PLAIN == FOLIO_INT8)
-            copy_scales<PLAIN>(a, c, sh, stage, block, valid, kv_head);
-        copy_plain<DIMS, PLAIN, PAGED>(a, c, dst, shared_address(sh.barriers + stage), block, valid,
-                                       kv_head);
+        if constexpr (KV == FOLIO_INT8) copy_scales<KV>(a, c, sh, stage, block, valid, kv_head);
+        copy_fixed<DIMS, KV, PAGED>(a, c, dst, shared_address(sh.barriers + stage), block, valid,
+                                    kv_head);
     } else {
-        copy_general(a, c, dst, row_address<PLAIN>(a, c, c.block, valid, kv_head, lane));
+        copy_flexible(a, c, dst, row_address<KV>(a, c, c.block, valid, kv_head, lane));
         if (a.layer.k.scales != NULL && !c.fresh)
-            copy_scales<PLAIN>(a, c, sh, stage, c.block, valid, kv_head);
+            copy_scales<KV>(a, c, sh, stage, c.block, valid, kv_head);
         if (lane == 0) {
             tile_note note = {2 * c.item + c.fresh, c.tile, low, high};
             *(int4 *)&sh.notes[stage] = *(int4 *)&note;
         }
     }
     cp_async_commit();
-    step_cursor<PLAIN>(a, sh, c, warp, first_row);
-    ask_block<PLAIN>(a, sh, c, lane);
+    step_cursor<KV>(a, sh, c, warp, first_row);
+    ask_block<KV>(a, sh, c, lane);
 }
 
 /* Wait for the oldest of `filled` stages. FEW: there are three at most, or those after the third may be waited for too. */

@@ -1,12 +1,13 @@
 /*
- * decode_kernel.h: attention of few rows. A block is one slot of the schedule and one kv head; each of its warps streams tiles
+ * decode_kernel.h: attention of few rows. A block is one share of the schedule and one kv head; each of its warps streams tiles
  * of 16 tokens of its own through a ring of stages in shared memory, with no barrier until an item ends:
  *
  *   S^T[16 tokens][8 or 16 rows] = K Q^T        decode_scores.h, weights: decode_softmax.h
  *   O^T[dims][rows] += V^T P^T                  decode_values.h
  *
  * Then the warps add up in their order, and the last block of a split sequence adds up its parts in theirs: decode_end.h.
- * PLAIN instances know type and head size; the other ones take every option at run time.
+ * Fixed instances know type and head size of K and V when they are compiled, and take no option on scores; flexible ones
+ * take everything at run time.
  */
 #ifndef FOLIOI_DECODE_KERNEL_H
 #define FOLIOI_DECODE_KERNEL_H
@@ -19,22 +20,22 @@
 #include "backends/cuda/decode/decode_values.h"
 
 /*
- * An instance and what follows from it. PLAIN: 0, or the dtype of K and V, VMAX then being their head size; else the largest
- * V it takes. NT: fragments of 8 rows.
+ * An instance and what follows from it. KV: the dtype of K and V, VMAX then being their head size; or 0 (flexible), VMAX
+ * being the largest V it takes. NT: fragments of 8 rows.
  */
-template <int VMAX_, int NT_, int PLAIN_, bool PAGED_> struct decode_instance {
-    static constexpr int VMAX = VMAX_, NT = NT_, PLAIN = PLAIN_;
-    static constexpr bool PAGED = PAGED_; /* K and V lie in native pages; PLAIN only */
-    using T = typename std::conditional<PLAIN == FOLIO_BF16, __nv_bfloat16, __half>::type;
-    static constexpr bool INT8 = PLAIN == FOLIO_INT8;
-    static constexpr bool EIGHT = PLAIN == FOLIO_FP8_E4M3 || PLAIN == FOLIO_FP8_E5M2 || INT8;
+template <int VMAX_, int NT_, int KV_, bool PAGED_> struct decode_instance {
+    static constexpr int VMAX = VMAX_, NT = NT_, KV = KV_;
+    static constexpr bool PAGED = PAGED_; /* K and V lie in native pages; fixed instances only */
+    using T = typename std::conditional<KV == FOLIO_BF16, __nv_bfloat16, __half>::type;
+    static constexpr bool INT8 = KV == FOLIO_INT8;
+    static constexpr bool EIGHT = KV == FOLIO_FP8_E4M3 || KV == FOLIO_FP8_E5M2 || INT8;
     static constexpr int BYTES = EIGHT ? 1 : 2;
-    static constexpr bool PACKED = PLAIN != 0 && plain_form(VMAX, BYTES, PAGED) == PACKED_TILE;
-    static constexpr bool Q_IN_REGISTERS = PLAIN != 0 && VMAX <= 128;
+    static constexpr bool PACKED = KV != 0 && fixed_form(VMAX, BYTES, PAGED) == PACKED_TILE;
+    static constexpr bool Q_IN_REGISTERS = KV != 0 && VMAX <= 128;
     /* loaded while the item before ends */
     static constexpr bool Q_EARLY = Q_IN_REGISTERS && !EIGHT;
     /* that shared memory holds of q: see block_shared */
-    static constexpr int Q_FORMS = PLAIN == 0 ? 3 : Q_IN_REGISTERS ? 0 : 1;
+    static constexpr int Q_FORMS = KV == 0 ? 3 : Q_IN_REGISTERS ? 0 : 1;
     static constexpr int Q_STEPS = Q_IN_REGISTERS ? VMAX / 16 : 1;
 };
 
@@ -42,16 +43,16 @@ template <int VMAX_, int NT_, int PLAIN_, bool PAGED_> struct decode_instance {
  * What the block has to do, to shared memory. Memory answers late: counts, which only the end needs, come too, and counters
  * that will be asked are brought near.
  */
-static __device__ __forceinline__ void load_slot(const decode_args &a, const block_shared &sh,
-                                                 int slot, int kv_head, int first_row)
+static __device__ __forceinline__ void load_share(const decode_args &a, const block_shared &sh,
+                                                  int share, int kv_head, int first_row)
 {
-    constexpr int CHUNKS = sizeof(folioi_decode_slot) / 16;
+    constexpr int CHUNKS = sizeof(folioi_decode_share) / 16;
     for (int n = threadIdx.x; n < CHUNKS + 1; n += blockDim.x)
         ((uint4 *)sh.counts)[n] =
-            n == 0 ? *(const uint4 *)a.counts : ((const uint4 *)&a.slots[slot])[n - 1];
+            n == 0 ? *(const uint4 *)a.counts : ((const uint4 *)&a.shares[share])[n - 1];
     __syncthreads();
-    if (threadIdx.x < FOLIOI_DECODE_KEPT && sh.slot->kept[threadIdx.x].num_parts > 1)
-        prefetch(counter_of(a, sh.slot->kept[threadIdx.x].seq, kv_head, first_row));
+    if (threadIdx.x < FOLIOI_DECODE_KEPT && sh.share->kept[threadIdx.x].num_parts > 1)
+        prefetch(counter_of(a, sh.share->kept[threadIdx.x].seq, kv_head, first_row));
 }
 
 /* Rows of an item and, unless they come early, its q. */
@@ -75,10 +76,10 @@ static __device__ __forceinline__ void start_item(const decode_args &a, const bl
                 __shfl_sync(ALL_LANES, factor[row / 2], 4 * (row_of(threadIdx.x & 3, row) % 8));
     } else if constexpr (!I::Q_EARLY) {
         stage_q(a, s, num_rows, first_row, kv_head, I::Q_FORMS, sh.q, sh.q_factor);
-        if (I::PLAIN == 0) start_options(a, sh, s, item.seq, num_rows, first_row, kv_head);
+        if (I::KV == 0) start_options(a, sh, s, item.seq, num_rows, first_row, kv_head);
         __syncthreads();
     }
-    if constexpr (I::PLAIN == 0) {
+    if constexpr (I::KV == 0) {
         bool converted = a.layer.dtype == FOLIO_BF16 && !cache_is_bf16(a);
 #pragma unroll
         for (int row = 0; row < 2 * I::NT; row++)
@@ -96,15 +97,15 @@ static __device__ __forceinline__ void score_tile(const decode_args &a, const bl
 {
     using T = typename I::T;
     if constexpr (I::INT8) tile.scales = sh.scales + stage * 32;
-    if constexpr (I::EIGHT) scores_plain_8<I::PLAIN, I::VMAX, I::NT>(s, tile.k, q, wide);
+    if constexpr (I::EIGHT) scores_fixed_8<I::KV, I::VMAX, I::NT>(s, tile.k, q, wide);
     else if constexpr (I::PACKED) scores_packed<T, I::VMAX, I::NT>(s, tile.k, q, wide);
     else if constexpr (I::Q_IN_REGISTERS)
-        scores_plain<T, I::VMAX, I::NT, I::PAGED>(s, tile.k, q, wide);
-    else if constexpr (I::PLAIN != 0)
+        scores_fixed<T, I::VMAX, I::NT, I::PAGED>(s, tile.k, q, wide);
+    else if constexpr (I::KV != 0)
         scores_16<T, I::NT, I::VMAX, I::PAGED>(s, tile.k, 0, I::VMAX / 16, sh.q, a.q_stride, wide);
     else {
         if (a.layer.k.scales != NULL && !tile.fresh) tile.scales = sh.scales + stage * 32;
-        general_scores<I::NT>(a, tile, sh, wide, s);
+        flexible_scores<I::NT>(a, tile, sh, wide, s);
     }
 }
 
@@ -117,7 +118,7 @@ static __device__ __forceinline__ void add_tile_values(
 {
     using T = typename I::T;
     constexpr int VMAX = I::VMAX, NT = I::NT, STEPS = VMAX / 16;
-    if constexpr (I::PLAIN == 0 || I::INT8) {
+    if constexpr (I::KV == 0 || I::INT8) {
         if (I::INT8 || a.kv_bytes == 1) {
             float ago = scale_values<NT>(a, tile, hidden, I::INT8 && whole, s, v_scale);
             if (ago != 1.0f) {
@@ -129,14 +130,14 @@ static __device__ __forceinline__ void add_tile_values(
     }
     if (grown) rescale<VMAX, NT>(o, alpha, wide);
     if constexpr (I::EIGHT)
-        add_tile<T, VMAX, NT>(o, values_8<I::PLAIN, VMAX>(tile.v, 0), STEPS, s, num_rows, apart,
+        add_tile<T, VMAX, NT>(o, values_8<I::KV, VMAX>(tile.v, 0), STEPS, s, num_rows, apart,
                               hidden);
     else if constexpr (I::PACKED)
         add_tile<T, VMAX, NT>(o, values_packed<VMAX>(tile.v), STEPS, s, num_rows, apart, hidden);
-    else if constexpr (I::PLAIN != 0)
+    else if constexpr (I::KV != 0)
         add_tile<T, VMAX, NT>(o, values_16<VMAX, I::PAGED>(tile.v, 0), STEPS, s, num_rows, apart,
                               hidden);
-    else general_values<VMAX, NT>(a, tile, s, num_rows, apart, hidden, o);
+    else flexible_values<VMAX, NT>(a, tile, s, num_rows, apart, hidden, o);
 }
 
 /* The next tile of item n that is in shared memory, and the keys that all rows see; false: there is none. */
@@ -144,7 +145,7 @@ template <class I>
 static __device__ __forceinline__ bool next_tile(const decode_args &a, const block_shared &sh,
                                                  int n, int stage, int filled, tile_view &tile)
 {
-    if (I::PLAIN != 0) return tile.tile < tile.high;
+    if (I::KV != 0) return tile.tile < tile.high;
     if (filled == 0) return false;
     __syncwarp();
     tile_note note;
@@ -163,7 +164,7 @@ static __device__ __forceinline__ void await_tile(const decode_args &a, const bl
                                                   const tile_view &tile, int stage, int filled,
                                                   uint32_t &phases)
 {
-    if (comes_in_bulk<I::VMAX, I::PLAIN, I::PAGED>(a, tile.tile, tile.low, tile.high)) {
+    if (comes_in_bulk<I::VMAX, I::KV, I::PAGED>(a, tile.tile, tile.low, tile.high)) {
         if constexpr (HAS_BULK_COPIES)
             bulk_wait(shared_address(sh.barriers + stage), phases >> stage & 1);
         phases ^= 1u << stage;
@@ -172,29 +173,29 @@ static __device__ __forceinline__ void await_tile(const decode_args &a, const bl
     }
 }
 
-template <int VMAX, int NT, int PLAIN, int WARPS, bool PAGED = false>
+template <int VMAX, int NT, int KV, int WARPS, bool PAGED = false>
 __global__ void __launch_bounds__(32 * WARPS, VMAX <= 128 ? 2 : 1)
     decode_kernel(const __grid_constant__ decode_args a)
 {
     extern __shared__ __align__(128) char memory[];
-    using I = decode_instance<VMAX, NT, PLAIN, PAGED>;
+    using I = decode_instance<VMAX, NT, KV, PAGED>;
     int warp = threadIdx.x / 32;
-    int kv_head = blockIdx.x, slot = blockIdx.y, first_row = blockIdx.z * 8;
+    int kv_head = blockIdx.x, share = blockIdx.y, first_row = blockIdx.z * 8;
     block_shared sh = carve_shared(a, memory, I::Q_FORMS, warp);
-    if (PLAIN == 0 && (a.layer.k_dims | a.layer.v_dims) % 16 != 0) {
+    if (KV == 0 && (a.layer.k_dims | a.layer.v_dims) % 16 != 0) {
         /* columns past the head size meet zeros of q; no copy ever writes there */
         for (int n = threadIdx.x & 31; n < a.num_stages * a.stage_bytes / 16; n += 32)
             ((uint4 *)sh.stages)[n] = make_uint4(0, 0, 0, 0);
         __syncwarp();
     }
     if (a.early == FOLIOI_EARLY_NOTHING) await_kernels_ahead();
-    load_slot(a, sh, slot, kv_head, first_row);
-    int item_begin = sh.slot->begin, item_end = sh.slot->end;
+    load_share(a, sh, share, kv_head, first_row);
+    int item_begin = sh.share->begin, item_end = sh.share->end;
     cursor c = {};
     c.item = item_begin;
     c.item_end = item_end;
-    seek_item<PLAIN>(a, sh, c, warp, first_row);
-    ask_block<PLAIN>(a, sh, c, threadIdx.x & 31);
+    seek_item<KV>(a, sh, c, warp, first_row);
+    ask_block<KV>(a, sh, c, threadIdx.x & 31);
     int stage = 0, filled = 0; /* the oldest stage, and how many hold tiles */
     uint32_t phases = 0;
     if constexpr (HAS_BULK_COPIES) {
@@ -234,7 +235,7 @@ __global__ void __launch_bounds__(32 * WARPS, VMAX <= 128 ? 2 : 1)
             if (filled < a.num_stages && c.item < c.item_end) {
                 int next = stage + filled;
                 if (next >= a.num_stages) next -= a.num_stages;
-                fetch<VMAX, PLAIN, PAGED>(a, c, sh, next, kv_head, warp, first_row);
+                fetch<VMAX, KV, PAGED>(a, c, sh, next, kv_head, warp, first_row);
                 filled++;
                 continue;
             }
@@ -254,30 +255,29 @@ __global__ void __launch_bounds__(32 * WARPS, VMAX <= 128 ? 2 : 1)
             if (!next_tile<I>(a, sh, n, stage, filled, tile)) break;
             await_tile<I>(a, sh, tile, stage, filled, phases);
             tile.k = shared_address(sh.stages) + stage * a.stage_bytes;
-            tile.v = tile.k + (PLAIN != 0 ? plain_value(VMAX, I::BYTES, PAGED) : 16 * a.k_stride);
+            tile.v = tile.k + (KV != 0 ? fixed_value(VMAX, I::BYTES, PAGED) : 16 * a.k_stride);
             bool whole = tile.tile >= max(whole_begin, tile.low) &&
                          tile.tile + 16 <= min(whole_end, tile.high);
             float sc[NT][4] = {}, alpha[2 * NT];
             uint32_t hidden[NT][4];
             score_tile<I>(a, sh, tile, stage, q, wide, sc);
-            bool apart =
-                finish_scores<PLAIN, NT>(a, sh, tile, rows, opt, num_rows, whole, sc, hidden);
+            bool apart = finish_scores<KV, NT>(a, sh, tile, rows, opt, num_rows, whole, sc, hidden);
             bool grown = soften<NT>(rows, sc, alpha, wide);
             add_tile_values<I>(a, tile, o, sc, alpha, grown, num_rows, wide, whole, apart, hidden,
                                v_scale);
             __syncwarp();
             filled--;
             if (++stage == a.num_stages) stage = 0;
-            if (PLAIN != 0) tile.tile += 16 * a.num_warps;
+            if (KV != 0) tile.tile += 16 * a.num_warps;
         }
         if constexpr (I::Q_EARLY) /* the next item's, on its way while this one ends */
             if (n + 1 < item_end)
                 load_q<VMAX, NT, PAGED>(a, item_at(a, sh, n + 1)->sequence, first_row, kv_head, q);
-        int steps = PLAIN != 0 ? VMAX / 16 : (a.layer.v_dims + 15) / 16;
-        dim_order order = I::PACKED                                     ? PACKED_DIMS
-                          : I::EIGHT || (PLAIN == 0 && a.kv_bytes == 1) ? TURNED_DIMS
-                                                                        : PLAIN_DIMS;
-        if constexpr (PLAIN == 0 || I::EIGHT) {
+        int steps = KV != 0 ? VMAX / 16 : (a.layer.v_dims + 15) / 16;
+        dim_order order = I::PACKED                                  ? PACKED_DIMS
+                          : I::EIGHT || (KV == 0 && a.kv_bytes == 1) ? TURNED_DIMS
+                                                                     : LINEAR_DIMS;
+        if constexpr (KV == 0 || I::EIGHT) {
             float by[2 * NT];
 #pragma unroll
             for (int r = 0; r < 2 * NT; r++)

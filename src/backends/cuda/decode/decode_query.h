@@ -19,7 +19,7 @@ static __device__ __forceinline__ const uint16_t *q_row(const decode_args &a,
 }
 
 /*
- * Q fragments of the plain instances: q[dim step][n][2]. With packed tiles a thread has 8 dims side by side. Not by
+ * Q fragments of the fixed instances: q[dim step][n][2]. With packed tiles a thread has 8 dims side by side. Not by
  * __ldg: a kernel ahead may have written them since this one began.
  */
 template <int DIMS, int NT, bool PAGED>
@@ -27,7 +27,7 @@ static __device__ __forceinline__ void load_q(const decode_args &a, const folioi
                                               int first_row, int kv_head,
                                               uint32_t q[DIMS / 16][NT][2])
 {
-    constexpr bool PACKED = plain_form(DIMS, 2, PAGED) == PACKED_TILE;
+    constexpr bool PACKED = fixed_form(DIMS, 2, PAGED) == PACKED_TILE;
     int lane = threadIdx.x & 31, t = lane & 3, rows = s.query_len * a.group - first_row;
 #pragma unroll
     for (int n = 0; n < NT; n++) {

@@ -11,16 +11,16 @@
 #include "backends/cuda/instructions.h"
 
 template <typename T, int DIMS, int NT, bool PAGED>
-static __device__ __forceinline__ void scores_plain(float s[NT][4], uint32_t k_tile,
+static __device__ __forceinline__ void scores_fixed(float s[NT][4], uint32_t k_tile,
                                                     const uint32_t q[DIMS / 16][NT][2], bool wide)
 {
     int lane = threadIdx.x & 31;
-    uint32_t from = k_tile + plain_place<DIMS, 2, PAGED>(lane & 15, lane >> 4);
+    uint32_t from = k_tile + fixed_place<DIMS, 2, PAGED>(lane & 15, lane >> 4);
     float odd[4] = {0, 0, 0, 0};
 #pragma unroll
     for (int d = 0; d < DIMS / 16; d++) {
         uint32_t k[4];
-        ldmatrix(k, plain_step<DIMS, 2, PAGED>(from, 2 * d));
+        ldmatrix(k, fixed_step<DIMS, 2, PAGED>(from, 2 * d));
         mma<T>(d % 2 ? odd : s[0], k, q[d][0][0], q[d][0][1]);
         if (NT > 1 && wide) mma<T>(s[NT - 1], k, q[d][NT - 1][0], q[d][NT - 1][1]);
     }
@@ -34,13 +34,13 @@ static __device__ __forceinline__ void scores_packed(float s[NT][4], uint32_t k_
                                                      const uint32_t q[DIMS / 16][NT][2], bool wide)
 {
     int lane = threadIdx.x & 31;
-    uint32_t from = k_tile + plain_place<DIMS, 2, false>(lane / 4, lane & 3);
+    uint32_t from = k_tile + fixed_place<DIMS, 2, false>(lane / 4, lane & 3);
     float odd[4] = {0, 0, 0, 0};
 #pragma unroll
     for (int d = 0; d < DIMS / 16; d += 2) {
         uint32_t low[4], high[4];
         load_shared(low, from + d * 32);
-        load_shared(high, from + d * 32 + 8 * plain_stride(DIMS, 2));
+        load_shared(high, from + d * 32 + 8 * fixed_stride(DIMS, 2));
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             uint32_t k[4] = {low[2 * half], high[2 * half], low[2 * half + 1], high[2 * half + 1]};
@@ -54,16 +54,16 @@ static __device__ __forceinline__ void scores_packed(float s[NT][4], uint32_t k_
 }
 
 template <int KIND, int DIMS, int NT>
-static __device__ __forceinline__ void scores_plain_8(float s[NT][4], uint32_t k_tile,
+static __device__ __forceinline__ void scores_fixed_8(float s[NT][4], uint32_t k_tile,
                                                       const uint32_t q[DIMS / 16][NT][2], bool wide)
 {
     int lane = threadIdx.x & 31;
-    uint32_t from = k_tile + plain_place<DIMS, 1, false>(lane & 15, lane >> 4);
+    uint32_t from = k_tile + fixed_place<DIMS, 1, false>(lane & 15, lane >> 4);
     float odd[4] = {0, 0, 0, 0};
 #pragma unroll
     for (int d = 0; d < DIMS / 16; d += 2) {
         uint32_t r[4];
-        ldmatrix(r, plain_step<DIMS, 1, false>(from, d));
+        ldmatrix(r, fixed_step<DIMS, 1, false>(from, d));
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             uint32_t low = r[2 * half], high = r[2 * half + 1];
@@ -78,7 +78,7 @@ static __device__ __forceinline__ void scores_plain_8(float s[NT][4], uint32_t k
     for (int e = 0; e < 4; e++) s[0][e] += odd[e];
 }
 
-/* The same with q in shared memory. DIMS: of a plain tile; 0: rows are `stride` apart. */
+/* The same with q in shared memory. DIMS: of a fixed tile; 0: rows are `stride` apart. */
 template <typename T, int NT, int DIMS = 0, bool PAGED = false>
 static __device__ __forceinline__ void scores_16(float s[NT][4], uint32_t k_tile, int stride,
                                                  int steps, const uint16_t *q, int q_stride,
@@ -87,12 +87,12 @@ static __device__ __forceinline__ void scores_16(float s[NT][4], uint32_t k_tile
     int lane = threadIdx.x & 31;
     int row = lane & 15, chunk = lane >> 4;
     uint32_t from =
-        k_tile + (DIMS ? plain_place<DIMS, 2, PAGED>(row, chunk) : row * stride + chunk * 16);
+        k_tile + (DIMS ? fixed_place<DIMS, 2, PAGED>(row, chunk) : row * stride + chunk * 16);
     const uint16_t *mine = q + (lane / 4) * q_stride + 2 * (lane & 3);
 #pragma unroll 4
     for (int d = 0; d < steps; d++) {
         uint32_t k[4];
-        ldmatrix(k, plain_step<DIMS, 2, PAGED>(from, 2 * d));
+        ldmatrix(k, fixed_step<DIMS, 2, PAGED>(from, 2 * d));
 #pragma unroll
         for (int n = 0; n < NT; n++) {
             const uint16_t *b = mine + n * 8 * q_stride + d * 16;
@@ -130,9 +130,9 @@ static __device__ __forceinline__ void scores_8(float s[NT][4], uint32_t k_tile,
 }
 
 template <int NT>
-static __device__ __forceinline__ void general_scores(const decode_args &a, const tile_view &tile,
-                                                      const block_shared &sh, bool wide,
-                                                      float s[NT][4])
+static __device__ __forceinline__ void flexible_scores(const decode_args &a, const tile_view &tile,
+                                                       const block_shared &sh, bool wide,
+                                                       float s[NT][4])
 {
     int steps = (a.layer.k_dims + 15) / 16, size = FOLIOI_DECODE_MAX_ROWS * a.q_stride;
     bool q_bf16 = a.layer.dtype == FOLIO_BF16;

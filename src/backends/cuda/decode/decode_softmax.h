@@ -76,7 +76,7 @@ static __device__ __forceinline__ void start_rows(const decode_args &a, const fo
     }
 }
 
-/* What options of the general instances need of an item's rows, to shared memory; a barrier follows. */
+/* What options of the flexible instances need of an item's rows, to shared memory; a barrier follows. */
 static __device__ __forceinline__ void start_options(const decode_args &a, const block_shared &sh,
                                                      const folioi_cuda_seq &s, int seq,
                                                      int num_rows, int first_row, int kv_head)
@@ -113,21 +113,21 @@ static __device__ __forceinline__ float option_score(const decode_args &a, const
 }
 
 /* Scores of a tile: scaled, every option applied, -inf where not seen. Returns whether some row does not
- * see a token that is in the tile. hidden: lanes of the scores that are -inf; of plain tiles only where not whole. */
-template <int PLAIN, int NT>
+ * see a token that is in the tile. hidden: lanes of the scores that are -inf; of fixed tiles only where not whole. */
+template <int KV, int NT>
 static __device__ __forceinline__ bool finish_scores(
     const decode_args &a, const block_shared &sh, const tile_view &tile, const row_state<NT> &rows,
     const row_options<NT> &opt, int num_rows, bool whole, float s[NT][4], uint32_t hidden[NT][4])
 {
     int lane = threadIdx.x & 31, g = lane / 4, t = lane & 3;
-    if constexpr (PLAIN != 0) {
+    if constexpr (KV != 0) {
 #pragma unroll
         for (int n = 0; n < NT; n++) {
 #pragma unroll
             for (int e = 0; e < 4; e++) {
-                float by = PLAIN == FOLIO_F16 || PLAIN == FOLIO_BF16 ? a.layer.scale
-                                                                     : opt.factor[2 * n + (e & 1)];
-                if (PLAIN == FOLIO_INT8) by *= tile.scales[g + (e & 2) * 4];
+                float by = KV == FOLIO_F16 || KV == FOLIO_BF16 ? a.layer.scale
+                                                               : opt.factor[2 * n + (e & 1)];
+                if (KV == FOLIO_INT8) by *= tile.scales[g + (e & 2) * 4];
                 s[n][e] *= by;
             }
         }
@@ -141,7 +141,7 @@ static __device__ __forceinline__ bool finish_scores(
             int row = 2 * n + (e & 1), token = tile.tile + g + (e & 2) * 4;
             bool real = 8 * n + 2 * t + (e & 1) < num_rows;
             bool inside = token >= tile.low && token < tile.high;
-            if constexpr (PLAIN == 0) {
+            if constexpr (KV == 0) {
                 float by = tile.fresh ? a.layer.scale : opt.factor[row];
                 if (tile.scales != NULL) by *= tile.scales[g + (e & 2) * 4];
                 s[n][e] = option_score(a, sh.options[row_of(t, row)], s[n][e] * by, token,

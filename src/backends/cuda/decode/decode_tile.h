@@ -1,6 +1,6 @@
 /*
- * decode_tile.h: a tile in shared memory: 16 tokens of K, or of V. Tiles of the general instances have rows `stride` bytes
- * apart; those of the plain ones lie as follows from head size and bytes of a number.
+ * decode_tile.h: a tile in shared memory: 16 tokens of K, or of V. Tiles of the flexible instances have rows `stride` bytes
+ * apart; those of the fixed ones lie as follows from head size and bytes of a number.
  */
 #ifndef FOLIOI_DECODE_TILE_H
 #define FOLIOI_DECODE_TILE_H
@@ -16,8 +16,8 @@ struct tile_view {
 };
 
 /*
- * How a plain tile lies. Its 16-byte chunks are turned so that ldmatrix meets no bank twice; where bulk copies of 4 KB bring
- * plain rows nothing turns them, and fragments are made of 16-byte loads instead.
+ * How a fixed tile lies. Its 16-byte chunks are turned so that ldmatrix meets no bank twice; where bulk copies of 4 KB bring
+ * contiguous rows nothing turns them, and fragments are made of 16-byte loads instead.
  */
 enum tile_form {
     PADDED_TILE, /* rows an odd number of chunks apart */
@@ -26,7 +26,7 @@ enum tile_form {
     PAGED_TILE,  /* a native page: K and V of 8 tokens, then of 8 more; see stored_rows.h */
 };
 
-static __host__ __device__ constexpr tile_form plain_form(int dims, int bytes, bool paged)
+static __host__ __device__ constexpr tile_form fixed_form(int dims, int bytes, bool paged)
 {
     if (paged) return PAGED_TILE;
     return dims * bytes == 128         ? TURNED_TILE
@@ -34,35 +34,35 @@ static __host__ __device__ constexpr tile_form plain_form(int dims, int bytes, b
                                        : PADDED_TILE;
 }
 
-/* Bytes between rows of a plain tile, if they are all as far apart. */
-static __host__ __device__ constexpr int plain_stride(int dims, int bytes)
+/* Bytes between rows of a fixed tile, if they are all as far apart. */
+static __host__ __device__ constexpr int fixed_stride(int dims, int bytes)
 {
-    return dims * bytes + (plain_form(dims, bytes, false) == PADDED_TILE ? 16 : 0);
+    return dims * bytes + (fixed_form(dims, bytes, false) == PADDED_TILE ? 16 : 0);
 }
 
 /* From K to V. */
-static __host__ __device__ constexpr int plain_value(int dims, int bytes, bool paged)
+static __host__ __device__ constexpr int fixed_value(int dims, int bytes, bool paged)
 {
-    return paged ? 8 * dims * bytes : 16 * plain_stride(dims, bytes);
+    return paged ? 8 * dims * bytes : 16 * fixed_stride(dims, bytes);
 }
 
-/* Where 16-byte chunk c of token t of a plain tile lies. */
+/* Where 16-byte chunk c of token t of a fixed tile lies. */
 template <int DIMS, int BYTES, bool PAGED>
-static __device__ __forceinline__ int plain_place(int t, int c)
+static __device__ __forceinline__ int fixed_place(int t, int c)
 {
-    constexpr tile_form FORM = plain_form(DIMS, BYTES, PAGED);
+    constexpr tile_form FORM = fixed_form(DIMS, BYTES, PAGED);
     if (FORM == PAGED_TILE)
-        return t / 8 * 2 * plain_value(DIMS, BYTES, true) + t % 8 * 128 + c / 8 * 1024 +
+        return t / 8 * 2 * fixed_value(DIMS, BYTES, true) + t % 8 * 128 + c / 8 * 1024 +
                ((c ^ t) & 7) * 16;
     if (FORM == TURNED_TILE) return t * 128 + ((c ^ t) & 7) * 16;
-    return t * plain_stride(DIMS, BYTES) + c * 16;
+    return t * fixed_stride(DIMS, BYTES) + c * 16;
 }
 
 /* From the place of chunk 0 or 1 of a row to that of chunk 0 or 1 + c, c being even; tiles are at multiples of 128. */
 template <int DIMS, int BYTES, bool PAGED>
-static __device__ __forceinline__ uint32_t plain_step(uint32_t place, int c)
+static __device__ __forceinline__ uint32_t fixed_step(uint32_t place, int c)
 {
-    constexpr tile_form FORM = plain_form(DIMS, BYTES, PAGED);
+    constexpr tile_form FORM = fixed_form(DIMS, BYTES, PAGED);
     if (FORM == PAGED_TILE) return (place ^ (uint32_t)(c % 8 * 16)) + c / 8 * 1024;
     return FORM == TURNED_TILE ? place ^ (uint32_t)(c * 16) : place + c * 16;
 }

@@ -14,9 +14,9 @@
 /* ---- fragments of V^T ---- */
 
 /* Which dims a row of a fragment of V^T is. */
-enum dim_order { PLAIN_DIMS, TURNED_DIMS, PACKED_DIMS };
+enum dim_order { LINEAR_DIMS, TURNED_DIMS, PACKED_DIMS };
 
-/* Fragments of V^T: dims 16 * i .. + 15 of a 16-bit tile. DIMS: of a plain tile; 0: rows are `stride` apart. */
+/* Fragments of V^T: dims 16 * i .. + 15 of a 16-bit tile. DIMS: of a fixed tile; 0: rows are `stride` apart. */
 template <int DIMS, bool PAGED = false> struct values_16 {
     uint32_t from;
     __device__ __forceinline__ values_16(uint32_t v_tile, int stride)
@@ -24,11 +24,11 @@ template <int DIMS, bool PAGED = false> struct values_16 {
         int lane = threadIdx.x & 31;
         int token = (lane & 7) + (lane >> 4) * 8, chunk = (lane >> 3) & 1;
         from = v_tile +
-               (DIMS ? plain_place<DIMS, 2, PAGED>(token, chunk) : token * stride + chunk * 16);
+               (DIMS ? fixed_place<DIMS, 2, PAGED>(token, chunk) : token * stride + chunk * 16);
     }
     __device__ __forceinline__ void load(int i, uint32_t v[4], uint32_t *) const
     {
-        ldmatrix_trans(v, plain_step<DIMS, 2, PAGED>(from, 2 * i));
+        ldmatrix_trans(v, fixed_step<DIMS, 2, PAGED>(from, 2 * i));
     }
 };
 
@@ -38,13 +38,13 @@ template <int DIMS> struct values_packed {
     __device__ __forceinline__ values_packed(uint32_t v_tile)
     {
         int lane = threadIdx.x & 31;
-        from = v_tile + plain_place<DIMS, 2, false>(lane / 4, lane & 3);
+        from = v_tile + fixed_place<DIMS, 2, false>(lane / 4, lane & 3);
     }
     __device__ __forceinline__ void load(int i, uint32_t v[4], uint32_t raw[8]) const
     {
         if (i % 2 == 0) {
             load_shared(raw, from + i * 32);
-            load_shared(raw + 4, from + i * 32 + 8 * plain_stride(DIMS, 2));
+            load_shared(raw + 4, from + i * 32 + 8 * fixed_stride(DIMS, 2));
         }
 #pragma unroll
         for (int e = 0; e < 4; e++) v[e] = movmatrix(raw[e / 2 * 4 + i % 2 * 2 + e % 2]);
@@ -65,11 +65,11 @@ template <int KIND, int DIMS> struct values_8 {
         int lane = threadIdx.x & 31;
         int token = lane & 15, chunk = lane >> 4;
         from = v_tile +
-               (DIMS ? plain_place<DIMS, 1, false>(token, chunk) : token * stride + chunk * 16);
+               (DIMS ? fixed_place<DIMS, 1, false>(token, chunk) : token * stride + chunk * 16);
     }
     __device__ __forceinline__ void load(int i, uint32_t v[4], uint32_t raw[4]) const
     {
-        if (i % 2 == 0) ldmatrix_trans(raw, plain_step<DIMS, 1, false>(from, i));
+        if (i % 2 == 0) ldmatrix_trans(raw, fixed_step<DIMS, 1, false>(from, i));
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             uint32_t x = raw[2 * (i % 2) + half]; /* two dims of a token, then of the next */
@@ -182,7 +182,7 @@ static __device__ __forceinline__ void add_tile(float o[VMAX / 16][NT][4], const
     else add_values<T, VMAX, NT>(o, values, steps, p, num_rows > 8);
 }
 
-/* ---- the general instances ---- */
+/* ---- the flexible instances ---- */
 
 /*
  * V of an 8-bit cache: probabilities times V's scales could leave f16's range, so they are divided by the
@@ -227,10 +227,10 @@ static __device__ __forceinline__ float scale_values(const decode_args &a, const
 }
 
 template <int VMAX, int NT>
-static __device__ __forceinline__ void general_values(const decode_args &a, const tile_view &tile,
-                                                      float s[NT][4], int num_rows, bool apart,
-                                                      const uint32_t hidden[NT][4],
-                                                      float o[VMAX / 16][NT][4])
+static __device__ __forceinline__ void flexible_values(const decode_args &a, const tile_view &tile,
+                                                       float s[NT][4], int num_rows, bool apart,
+                                                       const uint32_t hidden[NT][4],
+                                                       float o[VMAX / 16][NT][4])
 {
     int steps = (a.layer.v_dims + 15) / 16;
     folio_dtype type = tile.fresh ? a.layer.dtype : a.layer.kv_dtype;

@@ -141,7 +141,7 @@ static folio_status run(const folioi_call *call)
     int32_t number = *folioi_cuda_list_number(p, call->attention_index, call->type);
     if (number >= 0 && is_taken(&p->lists[number], &layer))
         return attend(p, call, &p->lists[number], &layer, &step);
-    return folioi_cuda_status(folioi_cuda_plain(&layer, &step, call->stream), "kernel plain");
+    return folioi_cuda_status(folioi_cuda_generic(&layer, &step, call->stream), "kernel generic");
 }
 
 folio_status folioi_cuda_forward(const folioi_call *call)

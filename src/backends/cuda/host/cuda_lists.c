@@ -109,7 +109,7 @@ folio_status folioi_cuda_lists_start(folioi_cuda_plan *p)
                      .room = list->prefill.room},
             .rule = {.group = list->prefill.shape.group,
                      .max_rows = list->decode.max_rows,
-                     .num_slots = list->decode.num_slots,
+                     .num_shares = list->decode.num_shares,
                      .split_len = list->decode.split_len,
                      .window_left = list->prefill.shape.window_left,
                      .window_right = list->prefill.shape.window_right,

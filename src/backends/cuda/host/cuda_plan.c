@@ -350,7 +350,7 @@ void folioi_cuda_plan_describe(const void *state, int32_t attention, folio_atten
 {
     const folioi_cuda_plan *p = state;
     int32_t number = *folioi_cuda_list_number(p, attention, type);
-    info->kernel = number < 0 ? "plain" : "mma";
+    info->kernel = number < 0 ? "generic" : "mma";
     info->num_items = 1;
     if (number >= 0) info->split_len = p->lists[number].decode.split_len;
 }

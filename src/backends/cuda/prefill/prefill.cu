@@ -11,7 +11,7 @@ bool folioi_cuda_prefill_takes(const folioi_cuda_layer *l)
     if (!dtype_is_16_bit(l->dtype) || l->k_dims % 8 != 0 || l->v_dims % 8 != 0) return false;
     if (l->k_dims > 512 || l->v_dims > 512 || !folioi_cuda_new_rows_fit(l)) return false;
     /* large V is computed in parts, each from all of q: out in place of q would end it with the first */
-    if (l->v_dims > general_512<__half>::DV && l->out.data == l->q.data) return false;
+    if (l->v_dims > flexible_512<__half>::DV && l->out.data == l->q.data) return false;
     if (!l->cached) return true;
     if (dtype_is_16_bit(l->kv_dtype) ? l->kv_dtype != l->dtype : l->kv_dtype == FOLIO_F32)
         return false;
@@ -33,8 +33,8 @@ static bool is_aligned(const folioi_cuda_layer *l)
     return ok;
 }
 
-/* Is it all plain: equal head sizes with instances of their own, and no option on scores? */
-static bool is_plain(const folioi_cuda_layer *l)
+/* Is all of it fixed: equal head sizes with instances of their own, and no option on scores? */
+static bool is_fixed(const folioi_cuda_layer *l)
 {
     bool has_options =
         l->soft_cap > 0 || l->slopes != NULL || l->bias.data != NULL || !(l->scale > 0);
@@ -42,16 +42,16 @@ static bool is_plain(const folioi_cuda_layer *l)
     return !has_options && has_size && l->k_dims == l->v_dims && is_aligned(l);
 }
 
-/* Head size of the plain instance that serves the layer; 0: none does. */
-static int plain_dims(const folioi_cuda_layer *l)
+/* Head size of the fixed instance that serves the layer; 0: none does. */
+static int fixed_dims(const folioi_cuda_layer *l)
 {
-    return is_plain(l) && (!l->cached || dtype_is_16_bit(l->kv_dtype)) ? l->k_dims : 0;
+    return is_fixed(l) && (!l->cached || dtype_is_16_bit(l->kv_dtype)) ? l->k_dims : 0;
 }
 
 /* Of the one for 8-bit K and V. */
 static int bytes_dims(const folioi_cuda_layer *l)
 {
-    if (!l->cached || l->append || dtype_is_16_bit(l->kv_dtype) || !is_plain(l)) return 0;
+    if (!l->cached || l->append || dtype_is_16_bit(l->kv_dtype) || !is_fixed(l)) return 0;
     if (l->kv_dtype != FOLIO_INT8 && !(l->k.scale > 0)) return 0;
     bool ok = folioi_cuda_side_aligned(&l->k, 1, 16) && folioi_cuda_side_aligned(&l->v, 1, 16);
     return ok ? l->k_dims : 0;
@@ -62,7 +62,7 @@ static int max_dims(const folioi_cuda_layer *l)
     return l->k_dims > l->v_dims ? l->k_dims : l->v_dims;
 }
 
-static int general_dims(const folioi_cuda_layer *l)
+static int flexible_dims(const folioi_cuda_layer *l)
 {
     int dims = max_dims(l);
     return dims <= 64 ? 64 : dims <= 128 ? 128 : dims <= 256 ? 256 : 512;
@@ -72,37 +72,37 @@ static int general_dims(const folioi_cuda_layer *l)
 static void tile_size(const folioi_cuda_layer *l, int32_t *rows, int32_t *values)
 {
     using T = __half;
-    switch (plain_dims(l)) {
-    case 64: *rows = plain_64<T>::ROWS, *values = 64; return;
-    case 128: *rows = plain_128<T>::ROWS, *values = 128; return;
-    case 256: *rows = plain_256<T>::ROWS, *values = 256; return;
+    switch (fixed_dims(l)) {
+    case 64: *rows = fixed_64<T>::ROWS, *values = 64; return;
+    case 128: *rows = fixed_128<T>::ROWS, *values = 128; return;
+    case 256: *rows = fixed_256<T>::ROWS, *values = 256; return;
     }
     switch (bytes_dims(l)) {
     case 64: *rows = bytes_64<KV_INT8>::ROWS, *values = 64; return;
     case 128: *rows = bytes_128<KV_INT8>::ROWS, *values = 128; return;
     case 256: *rows = bytes_256<KV_INT8>::ROWS, *values = 256; return;
     }
-    switch (general_dims(l)) {
-    case 64: *rows = general_64<T>::ROWS, *values = 64; return;
-    case 128: *rows = general_128<T>::ROWS, *values = 128; return;
-    case 256: *rows = general_256<T>::ROWS, *values = 256; return;
-    default: *rows = general_512<T>::ROWS, *values = general_512<T>::DV; return;
+    switch (flexible_dims(l)) {
+    case 64: *rows = flexible_64<T>::ROWS, *values = 64; return;
+    case 128: *rows = flexible_128<T>::ROWS, *values = 128; return;
+    case 256: *rows = flexible_256<T>::ROWS, *values = 256; return;
+    default: *rows = flexible_512<T>::ROWS, *values = flexible_512<T>::DV; return;
     }
 }
 
-/* Tiles of the list are those of the plain instances; instances with fewer rows take a tile in pieces. */
+/* Tiles of the list are those of the fixed instances; instances with fewer rows take a tile in pieces. */
 typedef struct tile_kind {
-    int32_t rows, blocks; /* of the plain instance; of one multiprocessor */
-    int32_t general_rows;
+    int32_t rows, blocks; /* of the fixed instance; of one multiprocessor */
+    int32_t flexible_rows;
 } tile_kind;
 
 static tile_kind kind_of(int32_t dims)
 {
     using T = __half;
-    if (dims <= 64) return {plain_64<T>::ROWS, plain_64<T>::BLOCKS, general_64<T>::ROWS};
-    if (dims <= 128) return {plain_128<T>::ROWS, plain_128<T>::BLOCKS, general_128<T>::ROWS};
-    if (dims <= 256) return {plain_256<T>::ROWS, plain_256<T>::BLOCKS, general_256<T>::ROWS};
-    return {general_512<T>::ROWS, general_512<T>::BLOCKS, general_512<T>::ROWS};
+    if (dims <= 64) return {fixed_64<T>::ROWS, fixed_64<T>::BLOCKS, flexible_64<T>::ROWS};
+    if (dims <= 128) return {fixed_128<T>::ROWS, fixed_128<T>::BLOCKS, flexible_128<T>::ROWS};
+    if (dims <= 256) return {fixed_256<T>::ROWS, fixed_256<T>::BLOCKS, flexible_256<T>::ROWS};
+    return {flexible_512<T>::ROWS, flexible_512<T>::BLOCKS, flexible_512<T>::ROWS};
 }
 
 static int32_t tile_queries(int32_t dims, int32_t group)
@@ -146,10 +146,10 @@ void folioi_cuda_prefill_init(folioi_cuda_prefill_plan *plan, const folioi_cuda_
     shape->queries = tile_queries(dims, shape->group);
     shape->window_left = l->window_left;
     shape->window_right = l->window_right;
-    tile_pieces plain = pieces_of(kind.rows, shape->group, shape->queries);
-    tile_pieces general = pieces_of(kind.general_rows, shape->group, shape->queries);
-    int32_t units = l->num_kv_heads * plain.head_parts, blocks = blocks_of(l, kind.blocks);
-    shape->num_slots = (int32_t)max_i64((int64_t)l->sm.count * blocks / units, 1);
+    tile_pieces fixed = pieces_of(kind.rows, shape->group, shape->queries);
+    tile_pieces flexible = pieces_of(kind.flexible_rows, shape->group, shape->queries);
+    int32_t units = l->num_kv_heads * fixed.head_parts, blocks = blocks_of(l, kind.blocks);
+    shape->num_at_once = (int32_t)max_i64((int64_t)l->sm.count * blocks / units, 1);
     shape->num_alone = (int32_t)max_i64(l->sm.count / units, 1);
     if (l->batch_invariant) shape->split_len = fixed_split_len(l->max_seq_len);
     plan->sm = l->sm;
@@ -159,7 +159,7 @@ void folioi_cuda_prefill_init(folioi_cuda_prefill_plan *plan, const folioi_cuda_
         sizeof(folioi_prefill_head) + (size_t)plan->room.items * sizeof(folioi_prefill_item);
     int64_t all_units =
         (int64_t)l->num_kv_heads * ceil_div(l->v_dims, 256) *
-        max_i64(plain.head_parts * plain.pieces, general.head_parts * general.pieces);
+        max_i64(fixed.head_parts * fixed.pieces, flexible.head_parts * flexible.pieces);
     plan->counter_bytes = (size_t)round_up(16 * (1 + plan->room.cut_tiles * all_units), 256);
     plan->workspace_bytes =
         plan->counter_bytes + (size_t)(plan->room.rows * l->num_kv_heads * (l->v_dims + 2) * 4);
@@ -211,7 +211,7 @@ cudaError_t folioi_cuda_prefill(const folioi_cuda_layer *layer, const folioi_cud
     a.aligned = is_aligned(layer);
     a.is_direct = a.aligned && dtype_is_16_bit(a.layer.kv_dtype);
     if (bytes_dims(layer) != 0) return folioi_prefill_bytes(&a, plan, bytes_dims(layer), stream);
-    if (plain_dims(layer) != 0)
-        return folioi_prefill_plain(&a, plan, plain_dims(layer), whole_tiles, stream);
-    return folioi_prefill_general(&a, plan, general_dims(layer), stream);
+    if (fixed_dims(layer) != 0)
+        return folioi_prefill_fixed(&a, plan, fixed_dims(layer), whole_tiles, stream);
+    return folioi_prefill_flexible(&a, plan, flexible_dims(layer), stream);
 }

@@ -9,7 +9,7 @@
 extern "C" {
 #endif
 
-/** Is the layer one for these kernels? 16-bit q, new k and v of its type, plain rows in the cache, of that type or 8 bits. */
+/** Is the layer one for these kernels? 16-bit q, new k and v of its type, contiguous rows in the cache, of that type or 8 bits. */
 bool folioi_cuda_prefill_takes(const folioi_cuda_layer *layer);
 
 /** Limits of a plan for one attention; what folioi_cuda_prefill_init needs. */

@@ -81,7 +81,7 @@ static __device__ __forceinline__ uint64_t row_address(const prefill_args &a, co
                row_index(rows, s.new_row + key - s.context_len, w.kv_head) * 2;
         bits = 0;
     }
-    if (!I::PLAIN && is_v) from += row_byte(bits == ROW_PAGED, 0, w.first_value * 2);
+    if (!I::FIXED && is_v) from += row_byte(bits == ROW_PAGED, 0, w.first_value * 2);
     return (uint64_t)from | bits;
 }
 
@@ -91,7 +91,7 @@ static __device__ __forceinline__ bool in_pages(const prefill_args &a, const pre
                                                 const folioi_cuda_seq &s, int32_t tile)
 {
     int32_t first = tile * I::KEYS + fresh_warp() * I::SHARE, past = first + I::SHARE;
-    return I::PLAIN && a.layer.block_size % 8 == 0 && first >= w.begin && past <= w.end &&
+    return I::FIXED && a.layer.block_size % 8 == 0 && first >= w.begin && past <= w.end &&
            is_stored(a.layer, s, past - 1);
 }
 
@@ -107,7 +107,7 @@ static __device__ __forceinline__ void fetch_keys(const prefill_args &a, char *s
                                        a.layer.k.at.token_tile_stride * I::KV_SIZE);
     else
         copy_rows<I::SHARE, I::K_ROW>(to, row0, address, 0,
-                                      I::PLAIN ? I::K_ROW : a.layer.k_dims * 2);
+                                      I::FIXED ? I::K_ROW : a.layer.k_dims * 2);
 }
 
 template <class I>
@@ -121,7 +121,7 @@ static __device__ __forceinline__ void fetch_values(const prefill_args &a, const
                                        a.layer.v.at.token_tile_stride * I::KV_SIZE);
     else
         copy_rows<I::SHARE, I::V_ROW>(to, row0, address, I::SHARE,
-                                      I::PLAIN ? I::V_ROW : (a.layer.v_dims - w.first_value) * 2);
+                                      I::FIXED ? I::V_ROW : (a.layer.v_dims - w.first_value) * 2);
 }
 
 /* The lane's scale; 0 where there is no key. */

@@ -33,7 +33,7 @@ static __device__ __forceinline__ float value_unit(const prefill_state<I::DV, M>
 {
     if constexpr (I::KV == KV_INT8) return exp2_approx((float)st.value_log2);
     else if constexpr (I::KV != KV_WIDE) return l.v.scale;
-    else return I::PLAIN ? 1.0f : value_scale_at_end(l);
+    else return I::FIXED ? 1.0f : value_scale_at_end(l);
 }
 
 /* Sinks join where the tile is whole, sums become the factor of the row's out; lse is stored. */
@@ -127,10 +127,10 @@ static __device__ __forceinline__ void store_rows(const prefill_state<I::DV, M> 
     for (int i = lane; i < M * 16 * CHUNKS; i += 32) {
         int row = i / CHUNKS, chunk = i % CHUNKS;
         int64_t at = __shfl_sync(ALL_LANES, mine, row);
-        if (at < 0 || (!I::PLAIN && chunk * 8 >= l.v_dims - w.first_value)) continue;
+        if (at < 0 || (!I::FIXED && chunk * 8 >= l.v_dims - w.first_value)) continue;
         uint4 x = *(const uint4 *)(rows + chunk_at<I::DV * 2>(row, chunk));
         uint16_t *to = (uint16_t *)l.out.data + at + chunk * 8;
-        if (I::PLAIN || a.aligned) {
+        if (I::FIXED || a.aligned) {
             *(uint4 *)to = x;
             continue;
         }

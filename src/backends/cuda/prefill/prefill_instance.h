@@ -54,7 +54,7 @@ struct prefill_work {
 enum prefill_kv { KV_WIDE, KV_E4M3, KV_E5M2, KV_INT8 };
 
 /* What a row of the tile sees. */
-struct plain_row {
+struct fixed_row {
     folioi_range seen;
 };
 
@@ -63,7 +63,7 @@ struct byte_row {
     float unit; /* a power of two: q is that many times what shared memory holds */
 };
 
-struct general_row {
+struct flexible_row {
     folioi_range seen;
     int64_t own;  /* the key at the row's own position */
     int64_t bias; /* bias of key 0                     */
@@ -71,17 +71,17 @@ struct general_row {
 };
 
 /*
- * One instance: T of the products, head sizes up to DK and DV; PLAIN: keys of just that size, no option on scores. q and out
+ * One instance: T of the products, head sizes up to DK and DV; FIXED: keys of just that size, no option on scores; else flexible: everything. q and out
  * are of type T too, but with 8-bit keys T is f16 and they may be of either type.
  */
 template <typename T_, int DK_, int DV_, int WARPS_, int M_TILES_, int KEYS_, int BLOCKS_,
-          bool PLAIN_, prefill_kv KV_ = KV_WIDE, bool ONCE_ = false>
+          bool FIXED_, prefill_kv KV_ = KV_WIDE, bool ONCE_ = false>
 struct prefill_instance {
     using T = T_;
     static constexpr int DK = DK_, DV = DV_, WARPS = WARPS_, M_TILES = M_TILES_, KEYS = KEYS_;
     static constexpr int TILE_KEYS = KEYS; /* of all the tile, in a part of it too */
     static constexpr int BLOCKS = BLOCKS_; /* of one multiprocessor */
-    static constexpr bool PLAIN = PLAIN_;
+    static constexpr bool FIXED = FIXED_;
     static constexpr prefill_kv KV = KV_;
     /* a block computes one whole tile: for steps that fill the device; else one item after another, of which some are parts */
     static constexpr bool ONCE = ONCE_;
@@ -94,20 +94,20 @@ struct prefill_instance {
     static constexpr int K_BYTES = KEYS * K_ROW, STAGE_BYTES = KEYS * (K_ROW + V_ROW);
     static constexpr int Q_BYTES = ROWS * DK * 2;
     /* one stage, V coming while K is used and K while V is: two blocks of large heads leave no room for two */
-    static constexpr bool SPLIT = PLAIN && KV == KV_WIDE && DK > 128 && BLOCKS > 1 && KEYS > 32;
+    static constexpr bool SPLIT = FIXED && KV == KV_WIDE && DK > 128 && BLOCKS > 1 && KEYS > 32;
     /* between scores, sums wait in shared memory: widening takes the registers */
     static constexpr bool PARKS = M_TILES > 1 && (KV != KV_WIDE || (DK > 64 && !ONCE));
     /* few rows: warps share them, each computing keys of its own */
     static constexpr bool TEAMS =
-        !ONCE && PLAIN && KV == KV_WIDE && DK == 128 && WARPS == 4 && KEYS == 64;
+        !ONCE && FIXED && KV == KV_WIDE && DK == 128 && WARPS == 4 && KEYS == 64;
     using row = typename std::conditional<
-        !PLAIN, general_row,
-        typename std::conditional<KV == KV_WIDE, plain_row, byte_row>::type>::type;
+        !FIXED, flexible_row,
+        typename std::conditional<KV == KV_WIDE, fixed_row, byte_row>::type>::type;
     struct shared {
         char q[Q_BYTES];
         char kv[SPLIT ? 1 : 2][STAGE_BYTES];
         row rows[ROWS];
-        float k_scales[PLAIN ? 1 : KEYS];                          /* of widened keys */
+        float k_scales[FIXED ? 1 : KEYS];                          /* of widened keys */
         alignas(16) float scales[2][KV == KV_INT8 ? 2 * KEYS : 4]; /* of a stage: K's, then V's */
         float parked[PARKS ? 4 * M_TILES : 1][PARKS ? THREADS : 1];
         int32_t tile[THREADS];   /* the key tile at hand */

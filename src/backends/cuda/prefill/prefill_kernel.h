@@ -31,7 +31,7 @@ template <class I>
 static __device__ __forceinline__ int stage_of(const prefill_args &a, typename I::shared &sh,
                                                const at_hand &h)
 {
-    return I::SPLIT || !(I::PLAIN || a.is_direct) ? 0 : tile_of<I>(h, sh) & 1;
+    return I::SPLIT || !(I::FIXED || a.is_direct) ? 0 : tile_of<I>(h, sh) & 1;
 }
 
 /*
@@ -54,7 +54,7 @@ static __device__ __forceinline__ void attend_part(prefill_state<I::DV, M> &st,
     int row0 = row_of<I>(h, sh);
     if constexpr (I::KV == KV_INT8)
         scale_keys<I, M>(s, sh.scales[stage_of<I>(a, sh, h)], 1.0f, false);
-    if constexpr (!I::PLAIN) apply_options<I, M>(s, a, sh, first_key, row0);
+    if constexpr (!I::FIXED) apply_options<I, M>(s, a, sh, first_key, row0);
     if (is_edge) mask<I, M>(s, sh, first_key, row0);
     uint32_t seen = 0;
     if (M == 1 && any_values) seen = seen_bits<I>(s[0]);
@@ -103,7 +103,7 @@ static __device__ __forceinline__ void attend_keys(prefill_state<I::DV, M> &st,
     if constexpr (TEAM > 1) {
         attend_part<part_tile<I, I::KEYS / TEAM>, M, TEAM>(st, a, sh, h, is_edge, false,
                                                            await_values);
-    } else if constexpr (I::PLAIN) {
+    } else if constexpr (I::FIXED) {
         if (is_edge && !any_values) keys = warp_end<I, M>(sh, row_of<I>(h, sh)) - first;
         constexpr int STEP = I::KV != KV_WIDE ? 32 : EDGE_STEP;
         if (keys <= 0) await_values();
@@ -136,7 +136,7 @@ static __device__ __forceinline__ void attend_staged(prefill_state<I::DV, M> &st
                                                      bool any_values)
 {
     int32_t tile = w.begin / I::KEYS;
-    bool is_direct = I::PLAIN || a.is_direct;
+    bool is_direct = I::FIXED || a.is_direct;
     int32_t block = find_block<I>(a, w, sh.seq, tile);
     any_row mine;
     if (!any_values) { /* while the block's number is on its way */
@@ -316,7 +316,7 @@ static __device__ __forceinline__ prefill_work work_of(const prefill_args &a,
     w.kv_head = unit - part * l.num_kv_heads;
     w.first_head = w.kv_head * a.group + head_part * a.heads;
     w.num_heads = min(a.heads, a.group - head_part * a.heads);
-    w.first_value = I::PLAIN ? 0 : value_part * I::DV;
+    w.first_value = I::FIXED ? 0 : value_part * I::DV;
     w.unit = unit;
     w.part = item.part;
     w.num_parts = item.num_parts;
@@ -420,7 +420,7 @@ static __device__ __forceinline__ bool attend_all(const prefill_args &a, typenam
 template <class I>
 static __device__ __forceinline__ void attend_work(const prefill_args &a, typename I::shared &sh)
 {
-    if constexpr (!I::PLAIN) {
+    if constexpr (!I::FIXED) {
         for (int any_values = 0; !attend_rows<I, 1, 1>(a, sh, first_row<I>(sh), any_values);
              any_values = 1)
             continue;

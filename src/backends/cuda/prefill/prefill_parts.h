@@ -54,11 +54,11 @@ static __device__ __forceinline__ void store_part(const prefill_state<I::DV, M> 
         if (p.query < 0) continue;
         float *to = part_out(a, w, part_row(a, w, w.part, p)) + lane % 4 * 2 * STEP;
         float f = st.sum[m][i % 2];
-        int32_t dims = I::PLAIN ? I::DV : a.layer.v_dims - w.first_value;
+        int32_t dims = I::FIXED ? I::DV : a.layer.v_dims - w.first_value;
 #pragma unroll
         for (int n = 0; n < I::DV / 8; n += STEP) {
             const float *x = &st.out[m][n][r];
-            if (!I::PLAIN && n * 8 >= dims) break;
+            if (!I::FIXED && n * 8 >= dims) break;
             if constexpr (STEP == 1) {
                 __stcg((float2 *)(to + n * 8), make_float2(x[0] * f, x[1] * f));
             } else {
@@ -156,7 +156,7 @@ static __device__ __forceinline__ void merge_chunk(const prefill_args &a, typena
     const prefill_work &w = sh.work;
     int32_t d = (int32_t)threadIdx.x % S::QUADS * 4;
     int32_t first = chunk * S::CHUNK + (int32_t)threadIdx.x / S::QUADS;
-    if (!I::PLAIN && d >= a.layer.v_dims - w.first_value) return;
+    if (!I::FIXED && d >= a.layer.v_dims - w.first_value) return;
     merged_row rows[MERGE_ROWS];
     int64_t at[MERGE_ROWS], step = (int64_t)w.tile_rows * a.layer.num_kv_heads;
 #pragma unroll

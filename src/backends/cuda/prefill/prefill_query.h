@@ -94,14 +94,14 @@ static __device__ void fetch_q(const prefill_args &a, const prefill_work &w, typ
         halve_q<I>(from, p.query < 0, l.dtype == FOLIO_BF16, sh, row0);
         return;
     }
-    if constexpr (!I::PLAIN) {
+    if constexpr (!I::FIXED) {
         if (!a.aligned) {
             fill_q<I>(from, p.query < 0, to, row0, l.k_dims);
             return;
         }
     }
     copy_rows<I::WARP_ROWS, I::DK * 2>(to, row0, from | (p.query < 0 ? ROW_ZERO : 0), 0,
-                                       (I::PLAIN ? I::DK : l.k_dims) * 2);
+                                       (I::FIXED ? I::DK : l.k_dims) * 2);
 }
 
 /* What each row sees, to shared memory. */
@@ -114,12 +114,12 @@ static __device__ __forceinline__ void describe_rows(const prefill_args &a, cons
     for (int row = threadIdx.x; row < I::ROWS; row += I::THREADS) {
         row_place p = place_of(a, w, row);
         sh.rows[row].seen = {0, 0};
-        if constexpr (!I::PLAIN)
+        if constexpr (!I::FIXED)
             sh.rows[row].slope = 0.0f, sh.rows[row].own = sh.rows[row].bias = 0;
         if (p.query < 0) continue;
         folioi_range seen = seq_keys(&s, l.window_left, l.window_right, p.query);
         sh.rows[row].seen = {max(seen.begin, w.begin), min(seen.end, w.end)};
-        if constexpr (!I::PLAIN) {
+        if constexpr (!I::FIXED) {
             sh.rows[row].own = s.first_query_pos + p.query - s.first_key_pos;
             sh.rows[row].slope = l.slopes != NULL ? l.slopes[p.head] : 0.0f;
             sh.rows[row].bias = w.seq * l.bias.strides[0] + p.head * l.bias.strides[1] +

@@ -49,7 +49,7 @@ template <class I>
 static __device__ __forceinline__ float score_unit(const prefill_args &a, typename I::shared &sh,
                                                    int row)
 {
-    if constexpr (!I::PLAIN) return 1.0f;
+    if constexpr (!I::FIXED) return 1.0f;
     else if constexpr (I::KV == KV_WIDE) return a.layer.scale;
     else
         return a.layer.scale * (I::KV == KV_INT8 ? 1.0f : a.layer.k.scale) *
@@ -94,7 +94,7 @@ static __device__ __forceinline__ void soften(prefill_scores<I, M> &s, prefill_s
     constexpr float SHIFT = weight_shift<typename I::T>::LOG2;
     float rescale[M][2];
     bool is_same = true, is_large = find_largest<I, M>(s, st, rescale, a, sh, row0);
-    is_large = !I::PLAIN || __any_sync(ALL_LANES, is_large);
+    is_large = !I::FIXED || __any_sync(ALL_LANES, is_large);
     if (is_large) {
 #pragma unroll
         for (int m = 0; m < M; m++)

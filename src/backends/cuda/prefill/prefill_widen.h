@@ -1,5 +1,5 @@
 /*
- * prefill_widen.h: K and V of 8 bits, or not aligned, for the general instances: fetched as they are, and widened to 16 bits
+ * prefill_widen.h: K and V of 8 bits, or not aligned, for the flexible instances: fetched as they are, and widened to 16 bits
  * when their tile's turn has come. Instances of a known 8-bit type widen in registers: prefill_bytes.h.
  */
 #ifndef FOLIOI_CUDA_PREFILL_WIDEN_H

@@ -1,14 +1,14 @@
 /*
  * decode_schedule.h: who reads which keys in a decode step. Sequences lie one after another on a line,
- * each as long as its keys plus a fixed cost; the line is cut into num_slots equal stretches, and slot b
+ * each as long as its keys plus a fixed cost; the line is cut into num_shares equal stretches, and share b
  * (one block per kv head) does what lies in stretch b:
  *
  *   | seq 0        | seq 1 | seq 2                          | seq 3  |
- *   |    slot 0       |    slot 1       |     slot 2      |   slot 3 |
+ *   |    share 0      |    share 1      |     share 2     |  share 3 |
  *
- * A few slots are left empty where that saves most cuts: 64 equal sequences fit 32 slots and not 33.
+ * A few shares are left empty where that saves most cuts: 64 equal sequences fit 32 shares and not 33.
  * With split_len > 0 keys are cut at its multiples instead, whatever the batch, and a part goes to the
- * slot its middle lies in. Plain C: the device runs it with many threads, host tests with one.
+ * share its middle lies in. Plain C: the device runs it with many threads, host tests with one.
  */
 #ifndef FOLIOI_DECODE_SCHEDULE_H
 #define FOLIOI_DECODE_SCHEDULE_H
@@ -24,7 +24,7 @@ typedef struct folioi_decode_item {
     int32_t seq, begin, end; /* begin == end: the sequence has no key to see */
     int32_t part, num_parts; /* of the sequence                               */
     int32_t store;           /* part 0's place in the workspace; num_parts > 1 */
-    int32_t slot, unused[3];
+    int32_t share, unused[3];
     folioi_cuda_seq sequence; /* a copy, so that it comes with the item */
 } folioi_decode_item;
 
@@ -32,26 +32,26 @@ typedef struct folioi_decode_item {
 #define FOLIOI_DECODE_TILES 32
 
 /**
- * A slot: its items, and the first of them once more, so that a block has all in one load; and where the first item's
+ * A share: its items, and the first of them once more, so that a block has all in one load; and where the first item's
  * first tiles of 16 keys lie, so that the load of those need not wait for another one. A multiple of 16 bytes.
  */
-typedef struct folioi_decode_slot {
+typedef struct folioi_decode_share {
     int32_t begin, end; /* among the schedule's items */
     int32_t unused[2];
-    folioi_decode_item kept[FOLIOI_DECODE_KEPT]; /* past the slot's end: zeros */
+    folioi_decode_item kept[FOLIOI_DECODE_KEPT]; /* past the share's end: zeros */
     int32_t blocks[FOLIOI_DECODE_TILES];         /* -1: not known */
-} folioi_decode_slot;
+} folioi_decode_share;
 
 /** A schedule in device memory. */
 typedef struct folioi_decode_table {
-    folioi_decode_slot *slots; /* [num_slots] */
+    folioi_decode_share *shares; /* [num_shares] */
     folioi_decode_item *items;
     const int32_t *blocks; /* the step's block tables, if each block holds whole tiles; else NULL */
 } folioi_decode_table;
 
 /** What the schedule depends on beside the sequences. */
 typedef struct folioi_decode_rule {
-    int32_t group, max_rows, num_slots, split_len;
+    int32_t group, max_rows, num_shares, split_len;
     int64_t window_left, window_right;
     int64_t block_size;
 } folioi_decode_rule;
@@ -105,30 +105,30 @@ SHARED_INLINE int64_t decode_cost(const folioi_decode_rule *rule, const folioi_d
 
 #define FOLIOI_DECODE_CHOICES 3
 
-/** How many slots choice c uses: all of them, or 1/32 or 2/32 fewer; 0: no such choice. */
+/** How many shares choice c uses: all of them, or 1/32 or 2/32 fewer; 0: no such choice. */
 SHARED_INLINE int32_t decode_choice(const folioi_decode_rule *rule, int32_t c)
 {
-    if (c > 0 && (rule->split_len > 0 || rule->num_slots < 32)) return 0;
-    return rule->num_slots - c * (rule->num_slots / 32);
+    if (c > 0 && (rule->split_len > 0 || rule->num_shares < 32)) return 0;
+    return rule->num_shares - c * (rule->num_shares / 32);
 }
 
-/** Is a choice with fewer slots better than all of them? It must save half of the cuts, and longer stretches must
+/** Is a choice with fewer shares better than all of them? It must save half of the cuts, and longer stretches must
  * cost less than a cut in each. */
 SHARED_INLINE int32_t decode_better(const folioi_decode_rule *rule, int32_t items, int64_t stretch,
                                     int32_t all_items, int64_t all_stretch)
 {
-    return items <= all_items - rule->num_slots / 2 &&
+    return items <= all_items - rule->num_shares / 2 &&
            stretch <= all_stretch + FOLIOI_DECODE_CUT_COST;
 }
 
-/** Length of a slot's stretch; never under one cut, so that no part between two cuts is empty. */
-SHARED_INLINE int64_t decode_stretch(int32_t num_slots, int64_t total)
+/** Length of a share's stretch; never under one cut, so that no part between two cuts is empty. */
+SHARED_INLINE int64_t decode_stretch(int32_t num_shares, int64_t total)
 {
-    int64_t stretch = (total + num_slots - 1) / num_slots;
+    int64_t stretch = (total + num_shares - 1) / num_shares;
     return stretch < FOLIOI_DECODE_CUT ? FOLIOI_DECODE_CUT : stretch;
 }
 
-/** Key at which the end of slot b cuts a sequence that starts at x. */
+/** Key at which the end of share b cuts a sequence that starts at x. */
 SHARED_INLINE int32_t decode_cut(const folioi_decode_span *span, int64_t x, int64_t stretch,
                                  int64_t b)
 {
@@ -137,9 +137,9 @@ SHARED_INLINE int32_t decode_cut(const folioi_decode_span *span, int64_t x, int6
     return (int32_t)decode_clamp(span->base + keys, span->begin, span->end);
 }
 
-/** Slots of the first and last part of a sequence at x. */
-SHARED_INLINE void decode_slots(const folioi_decode_rule *rule, const folioi_decode_span *span,
-                                int64_t x, int64_t stretch, int64_t *first, int64_t *last)
+/** Shares of the first and last part of a sequence at x. */
+SHARED_INLINE void decode_shares(const folioi_decode_rule *rule, const folioi_decode_span *span,
+                                 int64_t x, int64_t stretch, int64_t *first, int64_t *last)
 {
     *first = x / stretch;
     *last = (x + decode_cost(rule, span) - 1) / stretch;
@@ -147,7 +147,7 @@ SHARED_INLINE void decode_slots(const folioi_decode_rule *rule, const folioi_dec
     while (*first < *last && decode_cut(span, x, stretch, *last - 1) >= span->end) --*last;
 }
 
-/** How many parts a sequence at x has; *first: fixed part or slot of part 0. */
+/** How many parts a sequence at x has; *first: fixed part or share of part 0. */
 SHARED_INLINE int32_t decode_parts(const folioi_decode_rule *rule, const folioi_decode_span *span,
                                    int64_t x, int64_t stretch, int64_t *first)
 {
@@ -158,11 +158,11 @@ SHARED_INLINE int32_t decode_parts(const folioi_decode_rule *rule, const folioi_
         return parts;
     }
     int64_t last;
-    decode_slots(rule, span, x, stretch, first, &last);
+    decode_shares(rule, span, x, stretch, first, &last);
     return (int32_t)(last - *first + 1);
 }
 
-/** Part p of `parts`: its keys and slot. */
+/** Part p of `parts`: its keys and share. */
 SHARED_INLINE void decode_part(const folioi_decode_rule *rule, const folioi_decode_span *span,
                                int64_t x, int64_t stretch, int64_t first, int32_t parts, int32_t p,
                                folioi_decode_item *item)
@@ -171,62 +171,63 @@ SHARED_INLINE void decode_part(const folioi_decode_rule *rule, const folioi_deco
     item->num_parts = parts;
     item->begin = span->begin;
     item->end = span->end;
-    int64_t slot = first + p;
+    int64_t share = first + p;
     if (rule->split_len > 0) {
         int64_t low = (first + p) * rule->split_len;
         if (p > 0) item->begin = (int32_t)low;
         if (p + 1 < parts) item->end = (int32_t)(low + rule->split_len);
         int64_t cost = FOLIOI_DECODE_ITEM_COST + item->end - item->begin;
         int64_t at = x + (int64_t)p * FOLIOI_DECODE_ITEM_COST + item->begin - span->base;
-        slot = (at + cost / 2) / stretch;
+        share = (at + cost / 2) / stretch;
     } else {
-        if (p > 0) item->begin = decode_cut(span, x, stretch, slot - 1);
-        if (p + 1 < parts) item->end = decode_cut(span, x, stretch, slot);
+        if (p > 0) item->begin = decode_cut(span, x, stretch, share - 1);
+        if (p + 1 < parts) item->end = decode_cut(span, x, stretch, share);
     }
-    item->slot = (int32_t)decode_clamp(slot, 0, rule->num_slots - 1);
+    item->share = (int32_t)decode_clamp(share, 0, rule->num_shares - 1);
 }
 
-/** First item of slot b among items in rising order of slots. */
-SHARED_INLINE int32_t decode_slot_begin(const folioi_decode_item *items, int32_t num_items,
-                                        int32_t b)
+/** First item of share b among items in rising order of shares. */
+SHARED_INLINE int32_t decode_share_begin(const folioi_decode_item *items, int32_t num_items,
+                                         int32_t b)
 {
     int32_t low = 0, high = num_items;
     while (low < high) {
         int32_t middle = low + (high - low) / 2;
-        if (items[middle].slot < b) low = middle + 1;
+        if (items[middle].share < b) low = middle + 1;
         else high = middle;
     }
     return low;
 }
 
-/** Where slot b begins, and the one before it ends; b up to num_slots. */
-SHARED_INLINE void decode_bound_slot(const folioi_decode_rule *rule,
-                                     const folioi_decode_table *table, int32_t num_items, int32_t b)
+/** Where share b begins, and the one before it ends; b up to num_shares. */
+SHARED_INLINE void decode_bound_share(const folioi_decode_rule *rule,
+                                      const folioi_decode_table *table, int32_t num_items,
+                                      int32_t b)
 {
-    int32_t at = decode_slot_begin(table->items, num_items, b);
-    if (b < rule->num_slots) table->slots[b].begin = at;
-    if (b > 0) table->slots[b - 1].end = at;
+    int32_t at = decode_share_begin(table->items, num_items, b);
+    if (b < rule->num_shares) table->shares[b].begin = at;
+    if (b > 0) table->shares[b - 1].end = at;
 }
 
-/** Item n % FOLIOI_DECODE_KEPT of a slot that has its bounds. */
+/** Item n % FOLIOI_DECODE_KEPT of a share that has its bounds. */
 SHARED_INLINE void decode_keep_item(const folioi_decode_table *table, int32_t n)
 {
     folioi_decode_item none = {0};
-    folioi_decode_slot *slot = &table->slots[n / FOLIOI_DECODE_KEPT];
+    folioi_decode_share *share = &table->shares[n / FOLIOI_DECODE_KEPT];
     int32_t i = n % FOLIOI_DECODE_KEPT;
-    slot->kept[i] = slot->begin + i < slot->end ? table->items[slot->begin + i] : none;
-    if (i == 0) slot->unused[0] = slot->unused[1] = 0;
+    share->kept[i] = share->begin + i < share->end ? table->items[share->begin + i] : none;
+    if (i == 0) share->unused[0] = share->unused[1] = 0;
 }
 
-/** Block n % FOLIOI_DECODE_TILES of a slot that has its items. */
+/** Block n % FOLIOI_DECODE_TILES of a share that has its items. */
 SHARED_INLINE void decode_keep_block(const folioi_decode_rule *rule,
                                      const folioi_decode_table *table, int32_t n)
 {
-    folioi_decode_slot *slot = &table->slots[n / FOLIOI_DECODE_TILES];
-    const folioi_decode_item *item = &slot->kept[0];
+    folioi_decode_share *share = &table->shares[n / FOLIOI_DECODE_TILES];
+    const folioi_decode_item *item = &share->kept[0];
     int32_t i = n % FOLIOI_DECODE_TILES, key = (item->begin / 16 + i) * 16;
-    bool is_there = table->blocks != 0 && slot->begin < slot->end && key < item->end;
-    slot->blocks[i] = is_there ? table->blocks[item->sequence.table + key / rule->block_size] : -1;
+    bool is_there = table->blocks != 0 && share->begin < share->end && key < item->end;
+    share->blocks[i] = is_there ? table->blocks[item->sequence.table + key / rule->block_size] : -1;
 }
 
 /** Cost of sequences [first, last). */
@@ -250,11 +251,11 @@ SHARED_INLINE folioi_decode_count decode_items(const folioi_decode_rule *rule,
     folioi_decode_count at = start;
     for (int32_t s = first; s < last; s++) {
         folioi_decode_span span = decode_span(rule, &seqs[s]);
-        int64_t first_slot = 0;
-        int32_t parts = decode_parts(rule, &span, x, stretch, &first_slot);
+        int64_t first_share = 0;
+        int32_t parts = decode_parts(rule, &span, x, stretch, &first_share);
         for (int32_t p = 0; items != 0 && p < parts; p++) {
             folioi_decode_item *item = &items[at.items + p];
-            decode_part(rule, &span, x, stretch, first_slot, parts, p, item);
+            decode_part(rule, &span, x, stretch, first_share, parts, p, item);
             item->seq = s;
             item->store = at.stores;
             item->unused[0] = item->unused[1] = item->unused[2] = 0;
@@ -283,9 +284,9 @@ static inline int32_t decode_schedule_host(const folioi_decode_rule *rule,
         stretch = length;
     }
     folioi_decode_count n = decode_items(rule, seqs, 0, num_seqs, 0, stretch, none, table->items);
-    for (int32_t b = 0; b <= rule->num_slots; b++) decode_bound_slot(rule, table, n.items, b);
-    for (int32_t i = 0; i < rule->num_slots * FOLIOI_DECODE_KEPT; i++) decode_keep_item(table, i);
-    for (int32_t i = 0; i < rule->num_slots * FOLIOI_DECODE_TILES; i++)
+    for (int32_t b = 0; b <= rule->num_shares; b++) decode_bound_share(rule, table, n.items, b);
+    for (int32_t i = 0; i < rule->num_shares * FOLIOI_DECODE_KEPT; i++) decode_keep_item(table, i);
+    for (int32_t i = 0; i < rule->num_shares * FOLIOI_DECODE_TILES; i++)
         decode_keep_block(rule, table, i);
     return n.items;
 }

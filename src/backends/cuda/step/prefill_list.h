@@ -42,8 +42,8 @@ typedef struct folioi_prefill_shape {
     int32_t queries; /* of a tile                    */
     int32_t group;   /* query heads of one kv head   */
     int64_t window_left, window_right;
-    int32_t num_slots; /* items that the device computes at once           */
-    int32_t num_alone; /* those that have a multiprocessor to themselves   */
+    int32_t num_at_once; /* items that the device computes at once           */
+    int32_t num_alone;   /* those that have a multiprocessor to themselves   */
     int32_t
         split_len; /* 0, or cuts lie at multiples of it for up to 32 rows of a kv head, of more */
                    /* for more rows, and only sequences of one tile are cut                     */
@@ -96,7 +96,7 @@ SHARED_INLINE int64_t prefill_rows(const folioi_prefill_shape *shape, int64_t qu
 /** Most parts of all tiles that are cut, without split_len: the device is not filled more than twice. */
 SHARED_INLINE int64_t prefill_max_parts(const folioi_prefill_shape *shape)
 {
-    return 2 * (int64_t)shape->num_slots;
+    return 2 * (int64_t)shape->num_at_once;
 }
 
 /** split_len times this is where a sequence of so many rows is cut; its parts have as many rows as those of one of 32. */
@@ -235,7 +235,7 @@ SHARED_INLINE int64_t prefill_choice_limit(const folioi_prefill_shape *shape,
                                            const folioi_prefill_sort *sort, int32_t c)
 {
     if (c == 0) return 0;
-    int64_t share = (int64_t)(sort->keys / (unsigned long long)shape->num_slots);
+    int64_t share = (int64_t)(sort->keys / (unsigned long long)shape->num_at_once);
     int64_t limit = share * (16 + c % 16) / 16 / (1 + c / 16);
     return max_i64(limit, FOLIOI_PREFILL_SHORTEST);
 }
@@ -260,7 +260,7 @@ SHARED_INLINE bool prefill_are_chunks(int64_t tiles, int64_t seqs) { return tile
 SHARED_INLINE bool prefill_are_whole(const folioi_prefill_shape *shape, int64_t tiles, int64_t seqs)
 {
     if (shape->split_len > 0) return false;
-    return tiles >= 4 * (int64_t)shape->num_slots ||
+    return tiles >= 4 * (int64_t)shape->num_at_once ||
            (prefill_are_chunks(tiles, seqs) && tiles >= shape->num_alone);
 }
 
@@ -277,7 +277,7 @@ SHARED_INLINE int64_t prefill_time(const folioi_prefill_shape *shape,
                                    const folioi_prefill_choice *choice)
 {
     int64_t rounds =
-        ((uint32_t)choice->items + (uint32_t)shape->num_slots - 1) / (uint32_t)shape->num_slots;
+        ((uint32_t)choice->items + (uint32_t)shape->num_at_once - 1) / (uint32_t)shape->num_at_once;
     int64_t mean = (int64_t)(sort->keys / (unsigned long long)max_i64(choice->items, 1));
     int64_t merge = rounds > 1 ? FOLIOI_PREFILL_LONE_PART_COST : FOLIOI_PREFILL_PART_COST;
     return max_i64(rounds * mean, choice->longest) + rounds * FOLIOI_PREFILL_ITEM_COST +

@@ -48,13 +48,13 @@ __device__ void list_decodes(const folioi_cuda_job &job, int64_t *scratch)
     start.stores = (int32_t)before;
     decode_items(&rule, seqs, first, last, x, stretch, start, job.table.items);
     __syncthreads();
-    for (int b = threadIdx.x; b <= rule.num_slots; b += THREADS)
-        decode_bound_slot(&rule, &job.table, (int32_t)(both >> 32), b);
+    for (int b = threadIdx.x; b <= rule.num_shares; b += THREADS)
+        decode_bound_share(&rule, &job.table, (int32_t)(both >> 32), b);
     __syncthreads();
-    for (int n = threadIdx.x; n < rule.num_slots * FOLIOI_DECODE_KEPT; n += THREADS)
+    for (int n = threadIdx.x; n < rule.num_shares * FOLIOI_DECODE_KEPT; n += THREADS)
         decode_keep_item(&job.table, n);
     __syncthreads();
-    for (int n = threadIdx.x; n < rule.num_slots * FOLIOI_DECODE_TILES; n += THREADS)
+    for (int n = threadIdx.x; n < rule.num_shares * FOLIOI_DECODE_TILES; n += THREADS)
         decode_keep_block(&rule, &job.table, n);
 }
 

@@ -1,4 +1,4 @@
-/* prefill_plain.cu: prefill of 16-bit K and V with no option on scores. */
+/* prefill_fixed.cu: prefill of 16-bit K and V with no option on scores. */
 #include "backends/cuda/prefill/prefill_kernel.h"
 #include "backends/cuda/prefill/prefill_launch.h"
 
@@ -14,13 +14,13 @@ static cudaError_t launch_as(const prefill_args *a, const folioi_cuda_prefill_pl
                              int64_t whole_tiles, cudaStream_t stream)
 {
     switch (dims) {
-    case 64: return launch<plain_64<T, ONCE>>(a, plan, whole_tiles, stream);
-    case 128: return launch<plain_128<T, ONCE>>(a, plan, whole_tiles, stream);
-    default: return launch<plain_256<T, ONCE>>(a, plan, whole_tiles, stream);
+    case 64: return launch<fixed_64<T, ONCE>>(a, plan, whole_tiles, stream);
+    case 128: return launch<fixed_128<T, ONCE>>(a, plan, whole_tiles, stream);
+    default: return launch<fixed_256<T, ONCE>>(a, plan, whole_tiles, stream);
     }
 }
 
-cudaError_t folioi_prefill_plain(const prefill_args *a, const folioi_cuda_prefill_plan *plan,
+cudaError_t folioi_prefill_fixed(const prefill_args *a, const folioi_cuda_prefill_plan *plan,
                                  int dims, int64_t whole_tiles, cudaStream_t stream)
 {
     bool is_f16 = a->layer.dtype == FOLIO_F16;
