@@ -11,17 +11,17 @@
 
 static const char help[] =
     "usage: folio completion SHELL\n\n"
-    "Prints a script with which a shell completes folio's commands, topics, options and their values.\n"
-    "SHELL is bash, zsh or fish. 'make install' puts all three where the shells look for them; without\n"
-    "it, as in the examples.\n\n"
+    "Prints a script that completes folio's commands, topics, options and their values in a shell.\n"
+    "SHELL is bash, zsh or fish. 'make install' installs all three; the examples show how to use them\n"
+    "without installing.\n\n"
     "options\n"
     "  -h, --help  this text\n\n"
     "examples\n"
     "  . <(folio completion bash)                        # in ~/.bashrc\n"
-    "  . <(folio completion zsh)                         # in ~/.zshrc, behind compinit\n"
+    "  . <(folio completion zsh)                         # in ~/.zshrc, after compinit\n"
     "  folio completion fish > ~/.config/fish/completions/folio.fish\n\n"
     "exit status\n"
-    "  0  done    2  the command line is wrong\n";
+    "  0  success    2  invalid command line\n";
 
 typedef void visit_command(const help_text *h, const subcommand *of, const subcommand *topic);
 

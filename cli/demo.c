@@ -13,9 +13,9 @@
 
 static const char help[] =
     "usage: folio demo [OPTION]...\n\n"
-    "One attention layer over one step of a small model: seven sequences in different phases share\n"
-    "one KV cache, one batch holds all of them, and the double-precision reference judges every\n"
-    "number. Shows what each sequence did, how far it is from the reference, and who owns which block.\n\n"
+    "Runs one attention layer for one step of a small model: seven sequences in different phases, in\n"
+    "one batch and one KV cache. Compares every number with the double-precision reference. Shows what\n"
+    "each sequence did, its error, and which sequence owns which block.\n\n"
     "options\n"
     "      --backend NAME  auto (default), or a name 'folio info' lists\n"
     "      --threads N     default: one per processor\n"
@@ -24,11 +24,11 @@ static const char help[] =
     "examples\n"
     "  folio demo\n"
     "  folio demo --backend reference\n"
-    "  folio demo --backend cuda       # on a GPU, by a build of 'make cuda'\n\n"
-    "Colours appear on a terminal unless NO_COLOR is set.\n\n"
+    "  folio demo --backend cuda       # on a GPU, with a build of 'make cuda'\n\n"
+    "Colours are used on a terminal unless NO_COLOR is set.\n\n"
     "exit status\n"
-    "  0  all numbers are within their budget    1  some are not, or it could not run\n"
-    "  2  the command line is wrong\n";
+    "  0  all numbers are within the tolerance    1  some are not, or a call failed\n"
+    "  2  invalid command line\n";
 
 enum { NUM_BLOCKS = 64, BLOCK_SIZE = 16, TIMED_CALLS = 5 };
 

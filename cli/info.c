@@ -24,14 +24,14 @@ typedef struct backend_list {
 
 static const char help[] =
     "usage: folio info [OPTION]...\n\n"
-    "What this machine and this build offer: the backends, best first, why one is not available,\n"
-    "the instruction-set levels built in, those this machine has and the one a context gets, its\n"
-    "kernels by type of the KV cache, the layouts of the cache that are attended to in place, and\n"
-    "what is refused, with the reason. FOLIO_CPU=NAME in the environment caps the cpu's level.\n\n"
+    "Lists the backends, best first, with the reason if one is not available; the instruction-set\n"
+    "levels of this build and of this machine, and the default level; the kernels by type of the KV\n"
+    "cache; the supported cache layouts; and the features that are not supported, with the reason.\n"
+    "FOLIO_CPU=NAME in the environment is the highest level that the cpu backend uses.\n\n"
     "options\n"
     "      --features       the feature table of all backends, as Markdown\n"
-    "      --abi            for people who bind: sizes, offsets and types of the fields of every public\n"
-    "                       struct, values of enums and constants, functions with their parameters\n"
+    "      --abi            for language bindings: sizes, offsets and types of the fields of every public\n"
+    "                       struct, values of enums and constants, functions and parameters\n"
     "  -o, --output FORMAT  text (default) or json\n"
     "  -h, --help           this text\n\n"
     "examples\n"
@@ -47,7 +47,7 @@ static const char help[] =
     "\"callbacks\" and \"functions\": [{\"name\", \"header\", \"returns\", \"parameters\": [{\"name\", \"type\"}]}]}.\n"
     "Keys are added in later versions, never renamed or removed.\n\n"
     "exit status\n"
-    "  0  done    1  FOLIO_CPU names no level    2  the command line is wrong\n";
+    "  0  success    1  FOLIO_CPU is not the name of a level    2  invalid command line\n";
 
 static bool list_backends(backend_list *list)
 {
@@ -357,8 +357,7 @@ int info_main(int argc, char **argv)
     case ARGS_RUN: break;
     }
     bool as_json = strcmp(output, "json") == 0;
-    if (abi && features)
-        return args_complain("info", "--abi and --features are two tables: ask for one");
+    if (abi && features) return args_complain("info", "--abi and --features cannot be combined");
     if (abi) {
         if (as_json) abi_print_json();
         else abi_print_text();

@@ -8,44 +8,42 @@
 
 const subcommand commands[] = {
     {"demo", demo_main, "run a mixed batch through the paged cache and show what happened", NULL},
-    {"info", info_main, "what this machine and this build offer: backends, levels, features", NULL},
-    {"check", check_main, "every kernel and every feature against the reference", NULL},
-    {"bench", bench_main,
-     "how fast: attention or the pool, beside a ceiling measured in the same run", bench_topics},
-    {"replay", replay_main, "serve a trace of requests: what would this traffic do", NULL},
-    {"completion", completion_main, "let a shell complete commands and options: bash, zsh, fish",
-     NULL},
-    {"manual", manual_main, "all of this help as a man page", NULL},
+    {"info", info_main, "show backends, instruction-set levels, kernels and features", NULL},
+    {"check", check_main, "test every kernel and every feature against the reference", NULL},
+    {"bench", bench_main, "measure attention or the block pool, beside ceilings of the same run",
+     bench_topics},
+    {"replay", replay_main, "serve a trace of requests; report latencies and memory", NULL},
+    {"completion", completion_main, "print a completion script for bash, zsh or fish", NULL},
+    {"manual", manual_main, "print all help texts as a man page", NULL},
     {NULL, NULL, NULL, NULL},
 };
 
 static const char more_help[] =
-    "\n"
-    "options\n"
-    "  -h, --help     this text; 'folio COMMAND --help' tells more of a command\n"
+    "\noptions\n"
+    "  -h, --help     this text; 'folio COMMAND --help' explains a command\n"
     "      --version  the version\n\n"
     "examples\n"
-    "  folio demo                  see it work\n"
-    "  folio info                  which backend will be used here, and why not another\n"
-    "  folio check                 is this build right on this machine? (seconds)\n"
-    "  folio check --full -o json  the same at length, for scripts\n"
-    "  folio bench                 how close attention comes to what this machine can do\n"
-    "  folio bench --compare FILE  what became faster or slower since a saved run\n"
-    "  folio bench --backend cuda  the same on a GPU; demo and check take it too\n"
-    "  folio bench pool            what the block pool costs on this machine\n"
-    "  folio bench overhead        what a call costs besides attention\n"
-    "  folio replay                serve some conversations: latencies, memory, prefix hits\n"
-    "  folio manual | man -l -     all of this, and all of the commands' help, to read\n\n"
+    "  folio demo                  run a small example\n"
+    "  folio info                  which backend is used here, and why others are not\n"
+    "  folio check                 test this build on this machine (seconds)\n"
+    "  folio check --full -o json  more cases, output for scripts\n"
+    "  folio bench                 speed of attention beside this machine's ceilings\n"
+    "  folio bench --compare FILE  compare with a saved run\n"
+    "  folio bench --backend cuda  the same on a GPU; demo and check have the option too\n"
+    "  folio bench pool            speed of the block pool\n"
+    "  folio bench overhead        overhead of a call\n"
+    "  folio replay                serve the built-in trace: latencies, memory, prefix hits\n"
+    "  folio manual | man -l -     read all help texts as a man page\n\n"
     "environment\n"
-    "  NO_COLOR            set and not empty: no colour, also on a terminal\n"
+    "  NO_COLOR            if set and not empty: no colours\n"
     "  FOLIO_CPU           the highest instruction-set level of the cpu backend\n"
-    "  FOLIO_CUDA_LIBRARY  absolute path of the CUDA backend's library, if not beside the program\n"
+    "  FOLIO_CUDA_LIBRARY  absolute path of libfolio_cuda.so, if not beside the program\n"
     "  FOLIO_PYTHON        the Python that runs the peers of 'folio bench --peers'\n\n"
     "exit status\n"
-    "  0    all is well\n"
-    "  1    a check or a call failed, a file is wrong, or nothing ran\n"
-    "  2    the command line is wrong\n"
-    "  130  interrupted (Ctrl-C); 'folio replay' still prints what it has\n"
+    "  0    success\n"
+    "  1    a check or a call failed, a file is invalid, or nothing ran\n"
+    "  2    invalid command line\n"
+    "  130  interrupted (Ctrl-C); 'folio replay' prints the summary so far\n"
     "  143  terminated\n";
 
 void print_help(void)

@@ -13,14 +13,14 @@
 
 static const char help[] =
     "usage: folio manual\n\n"
-    "Prints folio.1, a man page with the help of all commands. 'make install' puts it where man finds\n"
-    "it; without that, as in the example.\n\n"
+    "Prints folio.1, a man page with the help of all commands. 'make install' installs it; the example\n"
+    "shows how to read it without installing.\n\n"
     "options\n"
     "  -h, --help  this text\n\n"
     "examples\n"
     "  folio manual | man -l -\n\n"
     "exit status\n"
-    "  0  done    2  the command line is wrong\n";
+    "  0  success    2  invalid command line\n";
 
 /* ---- Text for roff: a hyphen stays one, a dot begins no request */
 

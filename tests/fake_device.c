@@ -134,7 +134,7 @@ static folio_status alloc_memory(const folio_context *ctx, folio_memory_kind kin
 {
     (void)ctx;
     if (bytes > LARGEST)
-        return folioi_fail(FOLIO_ERR_MEMORY, "%s: %zu bytes are not there", what, bytes);
+        return folioi_fail(FOLIO_ERR_MEMORY, "%s: cannot allocate %zu bytes", what, bytes);
     enter();
     region *r = calloc(1, sizeof *r);
     if (r == NULL) abort();

@@ -19,9 +19,8 @@
 enum { MIN_BATCHES = 5 };
 
 const subcommand bench_topics[] = {
-    {"overhead", bench_overhead_main, "what a call costs besides attention", NULL},
-    {"pool", bench_pool_main,
-     "KV memory: blocks handed out and taken back, prefix cache, sequences, tiers", NULL},
+    {"overhead", bench_overhead_main, "overhead of a call", NULL},
+    {"pool", bench_pool_main, "KV memory: block pool, prefix cache, sequences, tiers", NULL},
     {NULL, NULL, NULL, NULL},
 };
 

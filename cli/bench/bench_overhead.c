@@ -16,13 +16,12 @@ static const char command[] = "bench overhead";
 
 static const char help[] =
     "usage: folio bench overhead [OPTION]...\n\n"
-    "What a call costs besides attention: 32 heads, 8 kv heads of 128, bf16, blocks of 16. The cases of\n"
-    "a group take turns, batch by batch, so that noise hits them alike. spread is the range of the\n"
-    "middle half of the batches over their median.\n\n"
+    "Measures the overhead of a call: 32 heads, 8 kv heads of 128, bf16, blocks of 16. The cases of a\n"
+    "group alternate, batch by batch, so that noise affects them equally. spread is the interquartile\n"
+    "range divided by the median.\n\n"
     "cases\n"
     "  forward         folio_attention_forward of one token over a sequence of 16, k and v not written\n"
-    "  forward_no_key  the same for a row that sees no key: checks, set-up, rows of q taken and rows of\n"
-    "                  out stored, all but the kernels\n"
+    "  forward_no_key  the same for a row that sees no key: everything but the kernels\n"
     "  batch           folio_batch_set_block_tables for 256 sequences of 4096 tokens, one new each:\n"
     "                  65536 blocks\n"
     "  plan            folio_plan_update with that batch\n\n"
@@ -34,10 +33,10 @@ static const char help[] =
     "examples\n"
     "  folio bench overhead\n"
     "  folio bench overhead --threads 1 --seconds 2 -o json\n\n"
-    "The JSON is that of 'folio bench pool', with other cases.\n\n"
+    "The JSON has the same keys as that of 'folio bench pool'.\n\n"
     "exit status\n"
-    "  0  done    1  a call failed, a file is wrong, or --fail-if-slower found a case\n"
-    "  2  the command line is wrong\n";
+    "  0  success    1  a call failed, a file is invalid, or --fail-if-slower found a case\n"
+    "  2  invalid command line\n";
 
 enum {
     HEADS = 32,

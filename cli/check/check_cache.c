@@ -213,7 +213,7 @@ static bool describes_itself(const check_env *env, check_outcome *out)
     bool found = false;
     for (int32_t i = 0; i < info->num_levels; i++)
         found |= strcmp(info->levels[i], info->level) == 0;
-    if (!found) return check_fail(out, "level \"%s\" is none of its levels", info->level);
+    if (!found) return check_fail(out, "level \"%s\" is not one of its levels", info->level);
     if (info->num_layouts < 1) return check_fail(out, "it lists no layout");
     for (int32_t i = 0; i < info->num_features; i++) {
         const folio_feature *f = &info->features[i];

@@ -11,7 +11,7 @@
  *     folio_context   a backend on a device, with its threads and its allocator
  *     folio_attention one layer geometry: heads, head sizes, scale, window, soft cap
  *     folio_kv_cache  K and V of all layers in fixed-size blocks, ours or in your memory
- *     folio_batch     one step's sequences: who asks, how long, which blocks
+ *     folio_batch     one step's sequences: lengths and block tables
  *     folio_plan      a batch made runnable; made once, updated every step, used by every layer
  *
  * Words. A layer is numbered within its cache, from 0 on. A block holds `block_size` consecutive
@@ -23,14 +23,14 @@
  *
  * Errors. A call that can fail returns a folio_status and hands results out through pointers. When
  * the status is not FOLIO_OK, folio_last_error() says in one sentence which index, which value and
- * which limit. The library never prints, exits or aborts. A call that is refused because of its
+ * which limit. The library never prints, exits or aborts. A call that is rejected because of its
  * arguments has written nothing, with one exception: folio_batch_set_* leave the batch empty.
  *
  * Structs. A struct that a call takes by pointer begins with `struct_size`. Make it with
  * FOLIO_INIT(type), which sets every other field to zero. Zero means the default, where a field has
  * one. A struct that a call fills needs its struct_size too. Such structs only grow, at their end. A
  * client compiled against an older header has a shorter struct: the library takes the missing fields
- * as zero, and does not write them. It refuses struct_size 0, struct_size above 4096, and a longer
+ * as zero, and does not write them. It rejects struct_size 0, struct_size above 4096, and a longer
  * struct whose unknown tail is not all zero. A struct that is embedded in another, or stands in an
  * array, has no struct_size and never changes, because its size is part of the layout around it:
  * folio_allocator, folio_executor, folio_tensor, folio_bias, folio_kv_array, folio_kv_strides,
@@ -47,7 +47,7 @@
  *     of threads may run plans updated with it and read folio_batch_get_info. A view does not make a
  *     plan out of date.
  *   - A plan: one thread updates it; then any number run it at once, each with its own workspace.
- *     The plan's own workspace serves one of them at a time; a second one is refused.
+ *     The plan's own workspace serves one of them at a time; a second one is rejected.
  *   - A KV cache: any number of threads read it. A call that writes slots must not overlap with
  *     another call that reads or writes the same slots.
  *
@@ -236,7 +236,7 @@ typedef struct folio_context_desc {
     const char *level;         /* highest instruction-set level to use, a name of                  */
                                /* folio_backend_info.levels. The context gets the best level of    */
                                /* this machine that is not above it. NULL: the environment         */
-                               /* variable FOLIO_CPU, else no limit. Unknown names are refused     */
+                               /* variable FOLIO_CPU, else no limit. Unknown names are rejected    */
     folio_executor executor;   /* parallel_for NULL: the built-in pool. Else num_threads is ignored */
     folio_allocator allocator; /* both functions NULL: malloc and free                             */
     int32_t pin_threads;       /* 1: thread i of the built-in pool stays on the i-th processor     */
@@ -259,12 +259,12 @@ typedef struct folio_context_info {
  * Open a backend. desc NULL: all defaults.
  *
  * The backend "cuda" is a library of its own, libfolio_cuda.so. It is loaded when a context, a
- * description or a question first names "cuda", once for the process. If cuda_library is given, that
+ * description or a query first names "cuda", once for the process. If cuda_library is given, that
  * file is taken and no other. Else, if the environment names one (FOLIO_CUDA_LIBRARY=path), that one.
  * Else the one in the folder of this library's file, or in the folder of the program's file. Paths
  * must be absolute. A program with raised privileges (set-uid, set-gid, file capabilities) trusts
  * neither the environment nor the folder of its file. Once a file is loaded, a context that names
- * another one is refused.
+ * another one is rejected.
  * @return FOLIO_OK; ERR_ARGUMENT; ERR_UNSUPPORTED with one reason per candidate; ERR_MEMORY.
  */
 FOLIO_API folio_status folio_context_create(const folio_context_desc *desc, folio_context **out);
@@ -322,10 +322,10 @@ typedef struct folio_attention_desc {
                               /* tokens, pos_q included, has W - 1                                 */
     int64_t window_right;     /* a row sees this many keys after pos_q; -1: all. Causal rows take  */
                               /* it as 0                                                           */
-    const void *block_sparse; /* reserved: block-sparse attention is refused; NULL                 */
+    const void *block_sparse; /* must be NULL: block-sparse attention is not supported             */
 } folio_attention_desc;
 
-/** @return FOLIO_OK; ERR_ARGUMENT; ERR_UNSUPPORTED (the context's backend refuses it); ERR_MEMORY. */
+/** @return FOLIO_OK; ERR_ARGUMENT; ERR_UNSUPPORTED (the context's backend rejects it); ERR_MEMORY. */
 FOLIO_API folio_status folio_attention_create(folio_context *ctx, const folio_attention_desc *desc,
                                               folio_attention **out);
 FOLIO_API void folio_attention_destroy(folio_attention *attention);
@@ -484,8 +484,8 @@ typedef struct folio_tensor {
 /**
  * Where a call runs. NULL for the defaults.
  *
- * A plan's own workspace serves one forward at a time; a second thread at once is refused. On a
- * device it serves one stream, that of the first forward after an update; other streams are refused
+ * A plan's own workspace serves one forward at a time; a second thread at once is rejected. On a
+ * device it serves one stream, that of the first forward after an update; other streams are rejected
  * until the next update. Give a workspace for each further thread or stream. Replays of a captured
  * graph are not checked.
  */
@@ -546,7 +546,7 @@ typedef struct folio_tensors {
     int64_t lse_token_stride;  /* elements; 0: num_heads                                     */
     int64_t lse_head_stride;   /* elements; 0: 1                                             */
     const float *slopes;       /* ALiBi, [num_heads], finite; not in cross attention, which   */
-                               /* refuses them; NULL: none                                   */
+                               /* rejects them; NULL: none                                   */
     const float *sinks;        /* [num_heads], finite or -inf (no sink); NULL: none          */
     folio_bias bias;
     float k_scale; /* k = stored * k_scale; finite, > 0; 0: 1. FP8 caches alone use it       */
@@ -865,10 +865,10 @@ FOLIO_API void folio_plan_destroy(folio_plan *plan);
  * Make the plan fit this step's batch. Checks every block index, slot and length; allocates
  * nothing. On a device, the batch is copied there on run's stream; forwards and captured graphs on
  * the same stream see it. Forwards on other streams must have ended before: what they read is
- * overwritten. The batch must not change until the next update: a forward after a change is refused.
- * Two new tokens may share a slot; only a forward that writes k and v refuses that.
+ * overwritten. The batch must not change until the next update: a forward after a change is rejected.
+ * Two new tokens may share a slot; only a forward that writes k and v rejects that.
  *
- * An update that is refused changes nothing: the plan still serves the batch of its last successful
+ * An update that is rejected changes nothing: the plan still serves the batch of its last successful
  * update, unless that batch has changed. After FOLIO_ERR_DEVICE it serves none.
  */
 FOLIO_API folio_status folio_plan_update(folio_plan *plan, folio_batch *batch,
@@ -946,7 +946,7 @@ FOLIO_API folio_status folio_plan_get_info(const folio_plan *plan, int32_t atten
  * are read directly and no sequence may have a context. The encoder types ignore cache and layer.
  *
  * Cache, batch and plan may come from different contexts. The cache lies where the plan runs: in host
- * memory for host backends, on the plan's own device for others. Another place is refused; another
+ * memory for host backends, on the plan's own device for others. Another place is rejected; another
  * device of the same backend is not noticed. A host plan may read a device's wrapped cache that lies
  * in FOLIO_MEMORY_HOST; where it lies is not checked.
  *

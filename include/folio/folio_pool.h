@@ -75,7 +75,7 @@ typedef struct folio_layer_group {
 /**
  * Caches for the groups of one pool in one memory. descs: [num_caches], 1..17, all with the same
  * num_blocks and layout NATIVE. Layers, block size, heads, head sizes and dtype may differ (but a pool
- * needs one block size). caches: [num_caches], NULL each where the call is refused. Each block has
+ * needs one block size). caches: [num_caches], NULL each where the call is rejected. Each block has
  * room for a block of any of the caches, so the memory is num_blocks times the largest: split the
  * layers into groups whose blocks take about the same bytes. The memory lives until the last of the
  * caches is destroyed. The pool never uses one block in two caches at once; a caller with block tables
@@ -145,7 +145,7 @@ typedef struct folio_pool_desc {
                             /* 4.5 KiB. A larger file is not cut; frames past this size are not    */
                             /* used. Ignored without store_path                                    */
     const char *model; /* names what computes K and V, up to 255 bytes; a store made under another */
-                       /* name is refused; NULL: ""                                                */
+                       /* name is rejected; NULL: ""                                               */
     void *stream;      /* of the context's device: where all copies of the pool are queued. NULL: */
                        /* the default stream. Host backends: NULL                                  */
 } folio_pool_desc;
@@ -302,7 +302,7 @@ FOLIO_API folio_status folio_sequence_get_info(const folio_sequence *sequence,
  * group must have the prefix; a windowed group needs only the blocks that the next token can see.
  * *matched (may be NULL) is the prefix's length in tokens, which becomes the sequence's len and
  * committed_len. An engine that needs the output of the prompt's last token leaves that token out.
- * The sequence holds the matched blocks from then on, also if the next reserve is refused:
+ * The sequence holds the matched blocks from then on, also if the next reserve is rejected:
  * folio_sequence_truncate to 0, or destroy, gives them back.
  *
  * Blocks found in host memory or on disk are brought back, as many as there are available blocks
@@ -381,18 +381,18 @@ FOLIO_API folio_status folio_sequence_get_table(const folio_sequence *sequence, 
  * it had before.
  *
  * All sequences of a batch are of one pool and one group, until folio_batch_clear. Sequences of
- * folio_batch_add, padding aside, need another batch: the two are refused in one. If the group has a
- * cache, folio_attention_forward refuses the batch with any other cache. Without a cache it is a
+ * folio_batch_add, padding aside, need another batch: the two are rejected in one. If the group has a
+ * cache, folio_attention_forward rejects the batch with any other cache. Without a cache it is a
  * profiling run: K and V are not stored, so do not commit after it. Cross attention takes the pool's
  * cross_cache in the same way.
  *
  * First, the group's queued copies are run on the pool's stream. If the group has no cache and a copy
- * to or from a block of these sequences is queued, the call is refused: see folio_pool_take_copies.
+ * to or from a block of these sequences is queued, the call is rejected: see folio_pool_take_copies.
  *
  * The batch holds copies of the block tables. Every call that changes a sequence's tokens or blocks
  * makes the batch stale: reserve, reserve_encoder, commit, truncate, release_window, swap_out,
  * preempt, destroy.
- * folio_plan_update and folio_attention_forward refuse a stale batch; so commit after the step's
+ * folio_plan_update and folio_attention_forward reject a stale batch; so commit after the step's
  * last forward. folio_batch_clear makes it ready for the next step.
  */
 FOLIO_API folio_status folio_batch_add_sequences(folio_batch *batch, int32_t layer_group,
@@ -446,7 +446,7 @@ typedef enum folio_preemption {
  * frees the blocks at once, and *transfer is NULL. SWAP frees them when the transfer has ended, not
  * before. Tokens that are not committed are dropped first, even if the swap then fails.
  * FOLIO_ERR_FULL: the tiers have no room now. FOLIO_ERR_TOO_LARGE: no tier could ever hold it. A pool
- * without tiers refuses SWAP with FOLIO_ERR_ARGUMENT; nothing is dropped.
+ * without tiers rejects SWAP with FOLIO_ERR_ARGUMENT; nothing is dropped.
  */
 FOLIO_API folio_status folio_sequence_preempt(folio_sequence *sequence, folio_preemption policy,
                                               const folio_run *run, folio_transfer **transfer);

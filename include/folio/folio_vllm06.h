@@ -62,7 +62,7 @@ typedef struct folio_vllm06_bias {
  * an array is empty: hand over NULL. It works out num_prefill_tokens if it is 0, and raises maxima that are
  * too small. num_encoder_tokens is the number of rows of key in cross attention: the encoder tokens of all
  * prompts, or 0 if those are cached already. Decodes bring none, whatever it says. Other fields that
- * contradict each other are refused.
+ * contradict each other are rejected.
  *
  * seq_lens and seq_lens_tensor say the same, but for chunked_prefill: one of them is enough for every attention type. Encoder and
  * cross attention also need encoder_seq_lens and encoder_seq_lens_tensor, both. Calls that return one of
@@ -101,7 +101,7 @@ typedef struct folio_vllm06_metadata_fields {
     const int32_t *block_tables;        /* [num_seqs][block_tables_stride]; NULL: none */
     int64_t block_tables_stride;
     int32_t use_cuda_graph; /* decodes padded to a fixed batch                                    */
-    int32_t is_prompt;      /* all sequences are prompts; refused beside decodes.                 */
+    int32_t is_prompt;      /* all sequences are prompts; rejected beside decodes.                */
                             /* 0 is taken as 1 if there are prompts and no decodes                */
     /* encoder and cross attention */
     const int32_t *encoder_seq_lens;        /* [num_seqs] */
@@ -247,7 +247,7 @@ typedef struct folio_vllm06_impl_desc {
     const float *alibi_slopes; /* [num_heads], copied; DECODER only; NULL: none */
     int64_t sliding_window;    /* tokens, the row's own included; DECODER only; 0: none */
     const char *kv_cache_dtype; /* "auto" (or NULL): dtype; "fp8", "fp8_e4m3", "fp8_e5m2" */
-    const void *blocksparse_params; /* refused where not NULL, as the ancestors do */
+    const void *blocksparse_params; /* rejected where not NULL, as the ancestors do */
     float logits_soft_cap; /* 0: none */
     folio_dtype dtype;     /* of query, key, value and output */
     int32_t compat;        /* 0, or 1: as the ancestors, see above */
@@ -394,7 +394,7 @@ typedef struct folio_vllm06_graph_capture_desc {
     int64_t block_size;
 } folio_vllm06_graph_capture_desc;
 
-/** Begin to capture graphs; refused where the state captures already. */
+/** Begin to capture graphs; rejected where the state captures already. */
 FOLIO_API folio_status folio_vllm06_graph_capture_begin(
     folio_vllm06_state *state, const folio_vllm06_graph_capture_desc *desc);
 FOLIO_API folio_status folio_vllm06_graph_capture_end(folio_vllm06_state *state);

@@ -22,7 +22,7 @@ typedef struct {
 static folio_status check_args(one_step *o)
 {
     folio_attend_args *a = &o->a;
-    REQUIRE(dtype_is_query(a->q.dtype), "attend: q.dtype %d (%s) is none of f32, f16, bf16",
+    REQUIRE(dtype_is_query(a->q.dtype), "attend: q.dtype %d (%s) is not one of f32, f16, bf16",
             (int)a->q.dtype, folio_dtype_name(a->q.dtype));
     REQUIRE(a->q.tokens >= 0, "attend: q.tokens is %lld; it must be at least 0",
             (long long)a->q.tokens);

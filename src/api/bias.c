@@ -21,7 +21,7 @@ folio_status folio_bias_write(const folio_attention *attention, const folio_batc
     folioi_rows rows = folioi_batch_rows(batch, seq, type);
     int64_t need = (int64_t)rows.query_len * rows.key_len;
     REQUIRE(checked_mul(need, a->num_heads, &need),
-            "%d heads x %d queries x %d keys pass the largest size", a->num_heads, rows.query_len,
+            "%d heads x %d queries x %d keys exceed the largest size", a->num_heads, rows.query_len,
             rows.key_len);
     REQUIRE(need <= capacity, "capacity is %lld, %d heads x %d queries x %d keys need %lld",
             (long long)capacity, a->num_heads, rows.query_len, rows.key_len, (long long)need);

@@ -51,7 +51,7 @@ static folio_status choose(const folio_context_desc *d, folio_context *ctx)
             continue;
         }
         REQUIRE(d->device == 0 || b->memory != NULL,
-                "context: device %d is not there; host backends have device 0 alone", d->device);
+                "context: device %d does not exist; host backends have only device 0", d->device);
         context_set_backend(ctx, b);
         ctx->device = b->device();
         return FOLIO_OK;
@@ -63,7 +63,7 @@ static folio_status check_desc(const folio_context_desc *d)
 {
     REQUIRE(d->device >= 0, "context: device is %d; it must be at least 0", d->device);
     REQUIRE((d->allocator.alloc == NULL) == (d->allocator.free == NULL),
-            "context: allocator.alloc and allocator.free go together, one of them is NULL");
+            "context: allocator.alloc and allocator.free must both be set or both be NULL");
     if (d->executor.parallel_for != NULL)
         REQUIRE(d->executor.num_threads >= 1 && d->executor.num_threads <= 256,
                 "context: executor.num_threads is %d, outside [1, 256]", d->executor.num_threads);

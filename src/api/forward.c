@@ -163,7 +163,7 @@ static folio_status check_bias(const folio_plan *plan, folioi_call *call)
     static const char *const names[4] = {"sequence", "head", "query", "key"};
     folio_bias *b = &call->tensors.bias;
     if (b->data == NULL) return FOLIO_OK;
-    REQUIRE(dtype_is_query(b->dtype), "bias: dtype %d (%s) is none of f32, f16, bf16",
+    REQUIRE(dtype_is_query(b->dtype), "bias: dtype %d (%s) is not one of f32, f16, bf16",
             (int)b->dtype, folio_dtype_name(b->dtype));
     int64_t elem = (int64_t)folio_dtype_size(b->dtype), extent = 0, span;
     REQUIRE((uintptr_t)b->data % (uintptr_t)elem == 0, "bias: data is not aligned to %lld bytes",
@@ -177,7 +177,7 @@ static folio_status check_bias(const folio_plan *plan, folioi_call *call)
                 names[i], (long long)b->dims[i],
                 plan->on_device && i >= 2 ? "the plan's limits need" : "the batch needs",
                 (long long)max_i64(need[i], 1));
-    REQUIRE(fill_bias_strides(b), "bias: dims %lld x %lld x %lld x %lld pass the largest size",
+    REQUIRE(fill_bias_strides(b), "bias: dims %lld x %lld x %lld x %lld exceed the largest size",
             (long long)b->dims[0], (long long)b->dims[1], (long long)b->dims[2],
             (long long)b->dims[3]);
     for (int i = 0; i < 4; i++) {
@@ -187,8 +187,8 @@ static folio_status check_bias(const folio_plan *plan, folioi_call *call)
                 i, names[i], i, (long long)b->dims[i]);
         REQUIRE(checked_mul(b->dims[i], b->strides[i], &span) &&
                     checked_add(extent, span, &extent) && extent < MAX_EXTENT / elem,
-                "bias: strides[%d] (%s) = %lld is negative or passes the largest size", i, names[i],
-                (long long)b->strides[i]);
+                "bias: strides[%d] (%s) = %lld is negative or exceeds the largest size", i,
+                names[i], (long long)b->strides[i]);
     }
     return FOLIO_OK;
 }

@@ -265,7 +265,7 @@ static folio_status check_device_batch(const folio_plan *plan, const folio_devic
         "for %lld sequences",
         (long long)b->num_query_tokens, (long long)b->num_seqs);
     REQUIRE((b->first_query_pos == NULL) == (b->first_key_pos == NULL),
-            "device batch: first_query_pos and first_key_pos go together, one of them is NULL");
+            "device batch: first_query_pos and first_key_pos must both be set or both be NULL");
     REQUIRE(b->blocks == NULL || d->block_size > 0,
             "device batch: blocks are given, but the plan was made for runs without a cache");
     REQUIRE(b->slot_mapping == NULL || d->block_size > 0,

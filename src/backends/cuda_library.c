@@ -51,7 +51,7 @@ static bool open_file(const char *path, char *why, size_t size)
     void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (library == NULL) {
         const char *error = dlerror();
-        snprintf(why, size, "the CUDA backend's library is not there (%s)",
+        snprintf(why, size, "the CUDA backend's library was not found (%s)",
                  error != NULL ? error : path);
         return false;
     }
@@ -105,7 +105,7 @@ static void search(void)
         open_file(path, reason, sizeof reason);
     else
         snprintf(reason, sizeof reason,
-                 "the CUDA backend's library is not there (" LIBRARY ", built by make cuda)");
+                 "the CUDA backend's library was not found (" LIBRARY ", built by make cuda)");
 }
 
 const folioi_backend *folioi_cuda_library(void)

@@ -17,7 +17,7 @@ static folio_status reserve(folio_batch *b, folioi_array *array, int64_t count, 
     int64_t bytes;
     /* at least one entry, so that no array is ever NULL */
     REQUIRE(checked_mul(max_i64(count, 1), (int64_t)size, &bytes),
-            "batch: %lld %s pass the largest size", (long long)count, what);
+            "batch: %lld %s exceed the largest size", (long long)count, what);
     return folioi_array_reserve(&b->allocator, array, bytes, what);
 }
 
@@ -158,7 +158,7 @@ static folio_status check_lengths(const folio_batch_seq *s, long long i)
             "seq %lld: encoder_new_len %lld is neither 0 nor encoder_len %lld", i,
             (long long)s->encoder_new_len, (long long)s->encoder_len);
     REQUIRE(!s->padding || s->encoder_new_len == 0,
-            "seq %lld: padding brings no encoder tokens, yet encoder_new_len is %lld", i,
+            "seq %lld: padding has no encoder tokens, but encoder_new_len is %lld", i,
             (long long)s->encoder_new_len);
     REQUIRE((unsigned)s->phase <= FOLIO_PHASE_DECODE, "seq %lld: phase %d is unknown", i,
             (int)s->phase);
@@ -167,7 +167,7 @@ static folio_status check_lengths(const folio_batch_seq *s, long long i)
     REQUIRE(!s->positions_given ||
                 (s->first_query_pos > -MAX_POSITION && s->first_query_pos < MAX_POSITION &&
                  s->first_key_pos > -MAX_POSITION && s->first_key_pos < MAX_POSITION),
-            "seq %lld: first positions %lld and %lld pass 2^40", i, (long long)s->first_query_pos,
+            "seq %lld: first positions %lld and %lld exceed 2^40", i, (long long)s->first_query_pos,
             (long long)s->first_key_pos);
     return FOLIO_OK;
 }

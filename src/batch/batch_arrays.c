@@ -44,7 +44,7 @@ static folio_status check_arrays(const folio_batch_arrays *a)
     REQUIRE_ALIGNED(a->cross_block_tables, "cross_block_tables");
     if (a->query_start != NULL) TRY(check_indptr(a->query_start, a->num_seqs, "query_start"));
     REQUIRE((a->first_query_pos == NULL) == (a->first_key_pos == NULL),
-            "arrays: first_query_pos and first_key_pos go together, one of them is NULL");
+            "arrays: first_query_pos and first_key_pos must both be set or both be NULL");
     REQUIRE(a->encoder_lens != NULL ||
                 (a->encoder_new_lens == NULL && a->cross_slot_mapping == NULL &&
                  a->cross_block_tables == NULL),

@@ -33,7 +33,7 @@ folio_status folioi_frames_init(folioi_frames *f, folio_context *ctx, folio_kv_c
     }
     f->frame_bytes = round_up(f->frame_bytes, FOLIOI_ALIGN);
     REQUIRE(checked_mul(num_blocks + 1, f->frame_bytes, &f->bytes),
-            "pool: %lld host blocks of %lld bytes pass the largest size", (long long)num_blocks,
+            "pool: %lld host blocks of %lld bytes exceed the largest size", (long long)num_blocks,
             (long long)f->frame_bytes);
     /* Not zeroed: gigabytes need not be written first. */
     const folioi_device *device = ctx->memory;

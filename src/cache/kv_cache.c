@@ -187,10 +187,11 @@ static folio_status apply_strides(folioi_kv_format *f, folio_kv_array *array, fo
     }
     folioi_array_restride(array, at, s, true);
     int64_t elements, elem = (int64_t)folio_dtype_size(d->dtype);
-    REQUIRE(folioi_array_fits(array, elem) && folioi_array_extent(array, &elements) &&
-                checked_mul(elements, elem, &array->bytes),
-            "KV cache: %s strides times num_blocks pass the largest size this library can address",
-            name);
+    REQUIRE(
+        folioi_array_fits(array, elem) && folioi_array_extent(array, &elements) &&
+            checked_mul(elements, elem, &array->bytes),
+        "KV cache: %s strides times num_blocks exceed the largest size this library can address",
+        name);
     return FOLIO_OK;
 }
 
@@ -205,10 +206,11 @@ static folio_status apply_scale_strides(const folio_kv_cache_desc *d, folio_kv_a
     const folio_kv_strides now = {at->block, at->token_tile_stride, at->head};
     TRY(check_apart(d, &now, 1, name));
     int64_t elements;
-    REQUIRE(folioi_array_fits(array, 4) && folioi_array_extent(array, &elements) &&
-                checked_mul(elements, 4, &array->bytes),
-            "KV cache: %s strides times num_blocks pass the largest size this library can address",
-            name);
+    REQUIRE(
+        folioi_array_fits(array, 4) && folioi_array_extent(array, &elements) &&
+            checked_mul(elements, 4, &array->bytes),
+        "KV cache: %s strides times num_blocks exceed the largest size this library can address",
+        name);
     REQUIRE((size_t)array->bytes <= bytes, "KV cache: %s_bytes is %zu, a layer's strides need %lld",
             name, bytes, (long long)array->bytes);
     return FOLIO_OK;

@@ -134,8 +134,8 @@ static folio_status check_desc(const folio_kv_cache_desc *d)
             "KV cache: k_head_size is %d, not a positive multiple of 8", d->k_head_size);
     REQUIRE(d->v_head_size >= 8 && d->v_head_size % 8 == 0,
             "KV cache: v_head_size is %d, not a positive multiple of 8", d->v_head_size);
-    REQUIRE(dtype_is_kv(d->dtype), "KV cache: dtype %d (%s) is none a cache can have",
-            (int)d->dtype, folio_dtype_name(d->dtype));
+    REQUIRE(dtype_is_kv(d->dtype), "KV cache: dtype %d (%s) is not a type of caches", (int)d->dtype,
+            folio_dtype_name(d->dtype));
     REQUIRE((unsigned)d->layout < FOLIO_NUM_LAYOUTS, "KV cache: layout %d is unknown",
             (int)d->layout);
     REQUIRE(orders[d->layout].sharing != PER_BLOCK || d->k_head_size == d->v_head_size,
@@ -250,7 +250,7 @@ folio_status folioi_kv_format_init(const folio_kv_cache_desc *desc, bool on_devi
     REQUIRE(
         place_arrays(format),
         "KV cache: %d layers x %lld blocks x %d tokens x %d kv heads x head sizes %d and %d in %s "
-        "pass the largest size this library can address",
+        "exceed the largest size this library can address",
         d->num_layers, (long long)d->num_blocks, d->block_size, d->num_kv_heads, d->k_head_size,
         d->v_head_size, folio_dtype_name(d->dtype));
     return FOLIO_OK;

@@ -76,7 +76,7 @@ static folio_status add_format(folio_context *ctx, const folio_kv_cache_desc *co
     if (bytes > frames->frame_bytes) frames->frame_bytes = bytes;
     REQUIRE(
         checked_mul(frames->num, frames->frame_bytes, &all) && all <= INT64_MAX / 2,
-        "shared caches: %lld blocks of %lld bytes pass the largest size this library can address",
+        "shared caches: %lld blocks of %lld bytes exceed the largest size this library can address",
         (long long)frames->num, (long long)frames->frame_bytes);
     return FOLIO_OK;
 }

@@ -104,7 +104,7 @@ folio_status folioi_index_reserve(const folio_allocator *a, folioi_index *x, int
     if (x->num_nodes + n <= x->capacity) return FOLIO_OK;
     int64_t capacity = max_i64(64, x->capacity);
     while (capacity < x->num_nodes + n) capacity *= 2;
-    REQUIRE(capacity <= INT32_MAX / 2, "the prefix index would pass 2^30 entries");
+    REQUIRE(capacity <= INT32_MAX / 2, "the prefix index would exceed 2^30 entries");
     static const char what[] = "the prefix index";
     int64_t links = (int64_t)sizeof(int32_t) * NUM_LINKED_TIERS * x->num_layer_groups;
     TRY(folioi_array_reserve(a, &x->nodes, capacity * (int64_t)sizeof(folioi_node), what));

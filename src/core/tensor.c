@@ -23,7 +23,7 @@ folio_status folioi_tensor_resolve(folio_tensor *t, const char *name, folio_dtyp
 {
     if (t->dtype == 0) t->dtype = dtype;
     REQUIRE(dtype_is_query(t->dtype) || (t->dtype == FOLIO_F64 && dtype == FOLIO_F64),
-            "%s: dtype %d (%s) is none of f32, f16, bf16", name, (int)t->dtype,
+            "%s: dtype %d (%s) is not one of f32, f16, bf16", name, (int)t->dtype,
             folio_dtype_name(t->dtype));
     REQUIRE(t->tokens == tokens, "%s: tokens is %lld, %lld rows are expected", name,
             (long long)t->tokens, (long long)tokens);
@@ -33,8 +33,8 @@ folio_status folioi_tensor_resolve(folio_tensor *t, const char *name, folio_dtyp
             (long long)t->head_stride, (long long)head_size);
     if (t->token_stride == 0)
         REQUIRE(checked_mul(heads, t->head_stride, &t->token_stride),
-                "%s: %lld heads at head_stride %lld pass the largest size", name, (long long)heads,
-                (long long)t->head_stride);
+                "%s: %lld heads at head_stride %lld exceed the largest size", name,
+                (long long)heads, (long long)t->head_stride);
     REQUIRE(t->token_stride >= head_size, "%s: token_stride %lld is below the head size %lld", name,
             (long long)t->token_stride, (long long)head_size);
     const int64_t dims[] = {tokens, heads}, strides[] = {t->token_stride, t->head_stride};
@@ -44,7 +44,7 @@ folio_status folioi_tensor_resolve(folio_tensor *t, const char *name, folio_dtyp
             (long long)head_size);
     int64_t elem = (int64_t)folio_dtype_size(t->dtype);
     REQUIRE(extent_fits(tokens, t->token_stride, heads, t->head_stride, head_size, elem),
-            "%s: token_stride %lld and head_stride %lld for %lld tokens pass the largest size",
+            "%s: token_stride %lld and head_stride %lld for %lld tokens exceed the largest size",
             name, (long long)t->token_stride, (long long)t->head_stride, (long long)tokens);
     if (tokens == 0) return FOLIO_OK;
     REQUIRE(t->data != NULL, "%s: data is NULL", name);
@@ -67,7 +67,7 @@ folio_status folioi_lse_resolve(const float *lse, int64_t *token_stride, int64_t
             "lse: strides %lld and %lld (token, head) make rows of %lld heads overlap",
             (long long)*token_stride, (long long)*head_stride, (long long)heads);
     REQUIRE(extent_fits(tokens, *token_stride, heads, *head_stride, 1, sizeof *lse),
-            "lse: strides %lld and %lld for %lld tokens pass the largest size",
+            "lse: strides %lld and %lld for %lld tokens exceed the largest size",
             (long long)*token_stride, (long long)*head_stride, (long long)tokens);
     return FOLIO_OK;
 }

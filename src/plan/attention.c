@@ -19,9 +19,9 @@ static folio_status check_desc(const folio_attention_desc *d)
             "attention: k_head_size is %d, not a positive multiple of 8", d->k_head_size);
     REQUIRE(d->v_head_size >= 8 && d->v_head_size % 8 == 0,
             "attention: v_head_size is %d, not a positive multiple of 8", d->v_head_size);
-    REQUIRE(dtype_is_query(d->dtype), "attention: dtype %d (%s) is none of f32, f16, bf16",
+    REQUIRE(dtype_is_query(d->dtype), "attention: dtype %d (%s) is not one of f32, f16, bf16",
             (int)d->dtype, folio_dtype_name(d->dtype));
-    REQUIRE(dtype_is_kv(d->kv_dtype), "attention: kv_dtype %d (%s) is none a cache can have",
+    REQUIRE(dtype_is_kv(d->kv_dtype), "attention: kv_dtype %d (%s) is not a type of caches",
             (int)d->kv_dtype, folio_dtype_name(d->kv_dtype));
     REQUIRE(isfinite(d->scale), "attention: scale is %g; it must be finite", (double)d->scale);
     REQUIRE(isfinite(d->soft_cap) && d->soft_cap >= 0,

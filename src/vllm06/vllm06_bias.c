@@ -59,7 +59,7 @@ static folio_status measure(const folio_vllm06_bias *biases, int64_t n, int64_t 
                     checked_mul(b->query_len, b->key_len, &numbers) &&
                     checked_mul(numbers, b->num_heads, &numbers) && numbers < INT64_MAX / 16,
                 "attn_bias[%lld]: num_heads %lld is below 1, query_len %lld or key_len %lld is "
-                "negative, or they pass the largest size",
+                "negative, or they exceed the largest size",
                 (long long)i, (long long)b->num_heads, (long long)b->query_len,
                 (long long)b->key_len);
         *bytes += numbers * 4;

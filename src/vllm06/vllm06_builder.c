@@ -147,8 +147,7 @@ folio_status folio_vllm06_builder_pad(folio_vllm06_builder *b, int64_t cuda_grap
     int64_t total = b->num_entries + cuda_graph_pad_size;
     for (int64_t i = 0; i < b->num_entries; i++) {
         const entry *e = (const entry *)b->entries.data + i;
-        REQUIRE(!e->is_prompt, "sequence %lld is a prompt; a graph is of decodes alone",
-                (long long)i);
+        REQUIRE(!e->is_prompt, "sequence %lld is a prompt; a graph has decodes only", (long long)i);
         int64_t blocks = table_blocks(b, e);
         REQUIRE(blocks <= columns, "sequence %lld has %lld blocks, a graph's row %lld",
                 (long long)i, (long long)blocks, (long long)columns);

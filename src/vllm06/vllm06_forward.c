@@ -371,13 +371,14 @@ static folio_status check_args(layer *l)
     REQUIRE((unsigned)type < FOLIO_NUM_ATTENTION_TYPES, "attention type %d is unknown", (int)type);
     REQUIRE(a->attn_metadata != NULL, "attn_metadata is NULL");
     REQUIRE(graph_of(l) == NULL || l->m->state->ctx == l->ctx,
-            "attn_metadata is a graph's, of another context");
+            "attn_metadata is of a graph of another context");
     REQUIRE(type != FOLIO_ATTENTION_ENCODER || folio_vllm06_is_all_encoder_attn_metadata_set(l->m),
             "encoder attention requires setting encoder metadata attributes");
     REQUIRE(type != FOLIO_ATTENTION_ENCODER_DECODER ||
                 folio_vllm06_is_all_cross_attn_metadata_set(l->m),
             "encoder/decoder cross-attention requires setting cross-attention metadata attributes");
-    REQUIRE((a->key.data == NULL) == (a->value.data == NULL), "key and value go together");
+    REQUIRE((a->key.data == NULL) == (a->value.data == NULL),
+            "key and value must both be set or both be NULL");
     REQUIRE(type == FOLIO_ATTENTION_ENCODER_DECODER || a->key.data != NULL,
             "key and value are NULL");
     REQUIRE(a->kv_cache != NULL || l->m->f.num_decode_tokens == 0 ||

@@ -225,7 +225,7 @@ folio_status folio_vllm06_begin_forward(folio_vllm06_state *state,
     REQUIRE(state != NULL, "begin_forward: state is NULL");
     REQUIRE(attn_metadata != NULL, "begin_forward: attn_metadata is NULL");
     REQUIRE(attn_metadata->plans == NULL || attn_metadata->state->ctx == state->ctx,
-            "begin_forward: attn_metadata is a graph's, of another context");
+            "begin_forward: attn_metadata is of a graph of another context");
     folio_run run;
     TRY(folioi_run_in(state->ctx, given, &run));
     for (folioi_vllm06_plan *p = attn_metadata->plans; p != NULL; p = p->next)

@@ -229,7 +229,7 @@ static folio_status copy_tables(folio_vllm06_metadata *m)
                 checked_mul(n, f->cross_block_tables_stride, &cross_tables) &&
                 checked_mul(n, f->prefill_block_tables_stride, &prefill_tables),
             "metadata: %lld rows of block_tables_stride %lld, cross_block_tables_stride %lld or "
-            "prefill_block_tables_stride %lld pass the largest size",
+            "prefill_block_tables_stride %lld exceed the largest size",
             (long long)n, (long long)f->block_tables_stride,
             (long long)f->cross_block_tables_stride, (long long)f->prefill_block_tables_stride);
     if (f->chunked_prefill) tables = f->num_decode_tokens * f->block_tables_stride;

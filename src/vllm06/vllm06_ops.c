@@ -84,7 +84,7 @@ static folio_status open_paged(paged *p, const folio_run *run)
     int64_t entries;
     REQUIRE(checked_mul(p->a.num_seqs, p->a.max_num_blocks_per_seq, &entries) &&
                 entries <= INT64_MAX / 8,
-            "%lld sequences x max_num_blocks_per_seq %lld pass the largest size",
+            "%lld sequences x max_num_blocks_per_seq %lld exceed the largest size",
             (long long)p->a.num_seqs, (long long)p->a.max_num_blocks_per_seq);
     REQUIRE(p->a.num_seqs == 0 || (p->a.seq_lens != NULL && p->a.block_tables != NULL),
             "seq_lens or block_tables is NULL");
@@ -191,7 +191,7 @@ static folio_status check_apart(const paged *p, int64_t parts, const float *exp_
     int64_t rows = p->a.num_seqs * p->a.num_heads, elem = (int64_t)folio_dtype_size(p->a.dtype);
     int64_t out_bytes = rows * c->head_size * elem, tmp_bytes;
     REQUIRE(checked_mul(out_bytes, parts, &tmp_bytes) && tmp_bytes <= MAX_EXTENT,
-            "%lld sequences x %lld partitions pass the largest size", (long long)p->a.num_seqs,
+            "%lld sequences x %lld partitions exceed the largest size", (long long)p->a.num_seqs,
             (long long)parts);
     int64_t sums_bytes = rows * parts * (int64_t)sizeof(float);
     int64_t cache_bytes = c->num_blocks * c->block_size * c->num_kv_heads * c->head_size *

@@ -60,7 +60,7 @@ TEST(loader, a_strangers_folder_is_not_searched)
         CHECK_MSG(!lrig_loads(&rig, &runs[i]), "run %d loads it", i);
         SAYS(
             &rig,
-            "info cuda: the CUDA backend's library is not there (libfolio_cuda.so, built by make cuda)");
+            "info cuda: the CUDA backend's library was not found (libfolio_cuda.so, built by make cuda)");
     }
     lrig_end(&rig);
 }
@@ -76,7 +76,7 @@ TEST(loader, the_folder_of_the_real_program_is_searched)
     CHECK(symlink(real, link) == 0);
     lrig_run run = {.program = "stranger/client", .folder = "stranger", .asks = "info:cuda"};
     CHECK(!lrig_loads(&rig, &run));
-    SAYS(&rig, "is not there");
+    SAYS(&rig, "was not found");
     lrig_copy(&rig, LOADER_DECOY, "home/libfolio_cuda.so");
     CHECK(lrig_loads(&rig, &run));
     lrig_end(&rig);
@@ -99,9 +99,9 @@ TEST(loader, the_folder_of_the_shared_library_is_searched)
                          .variable = "LD_LIBRARY_PATH=lib",
                          .asks = "in=../stranger info:cuda"};
     CHECK(!lrig_loads(&rig, &absolute));
-    SAYS(&rig, "is not there");
+    SAYS(&rig, "was not found");
     CHECK(!lrig_loads(&rig, &relative)); /* "lib" is another folder by then */
-    SAYS(&rig, "is not there");
+    SAYS(&rig, "was not found");
     lrig_copy(&rig, LOADER_DECOY, "home/lib/libfolio_cuda.so");
     CHECK(lrig_loads(&rig, &absolute));
     SAYS(&rig, "this is a decoy");
@@ -168,7 +168,7 @@ TEST(loader, a_context_names_an_absolute_path)
     SAYS(&rig, "info cuda: this is a decoy");
     run.asks = "path=%s/none.so context:cuda";
     CHECK(!lrig_loads(&rig, &run));
-    SAYS(&rig, "FOLIO_ERR_UNSUPPORTED: cuda: the CUDA backend's library is not there (");
+    SAYS(&rig, "FOLIO_ERR_UNSUPPORTED: cuda: the CUDA backend's library was not found (");
     lrig_end(&rig);
 }
 

@@ -32,14 +32,14 @@ TEST(setuid, a_program_with_raised_privileges_trusts_neither_environment_nor_fol
         return;
     }
     CHECK_MSG(!beside, "it loads what lies beside it");
-    SAYS(&rig, "info cuda: the CUDA backend's library is not there");
+    SAYS(&rig, "info cuda: the CUDA backend's library was not found");
     static const char *const variables[] = {"FOLIO_CUDA_LIBRARY=%s/stranger/libfolio_cuda.so",
                                             "FOLIO_CUDA_LIBRARY=libfolio_cuda.so",
                                             "LD_LIBRARY_PATH=%s/stranger"};
     for (int i = 0; i < COUNT_OF(variables); i++) {
         run.variable = variables[i];
         CHECK_MSG(!lrig_loads(&rig, &run), "%s loads it", variables[i]);
-        SAYS(&rig, "info cuda: the CUDA backend's library is not there (libfolio_cuda.so, built");
+        SAYS(&rig, "info cuda: the CUDA backend's library was not found (libfolio_cuda.so, built");
     }
     run.variable = "FOLIO_CPU=no_such_level";
     CHECK(!lrig_loads(&rig, &run));

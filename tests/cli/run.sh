@@ -88,12 +88,12 @@ expect 0 out '"pointer_size": 8' info --abi -o json
 for key in structs enums constants handles callbacks functions; do
     check "info --abi -o json has $key" grep -q "^  \"$key\": \[\$" out
 done
-expect 2 err '^folio info: --abi and --features are two tables' info --abi --features
+expect 2 err '^folio info: --abi and --features cannot be combined' info --abi --features
 
 # ---- the CUDA backend's library ----------------------------------------------------------------
 FOLIO_CUDA_LIBRARY=$dir/none.so
 export FOLIO_CUDA_LIBRARY
-expect 0 out "^cuda: not available: the CUDA backend's library is not there (.*none.so" info
+expect 0 out "^cuda: not available: the CUDA backend's library was not found (.*none.so" info
 expect 1 err 'none.so' demo --backend cuda
 FOLIO_CUDA_LIBRARY=libm.so.6
 expect 0 out '^cuda: not available: FOLIO_CUDA_LIBRARY is "libm.so.6", not an absolute path' info

@@ -119,12 +119,12 @@ TEST(device, no_memory_leaves_everything_usable)
     folio_context *ctx = open_device();
     void *p = NULL;
     CHECK_REFUSED(folio_memory_create(ctx, FOLIO_MEMORY_DEVICE, (size_t)1 << 50, &p),
-                  FOLIO_ERR_MEMORY, "bytes are not there");
+                  FOLIO_ERR_MEMORY, "cannot allocate");
     CHECK(p == NULL);
     folio_context_desc desc = {.struct_size = sizeof desc, .backend = "cuda", .device = 999};
     folio_context *none = NULL;
     CHECK_REFUSED(folio_context_create(&desc, &none), FOLIO_ERR_ARGUMENT,
-                  "device 999 is not there");
+                  "device 999 does not exist");
     CHECK_OK(folio_memory_create(ctx, FOLIO_MEMORY_DEVICE, 64, &p));
     CHECK_OK(folio_memory_fill(ctx, p, 1, 64, NULL));
     CHECK_OK(folio_run_wait(ctx, NULL));

@@ -498,7 +498,7 @@ void v06_same_forward_errors(const char *ancestor, const char *compute)
         BAD(a.output.tokens = 0, "output|0");
         BAD(a.query.data = NULL, "query");
         BAD(a.output.data = NULL, "output");
-        BAD(a.key = (folio_tensor){0}, "go together");
+        BAD(a.key = (folio_tensor){0}, "must both be set");
         BAD(a.key = a.value = (folio_tensor){0}, "key and value are NULL");
         BAD(a.query.dtype = FOLIO_F16, "f16");
         BAD(a.key.dtype = FOLIO_FP8_E4M3, "key|fp8_e4m3");

@@ -184,7 +184,7 @@ static folio_status open_device(folio_context *ctx, int32_t number)
     TRY_CUDA(cudaGetDeviceCount(&count), "counting CUDA devices");
     if (number >= count)
         return folioi_core->fail(FOLIO_ERR_ARGUMENT,
-                                 "context: device %d is not there; there are %d", number, count);
+                                 "context: device %d does not exist; there are %d", number, count);
     void *memory;
     TRY(folioi_core->alloc(&ctx->allocator, sizeof(folioi_cuda_device), "a device", &memory));
     folioi_cuda_device *d = memory;
@@ -253,7 +253,7 @@ static folio_status alloc_memory(const folio_context *ctx, folio_memory_kind kin
     folioi_cuda_leave(ctx, before);
     if (error != cudaErrorMemoryAllocation) return folioi_cuda_status(error, what);
     (void)cudaGetLastError();
-    return folioi_core->fail(FOLIO_ERR_MEMORY, "%s: %zu bytes are not there on %s", what, bytes,
+    return folioi_core->fail(FOLIO_ERR_MEMORY, "%s: cannot allocate %zu bytes on %s", what, bytes,
                              kind == FOLIO_MEMORY_HOST ? "the host" : ctx->device);
 }
 

@@ -321,7 +321,7 @@ folio_status folioi_cuda_plan_status(const void *state, folio_plan_findings *out
 {
     static const char *const sentences[FOLIOI_STEP_NUM_PROBLEMS] = {
         [FOLIOI_STEP_QUERY_START] =
-            "query_start falls, does not begin at 0 or passes the rows of q",
+            "query_start decreases, does not begin at 0 or exceeds the rows of q",
         [FOLIOI_STEP_QUERY_LEN] = "its query is longer than the plan's max_query_len",
         [FOLIOI_STEP_SEQ_LEN] =
             "seq_lens is negative, below the query's length or above max_seq_len",
@@ -331,7 +331,7 @@ folio_status folioi_cuda_plan_status(const void *state, folio_plan_findings *out
             "an entry of its block table that its rows see is outside [0, num_blocks)",
         [FOLIOI_STEP_SLOT] = "a slot is outside [-1, num_blocks * block_size)",
         [FOLIOI_STEP_POSITION] = "a position is 2^40 or more in size",
-        [FOLIOI_STEP_CAUSALITY] = "causality is none of folio_causality",
+        [FOLIOI_STEP_CAUSALITY] = "causality is not a value of folio_causality",
     };
     const folioi_cuda_plan *p = state;
     uint32_t num_checked;
