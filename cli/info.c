@@ -178,14 +178,14 @@ static void print_levels(const folio_backend_info *info)
     bool cpu = strcmp(info->name, "cpu") == 0, above = false;
     bool capped = levels_cap(info->name) != NULL;
     for (int32_t i = 0; i < info->num_levels; i++) {
-        const char *level = info->levels[i], *what = "here";
+        const char *level = info->levels[i], *what = "available";
         if (strcmp(level, info->level) == 0) {
-            what = capped ? "the default, capped by FOLIO_CPU"
-                   : cpu  ? "the default: the fastest here; FOLIO_CPU=NAME caps it"
+            what = capped ? "the default, limited by FOLIO_CPU"
+                   : cpu  ? "the default: the fastest here; FOLIO_CPU=NAME limits it"
                           : "the default";
             above = true;
         } else if (!level_is_here(info->name, level)) what = "not on this machine";
-        else if (above && !capped) what = "here, but slower: used where asked for by name";
+        else if (above && !capped) what = "available, but slower: used only if requested by name";
         printf("  %-10s %-13s %s\n", i == 0 ? "levels" : "", level, what);
     }
 }
@@ -238,7 +238,7 @@ static void print_backend(const folio_backend_info *info)
 
 static void print_text(const backend_list *list)
 {
-    printf("folio %s, backend by default: %s\n", folio_version(), list->best);
+    printf("folio %s, default backend: %s\n", folio_version(), list->best);
     for (int32_t i = 0; i < list->count; i++) print_backend(&list->info[i]);
 }
 

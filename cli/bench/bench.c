@@ -343,7 +343,7 @@ void *bench_alloc(int64_t count, size_t size)
     void *memory = aligned_alloc(64, bytes ? bytes : 64);
     if (memory == NULL) {
         term_progress_end();
-        fprintf(stderr, "folio bench: there is no memory for %zu bytes\n", bytes);
+        fprintf(stderr, "folio bench: cannot allocate %zu bytes\n", bytes);
         exit(EXIT_FAILED);
     }
     /* Written to, so that reads find pages of their own, not the system's one page of zeros. */

@@ -227,7 +227,7 @@ bench_ceilings *bench_ceilings_open(int32_t threads, const char *level)
     choose_loops(c, level);
     c->buffer = aligned_alloc(HUGE_PAGE, (size_t)buffer_bytes);
     if (c->buffer == NULL || pthread_barrier_init(&c->barrier, NULL, (unsigned)c->threads) != 0) {
-        fprintf(stderr, "folio bench: there is no memory for the ceilings\n");
+        fprintf(stderr, "folio bench: cannot allocate memory for the ceilings\n");
         exit(EXIT_FAILED);
     }
     /* Small pages would make it a measure of page tables; a system without huge ones says no. */

@@ -110,7 +110,7 @@ bool saved_from_tree(saved_run *r, json_value *tree, json_error *error)
                      .topic = json_text(tree, "topic")};
     if (r->topic[0] == '\0') r->topic = "attention"; /* which had no name before 0.2 */
     bool ok = results && results->kind == JSON_ARRAY && results->first;
-    if (!ok) json_wrong(tree, error, "this is no run of 'folio bench -o json': it has no results");
+    if (!ok) json_wrong(tree, error, "not a run saved by 'folio bench -o json': it has no results");
     int64_t count = 0;
     for (const json_value *v = ok ? results->first : NULL; v; v = v->next) count++;
     r->cases = bench_alloc(count, sizeof *r->cases);

@@ -51,7 +51,7 @@ bool replay_csv_head(const replay_line *line, replay_columns *columns)
                      : is_named(&f, prompt) ? &columns->prompt
                      : is_named(&f, output) ? &columns->output
                                             : NULL;
-        if (which && *which >= 0) return replay_line_wrong(line, f.start, "a second such column");
+        if (which && *which >= 0) return replay_line_wrong(line, f.start, "duplicate column");
         if (which) *which = columns->count;
         s = f.next;
     }

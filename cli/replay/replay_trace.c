@@ -122,7 +122,7 @@ static bool read_lines(FILE *file, replay_trace *t, int64_t limit, replay_error 
         if (length < 0) break;
         replay_line line = {.text = text, .number = n, .error = error};
         if (strlen(text) < (size_t)length) {
-            ok = replay_line_wrong(&line, text + strlen(text), "a zero byte: this is no text");
+            ok = replay_line_wrong(&line, text + strlen(text), "a zero byte: not a text file");
             break;
         }
         while (length > 0 && (text[length - 1] == '\n' || text[length - 1] == '\r'))

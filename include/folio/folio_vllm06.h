@@ -25,14 +25,15 @@
  * Lifetimes. Objects may be destroyed in any order, as in folio.h: metadata, impls and builders keep
  * their state alive, and objects of its context keep that context.
  *
- * Devices. With compute "cuda", or a context of that backend, these lie in memory that the device
- * reaches, as folio.h has it: query, key, value, output and caches; of the operators also
- * alibi_slopes, exp_sums, max_logits and tmp_out. All else is host memory: fields, lengths, block
- * tables, slots, pairs, biases, a graph's buffers, an impl's alibi_slopes. What computes or moves takes a folio_run, of
- * which the stream alone counts (run NULL: the default one). These calls return when their work is
- * queued. paged_attention returns when it is done. folio_run_wait on the context waits for queued
- * work and returns its first error. All calls of one state use one stream. Wait for it before a call
- * uses another stream, and before you free memory that the work reads or writes.
+ * Devices. With compute "cuda", or a context of that backend, these must be in memory that the
+ * device can access: query, key, value, output and caches; for the operators also alibi_slopes,
+ * exp_sums, max_logits and tmp_out. Everything else is in host memory: fields, lengths, block
+ * tables, slots, pairs, biases, a graph's buffers, an impl's alibi_slopes. Calls that compute or
+ * move data take a folio_run; only its stream is used (run NULL: the default stream). These calls
+ * return when their work is queued; paged_attention returns when it is done. folio_run_wait on the
+ * context waits until the stream is idle and returns its first error. All calls of one state use
+ * one stream. Wait for it before a call uses another stream, and before you free memory that the
+ * work reads or writes.
  */
 #ifndef FOLIO_FOLIO_VLLM06_H
 #define FOLIO_FOLIO_VLLM06_H
@@ -55,28 +56,29 @@ typedef struct folio_vllm06_bias {
 } folio_vllm06_bias;
 
 /**
- * A step's fields, as vLLM 0.6's backends (here: the ancestors) name them. Sequences: num_prefills
- * prompts (or chunks of them), then the decodes, one token each; num_seqs is their sum. NULL is the
- * ancestors' None, and an empty list or tensor: decodes of torch-sdpa from 0.6.5 on have seq_lens [],
- * prompts of the CPU (0.6.3, 0.6.4) and XPU runners an empty seq_lens_tensor. The library cannot see that
- * an array is empty: hand over NULL. It works out num_prefill_tokens if it is 0, and raises maxima that are
- * too small. num_encoder_tokens is the number of rows of key in cross attention: the encoder tokens of all
- * prompts, or 0 if those are cached already. Decodes bring none, whatever it says. Other fields that
+ * A step's fields, with the names of vLLM 0.6's backends (below: the ancestors). Sequences:
+ * num_prefills prompts (or chunks of them), then the decodes, one token each; num_seqs is their sum.
+ * Pass NULL for None, and also for an empty list or tensor, because the library cannot see that an
+ * array is empty. (Decodes of torch-sdpa from 0.6.5 on have seq_lens []; prompts of the CPU runner
+ * of 0.6.3 and 0.6.4 and of the XPU runner have an empty seq_lens_tensor.) The library computes
+ * num_prefill_tokens if it is 0, and raises maxima that are too small. num_encoder_tokens is the
+ * number of rows of key in cross attention: the encoder tokens of all prompts, or 0 if those are
+ * cached already. Decodes have no new encoder tokens. Other fields that
  * contradict each other are rejected.
  *
- * seq_lens and seq_lens_tensor say the same, but for chunked_prefill: one of them is enough for every attention type. Encoder and
- * cross attention also need encoder_seq_lens and encoder_seq_lens_tensor, both. Calls that return one of
- * these fields return NULL if it was not given.
+ * Except with chunked_prefill, seq_lens and seq_lens_tensor have the same values, and one of them is
+ * enough for every attention type. Encoder and cross attention also need both encoder_seq_lens and
+ * encoder_seq_lens_tensor. Calls that return one of these fields return NULL if it was not given.
  *
- * Several tokens may name the same slot: prompts that begin alike share blocks. The last of these tokens is
- * stored. In a graph's metadata a slot other than -1 stands once.
+ * Several tokens may have the same slot, because prompts with a common prefix share blocks. The last
+ * of these tokens is stored. In a graph's metadata a slot other than -1 occurs at most once.
  *
  * A decode's seq_len counts the keys that its block table holds. vLLM's model runner clips both to the
  * blocks of the sliding window and leaves context_lens_tensor as it is: so context_lens_tensor may be
  * larger than seq_len - 1.
  *
- * With use_cuda_graph, decodes at the end whose slot is -1 are padding, of seq_len 1 as vLLM has it or
- * 0. vLLM leaves them out of query_start_loc and context_lens_tensor: there they are not read.
+ * With use_cuda_graph, decodes at the end whose slot is -1 are padding, with seq_len 1 (as in vLLM)
+ * or 0. vLLM leaves them out of query_start_loc and context_lens_tensor, so they are not read there.
  *
  * With chunked_prefill the arrays are split as torch-sdpa of 0.6.5 and later splits them: seq_lens and
  * query_start_loc are those of the prompts; block_tables has a row for each decode; seq_lens_tensor
@@ -247,7 +249,7 @@ typedef struct folio_vllm06_impl_desc {
     const float *alibi_slopes; /* [num_heads], copied; DECODER only; NULL: none */
     int64_t sliding_window;    /* tokens, the row's own included; DECODER only; 0: none */
     const char *kv_cache_dtype; /* "auto" (or NULL): dtype; "fp8", "fp8_e4m3", "fp8_e5m2" */
-    const void *blocksparse_params; /* rejected where not NULL, as the ancestors do */
+    const void *blocksparse_params; /* must be NULL, as in the ancestors */
     float logits_soft_cap; /* 0: none */
     folio_dtype dtype;     /* of query, key, value and output */
     int32_t compat;        /* 0, or 1: as the ancestors, see above */
@@ -357,7 +359,7 @@ FOLIO_API folio_status folio_vllm06_builder_add(folio_vllm06_builder *builder,
 /**
  * The step runs by a captured graph: the decodes that were added, then cuda_graph_pad_size decodes of
  * length 1 with slot -1. use_cuda_graph is set. Rows of block_tables have room for
- * max_seq_len_to_capture tokens, and zeros past a sequence's blocks. Refused where a prompt was added.
+ * max_seq_len_to_capture tokens, and zeros past a sequence's blocks. Rejected if a prompt was added.
  */
 FOLIO_API folio_status folio_vllm06_builder_pad(folio_vllm06_builder *builder,
                                                 int64_t cuda_graph_pad_size);
@@ -394,7 +396,7 @@ typedef struct folio_vllm06_graph_capture_desc {
     int64_t block_size;
 } folio_vllm06_graph_capture_desc;
 
-/** Begin to capture graphs; rejected where the state captures already. */
+/** Begin to capture graphs; rejected if the state is capturing already. */
 FOLIO_API folio_status folio_vllm06_graph_capture_begin(
     folio_vllm06_state *state, const folio_vllm06_graph_capture_desc *desc);
 FOLIO_API folio_status folio_vllm06_graph_capture_end(folio_vllm06_state *state);

@@ -1,6 +1,6 @@
 /*
- * attend.c: attention in one call. The parts of the long way, made for one step and one layer, run and
- * freed; every check of theirs is made here too.
+ * attend.c: attention in one call. Makes an attention, a batch and a plan for one step and one layer, runs
+ * them and frees them. All their checks apply.
  */
 #include "batch/batch.h"
 #include "core/checked.h"

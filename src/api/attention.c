@@ -1,4 +1,4 @@
-/* attention.c: layer geometries made and kept. */
+/* attention.c: creates and destroys layer geometries. */
 #include "backends/backend.h"
 
 folio_status folio_attention_create(folio_context *ctx, const folio_attention_desc *desc,

@@ -1,4 +1,4 @@
-/* bias.c: the additive matrix that ALiBi, window and causality amount to, written out for people. */
+/* bias.c: writes the additive matrix of ALiBi, window and causality, for people and for tests. */
 #include "batch/batch.h"
 #include "core/checked.h"
 #include "plan/attention.h"

@@ -1,5 +1,5 @@
-/* forward.c: one layer's call checked against the plan, then handed to the backend. Nothing is written
- * before every check has passed. */
+/* forward.c: checks one layer's call against the plan, then calls the backend. Nothing is written before
+ * every check has passed. */
 #include "api/plan.h"
 #include "cache/kv_cache.h"
 #include "core/dtype.h"

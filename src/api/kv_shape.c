@@ -1,4 +1,4 @@
-/* kv_shape.c: what a cache of this description would look like on a backend, without one. */
+/* kv_shape.c: the shape that a cache of a description has on a backend, without creating it. */
 #include "backends/backend.h"
 #include "core/dtype.h"
 

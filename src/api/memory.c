@@ -1,4 +1,4 @@
-/* memory.c: memory of a context, the host's or its device's. */
+/* memory.c: memory of a context: host memory or its device's. */
 #include "core/context.h"
 #include "core/tensor.h"
 

@@ -1,4 +1,4 @@
-/* merge.c: attention over parts of the keys joined by lse, folded from the first part to the last. */
+/* merge.c: merges attention over parts of the keys by lse, from the first part to the last. */
 #include "cache/kv_rows.h"
 #include "core/context.h"
 #include "core/dtype.h"

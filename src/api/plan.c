@@ -1,4 +1,4 @@
-/* plan.c: plans created for limits, then updated with a batch every step without allocating. */
+/* plan.c: creates plans for limits, and updates them with a batch every step without allocating. */
 #include "api/plan.h"
 
 #include "cache/kv_cache.h"

@@ -1,5 +1,4 @@
-/* plan.h: a batch made runnable: what it was created for, the batch of the last update, and the
- * backend's own schedule. */
+/* plan.h: a plan: its limits, the batch of the last update, and the backend's schedule. */
 #ifndef FOLIOI_PLAN_H
 #define FOLIOI_PLAN_H
 

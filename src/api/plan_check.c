@@ -1,6 +1,6 @@
 /*
- * plan_check.c: a batch against a plan's limits: capacities, block tables, slots; and two new tokens in one
- * slot, which only a forward that writes k and v minds.
+ * plan_check.c: checks a batch against a plan's limits: capacities, block tables, slots. Two new tokens in one
+ * slot are an error only in a forward that writes k and v.
  */
 #include "api/plan.h"
 #include "plan/ranges.h"

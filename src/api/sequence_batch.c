@@ -1,4 +1,4 @@
-/* sequence_batch.c: a step's batch from sequences, one layer group at a time. */
+/* sequence_batch.c: fills a batch from sequences, one layer group at a time. */
 #include "batch/batch.h"
 #include "cache/pool.h"
 

@@ -1,4 +1,4 @@
-/* workspace.c: a plan's own workspace: a second thread or stream that would work in it is refused. */
+/* workspace.c: a plan's own workspace: one thread, and on a device one stream, may use it at a time. */
 #include "api/plan.h"
 
 /* The one thing that a forward changes in its plan. */

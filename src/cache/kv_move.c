@@ -1,4 +1,4 @@
-/* kv_move.c: the calls that move K and V: write, gather, copy, swap, pack, unpack. Checked first. */
+/* kv_move.c: the calls that move K and V: write, gather, copy, pack, unpack, with their checks. */
 #include "cache/kv_cache.h"
 #include "cache/kv_rows.h"
 #include "core/dtype.h"

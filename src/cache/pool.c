@@ -1,4 +1,4 @@
-/* pool.c: the pool itself: made and destroyed, blocks by hand, queued copies, statistics, the map. */
+/* pool.c: the pool: create and destroy, alloc and release, queued copies, statistics, block states. */
 #include "cache/pool.h"
 
 #include "cache/kv_cache.h"

@@ -1,6 +1,6 @@
 /*
- * sequence.c: one request's tokens: slots reserved and given back, shared with forks, copied before they
- * are written by one of several holders, released behind a window.
+ * sequence.c: the tokens of one request: reserves and truncates slots, forks, copies shared blocks before they
+ * are written, releases blocks behind a window.
  */
 #include "cache/pool.h"
 

@@ -1,4 +1,4 @@
-/* store_file.c: the bytes of the store's file; store_file.h draws them. */
+/* store_file.c: reads and writes the store's file; store_file.h describes the format. */
 #include "cache/store_file.h"
 
 #include "core/checked.h"

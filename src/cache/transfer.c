@@ -1,4 +1,4 @@
-/* transfer.c: the mover thread, the steps it runs, and the handles of what it does. */
+/* transfer.c: the mover thread, the steps it runs, and transfer handles. */
 #include "cache/transfer.h"
 
 #include "cache/pool.h"

@@ -1,4 +1,4 @@
-/* alloc.c: the default allocator and the checked way to it. */
+/* alloc.c: the default allocator, and checked allocation. */
 #include "core/alloc.h"
 
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-/* checked.h: products and sums of sizes that say when they leave int64_t, and small integer helpers. */
+/* checked.h: products and sums of sizes that report overflow of int64_t, and small integer helpers. */
 #ifndef FOLIOI_CHECKED_H
 #define FOLIOI_CHECKED_H
 

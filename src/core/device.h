@@ -1,6 +1,6 @@
 /*
- * device.h: what a context does with memory that holds K and V. A device's memory is its own; on host backends it is the
- * allocator's. What layers and rows are is the cache's business: here they are names.
+ * device.h: the functions through which a context handles memory that holds K and V: a device's own memory, or on
+ * host backends the allocator's. Layers and rows are only declared here; cache/ defines them.
  */
 #ifndef FOLIOI_DEVICE_H
 #define FOLIOI_DEVICE_H

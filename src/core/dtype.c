@@ -1,4 +1,4 @@
-/* dtype.c: names and sizes of the kinds that the header counts. */
+/* dtype.c: names and sizes of the enums in the header. */
 #include "core/dtype.h"
 
 typedef struct {

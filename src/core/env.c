@@ -1,4 +1,4 @@
-/* env.c: the environment, and whether it may be believed. */
+/* env.c: the environment, and whether it can be trusted. */
 #include "core/env.h"
 
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-/* env.h: the environment, which is not asked where the process has rights that whoever started it lacks. */
+/* env.h: the environment. A process with raised privileges ignores it. */
 #ifndef FOLIOI_ENV_H
 #define FOLIOI_ENV_H
 

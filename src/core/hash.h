@@ -1,4 +1,4 @@
-/* hash.h: xxHash, inlined from its system package: nothing of it is linked, and no symbol leaves. */
+/* hash.h: xxHash, inlined from its system header: nothing is linked and no symbol is exported. */
 #ifndef FOLIOI_HASH_H
 #define FOLIOI_HASH_H
 

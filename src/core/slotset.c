@@ -1,4 +1,4 @@
-/* slotset.c: the duplicate finder. */
+/* slotset.c: finds the first number that occurs twice. */
 #include "core/slotset.h"
 
 typedef struct {

@@ -1,4 +1,4 @@
-/* span.c: do two arrays of rows share a byte? Outer steps are matched first, then what lies in them. */
+/* span.c: whether two arrays of rows share a byte: compares outer strides first, then the rows. */
 #include "core/span.h"
 
 #include <stddef.h>

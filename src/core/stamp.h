@@ -1,9 +1,9 @@
 /*
- * stamp.h: counts the changes of a thing for those who took a copy of it. A batch keeps a sequence's
- * stamp and the count it saw: so it knows that its copy of the block table is old, also when the
- * sequence is gone. Looking takes no lock.
+ * stamp.h: counts the changes of an object for those who hold a copy of its data. A batch keeps a sequence's
+ * stamp and the count at the time of the copy. So it knows when its copy of the block table is out of date, even
+ * after the sequence was destroyed. Reading the count takes no lock.
  *
- * The stamp is the first member of the thing. The thing's memory is freed with the last reference.
+ * The stamp is the first member of the object. The object's memory is freed with the last reference.
  */
 #ifndef FOLIOI_STAMP_H
 #define FOLIOI_STAMP_H

@@ -1,4 +1,4 @@
-/* tensor.c: checks of the arguments that many calls share. */
+/* tensor.c: checks of arguments that many calls share. */
 #include "core/tensor.h"
 
 #include "core/checked.h"

@@ -1,4 +1,4 @@
-/* touch.c: pages of new memory dealt out to the context's threads, in turn. */
+/* touch.c: spreads the pages of new memory over the context's threads. */
 #include "core/touch.h"
 
 #include "core/checked.h"

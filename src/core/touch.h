@@ -1,7 +1,7 @@
 /*
- * touch.h: where large memory lies on machines with several memory nodes. A page comes from the node of
- * the thread that first writes to it. Which thread will read a block of a KV cache nobody knows when the
- * cache is made; what can be had is that its pages are spread evenly, so that no node serves them all.
+ * touch.h: placement of large memory on machines with several NUMA nodes. A page comes from the node of the thread
+ * that writes it first. When a KV cache is created, nobody knows which thread will read a block. So its pages are
+ * spread evenly, and no node serves all of them.
  */
 #ifndef FOLIOI_TOUCH_H
 #define FOLIOI_TOUCH_H

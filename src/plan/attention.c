@@ -1,4 +1,4 @@
-/* attention.c: the description of a layer checked, with its defaults. */
+/* attention.c: checks the description of a layer and fills in defaults. */
 #include "plan/attention.h"
 
 #include "core/dtype.h"

@@ -1,5 +1,5 @@
-/* vllm06_backends.c: the ancestors as rows of one table, found by name. They differ in names, in
- * supported sizes, in the cache's layout and in whether a step mixes; everything else is one code. */
+/* vllm06_backends.c: the three backends as rows of one table, found by name. They differ in names, supported sizes,
+ * cache layout and whether a step can be mixed; all other code is shared. */
 #include "vllm06/vllm06.h"
 
 #include <math.h>

@@ -1,5 +1,5 @@
-/* vllm06_bias.c: the biases of a step's prompts: kept in host memory, where callers read them, and placed in a
- * device's, where its kernels do. */
+/* vllm06_bias.c: the biases of a step's prompts: kept in host memory for callers, and copied to the device for
+ * kernels. */
 #include "vllm06/vllm06.h"
 
 #include <string.h>

@@ -1,7 +1,7 @@
 /*
- * vllm06_forward.c: one layer by the ancestors' rules. The new keys are stored by the type's slots; then
- * prompts attend to their cached context and to this step's k and v as given, decodes to the cache alone.
- * Prompts whose biases the caller set run one by one, as the ancestors ran them.
+ * vllm06_forward.c: one layer by the rules of vLLM 0.6. New keys are stored in the type's slots. Then prompts attend
+ * to their cached context and to this step's k and v directly; decodes attend to the cache only. Prompts with biases
+ * set by the caller run one by one, as in vLLM 0.6.
  */
 #include "cache/kv_cache.h"
 #include "core/tensor.h"

@@ -1,4 +1,4 @@
-/* vllm06_metadata.c: a step's fields kept, looked at by attention type, and seen by phase. */
+/* vllm06_metadata.c: the fields of a step, by attention type and by phase. */
 #include "vllm06/vllm06.h"
 
 #include <string.h>

@@ -1,4 +1,4 @@
-/* vllm06_state.c: the state: a context and the plans that layers of one kind share, updated once a step; and layers. */
+/* vllm06_state.c: the state: a context, the plans that layers of one kind share, and layers. */
 #include "vllm06/vllm06.h"
 
 #include <math.h>

@@ -152,8 +152,8 @@ expect 1 err '^folio bench: \.: it cannot be read: ' bench --compare .
 bad '' 'line 1, column 1: a value expected, the text ends$'
 bad '{"results": [\n  {"case" 3}]}' "line 2, column 11: ':' after a name expected, not '3'\$"
 bad '{"results": [{}]' "line 1, column 17: ',' or '}' expected, the text ends\$"
-bad '{"results": []}' "line 1, column 1: this is no run of 'folio bench -o json': it has no results\$"
-bad '[1, 2]' 'line 1, column 1: this is no run'
+bad '{"results": []}' "line 1, column 1: not a run saved by 'folio bench -o json': it has no results\$"
+bad '[1, 2]' 'line 1, column 1: not a run'
 bad '{"results": [\n7]}' 'line 2, column 1: a result is an object$'
 bad '{"results": [{"median_s": 1}]}' 'line 1, column 14: the result has no case$'
 bad '{"results": [{"case": "q1", "median_s": 0}]}' 'line 1, column 14: the result has no median_s and no ns_median'

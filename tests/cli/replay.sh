@@ -77,7 +77,7 @@ wrong '{"timestamp": 1, "input_length": 513, "output_length": 2, "hash_ids": [7]
     '1 hash ids for 513 tokens: with 512 tokens an id (--hash-block) it takes 2$'
 wrong 'a\0b' 'line 1, column 2' 'a zero byte'
 wrong 'prompt,output\n1,2' 'line 1, column 1' 'neither JSON nor the head of a CSV: there is no column arrival'
-wrong 'arrival,prompt,prompt\n' 'line 1, column 16' 'a second such column'
+wrong 'arrival,prompt,prompt\n' 'line 1, column 16' 'duplicate column'
 wrong 'arrival,prompt,output\n1,2\n' 'line 2, column 1' '2 fields, the head has 3'
 wrong 'arrival,prompt,output\n1,x,2\n' 'line 2, column 3' 'prompt is a whole number from 1'
 wrong 'arrival,prompt,output\n1,2,\n' 'line 2, column 5' 'output is a whole number from 0'

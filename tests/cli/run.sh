@@ -48,7 +48,7 @@ expect 2 err 'names no case' check --case gqa.attend/x
 expect 2 err 'names no case' check --case gqa.nonsense/1
 
 # ---- info --------------------------------------------------------------------------------------
-expect 0 out 'backend by default' info
+expect 0 out 'default backend' info
 check "info lists cpu" grep -q '^cpu' out
 check "info lists reference" grep -q '^reference' out
 check "info fits 100 columns" test -z "$(awk 'length > 100' out)"
@@ -63,7 +63,7 @@ check "info names the kernel of every KV type" test "$(grep -c ' attend_[a-z0-9]
 check "info: kernels stand in one column" \
     test "$(awk '/ attend_/ { print index($0, " attend_") }' out | sort -u | wc -l)" -eq 1
 FOLIO_CPU=scalar "$folio" info > out
-check "info says what FOLIO_CPU did" grep -q ' scalar  *the default, capped by FOLIO_CPU$' out
+check "info says what FOLIO_CPU did" grep -q ' scalar  *the default, limited by FOLIO_CPU$' out
 check "info names the kernels of the cap" test "$(grep -c ' attend_[a-z0-9]*_scalar$' out)" -ge 6
 check "info names no others" test "$(grep -c ' attend_' out)" -eq "$(grep -c '_scalar$' out)"
 for cap in sse9 SCALAR 'scalar ' double; do

@@ -1,7 +1,7 @@
 /*
- * attend_bytes.h: up to four rows against a whole tile of 8-bit keys in native sub-tiles. Numbers become pairs of bf16
- * in registers, just before the dot products that take them, in the same order as where a tile is converted first: the
- * same bits, without the way through memory.
+ * attend_bytes.h: up to four rows against a whole tile of 8-bit keys in native sub-tiles. Bytes are converted to
+ * pairs of bf16 in registers, just before the dot products, in the same order as when a tile is converted to
+ * memory first: the same bits without the memory traffic.
  */
 #ifndef FOLIOI_ATTEND_BYTES_H
 #define FOLIOI_ATTEND_BYTES_H

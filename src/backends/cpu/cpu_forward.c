@@ -1,7 +1,7 @@
 /*
- * cpu_forward.c: a layer on the CPU. Workers take (item, kv head) pairs from an atomic counter, largest
- * first: load q, run the kernel over each split, fold, finish. Items of a chain leave their splits' states
- * in the workspace, and the one that ends last folds them all. Nobody waits for anybody.
+ * cpu_forward.c: one layer on the CPU. Workers take (item, kv head) pairs from an atomic counter, largest first.
+ * For each they load q, run the kernel on each split, fold the results and store out. Items of a chain store the
+ * states of their splits in the workspace; the item that ends last folds them. No worker waits for another.
  */
 #include "backends/cpu/cpu_forward.h"
 

@@ -1,4 +1,4 @@
-/* cpu_forward.h: a layer on the CPU: its scratch memory and the way through it. */
+/* cpu_forward.h: one layer on the CPU: its scratch memory and entry points. */
 #ifndef FOLIOI_CPU_FORWARD_H
 #define FOLIOI_CPU_FORWARD_H
 

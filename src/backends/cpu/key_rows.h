@@ -1,6 +1,6 @@
 /*
- * key_rows.h: sixteen keys as rows of numbers, for tile_load.h: found where they lie (in a strided cache, in this step's k
- * and v) or made one by one from a layout that has none; and rows turned into the columns that kernels read.
+ * key_rows.h: sixteen keys as rows of numbers, for tile_load.h. Rows are read in place (a strided cache, this step's
+ * k and v), or gathered from a layout without rows; then they are transposed to the columns that kernels read.
  */
 #ifndef FOLIOI_KEY_ROWS_H
 #define FOLIOI_KEY_ROWS_H

@@ -2,7 +2,7 @@
  * level_amx.c: AVX-512 with AMX's tiles: bf16 queries on keys of bf16, or of 8 bits made bf16. Up to 32 rows go against a tile of 128 keys:
  *
  *   scores [32][128]  =  q [32][k] x K [k][128]     K as the cache has it: 16 keys x 32 dims are 1 KiB in one piece
- *   p      [32][128]  =  2^(score - max)            attend_body.h's softmax, rounded to bf16
+ *   p      [32][128]  =  e^(score - max)            attend_body.h's softmax, rounded to bf16
  *   out    [32][v]   +=  p [32][128] x V [128][v]   V copied to panels of 16 dims, once for all rows
  *
  * A product always takes 32 keys, 0 standing for those a row does not see, and all of a chunk of dims: what is

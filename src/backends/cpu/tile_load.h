@@ -1,7 +1,7 @@
 /*
- * tile_load.h: the keys of a tile as attend_body.h wants them: sub-tiles of 16 keys with K [steps][16] and V
- * [16][v_stride], in place where the cache has them so, else converted to scratch, from native sub-tiles of another
- * type or from rows (key_rows.h).
+ * tile_load.h: the keys of a tile in the form that attend_body.h reads: sub-tiles of 16 keys with K [steps][16] and
+ * V [16][v_stride]. They are read in place if the cache has this form; otherwise they are converted to scratch, from
+ * native sub-tiles of another type or from rows (key_rows.h).
  */
 #ifndef FOLIOI_TILE_LOAD_H
 #define FOLIOI_TILE_LOAD_H
