@@ -1,8 +1,5 @@
 /* test_block_moves.c: more layers and pairs than one launch of move_blocks takes, and rows that are not aligned. */
-#include "test.h"
-
-#include <folio/folio.h>
-#include <stdlib.h>
+#include "cuda/device_rig.h"
 
 enum { LAYERS = 131, BLOCKS = 1210, PAIRS = 601, SIZE = 24 };
 enum { BLOCK_BYTES = 2 * SIZE }; /* one token, one head: K and V */
@@ -19,7 +16,6 @@ static void fill_layer(unsigned char *x, int32_t layer)
 
 TEST(block_moves, many_layers_and_many_pairs)
 {
-    folio_context_desc c = {.struct_size = sizeof c, .backend = "cuda"};
     folio_kv_cache_desc d =
         FOLIO_WITH(folio_kv_cache_desc, .num_blocks = BLOCKS, .num_layers = LAYERS, .block_size = 1,
                    .num_kv_heads = 1, .k_head_size = SIZE, .dtype = FOLIO_FP8_E4M3);
@@ -28,7 +24,7 @@ TEST(block_moves, many_layers_and_many_pairs)
     folio_context *ctx = NULL;
     folio_kv_cache *cache = NULL;
     folio_kv_cache_view view = {.struct_size = sizeof view};
-    CHECK_OK(folio_context_create(&c, &ctx));
+    ctx = device_context();
     CHECK_OK(folio_kv_cache_create(ctx, &d, &cache));
     for (int32_t l = 0; l < LAYERS; l++) {
         fill_layer(image, l);
@@ -59,7 +55,6 @@ TEST(block_moves, many_layers_and_many_pairs)
 TEST(block_moves, rows_at_odd_bytes)
 {
     enum { FEW = 8, LEAD = 3, BYTES = LEAD + FEW * 2 * SIZE + 5 };
-    folio_context_desc c = {.struct_size = sizeof c, .backend = "cuda"};
     folio_kv_cache_desc d = FOLIO_WITH(folio_kv_cache_desc, .num_blocks = FEW, .num_layers = 1,
                                        .block_size = 2, .num_kv_heads = 1, .k_head_size = SIZE,
                                        .dtype = FOLIO_FP8_E4M3, .layout = FOLIO_LAYOUT_HND);
@@ -67,7 +62,7 @@ TEST(block_moves, rows_at_odd_bytes)
     void *memory[2], *rows[2];
     folio_context *ctx = NULL;
     folio_kv_cache *cache = NULL;
-    CHECK_OK(folio_context_create(&c, &ctx));
+    ctx = device_context();
     for (int part = 0; part < 2; part++) {
         for (int i = 0; i < BYTES; i++) image[part][i] = (unsigned char)(i * 37 + part * 11);
         CHECK_OK(folio_memory_create(ctx, FOLIO_MEMORY_DEVICE, BYTES, &memory[part]));

@@ -1,14 +1,9 @@
 /* test_capture.c: calls beside forwards on a stream that is being captured. */
-#include "test.h"
+#include "cuda/device_rig.h"
 
-#include <cuda_runtime_api.h>
-#include <folio/folio.h>
-#include <stdlib.h>
 #include <string.h>
 
 enum { ROWS = 5, HEADS = 2, SIZE = 16, NUMBERS = ROWS * HEADS * SIZE, MANY = 100 };
-
-#define CUDA_OK(call) CHECK_MSG((call) == cudaSuccess, "%s", #call)
 
 typedef struct {
     folio_context *ctx;
@@ -20,8 +15,7 @@ typedef struct {
 static void open_world(world *w, cudaStream_t stream)
 {
     static float x[MANY * NUMBERS];
-    folio_context_desc desc = {.struct_size = sizeof desc, .backend = "cuda"};
-    CHECK_OK(folio_context_create(&desc, &w->ctx));
+    w->ctx = device_context();
     w->run = (folio_run){.struct_size = sizeof w->run, .stream = stream};
     CHECK_OK(folio_memory_create(w->ctx, FOLIO_MEMORY_DEVICE, sizeof x, (void **)&w->parts));
     CHECK_OK(folio_memory_create(w->ctx, FOLIO_MEMORY_DEVICE, ROWS * HEADS * 4, (void **)&w->lse));

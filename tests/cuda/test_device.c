@@ -2,56 +2,15 @@
  * test_device.c: what only a device has: memory of its own, streams, captured graphs, failures that come late. What
  * attention computes is `folio check --backend cuda`'s to judge.
  */
-#include "test.h"
+#include "cuda/device_rig.h"
+#include "kit/layer.h"
 
-#include <cuda_runtime_api.h>
-#include <folio/folio.h>
 #include <math.h>
 #include <pthread.h>
-#include <stdlib.h>
 #include <string.h>
 
 enum { HEADS = 4, KV_HEADS = 2, SIZE = 64, BLOCK = 16, BLOCKS = 64, MAX_SEQS = 6, MAX_ROWS = 48 };
 enum { ROW = HEADS * SIZE, KV_ROW = KV_HEADS * SIZE };
-
-#define CUDA_OK(call) CHECK_MSG((call) == cudaSuccess, "%s", #call)
-
-static folio_context *open_device(void)
-{
-    folio_context_desc desc = {.struct_size = sizeof desc, .backend = "cuda"};
-    folio_context *ctx = NULL;
-    CHECK_OK(folio_context_create(&desc, &ctx));
-    return ctx;
-}
-
-static uint16_t *numbers(int64_t count, uint32_t seed)
-{
-    uint16_t *x = malloc((size_t)count * sizeof *x);
-    for (int64_t i = 0; i < count; i++) {
-        seed = seed * 1664525u + 1013904223u;
-        x[i] = (uint16_t)(0x3e00u |
-                          (seed >> 16 & 0x81ffu)); /* bf16 from 0.125 to 0.5, of both signs */
-    }
-    return x;
-}
-
-/* Host numbers in memory of the device. */
-static void *upload(folio_context *ctx, const void *from, size_t bytes)
-{
-    void *to = NULL;
-    CHECK_OK(folio_memory_create(ctx, FOLIO_MEMORY_DEVICE, bytes, &to));
-    CHECK_OK(folio_memory_copy(ctx, to, from, bytes, NULL));
-    CHECK_OK(folio_run_wait(ctx, NULL));
-    return to;
-}
-
-static void *upload_numbers(folio_context *ctx, int64_t count, uint32_t seed)
-{
-    uint16_t *x = numbers(count, seed);
-    void *to = upload(ctx, x, (size_t)count * sizeof *x);
-    free(x);
-    return to;
-}
 
 static folio_kv_cache *open_cache(folio_context *ctx, folio_layout layout)
 {
@@ -83,24 +42,12 @@ static void read_blocks(folio_context *ctx, folio_kv_cache *cache, int32_t layer
 static void write_blocks(folio_context *ctx, folio_kv_cache *cache, int32_t layer, int64_t first,
                          int64_t n, uint32_t seed)
 {
-    int64_t tokens = n * BLOCK;
-    int64_t *slots = malloc((size_t)tokens * sizeof *slots);
-    for (int64_t i = 0; i < tokens; i++) slots[i] = first * BLOCK + i;
-    size_t bytes = (size_t)(tokens * KV_ROW) * 2;
-    void *k = upload_numbers(ctx, tokens * KV_ROW, seed);
-    void *v = upload_numbers(ctx, tokens * KV_ROW, seed + 1);
-    folio_kv_write write = FOLIO_WITH(folio_kv_write, .k = {k, FOLIO_BF16, tokens, 0, 0},
-                                      .v = {v, FOLIO_BF16, tokens, 0, 0}, .slots = slots);
-    CHECK_OK(folio_kv_cache_write(cache, layer, &write, NULL));
-    CHECK_OK(folio_run_wait(ctx, NULL));
-    folio_memory_destroy(ctx, FOLIO_MEMORY_DEVICE, k, bytes);
-    folio_memory_destroy(ctx, FOLIO_MEMORY_DEVICE, v, bytes);
-    free(slots);
+    device_write_slots(ctx, cache, layer, first * BLOCK, n * BLOCK, KV_ROW, seed);
 }
 
 TEST(device, memory_of_both_kinds)
 {
-    folio_context *ctx = open_device();
+    folio_context *ctx = device_context();
     for (int kind = FOLIO_MEMORY_DEVICE; kind <= FOLIO_MEMORY_HOST; kind++) {
         void *p = NULL;
         unsigned char seen[300];
@@ -116,7 +63,7 @@ TEST(device, memory_of_both_kinds)
 
 TEST(device, no_memory_leaves_everything_usable)
 {
-    folio_context *ctx = open_device();
+    folio_context *ctx = device_context();
     void *p = NULL;
     CHECK_REFUSED(folio_memory_create(ctx, FOLIO_MEMORY_DEVICE, (size_t)1 << 50, &p),
                   FOLIO_ERR_MEMORY, "cannot allocate");
@@ -135,7 +82,7 @@ TEST(device, no_memory_leaves_everything_usable)
 TEST(device, blocks_are_copied_and_swapped)
 {
     static uint16_t want[2][3 * BLOCK * KV_ROW], got[2][3 * BLOCK * KV_ROW];
-    folio_context *ctx = open_device();
+    folio_context *ctx = device_context();
     folio_kv_cache *cache = open_cache(ctx, FOLIO_LAYOUT_NATIVE);
     folio_kv_cache *other = open_cache(ctx, FOLIO_LAYOUT_XPACKED);
     const int64_t first[] = {3, 4, 5}, copies[] = {9, 8, 7};
@@ -162,7 +109,7 @@ TEST(device, blocks_are_copied_and_swapped)
 TEST(device, blocks_go_to_the_host_and_come_back)
 {
     static uint16_t want[2][2 * BLOCK * KV_ROW], got[2][2 * BLOCK * KV_ROW];
-    folio_context *ctx = open_device();
+    folio_context *ctx = device_context();
     folio_kv_cache *cache = open_cache(ctx, FOLIO_LAYOUT_NATIVE), *host = NULL;
     folio_kv_cache_desc desc =
         FOLIO_WITH(folio_kv_cache_desc, .num_blocks = 8, .num_layers = 2, .block_size = BLOCK,
@@ -196,11 +143,7 @@ TEST(device, blocks_go_to_the_host_and_come_back)
 /* ---- Steps: a batch drawn from a seed, run with or without a graph */
 
 typedef struct {
-    folio_context *ctx;
-    folio_attention *attention;
-    folio_kv_cache *cache;
-    folio_batch *batch;
-    folio_plan *plan;
+    kit_layer l;
     void *q, *k, *v, *out;
     float *lse, *slopes, *sinks; /* slopes and sinks: NULL, or in device memory */
     folio_run run;
@@ -211,48 +154,37 @@ static int64_t longest_query; /* of the engines opened next; 0: any */
 static void open_engine(engine *e, uint32_t flags, cudaStream_t stream)
 {
     memset(e, 0, sizeof *e);
-    e->ctx = open_device();
     e->run = (folio_run){.struct_size = sizeof e->run, .stream = stream};
-    folio_attention_desc a =
-        FOLIO_WITH(folio_attention_desc, .num_heads = HEADS, .num_kv_heads = KV_HEADS,
-                   .k_head_size = SIZE, .dtype = FOLIO_BF16);
-    CHECK_OK(folio_attention_create(e->ctx, &a, &e->attention));
-    e->cache = open_cache(e->ctx, FOLIO_LAYOUT_NATIVE);
-    for (int32_t layer = 0; layer < 2; layer++) write_blocks(e->ctx, e->cache, layer, 0, BLOCKS, 5);
-    folio_batch_desc b = {.struct_size = sizeof b, .block_size = BLOCK};
-    CHECK_OK(folio_batch_create(e->ctx, &b, &e->batch));
-    folio_attention *list[] = {e->attention};
-    folio_plan_desc p =
-        FOLIO_WITH(folio_plan_desc, .attentions = list, .num_attentions = 1, .block_size = BLOCK,
-                   .num_blocks = BLOCKS, .max_seqs = MAX_SEQS, .max_query_tokens = MAX_ROWS,
-                   .max_seq_len = 10 * BLOCK, .flags = flags, .max_query_len = longest_query);
-    CHECK_OK(folio_plan_create(e->ctx, &p, &e->plan));
-    e->q = upload_numbers(e->ctx, MAX_ROWS * ROW, 31);
-    e->k = upload_numbers(e->ctx, MAX_ROWS * KV_ROW, 32);
-    e->v = upload_numbers(e->ctx, MAX_ROWS * KV_ROW, 33);
-    CHECK_OK(folio_memory_create(e->ctx, FOLIO_MEMORY_DEVICE, MAX_ROWS * ROW * 2, &e->out));
+    CHECK_OK(KIT_LAYER_OPEN(device_context(), &e->l, .num_heads = HEADS, .num_kv_heads = KV_HEADS,
+                            .k_head_size = SIZE, .dtype = FOLIO_BF16, .num_blocks = BLOCKS,
+                            .num_layers = 2, .block_size = BLOCK, .max_seqs = MAX_SEQS,
+                            .max_query_tokens = MAX_ROWS, .max_seq_len = 10 * BLOCK, .flags = flags,
+                            .max_query_len = longest_query));
+    for (int32_t layer = 0; layer < 2; layer++)
+        write_blocks(e->l.ctx, e->l.cache, layer, 0, BLOCKS, 5);
+    e->q = device_upload_numbers(e->l.ctx, MAX_ROWS * ROW, 31);
+    e->k = device_upload_numbers(e->l.ctx, MAX_ROWS * KV_ROW, 32);
+    e->v = device_upload_numbers(e->l.ctx, MAX_ROWS * KV_ROW, 33);
+    CHECK_OK(folio_memory_create(e->l.ctx, FOLIO_MEMORY_DEVICE, MAX_ROWS * ROW * 2, &e->out));
     CHECK_OK(
-        folio_memory_create(e->ctx, FOLIO_MEMORY_DEVICE, MAX_ROWS * HEADS * 4, (void **)&e->lse));
+        folio_memory_create(e->l.ctx, FOLIO_MEMORY_DEVICE, MAX_ROWS * HEADS * 4, (void **)&e->lse));
 }
 
 static void close_engine(engine *e)
 {
-    folio_memory_destroy(e->ctx, FOLIO_MEMORY_DEVICE, e->q, MAX_ROWS * ROW * 2);
-    folio_memory_destroy(e->ctx, FOLIO_MEMORY_DEVICE, e->k, MAX_ROWS * KV_ROW * 2);
-    folio_memory_destroy(e->ctx, FOLIO_MEMORY_DEVICE, e->v, MAX_ROWS * KV_ROW * 2);
-    folio_memory_destroy(e->ctx, FOLIO_MEMORY_DEVICE, e->out, MAX_ROWS * ROW * 2);
-    folio_memory_destroy(e->ctx, FOLIO_MEMORY_DEVICE, e->lse, MAX_ROWS * HEADS * 4);
-    folio_plan_destroy(e->plan);
-    folio_batch_destroy(e->batch);
-    folio_kv_cache_destroy(e->cache);
-    folio_attention_destroy(e->attention);
-    folio_context_destroy(e->ctx);
+    folio_memory_destroy(e->l.ctx, FOLIO_MEMORY_DEVICE, e->q, MAX_ROWS * ROW * 2);
+    folio_memory_destroy(e->l.ctx, FOLIO_MEMORY_DEVICE, e->k, MAX_ROWS * KV_ROW * 2);
+    folio_memory_destroy(e->l.ctx, FOLIO_MEMORY_DEVICE, e->v, MAX_ROWS * KV_ROW * 2);
+    folio_memory_destroy(e->l.ctx, FOLIO_MEMORY_DEVICE, e->out, MAX_ROWS * ROW * 2);
+    folio_memory_destroy(e->l.ctx, FOLIO_MEMORY_DEVICE, e->lse, MAX_ROWS * HEADS * 4);
+    kit_layer_close(&e->l);
+    folio_context_destroy(e->l.ctx);
 }
 
 /* Sequences, lengths and tables of step `number`; no two share a block that is written. */
 static int64_t make_step(engine *e, int number)
 {
-    folio_batch_clear(e->batch);
+    folio_batch_clear(e->l.batch);
     int32_t next = (number * 7) % BLOCKS;
     int64_t rows = 0;
     for (int i = 0; i < MAX_SEQS - number % 3; i++) {
@@ -262,10 +194,10 @@ static int64_t make_step(engine *e, int number)
         for (int32_t b = 0; b < blocks; b++) table[b] = (next++ * 5) % BLOCKS;
         folio_batch_seq seq = FOLIO_WITH(folio_batch_seq, .query_len = query, .seq_len = len,
                                          .block_table = table, .num_blocks = blocks);
-        CHECK_OK(folio_batch_add(e->batch, &seq));
+        CHECK_OK(folio_batch_add(e->l.batch, &seq));
         rows += query;
     }
-    CHECK_OK(folio_plan_update(e->plan, e->batch, &e->run));
+    CHECK_OK(folio_plan_update(e->l.plan, e->l.batch, &e->run));
     return rows;
 }
 
@@ -276,15 +208,15 @@ static void forward(engine *e, int64_t rows)
                    .v = {e->v, 0, rows, 0, 0}, .out = {e->out, 0, rows, 0, 0}, .lse = e->lse,
                    .slopes = e->slopes, .sinks = e->sinks);
     for (int32_t layer = 0; layer < 2; layer++)
-        CHECK_OK(folio_attention_forward(e->plan, 0, FOLIO_ATTENTION_DECODER, e->cache, layer, &t,
-                                         &e->run));
+        CHECK_OK(folio_attention_forward(e->l.plan, 0, FOLIO_ATTENTION_DECODER, e->l.cache, layer,
+                                         &t, &e->run));
 }
 
 static void read_out(engine *e, uint16_t *out, float *lse)
 {
-    CHECK_OK(folio_memory_copy(e->ctx, out, e->out, MAX_ROWS * ROW * 2, &e->run));
-    CHECK_OK(folio_memory_copy(e->ctx, lse, e->lse, MAX_ROWS * HEADS * 4, &e->run));
-    CHECK_OK(folio_run_wait(e->ctx, &e->run));
+    CHECK_OK(folio_memory_copy(e->l.ctx, out, e->out, MAX_ROWS * ROW * 2, &e->run));
+    CHECK_OK(folio_memory_copy(e->l.ctx, lse, e->lse, MAX_ROWS * HEADS * 4, &e->run));
+    CHECK_OK(folio_run_wait(e->l.ctx, &e->run));
 }
 
 /* One graph, replayed with other lengths, tables and fewer sequences, gives what calls one by one give. */
@@ -366,17 +298,17 @@ TEST(device, a_graph_holds_the_update_from_device_arrays)
     open_engine(&plain, 0, NULL);
     open_engine(&captured, FOLIO_PLAN_GRAPH, stream);
     make_arrays(0, &step);
-    on_device = upload(captured.ctx, &step, sizeof step);
+    on_device = device_upload(captured.l.ctx, &step, sizeof step);
     folio_device_batch batch = batch_of(on_device, 0);
     CUDA_OK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-    CHECK_OK(folio_plan_update_device(captured.plan, &batch, &captured.run));
+    CHECK_OK(folio_plan_update_device(captured.l.plan, &batch, &captured.run));
     forward(&captured, MAX_ROWS);
     CUDA_OK(cudaStreamEndCapture(stream, &graph));
     CUDA_OK(cudaGraphInstantiate(&replay, graph, 0));
     for (int number = 0; number < 12; number++) {
         int64_t rows = make_step(&plain, number);
         CHECK(make_arrays(number, &step) == rows);
-        CHECK_OK(folio_memory_copy(captured.ctx, on_device, &step, sizeof step, &captured.run));
+        CHECK_OK(folio_memory_copy(captured.l.ctx, on_device, &step, sizeof step, &captured.run));
         forward(&plain, rows);
         CUDA_OK(cudaGraphLaunch(replay, stream));
         read_out(&plain, want, want_lse);
@@ -384,13 +316,13 @@ TEST(device, a_graph_holds_the_update_from_device_arrays)
         CHECK(memcmp(want, got, (size_t)rows * ROW * 2) == 0);
         CHECK(memcmp(want_lse, got_lse, (size_t)rows * HEADS * 4) == 0);
         for (int64_t i = rows * ROW; i < MAX_ROWS * ROW; i++) CHECK(got[i] == 0);
-        CHECK_OK(folio_plan_get_findings(captured.plan, &found));
+        CHECK_OK(folio_plan_get_findings(captured.l.plan, &found));
         CHECK_INT(found.num_checked, number + 1);
         CHECK_INT(found.bad_seq, -1);
     }
     CUDA_OK(cudaGraphExecDestroy(replay));
     CUDA_OK(cudaGraphDestroy(graph));
-    folio_memory_destroy(captured.ctx, FOLIO_MEMORY_DEVICE, on_device, sizeof step);
+    folio_memory_destroy(captured.l.ctx, FOLIO_MEMORY_DEVICE, on_device, sizeof step);
     close_engine(&plain);
     close_engine(&captured);
     CUDA_OK(cudaStreamDestroy(stream));
@@ -425,13 +357,13 @@ TEST(device, a_bad_sequence_is_emptied)
         folio_plan_findings found = {.struct_size = sizeof found};
         CHECK(make_arrays(0, &step) == rows);
         cases[c].spoil(&step);
-        arrays *on_device = upload(e.ctx, &step, sizeof step);
+        arrays *on_device = device_upload(e.l.ctx, &step, sizeof step);
         folio_device_batch batch = batch_of(on_device, rows);
-        CHECK_OK(folio_memory_fill(e.ctx, e.out, 0x7f, MAX_ROWS * ROW * 2, NULL));
-        CHECK_OK(folio_plan_update_device(e.plan, &batch, &e.run));
+        CHECK_OK(folio_memory_fill(e.l.ctx, e.out, 0x7f, MAX_ROWS * ROW * 2, NULL));
+        CHECK_OK(folio_plan_update_device(e.l.plan, &batch, &e.run));
         forward(&e, rows);
         read_out(&e, got, lse);
-        CHECK_REFUSED(folio_plan_get_findings(e.plan, &found), FOLIO_ERR_ARGUMENT, cases[c].word);
+        CHECK_REFUSED(folio_plan_get_findings(e.l.plan, &found), FOLIO_ERR_ARGUMENT, cases[c].word);
         CHECK_INT(found.bad_seq, 2);
         size_t first = (size_t)step.starts[2] * ROW, past = (size_t)step.starts[3] * ROW;
         CHECK(memcmp(want, got, first * 2) == 0);
@@ -439,7 +371,7 @@ TEST(device, a_bad_sequence_is_emptied)
         for (size_t i = (size_t)step.starts[2] * HEADS; i < (size_t)step.starts[3] * HEADS; i++)
             CHECK(isinf(lse[i]) && lse[i] < 0);
         CHECK(memcmp(want + past, got + past, ((size_t)rows * ROW - past) * 2) == 0);
-        folio_memory_destroy(e.ctx, FOLIO_MEMORY_DEVICE, on_device, sizeof step);
+        folio_memory_destroy(e.l.ctx, FOLIO_MEMORY_DEVICE, on_device, sizeof step);
     }
     close_engine(&e);
 }
@@ -454,19 +386,19 @@ TEST(device, a_graph_of_decodes_has_its_limit_of_rows)
     folio_plan_findings found = {.struct_size = sizeof found};
     open_engine(&e, FOLIO_PLAN_GRAPH, NULL);
     make_arrays(0, &step);
-    arrays *on_device = upload(e.ctx, &step, sizeof step);
+    arrays *on_device = device_upload(e.l.ctx, &step, sizeof step);
     folio_device_batch batch = batch_of(on_device, MAX_ROWS);
     batch.query_start = NULL;
-    CHECK_OK(folio_memory_fill(e.ctx, e.out, 0x7f, MAX_ROWS * ROW * 2, NULL));
-    CHECK_OK(folio_plan_update_device(e.plan, &batch, &e.run));
+    CHECK_OK(folio_memory_fill(e.l.ctx, e.out, 0x7f, MAX_ROWS * ROW * 2, NULL));
+    CHECK_OK(folio_plan_update_device(e.l.plan, &batch, &e.run));
     forward(&e, MAX_ROWS);
     read_out(&e, got, lse);
-    CHECK_OK(folio_plan_get_findings(e.plan, &found));
+    CHECK_OK(folio_plan_get_findings(e.l.plan, &found));
     for (int64_t i = 0; i < MAX_SEQS * HEADS; i++) CHECK(isfinite(lse[i]));
     for (int64_t i = MAX_SEQS * HEADS; i < MAX_ROWS * HEADS; i++)
         CHECK(isinf(lse[i]) && lse[i] < 0);
     for (int64_t i = MAX_SEQS * ROW; i < MAX_ROWS * ROW; i++) CHECK(got[i] == 0);
-    folio_memory_destroy(e.ctx, FOLIO_MEMORY_DEVICE, on_device, sizeof step);
+    folio_memory_destroy(e.l.ctx, FOLIO_MEMORY_DEVICE, on_device, sizeof step);
     close_engine(&e);
 }
 
@@ -493,15 +425,15 @@ TEST(device, one_call_is_what_a_plan_computes)
         CHECK(make_arrays(number, &step) == rows);
         forward(&e, rows);
         read_out(&e, want, want_lse);
-        CHECK_OK(folio_memory_fill(e.ctx, e.out, 0x7f, MAX_ROWS * ROW * 2, &e.run));
-        CHECK_OK(folio_memory_fill(e.ctx, e.lse, 0x7f, MAX_ROWS * HEADS * 4, &e.run));
+        CHECK_OK(folio_memory_fill(e.l.ctx, e.out, 0x7f, MAX_ROWS * ROW * 2, &e.run));
+        CHECK_OK(folio_memory_fill(e.l.ctx, e.lse, 0x7f, MAX_ROWS * HEADS * 4, &e.run));
         folio_attend_args a = FOLIO_WITH(
             folio_attend_args, .q = {e.q, FOLIO_BF16, rows, 0, 0}, .k = {e.k, 0, rows, 0, 0},
             .v = {e.v, 0, rows, 0, 0}, .out = {e.out, 0, rows, 0, 0}, .lse = e.lse,
-            .num_heads = HEADS, .cache = e.cache, .layer = 1, .num_seqs = MAX_SEQS,
+            .num_heads = HEADS, .cache = e.l.cache, .layer = 1, .num_seqs = MAX_SEQS,
             .query_start = step.starts, .seq_lens = step.lens, .block_tables = step.tables[0],
             .row_stride = 10);
-        CHECK_OK(folio_attend(e.ctx, &a, &e.run));
+        CHECK_OK(folio_attend(e.l.ctx, &a, &e.run));
         CHECK(cudaStreamQuery(stream) == cudaSuccess);
         read_out(&e, got, got_lse);
         /* kernels are chosen by the plan's limits too: the last bit may differ */
@@ -527,18 +459,18 @@ TEST(device, an_update_refused_in_a_capture_changes_nothing)
                                      .block_table = (int32_t[]){1, 2, 3}, .num_blocks = 3);
     CUDA_OK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     open_engine(&e, 0, stream);
-    CHECK_OK(folio_batch_create(e.ctx, &b, &other));
+    CHECK_OK(folio_batch_create(e.l.ctx, &b, &other));
     CHECK_OK(folio_batch_add(other, &seq));
     int64_t rows = make_step(&e, 1);
-    CHECK_OK(folio_memory_fill(e.ctx, e.out, 0x7f, MAX_ROWS * ROW * 2, &e.run));
-    CHECK_OK(folio_memory_fill(e.ctx, e.lse, 0x7f, MAX_ROWS * HEADS * 4, &e.run));
+    CHECK_OK(folio_memory_fill(e.l.ctx, e.out, 0x7f, MAX_ROWS * ROW * 2, &e.run));
+    CHECK_OK(folio_memory_fill(e.l.ctx, e.lse, 0x7f, MAX_ROWS * HEADS * 4, &e.run));
     forward(&e, rows);
     read_out(&e, want, want_lse);
     CUDA_OK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-    CHECK_REFUSED(folio_plan_update(e.plan, other, &e.run), FOLIO_ERR_UNSUPPORTED, "captured");
+    CHECK_REFUSED(folio_plan_update(e.l.plan, other, &e.run), FOLIO_ERR_UNSUPPORTED, "captured");
     CUDA_OK(cudaStreamEndCapture(stream, &graph));
     CUDA_OK(cudaGraphDestroy(graph));
-    CHECK_OK(folio_memory_fill(e.ctx, e.out, 0x7f, MAX_ROWS * ROW * 2, &e.run));
+    CHECK_OK(folio_memory_fill(e.l.ctx, e.out, 0x7f, MAX_ROWS * ROW * 2, &e.run));
     forward(&e, rows);
     read_out(&e, got, got_lse);
     CHECK(memcmp(want, got, sizeof want) == 0 && memcmp(want_lse, got_lse, sizeof want_lse) == 0);
@@ -567,13 +499,13 @@ static launches count_launches(int64_t max_query_len, int32_t query_len, bool ha
     open_engine(&e, FOLIO_PLAN_GRAPH, stream);
     longest_query = 0;
     if (has_workspace) {
-        CHECK_OK(folio_plan_get_workspace_size(e.plan, &e.run.workspace_size));
-        e.run.workspace = upload_numbers(e.ctx, (int64_t)e.run.workspace_size / 2, 34);
+        CHECK_OK(folio_plan_get_workspace_size(e.l.plan, &e.run.workspace_size));
+        e.run.workspace = device_upload_numbers(e.l.ctx, (int64_t)e.run.workspace_size / 2, 34);
     }
     folio_batch_seq seq = FOLIO_WITH(folio_batch_seq, .query_len = query_len, .seq_len = query_len,
                                      .block_table = (int32_t[]){1, 2, 3}, .num_blocks = 3);
-    CHECK_OK(folio_batch_add(e.batch, &seq));
-    CHECK_OK(folio_plan_update(e.plan, e.batch, &e.run));
+    CHECK_OK(folio_batch_add(e.l.batch, &seq));
+    CHECK_OK(folio_plan_update(e.l.plan, e.l.batch, &e.run));
     CUDA_OK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
     forward(&e, MAX_ROWS);
     CUDA_OK(cudaStreamEndCapture(stream, &graph));
@@ -585,7 +517,7 @@ static launches count_launches(int64_t max_query_len, int32_t query_len, bool ha
         else n.others++;
     }
     CUDA_OK(cudaGraphDestroy(graph));
-    folio_memory_destroy(e.ctx, FOLIO_MEMORY_DEVICE, e.run.workspace, e.run.workspace_size);
+    folio_memory_destroy(e.l.ctx, FOLIO_MEMORY_DEVICE, e.run.workspace, e.run.workspace_size);
     close_engine(&e);
     CUDA_OK(cudaStreamDestroy(stream));
     n.kernels /= 2;
@@ -624,31 +556,31 @@ TEST(device, a_bad_slope_or_sink_stays_in_its_head)
     const float good[HEADS] = {0.5f, 0.25f, 0.125f, 1.0f};
     engine e;
     open_engine(&e, 0, NULL);
-    e.slopes = upload(e.ctx, good, sizeof good);
-    e.sinks = upload(e.ctx, good, sizeof good);
+    e.slopes = device_upload(e.l.ctx, good, sizeof good);
+    e.sinks = device_upload(e.l.ctx, good, sizeof good);
     for (int is_prompt = 0; is_prompt <= 1; is_prompt++) {
         int64_t rows = is_prompt ? 30 : make_step(&e, 1);
         folio_batch_seq seq = FOLIO_WITH(folio_batch_seq, .query_len = rows, .seq_len = rows,
                                          .block_table = (int32_t[]){1, 2}, .num_blocks = 2);
         if (is_prompt) {
-            folio_batch_clear(e.batch);
-            CHECK_OK(folio_batch_add(e.batch, &seq));
-            CHECK_OK(folio_plan_update(e.plan, e.batch, &e.run));
+            folio_batch_clear(e.l.batch);
+            CHECK_OK(folio_batch_add(e.l.batch, &seq));
+            CHECK_OK(folio_plan_update(e.l.plan, e.l.batch, &e.run));
         }
         forward(&e, rows);
         read_out(&e, want, lse);
         for (int i = 0; i < 4; i++) {
             float *array = i % 2 ? e.sinks : e.slopes, *at = array + 1;
-            CHECK_OK(folio_memory_copy(e.ctx, at, &bad[i / 2], sizeof *at, &e.run));
+            CHECK_OK(folio_memory_copy(e.l.ctx, at, &bad[i / 2], sizeof *at, &e.run));
             forward(&e, rows);
             read_out(&e, got, lse);
             check_heads(want, got, rows, 1);
-            CHECK_OK(folio_memory_copy(e.ctx, at, &good[1], sizeof *at, &e.run));
-            CHECK_OK(folio_run_wait(e.ctx, &e.run));
+            CHECK_OK(folio_memory_copy(e.l.ctx, at, &good[1], sizeof *at, &e.run));
+            CHECK_OK(folio_run_wait(e.l.ctx, &e.run));
         }
     }
-    folio_memory_destroy(e.ctx, FOLIO_MEMORY_DEVICE, e.slopes, sizeof good);
-    folio_memory_destroy(e.ctx, FOLIO_MEMORY_DEVICE, e.sinks, sizeof good);
+    folio_memory_destroy(e.l.ctx, FOLIO_MEMORY_DEVICE, e.slopes, sizeof good);
+    folio_memory_destroy(e.l.ctx, FOLIO_MEMORY_DEVICE, e.sinks, sizeof good);
     close_engine(&e);
 }
 
@@ -656,16 +588,16 @@ TEST(device, a_plan_too_large_leaves_everything_usable)
 {
     engine e;
     open_engine(&e, 0, NULL);
-    folio_attention *list[] = {e.attention};
+    folio_attention *list[] = {e.l.attention};
     folio_plan_desc p = FOLIO_WITH(folio_plan_desc, .attentions = list, .num_attentions = 1,
                                    .block_size = BLOCK, .num_blocks = BLOCKS, .max_seqs = 1 << 28,
                                    .max_query_tokens = 1 << 30, .max_seq_len = 1 << 20);
     folio_plan *plan = NULL;
-    CHECK(folio_plan_create(e.ctx, &p, &plan) == FOLIO_ERR_MEMORY);
+    CHECK(folio_plan_create(e.l.ctx, &p, &plan) == FOLIO_ERR_MEMORY);
     CHECK(plan == NULL);
     int64_t rows = make_step(&e, 1);
     forward(&e, rows);
-    CHECK_OK(folio_run_wait(e.ctx, &e.run));
+    CHECK_OK(folio_run_wait(e.l.ctx, &e.run));
     close_engine(&e);
 }
 
@@ -684,7 +616,7 @@ TEST(device_failure, a_kernel_that_fails_is_named)
     void *q = e.q;
     e.q = (char *)NULL + 4096;
     forward(&e, rows);
-    CHECK_REFUSED(folio_run_wait(e.ctx, &e.run), FOLIO_ERR_DEVICE, "kernel decode");
+    CHECK_REFUSED(folio_run_wait(e.l.ctx, &e.run), FOLIO_ERR_DEVICE, "kernel decode");
     e.q = q;
     close_engine(&e);
 }

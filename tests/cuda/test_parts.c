@@ -1,107 +1,53 @@
 /* test_parts.c: sequences of many rows whose keys are cut over the device: counters, graphs and workspaces. */
-#include "test.h"
+#include "cuda/device_rig.h"
+#include "kit/layer.h"
 
-#include <cuda_runtime_api.h>
-#include <folio/folio.h>
-#include <stdlib.h>
 #include <string.h>
 
 enum { HEADS = 16, KV_HEADS = 4, SIZE = 128, BLOCK = 16, LENGTH = 3000, SEQS = 3, QUERY = 12 };
 enum { SEQ_BLOCKS = (LENGTH + BLOCK - 1) / BLOCK, BLOCKS = SEQS * SEQ_BLOCKS };
-enum { ROW = HEADS * SIZE, ROWS = SEQS * QUERY, KV_NUMBERS = BLOCKS * BLOCK * KV_HEADS * SIZE };
-
-#define CUDA_OK(call) CHECK_MSG((call) == cudaSuccess, "%s", #call)
+enum { ROW = HEADS * SIZE, ROWS = SEQS * QUERY };
 
 typedef struct {
-    folio_context *ctx;
-    folio_attention *attention;
-    folio_kv_cache *cache;
-    folio_batch *batch;
-    folio_plan *plan;
+    kit_layer l;
     void *q, *out;
     folio_run run;
 } engine;
 
-static void *upload_numbers(folio_context *ctx, int64_t count, uint32_t seed)
-{
-    uint16_t *x = malloc((size_t)count * sizeof *x);
-    void *to = NULL;
-    for (int64_t i = 0; i < count; i++) {
-        seed = seed * 1664525u + 1013904223u;
-        x[i] = (uint16_t)(0x3e00u | (seed >> 16 & 0x81ffu)); /* bf16, 0.125 to 0.5, both signs */
-    }
-    CHECK_OK(folio_memory_create(ctx, FOLIO_MEMORY_DEVICE, (size_t)count * 2, &to));
-    CHECK_OK(folio_memory_copy(ctx, to, x, (size_t)count * 2, NULL));
-    CHECK_OK(folio_run_wait(ctx, NULL));
-    free(x);
-    return to;
-}
-
-static void fill_cache(engine *e)
-{
-    enum { TOKENS = BLOCKS * BLOCK };
-    int64_t *slots = malloc(TOKENS * sizeof *slots);
-    void *k = upload_numbers(e->ctx, KV_NUMBERS, 1), *v = upload_numbers(e->ctx, KV_NUMBERS, 2);
-    for (int64_t i = 0; i < TOKENS; i++) slots[i] = i;
-    folio_kv_write write = FOLIO_WITH(folio_kv_write, .k = {k, FOLIO_BF16, TOKENS, 0, 0},
-                                      .v = {v, FOLIO_BF16, TOKENS, 0, 0}, .slots = slots);
-    CHECK_OK(folio_kv_cache_write(e->cache, 0, &write, NULL));
-    CHECK_OK(folio_run_wait(e->ctx, NULL));
-    folio_memory_destroy(e->ctx, FOLIO_MEMORY_DEVICE, k, (size_t)KV_NUMBERS * 2);
-    folio_memory_destroy(e->ctx, FOLIO_MEMORY_DEVICE, v, (size_t)KV_NUMBERS * 2);
-    free(slots);
-}
-
 static void open_engine(engine *e, uint32_t flags, cudaStream_t stream)
 {
     memset(e, 0, sizeof *e);
-    folio_context_desc desc = {.struct_size = sizeof desc, .backend = "cuda"};
-    CHECK_OK(folio_context_create(&desc, &e->ctx));
     e->run = (folio_run){.struct_size = sizeof e->run, .stream = stream};
-    folio_attention_desc a =
-        FOLIO_WITH(folio_attention_desc, .num_heads = HEADS, .num_kv_heads = KV_HEADS,
-                   .k_head_size = SIZE, .dtype = FOLIO_BF16);
-    folio_kv_cache_desc c =
-        FOLIO_WITH(folio_kv_cache_desc, .num_blocks = BLOCKS, .num_layers = 1, .block_size = BLOCK,
-                   .num_kv_heads = KV_HEADS, .k_head_size = SIZE, .dtype = FOLIO_BF16);
-    folio_batch_desc b = {.struct_size = sizeof b, .block_size = BLOCK};
-    CHECK_OK(folio_attention_create(e->ctx, &a, &e->attention));
-    CHECK_OK(folio_kv_cache_create(e->ctx, &c, &e->cache));
-    CHECK_OK(folio_batch_create(e->ctx, &b, &e->batch));
-    folio_attention *list[] = {e->attention};
-    folio_plan_desc p = FOLIO_WITH(folio_plan_desc, .attentions = list, .num_attentions = 1,
-                                   .block_size = BLOCK, .num_blocks = BLOCKS, .max_seqs = SEQS,
-                                   .max_query_tokens = ROWS, .max_seq_len = LENGTH, .flags = flags);
-    CHECK_OK(folio_plan_create(e->ctx, &p, &e->plan));
-    fill_cache(e);
-    e->q = upload_numbers(e->ctx, ROWS * ROW, 3);
-    CHECK_OK(folio_memory_create(e->ctx, FOLIO_MEMORY_DEVICE, ROWS * ROW * 2, &e->out));
+    CHECK_OK(KIT_LAYER_OPEN(device_context(), &e->l, .num_heads = HEADS, .num_kv_heads = KV_HEADS,
+                            .k_head_size = SIZE, .dtype = FOLIO_BF16, .num_blocks = BLOCKS,
+                            .block_size = BLOCK, .max_seqs = SEQS, .max_query_tokens = ROWS,
+                            .max_seq_len = LENGTH, .flags = flags));
+    device_write_slots(e->l.ctx, e->l.cache, 0, 0, BLOCKS * BLOCK, KV_HEADS * SIZE, 1);
+    e->q = device_upload_numbers(e->l.ctx, ROWS * ROW, 3);
+    CHECK_OK(folio_memory_create(e->l.ctx, FOLIO_MEMORY_DEVICE, ROWS * ROW * 2, &e->out));
 }
 
 static void close_engine(engine *e)
 {
-    folio_memory_destroy(e->ctx, FOLIO_MEMORY_DEVICE, e->q, ROWS * ROW * 2);
-    folio_memory_destroy(e->ctx, FOLIO_MEMORY_DEVICE, e->out, ROWS * ROW * 2);
-    folio_plan_destroy(e->plan);
-    folio_batch_destroy(e->batch);
-    folio_kv_cache_destroy(e->cache);
-    folio_attention_destroy(e->attention);
-    folio_context_destroy(e->ctx);
+    folio_memory_destroy(e->l.ctx, FOLIO_MEMORY_DEVICE, e->q, ROWS * ROW * 2);
+    folio_memory_destroy(e->l.ctx, FOLIO_MEMORY_DEVICE, e->out, ROWS * ROW * 2);
+    kit_layer_close(&e->l);
+    folio_context_destroy(e->l.ctx);
 }
 
 /* Sequences of so many rows each, all of the same length. */
 static void update(engine *e, int32_t num_seqs, int32_t query_len)
 {
-    folio_batch_clear(e->batch);
+    folio_batch_clear(e->l.batch);
     for (int32_t i = 0; i < num_seqs; i++) {
         int32_t table[SEQ_BLOCKS];
         for (int32_t k = 0; k < SEQ_BLOCKS; k++) table[k] = i * SEQ_BLOCKS + k;
         folio_batch_seq seq =
             FOLIO_WITH(folio_batch_seq, .query_len = query_len, .seq_len = LENGTH - 7 * i,
                        .block_table = table, .num_blocks = SEQ_BLOCKS);
-        CHECK_OK(folio_batch_add(e->batch, &seq));
+        CHECK_OK(folio_batch_add(e->l.batch, &seq));
     }
-    CHECK_OK(folio_plan_update(e->plan, e->batch, &e->run));
+    CHECK_OK(folio_plan_update(e->l.plan, e->l.batch, &e->run));
 }
 
 static void forward(engine *e, int64_t rows)
@@ -109,13 +55,13 @@ static void forward(engine *e, int64_t rows)
     folio_tensors t =
         FOLIO_WITH(folio_tensors, .q = {e->q, 0, rows, 0, 0}, .out = {e->out, 0, rows, 0, 0});
     CHECK_OK(
-        folio_attention_forward(e->plan, 0, FOLIO_ATTENTION_DECODER, e->cache, 0, &t, &e->run));
+        folio_attention_forward(e->l.plan, 0, FOLIO_ATTENTION_DECODER, e->l.cache, 0, &t, &e->run));
 }
 
 static void read_out(engine *e, uint16_t *out)
 {
-    CHECK_OK(folio_memory_copy(e->ctx, out, e->out, ROWS * ROW * 2, &e->run));
-    CHECK_OK(folio_run_wait(e->ctx, &e->run));
+    CHECK_OK(folio_memory_copy(e->l.ctx, out, e->out, ROWS * ROW * 2, &e->run));
+    CHECK_OK(folio_run_wait(e->l.ctx, &e->run));
 }
 
 /* Layer after layer with nothing between them: each finds the counters as the first did. */
@@ -126,12 +72,12 @@ TEST(parts, layers_back_to_back_give_the_same_bits)
     open_engine(&e, 0, NULL);
     for (int32_t seqs = 1; seqs <= SEQS; seqs += 2) {
         update(&e, seqs, QUERY);
-        CHECK_OK(folio_memory_fill(e.ctx, e.out, 0xff, ROWS * ROW * 2, &e.run));
+        CHECK_OK(folio_memory_fill(e.l.ctx, e.out, 0xff, ROWS * ROW * 2, &e.run));
         forward(&e, seqs * QUERY);
         read_out(&e, want);
         for (int i = 0; i < seqs * QUERY * ROW; i++) CHECK((want[i] & 0x7fff) < 0x3f80);
         for (int turn = 0; turn < 200; turn++) {
-            CHECK_OK(folio_memory_fill(e.ctx, e.out, 0xff, ROWS * ROW * 2, &e.run));
+            CHECK_OK(folio_memory_fill(e.l.ctx, e.out, 0xff, ROWS * ROW * 2, &e.run));
             for (int layer = 0; layer < 8; layer++) forward(&e, seqs * QUERY);
             read_out(&e, got);
             CHECK(memcmp(got, want, sizeof got) == 0);
@@ -164,7 +110,7 @@ TEST(parts, a_graph_meets_steps_without_prefills)
         forward(&plain, ROWS);
         read_out(&plain, want);
         CHECK_OK(
-            folio_memory_fill(captured.ctx, captured.out, 0xff, ROWS * ROW * 2, &captured.run));
+            folio_memory_fill(captured.l.ctx, captured.out, 0xff, ROWS * ROW * 2, &captured.run));
         update(&captured, step[0], step[1]);
         CUDA_OK(cudaGraphLaunch(replay, stream));
         read_out(&captured, got);
@@ -206,10 +152,10 @@ TEST(parts, a_workspace_of_the_callers)
     size_t bytes = 0;
     open_engine(&own, 0, NULL);
     open_engine(&other, FOLIO_PLAN_NO_WORKSPACE, NULL);
-    CHECK_OK(folio_plan_get_workspace_size(other.plan, &bytes));
+    CHECK_OK(folio_plan_get_workspace_size(other.l.plan, &bytes));
     other.run.workspace_size = bytes;
-    CHECK_OK(folio_memory_create(other.ctx, FOLIO_MEMORY_DEVICE, bytes, &other.run.workspace));
-    CHECK_OK(folio_memory_fill(other.ctx, other.run.workspace, 0xff, bytes, NULL));
+    CHECK_OK(folio_memory_create(other.l.ctx, FOLIO_MEMORY_DEVICE, bytes, &other.run.workspace));
+    CHECK_OK(folio_memory_fill(other.l.ctx, other.run.workspace, 0xff, bytes, NULL));
     update(&own, 2, QUERY);
     forward(&own, 2 * QUERY);
     read_out(&own, want);
@@ -219,7 +165,7 @@ TEST(parts, a_workspace_of_the_callers)
         read_out(&other, got);
         CHECK(memcmp(got, want, 2 * QUERY * ROW * 2) == 0);
     }
-    folio_memory_destroy(other.ctx, FOLIO_MEMORY_DEVICE, other.run.workspace, bytes);
+    folio_memory_destroy(other.l.ctx, FOLIO_MEMORY_DEVICE, other.run.workspace, bytes);
     close_engine(&own);
     close_engine(&other);
 }

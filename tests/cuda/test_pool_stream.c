@@ -4,19 +4,15 @@
  * other ways is what folio_tests says with FOLIO_TESTS_BACKEND=cuda. Not for compute-sanitizer, which waits for
  * every launch itself.
  */
-#include "test.h"
+#include "cuda/device_rig.h"
 
-#include <cuda_runtime_api.h>
 #include <folio/folio_pool.h>
 #include <stdatomic.h>
-#include <stdlib.h>
 #include <time.h>
 #include <unistd.h>
 
 enum { LAYERS = 3, KV_HEADS = 2, SIZE = 64, BLOCK = 16, BLOCKS = 96, TOKENS = 600 };
 enum { ROW = KV_HEADS * SIZE, KV_BYTES = TOKENS * ROW * 2 };
-
-#define CUDA_OK(call) CHECK_MSG((call) == cudaSuccess, "%s", #call)
 
 /* Keeps a stream from going on: until it is opened, or half a minute where somebody waits for it. */
 typedef struct {
@@ -51,8 +47,7 @@ static void open_world(world *w, cudaStream_t stream, const char *store)
 {
     memset(w, 0, sizeof *w);
     w->run = (folio_run){.struct_size = sizeof w->run, .stream = stream};
-    folio_context_desc desc = {.struct_size = sizeof desc, .backend = "cuda"};
-    CHECK_OK(folio_context_create(&desc, &w->ctx));
+    w->ctx = device_context();
     folio_kv_cache_desc c = FOLIO_WITH(
         folio_kv_cache_desc, .num_blocks = BLOCKS, .num_layers = LAYERS, .block_size = BLOCK,
         .num_kv_heads = KV_HEADS, .k_head_size = SIZE, .dtype = FOLIO_BF16);

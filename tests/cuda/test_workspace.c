@@ -1,9 +1,6 @@
 /* test_workspace.c: attentions of one plan take turns in its workspace, whatever their shapes. */
-#include "test.h"
+#include "cuda/device_rig.h"
 
-#include <cuda_runtime_api.h>
-#include <folio/folio.h>
-#include <stdlib.h>
 #include <string.h>
 
 enum { HEADS = 8, SIZE = 64, BLOCK = 16, LENGTH = 160, SEQS = 32, SHAPES = 3 };
@@ -21,8 +18,7 @@ typedef struct {
 static void open_world(world *w)
 {
     static const int32_t kv_heads[SHAPES] = {2, 8, 4};
-    folio_context_desc desc = {.struct_size = sizeof desc, .backend = "cuda"};
-    CHECK_OK(folio_context_create(&desc, &w->ctx));
+    w->ctx = device_context();
     for (int i = 0; i < SHAPES; i++) {
         folio_attention_desc a =
             FOLIO_WITH(folio_attention_desc, .num_heads = HEADS, .num_kv_heads = kv_heads[i],

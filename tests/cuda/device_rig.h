@@ -1,0 +1,22 @@
+/* device_rig.h: what the tests on a device share: a context there, and bf16 numbers in its memory. */
+#ifndef FOLIO_DEVICE_RIG_H
+#define FOLIO_DEVICE_RIG_H
+
+#include "test.h"
+
+#include <cuda_runtime_api.h>
+#include <stdlib.h>
+
+#define CUDA_OK(call) CHECK_MSG((call) == cudaSuccess, "%s", #call)
+
+folio_context *device_context(void);
+/* bf16 from 0.125 to 0.5, of both signs, on the host; the caller frees. */
+uint16_t *device_numbers(int64_t count, uint32_t seed);
+/* Host bytes in memory of the device, and such numbers there. */
+void *device_upload(folio_context *ctx, const void *from, size_t bytes);
+void *device_upload_numbers(folio_context *ctx, int64_t count, uint32_t seed);
+/* Such numbers as K (seed) and V (seed + 1) of consecutive slots of a layer, of `row` numbers each. */
+void device_write_slots(folio_context *ctx, folio_kv_cache *cache, int32_t layer, int64_t first,
+                        int64_t tokens, int64_t row, uint32_t seed);
+
+#endif
