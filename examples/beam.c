@@ -8,13 +8,12 @@
  * The "model" is a toy: q, k and v are fixed functions of token and position, and a token's score
  * is the product of its embedding with the output.
  */
-#include <folio/folio.h>
+#include "example.h"
+
 #include <folio/folio_pool.h>
 
 #include <math.h>
 #include <stdbool.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 enum { HEADS = 2, D = 16, WIDTH = HEADS * D, VOCABULARY = 40, BLOCK = 4, BLOCKS = 64 };
@@ -39,28 +38,12 @@ static folio_batch *batch;
 static folio_plan *plan;
 static folio_pool *pool;
 
-static void must(folio_status status)
-{
-    if (status == FOLIO_OK) return;
-    fprintf(stderr, "%s: %s\n", folio_status_name(status), folio_last_error());
-    exit(1);
-}
-
-static void embed(int32_t token, int32_t position, unsigned salt, float *x)
-{
-    unsigned seed = (unsigned)token * 2654435761u + (unsigned)position * 40503u + salt;
-    for (int i = 0; i < WIDTH; i++) {
-        seed = seed * 1664525u + 1013904223u;
-        x[i] = (float)(seed >> 8) / 8388608.0f - 1.0f;
-    }
-}
-
 /* Log probability of each token. */
 static void score_tokens(const float *out, float *logp)
 {
     float e[WIDTH], sum = 0;
     for (int32_t t = 0; t < VOCABULARY; t++) {
-        embed(t, 0, 4, e);
+        embed_token(t, 0, 4, e, WIDTH);
         logp[t] = 0;
         for (int i = 0; i < WIDTH; i++) logp[t] += 2.0f * out[i] * e[i];
         sum += expf(logp[t]);
@@ -80,20 +63,18 @@ static void forward(beam *beams, int n)
         must(folio_sequence_get_info(beams[i].sequence, &info));
         must(folio_sequence_reserve(beams[i].sequence, beams[i].len - info.len, 0, NULL));
         for (int32_t t = (int32_t)info.len; t < beams[i].len; t++, rows++) {
-            embed(beams[i].tokens[t], t, 1, q + rows * WIDTH);
-            embed(beams[i].tokens[t], t, 2, k + rows * WIDTH);
-            embed(beams[i].tokens[t], t, 3, v + rows * WIDTH);
+            embed_token(beams[i].tokens[t], t, 1, q + rows * WIDTH, WIDTH);
+            embed_token(beams[i].tokens[t], t, 2, k + rows * WIDTH, WIDTH);
+            embed_token(beams[i].tokens[t], t, 3, v + rows * WIDTH, WIDTH);
         }
         sequences[i] = beams[i].sequence;
     }
     folio_batch_clear(batch); /* adding copies shared blocks that are about to be written */
     must(folio_batch_add_sequences(batch, 0, sequences, n, NULL));
     must(folio_plan_update(plan, batch, NULL));
-    folio_tensors tensors = {.struct_size = sizeof tensors,
-                             .q = {.data = q, .tokens = rows},
-                             .k = {.data = k, .tokens = rows},
-                             .v = {.data = v, .tokens = rows},
-                             .out = {.data = out, .tokens = rows}};
+    folio_tensors tensors = FOLIO_WITH(
+        folio_tensors, .q = {.data = q, .tokens = rows}, .k = {.data = k, .tokens = rows},
+        .v = {.data = v, .tokens = rows}, .out = {.data = out, .tokens = rows});
     must(folio_attention_forward(plan, 0, FOLIO_ATTENTION_DECODER, cache, 0, &tensors, NULL));
     folio_batch_view view = FOLIO_INIT(folio_batch_view);
     must(folio_batch_get_view(batch, FOLIO_ATTENTION_DECODER, FOLIO_PHASE_AUTO, &view));
@@ -135,35 +116,24 @@ static void keep_best(beam *beams, int n)
 static void create_all(folio_attention **attention)
 {
     must(folio_context_create(NULL, &ctx));
-    must(folio_attention_create(ctx,
-                                &(folio_attention_desc){.struct_size = sizeof(folio_attention_desc),
-                                                        .num_heads = HEADS,
-                                                        .k_head_size = D,
-                                                        .dtype = FOLIO_F32},
-                                attention));
-    must(folio_kv_cache_create(ctx,
-                               &(folio_kv_cache_desc){.struct_size = sizeof(folio_kv_cache_desc),
-                                                      .num_blocks = BLOCKS,
-                                                      .num_layers = 1,
-                                                      .block_size = BLOCK,
-                                                      .num_kv_heads = HEADS,
-                                                      .k_head_size = D,
-                                                      .dtype = FOLIO_F32},
-                               &cache));
+    must(folio_attention_create(
+        ctx,
+        &FOLIO_WITH(folio_attention_desc, .num_heads = HEADS, .k_head_size = D, .dtype = FOLIO_F32),
+        attention));
+    must(folio_kv_cache_create(
+        ctx,
+        &FOLIO_WITH(folio_kv_cache_desc, .num_blocks = BLOCKS, .num_layers = 1, .block_size = BLOCK,
+                    .num_kv_heads = HEADS, .k_head_size = D, .dtype = FOLIO_F32),
+        &cache));
     must(folio_batch_create(ctx, &FOLIO_INIT(folio_batch_desc), &batch));
     must(folio_plan_create(ctx,
-                           &(folio_plan_desc){.struct_size = sizeof(folio_plan_desc),
-                                              .attentions = attention,
-                                              .num_attentions = 1,
-                                              .cache = cache,
-                                              .max_seqs = BEAMS,
-                                              .max_query_tokens = BEAMS * MAX_LEN,
-                                              .max_seq_len = MAX_LEN},
+                           &FOLIO_WITH(folio_plan_desc, .attentions = attention,
+                                       .num_attentions = 1, .cache = cache, .max_seqs = BEAMS,
+                                       .max_query_tokens = BEAMS * MAX_LEN, .max_seq_len = MAX_LEN),
                            &plan));
-    must(folio_pool_create(ctx,
-                           &(folio_pool_desc){.struct_size = sizeof(folio_pool_desc),
-                                              .layer_groups = &(folio_layer_group){.cache = cache}},
-                           &pool));
+    must(folio_pool_create(
+        ctx, &FOLIO_WITH(folio_pool_desc, .layer_groups = &(folio_layer_group){.cache = cache}),
+        &pool));
 }
 
 int main(void)

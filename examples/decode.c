@@ -6,14 +6,13 @@
  * and must have got the same tokens.
  *
  * The "model" is a toy: q, k and v are fixed functions of token and position, and the next token
- * is the one whose embedding lies closest to the output.
+ * is the one whose embedding has the largest product with the output.
  */
-#include <folio/folio.h>
+#include "example.h"
+
 #include <folio/folio_pool.h>
 
 #include <stdbool.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 enum { HEADS = 2, D = 16, WIDTH = HEADS * D, VOCABULARY = 50, BLOCK = 4 };
@@ -29,35 +28,6 @@ typedef struct {
 
 static folio_context *ctx;
 
-static void must(folio_status status)
-{
-    if (status == FOLIO_OK) return;
-    fprintf(stderr, "%s: %s\n", folio_status_name(status), folio_last_error());
-    exit(1);
-}
-
-static void embed(int32_t token, int32_t position, unsigned salt, float *x)
-{
-    unsigned seed = (unsigned)token * 2654435761u + (unsigned)position * 40503u + salt;
-    for (int i = 0; i < WIDTH; i++) {
-        seed = seed * 1664525u + 1013904223u;
-        x[i] = (float)(seed >> 8) / 8388608.0f - 1.0f;
-    }
-}
-
-static int32_t closest_token(const float *x)
-{
-    int32_t best = 0;
-    float best_dot = 0, e[WIDTH];
-    for (int32_t t = 0; t < VOCABULARY; t++) {
-        float dot = 0;
-        embed(t, 0, 4, e);
-        for (int i = 0; i < WIDTH; i++) dot += x[i] * e[i];
-        if (t == 0 || dot > best_dot) best_dot = dot, best = t;
-    }
-    return best;
-}
-
 static int64_t committed_len(const request *r)
 {
     folio_sequence_info info = {.struct_size = sizeof info};
@@ -70,8 +40,7 @@ static int64_t committed_len(const request *r)
  * because its output says what comes next. */
 static folio_status reserve(request *r, uint32_t flags)
 {
-    folio_tokens tokens = {
-        .struct_size = sizeof tokens, .num_tokens = r->len - 1, .ids = r->tokens};
+    folio_tokens tokens = FOLIO_WITH(folio_tokens, .num_tokens = r->len - 1, .ids = r->tokens);
     must(folio_sequence_resume(r->sequence, &tokens, NULL, NULL, NULL));
     return folio_sequence_reserve(r->sequence, r->len - committed_len(r), flags, NULL);
 }
@@ -132,26 +101,23 @@ static int64_t run_step(folio_kv_cache *cache, folio_plan *plan, folio_batch *ba
     must(folio_batch_get_view(batch, FOLIO_ATTENTION_DECODER, FOLIO_PHASE_AUTO, &view));
     for (int64_t row = 0; row < rows; row++) {
         int32_t position = (int32_t)view.positions[row];
-        embed(tokens_in[row], position, 1, q + row * WIDTH);
-        embed(tokens_in[row], position, 2, k + row * WIDTH);
-        embed(tokens_in[row], position, 3, v + row * WIDTH);
+        embed_token(tokens_in[row], position, 1, q + row * WIDTH, WIDTH);
+        embed_token(tokens_in[row], position, 2, k + row * WIDTH, WIDTH);
+        embed_token(tokens_in[row], position, 3, v + row * WIDTH, WIDTH);
     }
     must(folio_plan_update(plan, batch, NULL));
-    folio_tensors tensors = {.struct_size = sizeof tensors,
-                             .q = {.data = q, .tokens = rows},
-                             .k = {.data = k, .tokens = rows},
-                             .v = {.data = v, .tokens = rows},
-                             .out = {.data = out, .tokens = rows}};
+    folio_tensors tensors = FOLIO_WITH(
+        folio_tensors, .q = {.data = q, .tokens = rows}, .k = {.data = k, .tokens = rows},
+        .v = {.data = v, .tokens = rows}, .out = {.data = out, .tokens = rows});
     must(folio_attention_forward(plan, 0, FOLIO_ATTENTION_DECODER, cache, 0, &tensors, NULL));
     int64_t n = 0;
     for (int i = 0; i < REQUESTS; i++) {
         request *r = &all[i];
         if (!r->running) continue;
         int64_t row = view.last_rows[n++];
-        folio_tokens tokens = {
-            .struct_size = sizeof tokens, .num_tokens = r->len, .ids = r->tokens};
+        folio_tokens tokens = FOLIO_WITH(folio_tokens, .num_tokens = r->len, .ids = r->tokens);
         must(folio_sequence_commit(r->sequence, &tokens));
-        r->tokens[r->len++] = closest_token(out + row * WIDTH);
+        r->tokens[r->len++] = find_token(out + row * WIDTH, WIDTH, VOCABULARY, 0, 4);
         if (r->len < r->target_len) continue;
         folio_sequence_destroy(r->sequence);
         r->sequence = NULL;
@@ -182,35 +148,26 @@ static int serve(request *all, int64_t num_blocks, bool print)
     folio_batch *batch;
     folio_plan *plan;
     folio_pool *pool;
-    must(folio_attention_create(ctx,
-                                &(folio_attention_desc){.struct_size = sizeof(folio_attention_desc),
-                                                        .num_heads = HEADS,
-                                                        .k_head_size = D,
-                                                        .dtype = FOLIO_F32},
-                                &attention));
+    must(folio_attention_create(
+        ctx,
+        &FOLIO_WITH(folio_attention_desc, .num_heads = HEADS, .k_head_size = D, .dtype = FOLIO_F32),
+        &attention));
     must(folio_kv_cache_create(ctx,
-                               &(folio_kv_cache_desc){.struct_size = sizeof(folio_kv_cache_desc),
-                                                      .num_blocks = num_blocks,
-                                                      .num_layers = 1,
-                                                      .block_size = BLOCK,
-                                                      .num_kv_heads = HEADS,
-                                                      .k_head_size = D,
-                                                      .dtype = FOLIO_F32},
+                               &FOLIO_WITH(folio_kv_cache_desc, .num_blocks = num_blocks,
+                                           .num_layers = 1, .block_size = BLOCK,
+                                           .num_kv_heads = HEADS, .k_head_size = D,
+                                           .dtype = FOLIO_F32),
                                &cache));
     must(folio_batch_create(ctx, &FOLIO_INIT(folio_batch_desc), &batch));
     must(folio_plan_create(ctx,
-                           &(folio_plan_desc){.struct_size = sizeof(folio_plan_desc),
-                                              .attentions = &attention,
-                                              .num_attentions = 1,
-                                              .cache = cache,
-                                              .max_seqs = REQUESTS,
-                                              .max_query_tokens = MAX_ROWS,
-                                              .max_seq_len = MAX_LEN},
+                           &FOLIO_WITH(folio_plan_desc, .attentions = &attention,
+                                       .num_attentions = 1, .cache = cache, .max_seqs = REQUESTS,
+                                       .max_query_tokens = MAX_ROWS, .max_seq_len = MAX_LEN),
                            &plan));
     must(folio_pool_create(ctx,
-                           &(folio_pool_desc){.struct_size = sizeof(folio_pool_desc),
-                                              .layer_groups = &(folio_layer_group){.cache = cache},
-                                              .watermark = 2},
+                           &FOLIO_WITH(folio_pool_desc,
+                                       .layer_groups = &(folio_layer_group){.cache = cache},
+                                       .watermark = 2),
                            &pool));
     int total = 0, left = REQUESTS;
     for (int32_t step = 0; left > 0; step++) {

@@ -2,28 +2,9 @@
  * first.c: the whole way once. Create, feed, run, receive: two sequences in a paged KV cache, a prompt of
  * five tokens and one that generates its tenth, in one call.
  */
-#include <folio/folio.h>
-
-#include <stdio.h>
-#include <stdlib.h>
+#include "example.h"
 
 enum { HEADS = 4, KV_HEADS = 2, HEAD_SIZE = 64, BLOCK_SIZE = 16, NUM_BLOCKS = 8 };
-
-static void must(folio_status status)
-{
-    if (status == FOLIO_OK) return;
-    fprintf(stderr, "%s: %s\n", folio_status_name(status), folio_last_error());
-    exit(1);
-}
-
-/* Stands for the model's projections. */
-static void make_numbers(float *x, int n, unsigned seed)
-{
-    for (int i = 0; i < n; i++) {
-        seed = seed * 1664525u + 1013904223u;
-        x[i] = (float)(seed >> 8) / 8388608.0f - 1.0f;
-    }
-}
 
 int main(void)
 {
@@ -33,32 +14,23 @@ int main(void)
     folio_kv_cache *cache;
     must(folio_context_create(NULL, &ctx));
     must(folio_attention_create(ctx,
-                                &(folio_attention_desc){.struct_size = sizeof(folio_attention_desc),
-                                                        .num_heads = HEADS,
-                                                        .num_kv_heads = KV_HEADS,
-                                                        .k_head_size = HEAD_SIZE,
-                                                        .dtype = FOLIO_F32},
+                                &FOLIO_WITH(folio_attention_desc, .num_heads = HEADS,
+                                            .num_kv_heads = KV_HEADS, .k_head_size = HEAD_SIZE,
+                                            .dtype = FOLIO_F32),
                                 &attention));
     must(folio_kv_cache_create(ctx,
-                               &(folio_kv_cache_desc){.struct_size = sizeof(folio_kv_cache_desc),
-                                                      .num_blocks = NUM_BLOCKS,
-                                                      .num_layers = 1,
-                                                      .block_size = BLOCK_SIZE,
-                                                      .num_kv_heads = KV_HEADS,
-                                                      .k_head_size = HEAD_SIZE,
-                                                      .dtype = FOLIO_F32},
+                               &FOLIO_WITH(folio_kv_cache_desc, .num_blocks = NUM_BLOCKS,
+                                           .num_layers = 1, .block_size = BLOCK_SIZE,
+                                           .num_kv_heads = KV_HEADS, .k_head_size = HEAD_SIZE,
+                                           .dtype = FOLIO_F32),
                                &cache));
     folio_batch *batch;
     folio_plan *plan;
     must(folio_batch_create(ctx, &FOLIO_WITH(folio_batch_desc, .cache = cache), &batch));
     must(folio_plan_create(ctx,
-                           &(folio_plan_desc){.struct_size = sizeof(folio_plan_desc),
-                                              .attentions = &attention,
-                                              .num_attentions = 1,
-                                              .cache = cache,
-                                              .max_seqs = 2,
-                                              .max_query_tokens = 16,
-                                              .max_seq_len = 64},
+                           &FOLIO_WITH(folio_plan_desc, .attentions = &attention,
+                                       .num_attentions = 1, .cache = cache, .max_seqs = 2,
+                                       .max_query_tokens = 16, .max_seq_len = 64),
                            &plan));
 
     /* Feed. Sequence A owns block 3, sequence B block 6. First B's prompt of nine tokens alone, then A's
@@ -69,8 +41,8 @@ int main(void)
     for (int step = 0; step < 2; step++) {
         folio_batch_clear(batch);
         folio_batch_seq a = {.struct_size = sizeof a, .query_len = 5, .seq_len = 5};
-        folio_batch_seq b = {
-            .struct_size = sizeof b, .query_len = step ? 1 : 9, .seq_len = 9 + step};
+        folio_batch_seq b =
+            FOLIO_WITH(folio_batch_seq, .query_len = step ? 1 : 9, .seq_len = 9 + step);
         a.block_table = block_a;
         b.block_table = block_b;
         a.num_blocks = b.num_blocks = 1;
@@ -83,12 +55,9 @@ int main(void)
         make_numbers(q, (int)tokens * HEADS * HEAD_SIZE, 1u + (unsigned)step);
         make_numbers(k, (int)tokens * KV_HEADS * HEAD_SIZE, 3u + (unsigned)step);
         make_numbers(v, (int)tokens * KV_HEADS * HEAD_SIZE, 5u + (unsigned)step);
-        folio_tensors tensors = {.struct_size = sizeof tensors,
-                                 .q = {.data = q, .tokens = tokens},
-                                 .k = {.data = k, .tokens = tokens},
-                                 .v = {.data = v, .tokens = tokens},
-                                 .out = {.data = out, .tokens = tokens},
-                                 .lse = lse};
+        folio_tensors tensors = FOLIO_WITH(
+            folio_tensors, .q = {.data = q, .tokens = tokens}, .k = {.data = k, .tokens = tokens},
+            .v = {.data = v, .tokens = tokens}, .out = {.data = out, .tokens = tokens}, .lse = lse);
         must(folio_attention_forward(plan, 0, FOLIO_ATTENTION_DECODER, cache, 0, &tensors, NULL));
 
         /* Receive. */

@@ -5,14 +5,13 @@
  * same.
  *
  * The "model" is a toy: q, k and v are fixed functions of token and position, and the next token
- * is the one whose embedding lies closest to the output.
+ * is the one whose embedding has the largest product with the output.
  */
-#include <folio/folio.h>
+#include "example.h"
+
 #include <folio/folio_pool.h>
 
 #include <stdbool.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 enum { HEADS = 2, D = 16, WIDTH = HEADS * D, VOCABULARY = 50, BLOCK = 8, BLOCKS = 48 };
@@ -27,55 +26,24 @@ static folio_kv_cache *cache;
 static folio_batch *batch;
 static folio_plan *plan;
 
-static void must(folio_status status)
-{
-    if (status == FOLIO_OK) return;
-    fprintf(stderr, "%s: %s\n", folio_status_name(status), folio_last_error());
-    exit(1);
-}
-
-static void embed(int32_t token, int32_t position, unsigned salt, float *x)
-{
-    unsigned seed = (unsigned)token * 2654435761u + (unsigned)position * 40503u + salt;
-    for (int i = 0; i < WIDTH; i++) {
-        seed = seed * 1664525u + 1013904223u;
-        x[i] = (float)(seed >> 8) / 8388608.0f - 1.0f;
-    }
-}
-
-static int32_t closest_token(const float *x)
-{
-    int32_t best = 0;
-    float best_dot = 0, e[WIDTH];
-    for (int32_t t = 0; t < VOCABULARY; t++) {
-        float dot = 0;
-        embed(t, 0, 4, e);
-        for (int i = 0; i < WIDTH; i++) dot += x[i] * e[i];
-        if (t == 0 || dot > best_dot) best_dot = dot, best = t;
-    }
-    return best;
-}
-
 /* Tokens [from, len) of a request, whose slots are reserved: the next token. */
 static int32_t forward(folio_sequence *sequence, const request *r, int32_t from)
 {
     static float q[MAX_LEN * WIDTH], k[MAX_LEN * WIDTH], v[MAX_LEN * WIDTH], out[MAX_LEN * WIDTH];
     int32_t rows = r->len - from;
     for (int32_t i = 0; i < rows; i++) {
-        embed(r->tokens[from + i], from + i, 1, q + i * WIDTH);
-        embed(r->tokens[from + i], from + i, 2, k + i * WIDTH);
-        embed(r->tokens[from + i], from + i, 3, v + i * WIDTH);
+        embed_token(r->tokens[from + i], from + i, 1, q + i * WIDTH, WIDTH);
+        embed_token(r->tokens[from + i], from + i, 2, k + i * WIDTH, WIDTH);
+        embed_token(r->tokens[from + i], from + i, 3, v + i * WIDTH, WIDTH);
     }
     folio_batch_clear(batch);
     must(folio_batch_add_sequences(batch, 0, &sequence, 1, NULL));
     must(folio_plan_update(plan, batch, NULL));
-    folio_tensors tensors = {.struct_size = sizeof tensors,
-                             .q = {.data = q, .tokens = rows},
-                             .k = {.data = k, .tokens = rows},
-                             .v = {.data = v, .tokens = rows},
-                             .out = {.data = out, .tokens = rows}};
+    folio_tensors tensors = FOLIO_WITH(
+        folio_tensors, .q = {.data = q, .tokens = rows}, .k = {.data = k, .tokens = rows},
+        .v = {.data = v, .tokens = rows}, .out = {.data = out, .tokens = rows});
     must(folio_attention_forward(plan, 0, FOLIO_ATTENTION_DECODER, cache, 0, &tensors, NULL));
-    return closest_token(out + (rows - 1) * WIDTH);
+    return find_token(out + (rows - 1) * WIDTH, WIDTH, VOCABULARY, 0, 4);
 }
 
 /* Answer a request; returns how many tokens of its prompt the prefix cache had. */
@@ -104,10 +72,9 @@ static int64_t answer(folio_pool *pool, request *r, bool cached)
 static void answer_all(request *requests, bool cached, int64_t *matched)
 {
     folio_pool *pool;
-    must(folio_pool_create(ctx,
-                           &(folio_pool_desc){.struct_size = sizeof(folio_pool_desc),
-                                              .layer_groups = &(folio_layer_group){.cache = cache}},
-                           &pool));
+    must(folio_pool_create(
+        ctx, &FOLIO_WITH(folio_pool_desc, .layer_groups = &(folio_layer_group){.cache = cache}),
+        &pool));
     for (int i = 0; i < REQUESTS; i++) {
         matched[i] = answer(pool, &requests[i], cached);
         printf("request %d: %2lld of %d prompt tokens from the cache, answer", i,
@@ -126,30 +93,20 @@ int main(void)
 {
     folio_attention *attention;
     must(folio_context_create(NULL, &ctx));
-    must(folio_attention_create(ctx,
-                                &(folio_attention_desc){.struct_size = sizeof(folio_attention_desc),
-                                                        .num_heads = HEADS,
-                                                        .k_head_size = D,
-                                                        .dtype = FOLIO_F32},
-                                &attention));
-    must(folio_kv_cache_create(ctx,
-                               &(folio_kv_cache_desc){.struct_size = sizeof(folio_kv_cache_desc),
-                                                      .num_blocks = BLOCKS,
-                                                      .num_layers = 1,
-                                                      .block_size = BLOCK,
-                                                      .num_kv_heads = HEADS,
-                                                      .k_head_size = D,
-                                                      .dtype = FOLIO_F32},
-                               &cache));
+    must(folio_attention_create(
+        ctx,
+        &FOLIO_WITH(folio_attention_desc, .num_heads = HEADS, .k_head_size = D, .dtype = FOLIO_F32),
+        &attention));
+    must(folio_kv_cache_create(
+        ctx,
+        &FOLIO_WITH(folio_kv_cache_desc, .num_blocks = BLOCKS, .num_layers = 1, .block_size = BLOCK,
+                    .num_kv_heads = HEADS, .k_head_size = D, .dtype = FOLIO_F32),
+        &cache));
     must(folio_batch_create(ctx, &FOLIO_INIT(folio_batch_desc), &batch));
     must(folio_plan_create(ctx,
-                           &(folio_plan_desc){.struct_size = sizeof(folio_plan_desc),
-                                              .attentions = &attention,
-                                              .num_attentions = 1,
-                                              .cache = cache,
-                                              .max_seqs = 1,
-                                              .max_query_tokens = MAX_LEN,
-                                              .max_seq_len = MAX_LEN},
+                           &FOLIO_WITH(folio_plan_desc, .attentions = &attention,
+                                       .num_attentions = 1, .cache = cache, .max_seqs = 1,
+                                       .max_query_tokens = MAX_LEN, .max_seq_len = MAX_LEN),
                            &plan));
 
     static request first[REQUESTS], again[REQUESTS];

@@ -5,12 +5,10 @@
  * without a cache, and every row must have the same bits.
  *
  * The "model" is a toy: embeddings are pseudo-random, q = k = v = embedding, and the next token is the
- * one whose embedding lies closest to what cross attention returns.
+ * one whose embedding has the largest product with what cross attention returns.
  */
-#include <folio/folio.h>
+#include "example.h"
 
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 enum { HEADS = 2, D = 16, WIDTH = HEADS * D, VOCABULARY = 64, BLOCK = 4, BLOCKS = 32 };
@@ -33,43 +31,13 @@ static folio_kv_cache *cache; /* layer 0: decoder self-attention, layer 1: cross
 static folio_batch *batch;
 static folio_plan *plan;
 
-static void must(folio_status status)
-{
-    if (status == FOLIO_OK) return;
-    fprintf(stderr, "%s: %s\n", folio_status_name(status), folio_last_error());
-    exit(1);
-}
-
-static void embed(int32_t token, int32_t position, float *x)
-{
-    unsigned seed = (unsigned)token * 2654435761u + (unsigned)position * 40503u + 1u;
-    for (int i = 0; i < WIDTH; i++) {
-        seed = seed * 1664525u + 1013904223u;
-        x[i] = (float)(seed >> 8) / 8388608.0f - 1.0f;
-    }
-}
-
-static int32_t closest_token(const float *x, int32_t position)
-{
-    int32_t best = 0;
-    float best_dot = 0, e[WIDTH];
-    for (int32_t t = 0; t < VOCABULARY; t++) {
-        float dot = 0;
-        embed(t, position, e);
-        for (int i = 0; i < WIDTH; i++) dot += x[i] * e[i];
-        if (t == 0 || dot > best_dot) best_dot = dot, best = t;
-    }
-    return best;
-}
-
 static void attend(folio_attention_type type, folio_kv_cache *c, int32_t layer, const float *q,
                    int64_t rows, const float *kv, int64_t kv_rows, float *out)
 {
-    folio_tensors t = {.struct_size = sizeof t,
-                       .q = {.data = (void *)q, .tokens = rows},
-                       .k = {.data = (void *)kv, .tokens = kv_rows},
-                       .v = {.data = (void *)kv, .tokens = kv_rows},
-                       .out = {.data = out, .tokens = rows}};
+    folio_tensors t = FOLIO_WITH(folio_tensors, .q = {.data = (void *)q, .tokens = rows},
+                                 .k = {.data = (void *)kv, .tokens = kv_rows},
+                                 .v = {.data = (void *)kv, .tokens = kv_rows},
+                                 .out = {.data = out, .tokens = rows});
     must(folio_attention_forward(plan, 0, type, c, layer, &t, NULL));
 }
 
@@ -92,9 +60,10 @@ static void step(sentence *s, int32_t from, int32_t n, int encode, folio_kv_cach
             b.num_cross_blocks = MAX_SOURCE / BLOCK + 1;
         }
         must(folio_batch_add(batch, &b));
-        for (int32_t t = from; t < from + n; t++) embed(s[i].target[t], t, x + WIDTH * rows++);
+        for (int32_t t = from; t < from + n; t++)
+            embed_token(s[i].target[t], t, 1, x + WIDTH * rows++, WIDTH);
         for (int32_t t = 0; encode && t < s[i].source_len; t++)
-            embed(s[i].source[t], t, source + WIDTH * source_rows++);
+            embed_token(s[i].source[t], t, 1, source + WIDTH * source_rows++, WIDTH);
     }
     must(folio_plan_update(plan, batch, NULL));
     attend(FOLIO_ATTENTION_ENCODER, NULL, 0, source, source_rows, source, source_rows, encoded);
@@ -141,7 +110,7 @@ int main(void)
     for (int32_t t = 0; t < STEPS; t++) {
         step(s, t, 1, t == 0, cache, by_step[t]);
         for (int i = 0; i < SEQS; i++)
-            s[i].target[t + 1] = closest_token(by_step[t] + i * WIDTH, t + 1);
+            s[i].target[t + 1] = find_token(by_step[t] + i * WIDTH, WIDTH, VOCABULARY, t + 1, 1);
     }
     step(s, 0, STEPS, 1, NULL, whole);
     int different = 0;

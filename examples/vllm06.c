@@ -2,31 +2,20 @@
  * vllm06.c: an engine that grew around vLLM 0.6, through each of its three backends by name.
  * Two layers, two prompts in one step, then one decode step over the caches that step has filled.
  */
+#include "example.h"
+
 #include <folio/folio_vllm06.h>
 
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
 
 enum { HEADS = 4, KV_HEADS = 2, SIZE = 64, BLOCK = 16, BLOCKS = 8, LAYERS = 2, SEQS = 2 };
 
 static float q[24 * HEADS * SIZE], k[24 * KV_HEADS * SIZE], v[24 * KV_HEADS * SIZE];
 static float out[24 * HEADS * SIZE], memory[LAYERS][2 * BLOCKS * BLOCK * KV_HEADS * SIZE];
 
-static void must(folio_status status)
+static folio_tensor make_tensor(float *x, int64_t tokens, int heads, unsigned seed)
 {
-    if (status == FOLIO_OK) return;
-    fprintf(stderr, "%s: %s\n", folio_status_name(status), folio_last_error());
-    exit(1);
-}
-
-/* Stands for the model's projections. */
-static folio_tensor make_numbers(float *x, int64_t tokens, int heads, unsigned seed)
-{
-    for (int64_t i = 0; i < tokens * heads * SIZE; i++) {
-        seed = seed * 1664525u + 1013904223u;
-        x[i] = (float)(seed >> 8) / 8388608.0f - 1.0f;
-    }
+    make_numbers(x, tokens * heads * SIZE, seed);
     return (folio_tensor){.data = x, .tokens = tokens};
 }
 
@@ -37,11 +26,11 @@ static double run_step(const folio_vllm06_backend *b, folio_vllm06_impl *impl,
     const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(metadata);
     int64_t tokens = f->num_prefill_tokens + f->num_decode_tokens;
     for (unsigned layer = 0; layer < LAYERS; layer++) {
-        folio_vllm06_forward_args a = {.struct_size = sizeof a,
-                                       .attn_type = FOLIO_ATTENTION_DECODER};
-        a.query = make_numbers(q, tokens, HEADS, 3 * layer);
-        a.key = make_numbers(k, tokens, KV_HEADS, 3 * layer + 1);
-        a.value = make_numbers(v, tokens, KV_HEADS, 3 * layer + 2);
+        folio_vllm06_forward_args a =
+            FOLIO_WITH(folio_vllm06_forward_args, .attn_type = FOLIO_ATTENTION_DECODER);
+        a.query = make_tensor(q, tokens, HEADS, 3 * layer);
+        a.key = make_tensor(k, tokens, KV_HEADS, 3 * layer + 1);
+        a.value = make_tensor(v, tokens, KV_HEADS, 3 * layer + 2);
         a.output = (folio_tensor){.data = out, .tokens = tokens};
         a.kv_cache = &caches[layer];
         a.attn_metadata = metadata;
@@ -74,8 +63,8 @@ static void run_backend(const folio_vllm06_backend *b, double sums[2])
     for (int step = 0; step < 2; step++) {
         folio_vllm06_metadata *metadata;
         for (int i = 0; i < SEQS; i++) {
-            folio_vllm06_seq s = {
-                .struct_size = sizeof s, .block_table = blocks[i], .num_blocks = 2};
+            folio_vllm06_seq s =
+                FOLIO_WITH(folio_vllm06_seq, .block_table = blocks[i], .num_blocks = 2);
             s.is_prompt = step == 0;
             s.token_len = step == 0 ? lens[i] : 1;
             s.context_len = step == 0 ? 0 : lens[i];

@@ -7,34 +7,17 @@
  * The model generates twice: with a pool that knows the window, and with one that keeps everything.
  * The tokens must be equal. (Groups of different shapes: folio_kv_cache_create_shared.)
  */
-#include <folio/folio.h>
+#include "example.h"
+
 #include <folio/folio_pool.h>
 
 #include <stdbool.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 enum { LAYERS = 8, GROUPS = 2, HEADS = 2, D = 16, WIDTH = HEADS * D, VOCABULARY = 50 };
 enum { BLOCK = 8, BLOCKS = 128, WINDOW = 32, PROMPT = 24, LEN = 400 };
 
 static folio_context *ctx;
-
-static void must(folio_status status)
-{
-    if (status == FOLIO_OK) return;
-    fprintf(stderr, "%s: %s\n", folio_status_name(status), folio_last_error());
-    exit(1);
-}
-
-static void embed(int32_t token, int32_t position, float *x)
-{
-    unsigned seed = (unsigned)token * 2654435761u + (unsigned)position * 40503u;
-    for (int i = 0; i < WIDTH; i++) {
-        seed = seed * 1664525u + 1013904223u;
-        x[i] = (float)(seed >> 8) / 8388608.0f - 1.0f;
-    }
-}
 
 /* Stands for a layer's projections: q, k and v are x in another order, each with signs of its own. */
 static void project(const float *x, int64_t rows, int layer, int which, float *y)
@@ -43,19 +26,6 @@ static void project(const float *x, int64_t rows, int layer, int which, float *y
         for (int i = 0; i < WIDTH; i++)
             y[r * WIDTH + i] = x[r * WIDTH + (i * 5 + 7 * which + layer) % WIDTH] *
                                ((i + layer + which) % 3 ? 1.0f : -1.0f);
-}
-
-static int32_t closest_token(const float *x)
-{
-    int32_t best = 0;
-    float best_dot = 0, e[WIDTH];
-    for (int32_t t = 0; t < VOCABULARY; t++) {
-        float dot = 0;
-        embed(t, 0, e);
-        for (int i = 0; i < WIDTH; i++) dot += x[i] * e[i];
-        if (t == 0 || dot > best_dot) best_dot = dot, best = t;
-    }
-    return best;
 }
 
 typedef struct {
@@ -120,7 +90,8 @@ static int32_t step(model *m, folio_sequence *s, const int32_t *tokens, int32_t 
         must(folio_batch_add_sequences(m->batch[g], g, &s, 1, NULL));
         must(folio_plan_update(m->plan[g], m->batch[g], NULL));
     }
-    for (int32_t t = from; t < len; t++) embed(tokens[t], t, x + (t - from) * WIDTH);
+    for (int32_t t = from; t < len; t++)
+        embed_token(tokens[t], t, 0, x + (t - from) * WIDTH, WIDTH);
     for (int l = 0; l < LAYERS; l++) {
         project(x, rows, l, 0, q);
         project(x, rows, l, 1, k);
@@ -133,7 +104,7 @@ static int32_t step(model *m, folio_sequence *s, const int32_t *tokens, int32_t 
         for (int64_t i = 0; i < rows * WIDTH; i++) x[i] = 0.8f * x[i] + 0.6f * out[i];
     }
     must(folio_sequence_commit(s, NULL));
-    return closest_token(x + (rows - 1) * WIDTH);
+    return find_token(x + (rows - 1) * WIDTH, WIDTH, VOCABULARY, 0, 0);
 }
 
 /* Generates up to LEN tokens; the most blocks that were in use. */

@@ -2,7 +2,7 @@
 #include "batch/batch.h"
 #include "core/checked.h"
 #include "plan/attention.h"
-#include "plan/ranges.h"
+#include "plan/row_ranges.h"
 
 #include <math.h>
 

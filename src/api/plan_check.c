@@ -3,7 +3,7 @@
  * slot are an error only in a forward that writes k and v.
  */
 #include "api/plan.h"
-#include "plan/ranges.h"
+#include "plan/row_ranges.h"
 
 static folio_status check_capacities(const folio_plan_desc *d, const folio_batch *b)
 {

@@ -2,7 +2,7 @@
 #ifndef FOLIOI_CHECKED_H
 #define FOLIOI_CHECKED_H
 
-#include "core/inline.h"
+#include "core/shared_inline.h"
 
 #include <stdbool.h>
 #include <stdint.h>

@@ -6,7 +6,7 @@
 #ifndef FOLIOI_DTYPE_H
 #define FOLIOI_DTYPE_H
 
-#include "core/inline.h"
+#include "core/shared_inline.h"
 
 #include <folio/folio.h>
 #include <math.h>

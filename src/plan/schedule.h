@@ -13,7 +13,7 @@
 
 #include "batch/batch.h"
 #include "plan/attention.h"
-#include "plan/ranges.h"
+#include "plan/row_ranges.h"
 
 typedef struct folioi_item {
     int32_t seq;

@@ -10,7 +10,7 @@
 #define FOLIOI_CPU_KERNELS_H
 
 #include "backends/backend.h"
-#include "plan/ranges.h"
+#include "plan/row_ranges.h"
 
 #define FOLIOI_TILE_ROWS                                                                           \
     288 /* rows of one work item, where the group leaves room for more than one query */

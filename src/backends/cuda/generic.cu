@@ -6,7 +6,7 @@
 #include "backends/cuda/cuda_attend.h"
 #include "backends/cuda/warp.h"
 #include "core/dtype.h"
-#include "plan/range.h"
+#include "plan/key_range.h"
 
 #include <math.h>
 

@@ -5,7 +5,7 @@
 #ifndef FOLIOI_CUDA_STEP_H
 #define FOLIOI_CUDA_STEP_H
 
-#include "plan/range.h"
+#include "plan/key_range.h"
 
 /** One sequence as one attention type sees it; rows count in q and out, new rows in k and v. */
 typedef struct folioi_cuda_seq {

@@ -1,6 +1,6 @@
-/* range.h: the keys that one query row sees, [begin, end): causality, window and length as numbers. */
-#ifndef FOLIOI_RANGE_H
-#define FOLIOI_RANGE_H
+/* key_range.h: the keys that one query row sees, [begin, end): causality, window and length as numbers. */
+#ifndef FOLIOI_KEY_RANGE_H
+#define FOLIOI_KEY_RANGE_H
 
 #include "core/checked.h"
 

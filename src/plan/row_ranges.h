@@ -1,12 +1,12 @@
 /*
- * ranges.h: masks as key ranges. Causality, window and length leave each query row one range of keys
+ * row_ranges.h: masks as key ranges. Causality, window and length leave each query row one range of keys
  * [begin, end); no mask is ever a matrix.
  */
-#ifndef FOLIOI_RANGES_H
-#define FOLIOI_RANGES_H
+#ifndef FOLIOI_ROW_RANGES_H
+#define FOLIOI_ROW_RANGES_H
 
 #include "batch/batch.h"
-#include "plan/range.h"
+#include "plan/key_range.h"
 
 /** Keys that query i of a sequence sees. Never falls with i, at either end. */
 static inline folioi_range key_range(const folioi_rows *rows, const folio_attention_desc *a,
