@@ -72,6 +72,36 @@ void support_refused(const char *file, int line, const char *call, folio_status 
             test_fail(file, line, "%s: \"%s\" lacks \"%s\"", call, text, word);
 }
 
+static void check_sizes(void *world, const support_sized *s)
+{
+    enum { TAIL = 24 };
+    _Alignas(16) unsigned char arg[1024];
+    const size_t sizes[] = {0, s->size, s->size + TAIL, s->size + TAIL, s->older, 4097};
+    for (int i = 0; i < COUNT_OF(sizes); i++) {
+        memset(arg, 0, sizeof arg);
+        if (s->good) memcpy(arg, s->good, s->size);
+        memcpy(arg, &sizes[i], sizeof sizes[i]);
+        if (i == 3) arg[s->size + TAIL - 1] = 1; /* a field this library does not know */
+        if (i == 4) memset(arg + s->older, 0xFF, sizeof arg - s->older); /* not the client's */
+        support_mark_error();
+        folio_status status = s->call(world, arg);
+        if (i == 0 || i == 3 || i == 5)
+            support_refused(__FILE__, __LINE__, s->name, status, FOLIO_ERR_ARGUMENT, "struct_size");
+        else
+            CHECK_MSG(status == FOLIO_OK, "%s, struct_size %zu: %s", s->name, sizes[i],
+                      folio_last_error());
+        CHECK(memcmp(arg, &sizes[i], sizeof sizes[i]) == 0);
+        if (i == 4)
+            CHECK_MSG(support_is_poison(arg + s->older, sizeof arg - s->older),
+                      "%s: written past the client's struct", s->name);
+    }
+}
+
+void support_check_sizes(void *world, const support_sized *cases, int num_cases)
+{
+    for (int i = 0; i < num_cases; i++) check_sizes(world, &cases[i]);
+}
+
 /* -------------------------------------------------------------------------------------- numbers */
 
 uint64_t support_bits(uint64_t seed, uint64_t index)

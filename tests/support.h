@@ -51,6 +51,38 @@ void support_refused(const char *file, int line, const char *call, folio_status 
 #define REFUSED(call, status, words)                                                               \
     support_refused(__FILE__, __LINE__, #call, (support_mark_error(), (call)), status, words)
 
+/* A struct of the header as a client of another version hands it over. */
+typedef struct {
+    const char *name;
+    folio_status (*call)(void *world, void *arg);
+    const void *good; /* NULL: the struct is filled by the call */
+    size_t size;
+    size_t older; /* what a client of an older header would say; fields past it get defaults */
+} support_sized;
+/* clang-format off */
+#define SIZED(type, call, field, ...)                                                              \
+    {#type, call, &(const type){__VA_ARGS__}, sizeof(type), offsetof(type, field)}
+#define FILLED(type, call, field) {#type, call, NULL, sizeof(type), offsetof(type, field)}
+/* clang-format on */
+/* The calls of such a table: one that ends, and one that makes an object, which is destroyed. */
+#define SIZED_CALL(name, type, call)                                                               \
+    static folio_status name(void *world, __attribute__((unused)) void *arg)                       \
+    {                                                                                              \
+        __attribute__((unused)) type *w = world;                                                   \
+        return call;                                                                               \
+    }
+#define SIZED_MAKE(name, type, made_type, call)                                                    \
+    static folio_status name(void *world, void *arg)                                               \
+    {                                                                                              \
+        __attribute__((unused)) type *w = world;                                                   \
+        made_type *made = NULL;                                                                    \
+        folio_status status = call;                                                                \
+        made_type##_destroy(made);                                                                 \
+        return status;                                                                             \
+    }
+/* Sizes that are none, unknown or impossible are refused; older and newer clients are served. */
+void support_check_sizes(void *world, const support_sized *cases, int num_cases);
+
 /* A pointer no call may hand out: results start as this and are NULL after a refusal. */
 extern char support_nowhere;
 #define NOWHERE ((void *)&support_nowhere)

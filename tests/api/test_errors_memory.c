@@ -103,52 +103,41 @@ TEST(errors_memory, memory_that_runs_out)
 
 /* ----------------------------------------------------------------------------- sizes of structs */
 
-static folio_kv_cache_desc small_cache(void)
-{
-    return FOLIO_WITH(folio_kv_cache_desc, .num_blocks = 5, .num_layers = 1, .block_size = 16,
-                      .num_kv_heads = 2, .k_head_size = 32, .dtype = FOLIO_F32);
-}
+static const folio_kv_cache_desc small_cache = {.struct_size = sizeof small_cache,
+                                                .num_blocks = 5,
+                                                .num_layers = 1,
+                                                .block_size = 16,
+                                                .num_kv_heads = 2,
+                                                .k_head_size = 32,
+                                                .dtype = FOLIO_F32,
+                                                .layout = FOLIO_LAYOUT_NHD};
 
 /* Each call hands its struct to the library and gives back what it made. */
-static folio_status sized_context(whole *w, void *arg)
-{
-    (void)w;
-    folio_context *made = NULL;
-    folio_status status = folio_context_create(arg, &made);
-    folio_context_destroy(made);
-    return status;
-}
-static folio_status sized_attention(whole *w, void *arg)
-{
-    folio_attention *made = NULL;
-    folio_status status = folio_attention_create(w->ctx, arg, &made);
-    folio_attention_destroy(made);
-    return status;
-}
-static folio_status sized_cache(whole *w, void *arg)
-{
-    folio_kv_cache *made = NULL;
-    folio_status status = folio_kv_cache_create(w->ctx, arg, &made);
-    folio_kv_cache_destroy(made);
-    return status;
-}
-static folio_status sized_memory(whole *w, void *arg)
-{
-    folio_kv_cache_desc c = small_cache();
-    c.layout = FOLIO_LAYOUT_NHD;
-    folio_kv_cache *made = NULL;
-    folio_status status = folio_kv_cache_wrap(w->ctx, &c, arg, &made);
-    folio_kv_cache_destroy(made);
-    return status;
-}
-static folio_status sized_batch(whole *w, void *arg)
-{
-    folio_batch *made = NULL;
-    folio_status status = folio_batch_create(w->ctx, arg, &made);
-    folio_batch_destroy(made);
-    return status;
-}
-static folio_status with_batch(whole *w, const folio_batch_seq *seq,
+#define MAKE(name, type, call) SIZED_MAKE(name, whole, type, call)
+#define CALL(name, call) SIZED_CALL(name, whole, call)
+MAKE(sized_context, folio_context, folio_context_create(arg, &made))
+MAKE(sized_attention, folio_attention, folio_attention_create(w->ctx, arg, &made))
+MAKE(sized_cache, folio_kv_cache, folio_kv_cache_create(w->ctx, arg, &made))
+MAKE(sized_batch, folio_batch, folio_batch_create(w->ctx, arg, &made))
+CALL(sized_write, folio_kv_cache_write(w->cache, 0, arg, NULL))
+CALL(sized_gather, folio_kv_cache_gather(w->cache, 0, arg, NULL))
+CALL(sized_rows, folio_kv_cache_unpack(w->cache, 0, arg, NULL))
+CALL(sized_run, folio_kv_cache_copy_blocks(w->cache, w->cache, NULL, 0, arg))
+CALL(sized_tensors,
+     folio_attention_forward(w->plan, 0, FOLIO_ATTENTION_DECODER, w->cache, 0, arg, NULL))
+CALL(sized_merge, folio_merge_states(w->ctx, arg, NULL))
+CALL(sized_attend, folio_attend(w->ctx, arg, NULL))
+CALL(sized_context_info, folio_context_get_info(w->ctx, arg))
+CALL(sized_view, folio_kv_cache_get_view(w->cache, 0, arg))
+CALL(sized_summary, folio_batch_get_info(w->batch, arg))
+CALL(sized_batch_view,
+     folio_batch_get_view(w->batch, FOLIO_ATTENTION_DECODER, FOLIO_PHASE_AUTO, arg))
+CALL(sized_plan_info, folio_plan_get_info(w->plan, 0, FOLIO_ATTENTION_DECODER, arg))
+CALL(sized_backend, folio_backend_get_info("cpu", arg))
+CALL(sized_shape, folio_kv_cache_get_shape("cpu", &small_cache, arg))
+MAKE(sized_memory, folio_kv_cache, folio_kv_cache_wrap(w->ctx, &small_cache, arg, &made))
+
+static folio_status with_batch(const whole *w, const folio_batch_seq *seq,
                                const folio_batch_arrays *arrays)
 {
     folio_batch_desc d = {.struct_size = sizeof d, .block_size = 16};
@@ -159,73 +148,15 @@ static folio_status with_batch(whole *w, const folio_batch_seq *seq,
     folio_batch_destroy(made);
     return status;
 }
-static folio_status sized_seq(whole *w, void *arg) { return with_batch(w, arg, NULL); }
-static folio_status sized_arrays(whole *w, void *arg) { return with_batch(w, NULL, arg); }
-static folio_status sized_plan(whole *w, void *arg)
+CALL(sized_seq, with_batch(w, arg, NULL))
+CALL(sized_arrays, with_batch(w, NULL, arg))
+
+static folio_status with_plan(whole *w, folio_plan_desc *d, folio_plan **made)
 {
-    folio_attention *list[1] = {w->attention};
-    folio_plan *made = NULL;
-    if (((folio_plan_desc *)arg)->struct_size > 0) ((folio_plan_desc *)arg)->attentions = list;
-    folio_status status = folio_plan_create(w->ctx, arg, &made);
-    folio_plan_destroy(made);
-    return status;
+    if (d->struct_size > 0) d->attentions = &w->attention;
+    return folio_plan_create(w->ctx, d, made);
 }
-static folio_status sized_write(whole *w, void *arg)
-{
-    return folio_kv_cache_write(w->cache, 0, arg, NULL);
-}
-static folio_status sized_gather(whole *w, void *arg)
-{
-    return folio_kv_cache_gather(w->cache, 0, arg, NULL);
-}
-static folio_status sized_rows(whole *w, void *arg)
-{
-    return folio_kv_cache_unpack(w->cache, 0, arg, NULL);
-}
-static folio_status sized_run(whole *w, void *arg)
-{
-    return folio_kv_cache_copy_blocks(w->cache, w->cache, NULL, 0, arg);
-}
-static folio_status sized_tensors(whole *w, void *arg)
-{
-    return folio_attention_forward(w->plan, 0, FOLIO_ATTENTION_DECODER, w->cache, 0, arg, NULL);
-}
-static folio_status sized_merge(whole *w, void *arg)
-{
-    return folio_merge_states(w->ctx, arg, NULL);
-}
-static folio_status sized_attend(whole *w, void *arg) { return folio_attend(w->ctx, arg, NULL); }
-static folio_status sized_shape(whole *w, void *arg)
-{
-    (void)w;
-    folio_kv_cache_desc c = small_cache();
-    return folio_kv_cache_get_shape("cpu", &c, arg);
-}
-static folio_status sized_context_info(whole *w, void *arg)
-{
-    return folio_context_get_info(w->ctx, arg);
-}
-static folio_status sized_view(whole *w, void *arg)
-{
-    return folio_kv_cache_get_view(w->cache, 0, arg);
-}
-static folio_status sized_summary(whole *w, void *arg)
-{
-    return folio_batch_get_info(w->batch, arg);
-}
-static folio_status sized_batch_view(whole *w, void *arg)
-{
-    return folio_batch_get_view(w->batch, FOLIO_ATTENTION_DECODER, FOLIO_PHASE_AUTO, arg);
-}
-static folio_status sized_plan_info(whole *w, void *arg)
-{
-    return folio_plan_get_info(w->plan, 0, FOLIO_ATTENTION_DECODER, arg);
-}
-static folio_status sized_backend(whole *w, void *arg)
-{
-    (void)w;
-    return folio_backend_get_info("cpu", arg);
-}
+MAKE(sized_plan, folio_plan, with_plan(w, arg, &made))
 
 static float zeros[16 * 5 * 2 * 32 * 2];
 static void *const zero_rows[1] = {zeros};
@@ -235,20 +166,7 @@ static const int32_t starts[2] = {0, 3};
 static const folio_state one_part[1] = {
     {.out = {.data = zeros, .dtype = FOLIO_F32, .tokens = 1}, .lse = zeros}};
 static float sized_out[18 * 16];
-typedef struct {
-    const char *name;
-    folio_status (*call)(whole *w, void *arg);
-    const void *good; /* NULL: the struct is filled by the call */
-    size_t size;
-    size_t older; /* what a client of an older header would say; fields past it get defaults */
-} sized_case;
-/* clang-format off */
-#define SIZED(type, call, field, ...)                                                              \
-    {#type, call, &(const type){__VA_ARGS__}, sizeof(type), offsetof(type, field)}
-#define FILLED(type, call, field) {#type, call, NULL, sizeof(type), offsetof(type, field)}
-/* clang-format on */
-
-static const sized_case sized_cases[] = {
+static const support_sized sized_cases[] = {
     SIZED(folio_context_desc, sized_context, level, .backend = "cpu", .num_threads = 1),
     SIZED(folio_attention_desc, sized_attention, soft_cap, .num_heads = 2, .k_head_size = 8,
           .dtype = FOLIO_F32),
@@ -287,31 +205,6 @@ static const sized_case sized_cases[] = {
     FILLED(folio_backend_info, sized_backend, layouts),
 };
 
-static void check_sizes(whole *w, const sized_case *s)
-{
-    enum { TAIL = 24 };
-    _Alignas(16) unsigned char arg[1024];
-    const size_t sizes[] = {0, s->size, s->size + TAIL, s->size + TAIL, s->older};
-    for (int i = 0; i < COUNT_OF(sizes); i++) {
-        memset(arg, 0, sizeof arg);
-        if (s->good) memcpy(arg, s->good, s->size);
-        memcpy(arg, &sizes[i], sizeof sizes[i]);
-        if (i == 3) arg[s->size + TAIL - 1] = 1; /* a field this library does not know */
-        if (i == 4) memset(arg + s->older, 0xFF, sizeof arg - s->older); /* not the client's */
-        support_mark_error();
-        folio_status status = s->call(w, arg);
-        if (i == 0 || i == 3)
-            support_refused(__FILE__, __LINE__, s->name, status, FOLIO_ERR_ARGUMENT, "struct_size");
-        else
-            CHECK_MSG(status == FOLIO_OK, "%s, struct_size %zu: %s", s->name, sizes[i],
-                      folio_last_error());
-        CHECK(memcmp(arg, &sizes[i], sizeof sizes[i]) == 0);
-        if (i == 4)
-            CHECK_MSG(support_is_poison(arg + s->older, sizeof arg - s->older),
-                      "%s: written past the client's struct", s->name);
-    }
-}
-
 TEST(errors_memory, struct_sizes)
 {
     folio_allocator none = {0};
@@ -319,11 +212,8 @@ TEST(errors_memory, struct_sizes)
         whole w = {0};
         CHECK_OK(make_whole(&w, support_backends[b], &none));
         if (w.plan == NULL) continue;
-        for (int i = 0; i < COUNT_OF(sized_cases); i++) check_sizes(&w, &sized_cases[i]);
-        folio_plan_destroy(w.plan);
-        folio_batch_destroy(w.batch);
-        folio_kv_cache_destroy(w.cache);
-        folio_attention_destroy(w.attention);
+        support_check_sizes(&w, sized_cases, COUNT_OF(sized_cases));
+        kit_layer_close(&w);
         folio_context_destroy(w.ctx);
     }
 }

@@ -294,11 +294,9 @@ TEST(pool, the_watermark)
 {
     pool_rig r;
     const folio_layer_group groups[2] = {{.window = 0}, {.window = 0}};
-    REQUIRE_TEST(pool_rig_open(&r, (folio_pool_desc){.num_blocks = 20,
-                                                     .block_size = 4,
-                                                     .num_layer_groups = 2,
-                                                     .layer_groups = groups,
-                                                     .watermark = 6}));
+    REQUIRE_TEST(pool_rig_open(&r, FOLIO_WITH(folio_pool_desc, .num_blocks = 20, .block_size = 4,
+                                              .num_layer_groups = 2, .layer_groups = groups,
+                                              .watermark = 6)));
     folio_sequence *a = pool_sequence(r.pool, 0), *b = pool_sequence(r.pool, 0);
     REFUSED_BY(r.pool, folio_sequence_reserve(a, 29, FOLIO_RESERVE_ADMIT, NULL),
                FOLIO_ERR_TOO_LARGE, "16|6|20");
@@ -348,11 +346,9 @@ TEST(pool, groups_share_one_numbering)
     folio_layer_group groups[G] = {{0}};
     for (int g = 0; g < G; g++) groups[g].window = g % 3 == 0 ? 0 : g;
     pool_rig r;
-    REQUIRE_TEST(pool_rig_open(&r, (folio_pool_desc){.num_blocks = G * 3,
-                                                     .block_size = 4,
-                                                     .num_layer_groups = G,
-                                                     .layer_groups = groups,
-                                                     .flags = FOLIO_POOL_CHECK}));
+    REQUIRE_TEST(pool_rig_open(&r, FOLIO_WITH(folio_pool_desc, .num_blocks = G * 3, .block_size = 4,
+                                              .num_layer_groups = G, .layer_groups = groups,
+                                              .flags = FOLIO_POOL_CHECK)));
     folio_sequence *s = pool_sequence(r.pool, 0);
     int64_t slots[G][9];
     CHECK_OK(folio_sequence_reserve(s, 9, 0, &slots[0][0]));
@@ -546,29 +542,15 @@ typedef struct {
     folio_sequence *empty;
 } sized_world;
 
-static folio_status sized_pool(sized_world *w, void *arg)
-{
-    folio_pool *pool = NULL;
-    folio_status status = folio_pool_create(w->ctx, arg, &pool);
-    folio_pool_destroy(pool);
-    return status;
-}
+SIZED_MAKE(sized_pool, sized_world, folio_pool, folio_pool_create(w->ctx, arg, &made))
+SIZED_MAKE(sized_sequence, sized_world, folio_sequence, folio_sequence_create(w->pool, arg, &made))
+SIZED_CALL(sized_match, sized_world, folio_sequence_match(w->empty, arg, NULL, NULL))
+SIZED_CALL(sized_stats, sized_world, folio_pool_get_stats(w->pool, arg))
+SIZED_CALL(sized_info, sized_world, folio_sequence_get_info(w->empty, arg))
 
-static folio_status sized_sequence(sized_world *w, void *arg)
+static folio_status sized_commit(void *world, void *arg)
 {
-    folio_sequence *s = NULL;
-    folio_status status = folio_sequence_create(w->pool, arg, &s);
-    folio_sequence_destroy(s);
-    return status;
-}
-
-static folio_status sized_match(sized_world *w, void *arg)
-{
-    return folio_sequence_match(w->empty, arg, NULL, NULL);
-}
-
-static folio_status sized_commit(sized_world *w, void *arg)
-{
+    sized_world *w = world;
     folio_sequence *s = pool_sequence(w->pool, 0);
     CHECK_OK(folio_sequence_reserve(s, 3, 0, NULL));
     folio_status status = folio_sequence_commit(s, arg);
@@ -576,18 +558,9 @@ static folio_status sized_commit(sized_world *w, void *arg)
     return status;
 }
 
-static folio_status sized_stats(sized_world *w, void *arg)
+static folio_status sized_run(void *world, void *arg)
 {
-    return folio_pool_get_stats(w->pool, arg);
-}
-
-static folio_status sized_info(sized_world *w, void *arg)
-{
-    return folio_sequence_get_info(w->empty, arg);
-}
-
-static folio_status sized_run(sized_world *w, void *arg)
-{
+    sized_world *w = world;
     folio_sequence *s = pool_sequence(w->pool, 0), *fork = NULL;
     CHECK_OK(folio_sequence_reserve(s, 3, 0, NULL));
     CHECK_OK(folio_sequence_commit(s, NULL));
@@ -600,8 +573,9 @@ static folio_status sized_run(sized_world *w, void *arg)
     return status;
 }
 
-static folio_status sized_batch(sized_world *w, void *arg)
+static folio_status sized_batch(void *world, void *arg)
 {
+    sized_world *w = world;
     const folio_batch_desc desc = {.struct_size = sizeof desc, .block_size = 16};
     folio_batch *batch = NULL;
     folio_sequence *s = pool_plain(w->pool, 3);
@@ -614,20 +588,7 @@ static folio_status sized_batch(sized_world *w, void *arg)
 
 static const int32_t three_ids[3] = {5, 6, 7};
 
-typedef struct {
-    const char *name;
-    folio_status (*call)(sized_world *w, void *arg);
-    const void *good; /* NULL: the struct is filled by the call */
-    size_t size;
-    size_t older; /* what a client of an older header would say */
-} sized_case;
-/* clang-format off */
-#define SIZED(type, call, field, ...)                                                              \
-    {#type, call, &(const type){__VA_ARGS__}, sizeof(type), offsetof(type, field)}
-#define FILLED(type, call, field) {#type, call, NULL, sizeof(type), offsetof(type, field)}
-/* clang-format on */
-
-static const sized_case sized_cases[] = {
+static const support_sized sized_cases[] = {
     SIZED(folio_pool_desc, sized_pool, host_blocks, .num_blocks = 4, .block_size = 16),
     SIZED(folio_sequence_desc, sized_sequence, max_tokens, .salt = 3),
     SIZED(folio_tokens, sized_match, hash_ids, .num_tokens = 3, .ids = three_ids),
@@ -637,31 +598,6 @@ static const sized_case sized_cases[] = {
     FILLED(folio_pool_stats, sized_stats, num_copies),
     FILLED(folio_sequence_info, sized_info, matched_len),
 };
-
-static void check_sizes(sized_world *w, const sized_case *s)
-{
-    enum { TAIL = 24 };
-    _Alignas(16) unsigned char arg[1024];
-    const size_t sizes[] = {0, s->size, s->size + TAIL, s->size + TAIL, s->older, 4097};
-    for (int i = 0; i < COUNT_OF(sizes); i++) {
-        memset(arg, 0, sizeof arg);
-        if (s->good) memcpy(arg, s->good, s->size);
-        memcpy(arg, &sizes[i], sizeof sizes[i]);
-        if (i == 3) arg[s->size + TAIL - 1] = 1; /* a field this library does not know */
-        if (i == 4) memset(arg + s->older, 0xFF, sizeof arg - s->older); /* not the client's */
-        support_mark_error();
-        folio_status status = s->call(w, arg);
-        if (i == 0 || i == 3 || i == 5)
-            support_refused(__FILE__, __LINE__, s->name, status, FOLIO_ERR_ARGUMENT, "struct_size");
-        else
-            CHECK_MSG(status == FOLIO_OK, "%s, struct_size %zu: %s", s->name, sizes[i],
-                      folio_last_error());
-        CHECK(memcmp(arg, &sizes[i], sizeof sizes[i]) == 0);
-        if (i == 4)
-            CHECK_MSG(support_is_poison(arg + s->older, sizeof arg - s->older),
-                      "%s: written past the client's struct", s->name);
-    }
-}
 
 TEST(pool, struct_sizes)
 {
@@ -677,7 +613,7 @@ TEST(pool, struct_sizes)
         &r, ctx, (folio_pool_desc){.num_blocks = 4, .block_size = 16, .layer_groups = groups}));
     r.caches[0] = cache;
     sized_world w = {r.ctx, r.pool, pool_sequence(r.pool, 0)};
-    for (int i = 0; i < COUNT_OF(sized_cases); i++) check_sizes(&w, &sized_cases[i]);
+    support_check_sizes(&w, sized_cases, COUNT_OF(sized_cases));
     folio_sequence_destroy(w.empty);
     pool_rig_close(&r);
 }
@@ -926,12 +862,10 @@ TEST(pool, four_threads)
     pool_rig r;
     int64_t entries = 0;
     const folio_layer_group groups[2] = {{.window = 0}, {.window = 6}};
-    REQUIRE_TEST(pool_rig_open(&r, (folio_pool_desc){.num_blocks = THREAD_BLOCKS,
-                                                     .block_size = 4,
-                                                     .num_layer_groups = 2,
-                                                     .layer_groups = groups,
-                                                     .on_event = ignore_event,
-                                                     .event_user = &entries}));
+    REQUIRE_TEST(
+        pool_rig_open(&r, FOLIO_WITH(folio_pool_desc, .num_blocks = THREAD_BLOCKS, .block_size = 4,
+                                     .num_layer_groups = 2, .layer_groups = groups,
+                                     .on_event = ignore_event, .event_user = &entries)));
     _Atomic int owner[THREAD_BLOCKS] = {0};
     thread_arg args[THREADS];
     pthread_t threads[THREADS];

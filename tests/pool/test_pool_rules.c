@@ -90,14 +90,11 @@ static bool rules_pool(rules *w, folio_context *ctx, int64_t blocks, int64_t hos
     folio_layer_group group = {0};
     CHECK_OK(folio_kv_cache_create(ctx, &cache, &group.cache));
     if (!pool_rig_open_on(&w->r, ctx,
-                          (folio_pool_desc){.num_blocks = blocks,
-                                            .block_size = BS,
-                                            .layer_groups = &group,
-                                            .flags = FOLIO_POOL_CHECK,
-                                            .hash_key = 42,
-                                            .host_blocks = host,
-                                            .store_path = frames > 0 ? w->store : NULL,
-                                            .store_bytes = (frames + 1) * FRAME_BYTES}))
+                          FOLIO_WITH(folio_pool_desc, .num_blocks = blocks, .block_size = BS,
+                                     .layer_groups = &group, .flags = FOLIO_POOL_CHECK,
+                                     .hash_key = 42, .host_blocks = host,
+                                     .store_path = frames > 0 ? w->store : NULL,
+                                     .store_bytes = (frames + 1) * FRAME_BYTES)))
         return false;
     w->r.caches[0] = group.cache;
     w->pool = w->r.pool;

@@ -28,9 +28,9 @@ TEST(prefix, match_takes_whole_blocks)
         for (int i = 0; i < COUNT_OF(lengths); i++) {
             int64_t bs = sizes[k], have = lengths[i];
             pool_rig r;
-            REQUIRE_TEST(pool_rig_open(&r, (folio_pool_desc){.num_blocks = 60,
-                                                             .block_size = sizes[k],
-                                                             .num_layer_groups = 1}));
+            REQUIRE_TEST(
+                pool_rig_open(&r, FOLIO_WITH(folio_pool_desc, .num_blocks = 60,
+                                             .block_size = sizes[k], .num_layer_groups = 1)));
             leave(r.pool, 0, pool_counting_ids(), have);
             CHECK_INT(pool_stats(r.pool).num_cached, have / bs);
             CHECK_INT(pool_stats(r.pool).num_entries, have / bs);
@@ -168,10 +168,8 @@ TEST(prefix, statistics)
 TEST(prefix, equal_blocks_become_one)
 {
     pool_rig r;
-    REQUIRE_TEST(pool_rig_open(&r, (folio_pool_desc){.num_blocks = 60,
-                                                     .block_size = 4,
-                                                     .num_layer_groups = 2,
-                                                     .flags = FOLIO_POOL_CHECK}));
+    REQUIRE_TEST(pool_rig_open(&r, FOLIO_WITH(folio_pool_desc, .num_blocks = 60, .block_size = 4,
+                                              .num_layer_groups = 2, .flags = FOLIO_POOL_CHECK)));
     folio_sequence *a = pool_sequence(r.pool, 0), *b = pool_sequence(r.pool, 0);
     CHECK_OK(folio_sequence_reserve(a, 11, 0, NULL));
     CHECK_OK(folio_sequence_reserve(b, 14, 0, NULL));
@@ -466,11 +464,10 @@ static void match_by_events(const folio_layer_group *groups, int num_layer_group
                             uint64_t seed)
 {
     pool_rig r;
-    REQUIRE_TEST(pool_rig_open(&r, (folio_pool_desc){.num_blocks = 24 + 12 * num_layer_groups,
-                                                     .block_size = bs,
-                                                     .num_layer_groups = num_layer_groups,
-                                                     .layer_groups = groups,
-                                                     .flags = FOLIO_POOL_CHECK}));
+    REQUIRE_TEST(
+        pool_rig_open(&r, FOLIO_WITH(folio_pool_desc, .num_blocks = 24 + 12 * num_layer_groups,
+                                     .block_size = bs, .num_layer_groups = num_layer_groups,
+                                     .layer_groups = groups, .flags = FOLIO_POOL_CHECK)));
     int32_t docs[DOCS][DOC_LEN];
     uint64_t draw = 0;
     for (int d = 0; d < DOCS; d++)
@@ -527,9 +524,8 @@ TEST(prefix, a_window_needs_its_last_blocks_only)
 {
     const folio_layer_group groups[2] = {{.window = 0}, {.window = 6}};
     pool_rig r;
-    REQUIRE_TEST(pool_rig_open(
-        &r, (folio_pool_desc){
-                .num_blocks = 24, .block_size = 4, .num_layer_groups = 2, .layer_groups = groups}));
+    REQUIRE_TEST(pool_rig_open(&r, FOLIO_WITH(folio_pool_desc, .num_blocks = 24, .block_size = 4,
+                                              .num_layer_groups = 2, .layer_groups = groups)));
     folio_sequence *s = pool_sequence(r.pool, 0);
     for (int n = 4; n <= 32; n += 4) pool_grow(s, pool_counting_ids(), n); /* early blocks go */
     folio_sequence_destroy(s);
@@ -607,10 +603,8 @@ TEST(prefix, events_tell_all)
 TEST(prefix, forget)
 {
     pool_rig r;
-    REQUIRE_TEST(pool_rig_open(&r, (folio_pool_desc){.num_blocks = 30,
-                                                     .block_size = 4,
-                                                     .num_layer_groups = 2,
-                                                     .flags = FOLIO_POOL_CHECK}));
+    REQUIRE_TEST(pool_rig_open(&r, FOLIO_WITH(folio_pool_desc, .num_blocks = 30, .block_size = 4,
+                                              .num_layer_groups = 2, .flags = FOLIO_POOL_CHECK)));
     leave(r.pool, 1, pool_counting_ids(), 12);
     folio_sequence *s = pool_sequence(r.pool, 0), *fork = NULL;
     pool_grow(s, pool_counting_ids(), 10);
@@ -729,9 +723,8 @@ TEST(prefix, colliding_kinds)
 /* Makes the same calls on a pool with this key. */
 static bool make_pool(pool_rig *r, uint64_t key)
 {
-    if (!pool_rig_open(
-            r, (folio_pool_desc){
-                   .num_blocks = 16, .block_size = 4, .num_layer_groups = 2, .hash_key = key}))
+    if (!pool_rig_open(r, FOLIO_WITH(folio_pool_desc, .num_blocks = 16, .block_size = 4,
+                                     .num_layer_groups = 2, .hash_key = key)))
         return false;
     int32_t ids[40];
     for (int i = 0; i < 8; i++) {

@@ -54,10 +54,9 @@ static void slots_with(int32_t bs)
     static uint8_t taken[SLOT_BLOCKS * 16];
     memset(taken, 0, sizeof taken);
     pool_rig r;
-    REQUIRE_TEST(pool_rig_open(&r, (folio_pool_desc){.num_blocks = SLOT_BLOCKS,
-                                                     .block_size = bs,
-                                                     .num_layer_groups = SLOT_GROUPS,
-                                                     .flags = FOLIO_POOL_CHECK}));
+    REQUIRE_TEST(
+        pool_rig_open(&r, FOLIO_WITH(folio_pool_desc, .num_blocks = SLOT_BLOCKS, .block_size = bs,
+                                     .num_layer_groups = SLOT_GROUPS, .flags = FOLIO_POOL_CHECK)));
     folio_sequence *seqs[SLOT_SEQS];
     int64_t slots[SLOT_GROUPS * 64], expected = 0;
     for (int i = 0; i < SLOT_SEQS; i++) seqs[i] = pool_sequence(r.pool, 0);
@@ -136,10 +135,8 @@ TEST(sequence, truncate_around_boundaries)
 TEST(sequence, all_or_nothing_in_every_group)
 {
     pool_rig r;
-    REQUIRE_TEST(pool_rig_open(&r, (folio_pool_desc){.num_blocks = 8,
-                                                     .block_size = 4,
-                                                     .num_layer_groups = 3,
-                                                     .flags = FOLIO_POOL_CHECK}));
+    REQUIRE_TEST(pool_rig_open(&r, FOLIO_WITH(folio_pool_desc, .num_blocks = 8, .block_size = 4,
+                                              .num_layer_groups = 3, .flags = FOLIO_POOL_CHECK)));
     folio_sequence *a = pool_sequence(r.pool, 0);
     int64_t slots[3 * 16];
     CHECK_OK(folio_sequence_reserve(a, 7, 0, NULL)); /* 6 blocks */
@@ -190,11 +187,9 @@ static bool world_open(pool_rig *w, int64_t window)
     const folio_layer_group groups[2] = {{.cache = caches[0]},
                                          {.window = window, .cache = caches[1]}};
     bool ok = pool_rig_open_on(w, ctx,
-                               (folio_pool_desc){.num_blocks = WORLD_BLOCKS,
-                                                 .block_size = WORLD_BS,
-                                                 .num_layer_groups = 2,
-                                                 .layer_groups = groups,
-                                                 .flags = FOLIO_POOL_CHECK});
+                               FOLIO_WITH(folio_pool_desc, .num_blocks = WORLD_BLOCKS,
+                                          .block_size = WORLD_BS, .num_layer_groups = 2,
+                                          .layer_groups = groups, .flags = FOLIO_POOL_CHECK));
     memcpy(w->caches, caches, sizeof caches);
     return ok;
 }
@@ -255,10 +250,8 @@ static int32_t block_at(const folio_sequence *s, int32_t group, int64_t i)
 static void fork_with(int32_t bs)
 {
     pool_rig r;
-    REQUIRE_TEST(pool_rig_open(&r, (folio_pool_desc){.num_blocks = 200,
-                                                     .block_size = bs,
-                                                     .num_layer_groups = 2,
-                                                     .flags = FOLIO_POOL_CHECK}));
+    REQUIRE_TEST(pool_rig_open(&r, FOLIO_WITH(folio_pool_desc, .num_blocks = 200, .block_size = bs,
+                                              .num_layer_groups = 2, .flags = FOLIO_POOL_CHECK)));
     for (int i = 0; i < LENGTHS; i++) {
         int64_t len = lengths[i], blocks = blocks_for(len, bs), slots[2];
         folio_block_pair pairs[8];
@@ -558,11 +551,9 @@ static void generate_with(int32_t bs, int64_t window)
 {
     pool_rig r;
     const folio_layer_group groups[2] = {{.window = 0}, {.window = window}};
-    REQUIRE_TEST(pool_rig_open(&r, (folio_pool_desc){.num_blocks = 400,
-                                                     .block_size = bs,
-                                                     .num_layer_groups = 2,
-                                                     .layer_groups = groups,
-                                                     .flags = FOLIO_POOL_CHECK}));
+    REQUIRE_TEST(pool_rig_open(&r, FOLIO_WITH(folio_pool_desc, .num_blocks = 400, .block_size = bs,
+                                              .num_layer_groups = 2, .layer_groups = groups,
+                                              .flags = FOLIO_POOL_CHECK)));
     folio_sequence *s = pool_sequence(r.pool, 0);
     for (int64_t step = 0, len = 0; len < 110; step++) {
         int64_t n = step == 0 ? 7 : step % 9 == 8 ? 20 : 1;
@@ -601,9 +592,8 @@ TEST(sequence, windows_wait_for_the_commit)
 {
     const folio_layer_group groups[2] = {{.window = 0}, {.window = 3}};
     pool_rig r;
-    REQUIRE_TEST(pool_rig_open(
-        &r, (folio_pool_desc){
-                .num_blocks = 40, .block_size = 4, .num_layer_groups = 2, .layer_groups = groups}));
+    REQUIRE_TEST(pool_rig_open(&r, FOLIO_WITH(folio_pool_desc, .num_blocks = 40, .block_size = 4,
+                                              .num_layer_groups = 2, .layer_groups = groups)));
     folio_sequence *s = pool_plain(r.pool, 8);
     for (int i = 0; i < 3; i++) CHECK_OK(folio_sequence_reserve(s, 7, 0, NULL));
     CHECK_OK(folio_sequence_release_window(s));
@@ -626,11 +616,10 @@ TEST(sequence, truncate_within_a_window)
         for (int64_t to = 0; to <= 30; to++) {
             pool_rig r;
             const folio_layer_group groups[2] = {{.window = 0}, {.window = window}};
-            REQUIRE_TEST(pool_rig_open(&r, (folio_pool_desc){.num_blocks = 40,
-                                                             .block_size = 4,
-                                                             .num_layer_groups = 2,
-                                                             .layer_groups = groups,
-                                                             .flags = FOLIO_POOL_CHECK}));
+            REQUIRE_TEST(
+                pool_rig_open(&r, FOLIO_WITH(folio_pool_desc, .num_blocks = 40, .block_size = 4,
+                                             .num_layer_groups = 2, .layer_groups = groups,
+                                             .flags = FOLIO_POOL_CHECK)));
             folio_sequence *s = pool_plain(r.pool, 30);
             CHECK_OK(folio_sequence_release_window(s));
             bool allowed = may_go_back(s, to, bs, window);
@@ -724,9 +713,9 @@ TEST(sequence, encoder_blocks)
     for (int i = 0; i < COUNT_OF(block_sizes); i++) {
         int64_t bs = block_sizes[i], slots[33], n, blocks = blocks_for(33, bs);
         pool_rig r;
-        REQUIRE_TEST(pool_rig_open(&r, (folio_pool_desc){.num_blocks = 60,
-                                                         .block_size = block_sizes[i],
-                                                         .flags = FOLIO_POOL_CHECK}));
+        REQUIRE_TEST(
+            pool_rig_open(&r, FOLIO_WITH(folio_pool_desc, .num_blocks = 60,
+                                         .block_size = block_sizes[i], .flags = FOLIO_POOL_CHECK)));
         folio_sequence *a = pool_sequence(r.pool, 0);
         REFUSED_BY(r.pool, a, folio_sequence_reserve_encoder(a, 60 * bs + 1, 0, NULL),
                    FOLIO_ERR_TOO_LARGE, "61|60");
@@ -790,10 +779,8 @@ TEST(sequence, batches_of_sequences)
     enum { N = 7, BS = 4 };
     const folio_layer_group groups[2] = {{.window = 0}, {.window = 6}};
     pool_rig r;
-    REQUIRE_TEST(pool_rig_open(&r, (folio_pool_desc){.num_blocks = 80,
-                                                     .block_size = BS,
-                                                     .num_layer_groups = 2,
-                                                     .layer_groups = groups}));
+    REQUIRE_TEST(pool_rig_open(&r, FOLIO_WITH(folio_pool_desc, .num_blocks = 80, .block_size = BS,
+                                              .num_layer_groups = 2, .layer_groups = groups)));
     folio_sequence *s[N] = {NULL};
     /* prompt; decode; padding; part of a prompt after what was matched; window passed; drafts */
     s[0] = pool_sequence(r.pool, 0);

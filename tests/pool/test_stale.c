@@ -64,14 +64,12 @@ static bool world_open_named(world *w, const char *backend, cache_names names)
     const folio_layer_group groups[GROUPS] = {
         {.cache = named ? caches[names.group[0]] : NULL},
         {.window = WINDOW, .cache = named ? caches[names.group[1]] : NULL}};
-    bool ok = pool_rig_open_on(&w->r, ctx,
-                               (folio_pool_desc){.num_blocks = BLOCKS,
-                                                 .block_size = BS,
-                                                 .num_layer_groups = GROUPS,
-                                                 .layer_groups = groups,
-                                                 .cross_cache = named ? caches[names.cross] : NULL,
-                                                 .host_blocks = named ? HOST : 0,
-                                                 .flags = FOLIO_POOL_CHECK});
+    bool ok =
+        pool_rig_open_on(&w->r, ctx,
+                         FOLIO_WITH(folio_pool_desc, .num_blocks = BLOCKS, .block_size = BS,
+                                    .num_layer_groups = GROUPS, .layer_groups = groups,
+                                    .cross_cache = named ? caches[names.cross] : NULL,
+                                    .host_blocks = named ? HOST : 0, .flags = FOLIO_POOL_CHECK));
     memcpy(w->r.caches, caches, sizeof caches);
     support_fill(&w->q[0][0], ROWS * D, 5, 1);
     return ok && open_plans(w);
