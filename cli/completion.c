@@ -298,11 +298,8 @@ int completion_main(int argc, char **argv)
         {.name = "SHELL", .kind = ARG_OPERAND, .value = &shell, .choices = "bash|zsh|fish"},
         {.name = NULL},
     };
-    switch (args_parse(argc, argv, table)) {
-    case ARGS_HELP: fputs(help, stdout); return EXIT_OK;
-    case ARGS_WRONG: return EXIT_USAGE;
-    case ARGS_RUN: break;
-    }
+    int status;
+    if (!args_run(argc, argv, table, help, &status)) return status;
     for (int i = 0; i < 3 && shell; i++)
         if (strcmp(shell, shells[i].name) == 0) return shells[i].print(), EXIT_OK;
     return args_complain("completion", "which shell? bash, zsh or fish");

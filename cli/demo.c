@@ -232,17 +232,14 @@ int demo_main(int argc, char **argv)
         {.name = "seed", .kind = ARG_NUMBER, .value = &seed, .min = 0, .max = INT64_MAX},
         {.name = NULL},
     };
-    switch (args_parse(argc, argv, options)) {
-    case ARGS_HELP: fputs(help, stdout); return EXIT_OK;
-    case ARGS_WRONG: return EXIT_USAGE;
-    case ARGS_RUN: break;
-    }
+    int status;
+    if (!args_run(argc, argv, options, help, &status)) return status;
     folio_backend_info known = {.struct_size = sizeof known};
     if (strcmp(backend, "auto") != 0 && folio_backend_get_info(backend, &known) != FOLIO_OK)
         return args_complain("demo", "unknown backend '%s'; 'folio info' lists them", backend);
     folio_context *ctx = kit_context(backend, NULL, (int32_t)threads);
     folio_context *reference = ctx ? kit_context("reference", NULL, 1) : NULL;
-    int status = EXIT_FAILED;
+    status = EXIT_FAILED;
     if (reference) status = show(ctx, reference, (uint64_t)seed);
     else fprintf(stderr, "folio demo: %s\n", kit_error());
     folio_context_destroy(reference);

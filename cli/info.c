@@ -344,18 +344,11 @@ int info_main(int argc, char **argv)
     const arg_option options[] = {
         {.name = "features", .kind = ARG_FLAG, .value = &features},
         {.name = "abi", .kind = ARG_FLAG, .value = &abi},
-        {.name = "output",
-         .letter = 'o',
-         .kind = ARG_CHOICE,
-         .value = &output,
-         .choices = "text|json"},
+        ARG_OUTPUT(&output, "text|json"),
         {.name = NULL},
     };
-    switch (args_parse(argc, argv, options)) {
-    case ARGS_HELP: fputs(help, stdout); return EXIT_OK;
-    case ARGS_WRONG: return EXIT_USAGE;
-    case ARGS_RUN: break;
-    }
+    int status;
+    if (!args_run(argc, argv, options, help, &status)) return status;
     bool as_json = strcmp(output, "json") == 0;
     if (abi && features) return args_complain("info", "--abi and --features cannot be combined");
     if (abi) {

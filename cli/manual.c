@@ -166,11 +166,8 @@ static void put_command(const subcommand *of, const subcommand *topic)
 int manual_main(int argc, char **argv)
 {
     const arg_option table[] = {{.name = NULL}};
-    switch (args_parse(argc, argv, table)) {
-    case ARGS_HELP: fputs(help, stdout); return EXIT_OK;
-    case ARGS_WRONG: return EXIT_USAGE;
-    case ARGS_RUN: break;
-    }
+    int status;
+    if (!args_run(argc, argv, table, help, &status)) return status;
     char *text = help_text_main();
     printf(".TH FOLIO 1 \"\" \"folio %s\" \"User Commands\"\n.nh\n.ad l\n", folio_version());
     printf(

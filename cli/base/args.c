@@ -150,3 +150,11 @@ args_result args_parse(int argc, char **argv, const arg_option *options)
     }
     return ARGS_RUN;
 }
+
+bool args_run(int argc, char **argv, const arg_option *options, const char *help, int *status)
+{
+    args_result result = args_parse(argc, argv, options);
+    if (result == ARGS_HELP) fputs(help, stdout);
+    *status = result == ARGS_WRONG ? EXIT_USAGE : EXIT_OK;
+    return result == ARGS_RUN;
+}

@@ -34,6 +34,15 @@ typedef enum args_result { ARGS_RUN, ARGS_HELP, ARGS_WRONG } args_result;
  */
 args_result args_parse(int argc, char **argv, const arg_option *options);
 
+/* args_parse, and what to do with its answer: false, *status is the command's exit status. */
+bool args_run(int argc, char **argv, const arg_option *options, const char *help, int *status);
+
+/* -o FORMAT, as all commands have it. */
+#define ARG_OUTPUT(to, list)                                                                       \
+    {                                                                                              \
+        .name = "output", .letter = 'o', .kind = ARG_CHOICE, .value = to, .choices = list          \
+    }
+
 /* The first option of a command line that args_parse took and that is not one of `allowed`, "a|b"; NULL: none. */
 const char *args_first_besides(int argc, char **argv, const arg_option *options,
                                const char *allowed);

@@ -422,11 +422,7 @@ int bench_attention_main(int argc, char **argv)
         {.name = "seed", .kind = ARG_NUMBER, .value = &b.seed, .min = 0, .max = INT64_MAX},
         BENCH_AFTER_OPTIONS(&b.after),
         {.name = "plot", .kind = ARG_TEXT, .value = &b.after.plot},
-        {.name = "output",
-         .letter = 'o',
-         .kind = ARG_CHOICE,
-         .value = &b.output,
-         .choices = "md|csv|json"},
+        ARG_OUTPUT(&b.output, "md|csv|json"),
         {.name = NULL},
     };
     b = (bench){.backend = "cpu", .seed = 1, .output = "md"};

@@ -226,21 +226,14 @@ int bench_overhead_main(int argc, char **argv)
         {.name = "threads", .kind = ARG_TEXT, .value = &threads},
         {.name = "seconds", .kind = ARG_TEXT, .value = &seconds},
         BENCH_AFTER_OPTIONS(&r.after),
-        {.name = "output",
-         .letter = 'o',
-         .kind = ARG_CHOICE,
-         .value = &r.output,
-         .choices = "md|csv|json"},
+        ARG_OUTPUT(&r.output, "md|csv|json"),
         {.name = NULL},
     };
     memcpy(name, command, sizeof command);
     argv[0] = name; /* complaints name the topic too */
-    switch (args_parse(argc, argv, table)) {
-    case ARGS_HELP: fputs(help, stdout); return EXIT_OK;
-    case ARGS_WRONG: return EXIT_USAGE;
-    case ARGS_RUN: break;
-    }
-    int status = bench_after_check(&r.after, argc, argv, table);
+    int status;
+    if (!args_run(argc, argv, table, help, &status)) return status;
+    status = bench_after_check(&r.after, argc, argv, table);
     if (status != EXIT_OK) return status;
     if (!bench_parse_list(command, "threads", threads, 1, 256, list, &num_threads) ||
         !bench_parse_seconds(command, "seconds", seconds, &r.seconds))

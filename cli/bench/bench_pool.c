@@ -433,21 +433,14 @@ int bench_pool_main(int argc, char **argv)
         {.name = "seed", .kind = ARG_NUMBER, .value = &r->seed, .min = 0, .max = INT64_MAX},
         {.name = "filter", .kind = ARG_TEXT, .value = &r->filter},
         BENCH_AFTER_OPTIONS(&r->after),
-        {.name = "output",
-         .letter = 'o',
-         .kind = ARG_CHOICE,
-         .value = &r->output,
-         .choices = "md|csv|json"},
+        ARG_OUTPUT(&r->output, "md|csv|json"),
         {.name = NULL},
     };
     memcpy(name, command, sizeof command);
     argv[0] = name; /* complaints name the topic too */
-    switch (args_parse(argc, argv, table)) {
-    case ARGS_HELP: fputs(help, stdout); return EXIT_OK;
-    case ARGS_WRONG: return EXIT_USAGE;
-    case ARGS_RUN: break;
-    }
-    int status = bench_after_check(&r->after, argc, argv, table);
+    int status;
+    if (!args_run(argc, argv, table, help, &status)) return status;
+    status = bench_after_check(&r->after, argc, argv, table);
     if (status != EXIT_OK) return status;
     if (!bench_parse_list(command, "blocks", blocks, 256, 100000000, b.blocks, &b.num_blocks) ||
         !bench_parse_list(command, "threads", threads, 1, MAX_THREADS, b.threads, &b.num_threads) ||

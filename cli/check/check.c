@@ -456,18 +456,11 @@ int check_main(int argc, char **argv)
         {.name = "share", .kind = ARG_TEXT, .value = &r.opt.share},
         {.name = "filter", .kind = ARG_TEXT, .value = &r.opt.filter},
         {.name = "case", .kind = ARG_TEXT, .value = &r.opt.one_case},
-        {.name = "output",
-         .letter = 'o',
-         .kind = ARG_CHOICE,
-         .value = &r.opt.output,
-         .choices = "text|json"},
+        ARG_OUTPUT(&r.opt.output, "text|json"),
         {.name = NULL},
     };
-    switch (args_parse(argc, argv, table)) {
-    case ARGS_HELP: fputs(help, stdout); return EXIT_OK;
-    case ARGS_WRONG: return EXIT_USAGE;
-    case ARGS_RUN: break;
-    }
+    int status;
+    if (!args_run(argc, argv, table, help, &status)) return status;
     r.parts = r.opt.lineage ? check_lineage_parts : check_parts;
     r.num_parts = r.opt.lineage ? check_num_lineage_parts : check_num_parts;
     if (check_words(&r) != EXIT_OK) return EXIT_USAGE;

@@ -273,11 +273,7 @@ static args_result parse(int argc, char **argv, texts *x, replay_options *o)
         {.name = "verify", .kind = ARG_TEXT, .value = &x->verify},
         {.name = "rows", .kind = ARG_TEXT, .value = &o->rows},
         {.name = "report", .kind = ARG_TEXT, .value = &x->page},
-        {.name = "output",
-         .letter = 'o',
-         .kind = ARG_CHOICE,
-         .value = &x->output,
-         .choices = "md|csv|json"},
+        ARG_OUTPUT(&x->output, "md|csv|json"),
         {.name = NULL},
     };
     return args_parse(argc, argv, options);

@@ -755,23 +755,24 @@ BACKEND_TEST(batch, a_forgotten_length_is_not_padding)
 /* --------------------------------------------------------------------------------------- errors */
 
 /* A bad set_* call leaves a filled batch empty. */
-#define BAD_ARRAYS(words, change)                                                                  \
+#define BAD_SET(words, set, ...)                                                                   \
     do {                                                                                           \
         tables *t = tables_make(&steps[6]);                                                        \
         arrays *m = arrays_make(t);                                                                \
         folio_batch *batch = build(ctx, t);                                                        \
-        const int32_t *table = &t->table[0][0];                                                    \
-        int64_t stride = MAX_TABLE;                                                                \
-        const folio_batch_arrays *given = &m->a;                                                   \
-        change;                                                                                    \
-        REFUSED(folio_batch_set_block_tables(batch, given, table, stride), FOLIO_ERR_ARGUMENT,     \
-                words);                                                                            \
+        __VA_ARGS__;                                                                               \
+        REFUSED(set, FOLIO_ERR_ARGUMENT, words);                                                   \
         t->s.num_seqs = 0;                                                                         \
         check_batch(batch, t);                                                                     \
         folio_batch_destroy(batch);                                                                \
         free(m);                                                                                   \
         free(t);                                                                                   \
     } while (0)
+
+#define BAD_ARRAYS(words, change)                                                                  \
+    BAD_SET(words, folio_batch_set_block_tables(batch, given, &t->table[0][0], stride),            \
+            int64_t stride = MAX_TABLE;                                                            \
+            const folio_batch_arrays *given = &m->a; change)
 
 BACKEND_TEST(batch, bad_arrays_leave_it_empty)
 {
@@ -797,22 +798,9 @@ BACKEND_TEST(batch, bad_arrays_leave_it_empty)
 }
 
 #define BAD_CSR(words, arrays_given, indptr, indices, last, change)                                \
-    do {                                                                                           \
-        tables *t = tables_make(&steps[6]);                                                        \
-        arrays *m = arrays_make(t);                                                                \
-        folio_batch *batch = build(ctx, t);                                                        \
-        folio_batch_arrays bare = m->a; /* lengths by last_block_len */                            \
-        bare.seq_lens = NULL;                                                                      \
-        change;                                                                                    \
-        REFUSED(folio_batch_set_csr(batch, arrays_given, indptr, indices, last),                   \
-                FOLIO_ERR_ARGUMENT, words);                                                        \
-        (void)bare;                                                                                \
-        t->s.num_seqs = 0;                                                                         \
-        check_batch(batch, t);                                                                     \
-        folio_batch_destroy(batch);                                                                \
-        free(m);                                                                                   \
-        free(t);                                                                                   \
-    } while (0)
+    BAD_SET(words, folio_batch_set_csr(batch, arrays_given, indptr, indices, last),                \
+            folio_batch_arrays bare = m->a; /* lengths by last_block_len */                        \
+            bare.seq_lens = NULL; (void)bare; change)
 
 BACKEND_TEST(batch, bad_csr_leaves_it_empty)
 {

@@ -10,7 +10,7 @@ folio_context *device_context(void)
 
 uint16_t *device_numbers(int64_t count, uint32_t seed)
 {
-    uint16_t *x = malloc((size_t)count * sizeof *x);
+    uint16_t *x = calloc((size_t)count, sizeof *x);
     for (int64_t i = 0; i < count; i++) {
         seed = seed * 1664525u + 1013904223u;
         x[i] = (uint16_t)(0x3e00u | (seed >> 16 & 0x81ffu));

@@ -150,8 +150,7 @@ TEST(workspace, two_streams_with_workspaces_of_their_own)
     CHECK_OK(folio_plan_get_workspace_size(plan, &bytes));
     for (int i = 0; i < 2; i++) {
         CHECK(cudaStreamCreateWithFlags(&streams[i], cudaStreamNonBlocking) == cudaSuccess);
-        runs[i] = FOLIO_WITH(folio_run, .struct_size = sizeof runs[i], .stream = streams[i],
-                             .workspace_size = bytes);
+        runs[i] = FOLIO_WITH(folio_run, .stream = streams[i], .workspace_size = bytes);
         CHECK_OK(folio_memory_create(w.ctx, FOLIO_MEMORY_DEVICE, bytes, &runs[i].workspace));
         CHECK_OK(folio_memory_create(w.ctx, FOLIO_MEMORY_DEVICE, SEQS * ROW * 2, &out[i]));
         CHECK_OK(folio_memory_fill(w.ctx, runs[i].workspace, 0xff, bytes, NULL));

@@ -7,6 +7,16 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+const gen_geometry gen_small = {
+    .backend = "cpu", .block_size = 4, .kv_dtype = FOLIO_F32, .num_layer_groups = 1};
+const gen_geometry gen_windowed = {
+    .backend = "cpu", .block_size = 4, .kv_dtype = FOLIO_INT8, .num_layer_groups = 2, .window = 9};
+const gen_geometry gen_translating = {.backend = "cpu",
+                                      .block_size = 4,
+                                      .kv_dtype = FOLIO_BF16,
+                                      .num_layer_groups = 1,
+                                      .encoder = true};
+
 /* ---------------------------------------------------------------------------------- the model */
 
 typedef struct {
@@ -643,6 +653,13 @@ bool gen_contents_right(gen_pool *p, const folio_sequence *s, const gen_request 
     if (!fine)
         test_fail(__FILE__, __LINE__, "%s: contents are not the request's", gen_model_name(p->m));
     return fine;
+}
+
+void gen_end(gen_pool *p, folio_sequence *s, const gen_request *r)
+{
+    CHECK(gen_contents_right(p, s, r));
+    CHECK_OK(gen_feed(p, s, r, 39));
+    folio_sequence_destroy(s);
 }
 
 /* ------------------------------------------------------------------------------------- a world */

@@ -34,6 +34,9 @@ typedef struct gen_geometry {
     bool one_memory;          /* the caches of both groups lie over each other */
 } gen_geometry;
 
+/* On the cpu in blocks of 4: one group in F32; two in INT8, one with a window of 9; BF16 and an encoder. */
+extern const gen_geometry gen_small, gen_windowed, gen_translating;
+
 /* A context and the attentions; several pools, one after another or at once, may use it. */
 typedef struct gen_model {
     gen_geometry g;
@@ -118,6 +121,8 @@ folio_status gen_write(gen_pool *p, folio_sequence *s, const gen_request *r, int
 void gen_nudge(gen_pool *p, int32_t layer, int64_t slot);
 /* The sequence's K and V, all that its next token may see, are those of its request. */
 bool gen_contents_right(gen_pool *p, const folio_sequence *s, const gen_request *r);
+/* Its contents are right, it generates to its end, token 39, and is destroyed. */
+void gen_end(gen_pool *p, folio_sequence *s, const gen_request *r);
 
 /* ------------------------------------------------------------------------------------- a world */
 

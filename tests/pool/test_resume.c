@@ -5,8 +5,6 @@
  */
 #include "pool/generation_rig.h"
 
-static const gen_geometry plain = {
-    .backend = "cpu", .block_size = 4, .kv_dtype = FOLIO_F32, .num_layer_groups = 1};
 static const gen_geometry windowed = {.backend = "reference",
                                       .block_size = 4,
                                       .kv_dtype = FOLIO_F32,
@@ -56,8 +54,8 @@ static void check_either_policy(const gen_geometry *g, int64_t host)
 
 TEST(resume, either_policy)
 {
-    check_either_policy(&plain, 30);
-    check_either_policy(&plain, 0);
+    check_either_policy(&gen_small, 30);
+    check_either_policy(&gen_small, 0);
     check_either_policy(&windowed, 30);
 }
 
@@ -65,7 +63,7 @@ TEST(resume, either_policy)
 TEST(resume, residents_stay)
 {
     static gen_world w;
-    REQUIRE_TEST(gen_world_open(&w, &plain, 48, 30, 0));
+    REQUIRE_TEST(gen_world_open(&w, &gen_small, 48, 30, 0));
     folio_sequence *s = gen_filled(&w, &w.r[0], 14), *other = gen_sequence(&w, &w.r[0]);
     folio_tokens tokens = gen_tokens(&w.r[0], 14);
     folio_transfer *t = NOWHERE;
@@ -99,7 +97,7 @@ TEST(resume, while_a_transfer_is_under_way)
     for (int round = 0; round < 20; round++) {
         support_counter memory = {0}; /* spoils what is freed */
         folio_allocator a = support_allocator(&memory);
-        REQUIRE_TEST(gen_world_model(&w, &plain, &a) && gen_world_pool(&w, 48, 0, 30));
+        REQUIRE_TEST(gen_world_model(&w, &gen_small, &a) && gen_world_pool(&w, 48, 0, 30));
         folio_sequence *s = gen_filled(&w, &w.r[0], 22);
         folio_transfer *out = NULL, *in = NULL, *again = NULL;
         CHECK_OK(folio_sequence_preempt(s, FOLIO_PREEMPT_SWAP, NULL, &out));
@@ -122,7 +120,7 @@ TEST(resume, while_a_transfer_is_under_way)
 TEST(resume, full_pools_refuse)
 {
     static gen_world w;
-    REQUIRE_TEST(gen_world_open(&w, &plain, 12, 12, 0));
+    REQUIRE_TEST(gen_world_open(&w, &gen_small, 12, 12, 0));
     folio_sequence *s = gen_filled(&w, &w.r[0], 22);
     int32_t all[12];
     CHECK_OK(folio_sequence_preempt(s, FOLIO_PREEMPT_SWAP, NULL, NULL));

@@ -89,9 +89,6 @@ TEST(room, encoders_and_windows)
     pool_rig_close(&r);
 }
 
-static const gen_geometry small = {
-    .backend = "cpu", .block_size = 4, .kv_dtype = FOLIO_F32, .num_layer_groups = 1};
-
 /* A preemption is too large only where no tier could ever have the sequence. */
 TEST(room, tiers_that_are_too_small)
 {
@@ -110,7 +107,7 @@ TEST(room, tiers_that_are_too_small)
     };
     static gen_world w;
     for (int i = 0; i < COUNT_OF(cases); i++) {
-        REQUIRE_TEST(gen_world_open(&w, &small, 32, cases[i].host, cases[i].frames));
+        REQUIRE_TEST(gen_world_open(&w, &gen_small, 32, cases[i].host, cases[i].frames));
         folio_sequence *holder = gen_filled(&w, &w.r[2], 20), *s = gen_filled(&w, &w.r[0], 21);
         if (cases[i].host_held)
             CHECK_OK(folio_sequence_swap_out(holder, FOLIO_TIER_HOST, NULL, NULL));

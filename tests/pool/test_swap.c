@@ -10,8 +10,6 @@
 #include <sched.h>
 #include <unistd.h>
 
-static const gen_geometry small = {
-    .backend = "cpu", .block_size = 4, .kv_dtype = FOLIO_F32, .num_layer_groups = 1};
 static const gen_geometry windowed = {
     .backend = "cpu", .block_size = 4, .kv_dtype = FOLIO_BF16, .num_layer_groups = 2, .window = 9};
 static const gen_geometry quantised = {
@@ -22,7 +20,7 @@ static const gen_geometry translating = {.backend = "reference",
                                          .num_layer_groups = 2,
                                          .window = 6,
                                          .encoder = true};
-static const gen_geometry *const geometries[] = {&small, &windowed, &quantised, &translating};
+static const gen_geometry *const geometries[] = {&gen_small, &windowed, &quantised, &translating};
 
 static void wait_and_forget(folio_transfer *t)
 {
@@ -187,9 +185,7 @@ TEST(swap, copies_that_wait)
         CHECK_OK(folio_pool_forget(w.p.pool));
         gen_poison_free(&w);
         CHECK_OK(folio_sequence_swap_in(a, NULL, NULL));
-        CHECK(gen_contents_right(&w.p, a, &w.r[0]));
-        CHECK_OK(gen_feed(&w.p, a, &w.r[0], 39));
-        folio_sequence_destroy(a);
+        gen_end(&w.p, a, &w.r[0]);
         if (way & 4) folio_sequence_destroy(b);
         gen_world_close(&w);
     }
@@ -198,7 +194,7 @@ TEST(swap, copies_that_wait)
 TEST(swap, empty_sequences_go_too)
 {
     static gen_world w;
-    REQUIRE_TEST(gen_world_open(&w, &small, 8, 8, 8));
+    REQUIRE_TEST(gen_world_open(&w, &gen_small, 8, 8, 8));
     for (int tier = FOLIO_TIER_HOST; tier <= FOLIO_TIER_DISK; tier++) {
         folio_sequence *s = gen_sequence(&w, &w.r[0]);
         CHECK_OK(folio_sequence_swap_out(s, (folio_tier)tier, NULL, NULL));
@@ -216,7 +212,7 @@ TEST(swap, empty_sequences_go_too)
 TEST(swap, a_full_host_takes_all_or_nothing)
 {
     static gen_world w;
-    REQUIRE_TEST(gen_world_model(&w, &small, NULL));
+    REQUIRE_TEST(gen_world_model(&w, &gen_small, NULL));
     for (int64_t host = 1; host <= 12; host++) {
         REQUIRE_TEST(gen_world_pool(&w, 24, host, 0));
         folio_sequence *a = gen_filled(&w, &w.r[0], 17),
@@ -250,7 +246,7 @@ TEST(swap, a_full_device_leaves_it_where_it_is)
 {
     static gen_world w;
     for (int tier = FOLIO_TIER_HOST; tier <= FOLIO_TIER_DISK; tier++) {
-        REQUIRE_TEST(gen_world_open(&w, &small, 10, 12, 12));
+        REQUIRE_TEST(gen_world_open(&w, &gen_small, 10, 12, 12));
         folio_sequence *a = gen_filled(&w, &w.r[0], 17); /* 5 blocks */
         CHECK_OK(folio_sequence_swap_out(a, (folio_tier)tier, NULL, NULL));
         folio_sequence *b = gen_filled(&w, &w.r[2], 21); /* 6 of 10 */
@@ -262,9 +258,7 @@ TEST(swap, a_full_device_leaves_it_where_it_is)
         folio_sequence_destroy(b);
         gen_poison_free(&w);
         CHECK_OK(folio_sequence_swap_in(a, NULL, NULL));
-        CHECK(gen_contents_right(&w.p, a, &w.r[0]));
-        CHECK_OK(gen_feed(&w.p, a, &w.r[0], 39));
-        folio_sequence_destroy(a);
+        gen_end(&w.p, a, &w.r[0]);
         gen_world_close(&w);
     }
 }
@@ -275,7 +269,7 @@ TEST(swap, room_is_promised_once)
     static gen_world w;
     for (int round = 0; round < 20; round++) {
         folio_tier tier = round % 2 ? FOLIO_TIER_DISK : FOLIO_TIER_HOST;
-        REQUIRE_TEST(gen_world_open(&w, &small, 32, 10, 10));
+        REQUIRE_TEST(gen_world_open(&w, &gen_small, 32, 10, 10));
         folio_sequence *a = gen_filled(&w, &w.r[0], 22), *b = gen_filled(&w, &w.r[2], 22);
         folio_transfer *t = NULL, *u = NULL;
         CHECK_OK(folio_sequence_swap_out(a, tier, NULL, &t));
@@ -311,9 +305,7 @@ static void check_cached(const gen_geometry *g, int64_t host, int64_t frames)
     folio_sequence *s = gen_sequence(&w, &w.r[0]);
     CHECK_INT(gen_match(&w, s, &w.r[0], 38), whole);
     CHECK_INT(gen_info(s).matched_len, whole);
-    CHECK(gen_contents_right(&w.p, s, &w.r[0]));
-    CHECK_OK(gen_feed(&w.p, s, &w.r[0], 39));
-    folio_sequence_destroy(s);
+    gen_end(&w.p, s, &w.r[0]);
     s = gen_sequence(&w, &w.r[0]); /* now from the device */
     int64_t in = gen_stats(&w.p).blocks_in;
     CHECK_INT(gen_match(&w, s, &w.r[0], 38), whole);
@@ -335,7 +327,7 @@ TEST(swap, cached_blocks_are_found_below)
 TEST(swap, the_least_recently_used_go_first)
 {
     static gen_world w;
-    REQUIRE_TEST(gen_world_open(&w, &small, 32, 32, 0));
+    REQUIRE_TEST(gen_world_open(&w, &gen_small, 32, 32, 0));
     folio_sequence_destroy(gen_filled(&w, &w.r[2], 24));
     folio_sequence_destroy(gen_filled(&w, &w.r[0], 24));
     CHECK_INT(gen_lower(&w, FOLIO_TIER_HOST, 6), 6);
@@ -360,7 +352,7 @@ TEST(swap, a_match_takes_what_there_is_room_for)
 {
     static gen_world w;
     for (int tier = FOLIO_TIER_HOST; tier <= FOLIO_TIER_DISK; tier++) {
-        REQUIRE_TEST(gen_world_open(&w, &small, 12, tier == FOLIO_TIER_HOST ? 12 : 0,
+        REQUIRE_TEST(gen_world_open(&w, &gen_small, 12, tier == FOLIO_TIER_HOST ? 12 : 0,
                                     tier == FOLIO_TIER_HOST ? 0 : 20));
         folio_sequence_destroy(gen_filled(&w, &w.r[0], 32));
         CHECK_INT(gen_lower(&w, (folio_tier)tier, 100), 8);
@@ -379,7 +371,7 @@ TEST(swap, a_match_takes_what_there_is_room_for)
 TEST(swap, host_evictions_spill_to_disk)
 {
     static gen_world w;
-    REQUIRE_TEST(gen_world_open(&w, &small, 40, 4, 60));
+    REQUIRE_TEST(gen_world_open(&w, &gen_small, 40, 4, 60));
     for (int i = 1; i < 4; i++) {
         folio_sequence_destroy(gen_filled(&w, &w.r[i], 32));
         while (gen_stats(&w.p).num_cached > 0) CHECK(gen_lower(&w, FOLIO_TIER_HOST, 3) > 0);
@@ -392,23 +384,19 @@ TEST(swap, host_evictions_spill_to_disk)
     for (int i = 1; i < 4; i++) {
         folio_sequence *s = gen_sequence(&w, &w.r[i]);
         CHECK_INT(gen_match(&w, s, &w.r[i], 32), 32);
-        CHECK(gen_contents_right(&w.p, s, &w.r[i]));
-        CHECK_OK(gen_feed(&w.p, s, &w.r[i], 39));
-        folio_sequence_destroy(s);
+        gen_end(&w.p, s, &w.r[i]);
     }
     gen_world_close(&w);
 
     /* Without a disk they are gone: shorter matches, never wrong ones. */
-    REQUIRE_TEST(gen_world_open(&w, &small, 40, 4, 0));
+    REQUIRE_TEST(gen_world_open(&w, &gen_small, 40, 4, 0));
     folio_sequence_destroy(gen_filled(&w, &w.r[0], 32));
     while (gen_stats(&w.p).num_cached > 0) CHECK(gen_lower(&w, FOLIO_TIER_HOST, 3) > 0);
     CHECK(gen_stats(&w.p).host_evictions > 0);
     gen_poison_free(&w);
     folio_sequence *s = gen_sequence(&w, &w.r[0]);
     CHECK(gen_match(&w, s, &w.r[0], 32) <= 16);
-    CHECK(gen_contents_right(&w.p, s, &w.r[0]));
-    CHECK_OK(gen_feed(&w.p, s, &w.r[0], 39));
-    folio_sequence_destroy(s);
+    gen_end(&w.p, s, &w.r[0]);
     gen_world_close(&w);
 }
 
@@ -417,7 +405,7 @@ TEST(swap, salts_and_forgetting_hold_below)
 {
     static gen_world w;
     for (int tier = FOLIO_TIER_DEVICE; tier <= FOLIO_TIER_DISK; tier++) {
-        REQUIRE_TEST(gen_world_open(&w, &small, 24, tier == FOLIO_TIER_HOST ? 24 : 0,
+        REQUIRE_TEST(gen_world_open(&w, &gen_small, 24, tier == FOLIO_TIER_HOST ? 24 : 0,
                                     tier == FOLIO_TIER_DISK ? 40 : 0));
         folio_sequence_destroy(gen_filled(&w, &w.r[0], 32));
         if (tier != FOLIO_TIER_DEVICE) CHECK_INT(gen_lower(&w, (folio_tier)tier, 100), 8);
@@ -481,7 +469,7 @@ TEST(swap, the_forgotten_keep_their_own)
 {
     static gen_world w;
     for (int tier = FOLIO_TIER_HOST; tier <= FOLIO_TIER_DISK; tier++) {
-        REQUIRE_TEST(gen_world_open(&w, &small, 32, 20, 20));
+        REQUIRE_TEST(gen_world_open(&w, &gen_small, 32, 20, 20));
         folio_sequence *a = gen_filled(&w, &w.r[0], 30), *b = gen_sequence(&w, &w.r[0]);
         folio_tokens tokens = gen_tokens(&w.r[0], 28);
         CHECK_OK(folio_sequence_swap_out(a, (folio_tier)tier, NULL, NULL));
@@ -726,7 +714,7 @@ TEST(swap, states_refuse_what_they_cannot_do)
     }
     gen_world_close(&w);
 
-    REQUIRE_TEST(gen_world_open(&w, &small, 16, 0, 0));
+    REQUIRE_TEST(gen_world_open(&w, &gen_small, 16, 0, 0));
     folio_sequence *s = gen_filled(&w, &w.r[0], 9);
     REFUSED(folio_sequence_swap_out(s, FOLIO_TIER_HOST, NULL, NULL), FOLIO_ERR_ARGUMENT, "host");
     REFUSED(folio_sequence_swap_out(s, FOLIO_TIER_DISK, NULL, NULL), FOLIO_ERR_ARGUMENT, "disk");
@@ -741,7 +729,7 @@ TEST(swap, states_refuse_what_they_cannot_do)
 TEST(swap, preemption_by_policy)
 {
     static gen_world w;
-    REQUIRE_TEST(gen_world_open(&w, &small, 40, 6, 6));
+    REQUIRE_TEST(gen_world_open(&w, &gen_small, 40, 6, 6));
     int64_t frames = gen_stats(&w.p).store_frames;
     folio_sequence *s[4];
     for (int i = 0; i < 4; i++) s[i] = gen_filled(&w, &w.r[i], 21); /* 6 blocks, 0 and 1 share 5 */
@@ -776,7 +764,7 @@ TEST(swap, preemption_by_policy)
 TEST(swap, statistics)
 {
     static gen_world w;
-    REQUIRE_TEST(gen_world_open(&w, &small, 20, 10, 20));
+    REQUIRE_TEST(gen_world_open(&w, &gen_small, 20, 10, 20));
     folio_sequence *s = gen_sequence(&w, &w.r[0]);
     CHECK_OK(gen_feed(&w.p, s, &w.r[0], 18)); /* 5 blocks, 4 of them cached ones */
     folio_pool_stats t = gen_stats(&w.p);
@@ -823,7 +811,7 @@ TEST(swap, from_host_on_to_disk)
 {
     static gen_world w;
     for (int few = 0; few < 2; few++) {
-        REQUIRE_TEST(gen_world_open(&w, &small, 16, 16, few ? 3 : 20));
+        REQUIRE_TEST(gen_world_open(&w, &gen_small, 16, 16, few ? 3 : 20));
         folio_sequence *s = gen_sequence(&w, &w.r[0]);
         CHECK_OK(gen_feed(&w.p, s, &w.r[0], 18));
         CHECK_OK(folio_sequence_swap_out(s, FOLIO_TIER_HOST, NULL, NULL));

@@ -16,16 +16,6 @@
 #include <time.h>
 #include <unistd.h>
 
-static const gen_geometry plain = {
-    .backend = "cpu", .block_size = 4, .kv_dtype = FOLIO_F32, .num_layer_groups = 1};
-static const gen_geometry windowed = {
-    .backend = "cpu", .block_size = 4, .kv_dtype = FOLIO_INT8, .num_layer_groups = 2, .window = 9};
-static const gen_geometry translating = {.backend = "cpu",
-                                         .block_size = 4,
-                                         .kv_dtype = FOLIO_BF16,
-                                         .num_layer_groups = 1,
-                                         .encoder = true};
-
 /* ------------------------------------------------------------------------- memory that runs out */
 
 enum { BLOCKS = 48, HOST = 20, FRAMES = 40 };
@@ -120,9 +110,7 @@ static void check_usable(fragile *f, operation op, bool failed)
     if (op == LOWER_HOST || op == LOWER_DISK) gen_match(&f->w, f->s, r, 30);
     /* Whole blocks; in every case all of them. */
     CHECK_INT(gen_info(f->s).len, op >= MATCH_HOST && op <= LOWER_DISK ? 28 : 30);
-    CHECK(gen_contents_right(&f->w.p, f->s, r));
-    CHECK_OK(gen_feed(&f->w.p, f->s, r, 39));
-    folio_sequence_destroy(f->s);
+    gen_end(&f->w.p, f->s, r);
     gen_pool_close(&f->w.p);
     unlink(f->w.store);
 }
@@ -162,9 +150,9 @@ static void check_allocations(const gen_geometry *g, operation op, bool async)
 TEST(swap_faults, every_allocation_may_fail)
 {
     for (int op = 0; op < NUM_OPERATIONS; op++) {
-        check_allocations(&plain, (operation)op, false);
-        check_allocations(&windowed, (operation)op, true);
-        check_allocations(&translating, (operation)op, false);
+        check_allocations(&gen_small, (operation)op, false);
+        check_allocations(&gen_windowed, (operation)op, true);
+        check_allocations(&gen_translating, (operation)op, false);
     }
 }
 
@@ -173,7 +161,7 @@ TEST(swap_faults, a_pool_with_tiers_needs_all_its_memory)
     static fragile f;
     f = (fragile){0};
     folio_allocator allocator = support_allocator(&f.counter);
-    REQUIRE_TEST(gen_world_model(&f.w, &plain, &allocator));
+    REQUIRE_TEST(gen_world_model(&f.w, &gen_small, &allocator));
     REQUIRE_TEST(gen_world_pool(&f.w, BLOCKS, HOST, FRAMES));
     folio_sequence_destroy(gen_filled(&f.w, &f.w.r[0], 36));
     gen_lower(&f.w, FOLIO_TIER_HOST, 100);
@@ -181,7 +169,7 @@ TEST(swap_faults, a_pool_with_tiers_needs_all_its_memory)
     /* The pool alone, over the same caches, so that only its own allocations are counted. */
     folio_layer_group group = {.cache = f.w.p.caches[0]};
     folio_pool_desc desc = gen_world_desc(&f.w, BLOCKS, HOST, FRAMES);
-    desc.block_size = plain.block_size;
+    desc.block_size = gen_small.block_size;
     desc.layer_groups = &group;
     folio_pool_destroy(f.w.p.pool);
     int64_t live = f.counter.live, n = 0, refused = 0;
@@ -233,7 +221,7 @@ static void with_limited_files(int64_t limit)
 {
     static gen_world w;
     signal(SIGXFSZ, SIG_IGN); /* then a write past the limit fails with EFBIG */
-    REQUIRE_TEST(gen_world_open(&w, &plain, 48, 0, FRAMES));
+    REQUIRE_TEST(gen_world_open(&w, &gen_small, 48, 0, FRAMES));
     folio_sequence *s = gen_filled(&w, &w.r[0], 30), *other = gen_filled(&w, &w.r[2], 26);
     struct rlimit r = {.rlim_cur = (rlim_t)limit, .rlim_max = RLIM_INFINITY};
     REQUIRE_TEST(getrlimit(RLIMIT_FSIZE, &(struct rlimit){0}) == 0);
@@ -287,7 +275,7 @@ static void make_without_room(int64_t limit)
 {
     static gen_world w;
     signal(SIGXFSZ, SIG_IGN);
-    REQUIRE_TEST(gen_world_model(&w, &plain, NULL));
+    REQUIRE_TEST(gen_world_model(&w, &gen_small, NULL));
     struct rlimit r = {.rlim_cur = (rlim_t)limit, .rlim_max = RLIM_INFINITY};
     REQUIRE_TEST(setrlimit(RLIMIT_FSIZE, &r) == 0);
     folio_pool_desc desc = gen_world_desc(&w, 48, 0, FRAMES);
@@ -374,17 +362,17 @@ static void check_flips(const gen_geometry *g, int64_t flips, uint64_t seed)
 
 TEST(swap_faults, bits_flip_under_a_sequence)
 {
-    check_flips(&plain, 60, 1);
-    check_flips(&windowed, 40, 2);
-    check_flips(&translating, 40, 3);
+    check_flips(&gen_small, 60, 1);
+    check_flips(&gen_windowed, 40, 2);
+    check_flips(&gen_translating, 40, 3);
 }
 
 LONG_TEST(swap_faults, many_bits_flip_under_a_sequence)
 {
     for (uint64_t seed = 10; seed < 14; seed++) {
-        check_flips(&plain, 1500, seed);
-        check_flips(&windowed, 1500, seed);
-        check_flips(&translating, 1500, seed);
+        check_flips(&gen_small, 1500, seed);
+        check_flips(&gen_windowed, 1500, seed);
+        check_flips(&gen_translating, 1500, seed);
     }
 }
 
@@ -408,9 +396,7 @@ static void check_cached_flips(const gen_geometry *g, int64_t flips, bool reopen
         int64_t matched = gen_match(&w, s, r, 36);
         CHECK(matched <= 36);
         shorter += matched < 36;
-        CHECK(gen_contents_right(&w.p, s, r));
-        CHECK_OK(gen_feed(&w.p, s, r, 39));
-        folio_sequence_destroy(s);
+        gen_end(&w.p, s, r);
         CHECK_OK(folio_pool_forget(w.p.pool));
     }
     CHECK(shorter > 0 && shorter < flips);
@@ -419,15 +405,15 @@ static void check_cached_flips(const gen_geometry *g, int64_t flips, bool reopen
 
 TEST(swap_faults, bits_flip_under_cached_blocks)
 {
-    check_cached_flips(&plain, 40, false);
-    check_cached_flips(&plain, 40, true);
-    check_cached_flips(&windowed, 30, true);
+    check_cached_flips(&gen_small, 40, false);
+    check_cached_flips(&gen_small, 40, true);
+    check_cached_flips(&gen_windowed, 30, true);
 }
 
 TEST(swap_faults, files_get_shorter)
 {
     static gen_world w;
-    static const gen_geometry *const geometries[] = {&plain, &windowed, &translating};
+    static const gen_geometry *const geometries[] = {&gen_small, &gen_windowed, &gen_translating};
     for (int g = 0; g < COUNT_OF(geometries); g++) {
         REQUIRE_TEST(gen_world_open(&w, geometries[g], 48, 0, FRAMES));
         int64_t lost = 0;
@@ -512,9 +498,7 @@ static void check_killed(const gen_geometry *g, int64_t rounds, uint64_t seed)
         for (int j = 0; j < GEN_REQUESTS; j++) {
             folio_sequence *s = gen_sequence(&w, &w.r[j]);
             hits += gen_match(&w, s, &w.r[j], 38);
-            CHECK(gen_contents_right(&w.p, s, &w.r[j]));
-            CHECK_OK(gen_feed(&w.p, s, &w.r[j], 39));
-            folio_sequence_destroy(s);
+            gen_end(&w.p, s, &w.r[j]);
         }
         gen_lower(&w, FOLIO_TIER_HOST, 100);
         gen_pool_close(&w.p);
@@ -525,12 +509,12 @@ static void check_killed(const gen_geometry *g, int64_t rounds, uint64_t seed)
 
 TEST(swap_faults, killed_and_opened_again)
 {
-    check_killed(&plain, 5, 100);
-    check_killed(&windowed, 5, 200);
+    check_killed(&gen_small, 5, 100);
+    check_killed(&gen_windowed, 5, 200);
 }
 
 LONG_TEST(swap_faults, killed_a_hundred_times)
 {
-    check_killed(&plain, 50, 1000);
-    check_killed(&windowed, 50, 2000);
+    check_killed(&gen_small, 50, 1000);
+    check_killed(&gen_windowed, 50, 2000);
 }

@@ -9,16 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static const gen_geometry plain = {
-    .backend = "cpu", .block_size = 4, .kv_dtype = FOLIO_F32, .num_layer_groups = 1};
-static const gen_geometry windowed = {
-    .backend = "cpu", .block_size = 4, .kv_dtype = FOLIO_INT8, .num_layer_groups = 2, .window = 9};
-static const gen_geometry translating = {.backend = "cpu",
-                                         .block_size = 4,
-                                         .kv_dtype = FOLIO_BF16,
-                                         .num_layer_groups = 1,
-                                         .encoder = true};
-static const gen_geometry *const geometries[] = {&plain, &windowed, &translating};
+static const gen_geometry *const geometries[] = {&gen_small, &gen_windowed, &gen_translating};
 
 /* Everything cached goes to disk, through the host tier where there is one. */
 static void lower_all(gen_world *w, int64_t host)
@@ -47,9 +38,7 @@ static void check_survival(const gen_geometry *g, int64_t host)
             folio_sequence *s = gen_sequence(&w, &w.r[i]);
             gen_poison_free(&w);
             CHECK_INT(gen_match(&w, s, &w.r[i], 38), 36);
-            CHECK(gen_contents_right(&w.p, s, &w.r[i]));
-            CHECK_OK(gen_feed(&w.p, s, &w.r[i], 39));
-            folio_sequence_destroy(s);
+            gen_end(&w.p, s, &w.r[i]);
         }
         folio_pool_stats t = gen_stats(&w.p);
         CHECK_INT(t.hit_tokens, GEN_REQUESTS * 36);
@@ -71,7 +60,7 @@ TEST(swap_store, prefixes_survive_their_pool)
 TEST(swap_store, sequences_do_not_survive)
 {
     static gen_world w;
-    REQUIRE_TEST(gen_world_open(&w, &plain, 32, 0, 12));
+    REQUIRE_TEST(gen_world_open(&w, &gen_small, 32, 0, 12));
     folio_sequence *s = gen_filled(&w, &w.r[0], 37);
     CHECK_OK(folio_sequence_swap_out(s, FOLIO_TIER_DISK, NULL, NULL));
     CHECK_INT(gen_stats(&w.p).store_used, 10);
@@ -89,7 +78,7 @@ TEST(swap_store, sequences_do_not_survive)
 TEST(swap_store, hash_keys_and_sizes_of_the_next_pool)
 {
     static gen_world w;
-    REQUIRE_TEST(gen_world_model(&w, &plain, NULL));
+    REQUIRE_TEST(gen_world_model(&w, &gen_small, NULL));
     folio_pool_desc desc = gen_world_desc(&w, 32, 0, 20);
     folio_status status;
     desc.hash_key = 77;
@@ -112,9 +101,7 @@ TEST(swap_store, hash_keys_and_sizes_of_the_next_pool)
         folio_sequence *s = gen_sequence(&w, &w.r[0]);
         int64_t matched = gen_match(&w, s, &w.r[0], 36);
         CHECK(matched == 36 || (i == 3 && matched < 36));
-        CHECK(gen_contents_right(&w.p, s, &w.r[0]));
-        CHECK_OK(gen_feed(&w.p, s, &w.r[0], 39));
-        folio_sequence_destroy(s);
+        gen_end(&w.p, s, &w.r[0]);
         gen_pool_close(&w.p);
     }
     gen_world_close(&w);
@@ -124,7 +111,7 @@ TEST(swap_store, hash_keys_and_sizes_of_the_next_pool)
 TEST(swap_store, a_full_store_replaces_old_frames)
 {
     static gen_world w;
-    REQUIRE_TEST(gen_world_open(&w, &plain, 64, 0, 12));
+    REQUIRE_TEST(gen_world_open(&w, &gen_small, 64, 0, 12));
     for (int i = 0; i < GEN_REQUESTS; i++) {
         folio_sequence_destroy(gen_filled(&w, &w.r[i], 36));
         gen_lower(&w, FOLIO_TIER_DISK, 100);
@@ -136,9 +123,7 @@ TEST(swap_store, a_full_store_replaces_old_frames)
         folio_sequence *s = gen_sequence(&w, &w.r[i]);
         int64_t matched = gen_match(&w, s, &w.r[i], 36);
         if (i == GEN_REQUESTS - 1) CHECK_INT(matched, 36);
-        CHECK(gen_contents_right(&w.p, s, &w.r[i]));
-        CHECK_OK(gen_feed(&w.p, s, &w.r[i], 39));
-        folio_sequence_destroy(s);
+        gen_end(&w.p, s, &w.r[i]);
     }
     gen_world_close(&w);
 }
@@ -146,7 +131,7 @@ TEST(swap_store, a_full_store_replaces_old_frames)
 TEST(swap_store, a_full_store_takes_all_or_nothing)
 {
     static gen_world w;
-    REQUIRE_TEST(gen_world_model(&w, &plain, NULL));
+    REQUIRE_TEST(gen_world_model(&w, &gen_small, NULL));
     for (int64_t frames = 2; frames <= 12; frames++) {
         unlink(w.store);
         REQUIRE_TEST(gen_world_pool(&w, 24, 0, frames));
@@ -166,9 +151,7 @@ TEST(swap_store, a_full_store_takes_all_or_nothing)
         CHECK_OK(folio_pool_check(w.p.pool));
         if (room >= 5) CHECK_OK(folio_sequence_swap_in(a, NULL, NULL));
         gen_check_at(a, FOLIO_SEQUENCE_RESIDENT, FOLIO_TIER_DEVICE, 17);
-        CHECK(gen_contents_right(&w.p, a, &w.r[0]));
-        CHECK_OK(gen_feed(&w.p, a, &w.r[0], 39));
-        folio_sequence_destroy(a);
+        gen_end(&w.p, a, &w.r[0]);
         gen_pool_close(&w.p);
     }
     gen_model_close(&w.m);
@@ -190,7 +173,7 @@ static void check_refused(gen_model *m, const folio_pool_desc *desc, folio_statu
 TEST(swap_store, files_of_others_are_refused)
 {
     static gen_world w;
-    REQUIRE_TEST(gen_world_open(&w, &plain, 32, 0, 20));
+    REQUIRE_TEST(gen_world_open(&w, &gen_small, 32, 0, 20));
     folio_sequence_destroy(gen_filled(&w, &w.r[0], 36));
     CHECK_INT(gen_lower(&w, FOLIO_TIER_DISK, 100), 9);
     folio_pool_desc desc = gen_world_desc(&w, 32, 0, 20);
@@ -201,7 +184,7 @@ TEST(swap_store, files_of_others_are_refused)
     desc.model = NULL;
     check_refused(&w.m, &desc, FOLIO_ERR_ARGUMENT, "toy");
     desc.model = "toy";
-    gen_geometry others[] = {plain, plain, plain, plain};
+    gen_geometry others[] = {gen_small, gen_small, gen_small, gen_small};
     others[0].block_size = 16;
     others[1].kv_dtype = FOLIO_BF16;
     others[2].num_layer_groups = 2, others[2].window = 5;
@@ -225,7 +208,7 @@ TEST(swap_store, files_of_others_are_refused)
 TEST(swap_store, files_that_are_no_store_are_left_alone)
 {
     static gen_world w;
-    REQUIRE_TEST(gen_world_model(&w, &plain, NULL));
+    REQUIRE_TEST(gen_world_model(&w, &gen_small, NULL));
     folio_pool_desc desc = gen_world_desc(&w, 32, 0, 20);
     char text[9000];
     memset(text, 'x', sizeof text);
@@ -258,7 +241,7 @@ TEST(swap_store, files_that_are_no_store_are_left_alone)
 TEST(swap_store, impossible_tiers_are_refused)
 {
     static gen_world w;
-    REQUIRE_TEST(gen_world_model(&w, &plain, NULL));
+    REQUIRE_TEST(gen_world_model(&w, &gen_small, NULL));
     folio_pool_desc desc = gen_world_desc(&w, 32, 0, 20);
     desc.store_bytes = 1;
     check_refused(&w.m, &desc, FOLIO_ERR_ARGUMENT, "1");
