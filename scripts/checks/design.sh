@@ -1,6 +1,6 @@
 #!/bin/sh
 # Proves that the pages name files and functions that exist: every path in backquotes, and in docs/design.md's tables
-# from folio_batch_add to a kernel the function in its file.
+# from folio_batch_add to a kernel the function in its file. Lines have at most 120 columns, tables aside.
 # usage: design.sh
 set -eu
 cd "$(dirname "$0")/../.."
@@ -12,6 +12,8 @@ complain() {
 }
 for page in README.md CONTRIBUTING.md docs/*.md docs/decisions/*.md; do
     [ "$page" != docs/add-a-kernel.md ] || continue # its example file does not exist
+    long=$(LC_ALL=C.UTF-8 grep -nE '^[^|].{120}' "$page" | cut -d: -f1 | tr '\n' ' ')
+    [ -z "$long" ] || complain "$page: more than 120 columns in lines $long"
     for path in $(grep -oE "$paths" "$page" | tr -d '`' | sort -u); do
         [ -e "$path" ] || complain "$page: $path does not exist"
     done

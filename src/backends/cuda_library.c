@@ -1,8 +1,7 @@
 /*
- * cuda_library.c: libfolio_cuda found and loaded, at most once. Whoever decides which file is loaded decides
- * which code runs. So a file is opened by its absolute path alone: the caller's, the environment's, or in the
- * folder of this library or of the program as the kernel knows it. The current folder, argv[0] and the dynamic
- * linker's search paths have no say.
+ * cuda_library.c: finds and loads libfolio_cuda, at most once. Whoever chooses the file chooses the code that runs. So
+ * a file is opened by its absolute path only: given by the caller, by the environment, or in the folder of this library
+ * or of the program. The current folder, argv[0] and the dynamic linker's search paths are not used.
  */
 #include "backends/cuda_library.h"
 

@@ -1,6 +1,6 @@
 /*
- * cuda_library.h: the CUDA backend is a library of its own, libfolio_cuda, loaded when it is first asked for. What
- * it needs of the core comes as a table of functions: it links to nothing but the CUDA runtime it holds.
+ * cuda_library.h: the CUDA backend is a separate library, libfolio_cuda, loaded on first use. It gets the core's
+ * functions as a table and links only to the CUDA runtime, statically.
  */
 #ifndef FOLIOI_CUDA_LIBRARY_H
 #define FOLIOI_CUDA_LIBRARY_H

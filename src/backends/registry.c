@@ -1,4 +1,4 @@
-/* registry.c: the ordered list of backends, best first, reference last, and what they say of themselves. */
+/* registry.c: the list of backends, best first and reference last, and queries about them. */
 #include "backends/backend.h"
 #include "backends/cuda_library.h"
 #include "core/dtype.h"

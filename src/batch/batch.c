@@ -1,4 +1,4 @@
-/* batch.c: sequences added one by one, checked, copied; and what attention types make of them. */
+/* batch.c: adds sequences one by one, checked and copied; and derives the rows of each attention type. */
 #include "batch/batch.h"
 
 #include "batch/block_scan.h"

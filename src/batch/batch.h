@@ -1,6 +1,6 @@
 /*
- * batch.h: one step's sequences, checked as far as a batch can be on its own, and `folioi_rows`: what an
- * attention type makes of a sequence. All of a batch's meaning for kernels is in folioi_rows.
+ * batch.h: the sequences of one step, checked as far as possible without a plan, and folioi_rows: the rows and keys that an
+ * attention type has in a sequence. Kernels read only folioi_rows.
  */
 #ifndef FOLIOI_BATCH_H
 #define FOLIOI_BATCH_H

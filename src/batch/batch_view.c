@@ -1,4 +1,4 @@
-/* batch_view.c: a batch looked at: counts, completeness, and views by attention type and phase. */
+/* batch_view.c: counts, completeness, and views of a batch by attention type and phase. */
 #include "batch/batch.h"
 
 #include "core/checked.h"

@@ -1,5 +1,5 @@
-/* block_scan.h: a block table copied and looked through in one go: enough to know later, without reading
- * it again, that it fits a cache. */
+/* block_scan.h: copies a block table and finds its largest entry in one pass, so that later checks need not read it
+ * again. */
 #ifndef FOLIOI_BLOCK_SCAN_H
 #define FOLIOI_BLOCK_SCAN_H
 

@@ -1,4 +1,4 @@
-/* blocks.c: the memory of a tier's blocks. */
+/* blocks.c: allocates the arrays of a tier's blocks. */
 #include "cache/blocks.h"
 
 folio_status folioi_blocks_init(const folio_allocator *a, folioi_blocks *b, int64_t num,

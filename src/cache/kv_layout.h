@@ -4,8 +4,8 @@
  *
  *   block * B + head * H + (t / tt) * T1 + (t % tt) * T0 + (d / dt) * D1 + (d % dt ^ (t % tt) * X) * D0
  *
- * so moving, reading and writing know no layout by name. X is not 0 in a device's pages alone: their rows are
- * turned, so that eight of them can be read at once without meeting in a bank.
+ * so code that moves, reads or writes does not branch on a layout's name. X is not 0 only in a device's pages: there
+ * 16-byte units are XORed, so that eight rows can be read at once without bank conflicts.
  */
 #ifndef FOLIOI_KV_LAYOUT_H
 #define FOLIOI_KV_LAYOUT_H

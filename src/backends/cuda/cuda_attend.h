@@ -1,6 +1,6 @@
 /*
- * cuda_attend.h: what every attention kernel on the device is given: one layer by value, and the step (cuda_step.h), made once
- * and read by every layer.
+ * cuda_attend.h: the arguments of every attention kernel on the device: one layer by value, and the step (cuda_step.h),
+ * which is made once and read by every layer.
  */
 #ifndef FOLIOI_CUDA_ATTEND_H
 #define FOLIOI_CUDA_ATTEND_H

@@ -1,7 +1,7 @@
 /*
- * generic.cu: attention a row at a time: a warp for each (row, head), a lane for each key of 32, then for each dim. Every
- * type, layout and option; f32 attention runs by it, and it judges the other kernels where nothing else can. It computes
- * in double precision: in f32, rows of f32 attention came out up to 15 ulp off.
+ * generic.cu: the generic kernel: every type, layout and option, one warp per (row, head). A lane takes one key of 32 for
+ * scores, then dims for V. f32 attention runs on it, and other kernels are tested against it where the reference is too
+ * slow. It computes in double precision: in f32, rows were up to 15 ulp off.
  */
 #include "backends/cuda/cuda_attend.h"
 #include "backends/cuda/warp.h"

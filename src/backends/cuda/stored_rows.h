@@ -1,6 +1,6 @@
 /*
- * stored_rows.h: where kernels find a row of the cache: in contiguous rows, or in native pages (kv_layout.c), where 8 tokens lie
- * together, a row's 128 bytes of every 64 dims 1 KB apart, their 16-byte units turned by the token's number.
+ * stored_rows.h: the address of a row of the cache: in contiguous rows, or in native pages (kv_layout.c). A page holds 8
+ * tokens; a row's pieces of 128 bytes (64 dims) are 1 KB apart, and their 16-byte units are XORed with the token's number.
  */
 #ifndef FOLIOI_CUDA_STORED_ROWS_H
 #define FOLIOI_CUDA_STORED_ROWS_H

@@ -1,4 +1,4 @@
-/* warp.h: the lanes of a warp, and what they find together. */
+/* warp.h: maxima and sums over the lanes of a warp. */
 #ifndef FOLIOI_CUDA_WARP_H
 #define FOLIOI_CUDA_WARP_H
 

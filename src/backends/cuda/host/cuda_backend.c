@@ -1,4 +1,4 @@
-/* cuda_backend.c: the CUDA backend's entry: its devices, their memory, and the table the core calls. */
+/* cuda_backend.c: the CUDA backend's entry point: its devices, their memory, and its function table. */
 #include "backends/cuda/host/cuda_backend.h"
 
 #include <pthread.h>

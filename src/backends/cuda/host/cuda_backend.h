@@ -1,4 +1,4 @@
-/* cuda_backend.h: what the files of the CUDA backend share on the host's side. */
+/* cuda_backend.h: declarations that the host files of the CUDA backend share. */
 #ifndef FOLIOI_CUDA_BACKEND_H
 #define FOLIOI_CUDA_BACKEND_H
 

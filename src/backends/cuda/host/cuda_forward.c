@@ -1,4 +1,4 @@
-/* cuda_forward.c: one layer's forward: new K and V are stored, then each kernel family computes its sequences. */
+/* cuda_forward.c: one layer's forward: launches the write of k and v, then prefill and decode. */
 #include "backends/cuda/host/cuda_plan.h"
 
 static folioi_cuda_layer layer_of(const folioi_call *call)

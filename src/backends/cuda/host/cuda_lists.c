@@ -1,4 +1,4 @@
-/* cuda_lists.c: which work lists a plan keeps, and what a step asks of them. */
+/* cuda_lists.c: the work lists of a plan: which it keeps, and how much of each a step uses. */
 #include "backends/cuda/host/cuda_plan.h"
 #include "core/dtype.h"
 

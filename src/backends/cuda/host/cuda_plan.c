@@ -1,6 +1,6 @@
 /*
- * cuda_plan.c: plans on the device created, and updated with a batch: its sequences, block tables and slots are copied
- * there once per step, one launch makes the work lists, and every layer reads them.
+ * cuda_plan.c: creates plans on the device and updates them with a batch. An update copies sequences, block tables and
+ * slots to the device, and one launch makes the work lists. Every layer reads them.
  */
 #include "backends/cuda/host/cuda_plan.h"
 

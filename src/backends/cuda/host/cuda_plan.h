@@ -1,6 +1,6 @@
 /*
- * cuda_plan.h: a plan on the device. All that kernels read of a step lies in one arena, at places that never move: a
- * captured graph finds the next step's there.
+ * cuda_plan.h: a plan on the device. Everything that kernels read of a step is in one arena at fixed addresses, so that a
+ * captured graph finds the next step's data there.
  */
 #ifndef FOLIOI_CUDA_PLAN_H
 #define FOLIOI_CUDA_PLAN_H

@@ -1,7 +1,7 @@
 /*
- * launch.h: launches that overlap. A kernel may begin while the one ahead of it in the stream ends: what it reads first is on
- * its way by then. It calls await_kernels_ahead (instructions.h) before it touches what kernels ahead write or read. A kernel that is
- * launched in the common way after it waits for all of it, as always.
+ * launch.h: launches that overlap (programmatic dependent launch). A kernel may start while the one before it in the
+ * stream ends. It calls await_kernels_ahead (instructions.h) before it touches memory that earlier kernels use. Kernels
+ * with ordinary launches wait for it to end, as usual.
  */
 #ifndef FOLIOI_CUDA_LAUNCH_H
 #define FOLIOI_CUDA_LAUNCH_H

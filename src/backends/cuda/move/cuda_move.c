@@ -1,4 +1,4 @@
-/* cuda_move.c: arguments of the moving calls brought to the device, and their kernels launched. */
+/* cuda_move.c: copies the arguments of calls that move K and V to the device, and launches their kernels. */
 #include "backends/cuda/host/cuda_backend.h"
 
 #include <string.h>

@@ -1,4 +1,4 @@
-/* cuda_move.h: what moves K and V on the device: stored, gathered, copied from block to block; and states merged. */
+/* cuda_move.h: moves K and V on the device: store, gather, copy blocks; merges states. */
 #ifndef FOLIOI_CUDA_MOVE_H
 #define FOLIOI_CUDA_MOVE_H
 

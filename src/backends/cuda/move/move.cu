@@ -1,4 +1,4 @@
-/* move.cu: rows stored in and gathered from a cache, blocks copied, states merged. A warp for each row of a head. */
+/* move.cu: kernels that store and gather rows of a cache, copy blocks and merge states. One warp per row of a head. */
 #include "backends/cuda/host/launch.h"
 #include "backends/cuda/instructions.h"
 #include "backends/cuda/move/cuda_move.h"

@@ -1,4 +1,4 @@
-/* cuda_schedule.h: what is decided once per step on the device, by one launch, a block of threads for each job. */
+/* cuda_schedule.h: the launch that makes the work lists of a step on the device, one block of threads per list. */
 #ifndef FOLIOI_CUDA_SCHEDULE_H
 #define FOLIOI_CUDA_SCHEDULE_H
 

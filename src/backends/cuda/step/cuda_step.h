@@ -1,6 +1,6 @@
 /*
- * cuda_step.h: a step's sequences as kernels on the device read them, and what follows from a sequence's numbers. Plain C:
- * the host's tests compile it too.
+ * cuda_step.h: the sequences of a step as device kernels read them, and values derived from them. Plain C: host tests
+ * compile it too.
  */
 #ifndef FOLIOI_CUDA_STEP_H
 #define FOLIOI_CUDA_STEP_H

@@ -1,12 +1,12 @@
 /*
- * decode_schedule.h: who reads which keys in a decode step. Sequences lie one after another on a line,
- * each as long as its keys plus a fixed cost; the line is cut into num_shares equal stretches, and share b
+ * decode_schedule.h: divides the keys of a decode step among blocks. Sequences lie one after another on a line,
+ * each as long as its keys plus a fixed cost. The line is cut into num_shares equal stretches, and share b
  * (one block per kv head) does what lies in stretch b:
  *
  *   | seq 0        | seq 1 | seq 2                          | seq 3  |
  *   |    share 0      |    share 1      |     share 2     |  share 3 |
  *
- * A few shares are left empty where that saves most cuts: 64 equal sequences fit 32 shares and not 33.
+ * A few shares stay empty if that avoids cuts: 64 equal sequences fit 32 shares, but not 33.
  * With split_len > 0 keys are cut at its multiples instead, whatever the batch, and a part goes to the
  * share its middle lies in. Plain C: the device runs it with many threads, host tests with one.
  */

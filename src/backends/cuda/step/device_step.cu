@@ -1,4 +1,4 @@
-/* device_step.cu: a step's arrays in device memory checked and brought into the plan, a warp for each sequence. */
+/* device_step.cu: checks the arrays of a step in device memory and copies them to the plan, one warp per sequence. */
 #include "backends/cuda/step/cuda_schedule.h"
 #include "backends/cuda/warp.h"
 

@@ -1,7 +1,7 @@
 /*
- * device_step.h: a step whose lengths and tables lie in device memory, checked there. Each sequence is looked at by a group
- * of `lanes` threads, lane by lane; a bad one is emptied: its rows see no key and are stored nowhere. Plain C: the host's
- * tests run it with one lane.
+ * device_step.h: checks a step whose lengths and tables are in device memory. A group of `lanes` threads checks each
+ * sequence. An invalid sequence is emptied: its rows see no key and are not stored. Plain C: host tests run it with one
+ * lane.
  */
 #ifndef FOLIOI_CUDA_DEVICE_STEP_H
 #define FOLIOI_CUDA_DEVICE_STEP_H

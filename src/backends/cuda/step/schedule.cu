@@ -1,4 +1,4 @@
-/* schedule.cu: the step's lists made on the device. The lists' own code is in decode_schedule.h and prefill_list.h. */
+/* schedule.cu: makes the work lists of a step on the device, with decode_schedule.h and prefill_list.h. */
 #include "backends/cuda/step/cuda_schedule.h"
 
 namespace {
