@@ -168,6 +168,22 @@ static void end(folio_transfer *t, folio_status status)
     folio_transfer_destroy(t);
 }
 
+/* The call's transfer t stands at the gate; fails: there is no memory behind it. */
+#define HOLD(w, fails, call)                                                                       \
+    do {                                                                                           \
+        gate_set(&(w)->gate, true, fails, 0);                                                      \
+        CHECK_OK(call);                                                                            \
+        CHECK(gate_stands(&(w)->gate, t));                                                         \
+    } while (0)
+
+/* It goes on to its end, and so does what comes after it. */
+static void let_go(rules *w, folio_transfer *t, bool fails)
+{
+    gate_set(&w->gate, false, fails, 0);
+    end(t, fails ? FOLIO_ERR_MEMORY : FOLIO_OK);
+    gate_set(&w->gate, false, false, 0);
+}
+
 /* ---------------------------------------------------------------------------------- references */
 
 /* Callers let go of what they hold, never of what only a sequence holds. */
@@ -396,16 +412,13 @@ TEST(pool_rules, a_parent_goes_while_its_leaf_is_under_way)
         folio_transfer *t = NULL;
         int64_t n = 0;
         int32_t block;
-        gate_set(&w.gate, true, false, 0);
-        CHECK_OK(folio_pool_swap_out(w.pool, tier, 1, NULL, &n, &t));
+        HOLD(&w, false, folio_pool_swap_out(w.pool, tier, 1, NULL, &n, &t));
         CHECK_INT(n, 1);
-        CHECK(gate_stands(&w.gate, t));
         CHECK_INT(found(&w, 0, 2), 1); /* not what is on its way */
         CHECK_OK(folio_pool_check(w.pool));
         CHECK_OK(folio_pool_alloc(w.pool, 1, &block));
         CHECK_OK(folio_pool_check(w.pool));
-        gate_set(&w.gate, false, false, 0);
-        end(t, FOLIO_OK);
+        let_go(&w, t, false);
         CHECK_OK(folio_pool_check(w.pool));
         CHECK_INT(pool_stats(w.pool).num_free, 1);
         CHECK_OK(folio_pool_release(w.pool, 1, &block));
@@ -426,14 +439,11 @@ TEST(pool_rules, what_does_not_go_down_is_found_or_free)
         leave(&w, 0, 2);
         folio_transfer *t = NULL;
         int32_t block;
-        gate_set(&w.gate, true, true, 0);
-        CHECK_OK(folio_pool_swap_out(w.pool, disk ? FOLIO_TIER_DISK : FOLIO_TIER_HOST, 1, NULL,
-                                     NULL, &t));
-        CHECK(gate_stands(&w.gate, t));
+        HOLD(&w, true,
+             folio_pool_swap_out(w.pool, disk ? FOLIO_TIER_DISK : FOLIO_TIER_HOST, 1, NULL, NULL,
+                                 &t));
         if (parent_gone) CHECK_OK(folio_pool_alloc(w.pool, 1, &block));
-        gate_set(&w.gate, false, true, 0);
-        end(t, FOLIO_ERR_MEMORY);
-        gate_set(&w.gate, false, false, 0);
+        let_go(&w, t, true);
         CHECK_OK(folio_pool_check(w.pool));
         CHECK_INT(pool_stats(w.pool).num_free, parent_gone ? 1 : 0);
         CHECK_INT(pool_stats(w.pool).num_cached, parent_gone ? 0 : 2);
@@ -457,14 +467,10 @@ TEST(pool_rules, a_block_let_go_by_hand_while_its_sequence_comes)
         CHECK_OK(folio_pool_alloc(w.pool, 3, others)); /* the first block is gone from the device */
         CHECK_OK(folio_pool_release(w.pool, 3, others));
         folio_transfer *t = NULL;
-        gate_set(&w.gate, true, fails, 0);
-        CHECK_OK(folio_sequence_swap_in(s, NULL, &t));
-        CHECK(gate_stands(&w.gate, t));
+        HOLD(&w, fails, folio_sequence_swap_in(s, NULL, &t));
         CHECK_OK(folio_pool_release(w.pool, 1, &kept));
         CHECK_OK(folio_pool_check(w.pool));
-        gate_set(&w.gate, false, fails, 0);
-        end(t, fails ? FOLIO_ERR_MEMORY : FOLIO_OK);
-        gate_set(&w.gate, false, false, 0);
+        let_go(&w, t, fails);
         CHECK_OK(folio_pool_check(w.pool));
         if (fails) CHECK_OK(folio_sequence_swap_in(s, NULL, NULL));
         gen_check_at(s, FOLIO_SEQUENCE_RESIDENT, FOLIO_TIER_DEVICE, 2 * BS);
@@ -488,15 +494,11 @@ TEST(pool_rules, a_parent_is_computed_again_while_it_comes)
         CHECK_INT(lower(&w, disk ? FOLIO_TIER_DISK : FOLIO_TIER_HOST, 9), 1);
         folio_transfer *t = NULL;
         folio_tokens tokens = pool_tokens(prompt(0), 2 * BS);
-        gate_set(&w.gate, true, fails, 0);
-        CHECK_OK(folio_sequence_match(m, &tokens, NULL, &t));
-        CHECK(gate_stands(&w.gate, t));
+        HOLD(&w, fails, folio_sequence_match(m, &tokens, NULL, &t));
         CHECK_OK(folio_pool_release(w.pool, 1, &kept));
         leave(&w, 0, 1);
         CHECK_OK(folio_pool_check(w.pool));
-        gate_set(&w.gate, false, fails, 0);
-        end(t, fails ? FOLIO_ERR_MEMORY : FOLIO_OK);
-        gate_set(&w.gate, false, false, 0);
+        let_go(&w, t, fails);
         gen_check_at(m, FOLIO_SEQUENCE_RESIDENT, FOLIO_TIER_DEVICE, fails ? 0 : 2 * BS);
         CHECK_OK(folio_pool_check(w.pool));
         folio_sequence_destroy(m);
@@ -514,24 +516,17 @@ TEST(pool_rules, the_tier_of_a_sequence_under_way)
         REQUIRE_TEST(rules_open(&w, 16, 8, 8));
         folio_sequence *s = with(&w, 0, 5), *m = pool_sequence(w.pool, 0);
         folio_transfer *t = NULL;
-        gate_set(&w.gate, true, false, 0);
-        CHECK_OK(folio_sequence_swap_out(s, tier, NULL, &t));
-        CHECK(gate_stands(&w.gate, t));
+        HOLD(&w, false, folio_sequence_swap_out(s, tier, NULL, &t));
         CHECK_INT(pool_info(s).state, FOLIO_SEQUENCE_LEAVING);
         CHECK_INT(pool_info(s).tier, tier);
-        gate_set(&w.gate, false, false, 0);
-        end(t, FOLIO_OK);
+        let_go(&w, t, false);
         gen_check_at(s, FOLIO_SEQUENCE_SWAPPED, tier, 5 * BS);
         empty_device(&w);
-        gate_set(&w.gate, true, false, 0);
-        CHECK_OK(folio_sequence_swap_in(s, NULL, &t));
-        CHECK(gate_stands(&w.gate, t));
+        HOLD(&w, false, folio_sequence_swap_in(s, NULL, &t));
         CHECK_INT(pool_info(s).state, FOLIO_SEQUENCE_COMING);
         CHECK_INT(pool_info(s).tier, FOLIO_TIER_DEVICE);
-        gate_set(&w.gate, false, true, 0);
-        end(t, FOLIO_ERR_MEMORY); /* it stays where it is */
+        let_go(&w, t, true); /* it stays where it is */
         gen_check_at(s, FOLIO_SEQUENCE_SWAPPED, tier, 5 * BS);
-        gate_set(&w.gate, false, false, 0);
         CHECK_OK(folio_sequence_swap_in(s, NULL, NULL));
         gen_check_at(s, FOLIO_SEQUENCE_RESIDENT, FOLIO_TIER_DEVICE, 5 * BS);
         folio_sequence_destroy(s);
@@ -543,8 +538,7 @@ TEST(pool_rules, the_tier_of_a_sequence_under_way)
         CHECK(gate_stands(&w.gate, t));
         CHECK_INT(pool_info(m).state, FOLIO_SEQUENCE_COMING);
         CHECK_INT(pool_info(m).tier, FOLIO_TIER_DEVICE);
-        gate_set(&w.gate, false, false, 0);
-        end(t, FOLIO_OK);
+        let_go(&w, t, false);
         gen_check_at(m, FOLIO_SEQUENCE_RESIDENT, FOLIO_TIER_DEVICE, 5 * BS);
         folio_sequence_destroy(m);
         rules_close(&w);
@@ -604,9 +598,7 @@ TEST(pool_rules, a_failed_transfer_gives_its_frames_back)
         gate_set(&w.gate, true, false, 0);
         CHECK_OK(folio_sequence_swap_out(a, FOLIO_TIER_DISK, NULL, &t));
         write_until(&w, t, written);
-        gate_set(&w.gate, false, true, 0);
-        end(t, FOLIO_ERR_MEMORY);
-        gate_set(&w.gate, false, false, 0);
+        let_go(&w, t, true);
         gen_check_at(a, FOLIO_SEQUENCE_RESIDENT, FOLIO_TIER_DEVICE, 5 * BS);
         CHECK_INT(pool_stats(w.pool).store_used, 0);
         CHECK_OK(folio_sequence_swap_out(b, FOLIO_TIER_DISK, NULL, NULL)); /* all ten */
@@ -868,31 +860,6 @@ TEST(pool_rules, a_frame_sent_down_twice_is_told_once)
 }
 
 /* ----------------------------------------------------------------------------------------- sizes */
-
-/* Block tables are made for what a pool could hold, not for what is said to come. */
-TEST(pool_rules, no_table_is_larger_than_its_pool)
-{
-    support_counter counter = {.limit = 1 << 20};
-    folio_allocator memory = support_allocator(&counter);
-    folio_context *ctx = support_context("reference", 1, &memory);
-    REQUIRE_TEST(ctx != NULL);
-    pool_rig r;
-    REQUIRE_TEST(pool_rig_open_on(&r, ctx, (folio_pool_desc){.num_blocks = 16, .block_size = 1}));
-    folio_sequence_destroy(pool_plain(r.pool, 16)); /* the pool has what it needs itself */
-    int64_t before = counter.live_bytes;
-    folio_sequence_desc desc = {.struct_size = sizeof desc, .max_tokens = INT32_MAX};
-    folio_sequence *s = NULL;
-    CHECK_OK(folio_sequence_create(r.pool, &desc, &s));
-    REQUIRE_TEST(s != NULL);
-    CHECK(counter.live_bytes - before < 1 << 16);
-    int64_t calls = counter.calls;
-    CHECK_OK(folio_sequence_reserve(s, 16, 0, NULL));
-    CHECK_INT(counter.calls, calls); /* there was room for all that the pool has */
-    folio_sequence_destroy(s);
-    pool_rig_close(&r);
-    CHECK_INT(counter.live, 0);
-    CHECK_INT(counter.faults, 0);
-}
 
 /* The superblock and two frames are the least; the refusal names what the caller gave. */
 TEST(pool_rules, the_smallest_store)

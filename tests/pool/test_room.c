@@ -184,3 +184,28 @@ BACKEND_TEST(room, a_pool_is_as_large_as_its_caches)
     folio_kv_cache_destroy(five);
     folio_kv_cache_destroy(nine);
 }
+
+/* Block tables are made for what a pool could hold, not for what is said to come. */
+TEST(room, no_table_is_larger_than_its_pool)
+{
+    support_counter counter = {.limit = 1 << 20};
+    folio_allocator memory = support_allocator(&counter);
+    folio_context *ctx = support_context("reference", 1, &memory);
+    REQUIRE_TEST(ctx != NULL);
+    pool_rig r;
+    REQUIRE_TEST(pool_rig_open_on(&r, ctx, (folio_pool_desc){.num_blocks = 16, .block_size = 1}));
+    folio_sequence_destroy(pool_plain(r.pool, 16)); /* the pool has what it needs itself */
+    int64_t before = counter.live_bytes;
+    folio_sequence_desc desc = {.struct_size = sizeof desc, .max_tokens = INT32_MAX};
+    folio_sequence *s = NULL;
+    CHECK_OK(folio_sequence_create(r.pool, &desc, &s));
+    REQUIRE_TEST(s != NULL);
+    CHECK(counter.live_bytes - before < 1 << 16);
+    int64_t calls = counter.calls;
+    CHECK_OK(folio_sequence_reserve(s, 16, 0, NULL));
+    CHECK_INT(counter.calls, calls); /* there was room for all that the pool has */
+    folio_sequence_destroy(s);
+    pool_rig_close(&r);
+    CHECK_INT(counter.live, 0);
+    CHECK_INT(counter.faults, 0);
+}
