@@ -223,11 +223,44 @@ static folio_status wrap_shared(kit_case *h, const folio_kv_cache_desc *desc)
     return folio_kv_cache_wrap(h->ctx, desc, &m, &h->cache);
 }
 
-static folio_kv_cache_view layer_view(const kit_case *h, int32_t layer)
+/* K, V and their scales in a layer; of what there is not, no bytes. */
+typedef struct layer_bytes {
+    void *data[4];
+    size_t bytes[4];
+    int32_t num_layers;
+} layer_bytes;
+
+static layer_bytes bytes_of(const folio_kv_cache *cache, int32_t layer)
 {
-    folio_kv_cache_view view = {.struct_size = sizeof view};
-    if (folio_kv_cache_get_view(h->cache, layer, &view) != FOLIO_OK) memset(&view, 0, sizeof view);
-    return view;
+    folio_kv_cache_view v = {.struct_size = sizeof v};
+    if (folio_kv_cache_get_view(cache, layer, &v) != FOLIO_OK)
+        return (layer_bytes){.num_layers = 0};
+    return (layer_bytes){{v.k, v.v, v.k_scales, v.v_scales},
+                         {(size_t)v.k_array.bytes, (size_t)v.v_array.bytes,
+                          v.k_scales ? (size_t)v.k_scales_array.bytes : 0,
+                          v.v_scales ? (size_t)v.v_scales_array.bytes : 0},
+                         v.desc->num_layers};
+}
+
+void kit_poison_cache(folio_kv_cache *cache)
+{
+    for (int32_t l = 0; l < bytes_of(cache, 0).num_layers; l++) {
+        layer_bytes of = bytes_of(cache, l);
+        for (int i = 0; i < 4; i++)
+            if (of.bytes[i] > 0) memset(of.data[i], POISON, of.bytes[i]);
+    }
+}
+
+uint64_t kit_hash_cache(const folio_kv_cache *cache)
+{
+    uint64_t hash = 0xcbf29ce484222325u;
+    for (int32_t l = 0; cache && l < bytes_of(cache, 0).num_layers; l++) {
+        layer_bytes of = bytes_of(cache, l);
+        for (int i = 0; i < 4; i++)
+            for (size_t b = 0; b < of.bytes[i]; b++)
+                hash = (hash ^ ((unsigned char *)of.data[i])[b]) * 0x100000001b3u;
+    }
+    return hash;
 }
 
 static bool open_cache(kit_case *h)
@@ -238,13 +271,7 @@ static bool open_cache(kit_case *h)
                                                   : folio_kv_cache_create(h->ctx, &desc, &h->cache);
     if (status != FOLIO_OK) return kit_refused("cache", status);
     if (h->memory[0] != NULL) return true; /* poisoned when allocated */
-    for (int32_t l = 0; l < h->spec.num_layers; l++) {
-        folio_kv_cache_view view = layer_view(h, l);
-        memset(view.k, POISON, (size_t)view.k_array.bytes);
-        memset(view.v, POISON, (size_t)view.v_array.bytes);
-        if (view.k_scales) memset(view.k_scales, POISON, (size_t)view.k_scales_array.bytes);
-        if (view.v_scales) memset(view.v_scales, POISON, (size_t)view.v_scales_array.bytes);
-    }
+    kit_poison_cache(h->cache);
     return true;
 }
 
@@ -306,27 +333,6 @@ folio_status kit_wait(const kit_case *h, folio_status status)
 folio_kv_cache *kit_cache(kit_case *h) { return h->cache; }
 
 folio_attention *kit_attention(kit_case *h) { return h->attention; }
-
-static uint64_t hash_bytes(uint64_t hash, const void *data, size_t n)
-{
-    const unsigned char *p = data;
-    for (size_t i = 0; i < n; i++) hash = (hash ^ p[i]) * 0x100000001b3u;
-    return hash;
-}
-
-uint64_t kit_cache_hash(const kit_case *h)
-{
-    uint64_t hash = 0xcbf29ce484222325u;
-    for (int32_t l = 0; h->cache && l < h->spec.num_layers; l++) {
-        folio_kv_cache_view view = layer_view(h, l);
-        hash = hash_bytes(hash, view.k, (size_t)view.k_array.bytes);
-        hash = hash_bytes(hash, view.v, (size_t)view.v_array.bytes);
-        if (view.k_scales == NULL) continue;
-        hash = hash_bytes(hash, view.k_scales, (size_t)view.k_scales_array.bytes);
-        hash = hash_bytes(hash, view.v_scales, (size_t)view.v_scales_array.bytes);
-    }
-    return hash;
-}
 
 /* ---- A step's inputs */
 

@@ -194,8 +194,10 @@ bool kit_run_pieces(folio_context *ctx, const kit_spec *spec, folio_attention_ty
 bool kit_rows_equal(const kit_result *a, int64_t row_a, const kit_result *b, int64_t row_b,
                     int64_t n);
 
-/* All bytes of the cache, as one number: equal while nothing was written. */
-uint64_t kit_cache_hash(const kit_case *h);
+/* K, V and scales of all layers: every byte 0xFF, NaN in each type; and all of them as one number,
+ * which is equal while nothing was written (cache NULL: always). */
+void kit_poison_cache(folio_kv_cache *cache);
+uint64_t kit_hash_cache(const folio_kv_cache *cache);
 
 /* status, or where it is FOLIO_OK what became of all that was begun on the context of the case. */
 folio_status kit_wait(const kit_case *h, folio_status status);

@@ -34,6 +34,8 @@ folio_status kit_layer_open(folio_context *ctx, kit_layer *l, const kit_layer_de
     if (status == FOLIO_OK && l->cache == NULL && d->num_blocks) status = make_cache(l, d, dtype);
     folio_batch_desc b =
         FOLIO_WITH(folio_batch_desc, .block_size = d->block_size, .cache = l->cache);
+    if (d->batch_blocks > 0)
+        b.max_seqs = d->max_seqs, b.max_query_tokens = rows, b.max_blocks = d->batch_blocks;
     if (status == FOLIO_OK) status = folio_batch_create(ctx, &b, &l->batch);
     folio_plan_desc p =
         FOLIO_WITH(folio_plan_desc, .attentions = &l->attention,

@@ -20,7 +20,8 @@ typedef struct kit_layer_desc {
     int64_t max_seqs;         /* 0: 1 */
     int64_t max_query_tokens; /* 0: max_seq_len */
     int64_t max_seq_len, max_encoder_tokens, max_query_len;
-    uint32_t flags; /* of the plan */
+    uint32_t flags;       /* of the plan */
+    int64_t batch_blocks; /* > 0: the batch has room for its limits and so many blocks, no more */
 } kit_layer_desc;
 
 typedef struct kit_layer {

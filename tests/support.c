@@ -222,19 +222,6 @@ folio_kv_cache_view support_view(const folio_kv_cache *cache, int32_t layer)
     return view;
 }
 
-void support_poison_cache(folio_kv_cache *cache)
-{
-    int32_t layers = support_view(cache, 0).desc->num_layers;
-    for (int32_t l = 0; l < layers; l++) {
-        folio_kv_cache_view view = support_view(cache, l);
-        memset(view.k, 0xFF, (size_t)view.k_array.bytes);
-        memset(view.v, 0xFF, (size_t)view.v_array.bytes);
-        if (view.k_scales == NULL) continue;
-        memset(view.k_scales, 0xFF, (size_t)view.k_scales_array.bytes);
-        memset(view.v_scales, 0xFF, (size_t)view.v_scales_array.bytes);
-    }
-}
-
 /* Before each allocation lies how it was asked for. */
 typedef struct {
     uint64_t magic;

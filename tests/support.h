@@ -129,9 +129,6 @@ bool support_is_poison(const void *data, size_t bytes);
 /* Checks the guards, then frees. */
 void support_buffer_free(support_buffer *buffer);
 
-/* Fills K, V and scales of every layer with 0xFF. */
-void support_poison_cache(folio_kv_cache *cache);
-
 /* Counts allocations; the call numbered fail_at (from 1), every one above `limit` bytes, fails. */
 typedef struct {
     _Atomic int64_t calls;

@@ -94,7 +94,7 @@ BACKEND_TEST(errors_arrays, misaligned_arrays_of_a_cache)
     folio_kv_cache_desc d = small_cache(FOLIO_F32, FOLIO_LAYOUT_NATIVE);
     folio_kv_cache *cache = NULL;
     CHECK_OK(folio_kv_cache_create(ctx, &d, &cache));
-    support_poison_cache(cache);
+    kit_poison_cache(cache);
     folio_kv_write w = {.struct_size = sizeof w, .slots = SHIFTED(numbers)};
     w.k = w.v = (folio_tensor){rows, FOLIO_F32, 2, 0, 0};
     REFUSED(folio_kv_cache_write(cache, 0, &w, NULL), ARG, "slots|align");

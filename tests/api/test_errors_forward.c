@@ -220,7 +220,7 @@ BACKEND_TEST(errors_forward, cache_geometry)
     d.num_blocks = BLOCKS + 1; /* more is fine */
     folio_kv_cache *larger = NULL;
     CHECK_OK(folio_kv_cache_create(ctx, &d, &larger));
-    support_poison_cache(larger);
+    kit_poison_cache(larger);
     call c = good_call(&f, PLAIN, FOLIO_ATTENTION_DECODER);
     c.cache = larger;
     CHECK_OK(run_call(&c));

@@ -221,7 +221,7 @@ BACKEND_TEST(errors_plan, released_blocks_where_no_row_sees_a_key)
     kit_layer l = {0};
     CHECK_OK(folio_attention_create(ctx, &ad, &l.attention));
     CHECK_OK(folio_kv_cache_create(ctx, &cd, &l.cache));
-    support_poison_cache(l.cache);
+    kit_poison_cache(l.cache);
     CHECK_OK(KIT_LAYER_OPEN(ctx, &l, .max_query_tokens = 2, .max_seq_len = 64));
     REQUIRE_TEST(l.plan != NULL);
     for (int i = 0; i < COUNT_OF(cases); i++) {

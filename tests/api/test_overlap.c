@@ -284,7 +284,7 @@ BACKEND_TEST(overlap, rows_of_one_buffer)
         folio_tensors t = (row_by_row ? fused : apart)(x);                                         \
         folio_run run = {.struct_size = sizeof run};                                               \
         memcpy(before, x, sizeof x);                                                               \
-        support_poison_cache(w.l.cache);                                                           \
+        kit_poison_cache(w.l.cache);                                                               \
         __VA_ARGS__;                                                                               \
         support_mark_error();                                                                      \
         folio_status got = forward(&w, &t, &run);                                                  \
@@ -403,7 +403,7 @@ BACKEND_TEST(overlap, other_layers_of_the_cache)
 #define MOVE_REFUSED(call, words)                                                                  \
     do {                                                                                           \
         memcpy(before, x, sizeof x);                                                               \
-        support_poison_cache(w.l.cache);                                                           \
+        kit_poison_cache(w.l.cache);                                                               \
         REFUSED(call, FOLIO_ERR_ARGUMENT, words);                                                  \
         CHECK(memcmp(before, x, sizeof x) == 0);                                                   \
         CHECK(support_is_poison(w.memory.data, w.memory.bytes));                                   \

@@ -121,20 +121,6 @@ void rig_close(rig *r)
     r->attention = NULL;
 }
 
-uint64_t rig_cache_hash(const rig *r)
-{
-    folio_kv_cache_view view = support_view(r->cache, 0);
-    const folio_kv_array *arrays[4] = {&view.k_array, &view.v_array, &view.k_scales_array,
-                                       &view.v_scales_array};
-    const unsigned char *bytes[4] = {view.k, view.v, (unsigned char *)view.k_scales,
-                                     (unsigned char *)view.v_scales};
-    uint64_t hash = 14695981039346656037u;
-    for (int a = 0; a < 4; a++)
-        for (int64_t i = 0; bytes[a] && i < arrays[a]->bytes; i++)
-            hash = (hash ^ bytes[a][i]) * 1099511628211u;
-    return hash;
-}
-
 static folio_status rig_open_cache(rig *r, uint32_t types)
 {
     folio_kv_cache_desc *kv = &r->kv;
@@ -144,7 +130,7 @@ static folio_status rig_open_cache(rig *r, uint32_t types)
     kv->dtype = r->desc.kv_dtype ? r->desc.kv_dtype : r->desc.dtype;
     folio_status status = folio_kv_cache_create(r->ctx, kv, &r->cache);
     if (status != FOLIO_OK || r->keep_context) return status;
-    support_poison_cache(r->cache);
+    kit_poison_cache(r->cache);
     for (int64_t s = 0; s < r->num_seqs && status == FOLIO_OK; s++) {
         const folio_batch_seq *seq = &r->seqs[s];
         int64_t context = seq->seq_len - seq->query_len;

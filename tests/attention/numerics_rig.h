@@ -76,8 +76,6 @@ int64_t rig_slot(const rig *r, int64_t s, int64_t j, bool cross);
 /* Store key j of sequence s as it stands in key and val now. */
 folio_status rig_store(rig *r, int64_t s, int64_t j, bool cross);
 void rig_close(rig *r);
-/* All bytes of the cache as one number: equal while nothing was written. */
-uint64_t rig_cache_hash(const rig *r);
 /* Attention, poisoned cache with the contexts stored, batch and plan. */
 folio_status rig_open(rig *r, uint32_t types);
 /* Batch and plan alone, anew, over the cache as it is. */

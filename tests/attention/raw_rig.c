@@ -1,5 +1,6 @@
 /* raw_rig.c: see raw_rig.h. */
 #include "attention/raw_rig.h"
+#include "kit/layer.h"
 
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -131,7 +132,7 @@ bool raw_cache_make(folio_context *ctx, const raw_keys *keys, folio_layout layou
     else CHECK_OK(folio_kv_cache_create(ctx, &c->desc, &c->cache));
     if (c->cache == NULL) return false;
     /* the first and the last block are nobody's, and NaN; the others come in no order */
-    support_poison_cache(c->cache);
+    kit_poison_cache(c->cache);
     int64_t order[RAW_KEYS];
     support_shuffle(order, blocks, 11);
     for (int32_t i = 0; i < blocks; i++) c->table[i] = 1 + (int32_t)order[i];
@@ -180,21 +181,23 @@ int64_t raw_rows(const raw_call *call)
     return rows;
 }
 
-static folio_batch *make_batch(folio_context *ctx, const raw_call *call, const raw_cache *cache)
+/* The layer with the call's sequences in its batch, and its plan made for them. */
+static bool open_layer(folio_context *ctx, const raw_call *call, const raw_cache *cache,
+                       kit_layer *l)
 {
     int32_t block_size = cache != NULL ? cache->desc.block_size : 16;
     int64_t blocks = 0;
     for (int64_t s = 0; s < call->num_seqs; s++)
         blocks += (call->seqs[s].seq_len + block_size - 1) / block_size;
     /* no room to spare: what is read past the last table is past the memory */
-    folio_batch_desc desc =
-        FOLIO_WITH(folio_batch_desc, .block_size = block_size, .max_seqs = call->num_seqs,
-                   .max_query_tokens = raw_rows(call), .max_blocks = cache != NULL ? blocks : 0);
+    CHECK_OK(folio_attention_create(ctx, &call->desc, &l->attention));
+    if (l->attention == NULL) return false;
+    CHECK_OK(KIT_LAYER_OPEN(ctx, l, .block_size = block_size, .max_seqs = call->num_seqs,
+                            .max_query_tokens = raw_rows(call), .max_seq_len = RAW_KEYS,
+                            .batch_blocks = cache != NULL ? blocks : 0));
     int64_t nowhere[RAW_KEYS]; /* the sequences share their blocks: nothing is stored */
     for (int i = 0; i < RAW_KEYS; i++) nowhere[i] = -1;
-    folio_batch *batch = NULL;
-    CHECK_OK(folio_batch_create(ctx, &desc, &batch));
-    for (int64_t s = 0; batch != NULL && s < call->num_seqs; s++) {
+    for (int64_t s = 0; l->plan != NULL && s < call->num_seqs; s++) {
         const raw_seq *seq = &call->seqs[s];
         folio_batch_seq added =
             FOLIO_WITH(folio_batch_seq, .query_len = seq->query_len, .seq_len = seq->seq_len,
@@ -209,23 +212,10 @@ static folio_batch *make_batch(folio_context *ctx, const raw_call *call, const r
                 table[b] = FOLIO_NO_BLOCK;
             added.block_table = table;
         }
-        CHECK_OK(folio_batch_add(batch, &added));
+        CHECK_OK(folio_batch_add(l->batch, &added));
     }
-    return batch;
-}
-
-static folio_plan *make_plan(folio_context *ctx, const raw_call *call, const raw_cache *cache,
-                             folio_attention *attention, folio_batch *batch)
-{
-    folio_plan_desc desc = FOLIO_WITH(
-        folio_plan_desc, .attentions = &attention, .num_attentions = 1,
-        .block_size = cache != NULL ? cache->desc.block_size : 0,
-        .num_blocks = cache != NULL ? cache->desc.num_blocks : 0, .max_seqs = call->num_seqs,
-        .max_query_tokens = raw_rows(call), .max_seq_len = RAW_KEYS);
-    folio_plan *plan = NULL;
-    CHECK_OK(folio_plan_create(ctx, &desc, &plan));
-    if (plan != NULL) CHECK_OK(folio_plan_update(plan, batch, NULL));
-    return plan;
+    if (l->plan != NULL) CHECK_OK(folio_plan_update(l->plan, l->batch, NULL));
+    return l->plan != NULL;
 }
 
 static support_buffer make_queries(const raw_call *call)
@@ -260,9 +250,7 @@ static support_buffer make_given(const raw_call *call, const unsigned char *from
 
 bool raw_run(folio_context *ctx, const raw_call *call, const raw_cache *cache, raw_result *r)
 {
-    folio_attention *attention = NULL;
-    folio_plan *plan = NULL;
-    folio_batch *batch = make_batch(ctx, call, cache);
+    kit_layer l = {.cache = cache ? cache->cache : NULL};
     int64_t rows = raw_rows(call), heads = call->desc.num_heads;
     size_t out_row = (size_t)(heads * call->desc.v_head_size) * folio_dtype_size(call->desc.dtype);
     *r = (raw_result){.rows = rows, .row_bytes = out_row, .lse_bytes = (size_t)heads * 4};
@@ -281,16 +269,12 @@ bool raw_run(folio_context *ctx, const raw_call *call, const raw_cache *cache, r
         t.v = (folio_tensor){.data = v.data, .tokens = rows};
     }
     folio_status status = FOLIO_ERR_ARGUMENT;
-    CHECK_OK(folio_attention_create(ctx, &call->desc, &attention));
-    if (attention != NULL && batch != NULL) plan = make_plan(ctx, call, cache, attention, batch);
-    if (plan != NULL) {
-        status = folio_attention_forward(plan, 0, FOLIO_ATTENTION_DECODER,
-                                         cache ? cache->cache : NULL, 0, &t, NULL);
+    if (open_layer(ctx, call, cache, &l)) {
+        status = folio_attention_forward(l.plan, 0, FOLIO_ATTENTION_DECODER, l.cache, 0, &t, NULL);
         CHECK_MSG(status == FOLIO_OK, "%s", folio_last_error());
     }
-    folio_plan_destroy(plan);
-    folio_batch_destroy(batch);
-    folio_attention_destroy(attention);
+    l.cache = NULL; /* the caller's */
+    kit_layer_close(&l);
     support_buffer_free(&q);
     support_buffer_free(&k);
     support_buffer_free(&v);

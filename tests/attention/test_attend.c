@@ -53,7 +53,7 @@ static void open_world(world *w, folio_context *ctx, folio_dtype dtype, folio_dt
     memset(w->lse, 0x55, sizeof w->lse);
     CHECK_OK(make_cache(ctx, kv_dtype, &w->cache));
     if (w->cache == NULL) return;
-    support_poison_cache(w->cache);
+    kit_poison_cache(w->cache);
     for (int i = 0; i < TOKENS; i++) slots[i] = i;
     support_fill(k, COUNT_OF(k), 80, 1.0f);
     support_fill(v, COUNT_OF(v), 81, 1.0f);

@@ -310,7 +310,7 @@ static void roundtrip(folio_context *ctx, const folio_kv_cache_desc *c)
     folio_kv_cache *cache = NULL;
     CHECK_OK(folio_kv_cache_create(ctx, c, &cache));
     if (cache == NULL) return;
-    support_poison_cache(cache);
+    kit_poison_cache(cache);
     int64_t num_slots = c->num_blocks * c->block_size, count = num_slots - num_slots / 5;
     int64_t *slots = malloc((size_t)num_slots * sizeof *slots);
     int64_t *row_of = malloc((size_t)num_slots * sizeof *row_of);
@@ -375,7 +375,7 @@ BACKEND_TEST(cache, slot_minus_one_writes_nothing)
         folio_kv_cache *cache = NULL;
         CHECK_OK(folio_kv_cache_create(ctx, &c, &cache));
         REQUIRE_TEST(cache != NULL);
-        support_poison_cache(cache);
+        kit_poison_cache(cache);
         int64_t slots[5] = {-1, -1, -1, -1, -1};
         write_known(cache, &c, 0, slots, 5);
         write_known(cache, &c, 0, slots, 0);

@@ -350,7 +350,7 @@ static folio_kv_cache *written_cache(folio_context *ctx, int32_t heads, const in
     folio_kv_cache *c = NULL;
     CHECK_OK(folio_kv_cache_create(ctx, &desc, &c));
     if (c == NULL) return NULL;
-    support_poison_cache(c);
+    kit_poison_cache(c);
     folio_tensor t = {.data = (void *)(uintptr_t)numbers, .dtype = FOLIO_F32, .tokens = n};
     folio_kv_write w = {.struct_size = sizeof w, .k = t, .v = t, .slots = slots};
     CHECK_OK(folio_kv_cache_write(c, 0, &w, NULL));

@@ -167,7 +167,7 @@ static bool world_open(world *w, const fuzz_config *c, uint64_t seed)
                        .dtype = FOLIO_F32, .layout = c->layout[g]);
         CHECK_OK(folio_kv_cache_create(w->ctx, &desc, &w->caches[g]));
         if (w->caches[g] == NULL) return false;
-        support_poison_cache(w->caches[g]);
+        kit_poison_cache(w->caches[g]);
     }
     return open_pool(w);
 }

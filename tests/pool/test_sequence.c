@@ -182,7 +182,7 @@ static bool world_open(pool_rig *w, int64_t window)
     folio_kv_cache *caches[2] = {NULL, NULL};
     for (int g = 0; g < 2; g++) {
         CHECK_OK(folio_kv_cache_create(ctx, &kv, &caches[g]));
-        support_poison_cache(caches[g]);
+        kit_poison_cache(caches[g]);
     }
     const folio_layer_group groups[2] = {{.cache = caches[0]},
                                          {.window = window, .cache = caches[1]}};

@@ -26,7 +26,7 @@ static folio_kv_cache *make_cache(folio_context *ctx)
                    .num_kv_heads = 1, .k_head_size = D, .dtype = FOLIO_F32);
     folio_kv_cache *cache = NULL;
     CHECK_OK(folio_kv_cache_create(ctx, &kv, &cache));
-    support_poison_cache(cache);
+    kit_poison_cache(cache);
     return cache;
 }
 
