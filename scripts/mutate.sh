@@ -68,8 +68,8 @@ build() { # <tree>
     CCACHE_BASEDIR=$1 cmake --build "$1/build" --target folio_tests folio_cli > "$1/build.log" 2>&1
 }
 
-suites_pass() { # <tree> <limit in seconds>
-    (cd "$1" && timeout -k 5 "$2" ./build/tests/folio_tests --fail-fast) > "$1/run.log" 2>&1
+suites_pass() { # <tree> <limit in seconds> [test...]
+    (cd "$1" && timeout -k 5 "$2" ./build/tests/folio_tests --fail-fast "${@:3}") > "$1/run.log" 2>&1
 }
 check_passes() { # <tree> <limit in seconds> [option...]
     (cd "$1" && timeout -k 5 "$2" ./build/folio check "${@:3}") > "$1/check.log" 2>&1
@@ -93,7 +93,10 @@ try() { # <tree> <number of the mutant> <limit>
         verdict="DOES NOT BUILD"
     else
         # /dev/null is for what bash itself would say of a crash. The check takes a few times as long as the suites.
-        { suites_pass "$tree" "$3" && check_passes "$tree" $((5 * $3)); } 2> /dev/null || status=$?
+        {
+            suites_pass "$tree" "$3" "${quick[@]}" && suites_pass "$tree" "$3" "${slow[@]}" &&
+                check_passes "$tree" $((5 * $3))
+        } 2> /dev/null || status=$?
         if [ $status -eq 0 ]; then verdict="SURVIVED"; else verdict="killed by $(killer "$tree" $status)"; fi
     fi
     cp "$tree/original" "$file"
@@ -154,7 +157,11 @@ prepare_all || { echo "mutate: the unbroken tree does not build" && exit 1; }
 begin=$SECONDS
 unbroken_passes || { echo "mutate: the unbroken tree fails" && exit 1; }
 limit=$((3 * (SECONDS - begin) + 30))
-echo "unbroken: passes in $((SECONDS - begin)) s; ${#chosen[@]} mutants, at most $limit s of folio_tests each"
+# The quick tests come first: most mutants die by them.
+times=$(sed -n 's/^\(ok\|skip\) *\([^ ]*\) (\(.*\) s)$/\2 \3/p' "$work/tree0/run.log")
+mapfile -t quick < <(awk '$2 < 0.1 { print $1 }' <<< "$times")
+mapfile -t slow < <(awk '$2 >= 0.1 { print $1 }' <<< "$times")
+echo "unbroken: ${#quick[@]} quick and ${#slow[@]} slow tests pass in $((SECONDS - begin)) s; ${#chosen[@]} mutants, at most $limit s of folio_tests each"
 
 worker() { # <number>: takes every jobs-th mutant
     local i
