@@ -25,11 +25,11 @@ test: ## build and run the quick tests (at most 5 minutes)
 	@sh scripts/build.sh release
 	@sh scripts/test.sh build
 
-test-full: ## the quick tests on other CPUs (qemu), under AddressSanitizer, UBSan and ThreadSanitizer (25 minutes)
+test-full: ## the quick tests on other CPUs (qemu), under AddressSanitizer, UBSan and ThreadSanitizer (20 minutes)
 	@sh scripts/setup.sh --full
 	@sh scripts/test-full.sh
 
-test-long: ## the long tests, and every case of folio check --full (10 minutes)
+test-long: ## the long tests, and every case of folio check --full (15 minutes)
 	@sh scripts/setup.sh --full
 	@sh scripts/test-long.sh
 
@@ -46,7 +46,7 @@ mutate: ## break one line at a time; the tests must fail each time
 	@sh scripts/setup.sh
 	@bash scripts/mutate.sh
 
-format: ## clang-format all sources
+format: ## clang-format all sources (version 14)
 	@sh scripts/format.sh
 
 cuda: ## build the CUDA backend in build-cuda/ (needs nvcc; FOLIO_CUDA_ARCHITECTURES=90-real for one kind of card)
