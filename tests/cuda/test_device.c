@@ -614,7 +614,7 @@ TEST(device_failure, a_kernel_that_fails_is_named)
     open_engine(&e, 0, NULL);
     int64_t rows = make_step(&e, 1);
     void *q = e.q;
-    e.q = (char *)NULL + 4096;
+    e.q = (void *)(uintptr_t)4096;
     forward(&e, rows);
     CHECK_REFUSED(folio_run_wait(e.l.ctx, &e.run), FOLIO_ERR_DEVICE, "kernel decode");
     e.q = q;
