@@ -35,6 +35,14 @@ void support_each_backend(support_body body)
     }
 }
 
+folio_batch *support_batch(folio_context *ctx, int32_t block_size)
+{
+    folio_batch *batch = NULL;
+    CHECK_OK(
+        folio_batch_create(ctx, &FOLIO_WITH(folio_batch_desc, .block_size = block_size), &batch));
+    return batch;
+}
+
 /* ------------------------------------------------------------------------------------- refusals */
 
 static char marked[512];
@@ -135,6 +143,13 @@ void support_shuffle(int64_t *order, int64_t count, uint64_t seed)
 
 const folio_dtype support_kv_dtypes[SUPPORT_NUM_KV_DTYPES] = {
     FOLIO_F32, FOLIO_F16, FOLIO_BF16, FOLIO_FP8_E4M3, FOLIO_FP8_E5M2, FOLIO_INT8};
+const folio_layout support_layouts[SUPPORT_NUM_LAYOUTS] = {FOLIO_LAYOUT_NATIVE,
+                                                           FOLIO_LAYOUT_NHD,
+                                                           FOLIO_LAYOUT_HND,
+                                                           FOLIO_LAYOUT_INTERLEAVED_NHD,
+                                                           FOLIO_LAYOUT_INTERLEAVED_HND,
+                                                           FOLIO_LAYOUT_XPACKED,
+                                                           FOLIO_LAYOUT_XPACKED_1};
 
 support_number support_known(folio_dtype dtype, int part, int64_t row, int64_t head, int64_t d)
 {

@@ -38,6 +38,9 @@ void support_each_backend(support_body body);
 folio_context *support_context(const char *backend, int32_t num_threads,
                                const folio_allocator *allocator);
 
+/* An empty batch of this block size. */
+folio_batch *support_batch(folio_context *ctx, int32_t block_size);
+
 /* ------------------------------------------------------------------------------------- refusals */
 
 /* As expected status: refused, whichever of the error statuses it is. */
@@ -99,6 +102,9 @@ void support_shuffle(int64_t *order, int64_t count, uint64_t seed);
 
 #define SUPPORT_NUM_KV_DTYPES 6
 extern const folio_dtype support_kv_dtypes[SUPPORT_NUM_KV_DTYPES];
+/* Of those that can be created. */
+#define SUPPORT_NUM_LAYOUTS 7
+extern const folio_layout support_layouts[SUPPORT_NUM_LAYOUTS];
 
 /* What a test stores in a cache as number (row, head, d) of K (part 0) or V (part 1): exact in its
  * dtype and in f32. In INT8 the number at d = 0 is the row's largest, so its scale is exact too. */

@@ -58,28 +58,19 @@ static folio_status check_args(one_step *o)
 static folio_status make_attention(one_step *o)
 {
     const folio_attend_args *a = &o->a;
-    folio_attention_desc d = {.struct_size = sizeof d,
-                              .num_heads = a->num_heads,
-                              .num_kv_heads = a->num_kv_heads,
-                              .k_head_size = a->k_head_size,
-                              .v_head_size = a->v_head_size,
-                              .dtype = a->q.dtype,
-                              .kv_dtype = o->cache.dtype,
-                              .scale = a->scale,
-                              .soft_cap = a->soft_cap,
-                              .windowed = a->windowed,
-                              .window_left = a->window_left,
-                              .window_right = a->window_right};
+    folio_attention_desc d = FOLIO_WITH(
+        folio_attention_desc, .num_heads = a->num_heads, .num_kv_heads = a->num_kv_heads,
+        .k_head_size = a->k_head_size, .v_head_size = a->v_head_size, .dtype = a->q.dtype,
+        .kv_dtype = o->cache.dtype, .scale = a->scale, .soft_cap = a->soft_cap,
+        .windowed = a->windowed, .window_left = a->window_left, .window_right = a->window_right);
     return folio_attention_create(o->ctx, &d, &o->attention);
 }
 
 static folio_status make_batch(one_step *o)
 {
     const folio_attend_args *a = &o->a;
-    folio_batch_desc d = {.struct_size = sizeof d,
-                          .cache = a->cache,
-                          .max_seqs = a->num_seqs,
-                          .max_query_tokens = a->q.tokens};
+    folio_batch_desc d = FOLIO_WITH(folio_batch_desc, .cache = a->cache, .max_seqs = a->num_seqs,
+                                    .max_query_tokens = a->q.tokens);
     TRY(folio_batch_create(o->ctx, &d, &o->batch));
     for (int64_t i = 0; i < a->num_seqs; i++) {
         folio_batch_seq s = {.struct_size = sizeof s, .causality = a->causality};
@@ -100,13 +91,10 @@ static folio_status make_batch(one_step *o)
 static folio_status make_plan(one_step *o)
 {
     folio_attention *list[] = {o->attention};
-    folio_plan_desc d = {.struct_size = sizeof d,
-                         .attentions = list,
-                         .num_attentions = 1,
-                         .cache = o->a.cache,
-                         .max_seqs = max_i64(o->a.num_seqs, 1),
-                         .max_query_tokens = max_i64(o->batch->num_query_tokens, 1),
-                         .max_seq_len = max_i64(o->longest, 1)};
+    folio_plan_desc d = FOLIO_WITH(folio_plan_desc, .attentions = list, .num_attentions = 1,
+                                   .cache = o->a.cache, .max_seqs = max_i64(o->a.num_seqs, 1),
+                                   .max_query_tokens = max_i64(o->batch->num_query_tokens, 1),
+                                   .max_seq_len = max_i64(o->longest, 1));
     TRY(folio_plan_create(o->ctx, &d, &o->plan));
     return folio_plan_update(o->plan, o->batch, &o->run);
 }
@@ -114,16 +102,9 @@ static folio_status make_plan(one_step *o)
 static folio_status run_layer(one_step *o)
 {
     const folio_attend_args *a = &o->a;
-    folio_tensors t = {.struct_size = sizeof t,
-                       .q = a->q,
-                       .k = a->k,
-                       .v = a->v,
-                       .out = a->out,
-                       .lse = a->lse,
-                       .slopes = a->slopes,
-                       .sinks = a->sinks,
-                       .k_scale = a->k_scale,
-                       .v_scale = a->v_scale};
+    folio_tensors t = FOLIO_WITH(folio_tensors, .q = a->q, .k = a->k, .v = a->v, .out = a->out,
+                                 .lse = a->lse, .slopes = a->slopes, .sinks = a->sinks,
+                                 .k_scale = a->k_scale, .v_scale = a->v_scale);
     return folio_attention_forward(o->plan, 0, FOLIO_ATTENTION_DECODER, a->cache, a->layer, &t,
                                    &o->run);
 }

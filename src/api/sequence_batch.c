@@ -86,17 +86,12 @@ static folio_status add_sequence(folio_batch *batch, int32_t group, folio_sequen
     pool_lock(s->pool);
     uint64_t changes = stamp_changes(&s->stamp);
     const folioi_table *t = &s->table[group], *cross = &s->table[s->pool->cross];
-    folio_batch_seq seq = {
-        .struct_size = sizeof seq,
-        .query_len = s->len - s->committed,
-        .seq_len = s->len,
-        .block_table = table_blocks(t),
-        .num_blocks = t->num,
-        .encoder_len = s->encoder_len,
+    folio_batch_seq seq = FOLIO_WITH(
+        folio_batch_seq, .query_len = s->len - s->committed, .seq_len = s->len,
+        .block_table = table_blocks(t), .num_blocks = t->num, .encoder_len = s->encoder_len,
         .encoder_new_len = s->encoder_len - s->encoder_committed,
         .cross_block_table = s->encoder_len > 0 ? table_blocks(cross) : NULL,
-        .num_cross_blocks = s->encoder_len > 0 ? cross->num : 0,
-    };
+        .num_cross_blocks = s->encoder_len > 0 ? cross->num : 0, );
     pthread_mutex_unlock(&s->pool->lock);
     TRY(folioi_batch_add(batch, &seq));
     folioi_batch_take_stamp(batch, &s->stamp, changes);

@@ -221,14 +221,10 @@ void folioi_pool_emit(folio_pool *pool, folio_cache_event_kind kind, folio_tier 
                       const folioi_frame_id *id, int64_t block)
 {
     if (pool->on_event == NULL) return;
-    folio_cache_event e = {.struct_size = sizeof e,
-                           .kind = kind,
-                           .tier = tier,
-                           .layer_group = id->group,
-                           .block = block,
-                           .hash = {id->key.word[0], id->key.word[1]},
-                           .parent = {id->parent.word[0], id->parent.word[1]},
-                           .salt = id->salt};
+    folio_cache_event e =
+        FOLIO_WITH(folio_cache_event, .kind = kind, .tier = tier, .layer_group = id->group,
+                   .block = block, .hash = {id->key.word[0], id->key.word[1]},
+                   .parent = {id->parent.word[0], id->parent.word[1]}, .salt = id->salt);
     if (id->hashed && id->ids != NULL) {
         memcpy(&e.hash_id, id->ids, 8);
     } else if (id->ids != NULL) {

@@ -70,19 +70,15 @@ folio_status folioi_vllm06_wrap(folio_context *ctx, const folioi_vllm06_traits *
             "kv_cache: %lld kv heads of size %lld are too many", (long long)num_kv_heads,
             (long long)head_size);
     REQUIRE(c->data != NULL, "kv_cache: data is NULL");
-    folio_kv_cache_desc d = {.struct_size = sizeof d,
-                             .num_blocks = c->num_blocks,
-                             .num_layers = 1,
-                             .block_size = (int32_t)block_size,
-                             .num_kv_heads = (int32_t)num_kv_heads,
-                             .k_head_size = (int32_t)head_size,
-                             .dtype = c->dtype,
-                             .layout = traits->layout};
+    folio_kv_cache_desc d =
+        FOLIO_WITH(folio_kv_cache_desc, .num_blocks = c->num_blocks, .num_layers = 1,
+                   .block_size = (int32_t)block_size, .num_kv_heads = (int32_t)num_kv_heads,
+                   .k_head_size = (int32_t)head_size, .dtype = c->dtype, .layout = traits->layout);
     folio_kv_cache_shape shape = {.struct_size = sizeof shape};
     TRY(folio_kv_cache_get_shape(NULL, &d, &shape));
     void *k[] = {c->data};
-    folio_kv_memory m = {
-        .struct_size = sizeof m, .k = k, .k_bytes = (size_t)(shape.v.offset_bytes + shape.v.bytes)};
+    folio_kv_memory m = FOLIO_WITH(folio_kv_memory, .k = k,
+                                   .k_bytes = (size_t)(shape.v.offset_bytes + shape.v.bytes));
     return folio_kv_cache_wrap(ctx, &d, &m, out);
 }
 

@@ -162,8 +162,8 @@ static folio_status add_encoder(layer *l, folio_batch *batch, int64_t i)
 
 static folio_status add_padding(layer *l, folio_batch *batch, int64_t i)
 {
-    folio_batch_seq s = {
-        .struct_size = sizeof s, .query_len = folioi_vllm06_query_len(l->m, i), .padding = 1};
+    folio_batch_seq s =
+        FOLIO_WITH(folio_batch_seq, .query_len = folioi_vllm06_query_len(l->m, i), .padding = 1);
     return folio_batch_add(batch, &s);
 }
 
@@ -448,12 +448,8 @@ static folio_status store(layer *l)
                 kept[i] = given[i];
         }
     }
-    folio_kv_write w = {.struct_size = sizeof w,
-                        .k = a->key,
-                        .v = a->value,
-                        .slots = slots,
-                        .k_scale = a->k_scale,
-                        .v_scale = a->v_scale};
+    folio_kv_write w = FOLIO_WITH(folio_kv_write, .k = a->key, .v = a->value, .slots = slots,
+                                  .k_scale = a->k_scale, .v_scale = a->v_scale);
     return folioi_kv_cache_write_last(l->cache, 0, &w, &l->run);
 }
 

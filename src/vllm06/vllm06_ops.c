@@ -13,21 +13,15 @@ static folio_status wrap_layers(folio_context *ctx, const folio_vllm06_ops_cache
     int32_t elem = (int32_t)folio_dtype_size(c->dtype);
     REQUIRE(c->x == 1 || (elem > 0 && c->x == 16 / elem), "cache: x is %d, neither 1 nor 16 / %d",
             c->x, elem);
-    folio_kv_cache_desc d = {.struct_size = sizeof d,
-                             .num_blocks = c->num_blocks,
-                             .num_layers = (int32_t)n,
-                             .block_size = c->block_size,
-                             .num_kv_heads = c->num_kv_heads,
-                             .k_head_size = c->head_size,
-                             .dtype = c->dtype,
-                             .layout = c->x == 1 ? FOLIO_LAYOUT_XPACKED_1 : FOLIO_LAYOUT_XPACKED};
+    folio_kv_cache_desc d = FOLIO_WITH(
+        folio_kv_cache_desc, .num_blocks = c->num_blocks, .num_layers = (int32_t)n,
+        .block_size = c->block_size, .num_kv_heads = c->num_kv_heads, .k_head_size = c->head_size,
+        .dtype = c->dtype, .layout = c->x == 1 ? FOLIO_LAYOUT_XPACKED_1 : FOLIO_LAYOUT_XPACKED);
     folio_kv_cache_shape shape = {.struct_size = sizeof shape};
     TRY(folio_kv_cache_get_shape(NULL, &d, &shape));
-    folio_kv_memory m = {.struct_size = sizeof m,
-                         .k = k,
-                         .v = v,
-                         .k_bytes = (size_t)shape.k.bytes,
-                         .v_bytes = (size_t)shape.v.bytes};
+    folio_kv_memory m =
+        FOLIO_WITH(folio_kv_memory, .k = k, .v = v, .k_bytes = (size_t)shape.k.bytes,
+                   .v_bytes = (size_t)shape.v.bytes);
     return folio_kv_cache_wrap(ctx, &d, &m, out);
 }
 
@@ -47,12 +41,10 @@ folio_status folio_vllm06_reshape_and_cache(folio_context *ctx, const void *key,
 {
     folio_kv_cache *kv;
     TRY(wrap(ctx, cache, &kv));
-    folio_kv_write w = {.struct_size = sizeof w,
-                        .k = {(void *)key, dtype, num_tokens, key_stride, 0},
-                        .v = {(void *)value, dtype, num_tokens, value_stride, 0},
-                        .slots = slot_mapping,
-                        .k_scale = cache->k_scale,
-                        .v_scale = cache->v_scale};
+    folio_kv_write w =
+        FOLIO_WITH(folio_kv_write, .k = {(void *)key, dtype, num_tokens, key_stride, 0},
+                   .v = {(void *)value, dtype, num_tokens, value_stride, 0}, .slots = slot_mapping,
+                   .k_scale = cache->k_scale, .v_scale = cache->v_scale);
     folio_status status = folioi_kv_cache_write_last(kv, 0, &w, run);
     folio_kv_cache_destroy(kv);
     return status;
@@ -92,25 +84,18 @@ static folio_status open_paged(paged *p, const folio_run *run)
         REQUIRE(p->a.seq_lens[i] >= 0 && p->a.seq_lens[i] <= p->a.max_seq_len,
                 "seq_lens[%lld] = %d is outside [0, max_seq_len = %lld]", (long long)i,
                 p->a.seq_lens[i], (long long)p->a.max_seq_len);
-    folio_attention_desc d = {.struct_size = sizeof d,
-                              .num_heads = p->a.num_heads,
-                              .num_kv_heads = c->num_kv_heads,
-                              .k_head_size = c->head_size,
-                              .dtype = p->a.dtype,
-                              .kv_dtype = c->dtype,
-                              .scale = p->a.scale};
+    folio_attention_desc d =
+        FOLIO_WITH(folio_attention_desc, .num_heads = p->a.num_heads,
+                   .num_kv_heads = c->num_kv_heads, .k_head_size = c->head_size,
+                   .dtype = p->a.dtype, .kv_dtype = c->dtype, .scale = p->a.scale);
     TRY(folio_attention_create(p->ctx, &d, &p->attention));
     folio_batch_desc b = {.struct_size = sizeof b, .block_size = c->block_size};
     TRY(folio_batch_create(p->ctx, &b, &p->batch));
     folio_attention *list[] = {p->attention};
-    folio_plan_desc l = {.struct_size = sizeof l,
-                         .attentions = list,
-                         .num_attentions = 1,
-                         .block_size = c->block_size,
-                         .num_blocks = c->num_blocks,
-                         .max_seqs = max_i64(p->a.num_seqs, 1),
-                         .max_query_tokens = max_i64(p->a.num_seqs, 1),
-                         .max_seq_len = max_i64(p->a.max_seq_len, 1)};
+    folio_plan_desc l = FOLIO_WITH(
+        folio_plan_desc, .attentions = list, .num_attentions = 1, .block_size = c->block_size,
+        .num_blocks = c->num_blocks, .max_seqs = max_i64(p->a.num_seqs, 1),
+        .max_query_tokens = max_i64(p->a.num_seqs, 1), .max_seq_len = max_i64(p->a.max_seq_len, 1));
     return folio_plan_create(p->ctx, &l, &p->plan);
 }
 
@@ -157,15 +142,10 @@ static folio_status plan_keys(paged *p, int64_t first, int64_t len)
 static folio_status attend(paged *p, folio_tensor out, float *lse, int64_t lse_token_stride,
                            int64_t lse_head_stride)
 {
-    folio_tensors t = {.struct_size = sizeof t,
-                       .q = {(void *)p->a.query, p->a.dtype, p->a.num_seqs, 0, 0},
-                       .out = out,
-                       .lse = lse,
-                       .lse_token_stride = lse_token_stride,
-                       .lse_head_stride = lse_head_stride,
-                       .slopes = p->a.alibi_slopes,
-                       .k_scale = p->c->k_scale,
-                       .v_scale = p->c->v_scale};
+    folio_tensors t = FOLIO_WITH(
+        folio_tensors, .q = {(void *)p->a.query, p->a.dtype, p->a.num_seqs, 0, 0}, .out = out,
+        .lse = lse, .lse_token_stride = lse_token_stride, .lse_head_stride = lse_head_stride,
+        .slopes = p->a.alibi_slopes, .k_scale = p->c->k_scale, .v_scale = p->c->v_scale);
     return folio_attention_forward(p->plan, 0, FOLIO_ATTENTION_DECODER, p->cache, 0, &t, &p->run);
 }
 
@@ -256,12 +236,9 @@ static folio_status by_partitions(paged *p, float *exp_sums, float *max_logits, 
         TRY(attend(p, out, max_logits + k, heads * parts, parts));
     }
     TRY(write_sums(p, parts, (float *)(states + parts), exp_sums));
-    folio_merge m = {.struct_size = sizeof m,
-                     .num_heads = p->a.num_heads,
-                     .head_size = p->c->head_size,
-                     .num_parts = parts,
-                     .parts = states,
-                     .out = {p->a.out, p->a.dtype, p->a.num_seqs, 0, 0}};
+    folio_merge m = FOLIO_WITH(folio_merge, .num_heads = p->a.num_heads,
+                               .head_size = p->c->head_size, .num_parts = parts, .parts = states,
+                               .out = {p->a.out, p->a.dtype, p->a.num_seqs, 0, 0});
     return folio_merge_states(p->ctx, &m, &p->run);
 }
 

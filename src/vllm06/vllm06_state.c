@@ -221,18 +221,13 @@ folio_status folioi_vllm06_make_impl(folio_vllm06_state *state, const folioi_vll
         FAIL(FOLIO_ERR_UNSUPPORTED, "%s does not support block-sparse attention", traits->name);
     REQUIRE(d.sliding_window >= 0, "sliding_window is %lld; it must be at least 0",
             (long long)d.sliding_window);
-    folio_attention_desc a = {
-        .struct_size = sizeof a,
-        .num_heads = d.num_heads,
-        .num_kv_heads = d.num_kv_heads > 0 ? d.num_kv_heads : d.num_heads,
-        .k_head_size = d.head_size,
-        .dtype = d.dtype,
-        .kv_dtype = cache_dtype(d.kv_cache_dtype, d.dtype),
-        .scale = d.scale,
-        .soft_cap = d.logits_soft_cap,
-        .windowed = d.sliding_window > 0,
-        .window_left = d.sliding_window > 0 ? d.sliding_window - 1 : 0,
-    };
+    folio_attention_desc a =
+        FOLIO_WITH(folio_attention_desc, .num_heads = d.num_heads,
+                   .num_kv_heads = d.num_kv_heads > 0 ? d.num_kv_heads : d.num_heads,
+                   .k_head_size = d.head_size, .dtype = d.dtype,
+                   .kv_dtype = cache_dtype(d.kv_cache_dtype, d.dtype), .scale = d.scale,
+                   .soft_cap = d.logits_soft_cap, .windowed = d.sliding_window > 0,
+                   .window_left = d.sliding_window > 0 ? d.sliding_window - 1 : 0, );
     REQUIRE(d.num_kv_heads >= 0, "num_kv_heads is %d; it must be at least 0", d.num_kv_heads);
     REQUIRE(d.compat == 0 || d.compat == 1, "compat is %d, neither 0 nor 1", d.compat);
     REQUIRE(a.kv_dtype != 0 || d.dtype == 0, "kv_cache_dtype \"%s\" is unknown",

@@ -74,14 +74,6 @@ static inline folio_plan_desc plan_desc(const fixture *f)
                       .max_encoder_tokens = 16);
 }
 
-static inline folio_batch *empty_batch(folio_context *ctx, int block_size)
-{
-    folio_batch_desc d = {.struct_size = sizeof d, .block_size = block_size};
-    folio_batch *batch = NULL;
-    CHECK_OK(folio_batch_create(ctx, &d, &batch));
-    return batch;
-}
-
 /* -------------------------------------------------------------------------------- the good call */
 
 /* One forward and all it is given. */
@@ -189,7 +181,7 @@ static inline bool setup(fixture *f, folio_context *ctx)
     }
     folio_plan_desc pd = plan_desc(f);
     CHECK_OK(folio_plan_create(ctx, &pd, &f->plan));
-    f->batch = empty_batch(ctx, BLOCK);
+    f->batch = support_batch(ctx, BLOCK);
     if (f->plan == NULL || f->batch == NULL) return false;
     for (int i = 0; i < 3; i++) {
         folio_batch_seq s = good_seq(i);

@@ -603,9 +603,7 @@ BACKEND_TEST(errors, bias_write)
     CHECK_OK(folio_attention_create(ctx, &d, &wide));
     d.num_heads = 2;
     CHECK_OK(folio_attention_create(ctx, &d, &narrow));
-    folio_batch_desc bd = {.struct_size = sizeof bd, .block_size = 16};
-    folio_batch *batch = NULL;
-    CHECK_OK(folio_batch_create(ctx, &bd, &batch));
+    folio_batch *batch = support_batch(ctx, 16);
     REQUIRE_TEST(wide && narrow && batch);
     folio_batch_seq seq = {.struct_size = sizeof seq, .query_len = 3, .seq_len = 5};
     CHECK_OK(folio_batch_add(batch, &seq));

@@ -13,14 +13,6 @@ enum { HEADS = 4, SIZE = 8, BLOCK = 16, BLOCKS = 4 };
 /* The same array, one byte further. */
 #define SHIFTED(array) ((const void *)((const char *)(array) + 1))
 
-static folio_batch *new_batch(folio_context *ctx, int32_t block_size)
-{
-    folio_batch_desc d = {.struct_size = sizeof d, .block_size = block_size};
-    folio_batch *batch = NULL;
-    CHECK_OK(folio_batch_create(ctx, &d, &batch));
-    return batch;
-}
-
 static folio_kv_cache_desc small_cache(folio_dtype dtype, folio_layout layout)
 {
     return FOLIO_WITH(folio_kv_cache_desc, .num_blocks = BLOCKS, .num_layers = 1,
@@ -32,7 +24,7 @@ BACKEND_TEST(errors_arrays, misaligned_arrays_of_a_sequence)
 {
     static const int32_t table[8];
     static const int64_t slots[8];
-    folio_batch *batch = new_batch(ctx, BLOCK);
+    folio_batch *batch = support_batch(ctx, BLOCK);
     const folio_batch_seq good = FOLIO_WITH(
         folio_batch_seq, .query_len = 2, .seq_len = 2, .block_table = table, .num_blocks = 1,
         .encoder_len = 2, .encoder_new_len = 2, .cross_block_table = table, .num_cross_blocks = 1);
@@ -57,7 +49,7 @@ BACKEND_TEST(errors_arrays, misaligned_arrays_of_a_step)
 {
     static const int32_t ints[8] = {0, 1, 1}, ones[8] = {1, 1};
     static const int64_t longs[8];
-    folio_batch *batch = new_batch(ctx, 1);
+    folio_batch *batch = support_batch(ctx, 1);
     folio_batch_arrays good = {.struct_size = sizeof good, .num_seqs = 1, .seq_lens = ones};
     good.encoder_lens = ones;
     folio_batch_arrays a;
@@ -192,7 +184,7 @@ TEST(errors_arrays, batch_outlives_its_context)
     p.attentions = &attention;
     p.max_query_tokens = p.max_seq_len = 1;
     CHECK_OK(folio_plan_create(second, &p, &plan));
-    folio_batch *batch = new_batch(first, 1);
+    folio_batch *batch = support_batch(first, 1);
     folio_batch_seq s = {.struct_size = sizeof s, .query_len = 1, .seq_len = 1};
     CHECK_OK(folio_batch_add(batch, &s));
     CHECK_OK(folio_plan_update(plan, batch, NULL));
@@ -212,7 +204,7 @@ TEST(errors_arrays, batch_outlives_its_context)
 BACKEND_TEST(errors_arrays, last_block_len_out_of_range)
 {
     static const int32_t indptr[2] = {0, 2}, indices[2] = {1, 2}, query_start[2] = {0, 1};
-    folio_batch *batch = new_batch(ctx, BLOCK);
+    folio_batch *batch = support_batch(ctx, BLOCK);
     folio_batch_arrays a = {.struct_size = sizeof a, .num_seqs = 1, .query_start = query_start};
     int32_t last[1] = {0};
     REFUSED(folio_batch_set_csr(batch, &a, indptr, indices, last), ARG,

@@ -337,7 +337,7 @@ BACKEND_TEST(errors_forward, incomplete_batches)
                  {FOLIO_ATTENTION_ENCODER_DECODER, false, false, "encoder_len"},
                  {FOLIO_ATTENTION_ENCODER_DECODER, true, false, "cross_block_table"}};
     for (int i = 0; i < COUNT_OF(cases); i++) {
-        folio_batch *batch = empty_batch(ctx, BLOCK);
+        folio_batch *batch = support_batch(ctx, BLOCK);
         folio_batch_seq s = good_seq(0);
         if (!cases[i].encoder) s.encoder_len = s.encoder_new_len = 0;
         if (!cases[i].table) s.cross_block_table = NULL, s.num_cross_blocks = 0;
@@ -353,7 +353,7 @@ BACKEND_TEST(errors_forward, incomplete_batches)
         CHECK_OK(folio_plan_update(f.plan, f.batch, NULL));
     }
     /* a context, a cache, but no block table */
-    folio_batch *batch = empty_batch(ctx, BLOCK);
+    folio_batch *batch = support_batch(ctx, BLOCK);
     folio_batch_seq s = good_seq(1);
     s.block_table = NULL, s.num_blocks = 0;
     CHECK_OK(folio_batch_add(batch, &s));

@@ -140,9 +140,7 @@ MAKE(sized_memory, folio_kv_cache, folio_kv_cache_wrap(w->ctx, &small_cache, arg
 static folio_status with_batch(const whole *w, const folio_batch_seq *seq,
                                const folio_batch_arrays *arrays)
 {
-    folio_batch_desc d = {.struct_size = sizeof d, .block_size = 16};
-    folio_batch *made = NULL;
-    CHECK_OK(folio_batch_create(w->ctx, &d, &made));
+    folio_batch *made = support_batch(w->ctx, 16);
     folio_status status =
         seq ? folio_batch_add(made, seq) : folio_batch_set_block_tables(made, arrays, NULL, 0);
     folio_batch_destroy(made);

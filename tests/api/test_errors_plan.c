@@ -8,7 +8,7 @@
 static void bad_update(fixture *f, int line, const folio_batch_seq *seqs, int count,
                        const char *words)
 {
-    folio_batch *batch = empty_batch(f->ctx, BLOCK);
+    folio_batch *batch = support_batch(f->ctx, BLOCK);
     folio_status status = FOLIO_OK;
     support_mark_error();
     for (int i = 0; i < count && status == FOLIO_OK; i++) status = folio_batch_add(batch, &seqs[i]);
@@ -24,7 +24,7 @@ static void bad_write(fixture *f, int line, const folio_batch_seq *seqs, folio_a
                       const char *words)
 {
     static float q[32 * HEADS * DK], k[32 * HEADS * DK], out[32 * HEADS * DV];
-    folio_batch *batch = empty_batch(f->ctx, BLOCK);
+    folio_batch *batch = support_batch(f->ctx, BLOCK);
     folio_batch_info info = {.struct_size = sizeof info};
     for (int i = 0; i < 3; i++) CHECK_OK(folio_batch_add(batch, &seqs[i]));
     CHECK_OK(folio_plan_update(f->plan, batch, NULL));
@@ -90,7 +90,7 @@ BACKEND_TEST(errors_plan, blocks_and_slots)
     BAD_UPDATE("192", cross_slots[5] = BLOCKS * BLOCK);
     BAD_UPDATE("-3", cross_slots[0] = -3);
     /* -1 twice is nothing twice */
-    folio_batch *batch = empty_batch(ctx, BLOCK);
+    folio_batch *batch = support_batch(ctx, BLOCK);
     const int64_t none[5] = {-1, -1, -1, -1, 48};
     folio_batch_seq s = good_seq(0);
     s.slots = none;
@@ -129,7 +129,7 @@ BACKEND_TEST(errors_plan, shared_prefix_is_fine)
 {
     fixture f;
     REQUIRE_TEST(setup_run(&f, ctx));
-    folio_batch *batch = empty_batch(ctx, BLOCK);
+    folio_batch *batch = support_batch(ctx, BLOCK);
     const int32_t a[2] = {2, 3}, b[2] = {2, 4};
     folio_batch_seq s = good_seq(1);
     s.block_table = a;
@@ -163,7 +163,7 @@ BACKEND_TEST(errors_plan, limits_and_lengths)
     for (int i = 0; i < 5; i++) five[i] = good_seq(2);
     bad_update(&f, __LINE__, five, 5, "5|4");
     /* a batch of another block size */
-    folio_batch *batch = empty_batch(ctx, 8);
+    folio_batch *batch = support_batch(ctx, 8);
     folio_batch_seq s = good_seq(2);
     CHECK_OK(folio_batch_add(batch, &s));
     REFUSED(folio_plan_update(f.plan, batch, NULL), ARG, "8|16");

@@ -74,8 +74,7 @@ BACKEND_TEST(block_scan, bad_entries_are_named)
     folio_attention_desc a = {.struct_size = sizeof a, .num_heads = 1, .k_head_size = 8};
     a.dtype = FOLIO_F32;
     CHECK_OK(folio_attention_create(ctx, &a, &attention));
-    folio_batch_desc b = {.struct_size = sizeof b, .block_size = BLOCK};
-    CHECK_OK(folio_batch_create(ctx, &b, &w.batch));
+    w.batch = support_batch(ctx, BLOCK);
     uint32_t types[] = {FOLIO_ATTENTION_BIT(FOLIO_ATTENTION_DECODER) |
                         FOLIO_ATTENTION_BIT(FOLIO_ATTENTION_ENCODER_DECODER)};
     folio_plan_desc p =

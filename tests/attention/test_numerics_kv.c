@@ -3,23 +3,11 @@
  * cache may go, statement by statement as docs/numerics.md has them.
  */
 #include "attention/numerics_rig.h"
+#include "support.h"
 
 #include <stdlib.h>
 
 static rig r, other;
-
-static const folio_dtype kv_dtypes[] = {FOLIO_F32,      FOLIO_F16,      FOLIO_BF16,
-                                        FOLIO_FP8_E4M3, FOLIO_FP8_E5M2, FOLIO_INT8};
-enum { NUM_KV = 6 };
-
-static const folio_layout layouts[] = {FOLIO_LAYOUT_NATIVE,
-                                       FOLIO_LAYOUT_NHD,
-                                       FOLIO_LAYOUT_HND,
-                                       FOLIO_LAYOUT_INTERLEAVED_NHD,
-                                       FOLIO_LAYOUT_INTERLEAVED_HND,
-                                       FOLIO_LAYOUT_XPACKED,
-                                       FOLIO_LAYOUT_XPACKED_1};
-enum { NUM_LAYOUTS = 7 };
 
 /* x as a float with so many fraction bits, subnormal below 2^min_exp, saturating at largest. */
 static double round_to(double x, int fraction_bits, int min_exp, double largest)
@@ -92,15 +80,16 @@ static void open_kv(folio_context *ctx, folio_dtype kv_dtype)
 
 ENGINE_TEST(numerics_kv, new_keys_are_read_as_stored)
 {
-    for (int n = 0; n < NUM_KV; n++) {
-        open_kv(e.ctx, kv_dtypes[n]);
+    for (int n = 0; n < SUPPORT_NUM_KV_DTYPES; n++) {
+        open_kv(e.ctx, support_kv_dtypes[n]);
         rig_add(&r, 3, 9);
         CHECK_OK(rig_run(&r, FOLIO_ATTENTION_DECODER));
         /* Rounding shows: the numbers in the cache are not those given. */
         float given[8];
         memcpy(given, r.key[0][8][0], sizeof given);
         for (int j = 0; j < 9; j++) read_back(0, j, false);
-        CHECK_INT(memcmp(given, r.key[0][8][0], sizeof given) != 0, kv_dtypes[n] != FOLIO_F32);
+        CHECK_INT(memcmp(given, r.key[0][8][0], sizeof given) != 0,
+                  support_kv_dtypes[n] != FOLIO_F32);
         for (int i = 0; i < 3; i++)
             for (int h = 0; h < 2; h++) check_row(0, i, h, 7 + i, 4e-6);
         rig_close(&r);
@@ -109,8 +98,8 @@ ENGINE_TEST(numerics_kv, new_keys_are_read_as_stored)
 
 ENGINE_TEST(numerics_kv, cross_keys_are_read_as_stored)
 {
-    for (int n = 0; n < NUM_KV; n++) {
-        open_kv(e.ctx, kv_dtypes[n]);
+    for (int n = 0; n < SUPPORT_NUM_KV_DTYPES; n++) {
+        open_kv(e.ctx, support_kv_dtypes[n]);
         folio_batch_seq *seq = rig_add(&r, 2, 4);
         seq->encoder_len = seq->encoder_new_len = 7;
         CHECK_OK(rig_run(&r, FOLIO_ATTENTION_ENCODER_DECODER));
@@ -123,8 +112,8 @@ ENGINE_TEST(numerics_kv, cross_keys_are_read_as_stored)
 
 ENGINE_TEST(numerics_kv, null_k_v_write_nothing)
 {
-    for (int n = 0; n < NUM_KV; n++) {
-        open_kv(e.ctx, kv_dtypes[n]);
+    for (int n = 0; n < SUPPORT_NUM_KV_DTYPES; n++) {
+        open_kv(e.ctx, support_kv_dtypes[n]);
         rig_add(&r, 3, 9);
         CHECK_OK(rig_run(&r, FOLIO_ATTENTION_DECODER));
         memcpy(&other, &r, sizeof r);
@@ -142,9 +131,9 @@ ENGINE_TEST(numerics_kv, null_k_v_write_nothing)
 
 ENGINE_TEST(numerics_kv, slot_minus_one_only_skips_the_write)
 {
-    for (int n = 0; n < NUM_KV; n++) {
+    for (int n = 0; n < SUPPORT_NUM_KV_DTYPES; n++) {
         /* The cache holds all 9 keys; the step brings three of them anew and stores only one. */
-        open_kv(e.ctx, kv_dtypes[n]);
+        open_kv(e.ctx, support_kv_dtypes[n]);
         int64_t slots[3] = {-1, 0, -1};
         rig_add(&r, 3, 9)->slots = slots;
         slots[1] = rig_slot(&r, 0, 7, false);
@@ -197,8 +186,8 @@ ENGINE_TEST(numerics_kv, given_slots_are_where_writes_go)
 
 ENGINE_TEST(numerics_kv, profile_run_reads_k_and_v_directly)
 {
-    for (int n = 0; n < NUM_KV; n++) {
-        open_kv(e.ctx, kv_dtypes[n]);
+    for (int n = 0; n < SUPPORT_NUM_KV_DTYPES; n++) {
+        open_kv(e.ctx, support_kv_dtypes[n]);
         r.kv.num_blocks = 0;
         rig_add(&r, 5, 5);
         rig_add(&r, 3, 3);
@@ -238,8 +227,8 @@ ENGINE_TEST(numerics_kv, cross_keys_may_be_read_directly)
 
 ENGINE_TEST(numerics_kv, append_reads_context_then_given)
 {
-    for (int n = 0; n < NUM_KV; n++) {
-        open_kv(e.ctx, kv_dtypes[n]);
+    for (int n = 0; n < SUPPORT_NUM_KV_DTYPES; n++) {
+        open_kv(e.ctx, support_kv_dtypes[n]);
         rig_add(&r, 4, 10);
         rig_add(&r, 2, 2);
         rig_add(&r, 1, 9);
@@ -258,8 +247,8 @@ ENGINE_TEST(numerics_kv, append_reads_context_then_given)
 
 ENGINE_TEST(numerics_kv, append_writes_nothing)
 {
-    for (int n = 0; n < NUM_KV; n++) {
-        open_kv(e.ctx, kv_dtypes[n]);
+    for (int n = 0; n < SUPPORT_NUM_KV_DTYPES; n++) {
+        open_kv(e.ctx, support_kv_dtypes[n]);
         rig_add(&r, 4, 10);
         r.t.flags = FOLIO_KV_APPEND;
         CHECK_OK(rig_open(&r, FOLIO_ATTENTION_BIT(FOLIO_ATTENTION_DECODER)));
@@ -286,10 +275,10 @@ static void store_poison(int64_t s, int64_t j, bool cross, float x)
 ENGINE_TEST(numerics_kv, poison_past_the_end_stays_there)
 {
     const float poisons[] = {0, NAN, INFINITY, -INFINITY, 3e38f};
-    for (int n = 0; n < NUM_KV * NUM_LAYOUTS; n++) {
+    for (int n = 0; n < SUPPORT_NUM_KV_DTYPES * SUPPORT_NUM_LAYOUTS; n++) {
         for (int x = 0; x < 5; x++) {
-            open_kv(e.ctx, kv_dtypes[n % NUM_KV]);
-            r.kv.layout = layouts[n / NUM_KV];
+            open_kv(e.ctx, support_kv_dtypes[n % SUPPORT_NUM_KV_DTYPES]);
+            r.kv.layout = support_layouts[n / SUPPORT_NUM_KV_DTYPES];
             /* Equal head sizes for the interleaved layouts; blocks of 16 for the packed kind. */
             r.desc.k_head_size = r.desc.v_head_size = 16;
             r.kv.block_size = 16;
@@ -312,9 +301,9 @@ ENGINE_TEST(numerics_kv, poison_past_the_end_stays_there)
 ENGINE_TEST(numerics_kv, poison_in_other_blocks_stays_there)
 {
     const float poisons[] = {0, NAN, INFINITY, -INFINITY};
-    for (int n = 0; n < NUM_KV; n++) {
+    for (int n = 0; n < SUPPORT_NUM_KV_DTYPES; n++) {
         for (int x = 0; x < 4; x++) {
-            open_kv(e.ctx, kv_dtypes[n]);
+            open_kv(e.ctx, support_kv_dtypes[n]);
             rig_add(&r, 3, 9);
             rig_add(&r, 2, 12);
             rig_add(&r, 1, 6);
@@ -395,14 +384,16 @@ static void check_nan(folio_context *ctx, folio_dtype kv_dtype, folio_layout lay
 
 ENGINE_TEST(numerics_kv, nan_key_reaches_exactly_its_rows)
 {
-    for (int n = 0; n < NUM_KV * NUM_LAYOUTS; n++)
-        check_nan(e.ctx, kv_dtypes[n % NUM_KV], layouts[n / NUM_KV], true);
+    for (int n = 0; n < SUPPORT_NUM_KV_DTYPES * SUPPORT_NUM_LAYOUTS; n++)
+        check_nan(e.ctx, support_kv_dtypes[n % SUPPORT_NUM_KV_DTYPES],
+                  support_layouts[n / SUPPORT_NUM_KV_DTYPES], true);
 }
 
 ENGINE_TEST(numerics_kv, nan_value_reaches_exactly_its_rows)
 {
-    for (int n = 0; n < NUM_KV * NUM_LAYOUTS; n++)
-        check_nan(e.ctx, kv_dtypes[n % NUM_KV], layouts[n / NUM_KV], false);
+    for (int n = 0; n < SUPPORT_NUM_KV_DTYPES * SUPPORT_NUM_LAYOUTS; n++)
+        check_nan(e.ctx, support_kv_dtypes[n % SUPPORT_NUM_KV_DTYPES],
+                  support_layouts[n / SUPPORT_NUM_KV_DTYPES], false);
 }
 
 ENGINE_TEST(numerics_kv, nan_value_without_weight_still_reaches)
@@ -432,10 +423,10 @@ ENGINE_TEST(numerics_kv, every_q_type_with_every_kv_type)
     kit_seq seqs[] = {{.query_len = 21, .seq_len = 21},
                       {.query_len = 1, .seq_len = 70},
                       {.query_len = 6, .seq_len = 38}};
-    for (int n = 0; n < 3 * NUM_KV; n++) {
+    for (int n = 0; n < 3 * SUPPORT_NUM_KV_DTYPES; n++) {
         kit_spec spec = {.seed = 77, .num_heads = 4, .num_kv_heads = 2, .k_head_size = 40};
-        spec.dtype = q_dtypes[n / NUM_KV];
-        spec.kv_dtype = kv_dtypes[n % NUM_KV];
+        spec.dtype = q_dtypes[n / SUPPORT_NUM_KV_DTYPES];
+        spec.kv_dtype = support_kv_dtypes[n % SUPPORT_NUM_KV_DTYPES];
         spec.k_scale = 0.03125f;
         spec.v_scale = 0.3f;
         kit_verdict verdict;

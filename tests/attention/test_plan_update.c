@@ -33,11 +33,9 @@ static folio_plan_desc plan_desc(const world *w)
 
 static folio_batch *make_batch(folio_context *ctx, int32_t rows)
 {
-    folio_batch_desc d = {.struct_size = sizeof d, .block_size = BLOCK};
-    folio_batch *batch = NULL;
     int32_t table[BLOCKS];
     for (int32_t i = 0; i < BLOCKS; i++) table[i] = BLOCKS - 1 - i;
-    CHECK_OK(folio_batch_create(ctx, &d, &batch));
+    folio_batch *batch = support_batch(ctx, BLOCK);
     folio_batch_seq seq = FOLIO_WITH(folio_batch_seq, .query_len = rows, .seq_len = rows,
                                      .block_table = table, .num_blocks = BLOCKS);
     CHECK_OK(folio_batch_add(batch, &seq));
@@ -334,9 +332,7 @@ static folio_kv_cache *cache_of(folio_context *ctx, int32_t block_size, int64_t 
 static folio_status update_with(folio_context *ctx, folio_plan *plan, int32_t block_size, int32_t b,
                                 int32_t cross)
 {
-    folio_batch_desc d = {.struct_size = sizeof d, .block_size = block_size};
-    folio_batch *batch = NULL;
-    CHECK_OK(folio_batch_create(ctx, &d, &batch));
+    folio_batch *batch = support_batch(ctx, block_size);
     folio_batch_seq seq = FOLIO_WITH(
         folio_batch_seq, .query_len = 1, .seq_len = 1, .encoder_len = 1,
         .block_table = b < 0 ? NULL : &b, .num_blocks = b < 0 ? 0 : 1,

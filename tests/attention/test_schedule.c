@@ -86,9 +86,7 @@ static void check_chains(const schedule *x)
 TEST(schedule, every_split_once_and_partials_have_room)
 {
     folio_context *ctx = support_context("cpu", 1, NULL);
-    folio_batch_desc d = {.struct_size = sizeof d, .block_size = 16};
-    folio_batch *batch = NULL;
-    CHECK_OK(folio_batch_create(ctx, &d, &batch));
+    folio_batch *batch = support_batch(ctx, 16);
     int64_t chains = 0, refused = 0;
     for (uint64_t seed = 0; seed < 300; seed++) {
         folio_batch_clear(batch);
@@ -124,9 +122,7 @@ TEST(schedule, every_split_once_and_partials_have_room)
 TEST(schedule, one_worker_makes_no_chains)
 {
     folio_context *ctx = support_context("cpu", 1, NULL);
-    folio_batch_desc d = {.struct_size = sizeof d, .block_size = 16};
-    folio_batch *batch = NULL;
-    CHECK_OK(folio_batch_create(ctx, &d, &batch));
+    folio_batch *batch = support_batch(ctx, 16);
     folio_batch_seq s = {.struct_size = sizeof s, .query_len = 1, .seq_len = 5000};
     CHECK_OK(folio_batch_add(batch, &s));
     folio_attention_desc a = {.num_heads = 1, .num_kv_heads = 1};
@@ -146,9 +142,7 @@ TEST(schedule, one_worker_makes_no_chains)
 TEST(schedule, small_steps_wake_nobody)
 {
     folio_context *ctx = support_context("cpu", 1, NULL);
-    folio_batch_desc d = {.struct_size = sizeof d, .block_size = 16};
-    folio_batch *batch = NULL;
-    CHECK_OK(folio_batch_create(ctx, &d, &batch));
+    folio_batch *batch = support_batch(ctx, 16);
     folio_attention_desc a = {.num_heads = 32, .num_kv_heads = 8, .k_head_size = 128};
     a.v_head_size = 128;
     a.window_left = a.window_right = -1;

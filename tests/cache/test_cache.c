@@ -13,14 +13,6 @@
 
 enum { HEADS = 3, LAYERS = 2, BLOCKS = 4 };
 
-/* Of those that can be created. */
-static const folio_layout layouts[] = {FOLIO_LAYOUT_NATIVE,
-                                       FOLIO_LAYOUT_NHD,
-                                       FOLIO_LAYOUT_HND,
-                                       FOLIO_LAYOUT_INTERLEAVED_NHD,
-                                       FOLIO_LAYOUT_INTERLEAVED_HND,
-                                       FOLIO_LAYOUT_XPACKED,
-                                       FOLIO_LAYOUT_XPACKED_1};
 static const int block_sizes[] = {1, 3, 8, 16, 32, 48};
 
 static bool is_interleaved(folio_layout layout)
@@ -186,11 +178,11 @@ static void check_shape(const char *backend, const folio_kv_cache_desc *c)
 TEST(cache, shapes_of_every_layout_and_dtype)
 {
     for (int b = 0; b < SUPPORT_NUM_BACKENDS; b++)
-        for (int l = 0; l < COUNT_OF(layouts); l++)
+        for (int l = 0; l < SUPPORT_NUM_LAYOUTS; l++)
             for (int t = 0; t < SUPPORT_NUM_KV_DTYPES; t++)
                 for (int n = 0; n < COUNT_OF(block_sizes); n++) {
                     folio_kv_cache_desc c =
-                        describe(layouts[l], support_kv_dtypes[t], block_sizes[n]);
+                        describe(support_layouts[l], support_kv_dtypes[t], block_sizes[n]);
                     check_shape(support_backends[b], &c);
                 }
 }
@@ -207,9 +199,9 @@ TEST(cache, shape_defaults_and_ids)
     CHECK_INT(a.v.offset_bytes, a.k.bytes);
 
     /* One id and version: equal bytes. Both host backends say the same, and no two layouts do. */
-    const char *ids[COUNT_OF(layouts)] = {0};
-    for (int l = 0; l < COUNT_OF(layouts); l++) {
-        c = describe(layouts[l], FOLIO_F32, 16);
+    const char *ids[SUPPORT_NUM_LAYOUTS] = {0};
+    for (int l = 0; l < SUPPORT_NUM_LAYOUTS; l++) {
+        c = describe(support_layouts[l], FOLIO_F32, 16);
         CHECK_OK(folio_kv_cache_get_shape("reference", &c, &a));
         CHECK_OK(folio_kv_cache_get_shape("cpu", &c, &b));
         CHECK(strcmp(a.layout_id, b.layout_id) == 0 && a.layout_version == b.layout_version);
@@ -338,9 +330,9 @@ static void roundtrip(folio_context *ctx, const folio_kv_cache_desc *c)
 
 static void roundtrip_all(folio_context *ctx, folio_dtype dtype)
 {
-    for (int l = 0; l < COUNT_OF(layouts); l++)
+    for (int l = 0; l < SUPPORT_NUM_LAYOUTS; l++)
         for (int n = 0; n < COUNT_OF(block_sizes); n++) {
-            folio_kv_cache_desc c = describe(layouts[l], dtype, block_sizes[n]);
+            folio_kv_cache_desc c = describe(support_layouts[l], dtype, block_sizes[n]);
             roundtrip(ctx, &c);
         }
 }
@@ -370,8 +362,8 @@ BACKEND_TEST(cache, head_sizes_that_differ)
 
 BACKEND_TEST(cache, slot_minus_one_writes_nothing)
 {
-    for (int l = 0; l < COUNT_OF(layouts); l++) {
-        folio_kv_cache_desc c = describe(layouts[l], FOLIO_INT8, 16);
+    for (int l = 0; l < SUPPORT_NUM_LAYOUTS; l++) {
+        folio_kv_cache_desc c = describe(support_layouts[l], FOLIO_INT8, 16);
         folio_kv_cache *cache = NULL;
         CHECK_OK(folio_kv_cache_create(ctx, &c, &cache));
         REQUIRE_TEST(cache != NULL);
@@ -394,9 +386,9 @@ BACKEND_TEST(cache, slot_minus_one_writes_nothing)
 
 BACKEND_TEST(cache, view_says_what_the_shape_says)
 {
-    for (int l = 0; l < COUNT_OF(layouts); l++)
+    for (int l = 0; l < SUPPORT_NUM_LAYOUTS; l++)
         for (int t = 0; t < SUPPORT_NUM_KV_DTYPES; t++) {
-            folio_kv_cache_desc c = describe(layouts[l], support_kv_dtypes[t], 16);
+            folio_kv_cache_desc c = describe(support_layouts[l], support_kv_dtypes[t], 16);
             folio_kv_cache *cache = NULL;
             folio_kv_cache_shape s = {.struct_size = sizeof s};
             CHECK_OK(folio_kv_cache_get_shape(backend, &c, &s));
@@ -435,9 +427,10 @@ BACKEND_TEST(cache, view_says_what_the_shape_says)
 /* V NULL: one buffer per layer, V where the shape has it; room for the last number is enough. */
 BACKEND_TEST(cache, wrap_one_buffer_with_both)
 {
-    for (int l = 0; l < COUNT_OF(layouts); l++)
+    for (int l = 0; l < SUPPORT_NUM_LAYOUTS; l++)
         for (int t = 0; t < SUPPORT_NUM_KV_DTYPES - 1; t++) {
-            folio_kv_cache_desc c = describe(layouts[l], support_kv_dtypes[t], t % 2 ? 16 : 1);
+            folio_kv_cache_desc c =
+                describe(support_layouts[l], support_kv_dtypes[t], t % 2 ? 16 : 1);
             folio_kv_cache_shape s = {.struct_size = sizeof s};
             CHECK_OK(folio_kv_cache_get_shape(backend, &c, &s));
             size_t bytes = (size_t)(s.v.offset_bytes + s.v.bytes);
@@ -521,10 +514,10 @@ BACKEND_TEST(cache, wrap_with_a_larger_block_stride)
 /* The caller's int8 scales in the default order; K and V apart, or one buffer in the native one. */
 BACKEND_TEST(cache, wrap_int8_with_scales)
 {
-    for (int l = 0; l < COUNT_OF(layouts); l++) {
-        bool native = layouts[l] == FOLIO_LAYOUT_NATIVE;
-        if (is_interleaved(layouts[l])) continue;
-        folio_kv_cache_desc c = describe(layouts[l], FOLIO_INT8, 16);
+    for (int l = 0; l < SUPPORT_NUM_LAYOUTS; l++) {
+        bool native = support_layouts[l] == FOLIO_LAYOUT_NATIVE;
+        if (is_interleaved(support_layouts[l])) continue;
+        folio_kv_cache_desc c = describe(support_layouts[l], FOLIO_INT8, 16);
         c.num_layers = 1;
         folio_kv_cache_shape s = {.struct_size = sizeof s};
         CHECK_OK(folio_kv_cache_get_shape(backend, &c, &s));
@@ -589,8 +582,8 @@ static void attend(folio_context *ctx, folio_kv_cache *cache, const folio_kv_cac
 /* 2^24 + 2 blocks of 16 x 8 bytes: K alone has more than 2^31 elements. */
 BACKEND_TEST(cache, past_2_31_elements)
 {
-    for (int l = 0; l < COUNT_OF(layouts); l++) {
-        folio_kv_cache_desc c = describe(layouts[l], FOLIO_FP8_E4M3, 16);
+    for (int l = 0; l < SUPPORT_NUM_LAYOUTS; l++) {
+        folio_kv_cache_desc c = describe(support_layouts[l], FOLIO_FP8_E4M3, 16);
         c.num_blocks = (1 << 24) + 2, c.num_layers = 1, c.num_kv_heads = 1;
         c.k_head_size = c.v_head_size = c.layout == FOLIO_LAYOUT_XPACKED ? 16 : 8;
         folio_kv_cache_shape s = {.struct_size = sizeof s};

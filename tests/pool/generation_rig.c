@@ -229,8 +229,7 @@ static bool make_plan(gen_pool *p, int32_t group)
 {
     const gen_geometry *g = &p->m->g;
     bool cross = group == 0 && g->encoder;
-    folio_batch_desc batch = {.struct_size = sizeof batch, .block_size = g->block_size};
-    CHECK_OK(folio_batch_create(p->m->ctx, &batch, &p->batch[group]));
+    p->batch[group] = support_batch(p->m->ctx, g->block_size);
     folio_attention *list[] = {p->m->attention[group], p->m->attention[CROSS]};
     const uint32_t types[] = {FOLIO_ATTENTION_BIT(FOLIO_ATTENTION_DECODER),
                               FOLIO_ATTENTION_BIT(FOLIO_ATTENTION_ENCODER_DECODER)};

@@ -576,10 +576,8 @@ static folio_status sized_run(void *world, void *arg)
 static folio_status sized_batch(void *world, void *arg)
 {
     sized_world *w = world;
-    const folio_batch_desc desc = {.struct_size = sizeof desc, .block_size = 16};
-    folio_batch *batch = NULL;
     folio_sequence *s = pool_plain(w->pool, 3);
-    CHECK_OK(folio_batch_create(w->ctx, &desc, &batch));
+    folio_batch *batch = support_batch(w->ctx, 16);
     folio_status status = folio_batch_add_sequences(batch, 0, &s, 1, arg);
     folio_batch_destroy(batch);
     folio_sequence_destroy(s);

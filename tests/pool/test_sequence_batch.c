@@ -45,9 +45,8 @@ TEST(sequence_batch, batches_of_sequences)
     CHECK_OK(folio_sequence_reserve(s[5], 3, 0, NULL));
     s[6] = pool_plain(r.pool, 5); /* nothing new */
     folio_batch *batch = NULL;
-    const folio_batch_desc desc = {.struct_size = sizeof desc, .block_size = BS};
     const folio_batch_seq padding = {.struct_size = sizeof padding, .query_len = 1, .padding = 1};
-    CHECK_OK(folio_batch_create(r.ctx, &desc, &batch));
+    batch = support_batch(r.ctx, BS);
     for (int32_t g = 0; g < 2; g++) {
         folio_batch_clear(batch);
         CHECK_OK(folio_batch_add_sequences(batch, g, s, 2, NULL));
@@ -108,8 +107,7 @@ TEST(sequence_batch, batches_with_encoder_tokens)
     CHECK_OK(folio_sequence_commit(s[2], NULL));
     for (int i = 0; i < 3; i++) CHECK_OK(folio_sequence_reserve(s[i], 2, 0, NULL));
     folio_batch *batch = NULL;
-    const folio_batch_desc desc = {.struct_size = sizeof desc, .block_size = BS};
-    CHECK_OK(folio_batch_create(r.ctx, &desc, &batch));
+    batch = support_batch(r.ctx, BS);
     for (int committed = 0; committed < 2; committed++) {
         folio_batch_clear(batch);
         CHECK_OK(folio_batch_add_sequences(batch, 0, s, 3, NULL));
@@ -147,8 +145,7 @@ TEST(sequence_batch, batches_refused)
     folio_sequence *const with_null[2] = {s[0], NULL}, *const empty = pool_sequence(r.pool, 0);
     CHECK_OK(folio_sequence_reserve(s[0], 2, 0, NULL));
     folio_batch *batch = NULL;
-    const folio_batch_desc desc = {.struct_size = sizeof desc, .block_size = 4};
-    CHECK_OK(folio_batch_create(r.ctx, &desc, &batch));
+    batch = support_batch(r.ctx, 4);
     CHECK_OK(folio_batch_add_sequences(batch, 1, s, 2, NULL));
     folio_batch_info before = {.struct_size = sizeof before}, after = before;
     CHECK_OK(folio_batch_get_info(batch, &before));

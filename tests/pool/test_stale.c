@@ -45,8 +45,7 @@ static bool open_plans(world *w)
             .max_encoder_tokens = ROWS, .max_seq_len = BS * BLOCKS);
         CHECK_OK(folio_plan_create(w->r.ctx, &p, &w->plan[g]));
     }
-    const folio_batch_desc b = {.struct_size = sizeof b, .block_size = BS};
-    CHECK_OK(folio_batch_create(w->r.ctx, &b, &w->batch));
+    w->batch = support_batch(w->r.ctx, BS);
     return w->plan[0] != NULL && w->plan[1] != NULL && w->batch != NULL;
 }
 
@@ -366,12 +365,10 @@ TEST(stale, copies_that_nobody_ran_are_refused)
     pool_rig r;
     REQUIRE_TEST(pool_rig_open(&r, (folio_pool_desc){.num_blocks = 20, .block_size = BS}));
     folio_sequence *a = pool_plain(r.pool, 6), *b = pool_fork(a), *other = pool_plain(r.pool, 6);
-    const folio_batch_desc desc = {.struct_size = sizeof desc, .block_size = BS};
-    folio_batch *batch = NULL;
     folio_batch_info info = {.struct_size = sizeof info};
     int64_t n = 0;
     folio_block_pair pairs[4];
-    CHECK_OK(folio_batch_create(r.ctx, &desc, &batch));
+    folio_batch *batch = support_batch(r.ctx, BS);
     CHECK_OK(folio_sequence_reserve(b, 1, 0, NULL));
     folio_sequence *const some[3] = {other, a, b};
     REFUSED(folio_batch_add_sequences(batch, 0, some, 3, NULL), FOLIO_ERR_ARGUMENT,
@@ -478,13 +475,11 @@ TEST(stale, sequences_by_hand_need_another_batch)
     pool_rig r;
     REQUIRE_TEST(pool_rig_open(&r, (folio_pool_desc){.num_blocks = 20, .block_size = BS}));
     folio_sequence *const s[2] = {pool_plain(r.pool, 6), pool_plain(r.pool, 3)};
-    const folio_batch_desc desc = {.struct_size = sizeof desc, .block_size = BS};
     const folio_batch_seq padding = {.struct_size = sizeof padding, .query_len = 1, .padding = 1};
     const int32_t table[1] = {0};
     const folio_batch_seq by_hand = FOLIO_WITH(folio_batch_seq, .query_len = 2, .seq_len = 2,
                                                .block_table = table, .num_blocks = 1);
-    folio_batch *batch = NULL;
-    CHECK_OK(folio_batch_create(r.ctx, &desc, &batch));
+    folio_batch *batch = support_batch(r.ctx, BS);
     CHECK_OK(folio_batch_add(batch, &padding)); /* goes with both */
     CHECK_OK(folio_batch_add_sequences(batch, 0, s, 1, NULL));
     REFUSED(folio_batch_add(batch, &by_hand), FOLIO_ERR_ARGUMENT, "seq 2|pool|padding");
@@ -513,9 +508,7 @@ TEST(stale, a_batch_is_of_one_pool_and_one_group)
     REQUIRE_TEST(pool_rig_open(&r, pool));
     REQUIRE_TEST(pool_rig_open(&other, pool));
     folio_sequence *const s[2] = {pool_plain(r.pool, 6), pool_plain(other.pool, 6)};
-    const folio_batch_desc desc = {.struct_size = sizeof desc, .block_size = BS};
-    folio_batch *batch = NULL;
-    CHECK_OK(folio_batch_create(r.ctx, &desc, &batch));
+    folio_batch *batch = support_batch(r.ctx, BS);
     REFUSED(folio_batch_add_sequences(batch, 0, s, 2, NULL), FOLIO_ERR_ARGUMENT,
             "sequences[1]|another pool");
     CHECK_OK(folio_batch_add_sequences(batch, 0, s, 0, NULL));
@@ -550,9 +543,7 @@ TEST(stale, an_add_without_memory_leaves_nothing)
             &r, support_context("reference", 1, &allocator),
             (folio_pool_desc){.num_blocks = 400, .block_size = BS, .num_layer_groups = GROUPS}));
         folio_sequence *const s[2] = {pool_plain(r.pool, 3), pool_plain(r.pool, 700)};
-        const folio_batch_desc desc = {.struct_size = sizeof desc, .block_size = BS};
-        folio_batch *batch = NULL;
-        CHECK_OK(folio_batch_create(r.ctx, &desc, &batch));
+        folio_batch *batch = support_batch(r.ctx, BS);
         counter.calls = 0;
         counter.fail_at = n;
         status = folio_batch_add_sequences(batch, 0, s, 2, NULL);
