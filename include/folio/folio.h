@@ -66,7 +66,7 @@
  * their `user` pointers must outlive every object of the context. Memory from folio_memory_create
  * is not an object: give it back before you destroy the context.
  *
- * folio_pool.h is the other half of a cache: who owns its blocks.
+ * folio_pool.h manages the blocks of a cache.
  */
 #ifndef FOLIO_FOLIO_H
 #define FOLIO_FOLIO_H
@@ -771,7 +771,7 @@ FOLIO_API folio_status folio_batch_get_info(const folio_batch *batch, folio_batc
 
 /**
  * The sequences of one phase as one attention type sees them, in the batch's order. The batch owns
- * all arrays. They are valid until the batch changes or the same view is asked for again.
+ * all arrays. They are valid until the batch changes or the same view is requested again.
  */
 typedef struct folio_batch_view {
     size_t struct_size;
@@ -816,14 +816,14 @@ FOLIO_API int folio_batch_is_complete(const folio_batch *batch, folio_attention_
 typedef struct folio_plan folio_plan;
 
 /**
- * Fixed buffers, as CUDA graphs need them. Whatever the batch holds, q, out and lse (and k and v in
+ * Fixed buffers, as CUDA graphs need them. For every batch, q, out and lse (and k and v in
  * self-attention) have max_query_tokens rows; encoder rows, and k and v in cross attention, are
  * max_encoder_tokens. Rows past the batch's are padding: never stored, out zeros, lse -inf or the
  * sink. On host backends the other rows have the same bits as without this flag. On a device that
  * needs FOLIO_PLAN_BATCH_INVARIANT too, because a graph's kernels are chosen by the plan's limits.
  */
 #define FOLIO_PLAN_GRAPH 1u
-/** Every forward brings its own workspace; the plan allocates none. */
+/** Every forward must have run.workspace; the plan allocates none. */
 #define FOLIO_PLAN_NO_WORKSPACE 2u
 /**
  * A sequence's bits depend on its own rows and keys and on the plan, never on the rest of the batch.

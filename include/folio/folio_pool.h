@@ -1,5 +1,5 @@
 /*
- * Folio: KV memory. Who owns the blocks of a KV cache.
+ * Folio: KV memory. Manages the blocks of a KV cache.
  *
  *     folio_pool      hands out blocks: reference counts, prefix cache, tiers
  *     folio_sequence  one request's tokens: a block table per layer group
@@ -7,7 +7,7 @@
  *
  * A step of an engine, from the pool to the kernels and back:
  *
- *     match      a new sequence takes what the prefix cache has of its prompt
+ *     match      a new sequence takes the cached blocks of its prompt's prefix
  *     reserve    each sequence gets slots for the tokens it computes in this step
  *     batch      folio_batch_add_sequences, a batch and a plan per layer group; then the forwards
  *     commit     the tokens' K and V are written; full blocks enter the prefix cache
@@ -17,7 +17,7 @@
  * Blocks have one numbering for all groups, and block b belongs to one group at a time. So groups can
  * share memory: groups of one shape name the same cache, others take theirs from
  * folio_kv_cache_create_shared. A block is free; or used, by one holder or shared by several; or
- * cached: held by nobody, but known to the prefix cache and taken back when free ones run out.
+ * cached: not held, but in the prefix cache, and evicted when free ones run out.
  * Available is free or cached.
  *
  * Errors are those of folio.h. A call that fails has changed nothing, unless it says otherwise.
@@ -163,8 +163,8 @@ FOLIO_API folio_status folio_pool_create(folio_context *ctx, const folio_pool_de
 FOLIO_API void folio_pool_destroy(folio_pool *pool);
 
 /**
- * Blocks by hand, for callers with block tables of their own: n blocks with one reference each, all
- * or none. FOLIO_ERR_FULL: fewer than n are available. FOLIO_ERR_TOO_LARGE: the pool has fewer than
+ * Allocate n blocks with one reference each, all or none, for callers that keep their own block
+ * tables. FOLIO_ERR_FULL: fewer than n are available. FOLIO_ERR_TOO_LARGE: the pool has fewer than
  * n. Free blocks are taken first, then cached ones: the least recently used first, and of one
  * sequence its last block first. Each block takes constant time. One exception: if all groups have
  * windows, taking the last cached block of a long chain also clears the chain's entries.
@@ -327,13 +327,14 @@ FOLIO_API folio_status folio_sequence_match(folio_sequence *sequence, const foli
  * cache, the sequence gets a block of its own in its place, and a copy is queued;
  * folio_batch_add_sequences runs it. flags: 0 or FOLIO_RESERVE_ADMIT.
  * @return FOLIO_OK; ERR_FULL; ERR_TOO_LARGE: the sequence would have more than 2^31 - 1 tokens, or
- * have more blocks than the pool; ERR_ARGUMENT; ERR_MEMORY. ERR_FULL without other sequences: the
- * block to copy has no second one; preempt this sequence with RECOMPUTE and resume it.
+ * have more blocks than the pool; ERR_ARGUMENT; ERR_MEMORY. ERR_FULL although there
+ * is no other sequence: there is no free block for the copy; preempt this sequence with RECOMPUTE
+ * and resume it.
  */
 FOLIO_API folio_status folio_sequence_reserve(folio_sequence *sequence, int64_t n, uint32_t flags,
                                               int64_t *slots);
 
-/** Slots for the n encoder tokens that cross attention will read. Refused if the sequence has
+/** Slots for the n encoder tokens that cross attention will read. Rejected if the sequence has
  * encoder tokens already. n is at least 1. slots (may be NULL): [n]. flags as in
  * folio_sequence_reserve. In a batch its encoder_new_len is n until the next commit, 0 afterwards.
  * Errors are those of folio_sequence_reserve. */
@@ -353,10 +354,10 @@ FOLIO_API folio_status folio_sequence_reserve_encoder(folio_sequence *sequence, 
 FOLIO_API folio_status folio_sequence_commit(folio_sequence *sequence, const folio_tokens *tokens);
 
 /**
- * Keep the first len tokens, as after rejected drafts; 0: start again. Encoder tokens stay. Refused
- * where a windowed group has released keys that the next token to compute would see. Taking back
- * tokens of the last reserve always works, committed or not, unless folio_sequence_release_window or
- * a swap came after it.
+ * Keep the first len tokens, as after rejected drafts; 0: start again. Encoder tokens stay. Rejected
+ * if a windowed group has released keys that the next token to compute would see. Truncating tokens
+ * of the last reserve always works, committed or not, unless folio_sequence_release_window or a swap
+ * came after it.
  */
 FOLIO_API folio_status folio_sequence_truncate(folio_sequence *sequence, int64_t len);
 
@@ -381,7 +382,7 @@ FOLIO_API folio_status folio_sequence_get_table(const folio_sequence *sequence, 
  * it had before.
  *
  * All sequences of a batch are of one pool and one group, until folio_batch_clear. Sequences of
- * folio_batch_add, padding aside, need another batch: the two are rejected in one. If the group has a
+ * folio_batch_add, padding aside, need another batch; a mix is rejected. If the group has a
  * cache, folio_attention_forward rejects the batch with any other cache. Without a cache it is a
  * profiling run: K and V are not stored, so do not commit after it. Cross attention takes the pool's
  * cross_cache in the same way.
