@@ -62,6 +62,18 @@ static void close_world(world *w)
     folio_context_destroy(w->ctx);
 }
 
+/* Of the first num_attentions shapes. */
+static folio_plan *make_plan(world *w, int32_t num_attentions, uint32_t flags)
+{
+    folio_plan *plan = NULL;
+    folio_plan_desc p =
+        FOLIO_WITH(folio_plan_desc, .attentions = w->attention, .num_attentions = num_attentions,
+                   .cache = w->cache[0], .max_seqs = SEQS, .max_query_tokens = SEQS,
+                   .max_seq_len = LENGTH, .flags = flags);
+    CHECK_OK(folio_plan_create(w->ctx, &p, &plan));
+    return plan;
+}
+
 static void check_out(world *w, const void *on_device, const folio_run *run, int turn)
 {
     static uint16_t out[SEQS * ROW];
@@ -76,12 +88,8 @@ static void check_out(world *w, const void *on_device, const folio_run *run, int
 TEST(workspace, attentions_of_other_shapes_take_turns)
 {
     world w;
-    folio_plan *plan = NULL;
     open_world(&w);
-    folio_plan_desc p = FOLIO_WITH(
-        folio_plan_desc, .attentions = w.attention, .num_attentions = SHAPES, .block_size = BLOCK,
-        .num_blocks = BLOCKS, .max_seqs = SEQS, .max_query_tokens = SEQS, .max_seq_len = LENGTH);
-    CHECK_OK(folio_plan_create(w.ctx, &p, &plan));
+    folio_plan *plan = make_plan(&w, SHAPES, 0);
     CHECK_OK(folio_plan_update(plan, w.batch, NULL));
     for (int turn = 0; turn < 3 * SHAPES; turn++) {
         int i = turn % SHAPES;
@@ -101,15 +109,10 @@ TEST(workspace, many_workspaces_of_the_caller)
 {
     enum { MANY = 20 };
     world w;
-    folio_plan *plan = NULL;
     size_t bytes = 0;
     folio_run runs[MANY];
     open_world(&w);
-    folio_plan_desc p = FOLIO_WITH(folio_plan_desc, .attentions = w.attention,
-                                   .num_attentions = SHAPES, .block_size = BLOCK,
-                                   .num_blocks = BLOCKS, .max_seqs = SEQS, .max_query_tokens = SEQS,
-                                   .max_seq_len = LENGTH, .flags = FOLIO_PLAN_NO_WORKSPACE);
-    CHECK_OK(folio_plan_create(w.ctx, &p, &plan));
+    folio_plan *plan = make_plan(&w, SHAPES, FOLIO_PLAN_NO_WORKSPACE);
     CHECK_OK(folio_plan_get_workspace_size(plan, &bytes));
     CHECK_OK(folio_plan_update(plan, w.batch, NULL));
     for (int i = 0; i < MANY; i++) {
@@ -136,17 +139,12 @@ TEST(workspace, many_workspaces_of_the_caller)
 TEST(workspace, two_streams_with_workspaces_of_their_own)
 {
     world w;
-    folio_plan *plan = NULL;
     size_t bytes = 0;
     cudaStream_t streams[2];
     folio_run runs[2];
     void *out[2];
     open_world(&w);
-    folio_plan_desc p = FOLIO_WITH(folio_plan_desc, .attentions = w.attention, .num_attentions = 1,
-                                   .block_size = BLOCK, .num_blocks = BLOCKS, .max_seqs = SEQS,
-                                   .max_query_tokens = SEQS, .max_seq_len = LENGTH,
-                                   .flags = FOLIO_PLAN_NO_WORKSPACE);
-    CHECK_OK(folio_plan_create(w.ctx, &p, &plan));
+    folio_plan *plan = make_plan(&w, 1, FOLIO_PLAN_NO_WORKSPACE);
     CHECK_OK(folio_plan_get_workspace_size(plan, &bytes));
     for (int i = 0; i < 2; i++) {
         CHECK(cudaStreamCreateWithFlags(&streams[i], cudaStreamNonBlocking) == cudaSuccess);
@@ -178,17 +176,13 @@ TEST(workspace, two_streams_with_workspaces_of_their_own)
 TEST(workspace, a_second_stream_in_the_plans_own_is_refused)
 {
     world w;
-    folio_plan *plan = NULL;
     cudaStream_t stream;
     open_world(&w);
-    folio_plan_desc p = FOLIO_WITH(folio_plan_desc, .attentions = w.attention, .num_attentions = 1,
-                                   .cache = w.cache[0], .max_seqs = SEQS, .max_query_tokens = SEQS,
-                                   .max_seq_len = LENGTH);
+    folio_plan *plan = make_plan(&w, 1, 0);
     folio_tensors t =
         FOLIO_WITH(folio_tensors, .q = {w.q, 0, SEQS, 0, 0}, .out = {w.out, 0, SEQS, 0, 0});
     CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess);
     folio_run run = {.struct_size = sizeof run, .stream = stream};
-    CHECK_OK(folio_plan_create(w.ctx, &p, &plan));
     CHECK_OK(folio_plan_update(plan, w.batch, NULL));
     CHECK_OK(folio_attention_forward(plan, 0, FOLIO_ATTENTION_DECODER, w.cache[0], 0, &t, NULL));
     CHECK_REFUSED(
