@@ -5,181 +5,13 @@
  * tokens up to it, group, layer) and is compared whenever a sequence is looked at. Events are
  * replayed and must name what each tier has.
  */
-#include "pool/generation_rig.h"
-#include "pool/pool_model.h"
-
-#include "cache/pool.h" /* folioi_pool_set_hash_bits */
+#include "pool/fuzz_world.h"
 
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdlib.h>
-#include <time.h>
 #include <unistd.h>
-
-enum {
-    MAX_LEN = 200,
-    MAX_SEQS = 10,
-    GROUPS = 3,
-    ENCODER = GROUPS, /* its cache */
-    MAX_HAND = 20,
-    MAX_LOOSE = 8,
-    MAX_THREADS = 4,
-    WIDTH = 8,
-    KNOWN = 1 << 16
-};
-
-/* ------------------------------------------------------------------------------------ the world */
-
-typedef struct fuzz_config {
-    int64_t num_blocks, host_blocks, frames, window[GROUPS];
-    int32_t block_size, num_layer_groups, layers[GROUPS + 1];
-    folio_layout layout[GROUPS + 1];
-    bool encoder, check;
-    bool damage;   /* of the store's file */
-    int hash_bits; /* 0: all */
-    int num_threads;
-} fuzz_config;
-
-typedef struct known_block {
-    uint64_t hash[2];
-    int32_t place; /* tier and group, from 1; 0: no entry */
-    bool there;
-} known_block;
-
-typedef struct world {
-    fuzz_config c;
-    uint64_t seed;
-    folio_context *ctx;
-    folio_pool *pool;
-    folio_kv_cache *caches[GROUPS + 1];
-    char store[256];
-    uint64_t weights;   /* other ones each time the prefix cache is forgotten */
-    known_block *known; /* [KNOWN], by events; guarded by the pool's lock */
-    int64_t num_known[3], event_faults;
-} world;
-
-/* The pool's own thread is slowed down, so that others see its transfers under way. */
-static _Thread_local bool is_caller;
-
-static void *slow_alloc(void *user, size_t size, size_t align)
-{
-    (void)user;
-    static _Atomic uint64_t count;
-    if (!is_caller && ++count % 4 == 0) nanosleep(&(struct timespec){.tv_nsec = 20000}, NULL);
-    return aligned_alloc(align, (size + align - 1) / align * align);
-}
-
-static void slow_free(void *user, void *ptr, size_t size)
-{
-    (void)user;
-    (void)size;
-    free(ptr);
-}
-
-static void on_event(void *user, const folio_cache_event *e)
-{
-    world *w = user;
-    int32_t place = 1 + (int32_t)e->tier * GROUPS + e->layer_group;
-    uint64_t at = support_bits(e->hash[0], (uint64_t)place) % KNOWN;
-    known_block *k = &w->known[at];
-    while (k->place != 0 && (k->place != place || memcmp(k->hash, e->hash, 16) != 0))
-        k = &w->known[++at % KNOWN];
-    memcpy(k->hash, e->hash, 16);
-    k->place = place;
-    bool stored = e->kind == FOLIO_EVENT_STORED;
-    w->event_faults += k->there == stored;
-    w->num_known[e->tier] += stored ? 1 : -1;
-    k->there = stored;
-}
-
-static fuzz_config config_of(uint64_t seed)
-{
-    uint64_t b[24];
-    for (int i = 0; i < COUNT_OF(b); i++) b[i] = support_bits(seed, (uint64_t)i + 500);
-    static const int32_t sizes[] = {1, 2, 3, 4, 5, 16};
-    static const int64_t windows[] = {0, 0, 1, 2, 5, 9, 17, 40};
-    static const folio_layout layouts[] = {FOLIO_LAYOUT_NATIVE, FOLIO_LAYOUT_NHD, FOLIO_LAYOUT_HND};
-    fuzz_config c = {.block_size = sizes[b[0] % 6],
-                     .num_layer_groups = 1 + (int32_t)(b[1] % GROUPS),
-                     .num_blocks = 4 + (int64_t)(b[2] % (b[3] % 2 ? 20 : 90)),
-                     .host_blocks = b[4] % 3 ? (int64_t)(b[5] % (b[6] % 2 ? 3 : 40)) : 0,
-                     .frames = b[7] % 3 ? 2 + (int64_t)(b[8] % (b[9] % 2 ? 3 : 60)) : 0,
-                     .encoder = b[10] % 2,
-                     .check = b[11] % 2,
-                     .num_threads = 1};
-    for (int g = 0; g <= c.num_layer_groups; g++) { /* the last one is the encoder's */
-        int at = g < c.num_layer_groups ? g : ENCODER;
-        c.layers[at] = 1 + (int32_t)(b[12 + g] % 2);
-        c.layout[at] = layouts[b[12 + g] / 2 % 3];
-        if (g < c.num_layer_groups) c.window[g] = windows[b[16 + g] % 8];
-        if (g < c.num_layer_groups && b[20] % 6 == 0 && c.window[g] == 0) c.window[g] = 7;
-    }
-    return c;
-}
-
-/* Room for the file: a frame has a head with ids, one block of a group, and whole pages. */
-static int64_t store_bytes(const world *w)
-{
-    int64_t payload = 0;
-    for (int g = 0; g <= GROUPS; g++) payload = w->c.layers[g] > payload ? w->c.layers[g] : payload;
-    payload *= (int64_t)w->c.block_size * WIDTH * 2 * 4;
-    return (w->c.frames + 1) * ((payload + 512 + 4 * w->c.block_size + 4095) / 4096 * 4096);
-}
-
-static bool open_pool(world *w)
-{
-    const fuzz_config *c = &w->c;
-    folio_layer_group groups[GROUPS];
-    for (int g = 0; g < c->num_layer_groups; g++)
-        groups[g] = (folio_layer_group){.window = c->window[g], .cache = w->caches[g]};
-    bool listen = c->hash_bits == 0; /* else hashes do not tell blocks apart */
-    folio_pool_desc desc =
-        FOLIO_WITH(folio_pool_desc, .num_blocks = c->num_blocks, .block_size = c->block_size,
-                   .num_layer_groups = c->num_layer_groups, .layer_groups = groups,
-                   .cross_cache = w->caches[ENCODER], .watermark = c->num_blocks / 10,
-                   .flags = c->check ? FOLIO_POOL_CHECK : 0, .on_event = listen ? on_event : NULL,
-                   .event_user = w, .host_blocks = c->host_blocks,
-                   .store_path = c->frames > 0 ? w->store : NULL,
-                   .store_bytes = c->frames > 0 ? store_bytes(w) : 0);
-    memset(w->known, 0, KNOWN * sizeof *w->known);
-    memset(w->num_known, 0, sizeof w->num_known);
-    w->pool = NULL;
-    CHECK_OK(folio_pool_create(w->ctx, &desc, &w->pool));
-    if (w->pool != NULL && c->hash_bits > 0) folioi_pool_set_hash_bits(w->pool, c->hash_bits);
-    return w->pool != NULL;
-}
-
-static bool world_open(world *w, const fuzz_config *c, uint64_t seed)
-{
-    *w = (world){.c = *c, .seed = seed, .weights = seed};
-    w->known = malloc(KNOWN * sizeof *w->known);
-    if (w->known == NULL) abort();
-    gen_store_path(w->store, sizeof w->store);
-    folio_allocator memory = {slow_alloc, slow_free, NULL};
-    w->ctx = support_context(support_backends[seed % 2], 1, &memory);
-    if (w->ctx == NULL) return false;
-    for (int g = 0; g <= GROUPS; g++) {
-        if (g == ENCODER ? !c->encoder : g >= c->num_layer_groups) continue;
-        folio_kv_cache_desc desc =
-            FOLIO_WITH(folio_kv_cache_desc, .num_blocks = c->num_blocks, .num_layers = c->layers[g],
-                       .block_size = c->block_size, .num_kv_heads = 1, .k_head_size = WIDTH,
-                       .dtype = FOLIO_F32, .layout = c->layout[g]);
-        CHECK_OK(folio_kv_cache_create(w->ctx, &desc, &w->caches[g]));
-        if (w->caches[g] == NULL) return false;
-        kit_poison_cache(w->caches[g]);
-    }
-    return open_pool(w);
-}
-
-static void world_close(world *w)
-{
-    folio_pool_destroy(w->pool);
-    for (int g = 0; g <= GROUPS; g++) folio_kv_cache_destroy(w->caches[g]);
-    folio_context_destroy(w->ctx);
-    unlink(w->store);
-    free(w->known);
-}
 
 /* ------------------------------------------------------------------------------------ one caller */
 
@@ -199,7 +31,7 @@ typedef struct shadow {
 } shadow;
 
 typedef struct fuzz {
-    world *w;
+    fuzz_world *w;
     uint64_t seed, draws;
     int64_t op, num_ops;
     const char *op_name;
@@ -589,7 +421,7 @@ static void op_reopen(fuzz *f, shadow *unused)
     f->unseen = false;
     folio_pool_destroy(f->w->pool);
     op_damage(f, NULL);
-    if (!open_pool(f->w)) f->failed = true;
+    if (!fuzz_pool_open(f->w)) f->failed = true;
 }
 
 /* Prompts follow one of three documents and leave it now and then. */
@@ -906,7 +738,7 @@ static void let_all_go(fuzz *f)
 static void *run_caller(void *arg)
 {
     fuzz *f = arg;
-    is_caller = true;
+    fuzz_is_caller = true;
     while (f->op < f->num_ops && !f->failed) step(f);
     if (!f->failed) let_all_go(f);
     return NULL;
@@ -915,7 +747,7 @@ static void *run_caller(void *arg)
 /* Nothing is held: what the events left is what each tier has. */
 static void check_end(fuzz *f)
 {
-    world *w = f->w;
+    fuzz_world *w = f->w;
     drain(f);
     FUZZ_OK(folio_pool_check(w->pool));
     folio_pool_stats t = pool_stats(w->pool);
@@ -938,9 +770,9 @@ typedef struct totals {
 
 static void run_seed(const fuzz_config *c, uint64_t seed, int64_t num_ops, totals *sum)
 {
-    static world w;
+    static fuzz_world w;
     static fuzz f[MAX_THREADS];
-    bool failed = !world_open(&w, c, seed);
+    bool failed = !fuzz_world_open(&w, c, seed);
     if (failed) return;
     for (int i = 0; i < c->num_threads; i++) {
         f[i] = (fuzz){.w = &w, .seed = seed * MAX_THREADS + (uint64_t)i, .num_ops = num_ops};
@@ -963,7 +795,7 @@ static void run_seed(const fuzz_config *c, uint64_t seed, int64_t num_ops, total
     sum->out += t.blocks_out;
     sum->reads += t.store_reads;
     sum->evictions += t.evictions + t.host_evictions + t.store_evictions;
-    world_close(&w);
+    fuzz_world_close(&w);
 }
 
 typedef enum variant { PLAIN, COLLIDING, DAMAGED, THREADED } variant;
@@ -984,7 +816,7 @@ static void run_seeds(variant how, uint64_t first, int count, int64_t num_ops)
     for (int i = 0; i < most && test_failures() == 0 && (i < count || !all_happened(how, &t));
          i++) {
         uint64_t seed = only ? strtoull(only, NULL, 10) : first + (uint64_t)i;
-        fuzz_config c = config_of(seed);
+        fuzz_config c = fuzz_config_of(seed);
         if (how == COLLIDING) c.hash_bits = 1 + (int)(seed % 4);
         if (how == THREADED) c.num_threads = 2 + (int)(seed % (MAX_THREADS - 1));
         c.damage = how == DAMAGED;
