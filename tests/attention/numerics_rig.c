@@ -106,20 +106,10 @@ folio_status rig_store(rig *r, int64_t s, int64_t j, bool cross)
     write.v.data = r->val[s][j];
     write.k_scale = r->t.k_scale;
     write.v_scale = r->t.v_scale;
-    return folio_kv_cache_write(r->cache, 0, &write, NULL);
+    return folio_kv_cache_write(r->l.cache, 0, &write, NULL);
 }
 
-void rig_close(rig *r)
-{
-    folio_plan_destroy(r->plan);
-    folio_batch_destroy(r->batch);
-    folio_kv_cache_destroy(r->cache);
-    folio_attention_destroy(r->attention);
-    r->plan = NULL;
-    r->batch = NULL;
-    r->cache = NULL;
-    r->attention = NULL;
-}
+void rig_close(rig *r) { kit_layer_close(&r->l); }
 
 static folio_status rig_open_cache(rig *r, uint32_t types)
 {
@@ -128,9 +118,9 @@ static folio_status rig_open_cache(rig *r, uint32_t types)
     kv->k_head_size = r->desc.k_head_size;
     kv->v_head_size = r->desc.v_head_size;
     kv->dtype = r->desc.kv_dtype ? r->desc.kv_dtype : r->desc.dtype;
-    folio_status status = folio_kv_cache_create(r->ctx, kv, &r->cache);
+    folio_status status = folio_kv_cache_create(r->ctx, kv, &r->l.cache);
     if (status != FOLIO_OK || r->keep_context) return status;
-    kit_poison_cache(r->cache);
+    kit_poison_cache(r->l.cache);
     for (int64_t s = 0; s < r->num_seqs && status == FOLIO_OK; s++) {
         const folio_batch_seq *seq = &r->seqs[s];
         int64_t context = seq->seq_len - seq->query_len;
@@ -148,41 +138,31 @@ static folio_status rig_open_cache(rig *r, uint32_t types)
 
 folio_status rig_replan(rig *r, uint32_t types)
 {
-    folio_plan_destroy(r->plan);
-    folio_batch_destroy(r->batch);
-    r->plan = NULL;
-    r->batch = NULL;
-    folio_batch_desc batch = FOLIO_WITH(
-        folio_batch_desc, .block_size = r->kv.block_size, .max_seqs = RIG_SEQS,
-        .max_query_tokens = RIG_SEQS * RIG_TOKENS, .max_blocks = RIG_SEQS * RIG_TOKENS,
-        .max_encoder_tokens = RIG_SEQS * RIG_TOKENS, .max_cross_blocks = RIG_SEQS * RIG_TOKENS);
-    folio_status status = folio_batch_create(r->ctx, &batch, &r->batch);
+    folio_plan_destroy(r->l.plan);
+    folio_batch_destroy(r->l.batch);
+    r->l.plan = NULL;
+    r->l.batch = NULL;
+    folio_status status =
+        KIT_LAYER_OPEN(r->ctx, &r->l, .block_size = r->kv.block_size, .types = types,
+                       .max_seqs = RIG_SEQS, .max_query_tokens = RIG_SEQS * RIG_TOKENS,
+                       .max_seq_len = RIG_TOKENS, .max_encoder_tokens = RIG_SEQS * RIG_TOKENS);
     for (int64_t s = 0; s < r->num_seqs && status == FOLIO_OK; s++) {
         folio_batch_seq seq = r->seqs[s];
-        if (r->cache) {
+        if (r->l.cache) {
             seq.block_table = r->table[s];
             seq.num_blocks = (seq.seq_len + r->kv.block_size - 1) / r->kv.block_size;
             seq.cross_block_table = r->cross_table[s];
             seq.num_cross_blocks = (seq.encoder_len + r->kv.block_size - 1) / r->kv.block_size;
         }
-        status = folio_batch_add(r->batch, &seq);
+        status = folio_batch_add(r->l.batch, &seq);
     }
-    if (status != FOLIO_OK) return status;
-    folio_attention *attention = r->attention;
-    folio_plan_desc plan =
-        FOLIO_WITH(folio_plan_desc, .attentions = &attention, .types = &types, .num_attentions = 1,
-                   .block_size = r->cache ? r->kv.block_size : 0,
-                   .num_blocks = r->cache ? r->kv.num_blocks : 0, .max_seqs = RIG_SEQS,
-                   .max_query_tokens = RIG_SEQS * RIG_TOKENS, .max_seq_len = RIG_TOKENS,
-                   .max_encoder_tokens = RIG_SEQS * RIG_TOKENS);
-    status = folio_plan_create(r->ctx, &plan, &r->plan);
-    if (status == FOLIO_OK) status = folio_plan_update(r->plan, r->batch, NULL);
+    if (status == FOLIO_OK) status = folio_plan_update(r->l.plan, r->l.batch, NULL);
     return status;
 }
 
 folio_status rig_open(rig *r, uint32_t types)
 {
-    folio_status status = folio_attention_create(r->ctx, &r->desc, &r->attention);
+    folio_status status = folio_attention_create(r->ctx, &r->desc, &r->l.attention);
     if (status == FOLIO_OK && r->kv.num_blocks) status = rig_open_cache(r, types);
     if (status == FOLIO_OK) status = rig_replan(r, types);
     return status;
@@ -272,7 +252,7 @@ folio_status rig_forward(rig *r, folio_attention_type type)
         t.v = (folio_tensor){.data = v, .tokens = kv_rows};
     }
     t.lse = lse;
-    folio_status status = folio_attention_forward(r->plan, 0, type, r->cache, 0, &t, NULL);
+    folio_status status = folio_attention_forward(r->l.plan, 0, type, r->l.cache, 0, &t, NULL);
     if (status == FOLIO_OK) rig_read(r, type, out_dtype, out, lse);
     free(q);
     free(k);

@@ -8,6 +8,7 @@
 #define FOLIO_NUMERICS_RIG_H
 
 #include "kit/kit.h"
+#include "kit/layer.h"
 #include "test.h"
 
 #include <math.h>
@@ -32,10 +33,7 @@ typedef struct rig {
     float val[RIG_SEQS][RIG_TOKENS][RIG_HEADS][RIG_DIM];
     double out[RIG_SEQS][RIG_TOKENS][RIG_HEADS][RIG_DIM];
     float lse[RIG_SEQS][RIG_TOKENS][RIG_HEADS];
-    folio_attention *attention;
-    folio_kv_cache *cache;
-    folio_batch *batch;
-    folio_plan *plan;
+    kit_layer l;
 } rig;
 
 /* Where a statement must hold: on the reference and on each cpu level this machine runs. */

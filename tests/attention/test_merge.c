@@ -413,8 +413,8 @@ BACKEND_TEST(merge, bias_matrix_is_the_formula)
         float matrix[2 * 9 * 15 + 1];
         for (int i = 0; i < 2 * 9 * 15 + 1; i++) matrix[i] = 777;
         const float *slopes = c->slopes ? bias_slopes : NULL;
-        CHECK_OK(
-            folio_bias_write(r.attention, r.batch, c->type, 1, slopes, matrix, 2 * rows * keys));
+        CHECK_OK(folio_bias_write(r.l.attention, r.l.batch, c->type, 1, slopes, matrix,
+                                  2 * rows * keys));
         CHECK(matrix[2 * rows * keys] == 777);
         for (int64_t at = 0; at < 2 * rows * keys; at++) {
             int64_t h = at / (rows * keys), i = at / keys % rows, j = at % keys;
@@ -443,10 +443,10 @@ BACKEND_TEST(merge, bias_matrix_needs_its_room)
     CHECK_OK(rig_open(&r, FOLIO_ATTENTION_BIT(FOLIO_ATTENTION_DECODER)));
     float matrix[2 * 6 * 15];
     memset(matrix, 0xFF, sizeof matrix);
-    REFUSED(folio_bias_write(r.attention, r.batch, FOLIO_ATTENTION_DECODER, 1, NULL, matrix,
+    REFUSED(folio_bias_write(r.l.attention, r.l.batch, FOLIO_ATTENTION_DECODER, 1, NULL, matrix,
                              2 * 6 * 15 - 1),
             FOLIO_ERR_ARGUMENT, "179");
-    REFUSED(folio_bias_write(r.attention, r.batch, FOLIO_ATTENTION_DECODER, 2, NULL, matrix,
+    REFUSED(folio_bias_write(r.l.attention, r.l.batch, FOLIO_ATTENTION_DECODER, 2, NULL, matrix,
                              2 * 6 * 15),
             FOLIO_ERR_ARGUMENT, "2");
     CHECK(support_is_poison(matrix, sizeof matrix));
@@ -466,7 +466,7 @@ ENGINE_TEST(merge, bias_matrix_replaces_options)
         int64_t rows, keys;
         bias_dims(c, &rows, &keys);
         static float matrix[2][2 * 9 * 15];
-        CHECK_OK(folio_bias_write(r.attention, r.batch, c->type, 1, r.t.slopes, matrix[1],
+        CHECK_OK(folio_bias_write(r.l.attention, r.l.batch, c->type, 1, r.t.slopes, matrix[1],
                                   2 * rows * keys));
         memcpy(&options, &r, sizeof r);
         rig_close(&r);

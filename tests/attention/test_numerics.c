@@ -311,7 +311,7 @@ ENGINE_TEST(numerics, lse_strides)
         for (int i = 0; i < 64; i++) lse[i] = 12345;
         t.lse_token_stride = strides[n][0];
         t.lse_head_stride = strides[n][1];
-        CHECK_OK(folio_attention_forward(r.plan, 0, FOLIO_ATTENTION_DECODER, NULL, 0, &t, NULL));
+        CHECK_OK(folio_attention_forward(r.l.plan, 0, FOLIO_ATTENTION_DECODER, NULL, 0, &t, NULL));
         int64_t token = strides[n][0] ? strides[n][0] : 2, head = strides[n][1] ? strides[n][1] : 1;
         int touched = 0;
         for (int i = 0; i < 64; i++) touched += lse[i] != 12345;

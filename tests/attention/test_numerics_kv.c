@@ -46,7 +46,7 @@ static void read_back(int64_t s, int64_t j, bool cross)
     gather.v.data = r.val[s][j];
     gather.k_scale = r.t.k_scale;
     gather.v_scale = r.t.v_scale;
-    CHECK_OK(folio_kv_cache_gather(r.cache, 0, &gather, NULL));
+    CHECK_OK(folio_kv_cache_gather(r.l.cache, 0, &gather, NULL));
 }
 
 /* Row (s, i, h) is the softmax of scale q.k times v over keys [0, n), as key and val stand. */
@@ -118,11 +118,11 @@ ENGINE_TEST(numerics_kv, null_k_v_write_nothing)
         CHECK_OK(rig_run(&r, FOLIO_ATTENTION_DECODER));
         memcpy(&other, &r, sizeof r);
         /* The step again with k = v = NULL: nothing changes, neither cache nor bits. */
-        uint64_t bytes = kit_hash_cache(r.cache);
+        uint64_t bytes = kit_hash_cache(r.l.cache);
         r.no_kv = true;
         memset(r.out, 0, sizeof r.out);
         CHECK_OK(rig_forward(&r, FOLIO_ATTENTION_DECODER));
-        CHECK(kit_hash_cache(r.cache) == bytes);
+        CHECK(kit_hash_cache(r.l.cache) == bytes);
         CHECK(memcmp(r.out, other.out, sizeof r.out) == 0);
         CHECK(memcmp(r.lse, other.lse, sizeof r.lse) == 0);
         rig_close(&r);
@@ -216,9 +216,9 @@ ENGINE_TEST(numerics_kv, cross_keys_may_be_read_directly)
         }
         r.t.flags = append ? FOLIO_KV_APPEND : 0;
         CHECK_OK(rig_open(&r, FOLIO_ATTENTION_BIT(FOLIO_ATTENTION_ENCODER_DECODER)));
-        uint64_t bytes = append ? kit_hash_cache(r.cache) : 0;
+        uint64_t bytes = append ? kit_hash_cache(r.l.cache) : 0;
         CHECK_OK(rig_forward(&r, FOLIO_ATTENTION_ENCODER_DECODER));
-        if (append) CHECK(kit_hash_cache(r.cache) == bytes);
+        if (append) CHECK(kit_hash_cache(r.l.cache) == bytes);
         for (int s = 0; s < 3; s++)
             for (int i = 0; i < (int)lens[s][0]; i++) check_row(s, i, 1, lens[s][1], 4e-6);
         rig_close(&r);
@@ -252,9 +252,9 @@ ENGINE_TEST(numerics_kv, append_writes_nothing)
         rig_add(&r, 4, 10);
         r.t.flags = FOLIO_KV_APPEND;
         CHECK_OK(rig_open(&r, FOLIO_ATTENTION_BIT(FOLIO_ATTENTION_DECODER)));
-        uint64_t bytes = kit_hash_cache(r.cache);
+        uint64_t bytes = kit_hash_cache(r.l.cache);
         CHECK_OK(rig_forward(&r, FOLIO_ATTENTION_DECODER));
-        CHECK(kit_hash_cache(r.cache) == bytes);
+        CHECK(kit_hash_cache(r.l.cache) == bytes);
         rig_close(&r);
     }
 }
@@ -618,7 +618,7 @@ ENGINE_TEST(numerics_kv, int8_nan_and_zero_rows)
     CHECK(r.lse[1][0][0] == 0);
     CHECK(isnan(r.lse[2][0][1]));
     folio_kv_cache_view view = {.struct_size = sizeof view};
-    CHECK_OK(folio_kv_cache_get_view(r.cache, 0, &view));
+    CHECK_OK(folio_kv_cache_get_view(r.l.cache, 0, &view));
     int64_t block = r.table[0][0];
     CHECK(isnan(view.v_scales[block * view.v_scales_array.strides[0]]));
     CHECK(isfinite(view.k_scales[block * view.k_scales_array.strides[0]]));

@@ -108,10 +108,10 @@ ENGINE_TEST(numerics_types, encoders_leave_the_cache_alone)
         add_encoder(3, 3, 2, 2);
         r.types = all_types;
         CHECK_OK(rig_run(&r, types[n]));
-        kit_poison_cache(r.cache);
-        uint64_t poison = kit_hash_cache(r.cache);
+        kit_poison_cache(r.l.cache);
+        uint64_t poison = kit_hash_cache(r.l.cache);
         CHECK_OK(rig_forward(&r, types[n]));
-        CHECK(kit_hash_cache(r.cache) == poison);
+        CHECK(kit_hash_cache(r.l.cache) == poison);
         rig_close(&r);
         memcpy(&other, &r, sizeof r);
         r.kv.num_blocks = 0;
@@ -246,10 +246,10 @@ ENGINE_TEST(numerics_types, cross_cache_of_its_own)
     add_encoder(2, 2, 7, 7);
     CHECK_OK(rig_run(&r, FOLIO_ATTENTION_ENCODER_DECODER));
     memcpy(&other, &r, sizeof r);
-    folio_kv_cache *large = r.cache;
+    folio_kv_cache *large = r.l.cache, *tiny = NULL;
     folio_kv_cache_desc cache = r.kv;
     cache.num_blocks = 4;
-    CHECK_OK(folio_kv_cache_create(e.ctx, &cache, &r.cache));
+    CHECK_OK(folio_kv_cache_create(e.ctx, &cache, &tiny));
     for (int n = 0; n < 4; n++) {
         /* Small for cross or small for self; within its blocks, then one block past them. */
         bool small = n < 2, past = n % 2;
@@ -258,25 +258,25 @@ ENGINE_TEST(numerics_types, cross_cache_of_its_own)
         if (!small) r.table[0][0] = 1;
         folio_status status = rig_replan(&r, FOLIO_ATTENTION_BIT(FOLIO_ATTENTION_ENCODER_DECODER));
         CHECK_INT(status, past && !small ? FOLIO_ERR_ARGUMENT : FOLIO_OK);
-        folio_plan_destroy(r.plan);
-        r.plan = NULL;
-        folio_attention *attention = r.attention;
+        folio_plan_destroy(r.l.plan);
+        r.l.plan = NULL;
+        folio_attention *attention = r.l.attention;
         const uint32_t types = FOLIO_ATTENTION_BIT(FOLIO_ATTENTION_ENCODER_DECODER);
         folio_plan_desc desc = FOLIO_WITH(
             folio_plan_desc, .attentions = &attention, .types = &types, .num_attentions = 1,
             .block_size = r.kv.block_size, .num_blocks = small ? 160 : 4,
             .cross_num_blocks = small ? 4 : 160, .max_seqs = 1, .max_query_tokens = 2,
             .max_seq_len = 7, .max_encoder_tokens = 7);
-        CHECK_OK(folio_plan_create(e.ctx, &desc, &r.plan));
-        CHECK_INT(folio_plan_update(r.plan, r.batch, NULL), past ? FOLIO_ERR_ARGUMENT : FOLIO_OK);
+        CHECK_OK(folio_plan_create(e.ctx, &desc, &r.l.plan));
+        CHECK_INT(folio_plan_update(r.l.plan, r.l.batch, NULL),
+                  past ? FOLIO_ERR_ARGUMENT : FOLIO_OK);
         if (past) continue;
-        folio_kv_cache *tiny = r.cache;
-        r.cache = small ? tiny : large;
+        r.l.cache = small ? tiny : large;
         CHECK_OK(rig_forward(&r, FOLIO_ATTENTION_ENCODER_DECODER));
-        r.cache = tiny;
+        r.l.cache = large;
         CHECK(memcmp(r.out, other.out, sizeof r.out) == 0);
     }
-    folio_kv_cache_destroy(large);
+    folio_kv_cache_destroy(tiny);
     rig_close(&r);
 }
 
@@ -326,10 +326,10 @@ ENGINE_TEST(numerics_types, one_batch_serves_all_types)
         CHECK_OK(rig_forward(&r, (folio_attention_type)type));
         /* The same type with a batch and a plan of its own. */
         memcpy(&other, &r, sizeof r);
-        other.attention = NULL;
-        other.cache = NULL;
-        other.batch = NULL;
-        other.plan = NULL;
+        other.l.attention = NULL;
+        other.l.cache = NULL;
+        other.l.batch = NULL;
+        other.l.plan = NULL;
         memset(other.out, 0, sizeof other.out);
         CHECK_OK(rig_run(&other, (folio_attention_type)type));
         CHECK_MSG(memcmp(r.out, other.out, sizeof r.out) == 0, "%s differs",
@@ -376,7 +376,7 @@ ENGINE_TEST(numerics_types, phase_never_changes_results)
         rig_add(&r, 3, 11)->phase = phases[n];
         CHECK_OK(rig_run(&r, FOLIO_ATTENTION_DECODER));
         folio_batch_info summary = {.struct_size = sizeof summary};
-        CHECK_OK(folio_batch_get_info(r.batch, &summary));
+        CHECK_OK(folio_batch_get_info(r.l.batch, &summary));
         CHECK_INT(summary.num_prefills, n == 0 ? 2 : n == 1 ? 3 : 0);
         CHECK_INT(summary.num_decodes, n == 0 ? 1 : n == 1 ? 0 : 3);
         if (n > 0) CHECK(memcmp(r.out, other.out, sizeof r.out) == 0);
@@ -395,7 +395,7 @@ ENGINE_TEST(numerics_types, padding_has_no_phase)
     rig_add(&r, 3, 3);
     CHECK_OK(rig_open(&r, FOLIO_ATTENTION_BIT(FOLIO_ATTENTION_DECODER)));
     folio_batch_info summary = {.struct_size = sizeof summary};
-    CHECK_OK(folio_batch_get_info(r.batch, &summary));
+    CHECK_OK(folio_batch_get_info(r.l.batch, &summary));
     CHECK_INT(summary.num_prefills, 1);
     CHECK_INT(summary.num_prefill_tokens, 3);
     CHECK_INT(summary.num_decodes, 1);
@@ -407,7 +407,7 @@ ENGINE_TEST(numerics_types, padding_has_no_phase)
     const int64_t num_seqs[] = {1, 1, 4}, num_tokens[] = {3, 1, 7};
     for (int n = 0; n < 3; n++) {
         folio_batch_view view = {.struct_size = sizeof view};
-        CHECK_OK(folio_batch_get_view(r.batch, FOLIO_ATTENTION_DECODER, phases[n], &view));
+        CHECK_OK(folio_batch_get_view(r.l.batch, FOLIO_ATTENTION_DECODER, phases[n], &view));
         CHECK_INT(view.num_seqs, num_seqs[n]);
         CHECK_INT(view.num_query_tokens, num_tokens[n]);
     }
@@ -416,7 +416,7 @@ ENGINE_TEST(numerics_types, padding_has_no_phase)
     rig_init(&r, e.ctx);
     rig_add(&r, 2, 0);
     CHECK_OK(rig_open(&r, FOLIO_ATTENTION_BIT(FOLIO_ATTENTION_DECODER)));
-    CHECK_OK(folio_batch_get_info(r.batch, &summary));
+    CHECK_OK(folio_batch_get_info(r.l.batch, &summary));
     CHECK_INT(summary.num_prefills + summary.num_decodes, 0);
     CHECK_INT(summary.kind, FOLIO_BATCH_EMPTY);
     rig_close(&r);
