@@ -234,14 +234,6 @@ static __device__ __forceinline__ int32_t *counter_of(const decode_args &a, int 
     return a.counters + ((int64_t)seq * a.layer.num_kv_heads + kv_head) * 2 + (first_row > 0);
 }
 
-/* By one thread: is this part the last one of its sequence? The counter is left as it was found. */
-static __device__ __forceinline__ bool count_part(int32_t *counter, int num_parts)
-{
-    bool last = add_in_order(counter, 1) == num_parts - 1;
-    if (last) *counter = 0;
-    return last;
-}
-
 /*
  * The parts of one row as the warp that merges them has them: lane l knows m and l of parts l and l + 32. From there on they are
  * loaded again where they are needed.
@@ -315,21 +307,59 @@ static __device__ __forceinline__ float4 add_parts(uint32_t at, const row_parts 
     return sum;
 }
 
+/* One row of a sequence whose parts are all there. room: in shared memory, for
+ * 16 bytes a lane of each of `most` parts. */
+static __device__ __forceinline__ void merge_row(const decode_args &a, row_parts &parts,
+                                                 const float *sums, out_place at, uint32_t room,
+                                                 int most)
+{
+    int dims = a.layer.v_dims, lane = threadIdx.x & 31;
+    float row_m = 0.0f, row_l = 0.0f;
+    row_end end = {};
+#pragma unroll 1
+    for (int d = 0; d < dims; d += 128) {
+        float4 sum = {0.0f, 0.0f, 0.0f, 0.0f};
+        bool inside = d + 4 * lane < dims;
+        parts.sums = sums + d + 4 * lane;
+#pragma unroll 1
+        for (int first = 0; first < parts.num; first += most) {
+            int count = min(most, parts.num - first);
+            bring_parts(room, parts, first, count, inside);
+            if (first % 64 == 0) load_weights(parts, first);
+            if (d == 0 && first == 0) {
+                weigh_parts(parts, &row_m, &row_l);
+                if (parts.num > 64) load_weights(parts, 0);
+                end = end_row(a, row_m, row_l, at.h);
+            }
+            cp_async_wait<0>(); /* each lane reads what it has brought */
+            sum = add_parts(room, parts, first, count, row_m, sum);
+        }
+        if (inside) store_quad(a, out_index(a, at) + d + 4 * lane, sum, end.by, row_l);
+        if (d + lane == 0) store_lse(a, at, end.lse);
+    }
+}
+
 /*
- * A warp for each row, with no barrier, and few instructions: no cache has them when the last block comes here. Parts
- * come by way of shared memory, all at once where there is room: the stages where the block is at its end, and all of its
- * warps merge; else the sums, and one warp merges.
+ * Count a part that is stored; who finds that it was the last one merges the
+ * sequence, a warp for each row, in few instructions: no cache has them yet.
+ * is_end: by the whole block, through its stages. Else by one warp, through the
+ * sums.
  */
 static __device__ __forceinline__ void merge_parts(const decode_args &a, const block_shared &sh,
                                                    const folioi_decode_item &item, int rows,
                                                    int first_row, int kv_head, bool is_end)
 {
     int dims = a.layer.v_dims, lane = threadIdx.x & 31, warp = threadIdx.x / 32;
-    int num_warps = is_end ? a.num_warps : 1, own = is_end ? warp : 0;
-    const float *part = part_at(a, item.store, kv_head);
+    int own = is_end ? warp : 0, num_warps = is_end ? a.num_warps : 1, was = -1;
+    int32_t *counter = counter_of(a, item.seq, kv_head, first_row);
+    if (own + lane == 0) was = add_in_order(counter, 1);
+    /* prepared while that is on its way */
     row_parts parts = {};
     parts.step = (int64_t)a.layer.num_kv_heads * a.max_rows * (dims + 2);
     parts.num = item.num_parts;
+    const float *sums = part_at(a, item.store, kv_head) + (first_row + own) * dims;
+    parts.m = sums + a.max_rows * dims - (first_row + own) * (dims - 1);
+    parts.l = parts.m + a.max_rows;
     int stages = a.num_stages * a.stage_bytes;
     int bytes = is_end ? a.num_warps * stages : a.out_copies * a.out_size * 4;
     /* at least one: a row of the sums has as many bytes */
@@ -337,34 +367,23 @@ static __device__ __forceinline__ void merge_parts(const decode_args &a, const b
     uint32_t room = shared_address(is_end ? sh.stages - warp * stages : (char *)sh.out) +
                     own * most * 512 + 16 * lane;
     if (parts.num > 64) most = 1 << (31 - __clz(min(most, 64))); /* none has weights of two loads */
+    bool last = was == parts.num - 1;
+    if (last) *counter = 0; /* as it was found */
+    if (is_end) {
+        if (threadIdx.x == 0) *sh.flag = last;
+        __syncthreads();
+        last = *sh.flag;
+    } else {
+        last = __shfl_sync(ALL_LANES, last, 0);
+        __syncwarp();
+    }
+    if (!last) return;
 #pragma unroll 1
     for (int r = own; r < rows; r += num_warps) {
-        int row = first_row + r;
-        parts.m = part + a.max_rows * dims + row;
-        parts.l = parts.m + a.max_rows;
-        float row_m = 0.0f, row_l = 0.0f;
-#pragma unroll 1
-        for (int d = 0; d < dims; d += 128) {
-            float4 sum = {0.0f, 0.0f, 0.0f, 0.0f};
-            bool inside = d + 4 * lane < dims;
-            parts.sums = part + row * dims + d + 4 * lane;
-#pragma unroll 1
-            for (int first = 0; first < parts.num; first += most) {
-                int count = min(most, parts.num - first);
-                bring_parts(room, parts, first, count, inside);
-                if (first % 64 == 0) load_weights(parts, first);
-                if (d == 0 && first == 0) {
-                    weigh_parts(parts, &row_m, &row_l);
-                    if (parts.num > 64) load_weights(parts, 0);
-                }
-                cp_async_wait<0>(); /* each lane reads what it has brought */
-                sum = add_parts(room, parts, first, count, row_m, sum);
-            }
-            out_place at = place_of(a, item.sequence, kv_head, row);
-            row_end end = end_row(a, row_m, row_l, at.h);
-            if (inside) store_quad(a, out_index(a, at) + d + 4 * lane, sum, end.by, row_l);
-            if (d + lane == 0) store_lse(a, at, end.lse);
-        }
+        merge_row(a, parts, sums, place_of(a, item.sequence, kv_head, first_row + r), room, most);
+        sums += num_warps * dims;
+        parts.m += num_warps;
+        parts.l += num_warps;
     }
 }
 
@@ -383,18 +402,8 @@ static __device__ __forceinline__ void end_item(const decode_args &a, const bloc
     }
     store_part<PACKED, WARPS>(a, sh, part_at(a, item.store + item.part, kv_head), rows, first_row);
     __syncthreads();
-    int32_t *counter = counter_of(a, item.seq, kv_head, first_row);
-    bool last = false;
-    if (is_end) {
-        if (threadIdx.x == 0) *sh.flag = count_part(counter, item.num_parts);
-        __syncthreads();
-        last = *sh.flag;
-    } else if (threadIdx.x / 32 == a.num_warps - 1) {
-        if ((threadIdx.x & 31) == 0) last = count_part(counter, item.num_parts);
-        last = __shfl_sync(ALL_LANES, last, 0);
-        __syncwarp();
-    }
-    if (last) merge_parts(a, sh, item, rows, first_row, kv_head, is_end);
+    if (is_end || threadIdx.x / 32 == a.num_warps - 1)
+        merge_parts(a, sh, item, rows, first_row, kv_head, is_end);
 }
 
 /* Rows [first, past) of out become zeros. */

@@ -40,32 +40,63 @@ template <int VMAX_, int NT_, int KV_, bool PAGED_> struct decode_instance {
 };
 
 /*
- * What the block has to do, to shared memory. Memory answers late: counts, which only the end needs, come too, and counters
- * that will be asked are brought near.
+ * What the block has to do, to shared memory, and its barriers. Memory answers late: counts, which only the end needs, come
+ * too.
  */
 static __device__ __forceinline__ void load_share(const decode_args &a, const block_shared &sh,
-                                                  int share, int kv_head, int first_row)
+                                                  int share)
 {
-    constexpr int CHUNKS = sizeof(folioi_decode_share) / 16;
-    for (int n = threadIdx.x; n < CHUNKS + 1; n += blockDim.x)
-        ((uint4 *)sh.counts)[n] =
-            n == 0 ? *(const uint4 *)a.counts : ((const uint4 *)&a.shares[share])[n - 1];
+    constexpr int CHUNKS = 1 + sizeof(folioi_decode_share) / 16;
+    const uint4 *from = (const uint4 *)&a.shares[share] - 1;
+    int n = threadIdx.x, lane = n & 31;
+    uint4 first = {};
+    if (n < CHUNKS) first = n == 0 ? *(const uint4 *)a.counts : from[n];
+    if constexpr (HAS_BULK_COPIES) {
+        if (lane < a.num_stages) bulk_init(shared_address(sh.barriers + lane));
+        bulk_fence();
+    }
+    if (n < CHUNKS) ((uint4 *)sh.counts)[n] = first;
+    for (n += blockDim.x; n < CHUNKS; n += blockDim.x) ((uint4 *)sh.counts)[n] = from[n];
     __syncthreads();
-    if (threadIdx.x < FOLIOI_DECODE_KEPT && sh.share->kept[threadIdx.x].num_parts > 1)
-        prefetch(counter_of(a, sh.share->kept[threadIdx.x].seq, kv_head, first_row));
+}
+
+/*
+ * Ask for the warp's first tile before anything else is prepared, the code for which comes from memory too. Only the first:
+ * with more of them on their way at once it would come late. q is brought near ahead of it. Returns how many stages are
+ * filled.
+ */
+template <class I>
+static __device__ __forceinline__ int start_tile(const decode_args &a, const block_shared &sh,
+                                                 int kv_head, int warp)
+{
+    if constexpr (!HAS_BULK_COPIES || !I::PAGED) return 0;
+    const folioi_decode_item &item = sh.share->kept[0];
+    int lane = threadIdx.x & 31, tile = first_tile(a, item.begin, warp);
+    if (warp == 0 && lane / 4 < item.sequence.query_len * a.group && lane % 4 < I::VMAX / 64)
+        prefetch(q_row(a, item.sequence, lane / 4, kv_head) + lane % 4 * 64);
+    if (tile < item.begin || tile + 16 > item.end) return 0;
+    if (lane == 0) {
+        constexpr int BYTES = 16 * I::VMAX * 2 * 2;
+        uint32_t barrier = shared_address(sh.barriers);
+        int block = sh.share->blocks[(tile >> 4) - (item.begin >> 4)];
+        int in_block = tile - block_index(a, tile) * a.layer.block_size;
+        bulk_expect(barrier, BYTES);
+        bulk_copy(shared_address(sh.stages),
+                  tile_start<2, true>(a.layer.k, block, in_block, kv_head), BYTES, barrier);
+    }
+    return 1;
 }
 
 /* Rows of an item and, unless they come early, its q. */
 template <class I>
 static __device__ __forceinline__ void start_item(const decode_args &a, const block_shared &sh,
                                                   const folioi_decode_item &item, int num_rows,
-                                                  int first_row, int kv_head, int *whole_begin,
-                                                  int *whole_end, row_state<I::NT> &rows,
-                                                  row_options<I::NT> &opt,
+                                                  int first_row, int kv_head,
+                                                  row_state<I::NT> &rows, row_options<I::NT> &opt,
                                                   uint32_t q[I::Q_STEPS][I::NT][2])
 {
     const folioi_cuda_seq &s = item.sequence;
-    start_rows<I::NT>(a, s, num_rows, first_row, whole_begin, whole_end, rows);
+    start_rows<I::NT>(rows);
     if constexpr (I::EIGHT) {
         float factor[I::NT];
         load_q_8<I::VMAX, I::NT>(a, s, first_row, kv_head, q, factor);
@@ -180,7 +211,8 @@ __global__ void __launch_bounds__(32 * WARPS, VMAX <= 128 ? 2 : 1)
     extern __shared__ __align__(128) char memory[];
     using I = decode_instance<VMAX, NT, KV, PAGED>;
     int warp = threadIdx.x / 32;
-    int kv_head = blockIdx.x, share = blockIdx.y, first_row = blockIdx.z * 8;
+    int kv_head = blockIdx.x, share = blockIdx.y;
+    int first_row = KV != 0 ? 0 : blockIdx.z * 8; /* heads above 256 have two blocks of rows */
     block_shared sh = carve_shared(a, memory, I::Q_FORMS, warp);
     if (KV == 0 && (a.layer.k_dims | a.layer.v_dims) % 16 != 0) {
         /* columns past the head size meet zeros of q; no copy ever writes there */
@@ -189,25 +221,28 @@ __global__ void __launch_bounds__(32 * WARPS, VMAX <= 128 ? 2 : 1)
         __syncwarp();
     }
     if (a.early == FOLIOI_EARLY_NOTHING) await_kernels_ahead();
-    load_share(a, sh, share, kv_head, first_row);
+    load_share(a, sh, share);
     int item_begin = sh.share->begin, item_end = sh.share->end;
+    bool awaits = a.early == FOLIOI_EARLY_KEYS && item_begin < item_end;
+    if (!awaits) {
+        await_kernels_ahead();
+        let_next_begin();
+    }
+    int stage = 0; /* the oldest stage */
+    int filled = start_tile<I>(a, sh, kv_head, warp);
+    uint32_t phases = 0;
     cursor c = {};
     c.item = item_begin;
     c.item_end = item_end;
     seek_item<KV>(a, sh, c, warp, first_row);
     ask_block<KV>(a, sh, c, threadIdx.x & 31);
-    int stage = 0, filled = 0; /* the oldest stage, and how many hold tiles */
-    uint32_t phases = 0;
-    if constexpr (HAS_BULK_COPIES) {
-        if ((threadIdx.x & 31) < a.num_stages)
-            bulk_init(shared_address(sh.barriers + (threadIdx.x & 31)));
-        bulk_fence();
-        __syncwarp();
-    }
-    bool awaits = a.early == FOLIOI_EARLY_KEYS && item_begin < item_end;
-    if (!awaits) {
-        await_kernels_ahead();
-        let_next_begin();
+    /* counters that will be asked are brought near */
+    if (threadIdx.x < FOLIOI_DECODE_KEPT && sh.share->kept[threadIdx.x].num_parts > 1)
+        prefetch(counter_of(a, sh.share->kept[threadIdx.x].seq, kv_head, first_row));
+    if (PAGED && filled > 0) {
+        c.num_used = 1;
+        step_cursor<KV>(a, sh, c, warp, first_row);
+        ask_block<KV>(a, sh, c, threadIdx.x & 31);
     }
     uint32_t q[I::Q_STEPS][NT][2];
     if constexpr (I::Q_EARLY) /* before K and V: it would come after all of them */
@@ -229,7 +264,7 @@ __global__ void __launch_bounds__(32 * WARPS, VMAX <= 128 ? 2 : 1)
         row_options<NT> opt;
         float o[VMAX / 16][NT][4] = {};
         value_scale v_scale;
-        int whole_begin, whole_end;
+        int2 seen; /* keys that all rows see */
         bool started = false;
         for (;;) {
             if (filled < a.num_stages && c.item < c.item_end) {
@@ -249,19 +284,21 @@ __global__ void __launch_bounds__(32 * WARPS, VMAX <= 128 ? 2 : 1)
                         load_q<VMAX, NT, PAGED>(a, item_at(a, sh, n)->sequence, first_row, kv_head,
                                                 q);
                 }
-                start_item<I>(a, sh, *item_at(a, sh, n), num_rows, first_row, kv_head, &whole_begin,
-                              &whole_end, rows, opt, q);
+                seen = seen_by_all(a, item_at(a, sh, n)->sequence);
+                start_item<I>(a, sh, *item_at(a, sh, n), num_rows, first_row, kv_head, rows, opt,
+                              q);
             }
             if (!next_tile<I>(a, sh, n, stage, filled, tile)) break;
             await_tile<I>(a, sh, tile, stage, filled, phases);
             tile.k = shared_address(sh.stages) + stage * a.stage_bytes;
             tile.v = tile.k + (KV != 0 ? fixed_value(VMAX, I::BYTES, PAGED) : 16 * a.k_stride);
-            bool whole = tile.tile >= max(whole_begin, tile.low) &&
-                         tile.tile + 16 <= min(whole_end, tile.high);
+            bool whole =
+                tile.tile >= max(seen.x, tile.low) && tile.tile + 16 <= min(seen.y, tile.high);
             float sc[NT][4] = {}, alpha[2 * NT];
             uint32_t hidden[NT][4];
             score_tile<I>(a, sh, tile, stage, q, wide, sc);
-            bool apart = finish_scores<KV, NT>(a, sh, tile, rows, opt, num_rows, whole, sc, hidden);
+            bool apart = finish_scores<KV, NT>(a, sh, tile, item_at(a, sh, n)->sequence, seen,
+                                               first_row, opt, num_rows, whole, sc, hidden);
             bool grown = soften<NT>(rows, sc, alpha, wide);
             add_tile_values<I>(a, tile, o, sc, alpha, grown, num_rows, wide, whole, apart, hidden,
                                v_scale);
@@ -281,7 +318,7 @@ __global__ void __launch_bounds__(32 * WARPS, VMAX <= 128 ? 2 : 1)
             float by[2 * NT];
 #pragma unroll
             for (int r = 0; r < 2 * NT; r++)
-                by[r] = I::EIGHT && !I::INT8 ? a.layer.v.scale : v_scale.largest * (1.0f / LIFT);
+                by[r] = I::EIGHT && !I::INT8 ? a.layer.v.scale : 1.0f / v_scale.by;
             if (I::EIGHT || a.kv_bytes == 1) rescale<VMAX, NT>(o, by, wide);
         }
         add_warps<VMAX, NT, WARPS>(a, sh, rows, o, steps, order, warp, num_rows);

@@ -14,7 +14,6 @@
 /* Rows of an item as one thread sees them. */
 template <int NT> struct row_state {
     float m[2 * NT], l[2 * NT];
-    int begin[2 * NT], end[2 * NT];
 };
 
 /* Of a cached score, per row of row_state: scale, k.scale and what q was divided by. Instances of 16 bits need none. */
@@ -54,25 +53,20 @@ static __device__ __noinline__ int2 seen_keys(const decode_args &a, const folioi
     return {seen.begin, seen.end};
 }
 
-template <int NT>
-static __device__ __forceinline__ void start_rows(const decode_args &a, const folioi_cuda_seq &s,
-                                                  int num_rows, int first_row, int *whole_begin,
-                                                  int *whole_end, row_state<NT> &rows)
+/* Keys that all rows of an item see. */
+static __device__ __forceinline__ int2 seen_by_all(const decode_args &a, const folioi_cuda_seq &s)
 {
-    int t = threadIdx.x & 3;
     int2 first = seen_keys(a, s, 0), last = first;
     if (s.query_len > 1) last = seen_keys(a, s, s.query_len - 1);
-    *whole_begin = last.x;
-    *whole_end = first.y;
+    return {last.x, first.y};
+}
+
+template <int NT> static __device__ __forceinline__ void start_rows(row_state<NT> &rows)
+{
 #pragma unroll
     for (int row = 0; row < 2 * NT; row++) {
-        int r = row_of(t, row);
-        int2 seen = first;
-        if (s.query_len > 1) seen = seen_keys(a, s, (first_row + r) / a.group);
         rows.m[row] = -INFINITY;
         rows.l[row] = 0.0f;
-        rows.begin[row] = r < num_rows ? seen.x : 0;
-        rows.end[row] = r < num_rows ? seen.y : 0;
     }
 }
 
@@ -115,9 +109,12 @@ static __device__ __forceinline__ float option_score(const decode_args &a, const
 /* Scores of a tile: scaled, every option applied, -inf where not seen. Returns whether some row does not
  * see a token that is in the tile. hidden: lanes of the scores that are -inf; of fixed tiles only where not whole. */
 template <int KV, int NT>
-static __device__ __forceinline__ bool finish_scores(
-    const decode_args &a, const block_shared &sh, const tile_view &tile, const row_state<NT> &rows,
-    const row_options<NT> &opt, int num_rows, bool whole, float s[NT][4], uint32_t hidden[NT][4])
+static __device__ __forceinline__ bool finish_scores(const decode_args &a, const block_shared &sh,
+                                                     const tile_view &tile,
+                                                     const folioi_cuda_seq &seq, int2 seen,
+                                                     int first_row, const row_options<NT> &opt,
+                                                     int num_rows, bool whole, float s[NT][4],
+                                                     uint32_t hidden[NT][4])
 {
     int lane = threadIdx.x & 31, g = lane / 4, t = lane & 3;
     if constexpr (KV != 0) {
@@ -135,19 +132,20 @@ static __device__ __forceinline__ bool finish_scores(
     }
     bool some = false;
 #pragma unroll
-    for (int n = 0; n < NT; n++) {
+    for (int row = 0; row < 2 * NT; row++) {
+        int r = row_of(t, row);
+        bool real = r < num_rows;
+        if (!whole && seq.query_len > 1) seen = seen_keys(a, seq, (first_row + r) / a.group);
 #pragma unroll
-        for (int e = 0; e < 4; e++) {
-            int row = 2 * n + (e & 1), token = tile.tile + g + (e & 2) * 4;
-            bool real = 8 * n + 2 * t + (e & 1) < num_rows;
+        for (int half = 0; half < 2; half++) {
+            int n = row / 2, e = row % 2 + 2 * half, token = tile.tile + g + 8 * half;
             bool inside = token >= tile.low && token < tile.high;
             if constexpr (KV == 0) {
                 float by = tile.fresh ? a.layer.scale : opt.factor[row];
                 if (tile.scales != NULL) by *= tile.scales[g + (e & 2) * 4];
-                s[n][e] = option_score(a, sh.options[row_of(t, row)], s[n][e] * by, token,
-                                       real && inside);
+                s[n][e] = option_score(a, sh.options[r], s[n][e] * by, token, real && inside);
             }
-            if (!whole && (!inside || token < rows.begin[row] || token >= rows.end[row]))
+            if (!whole && (!real || !inside || token < seen.x || token >= seen.y))
                 s[n][e] = -INFINITY;
             bool off = s[n][e] == -INFINITY;
             hidden[n][e] = __ballot_sync(ALL_LANES, off);

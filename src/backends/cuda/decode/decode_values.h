@@ -191,7 +191,7 @@ static __device__ __forceinline__ void add_tile(float o[VMAX / 16][NT][4], const
  */
 #define LIFT 16384.0f
 struct value_scale {
-    float largest = 0.0f, by = LIFT; /* by: LIFT / largest */
+    float by = 1e38f; /* LIFT / largest */
 };
 
 template <int NT>
@@ -205,11 +205,10 @@ static __device__ __forceinline__ float scale_values(const decode_args &a, const
         low = tile.scales[16 + g];
         high = tile.scales[24 + g];
     }
-    if (__any_sync(ALL_LANES, fmaxf(low, high) > v.largest)) {
-        float m = fmaxf(v.largest, row_max(fmaxf(low, high)));
+    if (__any_sync(ALL_LANES, fmaxf(low, high) * v.by > 1.0001f * LIFT)) {
+        float m = row_max(fmaxf(low, high));
         if (m < INFINITY) { /* an infinite scale makes its products infinite by itself */
-            ago = v.largest / m;
-            v.largest = m;
+            ago = LIFT / m / v.by;
             v.by = LIFT / m;
         }
     }
