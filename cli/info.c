@@ -8,7 +8,6 @@
 #include "base/json.h"
 #include "base/levels.h"
 #include "base/term.h"
-#include "kit/layer.h"
 
 #include <folio/folio.h>
 #include <stdio.h>
@@ -25,8 +24,8 @@ typedef struct backend_list {
 static const char help[] =
     "usage: folio info [OPTION]...\n\n"
     "Lists the backends, best first, with the reason if one is not available; the instruction-set\n"
-    "levels of this build and of this machine, and the default level; the kernels by type of the KV\n"
-    "cache; the supported cache layouts; and the features that are not supported, with the reason.\n"
+    "levels of this build and of this machine, and the default level; the kernels, with types that each\n"
+    "is for; the supported cache layouts; and the features that are not supported, with the reason.\n"
     "FOLIO_CPU=NAME in the environment is the highest level that the cpu backend uses.\n\n"
     "options\n"
     "      --features       the feature table of all backends, as Markdown\n"
@@ -101,40 +100,15 @@ static bool level_is_here(const char *backend, const char *level)
     return here;
 }
 
-/* The kernel for queries and KV of these types, by its name; "" where there is none. */
-static void find_kernel(folio_context *ctx, folio_dtype q, folio_dtype kv, char *name, size_t size)
-{
-    /* a step of one token on one key: the least a plan can be asked about */
-    kit_layer l = {0};
-    folio_plan_info info = {.struct_size = sizeof info};
-    folio_batch_seq seq = FOLIO_WITH(folio_batch_seq, .query_len = 1, .seq_len = 1,
-                                     .block_table = (const int32_t[]){0}, .num_blocks = 1);
-    bool found =
-        KIT_LAYER_OPEN(ctx, &l, .num_heads = 1, .k_head_size = 128, .dtype = q, .kv_dtype = kv,
-                       .num_blocks = 1, .block_size = 16, .max_seq_len = 1) == FOLIO_OK &&
-        folio_batch_add(l.batch, &seq) == FOLIO_OK &&
-        folio_plan_update(l.plan, l.batch, NULL) == FOLIO_OK &&
-        folio_plan_get_info(l.plan, 0, FOLIO_ATTENTION_DECODER, &info) == FOLIO_OK;
-    snprintf(name, size, "%s", found ? info.kernel : "");
-    kit_layer_close(&l);
-}
-
-enum { MAX_KERNEL_NAME = 64, NUM_QUERY_TYPES = 3, NUM_KV_TYPES = 6 };
-static const folio_dtype query_types[NUM_QUERY_TYPES] = {FOLIO_F32, FOLIO_F16, FOLIO_BF16};
-static const folio_dtype kv_types[NUM_KV_TYPES] = {FOLIO_F32,      FOLIO_F16,      FOLIO_BF16,
-                                                   FOLIO_FP8_E4M3, FOLIO_FP8_E5M2, FOLIO_INT8};
-
-/* Calls body for each kernel that the default level has for a KV type. */
+/* Calls body for each kernel that the default level has. */
 static void each_kernel(const char *backend, void *to,
-                        void (*body)(void *to, folio_dtype q, folio_dtype kv, const char *name))
+                        void (*body)(void *to, const folio_kernel_info *kernel))
 {
     folio_context_info info;
     folio_context *ctx = open_context(backend, NULL, &info);
-    for (int i = 0; ctx != NULL && i < NUM_KV_TYPES * NUM_QUERY_TYPES; i++) {
-        folio_dtype q = query_types[i % NUM_QUERY_TYPES], kv = kv_types[i / NUM_QUERY_TYPES];
-        char name[MAX_KERNEL_NAME];
-        find_kernel(ctx, q, kv, name, sizeof name);
-        body(to, q, kv, name);
+    for (int32_t i = 0; ctx != NULL && i < info.num_kernels; i++) {
+        folio_kernel_info kernel = {.struct_size = sizeof kernel};
+        if (folio_context_get_kernel(ctx, i, &kernel) == FOLIO_OK) body(to, &kernel);
     }
     folio_context_destroy(ctx);
 }
@@ -190,28 +164,15 @@ static void print_levels(const folio_backend_info *info)
     }
 }
 
-typedef struct kernel_lines {
-    int count;
-    char any[MAX_KERNEL_NAME]; /* the kernel of f32 queries on this KV type */
-} kernel_lines;
-
-/* A line for each KV type, and one more where a type of query has a kernel of its own. */
-static void print_kernel(void *to, folio_dtype q, folio_dtype kv, const char *name)
+/* The types of a case for it, and its name. */
+static void print_kernel(void *to, const folio_kernel_info *kernel)
 {
-    kernel_lines *lines = to;
-    bool first = q == query_types[0];
-    if (!first && strcmp(name, lines->any) == 0) return;
-    if (first) snprintf(lines->any, sizeof lines->any, "%s", name);
+    int *count = to;
     char types[32];
-    snprintf(types, sizeof types, "%s%s", folio_dtype_name(kv), first ? "" : ", q ");
-    if (!first) strncat(types, folio_dtype_name(q), sizeof types - strlen(types) - 1);
-    printf("  %-10s %-16s %s\n", lines->count++ == 0 ? "kernels" : "", types, name);
-}
-
-static void print_kernels(const char *backend)
-{
-    kernel_lines lines = {.count = 0};
-    each_kernel(backend, &lines, print_kernel);
+    snprintf(types, sizeof types, "%s%s%s", folio_dtype_name(kernel->kv_dtype),
+             kernel->dtype != FOLIO_F32 ? ", q " : "",
+             kernel->dtype != FOLIO_F32 ? folio_dtype_name(kernel->dtype) : "");
+    printf("  %-10s %-16s %s\n", (*count)++ == 0 ? "kernels" : "", types, kernel->name);
 }
 
 static void print_backend(const folio_backend_info *info)
@@ -224,7 +185,8 @@ static void print_backend(const folio_backend_info *info)
     printf("\n  %-10s %s\n", "device", info->device);
     printf("  %-10s %d by default\n", "threads", (int)default_threads(info->name));
     print_levels(info);
-    if (info->num_levels > 1) print_kernels(info->name);
+    int count = 0;
+    each_kernel(info->name, &count, print_kernel);
     print_words("layouts", info->num_layouts, layout_word, info);
     printf("  %-10s multiples of 8 up to %d\n", "head sizes", (int)info->max_head_size);
     int32_t supported = 0;
@@ -278,13 +240,13 @@ static void print_markdown(const backend_list *list)
 
 /* ---- JSON */
 
-static void write_kernel(void *to, folio_dtype q, folio_dtype kv, const char *name)
+static void write_kernel(void *to, const folio_kernel_info *kernel)
 {
     json *j = to;
     json_object(j, NULL);
-    json_string(j, "dtype", folio_dtype_name(q));
-    json_string(j, "kv_dtype", folio_dtype_name(kv));
-    json_string(j, "name", name);
+    json_string(j, "dtype", folio_dtype_name(kernel->dtype));
+    json_string(j, "kv_dtype", folio_dtype_name(kernel->kv_dtype));
+    json_string(j, "name", kernel->name);
     json_close(j);
 }
 

@@ -210,7 +210,7 @@ const int32_t *kit_blocks(kit_case *h, int64_t id, bool cross, int64_t *n);
 /* A batch of the sequences, as kit_forward makes it. NULL on failure. */
 folio_batch *kit_batch(kit_case *h, const kit_seq *seqs, int64_t num_seqs);
 
-/* What a plan on the case's own context says of a step of DECODER attention. */
+/* What a plan on the case's own context says of a step of DECODER attention; kernel lives until the case is closed or asked again. */
 bool kit_plan_info(kit_case *h, const kit_seq *seqs, int64_t num_seqs, folio_plan_info *info);
 
 /* Does row i of the sequence see key j, by type, causality and window? *distance: pos_k - pos_q. */

@@ -28,6 +28,7 @@ struct kit_case {
     int64_t num_free;
     seq_state *states;
     int64_t num_states;
+    char kernel[128]; /* as kit_plan_info found it */
 };
 
 /* [tokens][heads][size] with the strides of the case. */

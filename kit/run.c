@@ -7,6 +7,7 @@
 #include "kit/kit_internal.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -147,10 +148,7 @@ static folio_plan *make_plan(kit_case *h, folio_context *ctx, folio_attention *a
                    .max_seq_len = st->max_seq_len, .max_encoder_tokens = st->max_encoder_tokens,
                    .flags = (h->spec.graph ? FOLIO_PLAN_GRAPH : 0) |
                             (h->spec.batch_invariant ? FOLIO_PLAN_BATCH_INVARIANT : 0));
-    if (h->cache) {
-        desc.block_size = h->spec.block_size;
-        desc.num_blocks = h->num_blocks;
-    }
+    desc.cache = h->cache;
     folio_plan *plan = NULL;
     folio_status status = folio_plan_create(ctx, &desc, &plan);
     if (status != FOLIO_OK) {
@@ -176,6 +174,11 @@ bool kit_plan_info(kit_case *h, const kit_seq *seqs, int64_t num_seqs, folio_pla
     folio_plan *plan = batch ? make_plan(h, h->ctx, h->attention, &st, batch) : NULL;
     folio_status status = FOLIO_OK;
     if (plan) status = folio_plan_get_info(plan, 0, st.type, info);
+    if (plan && status == FOLIO_OK) {
+        snprintf(h->kernel, sizeof h->kernel, "%s", info->kernel);
+        info->kernel = h->kernel;
+    }
+    info->fallback = NULL; /* it was the plan's */
     folio_plan_destroy(plan);
     folio_batch_destroy(batch);
     return plan && (status == FOLIO_OK || kit_refused("plan info", status));

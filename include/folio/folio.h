@@ -253,6 +253,7 @@ typedef struct folio_context_info {
     const char *level;
     const char *device;
     int32_t num_threads;
+    int32_t num_kernels; /* attention kernels: folio_context_get_kernel */
 } folio_context_info;
 
 /**
@@ -925,15 +926,20 @@ FOLIO_API folio_status folio_plan_get_workspace_size(const folio_plan *plan, siz
 /** How the plan will run one attention of its list as one type, after an update. */
 typedef struct folio_plan_info {
     size_t struct_size;
-    const char *kernel;      /* name of the kernel                                            */
-    int64_t num_items;       /* pieces of work over all kv heads                              */
+    const char *kernel;      /* names of the kernels for this step, a space between them      */
+    int64_t num_items;       /* pieces of work over all kv heads. -1: only the device knows,  */
+                             /* after folio_plan_update_device                                */
     int64_t num_split_items; /* those of them that have only a part of a row's keys: their    */
                              /* results are merged                                            */
     int64_t split_len;       /* a row's keys may be cut only at multiples of this many keys;  */
                              /* 0: they are not cut at fixed places                           */
+    const char *fallback;    /* kernels for forwards that `kernel` does not take, in the      */
+                             /* order they are tried; "": it takes all. Reasons are strides,  */
+                             /* alignment, slopes, bias, FOLIO_KV_APPEND, another cache       */
 } folio_plan_info;
 
-/** attention: its number in folio_plan_desc.attentions. Strings are valid as long as the plan. */
+/** What a plan chose for its attentions and cache (folio_plan_desc.cache; NULL: one of the native
+ * layout). attention: its number in folio_plan_desc.attentions. Strings live as long as the plan. */
 FOLIO_API folio_status folio_plan_get_info(const folio_plan *plan, int32_t attention,
                                            folio_attention_type type, folio_plan_info *info);
 
@@ -1098,6 +1104,24 @@ FOLIO_API const char *folio_backend_name(int32_t index);
 /** All about one backend, by name. Needs no device; "cuda" loads its library. Pointers are valid for
  * ever. */
 FOLIO_API folio_status folio_backend_get_info(const char *name, folio_backend_info *info);
+
+/** An attention kernel, and a case that plans choose it for. */
+typedef struct folio_kernel_info {
+    size_t struct_size;
+    const char *name;     /* as in folio_plan_info.kernel; lives as long as the context       */
+    folio_dtype dtype;    /* of q                                                             */
+    folio_dtype kv_dtype; /* of the cache                                                     */
+    int32_t head_size;    /* of K and V                                                       */
+    folio_layout layout;  /* of the cache                                                     */
+    int32_t min_rows;     /* query_len * num_heads / num_kv_heads of every sequence: at least */
+    int32_t max_rows;     /* and at most; 0: any number                                       */
+} folio_kernel_info;
+
+/** Kernel `index` in [0, folio_context_info.num_kernels) of a context's backend, level and device. A
+ * plan chooses it for DECODER attention of this case without soft cap, on a cache of 16-token blocks.
+ * @return FOLIO_OK; ERR_ARGUMENT. */
+FOLIO_API folio_status folio_context_get_kernel(const folio_context *ctx, int32_t index,
+                                                folio_kernel_info *info);
 
 /**
  * Can a backend run this attention as these types (a set of FOLIO_ATTENTION_BIT, not empty) over such

@@ -135,5 +135,20 @@ folio_status folio_context_get_info(const folio_context *ctx, folio_context_info
         .device = ctx->device,
         .num_threads = ctx->num_threads,
     };
+    folio_kernel_info kernel;
+    while (ctx->backend->get_kernel(ctx, i.num_kernels, &kernel)) i.num_kernels++;
+    return folioi_struct_out(info, &i, sizeof i, "info");
+}
+
+folio_status folio_context_get_kernel(const folio_context *ctx, int32_t index,
+                                      folio_kernel_info *info)
+{
+    REQUIRE(ctx != NULL, "folio_context_get_kernel: ctx is NULL");
+    folio_kernel_info i = {0};
+    REQUIRE(
+        index >= 0 && ctx->backend->get_kernel(ctx, index, &i),
+        "folio_context_get_kernel: kernel %d is not there; folio_context_info.num_kernels tells "
+        "how many there are",
+        index);
     return folioi_struct_out(info, &i, sizeof i, "info");
 }

@@ -18,19 +18,21 @@ static folio_status take_number(int64_t *number, const char *name, int64_t of_ca
     return FOLIO_OK;
 }
 
-/* Block size and counts from the caches, where these are given. */
-static folio_status take_geometry(folio_plan_desc *d)
+/* Block size, counts and layouts from the caches, where these are given. */
+static folio_status take_geometry(folio_plan_desc *d, folioi_plan_shape *shape)
 {
     int64_t block_size = d->block_size;
     if (d->cache != NULL) {
         const folio_kv_cache_desc *c = &d->cache->format.desc;
         TRY(take_number(&block_size, "block_size", c->block_size, "cache"));
         TRY(take_number(&d->num_blocks, "num_blocks", c->num_blocks, "cache"));
+        shape->layout = c->layout;
     }
     if (d->cross_cache != NULL) {
         const folio_kv_cache_desc *c = &d->cross_cache->format.desc;
         TRY(take_number(&block_size, "block_size", c->block_size, "cross_cache"));
         TRY(take_number(&d->cross_num_blocks, "cross_num_blocks", c->num_blocks, "cross_cache"));
+        shape->cross_layout = c->layout;
     }
     d->block_size = (int32_t)block_size;
     d->cache = d->cross_cache = NULL; /* not kept */
@@ -130,7 +132,8 @@ folio_status folio_plan_create(folio_context *ctx, const folio_plan_desc *desc, 
     REQUIRE(ctx != NULL, "folio_plan_create: ctx is NULL");
     folio_plan_desc d;
     STRUCT_IN(d, desc, "folio_plan_desc");
-    TRY(take_geometry(&d));
+    folioi_plan_shape shape = {.ctx = ctx};
+    TRY(take_geometry(&d, &shape));
     TRY(check_limits(&d));
     TRY(check_attentions(ctx, &d));
     if (d.cross_num_blocks == 0) d.cross_num_blocks = d.num_blocks;
@@ -139,7 +142,8 @@ folio_status folio_plan_create(folio_context *ctx, const folio_plan_desc *desc, 
     TRY(folioi_alloc(&ctx->allocator, sizeof(folio_plan), "a plan", &memory));
     folio_plan *plan = memory;
     refs_retain(&ctx->refs);
-    plan->shape = (folioi_plan_shape){.ctx = ctx, .desc = d};
+    shape.desc = d;
+    plan->shape = shape;
     folio_status status = build(plan, &d);
     if (status != FOLIO_OK) {
         folio_plan_destroy(plan);
@@ -350,7 +354,7 @@ folio_status folioi_plan_find(const folio_plan *plan, int32_t attention, folio_a
 folio_status folio_plan_get_info(const folio_plan *plan, int32_t attention,
                                  folio_attention_type type, folio_plan_info *info)
 {
-    folio_plan_info i = {.kernel = ""};
+    folio_plan_info i = {.kernel = "", .fallback = ""};
     TRY(folioi_plan_find(plan, attention, type));
     plan->shape.ctx->backend->plan_describe(plan->state, attention, type, &i);
     return folioi_struct_out(info, &i, sizeof i, "info");

@@ -16,6 +16,7 @@ typedef struct folioi_plan_shape {
     folio_plan_desc desc; /* pointers replaced by the two arrays below */
     folio_attention **attentions;
     uint32_t *types;
+    folio_layout layout, cross_layout; /* of the caches it was given; NATIVE: of none */
 } folioi_plan_shape;
 
 /** One layer's forward, resolved: defaults filled in, strides set. */
@@ -65,6 +66,8 @@ typedef struct folioi_backend {
     const char *level_env;     /* environment variable that caps the level; NULL: none */
     /* The kernels of a level by name, of the best for NULL; *level is set. NULL: not on this machine. */
     const void *(*kernels)(const char *cap, const char **level);
+    /* An attention kernel by number; false: past the last. */
+    bool (*get_kernel)(const folio_context *ctx, int32_t index, folio_kernel_info *info);
     int32_t max_head_size;
     bool f64_out;                  /* out may be FOLIO_F64 */
     bool one_thread;               /* contexts start no others */

@@ -5,18 +5,11 @@
 #include "cache/kv_layout.h"
 
 #include "core/alloc.h"
-#include "core/dtype.h"
 
 #include <string.h>
 
 enum role { END, BLOCK, HEAD, TOKEN_TILE, TOKEN, DIM_TILE, DIM };
 enum sharing { APART, PER_BLOCK, PER_HEAD, PER_TILE }; /* how K and V share a layer's buffer */
-
-/*
- * A device's native pages, stored as tensor cores read them: of every 8 tokens K, then V, each in panels of 64 dims whose
- * rows of 128 bytes have their 16-byte units XORed with the row's number.
- */
-enum { PAGE_TOKENS = 8, PAGE_DIMS = 64, PAGE_TURN = 8 };
 
 typedef struct {
     uint8_t k[7], v[7]; /* roles, outermost first */
@@ -164,9 +157,9 @@ static bool share_buffer(folioi_kv_format *f, enum sharing sharing, int64_t *v_o
     int64_t head = d->block_size * both, block;
     *v_offset = (int64_t)d->block_size * d->k_head_size;
     if (sharing == PER_TILE) {
-        *v_offset = (int64_t)PAGE_TOKENS * d->k_head_size;
-        f->k.strides[2] = f->k_at.token_tile_stride = PAGE_TOKENS * both;
-        f->v.strides[2] = f->v_at.token_tile_stride = PAGE_TOKENS * both;
+        *v_offset = (int64_t)FOLIOI_PAGE_TOKENS * d->k_head_size;
+        f->k.strides[2] = f->k_at.token_tile_stride = FOLIOI_PAGE_TOKENS * both;
+        f->v.strides[2] = f->v_at.token_tile_stride = FOLIOI_PAGE_TOKENS * both;
     }
     if (!checked_mul(head, d->num_kv_heads, &block)) return false;
     f->k.strides[0] = f->v.strides[0] = f->k_at.block = f->v_at.block = block;
@@ -177,9 +170,8 @@ static bool share_buffer(folioi_kv_format *f, enum sharing sharing, int64_t *v_o
 static bool has_pages(const folioi_kv_format *f)
 {
     const folio_kv_cache_desc *d = &f->desc;
-    return f->on_device && d->layout == FOLIO_LAYOUT_NATIVE && dtype_is_16_bit(d->dtype) &&
-           d->k_head_size % PAGE_DIMS == 0 && d->v_head_size % PAGE_DIMS == 0 &&
-           d->block_size % (2 * PAGE_TOKENS) == 0;
+    return f->on_device && d->layout == FOLIO_LAYOUT_NATIVE &&
+           kv_has_pages(d->dtype, d->k_head_size, d->v_head_size, d->block_size);
 }
 
 /* Where the numbers of K and V are within a layer, and where V starts (elements). */
@@ -189,10 +181,12 @@ static bool place_kv(folioi_kv_format *f, int64_t *v_offset)
     int64_t elem = (int64_t)folio_dtype_size(d->dtype);
     const order *o = &orders[d->layout];
     if (has_pages(f)) {
-        if (!lay_out(d, o->k, d->k_head_size, PAGE_TOKENS, PAGE_DIMS, &f->k, &f->k_at) ||
-            !lay_out(d, o->k, d->v_head_size, PAGE_TOKENS, PAGE_DIMS, &f->v, &f->v_at))
+        if (!lay_out(d, o->k, d->k_head_size, FOLIOI_PAGE_TOKENS, FOLIOI_PAGE_DIMS, &f->k,
+                     &f->k_at) ||
+            !lay_out(d, o->k, d->v_head_size, FOLIOI_PAGE_TOKENS, FOLIOI_PAGE_DIMS, &f->v,
+                     &f->v_at))
             return false;
-        f->k_at.turn = f->v_at.turn = PAGE_TURN;
+        f->k_at.turn = f->v_at.turn = FOLIOI_PAGE_TURN;
         return share_buffer(f, PER_TILE, v_offset);
     }
     bool native = d->layout == FOLIO_LAYOUT_NATIVE;

@@ -11,6 +11,7 @@
 #define FOLIOI_KV_LAYOUT_H
 
 #include "core/checked.h"
+#include "core/dtype.h"
 #include "core/status.h"
 
 typedef struct folioi_address {
@@ -29,6 +30,20 @@ typedef struct folioi_kv_format {
     int64_t layer_bytes;
     bool on_device; /* NATIVE is a device's: pages, or plain rows */
 } folioi_kv_format;
+
+/*
+ * A device's native pages, stored as tensor cores read them: of every 8 tokens K, then V, each in panels of 64 dims whose
+ * rows of 128 bytes have their 16-byte units XORed with the row's number.
+ */
+enum { FOLIOI_PAGE_TOKENS = 8, FOLIOI_PAGE_DIMS = 64, FOLIOI_PAGE_TURN = 8 };
+
+/** Are native caches of such K and V stored in pages on a device? */
+static inline bool kv_has_pages(folio_dtype dtype, int32_t k_head_size, int32_t v_head_size,
+                                int32_t block_size)
+{
+    return dtype_is_16_bit(dtype) && k_head_size % FOLIOI_PAGE_DIMS == 0 &&
+           v_head_size % FOLIOI_PAGE_DIMS == 0 && block_size % (2 * FOLIOI_PAGE_TOKENS) == 0;
+}
 
 /** One layer of a cache: what kernels see. */
 typedef struct folioi_kv_layer {

@@ -272,6 +272,23 @@ BACKEND_TEST(errors_forward, no_workspace)
 
 /* ----------------------------------------------------------------------- the plan and its batch */
 
+BACKEND_TEST(errors_forward, kernels_by_number)
+{
+    folio_context_info all = {.struct_size = sizeof all};
+    folio_kernel_info kernel = {.struct_size = sizeof kernel};
+    CHECK_OK(folio_context_get_info(ctx, &all));
+    CHECK(all.num_kernels > 0);
+    for (int32_t i = 0; i < all.num_kernels; i++) {
+        CHECK_OK(folio_context_get_kernel(ctx, i, &kernel));
+        CHECK(kernel.name[0] != '\0' && kernel.dtype != 0 && kernel.kv_dtype != 0);
+        CHECK(kernel.head_size > 0 && kernel.min_rows >= 1);
+    }
+    REFUSED(folio_context_get_kernel(ctx, -1, &kernel), ARG, "kernel -1");
+    REFUSED(folio_context_get_kernel(ctx, all.num_kernels, &kernel), ARG, "num_kernels");
+    REFUSED(folio_context_get_kernel(NULL, 0, &kernel), ARG, "ctx");
+    REFUSED(folio_context_get_kernel(ctx, 0, NULL), ARG, "info");
+}
+
 BACKEND_TEST(errors_forward, batch_changes_and_lifetimes)
 {
     fixture f;
@@ -284,6 +301,7 @@ BACKEND_TEST(errors_forward, batch_changes_and_lifetimes)
     REFUSED(folio_plan_get_info(fresh, PLAIN, FOLIO_ATTENTION_DECODER, &info), ARG, "update");
     CHECK_OK(folio_plan_update(fresh, f.batch, NULL));
     CHECK_OK(folio_plan_get_info(fresh, PLAIN, FOLIO_ATTENTION_DECODER, &info));
+    CHECK(info.kernel[0] != '\0' && info.fallback != NULL && info.num_items > 0);
     REFUSED(folio_plan_get_info(fresh, 2, FOLIO_ATTENTION_DECODER, &info), ARG, "2");
     REFUSED(folio_plan_get_info(fresh, FP8, FOLIO_ATTENTION_ENCODER, &info), ARG, "encoder");
     REFUSED(folio_plan_get_info(NULL, PLAIN, FOLIO_ATTENTION_DECODER, &info), ARG, "plan");

@@ -128,6 +128,7 @@ CALL(sized_tensors,
 CALL(sized_merge, folio_merge_states(w->ctx, arg, NULL))
 CALL(sized_attend, folio_attend(w->ctx, arg, NULL))
 CALL(sized_context_info, folio_context_get_info(w->ctx, arg))
+CALL(sized_kernel, folio_context_get_kernel(w->ctx, 0, arg))
 CALL(sized_view, folio_kv_cache_get_view(w->cache, 0, arg))
 CALL(sized_summary, folio_batch_get_info(w->batch, arg))
 CALL(sized_batch_view,
@@ -196,6 +197,7 @@ static const support_sized sized_cases[] = {
           .num_heads = 1, .k_head_size = 8, .num_seqs = 1),
     FILLED(folio_kv_cache_shape, sized_shape, layer_bytes),
     FILLED(folio_context_info, sized_context_info, device),
+    FILLED(folio_kernel_info, sized_kernel, layout),
     FILLED(folio_kv_cache_view, sized_view, k_array),
     FILLED(folio_batch_info, sized_summary, num_decodes),
     FILLED(folio_batch_view, sized_batch_view, query_lens),

@@ -93,7 +93,10 @@ static void plan_describe(const void *state, int32_t attention, folio_attention_
     const folio_attention_desc *a = &plan->shape.attentions[attention]->desc;
     const folioi_schedule *s = &plan->schedules[attention * FOLIO_NUM_ATTENTION_TYPES + (int)type];
     const folioi_cpu_kernels *kernels = plan->shape.ctx->kernels;
-    info->kernel = kernels->attend[folioi_attend_choose(a, true)].name;
+    enum folioi_attend_instance kernel = folioi_attend_choose(a, true),
+                                fallback = folioi_attend_choose(a, false);
+    info->kernel = kernels->attend[kernel].name;
+    if (fallback != kernel) info->fallback = kernels->attend[fallback].name;
     info->num_items = s->num_items * a->num_kv_heads;
     for (int64_t i = 0; i < s->num_chains; i++)
         info->num_split_items += (int64_t)s->chains[i].num_items * a->num_kv_heads;
@@ -155,6 +158,7 @@ const folioi_backend folioi_cpu_backend = {
     .levels = folioi_cpu_level_names,
     .level_env = "FOLIO_CPU",
     .kernels = kernels,
+    .get_kernel = folioi_cpu_get_kernel,
     .max_head_size = 512,
     .features = folioi_host_features,
     .plan_create = plan_create,

@@ -90,6 +90,70 @@ static inline bool folioi_cuda_new_rows_fit(const folioi_cuda_layer *l)
            (l->new_v_dtype == 0 || l->new_v_dtype == l->dtype);
 }
 
+/** One layer's launch: what every kernel is given. */
+typedef struct folioi_cuda_run {
+    const folioi_cuda_layer *layer;
+    const folioi_cuda_step *step;
+    char *workspace;
+    int32_t *counters; /* zeros, in the workspace or elsewhere; the launch leaves zeros */
+    cudaStream_t stream;
+} folioi_cuda_run;
+
+/**
+ * For whom a line of a kernel list is: decode_instances.def, prefill_instances.def, hopper_instances.def. Its kernels come
+ * behind it, in a struct of the family.
+ */
+typedef struct folioi_cuda_line {
+    const char *name;       /* NULL: past the last line                     */
+    folio_dtype dtype, kv;  /* of q, 0: F16 or BF16; of K and V, 0: any     */
+    int32_t k_dims, v_dims; /* head sizes; flexible: the largest            */
+    int32_t is_flexible;    /* takes every option, stride and alignment     */
+    /* Can it compute this layer? rows: most of a sequence, with decode. */
+    bool (*takes)(const struct folioi_cuda_line *line, const folioi_cuda_layer *layer,
+                  const folioi_cuda_sm *sm, int32_t rows);
+} folioi_cuda_line;
+
+/** A plan's limits for one attention as one type; equal ones share their lists. Compared as bytes. */
+typedef struct folioi_cuda_limits {
+    folioi_cuda_layer
+        like; /* a layer as the plan knows it: aligned, and with no option on scores */
+    int64_t max_query_tokens, max_seqs, max_query_len, max_seq_len;
+    folioi_cuda_sm sm;
+    int32_t batch_invariant; /* cut keys at fixed positions */
+} folioi_cuda_limits;
+
+/** Lines of one family that take an attention, in the list's order; the last is flexible. NULL: no more. */
+enum { FOLIOI_CUDA_CHAIN = 3 };
+typedef struct folioi_cuda_chain {
+    const folioi_cuda_line *lines[FOLIOI_CUDA_CHAIN];
+} folioi_cuda_chain;
+
+/** The first of them that takes a layer; NULL: none does. */
+static inline const folioi_cuda_line *folioi_cuda_pick(const folioi_cuda_chain *chain,
+                                                       const folioi_cuda_layer *layer,
+                                                       const folioi_cuda_sm *sm, int32_t rows)
+{
+    for (int i = 0; i < FOLIOI_CUDA_CHAIN && chain->lines[i] != NULL; i++)
+        if (chain->lines[i]->takes(chain->lines[i], layer, sm, rows)) return chain->lines[i];
+    return NULL;
+}
+
+/** The chain for layers like this one, from a family's lines by number. */
+static inline folioi_cuda_chain folioi_cuda_choose(const folioi_cuda_line *(*family)(int32_t n),
+                                                   const folioi_cuda_layer *like,
+                                                   const folioi_cuda_sm *sm, int32_t rows)
+{
+    folioi_cuda_chain chain = {{NULL, NULL, NULL}};
+    const folioi_cuda_line *line;
+    int count = 0;
+    for (int32_t n = 0; count < FOLIOI_CUDA_CHAIN && (line = family(n)) != NULL; n++) {
+        if (!line->takes(line, like, sm, rows)) continue;
+        chain.lines[count++] = line;
+        if (line->is_flexible) break;
+    }
+    return chain;
+}
+
 #if defined(__cplusplus)
 extern "C" {
 #endif

@@ -162,6 +162,17 @@ static folio_status plan_update(void *state, const folio_batch *batch, void *str
     return FOLIO_OK;
 }
 
+static bool get_kernel(const folio_context *ctx, int32_t index, folio_kernel_info *info)
+{
+    (void)ctx;
+    *info = (folio_kernel_info){.name = "reference_f64",
+                                .dtype = FOLIO_F32,
+                                .kv_dtype = FOLIO_F32,
+                                .head_size = 128,
+                                .min_rows = 1};
+    return index == 0;
+}
+
 static void plan_describe(const void *state, int32_t attention, folio_attention_type type,
                           folio_plan_info *info)
 {
@@ -197,6 +208,7 @@ const folioi_backend folioi_reference_backend = {
     .plan_destroy = plan_destroy,
     .plan_update = plan_update,
     .plan_describe = plan_describe,
+    .get_kernel = get_kernel,
     .write = write,
     .forward = forward,
 };

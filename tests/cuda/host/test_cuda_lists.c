@@ -140,6 +140,12 @@ TEST(cuda_lists, every_prefill_key_once_and_longest_first)
             last = bucket;
         }
         check_places(&list, items);
+        folioi_prefill_head counted = {0};
+        folioi_prefill_list no_room = list;
+        no_room.head = &counted;
+        no_room.room.items = 0;
+        prefill_list_make(&no_room, &sort);
+        CHECK(memcmp(&counted, &head, sizeof head) == 0);
         qsort(items, (size_t)head.num_items, sizeof items[0], by_tile_and_part);
         for (int32_t i = 0; i < n; i++)
             for (int32_t q = 0; q < seqs[i].query_len; q += list.shape.queries)
@@ -342,6 +348,9 @@ TEST(cuda_lists, every_decode_key_once)
             stores += parts > 1 ? parts : 0;
         }
         CHECK_INT(k, num_items);
+        int64_t stretch = 0;
+        folioi_decode_count counted = decode_count_host(&rule, seqs, n, &stretch);
+        CHECK(counted.items == num_items && counted.stores == stores);
         check_shares(&table, rule.num_shares, num_items);
         check_blocks(&rule, &table);
         for (int32_t i = 1; i < num_items; i++) CHECK(items[i - 1].share <= items[i].share);

@@ -6,10 +6,53 @@
 #include "backends/cuda/host/launch.h"
 #include "core/dtype.h"
 
+typedef void decode_fn(decode_args);
+
+/* ---- the list ---- */
+
+typedef struct decode_line {
+    folioi_cuda_line line;
+    int32_t q_forms;          /* see block_shared                                         */
+    int32_t warps[2];         /* of up to 8 rows, of up to 16                             */
+    decode_fn *kernels[2][2]; /* the same, for caches in rows and in pages; NULL: is none */
+} decode_line;
+
+/* Fixed 16-bit instances know pages from rows too. */
+template <int DIMS, int NT, int KV, int WARPS, bool PAGES>
+static constexpr decode_fn *kernel_of(void)
+{
+    constexpr bool PAGED = PAGES && (KV == FOLIO_F16 || KV == FOLIO_BF16);
+    if constexpr (WARPS > 0) return decode_kernel<DIMS, NT, KV, WARPS, PAGED>;
+    else return nullptr;
+}
+
+static bool takes(const folioi_cuda_line *line, const folioi_cuda_layer *y,
+                  const folioi_cuda_sm *sm, int32_t rows);
+
+static const decode_line lines[] = {
+#define X(name, kv, dims, few, many)                                                               \
+    {{"decode_" #name "_d" #dims,                                                                  \
+      kv == FOLIO_F16 || kv == FOLIO_BF16 ? (folio_dtype)kv : (folio_dtype)0, (folio_dtype)kv,     \
+      dims, dims, kv == 0, takes},                                                                 \
+     decode_instance<dims, 1, kv, false>::Q_FORMS,                                                 \
+     {few, many},                                                                                  \
+     {{kernel_of<dims, 1, kv, few, false>(), kernel_of<dims, 2, kv, many, false>()},               \
+      {kernel_of<dims, 1, kv, few, true>(), kernel_of<dims, 2, kv, many, true>()}}},
+#include "backends/cuda/decode/decode_instances.def"
+#undef X
+};
+enum { NUM_LINES = sizeof lines / sizeof lines[0] };
+
+extern "C" const folioi_cuda_line *folioi_cuda_decode_line(int32_t n)
+{
+    return n < NUM_LINES ? &lines[n].line : NULL;
+}
+
 /* ---- how an instance fits a multiprocessor ---- */
 
 /* How an instance lies in shared memory. */
 typedef struct block_fit {
+    decode_fn *kernel;
     int num_warps, num_stages, blocks_per_sm, row_blocks, rows, q_forms;
     int k_stride, v_stride, stage_bytes, q_stride, out_stride, out_copies;
     bool scales;
@@ -42,27 +85,20 @@ static bool fits(block_fit *f, const folioi_cuda_sm *sm, int blocks, int warps, 
     return f->shared_bytes <= room && f->shared_bytes <= (size_t)sm->shared_of_block;
 }
 
-/* Warps of a block: one warp waits for its own results most of the time, so as many as registers allow. */
-static int most_warps(bool fixed, int rows, int dims, int kv_bytes)
-{
-    if (rows > 8) return 4;
-    if (!fixed) return 6;
-    return dims == 64 || kv_bytes == 1 ? 8 : 6;
-}
-
-/* Do the flexible instances have one for few rows? */
-static bool few_rows(int v_dims, int rows) { return v_dims <= 128 && rows <= 8; }
-
 /* stage_elem: bytes of the widest number a stage may hold. */
-static block_fit fit_block(const folioi_cuda_sm *sm, bool fixed, int k_dims, int v_dims,
-                           int kv_bytes, int stage_elem, int rows, bool scales)
+static block_fit fit_block(const decode_line *line, const folioi_cuda_sm *sm, bool paged,
+                           int k_dims, int v_dims, int stage_elem, int rows, bool scales)
 {
     block_fit f = {};
+    int many = line->warps[0] == 0 || (rows > 8 && line->warps[1] > 0);
+    int kv_bytes = dtype_is_16_bit(line->line.kv) ? 2 : 1, most = line->warps[many];
+    bool fixed = !line->line.is_flexible;
+    f.kernel = line->kernels[paged][many];
     f.scales = scales;
-    f.row_blocks = v_dims > 256 ? 2 : 1;
-    f.rows = (fixed ? rows <= 8 : few_rows(v_dims, rows)) || f.row_blocks == 2 ? 8 : 16;
-    f.out_copies = !fixed || f.rows > 8 ? 1 : k_dims * kv_bytes == 256 ? 3 : 2;
-    f.q_forms = !fixed ? 3 : k_dims <= 128 ? 0 : 1;
+    f.rows = many ? 16 : 8;
+    f.row_blocks = line->warps[1] == 0 ? 2 : 1;
+    f.out_copies = !fixed || many ? 1 : k_dims * kv_bytes == 256 ? 3 : 2;
+    f.q_forms = line->q_forms;
     /* fragments have 16 dims: what is read past the head size must be the row's own zeros */
     f.k_stride = row_stride((int)round_up(k_dims, 16), stage_elem);
     f.v_stride = row_stride((int)round_up(v_dims, 16), stage_elem);
@@ -70,7 +106,6 @@ static block_fit fit_block(const folioi_cuda_sm *sm, bool fixed, int k_dims, int
     f.stage_bytes = 16 * (f.k_stride + f.v_stride);
     f.q_stride = (int)round_up(k_dims, 16) + 8;
     f.out_stride = (int)round_up(v_dims, 32) + 4;
-    int most = most_warps(fixed, fixed || few_rows(v_dims, rows) ? rows : 16, k_dims, kv_bytes);
     for (int warps = most; warps >= 4; warps--)
         for (int stages = 6; stages >= (warps > 4 ? 2 : 3); stages--)
             if (fits(&f, sm, 2, warps, stages)) return f;
@@ -102,65 +137,64 @@ static int widest_copy(const folioi_cuda_layer *y, int elem)
     return elem;
 }
 
-static bool fixed_dims(int k_dims, int v_dims, int kv_bytes)
-{
-    if (k_dims != v_dims) return false;
-    return k_dims == 128 || (kv_bytes == 2 && (k_dims == 64 || k_dims == 256));
-}
-
 static bool scales_alike(const folioi_address *k, const folioi_address *v)
 {
     return k->block == v->block && k->head == v->head &&
            k->token_tile_stride == v->token_tile_stride;
 }
 
-static bool is_fixed(const folioi_cuda_layer *y)
+/* Is the layer one for a fixed line? */
+static bool is_fixed(const folioi_cuda_line *line, const folioi_cuda_layer *y)
 {
-    bool bytes = dtype_is_fp8(y->kv_dtype) || y->kv_dtype == FOLIO_INT8;
-    if (!y->cached || y->append || (y->kv_dtype != y->dtype && !bytes)) return false;
-    if (!fixed_dims(y->k_dims, y->v_dims, bytes ? 1 : 2)) return false;
+    if (!y->cached || y->append || y->kv_dtype != line->kv) return false;
+    if (line->dtype != 0 && y->dtype != line->dtype) return false;
+    if (y->k_dims != line->k_dims || y->v_dims != line->v_dims) return false;
     if (y->kv_dtype == FOLIO_INT8 && !scales_alike(&y->k.scales_at, &y->v.scales_at)) return false;
     if (y->soft_cap > 0.0f || y->slopes != NULL || y->bias.data != NULL) return false;
-    return widest_copy(y, bytes ? 1 : 2) == 16 && folioi_cuda_rows_aligned(&y->q, 2, 4);
+    return widest_copy(y, dtype_is_16_bit(line->kv) ? 2 : 1) == 16 &&
+           folioi_cuda_rows_aligned(&y->q, 2, 4);
 }
 
 /* How a layer's block lies in shared memory; 0 warps: the device has too little of it. */
-static block_fit fit_layer(const folioi_cuda_layer *y, const folioi_cuda_sm *sm, int rows)
+static block_fit fit_layer(const folioi_cuda_line *line, const folioi_cuda_layer *y,
+                           const folioi_cuda_sm *sm, int rows)
 {
-    bool wide = !y->cached || y->kv_dtype == FOLIO_F16 || y->kv_dtype == FOLIO_BF16;
-    bool fixed = is_fixed(y);
-    int kv_bytes = wide ? 2 : 1, stage_elem = !fixed && y->append ? 2 : kv_bytes;
-    return fit_block(sm, fixed, y->k_dims, y->v_dims, kv_bytes, stage_elem, rows,
+    bool wide = !y->cached || dtype_is_16_bit(y->kv_dtype) || (line->is_flexible && y->append);
+    return fit_block((const decode_line *)line, sm, y->cached && folioi_cuda_has_pages(&y->k),
+                     y->k_dims, y->v_dims, wide ? 2 : 1, rows,
                      y->cached && y->kv_dtype == FOLIO_INT8);
 }
 
-extern "C" bool folioi_cuda_decode_takes(const folioi_cuda_layer *y,
-                                         const folioi_cuda_decode_plan *plan)
+static bool takes(const folioi_cuda_line *line, const folioi_cuda_layer *y,
+                  const folioi_cuda_sm *sm, int32_t rows)
 {
     if (!dtype_is_16_bit(y->dtype) || !folioi_cuda_new_rows_fit(y)) return false;
-    if (y->k_dims > 512 || y->v_dims > 512 || y->num_heads / y->num_kv_heads > 16) return false;
+    if (y->k_dims > 512 || y->num_heads / y->num_kv_heads > 16) return false;
     if (y->cached && y->kv_dtype == FOLIO_F32) return false;
     if (y->cached && !folioi_cuda_has_pages(&y->k) &&
         !(folioi_cuda_has_rows(&y->k) && folioi_cuda_has_rows(&y->v)))
         return false;
     /* probabilities are of the cache's type, and bf16 ones too coarse for f16 results */
     if (y->cached && y->dtype == FOLIO_F16 && y->kv_dtype == FOLIO_BF16) return false;
-    return fit_layer(y, &plan->sm, plan->max_rows).num_warps > 0;
+    if (line->is_flexible ? y->v_dims > line->v_dims : !is_fixed(line, y)) return false;
+    return fit_layer(line, y, sm, rows).num_warps > 0;
 }
 
 /* ---- a plan's numbers ---- */
 
-extern "C" void folioi_cuda_decode_init(folioi_cuda_decode_plan *plan,
-                                        const folioi_cuda_decode_limits *l)
+extern "C" void folioi_cuda_decode_init(folioi_cuda_decode_plan *plan, const folioi_cuda_limits *l)
 {
-    int group = l->num_heads / l->num_kv_heads;
+    const folioi_cuda_layer *like = &l->like;
+    int group = like->num_heads / like->num_kv_heads, heads = like->num_kv_heads;
     *plan = {};
-    int64_t rows = l->max_query_len > 0 ? (int64_t)l->max_query_len * group : 16;
+    int64_t rows = min_i64(l->max_query_len, FOLIOI_DECODE_MAX_ROWS) * group;
     plan->max_rows = (int32_t)(rows > 16 ? 16 : round_up(rows, 2));
     plan->sm = l->sm;
-    block_fit f = fit_block(&l->sm, fixed_dims(l->k_dims, l->v_dims, l->kv_bytes), l->k_dims,
-                            l->v_dims, l->kv_bytes, l->kv_bytes, plan->max_rows, false);
-    int64_t shares = (int64_t)l->sm.count * f.blocks_per_sm / l->num_kv_heads;
+    const folioi_cuda_line *line =
+        folioi_cuda_choose(folioi_cuda_decode_line, like, &l->sm, plan->max_rows).lines[0];
+    if (line == NULL) line = &lines[NUM_LINES - 1].line; /* nothing will be launched */
+    block_fit f = fit_layer(line, like, &l->sm, plan->max_rows);
+    int64_t shares = (int64_t)l->sm.count * f.blocks_per_sm / heads;
     plan->num_shares = (int32_t)(shares < 1 ? 1 : shares);
     plan->max_items = l->max_seqs + plan->num_shares;
     plan->max_stores = 2 * (int64_t)plan->num_shares;
@@ -172,9 +206,9 @@ extern "C" void folioi_cuda_decode_init(folioi_cuda_decode_plan *plan,
     }
     plan->schedule_bytes = (size_t)(plan->num_shares * (int64_t)sizeof(folioi_decode_share) +
                                     plan->max_items * (int64_t)sizeof(folioi_decode_item));
-    plan->counter_bytes = (size_t)round_up(l->max_seqs * l->num_kv_heads * 2 * 4, 256);
-    plan->workspace_bytes = plan->counter_bytes + (size_t)(plan->max_stores * l->num_kv_heads *
-                                                           plan->max_rows * (l->v_dims + 2) * 4);
+    plan->counter_bytes = (size_t)round_up(l->max_seqs * heads * 2 * 4, 256);
+    plan->workspace_bytes = plan->counter_bytes + (size_t)(plan->max_stores * heads *
+                                                           plan->max_rows * (like->v_dims + 2) * 4);
 }
 
 extern "C" folioi_decode_table folioi_cuda_decode_table(const folioi_cuda_decode_plan *plan)
@@ -185,9 +219,11 @@ extern "C" folioi_decode_table folioi_cuda_decode_table(const folioi_cuda_decode
 
 /* ---- a launch ---- */
 
-static void fill_args(decode_args *a, const folioi_cuda_layer *y, const folioi_cuda_step *step,
-                      const folioi_cuda_decode_plan *plan, char *workspace, int32_t *counters)
+static void fill_args(decode_args *a, const folioi_cuda_run *run,
+                      const folioi_cuda_decode_plan *plan)
 {
+    const folioi_cuda_layer *y = run->layer;
+    const folioi_cuda_step *step = run->step;
     a->layer = *y;
     if (!y->cached) a->layer.kv_dtype = y->dtype;
     if (a->layer.kv_dtype != FOLIO_INT8) a->layer.k.scales = a->layer.v.scales = NULL;
@@ -199,8 +235,8 @@ static void fill_args(decode_args *a, const folioi_cuda_layer *y, const folioi_c
     a->shares = table.shares;
     a->items = table.items;
     a->out_quads = y->v_dims % 4 == 0 && folioi_cuda_rows_aligned(&y->out, 2, 8);
-    a->counters = counters;
-    a->partials = (float *)(workspace + plan->counter_bytes);
+    a->counters = run->counters;
+    a->partials = (float *)(run->workspace + plan->counter_bytes);
     a->out_rows = step->out_rows;
     a->max_rows = plan->max_rows;
     a->group = y->num_heads / y->num_kv_heads;
@@ -219,61 +255,30 @@ static void fill_args(decode_args *a, const folioi_cuda_layer *y, const folioi_c
     a->v_inverse = ((1u << 22) + a->v_copies - 1) / a->v_copies;
 }
 
-typedef void decode_fn(decode_args);
-
-static cudaError_t launch(decode_fn *kernel, decode_args *a, const block_fit *f,
-                          const folioi_cuda_decode_plan *plan, cudaStream_t stream)
-{
-    a->num_warps = f->num_warps;
-    a->warps_inverse = f->num_warps > 1 ? UINT32_MAX / f->num_warps + 1 : UINT32_MAX;
-    a->num_stages = f->num_stages;
-    a->row_blocks = f->row_blocks;
-    a->k_stride = f->k_stride;
-    a->v_stride = f->v_stride;
-    a->stage_bytes = f->stage_bytes;
-    a->q_stride = f->q_stride;
-    a->out_stride = f->out_stride;
-    a->out_copies = f->out_copies;
-    a->out_size = f->rows * f->out_stride;
-    /* always the most: other layers launch the same kernel with more than this one */
-    cudaError_t error =
-        folioi_cuda_prepare(plan->sm.ready, (const void *)kernel, plan->sm.shared_of_block, true);
-    if (error != cudaSuccess) return error;
-    dim3 grid(a->layer.num_kv_heads, plan->num_shares, f->row_blocks);
-    return launch_kernel(kernel, grid, 32 * f->num_warps, f->shared_bytes, plan->sm.overlaps != 0,
-                         *a, stream);
-}
-
-/* Instances: few rows (at most 8) or up to 16, and the warps that most_warps says; of 16-bit K and V pages or rows. */
-#define INSTANCE_OF(dims, type, warps, paged)                                                      \
-    (few ? decode_kernel<dims, 1, type, warps, paged> : decode_kernel<dims, 2, type, 4, paged>)
-#define INSTANCE(dims, type, warps)                                                                \
-    (paged ? INSTANCE_OF(dims, type, warps, true) : INSTANCE_OF(dims, type, warps, false))
-
-static decode_fn *choose(const folioi_cuda_layer *y, bool fixed, bool few)
-{
-    if (!fixed && y->v_dims <= 128 && few) return decode_kernel<128, 1, 0, 6>;
-    if (!fixed && y->v_dims <= 128) return decode_kernel<128, 2, 0, 4>;
-    if (!fixed && y->v_dims <= 256) return decode_kernel<256, 2, 0, 4>;
-    if (!fixed) return decode_kernel<512, 1, 0, 4>;
-    if (y->kv_dtype == FOLIO_FP8_E4M3) return INSTANCE_OF(128, FOLIO_FP8_E4M3, 8, false);
-    if (y->kv_dtype == FOLIO_FP8_E5M2) return INSTANCE_OF(128, FOLIO_FP8_E5M2, 8, false);
-    if (y->kv_dtype == FOLIO_INT8) return INSTANCE_OF(128, FOLIO_INT8, 8, false);
-    bool bf16 = y->dtype == FOLIO_BF16, paged = folioi_cuda_has_pages(&y->k);
-    if (y->k_dims == 64) return bf16 ? INSTANCE(64, FOLIO_BF16, 8) : INSTANCE(64, FOLIO_F16, 8);
-    if (y->k_dims == 128) return bf16 ? INSTANCE(128, FOLIO_BF16, 6) : INSTANCE(128, FOLIO_F16, 6);
-    return bf16 ? INSTANCE(256, FOLIO_BF16, 6) : INSTANCE(256, FOLIO_F16, 6);
-}
-
-extern "C" cudaError_t folioi_cuda_decode(const folioi_cuda_layer *y, const folioi_cuda_step *step,
+extern "C" cudaError_t folioi_cuda_decode(const folioi_cuda_line *line, const folioi_cuda_run *run,
                                           const folioi_cuda_decode_plan *plan, int32_t rows,
-                                          folioi_cuda_early early, char *workspace,
-                                          int32_t *counters, cudaStream_t stream)
+                                          folioi_cuda_early early)
 {
     decode_args a = {};
     a.early = early;
-    fill_args(&a, y, step, plan, workspace, counters);
-    bool fixed = is_fixed(y), few = rows <= 8;
-    block_fit f = fit_layer(y, &plan->sm, rows);
-    return launch(choose(&a.layer, fixed, few), &a, &f, plan, stream);
+    fill_args(&a, run, plan);
+    block_fit f = fit_layer(line, run->layer, &plan->sm, rows);
+    a.num_warps = f.num_warps;
+    a.warps_inverse = f.num_warps > 1 ? UINT32_MAX / f.num_warps + 1 : UINT32_MAX;
+    a.num_stages = f.num_stages;
+    a.row_blocks = f.row_blocks;
+    a.k_stride = f.k_stride;
+    a.v_stride = f.v_stride;
+    a.stage_bytes = f.stage_bytes;
+    a.q_stride = f.q_stride;
+    a.out_stride = f.out_stride;
+    a.out_copies = f.out_copies;
+    a.out_size = f.rows * f.out_stride;
+    /* always the most: other layers launch the same kernel with more than this one */
+    cudaError_t error =
+        folioi_cuda_prepare(plan->sm.ready, (const void *)f.kernel, plan->sm.shared_of_block, true);
+    if (error != cudaSuccess) return error;
+    dim3 grid(a.layer.num_kv_heads, plan->num_shares, f.row_blocks);
+    return launch_kernel(f.kernel, grid, 32 * f.num_warps, f.shared_bytes, plan->sm.overlaps != 0,
+                         a, run->stream);
 }

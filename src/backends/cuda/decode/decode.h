@@ -19,16 +19,6 @@ typedef enum folioi_cuda_early {
     FOLIOI_EARLY_KEYS, /* K and V too: the one kernel that may still run is a decode, which writes neither */
 } folioi_cuda_early;
 
-/** Limits of a plan for one attention shape; what folioi_cuda_decode_init needs. */
-typedef struct folioi_cuda_decode_limits {
-    int64_t max_seqs, max_seq_len;
-    int32_t num_heads, num_kv_heads, k_dims, v_dims;
-    int32_t kv_bytes;      /* of one number in the cache                               */
-    int32_t max_query_len; /* of sequences that decode takes; 0: whatever gives 16 rows */
-    folioi_cuda_sm sm;
-    int32_t batch_invariant; /* cut keys at fixed positions                              */
-} folioi_cuda_decode_limits;
-
 /** A plan's decode: its numbers, and where its schedule is in device memory. */
 typedef struct folioi_cuda_decode_plan {
     int32_t num_shares, split_len;
@@ -41,25 +31,22 @@ typedef struct folioi_cuda_decode_plan {
 } folioi_cuda_decode_plan;
 
 /** Sizes and numbers of a plan; schedule stays NULL. */
-void folioi_cuda_decode_init(folioi_cuda_decode_plan *plan,
-                             const folioi_cuda_decode_limits *limits);
+void folioi_cuda_decode_init(folioi_cuda_decode_plan *plan, const folioi_cuda_limits *limits);
 
-/** Can decode read this layer? false: f32, new k and v unlike q, layouts without contiguous rows, groups above 16, heads too large for the device. */
-bool folioi_cuda_decode_takes(const folioi_cuda_layer *layer, const folioi_cuda_decode_plan *plan);
+/** Line n of decode_instances.def; NULL past the last. */
+const folioi_cuda_line *folioi_cuda_decode_line(int32_t n);
 
 /** Where its schedule lies, for the job that makes it. */
 folioi_decode_table folioi_cuda_decode_table(const folioi_cuda_decode_plan *plan);
 
 /**
- * Attend one layer's decode sequences, and zero padding rows. One launch; the grid depends on the plan alone.
- * The next kernel in the stream may begin when all ahead of this one have ended.
+ * Attend one layer's decode sequences by a line that takes it, and zero padding rows. One launch; the grid depends on the plan
+ * alone. The next kernel in the stream may begin when all ahead of this one have ended.
  * rows: the most that a sequence of this step, or of those a graph will meet, has; at most plan->max_rows.
- * counters: counter_bytes of zeros, in the workspace or elsewhere; the launch leaves zeros.
  */
-cudaError_t folioi_cuda_decode(const folioi_cuda_layer *layer, const folioi_cuda_step *step,
+cudaError_t folioi_cuda_decode(const folioi_cuda_line *line, const folioi_cuda_run *run,
                                const folioi_cuda_decode_plan *plan, int32_t rows,
-                               folioi_cuda_early early, char *workspace, int32_t *counters,
-                               cudaStream_t stream);
+                               folioi_cuda_early early);
 
 #ifdef __cplusplus
 }

@@ -333,6 +333,7 @@ static const folioi_backend backend = {
     .device = default_device,
     .levels = levels,
     .kernels = kernels,
+    .get_kernel = folioi_cuda_get_kernel,
     .max_head_size = 512,
     .one_thread = true,
     .memory = &memory,

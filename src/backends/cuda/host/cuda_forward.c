@@ -88,42 +88,47 @@ static folioi_cuda_early early_of(const folioi_cuda_plan *p, const folioi_call *
     return is_next && call->cached && !call->append ? FOLIOI_EARLY_KEYS : FOLIOI_EARLY_LISTS;
 }
 
-static folio_status attend_decodes(const folioi_cuda_plan *p, const folioi_call *call,
-                                   const folioi_cuda_list *list, const folioi_cuda_layer *layer,
-                                   const folioi_cuda_step *step, int32_t *counters)
+/* Has the plan lines for all that this layer has? By the plan alone where the batch must not matter. */
+static bool is_taken(const folioi_cuda_use *use, const folioi_cuda_list *list,
+                     const folioi_cuda_layer *layer)
 {
-    TRY_CUDA(folioi_cuda_decode(layer, step, &list->decode, list->now.decode_rows,
-                                early_of(p, call), call->workspace, counters, call->stream),
+    const folioi_cuda_work *work = list->limits.batch_invariant ? &list->limit : &list->now;
+    const folioi_cuda_sm *sm = &list->limits.sm;
+    return (!work->prefills || folioi_cuda_pick(&use->prefill, layer, sm, 0) != NULL) &&
+           (work->decode_rows == 0 ||
+            folioi_cuda_pick(&use->decode, layer, sm, list->decode.max_rows) != NULL);
+}
+
+static cudaError_t attend_prefills(const folioi_cuda_chain *chain, const folioi_cuda_run *run,
+                                   const folioi_cuda_list *list)
+{
+    cudaError_t error = cudaErrorNotSupported;
+    for (int i = 0; i < FOLIOI_CUDA_CHAIN && error == cudaErrorNotSupported; i++) {
+        const folioi_prefill_line *line = (const void *)chain->lines[i];
+        if (line != NULL && line->line.takes(&line->line, run->layer, &list->limits.sm, 0))
+            error = line->launch(line, run, &list->prefill, list->now.whole_tiles);
+    }
+    return error;
+}
+
+static folio_status attend(const folioi_cuda_plan *p, const folioi_call *call,
+                           const folioi_cuda_use *use, folioi_cuda_run *run)
+{
+    const folioi_cuda_list *list = &p->lists[use->list];
+    TRY(find_counters(p, call, list->decode.counter_bytes, &run->counters));
+    if (list->now.prefills) TRY_CUDA(attend_prefills(&use->prefill, run, list), "kernel prefill");
+    if (list->now.decode_rows == 0) {
+        if (!p->may_pad) return FOLIO_OK;
+        return folioi_cuda_status(folioi_cuda_pad(run->layer, run->step, run->stream),
+                                  "kernel pad");
+    }
+    const folioi_cuda_line *line =
+        folioi_cuda_pick(&use->decode, run->layer, &list->limits.sm, list->decode.max_rows);
+    TRY_CUDA(folioi_cuda_decode(line, run, &list->decode, list->now.decode_rows, early_of(p, call)),
              "kernel decode");
     if (!call->foreign_workspace)
         p->ahead->is_there = folioi_cuda_capture_of(call->stream, &p->ahead->capture);
     return FOLIO_OK;
-}
-
-static folio_status attend(const folioi_cuda_plan *p, const folioi_call *call,
-                           const folioi_cuda_list *list, const folioi_cuda_layer *layer,
-                           const folioi_cuda_step *step)
-{
-    cudaStream_t stream = call->stream;
-    int32_t *counters;
-    TRY(find_counters(p, call, list->decode.counter_bytes, &counters));
-    if (list->now.prefills)
-        TRY_CUDA(folioi_cuda_prefill(layer, step, &list->prefill, list->now.whole_tiles,
-                                     call->workspace, counters, stream),
-                 "kernel prefill");
-    if (list->now.decode_rows == 0) {
-        if (!p->may_pad) return FOLIO_OK;
-        return folioi_cuda_status(folioi_cuda_pad(layer, step, stream), "kernel pad");
-    }
-    return attend_decodes(p, call, list, layer, step, counters);
-}
-
-/* Do the kernels on tensor cores take all that this layer has? By the plan alone where the batch must not matter. */
-static bool is_taken(const folioi_cuda_list *list, const folioi_cuda_layer *layer)
-{
-    const folioi_cuda_work *work = list->limits.batch_invariant ? &list->limit : &list->now;
-    return (!work->prefills || folioi_cuda_prefill_takes(layer)) &&
-           (work->decode_rows == 0 || folioi_cuda_decode_takes(layer, &list->decode));
 }
 
 static folio_status run(const folioi_call *call)
@@ -138,9 +143,10 @@ static folio_status run(const folioi_call *call)
         .blocks = folioi_cuda_at(p, cross ? p->cross_blocks : p->blocks),
         .out_rows = call->tensors.out.tokens,
     };
-    int32_t number = *folioi_cuda_list_number(p, call->attention_index, call->type);
-    if (number >= 0 && is_taken(&p->lists[number], &layer))
-        return attend(p, call, &p->lists[number], &layer, &step);
+    const folioi_cuda_use *use = folioi_cuda_use_of(p, call->attention_index, call->type);
+    folioi_cuda_run now = {&layer, &step, call->workspace, NULL, call->stream};
+    if (use->list >= 0 && is_taken(use, &p->lists[use->list], &layer))
+        return attend(p, call, use, &now);
     return folioi_cuda_status(folioi_cuda_generic(&layer, &step, call->stream), "kernel generic");
 }
 

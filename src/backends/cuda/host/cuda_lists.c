@@ -10,52 +10,35 @@ static int64_t longest_query(const folio_plan_desc *d, folio_attention_type type
                                            : d->max_query_len;
 }
 
-static folioi_cuda_list list_of(const folioi_plan_shape *shape, const folio_attention_desc *a,
+static folioi_cuda_list list_of(const folioi_plan_shape *shape, const folioi_cuda_layer *like,
                                 folio_attention_type type)
 {
     const folio_plan_desc *d = &shape->desc;
-    int32_t group = a->num_heads / a->num_kv_heads;
-    int64_t longest = longest_query(d, type);
-    folioi_cuda_list list = {
-        .type = type,
-        .limits = {.max_seqs = d->max_seqs,
-                   .max_seq_len = d->max_seq_len,
-                   .num_heads = a->num_heads,
-                   .num_kv_heads = a->num_kv_heads,
-                   .k_dims = a->k_head_size,
-                   .v_dims = a->v_head_size,
-                   .kv_bytes = dtype_is_16_bit(a->kv_dtype) ? 2 : 1,
-                   .max_query_len = (int32_t)min_i64(longest, FOLIOI_DECODE_MAX_ROWS),
-                   .sm = device_of(shape->ctx)->sm,
-                   .batch_invariant = (d->flags & FOLIO_PLAN_BATCH_INVARIANT) != 0},
-        .limit.prefills = longest * group > FOLIOI_DECODE_MAX_ROWS,
-    };
-    int64_t rows = type == FOLIO_ATTENTION_ENCODER ? d->max_encoder_tokens : d->max_query_tokens;
-    list.prefill_limits = (folioi_cuda_prefill_limits){
-        .max_query_tokens = rows,
-        .max_seqs = min_i64(d->max_seqs, rows),
-        .max_query_len = longest,
-        .max_seq_len = d->max_seq_len,
-        .window_left = a->window_left,
-        .window_right = a->window_right,
-        .num_heads = a->num_heads,
-        .num_kv_heads = a->num_kv_heads,
-        .k_dims = a->k_head_size,
-        .v_dims = a->v_head_size,
-        .sm = list.limits.sm,
-        .batch_invariant = list.limits.batch_invariant,
-        .same_types = a->kv_dtype == a->dtype,
-    };
-    folioi_cuda_decode_init(&list.decode, &list.limits);
+    int32_t group = like->num_heads / like->num_kv_heads;
+    folioi_cuda_list list;
+    memset(&list, 0, sizeof list); /* limits are compared as bytes */
+    folioi_cuda_limits *l = &list.limits;
+    list.type = type;
+    l->like = *like;
+    l->like.scale = 1.0f; /* attentions of one shape share lists, whatever their options */
+    l->like.soft_cap = 0.0f;
+    l->max_query_tokens =
+        type == FOLIO_ATTENTION_ENCODER ? d->max_encoder_tokens : d->max_query_tokens;
+    l->max_seqs = d->max_seqs;
+    l->max_query_len = longest_query(d, type);
+    l->max_seq_len = d->max_seq_len;
+    l->sm = device_of(shape->ctx)->sm;
+    l->batch_invariant = (d->flags & FOLIO_PLAN_BATCH_INVARIANT) != 0;
+    list.limit.prefills = l->max_query_len * group > FOLIOI_DECODE_MAX_ROWS;
+    folioi_cuda_decode_init(&list.decode, l);
     if (group <= FOLIOI_DECODE_MAX_ROWS) list.limit.decode_rows = list.decode.max_rows;
-    folioi_cuda_prefill_init(&list.prefill, &list.prefill_limits);
+    folioi_cuda_prefill_init(&list.prefill, l);
     return list;
 }
 
 static bool is_same(const folioi_cuda_list *a, const folioi_cuda_list *b)
 {
-    return a->type == b->type && memcmp(&a->limits, &b->limits, sizeof a->limits) == 0 &&
-           memcmp(&a->prefill_limits, &b->prefill_limits, sizeof a->prefill_limits) == 0;
+    return a->type == b->type && memcmp(&a->limits, &b->limits, sizeof a->limits) == 0;
 }
 
 /* All lists, and prefill and decode of each, take turns in one workspace. Where counters of one end, those of all do: else one's sums would be another's
@@ -86,16 +69,34 @@ void folioi_cuda_lists_init(folioi_cuda_plan *p)
     for (int32_t i = 0; i < shape->desc.num_attentions; i++) {
         const folio_attention_desc *a = &shape->attentions[i]->desc;
         for (int t = 0; t < FOLIO_NUM_ATTENTION_TYPES; t++) {
-            int32_t *number = folioi_cuda_list_number(p, i, (folio_attention_type)t);
-            *number = -1;
-            if (!(shape->types[i] & FOLIO_ATTENTION_BIT(t)) || a->dtype == FOLIO_F32) continue;
-            folioi_cuda_list list = list_of(shape, a, (folio_attention_type)t);
-            for (*number = 0; *number < p->num_lists; ++*number)
-                if (is_same(&p->lists[*number], &list)) break;
-            if (*number == p->num_lists) p->lists[p->num_lists++] = list;
+            folioi_cuda_use *use = folioi_cuda_use_of(p, i, (folio_attention_type)t);
+            use->list = -1;
+            if ((shape->types[i] & FOLIO_ATTENTION_BIT(t)) && a->dtype != FOLIO_F32) {
+                folioi_cuda_layer like = folioi_cuda_layer_like(shape, a, (folio_attention_type)t);
+                folioi_cuda_list list = list_of(shape, &like, (folio_attention_type)t);
+                for (use->list = 0; use->list < p->num_lists; use->list++)
+                    if (is_same(&p->lists[use->list], &list)) break;
+                if (use->list == p->num_lists) p->lists[p->num_lists++] = list;
+                use->prefill =
+                    folioi_cuda_choose(folioi_cuda_prefill_line, &like, &list.limits.sm, 0);
+                use->decode = folioi_cuda_choose(folioi_cuda_decode_line, &like, &list.limits.sm,
+                                                 list.decode.max_rows);
+            }
+            folioi_cuda_name_kernels(use);
         }
     }
     share_counters(p);
+}
+
+static folioi_decode_rule rule_of(const folioi_cuda_plan *p, const folioi_cuda_list *list)
+{
+    return (folioi_decode_rule){.group = list->prefill.shape.group,
+                                .max_rows = list->decode.max_rows,
+                                .num_shares = list->decode.num_shares,
+                                .split_len = list->decode.split_len,
+                                .window_left = list->prefill.shape.window_left,
+                                .window_right = list->prefill.shape.window_right,
+                                .block_size = p->shape.desc.block_size};
 }
 
 folio_status folioi_cuda_lists_start(folioi_cuda_plan *p)
@@ -107,13 +108,7 @@ folio_status folioi_cuda_lists_start(folioi_cuda_plan *p)
                      .counts = folioi_cuda_at(p, p->counts[list->type]),
                      .shape = list->prefill.shape,
                      .room = list->prefill.room},
-            .rule = {.group = list->prefill.shape.group,
-                     .max_rows = list->decode.max_rows,
-                     .num_shares = list->decode.num_shares,
-                     .split_len = list->decode.split_len,
-                     .window_left = list->prefill.shape.window_left,
-                     .window_right = list->prefill.shape.window_right,
-                     .block_size = p->shape.desc.block_size},
+            .rule = rule_of(p, list),
         };
         list->prefill.list = folioi_cuda_at(p, list->items);
         if (list->limit.prefills) /* items may be read before it is known that they are none */
@@ -171,4 +166,22 @@ void folioi_cuda_lists_update(folioi_cuda_plan *p, folio_attention_type type,
         if (work.decode_rows == 0 || !list->limits.batch_invariant)
             list->now.decode_rows = work.decode_rows;
     }
+}
+
+void folioi_cuda_lists_count(const folioi_cuda_plan *p, const folioi_cuda_list *list,
+                             const folioi_cuda_seq *seqs, int64_t *items, int64_t *split_items)
+{
+    folioi_decode_rule rule = rule_of(p, list);
+    int64_t stretch;
+    folioi_decode_count decodes = {0, 0};
+    if (list->limit.decode_rows > 0)
+        decodes = decode_count_host(&rule, seqs, (int32_t)p->num_seqs, &stretch);
+    folioi_prefill_sort sort;
+    folioi_prefill_head head = {0};
+    folioi_cuda_counts counts = {.num_seqs = (int32_t)p->num_seqs};
+    folioi_prefill_list prefills = {seqs, &counts, list->prefill.shape, &head, NULL, {0, 0, 0}};
+    prefill_list_make(&prefills, &sort); /* without room it only counts */
+    int64_t heads = list->limits.like.num_kv_heads;
+    *items = (decodes.items + head.num_items) * heads;
+    *split_items = (decodes.stores + head.num_items - (sort.tiles - head.num_cut_tiles)) * heads;
 }

@@ -76,8 +76,8 @@ static folio_status build(folioi_cuda_plan *p)
     void *memory;
     TRY(folioi_core->alloc(a, most * (int64_t)sizeof *p->lists, "a plan", &memory));
     p->lists = memory;
-    TRY(folioi_core->alloc(a, most * (int64_t)sizeof *p->list_of, "a plan", &memory));
-    p->list_of = memory;
+    TRY(folioi_core->alloc(a, most * (int64_t)sizeof *p->uses, "a plan", &memory));
+    p->uses = memory;
     TRY(folioi_core->alloc(a, FOLIOI_CUDA_WORKSPACES * (int64_t)sizeof *p->workspaces, "a plan",
                            &memory));
     p->workspaces = memory;
@@ -132,7 +132,7 @@ void folioi_cuda_plan_destroy(const folioi_plan_shape *shape, void *state)
     int64_t most = (int64_t)shape->desc.num_attentions * FOLIO_NUM_ATTENTION_TYPES;
     const folio_allocator *a = &shape->ctx->allocator;
     folioi_core->free(a, p->lists, most * (int64_t)sizeof *p->lists);
-    folioi_core->free(a, p->list_of, most * (int64_t)sizeof *p->list_of);
+    folioi_core->free(a, p->uses, most * (int64_t)sizeof *p->uses);
     folioi_core->free(a, p->workspaces, FOLIOI_CUDA_WORKSPACES * (int64_t)sizeof *p->workspaces);
     folioi_core->free(a, p->ahead, sizeof *p->ahead);
     folioi_core->free(a, p, sizeof *p);
@@ -221,6 +221,7 @@ folio_status folioi_cuda_plan_update(void *state, const folio_batch *batch, void
     TRY(folioi_cuda_refuse_capture(stream));
     TRY(folioi_cuda_enter(p->shape.ctx, &before));
     p->ahead->is_there = false;
+    p->num_seqs = batch->num_seqs;
     int turn = p->turn = (p->turn + 1) % FOLIOI_CUDA_STAGES;
     update u = {p, p->stage[turn], stream};
     /* what was sent from this stage two updates ago has long arrived */
@@ -305,6 +306,7 @@ folio_status folioi_cuda_plan_update_device(void *state, const folio_device_batc
     TRY(folioi_cuda_enter(p->shape.ctx, &before));
     p->ahead->is_there = false;
     p->may_pad = true;
+    p->num_seqs = -1;
     for (int t = 0; t < FOLIO_NUM_ATTENTION_TYPES; t++)
         folioi_cuda_lists_update(p, (folio_attention_type)t, NULL, 0);
     folio_status status =
@@ -349,8 +351,20 @@ void folioi_cuda_plan_describe(const void *state, int32_t attention, folio_atten
                                folio_plan_info *info)
 {
     const folioi_cuda_plan *p = state;
-    int32_t number = *folioi_cuda_list_number(p, attention, type);
-    info->kernel = number < 0 ? "generic" : "mma";
-    info->num_items = 1;
-    if (number >= 0) info->split_len = p->lists[number].decode.split_len;
+    const folioi_cuda_use *use = folioi_cuda_use_of(p, attention, type);
+    const folioi_cuda_list *list = use->list >= 0 ? &p->lists[use->list] : NULL;
+    const folioi_cuda_work *work = list != NULL ? &list->now : &(folioi_cuda_work){0, false, 0};
+    int has = (work->prefills ? FOLIOI_HAS_PREFILLS : 0) |
+              (work->decode_rows > 0 ? FOLIOI_HAS_DECODES : 0);
+    info->kernel = use->kernel[has];
+    info->fallback = use->fallback[has];
+    if (list != NULL) info->split_len = list->decode.split_len;
+    const folioi_cuda_seq *seqs = (const void *)(p->stage[p->turn] + p->seqs[type].at);
+    if (p->num_seqs < 0) info->num_items = info->num_split_items = -1;
+    else if (strcmp(info->kernel, "generic") != 0)
+        folioi_cuda_lists_count(p, list, seqs, &info->num_items, &info->num_split_items);
+    else { /* a row and head each */ int32_t heads = p->shape.attentions[attention]->desc.num_heads;
+        for (int64_t i = 0; i < p->num_seqs; i++)
+            info->num_items += (int64_t)seqs[i].query_len * heads;
+    }
 }

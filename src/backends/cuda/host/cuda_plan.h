@@ -28,13 +28,20 @@ typedef struct folioi_cuda_work {
 /** The step's work lists for one attention as one type; attentions of one shape share them. */
 typedef struct folioi_cuda_list {
     folio_attention_type type;
-    folioi_cuda_decode_limits limits;
-    folioi_cuda_prefill_limits prefill_limits;
+    folioi_cuda_limits limits;
     folioi_cuda_decode_plan decode;
     folioi_cuda_prefill_plan prefill;
     folioi_cuda_place schedule, items;
     folioi_cuda_work limit, now; /* within the plan's limits; in the step at hand */
 } folioi_cuda_list;
+
+/** One attention as one type: its work list, its kernels and their names by what a step has (folioi_cuda_has). */
+enum folioi_cuda_has { FOLIOI_HAS_PREFILLS = 1, FOLIOI_HAS_DECODES = 2 };
+typedef struct folioi_cuda_use {
+    int32_t list; /* -1: none, and the generic kernel computes it */
+    folioi_cuda_chain prefill, decode;
+    char kernel[4][96], fallback[4][96];
+} folioi_cuda_use;
 
 /**
  * The last decode in the plan's own workspace since the last update: where it was launched. One forward at a time is
@@ -55,10 +62,11 @@ typedef struct folioi_cuda_plan {
     char *device, *stage[FOLIOI_CUDA_STAGES];
     cudaEvent_t copied[FOLIOI_CUDA_STAGES]; /* the copy out of a stage is done */
     int turn;
-    bool may_pad;   /* out may have rows that no sequence has */
-    uint64_t *word; /* in host memory: what the device found last; see folioi_cuda_report_word */
+    bool may_pad;     /* out may have rows that no sequence has */
+    int64_t num_seqs; /* of the last update, in stage[turn]; -1: only the device knows */
+    uint64_t *word;   /* in host memory: what the device found last; see folioi_cuda_report_word */
     folioi_cuda_list *lists; /* [num_attentions * FOLIO_NUM_ATTENTION_TYPES], num_lists used */
-    int32_t *list_of;        /* [num_attentions][FOLIO_NUM_ATTENTION_TYPES], -1: none */
+    folioi_cuda_use *uses;   /* [num_attentions][FOLIO_NUM_ATTENTION_TYPES] */
     int32_t num_lists, num_jobs;
     folioi_cuda_ahead *ahead;
     _Atomic(char *)
@@ -75,19 +83,27 @@ static inline bool folioi_cuda_is_graph(const folioi_cuda_plan *p)
     return (p->shape.desc.flags & FOLIO_PLAN_GRAPH) != 0;
 }
 
-/** Where list_of has the number of an attention's list as one type. */
-static inline int32_t *folioi_cuda_list_number(const folioi_cuda_plan *p, int32_t attention,
-                                               folio_attention_type type)
+static inline folioi_cuda_use *folioi_cuda_use_of(const folioi_cuda_plan *p, int32_t attention,
+                                                  folio_attention_type type)
 {
-    return &p->list_of[attention * FOLIO_NUM_ATTENTION_TYPES + (int)type];
+    return &p->uses[attention * FOLIO_NUM_ATTENTION_TYPES + (int)type];
 }
 
-/** Lists of all 16-bit attentions of the plan, without their places. */
+/** A layer of an attention as a plan knows it: aligned, its cache in the plan's layout. All bytes are set. */
+folioi_cuda_layer folioi_cuda_layer_like(const folioi_plan_shape *shape,
+                                         const folio_attention_desc *a, folio_attention_type type);
+/** Names by what a step has: of the kernels that the plan chose; of those for calls that these do not take. */
+void folioi_cuda_name_kernels(folioi_cuda_use *use);
+/** Lists and kernels of all 16-bit attentions of the plan, without the lists' places. */
 void folioi_cuda_lists_init(folioi_cuda_plan *p);
 /** Write the jobs that make them to the device; the arena is there. */
 folio_status folioi_cuda_lists_start(folioi_cuda_plan *p);
 /** What the step's sequences of a type, in host memory, ask of the lists. */
 void folioi_cuda_lists_update(folioi_cuda_plan *p, folio_attention_type type,
                               const folioi_cuda_seq *seqs, int64_t num_seqs);
+
+/** Items of the last update's sequences in host memory, over all kv heads, and those of them that are parts. */
+void folioi_cuda_lists_count(const folioi_cuda_plan *p, const folioi_cuda_list *list,
+                             const folioi_cuda_seq *seqs, int64_t *items, int64_t *split_items);
 
 #endif

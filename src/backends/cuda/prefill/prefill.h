@@ -9,19 +9,6 @@
 extern "C" {
 #endif
 
-/** Is the layer one for these kernels? 16-bit q, new k and v of its type, contiguous rows in the cache, of that type or 8 bits. */
-bool folioi_cuda_prefill_takes(const folioi_cuda_layer *layer);
-
-/** Limits of a plan for one attention; what folioi_cuda_prefill_init needs. */
-typedef struct folioi_cuda_prefill_limits {
-    int64_t max_query_tokens, max_seqs, max_query_len, max_seq_len;
-    int64_t window_left, window_right;
-    int32_t num_heads, num_kv_heads, k_dims, v_dims;
-    folioi_cuda_sm sm;
-    int32_t batch_invariant; /* cut keys at fixed positions                   */
-    int32_t same_types;      /* K and V are of q's type. Compared as bytes    */
-} folioi_cuda_prefill_limits;
-
 /** A plan's prefill: its numbers, and where its list is in device memory. */
 typedef struct folioi_cuda_prefill_plan {
     folioi_prefill_shape shape;
@@ -33,21 +20,37 @@ typedef struct folioi_cuda_prefill_plan {
 } folioi_cuda_prefill_plan;
 
 /** Sizes and numbers of a plan; list stays NULL. */
-void folioi_cuda_prefill_init(folioi_cuda_prefill_plan *plan,
-                              const folioi_cuda_prefill_limits *limits);
+void folioi_cuda_prefill_init(folioi_cuda_prefill_plan *plan, const folioi_cuda_limits *limits);
 
 /** Where its list lies, for the job that makes it. */
 folioi_prefill_head *folioi_cuda_prefill_head(const folioi_cuda_prefill_plan *plan);
 folioi_prefill_item *folioi_cuda_prefill_items(const folioi_cuda_prefill_plan *plan);
 
-/**
- * One layer: writes out and lse of every sequence that is not decode. One launch. whole_tiles: 0, and the grid depends on the
- * plan alone; or the step's tiles where the host knows them and prefill_are_whole says that none is cut.
- * counters: counter_bytes of zeros, in the workspace or elsewhere; the launch leaves zeros.
- */
-cudaError_t folioi_cuda_prefill(const folioi_cuda_layer *layer, const folioi_cuda_step *step,
-                                const folioi_cuda_prefill_plan *plan, int64_t whole_tiles,
-                                char *workspace, int32_t *counters, cudaStream_t stream);
+/** A line of prefill_instances.def or of hopper_instances.def. */
+typedef struct folioi_prefill_line {
+    folioi_cuda_line line;
+    int32_t rows, values; /* of a tile: rows, and numbers of V       */
+    int32_t blocks;       /* that a multiprocessor computes at once  */
+    /**
+     * One layer: writes out and lse of every sequence that is not decode. One launch. whole_tiles: 0, and the grid depends on
+     * the plan alone; or the step's tiles where the host knows them and prefill_are_whole says that none is cut.
+     * cudaErrorNotSupported: q's strides are none that it reads, and nothing was launched.
+     */
+    cudaError_t (*launch)(const struct folioi_prefill_line *line, const folioi_cuda_run *run,
+                          const folioi_cuda_prefill_plan *plan, int64_t whole_tiles);
+} folioi_prefill_line;
+
+/** Line n of hopper_instances.def and prefill_instances.def, in this order; NULL past the last. */
+const folioi_cuda_line *folioi_cuda_prefill_line(int32_t n);
+
+/** The parts of the list, each compiled in its file; the last line of a part has no name. */
+extern const folioi_prefill_line folioi_prefill_hopper[], folioi_prefill_fixed[],
+    folioi_prefill_bytes[], folioi_prefill_flexible[];
+
+/** Can flexible lines of some head size compute this layer? No other line takes more. */
+bool folioi_prefill_can(const folioi_cuda_layer *layer);
+/** May all rows be copied in chunks of 8 numbers? */
+bool folioi_prefill_aligned(const folioi_cuda_layer *layer);
 
 #ifdef __cplusplus
 }

@@ -1,31 +1,31 @@
-/* prefill_bytes.cu: prefill of 8-bit K and V with no option on scores. */
-#include "backends/cuda/prefill/prefill_kernel.h"
+/* prefill_bytes.cu: the lines BYTES of prefill_instances.def: 8-bit K and V, no option on scores. */
 #include "backends/cuda/prefill/prefill_launch.h"
 
-template <class I>
-static cudaError_t launch(const prefill_args *a, const folioi_cuda_prefill_plan *plan,
-                          cudaStream_t stream)
+static bool takes(const folioi_cuda_line *line, const folioi_cuda_layer *l,
+                  const folioi_cuda_sm *sm, int32_t rows)
 {
-    return launch_prefill<I>(prefill_kernel<I>, a, plan, 0, stream);
+    (void)sm, (void)rows;
+    return l->cached && !l->append && l->kv_dtype == line->kv && is_fixed(line, l) &&
+           (line->kv == FOLIO_INT8 || l->k.scale > 0) && folioi_cuda_side_aligned(&l->k, 1, 16) &&
+           folioi_cuda_side_aligned(&l->v, 1, 16);
 }
 
-template <prefill_kv KV>
-static cudaError_t launch_as(const prefill_args *a, const folioi_cuda_prefill_plan *plan, int dims,
-                             cudaStream_t stream)
+static constexpr prefill_kv kv_of(int type)
 {
-    switch (dims) {
-    case 64: return launch<bytes_64<KV>>(a, plan, stream);
-    case 128: return launch<bytes_128<KV>>(a, plan, stream);
-    default: return launch<bytes_256<KV>>(a, plan, stream);
-    }
+    return type == FOLIO_FP8_E4M3 ? KV_E4M3 : type == FOLIO_FP8_E5M2 ? KV_E5M2 : KV_INT8;
 }
 
-cudaError_t folioi_prefill_bytes(const prefill_args *a, const folioi_cuda_prefill_plan *plan,
-                                 int dims, cudaStream_t stream)
-{
-    switch (a->layer.kv_dtype) {
-    case FOLIO_FP8_E4M3: return launch_as<KV_E4M3>(a, plan, dims, stream);
-    case FOLIO_FP8_E5M2: return launch_as<KV_E5M2>(a, plan, dims, stream);
-    default: return launch_as<KV_INT8>(a, plan, dims, stream);
-    }
-}
+template <int TYPE, int DK, int DV, int WARPS, int M_TILES, int KEYS, int BLOCKS>
+using instance = prefill_instance<__half, DK, DV, WARPS, M_TILES, KEYS, BLOCKS, true, kv_of(TYPE)>;
+
+const folioi_prefill_line folioi_prefill_bytes[] = {
+#define BYTES(name, type, dk, dv, ...)                                                             \
+    {{"prefill_" #name "_d" #dk, (folio_dtype)0, type, dk, dv, false, takes},                      \
+     instance<type, dk, dv, __VA_ARGS__>::ROWS,                                                    \
+     dv,                                                                                           \
+     instance<type, dk, dv, __VA_ARGS__>::BLOCKS,                                                  \
+     launch_prefill<instance<type, dk, dv, __VA_ARGS__>>},
+#define FIXED(...)
+#define FLEXIBLE(...)
+#include "backends/cuda/prefill/prefill_instances.def"
+    {}};

@@ -1,31 +1,36 @@
-/* prefill_fixed.cu: prefill of 16-bit K and V with no option on scores. */
-#include "backends/cuda/prefill/prefill_kernel.h"
+/* prefill_fixed.cu: the lines FIXED of prefill_instances.def: 16-bit K and V, no option on scores. */
 #include "backends/cuda/prefill/prefill_launch.h"
+#include "core/dtype.h"
 
-template <class I>
-static cudaError_t launch(const prefill_args *a, const folioi_cuda_prefill_plan *plan,
-                          int64_t whole_tiles, cudaStream_t stream)
+static bool takes(const folioi_cuda_line *line, const folioi_cuda_layer *l,
+                  const folioi_cuda_sm *sm, int32_t rows)
 {
-    return launch_prefill<I>(prefill_kernel<I>, a, plan, whole_tiles, stream);
+    (void)sm, (void)rows;
+    return l->dtype == line->dtype && (!l->cached || dtype_is_16_bit(l->kv_dtype)) &&
+           is_fixed(line, l);
 }
 
-template <typename T, bool ONCE>
-static cudaError_t launch_as(const prefill_args *a, const folioi_cuda_prefill_plan *plan, int dims,
-                             int64_t whole_tiles, cudaStream_t stream)
+template <class I, class WHOLE>
+static cudaError_t launch(const folioi_prefill_line *line, const folioi_cuda_run *run,
+                          const folioi_cuda_prefill_plan *plan, int64_t whole_tiles)
 {
-    switch (dims) {
-    case 64: return launch<fixed_64<T, ONCE>>(a, plan, whole_tiles, stream);
-    case 128: return launch<fixed_128<T, ONCE>>(a, plan, whole_tiles, stream);
-    default: return launch<fixed_256<T, ONCE>>(a, plan, whole_tiles, stream);
-    }
+    return whole_tiles > 0 ? launch_prefill<WHOLE>(line, run, plan, whole_tiles)
+                           : launch_prefill<I>(line, run, plan, 0);
 }
 
-cudaError_t folioi_prefill_fixed(const prefill_args *a, const folioi_cuda_prefill_plan *plan,
-                                 int dims, int64_t whole_tiles, cudaStream_t stream)
-{
-    bool is_f16 = a->layer.dtype == FOLIO_F16;
-    auto *with = whole_tiles > 0
-                     ? (is_f16 ? launch_as<__half, true> : launch_as<__nv_bfloat16, true>)
-                     : (is_f16 ? launch_as<__half, false> : launch_as<__nv_bfloat16, false>);
-    return with(a, plan, dims, whole_tiles, stream);
-}
+template <int TYPE, int DK, int DV, int WARPS, int M_TILES, int KEYS, int BLOCKS, bool ONCE>
+using instance = prefill_instance<typename prefill_type<TYPE>::T, DK, DV, WARPS, M_TILES, KEYS,
+                                  BLOCKS, true, KV_WIDE, ONCE>;
+
+const folioi_prefill_line folioi_prefill_fixed[] = {
+#define FIXED(name, type, dk, dv, ...)                                                             \
+    {{"prefill_" #name "_d" #dk, type, type, dk, dv, false, takes},                                \
+     instance<type, dk, dv, __VA_ARGS__, false>::ROWS,                                             \
+     dv,                                                                                           \
+     instance<type, dk, dv, __VA_ARGS__, false>::BLOCKS,                                           \
+     launch<instance<type, dk, dv, __VA_ARGS__, false>,                                            \
+            instance<type, dk, dv, __VA_ARGS__, true>>},
+#define BYTES(...)
+#define FLEXIBLE(...)
+#include "backends/cuda/prefill/prefill_instances.def"
+    {}};

@@ -1,29 +1,29 @@
-/* prefill_flexible.cu: prefill with everything that a layer may have. */
-#include "backends/cuda/prefill/prefill_kernel.h"
+/* prefill_flexible.cu: the lines FLEXIBLE of prefill_instances.def: all that a layer may have. */
 #include "backends/cuda/prefill/prefill_launch.h"
 
-template <class I>
-static cudaError_t launch(const prefill_args *a, const folioi_cuda_prefill_plan *plan,
-                          cudaStream_t stream)
+static bool takes(const folioi_cuda_line *line, const folioi_cuda_layer *l,
+                  const folioi_cuda_sm *sm, int32_t rows)
 {
-    return launch_prefill<I>(prefill_kernel<I>, a, plan, 0, stream);
+    (void)sm, (void)rows;
+    /* large V is computed in parts, each from all of q: out in place of q would end it with the first */
+    bool in_parts = l->v_dims > ((const folioi_prefill_line *)line)->values;
+    if (in_parts && l->out.data != NULL && l->out.data == l->q.data) return false;
+    return l->dtype == line->dtype && l->k_dims <= line->k_dims && l->v_dims <= line->v_dims &&
+           folioi_prefill_can(l);
 }
 
-template <typename T>
-static cudaError_t launch_as(const prefill_args *a, const folioi_cuda_prefill_plan *plan, int dims,
-                             cudaStream_t stream)
-{
-    switch (dims) {
-    case 64: return launch<flexible_64<T>>(a, plan, stream);
-    case 128: return launch<flexible_128<T>>(a, plan, stream);
-    case 256: return launch<flexible_256<T>>(a, plan, stream);
-    default: return launch<flexible_512<T>>(a, plan, stream);
-    }
-}
+template <int TYPE, int DK, int DV, int WARPS, int M_TILES, int KEYS, int BLOCKS>
+using instance =
+    prefill_instance<typename prefill_type<TYPE>::T, DK, DV, WARPS, M_TILES, KEYS, BLOCKS, false>;
 
-cudaError_t folioi_prefill_flexible(const prefill_args *a, const folioi_cuda_prefill_plan *plan,
-                                    int dims, cudaStream_t stream)
-{
-    if (a->layer.dtype == FOLIO_F16) return launch_as<__half>(a, plan, dims, stream);
-    return launch_as<__nv_bfloat16>(a, plan, dims, stream);
-}
+const folioi_prefill_line folioi_prefill_flexible[] = {
+#define FLEXIBLE(name, type, dk, dv, ...)                                                          \
+    {{"prefill_any_" #name "_d" #dk, type, (folio_dtype)0, dk, dk, true, takes},                   \
+     instance<type, dk, dv, __VA_ARGS__>::ROWS,                                                    \
+     dv,                                                                                           \
+     instance<type, dk, dv, __VA_ARGS__>::BLOCKS,                                                  \
+     launch_prefill<instance<type, dk, dv, __VA_ARGS__>>},
+#define FIXED(...)
+#define BYTES(...)
+#include "backends/cuda/prefill/prefill_instances.def"
+    {}};

@@ -268,22 +268,31 @@ SHARED_INLINE folioi_decode_count decode_items(const folioi_decode_rule *rule,
     return at;
 }
 
+/** Items and places of the whole schedule by one thread; *stretch: of a share. */
+static inline folioi_decode_count decode_count_host(const folioi_decode_rule *rule,
+                                                    const folioi_cuda_seq *seqs, int32_t num_seqs,
+                                                    int64_t *stretch)
+{
+    int64_t total = decode_cost_of(rule, seqs, 0, num_seqs);
+    folioi_decode_count none = {0, 0}, best = none;
+    for (int32_t c = 0; c < FOLIOI_DECODE_CHOICES && decode_choice(rule, c) > 0; c++) {
+        int64_t length = decode_stretch(decode_choice(rule, c), total);
+        folioi_decode_count n = decode_items(rule, seqs, 0, num_seqs, 0, length, none, 0);
+        if (c > 0 && !decode_better(rule, n.items, length, best.items, *stretch)) continue;
+        best = n;
+        *stretch = length;
+    }
+    return best;
+}
+
 /** The whole schedule by one thread; returns the number of items. */
 static inline int32_t decode_schedule_host(const folioi_decode_rule *rule,
                                            const folioi_cuda_seq *seqs, int32_t num_seqs,
                                            const folioi_decode_table *table)
 {
-    int64_t total = decode_cost_of(rule, seqs, 0, num_seqs), stretch = 0;
-    folioi_decode_count none = {0, 0};
-    int32_t all = 0;
-    for (int32_t c = 0; c < FOLIOI_DECODE_CHOICES && decode_choice(rule, c) > 0; c++) {
-        int64_t length = decode_stretch(decode_choice(rule, c), total);
-        int32_t count = decode_items(rule, seqs, 0, num_seqs, 0, length, none, 0).items;
-        if (c > 0 && !decode_better(rule, count, length, all, stretch)) continue;
-        all = count;
-        stretch = length;
-    }
-    folioi_decode_count n = decode_items(rule, seqs, 0, num_seqs, 0, stretch, none, table->items);
+    int64_t stretch = 0;
+    folioi_decode_count n = decode_count_host(rule, seqs, num_seqs, &stretch), none = {0, 0};
+    decode_items(rule, seqs, 0, num_seqs, 0, stretch, none, table->items);
     for (int32_t b = 0; b <= rule->num_shares; b++) decode_bound_share(rule, table, n.items, b);
     for (int32_t i = 0; i < rule->num_shares * FOLIOI_DECODE_KEPT; i++) decode_keep_item(table, i);
     for (int32_t i = 0; i < rule->num_shares * FOLIOI_DECODE_TILES; i++)

@@ -7,10 +7,11 @@
  *
  * Q is in registers. Weights P are in the registers that their scores came in.
  */
-#include "backends/cuda/prefill/hopper/prefill.h"
-
 #include "backends/cuda/prefill/hopper/prefill_load.h"
 #include "backends/cuda/prefill/hopper/prefill_slow.h"
+#include "backends/cuda/prefill/prefill.h"
+
+#include <type_traits>
 
 static __device__ __forceinline__ void release(const uint64_t &barrier)
 {
@@ -218,25 +219,17 @@ static __global__ void __launch_bounds__(THREADS, 1)
     }
 }
 
-template <typename T, bool WHOLE>
-static cudaError_t launch(const hopper_args *a, const folioi_cuda_sm *sm, int blocks,
-                          cudaStream_t stream)
+static bool takes(const folioi_cuda_line *line, const folioi_cuda_layer *l,
+                  const folioi_cuda_sm *sm, int32_t rows)
 {
-    auto kernel = hopper_prefill<T, WHOLE>;
-    cudaError_t error = folioi_cuda_prepare(sm->ready, (const void *)kernel, SHARED_BYTES, false);
-    if (error != cudaSuccess) return error;
-    kernel<<<blocks, THREADS, SHARED_BYTES, stream>>>(*a);
-    return cudaGetLastError();
-}
-
-bool folioi_cuda_hopper_takes(const folioi_cuda_layer *l, const folioi_cuda_sm *sm)
-{
+    (void)rows;
     bool has_options =
         l->soft_cap > 0 || l->slopes != NULL || l->bias.data != NULL || !(l->scale > 0);
     return sm->capability == 90 && sm->describe_tensor != NULL && l->cached && !l->append &&
-           !has_options && l->kv_dtype == l->dtype && l->k_dims == DIMS && l->v_dims == DIMS &&
-           folioi_cuda_has_pages(&l->k) && l->k.at.token_tile_stride * 2 == HALF_BYTES &&
-           folioi_cuda_rows_aligned(&l->q, 2, 16) && folioi_cuda_rows_aligned(&l->out, 2, 16);
+           !has_options && l->dtype == line->dtype && l->kv_dtype == line->kv &&
+           l->k_dims == DIMS && l->v_dims == DIMS && folioi_cuda_has_pages(&l->k) &&
+           l->k.at.token_tile_stride * 2 == HALF_BYTES && folioi_cuda_rows_aligned(&l->q, 2, 16) &&
+           folioi_cuda_rows_aligned(&l->out, 2, 16);
 }
 
 /* Boxes of half the numbers of a tile's rows of q. False: the strides are none for a tensor map. */
@@ -255,17 +248,19 @@ static bool describe_queries(hopper_args *a, const folioi_cuda_sm *sm)
                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
-cudaError_t folioi_cuda_hopper_prefill(const folioi_cuda_layer *layer, const folioi_cuda_step *step,
-                                       const folioi_cuda_prefill_plan *plan, int64_t whole_tiles,
-                                       char *workspace, int32_t *counters, cudaStream_t stream)
+template <typename T>
+static cudaError_t launch(const folioi_prefill_line *line, const folioi_cuda_run *run,
+                          const folioi_cuda_prefill_plan *plan, int64_t whole_tiles)
 {
+    (void)line;
+    const folioi_cuda_layer *layer = run->layer;
     hopper_args a = {};
     a.layer = *layer;
-    a.blocks = step->blocks;
+    a.blocks = run->step->blocks;
     a.head = folioi_cuda_prefill_head(plan);
     a.items = folioi_cuda_prefill_items(plan);
-    a.counters = counters;
-    a.part_out = (float *)(workspace + plan->counter_bytes);
+    a.counters = run->counters;
+    a.part_out = (float *)(run->workspace + plan->counter_bytes);
     a.part_lse = a.part_out + plan->room.rows * layer->num_kv_heads * DIMS;
     a.group = layer->num_heads / layer->num_kv_heads;
     a.heads = a.group < ROWS ? a.group : ROWS;
@@ -281,8 +276,24 @@ cudaError_t folioi_cuda_hopper_prefill(const folioi_cuda_layer *layer, const fol
     if (!describe_queries(&a, &plan->sm)) return cudaErrorNotSupported;
     int blocks = (int)(most < plan->sm.count ? most : plan->sm.count);
     bool is_whole = whole_tiles > 0 && layer->window_left < 0 && layer->window_right < 0;
-    auto with = layer->dtype == FOLIO_F16 ? is_whole ? launch<__half, true> : launch<__half, false>
-                : is_whole ? launch<__nv_bfloat16, true>
-                                          : launch<__nv_bfloat16, false>;
-    return with(&a, &plan->sm, blocks, stream);
+    auto kernel = is_whole ? hopper_prefill<T, true> : hopper_prefill<T, false>;
+    cudaError_t error =
+        folioi_cuda_prepare(plan->sm.ready, (const void *)kernel, SHARED_BYTES, false);
+    if (error != cudaSuccess) return error;
+    kernel<<<blocks, THREADS, SHARED_BYTES, run->stream>>>(a);
+    return cudaGetLastError();
 }
+
+template <int TYPE>
+using number = typename std::conditional<TYPE == FOLIO_F16, __half, __nv_bfloat16>::type;
+
+const folioi_prefill_line folioi_prefill_hopper[] = {
+#define X(name, type)                                                                              \
+    {{"prefill_hopper_" #name "_d128", type, type, DIMS, DIMS, false, takes},                      \
+     ROWS,                                                                                         \
+     DIMS,                                                                                         \
+     1,                                                                                            \
+     launch<number<type>>},
+#include "backends/cuda/prefill/hopper/hopper_instances.def"
+#undef X
+    {}};

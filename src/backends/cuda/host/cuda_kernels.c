@@ -1,0 +1,107 @@
+/* cuda_kernels.c: the lines of the kernel lists as a plan sees them: what it chooses by, their names, and a case for each. */
+#include "backends/cuda/host/cuda_plan.h"
+
+#include <stdio.h>
+#include <string.h>
+
+folioi_cuda_layer folioi_cuda_layer_like(const folioi_plan_shape *shape,
+                                         const folio_attention_desc *a, folio_attention_type type)
+{
+    bool cross = type == FOLIO_ATTENTION_ENCODER_DECODER;
+    folio_layout layout = cross ? shape->cross_layout : shape->layout;
+    folioi_cuda_layer l;
+    memset(&l, 0, sizeof l);
+    l.dtype = a->dtype;
+    l.kv_dtype = a->kv_dtype;
+    l.num_heads = a->num_heads;
+    l.num_kv_heads = a->num_kv_heads;
+    l.k_dims = a->k_head_size;
+    l.v_dims = a->v_head_size;
+    l.scale = a->scale;
+    l.soft_cap = a->soft_cap;
+    l.window_left = a->window_left;
+    l.window_right = a->window_right;
+    l.block_size = shape->desc.block_size;
+    l.cached = l.block_size > 0 && (cross || type == FOLIO_ATTENTION_DECODER);
+    bool packed = layout == FOLIO_LAYOUT_XPACKED || layout == FOLIO_LAYOUT_XPACKED_1;
+    l.k.scale = l.v.scale = 1.0f;
+    l.k.at.token_tile = l.k.at.dim_tile = packed ? 0 : 1;
+    l.k.at.dim_tile_stride = 1;
+    if (layout == FOLIO_LAYOUT_NATIVE &&
+        kv_has_pages(l.kv_dtype, l.k_dims, l.v_dims, l.block_size)) {
+        l.k.at.turn = FOLIOI_PAGE_TURN;
+        l.k.at.token_tile_stride = FOLIOI_PAGE_TOKENS * (int64_t)(l.k_dims + l.v_dims);
+    }
+    l.v.at = l.k.at;
+    return l;
+}
+
+static void add_name(char *names, size_t size, const char *name)
+{
+    size_t used = strlen(names);
+    snprintf(names + used, size - used, "%s%s", used > 0 ? " " : "", name);
+}
+
+void folioi_cuda_name_kernels(folioi_cuda_use *use)
+{
+    const folioi_cuda_chain *const chains[] = {&use->prefill, &use->decode};
+    for (int has = 0; has < 4; has++) {
+        char *kernel = use->kernel[has], *fallback = use->fallback[has];
+        bool all = use->list >= 0 && has > 0;
+        for (int f = 0; f < 2; f++)
+            if (has >> f & 1) all = all && chains[f]->lines[0] != NULL;
+        for (int f = 0; all && f < 2; f++)
+            for (int i = 0; (has >> f & 1) && i < FOLIOI_CUDA_CHAIN; i++)
+                if (chains[f]->lines[i] != NULL)
+                    add_name(i == 0 ? kernel : fallback, sizeof use->kernel[0],
+                             chains[f]->lines[i]->name);
+        add_name(all ? fallback : kernel, sizeof use->kernel[0], "generic");
+    }
+}
+
+/* A case for a line, in a layout; false: a plan chooses another line for it, or this device has none such. */
+static bool example_of(const folioi_cuda_line *line, bool decode, const folioi_cuda_sm *sm,
+                       folio_layout layout, folio_kernel_info *info)
+{
+    *info = (folio_kernel_info){
+        .name = line->name,
+        .dtype = line->dtype != 0 ? line->dtype : FOLIO_F16,
+        .layout = layout,
+        .head_size = line->k_dims - (line->is_flexible ? 8 : 0), /* one that no fixed line has */
+        .min_rows = decode ? 1 : FOLIOI_DECODE_MAX_ROWS + 1,
+        .max_rows = decode ? FOLIOI_DECODE_MAX_ROWS : 0,
+    };
+    info->kv_dtype = line->kv != 0 ? line->kv : info->dtype;
+    folioi_plan_shape shape = {.desc.block_size = 16, .layout = layout};
+    folio_attention_desc a = {.num_heads = 1,
+                              .num_kv_heads = 1,
+                              .k_head_size = info->head_size,
+                              .v_head_size = info->head_size,
+                              .dtype = info->dtype,
+                              .kv_dtype = info->kv_dtype,
+                              .scale = 1.0f};
+    folioi_cuda_layer like = folioi_cuda_layer_like(&shape, &a, FOLIO_ATTENTION_DECODER);
+    return folioi_cuda_choose(decode ? folioi_cuda_decode_line : folioi_cuda_prefill_line, &like,
+                              sm, info->max_rows)
+               .lines[0] == line;
+}
+
+bool folioi_cuda_get_kernel(const folio_context *ctx, int32_t index, folio_kernel_info *info)
+{
+    const folioi_cuda_sm *sm = &device_of(ctx)->sm;
+    const folioi_cuda_line *line;
+    for (int decode = 0; decode < 2; decode++)
+        for (int32_t n = 0;
+             (line = decode ? folioi_cuda_decode_line(n) : folioi_cuda_prefill_line(n)) != NULL;
+             n++)
+            if ((example_of(line, decode, sm, FOLIO_LAYOUT_NATIVE, info) ||
+                 example_of(line, decode, sm, FOLIO_LAYOUT_NHD, info)) &&
+                index-- == 0)
+                return true;
+    *info = (folio_kernel_info){.name = "generic",
+                                .dtype = FOLIO_F32,
+                                .kv_dtype = FOLIO_F32,
+                                .head_size = 128,
+                                .min_rows = 1};
+    return index == 0;
+}
