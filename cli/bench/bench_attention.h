@@ -13,7 +13,7 @@
 #include "bench/bench_device.h"
 #include "bench/bench_peers.h"
 
-enum { MAX_GROUPS = 16, MAX_NAME = 64, MAX_LIST = 32, MAX_SECTIONS = 16 };
+enum { MAX_GROUPS = 16, MAX_NAME = 64, MAX_LIST = 32, MAX_SECTIONS = 80 };
 
 typedef struct group {
     int64_t count, query_len, seq_len;
@@ -85,7 +85,7 @@ typedef struct level_name {
 
 /* All options; lists are crossed. */
 struct lists {
-    const char *name; /* of the section; "": there is but one */
+    char name[MAX_NAME]; /* of the section; "": there is but one */
     batch_case cases[MAX_LIST];
     folio_dtype dtypes[MAX_LIST], kv_dtypes[MAX_LIST]; /* kv 0: as dtype */
     head_count heads[MAX_LIST];

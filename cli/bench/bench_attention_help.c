@@ -19,7 +19,7 @@ static const char help[] =
 static const char options_help[] =
     "\noptions\n"
     "      --backend NAME     cpu (default) or cuda, see below\n"
-    "      --section LIST     sections of GPU cases, see below; default: all\n"
+    "      --section LIST     sections of GPU cases, see below; default: all. CPU: kernels\n"
     "      --case LIST        batches, see below; default q512,q2k,16q1s4k,1q1s32k\n"
     "      --dtype LIST       type of q and out: f32, f16, bf16; default f32,bf16\n"
     "      --kv-dtype LIST    type of the cache: f32, f16, bf16, fp8_e4m3, fp8_e5m2, int8; default: dtype\n"

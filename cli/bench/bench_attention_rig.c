@@ -189,9 +189,9 @@ static bool make_plan(rig *r, folio_context *ctx)
     folio_attention *attentions[] = {r->attention};
     const folio_run run = run_of(r);
     folio_plan_desc plan = FOLIO_WITH(
-        folio_plan_desc, .attentions = attentions, .num_attentions = 1, .block_size = s->block_size,
-        .num_blocks = r->num_blocks, .max_seqs = c->seqs, .max_query_tokens = c->rows,
-        .max_seq_len = c->longest, .flags = plan_flags(s->with), .max_query_len = c->longest_query);
+        folio_plan_desc, .attentions = attentions, .num_attentions = 1, .cache = r->cache,
+        .max_seqs = c->seqs, .max_query_tokens = c->rows, .max_seq_len = c->longest,
+        .flags = plan_flags(s->with), .max_query_len = c->longest_query);
     return bench_ok(folio_plan_create(ctx, &plan, &r->plan), "folio_plan_create") &&
            bench_ok(folio_plan_update(r->plan, r->batch, &run), "folio_plan_update");
 }

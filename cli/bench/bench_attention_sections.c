@@ -45,11 +45,14 @@ static const struct {
      {.cases = "8q1s1k", .options = "graph:32"}},
 };
 enum { NUM_SECTIONS = sizeof sections / sizeof sections[0] };
+#define KERNELS "kernels" /* a section for each, also on the CPU */
 
 void bench_print_sections(void)
 {
     for (int i = 0; i < NUM_SECTIONS; i++)
         printf("  %-10s %s\n", sections[i].name, sections[i].what);
+    printf("  %-10s every kernel that `folio info` lists, in a case of its own; not one of all\n",
+           KERNELS);
 }
 
 /* ---- Choosing */
@@ -89,8 +92,9 @@ static bool add_section(bench *b, const char *name, const list_texts *given, con
 {
     bool cuda = strcmp(b->backend, "cuda") == 0;
     list_texts texts = joined(given, own, cuda ? &cuda_lists : &cpu_lists);
+    if (b->num_sections == MAX_SECTIONS) return true;
     lists *to = &b->sections[b->num_sections];
-    to->name = name;
+    snprintf(to->name, sizeof to->name, "%s", name);
     if (!bench_parse_lists(to, &texts)) return false;
     for (int i = 0; i < to->num_options; i++)
         if (!cuda && to->options[i].graph) {
@@ -116,7 +120,8 @@ static bool all_known(const char *names)
 {
     for (const char *at = names; at; at = strchr(at, ',') ? strchr(at, ',') + 1 : NULL) {
         size_t length = strcspn(at, ",");
-        bool known = strcmp(names, "all") == 0;
+        bool known = strcmp(names, "all") == 0 || strncmp(at, KERNELS ",", length + 1) == 0 ||
+                     strcmp(at, KERNELS) == 0;
         for (int i = 0; i < NUM_SECTIONS && !known; i++)
             known =
                 strlen(sections[i].name) == length && strncmp(at, sections[i].name, length) == 0;
@@ -127,15 +132,46 @@ static bool all_known(const char *names)
     return true;
 }
 
+/* Decodes for kernels of few rows, else a prompt. */
+static bool add_kernels(bench *b, const list_texts *given)
+{
+    bool one_level = given->levels != NULL && strchr(given->levels, ',') == NULL;
+    folio_context_desc desc = {.struct_size = sizeof desc,
+                               .backend = b->backend,
+                               .level = one_level ? given->levels : NULL};
+    folio_context_info info = {.struct_size = sizeof info};
+    folio_context *ctx = NULL;
+    bool ok = bench_ok(folio_context_create(&desc, &ctx), "folio_context_create") &&
+              folio_context_get_info(ctx, &info) == FOLIO_OK;
+    for (int32_t i = 0; i < info.num_kernels && ok; i++) {
+        folio_kernel_info kernel = {.struct_size = sizeof kernel};
+        char head_size[16];
+        folio_context_get_kernel(ctx, i, &kernel);
+        snprintf(head_size, sizeof head_size, "%d", (int)kernel.head_size);
+        list_texts own = {.cases = kernel.max_rows > 0 ? "16q1s4k" : "q512",
+                          .dtypes = folio_dtype_name(kernel.dtype),
+                          .kv_dtypes = folio_dtype_name(kernel.kv_dtype),
+                          .heads = "8:2",
+                          .head_sizes = head_size,
+                          .layouts = folio_layout_name(kernel.layout)};
+        ok = add_section(b, kernel.name, given, &own);
+    }
+    folio_context_destroy(ctx);
+    return ok;
+}
+
 bool bench_choose_sections(bench *b, const char *names, const list_texts *given)
 {
     static const list_texts none = {.cases = NULL};
     bool cuda = strcmp(b->backend, "cuda") == 0;
     const char *wrong = NULL;
     if (cuda && (given->threads || given->levels)) wrong = "--threads and --level are the CPU's";
-    if (!cuda && names) wrong = "--section needs --backend cuda";
+    bool kernels = names != NULL && strcmp(names, "all") != 0 && is_named(names, KERNELS);
+    if (!cuda && names && strcmp(names, KERNELS) != 0) wrong = "--section needs --backend cuda";
     if (wrong) args_complain("bench", "%s", wrong);
     if (wrong || !all_known(names)) return false;
+    if (kernels && !add_kernels(b, given)) return false;
+    if (!cuda && kernels) return true;
     if (!cuda || (names == NULL && any_list(given))) return add_section(b, "", given, &none);
     for (int i = 0; i < NUM_SECTIONS; i++)
         if (is_named(names, sections[i].name) &&

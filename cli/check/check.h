@@ -121,6 +121,7 @@ void run_metadata(const check_env *, check_draw *, int64_t, check_outcome *);
 void run_views(const check_env *, check_draw *, int64_t, check_outcome *);
 void run_completeness(const check_env *, check_draw *, int64_t, check_outcome *);
 void run_bias_write(const check_env *, check_draw *, int64_t, check_outcome *);
+void run_lines(const check_env *, check_draw *, int64_t, check_outcome *);
 void run_split_plan(const check_env *, check_draw *, int64_t, check_outcome *);
 
 /* check_cache.c */

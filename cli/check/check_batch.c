@@ -5,6 +5,7 @@
 #include "check/check.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -329,10 +330,15 @@ void run_bias_write(const check_env *env, check_draw *d, int64_t index, check_ou
 
 /* ---- What a plan says */
 
-static bool describe_plan(const check_env *env, const check_attention *c, folio_plan_info *info)
+enum { MAX_NAMES = 128 };
+
+/* kernel: the names of its kernels. */
+static bool describe_plan(const check_env *env, const check_attention *c, folio_plan_info *info,
+                          char kernel[MAX_NAMES])
 {
     kit_case *h = kit_open(env->ctx, &c->spec, c->seqs, c->num_seqs);
     bool ok = h && kit_plan_info(h, c->seqs, c->num_seqs, info);
+    snprintf(kernel, MAX_NAMES, "%s", ok ? info->kernel : "");
     kit_close(h);
     return ok;
 }
@@ -342,8 +348,9 @@ int64_t check_split_len(const check_env *env)
     enum { USUAL = 512 };
     check_attention c = {.spec = {.seed = 1, .num_heads = 1, .k_head_size = 8, .block_size = 16}};
     folio_plan_info info;
+    char kernel[MAX_NAMES];
     check_add(&c, 1, 7);
-    if (!describe_plan(env, &c, &info) || info.split_len <= 0) return USUAL;
+    if (!describe_plan(env, &c, &info, kernel) || info.split_len <= 0) return USUAL;
     return info.split_len;
 }
 
@@ -356,12 +363,13 @@ void run_split_plan(const check_env *env, check_draw *d, int64_t index, check_ou
             .seed = 1, .num_heads = 4, .num_kv_heads = 1, .k_head_size = 16, .block_size = 16}};
     bool is_long = index % 2 != 0;
     folio_plan_info info;
+    char kernel[MAX_NAMES];
     check_add(&c, 1, is_long ? 16 * check_split_len(env) : 40);
-    if (!describe_plan(env, &c, &info)) {
+    if (!describe_plan(env, &c, &info, kernel)) {
         check_fail(out, "%s", folio_last_error());
         return;
     }
-    if (info.kernel == NULL || *info.kernel == '\0') check_fail(out, "the kernel has no name");
+    if (*kernel == '\0') check_fail(out, "the kernel has no name");
     else if (info.num_items < 1) check_fail(out, "the plan has no work");
     else if (info.num_split_items < 0 || info.num_split_items > info.num_items)
         check_fail(out, "%lld of %lld items are split", (long long)info.num_split_items,
@@ -370,4 +378,47 @@ void run_split_plan(const check_env *env, check_draw *d, int64_t index, check_ou
     else if (is_long && info.split_len > 0 && env->threads > 1 && info.num_split_items < 2)
         check_fail(out, "long keys were not split, with %d threads", (int)env->threads);
     else check_pass(out);
+}
+
+/* ---- Every line of the kernel lists */
+
+/* A kernel in the case that it names: the plan chooses it, and its results hold. */
+static void run_line(const check_env *env, check_draw *d, int32_t number, check_outcome *out)
+{
+    static const int64_t contexts[] = {0, 1, 15, 16, 33, 130};
+    folio_kernel_info kernel = {.struct_size = sizeof kernel};
+    folio_plan_info plan;
+    char chosen[MAX_NAMES];
+    check_attention c = {0};
+    if (folio_context_get_kernel(env->ctx, number, &kernel) != FOLIO_OK) {
+        check_fail(out, "%s", folio_last_error());
+        return;
+    }
+    int32_t group = (int32_t)check_int(d, 1, 4);
+    c.spec = (kit_spec){.seed = (uint64_t)check_int(d, 1, INT64_MAX - 1),
+                        .num_heads = 2 * group,
+                        .num_kv_heads = 2,
+                        .k_head_size = kernel.head_size,
+                        .dtype = kernel.dtype,
+                        .kv_dtype = kernel.kv_dtype,
+                        .layout = kernel.layout,
+                        .block_size = 16};
+    int64_t least = (kernel.min_rows + group - 1) / group;
+    int64_t most = kernel.max_rows > 0 ? kernel.max_rows / group : least + 130;
+    check_add(&c, most, CHECK_PICK(d, contexts));
+    for (int i = 0; i < 3; i++) check_add(&c, check_int(d, least, most), CHECK_PICK(d, contexts));
+    if (!describe_plan(env, &c, &plan, chosen)) check_fail(out, "%s", folio_last_error());
+    else if (strcmp(chosen, kernel.name) != 0)
+        check_fail(out, "a plan for the case of %s chose %s", kernel.name, chosen);
+    else check_run_attention(env, &c, out);
+}
+
+void run_lines(const check_env *env, check_draw *d, int64_t index, check_outcome *out)
+{
+    enum { QUICK = 40 }; /* cases that together run every kernel */
+    folio_context_info info = {.struct_size = sizeof info};
+    folio_context_get_info(env->ctx, &info);
+    check_pass(out);
+    for (int32_t k = (int32_t)(index % QUICK); k < info.num_kernels && out->ok; k += QUICK)
+        run_line(env, d, k, out);
 }

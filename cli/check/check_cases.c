@@ -14,6 +14,7 @@ const check_part check_parts[] = {
     {"describe", "shape", 48, 48, NULL, run_shape},
     {"metadata", "summary", 12, 200, NULL, run_metadata},
     {"views", "views", 12, 200, NULL, run_views},
+    {"kernels", "lines", 40, 160, NULL, run_lines},
     {"kernels", "attend", 144, 432, make_kernels, NULL},
     {"kernels", "tiles", 18, 126, make_tiles, NULL},
     {"kernels", "pairings", 252, 504, make_pairings, NULL},

@@ -213,6 +213,9 @@ expect 2 err '^folio bench: --reps takes a whole number from 1' bench --reps 0
 expect 2 err 'one of md|csv|json' bench -o text
 expect 2 err "^folio bench: --backend takes one of cpu|cuda, not 'reference'" bench --backend reference
 expect 2 err '^folio bench: --section needs --backend cuda' bench --section decode
+expect 0 out 'attend_f32_scalar' bench --section kernels --level scalar --case q1s2 --reps 1 -o json
+check "bench --section kernels has every kernel" \
+    test "$(grep -c '"section": "attend_' out)" -eq "$(FOLIO_CPU=scalar "$folio" info | grep -c ' attend_')"
 expect 2 err "^folio bench: --section: there is no 'x'" bench --backend cuda --section decode,x
 expect 2 err "^folio bench: --section: there is no ''" bench --backend cuda --section decode,
 expect 2 err '^folio bench: --options alibi+graph:2: graphs need --backend cuda' bench --options plain,alibi+graph:2
