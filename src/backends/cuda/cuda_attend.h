@@ -162,12 +162,9 @@ extern "C" {
 cudaError_t folioi_cuda_prepare(folioi_cuda_ready *ready, const void *kernel, int shared_bytes,
                                 bool prefer_shared);
 
-/** Any type, layout and option, a warp for each row and head: the device's own measure of right. */
-cudaError_t folioi_cuda_generic(const folioi_cuda_layer *layer, const folioi_cuda_step *step,
-                                cudaStream_t stream);
-/** Its part for rows of out that no sequence has: zeros. */
-cudaError_t folioi_cuda_pad(const folioi_cuda_layer *layer, const folioi_cuda_step *step,
-                            cudaStream_t stream);
+/** Any type, layout and option, a warp for each row and head: the device's own measure of right. only_padding: zeros to
+ * rows of out that no sequence has, and nothing else. */
+cudaError_t folioi_cuda_generic(const folioi_cuda_run *run, bool only_padding);
 
 #if defined(__cplusplus)
 }

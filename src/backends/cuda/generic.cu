@@ -197,24 +197,11 @@ __global__ void __launch_bounds__(WARP *WARPS, 4)
 
 } // namespace
 
-static cudaError_t launch(const folioi_cuda_layer *layer, const folioi_cuda_step *step,
-                          bool only_padding, cudaStream_t stream)
+cudaError_t folioi_cuda_generic(const folioi_cuda_run *run, bool only_padding)
 {
-    int64_t units = step->out_rows * layer->num_heads;
+    int64_t units = run->step->out_rows * run->layer->num_heads;
     if (units == 0) return cudaSuccess;
-    generic<<<(unsigned)ceil_div(units, WARPS), WARP * WARPS, 0, stream>>>(*layer, *step,
-                                                                           only_padding);
+    generic<<<(unsigned)ceil_div(units, WARPS), WARP * WARPS, 0, run->stream>>>(
+        *run->layer, *run->step, only_padding);
     return cudaGetLastError();
-}
-
-cudaError_t folioi_cuda_generic(const folioi_cuda_layer *layer, const folioi_cuda_step *step,
-                                cudaStream_t stream)
-{
-    return launch(layer, step, false, stream);
-}
-
-cudaError_t folioi_cuda_pad(const folioi_cuda_layer *layer, const folioi_cuda_step *step,
-                            cudaStream_t stream)
-{
-    return launch(layer, step, true, stream);
 }

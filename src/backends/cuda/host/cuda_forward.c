@@ -119,8 +119,7 @@ static folio_status attend(const folioi_cuda_plan *p, const folioi_call *call,
     if (list->now.prefills) TRY_CUDA(attend_prefills(&use->prefill, run, list), "kernel prefill");
     if (list->now.decode_rows == 0) {
         if (!p->may_pad) return FOLIO_OK;
-        return folioi_cuda_status(folioi_cuda_pad(run->layer, run->step, run->stream),
-                                  "kernel pad");
+        return folioi_cuda_status(folioi_cuda_generic(run, true), "kernel generic");
     }
     const folioi_cuda_line *line =
         folioi_cuda_pick(&use->decode, run->layer, &list->limits.sm, list->decode.max_rows);
@@ -147,7 +146,7 @@ static folio_status run(const folioi_call *call)
     folioi_cuda_run now = {&layer, &step, call->workspace, NULL, call->stream};
     if (use->list >= 0 && is_taken(use, &p->lists[use->list], &layer))
         return attend(p, call, use, &now);
-    return folioi_cuda_status(folioi_cuda_generic(&layer, &step, call->stream), "kernel generic");
+    return folioi_cuda_status(folioi_cuda_generic(&now, false), "kernel generic");
 }
 
 folio_status folioi_cuda_forward(const folioi_call *call)
