@@ -3,11 +3,13 @@
  * the graph flag, a workspace of the size it said, many threads at once, a failed update that keeps
  * the last step, the caller's threads used as told.
  */
+#include "kit/layer.h"
 #include "support.h"
 
 #include <math.h>
 #include <pthread.h>
 #include <stdlib.h>
+#include <string.h>
 
 enum {
     HEADS = 4,
@@ -807,4 +809,34 @@ BACKEND_TEST(plan, workspace_fits_every_attention)
     }
     folio_batch_destroy(batch);
     for (int n = 0; n < 2; n++) folio_attention_destroy(attentions[n]);
+}
+
+/* ---- What was chosen ------------------------------------------------------------------------ */
+
+TEST(plan, names_its_kernel_and_what_it_falls_to)
+{
+    static const struct {
+        folio_dtype dtype;
+        const char *kernel, *fallback;
+    } cases[] = {{FOLIO_F32, "attend_f32_scalar", ""},
+                 {FOLIO_BF16, "attend_bf16q_scalar", "attend_bf16_scalar"}};
+    folio_context *ctx = NULL;
+    CHECK_OK(folio_context_create(
+        &FOLIO_WITH(folio_context_desc, .backend = "cpu", .level = "scalar"), &ctx));
+    REQUIRE_TEST(ctx);
+    for (int i = 0; i < 2; i++) {
+        kit_layer l = {0};
+        folio_plan_info info = {.struct_size = sizeof info};
+        CHECK_OK(KIT_LAYER_OPEN(ctx, &l, .num_heads = 1, .k_head_size = 16, .dtype = cases[i].dtype,
+                                .num_blocks = 1, .block_size = 16, .max_seq_len = 16));
+        CHECK_OK(
+            folio_batch_add(l.batch, &FOLIO_WITH(folio_batch_seq, .query_len = 1, .seq_len = 1,
+                                                 .block_table = (int32_t[]){0}, .num_blocks = 1)));
+        CHECK_OK(folio_plan_update(l.plan, l.batch, NULL));
+        CHECK_OK(folio_plan_get_info(l.plan, 0, FOLIO_ATTENTION_DECODER, &info));
+        CHECK_MSG(strcmp(info.kernel, cases[i].kernel) == 0, "%s", info.kernel);
+        CHECK_MSG(strcmp(info.fallback, cases[i].fallback) == 0, "%s", info.fallback);
+        kit_layer_close(&l);
+    }
+    folio_context_destroy(ctx);
 }
