@@ -226,7 +226,7 @@ def look(browser, page, name, size, scheme, directory):
 def make_pages(folio, directory):
     """Pages of runs that differ: blocks run out; a queue; an hour's clock; a name that wants to be markup."""
     evil = os.path.join(directory, "<img src=x onerror=alert(1)>&\"'.jsonl")
-    talks = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "traces", "talks.jsonl")
+    talks = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "data", "traces", "talks.jsonl")
     shutil.copyfile(talks, evil)
     runs = {"tight": ["--blocks", "500", "--admit", "chunk"],
             "queue": ["--speed", "10", "--max-seqs", "4"],
