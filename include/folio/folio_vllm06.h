@@ -63,8 +63,15 @@ typedef struct folio_vllm06_bias {
  * of 0.6.3 and 0.6.4 and of the XPU runner have an empty seq_lens_tensor.) The library computes
  * num_prefill_tokens if it is 0, and raises maxima that are too small. num_encoder_tokens is the
  * number of rows of key in cross attention: the encoder tokens of all prompts, or 0 if those are
- * cached already. Decodes have no new encoder tokens. Other fields that
- * contradict each other are rejected.
+ * cached already. Decodes have no new encoder tokens; in a step of decodes alone it is 0 or the sum of
+ * their encoder_seq_lens, as in vLLM.
+ *
+ * make_metadata rejects negative counts, lengths and strides; prompts whose context and new tokens do
+ * not add up to seq_len, or together not to num_prefill_tokens; decodes with other than one new token
+ * by query_start_loc, or with a context below seq_len - 1; running sums of other lengths; lengths that
+ * differ from their tensor; any other num_encoder_tokens; without chunked_prefill, rows of
+ * prefill_block_tables that differ from those of block_tables; is_prompt beside decodes. It compares no
+ * other fields: maxima may be too large, and forward checks slots and blocks.
  *
  * Except with chunked_prefill, seq_lens and seq_lens_tensor have the same values, and one of them is
  * enough for every attention type. Encoder and cross attention also need both encoder_seq_lens and

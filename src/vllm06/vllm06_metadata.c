@@ -167,16 +167,59 @@ static folio_status check_prompts(folio_vllm06_metadata *m)
 }
 
 /* More context than keys before the query: vLLM clips lengths and tables to the window's blocks, and
- * not this. */
+ * not this. With chunked_prefill query_start_loc is of prompts alone. */
 static folio_status check_decodes(const folio_vllm06_metadata *m)
 {
     const folio_vllm06_metadata_fields *f = &m->f;
-    for (int64_t i = f->num_prefills; f->context_lens_tensor != NULL && i < m->num_real; i++) {
+    const int32_t *starts = f->chunked_prefill ? NULL : f->query_start_loc;
+    for (int64_t i = f->num_prefills; i < m->num_real; i++) {
         int64_t before = folioi_vllm06_seq_len(m, i) - 1;
-        REQUIRE(f->context_lens_tensor[i] >= before || before < 0,
+        REQUIRE(f->context_lens_tensor == NULL || f->context_lens_tensor[i] >= before,
                 "metadata: decode %lld has context_len %d, fewer than the keys before it, %lld",
                 (long long)i, f->context_lens_tensor[i], (long long)before);
+        REQUIRE(starts == NULL || (int64_t)starts[i + 1] - starts[i] == 1,
+                "metadata: decode %lld has %lld new tokens by query_start_loc; it must have 1",
+                (long long)i, (long long)starts[i + 1] - starts[i]);
     }
+    return FOLIO_OK;
+}
+
+/* num_encoder_tokens: vLLM's metadata of decodes counts theirs, and brings no keys of them. */
+static folio_status check_encoders(const folio_vllm06_metadata *m)
+{
+    const folio_vllm06_metadata_fields *f = &m->f;
+    const int32_t *lens = f->encoder_seq_lens, *again = f->encoder_seq_lens_tensor;
+    int64_t counted = f->num_prefills > 0 ? f->num_prefills : m->num_seqs, tokens = 0;
+    for (int64_t i = 0; lens != NULL && i < m->num_seqs; i++) {
+        REQUIRE(lens[i] >= 0, "metadata: encoder_seq_lens[%lld] is %d; it must be at least 0",
+                (long long)i, lens[i]);
+        REQUIRE(again == NULL || lens[i] == again[i],
+                "metadata: encoder_seq_lens[%lld] is %d and encoder_seq_lens_tensor[%lld] %d",
+                (long long)i, lens[i], (long long)i, again[i]);
+        if (i < counted) tokens += lens[i];
+    }
+    REQUIRE(f->num_encoder_tokens == 0 || f->num_encoder_tokens == tokens,
+            "metadata: num_encoder_tokens is %lld; it must be 0 or %lld, the sum of "
+            "encoder_seq_lens of the %s",
+            (long long)f->num_encoder_tokens, (long long)tokens,
+            f->num_prefills > 0 ? "prompts" : "decodes");
+    return FOLIO_OK;
+}
+
+/* Without chunked_prefill both tables have the prompts' rows. */
+static folio_status check_tables(const folio_vllm06_metadata *m)
+{
+    const folio_vllm06_metadata_fields *f = &m->f;
+    int64_t n = min_i64(f->block_tables_stride, f->prefill_block_tables_stride);
+    bool twice =
+        !f->chunked_prefill && f->block_tables != NULL && f->prefill_block_tables != NULL && n > 0;
+    for (int64_t i = 0; twice && i < f->num_prefills; i++)
+        REQUIRE(memcmp(f->block_tables + i * f->block_tables_stride,
+                       f->prefill_block_tables + i * f->prefill_block_tables_stride,
+                       (size_t)n * sizeof *f->block_tables) == 0,
+                "metadata: prompt %lld has other blocks in prefill_block_tables than in "
+                "block_tables",
+                (long long)i);
     return FOLIO_OK;
 }
 
@@ -186,7 +229,9 @@ static folio_status check_fields(folio_vllm06_metadata *m)
     TRY(check_lengths(m));
     TRY(check_prompts(m));
     m->num_real = count_real(m);
-    return check_decodes(m);
+    TRY(check_decodes(m));
+    TRY(check_encoders(m));
+    return check_sums(m);
 }
 
 /* Maxima and totals that were left 0. */
@@ -232,6 +277,7 @@ static folio_status copy_tables(folio_vllm06_metadata *m)
             "prefill_block_tables_stride %lld exceed the largest size",
             (long long)n, (long long)f->block_tables_stride,
             (long long)f->cross_block_tables_stride, (long long)f->prefill_block_tables_stride);
+    TRY(check_tables(m));
     if (f->chunked_prefill) tables = f->num_decode_tokens * f->block_tables_stride;
     TRY(KEEP(block_tables, tables));
     TRY(KEEP(cross_block_tables, cross_tables));
@@ -241,18 +287,8 @@ static folio_status copy_tables(folio_vllm06_metadata *m)
 static folio_status copy_fields(folio_vllm06_metadata *m)
 {
     const folio_vllm06_metadata_fields *f = &m->f;
-    int64_t n = m->num_seqs, prompts = f->num_prefills, encoder_tokens = 0;
+    int64_t n = m->num_seqs, prompts = f->num_prefills;
     bool split = f->chunked_prefill && f->num_decode_tokens > 0;
-    for (int64_t i = 0; f->encoder_seq_lens != NULL && i < n; i++) {
-        REQUIRE(f->encoder_seq_lens[i] >= 0,
-                "metadata: encoder_seq_lens[%lld] is %d; it must be at least 0", (long long)i,
-                f->encoder_seq_lens[i]);
-        encoder_tokens += f->encoder_seq_lens[i];
-    }
-    REQUIRE(f->num_encoder_tokens >= 0 && f->num_encoder_tokens <= encoder_tokens,
-            "metadata: num_encoder_tokens %lld is outside [0, %lld], the sum of encoder_seq_lens",
-            (long long)f->num_encoder_tokens, (long long)encoder_tokens);
-    TRY(check_sums(m));
     TRY(copy_tables(m));
     TRY(copy_padded(m));
     TRY(KEEP(slot_mapping, f->num_prefill_tokens + f->num_decode_tokens));

@@ -609,6 +609,7 @@ BACKEND_TEST(vllm06_ops, reshape_and_cache_errors)
                 FOLIO_ERR_ARGUMENT, words);                                                        \
         CHECK(support_is_poison(b.out.data, b.out.bytes));                                         \
         CHECK(support_is_poison(tmp, sizeof tmp) && support_is_poison(sums, sizeof sums));         \
+        CHECK(support_is_poison(tops, sizeof tops));                                               \
     } while (0)
 
 BACKEND_TEST(vllm06_ops, paged_attention_errors)
@@ -618,6 +619,7 @@ BACKEND_TEST(vllm06_ops, paged_attention_errors)
     static float tmp[SEQS * HEADS * PARTS * 32];
     static const float nan_slopes[HEADS] = {0, 0, NAN, 0};
     memset(sums, 0xFF, sizeof sums);
+    memset(tops, 0xFF, sizeof tops);
     memset(tmp, 0xFF, sizeof tmp);
     bed b;
     bed_open(&b, ctx, FOLIO_F32, 4, 32, 8, short_lens);
@@ -634,6 +636,8 @@ BACKEND_TEST(vllm06_ops, paged_attention_errors)
         BAD_ATTENTION(a.alibi_slopes = nan_slopes, "slopes[2]");
     BAD_ATTENTION(a.struct_size = 0, "struct_size");
     BAD_ATTENTION(c.x = 3, "x is 3");
+    BAD_ATTENTION(c.key_cache = NULL, "NULL");
+    BAD_ATTENTION(c.value_cache = NULL, "NULL");
     b.tables[0] = (int32_t)b.c.num_blocks;
     BAD_ATTENTION((void)0, "block_table");
     b.tables[0] = -1;
@@ -648,8 +652,12 @@ BACKEND_TEST(vllm06_ops, paged_attention_errors)
     REFUSED(folio_vllm06_paged_attention_v1(ctx, &a, NULL, NULL), FOLIO_ERR_ARGUMENT, "cache");
     REFUSED(folio_vllm06_paged_attention_v2(ctx, &a, &b.c, NULL, tops, tmp, NULL),
             FOLIO_ERR_ARGUMENT, "exp_sums");
+    REFUSED(folio_vllm06_paged_attention_v2(ctx, &a, &b.c, sums, NULL, tmp, NULL),
+            FOLIO_ERR_ARGUMENT, "max_logits");
     REFUSED(folio_vllm06_paged_attention_v2(ctx, &a, &b.c, sums, tops, NULL, NULL),
             FOLIO_ERR_ARGUMENT, "tmp_out");
+    CHECK(support_is_poison(tmp, sizeof tmp) && support_is_poison(sums, sizeof sums));
+    CHECK(support_is_poison(tops, sizeof tops) && support_is_poison(b.out.data, b.out.bytes));
     a.num_seqs = 0;
     CHECK_OK(folio_vllm06_paged_attention_v1(ctx, &a, &b.c, NULL));
     CHECK_OK(folio_vllm06_paged_attention_v2(ctx, &a, &b.c, NULL, NULL, NULL, NULL));

@@ -49,13 +49,18 @@ static void prefill_metadata(const char *ancestor, const char *compute)
         CHECK(f->cross_slot_mapping == all->cross_slot_mapping);
         CHECK(f->cross_block_tables == all->cross_block_tables);
         /* A view shows the biases its metadata gets, and takes none itself. */
+        static const folio_attention_type types[] = {
+            FOLIO_ATTENTION_DECODER, FOLIO_ATTENTION_ENCODER, FOLIO_ATTENTION_ENCODER_DECODER};
         float zeros[7 * 7] = {0};
         folio_vllm06_bias biases[2] = {{zeros, 1, 7, 7}, {zeros, 1, 1, 1}};
-        CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_ATTENTION_DECODER, biases));
+        for (int i = 0; i < 3; i++) {
+            CHECK_OK(folio_vllm06_set_attn_bias(r.m, types[i], biases));
+            REFUSED(folio_vllm06_set_attn_bias((folio_vllm06_metadata *)p, types[i], biases),
+                    FOLIO_ERR_ARGUMENT, "view");
+        }
         CHECK(f->attn_bias != NULL && f->attn_bias == all->attn_bias);
-        REFUSED(
-            folio_vllm06_set_attn_bias((folio_vllm06_metadata *)p, FOLIO_ATTENTION_DECODER, biases),
-            FOLIO_ERR_ARGUMENT, "view");
+        CHECK(f->encoder_attn_bias != NULL && f->encoder_attn_bias == all->encoder_attn_bias);
+        CHECK(f->cross_attn_bias != NULL && f->cross_attn_bias == all->cross_attn_bias);
         if (v06_step(&r, mixed + 2, 3)) CHECK(folio_vllm06_prefill_metadata(r.m) == NULL);
         CHECK(folio_vllm06_prefill_metadata(NULL) == NULL);
     }
@@ -203,7 +208,7 @@ BOTH(biases_by_type, biases_by_type)
 static void layers_share_a_state(const char *ancestor, const char *compute)
 {
     static const v06_seq prompts[] = {{0, true, 11, 11, 0}};
-    for (int pair = 0; pair < 6; pair++) {
+    for (int pair = 0; pair < 11; pair++) {
         v06 r, other;
         v06_init(&r, ancestor, compute);
         v06_init(&other, ancestor, compute);
@@ -213,7 +218,14 @@ static void layers_share_a_state(const char *ancestor, const char *compute)
         if (pair == 3) other.d.logits_soft_cap = 1.0f;
         if (pair == 4) other.d.num_kv_heads = 4;
         if (pair == 5) other.block_size = 16;
+        if (pair == 6) other.d.head_size = 64;
+        if (pair == 7) other.d.num_heads = 8;
+        if (pair == 8) other.d.dtype = FOLIO_F16;
+        if (pair == 8) r.d.kv_cache_dtype = other.d.kv_cache_dtype = "fp8";
+        if (pair == 9) other.d.kv_cache_dtype = "fp8";
         if (v06_open(&r) && v06_open(&other)) {
+            if (pair == 5) r.num_blocks = r.kv[0].num_blocks = other.num_blocks;
+            if (pair == 10) r.num_blocks = r.kv[0].num_blocks = other.num_blocks - 2;
             folio_vllm06_impl_destroy(other.impl);
             other.impl = NULL;
             CHECK_OK(other.b->make_impl(r.state, &other.d, &other.impl));
@@ -277,9 +289,13 @@ static void metadata_serves_all_layers(const char *ancestor, const char *compute
     v06_init(&r, ancestor, compute);
     if (v06_open(&r) && v06_step(&r, prompts, 2)) {
         v06_run(&r, FOLIO_ATTENTION_DECODER);
+        support_buffer first = support_buffer_make(r.out.bytes);
+        memcpy(first.data, r.out.data, first.bytes);
         folio_vllm06_forward_args a = v06_args(&r, FOLIO_ATTENTION_DECODER);
         a.kv_cache = &r.kv[1];
         CHECK_OK(r.b->forward(r.impl, &a, NULL));
+        CHECK(memcmp(first.data, r.out.data, first.bytes) == 0);
+        support_buffer_free(&first);
         memcpy(r.image[1], r.image[0], r.cache[0].bytes);
         v06_check_images(&r);
         run_refused(&r, prompts);

@@ -93,8 +93,25 @@ void v06_same_metadata_fields(const char *ancestor, const char *compute)
         v06_fields(&r, two_prompts, 2);
         r.f.num_prefill_tokens = 0;
         r.f.query_start_loc = r.f.seq_start_loc = r.f.context_lens_tensor = NULL;
+        r.f.seq_lens = NULL;
         CHECK_OK(r.b->make_metadata(r.state, &r.f, &m));
         CHECK_INT(folio_vllm06_metadata_get(m)->num_prefill_tokens, 21);
+        folio_vllm06_metadata_destroy(m);
+        v06_fields(&r, two_decodes, 2);
+        r.f.seq_lens_tensor = NULL;
+        CHECK_OK(r.b->make_metadata(r.state, &r.f, &m));
+        check_maxima(m, 1, 0, 14, 0);
+        folio_vllm06_metadata_destroy(m);
+        v06_fields(&r, NULL, 0); /* an empty step */
+        r.f.seq_lens = r.f.seq_lens_tensor = NULL;
+        CHECK_OK(r.b->make_metadata(r.state, &r.f, &m));
+        check_maxima(m, 0, 0, 0, 0);
+        folio_vllm06_metadata_destroy(m);
+        v06_fields(&r, both, 2); /* maxima that are too small, and not 0 */
+        r.f.max_query_len = r.f.max_prefill_seq_len = r.f.max_decode_seq_len = 1;
+        r.f.max_encoder_seq_len = 1;
+        CHECK_OK(r.b->make_metadata(r.state, &r.f, &m));
+        check_maxima(m, 6, 6, 18, 20);
         folio_vllm06_metadata_destroy(m);
     }
     v06_close(&r);

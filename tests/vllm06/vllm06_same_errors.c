@@ -7,6 +7,7 @@
 static const v06_seq two_prompts[] = {{0, true, 13, 13, 0}, {1, true, 8, 8, 0}};
 static const v06_seq two_decodes[] = {{1, false, 1, 9, 0}, {0, false, 1, 14, 0}};
 static const v06_seq encoded_prompts[] = {{0, true, 6, 6, 11}, {1, true, 9, 17, 20}};
+static const v06_seq encoded_mixed[] = {{0, true, 6, 6, 11}, {1, false, 1, 9, 20}};
 
 void v06_same_incomplete_metadata(const char *ancestor, const char *compute)
 {
@@ -36,15 +37,15 @@ void v06_same_incomplete_metadata(const char *ancestor, const char *compute)
     CHECK_INT(folio_vllm06_is_all_cross_attn_metadata_set(r.m), 1);
     CHECK_INT(folio_vllm06_is_all_encoder_attn_metadata_set(NULL), 0);
     CHECK_INT(folio_vllm06_is_all_cross_attn_metadata_set(NULL), 0);
-    r.f.num_encoder_tokens = 20; /* fewer rows of key than the prompts' encoders have tokens */
+    r.f.num_encoder_tokens = 0; /* no row of key, and the prompts' encoders have tokens */
     v06_remake(&r);
     static const folio_attention_type types[] = {FOLIO_ATTENTION_ENCODER,
                                                  FOLIO_ATTENTION_ENCODER_DECODER};
     for (int i = 0; i < 2; i++) {
         folio_vllm06_forward_args a = v06_args(&r, types[i]);
-        a.key.tokens = a.value.tokens = 20;
-        if (i == 0) a.query.tokens = a.output.tokens = 20;
-        V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT, "20|31");
+        a.key.tokens = a.value.tokens = 0;
+        if (i == 0) a.query.tokens = a.output.tokens = 0;
+        V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT, "31 tokens|0 rows");
     }
     v06_close(&r);
 }
@@ -106,7 +107,13 @@ void v06_same_metadata_errors(const char *ancestor, const char *compute)
     r.f.num_prefill_tokens = 14;
     BAD_FIELDS("15 tokens|14");
     r.f.num_prefills = -1;
-    BAD_FIELDS("negative");
+    BAD_FIELDS("num_prefills -1|negative");
+    r.f.num_prefill_tokens = -1;
+    BAD_FIELDS("num_prefill_tokens -1|negative");
+    r.f.num_decode_tokens = -1;
+    BAD_FIELDS("num_decode_tokens -1|negative");
+    r.f.num_prefills = (int64_t)1 << 31;
+    BAD_FIELDS("too many");
     r.f.num_prefills = INT64_MAX;
     r.f.num_decode_tokens = INT64_MAX;
     BAD_FIELDS("too many");
@@ -114,14 +121,33 @@ void v06_same_metadata_errors(const char *ancestor, const char *compute)
     BAD_FIELDS("seq_lens");
     r.lens[0] = 5;
     BAD_FIELDS("prompt 0|6 new tokens");
+    r.f.context_lens_tensor = NULL;
+    r.lens[0] = 5;
+    BAD_FIELDS("prompt 0 has 6 new tokens by query_start_loc|5");
+    r.f.context_lens_tensor = NULL;
+    r.starts[1] = -1;
+    BAD_FIELDS("prompt 0 has -1 new tokens by query_start_loc");
     r.contexts[1] = 7;
     BAD_FIELDS("prompt 1|context_len 7");
-    r.f.num_encoder_tokens = 32;
-    BAD_FIELDS("num_encoder_tokens 32");
+    static const int64_t not_31[] = {-1, 20, 32};
+    for (int i = 0; i < COUNT_OF(not_31); i++) {
+        r.f.num_encoder_tokens = not_31[i];
+        BAD_FIELDS("num_encoder_tokens is|0 or 31, the sum of encoder_seq_lens of the prompts");
+    }
+    v06_fields(&r, encoded_mixed, 2);
+    r.f.num_encoder_tokens = 31;
+    BAD_FIELDS("num_encoder_tokens is 31|0 or 11");
+    v06_fields(&r, encoded_mixed + 1, 1);
+    r.f.num_encoder_tokens = 11;
+    BAD_FIELDS("num_encoder_tokens is 11|0 or 20, the sum of encoder_seq_lens of the decodes");
     r.encoder_lens[1] = -1;
     BAD_FIELDS("encoder_seq_lens[1]");
     r.f.block_tables_stride = -1;
-    BAD_FIELDS("stride");
+    BAD_FIELDS("stride is negative");
+    r.f.cross_block_tables_stride = -1;
+    BAD_FIELDS("stride is negative");
+    r.f.prefill_block_tables_stride = -1;
+    BAD_FIELDS("stride is negative");
     r.f.block_tables_stride = INT64_MAX;
     BAD_FIELDS("block_tables_stride 9223372036854775807");
     r.f.cross_block_tables_stride = (int64_t)1 << 62;
@@ -137,9 +163,20 @@ void v06_same_metadata_errors(const char *ancestor, const char *compute)
     const int32_t others[V06_SEQS] = {6, 16};
     r.f.seq_lens_tensor = others;
     BAD_FIELDS("seq_lens[1] is 17|seq_lens_tensor[1] 16");
+    r.f.encoder_seq_lens_tensor = r.lens;
+    BAD_FIELDS("encoder_seq_lens[0] is 11|encoder_seq_lens_tensor[0] 6");
+    r.f.prefill_block_tables = r.tables + 1; /* the same row for prompt 0, another for prompt 1 */
+    r.f.prefill_block_tables_stride = r.blocks_per_seq;
+    for (int k = 0; k <= r.blocks_per_seq; k++) r.tables[k] = 7;
+    BAD_FIELDS("prompt 1|prefill_block_tables");
     v06_fields(&r, two_decodes, 2);
     r.contexts[1] = 9;
     BAD_FIELDS("decode 1|context_len 9");
+    for (int i = 0; i < 2; i++) {
+        v06_fields(&r, two_decodes, 2);
+        r.starts[2] = i ? 85 : 1;
+        BAD_FIELDS(i ? "decode 1|84 new tokens" : "decode 1|0 new tokens");
+    }
     r.f.struct_size = 0;
     BAD_FIELDS("struct_size");
     REFUSED(r.b->make_metadata(NULL, &r.f, &m), FOLIO_ERR_ARGUMENT, "state");
@@ -317,6 +354,21 @@ void v06_same_builder_errors(const char *ancestor, const char *compute)
     v06_close(&r);
 }
 
+/* A view of a step of one kind has the step's sequences and arrays. */
+static void check_view(const folio_vllm06_metadata *view, const folio_vllm06_metadata *step)
+{
+    const folio_vllm06_metadata_fields *v = folio_vllm06_metadata_get(view);
+    const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(step);
+    CHECK(v->num_prefills == f->num_prefills && v->num_prefill_tokens == f->num_prefill_tokens);
+    CHECK(v->num_decode_tokens == f->num_decode_tokens && v->is_prompt == f->is_prompt);
+    CHECK(v->slot_mapping == f->slot_mapping && v->seq_lens == f->seq_lens);
+    CHECK(v->seq_lens_tensor == f->seq_lens_tensor && v->max_query_len == f->max_query_len);
+    CHECK(v->block_tables == f->block_tables && v->block_tables_stride == f->block_tables_stride);
+    CHECK(v->context_lens_tensor == f->context_lens_tensor);
+    CHECK(v->max_prefill_seq_len == f->max_prefill_seq_len);
+    CHECK(v->max_decode_seq_len == f->max_decode_seq_len);
+}
+
 /* A step of one kind: its view is the step itself, of xformers a copy, and the other kind has none. */
 void v06_same_views(const char *ancestor, const char *compute)
 {
@@ -328,12 +380,14 @@ void v06_same_views(const char *ancestor, const char *compute)
         if (v06_step(&r, step, 1)) {
             const folio_vllm06_metadata *p = folio_vllm06_prefill_metadata(r.m);
             CHECK(p != NULL && (p == r.m) == whole);
+            check_view(p, r.m);
             CHECK(folio_vllm06_decode_metadata(r.m) == NULL);
         }
         if (v06_step(&r, step + 1, 1)) {
             CHECK(folio_vllm06_prefill_metadata(r.m) == NULL);
             const folio_vllm06_metadata *d = folio_vllm06_decode_metadata(r.m);
             CHECK(d != NULL && (d == r.m) == whole);
+            check_view(d, r.m);
         }
         if (v06_step(&r, step, 2)) {
             const folio_vllm06_metadata *p = folio_vllm06_prefill_metadata(r.m);

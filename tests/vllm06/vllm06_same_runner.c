@@ -219,6 +219,7 @@ void v06_same_more_fields(const char *ancestor, const char *compute)
         r.f.multi_modal_placeholder_index_maps = &maps;
         r.f.seqlen_q = query_starts;
         r.f.kv_start_loc = kv_starts;
+        r.f.max_seqlen = r.f.max_kv_len = 1; /* too small */
         r.f.prefill_block_tables = r.tables;
         r.f.prefill_block_tables_stride = r.blocks_per_seq;
         v06_remake(&r);
