@@ -563,6 +563,8 @@ void v06_same_get_seq_lens(const char *ancestor, const char *compute)
                 FOLIO_ERR_ARGUMENT, "NULL");
         REFUSED(folio_vllm06_get_seq_lens(r.m, FOLIO_ATTENTION_DECODER, NULL, &kv),
                 FOLIO_ERR_ARGUMENT, "NULL");
+        REFUSED(folio_vllm06_get_seq_lens(r.m, FOLIO_ATTENTION_DECODER, &q, NULL),
+                FOLIO_ERR_ARGUMENT, "NULL");
     }
     v06_close(&r);
 }

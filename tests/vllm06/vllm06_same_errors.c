@@ -299,13 +299,25 @@ void v06_same_builder_errors(const char *ancestor, const char *compute)
                                    .encoder_seq_len = 5,
                                    .cross_block_table = table,
                                    .num_cross_blocks = 1};
-    folio_vllm06_seq s = good;
-    s.token_len = INT64_MAX;
-    s.context_len = 5;
-    REFUSED(folio_vllm06_builder_add(builder, &s), FOLIO_ERR_ARGUMENT, "9223372036854775807");
-    s = good;
-    s.num_blocks = INT64_MAX / 2;
-    REFUSED(folio_vllm06_builder_add(builder, &s), FOLIO_ERR_ARGUMENT, "block table");
+    folio_vllm06_seq s;
+#define BAD_SEQ(change, words)                                                                     \
+    s = good;                                                                                      \
+    change;                                                                                        \
+    REFUSED(folio_vllm06_builder_add(builder, &s), FOLIO_ERR_ARGUMENT, words)
+    BAD_SEQ((s.token_len = INT64_MAX, s.context_len = 5), "9223372036854775807");
+    BAD_SEQ(s.token_len = 0, "token_len 0");
+    BAD_SEQ((s.token_len = (int64_t)1 << 31, s.num_blocks = 0), "token_len 2147483648");
+    BAD_SEQ(s.context_len = -1, "context_len -1");
+    BAD_SEQ((s.context_len = INT32_MAX, s.num_blocks = 0), "context_len 2147483647");
+    BAD_SEQ(s.num_blocks = INT64_MAX / 2, "a block table");
+    BAD_SEQ(s.num_blocks = -1, "a block table");
+    BAD_SEQ(s.block_table = NULL, "a block table");
+    BAD_SEQ(s.num_cross_blocks = INT64_MAX / 2, "a block table");
+    BAD_SEQ(s.num_cross_blocks = -1, "a block table");
+    BAD_SEQ(s.cross_block_table = NULL, "a block table");
+    BAD_SEQ(s.encoder_seq_len = -1, "encoder_seq_len -1");
+    BAD_SEQ(s.encoder_seq_len = 9, "encoder_seq_len 9 does not fit its 1 cross blocks");
+    BAD_SEQ((s.encoder_seq_len = (int64_t)1 << 31, s.num_cross_blocks = 0), "2147483648");
     s = good;
     s.is_prompt = 0;
     s.token_len = 1;
@@ -597,6 +609,15 @@ void v06_same_forward_errors(const char *ancestor, const char *compute)
         REFUSED(folio_vllm06_set_attn_bias(r.m, unknown, biases), FOLIO_ERR_ARGUMENT, "9");
         REFUSED(folio_vllm06_get_attn_bias(NULL, FOLIO_ATTENTION_DECODER, &got), FOLIO_ERR_ARGUMENT,
                 "NULL");
+        REFUSED(folio_vllm06_get_attn_bias(r.m, FOLIO_ATTENTION_DECODER, NULL), FOLIO_ERR_ARGUMENT,
+                "out");
+        static const int64_t no_sizes[][3] = {
+            {0, 8, 8}, {1, -1, 8}, {1, 8, -1}, {1, INT64_MAX / 8, 1}};
+        for (int i = 0; i < COUNT_OF(no_sizes); i++) {
+            biases[1] = (folio_vllm06_bias){bias, no_sizes[i][0], no_sizes[i][1], no_sizes[i][2]};
+            REFUSED(folio_vllm06_set_attn_bias(r.m, FOLIO_ATTENTION_DECODER, biases),
+                    FOLIO_ERR_ARGUMENT, "attn_bias[1]: num_heads");
+        }
         bad_decodes(&r);
         bad_overlaps(&r);
     }

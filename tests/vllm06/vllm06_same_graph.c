@@ -229,8 +229,11 @@ static void bad_captures(v06 *r)
     REFUSED(folio_vllm06_graph_capture_begin(r->state, &d), FOLIO_ERR_ARGUMENT, words)
     BAD_DESC(d.attn_backend = NULL, "attn_backend");
     BAD_DESC(d.max_batch_size = 0, "max_batch_size is 0");
+    BAD_DESC(d.max_batch_size = INT64_MAX, "max_batch_size is 9223372036854775807");
     BAD_DESC(d.max_seq_len_to_capture = 0, "max_seq_len_to_capture is 0");
+    BAD_DESC(d.max_seq_len_to_capture = INT64_MAX, "max_seq_len_to_capture is 92233");
     BAD_DESC(d.block_size = 5000, "block_size is 5000");
+    BAD_DESC(d.block_size = 0, "block_size is 0");
     BAD_DESC(d.struct_size = 0, "struct_size");
     d = capture_desc(r);
     REFUSED(folio_vllm06_graph_capture_begin(NULL, &d), FOLIO_ERR_ARGUMENT, "NULL");
@@ -240,7 +243,44 @@ static void bad_captures(v06 *r)
     REFUSED(folio_vllm06_graph_capture_get_metadata_for_batch(r->state, 0, 0, &m),
             FOLIO_ERR_ARGUMENT, "batch_size 0");
     REFUSED(folio_vllm06_graph_clone(r->state, 1, NULL), FOLIO_ERR_ARGUMENT, "out");
+    REFUSED(folio_vllm06_graph_clone(NULL, 1, &state), FOLIO_ERR_ARGUMENT, "state is NULL");
+    REFUSED(folio_vllm06_graph_capture_get_metadata_for_batch(r->state, 1, 0, NULL),
+            FOLIO_ERR_ARGUMENT, "out");
+    REFUSED(folio_vllm06_graph_capture_end(NULL), FOLIO_ERR_ARGUMENT, "state is NULL");
     CHECK_OK(folio_vllm06_graph_capture_end(r->state));
+    d.max_batch_size = d.max_seq_len_to_capture = INT32_MAX;
+    d.block_size = 1;
+    CHECK_OK(folio_vllm06_graph_capture_begin(r->state, &d));
+    REFUSED(folio_vllm06_graph_capture_get_metadata_for_batch(r->state, INT32_MAX, 0, &m),
+            FOLIO_ERR_ARGUMENT, "too many");
+    CHECK_OK(folio_vllm06_graph_capture_end(r->state));
+}
+
+/* Buffers and steps of encoder-decoder models that lack something. */
+static void bad_encoder_buffers(v06 *r)
+{
+    folio_vllm06_metadata *m = capture(r, BATCH, 1), *step = NULL;
+    folio_vllm06_graph_input_buffers b = {.struct_size = sizeof b}, other;
+    if (m != NULL) CHECK_OK(folio_vllm06_get_graph_input_buffers(r->state, m, 1, &b));
+    for (int i = 0; m != NULL && i < 6; i++) {
+        static const char *const words[] = {
+            "of encoders is NULL",        "of encoders is NULL",   "the graph's 1",
+            "encoder_seq_lens_tensor or", "or cross_block_tables", "slot_mapping or block_tables"};
+        v06_fields(r, first_step, BATCH);
+        other = b;
+        if (i == 0) other.encoder_seq_lens_tensor = NULL;
+        if (i == 1) other.cross_block_tables = NULL;
+        if (i == 2) other.cross_block_tables_stride = 1;
+        if (i == 3) r->f.encoder_seq_lens_tensor = NULL;
+        if (i == 4) r->f.cross_block_tables = NULL;
+        if (i == 5) r->f.block_tables = NULL;
+        CHECK_OK(r->b->make_metadata(r->state, &r->f, &step));
+        REFUSED(folio_vllm06_prepare_graph_input_buffers(r->state, &other, step, 1),
+                FOLIO_ERR_ARGUMENT, words[i]);
+        folio_vllm06_metadata_destroy(step);
+        CHECK(b.seq_lens_tensor[0] == 1 && b.slot_mapping[0] == -1);
+    }
+    folio_vllm06_metadata_destroy(m);
 }
 
 static void bad_buffers(v06 *r, folio_vllm06_metadata *m)
@@ -250,8 +290,13 @@ static void bad_buffers(v06 *r, folio_vllm06_metadata *m)
             "no graph's");
     REFUSED(folio_vllm06_get_graph_input_buffers(r->state, m, 1, &b), FOLIO_ERR_ARGUMENT,
             "without encoders");
+    REFUSED(folio_vllm06_get_graph_input_buffers(NULL, m, 0, &b), FOLIO_ERR_ARGUMENT, "state");
+    REFUSED(folio_vllm06_get_graph_input_buffers(r->state, NULL, 0, &b), FOLIO_ERR_ARGUMENT,
+            "no graph's");
     CHECK_OK(folio_vllm06_get_graph_input_buffers(r->state, m, 0, &b));
     folio_vllm06_metadata *step = padded_step(r, first_step, BATCH, 2);
+    REFUSED(folio_vllm06_prepare_graph_input_buffers(NULL, &b, step, 0), FOLIO_ERR_ARGUMENT,
+            "state is NULL");
 #define BAD_BUFFERS(change, encoders, words)                                                       \
     other = b;                                                                                     \
     change;                                                                                        \
@@ -259,7 +304,9 @@ static void bad_buffers(v06 *r, folio_vllm06_metadata *m)
             FOLIO_ERR_ARGUMENT, words)
     BAD_BUFFERS(other.batch_size = 3, 0, "4 decodes, the graph 3");
     BAD_BUFFERS(other.block_tables_stride = 2, 0, "the graph's 2");
-    BAD_BUFFERS(other.seq_lens_tensor = NULL, 0, "NULL");
+    BAD_BUFFERS(other.seq_lens_tensor = NULL, 0, "a buffer is NULL");
+    BAD_BUFFERS(other.slot_mapping = NULL, 0, "a buffer is NULL");
+    BAD_BUFFERS(other.block_tables = NULL, 0, "a buffer is NULL");
     BAD_BUFFERS((void)0, 1, "encoders is NULL");
     REFUSED(folio_vllm06_prepare_graph_input_buffers(r->state, &b, r->m, 0), FOLIO_ERR_ARGUMENT,
             "no decodes");
@@ -268,6 +315,12 @@ static void bad_buffers(v06 *r, folio_vllm06_metadata *m)
     REFUSED(folio_vllm06_begin_forward(r->state, NULL, NULL), FOLIO_ERR_ARGUMENT, "NULL");
     REFUSED(folio_vllm06_begin_forward(NULL, m, NULL), FOLIO_ERR_ARGUMENT, "NULL");
     CHECK_OK(folio_vllm06_begin_forward(r->state, r->m, NULL)); /* no graph's: nothing to do */
+    v06_fields(r, first_step, BATCH);
+    r->f.slot_mapping = NULL;
+    CHECK_OK(r->b->make_metadata(r->state, &r->f, &step));
+    BAD_BUFFERS((void)0, 0, "slot_mapping or block_tables of the step is NULL");
+    folio_vllm06_metadata_destroy(step);
+    bad_encoder_buffers(r);
 }
 
 void v06_same_graph_errors(const char *ancestor, const char *compute)
@@ -307,6 +360,7 @@ void v06_same_graph_errors(const char *ancestor, const char *compute)
                     "another context");
             REFUSED(folio_vllm06_begin_forward(foreign.state, m, NULL), FOLIO_ERR_ARGUMENT,
                     "another context");
+            CHECK_OK(folio_vllm06_begin_forward(foreign.state, whole, NULL)); /* no graph's */
             folio_vllm06_metadata_destroy(m);
         }
         r.m = whole;
