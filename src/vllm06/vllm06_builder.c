@@ -257,7 +257,6 @@ folio_status folio_vllm06_builder_build(folio_vllm06_builder *b, folio_vllm06_me
         !fresh || !cached,
         "some prompts bring new encoders and others do not; the ancestors' metadata has no word "
         "for that: make two steps");
-    f.is_prompt = f.num_decode_tokens == 0;
     f.use_cuda_graph = b->graph;
     if (b->graph)
         f.block_tables_stride = ceil_div(b->desc.max_seq_len_to_capture, b->desc.block_size);

@@ -84,9 +84,8 @@ static folio_vllm06_metadata_fields fields_of(const columns *c,
     }
     folio_vllm06_metadata_fields f = FOLIO_WITH(
         folio_vllm06_metadata_fields, .num_decode_tokens = batch_size, .slot_mapping = c->slots,
-        .seq_lens_tensor = c->ones, .max_query_len = 1, .max_decode_query_len = 1,
-        .max_decode_seq_len = d->max_seq_len_to_capture, .block_tables = c->tables,
-        .block_tables_stride = max_blocks, .use_cuda_graph = 1);
+        .seq_lens_tensor = c->ones, .max_decode_seq_len = d->max_seq_len_to_capture,
+        .block_tables = c->tables, .block_tables_stride = max_blocks, .use_cuda_graph = 1);
     if (encoder) {
         f.encoder_seq_lens = f.encoder_seq_lens_tensor = c->ones;
         f.max_encoder_seq_len = d->max_seq_len_to_capture;

@@ -304,6 +304,8 @@ BACKEND_TEST(vllm06_ops, paged_attention_shared_blocks)
     float *shifted = (float *)(void *)((char *)sums + 1);
     REFUSED(folio_vllm06_paged_attention_v2(ctx, &a, &b.c, shifted, sums, tmp, NULL),
             FOLIO_ERR_ARGUMENT, "exp_sums|align");
+    REFUSED(folio_vllm06_paged_attention_v2(ctx, &a, &b.c, sums, shifted, tmp, NULL),
+            FOLIO_ERR_ARGUMENT, "max_logits|align");
     a.max_num_blocks_per_seq = INT64_MAX;
     REFUSED(folio_vllm06_paged_attention_v1(ctx, &a, &b.c, NULL), FOLIO_ERR_ARGUMENT,
             "max_num_blocks_per_seq");
@@ -457,6 +459,10 @@ BACKEND_TEST(vllm06_ops, copy_blocks)
     REFUSED(folio_vllm06_copy_blocks(ctx, caches, 2, outside, 2, NULL), FOLIO_ERR_ARGUMENT, "");
     CHECK(!same_block(&a, last, &a, 3));
     REFUSED(folio_vllm06_copy_blocks(ctx, NULL, 2, pairs, 1, NULL), FOLIO_ERR_ARGUMENT, "NULL");
+    REFUSED(folio_vllm06_copy_blocks(ctx, caches, -1, pairs, 1, NULL), FOLIO_ERR_ARGUMENT,
+            "num_caches no count");
+    REFUSED(folio_vllm06_copy_blocks(ctx, caches, INT64_MAX, pairs, 1, NULL), FOLIO_ERR_ARGUMENT,
+            "num_caches no count");
     REFUSED(folio_vllm06_copy_blocks(NULL, caches, 2, pairs, 1, NULL), FOLIO_ERR_ARGUMENT, "NULL");
     caches[1].value_cache = NULL;
     REFUSED(folio_vllm06_copy_blocks(ctx, caches, 2, outside, 1, NULL), FOLIO_ERR_ARGUMENT, "");
@@ -625,6 +631,9 @@ BACKEND_TEST(vllm06_ops, paged_attention_errors)
     bed_open(&b, ctx, FOLIO_F32, 4, 32, 8, short_lens);
     BAD_ATTENTION(a.max_seq_len = 39, "seq_lens[0] = 530|39");
     BAD_ATTENTION(a.max_num_blocks_per_seq = 4, "");
+    BAD_ATTENTION(a.max_num_blocks_per_seq = -1, "negative");
+    BAD_ATTENTION(a.max_num_blocks_per_seq = INT64_MAX, "exceed the largest size");
+    BAD_ATTENTION(a.max_num_blocks_per_seq = INT64_MAX / 8, "exceed the largest size");
     BAD_ATTENTION(a.block_tables = NULL, "block_tables");
     BAD_ATTENTION(a.seq_lens = NULL, "seq_lens");
     BAD_ATTENTION(a.num_seqs = -1, "num_seqs");
@@ -659,9 +668,15 @@ BACKEND_TEST(vllm06_ops, paged_attention_errors)
     CHECK(support_is_poison(tmp, sizeof tmp) && support_is_poison(sums, sizeof sums));
     CHECK(support_is_poison(tops, sizeof tops) && support_is_poison(b.out.data, b.out.bytes));
     a.num_seqs = 0;
+    a.seq_lens = a.block_tables = NULL;
     CHECK_OK(folio_vllm06_paged_attention_v1(ctx, &a, &b.c, NULL));
     CHECK_OK(folio_vllm06_paged_attention_v2(ctx, &a, &b.c, NULL, NULL, NULL, NULL));
     CHECK(support_is_poison(b.out.data, b.out.bytes));
+    bed_close(&b);
+    bed_open(&b, ctx, FOLIO_F32, 4, 32, 24, short_lens);
+    a = arguments(&b);
+    REFUSED(folio_vllm06_paged_attention_v2(ctx, &a, &b.c, sums, tops, tmp, NULL),
+            FOLIO_ERR_ARGUMENT, "block_size 24 does not divide");
     bed_close(&b);
 }
 

@@ -167,12 +167,22 @@ void v06_same_metadata_builder(const char *ancestor, const char *compute)
         REFUSED(folio_vllm06_builder_create(NULL, r.b, &d, &none), FOLIO_ERR_ARGUMENT, "NULL");
         REFUSED(folio_vllm06_builder_create(r.state, NULL, &d, &none), FOLIO_ERR_ARGUMENT, "NULL");
         REFUSED(folio_vllm06_builder_create(r.state, r.b, NULL, &none), FOLIO_ERR_ARGUMENT, "NULL");
+        REFUSED(folio_vllm06_builder_create(r.state, r.b, &d, NULL), FOLIO_ERR_ARGUMENT, "out");
+        d.max_seq_len_to_capture = INT64_MAX;
+        REFUSED(folio_vllm06_builder_create(r.state, r.b, &d, &none), FOLIO_ERR_ARGUMENT,
+                "max_seq_len_to_capture is 9223372036854775807");
         d.max_seq_len_to_capture = -1;
         REFUSED(folio_vllm06_builder_create(r.state, r.b, &d, &none), FOLIO_ERR_ARGUMENT,
                 "max_seq_len_to_capture is -1");
+        d.sliding_window = INT64_MAX;
+        REFUSED(folio_vllm06_builder_create(r.state, r.b, &d, &none), FOLIO_ERR_ARGUMENT,
+                "sliding_window is 9223372036854775807");
         d.sliding_window = -1;
         REFUSED(folio_vllm06_builder_create(r.state, r.b, &d, &none), FOLIO_ERR_ARGUMENT,
                 "sliding_window is -1");
+        d.block_size = 4097;
+        REFUSED(folio_vllm06_builder_create(r.state, r.b, &d, &none), FOLIO_ERR_ARGUMENT,
+                "block_size is 4097");
         d.block_size = 0;
         REFUSED(folio_vllm06_builder_create(r.state, r.b, &d, &none), FOLIO_ERR_ARGUMENT,
                 "block_size is 0");
@@ -399,6 +409,9 @@ void v06_same_make_biases(const char *ancestor, const char *compute)
     CHECK_INT(wrong, 0);
     REFUSED(b->make_alibi_bias(NULL, 1, 1, bias), FOLIO_ERR_ARGUMENT, "NULL");
     REFUSED(b->make_alibi_bias(slopes, -1, 1, bias), FOLIO_ERR_ARGUMENT, "-1");
+    REFUSED(b->make_alibi_bias(slopes, 1, -1, bias), FOLIO_ERR_ARGUMENT, "seq_len -1");
+    REFUSED(b->make_alibi_bias(slopes, 1, 1, NULL), FOLIO_ERR_ARGUMENT, "NULL");
+    REFUSED(b->make_sliding_window_bias(-1, 1, bias), FOLIO_ERR_ARGUMENT, "seq_len is -1");
     REFUSED(b->make_sliding_window_bias(1, -2, bias), FOLIO_ERR_ARGUMENT, "-2");
     REFUSED(b->make_sliding_window_bias(1, 1, NULL), FOLIO_ERR_ARGUMENT, "NULL");
 }

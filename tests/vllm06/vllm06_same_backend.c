@@ -89,8 +89,15 @@ void v06_same_split_kv_cache(const char *ancestor, const char *compute)
     REFUSED(b->split_kv_cache(&c, 7, 64, &k, &v), FOLIO_ERR_ARGUMENT, "block_elements");
     REFUSED(b->split_kv_cache(NULL, 2, 64, &k, &v), FOLIO_ERR_ARGUMENT, "NULL");
     REFUSED(b->split_kv_cache(&c, 2, 120, NULL, &v), FOLIO_ERR_ARGUMENT, "NULL");
+    REFUSED(b->split_kv_cache(&c, 2, 120, &k, NULL), FOLIO_ERR_ARGUMENT, "NULL");
+    REFUSED(b->split_kv_cache(&c, 0, 120, &k, &v), FOLIO_ERR_ARGUMENT, "0 kv heads");
+    REFUSED(b->split_kv_cache(&c, 2, 0, &k, &v), FOLIO_ERR_ARGUMENT, "2 kv heads x 0");
+    c.data = NULL;
+    REFUSED(b->split_kv_cache(&c, 2, 120, &k, &v), FOLIO_ERR_ARGUMENT, "data is NULL");
     c.dtype = (folio_dtype)99;
     REFUSED(b->split_kv_cache(&c, 2, 120, &k, &v), FOLIO_ERR_ARGUMENT, "99");
+    c.block_elements = 0;
+    REFUSED(b->split_kv_cache(&c, 2, 120, &k, &v), FOLIO_ERR_ARGUMENT, "block_elements 0");
 }
 
 void v06_same_get_kv_cache_shape(const char *ancestor, const char *compute)
@@ -103,6 +110,10 @@ void v06_same_get_kv_cache_shape(const char *ancestor, const char *compute)
     shape[0] = 77;
     REFUSED(b->get_kv_cache_shape(0, 16, 8, 128, shape), FOLIO_ERR_ARGUMENT, "0 blocks");
     REFUSED(b->get_kv_cache_shape(1, -1, 8, 128, shape), FOLIO_ERR_ARGUMENT, "-1");
+    REFUSED(b->get_kv_cache_shape(1, 0, 8, 128, shape), FOLIO_ERR_ARGUMENT, "0 tokens");
+    REFUSED(b->get_kv_cache_shape(1, 16, 0, 128, shape), FOLIO_ERR_ARGUMENT, "0 kv heads");
+    REFUSED(b->get_kv_cache_shape(1, 16, 8, 0, shape), FOLIO_ERR_ARGUMENT, "size");
+    REFUSED(b->get_kv_cache_shape(INT64_MAX / 8, 1, 1, 1, shape), FOLIO_ERR_ARGUMENT, "size");
     REFUSED(b->get_kv_cache_shape(INT64_MAX, 16, 8, 128, shape), FOLIO_ERR_ARGUMENT, "size");
     REFUSED(b->get_kv_cache_shape(1, 1, 1, 1, NULL), FOLIO_ERR_ARGUMENT, "NULL");
     CHECK_INT(shape[0], 77);
@@ -142,6 +153,16 @@ void v06_same_swap_blocks(const char *ancestor, const char *compute)
         other.block_elements /= 2;
         REFUSED(r.b->swap_blocks(r.state, &r.kv[0], &other, pairs, 2, NULL), FOLIO_ERR_ARGUMENT,
                 "");
+        static const int64_t no_blocks[] = {0, 12, (int64_t)1 << 40};
+        for (int i = 0; i < COUNT_OF(no_blocks); i++) {
+            other.block_elements = no_blocks[i];
+            REFUSED(r.b->swap_blocks(r.state, &r.kv[0], &other, pairs, 2, NULL), FOLIO_ERR_ARGUMENT,
+                    "block_elements is");
+        }
+        other = r.kv[1];
+        other.data = NULL;
+        REFUSED(r.b->swap_blocks(r.state, &r.kv[0], &other, pairs, 2, NULL), FOLIO_ERR_ARGUMENT,
+                "kv_cache: data is NULL");
         v06_check_images(&r);
     }
     v06_close(&r);
@@ -166,7 +187,12 @@ void v06_same_copy_blocks(const char *ancestor, const char *compute)
         const int64_t outside[][2] = {{a, 12}, {0, -1}};
         REFUSED(r.b->copy_blocks(r.state, r.kv, V06_LAYERS, outside, 2, NULL), FOLIO_ERR_ARGUMENT,
                 "-1");
-        REFUSED(r.b->copy_blocks(r.state, NULL, 1, pairs, 1, NULL), FOLIO_ERR_ARGUMENT, "NULL");
+        REFUSED(r.b->copy_blocks(r.state, NULL, 1, pairs, 1, NULL), FOLIO_ERR_ARGUMENT,
+                "kv_caches is NULL");
+        REFUSED(r.b->copy_blocks(r.state, r.kv, -1, pairs, 1, NULL), FOLIO_ERR_ARGUMENT,
+                "num_caches no count");
+        REFUSED(r.b->copy_blocks(r.state, r.kv, INT64_MAX, pairs, 1, NULL), FOLIO_ERR_ARGUMENT,
+                "num_caches no count");
         REFUSED(r.b->copy_blocks(NULL, r.kv, 1, pairs, 1, NULL), FOLIO_ERR_ARGUMENT, "NULL");
         folio_vllm06_kv_cache uneven[2] = {r.kv[0], r.kv[1]};
         uneven[1].num_blocks--;

@@ -212,6 +212,7 @@ void v06_same_builder_pad(const char *ancestor, const char *compute)
         add(&r, builder, 0);
         REFUSED(folio_vllm06_builder_pad(builder, 1), FOLIO_ERR_ARGUMENT, "is a prompt");
         REFUSED(folio_vllm06_builder_pad(builder, -1), FOLIO_ERR_ARGUMENT, "-1");
+        REFUSED(folio_vllm06_builder_pad(builder, INT32_MAX), FOLIO_ERR_ARGUMENT, "2147483646");
         REFUSED(folio_vllm06_builder_pad(NULL, 1), FOLIO_ERR_ARGUMENT, "NULL");
         folio_vllm06_builder_destroy(builder);
         builder = NULL;

@@ -63,6 +63,13 @@ void v06_same_init_errors(const char *ancestor, const char *compute)
         d = r.d;
         d.num_kv_heads = 3;
         REFUSED(r.b->make_impl(r.state, &d, &impl), FOLIO_ERR_ARGUMENT, "3");
+        static const float nan_slopes[] = {1, 1, NAN, 1};
+        d = r.d;
+        d.alibi_slopes = nan_slopes;
+        REFUSED(r.b->make_impl(r.state, &d, &impl), FOLIO_ERR_ARGUMENT, "alibi_slopes[2]");
+        d = r.d;
+        d.num_kv_heads = -1;
+        REFUSED(r.b->make_impl(r.state, &d, &impl), FOLIO_ERR_ARGUMENT, "num_kv_heads is -1");
         d = r.d;
         d.kv_cache_dtype = "fp7";
         REFUSED(r.b->make_impl(r.state, &d, &impl), FOLIO_ERR_ARGUMENT, "fp7");
@@ -86,6 +93,7 @@ void v06_same_init_errors(const char *ancestor, const char *compute)
         CHECK(impl == NULL);
         folio_vllm06_state *state = NOWHERE;
         REFUSED(folio_vllm06_state_create("no-such", NULL, &state), ANY_REFUSAL, "no-such");
+        REFUSED(folio_vllm06_state_create("reference", NULL, NULL), FOLIO_ERR_ARGUMENT, "out");
         CHECK(state == NULL && folio_vllm06_state_context(r.state) != NULL);
     }
     v06_close(&r);
@@ -334,7 +342,12 @@ void v06_same_builder_errors(const char *ancestor, const char *compute)
     CHECK_OK(folio_vllm06_builder_add(builder, &s));
     REFUSED(folio_vllm06_builder_add(builder, &good), FOLIO_ERR_ARGUMENT, "prompts come first");
     REFUSED(folio_vllm06_builder_add(builder, NULL), FOLIO_ERR_ARGUMENT, "");
+    REFUSED(folio_vllm06_builder_add(NULL, &good), FOLIO_ERR_ARGUMENT, "NULL");
     REFUSED(folio_vllm06_builder_build(builder, NULL), FOLIO_ERR_ARGUMENT, "NULL");
+    REFUSED(folio_vllm06_builder_build(NULL, &m), FOLIO_ERR_ARGUMENT, "NULL");
+    CHECK_OK(folio_vllm06_builder_build(builder, &m));
+    folio_vllm06_metadata_destroy(m);
+    CHECK_OK(folio_vllm06_builder_add(builder, &good)); /* an encoder that is cached */
     CHECK_OK(folio_vllm06_builder_build(builder, &m));
     folio_vllm06_metadata_destroy(m);
     m = NOWHERE;
@@ -344,6 +357,9 @@ void v06_same_builder_errors(const char *ancestor, const char *compute)
     CHECK_OK(folio_vllm06_builder_add(builder, &s));
     REFUSED(folio_vllm06_builder_build(builder, &m), FOLIO_ERR_ARGUMENT, "new encoders");
     CHECK(m == NULL);
+    s = (folio_vllm06_seq){.struct_size = sizeof s, .is_prompt = 1, .token_len = INT32_MAX};
+    CHECK_OK(folio_vllm06_builder_add(builder, &s));
+    REFUSED(folio_vllm06_builder_build(builder, &m), FOLIO_ERR_ARGUMENT, "2147483655 tokens");
     folio_vllm06_builder_destroy(builder);
     /* A decode without blocks beside one that has them must not read the other's row of padding. */
     CHECK_OK(folio_vllm06_builder_create(r.state, r.b, &d, &builder));
@@ -575,6 +591,7 @@ void v06_same_forward_errors(const char *ancestor, const char *compute)
         BAD(kv.data = NULL, "data is NULL");
         BAD(kv.dtype = FOLIO_F16, "f16");
         BAD(kv.block_elements += 1, "block_elements");
+        BAD(kv.block_elements *= 1024, "blocks of 8192 tokens");
         BAD(kv.num_blocks = 0, "num_blocks");
         BAD(kv.num_blocks = 3, "");
         REFUSED(r.b->forward(NULL, &(folio_vllm06_forward_args){.struct_size = 8}, NULL),
@@ -597,6 +614,9 @@ void v06_same_forward_errors(const char *ancestor, const char *compute)
         CHECK_OK(folio_vllm06_set_attn_bias((v06_step(&r, two_prompts, 2), r.m),
                                             FOLIO_ATTENTION_DECODER, biases));
         BAD((void)0, "attn_bias[1]|9 keys");
+        biases[1] = (folio_vllm06_bias){bias, 1, 7, 8};
+        CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_ATTENTION_DECODER, biases));
+        BAD((void)0, "attn_bias[1] is for 7 queries");
         biases[1] = (folio_vllm06_bias){bias, 2, 8, 8};
         CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_ATTENTION_DECODER, biases));
         BAD((void)0, "attn_bias[1]|2 heads");

@@ -210,6 +210,7 @@ void v06_same_more_fields(const char *ancestor, const char *compute)
 {
     static const int32_t encoder_starts[] = {0, 11, 31, 34}, query_starts[] = {0, 6, 15};
     static const int32_t kv_starts[] = {0, 6, 23};
+    int32_t rows[2 * 3];
     int maps = 0;
     v06 r;
     v06_init(&r, ancestor, compute);
@@ -219,9 +220,11 @@ void v06_same_more_fields(const char *ancestor, const char *compute)
         r.f.multi_modal_placeholder_index_maps = &maps;
         r.f.seqlen_q = query_starts;
         r.f.kv_start_loc = kv_starts;
-        r.f.max_seqlen = r.f.max_kv_len = 1; /* too small */
-        r.f.prefill_block_tables = r.tables;
-        r.f.prefill_block_tables_stride = r.blocks_per_seq;
+        r.f.max_seqlen = r.f.max_kv_len = 1;     /* too small */
+        memcpy(rows, r.tables, sizeof rows / 2); /* the same rows, of fewer blocks */
+        memcpy(rows + 3, r.tables + r.blocks_per_seq, sizeof rows / 2);
+        r.f.prefill_block_tables = rows;
+        r.f.prefill_block_tables_stride = 3;
         v06_remake(&r);
     }
     if (r.m != NULL) {
@@ -231,8 +234,8 @@ void v06_same_more_fields(const char *ancestor, const char *compute)
         CHECK(f->encoder_seq_start_loc != encoder_starts && f->encoder_seq_start_loc[3] == 34);
         CHECK(f->seqlen_q != query_starts && f->seqlen_q[2] == 15);
         CHECK(f->kv_start_loc != kv_starts && f->kv_start_loc[2] == 23);
-        CHECK(f->prefill_block_tables != r.tables && f->prefill_block_tables[3] == r.tables[3]);
-        CHECK(f->prefill_block_tables_stride == r.blocks_per_seq && f->chunked_prefill == 0);
+        CHECK(f->prefill_block_tables != rows && f->prefill_block_tables[5] == rows[5]);
+        CHECK(f->prefill_block_tables_stride == 3 && f->chunked_prefill == 0);
         CHECK(f->multi_modal_placeholder_index_maps == &maps);
         const folio_vllm06_metadata_fields *p =
             folio_vllm06_metadata_get(folio_vllm06_prefill_metadata(r.m));
