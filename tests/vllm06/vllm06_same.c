@@ -240,6 +240,8 @@ void v06_same_profiling_run(const char *ancestor, const char *compute)
             folio_vllm06_forward_args a = v06_args(&r, FOLIO_ATTENTION_DECODER);
             V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT, "");
         }
+        static const v06_seq both[] = {{0, true, 6, 6, 11}, {1, false, 1, 18, 20}};
+        if (v06_step(&r, both, 2)) v06_run(&r, FOLIO_ATTENTION_ENCODER); /* it needs no cache */
     }
     v06_close(&r);
 }

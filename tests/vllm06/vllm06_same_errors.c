@@ -582,7 +582,8 @@ void v06_same_forward_errors(const char *ancestor, const char *compute)
         BAD(a.output.data = NULL, "output");
         BAD(a.key = (folio_tensor){0}, "must both be set");
         BAD(a.key = a.value = (folio_tensor){0}, "key and value are NULL");
-        BAD(a.query.dtype = FOLIO_F16, "f16");
+        BAD(a.query.dtype = FOLIO_F16, "query is f16");
+        BAD(a.output.dtype = FOLIO_F16, "output f16");
         BAD(a.key.dtype = FOLIO_FP8_E4M3, "key|fp8_e4m3");
         BAD(a.value.dtype = FOLIO_F64, "value|f64");
         BAD(a.k_scale = -1.0f, "k_scale");
