@@ -102,6 +102,12 @@ void v06_same_metadata_fields(const char *ancestor, const char *compute)
         CHECK_OK(r.b->make_metadata(r.state, &r.f, &m));
         check_maxima(m, 1, 0, 14, 0);
         folio_vllm06_metadata_destroy(m);
+        v06_fields(&r, two_prompts, 2); /* chunked_prefill: prompts alone need seq_lens alone */
+        r.f.chunked_prefill = 1;
+        r.f.seq_lens_tensor = r.f.block_tables = NULL;
+        CHECK_OK(r.b->make_metadata(r.state, &r.f, &m));
+        check_maxima(m, 13, 13, 0, 0);
+        folio_vllm06_metadata_destroy(m);
         v06_fields(&r, NULL, 0); /* an empty step */
         r.f.seq_lens = r.f.seq_lens_tensor = NULL;
         CHECK_OK(r.b->make_metadata(r.state, &r.f, &m));
