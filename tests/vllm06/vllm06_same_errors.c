@@ -179,6 +179,7 @@ void v06_same_metadata_errors(const char *ancestor, const char *compute)
     BAD_FIELDS("prompt 1|prefill_block_tables");
     v06_fields(&r, two_decodes, 2);
     r.contexts[1] = 9;
+    r.slots[1] = -1; /* no padding: the step is no graph's */
     BAD_FIELDS("decode 1|context_len 9");
     for (int i = 0; i < 2; i++) {
         v06_fields(&r, two_decodes, 2);
@@ -441,6 +442,8 @@ void v06_same_is_prompt(const char *ancestor, const char *compute)
     v06_init(&r, ancestor, compute);
     if (v06_open(&r) && v06_step(&r, step, 1)) {
         CHECK_INT(folio_vllm06_metadata_get(r.m)->is_prompt, 1);
+        r.f.is_prompt = 0; /* as xformers, which has no such field */
+        if (v06_remake(&r)) CHECK_INT(folio_vllm06_metadata_get(r.m)->is_prompt, 1);
         if (v06_step(&r, step + 1, 1)) CHECK_INT(folio_vllm06_metadata_get(r.m)->is_prompt, 0);
         for (int first = 0; first < 2; first++) {
             v06_fields(&r, step + first, 2 - first);

@@ -203,7 +203,7 @@ void v06_same_shared_prefix(const char *ancestor, const char *compute)
 /* ---------------------------------------------------------------------------- fields of one version or another */
 
 static const v06_seq with_encoders[] = {
-    {0, true, 6, 6, 11}, {1, true, 9, 17, 20}, {2, false, 1, 9, 3}};
+    {0, true, 6, 6, 11}, {1, true, 9, 17, 20}, {2, false, 1, 19, 3}};
 
 /* Every field, copied; maxima worked out; what each view has of them. */
 void v06_same_more_fields(const char *ancestor, const char *compute)
@@ -249,6 +249,8 @@ void v06_same_more_fields(const char *ancestor, const char *compute)
         CHECK(d->multi_modal_placeholder_index_maps == NULL && d->max_decode_query_len == 1);
         CHECK(d->seqlen_q == NULL && d->kv_start_loc == NULL && d->prefill_block_tables == NULL);
         CHECK(d->max_seqlen == 0 && d->max_kv_len == 0 && d->encoder_seq_start_loc == NULL);
+        if (v06_step(&r, with_encoders, 2))
+            CHECK_INT(folio_vllm06_metadata_get(r.m)->max_decode_query_len, 0);
     }
     v06_close(&r);
 }
