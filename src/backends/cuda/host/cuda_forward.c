@@ -106,7 +106,7 @@ static cudaError_t attend_prefills(const folioi_cuda_chain *chain, const folioi_
     for (int i = 0; i < FOLIOI_CUDA_CHAIN && error == cudaErrorNotSupported; i++) {
         const folioi_prefill_line *line = (const void *)chain->lines[i];
         if (line != NULL && line->line.takes(&line->line, run->layer, &list->limits.sm, 0))
-            error = line->launch(line, run, &list->prefill, list->now.whole_tiles);
+            error = line->launch(line, run, &list->prefill, &list->now.whole);
     }
     return error;
 }

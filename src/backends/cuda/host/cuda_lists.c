@@ -135,19 +135,22 @@ folio_status folioi_cuda_lists_start(folioi_cuda_plan *p)
 static folioi_cuda_work work_of(const folioi_prefill_shape *shape, const folioi_cuda_seq *seqs,
                                 int64_t num_seqs)
 {
-    folioi_cuda_work work = {0, false, 0};
-    int64_t num_prefills = 0;
+    folioi_cuda_work work = {0, false, {0, 0, 0, 0}};
+    int64_t num_prefills = 0, tiles = 0, keys = 0;
     for (int64_t i = 0; i < num_seqs; i++) {
         int32_t rows = (int32_t)min_i64((int64_t)seqs[i].query_len * shape->group, INT32_MAX);
         if (rows > FOLIOI_DECODE_MAX_ROWS) {
             work.prefills = true;
             num_prefills++;
-            work.whole_tiles += ceil_div(seqs[i].query_len, shape->queries);
+            tiles += ceil_div(seqs[i].query_len, shape->queries);
+            keys += seqs[i].key_len;
         } else if (rows > work.decode_rows) work.decode_rows = rows;
     }
-    if (!prefill_are_whole(shape, work.whole_tiles, num_prefills) ||
-        !prefill_are_chunks(work.whole_tiles, num_prefills))
-        work.whole_tiles = 0;
+    if (tiles <= INT32_MAX && prefill_are_whole(shape, tiles, num_prefills) &&
+        prefill_are_chunks(tiles, num_prefills)) {
+        work.whole.num_items = (int32_t)tiles;
+        work.whole.num_keys = (int32_t)min_i64(keys, INT32_MAX);
+    }
     return work;
 }
 
@@ -162,7 +165,7 @@ void folioi_cuda_lists_update(folioi_cuda_plan *p, folio_attention_type type,
         if (folioi_cuda_is_graph(p) || seqs == NULL) continue;
         folioi_cuda_work work = work_of(&list->prefill.shape, seqs, num_seqs);
         list->now.prefills = work.prefills;
-        list->now.whole_tiles = work.whole_tiles;
+        list->now.whole = work.whole;
         if (work.decode_rows == 0 || !list->limits.batch_invariant)
             list->now.decode_rows = work.decode_rows;
     }

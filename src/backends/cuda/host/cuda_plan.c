@@ -353,7 +353,7 @@ void folioi_cuda_plan_describe(const void *state, int32_t attention, folio_atten
     const folioi_cuda_plan *p = state;
     const folioi_cuda_use *use = folioi_cuda_use_of(p, attention, type);
     const folioi_cuda_list *list = use->list >= 0 ? &p->lists[use->list] : NULL;
-    const folioi_cuda_work *work = list != NULL ? &list->now : &(folioi_cuda_work){0, false, 0};
+    const folioi_cuda_work *work = list != NULL ? &list->now : &(folioi_cuda_work){0};
     int has = (work->prefills ? FOLIOI_HAS_PREFILLS : 0) |
               (work->decode_rows > 0 ? FOLIOI_HAS_DECODES : 0);
     info->kernel = use->kernel[has];

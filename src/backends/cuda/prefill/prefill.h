@@ -32,12 +32,12 @@ typedef struct folioi_prefill_line {
     int32_t rows, values; /* of a tile: rows, and numbers of V       */
     int32_t blocks;       /* that a multiprocessor computes at once  */
     /**
-     * One layer: writes out and lse of every sequence that is not decode. One launch. whole_tiles: 0, and the grid depends on
-     * the plan alone; or the step's tiles where the host knows them and prefill_are_whole says that none is cut.
+     * One layer: writes out and lse of every sequence that is not decode. One launch. whole: zeros, and the grid depends on
+     * the plan alone; or the list's head where the host knows it and prefill_are_whole says that none is cut.
      * cudaErrorNotSupported: q's strides are none that it reads, and nothing was launched.
      */
     cudaError_t (*launch)(const struct folioi_prefill_line *line, const folioi_cuda_run *run,
-                          const folioi_cuda_prefill_plan *plan, int64_t whole_tiles);
+                          const folioi_cuda_prefill_plan *plan, const folioi_prefill_head *whole);
 } folioi_prefill_line;
 
 /** Line n of hopper_instances.def and prefill_instances.def, in this order; NULL past the last. */

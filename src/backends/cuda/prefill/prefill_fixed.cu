@@ -12,10 +12,10 @@ static bool takes(const folioi_cuda_line *line, const folioi_cuda_layer *l,
 
 template <class I, class WHOLE>
 static cudaError_t launch(const folioi_prefill_line *line, const folioi_cuda_run *run,
-                          const folioi_cuda_prefill_plan *plan, int64_t whole_tiles)
+                          const folioi_cuda_prefill_plan *plan, const folioi_prefill_head *whole)
 {
-    return whole_tiles > 0 ? launch_prefill<WHOLE>(line, run, plan, whole_tiles)
-                           : launch_prefill<I>(line, run, plan, 0);
+    return whole->num_items > 0 ? launch_prefill<WHOLE>(line, run, plan, whole)
+                                : launch_prefill<I>(line, run, plan, 0);
 }
 
 template <int TYPE, int DK, int DV, int WARPS, int M_TILES, int KEYS, int BLOCKS, bool ONCE>

@@ -33,11 +33,12 @@ static inline bool is_fixed(const folioi_cuda_line *line, const folioi_cuda_laye
  */
 template <class I>
 static cudaError_t launch_prefill(const folioi_prefill_line *line, const folioi_cuda_run *run,
-                                  const folioi_cuda_prefill_plan *plan, int64_t whole_tiles)
+                                  const folioi_cuda_prefill_plan *plan,
+                                  const folioi_prefill_head *whole)
 {
     void (*kernel)(prefill_args) = prefill_kernel<I>;
     prefill_args a = folioi_prefill_args(line, run, plan);
-    int64_t blocks = (I::ONCE ? whole_tiles : plan->room.items) * a.units;
+    int64_t blocks = (I::ONCE ? (int64_t)whole->num_items : plan->room.items) * a.units;
     int64_t at_once = (int64_t)plan->sm.count * I::BLOCKS;
     size_t bytes = sizeof(typename I::shared);
     cudaError_t error =

@@ -19,7 +19,7 @@ static __device__ __forceinline__ void release(const uint64_t &barrier)
 }
 
 /* The warp's rows of q to registers; their place is free then. */
-static __device__ __forceinline__ void load_q(uint32_t (&q)[32], const hopper_memory &m)
+static __device__ __forceinline__ void load_q(uint32_t (&q)[32], const hopper_memory &m, int group)
 {
     int lane = fresh_lane(), row = (int)threadIdx.x / WARP * 16 + lane % 16;
     uint32_t from = m.q() + row * 128;
@@ -29,7 +29,7 @@ static __device__ __forceinline__ void load_q(uint32_t (&q)[32], const hopper_me
         ldmatrix(&q[4 * i], from + i / 4 * Q_PANEL_BYTES + unit * 16);
     }
     __syncwarp();
-    release(m.sh().q_emptied);
+    release(m.sh().q_emptied[group]);
 }
 
 /* Scores of the first N keys of a stage. */
@@ -56,7 +56,7 @@ static __device__ __forceinline__ void add_values(float (&o)[64], const uint32_t
 }
 
 /* One key tile, and the values of the one before it, of which PAGES pages have weights. */
-template <typename T, int PAGES, bool MASKED>
+template <typename T, int PAGES, bool MASKED, bool WHOLE>
 static __device__ __forceinline__ void step(const hopper_args &a, const hopper_memory &m,
                                             const hopper_tile &t, const uint32_t (&q)[32],
                                             float (&s)[64], float (&o)[64], uint32_t (&p)[32],
@@ -75,7 +75,7 @@ static __device__ __forceinline__ void step(const hopper_args &a, const hopper_m
     products_ready(s);
     if (MASKED && (first_key < all.begin || first_key + KEYS > all.end)) {
         products_wait<0>(); /* masks need registers */
-        mask<KEYS>(s, a, t, first_key);
+        mask<0, KEYS, WHOLE>(s, a, t, first_key);
     }
     raise_base<T, KEYS, false>(s, r, a.scale_log2);
     weigh<KEYS>(s, r, a.scale_log2);
@@ -87,15 +87,19 @@ static __device__ __forceinline__ void step(const hopper_args &a, const hopper_m
 }
 
 /* Weights of a tile's first key tile, N columns wide. */
-template <typename T, int N>
+template <typename T, int N, bool WHOLE>
 static __device__ __forceinline__ void start_tile(const hopper_args &a, const hopper_tile &t,
                                                   float (&s)[64], uint32_t (&p)[32], row_sums &r,
                                                   const common_keys &all, int32_t first_key)
 {
-    if (first_key < all.begin || first_key + N > all.end) mask<N>(s, a, t, first_key);
+    constexpr int HALF = KEYS / 2;
+    bool has_begun = WHOLE || first_key >= all.begin;
+    if (!has_begun || first_key + HALF > all.end) mask<0, HALF, WHOLE>(s, a, t, first_key);
+    if (N > HALF && (!has_begun || first_key + N > all.end))
+        mask<HALF, N, WHOLE>(s, a, t, first_key);
     raise_base<T, N, true>(s, r, a.scale_log2);
-    weigh<N>(s, r, a.scale_log2);
     if (t.is_ragged) quiet_rows(r, a, t);
+    weigh<N>(s, r, a.scale_log2);
     pack_weights<T, N>(p, s);
 }
 
@@ -132,69 +136,79 @@ static __device__ __forceinline__ void compute_all(const hopper_args &a, const h
     uint32_t p[32], q[32];
     row_sums r;
     stage_at at = {0, 0};
-    uint32_t count = 0; /* of tiles */
+    tile_at on = {0, 0, 0};
     hopper_shared &sh = m.sh();
-    bulk_wait(shared_address(&sh.q_filled), 0); /* which comes after the tile */
-    const hopper_tile *t = &sh.tiles[0];
-    if (!t->is_none) {
-        load_q(q, m);
-        bulk_wait(shared_address(&sh.filled[0]), 0);
-        products_begin();
-        score_keys<T, KEYS>(s, q, m.kv(), 0);
-        products_commit();
-        products_wait<0>();
-        products_ready(s);
-    }
-    while (!t->is_none) { /* scores of its last keys are there */
-        common_keys all = keys_of_group(a, *t, group);
-        int32_t i = last_keys(*t), first = WHOLE ? 0 : first_keys(*t);
-        if (ends_early(*t)) {
-            start_tile<T, KEYS / 2>(a, *t, s, p, r, all, i * KEYS);
-            if (i > first) step<T, 4, true>(a, m, *t, q, s, o, p, r, all, at, --i * KEYS, 0);
+    bulk_wait(shared_address(&sh.q_filled[group]), 0); /* which comes after the tile */
+    tile_keys keys = sh.tiles[0].keys;
+    if (keys.is_none) return;
+    load_q(q, m, group);
+    bulk_wait(shared_address(&sh.filled[0]), 0);
+    products_begin();
+    score_keys<T, KEYS>(s, q, m.kv(), 0);
+    products_commit();
+    products_wait<0>();
+    products_ready(s);
+    do { /* scores of a tile's last keys are there */
+        int here = on.place;
+        const hopper_tile &t = sh.tiles[here];
+        common_keys all = t.common[group];
+        int32_t i = keys.last, first = WHOLE ? 0 : keys.first;
+        bool is_one = i == first;
+        if (keys.is_early) {
+            start_tile<T, KEYS / 2, WHOLE>(a, t, s, p, r, all, i * KEYS);
+            products_forget(o);
+            if (i > first) step<T, 4, true, WHOLE>(a, m, t, q, s, o, p, r, all, at, --i * KEYS, 0);
         } else {
-            start_tile<T, KEYS>(a, *t, s, p, r, all, i * KEYS);
-            if (i > first) step<T, 8, true>(a, m, *t, q, s, o, p, r, all, at, --i * KEYS, 0);
+            start_tile<T, KEYS, WHOLE>(a, t, s, p, r, all, i * KEYS);
+            products_forget(o);
+            if (i > first) step<T, 8, true, WHOLE>(a, m, t, q, s, o, p, r, all, at, --i * KEYS, 0);
         }
-        while (i > first) step<T, 8, !WHOLE>(a, m, *t, q, s, o, p, r, all, at, --i * KEYS, 1);
+        while (i > first) step<T, 8, !WHOLE, WHOLE>(a, m, t, q, s, o, p, r, all, at, --i * KEYS, 1);
         int before = at.stage;
         at.step();
-        products_begin();
-        add_values<T, 8>(o, p, m.kv(), before, last_keys(*t) > first);
-        products_commit();
-        int place = count++ % TILES_AHEAD;
-        bulk_wait(shared_address(&sh.q_filled), count & 1);
-        const hopper_tile *next = &sh.tiles[count % TILES_AHEAD];
-        load_q(q, m);
-        uint32_t is_odd;
-        bool is_none = next->is_none;
-        if (!is_none) bulk_wait(shared_address(&sh.filled[at.stage]), at.phase);
-        if (!is_none && ends_early(*next))
-            is_odd = end_tile<T, KEYS / 2, WHOLE>(a, m, *t, q, s, o, r, before, at.stage);
-        else is_odd = end_tile<T, KEYS, WHOLE>(a, m, *t, q, s, o, r, before, at.stage);
-        if (!WHOLE && t->num_parts > 1) is_odd = store_part<T>(a, *t, o, r);
-        if (__any_sync(ALL_LANES, is_odd)) compute_slowly<T>(a, *t, warp * 16, is_odd);
-        if (!WHOLE && t->num_parts > 1) {
-            if (is_none) break;
-            end_part<T, 4>(a, *t, true);
+        if (is_one && keys.is_early) {
+            products_begin();
+            add_values<T, 4>(o, p, m.kv(), before, 0);
+            products_commit();
+        } else {
+            products_begin();
+            add_values<T, 8>(o, p, m.kv(), before, !is_one);
+            products_commit();
         }
+        add_up(r);
+        on.step();
+        bulk_wait(shared_address(&sh.q_filled[group]), on.odd);
+        keys = sh.tiles[on.place].keys;
+        load_q(q, m, group);
+        if (!keys.is_none) bulk_wait(shared_address(&sh.filled[at.stage]), at.phase);
+        uint32_t is_odd;
+        if (keys.is_early)
+            is_odd = end_tile<T, KEYS / 2, WHOLE>(a, m, t, q, s, o, r, before, at.stage);
+        else is_odd = end_tile<T, KEYS, WHOLE>(a, m, t, q, s, o, r, before, at.stage);
+        if (!WHOLE && t.num_parts > 1) is_odd = store_part<T>(a, t, o, r);
+        if (__any_sync(ALL_LANES, is_odd)) compute_slowly<T>(a, t, warp * 16, is_odd);
         __syncwarp();
-        release(sh.tile_emptied[place]);
-        t = next;
-    }
-    if (!WHOLE && !t->is_none) end_part<T, 16>(a, *t, false); /* registers are free by now */
+        release(WHOLE ? sh.tile_emptied[here] : sh.tile_stored[here]);
+    } while (!keys.is_none);
+    if (WHOLE) return;
+    const hopper_tile &t = sh.tiles[on.place > 0 ? on.place - 1 : TILES_AHEAD - 1];
+    if (t.num_parts > 1) end_part<T, 16>(a, t, 1, true); /* registers are free by now */
 }
 
-static __device__ __forceinline__ void start_barriers(hopper_shared *sh)
+static __device__ __forceinline__ void start_barriers(hopper_shared *sh, bool whole)
 {
     for (int i = 0; i < STAGES; i++) {
         barrier_init(shared_address(&sh->filled[i]), 1);
         barrier_init(shared_address(&sh->emptied[i]), 8); /* a lane of each warp that computes */
     }
-    barrier_init(shared_address(&sh->q_filled), 1);
-    barrier_init(shared_address(&sh->q_emptied), 8);
+    for (int i = 0; i < GROUPS; i++) {
+        barrier_init(shared_address(&sh->q_filled[i]), 1);
+        barrier_init(shared_address(&sh->q_emptied[i]), 4);
+    }
     for (int i = 0; i < TILES_AHEAD; i++) {
         barrier_init(shared_address(&sh->tile_filled[i]), 1);
-        barrier_init(shared_address(&sh->tile_emptied[i]), 8);
+        barrier_init(shared_address(&sh->tile_stored[i]), 8);
+        barrier_init(shared_address(&sh->tile_emptied[i]), whole ? 8 : 1);
     }
     bulk_fence();
 }
@@ -205,19 +219,24 @@ static __global__ void __launch_bounds__(THREADS, 1)
 {
     extern __shared__ __align__(1024) char memory[];
     hopper_memory m = {memory};
-    if (threadIdx.x == 0) start_barriers(&m.sh());
+    if (threadIdx.x == 0) start_barriers(&m.sh(), WHOLE);
     __syncthreads();
     int warp = __shfl_sync(ALL_LANES, threadIdx.x / WARP, 0);
     if (warp >= 8) {
-        give_registers<40>();
+        give_registers<WHOLE ? 40 : 56>();
         if (warp == 8) load_all_keys(a, m);
-        else if (warp == 9) take_tiles(a, m);
-        else if (warp == 10) load_all_queries(a, m);
+        else if (warp == 9) take_tiles<WHOLE>(a, m);
+        else if (!WHOLE && warp == 11) end_parts<T>(a, m);
+        else if (WHOLE) load_all_queries(a, m, warp - 10, min(warp - 9, a.q_boxes));
+        else load_all_queries(a, m, 0, a.q_boxes);
     } else {
-        take_registers<232>();
+        take_registers<WHOLE ? 232 : 224>();
         compute_all<T, WHOLE>(a, m, warp);
     }
 }
+
+/* Strides of out below this: places of a tile's rows, in units of 16 bytes, fit 32 bits. */
+constexpr uint64_t MAX_STRIDE = 1 << 27;
 
 static bool takes(const folioi_cuda_line *line, const folioi_cuda_layer *l,
                   const folioi_cuda_sm *sm, int32_t rows)
@@ -229,7 +248,8 @@ static bool takes(const folioi_cuda_line *line, const folioi_cuda_layer *l,
            !has_options && l->dtype == line->dtype && l->kv_dtype == line->kv &&
            l->k_dims == DIMS && l->v_dims == DIMS && folioi_cuda_has_pages(&l->k) &&
            l->k.at.token_tile_stride * 2 == HALF_BYTES && folioi_cuda_rows_aligned(&l->q, 2, 16) &&
-           folioi_cuda_rows_aligned(&l->out, 2, 16);
+           folioi_cuda_rows_aligned(&l->out, 2, 16) && (uint64_t)l->out.token < MAX_STRIDE &&
+           (uint64_t)l->out.head < MAX_STRIDE;
 }
 
 /* Boxes of half the numbers of a tile's rows of q. False: the strides are none for a tensor map. */
@@ -238,7 +258,8 @@ static bool describe_queries(hopper_args *a, const folioi_cuda_sm *sm)
     const folioi_cuda_layer *l = &a->layer;
     cuuint64_t dims[3] = {DIMS, (cuuint64_t)l->num_heads, (cuuint64_t)l->q_rows};
     cuuint64_t strides[2] = {(cuuint64_t)l->q.head * 2, (cuuint64_t)l->q.token * 2};
-    cuuint32_t box[3] = {64, (cuuint32_t)a->heads, (cuuint32_t)a->queries}, steps[3] = {1, 1, 1};
+    cuuint32_t box[3] = {64, (cuuint32_t)a->heads, (cuuint32_t)(a->queries / a->q_boxes)};
+    cuuint32_t steps[3] = {1, 1, 1};
     CUtensorMapDataType type =
         l->dtype == FOLIO_F16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
     decltype(&cuTensorMapEncodeTiled) encode = (decltype(encode))sm->describe_tensor;
@@ -248,9 +269,17 @@ static bool describe_queries(hopper_args *a, const folioi_cuda_sm *sm)
                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
+/* log2 of the largest power of 2 that divides x. */
+static int32_t shift_of(int32_t x)
+{
+    int32_t shift = 0;
+    while (shift < 30 && (x >> shift & 1) == 0) shift++;
+    return shift;
+}
+
 template <typename T>
 static cudaError_t launch(const folioi_prefill_line *line, const folioi_cuda_run *run,
-                          const folioi_cuda_prefill_plan *plan, int64_t whole_tiles)
+                          const folioi_cuda_prefill_plan *plan, const folioi_prefill_head *whole)
 {
     (void)line;
     const folioi_cuda_layer *layer = run->layer;
@@ -258,6 +287,7 @@ static cudaError_t launch(const folioi_prefill_line *line, const folioi_cuda_run
     a.layer = *layer;
     a.blocks = run->step->blocks;
     a.head = folioi_cuda_prefill_head(plan);
+    a.whole = *whole;
     a.items = folioi_cuda_prefill_items(plan);
     a.counters = run->counters;
     a.part_out = (float *)(run->workspace + plan->counter_bytes);
@@ -267,15 +297,24 @@ static cudaError_t launch(const folioi_prefill_line *line, const folioi_cuda_run
     a.inverse = (65536u + (uint32_t)a.heads - 1) / (uint32_t)a.heads;
     a.head_parts = (int32_t)ceil_div(a.group, a.heads);
     a.queries = ROWS / a.heads;
+    a.q_boxes = GROUP_ROWS % a.heads == 0 ? GROUPS : 1;
     a.units = layer->num_kv_heads * a.head_parts;
     a.block_pages = layer->block_size / PAGE_KEYS;
+    a.page_shift = shift_of(a.block_pages);
+    if (1 << a.page_shift != a.block_pages) a.page_shift = -1;
+    a.tile_blocks = KEYS / PAGE_KEYS / a.block_pages;
+    a.tile_pages = KEYS / PAGE_KEYS - a.tile_blocks * a.block_pages;
+    a.most_shift = shift_of(a.units);
+    a.table_len = whole->num_keys / layer->block_size;
+    a.out_token = (uint32_t)(layer->out.token / 8);
+    a.out_head = (uint32_t)(layer->out.head / 8);
     a.scale_log2 = layer->scale * LOG2E;
     int64_t most = plan->room.items * a.units;
     if (most == 0) return cudaSuccess;
     if (most > INT32_MAX - plan->sm.count) return cudaErrorInvalidConfiguration;
     if (!describe_queries(&a, &plan->sm)) return cudaErrorNotSupported;
     int blocks = (int)(most < plan->sm.count ? most : plan->sm.count);
-    bool is_whole = whole_tiles > 0 && layer->window_left < 0 && layer->window_right < 0;
+    bool is_whole = whole->num_items > 0 && layer->window_left < 0 && layer->window_right < 0;
     auto kernel = is_whole ? hopper_prefill<T, true> : hopper_prefill<T, false>;
     cudaError_t error =
         folioi_cuda_prepare(plan->sm.ready, (const void *)kernel, SHARED_BYTES, false);

@@ -30,26 +30,20 @@ static __device__ __forceinline__ void copy_last_page(uint32_t to, const char *f
 /* A lane's page of a key tile: its first key, and its place in the table and in the block there. */
 struct page_walk {
     int32_t key, index, in_block;
-    int32_t blocks, pages; /* from a key tile to the one before */
-
-    __device__ __forceinline__ page_walk(const hopper_args &a)
-        : blocks(KEYS / PAGE_KEYS / a.block_pages), pages(KEYS / PAGE_KEYS - blocks * a.block_pages)
-    {
-    }
 
     __device__ __forceinline__ void go_to(const hopper_args &a, int32_t key_tile)
     {
         int32_t page = key_tile * (KEYS / PAGE_KEYS) + (int)threadIdx.x % WARP;
         key = page * PAGE_KEYS;
-        index = page / a.block_pages;
+        index = a.page_shift >= 0 ? page >> a.page_shift : page / a.block_pages;
         in_block = page - index * a.block_pages;
     }
 
     __device__ __forceinline__ void go_back(const hopper_args &a)
     {
         key -= KEYS;
-        index -= blocks;
-        in_block -= pages;
+        index -= a.tile_blocks;
+        in_block -= a.tile_pages;
         if (in_block < 0) in_block += a.block_pages, index--;
     }
 };
@@ -60,13 +54,14 @@ static __device__ __forceinline__ void load_keys(const hopper_args &a, const hop
                                                  stage_at &at)
 {
     int lane = threadIdx.x % WARP;
-    int32_t last = last_keys(t), first = first_keys(t), begin = t.begin, end = t.end;
-    int32_t key_len = t.sequence.key_len;
-    const int32_t *table = a.blocks + t.sequence.table;
+    tile_keys keys = t.keys;
+    int32_t first = keys.first, begin = t.begins.cut, end = t.ends.cut;
+    int32_t key_len = t.key_len;
+    const int32_t *table = a.blocks + t.table;
     const char *head = a.layer.k.base + 2 * (t.kv_head * a.layer.k.at.head);
-    int pages = last > first && ends_early(t) ? 4 : 8; /* of a tile's last step, all are read */
-    walk.go_to(a, last);
-    for (int32_t i = last; i >= first; i--, pages = 8) {
+    int pages = keys.is_early ? 4 : 8;
+    walk.go_to(a, keys.last);
+    for (int32_t i = keys.last; i >= first; i--, pages = 8) {
         bool is_seen = walk.key < end && walk.key + PAGE_KEYS > begin;
         int64_t block = is_seen && lane < pages ? __ldg(table + walk.index) : 0;
         uint32_t filled = shared_address(&m.sh().filled[at.stage]);
@@ -90,21 +85,22 @@ static __device__ __forceinline__ void load_keys(const hopper_args &a, const hop
  * Take tiles until there are none. The first is the block's own; each one taken asks for another, so that the last to ask is
  * the one that gets the last number, and sets it back for the next launch.
  */
+template <bool WHOLE>
 static __device__ __forceinline__ void take_tiles(const hopper_args &a, const hopper_memory &m)
 {
     if (threadIdx.x % WARP != 0) return;
     int32_t n = (int32_t)blockIdx.x;
-    prefetch(a.items + n / a.units); /* a guess, while the head comes */
-    tile_order order = order_of(a);
+    if (!WHOLE && 1 << a.most_shift == a.units)
+        prefetch(a.items + (n >> a.most_shift)); /* a guess, while the head comes */
+    tile_order order(a, WHOLE ? a.whole : *a.head);
     int32_t total = order.num_items * a.units;
-    for (int32_t count = 0;; count++) {
-        int place = count % TILES_AHEAD;
-        hopper_tile &t = m.sh().tiles[place];
+    for (tile_at at = {0, 1, 0};; at.step()) { /* the first time around, places are empty */
+        hopper_tile &t = m.sh().tiles[at.place];
         int32_t next = n < total ? atomicAdd(a.counters, 1) : 0;
-        bulk_wait(shared_address(&m.sh().tile_emptied[place]), (count / TILES_AHEAD & 1) ^ 1);
-        t.is_none = n >= total;
-        if (n < total) find_tile(a, order, n, t);
-        barrier_arrive(shared_address(&m.sh().tile_filled[place]));
+        barrier_wait_idly(shared_address(&m.sh().tile_emptied[at.place]), at.phase);
+        if (n < total) find_tile<WHOLE>(a, order, n, t);
+        else t.keys = {1, 0, 0, 0};
+        barrier_arrive(shared_address(&m.sh().tile_filled[at.place]));
         if (n >= total) return;
         if (next == total - 1) *a.counters = 0;
         n = next + (int32_t)gridDim.x;
@@ -114,35 +110,50 @@ static __device__ __forceinline__ void take_tiles(const hopper_args &a, const ho
 static __device__ __forceinline__ void load_all_keys(const hopper_args &a, const hopper_memory &m)
 {
     stage_at at = {0, 1}; /* the first time around, stages are empty */
-    page_walk walk(a);
-    for (int32_t count = 0;; count++) {
-        int place = count % TILES_AHEAD;
-        bulk_wait(shared_address(&m.sh().tile_filled[place]), count / TILES_AHEAD & 1);
-        if (m.sh().tiles[place].is_none) return;
-        load_keys(a, m, m.sh().tiles[place], walk, at);
+    page_walk walk;
+    int32_t entry = (int32_t)blockIdx.x * WARP; /* block tables: each block brings a line to L2 */
+    if (entry < a.table_len) prefetch(a.blocks + entry);
+    for (tile_at on = {0, 0, 0};; on.step()) {
+        bulk_wait(shared_address(&m.sh().tile_filled[on.place]), on.phase);
+        if (m.sh().tiles[on.place].keys.is_none) return;
+        load_keys(a, m, m.sh().tiles[on.place], walk, at);
     }
 }
 
-/* Rows of q of all tiles. Those of a ragged tile that are none come along, and are another's or zeros. */
-static __device__ __forceinline__ void load_all_queries(const hopper_args &a,
-                                                        const hopper_memory &m)
+/* A box of q, rows of one warpgroup or, where a query is of both, of both. is_odd: of the tile's number. */
+static __device__ __forceinline__ void load_queries(const hopper_args &a, const hopper_memory &m,
+                                                    const hopper_tile &t, int box, uint32_t is_odd)
 {
-    if (threadIdx.x % WARP != 0) return;
+    hopper_shared &sh = m.sh();
+    bool is_both = a.q_boxes == 1, is_none = t.keys.is_none;
+    int queries = a.queries / a.q_boxes;
+    uint32_t to = m.q() + box * GROUP_ROWS * 128, filled = shared_address(&sh.q_filled[box]);
+    int32_t row = (int32_t)t.query_row + box * queries;
+    barrier_wait_idly(shared_address(&sh.q_emptied[box]), is_odd ^ 1);
+    if (is_both) barrier_wait_idly(shared_address(&sh.q_emptied[1]), is_odd ^ 1);
+    bulk_expect(filled, is_none ? 0 : queries * a.heads * DIMS * 2);
+    for (int panel = 0; panel < 2 && !is_none; panel++)
+        copy_box(to + panel * Q_PANEL_BYTES, &a.q, panel * 64, t.first_head, row, filled);
+    if (!is_both) return;
+    barrier_wait_idly(filled, is_odd);
+    barrier_arrive(shared_address(&sh.q_filled[1]));
+}
+
+/* Boxes [first, past) of all tiles. Rows of a ragged tile that are none come along, and are another's or zeros. */
+static __device__ __forceinline__ void load_all_queries(const hopper_args &a,
+                                                        const hopper_memory &m, int first, int past)
+{
+    if (threadIdx.x % WARP != 0 || first >= past) return;
+    hopper_shared &sh = m.sh();
     prefetch_map(&a.q);
-    uint32_t filled = shared_address(&m.sh().q_filled);
-    for (int32_t count = 0;; count++) {
-        int place = count % TILES_AHEAD;
-        const hopper_tile &t = m.sh().tiles[place];
-        bulk_wait(shared_address(&m.sh().tile_filled[place]), count / TILES_AHEAD & 1);
-        bulk_wait(shared_address(&m.sh().q_emptied), (count & 1) ^ 1);
-        if (t.is_none) {
-            barrier_arrive(filled);
-            return;
-        }
-        bulk_expect(filled, a.queries * a.heads * DIMS * 2);
-        int32_t row = (int32_t)t.sequence.query_row + t.first_query;
-        for (int panel = 0; panel < 2; panel++)
-            copy_box(m.q() + panel * Q_PANEL_BYTES, &a.q, panel * 64, t.first_head, row, filled);
+    bool is_none = false;
+#pragma unroll 1
+    for (tile_at at = {0, 0, 0}; !is_none; at.step()) {
+        const hopper_tile &t = sh.tiles[at.place];
+        barrier_wait_idly(shared_address(&sh.tile_filled[at.place]), at.phase);
+        is_none = t.keys.is_none;
+#pragma unroll 1
+        for (int box = first; box < past; box++) load_queries(a, m, t, box, at.odd);
     }
 }
 

@@ -8,8 +8,6 @@
 
 #include "backends/cuda/prefill/hopper/prefill_tile.h"
 
-#include <limits.h>
-
 /* The lane's number, anew: what follows from it takes no registers across key tiles. */
 static __device__ __forceinline__ int fresh_lane(void)
 {
@@ -40,50 +38,31 @@ struct row_sums {
     bool rescaled;
 };
 
-/* Keys that all rows of a warpgroup see. */
-struct common_keys {
-    int32_t begin, end;
-};
-
-/* What a row sees; of one that is none, any key. */
-static __device__ __forceinline__ folioi_range seen_by(const hopper_args &a, const hopper_tile &t,
-                                                       int row)
-{
-    row_place p = place_of(a, t, row);
-    if (p.query < 0) return {0, INT_MAX};
-    return keys_of(t, p.query - t.first_query);
-}
-
-/* Later rows see later keys. */
-static __device__ __forceinline__ common_keys keys_of_group(const hopper_args &a,
-                                                            const hopper_tile &t, int group)
-{
-    uint32_t row = (uint32_t)(group * GROUP_ROWS);
-    int32_t first = (int32_t)(row * a.inverse >> 16);
-    int32_t last = (int32_t)((row + GROUP_ROWS - 1) * a.inverse >> 16);
-    return {keys_of(t, last).begin, keys_of(t, first).end};
-}
-
 /* Those of a thread's columns, two of every 8, that lie before one: a bit each. */
 static __device__ __forceinline__ uint32_t columns_before(int32_t column)
 {
-    int32_t n = max(0, min(column, KEYS)), count = n / 8 * 2 + min(n % 8, 2);
-    return (uint32_t)((1ull << count) - 1);
+    int32_t n = max(0, min(column, KEYS));
+    return low_bits(n / 8 * 2 + min(n % 8, 2));
 }
 
-/* The first N columns of the scores of keys from `first` on: -inf where a row does not see the key. */
-template <int N>
+/*
+ * Columns [FROM, TO) of the scores of keys from `first` on: -inf where a row does not see the key. WHOLE: all rows see keys
+ * from the first on.
+ */
+template <int FROM, int TO, bool WHOLE>
 static __device__ __forceinline__ void mask(float (&s)[64], const hopper_args &a,
                                             const hopper_tile &t, int32_t first)
 {
     int lane = fresh_lane(), row = (int)threadIdx.x / WARP * 16 + lane / 4;
+    tile_edge begins = t.begins, ends = t.ends;
     first += lane % 4 * 2;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        folioi_range seen = seen_by(a, t, row + 8 * i);
-        uint32_t bits = columns_before(seen.end - first) & ~columns_before(seen.begin - first);
+        int32_t query = place_of(a, row + 8 * i).query;
+        uint32_t bits = columns_before(end_of(ends, query) - first);
+        if (!WHOLE) bits &= ~columns_before(begin_of(begins, query) - first);
 #pragma unroll
-        for (int j = 0; j < N / 4; j++)
+        for (int j = FROM / 4; j < TO / 4; j++)
             if (!(bits >> j & 1)) s[4 * (j / 2) + 2 * i + j % 2] = -CUDART_INF_F;
     }
 }
@@ -148,6 +127,18 @@ static __device__ __forceinline__ void weigh(float (&s)[64], row_sums &r, float 
     r.sum[1] += even[1] + odd[1];
 }
 
+/* Sums of a row's four threads. */
+static __device__ __forceinline__ void add_up(row_sums &r)
+{
+#pragma unroll
+    for (int i = 1; i < 4; i *= 2) {
+        float x = __shfl_xor_sync(ALL_LANES, r.sum[0], i);
+        float y = __shfl_xor_sync(ALL_LANES, r.sum[1], i);
+        r.sum[0] += x;
+        r.sum[1] += y;
+    }
+}
+
 /* Rows that are none hold numbers of others, and must not rescale those of the tile: no score passes their reference. */
 static __device__ __forceinline__ void quiet_rows(row_sums &r, const hopper_args &a,
                                                   const hopper_tile &t)
@@ -155,7 +146,7 @@ static __device__ __forceinline__ void quiet_rows(row_sums &r, const hopper_args
     int lane = fresh_lane(), row = (int)threadIdx.x / WARP * 16 + lane / 4;
 #pragma unroll
     for (int i = 0; i < 2; i++)
-        if (place_of(a, t, row + 8 * i).query < 0) r.base[i] = CUDART_INF_F;
+        if (!is_row(t.out, place_of(a, row + 8 * i))) r.base[i] = CUDART_INF_F;
 }
 
 /* N columns of weights as factors of V: what a thread has of a product is what it gives to one. */

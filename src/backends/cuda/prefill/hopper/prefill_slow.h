@@ -33,7 +33,7 @@ static __device__ __forceinline__ void add_keys(const hopper_args &a, const hopp
     for (int i = 0; i < AT_ONCE; i++) {
         int32_t j = min(key + i, end - 1), index = j / a.layer.block_size;
         int32_t token = j - index * a.layer.block_size;
-        int64_t block = __ldg(a.blocks + t.sequence.table + index);
+        int64_t block = __ldg(a.blocks + t.table + index);
         int64_t at =
             2 * stored_row(a.layer.k.at, block, t.kv_head, token) + row_byte(true, token, lane * 8);
         k[i] = *(const uint2 *)(a.layer.k.base + at);
@@ -85,20 +85,17 @@ static __device__ __forceinline__ void compute_slowly(const hopper_args &a, cons
 #pragma unroll 1
     for (int i = 0; i < 16; i++) {
         if (!((i < 8 ? lanes[0] : lanes[1]) >> i % 8 * 4 & 15)) continue;
-        row_place p = place_of(a, t, first + i);
-        folioi_range seen = keys_of(t, p.query - t.first_query);
-        int64_t at = t.sequence.query_row + p.query;
-        const uint16_t *from =
-            (const uint16_t *)l.q.data + at * l.q.token + p.head * l.q.head + lane * 4;
+        row_place p = place_of(a, first + i);
+        folioi_range seen = keys_of(t, p.query);
+        int64_t at = (t.query_row + p.query) * l.q.token + (t.first_head + p.head) * l.q.head;
+        const uint16_t *from = (const uint16_t *)l.q.data + at + lane * 4;
         float4 q = widen_four<T>(*(const uint2 *)from);
         slow_row r = {-CUDART_INF_F, 0.0f, {0.0f, 0.0f, 0.0f, 0.0f}};
 #pragma unroll 1
         for (int32_t key = seen.begin; key < seen.end; key += 4)
             add_keys<T, 4>(a, t, r, q, key, seen.end);
-        if (t.num_parts == 1) {
-            float sink = l.sinks != NULL ? l.sinks[p.head] : -CUDART_INF_F;
-            put_row<T>(a, t, p, r.out, r.largest, r.sum, sink);
-        } else put_part(a, t, p, r);
+        if (t.num_parts == 1) put_row<T>(a, t, p, r.out, r.largest, r.sum);
+        else put_part(a, t, p, r);
     }
 }
 

@@ -7,32 +7,43 @@
 /* Scores beyond this, in log2, are rounded too much for their weights. */
 constexpr float LARGE_SCORE = 1e6f;
 
-/* What a row comes to beside its sums of values: what those are multiplied with, and lse. */
-struct row_result {
-    float by, lse;
-    bool is_lost; /* it sees no key, or its weights mean nothing */
+/* What a thread's two rows come to beside their sums of values. */
+struct row_ends {
+    float by[2];          /* sums of values are multiplied with it */
+    float top[2], all[2]; /* lse is top + log2(all), in log2 */
+    bool is_lost[2];      /* it sees no key, or its weights mean nothing */
 };
 
-/* Of a thread's row i. */
-template <typename T>
-static __device__ __forceinline__ row_result end_row(const row_sums &r, int i, bool has_sink,
-                                                     float sink)
+/* Sums are those of a row's four threads: add_up. */
+static __device__ __forceinline__ row_ends end_rows(const row_sums &r)
 {
-    float base = r.base[i], sum = r.sum[i];
-    sum += __shfl_xor_sync(ALL_LANES, sum, 1);
-    sum += __shfl_xor_sync(ALL_LANES, sum, 2);
-    bool is_lost = !(sum > 0.0f) || !(fabsf(base) < LARGE_SCORE);
-    if (!has_sink) return {reciprocal(sum), (base + log2_approx(sum)) * LN2, is_lost};
-    float sink_log2 = sink * LOG2E, top = fmaxf(base + weight_range<T>::LIFT, sink_log2);
-    float shrink = exp2_approx(base - top), all = sum * shrink + exp2_approx(sink_log2 - top);
-    return {shrink * reciprocal(all), (top + log2_approx(all)) * LN2, is_lost};
+    row_ends e;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        e.is_lost[i] = !(r.sum[i] > 0.0f) || !(fabsf(r.base[i]) < LARGE_SCORE);
+        e.by[i] = reciprocal(r.sum[i]);
+        e.top[i] = r.base[i];
+        e.all[i] = r.sum[i];
+    }
+    return e;
 }
 
-static __device__ __forceinline__ float sink_of(const hopper_args &a, const hopper_tile &t, int row)
+/* Sinks of the rows' heads join them. */
+template <typename T>
+static __device__ __forceinline__ void add_sinks(const hopper_args &a, const hopper_tile &t,
+                                                 row_ends &e, int row)
 {
-    if (a.layer.sinks == NULL) return -CUDART_INF_F;
-    row_place p = place_of(a, t, row);
-    return p.query >= 0 ? __ldg(a.layer.sinks + p.head) : -CUDART_INF_F;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        row_place p = place_of(a, row + 8 * i);
+        float sink = -CUDART_INF_F;
+        if (p.head < t.out.num_heads) sink = __ldg(a.layer.sinks + t.first_head + p.head) * LOG2E;
+        float top = fmaxf(e.top[i] + weight_range<T>::LIFT, sink);
+        float shrink = exp2_approx(e.top[i] - top);
+        e.all[i] = e.all[i] * shrink + exp2_approx(sink - top);
+        e.by[i] = shrink * reciprocal(e.all[i]);
+        e.top[i] = top;
+    }
 }
 
 /* Zeros, plus NaN where a number is not finite. */
@@ -45,34 +56,30 @@ template <typename T> static __device__ __forceinline__ uint32_t add_odd(uint32_
     return r;
 }
 
-/* Each lane of four has four words of four pieces of a row, and gets 16 bytes of each. */
-static __device__ __forceinline__ void turn_words(uint32_t (&v)[16])
+/* Each lane of four has a word of each of four units of a row, and gets all of one: 16 bytes. */
+static __device__ __forceinline__ uint4 turn_words(const uint32_t (&v)[4])
 {
     bool low = threadIdx.x & 1, high = threadIdx.x & 2;
-    uint32_t x[8];
-#pragma unroll
-    for (int i = 0; i < 8; i++) x[i] = __shfl_xor_sync(ALL_LANES, low ? v[2 * i] : v[2 * i + 1], 1);
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-        if (low) v[2 * i] = x[i];
-        else v[2 * i + 1] = x[i];
-    }
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-        int j = i / 2 * 4 + i % 2;
-        x[i] = __shfl_xor_sync(ALL_LANES, high ? v[j] : v[j + 2], 2);
-    }
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-        int j = i / 2 * 4 + i % 2;
-        if (high) v[j] = x[i];
-        else v[j + 2] = x[i];
-    }
+    uint32_t x = __shfl_xor_sync(ALL_LANES, low ? v[0] : v[1], 1);
+    uint32_t y = __shfl_xor_sync(ALL_LANES, low ? v[2] : v[3], 1);
+    uint4 w = make_uint4(low ? x : v[0], low ? v[1] : x, low ? y : v[2], low ? v[3] : y);
+    x = __shfl_xor_sync(ALL_LANES, high ? w.x : w.z, 2);
+    y = __shfl_xor_sync(ALL_LANES, high ? w.y : w.w, 2);
+    return make_uint4(high ? x : w.x, high ? y : w.y, high ? w.z : x, high ? w.w : y);
+}
+
+/* Where lse of a row goes. */
+static __device__ __forceinline__ float *lse_of(const hopper_args &a, const hopper_tile &t,
+                                                row_place p)
+{
+    const folioi_cuda_layer &l = a.layer;
+    return l.lse + (t.query_row + p.query) * l.lse_token + (t.first_head + p.head) * l.lse_head;
 }
 
 /*
  * A thread's two rows. Returned, a bit for each: is something in it that only the slow way computes right? NaN may have
- * come from keys that a row does not see, and scores may be too large for weights.
+ * come from keys that a row does not see, and scores may be too large for weights. Both rows at once, and no branch but for
+ * options: the next tile waits for this.
  */
 template <typename T>
 static __device__ __forceinline__ uint32_t store_rows(const hopper_args &a, const hopper_tile &t,
@@ -80,42 +87,53 @@ static __device__ __forceinline__ uint32_t store_rows(const hopper_args &a, cons
 {
     const folioi_cuda_layer &l = a.layer;
     int lane = fresh_lane(), row = (int)threadIdx.x / WARP * 16 + lane / 4;
+    row_ends e = end_rows(r);
+    if (l.sinks != NULL) add_sinks<T>(a, t, e, row);
+    tile_out to = t.out;
     uint32_t is_odd = 0;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        row_result end = end_row<T>(r, i, l.sinks != NULL, sink_of(a, t, row + 8 * i));
-        uint32_t odd[2] = {0, 0}, v[16];
+        row_place p = place_of(a, row + 8 * i);
+        bool is_there = is_row(to, p);
+        uint32_t unit = (uint32_t)p.query * a.out_token + (uint32_t)p.head * a.out_head + lane % 4;
+        uint4 *out = (uint4 *)to.first + unit;
+        uint32_t odd[2] = {0, 0};
 #pragma unroll
-        for (int k = 0; k < 16; k++) {
-            v[k] = pack<T>(o[4 * k + 2 * i] * end.by, o[4 * k + 2 * i + 1] * end.by);
-            odd[k % 2] = add_odd<T>(odd[k % 2], v[k]);
+        for (int j = 0; j < 16; j += 4) {
+            uint32_t v[4];
+#pragma unroll
+            for (int k = 0; k < 4; k++) {
+                int at = 4 * (j + k) + 2 * i;
+                v[k] = pack<T>(o[at] * e.by[i], o[at + 1] * e.by[i]);
+                odd[k % 2] = add_odd<T>(odd[k % 2], v[k]);
+            }
+            uint4 turned = turn_words(v);
+            if (is_there) __stcs(out + j, turned);
         }
-        turn_words(v);
-        row_place p = place_of(a, t, row + 8 * i);
-        if (p.query < 0) continue;
-        int64_t at = t.sequence.query_row + p.query;
-        uint16_t *out = (uint16_t *)l.out.data + at * l.out.token + p.head * l.out.head;
+        bool is_bad = e.is_lost[i] || ((odd[0] | odd[1]) & 0x7fff7fff) != 0;
+        is_odd |= (uint32_t)(is_there && is_bad) << i;
+    }
+    if (l.lse != NULL && lane % 4 == 0) {
 #pragma unroll
-        for (int k = 0; k < 16; k += 4)
-            __stcs((uint4 *)(out + k * 8 + lane % 4 * 8),
-                   make_uint4(v[k], v[k + 1], v[k + 2], v[k + 3]));
-        if (l.lse != NULL && lane % 4 == 0) l.lse[at * l.lse_token + p.head * l.lse_head] = end.lse;
-        if (end.is_lost || ((odd[0] | odd[1]) & 0x7fff7fff) != 0) is_odd |= 1 << i;
+        for (int i = 0; i < 2; i++) {
+            row_place p = place_of(a, row + 8 * i);
+            if (is_row(to, p)) *lse_of(a, t, p) = (e.top[i] + log2_approx(e.all[i])) * LN2;
+        }
     }
     return is_odd;
 }
 
 /*
  * One row stored by a warp, a lane having 4 dims: sums of values and of weights relative to the largest score, in natural
- * units, and a sink.
+ * units; a sink joins them.
  */
 template <typename T>
 static __device__ __forceinline__ void put_row(const hopper_args &a, const hopper_tile &t,
-                                               row_place p, float4 x, float largest, float sum,
-                                               float sink)
+                                               row_place p, float4 x, float largest, float sum)
 {
     const folioi_cuda_layer &l = a.layer;
     int lane = threadIdx.x % WARP;
+    float sink = l.sinks != NULL ? l.sinks[t.first_head + p.head] : -CUDART_INF_F;
     float by = 0.0f, lse = sink;
     if (sum != 0.0f) { /* or NaN */
         float base = softmax_base(largest), top = fmaxf(base, sink);
@@ -124,10 +142,9 @@ static __device__ __forceinline__ void put_row(const hopper_args &a, const hoppe
         by = shrink / sum;
         lse = top + log2f(sum) * LN2;
     } else x = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    int64_t at = t.sequence.query_row + p.query;
-    uint16_t *out = (uint16_t *)l.out.data + at * l.out.token + p.head * l.out.head + lane * 4;
+    uint16_t *out = t.out.first + p.query * l.out.token + p.head * l.out.head + lane * 4;
     *(uint2 *)out = make_uint2(pack<T>(x.x * by, x.y * by), pack<T>(x.z * by, x.w * by));
-    if (l.lse != NULL && lane == 0) l.lse[at * l.lse_token + p.head * l.lse_head] = lse;
+    if (l.lse != NULL && lane == 0) *lse_of(a, t, p) = lse;
 }
 
 #endif

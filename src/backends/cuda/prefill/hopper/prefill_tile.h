@@ -17,9 +17,10 @@
 
 enum {
     DIMS = 128,
-    KEYS = 128,      /* of a stage */
-    ROWS = 128,      /* of a tile */
-    GROUP_ROWS = 64, /* of a warpgroup */
+    KEYS = 128, /* of a stage */
+    ROWS = 128, /* of a tile */
+    GROUPS = 2, /* warpgroups that compute */
+    GROUP_ROWS = ROWS / GROUPS,
     STAGES = 3,
     TILES_AHEAD = 3, /* a tile's place is another's when it has been stored */
     PAGE_KEYS = 16,
@@ -37,37 +38,67 @@ typedef struct hopper_args {
     folioi_cuda_layer layer;
     const int32_t *blocks;
     const folioi_prefill_head *head;
+    folioi_prefill_head whole; /* the same, where the host knows it */
     const folioi_prefill_item *items;
     int32_t *counters; /* the first: tiles taken beside the blocks' own; zeros between launches */
-    float *part_out, *part_lse; /* of parts of tiles: prefill_parts.h */
-    int32_t group;              /* query heads of one kv head */
-    int32_t heads;              /* of them, those of one tile */
-    uint32_t inverse;           /* row / heads is row * inverse >> 16 */
-    int32_t head_parts;         /* tiles a group needs */
-    int32_t queries;            /* of a tile that is full */
-    int32_t block_pages;        /* pages of a block */
-    int32_t units;              /* tiles an item makes: kv heads times head_parts */
-    float scale_log2;           /* of scores, with log2(e) */
+    float *part_out, *part_lse;      /* of parts of tiles: prefill_parts.h */
+    int32_t group;                   /* query heads of one kv head */
+    int32_t heads;                   /* of them, those of one tile */
+    uint32_t inverse;                /* row / heads is row * inverse >> 16 */
+    int32_t head_parts;              /* tiles a group needs */
+    int32_t queries;                 /* of a tile that is full */
+    int32_t q_boxes;                 /* of its rows of q: one for each warpgroup, or one for both */
+    int32_t block_pages;             /* pages of a block */
+    int32_t page_shift;              /* log2 of it, or -1 */
+    int32_t tile_blocks, tile_pages; /* a key tile is so many blocks and pages */
+    int32_t table_len;  /* block numbers that there are at least, as far as the host knows */
+    int32_t units;      /* tiles an item makes: kv heads times head_parts */
+    int32_t most_shift; /* log2 of the largest power of 2 that divides it */
+    uint32_t out_token, out_head; /* strides of out, in units of 16 bytes */
+    float scale_log2;             /* of scores, with log2(e) */
 } hopper_args;
 
-/* A tile that was taken. */
+/* How a tile's keys are gone through: key tiles from `last` down to `first`; one that sees no key has one all the same. */
+typedef struct alignas(16) tile_keys {
+    int32_t is_none;  /* there are no more tiles */
+    int32_t is_early; /* the last keys fit in half a stage */
+    int32_t last, first;
+} tile_keys;
+
+/* Query i sees keys from first + i * step on, or up to there; both cut to the tile's range. */
+typedef struct alignas(16) tile_edge {
+    int32_t first, step, cut;
+} tile_edge;
+
+/* Keys that all rows of a warpgroup see. */
+typedef struct common_keys {
+    int32_t begin, end;
+} common_keys;
+
+/* Where its rows of out are. */
+typedef struct alignas(16) tile_out {
+    uint16_t *first; /* query 0, head 0 */
+    int32_t num_queries, num_heads;
+} tile_out;
+
+/* A tile that was taken. Who computes waits for each of its parts: they are loaded whole. */
 typedef struct hopper_tile {
-    int32_t is_none; /* there are no more */
-    int32_t first_query, past_query;
-    int32_t kv_head, first_head, num_heads;
-    int32_t begin, end;              /* keys that any row sees */
-    int32_t first_begin, begin_step; /* query i of it sees from first_begin + i * begin_step on, */
-    int32_t first_end, end_step; /* to first_end + i * end_step, both cut to [begin, end)      */
-    int32_t is_ragged;           /* some of its rows are none */
+    tile_keys keys;
+    tile_edge begins, ends;
+    tile_out out;
+    common_keys common[GROUPS];
+    int32_t is_ragged; /* some of its rows are none */
+    int32_t first_query, kv_head, first_head;
     int32_t part, num_parts, store, counter, unit; /* as the item has them: prefill_parts.h */
-    folioi_cuda_seq sequence;
+    int32_t key_len;                               /* of the sequence */
+    int64_t query_row, table; /* of the tile's first query; of the sequence, its block table */
 } hopper_tile;
 
 typedef struct hopper_shared {
     hopper_tile tiles[TILES_AHEAD]; /* in turns */
     uint64_t filled[STAGES], emptied[STAGES];
-    uint64_t q_filled, q_emptied;
-    uint64_t tile_filled[TILES_AHEAD], tile_emptied[TILES_AHEAD];
+    uint64_t q_filled[GROUPS], q_emptied[GROUPS];
+    uint64_t tile_filled[TILES_AHEAD], tile_stored[TILES_AHEAD], tile_emptied[TILES_AHEAD];
 } hopper_shared;
 
 enum { SHARED_BYTES = STAGES * STAGE_BYTES + Q_BYTES + (int)sizeof(hopper_shared) };
@@ -94,38 +125,48 @@ struct stage_at {
     }
 };
 
-/* Key tiles of a tile, from `last` down to `first`; one that sees no key has one all the same. */
-static __device__ __forceinline__ int32_t last_keys(const hopper_tile &t)
-{
-    return t.end > t.begin ? (t.end - 1) / KEYS : 0;
-}
-
-static __device__ __forceinline__ int32_t first_keys(const hopper_tile &t)
-{
-    return t.end > t.begin ? t.begin / KEYS : 0;
-}
-
-/* Do the last keys fit in half a stage? */
-static __device__ __forceinline__ bool ends_early(const hopper_tile &t)
-{
-    return t.end <= last_keys(t) * KEYS + KEYS / 2;
-}
-
-/*
- * The order of tiles: item after item, the longest first, each for a few units: K and V that tiles read together should stay
- * in L2.
- */
-enum { SECTION_KEYS = (16 << 20) / (DIMS * 4) }; /* of one unit: 16 MB */
-
-struct tile_order {
-    int32_t num_items, at_once;
+/* A place in the ring of tiles, and which time around it is; `odd`: of q, whose place is another's with each tile. */
+struct tile_at {
+    int place;
+    uint32_t phase, odd;
+    __device__ __forceinline__ void step()
+    {
+        if (++place == TILES_AHEAD) place = 0, phase ^= 1;
+        odd ^= 1;
+    }
 };
 
-static __device__ __forceinline__ tile_order order_of(const hopper_args &a)
-{
-    folioi_prefill_head head = *a.head;
-    return {head.num_items, max(1, min(SECTION_KEYS / max(head.num_keys, 1), a.units))};
-}
+/*
+ * The order of tiles: item after item, the longest first, each for a few units, 2^shift of them: K and V that tiles read
+ * together should stay in L2, 16 MB of them. Where all tiles are computed at once, an item is for all units. What is here and
+ * in find_tile is run once before anything is computed, from code that no cache has: nothing is divided.
+ */
+enum { SECTION_KEYS = (16 << 20) / (DIMS * 4) }; /* of one unit */
+
+struct tile_order {
+    int32_t num_items, shift;
+    int32_t first_unit, begin; /* the section at hand: its units, its first tile's number */
+
+    __device__ __forceinline__ tile_order(const hopper_args &a, const folioi_prefill_head &head)
+        : num_items(head.num_items), shift(a.most_shift), first_unit(0), begin(0)
+    {
+        bool at_once = num_items * a.units <= (int32_t)gridDim.x;
+        while (shift > 0 && !at_once && head.num_keys > SECTION_KEYS >> shift) shift--;
+    }
+
+    /* Numbers grow. */
+    __device__ __forceinline__ void go_to(int32_t n)
+    {
+        for (; n - begin >= num_items << shift; begin += num_items << shift)
+            first_unit += 1 << shift;
+    }
+
+    __device__ __forceinline__ int32_t item(int32_t n) const { return (n - begin) >> shift; }
+    __device__ __forceinline__ int32_t unit(int32_t n) const
+    {
+        return first_unit + ((n - begin) & ((1 << shift) - 1));
+    }
+};
 
 /* What seq_keys says of all queries of a tile; far beyond all keys is as good as anywhere there. */
 static __device__ __forceinline__ int32_t cut_far(int64_t key)
@@ -133,61 +174,98 @@ static __device__ __forceinline__ int32_t cut_far(int64_t key)
     return (int32_t)max((int64_t)(INT32_MIN + ROWS), min(key, (int64_t)(INT32_MAX - ROWS)));
 }
 
-static __device__ __forceinline__ void set_ranges(hopper_tile &t, int64_t left, int64_t right)
+/* Keys of the tile that its query i sees: none where they end before they begin. */
+static __device__ __forceinline__ int32_t begin_of(const tile_edge &e, int32_t i)
 {
-    const folioi_cuda_seq &s = t.sequence;
-    int64_t own = s.first_query_pos + t.first_query - s.first_key_pos;
-    t.begin_step = left >= 0;
-    t.end_step = s.causal || right >= 0;
-    t.first_begin = left < 0 ? 0 : cut_far(own - left);
-    t.first_end = s.causal ? cut_far(own + 1) : right < 0 ? s.key_len : cut_far(own + right + 1);
+    return max(e.first + i * e.step, e.cut);
 }
 
-/* Keys of the tile that its query i sees: none where they end before they begin. */
+static __device__ __forceinline__ int32_t end_of(const tile_edge &e, int32_t i)
+{
+    return min(e.first + i * e.step, e.cut);
+}
+
 static __device__ __forceinline__ folioi_range keys_of(const hopper_tile &t, int32_t i)
 {
-    int32_t end = min(t.first_end + i * t.end_step, t.end);
-    return {max(t.begin, t.first_begin + i * t.begin_step), end};
+    return {begin_of(t.begins, i), end_of(t.ends, i)};
 }
 
-/* Tile number n of all: which item, and which kv head of it. */
-static __device__ __forceinline__ void find_tile(const hopper_args &a, const tile_order &order,
-                                                 int32_t n, hopper_tile &t)
+/* Keys [begin, end) of the tile: those that any row sees, and which. WHOLE: there is no window. */
+template <bool WHOLE>
+static __device__ __forceinline__ void set_keys(const hopper_args &a, hopper_tile &t,
+                                                const folioi_cuda_seq &s, int32_t begin,
+                                                int32_t end)
 {
-    int32_t first = n / (order.num_items * order.at_once) * order.at_once;
-    int32_t in_round = n - order.num_items * first;
-    int32_t together = min(order.at_once, a.units - first), at = in_round / together;
-    int32_t unit = first + in_round - at * together, head_part = unit % a.head_parts;
-    const folioi_prefill_item item = a.items[at];
+    int64_t left = WHOLE ? -1 : a.layer.window_left, right = WHOLE ? -1 : a.layer.window_right;
+    int64_t own = s.first_query_pos + t.first_query - s.first_key_pos;
+    t.begins = {left < 0 ? 0 : cut_far(own - left), left >= 0, begin};
+    t.ends = {s.causal    ? cut_far(own + 1)
+              : right < 0 ? s.key_len
+                          : cut_far(own + right + 1),
+              s.causal || right >= 0, end};
+    int32_t last = end > begin ? (end - 1) / KEYS : 0;
+    t.keys = {0, end <= last * KEYS + KEYS / 2, last, end > begin ? begin / KEYS : 0};
+    for (uint32_t group = 0; group < GROUPS; group++) { /* later rows see later keys */
+        uint32_t row = group * GROUP_ROWS;
+        t.common[group] = {begin_of(t.begins, (row + GROUP_ROWS - 1) * a.inverse >> 16),
+                           end_of(t.ends, row * a.inverse >> 16)};
+    }
+}
+
+/* 16 bytes at a time. */
+static __device__ __forceinline__ folioi_prefill_item load_item(const folioi_prefill_item *from)
+{
+    static_assert(sizeof(folioi_prefill_item) % 16 == 0, "whole loads");
+    union {
+        folioi_prefill_item item;
+        uint4 words[sizeof(folioi_prefill_item) / 16];
+    } x;
+#pragma unroll
+    for (int i = 0; i < (int)sizeof x / 16; i++) x.words[i] = ((const uint4 *)from)[i];
+    return x.item;
+}
+
+/* Tile number n of all. */
+template <bool WHOLE>
+static __device__ __forceinline__ void find_tile(const hopper_args &a, tile_order &order, int32_t n,
+                                                 hopper_tile &t)
+{
+    order.go_to(n);
+    int32_t unit = order.unit(n), kv_head = unit, head_part = 0;
+    const folioi_prefill_item item = load_item(a.items + order.item(n));
+    if (a.head_parts > 1) kv_head = unit / a.head_parts, head_part = unit - kv_head * a.head_parts;
+    const folioi_cuda_rows &out = a.layer.out;
     t.first_query = item.first_query;
-    t.past_query = item.first_query + item.num_queries;
-    t.kv_head = unit / a.head_parts;
-    t.first_head = t.kv_head * a.group + head_part * a.heads;
-    t.num_heads = min(a.heads, a.group - head_part * a.heads);
-    t.begin = item.begin;
-    t.end = item.end;
-    t.is_ragged = item.num_queries * t.num_heads < ROWS;
+    t.query_row = item.sequence.query_row + item.first_query;
+    t.table = item.sequence.table;
+    t.key_len = item.sequence.key_len;
+    t.kv_head = kv_head;
+    t.first_head = kv_head * a.group + head_part * a.heads;
+    t.out = {(uint16_t *)out.data + t.query_row * out.token + t.first_head * out.head,
+             item.num_queries, min(a.heads, a.group - head_part * a.heads)};
+    t.is_ragged = item.num_queries * t.out.num_heads < ROWS;
     t.part = item.part;
     t.num_parts = item.num_parts;
     t.store = item.store;
     t.counter = item.counter;
     t.unit = unit;
-    t.sequence = item.sequence;
-    set_ranges(t, a.layer.window_left, a.layer.window_right);
+    set_keys<WHOLE>(a, t, item.sequence, item.begin, item.end);
 }
 
-/* Row `row` of the tile among the sequence's. query < 0: there is none. */
+/* A row's query and head, counted from the tile's first ones. */
 struct row_place {
     int32_t query, head;
 };
 
-static __device__ __forceinline__ row_place place_of(const hopper_args &a, const hopper_tile &t,
-                                                     int row)
+static __device__ __forceinline__ row_place place_of(const hopper_args &a, int row)
 {
-    int32_t in_tile = (int32_t)((uint32_t)row * a.inverse >> 16), head = row - in_tile * a.heads;
-    int32_t query = t.first_query + in_tile;
-    bool is_row = query < t.past_query && head < t.num_heads;
-    return {is_row ? query : -1, t.first_head + head};
+    int32_t query = (int32_t)((uint32_t)row * a.inverse >> 16);
+    return {query, row - query * a.heads};
+}
+
+static __device__ __forceinline__ bool is_row(const tile_out &out, row_place p)
+{
+    return p.query < out.num_queries && p.head < out.num_heads;
 }
 
 #endif

@@ -25,6 +25,25 @@ static __device__ __forceinline__ void barrier_arrive(uint32_t barrier)
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
+/*
+ * bulk_wait of a warp that has time. A lone lane that only tries comes back every 14 cycles: three such warps took a sixth of
+ * all instructions that a multiprocessor can begin.
+ */
+static __device__ __forceinline__ void barrier_wait_idly(uint32_t barrier, uint32_t parity)
+{
+    for (;;) {
+        uint32_t done;
+        asm volatile("{.reg .pred p;\n"
+                     "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+                     "selp.u32 %0, 1, 0, p;}"
+                     : "=r"(done)
+                     : "r"(barrier), "r"(parity)
+                     : "memory");
+        if (done) return;
+        __nanosleep(64);
+    }
+}
+
 /* ---- copies of boxes: rows of a tensor that a map describes, 64 numbers of each, their 16-byte units XORed with the row ---- */
 
 static __device__ __forceinline__ void prefetch_map(const CUtensorMap *map)
@@ -42,6 +61,14 @@ static __device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap *
 }
 
 /* ---- registers ---- */
+
+/* A word whose lowest `count` bits are ones, up to all 32. */
+static __device__ __forceinline__ uint32_t low_bits(int32_t count)
+{
+    uint32_t r;
+    asm("bmsk.clamp.b32 %0, 0, %1;" : "=r"(r) : "r"(count));
+    return r;
+}
 
 template <int COUNT> static __device__ __forceinline__ void give_registers()
 {
@@ -78,6 +105,13 @@ template <int N> static __device__ __forceinline__ void products_ready(float (&x
 {
 #pragma unroll
     for (int i = 0; i < N; i++) asm volatile("" : "+f"(x[i])::"memory");
+}
+
+/* Sums that a product is about to replace: what they were is nobody's, and takes no registers until then. */
+template <int N> static __device__ __forceinline__ void products_forget(float (&x)[N])
+{
+#pragma unroll
+    for (int i = 0; i < N; i++) asm volatile("" : "=f"(x[i]));
 }
 
 /*
