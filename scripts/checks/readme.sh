@@ -9,7 +9,8 @@ root=$(cd "$(dirname "$0")/../.." && pwd)
 new=$(mktemp -d)
 trap 'rm -rf "$new"' EXIT
 
-# Cases of a run saved by `folio bench -o json` as a table: Folio's rate, and each peer's with the ratio of the times.
+# Cases of a run saved by `folio bench -o json` as a table: Folio's rate, and each peer's with the ratio of the times. The
+# fastest is bold.
 figures() { # <run.json> <cases> <peer=its name>...
     file=$1
     cases=$2
@@ -38,11 +39,16 @@ figures() { # <run.json> <cases> <peer=its name>...
             if (index(cases, " " name " ") && cache == "cold" && dtype == kv_dtype && !done[name, dtype]++) add_row()
             split("", seconds)
         }
-        function add_row(   i) {
-            line = line "| " words(name) ", " dtype " | **" rate(1) "** |"
+        function cell(times, least) { return times == least ? "**" rate(times) "**" : rate(times) }
+        function add_row(   i, times, least) {
+            least = 1
             for (i = 1; i <= n; i++)
-                line = line (peer[i] in seconds ? sprintf(" %s (%.2f) |", rate(seconds[peer[i]] / median),
-                                                          seconds[peer[i]] / median) : " – |")
+                if (peer[i] in seconds && seconds[peer[i]] / median < least) least = seconds[peer[i]] / median
+            line = line "| " words(name) ", " dtype " | " cell(1, least) " |"
+            for (i = 1; i <= n; i++) {
+                times = peer[i] in seconds ? seconds[peer[i]] / median : 0
+                line = line (times > 0 ? sprintf(" %s (%.2f) |", cell(times, least), times) : " – |")
+            }
             line = line "\n"
         }
         BEGIN {
@@ -60,6 +66,7 @@ figures() { # <run.json> <cases> <peer=its name>...
         /^      "dtype"/ { dtype = value }
         /^      "kv_dtype"/ { kv_dtype = value }
         /^      "cache"/ { cache = value }
+        /^      "threads"/ { threads = value }
         /^      "median_s"/ { median = value }
         /^      "gflops"/ { gflops = value }
         /^      "gbps"/ { gbps = value }
@@ -68,7 +75,7 @@ figures() { # <run.json> <cases> <peer=its name>...
         /^          "version"/ { version[at] = value }
         /^    \}/ { print_row() }
         END {
-            head = "| " device " | Folio |"
+            head = "| " device (threads > 1 ? ", " threads " cores" : "") " | Folio |"
             rule = "|---|---:|"
             for (i = 1; i <= n; i++) {
                 gsub(/_/, " ", title[i])
