@@ -13,7 +13,7 @@ all: ## build the library and the program build/folio (the default)
 	@sh scripts/build.sh release folio_shared folio_static folio_cli
 	@echo "built: build/folio, build/libfolio.so, build/libfolio.a"
 
-run: ## build, then watch a mixed batch go through the paged cache, and conversations be served
+run: ## build, run a mixed batch through the paged cache, then replay a small trace
 	@sh scripts/setup.sh
 	@sh scripts/build.sh release folio_cli
 	@./build/folio demo
@@ -33,7 +33,7 @@ test-long: ## the long tests, and every case of folio check --full (15 minutes)
 	@sh scripts/setup.sh --full
 	@sh scripts/test-long.sh
 
-test-python: ## judge the reference by PyTorch, live (makes a virtual environment)
+test-python: ## compare the reference with PyTorch (makes a virtual environment)
 	@sh scripts/setup.sh
 	@sh scripts/build.sh release folio_shared folio_cli
 	@bash scripts/test-python.sh
