@@ -25,9 +25,9 @@ static const char help[] =
     "  folio demo\n"
     "  folio demo --backend reference\n"
     "  folio demo --backend cuda       # on a GPU, with a build of 'make cuda'\n\n"
-    "Colours are used on a terminal unless NO_COLOR is set.\n\n"
+    "Colours are used on a terminal unless NO_COLOR is set and not empty.\n\n"
     "exit status\n"
-    "  0  all numbers are within the tolerance    1  some are not, or a call failed\n"
+    "  0  all numbers are within their budget    1  some are not, or a call failed\n"
     "  2  invalid command line\n";
 
 enum { NUM_BLOCKS = 64, BLOCK_SIZE = 16, TIMED_CALLS = 5 };
@@ -177,7 +177,7 @@ static void print_outcome(bool ok, const part *self, const part *cross)
     int64_t rows = self->got.rows;
     printf(
         "\n%lld query rows x %d heads, self-attention in %.2f ms, cross attention in %.2f ms: the\n"
-        "call of folio_attention_forward alone, the fastest of %d after one to warm up. How fast it is\n"
+        "call of folio_attention_forward alone, the fastest of %d calls after a warm-up. How fast it is\n"
         "on larger batches: folio bench.\n",
         (long long)rows, (int)layer.num_heads, 1e3 * self->seconds, 1e3 * cross->seconds,
         TIMED_CALLS);

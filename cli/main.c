@@ -25,7 +25,7 @@ static const char more_help[] =
     "examples\n"
     "  folio demo                  run a small example\n"
     "  folio info                  which backend is used here, and why others are not\n"
-    "  folio check                 test this build on this machine (seconds)\n"
+    "  folio check                 test this build on this machine (takes some seconds)\n"
     "  folio check --full -o json  more cases, output for scripts\n"
     "  folio bench                 speed of attention beside this machine's ceilings\n"
     "  folio bench --compare FILE  compare with a saved run\n"
@@ -41,7 +41,8 @@ static const char more_help[] =
     "  FOLIO_PYTHON        the Python that runs the peers of 'folio bench --peers'\n\n"
     "exit status\n"
     "  0    success\n"
-    "  1    a check or a call failed, a file is invalid, or nothing ran\n"
+    "  1    a check or a call failed, a file is invalid, nothing ran, a replayed row mismatched, or\n"
+    "       --fail-if-slower found a case\n"
     "  2    invalid command line\n"
     "  130  interrupted (Ctrl-C); 'folio replay' prints the summary so far\n"
     "  143  terminated\n";

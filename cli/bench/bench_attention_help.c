@@ -51,8 +51,9 @@ static const char options_help[] =
     "  -o, --output FORMAT    md (default), csv or json\n"
     "  -h, --help             this text; 'folio bench TOPIC --help' explains a topic\n\n"
     "Every combination of the lists runs: each case with each type, shape and layout. A number may be a\n"
-    "range: FIRST-LAST, FIRST-LAST+STEP, FIRST-LAST*FACTOR; one range per word. k is 1024. Combinations\n"
-    "that are not supported are named on stderr; the others are printed, and the exit status is 1.\n\n";
+    "range: FIRST-LAST, FIRST-LAST+STEP, FIRST-LAST*FACTOR; one range per list entry. k is 1024.\n"
+    "Combinations that are not supported are named on stderr; the others are printed, and the exit\n"
+    "status is 1.\n\n";
 
 static const char cuda_help[] =
     "on a GPU\n"
@@ -117,10 +118,11 @@ static const char json_help[] =
     "the samples}, \"share\", \"prefill_s\", \"decode_s\", \"plain_s\", \"read_s\",\n"
     "\"peers\": {name: {\"median_s\", \"min_s\", \"version\"}}}]}; null if a number does not apply.\n"
     "--compare adds \"compare\": {\"file\", \"before\", \"now\": {\"version\", \"cpu\", \"device\"}, \"same_machine\",\n"
-    "\"same_place\", \"noise\", \"faster\", \"slower\", \"ceiling\", \"few_reps\": how many cases are, \"ceilings\":\n"
-    "{name: {\"before\", \"now\"}}, \"cases\": [{what it is as above, \"before_s\", \"now_s\", \"change\", \"noise\",\n"
-    "\"share_before\", \"share_now\", \"share_change\", \"share_noise\", \"verdict\": one of the words counted}],\n"
-    "\"only_before\", \"only_now\": [what they are]}. change is now / before - 1. Keys are added in later\n"
+    "\"same_place\", \"noise\", \"faster\", \"slower\", \"ceiling\", \"few_reps\": number of cases with that\n"
+    "verdict, \"ceilings\": {name: {\"before\", \"now\"}}, \"cases\": [{\"case\" and its options as above,\n"
+    "\"before_s\", \"now_s\", \"change\", \"noise\", \"share_before\", \"share_now\", \"share_change\",\n"
+    "\"share_noise\", \"verdict\": one of noise, faster, slower, ceiling, few_reps}], \"only_before\",\n"
+    "\"only_now\": [cases of one run only]}. change is now / before - 1. Keys are added in later\n"
     "versions, never renamed or removed.\n\n"
     "environment\n"
     "  FOLIO_CPU     the highest level, if --level is not given\n"

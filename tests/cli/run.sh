@@ -156,7 +156,7 @@ for share in 0/3 4/3 1 1/3x; do expect 2 err "K from 1 to N, not '$share'" check
 # ---- demo --------------------------------------------------------------------------------------
 expect 0 out '^Every number is within its budget' demo
 check "the demo says what it timed" sh -c 'grep -A 2 "self-attention in .* ms, cross attention in .* ms: the$" out |
-    grep -q "^call of folio_attention_forward alone, the fastest of 5 after one to warm up"'
+    grep -q "^call of folio_attention_forward alone, the fastest of 5 calls after a warm-up"'
 check "the demo fits 100 columns" test -z "$(awk 'length > 100' out)"
 check "the demo has no colour codes without a terminal" sh -c '! grep -q "$(printf "\\033")" out'
 for story in prompt chunk decode 'cross attention'; do
