@@ -1,6 +1,6 @@
 /*
  * prefill_parts.h: parts of a tile whose keys are cut (prefill_list.h). Out and lse of each part, as if its keys were all, go
- * to the workspace, as backends/cuda/prefill_parts.h has them. When all are there, warps that have nothing else to do take
+ * to the workspace, as prefill/prefill_parts.h has them. When all are there, warps that have nothing else to do take
  * rows and add up their parts, each in the order of parts: whoever takes a row, it comes to the same bits.
  *
  * Warps that have more to compute leave that to one of their block that computes nothing. With it in their loop the compiler
