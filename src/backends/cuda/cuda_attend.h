@@ -120,6 +120,7 @@ typedef struct folioi_cuda_limits {
     int64_t max_query_tokens, max_seqs, max_query_len, max_seq_len;
     folioi_cuda_sm sm;
     int32_t batch_invariant; /* cut keys at fixed positions */
+    int32_t decode_rows;     /* as folioi_prefill_shape has it; decode needs it */
 } folioi_cuda_limits;
 
 /** Lines of one family that take an attention, in the list's order; the last is flexible. NULL: no more. */

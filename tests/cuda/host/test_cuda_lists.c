@@ -41,6 +41,7 @@ static folioi_prefill_list draw_list(const folioi_cuda_seq *seqs, const folioi_c
                                 .counts = counts,
                                 .shape = {.queries = 1 + draw(128),
                                           .group = 1 + draw(draw(2) ? 8 : 40),
+                                          .decode_rows = draw(2) ? 16 : draw(9),
                                           .window_left = draw(2) ? -1 : draw(500),
                                           .window_right = draw(2) ? -1 : draw(500),
                                           .num_at_once = 1 + draw(300),
@@ -56,6 +57,11 @@ static folioi_prefill_list draw_list(const folioi_cuda_seq *seqs, const folioi_c
     }
     list.room = prefill_room(&list.shape, tokens, counts->num_seqs, longest, keys);
     return list;
+}
+
+static bool is_listed(const folioi_prefill_list *list, int32_t seq)
+{
+    return list->seqs[seq].query_len * list->shape.group > list->shape.decode_rows;
 }
 
 static int by_tile_and_part(const void *a, const void *b)
@@ -149,12 +155,12 @@ TEST(cuda_lists, every_prefill_key_once_and_longest_first)
         qsort(items, (size_t)head.num_items, sizeof items[0], by_tile_and_part);
         for (int32_t i = 0; i < n; i++)
             for (int32_t q = 0; q < seqs[i].query_len; q += list.shape.queries)
-                if (!seq_is_decode(&seqs[i], list.shape.group) && at < head.num_items)
+                if (is_listed(&list, i) && at < head.num_items)
                     at += check_tile(&list, i, q, &items[at]);
         CHECK_INT(at, head.num_items);
         int64_t keys = 0;
         for (int32_t i = 0; i < n; i++)
-            if (!seq_is_decode(&seqs[i], list.shape.group)) keys += seqs[i].key_len;
+            if (is_listed(&list, i)) keys += seqs[i].key_len;
         CHECK_INT(head.num_keys, keys);
         num_cut += head.num_cut_tiles;
         if (test_failures() > 0) return;

@@ -187,7 +187,7 @@ extern "C" void folioi_cuda_decode_init(folioi_cuda_decode_plan *plan, const fol
     const folioi_cuda_layer *like = &l->like;
     int group = like->num_heads / like->num_kv_heads, heads = like->num_kv_heads;
     *plan = {};
-    int64_t rows = min_i64(l->max_query_len, FOLIOI_DECODE_MAX_ROWS) * group;
+    int64_t rows = min_i64(l->max_query_len, max_i64(l->decode_rows / group, 1)) * group;
     plan->max_rows = (int32_t)(rows > 16 ? 16 : round_up(rows, 2));
     plan->sm = l->sm;
     const folioi_cuda_line *line =

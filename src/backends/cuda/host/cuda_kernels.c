@@ -69,7 +69,6 @@ static bool example_of(const folioi_cuda_line *line, bool decode, const folioi_c
         .layout = layout,
         .head_size = line->k_dims - (line->is_flexible ? 8 : 0), /* one that no fixed line has */
         .min_rows = decode ? 1 : FOLIOI_DECODE_MAX_ROWS + 1,
-        .max_rows = decode ? FOLIOI_DECODE_MAX_ROWS : 0,
     };
     info->kv_dtype = line->kv != 0 ? line->kv : info->dtype;
     folioi_plan_shape shape = {.desc.block_size = 16, .layout = layout};
@@ -81,6 +80,10 @@ static bool example_of(const folioi_cuda_line *line, bool decode, const folioi_c
                               .kv_dtype = info->kv_dtype,
                               .scale = 1.0f};
     folioi_cuda_layer like = folioi_cuda_layer_like(&shape, &a, FOLIO_ATTENTION_DECODER);
+    const folioi_cuda_line *prefill =
+        folioi_cuda_choose(folioi_cuda_prefill_line, &like, sm, 0).lines[0];
+    if (decode && prefill != NULL)
+        info->max_rows = ((const folioi_prefill_line *)prefill)->decode_rows;
     return folioi_cuda_choose(decode ? folioi_cuda_decode_line : folioi_cuda_prefill_line, &like,
                               sm, info->max_rows)
                .lines[0] == line;

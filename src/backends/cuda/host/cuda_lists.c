@@ -29,10 +29,11 @@ static folioi_cuda_list list_of(const folioi_plan_shape *shape, const folioi_cud
     l->max_seq_len = d->max_seq_len;
     l->sm = device_of(shape->ctx)->sm;
     l->batch_invariant = (d->flags & FOLIO_PLAN_BATCH_INVARIANT) != 0;
-    list.limit.prefills = l->max_query_len * group > FOLIOI_DECODE_MAX_ROWS;
-    folioi_cuda_decode_init(&list.decode, l);
-    if (group <= FOLIOI_DECODE_MAX_ROWS) list.limit.decode_rows = list.decode.max_rows;
     folioi_cuda_prefill_init(&list.prefill, l);
+    l->decode_rows = list.prefill.shape.decode_rows;
+    list.limit.prefills = l->max_query_len * group > l->decode_rows;
+    folioi_cuda_decode_init(&list.decode, l);
+    if (l->decode_rows > 0) list.limit.decode_rows = list.decode.max_rows;
     return list;
 }
 
@@ -139,7 +140,7 @@ static folioi_cuda_work work_of(const folioi_prefill_shape *shape, const folioi_
     int64_t num_prefills = 0, tiles = 0, keys = 0;
     for (int64_t i = 0; i < num_seqs; i++) {
         int32_t rows = (int32_t)min_i64((int64_t)seqs[i].query_len * shape->group, INT32_MAX);
-        if (rows > FOLIOI_DECODE_MAX_ROWS) {
+        if (rows > shape->decode_rows) {
             work.prefills = true;
             num_prefills++;
             tiles += ceil_div(seqs[i].query_len, shape->queries);

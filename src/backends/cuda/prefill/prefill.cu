@@ -86,6 +86,8 @@ void folioi_cuda_prefill_init(folioi_cuda_prefill_plan *plan, const folioi_cuda_
     folioi_prefill_shape *shape = &plan->shape;
     shape->group = like->num_heads / like->num_kv_heads;
     shape->queries = shape->group < first->rows ? first->rows / shape->group : 1;
+    if (shape->group <= FOLIOI_DECODE_MAX_ROWS)
+        shape->decode_rows = (int32_t)max_i64(shape->group, first->decode_rows);
     shape->window_left = like->window_left;
     shape->window_right = like->window_right;
     int32_t units =

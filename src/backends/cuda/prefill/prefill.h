@@ -31,6 +31,7 @@ typedef struct folioi_prefill_line {
     folioi_cuda_line line;
     int32_t rows, values; /* of a tile: rows, and numbers of V       */
     int32_t blocks;       /* that a multiprocessor computes at once  */
+    int32_t decode_rows;  /* up to so many rows of a kv head decode is faster, and with one token */
     /**
      * One layer: writes out and lse of every sequence that is not decode. One launch. whole: zeros, and the grid depends on
      * the plan alone; or the list's head where the host knows it and prefill_are_whole says that none is cut.

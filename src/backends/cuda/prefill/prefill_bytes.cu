@@ -24,6 +24,7 @@ const folioi_prefill_line folioi_prefill_bytes[] = {
      instance<type, dk, dv, __VA_ARGS__>::ROWS,                                                    \
      dv,                                                                                           \
      instance<type, dk, dv, __VA_ARGS__>::BLOCKS,                                                  \
+     FOLIOI_DECODE_MAX_ROWS,                                                                       \
      launch_prefill<instance<type, dk, dv, __VA_ARGS__>>},
 #define FIXED(...)
 #define FLEXIBLE(...)

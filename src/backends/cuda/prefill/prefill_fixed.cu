@@ -15,7 +15,7 @@ static cudaError_t launch(const folioi_prefill_line *line, const folioi_cuda_run
                           const folioi_cuda_prefill_plan *plan, const folioi_prefill_head *whole)
 {
     return whole->num_items > 0 ? launch_prefill<WHOLE>(line, run, plan, whole)
-                                : launch_prefill<I>(line, run, plan, 0);
+                                : launch_prefill<I>(line, run, plan, whole);
 }
 
 template <int TYPE, int DK, int DV, int WARPS, int M_TILES, int KEYS, int BLOCKS, bool ONCE>
@@ -28,6 +28,7 @@ const folioi_prefill_line folioi_prefill_fixed[] = {
      instance<type, dk, dv, __VA_ARGS__, false>::ROWS,                                             \
      dv,                                                                                           \
      instance<type, dk, dv, __VA_ARGS__, false>::BLOCKS,                                           \
+     FOLIOI_DECODE_MAX_ROWS,                                                                       \
      launch<instance<type, dk, dv, __VA_ARGS__, false>,                                            \
             instance<type, dk, dv, __VA_ARGS__, true>>},
 #define BYTES(...)

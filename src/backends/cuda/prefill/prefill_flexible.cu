@@ -22,6 +22,7 @@ const folioi_prefill_line folioi_prefill_flexible[] = {
      instance<type, dk, dv, __VA_ARGS__>::ROWS,                                                    \
      dv,                                                                                           \
      instance<type, dk, dv, __VA_ARGS__>::BLOCKS,                                                  \
+     FOLIOI_DECODE_MAX_ROWS,                                                                       \
      launch_prefill<instance<type, dk, dv, __VA_ARGS__>>},
 #define FIXED(...)
 #define BYTES(...)

@@ -41,12 +41,7 @@ SHARED_INLINE folioi_range seq_keys(const folioi_cuda_seq *s, int64_t left, int6
                         right);
 }
 
-/** Rows of one kv head, query_len * group, up to which a sequence is computed by the decode kernels. */
+/** Rows of one kv head, query_len * group, that decode kernels can compute. */
 #define FOLIOI_DECODE_MAX_ROWS 16
-
-SHARED_INLINE bool seq_is_decode(const folioi_cuda_seq *s, int32_t group)
-{
-    return (int64_t)s->query_len * group <= FOLIOI_DECODE_MAX_ROWS;
-}
 
 #endif

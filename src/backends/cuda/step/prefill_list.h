@@ -47,6 +47,7 @@ typedef struct folioi_prefill_shape {
     int32_t
         split_len; /* 0, or cuts lie at multiples of it for up to 32 rows of a kv head, of more */
                    /* for more rows, and only sequences of one tile are cut                     */
+    int32_t decode_rows; /* sequences of up to so many rows of a kv head are decode's            */
 } folioi_prefill_shape;
 
 /* Cuts are at multiples of this many keys, and no part is shorter than FOLIOI_PREFILL_SHORTEST. */
@@ -130,6 +131,12 @@ SHARED_INLINE folioi_prefill_room prefill_room(const folioi_prefill_shape *shape
     room.rows = parts * prefill_rows(shape, max_query_len);
     room.items = tiles + parts;
     return room;
+}
+
+/** Is a sequence computed by the decode kernels? */
+SHARED_INLINE bool prefill_leaves(const folioi_prefill_shape *shape, const folioi_cuda_seq *s)
+{
+    return (int64_t)s->query_len * shape->group <= shape->decode_rows;
 }
 
 /* ---- how a tile is cut ---- */
@@ -339,7 +346,7 @@ SHARED_INLINE void prefill_visit_tiles(const folioi_prefill_list *list, folioi_p
     const folioi_prefill_shape *shape = &list->shape;
     for (int32_t i = thread / 32; i < list->counts->num_seqs; i += threads / 32) {
         const folioi_cuda_seq *s = &list->seqs[i];
-        if (seq_is_decode(s, shape->group)) continue;
+        if (prefill_leaves(shape, s)) continue;
         for (int64_t first = (int64_t)(thread % 32) * shape->queries; first < s->query_len;
              first += 32 * (int64_t)shape->queries) {
             folioi_prefill_tile t = prefill_tile(shape, s, (int32_t)first, sort->limit);

@@ -332,6 +332,7 @@ const folioi_prefill_line folioi_prefill_hopper[] = {
      ROWS,                                                                                         \
      DIMS,                                                                                         \
      1,                                                                                            \
+     4,                                                                                            \
      launch<number<type>>},
 #include "backends/cuda/prefill/hopper/hopper_instances.def"
 #undef X
