@@ -45,7 +45,9 @@ static void prefill_metadata(const char *ancestor, const char *compute)
         CHECK(f->slot_mapping == all->slot_mapping && f->seq_lens == all->seq_lens);
         CHECK(f->query_start_loc == all->query_start_loc && f->block_tables == all->block_tables);
         CHECK(f->seq_start_loc[2] == 25 && f->context_lens_tensor[1] == 13);
+        CHECK(f->seq_lens_tensor == all->seq_lens_tensor);
         CHECK(f->encoder_seq_lens == all->encoder_seq_lens);
+        CHECK(f->encoder_seq_lens_tensor == all->encoder_seq_lens_tensor);
         CHECK(f->cross_slot_mapping == all->cross_slot_mapping);
         CHECK(f->cross_block_tables == all->cross_block_tables);
         /* A view shows the biases its metadata gets, and takes none itself. */
@@ -207,7 +209,8 @@ BOTH(biases_by_type, biases_by_type)
 /* Layers of one state: each pair differs in one thing, both stay right, in turn. */
 static void layers_share_a_state(const char *ancestor, const char *compute)
 {
-    static const v06_seq prompts[] = {{0, true, 11, 11, 0}};
+    static const v06_seq steps[] = {
+        {0, true, 11, 11, 0}, {0, true, 11, 11, 0}, {0, false, 1, 12, 0}};
     for (int pair = 0; pair < 11; pair++) {
         v06 r, other;
         v06_init(&r, ancestor, compute);
@@ -230,9 +233,9 @@ static void layers_share_a_state(const char *ancestor, const char *compute)
             other.impl = NULL;
             CHECK_OK(other.b->make_impl(r.state, &other.d, &other.impl));
             CHECK(folio_vllm06_state_context(r.state) != NULL);
-            for (int i = 0; i < 2 && other.impl != NULL; i++) {
-                if (v06_step(&r, prompts, 1)) v06_run(&r, FOLIO_ATTENTION_DECODER);
-                v06_fields(&other, prompts, 1);
+            for (int i = 0; i < COUNT_OF(steps) && other.impl != NULL; i++) {
+                if (v06_step(&r, steps + i, 1)) v06_run(&r, FOLIO_ATTENTION_DECODER);
+                v06_fields(&other, steps + i, 1);
                 folio_vllm06_metadata_destroy(other.m);
                 CHECK_OK(other.b->make_metadata(r.state, &other.f, &other.m));
                 v06_run(&other, FOLIO_ATTENTION_DECODER);

@@ -82,7 +82,6 @@ void v06_same_metadata_fields(const char *ancestor, const char *compute)
         folio_vllm06_metadata *m = NULL;
         r.f.max_decode_seq_len = 40; /* a hint larger than any length stays */
         r.f.use_cuda_graph = 1;
-        r.slots[3] = v06_slot(&r, 5, 2, false); /* a slot left from a step before: not written */
         CHECK_OK(r.b->make_metadata(r.state, &r.f, &m));
         check_fields(&r, m, r.blocks_per_seq);
         check_maxima(m, 1, 0, 40, 20);
@@ -113,11 +112,13 @@ void v06_same_metadata_fields(const char *ancestor, const char *compute)
         CHECK_OK(r.b->make_metadata(r.state, &r.f, &m));
         check_maxima(m, 0, 0, 0, 0);
         folio_vllm06_metadata_destroy(m);
-        v06_fields(&r, both, 2); /* maxima that are too small, and not 0 */
+        /* maxima that are too small, and not 0; the prompt is longer than the decode */
+        static const v06_seq longer[] = {{0, true, 30, 30, 11}, {1, false, 1, 18, 20}};
+        v06_fields(&r, longer, 2);
         r.f.max_query_len = r.f.max_prefill_seq_len = r.f.max_decode_seq_len = 1;
         r.f.max_encoder_seq_len = 1;
         CHECK_OK(r.b->make_metadata(r.state, &r.f, &m));
-        check_maxima(m, 6, 6, 18, 20);
+        check_maxima(m, 30, 30, 18, 20);
         folio_vllm06_metadata_destroy(m);
     }
     v06_close(&r);
@@ -267,6 +268,12 @@ void v06_same_use_cuda_graph(const char *ancestor, const char *compute)
             for (int64_t k = 0; k < 2 * v06_width(&r); k++) CHECK(v06_out(&r, 2, k) == 0.0);
             CHECK_INT(folio_vllm06_metadata_get(folio_vllm06_decode_metadata(r.m))->use_cuda_graph,
                       1);
+        }
+        r.slots[3] = v06_slot(&r, 5, 2, false); /* left from a step before: not written */
+        if (v06_remake(&r)) {
+            folio_vllm06_forward_args a = v06_args(&r, FOLIO_ATTENTION_DECODER);
+            CHECK_OK(r.b->forward(r.impl, &a, NULL));
+            v06_check_images(&r);
         }
     }
     v06_close(&r);
@@ -556,7 +563,12 @@ void v06_same_mixed_step(const char *ancestor, const char *compute)
         if (i == 3) r.d.sliding_window = 6;
         if (v06_open(&r) && v06_step(&r, two_prompts, 2)) {
             v06_run(&r, FOLIO_ATTENTION_DECODER);
-            if (v06_step(&r, mixed_step, 4)) v06_run(&r, FOLIO_ATTENTION_DECODER);
+            for (int left_out = 0; left_out < 3; left_out++) { /* either array alone will do */
+                v06_fields(&r, mixed_step, 4);
+                if (left_out == 1) r.f.context_lens_tensor = NULL;
+                if (left_out == 2) r.f.query_start_loc = NULL;
+                if (v06_remake(&r)) v06_run(&r, FOLIO_ATTENTION_DECODER);
+            }
             if (v06_step(&r, decodes, 4)) v06_run(&r, FOLIO_ATTENTION_DECODER);
         }
         v06_close(&r);

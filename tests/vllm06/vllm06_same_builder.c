@@ -48,7 +48,7 @@ static bool build(v06 *r, folio_vllm06_builder *builder, const v06_seq *seqs, in
 void v06_same_builder_window(const char *ancestor, const char *compute)
 {
     static const v06_seq prompt[] = {{0, true, 99, 99, 0}, {1, true, 20, 20, 0}};
-    static const v06_seq chunk[] = {{1, true, 40, 60, 0}};
+    static const v06_seq chunk[] = {{1, true, 40, 60, 0}}, long_chunk[] = {{1, true, 60, 70, 0}};
     static const v06_seq decodes[] = {{0, false, 1, 100, 0}, {1, false, 1, 61, 0}};
     const folio_vllm06_seq bare = {.struct_size = sizeof bare, .is_prompt = 1, .token_len = 40};
     folio_vllm06_builder *builder = NULL;
@@ -75,6 +75,11 @@ void v06_same_builder_window(const char *ancestor, const char *compute)
             CHECK(f->slot_mapping[0] == v06_slot(&r, 1, 20, false));
             CHECK(f->block_tables_stride == 4 && f->context_lens_tensor[0] == 20);
             v06_run(&r, FOLIO_ATTENTION_DECODER);
+        }
+        if (build(&r, builder, long_chunk, 1)) { /* 60 new tokens: none before position 28 */
+            f = folio_vllm06_metadata_get(r.m);
+            for (int i = 0; i < 60; i++)
+                CHECK_INT(f->slot_mapping[i], i < 18 ? -1 : v06_slot(&r, 1, 10 + i, false));
         }
         r.clipped[0] = 64;
         r.clipped[1] = 16;

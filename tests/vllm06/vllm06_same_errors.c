@@ -145,6 +145,17 @@ void v06_same_metadata_errors(const char *ancestor, const char *compute)
     v06_fields(&r, encoded_mixed, 2);
     r.f.num_encoder_tokens = 31;
     BAD_FIELDS("num_encoder_tokens is 31|0 or 11");
+    v06_fields(&r, encoded_mixed, 2);
+    r.f.is_prompt = 1;
+    BAD_FIELDS("is_prompt is set, yet 1 sequences are decodes");
+    v06_fields(&r, encoded_mixed, 2); /* maxima may be larger than the lengths */
+    r.f.max_query_len = r.f.max_prefill_seq_len = 98;
+    r.f.max_decode_seq_len = r.f.max_encoder_seq_len = 99;
+    if (v06_remake(&r)) {
+        const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(r.m);
+        CHECK(f->max_query_len == 98 && f->max_prefill_seq_len == 98);
+        CHECK(f->max_decode_seq_len == 99 && f->max_encoder_seq_len == 99);
+    }
     v06_fields(&r, encoded_mixed + 1, 1);
     r.f.num_encoder_tokens = 11;
     BAD_FIELDS("num_encoder_tokens is 11|0 or 20, the sum of encoder_seq_lens of the decodes");
@@ -366,13 +377,17 @@ void v06_same_builder_errors(const char *ancestor, const char *compute)
     CHECK_OK(folio_vllm06_builder_create(r.state, r.b, &d, &builder));
     s = (folio_vllm06_seq){.struct_size = sizeof s, .token_len = 1, .context_len = 8};
     s.block_table = table;
-    s.num_blocks = 2;
+    s.num_blocks = s.num_cross_blocks = 2;
+    s.cross_block_table = table;
+    s.encoder_seq_len = 5;
     CHECK_OK(folio_vllm06_builder_add(builder, &s));
     s.block_table = NULL;
     s.num_blocks = 0;
+    s.num_cross_blocks = 1;
     CHECK_OK(folio_vllm06_builder_add(builder, &s));
     CHECK_OK(folio_vllm06_builder_build(builder, &m));
     CHECK(m != NULL && folio_vllm06_metadata_get(m)->block_tables[2] == FOLIO_NO_BLOCK);
+    CHECK(m != NULL && folio_vllm06_metadata_get(m)->cross_block_tables[3] == FOLIO_NO_BLOCK);
     if (v06_step(&r, two_decodes, 2)) {
         folio_vllm06_forward_args a = v06_args(&r, FOLIO_ATTENTION_DECODER);
         a.attn_metadata = m;

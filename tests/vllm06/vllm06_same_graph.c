@@ -167,7 +167,8 @@ void v06_same_graph_cross(const char *ancestor, const char *compute)
     if (m != NULL) {
         folio_vllm06_graph_input_buffers b = {.struct_size = sizeof b};
         const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(m);
-        CHECK(f->encoder_seq_lens_tensor[3] == 1 && f->encoder_seq_lens[3] == 1);
+        for (int i = 0; i < BATCH; i++)
+            CHECK(f->encoder_seq_lens_tensor[i] == 1 && f->encoder_seq_lens[i] == 1);
         CHECK(f->cross_block_tables[5] == 1 && f->max_encoder_seq_len == MAX_LEN);
         CHECK(f->num_encoder_tokens == 0 && f->cross_slot_mapping != NULL);
         CHECK_OK(folio_vllm06_get_graph_input_buffers(r.state, m, 1, &b));
