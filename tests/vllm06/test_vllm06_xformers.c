@@ -320,6 +320,7 @@ static void streams(const char *ancestor, const char *compute)
         folio_vllm06_forward_args a = v06_args(&r, FOLIO_ATTENTION_DECODER);
         const folio_run on_stream = {.struct_size = sizeof on_stream, .stream = &r};
         REFUSED(r.b->forward(r.impl, &a, &on_stream), FOLIO_ERR_ARGUMENT, "stream");
+        CHECK(support_is_poison(r.out.data, r.out.bytes));
         CHECK_OK(r.b->copy_blocks(r.state, r.kv, 2, pair, 1, NULL));
         CHECK_OK(r.b->swap_blocks(r.state, &r.kv[0], &r.kv[1], pair, 1, NULL));
         REFUSED(r.b->copy_blocks(r.state, r.kv, 2, pair, 1, &on_stream), FOLIO_ERR_ARGUMENT,

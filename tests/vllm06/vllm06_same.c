@@ -296,11 +296,12 @@ void v06_same_k_scale_v_scale(const char *ancestor, const char *compute)
 void v06_same_dtypes(const char *ancestor, const char *compute)
 {
     static const folio_dtype dtypes[] = {FOLIO_F32, FOLIO_F16, FOLIO_BF16};
-    for (int i = 0; i < 6; i++) {
+    static const char *const names[] = {"auto", "fp8", "fp8_e4m3", "fp8_e5m2"};
+    for (int i = 0; i < 12; i++) {
         v06 r;
         v06_init(&r, ancestor, compute);
-        r.d.dtype = dtypes[i / 2];
-        r.d.kv_cache_dtype = i % 2 ? "fp8" : "auto";
+        r.d.dtype = dtypes[i / 4];
+        r.d.kv_cache_dtype = names[i % 4];
         live(&r);
         v06_close(&r);
     }

@@ -35,6 +35,8 @@ void v06_same_incomplete_metadata(const char *ancestor, const char *compute)
     v06_remake(&r);
     CHECK_INT(folio_vllm06_is_all_encoder_attn_metadata_set(r.m), 1);
     CHECK_INT(folio_vllm06_is_all_cross_attn_metadata_set(r.m), 1);
+    CHECK(r.f.max_encoder_seq_len == 0); /* computed, so it is never missing */
+    CHECK_INT(folio_vllm06_metadata_get(r.m)->max_encoder_seq_len, 20);
     CHECK_INT(folio_vllm06_is_all_encoder_attn_metadata_set(NULL), 0);
     CHECK_INT(folio_vllm06_is_all_cross_attn_metadata_set(NULL), 0);
     r.f.num_encoder_tokens = 0; /* no row of key, and the prompts' encoders have tokens */

@@ -169,7 +169,9 @@ void v06_same_graph_cross(const char *ancestor, const char *compute)
         const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(m);
         for (int i = 0; i < BATCH; i++)
             CHECK(f->encoder_seq_lens_tensor[i] == 1 && f->encoder_seq_lens[i] == 1);
-        CHECK(f->cross_block_tables[5] == 1 && f->max_encoder_seq_len == MAX_LEN);
+        for (int64_t k = 0; k < BATCH * f->cross_block_tables_stride; k++)
+            CHECK_INT(f->cross_block_tables[k], 1);
+        CHECK_INT(f->max_encoder_seq_len, MAX_LEN);
         CHECK(f->num_encoder_tokens == 0 && f->cross_slot_mapping != NULL);
         CHECK_OK(folio_vllm06_get_graph_input_buffers(r.state, m, 1, &b));
         CHECK(b.encoder_seq_lens_tensor == f->encoder_seq_lens_tensor);

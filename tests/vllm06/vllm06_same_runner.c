@@ -94,7 +94,8 @@ void v06_same_clipped_window(const char *ancestor, const char *compute)
             r.clipped[0] = 64;
             v06_fields(&r, decode, 1);
             CHECK(r.lens[0] == 36 && r.contexts[0] == 99);
-            if (i % 2) r.f.context_lens_tensor = NULL;
+            if (i % 2) /* as the CPU runner of 0.6.5 and 0.6.6 */
+                r.f.seq_lens = r.f.context_lens_tensor = NULL;
             if (v06_remake(&r)) v06_run(&r, FOLIO_ATTENTION_DECODER);
         }
         v06_close(&r);
@@ -258,7 +259,7 @@ void v06_same_more_fields(const char *ancestor, const char *compute)
 /* Sums that are not those of the lengths, and arrays that are missing. */
 void v06_same_bad_sums(const char *ancestor, const char *compute)
 {
-    static const int32_t bad[] = {0, 7, 8, 9};
+    static const int32_t bad[] = {0, 7, 8, 9}, bad_end[] = {0, 6, 14};
     folio_vllm06_metadata *m = NOWHERE;
     v06 r;
     v06_init(&r, ancestor, compute);
@@ -272,7 +273,10 @@ void v06_same_bad_sums(const char *ancestor, const char *compute)
         BAD_SUM((r.f.encoder_seq_start_loc = bad, r.f.encoder_seq_lens = NULL,
                  r.f.num_encoder_tokens = 0),
                 "encoder_seq_lens is NULL");
+        BAD_SUM(r.f.seq_start_loc = bad, ": seq_start_loc[1] is 7|make 6");
+        BAD_SUM(r.f.query_start_loc = bad, "prompt 0");
         BAD_SUM(r.f.seqlen_q = bad, "seqlen_q[1] is 7|make 6");
+        BAD_SUM(r.f.seqlen_q = bad_end, "seqlen_q[2] is 14|make 15");
         BAD_SUM(r.f.kv_start_loc = bad, "kv_start_loc[1] is 7|make 6");
         BAD_SUM(r.f.prefill_block_tables_stride = -1, "prefill_block_tables_stride");
         BAD_SUM(r.f.prefill_block_tables_stride = INT64_MAX,
@@ -429,6 +433,8 @@ void v06_same_compat(const char *ancestor, const char *compute)
             }
             if (v06_step(&r, chunk, 1)) v06_run(&r, FOLIO_ATTENTION_DECODER);
             if (v06_step(&r, decodes, 2)) v06_run(&r, FOLIO_ATTENTION_DECODER);
+            r.no_cache = true; /* a table without a cache: no prefix attention */
+            if (v06_step(&r, whole, 2)) v06_run(&r, FOLIO_ATTENTION_DECODER);
         }
         v06_close(&r);
     }
