@@ -146,7 +146,7 @@ folio_status folioi_vllm06_forward(folio_vllm06_impl *impl, const folio_vllm06_f
 
 /** A whole (2, num_blocks, ...) cache as one layer of Folio's. */
 folio_status folioi_vllm06_wrap(folio_context *ctx, const folioi_vllm06_traits *traits,
-                                const folio_vllm06_kv_cache *kv_cache, int64_t num_kv_heads,
-                                int64_t head_size, folio_kv_cache **out);
+                                const folio_vllm06_kv_cache *kv_cache, int32_t num_kv_heads,
+                                int32_t head_size, folio_kv_cache **out);
 
 #endif

@@ -58,22 +58,19 @@ static folio_status block_size_of(const folio_vllm06_kv_cache *c, int64_t num_kv
 }
 
 folio_status folioi_vllm06_wrap(folio_context *ctx, const folioi_vllm06_traits *traits,
-                                const folio_vllm06_kv_cache *c, int64_t num_kv_heads,
-                                int64_t head_size, folio_kv_cache **out)
+                                const folio_vllm06_kv_cache *c, int32_t num_kv_heads,
+                                int32_t head_size, folio_kv_cache **out)
 {
     int64_t block_size = 0;
     *out = NULL;
     TRY(block_size_of(c, num_kv_heads, head_size, &block_size));
     REQUIRE(block_size <= 4096, "kv_cache: blocks of %lld tokens are larger than 4096",
             (long long)block_size);
-    REQUIRE(num_kv_heads <= INT32_MAX && head_size <= INT32_MAX,
-            "kv_cache: %lld kv heads of size %lld are too many", (long long)num_kv_heads,
-            (long long)head_size);
     REQUIRE(c->data != NULL, "kv_cache: data is NULL");
     folio_kv_cache_desc d =
         FOLIO_WITH(folio_kv_cache_desc, .num_blocks = c->num_blocks, .num_layers = 1,
-                   .block_size = (int32_t)block_size, .num_kv_heads = (int32_t)num_kv_heads,
-                   .k_head_size = (int32_t)head_size, .dtype = c->dtype, .layout = traits->layout);
+                   .block_size = (int32_t)block_size, .num_kv_heads = num_kv_heads,
+                   .k_head_size = head_size, .dtype = c->dtype, .layout = traits->layout);
     folio_kv_cache_shape shape = {.struct_size = sizeof shape};
     TRY(folio_kv_cache_get_shape(NULL, &d, &shape));
     void *k[] = {c->data};

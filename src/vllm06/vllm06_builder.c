@@ -187,12 +187,12 @@ static int64_t slot_of(const int32_t *table, int64_t num_blocks, int64_t token, 
     return num_blocks > 0 ? table[token / block_size] * block_size + token % block_size : -1;
 }
 
-/* The slots of sequence e's new tokens. The ancestors held the window against the new tokens alone. */
+/* The slots of sequence e's new tokens. The ancestors subtract the window from the number of new tokens; a decode's
+ * token is always in it. */
 static int64_t *fill_slots(const folio_vllm06_builder *b, const entry *e, const int32_t *table,
                            int64_t *slots)
 {
-    int64_t window = e->is_prompt ? b->desc.sliding_window : 0;
-    int64_t first = window > 0 ? e->token_len - window : 0;
+    int64_t window = b->desc.sliding_window, first = window > 0 ? e->token_len - window : 0;
     for (int64_t t = e->context_len; t < e->context_len + e->token_len; t++)
         *slots++ = t < first ? -1 : slot_of(table, e->num_blocks, t, b->desc.block_size);
     return slots;

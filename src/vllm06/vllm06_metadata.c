@@ -256,12 +256,10 @@ static void fill_in(folio_vllm06_metadata *m)
 static folio_status copy_padded(folio_vllm06_metadata *m)
 {
     int64_t n = m->num_seqs, real = m->num_real;
-    TRY(KEEP_ROOM(context_lens_tensor, real, n));
-    int32_t *contexts = (int32_t *)m->f.context_lens_tensor; /* ours, from here on */
-    for (int64_t i = real; contexts != NULL && i < n; i++) contexts[i] = 0;
+    TRY(KEEP_ROOM(context_lens_tensor, real, n)); /* zeros for the padding */
     if (m->f.chunked_prefill) return KEEP(query_start_loc, m->f.num_prefills + 1);
     TRY(KEEP_ROOM(query_start_loc, real + 1, n + 1));
-    int32_t *starts = (int32_t *)m->f.query_start_loc;
+    int32_t *starts = (int32_t *)m->f.query_start_loc; /* ours, from here on */
     for (int64_t i = real; starts != NULL && i < n; i++) starts[i + 1] = starts[i] + 1;
     return FOLIO_OK;
 }

@@ -489,7 +489,11 @@ BACKEND_TEST(vllm06_ops, swap_blocks)
     CHECK_OK(folio_vllm06_swap_blocks(ctx, &a.c, &b.c, pairs, 2, NULL));
     CHECK(same_block(&a, last, &b, 4) && same_block(&a, last - 1, &b, 2));
     size_t n = (size_t)b.c.block_size * KV_HEADS * 64 * 2;
-    CHECK(support_is_poison((char *)b.k.data + 3 * n, n));
+    for (int64_t i = 0; i <= last; i++) {
+        bool swapped = i == 2 || i == 4;
+        CHECK(support_is_poison((char *)b.k.data + (size_t)i * n, n) != swapped);
+        CHECK(support_is_poison((char *)b.v.data + (size_t)i * n, n) != swapped);
+    }
     REFUSED(folio_vllm06_swap_blocks(ctx, &a.c, NULL, pairs, 2, NULL), FOLIO_ERR_ARGUMENT, "NULL");
     REFUSED(folio_vllm06_swap_blocks(ctx, NULL, &b.c, pairs, 2, NULL), FOLIO_ERR_ARGUMENT, "NULL");
     folio_vllm06_ops_cache other = b.c;
@@ -599,7 +603,9 @@ BACKEND_TEST(vllm06_ops, reshape_and_cache_errors)
     BAD_STORE(c.num_blocks = 0, "num_blocks");
     BAD_STORE(c.head_size = 30, "30");
     BAD_STORE(c.k_scale = -1.0f, "k_scale");
-    int64_t slot = 0;
+    int64_t slot = -1; /* stores nothing */
+    CHECK_OK(folio_vllm06_reshape_and_cache(ctx, row, row, FOLIO_F32, 1, 0, 0, &b.c, &slot, NULL));
+    CHECK(support_is_poison(b.k.data, b.k.bytes) && support_is_poison(b.v.data, b.v.bytes));
     REFUSED(folio_vllm06_reshape_and_cache(NULL, row, row, FOLIO_F32, 1, 0, 0, &b.c, &slot, NULL),
             FOLIO_ERR_ARGUMENT, "ctx");
     REFUSED(folio_vllm06_reshape_and_cache(ctx, row, row, FOLIO_F32, 1, 0, 0, NULL, &slot, NULL),
@@ -697,6 +703,24 @@ static folio_status run_v2(bed *b, float *const at[NUM_PLACES])
     return folio_vllm06_paged_attention_v2(b->ctx, &a, &c, at[SUMS], at[TOPS], at[TMP], NULL);
 }
 
+/* tmp_out would have 2^62 bytes. */
+static void tmp_out_too_large(folio_context *ctx)
+{
+    static const int32_t no_lens[1 << 14];
+    static float scratch[3];
+    bed b;
+    bed_open(&b, ctx, FOLIO_F32, 4, 256, 8, short_lens);
+    folio_vllm06_paged_attention_args a = arguments(&b);
+    a.num_seqs = COUNT_OF(no_lens);
+    a.seq_lens = no_lens;
+    a.max_num_blocks_per_seq = 0;
+    a.num_heads = 1 << 16;
+    a.max_seq_len = INT32_MAX;
+    REFUSED(folio_vllm06_paged_attention_v2(ctx, &a, &b.c, scratch, scratch + 1, scratch + 2, NULL),
+            FOLIO_ERR_ARGUMENT, "16384 sequences x 4194304 partitions exceed the largest size");
+    bed_close(&b);
+}
+
 /* Two partitions. Each place in turn begins at the last number of each place that is written. */
 BACKEND_TEST(vllm06_ops, paged_attention_overlap)
 {
@@ -734,4 +758,5 @@ BACKEND_TEST(vllm06_ops, paged_attention_overlap)
     CHECK(memcmp(b.query, apart[OUT], (size_t)sizes[OUT] * sizeof(float)) == 0);
     support_buffer_free(&memory);
     bed_close(&b);
+    tmp_out_too_large(ctx);
 }

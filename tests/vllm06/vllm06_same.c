@@ -321,16 +321,18 @@ void v06_same_num_queries_per_kv(const char *ancestor, const char *compute)
     }
 }
 
-/* Rows of query, key and value beside each other, as a fused projection gives them. */
+/* Rows of query, key and value beside each other, as a fused projection gives them; in a step of both kinds too. */
 void v06_same_fused_qkv(const char *ancestor, const char *compute)
 {
+    static const v06_seq both[] = {{2, true, 7, 7, 0}, {1, false, 1, 10, 0}};
+    static const v06_seq *const steps[] = {two_prompts, two_decodes, both};
     v06 r;
     v06_init(&r, ancestor, compute);
     if (v06_open(&r)) {
         int64_t parts[3] = {v06_width(&r), v06_width(&r) / 2, v06_width(&r) / 2};
         int64_t width = v06_width(&r) * 2;
-        for (int step = 0; step < 2; step++) {
-            if (!v06_step(&r, step ? two_decodes : two_prompts, 2)) break;
+        for (int step = 0; step < COUNT_OF(steps); step++) {
+            if (!v06_step(&r, steps[step], 2)) break;
             v06_run(&r, FOLIO_ATTENTION_DECODER);
             int64_t n = r.out_rows * v06_width(&r);
             double *apart = malloc((size_t)n * sizeof *apart), largest = 0;

@@ -43,15 +43,82 @@ static bool build(v06 *r, folio_vllm06_builder *builder, const v06_seq *seqs, in
     return build_added(r, builder);
 }
 
-/* A window of 32 over blocks of 16: a prompt's first tokens are not stored, a decode's length and table are clipped
- * and its context is not. What is left is enough for the window. */
+/* A prompt's first tokens are not stored. The ancestors held the window against the new tokens alone. */
+static void window_of_prompts(v06 *r, folio_vllm06_builder *builder)
+{
+    static const v06_seq whole[] = {{0, true, 99, 99, 0}, {1, true, 20, 20, 0}};
+    static const v06_seq chunk[] = {{1, true, 40, 60, 0}}, long_chunk[] = {{1, true, 60, 70, 0}};
+    const folio_vllm06_seq bare = {.struct_size = sizeof bare, .is_prompt = 1, .token_len = 40};
+    const folio_vllm06_metadata_fields *f;
+    if (build(r, builder, whole, 2)) {
+        f = folio_vllm06_metadata_get(r->m);
+        for (int i = 0; i < 99; i++)
+            CHECK_INT(f->slot_mapping[i], i < 67 ? -1 : v06_slot(r, 0, i, false));
+        CHECK(f->slot_mapping[99] == v06_slot(r, 1, 0, false));
+        CHECK(f->seq_lens[0] == 99 && f->block_tables == NULL); /* no context: no table */
+        memcpy(r->slots, f->slot_mapping, 67 * sizeof *r->slots);
+        v06_run(r, FOLIO_ATTENTION_DECODER);
+    }
+    if (build(r, builder, chunk, 1)) { /* 40 new tokens: all past position 8 */
+        f = folio_vllm06_metadata_get(r->m);
+        CHECK(f->slot_mapping[0] == v06_slot(r, 1, 20, false));
+        CHECK(f->block_tables_stride == 4 && f->context_lens_tensor[0] == 20);
+        v06_run(r, FOLIO_ATTENTION_DECODER);
+    }
+    if (build(r, builder, long_chunk, 1)) { /* 60 new tokens: none before position 28 */
+        f = folio_vllm06_metadata_get(r->m);
+        for (int i = 0; i < 60; i++)
+            CHECK_INT(f->slot_mapping[i], i < 18 ? -1 : v06_slot(r, 1, 10 + i, false));
+    }
+    CHECK_OK(folio_vllm06_builder_add(builder, &bare)); /* of a profiling run: no blocks yet */
+    bool built = build_added(r, builder);
+    for (int i = 0; built && i < 40; i++)
+        CHECK_INT(folio_vllm06_metadata_get(r->m)->slot_mapping[i], -1);
+}
+
+/* A decode's length and table are clipped, and its context is not. What is left is enough for the window. */
+static void window_of_decodes(v06 *r, folio_vllm06_builder *builder)
+{
+    static const v06_seq decodes[] = {{0, false, 1, 100, 0}, {1, false, 1, 61, 0}};
+    const folio_vllm06_metadata_fields *f;
+    r->clipped[0] = 64;
+    r->clipped[1] = 16;
+    if (build(r, builder, decodes, 2)) {
+        f = folio_vllm06_metadata_get(r->m);
+        CHECK(f->seq_lens[0] == 36 && f->seq_lens[1] == 45 && f->max_decode_seq_len == 45);
+        CHECK(f->context_lens_tensor[0] == 99 && f->context_lens_tensor[1] == 60);
+        CHECK(f->block_tables_stride == 3 && f->slot_mapping[0] == v06_slot(r, 0, 99, false));
+        CHECK(f->block_tables[0] == v06_slot(r, 0, 64, false) / 16);
+        CHECK(f->block_tables[3] == v06_slot(r, 1, 16, false) / 16);
+        v06_run(r, FOLIO_ATTENTION_DECODER);
+    }
+    /* a graph's row has room for the clipped table, not for the 7 blocks of length 100 */
+    for (int i = 0; i < 2; i++) add(r, builder, i);
+    CHECK_OK(folio_vllm06_builder_pad(builder, 0));
+    if (build_added(r, builder)) {
+        f = folio_vllm06_metadata_get(r->m);
+        CHECK(f->seq_lens[0] == 36 && f->block_tables_stride == 4 && f->use_cuda_graph == 1);
+        CHECK(f->block_tables[0] == v06_slot(r, 0, 64, false) / 16 && f->block_tables[3] == 0);
+        v06_run(r, FOLIO_ATTENTION_DECODER);
+    }
+}
+
+/* A window of 24 is rounded up to 32; of length 89 that and the last block's 9 tokens are left. */
+static void window_within_a_block(v06 *r, folio_vllm06_builder *builder)
+{
+    static const v06_seq decode[] = {{0, false, 1, 89, 0}};
+    r->clipped[0] = 48;
+    if (build(r, builder, decode, 1)) {
+        const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(r->m);
+        CHECK(f->seq_lens[0] == 41 && f->context_lens_tensor[0] == 88);
+        CHECK(f->block_tables_stride == 3);
+        CHECK(f->block_tables[0] == v06_slot(r, 0, 48, false) / 16);
+    }
+}
+
+/* Windows over blocks of 16. */
 void v06_same_builder_window(const char *ancestor, const char *compute)
 {
-    static const v06_seq prompt[] = {{0, true, 99, 99, 0}, {1, true, 20, 20, 0}};
-    static const v06_seq chunk[] = {{1, true, 40, 60, 0}}, long_chunk[] = {{1, true, 60, 70, 0}};
-    static const v06_seq decodes[] = {{0, false, 1, 100, 0}, {1, false, 1, 61, 0}};
-    const folio_vllm06_seq bare = {.struct_size = sizeof bare, .is_prompt = 1, .token_len = 40};
-    folio_vllm06_builder *builder = NULL;
     v06 r;
     v06_init(&r, ancestor, compute);
     r.block_size = 16;
@@ -60,53 +127,17 @@ void v06_same_builder_window(const char *ancestor, const char *compute)
                                    .block_size = 16,
                                    .sliding_window = 32,
                                    .max_seq_len_to_capture = 64};
-    if (v06_open(&r)) CHECK_OK(folio_vllm06_builder_create(r.state, r.b, &d, &builder));
-    if (builder != NULL && build(&r, builder, prompt, 2)) {
-        const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(r.m);
-        for (int i = 0; i < 99; i++)
-            CHECK_INT(f->slot_mapping[i], i < 67 ? -1 : v06_slot(&r, 0, i, false));
-        CHECK(f->slot_mapping[99] == v06_slot(&r, 1, 0, false));
-        CHECK(f->seq_lens[0] == 99 && f->block_tables == NULL); /* no context: no table */
-        memcpy(r.slots, f->slot_mapping, 67 * sizeof *r.slots);
-        v06_run(&r, FOLIO_ATTENTION_DECODER);
-        if (build(&r, builder, chunk, 1)) {
-            f = folio_vllm06_metadata_get(r.m);
-            /* the ancestors held the window against the 40 new tokens, all past position 8 */
-            CHECK(f->slot_mapping[0] == v06_slot(&r, 1, 20, false));
-            CHECK(f->block_tables_stride == 4 && f->context_lens_tensor[0] == 20);
-            v06_run(&r, FOLIO_ATTENTION_DECODER);
-        }
-        if (build(&r, builder, long_chunk, 1)) { /* 60 new tokens: none before position 28 */
-            f = folio_vllm06_metadata_get(r.m);
-            for (int i = 0; i < 60; i++)
-                CHECK_INT(f->slot_mapping[i], i < 18 ? -1 : v06_slot(&r, 1, 10 + i, false));
-        }
-        r.clipped[0] = 64;
-        r.clipped[1] = 16;
-        if (build(&r, builder, decodes, 2)) {
-            f = folio_vllm06_metadata_get(r.m);
-            CHECK(f->seq_lens[0] == 36 && f->seq_lens[1] == 45 && f->max_decode_seq_len == 45);
-            CHECK(f->context_lens_tensor[0] == 99 && f->context_lens_tensor[1] == 60);
-            CHECK(f->block_tables_stride == 3 && f->slot_mapping[0] == v06_slot(&r, 0, 99, false));
-            CHECK(f->block_tables[0] == v06_slot(&r, 0, 64, false) / 16);
-            CHECK(f->block_tables[3] == v06_slot(&r, 1, 16, false) / 16);
-            v06_run(&r, FOLIO_ATTENTION_DECODER);
-        }
-        /* a graph's row has room for the clipped table, not for the 7 blocks of length 100 */
-        for (int i = 0; i < 2; i++) add(&r, builder, i);
-        CHECK_OK(folio_vllm06_builder_pad(builder, 0));
-        if (build_added(&r, builder)) {
-            f = folio_vllm06_metadata_get(r.m);
-            CHECK(f->seq_lens[0] == 36 && f->block_tables_stride == 4 && f->use_cuda_graph == 1);
-            CHECK(f->block_tables[0] == v06_slot(&r, 0, 64, false) / 16 && f->block_tables[3] == 0);
-            v06_run(&r, FOLIO_ATTENTION_DECODER);
-        }
-        CHECK_OK(folio_vllm06_builder_add(builder, &bare)); /* of a profiling run: no blocks yet */
-        bool built = build_added(&r, builder);
-        for (int i = 0; built && i < 40; i++)
-            CHECK_INT(folio_vllm06_metadata_get(r.m)->slot_mapping[i], -1);
+    if (v06_open(&r)) {
+        folio_vllm06_builder *of_32 = NULL, *of_24 = NULL;
+        CHECK_OK(folio_vllm06_builder_create(r.state, r.b, &d, &of_32));
+        d.sliding_window = 24;
+        CHECK_OK(folio_vllm06_builder_create(r.state, r.b, &d, &of_24));
+        window_of_prompts(&r, of_32);
+        window_of_decodes(&r, of_32);
+        window_within_a_block(&r, of_24);
+        folio_vllm06_builder_destroy(of_32);
+        folio_vllm06_builder_destroy(of_24);
     }
-    folio_vllm06_builder_destroy(builder);
     v06_close(&r);
 }
 

@@ -8,6 +8,7 @@ static const v06_seq two_prompts[] = {{0, true, 13, 13, 0}, {1, true, 8, 8, 0}};
 static const v06_seq two_decodes[] = {{1, false, 1, 9, 0}, {0, false, 1, 14, 0}};
 static const v06_seq encoded_prompts[] = {{0, true, 6, 6, 11}, {1, true, 9, 17, 20}};
 static const v06_seq encoded_mixed[] = {{0, true, 6, 6, 11}, {1, false, 1, 9, 20}};
+static const v06_seq encoded_decode[] = {{1, false, 1, 9, 20}};
 
 void v06_same_incomplete_metadata(const char *ancestor, const char *compute)
 {
@@ -101,110 +102,102 @@ void v06_same_init_errors(const char *ancestor, const char *compute)
     v06_close(&r);
 }
 
-#define BAD_FIELDS(words)                                                                          \
-    REFUSED(r.b->make_metadata(r.state, &r.f, &m), FOLIO_ERR_ARGUMENT, words);                     \
-    CHECK(m == NULL);                                                                              \
-    m = NOWHERE;                                                                                   \
-    v06_fields(&r, encoded_prompts, 2)
+/* A change to the fields of a step, and the sentence it must bring. */
+#define BAD_FIELDS(seqs, change, words)                                                            \
+    do {                                                                                           \
+        folio_vllm06_metadata *m = NOWHERE;                                                        \
+        v06_fields(r, seqs, COUNT_OF(seqs));                                                       \
+        change;                                                                                    \
+        REFUSED(r->b->make_metadata(r->state, &r->f, &m), FOLIO_ERR_ARGUMENT, words);              \
+        CHECK(m == NULL);                                                                          \
+    } while (0)
 
+static void bad_counts(v06 *r)
+{
+    BAD_FIELDS(encoded_prompts, r->f.num_prefills = -1, "num_prefills -1|negative");
+    BAD_FIELDS(encoded_prompts, r->f.num_prefill_tokens = -1, "num_prefill_tokens -1|negative");
+    BAD_FIELDS(encoded_prompts, r->f.num_decode_tokens = -1, "num_decode_tokens -1|negative");
+    BAD_FIELDS(encoded_prompts, r->f.num_prefills = (int64_t)1 << 31, "too many");
+    BAD_FIELDS(encoded_prompts, r->f.num_prefills = r->f.num_decode_tokens = INT64_MAX, "too many");
+    BAD_FIELDS(encoded_prompts, r->f.num_prefill_tokens = 14, "15 tokens|14");
+    BAD_FIELDS(encoded_mixed, r->f.is_prompt = 1, "is_prompt is set, yet 1 sequences are decodes");
+    BAD_FIELDS(encoded_prompts, r->f.block_tables_stride = -1, "stride is negative");
+    BAD_FIELDS(encoded_prompts, r->f.cross_block_tables_stride = -1, "stride is negative");
+    BAD_FIELDS(encoded_prompts, r->f.prefill_block_tables_stride = -1, "stride is negative");
+    BAD_FIELDS(encoded_prompts, r->f.block_tables_stride = INT64_MAX,
+               "block_tables_stride 9223372036854775807");
+    BAD_FIELDS(encoded_prompts, r->f.cross_block_tables_stride = (int64_t)1 << 62,
+               "cross_block_tables_stride 4611686018427387904");
+    /* the same row for prompt 0, another for prompt 1 */
+    BAD_FIELDS(encoded_prompts,
+               (r->f.prefill_block_tables = r->tables + 1,
+                r->f.prefill_block_tables_stride = r->blocks_per_seq,
+                memset(r->tables, 0, (size_t)(r->blocks_per_seq + 1) * sizeof *r->tables)),
+               "prompt 1|prefill_block_tables");
+}
+
+static void bad_lengths(v06 *r)
+{
+    static const int32_t others[V06_SEQS] = {6, 16};
+    BAD_FIELDS(encoded_prompts, r->f.seq_lens = r->f.seq_lens_tensor = NULL, "seq_lens");
+    BAD_FIELDS(encoded_prompts, r->lens[1] = -3, "seq_lens[1] is -3");
+    BAD_FIELDS(encoded_prompts, r->f.seq_lens_tensor = others,
+               "seq_lens[1] is 17|seq_lens_tensor[1] 16");
+    BAD_FIELDS(encoded_prompts, r->lens[0] = 5, "prompt 0|6 new tokens");
+    BAD_FIELDS(encoded_prompts, (r->f.context_lens_tensor = NULL, r->lens[0] = 5),
+               "prompt 0 has 6 new tokens by query_start_loc|5");
+    BAD_FIELDS(encoded_prompts, (r->f.context_lens_tensor = NULL, r->starts[1] = -1),
+               "prompt 0 has -1 new tokens by query_start_loc");
+    BAD_FIELDS(encoded_prompts, r->contexts[1] = 7, "prompt 1|context_len 7");
+    BAD_FIELDS(encoded_prompts, r->seq_starts[2] = 99, "seq_start_loc[2] is 99");
+    BAD_FIELDS(encoded_prompts, r->starts[0] = 1, "query_start_loc[0]");
+    r->starts[0] = 0;
+    /* slot -1 is no padding: the step is no graph's */
+    BAD_FIELDS(two_decodes, (r->contexts[1] = 9, r->slots[1] = -1), "decode 1|context_len 9");
+    BAD_FIELDS(two_decodes, r->starts[2] = 1, "decode 1|0 new tokens");
+    BAD_FIELDS(two_decodes, r->starts[2] = 85, "decode 1|84 new tokens");
+}
+
+static void bad_encoders(v06 *r)
+{
+    static const int64_t not_31[] = {-1, 20, 32};
+    for (int i = 0; i < COUNT_OF(not_31); i++)
+        BAD_FIELDS(encoded_prompts, r->f.num_encoder_tokens = not_31[i],
+                   "num_encoder_tokens is|0 or 31, the sum of encoder_seq_lens of the prompts");
+    BAD_FIELDS(encoded_mixed, r->f.num_encoder_tokens = 31, "num_encoder_tokens is 31|0 or 11");
+    BAD_FIELDS(encoded_decode, r->f.num_encoder_tokens = 11,
+               "num_encoder_tokens is 11|0 or 20, the sum of encoder_seq_lens of the decodes");
+    BAD_FIELDS(encoded_prompts, r->encoder_lens[1] = -1, "encoder_seq_lens[1]");
+    BAD_FIELDS(encoded_prompts, r->f.encoder_seq_lens_tensor = r->lens,
+               "encoder_seq_lens[0] is 11|encoder_seq_lens_tensor[0] 6");
+}
+
+/* Fields that contradict each other; but maxima may be larger than the lengths. */
 void v06_same_metadata_errors(const char *ancestor, const char *compute)
 {
     v06 r;
-    v06_init(&r, ancestor, compute);
     folio_vllm06_metadata *m = NOWHERE;
-    if (!v06_open(&r)) return;
-    v06_fields(&r, encoded_prompts, 2);
-    r.f.num_prefill_tokens = 14;
-    BAD_FIELDS("15 tokens|14");
-    r.f.num_prefills = -1;
-    BAD_FIELDS("num_prefills -1|negative");
-    r.f.num_prefill_tokens = -1;
-    BAD_FIELDS("num_prefill_tokens -1|negative");
-    r.f.num_decode_tokens = -1;
-    BAD_FIELDS("num_decode_tokens -1|negative");
-    r.f.num_prefills = (int64_t)1 << 31;
-    BAD_FIELDS("too many");
-    r.f.num_prefills = INT64_MAX;
-    r.f.num_decode_tokens = INT64_MAX;
-    BAD_FIELDS("too many");
-    r.f.seq_lens = r.f.seq_lens_tensor = NULL;
-    BAD_FIELDS("seq_lens");
-    r.lens[0] = 5;
-    BAD_FIELDS("prompt 0|6 new tokens");
-    r.f.context_lens_tensor = NULL;
-    r.lens[0] = 5;
-    BAD_FIELDS("prompt 0 has 6 new tokens by query_start_loc|5");
-    r.f.context_lens_tensor = NULL;
-    r.starts[1] = -1;
-    BAD_FIELDS("prompt 0 has -1 new tokens by query_start_loc");
-    r.contexts[1] = 7;
-    BAD_FIELDS("prompt 1|context_len 7");
-    static const int64_t not_31[] = {-1, 20, 32};
-    for (int i = 0; i < COUNT_OF(not_31); i++) {
-        r.f.num_encoder_tokens = not_31[i];
-        BAD_FIELDS("num_encoder_tokens is|0 or 31, the sum of encoder_seq_lens of the prompts");
+    v06_init(&r, ancestor, compute);
+    if (v06_open(&r)) {
+        bad_counts(&r);
+        bad_lengths(&r);
+        bad_encoders(&r);
+        v06_fields(&r, encoded_mixed, 2);
+        r.f.max_query_len = r.f.max_prefill_seq_len = r.f.max_decode_seq_len = 98;
+        r.f.max_encoder_seq_len = r.f.max_seqlen = r.f.max_kv_len = r.f.max_decode_query_len = 99;
+        if (v06_remake(&r)) {
+            const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(r.m);
+            CHECK(f->max_query_len == 98 && f->max_prefill_seq_len == 98);
+            CHECK(f->max_decode_seq_len == 98 && f->max_encoder_seq_len == 99);
+            CHECK(f->max_seqlen == 99 && f->max_kv_len == 99 && f->max_decode_query_len == 99);
+        }
+        REFUSED(r.b->make_metadata(NULL, &r.f, &m), FOLIO_ERR_ARGUMENT, "state");
+        REFUSED(r.b->make_metadata(r.state, NULL, &m), FOLIO_ERR_ARGUMENT, "NULL");
+        REFUSED(r.b->make_metadata(r.state, &r.f, NULL), FOLIO_ERR_ARGUMENT, "out");
+        r.f.struct_size = 0;
+        REFUSED(r.b->make_metadata(r.state, &r.f, &m), FOLIO_ERR_ARGUMENT, "struct_size");
+        CHECK(m == NULL);
     }
-    v06_fields(&r, encoded_mixed, 2);
-    r.f.num_encoder_tokens = 31;
-    BAD_FIELDS("num_encoder_tokens is 31|0 or 11");
-    v06_fields(&r, encoded_mixed, 2);
-    r.f.is_prompt = 1;
-    BAD_FIELDS("is_prompt is set, yet 1 sequences are decodes");
-    v06_fields(&r, encoded_mixed, 2); /* maxima may be larger than the lengths */
-    r.f.max_query_len = r.f.max_prefill_seq_len = 98;
-    r.f.max_decode_seq_len = r.f.max_encoder_seq_len = 99;
-    if (v06_remake(&r)) {
-        const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(r.m);
-        CHECK(f->max_query_len == 98 && f->max_prefill_seq_len == 98);
-        CHECK(f->max_decode_seq_len == 99 && f->max_encoder_seq_len == 99);
-    }
-    v06_fields(&r, encoded_mixed + 1, 1);
-    r.f.num_encoder_tokens = 11;
-    BAD_FIELDS("num_encoder_tokens is 11|0 or 20, the sum of encoder_seq_lens of the decodes");
-    r.encoder_lens[1] = -1;
-    BAD_FIELDS("encoder_seq_lens[1]");
-    r.f.block_tables_stride = -1;
-    BAD_FIELDS("stride is negative");
-    r.f.cross_block_tables_stride = -1;
-    BAD_FIELDS("stride is negative");
-    r.f.prefill_block_tables_stride = -1;
-    BAD_FIELDS("stride is negative");
-    r.f.block_tables_stride = INT64_MAX;
-    BAD_FIELDS("block_tables_stride 9223372036854775807");
-    r.f.cross_block_tables_stride = (int64_t)1 << 62;
-    BAD_FIELDS("cross_block_tables_stride 4611686018427387904");
-    r.starts[0] = 1;
-    BAD_FIELDS("query_start_loc[0]");
-    r.starts[0] = 0;
-    v06_fields(&r, encoded_prompts, 2);
-    r.seq_starts[2] = 99;
-    BAD_FIELDS("seq_start_loc[2] is 99");
-    r.lens[1] = -3;
-    BAD_FIELDS("seq_lens[1] is -3");
-    const int32_t others[V06_SEQS] = {6, 16};
-    r.f.seq_lens_tensor = others;
-    BAD_FIELDS("seq_lens[1] is 17|seq_lens_tensor[1] 16");
-    r.f.encoder_seq_lens_tensor = r.lens;
-    BAD_FIELDS("encoder_seq_lens[0] is 11|encoder_seq_lens_tensor[0] 6");
-    r.f.prefill_block_tables = r.tables + 1; /* the same row for prompt 0, another for prompt 1 */
-    r.f.prefill_block_tables_stride = r.blocks_per_seq;
-    for (int k = 0; k <= r.blocks_per_seq; k++) r.tables[k] = 7;
-    BAD_FIELDS("prompt 1|prefill_block_tables");
-    v06_fields(&r, two_decodes, 2);
-    r.contexts[1] = 9;
-    r.slots[1] = -1; /* no padding: the step is no graph's */
-    BAD_FIELDS("decode 1|context_len 9");
-    for (int i = 0; i < 2; i++) {
-        v06_fields(&r, two_decodes, 2);
-        r.starts[2] = i ? 85 : 1;
-        BAD_FIELDS(i ? "decode 1|84 new tokens" : "decode 1|0 new tokens");
-    }
-    r.f.struct_size = 0;
-    BAD_FIELDS("struct_size");
-    REFUSED(r.b->make_metadata(NULL, &r.f, &m), FOLIO_ERR_ARGUMENT, "state");
-    REFUSED(r.b->make_metadata(r.state, NULL, &m), FOLIO_ERR_ARGUMENT, "NULL");
-    REFUSED(r.b->make_metadata(r.state, &r.f, NULL), FOLIO_ERR_ARGUMENT, "out");
-    CHECK(m == NULL);
     v06_close(&r);
 }
 
@@ -302,30 +295,16 @@ static void bad_overlaps(v06 *rig)
     *rig = r;
 }
 
-/* Counts that pass all sizes, and encoders the metadata has no word for. */
-void v06_same_builder_errors(const char *ancestor, const char *compute)
-{
-    v06 r;
-    folio_vllm06_builder *builder = NULL;
-    folio_vllm06_metadata *m = NOWHERE;
-    const int32_t table[] = {3, 4};
-    v06_init(&r, ancestor, compute);
-    folio_vllm06_builder_desc d = {.struct_size = sizeof d, .block_size = r.block_size};
-    if (!v06_open(&r)) return;
-    CHECK_OK(folio_vllm06_builder_create(r.state, r.b, &d, &builder));
-    const folio_vllm06_seq good = {.struct_size = sizeof good,
-                                   .is_prompt = 1,
-                                   .token_len = 4,
-                                   .block_table = table,
-                                   .num_blocks = 1,
-                                   .encoder_seq_len = 5,
-                                   .cross_block_table = table,
-                                   .num_cross_blocks = 1};
-    folio_vllm06_seq s;
+/* A change to a sequence that the builder would take, and the sentence it must bring. */
 #define BAD_SEQ(change, words)                                                                     \
-    s = good;                                                                                      \
-    change;                                                                                        \
-    REFUSED(folio_vllm06_builder_add(builder, &s), FOLIO_ERR_ARGUMENT, words)
+    do {                                                                                           \
+        folio_vllm06_seq s = *good;                                                                \
+        change;                                                                                    \
+        REFUSED(folio_vllm06_builder_add(builder, &s), FOLIO_ERR_ARGUMENT, words);                 \
+    } while (0)
+
+static void bad_sequences(folio_vllm06_builder *builder, const folio_vllm06_seq *good)
+{
     BAD_SEQ((s.token_len = INT64_MAX, s.context_len = 5), "9223372036854775807");
     BAD_SEQ(s.token_len = 0, "token_len 0");
     BAD_SEQ((s.token_len = (int64_t)1 << 31, s.num_blocks = 0), "token_len 2147483648");
@@ -340,33 +319,33 @@ void v06_same_builder_errors(const char *ancestor, const char *compute)
     BAD_SEQ(s.encoder_seq_len = -1, "encoder_seq_len -1");
     BAD_SEQ(s.encoder_seq_len = 9, "encoder_seq_len 9 does not fit its 1 cross blocks");
     BAD_SEQ((s.encoder_seq_len = (int64_t)1 << 31, s.num_cross_blocks = 0), "2147483648");
-    s = good;
+    BAD_SEQ((s.is_prompt = 0, s.token_len = s.encoder_is_new = 1), "decode|encoder");
+    BAD_SEQ((s.is_prompt = 0, s.token_len = 2), "decode|2 tokens");
+    BAD_SEQ((s.is_prompt = 0, s.token_len = 1, s.context_len = 8), "do not hold 9");
+    REFUSED(folio_vllm06_builder_add(builder, NULL), FOLIO_ERR_ARGUMENT, "");
+    REFUSED(folio_vllm06_builder_add(NULL, good), FOLIO_ERR_ARGUMENT, "NULL");
+}
+
+/* Sequences that are good alone and make no step together. */
+static void bad_steps(folio_vllm06_builder *builder, const folio_vllm06_seq *good)
+{
+    folio_vllm06_metadata *m = NOWHERE;
+    folio_vllm06_seq s = *good;
     s.is_prompt = 0;
     s.token_len = 1;
-    s.encoder_is_new = 1;
-    REFUSED(folio_vllm06_builder_add(builder, &s), FOLIO_ERR_ARGUMENT, "decode|encoder");
-    s = good;
-    s.is_prompt = 0;
-    s.token_len = 2;
-    REFUSED(folio_vllm06_builder_add(builder, &s), FOLIO_ERR_ARGUMENT, "decode|2 tokens");
-    s.token_len = 1;
-    s.context_len = 8;
-    REFUSED(folio_vllm06_builder_add(builder, &s), FOLIO_ERR_ARGUMENT, "do not hold 9");
     s.context_len = 7;
     CHECK_OK(folio_vllm06_builder_add(builder, &s));
-    REFUSED(folio_vllm06_builder_add(builder, &good), FOLIO_ERR_ARGUMENT, "prompts come first");
-    REFUSED(folio_vllm06_builder_add(builder, NULL), FOLIO_ERR_ARGUMENT, "");
-    REFUSED(folio_vllm06_builder_add(NULL, &good), FOLIO_ERR_ARGUMENT, "NULL");
+    REFUSED(folio_vllm06_builder_add(builder, good), FOLIO_ERR_ARGUMENT, "prompts come first");
     REFUSED(folio_vllm06_builder_build(builder, NULL), FOLIO_ERR_ARGUMENT, "NULL");
     REFUSED(folio_vllm06_builder_build(NULL, &m), FOLIO_ERR_ARGUMENT, "NULL");
     CHECK_OK(folio_vllm06_builder_build(builder, &m));
     folio_vllm06_metadata_destroy(m);
-    CHECK_OK(folio_vllm06_builder_add(builder, &good)); /* an encoder that is cached */
+    CHECK_OK(folio_vllm06_builder_add(builder, good)); /* an encoder that is cached */
     CHECK_OK(folio_vllm06_builder_build(builder, &m));
     folio_vllm06_metadata_destroy(m);
     m = NOWHERE;
-    CHECK_OK(folio_vllm06_builder_add(builder, &good));
-    s = good;
+    CHECK_OK(folio_vllm06_builder_add(builder, good));
+    s = *good;
     s.encoder_is_new = 1;
     CHECK_OK(folio_vllm06_builder_add(builder, &s));
     REFUSED(folio_vllm06_builder_build(builder, &m), FOLIO_ERR_ARGUMENT, "new encoders");
@@ -374,29 +353,56 @@ void v06_same_builder_errors(const char *ancestor, const char *compute)
     s = (folio_vllm06_seq){.struct_size = sizeof s, .is_prompt = 1, .token_len = INT32_MAX};
     CHECK_OK(folio_vllm06_builder_add(builder, &s));
     REFUSED(folio_vllm06_builder_build(builder, &m), FOLIO_ERR_ARGUMENT, "2147483655 tokens");
-    folio_vllm06_builder_destroy(builder);
-    /* A decode without blocks beside one that has them must not read the other's row of padding. */
-    CHECK_OK(folio_vllm06_builder_create(r.state, r.b, &d, &builder));
-    s = (folio_vllm06_seq){.struct_size = sizeof s, .token_len = 1, .context_len = 8};
-    s.block_table = table;
+}
+
+/* A decode without blocks beside one that has them must not read the other's row of padding. */
+static void missing_blocks(v06 *r, folio_vllm06_builder *builder, const folio_vllm06_seq *good)
+{
+    folio_vllm06_metadata *m = NULL;
+    folio_vllm06_seq s = *good;
+    s.is_prompt = 0;
+    s.token_len = 1;
+    s.context_len = 8;
     s.num_blocks = s.num_cross_blocks = 2;
-    s.cross_block_table = table;
-    s.encoder_seq_len = 5;
     CHECK_OK(folio_vllm06_builder_add(builder, &s));
-    s.block_table = NULL;
     s.num_blocks = 0;
     s.num_cross_blocks = 1;
     CHECK_OK(folio_vllm06_builder_add(builder, &s));
     CHECK_OK(folio_vllm06_builder_build(builder, &m));
     CHECK(m != NULL && folio_vllm06_metadata_get(m)->block_tables[2] == FOLIO_NO_BLOCK);
     CHECK(m != NULL && folio_vllm06_metadata_get(m)->cross_block_tables[3] == FOLIO_NO_BLOCK);
-    if (v06_step(&r, two_decodes, 2)) {
-        folio_vllm06_forward_args a = v06_args(&r, FOLIO_ATTENTION_DECODER);
+    if (v06_step(r, two_decodes, 2)) {
+        folio_vllm06_forward_args a = v06_args(r, FOLIO_ATTENTION_DECODER);
         a.attn_metadata = m;
-        V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT, "FOLIO_NO_BLOCK");
+        V06_REFUSED(r, &a, FOLIO_ERR_ARGUMENT, "FOLIO_NO_BLOCK");
     }
     folio_vllm06_metadata_destroy(m);
-    folio_vllm06_builder_destroy(builder);
+}
+
+void v06_same_builder_errors(const char *ancestor, const char *compute)
+{
+    static const int32_t table[] = {3, 4};
+    const folio_vllm06_seq good = {.struct_size = sizeof good,
+                                   .is_prompt = 1,
+                                   .token_len = 4,
+                                   .block_table = table,
+                                   .num_blocks = 1,
+                                   .encoder_seq_len = 5,
+                                   .cross_block_table = table,
+                                   .num_cross_blocks = 1};
+    v06 r;
+    v06_init(&r, ancestor, compute);
+    folio_vllm06_builder_desc d = {.struct_size = sizeof d, .block_size = r.block_size};
+    if (v06_open(&r)) {
+        folio_vllm06_builder *first = NULL, *second = NULL;
+        CHECK_OK(folio_vllm06_builder_create(r.state, r.b, &d, &first));
+        CHECK_OK(folio_vllm06_builder_create(r.state, r.b, &d, &second));
+        bad_sequences(first, &good);
+        bad_steps(first, &good);
+        missing_blocks(&r, second, &good);
+        folio_vllm06_builder_destroy(first);
+        folio_vllm06_builder_destroy(second);
+    }
     v06_close(&r);
 }
 

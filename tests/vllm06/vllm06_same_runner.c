@@ -118,6 +118,12 @@ void v06_same_prefix_hit(const char *ancestor, const char *compute)
             v06_fields(&r, hit, 1);
             r.f.block_tables_stride = stride;
             if (stride == 3) r.tables[2] = 0;
+            if (stride ==
+                4) { /* the whole table, by the name that torch-sdpa has for it from 0.6.5 on */
+                r.f.prefill_block_tables = r.tables;
+                r.f.prefill_block_tables_stride = stride;
+                r.f.block_tables = NULL;
+            }
             if (v06_remake(&r)) v06_run(&r, FOLIO_ATTENTION_DECODER);
         }
         v06_close(&r);
@@ -326,15 +332,51 @@ static void split_args(const v06 *r, const folio_vllm06_metadata *m, bool prompt
     CHECK_INT(a.block_tables_stride, decodes ? r->blocks_per_seq : 0);
 }
 
-/* Whole prompts, a chunk and decodes in one step, from split arrays; then prompts alone and decodes alone. */
+/* Whole prompts, a chunk and decodes; then decodes alone and prompts alone. */
+static const v06_seq split_steps[] = {{2, true, 7, 7, 0},
+                                      {0, true, 5, 18, 0},
+                                      {1, false, 1, 9, 0},
+                                      {0, false, 1, 19, 0},
+                                      {2, true, 3, 10, 0}};
+
+/* The views of a split step: each has its own arrays alone. */
+static void split_views(v06 *r)
+{
+    folio_vllm06_metadata *whole_step = r->m;
+    const folio_vllm06_metadata *p = folio_vllm06_prefill_metadata(r->m);
+    const folio_vllm06_metadata *d = folio_vllm06_decode_metadata(r->m);
+    const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(p);
+    CHECK(f->seq_lens[1] == 18 && f->seq_lens_tensor == NULL && f->chunked_prefill);
+    CHECK(f->block_tables == NULL && f->prefill_block_tables[0] == r->tables[0]);
+    f = folio_vllm06_metadata_get(d);
+    CHECK(f->seq_lens == NULL && f->seq_lens_tensor[0] == 9);
+    CHECK(f->block_tables[0] == r->tables[2 * r->blocks_per_seq]);
+    split_args(r, r->m, true, true);
+    split_args(r, p, true, false);
+    split_args(r, d, false, true);
+    r->m = (folio_vllm06_metadata *)d;
+    v06_fields(r, split_steps + 2, 1);
+    v06_run(r, FOLIO_ATTENTION_DECODER);
+    r->m = whole_step;
+}
+
+/* A chunk needs a row of prefill_block_tables: those of block_tables are the decodes'. */
+static void split_without_table(v06 *r)
+{
+    v06_fields(r, split_steps, 3);
+    r->f.chunked_prefill = 1;
+    r->f.seq_lens_tensor = r->lens + 2;
+    r->f.seq_start_loc = r->f.context_lens_tensor = NULL;
+    if (v06_remake(r)) {
+        folio_vllm06_forward_args a = v06_args(r, FOLIO_ATTENTION_DECODER);
+        V06_REFUSED(r, &a, FOLIO_ERR_ARGUMENT, "block table has 0 blocks");
+    }
+}
+
+/* Steps from split arrays. */
 void v06_same_split_arrays(const char *ancestor, const char *compute)
 {
     static const v06_seq before[] = {{0, true, 13, 13, 0}, {1, true, 8, 8, 0}};
-    static const v06_seq steps[] = {{2, true, 7, 7, 0},
-                                    {0, true, 5, 18, 0},
-                                    {1, false, 1, 9, 0},
-                                    {0, false, 1, 19, 0},
-                                    {2, true, 3, 10, 0}};
     static const struct {
         int first, count;
     } parts[] = {{0, 3}, {3, 1}, {4, 1}};
@@ -344,30 +386,14 @@ void v06_same_split_arrays(const char *ancestor, const char *compute)
         v06_run(&r, FOLIO_ATTENTION_DECODER);
         for (int i = 0; i < COUNT_OF(parts); i++) {
             const void *edges[6];
-            v06_fields(&r, steps + parts[i].first, parts[i].count);
+            v06_fields(&r, split_steps + parts[i].first, parts[i].count);
             split(&r, edges);
             if (v06_remake(&r)) v06_run(&r, FOLIO_ATTENTION_DECODER);
-            if (r.m != NULL && i == 0) {
-                const folio_vllm06_metadata *p = folio_vllm06_prefill_metadata(r.m);
-                const folio_vllm06_metadata *d = folio_vllm06_decode_metadata(r.m);
-                const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(p);
-                CHECK(f->seq_lens[1] == 18 && f->seq_lens_tensor == NULL && f->chunked_prefill);
-                CHECK(f->block_tables == NULL && f->prefill_block_tables[0] == r.tables[0]);
-                f = folio_vllm06_metadata_get(d);
-                CHECK(f->seq_lens == NULL && f->seq_lens_tensor[0] == 9);
-                CHECK(f->block_tables[0] == r.tables[2 * r.blocks_per_seq]);
-                split_args(&r, r.m, true, true);
-                split_args(&r, p, true, false);
-                split_args(&r, d, false, true);
-                folio_vllm06_metadata *whole_step = r.m;
-                r.m = (folio_vllm06_metadata *)d;
-                v06_fields(&r, steps + 2, 1);
-                v06_run(&r, FOLIO_ATTENTION_DECODER);
-                r.m = whole_step;
-            }
+            if (r.m != NULL && i == 0) split_views(&r);
             for (int k = 0; k < 6; k++)
                 if (k != 1 || edges[1] != edges[0]) edge_free(edges[k]);
         }
+        split_without_table(&r);
     }
     v06_close(&r);
 }
