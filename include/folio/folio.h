@@ -10,9 +10,10 @@
  *
  *     folio_context   a backend on a device, with its threads and its allocator
  *     folio_attention one layer geometry: heads, head sizes, scale, window, soft cap
- *     folio_kv_cache  K and V of all layers in fixed-size blocks, ours or in your memory
+ *     folio_kv_cache  K and V of all layers in fixed-size blocks, in the library's memory or yours
  *     folio_batch     one step's sequences: lengths and block tables
- *     folio_plan      a batch made runnable; made once, updated every step, used by every layer
+ *     folio_plan      limits, schedule and workspace: created once, updated with each step's batch,
+ *                     used by every layer
  *
  * Words. A layer is numbered within its cache, from 0 on. A block holds `block_size` consecutive
  * tokens of a sequence, in every layer of the cache. A slot is the place of one token in a cache:
@@ -38,13 +39,13 @@
  *
  * Names. folio_<noun>_<verb>. folio_<noun>_get_<what> fills the caller's struct folio_<noun>_<what>,
  * or writes through its last arguments. A create that fails sets its out pointer to NULL, and so does
- * a call that hands out a transfer. From version 0.3 on names stay.
+ * a call that hands out a transfer. From version 0.3 on, names do not change.
  *
  * Threads. folio_last_error is per thread.
- *   - Contexts, attentions and descriptions (folio_backend_*, folio_kv_cache_get_shape): any number
- *     of threads at once. So a caller's allocator may be called by several threads at once.
- *   - A batch: one thread at a time, also in folio_batch_get_view. Once it is complete, any number
- *     of threads may run plans updated with it and read folio_batch_get_info. A view does not make a
+ *   - Contexts, attentions and queries (folio_backend_*, folio_kv_cache_get_shape): any number of
+ *     threads at once. So a caller's allocator may be called by several threads at once.
+ *   - A batch: one thread at a time, also in folio_batch_get_view. Once it is filled, any number of
+ *     threads may run plans updated with it and read folio_batch_get_info. A view does not make a
  *     plan out of date.
  *   - A plan: one thread updates it; then any number run it at once, each with its own workspace.
  *     The plan's own workspace serves one of them at a time; a second one is rejected.
@@ -52,7 +53,7 @@
  *     another call that reads or writes the same slots.
  *
  * fork(). A child process has its parent's objects, but not its threads. In the child, calls work
- * and run on the calling thread alone. For more threads, open a new context there. If another
+ * and run on the calling thread only. For more threads, open a new context there. If another
  * thread was inside a call at the fork, what that call was writing is half done; update the plan it
  * was running before you use it. The child may destroy the parent's objects, but need not. Do not
  * fork inside a task of parallel_for or inside an allocator and then return into the library. Do
@@ -124,13 +125,13 @@ FOLIO_API const char *folio_version(void);
 #define FOLIO_STATUS_MAP(X)                                                                        \
     X(OK, 0, "no error")                                                                           \
     X(ERR_ARGUMENT, 1, "an argument is invalid; nothing was written")                              \
-    X(ERR_UNSUPPORTED, 2, "the request is valid but no chosen backend can do it")                  \
+    X(ERR_UNSUPPORTED, 2, "the request is valid, but no eligible backend supports it")             \
     X(ERR_MEMORY, 3, "the allocator returned no memory")                                           \
     X(ERR_DEVICE, 4, "the device reported an error")                                               \
     X(ERR_FULL, 5, "too few blocks are available; nothing changed")                                \
     X(ERR_IO, 6, "a file could not be read or written")                                            \
     X(ERR_INTERNAL, 7, "an invariant is broken: a bug, or memory was overwritten")                 \
-    X(ERR_TOO_LARGE, 8, "it would not fit into the empty pool or tier; nothing changed")
+    X(ERR_TOO_LARGE, 8, "the request would not fit into an empty pool or tier; nothing changed")
 
 typedef enum folio_status {
 #define FOLIO_STATUS_ENTRY_(name, value, text) FOLIO_##name = value,
@@ -163,7 +164,7 @@ typedef enum folio_dtype {
     FOLIO_FP8_E4M3 = 4, /* e4m3fn: no infinity, largest 448; KV cache only  */
     FOLIO_FP8_E5M2 = 5, /* largest 57344; KV cache only                     */
     FOLIO_INT8 = 6,     /* with an f32 scale per token and kv head; KV only */
-    FOLIO_F64 = 7       /* out of the reference backend only                */
+    FOLIO_F64 = 7       /* for `out` on the reference backend only          */
 } folio_dtype;
 
 /** Bytes of one number; 0 for an unknown dtype. */
@@ -259,13 +260,13 @@ typedef struct folio_context_info {
 /**
  * Open a backend. desc NULL: all defaults.
  *
- * The backend "cuda" is a library of its own, libfolio_cuda.so. It is loaded when a context, a
- * description or a query first names "cuda", once for the process. If cuda_library is given, that
- * file is taken and no other. Else, if the environment names one (FOLIO_CUDA_LIBRARY=path), that one.
- * Else the one in the folder of this library's file, or in the folder of the program's file. Paths
- * must be absolute. A program with raised privileges (set-uid, set-gid, file capabilities) trusts
- * neither the environment nor the folder of its file. Once a file is loaded, a context that names
- * another one is rejected.
+ * The backend "cuda" is a library of its own, libfolio_cuda.so. It is loaded when a context or a
+ * query (folio_backend_*, folio_kv_cache_get_shape) first names "cuda", once for the process. If
+ * cuda_library is given, that file is taken and no other. Else, if the environment names one
+ * (FOLIO_CUDA_LIBRARY=path), that one. Else the one in the folder of this library's file, or in the
+ * folder of the program's file. Paths must be absolute. A program with raised privileges (set-uid,
+ * set-gid, file capabilities) trusts neither the environment nor the folder of its file. Once a file
+ * is loaded, a context that names another one is rejected.
  * @return FOLIO_OK; ERR_ARGUMENT; ERR_UNSUPPORTED with one reason per candidate; ERR_MEMORY.
  */
 FOLIO_API folio_status folio_context_create(const folio_context_desc *desc, folio_context **out);
@@ -276,8 +277,9 @@ FOLIO_API folio_status folio_context_get_info(const folio_context *ctx, folio_co
 
 /** Where memory for a context's calls lies. On host backends both kinds are plain host memory. */
 typedef enum folio_memory_kind {
-    FOLIO_MEMORY_DEVICE = 0, /* the device's own: what kernels read fastest                       */
-    FOLIO_MEMORY_HOST = 1    /* the host's, reached by the device too: for copies and for swapping */
+    FOLIO_MEMORY_DEVICE = 0, /* the device's own: what kernels read fastest                    */
+    FOLIO_MEMORY_HOST = 1    /* pinned host memory, which the device can access: for copies and */
+                             /* swapping                                                       */
 } folio_memory_kind;
 
 /** Memory for tensors, caches and workspaces of this context, aligned to 64 bytes and not zeroed.
@@ -344,12 +346,12 @@ typedef struct folio_kv_cache folio_kv_cache;
  * NATIVE on host backends, packed for SIMD, needs 64-byte alignment: [block][H][K | V], with
  *   K  [N/16][D/p][16][p], p = 1 (f32), 2 (16 bit), 4 (8 bit)
  *   V  [N/2][D][2] (16 bit), [N][D] (f32, 8 bit)
- * and plain rows [N][D] for both where block_size is no multiple of 16.
+ * and plain rows [N][D] for both if block_size is not a multiple of 16.
  *
- * NATIVE on a device needs 64-byte alignment too. For 16 bit, head sizes of multiples of 64 and blocks
- * of multiples of 16 it is [block][H][N/8][K | V], each [D/64][8][64]. There, in token t, 16-byte unit
- * u of each 64 numbers lies at place u XOR (t mod 8). Else it is [block][H][K | V], each [N][D].
- * layout_id says which.
+ * NATIVE on a device needs 64-byte alignment too. For 16-bit types with head sizes that are multiples
+ * of 64 and block sizes that are multiples of 16, it is [block][H][N/8][K | V], each [D/64][8][64].
+ * There, in token t, 16-byte unit u of each 64 numbers lies at place u XOR (t mod 8). Otherwise it is
+ * [block][H][K | V], each [N][D]. layout_id says which.
  */
 typedef enum folio_layout {
     FOLIO_LAYOUT_NATIVE = 0,
@@ -415,7 +417,8 @@ typedef struct folio_kv_strides {
  *     STRIDED       block, token and head, for k and for v
  *     NATIVE        block, for k; v has the same, and v_strides is ignored
  *     all others    block, for k and for v; none if v is NULL
- * A block stride is at least the layout's own; NATIVE's is a multiple of 64 bytes. All else is 0.
+ * A block stride is at least the layout's own; NATIVE's is a multiple of 64 bytes. All other strides
+ * must be 0.
  */
 typedef struct folio_kv_memory {
     size_t struct_size;
@@ -445,8 +448,8 @@ typedef struct folio_kv_cache_view {
 } folio_kv_cache_view;
 
 /** The shape that a cache of this description has on a backend. Needs no context. backend NULL:
- * "auto". Strings are valid for ever. @return FOLIO_OK; ERR_ARGUMENT; ERR_UNSUPPORTED: the backend is
- * not available here. */
+ * "auto". Strings stay valid until the process ends. @return FOLIO_OK; ERR_ARGUMENT; ERR_UNSUPPORTED:
+ * the backend is not available here. */
 FOLIO_API folio_status folio_kv_cache_get_shape(const char *backend, const folio_kv_cache_desc *desc,
                                             folio_kv_cache_shape *shape);
 
@@ -468,10 +471,10 @@ FOLIO_API folio_status folio_kv_cache_get_view(const folio_kv_cache *cache, int3
 /* ---------------------------------------------------------------------------------------------- */
 
 /**
- * [tokens][heads][head_size], numbers of one head side by side. data needs the alignment of its
+ * [tokens][heads][head_size], the numbers of one head contiguous. data needs the alignment of its
  * dtype. The numbers of heads and their size come from the attention or the cache. No two heads
- * overlap. The sum of tokens * token_stride and heads * head_stride stays below 2^61 bytes. data may be
- * NULL where tokens is 0. Frozen.
+ * overlap. The sum of tokens * token_stride and heads * head_stride stays below 2^61 bytes. data may
+ * be NULL if tokens is 0. Its layout never changes.
  */
 typedef struct folio_tensor {
     void *data;
@@ -485,7 +488,7 @@ typedef struct folio_tensor {
 /**
  * Where a call runs. NULL for the defaults.
  *
- * A plan's own workspace serves one forward at a time; a second thread at once is rejected. On a
+ * A plan's own workspace serves one forward at a time; a second concurrent forward is rejected. On a
  * device it serves one stream, that of the first forward after an update; other streams are rejected
  * until the next update. Give a workspace for each further thread or stream. Replays of a captured
  * graph are not checked.
@@ -530,8 +533,8 @@ typedef struct folio_bias {
  * lse and run.workspace must share no byte with each other or with anything the call reads. Rows of
  * two tensors may alternate in memory, as in the result of a fused QKV projection, if their strides
  * in bytes are equal. K and V of any layer of the cache, and a bias, count as ranges from first to
- * last byte. If the call writes k and v to the cache, nothing that it reads may lie in the cache: q, k,
- * v, slopes, sinks and bias.
+ * last byte. If the call writes k and v to the cache, nothing that it reads may lie in the cache: q,
+ * k, v, slopes, sinks and bias.
  *
  * q and out have the attention's dtype (on the reference backend out may be F64). k and v are F32,
  * F16 or BF16, whatever q is; a cache that stores them rounds them to its own dtype.
@@ -543,21 +546,22 @@ typedef struct folio_tensors {
     size_t struct_size;
     folio_tensor q, k, v, out; /* k and v: both; or neither (data NULL, tokens 0), then the   */
                                /* call stores nothing and reads all keys from the cache      */
-    float *lse;                /* [token][head], natural log, sinks included; NULL: not asked */
+    float *lse;                /* [token][head], natural log, sinks included; NULL: not      */
+                               /* computed                                                   */
     int64_t lse_token_stride;  /* elements; 0: num_heads                                     */
     int64_t lse_head_stride;   /* elements; 0: 1                                             */
     const float *slopes;       /* ALiBi, [num_heads], finite; not in cross attention, which   */
                                /* rejects them; NULL: none                                   */
     const float *sinks;        /* [num_heads], finite or -inf (no sink); NULL: none          */
     folio_bias bias;
-    float k_scale; /* k = stored * k_scale; finite, > 0; 0: 1. FP8 caches alone use it       */
+    float k_scale; /* k = stored * k_scale; finite, > 0; 0: 1. Used with FP8 caches only      */
     float v_scale;
     uint32_t flags; /* 0 or FOLIO_KV_APPEND                                                   */
 } folio_tensors;
 
-/** Copies bytes between any two places, host or device, in the order of run's stream. bytes may be 0,
- * and then `to` and `from` NULL; so in folio_memory_fill. Host backends allow the two to overlap. On a
- * device they must not; this is not checked. */
+/** Copies bytes between any two places, host or device, in the order of run's stream. If bytes is 0,
+ * `to` and `from` may be NULL; the same holds for folio_memory_fill. Host backends allow the two to
+ * overlap. On a device they must not; this is not checked. */
 FOLIO_API folio_status folio_memory_copy(folio_context *ctx, void *to, const void *from,
                                          size_t bytes, const folio_run *run);
 /** Sets every byte to `value`, 0..255, in the order of run's stream. */
@@ -574,7 +578,8 @@ FOLIO_API folio_status folio_run_wait(folio_context *ctx, const folio_run *run);
 typedef struct folio_kv_write {
     size_t struct_size;
     folio_tensor k, v;    /* F32, F16 or BF16                                             */
-    const int64_t *slots; /* [k.tokens], each in [0, num_blocks * block_size) and there once, or -1 */
+    const int64_t *slots; /* [k.tokens], each -1 or a slot in [0, num_blocks * block_size); */
+                          /* no slot twice                                                */
     float k_scale;        /* FP8: stored = x / k_scale rounded; 0: 1                      */
     float v_scale;
 } folio_kv_write;
@@ -602,7 +607,7 @@ typedef struct folio_kv_gather {
 FOLIO_API folio_status folio_kv_cache_gather(const folio_kv_cache *cache, int32_t layer,
                                              const folio_kv_gather *gather, const folio_run *run);
 
-/** One block to copy. Frozen. */
+/** One block to copy. Its layout never changes. */
 typedef struct folio_block_pair {
     int64_t from;
     int64_t to;
@@ -625,7 +630,7 @@ typedef struct folio_kv_rows {
     void *k, *v;                /* in the cache's dtype          */
     float *k_scales, *v_scales; /* INT8: both; else ignored      */
     int64_t num_blocks;
-    const int64_t *blocks; /* [num_blocks]; in pack none twice */
+    const int64_t *blocks; /* [num_blocks]; pack: no block twice */
 } folio_kv_rows;
 
 /** Rows to blocks of a layer, whatever the cache's layout. The rows must not lie in the cache. */
@@ -678,7 +683,7 @@ typedef struct folio_batch_seq {
                                 /* folio_batch_is_complete                                       */
     int64_t num_blocks;         /* at least seq_len / block_size, rounded up; more are ignored   */
     const int64_t *slots;       /* [query_len], where k and v go; NULL: by the block table       */
-    int32_t positions_given;    /* non-zero: DECODER attention takes the next two                */
+    int32_t positions_given;    /* non-zero: DECODER attention uses the next two fields          */
     int64_t first_query_pos;    /* position of the first new token, between -2^40 and 2^40;      */
                                 /* not given: seq_len - query_len                                */
     int64_t first_key_pos;      /* the same of the first key; not given: 0                       */
@@ -702,7 +707,8 @@ FOLIO_API folio_status folio_batch_add(folio_batch *batch, const folio_batch_seq
 typedef struct folio_batch_arrays {
     size_t struct_size;
     int64_t num_seqs;
-    const int32_t *query_start;    /* [num_seqs + 1], from 0, never falling; NULL: one token each  */
+    const int32_t *query_start;    /* [num_seqs + 1], starts at 0, non-decreasing; NULL: one token */
+                                   /* each                                                         */
     const int32_t *seq_lens;       /* [num_seqs], 0: padding. May be NULL in set_csr and           */
                                    /* set_slots: then the tables give the lengths                  */
     const int32_t *phases;         /* [num_seqs] of folio_phase                                    */
@@ -828,7 +834,7 @@ typedef struct folio_plan folio_plan;
 #define FOLIO_PLAN_NO_WORKSPACE 2u
 /**
  * A sequence's bits depend on its own rows and keys and on the plan, never on the rest of the batch.
- * Host backends always behave so. On a device the keys are then cut at fixed places, which costs
+ * Host backends always do this. On a device, keys are then split at fixed positions, which costs
  * some speed. Alignment still matters on a device: the promise holds where all rows of q, k, v, out
  * and the cache begin at multiples of 16 bytes.
  */
@@ -863,7 +869,7 @@ FOLIO_API folio_status folio_plan_create(folio_context *ctx, const folio_plan_de
 FOLIO_API void folio_plan_destroy(folio_plan *plan);
 
 /**
- * Make the plan fit this step's batch. Checks every block index, slot and length; allocates
+ * Prepare the plan for this step's batch. Checks every block index, slot and length; allocates
  * nothing. On a device, the batch is copied there on run's stream; forwards and captured graphs on
  * the same stream see it. Forwards on other streams must have ended before: what they read is
  * overwritten. The batch must not change until the next update: a forward after a change is rejected.
@@ -884,7 +890,8 @@ typedef struct folio_device_batch {
     size_t struct_size;
     int64_t num_seqs;              /* 1 .. max_seqs                                              */
     int64_t num_query_tokens;      /* rows of q, k, v, out; 0: num_seqs. Graph plans: their limit */
-    const int32_t *query_start;    /* [num_seqs + 1], from 0, never falling; NULL: one token each */
+    const int32_t *query_start;    /* [num_seqs + 1], starts at 0, non-decreasing; NULL: one     */
+                                   /* token each                                                 */
     const int32_t *seq_lens;       /* [num_seqs]                                                 */
     const int32_t *causality;      /* [num_seqs] of folio_causality; NULL: AUTO                  */
     const int64_t *slot_mapping;   /* [num_query_tokens]; NULL: by the block table               */
@@ -901,7 +908,7 @@ typedef struct folio_device_batch {
  * Update the plan from arrays in device memory, without waiting. It can be captured in a graph
  * together with forwards, and replayed after the arrays have changed. A sequence with a bad length,
  * block or slot is emptied: its rows are stored nowhere and its out is zeros; the others are
- * computed. folio_plan_get_findings reports it. Slots that are written twice are not found here. For
+ * computed. folio_plan_get_findings reports it. Duplicate slots are not detected. For
  * cross attention and on host backends, use folio_plan_update.
  */
 FOLIO_API folio_status folio_plan_update_device(folio_plan *plan, const folio_device_batch *batch,
@@ -931,8 +938,8 @@ typedef struct folio_plan_info {
                              /* after folio_plan_update_device                                */
     int64_t num_split_items; /* those of them that have only a part of a row's keys: their    */
                              /* results are merged                                            */
-    int64_t split_len;       /* a row's keys may be cut only at multiples of this many keys;  */
-                             /* 0: they are not cut at fixed places                           */
+    int64_t split_len;       /* a row's keys may be split only at multiples of this many      */
+                             /* keys; 0: they are not split at fixed positions                */
     const char *fallback;    /* kernels for forwards that `kernel` does not take, in the      */
                              /* order they are tried; "": it takes all. Reasons are strides,  */
                              /* alignment, slopes, bias, FOLIO_KV_APPEND, another cache       */
@@ -952,9 +959,9 @@ FOLIO_API folio_status folio_plan_get_info(const folio_plan *plan, int32_t atten
  * are read directly and no sequence may have a context. The encoder types ignore cache and layer.
  *
  * Cache, batch and plan may come from different contexts. The cache lies where the plan runs: in host
- * memory for host backends, on the plan's own device for others. Another place is rejected; another
- * device of the same backend is not noticed. A host plan may read a device's wrapped cache that lies
- * in FOLIO_MEMORY_HOST; where it lies is not checked.
+ * memory for host backends, on the plan's own device for others. A cache elsewhere is rejected, but a
+ * cache on another device of the same backend is not detected. A host plan may read a device's
+ * wrapped cache that lies in FOLIO_MEMORY_HOST; where it lies is not checked.
  *
  * Writes out, and lse if it is not NULL. A row that sees no key gets zeros in out, and in lse the
  * head's sink, or -inf without sinks.
@@ -974,18 +981,18 @@ FOLIO_API folio_status folio_attention_forward(const folio_plan *plan, int32_t a
 /* One call                                                                                        */
 /* ---------------------------------------------------------------------------------------------- */
 
-/** One tensor of each, as FlashAttention's users have them. Arrays lie in host memory. */
+/** One q, k and v tensor each, as in FlashAttention's interface. Arrays lie in host memory. */
 typedef struct folio_attend_args {
     size_t struct_size;
     folio_tensor q;       /* [rows][num_heads][k_head_size]; its dtype must be given             */
     folio_tensor k, v;    /* new tokens, [rows][num_kv_heads][...]; may be left out with a cache */
     folio_tensor out;     /* [rows][num_heads][v_head_size]                                      */
-    float *lse;           /* [rows][num_heads]; NULL: not asked                                  */
+    float *lse;           /* [rows][num_heads]; NULL: not computed                               */
     int32_t num_heads;
     int32_t num_kv_heads; /* 0: the cache's; without a cache num_heads                           */
     int32_t k_head_size;  /* 0: the cache's                                                      */
     int32_t v_head_size;  /* 0: the cache's; without a cache k_head_size                         */
-    folio_kv_cache *cache; /* NULL: k and v alone                                                */
+    folio_kv_cache *cache; /* NULL: only k and v                                                 */
     int32_t layer;
     folio_causality causality; /* AUTO: causal, which FlashAttention is not by default           */
     int64_t num_seqs;
@@ -1013,7 +1020,7 @@ typedef struct folio_attend_args {
  *
  * It makes an attention, a batch and a plan, runs the layer and frees them: it allocates, and on a
  * device it waits for the end. An engine makes a plan instead, once, and updates it for all layers
- * of a step. The results are the same; on host backends, the same bits. Of run, stream alone counts.
+ * of a step. The results are the same; on host backends, the same bits. Only run.stream is used.
  *
  * @return as folio_attention_create, folio_batch_add, folio_plan_create and folio_attention_forward.
  */
@@ -1024,7 +1031,8 @@ FOLIO_API folio_status folio_attend(folio_context *ctx, const folio_attend_args 
 /* Partial results and biases                                                                      */
 /* ---------------------------------------------------------------------------------------------- */
 
-/** Attention over a part of the keys: out and lse as folio_attention_forward writes them. Frozen. */
+/** Attention over a part of the keys: out and lse as folio_attention_forward writes them. Its
+ * layout never changes. */
 typedef struct folio_state {
     folio_tensor out; /* dtype F32, F16 or BF16 */
     const float *lse;
@@ -1039,7 +1047,7 @@ typedef struct folio_merge {
     int64_t num_parts;
     const folio_state *parts;  /* [num_parts], each with as many tokens as out             */
     folio_tensor out;
-    float *lse;                /* NULL: not asked                                          */
+    float *lse;                /* NULL: not computed                                       */
     int64_t lse_token_stride;  /* elements; 0: num_heads                                   */
     int64_t lse_head_stride;   /* elements; 0: 1                                           */
 } folio_merge;
@@ -1058,9 +1066,10 @@ FOLIO_API folio_status folio_merge_states(folio_context *ctx, const folio_merge 
 
 /**
  * Write the additive matrix [num_heads][query_len][key_len] that ALiBi, window and causality of one
- * sequence amount to: 0 or -slope * distance where the key is seen, -inf where not. For people and
- * for tests; the kernels never make it. slopes may be NULL. capacity: floats in out. ERR_UNSUPPORTED:
- * slopes or a window in cross attention. attention and batch may come from different contexts.
+ * sequence amount to: 0 or -slope * distance where the key is seen, -inf where not. For inspection
+ * and tests; kernels never create this matrix. slopes may be NULL. capacity: floats in out.
+ * ERR_UNSUPPORTED: slopes or a window in cross attention. attention and batch may come from different
+ * contexts.
  */
 FOLIO_API folio_status folio_bias_write(const folio_attention *attention, const folio_batch *batch,
                                         folio_attention_type type, int64_t seq, const float *slopes,
@@ -1072,7 +1081,7 @@ FOLIO_API folio_status folio_bias_write(const folio_attention *attention, const 
 
 /** One row of the feature table. */
 typedef struct folio_feature {
-    const char *name;    /* a stable word, such as "sliding_window"     */
+    const char *name;    /* a stable identifier, such as "sliding_window" */
     const char *summary; /* one line for people                         */
     int32_t supported;
     const char *reason; /* why not; "" where supported                  */
@@ -1088,7 +1097,7 @@ typedef struct folio_backend_info {
     int32_t num_levels;
     const char *level;           /* the one a context gets by default. "": not available,   */
                                  /* or the environment variable FOLIO_CPU names none        */
-    const folio_layout *layouts; /* [num_layouts] it attends to in place                    */
+    const folio_layout *layouts; /* [num_layouts] that it reads without conversion          */
     int32_t num_layouts;
     const folio_feature *features; /* [num_features] of this version, available or not; the same  */
                                    /* rows for every backend                                     */
@@ -1101,8 +1110,8 @@ typedef struct folio_backend_info {
 FOLIO_API int32_t folio_backend_count(void);
 /** NULL where index is outside [0, count). Loads nothing. */
 FOLIO_API const char *folio_backend_name(int32_t index);
-/** All about one backend, by name. Needs no device; "cuda" loads its library. Pointers are valid for
- * ever. */
+/** All about one backend, by name. Needs no device; "cuda" loads its library. Pointers stay
+ * valid until the process ends. */
 FOLIO_API folio_status folio_backend_get_info(const char *name, folio_backend_info *info);
 
 /** An attention kernel, and a case that plans choose it for. */
@@ -1113,8 +1122,8 @@ typedef struct folio_kernel_info {
     folio_dtype kv_dtype; /* of the cache                                                     */
     int32_t head_size;    /* of K and V                                                       */
     folio_layout layout;  /* of the cache                                                     */
-    int32_t min_rows;     /* query_len * num_heads / num_kv_heads of every sequence: at least */
-    int32_t max_rows;     /* and at most; 0: any number                                       */
+    int32_t min_rows;     /* smallest query_len * num_heads / num_kv_heads of a sequence       */
+    int32_t max_rows;     /* largest; 0: no limit                                             */
 } folio_kernel_info;
 
 /** Kernel `index` in [0, folio_context_info.num_kernels) of a context's backend, level and device. A

@@ -20,7 +20,8 @@
  * cached: not held, but in the prefix cache, and evicted when free ones run out.
  * Available is free or cached.
  *
- * Errors are those of folio.h. A call that fails has changed nothing, unless it says otherwise.
+ * Errors are those of folio.h. A call that fails has changed nothing, unless its comment says
+ * otherwise.
  * FOLIO_ERR_FULL means "not now": there are too few available blocks; preempt a sequence, or try
  * again when one has ended. A queued copy holds the block that it reads until it is run.
  * FOLIO_ERR_TOO_LARGE means "never": the request would not fit even if nobody else held a block.
@@ -30,13 +31,13 @@
  * on_event: the callback must not call the pool.
  *
  * Devices. A pool's blocks may lie on a device (backend "cuda"). The pool then queues all its copies
- * on one stream (folio_pool_desc.stream) and does not wait for them; only bytes of the store's file
- * are waited for. Put all other work on the pool's blocks on the same stream: forwards,
- * folio_kv_cache_write, the copies of folio_pool_take_copies. Then a block may go to another
- * sequence as soon as the work that reads it is queued. A transfer has ended when its copies are in
- * the stream; folio_run_wait returns their errors. Do not capture a graph on the stream while a
- * transfer is under way: it may queue copies at any time. A run given to a call of this header names
- * no stream, or the pool's.
+ * on one stream (folio_pool_desc.stream) and does not wait for them; it waits only for copies to and
+ * from the store's file. Put all other work on the pool's blocks on the same stream: forwards,
+ * folio_kv_cache_write, the copies of folio_pool_take_copies. Then a block may go to another sequence
+ * as soon as the work that reads it is queued. A transfer has ended when its copies are in the
+ * stream; folio_run_wait returns their errors. Do not capture a graph on the stream while a transfer
+ * is under way: it may queue copies at any time. The folio_run of a call in this header must have
+ * stream NULL or the pool's stream.
  *
  * Lifetimes. Objects may be destroyed in any order, as in folio.h: sequences and transfers keep their
  * pool alive, a pool its caches and its context. A pool that is destroyed while sequences or
@@ -65,7 +66,7 @@ typedef struct folio_transfer folio_transfer;
 /** In place of a group's number: the blocks of encoder tokens, which cross attention reads. */
 #define FOLIO_LAYER_GROUP_CROSS (-1)
 
-/** One layer group. Frozen. */
+/** One layer group. Its layout never changes. */
 typedef struct folio_layer_group {
     int64_t window;        /* tokens that a token sees, itself included: window_left + 1; 0: all   */
     folio_kv_cache *cache; /* at least num_blocks blocks of block_size; NULL: the caller runs the  */
@@ -75,7 +76,7 @@ typedef struct folio_layer_group {
 /**
  * Caches for the groups of one pool in one memory. descs: [num_caches], 1..17, all with the same
  * num_blocks and layout NATIVE. Layers, block size, heads, head sizes and dtype may differ (but a pool
- * needs one block size). caches: [num_caches], NULL each where the call is rejected. Each block has
+ * needs one block size). caches: [num_caches]; all NULL if the call fails. Each block has
  * room for a block of any of the caches, so the memory is num_blocks times the largest: split the
  * layers into groups whose blocks take about the same bytes. The memory lives until the last of the
  * caches is destroyed. The pool never uses one block in two caches at once; a caller with block tables
@@ -128,8 +129,8 @@ typedef struct folio_pool_desc {
     int32_t block_size;             /* tokens, 1..4096; 0: as its caches have it                   */
     int32_t num_layer_groups;       /* 1..FOLIO_MAX_LAYER_GROUPS; 0: 1                             */
     const folio_layer_group *layer_groups; /* [num_layer_groups], copied; NULL: no windows, no caches */
-    folio_kv_cache *cross_cache;    /* of encoder tokens, for cross attention; NULL: none that the */
-                                    /* pool knows, as in folio_layer_group                         */
+    folio_kv_cache *cross_cache;    /* for encoder tokens; NULL: the caller runs the copies, and   */
+                                    /* there are no tiers, as in folio_layer_group                 */
     int64_t watermark; /* blocks that FOLIO_RESERVE_ADMIT leaves available                         */
     uint32_t flags;    /* 0 or FOLIO_POOL_CHECK                                                    */
     uint64_t hash_key;     /* key of the prefix cache's hashes: pools with the same key have the   */
@@ -158,15 +159,15 @@ typedef struct folio_pool_desc {
  */
 FOLIO_API folio_status folio_pool_create(folio_context *ctx, const folio_pool_desc *desc,
                                          folio_pool **out);
-/** The pool ends when its last sequence and transfer are destroyed too. Then it waits for the
- * transfers under way and their copies. What the store holds stays for the next pool. */
+/** The pool is freed when it and its last sequence and transfer handle are destroyed. That call waits
+ * for the transfers in progress and their copies. What the store holds stays for the next pool. */
 FOLIO_API void folio_pool_destroy(folio_pool *pool);
 
 /**
  * Allocate n blocks with one reference each, all or none, for callers that keep their own block
- * tables. FOLIO_ERR_FULL: fewer than n are available. FOLIO_ERR_TOO_LARGE: the pool has fewer than
- * n. Free blocks are taken first, then cached ones: the least recently used first, and of one
- * sequence its last block first. Each block takes constant time. One exception: if all groups have
+ * tables. FOLIO_ERR_FULL: fewer than n are available. FOLIO_ERR_TOO_LARGE: the pool has fewer than n.
+ * Free blocks are taken first, then cached ones: least recently used first, and among the blocks of
+ * one sequence the last one first. Each block takes constant time. One exception: if all groups have
  * windows, taking the last cached block of a long chain also clears the chain's entries.
  */
 FOLIO_API folio_status folio_pool_alloc(folio_pool *pool, int64_t n, int32_t *blocks);
@@ -200,16 +201,17 @@ typedef struct folio_pool_stats {
     int64_t num_sequences;
     int64_t num_copies;    /* waiting to be taken               */
     int64_t allocations;   /* blocks handed out since creation  */
-    int64_t evictions;     /* cached blocks taken back          */
+    int64_t evictions;     /* cached blocks that were evicted   */
     int64_t lookup_tokens; /* given to folio_sequence_match     */
     int64_t hit_tokens;    /* found by it, in any tier          */
     double hit_rate;       /* hit_tokens / lookup_tokens, or 0  */
-    int64_t num_entries;   /* of the prefix cache's index. folio_pool_forget hides all of them; one */
-                           /* whose block is held may count on until the block is given back */
+    int64_t num_entries;   /* entries of the prefix cache's index. After folio_pool_forget, an   */
+                           /* entry whose block is still held may be counted until the block is  */
+                           /* released                                                           */
     int64_t host_blocks;   /* blocks of the host tier           */
     int64_t host_used;     /* of them held                      */
-    int64_t host_cached;   /* of them in the prefix cache alone */
-    int64_t host_evictions; /* cached ones taken back           */
+    int64_t host_cached;   /* of them only in the prefix cache  */
+    int64_t host_evictions; /* cached ones that were evicted    */
     int64_t blocks_out;    /* copied down to host memory or disk */
     int64_t blocks_in;     /* copied back up                     */
     int64_t store_frames;  /* frames of the disk tier            */
@@ -243,8 +245,8 @@ FOLIO_API folio_status folio_pool_get_block_states(folio_pool *pool, folio_tier 
  */
 FOLIO_API folio_status folio_pool_check(folio_pool *pool);
 
-/** Empty the prefix cache in all tiers (new weights, say). Sequences keep their blocks, and enter
- * nothing into the cache any more until they are truncated to 0. Waits for transfers under way. */
+/** Empty the prefix cache in all tiers (new weights, say). Sequences keep their blocks, which do
+ * not enter the cache until the sequence is truncated to 0. Waits for transfers under way. */
 FOLIO_API folio_status folio_pool_forget(folio_pool *pool);
 
 /* ---------------------------------------------------------------------------------------------- */
@@ -256,7 +258,8 @@ typedef struct folio_sequence_desc {
     uint64_t salt;      /* a sequence finds prefix-cache entries of its own salt only. Put    */
                         /* into it all that K and V depend on besides the token ids: tenant,  */
                         /* adapter, image, the encoder's input                                */
-    int64_t max_tokens; /* block tables get room for so many at creation; they grow as needed */
+    int64_t max_tokens; /* block tables are allocated for this many tokens at creation; they  */
+                        /* grow as needed                                                     */
 } folio_sequence_desc;
 
 /** Where a sequence's K and V are. */
@@ -305,12 +308,12 @@ FOLIO_API folio_status folio_sequence_get_info(const folio_sequence *sequence,
  * The sequence holds the matched blocks from then on, also if the next reserve is rejected:
  * folio_sequence_truncate to 0, or destroy, gives them back.
  *
- * Blocks found in host memory or on disk are brought back, as many as there are available blocks
- * for. In a pool with windows it is all of them or none; with none, the match is what is on the
- * device. transfer NULL: the call waits. Otherwise *transfer is the handle, or NULL where nothing
- * has to be brought back. Until the transfer has ended the sequence is COMING, and *matched and len
- * are 0; afterwards len is the prefix's length. A frame of the store that cannot be read is not an
- * error: the prefix ends before it; in a pool with windows there is no match.
+ * Blocks found in host memory or on disk are brought back, as many as there are available blocks for.
+ * In a pool with windows, either all of them are brought back or none; if none, only blocks on the
+ * device are matched. transfer NULL: the call waits. Otherwise *transfer is the handle, or NULL where
+ * nothing has to be brought back. Until the transfer has ended the sequence is COMING, and *matched
+ * and len are 0; afterwards len is the prefix's length. A frame of the store that cannot be read is
+ * not an error: the prefix ends before it; in a pool with windows there is no match.
  */
 FOLIO_API folio_status folio_sequence_match(folio_sequence *sequence, const folio_tokens *tokens,
                                             int64_t *matched, folio_transfer **transfer);
@@ -336,8 +339,8 @@ FOLIO_API folio_status folio_sequence_reserve(folio_sequence *sequence, int64_t 
 
 /** Slots for the n encoder tokens that cross attention will read. Rejected if the sequence has
  * encoder tokens already. n is at least 1. slots (may be NULL): [n]. flags as in
- * folio_sequence_reserve. In a batch its encoder_new_len is n until the next commit, 0 afterwards.
- * Errors are those of folio_sequence_reserve. */
+ * folio_sequence_reserve. In a batch, the sequence's encoder_new_len is n until the next commit, 0
+ * afterwards. Errors are those of folio_sequence_reserve. */
 FOLIO_API folio_status folio_sequence_reserve_encoder(folio_sequence *sequence, int64_t n,
                                                       uint32_t flags, int64_t *slots);
 
@@ -375,11 +378,11 @@ FOLIO_API folio_status folio_sequence_get_table(const folio_sequence *sequence, 
                                             const int32_t **blocks, int64_t *num_blocks);
 
 /**
- * Append sequences to a batch of one group. query_len is the tokens reserved and not committed; with
- * 0 of them the sequence has no rows. seq_len is len, the block table is the group's; encoder tokens
- * and their blocks come along. Each sequence must be resident and have a token. The batch has the
- * pool's block size. No entry may be NULL: folio_batch_add adds padding. On error the batch keeps what
- * it had before.
+ * Append sequences to a batch of one group. query_len is the number of tokens that are reserved but
+ * not committed; if it is 0, the sequence has no rows. seq_len is len, the block table is the
+ * group's; encoder tokens and their blocks come along. Each sequence must be resident and have a
+ * token. The batch has the pool's block size. No entry may be NULL: folio_batch_add adds padding. On
+ * error the batch keeps what it had before.
  *
  * All sequences of a batch are of one pool and one group, until folio_batch_clear. Sequences of
  * folio_batch_add, padding aside, need another batch; a mix is rejected. If the group has a
@@ -405,9 +408,9 @@ FOLIO_API folio_status folio_batch_add_sequences(folio_batch *batch, int32_t lay
 /* ---------------------------------------------------------------------------------------------- */
 
 /*
- * Calls that move blocks return a transfer through their last argument and go on in the background.
- * With NULL there, they wait and return the transfer's status. A transfer may end with ERR_MEMORY,
- * ERR_IO or ERR_DEVICE; then the blocks are still where they were.
+ * Calls that move blocks return a transfer through their last argument; the blocks are moved in the
+ * background. With NULL there, they wait and return the transfer's status. A transfer may end with
+ * ERR_MEMORY, ERR_IO or ERR_DEVICE; then the blocks are still where they were.
  */
 
 /** 1 once the transfer has ended or failed; 0 before. NULL, a transfer that was not needed, has
@@ -420,8 +423,8 @@ FOLIO_API void folio_transfer_destroy(folio_transfer *transfer);
 
 /**
  * Move a resident sequence to host memory or to the store. All its tokens must be committed. Its
- * blocks on the device are released when the transfer has ended, not before. Encoder blocks go along.
- * Blocks behind windows are released first, and queued copies are run.
+ * blocks on the device are released when the transfer has ended, not before. Encoder blocks are moved
+ * too. Blocks behind windows are released first, and queued copies are run.
  * A sequence in host memory may go on to DISK. FOLIO_ERR_FULL: the tier has too little room now.
  * FOLIO_ERR_TOO_LARGE: the sequence has more blocks than the tier.
  */

@@ -1,8 +1,8 @@
 /*
  * folio_vllm06.h: the attention interface of vLLM 0.6, in C.
  *
- * For engines that grew around vLLM 0.6's three attention backends, their metadata and their cache
- * layouts. Every name is vLLM's, with the prefix folio_vllm06_. Nothing is computed here: all
+ * For engines that were built around vLLM 0.6's three attention backends, their metadata and their
+ * cache layouts. Every name is vLLM's, with the prefix folio_vllm06_. Nothing is computed here: all
  * goes through folio.h, whose rules for structs, errors and lifetimes hold here too. Five structs
  * are taken by pointer, have no struct_size and never change: folio_vllm06_bias,
  * folio_vllm06_kv_cache and folio_vllm06_ops_cache, because they stand in arrays;
@@ -56,22 +56,22 @@ typedef struct folio_vllm06_bias {
 } folio_vllm06_bias;
 
 /**
- * A step's fields, with the names of vLLM 0.6's backends (below: the ancestors). Sequences:
+ * A step's fields, with the names of vLLM 0.6's backends (below: the originals). Sequences:
  * num_prefills prompts (or chunks of them), then the decodes, one token each; num_seqs is their sum.
  * Pass NULL for None, and also for an empty list or tensor, because the library cannot see that an
  * array is empty. (Decodes of torch-sdpa from 0.6.5 on have seq_lens []; prompts of the CPU runner
  * of 0.6.3 and 0.6.4 and of the XPU runner have an empty seq_lens_tensor.) The library computes
  * num_prefill_tokens if it is 0, and raises maxima that are too small. num_encoder_tokens is the
  * number of rows of key in cross attention: the encoder tokens of all prompts, or 0 if those are
- * cached already. Decodes have no new encoder tokens; in a step of decodes alone it is 0 or the sum of
+ * cached already. Decodes have no new encoder tokens; in a step of decodes only, it is 0 or the sum of
  * their encoder_seq_lens, as in vLLM.
  *
  * make_metadata rejects negative counts, lengths and strides; prompts whose context and new tokens do
  * not add up to seq_len, or together not to num_prefill_tokens; decodes with other than one new token
- * by query_start_loc, or with a context below seq_len - 1; running sums of other lengths; lengths that
- * differ from their tensor; any other num_encoder_tokens; without chunked_prefill, rows of
- * prefill_block_tables that differ from those of block_tables; is_prompt beside decodes. It compares no
- * other fields: maxima may be too large, and forward checks slots and blocks.
+ * by query_start_loc, or with a context below seq_len - 1; running sums of other lengths; lengths
+ * that differ from their tensor; any other num_encoder_tokens; without chunked_prefill, rows of
+ * prefill_block_tables that differ from those of block_tables; is_prompt together with decodes. It
+ * compares no other fields: maxima may be too large, and forward checks slots and blocks.
  *
  * Except with chunked_prefill, seq_lens and seq_lens_tensor have the same values, and one of them is
  * enough for every attention type. Encoder and cross attention also need both encoder_seq_lens and
@@ -110,7 +110,7 @@ typedef struct folio_vllm06_metadata_fields {
     const int32_t *block_tables;        /* [num_seqs][block_tables_stride]; NULL: none */
     int64_t block_tables_stride;
     int32_t use_cuda_graph; /* decodes padded to a fixed batch                                    */
-    int32_t is_prompt;      /* all sequences are prompts; rejected beside decodes.                */
+    int32_t is_prompt;      /* all sequences are prompts; rejected if there are decodes.         */
                             /* 0 is taken as 1 if there are prompts and no decodes                */
     /* encoder and cross attention */
     const int32_t *encoder_seq_lens;        /* [num_seqs] */
@@ -163,8 +163,8 @@ FOLIO_API const folio_vllm06_metadata *folio_vllm06_decode_metadata(
 /** 1 if encoder_seq_lens and encoder_seq_lens_tensor are set (max_encoder_seq_len follows); else 0. */
 FOLIO_API int folio_vllm06_is_all_encoder_attn_metadata_set(const folio_vllm06_metadata *metadata);
 /** 1 if those, cross_slot_mapping and cross_block_tables are set; else 0. cross_slot_mapping may be
- * missing where no prompt has an encoder. cross_block_tables may be missing, with stride 0, where no decode
- * has one. */
+ * missing where no prompt has an encoder. cross_block_tables may be missing, with stride 0, where no
+ * decode has one. */
 FOLIO_API int folio_vllm06_is_all_cross_attn_metadata_set(const folio_vllm06_metadata *metadata);
 
 /** Lengths of queries and of keys by attention type, owned by the metadata; ERR_ARGUMENT for an
@@ -181,9 +181,10 @@ typedef struct folio_vllm06_seq_len_block_table_args {
     int64_t block_tables_stride;
 } folio_vllm06_seq_len_block_table_args;
 
-/** Lengths, their maximum and the block tables by attention type: the fields of the whole step, and the
- * maximum of its prompts (is_prompt) or decodes. With chunked_prefill lengths and tables too are those of the
- * prompts, seq_lens and prefill_block_tables, or of the decodes; NULL where there are none. */
+/** Lengths, their maximum and block tables for an attention type. Lengths and tables are those of the
+ * whole step; the maximum is that of its prompts (is_prompt) or of its decodes. With chunked_prefill
+ * all three are those of the prompts (seq_lens, prefill_block_tables) or of the decodes; NULL if there
+ * are none. */
 FOLIO_API folio_status folio_vllm06_get_seq_len_block_table_args(
     const folio_vllm06_metadata *metadata, int is_prompt, folio_attention_type attn_type,
     folio_vllm06_seq_len_block_table_args *out);
@@ -226,8 +227,8 @@ typedef struct folio_vllm06_cache_view {
 
 typedef struct folio_vllm06_state folio_vllm06_state;
 
-/** compute: "auto" (or NULL), "cpu", "cuda" or "reference". desc gives threads, allocator and device; its
- * backend field is ignored. NULL: all defaults. */
+/** compute: "auto" (or NULL), "cpu", "cuda" or "reference". desc gives threads, allocator and device;
+ * its backend field is ignored. NULL: all defaults. */
 FOLIO_API folio_status folio_vllm06_state_create(const char *compute,
                                                  const folio_context_desc *desc,
                                                  folio_vllm06_state **out);
@@ -239,7 +240,7 @@ typedef struct folio_vllm06_impl folio_vllm06_impl;
 
 /**
  * One layer. sliding_window and alibi_slopes act in DECODER attention only; the other types ignore
- * them. compat 1 computes DECODER attention as the ancestors did where Folio differs on purpose, for
+ * them. compat 1 computes DECODER attention as the originals did where Folio differs on purpose, for
  * engines that depend on it; docs/lineage.md in Folio's sources has the reasons:
  *   - decodes ignore sliding_window and see all seq_len keys, also those of a clipped block table;
  *   - prompts with alibi_slopes ignore sliding_window;
@@ -256,10 +257,10 @@ typedef struct folio_vllm06_impl_desc {
     const float *alibi_slopes; /* [num_heads], copied; DECODER only; NULL: none */
     int64_t sliding_window;    /* tokens, the row's own included; DECODER only; 0: none */
     const char *kv_cache_dtype; /* "auto" (or NULL): dtype; "fp8", "fp8_e4m3", "fp8_e5m2" */
-    const void *blocksparse_params; /* must be NULL, as in the ancestors */
+    const void *blocksparse_params; /* must be NULL, as in the originals */
     float logits_soft_cap; /* 0: none */
     folio_dtype dtype;     /* of query, key, value and output */
-    int32_t compat;        /* 0, or 1: as the ancestors, see above */
+    int32_t compat;        /* 0, or 1: as the originals, see above */
 } folio_vllm06_impl_desc;
 
 FOLIO_API void folio_vllm06_impl_destroy(folio_vllm06_impl *impl);
@@ -283,11 +284,11 @@ typedef struct folio_vllm06_forward_args {
 typedef struct folio_vllm06_backend {
     size_t struct_size;
     const char *(*get_name)(void); /* "xformers", "torch-sdpa", "ipex"; vLLM from 0.6.4 on: "XFORMERS" */
-    const char *(*get_impl_cls)(void); /* the ancestors' class names of its parts */
+    const char *(*get_impl_cls)(void); /* the originals' class names of its parts */
     const char *(*get_metadata_cls)(void);
     const char *(*get_state_cls)(void);
     const char *(*get_builder_cls)(void);
-    /* The ancestors' own lists; Folio takes all sizes that folio.h does. */
+    /* The originals' own lists; Folio takes all sizes that folio.h does. */
     const int32_t *(*get_supported_head_sizes)(int32_t *count);
     const int32_t *(*get_supported_block_sizes)(int32_t *count);
     folio_status (*get_kv_cache_shape)(int64_t num_blocks, int64_t block_size, int64_t num_kv_heads,
@@ -308,7 +309,7 @@ typedef struct folio_vllm06_backend {
     /* Bias of one prompt: f32 [num_heads][seq_len][seq_len], causal, -slope * distance. */
     folio_status (*make_alibi_bias)(const float *alibi_slopes, int64_t num_heads, int64_t seq_len,
                                     float *out);
-    /* f32 [seq_len][seq_len]: 0 where seen, -inf where not; window_size 0: causal alone. */
+    /* f32 [seq_len][seq_len]: 0 where seen, -inf where not; window_size 0: only causal. */
     folio_status (*make_sliding_window_bias)(int64_t seq_len, int64_t window_size, float *out);
     folio_status (*make_impl)(folio_vllm06_state *state, const folio_vllm06_impl_desc *desc,
                               folio_vllm06_impl **out);
@@ -316,9 +317,9 @@ typedef struct folio_vllm06_backend {
                             const folio_run *run);
 } folio_vllm06_backend;
 
-/** "xformers", "torch-sdpa", "ipex", or as vLLM spelt them at times: "ipex-attn", "XFORMERS",
- * "TORCH_SDPA", "IPEX". "torch-sdpa-ipex" is torch-sdpa as it was where IPEX was installed: it differs
- * in the cache's layout and in the head sizes it lists. NULL for any other name. */
+/** "xformers", "torch-sdpa", "ipex", or the spellings of some vLLM versions: "ipex-attn", "XFORMERS",
+ * "TORCH_SDPA", "IPEX". "torch-sdpa-ipex" is torch-sdpa as it was if IPEX was installed: it differs in
+ * the cache's layout and in the head sizes it lists. NULL for any other name. */
 FOLIO_API const folio_vllm06_backend *folio_vllm06_backend_find(const char *name);
 
 /* ---------------------------------------------------------------------------------------------- */
@@ -336,17 +337,18 @@ typedef struct folio_vllm06_seq {
     const int32_t *block_table; /* from token 0 on, with a window too: the builder clips it */
     int64_t num_blocks;
     int64_t encoder_seq_len;
-    int32_t encoder_is_new; /* non-zero: this step brings its encoder K and V. Alike in all prompts */
+    int32_t encoder_is_new; /* non-zero: this step brings its encoder K and V. Must be equal for all */
+                            /* prompts of a step */
     const int32_t *cross_block_table;
     int64_t num_cross_blocks;
 } folio_vllm06_seq;
 
 /**
- * How steps are built, as CommonMetadataBuilder and the model runner did. With sliding_window, of a whole
- * prompt only the last sliding_window tokens are stored, the others have slot -1. Of a prompt with context
- * those at positions below token_len - sliding_window have slot -1. A decode's seq_len and block table are
- * clipped to the blocks of its window, and its context_len is not. Without
- * chunked_prefill_enabled the block table of a prompt that has no context is left out.
+ * How steps are built, as CommonMetadataBuilder and the model runner did. With sliding_window, only
+ * the last sliding_window tokens of a whole prompt are stored; the others have slot -1. In a prompt
+ * with context, tokens at positions below token_len - sliding_window have slot -1. A decode's seq_len
+ * and block table are clipped to the blocks of its window, and its context_len is not. Without
+ * chunked_prefill_enabled, the block table of a prompt that has no context is left out.
  */
 typedef struct folio_vllm06_builder_desc {
     size_t struct_size;
@@ -364,7 +366,7 @@ FOLIO_API void folio_vllm06_builder_destroy(folio_vllm06_builder *builder);
 FOLIO_API folio_status folio_vllm06_builder_add(folio_vllm06_builder *builder,
                                                 const folio_vllm06_seq *seq);
 /**
- * The step runs by a captured graph: the decodes that were added, then cuda_graph_pad_size decodes of
+ * The step runs as a captured graph: the decodes that were added, then cuda_graph_pad_size decodes of
  * length 1 with slot -1. use_cuda_graph is set. Rows of block_tables have room for
  * max_seq_len_to_capture tokens, and zeros past a sequence's blocks. Rejected if a prompt was added.
  */
@@ -379,7 +381,7 @@ FOLIO_API folio_status folio_vllm06_builder_build(folio_vllm06_builder *builder,
 /* ---------------------------------------------------------------------------------------------- */
 
 /**
- * A graph runs decodes of a fixed number again and again. Its metadata's arrays are its input buffers,
+ * A graph runs a fixed number of decodes repeatedly. Its metadata's arrays are its input buffers,
  * in host memory. How an engine uses them:
  *
  *     graph_capture_begin, and for each batch size:
@@ -411,9 +413,9 @@ FOLIO_API folio_status folio_vllm06_graph_capture_end(folio_vllm06_state *state)
 FOLIO_API folio_status folio_vllm06_graph_clone(folio_vllm06_state *state, int64_t batch_size,
                                                 folio_vllm06_state **out);
 /**
- * While capturing: metadata of batch_size decodes of length 1 that store nothing, with block tables of
- * zeros. is_encoder_decoder_model: also with encoders of length 1 and cross block tables of ones. Layers
- * whose impls belong to states of the same context take it.
+ * While capturing: metadata of batch_size decodes of length 1 that store nothing, with block tables
+ * of zeros. is_encoder_decoder_model: also with encoders of length 1 and cross block tables of ones.
+ * Layers whose impls belong to states of the same context take it.
  */
 FOLIO_API folio_status folio_vllm06_graph_capture_get_metadata_for_batch(
     folio_vllm06_state *state, int64_t batch_size, int is_encoder_decoder_model,
@@ -437,13 +439,13 @@ typedef struct folio_vllm06_graph_input_buffers {
 FOLIO_API folio_status folio_vllm06_get_graph_input_buffers(
     folio_vllm06_state *state, folio_vllm06_metadata *attn_metadata, int is_encoder_decoder_model,
     folio_vllm06_graph_input_buffers *out);
-/** A step's decodes, as many as the graph's, into the buffers: lengths, block tables and slots. Shorter
- * rows of block tables are filled up with zeros. */
+/** Copies a step's decodes (as many as the graph has) into the buffers: lengths, block tables and
+ * slots. Shorter rows of block tables are filled up with zeros. */
 FOLIO_API folio_status folio_vllm06_prepare_graph_input_buffers(
     folio_vllm06_state *state, const folio_vllm06_graph_input_buffers *input_buffers,
     const folio_vllm06_metadata *attn_metadata, int is_encoder_decoder_model);
-/** Before the layers of a step run. For a graph's metadata: its plans take what the buffers hold, which is
- * checked as in folio_plan_update. For any other there is nothing to do. */
+/** Call it before the layers of a step. For a graph's metadata, it updates the plans from the buffers,
+ * with the checks of folio_plan_update. For other metadata it does nothing. */
 FOLIO_API folio_status folio_vllm06_begin_forward(folio_vllm06_state *state,
                                                   const folio_vllm06_metadata *attn_metadata,
                                                   const folio_run *run);
@@ -462,8 +464,8 @@ typedef struct folio_vllm06_ops_cache {
     float k_scale, v_scale; /* 0: 1 */
 } folio_vllm06_ops_cache;
 
-/** key, value: [num_tokens][kv_heads][head_size] at key_stride, value_stride elements a token (0:
- * dense). slot -1 stores nothing; of several tokens with one slot the last is stored. */
+/** key, value: [num_tokens][kv_heads][head_size], with key_stride and value_stride elements from token
+ * to token (0: dense). slot -1 stores nothing; of several tokens with one slot, the last is stored. */
 FOLIO_API folio_status folio_vllm06_reshape_and_cache(folio_context *ctx, const void *key,
                                                       const void *value, folio_dtype dtype,
                                                       int64_t num_tokens, int64_t key_stride,
