@@ -107,7 +107,10 @@ static void forward_of_a_view(const char *ancestor, const char *compute)
 {
     static const v06_seq prompts[] = {
         {1, true, 8, 8, 20}, {3, true, 3, 3, 2}, {0, true, 13, 13, 11}};
+    static float numbers[5 * 18];
+    const folio_vllm06_bias biases[] = {{numbers, 1, 7, 7}, {numbers, 1, 5, 18}};
     v06 r;
+    support_fill(numbers, COUNT_OF(numbers), 5, 2.0f);
     v06_init(&r, ancestor, compute);
     if (v06_open(&r) && v06_step(&r, prompts, 3)) {
         v06_run(&r, FOLIO_ATTENTION_DECODER);
@@ -119,6 +122,8 @@ static void forward_of_a_view(const char *ancestor, const char *compute)
             v06_run(&r, FOLIO_ATTENTION_ENCODER);
             v06_run(&r, FOLIO_ATTENTION_DECODER);
             v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
+            CHECK_OK(folio_vllm06_set_attn_bias(whole, FOLIO_ATTENTION_DECODER, biases));
+            v06_run(&r, FOLIO_ATTENTION_DECODER); /* the step's biases hold for the view */
             r.m = (folio_vllm06_metadata *)folio_vllm06_decode_metadata(whole);
             v06_fields(&r, mixed + 2, 3);
             v06_run(&r, FOLIO_ATTENTION_DECODER);
