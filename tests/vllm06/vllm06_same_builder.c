@@ -192,6 +192,24 @@ static void pad_with_encoders(v06 *r, folio_vllm06_builder *builder)
     r->no_key = false;
 }
 
+/* A decode with more blocks than a graph's row, a prompt, counts that are none. */
+static void bad_padding(v06 *r, folio_vllm06_builder *builder)
+{
+    static const v06_seq long_one[] = {{0, false, 1, 41, 0}}, prompt[] = {{0, true, 3, 3, 0}};
+    folio_vllm06_metadata *m = NULL;
+    v06_fields(r, long_one, 1);
+    add(r, builder, 0);
+    REFUSED(folio_vllm06_builder_pad(builder, 1), FOLIO_ERR_ARGUMENT, "6 blocks|row 5");
+    CHECK_OK(folio_vllm06_builder_build(builder, &m));
+    folio_vllm06_metadata_destroy(m);
+    v06_fields(r, prompt, 1);
+    add(r, builder, 0);
+    REFUSED(folio_vllm06_builder_pad(builder, 1), FOLIO_ERR_ARGUMENT, "is a prompt");
+    REFUSED(folio_vllm06_builder_pad(builder, -1), FOLIO_ERR_ARGUMENT, "-1");
+    REFUSED(folio_vllm06_builder_pad(builder, INT32_MAX), FOLIO_ERR_ARGUMENT, "2147483646");
+    REFUSED(folio_vllm06_builder_pad(NULL, 1), FOLIO_ERR_ARGUMENT, "NULL");
+}
+
 /* Decodes padded to a graph's batch; the row of a graph's table; what cannot be padded. */
 void v06_same_builder_pad(const char *ancestor, const char *compute)
 {
@@ -238,18 +256,7 @@ void v06_same_builder_pad(const char *ancestor, const char *compute)
         folio_vllm06_metadata_destroy(m);
         pad_over_block_0(&r, builder);
         pad_with_encoders(&r, builder);
-        static const v06_seq long_one[] = {{0, false, 1, 41, 0}}, prompt[] = {{0, true, 3, 3, 0}};
-        v06_fields(&r, long_one, 1);
-        add(&r, builder, 0);
-        REFUSED(folio_vllm06_builder_pad(builder, 1), FOLIO_ERR_ARGUMENT, "6 blocks|row 5");
-        CHECK_OK(folio_vllm06_builder_build(builder, &m));
-        folio_vllm06_metadata_destroy(m);
-        v06_fields(&r, prompt, 1);
-        add(&r, builder, 0);
-        REFUSED(folio_vllm06_builder_pad(builder, 1), FOLIO_ERR_ARGUMENT, "is a prompt");
-        REFUSED(folio_vllm06_builder_pad(builder, -1), FOLIO_ERR_ARGUMENT, "-1");
-        REFUSED(folio_vllm06_builder_pad(builder, INT32_MAX), FOLIO_ERR_ARGUMENT, "2147483646");
-        REFUSED(folio_vllm06_builder_pad(NULL, 1), FOLIO_ERR_ARGUMENT, "NULL");
+        bad_padding(&r, builder);
         folio_vllm06_builder_destroy(builder);
         builder = NULL;
         d.max_seq_len_to_capture = 0;

@@ -591,6 +591,58 @@ void v06_same_cross_bias_of_cached_encoder(const char *ancestor, const char *com
     v06_close(&r);
 }
 
+static void bad_slots(v06 *rig)
+{
+    v06 r = *rig;
+    for (int i = 0; i < 3; i++) {
+        v06_fields(&r, two_prompts, 2);
+        if (i == 0) r.slots[3] = r.num_blocks * r.block_size;
+        if (i == 1) r.slots[3] = -2; /* the ancestors took every number below 0 for padding */
+        if (i == 2) r.f.slot_mapping = NULL;
+        v06_remake(&r);
+        BAD((void)0, "slot");
+    }
+    v06_fields(&r, two_prompts, 2);
+    r.slots[3] = -1;
+    v06_remake(&r);
+    v06_run(&r, FOLIO_ATTENTION_DECODER);
+    *rig = r;
+}
+
+static void bad_biases(v06 *rig)
+{
+    v06 r = *rig;
+    float bias[13 * 13] = {0};
+    folio_vllm06_bias biases[2] = {{bias, 1, 13, 13}, {bias, 1, 8, 9}};
+    if (!v06_step(&r, two_prompts, 2)) abort();
+    CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_ATTENTION_DECODER, biases));
+    BAD((void)0, "attn_bias[1]|9 keys");
+    biases[1] = (folio_vllm06_bias){bias, 1, 7, 8};
+    CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_ATTENTION_DECODER, biases));
+    BAD((void)0, "attn_bias[1] is for 7 queries");
+    biases[1] = (folio_vllm06_bias){bias, 2, 8, 8};
+    CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_ATTENTION_DECODER, biases));
+    BAD((void)0, "attn_bias[1]|2 heads");
+    biases[1].data = NULL;
+    REFUSED(folio_vllm06_set_attn_bias(r.m, FOLIO_ATTENTION_DECODER, biases), FOLIO_ERR_ARGUMENT,
+            "[1]");
+    const folio_vllm06_bias *got;
+    folio_attention_type unknown = (folio_attention_type)9;
+    REFUSED(folio_vllm06_get_attn_bias(r.m, unknown, &got), FOLIO_ERR_ARGUMENT, "9");
+    REFUSED(folio_vllm06_set_attn_bias(r.m, unknown, biases), FOLIO_ERR_ARGUMENT, "9");
+    REFUSED(folio_vllm06_get_attn_bias(NULL, FOLIO_ATTENTION_DECODER, &got), FOLIO_ERR_ARGUMENT,
+            "NULL");
+    REFUSED(folio_vllm06_get_attn_bias(r.m, FOLIO_ATTENTION_DECODER, NULL), FOLIO_ERR_ARGUMENT,
+            "out");
+    static const int64_t no_sizes[][3] = {{0, 8, 8}, {1, -1, 8}, {1, 8, -1}, {1, INT64_MAX / 8, 1}};
+    for (int i = 0; i < COUNT_OF(no_sizes); i++) {
+        biases[1] = (folio_vllm06_bias){bias, no_sizes[i][0], no_sizes[i][1], no_sizes[i][2]};
+        REFUSED(folio_vllm06_set_attn_bias(r.m, FOLIO_ATTENTION_DECODER, biases),
+                FOLIO_ERR_ARGUMENT, "attn_bias[1]: num_heads");
+    }
+    *rig = r;
+}
+
 void v06_same_forward_errors(const char *ancestor, const char *compute)
 {
     v06 r;
@@ -624,47 +676,8 @@ void v06_same_forward_errors(const char *ancestor, const char *compute)
         REFUSED(r.b->forward(NULL, &(folio_vllm06_forward_args){.struct_size = 8}, NULL),
                 FOLIO_ERR_ARGUMENT, "impl");
         REFUSED(r.b->forward(r.impl, NULL, NULL), FOLIO_ERR_ARGUMENT, "NULL");
-        for (int i = 0; i < 3; i++) {
-            v06_fields(&r, two_prompts, 2);
-            if (i == 0) r.slots[3] = r.num_blocks * r.block_size;
-            if (i == 1) r.slots[3] = -2; /* the ancestors took every number below 0 for padding */
-            if (i == 2) r.f.slot_mapping = NULL;
-            v06_remake(&r);
-            BAD((void)0, "slot");
-        }
-        v06_fields(&r, two_prompts, 2);
-        r.slots[3] = -1;
-        v06_remake(&r);
-        v06_run(&r, FOLIO_ATTENTION_DECODER);
-        float bias[13 * 13] = {0};
-        folio_vllm06_bias biases[2] = {{bias, 1, 13, 13}, {bias, 1, 8, 9}};
-        CHECK_OK(folio_vllm06_set_attn_bias((v06_step(&r, two_prompts, 2), r.m),
-                                            FOLIO_ATTENTION_DECODER, biases));
-        BAD((void)0, "attn_bias[1]|9 keys");
-        biases[1] = (folio_vllm06_bias){bias, 1, 7, 8};
-        CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_ATTENTION_DECODER, biases));
-        BAD((void)0, "attn_bias[1] is for 7 queries");
-        biases[1] = (folio_vllm06_bias){bias, 2, 8, 8};
-        CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_ATTENTION_DECODER, biases));
-        BAD((void)0, "attn_bias[1]|2 heads");
-        biases[1].data = NULL;
-        REFUSED(folio_vllm06_set_attn_bias(r.m, FOLIO_ATTENTION_DECODER, biases),
-                FOLIO_ERR_ARGUMENT, "[1]");
-        const folio_vllm06_bias *got;
-        folio_attention_type unknown = (folio_attention_type)9;
-        REFUSED(folio_vllm06_get_attn_bias(r.m, unknown, &got), FOLIO_ERR_ARGUMENT, "9");
-        REFUSED(folio_vllm06_set_attn_bias(r.m, unknown, biases), FOLIO_ERR_ARGUMENT, "9");
-        REFUSED(folio_vllm06_get_attn_bias(NULL, FOLIO_ATTENTION_DECODER, &got), FOLIO_ERR_ARGUMENT,
-                "NULL");
-        REFUSED(folio_vllm06_get_attn_bias(r.m, FOLIO_ATTENTION_DECODER, NULL), FOLIO_ERR_ARGUMENT,
-                "out");
-        static const int64_t no_sizes[][3] = {
-            {0, 8, 8}, {1, -1, 8}, {1, 8, -1}, {1, INT64_MAX / 8, 1}};
-        for (int i = 0; i < COUNT_OF(no_sizes); i++) {
-            biases[1] = (folio_vllm06_bias){bias, no_sizes[i][0], no_sizes[i][1], no_sizes[i][2]};
-            REFUSED(folio_vllm06_set_attn_bias(r.m, FOLIO_ATTENTION_DECODER, biases),
-                    FOLIO_ERR_ARGUMENT, "attn_bias[1]: num_heads");
-        }
+        bad_slots(&r);
+        bad_biases(&r);
         bad_decodes(&r);
         bad_overlaps(&r);
     }
