@@ -184,7 +184,7 @@ static void print_outcome(bool ok, const part *self, const part *cross)
     if (ok)
         printf("%sEvery number is within its budget%s of the double-precision reference: twice the "
                "error\n"
-               "of the formula in f32, and one rounding step.\n",
+               "of a two-pass softmax in f32, plus one rounding step.\n",
                term_start(TERM_GREEN), term_end());
     else
         printf("%sSome numbers are outside their budget.%s Please run 'folio check'.\n",

@@ -24,8 +24,8 @@ typedef struct backend_list {
 static const char help[] =
     "usage: folio info [OPTION]...\n\n"
     "Lists the backends, best first, with the reason if one is not available; the instruction-set\n"
-    "levels of this build and of this machine, and the default level; the kernels, with types that each\n"
-    "is for; the supported cache layouts; and the features that are not supported, with the reason.\n"
+    "levels of this build and of this machine, and the default level; the kernels with the types they\n"
+    "support; the supported cache layouts; and the features that are not supported, with the reason.\n"
     "FOLIO_CPU=NAME in the environment is the highest level that the cpu backend uses.\n\n"
     "options\n"
     "      --features       the feature table of all backends, as Markdown\n"

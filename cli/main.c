@@ -10,8 +10,8 @@ const subcommand commands[] = {
     {"demo", demo_main, "run a mixed batch through the paged cache and show what happened", NULL},
     {"info", info_main, "show backends, instruction-set levels, kernels and features", NULL},
     {"check", check_main, "test every kernel and every feature against the reference", NULL},
-    {"bench", bench_main, "measure attention or the block pool, beside ceilings of the same run",
-     bench_topics},
+    {"bench", bench_main,
+     "measure attention or the block pool against ceilings measured in the same run", bench_topics},
     {"replay", replay_main, "serve a trace of requests; report latencies and memory", NULL},
     {"completion", completion_main, "print a completion script for bash, zsh or fish", NULL},
     {"manual", manual_main, "print all help texts as a man page", NULL},
@@ -27,7 +27,7 @@ static const char more_help[] =
     "  folio info                  which backend is used here, and why others are not\n"
     "  folio check                 test this build on this machine (takes some seconds)\n"
     "  folio check --full -o json  more cases, output for scripts\n"
-    "  folio bench                 speed of attention beside this machine's ceilings\n"
+    "  folio bench                 attention speed against this machine's ceilings\n"
     "  folio bench --compare FILE  compare with a saved run\n"
     "  folio bench --backend cuda  the same on a GPU; demo and check have the option too\n"
     "  folio bench pool            speed of the block pool\n"
@@ -37,7 +37,7 @@ static const char more_help[] =
     "environment\n"
     "  NO_COLOR            if set and not empty: no colours\n"
     "  FOLIO_CPU           the highest instruction-set level of the cpu backend\n"
-    "  FOLIO_CUDA_LIBRARY  absolute path of libfolio_cuda.so, if not beside the program\n"
+    "  FOLIO_CUDA_LIBRARY  absolute path of libfolio_cuda.so, if not in the program's folder\n"
     "  FOLIO_PYTHON        the Python that runs the peers of 'folio bench --peers'\n\n"
     "exit status\n"
     "  0    success\n"

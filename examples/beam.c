@@ -2,7 +2,7 @@
  * beam.c: beam search by forks. Four hypotheses share the blocks of all tokens they have in
  * common; a fork copies nothing, and the first token written to a shared block copies that one
  * block. A step: reserve, run the copies, forward, score, keep the four best continuations,
- * destroy the rest. At the end the winner is computed again from nothing and must have the same
+ * destroy the rest. At the end the winner is computed again from scratch and must have the same
  * bits.
  *
  * The "model" is a toy: q, k and v are fixed functions of token and position, and a token's score

@@ -1,9 +1,9 @@
 /*
  * decode.c: the loop of an engine. Prompts of different lengths arrive over time; each step
- * computes one mixed batch: prompts that were just admitted beside sequences that generate. The
+ * computes one mixed batch: prompts that were just admitted and sequences that generate. The
  * pool is too small for all of them: when it is full, the youngest sequence is preempted, and
- * computed again later. At the end the same requests are run in a pool with room for everybody,
- * and must have got the same tokens.
+ * computed again later. At the end the same requests are run in a pool that is large enough,
+ * and must produce the same tokens.
  *
  * The "model" is a toy: q, k and v are fixed functions of token and position, and the next token
  * is the one whose embedding has the largest product with the output.

@@ -1,7 +1,7 @@
 /*
  * engine.c: an inference engine in one file. A Llama-shaped decoder (RMSNorm, rotary embedding,
  * grouped heads, SwiGLU) with random weights serves 16 requests with continuous batching and a
- * prefix cache. Twice: once undisturbed, once with sequences preempted all the time, by swap to
+ * prefix cache. It runs twice: once without preemption, once with sequences preempted all the time, by swap to
  * host memory and by recompute. Every logit must have the same bits in both.
  *
  *     engine [file]     writes all tokens and logits there, for a test against PyTorch
@@ -51,7 +51,7 @@ static bool done(folio_status status)
 
 /* ------------------------------------------------------------------------------------ the model */
 
-/* Every weight is a random number in [-0.75, 0.75) that depends on its place alone. */
+/* Every weight is a random number in [-0.75, 0.75) that depends only on its place. */
 static void make_model(void)
 {
     float *weights = (float *)&model;

@@ -1,4 +1,5 @@
-/* example.h: what the examples share: an error ends the program; numbers stand for a model's. */
+/* example.h: what the examples share: must() ends the program on an error; make_numbers() stands in for a model's
+ * projections. */
 #ifndef FOLIO_EXAMPLE_H
 #define FOLIO_EXAMPLE_H
 

@@ -1,5 +1,5 @@
 /*
- * first.c: the whole way once. Create, feed, run, receive: two sequences in a paged KV cache, a prompt of
+ * first.c: every object once: create, fill, run, read. Two sequences in a paged KV cache, a prompt of
  * five tokens and one that generates its tenth, in one call.
  */
 #include "example.h"
@@ -33,8 +33,8 @@ int main(void)
                                        .max_query_tokens = 16, .max_seq_len = 64),
                            &plan));
 
-    /* Feed. Sequence A owns block 3, sequence B block 6. First B's prompt of nine tokens alone, then A's
-     * prompt of five tokens beside B's tenth. */
+    /* Fill. Sequence A owns block 3, sequence B block 6. First B's prompt of nine tokens, then A's
+     * prompt of five tokens together with B's tenth. */
     static float q[9 * HEADS * HEAD_SIZE], k[9 * KV_HEADS * HEAD_SIZE], v[9 * KV_HEADS * HEAD_SIZE];
     static float out[9 * HEADS * HEAD_SIZE], lse[9 * HEADS];
     const int32_t block_a[] = {3}, block_b[] = {6};

@@ -1,5 +1,5 @@
 /*
- * once.c: attention in one call, for people with one tensor of each. A prompt of 18 tokens goes into a
+ * once.c: attention in one call, if you have one q, k and v tensor. A prompt of 18 tokens goes into a
  * paged cache; then the next token attends to all of them.
  */
 #include <folio/folio.h>
@@ -27,12 +27,12 @@ int main(void)
         .block_tables = (int32_t[]){2, 0}, .row_stride = 2, .q = {q, FOLIO_F32, PROMPT, 0, 0},
         .k = {k, 0, PROMPT, 0, 0}, .v = {v, 0, PROMPT, 0, 0}, .out = {out, 0, PROMPT, 0, 0});
     MUST(folio_attend(ctx, &a, NULL));
-    printf("token 17 sees v = 0 to 17 alike: %g\n", (double)out[17][0][0]);
+    printf("token 17 averages v = 0 ... 17: %g\n", (double)out[17][0][0]);
     a.q.tokens = a.k.tokens = a.v.tokens = a.out.tokens = 1;
     a.seq_lens = (int32_t[]){PROMPT + 1};
     v[0][0][0] = 18;
     MUST(folio_attend(ctx, &a, NULL));
-    printf("token 18 sees v = 0 to 18 alike: %g\n", (double)out[0][0][0]);
+    printf("token 18 averages v = 0 ... 18: %g\n", (double)out[0][0][0]);
     folio_kv_cache_destroy(cache);
     folio_context_destroy(ctx);
     return out[0][0][0] > 8.99f && out[0][0][0] < 9.01f ? 0 : 1;

@@ -1,7 +1,7 @@
 /*
  * translate.c: an encoder-decoder at work. Two source sentences are encoded; their K and V go to cross
  * blocks once; then the decoder generates token by token, its own K and V in paged blocks, reading the
- * source through cross attention. At the end everything is computed again from nothing, in one step and
+ * source through cross attention. At the end everything is computed again from scratch, in one step and
  * without a cache, and every row must have the same bits.
  *
  * The "model" is a toy: embeddings are pseudo-random, q = k = v = embedding, and the next token is the

@@ -1,5 +1,5 @@
 /*
- * vllm06.c: an engine that grew around vLLM 0.6, through each of its three backends by name.
+ * vllm06.c: runs each of vLLM 0.6's three backends, found by name.
  * Two layers, two prompts in one step, then one decode step over the caches that step has filled.
  */
 #include "example.h"

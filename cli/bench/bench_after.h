@@ -27,7 +27,7 @@ typedef struct bench_after {
 /* Their lines of help, where a topic needs no more words. */
 #define BENCH_AFTER_HELP                                                                                \
     "      --compare FILE.json  compare with a run saved by -o json: faster, slower, or within noise\n" \
-    "                         (half of both spreads together, at least 2 %)\n"                          \
+    "                         (half the sum of the two spreads, at least 2 %)\n"                        \
     "      --from FILE.json   compare that saved run; measure nothing\n"                                \
     "      --fail-if-slower PERCENT  exit with 1 if --compare finds a case that much slower\n"
 

@@ -41,7 +41,7 @@ static const struct {
     {"pages", "other block sizes", {.cases = "2q8k,64q1s8k", .block_sizes = "16,8,64,128,48,1"}},
     {"invariant", "batch-invariant plans", {.cases = "64q1s8k", .options = "invariant"}},
     {"graph",
-     "32 layers in one CUDA graph, beside the same forwards without a graph",
+     "32 layers in one CUDA graph, and the same forwards without a graph",
      {.cases = "8q1s1k", .options = "graph:32"}},
 };
 enum { NUM_SECTIONS = sizeof sections / sizeof sections[0] };
@@ -51,8 +51,9 @@ void bench_print_sections(void)
 {
     for (int i = 0; i < NUM_SECTIONS; i++)
         printf("  %-10s %s\n", sections[i].name, sections[i].what);
-    printf("  %-10s every kernel that `folio info` lists, in a case of its own; not one of all\n",
-           KERNELS);
+    printf(
+        "  %-10s every kernel that `folio info` lists, in a case of its own; not part of the default\n",
+        KERNELS);
 }
 
 /* ---- Choosing */

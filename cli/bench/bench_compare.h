@@ -1,7 +1,7 @@
 /*
  * bench_compare.h: two runs of `folio bench` beside each other, case by case: faster, slower, or within noise.
  *
- * Two medians are told apart where the middle halves of their repetitions are: by more than half of both spreads, and
+ * Two medians are told apart where the middle halves of their repetitions are: by more than half the sum of both spreads, and
  * by more than 2 %, by which runs of one program differ though each is quiet in itself. A machine that others use gets
  * slower and faster as a whole: a case that was measured beside a ceiling is faster only if it also reached more of
  * that ceiling. On different machines the share alone decides; at another level or with other threads, the time.

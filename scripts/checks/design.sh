@@ -23,7 +23,7 @@ pairs=$(sed -n 's/^| [^|]*| `\(src[^`]*\)` | `\([a-z0-9_]*\)` |.*/\1:\2/p' docs/
 for pair in $pairs; do
     file=${pair%%:*} function=${pair#*:}
     # a definition begins in the first column; a CUDA kernel's name is on its second line
-    grep -qE "^[A-Za-z_].*[ *]$function\([^;]*$|^    $function\(const __grid_constant__" "$file" ||
+    grep -qE "^[A-Za-z_].*[ *]$function\([^;]*$|^    $function\(const " "$file" ||
         complain "docs/design.md: $file does not define $function"
 done
 [ $bad -eq 0 ] && echo "all paths and functions that the pages name exist"

@@ -1,5 +1,5 @@
 /*
- * reference.c: attention as the formula says it, in double precision, one row after another, no SIMD, no
+ * reference.c: attention in double precision as docs/numerics.md defines it, one row after another, no SIMD, no
  * threads, no plan. It judges every other backend, so it shares nothing with them but the batch and the
  * cache: masks are decided key by key from positions.
  */
