@@ -703,10 +703,10 @@ static folio_status run_v2(bed *b, float *const at[NUM_PLACES])
     return folio_vllm06_paged_attention_v2(b->ctx, &a, &c, at[SUMS], at[TOPS], at[TMP], NULL);
 }
 
-/* tmp_out would have 2^62 bytes. */
+/* tmp_out would have 2^61 bytes, one more than the largest size. */
 static void tmp_out_too_large(folio_context *ctx)
 {
-    static const int32_t no_lens[1 << 14];
+    static const int32_t no_lens[1 << 13];
     static float scratch[3];
     bed b;
     bed_open(&b, ctx, FOLIO_F32, 4, 256, 8, short_lens);
@@ -717,7 +717,7 @@ static void tmp_out_too_large(folio_context *ctx)
     a.num_heads = 1 << 16;
     a.max_seq_len = INT32_MAX;
     REFUSED(folio_vllm06_paged_attention_v2(ctx, &a, &b.c, scratch, scratch + 1, scratch + 2, NULL),
-            FOLIO_ERR_ARGUMENT, "16384 sequences x 4194304 partitions exceed the largest size");
+            FOLIO_ERR_ARGUMENT, "8192 sequences x 4194304 partitions exceed the largest size");
     bed_close(&b);
 }
 

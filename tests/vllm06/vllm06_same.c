@@ -223,6 +223,12 @@ void v06_same_prompts_then_decodes(const char *ancestor, const char *compute)
         r.f.seq_lens_tensor = NULL;
         r.f.block_tables = NULL;
         if (v06_remake(&r)) v06_run(&r, FOLIO_ATTENTION_DECODER);
+        /* more sequences than before and fewer tokens; more tokens and no longer prompt */
+        static const v06_seq short_prompts[] = {
+            {2, true, 3, 3, 0}, {3, true, 1, 1, 0}, {4, true, 2, 2, 0}, {5, true, 4, 4, 0}};
+        static const v06_seq more_tokens[] = {{2, true, 13, 13, 0}, {3, true, 13, 13, 0}};
+        if (v06_step(&r, short_prompts, 4)) v06_run(&r, FOLIO_ATTENTION_DECODER);
+        if (v06_step(&r, more_tokens, 2)) v06_run(&r, FOLIO_ATTENTION_DECODER);
     }
     v06_close(&r);
 }
@@ -497,6 +503,8 @@ void v06_same_encoder_decoder(const char *ancestor, const char *compute)
     static const v06_seq prompts[] = {{0, true, 6, 6, 11}, {1, true, 9, 9, 20}, {2, true, 1, 1, 1}};
     static const v06_seq decodes[] = {
         {2, false, 1, 2, 1}, {0, false, 1, 7, 11}, {1, false, 1, 10, 20}};
+    static const v06_seq more_encoders[] = {
+        {3, true, 5, 5, 20}, {4, true, 5, 5, 20}, {5, true, 5, 5, 20}};
     for (int fp8 = 0; fp8 < 2; fp8++) {
         v06 r;
         v06_init(&r, ancestor, compute);
@@ -514,7 +522,9 @@ void v06_same_encoder_decoder(const char *ancestor, const char *compute)
                 v06_run(&r, FOLIO_ATTENTION_DECODER);
                 r.no_key = true;
                 v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
+                r.no_key = false;
             }
+            if (v06_step(&r, more_encoders, 3)) v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
         }
         v06_close(&r);
     }
