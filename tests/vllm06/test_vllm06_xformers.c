@@ -390,7 +390,8 @@ static folio_status step_with(const v06 *r, const folio_allocator *allocator,
     if (status == FOLIO_OK && folio_vllm06_prefill_metadata(m) == NULL) status = FOLIO_ERR_MEMORY;
     a.attn_metadata = m;
     if (status == FOLIO_OK) status = r->b->forward(impl, &a, NULL);
-    if (status == FOLIO_OK) status = folio_vllm06_set_attn_bias(m, FOLIO_ATTENTION_DECODER, &bias);
+    for (int i = 0; i < 2 && status == FOLIO_OK; i++) /* the second replaces the first */
+        status = folio_vllm06_set_attn_bias(m, FOLIO_ATTENTION_DECODER, &bias);
     if (status == FOLIO_OK) status = capture_with(r, state, impl, args);
     folio_vllm06_metadata_destroy(m);
     folio_vllm06_metadata_destroy(built);
