@@ -177,7 +177,7 @@ static void print_outcome(bool ok, const part *self, const part *cross)
     int64_t rows = self->got.rows;
     printf(
         "\n%lld query rows x %d heads, self-attention in %.2f ms, cross attention in %.2f ms: the\n"
-        "call of folio_attention_forward alone, the fastest of %d calls after a warm-up. How fast it is\n"
+        "call of folio_attention_forward only, the fastest of %d calls after a warm-up. How fast it is\n"
         "on larger batches: folio bench.\n",
         (long long)rows, (int)layer.num_heads, 1e3 * self->seconds, 1e3 * cross->seconds,
         TIMED_CALLS);

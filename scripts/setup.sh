@@ -45,7 +45,7 @@ missing() {
     fi
     cmake_works || packages="$packages cmake"
     command -v make > /dev/null || packages="$packages make"
-    # scripts/test-emulated.sh runs on x86-64 alone.
+    # scripts/test-emulated.sh runs on x86-64 only.
     if [ -n "$full" ] && [ "$(uname -m)" = x86_64 ]; then
         CC=aarch64-linux-gnu-gcc compiler_works math.h ||
             packages="$packages gcc-aarch64-linux-gnu libc6-dev-arm64-cross"

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Machines that are not here, by qemu-user: the aarch64 build at its level neon, and this x86-64 build on a CPU
-# without AVX and on one with AVX2 alone. Part of test-full. With FOLIO_SEED a sample: one in eight of the checks' cases,
+# without AVX and on one with AVX2 only. Part of test-full. With FOLIO_SEED a sample: one in eight of the checks' cases,
 # and fewer suites. Elsewhere than on x86-64 there is nothing to do: the ordinary tests run the machine's own levels.
 set -eu
 cd "$(dirname "$0")/.."

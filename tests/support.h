@@ -16,7 +16,7 @@
 
 /* ------------------------------------------------------------------------------------- contexts */
 
-/* "reference" and "cpu"; "cuda" alone in suites that are built for a device. */
+/* "reference" and "cpu"; only "cuda" in suites that are built for a device. */
 #ifdef FOLIO_TESTS_DEVICE
 #define SUPPORT_NUM_BACKENDS 1
 #else

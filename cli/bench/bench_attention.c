@@ -1,6 +1,6 @@
 /*
  * bench_attention.c: `folio bench`: the forward of one layer over a paged cache, for batches in
- * vLLM's grammar, beside what the machine could do at that moment (bench_ceilings.h) and what other
+ * vLLM's grammar, compared with what the machine could do at that moment (bench_ceilings.h) and what other
  * programs need for it (bench_peers.h). Of each setting, after a warm-up:
  *
  *     R x (ceilings, forward, forwards of its parts or of its plain form, a read of its K and V, each peer)

@@ -66,7 +66,7 @@ static const char *time_text(char *text, size_t size, double seconds)
 
 /* ---- Markdown */
 
-/* Its own times, or those of the ceiling beside it. */
+/* Its own times, or those of its ceiling. */
 static bool is_noisy(const result *r)
 {
     return bench_is_noisy(r->seconds.spread) || bench_is_noisy(r->bound.spread);
@@ -110,7 +110,7 @@ static void start_row(table *t, const result *r)
     if (with.text[0]) table_cell(t, "%s", with.text);
 }
 
-/* Are there decodes on a device? They have a read of their own bytes beside them. */
+/* Are there decodes on a device? Their rows also have a read of their own bytes. */
 static bool has_reads(rows of)
 {
     bool any = false;

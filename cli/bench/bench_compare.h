@@ -1,10 +1,10 @@
 /*
- * bench_compare.h: two runs of `folio bench` beside each other, case by case: faster, slower, or within noise.
+ * bench_compare.h: two runs of `folio bench` compared, case by case: faster, slower, or within noise.
  *
  * Two medians are told apart where the middle halves of their repetitions are: by more than half the sum of both spreads, and
  * by more than 2 %, by which runs of one program differ though each is quiet in itself. A machine that others use gets
- * slower and faster as a whole: a case that was measured beside a ceiling is faster only if it also reached more of
- * that ceiling. On different machines the share alone decides; at another level or with other threads, the time.
+ * slower and faster as a whole: a case that was measured with a ceiling is faster only if it also reached more of
+ * that ceiling. On different machines only the share decides; at another level or with other threads, the time.
  */
 #ifndef FOLIO_BENCH_COMPARE_H
 #define FOLIO_BENCH_COMPARE_H
@@ -40,7 +40,7 @@ typedef struct comparison {
     int num_pairs;
     int count[NUM_FINDINGS];
     bool same_machine, same_place; /* of all pairs */
-    /* Cases of one run alone. */
+    /* Cases that only one run has. */
     const saved_case **only_before, **only_now;
     int num_only_before, num_only_now;
 } comparison;

@@ -1,4 +1,4 @@
-/* bench_compare_report.c: two runs beside each other, as Markdown or JSON. */
+/* bench_compare_report.c: two runs compared, as Markdown or JSON. */
 #include "base/table.h"
 #include "base/term.h"
 #include "bench/bench.h"

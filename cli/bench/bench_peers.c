@@ -32,7 +32,7 @@ struct bench_peers {
 
 /* ---- The script */
 
-/* In the tree it was built from alone: what lies elsewhere may be anyone's. */
+/* Only in the tree it was built from: what lies elsewhere may be anyone's. */
 static bool find_script(char *path)
 {
     return snprintf(path, MAX_PATH, "%s/peers/peers.py", FOLIO_SOURCE_DIR) < MAX_PATH &&

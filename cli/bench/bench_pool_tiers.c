@@ -1,6 +1,6 @@
 /*
  * bench_pool_tiers.c: tiers of `folio bench pool`: a sequence moved out of the KV cache and back,
- * to host memory beside a memcpy of as many bytes, and to a file.
+ * to host memory compared with a memcpy of as many bytes, and to a file.
  */
 #include "bench/bench_pool.h"
 

@@ -4,7 +4,7 @@
  * attention. Two states live it side by side, the one checked and one on the reference backend,
  * each in memory of its own context: outputs agree within a budget, caches bit for bit, a fork with
  * what it was forked from. In one life of three the one checked has compat, and the reference has
- * layers without it, which say what the ancestor did with prompts, with decodes and in other types.
+ * layers without it, which say what the original did with prompts, with decodes and in other types.
  */
 #include "check/check.h"
 

@@ -220,7 +220,7 @@ static void write_place(FILE *out, const replay_page *page)
     fputs("</code></p>\n", out);
     if (!page->o->no_attention)
         fputs("<p class=\"note\">Tokens a second and latencies are of attention and its scheduler "
-              "alone: a model\xe2\x80\x99s other layers would take time too.</p>\n",
+              "only: a model\xe2\x80\x99s other layers would take time too.</p>\n",
               out);
 }
 

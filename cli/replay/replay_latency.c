@@ -1,6 +1,6 @@
 /*
  * replay_latency.c: the plot of latencies: percentiles from left to right, each nine of them (90, 99,
- * 99.9 %) as far from the next, so that the slow few are seen beside the many.
+ * 99.9 %) as far from the next, so that the slow few are seen next to the many.
  */
 #include "base/figures.h"
 #include "replay/replay_plots.h"

@@ -9,7 +9,7 @@
 
 #include <stdio.h>
 
-/* What is replayed, before it begins; Markdown alone has such lines. */
+/* What is replayed, before it begins; only Markdown has such lines. */
 void replay_report_head(const replay_options *o, const replay_trace *t);
 
 /* Pool, model and engine in two lines. */

@@ -3,7 +3,7 @@
  *
  * A token's identity is one number: what makes its K and V. Two prompts' tokens have the same
  * identity exactly as far as their leading hash ids agree; a token of an answer, or of a prompt
- * without hash ids, belongs to its request alone.
+ * without hash ids, belongs to its request only.
  */
 #ifndef FOLIO_REPLAY_TRACE_H
 #define FOLIO_REPLAY_TRACE_H

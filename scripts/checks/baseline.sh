@@ -1,5 +1,5 @@
 #!/bin/sh
-# Proves that a CPU without AVX can run the library: on x86-64 AVX is in the level files alone, and there not in what
+# Proves that a CPU without AVX can run the library: on x86-64 AVX is in the level files only, and there not in what
 # finds out whether the level can run; or in functions named for it (_avx2), which ask the processor first.
 # usage: baseline.sh <objdump> <libfolio.a>
 set -eu

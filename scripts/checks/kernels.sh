@@ -1,7 +1,7 @@
 #!/bin/sh
 # Proves of each CUDA kernel that no register is spilled to memory, and that products of wgmma do not wait for one
 # another (C7510 and after): runs the compiler with ptxas -v, and fails where it says so. On cards other than sm_90, head
-# sizes above 128 may spill: their accumulators alone fill the registers. A head size is the first number among a
+# sizes above 128 may spill: just their accumulators fill the registers. A head size is the first number among a
 # kernel's arguments.
 # usage: kernels.sh <nvcc> [argument...]
 log=$(mktemp) || exit 1
@@ -22,4 +22,4 @@ awk '/^ptxas info/ { ran = 1 }
          }
          spilled = 0
      }
-     END { if (!ran) print "no machine code was made (PTX alone?): nothing is known of spills"; exit bad }' "$log" >&2
+     END { if (!ran) print "no machine code was made (PTX only?): nothing is known of spills"; exit bad }' "$log" >&2

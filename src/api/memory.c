@@ -54,7 +54,7 @@ folio_status folio_memory_fill(folio_context *ctx, void *to, int value, size_t b
     folio_run r;
     REQUIRE(ctx != NULL, "folio_memory_fill: ctx is NULL");
     TRY(folioi_run_in(ctx, run, &r));
-    REQUIRE(value >= 0 && value <= 255, "folio_memory_fill: value %d is no byte", value);
+    REQUIRE(value >= 0 && value <= 255, "folio_memory_fill: value %d is outside [0, 255]", value);
     if (bytes == 0) return FOLIO_OK;
     REQUIRE(to != NULL, "folio_memory_fill: to is NULL");
     const folioi_device *device = ctx->memory;

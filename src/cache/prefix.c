@@ -40,7 +40,7 @@ typedef struct {
     int32_t node;                        /* of the last block found, pinned; NONE */
     int64_t run[FOLIO_MAX_LAYER_GROUPS]; /* blocks that a group has in any tier, up to here */
     int64_t device_run[FOLIO_MAX_LAYER_GROUPS];
-    int64_t best, device_best; /* longest match so far: all tiers, device alone */
+    int64_t best, device_best; /* longest match so far: all tiers, device only */
 } walk;
 
 static void make_keys(walk *w, int64_t i)
@@ -107,7 +107,7 @@ static folio_status walk_prompt(walk *w)
         int32_t node = folioi_index_find(x, w->key[i % AHEAD], w->node, w->salt, ids);
         if (node == NONE && pool->store == NULL) break;
         if (!count_runs(w, i, node)) break;
-        if (node == NONE) { /* on disk alone: a node for what may come back */
+        if (node == NONE) { /* on disk only: a node for what may come back */
             TRY(folioi_index_reserve(&pool->allocator, x, 1));
             node = folioi_index_add(x, w->key[i % AHEAD], w->node, w->salt, ids);
         }

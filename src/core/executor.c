@@ -35,7 +35,7 @@ struct folioi_threads {
     folio_allocator allocator;
     pid_t process;    /* that has the threads */
     bool spin;        /* every thread can have a processor */
-    atomic_bool busy; /* a job is under way; its owner alone writes fn, task, count */
+    atomic_bool busy; /* a job is under way; only its owner writes fn, task, count */
     folio_task_fn fn;
     void *task;
     int64_t count;
@@ -310,7 +310,7 @@ static void end_workers(folioi_threads *threads)
 void folioi_threads_destroy(folioi_threads *threads)
 {
     if (threads == NULL) return;
-    /* A child process has the memory alone: no thread to join, and locks in a state nobody knows. */
+    /* A child process has only the memory: no thread to join, and locks in a state nobody knows. */
     if (getpid() == threads->process) end_workers(threads);
     folio_allocator a = threads->allocator;
     folioi_free(&a, threads, sizeof *threads);

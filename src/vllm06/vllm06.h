@@ -10,12 +10,12 @@
 
 #include <folio/folio_vllm06.h>
 
-/** How the three ancestors differ: a row of vllm06_backends.c. */
+/** How the three originals differ: a row of vllm06_backends.c. */
 typedef struct folioi_vllm06_traits {
     const char *name;
     folio_layout layout; /* of (2, num_blocks, ...) caches */
     bool mixes;          /* prompts and decodes in one step: views are slices */
-    /* What compat brings back beside the habits that all three had. */
+    /* What compat brings back besides the habits that all three had. */
     bool bare_prompts; /* prompts have no slopes, window or biases, decodes no soft cap */
     bool prefix_scale; /* prompts with block tables are scaled by 1 / sqrt(head_size) */
 } folioi_vllm06_traits;

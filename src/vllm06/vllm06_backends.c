@@ -34,7 +34,7 @@ static folio_status get_kv_cache_shape(int64_t num_blocks, int64_t block_size, i
                 checked_mul(block_size, num_kv_heads, &elements) &&
                 checked_mul(elements, head_size, &elements) &&
                 checked_mul(elements, num_blocks, &all) && all <= INT64_MAX / 16,
-            "%lld blocks x %lld tokens x %lld kv heads x %lld is no size of a cache",
+            "%lld blocks x %lld tokens x %lld kv heads x %lld is not a valid cache size",
             (long long)num_blocks, (long long)block_size, (long long)num_kv_heads,
             (long long)head_size);
     shape[0] = 2;
@@ -43,7 +43,7 @@ static folio_status get_kv_cache_shape(int64_t num_blocks, int64_t block_size, i
     return FOLIO_OK;
 }
 
-/* block_size = block_elements / (num_kv_heads * head_size), the ancestors' view(..., -1, ...). */
+/* block_size = block_elements / (num_kv_heads * head_size), the originals' view(..., -1, ...). */
 static folio_status block_size_of(const folio_vllm06_kv_cache *c, int64_t num_kv_heads,
                                   int64_t head_size, int64_t *block_size)
 {
@@ -51,7 +51,7 @@ static folio_status block_size_of(const folio_vllm06_kv_cache *c, int64_t num_kv
     REQUIRE(c != NULL, "kv_cache is NULL");
     REQUIRE(num_kv_heads >= 1 && head_size >= 1 && checked_mul(num_kv_heads, head_size, &row) &&
                 c->block_elements >= row && c->block_elements % row == 0,
-            "kv_cache: block_elements %lld is no multiple of %lld kv heads x %lld",
+            "kv_cache: block_elements %lld is not a multiple of %lld kv heads x %lld",
             (long long)c->block_elements, (long long)num_kv_heads, (long long)head_size);
     *block_size = c->block_elements / row;
     return FOLIO_OK;
@@ -99,8 +99,8 @@ static folio_status split_kv_cache(const folioi_vllm06_traits *traits,
         return FOLIO_OK;
     }
     int64_t x = traits->layout == FOLIO_LAYOUT_XPACKED_1 ? 1 : 16 / elem;
-    REQUIRE(head_size % x == 0, "head_size %lld is no multiple of x = %lld", (long long)head_size,
-            (long long)x);
+    REQUIRE(head_size % x == 0, "head_size %lld is not a multiple of x = %lld",
+            (long long)head_size, (long long)x);
     *key_cache = (folio_vllm06_cache_view){
         c->data, 5, {c->num_blocks, num_kv_heads, head_size / x, block_size, x}};
     *value_cache = (folio_vllm06_cache_view){
@@ -149,7 +149,7 @@ static folio_status copy_blocks(folio_vllm06_state *state, const folio_vllm06_kv
 {
     REQUIRE(state != NULL, "state is NULL");
     REQUIRE(num_caches >= 0 && num_caches <= INT32_MAX && (num_caches == 0 || kv_caches != NULL),
-            "kv_caches is NULL or num_caches no count");
+            "kv_caches is NULL or num_caches is outside [0, 2147483647]");
     void *memory;
     int64_t bytes = num_caches * (int64_t)sizeof(folio_vllm06_ops_cache);
     TRY(folioi_alloc(&state->ctx->allocator, bytes, "a list of caches", &memory));
@@ -190,7 +190,7 @@ static folio_status make_sliding_window_bias(int64_t seq_len, int64_t window_siz
     return FOLIO_OK;
 }
 
-/* One ancestor's functions and its table. */
+/* One original's functions and its table. */
 #define BACKEND(id, impl, metadata, builder, sizes)                                                \
     static const char *id##_name(void) { return id.name; }                                         \
     static const char *id##_impl(void) { return impl; }                                            \

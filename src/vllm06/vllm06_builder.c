@@ -79,7 +79,7 @@ static folio_status check_seq(const folio_vllm06_builder *b, const folio_vllm06_
                 s->num_cross_blocks <= INT32_MAX &&
                 (s->num_blocks == 0 || s->block_table != NULL) &&
                 (s->num_cross_blocks == 0 || s->cross_block_table != NULL),
-            "sequence %lld: a block table is NULL or its count no count", i);
+            "sequence %lld: a block table is NULL or its count is outside [0, 2147483647]", i);
     REQUIRE(!s->encoder_is_new || s->is_prompt,
             "sequence %lld is a decode; its encoder cannot be new", i);
     REQUIRE(s->num_blocks == 0 || s->num_blocks * block_size >= total,
@@ -187,7 +187,7 @@ static int64_t slot_of(const int32_t *table, int64_t num_blocks, int64_t token, 
     return num_blocks > 0 ? table[token / block_size] * block_size + token % block_size : -1;
 }
 
-/* The slots of sequence e's new tokens. The ancestors subtract the window from the number of new tokens; a decode's
+/* The slots of sequence e's new tokens. The originals subtract the window from the number of new tokens; a decode's
  * token is always in it. */
 static int64_t *fill_slots(const folio_vllm06_builder *b, const entry *e, const int32_t *table,
                            int64_t *slots)
@@ -253,10 +253,9 @@ folio_status folio_vllm06_builder_build(folio_vllm06_builder *b, folio_vllm06_me
     }
     REQUIRE(tokens <= INT32_MAX, "the step's sequences have %lld tokens, more than 2147483647",
             (long long)tokens);
-    REQUIRE(
-        !fresh || !cached,
-        "some prompts bring new encoders and others do not; the ancestors' metadata has no word "
-        "for that: make two steps");
+    REQUIRE(!fresh || !cached,
+            "some prompts bring new encoders and others do not; vLLM's metadata cannot say "
+            "that: make two steps");
     f.use_cuda_graph = b->graph;
     if (b->graph)
         f.block_tables_stride = ceil_div(b->desc.max_seq_len_to_capture, b->desc.block_size);

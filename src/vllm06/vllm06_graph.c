@@ -11,7 +11,8 @@ folio_status folio_vllm06_graph_capture_begin(folio_vllm06_state *state,
     REQUIRE(state != NULL, "graph_capture_begin: state is NULL");
     folio_vllm06_graph_capture_desc d;
     STRUCT_IN(d, desc, "folio_vllm06_graph_capture_desc");
-    REQUIRE(state->capture.attn_backend == NULL, "graph_capture_begin: the state captures already");
+    REQUIRE(state->capture.attn_backend == NULL,
+            "graph_capture_begin: the state is capturing already");
     REQUIRE(d.attn_backend != NULL, "graph_capture_begin: attn_backend is NULL");
     REQUIRE(d.max_batch_size >= 1 && d.max_batch_size <= INT32_MAX,
             "graph_capture_begin: max_batch_size is %lld, outside [1, 2147483647]",
@@ -28,7 +29,7 @@ folio_status folio_vllm06_graph_capture_begin(folio_vllm06_state *state,
 folio_status folio_vllm06_graph_capture_end(folio_vllm06_state *state)
 {
     REQUIRE(state != NULL, "graph_capture_end: state is NULL");
-    REQUIRE(state->capture.attn_backend != NULL, "graph_capture_end: the state captures nothing");
+    REQUIRE(state->capture.attn_backend != NULL, "graph_capture_end: the state is not capturing");
     state->capture = (folio_vllm06_graph_capture_desc){.attn_backend = NULL};
     return FOLIO_OK;
 }
@@ -37,7 +38,7 @@ static folio_status check_capture(const folio_vllm06_state *state, int64_t batch
                                   const char *what)
 {
     REQUIRE(state != NULL, "%s: state is NULL", what);
-    REQUIRE(state->capture.attn_backend != NULL, "%s: the state captures nothing", what);
+    REQUIRE(state->capture.attn_backend != NULL, "%s: the state is not capturing", what);
     REQUIRE(batch_size >= 1 && batch_size <= state->capture.max_batch_size,
             "%s: batch_size %lld is outside [1, max_batch_size = %lld]", what,
             (long long)batch_size, (long long)state->capture.max_batch_size);
@@ -132,7 +133,7 @@ folio_status folio_vllm06_get_graph_input_buffers(folio_vllm06_state *state,
 {
     REQUIRE(state != NULL, "get_graph_input_buffers: state is NULL");
     REQUIRE(attn_metadata != NULL && attn_metadata->graph_len > 0,
-            "get_graph_input_buffers: attn_metadata is no graph's");
+            "get_graph_input_buffers: attn_metadata is not a graph's");
     const folio_vllm06_metadata_fields *f = &attn_metadata->f;
     bool encoder = is_encoder_decoder_model != 0;
     REQUIRE(!encoder || f->cross_block_tables != NULL,

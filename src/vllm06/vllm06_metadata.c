@@ -167,7 +167,7 @@ static folio_status check_prompts(folio_vllm06_metadata *m)
 }
 
 /* More context than keys before the query: vLLM clips lengths and tables to the window's blocks, and
- * not this. With chunked_prefill query_start_loc is of prompts alone. */
+ * not this. With chunked_prefill query_start_loc is of prompts only. */
 static folio_status check_decodes(const folio_vllm06_metadata *m)
 {
     const folio_vllm06_metadata_fields *f = &m->f;
@@ -425,7 +425,7 @@ const folio_vllm06_metadata *folio_vllm06_decode_metadata(const folio_vllm06_met
 {
     folio_vllm06_metadata *m = (folio_vllm06_metadata *)metadata;
     if (m == NULL || m->f.num_decode_tokens == 0) return NULL;
-    if (m->owner != NULL || m->graph_len > 0) return m; /* a graph's are decodes alone */
+    if (m->owner != NULL || m->graph_len > 0) return m; /* a graph's are decodes only */
     if (m->decode == NULL)
         m->decode = !m->traits->mixes && m->f.num_prefills == 0 ? m : slice(m, false);
     return m->decode;

@@ -283,7 +283,7 @@ folio_status folio_vllm06_copy_blocks(folio_context *ctx, const folio_vllm06_ops
 {
     REQUIRE(ctx != NULL, "ctx is NULL");
     REQUIRE(num_caches >= 0 && num_caches <= INT32_MAX && (num_caches == 0 || caches != NULL),
-            "caches is NULL or num_caches no count");
+            "caches is NULL or num_caches is outside [0, 2147483647]");
     for (int64_t i = 1; i < num_caches; i++)
         REQUIRE(caches[i].num_blocks == caches[0].num_blocks,
                 "caches[%lld] has %lld blocks, caches[0] %lld", (long long)i,

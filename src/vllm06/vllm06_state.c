@@ -194,7 +194,7 @@ static folio_dtype cache_dtype(const char *name, folio_dtype dtype)
     return (folio_dtype)0;
 }
 
-/* How prompts and decodes are attended to: as described, or with the ancestors' habits. */
+/* How prompts and decodes are attended to: as described, or with the originals' habits. */
 static void set_phases(folio_vllm06_impl *impl, bool has_slopes)
 {
     impl->prompts = impl->decodes = impl->desc;

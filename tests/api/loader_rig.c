@@ -1,4 +1,4 @@
-/* loader_rig.c: see loader_rig.h. The programs and the decoy are built beside the tests. */
+/* loader_rig.c: see loader_rig.h. The programs and the decoy are built next to the tests. */
 #include "api/loader_rig.h"
 
 #include <fcntl.h>

@@ -1,6 +1,6 @@
 /*
  * test_abi.c: the tables of `folio info --abi`, which a script makes from the headers: right where this file's own
- * compiler can say so, and complete beside the headers' text, read here in another way.
+ * compiler can say so, and complete compared with the headers' text, read here in another way.
  */
 #include "abi.h"
 #include "support.h"

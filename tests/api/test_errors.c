@@ -268,7 +268,7 @@ static folio_kv_cache_desc small_cache(void)
                       .num_kv_heads = 2, .k_head_size = 32, .v_head_size = 16, .dtype = FOLIO_F32);
 }
 
-/* Refused by shape and by create alike, unless shape alone may know it. */
+/* Refused by shape and by create alike, unless only shape may know it. */
 #define BAD_CACHE(status, words, change)                                                           \
     do {                                                                                           \
         folio_kv_cache_desc c = small_cache();                                                     \

@@ -69,7 +69,7 @@ BACKEND_TEST(errors_forward, tensors)
     BAD_DECODER("flags", c.t.flags = 0x80000001u);
     BAD_DECODER("k and v|FOLIO_KV_APPEND", c.t.flags = FOLIO_KV_APPEND;
                 c.t.k = c.t.v = (folio_tensor){0});
-    if (strcmp(backend, "cpu") == 0) /* the reference alone has it */
+    if (strcmp(backend, "cpu") == 0) /* only the reference has it */
         BAD(PLAIN, FOLIO_ATTENTION_DECODER, ANY_REFUSAL, "f64", c.t.out.dtype = FOLIO_F64);
     check_still_serves(&f, __LINE__);
     /* [head][token] is as good as any */

@@ -31,7 +31,7 @@ TEST(setuid, a_program_with_raised_privileges_trusts_neither_environment_nor_fol
         lrig_end(&rig);
         return;
     }
-    CHECK_MSG(!beside, "it loads what lies beside it");
+    CHECK_MSG(!beside, "it loads what lies next to it");
     SAYS(&rig, "info cuda: the CUDA backend's library was not found");
     static const char *const variables[] = {"FOLIO_CUDA_LIBRARY=%s/stranger/libfolio_cuda.so",
                                             "FOLIO_CUDA_LIBRARY=libfolio_cuda.so",

@@ -18,7 +18,7 @@ torch.set_default_dtype(torch.float64)
 
 
 class Weights:
-    """Numbers that depend on their places alone, as make_model makes them."""
+    """Numbers that depend on their places only, as make_model makes them."""
 
     def __init__(self):
         self.place = 1

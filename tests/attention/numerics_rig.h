@@ -76,7 +76,7 @@ folio_status rig_store(rig *r, int64_t s, int64_t j, bool cross);
 void rig_close(rig *r);
 /* Attention, poisoned cache with the contexts stored, batch and plan. */
 folio_status rig_open(rig *r, uint32_t types);
-/* Batch and plan alone, anew, over the cache as it is. */
+/* Batch and plan only, anew, over the cache as it is. */
 folio_status rig_replan(rig *r, uint32_t types);
 int64_t rig_rows(const rig *r, folio_attention_type type, int64_t s);
 int64_t rig_new_rows(const rig *r, folio_attention_type type, int64_t s);

@@ -47,7 +47,7 @@ typedef struct {
 
 typedef struct {
     folio_attention_desc desc; /* heads, sizes and types */
-    folio_tensors t;           /* options alone */
+    folio_tensors t;           /* options only */
     raw_seq seqs[RAW_SEQS];
     int64_t num_seqs;
     const int8_t *q;      /* [rows][heads][k_size], 64ths */

@@ -184,7 +184,7 @@ BACKEND_TEST(attend, same_bits_as_a_plan)
         for (int c = 0; c < NUM_CHANGES; c++) compare(ctx, types[t][0], types[t][1], c);
 }
 
-/* Prompts of lengths that differ, read from k and v alone; block tables and contexts are for caches. */
+/* Prompts of lengths that differ, read from k and v only; block tables and contexts are for caches. */
 BACKEND_TEST(attend, without_a_cache)
 {
     static const int32_t news[SEQS] = {5, 1, 2, 3};

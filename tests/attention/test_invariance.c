@@ -1,6 +1,6 @@
 /*
  * test_invariance.c: step by step equals whole. On the cpu backend the bits of a row, out and lse,
- * come of its q, its position and its keys alone: not of threads, executor, the rest of the batch,
+ * come of its q, its position and its keys only: not of threads, executor, the rest of the batch,
  * where the prompt was cut, or whether it was prefilled or decoded. Every option is tried, on short
  * sequences and past several splits of the keys.
  */

@@ -192,7 +192,7 @@ BACKEND_TEST(merge, nan_stays_in_its_row)
 
 BACKEND_TEST(merge, weights_far_apart)
 {
-    /* exp(lse) of one part is nothing beside the other's, in both orders, at both ends of f32. */
+    /* exp(lse) of one part is nothing next to the other's, in both orders, at both ends of f32. */
     const float far[][2] = {
         {1e4f, -1e4f}, {-1e4f, 1e4f}, {3e38f, -3e38f}, {-3e38f, 3e38f}, {0, 200}};
     for (int n = 0; n < 5; n++) {

@@ -494,7 +494,7 @@ ENGINE_TEST(numerics, sums_are_f32_or_better)
 {
     const folio_dtype dtypes[] = {FOLIO_F16, FOLIO_BF16};
     for (int n = 0; n < 2; n++) {
-        /* 64 products of which each is lost beside the first in 16 bits; lse shows the sum. */
+        /* 64 products of which each is lost next to the first in 16 bits; lse shows the sum. */
         rig_init(&r, e.ctx);
         rig_add(&r, 1, 1);
         r.desc.dtype = dtypes[n];

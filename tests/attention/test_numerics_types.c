@@ -412,7 +412,7 @@ ENGINE_TEST(numerics_types, padding_has_no_phase)
         CHECK_INT(view.num_query_tokens, num_tokens[n]);
     }
     rig_close(&r);
-    /* A batch of padding alone is neither prompts nor decodes. */
+    /* A batch of padding only is neither prompts nor decodes. */
     rig_init(&r, e.ctx);
     rig_add(&r, 2, 0);
     CHECK_OK(rig_open(&r, FOLIO_ATTENTION_BIT(FOLIO_ATTENTION_DECODER)));

@@ -495,7 +495,7 @@ BACKEND_TEST(plan, several_threads_run_one_plan)
     CHECK_OK(forward(&w, w.plan, c));
     pthread_t threads[RUNNERS];
     for (int n = 0; n < RUNNERS; n++) {
-        /* Reading alone: calls that write the same slots may not overlap. */
+        /* Only reading: calls that write the same slots may not overlap. */
         runners[n] = (runner){.w = &w, .c = c};
         runners[n].c.no_kv = true;
         CHECK(pthread_create(&threads[n], NULL, run_often, &runners[n]) == 0);

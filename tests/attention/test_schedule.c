@@ -138,7 +138,7 @@ TEST(schedule, one_worker_makes_no_chains)
     folio_context_destroy(ctx);
 }
 
-/* A step of a few microseconds is for the calling thread alone, by its work and nothing else. */
+/* A step of a few microseconds is for the calling thread only, by its work and nothing else. */
 TEST(schedule, small_steps_wake_nobody)
 {
     folio_context *ctx = support_context("cpu", 1, NULL);

@@ -1,7 +1,7 @@
 /*
  * test_codes.c: 8-bit caches by their bits. Every code that is a number is read as that number, as K and as V, by few
  * rows and by many, which agree to the bit; and NaN, as a code or as a scale, reaches the rows that see its key and no others, wherever the
- * key lies in a tile. Judged by the formats alone: the keys of a sequence are all equal, or the same without the NaN.
+ * key lies in a tile. Judged by the formats only: the keys of a sequence are all equal, or the same without the NaN.
  */
 #include "attention/numerics_rig.h"
 #include "attention/raw_rig.h"
@@ -131,7 +131,7 @@ static int8_t *random_rows(int64_t count)
     return q;
 }
 
-/* The last rows of a prompt, and beside them each as a decode: the same bits. */
+/* The last rows of a prompt, and each as a decode: the same bits. */
 static void run_decodes(folio_context *ctx, const raw_cache *cache, const raw_keys *keys,
                         int32_t group, int64_t len, int64_t window)
 {

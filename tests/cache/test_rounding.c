@@ -334,7 +334,7 @@ BACKEND_TEST(rounding, int8_ties_go_to_even)
     stored_free(&s);
 }
 
-/* A scale per row and head, from the row alone: max|x| / 127. */
+/* A scale per row and head, from the row only: max|x| / 127. */
 BACKEND_TEST(rounding, int8_scale_is_largest_over_127)
 {
     enum { ROWS = 20 };

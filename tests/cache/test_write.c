@@ -257,7 +257,7 @@ TEST(write, every_number_of_16_bits)
     check_numbers(FOLIO_BF16, numbers, 65536);
 }
 
-/* Every sign, exponent and first bits of an f32, with ends that make ties and what is beside them. */
+/* Every sign, exponent and first bits of an f32, with ends that make ties and what is next to them. */
 TEST(write, f32_at_and_beside_every_tie)
 {
     static const uint32_t ends[] = {0,      1,      0x0fff, 0x1000, 0x1001,

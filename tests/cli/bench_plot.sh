@@ -42,7 +42,7 @@ check "f32 passes through 'full'" near "$(circle full)" "$(echo "$lines" | sed -
 check "the roof bends where both meet" test "$(echo "$lines" | sed -n '1s/.* \([0-9.]* [0-9.]*\)$/\1/p')" = \
     "$(echo "$lines" | sed -n '2s/^\([0-9.]* [0-9.]*\) .*/\1/p')"
 
-# ---- Beside an earlier run: a point each, and a line from there to here ---------------------------
+# ---- With an earlier run: a point each, and a line from there to here ---------------------------
 sed 's/"gflops": 20,/"gflops": 10,/; s/"gbps": 10,/"gbps": 5,/' run.json >before.json
 expect 0 out '^compared with before.json' bench --from run.json --compare before.json --plot plot.svg
 check "four points and four before" test "$(grep -c '<circle' plot.svg)" -eq 8

@@ -28,7 +28,7 @@ has "marks where sequences made way" '<path class="area c6 full" clip-path' 3
 device=$("$folio" info -o json | sed -n '/"name": "cpu"/,$s/^ *"device": "\(.*\)",*$/\1/p' | head -n 1)
 has "the CPU, and that nothing attended" "<p class=\"lines\">$device; no attention ran, so no backend\$"
 has "the command line" '^<code>folio replay --no-attention --hash-block 16 --block-size 4 .*talks.jsonl --blocks 110 '
-has "nothing of attention's speed" 'of attention and its scheduler alone' 0
+has "nothing of attention's speed" 'of attention and its scheduler only' 0
 value() {
     sed -n "s/^ *\"$1\": \([^,]*\),*\$/\1/p" out
 }
@@ -65,12 +65,12 @@ assert 3 < max(plots["sequences"]["running"]) <= 7 and max(plots["sequences"]["p
 END
 
 # With attention: where it ran, and that its rates are not a model's. The command line repeats the run.
-expect 0 out '^Tokens a second and latencies are of attention and its scheduler alone, on ' replay "$talks" \
+expect 0 out '^Tokens a second and latencies are of attention and its scheduler only, on ' replay "$talks" \
     --hash-block 16 --block-size 4 --blocks 2000 --limit 3 --threads 1 --report "pages/with attention.html"
 mv "pages/with attention.html" pages/with.html
 page=pages/with.html
 has "CPU, backend, level, threads" "<p class=\"lines\">$device; backend cpu, level [a-z0-9_]*, 1 thread\$"
-has "that its rates are of attention alone" '<p class="note">Tokens a second and latencies are of attention and its scheduler alone'
+has "that its rates are of attention only" '<p class="note">Tokens a second and latencies are of attention and its scheduler only'
 has "its command line, quoted" ' --threads 1 --report &#39;pages/with attention.html&#39;</code>'
 rm $page
 
@@ -134,7 +134,7 @@ status=$?
 check "a file that may not grow: exit status $status" test $status -eq 1
 check "it says why" grep -q '^folio replay: pages/a.html: ' err
 check "the old page is as it was" test "$(cat pages/a.html)" = old
-check "nothing is left beside it" test "$(ls pages)" = a.html
+check "nothing is left next to it" test "$(ls pages)" = a.html
 chmod 640 pages/a.html
 ln -s a.html pages/link.html
 expect 0 out . $quick "$talks" --blocks 2000 --report pages/link.html

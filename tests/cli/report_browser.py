@@ -4,7 +4,7 @@ in light and in dark. Checks that nothing is fetched, logged or cut off, that pl
 text can be read, and leaves a screenshot of each.
 
 usage: report_browser.py PROGRAM DIRECTORY
-Needs Chromium alone, which is spoken to over a pipe; where there is none, says so and ends well.
+Needs only Chromium, which is spoken to over a pipe; where there is none, says so and ends well.
 """
 import base64
 import fcntl
@@ -82,7 +82,7 @@ PROBE = r"""
 })()
 """
 PLOTS = 5
-# Lines and areas of a plot beside its rules.
+# Lines and areas of a plot besides its rules.
 DRAWN = "(id => ({kv: 3, batch: 2, sequences: 2, hits: 2, latency: 7})[id.split('-')[0]])"
 
 
@@ -166,7 +166,7 @@ class Browser:
 
 
 def complaints_of(events, url):
-    """What the page logged, threw or asked for beside itself."""
+    """What the page logged, threw or asked for besides itself."""
     for event in events:
         method, params = event.get("method"), event.get("params", {})
         if method == "Network.requestWillBeSent" and params["request"]["url"] != url:

@@ -156,7 +156,7 @@ for share in 0/3 4/3 1 1/3x; do expect 2 err "K from 1 to N, not '$share'" check
 # ---- demo --------------------------------------------------------------------------------------
 expect 0 out '^Every number is within its budget' demo
 check "the demo says what it timed" sh -c 'grep -A 2 "self-attention in .* ms, cross attention in .* ms: the$" out |
-    grep -q "^call of folio_attention_forward alone, the fastest of 5 calls after a warm-up"'
+    grep -q "^call of folio_attention_forward only, the fastest of 5 calls after a warm-up"'
 check "the demo fits 100 columns" test -z "$(awk 'length > 100' out)"
 check "the demo has no colour codes without a terminal" sh -c '! grep -q "$(printf "\\033")" out'
 for story in prompt chunk decode 'cross attention'; do
@@ -291,7 +291,7 @@ small='--heads 4:2 --head-size 32 --reps 2'
     check "bench -o json: one that the level has not" grep -q '"dot_int8_gops": null' out
     check "bench -o json: the parts of a mixed batch" \
         test "$(grep -c '"\(prefill\|decode\)_s": [0-9]' out)" -eq 2
-    check "bench -o json: no plain form beside a plain one" grep -q '"plain_s": null' out
+    check "bench -o json: no plain form with a plain one" grep -q '"plain_s": null' out
     check "bench -o json: noisy or not" grep -q '"noisy": \(true\|false\)' out
     check "bench -o json: medians of the ceilings" grep -q '"ceilings_median": {' out
     check "bench -o json: no peers" grep -q '"peers": {}' out
@@ -332,7 +332,7 @@ small='--heads 4:2 --reps 2 --dtype f32 --block-size 16 -o csv'
         --options plain,$with --cache cold,warm
     check "bench: options and caches are crossed" test "$(column options) $(column cache)" = \
         "plain plain $with $with plain plain $with $with cold warm cold warm cold warm cold warm"
-    check "bench: the plain form runs beside options" \
+    check "bench: the plain form runs with options" \
         test "$(column plain_s | sed 's/[0-9.e-]\{1,\}/x/g')" = "  x x   x x"
     # 36 keys seen by 8 rows, 15 of them within windows of 2; 8 and 2 for one row; 1024 operations
     # for each, in units of 100.

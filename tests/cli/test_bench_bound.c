@@ -12,7 +12,7 @@ TEST(bench_bound, the_best_sample_is_the_ceiling)
     CHECK(!b.by_case);
 }
 
-/* As on a machine that others use: multiply-adds at 116, a case beside them at 150 to 164. */
+/* As on a machine that others use: multiply-adds at 116, a case between them at 150 to 164. */
 TEST(bench_bound, no_case_passes_its_ceiling)
 {
     bench_bound b = bench_bound_of(110, 0.3, 116, 150, 164);

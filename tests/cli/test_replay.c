@@ -1,5 +1,5 @@
 /*
- * test_replay.c: the parts of `folio replay` that count and make up numbers: percentiles beside sorted
+ * test_replay.c: the parts of `folio replay` that count and make up numbers: percentiles compared with sorted
  * samples, tokens that are the same exactly where hash ids agree, rows that are pure functions.
  */
 #include "kit/kit.h"

@@ -7,7 +7,7 @@
 
 enum { PROMPT = 21, HEADS = 4, KV_HEADS = 2, SIZE = 16, ROW = HEADS * SIZE };
 
-/* Causal attention of one request in doubles, from the made-up numbers alone. */
+/* Causal attention of one request in doubles, from the made-up numbers only. */
 static void attend(const replay_numbers *n, const replay_trace *t, const replay_request *r,
                    float *out)
 {

@@ -1,4 +1,4 @@
-/* test_capture.c: calls beside forwards on a stream that is being captured. */
+/* test_capture.c: calls other than forwards on a stream that is being captured. */
 #include "cuda/device_rig.h"
 
 #include <string.h>

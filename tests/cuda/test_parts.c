@@ -86,7 +86,7 @@ TEST(parts, layers_back_to_back_give_the_same_bits)
     close_engine(&e);
 }
 
-/* One graph serves steps with many rows, with few alone and with many again, and steps of other sizes. */
+/* One graph serves steps with many rows, with few only and with many again, and steps of other sizes. */
 TEST(parts, a_graph_meets_steps_without_prefills)
 {
     static const int32_t steps[][2] = {{1, QUERY}, {3, 1}, {2, 4}, {3, QUERY}, {1, 1}, {2, 5}};
@@ -124,7 +124,7 @@ TEST(parts, a_graph_meets_steps_without_prefills)
     CUDA_OK(cudaStreamDestroy(stream));
 }
 
-/* A sequence's bits do not depend on the ones beside it, which change how many parts the device has room for. */
+/* A sequence's bits do not depend on the ones next to it, which change how many parts the device has room for. */
 TEST(parts, batch_invariant_plans_cut_at_fixed_places)
 {
     static uint16_t want[ROWS * ROW], got[ROWS * ROW];

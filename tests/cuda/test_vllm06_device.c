@@ -1,5 +1,5 @@
 /*
- * test_vllm06_device.c: what vLLM 0.6's interface does on a device alone: blocks swapped out to host memory and back,
+ * test_vllm06_device.c: what vLLM 0.6's interface does on a device only: blocks swapped out to host memory and back,
  * all in one stream, states that work at once in streams of their own, and a decode in a captured graph.
  */
 #include "support.h"
@@ -28,14 +28,14 @@ static void drop_cache(folio_context *ctx, folio_memory_kind kind, folio_vllm06_
 /* Out, back to other blocks, and copied there: every step in the same stream, waited for once. */
 TEST(vllm06_device, swap_to_the_host_and_back)
 {
-    static const char *const ancestors[] = {"xformers", "torch-sdpa", "ipex"};
+    static const char *const originals[] = {"xformers", "torch-sdpa", "ipex"};
     static const int64_t out[][2] = {{3, 0}, {7, 1}}, back[][2] = {{0, 9}, {1, 5}};
     static const int64_t copy[][2] = {{9, 2}};
     uint16_t *image = malloc(CACHE * 2), *got = malloc(CACHE * 2);
     if (image == NULL || got == NULL) abort();
     for (int i = 0; i < CACHE; i++) image[i] = (uint16_t)support_bits(4, (uint64_t)i);
     for (int i = 0; i < 3; i++) {
-        const folio_vllm06_backend *b = folio_vllm06_backend_find(ancestors[i]);
+        const folio_vllm06_backend *b = folio_vllm06_backend_find(originals[i]);
         folio_vllm06_state *state = NULL;
         cudaStream_t stream = NULL;
         CUDA_OK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
@@ -58,7 +58,7 @@ TEST(vllm06_device, swap_to_the_host_and_back)
                 int from = block == 9 || block == 2 ? 3 : block == 5 ? 7 : block;
                 CHECK_MSG(memcmp(is + block * BLOCK_ELEMENTS, was + from * BLOCK_ELEMENTS,
                                  BLOCK_ELEMENTS * 2) == 0,
-                          "%s: block %d of part %d is not what block %d was", ancestors[i], block,
+                          "%s: block %d of part %d is not what block %d was", originals[i], block,
                           part, from);
             }
         }

@@ -93,7 +93,7 @@ static void check_guard(size_t from, size_t to)
 {
     for (size_t i = from; i < to; i++)
         if ((unsigned char)received[i] != GUARD_BYTE) {
-            test_fail(__FILE__, __LINE__, "a byte beside what the call was given was written");
+            test_fail(__FILE__, __LINE__, "a byte outside what the call was given was written");
             return;
         }
 }

@@ -2,7 +2,7 @@
  * pool_model.h: what the suites of the KV memory share. First a pool with a log of its events and
  * short forms of its calls. Then a naive model: for every slot a shadow number that stands for all
  * its K and V depend on (salt, weights, the tokens up to it, the group), and who holds which block.
- * It makes random calls and says beforehand, from the header alone, what each must do.
+ * It makes random calls and says beforehand, from the header only, what each must do.
  */
 #ifndef FOLIO_TESTS_POOL_MODEL_H
 #define FOLIO_TESTS_POOL_MODEL_H

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What a prefix cache that forgets nothing must find of a trace, from hash_ids alone.
+"""What a prefix cache that forgets nothing must find of a trace, from hash_ids only.
 
 usage: prefix_hits.py TRACE [--block-size N] [--hash-block N] [--limit N]
 

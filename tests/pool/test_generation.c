@@ -666,7 +666,7 @@ TEST(generation, prefixes_survive_their_pool)
                   .max_chunk = 20,
                   .lower = 30,
                   .match = true};
-    /* One pool has hits among families alone; with each request met before there are many more. */
+    /* One pool has hits among families only; with each request met before there are many more. */
     tally one = each_geometry(&how, 0, 1, 1, 1, 1);
     tally two = each_geometry(&how, 0, 1, 1, 1, 2);
     CHECK(two.stats.hit_tokens > one.stats.hit_tokens && two.stats.store_reads > 10);

@@ -2,7 +2,7 @@
  * test_pool_model.c: random calls on a pool, each judged by the naive model of pool_model.h: what
  * it must return, which blocks it may take, what each sequence reads through its tables afterwards.
  * Small pools and few different tokens, so that FULL, eviction, copies and equal prefixes come all
- * the time. FOLIO_MODEL_SEED=<seed> runs that seed alone. At the end four threads on one pool.
+ * the time. FOLIO_MODEL_SEED=<seed> runs that seed only. At the end four threads on one pool.
  */
 #include "pool/pool_model.h"
 

@@ -198,7 +198,7 @@ TEST(prefix, equal_blocks_become_one)
     pool_rig_close(&r);
 }
 
-/* Ids count from the first token: those of new tokens alone are noticed where they differ. */
+/* Ids count from the first token: if only those of new tokens are given, they are noticed where they differ. */
 TEST(prefix, commit_wants_all_ids)
 {
     pool_rig r;
@@ -735,7 +735,7 @@ static bool make_pool(pool_rig *r, uint64_t key)
     return true;
 }
 
-/* A pool's doings depend on the calls and the key alone. */
+/* A pool's doings depend on the calls and the key only. */
 TEST(prefix, keys_and_determinism)
 {
     pool_rig a, b, c;

@@ -671,7 +671,7 @@ TEST(sequence, windows_and_full)
     pool_rig r;
     REQUIRE_TEST(pool_rig_open(
         &r, (folio_pool_desc){.num_blocks = 4, .block_size = 4, .layer_groups = groups}));
-    folio_sequence *s = pool_plain(r.pool, 16); /* block 3 alone is seen by the next token */
+    folio_sequence *s = pool_plain(r.pool, 16); /* only block 3 is seen by the next token */
     CHECK_INT(pool_stats(r.pool).num_free, 0);
     REFUSED_BY(r.pool, s, folio_sequence_reserve(s, 13, 0, NULL), FOLIO_ERR_TOO_LARGE, "5|4");
     for (int i = 0; i < 4; i++) CHECK(block_at(s, 0, i) >= 0);

@@ -413,7 +413,7 @@ static void flip(const char *path, int64_t at, int bit)
     write_at(path, &byte, 1, at);
 }
 
-/* Any bit of a head, flipped before the open: that frame alone is no frame. */
+/* Any bit of a head, flipped before the open: only that frame is no frame. */
 TEST(store_faults, a_flipped_bit_in_a_head_is_found_by_the_open)
 {
     store_rig rig;

@@ -99,7 +99,7 @@ static void kill_loop(uint64_t seed, int rounds)
     int num_known = 0;
     for (int round = 0; round < rounds && test_failures() == 0; round++) {
         uint64_t first = next, r = support_bits(seed, (uint64_t)round);
-        /* Every other round by time alone: in the open, too. */
+        /* Every other round by time only: in the open, too. */
         uint64_t words = round % 2 == 0 ? 0 : (r >> 32) % 40;
         uint64_t last = kill_once(&rig, first, words, (int64_t)(r % 20000));
         next = last + 2; /* last + 1 may be there, or not */

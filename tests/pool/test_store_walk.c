@@ -1,6 +1,6 @@
 /*
  * test_store_walk.c: the disk tier with calls inside of calls (from the reads and writes of another
- * one, where no lock is held), under several threads at once, and on a long random walk beside a
+ * one, where no lock is held), under several threads at once, and on a long random walk next to a
  * model that knows every frame and the order of their use.
  */
 #include "pool/store_rig.h"

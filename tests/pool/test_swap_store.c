@@ -278,7 +278,7 @@ TEST(swap_store, impossible_tiers_are_refused)
 
 enum { MAX_KNOWN = 512 };
 
-/* What the prefix cache holds, by its events alone. */
+/* What the prefix cache holds, by its events only. */
 typedef struct {
     folio_tier tier;
     int32_t group;

@@ -1,7 +1,7 @@
 /*
  * test_vllm06_ops.c: the plain operators over x-packed caches. reshape_and_cache writes the layout
  * byte for byte; paged_attention v1 and v2 agree with each other and with dense attention in
- * double, for every head size and block size the ancestors list.
+ * double, for every head size and block size the originals list.
  */
 #include "support.h"
 
@@ -462,9 +462,9 @@ BACKEND_TEST(vllm06_ops, copy_blocks)
     CHECK(!same_block(&a, last, &a, 3));
     REFUSED(folio_vllm06_copy_blocks(ctx, NULL, 2, pairs, 1, NULL), FOLIO_ERR_ARGUMENT, "NULL");
     REFUSED(folio_vllm06_copy_blocks(ctx, caches, -1, pairs, 1, NULL), FOLIO_ERR_ARGUMENT,
-            "num_caches no count");
+            "num_caches is outside [0, 2147483647]");
     REFUSED(folio_vllm06_copy_blocks(ctx, caches, INT64_MAX, pairs, 1, NULL), FOLIO_ERR_ARGUMENT,
-            "num_caches no count");
+            "num_caches is outside [0, 2147483647]");
     REFUSED(folio_vllm06_copy_blocks(NULL, caches, 2, pairs, 1, NULL), FOLIO_ERR_ARGUMENT, "NULL");
     caches[1].value_cache = NULL;
     REFUSED(folio_vllm06_copy_blocks(ctx, caches, 2, outside, 1, NULL), FOLIO_ERR_ARGUMENT, "");

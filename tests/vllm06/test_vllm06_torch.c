@@ -153,7 +153,7 @@ static folio_status make_cache(step *s)
 /* The metadata                                                                                   */
 /* ---------------------------------------------------------------------------------------------- */
 
-/* [num_seqs][stride], padded with zeros: the ancestors' padding. */
+/* [num_seqs][stride], padded with zeros: the originals' padding. */
 static const int32_t *tables_of(golden_case *c, bool cross, int64_t *stride)
 {
     *stride = c->id % 2;
@@ -186,7 +186,7 @@ static void set_encoder_fields(golden_case *c, folio_vllm06_metadata_fields *f)
     f->cross_block_tables = tables_of(c, true, &f->cross_block_tables_stride);
 }
 
-/* Every field the ancestors have; some of those that may be left out are, by the case's number. */
+/* Every field the originals have; some of those that may be left out are, by the case's number. */
 static void make_fields(golden_case *c, folio_vllm06_metadata_fields *f)
 {
     size_t n = (size_t)c->num_seqs;
@@ -211,7 +211,7 @@ static void make_fields(golden_case *c, folio_vllm06_metadata_fields *f)
     if (c->id % 5 != 1) f->query_start_loc = starts;
     if (c->id % 5 != 2) f->context_lens_tensor = context;
     f->seq_start_loc = sums;
-    /* Whole prompts need no tables: the ancestors leave theirs empty. */
+    /* Whole prompts need no tables: the originals leave theirs empty. */
     if (sums[n] != starts[n] || f->num_decode_tokens > 0 || c->id % 2)
         f->block_tables = tables_of(c, false, &f->block_tables_stride);
     f->use_cuda_graph = f->num_prefills == 0;
@@ -401,7 +401,7 @@ static bool open_file(golden_file *f, int64_t *num_biases)
     return known;
 }
 
-/* Biases and cases in the file's order; by NULL: the biases alone. */
+/* Biases and cases in the file's order; by NULL: the biases only. */
 static void run_file(judge *by)
 {
     golden_file f;

@@ -28,10 +28,10 @@ static const folio_vllm06_metadata_fields *full_step(v06 *r)
     return folio_vllm06_metadata_get(r->m);
 }
 
-static void prefill_metadata(const char *ancestor, const char *compute)
+static void prefill_metadata(const char *original, const char *compute)
 {
     v06 r;
-    v06_init(&r, ancestor, compute);
+    v06_init(&r, original, compute);
     if (v06_open(&r) && full_step(&r) != NULL) {
         const folio_vllm06_metadata *p = folio_vllm06_prefill_metadata(r.m);
         CHECK(p != NULL && p != r.m && p == folio_vllm06_prefill_metadata(r.m));
@@ -70,10 +70,10 @@ static void prefill_metadata(const char *ancestor, const char *compute)
 }
 BOTH(prefill_metadata, prefill_metadata)
 
-static void decode_metadata(const char *ancestor, const char *compute)
+static void decode_metadata(const char *original, const char *compute)
 {
     v06 r;
-    v06_init(&r, ancestor, compute);
+    v06_init(&r, original, compute);
     if (v06_open(&r) && full_step(&r) != NULL) {
         const folio_vllm06_metadata *d = folio_vllm06_decode_metadata(r.m);
         CHECK(d != NULL && d != r.m && d == folio_vllm06_decode_metadata(r.m));
@@ -103,7 +103,7 @@ static void decode_metadata(const char *ancestor, const char *compute)
 BOTH(decode_metadata, decode_metadata)
 
 /* Attention over the views of a mixed step, in turn: each gives its own rows. */
-static void forward_of_a_view(const char *ancestor, const char *compute)
+static void forward_of_a_view(const char *original, const char *compute)
 {
     static const v06_seq prompts[] = {
         {1, true, 8, 8, 20}, {3, true, 3, 3, 2}, {0, true, 13, 13, 11}};
@@ -111,7 +111,7 @@ static void forward_of_a_view(const char *ancestor, const char *compute)
     const folio_vllm06_bias biases[] = {{numbers, 1, 7, 7}, {numbers, 1, 5, 18}};
     v06 r;
     support_fill(numbers, COUNT_OF(numbers), 5, 2.0f);
-    v06_init(&r, ancestor, compute);
+    v06_init(&r, original, compute);
     if (v06_open(&r) && v06_step(&r, prompts, 3)) {
         v06_run(&r, FOLIO_ATTENTION_DECODER);
         v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
@@ -140,7 +140,7 @@ BOTH(forward_of_a_view, forward_of_a_view)
 
 /* A translation served with chunked prefill: a new request's encoder, cross and self attention in
  * the same step as the decodes of those before it. */
-static void whole_life(const char *ancestor, const char *compute)
+static void whole_life(const char *original, const char *compute)
 {
     static const v06_seq first[] = {{0, true, 6, 6, 11}, {1, true, 9, 9, 20}};
     static const v06_seq second[] = {
@@ -148,7 +148,7 @@ static void whole_life(const char *ancestor, const char *compute)
     static const v06_seq third[] = {
         {1, false, 1, 11, 20}, {2, false, 1, 13, 30}, {0, false, 1, 8, 11}};
     v06 r;
-    v06_init(&r, ancestor, compute);
+    v06_init(&r, original, compute);
     r.d.kv_cache_dtype = "fp8";
     r.k_scale = 0.25f;
     if (v06_open(&r)) {
@@ -169,7 +169,7 @@ static void whole_life(const char *ancestor, const char *compute)
 BOTH(whole_life, whole_life)
 
 /* Biases of encoder and cross attention, and of a chunk: [query_len][context + query_len]. */
-static void biases_by_type(const char *ancestor, const char *compute)
+static void biases_by_type(const char *original, const char *compute)
 {
     static const v06_seq prompts[] = {{0, true, 6, 6, 11}, {1, true, 5, 5, 7}, {2, false, 1, 9, 4}};
     static float numbers[4 * 13 * 13];
@@ -179,7 +179,7 @@ static void biases_by_type(const char *ancestor, const char *compute)
     folio_vllm06_bias cross[] = {{numbers, 1, 6, 11}, {numbers + 3, 4, 5, 7}};
     folio_vllm06_bias self[] = {{numbers, 4, 6, 6}, {numbers + 9, 4, 5, 5}};
     v06 r;
-    v06_init(&r, ancestor, compute);
+    v06_init(&r, original, compute);
     if (v06_open(&r) && v06_step(&r, before, 2)) {
         v06_run(&r, FOLIO_ATTENTION_DECODER);
         v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
@@ -212,14 +212,14 @@ static void biases_by_type(const char *ancestor, const char *compute)
 BOTH(biases_by_type, biases_by_type)
 
 /* Layers of one state: each pair differs in one thing, both stay right, in turn. */
-static void layers_share_a_state(const char *ancestor, const char *compute)
+static void layers_share_a_state(const char *original, const char *compute)
 {
     static const v06_seq steps[] = {
         {0, true, 11, 11, 0}, {0, true, 11, 11, 0}, {0, false, 1, 12, 0}};
     for (int pair = 0; pair < 11; pair++) {
         v06 r, other;
-        v06_init(&r, ancestor, compute);
-        v06_init(&other, ancestor, compute);
+        v06_init(&r, original, compute);
+        v06_init(&other, original, compute);
         if (pair == 0 || pair == 1) other.d.sliding_window = pair == 0 ? 1 : 4;
         if (pair == 1) r.d.sliding_window = 7;
         if (pair == 2) other.d.scale = 0.5f;
@@ -290,11 +290,11 @@ static void run_refused(v06 *r, const v06_seq *prompts)
 }
 
 /* One metadata serves layers with caches of their own. */
-static void metadata_serves_all_layers(const char *ancestor, const char *compute)
+static void metadata_serves_all_layers(const char *original, const char *compute)
 {
     static const v06_seq prompts[] = {{0, true, 11, 11, 0}, {1, true, 3, 3, 0}};
     v06 r;
-    v06_init(&r, ancestor, compute);
+    v06_init(&r, original, compute);
     if (v06_open(&r) && v06_step(&r, prompts, 2)) {
         v06_run(&r, FOLIO_ATTENTION_DECODER);
         support_buffer first = support_buffer_make(r.out.bytes);
@@ -314,13 +314,13 @@ static void metadata_serves_all_layers(const char *ancestor, const char *compute
 BOTH(metadata_serves_all_layers, metadata_serves_all_layers)
 
 /* On a host backend there is no stream but NULL; another is refused, and nothing is written. */
-static void streams(const char *ancestor, const char *compute)
+static void streams(const char *original, const char *compute)
 {
     static const v06_seq prompts[] = {{0, true, 11, 11, 0}};
     static const int64_t pair[1][2] = {{0, 1}};
     v06 r;
     if (strcmp(compute, "cuda") == 0) return; /* there every call has run on one */
-    v06_init(&r, ancestor, compute);
+    v06_init(&r, original, compute);
     if (v06_open(&r) && v06_step(&r, prompts, 1)) {
         folio_vllm06_forward_args a = v06_args(&r, FOLIO_ATTENTION_DECODER);
         const folio_run on_stream = {.struct_size = sizeof on_stream, .stream = &r};
@@ -401,11 +401,11 @@ static folio_status step_with(const v06 *r, const folio_allocator *allocator,
     return status;
 }
 
-static void out_of_memory(const char *ancestor, const char *compute)
+static void out_of_memory(const char *original, const char *compute)
 {
     static const v06_seq prompts[] = {{0, true, 13, 13, 4}};
     v06 r;
-    v06_init(&r, ancestor, compute);
+    v06_init(&r, original, compute);
     r.d.alibi_slopes = r.slopes;
     if (v06_open(&r) && v06_step(&r, prompts, 1)) {
         folio_status status = FOLIO_ERR_MEMORY;

@@ -6,20 +6,20 @@
 
 enum { Q, K, V, ENCODER_Q, ENCODER_K, ENCODER_V };
 
-void v06_on_both(const char *ancestor, v06_body body)
+void v06_on_both(const char *original, v06_body body)
 {
     for (int i = 0; i < SUPPORT_NUM_BACKENDS; i++) {
         int before = test_failures();
-        body(ancestor, support_backends[i]);
+        body(original, support_backends[i]);
         if (test_failures() != before) printf("  ... on backend %s\n", support_backends[i]);
     }
 }
 
-void v06_init(v06 *r, const char *ancestor, const char *compute)
+void v06_init(v06 *r, const char *original, const char *compute)
 {
     memset(r, 0, sizeof *r);
     r->compute = compute;
-    r->b = folio_vllm06_backend_find(ancestor);
+    r->b = folio_vllm06_backend_find(original);
     r->block_size = 8;
     r->d = (folio_vllm06_impl_desc){.struct_size = sizeof r->d,
                                     .num_heads = 4,
@@ -106,7 +106,7 @@ int64_t v06_slot(const v06 *r, int id, int64_t token, bool cross)
     return block_of(r, id, token / r->block_size, cross) * r->block_size + token % r->block_size;
 }
 
-/* The ancestors' layout: K [block][head][d / x][offset][x], then V [block][head][d][offset]; under IPEX both
+/* The originals' layout: K [block][head][d / x][offset][x], then V [block][head][d][offset]; under IPEX both
  * [block][head][offset][d]. */
 static int64_t element(const v06 *r, int64_t slot, int64_t head, int64_t d, bool value)
 {
@@ -286,7 +286,7 @@ static double key_number(const v06 *r, folio_attention_type type, int i, int64_t
 }
 
 /* What a layer does with sequence i: as it is described, or in decoder attention with compat as the
- * ancestors did. */
+ * originals did. */
 typedef struct {
     int64_t window;
     const float *slopes;
@@ -387,7 +387,7 @@ void v06_check_images(const v06 *r)
     for (int l = 0; l < V06_LAYERS; l++) {
         CHECK(support_buffer_guards_hold(&r->cache[l]));
         CHECK_MSG(memcmp(r->cache[l].data, r->image[l], r->cache[l].bytes) == 0,
-                  "the bytes of cache %d are not those of the ancestors' layout", l);
+                  "the bytes of cache %d are not those of the originals' layout", l);
     }
 }
 

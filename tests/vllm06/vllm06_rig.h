@@ -1,7 +1,7 @@
 /*
  * vllm06_rig.h: steps of vLLM 0.6's interface with every number in the test's hands. Numbers are a
  * function of (sequence, token, head, dim). The rig keeps its own image of each cache in the
- * ancestors' byte layout; a forward must leave exactly that image, and the rows that dense
+ * originals' byte layout; a forward must leave exactly that image, and the rows that dense
  * attention, computed here in double, gives. From vllm06_same*.c: tests that every suite runs.
  */
 #ifndef FOLIO_VLLM06_RIG_H
@@ -53,12 +53,12 @@ typedef struct {
     int64_t out_rows;
 } v06;
 
-typedef void (*v06_body)(const char *ancestor, const char *compute);
+typedef void (*v06_body)(const char *original, const char *compute);
 /* Runs the body on every compute backend of support_backends. */
-void v06_on_both(const char *ancestor, v06_body body);
+void v06_on_both(const char *original, v06_body body);
 
 /* 4 heads of size 32 over 2 kv heads, f32, blocks of 8, two caches of NaN; no impl yet. */
-void v06_init(v06 *r, const char *ancestor, const char *compute);
+void v06_init(v06 *r, const char *original, const char *compute);
 /* State, impl and caches, from r->d and r->block_size as they stand. False: a check has failed. */
 bool v06_open(v06 *r);
 void v06_close(v06 *r);
@@ -78,7 +78,7 @@ void v06_refused(v06 *r, const folio_vllm06_forward_args *args, folio_status sta
                  const char *words, const char *file, int line);
 #define V06_REFUSED(r, args, status, words) v06_refused(r, args, status, words, __FILE__, __LINE__)
 
-/* Both caches hold the bytes of the rig's image, and nothing beside them. */
+/* Both caches hold the bytes of the rig's image, and nothing else. */
 void v06_check_images(const v06 *r);
 int64_t v06_slot(const v06 *r, int id, int64_t token, bool cross);
 /* Number (row, column) of the output, column = head * head_size + d. */
@@ -88,7 +88,7 @@ int64_t v06_width(const v06 *r);
 
 /* --------------------------------------------------------- what all three suites have in common */
 
-/* Each name is a test, v06_same_<name> of vllm06_same*.c. A suite is V06_SAME(V06_TEST, suite, "ancestor"). */
+/* Each name is a test, v06_same_<name> of vllm06_same*.c. A suite is V06_SAME(V06_TEST, suite, "original"). */
 /* clang-format off */
 #define V06_SAME(V, s, a) \
     V(s, a, get_name) V(s, a, classes) V(s, a, get_kv_cache_shape) V(s, a, split_kv_cache) \
@@ -107,9 +107,9 @@ int64_t v06_width(const v06 *r);
     V(s, a, cross_bias_of_cached_encoder) V(s, a, forward_errors) V(s, a, views) \
     V(s, a, is_prompt)
 /* clang-format on */
-#define V06_DECLARE(suite, ancestor, name) void v06_same_##name(const char *, const char *);
+#define V06_DECLARE(suite, original, name) void v06_same_##name(const char *, const char *);
 V06_SAME(V06_DECLARE, , )
-#define V06_TEST(suite, ancestor, name)                                                            \
-    TEST(suite, name) { v06_on_both(ancestor, v06_same_##name); }
+#define V06_TEST(suite, original, name)                                                            \
+    TEST(suite, name) { v06_on_both(original, v06_same_##name); }
 
 #endif

@@ -1,4 +1,4 @@
-/* vllm06_same.c: what the suites of all three ancestors check alike; see vllm06_rig.h. */
+/* vllm06_same.c: what the suites of all three originals check alike; see vllm06_rig.h. */
 #include "vllm06/vllm06_rig.h"
 
 #include <math.h>
@@ -64,10 +64,10 @@ static void check_maxima(const folio_vllm06_metadata *m, int64_t query, int64_t 
 static const v06_seq encoded_prompts[] = {{0, true, 6, 6, 11}, {1, true, 9, 17, 20}};
 static const v06_seq encoded_decodes[] = {{0, false, 1, 7, 11}, {1, false, 1, 18, 20}};
 
-void v06_same_metadata_fields(const char *ancestor, const char *compute)
+void v06_same_metadata_fields(const char *original, const char *compute)
 {
     v06 r;
-    v06_init(&r, ancestor, compute);
+    v06_init(&r, original, compute);
     if (v06_open(&r) && v06_step(&r, encoded_prompts, 2)) {
         check_fields(&r, r.m, r.blocks_per_seq);
         check_maxima(r.m, 9, 17, 0, 20);
@@ -101,7 +101,7 @@ void v06_same_metadata_fields(const char *ancestor, const char *compute)
         CHECK_OK(r.b->make_metadata(r.state, &r.f, &m));
         check_maxima(m, 1, 0, 14, 0);
         folio_vllm06_metadata_destroy(m);
-        v06_fields(&r, two_prompts, 2); /* chunked_prefill: prompts alone need seq_lens alone */
+        v06_fields(&r, two_prompts, 2); /* chunked_prefill: prompts need only seq_lens */
         r.f.chunked_prefill = 1;
         r.f.seq_lens_tensor = r.f.block_tables = NULL;
         CHECK_OK(r.b->make_metadata(r.state, &r.f, &m));
@@ -147,11 +147,11 @@ static folio_vllm06_metadata *build(const v06 *r, folio_vllm06_builder *builder)
     return m;
 }
 
-void v06_same_metadata_builder(const char *ancestor, const char *compute)
+void v06_same_metadata_builder(const char *original, const char *compute)
 {
     v06 r;
     folio_vllm06_builder *builder = NULL;
-    v06_init(&r, ancestor, compute);
+    v06_init(&r, original, compute);
     if (v06_open(&r) && v06_step(&r, encoded_prompts, 2)) {
         folio_vllm06_builder_desc d = {
             .struct_size = sizeof d, .block_size = r.block_size, .chunked_prefill_enabled = 1};
@@ -211,10 +211,10 @@ static void live(v06 *r)
     if (v06_step(r, later, 2)) v06_run(r, FOLIO_ATTENTION_DECODER);
 }
 
-void v06_same_prompts_then_decodes(const char *ancestor, const char *compute)
+void v06_same_prompts_then_decodes(const char *original, const char *compute)
 {
     v06 r;
-    v06_init(&r, ancestor, compute);
+    v06_init(&r, original, compute);
     live(&r);
     /* The same without what forward can work out by itself. */
     if (r.impl != NULL) {
@@ -233,10 +233,10 @@ void v06_same_prompts_then_decodes(const char *ancestor, const char *compute)
     v06_close(&r);
 }
 
-void v06_same_profiling_run(const char *ancestor, const char *compute)
+void v06_same_profiling_run(const char *original, const char *compute)
 {
     v06 r;
-    v06_init(&r, ancestor, compute);
+    v06_init(&r, original, compute);
     if (v06_open(&r)) {
         r.no_cache = true;
         if (v06_step(&r, two_prompts, 2)) v06_run(&r, FOLIO_ATTENTION_DECODER);
@@ -259,12 +259,12 @@ void v06_same_profiling_run(const char *ancestor, const char *compute)
     v06_close(&r);
 }
 
-void v06_same_use_cuda_graph(const char *ancestor, const char *compute)
+void v06_same_use_cuda_graph(const char *original, const char *compute)
 {
     static const v06_seq padded[] = {
         {1, false, 1, 9, 0}, {0, false, 1, 14, 0}, {4, false, 1, 0, 0}, {5, false, 1, 0, 0}};
     v06 r;
-    v06_init(&r, ancestor, compute);
+    v06_init(&r, original, compute);
     if (v06_open(&r) && v06_step(&r, two_prompts, 2)) {
         v06_run(&r, FOLIO_ATTENTION_DECODER);
         v06_fields(&r, padded, 4);
@@ -285,12 +285,12 @@ void v06_same_use_cuda_graph(const char *ancestor, const char *compute)
     v06_close(&r);
 }
 
-void v06_same_k_scale_v_scale(const char *ancestor, const char *compute)
+void v06_same_k_scale_v_scale(const char *original, const char *compute)
 {
     static const char *const names[] = {"fp8", "fp8_e4m3", "fp8_e5m2"};
     for (int i = 0; i < 3; i++) {
         v06 r;
-        v06_init(&r, ancestor, compute);
+        v06_init(&r, original, compute);
         r.d.kv_cache_dtype = names[i];
         r.k_scale = 0.5f;
         r.v_scale = 0.03125f;
@@ -299,13 +299,13 @@ void v06_same_k_scale_v_scale(const char *ancestor, const char *compute)
     }
 }
 
-void v06_same_dtypes(const char *ancestor, const char *compute)
+void v06_same_dtypes(const char *original, const char *compute)
 {
     static const folio_dtype dtypes[] = {FOLIO_F32, FOLIO_F16, FOLIO_BF16};
     static const char *const names[] = {"auto", "fp8", "fp8_e4m3", "fp8_e5m2"};
     for (int i = 0; i < 12; i++) {
         v06 r;
-        v06_init(&r, ancestor, compute);
+        v06_init(&r, original, compute);
         r.d.dtype = dtypes[i / 4];
         r.d.kv_cache_dtype = names[i % 4];
         live(&r);
@@ -313,12 +313,12 @@ void v06_same_dtypes(const char *ancestor, const char *compute)
     }
 }
 
-void v06_same_num_queries_per_kv(const char *ancestor, const char *compute)
+void v06_same_num_queries_per_kv(const char *original, const char *compute)
 {
     static const int32_t heads[][2] = {{4, 0}, {4, 1}, {6, 2}, {1, 1}};
     for (int i = 0; i < 4; i++) {
         v06 r;
-        v06_init(&r, ancestor, compute);
+        v06_init(&r, original, compute);
         r.d.num_heads = heads[i][0];
         r.d.num_kv_heads = heads[i][1];
         r.d.scale = i % 2 ? 0.3f : 0.0f;
@@ -327,13 +327,13 @@ void v06_same_num_queries_per_kv(const char *ancestor, const char *compute)
     }
 }
 
-/* Rows of query, key and value beside each other, as a fused projection gives them; in a step of both kinds too. */
-void v06_same_fused_qkv(const char *ancestor, const char *compute)
+/* Rows of query, key and value next to each other, as a fused projection gives them; in a step of both kinds too. */
+void v06_same_fused_qkv(const char *original, const char *compute)
 {
     static const v06_seq both[] = {{2, true, 7, 7, 0}, {1, false, 1, 10, 0}};
     static const v06_seq *const steps[] = {two_prompts, two_decodes, both};
     v06 r;
-    v06_init(&r, ancestor, compute);
+    v06_init(&r, original, compute);
     if (v06_open(&r)) {
         int64_t parts[3] = {v06_width(&r), v06_width(&r) / 2, v06_width(&r) / 2};
         int64_t width = v06_width(&r) * 2;
@@ -366,16 +366,16 @@ void v06_same_fused_qkv(const char *ancestor, const char *compute)
     v06_close(&r);
 }
 
-void v06_same_alibi_slopes(const char *ancestor, const char *compute)
+void v06_same_alibi_slopes(const char *original, const char *compute)
 {
     static const v06_seq long_prompt[] = {{0, true, 290, 290, 0}};
     v06 r;
-    v06_init(&r, ancestor, compute);
+    v06_init(&r, original, compute);
     r.d.alibi_slopes = r.slopes;
     live(&r);
     v06_close(&r);
     /* distances that bf16 cannot hold: the slopes act in f32 */
-    v06_init(&r, ancestor, compute);
+    v06_init(&r, original, compute);
     r.d.num_heads = r.d.num_kv_heads = 1;
     r.d.dtype = FOLIO_BF16;
     r.d.alibi_slopes = r.slopes;
@@ -383,35 +383,35 @@ void v06_same_alibi_slopes(const char *ancestor, const char *compute)
     v06_close(&r);
 }
 
-void v06_same_sliding_window(const char *ancestor, const char *compute)
+void v06_same_sliding_window(const char *original, const char *compute)
 {
     static const int64_t windows[] = {1, 5, 9, 1000};
     for (int i = 0; i < 4; i++) {
         v06 r;
-        v06_init(&r, ancestor, compute);
+        v06_init(&r, original, compute);
         r.d.sliding_window = windows[i];
         live(&r);
         v06_close(&r);
     }
 }
 
-void v06_same_logits_soft_cap(const char *ancestor, const char *compute)
+void v06_same_logits_soft_cap(const char *original, const char *compute)
 {
     v06 r;
-    v06_init(&r, ancestor, compute);
+    v06_init(&r, original, compute);
     r.d.logits_soft_cap = 0.75f;
     r.d.scale = 0.5f;
     live(&r);
     v06_close(&r);
 }
 
-void v06_same_make_biases(const char *ancestor, const char *compute)
+void v06_same_make_biases(const char *original, const char *compute)
 {
     (void)compute;
     enum { HEADS = 2, N = 300 }; /* bf16 holds no odd number above 256 */
     static const int64_t windows[] = {0, 1, 7, N - 1, N, N + 1};
     static float bias[HEADS * N * N + 1];
-    const folio_vllm06_backend *b = folio_vllm06_backend_find(ancestor);
+    const folio_vllm06_backend *b = folio_vllm06_backend_find(original);
     const float slopes[HEADS] = {0.5f, 0.0625f};
     int64_t wrong = 0;
     bias[HEADS * N * N] = 77.0f;
@@ -455,7 +455,7 @@ static void make_biases(const v06 *r, int64_t window, folio_vllm06_bias biases[2
 
 /* Biases set by type give what the layer's own slopes or window give. Others that are set, which are not causal, count
  * in their place. */
-void v06_same_set_attn_bias(const char *ancestor, const char *compute)
+void v06_same_set_attn_bias(const char *original, const char *compute)
 {
     static float numbers[13 * 13];
     const folio_vllm06_bias others[] = {{numbers, 1, 13, 13}, {numbers, 1, 8, 8}};
@@ -464,7 +464,7 @@ void v06_same_set_attn_bias(const char *ancestor, const char *compute)
         v06 r;
         folio_vllm06_bias biases[2];
         const folio_vllm06_bias *got = NOWHERE;
-        v06_init(&r, ancestor, compute);
+        v06_init(&r, original, compute);
         r.d.alibi_slopes = window > 0 ? NULL : r.slopes;
         r.d.sliding_window = window;
         r.d.scale = 0.3f;
@@ -498,7 +498,7 @@ void v06_same_set_attn_bias(const char *ancestor, const char *compute)
     }
 }
 
-void v06_same_encoder_decoder(const char *ancestor, const char *compute)
+void v06_same_encoder_decoder(const char *original, const char *compute)
 {
     static const v06_seq prompts[] = {{0, true, 6, 6, 11}, {1, true, 9, 9, 20}, {2, true, 1, 1, 1}};
     static const v06_seq decodes[] = {
@@ -507,7 +507,7 @@ void v06_same_encoder_decoder(const char *ancestor, const char *compute)
         {3, true, 5, 5, 20}, {4, true, 5, 5, 20}, {5, true, 5, 5, 20}};
     for (int fp8 = 0; fp8 < 2; fp8++) {
         v06 r;
-        v06_init(&r, ancestor, compute);
+        v06_init(&r, original, compute);
         r.d.kv_cache_dtype = fp8 ? "fp8" : "auto";
         r.d.alibi_slopes = r.slopes; /* neither belongs to encoder or cross attention */
         r.d.sliding_window = 4;
@@ -531,11 +531,11 @@ void v06_same_encoder_decoder(const char *ancestor, const char *compute)
 }
 
 /* Bidirectional, without ALiBi or window; the cache stays as it is. A set bias replaces nothing. */
-void v06_same_encoder_only(const char *ancestor, const char *compute)
+void v06_same_encoder_only(const char *original, const char *compute)
 {
     v06 r;
     folio_vllm06_bias biases[2];
-    v06_init(&r, ancestor, compute);
+    v06_init(&r, original, compute);
     r.d.alibi_slopes = r.slopes;
     r.d.sliding_window = 3;
     if (v06_open(&r) && v06_step(&r, two_prompts, 2)) {
@@ -564,13 +564,13 @@ static const v06_seq mixed_step[] = {
     {2, true, 7, 7, 9}, {0, true, 5, 18, 11}, {3, true, 1, 1, 1}, {1, false, 1, 9, 20}};
 
 /* Whole prompts, a prompt's second chunk, and decodes in one flat query; then all decode. */
-void v06_same_mixed_step(const char *ancestor, const char *compute)
+void v06_same_mixed_step(const char *original, const char *compute)
 {
     static const v06_seq decodes[] = {
         {0, false, 1, 19, 0}, {1, false, 1, 10, 0}, {2, false, 1, 8, 0}, {3, false, 1, 2, 0}};
     for (int i = 0; i < 4; i++) {
         v06 r;
-        v06_init(&r, ancestor, compute);
+        v06_init(&r, original, compute);
         if (i == 1) r.d.kv_cache_dtype = "fp8";
         if (i == 2) r.d.alibi_slopes = r.slopes;
         if (i == 3) r.d.sliding_window = 6;
@@ -588,10 +588,10 @@ void v06_same_mixed_step(const char *ancestor, const char *compute)
     }
 }
 
-void v06_same_get_seq_lens(const char *ancestor, const char *compute)
+void v06_same_get_seq_lens(const char *original, const char *compute)
 {
     v06 r;
-    v06_init(&r, ancestor, compute);
+    v06_init(&r, original, compute);
     if (v06_open(&r) && v06_step(&r, encoded_prompts, 2)) {
         const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(r.m);
         for (int type = 0; type < FOLIO_NUM_ATTENTION_TYPES; type++) {
@@ -615,10 +615,10 @@ void v06_same_get_seq_lens(const char *ancestor, const char *compute)
     v06_close(&r);
 }
 
-void v06_same_get_seq_len_block_table_args(const char *ancestor, const char *compute)
+void v06_same_get_seq_len_block_table_args(const char *original, const char *compute)
 {
     v06 r;
-    v06_init(&r, ancestor, compute);
+    v06_init(&r, original, compute);
     if (v06_open(&r) && v06_step(&r, mixed_step, 4)) {
         const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(r.m);
         folio_vllm06_seq_len_block_table_args a;

@@ -1,13 +1,13 @@
-/* vllm06_same_backend.c: the table of functions, the same for all three ancestors; see vllm06_rig.h. */
+/* vllm06_same_backend.c: the table of functions, the same for all three originals; see vllm06_rig.h. */
 #include "vllm06/vllm06_rig.h"
 
 static const v06_seq two_prompts[] = {{0, true, 13, 13, 0}, {1, true, 8, 8, 0}};
 
 typedef struct {
     const char *name, *aliases[2], *impl, *metadata, *builder;
-} ancestor_names;
+} original_names;
 
-static const ancestor_names ancestors[] = {
+static const original_names originals[] = {
     {"xformers", {"XFORMERS"}, "XFormersImpl", "XFormersMetadata", "XFormersMetadataBuilder"},
     {"torch-sdpa",
      {"TORCH_SDPA"},
@@ -26,18 +26,18 @@ static const ancestor_names ancestors[] = {
      "CommonMetadataBuilder"},
 };
 
-static const ancestor_names *names_of(const char *ancestor)
+static const original_names *names_of(const char *original)
 {
-    const ancestor_names *n = ancestors;
-    while (strcmp(n->name, ancestor) != 0) n++;
+    const original_names *n = originals;
+    while (strcmp(n->name, original) != 0) n++;
     return n;
 }
 
-void v06_same_get_name(const char *ancestor, const char *compute)
+void v06_same_get_name(const char *original, const char *compute)
 {
     (void)compute;
-    const ancestor_names *n = names_of(ancestor);
-    const folio_vllm06_backend *b = folio_vllm06_backend_find(ancestor);
+    const original_names *n = names_of(original);
+    const folio_vllm06_backend *b = folio_vllm06_backend_find(original);
     REQUIRE_TEST(b != NULL);
     CHECK(strcmp(b->get_name(), n->name) == 0);
     for (int i = 0; i < 2 && n->aliases[i] != NULL; i++)
@@ -47,11 +47,11 @@ void v06_same_get_name(const char *ancestor, const char *compute)
     CHECK(folio_vllm06_backend_find(NULL) == NULL);
 }
 
-void v06_same_classes(const char *ancestor, const char *compute)
+void v06_same_classes(const char *original, const char *compute)
 {
     (void)compute;
-    const ancestor_names *n = names_of(ancestor);
-    const folio_vllm06_backend *b = folio_vllm06_backend_find(ancestor);
+    const original_names *n = names_of(original);
+    const folio_vllm06_backend *b = folio_vllm06_backend_find(original);
     REQUIRE_TEST(b != NULL);
     CHECK(b->struct_size >= sizeof *b);
     CHECK(strcmp(b->get_impl_cls(), n->impl) == 0);
@@ -60,22 +60,22 @@ void v06_same_classes(const char *ancestor, const char *compute)
     CHECK(strcmp(b->get_builder_cls(), n->builder) == 0);
 }
 
-void v06_same_split_kv_cache(const char *ancestor, const char *compute)
+void v06_same_split_kv_cache(const char *original, const char *compute)
 {
     static const folio_dtype dtypes[] = {FOLIO_F32, FOLIO_F16, FOLIO_BF16, FOLIO_FP8_E4M3};
     (void)compute;
-    const folio_vllm06_backend *b = folio_vllm06_backend_find(ancestor);
+    const folio_vllm06_backend *b = folio_vllm06_backend_find(original);
     char memory[64];
     folio_vllm06_cache_view k, v;
     for (int i = 0; i < COUNT_OF(dtypes); i++) {
         int64_t elem = (int64_t)folio_dtype_size(dtypes[i]);
-        int64_t x = strcmp(ancestor, "ipex") == 0 ? 1 : 16 / elem;
+        int64_t x = strcmp(original, "ipex") == 0 ? 1 : 16 / elem;
         folio_vllm06_kv_cache c = {memory, dtypes[i], 10, 8 * 3 * 80};
         CHECK_OK(b->split_kv_cache(&c, 3, 80, &k, &v));
         CHECK(k.data == memory && (char *)v.data - memory == 10 * 8 * 3 * 80 * elem);
         CHECK(v.num_dims == 4 && v.dims[0] == 10 && v.dims[1] == 3);
         CHECK(k.dims[0] == 10 && k.dims[1] == 3);
-        if (strcmp(ancestor, "torch-sdpa-ipex") == 0) {
+        if (strcmp(original, "torch-sdpa-ipex") == 0) {
             CHECK(k.num_dims == 4 && k.dims[2] == 8 && k.dims[3] == 80);
             CHECK(v.dims[2] == 8 && v.dims[3] == 80);
         } else {
@@ -84,7 +84,7 @@ void v06_same_split_kv_cache(const char *ancestor, const char *compute)
         }
     }
     folio_vllm06_kv_cache c = {memory, FOLIO_FP8_E4M3, 10, 16 * 2 * 120};
-    if (strcmp(ancestor, "xformers") == 0 || strcmp(ancestor, "torch-sdpa") == 0)
+    if (strcmp(original, "xformers") == 0 || strcmp(original, "torch-sdpa") == 0)
         REFUSED(b->split_kv_cache(&c, 2, 120, &k, &v), FOLIO_ERR_ARGUMENT, "120|16");
     REFUSED(b->split_kv_cache(&c, 7, 64, &k, &v), FOLIO_ERR_ARGUMENT, "block_elements");
     REFUSED(b->split_kv_cache(NULL, 2, 64, &k, &v), FOLIO_ERR_ARGUMENT, "NULL");
@@ -100,10 +100,10 @@ void v06_same_split_kv_cache(const char *ancestor, const char *compute)
     REFUSED(b->split_kv_cache(&c, 2, 120, &k, &v), FOLIO_ERR_ARGUMENT, "block_elements 0");
 }
 
-void v06_same_get_kv_cache_shape(const char *ancestor, const char *compute)
+void v06_same_get_kv_cache_shape(const char *original, const char *compute)
 {
     (void)compute;
-    const folio_vllm06_backend *b = folio_vllm06_backend_find(ancestor);
+    const folio_vllm06_backend *b = folio_vllm06_backend_find(original);
     int64_t shape[3] = {0, 0, 0};
     CHECK_OK(b->get_kv_cache_shape(100, 16, 8, 128, shape));
     CHECK(shape[0] == 2 && shape[1] == 100 && shape[2] == 16 * 8 * 128);
@@ -128,10 +128,10 @@ static void image_move(const v06 *r, int from_layer, int64_t from, int to_layer,
                r->image[from_layer] + (size_t)(part * r->num_blocks + from) * bytes, bytes);
 }
 
-void v06_same_swap_blocks(const char *ancestor, const char *compute)
+void v06_same_swap_blocks(const char *original, const char *compute)
 {
     v06 r;
-    v06_init(&r, ancestor, compute);
+    v06_init(&r, original, compute);
     if (v06_open(&r) && v06_step(&r, two_prompts, 2)) {
         v06_run(&r, FOLIO_ATTENTION_DECODER);
         int64_t a = r.tables[0], b = r.tables[1];
@@ -168,10 +168,10 @@ void v06_same_swap_blocks(const char *ancestor, const char *compute)
     v06_close(&r);
 }
 
-void v06_same_copy_blocks(const char *ancestor, const char *compute)
+void v06_same_copy_blocks(const char *original, const char *compute)
 {
     v06 r;
-    v06_init(&r, ancestor, compute);
+    v06_init(&r, original, compute);
     if (v06_open(&r) && v06_step(&r, two_prompts, 2)) {
         v06_run(&r, FOLIO_ATTENTION_DECODER);
         int64_t a = r.tables[0], free_block = r.tables[r.blocks_per_seq - 1];
@@ -190,9 +190,9 @@ void v06_same_copy_blocks(const char *ancestor, const char *compute)
         REFUSED(r.b->copy_blocks(r.state, NULL, 1, pairs, 1, NULL), FOLIO_ERR_ARGUMENT,
                 "kv_caches is NULL");
         REFUSED(r.b->copy_blocks(r.state, r.kv, -1, pairs, 1, NULL), FOLIO_ERR_ARGUMENT,
-                "num_caches no count");
+                "num_caches is outside [0, 2147483647]");
         REFUSED(r.b->copy_blocks(r.state, r.kv, INT64_MAX, pairs, 1, NULL), FOLIO_ERR_ARGUMENT,
-                "num_caches no count");
+                "num_caches is outside [0, 2147483647]");
         REFUSED(r.b->copy_blocks(NULL, r.kv, 1, pairs, 1, NULL), FOLIO_ERR_ARGUMENT, "NULL");
         folio_vllm06_kv_cache uneven[2] = {r.kv[0], r.kv[1]};
         uneven[1].num_blocks--;
@@ -208,12 +208,12 @@ void v06_same_copy_blocks(const char *ancestor, const char *compute)
     v06_close(&r);
 }
 
-void v06_same_supported_sizes(const char *ancestor, const char *compute)
+void v06_same_supported_sizes(const char *original, const char *compute)
 {
     static const int32_t all[] = {32, 64, 80, 96, 112, 120, 128, 192, 256};
     static const int32_t of_ipex[] = {32, 64, 80, 96, 112, 128, 256}; /* IPEX's own operators */
-    bool own = strcmp(ancestor, "torch-sdpa-ipex") == 0;
-    const folio_vllm06_backend *b = folio_vllm06_backend_find(ancestor);
+    bool own = strcmp(original, "torch-sdpa-ipex") == 0;
+    const folio_vllm06_backend *b = folio_vllm06_backend_find(original);
     int32_t num_sizes = COUNT_OF(all), num_listed = 0, num_blocks = 0;
     const int32_t *listed = b->get_supported_head_sizes(&num_listed);
     const int32_t *blocks = b->get_supported_block_sizes(&num_blocks);
@@ -225,7 +225,7 @@ void v06_same_supported_sizes(const char *ancestor, const char *compute)
     static const v06_seq prompts[] = {{0, true, 9, 9, 0}}, decodes[] = {{0, false, 1, 10, 0}};
     for (int32_t i = 0; i < num_sizes * num_blocks; i++) {
         v06 r;
-        v06_init(&r, ancestor, compute);
+        v06_init(&r, original, compute);
         r.d.num_heads = 2;
         r.d.num_kv_heads = 1;
         r.d.head_size = all[i / num_blocks];

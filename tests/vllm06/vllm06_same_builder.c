@@ -43,7 +43,7 @@ static bool build(v06 *r, folio_vllm06_builder *builder, const v06_seq *seqs, in
     return build_added(r, builder);
 }
 
-/* A prompt's first tokens are not stored. The ancestors held the window against the new tokens alone. */
+/* A prompt's first tokens are not stored. The originals held the window against the new tokens alone. */
 static void window_of_prompts(v06 *r, folio_vllm06_builder *builder)
 {
     static const v06_seq whole[] = {{0, true, 99, 99, 0}, {1, true, 20, 20, 0}};
@@ -117,10 +117,10 @@ static void window_within_a_block(v06 *r, folio_vllm06_builder *builder)
 }
 
 /* Windows over blocks of 16. */
-void v06_same_builder_window(const char *ancestor, const char *compute)
+void v06_same_builder_window(const char *original, const char *compute)
 {
     v06 r;
-    v06_init(&r, ancestor, compute);
+    v06_init(&r, original, compute);
     r.block_size = 16;
     r.d.sliding_window = 32;
     folio_vllm06_builder_desc d = {.struct_size = sizeof d,
@@ -211,14 +211,14 @@ static void bad_padding(v06 *r, folio_vllm06_builder *builder)
 }
 
 /* Decodes padded to a graph's batch; the row of a graph's table; what cannot be padded. */
-void v06_same_builder_pad(const char *ancestor, const char *compute)
+void v06_same_builder_pad(const char *original, const char *compute)
 {
     static const v06_seq prompts[] = {{0, true, 13, 13, 0}, {1, true, 8, 8, 0}};
     static const v06_seq decodes[] = {
         {1, false, 1, 9, 0}, {0, false, 1, 14, 0}, {4, false, 1, 1, 0}, {5, false, 1, 1, 0}};
     folio_vllm06_builder *builder = NULL;
     v06 r;
-    v06_init(&r, ancestor, compute);
+    v06_init(&r, original, compute);
     folio_vllm06_builder_desc d = {
         .struct_size = sizeof d, .block_size = 8, .max_seq_len_to_capture = 33};
     if (v06_open(&r)) CHECK_OK(folio_vllm06_builder_create(r.state, r.b, &d, &builder));

@@ -1,4 +1,4 @@
-/* vllm06_same_errors.c: what all three ancestors refuse, with nothing written; see vllm06_rig.h. */
+/* vllm06_same_errors.c: what all three originals refuse, with nothing written; see vllm06_rig.h. */
 #include "vllm06/vllm06_rig.h"
 
 #include <math.h>
@@ -10,10 +10,10 @@ static const v06_seq encoded_prompts[] = {{0, true, 6, 6, 11}, {1, true, 9, 17, 
 static const v06_seq encoded_mixed[] = {{0, true, 6, 6, 11}, {1, false, 1, 9, 20}};
 static const v06_seq encoded_decode[] = {{1, false, 1, 9, 20}};
 
-void v06_same_incomplete_metadata(const char *ancestor, const char *compute)
+void v06_same_incomplete_metadata(const char *original, const char *compute)
 {
     v06 r;
-    v06_init(&r, ancestor, compute);
+    v06_init(&r, original, compute);
     if (!v06_open(&r)) return;
     for (int missing = 0; missing < 4; missing++) {
         v06_fields(&r, encoded_prompts, 2);
@@ -53,10 +53,10 @@ void v06_same_incomplete_metadata(const char *ancestor, const char *compute)
     v06_close(&r);
 }
 
-void v06_same_init_errors(const char *ancestor, const char *compute)
+void v06_same_init_errors(const char *original, const char *compute)
 {
     v06 r;
-    v06_init(&r, ancestor, compute);
+    v06_init(&r, original, compute);
     folio_vllm06_impl *impl = NOWHERE;
     folio_vllm06_impl_desc d = r.d;
     if (v06_open(&r)) {
@@ -173,11 +173,11 @@ static void bad_encoders(v06 *r)
 }
 
 /* Fields that contradict each other; but maxima may be larger than the lengths. */
-void v06_same_metadata_errors(const char *ancestor, const char *compute)
+void v06_same_metadata_errors(const char *original, const char *compute)
 {
     v06 r;
     folio_vllm06_metadata *m = NOWHERE;
-    v06_init(&r, ancestor, compute);
+    v06_init(&r, original, compute);
     if (v06_open(&r)) {
         bad_counts(&r);
         bad_lengths(&r);
@@ -355,7 +355,7 @@ static void bad_steps(folio_vllm06_builder *builder, const folio_vllm06_seq *goo
     REFUSED(folio_vllm06_builder_build(builder, &m), FOLIO_ERR_ARGUMENT, "2147483655 tokens");
 }
 
-/* A decode without blocks beside one that has them must not read the other's row of padding. */
+/* A decode without blocks next to one that has them must not read the other's row of padding. */
 static void missing_blocks(v06 *r, folio_vllm06_builder *builder, const folio_vllm06_seq *good)
 {
     folio_vllm06_metadata *m = NULL;
@@ -379,7 +379,7 @@ static void missing_blocks(v06 *r, folio_vllm06_builder *builder, const folio_vl
     folio_vllm06_metadata_destroy(m);
 }
 
-void v06_same_builder_errors(const char *ancestor, const char *compute)
+void v06_same_builder_errors(const char *original, const char *compute)
 {
     static const int32_t table[] = {3, 4};
     const folio_vllm06_seq good = {.struct_size = sizeof good,
@@ -391,7 +391,7 @@ void v06_same_builder_errors(const char *ancestor, const char *compute)
                                    .cross_block_table = table,
                                    .num_cross_blocks = 1};
     v06 r;
-    v06_init(&r, ancestor, compute);
+    v06_init(&r, original, compute);
     folio_vllm06_builder_desc d = {.struct_size = sizeof d, .block_size = r.block_size};
     if (v06_open(&r)) {
         folio_vllm06_builder *first = NULL, *second = NULL;
@@ -422,12 +422,12 @@ static void check_view(const folio_vllm06_metadata *view, const folio_vllm06_met
 }
 
 /* A step of one kind: its view is the step itself, of xformers a copy, and the other kind has none. */
-void v06_same_views(const char *ancestor, const char *compute)
+void v06_same_views(const char *original, const char *compute)
 {
     static const v06_seq step[] = {{0, true, 5, 5, 0}, {1, false, 1, 4, 0}};
-    bool whole = strcmp(ancestor, "xformers") != 0;
+    bool whole = strcmp(original, "xformers") != 0;
     v06 r;
-    v06_init(&r, ancestor, compute);
+    v06_init(&r, original, compute);
     if (v06_open(&r)) {
         if (v06_step(&r, step, 1)) {
             const folio_vllm06_metadata *p = folio_vllm06_prefill_metadata(r.m);
@@ -457,12 +457,12 @@ void v06_same_views(const char *ancestor, const char *compute)
 }
 
 /* is_prompt and decodes in the same step contradict each other. */
-void v06_same_is_prompt(const char *ancestor, const char *compute)
+void v06_same_is_prompt(const char *original, const char *compute)
 {
     static const v06_seq step[] = {{0, true, 5, 5, 0}, {1, false, 1, 4, 0}};
     folio_vllm06_metadata *m = NOWHERE;
     v06 r;
-    v06_init(&r, ancestor, compute);
+    v06_init(&r, original, compute);
     if (v06_open(&r) && v06_step(&r, step, 1)) {
         CHECK_INT(folio_vllm06_metadata_get(r.m)->is_prompt, 1);
         r.f.is_prompt = 0; /* as xformers, which has no such field */
@@ -479,10 +479,10 @@ void v06_same_is_prompt(const char *ancestor, const char *compute)
 }
 
 /* A view of a view is the view: no second copy that could go stale. */
-void v06_same_views_of_views(const char *ancestor, const char *compute)
+void v06_same_views_of_views(const char *original, const char *compute)
 {
     v06 r;
-    v06_init(&r, ancestor, compute);
+    v06_init(&r, original, compute);
     if (!v06_open(&r)) return;
     static const v06_seq mixed[] = {{0, true, 6, 6, 0}, {1, false, 1, 9, 0}};
     if (v06_step(&r, mixed, 2)) {
@@ -503,7 +503,7 @@ void v06_same_views_of_views(const char *ancestor, const char *compute)
 }
 
 /* A layer sets no biases. Those given with the fields are applied; a decode view has none of them, and its own encoder lengths. */
-void v06_same_biases_in_fields(const char *ancestor, const char *compute)
+void v06_same_biases_in_fields(const char *original, const char *compute)
 {
     static const v06_seq mixed[] = {{0, true, 6, 6, 11}, {1, false, 1, 9, 20}};
     static const v06_seq before[] = {{1, true, 8, 8, 20}};
@@ -512,7 +512,7 @@ void v06_same_biases_in_fields(const char *ancestor, const char *compute)
     const folio_vllm06_bias cross = {numbers, 1, 6, 11};
     v06 r;
     support_fill(numbers, COUNT_OF(numbers), 7, 3.0f);
-    v06_init(&r, ancestor, compute);
+    v06_init(&r, original, compute);
     if (!v06_open(&r)) return;
     if (v06_step(&r, before, 1)) {
         const folio_vllm06_metadata_fields *none = folio_vllm06_metadata_get(r.m);
@@ -546,13 +546,13 @@ void v06_same_biases_in_fields(const char *ancestor, const char *compute)
 }
 
 /* Cross attention in a step without any encoder: every row sees no key and is zeros. */
-void v06_same_no_encoder(const char *ancestor, const char *compute)
+void v06_same_no_encoder(const char *original, const char *compute)
 {
     static const v06_seq steps[][2] = {{{0, true, 6, 6, 0}, {1, true, 9, 9, 0}},
                                        {{0, false, 1, 7, 0}, {1, false, 1, 10, 0}}};
     for (int i = 0; i < 6; i++) {
         v06 r;
-        v06_init(&r, ancestor, compute);
+        v06_init(&r, original, compute);
         if (!v06_open(&r)) return;
         v06_fields(&r, steps[i % 2], 2);
         r.f.encoder_seq_lens = r.f.encoder_seq_lens_tensor = r.encoder_lens;
@@ -573,7 +573,7 @@ void v06_same_no_encoder(const char *ancestor, const char *compute)
 }
 
 /* A bias over encoder keys that are new, and over the same when they are cached. */
-void v06_same_cross_bias_of_cached_encoder(const char *ancestor, const char *compute)
+void v06_same_cross_bias_of_cached_encoder(const char *original, const char *compute)
 {
     static const v06_seq prompts[] = {{0, true, 6, 6, 11}, {1, true, 6, 6, 20}};
     static float numbers[2][6 * 20];
@@ -581,7 +581,7 @@ void v06_same_cross_bias_of_cached_encoder(const char *ancestor, const char *com
     for (int i = 0; i < 2 * 6 * 20; i++)
         (&numbers[0][0])[i] = i % 7 == 0 ? -INFINITY : (float)(i % 5);
     v06 r;
-    v06_init(&r, ancestor, compute);
+    v06_init(&r, original, compute);
     if (v06_open(&r) && v06_step(&r, prompts, 2)) {
         CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_ATTENTION_ENCODER_DECODER, biases));
         v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
@@ -597,7 +597,7 @@ static void bad_slots(v06 *rig)
     for (int i = 0; i < 3; i++) {
         v06_fields(&r, two_prompts, 2);
         if (i == 0) r.slots[3] = r.num_blocks * r.block_size;
-        if (i == 1) r.slots[3] = -2; /* the ancestors took every number below 0 for padding */
+        if (i == 1) r.slots[3] = -2; /* the originals took every number below 0 for padding */
         if (i == 2) r.f.slot_mapping = NULL;
         v06_remake(&r);
         BAD((void)0, "slot");
@@ -643,10 +643,10 @@ static void bad_biases(v06 *rig)
     *rig = r;
 }
 
-void v06_same_forward_errors(const char *ancestor, const char *compute)
+void v06_same_forward_errors(const char *original, const char *compute)
 {
     v06 r;
-    v06_init(&r, ancestor, compute);
+    v06_init(&r, original, compute);
     if (v06_open(&r) && v06_step(&r, two_prompts, 2)) {
         v06_run(&r, FOLIO_ATTENTION_DECODER);
         BAD(a.attn_type = (folio_attention_type)4, "attention type 4 is unknown");

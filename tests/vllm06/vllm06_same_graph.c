@@ -114,11 +114,11 @@ static void check_captured(const v06 *r, const folio_vllm06_metadata *m)
 }
 
 /* Captured once, then steps of other lengths, tables and slots through the same buffers. */
-void v06_same_graph_capture(const char *ancestor, const char *compute)
+void v06_same_graph_capture(const char *original, const char *compute)
 {
     for (int fp8 = 0; fp8 < 2; fp8++) {
         v06 r;
-        v06_init(&r, ancestor, compute);
+        v06_init(&r, original, compute);
         r.d.alibi_slopes = r.slopes;
         r.d.kv_cache_dtype = fp8 ? "fp8" : "auto";
         folio_vllm06_metadata *m = NULL;
@@ -154,10 +154,10 @@ void v06_same_graph_capture(const char *ancestor, const char *compute)
 }
 
 /* The same with encoders; the plans of both kinds follow the buffers. */
-void v06_same_graph_cross(const char *ancestor, const char *compute)
+void v06_same_graph_cross(const char *original, const char *compute)
 {
     v06 r;
-    v06_init(&r, ancestor, compute);
+    v06_init(&r, original, compute);
     folio_vllm06_metadata *m = NULL;
     if (v06_open(&r) && v06_step(&r, prompts, 3)) {
         v06_run(&r, FOLIO_ATTENTION_DECODER);
@@ -190,10 +190,10 @@ void v06_same_graph_cross(const char *ancestor, const char *compute)
 }
 
 /* A clone is a state of its own over the same context; it outlives the state, and serves a graph. */
-void v06_same_graph_clone(const char *ancestor, const char *compute)
+void v06_same_graph_clone(const char *original, const char *compute)
 {
     v06 r;
-    v06_init(&r, ancestor, compute);
+    v06_init(&r, original, compute);
     if (v06_open(&r) && v06_step(&r, prompts, 3)) {
         folio_vllm06_graph_capture_desc d = capture_desc(&r);
         folio_vllm06_state *clone = NULL;
@@ -221,10 +221,10 @@ static void bad_captures(v06 *r)
     folio_vllm06_graph_capture_desc d = capture_desc(r);
     folio_vllm06_state *state = NOWHERE;
     folio_vllm06_metadata *m = NOWHERE;
-    REFUSED(folio_vllm06_graph_capture_end(r->state), FOLIO_ERR_ARGUMENT, "captures nothing");
-    REFUSED(folio_vllm06_graph_clone(r->state, 1, &state), FOLIO_ERR_ARGUMENT, "captures nothing");
+    REFUSED(folio_vllm06_graph_capture_end(r->state), FOLIO_ERR_ARGUMENT, "is not capturing");
+    REFUSED(folio_vllm06_graph_clone(r->state, 1, &state), FOLIO_ERR_ARGUMENT, "is not capturing");
     REFUSED(folio_vllm06_graph_capture_get_metadata_for_batch(r->state, 1, 0, &m),
-            FOLIO_ERR_ARGUMENT, "captures nothing");
+            FOLIO_ERR_ARGUMENT, "is not capturing");
     CHECK(state == NULL && m == NULL);
 #define BAD_DESC(change, words)                                                                    \
     d = capture_desc(r);                                                                           \
@@ -290,12 +290,12 @@ static void bad_buffers(v06 *r, folio_vllm06_metadata *m)
 {
     folio_vllm06_graph_input_buffers b = {.struct_size = sizeof b}, other;
     REFUSED(folio_vllm06_get_graph_input_buffers(r->state, r->m, 0, &b), FOLIO_ERR_ARGUMENT,
-            "no graph's");
+            "not a graph's");
     REFUSED(folio_vllm06_get_graph_input_buffers(r->state, m, 1, &b), FOLIO_ERR_ARGUMENT,
             "without encoders");
     REFUSED(folio_vllm06_get_graph_input_buffers(NULL, m, 0, &b), FOLIO_ERR_ARGUMENT, "state");
     REFUSED(folio_vllm06_get_graph_input_buffers(r->state, NULL, 0, &b), FOLIO_ERR_ARGUMENT,
-            "no graph's");
+            "not a graph's");
     CHECK_OK(folio_vllm06_get_graph_input_buffers(r->state, m, 0, &b));
     folio_vllm06_metadata *step = padded_step(r, first_step, BATCH, 2);
     REFUSED(folio_vllm06_prepare_graph_input_buffers(NULL, &b, step, 0), FOLIO_ERR_ARGUMENT,
@@ -326,11 +326,11 @@ static void bad_buffers(v06 *r, folio_vllm06_metadata *m)
     bad_encoder_buffers(r);
 }
 
-void v06_same_graph_errors(const char *ancestor, const char *compute)
+void v06_same_graph_errors(const char *original, const char *compute)
 {
     v06 r, foreign;
-    v06_init(&r, ancestor, compute);
-    v06_init(&foreign, ancestor, compute);
+    v06_init(&r, original, compute);
+    v06_init(&foreign, original, compute);
     if (v06_open(&r) && v06_open(&foreign) && v06_step(&r, prompts, 3)) {
         folio_vllm06_metadata *m = NULL, *whole = r.m;
         v06_run(&r, FOLIO_ATTENTION_DECODER);

@@ -7,13 +7,13 @@
 
 /* The rule of block manager v1, whose blocks were a ring: min(length, window) keys in the last blocks of the table, where
  * the oldest keys stand behind the newest. The row is that of the window. */
-static void ring_of_blocks(const char *ancestor, const char *compute)
+static void ring_of_blocks(const char *original, const char *compute)
 {
     static const v06_seq prompt[] = {{0, true, 99, 99, 0}}, decode[] = {{0, false, 1, 100, 0}};
     float rows[2][4 * 32] = {{0}};
     for (int ring = 0; ring < 2; ring++) {
         v06 r;
-        v06_init(&r, ancestor, compute);
+        v06_init(&r, original, compute);
         r.block_size = 16;
         r.d.sliding_window = 32;
         if (!v06_open(&r)) return;
@@ -42,11 +42,11 @@ static void ring_of_blocks(const char *ancestor, const char *compute)
 }
 
 /* A window of 24 by the same rule: 24 keys, and one block of 16. */
-static void too_few_blocks(const char *ancestor, const char *compute)
+static void too_few_blocks(const char *original, const char *compute)
 {
     static const v06_seq decode[] = {{0, false, 1, 24, 0}};
     v06 r;
-    v06_init(&r, ancestor, compute);
+    v06_init(&r, original, compute);
     r.block_size = 16;
     r.d.sliding_window = 24;
     if (v06_open(&r)) {
@@ -62,11 +62,11 @@ static void too_few_blocks(const char *ancestor, const char *compute)
 
 /* A window of 4 in blocks of 8 by the same rule: no whole block is in it, the table is left as it is, and its first 4
  * keys are read. */
-static void tiny_window(const char *ancestor, const char *compute)
+static void tiny_window(const char *original, const char *compute)
 {
     static const v06_seq prompt[] = {{0, true, 13, 13, 0}}, first[] = {{0, false, 1, 4, 0}};
     v06 r;
-    v06_init(&r, ancestor, compute);
+    v06_init(&r, original, compute);
     r.d.sliding_window = 4;
     if (v06_open(&r) && v06_step(&r, prompt, 1)) {
         v06_run(&r, FOLIO_ATTENTION_DECODER);
@@ -80,12 +80,12 @@ static void tiny_window(const char *ancestor, const char *compute)
 
 /* A window of 32 over blocks of 16: the runner makes 36 of length 100, hands over the last three blocks and
  * leaves context_len 99. The window's 32 keys are seen; with compat all 36. */
-void v06_same_clipped_window(const char *ancestor, const char *compute)
+void v06_same_clipped_window(const char *original, const char *compute)
 {
     static const v06_seq prompt[] = {{0, true, 99, 99, 0}}, decode[] = {{0, false, 1, 100, 0}};
     for (int i = 0; i < 4; i++) {
         v06 r;
-        v06_init(&r, ancestor, compute);
+        v06_init(&r, original, compute);
         r.block_size = 16;
         r.d.sliding_window = 32;
         r.d.compat = i / 2;
@@ -100,19 +100,19 @@ void v06_same_clipped_window(const char *ancestor, const char *compute)
         }
         v06_close(&r);
     }
-    ring_of_blocks(ancestor, compute);
-    too_few_blocks(ancestor, compute);
-    tiny_window(ancestor, compute);
+    ring_of_blocks(original, compute);
+    too_few_blocks(original, compute);
+    tiny_window(original, compute);
 }
 
-/* A prompt whose first 16 tokens are found in the cache: 0.6.3 hands over their two blocks alone, and fills up with
- * zeros beside longer rows; from 0.6.4 on the table is whole. */
-void v06_same_prefix_hit(const char *ancestor, const char *compute)
+/* A prompt whose first 16 tokens are found in the cache: 0.6.3 hands over their two blocks only, and fills up with
+ * zeros next to longer rows; from 0.6.4 on the table is whole. */
+void v06_same_prefix_hit(const char *original, const char *compute)
 {
     static const v06_seq prompt[] = {{0, true, 16, 16, 0}}, hit[] = {{0, true, 5, 21, 0}};
     for (int64_t stride = 2; stride <= 4; stride++) {
         v06 r;
-        v06_init(&r, ancestor, compute);
+        v06_init(&r, original, compute);
         if (v06_open(&r) && v06_step(&r, prompt, 1)) {
             v06_run(&r, FOLIO_ATTENTION_DECODER);
             v06_fields(&r, hit, 1);
@@ -147,12 +147,12 @@ static void edge_free(const void *copy)
 
 /* An encoder-decoder model: the runner gives prompts no cross tables. It counts the encoders' tokens of decodes and
  * gives them no slots. What stands for an empty tensor is NULL, or cannot be read. */
-void v06_same_cross_decode_metadata(const char *ancestor, const char *compute)
+void v06_same_cross_decode_metadata(const char *original, const char *compute)
 {
     static const v06_seq prompts[] = {{0, true, 6, 6, 11}, {1, true, 9, 9, 20}};
     static const v06_seq decodes[] = {{0, false, 1, 7, 11}, {1, false, 1, 10, 20}};
     v06 r;
-    v06_init(&r, ancestor, compute);
+    v06_init(&r, original, compute);
     if (v06_open(&r) && v06_step(&r, prompts, 2)) {
         v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
         r.f.cross_block_tables = NULL; /* prompts have an empty table */
@@ -185,12 +185,12 @@ void v06_same_cross_decode_metadata(const char *ancestor, const char *compute)
 
 /* Prefix caching: prompts of one step that begin alike share blocks, all of them write these, and the last one stays.
  * The rig's numbers differ by sequence, so each byte tells who wrote it. */
-void v06_same_shared_prefix(const char *ancestor, const char *compute)
+void v06_same_shared_prefix(const char *original, const char *compute)
 {
     static const v06_seq prompts[] = {
         {0, true, 20, 20, 20}, {1, true, 20, 20, 20}, {2, true, 9, 9, 9}};
     v06 r;
-    v06_init(&r, ancestor, compute);
+    v06_init(&r, original, compute);
     if (v06_open(&r)) {
         v06_fields(&r, prompts, 3);
         for (int t = 0; t < 16; t++) {
@@ -213,14 +213,14 @@ static const v06_seq with_encoders[] = {
     {0, true, 6, 6, 11}, {1, true, 9, 17, 20}, {2, false, 1, 19, 3}};
 
 /* Every field, copied; maxima worked out; what each view has of them. */
-void v06_same_more_fields(const char *ancestor, const char *compute)
+void v06_same_more_fields(const char *original, const char *compute)
 {
     static const int32_t encoder_starts[] = {0, 11, 31, 34}, query_starts[] = {0, 6, 15};
     static const int32_t kv_starts[] = {0, 6, 23};
     int32_t rows[2 * 3];
     int maps = 0;
     v06 r;
-    v06_init(&r, ancestor, compute);
+    v06_init(&r, original, compute);
     if (v06_open(&r)) {
         v06_fields(&r, with_encoders, 3);
         r.f.encoder_seq_start_loc = encoder_starts;
@@ -263,12 +263,12 @@ void v06_same_more_fields(const char *ancestor, const char *compute)
 }
 
 /* Sums that are not those of the lengths, and arrays that are missing. */
-void v06_same_bad_sums(const char *ancestor, const char *compute)
+void v06_same_bad_sums(const char *original, const char *compute)
 {
     static const int32_t bad[] = {0, 7, 8, 9}, bad_end[] = {0, 6, 14};
     folio_vllm06_metadata *m = NOWHERE;
     v06 r;
-    v06_init(&r, ancestor, compute);
+    v06_init(&r, original, compute);
     if (v06_open(&r)) {
 #define BAD_SUM(change, words)                                                                     \
     v06_fields(&r, with_encoders, 3);                                                              \
@@ -332,14 +332,14 @@ static void split_args(const v06 *r, const folio_vllm06_metadata *m, bool prompt
     CHECK_INT(a.block_tables_stride, decodes ? r->blocks_per_seq : 0);
 }
 
-/* Whole prompts, a chunk and decodes; then decodes alone and prompts alone. */
+/* Whole prompts, a chunk and decodes; then only decodes, and only prompts. */
 static const v06_seq split_steps[] = {{2, true, 7, 7, 0},
                                       {0, true, 5, 18, 0},
                                       {1, false, 1, 9, 0},
                                       {0, false, 1, 19, 0},
                                       {2, true, 3, 10, 0}};
 
-/* The views of a split step: each has its own arrays alone. */
+/* The views of a split step: each has its own arrays only. */
 static void split_views(v06 *r)
 {
     folio_vllm06_metadata *whole_step = r->m;
@@ -374,14 +374,14 @@ static void split_without_table(v06 *r)
 }
 
 /* Steps from split arrays. */
-void v06_same_split_arrays(const char *ancestor, const char *compute)
+void v06_same_split_arrays(const char *original, const char *compute)
 {
     static const v06_seq before[] = {{0, true, 13, 13, 0}, {1, true, 8, 8, 0}};
     static const struct {
         int first, count;
     } parts[] = {{0, 3}, {3, 1}, {4, 1}};
     v06 r;
-    v06_init(&r, ancestor, compute);
+    v06_init(&r, original, compute);
     if (v06_open(&r) && v06_step(&r, before, 2)) {
         v06_run(&r, FOLIO_ATTENTION_DECODER);
         for (int i = 0; i < COUNT_OF(parts); i++) {
@@ -400,13 +400,13 @@ void v06_same_split_arrays(const char *ancestor, const char *compute)
 
 /* A graph's padding as vLLM makes it: length 1, slot -1 and a table of zeros, and in neither query_start_loc nor
  * context_lens_tensor. It stores nothing, and no other row changes. */
-void v06_same_graph_padding(const char *ancestor, const char *compute)
+void v06_same_graph_padding(const char *original, const char *compute)
 {
     static const v06_seq before[] = {{0, true, 13, 13, 0}, {1, true, 8, 8, 0}, {5, true, 8, 8, 0}};
     static const v06_seq padded[] = {
         {1, false, 1, 9, 0}, {0, false, 1, 14, 0}, {5, false, 1, 1, 0}, {5, false, 1, 1, 0}};
     v06 r;
-    v06_init(&r, ancestor, compute);
+    v06_init(&r, original, compute);
     if (v06_open(&r) && v06_step(&r, before, 3)) {
         v06_run(&r, FOLIO_ATTENTION_DECODER);
         v06_fields(&r, padded, 4);
@@ -435,14 +435,14 @@ static const v06_seq chunk[] = {{0, true, 5, 18, 0}};
 static const v06_seq decodes[] = {{1, false, 1, 9, 0}, {0, false, 1, 19, 0}};
 
 /* Everything a layer can have, alone and with the others; judged by what habits_of of the rig says. */
-void v06_same_compat(const char *ancestor, const char *compute)
+void v06_same_compat(const char *original, const char *compute)
 {
     static float numbers[13 * 13];
     support_fill(numbers, COUNT_OF(numbers), 5, 2.0f);
     const folio_vllm06_bias biases[] = {{numbers, 1, 13, 13}, {numbers, 1, 8, 8}};
     for (int set = 0; set < 16; set++) {
         v06 r;
-        v06_init(&r, ancestor, compute);
+        v06_init(&r, original, compute);
         r.d.compat = 1;
         if (set & 1) r.d.alibi_slopes = r.slopes;
         if (set & 2) r.d.sliding_window = 4;
@@ -476,14 +476,14 @@ typedef struct {
 } habit;
 
 /* The rows a layer gives for the step of a habit. */
-static float *rows_of(const habit *h, const char *ancestor, const char *compute, int32_t compat,
+static float *rows_of(const habit *h, const char *original, const char *compute, int32_t compat,
                       size_t *bytes)
 {
     static const float zeros[13 * 13];
     const folio_vllm06_bias biases[] = {{zeros, 1, 13, 13}, {zeros, 1, 8, 8}};
     float *rows = NULL;
     v06 r;
-    v06_init(&r, ancestor, compute);
+    v06_init(&r, original, compute);
     r.d.compat = compat;
     if (h->slopes) r.d.alibi_slopes = r.slopes;
     r.d.sliding_window = h->window;
@@ -505,8 +505,8 @@ static float *rows_of(const habit *h, const char *ancestor, const char *compute,
     return rows;
 }
 
-/* compat changes what docs/lineage.md says it does, in these ancestors and no other. */
-void v06_same_compat_differs(const char *ancestor, const char *compute)
+/* compat changes what docs/lineage.md says it does, in these originals and no other. */
+void v06_same_compat_differs(const char *original, const char *compute)
 {
     static const habit table[] = {
         {.decode = true, .window = 5, .differs = ALL},
@@ -522,13 +522,13 @@ void v06_same_compat_differs(const char *ancestor, const char *compute)
         {.scale = 0.5f, .differs = 0},
         {.decode = true, .scale = 0.5f, .differs = 0},
     };
-    int own = strcmp(ancestor, "xformers") == 0 ? XFORMERS
-              : strcmp(ancestor, "ipex") == 0   ? IPEX
+    int own = strcmp(original, "xformers") == 0 ? XFORMERS
+              : strcmp(original, "ipex") == 0   ? IPEX
                                                 : TORCH_SDPA;
     for (int i = 0; i < COUNT_OF(table); i++) {
         size_t bytes = 0;
-        float *plain = rows_of(&table[i], ancestor, compute, 0, &bytes);
-        float *compat = rows_of(&table[i], ancestor, compute, 1, &bytes);
+        float *plain = rows_of(&table[i], original, compute, 0, &bytes);
+        float *compat = rows_of(&table[i], original, compute, 1, &bytes);
         if (plain != NULL && compat != NULL)
             CHECK_MSG((memcmp(plain, compat, bytes) != 0) == ((table[i].differs & own) != 0),
                       "habit %d: compat %s", i,

@@ -1,6 +1,6 @@
 /*
  * attend_table.h: the list's kernels at one level. The level's file includes it last, and defines LEVEL, its name;
- * ATTEND(args, kv type), what a kernel does; LOAD_QUERIES. A level with DOT has kernels for bf16 queries alone.
+ * ATTEND(args, kv type), what a kernel does; LOAD_QUERIES. A level with DOT has kernels for bf16 queries only.
  */
 #ifndef FOLIOI_ATTEND_TABLE_H
 #define FOLIOI_ATTEND_TABLE_H

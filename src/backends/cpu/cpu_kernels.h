@@ -4,7 +4,7 @@
  * cpu_forward.c shares the work out and joins it.
  *
  * All levels: keys are taken in tiles of FOLIOI_TILE_KEYS from absolute multiples of it, splits are
- * multiples of FOLIOI_SPLIT_LEN keys, and a row's bits depend on its own q, position and keys alone.
+ * multiples of FOLIOI_SPLIT_LEN keys, and a row's bits depend on its own q, position and keys only.
  */
 #ifndef FOLIOI_CPU_KERNELS_H
 #define FOLIOI_CPU_KERNELS_H

@@ -1,4 +1,4 @@
-/* write_avx512.h: what write_body.h needs of vectors beside vec_avx512.h: 16-bit and 8-bit numbers in and out. */
+/* write_avx512.h: what write_body.h needs of vectors besides vec_avx512.h: 16-bit and 8-bit numbers in and out. */
 #ifndef FOLIOI_WRITE_AVX512_H
 #define FOLIOI_WRITE_AVX512_H
 

@@ -28,7 +28,7 @@ def declarations(include):
 
 
 def compare_layout(ffi, lib, abi):
-    """Sizes, offsets, values and parameters: cffi's own beside the program's. Returns how many were compared."""
+    """Sizes, offsets, values and parameters: cffi's own compared with the program's. Returns how many were compared."""
     compared = 0
 
     def equal(what, mine, its):

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-sys.dont_write_bytecode = True  # nothing is left beside the sources
+sys.dont_write_bytecode = True  # nothing is left next to the sources
 import generate as g  # noqa: E402
 
 BACKENDS = ("xformers", "torch-sdpa", "ipex")

@@ -78,7 +78,7 @@ typedef struct {
     golden_seq seqs[MAX_SEQS];
     int64_t query_rows, encoder_rows; /* sums of q and enc_new                          */
     int64_t rows, new_rows;           /* of q and out, of k and v; padding of graphs not */
-    float *out, *lse;                 /* PyTorch's; lse NULL: not asked                  */
+    float *out, *lse;                 /* PyTorch's; lse NULL: not computed               */
 } golden_case;
 
 /* The value of a "key=value" word of a line, or NULL. It ends at a space or the line's end. */
