@@ -137,6 +137,7 @@ static void fill_defaults(kit_spec *s)
     if (s->num_layers == 0) s->num_layers = 1;
     if (s->bias_dtype == 0) s->bias_dtype = FOLIO_F32;
     if (s->amplitude == 0) s->amplitude = 1;
+    if (s->v_in_k) s->v_scale = 0;
 }
 
 folio_attention_desc kit_attention_desc(const kit_spec *s)
@@ -145,7 +146,8 @@ folio_attention_desc kit_attention_desc(const kit_spec *s)
                       .num_kv_heads = s->num_kv_heads, .k_head_size = s->k_head_size,
                       .v_head_size = s->v_head_size, .dtype = s->dtype, .kv_dtype = s->kv_dtype,
                       .scale = s->scale, .soft_cap = s->soft_cap, .windowed = s->windowed,
-                      .window_left = s->window_left, .window_right = s->window_right);
+                      .window_left = s->window_left, .window_right = s->window_right,
+                      .v_in_k = s->v_in_k);
 }
 
 static folio_kv_cache_desc cache_desc(const kit_case *h)
@@ -154,7 +156,7 @@ static folio_kv_cache_desc cache_desc(const kit_case *h)
     return FOLIO_WITH(folio_kv_cache_desc, .num_blocks = h->num_blocks, .num_layers = s->num_layers,
                       .block_size = s->block_size, .num_kv_heads = s->num_kv_heads,
                       .k_head_size = s->k_head_size, .v_head_size = s->v_head_size,
-                      .dtype = s->kv_dtype, .layout = s->layout);
+                      .dtype = s->kv_dtype, .layout = s->layout, .v_in_k = s->v_in_k);
 }
 
 /* Rows with gaps after each head, token and block; layers one after another. */
@@ -170,6 +172,7 @@ static folio_status wrap_strided(kit_case *h, const folio_kv_cache_desc *desc)
     if (s->num_layers > MAX_LAYERS) return FOLIO_ERR_ARGUMENT;
     int64_t widths[4] = {s->k_head_size, s->v_head_size, 1, 1};
     for (int i = 0; i < (s->kv_dtype == FOLIO_INT8 ? 4 : 2); i++) {
+        if (s->v_in_k && i % 2 == 1) continue;
         size_t element = i < 2 ? folio_dtype_size(s->kv_dtype) : sizeof(float);
         folio_kv_strides *st = strides[i];
         st->head = widths[i] + 3;
@@ -182,15 +185,15 @@ static folio_status wrap_strided(kit_case *h, const folio_kv_cache_desc *desc)
             bases[i][l] = (char *)h->memory[i] + (size_t)l * *sizes[i];
     }
     m.k = bases[0];
-    m.v = bases[1];
+    m.v = s->v_in_k ? NULL : bases[1];
     float *scales[2][MAX_LAYERS];
     if (s->kv_dtype == FOLIO_INT8) {
         for (int32_t l = 0; l < s->num_layers; l++) {
             scales[0][l] = bases[2][l];
-            scales[1][l] = bases[3][l];
+            if (!s->v_in_k) scales[1][l] = bases[3][l];
         }
         m.k_scales = scales[0];
-        m.v_scales = scales[1];
+        m.v_scales = s->v_in_k ? NULL : scales[1];
     }
     return folio_kv_cache_wrap(h->ctx, desc, &m, &h->cache);
 }
@@ -216,7 +219,7 @@ static folio_status wrap_shared(kit_case *h, const folio_kv_cache_desc *desc)
     folio_kv_memory m = {.struct_size = sizeof m, .k = k, .k_bytes = bytes};
     if (desc->dtype == FOLIO_INT8) {
         m.k_scales = scales[0];
-        m.v_scales = scales[1];
+        m.v_scales = desc->v_in_k ? NULL : scales[1];
         m.k_scales_bytes = (size_t)shape.k_scales.bytes;
         m.v_scales_bytes = (size_t)shape.v_scales.bytes;
     }

@@ -62,6 +62,7 @@ void kit_describe(const kit_spec *s, folio_attention_type type, const kit_seq *s
         folio_dtype_name(dtype), folio_dtype_name(s->kv_dtype ? s->kv_dtype : dtype), (int)heads,
         (int)(s->num_kv_heads ? s->num_kv_heads : heads), (int)k_size);
     if (s->v_head_size && s->v_head_size != k_size) say(&l, " and %d", (int)s->v_head_size);
+    if (s->v_in_k) say(&l, " (V in K)");
     if (s->k_dtype || s->v_dtype) {
         folio_dtype k = s->k_dtype ? s->k_dtype : dtype;
         say(&l, ", k %s and v %s", folio_dtype_name(k),

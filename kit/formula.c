@@ -12,9 +12,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* One sequence's keys and values: [keys][kv_heads][size], as double, rounded to f32 if single. */
+/* One sequence's keys and values: [keys][kv_heads][size], as double, rounded to f32 if single. With v_in_k v is k. */
 typedef struct key_rows {
     double *k, *v;
+    int64_t v_size; /* of a row of v */
 } key_rows;
 
 /* One row's walk over its keys. */
@@ -41,21 +42,22 @@ static bool unpack_keys(const kit_case *h, const seq_state *state, int cross, in
     const kit_spec *s = &h->spec;
     int64_t n = kit_blocks_for(h, keys), tokens = n * s->block_size, heads = s->num_kv_heads;
     int64_t sizes[2] = {s->k_head_size, s->v_head_size};
+    int parts = s->v_in_k ? 1 : 2;
     double fixed[2] = {s->k_scale != 0 ? (double)s->k_scale : 1.0,
                        s->v_scale != 0 ? (double)s->v_scale : 1.0};
     bool fp8 = s->kv_dtype == FOLIO_FP8_E4M3 || s->kv_dtype == FOLIO_FP8_E5M2;
     int64_t *blocks = kit_alloc((size_t)n, sizeof *blocks);
     for (int64_t b = 0; b < n; b++) blocks[b] = state->blocks[cross][b];
-    void *raw[2];
-    float *scales[2];
-    for (int i = 0; i < 2; i++) {
+    void *raw[2] = {NULL};
+    float *scales[2] = {NULL};
+    for (int i = 0; i < parts; i++) {
         raw[i] = kit_alloc((size_t)(tokens * heads * sizes[i]), folio_dtype_size(s->kv_dtype));
         scales[i] = kit_alloc((size_t)(tokens * heads), sizeof(float));
     }
     folio_kv_rows rows = FOLIO_WITH(folio_kv_rows, .k = raw[0], .v = raw[1], .k_scales = scales[0],
                                     .v_scales = scales[1], .num_blocks = n, .blocks = blocks);
     folio_status status = kit_wait(h, folio_kv_cache_unpack(h->cache, s->layer, &rows, NULL));
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < parts; i++) {
         double *to = i == 0 ? out->k : out->v;
         for (int64_t e = 0; status == FOLIO_OK && e < keys * heads * sizes[i]; e++) {
             double scale = s->kv_dtype == FOLIO_INT8 ? (double)scales[i][e / sizes[i]]
@@ -88,11 +90,14 @@ static bool load_keys(kit_case *h, const step *st, int64_t seq, bool single, key
     if (keys > 0 && h->cache && type_is_cached(st->type))
         cached = keys - (h->spec.append ? (cross ? s->encoder_new_len : s->query_len) : 0);
     out->k = kit_alloc((size_t)(keys * heads * h->spec.k_head_size), sizeof(double));
-    out->v = kit_alloc((size_t)(keys * heads * h->spec.v_head_size), sizeof(double));
+    out->v_size = h->spec.v_in_k ? h->spec.k_head_size : h->spec.v_head_size;
+    out->v = h->spec.v_in_k
+                 ? out->k
+                 : kit_alloc((size_t)(keys * heads * h->spec.v_head_size), sizeof(double));
     seq_state *state = kit_state(h, kit_seq_id(st->seqs, seq));
     if (cached > 0 && !unpack_keys(h, state, cross, cached, single, out)) return false;
     direct_keys(&st->k, st->new_row_start[seq], cached, keys, out->k);
-    direct_keys(&st->v, st->new_row_start[seq], cached, keys, out->v);
+    if (!h->spec.v_in_k) direct_keys(&st->v, st->new_row_start[seq], cached, keys, out->v);
     return true;
 }
 
@@ -203,7 +208,7 @@ static void row_attend(const row_job *job, double *out, double *lse)
         int64_t j = nth_term(job, i, job->keys);
         if (isinf(job->scores[j]) && job->scores[j] < 0) continue;
         double p = rounded(exp(rounded(job->scores[j] - max, f)), f);
-        const double *v = job->rows->v + (j * s->num_kv_heads + kv_head) * s->v_head_size;
+        const double *v = job->rows->v + (j * s->num_kv_heads + kv_head) * job->rows->v_size;
         sum = rounded(sum + p, f);
         if (f)
             for (int64_t d = 0; d < s->v_head_size; d++)
@@ -282,7 +287,7 @@ bool kit_formula(kit_case *h, folio_attention_type type, const kit_seq *seqs, in
         for (job.order = 1; ok && !in_double && job.order < KIT_ORDERS; job.order++)
             attend_seq(job, &result->others[job.order - 1]);
         kit_free(rows.k);
-        kit_free(rows.v);
+        if (!h->spec.v_in_k) kit_free(rows.v);
     }
     round_result(in_double, result);
     for (int i = 0; !in_double && i < KIT_ORDERS - 1; i++)

@@ -6,6 +6,7 @@
 #define FOLIO_KIT_LAYER_H
 
 #include <folio/folio.h>
+#include <stdbool.h>
 
 /* Fields as in the public structs; what is left 0 has their default, or the one named here. */
 typedef struct kit_layer_desc {
@@ -16,6 +17,7 @@ typedef struct kit_layer_desc {
     int64_t num_blocks;             /* 0: no cache, unless *layer has one already */
     int32_t block_size, num_layers; /* num_layers 0: 1 */
     folio_layout layout;
+    bool v_in_k;
     uint32_t types;           /* of the plan; 0: DECODER */
     int64_t max_seqs;         /* 0: 1 */
     int64_t max_query_tokens; /* 0: max_seq_len */

@@ -43,8 +43,9 @@ static bool store_tokens(kit_case *h, seq_state *state, int cross, int64_t upto)
         FOLIO_WITH(folio_kv_write, .slots = slots, .k_scale = s->k_scale, .v_scale = s->v_scale);
     write.k = kv_rows(h, cross ? KIT_ENCODER_K : KIT_K, s->k_dtype, state->id, from, count,
                       s->k_head_size);
-    write.v = kv_rows(h, cross ? KIT_ENCODER_V : KIT_V, s->v_dtype, state->id, from, count,
-                      s->v_head_size);
+    if (!s->v_in_k)
+        write.v = kv_rows(h, cross ? KIT_ENCODER_V : KIT_V, s->v_dtype, state->id, from, count,
+                          s->v_head_size);
     folio_status status = kit_wait(h, folio_kv_cache_write(h->cache, s->layer, &write, NULL));
     kit_free(write.k.data);
     kit_free(write.v.data);
@@ -207,7 +208,7 @@ static bool run_plan(kit_case *h, folio_context *ctx, const folio_plan *plan, co
     }
     if (give_kv && st->new_rows > 0) {
         t.k = kit_tensor_of(&st->k);
-        t.v = kit_tensor_of(&st->v);
+        if (!s->v_in_k) t.v = kit_tensor_of(&st->v);
     }
     if (!s->no_lse) {
         t.lse = lse.data;

@@ -79,6 +79,8 @@ void check_mixed(check_draw *d, check_attention *c);
 kit_seq *check_add(check_attention *c, int64_t query_len, int64_t context_len);
 /* Makes the geometry one the layout can have. */
 void check_settle(check_attention *c);
+/* Latent attention: the layout becomes one that can do without V, where it is none. */
+void check_latent(kit_spec *s, int32_t k_head_size, int32_t v_head_size);
 /* The length at which the backend cuts keys; a usual one where it does not. */
 int64_t check_split_len(const check_env *env);
 
@@ -107,6 +109,7 @@ void make_bias_nan(const check_env *, check_draw *, int64_t, check_attention *);
 void make_f16_bf16(const check_env *, check_draw *, int64_t, check_attention *);
 void make_fp8_kv(const check_env *, check_draw *, int64_t, check_attention *);
 void make_int8_kv(const check_env *, check_draw *, int64_t, check_attention *);
+void make_latent(const check_env *, check_draw *, int64_t, check_attention *);
 void make_head_sizes(const check_env *, check_draw *, int64_t, check_attention *);
 void make_block_sizes(const check_env *, check_draw *, int64_t, check_attention *);
 void make_layouts(const check_env *, check_draw *, int64_t, check_attention *);

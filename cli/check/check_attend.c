@@ -56,6 +56,20 @@ void check_mixed(check_draw *d, check_attention *c)
     if (check_chance(d, 4)) check_add(c, 0, CHECK_PICK(d, contexts)); /* waits: asks nothing */
 }
 
+void check_latent(kit_spec *s, int32_t k_head_size, int32_t v_head_size)
+{
+    static const folio_layout without_v[FOLIO_NUM_LAYOUTS] = {
+        [FOLIO_LAYOUT_NHD] = FOLIO_LAYOUT_NHD,
+        [FOLIO_LAYOUT_HND] = FOLIO_LAYOUT_HND,
+        [FOLIO_LAYOUT_INTERLEAVED_NHD] = FOLIO_LAYOUT_NHD,
+        [FOLIO_LAYOUT_INTERLEAVED_HND] = FOLIO_LAYOUT_HND,
+        [FOLIO_LAYOUT_STRIDED] = FOLIO_LAYOUT_STRIDED}; /* the others: NATIVE */
+    s->v_in_k = true;
+    s->k_head_size = k_head_size;
+    s->v_head_size = v_head_size;
+    s->layout = without_v[s->layout];
+}
+
 void check_settle(check_attention *c)
 {
     kit_spec *s = &c->spec;
@@ -542,13 +556,54 @@ void make_int8_kv(const check_env *env, check_draw *d, int64_t index, check_atte
     c->spec.dtype = query_dtypes[index % 3];
 }
 
+/* DeepSeek's shape with few and with many heads, the form of its prompts, small and odd ones; options in turn. */
+void make_latent(const check_env *env, check_draw *d, int64_t index, check_attention *c)
+{
+    static const int32_t shapes[][4] = {{16, 1, 576, 512}, {128, 1, 576, 512}, {16, 1, 192, 128},
+                                        {6, 2, 40, 24},    {3, 3, 72, 72},     {20, 1, 64, 40}};
+    const int32_t *shape = shapes[(index + index / 12) % COUNT(shapes)];
+    int64_t option = index % 12;
+    folio_attention_type type = option == 9
+                                    ? (folio_attention_type)(index % FOLIO_NUM_ATTENTION_TYPES)
+                                    : FOLIO_ATTENTION_DECODER;
+    check_base(env, d, c);
+    kit_spec *s = &c->spec;
+    check_latent(s, shape[2], shape[3]);
+    s->num_heads = shape[0];
+    s->num_kv_heads = shape[1];
+    c->type = type;
+    int64_t most = shape[0] == 128 ? 2 : shape[2] == 576 ? 9 : 18; /* rows; the judges are slow */
+    if (type == FOLIO_ATTENTION_DECODER) {
+        check_add(c, check_int(d, 1, most), 0);
+        check_add(c, 1, shape[0] == 128 ? 33 : CHECK_PICK(d, contexts));
+        check_add(c, check_int(d, 1, most), 17);
+    } else if (type == FOLIO_ATTENTION_ENCODER_ONLY) check_add(c, 17, 0);
+    else add_encoder(d, c, 3, 15), add_encoder(d, c, 2, 0);
+    c->seqs[0].encoder_new_len = c->seqs[0].encoder_len;
+    switch (option) {
+    case 1: random_window(d, s), release_blocks(c); break;
+    case 2: s->sinks = true; break;
+    case 3: s->soft_cap = 5.0f, s->amplitude = 4.0; break;
+    case 4: s->kv_dtype = index % 2 ? FOLIO_FP8_E5M2 : FOLIO_FP8_E4M3, s->k_scale = 0.3f; break;
+    case 5: s->kv_dtype = FOLIO_INT8; break;
+    case 6: s->kv_dtype = CHECK_PICK(d, kv_dtypes), s->append = true; break;
+    case 7: s->alibi = true, s->kv_dtype = FOLIO_BF16, s->dtype = FOLIO_BF16; break;
+    case 8:
+        s->bias = KIT_BIAS_SEQ | KIT_BIAS_KEY, s->bias_hidden = 0.3, s->hidden_nan = true;
+        break;
+    case 10: no_context(c); break;
+    case 11: s->graph = true, s->no_write = true; break;
+    default: s->kv_dtype = CHECK_PICK(d, query_dtypes); break;
+    }
+}
+
 /* Usual and odd sizes first, then every multiple of 8. */
 void make_head_sizes(const check_env *env, check_draw *d, int64_t index, check_attention *c)
 {
     static const int32_t sizes[][2] = {{8, 8},     {16, 16},   {24, 24},  {40, 40},   {64, 64},
                                        {72, 72},   {80, 80},   {96, 96},  {112, 112}, {120, 120},
                                        {128, 128}, {192, 128}, {64, 128}, {24, 8},    {8, 72},
-                                       {256, 256}, {512, 512}, {504, 16}};
+                                       {256, 256}, {512, 512}, {504, 16}, {576, 576}};
     check_base(env, d, c);
     c->spec.num_kv_heads = 1;
     c->spec.num_heads = (int32_t)check_int(d, 1, 3);

@@ -22,7 +22,7 @@ static void invariant_case(const check_env *env, check_draw *d, int64_t index, c
 {
     plain_base(env, d, c);
     kit_spec *s = &c->spec;
-    switch (index % 10) {
+    switch (index % 11) {
     case 0: break;
     case 1: s->alibi = true; break;
     case 2: s->windowed = 1, s->window_left = 20; break;
@@ -33,6 +33,7 @@ static void invariant_case(const check_env *env, check_draw *d, int64_t index, c
     case 7: s->kv_dtype = FOLIO_FP8_E4M3, s->k_scale = 0.3f; break;
     case 8: s->windowed = 1, s->window_left = 40, s->alibi = true; break;
     case 9: s->kv_dtype = FOLIO_BF16, s->amplitude = 8.0; break;
+    case 10: s->num_heads = 16, s->num_kv_heads = 1, check_latent(s, 72, 40); break;
     }
     check_settle(c);
     int64_t split = check_split_len(env);

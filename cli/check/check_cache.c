@@ -24,8 +24,10 @@ static kit_case *open_small(const check_env *env, check_draw *d, folio_layout la
                            .block_size = CHECK_PICK(d, blocks),
                            .num_layers = NUM_LAYERS,
                            .num_blocks = 9};
+        spec->v_in_k = check_chance(d, 3);
     }
     spec->layout = layout;
+    if (spec->v_in_k) check_latent(spec, spec->k_head_size, 24);
     spec->kv_dtype = dtype;
     return kit_open(env->ctx, spec, NULL, 0);
 }
@@ -48,9 +50,13 @@ static raw_rows raw_make(const kit_spec *s, const int64_t *blocks, int64_t n)
     size_t heads = (size_t)(n * s->block_size * s->num_heads);
     size_t numbers = heads * (size_t)s->k_head_size * folio_dtype_size(s->kv_dtype);
     size_t scales = heads * sizeof(float);
-    r.bytes = 2 * (numbers + scales);
+    r.bytes = (s->v_in_k ? 1 : 2) * (numbers + scales);
     r.data = kit_alloc(r.bytes, 1);
     r.rows.k = r.data;
+    if (s->v_in_k) {
+        r.rows.k_scales = (float *)(void *)(r.data + numbers);
+        return r;
+    }
     r.rows.v = r.data + numbers;
     r.rows.k_scales = (float *)(void *)(r.data + 2 * numbers);
     r.rows.v_scales = (float *)(void *)(r.data + 2 * numbers + scales);
@@ -170,8 +176,11 @@ void run_gather(const check_env *env, check_draw *d, int64_t index, check_outcom
     float *rows = kit_alloc((size_t)(6 * width), sizeof *rows);
     folio_kv_gather g = FOLIO_WITH(folio_kv_gather, .slots = slots, .num_slots = 3,
                                    .k = {.data = rows, .dtype = FOLIO_F32, .tokens = 3},
-                                   .v = {.data = rows + 3 * width, .dtype = FOLIO_F32, .tokens = 3},
-                                   .k_scale = 0.7f, .v_scale = 0.7f);
+                                   .v = {.data = rows + 3 * width,
+                                         .dtype = FOLIO_F32,
+                                         .tokens = 3,
+                                         .head_stride = s.k_head_size},
+                                   .k_scale = 0.7f, .v_scale = s.v_in_k ? 0 : 0.7f);
     if (ok && kit_wait(h, folio_kv_cache_gather(kit_cache(h), 1, &g, NULL)) != FOLIO_OK)
         ok = check_fail(out, "%s", folio_last_error());
     raw_rows r = raw_make(&s, &block, 1);
@@ -180,9 +189,11 @@ void run_gather(const check_env *env, check_draw *d, int64_t index, check_outcom
         bool is_v = i >= 3 * width;
         int64_t token = tokens[i / width % 3], e = token * width + i % width;
         double want = 0;
-        if (token >= 0) {
-            const float *scales = is_v ? r.rows.v_scales : r.rows.k_scales;
-            want = kit_load(s.kv_dtype, is_v ? r.rows.v : r.rows.k, e);
+        bool is_rest = s.v_in_k && is_v && i % s.k_head_size >= s.v_head_size; /* never written */
+        if (token >= 0 && !is_rest) {
+            bool from_v = is_v && !s.v_in_k;
+            const float *scales = from_v ? r.rows.v_scales : r.rows.k_scales;
+            want = kit_load(s.kv_dtype, from_v ? r.rows.v : r.rows.k, e);
             if (fp8) want *= (double)0.7f;
             if (s.kv_dtype == FOLIO_INT8) want *= (double)scales[e / s.k_head_size];
         }

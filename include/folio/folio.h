@@ -326,6 +326,9 @@ typedef struct folio_attention_desc {
     int64_t window_right;     /* a row sees this many keys after pos_q; -1: all. Causal rows take  */
                               /* it as 0                                                           */
     const void *block_sparse; /* must be NULL: block-sparse attention is not supported             */
+    int32_t v_in_k;           /* 1: latent attention: V is the first v_head_size numbers of K, as  */
+                              /* stored; v_head_size <= k_head_size. The cache must have it too,   */
+                              /* and calls take no v. 0: V is of its own                           */
 } folio_attention_desc;
 
 /** @return FOLIO_OK; ERR_ARGUMENT; ERR_UNSUPPORTED (the context's backend rejects it); ERR_MEMORY. */
@@ -352,6 +355,8 @@ typedef struct folio_kv_cache folio_kv_cache;
  * of 64 and block sizes that are multiples of 16, it is [block][H][N/8][K | V], each [D/64][8][64].
  * There, in token t, 16-byte unit u of each 64 numbers lies at place u XOR (t mod 8). Otherwise it is
  * [block][H][K | V], each [N][D]. layout_id says which.
+ *
+ * With v_in_k no layout has V: NATIVE is [block][H][K], on a device always [N][D].
  */
 typedef enum folio_layout {
     FOLIO_LAYOUT_NATIVE = 0,
@@ -379,6 +384,9 @@ typedef struct folio_kv_cache_desc {
     int32_t v_head_size;  /* 0: k_head_size                     */
     folio_dtype dtype;    /* F32, F16, BF16, FP8_*, INT8        */
     folio_layout layout;
+    int32_t v_in_k;       /* 1: a row is stored once, as K, and V is its first v_head_size numbers. */
+                          /* NATIVE, NHD, HND and STRIDED only. DeepSeek: 1 kv head, k_head_size    */
+                          /* 576, v_head_size 512. 0: K and V                                       */
 } folio_kv_cache_desc;
 
 /** One array of a layer. The first dim is the block. Strides are in elements. Unused dims are 1. */
@@ -392,7 +400,7 @@ typedef struct folio_kv_array {
 
 typedef struct folio_kv_cache_shape {
     size_t struct_size;
-    folio_kv_array k, v;
+    folio_kv_array k, v;               /* v_in_k: v and v_scales have num_dims 0             */
     folio_kv_array k_scales, v_scales; /* INT8: f32 [block][H][N]; else num_dims 0           */
     int64_t layer_bytes;               /* one buffer with K, V and scales of one layer,      */
                                        /* a multiple of 64                                   */
@@ -418,7 +426,7 @@ typedef struct folio_kv_strides {
  *     NATIVE        block, for k; v has the same, and v_strides is ignored
  *     all others    block, for k and for v; none if v is NULL
  * A block stride is at least the layout's own; NATIVE's is a multiple of 64 bytes. All other strides
- * must be 0.
+ * must be 0. With v_in_k, v and v_scales are NULL, v_strides are 0, and k_strides are as above.
  */
 typedef struct folio_kv_memory {
     size_t struct_size;
@@ -440,7 +448,7 @@ typedef struct folio_kv_memory {
 /** K and V of one layer, as they lie. */
 typedef struct folio_kv_cache_view {
     size_t struct_size;
-    void *k, *v;
+    void *k, *v;                          /* v_in_k: v and v_scales are NULL */
     float *k_scales, *v_scales;           /* NULL unless INT8 */
     folio_kv_array k_array, v_array;      /* dims, and the strides in force */
     folio_kv_array k_scales_array, v_scales_array;
@@ -545,7 +553,8 @@ typedef struct folio_bias {
 typedef struct folio_tensors {
     size_t struct_size;
     folio_tensor q, k, v, out; /* k and v: both; or neither (data NULL, tokens 0), then the   */
-                               /* call stores nothing and reads all keys from the cache      */
+                               /* call stores nothing and reads all keys from the cache.     */
+                               /* v_in_k: k only                                             */
     float *lse;                /* [token][head], natural log, sinks included; NULL: not      */
                                /* computed                                                   */
     int64_t lse_token_stride;  /* elements; 0: num_heads                                     */
@@ -555,7 +564,7 @@ typedef struct folio_tensors {
     const float *sinks;        /* [num_heads], finite or -inf (no sink); NULL: none          */
     folio_bias bias;
     float k_scale; /* k = stored * k_scale; finite, > 0; 0: 1. Used with FP8 caches only      */
-    float v_scale;
+    float v_scale; /* v_in_k: 0, because k_scale is V's too; the same in the calls below      */
     uint32_t flags; /* 0 or FOLIO_KV_APPEND                                                   */
 } folio_tensors;
 
@@ -577,7 +586,7 @@ FOLIO_API folio_status folio_run_wait(folio_context *ctx, const folio_run *run);
 
 typedef struct folio_kv_write {
     size_t struct_size;
-    folio_tensor k, v;    /* F32, F16 or BF16                                             */
+    folio_tensor k, v;    /* F32, F16 or BF16; v_in_k: k only, v has data NULL, tokens 0   */
     const int64_t *slots; /* [k.tokens], each -1 or a slot in [0, num_blocks * block_size); */
                           /* no slot twice                                                */
     float k_scale;        /* FP8: stored = x / k_scale rounded; 0: 1                      */
@@ -602,8 +611,8 @@ typedef struct folio_kv_gather {
     float v_scale;
 } folio_kv_gather;
 
-/** Read slots of a layer as rows, dequantised. k, v and the cache must share no byte with each
- * other. */
+/** Read slots of a layer as rows, dequantised. With v_in_k, v gets the first v_head_size numbers of
+ * K. k, v and the cache must share no byte with each other. */
 FOLIO_API folio_status folio_kv_cache_gather(const folio_kv_cache *cache, int32_t layer,
                                              const folio_kv_gather *gather, const folio_run *run);
 
@@ -616,8 +625,8 @@ typedef struct folio_block_pair {
 /**
  * Copy whole blocks of src into dst, in all layers, as stored. src may be dst; then no block may be
  * both read and written. No block of dst may be written twice. Layouts and contexts may differ.
- * Geometry (layers, block size, heads, head sizes) and dtype must be equal. One of the two caches may
- * lie on a device; run then names a stream of that device.
+ * Geometry (layers, block size, heads, head sizes, v_in_k) and dtype must be equal. One of the two
+ * caches may lie on a device; run then names a stream of that device.
  */
 FOLIO_API folio_status folio_kv_cache_copy_blocks(const folio_kv_cache *src, folio_kv_cache *dst,
                                                   const folio_block_pair *pairs, int64_t num_pairs,
@@ -627,7 +636,7 @@ FOLIO_API folio_status folio_kv_cache_copy_blocks(const folio_kv_cache *src, fol
  * Dv, scales [n * block_size][H]. Block i of the rows is block blocks[i] of the cache. */
 typedef struct folio_kv_rows {
     size_t struct_size;
-    void *k, *v;                /* in the cache's dtype          */
+    void *k, *v;                /* in the cache's dtype; v_in_k: v and v_scales NULL */
     float *k_scales, *v_scales; /* INT8: both; else ignored      */
     int64_t num_blocks;
     const int64_t *blocks; /* [num_blocks]; pack: no block twice */
@@ -985,7 +994,8 @@ FOLIO_API folio_status folio_attention_forward(const folio_plan *plan, int32_t a
 typedef struct folio_attend_args {
     size_t struct_size;
     folio_tensor q;       /* [rows][num_heads][k_head_size]; its dtype must be given             */
-    folio_tensor k, v;    /* new tokens, [rows][num_kv_heads][...]; may be left out with a cache */
+    folio_tensor k, v;    /* new tokens, [rows][num_kv_heads][...]; may be left out with a cache; */
+                          /* k only if the cache has v_in_k                                      */
     folio_tensor out;     /* [rows][num_heads][v_head_size]                                      */
     float *lse;           /* [rows][num_heads]; NULL: not computed                               */
     int32_t num_heads;

@@ -58,11 +58,12 @@ static folio_status check_args(one_step *o)
 static folio_status make_attention(one_step *o)
 {
     const folio_attend_args *a = &o->a;
-    folio_attention_desc d = FOLIO_WITH(
-        folio_attention_desc, .num_heads = a->num_heads, .num_kv_heads = a->num_kv_heads,
-        .k_head_size = a->k_head_size, .v_head_size = a->v_head_size, .dtype = a->q.dtype,
-        .kv_dtype = o->cache.dtype, .scale = a->scale, .soft_cap = a->soft_cap,
-        .windowed = a->windowed, .window_left = a->window_left, .window_right = a->window_right);
+    folio_attention_desc d =
+        FOLIO_WITH(folio_attention_desc, .num_heads = a->num_heads, .num_kv_heads = a->num_kv_heads,
+                   .k_head_size = a->k_head_size, .v_head_size = a->v_head_size,
+                   .dtype = a->q.dtype, .kv_dtype = o->cache.dtype, .scale = a->scale,
+                   .soft_cap = a->soft_cap, .windowed = a->windowed, .window_left = a->window_left,
+                   .window_right = a->window_right, .v_in_k = o->cache.v_in_k);
     return folio_attention_create(o->ctx, &d, &o->attention);
 }
 

@@ -47,6 +47,10 @@ static folio_status check_new_kv(const folio_plan *plan, folioi_call *call, bool
     bool encoder =
         call->type == FOLIO_ATTENTION_ENCODER || call->type == FOLIO_ATTENTION_ENCODER_DECODER;
     int64_t batch_rows = plan->facts[call->type].new_rows;
+    if (a->v_in_k) {
+        TRY(folioi_check_no_v(&t->v));
+        t->v = t->k; /* V is the first numbers of its rows */
+    }
     REQUIRE((t->k.data == NULL) == (t->v.data == NULL), "%s is given without %s",
             t->k.data != NULL ? "k" : "v", t->k.data != NULL ? "v" : "k");
     if (t->k.data == NULL) {
@@ -63,7 +67,8 @@ static folio_status check_new_kv(const folio_plan *plan, folioi_call *call, bool
     }
     int64_t rows = rows_expected(plan, encoder, batch_rows);
     TRY(folioi_tensor_resolve(&t->k, "k", a->dtype, a->num_kv_heads, a->k_head_size, rows));
-    TRY(folioi_tensor_resolve(&t->v, "v", a->dtype, a->num_kv_heads, a->v_head_size, rows));
+    if (a->v_in_k) t->v = t->k;
+    else TRY(folioi_tensor_resolve(&t->v, "v", a->dtype, a->num_kv_heads, a->v_head_size, rows));
     if (!call->cached || call->append) return FOLIO_OK;
     TRY(folioi_plan_check_writes(plan, call->type));
     call->stores = true;
@@ -103,6 +108,8 @@ static folio_status check_cache(const folio_plan *plan, const folioi_call *call,
             "the cache has %d kv heads of sizes %d and %d, the attention %d of %d and %d",
             c->num_kv_heads, c->k_head_size, c->v_head_size, a->num_kv_heads, a->k_head_size,
             a->v_head_size);
+    REQUIRE(c->v_in_k == a->v_in_k, "v_in_k is %d in the cache and %d in the attention", c->v_in_k,
+            a->v_in_k);
     REQUIRE(c->dtype == a->kv_dtype, "the cache holds %s, the attention's kv_dtype is %s",
             folio_dtype_name(c->dtype), folio_dtype_name(a->kv_dtype));
     REQUIRE(c->block_size == d->block_size, "the cache's block size is %d, the plan's %d",
@@ -209,7 +216,8 @@ static folio_status check_options(const folio_plan *plan, folioi_call *call)
     for (int32_t h = 0; host && t->sinks != NULL && h < heads; h++)
         REQUIRE(t->sinks[h] < INFINITY, "sinks[%d] is %g; it must be finite or -inf", h,
                 (double)t->sinks[h]);
-    TRY(folioi_scales_resolve(call->attention->kv_dtype, &t->k_scale, &t->v_scale));
+    TRY(folioi_scales_resolve(call->attention->kv_dtype, call->attention->v_in_k, &t->k_scale,
+                              &t->v_scale));
     return check_bias(plan, call);
 }
 

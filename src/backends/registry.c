@@ -147,6 +147,9 @@ void folioi_backend_judge(const folioi_backend *backend, const folioi_request *r
     if (c->dtype != a->kv_dtype)
         folioi_reasons_add(reasons, "the cache holds %s, the attention's kv_dtype is %s",
                            folio_dtype_name(c->dtype), folio_dtype_name(a->kv_dtype));
+    if (c->v_in_k != a->v_in_k)
+        folioi_reasons_add(reasons, "v_in_k is %d in the cache and %d in the attention", c->v_in_k,
+                           a->v_in_k);
     if (c->num_kv_heads != a->num_kv_heads || c->k_head_size != a->k_head_size ||
         c->v_head_size != a->v_head_size)
         folioi_reasons_add(

@@ -72,12 +72,12 @@ static void clear_tokens(const folioi_kv_side *side, int32_t heads, int32_t firs
 /* What lies between and behind the arrays of a layer. */
 static void clear_gaps(const folioi_kv_format *one, char *base)
 {
-    const folio_kv_array *const arrays[] = {&one->v, &one->k_scales, &one->v_scales};
-    int64_t end = 0;
-    for (int i = 0; i < 3; i++) {
-        if (arrays[i]->num_dims == 0) continue;
-        if (i > 0) memset(base + end, 0, (size_t)(arrays[i]->offset_bytes - end));
-        end = arrays[i]->offset_bytes + arrays[i]->bytes;
+    const folio_kv_array *const scales[] = {&one->k_scales, &one->v_scales};
+    int64_t end = max_i64(one->k.bytes, one->v.offset_bytes + one->v.bytes);
+    for (int i = 0; i < 2; i++) {
+        if (scales[i]->num_dims == 0) continue;
+        memset(base + end, 0, (size_t)(scales[i]->offset_bytes - end));
+        end = scales[i]->offset_bytes + scales[i]->bytes;
     }
     memset(base + end, 0, (size_t)(one->layer_bytes - end));
 }
@@ -91,13 +91,9 @@ void folioi_frames_clear_rest(const folioi_frames *f, int32_t table, int64_t fra
         return; /* it went well before */
     for (int32_t l = 0; l < d->num_layers; l++) {
         char *base = frames_at(f, frame) + l * one.layer_bytes;
-        folioi_kv_layer layer = {.k = base, .v = base + one.v.offset_bytes, .format = &one};
-        if (d->dtype == FOLIO_INT8) {
-            layer.k_scales = (float *)(void *)(base + one.k_scales.offset_bytes);
-            layer.v_scales = (float *)(void *)(base + one.v_scales.offset_bytes);
-        }
+        folioi_kv_layer layer = kv_layer_at(&one, base);
         clear_gaps(&one, base);
-        for (folioi_part part = FOLIOI_K; part <= FOLIOI_V; part++) {
+        for (folioi_part part = FOLIOI_K; part <= kv_last_part(&one); part++) {
             folioi_kv_side side = kv_side(&layer, part);
             clear_tokens(&side, d->num_kv_heads, tokens, d->block_size);
         }

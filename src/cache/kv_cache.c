@@ -125,12 +125,7 @@ folio_status folio_kv_cache_create(folio_context *ctx, const folio_kv_cache_desc
     }
     for (int32_t i = 0; i < format.desc.num_layers; i++) {
         char *base = (char *)cache->memory + i * format.layer_bytes;
-        folioi_kv_layer *layer = &cache->layers[i];
-        layer->k = base;
-        layer->v = base + format.v.offset_bytes;
-        if (format.desc.dtype != FOLIO_INT8) continue;
-        layer->k_scales = (float *)(base + format.k_scales.offset_bytes);
-        layer->v_scales = (float *)(base + format.v_scales.offset_bytes);
+        cache->layers[i] = kv_layer_at(&cache->format, base);
     }
     find_extent(cache);
     *out = cache;
@@ -234,7 +229,12 @@ static folio_status resolve_memory(folioi_kv_format *f, folio_kv_memory *m)
     int64_t elem = (int64_t)folio_dtype_size(d->dtype);
     size_t align = native ? FOLIOI_ALIGN : (size_t)elem;
     TRY(check_pointers(m->k, d->num_layers, align, "k"));
-    if (m->v != NULL) {
+    if (d->v_in_k) {
+        const folio_kv_strides *s = &m->v_strides;
+        REQUIRE(m->v == NULL && m->v_scales == NULL && s->block == 0 && s->token == 0 &&
+                    s->head == 0,
+                "KV cache: v_in_k: there is no V; v and v_scales must be NULL, v_strides 0");
+    } else if (m->v != NULL) {
         REQUIRE(!native, "KV cache: in the native layout V lies in K's buffer; v must be NULL");
         TRY(check_pointers(m->v, d->num_layers, align, "v"));
     } else {
@@ -247,10 +247,10 @@ static folio_status resolve_memory(folioi_kv_format *f, folio_kv_memory *m)
         REQUIRE(m->k_strides.block % FOLIOI_ALIGN * elem % FOLIOI_ALIGN == 0,
                 "KV cache: the native block stride of %lld elements is no multiple of %d bytes",
                 (long long)m->k_strides.block, FOLIOI_ALIGN);
-        m->v_strides = m->k_strides;
+        if (!d->v_in_k) m->v_strides = m->k_strides;
     }
     TRY(apply_strides(f, &f->k, &f->k_at, &m->k_strides, "k", d->k_head_size));
-    TRY(apply_strides(f, &f->v, &f->v_at, &m->v_strides, "v", d->v_head_size));
+    if (!d->v_in_k) TRY(apply_strides(f, &f->v, &f->v_at, &m->v_strides, "v", d->v_head_size));
     int64_t k_need = f->k.bytes, v_need = f->v.bytes;
     if (m->v == NULL) k_need = max_i64(k_need, f->v.offset_bytes + v_need);
     REQUIRE((size_t)k_need <= m->k_bytes, "KV cache: k_bytes is %zu, a layer's strides need %lld",
@@ -259,9 +259,10 @@ static folio_status resolve_memory(folioi_kv_format *f, folio_kv_memory *m)
             "KV cache: v_bytes is %zu, a layer's strides need %lld", m->v_bytes, (long long)v_need);
     if (d->dtype != FOLIO_INT8) return FOLIO_OK;
     TRY(check_pointers((void *const *)m->k_scales, d->num_layers, 4, "k_scales"));
-    TRY(check_pointers((void *const *)m->v_scales, d->num_layers, 4, "v_scales"));
     TRY(apply_scale_strides(d, &f->k_scales, &f->k_scales_at, &m->k_scales_strides,
                             m->k_scales_bytes, "k_scales"));
+    if (d->v_in_k) return FOLIO_OK;
+    TRY(check_pointers((void *const *)m->v_scales, d->num_layers, 4, "v_scales"));
     return apply_scale_strides(d, &f->v_scales, &f->v_scales_at, &m->v_scales_strides,
                                m->v_scales_bytes, "v_scales");
 }
@@ -277,6 +278,7 @@ folio_status folio_kv_cache_wrap(folio_context *ctx, const folio_kv_cache_desc *
     TRY(folioi_kv_format_init(desc, ctx->memory != NULL, &format));
     STRUCT_IN(m, memory, "folio_kv_memory");
     TRY(resolve_memory(&format, &m));
+    folioi_kv_format_view_v(&format);
     folio_kv_cache *cache;
     TRY(new_cache(ctx, &format, &cache));
     for (int32_t i = 0; i < format.desc.num_layers; i++) {
@@ -285,7 +287,7 @@ folio_status folio_kv_cache_wrap(folio_context *ctx, const folio_kv_cache_desc *
         layer->v = m.v != NULL ? m.v[i] : (char *)m.k[i] + format.v.offset_bytes;
         if (format.desc.dtype != FOLIO_INT8) continue;
         layer->k_scales = m.k_scales[i];
-        layer->v_scales = m.v_scales[i];
+        layer->v_scales = format.desc.v_in_k ? layer->k_scales : m.v_scales[i];
     }
     find_extent(cache);
     *out = cache;
@@ -298,11 +300,12 @@ folio_status folio_kv_cache_get_view(const folio_kv_cache *cache, int32_t layer,
     TRY(folioi_kv_cache_check_layer(cache, layer));
     const folioi_kv_layer *l = &cache->layers[layer];
     const folioi_kv_format *f = &cache->format;
+    bool has_v = kv_last_part(f) == FOLIOI_V;
     folio_kv_cache_view v = {
         .k = l->k,
-        .v = l->v,
+        .v = has_v ? l->v : NULL,
         .k_scales = l->k_scales,
-        .v_scales = l->v_scales,
+        .v_scales = has_v ? l->v_scales : NULL,
         .k_array = f->k,
         .v_array = f->v,
         .k_scales_array = f->k_scales,

@@ -138,6 +138,15 @@ static folio_status check_desc(const folio_kv_cache_desc *d)
     REQUIRE(d->layout != FOLIO_LAYOUT_XPACKED || d->k_head_size % x == 0,
             "KV cache: layout xpacked holds %s in packs of %d, k_head_size %d is no multiple of it",
             folio_dtype_name(d->dtype), x, d->k_head_size);
+    REQUIRE(d->v_in_k == 0 || d->v_in_k == 1, "KV cache: v_in_k is %d, not 0 or 1", d->v_in_k);
+    if (!d->v_in_k) return FOLIO_OK;
+    REQUIRE(d->v_head_size <= d->k_head_size,
+            "KV cache: v_in_k: v_head_size %d is above k_head_size %d, of which V is a part",
+            d->v_head_size, d->k_head_size);
+    REQUIRE(d->layout == FOLIO_LAYOUT_NATIVE || d->layout == FOLIO_LAYOUT_NHD ||
+                d->layout == FOLIO_LAYOUT_HND || d->layout == FOLIO_LAYOUT_STRIDED,
+            "KV cache: v_in_k: layout %s is not one of native, nhd, hnd and strided",
+            folio_layout_name(d->layout));
     return FOLIO_OK;
 }
 
@@ -170,7 +179,7 @@ static bool share_buffer(folioi_kv_format *f, enum sharing sharing, int64_t *v_o
 static bool has_pages(const folioi_kv_format *f)
 {
     const folio_kv_cache_desc *d = &f->desc;
-    return f->on_device && d->layout == FOLIO_LAYOUT_NATIVE &&
+    return f->on_device && d->layout == FOLIO_LAYOUT_NATIVE && !d->v_in_k &&
            kv_has_pages(d->dtype, d->k_head_size, d->v_head_size, d->block_size);
 }
 
@@ -197,6 +206,8 @@ static bool place_kv(folioi_kv_format *f, int64_t *v_offset)
                        : d->layout == FOLIO_LAYOUT_XPACKED ? (int32_t)(16 / elem)
                                                            : 1;
     if (!lay_out(d, k_order, d->k_head_size, 16, dim_tile, &f->k, &f->k_at)) return false;
+    *v_offset = 0;
+    if (d->v_in_k) return true;
     if (!lay_out(d, v_order, d->v_head_size, native ? 2 : 1, 1, &f->v, &f->v_at)) return false;
     return share_buffer(f, o->sharing, v_offset);
 }
@@ -210,20 +221,25 @@ static bool place_arrays(folioi_kv_format *f)
         return false;
     if (!checked_mul(k_elems, elem, &f->k.bytes) || !checked_mul(v_elems, elem, &f->v.bytes))
         return false;
+    if (d->v_in_k) f->v.bytes = 0;
     f->v.offset_bytes = v_offset * elem;
     if (!checked_add(f->v.offset_bytes, f->v.bytes, &end)) return false;
+    end = max_i64(end, f->k.bytes);
     if (d->dtype == FOLIO_INT8) {
         int64_t scales;
         if (!lay_out(d, scale_order, 1, 1, 1, &f->k_scales, &f->k_scales_at)) return false;
-        f->v_scales = f->k_scales;
-        f->v_scales_at = f->k_scales_at;
         if (!folioi_array_extent(&f->k_scales, &scales) || !checked_mul(scales, 4, &scales))
             return false;
         if (end > INT64_MAX / 4 || scales > INT64_MAX / 4) return false;
-        f->k_scales.bytes = f->v_scales.bytes = scales;
+        f->k_scales.bytes = scales;
         f->k_scales.offset_bytes = round_up(end, FOLIOI_ALIGN);
-        f->v_scales.offset_bytes = round_up(f->k_scales.offset_bytes + scales, FOLIOI_ALIGN);
-        end = f->v_scales.offset_bytes + scales;
+        end = f->k_scales.offset_bytes + scales;
+        if (!d->v_in_k) {
+            f->v_scales = f->k_scales;
+            f->v_scales_at = f->k_scales_at;
+            f->v_scales.offset_bytes = round_up(end, FOLIOI_ALIGN);
+            end = f->v_scales.offset_bytes + scales;
+        }
     }
     if (end > INT64_MAX - FOLIOI_ALIGN) return false;
     f->layer_bytes = round_up(end, FOLIOI_ALIGN);
@@ -247,12 +263,23 @@ folio_status folioi_kv_format_init(const folio_kv_cache_desc *desc, bool on_devi
         "exceed the largest size this library can address",
         d->num_layers, (long long)d->num_blocks, d->block_size, d->num_kv_heads, d->k_head_size,
         d->v_head_size, folio_dtype_name(d->dtype));
+    folioi_kv_format_view_v(format);
     return FOLIO_OK;
+}
+
+void folioi_kv_format_view_v(folioi_kv_format *f)
+{
+    if (!f->desc.v_in_k) return;
+    f->v_at = f->k_at;
+    f->v_scales_at = f->k_scales_at;
 }
 
 const char *folioi_layout_id(const folioi_kv_format *format)
 {
     if (format->desc.layout != FOLIO_LAYOUT_NATIVE) return folio_layout_name(format->desc.layout);
-    if (format->on_device) return has_pages(format) ? "device-pages" : "device-rows";
-    return format->desc.block_size % 16 == 0 ? "host-packed16" : "host-rows";
+    bool no_v = format->desc.v_in_k;
+    if (has_pages(format)) return "device-pages";
+    if (format->on_device) return no_v ? "device-rows-no-v" : "device-rows";
+    if (format->desc.block_size % 16 == 0) return no_v ? "host-packed16-no-v" : "host-packed16";
+    return no_v ? "host-rows-no-v" : "host-rows";
 }

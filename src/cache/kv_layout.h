@@ -14,6 +14,9 @@
 #include "core/dtype.h"
 #include "core/status.h"
 
+/** What every backend takes. */
+#define FOLIOI_MAX_HEAD_SIZE 576
+
 typedef struct folioi_address {
     int64_t block, head;
     int64_t token_tile_stride, token_stride;
@@ -22,7 +25,8 @@ typedef struct folioi_address {
     int32_t turn;                 /* X above       */
 } folioi_address;
 
-/** A cache description resolved: arrays as the public header shows them, and their addresses. */
+/** A cache description resolved: arrays as the public header shows them, and their addresses. With v_in_k the arrays of V
+ * are empty, and its addresses are K's: whoever reads by the formula finds V there. */
 typedef struct folioi_kv_format {
     folio_kv_cache_desc desc; /* defaults filled in */
     folio_kv_array k, v, k_scales, v_scales;
@@ -55,6 +59,12 @@ typedef struct folioi_kv_layer {
 /** Which of K and V. */
 typedef enum folioi_part { FOLIOI_K, FOLIOI_V } folioi_part;
 
+/** The last of them that is stored: what moves goes from FOLIOI_K to it. */
+static inline folioi_part kv_last_part(const folioi_kv_format *format)
+{
+    return format->desc.v_in_k ? FOLIOI_K : FOLIOI_V;
+}
+
 /** K or V of one layer. */
 typedef struct folioi_kv_side {
     char *base;
@@ -65,6 +75,17 @@ typedef struct folioi_kv_side {
 } folioi_kv_side;
 
 #if !defined(__cplusplus)
+/** A layer in one buffer, as the format places it. */
+static inline folioi_kv_layer kv_layer_at(const folioi_kv_format *f, char *base)
+{
+    folioi_kv_layer layer = {.k = base, .v = base + f->v.offset_bytes, .format = f};
+    if (f->desc.dtype != FOLIO_INT8) return layer;
+    layer.k_scales = (float *)(void *)(base + f->k_scales.offset_bytes);
+    layer.v_scales =
+        f->desc.v_in_k ? layer.k_scales : (float *)(void *)(base + f->v_scales.offset_bytes);
+    return layer;
+}
+
 static inline folioi_kv_side kv_side(const folioi_kv_layer *layer, folioi_part part)
 {
     const folioi_kv_format *f = layer->format;
@@ -133,6 +154,9 @@ bool folioi_array_extent(const folio_kv_array *array, int64_t *elements);
 
 /** Do an array's dims times its strides, of dims of 1 too, fit as bytes? */
 bool folioi_array_fits(const folio_kv_array *array, int64_t elem);
+
+/** With v_in_k, V is found where K is. */
+void folioi_kv_format_view_v(folioi_kv_format *format);
 
 /** Put other block, token and head strides (0: keep) into an array and its address. */
 void folioi_array_restride(folio_kv_array *array, folioi_address *at,

@@ -75,11 +75,12 @@ static folio_status write_rows(folio_kv_cache *cache, int32_t layer, const folio
     TRY(folioi_run_in(cache->ctx, run, &r));
     const folio_kv_cache_desc *d = &cache->format.desc;
     folioi_kv_tensors t = {w.k, w.v, w.k_scale, w.v_scale};
-    TRY(folioi_scales_resolve(d->dtype, &t.k_scale, &t.v_scale));
+    TRY(folioi_scales_resolve(d->dtype, d->v_in_k, &t.k_scale, &t.v_scale));
     REQUIRE(t.k.data != NULL || t.k.tokens == 0, "k: data is NULL");
     REQUIRE(t.v.data != NULL || t.v.tokens == 0, "v: data is NULL");
     TRY(folioi_tensor_resolve(&t.k, "k", 0, d->num_kv_heads, d->k_head_size, t.k.tokens));
-    TRY(folioi_tensor_resolve(&t.v, "v", 0, d->num_kv_heads, d->v_head_size, t.k.tokens));
+    if (d->v_in_k) TRY(folioi_check_no_v(&t.v));
+    else TRY(folioi_tensor_resolve(&t.v, "v", 0, d->num_kv_heads, d->v_head_size, t.k.tokens));
     TRY(check_numbers(cache, w.slots, t.k.tokens, 1, -1, num_slots(cache), repeats, "slots"));
     TRY(check_rows_apart(cache, &t.k, &t.v, false));
     folio_context *ctx = cache->ctx;
@@ -134,7 +135,7 @@ folio_status folio_kv_cache_gather(const folio_kv_cache *cache, int32_t layer,
     STRUCT_IN(g, gather, "folio_kv_gather");
     TRY(folioi_run_in(cache->ctx, run, &r));
     const folio_kv_cache_desc *d = &cache->format.desc;
-    TRY(folioi_scales_resolve(d->dtype, &g.k_scale, &g.v_scale));
+    TRY(folioi_scales_resolve(d->dtype, d->v_in_k, &g.k_scale, &g.v_scale));
     TRY(check_numbers(cache, g.slots, g.num_slots, 1, -1, num_slots(cache), true, "slots"));
     REQUIRE(g.k.data != NULL || g.v.data != NULL || g.num_slots == 0,
             "k and v: data of both is NULL");
@@ -192,7 +193,7 @@ static void move_side(const folio_kv_cache_desc *d, const folioi_kv_side *to, in
 static void move_block(const folioi_kv_layer *to, int64_t to_block, const folioi_kv_layer *from,
                        int64_t from_block)
 {
-    for (folioi_part part = FOLIOI_K; part <= FOLIOI_V; part++) {
+    for (folioi_part part = FOLIOI_K; part <= kv_last_part(to->format); part++) {
         folioi_kv_side t = kv_side(to, part), f = kv_side(from, part);
         move_side(&to->format->desc, &t, to_block, &f, from_block);
     }
@@ -250,6 +251,8 @@ folio_status folio_kv_cache_copy_blocks(const folio_kv_cache *src, folio_kv_cach
     const folio_kv_cache_desc *a = &src->format.desc, *b = &dst->format.desc;
     REQUIRE(a->dtype == b->dtype, "copy_blocks: dtypes differ, %s and %s",
             folio_dtype_name(a->dtype), folio_dtype_name(b->dtype));
+    REQUIRE(a->v_in_k == b->v_in_k, "copy_blocks: v_in_k is %d in src and %d in dst", a->v_in_k,
+            b->v_in_k);
     REQUIRE(
         a->num_layers == b->num_layers && a->block_size == b->block_size &&
             a->num_kv_heads == b->num_kv_heads && a->k_head_size == b->k_head_size &&
@@ -275,6 +278,12 @@ static folio_status rows_as_layer(const folio_kv_cache *cache, int32_t layer,
                       "blocks"));
     size_t align = folio_dtype_size(cache->format.desc.dtype);
     bool int8 = cache->format.desc.dtype == FOLIO_INT8;
+    if (cache->format.desc.v_in_k) {
+        REQUIRE(r->v == NULL && r->v_scales == NULL,
+                "rows: the cache has v_in_k and stores no V; v and v_scales must be NULL");
+        r->v = r->k; /* as in the cache's layers */
+        r->v_scales = r->k_scales;
+    }
     if (r->num_blocks > 0) {
         REQUIRE(r->k != NULL && r->v != NULL, "rows: k or v is NULL");
         REQUIRE((uintptr_t)r->k % align == 0 && (uintptr_t)r->v % align == 0,

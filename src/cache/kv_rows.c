@@ -79,7 +79,8 @@ void folioi_kv_write_rows(const folioi_kv_layer *layer, const folioi_kv_tensors 
         if (slots[i] < 0) continue;
         int64_t block = slots[i] / block_size, token = slots[i] % block_size;
         write_token(&k, share, &t->k, t->k_scale, i, block, token);
-        write_token(&v, share, &t->v, t->v_scale, i, block, token);
+        if (kv_last_part(layer->format) == FOLIOI_V)
+            write_token(&v, share, &t->v, t->v_scale, i, block, token);
     }
 }
 

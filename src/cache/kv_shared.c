@@ -1,7 +1,7 @@
 /*
  * kv_shared.c: caches over memory in frames. A frame has room for one block of any of them:
  *
- *   frame of a cache:  [layer 0: K | V | K scales | V scales][layer 1 ...]     native layout
+ *   frame of a cache:  [layer 0: K | V | K scales | V scales][layer 1 ...]     native layout, with v_in_k K's alone
  *
  * The host tier's frames are such memory, and so are caches that share one.
  */
@@ -44,7 +44,7 @@ folio_status folioi_kv_wrap_frames(folio_context *ctx, const folioi_kv_format *o
     if (d.dtype == FOLIO_INT8) {
         folio_kv_strides s = {frames->frame_bytes / 4, 1, d.block_size};
         m.k_scales = k_scales;
-        m.v_scales = v_scales;
+        m.v_scales = d.v_in_k ? NULL : v_scales;
         m.k_scales_strides = m.v_scales_strides = s;
         m.k_scales_bytes = bytes - (size_t)one->k_scales.offset_bytes;
         m.v_scales_bytes = bytes - (size_t)one->v_scales.offset_bytes;

@@ -108,10 +108,22 @@ static folio_status scale_resolve(float *scale, const char *name, bool used)
     return FOLIO_OK;
 }
 
-folio_status folioi_scales_resolve(folio_dtype dtype, float *k_scale, float *v_scale)
+folio_status folioi_scales_resolve(folio_dtype dtype, bool v_in_k, float *k_scale, float *v_scale)
 {
     TRY(scale_resolve(k_scale, "k_scale", dtype_is_fp8(dtype)));
-    return scale_resolve(v_scale, "v_scale", dtype_is_fp8(dtype));
+    if (!v_in_k) return scale_resolve(v_scale, "v_scale", dtype_is_fp8(dtype));
+    REQUIRE(*v_scale == 0.0f, "v_scale is %g; with v_in_k it must be 0: k_scale holds for V too",
+            (double)*v_scale);
+    *v_scale = *k_scale;
+    return FOLIO_OK;
+}
+
+folio_status folioi_check_no_v(const folio_tensor *v)
+{
+    REQUIRE(v->data == NULL && v->tokens == 0,
+            "v is given, %lld rows; with v_in_k V is a part of k, and v must be absent",
+            (long long)v->tokens);
+    return FOLIO_OK;
 }
 
 folio_status folioi_run_in(const folio_context *ctx, const folio_run *run, folio_run *out)

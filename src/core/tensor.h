@@ -33,8 +33,11 @@ folio_status folioi_check_apart(const folioi_place *places, int written, int n);
 /** The same numbers in the same places? */
 bool folioi_tensors_same(const folio_tensor *a, const folio_tensor *b);
 
-/** 0 becomes 1; checked where the dtype uses them, 1 where it does not. */
-folio_status folioi_scales_resolve(folio_dtype dtype, float *k_scale, float *v_scale);
+/** 0 becomes 1; checked where the dtype uses them, 1 where it does not. v_in_k: K's becomes V's too. */
+folio_status folioi_scales_resolve(folio_dtype dtype, bool v_in_k, float *k_scale, float *v_scale);
+
+/** With v_in_k calls take no v. */
+folio_status folioi_check_no_v(const folio_tensor *v);
 
 /** run may be NULL. */
 folio_status folioi_run_in(const folio_context *ctx, const folio_run *run, folio_run *out);

@@ -19,6 +19,10 @@ static folio_status check_desc(const folio_attention_desc *d)
             "attention: k_head_size is %d, not a positive multiple of 8", d->k_head_size);
     REQUIRE(d->v_head_size >= 8 && d->v_head_size % 8 == 0,
             "attention: v_head_size is %d, not a positive multiple of 8", d->v_head_size);
+    REQUIRE(d->v_in_k == 0 || d->v_in_k == 1, "attention: v_in_k is %d, not 0 or 1", d->v_in_k);
+    REQUIRE(!d->v_in_k || d->v_head_size <= d->k_head_size,
+            "attention: v_in_k: v_head_size %d is above k_head_size %d, of which V is a part",
+            d->v_head_size, d->k_head_size);
     REQUIRE(dtype_is_query(d->dtype), "attention: dtype %d (%s) is not one of f32, f16, bf16",
             (int)d->dtype, folio_dtype_name(d->dtype));
     REQUIRE(dtype_is_kv(d->kv_dtype), "attention: kv_dtype %d (%s) is not a type of caches",

@@ -174,16 +174,16 @@ TEST(errors, backends)
     REFUSED(folio_backend_supports("cpu", &a, 1u, NULL, reasons, 256), ARG, "num_heads");
     a.num_heads = 4;
     CHECK(reasons[0] == 'x');
-    a.k_head_size = 520;
+    a.k_head_size = 584;
     REFUSED(folio_backend_supports("cpu", &a, 1u, NULL, reasons, sizeof reasons), UNSUPPORTED,
-            "520");
-    CHECK(strstr(reasons, "520") != NULL);
+            "584");
+    CHECK(strstr(reasons, "584") != NULL);
     char tiny[5] = "....";
-    REFUSED(folio_backend_supports("cpu", &a, 1u, NULL, tiny, 4), UNSUPPORTED, "520");
+    REFUSED(folio_backend_supports("cpu", &a, 1u, NULL, tiny, 4), UNSUPPORTED, "584");
     CHECK(memchr(tiny, '\0', 4) != NULL && tiny[4] == '\0');
-    REFUSED(folio_backend_supports("cpu", &a, 1u, NULL, NULL, 0), UNSUPPORTED, "520");
-    REFUSED(folio_backend_supports("auto", &a, 1u, NULL, NULL, 0), UNSUPPORTED, "520");
-    REFUSED(folio_backend_supports(NULL, &a, 1u, NULL, NULL, 0), UNSUPPORTED, "520");
+    REFUSED(folio_backend_supports("cpu", &a, 1u, NULL, NULL, 0), UNSUPPORTED, "584");
+    REFUSED(folio_backend_supports("auto", &a, 1u, NULL, NULL, 0), UNSUPPORTED, "584");
+    REFUSED(folio_backend_supports(NULL, &a, 1u, NULL, NULL, 0), UNSUPPORTED, "584");
     REFUSED(folio_backend_supports("cpu", NULL, 1u, NULL, NULL, 0), ARG, "attention");
     REFUSED(folio_backend_supports("warp", &a, 1u, NULL, NULL, 0), ARG, "warp");
 }
@@ -213,11 +213,14 @@ BACKEND_TEST(errors, attention)
     BAD_ATTENTION(ARG, "4|8", d.k_head_size = 4);
     BAD_ATTENTION(ARG, "12|8", d.k_head_size = 12);
     BAD_ATTENTION(ARG, "-8", d.k_head_size = -8);
-    BAD_ATTENTION(UNSUPPORTED, "520|512", d.k_head_size = 520);
+    BAD_ATTENTION(UNSUPPORTED, "584|576", d.k_head_size = 584);
     BAD_ATTENTION(UNSUPPORTED, "2147483640", d.k_head_size = 2147483640);
     BAD_ATTENTION(ARG, "v_head_size|4", d.v_head_size = 4);
     BAD_ATTENTION(ARG, "-8", d.v_head_size = -8);
-    BAD_ATTENTION(UNSUPPORTED, "520|512", d.v_head_size = 520);
+    BAD_ATTENTION(UNSUPPORTED, "584|576", d.v_head_size = 584);
+    BAD_ATTENTION(ARG, "v_in_k|2", d.v_in_k = 2);
+    BAD_ATTENTION(ARG, "v_in_k|-1", d.v_in_k = -1);
+    BAD_ATTENTION(ARG, "v_in_k|72|64", d.v_in_k = 1; d.v_head_size = 72);
     BAD_ATTENTION(ARG, "dtype", d.dtype = (folio_dtype)0);
     BAD_ATTENTION(ARG, "fp8_e4m3", d.dtype = FOLIO_FP8_E4M3);
     BAD_ATTENTION(ARG, "int8", d.dtype = FOLIO_INT8);
@@ -245,7 +248,7 @@ BACKEND_TEST(errors, attention)
 /* The limits themselves are fine; a window that is off may hold anything. */
 BACKEND_TEST(errors, attention_limits_are_taken)
 {
-    const int sizes[][2] = {{8, 8}, {512, 512}, {8, 512}, {80, 0}, {24, 504}};
+    const int sizes[][2] = {{8, 8}, {576, 576}, {8, 576}, {80, 0}, {24, 504}};
     for (int i = 0; i < COUNT_OF(sizes); i++) {
         folio_attention_desc d =
             FOLIO_WITH(folio_attention_desc, .num_heads = 6, .num_kv_heads = i % 2 ? 0 : 1,
@@ -298,6 +301,14 @@ BACKEND_TEST(errors, cache)
     BAD_CACHE(ARG, "12|8", c.k_head_size = 12);
     BAD_CACHE(ARG, "12|8", c.v_head_size = 12);
     BAD_CACHE(ARG, "-8", c.v_head_size = -8);
+    BAD_CACHE(ARG, "v_in_k|3", c.v_in_k = 3);
+    BAD_CACHE(ARG, "v_in_k|40|32", c.v_in_k = 1; c.v_head_size = 40);
+    BAD_CACHE(ARG, "v_in_k|xpacked", c.v_in_k = 1; c.layout = FOLIO_LAYOUT_XPACKED);
+    BAD_CACHE(ARG, "v_in_k|xpacked_1", c.v_in_k = 1; c.layout = FOLIO_LAYOUT_XPACKED_1);
+    BAD_CACHE(ARG, "v_in_k|interleaved_nhd", c.v_in_k = 1; c.layout = FOLIO_LAYOUT_INTERLEAVED_NHD;
+              c.v_head_size = 32);
+    BAD_CACHE(ARG, "v_in_k|interleaved_hnd", c.v_in_k = 1; c.layout = FOLIO_LAYOUT_INTERLEAVED_HND;
+              c.v_head_size = 32);
     BAD_CACHE(ARG, "dtype", c.dtype = (folio_dtype)0);
     BAD_CACHE(ARG, "f64", c.dtype = FOLIO_F64);
     BAD_CACHE(ARG, "99", c.dtype = (folio_dtype)99);

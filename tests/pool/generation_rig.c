@@ -16,6 +16,11 @@ const gen_geometry gen_translating = {.backend = "cpu",
                                       .kv_dtype = FOLIO_BF16,
                                       .num_layer_groups = 1,
                                       .encoder = true};
+const gen_geometry gen_latent = {.backend = "cpu",
+                                 .block_size = 4,
+                                 .kv_dtype = FOLIO_INT8,
+                                 .num_layer_groups = 1,
+                                 .v_in_k = true};
 
 /* ---------------------------------------------------------------------------------- the model */
 
@@ -29,6 +34,11 @@ static shape shape_of(const gen_geometry *g, int32_t group)
     if (group == 0) return (shape){4, 2, 16, 2, 0};
     if (group == 1) return (shape){4, 1, 32, 1, 2};
     return (shape){4, 2, 16, 1, g->num_layer_groups == 2 ? 3 : 2};
+}
+
+static int32_t v_size(const gen_geometry *g, shape s)
+{
+    return g->v_in_k ? s.head_size / 2 : s.head_size;
 }
 
 enum { CROSS = GEN_GROUPS }; /* its index among attentions and caches */
@@ -91,7 +101,8 @@ bool gen_model_open(gen_model *m, const gen_geometry *g, int32_t num_threads,
         folio_attention_desc desc =
             FOLIO_WITH(folio_attention_desc, .num_heads = s.heads, .num_kv_heads = s.kv_heads,
                        .k_head_size = s.head_size, .dtype = FOLIO_F32, .kv_dtype = g->kv_dtype,
-                       .windowed = i == 1, .window_left = i == 1 ? g->window - 1 : 0);
+                       .windowed = i == 1, .window_left = i == 1 ? g->window - 1 : 0,
+                       .v_head_size = v_size(g, s), .v_in_k = g->v_in_k);
         CHECK_OK(folio_attention_create(m->ctx, &desc, &m->attention[i]));
         if (m->attention[i] == NULL) return false;
         m->num_layers += s.layers;
@@ -109,9 +120,10 @@ void gen_model_close(gen_model *m)
 const char *gen_model_name(const gen_model *m)
 {
     static _Thread_local char name[96];
-    snprintf(name, sizeof name, "%s %s, blocks of %d, %d group(s)%s%s", m->g.backend,
+    snprintf(name, sizeof name, "%s %s, blocks of %d, %d group(s)%s%s%s", m->g.backend,
              folio_dtype_name(m->g.kv_dtype), (int)m->g.block_size, (int)m->g.num_layer_groups,
-             m->g.one_memory ? ", one memory" : "", m->g.encoder ? ", encoder" : "");
+             m->g.one_memory ? ", one memory" : "", m->g.encoder ? ", encoder" : "",
+             m->g.v_in_k ? ", latent" : "");
     return name;
 }
 
@@ -202,7 +214,8 @@ static folio_kv_cache_desc cache_desc(const gen_model *m, int32_t part, int64_t 
     shape s = shape_of(&m->g, part);
     return FOLIO_WITH(folio_kv_cache_desc, .num_blocks = num_blocks, .num_layers = s.layers,
                       .block_size = m->g.block_size, .num_kv_heads = s.kv_heads,
-                      .k_head_size = s.head_size, .dtype = m->g.kv_dtype);
+                      .k_head_size = s.head_size, .v_head_size = v_size(&m->g, s),
+                      .dtype = m->g.kv_dtype, .v_in_k = m->g.v_in_k);
 }
 
 static bool make_cache(gen_pool *p, int32_t part)
@@ -341,6 +354,7 @@ static void poison_blocks(gen_pool *p, int32_t part, const int64_t *blocks, int6
     shape s = shape_of(&p->m->g, part);
     folio_kv_rows rows = FOLIO_WITH(folio_kv_rows, .k = p->ones, .v = p->ones, .k_scales = p->ones,
                                     .v_scales = p->ones, .num_blocks = n, .blocks = blocks);
+    if (p->m->g.v_in_k) rows.v = NULL, rows.v_scales = NULL;
     for (int32_t l = 0; l < s.layers && n > 0; l++)
         CHECK_OK(folio_kv_cache_pack(p->caches[part], l, &rows, &p->m->run));
 }
@@ -416,13 +430,14 @@ static bool forward_layer(gen_pool *p, int32_t part, int32_t layer, gen_item *co
 {
     layer_rows *x = p->rows;
     shape s = shape_of(&p->m->g, part);
-    int32_t width = s.heads * s.head_size;
+    int32_t width = s.heads * v_size(&p->m->g, s);
     fill_rows(p, part, s.first_layer + layer, items, num_items, x);
     void *k = x->kv_rows > 0 ? x->k : NULL, *v = x->kv_rows > 0 ? x->v : NULL;
     folio_tensors t =
         FOLIO_WITH(folio_tensors, .q = {.data = x->q, .tokens = x->rows},
                    .k = {.data = k, .tokens = x->kv_rows}, .v = {.data = v, .tokens = x->kv_rows},
                    .out = {.data = x->out, .tokens = x->rows}, .lse = x->lse);
+    if (p->m->g.v_in_k) t.v = (folio_tensor){0};
     folio_attention_type type =
         part == CROSS ? FOLIO_ATTENTION_ENCODER_DECODER : FOLIO_ATTENTION_DECODER;
     folio_status status = folio_attention_forward(p->plan[part == CROSS ? 0 : part], part == CROSS,
@@ -565,6 +580,7 @@ static void write_layer(const gen_model *m, int32_t part, int32_t layer, const g
     folio_kv_write write =
         FOLIO_WITH(folio_kv_write, .k = {.data = k, .dtype = FOLIO_F32, .tokens = n},
                    .v = {.data = v, .dtype = FOLIO_F32, .tokens = n}, .slots = slots);
+    if (m->g.v_in_k) write.v = (folio_tensor){0};
     CHECK_OK(folio_kv_cache_write(cache, layer, &write, &m->run));
     wait_for_device(m);
     give_memory(m, FOLIO_MEMORY_HOST, k, 2 * BYTES);
@@ -598,6 +614,7 @@ void gen_nudge(gen_pool *p, int32_t layer, int64_t slot)
     wait_for_device(p->m);
     k[5] += 0.25f;
     folio_kv_write write = FOLIO_WITH(folio_kv_write, .k = gather.k, .v = gather.v, .slots = &slot);
+    if (p->m->g.v_in_k) write.v = (folio_tensor){0};
     CHECK_OK(folio_kv_cache_write(p->caches[0], layer, &write, &p->m->run));
     wait_for_device(p->m);
     give_memory(p->m, FOLIO_MEMORY_HOST, k, 2 * KV_WIDTH * sizeof *k);
@@ -623,8 +640,10 @@ static bool layer_right(gen_pool *p, int32_t part, int32_t layer, const gen_requ
     gather.slots = slots;
     CHECK_OK(folio_kv_cache_gather(p->caches[part], layer, &gather, &p->m->run));
     wait_for_device(p->m);
-    size_t bytes = (size_t)(n * s.kv_heads * s.head_size) * sizeof(float);
-    bool right = memcmp(got, want, bytes) == 0 && memcmp(got + NUMBERS, want + NUMBERS, bytes) == 0;
+    size_t row = (size_t)(n * s.kv_heads) * sizeof(float),
+           v_bytes = row * (size_t)v_size(&p->m->g, s);
+    bool right = memcmp(got, want, row * (size_t)s.head_size) == 0 &&
+                 memcmp(got + NUMBERS, want + NUMBERS, v_bytes) == 0;
     give_memory(p->m, FOLIO_MEMORY_HOST, want, BYTES);
     return right;
 }

@@ -32,10 +32,12 @@ typedef struct gen_geometry {
     int64_t window;           /* of group 1 */
     bool encoder;             /* cross attention as well */
     bool one_memory;          /* the caches of both groups lie over each other */
+    bool v_in_k;              /* latent attention: V is half of K */
 } gen_geometry;
 
-/* On the cpu in blocks of 4: one group in F32; two in INT8, one with a window of 9; BF16 and an encoder. */
-extern const gen_geometry gen_small, gen_windowed, gen_translating;
+/* On the cpu in blocks of 4: one group in F32; two in INT8, one with a window of 9; BF16 and an encoder; and INT8
+ * without V. */
+extern const gen_geometry gen_small, gen_windowed, gen_translating, gen_latent;
 
 /* A context and the attentions; several pools, one after another or at once, may use it. */
 typedef struct gen_model {

@@ -484,6 +484,13 @@ static const gen_geometry geometries[] = {
      .window = 4},
     {.backend = "reference", .block_size = 16, .kv_dtype = FOLIO_INT8, .num_layer_groups = 1},
     {.backend = "cpu",
+     .block_size = 16,
+     .kv_dtype = FOLIO_BF16,
+     .num_layer_groups = 2,
+     .window = 9,
+     .one_memory = true,
+     .v_in_k = true},
+    {.backend = "cpu",
      .block_size = 4,
      .kv_dtype = FOLIO_F32,
      .num_layer_groups = 2,
@@ -502,7 +509,7 @@ static const gen_geometry geometries[] = {
      .encoder = true,
      .one_memory = true},
 };
-enum { NUM_PLAIN = 6, NUM_GEOMETRIES = COUNT_OF(geometries), NUM_REQUESTS = 6 };
+enum { NUM_PLAIN = 7, NUM_GEOMETRIES = COUNT_OF(geometries), NUM_REQUESTS = 6 };
 
 /* The regime over geometries [first, end), so many seeds each, in so many pools one after another
  * over the same store. Hits are those of the last pools. */

@@ -20,7 +20,13 @@ static const gen_geometry translating = {.backend = "reference",
                                          .num_layer_groups = 2,
                                          .window = 6,
                                          .encoder = true};
-static const gen_geometry *const geometries[] = {&gen_small, &windowed, &quantised, &translating};
+static const gen_geometry packed_latent = {.backend = "cpu",
+                                           .block_size = 16,
+                                           .kv_dtype = FOLIO_BF16,
+                                           .num_layer_groups = 1,
+                                           .v_in_k = true};
+static const gen_geometry *const geometries[] = {&gen_small,   &windowed,   &quantised,
+                                                 &translating, &gen_latent, &packed_latent};
 
 static void wait_and_forget(folio_transfer *t)
 {

@@ -9,7 +9,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static const gen_geometry *const geometries[] = {&gen_small, &gen_windowed, &gen_translating};
+static const gen_geometry *const geometries[] = {&gen_small, &gen_windowed, &gen_translating,
+                                                 &gen_latent};
 
 /* Everything cached goes to disk, through the host tier where there is one. */
 static void lower_all(gen_world *w, int64_t host)
@@ -184,11 +185,12 @@ TEST(swap_store, files_of_others_are_refused)
     desc.model = NULL;
     check_refused(&w.m, &desc, FOLIO_ERR_ARGUMENT, "toy");
     desc.model = "toy";
-    gen_geometry others[] = {gen_small, gen_small, gen_small, gen_small};
+    gen_geometry others[] = {gen_small, gen_small, gen_small, gen_small, gen_small};
     others[0].block_size = 16;
     others[1].kv_dtype = FOLIO_BF16;
     others[2].num_layer_groups = 2, others[2].window = 5;
     others[3].encoder = true;
+    others[4].v_in_k = true;
     for (int i = 0; i < COUNT_OF(others); i++) {
         gen_model other;
         REQUIRE_TEST(gen_model_open(&other, &others[i], 1, NULL));

@@ -135,7 +135,7 @@ static void make_rows_of_columns(folio_dtype kv, const char *from, int64_t dim_b
 
 enum { AHEAD = 2 * SUB }; /* keys: what is fetched ahead arrives while as many are converted */
 
-static const float no_row[512]; /* as long as a head can be */
+static const float no_row[FOLIOI_MAX_HEAD_SIZE];
 
 /* Rows of sixteen keys that will be read soon: no hardware sees a pattern in blocks at random places. Inline: gcc drops
  * a call that does nothing but fetch. */

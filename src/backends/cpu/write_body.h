@@ -436,7 +436,7 @@ static void write_rows(const folioi_kv_layer *layer, const folioi_kv_tensors *t,
         if (block_size % SUB == 0 && fills_sub_tile(slots + i, share->end - i)) n = SUB;
         int64_t block = slots[i] / block_size, token = slots[i] % block_size;
         write_slots(&k, share, i, n, block, token);
-        write_slots(&v, share, i, n, block, token);
+        if (kv_last_part(layer->format) == FOLIOI_V) write_slots(&v, share, i, n, block, token);
     }
 }
 

@@ -12,7 +12,7 @@
 
 namespace {
 
-constexpr int WARPS = 4, MAX_DIMS = 512, PER_LANE = MAX_DIMS / WARP;
+constexpr int WARPS = 4, MAX_DIMS = FOLIOI_MAX_HEAD_SIZE, PER_LANE = MAX_DIMS / WARP;
 
 /* One row under one head. */
 struct row {

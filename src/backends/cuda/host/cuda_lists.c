@@ -72,7 +72,7 @@ void folioi_cuda_lists_init(folioi_cuda_plan *p)
         for (int t = 0; t < FOLIO_NUM_ATTENTION_TYPES; t++) {
             folioi_cuda_use *use = folioi_cuda_use_of(p, i, (folio_attention_type)t);
             use->list = -1;
-            if ((shape->types[i] & FOLIO_ATTENTION_BIT(t)) && a->dtype != FOLIO_F32) {
+            if ((shape->types[i] & FOLIO_ATTENTION_BIT(t)) && a->dtype != FOLIO_F32 && !a->v_in_k) {
                 folioi_cuda_layer like = folioi_cuda_layer_like(shape, a, (folio_attention_type)t);
                 folioi_cuda_list list = list_of(shape, &like, (folio_attention_type)t);
                 for (use->list = 0; use->list < p->num_lists; use->list++)

@@ -49,6 +49,7 @@ folio_status folioi_cuda_store(const folio_context *ctx, const folioi_kv_layer *
                                cudaStream_t stream)
 {
     folioi_cuda_moves moves = moves_of(layer, t, slots, num_slots);
+    if (kv_last_part(layer->format) == FOLIOI_K) moves.part[FOLIOI_V].rows.data = NULL;
     moves.overlaps = device_of(ctx)->sm.overlaps;
     return folioi_cuda_status(folioi_cuda_store_rows(&moves, stream), "kernel store_rows");
 }
@@ -171,6 +172,7 @@ static folioi_cuda_blocks blocks_of(const folioi_kv_layer *from, const folioi_kv
     folioi_cuda_blocks b = {
         .way = {way_of(from, to, num_layers, FOLIOI_K, &bits),
                 way_of(from, to, num_layers, FOLIOI_V, &bits)},
+        .num_parts = kv_last_part(from->format) + 1,
         .elem = bytes_of(d->dtype),
         .num_heads = d->num_kv_heads,
         .block_size = d->block_size,

@@ -154,7 +154,8 @@ template <typename V> __global__ void move_blocks(const __grid_constant__ folioi
 {
     int32_t k_tokens = b.way[0].run > 0 ? b.way[0].run : 1;
     int32_t v_tokens = b.way[1].run > 0 ? b.way[1].run : 1;
-    int64_t k_runs = b.block_size / k_tokens, runs = k_runs + b.block_size / v_tokens;
+    int64_t k_runs = b.block_size / k_tokens, runs = k_runs;
+    if (b.num_parts > 1) runs += b.block_size / v_tokens;
     int64_t units = runs * b.num_heads * b.num_layers * b.num_pairs;
     for (int64_t unit = unit_index(); unit < units; unit += (int64_t)gridDim.x * THREADS / WARP) {
         int64_t run = unit % runs, head = unit / runs % b.num_heads;
@@ -209,7 +210,8 @@ __global__ void merge_states(const __grid_constant__ folioi_cuda_merge m)
 
 static dim3 grid_of(const folioi_cuda_moves *m)
 {
-    return dim3(blocks_for(m->num_slots * m->part[0].num_heads), 2);
+    return dim3(blocks_for(m->num_slots * m->part[0].num_heads),
+                m->part[1].rows.data != nullptr ? 2 : 1);
 }
 
 /* Code that was made on the way from PTX of an earlier card does not wait. */
@@ -237,7 +239,7 @@ cudaError_t folioi_cuda_gather_rows(const folioi_cuda_moves *moves, cudaStream_t
 cudaError_t folioi_cuda_move_blocks(const folioi_cuda_blocks *b, cudaStream_t stream)
 {
     int64_t runs = 0;
-    for (int part = 0; part < 2; part++)
+    for (int part = 0; part < b->num_parts; part++)
         runs += b->way[part].run > 0 ? b->block_size / b->way[part].run : b->block_size;
     int64_t units = runs * b->num_heads * b->num_layers * b->num_pairs;
     if (units == 0) return cudaSuccess;
