@@ -155,7 +155,7 @@ static void print_levels(const folio_backend_info *info)
         const char *level = info->levels[i], *what = "available";
         if (strcmp(level, info->level) == 0) {
             what = capped ? "the default, limited by FOLIO_CPU"
-                   : cpu  ? "the default: the fastest here; FOLIO_CPU=NAME limits it"
+                   : cpu  ? "the default here; FOLIO_CPU=NAME limits it"
                           : "the default";
             above = true;
         } else if (!level_is_here(info->name, level)) what = "not on this machine";

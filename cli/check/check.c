@@ -335,6 +335,10 @@ static void print_text(const report *r)
         printf("one case in %lld was run; another seed draws others\n", (long long)r->opt.one_in);
     if (r->num_shares > 1) printf("share %d of %d was run\n", r->share, r->num_shares);
     if (r->passed + r->failed > 0) return;
+    if (r->skipped > 0) {
+        printf("nothing ran: every backend was skipped\n");
+        return;
+    }
     printf("nothing ran%s%s%s\n", r->opt.filter ? ": no feature's name contains \"" : "",
            r->opt.filter ? r->opt.filter : "", r->opt.filter ? "\"; see folio check --list" : "");
 }

@@ -139,7 +139,7 @@ static inline const folioi_cuda_line *folioi_cuda_pick(const folioi_cuda_chain *
     return NULL;
 }
 
-/** The chain for layers like this one, from a family's lines by number. */
+/** The chain for layers like this one, from a family's lines by number. Its last place is for a flexible line. */
 static inline folioi_cuda_chain folioi_cuda_choose(const folioi_cuda_line *(*family)(int32_t n),
                                                    const folioi_cuda_layer *like,
                                                    const folioi_cuda_sm *sm, int32_t rows)
@@ -147,8 +147,9 @@ static inline folioi_cuda_chain folioi_cuda_choose(const folioi_cuda_line *(*fam
     folioi_cuda_chain chain = {{NULL, NULL, NULL}};
     const folioi_cuda_line *line;
     int count = 0;
-    for (int32_t n = 0; count < FOLIOI_CUDA_CHAIN && (line = family(n)) != NULL; n++) {
+    for (int32_t n = 0; (line = family(n)) != NULL; n++) {
         if (!line->takes(line, like, sm, rows)) continue;
+        if (!line->is_flexible && count == FOLIOI_CUDA_CHAIN - 1) continue;
         chain.lines[count++] = line;
         if (line->is_flexible) break;
     }

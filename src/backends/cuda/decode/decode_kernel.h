@@ -37,6 +37,7 @@ template <int VMAX_, int NT_, int KV_, bool PAGED_> struct decode_instance {
     /* that shared memory holds of q: see block_shared */
     static constexpr int Q_FORMS = KV == 0 ? 3 : Q_IN_REGISTERS ? 0 : 1;
     static constexpr int Q_STEPS = Q_IN_REGISTERS ? VMAX / 16 : 1;
+    static_assert(VMAX % 64 == 0, "head sizes are multiples of 64");
 };
 
 /*

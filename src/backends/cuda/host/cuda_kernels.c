@@ -59,9 +59,11 @@ void folioi_cuda_name_kernels(folioi_cuda_use *use)
     }
 }
 
-/* A case for a line, in a layout; false: a plan chooses another line for it, or this device has none such. */
-static bool example_of(const folioi_cuda_line *line, bool decode, const folioi_cuda_sm *sm,
-                       folio_layout layout, folio_kernel_info *info)
+typedef enum { NOT_TAKEN, TAKEN, CHOSEN } line_use;
+
+/* A case for a line, in a layout, and what a plan does with it: the line cannot run it, could, or is chosen. */
+static line_use example_of(const folioi_cuda_line *line, bool decode, const folioi_cuda_sm *sm,
+                           folio_layout layout, folio_kernel_info *info)
 {
     *info = (folio_kernel_info){
         .name = line->name,
@@ -84,9 +86,20 @@ static bool example_of(const folioi_cuda_line *line, bool decode, const folioi_c
         folioi_cuda_choose(folioi_cuda_prefill_line, &like, sm, 0).lines[0];
     if (decode && prefill != NULL)
         info->max_rows = ((const folioi_prefill_line *)prefill)->decode_rows;
-    return folioi_cuda_choose(decode ? folioi_cuda_decode_line : folioi_cuda_prefill_line, &like,
-                              sm, info->max_rows)
-               .lines[0] == line;
+    if (folioi_cuda_choose(decode ? folioi_cuda_decode_line : folioi_cuda_prefill_line, &like, sm,
+                           info->max_rows)
+            .lines[0] == line)
+        return CHOSEN;
+    return line->takes(line, &like, sm, info->max_rows) ? TAKEN : NOT_TAKEN;
+}
+
+/* A line that could run a case but is never chosen is listed too: `folio check` then fails and names it. */
+static bool is_listed(const folioi_cuda_line *line, bool decode, const folioi_cuda_sm *sm,
+                      folio_kernel_info *info)
+{
+    line_use native = example_of(line, decode, sm, FOLIO_LAYOUT_NATIVE, info);
+    if (native == CHOSEN) return true;
+    return example_of(line, decode, sm, FOLIO_LAYOUT_NHD, info) != NOT_TAKEN || native == TAKEN;
 }
 
 bool folioi_cuda_get_kernel(const folio_context *ctx, int32_t index, folio_kernel_info *info)
@@ -97,10 +110,7 @@ bool folioi_cuda_get_kernel(const folio_context *ctx, int32_t index, folio_kerne
         for (int32_t n = 0;
              (line = decode ? folioi_cuda_decode_line(n) : folioi_cuda_prefill_line(n)) != NULL;
              n++)
-            if ((example_of(line, decode, sm, FOLIO_LAYOUT_NATIVE, info) ||
-                 example_of(line, decode, sm, FOLIO_LAYOUT_NHD, info)) &&
-                index-- == 0)
-                return true;
+            if (is_listed(line, decode, sm, info) && index-- == 0) return true;
     *info = (folio_kernel_info){.name = "generic",
                                 .dtype = FOLIO_F32,
                                 .kv_dtype = FOLIO_F32,

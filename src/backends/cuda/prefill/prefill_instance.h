@@ -118,8 +118,10 @@ struct prefill_instance {
         int32_t chunk;               /* of rows to merge                   */
         int32_t first_row[WARPS];    /* of each warp                       */
     };
-    static_assert(SHARE * 2 <= 32 && KEYS <= 64 && DV <= DK && WARP_ROWS <= 32,
-                  "one lane, one row");
+    static_assert(DK % 64 == 0 && DV % 64 == 0, "head sizes are multiples of 64");
+    static_assert(DV <= DK, "the head size of V is at most K's");
+    static_assert(KEYS <= 64 && SHARE * 2 <= 32, "a tile has at most 64 keys, a warp fetches 16");
+    static_assert(M_TILES <= 2, "a warp has at most two row tiles");
 };
 
 /* The first keys of a key tile, for edges. */
