@@ -299,6 +299,7 @@ kit_case *kit_open(folio_context *ctx, const kit_spec *spec, const kit_seq *seqs
     for (int64_t i = 0; i < num_seqs; i++)
         need += kit_blocks_for(h, seqs[i].seq_len) + kit_blocks_for(h, seqs[i].encoder_len);
     h->num_blocks = spec->num_blocks ? spec->num_blocks : need + need / 8 + 3;
+    kit_rotary_open(h, seqs, num_seqs);
     folio_attention_desc desc = kit_attention_desc(&h->spec);
     folio_status status = folio_attention_create(ctx, &desc, &h->attention);
     if (status != FOLIO_OK) {
@@ -318,6 +319,7 @@ void kit_close(kit_case *h)
     if (h == NULL) return;
     folio_kv_cache_destroy(h->cache);
     folio_attention_destroy(h->attention);
+    for (int i = 0; i < 2; i++) folio_rotary_destroy(h->rotary[i]);
     for (int i = 0; i < 4; i++) kit_free(h->memory[i]);
     for (int64_t i = 0; i < h->num_states; i++) {
         free(h->states[i].blocks[0]);
@@ -394,6 +396,18 @@ static void tensor_fill(const kit_case *h, const step_tensor *t, int32_t tensor,
     }
 }
 
+/* With rotary_before, a sequence's rows of q or k: as a pass of its own would rotate them. */
+static void turn_rows(const kit_case *h, const step *st, const step_tensor *t, int64_t seq)
+{
+    if (!h->spec.rotary_before) return;
+    for (int64_t row = st->row_start[seq]; row < st->row_start[seq + 1]; row++)
+        for (int64_t head = 0; head < t->heads; head++)
+            kit_rotate_stored(
+                h, t->dtype,
+                kit_row_position(h, &st->seqs[seq], st->type, row - st->row_start[seq]), t->data,
+                step_at(t, row, head));
+}
+
 static void step_shape(const kit_case *h, step *st)
 {
     int64_t encoder_tokens = 0, query_tokens = 0, longest = 1;
@@ -449,11 +463,13 @@ static void step_fill(const kit_case *h, step *st)
         int64_t id = kit_seq_id(st->seqs, i), context = seq->seq_len - seq->query_len;
         tensor_fill(h, &st->q, encoder_q ? KIT_ENCODER_Q : KIT_Q, id, encoder_q ? 0 : context,
                     st->row_start[i], st->row_start[i + 1] - st->row_start[i]);
+        turn_rows(h, st, &st->q, i);
         if (type_is_cached(st->type) && seq->slots_ignored) continue;
         int64_t from = encoder_kv ? 0 : context, to = st->new_row_start[i];
         int64_t count = st->new_row_start[i + 1] - to;
         tensor_fill(h, &st->k, encoder_kv ? KIT_ENCODER_K : KIT_K, id, from, to, count);
         tensor_fill(h, &st->v, encoder_kv ? KIT_ENCODER_V : KIT_V, id, from, to, count);
+        turn_rows(h, st, &st->k, i);
     }
 }
 

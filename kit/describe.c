@@ -46,6 +46,10 @@ static void say_options(line *l, const kit_spec *s)
     if (s->bias_hidden > 0) say(l, " (%g hidden)", s->bias_hidden);
     if (s->amplitude > 0) say(l, ", q * %g", s->amplitude);
     if (s->nan_from > 0) say(l, ", NaN from token %lld on", (long long)s->nan_from);
+    if (s->rotary)
+        say(l, ", rotary %s [%d, %d)%s", s->rotary_pairing ? "pairs" : "halves",
+            (int)s->rotary_first, (int)(s->rotary_first + s->rotary),
+            s->positions ? " at given positions" : "");
     if (s->offset > 0) say(l, ", %lld past alignment", (long long)s->offset);
     for (size_t i = 0; i < sizeof flags / sizeof flags[0]; i++)
         if (flags[i].on) say(l, ", %s", flags[i].name);

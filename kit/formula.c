@@ -98,6 +98,10 @@ static bool load_keys(kit_case *h, const step *st, int64_t seq, bool single, key
     if (cached > 0 && !unpack_keys(h, state, cross, cached, single, out)) return false;
     direct_keys(&st->k, st->new_row_start[seq], cached, keys, out->k);
     if (!h->spec.v_in_k) direct_keys(&st->v, st->new_row_start[seq], cached, keys, out->v);
+    for (int64_t j = cached; h->spec.rotary && !h->spec.rotary_before && j < keys; j++)
+        for (int64_t head = 0; head < heads; head++)
+            kit_rotate(h, st->k.dtype, kit_row_position(h, s, st->type, j - cached),
+                       out->k + (j * heads + head) * h->spec.k_head_size);
     return true;
 }
 
@@ -233,6 +237,9 @@ static void attend_seq(row_job job, kit_result *r)
             job.head = head;
             for (int64_t d = 0; d < size; d++)
                 job.q[d] = kit_load(st->q.dtype, st->q.data, step_at(&st->q, row, head) + d);
+            if (job.h->spec.rotary && !job.h->spec.rotary_before)
+                kit_rotate(job.h, st->q.dtype,
+                           kit_row_position(job.h, &st->seqs[seq], st->type, job.row), job.q);
             row_attend(&job, r->out + (row * r->heads + head) * r->head_size,
                        r->lse + row * r->heads + head);
         }

@@ -72,6 +72,11 @@ typedef struct kit_spec {
     int64_t offset;   /* numbers by which q, k, v, out and lse begin past an aligned address */
     int64_t nan_from; /* K and V of this token and all after it are NaN; 0: of none */
     bool v_in_k; /* latent attention: V is the first numbers of K; v_scale counts for nothing */
+    int32_t rotary; /* dims of q and k that rotate, by theta 10000; 0: none */
+    int32_t rotary_first;
+    folio_rotary_pairing rotary_pairing;
+    bool positions;     /* of rotary: given with each call, in no order */
+    bool rotary_before; /* the kit rotates q and k itself, before it hands them over */
     kit_table table;
 } kit_spec;
 

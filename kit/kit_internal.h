@@ -28,7 +28,9 @@ struct kit_case {
     int64_t num_free;
     seq_state *states;
     int64_t num_states;
-    char kernel[128]; /* as kit_plan_info found it */
+    char kernel[128];        /* as kit_plan_info found it */
+    folio_rotary *rotary[2]; /* the host's and the device's, once asked for */
+    int64_t num_positions;
 };
 
 /* [tokens][heads][size] with the strides of the case. */
@@ -72,6 +74,20 @@ folio_batch *kit_batch_make(kit_case *h, folio_context *ctx, const kit_seq *seqs
 /* Rows and keys of a sequence in a type; a padding sequence sees none. */
 int64_t kit_seq_rows(const kit_seq *s, folio_attention_type type);
 int64_t kit_seq_keys(const kit_seq *s, folio_attention_type type);
+
+/* Rotary embedding: of a token, and of row i of a sequence. */
+int64_t kit_token_position(const kit_case *h, int64_t token);
+int64_t kit_row_position(const kit_case *h, const kit_seq *s, folio_attention_type type, int64_t i);
+/* Of all rows of a step; NULL: they are not given. kit_free it. */
+int64_t *kit_row_positions(const kit_case *h, const step *st);
+/* Where this context can use it; NULL: the case has none, or it was refused. Belongs to the case. */
+folio_rotary *kit_rotary(kit_case *h, folio_context *ctx);
+void kit_rotary_open(kit_case *h, const kit_seq *seqs, int64_t num_seqs);
+/* A row of numbers of a type, by the formula. */
+void kit_rotate(const kit_case *h, folio_dtype dtype, int64_t position, double *x);
+/* The same of the row that begins at data[at]. */
+void kit_rotate_stored(const kit_case *h, folio_dtype dtype, int64_t position, void *data,
+                       int64_t at);
 
 /* Are K and V of the key NaN? With hidden_nan it is one that the bias hides from every row. */
 bool kit_is_hidden(const kit_case *h, int64_t id, int64_t key);

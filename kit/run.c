@@ -31,25 +31,37 @@ static folio_tensor kv_rows(const kit_case *h, int32_t tensor, folio_dtype dtype
     return (folio_tensor){.data = data, .dtype = dtype, .tokens = count};
 }
 
-/* Stores a sequence's tokens up to `upto`, as an engine would have in earlier steps. */
-static bool store_tokens(kit_case *h, seq_state *state, int cross, int64_t upto)
+/* Stores a sequence's tokens up to `upto`, as an engine would have in earlier steps. shift: of their positions. */
+static bool store_tokens(kit_case *h, seq_state *state, int cross, int64_t upto, int64_t shift)
 {
     int64_t from = state->stored[cross], count = upto - from;
     if (count <= 0) return true;
     const kit_spec *s = &h->spec;
     int64_t *slots = kit_alloc((size_t)count, sizeof *slots);
-    for (int64_t i = 0; i < count; i++) slots[i] = kit_slot(h, state, cross, from + i);
+    int64_t *positions = kit_alloc((size_t)count, sizeof *positions);
+    for (int64_t i = 0; i < count; i++) {
+        slots[i] = kit_slot(h, state, cross, from + i);
+        positions[i] = kit_token_position(h, from + i) + shift;
+    }
     folio_kv_write write =
         FOLIO_WITH(folio_kv_write, .slots = slots, .k_scale = s->k_scale, .v_scale = s->v_scale);
+    if (s->rotary && !s->rotary_before && !cross) {
+        write.rotary = kit_rotary(h, h->ctx);
+        write.positions = positions;
+    }
     write.k = kv_rows(h, cross ? KIT_ENCODER_K : KIT_K, s->k_dtype, state->id, from, count,
                       s->k_head_size);
     if (!s->v_in_k)
         write.v = kv_rows(h, cross ? KIT_ENCODER_V : KIT_V, s->v_dtype, state->id, from, count,
                           s->v_head_size);
+    for (int64_t i = 0; s->rotary_before && i < count * s->num_kv_heads; i++)
+        kit_rotate_stored(h, s->k_dtype, positions[i / s->num_kv_heads], write.k.data,
+                          i * s->k_head_size);
     folio_status status = kit_wait(h, folio_kv_cache_write(h->cache, s->layer, &write, NULL));
     kit_free(write.k.data);
     kit_free(write.v.data);
     kit_free(slots);
+    kit_free(positions);
     if (status != FOLIO_OK) return kit_refused("cache write", status);
     state->stored[cross] = upto;
     return true;
@@ -68,7 +80,9 @@ static bool store_contexts(kit_case *h, folio_attention_type type, const kit_seq
         bool stored_here = h->spec.no_write || s->slots_ignored;
         if (all == 0) continue;
         seq_state *state = kit_state(h, kit_seq_id(seqs, i));
-        if (!store_tokens(h, state, cross, stored_here ? all : context)) return false;
+        bool shifted = s->positions_given && !h->spec.positions && !cross;
+        int64_t shift = shifted ? s->first_query_pos - context : 0;
+        if (!store_tokens(h, state, cross, stored_here ? all : context, shift)) return false;
     }
     return true;
 }
@@ -202,6 +216,9 @@ static bool run_plan(kit_case *h, folio_context *ctx, const folio_plan *plan, co
     folio_tensors t = FOLIO_WITH(
         folio_tensors, .q = kit_tensor_of(&st->q), .out = kit_tensor_of(&out), .slopes = st->slopes,
         .sinks = st->sinks, .bias = st->bias, .k_scale = s->k_scale, .v_scale = s->v_scale);
+    int64_t *positions = kit_row_positions(h, st);
+    t.rotary = kit_rotary(h, ctx);
+    t.positions = positions;
     if (s->in_place && out_dtype == st->q.dtype && out.bytes == st->q.bytes) {
         memcpy(out.allocation, st->q.allocation, out.bytes);
         t.q = t.out;
@@ -230,6 +247,7 @@ static bool run_plan(kit_case *h, folio_context *ctx, const folio_plan *plan, co
         ok = drain(&out, "out", result->bits, result->out);
         if (!s->no_lse) ok = drain(&lse, "lse", result->lse_bits, result->lse) && ok;
     }
+    kit_free(positions);
     kit_free(out.allocation);
     kit_free(lse.allocation);
     return ok;

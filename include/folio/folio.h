@@ -14,6 +14,7 @@
  *     folio_batch     one step's sequences: lengths and block tables
  *     folio_plan      limits, schedule and workspace: created once, updated with each step's batch,
  *                     used by every layer
+ *     folio_rotary    cosines and sines of a rotary embedding, for layers that have one
  *
  * Words. A layer is numbered within its cache, from 0 on. A block holds `block_size` consecutive
  * tokens of a sequence, in every layer of the cache. A slot is the place of one token in a cache:
@@ -42,8 +43,8 @@
  * a call that hands out a transfer. From version 0.3 on, names do not change.
  *
  * Threads. folio_last_error is per thread.
- *   - Contexts, attentions and queries (folio_backend_*, folio_kv_cache_get_shape): any number of
- *     threads at once. So a caller's allocator may be called by several threads at once.
+ *   - Contexts, attentions, rotaries and queries (folio_backend_*, folio_kv_cache_get_shape): any
+ *     number of threads at once. So a caller's allocator may be called by several threads at once.
  *   - A batch: one thread at a time, also in folio_batch_get_view. Once it is filled, any number of
  *     threads may run plans updated with it and read folio_batch_get_info. A view does not make a
  *     plan out of date.
@@ -61,11 +62,12 @@
  *
  * Lifetimes. Objects may be destroyed in any order: an object keeps alive what it needs. A context
  * lives as long as anything made from it, an attention as long as a plan lists it, a batch as long
- * as it is the last one a plan was updated with. Destroy each object once, and do not use it
- * afterwards. Every destroy takes NULL. What you lend to the library must outlive its last user: the
- * memory of a wrapped cache must outlive the cache and its pools; an allocator, an executor and
- * their `user` pointers must outlive every object of the context. Memory from folio_memory_create
- * is not an object: give it back before you destroy the context.
+ * as it is the last one a plan was updated with. A rotary must live until the calls that use it have
+ * returned. Destroy each object once, and do not use it afterwards. Every destroy takes NULL. What you
+ * lend to the library must outlive its last user: the memory of a wrapped cache must outlive the cache
+ * and its pools; an allocator, an executor and their `user` pointers must outlive every object of the
+ * context. Memory from folio_memory_create is not an object: give it back before you destroy the
+ * context.
  *
  * folio_pool.h manages the blocks of a cache.
  */
@@ -475,6 +477,69 @@ FOLIO_API folio_status folio_kv_cache_get_view(const folio_kv_cache *cache, int3
                                            folio_kv_cache_view *view);
 
 /* ---------------------------------------------------------------------------------------------- */
+/* Rotary embedding                                                                                */
+/* ---------------------------------------------------------------------------------------------- */
+
+typedef struct folio_rotary folio_rotary;
+
+/** Which two numbers of a row turn together, n = num_dims, counted from first_dim on. */
+typedef enum folio_rotary_pairing {
+    FOLIO_ROTARY_HALVES = 0, /* i and i + n/2: GPT-NeoX, Llama, Qwen */
+    FOLIO_ROTARY_PAIRS = 1   /* 2i and 2i + 1: GPT-J, DeepSeek       */
+} folio_rotary_pairing;
+
+/** What makes the frequencies of a model that was stretched, f_i = theta^(-2i/n). s is `factor`. */
+typedef enum folio_rotary_scaling {
+    FOLIO_ROTARY_SCALE_NONE = 0,   /* f_i                                                          */
+    FOLIO_ROTARY_SCALE_LINEAR = 1, /* f_i / s                                                      */
+    FOLIO_ROTARY_SCALE_NTK = 2,    /* theta becomes theta * s^(n / (n - 2)). For a dynamic one, set */
+                                   /* s for the length at hand                                     */
+    FOLIO_ROTARY_SCALE_YARN = 3,   /* f_i / s for slow pairs, f_i for fast ones, a ramp between    */
+    FOLIO_ROTARY_SCALE_LLAMA3 = 4  /* the same with another ramp                                   */
+} folio_rotary_scaling;
+
+/**
+ * Pair i of a row at position p turns by the angle a = p * f_i:
+ *
+ *     x' = x * cos(a) - y * sin(a)
+ *     y' = y * cos(a) + x * sin(a)
+ *
+ * Angles, cosines and sines are computed in float64 and kept as f32. Products and sums are rounded to
+ * f32 one by one, results to the tensor's own dtype: the same bits on every backend, and as if a
+ * separate pass had rotated q and k before. Dims outside [first_dim, first_dim + num_dims) stay.
+ *
+ * One of three gives the angles: cos and sin; or frequencies; or theta with a scaling. All arrays lie
+ * in host memory and are copied.
+ */
+typedef struct folio_rotary_desc {
+    size_t struct_size;
+    int32_t num_dims;  /* n: even, 2..65536                                                       */
+    int32_t first_dim; /* of q's and k's head                                                     */
+    folio_rotary_pairing pairing;
+    folio_rotary_scaling scaling;
+    int64_t num_positions;     /* rows of the table, 1..2^31 - 1: positions are below it          */
+    const float *cos, *sin;    /* [num_positions][n/2], finite; both or neither                   */
+    const double *frequencies; /* [n/2] f_i, finite; NULL: by theta                               */
+    double theta;              /* > 1; 0: 10000                                                   */
+    double factor;             /* s > 0; every scaling but NONE needs it, NONE ignores it         */
+    int64_t original_len;      /* YARN, LLAMA3: tokens the model was trained for; >= 1            */
+    double low_freq_factor;    /* LLAMA3; 0: 1                                                    */
+    double high_freq_factor;   /* LLAMA3, above low_freq_factor; 0: 4                             */
+    double beta_fast;          /* YARN: turns within original_len of a fast pair; 0: 32           */
+    double beta_slow;          /* YARN: of a slow pair, below beta_fast; 0: 1                     */
+    int32_t exact_bounds;      /* YARN: 1: the ramp's ends are not rounded to whole pairs         */
+    double magnitude;          /* cos and sin are multiplied with it; 0: 1, or with YARN          */
+                               /* 0.1 * ln(s) + 1 where s > 1                                     */
+} folio_rotary_desc;
+
+/** Makes the table, num_positions * num_dims * 4 bytes where the context's tensors lie.
+ * @return FOLIO_OK; ERR_ARGUMENT; ERR_MEMORY; ERR_DEVICE. */
+FOLIO_API folio_status folio_rotary_create(folio_context *ctx, const folio_rotary_desc *desc,
+                                           folio_rotary **out);
+/** On a device it waits for the kernels that use the table. */
+FOLIO_API void folio_rotary_destroy(folio_rotary *rotary);
+
+/* ---------------------------------------------------------------------------------------------- */
 /* Tensors and running                                                                             */
 /* ---------------------------------------------------------------------------------------------- */
 
@@ -547,8 +612,12 @@ typedef struct folio_bias {
  * q and out have the attention's dtype (on the reference backend out may be F64). k and v are F32,
  * F16 or BF16, whatever q is; a cache that stores them rounds them to its own dtype.
  *
- * Host backends check slopes and sinks. A device does not: a head with a bad slope or sink gets NaN
- * or zeros, and the other heads are right.
+ * Host backends check slopes, sinks and positions. A device does not: a head with a bad slope or sink
+ * gets NaN or zeros, and the other heads are right. A row with a bad position gets NaN in the dims that
+ * rotate, in q and in k, and so do rows that see its key. Positions of a batch in host memory are
+ * checked on every backend.
+ *
+ * With rotary, q is rotated on its way in, and k before it is stored or read. Not in cross attention.
  */
 typedef struct folio_tensors {
     size_t struct_size;
@@ -566,6 +635,10 @@ typedef struct folio_tensors {
     float k_scale; /* k = stored * k_scale; finite, > 0; 0: 1. Used with FP8 caches only      */
     float v_scale; /* v_in_k: 0, because k_scale is V's too; the same in the calls below      */
     uint32_t flags; /* 0 or FOLIO_KV_APPEND                                                   */
+    const folio_rotary *rotary; /* of a context of the same kind; NULL: none                   */
+    const int64_t *positions;   /* [rows of q] for rotary only, each in [0, num_positions),    */
+                                /* padding excepted. Row i of k has that of row i of q.        */
+                                /* NULL: the batch's, as in folio_batch_view                   */
 } folio_tensors;
 
 /** Copies bytes between any two places, host or device, in the order of run's stream. If bytes is 0,
@@ -591,6 +664,9 @@ typedef struct folio_kv_write {
                           /* no slot twice                                                */
     float k_scale;        /* FP8: stored = x / k_scale rounded; 0: 1                      */
     float v_scale;
+    const folio_rotary *rotary; /* rotates k before it is stored, as a forward does; NULL: none */
+    const int64_t *positions;   /* [k.tokens] in host memory, each in [0, num_positions) where   */
+                                /* the slot is not -1; needed with rotary                       */
 } folio_kv_write;
 
 /**
@@ -1021,6 +1097,8 @@ typedef struct folio_attend_args {
     const float *sinks;
     float k_scale;
     float v_scale;
+    const folio_rotary *rotary;
+    const int64_t *positions;
 } folio_attend_args;
 
 /**

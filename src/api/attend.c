@@ -103,9 +103,10 @@ static folio_status make_plan(one_step *o)
 static folio_status run_layer(one_step *o)
 {
     const folio_attend_args *a = &o->a;
-    folio_tensors t = FOLIO_WITH(folio_tensors, .q = a->q, .k = a->k, .v = a->v, .out = a->out,
-                                 .lse = a->lse, .slopes = a->slopes, .sinks = a->sinks,
-                                 .k_scale = a->k_scale, .v_scale = a->v_scale);
+    folio_tensors t =
+        FOLIO_WITH(folio_tensors, .q = a->q, .k = a->k, .v = a->v, .out = a->out, .lse = a->lse,
+                   .slopes = a->slopes, .sinks = a->sinks, .k_scale = a->k_scale,
+                   .v_scale = a->v_scale, .rotary = a->rotary, .positions = a->positions);
     return folio_attention_forward(o->plan, 0, FOLIO_ATTENTION_DECODER, a->cache, a->layer, &t,
                                    &o->run);
 }

@@ -3,6 +3,7 @@
 #include "api/plan.h"
 #include "cache/kv_cache.h"
 #include "core/dtype.h"
+#include "core/rotary.h"
 #include "core/tensor.h"
 
 #include <math.h>
@@ -200,6 +201,44 @@ static folio_status check_bias(const folio_plan *plan, folioi_call *call)
     return FOLIO_OK;
 }
 
+/* Every row's position in the rotary's table; a device's own array is not looked at. */
+static folio_status check_positions(const folio_plan *plan, const folioi_call *call)
+{
+    const folioi_plan_facts *f = &plan->facts[call->type];
+    const int64_t *given = call->tensors.positions;
+    int64_t limit = call->rotation.num_positions;
+    REQUIRE_ALIGNED(given, "positions");
+    if (given == NULL) {
+        REQUIRE(f->low_pos >= 0, "seq %lld: position %lld is negative, and rotary has no such",
+                (long long)f->low_seq, (long long)f->low_pos);
+        REQUIRE(f->high_pos < limit, "seq %lld: position %lld is outside [0, %lld), the rotary's",
+                (long long)f->high_seq, (long long)f->high_pos, (long long)limit);
+        return FOLIO_OK;
+    }
+    if (plan->shape.ctx->memory != NULL) return FOLIO_OK;
+    for (int64_t i = 0; i < call->batch->num_seqs; i++) {
+        folioi_rows r = folioi_batch_rows(call->batch, i, call->type);
+        for (int64_t row = r.query_row; r.key_len > 0 && row < r.query_row + r.query_len; row++)
+            REQUIRE(given[row] >= 0 && given[row] < limit,
+                    "positions[%lld] = %lld is outside [0, %lld), the rotary's", (long long)row,
+                    (long long)given[row], (long long)limit);
+    }
+    return FOLIO_OK;
+}
+
+static folio_status check_rotary(const folio_plan *plan, folioi_call *call)
+{
+    const folio_tensors *t = &call->tensors;
+    REQUIRE(t->rotary != NULL || t->positions == NULL, "positions are given without rotary");
+    if (t->rotary == NULL) return FOLIO_OK;
+    if (call->type == FOLIO_ATTENTION_ENCODER_DECODER)
+        FAIL(FOLIO_ERR_UNSUPPORTED,
+             "cross attention has no rotary embedding: a key has no position there");
+    TRY(folioi_rotary_check(t->rotary, plan->shape.ctx, call->attention->k_head_size));
+    call->rotation = t->rotary->rotation;
+    return check_positions(plan, call);
+}
+
 static folio_status check_options(const folio_plan *plan, folioi_call *call)
 {
     folio_tensors *t = &call->tensors;
@@ -218,12 +257,13 @@ static folio_status check_options(const folio_plan *plan, folioi_call *call)
                 (double)t->sinks[h]);
     TRY(folioi_scales_resolve(call->attention->kv_dtype, call->attention->v_in_k, &t->k_scale,
                               &t->v_scale));
+    TRY(check_rotary(plan, call));
     return check_bias(plan, call);
 }
 
 /* What a call writes, then what it reads. */
 enum { OUT, LSE, WORKSPACE, NUM_WRITTEN };
-enum { Q = NUM_WRITTEN, K, V, SLOPES, SINKS, BIAS, END_READ, CACHE = END_READ };
+enum { Q = NUM_WRITTEN, K, V, SLOPES, SINKS, BIAS, POSITIONS, END_READ, CACHE = END_READ };
 enum { NUM_PLACES = CACHE + 4 };
 
 static folioi_place place_of(const char *name, const void *p, int64_t bytes)
@@ -252,6 +292,8 @@ static void find_places(const folioi_call *call, size_t workspace_size,
     places[SLOPES] = place_of("slopes", t->slopes, heads_bytes);
     places[SINKS] = place_of("sinks", t->sinks, heads_bytes);
     places[BIAS] = place_of("bias", t->bias.data, bias_bytes(&t->bias));
+    places[POSITIONS] =
+        place_of("positions", t->positions, call->num_rows * (int64_t)sizeof *t->positions);
     places[CACHE] = place_of("the cache's K", l->k, f->k.bytes);
     places[CACHE + 1] = place_of("the cache's V", l->v, f->v.bytes);
     places[CACHE + 2] = place_of("the cache's k_scales", l->k_scales, f->k_scales.bytes);

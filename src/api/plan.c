@@ -192,6 +192,10 @@ static folioi_plan_facts find_facts(const folio_batch *batch, folio_attention_ty
         if (r.context_len > 0) f.with_context = i;
         if (r.key_len > 0 && r.blocks == NULL) f.without_table = i;
         if (r.context_len > 0 && r.blocks == NULL) f.context_without_table = i;
+        if (r.key_len == 0 || r.query_len == 0) continue;
+        int64_t first = r.first_query_pos, last = first + r.query_len - 1;
+        if (first < f.low_pos) f.low_pos = first, f.low_seq = i;
+        if (last > f.high_pos) f.high_pos = last, f.high_seq = i;
     }
     return f;
 }

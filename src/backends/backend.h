@@ -31,6 +31,7 @@ typedef struct folioi_call {
     bool append; /* the cache holds the context only                                     */
     folioi_kv_layer layer;
     folio_tensors tensors;
+    folioi_rotation rotation; /* of q and of new rows of k */
     bool stores; /* k and v go to the cache first                                           */
     const int64_t *slots; /* where, [num_slots]; NULL: none do, or only the device knows          */
     int64_t num_slots;
@@ -39,6 +40,22 @@ typedef struct folioi_call {
     bool foreign_workspace; /* the caller's: whatever it holds */
     void *stream; /* of the device; NULL: its default, and on host backends              */
 } folioi_call;
+
+/** k and v of the call, to be stored. */
+static inline folioi_kv_tensors call_new_rows(const folioi_call *call)
+{
+    const folio_tensors *t = &call->tensors;
+    folioi_kv_tensors rows = {t->k, t->v, t->k_scale, t->v_scale, call->rotation, t->positions};
+    if (rows.positions == NULL && call->batch != NULL) rows.positions = call->batch->positions.data;
+    return rows;
+}
+
+/** The position by which row i of a sequence rotates, in q and in k. */
+static inline int64_t call_position(const folioi_call *call, const folioi_rows *rows, int64_t i)
+{
+    const int64_t *given = call->tensors.positions;
+    return given != NULL ? given[rows->query_row + i] : rows->first_query_pos + i;
+}
 
 /** One question to `supports`, with defaults filled in. */
 typedef struct folioi_request {

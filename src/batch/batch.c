@@ -26,6 +26,7 @@ static folio_status reserve_all(folio_batch *b, int64_t seqs, int64_t tokens, in
 {
     TRY(reserve(b, &b->seqs, seqs, sizeof(folioi_seq), "batch sequences"));
     TRY(reserve(b, &b->slots, tokens, sizeof(int64_t), "batch slots"));
+    TRY(reserve(b, &b->positions, tokens, sizeof(int64_t), "batch positions"));
     TRY(reserve(b, &b->blocks, blocks, sizeof(int32_t), "batch blocks"));
     TRY(reserve(b, &b->cross_slots, encoder_tokens, sizeof(int64_t), "batch cross slots"));
     TRY(reserve(b, &b->cross_blocks, cross_blocks, sizeof(int32_t), "batch cross blocks"));
@@ -86,6 +87,7 @@ void folio_batch_destroy(folio_batch *batch)
     folioi_array_free(&a, &batch->taken);
     folioi_array_free(&a, &batch->seqs);
     folioi_array_free(&a, &batch->slots);
+    folioi_array_free(&a, &batch->positions);
     folioi_array_free(&a, &batch->blocks);
     folioi_array_free(&a, &batch->cross_slots);
     folioi_array_free(&a, &batch->cross_blocks);
@@ -258,6 +260,8 @@ static folio_status append(folio_batch *b, const folio_batch_seq *s, int64_t nb,
     };
     fill_slots((int64_t *)b->slots.data + b->num_query_tokens, s->query_len,
                padding ? NULL : s->slots, q->has_table ? table : NULL, context_len, bs);
+    int64_t *positions = (int64_t *)b->positions.data + b->num_query_tokens;
+    for (int64_t k = 0; k < s->query_len; k++) positions[k] = q->first_query_pos + k;
     fill_slots((int64_t *)b->cross_slots.data + b->num_encoder_tokens, s->encoder_new_len,
                s->cross_slots, q->has_cross_table ? cross : NULL, 0, bs);
     b->num_seqs++;

@@ -55,6 +55,7 @@ struct folio_batch {
     bool has_encoder_lens;
     folioi_array seqs;         /* folioi_seq [num_seqs]         */
     folioi_array slots;        /* int64_t [num_query_tokens]    */
+    folioi_array positions;    /* int64_t [num_query_tokens]    */
     folioi_array blocks;       /* int32_t [num_blocks]          */
     folioi_array cross_slots;  /* int64_t [num_encoder_tokens]  */
     folioi_array cross_blocks; /* int32_t [num_cross_blocks]    */

@@ -2,6 +2,7 @@
 #include "cache/kv_cache.h"
 #include "cache/kv_rows.h"
 #include "core/dtype.h"
+#include "core/rotary.h"
 #include "core/slotset.h"
 #include "core/tensor.h"
 
@@ -64,6 +65,26 @@ static folio_status last_writers(const folio_allocator *a, const int64_t *slots,
     return FOLIO_OK;
 }
 
+/* How k rotates on its way; positions lie beside the slots. */
+static folio_status take_rotary(const folio_kv_cache *cache, const folio_kv_write *w,
+                                folioi_kv_tensors *t)
+{
+    REQUIRE((w->rotary == NULL) == (w->positions == NULL) || w->k.tokens == 0,
+            "write: %s given without %s", w->rotary == NULL ? "positions are" : "rotary is",
+            w->rotary == NULL ? "rotary" : "positions");
+    if (w->rotary == NULL) return FOLIO_OK;
+    TRY(folioi_rotary_check(w->rotary, cache->ctx, cache->format.desc.k_head_size));
+    REQUIRE_ALIGNED(w->positions, "positions");
+    int64_t limit = w->rotary->rotation.num_positions;
+    for (int64_t i = 0; i < w->k.tokens; i++)
+        REQUIRE(w->slots[i] < 0 || (w->positions[i] >= 0 && w->positions[i] < limit),
+                "positions[%lld] = %lld is outside [0, %lld), the rotary's", (long long)i,
+                (long long)w->positions[i], (long long)limit);
+    t->rotation = w->rotary->rotation;
+    t->positions = w->positions;
+    return FOLIO_OK;
+}
+
 /* repeats: a slot may stand more than once, and its last token writes it. */
 static folio_status write_rows(folio_kv_cache *cache, int32_t layer, const folio_kv_write *write,
                                const folio_run *run, bool repeats)
@@ -74,7 +95,7 @@ static folio_status write_rows(folio_kv_cache *cache, int32_t layer, const folio
     STRUCT_IN(w, write, "folio_kv_write");
     TRY(folioi_run_in(cache->ctx, run, &r));
     const folio_kv_cache_desc *d = &cache->format.desc;
-    folioi_kv_tensors t = {w.k, w.v, w.k_scale, w.v_scale};
+    folioi_kv_tensors t = {.k = w.k, .v = w.v, .k_scale = w.k_scale, .v_scale = w.v_scale};
     TRY(folioi_scales_resolve(d->dtype, d->v_in_k, &t.k_scale, &t.v_scale));
     REQUIRE(t.k.data != NULL || t.k.tokens == 0, "k: data is NULL");
     REQUIRE(t.v.data != NULL || t.v.tokens == 0, "v: data is NULL");
@@ -83,6 +104,7 @@ static folio_status write_rows(folio_kv_cache *cache, int32_t layer, const folio
     else TRY(folioi_tensor_resolve(&t.v, "v", 0, d->num_kv_heads, d->v_head_size, t.k.tokens));
     TRY(check_numbers(cache, w.slots, t.k.tokens, 1, -1, num_slots(cache), repeats, "slots"));
     TRY(check_rows_apart(cache, &t.k, &t.v, false));
+    TRY(take_rotary(cache, &w, &t));
     folio_context *ctx = cache->ctx;
     folioi_array kept = {NULL, 0};
     folio_status status = FOLIO_OK;
@@ -146,9 +168,10 @@ folio_status folio_kv_cache_gather(const folio_kv_cache *cache, int32_t layer,
     TRY(check_rows_apart(cache, &g.k, &g.v, true));
     const folioi_device *device = cache->ctx->memory;
     if (device != NULL)
-        return device->gather(cache->ctx, &cache->layers[layer],
-                              &(folioi_kv_tensors){g.k, g.v, g.k_scale, g.v_scale}, g.slots,
-                              g.num_slots, r.stream);
+        return device->gather(
+            cache->ctx, &cache->layers[layer],
+            &(folioi_kv_tensors){.k = g.k, .v = g.v, .k_scale = g.k_scale, .v_scale = g.v_scale},
+            g.slots, g.num_slots, r.stream);
     folioi_kv_side k = kv_side(&cache->layers[layer], FOLIOI_K);
     folioi_kv_side v = kv_side(&cache->layers[layer], FOLIOI_V);
     if (g.k.data != NULL) gather_side(&k, d, &g.k, g.slots, g.k_scale);

@@ -1,7 +1,7 @@
 /* kv_rows.c: rows in and out of host memory, one number at a time: the portable form. */
 #include "cache/kv_rows.h"
 
-#include "core/dtype.h"
+#include "core/rotary.h"
 
 #include <math.h>
 #include <string.h>
@@ -70,6 +70,20 @@ static void write_token(const folioi_kv_side *side, const folioi_kv_share *share
     }
 }
 
+/* K of one token, rotated on its way. */
+static void write_rotated(const folioi_kv_side *k, const folioi_kv_share *share,
+                          const folioi_kv_tensors *t, int64_t row, int64_t block, int64_t token)
+{
+    float turned[FOLIOI_ROTARY_MAX_DIMS]; /* of k's dtype */
+    folio_tensor one = {turned, t->k.dtype, 1, 0, 0};
+    for (int32_t h = share->head_begin; h < share->head_end; h++) {
+        int64_t index = row * t->k.token_stride + h * t->k.head_stride;
+        const char *from = (const char *)t->k.data + index * (int64_t)folio_dtype_size(t->k.dtype);
+        folioi_rotate_row(turned, from, t->k.dtype, k->dims, &t->rotation, t->positions[row]);
+        write_token(k, &(folioi_kv_share){0, 1, h, h + 1}, &one, t->k_scale, 0, block, token);
+    }
+}
+
 void folioi_kv_write_rows(const folioi_kv_layer *layer, const folioi_kv_tensors *t,
                           const int64_t *slots, const folioi_kv_share *share)
 {
@@ -78,7 +92,8 @@ void folioi_kv_write_rows(const folioi_kv_layer *layer, const folioi_kv_tensors 
     for (int64_t i = share->begin; i < share->end; i++) {
         if (slots[i] < 0) continue;
         int64_t block = slots[i] / block_size, token = slots[i] % block_size;
-        write_token(&k, share, &t->k, t->k_scale, i, block, token);
+        if (t->rotation.table != NULL) write_rotated(&k, share, t, i, block, token);
+        else write_token(&k, share, &t->k, t->k_scale, i, block, token);
         if (kv_last_part(layer->format) == FOLIOI_V)
             write_token(&v, share, &t->v, t->v_scale, i, block, token);
     }

@@ -6,6 +6,7 @@
 #define FOLIOI_KV_ROWS_H
 
 #include "cache/kv_layout.h"
+#include "core/rotation.h"
 
 /** Numbers of any dtype at base[index .. index + n), as f32; and back, rounded to nearest even. */
 void folioi_load_row(float *dst, const void *base, folio_dtype dtype, int64_t index, int64_t n);
@@ -14,7 +15,9 @@ void folioi_store_row(void *base, folio_dtype dtype, int64_t index, const float 
 /** k and v with all strides resolved. */
 typedef struct folioi_kv_tensors {
     folio_tensor k, v;
-    float k_scale, v_scale; /* fp8 only, else 1 */
+    float k_scale, v_scale;   /* fp8 only, else 1 */
+    folioi_rotation rotation; /* of k's rows, on their way into the cache */
+    const int64_t *positions; /* [rows] of them; NULL on a device: the step's */
 } folioi_kv_tensors;
 
 /** Rows [begin, end) of kv heads [head_begin, head_end): what one worker stores at a time. */

@@ -50,6 +50,12 @@ static folio_status attention(const parents *p, bool bad, void **out)
     return folio_attention_create(p->ctx, bad ? NULL : &attention_desc, OUT(folio_attention));
 }
 
+static folio_status rotary(const parents *p, bool bad, void **out)
+{
+    return folio_rotary_create(p->ctx, GIVEN(folio_rotary_desc, .num_dims = 2, .num_positions = 1),
+                               OUT(folio_rotary));
+}
+
 static folio_status kv_cache(const parents *p, bool bad, void **out)
 {
     return folio_kv_cache_create(p->ctx, bad ? NULL : &cache_desc, OUT(folio_kv_cache));
@@ -175,6 +181,7 @@ static const struct {
     {"folio_context_create", context, true},
     {"folio_memory_create", memory, false},
     {"folio_attention_create", attention, false},
+    {"folio_rotary_create", rotary, false},
     {"folio_kv_cache_create", kv_cache, false},
     {"folio_kv_cache_wrap", kv_cache_wrap, false},
     {"folio_kv_cache_create_shared", kv_cache_shared, false},

@@ -105,7 +105,10 @@ TEST(pages, rows_come_back_as_they_were_written)
     CHECK_OK(folioi_kv_format_init(&c, true, &f));
     support_buffer memory = support_buffer_make((size_t)f.layer_bytes);
     folioi_kv_layer layer = {memory.data, (char *)memory.data + f.v.offset_bytes, NULL, NULL, &f};
-    folioi_kv_tensors t = {numbered(k, TOKENS, K, 1), numbered(v, TOKENS, V, 7000), 1.0f, 1.0f};
+    folioi_kv_tensors t = {.k = numbered(k, TOKENS, K, 1),
+                           .v = numbered(v, TOKENS, V, 7000),
+                           .k_scale = 1.0f,
+                           .v_scale = 1.0f};
     int64_t slots[TOKENS];
     for (int i = 0; i < TOKENS; i++) slots[i] = (i * 35 + 2) % (BLOCKS * 32);
     folioi_kv_write_rows(&layer, &t, slots, &(folioi_kv_share){0, TOKENS, 0, HEADS});

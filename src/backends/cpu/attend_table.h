@@ -21,7 +21,7 @@ static void fill_attend(folioi_cpu_kernels *table)
 #define X(name, kv, bf16_queries)                                                                  \
     if (bf16_queries || !DOT)                                                                      \
         table->attend[ATTEND_##name] = (folioi_attend_kernel){                                     \
-            JOIN(attend_##name##_, LEVEL), "attend_" #name "_" TEXT(LEVEL), LOAD_QUERIES};
+            JOIN(attend_##name##_, LEVEL), "attend_" #name "_" TEXT(LEVEL), LOAD_QUERIES, DOT};
 #include "backends/cpu/attend_instances.def"
 #undef X
 }

@@ -106,11 +106,9 @@ static void plan_describe(const void *state, int32_t attention, folio_attention_
 static folio_status forward(const folioi_call *call)
 {
     const cpu_plan *plan = call->plan_state;
-    const folio_tensors *t = &call->tensors;
+    folioi_kv_tensors rows = call_new_rows(call);
     if (call->slots != NULL)
-        folioi_cpu_write(call->shape->ctx, &call->layer,
-                         &(folioi_kv_tensors){t->k, t->v, t->k_scale, t->v_scale}, call->slots,
-                         call->num_slots, NULL);
+        folioi_cpu_write(call->shape->ctx, &call->layer, &rows, call->slots, call->num_slots, NULL);
     int64_t index = (int64_t)call->attention_index * FOLIO_NUM_ATTENTION_TYPES + (int)call->type;
     folioi_cpu_attend(call, &plan->schedules[index]);
     return FOLIO_OK;

@@ -111,7 +111,37 @@ static folioi_keys keys_of(const folioi_call *call, const folioi_rows *rows, int
         k.block_size = call->layer.format->desc.block_size;
         k.stored_len = call->append ? rows->context_len : rows->key_len;
     }
+    if (call->rotation.table != NULL) {
+        const folioi_cpu_kernels *kernels = call->shape->ctx->kernels;
+        k.rotate = kernels->rotate;
+        k.rotation = call->rotation;
+        k.positions = call->tensors.positions;
+        k.first_position = rows->first_query_pos;
+    }
     return k;
+}
+
+/* Rows of q, rotated: a strip of them at a time in what will be the scratch of K. */
+static void load_rotated(const work *w, const folioi_attend_kernel *kernel)
+{
+    const folioi_call *call = w->job->call;
+    const folio_attention_desc *a = call->attention;
+    const folio_tensor *q = &call->tensors.q;
+    int32_t group = a->num_heads / a->num_kv_heads, dims = a->k_head_size;
+    int64_t elem = (int64_t)folio_dtype_size(q->dtype), from[FOLIOI_STRIP_ROWS];
+    char *turned = (char *)w->s.k_tile;
+    for (int32_t first = 0; first < w->num_rows; first += FOLIOI_STRIP_ROWS) {
+        int32_t n = (int32_t)min_i64(w->num_rows - first, FOLIOI_STRIP_ROWS);
+        for (int32_t r = 0; r < n; r++) {
+            int64_t i = w->item->first_query + (first + r) / group;
+            from[r] = (int64_t)r * dims;
+            w->job->kernels->rotate(turned + from[r] * elem,
+                                    (const char *)q->data + w->s.q_at[first + r] * elem, q->dtype,
+                                    dims, &call->rotation, call_position(call, &w->rows, i));
+        }
+        kernel->load_queries(w->s.q + (int64_t)first * dims / (kernel->pairs ? 2 : 1), turned,
+                             q->dtype, from, n, dims);
+    }
 }
 
 /* Row r is query first_query + r / group under head kv_head * group + r % group. */
@@ -130,9 +160,10 @@ static void load_rows(const work *w)
         w->s.slopes[r] = t->slopes != NULL ? t->slopes[head] : 0.0f;
         w->s.bias_at[r] = t->bias.data != NULL ? bias_index(&t->bias, w->item->seq, head, i) : 0;
     }
-    const folioi_cpu_kernels *kernels = w->job->kernels;
-    kernels->attend[w->job->kernel].load_queries(w->s.q, t->q.data, t->q.dtype, w->s.q_at,
-                                                 w->num_rows, a->k_head_size);
+    const folioi_attend_kernel *kernel = &w->job->kernels->attend[w->job->kernel];
+    if (call->rotation.table != NULL) load_rotated(w, kernel);
+    else
+        kernel->load_queries(w->s.q, t->q.data, t->q.dtype, w->s.q_at, w->num_rows, a->k_head_size);
 }
 
 /* State of one split of a chain in the workspace. */

@@ -39,8 +39,23 @@ typedef struct folioi_keys {
     int32_t stored_len;
     float k_scale, v_scale; /* fp8 */
     folio_tensor new_k, new_v;
-    int64_t new_row; /* row of key stored_len */
+    int64_t new_row;          /* row of key stored_len */
+    folioi_rotate_fn *rotate; /* of rows of new_k, as they are read; NULL: they stay as they are */
+    folioi_rotation rotation;
+    const int64_t *positions; /* [rows] of them; NULL: from first_position on, new_row's */
+    int64_t first_position;
 } folioi_keys;
+
+/** One row of new_k, rotated, to `to` in its own type. */
+static inline void turn_row(const folioi_keys *keys, int64_t row, int32_t dims, void *to)
+{
+    const folio_tensor *t = &keys->new_k;
+    int64_t at = row * t->token_stride + keys->kv_head * t->head_stride;
+    int64_t position =
+        keys->positions != NULL ? keys->positions[row] : keys->first_position + row - keys->new_row;
+    keys->rotate(to, (const char *)t->data + at * (int64_t)folio_dtype_size(t->dtype), t->dtype,
+                 dims, &keys->rotation, position);
+}
 
 /** Stored keys [key, end) of a sequence that will be read soon: worth fetching ahead. */
 typedef struct folioi_soon {
@@ -87,6 +102,7 @@ typedef struct folioi_attend_kernel {
     /* Rows of q, row r from element from[r] on, in the order the kernel wants. */
     void (*load_queries)(float *to, const void *q, folio_dtype type, const int64_t *from,
                          int32_t rows, int32_t dims);
+    bool pairs; /* that order has two bf16 numbers in a float */
 } folioi_attend_kernel;
 
 typedef struct folioi_cpu_kernels {
@@ -95,6 +111,7 @@ typedef struct folioi_cpu_kernels {
     /* Stores a share of k and v in its slots, with the bits of folioi_kv_write_rows. */
     void (*write)(const folioi_kv_layer *layer, const folioi_kv_tensors *t, const int64_t *slots,
                   const folioi_kv_share *share);
+    folioi_rotate_fn *rotate; /* with the bits of folioi_rotate_row */
     /* A row of out: x * factor, rounded to its type. */
     void (*store_row)(void *out, folio_dtype type, int64_t index, const float *x, float factor,
                       int32_t dims);

@@ -26,6 +26,7 @@ typedef struct {
     const folio_tensor *given;
     float fp8_scale;
     int32_t dims;
+    bool rotates; /* rows that are given rotate as they are read */
 } key_source;
 
 INLINE void load_stored(float *dst, const folioi_kv_side *side, const folio_dtype kv, int64_t from)
@@ -152,6 +153,18 @@ INLINE void fetch_rows(const folioi_keys *keys, const key_source *s, int64_t ele
     }
 }
 
+/* A row of k as given, rotated in its own type, then as the other rows. */
+static void turn_given(const folioi_keys *keys, const key_source *s, int64_t row, folio_dtype type,
+                       float *made)
+{
+    uint16_t turned[sizeof no_row / sizeof *no_row];
+    if (type == s->given->dtype) turn_row(keys, row, s->dims, made);
+    else {
+        turn_row(keys, row, s->dims, turned);
+        folioi_load_row(made, turned, s->given->dtype, 0, s->dims);
+    }
+}
+
 /*
  * Rows of keys [key, key + n), zeros where nobody sees one: past n, or before a->begin, where blocks may be gone.
  * They are found where they lie if all have one type and `as_they_are`, else made in `wide`, `dims` floats apart.
@@ -175,6 +188,11 @@ static key_rows find_rows(const folioi_attend_args *a, const key_source *s, foli
         r.row[j] = (const char *)no_row;
         if (j >= n || i < a->begin) continue;
         if (!direct) r.row[j] = (const char *)made;
+        if (i >= keys->stored_len && s->rotates) {
+            turn_given(keys, s, keys->new_row + i - keys->stored_len, r.type, made);
+            r.row[j] = (const char *)made;
+            continue;
+        }
         if (i >= keys->stored_len) {
             const folio_tensor *t = s->given;
             int64_t from = (keys->new_row + i - keys->stored_len) * t->token_stride +

@@ -5,6 +5,7 @@
 #include "backends/cpu/vec_avx2.h"
 
 #include "backends/cpu/attend_split.h"
+#include "backends/cpu/rotate_body.h"
 #include "backends/cpu/write_avx2.h"
 #include "backends/cpu/write_body.h"
 
@@ -36,5 +37,6 @@ void folioi_cpu_fill_avx2(folioi_cpu_kernels *table)
     table->tanh = tanh_of;
     table->store_row = store_row;
     table->write = write_rows;
+    table->rotate = rotate_row;
 }
 #endif

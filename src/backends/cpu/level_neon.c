@@ -5,6 +5,7 @@
 #include "backends/cpu/vec_neon.h"
 
 #include "backends/cpu/attend_split.h"
+#include "backends/cpu/rotate_body.h"
 
 #define LEVEL neon
 #define ATTEND attend_split
@@ -21,5 +22,6 @@ void folioi_cpu_fill_neon(folioi_cpu_kernels *table)
     table->exp2 = exp2_of;
     table->tanh = tanh_of;
     table->store_row = store_row;
+    table->rotate = rotate_row;
 }
 #endif

@@ -32,6 +32,18 @@ static void load_new(float *dst, int64_t stride, const folio_tensor *t, int64_t 
     for (int32_t d = 0; d < dims; d++) dst[d * stride] = load_f32(t->data, t->dtype, from + d);
 }
 
+static void load_new_k(const folioi_attend_args *a, float *dst, int64_t row)
+{
+    const folioi_keys *keys = &a->keys;
+    folio_tensor t = keys->new_k;
+    if (keys->rotate != NULL) {
+        turn_row(keys, row, a->k_dims, a->wide);
+        t.data = a->wide;
+        t.token_stride = t.head_stride = 0;
+    }
+    load_new(dst, TILE, &t, row, keys->kv_head, a->k_dims);
+}
+
 /* Keys [begin, end) to k_tile [k_dims][TILE] and v_tile [TILE][v_dims], from column and row 0 on. */
 INLINE void load_tile(const folioi_attend_args *a, folio_dtype kv, int32_t begin, int32_t end)
 {
@@ -44,7 +56,7 @@ INLINE void load_tile(const folioi_attend_args *a, folio_dtype kv, int32_t begin
             load_stored(v, 1, &keys->v, kv, block, keys->kv_head, token, keys->v_scale);
         } else {
             int64_t row = keys->new_row + j - keys->stored_len;
-            load_new(k, TILE, &keys->new_k, row, keys->kv_head, a->k_dims);
+            load_new_k(a, k, row);
             load_new(v, 1, &keys->new_v, row, keys->kv_head, a->v_dims);
         }
     }
@@ -188,5 +200,6 @@ void folioi_cpu_fill_scalar(folioi_cpu_kernels *table)
     table->tanh = tanh_scalar;
     table->store_row = store_row_scalar;
     table->write = folioi_kv_write_rows;
+    table->rotate = folioi_rotate_row;
     table->fold = fold_scalar;
 }

@@ -252,8 +252,8 @@ static void load_sub(const folioi_attend_args *a, folio_dtype kv, const tile_pla
                      int32_t key, int32_t n, float *k, float *v, tile *t)
 {
     const folioi_keys *keys = &a->keys;
-    key_source ks = {&keys->k, &keys->new_k, keys->k_scale, a->k_dims};
-    key_source vs = {&keys->v, &keys->new_v, keys->v_scale, a->v_dims};
+    key_source ks = {&keys->k, &keys->new_k, keys->k_scale, a->k_dims, keys->rotate != NULL};
+    key_source vs = {&keys->v, &keys->new_v, keys->v_scale, a->v_dims, false};
     bool native = plan->packed && key + n <= keys->stored_len;
 #if defined(DOT_BF16)
     float *k_scale = t->k_scale + (key - t->t0), *v_scale = t->v_scale + (key - t->t0);

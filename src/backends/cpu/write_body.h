@@ -10,7 +10,9 @@
 #ifndef FOLIOI_WRITE_BODY_H
 #define FOLIOI_WRITE_BODY_H
 
+#include "backends/cpu/rotate_body.h"
 #include "backends/cpu/tile_load.h"
+#include "core/rotary.h"
 
 typedef uint32_t words __attribute__((vector_size(LANES * 4)));
 typedef uint16_t halves __attribute__((vector_size(LANES * 2)));
@@ -415,6 +417,29 @@ static void write_slots(const writer *w, const folioi_kv_share *share, int64_t r
     }
 }
 
+/* The same of K, whose rows rotate first: head by head, as many of them as have room. */
+static void write_rotated(const writer *w, const folioi_kv_tensors *t, const folioi_kv_share *share,
+                          int64_t row, int64_t n, int64_t block, int64_t token)
+{
+    _Alignas(64) char turned[sizeof(float) * FOLIOI_ROTARY_MAX_DIMS];
+    int32_t dims = w->side.dims;
+    int64_t bytes = dims * w->from_size, step = n * bytes <= (int64_t)sizeof turned ? n : 1;
+    folio_tensor rows = {turned, t->k.dtype, step, dims, 0};
+    writer one = *w;
+    one.from = &rows;
+    for (int32_t h = share->head_begin; h < share->head_end; h++) {
+        folioi_kv_share head = {0, step, h, h + 1};
+        for (int64_t i = 0; i < n; i += step) {
+            for (int64_t k = 0; k < step; k++) {
+                int64_t at = (row + i + k) * t->k.token_stride + h * t->k.head_stride;
+                rotate_row(turned + k * bytes, (const char *)t->k.data + at * w->from_size,
+                           t->k.dtype, dims, &t->rotation, t->positions[row + i + k]);
+            }
+            write_slots(&one, &head, 0, step, block, token + i);
+        }
+    }
+}
+
 /* Do the next 16 of n rows fill a sub-tile? */
 static bool fills_sub_tile(const int64_t *slots, int64_t n)
 {
@@ -435,7 +460,8 @@ static void write_rows(const folioi_kv_layer *layer, const folioi_kv_tensors *t,
         if (slots[i] < 0) continue;
         if (block_size % SUB == 0 && fills_sub_tile(slots + i, share->end - i)) n = SUB;
         int64_t block = slots[i] / block_size, token = slots[i] % block_size;
-        write_slots(&k, share, i, n, block, token);
+        if (t->rotation.table != NULL) write_rotated(&k, t, share, i, n, block, token);
+        else write_slots(&k, share, i, n, block, token);
         if (kv_last_part(layer->format) == FOLIOI_V) write_slots(&v, share, i, n, block, token);
     }
 }

@@ -80,6 +80,8 @@ typedef struct folioi_cuda_layer {
     int32_t append; /* others are rows of new_k and new_v */
     int32_t block_size;
     folioi_cuda_side k, v;
+    folioi_cuda_turns
+        turns; /* of q and of new_k, as they are read: the generic kernel alone does it */
 } folioi_cuda_layer;
 
 /** Are new rows that are read of q's type? Kernels on tensor cores read no others. */

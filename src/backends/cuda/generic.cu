@@ -4,6 +4,7 @@
  * slow. It computes in double precision: in f32, rows were up to 15 ulp off.
  */
 #include "backends/cuda/cuda_attend.h"
+#include "backends/cuda/step/row_position.h"
 #include "backends/cuda/warp.h"
 #include "core/dtype.h"
 #include "plan/key_range.h"
@@ -24,20 +25,6 @@ struct row {
     int64_t own;   /* the key whose position is its own */
 };
 
-/* The sequence that a row of q belongs to; -1: none, or one that was refused. */
-__device__ int32_t find_seq(const folioi_cuda_step &s, int64_t row)
-{
-    /* the last one that begins at or before it, and has rows */
-    int32_t low = 0, high = s.counts->num_seqs;
-    if (row >= s.counts->num_rows) return -1;
-    while (high - low > 1) {
-        int32_t middle = low + (high - low) / 2;
-        if (s.seqs[middle].query_row <= row) low = middle;
-        else high = middle;
-    }
-    return row - s.seqs[low].query_row < s.seqs[low].query_len ? low : -1;
-}
-
 /* Where the numbers of key j begin, of K or V, and how to read them. */
 struct key_place {
     const void *base;
@@ -46,6 +33,8 @@ struct key_place {
     float scale;
     const folioi_address *at; /* NULL: neighbours */
     int32_t token;
+    const folioi_rotation *rotation; /* NULL: as they are */
+    int64_t position;
 };
 
 __device__ key_place find_key(const row &r, bool v, int64_t j)
@@ -53,8 +42,14 @@ __device__ key_place find_key(const row &r, bool v, int64_t j)
     const folioi_cuda_layer &l = *r.l;
     if (!l.cached || (l.append && j >= r.seq.context_len)) {
         const folioi_cuda_rows &t = v ? l.new_v : l.new_k;
-        int64_t at = (r.seq.new_row + j - r.seq.context_len) * t.token + r.kv_head * t.head;
-        return {t.data, v ? l.new_v_dtype : l.new_k_dtype, at, 1.0f, nullptr, 0};
+        int64_t i = j - r.seq.context_len, row = r.seq.new_row + i;
+        int64_t at = row * t.token + r.kv_head * t.head;
+        key_place p = {t.data, v ? l.new_v_dtype : l.new_k_dtype, at, 1.0f, nullptr, 0, nullptr, 0};
+        if (v || l.turns.rotation.table == nullptr) return p;
+        p.rotation = &l.turns.rotation;
+        p.position =
+            l.turns.positions != nullptr ? l.turns.positions[row] : r.seq.first_query_pos + i;
+        return p;
     }
     const folioi_cuda_side &side = v ? l.v : l.k;
     int32_t key = (int32_t)j, token = key % l.block_size;
@@ -67,11 +62,15 @@ __device__ key_place find_key(const row &r, bool v, int64_t j)
             address_token(&side.at, block, r.kv_head, token),
             scale,
             address_has_rows(&side.at) ? nullptr : &side.at,
-            token};
+            token,
+            nullptr,
+            0};
 }
 
 __device__ double number(const key_place &p, int32_t d)
 {
+    if (p.rotation != nullptr)
+        return rotated_number(p.rotation, p.base, p.dtype, p.first, d, p.position);
     return load_f32(p.base, p.dtype,
                     p.first + (p.at != nullptr ? address_dim(p.at, p.token, d) : d));
 }
@@ -177,7 +176,7 @@ __global__ void __launch_bounds__(WARP *WARPS, 4)
     row r = {&l, &step};
     r.head = (int32_t)(unit % l.num_heads);
     r.kv_head = r.head / (l.num_heads / l.num_kv_heads);
-    r.seq_index = find_seq(step, at);
+    r.seq_index = find_seq(step.counts, step.seqs, at);
     if (only_padding && r.seq_index >= 0) return;
     state s = {-INFINITY, 0.0, false, {0}};
     if (r.seq_index >= 0) {
@@ -185,8 +184,11 @@ __global__ void __launch_bounds__(WARP *WARPS, 4)
         r.query = at - r.seq.query_row;
         r.own = r.seq.first_query_pos + r.query - r.seq.first_key_pos;
         double *q = queries[warp];
+        int64_t first = at * l.q.token + r.head * l.q.head,
+                position = r.seq.first_query_pos + r.query;
+        if (l.turns.positions != nullptr) position = l.turns.positions[at];
         for (int32_t d = lane; d < l.k_dims; d += WARP)
-            q[d] = load_f32(l.q.data, l.dtype, at * l.q.token + r.head * l.q.head + d);
+            q[d] = rotated_number(&l.turns.rotation, l.q.data, l.dtype, first, d, position);
         __syncwarp();
         folioi_range seen =
             range_around(r.own, r.seq.key_len, r.seq.causal != 0, l.window_left, l.window_right);

@@ -22,8 +22,10 @@ static double key_number(const keys *s, folioi_part part, int64_t j, int64_t d)
     bool stored = call->cached && (!call->append || j < s->rows.context_len);
     if (!stored) {
         const folio_tensor *t = part == FOLIOI_K ? &call->tensors.k : &call->tensors.v;
-        int64_t row = s->rows.new_row + j - s->rows.context_len;
-        return load_f32(t->data, t->dtype, tensor_index(t, row, s->kv_head) + d);
+        int64_t i = j - s->rows.context_len, at = tensor_index(t, s->rows.new_row + i, s->kv_head);
+        if (part == FOLIOI_V) return load_f32(t->data, t->dtype, at + d);
+        return rotated_number(&call->rotation, t->data, t->dtype, at, (int32_t)d,
+                              call_position(call, &s->rows, i));
     }
     folioi_kv_side side = kv_side(&call->layer, part);
     int64_t bs = call->layer.format->desc.block_size;
@@ -56,9 +58,10 @@ static double score(const keys *s, int64_t seq, int64_t i, int64_t j, int32_t h)
                         bias_index(&t->bias, seq, h, i) + j * t->bias.strides[3]);
     if (bias == -INFINITY) return -INFINITY;
     double x = 0.0;
+    int64_t q = tensor_index(&t->q, s->rows.query_row + i, h);
+    int64_t position = call_position(call, &s->rows, i);
     for (int32_t d = 0; d < a->k_head_size; d++)
-        x += (double)load_f32(t->q.data, t->q.dtype,
-                              tensor_index(&t->q, s->rows.query_row + i, h) + d) *
+        x += (double)rotated_number(&call->rotation, t->q.data, t->q.dtype, q, d, position) *
              key_number(s, FOLIOI_K, j, d);
     x *= a->scale;
     if (a->soft_cap > 0) x = a->soft_cap * tanh(x / a->soft_cap);
@@ -122,11 +125,9 @@ static folio_status write(const folio_context *ctx, const folioi_kv_layer *layer
 static folio_status forward(const folioi_call *call)
 {
     const folio_attention_desc *a = call->attention;
-    const folio_tensors *t = &call->tensors;
+    folioi_kv_tensors rows = call_new_rows(call);
     if (call->slots != NULL)
-        write(call->shape->ctx, &call->layer,
-              &(folioi_kv_tensors){t->k, t->v, t->k_scale, t->v_scale}, call->slots,
-              call->num_slots, NULL);
+        write(call->shape->ctx, &call->layer, &rows, call->slots, call->num_slots, NULL);
     for (int64_t seq = 0; seq < call->batch->num_seqs; seq++) {
         keys s = {call, folioi_batch_rows(call->batch, seq, call->type), 0};
         for (int64_t i = 0; i < s.rows.query_len; i++) {

@@ -40,13 +40,33 @@ static folioi_cuda_layer layer_of(const folioi_call *call)
     return l;
 }
 
-static folio_status store(const folioi_cuda_plan *p, const folioi_call *call)
+static folio_status store(const folioi_cuda_plan *p, const folioi_call *call,
+                          const folioi_cuda_turns *turns)
 {
-    const folio_tensors *t = &call->tensors;
-    folioi_kv_tensors kv = {t->k, t->v, t->k_scale, t->v_scale};
+    folioi_kv_tensors kv = call_new_rows(call);
     bool cross = call->type == FOLIO_ATTENTION_ENCODER_DECODER;
     const int64_t *slots = folioi_cuda_at(p, cross ? p->cross_slots : p->slots);
-    return folioi_cuda_store(call->shape->ctx, &call->layer, &kv, slots, t->k.tokens, call->stream);
+    return folioi_cuda_store(call->shape->ctx, &call->layer, &kv, slots, kv.k.tokens, turns,
+                             call->stream);
+}
+
+/*
+ * Kernels on tensor cores take q and keys as they lie. q goes to out, rotated, where out has the room: out may be q. Keys
+ * in the cache are rotated by then; new rows that are read as given are left to the generic kernel.
+ */
+static folio_status rotate_queries(const folioi_call *call, folioi_cuda_layer *l)
+{
+    if (l->k_dims != l->v_dims || !call->cached || call->append) return FOLIO_OK;
+    folioi_cuda_turned turned = {.from = l->q,
+                                 .to = l->out,
+                                 .dtype = l->dtype,
+                                 .num_heads = l->num_heads,
+                                 .dims = l->k_dims,
+                                 .num_rows = l->q_rows, /* of all batches that a graph may meet */
+                                 .turns = l->turns};
+    l->q = l->out;
+    l->turns = (folioi_cuda_turns){.positions = NULL};
+    return folioi_cuda_status(folioi_cuda_rotate_rows(&turned, call->stream), "kernel rotate_rows");
 }
 
 /*
@@ -134,7 +154,6 @@ static folio_status run(const folioi_call *call)
 {
     const folioi_cuda_plan *p = call->plan_state;
     bool cross = call->type == FOLIO_ATTENTION_ENCODER_DECODER;
-    if (call->stores) TRY(store(p, call));
     folioi_cuda_layer layer = layer_of(call);
     folioi_cuda_step step = {
         .counts = folioi_cuda_at(p, p->counts[call->type]),
@@ -142,9 +161,14 @@ static folio_status run(const folioi_call *call)
         .blocks = folioi_cuda_at(p, cross ? p->cross_blocks : p->blocks),
         .out_rows = call->tensors.out.tokens,
     };
+    layer.turns =
+        (folioi_cuda_turns){call->rotation, call->tensors.positions, step.counts, step.seqs};
+    if (call->stores) TRY(store(p, call, &layer.turns));
+    if (call->rotation.table != NULL) TRY(rotate_queries(call, &layer));
     const folioi_cuda_use *use = folioi_cuda_use_of(p, call->attention_index, call->type);
     folioi_cuda_run now = {&layer, &step, call->workspace, NULL, call->stream};
-    if (use->list >= 0 && is_taken(use, &p->lists[use->list], &layer))
+    if (layer.turns.rotation.table == NULL && use->list >= 0 &&
+        is_taken(use, &p->lists[use->list], &layer))
         return attend(p, call, use, &now);
     return folioi_cuda_status(folioi_cuda_generic(&now, false), "kernel generic");
 }

@@ -39,17 +39,18 @@ static folioi_cuda_moves moves_of(const folioi_kv_layer *layer, const folioi_kv_
             .dims = v ? d->v_head_size : d->k_head_size,
             .block_size = d->block_size,
         };
-        m->is_copy = is_copy(m);
+        m->is_copy = is_copy(m) && (v || t->rotation.table == NULL);
     }
     return moves;
 }
 
 folio_status folioi_cuda_store(const folio_context *ctx, const folioi_kv_layer *layer,
                                const folioi_kv_tensors *t, const int64_t *slots, int64_t num_slots,
-                               cudaStream_t stream)
+                               const folioi_cuda_turns *turns, cudaStream_t stream)
 {
     folioi_cuda_moves moves = moves_of(layer, t, slots, num_slots);
     if (kv_last_part(layer->format) == FOLIOI_K) moves.part[FOLIOI_V].rows.data = NULL;
+    moves.turns = *turns;
     moves.overlaps = device_of(ctx)->sm.overlaps;
     return folioi_cuda_status(folioi_cuda_store_rows(&moves, stream), "kernel store_rows");
 }
@@ -63,7 +64,16 @@ static folio_status gather(const folio_context *ctx, const folioi_kv_layer *laye
     return folioi_cuda_status(folioi_cuda_gather_rows(&moves, stream), "kernel gather_rows");
 }
 
-/* One of the two above with slots that are still on the host. */
+/* Rows of a cache call: positions were brought over with the slots. */
+static folio_status store(const folio_context *ctx, const folioi_kv_layer *layer,
+                          const folioi_kv_tensors *t, const int64_t *slots, int64_t num_slots,
+                          cudaStream_t stream)
+{
+    folioi_cuda_turns turns = {t->rotation, t->positions, NULL, NULL};
+    return folioi_cuda_store(ctx, layer, t, slots, num_slots, &turns, stream);
+}
+
+/* One of the two above with slots, and positions, that are still on the host. */
 typedef folio_status move_fn(const folio_context *ctx, const folioi_kv_layer *layer,
                              const folioi_kv_tensors *t, const int64_t *slots, int64_t num_slots,
                              cudaStream_t stream);
@@ -73,13 +83,18 @@ static folio_status with_slots(move_fn *move, const folio_context *ctx,
                                const int64_t *slots, int64_t num_slots, cudaStream_t stream)
 {
     int before;
-    void *on_device;
+    size_t bytes = (size_t)num_slots * sizeof *slots;
+    void *on_device, *positions = NULL;
+    folioi_kv_tensors there = *t;
     if (num_slots == 0) return FOLIO_OK;
     TRY(folioi_cuda_enter(ctx, &before));
-    folio_status status =
-        folioi_cuda_upload(slots, (size_t)num_slots * sizeof *slots, stream, &on_device);
+    folio_status status = folioi_cuda_upload(slots, bytes, stream, &on_device);
     if (status == FOLIO_OK) {
-        status = move(ctx, layer, t, on_device, num_slots, stream);
+        if (t->positions != NULL)
+            status = folioi_cuda_upload(t->positions, bytes, stream, &positions);
+        there.positions = positions;
+        if (status == FOLIO_OK) status = move(ctx, layer, &there, on_device, num_slots, stream);
+        if (positions != NULL) (void)cudaFreeAsync(positions, stream);
         (void)cudaFreeAsync(on_device, stream);
     }
     folioi_cuda_leave(ctx, before);
@@ -90,7 +105,7 @@ folio_status folioi_cuda_write(const folio_context *ctx, const folioi_kv_layer *
                                const folioi_kv_tensors *t, const int64_t *slots, int64_t num_slots,
                                void *stream)
 {
-    return with_slots(folioi_cuda_store, ctx, layer, t, slots, num_slots, stream);
+    return with_slots(store, ctx, layer, t, slots, num_slots, stream);
 }
 
 folio_status folioi_cuda_gather(const folio_context *ctx, const folioi_kv_layer *layer,

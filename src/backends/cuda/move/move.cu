@@ -2,6 +2,7 @@
 #include "backends/cuda/host/launch.h"
 #include "backends/cuda/instructions.h"
 #include "backends/cuda/move/cuda_move.h"
+#include "backends/cuda/step/row_position.h"
 #include "backends/cuda/stored_rows.h"
 #include "backends/cuda/warp.h"
 #include "core/dtype.h"
@@ -17,12 +18,13 @@ __device__ int64_t unit_index() { return ((int64_t)blockIdx.x * THREADS + thread
 unsigned blocks_for(int64_t units) { return (unsigned)ceil_div(units * WARP, THREADS); }
 
 /* max|x| / 127 over a row, NaN where one is NaN. */
-__device__ float int8_scale(const folioi_cuda_move &m, int64_t index)
+__device__ float int8_scale(const folioi_cuda_move &m, const folioi_rotation &r, int64_t index,
+                            int64_t position)
 {
     float largest = 0.0f;
     bool nan = false;
     for (int32_t d = threadIdx.x % WARP; d < m.dims; d += WARP) {
-        float x = fabsf(load_f32(m.rows.data, m.rows_dtype, index + d));
+        float x = fabsf(rotated_number(&r, m.rows.data, m.rows_dtype, index, d, position));
         nan |= x != x;
         largest = fmaxf(largest, x);
     }
@@ -61,18 +63,42 @@ __global__ void store_rows(const __grid_constant__ folioi_cuda_moves moves)
         copy_row(m, from, to, (int32_t)token, true);
         return;
     }
+    folioi_rotation r = moves.turns.rotation;
+    if (blockIdx.y != 0) r.table = nullptr; /* V stays as it is */
+    int64_t position = r.table != nullptr ? row_position(moves.turns, row) : 0;
     float scale = m.side.scale;
     if (m.side.scales != nullptr) {
-        scale = int8_scale(m, from);
+        scale = int8_scale(m, r, from, position);
         if (threadIdx.x % WARP == 0)
             const_cast<float *>(
                 m.side.scales)[address_token(&m.side.scales_at, block, head, token)] = scale;
     }
     for (int32_t d = threadIdx.x % WARP; d < m.dims; d += WARP) {
-        float x = load_f32(m.rows.data, m.rows_dtype, from + d);
+        float x = rotated_number(&r, m.rows.data, m.rows_dtype, from, d, position);
         if (scale != 1.0f) x = scale == 0.0f ? 0.0f : x / scale;
         store_f32(base, m.dtype, to + address_dim(&m.side.at, token, d), x);
     }
+}
+
+/* A lane takes both numbers of a pair: the rows may be the same. */
+__global__ void rotate_rows(const __grid_constant__ folioi_cuda_turned t)
+{
+    int64_t unit = unit_index(), row = unit / t.num_heads, head = unit % t.num_heads;
+    if (row >= t.num_rows || find_seq(t.turns.counts, t.turns.seqs, row) < 0) return;
+    const folioi_rotation &r = t.turns.rotation;
+    int64_t from = row * t.from.token + head * t.from.head;
+    int64_t to = row * t.to.token + head * t.to.head, position = row_position(t.turns, row);
+    int32_t end = r.first_dim + r.num_dims, half = r.num_dims / 2;
+    for (int32_t i = threadIdx.x % WARP; i < half; i += WARP) {
+        int32_t x = r.first_dim + (r.pairs ? 2 * i : i), y = r.pairs ? x + 1 : x + half;
+        float a = rotated_number(&r, t.from.data, t.dtype, from, x, position);
+        float b = rotated_number(&r, t.from.data, t.dtype, from, y, position);
+        store_f32(t.to.data, t.dtype, to + x, a);
+        store_f32(t.to.data, t.dtype, to + y, b);
+    }
+    for (int32_t d = threadIdx.x % WARP; d < t.dims; d += WARP)
+        if (d < r.first_dim || d >= end)
+            store_f32(t.to.data, t.dtype, to + d, load_f32(t.from.data, t.dtype, from + d));
 }
 
 __global__ void gather_rows(const __grid_constant__ folioi_cuda_moves moves)
@@ -227,6 +253,14 @@ cudaError_t folioi_cuda_store_rows(const folioi_cuda_moves *moves, cudaStream_t 
     if (moves->num_slots == 0) return cudaSuccess;
     return launch_kernel(store_rows, grid_of(moves), THREADS, 0, moves->overlaps != 0, *moves,
                          stream);
+}
+
+cudaError_t folioi_cuda_rotate_rows(const folioi_cuda_turned *t, cudaStream_t stream)
+{
+    int64_t units = t->num_rows * t->num_heads;
+    if (units == 0) return cudaSuccess;
+    rotate_rows<<<blocks_for(units), THREADS, 0, stream>>>(*t);
+    return cudaGetLastError();
 }
 
 cudaError_t folioi_cuda_gather_rows(const folioi_cuda_moves *moves, cudaStream_t stream)

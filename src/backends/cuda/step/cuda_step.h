@@ -5,6 +5,7 @@
 #ifndef FOLIOI_CUDA_STEP_H
 #define FOLIOI_CUDA_STEP_H
 
+#include "core/rotation.h"
 #include "plan/key_range.h"
 
 /** One sequence as one attention type sees it; rows count in q and out, new rows in k and v. */
@@ -32,6 +33,14 @@ typedef struct folioi_cuda_step {
     const int32_t *blocks;
     int64_t out_rows; /* of out, padding included: the launch covers them */
 } folioi_cuda_step;
+
+/** How rows of q and k rotate. */
+typedef struct folioi_cuda_turns {
+    folioi_rotation rotation; /* its table is in device memory, or NULL: they stay */
+    const int64_t *positions; /* [rows]; NULL: by the step                         */
+    const folioi_cuda_counts *counts;
+    const folioi_cuda_seq *seqs;
+} folioi_cuda_turns;
 
 /** Keys that query i of a sequence sees. */
 SHARED_INLINE folioi_range seq_keys(const folioi_cuda_seq *s, int64_t left, int64_t right,

@@ -1,0 +1,239 @@
+/* rotary.c: creates rotary embeddings: frequencies by theta and a scaling, then the table of cosines and sines. */
+#include "core/rotary.h"
+
+#include "core/alloc.h"
+#include "core/checked.h"
+
+#define MAX_DIMS 65536
+#define TWO_PI 6.283185307179586476925
+
+/* ---- description ---- */
+
+static void fill_defaults(folio_rotary_desc *d)
+{
+    if (d->theta == 0) d->theta = 10000.0;
+    if (d->low_freq_factor == 0) d->low_freq_factor = 1.0;
+    if (d->high_freq_factor == 0) d->high_freq_factor = 4.0;
+    if (d->beta_fast == 0) d->beta_fast = 32.0;
+    if (d->beta_slow == 0) d->beta_slow = 1.0;
+    bool yarn = d->scaling == FOLIO_ROTARY_SCALE_YARN;
+    if (d->magnitude == 0) d->magnitude = yarn && d->factor > 1 ? 0.1 * log(d->factor) + 1.0 : 1.0;
+}
+
+static folio_status check_scaling(const folio_rotary_desc *d)
+{
+    if (d->scaling == FOLIO_ROTARY_SCALE_NONE) return FOLIO_OK;
+    REQUIRE(d->cos == NULL && d->frequencies == NULL,
+            "rotary: scaling %d is given with %s; it is for theta alone", (int)d->scaling,
+            d->cos != NULL ? "cos and sin" : "frequencies");
+    REQUIRE(isfinite(d->factor) && d->factor > 0,
+            "rotary: factor is %g; a scaling needs one, finite and above 0", d->factor);
+    REQUIRE(d->scaling != FOLIO_ROTARY_SCALE_NTK || d->num_dims > 2,
+            "rotary: NTK scaling needs num_dims above 2");
+    if (d->scaling < FOLIO_ROTARY_SCALE_YARN) return FOLIO_OK;
+    REQUIRE(d->original_len >= 1, "rotary: original_len is %lld; YARN and LLAMA3 need at least 1",
+            (long long)d->original_len);
+    REQUIRE(d->scaling != FOLIO_ROTARY_SCALE_LLAMA3 ||
+                (d->low_freq_factor > 0 && d->high_freq_factor > d->low_freq_factor &&
+                 isfinite(d->high_freq_factor)),
+            "rotary: low_freq_factor is %g and high_freq_factor %g; they must be above 0 and rise",
+            d->low_freq_factor, d->high_freq_factor);
+    REQUIRE(d->scaling != FOLIO_ROTARY_SCALE_YARN ||
+                (d->beta_slow > 0 && d->beta_fast > d->beta_slow && isfinite(d->beta_fast)),
+            "rotary: beta_slow is %g and beta_fast %g; they must be above 0 and rise", d->beta_slow,
+            d->beta_fast);
+    return FOLIO_OK;
+}
+
+static folio_status check_arrays(const folio_rotary_desc *d)
+{
+    int64_t half = d->num_dims / 2;
+    REQUIRE((d->cos == NULL) == (d->sin == NULL), "rotary: %s is given without %s",
+            d->cos != NULL ? "cos" : "sin", d->cos != NULL ? "sin" : "cos");
+    REQUIRE(d->cos == NULL || d->frequencies == NULL,
+            "rotary: cos and sin are given, and frequencies too");
+    REQUIRE_ALIGNED(d->cos, "rotary: cos");
+    REQUIRE_ALIGNED(d->sin, "rotary: sin");
+    REQUIRE_ALIGNED(d->frequencies, "rotary: frequencies");
+    for (int64_t i = 0; d->cos != NULL && i < d->num_positions * half; i++)
+        REQUIRE(isfinite(d->cos[i]) && isfinite(d->sin[i]),
+                "rotary: cos or sin of position %lld, pair %lld is not finite",
+                (long long)(i / half), (long long)(i % half));
+    for (int64_t i = 0; d->frequencies != NULL && i < half; i++)
+        REQUIRE(isfinite(d->frequencies[i]), "rotary: frequencies[%lld] is %g; it must be finite",
+                (long long)i, d->frequencies[i]);
+    return FOLIO_OK;
+}
+
+static folio_status check_desc(const folio_rotary_desc *d)
+{
+    REQUIRE(d->num_dims >= 2 && d->num_dims <= MAX_DIMS && d->num_dims % 2 == 0,
+            "rotary: num_dims is %d; it must be even, in [2, %d]", d->num_dims, MAX_DIMS);
+    REQUIRE(d->first_dim >= 0, "rotary: first_dim is %d; it must be at least 0", d->first_dim);
+    REQUIRE((unsigned)d->pairing <= FOLIO_ROTARY_PAIRS, "rotary: pairing %d is unknown",
+            (int)d->pairing);
+    REQUIRE((unsigned)d->scaling <= FOLIO_ROTARY_SCALE_LLAMA3, "rotary: scaling %d is unknown",
+            (int)d->scaling);
+    REQUIRE(d->num_positions >= 1 && d->num_positions <= INT32_MAX,
+            "rotary: num_positions is %lld, outside [1, 2147483647]", (long long)d->num_positions);
+    REQUIRE(isfinite(d->theta) && d->theta > 1, "rotary: theta is %g; it must be finite, above 1",
+            d->theta);
+    REQUIRE(isfinite(d->magnitude) && d->magnitude > 0,
+            "rotary: magnitude is %g; it must be finite, above 0", d->magnitude);
+    TRY(check_scaling(d));
+    return check_arrays(d);
+}
+
+/* ---- frequencies ---- */
+
+/* The pair that makes so many turns within original_len, as a fraction. */
+static double pair_of_turns(const folio_rotary_desc *d, double turns)
+{
+    return d->num_dims * log((double)d->original_len / (turns * TWO_PI)) / (2.0 * log(d->theta));
+}
+
+/* 1: the pair keeps its frequency, 0: it is divided by the factor. */
+static double yarn_share(const folio_rotary_desc *d, int64_t pair)
+{
+    double low = pair_of_turns(d, d->beta_fast), high = pair_of_turns(d, d->beta_slow);
+    if (!d->exact_bounds) {
+        low = floor(low);
+        high = ceil(high);
+    }
+    low = fmax(low, 0.0);
+    high = fmin(high, d->num_dims - 1.0);
+    if (low == high) high += 0.001;
+    return 1.0 - fmin(fmax(((double)pair - low) / (high - low), 0.0), 1.0);
+}
+
+static double llama3_share(const folio_rotary_desc *d, double frequency)
+{
+    double turns = (double)d->original_len * frequency / TWO_PI;
+    double share = (turns - d->low_freq_factor) / (d->high_freq_factor - d->low_freq_factor);
+    return fmin(fmax(share, 0.0), 1.0);
+}
+
+static double frequency_of(const folio_rotary_desc *d, int64_t pair)
+{
+    double n = d->num_dims, theta = d->theta, s = d->factor, share = 1.0;
+    if (d->frequencies != NULL) return d->frequencies[pair];
+    if (d->scaling == FOLIO_ROTARY_SCALE_NTK) theta *= pow(s, n / (n - 2.0));
+    double f = 1.0 / pow(theta, 2.0 * (double)pair / n);
+    if (d->scaling == FOLIO_ROTARY_SCALE_LINEAR) share = 0.0;
+    if (d->scaling == FOLIO_ROTARY_SCALE_YARN) share = yarn_share(d, pair);
+    if (d->scaling == FOLIO_ROTARY_SCALE_LLAMA3) share = llama3_share(d, f);
+    return share == 1.0 ? f : f / s * (1.0 - share) + f * share;
+}
+
+/* ---- table ---- */
+
+/* Positions are shared out to threads, some at a time. */
+typedef struct {
+    const folio_rotary_desc *d;
+    const double *frequencies; /* NULL: cos and sin are given */
+    float *table;
+    int64_t workers;
+} table_job;
+
+static void fill_rows(void *task, int64_t worker)
+{
+    const table_job *j = task;
+    const folio_rotary_desc *d = j->d;
+    int64_t half = d->num_dims / 2, share = ceil_div(d->num_positions, j->workers);
+    for (int64_t p = worker * share; p < min_i64((worker + 1) * share, d->num_positions); p++) {
+        float *row = j->table + p * d->num_dims;
+        for (int64_t i = 0; i < half; i++) {
+            bool given = j->frequencies == NULL;
+            double angle = given ? 0.0 : (double)p * j->frequencies[i];
+            double c = given ? (double)d->cos[p * half + i] : cos(angle);
+            double s = given ? (double)d->sin[p * half + i] : sin(angle);
+            row[i] = (float)(c * d->magnitude);
+            row[half + i] = (float)(s * d->magnitude);
+        }
+    }
+}
+
+static folio_status fill_table(const folio_context *ctx, const folio_rotary_desc *d, float *table)
+{
+    int64_t half = d->num_dims / 2;
+    void *memory = NULL;
+    table_job j = {.d = d, .table = table, .workers = min_i64(ctx->num_threads, d->num_positions)};
+    if (d->cos == NULL) {
+        TRY(folioi_alloc(&ctx->allocator, half * (int64_t)sizeof(double), "frequencies", &memory));
+        double *frequencies = memory;
+        for (int64_t i = 0; i < half; i++) frequencies[i] = frequency_of(d, i);
+        j.frequencies = frequencies;
+    }
+    context_parallel(ctx, j.workers, fill_rows, &j);
+    folioi_free(&ctx->allocator, memory, half * (int64_t)sizeof(double));
+    return FOLIO_OK;
+}
+
+/* The table's copy on the device. */
+static folio_status send_table(folio_rotary *rotary, const void *host)
+{
+    const folio_context *ctx = rotary->ctx;
+    void *memory;
+    TRY(ctx->memory->alloc(ctx, FOLIO_MEMORY_DEVICE, (size_t)rotary->bytes, "a rotary's table",
+                           &memory));
+    rotary->rotation.table = memory;
+    TRY(ctx->memory->copy(ctx, memory, host, (size_t)rotary->bytes, NULL));
+    return ctx->memory->wait(ctx, NULL);
+}
+
+/* The table where the context's tensors lie. */
+static folio_status make_table(folio_rotary *rotary, const folio_rotary_desc *d)
+{
+    const folio_context *ctx = rotary->ctx;
+    void *host;
+    TRY(folioi_alloc_untouched(&ctx->allocator, rotary->bytes, "a rotary's table", &host));
+    folio_status status = fill_table(ctx, d, host);
+    if (status == FOLIO_OK && ctx->memory == NULL) {
+        rotary->rotation.table = host;
+        return FOLIO_OK;
+    }
+    if (status == FOLIO_OK) status = send_table(rotary, host);
+    folioi_free(&ctx->allocator, host, rotary->bytes);
+    return status;
+}
+
+folio_status folio_rotary_create(folio_context *ctx, const folio_rotary_desc *desc,
+                                 folio_rotary **out)
+{
+    REQUIRE(out != NULL, "folio_rotary_create: out is NULL");
+    *out = NULL;
+    REQUIRE(ctx != NULL, "folio_rotary_create: ctx is NULL");
+    folio_rotary_desc d;
+    STRUCT_IN(d, desc, "folio_rotary_desc");
+    fill_defaults(&d);
+    TRY(check_desc(&d));
+    void *memory;
+    TRY(folioi_alloc(&ctx->allocator, sizeof(folio_rotary), "a rotary", &memory));
+    folio_rotary *rotary = memory;
+    refs_init(&rotary->refs);
+    refs_retain(&ctx->refs);
+    rotary->ctx = ctx;
+    rotary->bytes = d.num_positions * d.num_dims * (int64_t)sizeof(float); /* below 2^50 */
+    rotary->rotation = (folioi_rotation){.num_positions = d.num_positions,
+                                         .first_dim = d.first_dim,
+                                         .num_dims = d.num_dims,
+                                         .pairs = d.pairing == FOLIO_ROTARY_PAIRS};
+    folio_status status = make_table(rotary, &d);
+    if (status != FOLIO_OK) {
+        folio_rotary_destroy(rotary);
+        return status;
+    }
+    *out = rotary;
+    return FOLIO_OK;
+}
+
+void folio_rotary_destroy(folio_rotary *rotary)
+{
+    if (rotary == NULL || !refs_release(&rotary->refs)) return;
+    folio_context *ctx = rotary->ctx;
+    void *table = (void *)(uintptr_t)rotary->rotation.table;
+    if (ctx->memory != NULL) ctx->memory->free(ctx, FOLIO_MEMORY_DEVICE, table);
+    else folioi_free(&ctx->allocator, table, rotary->bytes);
+    folioi_free(&ctx->allocator, rotary, sizeof *rotary);
+    folio_context_destroy(ctx);
+}

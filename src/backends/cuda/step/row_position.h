@@ -1,0 +1,30 @@
+/* row_position.h: the sequence and the position of a row of q, on the device. */
+#ifndef FOLIOI_CUDA_ROW_POSITION_H
+#define FOLIOI_CUDA_ROW_POSITION_H
+
+#include "backends/cuda/step/cuda_step.h"
+
+/* The sequence that a row of q belongs to; -1: none, or one that was refused. */
+static __device__ inline int32_t find_seq(const folioi_cuda_counts *counts,
+                                          const folioi_cuda_seq *seqs, int64_t row)
+{
+    /* the last one that begins at or before it, and has rows */
+    int32_t low = 0, high = counts->num_seqs;
+    if (row >= counts->num_rows) return -1;
+    while (high - low > 1) {
+        int32_t middle = low + (high - low) / 2;
+        if (seqs[middle].query_row <= row) low = middle;
+        else high = middle;
+    }
+    return row - seqs[low].query_row < seqs[low].query_len ? low : -1;
+}
+
+/* By which a row rotates: as given, or by its sequence; -1: it has none. */
+static __device__ inline int64_t row_position(const folioi_cuda_turns &t, int64_t row)
+{
+    if (t.positions != nullptr) return t.positions[row];
+    int32_t seq = find_seq(t.counts, t.seqs, row);
+    return seq < 0 ? -1 : t.seqs[seq].first_query_pos + row - t.seqs[seq].query_row;
+}
+
+#endif

@@ -1,0 +1,30 @@
+/* rotary.c: rows rotated one number at a time: the portable form; and whether rows fit a rotary. */
+#include "core/rotary.h"
+
+void folioi_rotate_row(void *to, const void *from, folio_dtype dtype, int32_t dims,
+                       const folioi_rotation *r, int64_t position)
+{
+    size_t elem = folio_dtype_size(dtype), begin = (size_t)r->first_dim,
+           end = begin + (size_t)r->num_dims;
+    memcpy(to, from, begin * elem); /* as they are: a NaN keeps its bits */
+    memcpy((char *)to + end * elem, (const char *)from + end * elem, ((size_t)dims - end) * elem);
+    for (int32_t d = r->first_dim; d < r->first_dim + r->num_dims; d++)
+        store_f32(to, dtype, d, rotated_number(r, from, dtype, 0, d, position));
+}
+
+folio_status folioi_rotary_check(const folio_rotary *rotary, const folio_context *ctx,
+                                 int32_t k_head_size)
+{
+    const folioi_rotation *r = &rotary->rotation;
+    REQUIRE((rotary->ctx->memory != NULL) == (ctx->memory != NULL),
+            "rotary: its table lies %s, and the tensors %s",
+            rotary->ctx->memory != NULL ? "on a device" : "in host memory",
+            ctx->memory != NULL ? "on a device" : "in host memory");
+    REQUIRE((int64_t)r->first_dim + r->num_dims <= k_head_size,
+            "rotary: dims [%d, %lld) rotate, k_head_size is %d", r->first_dim,
+            (long long)r->first_dim + r->num_dims, k_head_size);
+    REQUIRE(k_head_size <= FOLIOI_ROTARY_MAX_DIMS,
+            "rotary: k_head_size is %d; rows of up to %d numbers rotate", k_head_size,
+            FOLIOI_ROTARY_MAX_DIMS);
+    return FOLIO_OK;
+}
