@@ -76,6 +76,7 @@ bool check_chance(check_draw *d, int64_t one_in);
 /* Parts of cases that others build on: a small random geometry, and sequences of every kind. */
 void check_base(const check_env *env, check_draw *d, check_attention *c);
 void check_mixed(check_draw *d, check_attention *c);
+void check_rotary(check_draw *d, kit_spec *s);
 kit_seq *check_add(check_attention *c, int64_t query_len, int64_t context_len);
 /* Makes the geometry one the layout can have. */
 void check_settle(check_attention *c);
@@ -104,6 +105,7 @@ void make_sliding_window(const check_env *, check_draw *, int64_t, check_attenti
 void make_alibi_window(const check_env *, check_draw *, int64_t, check_attention *);
 void make_soft_cap(const check_env *, check_draw *, int64_t, check_attention *);
 void make_sinks(const check_env *, check_draw *, int64_t, check_attention *);
+void make_rotary(const check_env *, check_draw *, int64_t, check_attention *);
 void make_bias(const check_env *, check_draw *, int64_t, check_attention *);
 void make_bias_nan(const check_env *, check_draw *, int64_t, check_attention *);
 void make_f16_bf16(const check_env *, check_draw *, int64_t, check_attention *);
@@ -140,6 +142,7 @@ void run_batch_invariant(const check_env *env, check_draw *d, int64_t index, che
 void run_row_invariant(const check_env *, check_draw *, int64_t, check_outcome *);
 void run_address_bits(const check_env *, check_draw *, int64_t, check_outcome *);
 void run_graph_bits(const check_env *, check_draw *, int64_t, check_outcome *);
+void run_rotary_pass(const check_env *, check_draw *, int64_t, check_outcome *);
 void run_append_bits(const check_env *, check_draw *, int64_t, check_outcome *);
 void run_table_bits(const check_env *, check_draw *, int64_t, check_outcome *);
 void run_merge(const check_env *, check_draw *, int64_t, check_outcome *);

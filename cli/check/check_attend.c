@@ -313,6 +313,16 @@ static void random_bias(check_draw *d, kit_spec *s)
     s->bias_hidden = check_chance(d, 2) ? 0.2 : 0.0;
 }
 
+/* Some or all dims, from any on. */
+void check_rotary(check_draw *d, kit_spec *s)
+{
+    int32_t k = s->k_head_size, some[] = {k, k, k / 2, 2, k - 2};
+    s->rotary = CHECK_PICK(d, some);
+    s->rotary_first = check_chance(d, 2) ? k - s->rotary : (int32_t)check_int(d, 0, k - s->rotary);
+    s->rotary_pairing = check_chance(d, 2) ? FOLIO_ROTARY_PAIRS : FOLIO_ROTARY_HALVES;
+    s->positions = check_chance(d, 3);
+}
+
 /* Everything at once, at random: what no single feature's cases would meet. */
 void make_combinations(const check_env *env, check_draw *d, int64_t index, check_attention *c)
 {
@@ -336,6 +346,7 @@ void make_combinations(const check_env *env, check_draw *d, int64_t index, check
     s->k_scale = check_chance(d, 2) ? 0.37f : 0.0f;
     s->v_scale = check_chance(d, 2) ? 1.7f : 0.0f;
     s->graph = check_chance(d, 4);
+    if (check_chance(d, 3) && type != FOLIO_ATTENTION_ENCODER_DECODER) check_rotary(d, s);
     int64_t way = check_int(d, 0, 3);
     s->append = way == 0 && type == FOLIO_ATTENTION_DECODER;
     s->no_write = way == 1;
@@ -504,6 +515,29 @@ void make_sinks(const check_env *env, check_draw *d, int64_t index, check_attent
         random_bias(d, &c->spec);
         c->spec.bias_hidden = 0.9;
     }
+}
+
+void make_rotary(const check_env *env, check_draw *d, int64_t index, check_attention *c)
+{
+    static const int32_t sizes[] = {8, 16, 64, 128, 192};
+    base_of_type(env, d, self_type(index), c);
+    kit_spec *s = &c->spec;
+    s->k_head_size = CHECK_PICK(d, sizes);
+    s->v_head_size = index % 4 == 3 ? 64 : 0;
+    if (index % 2) s->kv_dtype = CHECK_PICK(d, kv_dtypes);
+    if (index % 5 == 1) s->k_scale = 0.37f;
+    s->append = index % 3 == 1 && c->type == FOLIO_ATTENTION_DECODER;
+    s->layout = any_layout(env, d);
+    if (index % 7 == 2) random_window(d, s);
+    check_rotary(d, s);
+    if (index % 7 == 5) no_context(c);
+    for (int64_t i = 0; i < c->num_seqs; i++) /* the batch's own positions */
+        if (check_chance(d, 3) && c->seqs[i].seq_len > 0) {
+            kit_seq *q = &c->seqs[i];
+            q->positions_given = 1;
+            q->first_key_pos = check_int(d, 0, 300);
+            q->first_query_pos = q->first_key_pos + q->seq_len - q->query_len;
+        }
 }
 
 void make_bias(const check_env *env, check_draw *d, int64_t index, check_attention *c)

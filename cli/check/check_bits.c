@@ -22,7 +22,7 @@ static void invariant_case(const check_env *env, check_draw *d, int64_t index, c
 {
     plain_base(env, d, c);
     kit_spec *s = &c->spec;
-    switch (index % 11) {
+    switch (index % 12) {
     case 0: break;
     case 1: s->alibi = true; break;
     case 2: s->windowed = 1, s->window_left = 20; break;
@@ -34,6 +34,7 @@ static void invariant_case(const check_env *env, check_draw *d, int64_t index, c
     case 8: s->windowed = 1, s->window_left = 40, s->alibi = true; break;
     case 9: s->kv_dtype = FOLIO_BF16, s->amplitude = 8.0; break;
     case 10: s->num_heads = 16, s->num_kv_heads = 1, check_latent(s, 72, 40); break;
+    case 11: check_rotary(d, s); break;
     }
     check_settle(c);
     int64_t split = check_split_len(env);
@@ -194,6 +195,24 @@ void run_table_bits(const check_env *env, check_draw *d, int64_t index, check_ou
     kit_spec seqs = c.spec;
     seqs.table = KIT_TABLE_SEQS;
     if (same_bits(env, &c, &seqs, "the form of the page table", out)) check_pass(out);
+}
+
+/* A pass over q and k before the call gives the same bits, in out and in the cache. On a device another kernel may
+ * compute what rotates as it is read: cases whose keys are stored, with equal head sizes, have the same. */
+void run_rotary_pass(const check_env *env, check_draw *d, int64_t index, check_outcome *out)
+{
+    check_attention c = {0};
+    make_rotary(env, d, index, &c);
+    if (!supports(env, "row_invariant")) {
+        c.spec.append = c.spec.no_cache = false;
+        c.spec.v_head_size = 0;
+        c.type = FOLIO_ATTENTION_DECODER;
+    }
+    check_settle(&c);
+    kit_spec pass = c.spec;
+    pass.rotary_before = true;
+    if (same_bits(env, &c, &pass, "a separate pass", out)) check_pass(out);
+    else kit_describe(&c.spec, c.type, c.seqs, c.num_seqs, out->what, sizeof out->what);
 }
 
 /* Appending stores nothing: the second run finds the cache of the first. */

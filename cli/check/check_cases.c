@@ -35,6 +35,8 @@ const check_part check_parts[] = {
     {"alibi_window", "matrix", 18, 80, NULL, run_bias_write},
     {"soft_cap", "attend", 12, 60, make_soft_cap, NULL},
     {"sinks", "attend", 12, 60, make_sinks, NULL},
+    {"rotary", "attend", 24, 160, make_rotary, NULL},
+    {"rotary", "pass", 12, 60, NULL, run_rotary_pass},
     {"bias", "attend", 32, 192, make_bias, NULL},
     {"bias", "hidden_nan", 12, 60, make_bias_nan, NULL},
     {"f16_bf16", "attend", 18, 72, make_f16_bf16, NULL},
