@@ -18,8 +18,8 @@
 
 /* ---- One setting */
 
-/* What takes turns: the setting, the parts of a mixed batch, the form without options. */
-enum { WHOLE, PREFILLS, DECODES, PLAIN, NUM_SUBJECTS };
+/* What takes turns: the setting, the parts of a mixed batch, the form without options, rotary as a pass. */
+enum { WHOLE, PREFILLS, DECODES, PLAIN, PASS, NUM_SUBJECTS };
 
 typedef struct trial {
     rig rigs[NUM_SUBJECTS];
@@ -27,7 +27,7 @@ typedef struct trial {
     double *seconds[NUM_SUBJECTS], *peer_seconds[BENCH_MAX_PEERS]; /* [reps] */
     double *read_seconds; /* [reps]; NULL: not a decode on a device */
     batch_case parts[2];
-    extras plain;
+    extras plain, pass;
     int64_t reps;
     double warm_up; /* seconds of one forward of each subject */
 } trial;
@@ -63,12 +63,12 @@ static void write_offer(char *line, size_t size, const bench *b, const setting *
              (long long)b->seed);
 }
 
-/* They have no graphs and promise no bits; of ragged groups each sequence would be a call. */
+/* They have no graphs, promise no bits and rotate nothing; of ragged groups each sequence would be a call. */
 static bool for_peers(const setting *s)
 {
     for (int g = 0; g < s->what->num_groups; g++)
         if (s->what->groups[g].up_to) return false;
-    return !s->with->graph && !s->with->invariant;
+    return !s->with->graph && !s->with->invariant && !s->with->rotary;
 }
 
 static bool open_peers(bench *b, trial *t, const setting *s)
@@ -85,7 +85,11 @@ static bool open_peers(bench *b, trial *t, const setting *s)
 static bool open_trial(bench *b, trial *t, const setting *s)
 {
     setting other = *s;
-    t->plain = (extras){.name = "plain", .graph = s->with->graph, .one_by_one = true};
+    t->plain = (extras){
+        .name = "plain", .graph = s->with->graph, .one_by_one = true, .stores = s->with->rotary};
+    t->pass = *s->with;
+    t->pass.rotary = false;
+    t->pass.stores = t->pass.pass = true;
     if (!open_subject(b, t, WHOLE, s)) return false;
     for (int part = PREFILLS; part <= DECODES && strcmp(s->what->phase, "mixed") == 0; part++) {
         t->parts[part - PREFILLS] = bench_part_of(s->what, part == DECODES);
@@ -96,6 +100,8 @@ static bool open_trial(bench *b, trial *t, const setting *s)
     other.with = &t->plain;
     if (strcmp(s->with->name, t->plain.name) != 0 && !open_subject(b, t, PLAIN, &other))
         return false;
+    other.with = &t->pass;
+    if (s->with->rotary && !b->device && !open_subject(b, t, PASS, &other)) return false;
     if (b->device && strcmp(s->what->phase, "decode") == 0)
         t->read_seconds = bench_alloc(b->reps, sizeof *t->read_seconds);
     return open_peers(b, t, s);
@@ -195,6 +201,15 @@ static void set_bound(bench *b, const trial *t, result *to)
     else to->bound = bound;
 }
 
+/* What the bytes of a separate pass take, which reads and writes q and new keys: at the rate of reading. */
+static double pass_bytes_s(bench *b, const trial *t)
+{
+    const rig *r = &t->rigs[PASS];
+    if (!t->used[PASS]) return (double)NAN;
+    double rate = bench_stats_of(b->samples[BENCH_READ] + b->done - t->reps, t->reps).median;
+    return 2 * (double)(r->q_bytes + r->kv_bytes) / rate * 1e-9;
+}
+
 static void add_result(bench *b, trial *t, const lists *in, const setting *s)
 {
     result *to = &b->results[b->num_results++];
@@ -209,6 +224,8 @@ static void add_result(bench *b, trial *t, const lists *in, const setting *s)
                    .prefill_s = stats_of(t, t->used[PREFILLS], t->seconds[PREFILLS]).median,
                    .decode_s = stats_of(t, t->used[DECODES], t->seconds[DECODES]).median,
                    .plain_s = stats_of(t, t->used[PLAIN], t->seconds[PLAIN]).median,
+                   .pass_s = stats_of(t, t->used[PASS], t->seconds[PASS]).median,
+                   .pass_bytes_s = pass_bytes_s(b, t),
                    .read_s = stats_of(t, t->read_seconds != NULL, t->read_seconds).median};
     snprintf(to->kernel, sizeof to->kernel, "%s", named ? info.kernel : "");
     snprintf(to->level, sizeof to->level, "%s", b->info.level);

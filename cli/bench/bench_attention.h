@@ -42,6 +42,9 @@ typedef struct extras {
     bool invariant;  /* bits do not depend on the rest of the batch */
     int64_t graph;   /* layers that a captured graph runs; 0: no graph, one layer */
     bool one_by_one; /* the graph's forwards without the graph */
+    bool rotary;     /* q and new keys rotate in the forward; k and v are given and stored */
+    bool stores;     /* k and v are given and stored */
+    bool pass;       /* q and new keys rotate before the forward, in a pass of its own */
 } extras;
 
 /* One way to run one case. */
@@ -75,6 +78,8 @@ typedef struct result {
     /* Medians of what ran in turns with it; NAN: did not. */
     double prefill_s, decode_s; /* the parts of a mixed batch, each alone */
     double plain_s, plain_work; /* the same without extras; its multiply-adds over this one's */
+    double pass_s;              /* of a rotary forward: with a separate pass instead */
+    double pass_bytes_s;        /* what that pass's bytes take where memory is read */
     double read_s;              /* of its K and V, read plainly and no more: decodes on a device */
     bench_stats peers[BENCH_MAX_PEERS];
 } result;
@@ -174,6 +179,12 @@ typedef struct rig {
     void *q, *out;         /* [rows][heads][head_size] */
     size_t q_bytes;        /* of either */
     float *slopes, *sinks; /* [heads]; NULL: none */
+    void *k, *v;           /* [rows][kv_heads][head_size]; NULL: all keys are in the cache */
+    size_t kv_bytes;       /* of either */
+    folio_rotary *rotary;
+    void *q_turned, *k_turned; /* of a separate pass */
+    float *table;              /* its cosines and sines, [longest][head_size] */
+    int32_t num_threads;
 } rig;
 
 /*

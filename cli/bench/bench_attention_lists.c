@@ -300,7 +300,8 @@ static bool parse_flag(const char *at, size_t length, extras *to)
     } flags[] = {{"alibi", &to->alibi},
                  {"sinks", &to->sinks},
                  {"full", &to->full},
-                 {"invariant", &to->invariant}};
+                 {"invariant", &to->invariant},
+                 {"rotary", &to->rotary}};
     for (size_t i = 0; i < sizeof flags / sizeof flags[0]; i++)
         if (length == strlen(flags[i].name) && strncmp(at, flags[i].name, length) == 0)
             return *flags[i].flag = true;
@@ -378,7 +379,7 @@ bool bench_parse_lists(lists *to, const list_texts *t)
            parse_shapes(to, t) &&
            parse_words(
                "options", t->options,
-               "plain, or alibi, sinks, window:N or full, soft_cap:X, invariant, graph:LAYERS "
+               "plain, or alibi, sinks, rotary, window:N or full, soft_cap:X, invariant, graph:LAYERS "
                "joined by +",
                LIST(parse_extras, options)) &&
            parse_words("cache", t->cache, "cold, warm, dirty", LIST(parse_cache, caches)) &&

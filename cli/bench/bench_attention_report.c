@@ -233,6 +233,10 @@ static void print_beside(const result *r)
                time_text(c, sizeof c, r->plain_s));
     if (r->of.with->window > 0 || r->of.with->full)
         printf(", with %.2f times its work", 1 / r->plain_work);
+    if (isfinite(r->pass_s))
+        printf("; a separate pass instead: %.2f times (%s), its bytes alone %s",
+               r->pass_s / r->plain_s, time_text(c, sizeof c, r->pass_s),
+               time_text(d, sizeof d, r->pass_bytes_s));
     printf("\n");
 }
 
@@ -323,7 +327,7 @@ static void print_csv(const bench *b)
     int peers = b->peers ? bench_peers_count(b->peers) : 0;
     printf("case,phase,backend,level,threads,dtype,kv_dtype,heads,kv_heads,head_size,block_size,"
            "layout,kernel,options,cache,median_s,min_s,spread,gflops,gbps,ceiling,ceiling_value,"
-           "share,prefill_s,decode_s,plain_s,noisy,ceiling_by,read_s");
+           "share,prefill_s,decode_s,plain_s,noisy,ceiling_by,read_s,pass_s,pass_bytes_s");
     for (int k = 0; k < peers; k++) {
         const char *name = bench_peers_name(b->peers, k);
         printf(",%s_s,%s_ratio", name, name);
@@ -347,6 +351,8 @@ static void print_csv(const bench *b)
         print_cell(r->plain_s);
         printf(",%d,%s", is_noisy(r), ceiling_by(r));
         print_cell(r->read_s);
+        print_cell(r->pass_s);
+        print_cell(r->pass_bytes_s);
         for (int k = 0; k < peers; k++) {
             print_cell(r->peers[k].median);
             print_cell(r->peers[k].median / r->seconds.median);
@@ -405,6 +411,8 @@ static void write_result(json *j, const bench *b, const result *r)
     json_number(j, "prefill_s", r->prefill_s);
     json_number(j, "decode_s", r->decode_s);
     json_number(j, "plain_s", r->plain_s);
+    json_number(j, "pass_s", r->pass_s);
+    json_number(j, "pass_bytes_s", r->pass_bytes_s);
     json_number(j, "read_s", r->read_s);
     json_object(j, "peers");
     for (int k = 0; b->peers && k < bench_peers_count(b->peers); k++) {

@@ -5,6 +5,7 @@
  */
 #include "base/term.h"
 #include "bench/bench_attention.h"
+#include "bench/bench_rotate.h"
 #include "kit/kit.h"
 
 #include <math.h>
@@ -122,14 +123,50 @@ static bool make_by_head(const rig *r, bool slopes, float **to)
     return ok;
 }
 
+/* Numbers in memory of the context. which: of several arrays. */
+static bool make_numbers(const rig *r, uint64_t *state, int64_t numbers, int which, void **to)
+{
+    folio_dtype dtype = r->of.dtype;
+    if (!make_memory(r, (size_t)numbers * folio_dtype_size(dtype), to)) return false;
+    if (!r->device) draw(state, dtype, *to, numbers);
+    return !r->device ||
+           bench_device_fill(r->device, *to, dtype, numbers, seed_of(*state, r->layers + which));
+}
+
+/* New keys and values; what rotates them, in the forward or in a pass of its own. */
+static bool make_rotary(rig *r, uint64_t *state)
+{
+    const setting *s = &r->of;
+    int64_t numbers = s->what->rows * s->heads.kv_heads * s->head_size;
+    folio_rotary_desc desc =
+        FOLIO_WITH(folio_rotary_desc, .num_dims = s->head_size, .num_positions = s->what->longest);
+    if (!s->with->rotary && !s->with->stores) return true;
+    r->kv_bytes = (size_t)numbers * folio_dtype_size(s->dtype);
+    if (!make_numbers(r, state, numbers, 1, &r->k) || !make_numbers(r, state, numbers, 2, &r->v))
+        return false;
+    if (s->with->rotary)
+        return bench_ok(folio_rotary_create(r->ctx, &desc, &r->rotary), "folio_rotary_create");
+    if (!s->with->pass) return true;
+    int32_t half = s->head_size / 2;
+    r->table = bench_alloc(s->what->longest * s->head_size, sizeof *r->table);
+    for (int64_t p = 0; p < s->what->longest; p++)
+        for (int32_t i = 0; i < half; i++) {
+            double angle = (double)p * pow(10000.0, -(double)i / half);
+            r->table[p * s->head_size + i] = (float)cos(angle);
+            r->table[p * s->head_size + half + i] = (float)sin(angle);
+        }
+    folio_context_info info = {.struct_size = sizeof info};
+    r->num_threads = folio_context_get_info(r->ctx, &info) == FOLIO_OK ? info.num_threads : 1;
+    return make_memory(r, r->q_bytes, &r->q_turned) && make_memory(r, r->kv_bytes, &r->k_turned);
+}
+
 static bool make_inputs(rig *r, uint64_t *state)
 {
     const setting *s = &r->of;
     int64_t numbers = s->what->rows * s->heads.heads * s->head_size;
     r->q_bytes = (size_t)numbers * folio_dtype_size(s->dtype);
-    if (!make_memory(r, r->q_bytes, &r->q) || !make_memory(r, r->q_bytes, &r->out)) return false;
-    if (!r->device) draw(state, s->dtype, r->q, numbers);
-    else if (!bench_device_fill(r->device, r->q, s->dtype, numbers, seed_of(*state, r->layers)))
+    if (!make_numbers(r, state, numbers, 0, &r->q) || !make_memory(r, r->q_bytes, &r->out) ||
+        !make_rotary(r, state))
         return false;
     return (!s->with->alibi || make_by_head(r, true, &r->slopes)) &&
            (!s->with->sinks || make_by_head(r, false, &r->sinks));
@@ -241,6 +278,29 @@ void bench_rig_close(rig *r)
     folio_memory_destroy(r->ctx, FOLIO_MEMORY_DEVICE, r->out, r->q_bytes);
     folio_memory_destroy(r->ctx, FOLIO_MEMORY_DEVICE, r->slopes, bytes);
     folio_memory_destroy(r->ctx, FOLIO_MEMORY_DEVICE, r->sinks, bytes);
+    folio_memory_destroy(r->ctx, FOLIO_MEMORY_DEVICE, r->k, r->kv_bytes);
+    folio_memory_destroy(r->ctx, FOLIO_MEMORY_DEVICE, r->v, r->kv_bytes);
+    folio_memory_destroy(r->ctx, FOLIO_MEMORY_DEVICE, r->q_turned, r->q_bytes);
+    folio_memory_destroy(r->ctx, FOLIO_MEMORY_DEVICE, r->k_turned, r->kv_bytes);
+    folio_rotary_destroy(r->rotary);
+    free(r->table);
+}
+
+/* q and k in a pass before the forward, at the positions of the batch. */
+static bool rotate_before(const rig *r)
+{
+    const setting *s = &r->of;
+    folio_batch_view view = {.struct_size = sizeof view};
+    if (!bench_ok(folio_batch_get_view(r->batch, FOLIO_ATTENTION_DECODER, FOLIO_PHASE_AUTO, &view),
+                  "folio_batch_get_view"))
+        return false;
+    bench_pass q = {r->q_turned,    r->q,         s->dtype, s->what->rows,
+                    s->heads.heads, s->head_size, r->table, view.positions};
+    bench_pass k = {r->k_turned,       r->k,         s->dtype, s->what->rows,
+                    s->heads.kv_heads, s->head_size, r->table, view.positions};
+    bench_rotate(&q, r->num_threads);
+    bench_rotate(&k, r->num_threads);
+    return true;
 }
 
 static bool forward_layers(const rig *r)
@@ -249,7 +309,16 @@ static bool forward_layers(const rig *r)
     folio_tensors tensors =
         FOLIO_WITH(folio_tensors, .q = {.data = r->q, .tokens = r->of.what->rows},
                    .out = {.data = r->out, .tokens = r->of.what->rows}, .slopes = r->slopes,
-                   .sinks = r->sinks);
+                   .sinks = r->sinks, .rotary = r->rotary);
+    if (r->k) {
+        tensors.k = (folio_tensor){.data = r->k, .tokens = r->of.what->rows};
+        tensors.v = (folio_tensor){.data = r->v, .tokens = r->of.what->rows};
+    }
+    if (r->table) {
+        tensors.q.data = r->q_turned;
+        tensors.k.data = r->k_turned;
+        if (!rotate_before(r)) return false;
+    }
     folio_status status = FOLIO_OK;
     for (int32_t layer = 0; layer < r->layers && status == FOLIO_OK; layer++)
         status = folio_attention_forward(r->plan, 0, FOLIO_ATTENTION_DECODER, r->cache, layer,

@@ -338,6 +338,10 @@ small='--heads 4:2 --reps 2 --dtype f32 --block-size 16 -o csv'
     # for each, in units of 100.
     check "bench: keys out of the window are no work" \
         test "$(work)" = "369 369 154 154 82 82 20 20"
+    expect 0 out '^case,' bench $small --case q8,q1s8 --head-size 64 --threads 1 --options plain,rotary
+    check "bench: rotary runs beside the plain form and beside a separate pass" \
+        test "$(for name in plain_s pass_s pass_bytes_s; do column $name; echo; done | sed 's/[0-9.e-]\{1,\}/x/g')" = \
+        "$(printf ' x  x\n x  x\n x  x')"
     # All 64 pairs of 8 rows and 8 keys, and of 3 and 8.
     expect 0 out '^case,' bench $small --case q8,q3s8 --head-size 64 --threads 1 --options full
     check "bench: full attention sees all keys" test "$(work)" = "655 246"

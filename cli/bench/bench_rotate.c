@@ -1,0 +1,80 @@
+/* bench_rotate.c: see bench_rotate.h. Threads are started for each pass that is worth it. */
+#include "bench/bench_rotate.h"
+
+#include <pthread.h>
+#include <string.h>
+
+enum { MAX_THREADS = 256, FEW = 1 << 16 /* numbers: fewer are rotated by one thread */ };
+
+static float of_bf16(uint16_t h)
+{
+    uint32_t u = (uint32_t)h << 16;
+    float x;
+    memcpy(&x, &u, sizeof x);
+    return x;
+}
+
+static uint16_t to_bf16(float x)
+{
+    uint32_t u;
+    memcpy(&u, &x, sizeof u);
+    return (uint16_t)((u + 0x7fffu + (u >> 16 & 1u)) >> 16);
+}
+
+/* One row of one head: halves, as Llama has them. */
+static void turn_f32(float *restrict to, const float *restrict from, const float *restrict row,
+                     int32_t half)
+{
+    for (int32_t i = 0; i < half; i++) {
+        to[i] = from[i] * row[i] - from[half + i] * row[half + i];
+        to[half + i] = from[half + i] * row[i] + from[i] * row[half + i];
+    }
+}
+
+static void turn_bf16(uint16_t *restrict to, const uint16_t *restrict from,
+                      const float *restrict row, int32_t half)
+{
+    for (int32_t i = 0; i < half; i++) {
+        float x = of_bf16(from[i]), y = of_bf16(from[half + i]);
+        to[i] = to_bf16(x * row[i] - y * row[half + i]);
+        to[half + i] = to_bf16(y * row[i] + x * row[half + i]);
+    }
+}
+
+typedef struct share {
+    const bench_pass *pass;
+    int64_t begin, end;
+} share;
+
+static void *rotate_share(void *arg)
+{
+    const share *s = arg;
+    const bench_pass *p = s->pass;
+    for (int64_t row = s->begin; row < s->end; row++)
+        for (int32_t h = 0; h < p->heads; h++) {
+            int64_t at = (row * p->heads + h) * p->head_size;
+            const float *angles = p->table + p->positions[row] * p->head_size;
+            if (p->dtype == FOLIO_F32)
+                turn_f32((float *)p->to + at, (const float *)p->from + at, angles,
+                         p->head_size / 2);
+            else
+                turn_bf16((uint16_t *)p->to + at, (const uint16_t *)p->from + at, angles,
+                          p->head_size / 2);
+        }
+    return NULL;
+}
+
+void bench_rotate(const bench_pass *p, int32_t threads)
+{
+    pthread_t others[MAX_THREADS];
+    share shares[MAX_THREADS];
+    int32_t n = p->rows * p->heads * p->head_size < FEW ? 1 : threads, started = 1;
+    if (n > MAX_THREADS) n = MAX_THREADS;
+    for (int32_t i = 0; i < n; i++) shares[i] = (share){p, p->rows * i / n, p->rows * (i + 1) / n};
+    while (started < n &&
+           pthread_create(&others[started], NULL, rotate_share, &shares[started]) == 0)
+        started++;
+    rotate_share(&shares[0]);
+    for (int32_t i = started; i < n; i++) rotate_share(&shares[i]);
+    for (int32_t i = 1; i < started; i++) pthread_join(others[i], NULL);
+}
