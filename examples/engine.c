@@ -41,6 +41,7 @@ static folio_kv_cache *cache;
 static folio_pool *pool;
 static folio_batch *batch;
 static folio_plan *plan;
+static folio_rotary *rotary;
 
 /* False: there is no room now. Any other failure ends the program. */
 static bool done(folio_status status)
@@ -82,21 +83,8 @@ static void rms_norm(const float *x, const float *weight, float *y, int64_t rows
     }
 }
 
-/* Rotate the pairs (i, i + D / 2) of every head by its row's position. */
-static void rotate(float *x, const int64_t *positions, int64_t rows, int heads)
-{
-    for (int64_t r = 0; r < rows; r++)
-        for (int h = 0; h < heads; h++, x += D)
-            for (int i = 0; i < D / 2; i++) {
-                double angle = (double)positions[r] * pow(10000.0, -2.0 * i / D);
-                float c = (float)cos(angle), s = (float)sin(angle), a = x[i], b = x[i + D / 2];
-                x[i] = a * c - b * s;
-                x[i + D / 2] = a * s + b * c;
-            }
-}
-
 /* One transformer layer over all rows of the step: x += attention, x += SwiGLU. */
-static void run_layer(int32_t l, float *x, const int64_t *positions, int64_t rows)
+static void run_layer(int32_t l, float *x, int64_t rows)
 {
     static float n[MAX_ROWS * DIM], q[MAX_ROWS * HEADS * D], k[MAX_ROWS * KV_HEADS * D];
     static float v[MAX_ROWS * KV_HEADS * D], y[MAX_ROWS * DIM];
@@ -106,11 +94,10 @@ static void run_layer(int32_t l, float *x, const int64_t *positions, int64_t row
     multiply(n, w->q, q, rows, DIM, HEADS * D);
     multiply(n, w->k, k, rows, DIM, KV_HEADS * D);
     multiply(n, w->v, v, rows, DIM, KV_HEADS * D);
-    rotate(q, positions, rows, HEADS);
-    rotate(k, positions, rows, KV_HEADS);
     folio_tensors t = FOLIO_WITH(folio_tensors, .q = {.data = q, .tokens = rows},
                                  .k = {.data = k, .tokens = rows}, .v = {.data = v, .tokens = rows},
-                                 .out = {.data = q, .tokens = rows}); /* in the place of q */
+                                 .out = {.data = q, .tokens = rows}, /* in the place of q */
+                                 .rotary = rotary); /* rotates q and k by the batch's positions */
     done(folio_attention_forward(plan, 0, FOLIO_ATTENTION_DECODER, cache, l, &t, NULL));
     multiply(q, w->o, y, rows, HEADS * D, DIM);
     for (int64_t i = 0; i < rows * DIM; i++) x[i] += y[i];
@@ -161,7 +148,7 @@ static void run_step(request *all)
     folio_batch_view view = FOLIO_INIT(folio_batch_view);
     done(folio_batch_get_view(batch, FOLIO_ATTENTION_DECODER, FOLIO_PHASE_AUTO, &view));
     done(folio_plan_update(plan, batch, NULL));
-    for (int32_t l = 0; l < LAYERS; l++) run_layer(l, x, view.positions, rows);
+    for (int32_t l = 0; l < LAYERS; l++) run_layer(l, x, rows);
     for (request *r = all; r < all + REQUESTS; r++) {
         if (!r->running) continue;
         folio_tokens ids = FOLIO_WITH(folio_tokens, .num_tokens = r->len, .ids = r->tokens);
@@ -191,12 +178,15 @@ static void open_engine(void)
         FOLIO_WITH(folio_plan_desc, .attentions = &attention, .num_attentions = 1, .cache = cache,
                    .max_query_tokens = MAX_ROWS, .max_seqs = REQUESTS, .max_seq_len = MAX_LEN);
     done(folio_plan_create(ctx, &d, &plan));
+    folio_rotary_desc r = FOLIO_WITH(folio_rotary_desc, .num_dims = D, .num_positions = MAX_LEN);
+    done(folio_rotary_create(ctx, &r, &rotary));
 }
 
 static void close_engine(void)
 {
     folio_plan_destroy(plan), folio_batch_destroy(batch), folio_pool_destroy(pool);
-    folio_kv_cache_destroy(cache), folio_attention_destroy(attention), folio_context_destroy(ctx);
+    folio_kv_cache_destroy(cache), folio_attention_destroy(attention);
+    folio_rotary_destroy(rotary), folio_context_destroy(ctx);
 }
 
 /* All requests to their ends. disturbed: in every step a running one loses its blocks. */
