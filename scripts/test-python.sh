@@ -1,5 +1,6 @@
 #!/bin/sh
-# test-python.sh: the engine example, the reference backend and the vLLM 0.6 layer against PyTorch in float64, live:
+# test-python.sh: the engine example, rotary embedding, the reference backend and the vLLM 0.6 layer against PyTorch in
+# float64, live (rotary embedding against the code of transformers too):
 # configurations drawn with a new seed each time, through the same tests that read the committed
 # golden files. And the headers by cffi, unedited: tests/api/clients/cffi_client.py.
 #   FOLIO_SEED   repeat a run          FOLIO_COUNT          how many configurations (360)
@@ -10,6 +11,7 @@ cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
 venv=build/venv-test
 torch=2.13.0
+transformers=5.19.0
 count=${FOLIO_COUNT:-360}
 steps=${FOLIO_COUNT_VLLM06:-200}
 seed=${FOLIO_SEED:-$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')}
@@ -23,9 +25,9 @@ fail() {
 }
 
 has_packages() {
-    [ -x "$venv/bin/python" ] && "$venv/bin/python" - "$torch" 2> /dev/null <<'PYTHON'
-import sys, cffi, numpy, torch
-sys.exit(torch.__version__.split("+")[0] != sys.argv[1])
+    [ -x "$venv/bin/python" ] && "$venv/bin/python" - "$torch" "$transformers" 2> /dev/null <<'PYTHON'
+import sys, cffi, numpy, torch, transformers
+sys.exit([torch.__version__.split("+")[0], transformers.__version__] != sys.argv[1:])
 PYTHON
 }
 
@@ -58,9 +60,9 @@ if ! has_packages; then
     [ -x "$venv/bin/pip" ] ||
         fail "$python -m venv failed, see $log; install its venv module" \
             "(Debian: apt-get install python3-venv)"
-    echo "test-python: installing torch $torch and cffi in $venv"
-    "$venv/bin/pip" install --quiet --disable-pip-version-check "torch==$torch" numpy cffi ||
-        fail "pip could not install torch==$torch, numpy and cffi"
+    echo "test-python: installing torch $torch, transformers $transformers and cffi in $venv"
+    "$venv/bin/pip" install --quiet --disable-pip-version-check "torch==$torch" "transformers==$transformers" numpy cffi ||
+        fail "pip could not install torch==$torch, transformers==$transformers, numpy and cffi"
 fi
 
 "$venv/bin/python" -B tests/api/clients/cffi_client.py build/folio build/libfolio.so ||
@@ -68,6 +70,8 @@ fi
 
 build/tests/example_engine build/engine.bin && "$venv/bin/python" -B tests/attention/engine_torch.py build/engine.bin ||
     fail "examples/engine.c against PyTorch FAILED"
+
+"$venv/bin/python" -B tests/attention/rotary_torch.py build/libfolio.so "$seed" || fail "rotary embedding FAILED"
 
 # generate NAME COUNT FILE: random cases of a generator.
 generate() {

@@ -27,6 +27,13 @@ def declarations(include):
         return subprocess.run(command, input=source, capture_output=True, text=True, check=True).stdout
 
 
+def load(library, include):
+    """The library in ABI mode, with all that its headers declare."""
+    ffi = cffi.FFI()
+    ffi.cdef(declarations(include))
+    return ffi, ffi.dlopen(library)
+
+
 def compare_layout(ffi, lib, abi):
     """Sizes, offsets, values and parameters: cffi's own compared with the program's. Returns how many were compared."""
     compared = 0
@@ -141,9 +148,7 @@ def run_attention(f):
 def main():
     program, library = sys.argv[1:3]
     include = sys.argv[3] if len(sys.argv) > 3 else "include"
-    ffi = cffi.FFI()
-    ffi.cdef(declarations(include))
-    lib = ffi.dlopen(library)
+    ffi, lib = load(library, include)
     abi = json.loads(subprocess.run([program, "info", "--abi", "-o", "json"], capture_output=True, check=True).stdout)
     compared = compare_layout(ffi, lib, abi)
     f = Folio(ffi, lib)
@@ -158,4 +163,5 @@ def main():
     print(f"cffi {cffi.__version__}: {compared} sizes, offsets and values agree; attention is off by {error:.1e}")
 
 
-main()
+if __name__ == "__main__":
+    main()
