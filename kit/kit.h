@@ -71,7 +71,7 @@ typedef struct kit_spec {
     bool in_place;    /* out is q, where head sizes and types are equal */
     int64_t offset;   /* numbers by which q, k, v, out and lse begin past an aligned address */
     int64_t nan_from; /* K and V of this token and all after it are NaN; 0: of none */
-    bool v_in_k; /* latent attention: V is the first numbers of K; v_scale counts for nothing */
+    bool v_in_k;    /* latent attention: V is the first numbers of K; v_scale counts for nothing */
     int32_t rotary; /* dims of q and k that rotate, by theta 10000; 0: none */
     int32_t rotary_first;
     folio_rotary_pairing rotary_pairing;

@@ -530,6 +530,11 @@ void make_rotary(const check_env *env, check_draw *d, int64_t index, check_atten
     s->layout = any_layout(env, d);
     if (index % 7 == 2) random_window(d, s);
     check_rotary(d, s);
+    if (index % 8 == 6) {
+        check_latent(s, 72, 40);
+        s->rotary = index % 16 == 6 ? 32 : 30;
+        s->rotary_first = 72 - s->rotary;
+    }
     if (index % 7 == 5) no_context(c);
     for (int64_t i = 0; i < c->num_seqs; i++) /* the batch's own positions */
         if (check_chance(d, 3) && c->seqs[i].seq_len > 0) {

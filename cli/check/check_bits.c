@@ -205,7 +205,7 @@ void run_rotary_pass(const check_env *env, check_draw *d, int64_t index, check_o
     make_rotary(env, d, index, &c);
     if (!supports(env, "row_invariant")) {
         c.spec.append = c.spec.no_cache = false;
-        c.spec.v_head_size = 0;
+        if (!c.spec.v_in_k) c.spec.v_head_size = 0;
         c.type = FOLIO_ATTENTION_DECODER;
     }
     check_settle(&c);

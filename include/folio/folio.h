@@ -514,7 +514,7 @@ typedef enum folio_rotary_scaling {
 typedef struct folio_rotary_desc {
     size_t struct_size;
     int32_t num_dims;  /* n: even, 2..65536                                                       */
-    int32_t first_dim; /* of q's and k's head                                                     */
+    int32_t first_dim; /* of q's and k's head; with v_in_k at least v_head_size: V stays          */
     folio_rotary_pairing pairing;
     folio_rotary_scaling scaling;
     int64_t num_positions;     /* rows of the table, 1..2^31 - 1: positions are below it          */

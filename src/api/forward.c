@@ -234,7 +234,9 @@ static folio_status check_rotary(const folio_plan *plan, folioi_call *call)
     if (call->type == FOLIO_ATTENTION_ENCODER_DECODER)
         FAIL(FOLIO_ERR_UNSUPPORTED,
              "cross attention has no rotary embedding: a key has no position there");
-    TRY(folioi_rotary_check(t->rotary, plan->shape.ctx, call->attention->k_head_size));
+    const folio_attention_desc *a = call->attention;
+    TRY(folioi_rotary_check(t->rotary, plan->shape.ctx, a->k_head_size,
+                            a->v_in_k ? a->v_head_size : 0));
     call->rotation = t->rotary->rotation;
     return check_positions(plan, call);
 }

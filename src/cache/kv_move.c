@@ -73,7 +73,8 @@ static folio_status take_rotary(const folio_kv_cache *cache, const folio_kv_writ
             "write: %s given without %s", w->rotary == NULL ? "positions are" : "rotary is",
             w->rotary == NULL ? "rotary" : "positions");
     if (w->rotary == NULL) return FOLIO_OK;
-    TRY(folioi_rotary_check(w->rotary, cache->ctx, cache->format.desc.k_head_size));
+    const folio_kv_cache_desc *d = &cache->format.desc;
+    TRY(folioi_rotary_check(w->rotary, cache->ctx, d->k_head_size, d->v_in_k ? d->v_head_size : 0));
     REQUIRE_ALIGNED(w->positions, "positions");
     int64_t limit = w->rotary->rotation.num_positions;
     for (int64_t i = 0; i < w->k.tokens; i++)

@@ -13,7 +13,7 @@ void folioi_rotate_row(void *to, const void *from, folio_dtype dtype, int32_t di
 }
 
 folio_status folioi_rotary_check(const folio_rotary *rotary, const folio_context *ctx,
-                                 int32_t k_head_size)
+                                 int32_t k_head_size, int32_t v_in_k)
 {
     const folioi_rotation *r = &rotary->rotation;
     REQUIRE((rotary->ctx->memory != NULL) == (ctx->memory != NULL),
@@ -23,6 +23,9 @@ folio_status folioi_rotary_check(const folio_rotary *rotary, const folio_context
     REQUIRE((int64_t)r->first_dim + r->num_dims <= k_head_size,
             "rotary: dims [%d, %lld) rotate, k_head_size is %d", r->first_dim,
             (long long)r->first_dim + r->num_dims, k_head_size);
+    REQUIRE(r->first_dim >= v_in_k,
+            "rotary: first_dim is %d; with v_in_k the first %d numbers of K are V, which stays",
+            r->first_dim, v_in_k);
     REQUIRE(k_head_size <= FOLIOI_ROTARY_MAX_DIMS,
             "rotary: k_head_size is %d; rows of up to %d numbers rotate", k_head_size,
             FOLIOI_ROTARY_MAX_DIMS);

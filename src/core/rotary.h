@@ -15,8 +15,8 @@ struct folio_rotary {
 /* Longest rows that rotate on their way into a cache: they pass the stack. Kernels' limits are lower. */
 #define FOLIOI_ROTARY_MAX_DIMS 8192
 
-/** Can rows of k_head_size numbers of such a context's tensors rotate by it? */
+/** Can rows of k_head_size numbers of such a context's tensors rotate by it? v_in_k: how many of them are V; else 0. */
 folio_status folioi_rotary_check(const folio_rotary *rotary, const folio_context *ctx,
-                                 int32_t k_head_size);
+                                 int32_t k_head_size, int32_t v_in_k);
 
 #endif

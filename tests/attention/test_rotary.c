@@ -226,6 +226,10 @@ BACKEND_TEST(rotary, a_forward_is_as_if_a_pass_had_rotated_q_and_k)
                       .append = i % 6 == 2,
                       .no_cache = i % 6 == 4,
                       .strided = i % 3 == 1};
+        if (i % 8 == 7) { /* latent attention: V is what does not rotate */
+            s.v_in_k = true, s.layout = FOLIO_LAYOUT_NATIVE;
+            s.num_kv_heads = 1, s.rotary = 32, s.rotary_first = 64;
+        }
         check_case(ctx, &s, FOLIO_ATTENTION_DECODER);
         if (i % 6 == 5) check_case(ctx, &s, FOLIO_ATTENTION_ENCODER);
         if (i % 6 == 0) check_case(ctx, &s, FOLIO_ATTENTION_ENCODER_ONLY);
@@ -492,6 +496,36 @@ BACKEND_TEST(rotary, bad_writes)
     folio_rotary_destroy(rotary);
     folio_rotary_destroy(wide);
     teardown(&f);
+}
+
+/* In latent attention what rotates is no part of V. */
+BACKEND_TEST(rotary, v_in_k_never_rotates)
+{
+    folio_rotary *rotary = NULL;
+    folio_kv_cache *cache = NULL;
+    float x[32] = {0};
+    int64_t zero = 0;
+    CHECK_OK(folio_rotary_create(
+        ctx, &FOLIO_WITH(folio_rotary_desc, .num_dims = 10, .first_dim = 14, .num_positions = 4),
+        &rotary));
+    CHECK_OK(
+        folio_kv_cache_create(ctx,
+                              &FOLIO_WITH(folio_kv_cache_desc, .num_blocks = 1, .num_layers = 1,
+                                          .block_size = 4, .num_kv_heads = 1, .k_head_size = 24,
+                                          .v_head_size = 16, .dtype = FOLIO_F32, .v_in_k = 1),
+                              &cache));
+    folio_kv_write w = FOLIO_WITH(folio_kv_write, .k = {x, FOLIO_F32, 1, 0, 0}, .slots = &zero,
+                                  .rotary = rotary, .positions = &zero);
+    REFUSED(folio_kv_cache_write(cache, 0, &w, NULL), ARG, "first_dim|14|16");
+    folio_attend_args a =
+        FOLIO_WITH(folio_attend_args, .num_heads = 1, .num_seqs = 1, .cache = cache,
+                   .block_tables = (int32_t[]){0}, .row_stride = 1, .q = {x, FOLIO_F32, 1, 0, 0},
+                   .k = {x, 0, 1, 0, 0}, .out = {.tokens = 1}, .rotary = rotary);
+    float out[16];
+    a.out.data = out;
+    REFUSED(folio_attend(ctx, &a, NULL), ARG, "first_dim|14|16");
+    folio_kv_cache_destroy(cache);
+    folio_rotary_destroy(rotary);
 }
 
 TEST(rotary, it_keeps_its_context_and_gives_all_memory_back)
