@@ -138,6 +138,7 @@ static void fill_defaults(kit_spec *s)
     if (s->bias_dtype == 0) s->bias_dtype = FOLIO_F32;
     if (s->amplitude == 0) s->amplitude = 1;
     if (s->v_in_k) s->v_scale = 0;
+    if (s->head_scales) s->k_scale = s->v_scale = 0;
 }
 
 folio_attention_desc kit_attention_desc(const kit_spec *s)
@@ -289,12 +290,24 @@ static void shuffle_blocks(kit_case *h)
     h->num_free = h->num_blocks;
 }
 
+/* Far apart, so that another head's is noticed; large and small ones, and 1. */
+static void make_head_scales(kit_case *h)
+{
+    static const float scales[] = {0.5f, 1.7f, 0.03f, 1.0f, 4.0f};
+    for (int i = 0; h->spec.head_scales && i < (h->spec.v_in_k ? 1 : 2); i++) {
+        h->head_scales[i] = kit_alloc((size_t)h->spec.num_kv_heads, sizeof(float));
+        for (int32_t k = 0; k < h->spec.num_kv_heads; k++)
+            h->head_scales[i][k] = scales[(k + 2 * i) % 5];
+    }
+}
+
 kit_case *kit_open(folio_context *ctx, const kit_spec *spec, const kit_seq *seqs, int64_t num_seqs)
 {
     kit_case *h = kit_alloc(1, sizeof *h);
     h->ctx = ctx;
     h->spec = *spec;
     fill_defaults(&h->spec);
+    make_head_scales(h);
     int64_t need = 0;
     for (int64_t i = 0; i < num_seqs; i++)
         need += kit_blocks_for(h, seqs[i].seq_len) + kit_blocks_for(h, seqs[i].encoder_len);
@@ -321,6 +334,7 @@ void kit_close(kit_case *h)
     folio_attention_destroy(h->attention);
     for (int i = 0; i < 2; i++) folio_rotary_destroy(h->rotary[i]);
     for (int i = 0; i < 4; i++) kit_free(h->memory[i]);
+    for (int i = 0; i < 2; i++) kit_free(h->head_scales[i]);
     for (int64_t i = 0; i < h->num_states; i++) {
         free(h->states[i].blocks[0]);
         free(h->states[i].blocks[1]);

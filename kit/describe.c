@@ -26,6 +26,7 @@ static void say_options(line *l, const kit_spec *s)
         bool on;
     } flags[] = {{"alibi", s->alibi},
                  {"sinks", s->sinks},
+                 {"head scales", s->head_scales},
                  {"append", s->append},
                  {"no cache", s->no_cache},
                  {"no write", s->no_write},

@@ -62,6 +62,7 @@ static bool unpack_keys(const kit_case *h, const seq_state *state, int cross, in
         for (int64_t e = 0; status == FOLIO_OK && e < keys * heads * sizes[i]; e++) {
             double scale = s->kv_dtype == FOLIO_INT8 ? (double)scales[i][e / sizes[i]]
                                                      : (fp8 ? fixed[i] : 1.0);
+            if (fp8 && h->head_scales[i]) scale = (double)h->head_scales[i][e / sizes[i] % heads];
             to[e] = rounded(kit_load(s->kv_dtype, raw[i], e) * scale, single);
         }
         kit_free(raw[i]);

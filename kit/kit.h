@@ -58,6 +58,7 @@ typedef struct kit_spec {
     folio_dtype bias_dtype; /* 0: F32 */
     double bias_hidden;     /* share of entries that are -inf, whole rows among them */
     float k_scale, v_scale; /* FP8 caches */
+    bool head_scales;       /* FP8 caches: a scale for each kv head in place of the two */
     double amplitude;       /* of q; 0: 1 (scores of a few units) */
     bool append;            /* FOLIO_KV_APPEND */
     bool no_cache;          /* profiling run */

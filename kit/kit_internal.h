@@ -23,6 +23,7 @@ struct kit_case {
     folio_attention *attention;
     folio_kv_cache *cache; /* NULL with no_cache */
     void *memory[4];       /* STRIDED: k, v and their int8 scales */
+    float *head_scales[2]; /* of K and V, [num_kv_heads]; NULL without head_scales */
     int64_t num_blocks;
     int32_t *free_blocks; /* shuffled; the next is the last */
     int64_t num_free;

@@ -44,7 +44,8 @@ static bool store_tokens(kit_case *h, seq_state *state, int cross, int64_t upto,
         positions[i] = kit_token_position(h, from + i) + shift;
     }
     folio_kv_write write =
-        FOLIO_WITH(folio_kv_write, .slots = slots, .k_scale = s->k_scale, .v_scale = s->v_scale);
+        FOLIO_WITH(folio_kv_write, .slots = slots, .k_scale = s->k_scale, .v_scale = s->v_scale,
+                   .k_head_scales = h->head_scales[0], .v_head_scales = h->head_scales[1]);
     if (s->rotary && !s->rotary_before && !cross) {
         write.rotary = kit_rotary(h, h->ctx);
         write.positions = positions;
@@ -215,7 +216,8 @@ static bool run_plan(kit_case *h, folio_context *ctx, const folio_plan *plan, co
     step_tensor lse = kit_tensor_make(h, FOLIO_F32, st->rows, s->num_heads, 1);
     folio_tensors t = FOLIO_WITH(
         folio_tensors, .q = kit_tensor_of(&st->q), .out = kit_tensor_of(&out), .slopes = st->slopes,
-        .sinks = st->sinks, .bias = st->bias, .k_scale = s->k_scale, .v_scale = s->v_scale);
+        .sinks = st->sinks, .bias = st->bias, .k_scale = s->k_scale, .v_scale = s->v_scale,
+        .k_head_scales = h->head_scales[0], .v_head_scales = h->head_scales[1]);
     int64_t *positions = kit_row_positions(h, st);
     t.rotary = kit_rotary(h, ctx);
     t.positions = positions;

@@ -212,9 +212,13 @@ static folio_status gather(const folio_context *ctx, const folioi_kv_layer *laye
     check_reach(t->v.data);
     folioi_kv_layer one = *layer;
     folio_kv_cache cache = {.ctx = &host, .format = *layer->format, .layers = &one};
-    folio_kv_gather g = FOLIO_WITH(folio_kv_gather, .k = t->k, .v = t->v, .slots = slots,
-                                   .num_slots = num_slots, .k_scale = t->k_scale);
-    if (!layer->format->desc.v_in_k) g.v_scale = t->v_scale;
+    folio_kv_gather g = FOLIO_WITH(
+        folio_kv_gather, .k = t->k, .v = t->v, .slots = slots, .num_slots = num_slots,
+        .k_scale = t->k_head_scales == NULL ? t->k_scale : 0.0f, .k_head_scales = t->k_head_scales);
+    if (!layer->format->desc.v_in_k) {
+        g.v_scale = t->v_head_scales == NULL ? t->v_scale : 0.0f;
+        g.v_head_scales = t->v_head_scales;
+    }
     return leave(folio_kv_cache_gather(&cache, 0, &g, NULL));
 }
 

@@ -110,6 +110,7 @@ void make_bias(const check_env *, check_draw *, int64_t, check_attention *);
 void make_bias_nan(const check_env *, check_draw *, int64_t, check_attention *);
 void make_f16_bf16(const check_env *, check_draw *, int64_t, check_attention *);
 void make_fp8_kv(const check_env *, check_draw *, int64_t, check_attention *);
+void make_head_scales(const check_env *, check_draw *, int64_t, check_attention *);
 void make_int8_kv(const check_env *, check_draw *, int64_t, check_attention *);
 void make_latent(const check_env *, check_draw *, int64_t, check_attention *);
 void make_head_sizes(const check_env *, check_draw *, int64_t, check_attention *);

@@ -345,6 +345,7 @@ void make_combinations(const check_env *env, check_draw *d, int64_t index, check
     if (check_chance(d, 3)) s->scale = 0.3f;
     s->k_scale = check_chance(d, 2) ? 0.37f : 0.0f;
     s->v_scale = check_chance(d, 2) ? 1.7f : 0.0f;
+    s->head_scales = check_chance(d, 4);
     s->graph = check_chance(d, 4);
     if (check_chance(d, 3) && type != FOLIO_ATTENTION_ENCODER_DECODER) check_rotary(d, s);
     int64_t way = check_int(d, 0, 3);
@@ -586,6 +587,18 @@ void make_fp8_kv(const check_env *env, check_draw *d, int64_t index, check_atten
     c->spec.kv_dtype = index % 2 ? FOLIO_FP8_E5M2 : FOLIO_FP8_E4M3;
     c->spec.k_scale = scales[index / 2 % COUNT(scales)];
     c->spec.v_scale = scales[(index / 2 + 2) % COUNT(scales)];
+}
+
+/* Each kv head has scales of its own: long and short sequences, in the ways keys come. */
+void make_head_scales(const check_env *env, check_draw *d, int64_t index, check_attention *c)
+{
+    make_fp8_kv(env, d, index, c);
+    c->spec.head_scales = true;
+    c->spec.dtype = query_dtypes[index % 3];
+    c->spec.num_kv_heads = (int32_t)(2 + index % 2);
+    c->spec.num_heads = c->spec.num_kv_heads * (int32_t)check_int(d, 1, 3);
+    c->spec.append = c->type == FOLIO_ATTENTION_DECODER && index % 5 == 3;
+    if (index % 4 == 1) c->spec.k_head_size = 128;
 }
 
 void make_int8_kv(const check_env *env, check_draw *d, int64_t index, check_attention *c)

@@ -174,13 +174,17 @@ void run_gather(const check_env *env, check_draw *d, int64_t index, check_outcom
     int64_t tokens[] = {last, -1, 0};
     bool fp8 = s.kv_dtype == FOLIO_FP8_E4M3 || s.kv_dtype == FOLIO_FP8_E5M2;
     float *rows = kit_alloc((size_t)(6 * width), sizeof *rows);
-    folio_kv_gather g = FOLIO_WITH(folio_kv_gather, .slots = slots, .num_slots = 3,
-                                   .k = {.data = rows, .dtype = FOLIO_F32, .tokens = 3},
-                                   .v = {.data = rows + 3 * width,
-                                         .dtype = FOLIO_F32,
-                                         .tokens = 3,
-                                         .head_stride = s.k_head_size},
-                                   .k_scale = 0.7f, .v_scale = s.v_in_k ? 0 : 0.7f);
+    float *each = kit_alloc((size_t)s.num_heads, sizeof *each);
+    for (int32_t i = 0; i < s.num_heads; i++) each[i] = 0.7f + (float)i;
+    folio_kv_gather g =
+        FOLIO_WITH(folio_kv_gather, .slots = slots, .num_slots = 3,
+                   .k = {.data = rows, .dtype = FOLIO_F32, .tokens = 3},
+                   .v = {.data = rows + 3 * width,
+                         .dtype = FOLIO_F32,
+                         .tokens = 3,
+                         .head_stride = s.k_head_size},
+                   .k_scale = s.v_in_k ? 0 : 0.7f, .k_head_scales = s.v_in_k ? each : NULL,
+                   .v_head_scales = s.v_in_k ? NULL : each);
     if (ok && kit_wait(h, folio_kv_cache_gather(kit_cache(h), 1, &g, NULL)) != FOLIO_OK)
         ok = check_fail(out, "%s", folio_last_error());
     raw_rows r = raw_make(&s, &block, 1);
@@ -191,10 +195,10 @@ void run_gather(const check_env *env, check_draw *d, int64_t index, check_outcom
         double want = 0;
         bool is_rest = s.v_in_k && is_v && i % s.k_head_size >= s.v_head_size; /* never written */
         if (token >= 0 && !is_rest) {
-            bool from_v = is_v && !s.v_in_k;
+            bool from_v = is_v && !s.v_in_k, one = !is_v && !s.v_in_k;
             const float *scales = from_v ? r.rows.v_scales : r.rows.k_scales;
             want = kit_load(s.kv_dtype, from_v ? r.rows.v : r.rows.k, e);
-            if (fp8) want *= (double)0.7f;
+            if (fp8) want *= (double)(one ? 0.7f : each[e / s.k_head_size % s.num_heads]);
             if (s.kv_dtype == FOLIO_INT8) want *= (double)scales[e / s.k_head_size];
         }
         if (rows[i] != (float)want)
@@ -204,6 +208,7 @@ void run_gather(const check_env *env, check_draw *d, int64_t index, check_outcom
     }
     if (ok) check_pass(out);
     kit_free(rows);
+    kit_free(each);
     kit_free(r.data);
     kit_close(h);
 }

@@ -41,6 +41,7 @@ const check_part check_parts[] = {
     {"bias", "hidden_nan", 12, 60, make_bias_nan, NULL},
     {"f16_bf16", "attend", 18, 72, make_f16_bf16, NULL},
     {"fp8_kv", "attend", 20, 100, make_fp8_kv, NULL},
+    {"head_scales", "attend", 20, 100, make_head_scales, NULL},
     {"int8_kv", "attend", 12, 80, make_int8_kv, NULL},
     {"head_sizes", "attend", 18, 82, make_head_sizes, NULL},
     {"latent", "attend", 24, 144, make_latent, NULL},

@@ -607,15 +607,15 @@ typedef struct folio_bias {
  * two tensors may alternate in memory, as in the result of a fused QKV projection, if their strides
  * in bytes are equal. K and V of any layer of the cache, and a bias, count as ranges from first to
  * last byte. If the call writes k and v to the cache, nothing that it reads may lie in the cache: q,
- * k, v, slopes, sinks and bias.
+ * k, v, slopes, sinks, bias and head scales.
  *
  * q and out have the attention's dtype (on the reference backend out may be F64). k and v are F32,
  * F16 or BF16, whatever q is; a cache that stores them rounds them to its own dtype.
  *
- * Host backends check slopes, sinks and positions. A device does not: a head with a bad slope or sink
- * gets NaN or zeros, and the other heads are right. A row with a bad position gets NaN in the dims that
- * rotate, in q and in k, and so do rows that see its key. Positions of a batch in host memory are
- * checked on every backend.
+ * Host backends check slopes, sinks, positions and head scales. A device does not: a head with a bad
+ * slope or sink gets NaN or zeros, the heads of a kv head with a bad scale get wrong numbers, and the
+ * other heads are right. A row with a bad position gets NaN in the dims that rotate, in q and in k, and
+ * so do rows that see its key. Positions of a batch in host memory are checked on every backend.
  *
  * With rotary, q is rotated on its way in, and k before it is stored or read. Not in cross attention.
  */
@@ -639,6 +639,9 @@ typedef struct folio_tensors {
     const int64_t *positions;   /* [rows of q] for rotary only, each in [0, num_positions),    */
                                 /* padding excepted. Row i of k has that of row i of q.        */
                                 /* NULL: the batch's, as in folio_batch_view                   */
+    const float *k_head_scales; /* [num_kv_heads] in place of k_scale, which is then 0; each   */
+                                /* finite, > 0; FP8 caches only; NULL: k_scale for all heads  */
+    const float *v_head_scales; /* the same for v_scale; v_in_k: NULL                         */
 } folio_tensors;
 
 /** Copies bytes between any two places, host or device, in the order of run's stream. If bytes is 0,
@@ -667,12 +670,14 @@ typedef struct folio_kv_write {
     const folio_rotary *rotary; /* rotates k before it is stored, as a forward does; NULL: none */
     const int64_t *positions;   /* [k.tokens] in host memory, each in [0, num_positions) where   */
                                 /* the slot is not -1; needed with rotary                       */
+    const float *k_head_scales; /* as in folio_tensors                                    */
+    const float *v_head_scales;
 } folio_kv_write;
 
 /**
  * Store rows in slots of a layer. Numbers are rounded to nearest even, fp8 saturates to its largest
  * number, NaN stays NaN. INT8: scale = max|x| / 127 over the row of one head, stored = x / scale
- * rounded. k and v must not lie in the cache. The call allocates scratch memory to check the slots
+ * rounded. k, v and head scales must not lie in the cache. The call allocates scratch memory to check the slots
  * and frees it; so do copy_blocks and pack.
  */
 FOLIO_API folio_status folio_kv_cache_write(folio_kv_cache *cache, int32_t layer,
@@ -685,10 +690,12 @@ typedef struct folio_kv_gather {
     int64_t num_slots;
     float k_scale; /* as in folio_tensors */
     float v_scale;
+    const float *k_head_scales;
+    const float *v_head_scales;
 } folio_kv_gather;
 
 /** Read slots of a layer as rows, dequantised. With v_in_k, v gets the first v_head_size numbers of
- * K. k, v and the cache must share no byte with each other. */
+ * K. k, v, the cache and head scales must share no byte with each other. */
 FOLIO_API folio_status folio_kv_cache_gather(const folio_kv_cache *cache, int32_t layer,
                                              const folio_kv_gather *gather, const folio_run *run);
 
@@ -1099,6 +1106,8 @@ typedef struct folio_attend_args {
     float v_scale;
     const folio_rotary *rotary;
     const int64_t *positions;
+    const float *k_head_scales;
+    const float *v_head_scales;
 } folio_attend_args;
 
 /**

@@ -106,7 +106,8 @@ static folio_status run_layer(one_step *o)
     folio_tensors t =
         FOLIO_WITH(folio_tensors, .q = a->q, .k = a->k, .v = a->v, .out = a->out, .lse = a->lse,
                    .slopes = a->slopes, .sinks = a->sinks, .k_scale = a->k_scale,
-                   .v_scale = a->v_scale, .rotary = a->rotary, .positions = a->positions);
+                   .v_scale = a->v_scale, .rotary = a->rotary, .positions = a->positions,
+                   .k_head_scales = a->k_head_scales, .v_head_scales = a->v_head_scales);
     return folio_attention_forward(o->plan, 0, FOLIO_ATTENTION_DECODER, a->cache, a->layer, &t,
                                    &o->run);
 }

@@ -257,15 +257,17 @@ static folio_status check_options(const folio_plan *plan, folioi_call *call)
     for (int32_t h = 0; host && t->sinks != NULL && h < heads; h++)
         REQUIRE(t->sinks[h] < INFINITY, "sinks[%d] is %g; it must be finite or -inf", h,
                 (double)t->sinks[h]);
-    TRY(folioi_scales_resolve(call->attention->kv_dtype, call->attention->v_in_k, &t->k_scale,
-                              &t->v_scale));
+    const folio_attention_desc *a = call->attention;
+    TRY(folioi_scales_resolve(plan->shape.ctx, a->kv_dtype, a->num_kv_heads, a->v_in_k, &t->k_scale,
+                              &t->k_head_scales, &t->v_scale, &t->v_head_scales));
     TRY(check_rotary(plan, call));
     return check_bias(plan, call);
 }
 
 /* What a call writes, then what it reads. */
 enum { OUT, LSE, WORKSPACE, NUM_WRITTEN };
-enum { Q = NUM_WRITTEN, K, V, SLOPES, SINKS, BIAS, POSITIONS, END_READ, CACHE = END_READ };
+enum { Q = NUM_WRITTEN, K, V, SLOPES, SINKS, BIAS, POSITIONS, K_SCALES, V_SCALES, END_READ };
+enum { CACHE = END_READ };
 enum { NUM_PLACES = CACHE + 4 };
 
 static folioi_place place_of(const char *name, const void *p, int64_t bytes)
@@ -296,6 +298,9 @@ static void find_places(const folioi_call *call, size_t workspace_size,
     places[BIAS] = place_of("bias", t->bias.data, bias_bytes(&t->bias));
     places[POSITIONS] =
         place_of("positions", t->positions, call->num_rows * (int64_t)sizeof *t->positions);
+    int64_t scales_bytes = a->num_kv_heads * (int64_t)sizeof(float);
+    places[K_SCALES] = place_of("k_head_scales", t->k_head_scales, scales_bytes);
+    places[V_SCALES] = place_of("v_head_scales", t->v_head_scales, scales_bytes);
     places[CACHE] = place_of("the cache's K", l->k, f->k.bytes);
     places[CACHE + 1] = place_of("the cache's V", l->v, f->v.bytes);
     places[CACHE + 2] = place_of("the cache's k_scales", l->k_scales, f->k_scales.bytes);

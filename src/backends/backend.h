@@ -45,7 +45,14 @@ typedef struct folioi_call {
 static inline folioi_kv_tensors call_new_rows(const folioi_call *call)
 {
     const folio_tensors *t = &call->tensors;
-    folioi_kv_tensors rows = {t->k, t->v, t->k_scale, t->v_scale, call->rotation, t->positions};
+    folioi_kv_tensors rows = {.k = t->k,
+                              .v = t->v,
+                              .k_scale = t->k_scale,
+                              .v_scale = t->v_scale,
+                              .k_head_scales = t->k_head_scales,
+                              .v_head_scales = t->v_head_scales,
+                              .rotation = call->rotation,
+                              .positions = t->positions};
     if (rows.positions == NULL && call->batch != NULL) rows.positions = call->batch->positions.data;
     return rows;
 }

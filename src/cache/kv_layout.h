@@ -141,6 +141,12 @@ SHARED_INLINE bool address_same_order(const folioi_address *a, const folioi_addr
            a->turn == b->turn;
 }
 
+/** The fp8 scale of a kv head: its own, where each has one, or the one of all. */
+SHARED_INLINE float head_scale(const float *each, float all, int64_t head)
+{
+    return each != 0 ? each[head] : all;
+}
+
 /** Check a description and fill in defaults and the layout's own strides. on_device: NATIVE is a device's. */
 folio_status folioi_kv_format_init(const folio_kv_cache_desc *desc, bool on_device,
                                    folioi_kv_format *format);

@@ -38,15 +38,25 @@ static int64_t num_slots(const folio_kv_cache *cache)
     return cache->format.desc.num_blocks * cache->format.desc.block_size;
 }
 
-/* Rows share no byte with the cache; nor with each other, where the call writes them. */
-static folio_status check_rows_apart(const folio_kv_cache *cache, const folio_tensor *k,
-                                     const folio_tensor *v, bool written)
+static folio_status resolve_scales(const folio_kv_cache *cache, folioi_kv_tensors *t)
 {
     const folio_kv_cache_desc *d = &cache->format.desc;
-    folioi_place places[] = {{"k", folioi_tensor_span(k, d->num_kv_heads, d->k_head_size)},
-                             {"v", folioi_tensor_span(v, d->num_kv_heads, d->v_head_size)}};
-    if (written) TRY(folioi_check_apart(places, 2, 2));
-    return folioi_kv_cache_check_apart(cache, places, 2);
+    return folioi_scales_resolve(cache->ctx, d->dtype, d->num_kv_heads, d->v_in_k, &t->k_scale,
+                                 &t->k_head_scales, &t->v_scale, &t->v_head_scales);
+}
+
+/* Rows and scales share no byte with the cache; nor with each other, where the call writes rows. */
+static folio_status check_rows_apart(const folio_kv_cache *cache, const folioi_kv_tensors *t,
+                                     bool written)
+{
+    const folio_kv_cache_desc *d = &cache->format.desc;
+    int64_t heads = d->num_kv_heads, bytes = heads * (int64_t)sizeof(float);
+    folioi_place places[] = {{"k", folioi_tensor_span(&t->k, heads, d->k_head_size)},
+                             {"v", folioi_tensor_span(&t->v, heads, d->v_head_size)},
+                             {"k_head_scales", folioi_span_of(t->k_head_scales, bytes)},
+                             {"v_head_scales", folioi_span_of(t->v_head_scales, bytes)}};
+    if (written) TRY(folioi_check_apart(places, 2, 4));
+    return folioi_kv_cache_check_apart(cache, places, 4);
 }
 
 /* The slots as they are, but -1 for a token that a later one writes over. */
@@ -96,15 +106,20 @@ static folio_status write_rows(folio_kv_cache *cache, int32_t layer, const folio
     STRUCT_IN(w, write, "folio_kv_write");
     TRY(folioi_run_in(cache->ctx, run, &r));
     const folio_kv_cache_desc *d = &cache->format.desc;
-    folioi_kv_tensors t = {.k = w.k, .v = w.v, .k_scale = w.k_scale, .v_scale = w.v_scale};
-    TRY(folioi_scales_resolve(d->dtype, d->v_in_k, &t.k_scale, &t.v_scale));
+    folioi_kv_tensors t = {.k = w.k,
+                           .v = w.v,
+                           .k_scale = w.k_scale,
+                           .v_scale = w.v_scale,
+                           .k_head_scales = w.k_head_scales,
+                           .v_head_scales = w.v_head_scales};
+    TRY(resolve_scales(cache, &t));
     REQUIRE(t.k.data != NULL || t.k.tokens == 0, "k: data is NULL");
     REQUIRE(t.v.data != NULL || t.v.tokens == 0, "v: data is NULL");
     TRY(folioi_tensor_resolve(&t.k, "k", 0, d->num_kv_heads, d->k_head_size, t.k.tokens));
     if (d->v_in_k) TRY(folioi_check_no_v(&t.v));
     else TRY(folioi_tensor_resolve(&t.v, "v", 0, d->num_kv_heads, d->v_head_size, t.k.tokens));
     TRY(check_numbers(cache, w.slots, t.k.tokens, 1, -1, num_slots(cache), repeats, "slots"));
-    TRY(check_rows_apart(cache, &t.k, &t.v, false));
+    TRY(check_rows_apart(cache, &t, false));
     TRY(take_rotary(cache, &w, &t));
     folio_context *ctx = cache->ctx;
     folioi_array kept = {NULL, 0};
@@ -130,7 +145,7 @@ folio_status folioi_kv_cache_write_last(folio_kv_cache *cache, int32_t layer,
 }
 
 static void gather_side(const folioi_kv_side *side, const folio_kv_cache_desc *d,
-                        const folio_tensor *t, const int64_t *slots, float fp8_scale)
+                        const folio_tensor *t, const int64_t *slots, const float *each, float all)
 {
     for (int64_t i = 0; i < t->tokens; i++) {
         bool empty = slots[i] < 0;
@@ -138,7 +153,8 @@ static void gather_side(const folioi_kv_side *side, const folio_kv_cache_desc *d
                 token = empty ? 0 : slots[i] % d->block_size;
         for (int32_t h = 0; h < d->num_kv_heads; h++) {
             int64_t to = i * t->token_stride + h * t->head_stride;
-            float scale = empty ? 0.0f : kv_scale(side, block, h, token, fp8_scale);
+            float fp8 = head_scale(each, all, h);
+            float scale = empty ? 0.0f : kv_scale(side, block, h, token, fp8);
             int64_t first = address_token(side->at, block, h, token);
             for (int32_t k = 0; k < side->dims; k++) {
                 int64_t from = first + address_dim(side->at, token, k);
@@ -158,25 +174,29 @@ folio_status folio_kv_cache_gather(const folio_kv_cache *cache, int32_t layer,
     STRUCT_IN(g, gather, "folio_kv_gather");
     TRY(folioi_run_in(cache->ctx, run, &r));
     const folio_kv_cache_desc *d = &cache->format.desc;
-    TRY(folioi_scales_resolve(d->dtype, d->v_in_k, &g.k_scale, &g.v_scale));
+    folioi_kv_tensors t = {.k = g.k,
+                           .v = g.v,
+                           .k_scale = g.k_scale,
+                           .v_scale = g.v_scale,
+                           .k_head_scales = g.k_head_scales,
+                           .v_head_scales = g.v_head_scales};
+    TRY(resolve_scales(cache, &t));
     TRY(check_numbers(cache, g.slots, g.num_slots, 1, -1, num_slots(cache), true, "slots"));
-    REQUIRE(g.k.data != NULL || g.v.data != NULL || g.num_slots == 0,
+    REQUIRE(t.k.data != NULL || t.v.data != NULL || g.num_slots == 0,
             "k and v: data of both is NULL");
-    if (g.k.data != NULL)
-        TRY(folioi_tensor_resolve(&g.k, "k", 0, d->num_kv_heads, d->k_head_size, g.num_slots));
-    if (g.v.data != NULL)
-        TRY(folioi_tensor_resolve(&g.v, "v", 0, d->num_kv_heads, d->v_head_size, g.num_slots));
-    TRY(check_rows_apart(cache, &g.k, &g.v, true));
+    if (t.k.data != NULL)
+        TRY(folioi_tensor_resolve(&t.k, "k", 0, d->num_kv_heads, d->k_head_size, g.num_slots));
+    if (t.v.data != NULL)
+        TRY(folioi_tensor_resolve(&t.v, "v", 0, d->num_kv_heads, d->v_head_size, g.num_slots));
+    TRY(check_rows_apart(cache, &t, true));
     const folioi_device *device = cache->ctx->memory;
     if (device != NULL)
-        return device->gather(
-            cache->ctx, &cache->layers[layer],
-            &(folioi_kv_tensors){.k = g.k, .v = g.v, .k_scale = g.k_scale, .v_scale = g.v_scale},
-            g.slots, g.num_slots, r.stream);
+        return device->gather(cache->ctx, &cache->layers[layer], &t, g.slots, g.num_slots,
+                              r.stream);
     folioi_kv_side k = kv_side(&cache->layers[layer], FOLIOI_K);
     folioi_kv_side v = kv_side(&cache->layers[layer], FOLIOI_V);
-    if (g.k.data != NULL) gather_side(&k, d, &g.k, g.slots, g.k_scale);
-    if (g.v.data != NULL) gather_side(&v, d, &g.v, g.slots, g.v_scale);
+    if (t.k.data != NULL) gather_side(&k, d, &t.k, g.slots, t.k_head_scales, t.k_scale);
+    if (t.v.data != NULL) gather_side(&v, d, &t.v, g.slots, t.v_head_scales, t.v_scale);
     return FOLIO_OK;
 }
 

@@ -57,11 +57,12 @@ static void write_head(const folioi_kv_side *side, int64_t first, int64_t token,
 }
 
 static void write_token(const folioi_kv_side *side, const folioi_kv_share *share,
-                        const folio_tensor *t, float scale, int64_t row, int64_t block,
-                        int64_t token)
+                        const folio_tensor *t, const float *each, float all, int64_t row,
+                        int64_t block, int64_t token)
 {
     for (int32_t h = share->head_begin; h < share->head_end; h++) {
         int64_t index = row * t->token_stride + h * t->head_stride;
+        float scale = head_scale(each, all, h);
         if (side->scales != NULL) {
             scale = folioi_int8_scale(t->data, t->dtype, index, side->dims);
             side->scales[address_token(side->scales_at, block, h, token)] = scale;
@@ -80,7 +81,8 @@ static void write_rotated(const folioi_kv_side *k, const folioi_kv_share *share,
         int64_t index = row * t->k.token_stride + h * t->k.head_stride;
         const char *from = (const char *)t->k.data + index * (int64_t)folio_dtype_size(t->k.dtype);
         folioi_rotate_row(turned, from, t->k.dtype, k->dims, &t->rotation, t->positions[row]);
-        write_token(k, &(folioi_kv_share){0, 1, h, h + 1}, &one, t->k_scale, 0, block, token);
+        write_token(k, &(folioi_kv_share){0, 1, h, h + 1}, &one, t->k_head_scales, t->k_scale, 0,
+                    block, token);
     }
 }
 
@@ -93,9 +95,9 @@ void folioi_kv_write_rows(const folioi_kv_layer *layer, const folioi_kv_tensors 
         if (slots[i] < 0) continue;
         int64_t block = slots[i] / block_size, token = slots[i] % block_size;
         if (t->rotation.table != NULL) write_rotated(&k, share, t, i, block, token);
-        else write_token(&k, share, &t->k, t->k_scale, i, block, token);
+        else write_token(&k, share, &t->k, t->k_head_scales, t->k_scale, i, block, token);
         if (kv_last_part(layer->format) == FOLIOI_V)
-            write_token(&v, share, &t->v, t->v_scale, i, block, token);
+            write_token(&v, share, &t->v, t->v_head_scales, t->v_scale, i, block, token);
     }
 }
 

@@ -15,9 +15,10 @@ void folioi_store_row(void *base, folio_dtype dtype, int64_t index, const float 
 /** k and v with all strides resolved. */
 typedef struct folioi_kv_tensors {
     folio_tensor k, v;
-    float k_scale, v_scale;   /* fp8 only, else 1 */
-    folioi_rotation rotation; /* of k's rows, on their way into the cache */
-    const int64_t *positions; /* [rows] of them; NULL on a device: the step's */
+    float k_scale, v_scale;                     /* fp8 only, else 1 */
+    const float *k_head_scales, *v_head_scales; /* fp8: [num_kv_heads] in place of them, or NULL */
+    folioi_rotation rotation;                   /* of k's rows, on their way into the cache */
+    const int64_t *positions;                   /* [rows] of them; NULL on a device: the step's */
 } folioi_kv_tensors;
 
 /** Rows [begin, end) of kv heads [head_begin, head_end): what one worker stores at a time. */

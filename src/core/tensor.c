@@ -100,21 +100,35 @@ bool folioi_tensors_same(const folio_tensor *a, const folio_tensor *b)
            a->head_stride == b->head_stride;
 }
 
-static folio_status scale_resolve(float *scale, const char *name, bool used)
+static folio_status scale_resolve(const folio_context *ctx, folio_dtype dtype, int32_t heads,
+                                  const char *name, float *scale, const float **each)
 {
-    REQUIRE(isfinite(*scale) && *scale >= 0, "%s is %g; it must be finite and positive", name,
+    REQUIRE(isfinite(*scale) && *scale >= 0, "%s_scale is %g; it must be finite and positive", name,
             (double)*scale);
-    if (!used || *scale == 0.0f) *scale = 1.0f;
+    REQUIRE(*each == NULL || *scale == 0, "%s_scale is %g and %s_head_scales is given: set one",
+            name, (double)*scale, name);
+    REQUIRE_ALIGNED(*each, "%s_head_scales", name);
+    for (int32_t h = 0; *each != NULL && ctx->memory == NULL && h < heads; h++)
+        REQUIRE(isfinite((*each)[h]) && (*each)[h] > 0,
+                "%s_head_scales[%d] is %g; it must be finite and positive", name, h,
+                (double)(*each)[h]);
+    if (!dtype_is_fp8(dtype)) *each = NULL;
+    if (!dtype_is_fp8(dtype) || *scale == 0.0f) *scale = 1.0f;
     return FOLIO_OK;
 }
 
-folio_status folioi_scales_resolve(folio_dtype dtype, bool v_in_k, float *k_scale, float *v_scale)
+folio_status folioi_scales_resolve(const folio_context *ctx, folio_dtype dtype, int32_t heads,
+                                   bool v_in_k, float *k_scale, const float **k_head_scales,
+                                   float *v_scale, const float **v_head_scales)
 {
-    TRY(scale_resolve(k_scale, "k_scale", dtype_is_fp8(dtype)));
-    if (!v_in_k) return scale_resolve(v_scale, "v_scale", dtype_is_fp8(dtype));
+    TRY(scale_resolve(ctx, dtype, heads, "k", k_scale, k_head_scales));
+    if (!v_in_k) return scale_resolve(ctx, dtype, heads, "v", v_scale, v_head_scales);
     REQUIRE(*v_scale == 0.0f, "v_scale is %g; with v_in_k it must be 0: k_scale holds for V too",
             (double)*v_scale);
+    REQUIRE(*v_head_scales == NULL,
+            "v_head_scales is given; with v_in_k k_head_scales holds for V too");
     *v_scale = *k_scale;
+    *v_head_scales = *k_head_scales;
     return FOLIO_OK;
 }
 

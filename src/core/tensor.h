@@ -33,8 +33,11 @@ folio_status folioi_check_apart(const folioi_place *places, int written, int n);
 /** The same numbers in the same places? */
 bool folioi_tensors_same(const folio_tensor *a, const folio_tensor *b);
 
-/** 0 becomes 1; checked where the dtype uses them, 1 where it does not. v_in_k: K's becomes V's too. */
-folio_status folioi_scales_resolve(folio_dtype dtype, bool v_in_k, float *k_scale, float *v_scale);
+/** Scales of an fp8 cache: of K and V one for all kv heads, or one for each ([heads]). 1 and NULL where the dtype uses
+ * none. v_in_k: K's become V's too. The numbers of a device's arrays are not looked at. */
+folio_status folioi_scales_resolve(const folio_context *ctx, folio_dtype dtype, int32_t heads,
+                                   bool v_in_k, float *k_scale, const float **k_head_scales,
+                                   float *v_scale, const float **v_head_scales);
 
 /** With v_in_k calls take no v. */
 folio_status folioi_check_no_v(const folio_tensor *v);

@@ -120,7 +120,23 @@ BACKEND_TEST(errors_forward, numbers)
     for (int i = 0; i < COUNT_OF(wrong); i++) {
         BAD(FP8, FOLIO_ATTENTION_DECODER, ARG, "k_scale", c.t.k_scale = wrong[i]);
         BAD(FP8, FOLIO_ATTENTION_DECODER, ARG, "v_scale", c.t.v_scale = wrong[i]);
+        const float each[HEADS] = {1.0f, wrong[i], 1.0f, 1.0f}; /* the fixture has 2 kv heads */
+        BAD(FP8, FOLIO_ATTENTION_DECODER, ARG, "k_head_scales|1", c.t.k_head_scales = each);
+        BAD(FP8, FOLIO_ATTENTION_DECODER, ARG, "v_head_scales|1", c.t.v_head_scales = each);
+        BAD(PLAIN, FOLIO_ATTENTION_DECODER, ARG, "v_head_scales|1", c.t.v_head_scales = each);
     }
+    const float fine[HEADS] = {1.0f, 0.5f, 0.0f, 0.0f}, zero[HEADS] = {0.0f, 1.0f, 1.0f, 1.0f};
+    BAD(FP8, FOLIO_ATTENTION_DECODER, ARG, "k_head_scales|0", c.t.k_head_scales = zero);
+    BAD(FP8, FOLIO_ATTENTION_DECODER, ARG, "k_scale is 1|k_head_scales", c.t.k_head_scales = fine;
+        c.t.k_scale = 1.0f);
+    BAD(FP8, FOLIO_ATTENTION_DECODER, ARG, "v_scale is 2|v_head_scales", c.t.v_head_scales = fine;
+        c.t.v_scale = 2.0f);
+    BAD(FP8, FOLIO_ATTENTION_DECODER, ARG, "k_head_scales|align",
+        c.t.k_head_scales = (const float *)((uintptr_t)fine + 1));
+    float lse[100];
+    for (int i = 0; i < COUNT_OF(lse); i++) lse[i] = 1.0f;
+    BAD(FP8, FOLIO_ATTENTION_DECODER, ARG, "lse and v_head_scales", c.t.lse = lse;
+        c.t.v_head_scales = lse + 3);
     check_still_serves(&f, __LINE__);
     /* -inf is no sink, and fine */
     call c = good_call(&f, PLAIN, FOLIO_ATTENTION_DECODER);

@@ -106,6 +106,8 @@ folio_status rig_store(rig *r, int64_t s, int64_t j, bool cross)
     write.v.data = r->val[s][j];
     write.k_scale = r->t.k_scale;
     write.v_scale = r->t.v_scale;
+    write.k_head_scales = r->t.k_head_scales;
+    write.v_head_scales = r->t.v_head_scales;
     return folio_kv_cache_write(r->l.cache, 0, &write, NULL);
 }
 

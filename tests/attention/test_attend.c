@@ -16,7 +16,8 @@ enum { SEQS = 4, STRIDE = 3 };
 /* A prompt, a decode, padding, a chunk after 37 tokens. */
 static const int32_t starts[SEQS + 1] = {0, 5, 6, 8, ROWS}, lens[SEQS] = {5, 21, 0, 40};
 static const int32_t tables[SEQS][STRIDE] = {{3, 99, 99}, {1, 4, 99}, {99, 99, 99}, {7, 11, 0}};
-static const float slopes[HEADS] = {0.5f, 0.25f, 0.125f, 0.0625f}, sinks[HEADS] = {1, -1, 0, 2};
+static const float slopes[HEADS] = {0.5f, 0.25f, 0.125f, 0.0625f}, sinks[HEADS] = {1, -1, 0, 2},
+                   head_scales[KV_HEADS] = {0.5f, 3.0f};
 
 /* Numbers of a call, and the cache it works on. */
 typedef struct {
@@ -100,7 +101,8 @@ static folio_status by_plan(folio_context *ctx, const folio_attend_args *a, foli
     CHECK_OK(folio_plan_update(l.plan, l.batch, NULL));
     const folio_tensors t = FOLIO_WITH(
         folio_tensors, .q = a->q, .k = a->k, .v = a->v, .out = a->out, .lse = a->lse,
-        .slopes = a->slopes, .sinks = a->sinks, .k_scale = a->k_scale, .v_scale = a->v_scale);
+        .slopes = a->slopes, .sinks = a->sinks, .k_scale = a->k_scale, .v_scale = a->v_scale,
+        .k_head_scales = a->k_head_scales, .v_head_scales = a->v_head_scales);
     folio_status status =
         folio_attention_forward(l.plan, 0, FOLIO_ATTENTION_DECODER, a->cache, a->layer, &t, NULL);
     l.cache = NULL; /* the caller's */
@@ -123,7 +125,7 @@ static bool same_results(const world *a, const world *b)
     return memcmp(a->out, b->out, sizeof a->out) == 0 && memcmp(a->lse, b->lse, sizeof a->lse) == 0;
 }
 
-enum { NUM_CHANGES = 12 };
+enum { NUM_CHANGES = 14 };
 
 /* One option at a time; c 0: none. */
 static void change(folio_attend_args *a, int c)
@@ -142,6 +144,8 @@ static void change(folio_attend_args *a, int c)
     case 8: a->k_scale = 0.5f; break;
     case 9: a->v_scale = 2.0f; break;
     case 10: a->k = a->v = (folio_tensor){0}; break; /* all keys are cached */
+    case 12: a->k_head_scales = head_scales; break;
+    case 13: a->v_head_scales = head_scales; break;
     case 11: a->num_kv_heads = KV_HEADS, a->k_head_size = DK, a->v_head_size = DV; break;
     }
 }
@@ -163,8 +167,9 @@ static void compare(folio_context *ctx, folio_dtype dtype, folio_dtype kv_dtype,
               folio_dtype_name(dtype), folio_dtype_name(kv_dtype), c);
     CHECK_MSG(same_cache(once.cache, planned.cache), "%s over %s, change %d: another cache",
               folio_dtype_name(dtype), folio_dtype_name(kv_dtype), c);
-    /* every option counts: k_scale and v_scale where the cache is fp8 */
-    bool counts = c != 0 && c != 11 && (kv_dtype == FOLIO_FP8_E4M3 || (c != 8 && c != 9));
+    /* every option counts: scales where the cache is fp8 */
+    bool scale = c == 8 || c == 9 || c >= 12;
+    bool counts = c != 0 && c != 11 && (kv_dtype == FOLIO_FP8_E4M3 || !scale);
     CHECK_MSG(same_results(&once, &plain) != counts, "%s over %s: change %d changes %s",
               folio_dtype_name(dtype), folio_dtype_name(kv_dtype), c,
               counts ? "nothing" : "something");

@@ -184,6 +184,8 @@ static folio_status write_context(golden_case *c, folio_kv_cache *cache)
     folio_kv_write w = {.struct_size = sizeof w, .k = k.t, .v = v.t, .slots = slots};
     w.k_scale = c->scales[0];
     w.v_scale = c->scales[1];
+    w.k_head_scales = c->head_scales[0];
+    w.v_head_scales = c->head_scales[1];
     STEP(folio_kv_cache_write(cache, (int32_t)c->layer, &w, NULL));
     return FOLIO_OK;
 }
@@ -466,6 +468,8 @@ static folio_status forward(golden_case *c, judge *by, rig *r)
     make_bias(c, &t.bias);
     t.k_scale = c->scales[0];
     t.v_scale = c->scales[1];
+    t.k_head_scales = c->head_scales[0];
+    t.v_head_scales = c->head_scales[1];
     t.flags = c->append ? FOLIO_KV_APPEND : 0;
     bool writes =
         (c->type == FOLIO_ATTENTION_DECODER || c->type == FOLIO_ATTENTION_ENCODER_DECODER) &&
@@ -641,6 +645,7 @@ static void tally_case(golden_case *c, void *user)
     saw(t, "ALiBi and window", a->windowed && c->slopes);
     saw(t, "soft cap", a->soft_cap > 0);
     saw(t, "k and v of another dtype than q", c->new_dtype != a->dtype);
+    saw(t, "scales per kv head", c->head_scales[0] && c->head_scales[1] && c->cache.num_blocks > 0);
     saw(t, "explicit scale", a->scale != 0);
     saw(t, "sinks", c->sinks != NULL);
     saw(t, "bias", c->bias_dtype != 0);

@@ -44,6 +44,7 @@ static const option options[] = {
     {"f16 cache", {.kv_dtype = FOLIO_F16}},
     {"bf16 cache", {.kv_dtype = FOLIO_BF16}},
     {"e4m3 cache", {.kv_dtype = FOLIO_FP8_E4M3, .k_scale = 0.5f, .v_scale = 0.3f}},
+    {"scales per kv head", {.kv_dtype = FOLIO_FP8_E4M3, .num_kv_heads = 2, .head_scales = true}},
     {"e5m2 cache", {.kv_dtype = FOLIO_FP8_E5M2, .k_scale = 0.5f}},
     {"int8 cache", {.kv_dtype = FOLIO_INT8}},
     {"f16", {.dtype = FOLIO_F16}},

@@ -514,6 +514,36 @@ ENGINE_TEST(numerics_kv, fp8_rounds_to_nearest_even)
     }
 }
 
+/* Every kv head by its own scale: K shows through lse. Stored by the forward, and by an earlier write. */
+ENGINE_TEST(numerics_kv, fp8_scales_per_kv_head)
+{
+    static const float k_scales[2] = {0.3f, 2.0f}, v_scales[2] = {0.011f, 1.0f};
+    for (int n = 0; n < 4; n++) {
+        folio_dtype dtype = n % 2 ? FOLIO_FP8_E5M2 : FOLIO_FP8_E4M3;
+        rig_init(&r, e.ctx);
+        rig_random_v(&r);
+        rig_add(&r, n < 2 ? 1 : 0, 1);
+        if (n >= 2) rig_add(&r, 1, 1);
+        r.desc.kv_dtype = dtype;
+        r.desc.scale = 1;
+        r.t.k_head_scales = k_scales;
+        r.t.v_head_scales = v_scales;
+        CHECK_OK(rig_run(&r, FOLIO_ATTENTION_DECODER));
+        int s = n / 2;
+        for (int h = 0; h < 2; h++) {
+            double dot = 0;
+            for (int d = 0; d < 8; d++)
+                dot += (double)r.q[s][0][h][d] *
+                       as_stored(dtype, (double)r.key[s][0][h][d], (double)k_scales[h]);
+            CHECK_NEAR(r.lse[s][0][h], dot, 4e-6);
+            for (int d = 0; d < RIG_DIM; d++)
+                CHECK_NEAR(r.out[s][0][h][d],
+                           as_stored(dtype, (double)r.val[s][0][h][d], (double)v_scales[h]), 2e-7);
+        }
+        rig_close(&r);
+    }
+}
+
 ENGINE_TEST(numerics_kv, fp8_is_stored_times_scale)
 {
     /* Scales that are no power of two, different for K and V; K shows through lse. */

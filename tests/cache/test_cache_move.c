@@ -500,6 +500,40 @@ BACKEND_TEST(cache_move, fp8_scales_of_the_call)
     }
 }
 
+/* fp8: every kv head has its own scale, in write and gather. */
+BACKEND_TEST(cache_move, fp8_scales_per_kv_head)
+{
+    static const float k_scales[] = {0.5f, 4.0f, 1.0f}, v_scales[] = {2.0f, 0.25f, 8.0f};
+    for (int layout = 0; layout < FOLIO_NUM_LAYOUTS; layout++) {
+        folio_kv_cache_desc c = describe((folio_layout)layout, FOLIO_FP8_E4M3, 16, 16);
+        moved m;
+        if (!moved_make(ctx, &c, &m)) continue;
+        float k[HEADS * 16], v[HEADS * 16], gk[HEADS * 16], gv[HEADS * 16];
+        for (int i = 0; i < HEADS * 16; i++) k[i] = (float)(i - 8), v[i] = (float)(i % 15) / 4.0f;
+        const int64_t slot = 37;
+        folio_kv_write w =
+            FOLIO_WITH(folio_kv_write, .k = {.data = k, .dtype = FOLIO_F32, .tokens = 1},
+                       .v = {.data = v, .dtype = FOLIO_F32, .tokens = 1}, .slots = &slot,
+                       .k_head_scales = k_scales, .v_head_scales = v_scales);
+        CHECK_OK(folio_kv_cache_write(m.cache, 0, &w, NULL));
+        folio_kv_gather g = FOLIO_WITH(
+            folio_kv_gather, .k = {.data = gk, .dtype = FOLIO_F32, .tokens = 1},
+            .v = {.data = gv, .dtype = FOLIO_F32, .tokens = 1}, .slots = &slot, .num_slots = 1);
+        for (int scaled = 0; scaled < 2; scaled++) {
+            CHECK_OK(folio_kv_cache_gather(m.cache, 0, &g, NULL)); /* at first as stored */
+            for (int i = 0; i < HEADS * 16; i++) {
+                double ks = (double)k_scales[i / 16], vs = (double)v_scales[i / 16];
+                double kc = kit_decode(c.dtype, kit_encode(c.dtype, (double)k[i] / ks));
+                double vc = kit_decode(c.dtype, kit_encode(c.dtype, (double)v[i] / vs));
+                CHECK((double)gk[i] == (scaled ? kc * ks : kc));
+                CHECK((double)gv[i] == (scaled ? vc * vs : vc));
+            }
+            g.k_head_scales = k_scales, g.v_head_scales = v_scales;
+        }
+        moved_free(&m);
+    }
+}
+
 /* ------------------------------------------------------------------------------------- refusals */
 
 /* A refused call leaves all of the cache, and what it was to fill, as they were. */
@@ -571,6 +605,11 @@ BACKEND_TEST(cache_move, bad_writes_are_refused)
     BAD_WRITE("k_scale", w.k_scale = INFINITY);
     BAD_WRITE("k_scale", w.k_scale = -1.0f);
     BAD_WRITE("v_scale", w.v_scale = -INFINITY);
+    const float zero[HEADS] = {1.0f, 1.0f, 0.0f}, nan[HEADS] = {1.0f, NAN, 1.0f};
+    BAD_WRITE("k_head_scales|2|0", w.k_head_scales = zero);
+    BAD_WRITE("v_head_scales|1|nan", w.v_head_scales = nan);
+    BAD_WRITE("k_scale is 1|k_head_scales", w.k_head_scales = nan; w.k_scale = 1.0f);
+    BAD_WRITE("v_head_scales|align", w.v_head_scales = (const float *)((uintptr_t)nan + 2));
     BAD_WRITE("stream", run.stream = &r);
     REFUSED(folio_kv_cache_write(NULL, 0, &(folio_kv_write){0}, NULL), FOLIO_ERR_ARGUMENT, "cache");
     REFUSED(folio_kv_cache_write(r.m.cache, 0, NULL, NULL), FOLIO_ERR_ARGUMENT, "write");
@@ -608,6 +647,14 @@ BACKEND_TEST(cache_move, bad_gathers_are_refused)
     BAD_GATHER("", g.v.token_stride = INT64_MAX / 2);
     BAD_GATHER("k_scale", g.k_scale = NAN);
     BAD_GATHER("v_scale", g.v_scale = -2.0f);
+    const float zero[HEADS] = {1.0f, 1.0f, 0.0f}, minus[HEADS] = {-1.0f, 1.0f, 1.0f};
+    BAD_GATHER("k_head_scales|2|0", g.k_head_scales = zero);
+    BAD_GATHER("v_head_scales|0|-1", g.v_head_scales = minus);
+    BAD_GATHER("v_scale is 0.5|v_head_scales", g.v_head_scales = zero; g.v_scale = 0.5f);
+    float own[4 * HEADS * 16];
+    for (int i = 0; i < COUNT_OF(own); i++) own[i] = 1.0f;
+    BAD_GATHER("v and k_head_scales share", g.v.data = own;
+               g.k_head_scales = own + COUNT_OF(own) - 1 - HEADS);
     REFUSED(folio_kv_cache_gather(NULL, 0, &(folio_kv_gather){0}, NULL), FOLIO_ERR_ARGUMENT,
             "cache");
     REFUSED(folio_kv_cache_gather(r.m.cache, 0, NULL, NULL), FOLIO_ERR_ARGUMENT, "gather");

@@ -271,6 +271,9 @@ BACKEND_TEST(latent, forwards_are_refused)
     REFUSED(FORWARD(l.plan, l.cache), ARG, "v is given|3");
     t = good, t.v_scale = 1.0f;
     REFUSED(FORWARD(l.plan, l.cache), ARG, "v_scale|1|v_in_k");
+    const float ones[HEADS] = {1.0f};
+    t = good, t.v_head_scales = ones;
+    REFUSED(FORWARD(l.plan, l.cache), ARG, "v_head_scales|v_in_k");
     t = good, t.k.tokens = 2;
     REFUSED(FORWARD(l.plan, l.cache), ARG, "k|2|3");
     t = good, t.k.data = (char *)k + 1;

@@ -183,6 +183,7 @@ static void check_shape(const folio_kv_cache_desc *desc, const rows *k, const ro
                                .v = v->t,
                                .k_scale = fp8 ? scales[(p + seed / 8) % 4] : 1.0f,
                                .v_scale = fp8 ? scales[p] : 1.0f};
+        if (fp8 && p != SHUFFLED) t.k_head_scales = scales + 1, t.v_head_scales = scales + 2;
         folioi_kv_share share = {0, n, 0, HEADS};
         if (p == BROKEN) share = (folioi_kv_share){n / 7, n - n / 5, 1, HEADS};
         write_at_every_level(&expected, &got, &t, slots, &share);

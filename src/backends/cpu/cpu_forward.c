@@ -96,13 +96,14 @@ typedef struct {
 
 static folioi_keys keys_of(const folioi_call *call, const folioi_rows *rows, int32_t kv_head)
 {
+    const folio_tensors *t = &call->tensors;
     folioi_keys k = {
         .blocks = rows->blocks,
         .kv_head = kv_head,
-        .k_scale = call->tensors.k_scale,
-        .v_scale = call->tensors.v_scale,
-        .new_k = call->tensors.k,
-        .new_v = call->tensors.v,
+        .k_scale = head_scale(t->k_head_scales, t->k_scale, kv_head),
+        .v_scale = head_scale(t->v_head_scales, t->v_scale, kv_head),
+        .new_k = t->k,
+        .new_v = t->v,
         .new_row = rows->new_row,
     };
     if (call->cached) {

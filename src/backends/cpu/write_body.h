@@ -217,6 +217,7 @@ typedef struct {
     folioi_kv_side side;
     const folio_tensor *from;
     convert_fn *convert;
+    const float *head_scales; /* fp8: [num_kv_heads], or NULL: `scale` for all */
     float scale;
     int64_t size, from_size; /* of a number */
     int32_t chunk;           /* numbers converted at a time */
@@ -227,9 +228,10 @@ typedef struct {
 } writer;
 
 static writer writer_of(const folioi_kv_layer *layer, folioi_part part, const folio_tensor *from,
-                        float scale)
+                        const float *head_scales, float scale)
 {
-    writer w = {.side = kv_side(layer, part), .from = from, .scale = scale};
+    writer w = {
+        .side = kv_side(layer, part), .from = from, .head_scales = head_scales, .scale = scale};
     const folioi_address *at = w.side.at;
     w.convert = converter(from->dtype, w.side.dtype);
     w.size = (int64_t)folio_dtype_size(w.side.dtype);
@@ -248,7 +250,8 @@ static writer writer_of(const folioi_kv_layer *layer, folioi_part part, const fo
 typedef struct {
     const char *from;
     char *to;
-    float *scale; /* NULL: the cache has none */
+    float *scale;     /* NULL: the cache has none */
+    const float *fp8; /* then: what to divide by  */
 } place;
 
 INLINE place place_of(const writer *w, int64_t row, int64_t block, int64_t token, int64_t head)
@@ -256,7 +259,8 @@ INLINE place place_of(const writer *w, int64_t row, int64_t block, int64_t token
     const folioi_kv_side *s = &w->side;
     int64_t index = row * w->from->token_stride + head * w->from->head_stride;
     place p = {.from = (const char *)w->from->data + index * w->from_size,
-               .to = s->base + address_token(s->at, block, head, token) * w->size};
+               .to = s->base + address_token(s->at, block, head, token) * w->size,
+               .fp8 = w->head_scales != NULL ? w->head_scales + head : &w->scale};
     if (s->scales != NULL) p.scale = s->scales + address_token(s->scales_at, block, head, token);
     return p;
 }
@@ -266,12 +270,13 @@ INLINE void next_head(const writer *w, place *p)
     p->from += w->from->head_stride * w->from_size;
     p->to += w->side.at->head * w->size;
     if (p->scale != NULL) p->scale += w->side.scales_at->head;
+    if (w->head_scales != NULL) p->fp8++;
 }
 
 /* The scale of one row; stored where the cache keeps it. */
-INLINE float scale_row(const writer *w, const char *from, float *to)
+INLINE float scale_row(const writer *w, const char *from, float *to, const float *fp8)
 {
-    if (to == NULL) return w->scale;
+    if (to == NULL) return *fp8;
     *to = int8_scale(from, w->from->dtype, w->side.dims);
     return *to;
 }
@@ -293,7 +298,7 @@ INLINE void store_half_pairs(char *to, const char *from, int32_t n)
 static void write_row(const writer *w, place p)
 {
     const folioi_address *at = w->side.at;
-    float scale = scale_row(w, p.from, p.scale);
+    float scale = scale_row(w, p.from, p.scale, p.fp8);
     conversion c = {p.to, p.from, 0, 0, 1, w->side.dims, &scale};
     if (w->rows) {
         w->convert(&c);
@@ -374,7 +379,7 @@ static void convert_sub_tile(const writer *w, place p)
     int64_t row = w->from->token_stride * w->from_size;
     for (int i = 0; i < SUB; i++) {
         int64_t scale = p.scale != NULL ? i * w->side.scales_at->token_tile_stride : 0;
-        scales[i] = scale_row(w, p.from + i * row, p.scale != NULL ? p.scale + scale : NULL);
+        scales[i] = scale_row(w, p.from + i * row, p.scale != NULL ? p.scale + scale : NULL, p.fp8);
     }
     conversion c = {p.to,         p.from, w->side.at->token_tile_stride * w->size, row, SUB,
                     w->side.dims, scales};
@@ -453,8 +458,8 @@ static void write_rows(const folioi_kv_layer *layer, const folioi_kv_tensors *t,
                        const int64_t *slots, const folioi_kv_share *share)
 {
     int32_t block_size = layer->format->desc.block_size;
-    writer k = writer_of(layer, FOLIOI_K, &t->k, t->k_scale);
-    writer v = writer_of(layer, FOLIOI_V, &t->v, t->v_scale);
+    writer k = writer_of(layer, FOLIOI_K, &t->k, t->k_head_scales, t->k_scale);
+    writer v = writer_of(layer, FOLIOI_V, &t->v, t->v_head_scales, t->v_scale);
     for (int64_t n, i = share->begin; i < share->end; i += n) {
         n = 1;
         if (slots[i] < 0) continue;

@@ -33,8 +33,15 @@ typedef struct folioi_cuda_side {
     const char *base;
     const float *scales; /* int8 only */
     folioi_address at, scales_at;
-    float scale; /* fp8: stored numbers are multiplied with it; else 1 */
+    float scale;              /* fp8: stored numbers are multiplied with it; else 1 */
+    const float *head_scales; /* fp8: [num_kv_heads] in place of it, which is then 1; or NULL */
 } folioi_cuda_side;
+
+/** What stored numbers of a kv head are multiplied with, where their scales are not the cache's. */
+SHARED_INLINE float folioi_cuda_scale(const folioi_cuda_side *side, int32_t kv_head)
+{
+    return head_scale(side->head_scales, side->scale, kv_head);
+}
 
 /** Are the numbers of one token and head neighbours? Kernels on tensor cores read these, and pages. */
 static inline bool folioi_cuda_has_rows(const folioi_cuda_side *side)

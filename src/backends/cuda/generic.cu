@@ -56,7 +56,7 @@ __device__ key_place find_key(const row &r, bool v, int64_t j)
     int64_t block = r.step->blocks[r.seq.table + key / l.block_size];
     float scale = side.scales != nullptr
                       ? side.scales[address_token(&side.scales_at, block, r.kv_head, token)]
-                      : side.scale;
+                      : folioi_cuda_scale(&side, r.kv_head);
     return {side.base,
             l.kv_dtype,
             address_token(&side.at, block, r.kv_head, token),

@@ -30,7 +30,9 @@ static double key_number(const keys *s, folioi_part part, int64_t j, int64_t d)
     folioi_kv_side side = kv_side(&call->layer, part);
     int64_t bs = call->layer.format->desc.block_size;
     int64_t block = s->rows.blocks[j / bs], token = j % bs;
-    float fp8 = part == FOLIOI_K ? call->tensors.k_scale : call->tensors.v_scale;
+    const folio_tensors *given = &call->tensors;
+    float fp8 = part == FOLIOI_K ? head_scale(given->k_head_scales, given->k_scale, s->kv_head)
+                                 : head_scale(given->v_head_scales, given->v_scale, s->kv_head);
     double scale = kv_scale(&side, block, s->kv_head, token, fp8);
     int64_t at = address_token(side.at, block, s->kv_head, token) + address_dim(side.at, token, d);
     return load_f32(side.base, side.dtype, at) * scale;

@@ -88,13 +88,13 @@ def bias_values(case):
 # ---------------------------------------------------------------------------------------------
 
 def as_stored(x, dtype, scale):
-    """What a cache of dtype gives back for rows x [n][heads][size] written with `scale`."""
+    """What a cache of dtype gives back for rows x [n][heads][size] written with `scale`; a list has one per head."""
     x32 = x.to(torch.float32)
     if dtype in FLOATS:
         return x32.to(FLOATS[dtype]).to(torch.float64)
     if dtype in FP8:
         kind, largest = FP8[dtype]
-        by = torch.full_like(x32, scale)
+        by = torch.tensor(scale, dtype=torch.float32).reshape(-1, 1).expand(x32.shape[1:])
         return (x32 / by).clamp(-largest, largest).to(kind).to(torch.float64) * by.double()
     largest = x32.abs().amax(dim=-1, keepdim=True)
     by = largest / torch.full_like(largest, 127.0)
@@ -305,6 +305,14 @@ def draw_options(rng, case):
         case["scales"] = tuple(f32(rng.choice((0.5, 0.037, 1.7, small))) for _ in range(2))
 
 
+def draw_head_scales(rng, case):
+    """fp8: scales of each kv head in place of one, of K, of V or of both."""
+    if case["kv"] in FP8 and chance(rng, 50):
+        each = [f32(rng.choice((0.5, 0.037, 1.7, 1.0))) for _ in range(2 * case["kv_heads"])]
+        both = each[::2], each[1::2]
+        case["scales"] = tuple(both[i] if chance(rng, 70) else case["scales"][i] for i in (0, 1))
+
+
 def near_block(rng, size, low, high):
     """A length in [low, high], often at the edge of a block."""
     if chance(rng, 50) and high >= size - 1:
@@ -508,6 +516,8 @@ def draw_case(seed, number):
     case = {"id": number, "seed": rng.getrandbits(64), "tags": set()}
     draw_geometry(rng, case)
     draw_options(rng, case)
+    more = random.Random(f"folio/{seed}/{number}/more")  # what came later leaves the other cases as they were
+    draw_head_scales(more, case)
     share = {"decoder": 88, "encoder_decoder": 85, "encoder": 50, "encoder_only": 50}
     case["cache"] = chance(rng, share[case["type"]])
     case["bs"] = rng.choice((1, 1, 2, 3, 5, 8, 16, 16, 17, 32, 48, 64)) if case["cache"] else 0
@@ -585,7 +595,11 @@ def case_line(case):
         if case["kv_strides"]:
             words.append(f"kv_strides={int_list(sum(case['kv_strides'], []))}")
         if case["kv"] in FP8:
-            words.append(f"scales={hex_list(case['scales'])}")
+            one = [0.0 if isinstance(scale, list) else scale for scale in case["scales"]]
+            words.append(f"scales={hex_list(one)}")
+            for key, scale in zip(("k_head_scales", "v_head_scales"), case["scales"]):
+                if isinstance(scale, list):
+                    words.append(f"{key}={hex_list(scale)}")
     return " ".join(words)
 
 
@@ -626,6 +640,7 @@ def features(case):
              "alibi": case["slopes"], "alibi and window": case["slopes"] and case["window"],
              "soft cap": case["cap"], "sinks": case["sinks"], "bias": case["bias"],
              "bias with blind rows": case["bias"] and case["bias"]["blind"],
+             "scales per kv head": any(isinstance(scale, list) for scale in case["scales"]),
              "explicit scale": case["scale"], "zero rows": case["zeros"],
              "group > 1": case["heads"] > case["kv_heads"], "dk != dv": case["dk"] != case["dv"],
              "k and v of another dtype": case["new"] != case["q"],

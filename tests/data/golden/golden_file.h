@@ -74,6 +74,7 @@ typedef struct {
     folio_dtype bias_dtype; /* 0: none    */
     int64_t bias_dims[4], bias_strides[4], bias_hide, bias_blind;
     float scales[2];
+    float *head_scales[2]; /* of K and V, [num_kv_heads]; NULL: the one above */
     int64_t num_seqs;
     golden_seq seqs[MAX_SEQS];
     int64_t query_rows, encoder_rows; /* sums of q and enc_new                          */
@@ -243,6 +244,8 @@ static void parse_case(golden_case *c, const char *line)
     ints_field(line, "kv_strides", c->kv_strides, 12);
     float *scales = floats_field(&c->mem, line, "scales", 2);
     if (scales != NULL) memcpy(c->scales, scales, sizeof c->scales);
+    c->head_scales[0] = floats_field(&c->mem, line, "k_head_scales", a->num_kv_heads);
+    c->head_scales[1] = floats_field(&c->mem, line, "v_head_scales", a->num_kv_heads);
     folio_kv_cache_desc *k = &c->cache;
     k->struct_size = sizeof *k;
     k->num_blocks = int_field(line, "num_blocks");

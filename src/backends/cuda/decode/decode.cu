@@ -151,6 +151,8 @@ static bool is_fixed(const folioi_cuda_line *line, const folioi_cuda_layer *y)
     if (y->k_dims != line->k_dims || y->v_dims != line->v_dims) return false;
     if (y->kv_dtype == FOLIO_INT8 && !scales_alike(&y->k.scales_at, &y->v.scales_at)) return false;
     if (y->soft_cap > 0.0f || y->slopes != NULL || y->bias.data != NULL) return false;
+    if (y->k.head_scales != NULL || y->v.head_scales != NULL)
+        return false; /* no register is left */
     return widest_copy(y, dtype_is_16_bit(line->kv) ? 2 : 1) == 16 &&
            folioi_cuda_rows_aligned(&y->q, 2, 4);
 }

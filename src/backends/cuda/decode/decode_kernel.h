@@ -115,7 +115,7 @@ static __device__ __forceinline__ void start_item(const decode_args &a, const bl
         bool converted = a.layer.dtype == FOLIO_BF16 && !cache_is_bf16(a);
 #pragma unroll
         for (int row = 0; row < 2 * I::NT; row++)
-            opt.factor[row] = a.layer.scale * a.layer.k.scale *
+            opt.factor[row] = a.layer.scale * folioi_cuda_scale(&a.layer.k, kv_head) *
                               (converted ? sh.q_factor[row_of(threadIdx.x & 3, row)] : 1.0f);
     }
 }
@@ -146,13 +146,13 @@ template <class I>
 static __device__ __forceinline__ void add_tile_values(
     const decode_args &a, const tile_view &tile, float o[I::VMAX / 16][I::NT][4], float s[I::NT][4],
     float alpha[2 * I::NT], bool grown, int num_rows, bool wide, bool whole, bool apart,
-    const uint32_t hidden[I::NT][4], value_scale &v_scale)
+    const uint32_t hidden[I::NT][4], int kv_head, value_scale &v_scale)
 {
     using T = typename I::T;
     constexpr int VMAX = I::VMAX, NT = I::NT, STEPS = VMAX / 16;
     if constexpr (I::KV == 0 || I::INT8) {
         if (I::INT8 || a.kv_bytes == 1) {
-            float ago = scale_values<NT>(a, tile, hidden, I::INT8 && whole, s, v_scale);
+            float ago = scale_values<NT>(a, tile, hidden, I::INT8 && whole, kv_head, s, v_scale);
             if (ago != 1.0f) {
 #pragma unroll
                 for (int r = 0; r < 2 * NT; r++) alpha[r] = grown ? alpha[r] * ago : ago;
@@ -302,7 +302,7 @@ __global__ void __launch_bounds__(32 * WARPS, VMAX <= 128 ? 2 : 1)
                                                first_row, opt, num_rows, whole, sc, hidden);
             bool grown = soften<NT>(rows, sc, alpha, wide);
             add_tile_values<I>(a, tile, o, sc, alpha, grown, num_rows, wide, whole, apart, hidden,
-                               v_scale);
+                               kv_head, v_scale);
             __syncwarp();
             filled--;
             if (++stage == a.num_stages) stage = 0;

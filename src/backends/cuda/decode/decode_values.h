@@ -197,10 +197,10 @@ struct value_scale {
 template <int NT>
 static __device__ __forceinline__ float scale_values(const decode_args &a, const tile_view &tile,
                                                      const uint32_t hidden[NT][4], bool whole,
-                                                     float s[NT][4], value_scale &v)
+                                                     int kv_head, float s[NT][4], value_scale &v)
 {
     int lane = threadIdx.x & 31, g = lane / 4;
-    float low = tile.fresh ? 1.0f : a.layer.v.scale, high = low, ago = 1.0f;
+    float low = tile.fresh ? 1.0f : folioi_cuda_scale(&a.layer.v, kv_head), high = low, ago = 1.0f;
     if (tile.scales != NULL) {
         low = tile.scales[16 + g];
         high = tile.scales[24 + g];

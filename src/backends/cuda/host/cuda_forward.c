@@ -34,8 +34,8 @@ static folioi_cuda_layer layer_of(const folioi_call *call)
     };
     if (call->cached) {
         l.block_size = call->layer.format->desc.block_size;
-        l.k = folioi_cuda_side_of(&call->layer, FOLIOI_K, t->k_scale);
-        l.v = folioi_cuda_side_of(&call->layer, FOLIOI_V, t->v_scale);
+        l.k = folioi_cuda_side_of(&call->layer, FOLIOI_K, t->k_scale, t->k_head_scales);
+        l.v = folioi_cuda_side_of(&call->layer, FOLIOI_V, t->v_scale, t->v_head_scales);
     }
     return l;
 }

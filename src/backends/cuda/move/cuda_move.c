@@ -3,10 +3,11 @@
 
 #include <string.h>
 
-folioi_cuda_side folioi_cuda_side_of(const folioi_kv_layer *layer, folioi_part part, float scale)
+folioi_cuda_side folioi_cuda_side_of(const folioi_kv_layer *layer, folioi_part part, float scale,
+                                     const float *head_scales)
 {
     folioi_kv_side s = kv_side(layer, part);
-    return (folioi_cuda_side){s.base, s.scales, *s.at, *s.scales_at, scale};
+    return (folioi_cuda_side){s.base, s.scales, *s.at, *s.scales_at, scale, head_scales};
 }
 
 /* Are rows of both at multiples of 16 bytes, and the same numbers? */
@@ -34,7 +35,8 @@ static folioi_cuda_moves moves_of(const folioi_kv_layer *layer, const folioi_kv_
             .rows = rows_of(v ? &t->v : &t->k),
             .rows_dtype = v ? t->v.dtype : t->k.dtype,
             .dtype = d->dtype,
-            .side = folioi_cuda_side_of(layer, part, v ? t->v_scale : t->k_scale),
+            .side = folioi_cuda_side_of(layer, part, v ? t->v_scale : t->k_scale,
+                                        v ? t->v_head_scales : t->k_head_scales),
             .num_heads = d->num_kv_heads,
             .dims = v ? d->v_head_size : d->k_head_size,
             .block_size = d->block_size,

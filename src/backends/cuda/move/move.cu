@@ -66,7 +66,7 @@ __global__ void store_rows(const __grid_constant__ folioi_cuda_moves moves)
     folioi_rotation r = moves.turns.rotation;
     if (blockIdx.y != 0) r.table = nullptr; /* V stays as it is */
     int64_t position = r.table != nullptr ? row_position(moves.turns, row) : 0;
-    float scale = m.side.scale;
+    float scale = folioi_cuda_scale(&m.side, (int32_t)head);
     if (m.side.scales != nullptr) {
         scale = int8_scale(m, r, from, position);
         if (threadIdx.x % WARP == 0)
@@ -116,7 +116,7 @@ __global__ void gather_rows(const __grid_constant__ folioi_cuda_moves moves)
     float scale = slot < 0 ? 0.0f
                   : m.side.scales != nullptr
                       ? m.side.scales[address_token(&m.side.scales_at, block, head, token)]
-                      : m.side.scale;
+                      : folioi_cuda_scale(&m.side, (int32_t)head);
     for (int32_t d = threadIdx.x % WARP; d < m.dims; d += WARP) {
         float x = 0.0f;
         if (slot >= 0)

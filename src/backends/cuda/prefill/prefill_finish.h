@@ -29,11 +29,11 @@ static __device__ __forceinline__ bool has_nan(const prefill_state<DV, M> &st)
 /* What out is multiplied with beside 1 / sum. */
 template <class I, int M>
 static __device__ __forceinline__ float value_unit(const prefill_state<I::DV, M> &st,
-                                                   const folioi_cuda_layer &l)
+                                                   const folioi_cuda_layer &l, int32_t kv_head)
 {
     if constexpr (I::KV == KV_INT8) return exp2_approx((float)st.value_log2);
-    else if constexpr (I::KV != KV_WIDE) return l.v.scale;
-    else return I::FIXED ? 1.0f : value_scale_at_end(l);
+    else if constexpr (I::KV != KV_WIDE) return folioi_cuda_scale(&l.v, kv_head);
+    else return I::FIXED ? 1.0f : value_scale_at_end(l, kv_head);
 }
 
 /* Sinks join where the tile is whole, sums become the factor of the row's out; lse is stored. */
@@ -45,7 +45,7 @@ static __device__ __forceinline__ void finish_rows(prefill_state<I::DV, M> &st,
     constexpr float INVERSE = weight_shift<typename I::T>::INVERSE;
     const folioi_cuda_layer &l = a.layer;
     int lane = fresh_lane();
-    float unit = value_unit<I, M>(st, l) * INVERSE;
+    float unit = value_unit<I, M>(st, l, w.kv_head) * INVERSE;
 #pragma unroll
     for (int m = 0; m < M; m++)
 #pragma unroll

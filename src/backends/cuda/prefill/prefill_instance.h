@@ -60,7 +60,8 @@ struct fixed_row {
 
 struct byte_row {
     folioi_range seen;
-    float unit; /* a power of two: q is that many times what shared memory holds */
+    float
+        unit; /* a power of two, q is that many times what shared memory holds; times K's own scale of the kv head */
 };
 
 struct flexible_row {

@@ -27,11 +27,12 @@ static __device__ __forceinline__ uint32_t halve(uint32_t two, float factor)
 
 /*
  * Rows of q as f16 in the order 8-bit keys need: of 16 numbers, pairs 0 2 4 6, then 1 3 5 7. A bf16 row is multiplied with a
- * power of two that brings its largest number below 2^15, so that nothing is lost but what is 2^39 times smaller.
+ * power of two that brings its largest number below 2^15, so that nothing is lost but what is 2^39 times smaller. The unit
+ * of a row's scores takes the kv head's own scale, where it has one.
  */
 template <class I>
 static __device__ __forceinline__ void halve_q(uint64_t mine, bool is_none, bool is_bf16,
-                                               typename I::shared &sh, int row0)
+                                               float k_scale, typename I::shared &sh, int row0)
 {
     constexpr int LANES = I::DK / 16; /* of a row */
     uint32_t to = shared_address(sh.q);
@@ -59,7 +60,7 @@ static __device__ __forceinline__ void halve_q(uint64_t mine, bool is_none, bool
                      make_uint4(x.x, x.z, y.x, y.z));
         store_shared(to + chunk_at<I::DK * 2>(row0 + row, part * 2 + 1),
                      make_uint4(x.y, x.w, y.y, y.w));
-        if (part == 0) sh.rows[row0 + row].unit = unit;
+        if (part == 0) sh.rows[row0 + row].unit = unit * k_scale;
     }
 }
 
@@ -91,7 +92,8 @@ static __device__ void fetch_q(const prefill_args &a, const prefill_work &w, typ
         (uint64_t)(q + (p.query < 0 ? 0 : row_index(l.q, sh.seq.query_row + p.query, p.head)));
     uint32_t to = shared_address(sh.q);
     if constexpr (I::KV != KV_WIDE) {
-        halve_q<I>(from, p.query < 0, l.dtype == FOLIO_BF16, sh, row0);
+        halve_q<I>(from, p.query < 0, l.dtype == FOLIO_BF16,
+                   head_scale(l.k.head_scales, 1.0f, w.kv_head), sh, row0);
         return;
     }
     if constexpr (!I::FIXED) {

@@ -41,7 +41,7 @@ static __device__ __forceinline__ any_row find_row(const prefill_args &a, const 
         row.kind = is_byte ? 2 : paged ? 3 : 1;
         if (l.kv_dtype == FOLIO_INT8)
             row.scale = __ldg(side.scales + stored_index(a, w, side.scales_at, key, block));
-        else if (is_byte && !(is_v && !l.append)) row.scale = side.scale;
+        else if (is_byte && !(is_v && !l.append)) row.scale = folioi_cuda_scale(&side, w.kv_head);
     } else if (key >= w.begin && key < w.end && !is_stored(l, s, key)) {
         const folioi_cuda_rows &rows = is_v ? l.new_v : l.new_k;
         int64_t at = row_index(rows, s.new_row + key - s.context_len, w.kv_head) + skip;
@@ -155,9 +155,11 @@ static __device__ __forceinline__ void widen_tile(const prefill_args &a, const p
 }
 
 /* V of fp8 takes its scale at the end where no new row is among the keys. */
-static __device__ __forceinline__ float value_scale_at_end(const folioi_cuda_layer &l)
+static __device__ __forceinline__ float value_scale_at_end(const folioi_cuda_layer &l,
+                                                           int32_t kv_head)
 {
-    return dtype_is_fp8(l.kv_dtype) && l.cached && !l.append ? l.v.scale : 1.0f;
+    return dtype_is_fp8(l.kv_dtype) && l.cached && !l.append ? folioi_cuda_scale(&l.v, kv_head)
+                                                             : 1.0f;
 }
 
 #endif
