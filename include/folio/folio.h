@@ -1034,7 +1034,8 @@ typedef struct folio_plan_info {
                              /* keys; 0: they are not split at fixed positions                */
     const char *fallback;    /* kernels for forwards that `kernel` does not take, in the      */
                              /* order they are tried; "": it takes all. Reasons are strides,  */
-                             /* alignment, slopes, bias, FOLIO_KV_APPEND, another cache       */
+                             /* alignment, slopes, bias, rotary, FOLIO_KV_APPEND, another     */
+                             /* cache                                                         */
 } folio_plan_info;
 
 /** What a plan chose for its attentions and cache (folio_plan_desc.cache; NULL: one of the native

@@ -118,6 +118,7 @@ static const folio_kv_cache_desc small_cache = {.struct_size = sizeof small_cach
 MAKE(sized_context, folio_context, folio_context_create(arg, &made))
 MAKE(sized_attention, folio_attention, folio_attention_create(w->ctx, arg, &made))
 MAKE(sized_cache, folio_kv_cache, folio_kv_cache_create(w->ctx, arg, &made))
+MAKE(sized_rotary, folio_rotary, folio_rotary_create(w->ctx, arg, &made))
 MAKE(sized_batch, folio_batch, folio_batch_create(w->ctx, arg, &made))
 CALL(sized_write, folio_kv_cache_write(w->cache, 0, arg, NULL))
 CALL(sized_gather, folio_kv_cache_gather(w->cache, 0, arg, NULL))
@@ -172,6 +173,7 @@ static const support_sized sized_cases[] = {
     SIZED(folio_kv_cache_desc, sized_cache, layout, .num_blocks = 2, .num_layers = 1,
           .block_size = 16, .num_kv_heads = 1, .k_head_size = 8, .dtype = FOLIO_F32),
     SIZED(folio_kv_memory, sized_memory, k_strides, .k = zero_rows, .k_bytes = sizeof zeros),
+    SIZED(folio_rotary_desc, sized_rotary, cos, .num_dims = 8, .num_positions = 3),
     SIZED(folio_batch_desc, sized_batch, decode_query_len, .block_size = 16),
     SIZED(folio_batch_seq, sized_seq, phase, .query_len = 3, .seq_len = 3),
     SIZED(folio_batch_arrays, sized_arrays, phases, .num_seqs = 1, .query_start = starts,

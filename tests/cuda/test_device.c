@@ -146,10 +146,13 @@ typedef struct {
     kit_layer l;
     void *q, *k, *v, *out;
     float *lse, *slopes, *sinks; /* slopes and sinks: NULL, or in device memory */
+    folio_rotary *rotary;
+    int64_t *positions; /* NULL, or in device memory */
     folio_run run;
 } engine;
 
 static int64_t longest_query; /* of the engines opened next; 0: any */
+static bool rotates;          /* they rotate q and k */
 
 static void open_engine(engine *e, uint32_t flags, cudaStream_t stream)
 {
@@ -168,6 +171,9 @@ static void open_engine(engine *e, uint32_t flags, cudaStream_t stream)
     CHECK_OK(folio_memory_create(e->l.ctx, FOLIO_MEMORY_DEVICE, MAX_ROWS * ROW * 2, &e->out));
     CHECK_OK(
         folio_memory_create(e->l.ctx, FOLIO_MEMORY_DEVICE, MAX_ROWS * HEADS * 4, (void **)&e->lse));
+    folio_rotary_desc turns =
+        FOLIO_WITH(folio_rotary_desc, .num_dims = SIZE, .num_positions = 10 * BLOCK);
+    if (rotates) CHECK_OK(folio_rotary_create(e->l.ctx, &turns, &e->rotary));
 }
 
 static void close_engine(engine *e)
@@ -177,6 +183,7 @@ static void close_engine(engine *e)
     folio_memory_destroy(e->l.ctx, FOLIO_MEMORY_DEVICE, e->v, MAX_ROWS * KV_ROW * 2);
     folio_memory_destroy(e->l.ctx, FOLIO_MEMORY_DEVICE, e->out, MAX_ROWS * ROW * 2);
     folio_memory_destroy(e->l.ctx, FOLIO_MEMORY_DEVICE, e->lse, MAX_ROWS * HEADS * 4);
+    folio_rotary_destroy(e->rotary);
     kit_layer_close(&e->l);
     folio_context_destroy(e->l.ctx);
 }
@@ -203,10 +210,10 @@ static int64_t make_step(engine *e, int number)
 
 static void forward(engine *e, int64_t rows)
 {
-    folio_tensors t =
-        FOLIO_WITH(folio_tensors, .q = {e->q, 0, rows, 0, 0}, .k = {e->k, 0, rows, 0, 0},
-                   .v = {e->v, 0, rows, 0, 0}, .out = {e->out, 0, rows, 0, 0}, .lse = e->lse,
-                   .slopes = e->slopes, .sinks = e->sinks);
+    folio_tensors t = FOLIO_WITH(folio_tensors, .q = {e->q, 0, rows, 0, 0},
+                                 .k = {e->k, 0, rows, 0, 0}, .v = {e->v, 0, rows, 0, 0},
+                                 .out = {e->out, 0, rows, 0, 0}, .lse = e->lse, .slopes = e->slopes,
+                                 .sinks = e->sinks, .rotary = e->rotary, .positions = e->positions);
     for (int32_t layer = 0; layer < 2; layer++)
         CHECK_OK(folio_attention_forward(e->l.plan, 0, FOLIO_ATTENTION_DECODER, e->l.cache, layer,
                                          &t, &e->run));
@@ -220,7 +227,7 @@ static void read_out(engine *e, uint16_t *out, float *lse)
 }
 
 /* One graph, replayed with other lengths, tables and fewer sequences, gives what calls one by one give. */
-TEST(device, a_captured_graph_follows_the_plan)
+static void follow_plan(void)
 {
     static uint16_t want[MAX_ROWS * ROW], got[MAX_ROWS * ROW];
     static float want_lse[MAX_ROWS * HEADS], got_lse[MAX_ROWS * HEADS];
@@ -254,6 +261,15 @@ TEST(device, a_captured_graph_follows_the_plan)
     CUDA_OK(cudaStreamDestroy(stream));
 }
 
+TEST(device, a_captured_graph_follows_the_plan) { follow_plan(); }
+
+TEST(device, a_captured_graph_rotates_by_the_plans_positions)
+{
+    rotates = true;
+    follow_plan();
+    rotates = false;
+}
+
 /* ---- Steps whose arrays lie on the device */
 
 typedef struct {
@@ -284,7 +300,7 @@ static folio_device_batch batch_of(const arrays *on_device, int64_t rows)
 }
 
 /* Update and forwards in one graph; only the arrays change between replays. */
-TEST(device, a_graph_holds_the_update_from_device_arrays)
+static void hold_update(void)
 {
     static uint16_t want[MAX_ROWS * ROW], got[MAX_ROWS * ROW];
     static float want_lse[MAX_ROWS * HEADS], got_lse[MAX_ROWS * HEADS];
@@ -326,6 +342,15 @@ TEST(device, a_graph_holds_the_update_from_device_arrays)
     close_engine(&plain);
     close_engine(&captured);
     CUDA_OK(cudaStreamDestroy(stream));
+}
+
+TEST(device, a_graph_holds_the_update_from_device_arrays) { hold_update(); }
+
+TEST(device, a_graph_rotates_by_positions_of_device_arrays)
+{
+    rotates = true;
+    hold_update();
+    rotates = false;
 }
 
 static void spoil_block(arrays *a) { a->tables[2][0] = BLOCKS; }
@@ -581,6 +606,42 @@ TEST(device, a_bad_slope_or_sink_stays_in_its_head)
     }
     folio_memory_destroy(e.l.ctx, FOLIO_MEMORY_DEVICE, e.slopes, sizeof good);
     folio_memory_destroy(e.l.ctx, FOLIO_MEMORY_DEVICE, e.sinks, sizeof good);
+    close_engine(&e);
+}
+
+/* Rows of the sequence from the bad one on see its key. Positions that are given in device memory equal the batch's. */
+TEST(device, a_bad_position_stays_in_its_sequence)
+{
+    enum { BAD = 13 };
+    static const int64_t bad[] = {-1, 10 * BLOCK, INT64_MAX};
+    static uint16_t want[MAX_ROWS * ROW], got[MAX_ROWS * ROW];
+    static float lse[MAX_ROWS * HEADS];
+    engine e;
+    rotates = true;
+    open_engine(&e, 0, NULL);
+    rotates = false;
+    int64_t rows = make_step(&e, 1), end = 0;
+    forward(&e, rows);
+    read_out(&e, want, lse);
+    folio_batch_view view = {.struct_size = sizeof view};
+    CHECK_OK(folio_batch_get_view(e.l.batch, FOLIO_ATTENTION_DECODER, FOLIO_PHASE_AUTO, &view));
+    for (int64_t i = 0; end <= BAD; i++) end = view.query_start[i + 1];
+    size_t bytes = (size_t)rows * sizeof *e.positions;
+    e.positions = device_upload(e.l.ctx, view.positions, bytes);
+    forward(&e, rows);
+    read_out(&e, got, lse);
+    CHECK(memcmp(want, got, (size_t)rows * ROW * 2) == 0);
+    for (int i = 0; i < 3; i++) {
+        CHECK_OK(folio_memory_copy(e.l.ctx, e.positions + BAD, &bad[i], sizeof bad[i], &e.run));
+        forward(&e, rows);
+        read_out(&e, got, lse);
+        for (int64_t k = 0; k < rows * ROW; k++) {
+            bool is_bad = k / ROW >= BAD && k / ROW < end;
+            CHECK_MSG(is_bad ? (got[k] & 0x7fff) > 0x7f80 : got[k] == want[k],
+                      "row %lld: %x, was %x", (long long)(k / ROW), got[k], want[k]);
+        }
+    }
+    folio_memory_destroy(e.l.ctx, FOLIO_MEMORY_DEVICE, e.positions, bytes);
     close_engine(&e);
 }
 
