@@ -187,6 +187,23 @@ void make_kernels(const check_env *env, check_draw *d, int64_t index, check_atte
 static void random_window(check_draw *d, kit_spec *s);
 static void release_blocks(check_attention *c);
 
+/* One of several things that change which keys rows see, or how scores are distributed. */
+static void add_one_thing(check_draw *d, int64_t index, check_attention *c)
+{
+    kit_spec *s = &c->spec;
+    switch (index % 6) {
+    case 1: s->sinks = true; break;
+    case 2: c->seqs[0].causality = FOLIO_CAUSAL_NO; break;
+    case 3: s->nan_from = check_int(d, 1, c->seqs[0].seq_len - 1); break;
+    case 4: s->amplitude = 40.0; break;
+    case 5:
+        random_window(d, s);
+        if (check_chance(d, 2)) c->seqs[0].causality = FOLIO_CAUSAL_NO;
+        else release_blocks(c);
+        break;
+    }
+}
+
 /*
  * Prompts and chunks of several tiles of the largest kernels, in their favourite shape: lengths at the edges of pages and
  * tiles, groups that fill no tile, and one thing more in turns.
@@ -210,17 +227,25 @@ void make_tiles(const check_env *env, check_draw *d, int64_t index, check_attent
     int64_t most = s->num_heads > 12 ? 1 : 2;
     for (int64_t i = 0; i < most; i++) check_add(c, CHECK_PICK(d, lens), CHECK_PICK(d, before));
     if (check_chance(d, 3)) add_decode(d, c);
-    switch (index % 6) {
-    case 1: s->sinks = true; break;
-    case 2: c->seqs[0].causality = FOLIO_CAUSAL_NO; break;
-    case 3: s->nan_from = check_int(d, 1, c->seqs[0].seq_len - 1); break;
-    case 4: s->amplitude = 40.0; break;
-    case 5:
-        random_window(d, s);
-        if (check_chance(d, 2)) c->seqs[0].causality = FOLIO_CAUSAL_NO;
-        else release_blocks(c);
-        break;
-    }
+    add_one_thing(d, index, c);
+}
+
+/* One sequence with few new tokens, which a device may compute with clusters of blocks: parts of it may have no keys. */
+void make_alone(const check_env *env, check_draw *d, int64_t index, check_attention *c)
+{
+    static const int32_t groups[] = {4, 1, 3, 8, 16, 6, 2};
+    static const int32_t blocks[] = {16, 32, 16, 48};
+    static const int64_t before[] = {1, 15, 16, 17, 100, 255, 256, 257, 600, 1023, 2000, 3100};
+    kit_spec *s = &c->spec;
+    check_base(env, d, c);
+    s->num_kv_heads = (int32_t)check_int(d, 1, 3);
+    s->num_heads = s->num_kv_heads * groups[index % COUNT(groups)];
+    s->k_head_size = 128;
+    s->dtype = query_dtypes[1 + index % 2];
+    s->block_size = CHECK_PICK(d, blocks);
+    s->layout = FOLIO_LAYOUT_NATIVE;
+    check_add(c, check_int(d, 1, 4), CHECK_PICK(d, before));
+    add_one_thing(d, index, c);
 }
 
 /*

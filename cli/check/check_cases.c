@@ -17,6 +17,7 @@ const check_part check_parts[] = {
     {"kernels", "lines", 40, 160, NULL, run_lines},
     {"kernels", "attend", 144, 432, make_kernels, NULL},
     {"kernels", "tiles", 18, 126, make_tiles, NULL},
+    {"kernels", "alone", 36, 252, make_alone, NULL},
     {"kernels", "pairings", 252, 504, make_pairings, NULL},
     {"kernels", "f32_rows", 60, 400, NULL, run_f32_rows},
     {"mixed_batch", "attend", 12, 80, make_mixed_batch, NULL},

@@ -128,8 +128,9 @@ typedef struct folioi_cuda_limits {
         like; /* a layer as the plan knows it: aligned, and with no option on scores */
     int64_t max_query_tokens, max_seqs, max_query_len, max_seq_len;
     folioi_cuda_sm sm;
-    int32_t batch_invariant; /* cut keys at fixed positions */
-    int32_t decode_rows;     /* as folioi_prefill_shape has it; decode needs it */
+    int32_t batch_invariant;       /* cut keys at fixed positions */
+    int32_t decode_rows;           /* as folioi_prefill_shape has it; decode needs it */
+    int32_t cluster, cluster_seqs; /* as folioi_decode_rule has them: folioi_cuda_decode_clusters */
 } folioi_cuda_limits;
 
 /** Lines of one family that take an attention, in the list's order; the last is flexible. NULL: no more. */

@@ -199,6 +199,75 @@ static __device__ __forceinline__ void let_next_begin()
 #endif
 }
 
+/* ---- clusters of blocks, from sm_90 on: call these where HAS_BULK_COPIES only ---- */
+
+/* Number of this block in its cluster. */
+static __device__ __forceinline__ uint32_t cluster_rank()
+{
+    uint32_t rank;
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+
+/*
+ * All threads of a cluster come to the one and then to the other. Of what a thread did before the first, others see after
+ * the second only what was fenced.
+ */
+static __device__ __forceinline__ void cluster_arrive()
+{
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
+
+static __device__ __forceinline__ void cluster_wait()
+{
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+/* Barriers that this thread made ready are so for other blocks, once they are past cluster_wait. */
+static __device__ __forceinline__ void cluster_fence_barriers()
+{
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+/* The place in shared memory of block `rank` that `address` is in this one's. */
+static __device__ __forceinline__ uint32_t cluster_address(uint32_t address, uint32_t rank)
+{
+    uint32_t there;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
+    return there;
+}
+
+/* Two or four numbers to a block of the cluster; its barrier counts their bytes. */
+static __device__ __forceinline__ void cluster_send(uint32_t to, float x, float y, uint32_t barrier)
+{
+    asm volatile(
+        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::
+            "r"(to),
+        "f"(x), "f"(y), "r"(barrier)
+        : "memory");
+}
+
+static __device__ __forceinline__ void cluster_send(uint32_t to, float4 x, uint32_t barrier)
+{
+    asm volatile(
+        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::
+            "r"(to),
+        "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w), "r"(barrier)
+        : "memory");
+}
+
+/* As bulk_wait, for bytes that other blocks send. */
+static __device__ __forceinline__ void cluster_await(uint32_t barrier, uint32_t parity)
+{
+    asm volatile("{\n"
+                 ".reg .pred done;\n"
+                 "again: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
+                 "@!done bra again;\n"
+                 "}" ::"r"(barrier),
+                 "r"(parity)
+                 : "memory");
+}
+
 /* ---- matrices ---- */
 
 /* Four 8 x 8 matrices of 16-bit numbers; lane l gives the address of row l % 8 of matrix l / 8. */

@@ -282,11 +282,16 @@ static int32_t check_parts(const folioi_decode_rule *rule, const folioi_cuda_seq
         const folioi_decode_item *t = &items[p];
         CHECK(t->seq == number && t->part == p && t->num_parts == parts);
         CHECK_INT(t->begin, at);
-        CHECK(t->end > t->begin || (parts == 1 && span.begin == span.end));
+        CHECK(t->end > t->begin || (t->end == t->begin && rule->cluster > 0) ||
+              (parts == 1 && span.begin == span.end));
         CHECK(parts == 1 || t->store == store);
-        CHECK(p == 0 || t->begin % 16 == 0);
+        CHECK(p == 0 || t->begin % 16 == 0 || t->begin == t->end || t->begin == span.begin);
         CHECK(rule->split_len == 0 || p == 0 || t->begin % rule->split_len == 0);
         CHECK(t->share >= 0 && t->share < rule->num_shares);
+        if (rule->cluster > 0) { /* the blocks of one cluster, alike to a tile */
+            CHECK(t->share % rule->cluster == p && parts == rule->cluster);
+            CHECK(t->end - t->begin <= ((span.end - span.base + 15) / 16 / parts + 1) * 16);
+        }
         at = t->end;
     }
     CHECK_INT(at, span.end);
@@ -343,19 +348,28 @@ TEST(cuda_lists, every_decode_key_once)
                                    .window_left = draw(3) ? -1 : draw(3000),
                                    .window_right = -1,
                                    .block_size = 16 * (1 + draw(4))};
+        if (rule.split_len == 0) {
+            rule.cluster = 2 + draw(15);
+            rule.cluster_seqs = rule.num_shares / rule.cluster;
+        }
         draw_seqs(seqs, n, 8, 1 << draw(14));
         for (int32_t i = 0; i < n; i++) seqs[i].table = i * 1024;
         table.blocks = draw(4) ? blocks : NULL;
-        int32_t num_items = decode_schedule_host(&rule, seqs, n, &table);
+        int64_t longest = FOLIOI_DECODE_CLUSTER_KEYS + draw(2);
+        folioi_decode_rule now = decode_rule_for(&rule, n, longest);
+        bool has_clusters = rule.cluster_seqs > 0 && n <= rule.cluster_seqs &&
+                            longest == FOLIOI_DECODE_CLUSTER_KEYS;
+        CHECK_INT(now.cluster, has_clusters ? rule.cluster : 0);
+        int32_t num_items = decode_schedule_host(&now, seqs, n, &table);
         REQUIRE_TEST(num_items <= MAX_ITEMS);
         for (int32_t i = 0; i < n; i++) {
-            int32_t parts = check_parts(&rule, &seqs[i], i, &items[k], stores);
+            int32_t parts = check_parts(&now, &seqs[i], i, &items[k], stores);
             k += parts;
             stores += parts > 1 ? parts : 0;
         }
         CHECK_INT(k, num_items);
         int64_t stretch = 0;
-        folioi_decode_count counted = decode_count_host(&rule, seqs, n, &stretch);
+        folioi_decode_count counted = decode_count_host(&now, seqs, n, &stretch);
         CHECK(counted.items == num_items && counted.stores == stores);
         check_shares(&table, rule.num_shares, num_items);
         check_blocks(&rule, &table);

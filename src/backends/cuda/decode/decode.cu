@@ -1,6 +1,6 @@
 /*
- * decode.cu: the host's side of the decode family: the sizes of a plan, how an instance fits a multiprocessor, the choice of
- * an instance, and its launch. The kernel is put together in decode_kernel.h; who reads what is in decode_schedule.h.
+ * decode.cu: the host's side of the decode family: sizes of a plan, shared memory of an instance, the choice of an instance
+ * and its launch. The kernel is in decode_kernel.h. decode_schedule.h decides which block computes which keys.
  */
 #include "backends/cuda/decode/decode_kernel.h"
 #include "backends/cuda/host/launch.h"
@@ -15,14 +15,16 @@ typedef struct decode_line {
     int32_t q_forms;          /* see block_shared                                         */
     int32_t warps[2];         /* of up to 8 rows, of up to 16                             */
     decode_fn *kernels[2][2]; /* the same, for caches in rows and in pages; NULL: is none */
+    int32_t cluster_warps[2]; /* the same, for clusters of blocks; pages only             */
+    decode_fn *clustered[2];
 } decode_line;
 
 /* Fixed 16-bit instances know pages from rows too. */
-template <int DIMS, int NT, int KV, int WARPS, bool PAGES>
+template <int DIMS, int NT, int KV, int WARPS, bool PAGES, bool CLUSTERED = false>
 static constexpr decode_fn *kernel_of(void)
 {
     constexpr bool PAGED = PAGES && (KV == FOLIO_F16 || KV == FOLIO_BF16);
-    if constexpr (WARPS > 0) return decode_kernel<DIMS, NT, KV, WARPS, PAGED>;
+    if constexpr (WARPS > 0) return decode_kernel<DIMS, NT, KV, WARPS, PAGED, CLUSTERED>;
     else return nullptr;
 }
 
@@ -30,14 +32,17 @@ static bool takes(const folioi_cuda_line *line, const folioi_cuda_layer *y,
                   const folioi_cuda_sm *sm, int32_t rows);
 
 static const decode_line lines[] = {
-#define X(name, kv, dims, few, many)                                                               \
+#define X(name, kv, dims, few, many, cluster_few, cluster_many)                                    \
     {{"decode_" #name "_d" #dims,                                                                  \
       kv == FOLIO_F16 || kv == FOLIO_BF16 ? (folio_dtype)kv : (folio_dtype)0, (folio_dtype)kv,     \
       dims, dims, kv == 0, takes},                                                                 \
      decode_instance<dims, 1, kv, false>::Q_FORMS,                                                 \
      {few, many},                                                                                  \
      {{kernel_of<dims, 1, kv, few, false>(), kernel_of<dims, 2, kv, many, false>()},               \
-      {kernel_of<dims, 1, kv, few, true>(), kernel_of<dims, 2, kv, many, true>()}}},
+      {kernel_of<dims, 1, kv, few, true>(), kernel_of<dims, 2, kv, many, true>()}},                \
+     {cluster_few, cluster_many},                                                                  \
+     {kernel_of<dims, 1, kv, cluster_few, true, true>(),                                           \
+      kernel_of<dims, 2, kv, cluster_many, true, true>()}},
 #include "backends/cuda/decode/decode_instances.def"
 #undef X
 };
@@ -55,18 +60,19 @@ typedef struct block_fit {
     decode_fn *kernel;
     int num_warps, num_stages, blocks_per_sm, row_blocks, rows, q_forms;
     int k_stride, v_stride, stage_bytes, q_stride, out_stride, out_copies;
+    int out_bytes; /* of one copy; of a cluster what the warps of one number send to a block */
+    int cluster, owned_slices; /* blocks of one, 0: none; see decode_cluster.h */
     bool scales;
     size_t shared_bytes;
 } block_fit;
 
-/* An odd number of 16-byte chunks per row keeps ldmatrix free of bank conflicts. */
+/* With an odd number of 16-byte chunks per row, ldmatrix has no bank conflicts. */
 static int row_stride(int dims, int bytes) { return ((dims * bytes + 15) / 16 | 1) * 16; }
 
 static size_t fit_bytes(const block_fit *f)
 {
-    size_t bytes = (size_t)f->out_copies * f->rows * f->out_stride * sizeof(float) +
-                   sizeof(folioi_cuda_counts) + sizeof(folioi_decode_share) +
-                   ROW_FLOATS * sizeof(float) +
+    size_t bytes = (size_t)f->out_copies * f->out_bytes + sizeof(folioi_cuda_counts) +
+                   sizeof(folioi_decode_share) + ROW_FLOATS * sizeof(float) +
                    (size_t)f->q_forms * 16 * f->q_stride * sizeof(uint16_t) +
                    (f->q_forms == 3 ? 16 * sizeof(row_option) : 0) + STAGE_ALIGN;
     size_t stage = f->stage_bytes + sizeof(tile_note) + sizeof(uint64_t) +
@@ -106,6 +112,7 @@ static block_fit fit_block(const decode_line *line, const folioi_cuda_sm *sm, bo
     f.stage_bytes = 16 * (f.k_stride + f.v_stride);
     f.q_stride = (int)round_up(k_dims, 16) + 8;
     f.out_stride = (int)round_up(v_dims, 32) + 4;
+    f.out_bytes = f.rows * f.out_stride * (int)sizeof(float);
     for (int warps = most; warps >= 4; warps--)
         for (int stages = 6; stages >= (warps > 4 ? 2 : 3); stages--)
             if (fits(&f, sm, 2, warps, stages)) return f;
@@ -114,6 +121,24 @@ static block_fit fit_block(const decode_line *line, const folioi_cuda_sm *sm, bo
     for (int warps = most; warps >= 1; warps--)
         for (int stages = 2; stages >= 1; stages--)
             if (fits(&f, sm, 1, warps, stages)) return f;
+    f.num_warps = 0;
+    return f;
+}
+
+/* The same of a block of a cluster: it has room for what all warps send of the slices it owns. */
+static block_fit fit_cluster(const decode_line *line, const folioi_cuda_sm *sm, int dims, int rows,
+                             int cluster)
+{
+    int many = rows > 8;
+    block_fit f = fit_block(line, sm, true, dims, dims, 2, rows, false);
+    f.kernel = line->clustered[many];
+    f.cluster = cluster;
+    f.rows = rows <= 4 ? 4 : rows <= 8 ? 8 : 16;
+    f.owned_slices = dims / 8 / cluster;
+    f.out_bytes = cluster * f.rows * (8 * f.owned_slices + 2) * (int)sizeof(float); /* of a warp */
+    f.out_copies = line->cluster_warps[many]; /* at least one for each quad of add_sums */
+    for (int stages = 3; stages >= 2; stages--)
+        if (fits(&f, sm, 1, f.out_copies, stages)) return f;
     f.num_warps = 0;
     return f;
 }
@@ -182,6 +207,58 @@ static bool takes(const folioi_cuda_line *line, const folioi_cuda_layer *y,
     return fit_layer(line, y, sm, rows).num_warps > 0;
 }
 
+/* ---- clusters ---- */
+
+static const decode_line *clustered_line(const folioi_cuda_layer *y, const folioi_cuda_sm *sm,
+                                         int rows)
+{
+    const decode_line *line =
+        (const decode_line *)folioi_cuda_choose(folioi_cuda_decode_line, y, sm, rows).lines[0];
+    return line != NULL && line->cluster_warps[0] > 0 && y->cached && folioi_cuda_has_pages(&y->k)
+               ? line
+               : NULL;
+}
+
+/* Clusters of a size that run at once. */
+static int clusters_at_once(const decode_line *line, const folioi_cuda_sm *sm, int dims, int size)
+{
+    int least = 0;
+    for (int many = 0; many < 2; many++) {
+        block_fit f = fit_cluster(line, sm, dims, many ? 16 : 4, size);
+        const void *kernel = (const void *)f.kernel;
+        int number = 0;
+        if (f.num_warps == 0 ||
+            folioi_cuda_prepare(sm->ready, kernel, sm->shared_of_block, true) != cudaSuccess ||
+            cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1) !=
+                cudaSuccess)
+            return 0;
+        launch_shape shape = {dim3(1, size), 32u * f.num_warps, f.shared_bytes, size, false};
+        launch_config c(shape, 0);
+        if (cudaOccupancyMaxActiveClusters(&number, kernel, &c.config) != cudaSuccess) number = 0;
+        if (many == 0 || number < least) least = number;
+    }
+    (void)cudaGetLastError(); /* a size that the device does not have */
+    return least;
+}
+
+/* The sizes that there are; each divides the slices of out, which have 8 dims. */
+static const int cluster_sizes[] = {16, 8};
+
+extern "C" void folioi_cuda_decode_clusters(folioi_cuda_limits *l)
+{
+    const folioi_cuda_layer *y = &l->like;
+    const decode_line *line = clustered_line(y, &l->sm, 1);
+    if (!l->sm.overlaps || l->batch_invariant || line == NULL) return;
+    for (int size : cluster_sizes) {
+        if (y->num_kv_heads * size > l->sm.count ||
+            clusters_at_once(line, &l->sm, y->v_dims, size) < y->num_kv_heads)
+            continue;
+        l->cluster = size;
+        l->cluster_seqs = 1;
+        return;
+    }
+}
+
 /* ---- a plan's numbers ---- */
 
 extern "C" void folioi_cuda_decode_init(folioi_cuda_decode_plan *plan, const folioi_cuda_limits *l)
@@ -192,6 +269,8 @@ extern "C" void folioi_cuda_decode_init(folioi_cuda_decode_plan *plan, const fol
     int64_t rows = min_i64(l->max_query_len, max_i64(l->decode_rows / group, 1)) * group;
     plan->max_rows = (int32_t)(rows > 16 ? 16 : round_up(rows, 2));
     plan->sm = l->sm;
+    plan->cluster = l->cluster;
+    plan->cluster_seqs = l->cluster_seqs;
     const folioi_cuda_line *line =
         folioi_cuda_choose(folioi_cuda_decode_line, like, &l->sm, plan->max_rows).lines[0];
     if (line == NULL) line = &lines[NUM_LINES - 1].line; /* nothing will be launched */
@@ -259,12 +338,17 @@ static void fill_args(decode_args *a, const folioi_cuda_run *run,
 
 extern "C" cudaError_t folioi_cuda_decode(const folioi_cuda_line *line, const folioi_cuda_run *run,
                                           const folioi_cuda_decode_plan *plan, int32_t rows,
-                                          folioi_cuda_early early)
+                                          bool clustered, folioi_cuda_early early)
 {
     decode_args a = {};
     a.early = early;
     fill_args(&a, run, plan);
-    block_fit f = fit_layer(line, run->layer, &plan->sm, rows);
+    const decode_line *l = (const decode_line *)line;
+    clustered = clustered && a.paged && l->cluster_warps[0] > 0;
+    block_fit f = clustered ? fit_cluster(l, &plan->sm, line->v_dims, rows, plan->cluster)
+                            : fit_layer(line, run->layer, &plan->sm, rows);
+    a.cluster = f.cluster;
+    a.owned_slices = f.owned_slices;
     a.num_warps = f.num_warps;
     a.warps_inverse = f.num_warps > 1 ? UINT32_MAX / f.num_warps + 1 : UINT32_MAX;
     a.num_stages = f.num_stages;
@@ -275,12 +359,13 @@ extern "C" cudaError_t folioi_cuda_decode(const folioi_cuda_line *line, const fo
     a.q_stride = f.q_stride;
     a.out_stride = f.out_stride;
     a.out_copies = f.out_copies;
-    a.out_size = f.rows * f.out_stride;
+    a.out_size = f.out_bytes / (int)sizeof(float);
     /* always the most: other layers launch the same kernel with more than this one */
     cudaError_t error =
         folioi_cuda_prepare(plan->sm.ready, (const void *)f.kernel, plan->sm.shared_of_block, true);
     if (error != cudaSuccess) return error;
-    dim3 grid(a.layer.num_kv_heads, plan->num_shares, f.row_blocks);
-    return launch_kernel(f.kernel, grid, 32 * f.num_warps, f.shared_bytes, plan->sm.overlaps != 0,
-                         a, run->stream);
+    int shares = clustered ? f.cluster * plan->cluster_seqs : plan->num_shares;
+    launch_shape shape = {dim3(a.layer.num_kv_heads, shares, f.row_blocks), 32u * f.num_warps,
+                          f.shared_bytes, f.cluster, plan->sm.overlaps != 0};
+    return launch_kernel(f.kernel, shape, a, run->stream);
 }

@@ -1,6 +1,6 @@
 /*
- * decode.h: the decode family: sequences of at most 16 rows (query_len * num_heads / num_kv_heads) per kv
- * head, keys split over the whole device, parts merged in the same launch. Nothing here synchronises.
+ * decode.h: the decode family: sequences of at most 16 rows (query_len * num_heads / num_kv_heads) per kv head. Keys are
+ * split over the whole device, and parts are merged in the same launch. No call waits for the device.
  */
 #ifndef FOLIOI_CUDA_DECODE_H
 #define FOLIOI_CUDA_DECODE_H
@@ -22,6 +22,7 @@ typedef enum folioi_cuda_early {
 /** A plan's decode: its numbers, and where its schedule is in device memory. */
 typedef struct folioi_cuda_decode_plan {
     int32_t num_shares, split_len;
+    int32_t cluster, cluster_seqs; /* as folioi_decode_rule has them */
     int32_t max_rows; /* sequences with more rows (query_len * group) are left to other kernels */
     int64_t max_items, max_stores;
     size_t schedule_bytes, workspace_bytes;
@@ -29,6 +30,9 @@ typedef struct folioi_cuda_decode_plan {
     char *schedule;       /* filled in by the caller, aligned to 256 bytes */
     folioi_cuda_sm sm;
 } folioi_cuda_decode_plan;
+
+/** Sets cluster and cluster_seqs: how many blocks, as one cluster, compute a kv head of a step of few sequences. */
+void folioi_cuda_decode_clusters(folioi_cuda_limits *limits);
 
 /** Sizes and numbers of a plan; schedule stays NULL. */
 void folioi_cuda_decode_init(folioi_cuda_decode_plan *plan, const folioi_cuda_limits *limits);
@@ -40,12 +44,12 @@ const folioi_cuda_line *folioi_cuda_decode_line(int32_t n);
 folioi_decode_table folioi_cuda_decode_table(const folioi_cuda_decode_plan *plan);
 
 /**
- * Attend one layer's decode sequences by a line that takes it, and zero padding rows. One launch; the grid depends on the plan
- * alone. The next kernel in the stream may begin when all ahead of this one have ended.
- * rows: the most that a sequence of this step, or of those a graph will meet, has; at most plan->max_rows.
+ * Compute one layer's decode sequences with a line that takes it, and set padding rows to zero. It is one launch. The next
+ * kernel in the stream may begin when all before this one have ended. rows: the most of a sequence in this step, or in all
+ * steps of a graph; at most plan->max_rows. clustered: the list is one for clusters (decode_is_clustered).
  */
 cudaError_t folioi_cuda_decode(const folioi_cuda_line *line, const folioi_cuda_run *run,
-                               const folioi_cuda_decode_plan *plan, int32_t rows,
+                               const folioi_cuda_decode_plan *plan, int32_t rows, bool clustered,
                                folioi_cuda_early early);
 
 #ifdef __cplusplus

@@ -1,5 +1,5 @@
 /*
- * decode_block.h: what a block of decode threads is given, and how its shared memory lies:
+ * decode_block.h: the arguments of a decode kernel, and its shared memory:
  *
  *   sums of rows | counts | share and its first items | maxima and sums of warps | q | options of rows | notes, scales and barriers of stages | stages
  *
@@ -12,8 +12,9 @@
 #include "backends/cuda/decode/decode_tile.h"
 
 #define MAX_WARPS 8
-#define STAGE_ALIGN 128                            /* bulk copies are slower to other places */
-#define ROW_FLOATS ((2 * MAX_WARPS + 2) * 16 + 16) /* maxima and sums, factors of q, a flag */
+#define STAGE_ALIGN 128 /* bulk copies are slower to other places */
+#define ROW_FLOATS                                                                                 \
+    ((2 * MAX_WARPS + 2) * 16 + 16) /* maxima and sums, factors of q, a flag or barriers */
 
 typedef struct decode_args {
     folioi_cuda_layer layer;
@@ -40,6 +41,9 @@ typedef struct decode_args {
     int32_t bulk;      /* rows of a block lie one after another: bulk copies can take them */
     int32_t paged;     /* K and V lie in native pages */
     int32_t out_quads; /* four numbers of out can be stored at once */
+    int32_t
+        cluster; /* blocks of one, each with a part of the sequence; 0: parts meet in the workspace */
+    int32_t owned_slices; /* most that a block of a cluster owns: decode_cluster.h */
     folioi_cuda_early early;
 } decode_args;
 
@@ -62,15 +66,17 @@ struct row_option {
 struct block_shared {
     folioi_cuda_counts *counts;
     folioi_decode_share *share;
-    float *out;             /* [rows][out_stride]                      */
+    float *out;             /* [rows][out_stride]; of a cluster: decode_cluster.h */
     float *warp_m, *warp_l; /* [MAX_WARPS][16]: of each warp; add_warps tells which           */
     float *row_m;           /* [16]: of all of them                    */
     uint16_t *q; /* [Q_FORMS][16][q_stride]: as given; in the cache's type; what that lost */
     row_option *options; /* [16]: of the flexible instances */
     float *q_factor;     /* [16]: what rows of the second form were divided by */
     int *flag;
-    char *stages;       /* this warp's */
-    tile_note *notes;   /* this warp's */
+    uint64_t
+        *arrived;     /* of a cluster, in the flag's place, [MAX_WARPS]: sums for a warp are here */
+    char *stages;     /* this warp's */
+    tile_note *notes; /* this warp's */
     uint64_t *barriers; /* this warp's, one per stage: ends of bulk copies */
     float *scales;      /* this warp's: [stage][32], K then V */
 };
@@ -89,6 +95,7 @@ static __device__ __forceinline__ block_shared carve_shared(const decode_args &a
     sh.q_factor = sh.warp_l + MAX_WARPS * 16;
     sh.row_m = sh.q_factor + 16;
     sh.flag = (int *)(sh.row_m + 16);
+    sh.arrived = (uint64_t *)sh.flag;
     memory += ROW_FLOATS * sizeof(float);
     sh.q = (uint16_t *)memory;
     memory += q_forms * 16 * a.q_stride * sizeof(uint16_t);

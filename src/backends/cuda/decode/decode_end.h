@@ -1,6 +1,6 @@
 /*
- * decode_end.h: what happens when an item's keys are through: warps add up in their order, a whole
- * sequence is stored, a part goes to the workspace, and the last block of a sequence merges its parts.
+ * decode_end.h: the end of an item. The warps' sums are added in the order of warps. A whole sequence is stored. A part goes
+ * to the workspace, and the block that stores a sequence's last part merges all of them.
  */
 #ifndef FOLIOI_DECODE_END_H
 #define FOLIOI_DECODE_END_H
@@ -12,9 +12,8 @@
 #include "backends/cuda/warp.h"
 
 /*
- * The sums of an item in sh.out: copies of [rows][out_stride], each of one warp or more; rows are those that there are, four
- * leaving room for twice the copies. Where tiles are packed, bits 1 and 2 of a dim's number are flipped as the row says, lest
- * threads of a warp meet in a bank.
+ * The sums of an item in sh.out: copies of [rows][out_stride], each of one warp or more. With up to four rows there is room
+ * for twice the copies. If tiles are packed, bits 1 and 2 of a dim's number are XORed with the row: no bank conflicts.
  */
 struct item_sums {
     int copies, size;
@@ -31,7 +30,7 @@ static __device__ __forceinline__ int exchanged(bool packed, int row, int d)
     return packed ? d ^ (row & 6) : d;
 }
 
-/* Warps' sums into sh.out in the order of warps. warp_l becomes what each adds to the row's sum; row_m is set. */
+/* Add the warps' sums to sh.out in the order of warps. Sets row_m, and in warp_l what each warp adds to a row's weight. */
 template <int VMAX, int NT, int WARPS>
 static __device__ __forceinline__ void add_warps(const decode_args &a, const block_shared &sh,
                                                  const row_state<NT> &rows,
@@ -89,7 +88,7 @@ static __device__ __forceinline__ void add_warps(const decode_args &a, const blo
     }
 }
 
-/* What the warps' weights of a row come to. */
+/* The weight of a row: the sum over the warps. */
 template <int WARPS>
 static __device__ __forceinline__ float add_weights(const decode_args &a, const block_shared &sh,
                                                     int r)
@@ -136,7 +135,7 @@ static __device__ __forceinline__ void store_half(const decode_args &a, int64_t 
     ((uint16_t *)a.layer.out.data)[index] = float_to_half_bits(x, a.layer.dtype == FOLIO_BF16);
 }
 
-/* Four numbers of a row of out, times `by`; a row that saw nothing (l == 0) is zeros whatever x is. */
+/* Store four numbers of a row of out, times `by`. A row without keys (l == 0) is zeros, whatever x is. */
 static __device__ __forceinline__ void store_quad(const decode_args &a, int64_t index, float4 x,
                                                   float by, float l)
 {
@@ -234,10 +233,7 @@ static __device__ __forceinline__ int32_t *counter_of(const decode_args &a, int 
     return a.counters + ((int64_t)seq * a.layer.num_kv_heads + kv_head) * 2 + (first_row > 0);
 }
 
-/*
- * The parts of one row as the warp that merges them has them: lane l knows m and l of parts l and l + 32. From there on they are
- * loaded again where they are needed.
- */
+/* The parts of one row. Lane l of the warp that merges them has m and l of parts l and l + 32; later ones are loaded again. */
 struct row_parts {
     const float *sums, *m, *l; /* of part 0 */
     int64_t step;              /* from part to part */
@@ -256,7 +252,7 @@ static __device__ __forceinline__ void load_weights(row_parts &parts, int first)
     }
 }
 
-/* Maximum of the row over its parts, and its sum; lane by lane, then over the warp. */
+/* Maximum and weight of the row over all parts: in each lane, then over the warp. */
 static __device__ __forceinline__ void weigh_parts(row_parts &parts, float *row_m, float *row_l)
 {
     float largest = -INFINITY, sum = 0.0f;
@@ -273,7 +269,7 @@ static __device__ __forceinline__ void weigh_parts(row_parts &parts, float *row_
     *row_l = warp_sum(sum * exp_to(largest, softmax_base(*row_m)));
 }
 
-/* A lane's four sums of `count` parts from `first` on, on their way to shared memory, 16 bytes a lane and part. */
+/* Start the copies of a lane's four sums of `count` parts to shared memory: 16 bytes per lane and part. */
 static __device__ __forceinline__ void bring_parts(uint32_t to, const row_parts &parts, int first,
                                                    int count, bool inside)
 {
@@ -287,7 +283,7 @@ static __device__ __forceinline__ void bring_parts(uint32_t to, const row_parts 
     cp_async_commit();
 }
 
-/* Their sum, each with its weight; first: a multiple of 64 away from that of the weights that are loaded. */
+/* Add them, each times its weight. The weights of parts first - first % 64 and the next 63 are loaded. */
 static __device__ __forceinline__ float4 add_parts(uint32_t at, const row_parts &parts, int first,
                                                    int count, float row_m, float4 sum)
 {
@@ -340,10 +336,9 @@ static __device__ __forceinline__ void merge_row(const decode_args &a, row_parts
 }
 
 /*
- * Count a part that is stored; who finds that it was the last one merges the
- * sequence, a warp for each row, in few instructions: no cache has them yet.
- * is_end: by the whole block, through its stages. Else by one warp, through the
- * sums.
+ * Count a part that is stored. The block that counts the last one merges the sequence, a warp for each row. It does so in
+ * few instructions, because no cache has them yet. is_end: the whole block merges and uses the stages. Else one warp does,
+ * and uses the sums.
  */
 static __device__ __forceinline__ void merge_parts(const decode_args &a, const block_shared &sh,
                                                    const folioi_decode_item &item, int rows,
@@ -387,10 +382,7 @@ static __device__ __forceinline__ void merge_parts(const decode_args &a, const b
     }
 }
 
-/*
- * is_end: the block's last item, and the stages are free. Else one warp alone counts the part, and merges if it was the last;
- * the others go on.
- */
+/* is_end: this is the block's last item, so the stages are free. Else one warp counts the part and the others go on. */
 template <bool PACKED, int WARPS>
 static __device__ __forceinline__ void end_item(const decode_args &a, const block_shared &sh,
                                                 const folioi_decode_item &item, int rows,

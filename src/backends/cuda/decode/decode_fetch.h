@@ -1,6 +1,6 @@
 /*
- * decode_fetch.h: tiles on their way to shared memory. A warp goes through the tiles of its block's items with a cursor and
- * starts the copies of each into the next free stage; the number of a tile's block is asked for one tile ahead.
+ * decode_fetch.h: copies of tiles to shared memory. A warp has a cursor that goes through the tiles of its block's items. It
+ * starts the copies of a tile into the next free stage. Block numbers are loaded ahead of their tiles.
  */
 #ifndef FOLIOI_DECODE_FETCH_H
 #define FOLIOI_DECODE_FETCH_H
@@ -36,7 +36,7 @@ static __device__ __forceinline__ int block_index(const decode_args &a, int toke
     return a.block_shift >= 0 ? token >> a.block_shift : divide(token, a.layer.block_size);
 }
 
-/* Ask for the block number of a tile; of the first of a share it came with the share. */
+/* Load the block number of a tile. Those of a share's first tiles came with the share. */
 static __device__ __noinline__ int ask_ahead(const decode_args &a, const folioi_decode_share *share,
                                              int item, int64_t table, int tile, int low, int high)
 {
@@ -46,10 +46,7 @@ static __device__ __noinline__ int ask_ahead(const decode_args &a, const folioi_
     return __ldg(a.blocks + table + block_index(a, tile));
 }
 
-/*
- * Ask for the block number of this lane's token of the cursor's tile, which is used one tile later; or, where no tile lies
- * in two blocks, for those of many tiles.
- */
+/* Load block numbers: of this lane's token of the next tile, or, if no tile lies in two blocks, of 32 tiles at once. */
 template <int KV>
 static __device__ __forceinline__ void ask_block(const decode_args &a, const block_shared &sh,
                                                  cursor &c, int lane)
@@ -86,7 +83,7 @@ static __device__ __forceinline__ int first_tile(const decode_args &a, int low, 
     return (first + (ahead < 0 ? ahead + a.num_warps : ahead)) << 4;
 }
 
-/* Go on from item c.item to the first one that has a tile for this warp. */
+/* Move from item c.item to the first item with a tile for this warp. */
 template <int KV>
 static __device__ __forceinline__ void seek_item(const decode_args &a, const block_shared &sh,
                                                  cursor &c, int warp, int first_row)
@@ -145,8 +142,8 @@ static __device__ __forceinline__ uint64_t row_address(const decode_args &a, con
 }
 
 /*
- * Rows whose alignment no cp_async takes, and new rows beside an 8-bit cache, whose V must come in the order of dims that
- * 8-bit fragments have: even dims of 16 first.
+ * For rows that are not aligned for cp_async, and for new rows beside an 8-bit cache. V of the latter gets the order of dims
+ * of 8-bit fragments: even dims of 16 first.
  */
 static __device__ __noinline__ void copy_rows_slowly(uint32_t dst, int stride, uint64_t row,
                                                      int dims, int bytes, bool paged, bool turn,
@@ -168,7 +165,7 @@ static __device__ __noinline__ void copy_rows_slowly(uint32_t dst, int stride, u
     }
 }
 
-/* 16 rows of `copies` copies each: lane first_lane + t holds the address of row t, 0 where it is zeros. */
+/* 16 rows of `copies` copies each. Lane first_lane + t holds the address of row t; 0: the row is zeros. */
 template <int BYTES>
 static __device__ __forceinline__ void copy_rows(uint32_t dst, int stride, uint64_t row, int copies,
                                                  uint32_t inverse, int first_lane, bool paged,
@@ -227,7 +224,7 @@ static __device__ __forceinline__ const char *tile_start(const folioi_cuda_side 
                                 (PAGED ? in_block / 8 : in_block) * side.at.token_tile_stride);
 }
 
-/* 16 rows, of which lane first_lane + t holds the address of row t, 0 where it is zeros. */
+/* 16 rows. Lane first_lane + t holds the address of row t; 0: the row is zeros. */
 template <int DIMS, int BYTES>
 static __device__ __forceinline__ void copy_rows_fixed(const decode_args &a, uint32_t dst,
                                                        uint64_t row, int first_lane)
@@ -272,7 +269,7 @@ static __device__ __forceinline__ void copy_page(uint32_t dst, const char *from,
     }
 }
 
-/* Does this tile come by bulk copies? Its copies and its use both ask. */
+/* Is this tile copied in bulk? Both its copies and its wait depend on it. */
 template <int DIMS, int KV, bool PAGED>
 static __device__ __forceinline__ bool comes_in_bulk(const decode_args &a, int tile, int low,
                                                      int high)
@@ -339,7 +336,7 @@ static __device__ __forceinline__ void copy_fixed(const decode_args &a, cursor &
 
 /* ---- a stage ---- */
 
-/* Scales of a tile's K, then of its V: 0 where nobody sees the token. In fixed instances they lie alike. */
+/* Scales of a tile's K, then of its V; 0 for tokens that nobody sees. In fixed instances K and V have the same strides. */
 template <int KV>
 static __device__ __forceinline__ void copy_scales(const decode_args &a, const cursor &c,
                                                    const block_shared &sh, int stage, int block,
@@ -391,7 +388,7 @@ static __device__ __forceinline__ void fetch(const decode_args &a, cursor &c,
     ask_block<KV>(a, sh, c, lane);
 }
 
-/* Wait for the oldest of `filled` stages. FEW: there are three at most, or those after the third may be waited for too. */
+/* Wait for the oldest of `filled` stages. FEW: there are three stages, or it does not matter to wait for more. */
 template <bool FEW> static __device__ __forceinline__ void wait_stage(int filled)
 {
     if (FEW && filled > 2) cp_async_wait<2>();

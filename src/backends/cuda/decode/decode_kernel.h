@@ -1,17 +1,19 @@
 /*
- * decode_kernel.h: attention of few rows. A block is one share of the schedule and one kv head; each of its warps streams tiles
- * of 16 tokens of its own through a ring of stages in shared memory, with no barrier until an item ends:
+ * decode_kernel.h: attention of few rows. A block computes one share of the schedule for one kv head. Each warp has its own
+ * tiles of 16 tokens and its own ring of stages in shared memory. Warps do not wait for one another until an item ends:
  *
- *   S^T[16 tokens][8 or 16 rows] = K Q^T        decode_scores.h, weights: decode_softmax.h
+ *   S^T[16 tokens][8 or 16 rows] = K Q^T        decode_scores.h; weights: decode_softmax.h
  *   O^T[dims][rows] += V^T P^T                  decode_values.h
  *
- * Then the warps add up in their order, and the last block of a split sequence adds up its parts in theirs: decode_end.h.
- * Fixed instances know type and head size of K and V when they are compiled, and take no option on scores; flexible ones
- * take everything at run time.
+ * At the end of an item the warps' sums are added in the order of warps. If a sequence has several parts, the last block
+ * that ends one adds them in their order (decode_end.h), or the blocks of a cluster do (decode_cluster.h). Fixed instances
+ * are compiled for a type and a head size of K and V, and have no options on scores. Flexible ones take everything at run
+ * time.
  */
 #ifndef FOLIOI_DECODE_KERNEL_H
 #define FOLIOI_DECODE_KERNEL_H
 
+#include "backends/cuda/decode/decode_cluster.h"
 #include "backends/cuda/decode/decode_end.h"
 #include "backends/cuda/decode/decode_fetch.h"
 #include "backends/cuda/decode/decode_query.h"
@@ -20,8 +22,8 @@
 #include "backends/cuda/decode/decode_values.h"
 
 /*
- * An instance and what follows from it. KV: the dtype of K and V, VMAX then being their head size; or 0 (flexible), VMAX
- * being the largest V it takes. NT: fragments of 8 rows.
+ * An instance and what follows from it. Fixed: KV is the dtype of K and V, VMAX their head size. Flexible: KV is 0, VMAX the
+ * largest head size of V. NT: fragments of 8 rows.
  */
 template <int VMAX_, int NT_, int KV_, bool PAGED_> struct decode_instance {
     static constexpr int VMAX = VMAX_, NT = NT_, KV = KV_;
@@ -40,10 +42,7 @@ template <int VMAX_, int NT_, int KV_, bool PAGED_> struct decode_instance {
     static_assert(VMAX % 64 == 0, "head sizes are multiples of 64");
 };
 
-/*
- * What the block has to do, to shared memory, and its barriers. Memory answers late: counts, which only the end needs, come
- * too.
- */
+/* Load the block's share to shared memory and make its barriers. The counts are needed at the end only, but come with it. */
 static __device__ __forceinline__ void load_share(const decode_args &a, const block_shared &sh,
                                                   int share)
 {
@@ -62,9 +61,8 @@ static __device__ __forceinline__ void load_share(const decode_args &a, const bl
 }
 
 /*
- * Ask for the warp's first tile before anything else is prepared, the code for which comes from memory too. Only the first:
- * with more of them on their way at once it would come late. q is brought near ahead of it. Returns how many stages are
- * filled.
+ * Ask for the warp's first tile before anything else: the code of the rest has to come from memory too. Only for one tile:
+ * with two in flight the first arrives later. q is prefetched first. Returns how many stages are filled.
  */
 template <class I>
 static __device__ __forceinline__ int start_tile(const decode_args &a, const block_shared &sh,
@@ -88,7 +86,7 @@ static __device__ __forceinline__ int start_tile(const decode_args &a, const blo
     return 1;
 }
 
-/* Rows of an item and, unless they come early, its q. */
+/* Start the rows of an item, and load its q unless that came early. */
 template <class I>
 static __device__ __forceinline__ void start_item(const decode_args &a, const block_shared &sh,
                                                   const folioi_decode_item &item, int num_rows,
@@ -141,7 +139,7 @@ static __device__ __forceinline__ void score_tile(const decode_args &a, const bl
     }
 }
 
-/* A tile's V by the weights s to the sums; alpha: what the sums so far are multiplied with, where `grown`. */
+/* Add a tile's V times the weights s to the sums. If `grown`, the sums so far are multiplied with alpha. */
 template <class I>
 static __device__ __forceinline__ void add_tile_values(
     const decode_args &a, const tile_view &tile, float o[I::VMAX / 16][I::NT][4], float s[I::NT][4],
@@ -172,7 +170,7 @@ static __device__ __forceinline__ void add_tile_values(
     else flexible_values<VMAX, NT>(a, tile, s, num_rows, apart, hidden, o);
 }
 
-/* The next tile of item n that is in shared memory, and the keys that all rows see; false: there is none. */
+/* The next tile of item n in shared memory; false: there is none. */
 template <class I>
 static __device__ __forceinline__ bool next_tile(const decode_args &a, const block_shared &sh,
                                                  int n, int stage, int filled, tile_view &tile)
@@ -190,7 +188,7 @@ static __device__ __forceinline__ bool next_tile(const decode_args &a, const blo
     return note.item2 >> 1 == n;
 }
 
-/* Wait until the copies of a tile have ended. phases: of the stages' barriers, a bit each. */
+/* Wait until a tile has arrived. phases: one bit for each stage's barrier. */
 template <class I>
 static __device__ __forceinline__ void await_tile(const decode_args &a, const block_shared &sh,
                                                   const tile_view &tile, int stage, int filled,
@@ -205,10 +203,11 @@ static __device__ __forceinline__ void await_tile(const decode_args &a, const bl
     }
 }
 
-template <int VMAX, int NT, int KV, int WARPS, bool PAGED = false>
-__global__ void __launch_bounds__(32 * WARPS, VMAX <= 128 ? 2 : 1)
+template <int VMAX, int NT, int KV, int WARPS, bool PAGED = false, bool CLUSTERED = false>
+__global__ void __launch_bounds__(32 * WARPS, VMAX <= 128 && !CLUSTERED ? 2 : 1)
     decode_kernel(const __grid_constant__ decode_args a)
 {
+    if constexpr (CLUSTERED && !HAS_BULK_COPIES) return;
     extern __shared__ __align__(128) char memory[];
     using I = decode_instance<VMAX, NT, KV, PAGED>;
     int warp = threadIdx.x / 32;
@@ -216,7 +215,7 @@ __global__ void __launch_bounds__(32 * WARPS, VMAX <= 128 ? 2 : 1)
     int first_row = KV != 0 ? 0 : blockIdx.z * 8; /* heads above 256 have two blocks of rows */
     block_shared sh = carve_shared(a, memory, I::Q_FORMS, warp);
     if (KV == 0 && (a.layer.k_dims | a.layer.v_dims) % 16 != 0) {
-        /* columns past the head size meet zeros of q; no copy ever writes there */
+        /* columns past the head size are multiplied with zeros of q; no copy writes them */
         for (int n = threadIdx.x & 31; n < a.num_stages * a.stage_bytes / 16; n += 32)
             ((uint4 *)sh.stages)[n] = make_uint4(0, 0, 0, 0);
         __syncwarp();
@@ -231,14 +230,15 @@ __global__ void __launch_bounds__(32 * WARPS, VMAX <= 128 ? 2 : 1)
     }
     int stage = 0; /* the oldest stage */
     int filled = start_tile<I>(a, sh, kv_head, warp);
+    if constexpr (CLUSTERED) open_inbox(a, sh);
     uint32_t phases = 0;
     cursor c = {};
     c.item = item_begin;
     c.item_end = item_end;
     seek_item<KV>(a, sh, c, warp, first_row);
     ask_block<KV>(a, sh, c, threadIdx.x & 31);
-    /* counters that will be asked are brought near */
-    if (threadIdx.x < FOLIOI_DECODE_KEPT && sh.share->kept[threadIdx.x].num_parts > 1)
+    /* prefetch the counters that this block will use */
+    if (!CLUSTERED && threadIdx.x < FOLIOI_DECODE_KEPT && sh.share->kept[threadIdx.x].num_parts > 1)
         prefetch(counter_of(a, sh.share->kept[threadIdx.x].seq, kv_head, first_row));
     if (PAGED && filled > 0) {
         c.num_used = 1;
@@ -246,7 +246,7 @@ __global__ void __launch_bounds__(32 * WARPS, VMAX <= 128 ? 2 : 1)
         ask_block<KV>(a, sh, c, threadIdx.x & 31);
     }
     uint32_t q[I::Q_STEPS][NT][2];
-    if constexpr (I::Q_EARLY) /* before K and V: it would come after all of them */
+    if constexpr (I::Q_EARLY) /* before K and V, or it would arrive after them */
         if (!awaits && item_begin < item_end)
             load_q<VMAX, NT, PAGED>(a, item_at(a, sh, item_begin)->sequence, first_row, kv_head, q);
     for (int n = item_begin; n < item_end; n++) {
@@ -277,6 +277,7 @@ __global__ void __launch_bounds__(32 * WARPS, VMAX <= 128 ? 2 : 1)
             }
             if (!started) { /* tiles are on their way */
                 started = true;
+                if constexpr (CLUSTERED) cluster_wait(); /* one item, so once */
                 if (awaits) {
                     awaits = false;
                     await_kernels_ahead();
@@ -308,7 +309,7 @@ __global__ void __launch_bounds__(32 * WARPS, VMAX <= 128 ? 2 : 1)
             if (++stage == a.num_stages) stage = 0;
             if (KV != 0) tile.tile += 16 * a.num_warps;
         }
-        if constexpr (I::Q_EARLY) /* the next item's, on its way while this one ends */
+        if constexpr (I::Q_EARLY) /* the next item's arrives while this one ends */
             if (n + 1 < item_end)
                 load_q<VMAX, NT, PAGED>(a, item_at(a, sh, n + 1)->sequence, first_row, kv_head, q);
         int steps = KV != 0 ? VMAX / 16 : (a.layer.v_dims + 15) / 16;
@@ -322,9 +323,14 @@ __global__ void __launch_bounds__(32 * WARPS, VMAX <= 128 ? 2 : 1)
                 by[r] = I::EIGHT && !I::INT8 ? a.layer.v.scale : 1.0f / v_scale.by;
             if (I::EIGHT || a.kv_bytes == 1) rescale<VMAX, NT>(o, by, wide);
         }
-        add_warps<VMAX, NT, WARPS>(a, sh, rows, o, steps, order, warp, num_rows);
-        end_item<I::PACKED, WARPS>(a, sh, *item_at(a, sh, n), num_rows, first_row, kv_head,
-                                   n + 1 == item_end);
+        if constexpr (CLUSTERED) {
+            send_sums<VMAX, NT>(a, sh, rows, o, warp, num_rows);
+            add_sums<VMAX>(a, sh, item_at(a, sh, n)->sequence, num_rows, kv_head);
+        } else {
+            add_warps<VMAX, NT, WARPS>(a, sh, rows, o, steps, order, warp, num_rows);
+            end_item<I::PACKED, WARPS>(a, sh, *item_at(a, sh, n), num_rows, first_row, kv_head,
+                                       n + 1 == item_end);
+        }
     }
     cp_async_wait<0>();
     if (awaits) await_kernels_ahead();

@@ -1,4 +1,4 @@
-/* decode_query.h: rows of q, as fragments in registers or in shared memory, in the type and order of dims that K has. */
+/* decode_query.h: loads rows of q, to registers as fragments or to shared memory, in the type and order of dims of K. */
 #ifndef FOLIOI_DECODE_QUERY_H
 #define FOLIOI_DECODE_QUERY_H
 
@@ -19,8 +19,8 @@ static __device__ __forceinline__ const uint16_t *q_row(const decode_args &a,
 }
 
 /*
- * Q fragments of the fixed instances: q[dim step][n][2]. With packed tiles a thread has 8 dims side by side. Not by
- * __ldg: a kernel ahead may have written them since this one began.
+ * Q fragments of the fixed instances: q[dim step][n][2]. With packed tiles a thread has 8 neighbouring dims. Not with __ldg:
+ * the kernel before may write q after this one has begun.
  */
 template <int DIMS, int NT, bool PAGED>
 static __device__ __forceinline__ void load_q(const decode_args &a, const folioi_cuda_seq &s,
@@ -50,8 +50,8 @@ static __device__ __forceinline__ bool cache_is_bf16(const decode_args &a)
 }
 
 /*
- * q into shared memory: as given, and where the cache's type is another one in that type. bf16 fits f16
- * once a power of two brings the row's largest number near 1; f16 is the sum of two bf16.
+ * q to shared memory: as given, and also in the cache's type if that differs. To become f16, a row of bf16 is divided by a
+ * power of two that brings its largest number near 1. An f16 number becomes the sum of two bf16.
  */
 static __device__ __noinline__ void stage_q(const decode_args &a, const folioi_cuda_seq &s,
                                             int rows, int first_row, int kv_head, int forms,
@@ -86,8 +86,7 @@ static __device__ __noinline__ void stage_q(const decode_args &a, const folioi_c
 }
 
 /*
- * Q fragments in the order of dims that 8-bit K has, as f16 numbers; factor[n]: what row 8 * n + lane / 4 was divided by. bf16
- * is brought near 1 as above.
+ * Q fragments as f16 in the order of dims of 8-bit K. factor[n]: what row 8 * n + lane / 4 was divided by, as above.
  */
 template <int DIMS, int NT>
 static __device__ __forceinline__ void load_q_8(const decode_args &a, const folioi_cuda_seq &s,

@@ -1,6 +1,6 @@
 /*
- * decode_scores.h: S^T = K Q^T of one tile: s[n] is the fragment of 16 tokens and rows 8 * n .. 8 * n + 7. The second
- * fragment is left out unless `wide`.
+ * decode_scores.h: S^T = K Q^T of one tile: s[n] is the fragment of 16 tokens and rows 8 * n .. 8 * n + 7. Unless `wide`, only
+ * the first fragment is computed.
  */
 #ifndef FOLIOI_DECODE_SCORES_H
 #define FOLIOI_DECODE_SCORES_H

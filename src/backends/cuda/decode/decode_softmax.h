@@ -1,6 +1,6 @@
 /*
- * decode_softmax.h: from scores to weights: which keys each row sees, the layer's options, running maxima and sums. A thread
- * of the S^T fragments has row row_of(lane % 4, n) at [n].
+ * decode_softmax.h: from scores to weights: which keys a row sees, the layer's options, running maxima and sums. Entry [n] of
+ * a thread's fragments belongs to row row_of(lane % 4, n).
  */
 #ifndef FOLIOI_DECODE_SOFTMAX_H
 #define FOLIOI_DECODE_SOFTMAX_H
@@ -16,7 +16,7 @@ template <int NT> struct row_state {
     float m[2 * NT], l[2 * NT];
 };
 
-/* Of a cached score, per row of row_state: scale, k.scale and what q was divided by. Instances of 16 bits need none. */
+/* Factors of the scores of cached keys: scale, k.scale and what q was divided by. Fixed 16-bit instances need none. */
 template <int NT> struct row_options {
     float factor[2 * NT];
 };
@@ -46,7 +46,7 @@ static __device__ __forceinline__ float exp_to(float x, float base)
 
 /* ---- an item's rows ---- */
 
-/* Keys that query i sees, called and not inlined: code that is cold when a launch begins costs time. */
+/* Keys that query i sees. Not inlined: at a launch's start, code has to come from memory. */
 static __device__ __noinline__ int2 seen_keys(const decode_args &a, const folioi_cuda_seq &s, int i)
 {
     folioi_range seen = seq_keys(&s, a.layer.window_left, a.layer.window_right, i);
@@ -70,7 +70,7 @@ template <int NT> static __device__ __forceinline__ void start_rows(row_state<NT
     }
 }
 
-/* What options of the flexible instances need of an item's rows, to shared memory; a barrier follows. */
+/* Write the options of an item's rows to shared memory, for flexible instances. A barrier follows. */
 static __device__ __forceinline__ void start_options(const decode_args &a, const block_shared &sh,
                                                      const folioi_cuda_seq &s, int seq,
                                                      int num_rows, int first_row, int kv_head)
@@ -93,7 +93,7 @@ static __device__ __forceinline__ float bias_at(const decode_args &a, int64_t in
     return half_bits_to_float(((const uint16_t *)b.data)[index], b.dtype == FOLIO_BF16);
 }
 
-/* Score from x, a dot product that is scaled. real: the row is one of the item's, and the token too. */
+/* The score of a scaled dot product x. real: row and token belong to the item. */
 static __device__ __forceinline__ float option_score(const decode_args &a, const row_option &row,
                                                      float x, int token, bool real)
 {
@@ -106,8 +106,10 @@ static __device__ __forceinline__ float option_score(const decode_args &a, const
     return x;
 }
 
-/* Scores of a tile: scaled, every option applied, -inf where not seen. Returns whether some row does not
- * see a token that is in the tile. hidden: lanes of the scores that are -inf; of fixed tiles only where not whole. */
+/*
+ * Scale a tile's scores and apply all options; -inf: not seen. Returns whether some row does not see a token of the tile.
+ * hidden: lanes whose scores are -inf; fixed instances set it only if the tile is not whole.
+ */
 template <int KV, int NT>
 static __device__ __forceinline__ bool finish_scores(const decode_args &a, const block_shared &sh,
                                                      const tile_view &tile,
@@ -156,8 +158,8 @@ static __device__ __forceinline__ bool finish_scores(const decode_args &a, const
 }
 
 /*
- * Scores become probabilities; running maxima and sums go on. Returns whether some maximum has grown: alpha is set only then.
- * A row whose own has not is multiplied with 1, so its bits depend on no other row.
+ * Turn scores into weights, and update maxima and sums. Returns whether some maximum has grown; alpha is set only then. It
+ * is 1 for a row whose maximum has not grown, so a row's bits do not depend on other rows.
  */
 template <int NT>
 static __device__ __forceinline__ bool soften(row_state<NT> &rows, float s[NT][4],

@@ -1,6 +1,6 @@
 /*
- * decode_tile.h: a tile in shared memory: 16 tokens of K, or of V. Tiles of the flexible instances have rows `stride` bytes
- * apart; those of the fixed ones lie as follows from head size and bytes of a number.
+ * decode_tile.h: a tile in shared memory: 16 tokens of K, or of V. In flexible instances rows are `stride` bytes apart. In
+ * fixed ones the head size and the bytes of a number decide.
  */
 #ifndef FOLIOI_DECODE_TILE_H
 #define FOLIOI_DECODE_TILE_H
@@ -16,8 +16,8 @@ struct tile_view {
 };
 
 /*
- * How a fixed tile lies. Its 16-byte chunks are turned so that ldmatrix meets no bank twice; where bulk copies of 4 KB bring
- * contiguous rows nothing turns them, and fragments are made of 16-byte loads instead.
+ * The forms of fixed tiles. Padding or an XOR of 16-byte chunks keeps ldmatrix free of bank conflicts. Bulk copies of
+ * contiguous rows cannot do that: fragments are then made of 16-byte loads.
  */
 enum tile_form {
     PADDED_TILE, /* rows an odd number of chunks apart */

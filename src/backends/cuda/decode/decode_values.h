@@ -1,6 +1,6 @@
 /*
- * decode_values.h: O^T += V^T P^T of one tile: o[i][n] is the fragment of 16 dims and rows 8 * n .. 8 * n + 7; which dims they
- * are follows from how V lies.
+ * decode_values.h: O^T += V^T P^T of one tile: o[i][n] is the fragment of 16 dims and rows 8 * n .. 8 * n + 7. The order of
+ * dims depends on the form of the tile.
  */
 #ifndef FOLIOI_DECODE_VALUES_H
 #define FOLIOI_DECODE_VALUES_H
@@ -118,8 +118,8 @@ static __device__ __forceinline__ void add_values(float o[VMAX / 16][NT][4], con
 }
 
 /*
- * Tiles with a token that one row sees and another does not: V may be NaN there and 0 * NaN is NaN, so
- * each row is multiplied alone, with V cut to the tokens it sees. hidden[n][e]: lanes whose score is -inf.
+ * For tiles with a token that one row sees and another does not, if V is not finite: 0 * NaN is NaN. Each row is multiplied
+ * alone, with V cut to the tokens that it sees. This is slow. hidden[n][e]: lanes whose score is -inf.
  */
 template <typename T, int VMAX, int NT, class VALUES>
 static __device__ __forceinline__ void add_values_apart(float o[VMAX / 16][NT][4],
@@ -167,6 +167,24 @@ static __device__ __forceinline__ void add_values_apart(float o[VMAX / 16][NT][4
     }
 }
 
+/* Is some number of a tile NaN or infinite? Its exponent is all ones, and one more carries into the sign. */
+template <typename T, int VMAX, class VALUES>
+static __device__ __noinline__ bool has_infinite(const VALUES values, int steps)
+{
+    constexpr uint32_t EXPONENTS = IS_BF16<T> ? 0x7f807f80u : 0x7c007c00u;
+    constexpr uint32_t ONE = IS_BF16<T> ? 0x00800080u : 0x04000400u;
+    uint32_t raw[8], all = 0;
+#pragma unroll
+    for (int i = 0; i < VMAX / 16; i++) {
+        if (i >= steps) break;
+        uint32_t v[4];
+        values.load(i, v, raw);
+#pragma unroll
+        for (int e = 0; e < 4; e++) all |= (v[e] & EXPONENTS) + ONE;
+    }
+    return __any_sync(ALL_LANES, (all & 0x80008000u) != 0);
+}
+
 template <typename T, int VMAX, int NT, class VALUES>
 static __device__ __forceinline__ void add_tile(float o[VMAX / 16][NT][4], const VALUES &values,
                                                 int steps, float s[NT][4], int num_rows, bool apart,
@@ -178,16 +196,17 @@ static __device__ __forceinline__ void add_tile(float o[VMAX / 16][NT][4], const
         p[n][0] = movmatrix(pack<T>(s[n][0], s[n][1]));
         p[n][1] = movmatrix(pack<T>(s[n][2], s[n][3]));
     }
-    if (apart) add_values_apart<T, VMAX, NT>(o, values, steps, p, num_rows, hidden);
+    /* weights of tokens that a row does not see are 0: with finite numbers they add nothing */
+    if (apart && has_infinite<T, VMAX>(values, steps))
+        add_values_apart<T, VMAX, NT>(o, values, steps, p, num_rows, hidden);
     else add_values<T, VMAX, NT>(o, values, steps, p, num_rows > 8);
 }
 
 /* ---- the flexible instances ---- */
 
 /*
- * V of an 8-bit cache: probabilities times V's scales could leave f16's range, so they are divided by the
- * largest scale so far, which grows like a maximum, and lifted away from f16's smallest numbers. Returns
- * what the sums so far must be multiplied with.
+ * V of an 8-bit cache: probabilities times V's scales could leave f16's range. So they are divided by the largest scale so
+ * far and multiplied with LIFT, away from f16's smallest numbers. Returns the factor for the sums so far.
  */
 #define LIFT 16384.0f
 struct value_scale {

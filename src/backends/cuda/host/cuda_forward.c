@@ -143,7 +143,8 @@ static folio_status attend(const folioi_cuda_plan *p, const folioi_call *call,
     }
     const folioi_cuda_line *line =
         folioi_cuda_pick(&use->decode, run->layer, &list->limits.sm, list->decode.max_rows);
-    TRY_CUDA(folioi_cuda_decode(line, run, &list->decode, list->now.decode_rows, early_of(p, call)),
+    TRY_CUDA(folioi_cuda_decode(line, run, &list->decode, list->now.decode_rows,
+                                list->now.clustered, early_of(p, call)),
              "kernel decode");
     if (!call->foreign_workspace)
         p->ahead->is_there = folioi_cuda_capture_of(call->stream, &p->ahead->capture);

@@ -30,10 +30,17 @@ static folioi_cuda_list list_of(const folioi_plan_shape *shape, const folioi_cud
     l->sm = device_of(shape->ctx)->sm;
     l->batch_invariant = (d->flags & FOLIO_PLAN_BATCH_INVARIANT) != 0;
     folioi_cuda_prefill_init(&list.prefill, l);
+    /* a graph is launched alike for steps of one sequence and of more */
+    if (like->soft_cap == 0.0f && (!(d->flags & FOLIO_PLAN_GRAPH) || d->max_seqs == 1))
+        folioi_cuda_decode_clusters(l);
+    /* with fewer blocks the second fragment of rows takes longer than prefill */
+    if (decode_is_clustered(l->cluster_seqs, d->max_seqs, d->max_seq_len))
+        list.prefill.shape.decode_rows = l->cluster < 16 && group <= 8 ? 8 : 16;
     l->decode_rows = list.prefill.shape.decode_rows;
     list.limit.prefills = l->max_query_len * group > l->decode_rows;
     folioi_cuda_decode_init(&list.decode, l);
     if (l->decode_rows > 0) list.limit.decode_rows = list.decode.max_rows;
+    list.limit.clustered = decode_is_clustered(l->cluster_seqs, d->max_seqs, d->max_seq_len);
     return list;
 }
 
@@ -95,6 +102,8 @@ static folioi_decode_rule rule_of(const folioi_cuda_plan *p, const folioi_cuda_l
                                 .max_rows = list->decode.max_rows,
                                 .num_shares = list->decode.num_shares,
                                 .split_len = list->decode.split_len,
+                                .cluster = list->decode.cluster,
+                                .cluster_seqs = list->decode.cluster_seqs,
                                 .window_left = list->prefill.shape.window_left,
                                 .window_right = list->prefill.shape.window_right,
                                 .block_size = p->shape.desc.block_size};
@@ -136,7 +145,7 @@ folio_status folioi_cuda_lists_start(folioi_cuda_plan *p)
 static folioi_cuda_work work_of(const folioi_prefill_shape *shape, const folioi_cuda_seq *seqs,
                                 int64_t num_seqs)
 {
-    folioi_cuda_work work = {0, false, {0, 0, 0, 0}};
+    folioi_cuda_work work = {0, false, false, {0, 0, 0, 0}};
     int64_t num_prefills = 0, tiles = 0, keys = 0;
     for (int64_t i = 0; i < num_seqs; i++) {
         int32_t rows = (int32_t)min_i64((int64_t)seqs[i].query_len * shape->group, INT32_MAX);
@@ -163,7 +172,9 @@ void folioi_cuda_lists_update(folioi_cuda_plan *p, folio_attention_type type,
         folioi_cuda_list *list = &p->lists[i];
         if (list->type != type) continue;
         list->now = list->limit;
-        if (folioi_cuda_is_graph(p) || seqs == NULL) continue;
+        if (folioi_cuda_is_graph(p)) continue;
+        list->now.clustered = decode_is_clustered(list->decode.cluster_seqs, num_seqs, p->longest);
+        if (seqs == NULL) continue;
         folioi_cuda_work work = work_of(&list->prefill.shape, seqs, num_seqs);
         list->now.prefills = work.prefills;
         list->now.whole = work.whole;
@@ -175,7 +186,8 @@ void folioi_cuda_lists_update(folioi_cuda_plan *p, folio_attention_type type,
 void folioi_cuda_lists_count(const folioi_cuda_plan *p, const folioi_cuda_list *list,
                              const folioi_cuda_seq *seqs, int64_t *items, int64_t *split_items)
 {
-    folioi_decode_rule rule = rule_of(p, list);
+    folioi_decode_rule all = rule_of(p, list);
+    folioi_decode_rule rule = decode_rule_for(&all, p->num_seqs, p->longest);
     int64_t stretch;
     folioi_decode_count decodes = {0, 0};
     if (list->limit.decode_rows > 0)

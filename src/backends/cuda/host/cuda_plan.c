@@ -214,6 +214,18 @@ static folio_status send_all(const update *u, const folio_batch *batch)
     return FOLIO_OK;
 }
 
+/* The most keys of a step of one sequence; more of them need no such number. A graph is launched for all that may come. */
+static int64_t longest_of(const folioi_cuda_plan *p, const folio_batch *batch)
+{
+    if (folioi_cuda_is_graph(p)) return p->shape.desc.max_seq_len;
+    int64_t longest = 0;
+    for (int t = 0; t < FOLIO_NUM_ATTENTION_TYPES && batch->num_seqs == 1; t++)
+        if (has_type(p, (folio_attention_type)t))
+            longest =
+                max_i64(longest, folioi_core->rows(batch, 0, (folio_attention_type)t).key_len);
+    return longest;
+}
+
 folio_status folioi_cuda_plan_update(void *state, const folio_batch *batch, void *stream)
 {
     folioi_cuda_plan *p = state;
@@ -222,6 +234,7 @@ folio_status folioi_cuda_plan_update(void *state, const folio_batch *batch, void
     TRY(folioi_cuda_enter(p->shape.ctx, &before));
     p->ahead->is_there = false;
     p->num_seqs = batch->num_seqs;
+    p->longest = longest_of(p, batch);
     int turn = p->turn = (p->turn + 1) % FOLIOI_CUDA_STAGES;
     update u = {p, p->stage[turn], stream};
     /* what was sent from this stage two updates ago has long arrived */
@@ -235,9 +248,9 @@ folio_status folioi_cuda_plan_update(void *state, const folio_batch *batch, void
         if (status == FOLIO_OK) status = recorded;
     }
     if (status == FOLIO_OK)
-        status = folioi_cuda_status(
-            folioi_cuda_schedule(folioi_cuda_at(p, p->jobs), p->num_jobs, NULL, NULL, stream),
-            "kernel schedule");
+        status = folioi_cuda_status(folioi_cuda_schedule(folioi_cuda_at(p, p->jobs), p->num_jobs,
+                                                         p->longest, NULL, NULL, stream),
+                                    "kernel schedule");
     p->may_pad = folioi_cuda_is_graph(p);
     folioi_cuda_leave(p->shape.ctx, before);
     return status;
@@ -307,14 +320,15 @@ folio_status folioi_cuda_plan_update_device(void *state, const folio_device_batc
     p->ahead->is_there = false;
     p->may_pad = true;
     p->num_seqs = -1;
+    p->longest = p->shape.desc.max_seq_len;
     for (int t = 0; t < FOLIO_NUM_ATTENTION_TYPES; t++)
-        folioi_cuda_lists_update(p, (folio_attention_type)t, NULL, 0);
+        folioi_cuda_lists_update(p, (folio_attention_type)t, NULL, batch->num_seqs);
     folio_status status =
         folioi_cuda_status(folioi_cuda_check_step(&step, stream), "kernel check_step");
     if (status == FOLIO_OK)
-        status = folioi_cuda_status(
-            folioi_cuda_schedule(folioi_cuda_at(p, p->jobs), p->num_jobs, &step, &report, stream),
-            "kernel schedule");
+        status = folioi_cuda_status(folioi_cuda_schedule(folioi_cuda_at(p, p->jobs), p->num_jobs,
+                                                         p->longest, &step, &report, stream),
+                                    "kernel schedule");
     folioi_cuda_leave(p->shape.ctx, before);
     return status;
 }

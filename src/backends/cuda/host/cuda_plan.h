@@ -22,6 +22,7 @@ typedef struct folioi_cuda_place {
 typedef struct folioi_cuda_work {
     int32_t decode_rows; /* most rows of a sequence that decode kernels compute; 0: there is none */
     bool prefills;       /* some sequence has more rows than those take                           */
+    bool clustered;      /* decode's list is for clusters: decode_is_clustered                    */
     folioi_prefill_head
         whole; /* of prompts and chunks, if the host knows that none is cut; else 0 */
 } folioi_cuda_work;
@@ -65,6 +66,7 @@ typedef struct folioi_cuda_plan {
     int turn;
     bool may_pad;     /* out may have rows that no sequence has */
     int64_t num_seqs; /* of the last update, in stage[turn]; -1: only the device knows */
+    int64_t longest;  /* of its sequences, as decode_is_clustered has it */
     uint64_t *word;   /* in host memory: what the device found last; see folioi_cuda_report_word */
     folioi_cuda_list *lists; /* [num_attentions * FOLIO_NUM_ATTENTION_TYPES], num_lists used */
     folioi_cuda_use *uses;   /* [num_attentions][FOLIO_NUM_ATTENTION_TYPES] */
@@ -99,7 +101,7 @@ void folioi_cuda_name_kernels(folioi_cuda_use *use);
 void folioi_cuda_lists_init(folioi_cuda_plan *p);
 /** Write the jobs that make them to the device; the arena is there. */
 folio_status folioi_cuda_lists_start(folioi_cuda_plan *p);
-/** What the step's sequences of a type, in host memory, ask of the lists. */
+/** What the step's sequences of a type ask of the lists. seqs: in host memory; NULL: only their number is known. */
 void folioi_cuda_lists_update(folioi_cuda_plan *p, folio_attention_type type,
                               const folioi_cuda_seq *seqs, int64_t num_seqs);
 

@@ -251,8 +251,8 @@ bool folioi_cuda_can_overlap(void)
 cudaError_t folioi_cuda_store_rows(const folioi_cuda_moves *moves, cudaStream_t stream)
 {
     if (moves->num_slots == 0) return cudaSuccess;
-    return launch_kernel(store_rows, grid_of(moves), THREADS, 0, moves->overlaps != 0, *moves,
-                         stream);
+    launch_shape shape = {grid_of(moves), THREADS, 0, 0, moves->overlaps != 0};
+    return launch_kernel(store_rows, shape, *moves, stream);
 }
 
 cudaError_t folioi_cuda_rotate_rows(const folioi_cuda_turned *t, cudaStream_t stream)

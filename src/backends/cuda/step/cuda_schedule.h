@@ -29,8 +29,8 @@ extern "C" {
 /** Check a step's arrays and bring them into the plan's; the report comes with the schedule. */
 cudaError_t folioi_cuda_check_step(const folioi_device_step *step, cudaStream_t stream);
 
-/** jobs: [num_jobs], in device memory. step: the one just checked there, to be reported; NULL: none. */
-cudaError_t folioi_cuda_schedule(const folioi_cuda_job *jobs, int32_t num_jobs,
+/** jobs: [num_jobs], in device memory. longest: as decode_is_clustered has it. step: the one just checked there, to be reported; NULL: none. */
+cudaError_t folioi_cuda_schedule(const folioi_cuda_job *jobs, int32_t num_jobs, int64_t longest,
                                  const folioi_device_step *step, const folioi_cuda_report *report,
                                  cudaStream_t stream);
 

@@ -1,14 +1,15 @@
 /*
- * decode_schedule.h: divides the keys of a decode step among blocks. Sequences lie one after another on a line,
- * each as long as its keys plus a fixed cost. The line is cut into num_shares equal stretches, and share b
- * (one block per kv head) does what lies in stretch b:
+ * decode_schedule.h: divides the keys of a decode step among blocks. The sequences lie one after another on a line. Each is
+ * as long as its keys plus a fixed cost. The line is cut into num_shares equal stretches. Share b (one block per kv head)
+ * computes what lies in stretch b:
  *
  *   | seq 0        | seq 1 | seq 2                          | seq 3  |
  *   |    share 0      |    share 1      |     share 2     |  share 3 |
  *
- * A few shares stay empty if that avoids cuts: 64 equal sequences fit 32 shares, but not 33.
- * With split_len > 0 keys are cut at its multiples instead, whatever the batch, and a part goes to the
- * share its middle lies in. Plain C: the device runs it with many threads, host tests with one.
+ * A few shares stay empty if that avoids cuts: 64 equal sequences fit 32 shares, but not 33. With split_len > 0 keys are cut
+ * at its multiples, whatever the batch, and a part goes to the share where its middle lies. A step of few sequences may be
+ * computed by clusters of blocks: each sequence then has `cluster` equal parts, one for each of as many shares. Plain C:
+ * the device runs it with many threads, host tests with one.
  */
 #ifndef FOLIOI_DECODE_SCHEDULE_H
 #define FOLIOI_DECODE_SCHEDULE_H
@@ -32,8 +33,8 @@ typedef struct folioi_decode_item {
 #define FOLIOI_DECODE_TILES 32
 
 /**
- * A share: its items, and the first of them once more, so that a block has all in one load; and where the first item's
- * first tiles of 16 keys lie, so that the load of those need not wait for another one. A multiple of 16 bytes.
+ * A share: which items it has, and copies of the first ones, so that a block needs one load. Also the block numbers of the
+ * first item's first tiles of 16 keys: their copies can start right after that load. A multiple of 16 bytes.
  */
 typedef struct folioi_decode_share {
     int32_t begin, end; /* among the schedule's items */
@@ -52,6 +53,8 @@ typedef struct folioi_decode_table {
 /** What the schedule depends on beside the sequences. */
 typedef struct folioi_decode_rule {
     int32_t group, max_rows, num_shares, split_len;
+    int32_t cluster;      /* parts of each sequence, in steps of up to cluster_seqs of them */
+    int32_t cluster_seqs; /* 0: no step has clusters                                        */
     int64_t window_left, window_right;
     int64_t block_size;
 } folioi_decode_rule;
@@ -67,6 +70,24 @@ typedef struct folioi_decode_span {
 typedef struct folioi_decode_count {
     int32_t items, stores;
 } folioi_decode_count;
+
+/** Longer sequences gain nothing from clusters, which have fewer blocks than the device has room for. */
+#define FOLIOI_DECODE_CLUSTER_KEYS 32768
+
+/** Is a step of so many sequences computed by clusters of blocks? longest: the most keys of one, as far as the host knows. */
+SHARED_INLINE bool decode_is_clustered(int32_t cluster_seqs, int64_t num_seqs, int64_t longest)
+{
+    return cluster_seqs > 0 && num_seqs <= cluster_seqs && longest <= FOLIOI_DECODE_CLUSTER_KEYS;
+}
+
+/** The rule for a step: its cluster is 0 if none is used. */
+SHARED_INLINE folioi_decode_rule decode_rule_for(const folioi_decode_rule *rule, int64_t num_seqs,
+                                                 int64_t longest)
+{
+    folioi_decode_rule to = *rule;
+    if (!decode_is_clustered(rule->cluster_seqs, num_seqs, longest)) to.cluster = 0;
+    return to;
+}
 
 SHARED_INLINE int64_t decode_clamp(int64_t x, int64_t low, int64_t high)
 {
@@ -98,6 +119,7 @@ SHARED_INLINE int32_t decode_fixed_parts(const folioi_decode_rule *rule,
 SHARED_INLINE int64_t decode_cost(const folioi_decode_rule *rule, const folioi_decode_span *span)
 {
     if (!span->taken) return 0;
+    if (rule->cluster > 0) return rule->cluster; /* a stretch is one part */
     int32_t first, parts = 1;
     if (rule->split_len > 0) parts = decode_fixed_parts(rule, span, &first);
     return span->end - span->base + (int64_t)parts * FOLIOI_DECODE_ITEM_COST;
@@ -108,12 +130,11 @@ SHARED_INLINE int64_t decode_cost(const folioi_decode_rule *rule, const folioi_d
 /** How many shares choice c uses: all of them, or 1/32 or 2/32 fewer; 0: no such choice. */
 SHARED_INLINE int32_t decode_choice(const folioi_decode_rule *rule, int32_t c)
 {
-    if (c > 0 && (rule->split_len > 0 || rule->num_shares < 32)) return 0;
+    if (c > 0 && (rule->split_len > 0 || rule->cluster > 0 || rule->num_shares < 32)) return 0;
     return rule->num_shares - c * (rule->num_shares / 32);
 }
 
-/** Is a choice with fewer shares better than all of them? It must save half of the cuts, and longer stretches must
- * cost less than a cut in each. */
+/** Is a choice with fewer shares better? It must save half of the cuts, and its stretches may be longer by one cut's cost. */
 SHARED_INLINE int32_t decode_better(const folioi_decode_rule *rule, int32_t items, int64_t stretch,
                                     int32_t all_items, int64_t all_stretch)
 {
@@ -121,7 +142,7 @@ SHARED_INLINE int32_t decode_better(const folioi_decode_rule *rule, int32_t item
            stretch <= all_stretch + FOLIOI_DECODE_CUT_COST;
 }
 
-/** Length of a share's stretch; never under one cut, so that no part between two cuts is empty. */
+/** Length of a share's stretch; at least FOLIOI_DECODE_CUT, so that no part between two cuts is empty. */
 SHARED_INLINE int64_t decode_stretch(int32_t num_shares, int64_t total)
 {
     int64_t stretch = (total + num_shares - 1) / num_shares;
@@ -152,6 +173,10 @@ SHARED_INLINE int32_t decode_parts(const folioi_decode_rule *rule, const folioi_
                                    int64_t x, int64_t stretch, int64_t *first)
 {
     if (!span->taken) return 0;
+    if (rule->cluster > 0) {
+        *first = x;
+        return rule->cluster;
+    }
     if (rule->split_len > 0) {
         int32_t number, parts = decode_fixed_parts(rule, span, &number);
         *first = number;
@@ -172,7 +197,13 @@ SHARED_INLINE void decode_part(const folioi_decode_rule *rule, const folioi_deco
     item->begin = span->begin;
     item->end = span->end;
     int64_t share = first + p;
-    if (rule->split_len > 0) {
+    if (rule->cluster > 0) { /* whole tiles of 16 keys; some have none */
+        int64_t tiles = (span->end - span->base + 15) / 16;
+        int64_t low = span->base + tiles * p / parts * 16;
+        int64_t high = span->base + tiles * (p + 1) / parts * 16;
+        item->begin = (int32_t)decode_clamp(low, span->begin, span->end);
+        item->end = (int32_t)decode_clamp(high, span->begin, span->end);
+    } else if (rule->split_len > 0) {
         int64_t low = (first + p) * rule->split_len;
         if (p > 0) item->begin = (int32_t)low;
         if (p + 1 < parts) item->end = (int32_t)(low + rule->split_len);
@@ -268,7 +299,7 @@ SHARED_INLINE folioi_decode_count decode_items(const folioi_decode_rule *rule,
     return at;
 }
 
-/** Items and places of the whole schedule by one thread; *stretch: of a share. */
+/** Items and places of the whole schedule by one thread. rule: of decode_rule_for. *stretch: of a share. */
 static inline folioi_decode_count decode_count_host(const folioi_decode_rule *rule,
                                                     const folioi_cuda_seq *seqs, int32_t num_seqs,
                                                     int64_t *stretch)

@@ -23,11 +23,13 @@ __device__ int64_t sum_before(int64_t x, int64_t *scratch, int64_t *total)
     return before;
 }
 
-__device__ void list_decodes(const folioi_cuda_job &job, int64_t *scratch)
+__device__ void list_decodes(const folioi_cuda_job &job, int64_t longest, int64_t *scratch)
 {
-    const folioi_decode_rule &rule = job.rule;
     const folioi_cuda_seq *seqs = job.list.seqs;
     int num_seqs = job.list.counts->num_seqs;
+    __shared__ folioi_decode_rule rule; /* registers are few */
+    if (threadIdx.x == 0) rule = decode_rule_for(&job.rule, num_seqs, longest);
+    __syncthreads();
     int each = (num_seqs + THREADS - 1) / THREADS;
     int first = min((int)threadIdx.x * each, num_seqs), last = min(first + each, num_seqs);
     int64_t total, x = sum_before(decode_cost_of(&rule, seqs, first, last), scratch, &total);
@@ -92,7 +94,7 @@ __device__ void report_step(const folioi_device_step &d, const folioi_cuda_repor
 }
 
 __global__ void __launch_bounds__(THREADS)
-    schedule(const folioi_cuda_job *jobs, int32_t num_jobs,
+    schedule(const folioi_cuda_job *jobs, int32_t num_jobs, int64_t longest,
              const __grid_constant__ folioi_device_step step,
              const __grid_constant__ folioi_cuda_report report)
 {
@@ -105,13 +107,13 @@ __global__ void __launch_bounds__(THREADS)
         folioi_prefill_sort sort;
     } scratch;
     const folioi_cuda_job &job = jobs[blockIdx.x];
-    if (job.is_decode) list_decodes(job, scratch.sums);
+    if (job.is_decode) list_decodes(job, longest, scratch.sums);
     else list_prefills(job, &scratch.sort);
 }
 
 } // namespace
 
-cudaError_t folioi_cuda_schedule(const folioi_cuda_job *jobs, int32_t num_jobs,
+cudaError_t folioi_cuda_schedule(const folioi_cuda_job *jobs, int32_t num_jobs, int64_t longest,
                                  const folioi_device_step *step, const folioi_cuda_report *report,
                                  cudaStream_t stream)
 {
@@ -119,7 +121,8 @@ cudaError_t folioi_cuda_schedule(const folioi_cuda_job *jobs, int32_t num_jobs,
     folioi_cuda_report no_report = {};
     int32_t blocks = num_jobs + (step != nullptr);
     if (blocks == 0) return cudaSuccess;
-    schedule<<<blocks, THREADS, 0, stream>>>(jobs, num_jobs, step != nullptr ? *step : no_step,
+    schedule<<<blocks, THREADS, 0, stream>>>(jobs, num_jobs, longest,
+                                             step != nullptr ? *step : no_step,
                                              step != nullptr ? *report : no_report);
     return cudaGetLastError();
 }
