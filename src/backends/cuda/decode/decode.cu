@@ -365,7 +365,9 @@ extern "C" cudaError_t folioi_cuda_decode(const folioi_cuda_line *line, const fo
         folioi_cuda_prepare(plan->sm.ready, (const void *)f.kernel, plan->sm.shared_of_block, true);
     if (error != cudaSuccess) return error;
     int shares = clustered ? f.cluster * plan->cluster_seqs : plan->num_shares;
+    /* clusters that wait for a write beside the decode before it begin later than without overlap */
+    bool overlaps = plan->sm.overlaps != 0 && (!clustered || early == FOLIOI_EARLY_KEYS);
     launch_shape shape = {dim3(a.layer.num_kv_heads, shares, f.row_blocks), 32u * f.num_warps,
-                          f.shared_bytes, f.cluster, plan->sm.overlaps != 0};
+                          f.shared_bytes, f.cluster, overlaps};
     return launch_kernel(f.kernel, shape, a, run->stream);
 }
