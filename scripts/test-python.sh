@@ -1,6 +1,6 @@
 #!/bin/sh
-# test-python.sh: the engine example, rotary embedding, the reference backend and the vLLM 0.6 layer against PyTorch in
-# float64, live (rotary embedding against the code of transformers too):
+# test-python.sh: the engine example, rotary embedding, latent attention, the reference backend and the vLLM 0.6 layer
+# against PyTorch in float64, live (rotary embedding against the code of transformers too):
 # configurations drawn with a new seed each time, through the same tests that read the committed
 # golden files. And the headers by cffi, unedited: tests/api/clients/cffi_client.py.
 #   FOLIO_SEED   repeat a run          FOLIO_COUNT          how many configurations (360)
@@ -72,6 +72,9 @@ build/tests/example_engine build/engine.bin && "$venv/bin/python" -B tests/atten
     fail "examples/engine.c against PyTorch FAILED"
 
 "$venv/bin/python" -B tests/attention/rotary_torch.py build/libfolio.so "$seed" || fail "rotary embedding FAILED"
+
+"$venv/bin/python" -B tests/attention/latent_torch.py build/libfolio.so "$((seed % 100000))" ||
+    fail "latent attention against PyTorch FAILED; repeat with FOLIO_SEED=$seed"
 
 # generate NAME COUNT FILE: random cases of a generator.
 generate() {

@@ -63,12 +63,13 @@ static void write_offer(char *line, size_t size, const bench *b, const setting *
              (long long)b->seed);
 }
 
-/* They have no graphs, promise no bits and rotate nothing; of ragged groups each sequence would be a call. */
+/* They have no graphs, promise no bits, rotate nothing and have one head size; of ragged groups each sequence would be a
+ * call. */
 static bool for_peers(const setting *s)
 {
     for (int g = 0; g < s->what->num_groups; g++)
         if (s->what->groups[g].up_to) return false;
-    return !s->with->graph && !s->with->invariant && !s->with->rotary;
+    return !s->with->graph && !s->with->invariant && !s->with->rotary && s->with->v_size == 0;
 }
 
 static bool open_peers(bench *b, trial *t, const setting *s)
@@ -166,14 +167,27 @@ static bool run_round(bench *b, trial *t, bench_cache cache, int64_t rep)
            bench_device_read(b->device, bench_kv_bytes(&t->rigs[WHOLE].of), &t->read_seconds[rep]);
 }
 
-/* What bounds this case; -1 where one number cannot say. */
-static int ceiling_of(const bench *b, const result *to)
+/* The best of this case's own samples. */
+static double best_sample(const bench *b, const trial *t, int ceiling)
 {
-    if (strcmp(to->of.what->phase, "decode") == 0) return BENCH_READ;
+    double best = (double)NAN;
+    for (int64_t i = b->done - t->reps; i < b->done; i++) best = fmax(best, b->samples[ceiling][i]);
+    return best;
+}
+
+/* What bounds this case; -1 where one number cannot say. */
+static int ceiling_of(const bench *b, const trial *t, const result *to)
+{
+    bool decode = strcmp(to->of.what->phase, "decode") == 0;
+    if (decode && !to->of.with->latent) return BENCH_READ;
     if (strcmp(to->of.what->phase, "mixed") == 0) return -1;
     bool dot = strstr(to->kernel, "_avx512_bf16") || strstr(to->kernel, "_amx");
     if (b->device) dot = to->of.dtype != FOLIO_F32;
-    return dot ? BENCH_DOT_BF16 : BENCH_FMA_F32;
+    int arithmetic = dot ? BENCH_DOT_BF16 : BENCH_FMA_F32;
+    double compute = bench_flops(&to->of) / best_sample(b, t, arithmetic);
+    return decode && !(compute > bench_kv_bytes(&to->of) / best_sample(b, t, BENCH_READ))
+               ? BENCH_READ
+               : arithmetic;
 }
 
 static bench_stats stats_of(const trial *t, bool used, double *seconds)
@@ -186,7 +200,7 @@ static bench_stats stats_of(const trial *t, bool used, double *seconds)
 static void set_bound(bench *b, const trial *t, result *to)
 {
     const double none = (double)NAN;
-    to->ceiling = ceiling_of(b, to);
+    to->ceiling = ceiling_of(b, t, to);
     to->bound = bench_bound_of(none, none, none, none, none);
     if (to->ceiling < 0) return;
     /* The samples of this case are the last; sorting them among themselves harms none. */

@@ -38,6 +38,8 @@ typedef struct extras {
     bool alibi, sinks;
     int64_t window; /* keys that a row sees, its own among them; 0: all */
     double soft_cap;
+    int64_t v_size;  /* V's head size; 0: K's */
+    bool latent;     /* V is the first v_size numbers of K */
     bool full;       /* rows see the keys after them too */
     bool invariant;  /* bits do not depend on the rest of the batch */
     int64_t graph;   /* layers that a captured graph runs; 0: no graph, one layer */
@@ -195,6 +197,9 @@ bool bench_rig_open(rig *r, folio_context *ctx, bench_device *device, const sett
                     int64_t seed);
 bool bench_rig_forward(const rig *r, double *seconds);
 void bench_rig_close(rig *r);
+
+/* The head size of V. */
+int32_t bench_v_size(const setting *s);
 
 /* Floating-point operations of a forward, and the bytes of K and V that it has to read. */
 double bench_flops(const setting *s);

@@ -24,7 +24,8 @@ static const char options_help[] =
     "      --dtype LIST       type of q and out: f32, f16, bf16; default f32,bf16\n"
     "      --kv-dtype LIST    type of the cache: f32, f16, bf16, fp8_e4m3, fp8_e5m2, int8; default: dtype\n"
     "      --heads LIST       query heads:kv heads; default 32:8\n"
-    "      --head-size LIST   multiples of 8 up to 512; default 128\n"
+    "      --head-size LIST   of K, and of V unless an option says otherwise: multiples of 8 up to\n"
+    "                         576; default 128\n"
     "      --block-size LIST  tokens per block; default 16\n"
     "      --layout LIST      of the cache: native (default), nhd, hnd, interleaved_nhd,\n"
     "                         interleaved_hnd, xpacked, xpacked_1\n"
@@ -32,7 +33,8 @@ static const char options_help[] =
     "      --level LIST       highest instruction-set level to use; default: the best of this CPU, at\n"
     "                         most FOLIO_CPU\n"
     "      --options LIST     plain (default), or alibi, sinks, window:TOKENS, soft_cap:X, full (not\n"
-    "                         causal), invariant (batch-invariant), graph:LAYERS (a captured CUDA\n"
+    "                         causal), latent:SIZE (V is the first SIZE numbers of K), v_size:SIZE (V's\n"
+    "                         head size), invariant (batch-invariant), graph:LAYERS (a captured CUDA\n"
     "                         graph), rotary (k and v are stored too; on the CPU also beside a separate\n"
     "                         pass over q and k), joined by +; such a case alternates with its plain form\n"
     "      --cache LIST       cold (default): 256 MiB are read before each repetition, so that K and V\n"
@@ -105,8 +107,9 @@ static const char more_help[] =
     "  another level or with other threads on the same machine, times are compared. Cases with\n"
     "  fewer than 5 repetitions get no verdict. Cases that only one run has are listed. The exit status\n"
     "  is 0, except with --fail-if-slower.\n\n"
-    "GFLOP/s counts 4 * heads * head size for each key that a query row sees; GB/s the bytes of K and V\n"
-    "of all sequences, once. spread is the interquartile range of the times divided by their median.\n\n";
+    "GFLOP/s counts 2 * heads * (head size of K + of V) for each key that a query row sees; GB/s the bytes\n"
+    "of K and V of all sequences, once. Latent decodes do much arithmetic for each byte: their ceiling is\n"
+    "the one that takes them longer. spread is the interquartile range of the times divided by their median.\n\n";
 
 static const char json_help[] =
     "The JSON is one object: {\"version\", \"cpu\", \"device\", \"topic\", \"clock_mhz\", \"ceilings\": the best\n"

@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_COUNT = 1 << 16, MAX_LEN = 1 << 24, MAX_LAYERS = 1 << 10 };
+enum { MAX_COUNT = 1 << 16, MAX_LEN = 1 << 24, MAX_LAYERS = 1 << 10, MAX_HEAD_SIZE = 576 };
 
 /* ---- Numbers and ranges */
 
@@ -261,7 +261,7 @@ static verdict parse_multiple(const char *word, int64_t unit, int64_t max, int64
 
 static verdict parse_head_size(const char *word, void *to)
 {
-    return parse_multiple(word, 8, 512, to);
+    return parse_multiple(word, 8, MAX_HEAD_SIZE, to);
 }
 
 static verdict parse_block_size(const char *word, void *to)
@@ -308,10 +308,11 @@ static bool parse_flag(const char *at, size_t length, extras *to)
     return false;
 }
 
-/* One of them: a flag, window:N, soft_cap:X, graph:N; `at` is moved past it. */
+/* One of them: a flag, window:N, soft_cap:X, latent:N, v_size:N, graph:N; `at` is moved past it. */
 static bool parse_extra(const char **at, extras *to)
 {
     static const char window[] = "window:", soft_cap[] = "soft_cap:", graph[] = "graph:";
+    static const char latent[] = "latent:", v_size[] = "v_size:";
     size_t length = strcspn(*at, "+");
     const char *end = *at + length;
     if (parse_flag(*at, length, to)) *at = end;
@@ -319,6 +320,12 @@ static bool parse_extra(const char **at, extras *to)
         *at += sizeof window - 1;
         to->window = parse_number(at, MAX_LEN);
         if (*at != end) return false;
+    } else if (strncmp(*at, latent, sizeof latent - 1) == 0 ||
+               strncmp(*at, v_size, sizeof v_size - 1) == 0) {
+        to->latent = **at == 'l'; /* both words are as long */
+        *at += sizeof latent - 1;
+        to->v_size = parse_number(at, MAX_HEAD_SIZE);
+        if (*at != end || to->v_size < 0 || to->v_size % 8 != 0) return false;
     } else if (strncmp(*at, graph, sizeof graph - 1) == 0) {
         *at += sizeof graph - 1;
         to->graph = parse_number(at, MAX_LAYERS);
@@ -355,7 +362,7 @@ static bool parse_shapes(lists *to, const list_texts *t)
     return parse_words("heads", t->heads,
                        "HEADS:KV_HEADS up to 1024, the second a divisor of the first",
                        LIST(parse_heads, heads)) &&
-           parse_words("head-size", t->head_sizes, "multiples of 8 up to 512",
+           parse_words("head-size", t->head_sizes, "multiples of 8 up to 576",
                        LIST(parse_head_size, head_sizes)) &&
            parse_words("block-size", t->block_sizes, "numbers from 1 to 4096",
                        LIST(parse_block_size, block_sizes)) &&
@@ -379,8 +386,8 @@ bool bench_parse_lists(lists *to, const list_texts *t)
            parse_shapes(to, t) &&
            parse_words(
                "options", t->options,
-               "plain, or alibi, sinks, rotary, window:N or full, soft_cap:X, invariant, graph:LAYERS "
-               "joined by +",
+               "plain, or alibi, sinks, rotary, window:N or full, soft_cap:X, latent:SIZE or "
+               "v_size:SIZE, invariant, graph:LAYERS joined by +",
                LIST(parse_extras, options)) &&
            parse_words("cache", t->cache, "cold, warm, dirty", LIST(parse_cache, caches)) &&
            (t->threads == NULL || parse_words("threads", t->threads, "numbers from 1 to 256",

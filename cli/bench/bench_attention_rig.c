@@ -54,18 +54,20 @@ static void draw(uint64_t *state, folio_dtype dtype, void *to, int64_t n)
 static bool fill_cache(const rig *r, uint64_t *state)
 {
     int64_t width = (int64_t)r->of.heads.kv_heads * r->of.head_size;
+    int64_t v_width = (int64_t)r->of.heads.kv_heads * bench_v_size(&r->of);
     int64_t slots[FILL_ROWS], count = r->num_blocks * r->of.block_size;
     float *k = bench_alloc(FILL_ROWS * width, sizeof *k);
-    float *v = bench_alloc(FILL_ROWS * width, sizeof *v);
+    float *v = bench_alloc(FILL_ROWS * v_width, sizeof *v);
     bool ok = true;
     for (int64_t first = 0; first < count && ok; first += FILL_ROWS) {
         int64_t rows = smaller(count - first, FILL_ROWS);
         for (int64_t i = 0; i < rows; i++) slots[i] = first + i;
         draw(state, FOLIO_F32, k, rows * width);
-        draw(state, FOLIO_F32, v, rows * width);
+        draw(state, FOLIO_F32, v, rows * v_width);
         folio_kv_write write =
             FOLIO_WITH(folio_kv_write, .k = {.data = k, .dtype = FOLIO_F32, .tokens = rows},
                        .v = {.data = v, .dtype = FOLIO_F32, .tokens = rows}, .slots = slots);
+        if (r->of.with->latent) write.v = (folio_tensor){0};
         ok = bench_ok(folio_kv_cache_write(r->cache, 0, &write, NULL), "folio_kv_cache_write");
     }
     free(k);
@@ -88,16 +90,17 @@ static bool fill_on_device(const rig *r, uint64_t seed)
                       "folio_kv_cache_get_view") &&
              bench_device_fill(r->device, v.k, r->of.kv_dtype, v.k_array.bytes / size,
                                seed_of(seed, layer)) &&
-             bench_device_fill(r->device, v.v, r->of.kv_dtype, v.v_array.bytes / size,
-                               seed_of(~seed, layer));
+             (v.v == NULL || bench_device_fill(r->device, v.v, r->of.kv_dtype,
+                                               v.v_array.bytes / size, seed_of(~seed, layer)));
         /* Four bytes 0x3c are 0.0115 as a scale: int8 numbers up to 1.46. */
         if (ok && v.k_scales)
             ok = bench_ok(folio_memory_fill(r->ctx, v.k_scales, 0x3c,
                                             (size_t)v.k_scales_array.bytes, &run),
                           "folio_memory_fill") &&
-                 bench_ok(folio_memory_fill(r->ctx, v.v_scales, 0x3c,
-                                            (size_t)v.v_scales_array.bytes, &run),
-                          "folio_memory_fill");
+                 (v.v_scales == NULL ||
+                  bench_ok(folio_memory_fill(r->ctx, v.v_scales, 0x3c,
+                                             (size_t)v.v_scales_array.bytes, &run),
+                           "folio_memory_fill"));
     }
     return ok;
 }
@@ -177,15 +180,16 @@ static bool make_inputs(rig *r, uint64_t *state)
 static bool make_cache(rig *r, folio_context *ctx)
 {
     const setting *s = &r->of;
-    folio_attention_desc attention =
-        FOLIO_WITH(folio_attention_desc, .num_heads = s->heads.heads,
-                   .num_kv_heads = s->heads.kv_heads, .k_head_size = s->head_size,
-                   .dtype = s->dtype, .kv_dtype = s->kv_dtype, .soft_cap = (float)s->with->soft_cap,
-                   .windowed = s->with->window > 0, .window_left = s->with->window - 1);
+    folio_attention_desc attention = FOLIO_WITH(
+        folio_attention_desc, .num_heads = s->heads.heads, .num_kv_heads = s->heads.kv_heads,
+        .k_head_size = s->head_size, .v_head_size = bench_v_size(s), .v_in_k = s->with->latent,
+        .dtype = s->dtype, .kv_dtype = s->kv_dtype, .soft_cap = (float)s->with->soft_cap,
+        .windowed = s->with->window > 0, .window_left = s->with->window - 1);
     folio_kv_cache_desc cache = FOLIO_WITH(
         folio_kv_cache_desc, .num_blocks = r->num_blocks, .num_layers = (int32_t)r->layers,
         .block_size = s->block_size, .num_kv_heads = s->heads.kv_heads, .k_head_size = s->head_size,
-        .dtype = s->kv_dtype, .layout = s->layout);
+        .v_head_size = bench_v_size(s), .v_in_k = s->with->latent, .dtype = s->kv_dtype,
+        .layout = s->layout);
     return bench_ok(folio_attention_create(ctx, &attention, &r->attention),
                     "folio_attention_create") &&
            bench_ok(folio_kv_cache_create(ctx, &cache, &r->cache), "folio_kv_cache_create");
@@ -356,6 +360,11 @@ static double pairs_of(int64_t query_len, int64_t last, int64_t window)
     return pairs + (double)(query_len - growing) * (double)most;
 }
 
+int32_t bench_v_size(const setting *s)
+{
+    return s->with->v_size > 0 ? (int32_t)s->with->v_size : s->head_size;
+}
+
 double bench_flops(const setting *s)
 {
     double pairs = 0;
@@ -367,20 +376,23 @@ double bench_flops(const setting *s)
                                    : pairs_of(g->query_len, keys, s->with->window);
         }
     }
-    return 4.0 * s->heads.heads * s->head_size * pairs * (double)layers_of(s);
+    double numbers = (double)s->head_size + bench_v_size(s);
+    return 2.0 * s->heads.heads * numbers * pairs * (double)layers_of(s);
 }
 
 double bench_kv_bytes(const setting *s)
 {
-    double keys = 0, head = (double)s->head_size * (double)folio_dtype_size(s->kv_dtype);
-    if (s->kv_dtype == FOLIO_INT8) head += sizeof(float);
+    const extras *with = s->with;
+    double keys = 0, numbers = (double)s->head_size + (with->latent ? 0 : bench_v_size(s));
+    double head = numbers * (double)folio_dtype_size(s->kv_dtype);
+    if (s->kv_dtype == FOLIO_INT8) head += (with->latent ? 1 : 2) * sizeof(float);
     for (int k = 0; k < s->what->num_groups; k++) {
         const group *g = &s->what->groups[k];
         for (int64_t i = 0; i < g->count; i++) {
             int64_t seen = bench_seq_len(g, i);
-            if (s->with->window > 0) seen = smaller(seen, g->query_len + s->with->window - 1);
+            if (with->window > 0) seen = smaller(seen, g->query_len + with->window - 1);
             keys += (double)seen;
         }
     }
-    return 2 * head * s->heads.kv_heads * keys * (double)layers_of(s);
+    return head * s->heads.kv_heads * keys * (double)layers_of(s);
 }

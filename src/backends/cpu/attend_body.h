@@ -50,7 +50,11 @@ typedef struct {
     int32_t num, at;         /* pieces, the one under way */
     int32_t bytes[2 * SUBS]; /* of each                   */
     int32_t done;            /* of that one               */
+    int32_t pace;            /* lines at each step of a block of EVEN rows */
 } ahead;
+
+/* Blocks of so many rows compute for about as long as memory takes, and fetch evenly; larger ones at their start. */
+enum { EVEN = 8 };
 
 INLINE void fetch_ahead(ahead *f, int32_t lines)
 {
@@ -90,6 +94,7 @@ INLINE void score_block(const int R, const int N, const float *q, int32_t steps,
         vec b[4];
         /* few rows wait for memory, not for arithmetic: a line for each line of K, and of V below, evenly */
         if (R <= 4) fetch_ahead(next, N * LANES / SUB);
+        if (R == EVEN) fetch_ahead(next, next->pace);
         UNROLL_FOR (int v = 0; v < N; v++) b[v] = vec_load(k[v] + d * SUB);
         UNROLL_FOR (int r = 0; r < R; r++) {
             vec a = vec_set1(q[d * R + r]);
@@ -110,6 +115,7 @@ INLINE void value_block(const int R, const int N, const float *p, const float *v
     for (int32_t j = begin; j < end; j++) {
         vec b[4];
         if (R <= 4) fetch_ahead(next, N * LANES / SUB);
+        if (R == EVEN) fetch_ahead(next, next->pace);
         UNROLL_FOR (int i = 0; i < N; i++) b[i] = vec_load(v + j * stride + i * LANES);
         UNROLL_FOR (int r = 0; r < R; r++) {
             vec a = vec_set1(p[r * TILE + j]);
@@ -128,6 +134,7 @@ typedef struct {
     ahead next;
     folio_dtype kv;
     bool bytes;  /* K and V are native sub-tiles of 8-bit numbers, as they lie */
+    bool panels; /* V is in panels already, and its rows are not there */
     bool scaled; /* K and V are still to be multiplied with */
     float k_scale[TILE], v_scale[TILE];
 } tile;
@@ -346,6 +353,7 @@ INLINE void values(const folioi_attend_args *a, const int R, tile *t, const row_
 INLINE void pack_panels(const folioi_attend_args *a, const tile *t)
 {
     const int pair = DOT ? 2 : 1, per_sub = SUB / pair;
+    if (t->panels) return;
     int32_t width = (int32_t)folioi_out_stride(a->v_dims), rows = (t->n + pair - 1) / pair;
     for (int32_t j = t->first / pair; j < rows; j++) {
         const float *v = t->ptrs.v[j / per_sub] + j % per_sub * t->ptrs.v_stride[j / per_sub];

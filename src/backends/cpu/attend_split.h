@@ -13,6 +13,7 @@
 
 #if defined(OWN_STRIP) /* the level's file defines it, for all rows at once */
 enum { STRIP = 1 << 30 };
+static bool reads_panels(int32_t rows) { return (void)rows, false; }
 static void attend_strip(const folioi_attend_args *a, const tile_plan *plan, tile *t, int32_t row,
                          int32_t rows);
 #else
@@ -39,8 +40,10 @@ static void attend_strip(const folioi_attend_args *a, const tile_plan *plan, til
 BLOCK_SIZES(BLOCK_FN)
 #undef BLOCK_FN
 
+/* The largest that the rows fill; but of 16 two times 8, for blocks of 4 read V as it lies, which takes longer. */
 INLINE int32_t block_rows(int32_t rows)
 {
+    if (MAX_ROWS == 12 && rows == 16) return 8;
 #define SIZE(R)                                                                                    \
     if (rows >= R) return R;
     BLOCK_SIZES(SIZE)
@@ -86,11 +89,30 @@ INLINE void block_values(const folioi_attend_args *a, tile *t, const row_block *
     }
 }
 
+enum { STRIP = FOLIOI_STRIP_ROWS, MAX_BLOCKS = STRIP / MAX_ROWS + 4 };
+
+/* V in K as rows, where panels are not enough. */
+static void transpose_rows(const folioi_attend_args *a, tile *t)
+{
+    t->panels = false;
+    for (int i = t->first / SUB; i * SUB < t->n; i++) transpose_k(a, t, i);
+}
+
+/* Have all blocks of these rows more than 4? */
+static bool reads_panels(int32_t rows)
+{
+    bool all = true;
+    for (int32_t r = 0, n; r < rows; r += n) {
+        n = block_rows(rows - r < STRIP - r % STRIP ? rows - r : STRIP - r % STRIP);
+        all &= n > 4;
+    }
+    return all;
+}
+
 /*
  * Up to STRIP rows against one tile: all scores, then the softmax, then all products. A panel of K, then of V,
  * is read by every block before the next one, from the nearest cache.
  */
-enum { STRIP = FOLIOI_STRIP_ROWS, MAX_BLOCKS = STRIP / MAX_ROWS + 4 };
 static void attend_strip(const folioi_attend_args *a, const tile_plan *plan, tile *t, int32_t row,
                          int32_t rows)
 {
@@ -105,7 +127,7 @@ static void attend_strip(const folioi_attend_args *a, const tile_plan *plan, til
             if (b[i].from >= (first + 2) * LANES || b[i].to <= first * LANES) {
                 if (b[i].rows > 4 || b[i].from >= b[i].to) continue;
             }
-            if (first == 0 && b[i].rows > 4) fetch_ahead(&t->next, lines);
+            if (first == 0 && b[i].rows > EVEN) fetch_ahead(&t->next, lines);
             block_scores(a, t, &b[i], first, s + (b[i].row - row) * TILE);
         }
     bool careful[MAX_BLOCKS] = {false};
@@ -117,6 +139,7 @@ static void attend_strip(const folioi_attend_args *a, const tile_plan *plan, til
             load_tile(a, plan, t);
             t->bytes = false;
         }
+        if (t->panels) transpose_rows(a, t);
         /* a probability of 0 hides what is finite */
         if (t->values == UNKNOWN) t->values = values_are_finite(t, a->v_dims) ? FINITE : NOT_FINITE;
         if (t->values == FINITE) continue;
@@ -198,6 +221,7 @@ static void attend_split(const folioi_attend_args *a, folio_dtype kv)
     }
     memset(a->state.out, 0, (size_t)a->rows * (size_t)stride * sizeof(float));
     tile_plan plan = plan_tiles(a, kv);
+    plan.panels = reads_panels(a->rows);
     for (int64_t next, from = a->begin / TILE * (int64_t)TILE; from < a->end; from = next) {
         next = from + TILE; /* may pass INT32_MAX */
         tile t = {

@@ -105,6 +105,7 @@ static folioi_keys keys_of(const folioi_call *call, const folioi_rows *rows, int
         .new_k = t->k,
         .new_v = t->v,
         .new_row = rows->new_row,
+        .v_in_k = call->attention->v_in_k != 0,
     };
     if (call->cached) {
         k.k = kv_side(&call->layer, FOLIOI_K);

@@ -39,7 +39,8 @@ typedef struct folioi_keys {
     int32_t stored_len;
     float k_scale, v_scale; /* fp8 */
     folio_tensor new_k, new_v;
-    int64_t new_row;          /* row of key stored_len */
+    int64_t new_row; /* row of key stored_len */
+    bool v_in_k;     /* V is the first numbers of K: v and new_v are views of k and new_k */
     folioi_rotate_fn *rotate; /* of rows of new_k, as they are read; NULL: they stay as they are */
     folioi_rotation rotation;
     const int64_t *positions; /* [rows] of them; NULL: from first_position on, new_row's */

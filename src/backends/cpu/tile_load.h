@@ -1,7 +1,7 @@
 /*
  * tile_load.h: the keys of a tile in the form that attend_body.h reads: sub-tiles of 16 keys with K [steps][16] and
  * V [16][v_stride]. They are read in place if the cache has this form; otherwise they are converted to scratch, from
- * native sub-tiles of another type or from rows (key_rows.h).
+ * native sub-tiles of another type or from rows (key_rows.h). With v_in_k, V is K's sub-tile transposed.
  */
 #ifndef FOLIOI_TILE_LOAD_H
 #define FOLIOI_TILE_LOAD_H
@@ -13,6 +13,7 @@ typedef struct {
     bool in_place;    /* as they lie                                               */
     bool packed;      /* native sub-tiles of 16 tokens                             */
     int32_t v_stride; /* of scratch and of V in place                              */
+    bool panels;      /* every block of rows reads V in panels: pack_panels        */
 } tile_plan;
 
 INLINE bool k_is_native(const folioi_address *at, int pack)
@@ -24,11 +25,16 @@ INLINE bool k_is_native(const folioi_address *at, int pack)
 INLINE tile_plan plan_tiles(const folioi_attend_args *a, const folio_dtype kv)
 {
     const folioi_keys *keys = &a->keys;
-    tile_plan p = {false, false, (int32_t)folioi_out_stride(a->v_dims)};
+    tile_plan p = {.v_stride = (int32_t)folioi_out_stride(a->v_dims)};
     if (keys->stored_len == 0) return p;
     const folioi_address *v = keys->v.at;
     int pack = 4 / (int)folio_dtype_size(kv);
     bool tiles = k_is_native(keys->k.at, pack);
+    if (keys->v_in_k) {
+        p.packed = tiles;
+        p.in_place = tiles && (DOT ? kv == FOLIO_BF16 : kv == FOLIO_F32);
+        return p;
+    }
     if (pack == 2)
         tiles &= v->token_tile == 2 && v->token_tile_stride == 2 * a->v_dims &&
                  v->token_stride == 1 && v->dim_tile == 1 && v->dim_tile_stride == 2;
@@ -119,6 +125,7 @@ INLINE void load_packed(const folioi_attend_args *a, const folio_dtype kv, int32
                 if (pack == 4) x = vec_mul(x, vec_load(k_scale + i));
                 vec_store(k + (d * pack + part) * SUB + i, x);
             }
+    if (keys->v_in_k) return;
     from = keys->v.base + address_token(keys->v.at, block, head, token) * (4 / pack);
     for (int32_t j = 0; pack == 2 && j < SUB / 2; j++)
         for (int32_t d = 0; d < a->v_dims; d += LANES)
@@ -180,12 +187,14 @@ static void load_pairs(const folioi_attend_args *a, const key_source *k, const k
     float *k_wide = a->wide, *v_wide = a->wide + SUB * (int64_t)a->k_dims;
     bool direct = kv == FOLIO_BF16;
     key_rows kr = find_rows(a, k, kv, direct, key, n, k_wide);
-    key_rows vr = find_rows(a, v, kv, direct, key, n, v_wide);
     memcpy(k_scale, kr.scale, sizeof kr.scale);
-    memcpy(v_scale, vr.scale, sizeof vr.scale);
+    memcpy(v_scale, kr.scale, sizeof kr.scale);
     if (kr.type == FOLIO_F32) round_rows(&kr, a->k_dims, k_wide);
-    if (vr.type == FOLIO_F32) round_rows(&vr, a->v_dims, v_wide);
     rows_to_columns(FOLIO_F32, false, &kr, a->k_dims / 2, k_to);
+    if (a->keys.v_in_k) return;
+    key_rows vr = find_rows(a, v, kv, direct, key, n, v_wide);
+    memcpy(v_scale, vr.scale, sizeof vr.scale);
+    if (vr.type == FOLIO_F32) round_rows(&vr, a->v_dims, v_wide);
     for (int j = 0; j < SUB; j += 2, v_to += plan->v_stride) {
         const uint16_t *low = (const void *)vr.row[j], *high = (const void *)vr.row[j + 1];
         int32_t d = 0;
@@ -214,6 +223,7 @@ INLINE void load_packed_pairs(const folioi_attend_args *a, const folio_dtype kv,
         vec_store(k_to + 2 * d * SUB, pair[0]);
         vec_store(k_to + (2 * d + 1) * SUB, pair[1]);
     }
+    if (keys->v_in_k) return;
     from = keys->v.base + address_token(keys->v.at, block, head, token);
     for (int j = 0; j < SUB; j += 2, v_to += v_stride, from += 2 * (int64_t)a->v_dims) {
         const char *other = from + a->v_dims;
@@ -245,6 +255,47 @@ static void load_native_pairs(const folioi_attend_args *a, folio_dtype kv, int32
 }
 #endif
 
+/* ------------------------------------------------------------------------------------------ V in K */
+
+/* One vector of dims of V from d on: of K [steps][16] to rows of V or of pairs. whole: all are V's, else zeros follow. */
+INLINE void transpose_dims(const bool whole, const float *k, int32_t v_dims, int32_t d, float *to,
+                           int64_t stride)
+{
+#if defined(DOT_BF16)
+    vec x[SUB / 2];
+    UNROLL_FOR (int i = 0; i < SUB / 2; i++)
+        x[i] = whole || d + 2 * i < v_dims ? vec_load(k + (d / 2 + i) * SUB) : vec_set1(0.0f);
+    vec_pairs_of_tokens(x);
+    UNROLL_FOR (int i = 0; i < SUB / 2; i++) vec_store(to + i * stride, x[i]);
+#else
+    for (int g = 0; g < SUB; g += LANES) {
+        vec x[LANES];
+        UNROLL_FOR (int i = 0; i < LANES; i++)
+            x[i] = whole || d + i < v_dims ? vec_load(k + (d + i) * SUB + g) : vec_set1(0.0f);
+        vec_transpose(x);
+        UNROLL_FOR (int i = 0; i < LANES; i++) vec_store(to + (g + i) * stride, x[i]);
+    }
+#endif
+}
+
+/* V of sub-tile i, whose K is there: as rows, or in the panels of pack_panels. */
+static void transpose_k(const folioi_attend_args *a, const tile *t, int i)
+{
+    const int rows = DOT ? SUB / 2 : SUB, panel = 2 * LANES;
+    const int32_t width = (int32_t)folioi_out_stride(a->v_dims);
+    for (int32_t d = 0; d < width; d += LANES) {
+        float *to = a->v_tile + (int64_t)i * rows * width + d;
+        int64_t stride = width;
+        if (t->panels) {
+            int32_t first = d / panel * panel;
+            stride = first + panel <= width ? panel : LANES;
+            to = a->v_panels + (int64_t)first * rows * SUBS + i * rows * stride + d % panel;
+        }
+        if (d + LANES <= a->v_dims) transpose_dims(true, t->ptrs.k[i], a->v_dims, d, to, stride);
+        else transpose_dims(false, t->ptrs.k[i], a->v_dims, d, to, stride);
+    }
+}
+
 /* ------------------------------------------------------------------------------------------- tiles */
 
 /* One sub-tile that does not lie as the kernels want it, to k and v. */
@@ -268,6 +319,7 @@ static void load_sub(const folioi_attend_args *a, folio_dtype kv, const tile_pla
     }
     key_rows r = find_rows(a, &ks, kv, true, key, n, a->wide);
     k_of_rows(&r, a->k_dims, k);
+    if (keys->v_in_k) return;
     r = find_rows(a, &vs, kv, true, key, n, a->wide);
     v_of_rows(&r, a->v_dims, n, v, plan->v_stride);
 #endif
@@ -277,8 +329,8 @@ static void load_sub(const folioi_attend_args *a, folio_dtype kv, const tile_pla
 static bool find_bytes(const folioi_attend_args *a, const tile_plan *plan, tile *t)
 {
     const folioi_keys *keys = &a->keys;
-    if (!DOT || folio_dtype_size(t->kv) != 1 || !plan->packed || a->rows > 4 || t->first > 0 ||
-        t->n < TILE || t->t0 > keys->stored_len - TILE)
+    if (!DOT || folio_dtype_size(t->kv) != 1 || !plan->packed || keys->v_in_k || a->rows > 4 ||
+        t->first > 0 || t->n < TILE || t->t0 > keys->stored_len - TILE)
         return false;
     t->scaled = true;
     for (int i = 0; i < SUBS; i++) {
@@ -300,6 +352,7 @@ static void load_tile(const folioi_attend_args *a, const tile_plan *plan, tile *
     int32_t pair = DOT ? 2 : 1;
     int seen = t->first / SUB; /* sub-tiles before it may have no block */
     t->scaled = DOT && kv != FOLIO_BF16;
+    t->panels = keys->v_in_k && plan->panels;
     for (int i = seen; i * SUB < t->n; i++) {
         int32_t key = t->t0 + i * SUB, n = t->n - i * SUB < SUB ? t->n - i * SUB : SUB;
         bool stored = key + n <= keys->stored_len;
@@ -316,10 +369,13 @@ static void load_tile(const folioi_attend_args *a, const tile_plan *plan, tile *
             t->ptrs.v[i] =
                 (const float *)(keys->v.base +
                                 address_token(keys->v.at, block, keys->kv_head, token) * elem);
-            continue;
+        } else {
+            load_sub(a, kv, plan, key, n, k, v, t);
+            t->ptrs.k[i] = k;
+            t->ptrs.v[i] = v;
         }
-        load_sub(a, kv, plan, key, n, k, v, t);
-        t->ptrs.k[i] = k;
+        if (!keys->v_in_k) continue;
+        transpose_k(a, t, i);
         t->ptrs.v[i] = v;
     }
     for (int i = 0; i < seen; i++) { /* scores of these are made and never used */
@@ -340,11 +396,17 @@ INLINE void look_ahead(const folioi_attend_args *a, const tile_plan *plan, tile 
 {
     const folioi_keys *keys = &a->keys;
     const int64_t elem = (int64_t)folio_dtype_size(t->kv);
+    const int pieces = keys->v_in_k ? 1 : 2; /* of a sub-tile */
     t->next.num = t->next.at = t->next.done = 0;
     if (!plan->packed) return;
+    /* of a block's steps, with K two vectors of keys at a time and with V two of dims */
+    int64_t steps = (VECS / 2) * a->k_dims + (a->v_dims / (2 * LANES) + 1) * (int64_t)TILE;
+    int64_t lines = TILE * (a->k_dims + (pieces - 1) * (int64_t)a->v_dims) * elem / 64;
+    int64_t all = (a->rows + EVEN - 1) / EVEN * steps / (DOT ? 2 : 1);
+    t->next.pace = (int32_t)((lines + all - 1) / all);
     for (int s = 0; s < 2; s++) {
         int64_t key = s == 0 ? t->t0 + (int64_t)TILE : a->soon[s].key;
-        for (; key + SUB <= a->soon[s].end && t->next.num < 2 * SUBS; key += SUB) {
+        for (; key + SUB <= a->soon[s].end && t->next.num < pieces * SUBS; key += SUB) {
             uint32_t in_blocks = (uint32_t)key, size = (uint32_t)keys->block_size;
             int64_t block = a->soon[s].blocks[in_blocks / size], token = in_blocks % size;
             int i = t->next.num;
@@ -353,10 +415,11 @@ INLINE void look_ahead(const folioi_attend_args *a, const tile_plan *plan, tile 
             t->next.piece[i] =
                 keys->k.base + address_token(keys->k.at, block, a->soon[s].kv_head, token) * elem;
             t->next.bytes[i] = (int32_t)(SUB * a->k_dims * elem);
+            t->next.num = i + pieces;
+            if (pieces == 1) continue;
             t->next.piece[i + 1] =
                 keys->v.base + address_token(keys->v.at, block, a->soon[s].kv_head, token) * elem;
             t->next.bytes[i + 1] = (int32_t)(SUB * a->v_dims * elem);
-            t->next.num = i + 2;
         }
     }
 }

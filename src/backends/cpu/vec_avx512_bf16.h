@@ -99,6 +99,23 @@ INLINE void vec_quarters(vec *x)
     x[2] = _mm512_shuffle_f32x4(b, d, 0x88), x[3] = _mm512_shuffle_f32x4(b, d, 0xdd);
 }
 
+/* Eight vectors, a pair of dims each, of sixteen tokens' words: eight pairs of tokens, sixteen dims each. */
+INLINE void vec_pairs_of_tokens(vec *x)
+{
+    const __m512i neighbours =
+        _mm512_broadcast_i32x4(_mm_set_epi8(15, 14, 11, 10, 13, 12, 9, 8, 7, 6, 3, 2, 5, 4, 1, 0));
+    vec even[4], odd[4];
+    UNROLL_FOR (int i = 0; i < 4; i++) {
+        __m512i a = _mm512_shuffle_epi8(_mm512_castps_si512(x[2 * i]), neighbours);
+        __m512i b = _mm512_shuffle_epi8(_mm512_castps_si512(x[2 * i + 1]), neighbours);
+        even[i] = _mm512_castsi512_ps(_mm512_unpacklo_epi64(a, b));
+        odd[i] = _mm512_castsi512_ps(_mm512_unpackhi_epi64(a, b));
+    }
+    vec_quarters(even);
+    vec_quarters(odd);
+    UNROLL_FOR (int i = 0; i < 4; i++) x[2 * i] = even[i], x[2 * i + 1] = odd[i];
+}
+
 static void fill_bytes(void)
 {
     static const folio_dtype types[3] = {FOLIO_FP8_E4M3, FOLIO_FP8_E5M2, FOLIO_INT8};
