@@ -107,9 +107,10 @@ static const char more_help[] =
     "  another level or with other threads on the same machine, times are compared. Cases with\n"
     "  fewer than 5 repetitions get no verdict. Cases that only one run has are listed. The exit status\n"
     "  is 0, except with --fail-if-slower.\n\n"
-    "GFLOP/s counts 2 * heads * (head size of K + of V) for each key that a query row sees; GB/s the bytes\n"
-    "of K and V of all sequences, once. Latent decodes do much arithmetic for each byte: their ceiling is\n"
-    "the one that takes them longer. spread is the interquartile range of the times divided by their median.\n\n";
+    "GFLOP/s counts 2 * heads * (head size of K + of V) for each key that a query row sees; GB/s the\n"
+    "bytes of K and V of all sequences, once. Latent decodes do much arithmetic for each byte: their\n"
+    "ceiling is the one that takes longer. spread is the interquartile range of the times divided by\n"
+    "their median.\n\n";
 
 static const char json_help[] =
     "The JSON is one object: {\"version\", \"cpu\", \"device\", \"topic\", \"clock_mhz\", \"ceilings\": the best\n"

@@ -191,14 +191,15 @@ for heads in '' 0 4:0 4:3 2:4 4: :2 4:2x x -4 2048; do
 done
 for options in '' x plain+alibi alibi+ +sinks window window: window:0 window:4x soft_cap:0 \
     soft_cap:-1 soft_cap:x soft_cap:nan 'alibi,' full: full+window:4 window:4+full graph graph:0 graph:2k \
-    graph:2x invariantly; do
+    graph:2x invariantly \
+    latent latent: latent:0 latent:12 latent:584 v_size:7 v_size:8x; do
     expect 2 err '^folio bench: --options takes up to 32 of plain, or' bench --options "$options"
 done
 expect 2 err '^folio bench: --dtype takes up to 32 of f32, f16, bf16, not' bench --dtype int8
 expect 2 err '^folio bench: --kv-dtype takes .*, not .f64' bench --kv-dtype f64
 expect 2 err '^folio bench: --layout takes .*, not .native,strided' bench --layout native,strided
-for size in 4 12 520 16,0; do
-    expect 2 err '^folio bench: --head-size takes up to 32 of multiples of 8 up to 512' \
+for size in 4 12 584 16,0; do
+    expect 2 err '^folio bench: --head-size takes up to 32 of multiples of 8 up to 576' \
         bench --head-size "$size"
 done
 expect 2 err "^folio bench: --level takes up to 32 of scalar, .*, not 'scalar,sse9'" \
@@ -257,6 +258,7 @@ small='--heads 4:2 --head-size 32 --reps 2'
     check "bench: what can run has run" test "$(grep -c '^| q3 .* heads 4:2 of 32 ' out)" -eq 1
     expect 0 out '^| q20  *| bf16 on fp8_e4m3 | soft_cap:30, interleaved_nhd ' bench $small --case q20,2q1s1k \
         --dtype bf16 --kv-dtype bf16,fp8_e4m3 --options plain,soft_cap:30 --layout native,interleaved_nhd
+    expect 0 out '^| 2q1s1k  *| .* latent:8 ' bench $small --case q20,2q1s1k --options latent:8,v_size:24
     check "bench: the columns of a table stand under each other" \
         test "$(grep '^|' out | sed 's/[^|]/ /g' | sort -u | wc -l)" -eq 1
     expect 0 out '^| q20  *| f32  *| .* | .* | .* % | .* | *f32 FMA .* | .* % |$' \
