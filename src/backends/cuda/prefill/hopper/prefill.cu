@@ -253,9 +253,8 @@ static bool takes(const folioi_cuda_line *line, const folioi_cuda_layer *l,
 }
 
 /* Boxes of half the numbers of a tile's rows of q. False: the strides are none for a tensor map. */
-static bool describe_queries(hopper_args *a, const folioi_cuda_sm *sm)
+static bool describe_queries(hopper_args *a, const folioi_cuda_layer *l, const folioi_cuda_sm *sm)
 {
-    const folioi_cuda_layer *l = &a->layer;
     cuuint64_t dims[3] = {DIMS, (cuuint64_t)l->num_heads, (cuuint64_t)l->q_rows};
     cuuint64_t strides[2] = {(cuuint64_t)l->q.head * 2, (cuuint64_t)l->q.token * 2};
     cuuint32_t box[3] = {64, (cuuint32_t)a->heads, (cuuint32_t)(a->queries / a->q_boxes)};
@@ -284,7 +283,10 @@ static cudaError_t launch(const folioi_prefill_line *line, const folioi_cuda_run
     (void)line;
     const folioi_cuda_layer *layer = run->layer;
     hopper_args a = {};
-    a.layer = *layer;
+    a.layer = {layer->q,          layer->out,         layer->lse,          layer->lse_token,
+               layer->lse_head,   layer->sinks,       layer->k.base,       layer->v.base,
+               layer->k.at,       layer->window_left, layer->window_right, layer->num_kv_heads,
+               layer->block_size, layer->scale};
     a.blocks = run->step->blocks;
     a.head = folioi_cuda_prefill_head(plan);
     a.whole = *whole;
@@ -312,7 +314,7 @@ static cudaError_t launch(const folioi_prefill_line *line, const folioi_cuda_run
     int64_t most = plan->room.items * a.units;
     if (most == 0) return cudaSuccess;
     if (most > INT32_MAX - plan->sm.count) return cudaErrorInvalidConfiguration;
-    if (!describe_queries(&a, &plan->sm)) return cudaErrorNotSupported;
+    if (!describe_queries(&a, layer, &plan->sm)) return cudaErrorNotSupported;
     int blocks = (int)(most < plan->sm.count ? most : plan->sm.count);
     bool is_whole = whole->num_items > 0 && layer->window_left < 0 && layer->window_right < 0;
     auto kernel = is_whole ? hopper_prefill<T, true> : hopper_prefill<T, false>;

@@ -58,7 +58,7 @@ static __device__ __forceinline__ void load_keys(const hopper_args &a, const hop
     int32_t first = keys.first, begin = t.begins.cut, end = t.ends.cut;
     int32_t key_len = t.key_len;
     const int32_t *table = a.blocks + t.table;
-    const char *head = a.layer.k.base + 2 * (t.kv_head * a.layer.k.at.head);
+    const char *head = a.layer.k + 2 * (t.kv_head * a.layer.at.head);
     int pages = keys.is_early ? 4 : 8;
     walk.go_to(a, keys.last);
     for (int32_t i = keys.last; i >= first; i--, pages = 8) {
@@ -69,7 +69,7 @@ static __device__ __forceinline__ void load_keys(const hopper_args &a, const hop
         bulk_wait(shared_address(&m.sh().emptied[at.stage]), at.phase);
         if (lane == 0) bulk_expect(filled, pages * PAGE_BYTES);
         __syncwarp();
-        const char *from = head + block * a.layer.k.at.block * 2 + walk.in_block * PAGE_BYTES;
+        const char *from = head + block * a.layer.at.block * 2 + walk.in_block * PAGE_BYTES;
         if (!is_seen) from = (const char *)zero_page;
         if (lane < pages) {
             if (is_seen && walk.key + PAGE_KEYS > key_len)

@@ -35,9 +35,9 @@ static __device__ __forceinline__ void add_keys(const hopper_args &a, const hopp
         int32_t token = j - index * a.layer.block_size;
         int64_t block = __ldg(a.blocks + t.table + index);
         int64_t at =
-            2 * stored_row(a.layer.k.at, block, t.kv_head, token) + row_byte(true, token, lane * 8);
-        k[i] = *(const uint2 *)(a.layer.k.base + at);
-        v[i] = *(const uint2 *)(a.layer.v.base + at);
+            2 * stored_row(a.layer.at, block, t.kv_head, token) + row_byte(true, token, lane * 8);
+        k[i] = *(const uint2 *)(a.layer.k + at);
+        v[i] = *(const uint2 *)(a.layer.v + at);
     }
 #pragma unroll
     for (int i = 0; i < AT_ONCE; i++) {
@@ -77,7 +77,7 @@ template <typename T>
 static __device__ __forceinline__ void compute_slowly(const hopper_args &a, const hopper_tile &t,
                                                       int first, uint32_t is_odd)
 {
-    const folioi_cuda_layer &l = a.layer;
+    const hopper_layer &l = a.layer;
     int lane = threadIdx.x % WARP;
     uint32_t lanes[2] = {__ballot_sync(ALL_LANES, is_odd & 1),
                          __ballot_sync(ALL_LANES, is_odd & 2)};

@@ -72,7 +72,7 @@ static __device__ __forceinline__ uint4 turn_words(const uint32_t (&v)[4])
 static __device__ __forceinline__ float *lse_of(const hopper_args &a, const hopper_tile &t,
                                                 row_place p)
 {
-    const folioi_cuda_layer &l = a.layer;
+    const hopper_layer &l = a.layer;
     return l.lse + (t.query_row + p.query) * l.lse_token + (t.first_head + p.head) * l.lse_head;
 }
 
@@ -85,7 +85,7 @@ template <typename T>
 static __device__ __forceinline__ uint32_t store_rows(const hopper_args &a, const hopper_tile &t,
                                                       const float (&o)[64], const row_sums &r)
 {
-    const folioi_cuda_layer &l = a.layer;
+    const hopper_layer &l = a.layer;
     int lane = fresh_lane(), row = (int)threadIdx.x / WARP * 16 + lane / 4;
     row_ends e = end_rows(r);
     if (l.sinks != NULL) add_sinks<T>(a, t, e, row);
@@ -131,7 +131,7 @@ template <typename T>
 static __device__ __forceinline__ void put_row(const hopper_args &a, const hopper_tile &t,
                                                row_place p, float4 x, float largest, float sum)
 {
-    const folioi_cuda_layer &l = a.layer;
+    const hopper_layer &l = a.layer;
     int lane = threadIdx.x % WARP;
     float sink = l.sinks != NULL ? l.sinks[t.first_head + p.head] : -CUDART_INF_F;
     float by = 0.0f, lse = sink;

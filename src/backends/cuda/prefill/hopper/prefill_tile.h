@@ -33,9 +33,26 @@ enum {
     THREADS = 3 * 128,
 };
 
+/*
+ * Of a layer, what the kernel reads. Not all of it: ptxas serialises products or not by where arguments lie, so fields of
+ * others must not move these.
+ */
+typedef struct hopper_layer {
+    folioi_cuda_rows q, out;
+    float *lse;
+    int64_t lse_token, lse_head;
+    const float *sinks;
+    const char *k, *v;
+    folioi_address at; /* of K, and of V from its own base */
+    int64_t window_left, window_right;
+    int32_t num_kv_heads, block_size;
+    float scale;
+} hopper_layer;
+
 typedef struct hopper_args {
-    CUtensorMap q; /* boxes: half the numbers of a tile's rows */
-    folioi_cuda_layer layer;
+    CUtensorMap q;    /* boxes: half the numbers of a tile's rows */
+    float scale_log2; /* of scores, with log2(e) */
+    hopper_layer layer;
     const int32_t *blocks;
     const folioi_prefill_head *head;
     folioi_prefill_head whole; /* the same, where the host knows it */
@@ -55,7 +72,6 @@ typedef struct hopper_args {
     int32_t units;      /* tiles an item makes: kv heads times head_parts */
     int32_t most_shift; /* log2 of the largest power of 2 that divides it */
     uint32_t out_token, out_head; /* strides of out, in units of 16 bytes */
-    float scale_log2;             /* of scores, with log2(e) */
 } hopper_args;
 
 /* How a tile's keys are gone through: key tiles from `last` down to `first`; one that sees no key has one all the same. */
