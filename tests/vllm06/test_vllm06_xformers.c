@@ -289,7 +289,31 @@ static void run_refused(v06 *r, const v06_seq *prompts)
     v06_run(r, FOLIO_ATTENTION_DECODER);
 }
 
-/* One metadata serves layers with caches of their own. */
+/* Layers with windows, slopes or a soft cap of their own over one metadata, in turn and back again. */
+static void run_other_layers(v06 *r, const v06_seq *prompts)
+{
+    static const struct {
+        int64_t window;
+        bool slopes;
+        float cap;
+    } layers[] = {{2, false, 0}, {5, false, 0}, {0, true, 0}, {0, false, 0.5f}, {2, false, 0}};
+    folio_vllm06_impl *first = r->impl;
+    const folio_vllm06_impl_desc d = r->d;
+    v06_fields(r, prompts, 2);
+    for (int i = 0; i < COUNT_OF(layers); i++) {
+        r->d.sliding_window = layers[i].window;
+        r->d.alibi_slopes = layers[i].slopes ? r->slopes : NULL;
+        r->d.logits_soft_cap = layers[i].cap;
+        CHECK_OK(r->b->make_impl(r->state, &r->d, &r->impl));
+        if (r->impl != NULL) v06_run(r, FOLIO_ATTENTION_DECODER);
+        folio_vllm06_impl_destroy(r->impl);
+    }
+    r->impl = first;
+    r->d = d;
+    v06_run(r, FOLIO_ATTENTION_DECODER);
+}
+
+/* One metadata serves layers with caches and masks of their own. */
 static void metadata_serves_all_layers(const char *original, const char *compute)
 {
     static const v06_seq prompts[] = {{0, true, 11, 11, 0}, {1, true, 3, 3, 0}};
@@ -306,6 +330,7 @@ static void metadata_serves_all_layers(const char *original, const char *compute
         support_buffer_free(&first);
         memcpy(r.image[1], r.image[0], r.cache[0].bytes);
         v06_check_images(&r);
+        run_other_layers(&r, prompts);
         run_refused(&r, prompts);
         run_foreign(&r);
     }

@@ -63,6 +63,7 @@ static void check_maxima(const folio_vllm06_metadata *m, int64_t query, int64_t 
 
 static const v06_seq encoded_prompts[] = {{0, true, 6, 6, 11}, {1, true, 9, 17, 20}};
 static const v06_seq encoded_decodes[] = {{0, false, 1, 7, 11}, {1, false, 1, 18, 20}};
+static const v06_seq encoded_both[] = {{0, true, 6, 6, 11}, {1, false, 1, 18, 20}};
 
 void v06_same_metadata_fields(const char *original, const char *compute)
 {
@@ -74,8 +75,7 @@ void v06_same_metadata_fields(const char *original, const char *compute)
         if (!v06_step(&r, encoded_decodes, 2)) abort();
         check_fields(&r, r.m, r.blocks_per_seq);
         check_maxima(r.m, 1, 0, 18, 20);
-        static const v06_seq both[] = {{0, true, 6, 6, 11}, {1, false, 1, 18, 20}};
-        if (!v06_step(&r, both, 2)) abort();
+        if (!v06_step(&r, encoded_both, 2)) abort();
         check_fields(&r, r.m, r.blocks_per_seq);
         check_maxima(r.m, 6, 6, 18, 20);
         v06_fields(&r, encoded_decodes, 2);
@@ -165,6 +165,12 @@ void v06_same_metadata_builder(const char *original, const char *compute)
         check_fields(&r, m, 3);
         check_maxima(m, 1, 0, 18, 20);
         folio_vllm06_metadata_destroy(m);
+        v06_fields(&r, encoded_both, 2); /* one array for prompts and decodes, of torch-sdpa too */
+        m = build(&r, builder);
+        check_fields(&r, m, 3);
+        check_maxima(m, 6, 6, 18, 20);
+        CHECK_INT(folio_vllm06_metadata_get(m)->chunked_prefill, 0);
+        folio_vllm06_metadata_destroy(m);
         v06_fields(&r, two_decodes, 2);
         m = build(&r, builder);
         const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(m);
@@ -253,8 +259,8 @@ void v06_same_profiling_run(const char *original, const char *compute)
             folio_vllm06_forward_args a = v06_args(&r, FOLIO_ATTENTION_DECODER);
             V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT, "");
         }
-        static const v06_seq both[] = {{0, true, 6, 6, 11}, {1, false, 1, 18, 20}};
-        if (v06_step(&r, both, 2)) v06_run(&r, FOLIO_ATTENTION_ENCODER); /* it needs no cache */
+        if (v06_step(&r, encoded_both, 2))
+            v06_run(&r, FOLIO_ATTENTION_ENCODER); /* it needs no cache */
     }
     v06_close(&r);
 }
