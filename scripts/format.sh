@@ -16,5 +16,5 @@ how=-i
 [ "${1:-}" != --check ] || how="--dry-run --Werror"
 # The public header's columns of comments are set by hand; frozen headers stay as released.
 # shellcheck disable=SC2086 # words
-find src kit cli tests examples \( -name '*.c' -o -name '*.h' -o -name '*.cu' \) \
+find src kit cli tests examples python \( -name '*.c' -o -name '*.h' -o -name '*.cu' \) \
     ! -path 'tests/api/abi/folio*' -exec $format --style=file $how {} +

@@ -1,0 +1,35 @@
+"""Folio: paged attention on CPUs and NVIDIA GPUs.
+
+    batch  ->  plan  ->  for each layer: plan.forward  ->  out
+
+    Context    a backend on a device, with its threads
+    Attention  one layer geometry: heads, head sizes, scale, window, soft cap
+    KVCache    K and V of all layers in fixed-size blocks
+    Batch      one step's sequences: lengths and block tables
+    Plan       limits and workspace: made once, updated each step, used by every layer
+    Pool, Sequence   who holds which blocks: prefix cache, forks, swapping
+    Rotary     rotary embedding with the forward
+    attend     one layer in one call
+
+Arrays are NumPy arrays (bf16 by ml_dtypes), torch tensors, or anything with DLPack, and are never copied.
+Other modules: folio.flash_attn, folio.flashinfer, folio.torch, folio.transformers, folio.vllm.
+"""
+
+from ._abi import VERSION as __version__
+from .attention import Attention, Rotary
+from .batch import Batch
+from .cache import KVCache, Shape, cache_shape
+from .context import Context, KernelInfo, backends, default_context
+from .device import DeviceArray
+from .errors import (ArgumentError, DeviceError, Error, FullError, InternalError, OutOfMemoryError, StoreError,
+                     TooLargeError, UnsupportedError)
+from .functional import attend, merge_states
+from .plan import Plan
+from .pool import Pool, Sequence
+
+__all__ = [
+    "ArgumentError", "Attention", "Batch", "Context", "DeviceArray", "DeviceError", "Error", "FullError",
+    "InternalError", "KVCache", "KernelInfo", "OutOfMemoryError", "Plan", "Pool", "Rotary", "Sequence", "Shape",
+    "StoreError", "TooLargeError", "UnsupportedError", "attend", "backends", "cache_shape", "default_context",
+    "merge_states", "__version__",
+]

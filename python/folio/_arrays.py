@@ -1,0 +1,194 @@
+"""Arrays of any library as the C side sees them: address, dtype, shape and strides, without a copy.
+
+NumPy arrays and torch tensors are read directly, all others through DLPack (JAX, CuPy, ...).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from typing import Any, NamedTuple, Optional, Sequence
+
+import ml_dtypes
+import numpy as np
+
+from . import _abi as abi
+from .errors import ArgumentError
+
+# name, folio_dtype, NumPy's type
+_DTYPES = [
+    ("f32", abi.FOLIO_F32, np.dtype(np.float32)),
+    ("f16", abi.FOLIO_F16, np.dtype(np.float16)),
+    ("bf16", abi.FOLIO_BF16, np.dtype(ml_dtypes.bfloat16)),
+    ("fp8_e4m3", abi.FOLIO_FP8_E4M3, np.dtype(ml_dtypes.float8_e4m3fn)),
+    ("fp8_e5m2", abi.FOLIO_FP8_E5M2, np.dtype(ml_dtypes.float8_e5m2)),
+    ("int8", abi.FOLIO_INT8, np.dtype(np.int8)),
+    ("f64", abi.FOLIO_F64, np.dtype(np.float64)),
+]
+DTYPE_NAMES = {value: name for name, value, _ in _DTYPES}
+_NUMPY = {value: kind for _, value, kind in _DTYPES}
+_BY_NAME = {name: value for name, value, _ in _DTYPES} | {kind.name: value for _, value, kind in _DTYPES}
+_BY_NUMPY = {kind: value for _, value, kind in _DTYPES}
+# also: types of index arrays, which have no folio_dtype
+_DLPACK_NAMES = {(2, 32): "float32", (2, 16): "float16", (2, 64): "float64", (4, 16): "bfloat16", (0, 8): "int8",
+                 (0, 32): "int32", (0, 64): "int64", (10, 8): "float8_e4m3fn", (12, 8): "float8_e5m2",
+                 (1, 8): "uint8"}
+
+CPU = ("cpu", 0)
+
+
+class Array(NamedTuple):
+    """An array of another library. `owner` keeps its memory alive."""
+
+    data: int
+    dtype: str  # NumPy's name of it
+    shape: tuple
+    strides: tuple  # in elements
+    device: tuple  # ("cpu", 0) or ("cuda", number)
+    owner: Any
+    writable: bool
+
+
+def dtype_of(value: Any) -> int:
+    """The folio_dtype of a name ("bf16", "bfloat16"), a NumPy dtype or a torch dtype."""
+    if isinstance(value, int):
+        return value
+    name = value if isinstance(value, str) else str(value).rpartition(".")[2]
+    found = _BY_NAME.get(name)
+    if found is None:
+        try:
+            found = _BY_NUMPY.get(np.dtype(value))
+        except TypeError:
+            pass
+    if found is None:
+        raise ArgumentError(f"dtype {value!r} is not one of {', '.join(DTYPE_NAMES.values())}")
+    return found
+
+
+def numpy_dtype(dtype: int) -> np.dtype:
+    return _NUMPY[dtype]
+
+
+def is_torch(value: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+_torch_names: dict = {}
+
+
+def _torch_array(tensor: Any) -> Array:
+    dtype = tensor.dtype
+    name = _torch_names.get(dtype)
+    if name is None:
+        name = _torch_names[dtype] = str(dtype).rpartition(".")[2]
+    device = tensor.device
+    place = CPU if device.type == "cpu" else (device.type, device.index or 0)
+    return Array(tensor.data_ptr(), name, tensor.shape, tensor.stride(), place, tensor, True)
+
+
+def array(value: Any, stream: Optional[int] = None) -> Array:
+    """Any array, without a copy. `stream` is the CUDA stream on which it will be used."""
+    if is_torch(value):
+        return _torch_array(value)
+    if isinstance(value, np.ndarray):
+        size = value.itemsize
+        strides = tuple(s // size for s in value.strides)
+        return Array(value.__array_interface__["data"][0], value.dtype.name, value.shape, strides, CPU, value,
+                     value.flags.writeable)
+    if hasattr(value, "__dlpack__"):
+        return _dlpack_array(value, stream)
+    raise ArgumentError(f"{type(value).__name__} is no array: pass a NumPy array, a torch tensor, "
+                        "or an object with __dlpack__")
+
+
+class _DLTensor(ctypes.Structure):
+    _fields_ = [("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32),
+                ("ndim", ctypes.c_int32), ("code", ctypes.c_uint8), ("bits", ctypes.c_uint8),
+                ("lanes", ctypes.c_uint16), ("shape", ctypes.POINTER(ctypes.c_int64)),
+                ("strides", ctypes.POINTER(ctypes.c_int64)), ("byte_offset", ctypes.c_uint64)]
+
+
+class _DLVersioned(ctypes.Structure):
+    _fields_ = [("major", ctypes.c_uint32), ("minor", ctypes.c_uint32), ("context", ctypes.c_void_p),
+                ("deleter", ctypes.c_void_p), ("flags", ctypes.c_uint64), ("tensor", _DLTensor)]
+
+
+_get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+_get_pointer.restype, _get_pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+_is_valid = ctypes.pythonapi.PyCapsule_IsValid
+_is_valid.restype, _is_valid.argtypes = ctypes.c_int, [ctypes.py_object, ctypes.c_char_p]
+
+_DL_DEVICES = {1: "cpu", 2: "cuda", 3: "cpu", 13: "cuda"}  # 3: pinned host memory, 13: managed memory
+_DL_READ_ONLY = 1
+
+
+def _dlpack_array(value: Any, stream: Optional[int]) -> Array:
+    kind, number = value.__dlpack_device__()
+    place = _DL_DEVICES.get(int(kind))
+    if place is None:
+        raise ArgumentError(f"the array's DLPack device {int(kind)} is neither a CPU nor an NVIDIA GPU")
+    options = {} if place == "cpu" else {"stream": stream or 1}  # 1: CUDA's legacy default stream
+    try:
+        capsule = value.__dlpack__(max_version=(1, 0), **options)
+    except (TypeError, BufferError):
+        capsule = value.__dlpack__(**options)  # a producer of DLPack before 1.0
+    writable = True
+    if _is_valid(capsule, b"dltensor_versioned"):
+        versioned = _DLVersioned.from_address(_get_pointer(capsule, b"dltensor_versioned"))
+        tensor, writable = versioned.tensor, not versioned.flags & _DL_READ_ONLY
+    else:
+        tensor = _DLTensor.from_address(_get_pointer(capsule, b"dltensor"))
+    if type(value).__module__.partition(".")[0] in ("jax", "jaxlib"):
+        writable = False  # JAX arrays never change, whatever the capsule says
+    name = _DLPACK_NAMES.get((tensor.code, tensor.bits))
+    if name is None or tensor.lanes != 1:
+        raise ArgumentError(f"the array's DLPack type (code {tensor.code}, {tensor.bits} bits) is not supported")
+    shape = tuple(tensor.shape[i] for i in range(tensor.ndim))
+    if tensor.strides:
+        strides = tuple(tensor.strides[i] for i in range(tensor.ndim))
+    else:
+        strides = contiguous(shape)
+    # The capsule was not consumed: when it goes, it calls the producer's deleter.
+    return Array((tensor.data or 0) + tensor.byte_offset, name, shape, strides, (place, number if place == "cuda" else 0),
+                 (value, capsule), writable)
+
+
+def contiguous(shape: Sequence[int]) -> tuple:
+    strides, step = [], 1
+    for n in reversed(shape):
+        strides.append(step)
+        step *= n
+    return tuple(reversed(strides))
+
+
+def is_contiguous(a: Array) -> bool:
+    step = 1
+    for n, s in zip(reversed(a.shape), reversed(a.strides)):
+        if n != 1 and s != step:
+            return False
+        step *= n
+    return True
+
+
+def host_array(value: Any, dtype: Any, name: str) -> Optional[np.ndarray]:
+    """A contiguous NumPy array of this dtype from a list or any array in host memory; copied if need be."""
+    if value is None:
+        return None
+    if is_torch(value) or (not isinstance(value, np.ndarray) and hasattr(value, "__dlpack__")):
+        if array(value).device != CPU:
+            raise ArgumentError(f"{name} must be in host memory")
+        value = value.numpy() if is_torch(value) else np.from_dlpack(value)
+    result = np.asarray(value)
+    if result.size and not np.can_cast(result.dtype, np.int64 if np.issubdtype(dtype, np.integer) else np.float64,
+                                       "same_kind"):
+        raise ArgumentError(f"{name} has dtype {result.dtype}, not {np.dtype(dtype)}")
+    if np.issubdtype(dtype, np.integer) and result.size and result.dtype != dtype:
+        limits = np.iinfo(dtype)
+        if result.min() < limits.min or result.max() > limits.max:
+            raise ArgumentError(f"{name} has values outside of {np.dtype(dtype)}: {result.min()} to {result.max()}")
+    return np.ascontiguousarray(result, dtype)
+
+
+def address(value: Optional[np.ndarray]) -> Optional[int]:
+    return None if value is None else value.__array_interface__["data"][0]

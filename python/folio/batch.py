@@ -1,0 +1,170 @@
+"""Batch: the sequences of one step. How many new tokens each has, how long it is, and in which blocks its keys are."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, Iterable, Optional
+
+import numpy as np
+
+from . import _abi as abi
+from ._arrays import address, host_array
+from ._library import Handle, check, create, fill, lib, make
+from ._run import run_of
+from .attention import type_of
+from .cache import KVCache
+from .context import Context, default_context
+from .errors import ArgumentError
+
+_PHASES = {"auto": abi.FOLIO_PHASE_AUTO, "prefill": abi.FOLIO_PHASE_PREFILL, "decode": abi.FOLIO_PHASE_DECODE}
+
+
+def causality(causal: Optional[bool]) -> int:
+    return abi.FOLIO_CAUSAL_AUTO if causal is None else abi.FOLIO_CAUSAL_YES if causal else abi.FOLIO_CAUSAL_NO
+
+
+class Batch(Handle):
+    """One step's sequences. Fill it by add() or add_sequences(), or from arrays by set_*()."""
+
+    def __init__(self, context: Optional[Context] = None, *, block_size: int = 0, cache: Optional[KVCache] = None,
+                 decode_query_len: int = 0) -> None:
+        self.context = context or (cache.context if cache else default_context())
+        desc = make(abi.folio_batch_desc, block_size=block_size, decode_query_len=decode_query_len,
+                    cache=cache._as_parameter_ if cache else None)
+        super().__init__(create(lib.folio_batch_create, self.context, ctypes.byref(desc)), lib.folio_batch_destroy,
+                         self.context)
+
+    def clear(self) -> None:
+        lib.folio_batch_clear(self)
+
+    def add(self, query_len: int, seq_len: int = 0, block_table: Any = None, *, slots: Any = None,
+            causal: Optional[bool] = None, phase: str = "auto", padding: bool = False,
+            first_query_pos: Optional[int] = None, first_key_pos: Optional[int] = None, encoder_len: int = 0,
+            encoder_new_len: int = 0, cross_block_table: Any = None, cross_slots: Any = None) -> None:
+        """Appends a sequence: query_len new tokens, seq_len cached and new ones, in the blocks of its table."""
+        table = host_array(block_table, np.int32, "block_table")
+        cross = host_array(cross_block_table, np.int32, "cross_block_table")
+        given = host_array(slots, np.int64, "slots")
+        if given is not None and given.size != query_len:
+            raise ArgumentError(f"slots has {given.size} entries, but query_len is {query_len}")
+        cross_given = host_array(cross_slots, np.int64, "cross_slots")
+        if cross_given is not None and cross_given.size != encoder_new_len:
+            raise ArgumentError(f"cross_slots has {cross_given.size} entries, but encoder_new_len is {encoder_new_len}")
+        seq = make(abi.folio_batch_seq, query_len=query_len, seq_len=seq_len, padding=int(padding),
+                   phase=_PHASES[phase], causality=causality(causal), block_table=address(table),
+                   num_blocks=0 if table is None else table.size, slots=address(given), encoder_len=encoder_len,
+                   encoder_new_len=encoder_new_len, cross_block_table=address(cross),
+                   num_cross_blocks=0 if cross is None else cross.size, cross_slots=address(cross_given))
+        if first_query_pos is not None or first_key_pos is not None:
+            seq.positions_given = 1
+            seq.first_query_pos = seq_len - query_len if first_query_pos is None else first_query_pos
+            seq.first_key_pos = first_key_pos or 0
+        check(lib.folio_batch_add(self, ctypes.byref(seq)))
+
+    def _arrays(self, num_seqs: int, query_start: Any, seq_lens: Any, options: dict) -> tuple:
+        """folio_batch_arrays and the NumPy arrays that it points to."""
+        kinds = {"phases": (np.int32, num_seqs), "causality": (np.int32, num_seqs), "first_query_pos": (np.int64, num_seqs),
+                 "first_key_pos": (np.int64, num_seqs), "encoder_lens": (np.int32, num_seqs),
+                 "encoder_new_lens": (np.int32, num_seqs), "slot_mapping": (np.int64, None),
+                 "cross_slot_mapping": (np.int64, None)}
+        keep = {"query_start": host_array(query_start, np.int32, "query_start"),
+                "seq_lens": host_array(seq_lens, np.int32, "seq_lens")}
+        sizes = {"query_start": num_seqs + 1, "seq_lens": num_seqs}
+        for name, value in options.items():
+            if name not in kinds:
+                raise TypeError(f"{name} is no array of a batch: {', '.join(kinds)}")
+            keep[name], sizes[name] = host_array(value, kinds[name][0], name), kinds[name][1]
+        rows = int(keep["query_start"][-1]) if keep["query_start"] is not None and num_seqs else num_seqs
+        sizes["slot_mapping"] = rows
+        if keep.get("encoder_new_lens") is not None:
+            sizes["cross_slot_mapping"] = int(keep["encoder_new_lens"].sum())
+        for name, value in keep.items():
+            if value is not None and sizes[name] is not None and value.size != sizes[name]:
+                raise ArgumentError(f"{name} has {value.size} entries; it must have {sizes[name]}")
+        return make(abi.folio_batch_arrays, num_seqs=num_seqs,
+                    **{name: address(value) for name, value in keep.items()}), keep
+
+    def set_block_tables(self, block_tables: Any, seq_lens: Any, query_start: Any = None, *, cross_block_tables: Any = None,
+                         **options: Any) -> None:
+        """Replaces all sequences. block_tables [seqs, blocks] (None: no cache), seq_lens [seqs], query_start
+        [seqs + 1] (None: one token each). Options are the arrays of folio_batch_arrays, such as slot_mapping."""
+        lens = host_array(seq_lens, np.int32, "seq_lens")
+        arrays, keep = self._arrays(lens.size, query_start, lens, options)
+        tables = _table(block_tables, lens.size, "block_tables")
+        cross = _table(cross_block_tables, lens.size, "cross_block_tables")
+        if cross is not None:
+            arrays.cross_block_tables, arrays.cross_row_stride = address(cross), cross.shape[1]
+        check(lib.folio_batch_set_block_tables(self, ctypes.byref(arrays), address(tables),
+                                               0 if tables is None else tables.shape[1]))
+
+    def set_csr(self, indptr: Any, indices: Any, last_block_len: Any = None, *, query_start: Any = None,
+                seq_lens: Any = None, **options: Any) -> None:
+        """The same from CSR: sequence i has blocks indices[indptr[i] : indptr[i + 1]], and last_block_len[i] tokens
+        in the last of them, as in FlashInfer."""
+        starts, blocks = host_array(indptr, np.int32, "indptr"), host_array(indices, np.int32, "indices")
+        last = host_array(last_block_len, np.int32, "last_block_len")
+        num_seqs = _csr_check(starts, blocks, "indices")
+        if last is not None and last.size != num_seqs:
+            raise ArgumentError(f"last_block_len has {last.size} entries; it must have {num_seqs}")
+        arrays, keep = self._arrays(num_seqs, query_start, seq_lens, options)
+        check(lib.folio_batch_set_csr(self, ctypes.byref(arrays), address(starts), address(blocks), address(last)))
+
+    def set_slots(self, indptr: Any, slots: Any, *, query_start: Any = None, seq_lens: Any = None,
+                  **options: Any) -> None:
+        """The same from lists of slots, for block size 1: key j of sequence i is in slots[indptr[i] + j]."""
+        starts, keys = host_array(indptr, np.int32, "indptr"), host_array(slots, np.int64, "slots")
+        num_seqs = _csr_check(starts, keys, "slots")
+        arrays, keep = self._arrays(num_seqs, query_start, seq_lens, options)
+        check(lib.folio_batch_set_slots(self, ctypes.byref(arrays), address(starts), address(keys), 8))
+
+    def add_sequences(self, sequences: Iterable[Any], layer_group: int = 0, *, stream: Optional[int] = None) -> None:
+        """Appends sequences of a pool: their reserved but not committed tokens are the rows of this step."""
+        handles = [s._as_parameter_ for s in sequences]
+        array = (ctypes.c_void_p * len(handles))(*[h.value for h in handles])
+        check(lib.folio_batch_add_sequences(self, layer_group, array, len(handles), run_of(self.context, None, stream)))
+
+    def info(self) -> dict:
+        """Counts: num_seqs, num_query_tokens, num_prefills, num_decodes, max_seq_len and so on."""
+        return _fields(fill(lib.folio_batch_get_info, self, abi.folio_batch_info))
+
+    def view(self, type: str = "decoder", phase: str = "auto") -> dict:
+        """The sequences of one phase as one attention type sees them, as NumPy arrays (copies)."""
+        view = make(abi.folio_batch_view)
+        check(lib.folio_batch_get_view(self, type_of(type), _PHASES[phase], ctypes.byref(view)))
+        n, rows = view.num_seqs, view.num_query_tokens
+        sizes = {"seqs": (n, np.int64), "query_rows": (n, np.int64), "query_lens": (n, np.int32),
+                 "query_start": (n + 1, np.int64), "last_rows": (n, np.int64), "positions": (rows, np.int64),
+                 "key_lens": (n, np.int32), "key_start": (n + 1, np.int64), "context_lens": (n, np.int32),
+                 "slot_mapping": (view.num_new_tokens, np.int64), "table_start": (n + 1, np.int64)}
+        result = {name: getattr(view, name) for name in ("num_seqs", "num_query_tokens", "num_new_tokens",
+                                                         "max_query_len", "max_key_len")}
+        for name, (size, kind) in sizes.items():
+            result[name] = _copy(getattr(view, name), size, kind)
+        starts = result["table_start"]
+        result["blocks"] = None if starts is None else _copy(view.blocks, int(starts[-1]), np.int32)
+        return result
+
+
+def _table(value: Any, num_seqs: int, name: str) -> Optional[np.ndarray]:
+    table = host_array(value, np.int32, name)
+    if table is not None and (table.ndim != 2 or table.shape[0] != num_seqs):
+        raise ArgumentError(f"{name} has shape {table.shape}; it must be [{num_seqs}, blocks]")
+    return table
+
+
+def _csr_check(starts: np.ndarray, values: np.ndarray, name: str) -> int:
+    if starts.ndim != 1 or starts.size < 1 or starts[0] != 0 or starts[-1] > values.size or (np.diff(starts) < 0).any():
+        raise ArgumentError(f"indptr must start at 0, never decrease, and end at most at {values.size}, "
+                            f"the number of {name}")
+    return starts.size - 1
+
+
+def _fields(struct: Any) -> dict:
+    return {name: getattr(struct, name) for name, _ in struct._fields_ if name != "struct_size"}
+
+
+def _copy(pointer: Optional[int], size: int, kind: Any) -> Optional[np.ndarray]:
+    if not pointer:
+        return None if size else np.empty(0, kind)
+    bytes_ = ctypes.string_at(pointer, size * np.dtype(kind).itemsize)
+    return np.frombuffer(bytes_, kind).copy()

@@ -1,0 +1,226 @@
+"""KVCache: K and V of all layers in fixed-size blocks, in the library's memory or in arrays of the caller."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, NamedTuple, Optional, Sequence
+
+import numpy as np
+
+from . import _abi as abi
+from ._arrays import DTYPE_NAMES, Array, address, array, dtype_of, host_array, numpy_dtype
+from ._library import Handle, check, create, lib, make, text
+from ._run import empty, run_of, tensor
+from .context import Context, default_context
+from .errors import ArgumentError
+
+LAYOUTS = {text(lib.folio_layout_name(i)): i for i in range(abi.FOLIO_NUM_LAYOUTS)}
+
+
+def layout_of(name: str) -> int:
+    if name not in LAYOUTS:
+        raise ArgumentError(f"layout {name!r} is not one of {', '.join(LAYOUTS)}")
+    return LAYOUTS[name]
+
+
+class Shape(NamedTuple):
+    """What a layer of a cache looks like in memory."""
+
+    k: tuple
+    v: tuple
+    layer_bytes: int
+    total_bytes: int
+    alignment: int
+    layout_id: str
+    layout_version: int
+
+
+def _desc(num_layers: int, num_blocks: int, block_size: int, num_kv_heads: int, head_size: int,
+          v_head_size: Optional[int], dtype: Any, layout: str, v_in_k: bool) -> Any:
+    return make(abi.folio_kv_cache_desc, num_blocks=num_blocks, num_layers=num_layers, block_size=block_size,
+                num_kv_heads=num_kv_heads, k_head_size=head_size, v_head_size=v_head_size or 0,
+                dtype=dtype_of(dtype), layout=layout_of(layout), v_in_k=int(v_in_k))
+
+
+def cache_shape(*, num_blocks: int, block_size: int, num_kv_heads: int, head_size: int, dtype: Any,
+                num_layers: int = 1, v_head_size: Optional[int] = None, layout: str = "native", v_in_k: bool = False,
+                backend: str = "auto") -> Shape:
+    """The shape and the bytes that such a cache has on a backend. Makes nothing."""
+    desc = _desc(num_layers, num_blocks, block_size, num_kv_heads, head_size, v_head_size, dtype, layout, v_in_k)
+    shape = make(abi.folio_kv_cache_shape)
+    check(lib.folio_kv_cache_get_shape(backend.encode(), ctypes.byref(desc), ctypes.byref(shape)))
+    return Shape(tuple(shape.k.dims[:shape.k.num_dims]), tuple(shape.v.dims[:shape.v.num_dims]), shape.layer_bytes,
+                 shape.total_bytes, shape.alignment, text(shape.layout_id), shape.layout_version)
+
+
+class KVCache(Handle):
+    """K and V of num_layers layers in num_blocks blocks of block_size tokens.
+
+    The library chooses the layout that its kernels read fastest ("native"), unless another is named. With v_in_k
+    (latent attention) only K is stored, and V is its first v_head_size numbers.
+    """
+
+    def __init__(self, context: Optional[Context] = None, *, num_blocks: int, block_size: int = 16, num_kv_heads: int,
+                 head_size: int, dtype: Any, num_layers: int = 1, v_head_size: Optional[int] = None,
+                 layout: str = "native", v_in_k: bool = False) -> None:
+        self.context = context or default_context()
+        desc = _desc(num_layers, num_blocks, block_size, num_kv_heads, head_size, v_head_size, dtype, layout, v_in_k)
+        handle = create(lib.folio_kv_cache_create, self.context, ctypes.byref(desc))
+        super().__init__(handle, lib.folio_kv_cache_destroy, self.context)
+        self._describe()
+
+    def _describe(self) -> None:
+        view = self._view(0)
+        desc = ctypes.cast(view.desc, ctypes.POINTER(abi.folio_kv_cache_desc)).contents
+        self.num_blocks, self.num_layers, self.block_size = desc.num_blocks, desc.num_layers, desc.block_size
+        self.num_kv_heads, self.head_size = desc.num_kv_heads, desc.k_head_size
+        self.v_head_size, self.v_in_k = desc.v_head_size or desc.k_head_size, bool(desc.v_in_k)
+        self.dtype, self.layout = DTYPE_NAMES[desc.dtype], text(lib.folio_layout_name(desc.layout))
+
+    def _view(self, layer: int) -> Any:
+        view = make(abi.folio_kv_cache_view)
+        check(lib.folio_kv_cache_get_view(self, layer, ctypes.byref(view)))
+        return view
+
+    @classmethod
+    def wrap(cls, k: Sequence[Any], v: Optional[Sequence[Any]] = None, *, context: Optional[Context] = None,
+             layout: str = "nhd", block_size: Optional[int] = None, num_kv_heads: Optional[int] = None,
+             head_size: Optional[int] = None, dtype: Any = None, num_blocks: Optional[int] = None,
+             v_in_k: bool = False) -> "KVCache":
+        """A cache in the caller's arrays, one of K and one of V for each layer, without a copy.
+
+        layout "nhd": [blocks, block_size, kv_heads, head_size]; "hnd": [blocks, kv_heads, block_size, head_size];
+        both with any strides, if the last is 1. "native": one array k per layer, whose bytes hold K and V in the
+        library's own format; then block_size, num_kv_heads, head_size, num_blocks (and dtype, if k has another) say
+        what it holds.
+        """
+        arrays = [array(a) for a in k]
+        if not arrays:
+            raise ArgumentError("k is empty; it must have an array for each layer")
+        values = [array(a) for a in v] if v is not None else None
+        ctx = context or default_context(arrays[0].device)
+        for name, group in (("k", arrays), ("v", values or [])):
+            for i, a in enumerate(group):
+                if a.device != ctx.place:
+                    raise ArgumentError(f"{name}[{i}] is on {a.device}, but the context is on {ctx.place}")
+                if not a.writable:
+                    raise ArgumentError(f"{name}[{i}] is read-only")
+        if values is not None and len(values) != len(arrays):
+            raise ArgumentError(f"k has {len(arrays)} layers, but v has {len(values)}")
+        if layout == "native":
+            desc, memory, keep = _wrap_native(arrays, values, block_size, num_kv_heads, head_size, dtype, num_blocks,
+                                              v_in_k)
+        elif layout in ("nhd", "hnd"):
+            desc, memory, keep = _wrap_rows(arrays, values, layout, v_in_k)
+        else:
+            raise ArgumentError(f'layout {layout!r} cannot be wrapped here; use "nhd", "hnd" or "native"')
+        self = cls.__new__(cls)
+        self.context = ctx
+        handle = create(lib.folio_kv_cache_wrap, ctx, ctypes.byref(desc), ctypes.byref(memory))
+        Handle.__init__(self, handle, lib.folio_kv_cache_destroy, (ctx, keep, [a.owner for a in arrays],
+                                                                   [a.owner for a in values or []]))
+        self._describe()
+        return self
+
+    def write(self, layer: int, k: Any, v: Any, slots: Any, *, k_scale: float = 0.0, v_scale: float = 0.0,
+              stream: Optional[int] = None) -> None:
+        """Stores rows of k and v in slots (block * block_size + offset) of a layer. Slot -1 is skipped."""
+        ctx = self.context
+        index = host_array(slots, np.int64, "slots")
+        kt, ka = tensor(ctx, k, "k", self.num_kv_heads, self.head_size)
+        fields = make(abi.folio_kv_write, k=kt, slots=address(index), k_scale=k_scale, v_scale=v_scale)
+        if index.size != kt.tokens:
+            raise ArgumentError(f"slots has {index.size} entries, but k has {kt.tokens} rows")
+        if v is not None:
+            fields.v, va = tensor(ctx, v, "v", self.num_kv_heads, self.v_head_size)
+        check(lib.folio_kv_cache_write(self, layer, ctypes.byref(fields), run_of(ctx, k, stream)))
+
+    def gather(self, layer: int, slots: Any, *, dtype: Any = None, k_scale: float = 0.0, v_scale: float = 0.0,
+               like: Any = None, stream: Optional[int] = None) -> tuple:
+        """(k, v) of slots as rows [n, kv_heads, head_size], dequantised. Slot -1 gives zeros."""
+        ctx = self.context
+        index = host_array(slots, np.int64, "slots")
+        kind = dtype_of(dtype or (self.dtype if self.dtype in ("f32", "f16", "bf16") else "f32"))
+        k = empty(ctx, (index.size, self.num_kv_heads, self.head_size), kind, like)
+        v = empty(ctx, (index.size, self.num_kv_heads, self.v_head_size), kind, like)
+        fields = make(abi.folio_kv_gather, slots=address(index), num_slots=index.size, k_scale=k_scale, v_scale=v_scale,
+                      k=tensor(ctx, k, "k", self.num_kv_heads, self.head_size)[0],
+                      v=tensor(ctx, v, "v", self.num_kv_heads, self.v_head_size)[0])
+        check(lib.folio_kv_cache_gather(self, layer, ctypes.byref(fields), run_of(ctx, like, stream)))
+        return k, v
+
+    def copy_blocks(self, pairs: Any, to: Optional["KVCache"] = None, *, stream: Optional[int] = None) -> None:
+        """Copies whole blocks of all layers. pairs: (from, to) of each; into another cache if `to` is given."""
+        index = host_array(pairs, np.int64, "pairs").reshape(-1, 2)
+        check(lib.folio_kv_cache_copy_blocks(self, to or self, address(index), len(index),
+                                             run_of(self.context, None, stream)))
+
+    def __repr__(self) -> str:
+        return (f"<folio.KVCache {self.num_layers} layers, {self.num_blocks} blocks of {self.block_size} tokens, "
+                f"{self.num_kv_heads} kv heads of {self.head_size}, {self.dtype}, {self.layout}>")
+
+
+def _pointers(arrays: list) -> Any:
+    return (ctypes.c_void_p * len(arrays))(*[a.data for a in arrays])
+
+
+def _bytes(a: Array) -> int:
+    """From the first byte of an array to the end of its last element."""
+    size = np.dtype(numpy_dtype(dtype_of(a.dtype)) if a.dtype != "uint8" else np.uint8).itemsize
+    return (sum((n - 1) * s for n, s in zip(a.shape, a.strides)) + 1) * size if all(a.shape) else 0
+
+
+def _same(arrays: list, name: str) -> Array:
+    """The first array, once all others are seen to have its shape, strides and dtype."""
+    first = arrays[0]
+    for i, a in enumerate(arrays):
+        if (tuple(a.shape), tuple(a.strides), a.dtype) != (tuple(first.shape), tuple(first.strides), first.dtype):
+            raise ArgumentError(f"{name}[{i}] has shape {tuple(a.shape)}, strides {tuple(a.strides)} and dtype {a.dtype}; "
+                                f"{name}[0] has {tuple(first.shape)}, {tuple(first.strides)} and {first.dtype}")
+    return first
+
+
+def _row_strides(a: Array, layout: str) -> Any:
+    block, x, y, _ = a.strides
+    token, head = (x, y) if layout == "nhd" else (y, x)
+    return abi.folio_kv_strides(block, token, head)
+
+
+def _wrap_rows(arrays: list, values: Optional[list], layout: str, v_in_k: bool) -> tuple:
+    first = _same(arrays, "k")
+    if (values is None) != v_in_k:
+        raise ArgumentError("v_in_k: K holds V, so v must be left out" if v_in_k else "v is missing")
+    groups = [("k", first)] + ([("v", _same(values, "v"))] if values else [])
+    for name, a in groups:
+        if len(a.shape) != 4 or a.strides[3] != 1:
+            raise ArgumentError(f"{name} has shape {tuple(a.shape)} and strides {tuple(a.strides)}; it must have 4 "
+                                "dims, the last contiguous")
+    blocks, x, y, size = first.shape
+    block_size, heads = (x, y) if layout == "nhd" else (y, x)
+    if values and tuple(groups[1][1].shape[:3]) != (blocks, x, y):
+        raise ArgumentError(f"k has shape {tuple(first.shape)}, but v has {tuple(groups[1][1].shape)}")
+    v_size = groups[1][1].shape[3] if values else size
+    desc = _desc(len(arrays), blocks, block_size, heads, size, v_size, first.dtype, "strided", v_in_k)
+    pk = _pointers(arrays)
+    pv = _pointers(values) if values else None
+    memory = make(abi.folio_kv_memory, k=ctypes.addressof(pk), k_bytes=_bytes(first),
+                  k_strides=_row_strides(first, layout))
+    if values:
+        memory.v, memory.v_bytes = ctypes.addressof(pv), _bytes(groups[1][1])
+        memory.v_strides = _row_strides(groups[1][1], layout)
+    return desc, memory, (pk, pv)
+
+
+def _wrap_native(arrays: list, values: Optional[list], block_size: Optional[int], num_kv_heads: Optional[int],
+                 head_size: Optional[int], dtype: Any, num_blocks: Optional[int], v_in_k: bool) -> tuple:
+    first = _same(arrays, "k")
+    if values is not None:
+        raise ArgumentError('layout "native" holds K and V in one array: leave v out')
+    if None in (block_size, num_kv_heads, head_size, num_blocks):
+        raise ArgumentError('layout "native" needs block_size, num_kv_heads, head_size and num_blocks')
+    desc = _desc(len(arrays), num_blocks, block_size, num_kv_heads, head_size, None, dtype or first.dtype, "native",
+                 v_in_k)
+    pk = _pointers(arrays)
+    return desc, make(abi.folio_kv_memory, k=ctypes.addressof(pk), k_bytes=_bytes(first)), (pk,)
+
+

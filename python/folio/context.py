@@ -1,0 +1,152 @@
+"""Context: a backend on a device, with its threads."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import sys
+import threading
+from pathlib import Path
+from typing import Any, NamedTuple, Optional, Union
+
+from . import _abi as abi
+from ._library import Handle, check, create, fill, lib, make, text
+from .errors import ArgumentError, UnsupportedError
+
+
+class KernelInfo(NamedTuple):
+    """An attention kernel, and a case that plans choose it for."""
+
+    name: str
+    dtype: str
+    kv_dtype: str
+    head_size: int
+    layout: str
+    min_rows: int
+    max_rows: int
+
+
+class _OpenMP(ctypes.Structure):
+    _fields_ = [("parallel", ctypes.c_void_p), ("thread_num", ctypes.c_void_p), ("num_threads", ctypes.c_void_p)]
+
+
+def _openmp_runtime() -> ctypes.CDLL:
+    """The OpenMP runtime that this process has loaded; that of torch, if there are several."""
+    with open("/proc/self/maps", encoding="utf-8") as maps:
+        found = dict.fromkeys(line.split(maxsplit=5)[5].strip() for line in maps if re.search(r"/lib(gomp|iomp5|omp)\b", line))
+    if not found:
+        raise UnsupportedError('threads="openmp": this process has loaded no OpenMP runtime. Import torch first, '
+                               "or give a number of threads")
+    paths = sorted(found, key=lambda path: "torch" not in path)
+    return ctypes.CDLL(paths[0])
+
+
+def _openmp_executor(num_threads: Optional[int]) -> tuple:
+    """A folio_executor on the process's OpenMP threads, and what must outlive it."""
+    runtime = _openmp_runtime()
+    native = ctypes.CDLL(str(Path(__file__).with_name("libfolio_openmp.so")))
+
+    def pointer(function: Any) -> Optional[int]:
+        return ctypes.cast(function, ctypes.c_void_p).value
+
+    functions = _OpenMP(pointer(runtime.GOMP_parallel), pointer(runtime.omp_get_thread_num),
+                        pointer(runtime.omp_get_num_threads))
+    count = num_threads or min(runtime.omp_get_max_threads(), 256)
+    executor = abi.folio_executor(parallel_for=pointer(native.folio_openmp_parallel_for),
+                                  user=ctypes.addressof(functions), num_threads=count)
+    return executor, (runtime, native, functions)
+
+
+def _cuda_library() -> Optional[str]:
+    """The path of libfolio_cuda.so in the package folio-attention-cuda, if that is installed."""
+    try:
+        import folio_cuda
+    except ImportError:
+        return None
+    return str(Path(folio_cuda.__file__).with_name("libfolio_cuda.so"))
+
+
+class Context(Handle):
+    """A backend on a device, with its threads. Any number of threads may use one at once.
+
+    backend   "auto" (the best for host memory), "cpu", "reference" or "cuda"
+    device    number of the GPU, for "cuda"
+    threads   a number; None: one per processor; "openmp": the threads of the OpenMP runtime that the process
+              has, such as torch's, so that no second pool competes with it
+    level     highest instruction-set level to use, such as "avx512"; None: no limit
+    """
+
+    def __init__(self, backend: str = "auto", *, device: int = 0, threads: Union[int, str, None] = None,
+                 level: Optional[str] = None, pin_threads: bool = False, cuda_library: Optional[str] = None) -> None:
+        desc = make(abi.folio_context_desc, backend=backend.encode(), device=device, pin_threads=int(pin_threads),
+                    level=level.encode() if level else None)
+        keep = None
+        if threads == "openmp":
+            desc.executor, keep = _openmp_executor(None)
+        elif isinstance(threads, str):
+            raise ArgumentError(f'threads is a number, None or "openmp", not {threads!r}')
+        else:
+            desc.num_threads = threads or 0
+        if backend == "cuda":
+            path = cuda_library or _cuda_library()
+            desc.cuda_library = path.encode() if path else None
+        super().__init__(create(lib.folio_context_create, ctypes.byref(desc)), lib.folio_context_destroy, keep)
+        info = fill(lib.folio_context_get_info, self, abi.folio_context_info)
+        self.backend = text(info.backend)
+        self.level = text(info.level)
+        self.device_name = text(info.device)
+        self.num_threads = info.num_threads
+        self.num_kernels = info.num_kernels
+        self.place = ("cuda", device) if self.backend == "cuda" else ("cpu", 0)
+
+    def kernels(self) -> list[KernelInfo]:
+        """The attention kernels of this context."""
+        from ._arrays import DTYPE_NAMES
+
+        result = []
+        for index in range(self.num_kernels):
+            info = make(abi.folio_kernel_info)
+            check(lib.folio_context_get_kernel(self, index, ctypes.byref(info)))
+            result.append(KernelInfo(text(info.name), DTYPE_NAMES[info.dtype], DTYPE_NAMES[info.kv_dtype],
+                                     info.head_size, text(lib.folio_layout_name(info.layout)), info.min_rows,
+                                     info.max_rows))
+        return result
+
+    def stream(self, like: Any = None) -> Optional[int]:
+        """The CUDA stream of a call: that which torch, or CuPy for arrays of CuPy, has as its current one."""
+        if self.place[0] == "cpu":
+            return None
+        if like is not None and type(like).__module__.partition(".")[0] == "cupy":
+            return sys.modules["cupy"].cuda.get_current_stream().ptr
+        torch = sys.modules.get("torch")
+        if torch is not None and torch.cuda.is_initialized():
+            return torch.cuda.current_stream(self.place[1]).cuda_stream
+        return None
+
+    def wait(self, stream: Optional[int] = None) -> None:
+        """Waits until the stream (None: the current one) is idle; raises its first error."""
+        check(lib.folio_run_wait(self, ctypes.byref(make(abi.folio_run, stream=stream or self.stream()))))
+
+    def __repr__(self) -> str:
+        return f"<folio.Context {self.backend} {self.level} on {self.device_name}, {self.num_threads} threads>"
+
+
+_defaults: dict = {}
+_defaults_lock = threading.Lock()
+
+
+def default_context(place: tuple = ("cpu", 0)) -> Context:
+    """The context that functions use if none is given: one for the CPU and one for each GPU, made when first used.
+    On the CPU it runs on torch's threads if torch is imported when it is made."""
+    with _defaults_lock:
+        if place not in _defaults:
+            if place[0] == "cuda":
+                _defaults[place] = Context("cuda", device=place[1])
+            else:
+                _defaults[place] = Context(threads="openmp" if "torch" in sys.modules else None)
+        return _defaults[place]
+
+
+def backends() -> list[str]:
+    """Names of the backends, best first, also of those that are not available here."""
+    return [text(lib.folio_backend_name(i)) for i in range(lib.folio_backend_count())]

@@ -1,0 +1,102 @@
+"""DeviceArray: GPU memory of a context as an array that other libraries take without a copy."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import partial
+from typing import Any, Optional
+
+import numpy as np
+
+from . import _abi as abi
+from ._arrays import _DLTensor, contiguous, dtype_of, numpy_dtype
+from ._library import Handle, check, create, lib, make
+from .context import Context
+
+
+class _DLManaged(ctypes.Structure):
+    pass
+
+
+_DELETER = ctypes.CFUNCTYPE(None, ctypes.POINTER(_DLManaged))
+_DLManaged._fields_ = [("tensor", _DLTensor), ("context", ctypes.c_void_p), ("deleter", _DELETER)]
+_DL_TYPES = {abi.FOLIO_F32: (2, 32), abi.FOLIO_F16: (2, 16), abi.FOLIO_BF16: (4, 16), abi.FOLIO_F64: (2, 64),
+             abi.FOLIO_INT8: (0, 8), abi.FOLIO_FP8_E4M3: (10, 8), abi.FOLIO_FP8_E5M2: (12, 8)}
+_new_capsule = ctypes.pythonapi.PyCapsule_New
+_new_capsule.restype = ctypes.py_object
+_new_capsule.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+
+_exported: dict = {}  # address of a _DLManaged: what it needs, until its consumer deletes it
+
+
+@_DELETER
+def _delete(managed: Any) -> None:
+    _exported.pop(ctypes.addressof(managed.contents), None)
+
+
+_CAPSULE_END = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
+_valid = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)(("PyCapsule_IsValid", ctypes.pythonapi))
+_raw_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi))
+
+
+@_CAPSULE_END
+def _capsule_end(capsule: int) -> None:
+    if _valid(capsule, b"dltensor"):  # nobody consumed it
+        _exported.pop(_raw_pointer(capsule, b"dltensor"), None)
+
+
+class DeviceArray(Handle):
+    """Contiguous memory of a context. Supports DLPack, so torch, CuPy and JAX take it without a copy."""
+
+    def __init__(self, context: Context, shape: tuple, dtype: Any) -> None:
+        self.context, self.shape, self._dtype = context, tuple(int(n) for n in shape), dtype_of(dtype)
+        self.nbytes = max(1, int(np.prod(self.shape, dtype=np.int64)) * lib.folio_dtype_size(self._dtype))
+        memory = create(lib.folio_memory_create, context, abi.FOLIO_MEMORY_DEVICE, self.nbytes)
+        super().__init__(memory, partial(_free_memory, context, self.nbytes), context)
+
+    @classmethod
+    def copy_of(cls, context: Context, value: Any, stream: Optional[int] = None) -> "DeviceArray":
+        """A copy of an array in host memory, once the stream is done with it."""
+        host = np.ascontiguousarray(value)
+        result = cls(context, host.shape, host.dtype)
+        result._copy(result._handle, host.__array_interface__["data"][0], stream)
+        return result
+
+    def numpy(self, stream: Optional[int] = None) -> np.ndarray:
+        """A copy in host memory; waits for the stream."""
+        host = np.empty(self.shape, numpy_dtype(self._dtype))
+        self._copy(host.__array_interface__["data"][0], self._handle, stream)
+        return host
+
+    def _copy(self, to: Any, source: Any, stream: Optional[int]) -> None:
+        run = make(abi.folio_run, stream=stream if stream is not None else self.context.stream())
+        check(lib.folio_memory_copy(self.context, to, source, self.nbytes, ctypes.byref(run)))
+        check(lib.folio_run_wait(self.context, ctypes.byref(run)))
+
+    @property
+    def dtype(self) -> np.dtype:
+        return numpy_dtype(self._dtype)
+
+    def __dlpack_device__(self) -> tuple:
+        return (1, 0) if self.context.place[0] == "cpu" else (2, self.context.place[1])
+
+    def __dlpack__(self, *, stream: Any = None, **_: Any) -> Any:
+        if stream not in (None, -1) and self.context.place[0] != "cpu":
+            self.context.wait()  # the consumer's stream starts after ours
+        shape = (ctypes.c_int64 * len(self.shape))(*self.shape)
+        strides = (ctypes.c_int64 * len(self.shape))(*contiguous(self.shape))
+        managed = _DLManaged(deleter=_delete)
+        code, bits = _DL_TYPES[self._dtype]
+        kind, number = self.__dlpack_device__()
+        managed.tensor = _DLTensor(self._handle.value, kind, number, len(self.shape), code, bits, 1, shape, strides, 0)
+        place = ctypes.addressof(managed)
+        _exported[place] = (managed, shape, strides, self)
+        return _new_capsule(place, b"dltensor", ctypes.cast(_capsule_end, ctypes.c_void_p))
+
+    def __repr__(self) -> str:
+        return f"<folio.DeviceArray {self.dtype.name} {list(self.shape)} on {self.context.device_name}>"
+
+
+def _free_memory(context: Context, nbytes: int, memory: ctypes.c_void_p) -> None:
+    lib.folio_memory_destroy(context, abi.FOLIO_MEMORY_DEVICE, memory, nbytes)

@@ -1,0 +1,102 @@
+"""Attention in one call, and merging of partial results."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, Optional, Sequence
+
+import numpy as np
+
+from . import _abi as abi
+from ._arrays import address, array, host_array
+from ._library import check, lib, make
+from ._run import empty, floats, run_of, tensor
+from .batch import causality
+from .cache import KVCache
+from .context import Context, default_context
+from .errors import ArgumentError
+
+
+def attend(q: Any, k: Any = None, v: Any = None, *, cache: Optional[KVCache] = None, layer: int = 0,
+           block_tables: Any = None, seq_lens: Any = None, query_start: Any = None, causal: bool = True,
+           window: Optional[Sequence[int]] = None, scale: Optional[float] = None, soft_cap: Optional[float] = None,
+           slopes: Any = None, sinks: Any = None, k_scale: float = 0.0, v_scale: float = 0.0, out: Any = None,
+           lse: bool = False, context: Optional[Context] = None, stream: Optional[int] = None) -> Any:
+    """Decoder attention of one layer in one call. Returns out, or (out, lse).
+
+    q [tokens, heads, head_size], k and v [tokens, kv_heads, head_size]: the rows of all sequences, one after
+    another. query_start [seqs + 1]: where each begins (None: one sequence). Without a cache each row sees the rows of
+    its own sequence. With a cache, k and v (if given) are stored as the last tokens of each sequence, in the blocks of
+    its row of block_tables [seqs, blocks], and each row sees all seq_lens[i] keys of its sequence.
+
+    It plans anew in each call. An engine makes a Plan once.
+    """
+    qa = array(q)
+    if len(qa.shape) != 3:
+        raise ArgumentError(f"q has shape {tuple(qa.shape)}; it must be [tokens, heads, head_size]")
+    ctx = context or (cache.context if cache else default_context(qa.device))
+    tokens, heads, size = qa.shape
+    starts = host_array(query_start, np.int32, "query_start")
+    lens = host_array(seq_lens, np.int32, "seq_lens")
+    tables = host_array(block_tables, np.int32, "block_tables")
+    num_seqs = starts.size - 1 if starts is not None else lens.size if lens is not None else 1
+    for name, value, count in (("query_start", starts, num_seqs + 1), ("seq_lens", lens, num_seqs)):
+        if value is not None and value.shape != (count,):
+            raise ArgumentError(f"{name} has shape {value.shape}; it must be ({count},)")
+    if tables is not None and (tables.ndim != 2 or tables.shape[0] != num_seqs):
+        raise ArgumentError(f"block_tables has shape {tables.shape}; it must be [{num_seqs}, blocks]")
+    if k is not None:
+        kv_heads, v_size = array(k).shape[1], (array(v).shape[2] if v is not None else 0)
+    elif cache is not None:
+        kv_heads, v_size = cache.num_kv_heads, cache.v_head_size
+    else:
+        raise ArgumentError("k and v are missing; without them a cache must be given")
+    v_size = v_size or (cache.v_head_size if cache else size)
+    fields = make(abi.folio_attend_args, num_heads=heads, num_kv_heads=kv_heads, k_head_size=size, v_head_size=v_size,
+                  cache=cache._as_parameter_ if cache else None, layer=layer, causality=causality(causal),
+                  num_seqs=num_seqs, query_start=address(starts), seq_lens=address(lens), block_tables=address(tables),
+                  row_stride=0 if tables is None else tables.shape[1], scale=scale, soft_cap=soft_cap,
+                  k_scale=k_scale, v_scale=v_scale)
+    if window is not None and tuple(window) != (-1, -1):
+        fields.windowed, fields.window_left, fields.window_right = 1, window[0], window[1]
+    fields.q = tensor(ctx, q, "q", heads, size)[0]
+    if k is not None:
+        fields.k = tensor(ctx, k, "k", kv_heads, size)[0]
+    if v is not None:
+        fields.v = tensor(ctx, v, "v", kv_heads, v_size)[0]
+    if out is None:
+        out = empty(ctx, (tokens, heads, v_size), fields.q.dtype, q)
+    fields.out = tensor(ctx, out, "out", heads, v_size, written=True)[0]
+    lse_out = empty(ctx, (tokens, heads), abi.FOLIO_F32, q) if lse else None
+    if lse:
+        fields.lse = array(lse_out).data
+    fields.slopes, keep_slopes = floats(ctx, slopes, "slopes", heads)
+    fields.sinks, keep_sinks = floats(ctx, sinks, "sinks", heads)
+    check(lib.folio_attend(ctx, ctypes.byref(fields), run_of(ctx, q, stream)))
+    return (out, lse_out) if lse else out
+
+
+def merge_states(parts: Sequence[tuple], *, context: Optional[Context] = None, stream: Optional[int] = None) -> tuple:
+    """(out, lse) over all keys from (out, lse) over parts of them, folded from the first part to the last."""
+    if not parts:
+        raise ArgumentError("parts is empty")
+    first = array(parts[0][0])
+    if len(first.shape) != 3:
+        raise ArgumentError(f"out of part 0 has shape {tuple(first.shape)}; it must be [tokens, heads, head_size]")
+    ctx = context or default_context(first.device)
+    tokens, heads, size = first.shape
+    states = (abi.folio_state * len(parts))()
+    for i, (part, part_lse) in enumerate(parts):
+        a = array(part_lse)
+        if a.dtype != "float32" or tuple(a.shape) != (tokens, heads):
+            raise ArgumentError(f"lse of part {i} has dtype {a.dtype} and shape {tuple(a.shape)}; it must be f32 "
+                                f"[{tokens}, {heads}]")
+        states[i] = abi.folio_state(tensor(ctx, part, f"out of part {i}", heads, size)[0], a.data, a.strides[0],
+                                    a.strides[1])
+    merge = make(abi.folio_merge, num_heads=heads, head_size=size, num_parts=len(parts),
+                 parts=ctypes.addressof(states))
+    dtype = states[0].out.dtype
+    out, lse = empty(ctx, (tokens, heads, size), dtype, parts[0][0]), empty(ctx, (tokens, heads), abi.FOLIO_F32, parts[0][0])
+    merge.out, merge.lse = tensor(ctx, out, "out", heads, size)[0], array(lse).data
+    check(lib.folio_merge_states(ctx, ctypes.byref(merge), run_of(ctx, parts[0][0], stream)))
+    return out, lse

@@ -1,0 +1,203 @@
+"""Plan: limits, schedule and workspace. Made once, updated once per step, used by every layer of the step."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, Optional, Sequence, Union
+
+import numpy as np
+
+from . import _abi as abi
+from ._arrays import Array, array, host_array
+from ._arrays import _BY_NAME as _DTYPES
+from ._library import Handle, check, create, lib, make, text
+from ._run import empty, floats, place_check, run_of, tensor
+from .attention import Attention, Rotary, type_of
+from .batch import Batch, causality
+from .cache import KVCache
+from .context import Context
+from .errors import ArgumentError
+
+
+class Plan(Handle):
+    """Runs attention layers over a step's batch. Made with upper limits; updates and forwards allocate nothing in C.
+
+    attentions          one Attention or a list of them
+    types               for each attention the types it runs as: "decoder" (default), "encoder", "encoder_only",
+                        "encoder_decoder"; a name, or a list of names or of lists of names
+    cache, cross_cache  give the block size and the number of blocks
+    graph               fixed buffers, for CUDA graphs
+    batch_invariant     on a GPU: the bits of a sequence do not depend on the rest of the batch (always so on CPUs)
+    """
+
+    def __init__(self, attentions: Union[Attention, Sequence[Attention]], *, max_seqs: int, max_query_tokens: int,
+                 max_seq_len: int, cache: Optional[KVCache] = None, cross_cache: Optional[KVCache] = None,
+                 types: Any = None, block_size: int = 0, num_blocks: int = 0, cross_num_blocks: int = 0,
+                 max_encoder_tokens: int = 0, max_query_len: int = 0, graph: bool = False,
+                 batch_invariant: bool = False, context: Optional[Context] = None) -> None:
+        self.attentions = [attentions] if isinstance(attentions, Attention) else list(attentions)
+        if not self.attentions:
+            raise ArgumentError("attentions is empty")
+        self.context = context or self.attentions[0].context
+        handles = (ctypes.c_void_p * len(self.attentions))(*[a._as_parameter_.value for a in self.attentions])
+        desc = make(abi.folio_plan_desc, attentions=ctypes.addressof(handles), num_attentions=len(self.attentions),
+                    block_size=block_size, num_blocks=num_blocks, cross_num_blocks=cross_num_blocks,
+                    cache=cache._as_parameter_ if cache else None, max_seqs=max_seqs,
+                    cross_cache=cross_cache._as_parameter_ if cross_cache else None,
+                    max_query_tokens=max_query_tokens, max_seq_len=max_seq_len, max_encoder_tokens=max_encoder_tokens,
+                    max_query_len=max_query_len,
+                    flags=(abi.FOLIO_PLAN_GRAPH if graph else 0) | (abi.FOLIO_PLAN_BATCH_INVARIANT if batch_invariant else 0))
+        sets = _type_sets(types, len(self.attentions))
+        if sets is not None:
+            desc.types = ctypes.addressof(sets)
+        super().__init__(create(lib.folio_plan_create, self.context, ctypes.byref(desc)), lib.folio_plan_destroy,
+                         (self.context, self.attentions))
+        self.max_seqs, self.max_query_tokens, self.max_seq_len = max_seqs, max_query_tokens, max_seq_len
+        self._batch: Any = None
+
+    def update(self, batch: Batch, *, stream: Optional[int] = None) -> None:
+        """Prepares the plan for this step's batch, which must not change until the next update."""
+        check(lib.folio_plan_update(self, batch, run_of(self.context, None, stream)))
+        self._batch = batch
+
+    def update_device(self, *, seq_lens: Any, block_tables: Any = None, query_start: Any = None,
+                      num_query_tokens: int = 0, slot_mapping: Any = None, causal: Optional[bool] = None,
+                      causality_per_seq: Any = None, first_query_pos: Any = None, first_key_pos: Any = None,
+                      stream: Optional[int] = None) -> None:
+        """The same from arrays in the memory of the GPU, without waiting; can be captured in a CUDA graph."""
+        arrays = {"seq_lens": (seq_lens, "int32"), "query_start": (query_start, "int32"),
+                  "slot_mapping": (slot_mapping, "int64"), "causality": (causality_per_seq, "int32"),
+                  "first_query_pos": (first_query_pos, "int64"), "first_key_pos": (first_key_pos, "int64")}
+        fields, keep = {}, []
+        for name, (value, kind) in arrays.items():
+            if value is not None:
+                a = _device_index(self.context, value, kind, name, 1)
+                fields[name] = a.data
+                keep.append(a)
+        desc = make(abi.folio_device_batch, num_seqs=keep[0].shape[0], num_query_tokens=num_query_tokens, **fields)
+        if block_tables is not None:
+            table = _device_index(self.context, block_tables, "int32", "block_tables", 2)
+            desc.blocks, desc.row_stride = table.data, table.strides[0] if table.shape[0] > 1 else table.shape[1]
+            keep.append(table)
+        if causal is not None and causality_per_seq is None and causality(causal) == abi.FOLIO_CAUSAL_NO:
+            raise ArgumentError("causal=False needs causality_per_seq on the device")
+        check(lib.folio_plan_update_device(self, ctypes.byref(desc), run_of(self.context, seq_lens, stream)))
+        self._batch = keep
+
+    def forward(self, q: Any, k: Any = None, v: Any = None, *, cache: Optional[KVCache] = None, layer: int = 0,
+                attention: int = 0, type: str = "decoder", out: Any = None, lse: Any = None, slopes: Any = None,
+                sinks: Any = None, bias: Any = None, k_scale: float = 0.0, v_scale: float = 0.0,
+                k_head_scales: Any = None, v_head_scales: Any = None, rotary: Optional[Rotary] = None,
+                positions: Any = None, append: bool = False, stream: Optional[int] = None) -> Any:
+        """One attention layer over the batch of the last update: writes k and v to the cache, then attends.
+
+        q [tokens, heads, head_size], k and v [tokens, kv_heads, head_size], or the same with the last two dims
+        joined. Returns out, or (out, lse) if lse is True or an array. out: where the result goes; a new array of
+        q's library if None. slopes: ALiBi [heads]. sinks: [heads]. bias: [seqs, heads, queries, keys], dims of 1 are
+        broadcast. append: the keys are the cached ones, then k and v; nothing is written.
+        """
+        ctx, at = self.context, self.attentions[attention]
+        fields = make(abi.folio_tensors, k_scale=k_scale, v_scale=v_scale,
+                      flags=abi.FOLIO_KV_APPEND if append else 0)
+        fields.q, qa = tensor(ctx, q, "q", at.num_heads, at.head_size)
+        keep = [qa]
+        if k is not None:
+            fields.k, ka = tensor(ctx, k, "k", at.num_kv_heads, at.head_size)
+            keep.append(ka)
+        if v is not None:
+            fields.v, va = tensor(ctx, v, "v", at.num_kv_heads, at.v_head_size)
+            keep.append(va)
+        if out is None:
+            flat = len(qa.shape) == 2
+            out = empty(ctx, (qa.shape[0], at.num_heads * at.v_head_size) if flat
+                        else (qa.shape[0], at.num_heads, at.v_head_size), fields.q.dtype, q)
+        fields.out, oa = tensor(ctx, out, "out", at.num_heads, at.v_head_size, written=True)
+        if lse is not None and lse is not False:
+            if lse is True:
+                lse = empty(ctx, (qa.shape[0], at.num_heads), abi.FOLIO_F32, q)
+            la = array(lse)
+            place_check(ctx, la, "lse")
+            if la.dtype != "float32" or tuple(la.shape) != (qa.shape[0], at.num_heads) or not la.writable:
+                raise ArgumentError(f"lse has dtype {la.dtype} and shape {tuple(la.shape)}; it must be f32 "
+                                    f"[{qa.shape[0]}, {at.num_heads}] and writable")
+            fields.lse, fields.lse_token_stride, fields.lse_head_stride = la.data, la.strides[0], la.strides[1]
+        else:
+            lse = None
+        if slopes is not None:
+            fields.slopes, ks = floats(ctx, slopes, "slopes", at.num_heads)
+            keep.append(ks)
+        if sinks is not None:
+            fields.sinks, ks = floats(ctx, sinks, "sinks", at.num_heads)
+            keep.append(ks)
+        if k_head_scales is not None or v_head_scales is not None:
+            fields.k_head_scales, ks = floats(ctx, k_head_scales, "k_head_scales", at.num_kv_heads)
+            fields.v_head_scales, vs = floats(ctx, v_head_scales, "v_head_scales", at.num_kv_heads)
+            keep += [ks, vs]
+        if bias is not None:
+            fields.bias, ba = _bias(ctx, bias)
+            keep.append(ba)
+        if rotary is not None:
+            fields.rotary = rotary._as_parameter_
+            if positions is not None:
+                pa = _positions(ctx, positions, qa.shape[0])
+                fields.positions = pa.data
+                keep.append(pa)
+        check(lib.folio_attention_forward(self, attention, type_of(type), cache, layer, ctypes.byref(fields),
+                                          run_of(ctx, q, stream)))
+        return out if lse is None else (out, lse)
+
+    def findings(self) -> None:
+        """Raises ArgumentError if a sequence of update_device() was rejected on the GPU. Never waits."""
+        check(lib.folio_plan_get_findings(self, None))
+
+    def info(self, attention: int = 0, type: str = "decoder") -> dict:
+        """Names of the kernels for this step, and into how many pieces the work was cut."""
+        info = make(abi.folio_plan_info)
+        check(lib.folio_plan_get_info(self, attention, type_of(type), ctypes.byref(info)))
+        return {"kernel": text(info.kernel), "num_items": info.num_items, "num_split_items": info.num_split_items,
+                "split_len": info.split_len, "fallback": text(info.fallback)}
+
+    @property
+    def workspace_size(self) -> int:
+        size = ctypes.c_size_t()
+        check(lib.folio_plan_get_workspace_size(self, ctypes.byref(size)))
+        return size.value
+
+
+def _type_sets(types: Any, count: int) -> Any:
+    if types is None:
+        return None
+    given = [types] * count if isinstance(types, str) else list(types)
+    if len(given) != count:
+        raise ArgumentError(f"types has {len(given)} entries, but there are {count} attentions")
+    sets = [sum(1 << type_of(name) for name in ([t] if isinstance(t, str) else t)) for t in given]
+    return (ctypes.c_uint32 * count)(*sets)
+
+
+def _device_index(context: Context, value: Any, kind: str, name: str, rank: int) -> Array:
+    a = array(value)
+    place_check(context, a, name)
+    if a.dtype != kind or len(a.shape) != rank or (a.shape[-1] > 1 and a.strides[-1] != 1):
+        raise ArgumentError(f"{name} has dtype {a.dtype} and shape {tuple(a.shape)}; it must be {kind} with {rank} "
+                            "dim(s), the last contiguous")
+    return a
+
+
+def _bias(context: Context, value: Any) -> tuple:
+    a = array(value)
+    place_check(context, a, "bias")
+    if len(a.shape) != 4 or a.dtype not in ("float32", "float16", "bfloat16"):
+        raise ArgumentError(f"bias has dtype {a.dtype} and shape {tuple(a.shape)}; it must be f32, f16 or bf16 "
+                            "[seqs, heads, queries, keys]")
+    strides = [s if n > 1 else 1 for n, s in zip(a.shape, a.strides)]
+    return abi.folio_bias(a.data, _DTYPES[a.dtype], (ctypes.c_int64 * 4)(*a.shape), (ctypes.c_int64 * 4)(*strides)), a
+
+
+def _positions(context: Context, value: Any, rows: int) -> Array:
+    if context.place[0] == "cpu":
+        a = array(host_array(value, np.int64, "positions"))
+    else:
+        a = _device_index(context, value, "int64", "positions", 1)
+    if tuple(a.shape) != (rows,):
+        raise ArgumentError(f"positions has shape {tuple(a.shape)}; it must be [{rows}]")
+    return a
