@@ -19,6 +19,8 @@ run: ## build, run a mixed batch through the paged cache, then replay a small tr
 	@./build/folio demo
 	@echo
 	@./build/folio replay
+	@echo
+	@echo "built: build/folio; build/folio --help lists its commands"
 
 test: ## build and run the quick tests (at most 5 minutes)
 	@sh scripts/setup.sh

@@ -42,10 +42,9 @@ if command -v pkg-config > /dev/null; then
     "$cc" "$consumer/main.c" -o "$dir/consumer_pc" "$@"
     libdir=$(pkg-config --variable=libdir folio)
     echo "pkg-config: $(LD_LIBRARY_PATH=$libdir "$dir/consumer_pc")"
-    mkdir "$dir/static"
-    cp "$libdir/libfolio.a" "$dir/static"
-    eval "set -- $(pkg-config --static --cflags --libs folio)"
-    "$cc" "$consumer/main.c" -o "$dir/consumer_pc_static" -L"$dir/static" "$@"
+    # as README has it: the linker takes libfolio.so for -lfolio where both are
+    eval "set -- $(pkg-config --cflags folio)"
+    "$cc" "$consumer/main.c" -o "$dir/consumer_pc_static" "$@" "$libdir/libfolio.a" -lm -lpthread -ldl
     echo "pkg-config, static: $("$dir/consumer_pc_static")"
 else
     echo "pkg-config is not here: folio.pc was not tried"
