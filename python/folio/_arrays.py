@@ -74,14 +74,28 @@ def is_torch(value: Any) -> bool:
     return torch is not None and isinstance(value, torch.Tensor)
 
 
-_torch_names: dict = {}
+class _TorchNames(dict):
+    def __missing__(self, dtype: Any) -> str:
+        name = self[dtype] = str(dtype).rpartition(".")[2]
+        return name
+
+
+_torch_names = _TorchNames()
+
+
+class _TorchDtypes(dict):
+    """folio_dtype of a torch dtype; None if it has none."""
+
+    def __missing__(self, dtype: Any) -> Optional[int]:
+        value = self[dtype] = _BY_NAME.get(_torch_names[dtype])
+        return value
+
+
+TORCH_DTYPES = _TorchDtypes()
 
 
 def _torch_array(tensor: Any) -> Array:
-    dtype = tensor.dtype
-    name = _torch_names.get(dtype)
-    if name is None:
-        name = _torch_names[dtype] = str(dtype).rpartition(".")[2]
+    name = _torch_names[tensor.dtype]
     device = tensor.device
     place = CPU if device.type == "cpu" else (device.type, device.index or 0)
     return Array(tensor.data_ptr(), name, tensor.shape, tensor.stride(), place, tensor, True)
@@ -94,6 +108,10 @@ def array(value: Any, stream: Optional[int] = None) -> Array:
     if isinstance(value, np.ndarray):
         size = value.itemsize
         strides = tuple(s // size for s in value.strides)
+        if not value.dtype.isnative:
+            raise ArgumentError(f"the array has dtype {value.dtype.str}, whose bytes are in the order of other machines")
+        if any(s % size for s in value.strides):
+            raise ArgumentError(f"the array's strides {value.strides} are not multiples of its {size}-byte numbers")
         return Array(value.__array_interface__["data"][0], value.dtype.name, value.shape, strides, CPU, value,
                      value.flags.writeable)
     if hasattr(value, "__dlpack__"):
@@ -175,6 +193,8 @@ def host_array(value: Any, dtype: Any, name: str) -> Optional[np.ndarray]:
     """A contiguous NumPy array of this dtype from a list or any array in host memory; copied if need be."""
     if value is None:
         return None
+    if type(value) is np.ndarray and value.dtype == dtype and value.flags.c_contiguous:
+        return value
     if is_torch(value) or (not isinstance(value, np.ndarray) and hasattr(value, "__dlpack__")):
         if array(value).device != CPU:
             raise ArgumentError(f"{name} must be in host memory")

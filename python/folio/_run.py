@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-import ctypes
 from typing import Any, Optional
 
 import numpy as np
 
 from . import _abi as abi
-from ._arrays import DTYPE_NAMES, Array, array, is_torch, numpy_dtype
 from ._arrays import _BY_NAME as _DTYPE_BY_NAME
-from ._library import make
+from ._arrays import DTYPE_NAMES, TORCH_DTYPES, Array, array, is_torch, numpy_dtype
+from ._library import packer
 from .context import Context
 from .errors import ArgumentError
 
+_RUN = packer(abi.folio_run)
 
-def run_of(context: Context, like: Any = None, stream: Optional[int] = None) -> Any:
+
+def run_of(context: Context, like: Any = None, stream: Optional[int] = None, workspace: Any = None) -> Optional[bytes]:
     """The folio_run of a call, or None for the defaults."""
-    if context.place[0] == "cpu":
-        return None
-    return ctypes.byref(make(abi.folio_run, stream=stream if stream is not None else context.stream(like)))
+    if workspace is None:
+        if context.place[0] == "cpu":
+            return None
+        return _RUN.pack(_RUN.size, (context.stream(like) if stream is None else stream) or 0, 0, 0)
+    if stream is None:
+        stream = context.stream(like)
+    return _RUN.pack(_RUN.size, stream or 0, workspace._as_parameter_, workspace.nbytes)
 
 
 def place_check(context: Context, a: Array, name: str) -> None:
@@ -28,23 +33,34 @@ def place_check(context: Context, a: Array, name: str) -> None:
                             f"{context.place[0]}:{context.place[1]}")
 
 
-def tensor(context: Context, value: Any, name: str, heads: int, head_size: int, *, written: bool = False,
-           stream: Optional[int] = None) -> tuple:
-    """(folio_tensor, Array) of [tokens, heads, head_size] or [tokens, heads * head_size]."""
-    a = array(value, stream)
-    if a.device != context.place:
+def rows(context: Context, value: Any, name: str, heads: int, head_size: int, written: bool = False,
+         stream: Optional[int] = None) -> tuple:
+    """The fields of a folio_tensor (data, dtype, tokens, token stride, head stride), then what keeps data alive.
+
+    value is [tokens, heads, head_size] or [tokens, heads * head_size]."""
+    try:  # a torch tensor: by far the most frequent, and attributes are what costs
+        place = context.place
+        here = value.is_cpu if place[0] == "cpu" else value.is_cuda and value.get_device() == place[1]
+        dtype = TORCH_DTYPES[value.dtype]
+        shape, strides, data, keep = value.shape, value.stride(), value.data_ptr(), None
+    except AttributeError:
+        here = False
+    if not here or dtype is None:
+        a = array(value, stream)
         place_check(context, a, name)
-    if written and not a.writable:
-        raise ArgumentError(f"{name} is read-only")
-    dtype = _DTYPE_BY_NAME.get(a.dtype)
-    if dtype is None:
-        raise ArgumentError(f"{name} has dtype {a.dtype}; numbers are f32, f16 or bf16")
-    shape, strides = a.shape, a.strides
+        if written and not a.writable:
+            raise ArgumentError(f"{name} is read-only")
+        dtype = _DTYPE_BY_NAME.get(a.dtype)
+        if dtype is None:
+            raise ArgumentError(f"{name} has dtype {a.dtype}; numbers are f32, f16 or bf16")
+        shape, strides, data, keep = a.shape, a.strides, a.data, a.owner
     rank = len(shape)
     if rank == 3 and shape[1] == heads and shape[2] == head_size:
-        tokens, token_stride, head_stride, last = shape[0], strides[0], strides[1], strides[2]
+        tokens = shape[0]
+        token_stride, head_stride, last = strides
     elif rank == 2 and shape[1] == heads * head_size:
-        tokens, token_stride, head_stride, last = shape[0], strides[0], head_size, strides[1]
+        tokens, head_stride = shape[0], head_size
+        token_stride, last = strides
     else:
         raise ArgumentError(f"{name} has shape {tuple(shape)}; it must be [tokens, {heads}, {head_size}] "
                             f"or [tokens, {heads * head_size}]")
@@ -54,15 +70,35 @@ def tensor(context: Context, value: Any, name: str, heads: int, head_size: int, 
         head_stride = head_size
     if tokens <= 1:
         token_stride = 0
-    elif token_stride <= 0 or head_stride <= 0:
+    if (tokens > 1 and token_stride <= 0) or head_stride <= 0:
         raise ArgumentError(f"{name} has strides {tuple(strides)}; they must be positive")
-    return abi.folio_tensor(a.data, dtype, tokens, token_stride, head_stride), a
+    return data, dtype, tokens, token_stride, head_stride, keep
+
+
+def tensor(context: Context, value: Any, name: str, heads: int, head_size: int, *, written: bool = False,
+           stream: Optional[int] = None) -> tuple:
+    """(folio_tensor, what keeps its data alive); see rows()."""
+    fields = rows(context, value, name, heads, head_size, written, stream)
+    return abi.folio_tensor(*fields[:5]), (value, fields[5])
+
+
+def lse_array(context: Context, value: Any, name: str, tokens: int, heads: int, written: bool = False,
+              stream: Optional[int] = None) -> Array:
+    """An f32 array [tokens, heads] with positive strides."""
+    a = array(value, stream)
+    place_check(context, a, name)
+    if a.dtype != "float32" or tuple(a.shape) != (tokens, heads) or (written and not a.writable):
+        raise ArgumentError(f"{name} has dtype {a.dtype} and shape {tuple(a.shape)}; it must be f32 [{tokens}, {heads}]"
+                            + (" and writable" if written else ""))
+    if any(n > 1 and s <= 0 for n, s in zip(a.shape, a.strides)):
+        raise ArgumentError(f"{name} has strides {tuple(a.strides)}; they must be positive")
+    return a
 
 
 def floats(context: Context, value: Any, name: str, count: int) -> tuple:
     """(address, owner) of a contiguous f32 array [count] where the context's tensors lie."""
     if value is None:
-        return None, None
+        return 0, None
     if context.place[0] == "cpu" and not is_torch(value):
         value = np.ascontiguousarray(value, np.float32)
     a = array(value)
@@ -75,9 +111,8 @@ def floats(context: Context, value: Any, name: str, count: int) -> tuple:
 def empty(context: Context, shape: tuple, dtype: int, like: Any) -> Any:
     """A new array of the library that `like` comes from; NumPy on the CPU if that library's arrays cannot be written."""
     if is_torch(like):
-        import torch
-
-        return torch.empty(shape, dtype=_torch_dtype(dtype), device=like.device)
+        return like.new_empty(shape) if TORCH_DTYPES[like.dtype] == dtype else like.new_empty(shape,
+                                                                                              dtype=_torch_dtype(dtype))
     package = type(like).__module__.partition(".")[0]
     if package == "cupy":
         import cupy

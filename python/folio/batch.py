@@ -120,7 +120,7 @@ class Batch(Handle):
     def add_sequences(self, sequences: Iterable[Any], layer_group: int = 0, *, stream: Optional[int] = None) -> None:
         """Appends sequences of a pool: their reserved but not committed tokens are the rows of this step."""
         handles = [s._as_parameter_ for s in sequences]
-        array = (ctypes.c_void_p * len(handles))(*[h.value for h in handles])
+        array = (ctypes.c_void_p * len(handles))(*handles)
         check(lib.folio_batch_add_sequences(self, layer_group, array, len(handles), run_of(self.context, None, stream)))
 
     def info(self) -> dict:

@@ -120,7 +120,8 @@ class Context(Handle):
             return sys.modules["cupy"].cuda.get_current_stream().ptr
         torch = sys.modules.get("torch")
         if torch is not None and torch.cuda.is_initialized():
-            return torch.cuda.current_stream(self.place[1]).cuda_stream
+            raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # the same, without making a Stream
+            return raw(self.place[1]) if raw else torch.cuda.current_stream(self.place[1]).cuda_stream
         return None
 
     def wait(self, stream: Optional[int] = None) -> None:

@@ -60,13 +60,13 @@ class DeviceArray(Handle):
         """A copy of an array in host memory, once the stream is done with it."""
         host = np.ascontiguousarray(value)
         result = cls(context, host.shape, host.dtype)
-        result._copy(result._handle, host.__array_interface__["data"][0], stream)
+        result._copy(result._as_parameter_, host.__array_interface__["data"][0], stream)
         return result
 
     def numpy(self, stream: Optional[int] = None) -> np.ndarray:
         """A copy in host memory; waits for the stream."""
         host = np.empty(self.shape, numpy_dtype(self._dtype))
-        self._copy(host.__array_interface__["data"][0], self._handle, stream)
+        self._copy(host.__array_interface__["data"][0], self._as_parameter_, stream)
         return host
 
     def _copy(self, to: Any, source: Any, stream: Optional[int]) -> None:
@@ -89,7 +89,7 @@ class DeviceArray(Handle):
         managed = _DLManaged(deleter=_delete)
         code, bits = _DL_TYPES[self._dtype]
         kind, number = self.__dlpack_device__()
-        managed.tensor = _DLTensor(self._handle.value, kind, number, len(self.shape), code, bits, 1, shape, strides, 0)
+        managed.tensor = _DLTensor(self._as_parameter_, kind, number, len(self.shape), code, bits, 1, shape, strides, 0)
         place = ctypes.addressof(managed)
         _exported[place] = (managed, shape, strides, self)
         return _new_capsule(place, b"dltensor", ctypes.cast(_capsule_end, ctypes.c_void_p))
@@ -98,5 +98,5 @@ class DeviceArray(Handle):
         return f"<folio.DeviceArray {self.dtype.name} {list(self.shape)} on {self.context.device_name}>"
 
 
-def _free_memory(context: Context, nbytes: int, memory: ctypes.c_void_p) -> None:
+def _free_memory(context: Context, nbytes: int, memory: int) -> None:
     lib.folio_memory_destroy(context, abi.FOLIO_MEMORY_DEVICE, memory, nbytes)

@@ -10,7 +10,7 @@ import numpy as np
 from . import _abi as abi
 from ._arrays import address, array, host_array
 from ._library import check, lib, make
-from ._run import empty, floats, run_of, tensor
+from ._run import empty, floats, lse_array, run_of, tensor
 from .batch import causality
 from .cache import KVCache
 from .context import Context, default_context
@@ -85,14 +85,12 @@ def merge_states(parts: Sequence[tuple], *, context: Optional[Context] = None, s
         raise ArgumentError(f"out of part 0 has shape {tuple(first.shape)}; it must be [tokens, heads, head_size]")
     ctx = context or default_context(first.device)
     tokens, heads, size = first.shape
-    states = (abi.folio_state * len(parts))()
+    states, keep = (abi.folio_state * len(parts))(), []
     for i, (part, part_lse) in enumerate(parts):
-        a = array(part_lse)
-        if a.dtype != "float32" or tuple(a.shape) != (tokens, heads):
-            raise ArgumentError(f"lse of part {i} has dtype {a.dtype} and shape {tuple(a.shape)}; it must be f32 "
-                                f"[{tokens}, {heads}]")
-        states[i] = abi.folio_state(tensor(ctx, part, f"out of part {i}", heads, size)[0], a.data, a.strides[0],
-                                    a.strides[1])
+        a = lse_array(ctx, part_lse, f"lse of part {i}", tokens, heads)
+        fields, owner = tensor(ctx, part, f"out of part {i}", heads, size)
+        keep.append((a, owner))
+        states[i] = abi.folio_state(fields, a.data, a.strides[0], a.strides[1])
     merge = make(abi.folio_merge, num_heads=heads, head_size=size, num_parts=len(parts),
                  parts=ctypes.addressof(states))
     dtype = states[0].out.dtype

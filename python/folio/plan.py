@@ -10,13 +10,18 @@ import numpy as np
 from . import _abi as abi
 from ._arrays import Array, array, host_array
 from ._arrays import _BY_NAME as _DTYPES
-from ._library import Handle, check, create, lib, make, text
-from ._run import empty, floats, place_check, run_of, tensor
+from ._library import Handle, check, create, lib, make, packer, text
+from ._run import empty, floats, lse_array, place_check, rows, run_of
 from .attention import Attention, Rotary, type_of
 from .batch import Batch, causality
 from .cache import KVCache
 from .context import Context
+from .device import DeviceArray
 from .errors import ArgumentError
+
+_attention_forward = lib.folio_attention_forward
+_HEAD = packer(abi.folio_tensors, end="slopes")  # what every forward gives
+_TAIL = packer(abi.folio_tensors, first="slopes")  # what few do
 
 
 class Plan(Handle):
@@ -39,7 +44,7 @@ class Plan(Handle):
         if not self.attentions:
             raise ArgumentError("attentions is empty")
         self.context = context or self.attentions[0].context
-        handles = (ctypes.c_void_p * len(self.attentions))(*[a._as_parameter_.value for a in self.attentions])
+        handles = (ctypes.c_void_p * len(self.attentions))(*[a._as_parameter_ for a in self.attentions])
         desc = make(abi.folio_plan_desc, attentions=ctypes.addressof(handles), num_attentions=len(self.attentions),
                     block_size=block_size, num_blocks=num_blocks, cross_num_blocks=cross_num_blocks,
                     cache=cache._as_parameter_ if cache else None, max_seqs=max_seqs,
@@ -54,6 +59,7 @@ class Plan(Handle):
                          (self.context, self.attentions))
         self.max_seqs, self.max_query_tokens, self.max_seq_len = max_seqs, max_query_tokens, max_seq_len
         self._batch: Any = None
+        self._has_streams = self.context.place[0] != "cpu"
 
     def update(self, batch: Batch, *, stream: Optional[int] = None) -> None:
         """Prepares the plan for this step's batch, which must not change until the next update."""
@@ -88,63 +94,74 @@ class Plan(Handle):
                 attention: int = 0, type: str = "decoder", out: Any = None, lse: Any = None, slopes: Any = None,
                 sinks: Any = None, bias: Any = None, k_scale: float = 0.0, v_scale: float = 0.0,
                 k_head_scales: Any = None, v_head_scales: Any = None, rotary: Optional[Rotary] = None,
-                positions: Any = None, append: bool = False, stream: Optional[int] = None) -> Any:
+                positions: Any = None, append: bool = False, stream: Optional[int] = None,
+                workspace: Optional[DeviceArray] = None) -> Any:
         """One attention layer over the batch of the last update: writes k and v to the cache, then attends.
 
         q [tokens, heads, head_size], k and v [tokens, kv_heads, head_size], or the same with the last two dims
         joined. Returns out, or (out, lse) if lse is True or an array. out: where the result goes; a new array of
         q's library if None. slopes: ALiBi [heads]. sinks: [heads]. bias: [seqs, heads, queries, keys], dims of 1 are
-        broadcast. append: the keys are the cached ones, then k and v; nothing is written.
+        broadcast. append: the keys are the cached ones, then k and v; nothing is written. workspace: from
+        new_workspace(), if several threads run this plan at once; the plan's own serves one at a time.
         """
-        ctx, at = self.context, self.attentions[attention]
-        fields = make(abi.folio_tensors, k_scale=k_scale, v_scale=v_scale,
-                      flags=abi.FOLIO_KV_APPEND if append else 0)
-        fields.q, qa = tensor(ctx, q, "q", at.num_heads, at.head_size)
-        keep = [qa]
+        at = self._attention(attention)
+        tail, keep = b"", None
+        if (slopes is not None or sinks is not None or bias is not None or rotary is not None or append or k_scale
+                or v_scale or k_head_scales is not None or v_head_scales is not None):
+            tail, keep = options(self.context, at, slopes, sinks, bias, k_scale, v_scale, k_head_scales, v_head_scales,
+                                 rotary, positions, append, q.shape[0])
+        elif positions is not None:
+            raise ArgumentError("positions are given without rotary")
+        return self._forward(at, attention, type_of(type), q, k, v, cache, layer, out, lse, tail, stream, workspace)
+
+    def _attention(self, number: int) -> Attention:
+        if not 0 <= number < len(self.attentions):
+            raise ArgumentError(f"attention {number} is outside [0, {len(self.attentions)}), those of the plan")
+        return self.attentions[number]
+
+    def _forward(self, at: Attention, attention: int, kind: int, q: Any, k: Any, v: Any, cache: Optional[KVCache],
+                 layer: int, out: Any, lse: Any, tail: bytes, stream: Optional[int], workspace: Any) -> Any:
+        """forward() with its options packed. Each step here is paid in every layer."""
+        ctx, heads = self.context, at.num_heads
+        run = None
+        if self._has_streams:
+            if stream is None:
+                stream = ctx.stream(q)
+            run = run_of(ctx, q, stream, workspace)
+        elif workspace is not None:
+            run = run_of(ctx, q, None, workspace)
+        q_data, dtype, tokens, q_token, q_head, q_keep = rows(ctx, q, "q", heads, at.head_size, False, stream)
+        k_data = k_type = k_tokens = k_token = k_head = v_data = v_type = v_tokens = v_token = v_head = 0
         if k is not None:
-            fields.k, ka = tensor(ctx, k, "k", at.num_kv_heads, at.head_size)
-            keep.append(ka)
+            k_data, k_type, k_tokens, k_token, k_head, k_keep = rows(ctx, k, "k", at.num_kv_heads, at.head_size, False,
+                                                                     stream)
         if v is not None:
-            fields.v, va = tensor(ctx, v, "v", at.num_kv_heads, at.v_head_size)
-            keep.append(va)
+            v_data, v_type, v_tokens, v_token, v_head, v_keep = rows(ctx, v, "v", at.num_kv_heads, at.v_head_size,
+                                                                     False, stream)
         if out is None:
-            flat = len(qa.shape) == 2
-            out = empty(ctx, (qa.shape[0], at.num_heads * at.v_head_size) if flat
-                        else (qa.shape[0], at.num_heads, at.v_head_size), fields.q.dtype, q)
-        fields.out, oa = tensor(ctx, out, "out", at.num_heads, at.v_head_size, written=True)
-        if lse is not None and lse is not False:
-            if lse is True:
-                lse = empty(ctx, (qa.shape[0], at.num_heads), abi.FOLIO_F32, q)
-            la = array(lse)
-            place_check(ctx, la, "lse")
-            if la.dtype != "float32" or tuple(la.shape) != (qa.shape[0], at.num_heads) or not la.writable:
-                raise ArgumentError(f"lse has dtype {la.dtype} and shape {tuple(la.shape)}; it must be f32 "
-                                    f"[{qa.shape[0]}, {at.num_heads}] and writable")
-            fields.lse, fields.lse_token_stride, fields.lse_head_stride = la.data, la.strides[0], la.strides[1]
-        else:
+            out = empty(ctx, (tokens, heads, at.v_head_size) if len(q.shape) == 3 else (tokens, heads * at.v_head_size),
+                        dtype, q)
+        o_data, o_type, o_tokens, o_token, o_head, o_keep = rows(ctx, out, "out", heads, at.v_head_size, True, stream)
+        lse_data = lse_token = lse_head = 0
+        if lse is False:
             lse = None
-        if slopes is not None:
-            fields.slopes, ks = floats(ctx, slopes, "slopes", at.num_heads)
-            keep.append(ks)
-        if sinks is not None:
-            fields.sinks, ks = floats(ctx, sinks, "sinks", at.num_heads)
-            keep.append(ks)
-        if k_head_scales is not None or v_head_scales is not None:
-            fields.k_head_scales, ks = floats(ctx, k_head_scales, "k_head_scales", at.num_kv_heads)
-            fields.v_head_scales, vs = floats(ctx, v_head_scales, "v_head_scales", at.num_kv_heads)
-            keep += [ks, vs]
-        if bias is not None:
-            fields.bias, ba = _bias(ctx, bias)
-            keep.append(ba)
-        if rotary is not None:
-            fields.rotary = rotary._as_parameter_
-            if positions is not None:
-                pa = _positions(ctx, positions, qa.shape[0])
-                fields.positions = pa.data
-                keep.append(pa)
-        check(lib.folio_attention_forward(self, attention, type_of(type), cache, layer, ctypes.byref(fields),
-                                          run_of(ctx, q, stream)))
+        elif lse is not None:
+            if lse is True:
+                lse = empty(ctx, (tokens, heads), abi.FOLIO_F32, q)
+            a = lse_array(ctx, lse, "lse", tokens, heads, True, stream)
+            lse_data, (lse_token, lse_head) = a.data, a.strides
+        fields = _HEAD.pack(_HEAD.size + len(tail), q_data, dtype, tokens, q_token, q_head, k_data, k_type, k_tokens,
+                            k_token, k_head, v_data, v_type, v_tokens, v_token, v_head, o_data, o_type, o_tokens, o_token,
+                            o_head, lse_data, lse_token, lse_head) + tail
+        status = _attention_forward(self._handle or self._closed(), attention, kind,
+                                    None if cache is None else cache._handle or cache._closed(), layer, fields, run)
+        if status:
+            check(status)
         return out if lse is None else (out, lse)
+
+    def new_workspace(self) -> DeviceArray:
+        """Memory for forward(workspace=...): one for each further thread, or stream, that runs this plan."""
+        return DeviceArray(self.context, (max(self.workspace_size, 64),), "int8")
 
     def findings(self) -> None:
         """Raises ArgumentError if a sequence of update_device() was rejected on the GPU. Never waits."""
@@ -183,21 +200,46 @@ def _device_index(context: Context, value: Any, kind: str, name: str, rank: int)
     return a
 
 
+def options(context: Context, at: Attention, slopes: Any = None, sinks: Any = None, bias: Any = None,
+            k_scale: float = 0.0, v_scale: float = 0.0, k_head_scales: Any = None, v_head_scales: Any = None,
+            rotary: Optional[Rotary] = None, positions: Any = None, append: bool = False, tokens: int = 0) -> tuple:
+    """(the packed fields of folio_tensors from slopes on, what keeps their memory alive)."""
+    slopes_at, keep_slopes = floats(context, slopes, "slopes", at.num_heads)
+    sinks_at, keep_sinks = floats(context, sinks, "sinks", at.num_heads)
+    k_scales_at, keep_k = floats(context, k_head_scales, "k_head_scales", at.num_kv_heads)
+    v_scales_at, keep_v = floats(context, v_head_scales, "v_head_scales", at.num_kv_heads)
+    positions_at, keep_positions = 0, None
+    if positions is not None:
+        if rotary is None:
+            raise ArgumentError("positions are given without rotary")
+        keep_positions = _positions(context, positions, tokens)
+        positions_at = keep_positions.data
+    bias_fields, keep_bias = _bias(context, bias)
+    packed = _TAIL.pack(slopes_at, sinks_at, *bias_fields, k_scale, v_scale,
+                        abi.FOLIO_KV_APPEND if append else 0, rotary._as_parameter_ if rotary is not None else 0,
+                        positions_at, k_scales_at, v_scales_at)
+    return packed, (keep_slopes, keep_sinks, keep_k, keep_v, keep_positions, keep_bias, rotary)
+
+
 def _bias(context: Context, value: Any) -> tuple:
+    """(the fields of a folio_bias, what keeps its memory alive)."""
+    if value is None:
+        return (0,) * 10, None
     a = array(value)
     place_check(context, a, "bias")
     if len(a.shape) != 4 or a.dtype not in ("float32", "float16", "bfloat16"):
         raise ArgumentError(f"bias has dtype {a.dtype} and shape {tuple(a.shape)}; it must be f32, f16 or bf16 "
                             "[seqs, heads, queries, keys]")
-    strides = [s if n > 1 else 1 for n, s in zip(a.shape, a.strides)]
-    return abi.folio_bias(a.data, _DTYPES[a.dtype], (ctypes.c_int64 * 4)(*a.shape), (ctypes.c_int64 * 4)(*strides)), a
+    shape = [n if s else 1 for n, s in zip(a.shape, a.strides)]  # a dim that expand() made is broadcast by the library
+    strides = [s if n > 1 else 1 for n, s in zip(shape, a.strides)]
+    return (a.data, _DTYPES[a.dtype], *shape, *strides), a
 
 
-def _positions(context: Context, value: Any, rows: int) -> Array:
+def _positions(context: Context, value: Any, tokens: int) -> Array:
     if context.place[0] == "cpu":
         a = array(host_array(value, np.int64, "positions"))
     else:
         a = _device_index(context, value, "int64", "positions", 1)
-    if tuple(a.shape) != (rows,):
-        raise ArgumentError(f"positions has shape {tuple(a.shape)}; it must be [{rows}]")
+    if tuple(a.shape) != (tokens,):
+        raise ArgumentError(f"positions has shape {tuple(a.shape)}; it must be [{tokens}]")
     return a

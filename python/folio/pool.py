@@ -56,7 +56,7 @@ class Pool(Handle):
         if len(windows) != len(self.caches):
             raise ArgumentError(f"windows has {len(windows)} entries, but there are {len(self.caches)} caches")
         groups = (abi.folio_layer_group * len(self.caches))(
-            *[abi.folio_layer_group(w or 0, c._as_parameter_.value) for w, c in zip(windows, self.caches)])
+            *[abi.folio_layer_group(w or 0, c._as_parameter_) for w, c in zip(windows, self.caches)])
         desc = make(abi.folio_pool_desc, num_blocks=num_blocks, num_layer_groups=len(self.caches),
                     layer_groups=ctypes.addressof(groups), watermark=watermark, hash_key=hash_key,
                     cross_cache=cross_cache._as_parameter_ if cross_cache else None,
@@ -68,7 +68,7 @@ class Pool(Handle):
         if callback:
             desc.on_event = ctypes.cast(callback, ctypes.c_void_p)
         super().__init__(create(lib.folio_pool_create, self.context, ctypes.byref(desc)), lib.folio_pool_destroy,
-                         (self.context, self.caches, cross_cache, callback))
+                         (self.context, self.caches, cross_cache, callback), at_exit=store_path is not None)
         self.num_groups = len(self.caches)
         self.block_size = self.caches[0].block_size
 
@@ -106,7 +106,7 @@ class Pool(Handle):
 class Sequence(Handle):
     """One request's tokens: match a prefix, reserve slots, run the step, commit. From Pool.sequence()."""
 
-    def __init__(self, pool: Pool, handle: ctypes.c_void_p) -> None:
+    def __init__(self, pool: Pool, handle: int) -> None:
         super().__init__(handle, lib.folio_sequence_destroy, pool)
         self.pool = pool
 
