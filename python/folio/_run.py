@@ -19,7 +19,7 @@ _RUN = packer(abi.folio_run)
 def run_of(context: Context, like: Any = None, stream: Optional[int] = None, workspace: Any = None) -> Optional[bytes]:
     """The folio_run of a call, or None for the defaults."""
     if workspace is None:
-        if context.place[0] == "cpu":
+        if context.on_host:
             return None
         return _RUN.pack(_RUN.size, (context.stream(like) if stream is None else stream) or 0, 0, 0)
     if stream is None:
@@ -39,8 +39,7 @@ def rows(context: Context, value: Any, name: str, heads: int, head_size: int, wr
 
     value is [tokens, heads, head_size] or [tokens, heads * head_size]."""
     try:  # a torch tensor: by far the most frequent, and attributes are what costs
-        place = context.place
-        here = value.is_cpu if place[0] == "cpu" else value.is_cuda and value.get_device() == place[1]
+        here = value.is_cpu if context.on_host else value.is_cuda and value.get_device() == context.place[1]
         dtype = TORCH_DTYPES[value.dtype]
         shape, strides, data, keep = value.shape, value.stride(), value.data_ptr(), None
     except AttributeError:
@@ -69,8 +68,8 @@ def rows(context: Context, value: Any, name: str, heads: int, head_size: int, wr
     if heads == 1:
         head_stride = head_size
     if tokens <= 1:
-        token_stride = 0
-    if (tokens > 1 and token_stride <= 0) or head_stride <= 0:
+        token_stride = heads * head_stride
+    if token_stride <= 0 or head_stride <= 0:
         raise ArgumentError(f"{name} has strides {tuple(strides)}; they must be positive")
     return data, dtype, tokens, token_stride, head_stride, keep
 
@@ -111,8 +110,9 @@ def floats(context: Context, value: Any, name: str, count: int) -> tuple:
 def empty(context: Context, shape: tuple, dtype: int, like: Any) -> Any:
     """A new array of the library that `like` comes from; NumPy on the CPU if that library's arrays cannot be written."""
     if is_torch(like):
-        return like.new_empty(shape) if TORCH_DTYPES[like.dtype] == dtype else like.new_empty(shape,
-                                                                                              dtype=_torch_dtype(dtype))
+        if TORCH_DTYPES[like.dtype] == dtype:
+            return like.new_empty(shape)
+        return like.new_empty(shape, dtype=_torch_dtype(dtype))
     package = type(like).__module__.partition(".")[0]
     if package == "cupy":
         import cupy

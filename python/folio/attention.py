@@ -50,7 +50,7 @@ class Attention(Handle):
         self.num_heads, self.num_kv_heads = num_heads, num_kv_heads or num_heads
         self.head_size, self.v_head_size = head_size, v_head_size or head_size
         self.dtype, self.v_in_k = DTYPE_NAMES[desc.dtype], v_in_k
-        self._dtype = desc.dtype
+        self.row_size = num_heads * head_size  # of q
 
     def __repr__(self) -> str:
         return f"<folio.Attention {self.num_heads}:{self.num_kv_heads} heads of {self.head_size}, {self.dtype}>"

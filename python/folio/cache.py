@@ -12,6 +12,7 @@ from ._arrays import DTYPE_NAMES, Array, address, array, dtype_of, host_array, n
 from ._library import Handle, check, create, lib, make, text
 from ._run import empty, run_of, tensor
 from .context import Context, default_context
+from .device import ArrayView
 from .errors import ArgumentError
 
 LAYOUTS = {text(lib.folio_layout_name(i)): i for i in range(abi.FOLIO_NUM_LAYOUTS)}
@@ -81,6 +82,18 @@ class KVCache(Handle):
         view = make(abi.folio_kv_cache_view)
         check(lib.folio_kv_cache_get_view(self, layer, ctypes.byref(view)))
         return view
+
+    def arrays(self, layer: int = 0) -> tuple:
+        """(K, V) of a layer as they lie in memory, with DLPack, without a copy. V is None with v_in_k."""
+        view = self._view(layer)
+        kind = dtype_of(self.dtype)
+
+        def part(data: Optional[int], a: Any) -> Optional[ArrayView]:
+            if not a.num_dims:
+                return None
+            return ArrayView(data, kind, tuple(a.dims[:a.num_dims]), tuple(a.strides[:a.num_dims]), self.context, self)
+
+        return part(view.k, view.k_array), part(view.v, view.v_array)
 
     @classmethod
     def wrap(cls, k: Sequence[Any], v: Optional[Sequence[Any]] = None, *, context: Optional[Context] = None,

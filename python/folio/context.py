@@ -98,6 +98,7 @@ class Context(Handle):
         self.num_threads = info.num_threads
         self.num_kernels = info.num_kernels
         self.place = ("cuda", device) if self.backend == "cuda" else ("cpu", 0)
+        self.on_host = self.backend != "cuda"
 
     def kernels(self) -> list[KernelInfo]:
         """The attention kernels of this context."""

@@ -46,6 +46,31 @@ def _capsule_end(capsule: int) -> None:
         _exported.pop(_raw_pointer(capsule, b"dltensor"), None)
 
 
+def _capsule(data: int, dtype: int, shape: tuple, strides: tuple, device: tuple, owner: Any) -> Any:
+    """A DLPack capsule of memory that `owner` keeps alive."""
+    dims, steps = (ctypes.c_int64 * len(shape))(*shape), (ctypes.c_int64 * len(shape))(*strides)
+    managed = _DLManaged(deleter=_delete)
+    code, bits = _DL_TYPES[dtype]
+    managed.tensor = _DLTensor(data, *device, len(shape), code, bits, 1, dims, steps, 0)
+    place = ctypes.addressof(managed)
+    _exported[place] = (managed, dims, steps, owner)
+    return _new_capsule(place, b"dltensor", ctypes.cast(_capsule_end, ctypes.c_void_p))
+
+
+class ArrayView:
+    """Memory of an object of the library, with DLPack: torch.from_dlpack(view), np.from_dlpack(view)."""
+
+    def __init__(self, data: int, dtype: int, shape: tuple, strides: tuple, context: Context, owner: Any) -> None:
+        self._data, self._dtype, self.shape, self.strides = data, dtype, shape, strides
+        self._context, self._owner = context, owner
+
+    def __dlpack_device__(self) -> tuple:
+        return (1, 0) if self._context.place[0] == "cpu" else (2, self._context.place[1])
+
+    def __dlpack__(self, *, stream: Any = None, **_: Any) -> Any:
+        return _capsule(self._data, self._dtype, self.shape, self.strides, self.__dlpack_device__(), self._owner)
+
+
 class DeviceArray(Handle):
     """Contiguous memory of a context. Supports DLPack, so torch, CuPy and JAX take it without a copy."""
 
@@ -84,15 +109,8 @@ class DeviceArray(Handle):
     def __dlpack__(self, *, stream: Any = None, **_: Any) -> Any:
         if stream not in (None, -1) and self.context.place[0] != "cpu":
             self.context.wait()  # the consumer's stream starts after ours
-        shape = (ctypes.c_int64 * len(self.shape))(*self.shape)
-        strides = (ctypes.c_int64 * len(self.shape))(*contiguous(self.shape))
-        managed = _DLManaged(deleter=_delete)
-        code, bits = _DL_TYPES[self._dtype]
-        kind, number = self.__dlpack_device__()
-        managed.tensor = _DLTensor(self._as_parameter_, kind, number, len(self.shape), code, bits, 1, shape, strides, 0)
-        place = ctypes.addressof(managed)
-        _exported[place] = (managed, shape, strides, self)
-        return _new_capsule(place, b"dltensor", ctypes.cast(_capsule_end, ctypes.c_void_p))
+        return _capsule(self._as_parameter_, self._dtype, self.shape, contiguous(self.shape), self.__dlpack_device__(),
+                        self)
 
     def __repr__(self) -> str:
         return f"<folio.DeviceArray {self.dtype.name} {list(self.shape)} on {self.context.device_name}>"

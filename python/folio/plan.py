@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 from typing import Any, Optional, Sequence, Union
 
 import numpy as np
@@ -59,7 +60,6 @@ class Plan(Handle):
                          (self.context, self.attentions))
         self.max_seqs, self.max_query_tokens, self.max_seq_len = max_seqs, max_query_tokens, max_seq_len
         self._batch: Any = None
-        self._has_streams = self.context.place[0] != "cpu"
 
     def update(self, batch: Batch, *, stream: Optional[int] = None) -> None:
         """Prepares the plan for this step's batch, which must not change until the next update."""
@@ -120,11 +120,11 @@ class Plan(Handle):
         return self.attentions[number]
 
     def _forward(self, at: Attention, attention: int, kind: int, q: Any, k: Any, v: Any, cache: Optional[KVCache],
-                 layer: int, out: Any, lse: Any, tail: bytes, stream: Optional[int], workspace: Any) -> Any:
+                 layer: int, out: Any, lse: Any, tail: bytes, stream: Optional[int] = None, workspace: Any = None) -> Any:
         """forward() with its options packed. Each step here is paid in every layer."""
         ctx, heads = self.context, at.num_heads
         run = None
-        if self._has_streams:
+        if not ctx.on_host:
             if stream is None:
                 stream = ctx.stream(q)
             run = run_of(ctx, q, stream, workspace)
@@ -138,10 +138,14 @@ class Plan(Handle):
         if v is not None:
             v_data, v_type, v_tokens, v_token, v_head, v_keep = rows(ctx, v, "v", at.num_kv_heads, at.v_head_size,
                                                                      False, stream)
-        if out is None:
-            out = empty(ctx, (tokens, heads, at.v_head_size) if len(q.shape) == 3 else (tokens, heads * at.v_head_size),
-                        dtype, q)
-        o_data, o_type, o_tokens, o_token, o_head, o_keep = rows(ctx, out, "out", heads, at.v_head_size, True, stream)
+        if out is None and q_keep is None and q_head == at.v_head_size and q_token == heads * q_head == at.row_size:
+            out = sys.modules["torch"].empty_like(q)  # q has no gaps, so out has none
+            o_data, o_type, o_tokens, o_token, o_head = out.data_ptr(), dtype, tokens, q_token, q_head
+        else:
+            if out is None:
+                shape = (tokens, heads, at.v_head_size) if len(q.shape) == 3 else (tokens, heads * at.v_head_size)
+                out = empty(ctx, shape, dtype, q)
+            o_data, o_type, o_tokens, o_token, o_head, o_keep = rows(ctx, out, "out", heads, at.v_head_size, True, stream)
         lse_data = lse_token = lse_head = 0
         if lse is False:
             lse = None
