@@ -147,6 +147,21 @@ static folio_vllm06_metadata *build(const v06 *r, folio_vllm06_builder *builder)
     return m;
 }
 
+/* Without chunked prefill whole prompts have no tables. */
+static void build_whole_prompts(v06 *r)
+{
+    folio_vllm06_builder *builder = NULL;
+    folio_vllm06_builder_desc d = {.struct_size = sizeof d, .block_size = r->block_size};
+    CHECK_OK(folio_vllm06_builder_create(r->state, r->b, &d, &builder));
+    v06_fields(r, two_prompts, 2);
+    folio_vllm06_metadata *m = build(r, builder);
+    const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(m);
+    CHECK(f != NULL && f->num_prefills == 2 && f->block_tables == NULL);
+    CHECK(f != NULL && same_i64(f->slot_mapping, r->slots, 21));
+    folio_vllm06_metadata_destroy(m);
+    folio_vllm06_builder_destroy(builder);
+}
+
 void v06_same_metadata_builder(const char *original, const char *compute)
 {
     v06 r;
@@ -176,6 +191,7 @@ void v06_same_metadata_builder(const char *original, const char *compute)
         const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(m);
         CHECK(f->encoder_seq_lens == NULL && f->cross_block_tables == NULL && !f->is_prompt);
         folio_vllm06_metadata_destroy(m);
+        build_whole_prompts(&r);
         folio_vllm06_builder *none = NOWHERE;
         REFUSED(folio_vllm06_builder_create(NULL, r.b, &d, &none), FOLIO_ERR_ARGUMENT, "NULL");
         REFUSED(folio_vllm06_builder_create(r.state, NULL, &d, &none), FOLIO_ERR_ARGUMENT, "NULL");
@@ -504,6 +520,16 @@ void v06_same_set_attn_bias(const char *original, const char *compute)
     }
 }
 
+/* The step once more with chunked_prefill; tables are those of the prompts. */
+static bool remake_split(v06 *r)
+{
+    r->f.chunked_prefill = 1;
+    r->f.prefill_block_tables = r->tables;
+    r->f.prefill_block_tables_stride = r->blocks_per_seq;
+    r->f.block_tables = NULL;
+    return v06_remake(r);
+}
+
 void v06_same_encoder_decoder(const char *original, const char *compute)
 {
     static const v06_seq prompts[] = {{0, true, 6, 6, 11}, {1, true, 9, 9, 20}, {2, true, 1, 1, 1}};
@@ -531,6 +557,10 @@ void v06_same_encoder_decoder(const char *original, const char *compute)
                 r.no_key = false;
             }
             if (v06_step(&r, more_encoders, 3)) v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
+            if (remake_split(&r)) {
+                v06_run(&r, FOLIO_ATTENTION_ENCODER);
+                v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
+            }
         }
         v06_close(&r);
     }
@@ -550,6 +580,7 @@ void v06_same_encoder_only(const char *original, const char *compute)
         CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_ATTENTION_ENCODER_ONLY, biases));
         v06_run(&r, FOLIO_ATTENTION_ENCODER_ONLY);
         for (int i = 0; i < 2; i++) free((void *)biases[i].data);
+        if (remake_split(&r)) v06_run(&r, FOLIO_ATTENTION_ENCODER_ONLY);
         r.no_cache = true;
         v06_run(&r, FOLIO_ATTENTION_ENCODER_ONLY);
         static const v06_seq chunk[] = {{0, true, 3, 16, 0}};

@@ -63,6 +63,8 @@ static void window_of_prompts(v06 *r, folio_vllm06_builder *builder)
         f = folio_vllm06_metadata_get(r->m);
         CHECK(f->slot_mapping[0] == v06_slot(r, 1, 20, false));
         CHECK(f->block_tables_stride == 4 && f->context_lens_tensor[0] == 20);
+        for (int k = 0; k < 4; k++) /* of the context and of the new tokens */
+            CHECK_INT(f->block_tables[k], v06_slot(r, 1, 16 * k, false) / 16);
         v06_run(r, FOLIO_ATTENTION_DECODER);
     }
     if (build(r, builder, long_chunk, 1)) { /* 60 new tokens: none before position 28 */

@@ -40,12 +40,14 @@ void v06_same_incomplete_metadata(const char *original, const char *compute)
     CHECK_INT(folio_vllm06_metadata_get(r.m)->max_encoder_seq_len, 20);
     CHECK_INT(folio_vllm06_is_all_encoder_attn_metadata_set(NULL), 0);
     CHECK_INT(folio_vllm06_is_all_cross_attn_metadata_set(NULL), 0);
-    r.f.num_encoder_tokens = 0; /* no row of key, and the prompts' encoders have tokens */
+    r.f.num_encoder_tokens =
+        0; /* rows of key, or none of them, and the prompts' encoders have tokens */
     v06_remake(&r);
     static const folio_attention_type types[] = {FOLIO_ATTENTION_ENCODER,
                                                  FOLIO_ATTENTION_ENCODER_DECODER};
     for (int i = 0; i < 2; i++) {
         folio_vllm06_forward_args a = v06_args(&r, types[i]);
+        V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT, i == 0 ? "query|31" : "key|31");
         a.key.tokens = a.value.tokens = 0;
         if (i == 0) a.query.tokens = a.output.tokens = 0;
         V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT, "31 tokens|0 rows");
@@ -66,10 +68,15 @@ void v06_same_init_errors(const char *original, const char *compute)
         d = r.d;
         d.num_kv_heads = 3;
         REFUSED(r.b->make_impl(r.state, &d, &impl), FOLIO_ERR_ARGUMENT, "3");
-        static const float nan_slopes[] = {1, 1, NAN, 1};
+        static const float bad_slopes[][4] = {{1, 1, NAN, 1}, {1, 1, -INFINITY, 1}};
+        for (int i = 0; i < 2; i++) {
+            d = r.d;
+            d.alibi_slopes = bad_slopes[i];
+            REFUSED(r.b->make_impl(r.state, &d, &impl), FOLIO_ERR_ARGUMENT, "alibi_slopes[2]");
+        }
         d = r.d;
-        d.alibi_slopes = nan_slopes;
-        REFUSED(r.b->make_impl(r.state, &d, &impl), FOLIO_ERR_ARGUMENT, "alibi_slopes[2]");
+        d.num_heads = -4;
+        REFUSED(r.b->make_impl(r.state, &d, &impl), FOLIO_ERR_ARGUMENT, "num_heads|-4");
         d = r.d;
         d.num_kv_heads = -1;
         REFUSED(r.b->make_impl(r.state, &d, &impl), FOLIO_ERR_ARGUMENT, "num_kv_heads is -1");

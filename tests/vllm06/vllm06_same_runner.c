@@ -373,6 +373,17 @@ static void split_without_table(v06 *r)
     }
 }
 
+/* Set biases count in a split step too. */
+static void split_biases(v06 *r)
+{
+    static float numbers[5 * 18];
+    const folio_vllm06_bias biases[] = {{numbers, 1, 7, 7}, {numbers, 1, 5, 18}};
+    support_fill(numbers, COUNT_OF(numbers), 5, 2.0f);
+    CHECK_OK(folio_vllm06_set_attn_bias(r->m, FOLIO_ATTENTION_DECODER, biases));
+    v06_run(r, FOLIO_ATTENTION_DECODER);
+    CHECK_OK(folio_vllm06_set_attn_bias(r->m, FOLIO_ATTENTION_DECODER, NULL));
+}
+
 /* Steps from split arrays. */
 void v06_same_split_arrays(const char *original, const char *compute)
 {
@@ -389,6 +400,7 @@ void v06_same_split_arrays(const char *original, const char *compute)
             v06_fields(&r, split_steps + parts[i].first, parts[i].count);
             split(&r, edges);
             if (v06_remake(&r)) v06_run(&r, FOLIO_ATTENTION_DECODER);
+            if (r.m != NULL && i == 0) split_biases(&r);
             if (r.m != NULL && i == 0) split_views(&r);
             for (int k = 0; k < 6; k++)
                 if (k != 1 || edges[1] != edges[0]) edge_free(edges[k]);
