@@ -190,7 +190,7 @@ static void print_outcome(bool ok, const part *self, const part *cross)
         printf("%sSome numbers are outside their budget.%s Please run 'folio check'.\n",
                term_start(TERM_RED), term_end());
     printf("\nnext\n"
-           "  folio check   every kernel and every feature against the reference, in seconds\n"
+           "  folio check   every kernel and every feature against the reference\n"
            "  folio info    backends, levels and features of this build on this machine\n"
            "  folio --help  all commands; examples/first.c does such a step in C\n");
 }

@@ -25,7 +25,7 @@ static const char more_help[] =
     "examples\n"
     "  folio demo                  run a small example\n"
     "  folio info                  which backend is used here, and why others are not\n"
-    "  folio check                 test this build on this machine (takes some seconds)\n"
+    "  folio check                 test this build on this machine (a minute or two)\n"
     "  folio check --full -o json  more cases, output for scripts\n"
     "  folio bench                 attention speed against this machine's ceilings\n"
     "  folio bench --compare FILE  compare with a saved run\n"

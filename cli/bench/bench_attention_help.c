@@ -35,8 +35,9 @@ static const char options_help[] =
     "      --options LIST     plain (default), or alibi, sinks, window:TOKENS, soft_cap:X, full (not\n"
     "                         causal), latent:SIZE (V is the first SIZE numbers of K), v_size:SIZE (V's\n"
     "                         head size), invariant (batch-invariant), graph:LAYERS (a captured CUDA\n"
-    "                         graph), rotary (k and v are stored too; on the CPU also beside a separate\n"
-    "                         pass over q and k), joined by +; such a case alternates with its plain form\n"
+    "                         graph), rotary (k and v are stored too; on the CPU also compared with a\n"
+    "                         separate pass over q and k), joined by +; such a case alternates with its\n"
+    "                         plain form\n"
     "      --cache LIST       cold (default): 256 MiB are read before each repetition, so that K and V\n"
     "                         come from memory; warm: the same forward runs just before; dirty, on a\n"
     "                         GPU: 256 MiB are written, and written back during the repetition\n"
@@ -108,9 +109,9 @@ static const char more_help[] =
     "  fewer than 5 repetitions get no verdict. Cases that only one run has are listed. The exit status\n"
     "  is 0, except with --fail-if-slower.\n\n"
     "GFLOP/s counts 2 * heads * (head size of K + of V) for each key that a query row sees; GB/s the\n"
-    "bytes of K and V of all sequences, once. Latent decodes do much arithmetic for each byte: their\n"
-    "ceiling is the one that takes longer. spread is the interquartile range of the times divided by\n"
-    "their median.\n\n";
+    "bytes of K and V of all sequences, once. The ceiling of a latent decode is memory or\n"
+    "arithmetic, whichever would take longer. spread is the interquartile range of the times divided\n"
+    "by their median.\n\n";
 
 static const char json_help[] =
     "The JSON is one object: {\"version\", \"cpu\", \"device\", \"topic\", \"clock_mhz\", \"ceilings\": the best\n"

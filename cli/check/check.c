@@ -23,7 +23,7 @@ static const char help[] =
     "unwritten slots hold NaN, and guards around outputs are checked. A failure prints the command that\n"
     "repeats that case.\n\n"
     "options\n"
-    "      --full           more cases of everything (a minute or two)\n"
+    "      --full           more cases of everything (several minutes)\n"
     "      --backend NAME   only this backend\n"
     "      --level NAME     only this instruction-set level; overrides FOLIO_CPU\n"
     "      --threads N      threads of the backend; default: one per processor\n"

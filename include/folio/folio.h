@@ -330,7 +330,7 @@ typedef struct folio_attention_desc {
     const void *block_sparse; /* must be NULL: block-sparse attention is not supported             */
     int32_t v_in_k;           /* 1: latent attention: V is the first v_head_size numbers of K, as  */
                               /* stored; v_head_size <= k_head_size. The cache must have it too,   */
-                              /* and calls take no v. 0: V is of its own                           */
+                              /* and calls take no v. 0: V is separate                             */
 } folio_attention_desc;
 
 /** @return FOLIO_OK; ERR_ARGUMENT; ERR_UNSUPPORTED (the context's backend rejects it); ERR_MEMORY. */
@@ -488,12 +488,12 @@ typedef enum folio_rotary_pairing {
     FOLIO_ROTARY_PAIRS = 1   /* 2i and 2i + 1: GPT-J, DeepSeek       */
 } folio_rotary_pairing;
 
-/** What makes the frequencies of a model that was stretched, f_i = theta^(-2i/n). s is `factor`. */
+/** How a longer context changes the frequencies f_i = theta^(-2i/n). s is `factor`. */
 typedef enum folio_rotary_scaling {
     FOLIO_ROTARY_SCALE_NONE = 0,   /* f_i                                                          */
     FOLIO_ROTARY_SCALE_LINEAR = 1, /* f_i / s                                                      */
-    FOLIO_ROTARY_SCALE_NTK = 2,    /* theta becomes theta * s^(n / (n - 2)). For a dynamic one, set */
-                                   /* s for the length at hand                                     */
+    FOLIO_ROTARY_SCALE_NTK = 2,    /* theta becomes theta * s^(n / (n - 2)). For dynamic NTK, set  */
+                                   /* s for the current length                                     */
     FOLIO_ROTARY_SCALE_YARN = 3,   /* f_i / s for slow pairs, f_i for fast ones, a ramp between    */
     FOLIO_ROTARY_SCALE_LLAMA3 = 4  /* the same with another ramp                                   */
 } folio_rotary_scaling;
@@ -505,16 +505,17 @@ typedef enum folio_rotary_scaling {
  *     y' = y * cos(a) + x * sin(a)
  *
  * Angles, cosines and sines are computed in float64 and kept as f32. Products and sums are rounded to
- * f32 one by one, results to the tensor's own dtype: the same bits on every backend, and as if a
- * separate pass had rotated q and k before. Dims outside [first_dim, first_dim + num_dims) stay.
+ * f32 one by one, results to the tensor's own dtype. So a rotated row has the same bits on every
+ * backend, those of a separate pass that rotates q and k first. Dims outside
+ * [first_dim, first_dim + num_dims) do not change.
  *
- * One of three gives the angles: cos and sin; or frequencies; or theta with a scaling. All arrays lie
- * in host memory and are copied.
+ * Give cos and sin, or frequencies, or theta with a scaling. All arrays lie in host memory and are
+ * copied.
  */
 typedef struct folio_rotary_desc {
     size_t struct_size;
     int32_t num_dims;  /* n: even, 2..65536                                                       */
-    int32_t first_dim; /* of q's and k's head; with v_in_k at least v_head_size: V stays          */
+    int32_t first_dim; /* in a head of q and k; with v_in_k at least v_head_size: V does not turn */
     folio_rotary_pairing pairing;
     folio_rotary_scaling scaling;
     int64_t num_positions;     /* rows of the table, 1..2^31 - 1: positions are below it          */
@@ -525,14 +526,14 @@ typedef struct folio_rotary_desc {
     int64_t original_len;      /* YARN, LLAMA3: tokens the model was trained for; >= 1            */
     double low_freq_factor;    /* LLAMA3; 0: 1                                                    */
     double high_freq_factor;   /* LLAMA3, above low_freq_factor; 0: 4                             */
-    double beta_fast;          /* YARN: turns within original_len of a fast pair; 0: 32           */
-    double beta_slow;          /* YARN: of a slow pair, below beta_fast; 0: 1                     */
+    double beta_fast;          /* YARN: a fast pair makes this many turns in original_len; 0: 32  */
+    double beta_slow;          /* YARN: the same of a slow pair, below beta_fast; 0: 1            */
     int32_t exact_bounds;      /* YARN: 1: the ramp's ends are not rounded to whole pairs         */
-    double magnitude;          /* cos and sin are multiplied with it; 0: 1, or with YARN          */
+    double magnitude;          /* cos and sin are multiplied by it; 0: 1, or with YARN            */
                                /* 0.1 * ln(s) + 1 where s > 1                                     */
 } folio_rotary_desc;
 
-/** Makes the table, num_positions * num_dims * 4 bytes where the context's tensors lie.
+/** Makes the table: num_positions * num_dims * 4 bytes, in the memory of the context's tensors.
  * @return FOLIO_OK; ERR_ARGUMENT; ERR_MEMORY; ERR_DEVICE. */
 FOLIO_API folio_status folio_rotary_create(folio_context *ctx, const folio_rotary_desc *desc,
                                            folio_rotary **out);
@@ -617,7 +618,8 @@ typedef struct folio_bias {
  * other heads are right. A row with a bad position gets NaN in the dims that rotate, in q and in k, and
  * so do rows that see its key. Positions of a batch in host memory are checked on every backend.
  *
- * With rotary, q is rotated on its way in, and k before it is stored or read. Not in cross attention.
+ * With rotary, q is rotated when it is read, and k before it is stored or read. Cross attention rejects
+ * rotary.
  */
 typedef struct folio_tensors {
     size_t struct_size;
@@ -635,10 +637,10 @@ typedef struct folio_tensors {
     float k_scale; /* k = stored * k_scale; finite, > 0; 0: 1. Used with FP8 caches only      */
     float v_scale; /* v_in_k: 0, because k_scale is V's too; the same in the calls below      */
     uint32_t flags; /* 0 or FOLIO_KV_APPEND                                                   */
-    const folio_rotary *rotary; /* of a context of the same kind; NULL: none                   */
-    const int64_t *positions;   /* [rows of q] for rotary only, each in [0, num_positions),    */
-                                /* padding excepted. Row i of k has that of row i of q.        */
-                                /* NULL: the batch's, as in folio_batch_view                   */
+    const folio_rotary *rotary; /* its table lies where the tensors lie; NULL: none            */
+    const int64_t *positions;   /* [rows of q] for rotary only, each in [0, num_positions)     */
+                                /* except in padding. Row i of k has the position of row i of  */
+                                /* q. NULL: the batch's, as in folio_batch_view                */
     const float *k_head_scales; /* [num_kv_heads] in place of k_scale, which is then 0; each   */
                                 /* finite, > 0; FP8 caches only; NULL: k_scale for all heads  */
     const float *v_head_scales; /* the same for v_scale; v_in_k: NULL                         */
@@ -677,8 +679,8 @@ typedef struct folio_kv_write {
 /**
  * Store rows in slots of a layer. Numbers are rounded to nearest even, fp8 saturates to its largest
  * number, NaN stays NaN. INT8: scale = max|x| / 127 over the row of one head, stored = x / scale
- * rounded. k, v and head scales must not lie in the cache. The call allocates scratch memory to check the slots
- * and frees it; so do copy_blocks and pack.
+ * rounded. k, v and head scales must not lie in the cache. The call allocates scratch memory to check
+ * the slots and frees it; so do copy_blocks and pack.
  */
 FOLIO_API folio_status folio_kv_cache_write(folio_kv_cache *cache, int32_t layer,
                                             const folio_kv_write *write, const folio_run *run);
@@ -1034,8 +1036,8 @@ typedef struct folio_plan_info {
                              /* keys; 0: they are not split at fixed positions                */
     const char *fallback;    /* kernels for forwards that `kernel` does not take, in the      */
                              /* order they are tried; "": it takes all. Reasons are strides,  */
-                             /* alignment, slopes, bias, rotary, FOLIO_KV_APPEND, another     */
-                             /* cache                                                         */
+                             /* alignment, slopes, bias, rotary, head scales,                 */
+                             /* FOLIO_KV_APPEND, another cache                                */
 } folio_plan_info;
 
 /** What a plan chose for its attentions and cache (folio_plan_desc.cache; NULL: one of the native

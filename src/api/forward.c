@@ -209,9 +209,10 @@ static folio_status check_positions(const folio_plan *plan, const folioi_call *c
     int64_t limit = call->rotation.num_positions;
     REQUIRE_ALIGNED(given, "positions");
     if (given == NULL) {
-        REQUIRE(f->low_pos >= 0, "seq %lld: position %lld is negative, and rotary has no such",
+        REQUIRE(f->low_pos >= 0, "seq %lld: position %lld is negative; rotary needs at least 0",
                 (long long)f->low_seq, (long long)f->low_pos);
-        REQUIRE(f->high_pos < limit, "seq %lld: position %lld is outside [0, %lld), the rotary's",
+        REQUIRE(f->high_pos < limit,
+                "seq %lld: position %lld is outside [0, %lld), the positions of the rotary",
                 (long long)f->high_seq, (long long)f->high_pos, (long long)limit);
         return FOLIO_OK;
     }
@@ -220,8 +221,8 @@ static folio_status check_positions(const folio_plan *plan, const folioi_call *c
         folioi_rows r = folioi_batch_rows(call->batch, i, call->type);
         for (int64_t row = r.query_row; r.key_len > 0 && row < r.query_row + r.query_len; row++)
             REQUIRE(given[row] >= 0 && given[row] < limit,
-                    "positions[%lld] = %lld is outside [0, %lld), the rotary's", (long long)row,
-                    (long long)given[row], (long long)limit);
+                    "positions[%lld] = %lld is outside [0, %lld), the positions of the rotary",
+                    (long long)row, (long long)given[row], (long long)limit);
     }
     return FOLIO_OK;
 }

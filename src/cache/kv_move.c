@@ -89,8 +89,8 @@ static folio_status take_rotary(const folio_kv_cache *cache, const folio_kv_writ
     int64_t limit = w->rotary->rotation.num_positions;
     for (int64_t i = 0; i < w->k.tokens; i++)
         REQUIRE(w->slots[i] < 0 || (w->positions[i] >= 0 && w->positions[i] < limit),
-                "positions[%lld] = %lld is outside [0, %lld), the rotary's", (long long)i,
-                (long long)w->positions[i], (long long)limit);
+                "positions[%lld] = %lld is outside [0, %lld), the positions of the rotary",
+                (long long)i, (long long)w->positions[i], (long long)limit);
     t->rotation = w->rotary->rotation;
     t->positions = w->positions;
     return FOLIO_OK;

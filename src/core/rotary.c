@@ -24,7 +24,7 @@ folio_status folioi_rotary_check(const folio_rotary *rotary, const folio_context
             "rotary: dims [%d, %lld) rotate, k_head_size is %d", r->first_dim,
             (long long)r->first_dim + r->num_dims, k_head_size);
     REQUIRE(r->first_dim >= v_in_k,
-            "rotary: first_dim is %d; with v_in_k the first %d numbers of K are V, which stays",
+            "rotary: first_dim is %d; with v_in_k the first %d numbers of K are V, not rotated",
             r->first_dim, v_in_k);
     REQUIRE(k_head_size <= FOLIOI_ROTARY_MAX_DIMS,
             "rotary: k_head_size is %d; rows of up to %d numbers rotate", k_head_size,
