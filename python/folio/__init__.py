@@ -15,11 +15,15 @@ Arrays are NumPy arrays (bf16 by ml_dtypes), torch tensors, or anything with DLP
 Other modules: folio.flash_attn, folio.flashinfer, folio.torch, folio.transformers, folio.vllm.
 """
 
-from ._abi import VERSION as __version__
+try:
+    from ._abi import VERSION as __version__
+except ModuleNotFoundError:
+    raise ImportError(f"{__path__[0]} is the source folder of folio, where nothing is built. Install the package "
+                      "(`pip install ./python` in the repository) and start Python in another folder") from None
 from .attention import Attention, Rotary
 from .batch import Batch
 from .cache import KVCache, Shape, cache_shape
-from .context import Context, KernelInfo, backends, default_context
+from .context import BackendInfo, Context, KernelInfo, backend_info, backends, default_context
 from .device import DeviceArray
 from .errors import (ArgumentError, DeviceError, Error, FullError, InternalError, OutOfMemoryError, StoreError,
                      TooLargeError, UnsupportedError)
@@ -28,8 +32,8 @@ from .plan import Plan
 from .pool import Pool, Sequence
 
 __all__ = [
-    "ArgumentError", "Attention", "Batch", "Context", "DeviceArray", "DeviceError", "Error", "FullError",
-    "InternalError", "KVCache", "KernelInfo", "OutOfMemoryError", "Plan", "Pool", "Rotary", "Sequence", "Shape",
-    "StoreError", "TooLargeError", "UnsupportedError", "attend", "backends", "cache_shape", "default_context",
-    "merge_states", "__version__",
+    "ArgumentError", "Attention", "BackendInfo", "Batch", "Context", "DeviceArray", "DeviceError", "Error",
+    "FullError", "InternalError", "KVCache", "KernelInfo", "OutOfMemoryError", "Plan", "Pool", "Rotary", "Sequence",
+    "Shape", "StoreError", "TooLargeError", "UnsupportedError", "attend", "backend_info", "backends", "cache_shape",
+    "default_context", "merge_states", "__version__",
 ]

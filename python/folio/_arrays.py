@@ -109,7 +109,7 @@ def array(value: Any, stream: Optional[int] = None) -> Array:
         size = value.itemsize
         strides = tuple(s // size for s in value.strides)
         if not value.dtype.isnative:
-            raise ArgumentError(f"the array has dtype {value.dtype.str}, whose bytes are in the order of other machines")
+            raise ArgumentError(f"the array has dtype {value.dtype.str}: its bytes are in the order of other machines")
         if any(s % size for s in value.strides):
             raise ArgumentError(f"the array's strides {value.strides} are not multiples of its {size}-byte numbers")
         return Array(value.__array_interface__["data"][0], value.dtype.name, value.shape, strides, CPU, value,
@@ -168,7 +168,8 @@ def _dlpack_array(value: Any, stream: Optional[int]) -> Array:
     else:
         strides = contiguous(shape)
     # The capsule was not consumed: when it goes, it calls the producer's deleter.
-    return Array((tensor.data or 0) + tensor.byte_offset, name, shape, strides, (place, number if place == "cuda" else 0),
+    device = (place, number if place == "cuda" else 0)
+    return Array((tensor.data or 0) + tensor.byte_offset, name, shape, strides, device,
                  (value, capsule), writable)
 
 
@@ -189,8 +190,16 @@ def is_contiguous(a: Array) -> bool:
     return True
 
 
+def required_array(value: Any, dtype: Any, name: str) -> np.ndarray:
+    """host_array of a value that must be given."""
+    result = host_array(value, dtype, name)
+    if result is None:
+        raise ArgumentError(f"{name} is missing")
+    return result
+
+
 def host_array(value: Any, dtype: Any, name: str) -> Optional[np.ndarray]:
-    """A contiguous NumPy array of this dtype from a list or any array in host memory; copied if need be."""
+    """A contiguous NumPy array of this dtype from a list or any array in host memory; copied if need be. None: None."""
     if value is None:
         return None
     if type(value) is np.ndarray and value.dtype == dtype and value.flags.c_contiguous:

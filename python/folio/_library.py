@@ -26,13 +26,21 @@ _ERRORS = {
 
 def _load() -> ctypes.CDLL:
     path = os.environ.get("FOLIO_LIBRARY") or str(Path(__file__).with_name("libfolio.so"))
-    library = ctypes.CDLL(path)  # releases the GIL around every call
-    for name, (result, parameters) in abi.FUNCTIONS.items():
+    try:
+        library = ctypes.CDLL(path)  # releases the GIL around every call
+    except OSError as error:
+        raise ImportError(f"the library of folio cannot be loaded: {error}. Install the package again, or let "
+                          "FOLIO_LIBRARY name a libfolio.so") from None
+    if not hasattr(library, "folio_version"):
+        raise ImportError(f"{path} is no libfolio: it has no folio_version")
+    missing = [name for name in abi.FUNCTIONS if not hasattr(library, name)]
+    for name in abi.FUNCTIONS.keys() - missing:
         function = getattr(library, name)
-        function.restype, function.argtypes = result, parameters
+        function.restype, function.argtypes = abi.FUNCTIONS[name]
     version = library.folio_version().decode()
-    if version != abi.VERSION:
-        raise ImportError(f"{path} is version {version}, but this package was made for version {abi.VERSION}")
+    if version != abi.VERSION or missing:
+        raise ImportError(f"{path} is version {version}{' without ' + missing[0] if missing else ''}, but this package "
+                          f"was made for version {abi.VERSION}")
     return library
 
 
@@ -60,7 +68,7 @@ _CODES = {ctypes.c_int32: "i", ctypes.c_uint32: "I", ctypes.c_int64: "q", ctypes
           ctypes.c_double: "d", ctypes.c_void_p: "Q", ctypes.c_size_t: "Q"}
 
 
-def packer(kind: type, first: Optional[str] = None, end: Optional[str] = None) -> struct.Struct:
+def packer(kind: Any, first: Optional[str] = None, end: Optional[str] = None) -> struct.Struct:
     """A struct.Struct of the fields of a ctypes struct in [first, end), nested ones and arrays spread out.
 
     Packed bytes are ten times faster to make than a ctypes struct, and calls take them as a pointer. A struct that
@@ -139,4 +147,4 @@ def create(call: Any, *arguments: Any) -> int:
     """The address that call(*arguments, &address) hands out."""
     handle = ctypes.c_void_p()
     check(call(*arguments, ctypes.byref(handle)))
-    return handle.value
+    return handle.value or 0

@@ -103,12 +103,13 @@ def floats(context: Context, value: Any, name: str, count: int) -> tuple:
     a = array(value)
     place_check(context, a, name)
     if a.dtype != "float32" or tuple(a.shape) != (count,) or (count > 1 and a.strides != (1,)):
-        raise ArgumentError(f"{name} has dtype {a.dtype} and shape {tuple(a.shape)}; it must be f32 [{count}], contiguous")
+        raise ArgumentError(f"{name} has dtype {a.dtype} and shape {tuple(a.shape)}; it must be f32 [{count}], "
+                            "contiguous")
     return a.data, a.owner
 
 
 def empty(context: Context, shape: tuple, dtype: int, like: Any) -> Any:
-    """A new array of the library that `like` comes from; NumPy on the CPU if that library's arrays cannot be written."""
+    """A new array of the library that `like` comes from; NumPy on the CPU if that library's arrays are read-only."""
     if is_torch(like):
         if TORCH_DTYPES[like.dtype] == dtype:
             return like.new_empty(shape)

@@ -8,7 +8,7 @@ from typing import Any, Iterable, Optional
 import numpy as np
 
 from . import _abi as abi
-from ._arrays import address, host_array
+from ._arrays import address, host_array, required_array
 from ._library import Handle, check, create, fill, lib, make
 from ._run import run_of
 from .attention import type_of
@@ -63,13 +63,13 @@ class Batch(Handle):
 
     def _arrays(self, num_seqs: int, query_start: Any, seq_lens: Any, options: dict) -> tuple:
         """folio_batch_arrays and the NumPy arrays that it points to."""
-        kinds = {"phases": (np.int32, num_seqs), "causality": (np.int32, num_seqs), "first_query_pos": (np.int64, num_seqs),
-                 "first_key_pos": (np.int64, num_seqs), "encoder_lens": (np.int32, num_seqs),
-                 "encoder_new_lens": (np.int32, num_seqs), "slot_mapping": (np.int64, None),
-                 "cross_slot_mapping": (np.int64, None)}
-        keep = {"query_start": host_array(query_start, np.int32, "query_start"),
-                "seq_lens": host_array(seq_lens, np.int32, "seq_lens")}
-        sizes = {"query_start": num_seqs + 1, "seq_lens": num_seqs}
+        kinds = {"phases": (np.int32, num_seqs), "causality": (np.int32, num_seqs),
+                 "first_query_pos": (np.int64, num_seqs), "first_key_pos": (np.int64, num_seqs),
+                 "encoder_lens": (np.int32, num_seqs), "encoder_new_lens": (np.int32, num_seqs),
+                 "slot_mapping": (np.int64, None), "cross_slot_mapping": (np.int64, None)}
+        keep: dict[str, Any] = {"query_start": host_array(query_start, np.int32, "query_start"),
+                                "seq_lens": host_array(seq_lens, np.int32, "seq_lens")}
+        sizes: dict[str, Optional[int]] = {"query_start": num_seqs + 1, "seq_lens": num_seqs}
         for name, value in options.items():
             if name not in kinds:
                 raise TypeError(f"{name} is no array of a batch: {', '.join(kinds)}")
@@ -84,11 +84,11 @@ class Batch(Handle):
         return make(abi.folio_batch_arrays, num_seqs=num_seqs,
                     **{name: address(value) for name, value in keep.items()}), keep
 
-    def set_block_tables(self, block_tables: Any, seq_lens: Any, query_start: Any = None, *, cross_block_tables: Any = None,
-                         **options: Any) -> None:
+    def set_block_tables(self, block_tables: Any, seq_lens: Any, query_start: Any = None, *,
+                         cross_block_tables: Any = None, **options: Any) -> None:
         """Replaces all sequences. block_tables [seqs, blocks] (None: no cache), seq_lens [seqs], query_start
         [seqs + 1] (None: one token each). Options are the arrays of folio_batch_arrays, such as slot_mapping."""
-        lens = host_array(seq_lens, np.int32, "seq_lens")
+        lens = required_array(seq_lens, np.int32, "seq_lens")
         arrays, keep = self._arrays(lens.size, query_start, lens, options)
         tables = _table(block_tables, lens.size, "block_tables")
         cross = _table(cross_block_tables, lens.size, "cross_block_tables")
@@ -101,7 +101,7 @@ class Batch(Handle):
                 seq_lens: Any = None, **options: Any) -> None:
         """The same from CSR: sequence i has blocks indices[indptr[i] : indptr[i + 1]], and last_block_len[i] tokens
         in the last of them, as in FlashInfer."""
-        starts, blocks = host_array(indptr, np.int32, "indptr"), host_array(indices, np.int32, "indices")
+        starts, blocks = required_array(indptr, np.int32, "indptr"), required_array(indices, np.int32, "indices")
         last = host_array(last_block_len, np.int32, "last_block_len")
         num_seqs = _csr_check(starts, blocks, "indices")
         if last is not None and last.size != num_seqs:
@@ -112,7 +112,7 @@ class Batch(Handle):
     def set_slots(self, indptr: Any, slots: Any, *, query_start: Any = None, seq_lens: Any = None,
                   **options: Any) -> None:
         """The same from lists of slots, for block size 1: key j of sequence i is in slots[indptr[i] + j]."""
-        starts, keys = host_array(indptr, np.int32, "indptr"), host_array(slots, np.int64, "slots")
+        starts, keys = required_array(indptr, np.int32, "indptr"), required_array(slots, np.int64, "slots")
         num_seqs = _csr_check(starts, keys, "slots")
         arrays, keep = self._arrays(num_seqs, query_start, seq_lens, options)
         check(lib.folio_batch_set_slots(self, ctypes.byref(arrays), address(starts), address(keys), 8))
@@ -139,7 +139,8 @@ class Batch(Handle):
         result = {name: getattr(view, name) for name in ("num_seqs", "num_query_tokens", "num_new_tokens",
                                                          "max_query_len", "max_key_len")}
         for name, (size, kind) in sizes.items():
-            result[name] = _copy(getattr(view, name), size, kind)
+            given = getattr(view, name) or not size
+            result[name] = _copy(getattr(view, name), size, kind) if given else None
         starts = result["table_start"]
         result["blocks"] = None if starts is None else _copy(view.blocks, int(starts[-1]), np.int32)
         return result
@@ -163,8 +164,8 @@ def _fields(struct: Any) -> dict:
     return {name: getattr(struct, name) for name, _ in struct._fields_ if name != "struct_size"}
 
 
-def _copy(pointer: Optional[int], size: int, kind: Any) -> Optional[np.ndarray]:
+def _copy(pointer: Optional[int], size: int, kind: Any) -> np.ndarray:
     if not pointer:
-        return None if size else np.empty(0, kind)
+        return np.empty(0, kind)
     bytes_ = ctypes.string_at(pointer, size * np.dtype(kind).itemsize)
     return np.frombuffer(bytes_, kind).copy()

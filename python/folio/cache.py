@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Optional, Sequence
 import numpy as np
 
 from . import _abi as abi
-from ._arrays import DTYPE_NAMES, Array, address, array, dtype_of, host_array, numpy_dtype
+from ._arrays import DTYPE_NAMES, Array, address, array, dtype_of, required_array, numpy_dtype
 from ._library import Handle, check, create, lib, make, text
 from ._run import empty, run_of, tensor
 from .context import Context, default_context
@@ -88,7 +88,7 @@ class KVCache(Handle):
         view = self._view(layer)
         kind = dtype_of(self.dtype)
 
-        def part(data: Optional[int], a: Any) -> Optional[ArrayView]:
+        def part(data: Any, a: Any) -> Optional[ArrayView]:
             if not a.num_dims:
                 return None
             return ArrayView(data, kind, tuple(a.dims[:a.num_dims]), tuple(a.strides[:a.num_dims]), self.context, self)
@@ -98,14 +98,14 @@ class KVCache(Handle):
     @classmethod
     def wrap(cls, k: Sequence[Any], v: Optional[Sequence[Any]] = None, *, context: Optional[Context] = None,
              layout: str = "nhd", block_size: Optional[int] = None, num_kv_heads: Optional[int] = None,
-             head_size: Optional[int] = None, dtype: Any = None, num_blocks: Optional[int] = None,
-             v_in_k: bool = False) -> "KVCache":
+             head_size: Optional[int] = None, v_head_size: Optional[int] = None, dtype: Any = None,
+             num_blocks: Optional[int] = None, v_in_k: bool = False) -> "KVCache":
         """A cache in the caller's arrays, one of K and one of V for each layer, without a copy.
 
         layout "nhd": [blocks, block_size, kv_heads, head_size]; "hnd": [blocks, kv_heads, block_size, head_size];
         both with any strides, if the last is 1. "native": one array k per layer, whose bytes hold K and V in the
         library's own format; then block_size, num_kv_heads, head_size, num_blocks (and dtype, if k has another) say
-        what it holds.
+        what it holds. v_in_k: K holds V, as its first v_head_size numbers, and v is left out.
         """
         arrays = [array(a) for a in k]
         if not arrays:
@@ -121,10 +121,10 @@ class KVCache(Handle):
         if values is not None and len(values) != len(arrays):
             raise ArgumentError(f"k has {len(arrays)} layers, but v has {len(values)}")
         if layout == "native":
-            desc, memory, keep = _wrap_native(arrays, values, block_size, num_kv_heads, head_size, dtype, num_blocks,
-                                              v_in_k)
+            desc, memory, keep = _wrap_native(arrays, values, (num_blocks, block_size, num_kv_heads, head_size),
+                                              v_head_size, dtype, v_in_k)
         elif layout in ("nhd", "hnd"):
-            desc, memory, keep = _wrap_rows(arrays, values, layout, v_in_k)
+            desc, memory, keep = _wrap_rows(arrays, values, layout, v_head_size, v_in_k)
         else:
             raise ArgumentError(f'layout {layout!r} cannot be wrapped here; use "nhd", "hnd" or "native"')
         self = cls.__new__(cls)
@@ -139,7 +139,7 @@ class KVCache(Handle):
               stream: Optional[int] = None) -> None:
         """Stores rows of k and v in slots (block * block_size + offset) of a layer. Slot -1 is skipped."""
         ctx = self.context
-        index = host_array(slots, np.int64, "slots")
+        index = required_array(slots, np.int64, "slots")
         kt, ka = tensor(ctx, k, "k", self.num_kv_heads, self.head_size)
         fields = make(abi.folio_kv_write, k=kt, slots=address(index), k_scale=k_scale, v_scale=v_scale)
         if index.size != kt.tokens:
@@ -152,7 +152,7 @@ class KVCache(Handle):
                like: Any = None, stream: Optional[int] = None) -> tuple:
         """(k, v) of slots as rows [n, kv_heads, head_size], dequantised. Slot -1 gives zeros."""
         ctx = self.context
-        index = host_array(slots, np.int64, "slots")
+        index = required_array(slots, np.int64, "slots")
         kind = dtype_of(dtype or (self.dtype if self.dtype in ("f32", "f16", "bf16") else "f32"))
         k = empty(ctx, (index.size, self.num_kv_heads, self.head_size), kind, like)
         v = empty(ctx, (index.size, self.num_kv_heads, self.v_head_size), kind, like)
@@ -164,7 +164,7 @@ class KVCache(Handle):
 
     def copy_blocks(self, pairs: Any, to: Optional["KVCache"] = None, *, stream: Optional[int] = None) -> None:
         """Copies whole blocks of all layers. pairs: (from, to) of each; into another cache if `to` is given."""
-        index = host_array(pairs, np.int64, "pairs").reshape(-1, 2)
+        index = required_array(pairs, np.int64, "pairs").reshape(-1, 2)
         check(lib.folio_kv_cache_copy_blocks(self, to or self, address(index), len(index),
                                              run_of(self.context, None, stream)))
 
@@ -188,8 +188,9 @@ def _same(arrays: list, name: str) -> Array:
     first = arrays[0]
     for i, a in enumerate(arrays):
         if (tuple(a.shape), tuple(a.strides), a.dtype) != (tuple(first.shape), tuple(first.strides), first.dtype):
-            raise ArgumentError(f"{name}[{i}] has shape {tuple(a.shape)}, strides {tuple(a.strides)} and dtype {a.dtype}; "
-                                f"{name}[0] has {tuple(first.shape)}, {tuple(first.strides)} and {first.dtype}")
+            raise ArgumentError(f"{name}[{i}] has shape {tuple(a.shape)}, strides {tuple(a.strides)} and dtype "
+                                f"{a.dtype}; {name}[0] has {tuple(first.shape)}, {tuple(first.strides)} and "
+                                f"{first.dtype}")
     return first
 
 
@@ -199,7 +200,7 @@ def _row_strides(a: Array, layout: str) -> Any:
     return abi.folio_kv_strides(block, token, head)
 
 
-def _wrap_rows(arrays: list, values: Optional[list], layout: str, v_in_k: bool) -> tuple:
+def _wrap_rows(arrays: list, values: Optional[list], layout: str, v_head_size: Optional[int], v_in_k: bool) -> tuple:
     first = _same(arrays, "k")
     if (values is None) != v_in_k:
         raise ArgumentError("v_in_k: K holds V, so v must be left out" if v_in_k else "v is missing")
@@ -212,10 +213,10 @@ def _wrap_rows(arrays: list, values: Optional[list], layout: str, v_in_k: bool) 
     block_size, heads = (x, y) if layout == "nhd" else (y, x)
     if values and tuple(groups[1][1].shape[:3]) != (blocks, x, y):
         raise ArgumentError(f"k has shape {tuple(first.shape)}, but v has {tuple(groups[1][1].shape)}")
-    v_size = groups[1][1].shape[3] if values else size
+    v_size = groups[1][1].shape[3] if values else v_head_size
     desc = _desc(len(arrays), blocks, block_size, heads, size, v_size, first.dtype, "strided", v_in_k)
     pk = _pointers(arrays)
-    pv = _pointers(values) if values else None
+    pv: Any = _pointers(values) if values else None
     memory = make(abi.folio_kv_memory, k=ctypes.addressof(pk), k_bytes=_bytes(first),
                   k_strides=_row_strides(first, layout))
     if values:
@@ -224,16 +225,14 @@ def _wrap_rows(arrays: list, values: Optional[list], layout: str, v_in_k: bool) 
     return desc, memory, (pk, pv)
 
 
-def _wrap_native(arrays: list, values: Optional[list], block_size: Optional[int], num_kv_heads: Optional[int],
-                 head_size: Optional[int], dtype: Any, num_blocks: Optional[int], v_in_k: bool) -> tuple:
+def _wrap_native(arrays: list, values: Optional[list], sizes: tuple[Any, Any, Any, Any],
+                 v_head_size: Optional[int], dtype: Any, v_in_k: bool) -> tuple:
+    """sizes: num_blocks, block_size, num_kv_heads, head_size."""
     first = _same(arrays, "k")
     if values is not None:
         raise ArgumentError('layout "native" holds K and V in one array: leave v out')
-    if None in (block_size, num_kv_heads, head_size, num_blocks):
+    if None in sizes:
         raise ArgumentError('layout "native" needs block_size, num_kv_heads, head_size and num_blocks')
-    desc = _desc(len(arrays), num_blocks, block_size, num_kv_heads, head_size, None, dtype or first.dtype, "native",
-                 v_in_k)
+    desc = _desc(len(arrays), *sizes, v_head_size, dtype or first.dtype, "native", v_in_k)
     pk = _pointers(arrays)
     return desc, make(abi.folio_kv_memory, k=ctypes.addressof(pk), k_bytes=_bytes(first)), (pk,)
-
-

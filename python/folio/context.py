@@ -33,7 +33,8 @@ class _OpenMP(ctypes.Structure):
 def _openmp_runtime() -> ctypes.CDLL:
     """The OpenMP runtime that this process has loaded; that of torch, if there are several."""
     with open("/proc/self/maps", encoding="utf-8") as maps:
-        found = dict.fromkeys(line.split(maxsplit=5)[5].strip() for line in maps if re.search(r"/lib(gomp|iomp5|omp)\b", line))
+        lines = [line for line in maps if re.search(r"/lib(gomp|iomp5|omp)\b", line)]
+    found = dict.fromkeys(line.split(maxsplit=5)[5].strip() for line in lines)
     if not found:
         raise UnsupportedError('threads="openmp": this process has loaded no OpenMP runtime. Import torch first, '
                                "or give a number of threads")
@@ -63,7 +64,7 @@ def _cuda_library() -> Optional[str]:
         import folio_cuda
     except ImportError:
         return None
-    return str(Path(folio_cuda.__file__).with_name("libfolio_cuda.so"))
+    return folio_cuda.LIBRARY
 
 
 class Context(Handle):
@@ -152,3 +153,34 @@ def default_context(place: tuple = ("cpu", 0)) -> Context:
 def backends() -> list[str]:
     """Names of the backends, best first, also of those that are not available here."""
     return [text(lib.folio_backend_name(i)) for i in range(lib.folio_backend_count())]
+
+
+class BackendInfo(NamedTuple):
+    """What a backend is and can do here."""
+
+    name: str
+    available: bool
+    reason: str  # why it is not available
+    device: str
+    levels: list  # instruction-set levels built in, lowest first
+    level: str  # the one that a context gets by default
+    features: dict  # name: "" if supported, else why not
+    max_head_size: int
+
+
+def backend_info(name: str) -> BackendInfo:
+    """All about one backend, by name. "cuda" loads its library."""
+    path = _cuda_library() if name == "cuda" else None
+    if path:  # what is loaded first stays
+        try:
+            Context("cuda", cuda_library=path).close()
+        except UnsupportedError:
+            pass
+    info = make(abi.folio_backend_info)
+    check(lib.folio_backend_get_info(name.encode(), ctypes.byref(info)))
+    levels = ctypes.cast(info.levels, ctypes.POINTER(ctypes.c_char_p))
+    features = ctypes.cast(info.features, ctypes.POINTER(abi.folio_feature))
+    return BackendInfo(text(info.name), bool(info.available), text(info.reason), text(info.device),
+                       [text(levels[i]) for i in range(info.num_levels)], text(info.level),
+                       {text(f.name): "" if f.supported else text(f.reason) for f in features[:info.num_features]},
+                       info.max_head_size)

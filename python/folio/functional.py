@@ -94,7 +94,8 @@ def merge_states(parts: Sequence[tuple], *, context: Optional[Context] = None, s
     merge = make(abi.folio_merge, num_heads=heads, head_size=size, num_parts=len(parts),
                  parts=ctypes.addressof(states))
     dtype = states[0].out.dtype
-    out, lse = empty(ctx, (tokens, heads, size), dtype, parts[0][0]), empty(ctx, (tokens, heads), abi.FOLIO_F32, parts[0][0])
+    out = empty(ctx, (tokens, heads, size), dtype, parts[0][0])
+    lse = empty(ctx, (tokens, heads), abi.FOLIO_F32, parts[0][0])
     merge.out, merge.lse = tensor(ctx, out, "out", heads, size)[0], array(lse).data
     check(lib.folio_merge_states(ctx, ctypes.byref(merge), run_of(ctx, parts[0][0], stream)))
     return out, lse

@@ -52,7 +52,7 @@ class Plan(Handle):
                     cross_cache=cross_cache._as_parameter_ if cross_cache else None,
                     max_query_tokens=max_query_tokens, max_seq_len=max_seq_len, max_encoder_tokens=max_encoder_tokens,
                     max_query_len=max_query_len,
-                    flags=(abi.FOLIO_PLAN_GRAPH if graph else 0) | (abi.FOLIO_PLAN_BATCH_INVARIANT if batch_invariant else 0))
+                    flags=abi.FOLIO_PLAN_GRAPH * graph | abi.FOLIO_PLAN_BATCH_INVARIANT * batch_invariant)
         sets = _type_sets(types, len(self.attentions))
         if sets is not None:
             desc.types = ctypes.addressof(sets)
@@ -120,7 +120,8 @@ class Plan(Handle):
         return self.attentions[number]
 
     def _forward(self, at: Attention, attention: int, kind: int, q: Any, k: Any, v: Any, cache: Optional[KVCache],
-                 layer: int, out: Any, lse: Any, tail: bytes, stream: Optional[int] = None, workspace: Any = None) -> Any:
+                 layer: int, out: Any, lse: Any, tail: bytes, stream: Optional[int] = None,
+                 workspace: Any = None) -> Any:
         """forward() with its options packed. Each step here is paid in every layer."""
         ctx, heads = self.context, at.num_heads
         run = None
@@ -145,7 +146,8 @@ class Plan(Handle):
             if out is None:
                 shape = (tokens, heads, at.v_head_size) if len(q.shape) == 3 else (tokens, heads * at.v_head_size)
                 out = empty(ctx, shape, dtype, q)
-            o_data, o_type, o_tokens, o_token, o_head, o_keep = rows(ctx, out, "out", heads, at.v_head_size, True, stream)
+            o_data, o_type, o_tokens, o_token, o_head, o_keep = rows(ctx, out, "out", heads, at.v_head_size, True,
+                                                                     stream)
         lse_data = lse_token = lse_head = 0
         if lse is False:
             lse = None
@@ -155,8 +157,8 @@ class Plan(Handle):
             a = lse_array(ctx, lse, "lse", tokens, heads, True, stream)
             lse_data, (lse_token, lse_head) = a.data, a.strides
         fields = _HEAD.pack(_HEAD.size + len(tail), q_data, dtype, tokens, q_token, q_head, k_data, k_type, k_tokens,
-                            k_token, k_head, v_data, v_type, v_tokens, v_token, v_head, o_data, o_type, o_tokens, o_token,
-                            o_head, lse_data, lse_token, lse_head) + tail
+                            k_token, k_head, v_data, v_type, v_tokens, v_token, v_head, o_data, o_type, o_tokens,
+                            o_token, o_head, lse_data, lse_token, lse_head) + tail
         status = _attention_forward(self._handle or self._closed(), attention, kind,
                                     None if cache is None else cache._handle or cache._closed(), layer, fields, run)
         if status:

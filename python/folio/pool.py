@@ -8,7 +8,7 @@ from typing import Any, Callable, Optional, Sequence as Seq
 import numpy as np
 
 from . import _abi as abi
-from ._arrays import address, host_array
+from ._arrays import address, required_array
 from ._library import Handle, check, create, fill, lib, make
 from ._run import run_of
 from .batch import _copy, _fields
@@ -24,7 +24,7 @@ _EVENT = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.POINTER(abi.folio_cache_
 
 
 def _tokens(ids: Any) -> tuple:
-    given = host_array(ids, np.int32, "ids")
+    given = required_array(ids, np.int32, "ids")
     return make(abi.folio_tokens, num_tokens=given.size, ids=address(given)), given
 
 

@@ -147,7 +147,8 @@ def test_opcheck(context, device):
     caches = (layer.k_cache, layer.v_cache, layer.key)
     tests = ("test_schema", "test_faketensor", "test_aot_dispatch_static", "test_aot_dispatch_dynamic")
     # a copy of the cache would not be the layer's, so the operators are checked without writing k and v
-    torch.library.opcheck(torch.ops.folio.forward.default, (step.q, None, None, None, None, layer.key), test_utils=tests)
+    torch.library.opcheck(torch.ops.folio.forward.default, (step.q, None, None, None, None, layer.key),
+                          test_utils=tests)
     torch.library.opcheck(torch.ops.folio.forward_lse.default, (step.q, None, None, None, None, layer.key),
                           test_utils=tests)
     out = torch.empty_like(step.q)

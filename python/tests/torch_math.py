@@ -9,7 +9,8 @@ import torch
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
 
-def attention(q, k, v, *, causal=True, window=(-1, -1), scale=None, soft_cap=0.0, slopes=None, sinks=None, first_pos=None):
+def attention(q, k, v, *, causal=True, window=(-1, -1), scale=None, soft_cap=0.0, slopes=None, sinks=None,
+              first_pos=None):
     """(out [rows, heads, v_size], lse [rows, heads]) in float64. q [rows, heads, size], k and v [keys, kv_heads, ...].
     Row i is at position first_pos + i; the default puts the last row at the last key."""
     q, k, v = q.double().cpu(), k.double().cpu(), v.double().cpu()
