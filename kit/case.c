@@ -76,6 +76,22 @@ int64_t kit_seq_keys(const kit_seq *s, folio_attention_type type)
     return 0;
 }
 
+bool kit_only_reads(const kit_seq *s)
+{
+    return s->only_reads || (s->seq_len > 0 && s->query_len > s->seq_len);
+}
+
+int64_t kit_seq_context(const kit_seq *s)
+{
+    return kit_only_reads(s) ? s->seq_len : s->seq_len - s->query_len;
+}
+
+int64_t kit_first_token(const kit_seq *s)
+{
+    enum { FAR = 1 << 20 }; /* so that none is negative */
+    return kit_only_reads(s) ? FAR + s->first_query_pos : s->seq_len - s->query_len;
+}
+
 int64_t kit_blocks_for(const kit_case *h, int64_t tokens)
 {
     return (tokens + h->spec.block_size - 1) / h->spec.block_size;
@@ -474,12 +490,12 @@ static void step_fill(const kit_case *h, step *st)
     for (int64_t i = 0; i < st->num_seqs; i++) {
         const kit_seq *seq = &st->seqs[i];
         if (seq->seq_len == 0) continue;
-        int64_t id = kit_seq_id(st->seqs, i), context = seq->seq_len - seq->query_len;
-        tensor_fill(h, &st->q, encoder_q ? KIT_ENCODER_Q : KIT_Q, id, encoder_q ? 0 : context,
+        int64_t id = kit_seq_id(st->seqs, i), first = kit_first_token(seq);
+        tensor_fill(h, &st->q, encoder_q ? KIT_ENCODER_Q : KIT_Q, id, encoder_q ? 0 : first,
                     st->row_start[i], st->row_start[i + 1] - st->row_start[i]);
         turn_rows(h, st, &st->q, i);
         if (type_is_cached(st->type) && seq->slots_ignored) continue;
-        int64_t from = encoder_kv ? 0 : context, to = st->new_row_start[i];
+        int64_t from = encoder_kv ? 0 : first, to = st->new_row_start[i];
         int64_t count = st->new_row_start[i + 1] - to;
         tensor_fill(h, &st->k, encoder_kv ? KIT_ENCODER_K : KIT_K, id, from, to, count);
         tensor_fill(h, &st->v, encoder_kv ? KIT_ENCODER_V : KIT_V, id, from, to, count);
@@ -493,9 +509,9 @@ static double bias_value(const kit_case *h, const step *st, int64_t seq, int64_t
 {
     const kit_spec *s = &h->spec;
     const kit_seq *first = &st->seqs[s->bias & KIT_BIAS_SEQ ? seq : 0];
-    int64_t context = type_is_cached(st->type) ? first->seq_len - first->query_len : 0;
+    int64_t token = type_is_cached(st->type) ? kit_first_token(first) : 0;
     int64_t id = s->bias & KIT_BIAS_SEQ ? kit_seq_id(st->seqs, seq) : 0;
-    return bias_entry(s, id, s->bias & KIT_BIAS_QUERY ? context + i : 0, head, j);
+    return bias_entry(s, id, s->bias & KIT_BIAS_QUERY ? token + i : 0, head, j);
 }
 
 static void step_bias(const kit_case *h, step *st)

@@ -30,7 +30,7 @@ static int32_t told_block(const kit_seq *s, const seq_state *state, int64_t b)
 static void fill_slots(const kit_case *h, const kit_seq *s, const seq_state *state, int64_t *out)
 {
     for (int64_t i = 0; i < s->query_len; i++) {
-        bool none = s->slots_ignored || s->seq_len == 0;
+        bool none = s->slots_ignored || s->seq_len == 0 || kit_only_reads(s);
         out[i] = none ? -1 : kit_slot(h, state, 0, s->seq_len - s->query_len + i);
     }
 }
@@ -119,7 +119,7 @@ static void arrays_open(kit_case *h, const kit_seq *seqs, int64_t n, arrays *x)
         causality[i] = (int32_t)s->causality;
         enc[i] = (int32_t)s->encoder_len;
         enc_new[i] = (int32_t)s->encoder_new_len;
-        first_query[i] = given ? s->first_query_pos : s->seq_len ? s->seq_len - s->query_len : 0;
+        first_query[i] = given ? s->first_query_pos : s->seq_len ? kit_seq_context(s) : 0;
         first_key[i] = given ? s->first_key_pos : 0;
         positions |= given;
         encoder |= s->encoder_len > 0;

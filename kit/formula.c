@@ -114,7 +114,7 @@ bool kit_sees(const kit_spec *spec, folio_attention_type type, const kit_seq *se
     int64_t d = j - i;
     if (type == FOLIO_ATTENTION_DECODER && seq->positions_given)
         d = seq->first_key_pos + j - (seq->first_query_pos + i);
-    else if (type == FOLIO_ATTENTION_DECODER) d = j - (seq->seq_len - seq->query_len + i);
+    else if (type == FOLIO_ATTENTION_DECODER) d = j - (kit_seq_context(seq) + i);
     *distance = d;
     if (type == FOLIO_ATTENTION_ENCODER_DECODER) return true;
     bool causal = type == FOLIO_ATTENTION_DECODER && seq->causality != FOLIO_CAUSAL_NO;

@@ -85,7 +85,7 @@ typedef struct kit_spec {
 typedef struct kit_seq {
     int64_t id; /* names its tokens and blocks; 0: its number in the step + 1 */
     int64_t query_len;
-    int64_t seq_len; /* 0: padding */
+    int64_t seq_len; /* 0: padding; below query_len: as only_reads */
     folio_phase phase;
     folio_causality causality;
     int32_t positions_given;
@@ -93,6 +93,8 @@ typedef struct kit_seq {
     int64_t encoder_len, encoder_new_len;
     int64_t released;   /* blocks at the front of its table given as FOLIO_NO_BLOCK */
     bool slots_given;   /* slots as an array instead of by the block table */
+    bool only_reads;    /* positions are given, the kit stores all keys, and no sequence of the */
+                        /* step brings k and v */
     bool slots_ignored; /* all slots -1: the kit stores the tokens, k and v are given as NaN */
 } kit_seq;
 

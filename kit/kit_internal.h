@@ -75,6 +75,10 @@ folio_batch *kit_batch_make(kit_case *h, folio_context *ctx, const kit_seq *seqs
 /* Rows and keys of a sequence in a type; a padding sequence sees none. */
 int64_t kit_seq_rows(const kit_seq *s, folio_attention_type type);
 int64_t kit_seq_keys(const kit_seq *s, folio_attention_type type);
+bool kit_only_reads(const kit_seq *s);
+/* In DECODER attention: keys stored before the step, and the number of the first new token, by which its q is drawn. */
+int64_t kit_seq_context(const kit_seq *s);
+int64_t kit_first_token(const kit_seq *s);
 
 /* Rotary embedding: of a token, and of row i of a sequence. */
 int64_t kit_token_position(const kit_case *h, int64_t token);

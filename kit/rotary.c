@@ -19,10 +19,10 @@ int64_t kit_token_position(const kit_case *h, int64_t token)
 
 int64_t kit_row_position(const kit_case *h, const kit_seq *s, folio_attention_type type, int64_t i)
 {
-    int64_t context = type == FOLIO_ATTENTION_DECODER ? s->seq_len - s->query_len : 0;
+    int64_t first = type == FOLIO_ATTENTION_DECODER ? kit_first_token(s) : 0;
     if (type == FOLIO_ATTENTION_DECODER && s->positions_given && !h->spec.positions)
         return s->first_query_pos + i;
-    return kit_token_position(h, context + i);
+    return kit_token_position(h, first + i);
 }
 
 int64_t *kit_row_positions(const kit_case *h, const step *st)
@@ -56,8 +56,8 @@ void kit_rotary_open(kit_case *h, const kit_seq *seqs, int64_t num_seqs)
     for (int64_t i = 0; i < num_seqs; i++) {
         const kit_seq *s = &seqs[i];
         int64_t end = s->positions_given ? s->first_query_pos + s->query_len : s->seq_len;
-        int64_t longest[3] = {end, s->seq_len, s->encoder_len};
-        for (int n = 0; n < 3; n++)
+        int64_t longest[] = {end, s->first_key_pos + s->seq_len, s->seq_len, s->encoder_len};
+        for (int n = 0; n < 4; n++)
             if (longest[n] > h->num_positions) h->num_positions = longest[n];
     }
 }

@@ -68,21 +68,22 @@ static bool store_tokens(kit_case *h, seq_state *state, int cross, int64_t upto,
     return true;
 }
 
-/* Stores what the step's keys need and the forward will not write itself. */
+/* Stores what the step's keys need and the forward will not write itself. given: it gets k and v. */
 static bool store_contexts(kit_case *h, folio_attention_type type, const kit_seq *seqs,
-                           int64_t num_seqs)
+                           int64_t num_seqs, bool given)
 {
     if (h->cache == NULL || !type_is_cached(type)) return true;
     int cross = type == FOLIO_ATTENTION_ENCODER_DECODER;
     for (int64_t i = 0; i < num_seqs; i++) {
         const kit_seq *s = &seqs[i];
         int64_t all = kit_seq_keys(s, type);
-        int64_t context = cross ? s->encoder_len - s->encoder_new_len : s->seq_len - s->query_len;
-        bool stored_here = h->spec.no_write || s->slots_ignored;
+        int64_t context = cross ? s->encoder_len - s->encoder_new_len : kit_seq_context(s);
+        bool stored_here = !given || s->slots_ignored;
         if (all == 0) continue;
         seq_state *state = kit_state(h, kit_seq_id(seqs, i));
         bool shifted = s->positions_given && !h->spec.positions && !cross;
-        int64_t shift = shifted ? s->first_query_pos - context : 0;
+        int64_t first = kit_only_reads(s) ? s->first_key_pos : s->first_query_pos - context;
+        int64_t shift = shifted ? first : 0;
         if (!store_tokens(h, state, cross, stored_here ? all : context, shift)) return false;
     }
     return true;
@@ -289,8 +290,10 @@ bool kit_forward(kit_case *h, folio_context *ctx, folio_attention_type type, con
 {
     *result = (kit_result){0};
     if (!kit_reserve_all(h, seqs, num_seqs)) return false;
-    if (!store_contexts(h, type, seqs, num_seqs)) return false;
     bool given = !(h->spec.no_write && h->cache && type_is_cached(type));
+    for (int64_t i = 0; i < num_seqs; i++)
+        if (type == FOLIO_ATTENTION_DECODER && kit_only_reads(&seqs[i])) given = false;
+    if (!store_contexts(h, type, seqs, num_seqs, given)) return false;
     return run_step(h, ctx ? ctx : h->ctx, type, seqs, num_seqs, given, h->spec.dtype, result);
 }
 
@@ -366,7 +369,8 @@ static kit_seq piece_of(const kit_seq *whole, int64_t done, int64_t count)
 {
     kit_seq s = *whole;
     s.query_len = count;
-    s.seq_len = whole->seq_len - whole->query_len + done + count;
+    s.only_reads = kit_only_reads(whole);
+    if (!s.only_reads) s.seq_len = whole->seq_len - whole->query_len + done + count;
     s.first_query_pos += done;
     if (done > 0) s.encoder_new_len = 0; /* the first piece brought it */
     return s;

@@ -119,6 +119,7 @@ void make_block_sizes(const check_env *, check_draw *, int64_t, check_attention 
 void make_layouts(const check_env *, check_draw *, int64_t, check_attention *);
 void make_page_tables(const check_env *, check_draw *, int64_t, check_attention *);
 void make_positions(const check_env *, check_draw *, int64_t, check_attention *);
+void make_more_queries(const check_env *, check_draw *, int64_t, check_attention *);
 void make_kv_append(const check_env *, check_draw *, int64_t, check_attention *);
 void make_graph(const check_env *, check_draw *, int64_t, check_attention *);
 void make_split_kv(const check_env *, check_draw *, int64_t, check_attention *);

@@ -744,6 +744,40 @@ void make_positions(const check_env *env, check_draw *d, int64_t index, check_at
     if (index % 3 == 0) random_window(d, &c->spec);
 }
 
+/* More queries than keys, before them, among them and after them, alone and beside others; options in turn. */
+void make_more_queries(const check_env *env, check_draw *d, int64_t index, check_attention *c)
+{
+    kit_spec *s = &c->spec;
+    check_base(env, d, c);
+    if (index % 3 == 1) s->k_head_size = 128, s->dtype = query_dtypes[1 + index % 2];
+    if (index % 4 == 1) check_mixed(d, c);
+    for (int64_t i = 0; i < 1 + index % 3; i++) {
+        kit_seq *q = check_add(c, 0, CHECK_PICK(d, edges));
+        q->query_len = q->seq_len + check_int(d, 1, index % 8 == 2 ? 150 : 20);
+        q->positions_given = 1;
+        q->first_key_pos = check_int(d, 0, 50);
+        q->first_query_pos = check_int(d, 0, q->first_key_pos + 2 * q->seq_len);
+        q->slots_given = check_chance(d, 4);
+        if (check_chance(d, 4)) q->causality = FOLIO_CAUSAL_NO;
+    }
+    switch (index % 12) {
+    case 1: random_window(d, s); break;
+    case 2: s->alibi = s->sinks = true; break;
+    case 3: s->soft_cap = 5.0f, s->amplitude = 4.0; break;
+    case 4: s->kv_dtype = FOLIO_FP8_E4M3, s->head_scales = true; break;
+    case 5: s->kv_dtype = CHECK_PICK(d, kv_dtypes), s->graph = true; break;
+    case 6: check_rotary(d, s); break;
+    case 7: s->num_heads = 16, s->num_kv_heads = 1, check_latent(s, 72, 40); break;
+    case 8: random_bias(d, s); break;
+    case 9:
+        s->bias = KIT_BIAS_SEQ | KIT_BIAS_KEY, s->bias_hidden = 0.3, s->hidden_nan = true;
+        break;
+    case 10: s->nan_from = 9; break;
+    case 11: s->sinks = true, random_window(d, s); break;
+    default: break;
+    }
+}
+
 void make_kv_append(const check_env *env, check_draw *d, int64_t index, check_attention *c)
 {
     check_base(env, d, c);

@@ -22,7 +22,7 @@ static void invariant_case(const check_env *env, check_draw *d, int64_t index, c
 {
     plain_base(env, d, c);
     kit_spec *s = &c->spec;
-    switch (index % 12) {
+    switch (index % 13) {
     case 0: break;
     case 1: s->alibi = true; break;
     case 2: s->windowed = 1, s->window_left = 20; break;
@@ -38,7 +38,14 @@ static void invariant_case(const check_env *env, check_draw *d, int64_t index, c
     }
     check_settle(c);
     int64_t split = check_split_len(env);
-    check_add(c, check_int(d, 20, 45), index % 3 == 2 ? split - 10 : index % 3 ? 33 : 0);
+    kit_seq *q = check_add(c, check_int(d, 20, 45),
+                           index % 3 == 2 ? split - 10
+                           : index % 3    ? 33
+                                          : 0);
+    if (index % 13 != 12) return;
+    q->seq_len = check_int(d, 1, q->query_len - 1); /* more queries than keys */
+    q->positions_given = 1;
+    q->first_query_pos = check_int(d, -9, 40);
 }
 
 /* Query tokens of the pieces, at most 64: one by one, at random, or by the block. */

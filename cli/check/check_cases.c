@@ -55,6 +55,7 @@ const check_part check_parts[] = {
     {"block_moves", "swap", 48, 192, NULL, run_swap},
     {"block_moves", "gather", 48, 96, NULL, run_gather},
     {"positions", "attend", 18, 100, make_positions, NULL},
+    {"more_queries", "attend", 24, 144, make_more_queries, NULL},
     {"kv_append", "attend", 12, 80, make_kv_append, NULL},
     {"kv_append", "bits", 6, 30, NULL, run_append_bits},
     {"graph", "attend", 12, 60, make_graph, NULL},

@@ -20,7 +20,7 @@
  * tokens of a sequence, in every layer of the cache. A slot is the place of one token in a cache:
  * `block * block_size + offset`. Slot -1 is no place: the token is not stored. A sequence brings
  * `query_len` new tokens this step, has `context_len` tokens cached already, and `seq_len` is their
- * sum. Padding has rows, but sees no key and stores nothing; in arrays of lengths, seq_len 0 marks
+ * sum. A sequence with more queries than keys only reads (folio_batch_seq). Padding has rows, but sees no key and stores nothing; in arrays of lengths, seq_len 0 marks
  * it. A head group is the query heads that share one kv head.
  *
  * Errors. A call that can fail returns a folio_status and hands results out through pointers. When
@@ -625,7 +625,8 @@ typedef struct folio_tensors {
     size_t struct_size;
     folio_tensor q, k, v, out; /* k and v: both; or neither (data NULL, tokens 0), then the   */
                                /* call stores nothing and reads all keys from the cache.     */
-                               /* v_in_k: k only                                             */
+                               /* v_in_k: k only. DECODER: neither, if a sequence of the     */
+                               /* batch has more queries than keys                           */
     float *lse;                /* [token][head], natural log, sinks included; NULL: not      */
                                /* computed                                                   */
     int64_t lse_token_stride;  /* elements; 0: num_heads                                     */
@@ -764,12 +765,19 @@ typedef enum folio_causality {
     FOLIO_CAUSAL_NO = 2    /* a row sees all keys of its sequence, within the window    */
 } folio_causality;
 
-/** One sequence of a step. Arrays are copied. query_len, seq_len and encoder_len are at most
- * 2^31 - 1. */
+/**
+ * One sequence of a step. Arrays are copied. query_len, seq_len and encoder_len are at most 2^31 - 1.
+ *
+ * query_len above seq_len: more queries than keys. In DECODER attention all keys of such a sequence
+ * are cached (context_len = seq_len), and nothing of it is stored: slots are NULL or all -1, and
+ * forwards of the batch get no k and v. positions_given is needed; rows before the first key see
+ * none. So one sequence attends to a part of the keys of many, such as a shared prefix, with all
+ * their queries as its rows; folio_merge_states adds the other parts.
+ */
 typedef struct folio_batch_seq {
     size_t struct_size;
     int64_t query_len; /* new tokens = rows of q; may be 0                                       */
-    int64_t seq_len;   /* cached and new tokens; >= query_len and >= 1                           */
+    int64_t seq_len;   /* cached and new tokens, >= 1; below query_len: see above                */
     int32_t padding;   /* non-zero: query_len rows that see no key and store nothing; seq_len 0  */
     folio_phase phase;
     folio_causality causality;
@@ -978,7 +986,8 @@ FOLIO_API folio_status folio_plan_update(folio_plan *plan, folio_batch *batch,
 /**
  * A step whose arrays lie in memory of the device, for DECODER and ENCODER_ONLY attention. The update
  * reads, checks and copies them in stream order: work queued after it may overwrite them. A sequence
- * with seq_len 0 is padding, with or without rows.
+ * with seq_len 0 is padding, with or without rows. A sequence with more queries than keys has a bad
+ * length here; folio_plan_update takes it.
  */
 typedef struct folio_device_batch {
     size_t struct_size;
@@ -1095,7 +1104,8 @@ typedef struct folio_attend_args {
     const int32_t *query_start; /* [num_seqs + 1] first row of each sequence, then all rows      */
                                 /* (cu_seqlens_q); NULL: all have q.tokens / num_seqs rows       */
     const int32_t *seq_lens;    /* [num_seqs] cached and new tokens (cache_seqlens plus new      */
-                                /* ones); 0: padding. NULL: only new ones                        */
+                                /* ones); 0: padding. NULL: only new ones. At least the          */
+                                /* sequence's rows: more queries than keys need a batch          */
     const int32_t *block_tables; /* [num_seqs][row_stride]; NULL without a cache                 */
     int64_t row_stride;
     int32_t windowed;     /* from here on as in folio_attention_desc and folio_tensors           */

@@ -41,6 +41,19 @@ static folio_status check_query(const folio_plan *plan, folioi_call *call)
                               rows);
 }
 
+/* A sequence with more queries than keys brings none: k and v, which have a row for each row of q, are absent. */
+static folio_status check_only_reads(const folio_plan *plan, const folioi_call *call)
+{
+    int64_t seq = plan->facts[call->type].only_reads;
+    if (seq < 0) return FOLIO_OK;
+    const folioi_seq *s = batch_seq(call->batch, seq);
+    REQUIRE(call->tensors.k.data == NULL && call->tensors.v.data == NULL && !call->append,
+            "seq %lld: query_len %d is more than seq_len %d: with such a sequence in the batch k "
+            "and v must be NULL, without FOLIO_KV_APPEND",
+            (long long)seq, s->query_len, s->seq_len);
+    return FOLIO_OK;
+}
+
 static folio_status check_new_kv(const folio_plan *plan, folioi_call *call, bool has_cache)
 {
     const folio_attention_desc *a = call->attention;
@@ -48,6 +61,7 @@ static folio_status check_new_kv(const folio_plan *plan, folioi_call *call, bool
     bool encoder =
         call->type == FOLIO_ATTENTION_ENCODER || call->type == FOLIO_ATTENTION_ENCODER_DECODER;
     int64_t batch_rows = plan->facts[call->type].new_rows;
+    TRY(check_only_reads(plan, call));
     if (a->v_in_k) {
         TRY(folioi_check_no_v(&t->v));
         t->v = t->k; /* V is the first numbers of its rows */

@@ -184,7 +184,8 @@ static folioi_plan_facts find_facts(const folio_batch *batch, folio_attention_ty
                            .new_rows = folioi_batch_new_rows(batch, type),
                            .with_context = -1,
                            .without_table = -1,
-                           .context_without_table = -1};
+                           .context_without_table = -1,
+                           .only_reads = -1};
     for (int64_t i = batch->num_seqs - 1; i >= 0; i--) {
         folioi_rows r = folioi_batch_rows(batch, i, type);
         f.max_query_len = max_i64(f.max_query_len, r.query_len);
@@ -192,6 +193,8 @@ static folioi_plan_facts find_facts(const folio_batch *batch, folio_attention_ty
         if (r.context_len > 0) f.with_context = i;
         if (r.key_len > 0 && r.blocks == NULL) f.without_table = i;
         if (r.context_len > 0 && r.blocks == NULL) f.context_without_table = i;
+        if (type == FOLIO_ATTENTION_DECODER && seq_only_reads(r.query_len, r.key_len))
+            f.only_reads = i;
         if (r.key_len == 0 || r.query_len == 0) continue;
         int64_t first = r.first_query_pos, last = first + r.query_len - 1;
         if (first < f.low_pos) f.low_pos = first, f.low_seq = i;
@@ -316,6 +319,7 @@ folio_status folio_plan_update_device(folio_plan *plan, const folio_device_batch
                                             .with_context = b.blocks != NULL ? 0 : -1,
                                             .without_table = lacking,
                                             .context_without_table = -1,
+                                            .only_reads = -1,
                                             .shared_slot = -1};
     return end_update(plan, &step, ctx->backend->plan_update_device(plan->state, &b, r.stream));
 }

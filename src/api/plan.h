@@ -15,6 +15,7 @@ typedef struct folioi_plan_facts {
     int64_t with_context;          /* first sequence with keys cached before this step        */
     int64_t without_table;         /* first sequence with keys and no block table             */
     int64_t context_without_table; /* first sequence with cached keys and no block table      */
+    int64_t only_reads;            /* first sequence with more queries than keys              */
     int64_t shared_slot;           /* first new row whose slot an earlier one has; -1: none   */
     int64_t low_pos, high_pos;     /* least and largest position of a row; 0 where unknown    */
     int64_t low_seq, high_seq;     /* sequences that have them                                */

@@ -151,9 +151,10 @@ static folio_status check_lengths(const folio_batch_seq *s, long long i)
             i, (long long)s->query_len);
     REQUIRE(s->seq_len == 0 || !s->padding, "seq %lld: padding has no keys, yet seq_len is %lld", i,
             (long long)s->seq_len);
-    REQUIRE(s->padding || s->query_len <= s->seq_len,
-            "seq %lld: query_len %lld is more than seq_len %lld", i, (long long)s->query_len,
-            (long long)s->seq_len);
+    REQUIRE(s->positions_given || !seq_only_reads(s->query_len, s->seq_len),
+            "seq %lld: query_len %lld is more than seq_len %lld; such a sequence needs "
+            "positions_given",
+            i, (long long)s->query_len, (long long)s->seq_len);
     REQUIRE(s->encoder_len >= 0 && s->encoder_len <= INT32_MAX,
             "seq %lld: encoder_len %lld is outside [0, 2147483647]", i, (long long)s->encoder_len);
     REQUIRE(s->encoder_new_len == 0 || s->encoder_new_len == s->encoder_len,
@@ -209,6 +210,18 @@ static folio_status check_slots(const int64_t *slots, int64_t n, const char *nam
     return FOLIO_OK;
 }
 
+/* Nothing of a sequence with more queries than keys is stored. */
+static folio_status check_no_slots(const folio_batch_seq *s, long long i)
+{
+    for (int64_t k = 0; s->slots != NULL && k < s->query_len; k++)
+        REQUIRE(s->slots[k] == -1,
+                "seq %lld: slots[%lld] = %lld, and query_len %lld is more than seq_len %lld: such "
+                "a sequence stores nothing, its slots are -1",
+                i, (long long)k, (long long)s->slots[k], (long long)s->query_len,
+                (long long)s->seq_len);
+    return FOLIO_OK;
+}
+
 /* The caller's slots, or those of tokens [first, first + n) by the block table. */
 static void fill_slots(int64_t *out, int64_t n, const int64_t *given, const int32_t *table,
                        int64_t first, int32_t block_size)
@@ -226,7 +239,7 @@ static folio_status append(folio_batch *b, const folio_batch_seq *s, int64_t nb,
 {
     int32_t bs = b->desc.block_size;
     bool padding = s->seq_len == 0;
-    int64_t context_len = padding ? 0 : s->seq_len - s->query_len;
+    int64_t context_len = seq_context_len(s->query_len, s->seq_len);
     int32_t *table = (int32_t *)b->blocks.data + b->num_blocks;
     int32_t *cross = (int32_t *)b->cross_blocks.data + b->num_cross_blocks;
     folioi_block_scan scan, cross_scan;
@@ -258,8 +271,9 @@ static folio_status append(folio_batch *b, const folio_batch_seq *s, int64_t nb,
         .encoder_row = b->num_encoder_tokens,
         .cross_start = b->num_cross_blocks,
     };
+    bool stores = q->has_table && !seq_only_reads(s->query_len, s->seq_len);
     fill_slots((int64_t *)b->slots.data + b->num_query_tokens, s->query_len,
-               padding ? NULL : s->slots, q->has_table ? table : NULL, context_len, bs);
+               padding ? NULL : s->slots, stores ? table : NULL, context_len, bs);
     int64_t *positions = (int64_t *)b->positions.data + b->num_query_tokens;
     for (int64_t k = 0; k < s->query_len; k++) positions[k] = q->first_query_pos + k;
     fill_slots((int64_t *)b->cross_slots.data + b->num_encoder_tokens, s->encoder_new_len,
@@ -294,6 +308,7 @@ folio_status folioi_batch_add(folio_batch *batch, const folio_batch_seq *s)
                         "cross_block_table", i));
         TRY(check_slots(s->slots, s->query_len, "slots", i));
         TRY(check_slots(s->cross_slots, s->encoder_new_len, "cross_slots", i));
+        if (seq_only_reads(s->query_len, s->seq_len)) TRY(check_no_slots(s, i));
     }
     TRY(reserve_all(batch, batch->num_seqs + 1, batch->num_query_tokens + s->query_len,
                     batch->num_blocks + nb, batch->num_encoder_tokens + s->encoder_new_len,
@@ -326,7 +341,7 @@ folioi_rows folioi_batch_rows(const folio_batch *batch, int64_t seq, folio_atten
     switch (type) {
     case FOLIO_ATTENTION_DECODER:
         r.key_len = s->seq_len;
-        r.context_len = padding ? 0 : s->seq_len - s->query_len;
+        r.context_len = (int32_t)seq_context_len(s->query_len, s->seq_len);
         r.new_row = s->query_row;
         r.new_len = s->query_len;
         r.blocks = s->has_table ? blocks : NULL;

@@ -83,6 +83,19 @@ typedef struct folioi_rows {
 
 folioi_rows folioi_batch_rows(const folio_batch *batch, int64_t seq, folio_attention_type type);
 
+/** More queries than keys: all keys are cached, and no row of k and v is stored. */
+static inline bool seq_only_reads(int64_t query_len, int64_t seq_len)
+{
+    return seq_len > 0 && query_len > seq_len;
+}
+
+/** Keys cached before this step; seq_len 0: padding. */
+static inline int64_t seq_context_len(int64_t query_len, int64_t seq_len)
+{
+    if (seq_len == 0) return 0;
+    return seq_only_reads(query_len, seq_len) ? seq_len : seq_len - query_len;
+}
+
 static inline const folioi_seq *batch_seq(const folio_batch *batch, int64_t i)
 {
     return (const folioi_seq *)batch->seqs.data + i;

@@ -286,6 +286,45 @@ BACKEND_TEST(errors_forward, no_workspace)
     teardown(&f);
 }
 
+/* In a batch with such a sequence nobody brings k and v, and all keys are in the cache. */
+BACKEND_TEST(errors_forward, more_queries_than_keys)
+{
+    fixture f;
+    REQUIRE_TEST(setup_run(&f, ctx));
+    const char *words = "seq 1|query_len 4|seq_len 3|k and v must be NULL";
+    folio_batch *batch = support_batch(ctx, BLOCK);
+    folio_plan_desc d = plan_desc(&f);
+    folio_plan *plan = NULL;
+    CHECK_OK(folio_plan_create(ctx, &d, &plan));
+    folio_batch_seq seqs[2] = {good_seq(0), good_seq(1)};
+    seqs[0].query_len = 4; /* of 5 */
+    seqs[1].query_len = 4, seqs[1].seq_len = 3, seqs[1].positions_given = 1;
+    for (int i = 0; i < 2; i++) CHECK_OK(folio_batch_add(batch, &seqs[i]));
+    CHECK_OK(folio_plan_update(plan, batch, NULL));
+    BAD_DECODER(words, c.plan = plan);
+    BAD_DECODER(words, c.plan = plan; c.t.flags = FOLIO_KV_APPEND);
+    BAD_DECODER(words, c.plan = plan; c.t.flags = FOLIO_KV_APPEND;
+                c.t.k = c.t.v = (folio_tensor){0});
+    BAD_DECODER(words, c.plan = plan; c.t.k = (folio_tensor){0});
+    BAD_DECODER("seq 0|context|cache", c.plan = plan; c.t.k = c.t.v = (folio_tensor){0};
+                c.cache = NULL);
+    BAD_DECODER("q|7|8", c.plan = plan; c.t.k = c.t.v = (folio_tensor){0}; c.t.q.tokens = 7);
+    call c = good_call(&f, PLAIN, FOLIO_ATTENTION_DECODER);
+    c.plan = plan;
+    c.t.k = c.t.v = (folio_tensor){0};
+    CHECK_OK(run_call(&c));
+    c = good_call(&f, PLAIN, FOLIO_ATTENTION_ENCODER_ONLY); /* does not look at seq_len */
+    c.plan = plan;
+    CHECK_OK(run_call(&c));
+    support_buffer_poison(&f.out);
+    support_buffer_poison(&f.lse);
+    check_untouched(&f, __LINE__);
+    check_still_serves(&f, __LINE__);
+    folio_plan_destroy(plan);
+    folio_batch_destroy(batch);
+    teardown(&f);
+}
+
 /* ----------------------------------------------------------------------- the plan and its batch */
 
 BACKEND_TEST(errors_forward, kernels_by_number)

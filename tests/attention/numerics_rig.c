@@ -193,7 +193,7 @@ void rig_fill(const rig *r, folio_attention_type type, void *q, void *k, void *v
                 for (int64_t d = 0; d < dk; d++)
                     kit_store(r->desc.dtype, q, (row * heads + h) * dk + d, r->q[s][i][h][d]);
         int64_t first = 0;
-        if (type == FOLIO_ATTENTION_DECODER && r->seqs[s].seq_len > 0)
+        if (type == FOLIO_ATTENTION_DECODER && r->seqs[s].seq_len > r->seqs[s].query_len)
             first = r->seqs[s].seq_len - r->seqs[s].query_len;
         for (int64_t i = 0; i < rig_new_rows(r, type, s); i++, new_row++) {
             for (int64_t g = 0; g < kv_heads; g++) {

@@ -782,8 +782,8 @@ BACKEND_TEST(batch, bad_arrays_leave_it_empty)
     BAD_ARRAYS("query_start", m->query_start[0] = 1);
     BAD_ARRAYS("query_start|3", m->query_start[3] = 1);
     BAD_ARRAYS("-4", m->seq_lens[2] = -4);
-    BAD_ARRAYS("4|3", m->seq_lens[0] = 3);   /* query_len 4 */
-    BAD_ARRAYS("400", m->seq_lens[1] = 400); /* 25 blocks, rows of 24 */
+    BAD_ARRAYS("4|3|positions_given", m->seq_lens[0] = 3); /* query_len 4 */
+    BAD_ARRAYS("400", m->seq_lens[1] = 400);               /* 25 blocks, rows of 24 */
     BAD_ARRAYS("0", stride = 0);
     BAD_ARRAYS("-1", stride = -1);
     BAD_ARRAYS("7", m->phases[4] = 7);
@@ -852,6 +852,33 @@ BACKEND_TEST(batch, bad_slot_lists_leave_it_empty)
         REFUSED(folio_batch_add(batch, &seq), FOLIO_ERR_ARGUMENT, words);                          \
     } while (0)
 
+/* They need positions, and slots of -1 or none. */
+BACKEND_TEST(batch, more_queries_than_keys)
+{
+    const int32_t table[2] = {0, 1};
+    const int64_t none[3] = {-1, -1, -1}, one[3] = {-1, 7, -1}, low[3] = {-1, -1, -2};
+    folio_batch *batch = support_batch(ctx, 16);
+    REQUIRE_TEST(batch != NULL);
+    BAD_SEQ("seq 0|21|20|positions_given", seq.query_len = 21);
+    BAD_SEQ("seq 0|slots[1] = 7|3|2", seq.query_len = 3; seq.seq_len = 2; seq.positions_given = 1;
+            seq.slots = one);
+    BAD_SEQ("slots[2] = -2", seq.query_len = 3; seq.seq_len = 2; seq.positions_given = 1;
+            seq.slots = low);
+    folio_batch_info info = {.struct_size = sizeof info};
+    CHECK_OK(folio_batch_get_info(batch, &info));
+    CHECK_INT(info.num_seqs, 0);
+    folio_batch_seq seq = FOLIO_WITH(folio_batch_seq, .query_len = 3, .seq_len = 2,
+                                     .block_table = table, .num_blocks = 1, .positions_given = 1);
+    CHECK_OK(folio_batch_add(batch, &seq));
+    seq.slots = none;
+    CHECK_OK(folio_batch_add(batch, &seq));
+    seq.block_table = NULL, seq.num_blocks = 0;
+    CHECK_OK(folio_batch_add(batch, &seq));
+    CHECK(
+        !folio_batch_is_complete(batch, FOLIO_ATTENTION_DECODER, NULL)); /* the last has no table */
+    folio_batch_destroy(batch);
+}
+
 BACKEND_TEST(batch, bad_sequence_is_not_added)
 {
     const int32_t table[2] = {0, 1};
@@ -861,7 +888,7 @@ BACKEND_TEST(batch, bad_sequence_is_not_added)
     const int64_t large = (int64_t)1 << 31;
     BAD_SEQ("-1", seq.query_len = -1);
     BAD_SEQ("-20", seq.seq_len = -20);
-    BAD_SEQ("21|20", seq.query_len = 21);
+    BAD_SEQ("seq 5|21|20|positions_given", seq.query_len = 21);
     BAD_SEQ("2147483648", seq.seq_len = large; seq.query_len = 1; seq.block_table = NULL);
     BAD_SEQ("9223372036854775807", seq.seq_len = seq.query_len = INT64_MAX; seq.block_table = NULL);
     BAD_SEQ("20", seq.num_blocks = 1);

@@ -231,6 +231,38 @@ TEST(invariance, every_chunking_equals_whole)
     close_pools();
 }
 
+/* More queries than keys: pieces of them may have fewer, and the keys stay the same. */
+TEST(invariance, more_queries_than_keys_in_any_pieces)
+{
+    enum { QUERIES = 43 };
+    REQUIRE_TEST(open_pools(NULL));
+    for (int n = 0; n < NUM_OPTIONS; n++) {
+        option o = option_at(n);
+        kit_seq whole = {.id = 7,
+                         .query_len = QUERIES,
+                         .seq_len = 17,
+                         .positions_given = 1,
+                         .first_query_pos = 2,
+                         .first_key_pos = 9};
+        int64_t cuts[][4] = {{1, 42}, {16, 27}, {18, 25}, {5, 20, 1, 17}}, ones[QUERIES];
+        kit_result expected;
+        for (int i = 0; i < QUERIES; i++) ones[i] = 1;
+        if (run_whole(&o, FOLIO_ATTENTION_DECODER, &whole, &expected)) {
+            for (int64_t i = 0; i < 5; i++) {
+                company c = company_of(11 * i + n);
+                check_pieces(&o, pools[c.threads], FOLIO_ATTENTION_DECODER, &whole,
+                             i < 4 ? cuts[i] : ones,
+                             i < 3    ? 2
+                             : i == 3 ? 4
+                                      : QUERIES,
+                             c, &expected);
+            }
+        }
+        kit_result_free(&expected);
+    }
+    close_pools();
+}
+
 LONG_TEST(invariance, every_chunking_on_every_level)
 {
     folio_backend_info info = {.struct_size = sizeof info};

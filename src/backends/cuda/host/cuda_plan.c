@@ -340,7 +340,8 @@ folio_status folioi_cuda_plan_status(const void *state, folio_plan_findings *out
             "query_start decreases, does not begin at 0 or exceeds the rows of q",
         [FOLIOI_STEP_QUERY_LEN] = "its query is longer than the plan's max_query_len",
         [FOLIOI_STEP_SEQ_LEN] =
-            "seq_lens is negative, below the query's length or above max_seq_len",
+            "seq_lens is negative, above max_seq_len, or below the query's length, which only "
+            "folio_plan_update takes",
         [FOLIOI_STEP_NO_TABLE] = "it has a context, and blocks is NULL",
         [FOLIOI_STEP_TABLE_START] = "table_start leaves its table outside of blocks or too short",
         [FOLIOI_STEP_BLOCK] =
