@@ -74,28 +74,17 @@ def is_torch(value: Any) -> bool:
     return torch is not None and isinstance(value, torch.Tensor)
 
 
-class _TorchNames(dict):
-    def __missing__(self, dtype: Any) -> str:
-        name = self[dtype] = str(dtype).rpartition(".")[2]
-        return name
-
-
-_torch_names = _TorchNames()
-
-
-class _TorchDtypes(dict):
-    """folio_dtype of a torch dtype; None if it has none."""
-
-    def __missing__(self, dtype: Any) -> Optional[int]:
-        value = self[dtype] = _BY_NAME.get(_torch_names[dtype])
-        return value
-
-
-TORCH_DTYPES = _TorchDtypes()
+TORCH_DTYPES: dict = {}  # folio_dtype of a torch dtype, for those that were seen
+_torch_names: dict = {}
 
 
 def _torch_array(tensor: Any) -> Array:
-    name = _torch_names[tensor.dtype]
+    dtype = tensor.dtype
+    name = _torch_names.get(dtype)
+    if name is None:
+        name = _torch_names[dtype] = str(dtype).rpartition(".")[2]
+        if name in _BY_NAME:
+            TORCH_DTYPES[dtype] = _BY_NAME[name]
     device = tensor.device
     place = CPU if device.type == "cpu" else (device.type, device.index or 0)
     return Array(tensor.data_ptr(), name, tensor.shape, tensor.stride(), place, tensor, True)

@@ -42,9 +42,9 @@ def rows(context: Context, value: Any, name: str, heads: int, head_size: int, wr
         here = value.is_cpu if context.on_host else value.is_cuda and value.get_device() == context.place[1]
         dtype = TORCH_DTYPES[value.dtype]
         shape, strides, data, keep = value.shape, value.stride(), value.data_ptr(), None
-    except AttributeError:
+    except (AttributeError, KeyError):  # another library's, or a dtype that was not seen yet
         here = False
-    if not here or dtype is None:
+    if not here:
         a = array(value, stream)
         place_check(context, a, name)
         if written and not a.writable:
@@ -111,8 +111,6 @@ def floats(context: Context, value: Any, name: str, count: int) -> tuple:
 def empty(context: Context, shape: tuple, dtype: int, like: Any) -> Any:
     """A new array of the library that `like` comes from; NumPy on the CPU if that library's arrays are read-only."""
     if is_torch(like):
-        if TORCH_DTYPES[like.dtype] == dtype:
-            return like.new_empty(shape)
         return like.new_empty(shape, dtype=_torch_dtype(dtype))
     package = type(like).__module__.partition(".")[0]
     if package == "cupy":

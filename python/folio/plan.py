@@ -59,6 +59,7 @@ class Plan(Handle):
         super().__init__(create(lib.folio_plan_create, self.context, ctypes.byref(desc)), lib.folio_plan_destroy,
                          (self.context, self.attentions))
         self.max_seqs, self.max_query_tokens, self.max_seq_len = max_seqs, max_query_tokens, max_seq_len
+        self.max_encoder_tokens = max_encoder_tokens
         self._batch: Any = None
 
     def update(self, batch: Batch, *, stream: Optional[int] = None) -> None:

@@ -89,7 +89,11 @@ class Layer:
         """out of the layer. q [tokens, heads, head_size], k and v [tokens, kv_heads, head_size], or with the last two
         dims joined."""
         if out is None:
-            return torch.ops.folio.forward(q, k, v, self.k_cache, self.v_cache, self.key)
+            at = self.attention
+            if q.dim() == 3 and at.v_head_size == at.head_size and torch.compiler.is_compiling():
+                out = torch.empty_like(q, memory_format=torch.contiguous_format)  # cheaper than in the operator
+            else:
+                return torch.ops.folio.forward(q, k, v, self.k_cache, self.v_cache, self.key)
         torch.ops.folio.forward_out(q, k, v, out, self.k_cache, self.v_cache, self.key)
         return out
 
@@ -119,7 +123,7 @@ def _find(key: int) -> Layer:
 def _run(q: Any, k: Any, v: Any, k_cache: Any, v_cache: Any, key: int, out: Any = None, lse: bool = False) -> Any:
     layer = _find(key)
     plan = layer.step.plan
-    if plan is not layer._plan or plan is None:
+    if plan is None or plan is not layer._plan:
         plan = layer._bind(plan)
     return plan._forward(layer.attention, layer._number, layer._type, q, k, v, layer.cache, layer.layer, out, lse,
                          layer._tail)

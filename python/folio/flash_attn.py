@@ -1,0 +1,603 @@
+"""The functions of FlashAttention, with its arguments and its meaning, on CPUs and GPUs.
+
+    from folio.flash_attn import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
+
+The causal mask is aligned to the bottom right: the last query sees the last key. A row that sees no key gets zeros, and
+-inf in lse. Tensors are torch's, on the CPU or on a GPU, or NumPy arrays; index arrays lie where q lies, and on a GPU
+they are never copied to the host. There is no backward pass and no dropout. Under torch.compile each function is one
+operator of the compiled graph.
+
+Plans are kept by geometry and refilled only if lengths or block tables changed. On a GPU a sequence whose lengths or
+blocks are invalid gets zeros; so does one with more queries than keys, unless max_seqlen_q > max_seqlen_k says that
+there may be some. In a CUDA graph, call the function once with the same shapes before the capture.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import Any, Optional
+
+import numpy as np
+
+from . import _abi as abi
+from . import _oneshot
+from ._arrays import Array, array, host_array, is_torch
+from ._run import empty, place_check
+from .attention import Rotary
+from .context import Context, default_context
+from .errors import ArgumentError, UnsupportedError
+
+__all__ = ["flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvcache"]
+
+
+def flash_attn_varlen_func(q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any = None,
+                           max_seqlen_q: Optional[int] = None, max_seqlen_k: Optional[int] = None,
+                           dropout_p: float = 0.0, softmax_scale: Optional[float] = None, causal: bool = False,
+                           window_size: Any = (-1, -1), softcap: float = 0.0, alibi_slopes: Any = None,
+                           deterministic: bool = False, return_attn_probs: bool = False, block_table: Any = None,
+                           *, return_softmax_lse: bool = False, seqused_k: Any = None, s_aux: Any = None,
+                           out: Any = None) -> Any:
+    """Sequences of different lengths, one after another.
+
+    q [total_q, heads, size]; k, v [total_k, kv_heads, size], or with block_table int32 [seqs, blocks] the pages
+    [num_blocks, page_size, kv_heads, size]. cu_seqlens_q and _k: int32 [seqs + 1], where each sequence begins; seqused_k
+    int32 [seqs] gives the lengths of the keys instead. s_aux: sinks [heads]. Returns out, or (out, lse [heads, total_q])
+    with return_softmax_lse, or (out, lse, None) with return_attn_probs. `deterministic` changes nothing: results always
+    are.
+    """
+    _check_common(dropout_p, (q, k, v))
+    left, right = _window(window_size)
+    if cu_seqlens_k is None and seqused_k is None:
+        raise ArgumentError("cu_seqlens_k or seqused_k must be given")
+    want = bool(return_attn_probs or return_softmax_lse)
+    if _compiling():
+        fields = (q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, causal, left, right,
+                  float(softcap), alibi_slopes, block_table, seqused_k, s_aux)
+        if out is None:
+            result, lse = _torch().ops.folio.flash_attn_varlen(*fields, want)
+        else:
+            result, lse = out, _torch().ops.folio.flash_attn_varlen_out(*fields, want, out)
+    else:
+        result, lse = _varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, causal,
+                              left, right, softcap, alibi_slopes, block_table, seqused_k, s_aux, want, out)
+    return (result, lse, None) if return_attn_probs else (result, lse) if want else result
+
+
+def flash_attn_func(q: Any, k: Any, v: Any, dropout_p: float = 0.0, softmax_scale: Optional[float] = None,
+                    causal: bool = False, window_size: Any = (-1, -1), softcap: float = 0.0, alibi_slopes: Any = None,
+                    deterministic: bool = False, return_attn_probs: bool = False, *, return_softmax_lse: bool = False,
+                    s_aux: Any = None) -> Any:
+    """Sequences of one length. q [seqs, queries, heads, size]; k, v [seqs, keys, kv_heads, size]. Returns out, or
+    (out, lse [seqs, heads, queries]), or (out, lse, None)."""
+    _check_common(dropout_p, (q, k, v))
+    left, right = _window(window_size)
+    want = bool(return_attn_probs or return_softmax_lse)
+    if _compiling():
+        out, lse = _torch().ops.folio.flash_attn(q, k, v, softmax_scale, causal, left, right, float(softcap),
+                                                 alibi_slopes, s_aux, want)
+    else:
+        out, lse = _fixed(q, k, v, softmax_scale, causal, left, right, softcap, alibi_slopes, s_aux, want)
+    return (out, lse, None) if return_attn_probs else (out, lse) if want else out
+
+
+def flash_attn_with_kvcache(q: Any, k_cache: Any, v_cache: Any, k: Any = None, v: Any = None, rotary_cos: Any = None,
+                            rotary_sin: Any = None, cache_seqlens: Any = None, cache_batch_idx: Any = None,
+                            cache_leftpad: Any = None, block_table: Any = None, softmax_scale: Optional[float] = None,
+                            causal: bool = False, window_size: Any = (-1, -1), softcap: float = 0.0,
+                            rotary_interleaved: bool = True, alibi_slopes: Any = None, num_splits: int = 0,
+                            return_softmax_lse: bool = False, *, s_aux: Any = None) -> Any:
+    """Attention over a cache, after k and v (if given) were stored in it behind the cached tokens.
+
+    q [seqs, queries, heads, size]; k_cache, v_cache [cache_seqs, max_len, kv_heads, size], or with block_table int32
+    [seqs, blocks] the pages [num_blocks, page_size, kv_heads, size]. k, v [seqs, new, kv_heads, size]. cache_seqlens: a
+    number or int32 [seqs], the tokens in the cache before k and v. cache_batch_idx [seqs]: which row of the cache each
+    sequence has. rotary_cos, rotary_sin [positions, rotary_size / 2] turn k, and q if causal or with a window; they are
+    read when first seen. Returns out, or (out, lse [seqs, heads, queries]). num_splits changes nothing.
+    """
+    _check_common(0.0, (q, k_cache, v_cache))
+    left, right = _window(window_size)
+    if cache_leftpad is not None:
+        raise UnsupportedError("cache_leftpad is not supported: let each sequence begin at the start of its row or block")
+    if (k is None) != (v is None):
+        raise ArgumentError("k is given without v" if v is None else "v is given without k")
+    if (rotary_cos is None) != (rotary_sin is None):
+        raise ArgumentError("rotary_cos and rotary_sin must both be given, or neither")
+    if _compiling():
+        lens = cache_seqlens if is_torch(cache_seqlens) else None
+        out, lse = _torch().ops.folio.flash_attn_kvcache(
+            q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, lens, None if lens is not None else cache_seqlens,
+            cache_batch_idx, block_table, softmax_scale, causal, left, right, float(softcap), rotary_interleaved,
+            alibi_slopes, s_aux, return_softmax_lse)
+    else:
+        out, lse = _kvcache(q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, cache_seqlens, None, cache_batch_idx,
+                            block_table, softmax_scale, causal, left, right, softcap, rotary_interleaved, alibi_slopes,
+                            s_aux, return_softmax_lse)
+    return (out, lse) if return_softmax_lse else out
+
+
+# ---- arguments ----
+
+
+def _torch() -> Any:
+    return sys.modules["torch"]
+
+
+def _compiling() -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and torch.compiler.is_compiling()
+
+
+def _check_common(dropout_p: float, tensors: tuple) -> None:
+    if dropout_p != 0.0:
+        raise UnsupportedError(f"dropout_p is {dropout_p}: there is no dropout here, only 0.0")
+    if is_torch(tensors[0]) and _torch().is_grad_enabled() and any(is_torch(t) and t.requires_grad for t in tensors):
+        raise UnsupportedError("q, k or v requires a gradient, and there is no backward pass: call this under "
+                               "torch.no_grad() or torch.inference_mode()")
+
+
+def _window(window: Any) -> tuple:
+    if window is None:
+        return -1, -1
+    if len(window) != 2:
+        raise ArgumentError(f"window_size has {len(window)} numbers; it must be (left, right)")
+    left, right = (-1 if n is None or n < 0 else int(n) for n in window)
+    return left, right
+
+
+def _numbers(context: Context, value: Any, name: str, heads: int, seqs: int) -> Any:
+    """Slopes or sinks [heads] as f32. Slopes [seqs, heads] are taken if all sequences have the same."""
+    if value is None:
+        return None
+    shape = tuple(value.shape)
+    if len(shape) == 2 and shape == (seqs, heads):
+        if seqs > 1 and (not context.on_host or not bool((value == value[:1]).all())):
+            raise UnsupportedError(f"{name} has shape {shape}: a row for each sequence is not supported, only [{heads}]")
+        value = value[0] if seqs else value.sum(0)
+    elif shape != (heads,):
+        raise ArgumentError(f"{name} has shape {shape}; it must be ({heads},)")
+    if is_torch(value):
+        return value.to(_torch().float32).contiguous()
+    return np.ascontiguousarray(value, np.float32)
+
+
+def _shape(a: Array, name: str, rank: int, dims: str) -> None:
+    if len(a.shape) != rank:
+        raise ArgumentError(f"{name} has shape {tuple(a.shape)}; it must be [{dims}]")
+
+
+class _Call:
+    """What all functions need: context, geometry, options."""
+
+    def __init__(self, q: Any, k: Any, v: Any, rank: int, dims: str, kv_rank: int, kv_dims: str) -> None:
+        self.q, self.k, self.v = array(q), array(k), array(v)
+        _shape(self.q, "q", rank, dims)
+        _shape(self.k, "k", kv_rank, kv_dims)
+        if tuple(self.v.shape[:-1]) != tuple(self.k.shape[:-1]):
+            raise ArgumentError(f"k has shape {tuple(self.k.shape)}, but v has {tuple(self.v.shape)}")
+        if self.k.shape[-1] != self.q.shape[-1]:
+            raise ArgumentError(f"the heads of q have {self.q.shape[-1]} numbers, but those of k {self.k.shape[-1]}")
+        self.context = default_context(self.q.device)
+        self.heads, self.kv_heads, self.v_size = self.q.shape[-2], self.k.shape[-2], self.v.shape[-1]
+        for name, a in (("k", self.k), ("v", self.v)):
+            place_check(self.context, a, name)
+
+    def attention(self, scale: Optional[float], causal: bool, left: int, right: int, softcap: float) -> Any:
+        window = (left, 0 if causal else right) if left >= 0 or (right >= 0 and not causal) else (-1, -1)
+        return _oneshot.attention(self.context, self.heads, self.kv_heads, self.q.shape[-1], self.v_size, self.q.dtype,
+                                  self.k.dtype, scale, window, float(softcap or 0.0))
+
+    def outputs(self, q: Any, rows: int, lse: bool) -> tuple:
+        """out [rows, heads, v_size] and lse, [rows, heads] in the memory of [heads, rows]."""
+        dtype = _oneshot._BY_NAME.get(self.q.dtype)
+        if dtype is None:
+            raise ArgumentError(f"q has dtype {self.q.dtype}; numbers are f32, f16 or bf16")
+        out = empty(self.context, (rows, self.heads, self.v_size), dtype, q)
+        return out, empty(self.context, (self.heads, rows), abi.FOLIO_F32, q) if lse else None
+
+
+def _starts(value: Any, name: str, rows: int) -> np.ndarray:
+    starts = host_array(value, np.int32, name)
+    if starts.ndim != 1 or starts.size < 1 or starts[0] != 0 or (np.diff(starts) < 0).any() or starts[-1] > rows:
+        raise ArgumentError(f"{name} must start at 0, never decrease, and end at most at {rows}, the number of rows")
+    return starts
+
+
+# ---- sequences one after another ----
+
+
+def _varlen(q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, max_q: Optional[int], max_k: Optional[int],
+            scale: Optional[float], causal: bool, left: int, right: int, softcap: float, slopes: Any, block_table: Any,
+            used: Any, sinks: Any, want_lse: bool, out: Any = None) -> tuple:
+    paged = block_table is not None
+    call = _Call(q, k, v, 3, "total_q, heads, size", 4 if paged else 3,
+                 "num_blocks, page_size, kv_heads, size" if paged else "total_k, kv_heads, size")
+    seqs = len(cu_q) - 1
+    slopes = _numbers(call.context, slopes, "alibi_slopes", call.heads, seqs)
+    sinks = _numbers(call.context, sinks, "s_aux", call.heads, seqs)
+    at = call.attention(scale, causal, left, right, softcap)
+    result, lse = call.outputs(q, call.q.shape[0], want_lse)
+    if out is not None:
+        result = out
+    if seqs > 0 and call.k.shape[0] == 0:  # nobody sees a key, and the library takes no cache without blocks
+        _fill_unseen(result, None if lse is None else lse.T, sinks)
+    elif seqs > 0:
+        run = _varlen_host if call.context.on_host else _varlen_device
+        run(call, at, q, k, v, cu_q, cu_k, max_q, max_k, causal, left, right, slopes, block_table, used, sinks, result,
+            None if lse is None else lse.T)
+    return result, lse
+
+
+def _varlen_host(call: _Call, at: Any, q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, max_q: Any, max_k: Any,
+                 causal: bool, left: int, right: int, slopes: Any, block_table: Any, used: Any, sinks: Any, out: Any,
+                 lse: Any) -> None:
+    starts = _starts(cu_q, "cu_seqlens_q", call.q.shape[0])
+    seqs, total = starts.size - 1, int(starts[-1])
+    k_starts = None if cu_k is None else _starts(cu_k, "cu_seqlens_k", call.k.shape[0] if block_table is None else 2**31)
+    lens = host_array(used, np.int32, "seqused_k") if used is not None else np.diff(k_starts).astype(np.int32)
+    if lens.shape != (seqs,):
+        raise ArgumentError(f"there are {seqs} sequences of queries, but {lens.size} of keys")
+    options = {"causal": causal, "slopes": slopes, "sinks": sinks}
+    if total < call.q.shape[0]:
+        q, out, lse = q[:total], out[:total], None if lse is None else lse[:total]
+    if block_table is not None:
+        cache = _paged(call)
+        _oneshot.host_forward(at, q, out, lse, starts, lens, cache=cache, tables=_tables(block_table, seqs), **options)
+        return
+    if k_starts is None:
+        raise ArgumentError("cu_seqlens_k is missing; without block_table it says where each sequence of k begins")
+    rows = int(k_starts[-1])
+    same = np.array_equal(starts, k_starts) and used is None
+    if used is None and (same or (not causal and left < 0 and right < 0 and slopes is None)):
+        if rows == 0:
+            _fill_unseen(out, lse, sinks)
+        else:
+            _oneshot.host_forward(at, q, out, lse, starts, lens, k=k[:rows], v=v[:rows], **options)
+        return
+    cache, tables = _ragged(call, k_starts, lens)
+    _oneshot.host_forward(at, q, out, lse, starts, lens, cache=cache, tables=tables, **options)
+
+
+def _fill_unseen(out: Any, lse: Any, sinks: Any) -> None:
+    out[...] = 0
+    if lse is not None:
+        lse[...] = -math.inf if sinks is None else sinks[None]
+
+
+def _paged(call: _Call) -> Any:
+    k, v = call.k, call.v
+    return _oneshot.wrap(call.context, k, v, k.shape[0], k.shape[1], tuple(k.strides[:3]), tuple(v.strides[:3]),
+                         call.kv_heads)
+
+
+def _tables(block_table: Any, seqs: int) -> np.ndarray:
+    tables = host_array(block_table, np.int32, "block_table")
+    if tables.ndim != 2 or tables.shape[0] != seqs:
+        raise ArgumentError(f"block_table has shape {tables.shape}; it must be [{seqs}, blocks]")
+    return tables
+
+
+def _ragged(call: _Call, starts: np.ndarray, lens: np.ndarray) -> tuple:
+    """Rows of keys as blocks, as large as the begins of all sequences allow, and the block tables."""
+    rows = call.k.shape[0]
+    if (starts[:-1] + lens > rows).any():
+        raise ArgumentError(f"k has {rows} rows, but a sequence ends at {int((starts[:-1] + lens).max())}")
+    size = _oneshot.block_of(math.gcd(int(np.gcd.reduce(starts[:-1])), rows))
+    cache = _rows_as_blocks(call, rows, size)
+    width = -(-int(lens.max(initial=1)) // size)
+    tables = starts[:-1, None] // size + np.arange(width, dtype=np.int32)[None]
+    return cache, np.minimum(tables, rows // size - 1).astype(np.int32)
+
+
+def _rows_as_blocks(call: _Call, rows: int, size: int) -> Any:
+    (k_token, k_head, _), (v_token, v_head, _) = call.k.strides, call.v.strides
+    return _oneshot.wrap(call.context, call.k, call.v, rows // size, size, (k_token * size, k_token, k_head),
+                         (v_token * size, v_token, v_head), call.kv_heads)
+
+
+def _varlen_device(call: _Call, at: Any, q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, max_q: Optional[int],
+                   max_k: Optional[int], causal: bool, left: int, right: int, slopes: Any, block_table: Any, used: Any,
+                   sinks: Any, out: Any, lse: Any) -> None:
+    torch = _torch()
+    seqs, rows = cu_q.shape[0] - 1, call.q.shape[0]
+    same = block_table is None and used is None and cu_q.data_ptr() == cu_k.data_ptr()
+    lens = used if used is not None else cu_k[1:] - cu_k[:-1]
+    cache, tables, longest = None, None, _oneshot.limit(max_k or max_q or rows)
+    if block_table is not None:
+        cache, tables = _paged(call), block_table
+        longest = tables.shape[1] * cache.block_size
+    elif not same:
+        if max_k is None:
+            raise ArgumentError("max_seqlen_k is missing; on a GPU it must be given")
+        cache = _rows_as_blocks(call, call.k.shape[0], 1)
+        tables = (cu_k[:-1, None] + torch.arange(longest, dtype=torch.int32, device=cu_k.device)).clamp_(
+            max=call.k.shape[0] - 1)
+    more = cache is not None and (max_q or rows) > (max_k or longest)
+    device_forward(at, q, out, lse, None if more else cu_q, lens, max_q or rows, longest, causal=causal, cache=cache,
+                   tables=tables, k=k if same else None, v=v if same else None, slopes=slopes, sinks=sinks,
+                   each_row=(cu_q, lens) if more else None)
+
+
+def device_forward(at: Any, q: Any, out: Any, lse: Any, starts: Any, lens: Any, query_len: int, longest: int, *,
+                   causal: bool, cache: Any = None, tables: Any = None, k: Any = None, v: Any = None,
+                   slopes: Any = None, sinks: Any = None, rotary: Any = None, each_row: Optional[tuple] = None) -> None:
+    """Attention on a GPU, from lengths and tables there. each_row: (starts, lens) of sequences that may have more rows
+    than keys; then each row becomes a sequence of its own."""
+    torch = _torch()
+    extra: dict = {}
+    if each_row is not None:
+        starts_q, lens = each_row
+        row = torch.arange(q.shape[0], dtype=torch.int32, device=q.device)
+        seq = (torch.searchsorted(starts_q, row, right=True) - 1).clamp_(max=lens.shape[0] - 1)
+        first = lens - (starts_q[1:] - starts_q[:-1]) - starts_q[:-1]
+        extra = {"first_query_pos": (first[seq] + row).long(), "first_key_pos": torch.zeros_like(row, dtype=torch.int64)}
+        lens, tables, starts, query_len = lens[seq], tables[seq], None, 1
+    seqs = lens.shape[0]
+    plan = _oneshot.device_plan(at, cache.block_size if cache else 0, cache.num_blocks if cache else 0, seqs,
+                                q.shape[0], query_len, longest)
+    plan.update_device(seq_lens=lens, block_tables=tables, query_start=starts, num_query_tokens=q.shape[0],
+                       causality_per_seq=None if causal else _oneshot.not_causal(seqs, lens), **extra)
+    plan.forward(q, k, v, cache=cache, out=out, lse=lse, slopes=slopes, sinks=sinks, rotary=rotary)
+
+
+# ---- sequences of one length ----
+
+
+def _joined(x: Any) -> Any:
+    """[seqs, rows, heads, size] as [seqs * rows, heads, size]."""
+    return x.reshape(x.shape[0] * x.shape[1], x.shape[2], x.shape[3])
+
+
+def _rows_lse(lse: Any, seqs: int) -> Any:
+    """lse [heads, seqs * rows] as [seqs, heads, rows]."""
+    if lse is None:
+        return None
+    lse = lse.reshape(lse.shape[0], seqs, -1) if seqs else lse.reshape(lse.shape[0], 0, 0)
+    return lse.transpose(0, 1) if is_torch(lse) else lse.transpose(1, 0, 2)
+
+
+def _fixed(q: Any, k: Any, v: Any, scale: Optional[float], causal: bool, left: int, right: int, softcap: float,
+           slopes: Any, sinks: Any, want_lse: bool) -> tuple:
+    call = _Call(q, k, v, 4, "seqs, queries, heads, size", 4, "seqs, keys, kv_heads, size")
+    seqs, queries, keys = call.q.shape[0], call.q.shape[1], call.k.shape[1]
+    if call.k.shape[0] != seqs:
+        raise ArgumentError(f"q has {seqs} sequences, but k has {call.k.shape[0]}")
+    slopes = _numbers(call.context, slopes, "alibi_slopes", call.heads, seqs)
+    sinks = _numbers(call.context, sinks, "s_aux", call.heads, seqs)
+    at = call.attention(scale, causal, left, right, softcap)
+    out, lse = call.outputs(q, seqs * queries, want_lse)
+    if seqs * queries and keys == 0:
+        _fill_unseen(out, None if lse is None else lse.T, sinks)
+    elif seqs * queries:
+        _fixed_run(call, at, q, k, v, seqs, queries, keys, causal, slopes, sinks, out, None if lse is None else lse.T)
+    return out.reshape(seqs, queries, call.heads, call.v_size), _rows_lse(lse, seqs)
+
+
+def _fixed_run(call: _Call, at: Any, q: Any, k: Any, v: Any, seqs: int, queries: int, keys: int, causal: bool,
+               slopes: Any, sinks: Any, out: Any, lse: Any) -> None:
+    q, cache, tables = _joined(q), None, None
+    options: dict = {"causal": causal, "slopes": slopes, "sinks": sinks}
+    if queries == keys:
+        options.update(k=_joined(k), v=_joined(v))
+    else:
+        cache, width = _cache_rows(call)
+        tables = np.arange(seqs * width, dtype=np.int32).reshape(seqs, width)
+    if call.context.on_host:
+        starts = np.arange(seqs + 1, dtype=np.int32) * queries
+        _oneshot.host_forward(at, q, out, lse, starts, np.full(seqs, keys, np.int32), cache=cache, tables=tables,
+                              **options)
+        return
+    torch = _torch()
+    starts = torch.arange(seqs + 1, dtype=torch.int32, device=q.device) * queries
+    lens = starts.new_full((seqs,), keys)
+    if cache is not None:
+        tables = torch.arange(seqs * width, dtype=torch.int32, device=q.device).view(seqs, width)
+    more = queries > keys
+    device_forward(at, q, out, lse, None if more else starts, lens, queries, keys, cache=cache, tables=tables,
+                   each_row=(starts, lens) if more else None, **options)
+
+
+def _cache_rows(call: _Call) -> tuple:
+    """[rows, max_len, kv_heads, size] as blocks, and the blocks of each row."""
+    k, v = call.k, call.v
+    count = k.shape[1]
+    size = _oneshot.block_of(count)
+    strides = []
+    for name, a in (("k", k), ("v", v)):
+        row, token, head, _ = a.strides
+        if size < count and row != count * token and k.shape[0] > 1:
+            raise UnsupportedError(f"{name} has {count} rows for each sequence, more than a block of {_oneshot.MAX_BLOCK} "
+                                   f"holds, and strides {tuple(a.strides)}; its first two dims must have no gap")
+        strides.append((row if size == count else size * token, token, head))
+    cache = _oneshot.wrap(call.context, k, v, k.shape[0] * (count // size), size, *strides, call.kv_heads)
+    return cache, count // size
+
+
+# ---- with a cache ----
+
+
+def _kvcache(q: Any, k_cache: Any, v_cache: Any, k: Any, v: Any, cos: Any, sin: Any, lens: Any, len_number: Any,
+             batch_idx: Any, block_table: Any, scale: Optional[float], causal: bool, left: int, right: int,
+             softcap: float, interleaved: bool, slopes: Any, sinks: Any, want_lse: bool) -> tuple:
+    paged = block_table is not None
+    call = _Call(q, k_cache, v_cache, 4, "seqs, queries, heads, size", 4,
+                 "num_blocks, page_size, kv_heads, size" if paged else "cache_seqs, max_len, kv_heads, size")
+    seqs, queries = call.q.shape[0], call.q.shape[1]
+    new = 0 if k is None else k.shape[1]
+    if lens is None:
+        lens = len_number
+    if lens is None and new:
+        raise ArgumentError("cache_seqlens is missing; with k and v it says where they go")
+    rotary = _rotary(call, cos, sin, interleaved, queries, new, causal or left >= 0 or right >= 0)
+    slopes = _numbers(call.context, slopes, "alibi_slopes", call.heads, seqs)
+    sinks = _numbers(call.context, sinks, "s_aux", call.heads, seqs)
+    at = call.attention(scale, causal, left, right, softcap)
+    out, lse = call.outputs(q, seqs * queries, want_lse)
+    if seqs * queries:
+        if paged:
+            if batch_idx is not None:
+                raise UnsupportedError("cache_batch_idx is not supported with block_table: reorder the table's rows")
+            cache, width = _paged(call), block_table.shape[1]
+        else:
+            cache, width = _cache_rows(call)
+        run = _kvcache_host if call.context.on_host else _kvcache_device
+        run(call, at, _joined(q), cache, width, k, v, new, lens, batch_idx, block_table, seqs, queries, out,
+            None if lse is None else lse.T, {"causal": causal, "slopes": slopes, "sinks": sinks, "rotary": rotary},
+            (k_cache, v_cache))
+    return out.reshape(seqs, queries, call.heads, call.v_size), _rows_lse(lse, seqs)
+
+
+_rotaries = _oneshot.Recent(8)
+
+
+def _rotary(call: _Call, cos: Any, sin: Any, interleaved: bool, queries: int, new: int, turns: bool) -> Optional[Rotary]:
+    if cos is None:
+        return None
+    if new != queries:
+        raise UnsupportedError(f"rotary_cos: k has {new} new tokens and q {queries} rows; with rotary they must be equal")
+    if queries > 1 and not turns:
+        raise UnsupportedError("rotary_cos without causal and without a window is supported for one query only")
+    a, b = array(cos), array(sin)
+    if len(a.shape) != 2 or tuple(a.shape) != tuple(b.shape):
+        raise ArgumentError(f"rotary_cos has shape {tuple(a.shape)}, rotary_sin {tuple(b.shape)}; both must be "
+                            "[positions, rotary_size / 2]")
+    key = (call.context, a.data, b.data, tuple(a.shape), a.strides, a.dtype, interleaved)
+
+    def build() -> tuple:
+        tables = [np.asarray(x.float().cpu() if is_torch(x) else x, np.float32) for x in (cos, sin)]
+        made = Rotary(call.context, num_dims=2 * a.shape[1], num_positions=a.shape[0], cos=tables[0], sin=tables[1],
+                      pairing="pairs" if interleaved else "halves")
+        return made, cos, sin  # which keeps the addresses from being used again
+
+    return _rotaries.find(key, build)[0]
+
+
+def _kvcache_host(call: _Call, at: Any, q: Any, cache: Any, width: int, k: Any, v: Any, new: int, lens: Any,
+                  batch_idx: Any, block_table: Any, seqs: int, queries: int, out: Any, lse: Any, options: dict,
+                  caches: tuple) -> None:
+    capacity = width * cache.block_size
+    if lens is None:
+        before = np.full(seqs, capacity, np.int32)
+    elif isinstance(lens, int):
+        before = np.full(seqs, lens, np.int32)
+    else:
+        before = host_array(lens, np.int32, "cache_seqlens")
+    if before.shape != (seqs,):
+        raise ArgumentError(f"cache_seqlens has shape {before.shape}; it must be ({seqs},)")
+    total = before + np.int32(new)
+    if (before < 0).any() or (total > capacity).any():
+        bad = int(np.argmax((before < 0) | (total > capacity)))
+        raise ArgumentError(f"cache_seqlens[{bad}] = {before[bad]}, with {new} new tokens, is outside [0, {capacity}], "
+                            "the room of its row")
+    if block_table is not None:
+        tables = _tables(block_table, seqs)
+    else:
+        index = np.arange(seqs, dtype=np.int32) if batch_idx is None else host_array(batch_idx, np.int32,
+                                                                                    "cache_batch_idx")
+        rows = call.k.shape[0]
+        if index.shape != (seqs,) or (index < 0).any() or (index >= rows).any():
+            raise ArgumentError(f"cache_batch_idx must have {seqs} entries in [0, {rows}), the rows of the cache; "
+                                f"q has {seqs} sequences")
+        tables = index[:, None] * np.int32(width) + np.arange(width, dtype=np.int32)[None]
+    starts = np.arange(seqs + 1, dtype=np.int32) * queries
+    if new and new != queries:
+        places = before[:, None].astype(np.int64) + np.arange(new)[None]
+        blocks = np.take_along_axis(tables, places // cache.block_size, 1).astype(np.int64)
+        cache.write(0, _joined(k), _joined(v), (blocks * cache.block_size + places % cache.block_size).ravel())
+        new = 0
+    if new:
+        options.update(k=_joined(k), v=_joined(v))
+    _oneshot.host_forward(at, q, out, lse, starts, total, cache=cache, tables=tables, **options)
+
+
+def _kvcache_device(call: _Call, at: Any, q: Any, cache: Any, width: int, k: Any, v: Any, new: int, lens: Any,
+                    batch_idx: Any, block_table: Any, seqs: int, queries: int, out: Any, lse: Any, options: dict,
+                    caches: tuple) -> None:
+    torch = _torch()
+    int32 = {"dtype": torch.int32, "device": q.device}
+    capacity = width * cache.block_size
+    if lens is None or isinstance(lens, int):
+        before = torch.full((seqs,), capacity if lens is None else lens, **int32)
+    else:
+        before = lens
+    if block_table is not None:
+        tables = block_table
+    else:
+        index = torch.arange(seqs, **int32) if batch_idx is None else batch_idx.to(torch.int32)
+        tables = index[:, None] * width + torch.arange(width, **int32)[None]
+    total = before + new if new else before
+    if new and new != queries:
+        places = before[:, None].long() + torch.arange(new, device=q.device)[None]
+        blocks = tables.gather(1, places // cache.block_size).long()
+        flat = (blocks // width, (blocks % width) * cache.block_size) if block_table is None else (blocks, 0)
+        where = flat[0], places % cache.block_size + flat[1]
+        for rows, target in ((k, caches[0]), (v, caches[1])):
+            target[where] = rows.to(target.dtype)
+        new = 0
+    if new:
+        options.update(k=_joined(k), v=_joined(v))
+    starts = torch.arange(seqs + 1, **int32) * queries if queries > 1 else None
+    more = queries > capacity
+    if more:
+        options["each_row"] = (starts, total)
+    device_forward(at, q, out, lse, None if more else starts, total, queries, capacity, cache=cache, tables=tables,
+                   **options)
+
+
+# ---- operators, for torch.compile ----
+
+
+def _define() -> None:
+    import torch
+
+    from .torch import define
+
+    def or_none(lse: Any, q: Any) -> Any:
+        return q.new_empty((0,), dtype=torch.float32) if lse is None else lse
+
+    def varlen(q: Any, *rest: Any) -> tuple:
+        out, lse = _varlen(q, *rest)
+        return out, or_none(lse, q)
+
+    def varlen_out(q: Any, *rest: Any) -> Any:
+        return or_none(_varlen(q, *rest)[1], q)
+
+    def fixed(q: Any, *rest: Any) -> tuple:
+        out, lse = _fixed(q, *rest)
+        return out, or_none(lse, q)
+
+    def kvcache(q: Any, *rest: Any) -> tuple:
+        out, lse = _kvcache(q, *rest)
+        return out, or_none(lse, q)
+
+    def varlen_fake(q: Any, k: Any, v: Any, *rest: Any) -> tuple:
+        out = q.new_empty((q.shape[0], q.shape[1], v.shape[-1]))
+        return out, q.new_empty((q.shape[1], q.shape[0]) if rest[-1] else (0,), dtype=torch.float32)
+
+    def varlen_out_fake(q: Any, k: Any, v: Any, *rest: Any) -> Any:
+        return q.new_empty((q.shape[1], q.shape[0]) if rest[-2] else (0,), dtype=torch.float32)
+
+    def batched_fake(q: Any, k: Any, v: Any, *rest: Any) -> tuple:
+        seqs, rows, heads, _ = q.shape
+        out = q.new_empty((seqs, rows, heads, v.shape[-1]))
+        if not rest[-1]:
+            return out, q.new_empty((0,), dtype=torch.float32)
+        return out, q.new_empty((heads, seqs, rows), dtype=torch.float32).transpose(0, 1)
+
+    varlen_args = ("Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor? cu_seqlens_k, SymInt? max_seqlen_q, "
+                   "SymInt? max_seqlen_k, float? scale, bool causal, int left, int right, float softcap, Tensor? slopes, "
+                   "Tensor? block_table, Tensor? seqused_k, Tensor? sinks, bool lse")
+    define(f"flash_attn_varlen({varlen_args}) -> (Tensor, Tensor)", varlen, varlen_fake)
+    define(f"flash_attn_varlen_out({varlen_args}, Tensor(a!) out) -> Tensor", varlen_out, varlen_out_fake)
+    define("flash_attn(Tensor q, Tensor k, Tensor v, float? scale, bool causal, int left, int right, float softcap, "
+           "Tensor? slopes, Tensor? sinks, bool lse) -> (Tensor, Tensor)", fixed, batched_fake)
+    define("flash_attn_kvcache(Tensor q, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor? k, Tensor? v, Tensor? cos, "
+           "Tensor? sin, Tensor? cache_seqlens, SymInt? cache_seqlen, Tensor? cache_batch_idx, Tensor? block_table, "
+           "float? scale, bool causal, int left, int right, float softcap, bool interleaved, Tensor? slopes, "
+           "Tensor? sinks, bool lse) -> (Tensor, Tensor)", kvcache, batched_fake)
+
+
+try:
+    _define()
+except ImportError:  # without torch: NumPy arrays only
+    pass

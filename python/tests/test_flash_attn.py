@@ -1,0 +1,479 @@
+"""folio.flash_attn against float64 math: torch on CPU and GPU, NumPy, and compiled."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+from torch_math import DTYPES, attention, check
+
+import folio
+from folio import _oneshot
+from folio.flash_attn import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
+
+NAN = float("nan")
+
+
+def ints(values, device):
+    return torch.tensor(values, dtype=torch.int32, device=device)
+
+
+def starts_of(lens, device):
+    return ints(np.concatenate([[0], np.cumsum(lens)]).tolist(), device)
+
+
+def rows(total, heads, size, device, dtype=torch.float32):
+    return torch.randn(total, heads, size, device=device).to(dtype)
+
+
+def split(x, lens):
+    return list(torch.split(x, list(lens)))
+
+
+def expected(qs, ks, vs, **options):
+    parts = [attention(q, k, v, **options) for q, k, v in zip(qs, ks, vs)]
+    return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts]).T
+
+
+OPTIONS = [
+    {"causal": True},
+    {"causal": False},
+    {"causal": True, "window": (5, -1)},
+    {"causal": False, "window": (3, 2)},
+    {"causal": False, "window": (-1, 4)},
+    {"causal": True, "soft_cap": 3.0, "scale": 0.5},
+    {"causal": True, "slopes": torch.tensor([0.1, 0.2, 0.4, 0.8])},
+    {"causal": False, "slopes": torch.tensor([0.1, 0.2, 0.4, 0.8])},
+    {"causal": True, "sinks": torch.tensor([0.5, -1.0, 2.0, 0.0])},
+    {"causal": False, "sinks": torch.tensor([0.5, -1.0, 2.0, 0.0])},
+]
+
+
+def flash(options, device):
+    """The same options by FlashAttention's names."""
+    names = {"window": "window_size", "soft_cap": "softcap", "scale": "softmax_scale", "slopes": "alibi_slopes",
+             "sinks": "s_aux"}
+    return {names.get(n, n): v.to(device) if isinstance(v, torch.Tensor) else v for n, v in options.items()}
+
+
+Q_LENS, SAME, LONGER, SHORTER = [3, 0, 17, 1, 40], [3, 0, 17, 1, 40], [5, 2, 33, 70, 40], [2, 4, 0, 1, 9]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("k_lens", [SAME, LONGER, SHORTER], ids=["same", "longer", "shorter"])
+def test_varlen(device, options, k_lens):
+    torch.manual_seed(1)
+    q, k, v = (rows(sum(n), h, 64, device) for n, h in ((Q_LENS, 4), (k_lens, 2), (k_lens, 2)))
+    # more queries than keys are announced to a GPU by max_seqlen_q > max_seqlen_k
+    out, lse = flash_attn_varlen_func(q, k, v, starts_of(Q_LENS, device), starts_of(k_lens, device), 40, max(k_lens),
+                                      return_softmax_lse=True, **flash(options, device))
+    want, want_lse = expected(split(q, Q_LENS), split(k, k_lens), split(v, k_lens), **options)
+    check(out, want)
+    check(lse, want_lse, "lse")
+
+
+class Pages:
+    """K and V of sequences in shuffled pages; unused slots hold NaN."""
+
+    def __init__(self, device, lens, page, kv_heads=2, size=64, dtype=torch.float32, spare=0):
+        generator = np.random.default_rng(5)
+        counts = [-(-(n + spare) // page) for n in lens]
+        order = generator.permutation(sum(counts) + 2).tolist()
+        self.k = torch.full((sum(counts) + 2, page, kv_heads, size), NAN, device=device).to(dtype)
+        self.v = self.k.clone()
+        self.keys = [rows(n, kv_heads, size, device, dtype) for n in lens]
+        self.values = [rows(n, kv_heads, size, device, dtype) for n in lens]
+        table = np.full((len(lens), max(counts + [1])), -1, np.int32)
+        for i, n in enumerate(lens):
+            for j in range(counts[i]):
+                table[i, j] = order.pop()
+            for t in range(n):
+                self.k[table[i, t // page], t % page] = self.keys[i][t]
+                self.v[table[i, t // page], t % page] = self.values[i][t]
+        self.table = torch.from_numpy(table).to(device)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("k_lens", [LONGER, SHORTER], ids=["longer", "shorter"])
+def test_varlen_paged(device, options, k_lens):
+    torch.manual_seed(2)
+    q, pages = rows(sum(Q_LENS), 4, 64, device), Pages(device, k_lens, 16)
+    out, lse = flash_attn_varlen_func(q, pages.k, pages.v, starts_of(Q_LENS, device), starts_of(k_lens, device), 40,
+                                      max(k_lens), block_table=pages.table, return_softmax_lse=True,
+                                      **flash(options, device))
+    want, want_lse = expected(split(q, Q_LENS), pages.keys, pages.values, **options)
+    check(out, want)
+    check(lse, want_lse, "lse")
+    again = flash_attn_varlen_func(q, pages.k, pages.v, starts_of(Q_LENS, device), None, 40, max(k_lens),
+                                   block_table=pages.table, seqused_k=ints(k_lens, device), **flash(options, device))
+    assert torch.equal(out, again)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("heads", [(4, 4), (8, 2), (3, 1)], ids=str)
+def test_varlen_dtypes_and_groups(device, dtype, heads):
+    torch.manual_seed(3)
+    lens = [9, 30]
+    q, k, v = (rows(39, h, 128, device, dtype) for h in (heads[0], heads[1], heads[1]))
+    cu = starts_of(lens, device)
+    out = flash_attn_varlen_func(q, k, v, cu, cu, 30, 30, causal=True)
+    check(out, expected(split(q, lens), split(k, lens), split(v, lens))[0])
+    assert out.dtype == dtype
+
+
+def test_varlen_of_fused_qkv(device):
+    torch.manual_seed(4)
+    fused = torch.randn(23, 8, 64, device=device)
+    q, k, v = fused[:, :4], fused[:, 4:6], fused[:, 6:]
+    cu = starts_of([11, 12], device)
+    out = flash_attn_varlen_func(q, k, v, cu, cu, 12, 12, causal=True)
+    check(out, expected(split(q, [11, 12]), split(k, [11, 12]), split(v, [11, 12]))[0])
+    ck = starts_of([8, 15], device)  # strided keys through blocks
+    out = flash_attn_varlen_func(q, k, v, starts_of([2, 15], device), ck, 15, 15, causal=True)
+    check(out[:17], expected(split(q[:17], [2, 15]), split(k, [8, 15]), split(v, [8, 15]))[0])
+
+
+def test_varlen_writes_into_out_and_returns_probs_as_none(device):
+    torch.manual_seed(5)
+    q, k, v = (rows(6, 2, 64, device) for _ in range(3))
+    cu = starts_of([6], device)
+    target = torch.full_like(q, NAN)
+    out, lse, probs = flash_attn_varlen_func(q, k, v, cu, cu, 6, 6, return_attn_probs=True, out=target)
+    assert out is target and probs is None
+    want = expected([q], [k], [v], causal=False)
+    check(out, want[0])
+    check(lse, want[1], "lse")
+
+
+def test_keys_far_apart_in_one_long_row(device):
+    """More keys than a block may hold, and a length without divisors."""
+    torch.manual_seed(6)
+    for keys in (4097 * 2, 5003):
+        q, k, v = rows(2, 2, 64, device), rows(keys, 2, 64, device), rows(keys, 2, 64, device)
+        out = flash_attn_varlen_func(q, k, v, starts_of([2], device), starts_of([keys], device), 2, keys, causal=True)
+        check(out, attention(q, k, v)[0])
+        out = flash_attn_func(q[None], k[None], v[None], causal=True)
+        check(out[0], attention(q, k, v)[0])
+
+
+def test_block_sizes_are_the_largest_that_fit():
+    assert [_oneshot.block_of(n) for n in (0, 1, 7, 4096, 8192, 4097 * 2, 5003, 12288)] == [1, 1, 7, 4096, 4096, 482, 1,
+                                                                                        4096]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("lens", [(5, 5), (3, 11), (7, 2)], ids=str)
+def test_fixed(device, options, lens):
+    torch.manual_seed(7)
+    q = torch.randn(3, lens[0], 4, 64, device=device)
+    k, v = torch.randn(2, 3, lens[1], 2, 64, device=device)
+    out, lse = flash_attn_func(q, k, v, return_softmax_lse=True, **flash(options, device))
+    for i in range(3):
+        want, want_lse = attention(q[i], k[i], v[i], **options)
+        check(out[i], want)
+        check(lse[i], want_lse.T, "lse")
+
+
+def test_fixed_of_slices(device):
+    torch.manual_seed(8)
+    qkv = torch.randn(2, 6, 3, 4, 64, device=device)
+    q, k, v = qkv.unbind(2)
+    for a, b in ((q, k), (q[:, 2:4], k), (q, k[:, :4])):
+        out = flash_attn_func(a, b, v[:, : b.shape[1]], causal=True)
+        for i in range(2):
+            check(out[i], attention(a[i], b[i], v[i, : b.shape[1]])[0])
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("new", [0, 1, 3], ids=["read", "one", "three"])
+@pytest.mark.parametrize("paged", [False, True], ids=["rows", "pages"])
+def test_with_kvcache(device, options, new, paged):
+    torch.manual_seed(9)
+    before = [7, 0, 20] if new else [7, 4, 20]
+    queries = new or 2
+    q = torch.randn(3, queries, 4, 64, device=device)
+    k, v = torch.randn(2, 3, new, 2, 64, device=device) if new else (None, None)
+    if paged:
+        pages = Pages(device, before, 4, spare=new)
+        k_cache, v_cache, table, keys, values = pages.k, pages.v, pages.table, pages.keys, pages.values
+    else:
+        k_cache, v_cache = torch.full((2, 3, 32, 2, 64), NAN, device=device).unbind(0)
+        table, keys, values = None, [rows(n, 2, 64, device) for n in before], [rows(n, 2, 64, device) for n in before]
+        for i, n in enumerate(before):
+            k_cache[i, :n], v_cache[i, :n] = keys[i], values[i]
+    out, lse = flash_attn_with_kvcache(q, k_cache, v_cache, k, v, cache_seqlens=ints(before, device), block_table=table,
+                                       return_softmax_lse=True, **flash(options, device))
+    for i, n in enumerate(before):
+        full_k = torch.cat([keys[i], k[i]]) if new else keys[i]
+        full_v = torch.cat([values[i], v[i]]) if new else values[i]
+        want, want_lse = attention(q[i], full_k, full_v, **options)
+        check(out[i], want)
+        check(lse[i], want_lse.T, "lse")
+        for t in range(n + new):  # what was stored, and nothing else was
+            at = (table[i, t // 4], t % 4) if paged else (i, t)
+            assert torch.equal(k_cache[at], full_k[t]) and torch.equal(v_cache[at], full_v[t])
+    assert torch.isfinite(k_cache).sum() == sum(n + new for n in before) * 2 * 64
+
+
+def test_with_kvcache_batch_index_and_one_length(device):
+    torch.manual_seed(10)
+    k_cache, v_cache = torch.randn(2, 5, 24, 2, 64, device=device)
+    q = torch.randn(3, 1, 4, 64, device=device)
+    index = [4, 0, 2]
+    out = flash_attn_with_kvcache(q, k_cache, v_cache, cache_seqlens=9, cache_batch_idx=ints(index, device))
+    for i, row in enumerate(index):
+        check(out[i], attention(q[i], k_cache[row, :9], v_cache[row, :9])[0])
+    out = flash_attn_with_kvcache(q, k_cache[:3], v_cache[:3])  # no lengths: all of the cache
+    for i in range(3):
+        check(out[i], attention(q[i], k_cache[i], v_cache[i])[0])
+
+
+@pytest.mark.parametrize("paged", [False, True], ids=["rows", "pages"])
+def test_with_kvcache_more_new_tokens_than_queries(device, paged):
+    torch.manual_seed(11)
+    q, new = torch.randn(2, 1, 4, 64, device=device), torch.randn(2, 2, 5, 2, 64, device=device)
+    before = [3, 6]
+    if paged:
+        pages = Pages(device, before, 4, spare=5)
+        caches, table, keys, values = (pages.k, pages.v), pages.table, pages.keys, pages.values
+    else:
+        caches = torch.randn(2, 2, 12, 2, 64, device=device).unbind(0)
+        table, keys, values = None, [caches[0][i, :n].clone() for i, n in enumerate(before)], \
+            [caches[1][i, :n].clone() for i, n in enumerate(before)]
+    out = flash_attn_with_kvcache(q, *caches, new[0], new[1], cache_seqlens=ints(before, device), block_table=table,
+                                  causal=True)
+    for i in range(2):
+        check(out[i], attention(q[i], torch.cat([keys[i], new[0, i]]), torch.cat([values[i], new[1, i]]))[0])
+
+
+@pytest.mark.parametrize("interleaved", [True, False])
+@pytest.mark.parametrize("size", [64, 32])
+def test_with_kvcache_rotary(device, interleaved, size):
+    torch.manual_seed(12)
+    angles = torch.randn(32, size // 2).double()
+    q, k = torch.randn(2, 3, 4, 64, device=device), torch.randn(2, 3, 2, 64, device=device)
+    v, caches = torch.randn_like(k), torch.randn(2, 2, 16, 2, 64, device=device)
+    before = [5, 0]
+
+    def rotate(x, first):
+        a = angles[first:first + x.shape[0], None]
+        turned, rest = x.double().cpu()[..., :size], x.double().cpu()[..., size:]
+        if interleaved:
+            p, r = turned[..., ::2], turned[..., 1::2]
+            return torch.cat([torch.stack([p * a.cos() - r * a.sin(), r * a.cos() + p * a.sin()], -1).flatten(-2), rest], -1)
+        p, r = turned.chunk(2, -1)
+        return torch.cat([p * a.cos() - r * a.sin(), r * a.cos() + p * a.sin(), rest], -1)
+
+    kept = caches.clone()
+    out = flash_attn_with_kvcache(q, *caches, k, v, angles.cos().float().to(device), angles.sin().float().to(device),
+                                  cache_seqlens=ints(before, device), causal=True, rotary_interleaved=interleaved)
+    for i, n in enumerate(before):
+        keys = torch.cat([kept[0, i, :n].double().cpu(), rotate(k[i], n)])
+        check(out[i], attention(rotate(q[i], n), keys, torch.cat([kept[1, i, :n], v[i]]))[0])
+
+
+def test_numpy_arrays():
+    torch.manual_seed(13)
+    q, k, v = rows(10, 4, 64, "cpu"), rows(10, 2, 64, "cpu"), rows(10, 2, 64, "cpu")
+    cu = np.array([0, 3, 10], np.int32)
+    out, lse = flash_attn_varlen_func(q.numpy(), k.numpy(), v.numpy(), cu, cu, 7, 7, causal=True, return_softmax_lse=True)
+    assert isinstance(out, np.ndarray)
+    want = expected(split(q, [3, 7]), split(k, [3, 7]), split(v, [3, 7]))
+    check(torch.from_numpy(out), want[0])
+    check(torch.from_numpy(lse), want[1])
+    q4, k4 = np.random.rand(2, 1, 4, 64).astype(np.float32), np.random.rand(2, 9, 2, 64).astype(np.float32)
+    out, lse = flash_attn_func(q4, k4, k4, return_softmax_lse=True)
+    for i in range(2):
+        want, want_lse = attention(torch.from_numpy(q4[i]), torch.from_numpy(k4[i]), torch.from_numpy(k4[i]))
+        check(torch.from_numpy(out[i]), want)
+        check(torch.from_numpy(lse[i]), want_lse.T)
+    cache = np.zeros((2, 16, 2, 64), np.float32)
+    out = flash_attn_with_kvcache(q4, cache, cache.copy(), k4[:, :1], k4[:, :1], cache_seqlens=np.array([0, 2], np.int32))
+    assert (cache[0, 0] == k4[0, 0]).all() and (cache[1, 2] == k4[1, 0]).all() and (cache[1, 3:] == 0).all()
+
+
+def test_changed_lengths_and_tables_are_seen(device):
+    """Plans are kept, and refilled when what they were filled from has changed in place."""
+    torch.manual_seed(14)
+    pages, q = Pages(device, [9, 12], 4), torch.randn(2, 1, 4, 64, device=device)
+    lens = ints([9, 12], device)
+    for n in ([9, 12], [3, 12], [3, 1], [9, 12]):
+        lens.copy_(ints(n, device))
+        out = flash_attn_with_kvcache(q, pages.k, pages.v, cache_seqlens=lens, block_table=pages.table)
+        for i in range(2):
+            check(out[i], attention(q[i], pages.keys[i][: n[i]], pages.values[i][: n[i]])[0])
+    pages.table[[0, 1]] = pages.table[[1, 0]]
+    out = flash_attn_with_kvcache(q, pages.k, pages.v, cache_seqlens=ints([12, 9], device), block_table=pages.table)
+    check(out[0], attention(q[0], pages.keys[1], pages.values[1])[0])
+
+
+def test_kept_caches_do_not_keep_memory(device):
+    import weakref
+
+    k = torch.randn(3, 16, 2, 64, device=device)
+    v = torch.randn_like(k)
+    table = ints([[2, 0]], device)
+    flash_attn_with_kvcache(torch.randn(1, 1, 2, 64, device=device), k, v, cache_seqlens=20, block_table=table)
+    storage = weakref.ref(k.untyped_storage())
+    tensor = weakref.ref(k)
+    del k, v
+    assert tensor() is None and storage() is None
+
+
+def test_same_plan_for_the_layers_of_a_step(device):
+    if device != "cpu":
+        pytest.skip("on a GPU plans are updated in each call, because the host does not see lengths")
+    pages, q = Pages(device, [9, 12], 4), torch.randn(2, 1, 4, 64, device=device)
+    lens = ints([9, 12], device)
+    flash_attn_with_kvcache(q, pages.k, pages.v, cache_seqlens=lens, block_table=pages.table)
+    plan = next(reversed(_oneshot.kept.plans.values())).plan
+    calls, update = [], type(plan).update
+    type(plan).update = lambda self, *a, **b: calls.append(update(self, *a, **b))
+    try:
+        for _ in range(3):
+            flash_attn_with_kvcache(q, pages.v, pages.k, cache_seqlens=lens.clone(), block_table=pages.table.clone())
+        assert calls == []
+        flash_attn_with_kvcache(q, pages.v, pages.k, cache_seqlens=lens - 1, block_table=pages.table)
+        assert len(calls) == 1
+    finally:
+        type(plan).update = update
+
+
+def test_threads(device):
+    torch.manual_seed(15)
+    failures = []
+
+    def work(seed):
+        try:
+            generator = torch.Generator().manual_seed(seed)
+            for _ in range(10):
+                lens = torch.randint(1, 40, (3,), generator=generator).tolist()
+                q, k, v = (torch.randn(sum(lens), 2, 64, generator=generator).to(device) for _ in range(3))
+                cu = starts_of(lens, device)
+                check(flash_attn_varlen_func(q, k, v, cu, cu, 40, 40, causal=True),
+                      expected(split(q, lens), split(k, lens), split(v, lens))[0])
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert failures == []
+
+
+def test_bad_input(device):
+    q, k = torch.randn(4, 4, 64, device=device), torch.randn(4, 2, 64, device=device)
+    cu = starts_of([4], device)
+
+    def reject(kind, sentence, call, *arguments, **options):
+        with pytest.raises(kind, match=sentence):
+            call(*arguments, **options)
+
+    argument, unsupported, varlen = folio.ArgumentError, folio.UnsupportedError, flash_attn_varlen_func
+    reject(unsupported, "dropout_p is 0.1", varlen, q, k, k, cu, cu, 4, 4, dropout_p=0.1)
+    reject(unsupported, "no backward pass", varlen, q.clone().requires_grad_(), k, k, cu, cu, 4, 4)
+    reject(argument, "cu_seqlens_k or seqused_k must be given", varlen, q, k, k, cu, None, 4, 4)
+    reject(argument, r"q has shape \(4, 256\); it must be \[total_q, heads, size\]", varlen, q.flatten(1), k, k, cu, cu, 4, 4)
+    reject(argument, r"k has shape \(4, 2, 64\), but v has \(3, 2, 64\)", varlen, q, k, k[:3], cu, cu, 4, 4)
+    reject(argument, "the heads of q have 64 numbers, but those of k 32", varlen, q, k[..., :32], k, cu, cu, 4, 4)
+    reject(argument, r"window_size has 1 numbers", varlen, q, k, k, cu, cu, 4, 4, window_size=(3,))
+    reject(argument, r"alibi_slopes has shape \(3,\); it must be \(4,\)", varlen, q, k, k, cu, cu, 4, 4,
+           alibi_slopes=torch.zeros(3, device=device))
+    two = starts_of([2, 2], device)
+    reject(unsupported, "a row for each sequence", varlen, q, k, k, two, two, 2, 2,
+           alibi_slopes=torch.rand(2, 4, device=device))
+    cache = torch.zeros(2, 8, 2, 64, device=device)
+    one = q[None, :1].expand(2, 1, 4, 64)
+    reject(unsupported, "cache_leftpad", flash_attn_with_kvcache, one, cache, cache, cache_leftpad=cu)
+    reject(argument, "k is given without v", flash_attn_with_kvcache, one, cache, cache, cache[:, :1])
+    reject(argument, "cache_seqlens is missing", flash_attn_with_kvcache, one, cache, cache, cache[:, :1], cache[:, :1])
+    reject(unsupported, "with rotary they must be equal", flash_attn_with_kvcache, one, cache, cache, cache[:, :2],
+           cache[:, :2], q[0], q[0], cache_seqlens=1)
+    if device == "cpu":  # a GPU's numbers are not looked at
+        reject(argument, "cu_seqlens_q must start at 0, never decrease, and end at most at 4", varlen, q, k, k,
+               starts_of([5], device), cu, 5, 4)
+        reject(argument, r"cache_seqlens\[1\] = 8, with 1 new tokens, is outside \[0, 8\]", flash_attn_with_kvcache, one,
+               cache, cache.clone(), cache[:, :1].clone(), cache[:, :1].clone(), cache_seqlens=ints([3, 8], device))
+        reject(argument, r"cache_batch_idx must have 2 entries in \[0, 2\)", flash_attn_with_kvcache, one, cache, cache,
+               cache_batch_idx=ints([0, 2], device))
+        reject(argument, r"block_table\[0\] = 9 is outside \[0, 2\)", flash_attn_with_kvcache, one[:1], cache, cache,
+               cache_seqlens=3, block_table=ints([[9]], device))
+    assert (cache == 0).all()
+
+
+def test_empty_batches_and_no_keys(device):
+    none = torch.zeros(0, 2, 64, device=device)
+    cu = starts_of([], device)
+    assert flash_attn_varlen_func(none, none, none, cu, cu, 0, 0).shape == (0, 2, 64)
+    q = torch.randn(3, 2, 64, device=device)
+    out, lse = flash_attn_varlen_func(q, none, none, starts_of([3], device), starts_of([0], device), 3, 0,
+                                      return_softmax_lse=True)
+    assert (out == 0).all() and (lse == -float("inf")).all()
+    assert flash_attn_func(none[None], none[None], none[None]).shape == (1, 0, 2, 64)
+
+
+def test_compiled_equals_eager(device):
+    torch.manual_seed(16)
+    q, k, v = rows(10, 4, 64, device), rows(10, 2, 64, device), rows(10, 2, 64, device)
+    cu, pages = starts_of([3, 7], device), Pages(device, [3, 9], 4, spare=1)
+    slopes = torch.rand(4, device=device)
+
+    def model(q, k, v, cu, k_pages, v_pages, table, lens, slopes):
+        a, lse = flash_attn_varlen_func(q * 2, k, v, cu, cu, 7, 7, causal=True, return_softmax_lse=True)
+        target = torch.empty_like(a)
+        flash_attn_varlen_func(q, k, v, cu, cu, 7, 7, window_size=(2, 1), softcap=4.0, out=target)
+        b = flash_attn_func(q[None], k[None, :4], v[None, :4], causal=True, alibi_slopes=slopes)
+        c = flash_attn_with_kvcache(q[:2, None] + 1, k_pages, v_pages, k[:2, None], v[:2, None], cache_seqlens=lens,
+                                    block_table=table, causal=True)
+        return a + 1, lse, b, c * 2, target, k_pages.nan_to_num(0).sum()
+
+    inputs = (q, k, v, cu, pages.k, pages.v, pages.table, ints([3, 9], device), slopes)
+    with torch.no_grad():
+        want = model(*inputs[:4], pages.k.clone(), pages.v.clone(), *inputs[6:])
+        got = torch.compile(model, fullgraph=True)(*inputs)
+    for a, b in zip(got, want):
+        check(a, b.double().cpu())
+    assert torch.equal(pages.k[pages.table[0, 0], 3], k[0])  # the caller's pages were written
+
+
+def test_opcheck(device):
+    torch.manual_seed(17)
+    q, k = rows(10, 4, 64, device), rows(10, 2, 64, device)
+    cu, ops = starts_of([3, 7], device), torch.ops.folio
+    common = (None, True, -1, -1, 0.0, None)
+    torch.library.opcheck(ops.flash_attn_varlen.default, (q, k, k, cu, cu, 7, 7, *common, None, None, None, True))
+    torch.library.opcheck(ops.flash_attn_varlen_out.default,
+                          (q, k, k, cu, cu, 7, 7, *common, None, None, None, False, torch.empty_like(q)))
+    torch.library.opcheck(ops.flash_attn.default, (q[None], k[None], k[None], *common, None, True))
+    cache = torch.randn(2, 8, 2, 64, device=device)
+    torch.library.opcheck(ops.flash_attn_kvcache.default,
+                          (q[:2, None], cache, cache.clone(), k[:2, None], k[:2, None], None, None, ints([1, 5], device),
+                           None, None, None, None, True, -1, -1, 0.0, True, None, None, True))
+
+
+def test_cuda_graph(device):
+    """A captured call is replayed with other lengths."""
+    if device != "cuda":
+        pytest.skip("host backends have no graphs")
+    pages, q = Pages(device, [9, 12], 4), torch.randn(2, 1, 4, 64, device=device)
+    lens = ints([9, 12], device)
+
+    def run():
+        return flash_attn_with_kvcache(q, pages.k, pages.v, cache_seqlens=lens, block_table=pages.table)
+
+    run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = run()
+    for n in ([9, 12], [3, 1], [1, 11]):
+        lens.copy_(ints(n, device))
+        graph.replay()
+        torch.cuda.synchronize()
+        for i in range(2):
+            check(out[i], attention(q[i], pages.keys[i][: n[i]], pages.values[i][: n[i]])[0])
+        run()  # eager calls in between have plans of their own
