@@ -1,0 +1,177 @@
+"""Continuous batching, for all versions of transformers: the step of a layer group, and attention over it.
+
+transformers tells where keys lie by lists of physical indices: read_index (all keys of all requests, one after
+another) and write_index (the new ones). K and V are kept in the library's own format inside the same bytes, page by
+page, so whatever transformers does with whole pages (forks, offloading) stays right. Pages become blocks:
+
+    index  ->  page number, offset in the page  ->  block = page number * scale + sub[offset // block_size]
+
+A request of a sliding group has a ring of pages: token t is at ring slot t mod window. block_size divides both the
+page and the window, so the ring is a block table that starts in the middle of its first block.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import gcd
+from typing import Any, Optional
+
+import numpy as np
+import torch
+
+from ..batch import Batch
+from ..cache import KVCache
+from ..context import Context
+from ..errors import UnsupportedError
+from ..plan import Plan
+from .geometry import attention_of, check_inference, rows, sinks_of, soft_cap_of
+
+_MAX_BLOCK = 4096  # tokens in a block
+
+
+@dataclass
+class Pages:
+    """How the pages of a layer group lie in memory."""
+
+    row_stride: int  # physical indices from one page to the next
+    block_size: int
+    scale: int  # blocks from one page to the next
+    sub: np.ndarray  # [blocks of a page] block of a page, counted from its first
+    window: Optional[int]  # None: full attention
+
+    def blocks(self, index: np.ndarray) -> np.ndarray:
+        page, offset = np.divmod(index, self.row_stride)
+        return (page * self.scale + self.sub[offset // self.block_size]).astype(np.int32)
+
+    def slots(self, index: np.ndarray, trash: int) -> np.ndarray:
+        offset = index % self.row_stride
+        return np.where(index == trash, -1, self.blocks(index).astype(np.int64) * self.block_size
+                        + offset % self.block_size)
+
+
+def block_size_of(tokens: int, window: Optional[int]) -> int:
+    """The block size for runs of `tokens` tokens in a page: it divides them and the window."""
+    size = gcd(tokens, window) if window else tokens
+    return size if size <= _MAX_BLOCK else gcd(size, _MAX_BLOCK)
+
+
+@dataclass
+class Tables:
+    """A step as arrays for Batch.set_csr."""
+
+    query_start: np.ndarray
+    seq_lens: np.ndarray
+    indptr: np.ndarray
+    blocks: np.ndarray
+    write_slots: Optional[np.ndarray]  # given: attend over old and new keys first, then write the new ones here
+
+
+def _every(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(i, j) for each i and each j < counts[i], as two flat arrays."""
+    i = np.repeat(np.arange(counts.size), counts)
+    return i, np.arange(i.size) - np.repeat(np.cumsum(counts) - counts, counts)
+
+
+def tables(pages: Pages, trash: int, query_start: np.ndarray, key_start: np.ndarray, read: np.ndarray,
+           write: np.ndarray) -> Tables:
+    """The block tables of a step. read is empty if no request has cached tokens."""
+    size = pages.block_size
+    new, keys = np.diff(query_start), np.diff(key_start)
+    old = keys - new
+    # Where in its first block the first cached key of a request lies; 0 unless its ring has wrapped.
+    lead = np.zeros_like(keys)
+    if pages.window and read.size:
+        has = old > 0
+        lead[has] = read[key_start[:-1][has]] % pages.row_stride % size
+    lens = lead + keys
+    counts = -(-lens // size)
+    seq, number = _every(counts)
+    key = np.maximum(number * size - lead[seq], 0)  # the first key of each block
+    cached = key < old[seq]
+    index = np.zeros(key.size, np.int64)
+    if read.size:
+        index[cached] = read[(key_start[:-1][seq] + key)[cached]]
+    fresh = ~cached
+    index[fresh] = write[(query_start[:-1][seq] + key - old[seq])[fresh]]
+    slots = None
+    if pages.window and not ((new <= 1) | (keys <= pages.window)).all():
+        # A new token takes the place of one that an earlier row still sees.
+        slots = pages.slots(write, trash)
+        index[index == trash] = 0  # never read: new keys come from the step itself
+    return Tables(query_start.astype(np.int32), lens.astype(np.int32), np.append(0, np.cumsum(counts)).astype(np.int32),
+                  pages.blocks(index), slots)
+
+
+def _host(x: torch.Tensor) -> np.ndarray:
+    return x.cpu().numpy()
+
+
+def _room(n: int) -> int:
+    return 1 << max(n - 1, 15).bit_length()
+
+
+class Group:
+    """A layer group of one cache of transformers: its K and V, and the step it is in."""
+
+    def __init__(self, context: Context, pages: Pages, kv: KVCache, kv_dtype: torch.dtype, trash: int) -> None:
+        self.context, self.pages, self.kv, self.kv_dtype, self.trash = context, pages, kv, kv_dtype, trash
+        self.batch = Batch(cache=kv)
+        self.tables: Optional[Tables] = None
+        self.limits = (0, 0, 0)
+        self.plans: dict = {}
+        self._step: Any = None
+
+    def start_step(self, step: Any, query_start: torch.Tensor, key_start: torch.Tensor, read: torch.Tensor,
+                   write: torch.Tensor) -> None:
+        """Reads a step's arrays, once for all layers: `step` is an object that all of them get and no other step."""
+        if self._step is step:
+            return
+        t = tables(self.pages, self.trash, _host(query_start), _host(key_start), _host(read), _host(write))
+        self.batch.set_csr(t.indptr, t.blocks, query_start=t.query_start, seq_lens=t.seq_lens)
+        needs = (t.seq_lens.size, int(t.query_start[-1]), int(t.seq_lens.max(initial=1)))
+        if any(n > limit for n, limit in zip(needs, self.limits)):
+            self.limits = tuple(_room(max(n, limit)) for n, limit in zip(needs, self.limits))
+            self.plans.clear()
+        for plan in self.plans.values():
+            plan.update(self.batch)
+        self.tables, self._step = t, step
+
+    def plan(self, attention: Any) -> Plan:
+        plan = self.plans.get(attention)
+        if plan is None:
+            seqs, tokens, length = self.limits
+            plan = Plan(attention, cache=self.kv, max_seqs=seqs, max_query_tokens=tokens, max_seq_len=length)
+            plan.update(self.batch)
+            self.plans[attention] = plan
+        return plan
+
+
+def attend(group: Group, layer: int, module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor,
+           value: torch.Tensor, scaling: Optional[float], dropout: float, s_aux: Optional[torch.Tensor],
+           kwargs: dict[str, Any]) -> torch.Tensor:
+    """Attention of one layer over the step that the group is in. query [1, heads, tokens, size], key and value
+    [1, kv_heads, tokens, size]; returns [1, tokens, heads, v_size]."""
+    check_inference(module, (query, key, value), dropout)
+    kv = group.kv
+    if key.shape[1] != kv.num_kv_heads or key.shape[3] != kv.head_size or value.shape[3] != kv.v_head_size:
+        raise UnsupportedError(f"keys have {key.shape[1]} heads of {key.shape[3]} and values of {value.shape[3]}, but "
+                               f"the paged cache of transformers has room for {kv.num_kv_heads} heads of {kv.head_size}")
+    attention = attention_of(query.device, query.shape[1], key.shape[1], key.shape[3], value.shape[3], query.dtype,
+                             group.kv_dtype, scaling, group.pages.window, soft_cap_of(kwargs))
+    q, k, v = rows(query), rows(key), rows(value)
+    slots = group.tables.write_slots
+    out = group.plan(attention).forward(q, k, v, cache=kv, layer=layer, sinks=sinks_of(module, s_aux),
+                                        append=slots is not None)
+    if slots is not None:
+        kv.write(layer, k, v, slots)
+    return out.unsqueeze(0)
+
+
+def refuse_plain(name: str) -> None:
+    raise UnsupportedError(f'"{name}" is for continuous batching (generate_batch); for forward and generate use "folio"')
+
+
+def refuse_capture(device: torch.device) -> None:
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        raise UnsupportedError("steps cannot be captured in a CUDA graph: pass "
+                               "ContinuousBatchingConfig(use_cuda_graph=False)")

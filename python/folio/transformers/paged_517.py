@@ -1,0 +1,81 @@
+"""Continuous batching of transformers 5.17.
+
+K and V of layer j of every group are two tensors [(blocks + 2) * block_size, kv_heads, size]. They are replaced once
+by the halves of one tensor, because a block of the library holds K and V. The first half of a page's tokens, K and V,
+then lies in the page's bytes of the K tensor, the second half in those of the V tensor.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+
+from ..cache import KVCache
+from ..errors import UnsupportedError
+from .geometry import context_of
+from .paged import Group, Pages, attend, block_size_of, refuse_capture, refuse_plain
+
+NAME = "paged|folio"
+
+_groups: WeakKeyDictionary = WeakKeyDictionary()  # cache of transformers -> {group index: Group}
+
+
+def prepare() -> None:
+    pass
+
+
+def _join(cache: Any) -> list[torch.Tensor]:
+    """One tensor per layer of a group, whose halves are the cache's K and V tensors from now on."""
+    joined = []
+    for j, k in enumerate(cache.key_cache):
+        both = torch.empty((2, *k.shape), dtype=k.dtype, device=k.device)
+        cache.key_cache[j], cache.value_cache[j] = both[0], both[1]
+        joined.append(both)
+    return joined
+
+
+def _group(cache: Any, index: int, layer_idx: int) -> Group:
+    groups = _groups.get(cache)
+    if groups is None:
+        if cache.block_size % 2:
+            raise UnsupportedError(f"block_size is {cache.block_size}; it must be even")
+        groups = _groups[cache] = {"memory": _join(cache)}
+    group = groups.get(index)
+    if group is None:
+        window = cache.sliding_windows[layer_idx]
+        group = groups[index] = _wrap(cache, groups["memory"], None if window == 1 else window)
+    return group
+
+
+def _wrap(cache: Any, memory: list[torch.Tensor], window: Optional[int]) -> Group:
+    context = context_of(memory[0].device)
+    half = cache.block_size // 2
+    size = block_size_of(half, window)
+    per_half, num_pages = half // size, cache.cache_shape[0] // cache.block_size
+    first = np.arange(per_half)
+    pages = Pages(row_stride=cache.block_size, block_size=size, scale=per_half,
+                  sub=np.concatenate([first, num_pages * per_half + first]), window=window)
+    kv = KVCache.wrap(memory, context=context, layout="native", block_size=size, num_blocks=2 * num_pages * per_half,
+                      num_kv_heads=cache.num_key_value_heads, head_size=cache.head_dim, dtype=cache.dtype)
+    return Group(context, pages, kv, cache.dtype, cache.write_trash_index)
+
+
+@torch.compiler.disable
+def attention(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+              attention_mask: Optional[torch.Tensor], scaling: Optional[float] = None, dropout: float = 0.0,
+              s_aux: Optional[torch.Tensor] = None, cache: Any = None, **kwargs: Any) -> tuple[torch.Tensor, None]:
+    """The function of the attention interface. Returns (out [1, tokens, heads, size], None)."""
+    if cache is None:
+        refuse_plain(NAME)
+    refuse_capture(query.device)
+    index, layer = cache.layer_index_to_group_indices[module.layer_idx]
+    group = _group(cache, index, module.layer_idx)
+    key_start = kwargs["cu_seq_lens_k"]
+    if isinstance(key_start, dict):
+        key_start = key_start["sliding_attention" if group.pages.window else "full_attention"]
+    read, write = kwargs["read_index"], kwargs["write_index"]
+    group.start_step(read, kwargs["cu_seq_lens_q"], key_start, read[index], write[index])
+    return attend(group, layer, module, query, key, value, scaling, dropout, s_aux, kwargs), None

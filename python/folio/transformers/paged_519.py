@@ -1,0 +1,82 @@
+"""Continuous batching of transformers 5.19 to 5.23.
+
+One tensor of bytes holds all layers. For a group of n layers, a page of a layer has room for the K and the V of
+page_size tokens:
+
+    [ page of layer 0 | page of layer 1 | ... | page of layer n - 1 ]   one block of transformers, n pages
+"""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from ..cache import KVCache
+from .geometry import context_of
+from .paged import Group, Pages, attend, block_size_of, refuse_capture, refuse_plain
+
+# Must contain "flash", and no digit: those of 2 and 3 ask for the kernels of flash_attn with a block table.
+NAME = "folio_flash"
+
+_groups: WeakKeyDictionary = WeakKeyDictionary()  # cache of transformers -> {allocator index: Group}
+
+
+def prepare() -> None:
+    """Lets models take NAME as it is: transformers would look for flash_attn, or for another name that a model lists."""
+    check = PreTrainedModel._check_and_adjust_attn_implementation
+    if getattr(check, "_folio", False):
+        return
+
+    def check_or_take(self: Any, attn_implementation: Optional[str], *args: Any, **kwargs: Any) -> str:
+        if attn_implementation == NAME:
+            return NAME
+        return check(self, attn_implementation, *args, **kwargs)
+
+    check_or_take._folio = True
+    PreTrainedModel._check_and_adjust_attn_implementation = check_or_take
+
+
+def _group(cache: Any, allocator: Any) -> Group:
+    groups = _groups.setdefault(cache, {})
+    group = groups.get(allocator.index)
+    if group is None:
+        group = groups[allocator.index] = _wrap(cache.cache_tensor, allocator)
+    return group
+
+
+def _wrap(memory: torch.Tensor, allocator: Any) -> Group:
+    context = context_of(memory.device)
+    window = getattr(allocator, "sliding_window", None)
+    layers, page = len(allocator.layer_indices), allocator.tokens_per_page
+    size = block_size_of(page, window)
+    per_page = page // size
+    pages = Pages(row_stride=allocator.block_physical_stride, block_size=size, scale=layers * per_page,
+                  sub=np.arange(per_page), window=window)
+    page_bytes = allocator.bytes_per_page
+    num_pages = memory.numel() // page_bytes - (layers - 1)  # from each layer's first page on
+    views = [memory[i * page_bytes:(i + num_pages) * page_bytes] for i in range(layers)]
+    kv = KVCache.wrap(views, context=context, layout="native", block_size=size, num_blocks=num_pages * per_page,
+                      num_kv_heads=allocator.num_key_value_heads, head_size=allocator.head_dim,
+                      dtype=allocator.cache_dtype)
+    return Group(context, pages, kv, allocator.cache_dtype, allocator.write_trash_index)
+
+
+@torch.compiler.disable
+def attention(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+              attention_mask: Optional[torch.Tensor], scaling: Optional[float] = None, dropout: float = 0.0,
+              s_aux: Optional[torch.Tensor] = None, cache: Any = None, **kwargs: Any) -> tuple[torch.Tensor, None]:
+    """The function of the attention interface. Returns (out [1, tokens, heads, size], None)."""
+    if cache is None:
+        refuse_plain(NAME)
+    refuse_capture(query.device)
+    allocator = cache.layer_to_allocator[module.layer_idx]
+    group = _group(cache, allocator)
+    read, write = kwargs["read_index"], kwargs["write_index"]
+    group.start_step(read, kwargs["cu_seq_lens_q"], kwargs["cu_seq_lens_k"][allocator.layer_type],
+                     read[allocator.index], write[allocator.index])
+    layer = allocator.layer_indices.index(module.layer_idx)
+    return attend(group, layer, module, query, key, value, scaling, dropout, s_aux, kwargs), None

@@ -1,0 +1,191 @@
+"""The plain attention interface of transformers: q over all the keys and values of a call.
+
+    query [batch, heads, queries, size], key and value [batch, kv_heads, keys, size] of any cache of transformers
+
+K and V are wrapped where they lie: a sequence is one block of all its keys. A mask is compared with what the library
+does without one (causal, window, all keys); only what differs becomes a bias: one number per key for padding, a matrix
+for any other mask.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import Any, NamedTuple, Optional
+
+import numpy as np
+import torch
+
+from ..attention import Attention
+from ..batch import Batch
+from ..cache import KVCache
+from ..plan import Plan
+from .geometry import attention_of, check_inference, rows, sinks_of, soft_cap_of
+
+_MAX_BLOCK = 4096  # tokens in a block
+_MAX_PLANS = 8
+
+
+class Visible(NamedTuple):
+    """What the rows of a call see."""
+
+    start: int  # keys [start, end) are visible to some row
+    end: int
+    causal: bool  # row i of n sees keys up to end - n + i
+    window: Optional[int]
+    bias: Optional[torch.Tensor]  # added to the scores of keys [start, end), [batch, 1 or heads, 1 or queries, keys]
+
+
+def _hidden(seen: torch.Tensor) -> torch.Tensor:
+    """0 where a key is seen, -inf elsewhere."""
+    return torch.zeros(seen.shape, device=seen.device).masked_fill_(~seen, -torch.inf)
+
+
+def _key_bias(some: torch.Tensor) -> Optional[torch.Tensor]:
+    """The bias of padding, from [batch, keys]: is a key visible to some row?"""
+    return None if bool(some.all()) else _hidden(some)[:, None, None, :]
+
+
+def read_mask(mask: Optional[torch.Tensor], queries: int, keys: int, causal: bool, window: Optional[int]) -> Visible:
+    """A mask of transformers (bool: True is visible; float: added) as causality, window and a bias."""
+    if mask is None:
+        if causal and queries > 1:
+            return Visible(0, min(keys, queries), True, window, None)  # more keys: a static cache not yet filled
+        return Visible(0, keys, causal, None, None)
+    mask = mask[..., :keys]
+    if mask.dtype != torch.bool:
+        return Visible(0, keys, False, None, mask)
+    if mask.shape[1] != 1:
+        return Visible(0, keys, False, None, _hidden(mask))
+    mask = mask[:, 0]
+    some = mask.any(1)
+    where = some.any(0).nonzero()
+    start, end = (int(where[0]), int(where[-1]) + 1) if len(where) else (0, keys)
+    if queries == 1:
+        return Visible(start, end, causal, None, _key_bias(some[:, start:end]))
+    if causal and end >= queries:
+        distance = torch.arange(end - queries, end, device=mask.device)[:, None] - torch.arange(keys, device=mask.device)
+        pattern = distance >= 0 if window is None else (distance >= 0) & (distance < window)
+        if torch.equal(mask, pattern & some[:, None, :]):
+            return Visible(0, end, True, window, _key_bias(some[:, :end]))
+    if torch.equal(mask, some[:, None, :].expand_as(mask)):
+        return Visible(start, end, False, None, _key_bias(some[:, start:end]))
+    return Visible(start, end, False, None, _hidden(mask[:, None, :, start:end]))
+
+
+class _Local(threading.local):
+    """Of each thread, because a plan's workspace serves one thread at a time."""
+
+    def __init__(self) -> None:
+        self.masks: list = []  # (weak reference, key, Visible) of the last masks: all layers of a step share a few
+        self.plans: dict = {}
+
+
+_local = _Local()
+
+
+def _visible(mask: Optional[torch.Tensor], *key: Any) -> Visible:
+    if mask is None:
+        return read_mask(mask, *key)
+    key = (*key, mask._version)
+    for reference, known, visible in _local.masks:
+        if reference() is mask and known == key:
+            return visible
+    visible = read_mask(mask, *key[:-1])
+    _local.masks = [*_local.masks[-3:], (weakref.ref(mask), key, visible)]
+    return visible
+
+
+def _plan(attention: Attention, causal: bool, batch_size: int, queries: int, keys: int, block: int) -> tuple[Plan, str]:
+    """A plan that has been updated with this batch, and the attention type."""
+    kind = "decoder" if causal else "encoder_decoder"
+    key = (attention, causal, batch_size, queries, keys, block)
+    plan = _local.plans.get(key)
+    if plan is None:
+        if len(_local.plans) >= _MAX_PLANS:
+            _local.plans.clear()
+        blocks = keys // block
+        tables = np.arange(batch_size * blocks, dtype=np.int32).reshape(batch_size, blocks)
+        lens, starts = np.full(batch_size, keys, np.int32), np.arange(batch_size + 1, dtype=np.int32) * queries
+        batch = Batch(attention.context, block_size=block)
+        if causal:
+            batch.set_block_tables(tables, lens, starts)
+        else:  # cross attention may have fewer keys than rows
+            batch.set_block_tables(None, np.full(batch_size, max(queries, 1), np.int32), starts, encoder_lens=lens,
+                                   cross_block_tables=tables)
+        plan = Plan(attention, types=kind, block_size=block, num_blocks=tables.size, cross_num_blocks=tables.size,
+                    max_seqs=batch_size, max_query_tokens=batch_size * queries, max_seq_len=max(keys, queries))
+        plan.update(batch)
+        _local.plans[key] = plan
+    return plan, kind
+
+
+def _bias(bias: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
+    """Dims that are broadcast by stride 0 as dims of 1, which is how the library broadcasts."""
+    if bias is None:
+        return None
+    for dim in range(4):
+        if bias.shape[dim] > 1 and bias.stride(dim) == 0:
+            bias = bias.narrow(dim, 0, 1)
+    return bias
+
+
+def _block_size(batch_size: int, keys: int) -> int:
+    """Tokens of a block: all keys, or for long sequences their largest divisor that is allowed."""
+    if keys <= _MAX_BLOCK:
+        return keys
+    return next(n for n in range(_MAX_BLOCK, 0, -1) if keys % n == 0)
+
+
+def _wrap(x: torch.Tensor, block: int) -> torch.Tensor:
+    """[batch, heads, keys, size] as [blocks, heads, block, size] without a copy."""
+    if x.stride(3) != 1:
+        x = x.contiguous()
+    batch, heads, keys, size = x.shape
+    if keys == block:
+        return x
+    return x.as_strided((keys // block, heads, block, size), (block * x.stride(2), x.stride(1), x.stride(2), 1))
+
+
+def _forward(attention: Attention, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool,
+             bias: Optional[torch.Tensor], extras: dict) -> torch.Tensor:
+    """out [batch * queries, heads, v_size]"""
+    batch_size, heads, queries, _ = q.shape
+    keys = k.shape[2]
+    out = torch.empty(batch_size * queries, heads, v.shape[3], dtype=q.dtype, device=q.device)
+    parts = [slice(None)]
+    if keys > _MAX_BLOCK and batch_size > 1:  # blocks of several sequences then have no common stride
+        parts = [slice(i, i + 1) for i in range(batch_size)]
+    block = _block_size(batch_size, keys)
+    for part in parts:
+        count = batch_size if part == slice(None) else 1
+        plan, kind = _plan(attention, causal, count, queries, keys, block)
+        cache = KVCache.wrap([_wrap(k[part], block)], [_wrap(v[part], block)], context=attention.context, layout="hnd")
+        own = bias if bias is None or bias.shape[0] == 1 else bias[part]
+        where = out if count == batch_size else out[part.start * queries:part.stop * queries]
+        plan.forward(rows(q[part]), cache=cache, type=kind, out=where, bias=own, **extras)
+    return out
+
+
+@torch.compiler.disable
+def plain_attention(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+                    attention_mask: Optional[torch.Tensor], scaling: Optional[float] = None, dropout: float = 0.0,
+                    sliding_window: Optional[int] = None, is_causal: Optional[bool] = None,
+                    s_aux: Optional[torch.Tensor] = None, position_bias: Optional[torch.Tensor] = None,
+                    slopes: Optional[torch.Tensor] = None, **kwargs: Any) -> tuple[torch.Tensor, None]:
+    """The function of the attention interface. Returns (out [batch, queries, heads, v_size], None)."""
+    check_inference(module, (query, key, value), dropout)
+    causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
+    batch_size, heads, queries, size = query.shape
+    seen = _visible(attention_mask, queries, key.shape[2], bool(causal), sliding_window)
+    if seen.end - seen.start < key.shape[2]:
+        key, value = key[:, :, seen.start:seen.end], value[:, :, seen.start:seen.end]
+    bias = seen.bias
+    if position_bias is not None:
+        position_bias = position_bias[..., seen.start:seen.end]
+        bias = position_bias if bias is None else position_bias + bias
+    attention = attention_of(query.device, heads, key.shape[1], size, value.shape[3], query.dtype, key.dtype, scaling,
+                             seen.window, soft_cap_of(kwargs))
+    extras = {"sinks": sinks_of(module, s_aux), "slopes": slopes}
+    out = _forward(attention, query, key, value, seen.causal, _bias(bias), extras)
+    return out.view(batch_size, queries, heads, value.shape[3]), None
