@@ -661,7 +661,10 @@ void make_latent(const check_env *env, check_draw *d, int64_t index, check_atten
     case 1: random_window(d, s), release_blocks(c); break;
     case 2: s->sinks = true; break;
     case 3: s->soft_cap = 5.0f, s->amplitude = 4.0; break;
-    case 4: s->kv_dtype = index % 2 ? FOLIO_FP8_E5M2 : FOLIO_FP8_E4M3, s->k_scale = 0.3f; break;
+    case 4:
+        s->kv_dtype = index / 24 % 2 ? FOLIO_FP8_E5M2 : FOLIO_FP8_E4M3;
+        s->k_scale = 0.3f, s->head_scales = index / 12 % 2;
+        break;
     case 5: s->kv_dtype = FOLIO_INT8; break;
     case 6: s->kv_dtype = CHECK_PICK(d, kv_dtypes), s->append = true; break;
     case 7: s->alibi = true, s->kv_dtype = FOLIO_BF16, s->dtype = FOLIO_BF16; break;

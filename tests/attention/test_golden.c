@@ -580,7 +580,7 @@ static void tally_sequences(const golden_case *c, tally *t)
 {
     bool decode = false, several = false, chunk = false, prompt = false, padding = false;
     bool released = false, unstored = false, free_view = false, pos = false, fresh = false;
-    bool cached = false;
+    bool cached = false, more = false;
     for (int64_t i = 0; i < c->num_seqs; i++) {
         const golden_seq *s = &c->seqs[i];
         decode = decode || (s->q == 1 && s->s > 1);
@@ -591,6 +591,7 @@ static void tally_sequences(const golden_case *c, tally *t)
         free_view =
             free_view || (s->causal == FOLIO_CAUSAL_NO && c->type == FOLIO_ATTENTION_DECODER);
         pos = pos || (s->pos_given && c->type == FOLIO_ATTENTION_DECODER);
+        more = more || (s->s > 0 && s->q > s->s && c->type == FOLIO_ATTENTION_DECODER);
         fresh = fresh || s->enc_new > 0;
         cached = cached || s->enc > s->enc_new;
         for (int64_t j = 0; s->table && j < s->num_blocks; j++)
@@ -608,6 +609,7 @@ static void tally_sequences(const golden_case *c, tally *t)
     saw(t, "slot -1", unstored);
     saw(t, "a decoder that is not causal", free_view);
     saw(t, "first positions", pos);
+    saw(t, "more queries than keys", more);
     saw(t, "cross attention, some new, some cached", cross && fresh && cached && c->kv_given);
     saw(t, "cross attention without a cache", cross && c->cache.num_blocks == 0);
 }

@@ -1,7 +1,7 @@
 /*
  * test_latent.c: caches without V (v_in_k), where V is the first numbers of K. Their shapes and views; rows written,
- * gathered, copied, packed and wrapped; what is refused; NaN in V's part of slots that no row sees. That attention over
- * them is right is for `folio check --filter latent`.
+ * gathered, copied, packed and wrapped; what is refused; NaN; the same bits in any pieces. That attention over them is
+ * right is for `folio check --filter latent`.
  */
 #include "kit/layer.h"
 #include "support.h"
@@ -378,5 +378,75 @@ BACKEND_TEST(latent, same_bits_as_with_v)
                     compare_with_v(at, layouts[n], dtypes[i % COUNT_OF(dtypes)],
                                    kv_dtypes[i / COUNT_OF(dtypes)], heads, info.levels[l]);
         folio_context_destroy(at);
+    }
+}
+
+/* A NaN anywhere in a row of K is one of V too: the rows that see it are NaN, the others are not. */
+BACKEND_TEST(latent, nan_reaches_exactly_its_rows)
+{
+    static const kit_seq seqs[] = {{.query_len = 20, .seq_len = 37},
+                                   {.query_len = 1, .seq_len = 30},
+                                   {.query_len = 2, .seq_len = 33}};
+    static const folio_dtype dtypes[] = {FOLIO_F32, FOLIO_F16, FOLIO_BF16};
+    for (int i = 0; i < 2 * SUPPORT_NUM_KV_DTYPES; i++) {
+        kit_spec s = {.seed = 17,
+                      .num_heads = i % 2 ? 16 : 3,
+                      .num_kv_heads = 1,
+                      .k_head_size = 72,
+                      .v_head_size = 40,
+                      .v_in_k = true,
+                      .dtype = dtypes[i % 3],
+                      .kv_dtype = support_kv_dtypes[i / 2],
+                      .layout = layouts[i % COUNT_OF(layouts)],
+                      .nan_from = 30};
+        kit_verdict verdict;
+        kit_result r = {0};
+        CHECK_MSG(kit_check(ctx, NULL, &s, FOLIO_ATTENTION_DECODER, seqs, 3, &verdict), "%s",
+                  verdict.message);
+        kit_case *h = kit_open(ctx, &s, seqs, 3);
+        bool ok = h != NULL && kit_forward(h, NULL, FOLIO_ATTENTION_DECODER, seqs, 3, &r);
+        CHECK_MSG(ok, "%s", kit_error());
+        for (int64_t row = 0; ok && row < 23; row++) { /* positions 17 to 36, 29, 31 and 32 */
+            bool sees = row != 20 && row >= 13;
+            CHECK(isnan(r.out[row * r.heads * r.head_size]) == sees);
+            CHECK(isnan(r.lse[row * r.heads]) == sees);
+        }
+        kit_result_free(&r);
+        kit_close(h);
+    }
+}
+
+/* DeepSeek's shape, past the end of a split: whole, in pieces, token by token, beside others, by other threads. */
+TEST(latent, rows_have_the_same_bits_in_any_pieces)
+{
+    static const int64_t whole[] = {9}, pieces[] = {3, 1, 5}, ones[] = {1, 1, 1, 1, 1, 1, 1, 1, 1};
+    static const int64_t *const cuts[] = {whole, pieces, ones};
+    static const int64_t nums[] = {1, COUNT_OF(pieces), COUNT_OF(ones)};
+    static const kit_seq crowd[] = {{.id = 7, .query_len = 9, .seq_len = 9},
+                                    {.id = 8, .query_len = 1, .seq_len = 70}};
+    static const kit_seq seq = {.id = 1, .query_len = 9, .seq_len = 516};
+    for (int i = 0; i < 6; i++) {
+        kit_spec s = {.seed = 23,
+                      .num_heads = i % 2 ? 128 : 16,
+                      .num_kv_heads = 1,
+                      .k_head_size = 576,
+                      .v_head_size = 512,
+                      .v_in_k = true,
+                      .dtype = i < 2 ? FOLIO_F32 : FOLIO_BF16,
+                      .kv_dtype = i < 4 ? 0 : FOLIO_FP8_E4M3,
+                      .rotary = i % 2 ? 64 : 0,
+                      .rotary_first = 512,
+                      .rotary_pairing = FOLIO_ROTARY_PAIRS};
+        kit_result first = {0}, r = {0};
+        for (int k = 0; k < 3; k++) {
+            folio_context *ctx = kit_context("cpu", NULL, 1 + k);
+            bool ok = ctx != NULL && kit_run_pieces(ctx, &s, FOLIO_ATTENTION_DECODER, &seq, cuts[k],
+                                                    nums[k], crowd, k, false, k == 0 ? &first : &r);
+            CHECK_MSG(ok, "%s", kit_error());
+            if (k > 0) CHECK_MSG(ok && kit_rows_equal(&first, 0, &r, 0, 9), "case %d, %d", i, k);
+            kit_result_free(&r);
+            folio_context_destroy(ctx);
+        }
+        kit_result_free(&first);
     }
 }

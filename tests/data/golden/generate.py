@@ -370,6 +370,21 @@ def draw_labels(rng, case):
                                      (natural + 5, 1000)))
 
 
+def draw_more_queries(rng, case):
+    """Decoders with a cache: sequences with more queries than keys, before, among and after them; k and v are absent."""
+    long = [seq for seq in case["seqs"] if seq["q"] > 1 and seq["s"]]
+    case["only_reads"] = bool(case["type"] == "decoder" and case["cache"] and long and chance(rng, 20))
+    if not case["only_reads"]:
+        return
+    for number, seq in enumerate(long):
+        if number == 0 or chance(rng, 60):
+            seq["s"] = rng.randint(1, seq["q"] - 1)
+            seq["pos"] = rng.choice(((0, 0), (seq["s"], 0), (-2, 0), (seq["s"] + 30, 0), (7, 9), (100, 99)))
+    for seq in case["seqs"]:  # arrays have positions of all or of none
+        if case["form"] != "builder" and seq["pos"] is None:
+            seq["pos"] = (max(seq["s"] - seq["q"], 0), 0)
+
+
 def draw_tables(rng, case):
     """Block tables from shuffled blocks; prefixes and encoders are shared now and then."""
     size, seqs = case["bs"], case["seqs"]
@@ -415,6 +430,8 @@ def draw_cache_use(rng, case):
     arrays = case["form"] != "builder"
     mode = rng.choices(("write", "append", "null"), (72, 16, 12))[0]
     uses_cache = case["cache"] and case["type"] in ("decoder", "encoder_decoder")
+    if case["only_reads"]:
+        mode = "null"
     case["append"] = int(bool(uses_cache) and mode == "append")
     case["kv_given"] = int(not (uses_cache and mode == "null"))
     for seq in case["seqs"]:
@@ -423,7 +440,7 @@ def draw_cache_use(rng, case):
             seq["table"] = seq["ctable"] = None
             continue
         if explicit and (arrays or chance(rng, 70)):
-            seq["slots"] = [-1] * seq["q"] if not seq["s"] else draw_slots(
+            seq["slots"] = [-1] * seq["q"] if seq["s"] < seq["q"] else draw_slots(
                 rng, case, (seq["s"], seq["q"]), seq["table"])
         if cross_explicit and (arrays or chance(rng, 70)):
             seq["cslots"] = draw_slots(rng, case, (seq["enc"], seq["enc_new"]), seq["ctable"])
@@ -526,6 +543,7 @@ def draw_case(seed, number):
         else rng.choice(("builder", "table"))
     draw_lengths(rng, case)
     draw_labels(rng, case)
+    draw_more_queries(more, case)
     if case["cache"]:
         draw_tables(rng, case)
         draw_layout(rng, case)
@@ -647,6 +665,7 @@ def features(case):
              "head size >= 64": max(case["dk"], case["dv"]) >= 64,
              "padding": any(s["s"] == 0 and s["q"] for s in seqs),
              "positions": any(s["pos"] for s in seqs),
+             "more queries than keys": case["only_reads"],
              "not causal": any(s["causal"] == NOT_CAUSAL for s in seqs),
              "decode": any(s["q"] == 1 and s["s"] > 1 for s in seqs),
              "chunk": any(1 < s["q"] < s["s"] for s in seqs),
