@@ -8,7 +8,7 @@ import numpy as np
 
 from . import _abi as abi
 from ._arrays import _BY_NAME as _DTYPE_BY_NAME
-from ._arrays import DTYPE_NAMES, TORCH_DTYPES, Array, array, is_torch, numpy_dtype
+from ._arrays import DTYPE_NAMES, TORCH_DTYPES, Array, array, host_array, is_torch, numpy_dtype
 from ._library import packer
 from .context import Context
 from .errors import ArgumentError
@@ -63,6 +63,8 @@ def rows(context: Context, value: Any, name: str, heads: int, head_size: int, wr
     else:
         raise ArgumentError(f"{name} has shape {tuple(shape)}; it must be [tokens, {heads}, {head_size}] "
                             f"or [tokens, {heads * head_size}]")
+    if not tokens:  # then strides may be anything
+        return data, dtype, 0, heads * head_size, head_size, keep
     if last != 1 and head_size > 1:
         raise ArgumentError(f"{name}: the numbers of one head are {last} elements apart; they must be contiguous")
     if heads == 1:
@@ -99,7 +101,7 @@ def floats(context: Context, value: Any, name: str, count: int) -> tuple:
     if value is None:
         return 0, None
     if context.place[0] == "cpu" and not is_torch(value):
-        value = np.ascontiguousarray(value, np.float32)
+        value = host_array(value, np.float32, name)
     a = array(value)
     place_check(context, a, name)
     if a.dtype != "float32" or tuple(a.shape) != (count,) or (count > 1 and a.strides != (1,)):

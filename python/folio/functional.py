@@ -59,14 +59,14 @@ def attend(q: Any, k: Any = None, v: Any = None, *, cache: Optional[KVCache] = N
                   k_scale=k_scale, v_scale=v_scale)
     if window is not None and tuple(window) != (-1, -1):
         fields.windowed, fields.window_left, fields.window_right = 1, window[0], window[1]
-    fields.q = tensor(ctx, q, "q", heads, size)[0]
+    fields.q, keep_q = tensor(ctx, q, "q", heads, size, stream=stream)
     if k is not None:
-        fields.k = tensor(ctx, k, "k", kv_heads, size)[0]
+        fields.k, keep_k = tensor(ctx, k, "k", kv_heads, size, stream=stream)
     if v is not None:
-        fields.v = tensor(ctx, v, "v", kv_heads, v_size)[0]
+        fields.v, keep_v = tensor(ctx, v, "v", kv_heads, v_size, stream=stream)
     if out is None:
         out = empty(ctx, (tokens, heads, v_size), fields.q.dtype, q)
-    fields.out = tensor(ctx, out, "out", heads, v_size, written=True)[0]
+    fields.out, keep_out = tensor(ctx, out, "out", heads, v_size, written=True, stream=stream)
     lse_out = empty(ctx, (tokens, heads), abi.FOLIO_F32, q) if lse else None
     if lse:
         fields.lse = array(lse_out).data

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import os
+from typing import Any
 
 import pytest
 
@@ -30,7 +31,11 @@ def _devices() -> list:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "device" in metafunc.fixturenames:
+    if "arrays" in metafunc.fixturenames:
+        kinds = [(library, device) for device in _devices() for library in ("numpy", "device", "torch")
+                 if (library, device) != ("numpy", "cuda")]
+        metafunc.parametrize("arrays", kinds, indirect=True, ids=lambda kind: "-".join(kind))
+    elif "device" in metafunc.fixturenames:
         metafunc.parametrize("device", _devices(), scope="session")
 
 
@@ -38,6 +43,15 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def context(device: str) -> folio.Context:
     """A context on the device; all tests share it."""
     return _context(device)
+
+
+@pytest.fixture
+def arrays(request: pytest.FixtureRequest) -> Any:
+    """Arrays of each library that a device has: core_support.Arrays."""
+    from core_support import Arrays
+
+    library, device = request.param
+    return Arrays(library, device, _context(device))
 
 
 def pytest_report_header() -> str:

@@ -32,7 +32,8 @@ def test_version_is_that_of_the_header() -> None:
 
 
 def test_licence_is_the_repository_s() -> None:
-    assert (SOURCE / "LICENSE").read_text() == (REPOSITORY / "LICENSE").read_text()
+    for copy in (SOURCE / "LICENSE", SOURCE / "cuda" / "LICENSE"):
+        assert copy.read_text() == (REPOSITORY / "LICENSE").read_text()
 
 
 def test_names_of_the_package_exist_and_have_docs() -> None:
