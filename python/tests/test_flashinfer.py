@@ -1,0 +1,244 @@
+"""folio.flashinfer against float64 math: plan and run over both layouts, appending, merging, compiled."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch_math import DTYPES, attention, check
+
+import folio
+from folio.flashinfer import (BatchDecodeWithPagedKVCacheWrapper, BatchPrefillWithPagedKVCacheWrapper,
+                              append_paged_kv_cache, get_batch_indices_positions, get_seq_lens, merge_state,
+                              merge_state_in_place, merge_states)
+
+NAN = float("nan")
+LOG2E = math.log2(math.e)
+
+
+def ints(values, device):
+    return torch.tensor(list(values), dtype=torch.int32, device=device)
+
+
+class Pages:
+    """Sequences of keys in shuffled pages, filled by append_paged_kv_cache; unused slots hold NaN."""
+
+    def __init__(self, device, lens, page=8, layout="NHD", joined=False, dtype=torch.float32, kv_heads=2, size=64):
+        counts = [-(-n // page) for n in lens]
+        total = sum(counts) + 2
+        self.lens, self.page = lens, page
+        self.indptr = ints(np.concatenate([[0], np.cumsum(counts)]), device)
+        self.indices = ints(np.random.default_rng(1).permutation(total)[: sum(counts)], device)
+        self.last = ints([n - (c - 1) * page if c else 0 for n, c in zip(lens, counts)], device)
+        inner = (page, kv_heads, size) if layout == "NHD" else (kv_heads, page, size)
+        both = torch.full((total, 2, *inner), NAN, device=device).to(dtype)
+        self.cache = both if joined else (both[:, 0].clone(), both[:, 1].clone())
+        self.keys = [torch.randn(n, kv_heads, size, device=device).to(dtype) for n in lens]
+        self.values = [torch.randn(n, kv_heads, size, device=device).to(dtype) for n in lens]
+        starts = ints(np.concatenate([[0], np.cumsum(lens)]), device)
+        where = get_batch_indices_positions(starts, get_seq_lens(self.indptr, self.last, page), sum(lens))
+        append_paged_kv_cache(torch.cat(self.keys), torch.cat(self.values), *where, self.cache, self.indices,
+                              self.indptr, self.last, layout)
+
+    def tables(self):
+        return self.indptr, self.indices, self.last
+
+
+def expected(q, starts, pages, **options):
+    parts = [attention(q[a:b], k, v, **options) for a, b, k, v in zip(starts, starts[1:], pages.keys, pages.values)]
+    return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts]) * LOG2E
+
+
+@pytest.mark.parametrize("layout", ["NHD", "HND"])
+@pytest.mark.parametrize("joined", [True, False], ids=["joined", "pair"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_decode(device, layout, joined, dtype):
+    torch.manual_seed(1)
+    pages = Pages(device, [1, 8, 9, 33], layout=layout, joined=joined, dtype=dtype)
+    wrapper = BatchDecodeWithPagedKVCacheWrapper(torch.empty(0, device=device), layout)
+    wrapper.plan(*pages.tables(), 4, 2, 64, 8, q_data_type=dtype)
+    q = torch.randn(4, 4, 64, device=device).to(dtype)
+    out, lse = wrapper.run(q, pages.cache, return_lse=True)
+    want, want_lse = expected(q, range(5), pages)
+    check(out, want)
+    check(lse, want_lse, "lse")
+    target, state = torch.empty_like(q), torch.empty_like(lse)
+    assert wrapper.run(q, pages.cache, out=target) is target and torch.equal(target, out)
+    assert wrapper.run(q, pages.cache, lse=state, return_lse=True)[1] is state and torch.equal(state, lse)
+
+
+@pytest.mark.parametrize("options", [{}, {"window": (6, -1)}, {"soft_cap": 4.0, "scale": 0.2},
+                                     {"sinks": torch.tensor([0.1, 2.0, -1.0, 0.0])}], ids=str)
+def test_decode_options(device, options):
+    torch.manual_seed(2)
+    pages = Pages(device, [20, 3, 0, 41])
+    wrapper = BatchDecodeWithPagedKVCacheWrapper()
+    wrapper.plan(*pages.tables(), 4, 2, 64, 8, window_left=options.get("window", (-1, -1))[0],
+                 logits_soft_cap=options.get("soft_cap"), sm_scale=options.get("scale"), data_type=torch.float32)
+    q, sinks = torch.randn(4, 4, 64, device=device), options.get("sinks")
+    out, lse = wrapper.run(q, pages.cache, return_lse=True, sinks=None if sinks is None else sinks.to(device))
+    want, want_lse = expected(q, range(5), pages, **options)
+    check(out, want)
+    check(lse, want_lse, "lse")
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("window", [-1, 5])
+@pytest.mark.parametrize("layout", ["NHD", "HND"])
+def test_prefill(device, causal, window, layout):
+    """Prompts, chunks, decodes, rows without keys, and more rows than keys."""
+    torch.manual_seed(3)
+    q_lens, k_lens = [5, 1, 3, 2, 9, 0], [5, 30, 17, 0, 4, 6]
+    pages = Pages(device, k_lens, layout=layout, joined=True)
+    starts = np.concatenate([[0], np.cumsum(q_lens)]).tolist()
+    wrapper = BatchPrefillWithPagedKVCacheWrapper(None, layout)
+    wrapper.plan(ints(starts, device), *pages.tables(), 4, 2, 64, 8, causal=causal, window_left=window,
+                 q_data_type=torch.float32)
+    q = torch.randn(starts[-1], 4, 64, device=device)
+    out, lse = wrapper.run_return_lse(q, pages.cache)
+    want, want_lse = expected(q, starts, pages, causal=causal, window=(window, -1))
+    check(out, want)
+    check(lse, want_lse, "lse")
+
+
+def test_plans_change_and_serve_many_layers(device):
+    torch.manual_seed(4)
+    wrapper = BatchDecodeWithPagedKVCacheWrapper()
+    for lens in ([3, 9], [4, 10], [100, 1, 1, 5, 60], [2]):  # also beyond the limits of the first plan
+        layers = [Pages(device, lens) for _ in range(2)]
+        wrapper.plan(*layers[0].tables(), 4, 2, 64, 8, data_type=torch.float32)
+        for pages in layers:
+            q = torch.randn(len(lens), 4, 64, device=device)
+            check(wrapper.run(q, pages.cache), expected(q, range(len(lens) + 1), pages)[0])
+
+
+def test_fp8_scales(device):
+    torch.manual_seed(5)
+    pages = Pages(device, [9, 20])
+    k_scale, v_scale = 0.5, 0.25
+    fp8 = [x.nan_to_num(0).div(s).to(torch.float8_e4m3fn) for x, s in zip(pages.cache, (k_scale, v_scale))]
+    wrapper = BatchDecodeWithPagedKVCacheWrapper()
+    wrapper.plan(*pages.tables(), 4, 2, 64, 8, q_data_type=torch.bfloat16, kv_data_type=torch.float8_e4m3fn)
+    q = torch.randn(2, 4, 64, device=device).bfloat16()
+    out = wrapper.run(q, tuple(fp8), k_scale=k_scale, v_scale=v_scale)
+    for i, n in enumerate([9, 20]):
+        where = [pages.indices[pages.indptr[i] + t // 8].item() * 8 + t % 8 for t in range(n)]
+        k, v = (x.float().flatten(0, 1)[where] * s for x, s in zip(fp8, (k_scale, v_scale)))
+        check(out[i:i + 1], attention(q[i:i + 1], k, v)[0])
+
+
+def test_merge(device):
+    torch.manual_seed(6)
+    q, k, v = torch.randn(3, 4, 64, device=device), torch.randn(30, 2, 64), torch.randn(30, 2, 64)
+    parts = [attention(q, k[a:b], v[a:b], causal=False) for a, b in ((0, 7), (7, 20), (20, 30))]
+    outs, states = zip(*((o.float().to(device), (s * LOG2E).float().to(device)) for o, s in parts))
+    want, want_lse = attention(q, k, v, causal=False)
+    for out, state in (merge_states(torch.stack(outs, 1), torch.stack(states, 1)),
+                       merge_state(*merge_state(outs[0], states[0], outs[1], states[1]), outs[2], states[2])):
+        check(out, want)
+        check(state, want_lse * LOG2E, "s")
+    out, state = outs[0].clone(), states[0].clone()
+    merge_state_in_place(out, state, outs[1], states[1], torch.tensor([True, False, True], device=device))
+    both = merge_state(outs[0], states[0], outs[1], states[1])
+    assert torch.equal(out[0], both[0][0]) and torch.equal(out[1], outs[0][1]) and torch.equal(state[2], both[1][2])
+
+
+def test_bad_input(device):
+    pages = Pages(device, [9, 20])
+    q = torch.randn(2, 4, 64, device=device)
+    wrapper = BatchDecodeWithPagedKVCacheWrapper()
+    argument, unsupported = folio.ArgumentError, folio.UnsupportedError
+
+    def reject(kind, sentence, call, *arguments, **options):
+        with pytest.raises(kind, match=sentence):
+            call(*arguments, **options)
+
+    indptr, indices, last = pages.tables()
+    float32 = {"data_type": torch.float32}
+    reject(argument, r"plan\(\) must be called before run\(\)", wrapper.run, q, pages.cache)
+    reject(unsupported, "pos_encoding_mode 'ROPE_LLAMA'", wrapper.plan, indptr, indices, last, 4, 2, 64, 8, "ROPE_LLAMA")
+    reject(argument, r"paged_kv_last_page_len\[1\] = 9 is outside \[1, 8\]", wrapper.plan, indptr, indices,
+           ints([1, 9], device), 4, 2, 64, 8)
+    reject(argument, "paged_kv_indptr ends at 5, but paged_kv_indices has 4 entries", wrapper.plan, indptr, indices[:4],
+           last, 4, 2, 64, 8)
+    reject(argument, "paged_kv_indptr must start at 0", wrapper.plan, indptr + 1, indices, last, 4, 2, 64, 8)
+    reject(unsupported, "jit_args", BatchDecodeWithPagedKVCacheWrapper, jit_args=[1])
+    reject(argument, "kv_layout is 'NDH'", BatchDecodeWithPagedKVCacheWrapper, None, "NDH")
+    wrapper.plan(indptr, indices, last, 4, 2, 64, 8, **float32)
+    reject(argument, r"the paged KV cache has shape", wrapper.run, q, pages.cache[0])
+    reject(unsupported, "k_scale and v_scale are for fp8", wrapper.run, q, pages.cache, k_scale=2.0)
+    reject(unsupported, "q_scale is 2.0", wrapper.run, q, pages.cache, q_scale=2.0)
+    reject(argument, "q has shape", wrapper.run, q[:, :3], pages.cache)
+    reject(unsupported, r"run\(\) does not support window_left", wrapper.run, q, pages.cache, window_left=3)
+    reject(unsupported, r"plan\(\) does not support token_pos_in_items_ptr", wrapper.plan, indptr, indices, last, 4, 2, 64, 8,
+           token_pos_in_items_ptr=last)
+    reject(unsupported, "o_data_type is torch.float16", wrapper.plan, indptr, indices, last, 4, 2, 64, 8, **float32,
+           o_data_type=torch.float16)
+    prefill = BatchPrefillWithPagedKVCacheWrapper()
+    reject(unsupported, "custom_mask", prefill.plan, indptr, indptr, indices, last, 4, 2, 64, 8, custom_mask=q)
+    reject(argument, "qo_indptr has 2 entries, but paged_kv_indptr has 3", prefill.plan, ints([0, 2], device), indptr,
+           indices, last, 4, 2, 64, 8)
+    if device == "cpu":  # a GPU's numbers are not looked at
+        reject(argument, r"positions\[0\] = 16 is outside of the pages of sequence 0", append_paged_kv_cache, q[:1, :2],
+               q[:1, :2], ints([0], device), ints([16], device), pages.cache, indices, indptr, last)
+
+
+def test_compiled_equals_eager(device):
+    torch.manual_seed(7)
+    pages = Pages(device, [8, 20], joined=True)
+    wrapper = BatchPrefillWithPagedKVCacheWrapper()
+    starts = ints([0, 2, 5], device)
+    wrapper.plan(starts, *pages.tables(), 4, 2, 64, 8, causal=True, q_data_type=torch.float32)
+    where = ints([0, 1], device), ints([7, 19], device)
+
+    def model(q, k, v, cache):
+        append_paged_kv_cache(k, v, *where, cache, pages.indices, pages.indptr, pages.last)
+        out, lse = wrapper.run(q * 2, cache, return_lse=True)
+        merged = merge_state(out, lse, out + 1, lse)
+        return merged[0] * 2, merged[1], wrapper.run(q, cache)
+
+    q, k, v = torch.randn(5, 4, 64, device=device), *torch.randn(2, 2, 2, 64, device=device)
+    with torch.no_grad():
+        want = model(q, k, v, pages.cache.clone())
+        got = torch.compile(model, fullgraph=True)(q, k, v, pages.cache)
+    for a, b in zip(got, want):
+        check(a, b.double().cpu())
+    assert torch.equal(pages.cache[pages.indices[0], 0, 7], k[0])
+
+
+def test_opcheck(device):
+    pages = Pages(device, [8, 20])
+    wrapper = BatchDecodeWithPagedKVCacheWrapper()
+    wrapper.plan(*pages.tables(), 4, 2, 64, 8, data_type=torch.float32)
+    q, ops = torch.randn(2, 4, 64, device=device), torch.ops.folio
+    torch.library.opcheck(ops.flashinfer_run.default, (q, *pages.cache, 0.0, 0.0, None, wrapper._key, True))
+    torch.library.opcheck(ops.append_paged_kv_cache.default,
+                          (q[:, :2], q[:, 2:], ints([0, 1], device), ints([7, 3], device),
+                           *(x.nan_to_num(0) for x in pages.cache), pages.indices, pages.indptr, False))
+    state = torch.randn(2, 4, device=device)
+    torch.library.opcheck(ops.merge_base2.default, ([q, q + 1], [state, state]))
+
+
+def test_cuda_graph(device):
+    """A captured run is replayed after another plan()."""
+    if device != "cuda":
+        pytest.skip("host backends have no graphs")
+    steps = [Pages(device, lens, dtype=torch.bfloat16) for lens in ([20, 33], [1, 40], [8, 9])]
+    wrapper = BatchDecodeWithPagedKVCacheWrapper(None, "NHD", True, paged_kv_indices_buffer=ints(range(16), device))
+    q = torch.randn(2, 4, 64, device=device).bfloat16()
+    cache = tuple(torch.zeros_like(x[:8]).repeat(2, 1, 1, 1) for x in steps[0].cache)
+    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    with torch.cuda.stream(stream):
+        for pages in steps:
+            for mine, its in zip(cache, pages.cache):
+                mine.zero_()[: its.shape[0]].copy_(its.nan_to_num(0))
+            wrapper.plan(*pages.tables(), 4, 2, 64, 8, q_data_type=torch.bfloat16)
+            if pages is steps[0]:
+                wrapper.run(q, cache)
+                with torch.cuda.graph(graph, stream=stream):
+                    out = wrapper.run(q, cache)
+            graph.replay()
+            torch.cuda.synchronize()
+            check(out, expected(q, range(3), pages)[0])
