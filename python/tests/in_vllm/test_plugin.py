@@ -1,0 +1,126 @@
+"""Registration: what is registered, what the log says, and that nothing here can keep vLLM from starting."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+
+import pytest
+import vllm
+from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+import folio.vllm
+from folio.vllm import backend, plugin, selfcheck
+
+
+@pytest.fixture
+def register(monkeypatch, caplog, capsys):
+    """register(): what vLLM then takes as CPU_ATTN, and the line in the log."""
+    AttentionBackendEnum.CPU_ATTN.clear_override()
+    monkeypatch.delenv("FOLIO_VLLM", raising=False)
+    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
+
+    def call() -> tuple:
+        caplog.clear()
+        with caplog.at_level(logging.INFO, "vllm"):
+            plugin.register()
+        lines = caplog.messages or capsys.readouterr().err.splitlines()
+        assert len(lines) == 1, lines
+        return AttentionBackendEnum.CPU_ATTN.get_class(), lines[0]
+
+    yield call
+    AttentionBackendEnum.CPU_ATTN.clear_override()
+
+
+def test_registered(register):
+    cls, line = register()
+    assert cls is backend.CPUBackend and issubclass(cls, CPUAttentionBackend)
+    assert "Folio" in line and "is vLLM's CPU_ATTN (tested with vLLM 0.32.0)" in line and "DeepSeek" in line
+
+
+def test_twice_is_the_same(register):
+    assert register()[0] is register()[0] is backend.CPUBackend
+
+
+def test_switched_off(register, monkeypatch):
+    monkeypatch.setenv("FOLIO_VLLM", "0")
+    cls, line = register()
+    assert cls is CPUAttentionBackend and "not used" in line and "FOLIO_VLLM is 0" in line
+
+
+def test_unknown_version_is_checked(register, monkeypatch):
+    monkeypatch.setattr(vllm, "__version__", "99.1.0+cpu")
+    calls = []
+    run = selfcheck.difference
+    monkeypatch.setattr(selfcheck, "difference", lambda *a: calls.append(a) or run(*a))
+    cls, line = register()
+    assert cls is backend.CPUBackend and len(calls) == len(selfcheck.problems())
+    assert "with vLLM 99.1.0 the self-check passed" in line
+
+
+@pytest.mark.parametrize("found", [0.5, float("nan")])
+def test_unknown_version_that_differs(register, monkeypatch, found):
+    monkeypatch.setattr(vllm, "__version__", "99.1.0")
+    monkeypatch.setattr(selfcheck, "difference", lambda *_: found)
+    cls, line = register()
+    assert cls is CPUAttentionBackend and "not used" in line and "differs from vLLM's" in line and "99.1.0" in line
+
+
+def test_selfcheck_sees_another_result(monkeypatch):
+    """The check itself: a layer that leaves out its scale."""
+    init = selfcheck.FolioImpl.__init__
+    monkeypatch.setattr(selfcheck.FolioImpl, "__init__",
+                        lambda self, heads, size, scale, *a, **kw: init(self, heads, size, 1.0, *a, **kw))
+    with pytest.raises(ValueError, match="differs from vLLM's"):
+        selfcheck.run()
+
+
+def test_errors_leave_vllm_alone(register, monkeypatch):
+    monkeypatch.setattr(vllm, "__version__", "99.1.0")
+    monkeypatch.setattr(selfcheck, "run", lambda: 1 / 0)
+    cls, line = register()
+    assert cls is CPUAttentionBackend and "ZeroDivisionError" in line
+    monkeypatch.setattr(plugin, "_register", lambda: [][1])
+    cls, line = register()
+    assert cls is CPUAttentionBackend and "IndexError" in line
+
+
+def test_other_platforms_are_refused(register, monkeypatch):
+    from vllm.platforms import current_platform
+
+    monkeypatch.setattr(type(current_platform), "is_cpu", lambda self: False)
+    cls, line = register()
+    assert cls is CPUAttentionBackend and "Folio on CPUs and NVIDIA GPUs" in line
+
+
+def test_custom_on_cuda(register, monkeypatch):
+    from vllm.platforms import current_platform
+
+    monkeypatch.setattr(type(current_platform), "is_cpu", lambda self: False)
+    monkeypatch.setattr(type(current_platform), "is_cuda", lambda self: True)
+    cls, line = register()
+    assert cls is CPUAttentionBackend and "CUSTOM" in line and "not tested inside vLLM" in line
+    assert AttentionBackendEnum.CUSTOM.get_class() is backend.CUDABackend
+    assert backend.CUDABackend.get_name() == "CUSTOM"
+    AttentionBackendEnum.CUSTOM.clear_override()
+
+
+def test_entry_point():
+    """The installed package has it, and loading it imports neither torch nor vLLM."""
+    code = ("import sys; from importlib.metadata import entry_points; "
+            "(point,) = [e for e in entry_points(group='vllm.general_plugins') if e.name == 'folio']; "
+            "function = point.load(); print(function.__module__, 'torch' in sys.modules, 'vllm' in sys.modules)")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["folio.vllm.plugin", "False", "False"]
+
+
+def test_what_is_declared():
+    for cls in (backend.CPUBackend, backend.CUDABackend):
+        assert cls.supports_batch_invariance() and cls.supports_sink() and cls.supports_sliding_window()
+        assert cls.supports_non_causal() and not cls.is_mla()
+        assert all(cls.supports_attn_type(t) for t in ("decoder", "encoder", "encoder_only", "encoder_decoder"))
+        assert cls.supports_head_size(72) and not cls.supports_head_size(4)
+        assert cls.supports_kv_cache_dtype("fp8") and not cls.supports_kv_cache_dtype("nvfp4")
+    assert folio.vllm.TESTED_VERSIONS
