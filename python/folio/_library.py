@@ -102,7 +102,7 @@ def _codes(kind: Any, begin: int = 0, stop: Optional[int] = None) -> str:
 def fill(call: Any, handle: Any, kind: type) -> Any:
     """The struct that folio_<noun>_get_<what>(handle, &struct) fills."""
     result = make(kind)
-    check(call(handle, ctypes.byref(result)))
+    check(call(handle._as_parameter_, ctypes.byref(result)))
     return result
 
 
@@ -124,6 +124,7 @@ class Handle:
         self._end = weakref.finalize(self, destroy, handle)  # must not refer to self
         self._end.atexit = at_exit
 
+    # Calls pass it by name: an exception that it raises inside of ctypes becomes another one.
     @property
     def _as_parameter_(self) -> int:
         return self._handle or self._closed()
@@ -146,5 +147,6 @@ class Handle:
 def create(call: Any, *arguments: Any) -> int:
     """The address that call(*arguments, &address) hands out."""
     handle = ctypes.c_void_p()
-    check(call(*arguments, ctypes.byref(handle)))
+    given = [a._as_parameter_ if isinstance(a, Handle) else a for a in arguments]
+    check(call(*given, ctypes.byref(handle)))
     return handle.value or 0

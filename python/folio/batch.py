@@ -19,6 +19,12 @@ from .errors import ArgumentError
 _PHASES = {"auto": abi.FOLIO_PHASE_AUTO, "prefill": abi.FOLIO_PHASE_PREFILL, "decode": abi.FOLIO_PHASE_DECODE}
 
 
+def phase_of(name: str) -> int:
+    if name not in _PHASES:
+        raise ArgumentError(f"phase {name!r} is not one of {', '.join(_PHASES)}")
+    return _PHASES[name]
+
+
 def causality(causal: Optional[bool]) -> int:
     return abi.FOLIO_CAUSAL_AUTO if causal is None else abi.FOLIO_CAUSAL_YES if causal else abi.FOLIO_CAUSAL_NO
 
@@ -35,7 +41,7 @@ class Batch(Handle):
                          self.context)
 
     def clear(self) -> None:
-        lib.folio_batch_clear(self)
+        lib.folio_batch_clear(self._as_parameter_)
 
     def add(self, query_len: int, seq_len: int = 0, block_table: Any = None, *, slots: Any = None,
             causal: Optional[bool] = None, phase: str = "auto", padding: bool = False,
@@ -51,7 +57,7 @@ class Batch(Handle):
         if cross_given is not None and cross_given.size != encoder_new_len:
             raise ArgumentError(f"cross_slots has {cross_given.size} entries, but encoder_new_len is {encoder_new_len}")
         seq = make(abi.folio_batch_seq, query_len=query_len, seq_len=seq_len, padding=int(padding),
-                   phase=_PHASES[phase], causality=causality(causal), block_table=address(table),
+                   phase=phase_of(phase), causality=causality(causal), block_table=address(table),
                    num_blocks=0 if table is None else table.size, slots=address(given), encoder_len=encoder_len,
                    encoder_new_len=encoder_new_len, cross_block_table=address(cross),
                    num_cross_blocks=0 if cross is None else cross.size, cross_slots=address(cross_given))
@@ -59,7 +65,7 @@ class Batch(Handle):
             seq.positions_given = 1
             seq.first_query_pos = seq_len - query_len if first_query_pos is None else first_query_pos
             seq.first_key_pos = first_key_pos or 0
-        check(lib.folio_batch_add(self, ctypes.byref(seq)))
+        check(lib.folio_batch_add(self._as_parameter_, ctypes.byref(seq)))
 
     def _arrays(self, num_seqs: int, query_start: Any, seq_lens: Any, options: dict) -> tuple:
         """folio_batch_arrays and the NumPy arrays that it points to."""
@@ -94,7 +100,7 @@ class Batch(Handle):
         cross = _table(cross_block_tables, lens.size, "cross_block_tables")
         if cross is not None:
             arrays.cross_block_tables, arrays.cross_row_stride = address(cross), cross.shape[1]
-        check(lib.folio_batch_set_block_tables(self, ctypes.byref(arrays), address(tables),
+        check(lib.folio_batch_set_block_tables(self._as_parameter_, ctypes.byref(arrays), address(tables),
                                                0 if tables is None else tables.shape[1]))
 
     def set_csr(self, indptr: Any, indices: Any, last_block_len: Any = None, *, query_start: Any = None,
@@ -107,7 +113,8 @@ class Batch(Handle):
         if last is not None and last.size != num_seqs:
             raise ArgumentError(f"last_block_len has {last.size} entries; it must have {num_seqs}")
         arrays, keep = self._arrays(num_seqs, query_start, seq_lens, options)
-        check(lib.folio_batch_set_csr(self, ctypes.byref(arrays), address(starts), address(blocks), address(last)))
+        check(lib.folio_batch_set_csr(self._as_parameter_, ctypes.byref(arrays), address(starts),
+                                      address(blocks), address(last)))
 
     def set_slots(self, indptr: Any, slots: Any, *, query_start: Any = None, seq_lens: Any = None,
                   **options: Any) -> None:
@@ -115,13 +122,14 @@ class Batch(Handle):
         starts, keys = required_array(indptr, np.int32, "indptr"), required_array(slots, np.int64, "slots")
         num_seqs = _csr_check(starts, keys, "slots")
         arrays, keep = self._arrays(num_seqs, query_start, seq_lens, options)
-        check(lib.folio_batch_set_slots(self, ctypes.byref(arrays), address(starts), address(keys), 8))
+        check(lib.folio_batch_set_slots(self._as_parameter_, ctypes.byref(arrays), address(starts), address(keys), 8))
 
     def add_sequences(self, sequences: Iterable[Any], layer_group: int = 0, *, stream: Optional[int] = None) -> None:
         """Appends sequences of a pool: their reserved but not committed tokens are the rows of this step."""
         handles = [s._as_parameter_ for s in sequences]
         array = (ctypes.c_void_p * len(handles))(*handles)
-        check(lib.folio_batch_add_sequences(self, layer_group, array, len(handles), run_of(self.context, None, stream)))
+        check(lib.folio_batch_add_sequences(self._as_parameter_, layer_group, array, len(handles),
+                                            run_of(self.context, None, stream)))
 
     def info(self) -> dict:
         """Counts: num_seqs, num_query_tokens, num_prefills, num_decodes, max_seq_len and so on."""
@@ -130,7 +138,7 @@ class Batch(Handle):
     def view(self, type: str = "decoder", phase: str = "auto") -> dict:
         """The sequences of one phase as one attention type sees them, as NumPy arrays (copies)."""
         view = make(abi.folio_batch_view)
-        check(lib.folio_batch_get_view(self, type_of(type), _PHASES[phase], ctypes.byref(view)))
+        check(lib.folio_batch_get_view(self._as_parameter_, type_of(type), phase_of(phase), ctypes.byref(view)))
         n, rows = view.num_seqs, view.num_query_tokens
         sizes = {"seqs": (n, np.int64), "query_rows": (n, np.int64), "query_lens": (n, np.int32),
                  "query_start": (n + 1, np.int64), "last_rows": (n, np.int64), "positions": (rows, np.int64),

@@ -80,7 +80,7 @@ class KVCache(Handle):
 
     def _view(self, layer: int) -> Any:
         view = make(abi.folio_kv_cache_view)
-        check(lib.folio_kv_cache_get_view(self, layer, ctypes.byref(view)))
+        check(lib.folio_kv_cache_get_view(self._as_parameter_, layer, ctypes.byref(view)))
         return view
 
     def arrays(self, layer: int = 0) -> tuple:
@@ -147,7 +147,7 @@ class KVCache(Handle):
             raise ArgumentError(f"slots has {index.size} entries, but k has {kt.tokens} rows")
         if v is not None:
             fields.v, va = tensor(ctx, v, "v", self.num_kv_heads, self.v_head_size)
-        check(lib.folio_kv_cache_write(self, layer, ctypes.byref(fields), run_of(ctx, k, stream)))
+        check(lib.folio_kv_cache_write(self._as_parameter_, layer, ctypes.byref(fields), run_of(ctx, k, stream)))
 
     def gather(self, layer: int, slots: Any, *, dtype: Any = None, k_scale: float = 0.0, v_scale: float = 0.0,
                like: Any = None, stream: Optional[int] = None) -> tuple:
@@ -160,14 +160,14 @@ class KVCache(Handle):
         fields = make(abi.folio_kv_gather, slots=address(index), num_slots=index.size, k_scale=k_scale, v_scale=v_scale,
                       k=tensor(ctx, k, "k", self.num_kv_heads, self.head_size)[0],
                       v=tensor(ctx, v, "v", self.num_kv_heads, self.v_head_size)[0])
-        check(lib.folio_kv_cache_gather(self, layer, ctypes.byref(fields), run_of(ctx, like, stream)))
+        check(lib.folio_kv_cache_gather(self._as_parameter_, layer, ctypes.byref(fields), run_of(ctx, like, stream)))
         return k, v
 
     def copy_blocks(self, pairs: Any, to: Optional["KVCache"] = None, *, stream: Optional[int] = None) -> None:
         """Copies whole blocks of all layers. pairs: (from, to) of each; into another cache if `to` is given."""
         index = required_array(pairs, np.int64, "pairs").reshape(-1, 2)
-        check(lib.folio_kv_cache_copy_blocks(self, to or self, address(index), len(index),
-                                             run_of(self.context, None, stream)))
+        check(lib.folio_kv_cache_copy_blocks(self._as_parameter_, (to or self)._as_parameter_, address(index),
+                                             len(index), run_of(self.context, None, stream)))
 
     def __repr__(self) -> str:
         return (f"<folio.KVCache {self.num_layers} layers, {self.num_blocks} blocks of {self.block_size} tokens, "

@@ -108,7 +108,7 @@ class Context(Handle):
         result = []
         for index in range(self.num_kernels):
             info = make(abi.folio_kernel_info)
-            check(lib.folio_context_get_kernel(self, index, ctypes.byref(info)))
+            check(lib.folio_context_get_kernel(self._as_parameter_, index, ctypes.byref(info)))
             result.append(KernelInfo(text(info.name), DTYPE_NAMES[info.dtype], DTYPE_NAMES[info.kv_dtype],
                                      info.head_size, text(lib.folio_layout_name(info.layout)), info.min_rows,
                                      info.max_rows))
@@ -128,7 +128,8 @@ class Context(Handle):
 
     def wait(self, stream: Optional[int] = None) -> None:
         """Waits until the stream (None: the current one) is idle; raises its first error."""
-        check(lib.folio_run_wait(self, ctypes.byref(make(abi.folio_run, stream=stream or self.stream()))))
+        run = make(abi.folio_run, stream=stream or self.stream())
+        check(lib.folio_run_wait(self._as_parameter_, ctypes.byref(run)))
 
     def __repr__(self) -> str:
         return f"<folio.Context {self.backend} {self.level} on {self.device_name}, {self.num_threads} threads>"

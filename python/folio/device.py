@@ -96,8 +96,8 @@ class DeviceArray(Handle):
 
     def _copy(self, to: Any, source: Any, stream: Optional[int]) -> None:
         run = make(abi.folio_run, stream=stream if stream is not None else self.context.stream())
-        check(lib.folio_memory_copy(self.context, to, source, self.nbytes, ctypes.byref(run)))
-        check(lib.folio_run_wait(self.context, ctypes.byref(run)))
+        check(lib.folio_memory_copy(self.context._as_parameter_, to, source, self.nbytes, ctypes.byref(run)))
+        check(lib.folio_run_wait(self.context._as_parameter_, ctypes.byref(run)))
 
     @property
     def dtype(self) -> np.dtype:
@@ -117,4 +117,4 @@ class DeviceArray(Handle):
 
 
 def _free_memory(context: Context, nbytes: int, memory: int) -> None:
-    lib.folio_memory_destroy(context, abi.FOLIO_MEMORY_DEVICE, memory, nbytes)
+    lib.folio_memory_destroy(context._as_parameter_, abi.FOLIO_MEMORY_DEVICE, memory, nbytes)

@@ -72,7 +72,7 @@ def attend(q: Any, k: Any = None, v: Any = None, *, cache: Optional[KVCache] = N
         fields.lse = array(lse_out).data
     fields.slopes, keep_slopes = floats(ctx, slopes, "slopes", heads)
     fields.sinks, keep_sinks = floats(ctx, sinks, "sinks", heads)
-    check(lib.folio_attend(ctx, ctypes.byref(fields), run_of(ctx, q, stream)))
+    check(lib.folio_attend(ctx._as_parameter_, ctypes.byref(fields), run_of(ctx, q, stream)))
     return (out, lse_out) if lse else out
 
 
@@ -97,5 +97,5 @@ def merge_states(parts: Sequence[tuple], *, context: Optional[Context] = None, s
     out = empty(ctx, (tokens, heads, size), dtype, parts[0][0])
     lse = empty(ctx, (tokens, heads), abi.FOLIO_F32, parts[0][0])
     merge.out, merge.lse = tensor(ctx, out, "out", heads, size)[0], array(lse).data
-    check(lib.folio_merge_states(ctx, ctypes.byref(merge), run_of(ctx, parts[0][0], stream)))
+    check(lib.folio_merge_states(ctx._as_parameter_, ctypes.byref(merge), run_of(ctx, parts[0][0], stream)))
     return out, lse

@@ -64,7 +64,7 @@ class Plan(Handle):
 
     def update(self, batch: Batch, *, stream: Optional[int] = None) -> None:
         """Prepares the plan for this step's batch, which must not change until the next update."""
-        check(lib.folio_plan_update(self, batch, run_of(self.context, None, stream)))
+        check(lib.folio_plan_update(self._as_parameter_, batch._as_parameter_, run_of(self.context, None, stream)))
         self._batch = batch
 
     def update_device(self, *, seq_lens: Any, block_tables: Any = None, query_start: Any = None,
@@ -88,7 +88,8 @@ class Plan(Handle):
             keep.append(table)
         if causal is not None and causality_per_seq is None and causality(causal) == abi.FOLIO_CAUSAL_NO:
             raise ArgumentError("causal=False needs causality_per_seq on the device")
-        check(lib.folio_plan_update_device(self, ctypes.byref(desc), run_of(self.context, seq_lens, stream)))
+        check(lib.folio_plan_update_device(self._as_parameter_, ctypes.byref(desc),
+                                           run_of(self.context, seq_lens, stream)))
         self._batch = keep
 
     def forward(self, q: Any, k: Any = None, v: Any = None, *, cache: Optional[KVCache] = None, layer: int = 0,
@@ -172,19 +173,19 @@ class Plan(Handle):
 
     def findings(self) -> None:
         """Raises ArgumentError if a sequence of update_device() was rejected on the GPU. Never waits."""
-        check(lib.folio_plan_get_findings(self, None))
+        check(lib.folio_plan_get_findings(self._as_parameter_, None))
 
     def info(self, attention: int = 0, type: str = "decoder") -> dict:
         """Names of the kernels for this step, and into how many pieces the work was cut."""
         info = make(abi.folio_plan_info)
-        check(lib.folio_plan_get_info(self, attention, type_of(type), ctypes.byref(info)))
+        check(lib.folio_plan_get_info(self._as_parameter_, attention, type_of(type), ctypes.byref(info)))
         return {"kernel": text(info.kernel), "num_items": info.num_items, "num_split_items": info.num_split_items,
                 "split_len": info.split_len, "fallback": text(info.fallback)}
 
     @property
     def workspace_size(self) -> int:
         size = ctypes.c_size_t()
-        check(lib.folio_plan_get_workspace_size(self, ctypes.byref(size)))
+        check(lib.folio_plan_get_workspace_size(self._as_parameter_, ctypes.byref(size)))
         return size.value
 
 

@@ -85,22 +85,22 @@ class Pool(Handle):
         """The state of each block: 0 free, 1 used, 2 shared, 3 cached."""
         stats = self.stats()
         states = np.empty(stats["num_blocks"] if tier == "device" else stats["host_blocks"], np.uint8)
-        check(lib.folio_pool_get_block_states(self, _tier(tier), 0, states.size, address(states)))
+        check(lib.folio_pool_get_block_states(self._as_parameter_, _tier(tier), 0, states.size, address(states)))
         return states
 
     def swap_out(self, tier: str, max_blocks: int) -> int:
         """Moves up to max_blocks cached blocks one tier down and waits. Returns how many went."""
         moved = ctypes.c_int64()
-        check(lib.folio_pool_swap_out(self, _tier(tier), max_blocks, None, ctypes.byref(moved), None))
+        check(lib.folio_pool_swap_out(self._as_parameter_, _tier(tier), max_blocks, None, ctypes.byref(moved), None))
         return moved.value
 
     def forget(self) -> None:
         """Empties the prefix cache, for example for new weights."""
-        check(lib.folio_pool_forget(self))
+        check(lib.folio_pool_forget(self._as_parameter_))
 
     def check(self) -> None:
         """Raises InternalError if the pool's counts do not add up."""
-        check(lib.folio_pool_check(self))
+        check(lib.folio_pool_check(self._as_parameter_))
 
 
 class Sequence(Handle):
@@ -114,33 +114,34 @@ class Sequence(Handle):
         """Takes the longest cached prefix of these token ids, in whole blocks. Returns its length."""
         tokens, keep = _tokens(ids)
         matched = ctypes.c_int64()
-        check(lib.folio_sequence_match(self, ctypes.byref(tokens), ctypes.byref(matched), None))
+        check(lib.folio_sequence_match(self._as_parameter_, ctypes.byref(tokens), ctypes.byref(matched), None))
         return matched.value
 
     def reserve(self, n: int, *, admit: bool = False) -> np.ndarray:
         """Slots [groups, n] for n more tokens; all or nothing. Raises FullError if there are too few blocks."""
         slots = np.empty((self.pool.num_groups, n), np.int64)
-        check(lib.folio_sequence_reserve(self, n, abi.FOLIO_RESERVE_ADMIT if admit else 0, address(slots)))
+        check(lib.folio_sequence_reserve(self._as_parameter_, n, abi.FOLIO_RESERVE_ADMIT if admit else 0,
+                                         address(slots)))
         return slots
 
     def reserve_encoder(self, n: int) -> np.ndarray:
         """Slots [n] for the encoder tokens that cross attention will read."""
         slots = np.empty(n, np.int64)
-        check(lib.folio_sequence_reserve_encoder(self, n, 0, address(slots)))
+        check(lib.folio_sequence_reserve_encoder(self._as_parameter_, n, 0, address(slots)))
         return slots
 
     def commit(self, ids: Any = None) -> None:
         """Says that K and V of the first len(ids) tokens are written; full blocks enter the prefix cache. None: all
         tokens are written, and nothing enters the prefix cache."""
         if ids is None:
-            check(lib.folio_sequence_commit(self, None))
+            check(lib.folio_sequence_commit(self._as_parameter_, None))
         else:
             tokens, keep = _tokens(ids)
-            check(lib.folio_sequence_commit(self, ctypes.byref(tokens)))
+            check(lib.folio_sequence_commit(self._as_parameter_, ctypes.byref(tokens)))
 
     def truncate(self, length: int) -> None:
         """Keeps the first `length` tokens, as after rejected drafts."""
-        check(lib.folio_sequence_truncate(self, length))
+        check(lib.folio_sequence_truncate(self._as_parameter_, length))
 
     def fork(self) -> "Sequence":
         """A second sequence with the same tokens. Blocks are shared until one of the two writes to them."""
@@ -149,34 +150,36 @@ class Sequence(Handle):
     def table(self, layer_group: int = 0) -> np.ndarray:
         """A copy of the block table of a group."""
         blocks, count = ctypes.c_void_p(), ctypes.c_int64()
-        check(lib.folio_sequence_get_table(self, layer_group, ctypes.byref(blocks), ctypes.byref(count)))
+        check(lib.folio_sequence_get_table(self._as_parameter_, layer_group, ctypes.byref(blocks), ctypes.byref(count)))
         return _copy(blocks.value, count.value, np.int32)
 
     def release_window(self) -> None:
         """Releases blocks of windowed groups that no later token can see."""
-        check(lib.folio_sequence_release_window(self))
+        check(lib.folio_sequence_release_window(self._as_parameter_))
 
     def swap_out(self, tier: str = "host", *, stream: Optional[int] = None) -> None:
         """Moves the sequence to host memory or to the file, and waits."""
-        check(lib.folio_sequence_swap_out(self, _tier(tier), run_of(self.pool.context, None, stream), None))
+        check(lib.folio_sequence_swap_out(self._as_parameter_, _tier(tier),
+                                          run_of(self.pool.context, None, stream), None))
 
     def swap_in(self, *, stream: Optional[int] = None) -> None:
         """Brings a swapped sequence back, and waits."""
-        check(lib.folio_sequence_swap_in(self, run_of(self.pool.context, None, stream), None))
+        check(lib.folio_sequence_swap_in(self._as_parameter_, run_of(self.pool.context, None, stream), None))
 
     def preempt(self, policy: str = "recompute", *, stream: Optional[int] = None) -> None:
         """Takes the sequence's blocks away: "recompute" drops K and V, "swap" moves them to a lower tier."""
         policies = {"recompute": abi.FOLIO_PREEMPT_RECOMPUTE, "swap": abi.FOLIO_PREEMPT_SWAP}
         if policy not in policies:
             raise ArgumentError(f"policy {policy!r} is not one of {', '.join(policies)}")
-        check(lib.folio_sequence_preempt(self, policies[policy], run_of(self.pool.context, None, stream), None))
+        check(lib.folio_sequence_preempt(self._as_parameter_, policies[policy],
+                                         run_of(self.pool.context, None, stream), None))
 
     def resume(self, ids: Any = None, *, stream: Optional[int] = None) -> int:
         """Brings a preempted sequence back. Returns how many tokens need not be computed again."""
         computed = ctypes.c_int64()
         tokens, keep = _tokens(ids) if ids is not None else (None, None)
-        check(lib.folio_sequence_resume(self, ctypes.byref(tokens) if tokens else None, ctypes.byref(computed),
-                                        run_of(self.pool.context, None, stream), None))
+        check(lib.folio_sequence_resume(self._as_parameter_, ctypes.byref(tokens) if tokens else None,
+                                        ctypes.byref(computed), run_of(self.pool.context, None, stream), None))
         return computed.value
 
     def info(self) -> dict:

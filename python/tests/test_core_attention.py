@@ -13,7 +13,8 @@ MIXED = ([1, 5, 17, 1], [33, 5, 50, 1])  # decodes, a prompt, a chunk of a promp
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
-@pytest.mark.parametrize("layout", ["native", "nhd", "hnd", "interleaved_nhd", "interleaved_hnd", "xpacked", "xpacked_1"])
+@pytest.mark.parametrize("layout", ["native", "nhd", "hnd", "interleaved_nhd", "interleaved_hnd", "xpacked",
+                                    "xpacked_1"])
 def test_forward(arrays: Arrays, dtype: str, layout: str) -> None:
     step = Step(arrays, *MIXED, dtype=dtype, layout=layout)
     step.write_context()
