@@ -139,6 +139,7 @@ def test_bad_tensors_are_rejected_and_nothing_is_written(context, device):
     reject("k has dtype int64", step.q, k.long(), v)
     reject("elements apart", step.q.transpose(1, 2).contiguous().transpose(1, 2), k, v)
     reject("v has strides", step.q, k, v[:, :1].expand(1, 2, 64))  # also for a single token
+    reject("k has strides", step.q, k[:, :1].expand(1, 2, 64), v)
     reject("attention 1 is outside", step.q, k, v, attention=1)
     reject("attention -1 is outside", step.q, k, v, attention=-1)
     reject("positions are given without rotary", step.q, k, v, positions=torch.zeros(1, dtype=torch.int64))
@@ -149,6 +150,15 @@ def test_bad_tensors_are_rejected_and_nothing_is_written(context, device):
     reject("is on meta", step.q.to("meta"), k, v)
     if device == "cuda":
         reject("q is on cpu:0, but the context is on cuda:0", step.q.cpu(), k, v)
+
+
+def test_repeated_heads_are_rejected(context, device):
+    step = Step(context, device, [(3, 5)])
+    k, v = step.new()
+    with pytest.raises(folio.ArgumentError, match="k has strides"):
+        step.plan.forward(step.q, k[:, :1].expand(3, 2, 64), v, cache=step.cache)
+    with pytest.raises(folio.ArgumentError, match="k has strides"):
+        step.plan.forward(step.q, k[:1].expand(3, 2, 64), v, cache=step.cache)
 
 
 def test_bad_numpy_arrays_are_rejected():
