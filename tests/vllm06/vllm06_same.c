@@ -107,6 +107,16 @@ void v06_same_metadata_fields(const char *original, const char *compute)
         CHECK_OK(r.b->make_metadata(r.state, &r.f, &m));
         check_maxima(m, 13, 13, 0, 0);
         folio_vllm06_metadata_destroy(m);
+        v06_fields(&r, encoded_both, 2); /* with decodes in it, each kind needs its own */
+        r.f.chunked_prefill = 1;
+        r.f.seq_lens = NULL;
+        REFUSED(r.b->make_metadata(r.state, &r.f, &m), FOLIO_ERR_ARGUMENT,
+                "of the prompts, is NULL");
+        v06_fields(&r, encoded_both, 2);
+        r.f.chunked_prefill = 1;
+        r.f.seq_lens_tensor = NULL;
+        REFUSED(r.b->make_metadata(r.state, &r.f, &m), FOLIO_ERR_ARGUMENT,
+                "of the decodes, is NULL");
         v06_fields(&r, NULL, 0); /* an empty step */
         r.f.seq_lens = r.f.seq_lens_tensor = NULL;
         CHECK_OK(r.b->make_metadata(r.state, &r.f, &m));
