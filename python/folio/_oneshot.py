@@ -118,7 +118,8 @@ class _Planned:
     """A plan with its batch, and what the batch was filled from."""
 
     def __init__(self, plan: Plan, batch: Batch) -> None:
-        self.plan, self.batch, self.filled = plan, batch, None
+        self.plan, self.batch = plan, batch
+        self.filled: Optional[tuple] = None
 
 
 def _host_plan(at: Attention, kind: str, block_size: int, num_blocks: int, seqs: int, tokens: int, longest: int,
@@ -164,7 +165,7 @@ def _fill(batch: Batch, q_start: np.ndarray, k_lens: np.ndarray, tables: Optiona
         k_lens = np.maximum(np.diff(q_start), 1).astype(np.int32)
     elif cut is not None:
         q_start, seqs, first = cut
-        k_lens, tables = k_lens[seqs], tables[seqs]
+        k_lens, tables = k_lens[seqs], None if tables is None else tables[seqs]
         extra = {"first_query_pos": first.astype(np.int64), "first_key_pos": np.zeros(seqs.size, np.int64)}
     if not causal and not cross:
         extra["causality"] = np.full(k_lens.size, abi.FOLIO_CAUSAL_NO, np.int32)

@@ -22,7 +22,7 @@ import numpy as np
 
 from . import _abi as abi
 from . import _oneshot
-from ._arrays import Array, array, host_array, is_torch
+from ._arrays import _BY_NAME, Array, array, is_torch, required_array
 from ._run import empty, place_check
 from .attention import Rotary
 from .context import Context, default_context
@@ -189,7 +189,7 @@ class _Call:
 
     def outputs(self, q: Any, rows: int, lse: bool) -> tuple:
         """out [rows, heads, v_size] and lse, [rows, heads] in the memory of [heads, rows]."""
-        dtype = _oneshot._BY_NAME.get(self.q.dtype)
+        dtype = _BY_NAME.get(self.q.dtype)
         if dtype is None:
             raise ArgumentError(f"q has dtype {self.q.dtype}; numbers are f32, f16 or bf16")
         out = empty(self.context, (rows, self.heads, self.v_size), dtype, q)
@@ -197,7 +197,7 @@ class _Call:
 
 
 def _starts(value: Any, name: str, rows: int) -> np.ndarray:
-    starts = host_array(value, np.int32, name)
+    starts = required_array(value, np.int32, name)
     if starts.ndim != 1 or starts.size < 1 or starts[0] != 0 or (np.diff(starts) < 0).any() or starts[-1] > rows:
         raise ArgumentError(f"{name} must start at 0, never decrease, and end at most at {rows}, the number of rows")
     return starts
@@ -233,8 +233,11 @@ def _varlen_host(call: _Call, at: Any, q: Any, k: Any, v: Any, cu_q: Any, cu_k: 
                  lse: Any) -> None:
     starts = _starts(cu_q, "cu_seqlens_q", call.q.shape[0])
     seqs, total = starts.size - 1, int(starts[-1])
-    k_starts = None if cu_k is None else _starts(cu_k, "cu_seqlens_k", call.k.shape[0] if block_table is None else 2**31)
-    lens = host_array(used, np.int32, "seqused_k") if used is not None else np.diff(k_starts).astype(np.int32)
+    k_rows = call.k.shape[0] if block_table is None else 2**31
+    k_starts: Any = None if cu_k is None else _starts(cu_k, "cu_seqlens_k", k_rows)
+    if k_starts is None and (used is None or block_table is None):
+        raise ArgumentError("cu_seqlens_k is missing; it says where each sequence of k begins")
+    lens = np.diff(k_starts).astype(np.int32) if used is None else required_array(used, np.int32, "seqused_k")
     if lens.shape != (seqs,):
         raise ArgumentError(f"there are {seqs} sequences of queries, but {lens.size} of keys")
     options = {"causal": causal, "slopes": slopes, "sinks": sinks}
@@ -244,8 +247,6 @@ def _varlen_host(call: _Call, at: Any, q: Any, k: Any, v: Any, cu_q: Any, cu_k: 
         cache = _paged(call)
         _oneshot.host_forward(at, q, out, lse, starts, lens, cache=cache, tables=_tables(block_table, seqs), **options)
         return
-    if k_starts is None:
-        raise ArgumentError("cu_seqlens_k is missing; without block_table it says where each sequence of k begins")
     rows = int(k_starts[-1])
     same = np.array_equal(starts, k_starts) and used is None
     if used is None and (same or (not causal and left < 0 and right < 0 and slopes is None)):
@@ -271,7 +272,7 @@ def _paged(call: _Call) -> Any:
 
 
 def _tables(block_table: Any, seqs: int) -> np.ndarray:
-    tables = host_array(block_table, np.int32, "block_table")
+    tables = required_array(block_table, np.int32, "block_table")
     if tables.ndim != 2 or tables.shape[0] != seqs:
         raise ArgumentError(f"block_table has shape {tables.shape}; it must be [{seqs}, blocks]")
     return tables
@@ -409,7 +410,8 @@ def _cache_rows(call: _Call) -> tuple:
             raise UnsupportedError(f"{name} has {count} rows for each sequence, more than a block of {_oneshot.MAX_BLOCK} "
                                    f"holds, and strides {tuple(a.strides)}; its first two dims must have no gap")
         strides.append((row if size == count else size * token, token, head))
-    cache = _oneshot.wrap(call.context, k, v, k.shape[0] * (count // size), size, *strides, call.kv_heads)
+    cache = _oneshot.wrap(call.context, k, v, k.shape[0] * (count // size), size, strides[0], strides[1],
+                          call.kv_heads)
     return cache, count // size
 
 
@@ -481,7 +483,7 @@ def _kvcache_host(call: _Call, at: Any, q: Any, cache: Any, width: int, k: Any, 
     elif isinstance(lens, int):
         before = np.full(seqs, lens, np.int32)
     else:
-        before = host_array(lens, np.int32, "cache_seqlens")
+        before = required_array(lens, np.int32, "cache_seqlens")
     if before.shape != (seqs,):
         raise ArgumentError(f"cache_seqlens has shape {before.shape}; it must be ({seqs},)")
     total = before + np.int32(new)
@@ -492,8 +494,7 @@ def _kvcache_host(call: _Call, at: Any, q: Any, cache: Any, width: int, k: Any, 
     if block_table is not None:
         tables = _tables(block_table, seqs)
     else:
-        index = np.arange(seqs, dtype=np.int32) if batch_idx is None else host_array(batch_idx, np.int32,
-                                                                                    "cache_batch_idx")
+        index = required_array(np.arange(seqs) if batch_idx is None else batch_idx, np.int32, "cache_batch_idx")
         rows = call.k.shape[0]
         if index.shape != (seqs,) or (index < 0).any() or (index >= rows).any():
             raise ArgumentError(f"cache_batch_idx must have {seqs} entries in [0, {rows}), the rows of the cache; "

@@ -94,8 +94,8 @@ class _Wrapper:
             raise ArgumentError(f'kv_layout is {kv_layout!r}; it must be "NHD" or "HND"')
         self._layout, self._graph = kv_layout, use_cuda_graph
         self._room = len(indices_buffer) if indices_buffer is not None else 0  # pages of a graph's step
-        self._batch: Optional[Batch] = None
-        self._plan: Optional[Plan] = None
+        self._batch: Any = None
+        self._plan: Any = None
         self._made_for: Any = None
         self._geometry: Any = None
         self._key = next(_keys)

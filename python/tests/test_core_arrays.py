@@ -282,7 +282,8 @@ def test_dtype_names() -> None:
                          (["bf16", "bfloat16", ml_dtypes.bfloat16, torch.bfloat16], abi.FOLIO_BF16),
                          (["f16", np.float16, torch.float16], abi.FOLIO_F16),
                          (["fp8_e4m3", "float8_e4m3fn", torch.float8_e4m3fn], abi.FOLIO_FP8_E4M3),
-                         (["fp8_e5m2", ml_dtypes.float8_e5m2], abi.FOLIO_FP8_E5M2), (["int8", np.int8], abi.FOLIO_INT8)):
+                         (["fp8_e5m2", ml_dtypes.float8_e5m2], abi.FOLIO_FP8_E5M2),
+                         (["int8", np.int8], abi.FOLIO_INT8)):
         assert [dtype_of(name) for name in names] == [value] * len(names)
     for bad in ("f128", np.int32, torch.int64, object()):
         with pytest.raises(folio.ArgumentError, match="is not one of f32, f16, bf16"):

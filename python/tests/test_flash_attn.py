@@ -418,6 +418,7 @@ def test_empty_batches_and_no_keys(device):
     assert flash_attn_func(none[None], none[None], none[None]).shape == (1, 0, 2, 64)
 
 
+@pytest.mark.slow
 def test_compiled_equals_eager(device):
     torch.manual_seed(16)
     q, k, v = rows(10, 4, 64, device), rows(10, 2, 64, device), rows(10, 2, 64, device)
@@ -442,6 +443,7 @@ def test_compiled_equals_eager(device):
     assert torch.equal(pages.k[pages.table[0, 0], 3], k[0])  # the caller's pages were written
 
 
+@pytest.mark.slow
 def test_opcheck(device):
     torch.manual_seed(17)
     q, k = rows(10, 4, 64, device), rows(10, 2, 64, device)

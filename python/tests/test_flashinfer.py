@@ -185,6 +185,7 @@ def test_bad_input(device):
                q[:1, :2], ints([0], device), ints([16], device), pages.cache, indices, indptr, last)
 
 
+@pytest.mark.slow
 def test_compiled_equals_eager(device):
     torch.manual_seed(7)
     pages = Pages(device, [8, 20], joined=True)
@@ -208,6 +209,7 @@ def test_compiled_equals_eager(device):
     assert torch.equal(pages.cache[pages.indices[0], 0, 7], k[0])
 
 
+@pytest.mark.slow
 def test_opcheck(device):
     pages = Pages(device, [8, 20])
     wrapper = BatchDecodeWithPagedKVCacheWrapper()

@@ -29,7 +29,12 @@ def reference(name: str, device: str) -> tuple:
     return _references[key]
 
 
-@pytest.mark.parametrize("name", models.DECODERS + models.ENCODER_DECODERS)
+def slow_but(quick: tuple, names: tuple) -> list:
+    """The names as parameters, all but the quick ones marked slow."""
+    return [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
+@pytest.mark.parametrize("name", slow_but(("llama", "bart"), models.DECODERS + models.ENCODER_DECODERS))
 def test_attention_decides(name: str, device: str) -> None:
     """Without attention most tokens are others: so the other tests can fail."""
     model, ids, expected = reference(name, device)
@@ -38,7 +43,7 @@ def test_attention_decides(name: str, device: str) -> None:
     assert (zeroed.tokens != expected.tokens).float().mean() > 0.5
 
 
-@pytest.mark.parametrize("name", models.DECODERS + models.ENCODER_DECODERS)
+@pytest.mark.parametrize("name", slow_but(("llama", "bart"), models.DECODERS + models.ENCODER_DECODERS))
 def test_generate(name: str, device: str) -> None:
     model, ids, expected = reference(name, device)
     models.use(model, name, folio_hf.PLAIN)
@@ -46,7 +51,7 @@ def test_generate(name: str, device: str) -> None:
     models.compare(expected, got.tokens, logits=got.logits)
 
 
-@pytest.mark.parametrize("name", ("llama", "mistral", "gemma2", "gpt_oss", "bart"))
+@pytest.mark.parametrize("name", slow_but((), ("llama", "mistral", "gemma2", "gpt_oss", "bart")))
 def test_generate_static_cache(name: str, device: str) -> None:
     model, ids, expected = reference(name, device)
     models.use(model, name, folio_hf.PLAIN)
@@ -54,7 +59,7 @@ def test_generate_static_cache(name: str, device: str) -> None:
     models.compare(expected, got.tokens, logits=got.logits)
 
 
-@pytest.mark.parametrize("name", models.BATCHED)
+@pytest.mark.parametrize("name", slow_but(("llama",), models.BATCHED))
 def test_generate_batch(name: str, device: str) -> None:
     """Steps of 48 tokens: prompts are cut, and share steps with decodes."""
     model, ids, expected = reference(name, device)
@@ -63,7 +68,7 @@ def test_generate_batch(name: str, device: str) -> None:
     models.compare(expected, got.tokens, logprobs=got.logprobs)
 
 
-@pytest.mark.parametrize("name", models.BATCHED)
+@pytest.mark.parametrize("name", slow_but(("llama",), models.BATCHED))
 def test_generate_batch_with_eviction(name: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """So few blocks that requests lose theirs and are computed again."""
     model, ids, expected = reference(name, device)
@@ -83,6 +88,7 @@ def test_generate_batch_with_eviction(name: str, device: str, monkeypatch: pytes
     assert sum(steps) > groups * needed, "nothing was evicted"
 
 
+@pytest.mark.slow
 def test_generate_batch_long_pages(device: str) -> None:
     """Pages of 256 tokens, as by default; windows are shorter than a page."""
     for name in ("llama", "mistral", "gpt_oss"):
@@ -92,6 +98,7 @@ def test_generate_batch_long_pages(device: str) -> None:
         models.compare(expected, got.tokens, logprobs=got.logprobs)
 
 
+@pytest.mark.slow
 def test_shared_prefix_and_forks(device: str) -> None:
     """Blocks of a common prefix are shared, those of forks copied."""
     model = reference("llama", device)[0]
@@ -115,6 +122,7 @@ def _rows_of(expected: torch.Tensor, got: torch.Tensor, fork: int) -> list[int]:
     return rows
 
 
+@pytest.mark.slow
 def test_bf16(device: str) -> None:
     """bf16 models run; the first tokens' logits agree with f32 about as well as those of eager attention do."""
     model = models.make_model("llama", device)
@@ -177,6 +185,7 @@ def _run(code: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_no_flash_attn_needed() -> None:
     """Choosing the implementation imports no flash_attn, and needs no kernels of the hub."""
     _run("""
@@ -199,6 +208,7 @@ def test_no_flash_attn_needed() -> None:
         """)
 
 
+@pytest.mark.slow
 def test_no_second_pool_of_threads() -> None:
     """Attention runs on torch's threads: the process gets no more of them."""
     _run("""

@@ -17,6 +17,7 @@ implementation for continuous batching has to contain "flash". No flash_attn is 
 from __future__ import annotations
 
 import inspect
+from importlib import import_module
 from typing import Any, Optional
 
 import transformers
@@ -50,12 +51,9 @@ def _register() -> Optional[str]:
     AttentionInterface.register(PLAIN, plain_attention)
     AttentionMaskInterface.register(PLAIN, sdpa_mask)
     found = seam()
-    if found == "5.17":
-        from . import paged_517 as adapter
-    elif found == "5.19":
-        from . import paged_519 as adapter
-    else:
+    if found is None:
         return None
+    adapter = import_module(".paged_517" if found == "5.17" else ".paged_519", __name__)
     AttentionInterface.register(adapter.NAME, adapter.attention)
     adapter.prepare()
     return adapter.NAME

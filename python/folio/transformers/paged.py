@@ -116,7 +116,7 @@ class Group:
     def __init__(self, context: Context, pages: Pages, kv: KVCache, kv_dtype: torch.dtype, trash: int) -> None:
         self.context, self.pages, self.kv, self.kv_dtype, self.trash = context, pages, kv, kv_dtype, trash
         self.batch = Batch(cache=kv)
-        self.tables: Optional[Tables] = None
+        self.tables: Any = None
         self.limits = (0, 0, 0)
         self.plans: dict = {}
         self._step: Any = None
@@ -130,7 +130,8 @@ class Group:
         self.batch.set_csr(t.indptr, t.blocks, query_start=t.query_start, seq_lens=t.seq_lens)
         needs = (t.seq_lens.size, int(t.query_start[-1]), int(t.seq_lens.max(initial=1)))
         if any(n > limit for n, limit in zip(needs, self.limits)):
-            self.limits = tuple(_room(max(n, limit)) for n, limit in zip(needs, self.limits))
+            seqs, tokens, length = (_room(max(n, limit)) for n, limit in zip(needs, self.limits))
+            self.limits = (seqs, tokens, length)
             self.plans.clear()
         for plan in self.plans.values():
             plan.update(self.batch)

@@ -36,7 +36,7 @@ def prepare() -> None:
             return NAME
         return check(self, attn_implementation, *args, **kwargs)
 
-    check_or_take._folio = True
+    setattr(check_or_take, "_folio", True)
     PreTrainedModel._check_and_adjust_attn_implementation = check_or_take
 
 
