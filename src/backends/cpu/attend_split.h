@@ -121,13 +121,11 @@ static void attend_strip(const folioi_attend_args *a, const tile_plan *plan, til
     int n = 0;
     for (int32_t r = row; r < row + rows; r += b[n++].rows)
         b[n] = make_block(a, t, r, block_rows(row + rows - r));
-    int32_t lines = TILE * 8 * (a->k_dims + a->v_dims) / 64 * MAX_ROWS / a->rows + 1;
     for (int32_t first = 0; first < VECS; first += 2)
         for (int i = 0; i < n; i++) {
             if (b[i].from >= (first + 2) * LANES || b[i].to <= first * LANES) {
                 if (b[i].rows > 4 || b[i].from >= b[i].to) continue;
             }
-            if (first == 0 && b[i].rows > EVEN) fetch_ahead(&t->next, lines);
             block_scores(a, t, &b[i], first, s + (b[i].row - row) * TILE);
         }
     bool careful[MAX_BLOCKS] = {false};

@@ -402,7 +402,7 @@ INLINE void look_ahead(const folioi_attend_args *a, const tile_plan *plan, tile 
     /* of a block's steps, with K two vectors of keys at a time and with V two of dims */
     int64_t steps = (VECS / 2) * a->k_dims + (a->v_dims / (2 * LANES) + 1) * (int64_t)TILE;
     int64_t lines = TILE * (a->k_dims + (pieces - 1) * (int64_t)a->v_dims) * elem / 64;
-    int64_t all = (a->rows + EVEN - 1) / EVEN * steps / (DOT ? 2 : 1);
+    int64_t all = (a->rows + MAX_ROWS - 1) / MAX_ROWS * steps / (DOT ? 2 : 1);
     t->next.pace = (int32_t)((lines + all - 1) / all);
     for (int s = 0; s < 2; s++) {
         int64_t key = s == 0 ? t->t0 + (int64_t)TILE : a->soon[s].key;
