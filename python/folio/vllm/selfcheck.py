@@ -38,22 +38,24 @@ class Problem:
     k_scale: float = 1.0
     v_scale: float = 1.0
     seed: int = 0
-    shuffle: bool = True
     device: str = "cpu"
+    sequences: Optional[list] = None  # of (q, k, v) for all tokens of a sequence, or of more; None: random ones
+
+    def random_sequence(self, length: int, seed: int) -> tuple:
+        """(q, k, v) of all tokens of a sequence."""
+        generator = torch.Generator().manual_seed(seed)
+        return tuple(torch.randn(length, heads, self.head_size, generator=generator).to(self.dtype).to(self.device)
+                     for heads in (self.num_heads, self.num_kv_heads, self.num_kv_heads))
 
     def __post_init__(self) -> None:
-        generator = torch.Generator().manual_seed(self.seed)
         lens = [q + c for q, c in zip(self.queries, self.context)]
-
-        def rows(count: int, heads: int) -> torch.Tensor:
-            return torch.randn(count, heads, self.head_size, generator=generator).to(self.dtype).to(self.device)
-
-        self.q = rows(sum(self.queries), self.num_heads)
-        self.keys = [rows(n, self.num_kv_heads) for n in lens]
-        self.values = [rows(n, self.num_kv_heads) for n in lens]
+        all_rows = [given or self.random_sequence(n, 1000 * self.seed + i)
+                    for i, (given, n) in enumerate(zip(self.sequences or [None] * len(lens), lens))]
+        self.q = torch.cat([rows[0][c:n] for rows, c, n in zip(all_rows, self.context, lens)])
+        self.keys, self.values = ([rows[part][:n] for rows, n in zip(all_rows, lens)] for part in (1, 2))
         counts = [-(-n // self.block_size) for n in lens]
         self.num_blocks = sum(counts) + 1  # block 0 is vLLM's null block
-        order = torch.randperm(sum(counts), generator=generator) if self.shuffle else torch.arange(sum(counts))
+        order = torch.randperm(sum(counts), generator=torch.Generator().manual_seed(self.seed))
         self.table = torch.zeros(len(lens), max(counts), dtype=torch.int32)
         begin = 0
         for i, n in enumerate(counts):

@@ -27,24 +27,26 @@ def folder(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def run_jobs(folder):
-    """run_jobs(way, jobs, **env): the results of vllm_run.py in a new process."""
+    """run_jobs(name, way, jobs, **env): the results of vllm_run.py in a new process, for each job {"error": ...} or more."""
 
-    def run(way: str, jobs: dict, **env: str) -> dict:
-        given, results = folder / f"jobs-{way}.json", folder / f"results-{way}.json"
+    def run(name: str, way: str, jobs: dict, **env: str) -> dict:
+        given, results, log = (folder / f"{name}-{way}.{kind}" for kind in ("jobs.json", "results.json", "log"))
         given.write_text(json.dumps(jobs))
         results.unlink(missing_ok=True)
-        environment = {**os.environ, "TORCHDYNAMO_DISABLE": "1", "VLLM_LOGGING_LEVEL": "INFO", **env, "ATTENTION": way}
-        done = subprocess.run([sys.executable, str(HERE / "vllm_run.py"), str(given), str(results)], env=environment,
-                              capture_output=True, text=True, timeout=3000, cwd=folder)
-        (folder / f"log-{way}.txt").write_text(done.stdout + done.stderr)
-        assert results.exists(), done.stderr[-4000:]
-        found = json.loads(results.read_text())
-        found["log"] = done.stdout + done.stderr
-        for name in jobs:
-            assert "error" not in found[name], f"{name}, {way}: {found[name]['error']}\n{done.stderr[-4000:]}"
-        return found
+        environment = {**os.environ, "TORCHDYNAMO_DISABLE": "1", **env, "ATTENTION": way}
+        with open(log, "w", encoding="utf-8") as file:
+            subprocess.run([sys.executable, str(HERE / "vllm_run.py"), str(given), str(results)], env=environment,
+                           stdout=file, stderr=subprocess.STDOUT, timeout=3000, cwd=folder)
+        found = json.loads(results.read_text()) if results.exists() else {}
+        return {**{job: {"error": f"no result, see {log}"} for job in jobs}, **found, "log": log.read_text()}
 
     return run
+
+
+def checked(results: dict, name: str) -> dict:
+    """The result of one job; fails if it has none."""
+    assert "error" not in results[name], f"{name}: {results[name]['error']}\n{results['log'][-3000:]}"
+    return results[name]
 
 
 def prompts(count: int, longest: int, seed: int, shared: int = 64) -> list:

@@ -6,7 +6,7 @@ All models of one way run in one process. `-m 'not slow'` takes Llama only.
 from __future__ import annotations
 
 import pytest
-from conftest import prompts
+from conftest import checked, prompts
 from vllm_models import MODELS, save
 
 TIE = 1e-4  # where the two best logits lie closer than this, the tokens may differ from there on
@@ -40,7 +40,7 @@ def results(request, folder, run_jobs):
 
     def get(way: str) -> dict:
         if way not in found:
-            found[way] = run_jobs(way, jobs)
+            found[way] = run_jobs("models", way, jobs)
         return found[way]
 
     return get
@@ -61,15 +61,15 @@ def compare(want: dict, got: dict) -> int:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_folio_is_used(results, name):
-    assert results("folio")[name]["classes"][-1] == "folio.vllm.impl"
-    assert not [c for c in results("own")[name]["classes"] if "folio" in c]
+    assert checked(results("folio"), name)["classes"][-1] == "folio.vllm.impl"
+    assert not [c for c in checked(results("own"), name)["classes"] if "folio" in c]
     assert "is vLLM's CPU_ATTN" in results("folio")["log"]
     assert "FOLIO_VLLM is 0" in results("own")["log"]
 
 
 @pytest.mark.parametrize("name", GENERATING)
 def test_tokens(results, name):
-    want, got = results("own")[name], results("folio")[name]
+    want, got = checked(results("own"), name), checked(results("folio"), name)
     assert len(want["tokens"]) == 32
     ties = compare(want, got)
     print(f"\n{name}: {32 - ties} of 32 requests have equal tokens, {ties} differ from a tie on")
@@ -78,7 +78,7 @@ def test_tokens(results, name):
 @slow
 @pytest.mark.parametrize("name", ["bert"])
 def test_probabilities(results, name):
-    want, got = results("own")[name]["probs"], results("folio")[name]["probs"]
+    want, got = checked(results("own"), name)["probs"], checked(results("folio"), name)["probs"]
     worst = max(abs(a - b) for x, y in zip(want, got) for a, b in zip(x, y))
     print(f"\nbert: 32 requests, largest difference of a probability {worst:.1e}")
     assert len(want) == len(got) == 32 and worst < 1e-4
@@ -88,7 +88,7 @@ def test_probabilities(results, name):
 @pytest.mark.parametrize("name", NAMES)
 def test_attention_decides(results, name):
     """Without attention most tokens are others: equal tokens mean something."""
-    want, got = results("own")[name], results("zero")[name]
+    want, got = checked(results("own"), name), checked(results("zero"), name)
     if name == "bert":
         changed = sum(max(abs(a - b) for a, b in zip(x, y)) > 0.01 for x, y in zip(want["probs"], got["probs"]))
         assert changed > 16
@@ -102,4 +102,4 @@ def test_attention_decides(results, name):
 @pytest.mark.parametrize("name", [p for p in GENERATING if p.values[0] != "whisper"])
 def test_prefix_cache_was_used(results, name):
     for way in ("own", "folio"):
-        assert sum(results(way)[name]["cached"]) > 200
+        assert sum(checked(results(way), name)["cached"]) > 200
