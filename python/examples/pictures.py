@@ -105,7 +105,7 @@ def ceilings(threads):
 
 def roofline(path):
     context = folio.Context("cpu")
-    shapes = [(1, 4096), (2, 4096), (4, 4096), (16, 4096), (64, 4096), (512, 4096)]
+    shapes = [(1, 4096), (4, 4096), (16, 4096), (64, 4096), (512, 4096)]
     bandwidth, peak = ceilings(context.num_threads)
     points = [measure(context, *shape) for shape in shapes]
     figure, axis = plt.subplots(figsize=(7.5, 5), layout="constrained")

@@ -90,19 +90,31 @@ def _torch_array(tensor: Any) -> Array:
     return Array(tensor.data_ptr(), name, tensor.shape, tensor.stride(), place, tensor, True)
 
 
+_numpy_names: dict = {}  # NumPy makes the name of a dtype anew each time, which takes 5 us
+
+
+def _numpy_array(value: np.ndarray) -> Array:
+    dtype = value.dtype
+    name = _numpy_names.get(dtype)
+    if name is None:
+        if not dtype.isnative:
+            raise ArgumentError(f"the array has dtype {dtype.str}: its bytes are in the order of other machines")
+        name = _numpy_names[dtype] = dtype.name
+    size, strides = dtype.itemsize, []
+    for step in value.strides:
+        if step % size:
+            raise ArgumentError(f"the array's strides {value.strides} are not multiples of its {size}-byte numbers")
+        strides.append(step // size)
+    return Array(value.__array_interface__["data"][0], name, value.shape, tuple(strides), CPU, value,
+                 value.flags.writeable)
+
+
 def array(value: Any, stream: Optional[int] = None) -> Array:
     """Any array, without a copy. `stream` is the CUDA stream on which it will be used."""
     if is_torch(value):
         return _torch_array(value)
     if isinstance(value, np.ndarray):
-        size = value.itemsize
-        strides = tuple(s // size for s in value.strides)
-        if not value.dtype.isnative:
-            raise ArgumentError(f"the array has dtype {value.dtype.str}: its bytes are in the order of other machines")
-        if any(s % size for s in value.strides):
-            raise ArgumentError(f"the array's strides {value.strides} are not multiples of its {size}-byte numbers")
-        return Array(value.__array_interface__["data"][0], value.dtype.name, value.shape, strides, CPU, value,
-                     value.flags.writeable)
+        return _numpy_array(value)
     if hasattr(value, "__dlpack__"):
         return _dlpack_array(value, stream)
     raise ArgumentError(f"{type(value).__name__} is no array: pass a NumPy array, a torch tensor, "

@@ -38,12 +38,14 @@ def rows(context: Context, value: Any, name: str, heads: int, head_size: int, wr
     """The fields of a folio_tensor (data, dtype, tokens, token stride, head stride), then what keeps data alive.
 
     value is [tokens, heads, head_size] or [tokens, heads * head_size]."""
-    try:  # a torch tensor: by far the most frequent, and attributes are what costs
-        here = value.is_cpu if context.on_host else value.is_cuda and value.get_device() == context.place[1]
-        dtype = TORCH_DTYPES[value.dtype]
-        shape, strides, data, keep = value.shape, value.stride(), value.data_ptr(), None
-    except (AttributeError, KeyError):  # another library's, or a dtype that was not seen yet
-        here = False
+    here = type(value) is not np.ndarray
+    if here:
+        try:  # a torch tensor: by far the most frequent, and attributes are what costs
+            here = value.is_cpu if context.on_host else value.is_cuda and value.get_device() == context.place[1]
+            dtype = TORCH_DTYPES[value.dtype]
+            shape, strides, data, keep = value.shape, value.stride(), value.data_ptr(), None
+        except (AttributeError, KeyError):  # another library's, or a dtype that was not seen yet
+            here = False
     if not here:
         a = array(value, stream)
         place_check(context, a, name)
