@@ -250,6 +250,7 @@ BACKEND_TEST(vllm06_ops, paged_attention_fp8)
 BACKEND_TEST(vllm06_ops, paged_attention_partitions)
 {
     static const folio_dtype kvs[] = {FOLIO_F32, FOLIO_FP8_E4M3};
+    CHECK_INT(FOLIO_VLLM06_PARTITION_SIZE, 512);
     for (int i = 0; i < 4; i++) {
         bed b;
         int32_t x = 16 / (int32_t)folio_dtype_size(kvs[i / 2]);
@@ -405,26 +406,27 @@ BACKEND_TEST(vllm06_ops, reshape_and_cache_last_token)
     bed_close(&b);
 }
 
-/* Strided rows as they come out of a fused qkv projection; slot -1 stores nothing. */
+/* Strided rows as they come out of a fused projection, of keys and of values by another stride; slot -1 stores nothing. */
 BACKEND_TEST(vllm06_ops, reshape_and_cache_strides)
 {
-    enum { SIZE = 32, WIDTH = KV_HEADS * SIZE, STRIDE = 3 * WIDTH };
-    static float qkv[4 * STRIDE];
+    enum { SIZE = 32, WIDTH = KV_HEADS * SIZE, STRIDE = 3 * WIDTH, V_STRIDE = 2 * WIDTH };
+    static float qk[4 * STRIDE], v[4 * V_STRIDE];
     static const int64_t slots[] = {5, -1, 0, 9};
-    support_fill(qkv, COUNT_OF(qkv), 8, 1.0f);
+    support_fill(qk, COUNT_OF(qk), 8, 1.0f);
+    support_fill(v, COUNT_OF(v), 9, 1.0f);
     bed b;
     bed_open(&b, ctx, FOLIO_F32, 4, SIZE, 8, short_lens);
     support_buffer_poison(&b.k);
     support_buffer_poison(&b.v);
-    CHECK_OK(folio_vllm06_reshape_and_cache(ctx, qkv + WIDTH, qkv + 2 * WIDTH, FOLIO_F32, 4, STRIDE,
-                                            STRIDE, &b.c, slots, NULL));
+    CHECK_OK(folio_vllm06_reshape_and_cache(ctx, qk + WIDTH, v + WIDTH, FOLIO_F32, 4, STRIDE,
+                                            V_STRIDE, &b.c, slots, NULL));
     int64_t written[2] = {0, 0};
     for (int64_t t = 0; t < 4; t++)
         for (int64_t e = 0; e < WIDTH && slots[t] >= 0; e++) {
             CHECK(stored(&b, 0, slots[t], e / SIZE, e % SIZE) ==
-                  (double)qkv[t * STRIDE + WIDTH + e]);
+                  (double)qk[t * STRIDE + WIDTH + e]);
             CHECK(stored(&b, 1, slots[t], e / SIZE, e % SIZE) ==
-                  (double)qkv[t * STRIDE + 2 * WIDTH + e]);
+                  (double)v[t * V_STRIDE + WIDTH + e]);
         }
     for (size_t i = 0; i < b.k.bytes / 4; i++) {
         written[0] += !support_is_poison((const char *)b.k.data + 4 * i, 4);

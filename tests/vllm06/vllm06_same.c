@@ -406,13 +406,16 @@ void v06_same_alibi_slopes(const char *original, const char *compute)
     r.d.alibi_slopes = r.slopes;
     live(&r);
     v06_close(&r);
-    /* distances that bf16 cannot hold: the slopes act in f32 */
-    v06_init(&r, original, compute);
-    r.d.num_heads = r.d.num_kv_heads = 1;
-    r.d.dtype = FOLIO_BF16;
-    r.d.alibi_slopes = r.slopes;
-    if (v06_open(&r) && v06_step(&r, long_prompt, 1)) v06_run(&r, FOLIO_ATTENTION_DECODER);
-    v06_close(&r);
+    /* positions and, where far keys count most, distances that bf16 cannot hold: the slopes act in f32 */
+    for (int far = 0; far < 2; far++) {
+        v06_init(&r, original, compute);
+        r.d.num_heads = r.d.num_kv_heads = 1;
+        r.d.dtype = FOLIO_BF16;
+        r.d.alibi_slopes = r.slopes;
+        if (far) r.slopes[0] = -r.slopes[0];
+        if (v06_open(&r) && v06_step(&r, long_prompt, 1)) v06_run(&r, FOLIO_ATTENTION_DECODER);
+        v06_close(&r);
+    }
 }
 
 void v06_same_sliding_window(const char *original, const char *compute)
@@ -524,6 +527,12 @@ void v06_same_set_attn_bias(const char *original, const char *compute)
             CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_ATTENTION_DECODER, NULL));
             CHECK_OK(folio_vllm06_get_attn_bias(r.m, FOLIO_ATTENTION_DECODER, &got));
             CHECK(got == NULL);
+            r.f.block_tables = NULL; /* prompts without a prefix have none */
+            if (v06_remake(&r)) {
+                v06_run(&r, FOLIO_ATTENTION_DECODER);
+                CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_ATTENTION_DECODER, others));
+                v06_run(&r, FOLIO_ATTENTION_DECODER);
+            }
             free(plain);
         }
         v06_close(&r);
@@ -569,6 +578,8 @@ void v06_same_encoder_decoder(const char *original, const char *compute)
             if (v06_step(&r, more_encoders, 3)) v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
             if (remake_split(&r)) {
                 v06_run(&r, FOLIO_ATTENTION_ENCODER);
+                v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
+                r.no_key = true; /* from the cross blocks */
                 v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
             }
         }

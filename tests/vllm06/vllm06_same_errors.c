@@ -150,6 +150,7 @@ static void bad_lengths(v06 *r)
     BAD_FIELDS(encoded_prompts, r->lens[1] = -3, "seq_lens[1] is -3");
     BAD_FIELDS(encoded_prompts, r->f.seq_lens_tensor = others,
                "seq_lens[1] is 17|seq_lens_tensor[1] 16");
+    BAD_FIELDS(two_decodes, r->f.seq_lens_tensor = others, "seq_lens[0] is 9|seq_lens_tensor[0] 6");
     BAD_FIELDS(encoded_prompts, r->lens[0] = 5, "prompt 0|6 new tokens");
     BAD_FIELDS(encoded_prompts, (r->f.context_lens_tensor = NULL, r->lens[0] = 5),
                "prompt 0 has 6 new tokens by query_start_loc|5");
@@ -168,6 +169,7 @@ static void bad_lengths(v06 *r)
 static void bad_encoders(v06 *r)
 {
     static const int64_t not_31[] = {-1, 20, 32};
+    static const int32_t last_other[] = {11, 19};
     for (int i = 0; i < COUNT_OF(not_31); i++)
         BAD_FIELDS(encoded_prompts, r->f.num_encoder_tokens = not_31[i],
                    "num_encoder_tokens is|0 or 31, the sum of encoder_seq_lens of the prompts");
@@ -177,6 +179,8 @@ static void bad_encoders(v06 *r)
     BAD_FIELDS(encoded_prompts, r->encoder_lens[1] = -1, "encoder_seq_lens[1]");
     BAD_FIELDS(encoded_prompts, r->f.encoder_seq_lens_tensor = r->lens,
                "encoder_seq_lens[0] is 11|encoder_seq_lens_tensor[0] 6");
+    BAD_FIELDS(encoded_mixed, r->f.encoder_seq_lens_tensor = last_other,
+               "encoder_seq_lens[1] is 20|encoder_seq_lens_tensor[1] 19");
 }
 
 /* Fields that contradict each other; but maxima may be larger than the lengths. */
