@@ -205,10 +205,16 @@ def host_array(value: Any, dtype: Any, name: str) -> Optional[np.ndarray]:
         return None
     if type(value) is np.ndarray and value.dtype == dtype and value.flags.c_contiguous:
         return value
-    if is_torch(value) or (not isinstance(value, np.ndarray) and hasattr(value, "__dlpack__")):
+    if is_torch(value):
+        if not value.is_cpu:
+            raise ArgumentError(f"{name} must be in host memory")
+        value = value.numpy()
+        if value.dtype == dtype and value.flags.c_contiguous:
+            return value
+    elif not isinstance(value, np.ndarray) and hasattr(value, "__dlpack__"):
         if array(value).device != CPU:
             raise ArgumentError(f"{name} must be in host memory")
-        value = value.numpy() if is_torch(value) else np.from_dlpack(value)
+        value = np.from_dlpack(value)
     result = np.asarray(value)
     if result.size and not np.can_cast(result.dtype, np.int64 if np.issubdtype(dtype, np.integer) else np.float64,
                                        "same_kind"):

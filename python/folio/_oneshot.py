@@ -15,9 +15,9 @@ from typing import Any, Callable, Optional
 import numpy as np
 
 from . import _abi as abi
-from ._arrays import _BY_NAME, Array, dtype_of, numpy_dtype
+from ._arrays import _BY_NAME, Array, dtype_of, is_torch, numpy_dtype, required_array
 from ._library import Handle, create, lib, make
-from .attention import Attention, type_of
+from .attention import TYPES, Attention
 from .batch import Batch
 from .cache import KVCache, _desc
 from .context import Context
@@ -48,6 +48,7 @@ class Recent(OrderedDict):
 class _Kept(threading.local):
     def __init__(self) -> None:
         self.attentions, self.caches, self.plans = Recent(64), Recent(1024), Recent(32)
+        self.steps = Recent(16)  # HostStep and more, by the contents of the index arrays
         self.captured: dict = {}  # plans that CUDA graphs refer to
 
 
@@ -62,10 +63,11 @@ def attention(context: Context, heads: int, kv_heads: int, size: int, v_size: in
         kv_dtype=kv_dtype, scale=scale, window=window, soft_cap=soft_cap))
 
 
-def wrap(context: Context, k: Array, v: Array, num_blocks: int, block_size: int, k_strides: tuple,
-         v_strides: tuple, heads: int) -> KVCache:
+def wrap(context: Context, k: Array, v: Array, num_blocks: int, block_size: int, heads: int, k_strides: tuple,
+         v_strides: tuple) -> KVCache:
     """A cache in memory of the caller. Strides: elements from one block, token and head to the next."""
-    key = (context, k.data, v.data, k.dtype, num_blocks, block_size, heads, k.shape[-1], v.shape[-1], k_strides, v_strides)
+    key = (context, k.data, v.data, k.dtype, num_blocks, block_size, heads, k.shape[-1], v.shape[-1], k_strides,
+           v_strides)
     return kept.caches.find(key, lambda: _wrap(context, k, v, num_blocks, block_size, k_strides, v_strides, heads))
 
 
@@ -76,7 +78,7 @@ def _wrap(context: Context, k: Array, v: Array, num_blocks: int, block_size: int
             raise ArgumentError(f"{name} is on {a.device[0]}:{a.device[1]}, but q is on "
                                 f"{context.place[0]}:{context.place[1]}")
         if a.dtype not in _BY_NAME or a.dtype != k.dtype:
-            raise ArgumentError(f"{name} has dtype {a.dtype}, k {k.dtype}; they must be equal, and f32, f16, bf16 or fp8")
+            raise ArgumentError(f"{name} has dtype {a.dtype}, k {k.dtype}; both must be f32, f16, bf16 or fp8")
         if a.strides[-1] != 1:
             raise ArgumentError(f"{name} has strides {tuple(a.strides)}; the last must be 1")
     size = numpy_dtype(dtype_of(k.dtype)).itemsize
@@ -114,88 +116,90 @@ def limit(n: int) -> int:
     return 1 << max(int(n) - 1, 0).bit_length()
 
 
+def contents(value: Any, name: str) -> Any:
+    """What tells whether an index array in host memory is the same as before."""
+    if value is None or isinstance(value, int):
+        return value
+    if isinstance(value, np.ndarray):
+        a = value
+    elif is_torch(value) and value.is_cpu:
+        a = value.numpy()
+    else:
+        a = required_array(value, np.int64, name)
+    return a.shape, a.dtype.char, a.tobytes()
+
+
+def positions(q_start: np.ndarray, k_lens: np.ndarray) -> dict:
+    """Arrays of a batch that put the last row of each sequence at its last key. Only a batch with more queries than
+    keys somewhere needs them; the others do so by themselves."""
+    first = k_lens - np.diff(q_start)
+    if (first >= 0).all():
+        return {}
+    return {"first_query_pos": first.astype(np.int64), "first_key_pos": np.zeros(first.size, np.int64)}
+
+
+class HostStep:
+    """The sequences of one step: where their rows begin [seqs + 1], how many keys they have [seqs], and the block
+    tables [seqs, blocks] of these. tables None: the keys are given with the call, one sequence after another."""
+
+    def __init__(self, q_start: np.ndarray, k_lens: np.ndarray, tables: Optional[np.ndarray], causal: bool) -> None:
+        # copies: the caller may overwrite its arrays, and a step is found by what they held
+        self.q_start, self.k_lens = q_start.copy(), k_lens.copy()
+        self.tables, self.causal = None if tables is None else tables.copy(), causal
+        q_lens = np.diff(q_start)
+        self.cross = tables is None and not np.array_equal(q_lens, k_lens)
+        self.kind = "encoder_decoder" if self.cross else "decoder"
+        longest = int(max(k_lens.max(initial=1), q_lens.max(initial=1) if self.cross else 1))
+        self.needs = (max(k_lens.size, 1), max(int(q_start[-1]), 1), longest, int(k_lens.sum()) if self.cross else 0)
+
+    def fill(self, batch: Batch) -> None:
+        extra, k_lens = positions(self.q_start, self.k_lens) if self.tables is not None else {}, self.k_lens
+        if self.cross:
+            extra = {"encoder_lens": k_lens, "encoder_new_lens": k_lens}
+            k_lens = np.maximum(np.diff(self.q_start), 1).astype(np.int32)
+        elif not self.causal:
+            extra["causality"] = np.full(k_lens.size, abi.FOLIO_CAUSAL_NO, np.int32)
+        batch.set_block_tables(self.tables, k_lens, self.q_start, **extra)
+
+
 class _Planned:
-    """A plan with its batch, and what the batch was filled from."""
+    """A plan with its batch, and the step that the batch was filled from."""
 
     def __init__(self, plan: Plan, batch: Batch) -> None:
         self.plan, self.batch = plan, batch
-        self.filled: Optional[tuple] = None
+        self.step: Optional[HostStep] = None
+        self.limits = (plan.max_seqs, plan.max_query_tokens, plan.max_seq_len, plan.max_encoder_tokens)
 
 
-def _host_plan(at: Attention, kind: str, block_size: int, num_blocks: int, seqs: int, tokens: int, longest: int,
-               encoder_tokens: int) -> _Planned:
-    need = [max(n, 1) for n in (seqs, tokens, longest)] + [encoder_tokens]
-    key = (at, kind, block_size, num_blocks)
-    found = kept.plans.get(key)
+def _host_plan(at: Attention, step: HostStep, block_size: int, num_blocks: int) -> _Planned:
+    key = (at, step.kind, block_size, num_blocks)
+    found, needs = kept.plans.get(key), step.needs
     if found is not None:
-        p = found.plan
-        have = [p.max_seqs, p.max_query_tokens, p.max_seq_len, p.max_encoder_tokens]
-        if all(n <= h for n, h in zip(need, have)):
+        if found.step is step or all(n <= m for n, m in zip(needs, found.limits)):
             kept.plans.move_to_end(key)
             return found
-        need = [max(n, h) for n, h in zip(need, have)]
-    need = [limit(n) if n else 0 for n in need]
-    plan = Plan(at, types=kind, block_size=block_size, num_blocks=num_blocks, max_seqs=need[0],
-                max_query_tokens=need[1], max_seq_len=need[2], max_encoder_tokens=need[3])
-    kept.plans.pop(key, None)
-    return kept.plans.find(key, lambda: _Planned(plan, Batch(at.context, block_size=block_size)))
+        needs = tuple(max(n, m) for n, m in zip(needs, found.limits))
+        del kept.plans[key]
+    seqs, tokens, longest, encoder_tokens = (limit(n) if n else 0 for n in needs)
+    return kept.plans.find(key, lambda: _Planned(
+        Plan(at, types=step.kind, block_size=block_size, num_blocks=num_blocks, max_seqs=seqs, max_query_tokens=tokens,
+             max_seq_len=longest, max_encoder_tokens=encoder_tokens), Batch(at.context, block_size=block_size)))
 
 
-def cut_queries(q_start: np.ndarray, k_lens: np.ndarray) -> Optional[tuple]:
-    """Sequences with more rows than keys, cut into pieces with at most as many: a batch has no others.
-
-    Returns (q_start, the sequence of each piece, position of its first row), or None if there is nothing to cut. Pieces
-    of a sequence without keys stay whole: they are padding."""
-    q_lens = np.diff(q_start)
-    if (q_lens <= k_lens).all():
-        return None
-    counts = np.where((k_lens > 0) & (q_lens > 0), -(-q_lens // np.maximum(k_lens, 1)), 1)
-    seqs = np.repeat(np.arange(k_lens.size), counts)
-    number = np.arange(seqs.size) - np.repeat(np.cumsum(counts) - counts, counts)  # of the piece in its sequence
-    begins = number * k_lens[seqs]
-    starts = np.append(q_start[:-1][seqs] + begins, q_start[-1]).astype(np.int32)
-    return starts, seqs, (k_lens - q_lens)[seqs] + begins
-
-
-def _fill(batch: Batch, q_start: np.ndarray, k_lens: np.ndarray, tables: Optional[np.ndarray], causal: bool,
-          cross: bool, cut: Optional[tuple]) -> None:
-    extra: dict = {}
-    if cross:
-        extra = {"encoder_lens": k_lens, "encoder_new_lens": k_lens}
-        k_lens = np.maximum(np.diff(q_start), 1).astype(np.int32)
-    elif cut is not None:
-        q_start, seqs, first = cut
-        k_lens, tables = k_lens[seqs], None if tables is None else tables[seqs]
-        extra = {"first_query_pos": first.astype(np.int64), "first_key_pos": np.zeros(seqs.size, np.int64)}
-    if not causal and not cross:
-        extra["causality"] = np.full(k_lens.size, abi.FOLIO_CAUSAL_NO, np.int32)
-    batch.set_block_tables(tables, k_lens, q_start, **extra)
-
-
-def host_forward(at: Attention, q: Any, out: Any, lse: Any, q_start: np.ndarray, k_lens: np.ndarray, *, causal: bool,
-                 k: Any = None, v: Any = None, cache: Optional[KVCache] = None, tables: Optional[np.ndarray] = None,
-                 slopes: Any = None, sinks: Any = None, rotary: Any = None) -> None:
+def host_forward(at: Attention, step: HostStep, q: Any, out: Any, lse: Any, *, k: Any = None, v: Any = None,
+                 cache: Optional[KVCache] = None, slopes: Any = None, sinks: Any = None, rotary: Any = None) -> None:
     """Attention on the CPU. With a cache: over its blocks, after k and v (if given) were stored as the last keys of
     each sequence. Without one: over k and v, one sequence after another."""
-    cross = cache is None and not np.array_equal(np.diff(q_start), k_lens)
-    kind = "encoder_decoder" if cross else "decoder"
-    cut = cut_queries(q_start, k_lens) if cache is not None else None
-    seqs = k_lens.size if cut is None else cut[1].size
-    longest = int(k_lens.max(initial=1))
-    if cross:
-        longest = max(longest, int(np.diff(q_start).max(initial=1)))
-    planned = _host_plan(at, kind, cache.block_size if cache else 0, cache.num_blocks if cache else 0, seqs,
-                         int(q_start[-1]), longest, int(k_lens.sum()) if cross else 0)
-    contents = (q_start.tobytes(), k_lens.tobytes(), None if tables is None else tables.tobytes(), causal)
-    if planned.filled != contents:  # the layers of a step mostly have the same
-        planned.filled = None
-        _fill(planned.batch, q_start, k_lens, tables, causal, cross, cut)
+    planned = _host_plan(at, step, cache.block_size if cache else 0, cache.num_blocks if cache else 0)
+    if planned.step is not step:  # the layers of a step mostly have the same
+        planned.step = None
+        step.fill(planned.batch)
         planned.plan.update(planned.batch)
-        planned.filled = contents
+        planned.step = step
     tail = b""
     if slopes is not None or sinks is not None or rotary is not None:
         tail, keep = options(at.context, at, slopes, sinks, rotary=rotary)
-    planned.plan._forward(at, 0, type_of(kind), q, k, v, cache, 0, out, lse, tail)
+    planned.plan._forward(at, 0, TYPES[step.kind], q, k, v, cache, 0, out, lse, tail)
 
 
 def device_plan(at: Attention, block_size: int, num_blocks: int, seqs: int, tokens: int, query_len: int,
@@ -214,8 +218,8 @@ def device_plan(at: Attention, block_size: int, num_blocks: int, seqs: int, toke
         if plan is None:  # nothing can be allocated now: take a plan of the calls before, on whatever stream they were
             old = next((k for k in kept.plans if k[:-1] == key), None)
             if old is None:
-                raise ArgumentError("there is no plan for this geometry yet, and none can be made while a CUDA graph is "
-                                    "captured: call the function once before")
+                raise ArgumentError("there is no plan for this geometry yet, and none can be made while a CUDA graph "
+                                    "is captured: call the function once before")
             plan = kept.captured[key] = kept.plans.pop(old)
         return plan
     return kept.plans.find((*key, stream), lambda: Plan(

@@ -41,10 +41,10 @@ def flash_attn_varlen_func(q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens
     """Sequences of different lengths, one after another.
 
     q [total_q, heads, size]; k, v [total_k, kv_heads, size], or with block_table int32 [seqs, blocks] the pages
-    [num_blocks, page_size, kv_heads, size]. cu_seqlens_q and _k: int32 [seqs + 1], where each sequence begins; seqused_k
-    int32 [seqs] gives the lengths of the keys instead. s_aux: sinks [heads]. Returns out, or (out, lse [heads, total_q])
-    with return_softmax_lse, or (out, lse, None) with return_attn_probs. `deterministic` changes nothing: results always
-    are.
+    [num_blocks, page_size, kv_heads, size]. cu_seqlens_q and _k: int32 [seqs + 1], where each sequence begins;
+    seqused_k int32 [seqs] gives the lengths of the keys instead. s_aux: sinks [heads]. Returns out, or (out, lse
+    [heads, total_q]) with return_softmax_lse, or (out, lse, None) with return_attn_probs. `deterministic` changes
+    nothing: results always are.
     """
     _check_common(dropout_p, (q, k, v))
     left, right = _window(window_size)
@@ -98,7 +98,7 @@ def flash_attn_with_kvcache(q: Any, k_cache: Any, v_cache: Any, k: Any = None, v
     _check_common(0.0, (q, k_cache, v_cache))
     left, right = _window(window_size)
     if cache_leftpad is not None:
-        raise UnsupportedError("cache_leftpad is not supported: let each sequence begin at the start of its row or block")
+        raise UnsupportedError("cache_leftpad is not supported: let each sequence begin at the start of its row")
     if (k is None) != (v is None):
         raise ArgumentError("k is given without v" if v is None else "v is given without k")
     if (rotary_cos is None) != (rotary_sin is None):
@@ -152,7 +152,8 @@ def _numbers(context: Context, value: Any, name: str, heads: int, seqs: int) -> 
     shape = tuple(value.shape)
     if len(shape) == 2 and shape == (seqs, heads):
         if seqs > 1 and (not context.on_host or not bool((value == value[:1]).all())):
-            raise UnsupportedError(f"{name} has shape {shape}: a row for each sequence is not supported, only [{heads}]")
+            raise UnsupportedError(f"{name} has shape {shape}: a row for each sequence is not supported, only "
+                                   f"[{heads}]")
         value = value[0] if seqs else value.sum(0)
     elif shape != (heads,):
         raise ArgumentError(f"{name} has shape {shape}; it must be ({heads},)")
@@ -231,32 +232,48 @@ def _varlen(q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, max_q: Optional[int], 
 def _varlen_host(call: _Call, at: Any, q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, max_q: Any, max_k: Any,
                  causal: bool, left: int, right: int, slopes: Any, block_table: Any, used: Any, sinks: Any, out: Any,
                  lse: Any) -> None:
-    starts = _starts(cu_q, "cu_seqlens_q", call.q.shape[0])
-    seqs, total = starts.size - 1, int(starts[-1])
-    k_rows = call.k.shape[0] if block_table is None else 2**31
-    k_starts: Any = None if cu_k is None else _starts(cu_k, "cu_seqlens_k", k_rows)
-    if k_starts is None and (used is None or block_table is None):
-        raise ArgumentError("cu_seqlens_k is missing; it says where each sequence of k begins")
-    lens = np.diff(k_starts).astype(np.int32) if used is None else required_array(used, np.int32, "seqused_k")
-    if lens.shape != (seqs,):
-        raise ArgumentError(f"there are {seqs} sequences of queries, but {lens.size} of keys")
-    options = {"causal": causal, "slopes": slopes, "sinks": sinks}
+    plain = not causal and left < 0 and right < 0 and slopes is None
+    key = ("varlen", call.q.shape[0], call.k.shape[0], causal, plain, _oneshot.contents(cu_q, "cu_seqlens_q"),
+           _oneshot.contents(cu_k, "cu_seqlens_k"), _oneshot.contents(used, "seqused_k"),
+           _oneshot.contents(block_table, "block_table"))
+    step, total, rows, size = _oneshot.kept.steps.find(
+        key, lambda: _varlen_step(call, cu_q, cu_k, causal, plain, block_table, used))
     if total < call.q.shape[0]:
         q, out, lse = q[:total], out[:total], None if lse is None else lse[:total]
     if block_table is not None:
-        cache = _paged(call)
-        _oneshot.host_forward(at, q, out, lse, starts, lens, cache=cache, tables=_tables(block_table, seqs), **options)
-        return
-    rows = int(k_starts[-1])
-    same = np.array_equal(starts, k_starts) and used is None
-    if used is None and (same or (not causal and left < 0 and right < 0 and slopes is None)):
-        if rows == 0:
-            _fill_unseen(out, lse, sinks)
-        else:
-            _oneshot.host_forward(at, q, out, lse, starts, lens, k=k[:rows], v=v[:rows], **options)
-        return
-    cache, tables = _ragged(call, k_starts, lens)
-    _oneshot.host_forward(at, q, out, lse, starts, lens, cache=cache, tables=tables, **options)
+        _oneshot.host_forward(at, step, q, out, lse, cache=_paged(call), slopes=slopes, sinks=sinks)
+    elif size:
+        cache = _rows_as_blocks(call, rows, size)
+        _oneshot.host_forward(at, step, q, out, lse, cache=cache, slopes=slopes, sinks=sinks)
+    elif rows == 0:
+        _fill_unseen(out, lse, sinks)
+    else:
+        if rows < call.k.shape[0]:
+            k, v = k[:rows], v[:rows]
+        _oneshot.host_forward(at, step, q, out, lse, k=k, v=v, slopes=slopes, sinks=sinks)
+
+
+def _varlen_step(call: _Call, cu_q: Any, cu_k: Any, causal: bool, plain: bool, block_table: Any, used: Any) -> tuple:
+    """(step, rows of q, rows of k, tokens of a block if rows of k become blocks, else 0)."""
+    starts = _starts(cu_q, "cu_seqlens_q", call.q.shape[0])
+    seqs, total, rows = starts.size - 1, int(starts[-1]), call.k.shape[0]
+    k_starts = starts if cu_k is None else _starts(cu_k, "cu_seqlens_k", rows if block_table is None else 2**31)
+    lens = required_array(used, np.int32, "seqused_k") if used is not None else np.diff(k_starts).astype(np.int32)
+    if lens.shape != (seqs,):
+        raise ArgumentError(f"there are {seqs} sequences of queries, but {lens.size} of keys")
+    if block_table is not None:
+        return _oneshot.HostStep(starts, lens, _tables(block_table, seqs), causal), total, 0, 0
+    if cu_k is None:
+        raise ArgumentError("cu_seqlens_k is missing; without block_table it says where each sequence of k begins")
+    if used is None and (plain or np.array_equal(starts, k_starts)):
+        return _oneshot.HostStep(starts, lens, None, causal), total, int(k_starts[-1]), 0
+    if (k_starts[:-1] + lens > rows).any():
+        raise ArgumentError(f"k has {rows} rows, but a sequence ends at {int((k_starts[:-1] + lens).max())}")
+    # blocks as large as the begins of all sequences allow
+    size = _oneshot.block_of(math.gcd(int(np.gcd.reduce(k_starts[:-1])), rows))
+    width = -(-int(lens.max(initial=1)) // size)
+    tables = np.minimum(k_starts[:-1, None] // size + np.arange(width)[None], rows // size - 1).astype(np.int32)
+    return _oneshot.HostStep(starts, lens, tables, causal), total, rows, size
 
 
 def _fill_unseen(out: Any, lse: Any, sinks: Any) -> None:
@@ -267,8 +284,8 @@ def _fill_unseen(out: Any, lse: Any, sinks: Any) -> None:
 
 def _paged(call: _Call) -> Any:
     k, v = call.k, call.v
-    return _oneshot.wrap(call.context, k, v, k.shape[0], k.shape[1], tuple(k.strides[:3]), tuple(v.strides[:3]),
-                         call.kv_heads)
+    return _oneshot.wrap(call.context, k, v, k.shape[0], k.shape[1], call.kv_heads, tuple(k.strides[:3]),
+                         tuple(v.strides[:3]))
 
 
 def _tables(block_table: Any, seqs: int) -> np.ndarray:
@@ -278,22 +295,10 @@ def _tables(block_table: Any, seqs: int) -> np.ndarray:
     return tables
 
 
-def _ragged(call: _Call, starts: np.ndarray, lens: np.ndarray) -> tuple:
-    """Rows of keys as blocks, as large as the begins of all sequences allow, and the block tables."""
-    rows = call.k.shape[0]
-    if (starts[:-1] + lens > rows).any():
-        raise ArgumentError(f"k has {rows} rows, but a sequence ends at {int((starts[:-1] + lens).max())}")
-    size = _oneshot.block_of(math.gcd(int(np.gcd.reduce(starts[:-1])), rows))
-    cache = _rows_as_blocks(call, rows, size)
-    width = -(-int(lens.max(initial=1)) // size)
-    tables = starts[:-1, None] // size + np.arange(width, dtype=np.int32)[None]
-    return cache, np.minimum(tables, rows // size - 1).astype(np.int32)
-
-
 def _rows_as_blocks(call: _Call, rows: int, size: int) -> Any:
     (k_token, k_head, _), (v_token, v_head, _) = call.k.strides, call.v.strides
-    return _oneshot.wrap(call.context, call.k, call.v, rows // size, size, (k_token * size, k_token, k_head),
-                         (v_token * size, v_token, v_head), call.kv_heads)
+    return _oneshot.wrap(call.context, call.k, call.v, rows // size, size, call.kv_heads,
+                         (k_token * size, k_token, k_head), (v_token * size, v_token, v_head))
 
 
 def _varlen_device(call: _Call, at: Any, q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, max_q: Optional[int],
@@ -331,7 +336,8 @@ def device_forward(at: Any, q: Any, out: Any, lse: Any, starts: Any, lens: Any, 
         row = torch.arange(q.shape[0], dtype=torch.int32, device=q.device)
         seq = (torch.searchsorted(starts_q, row, right=True) - 1).clamp_(max=lens.shape[0] - 1)
         first = lens - (starts_q[1:] - starts_q[:-1]) - starts_q[:-1]
-        extra = {"first_query_pos": (first[seq] + row).long(), "first_key_pos": torch.zeros_like(row, dtype=torch.int64)}
+        extra = {"first_query_pos": (first[seq] + row).long(),
+                 "first_key_pos": torch.zeros_like(row, dtype=torch.int64)}
         lens, tables, starts, query_len = lens[seq], tables[seq], None, 1
     seqs = lens.shape[0]
     plan = _oneshot.device_plan(at, cache.block_size if cache else 0, cache.num_blocks if cache else 0, seqs,
@@ -377,16 +383,16 @@ def _fixed(q: Any, k: Any, v: Any, scale: Optional[float], causal: bool, left: i
 def _fixed_run(call: _Call, at: Any, q: Any, k: Any, v: Any, seqs: int, queries: int, keys: int, causal: bool,
                slopes: Any, sinks: Any, out: Any, lse: Any) -> None:
     q, cache, tables = _joined(q), None, None
-    options: dict = {"causal": causal, "slopes": slopes, "sinks": sinks}
+    options: dict = {"slopes": slopes, "sinks": sinks}
     if queries == keys:
         options.update(k=_joined(k), v=_joined(v))
     else:
         cache, width = _cache_rows(call)
-        tables = np.arange(seqs * width, dtype=np.int32).reshape(seqs, width)
     if call.context.on_host:
-        starts = np.arange(seqs + 1, dtype=np.int32) * queries
-        _oneshot.host_forward(at, q, out, lse, starts, np.full(seqs, keys, np.int32), cache=cache, tables=tables,
-                              **options)
+        step = _oneshot.kept.steps.find(("fixed", seqs, queries, keys, causal), lambda: _oneshot.HostStep(
+            np.arange(seqs + 1, dtype=np.int32) * queries, np.full(seqs, keys, np.int32), None if cache is None else
+            np.arange(seqs * width, dtype=np.int32).reshape(seqs, width), causal))
+        _oneshot.host_forward(at, step, q, out, lse, cache=cache, **options)
         return
     torch = _torch()
     starts = torch.arange(seqs + 1, dtype=torch.int32, device=q.device) * queries
@@ -394,8 +400,8 @@ def _fixed_run(call: _Call, at: Any, q: Any, k: Any, v: Any, seqs: int, queries:
     if cache is not None:
         tables = torch.arange(seqs * width, dtype=torch.int32, device=q.device).view(seqs, width)
     more = queries > keys
-    device_forward(at, q, out, lse, None if more else starts, lens, queries, keys, cache=cache, tables=tables,
-                   each_row=(starts, lens) if more else None, **options)
+    device_forward(at, q, out, lse, None if more else starts, lens, queries, keys, causal=causal, cache=cache,
+                   tables=tables, each_row=(starts, lens) if more else None, **options)
 
 
 def _cache_rows(call: _Call) -> tuple:
@@ -407,11 +413,10 @@ def _cache_rows(call: _Call) -> tuple:
     for name, a in (("k", k), ("v", v)):
         row, token, head, _ = a.strides
         if size < count and row != count * token and k.shape[0] > 1:
-            raise UnsupportedError(f"{name} has {count} rows for each sequence, more than a block of {_oneshot.MAX_BLOCK} "
-                                   f"holds, and strides {tuple(a.strides)}; its first two dims must have no gap")
+            raise UnsupportedError(f"{name} has {count} rows for each sequence, more than the {_oneshot.MAX_BLOCK} "
+                                   f"of a block, and strides {tuple(a.strides)}; its first two dims must have no gap")
         strides.append((row if size == count else size * token, token, head))
-    cache = _oneshot.wrap(call.context, k, v, k.shape[0] * (count // size), size, strides[0], strides[1],
-                          call.kv_heads)
+    cache = _oneshot.wrap(call.context, k, v, k.shape[0] * (count // size), size, call.kv_heads, *strides)
     return cache, count // size
 
 
@@ -444,7 +449,7 @@ def _kvcache(q: Any, k_cache: Any, v_cache: Any, k: Any, v: Any, cos: Any, sin: 
             cache, width = _cache_rows(call)
         run = _kvcache_host if call.context.on_host else _kvcache_device
         run(call, at, _joined(q), cache, width, k, v, new, lens, batch_idx, block_table, seqs, queries, out,
-            None if lse is None else lse.T, {"causal": causal, "slopes": slopes, "sinks": sinks, "rotary": rotary},
+            None if lse is None else lse.T, causal, {"slopes": slopes, "sinks": sinks, "rotary": rotary},
             (k_cache, v_cache))
     return out.reshape(seqs, queries, call.heads, call.v_size), _rows_lse(lse, seqs)
 
@@ -452,11 +457,13 @@ def _kvcache(q: Any, k_cache: Any, v_cache: Any, k: Any, v: Any, cos: Any, sin: 
 _rotaries = _oneshot.Recent(8)
 
 
-def _rotary(call: _Call, cos: Any, sin: Any, interleaved: bool, queries: int, new: int, turns: bool) -> Optional[Rotary]:
+def _rotary(call: _Call, cos: Any, sin: Any, interleaved: bool, queries: int, new: int,
+            turns: bool) -> Optional[Rotary]:
     if cos is None:
         return None
     if new != queries:
-        raise UnsupportedError(f"rotary_cos: k has {new} new tokens and q {queries} rows; with rotary they must be equal")
+        raise UnsupportedError(f"rotary_cos: k has {new} new tokens and q {queries} rows; with rotary they must "
+                               "be equal")
     if queries > 1 and not turns:
         raise UnsupportedError("rotary_cos without causal and without a window is supported for one query only")
     a, b = array(cos), array(sin)
@@ -475,45 +482,55 @@ def _rotary(call: _Call, cos: Any, sin: Any, interleaved: bool, queries: int, ne
 
 
 def _kvcache_host(call: _Call, at: Any, q: Any, cache: Any, width: int, k: Any, v: Any, new: int, lens: Any,
-                  batch_idx: Any, block_table: Any, seqs: int, queries: int, out: Any, lse: Any, options: dict,
-                  caches: tuple) -> None:
-    capacity = width * cache.block_size
-    if lens is None:
-        before = np.full(seqs, capacity, np.int32)
-    elif isinstance(lens, int):
-        before = np.full(seqs, lens, np.int32)
+                  batch_idx: Any, block_table: Any, seqs: int, queries: int, out: Any, lse: Any, causal: bool,
+                  options: dict, caches: tuple) -> None:
+    key = ("kvcache", seqs, queries, new, call.k.shape[0], width, cache.block_size, causal,
+           _oneshot.contents(lens, "cache_seqlens"), _oneshot.contents(batch_idx, "cache_batch_idx"),
+           _oneshot.contents(block_table, "block_table"))
+    step, slots = _oneshot.kept.steps.find(key, lambda: _kvcache_step(
+        call.k.shape[0], cache.block_size, width, new, lens, batch_idx, block_table, seqs, queries, causal))
+    if slots is not None:
+        cache.write(0, _joined(k), _joined(v), slots)
+    elif new:
+        options.update(k=_joined(k), v=_joined(v))
+    _oneshot.host_forward(at, step, q, out, lse, cache=cache, **options)
+
+
+def _kvcache_step(rows: int, block_size: int, width: int, new: int, lens: Any, batch_idx: Any, block_table: Any,
+                  seqs: int, queries: int, causal: bool) -> tuple:
+    """(step, slots of k and v if these are written apart from the step, else None)."""
+    capacity = width * block_size
+    if lens is None or isinstance(lens, int):
+        before = np.full(seqs, capacity if lens is None else lens, np.int32)
     else:
         before = required_array(lens, np.int32, "cache_seqlens")
     if before.shape != (seqs,):
         raise ArgumentError(f"cache_seqlens has shape {before.shape}; it must be ({seqs},)")
-    total = before + np.int32(new)
-    if (before < 0).any() or (total > capacity).any():
-        bad = int(np.argmax((before < 0) | (total > capacity)))
+    total = (before + new).astype(np.int32)
+    wrong = (before < 0) | (total > capacity)
+    if wrong.any():
+        bad = int(np.argmax(wrong))
         raise ArgumentError(f"cache_seqlens[{bad}] = {before[bad]}, with {new} new tokens, is outside [0, {capacity}], "
                             "the room of its row")
     if block_table is not None:
         tables = _tables(block_table, seqs)
     else:
-        index = required_array(np.arange(seqs) if batch_idx is None else batch_idx, np.int32, "cache_batch_idx")
-        rows = call.k.shape[0]
+        index = np.arange(seqs) if batch_idx is None else required_array(batch_idx, np.int32, "cache_batch_idx")
         if index.shape != (seqs,) or (index < 0).any() or (index >= rows).any():
             raise ArgumentError(f"cache_batch_idx must have {seqs} entries in [0, {rows}), the rows of the cache; "
                                 f"q has {seqs} sequences")
-        tables = index[:, None] * np.int32(width) + np.arange(width, dtype=np.int32)[None]
-    starts = np.arange(seqs + 1, dtype=np.int32) * queries
-    if new and new != queries:
-        places = before[:, None].astype(np.int64) + np.arange(new)[None]
-        blocks = np.take_along_axis(tables, places // cache.block_size, 1).astype(np.int64)
-        cache.write(0, _joined(k), _joined(v), (blocks * cache.block_size + places % cache.block_size).ravel())
-        new = 0
-    if new:
-        options.update(k=_joined(k), v=_joined(v))
-    _oneshot.host_forward(at, q, out, lse, starts, total, cache=cache, tables=tables, **options)
+        tables = (index[:, None] * width + np.arange(width)[None]).astype(np.int32)
+    step = _oneshot.HostStep(np.arange(seqs + 1, dtype=np.int32) * queries, total, tables, causal)
+    if not new or new == queries:
+        return step, None
+    places = before[:, None].astype(np.int64) + np.arange(new)[None]
+    blocks = np.take_along_axis(tables, places // block_size, 1).astype(np.int64)
+    return step, (blocks * block_size + places % block_size).ravel()
 
 
 def _kvcache_device(call: _Call, at: Any, q: Any, cache: Any, width: int, k: Any, v: Any, new: int, lens: Any,
-                    batch_idx: Any, block_table: Any, seqs: int, queries: int, out: Any, lse: Any, options: dict,
-                    caches: tuple) -> None:
+                    batch_idx: Any, block_table: Any, seqs: int, queries: int, out: Any, lse: Any, causal: bool,
+                    options: dict, caches: tuple) -> None:
     torch = _torch()
     int32 = {"dtype": torch.int32, "device": q.device}
     capacity = width * cache.block_size
@@ -541,8 +558,8 @@ def _kvcache_device(call: _Call, at: Any, q: Any, cache: Any, width: int, k: Any
     more = queries > capacity
     if more:
         options["each_row"] = (starts, total)
-    device_forward(at, q, out, lse, None if more else starts, total, queries, capacity, cache=cache, tables=tables,
-                   **options)
+    device_forward(at, q, out, lse, None if more else starts, total, queries, capacity, causal=causal, cache=cache,
+                   tables=tables, **options)
 
 
 # ---- operators, for torch.compile ----
@@ -586,8 +603,8 @@ def _define() -> None:
         return out, q.new_empty((heads, seqs, rows), dtype=torch.float32).transpose(0, 1)
 
     varlen_args = ("Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor? cu_seqlens_k, SymInt? max_seqlen_q, "
-                   "SymInt? max_seqlen_k, float? scale, bool causal, int left, int right, float softcap, Tensor? slopes, "
-                   "Tensor? block_table, Tensor? seqused_k, Tensor? sinks, bool lse")
+                   "SymInt? max_seqlen_k, float? scale, bool causal, int left, int right, float softcap, "
+                   "Tensor? slopes, Tensor? block_table, Tensor? seqused_k, Tensor? sinks, bool lse")
     define(f"flash_attn_varlen({varlen_args}) -> (Tensor, Tensor)", varlen, varlen_fake)
     define(f"flash_attn_varlen_out({varlen_args}, Tensor(a!) out) -> Tensor", varlen_out, varlen_out_fake)
     define("flash_attn(Tensor q, Tensor k, Tensor v, float? scale, bool causal, int left, int right, float softcap, "

@@ -67,8 +67,8 @@ def _unpack(cache: Union[torch.Tensor, tuple], layout: str) -> tuple:
     elif cache.dim() == 5 and cache.shape[1] == 2:
         k, v = cache[:, 0], cache[:, 1]
     else:
-        raise ArgumentError(f"the paged KV cache has shape {tuple(cache.shape)}; it must be [pages, 2, ...] with 5 dims, "
-                            "or a pair (k, v)")
+        raise ArgumentError(f"the paged KV cache has shape {tuple(cache.shape)}; it must be [pages, 2, ...] with 5 "
+                            "dims, or a pair (k, v)")
     for name, x in (("k", k), ("v", v)):
         if x.dim() != 4:
             raise ArgumentError(f"{name} of the paged KV cache has shape {tuple(x.shape)}; it must have 4 dims")
@@ -83,7 +83,7 @@ def _wrap(context: Any, k: torch.Tensor, v: torch.Tensor, layout: str) -> KVCach
         return (page, b, a) if hnd else (page, a, b)
 
     heads, page_size = (k.shape[1], k.shape[2]) if hnd else (k.shape[2], k.shape[1])
-    return _oneshot.wrap(context, array(k), array(v), k.shape[0], page_size, strides(k), strides(v), heads)
+    return _oneshot.wrap(context, array(k), array(v), k.shape[0], page_size, heads, strides(k), strides(v))
 
 
 class _Wrapper:
@@ -94,9 +94,9 @@ class _Wrapper:
             raise ArgumentError(f'kv_layout is {kv_layout!r}; it must be "NHD" or "HND"')
         self._layout, self._graph = kv_layout, use_cuda_graph
         self._room = len(indices_buffer) if indices_buffer is not None else 0  # pages of a graph's step
-        self._batch: Any = None
-        self._plan: Any = None
+        self._planned: Optional[tuple] = None  # plan and batch
         self._made_for: Any = None
+        self._filled = False
         self._geometry: Any = None
         self._key = next(_keys)
         _wrappers[self._key] = weakref.ref(self)
@@ -106,8 +106,8 @@ class _Wrapper:
              v_size: int, page_size: int, causal: bool, pos_encoding_mode: str, window_left: int, soft_cap: Any,
              scale: Any, q_dtype: Any, kv_dtype: Any) -> None:
         if pos_encoding_mode != "NONE":
-            raise UnsupportedError(f"pos_encoding_mode {pos_encoding_mode!r} is not supported, only 'NONE': rotate q and k "
-                                   "before the call")
+            raise UnsupportedError(f"pos_encoding_mode {pos_encoding_mode!r} is not supported, only 'NONE': rotate q "
+                                   "and k before the call")
         pages = _indptr(indptr, "paged_kv_indptr")
         seqs = pages.size - 1
         blocks = _host(indices, "paged_kv_indices")
@@ -130,58 +130,54 @@ class _Wrapper:
                           numpy_dtype(dtype_of(kv_dtype)).name, scale,
                           (window_left, -1) if window_left >= 0 else (-1, -1), float(soft_cap or 0.0))
         self._filled = False
-        if self._plan is not None and self._made_for[0] == self._geometry and self._made_for[1] == page_size:
-            self._update()  # here and not in run(), which a replayed graph does not call
+        same = self._planned is not None and self._made_for[:2] == (self._geometry, page_size)
+        if same and self._planned is not None and self._fits(self._planned[0]):
+            self._update(*self._planned)  # here and not in run(), which a replayed graph does not call
 
     def _needs(self) -> tuple:
-        rows, lens, pages, blocks, causal = self._step
-        cut = _oneshot.cut_queries(rows, lens)
-        return cut, (lens.size if cut is None else cut[1].size, self._rows, int(lens.max(initial=1)))
+        """Sequences, rows and most keys of the step."""
+        return self._step[1].size, self._rows, int(self._step[1].max(initial=1))
 
-    def _update(self) -> None:
-        """Gives the step to the plan, if it is within the plan's limits."""
+    def _fits(self, plan: Plan) -> bool:
+        needs, limits = self._needs(), (plan.max_seqs, plan.max_query_tokens, plan.max_seq_len)
+        if all(n <= limit for n, limit in zip(needs, limits)):
+            return True
+        if self._graph and not plan.context.on_host:
+            raise ArgumentError(f"the step has {needs[0]} sequences, {needs[1]} rows and up to {needs[2]} keys; the "
+                                f"graph was made for {limits[0]}, {limits[1]} and {limits[2]}")
+        return False
+
+    def _update(self, plan: Plan, batch: Batch) -> None:
+        """Gives the step to the plan."""
         rows, lens, pages, blocks, causal = self._step
-        cut, needs = self._needs()
-        limits = (self._plan.max_seqs, self._plan.max_query_tokens, self._plan.max_seq_len)
-        if any(n > limit for n, limit in zip(needs, limits)):
-            if self._graph and not self._plan.context.on_host:
-                raise ArgumentError(f"the step has {needs[0]} sequences, {needs[1]} rows and up to {needs[2]} keys; the "
-                                    f"graph was made for {limits[0]}, {limits[1]} and {limits[2]}")
-            self._plan = None  # run() makes a larger one
-            return
-        extra: dict = {}
-        if cut is not None:
-            rows, seqs, first = cut
-            counts = np.diff(pages)[seqs]
-            blocks = np.concatenate([blocks[pages[i]:pages[i + 1]] for i in seqs] or [blocks[:0]])
-            pages, lens = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32), lens[seqs]
-            extra = {"first_query_pos": first.astype(np.int64), "first_key_pos": np.zeros(seqs.size, np.int64)}
+        extra = _oneshot.positions(rows, lens)
         if not causal:
             extra["causality"] = np.full(lens.size, abi.FOLIO_CAUSAL_NO, np.int32)
-        self._batch.set_csr(pages, blocks, query_start=rows, seq_lens=lens, **extra)
-        self._plan.update(self._batch)
+        batch.set_csr(pages, blocks, query_start=rows, seq_lens=lens, **extra)
+        plan.update(batch)
         self._filled = True
 
     def _ready(self, context: Any, num_blocks: int) -> Plan:
+        """The plan, made anew if caches, geometry or sizes need another one."""
         if self._geometry is None:
             raise ArgumentError("plan() must be called before run()")
         made_for = (self._geometry, self._page_size, context, num_blocks)
-        if self._plan is None or self._made_for != made_for:
+        if self._planned is None or self._made_for != made_for or not (self._filled or self._fits(self._planned[0])):
             at = _oneshot.attention(context, *self._geometry)
-            seqs, rows, longest = (max(n, 1) for n in self._needs()[1])
+            seqs, rows, longest = (max(n, 1) for n in self._needs())
             graph = self._graph and not context.on_host
             if graph:
                 longest = max(longest, self._room * self._page_size)
             else:
                 seqs, rows, longest = (_oneshot.limit(n) for n in (seqs, rows, longest))
-            self._batch = Batch(context, block_size=self._page_size)
-            self._plan = Plan(at, max_seqs=seqs, max_query_tokens=rows, max_seq_len=longest, graph=graph,
-                              block_size=self._page_size, num_blocks=num_blocks,
-                              max_query_len=1 if graph and rows == seqs else 0)
+            plan = Plan(at, max_seqs=seqs, max_query_tokens=rows, max_seq_len=longest, graph=graph,
+                        block_size=self._page_size, num_blocks=num_blocks,
+                        max_query_len=1 if graph and rows == seqs else 0)
+            self._planned = (plan, Batch(context, block_size=self._page_size))
             self._made_for, self._filled = made_for, False
         if not self._filled:
-            self._update()
-        return self._plan
+            self._update(*self._planned)
+        return self._planned[0]
 
     def _run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, k_scale: float, v_scale: float, sinks: Any,
              want_lse: bool, out: Any = None, lse: Any = None) -> tuple:
@@ -189,7 +185,8 @@ class _Wrapper:
         cache = _wrap(context, k, v, self._layout)
         plan = self._ready(context, cache.num_blocks)
         if cache.block_size != self._page_size:
-            raise ArgumentError(f"the cache has pages of {cache.block_size} tokens, but plan() was told {self._page_size}")
+            raise ArgumentError(f"the cache has pages of {cache.block_size} tokens, but plan() was told "
+                                f"{self._page_size}")
         at = plan.attentions[0]
         tail = b""
         if sinks is not None or k_scale or v_scale:
@@ -236,8 +233,9 @@ class BatchDecodeWithPagedKVCacheWrapper(_Wrapper):
     """One query row for each sequence."""
 
     def __init__(self, float_workspace_buffer: Any = None, kv_layout: str = "NHD", use_cuda_graph: bool = False,
-                 use_tensor_cores: bool = False, paged_kv_indptr_buffer: Any = None, paged_kv_indices_buffer: Any = None,
-                 paged_kv_last_page_len_buffer: Any = None, backend: str = "auto", jit_args: Any = None) -> None:
+                 use_tensor_cores: bool = False, paged_kv_indptr_buffer: Any = None,
+                 paged_kv_indices_buffer: Any = None, paged_kv_last_page_len_buffer: Any = None,
+                 backend: str = "auto", jit_args: Any = None) -> None:
         _no_jit(jit_args)
         super().__init__(kv_layout, use_cuda_graph, paged_kv_indices_buffer)
 
@@ -245,7 +243,7 @@ class BatchDecodeWithPagedKVCacheWrapper(_Wrapper):
              page_size: int, pos_encoding_mode: str = "NONE", window_left: int = -1,
              logits_soft_cap: Optional[float] = None, q_data_type: Any = "float16", kv_data_type: Any = None,
              data_type: Any = None, sm_scale: Optional[float] = None, **unused: Any) -> None:
-        """The step's sequences: pages indices[indptr[i] : indptr[i + 1]], last_page_len[i] tokens in the last of them."""
+        """The step's sequences: pages indices[indptr[i] : indptr[i + 1]], last_page_len[i] tokens in the last one."""
         if data_type is not None:
             q_data_type = kv_data_type = data_type
         _check_unused(unused, q_data_type)

@@ -121,8 +121,12 @@ def _find(key: int) -> Layer:
 
 
 def _run(q: Any, k: Any, v: Any, k_cache: Any, v_cache: Any, key: int, out: Any = None, lse: bool = False) -> Any:
-    layer = _find(key)
-    plan = layer.step.plan
+    try:
+        layer = _layers[key]()
+        plan = layer.step.plan
+    except (KeyError, AttributeError):  # it was never there, or it is gone
+        layer = _find(key)
+        plan = layer.step.plan
     if plan is None or plan is not layer._plan:
         plan = layer._bind(plan)
     return plan._forward(layer.attention, layer._number, layer._type, q, k, v, layer.cache, layer.layer, out, lse,

@@ -262,7 +262,8 @@ def test_with_kvcache_rotary(device, interleaved, size):
         turned, rest = x.double().cpu()[..., :size], x.double().cpu()[..., size:]
         if interleaved:
             p, r = turned[..., ::2], turned[..., 1::2]
-            return torch.cat([torch.stack([p * a.cos() - r * a.sin(), r * a.cos() + p * a.sin()], -1).flatten(-2), rest], -1)
+            pairs = torch.stack([p * a.cos() - r * a.sin(), r * a.cos() + p * a.sin()], -1)
+            return torch.cat([pairs.flatten(-2), rest], -1)
         p, r = turned.chunk(2, -1)
         return torch.cat([p * a.cos() - r * a.sin(), r * a.cos() + p * a.sin(), rest], -1)
 
@@ -278,7 +279,8 @@ def test_numpy_arrays():
     torch.manual_seed(13)
     q, k, v = rows(10, 4, 64, "cpu"), rows(10, 2, 64, "cpu"), rows(10, 2, 64, "cpu")
     cu = np.array([0, 3, 10], np.int32)
-    out, lse = flash_attn_varlen_func(q.numpy(), k.numpy(), v.numpy(), cu, cu, 7, 7, causal=True, return_softmax_lse=True)
+    out, lse = flash_attn_varlen_func(q.numpy(), k.numpy(), v.numpy(), cu, cu, 7, 7, causal=True,
+                                      return_softmax_lse=True)
     assert isinstance(out, np.ndarray)
     want = expected(split(q, [3, 7]), split(k, [3, 7]), split(v, [3, 7]))
     check(torch.from_numpy(out), want[0])
@@ -290,7 +292,8 @@ def test_numpy_arrays():
         check(torch.from_numpy(out[i]), want)
         check(torch.from_numpy(lse[i]), want_lse.T)
     cache = np.zeros((2, 16, 2, 64), np.float32)
-    out = flash_attn_with_kvcache(q4, cache, cache.copy(), k4[:, :1], k4[:, :1], cache_seqlens=np.array([0, 2], np.int32))
+    out = flash_attn_with_kvcache(q4, cache, cache.copy(), k4[:, :1], k4[:, :1],
+                                  cache_seqlens=np.array([0, 2], np.int32))
     assert (cache[0, 0] == k4[0, 0]).all() and (cache[1, 2] == k4[1, 0]).all() and (cache[1, 3:] == 0).all()
 
 
@@ -309,6 +312,26 @@ def test_changed_lengths_and_tables_are_seen(device):
         pages.table[:] = pages.table[order]
         out = flash_attn_with_kvcache(q, pages.k, pages.v, cache_seqlens=lens, block_table=pages.table)
         check(out[0], attention(q[0], pages.keys[order[0]][:9], pages.values[order[0]][:9])[0])
+
+
+def test_steps_are_found_by_what_arrays_held(device):
+    """A kept step is used again after its arrays were overwritten, by a call with another plan."""
+    torch.manual_seed(18)
+    pages, q = Pages(device, [9, 12], 4), rows(2, 4, 64, device)
+    starts, used, table = starts_of([1, 1], device), ints([9, 12], device), pages.table.clone()
+
+    def run(soft_cap, lens, tables, n):
+        out = flash_attn_varlen_func(q, pages.k, pages.v, starts, None, 1, 12, block_table=tables, seqused_k=lens,
+                                     softcap=soft_cap)
+        for i in range(2):
+            check(out[i:i + 1], attention(q[i:i + 1], pages.keys[i][: n[i]], pages.values[i][: n[i]],
+                                          soft_cap=soft_cap)[0])
+
+    run(0.0, used, table, [9, 12])
+    used.fill_(1)
+    table[:, 1:] = -1
+    run(0.0, used, table, [1, 1])
+    run(2.0, ints([9, 12], device), pages.table, [9, 12])
 
 
 def test_kept_caches_do_not_keep_memory(device):
@@ -379,7 +402,8 @@ def test_bad_input(device):
     reject(unsupported, "dropout_p is 0.1", varlen, q, k, k, cu, cu, 4, 4, dropout_p=0.1)
     reject(unsupported, "no backward pass", varlen, q.clone().requires_grad_(), k, k, cu, cu, 4, 4)
     reject(argument, "cu_seqlens_k or seqused_k must be given", varlen, q, k, k, cu, None, 4, 4)
-    reject(argument, r"q has shape \(4, 256\); it must be \[total_q, heads, size\]", varlen, q.flatten(1), k, k, cu, cu, 4, 4)
+    reject(argument, r"q has shape \(4, 256\); it must be \[total_q, heads, size\]", varlen, q.flatten(1), k, k, cu, cu,
+           4, 4)
     reject(argument, r"k has shape \(4, 2, 64\), but v has \(3, 2, 64\)", varlen, q, k, k[:3], cu, cu, 4, 4)
     reject(argument, "the heads of q have 64 numbers, but those of k 32", varlen, q, k[..., :32], k, cu, cu, 4, 4)
     reject(argument, r"window_size has 1 numbers", varlen, q, k, k, cu, cu, 4, 4, window_size=(3,))
@@ -398,8 +422,8 @@ def test_bad_input(device):
     if device == "cpu":  # a GPU's numbers are not looked at
         reject(argument, "cu_seqlens_q must start at 0, never decrease, and end at most at 4", varlen, q, k, k,
                starts_of([5], device), cu, 5, 4)
-        reject(argument, r"cache_seqlens\[1\] = 8, with 1 new tokens, is outside \[0, 8\]", flash_attn_with_kvcache, one,
-               cache, cache.clone(), cache[:, :1].clone(), cache[:, :1].clone(), cache_seqlens=ints([3, 8], device))
+        reject(argument, r"cache_seqlens\[1\] = 8, with 1 new tokens, is outside \[0, 8\]", flash_attn_with_kvcache,
+               one, cache, cache.clone(), cache[:, :1].clone(), cache[:, :1].clone(), cache_seqlens=ints([3, 8], device))
         reject(argument, r"cache_batch_idx must have 2 entries in \[0, 2\)", flash_attn_with_kvcache, one, cache, cache,
                cache_batch_idx=ints([0, 2], device))
         reject(argument, r"block_table\[0\] = 9 is outside \[0, 2\)", flash_attn_with_kvcache, one[:1], cache, cache,
@@ -455,8 +479,8 @@ def test_opcheck(device):
     torch.library.opcheck(ops.flash_attn.default, (q[None], k[None], k[None], *common, None, True))
     cache = torch.randn(2, 8, 2, 64, device=device)
     torch.library.opcheck(ops.flash_attn_kvcache.default,
-                          (q[:2, None], cache, cache.clone(), k[:2, None], k[:2, None], None, None, ints([1, 5], device),
-                           None, None, None, None, True, -1, -1, 0.0, True, None, None, True))
+                          (q[:2, None], cache, cache.clone(), k[:2, None], k[:2, None], None, None,
+                           ints([1, 5], device), None, None, None, None, True, -1, -1, 0.0, True, None, None, True))
 
 
 def test_cuda_graph(device):

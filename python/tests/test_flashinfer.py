@@ -158,7 +158,8 @@ def test_bad_input(device):
     indptr, indices, last = pages.tables()
     float32 = {"data_type": torch.float32}
     reject(argument, r"plan\(\) must be called before run\(\)", wrapper.run, q, pages.cache)
-    reject(unsupported, "pos_encoding_mode 'ROPE_LLAMA'", wrapper.plan, indptr, indices, last, 4, 2, 64, 8, "ROPE_LLAMA")
+    reject(unsupported, "pos_encoding_mode 'ROPE_LLAMA'", wrapper.plan, indptr, indices, last, 4, 2, 64, 8,
+           "ROPE_LLAMA")
     reject(argument, r"paged_kv_last_page_len\[1\] = 9 is outside \[1, 8\]", wrapper.plan, indptr, indices,
            ints([1, 9], device), 4, 2, 64, 8)
     reject(argument, "paged_kv_indptr ends at 5, but paged_kv_indices has 4 entries", wrapper.plan, indptr, indices[:4],
@@ -172,8 +173,8 @@ def test_bad_input(device):
     reject(unsupported, "q_scale is 2.0", wrapper.run, q, pages.cache, q_scale=2.0)
     reject(argument, "q has shape", wrapper.run, q[:, :3], pages.cache)
     reject(unsupported, r"run\(\) does not support window_left", wrapper.run, q, pages.cache, window_left=3)
-    reject(unsupported, r"plan\(\) does not support token_pos_in_items_ptr", wrapper.plan, indptr, indices, last, 4, 2, 64, 8,
-           token_pos_in_items_ptr=last)
+    reject(unsupported, r"plan\(\) does not support token_pos_in_items_ptr", wrapper.plan, indptr, indices, last, 4, 2,
+           64, 8, token_pos_in_items_ptr=last)
     reject(unsupported, "o_data_type is torch.float16", wrapper.plan, indptr, indices, last, 4, 2, 64, 8, **float32,
            o_data_type=torch.float16)
     prefill = BatchPrefillWithPagedKVCacheWrapper()
