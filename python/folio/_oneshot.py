@@ -49,10 +49,12 @@ class _Kept(threading.local):
     def __init__(self) -> None:
         self.attentions, self.caches, self.plans = Recent(64), Recent(1024), Recent(32)
         self.steps = Recent(16)  # HostStep and more, by the contents of the index arrays
+        self.rotaries = Recent(8)
         self.captured: dict = {}  # plans that CUDA graphs refer to
 
 
 kept = _Kept()
+_for_good: list = []  # the plans of graphs, which may outlive the thread that captured them
 
 
 def attention(context: Context, heads: int, kv_heads: int, size: int, v_size: int, dtype: Any, kv_dtype: Any,
@@ -221,6 +223,7 @@ def device_plan(at: Attention, block_size: int, num_blocks: int, seqs: int, toke
                 raise ArgumentError("there is no plan for this geometry yet, and none can be made while a CUDA graph "
                                     "is captured: call the function once before")
             plan = kept.captured[key] = kept.plans.pop(old)
+            _for_good.append(plan)
         return plan
     return kept.plans.find((*key, stream), lambda: Plan(
         at, block_size=block_size, num_blocks=num_blocks, max_seqs=limits[0], max_query_tokens=limits[1],

@@ -454,9 +454,6 @@ def _kvcache(q: Any, k_cache: Any, v_cache: Any, k: Any, v: Any, cos: Any, sin: 
     return out.reshape(seqs, queries, call.heads, call.v_size), _rows_lse(lse, seqs)
 
 
-_rotaries = _oneshot.Recent(8)
-
-
 def _rotary(call: _Call, cos: Any, sin: Any, interleaved: bool, queries: int, new: int,
             turns: bool) -> Optional[Rotary]:
     if cos is None:
@@ -478,7 +475,7 @@ def _rotary(call: _Call, cos: Any, sin: Any, interleaved: bool, queries: int, ne
                       pairing="pairs" if interleaved else "halves")
         return made, cos, sin  # which keeps the addresses from being used again
 
-    return _rotaries.find(key, build)[0]
+    return _oneshot.kept.rotaries.find(key, build)[0]
 
 
 def _kvcache_host(call: _Call, at: Any, q: Any, cache: Any, width: int, k: Any, v: Any, new: int, lens: Any,

@@ -423,7 +423,8 @@ def test_bad_input(device):
         reject(argument, "cu_seqlens_q must start at 0, never decrease, and end at most at 4", varlen, q, k, k,
                starts_of([5], device), cu, 5, 4)
         reject(argument, r"cache_seqlens\[1\] = 8, with 1 new tokens, is outside \[0, 8\]", flash_attn_with_kvcache,
-               one, cache, cache.clone(), cache[:, :1].clone(), cache[:, :1].clone(), cache_seqlens=ints([3, 8], device))
+               one, cache, cache.clone(), cache[:, :1].clone(), cache[:, :1].clone(),
+               cache_seqlens=ints([3, 8], device))
         reject(argument, r"cache_batch_idx must have 2 entries in \[0, 2\)", flash_attn_with_kvcache, one, cache, cache,
                cache_batch_idx=ints([0, 2], device))
         reject(argument, r"block_table\[0\] = 9 is outside \[0, 2\)", flash_attn_with_kvcache, one[:1], cache, cache,
