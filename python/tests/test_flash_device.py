@@ -1,0 +1,119 @@
+"""The GPU's way through folio.flash_attn, run on the CPU: lengths and tables are made by torch operators and never read
+on the host. A stand-in for Plan.update_device fills a batch from them, with the library's rules for device arrays."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import test_flash_attn as flash
+import torch
+
+import folio
+from folio import _abi as abi
+from folio import _oneshot
+from folio import flash_attn as module
+
+
+class Elsewhere:
+    """The CPU's context, but index arrays must not be read through it."""
+
+    def __init__(self, context):
+        self._context, self.on_host = context, False
+
+    def __getattr__(self, name):
+        return getattr(self._context, name)
+
+
+class DevicePlan:
+    """A plan with update_device() on the host."""
+
+    def __init__(self, at, block_size, num_blocks, seqs, tokens, query_len, longest):
+        self.block_size, self.longest, self.query_len = block_size, longest, query_len
+        self.plan = folio.Plan(at, block_size=block_size, num_blocks=num_blocks, max_seqs=seqs + 1,  # one of padding
+                               max_query_tokens=tokens, max_seq_len=longest, context=at.context._context)
+
+    def update_device(self, *, seq_lens, block_tables, query_start, num_query_tokens, causality_per_seq,
+                      first_query_pos=None, first_key_pos=None):
+        assert seq_lens.dtype == torch.int32 and (block_tables is None or block_tables.dtype == torch.int32)
+        if block_tables is not None:  # room for the longest sequence, as folio_plan_update_device asks for
+            assert block_tables.stride(0) >= -(-self.longest // self.block_size) and block_tables.stride(1) == 1
+        assert query_start is not None or num_query_tokens == seq_lens.shape[0]
+        starts = np.arange(seq_lens.shape[0] + 1) if query_start is None else query_start.numpy()
+        assert np.diff(starts).max() <= self.query_len
+        lens = seq_lens.numpy()
+        assert (np.diff(starts)[lens > 0] <= lens[lens > 0]).all(), "more queries than keys: a GPU empties the sequence"
+        pad = num_query_tokens - int(starts[-1])
+        self.batch = folio.Batch(self.plan.context, block_size=self.block_size)
+        for i, n in enumerate(lens):
+            rows = int(starts[i + 1] - starts[i])
+            if n == 0:
+                self.batch.add(rows, padding=True)
+                continue
+            where = {} if first_query_pos is None else {"first_query_pos": int(first_query_pos[i]),
+                                                        "first_key_pos": int(first_key_pos[i])}
+            causal = causality_per_seq is None or causality_per_seq[i] != abi.FOLIO_CAUSAL_NO
+            table = None if block_tables is None else block_tables[i, : -(-int(n) // self.block_size)].numpy()
+            self.batch.add(rows, int(n), table, causal=causal, **where)
+        if pad:
+            self.batch.add(pad, padding=True)
+        self.plan.update(self.batch)
+
+    def forward(self, *tensors, **options):
+        return self.plan.forward(*tensors, **options)
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(monkeypatch):
+    context = Elsewhere(folio.default_context())
+    monkeypatch.setattr(module, "default_context", lambda place: context)
+    monkeypatch.setattr(_oneshot, "device_plan", DevicePlan)
+    monkeypatch.setattr(_oneshot, "host_forward", None)  # a call of it fails
+    monkeypatch.setattr(_oneshot, "attention", lambda *a: _attention(*a))
+
+
+def _attention(context, heads, kv_heads, size, v_size, dtype, kv_dtype, scale, window, soft_cap):
+    at = folio.Attention(context._context, num_heads=heads, num_kv_heads=kv_heads, head_size=size, v_head_size=v_size,
+                         dtype=dtype, kv_dtype=kv_dtype, scale=scale, window=window, soft_cap=soft_cap)
+    at.context = context
+    return at
+
+
+@pytest.mark.parametrize("options", flash.OPTIONS, ids=str)
+@pytest.mark.parametrize("k_lens", [flash.SAME, flash.LONGER, flash.SHORTER], ids=["same", "longer", "shorter"])
+def test_varlen(options, k_lens):
+    flash.test_varlen("cpu", options, k_lens)
+
+
+@pytest.mark.parametrize("options", flash.OPTIONS, ids=str)
+@pytest.mark.parametrize("k_lens", [flash.LONGER, flash.SHORTER], ids=["longer", "shorter"])
+def test_varlen_paged(options, k_lens):
+    flash.test_varlen_paged("cpu", options, k_lens)
+
+
+@pytest.mark.parametrize("options", flash.OPTIONS, ids=str)
+@pytest.mark.parametrize("lens", [(5, 5), (3, 11), (7, 2)], ids=str)
+def test_fixed(options, lens):
+    flash.test_fixed("cpu", options, lens)
+
+
+@pytest.mark.parametrize("new", [0, 1, 3], ids=["read", "one", "three"])
+@pytest.mark.parametrize("paged", [False, True], ids=["rows", "pages"])
+def test_with_kvcache(new, paged):
+    for options in flash.OPTIONS:
+        flash.test_with_kvcache("cpu", options, new, paged)
+
+
+@pytest.mark.parametrize("paged", [False, True], ids=["rows", "pages"])
+def test_with_kvcache_more_new_tokens_than_queries(paged):
+    flash.test_with_kvcache_more_new_tokens_than_queries("cpu", paged)
+
+
+def test_others():
+    flash.test_varlen_dtypes_and_groups("cpu", torch.float32, (8, 2))
+    flash.test_varlen_of_fused_qkv("cpu")
+    flash.test_varlen_writes_into_out_and_returns_probs_as_none("cpu")
+    flash.test_keys_far_apart_in_one_long_row("cpu")
+    flash.test_fixed_of_slices("cpu")
+    flash.test_with_kvcache_batch_index_and_one_length("cpu")
+    flash.test_changed_lengths_and_tables_are_seen("cpu")
+    flash.test_empty_batches_and_no_keys("cpu")
