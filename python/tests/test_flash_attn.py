@@ -248,6 +248,20 @@ def test_with_kvcache_more_new_tokens_than_queries(device, paged):
         check(out[i], attention(q[i], torch.cat([keys[i], new[0, i]]), torch.cat([values[i], new[1, i]]))[0])
 
 
+def test_with_kvcache_rows_of_several_blocks(device):
+    """Rows longer than a block may be; new tokens go over the border of two blocks."""
+    torch.manual_seed(19)
+    q, new = torch.randn(2, 1, 4, 64, device=device), torch.randn(2, 2, 5, 2, 64, device=device)
+    caches, before = torch.randn(2, 2, 5000, 2, 64, device=device), [2498, 10]
+    kept = caches.clone()
+    assert _oneshot.block_of(5000) == 2500
+    out = flash_attn_with_kvcache(q, *caches, new[0], new[1], cache_seqlens=ints(before, device), causal=True)
+    for i, n in enumerate(before):
+        kept[:, i, n:n + 5] = new[:, i]
+        check(out[i], attention(q[i], kept[0, i, :n + 5], kept[1, i, :n + 5])[0])
+    assert torch.equal(caches, kept)
+
+
 @pytest.mark.parametrize("interleaved", [True, False])
 @pytest.mark.parametrize("size", [64, 32])
 def test_with_kvcache_rotary(device, interleaved, size):

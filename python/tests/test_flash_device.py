@@ -115,5 +115,6 @@ def test_others():
     flash.test_keys_far_apart_in_one_long_row("cpu")
     flash.test_fixed_of_slices("cpu")
     flash.test_with_kvcache_batch_index_and_one_length("cpu")
+    flash.test_with_kvcache_rows_of_several_blocks("cpu")
     flash.test_changed_lengths_and_tables_are_seen("cpu")
     flash.test_empty_batches_and_no_keys("cpu")
