@@ -72,6 +72,7 @@ MASKS = {
     "all keys": (torch.ones(1, 1, 20, 20, dtype=torch.bool), None, False, False),
     "encoder": (padding(3, 20, False).expand(3, 1, 11, 20), None, False, True),
     "decode": (padding(3, 33, True), None, True, True),
+    "decode, window": (causal(1, 33, 6), 6, True, False),
     "decode, static cache": (causal(1, 40, end=25), None, True, False),
     "any": (holes(3, 1, 12, 20), None, False, True),
     "any, each head": (holes(3, 4, 12, 20), None, False, True),

@@ -121,12 +121,17 @@ class Group:
         self.plans: dict = {}
         self._step: Any = None
 
-    def start_step(self, step: Any, query_start: torch.Tensor, key_start: torch.Tensor, read: torch.Tensor,
-                   write: torch.Tensor) -> None:
-        """Reads a step's arrays, once for all layers: `step` is an object that all of them get and no other step."""
+    def start_step(self, kwargs: dict[str, Any], index: int) -> None:
+        """Reads a step's arrays from the arguments of a layer's call, for group number index. All layers of a step get
+        the same list read_index, and every step a new one: so it is done once per step."""
+        step = kwargs["read_index"]
         if self._step is step:
             return
-        t = tables(self.pages, self.trash, _host(query_start), _host(key_start), _host(read), _host(write))
+        key_start = kwargs["cu_seq_lens_k"]
+        if isinstance(key_start, dict):
+            key_start = key_start["sliding_attention" if self.pages.window else "full_attention"]
+        t = tables(self.pages, self.trash, _host(kwargs["cu_seq_lens_q"]), _host(key_start), _host(step[index]),
+                   _host(kwargs["write_index"][index]))
         self.batch.set_csr(t.indptr, t.blocks, query_start=t.query_start, seq_lens=t.seq_lens)
         needs = (t.seq_lens.size, int(t.query_start[-1]), int(t.seq_lens.max(initial=1)))
         if any(n > limit for n, limit in zip(needs, self.limits)):
@@ -155,8 +160,8 @@ def attend(group: Group, layer: int, module: torch.nn.Module, query: torch.Tenso
     check_inference(module, (query, key, value), dropout)
     kv = group.kv
     if key.shape[1] != kv.num_kv_heads or key.shape[3] != kv.head_size or value.shape[3] != kv.v_head_size:
-        raise UnsupportedError(f"keys have {key.shape[1]} heads of {key.shape[3]} and values of {value.shape[3]}, but "
-                               f"the paged cache of transformers has room for {kv.num_kv_heads} heads of {kv.head_size}")
+        raise UnsupportedError(f"keys have {key.shape[1]} heads of {key.shape[3]} and values of {value.shape[3]}; "
+                               f"the paged cache has room for {kv.num_kv_heads} heads of {kv.head_size}")
     attention = attention_of(query.device, query.shape[1], key.shape[1], key.shape[3], value.shape[3], query.dtype,
                              group.kv_dtype, scaling, group.pages.window, soft_cap_of(kwargs))
     q, k, v = rows(query), rows(key), rows(value)
@@ -168,8 +173,9 @@ def attend(group: Group, layer: int, module: torch.nn.Module, query: torch.Tenso
     return out.unsqueeze(0)
 
 
-def refuse_plain(name: str) -> None:
-    raise UnsupportedError(f'"{name}" is for continuous batching (generate_batch); for forward and generate use "folio"')
+def refuse_plain() -> None:
+    raise UnsupportedError("this attention implementation is for continuous batching (generate_batch); "
+                           'for forward and generate use "folio"')
 
 
 def refuse_capture(device: torch.device) -> None:

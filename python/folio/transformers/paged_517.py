@@ -18,13 +18,7 @@ from ..errors import UnsupportedError
 from .geometry import context_of
 from .paged import Group, Pages, attend, block_size_of, refuse_capture, refuse_plain
 
-NAME = "paged|folio"
-
 _groups: WeakKeyDictionary = WeakKeyDictionary()  # cache of transformers -> {group index: Group}
-
-
-def prepare() -> None:
-    pass
 
 
 def _join(cache: Any) -> list[torch.Tensor]:
@@ -69,13 +63,9 @@ def attention(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, v
               s_aux: Optional[torch.Tensor] = None, cache: Any = None, **kwargs: Any) -> tuple[torch.Tensor, None]:
     """The function of the attention interface. Returns (out [1, tokens, heads, size], None)."""
     if cache is None:
-        refuse_plain(NAME)
+        refuse_plain()
     refuse_capture(query.device)
     index, layer = cache.layer_index_to_group_indices[module.layer_idx]
     group = _group(cache, index, module.layer_idx)
-    key_start = kwargs["cu_seq_lens_k"]
-    if isinstance(key_start, dict):
-        key_start = key_start["sliding_attention" if group.pages.window else "full_attention"]
-    read, write = kwargs["read_index"], kwargs["write_index"]
-    group.start_step(read, kwargs["cu_seq_lens_q"], key_start, read[index], write[index])
+    group.start_step(kwargs, index)
     return attend(group, layer, module, query, key, value, scaling, dropout, s_aux, kwargs), None

@@ -1,4 +1,4 @@
-"""Continuous batching of transformers 5.19 to 5.23.
+"""Continuous batching of transformers 5.18 to 5.23.
 
 One tensor of bytes holds all layers. For a group of n layers, a page of a layer has room for the K and the V of
 page_size tokens:
@@ -13,31 +13,12 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel
 
 from ..cache import KVCache
 from .geometry import context_of
 from .paged import Group, Pages, attend, block_size_of, refuse_capture, refuse_plain
 
-# Must contain "flash", and no digit: those of 2 and 3 ask for the kernels of flash_attn with a block table.
-NAME = "folio_flash"
-
 _groups: WeakKeyDictionary = WeakKeyDictionary()  # cache of transformers -> {allocator index: Group}
-
-
-def prepare() -> None:
-    """Lets models take NAME as it is: transformers would look for flash_attn, or for another name that a model lists."""
-    check = PreTrainedModel._check_and_adjust_attn_implementation
-    if getattr(check, "_folio", False):
-        return
-
-    def check_or_take(self: Any, attn_implementation: Optional[str], *args: Any, **kwargs: Any) -> str:
-        if attn_implementation == NAME:
-            return NAME
-        return check(self, attn_implementation, *args, **kwargs)
-
-    setattr(check_or_take, "_folio", True)
-    PreTrainedModel._check_and_adjust_attn_implementation = check_or_take
 
 
 def _group(cache: Any, allocator: Any) -> Group:
@@ -71,12 +52,10 @@ def attention(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, v
               s_aux: Optional[torch.Tensor] = None, cache: Any = None, **kwargs: Any) -> tuple[torch.Tensor, None]:
     """The function of the attention interface. Returns (out [1, tokens, heads, size], None)."""
     if cache is None:
-        refuse_plain(NAME)
+        refuse_plain()
     refuse_capture(query.device)
     allocator = cache.layer_to_allocator[module.layer_idx]
     group = _group(cache, allocator)
-    read, write = kwargs["read_index"], kwargs["write_index"]
-    group.start_step(read, kwargs["cu_seq_lens_q"], kwargs["cu_seq_lens_k"][allocator.layer_type],
-                     read[allocator.index], write[allocator.index])
+    group.start_step(kwargs, allocator.index)
     layer = allocator.layer_indices.index(module.layer_idx)
     return attend(group, layer, module, query, key, value, scaling, dropout, s_aux, kwargs), None

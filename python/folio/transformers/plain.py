@@ -64,7 +64,8 @@ def read_mask(mask: Optional[torch.Tensor], queries: int, keys: int, causal: boo
     if queries == 1:
         return Visible(start, end, causal, None, _key_bias(some[:, start:end]))
     if causal and end >= queries:
-        distance = torch.arange(end - queries, end, device=mask.device)[:, None] - torch.arange(keys, device=mask.device)
+        position = torch.arange(keys, device=mask.device)
+        distance = torch.arange(end - queries, end, device=mask.device)[:, None] - position
         pattern = distance >= 0 if window is None else (distance >= 0) & (distance < window)
         if torch.equal(mask, pattern & some[:, None, :]):
             return Visible(0, end, True, window, _key_bias(some[:, :end]))
@@ -130,7 +131,7 @@ def _bias(bias: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
     return bias
 
 
-def _block_size(batch_size: int, keys: int) -> int:
+def _block_size(keys: int) -> int:
     """Tokens of a block: all keys, or for long sequences their largest divisor that is allowed."""
     if keys <= _MAX_BLOCK:
         return keys
@@ -141,7 +142,7 @@ def _wrap(x: torch.Tensor, block: int) -> torch.Tensor:
     """[batch, heads, keys, size] as [blocks, heads, block, size] without a copy."""
     if x.stride(3) != 1:
         x = x.contiguous()
-    batch, heads, keys, size = x.shape
+    _, heads, keys, size = x.shape
     if keys == block:
         return x
     return x.as_strided((keys // block, heads, block, size), (block * x.stride(2), x.stride(1), x.stride(2), 1))
@@ -156,7 +157,7 @@ def _forward(attention: Attention, q: torch.Tensor, k: torch.Tensor, v: torch.Te
     parts = [slice(None)]
     if keys > _MAX_BLOCK and batch_size > 1:  # blocks of several sequences then have no common stride
         parts = [slice(i, i + 1) for i in range(batch_size)]
-    block = _block_size(batch_size, keys)
+    block = _block_size(keys)
     for part in parts:
         count = batch_size if part == slice(None) else 1
         plan, kind = _plan(attention, causal, count, queries, keys, block)
