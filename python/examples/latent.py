@@ -33,8 +33,8 @@ def absorbed(x):
 def run(x, prompt):
     """Outputs [tokens, HEADS, V_SIZE]: a prompt in one step, then token by token."""
     context = folio.Context()
-    attention = folio.Attention(context, num_heads=HEADS, num_kv_heads=1, head_size=ROW, v_head_size=LATENT, scale=scale,
-                                v_in_k=True)
+    attention = folio.Attention(context, num_heads=HEADS, num_kv_heads=1, head_size=ROW, v_head_size=LATENT,
+                                scale=scale, v_in_k=True)
     cache = folio.KVCache(context, num_blocks=8, block_size=BLOCK, num_kv_heads=1, head_size=ROW, v_head_size=LATENT,
                           dtype="f32", v_in_k=True)
     rotary = folio.Rotary(context, num_dims=ROPE, first_dim=LATENT, num_positions=64, pairing="pairs")
@@ -49,7 +49,7 @@ def run(x, prompt):
         latent = plan.forward(q, k, cache=cache, rotary=rotary)  # [new, HEADS, LATENT]
         outs.append(np.einsum("thl,lhv->thv", latent, w_up_v))
         done += new
-    print(f"a token takes {ROW * 4} bytes in the cache; expanded K and V would take {HEADS * (NOPE + ROPE + V_SIZE) * 4}")
+    print(f"a token takes {ROW * 4} bytes; expanded K and V would take {HEADS * (NOPE + ROPE + V_SIZE) * 4}")
     return np.concatenate(outs)
 
 

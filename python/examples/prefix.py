@@ -1,5 +1,5 @@
-"""Prefix sharing: four requests with the same system prompt. The pool finds the blocks that are computed already, so the
-prompt is computed once; a fork shares everything and copies a block only when it writes to it.
+"""Prefix sharing: four requests with the same system prompt. The pool finds the blocks that are computed already, so
+the prompt is computed once; a fork shares everything and copies a block only when it writes to it.
 """
 import numpy as np
 

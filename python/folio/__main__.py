@@ -15,7 +15,8 @@ from ._library import lib
 
 # package: the modules of folio that work with it
 INTEGRATIONS = {"torch": ["folio.torch", "folio.flash_attn", "folio.flashinfer"],
-                "transformers": ["folio.transformers"], "vllm": ["folio.vllm"], "jax": [], "cupy": []}
+                "transformers": ["folio.transformers"], "vllm": ["folio.vllm"], "jax": [], "cupy": [], "folio_cuda": []}
+USES = {"folio_cuda": "the CUDA backend"}  # others: their arrays
 
 
 def _version(package: str) -> Optional[str]:
@@ -23,7 +24,7 @@ def _version(package: str) -> Optional[str]:
     if find_spec(package) is None:
         return None
     try:
-        return metadata.version(package)
+        return metadata.version("folio-attention-cuda" if package == "folio_cuda" else package)
     except metadata.PackageNotFoundError:
         return "unknown"
 
@@ -49,20 +50,24 @@ def about() -> dict:
             "backends": [_backend(name) for name in backends()], "packages": packages}
 
 
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def _print(facts: dict) -> None:
     print(f"folio {facts['version']}, Python {facts['python']}")
     print(f"library   {facts['library']}")
     for b in facts["backends"]:
         if b["available"]:
             print(f"backend   {b['name']}: {b['device']}" + (f", level {b['level']}" if b["level"] else "")
-                  + f", {b['threads']} threads, {b['kernels']} attention kernels")
+                  + f", {_count(b['threads'], 'thread')}, {_count(b['kernels'], 'attention kernel')}")
         else:
             print(f"backend   {b['name']}: not available: {b['reason']}")
     for name, package in facts["packages"].items():
         if package["version"] is None:
-            print(f"package   {name}: not installed")
+            print(f"package   {name}: not installed" + (f" ({USES[name]})" if name in USES else ""))
         else:
-            uses = ", ".join(package["modules"]) or "its arrays, through DLPack"
+            uses = ", ".join(package["modules"]) or USES.get(name, "its arrays, through DLPack")
             print(f"package   {name} {package['version']}: {uses}")
 
 

@@ -5,7 +5,7 @@
 set -eu
 cd "$(dirname "$0")/../.."
 bad=0
-paths='`(include|src|kit|cli|tests|peers|scripts|cmake|docs|examples)/[A-Za-z0-9_./-]*`'
+paths='`(include|src|kit|cli|tests|peers|scripts|cmake|docs|examples|python)/[A-Za-z0-9_./-]*`'
 complain() {
     echo "$*"
     bad=1

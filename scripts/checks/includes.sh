@@ -5,7 +5,7 @@
 set -eu
 list=$(cd "$(dirname "$0")" && pwd)/includes.list
 cd "${1:-$(dirname "$0")/../..}"
-grep -rnE '^[[:space:]]*#[[:space:]]*include "' src kit cli --include='*.c' --include='*.h' --include='*.cu' \
+grep -rnE '^[[:space:]]*#[[:space:]]*include "' src kit cli python --include='*.c' --include='*.h' --include='*.cu' \
     --include='*.def' | awk -F: -v list="$list" '
     function room(path,    r) { # the longest folder of the table that holds this path
         for (r = path; r != ""; r = substr(r, 1, length(r) - 1))
