@@ -1,0 +1,199 @@
+"""folio.vllm's builder and layer with the metadata of a real run in vLLM (tests/data/vllm_steps.json), on CPUs and GPUs.
+
+vLLM itself is not needed. On a GPU this is what stands for the backend CUSTOM, which has not run inside vLLM.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+import torch_math  # noqa: E402
+
+from folio.vllm.builder import FolioBuilder  # noqa: E402
+from folio.vllm.impl import FolioImpl  # noqa: E402
+
+RECORD = json.loads((Path(__file__).parent / "data" / "vllm_steps.json").read_text())
+BLOCK_SIZE, NUM_BLOCKS = RECORD["block_size"], RECORD["num_blocks"]
+HEADS, KV_HEADS, SIZE = 8, 2, 64
+
+
+class Rig:
+    """Two layers of one KV cache group in tensors of vLLM's shape, and a plain copy of their K and V."""
+
+    def __init__(self, device: str, dtype, options: tuple = ({}, {}), kv_cache_dtype: str = "auto") -> None:
+        self.device, self.dtype = torch.device(device, 0 if device == "cuda" else None), dtype
+        stored = torch.uint8 if kv_cache_dtype != "auto" else dtype
+        self.layers = [SimpleNamespace(
+            layer_name=f"layers.{i}", dtype=dtype, _k_scale_float=0.3, _v_scale_float=1.7,
+            impl=FolioImpl(HEADS, SIZE, SIZE ** -0.5, KV_HEADS, kv_cache_dtype=kv_cache_dtype, **options[i]),
+            # each page has room behind it, as where vLLM pads pages
+            kv=torch.full((NUM_BLOCKS, KV_HEADS * BLOCK_SIZE * 2 * SIZE + 128), 0x7F if stored == torch.uint8 else torch.nan,
+                          dtype=stored, device=self.device)) for i in range(2)]
+        self.plain = [torch.full((2, NUM_BLOCKS * BLOCK_SIZE, KV_HEADS, SIZE), torch.nan, dtype=torch.float64)
+                      for _ in self.layers]
+        config = SimpleNamespace(
+            compilation_config=SimpleNamespace(static_forward_context={x.layer_name: x for x in self.layers}),
+            scheduler_config=SimpleNamespace(max_num_seqs=8, max_num_batched_tokens=96),
+            model_config=SimpleNamespace(max_model_len=256))
+        self.builder = FolioBuilder(None, [x.layer_name for x in self.layers], config, self.device)
+
+    def pages(self, layer) -> torch.Tensor:
+        used = layer.kv[:, :KV_HEADS * BLOCK_SIZE * 2 * SIZE]
+        return used.unflatten(1, (KV_HEADS, BLOCK_SIZE, 2 * SIZE))
+
+    def metadata(self, step: dict) -> SimpleNamespace:
+        on = {name: torch.tensor(step[name], dtype=torch.int32, device=self.device)
+              for name in ("query_start_loc", "seq_lens", "block_table")}
+        return SimpleNamespace(
+            query_start_loc=on["query_start_loc"], query_start_loc_cpu=on["query_start_loc"].cpu(), seq_lens=on["seq_lens"],
+            block_table_tensor=on["block_table"], num_reqs=len(step["seq_lens"]), causal=step["causal"],
+            slot_mapping=torch.tensor(step["slot_mapping"], dtype=torch.int64, device=self.device),
+            num_actual_tokens=step["num_actual_tokens"], max_query_len=step["max_query_len"], max_seq_len=step["max_seq_len"])
+
+    def run(self, step: dict, number: int, expected) -> None:
+        """One step of both layers. expected(impl, q, k, v) is the output of one sequence."""
+        metadata = self.builder.build(0, self.metadata(step))
+        for i, layer in enumerate(self.layers):
+            generator = torch.Generator().manual_seed(1000 * i + number)
+            fused = torch.randn(len(step["slot_mapping"]), HEADS + 2 * KV_HEADS, SIZE, generator=generator).to(self.dtype)
+            fused = fused.to(self.device)  # as a fused QKV projection leaves them
+            q, k, v = fused.split([HEADS, KV_HEADS, KV_HEADS], 1)
+            out = torch.full((len(q), HEADS, SIZE), torch.nan, dtype=self.dtype, device=self.device)
+            layer.impl.forward(layer, q, k, v, self.pages(layer), metadata, out)
+            behind = layer.kv[:, KV_HEADS * BLOCK_SIZE * 2 * SIZE:]
+            assert (behind.isnan() if behind.is_floating_point() else behind == 0x7F).all()  # nothing beside the pages
+            slots = torch.tensor(step["slot_mapping"])
+            self.plain[i][:, slots] = torch.stack([k, v]).double().cpu()
+            for seq, length in enumerate(step["seq_lens"]):
+                begin, end = step["query_start_loc"][seq:seq + 2]
+                table = torch.tensor(step["block_table"][seq])
+                places = (table[:, None] * BLOCK_SIZE + torch.arange(BLOCK_SIZE)).flatten()[:length]
+                keys, values = self.plain[i][:, places]
+                torch_math.check(out[begin:end], expected(layer.impl, q[begin:end], keys, values), f"seq {seq} of step {number}")
+
+
+def by_options(impl, q, k, v):
+    slopes = None if impl.alibi_slopes is None else torch.tensor(impl.alibi_slopes)
+    window = (-1, -1) if impl.sliding_window < 0 else (impl.sliding_window - 1, 0)
+    return torch_math.attention(q, k, v, window=window, soft_cap=impl.logits_soft_cap, slopes=slopes, sinks=impl.sinks)[0]
+
+
+def test_the_record_has_all_kinds_of_steps():
+    lens = [[b - a for a, b in zip(s["query_start_loc"], s["query_start_loc"][1:])] for s in RECORD["steps"]]
+    assert any(max(x) > 1 and min(x) == 1 for x in lens)  # prompts and decodes in one step
+    assert any(set(x) == {1} for x in lens)
+    assert any(n > 1 and length > n for x, s in zip(lens, RECORD["steps"]) for n, length in zip(x, s["seq_lens"]))  # chunks
+    assert RECORD["steps"][0]["block_table"][0][0] != 0  # block 0 is vLLM's null block
+
+
+@pytest.mark.parametrize("dtype", torch_math.DTYPES, ids=str)
+def test_recorded_steps(device, dtype):
+    rig = Rig(device, dtype, ({}, {"sliding_window": 40}))
+    assert rig.builder.numbers == {"layers.0": 0, "layers.1": 1}
+    for number, step in enumerate(RECORD["steps"]):
+        rig.run(step, number, by_options)
+
+
+def test_options(device):
+    sinks = torch.linspace(-2, 2, HEADS, device=device)
+    rig = Rig(device, torch.bfloat16, ({"sinks": sinks, "sliding_window": 33}, {"logits_soft_cap": 5.0}))
+    for number, step in enumerate(RECORD["steps"]):
+        rig.run(step, number, by_options)
+
+
+def test_alibi(device):
+    slopes = [2.0 ** -(i + 1) for i in range(HEADS)]
+    rig = Rig(device, torch.float32, ({"alibi_slopes": slopes}, {}))
+    for number, step in enumerate(RECORD["steps"]):
+        rig.run(step, number, by_options)
+
+
+def test_fp8(device):
+    def stored(impl, q, k, v):
+        return by_options(impl, q, (k.float() / 0.3).to(torch.float8_e4m3fn).double() * 0.3,
+                          (v.float() / 1.7).to(torch.float8_e4m3fn).double() * 1.7)
+
+    rig = Rig(device, torch.float32, kv_cache_dtype="fp8")
+    for number, step in enumerate(RECORD["steps"]):
+        rig.run(step, number, stored)
+
+
+def test_causality_of_each_request(device):
+    step = dict(RECORD["steps"][0])
+    causal = torch.arange(len(step["seq_lens"]), device=device) % 2 == 1
+    step["causal"] = causal
+    flags = iter(2 * causal.tolist())
+    Rig(device, torch.float32).run(step, 0, lambda impl, q, k, v: torch_math.attention(q, k, v, causal=next(flags))[0])
+
+
+def test_layers_without_a_cache(device):
+    """Encoder-only attention: each row sees all rows of its own request."""
+    rig = Rig(device, torch.float32, ({"attn_type": "encoder_only"}, {"attn_type": "encoder"}))
+    step = dict(RECORD["steps"][0])
+    starts = step["query_start_loc"]
+    step["seq_lens"] = [b - a for a, b in zip(starts, starts[1:])]
+    metadata = rig.builder.build(0, rig.metadata(step))
+    q, k, v = (torch.randn(starts[-1], n, SIZE, device=rig.device) for n in (HEADS, KV_HEADS, KV_HEADS))
+    out = torch.empty_like(q)
+    for layer in rig.layers:
+        layer.impl.forward(layer, q, k, v, torch.tensor([]), metadata, out.fill_(torch.nan))
+        for a, b in zip(starts, starts[1:]):
+            torch_math.check(out[a:b], torch_math.attention(q[a:b], k[a:b], v[a:b], causal=False)[0])
+
+
+def test_cross_attention(device):
+    """The encoder's K and V are written in the first step, and later steps read them."""
+    rig = Rig(device, torch.float32, ({"attn_type": "encoder_decoder"}, {"attn_type": "encoder_decoder"}))
+    lens, tables = [50, 33, 7], [[3, 1], [2, 5], [4, 0]]
+    keys, values = ([torch.randn(n, KV_HEADS, SIZE) for n in lens] for _ in range(2))
+    slots = torch.cat([torch.tensor([t[j // BLOCK_SIZE] * BLOCK_SIZE + j % BLOCK_SIZE for j in range(n)])
+                       for n, t in zip(lens, tables)])
+    for number, queries in enumerate(([4, 1, 2], [1, 1, 1])):
+        starts = torch.tensor([0, *torch.tensor(queries).cumsum(0)], dtype=torch.int32)
+        metadata = rig.builder.build(0, SimpleNamespace(
+            num_actual_tokens=sum(queries), max_query_len=max(queries), max_seq_len=max(lens),
+            query_start_loc=starts.to(rig.device), query_start_loc_cpu=starts, causal=False,
+            seq_lens=torch.tensor(lens, dtype=torch.int32, device=rig.device),
+            block_table_tensor=torch.tensor(tables, dtype=torch.int32, device=rig.device), slot_mapping=None))
+        metadata.slot_mapping = slots.to(rig.device) if number == 0 else torch.empty(0, dtype=torch.int64)
+        q = torch.randn(sum(queries), HEADS, SIZE, device=rig.device)
+        k, v = ((torch.cat(x).to(rig.device) if number == 0 else None) for x in (keys, values))
+        for layer in rig.layers:
+            out = torch.full_like(q, torch.nan)
+            layer.impl.forward(layer, q, k, v, rig.pages(layer), metadata, out)
+            for i, (a, b) in enumerate(zip(starts.tolist(), starts.tolist()[1:])):
+                torch_math.check(out[a:b], torch_math.attention(q[a:b], keys[i], values[i], causal=False)[0])
+
+
+def test_a_layer_that_shares_keys(device):
+    """It writes nothing, and reads what the layer before it has written."""
+    rig = Rig(device, torch.float32, ({}, {"kv_sharing_target_layer_name": "layers.0"}))
+    step = RECORD["steps"][0]
+    metadata = rig.builder.build(0, rig.metadata(step))
+    q, k, v = (torch.randn(len(step["slot_mapping"]), n, SIZE, device=rig.device) for n in (HEADS, KV_HEADS, KV_HEADS))
+    outs = [torch.empty_like(q), torch.empty_like(q)]
+    for layer, rows, out in zip(rig.layers, (k, torch.full_like(k, torch.nan)), outs):
+        layer.impl.forward(layer, q, rows, v, rig.pages(rig.layers[0]), metadata, out)
+    assert torch.equal(*outs)
+
+
+def test_warm_up_and_refusals(device):
+    rig = Rig(device, torch.float32)
+    layer, out = rig.layers[0], torch.full((3, HEADS, SIZE), 5.0, device=rig.device)
+    assert layer.impl.forward(layer, out, out, out, rig.pages(layer), None, out) is out and (out == 5.0).all()
+    with pytest.raises(NotImplementedError, match="quantize the output"):
+        layer.impl.forward(layer, out, out, out, rig.pages(layer), None, out, output_scale=out)
+
+
+def test_a_step_beyond_the_limits(device):
+    """The plan grows: vLLM's wrappers may make more sequences than max_num_seqs."""
+    rig = Rig(device, torch.float32)
+    rig.builder.vllm_config.scheduler_config.max_num_seqs = 1
+    rig.builder.vllm_config.scheduler_config.max_num_batched_tokens = 2
+    for number, step in enumerate(RECORD["steps"][:4]):
+        rig.run(step, number, by_options)
