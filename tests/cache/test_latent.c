@@ -419,21 +419,21 @@ BACKEND_TEST(latent, nan_reaches_exactly_its_rows)
 /* DeepSeek's shape, past the end of a split: whole, in pieces, token by token, beside others, by other threads. */
 TEST(latent, rows_have_the_same_bits_in_any_pieces)
 {
-    static const int64_t whole[] = {9}, pieces[] = {3, 1, 5}, ones[] = {1, 1, 1, 1, 1, 1, 1, 1, 1};
+    static const int64_t whole[] = {4}, pieces[] = {1, 3}, ones[] = {1, 1, 1, 1};
     static const int64_t *const cuts[] = {whole, pieces, ones};
     static const int64_t nums[] = {1, COUNT_OF(pieces), COUNT_OF(ones)};
-    static const kit_seq crowd[] = {{.id = 7, .query_len = 9, .seq_len = 9},
-                                    {.id = 8, .query_len = 1, .seq_len = 70}};
-    static const kit_seq seq = {.id = 1, .query_len = 9, .seq_len = 516};
-    for (int i = 0; i < 6; i++) {
+    static const kit_seq crowd[] = {{.id = 7, .query_len = 2, .seq_len = 2},
+                                    {.id = 8, .query_len = 1, .seq_len = 17}};
+    static const kit_seq seq = {.id = 1, .query_len = 4, .seq_len = 514};
+    for (int i = 0; i < 4; i++) {
         kit_spec s = {.seed = 23,
-                      .num_heads = i % 2 ? 128 : 16,
+                      .num_heads = i == 1 ? 128 : 16,
                       .num_kv_heads = 1,
                       .k_head_size = 576,
                       .v_head_size = 512,
                       .v_in_k = true,
-                      .dtype = i < 2 ? FOLIO_F32 : FOLIO_BF16,
-                      .kv_dtype = i < 4 ? 0 : FOLIO_FP8_E4M3,
+                      .dtype = i == 0 ? FOLIO_F32 : FOLIO_BF16,
+                      .kv_dtype = i < 3 ? 0 : FOLIO_FP8_E4M3,
                       .rotary = i % 2 ? 64 : 0,
                       .rotary_first = 512,
                       .rotary_pairing = FOLIO_ROTARY_PAIRS};
@@ -443,7 +443,7 @@ TEST(latent, rows_have_the_same_bits_in_any_pieces)
             bool ok = ctx != NULL && kit_run_pieces(ctx, &s, FOLIO_ATTENTION_DECODER, &seq, cuts[k],
                                                     nums[k], crowd, k, false, k == 0 ? &first : &r);
             CHECK_MSG(ok, "%s", kit_error());
-            if (k > 0) CHECK_MSG(ok && kit_rows_equal(&first, 0, &r, 0, 9), "case %d, %d", i, k);
+            if (k > 0) CHECK_MSG(ok && kit_rows_equal(&first, 0, &r, 0, 4), "case %d, %d", i, k);
             kit_result_free(&r);
             folio_context_destroy(ctx);
         }
