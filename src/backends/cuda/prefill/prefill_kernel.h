@@ -35,16 +35,16 @@ static __device__ __forceinline__ int stage_of(const prefill_args &a, typename I
 }
 
 /*
- * I::KEYS keys of a tile, the first, or with TEAM > 1 those of the warp's number in its team; V may be on its way:
- * await_values() returns when it is there.
+ * Weights of I::KEYS keys of a tile, the first, or with TEAM > 1 those of the warp's number in its team. Returned, if
+ * any_values: which scores are of keys seen.
  */
-template <class I, int M, int TEAM = 1, typename F>
-static __device__ __forceinline__ void attend_part(prefill_state<I::DV, M> &st,
-                                                   const prefill_args &a, typename I::shared &sh,
-                                                   const at_hand &h, bool is_edge, bool any_values,
-                                                   F await_values)
+template <class I, int M, int TEAM = 1>
+static __device__ __forceinline__ uint32_t weigh_keys(prefill_scores<I, M> &s,
+                                                      prefill_state<I::DV, M> &st,
+                                                      const prefill_args &a, typename I::shared &sh,
+                                                      const at_hand &h, bool is_edge,
+                                                      bool any_values)
 {
-    prefill_scores<I, M> s;
     multiply_keys<I, M>(s, shared_address(sh.q),
                         shared_address(sh.kv[stage_of<I>(a, sh, h)]) +
                             team_key<I, TEAM>() * I::K_ROW,
@@ -61,7 +61,16 @@ static __device__ __forceinline__ void attend_part(prefill_state<I::DV, M> &st,
     unpark<I, M>(st, sh);
     soften<I, M>(s, st, a, sh, row0);
     park<I, M>(st, sh);
-    await_values();
+    return seen;
+}
+
+/* Their values times the weights, added to out. */
+template <class I, int M, int TEAM = 1>
+static __device__ __forceinline__ void add_values(prefill_scores<I, M> &s,
+                                                  prefill_state<I::DV, M> &st,
+                                                  const prefill_args &a, typename I::shared &sh,
+                                                  const at_hand &h, bool any_values, uint32_t seen)
+{
     int stage = stage_of<I>(a, sh, h);
     const float *v_scales = sh.scales[stage] + (I::KV == KV_INT8 ? I::TILE_KEYS : 0);
     uint32_t v = shared_address(sh.kv[stage]) + I::K_BYTES + team_key<I, TEAM>() * I::V_ROW;
@@ -73,6 +82,16 @@ static __device__ __forceinline__ void attend_part(prefill_state<I::DV, M> &st,
         }
     }
     multiply_values<I, M>(st, s, v);
+}
+
+template <class I, int M, int TEAM = 1>
+static __device__ __forceinline__ void attend_part(prefill_state<I::DV, M> &st,
+                                                   const prefill_args &a, typename I::shared &sh,
+                                                   const at_hand &h, bool is_edge, bool any_values)
+{
+    prefill_scores<I, M> s;
+    uint32_t seen = weigh_keys<I, M, TEAM>(s, st, a, sh, h, is_edge, any_values);
+    add_values<I, M, TEAM>(s, st, a, sh, h, any_values, seen);
 }
 
 /* Past the last key that a row of the warp sees. */
@@ -91,30 +110,47 @@ static __device__ __forceinline__ int32_t warp_end(typename I::shared &sh, int r
 #define EDGE_STEP 32
 #endif
 
-/* One key tile. A warp leaves out what none of its rows sees at the tile's end. */
-template <class I, int M, int TEAM, typename F>
+/* Do some rows of the block not see all of a key tile? */
+template <class I>
+static __device__ __forceinline__ bool is_edge_tile(const prefill_work &w, int32_t tile)
+{
+    return tile * I::KEYS < w.all_begin || (tile + 1) * I::KEYS > w.all_end;
+}
+
+/* f of an instance that computes so many keys of a tile: the warp leaves out the others. */
+template <class I, typename F> static __device__ __forceinline__ void with_keys(int32_t keys, F f)
+{
+    constexpr int STEP = I::KV != KV_WIDE ? 32 : EDGE_STEP;
+    if (keys <= 0) return;
+    if (keys <= 16 && STEP <= 16) f(part_tile<I, 16>());
+    else if (keys <= 32 && I::KEYS > 32 && STEP <= 32) f(part_tile<I, 32>());
+    else if (keys <= 48 && I::KEYS > 48 && STEP <= 16) f(part_tile<I, 48>());
+    else f(I());
+}
+
+/* One key tile, K and V of which are there. Not by with_keys: that spills at head size 128. */
+template <class I, int M, int TEAM>
 static __device__ __forceinline__ void attend_keys(prefill_state<I::DV, M> &st,
                                                    const prefill_args &a, const prefill_work &w,
                                                    typename I::shared &sh, const at_hand &h,
-                                                   bool any_values, F await_values)
+                                                   bool any_values)
 {
     int32_t first = tile_of<I>(h, sh) * I::KEYS, keys = I::KEYS;
     bool is_edge = first < w.all_begin || first + I::KEYS > w.all_end;
     if constexpr (TEAM > 1) {
-        attend_part<part_tile<I, I::KEYS / TEAM>, M, TEAM>(st, a, sh, h, is_edge, false,
-                                                           await_values);
+        attend_part<part_tile<I, I::KEYS / TEAM>, M, TEAM>(st, a, sh, h, is_edge, false);
     } else if constexpr (I::FIXED) {
         if (is_edge && !any_values) keys = warp_end<I, M>(sh, row_of<I>(h, sh)) - first;
         constexpr int STEP = I::KV != KV_WIDE ? 32 : EDGE_STEP;
-        if (keys <= 0) await_values();
+        if (keys <= 0) return;
         else if (keys <= 16 && STEP <= 16)
-            attend_part<part_tile<I, 16>, M>(st, a, sh, h, true, false, await_values);
+            attend_part<part_tile<I, 16>, M>(st, a, sh, h, true, false);
         else if (keys <= 32 && I::KEYS > 32 && STEP <= 32)
-            attend_part<part_tile<I, 32>, M>(st, a, sh, h, true, false, await_values);
+            attend_part<part_tile<I, 32>, M>(st, a, sh, h, true, false);
         else if (keys <= 48 && I::KEYS > 48 && STEP <= 16)
-            attend_part<part_tile<I, 48>, M>(st, a, sh, h, true, false, await_values);
-        else attend_part<I, M>(st, a, sh, h, is_edge, any_values, await_values);
-    } else attend_part<I, M>(st, a, sh, h, is_edge, any_values, await_values);
+            attend_part<part_tile<I, 48>, M>(st, a, sh, h, true, false);
+        else attend_part<I, M>(st, a, sh, h, is_edge, any_values);
+    } else attend_part<I, M>(st, a, sh, h, is_edge, any_values);
 }
 
 /* ---- all key tiles ---- */
@@ -163,8 +199,40 @@ static __device__ __forceinline__ void attend_staged(prefill_state<I::DV, M> &st
             if (I::ONCE) block = find_block<I>(a, w, sh.seq, tile + 2);
         }
         if (!is_direct) __syncthreads();
-        attend_keys<I, M, TEAM>(st, a, w, sh, {tile, row0}, any_values, [] {});
+        attend_keys<I, M, TEAM>(st, a, w, sh, {tile, row0}, any_values);
     }
+}
+
+/*
+ * One key tile whose V is on its way: await_values returns when it is there. All warps call it at the same place, whatever
+ * they compute of a tile at the edge: a barrier in branches that warps take apart is none.
+ */
+template <class I, int M, typename F>
+static __device__ __forceinline__ void attend_split_keys(prefill_state<I::DV, M> &st,
+                                                         const prefill_args &a,
+                                                         const prefill_work &w,
+                                                         typename I::shared &sh, const at_hand &h,
+                                                         bool any_values, F await_values)
+{
+    static_assert(M == 1, "scores of a tile's first keys come first");
+    prefill_scores<I, M> s;
+    bool is_edge = is_edge_tile<I>(w, tile_of<I>(h, sh));
+    if (!is_edge || any_values) {
+        uint32_t seen = weigh_keys<I, M>(s, st, a, sh, h, is_edge, any_values);
+        await_values();
+        add_values<I, M>(s, st, a, sh, h, any_values, seen);
+        return;
+    }
+    int32_t keys = warp_end<I, M>(sh, row_of<I>(h, sh)) - tile_of<I>(h, sh) * I::KEYS;
+    with_keys<I>(keys, [&](auto part) {
+        using P = decltype(part);
+        weigh_keys<P, M>(*(prefill_scores<P, M> *)s, st, a, sh, h, true, false);
+    });
+    await_values();
+    with_keys<I>(keys, [&](auto part) {
+        using P = decltype(part);
+        add_values<P, M>(*(prefill_scores<P, M> *)s, st, a, sh, h, false, 0);
+    });
 }
 
 /* The same in one stage: V comes while K is used, and K while V is. */
@@ -193,7 +261,7 @@ static __device__ __forceinline__ void attend_split(prefill_state<I::DV, M> &st,
         cp_async_commit();
         address = row_address<I>(a, w, sh.seq, tile + 1, block);
         block = find_block<I>(a, w, sh.seq, tile + 2);
-        attend_keys<I, M, 1>(st, a, w, sh, {tile, row0}, any_values, [&] {
+        attend_split_keys<I, M>(st, a, w, sh, {tile, row0}, any_values, [&] {
             cp_async_wait<0>();
             __syncthreads();
             /* zeros after the last tile */
