@@ -156,11 +156,10 @@ static folioi_cuda_work work_of(const folioi_prefill_shape *shape, const folioi_
             keys += seqs[i].key_len;
         } else if (rows > work.decode_rows) work.decode_rows = rows;
     }
+    work.whole.num_keys = (int32_t)min_i64(keys, INT32_MAX);
     if (tiles <= INT32_MAX && prefill_are_whole(shape, tiles, num_prefills) &&
-        prefill_are_chunks(tiles, num_prefills)) {
+        prefill_are_chunks(tiles, num_prefills))
         work.whole.num_items = (int32_t)tiles;
-        work.whole.num_keys = (int32_t)min_i64(keys, INT32_MAX);
-    }
     return work;
 }
 

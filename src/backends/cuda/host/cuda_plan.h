@@ -23,8 +23,8 @@ typedef struct folioi_cuda_work {
     int32_t decode_rows; /* most rows of a sequence that decode kernels compute; 0: there is none */
     bool prefills;       /* some sequence has more rows than those take                           */
     bool clustered;      /* decode's list is for clusters: decode_is_clustered                    */
-    folioi_prefill_head
-        whole; /* of prompts and chunks, if the host knows that none is cut; else 0 */
+    folioi_prefill_head whole; /* as far as the host knows them: num_keys, and num_items if none */
+                               /* is cut; else 0                                                */
 } folioi_cuda_work;
 
 /** The step's work lists for one attention as one type; attentions of one shape share them. */

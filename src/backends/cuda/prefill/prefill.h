@@ -33,8 +33,8 @@ typedef struct folioi_prefill_line {
     int32_t blocks;       /* that a multiprocessor computes at once  */
     int32_t decode_rows;  /* up to so many rows of a kv head decode is faster, and with one token */
     /**
-     * One layer: writes out and lse of every sequence that is not decode. One launch. whole: zeros, and the grid depends on
-     * the plan alone; or the list's head where the host knows it and prefill_are_whole says that none is cut.
+     * One layer: writes out and lse of every sequence that is not decode. One launch. whole: num_items is 0, and the grid
+     * depends on the plan alone; or the list's head where the host knows it and prefill_are_whole says that none is cut.
      * cudaErrorNotSupported: q's strides are none that it reads, and nothing was launched.
      */
     cudaError_t (*launch)(const struct folioi_prefill_line *line, const folioi_cuda_run *run,

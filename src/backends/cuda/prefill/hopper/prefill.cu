@@ -75,7 +75,7 @@ static __device__ __forceinline__ void step(const hopper_args &a, const hopper_m
     products_ready(s);
     if (MASKED && (first_key < all.begin || first_key + KEYS > all.end)) {
         products_wait<0>(); /* masks need registers */
-        mask<0, KEYS, WHOLE>(s, a, t, first_key);
+        mask<KEYS, WHOLE, false>(s, a, t, all, first_key);
     }
     raise_base<T, KEYS, false>(s, r, a.scale_log2);
     weigh<KEYS>(s, r, a.scale_log2);
@@ -92,11 +92,8 @@ static __device__ __forceinline__ void start_tile(const hopper_args &a, const ho
                                                   float (&s)[64], uint32_t (&p)[32], row_sums &r,
                                                   const common_keys &all, int32_t first_key)
 {
-    constexpr int HALF = KEYS / 2;
-    bool has_begun = WHOLE || first_key >= all.begin;
-    if (!has_begun || first_key + HALF > all.end) mask<0, HALF, WHOLE>(s, a, t, first_key);
-    if (N > HALF && (!has_begun || first_key + N > all.end))
-        mask<HALF, N, WHOLE>(s, a, t, first_key);
+    if ((!WHOLE && first_key < all.begin) || first_key + N > all.end)
+        mask<N, WHOLE>(s, a, t, all, first_key);
     raise_base<T, N, true>(s, r, a.scale_log2);
     if (t.is_ragged) quiet_rows(r, a, t);
     weigh<N>(s, r, a.scale_log2);
@@ -153,20 +150,22 @@ static __device__ __forceinline__ void compute_all(const hopper_args &a, const h
         const hopper_tile &t = sh.tiles[here];
         common_keys all = t.common[group];
         int32_t i = keys.last, first = WHOLE ? 0 : keys.first;
-        bool is_one = i == first;
-        if (keys.is_early) {
-            start_tile<T, KEYS / 2, WHOLE>(a, t, s, p, r, all, i * KEYS);
+        bool is_one = i == first, is_early = keys.pages <= 4;
+        if (is_early) {
+            if (keys.pages > 2) start_tile<T, 2 * STEP_KEYS, WHOLE>(a, t, s, p, r, all, i * KEYS);
+            else start_tile<T, STEP_KEYS, WHOLE>(a, t, s, p, r, all, i * KEYS);
             products_forget(o);
             if (i > first) step<T, 4, true, WHOLE>(a, m, t, q, s, o, p, r, all, at, --i * KEYS, 0);
         } else {
-            start_tile<T, KEYS, WHOLE>(a, t, s, p, r, all, i * KEYS);
+            if (keys.pages > 6) start_tile<T, KEYS, WHOLE>(a, t, s, p, r, all, i * KEYS);
+            else start_tile<T, 3 * STEP_KEYS, WHOLE>(a, t, s, p, r, all, i * KEYS);
             products_forget(o);
             if (i > first) step<T, 8, true, WHOLE>(a, m, t, q, s, o, p, r, all, at, --i * KEYS, 0);
         }
         while (i > first) step<T, 8, !WHOLE, WHOLE>(a, m, t, q, s, o, p, r, all, at, --i * KEYS, 1);
         int before = at.stage;
         at.step();
-        if (is_one && keys.is_early) {
+        if (is_one && is_early) {
             products_begin();
             add_values<T, 4>(o, p, m.kv(), before, 0);
             products_commit();
@@ -182,7 +181,7 @@ static __device__ __forceinline__ void compute_all(const hopper_args &a, const h
         load_q(q, m, group);
         if (!keys.is_none) bulk_wait(shared_address(&sh.filled[at.stage]), at.phase);
         uint32_t is_odd;
-        if (keys.is_early)
+        if (keys.pages <= 4)
             is_odd = end_tile<T, KEYS / 2, WHOLE>(a, m, t, q, s, o, r, before, at.stage);
         else is_odd = end_tile<T, KEYS, WHOLE>(a, m, t, q, s, o, r, before, at.stage);
         if (!WHOLE && t.num_parts > 1) is_odd = store_part<T>(a, t, o, r);
@@ -192,7 +191,10 @@ static __device__ __forceinline__ void compute_all(const hopper_args &a, const h
     } while (!keys.is_none);
     if (WHOLE) return;
     const hopper_tile &t = sh.tiles[on.place > 0 ? on.place - 1 : TILES_AHEAD - 1];
-    if (t.num_parts > 1) end_part<T, 16>(a, t, 1, true); /* registers are free by now */
+    /* registers are free by now */
+    if (t.num_parts > 8) end_part<T, 16, 1>(a, t, 1, true);
+    else if (t.num_parts > 4) end_part<T, 8, 2>(a, t, 1, true);
+    else if (t.num_parts > 1) end_part<T, 4, 4>(a, t, 1, true);
 }
 
 static __device__ __forceinline__ void start_barriers(hopper_shared *sh, bool whole)

@@ -59,7 +59,7 @@ static __device__ __forceinline__ void load_keys(const hopper_args &a, const hop
     int32_t key_len = t.key_len;
     const int32_t *table = a.blocks + t.table;
     const char *head = a.layer.k + 2 * (t.kv_head * a.layer.at.head);
-    int pages = keys.is_early ? 4 : 8;
+    int pages = keys.pages <= 4 ? 4 : 8;
     walk.go_to(a, keys.last);
     for (int32_t i = keys.last; i >= first; i--, pages = 8) {
         bool is_seen = walk.key < end && walk.key + PAGE_KEYS > begin;

@@ -65,9 +65,9 @@ static __device__ __forceinline__ bool await_parts(int32_t *counter, int32_t war
     return done == all;
 }
 
-/* Four dims of some parts of a row, and their lse: all on their way from memory at once. */
-template <int PARTS> struct parts_of_row {
-    float4 out[PARTS];
+/* A lane's dims of some parts of a row, and their lse: all on their way from memory at once. */
+template <int PARTS, int QUADS> struct parts_of_row {
+    float4 out[PARTS][QUADS];
     float lse[PARTS];
 
     __device__ __forceinline__ void load(const float *out_at, const float *lse_at, int64_t step,
@@ -76,28 +76,38 @@ template <int PARTS> struct parts_of_row {
 #pragma unroll
         for (int i = 0; i < PARTS; i++) {
             int64_t row = min(first + i, num_parts - 1) * step;
-            out[i] = __ldcg((const float4 *)(out_at + row * DIMS));
+#pragma unroll
+            for (int j = 0; j < QUADS; j++)
+                out[i][j] = __ldcg((const float4 *)(out_at + row * DIMS + j * (DIMS / QUADS)));
             lse[i] = __ldcg(lse_at + row * 2);
         }
     }
 };
 
-/* A row's parts added up; a lane has 4 dims. */
-template <typename T, int PARTS>
+/*
+ * A row's parts added up, PARTS of them at once. Of its dims a lane has QUADS times 4, so that a warp merges QUADS rows at
+ * once: they wait for memory together.
+ */
+template <typename T, int PARTS, int QUADS>
 static __device__ __forceinline__ void merge_row(const hopper_args &a, const hopper_tile &t,
                                                  row_place p)
 {
-    int lane = threadIdx.x % WARP;
+    int lane = threadIdx.x % (WARP / QUADS);
     int64_t at = part_row(a, t, 0, p), step = part_row(a, t, 1, p) - at;
     const float *lse = a.part_lse + at * 2, *out = a.part_out + at * DIMS + lane * 4;
-    parts_of_row<PARTS> parts;
+    parts_of_row<PARTS, QUADS> parts;
     parts.load(out, lse, step, 0, t.num_parts);
     float largest = -CUDART_INF_F;
-    for (int32_t part = lane; part < t.num_parts; part += WARP)
-        largest = fmaxf(largest, __ldcg(lse + part * step * 2));
-    largest = warp_max(largest);
+    if constexpr (QUADS > 1) { /* there are no more than PARTS */
+#pragma unroll
+        for (int i = 0; i < PARTS; i++) largest = fmaxf(largest, parts.lse[i]);
+    } else {
+        for (int32_t part = lane; part < t.num_parts; part += WARP)
+            largest = fmaxf(largest, __ldcg(lse + part * step * 2));
+        largest = warp_max(largest);
+    }
     float base = softmax_base(largest), sum = 0.0f;
-    float4 all = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    float4 all[QUADS] = {};
 #pragma unroll 1
     for (int32_t first = 0; first < t.num_parts; first += PARTS) {
         if (first > 0) parts.load(out, lse, step, first, t.num_parts);
@@ -105,20 +115,22 @@ static __device__ __forceinline__ void merge_row(const hopper_args &a, const hop
         for (int i = 0; i < PARTS; i++) {
             if (first + i >= t.num_parts) break;
             float by = exp2_approx((parts.lse[i] - base) * LOG2E);
-            float4 x = parts.out[i];
-            all = make_float4(fmaf(x.x, by, all.x), fmaf(x.y, by, all.y), fmaf(x.z, by, all.z),
-                              fmaf(x.w, by, all.w));
             sum += by;
+#pragma unroll
+            for (int j = 0; j < QUADS; j++) {
+                float4 x = parts.out[i][j], y = all[j];
+                all[j] = make_float4(fmaf(x.x, by, y.x), fmaf(x.y, by, y.y), fmaf(x.z, by, y.z),
+                                     fmaf(x.w, by, y.w));
+            }
         }
     }
-    put_row<T>(a, t, p, all, largest, sum);
+    put_row<T, QUADS>(a, t, p, all, largest, sum);
 }
 
 /*
- * So many warps have stored their rows of a part. Rows are merged by whatever warps are there, each taking one after another;
- * PARTS of one are fetched at once.
+ * So many warps have stored their rows of a part. Rows are merged by whatever warps are there, each taking QUADS after others.
  */
-template <typename T, int PARTS>
+template <typename T, int PARTS, int QUADS>
 static __device__ __forceinline__ void end_part(const hopper_args &a, const hopper_tile &t,
                                                 int32_t warps, bool waits)
 {
@@ -126,14 +138,14 @@ static __device__ __forceinline__ void end_part(const hopper_args &a, const hopp
     int32_t all = 8 * t.num_parts, rows = t.out.num_queries * a.heads;
     int lane = threadIdx.x % WARP, row = rows;
     __syncwarp();
-    if (lane == 0 && await_parts(counter, warps, all, waits)) row = atomicAdd(counter + 1, 1);
+    if (lane == 0 && await_parts(counter, warps, all, waits)) row = atomicAdd(counter + 1, QUADS);
 #pragma unroll 1
     for (;;) {
         int32_t now = __shfl_sync(ALL_LANES, row, 0);
         if (now >= rows) break;
-        if (lane == 0) row = atomicAdd(counter + 1, 1); /* the next one's number comes meanwhile */
-        row_place p = place_of(a, now);
-        if (is_row(t.out, p)) merge_row<T, PARTS>(a, t, p);
+        if (lane == 0) row = atomicAdd(counter + 1, QUADS); /* the next number comes meanwhile */
+        row_place p = place_of(a, now + lane / (WARP / QUADS));
+        if (is_row(t.out, p)) merge_row<T, PARTS, QUADS>(a, t, p);
     }
     if (lane == 0 && add_in_order(counter + 2, warps) == all - warps)
         counter[0] = counter[1] = counter[2] = 0; /* nobody else is here */
@@ -153,7 +165,7 @@ static __device__ __forceinline__ void end_parts(const hopper_args &a, const hop
         if (sh.tiles[next.place].keys.is_none) return;
         barrier_wait_idly(shared_address(&sh.tile_stored[at.place]), at.phase);
         const hopper_tile &t = sh.tiles[at.place];
-        if (t.num_parts > 1) end_part<T, 4>(a, t, 8, false);
+        if (t.num_parts > 1) end_part<T, 4, 1>(a, t, 8, false);
         __syncwarp();
         if (threadIdx.x % WARP == 0) barrier_arrive(shared_address(&sh.tile_emptied[at.place]));
         at = next;

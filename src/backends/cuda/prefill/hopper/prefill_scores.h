@@ -46,24 +46,31 @@ static __device__ __forceinline__ uint32_t columns_before(int32_t column)
 }
 
 /*
- * Columns [FROM, TO) of the scores of keys from `first` on: -inf where a row does not see the key. WHOLE: all rows see keys
- * from the first on.
+ * N columns of the scores of keys from `first` on: -inf where a row does not see the key. Steps of columns that all rows of
+ * the warpgroup see stay as they are. WHOLE: all rows see keys from the first on.
  */
-template <int FROM, int TO, bool WHOLE>
+template <int N, bool WHOLE, bool SKIPS = true>
 static __device__ __forceinline__ void mask(float (&s)[64], const hopper_args &a,
-                                            const hopper_tile &t, int32_t first)
+                                            const hopper_tile &t, const common_keys &all,
+                                            int32_t first)
 {
     int lane = fresh_lane(), row = (int)threadIdx.x / WARP * 16 + lane / 4;
     tile_edge begins = t.begins, ends = t.ends;
-    first += lane % 4 * 2;
+    int32_t lane_first = first + lane % 4 * 2;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         int32_t query = place_of(a, row + 8 * i).query;
-        uint32_t bits = columns_before(end_of(ends, query) - first);
-        if (!WHOLE) bits &= ~columns_before(begin_of(begins, query) - first);
+        uint32_t bits = columns_before(end_of(ends, query) - lane_first);
+        if (!WHOLE) bits &= ~columns_before(begin_of(begins, query) - lane_first);
 #pragma unroll
-        for (int j = FROM / 4; j < TO / 4; j++)
-            if (!(bits >> j & 1)) s[4 * (j / 2) + 2 * i + j % 2] = -CUDART_INF_F;
+        for (int step = 0; step < N; step += STEP_KEYS) {
+            if (SKIPS && first + step + STEP_KEYS <= all.end &&
+                (WHOLE || first + step >= all.begin))
+                continue;
+#pragma unroll
+            for (int j = step / 4; j < (step + STEP_KEYS) / 4; j++)
+                if (!(bits >> j & 1)) s[4 * (j / 2) + 2 * i + j % 2] = -CUDART_INF_F;
+        }
     }
 }
 

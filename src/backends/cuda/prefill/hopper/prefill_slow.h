@@ -19,7 +19,7 @@ template <typename T> static __device__ __forceinline__ float4 widen_four(uint2 
 /* What one row has come to. */
 struct slow_row {
     float largest, sum; /* scores in natural units */
-    float4 out;
+    float4 out[1];
 };
 
 /* Keys [key, end), at most AT_ONCE. */
@@ -50,9 +50,9 @@ static __device__ __forceinline__ void add_keys(const hopper_args &a, const hopp
         if (r.largest == -CUDART_INF_F) shrink = 0.0f;
         r.largest = largest;
         r.sum = r.sum * shrink + weight;
-        r.out =
-            make_float4(fmaf(weight, y.x, r.out.x * shrink), fmaf(weight, y.y, r.out.y * shrink),
-                        fmaf(weight, y.z, r.out.z * shrink), fmaf(weight, y.w, r.out.w * shrink));
+        float4 &o = r.out[0];
+        o = make_float4(fmaf(weight, y.x, o.x * shrink), fmaf(weight, y.y, o.y * shrink),
+                        fmaf(weight, y.z, o.z * shrink), fmaf(weight, y.w, o.w * shrink));
     }
 }
 
@@ -64,7 +64,7 @@ static __device__ __forceinline__ void put_part(const hopper_args &a, const hopp
     int lane = threadIdx.x % WARP;
     bool any = r.sum != 0.0f; /* or NaN */
     float by = any ? 1.0f / r.sum : 0.0f;
-    float4 x = any ? r.out : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    float4 x = any ? r.out[0] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     __stcg((float4 *)(a.part_out + at * DIMS + lane * 4),
            make_float4(x.x * by, x.y * by, x.z * by, x.w * by));
     if (lane == 0)
@@ -90,11 +90,11 @@ static __device__ __forceinline__ void compute_slowly(const hopper_args &a, cons
         int64_t at = (t.query_row + p.query) * l.q.token + (t.first_head + p.head) * l.q.head;
         const uint16_t *from = (const uint16_t *)l.q.data + at + lane * 4;
         float4 q = widen_four<T>(*(const uint2 *)from);
-        slow_row r = {-CUDART_INF_F, 0.0f, {0.0f, 0.0f, 0.0f, 0.0f}};
+        slow_row r = {-CUDART_INF_F, 0.0f, {}};
 #pragma unroll 1
         for (int32_t key = seen.begin; key < seen.end; key += 4)
             add_keys<T, 4>(a, t, r, q, key, seen.end);
-        if (t.num_parts == 1) put_row<T>(a, t, p, r.out, r.largest, r.sum);
+        if (t.num_parts == 1) put_row<T, 1>(a, t, p, r.out, r.largest, r.sum);
         else put_part(a, t, p, r);
     }
 }

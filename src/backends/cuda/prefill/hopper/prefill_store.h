@@ -124,26 +124,33 @@ static __device__ __forceinline__ uint32_t store_rows(const hopper_args &a, cons
 }
 
 /*
- * One row stored by a warp, a lane having 4 dims: sums of values and of weights relative to the largest score, in natural
- * units; a sink joins them.
+ * One row stored by WARP / QUADS lanes, a lane having QUADS times 4 dims: sums of values and of weights relative to the
+ * largest score, in natural units; a sink joins them.
  */
-template <typename T>
+template <typename T, int QUADS>
 static __device__ __forceinline__ void put_row(const hopper_args &a, const hopper_tile &t,
-                                               row_place p, float4 x, float largest, float sum)
+                                               row_place p, const float4 (&x)[QUADS], float largest,
+                                               float sum)
 {
     const hopper_layer &l = a.layer;
-    int lane = threadIdx.x % WARP;
+    int lane = threadIdx.x % (WARP / QUADS);
     float sink = l.sinks != NULL ? l.sinks[t.first_head + p.head] : -CUDART_INF_F;
     float by = 0.0f, lse = sink;
-    if (sum != 0.0f) { /* or NaN */
+    bool any = sum != 0.0f; /* or NaN */
+    if (any) {
         float base = softmax_base(largest), top = fmaxf(base, sink);
         float shrink = exp2f((base - top) * LOG2E);
         sum = sum * shrink + exp2f((sink - top) * LOG2E);
         by = shrink / sum;
         lse = top + log2f(sum) * LN2;
-    } else x = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    }
     uint16_t *out = t.out.first + p.query * l.out.token + p.head * l.out.head + lane * 4;
-    *(uint2 *)out = make_uint2(pack<T>(x.x * by, x.y * by), pack<T>(x.z * by, x.w * by));
+#pragma unroll
+    for (int j = 0; j < QUADS; j++) {
+        float4 y = any ? x[j] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        *(uint2 *)(out + j * (DIMS / QUADS)) =
+            make_uint2(pack<T>(y.x * by, y.y * by), pack<T>(y.z * by, y.w * by));
+    }
     if (l.lse != NULL && lane == 0) *lse_of(a, t, p) = lse;
 }
 

@@ -24,6 +24,7 @@ enum {
     STAGES = 3,
     TILES_AHEAD = 3, /* a tile's place is another's when it has been stored */
     PAGE_KEYS = 16,
+    STEP_KEYS = 2 * PAGE_KEYS, /* a tile's last keys become weights in steps of so many */
     PAGE_BYTES = PAGE_KEYS * DIMS * 2 * 2, /* K and V */
     HALF_BYTES = PAGE_BYTES / 2,           /* of 8 tokens: K, then V */
     PANEL_BYTES = 8 * 128,
@@ -76,8 +77,8 @@ typedef struct hopper_args {
 
 /* How a tile's keys are gone through: key tiles from `last` down to `first`; one that sees no key has one all the same. */
 typedef struct alignas(16) tile_keys {
-    int32_t is_none;  /* there are no more tiles */
-    int32_t is_early; /* the last keys fit in half a stage */
+    int32_t is_none; /* there are no more tiles */
+    int32_t pages;   /* of `last` that any row sees; one at least */
     int32_t last, first;
 } tile_keys;
 
@@ -220,7 +221,8 @@ static __device__ __forceinline__ void set_keys(const hopper_args &a, hopper_til
                           : cut_far(own + right + 1),
               s.causal || right >= 0, end};
     int32_t last = end > begin ? (end - 1) / KEYS : 0;
-    t.keys = {0, end <= last * KEYS + KEYS / 2, last, end > begin ? begin / KEYS : 0};
+    int32_t pages = (max(end - last * KEYS, 1) + PAGE_KEYS - 1) / PAGE_KEYS;
+    t.keys = {0, pages, last, end > begin ? begin / KEYS : 0};
     for (uint32_t group = 0; group < GROUPS; group++) { /* later rows see later keys */
         uint32_t row = group * GROUP_ROWS;
         t.common[group] = {begin_of(t.begins, (row + GROUP_ROWS - 1) * a.inverse >> 16),
