@@ -97,28 +97,27 @@ def _visible(mask: Optional[torch.Tensor], *key: Any) -> Visible:
     return visible
 
 
-def _plan(attention: Attention, causal: bool, batch_size: int, queries: int, keys: int, block: int) -> tuple[Plan, str]:
-    """A plan that has been updated with this batch, and the attention type."""
-    kind = "decoder" if causal else "encoder_decoder"
-    key = (attention, causal, batch_size, queries, keys, block)
+def _plan(attention: Attention, kind: str, batch_size: int, queries: int, keys: int, cache: KVCache) -> Plan:
+    """A plan for such caches that has been updated with this batch. It serves one stream."""
+    key = (attention, kind, batch_size, queries, keys, attention.context.stream())
     plan = _local.plans.get(key)
     if plan is None:
         if len(_local.plans) >= _MAX_PLANS:
             _local.plans.clear()
-        blocks = keys // block
+        blocks = keys // cache.block_size
         tables = np.arange(batch_size * blocks, dtype=np.int32).reshape(batch_size, blocks)
         lens, starts = np.full(batch_size, keys, np.int32), np.arange(batch_size + 1, dtype=np.int32) * queries
-        batch = Batch(attention.context, block_size=block)
-        if causal:
+        batch = Batch(cache=cache)
+        if kind == "decoder":
             batch.set_block_tables(tables, lens, starts)
         else:  # cross attention may have fewer keys than rows
             batch.set_block_tables(None, np.full(batch_size, max(queries, 1), np.int32), starts, encoder_lens=lens,
                                    cross_block_tables=tables)
-        plan = Plan(attention, types=kind, block_size=block, num_blocks=tables.size, cross_num_blocks=tables.size,
-                    max_seqs=batch_size, max_query_tokens=batch_size * queries, max_seq_len=max(keys, queries))
+        plan = Plan(attention, types=kind, cache=cache, cross_cache=cache, max_seqs=batch_size,
+                    max_query_tokens=batch_size * queries, max_seq_len=max(keys, queries))
         plan.update(batch)
         _local.plans[key] = plan
-    return plan, kind
+    return plan
 
 
 def _bias(bias: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
@@ -157,13 +156,13 @@ def _forward(attention: Attention, q: torch.Tensor, k: torch.Tensor, v: torch.Te
     parts = [slice(None)]
     if keys > _MAX_BLOCK and batch_size > 1:  # blocks of several sequences then have no common stride
         parts = [slice(i, i + 1) for i in range(batch_size)]
-    block = _block_size(keys)
+    block, kind = _block_size(keys), "decoder" if causal else "encoder_decoder"
     for part in parts:
         count = batch_size if part == slice(None) else 1
-        plan, kind = _plan(attention, causal, count, queries, keys, block)
         cache = KVCache.wrap([_wrap(k[part], block)], [_wrap(v[part], block)], context=attention.context, layout="hnd")
         own = bias if bias is None or bias.shape[0] == 1 else bias[part]
         where = out if count == batch_size else out[part.start * queries:part.stop * queries]
+        plan = _plan(attention, kind, count, queries, keys, cache)
         plan.forward(rows(q[part]), cache=cache, type=kind, out=where, bias=own, **extras)
     return out
 
