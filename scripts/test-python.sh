@@ -94,7 +94,8 @@ install_package() {
 run_pytest() {
     run_venv=$PWD/$1
     shift
-    (cd build && "$run_venv/bin/python" -B -m pytest -q -p no:cacheprovider "$@") || fail "the package's tests FAILED"
+    # passive: threads that wait do not take the cores from what else runs
+    (cd build && OMP_WAIT_POLICY=passive "$run_venv/bin/python" -B -m pytest -q -p no:cacheprovider "$@") || fail "the package's tests FAILED"
 }
 
 install_package

@@ -242,8 +242,8 @@ def _wrap_native(arrays: list, values: Optional[list], sizes: tuple[Any, Any, An
     memory = make(abi.folio_kv_memory, k=ctypes.addressof(pk), k_bytes=_bytes(first))
     if len(first.shape) > 1 and first.shape[0] == sizes[0]:
         if not is_contiguous(first._replace(shape=first.shape[1:], strides=first.strides[1:])):
-            raise ArgumentError(f"k has shape {tuple(first.shape)} and strides {tuple(first.strides)}; the numbers of a "
-                                "block must be contiguous")
+            raise ArgumentError(f"k has shape {tuple(first.shape)} and strides {tuple(first.strides)}; the numbers of "
+                                "a block must be contiguous")
         memory.k_strides.block = first.strides[0] * _itemsize(first) // lib.folio_dtype_size(desc.dtype)
     return desc, memory, (pk,)
 

@@ -34,7 +34,7 @@ def slow_but(quick: tuple, names: tuple) -> list:
     return [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
-@pytest.mark.parametrize("name", slow_but(("llama", "bart"), models.DECODERS + models.ENCODER_DECODERS))
+@pytest.mark.parametrize("name", slow_but((), models.DECODERS + models.ENCODER_DECODERS))
 def test_attention_decides(name: str, device: str) -> None:
     """Without attention most tokens are others: so the other tests can fail."""
     model, ids, expected = reference(name, device)
@@ -154,6 +154,7 @@ def test_gradients_refused(device: str) -> None:
         model(torch.tensor(ids[:1], device=device))
 
 
+@pytest.mark.slow
 def test_unequal_head_sizes_refused_in_batching(device: str) -> None:
     """The paged cache of transformers has one head size for K and V. DeepSeek-V3 has two."""
     model, ids, _ = reference("deepseek_v3", device)
