@@ -24,7 +24,7 @@ class Arrays:
             return value.copy()
         if self.library == "torch":
             bits = value.view(np.int16) if value.dtype == DTYPES["bf16"] else value
-            tensor = torch.from_numpy(bits.copy()).to(self.device)
+            tensor = torch.from_numpy(bits.copy()).to(self.device, copy=True)  # torch aligns to 64 bytes
             return tensor.view(torch.bfloat16) if value.dtype == DTYPES["bf16"] else tensor
         return folio.DeviceArray.copy_of(self.context, value)
 
