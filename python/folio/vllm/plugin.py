@@ -53,8 +53,8 @@ def _register() -> str:
     if current_platform.is_cpu():
         checked = _check(version)
         register_backend(AttentionBackendEnum.CPU_ATTN, backend.path(backend.CPUBackend))
-        return (f"Folio {__version__} is vLLM's CPU_ATTN ({checked}). Models with latent attention (DeepSeek) keep vLLM's "
-                "CPU_MLA or AMX_MLA. FOLIO_VLLM=0 switches Folio off")
+        return (f"Folio {__version__} is vLLM's CPU_ATTN ({checked}). Models with latent attention (DeepSeek) keep "
+                "vLLM's CPU_MLA or AMX_MLA. FOLIO_VLLM=0 switches Folio off")
     if current_platform.is_cuda():
         register_backend(AttentionBackendEnum.CUSTOM, backend.path(backend.CUDABackend))
         return (f"Folio {__version__} is vLLM's backend CUSTOM (vLLM {version}; not tested inside vLLM on GPUs); "

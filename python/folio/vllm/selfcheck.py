@@ -63,7 +63,8 @@ class Problem:
             begin += n
         self.lens = torch.tensor(lens, dtype=torch.int32)
         self.starts = torch.tensor([0, *torch.tensor(self.queries).cumsum(0)], dtype=torch.int32)
-        self.k, self.v = ([torch.cat([x[c:] for x, c in zip(rows_, self.context)]) for rows_ in (self.keys, self.values)])
+        self.k, self.v = (torch.cat([x[c:] for x, c in zip(rows_, self.context)])
+                          for rows_ in (self.keys, self.values))
         self.slots = torch.cat([self._slots(i, c, n) for i, (c, n) in enumerate(zip(self.context, lens))])
 
     def _slots(self, seq: int, begin: int, end: int) -> torch.Tensor:
@@ -84,7 +85,8 @@ class Problem:
         return tuple(torch.cat(x) for x in zip(*parts)) if parts else None
 
     def layer(self) -> Any:
-        return SimpleNamespace(layer_name=NAME, dtype=self.dtype, _k_scale_float=self.k_scale, _v_scale_float=self.v_scale)
+        return SimpleNamespace(layer_name=NAME, dtype=self.dtype, _k_scale_float=self.k_scale,
+                               _v_scale_float=self.v_scale)
 
 
 class Folio:
@@ -144,8 +146,8 @@ class Own:
 
     def write(self, k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor) -> None:
         p = self.problem
-        self.ops.cpu_attn_reshape_and_cache(k, v, self.key_cache, self.value_cache, slots, self.isa, p.k_scale, p.v_scale,
-                                            p.kv_cache_dtype)
+        self.ops.cpu_attn_reshape_and_cache(k, v, self.key_cache, self.value_cache, slots, self.isa, p.k_scale,
+                                            p.v_scale, p.kv_cache_dtype)
 
     def build(self) -> Any:
         p = self.problem
@@ -189,8 +191,8 @@ def run() -> float:
     for problem in problems():
         found = difference(problem, CommonAttentionMetadata)
         if not found <= LIMITS[problem.dtype]:
-            raise ValueError(f"attention in {problem.dtype} with {problem.options or 'no options'} differs from vLLM's by "
-                             f"{found:.1e}, and {LIMITS[problem.dtype]:.0e} is allowed")
+            raise ValueError(f"attention in {problem.dtype} with {problem.options or 'no options'} differs from vLLM's "
+                             f"by {found:.1e}, and {LIMITS[problem.dtype]:.0e} is allowed")
         worst = max(worst, found)
     return worst
 
