@@ -21,7 +21,6 @@ import torch
 
 from ..batch import Batch
 from ..cache import KVCache
-from ..context import Context
 from ..errors import UnsupportedError
 from ..plan import Plan
 from .geometry import attention_of, check_inference, rows, sinks_of, soft_cap_of
@@ -113,8 +112,8 @@ def _room(n: int) -> int:
 class Group:
     """A layer group of one cache of transformers: its K and V, and the step it is in."""
 
-    def __init__(self, context: Context, pages: Pages, kv: KVCache, kv_dtype: torch.dtype, trash: int) -> None:
-        self.context, self.pages, self.kv, self.kv_dtype, self.trash = context, pages, kv, kv_dtype, trash
+    def __init__(self, pages: Pages, kv: KVCache, kv_dtype: torch.dtype, trash: int) -> None:
+        self.pages, self.kv, self.kv_dtype, self.trash = pages, kv, kv_dtype, trash
         self.batch = Batch(cache=kv)
         self.tables: Any = None
         self.limits = (0, 0, 0)

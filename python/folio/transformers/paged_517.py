@@ -54,7 +54,7 @@ def _wrap(cache: Any, memory: list[torch.Tensor], window: Optional[int]) -> Grou
                   sub=np.concatenate([first, num_pages * per_half + first]), window=window)
     kv = KVCache.wrap(memory, context=context, layout="native", block_size=size, num_blocks=2 * num_pages * per_half,
                       num_kv_heads=cache.num_key_value_heads, head_size=cache.head_dim, dtype=cache.dtype)
-    return Group(context, pages, kv, cache.dtype, cache.write_trash_index)
+    return Group(pages, kv, cache.dtype, cache.write_trash_index)
 
 
 @torch.compiler.disable

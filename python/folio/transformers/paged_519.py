@@ -43,7 +43,7 @@ def _wrap(memory: torch.Tensor, allocator: Any) -> Group:
     kv = KVCache.wrap(views, context=context, layout="native", block_size=size, num_blocks=num_pages * per_page,
                       num_kv_heads=allocator.num_key_value_heads, head_size=allocator.head_dim,
                       dtype=allocator.cache_dtype)
-    return Group(context, pages, kv, allocator.cache_dtype, allocator.write_trash_index)
+    return Group(pages, kv, allocator.cache_dtype, allocator.write_trash_index)
 
 
 @torch.compiler.disable
