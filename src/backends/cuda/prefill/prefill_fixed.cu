@@ -14,8 +14,9 @@ template <class I, class WHOLE>
 static cudaError_t launch(const folioi_prefill_line *line, const folioi_cuda_run *run,
                           const folioi_cuda_prefill_plan *plan, const folioi_prefill_head *whole)
 {
-    return whole->num_items > 0 ? launch_prefill<WHOLE>(line, run, plan, whole)
-                                : launch_prefill<I>(line, run, plan, whole);
+    bool is_whole = whole->num_items > 0 && PREFILL_HAS_ONCE(plan->sm.capability);
+    return is_whole ? launch_prefill<WHOLE>(line, run, plan, whole)
+                    : launch_prefill<I>(line, run, plan, whole);
 }
 
 template <int TYPE, int DK, int DV, int WARPS, int M_TILES, int KEYS, int BLOCKS, bool ONCE>

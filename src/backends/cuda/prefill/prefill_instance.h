@@ -71,6 +71,9 @@ struct flexible_row {
     float slope;
 };
 
+/* Instances ONCE spill registers on sm_100 (nvcc 13.0), which therefore runs the others. */
+#define PREFILL_HAS_ONCE(capability) ((capability) / 10 != 10)
+
 /*
  * One instance: T of the products, head sizes up to DK and DV; FIXED: keys of just that size, no option on scores; else flexible: everything. q and out
  * are of type T too, but with 8-bit keys T is f16 and they may be of either type.

@@ -513,8 +513,10 @@ static __global__ void __launch_bounds__(I::THREADS, PREFILL_BLOCKS(I))
     extern __shared__ __align__(128) char memory[];
     typename I::shared &sh = *(typename I::shared *)memory;
     if constexpr (I::ONCE) {
+#if !defined(__CUDA_ARCH__) || PREFILL_HAS_ONCE(__CUDA_ARCH__ / 10)
         load_work<I>(a, sh, (int32_t)blockIdx.x, __ldg(&a.head->num_items));
         if (sh.work.first_query < sh.work.past_query) attend_work<I>(a, sh);
+#endif
     } else {
         if (fresh_thread() == 0) sh.next = (int32_t)blockIdx.x;
         while (take_work<I>(a, sh)) {

@@ -246,8 +246,10 @@ static bool takes(const folioi_cuda_line *line, const folioi_cuda_layer *l,
     (void)rows;
     bool has_options =
         l->soft_cap > 0 || l->slopes != NULL || l->bias.data != NULL || !(l->scale > 0);
+    /* a row that is computed again reads its q after out was stored */
+    bool is_in_place = l->q.data != NULL && l->q.data == l->out.data;
     return sm->capability == 90 && sm->describe_tensor != NULL && l->cached && !l->append &&
-           !has_options && l->dtype == line->dtype && l->kv_dtype == line->kv &&
+           !is_in_place && !has_options && l->dtype == line->dtype && l->kv_dtype == line->kv &&
            l->k_dims == DIMS && l->v_dims == DIMS && folioi_cuda_has_pages(&l->k) &&
            l->k.at.token_tile_stride * 2 == HALF_BYTES && folioi_cuda_rows_aligned(&l->q, 2, 16) &&
            folioi_cuda_rows_aligned(&l->out, 2, 16) && (uint64_t)l->out.token < MAX_STRIDE &&
