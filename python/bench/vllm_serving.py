@@ -136,6 +136,7 @@ def main() -> None:
         for seed in range(1, args.repeat + 1):
             for kind, child in kinds.items():
                 runs[kind].append(child.run(seed))
+                print(f"# {kind}: {runs[kind][-1]['total_s']:.1f} s", file=sys.stderr)
         for child in kinds.values():
             child.process.stdin.close()
             child.process.wait()

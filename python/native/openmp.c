@@ -23,7 +23,9 @@ typedef struct job {
     int64_t count;
 } job;
 
-/* The runtime may start fewer threads than asked for, for example inside another parallel region. */
+/* The team has as many threads as every other one of the process, whatever count is: a runtime ends the threads that a
+ * smaller team does not need, and a later team gets new ones, which are no longer bound to their cores. Inside another
+ * parallel region there is one. */
 static void run_share(void *data)
 {
     const job *j = data;
@@ -38,6 +40,6 @@ FOLIO_API void folio_openmp_parallel_for(void *user, int64_t count, folio_task_f
 {
     job j = {.runtime = user, .fn = fn, .task = task, .count = count};
     if (count > 0) {
-        j.runtime->parallel(run_share, &j, (unsigned)count, 0);
+        j.runtime->parallel(run_share, &j, 0, 0); /* 0: the process's number of threads */
     }
 }

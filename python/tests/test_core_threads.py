@@ -135,6 +135,27 @@ def test_openmp_gives_the_same_bits_and_starts_no_thread() -> None:
     assert num_tasks() <= before
 
 
+SIX_THREADS = """
+import os, torch, folio
+torch.set_num_threads(6)
+torch.ones(1 << 20).mul(2).sum()
+torch.mm(torch.ones(500, 500), torch.ones(500, 500))
+before = set(os.listdir("/proc/self/task"))
+context = folio.Context("cpu", threads="openmp")
+for tokens in (700, 3, 40, 1, 400, 8, 700):
+    q = torch.ones(tokens, 1, 64)
+    folio.attend(q, q, q, context=context)
+torch.ones(1 << 20).mul(2).sum()
+print(context.num_threads, before == set(os.listdir("/proc/self/task")))
+"""
+
+
+def test_openmp_keeps_the_threads_of_the_process() -> None:
+    """Small steps too: a team with fewer threads would end the others, and with them their binding to cores."""
+    done = subprocess.run([sys.executable, "-c", SIX_THREADS], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["6", "True"]
+
+
 def test_a_pool_of_its_own_starts_threads() -> None:
     """What the test above would see if OpenMP were not used."""
     before = num_tasks()

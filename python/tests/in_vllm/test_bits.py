@@ -38,13 +38,14 @@ def ways(cls, dtype) -> dict:
     return results
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [pytest.param(torch.float32, marks=pytest.mark.slow), torch.bfloat16], ids=str)
 def test_same_bits(dtype):
     results = ways(Folio, dtype)
     for name, out in results.items():
         assert torch.equal(out, results["alone"]), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_own_operator_has_other_bits(dtype):
     """So the test above can fail. If this one fails, vLLM's operator has become invariant."""
