@@ -9,6 +9,7 @@ from vllm.v1.attention.backend import AttentionBackend, AttentionImpl, Attention
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 from vllm.v1.kv_cache_interface import KVCacheLayout
 
+from ..context import backend_info
 from .builder import FolioBuilder, FolioMetadata
 from .impl import FolioImpl
 
@@ -48,7 +49,7 @@ class _Backend(AttentionBackend):
 
     @classmethod
     def supports_head_size(cls, head_size: int) -> bool:
-        return head_size % 8 == 0 and head_size <= 1024
+        return head_size % 8 == 0 and head_size <= backend_info("cpu").max_head_size  # the same on GPUs
 
     @classmethod
     def supports_sink(cls) -> bool:

@@ -121,6 +121,7 @@ def test_what_is_declared():
         assert cls.supports_batch_invariance() and cls.supports_sink() and cls.supports_sliding_window()
         assert cls.supports_non_causal() and not cls.is_mla()
         assert all(cls.supports_attn_type(t) for t in ("decoder", "encoder", "encoder_only", "encoder_decoder"))
-        assert cls.supports_head_size(72) and not cls.supports_head_size(4)
+        assert cls.supports_head_size(72) and cls.supports_head_size(576)
+        assert not cls.supports_head_size(4) and not cls.supports_head_size(584)
         assert cls.supports_kv_cache_dtype("fp8") and not cls.supports_kv_cache_dtype("nvfp4")
     assert folio.vllm.TESTED_VERSIONS
