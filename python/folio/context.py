@@ -31,15 +31,20 @@ class _OpenMP(ctypes.Structure):
 
 
 def _openmp_runtime() -> ctypes.CDLL:
-    """The OpenMP runtime that this process has loaded; that of torch, if there are several."""
+    """A library through which the functions of OpenMP are found: torch's, if that is loaded, else the runtime itself.
+
+    A process may have several runtimes, each with threads of its own. Functions that are looked up in torch's library
+    are those that torch calls.
+    """
     with open("/proc/self/maps", encoding="utf-8") as maps:
-        lines = [line for line in maps if re.search(r"/lib(gomp|iomp5|omp)\b", line)]
-    found = dict.fromkeys(line.split(maxsplit=5)[5].strip() for line in lines)
-    if not found:
-        raise UnsupportedError('threads="openmp": this process has loaded no OpenMP runtime. Import torch first, '
-                               "or give a number of threads")
-    paths = sorted(found, key=lambda path: "torch" not in path)
-    return ctypes.CDLL(paths[0])
+        paths = dict.fromkeys(fields[5].strip() for fields in (line.split(maxsplit=5) for line in maps) if len(fields) > 5)
+    of_torch = [path for path in paths if path.endswith("/libtorch_cpu.so")]
+    for path in of_torch + [path for path in paths if re.search(r"/lib(gomp|iomp5|omp)\b", path)]:
+        runtime = ctypes.CDLL(path)
+        if hasattr(runtime, "GOMP_parallel"):
+            return runtime
+    raise UnsupportedError('threads="openmp": this process has loaded no OpenMP runtime. Import torch first, '
+                           "or give a number of threads")
 
 
 def _openmp_executor(num_threads: Optional[int]) -> tuple:

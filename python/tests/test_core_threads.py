@@ -156,6 +156,26 @@ def test_openmp_keeps_the_threads_of_the_process() -> None:
     assert done.stdout.split() == ["6", "True"]
 
 
+TWO_RUNTIMES = """
+import ctypes, os, shutil, sys
+import torch
+import folio
+
+torch.set_num_threads(5)
+runtime = next(line.split()[5] for line in open("/proc/self/maps") if "/libgomp" in line)
+for name in ("libgomp-a.so.1", "torch-libgomp.so.1", "libgomp.so.1"):
+    ctypes.CDLL(shutil.copy(runtime, os.path.join(sys.argv[1], name)))
+print(folio.Context("cpu", threads="openmp").num_threads)
+"""
+
+
+def test_openmp_is_that_of_torch_where_there_are_several(tmp_path) -> None:
+    folder = tmp_path / "torch"
+    folder.mkdir()
+    done = subprocess.run([sys.executable, "-c", TWO_RUNTIMES, folder], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["5"]
+
+
 def test_a_pool_of_its_own_starts_threads() -> None:
     """What the test above would see if OpenMP were not used."""
     before = num_tasks()
