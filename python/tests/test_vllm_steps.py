@@ -20,6 +20,7 @@ from folio.vllm.impl import FolioImpl  # noqa: E402
 RECORD = json.loads((Path(__file__).parent / "data" / "vllm_steps.json").read_text())
 BLOCK_SIZE, NUM_BLOCKS = RECORD["block_size"], RECORD["num_blocks"]
 HEADS, KV_HEADS, SIZE = 8, 2, 64
+MAX_LEN = 256
 
 
 class Rig:
@@ -39,7 +40,7 @@ class Rig:
         config = SimpleNamespace(
             compilation_config=SimpleNamespace(static_forward_context={x.layer_name: x for x in self.layers}),
             scheduler_config=SimpleNamespace(max_num_seqs=8, max_num_batched_tokens=96),
-            model_config=SimpleNamespace(max_model_len=256))
+            model_config=SimpleNamespace(max_model_len=MAX_LEN))
         self.builder = FolioBuilder(None, [x.layer_name for x in self.layers], config, self.device)
 
     def pages(self, layer) -> torch.Tensor:
@@ -47,8 +48,11 @@ class Rig:
         return used.unflatten(1, (KV_HEADS, BLOCK_SIZE, 2 * SIZE))
 
     def metadata(self, step: dict) -> SimpleNamespace:
-        on = {name: torch.tensor(step[name], dtype=torch.int32, device=self.device)
-              for name in ("query_start_loc", "seq_lens", "block_table")}
+        # vLLM's table has room for the longest sequence; the record leaves out columns that no sequence uses
+        room = [row + [0] * (MAX_LEN // BLOCK_SIZE - len(row)) for row in step["block_table"]]
+        on = {name: torch.tensor(values, dtype=torch.int32, device=self.device)
+              for name, values in (step | {"block_table": room}).items()
+              if name in ("query_start_loc", "seq_lens", "block_table")}
         return SimpleNamespace(
             query_start_loc=on["query_start_loc"], query_start_loc_cpu=on["query_start_loc"].cpu(), seq_lens=on["seq_lens"],
             block_table_tensor=on["block_table"], num_reqs=len(step["seq_lens"]), causal=step["causal"],
