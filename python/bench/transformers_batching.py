@@ -1,13 +1,15 @@
-"""Continuous batching of transformers: Folio beside transformers' own sdpa, on the CPU.
+"""Continuous batching of transformers: Folio beside transformers' own sdpa, on the CPU or on a GPU.
 
     python bench/transformers_batching.py                   # 32 requests of 200 to 2000 tokens, bf16 and f32
+    python bench/transformers_batching.py --device cuda     # the same on a GPU
     python bench/transformers_batching.py --requests 4 --repeats 1 --dtypes bf16
     python bench/transformers_batching.py --cpu-time        # one thread and its CPU time, for a machine that is busy
 
 A random Llama of 4 layers, 2048 wide, 32 query and 8 kv heads of 64. Each measurement is a process of its own, which
 gives its peak memory (above that of the model); the two implementations alternate. Attention is timed inside its
 function, which in both cases stores K and V, too. Figures are medians, with the lowest and highest in brackets. A busy
-machine makes them worthless, but for --cpu-time: the load is printed with them.
+machine makes them worthless, but for --cpu-time: the load is printed with them. On a GPU the clock is read when the
+GPU is idle, before and after each call of attention, and memory is what torch allocated at most.
 """
 
 from __future__ import annotations
@@ -59,9 +61,15 @@ def measure(options: argparse.Namespace) -> dict:
                          num_attention_heads=HEADS, num_key_value_heads=KV_HEADS, head_dim=64, vocab_size=VOCAB,
                          max_position_embeddings=8192, eos_token_id=None)
     torch.set_default_dtype({"f32": torch.float32, "bf16": torch.bfloat16}[options.dtype])
-    model = LlamaForCausalLM(config).eval()
+    model = LlamaForCausalLM(config).eval().to(options.device)
     torch.set_num_threads(options.threads or torch.get_num_threads())
-    clock = time.process_time if options.cpu_time else time.perf_counter
+    is_cuda = options.device == "cuda"
+
+    def clock() -> float:
+        if is_cuda:
+            torch.cuda.synchronize()
+        return time.process_time() if options.cpu_time else time.perf_counter()
+
     spent = {"attention": 0.0, "tokens": 0}
     function = ALL_ATTENTION_FUNCTIONS[name]
 
@@ -86,13 +94,16 @@ def measure(options: argparse.Namespace) -> dict:
 
     run([ids[0][:64]], 2)
     reset_peak()
-    base = memory("VmRSS")
+    if is_cuda:
+        torch.cuda.reset_peak_memory_stats()
+    base = torch.cuda.memory_allocated() if is_cuda else memory("VmRSS")
     spent.update(attention=0.0, tokens=0)
     begin = clock()
     results = run(ids, options.new_tokens)
     total = clock() - begin
+    peak = torch.cuda.max_memory_allocated() if is_cuda else memory("VmHWM")
     return {"versions": f"transformers {transformers.__version__}, torch {torch.__version__}", "total": total,
-            "threads": torch.get_num_threads(), "memory": memory("VmHWM") - base,
+            "threads": torch.get_num_threads(), "memory": peak - base,
             "out": [r.generated_tokens for r in results.values()], **spent}
 
 
@@ -110,6 +121,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--dtypes", default="bf16,f32")
     parser.add_argument("--threads", type=int, help="threads of torch")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--cpu-time", action="store_true", help="CPU time of one thread in place of time")
     parser.add_argument("--one", choices=("folio", "sdpa"), help=argparse.SUPPRESS)
     parser.add_argument("--dtype", help=argparse.SUPPRESS)
@@ -124,7 +136,7 @@ def main() -> None:
         for _ in range(options.repeats):
             for one in runs:
                 command = [sys.executable, os.path.abspath(__file__), "--one", one, "--dtype", dtype]
-                for option in ("requests", "new_tokens", "batch_tokens", "threads"):
+                for option in ("requests", "new_tokens", "batch_tokens", "threads", "device"):
                     if getattr(options, option):
                         command += [f"--{option.replace('_', '-')}", str(getattr(options, option))]
                 command += ["--cpu-time"] if options.cpu_time else []
@@ -134,13 +146,13 @@ def main() -> None:
                 if done.returncode:
                     raise SystemExit(done.stderr)
                 runs[one].append(json.loads(done.stdout.splitlines()[-1]))
-        report(dtype, runs, "CPU time" if options.cpu_time else "time")
+        report(dtype, options.device, runs, "CPU time" if options.cpu_time else "time")
 
 
-def report(dtype: str, runs: dict[str, list[dict]], clock: str) -> None:
+def report(dtype: str, device: str, runs: dict[str, list[dict]], clock: str) -> None:
     first = runs["folio"][0]
     same = statistics.mean(float(a == b) for x, y in zip(first["out"], runs["sdpa"][0]["out"]) for a, b in zip(x, y))
-    print(f"{dtype}: {len(first['out'])} requests, {first['tokens']} tokens, {first['threads']} threads, "
+    print(f"{dtype}, {device}: {len(first['out'])} requests, {first['tokens']} tokens, {first['threads']} threads, "
           f"{first['versions']}, {clock}, load {os.getloadavg()[0]:.1f}, {100 * same:.1f} % of tokens equal")
     print("| | attention, s | tokens/s in attention | all, s | tokens/s | peak memory, MB |")
     print("|---|---|---|---|---|---|")
