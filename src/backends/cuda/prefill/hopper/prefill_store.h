@@ -57,7 +57,7 @@ template <typename T> static __device__ __forceinline__ uint32_t add_odd(uint32_
 }
 
 /* Each lane of four has a word of each of four units of a row, and gets all of one: 16 bytes. */
-static __device__ __forceinline__ uint4 turn_words(const uint32_t (&v)[4])
+static __device__ __forceinline__ uint4 turn_words(const uint32_t *v)
 {
     bool low = threadIdx.x & 1, high = threadIdx.x & 2;
     uint32_t x = __shfl_xor_sync(ALL_LANES, low ? v[0] : v[1], 1);
@@ -79,9 +79,9 @@ static __device__ __forceinline__ float *lse_of(const hopper_args &a, const hopp
 /*
  * A thread's two rows. Returned, a bit for each: is something in it that only the slow way computes right? NaN may have
  * come from keys that a row does not see, and scores may be too large for weights. Both rows at once, and no branch but for
- * options: the next tile waits for this.
+ * options: the next tile waits for this. HOLDS: such rows are not stored, because out may be q, which the slow way reads.
  */
-template <typename T>
+template <typename T, bool HOLDS>
 static __device__ __forceinline__ uint32_t store_rows(const hopper_args &a, const hopper_tile &t,
                                                       const float (&o)[64], const row_sums &r)
 {
@@ -97,21 +97,28 @@ static __device__ __forceinline__ uint32_t store_rows(const hopper_args &a, cons
         bool is_there = is_row(to, p);
         uint32_t unit = (uint32_t)p.query * a.out_token + (uint32_t)p.head * a.out_head + lane % 4;
         uint4 *out = (uint4 *)to.first + unit;
-        uint32_t odd[2] = {0, 0};
+        uint32_t v[16], odd[2] = {0, 0};
 #pragma unroll
         for (int j = 0; j < 16; j += 4) {
-            uint32_t v[4];
 #pragma unroll
-            for (int k = 0; k < 4; k++) {
-                int at = 4 * (j + k) + 2 * i;
+            for (int k = j; k < j + 4; k++) {
+                int at = 4 * k + 2 * i;
                 v[k] = pack<T>(o[at] * e.by[i], o[at + 1] * e.by[i]);
                 odd[k % 2] = add_odd<T>(odd[k % 2], v[k]);
             }
-            uint4 turned = turn_words(v);
+            if (HOLDS) continue;
+            uint4 turned = turn_words(v + j);
             if (is_there) __stcs(out + j, turned);
         }
         bool is_bad = e.is_lost[i] || ((odd[0] | odd[1]) & 0x7fff7fff) != 0;
         is_odd |= (uint32_t)(is_there && is_bad) << i;
+        if (!HOLDS) continue;
+        uint32_t bad_lanes = __ballot_sync(ALL_LANES, is_bad) >> (lane & ~3) & 15;
+#pragma unroll
+        for (int j = 0; j < 16; j += 4) {
+            uint4 turned = turn_words(v + j);
+            if (is_there && bad_lanes == 0) __stcs(out + j, turned);
+        }
     }
     if (l.lse != NULL && lane % 4 == 0) {
 #pragma unroll
