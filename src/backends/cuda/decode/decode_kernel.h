@@ -220,6 +220,7 @@ __global__ void __launch_bounds__(32 * WARPS, VMAX <= 128 && !CLUSTERED ? 2 : 1)
             ((uint4 *)sh.stages)[n] = make_uint4(0, 0, 0, 0);
         __syncwarp();
     }
+    if constexpr (CLUSTERED) open_inbox(a, sh);
     if (a.early == FOLIOI_EARLY_NOTHING) await_kernels_ahead();
     load_share(a, sh, share);
     int item_begin = sh.share->begin, item_end = sh.share->end;
@@ -230,7 +231,6 @@ __global__ void __launch_bounds__(32 * WARPS, VMAX <= 128 && !CLUSTERED ? 2 : 1)
     }
     int stage = 0; /* the oldest stage */
     int filled = start_tile<I>(a, sh, kv_head, warp);
-    if constexpr (CLUSTERED) open_inbox(a, sh);
     uint32_t phases = 0;
     cursor c = {};
     c.item = item_begin;
