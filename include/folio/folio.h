@@ -712,7 +712,8 @@ typedef struct folio_block_pair {
  * Copy whole blocks of src into dst, in all layers, as stored. src may be dst; then no block may be
  * both read and written. No block of dst may be written twice. Layouts and contexts may differ.
  * Geometry (layers, block size, heads, head sizes, v_in_k) and dtype must be equal. One of the two
- * caches may lie on a device; run then names a stream of that device.
+ * caches may lie on a device; run then names a stream of that device, and the other cache must lie
+ * in memory that the device can access, such as FOLIO_MEMORY_HOST of the device's context.
  */
 FOLIO_API folio_status folio_kv_cache_copy_blocks(const folio_kv_cache *src, folio_kv_cache *dst,
                                                   const folio_block_pair *pairs, int64_t num_pairs,

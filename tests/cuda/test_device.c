@@ -140,6 +140,29 @@ TEST(device, blocks_go_to_the_host_and_come_back)
     folio_context_destroy(ctx);
 }
 
+/* A kernel that reads such memory fails, and all that comes after it. Devices that can access all memory copy it. */
+TEST(device, host_memory_out_of_reach_is_rejected)
+{
+    folio_context *ctx = device_context(), *cpu = NULL;
+    folio_context_desc on_cpu = FOLIO_WITH(folio_context_desc, .backend = "cpu");
+    CHECK_OK(folio_context_create(&on_cpu, &cpu));
+    folio_kv_cache *cache = open_cache(ctx, FOLIO_LAYOUT_NATIVE);
+    folio_kv_cache *host = open_cache(cpu, FOLIO_LAYOUT_NHD);
+    const folio_block_pair pair = {11, 5};
+    int device = 0, reaches_all = 0;
+    cudaGetDevice(&device);
+    cudaDeviceGetAttribute(&reaches_all, cudaDevAttrPageableMemoryAccess, device);
+    folio_status want = reaches_all ? FOLIO_OK : FOLIO_ERR_UNSUPPORTED;
+    CHECK_INT(folio_kv_cache_copy_blocks(cache, host, &pair, 1, NULL), want);
+    CHECK_INT(folio_kv_cache_copy_blocks(host, cache, &pair, 1, NULL), want);
+    CHECK(reaches_all || strstr(folio_last_error(), "layer 0 of K and V lies in host memory"));
+    CHECK_OK(folio_run_wait(ctx, NULL));
+    folio_kv_cache_destroy(host);
+    folio_kv_cache_destroy(cache);
+    folio_context_destroy(cpu);
+    folio_context_destroy(ctx);
+}
+
 /* ---- Steps: a batch drawn from a seed, run with or without a graph */
 
 typedef struct {

@@ -169,16 +169,37 @@ static folioi_cuda_way way_of(const folioi_kv_layer *from, const folioi_kv_layer
     return w;
 }
 
+static enum cudaMemoryType type_of(const void *memory)
+{
+    struct cudaPointerAttributes a = {.type = cudaMemoryTypeUnregistered};
+    if (cudaPointerGetAttributes(&a, memory) != cudaSuccess) (void)cudaGetLastError();
+    return a.type;
+}
+
 /* The bus to the host's memory is full with 16 thread blocks; more would only stand in other kernels' way. */
 static int32_t grid_for(const void *from, const void *to)
 {
-    const void *const ends[2] = {from, to};
-    for (int i = 0; i < 2; i++) {
-        struct cudaPointerAttributes a;
-        if (cudaPointerGetAttributes(&a, ends[i]) != cudaSuccess) (void)cudaGetLastError();
-        else if (a.type == cudaMemoryTypeHost) return 16;
-    }
-    return 0;
+    bool host = type_of(from) == cudaMemoryTypeHost || type_of(to) == cudaMemoryTypeHost;
+    return host ? 16 : 0;
+}
+
+/* Host memory that is not pinned: a kernel would fail there, and with it all later calls on the device. */
+static folio_status check_access(const folioi_kv_layer *layers, int32_t num_layers)
+{
+    int device = 0, reaches_all = 0;
+    if (type_of(layers[0].k) == cudaMemoryTypeDevice) return FOLIO_OK;
+    TRY_CUDA(cudaGetDevice(&device), "the device");
+    TRY_CUDA(cudaDeviceGetAttribute(&reaches_all, cudaDevAttrPageableMemoryAccess, device),
+             "the device");
+    for (int32_t l = 0; l < num_layers && !reaches_all; l++)
+        if (type_of(layers[l].k) == cudaMemoryTypeUnregistered ||
+            type_of(layers[l].v) == cudaMemoryTypeUnregistered)
+            return folioi_core->fail(
+                FOLIO_ERR_UNSUPPORTED,
+                "layer %d of K and V lies in host memory that the device cannot access; create "
+                "that with folio_memory_create in the device's context, as FOLIO_MEMORY_HOST",
+                l);
+    return FOLIO_OK;
 }
 
 static folioi_cuda_blocks blocks_of(const folioi_kv_layer *from, const folioi_kv_layer *to,
@@ -235,7 +256,9 @@ folio_status folioi_cuda_move_pairs(const folio_context *ctx, const folioi_kv_la
     int before;
     if (num_pairs == 0) return FOLIO_OK;
     TRY(folioi_cuda_enter(ctx, &before));
-    folio_status status = move_pairs(from, to, num_layers, pairs, num_pairs, stream);
+    folio_status status = check_access(from, num_layers);
+    if (status == FOLIO_OK) status = check_access(to, num_layers);
+    if (status == FOLIO_OK) status = move_pairs(from, to, num_layers, pairs, num_pairs, stream);
     folioi_cuda_leave(ctx, before);
     return status;
 }
