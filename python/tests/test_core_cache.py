@@ -183,15 +183,29 @@ def test_copy_blocks(arrays: Arrays) -> None:
 
 def test_host_and_device_exchange_blocks(context: folio.Context) -> None:
     """Blocks go from a cache on the device to one in host memory and back, whatever the layouts."""
+    torch = pytest.importorskip("torch")
     host = folio.Context("cpu")
     make = {"num_blocks": 2, "block_size": 16, "num_kv_heads": 2, "head_size": 64, "dtype": "bf16"}
-    there, here = folio.KVCache(context, **make), folio.KVCache(host, **make, layout="nhd")
+    there = folio.KVCache(context, **make)
+    k, v = (torch.zeros(2, 16, 2, 64, dtype=torch.bfloat16, pin_memory=not context.on_host) for _ in range(2))
+    here = folio.KVCache.wrap([k], [v], context=host)
     rows = random((16, 2, 64), "bf16")
     here.write(0, rows, -rows, np.arange(16))
     here.copy_blocks([(0, 1)], to=there)
     there.copy_blocks([(1, 1)], to=here)
     context.wait()
     np.testing.assert_array_equal(here.gather(0, np.arange(16, 32))[1], -rows)
+
+
+def test_memory_that_the_device_cannot_access(context: folio.Context) -> None:
+    """Host memory that is not pinned; some devices can access it."""
+    make = {"num_blocks": 2, "block_size": 16, "num_kv_heads": 2, "head_size": 64, "dtype": "bf16"}
+    there, here = folio.KVCache(context, **make), folio.KVCache(folio.Context("cpu"), **make)
+    try:
+        here.copy_blocks([(0, 1)], to=there)
+    except folio.UnsupportedError as error:
+        assert "lies in host memory that the device cannot access" in str(error)
+    context.wait()
 
 
 def test_bad_writes_change_nothing(arrays: Arrays) -> None:
