@@ -100,15 +100,16 @@ def rows_of(case: Case):
     table = torch.from_numpy(c.table).to(c.device)
     lens = torch.full((SEQS,), LEN - 1, dtype=torch.int32, device=c.device)
     q4, k4, v4 = c.q[:, None], c.k[:, None], c.v[:, None]
-    yield "`flash_attn_with_kvcache`, next layer of a step", least(lambda: flash_attn_with_kvcache(
+    yield "`flash_attn_with_kvcache`, from the second layer of a step on", least(lambda: flash_attn_with_kvcache(
         q4, c.k_pages, c.v_pages, k4, v4, cache_seqlens=lens, block_table=table, causal=True))
     steps = iter(range(10**9))
     others = [lens, lens - 1]
     yield "`flash_attn_with_kvcache`, new lengths", least(lambda: flash_attn_with_kvcache(
         q4, c.k_pages, c.v_pages, k4, v4, cache_seqlens=others[next(steps) % 2], block_table=table, causal=True))
     cu = torch.arange(SEQS + 1, dtype=torch.int32, device=c.device)
-    yield "`flash_attn_varlen_func` over pages, next layer", least(lambda: flash_attn_varlen_func(
-        c.q, c.k_pages, c.v_pages, cu, None, 1, LEN, causal=True, block_table=table, seqused_k=lens))
+    name = "`flash_attn_varlen_func` over pages, from the second layer of a step on"
+    yield name, least(lambda: flash_attn_varlen_func(c.q, c.k_pages, c.v_pages, cu, None, 1, LEN, causal=True,
+                                                     block_table=table, seqused_k=lens))
     wrapper = BatchDecodeWithPagedKVCacheWrapper()
     indptr, last = torch.arange(SEQS + 1, dtype=torch.int32) * 2, torch.full((SEQS,), LEN - BLOCK, dtype=torch.int32)
     indices = torch.arange(SEQS * 2, dtype=torch.int32)

@@ -54,7 +54,7 @@ def measure(options: argparse.Namespace) -> dict:
     import folio.transformers as folio_hf
 
     transformers.logging.set_verbosity_error()
-    own = folio_hf.seam() == "5.17" and "paged|sdpa" or "sdpa"
+    own = folio_hf.interface() == "5.17" and "paged|sdpa" or "sdpa"
     name = folio_hf.BATCHING if options.one == "folio" else own
     torch.manual_seed(0)
     config = LlamaConfig(hidden_size=HIDDEN, intermediate_size=FEED_FORWARD, num_hidden_layers=LAYERS,
@@ -86,7 +86,7 @@ def measure(options: argparse.Namespace) -> dict:
 
     def run(inputs: list, new_tokens: int) -> dict:
         blocks = sum(-(-(len(i) + new_tokens) // PAGE) for i in inputs) + 2
-        page = {"block_size" if folio_hf.seam() == "5.17" else "page_size": PAGE}
+        page = {"block_size" if folio_hf.interface() == "5.17" else "page_size": PAGE}
         batching = ContinuousBatchingConfig(num_blocks=blocks, max_batch_tokens=options.batch_tokens, **page)
         generation = GenerationConfig(max_new_tokens=new_tokens, do_sample=False, eos_token_id=None, pad_token_id=0)
         return model.generate_batch(inputs, generation_config=generation, continuous_batching_config=batching,

@@ -173,9 +173,9 @@ def test_bloom_patch() -> None:
 def test_other_versions_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     from transformers.generation.continuous_batching import PagedAttentionCache
 
-    assert folio_hf.seam() in ("5.17", "5.18", "5.19")
+    assert folio_hf.interface() in ("5.17", "5.18", "5.19")
     monkeypatch.setattr(PagedAttentionCache, "update", lambda self, k, v: None)
-    assert folio_hf.seam() is None
+    assert folio_hf.interface() is None
     monkeypatch.setattr(folio_hf, "_batching", None)
     with pytest.raises(folio.UnsupportedError, match=f"transformers {transformers.__version__} is not supported"):
         folio_hf.BATCHING

@@ -172,7 +172,7 @@ class Ring:
         return self.pages[slot // self.page] * self.row_stride + slot % self.page
 
 
-def _seams(page: int, window: int, num_pages: int) -> list[paged.Pages]:
+def _arrangements(page: int, window: int, num_pages: int) -> list[paged.Pages]:
     """The same pages as 5.19 with 3 layers, and as 5.17 (halves), arrange them."""
     size = paged.block_size_of(page, window)
     first = paged.Pages(2 * page * 3, size, 3 * (page // size), np.arange(page // size), window)
@@ -186,7 +186,7 @@ def _seams(page: int, window: int, num_pages: int) -> list[paged.Pages]:
 def test_tables(page: int, window: int) -> None:
     """Block tables lead to the places that read_index and write_index name, also where rings have wrapped."""
     rng = np.random.default_rng(page)
-    for pages in _seams(page, window, 64):
+    for pages in _arrangements(page, window, 64):
         size, trash = pages.block_size, 63 * pages.row_stride
         for step in range(200):
             query, keys, read, write, rings = [0], [0], [], [], []

@@ -140,7 +140,7 @@ class Batched(NamedTuple):
 def generate_batch(model: Any, ids: list[list[int]], *, num_blocks: int, max_batch_tokens: int, page: int = 16,
                    return_sequences: Optional[int] = None) -> Batched:
     """Greedy, by continuous batching."""
-    page_option = "block_size" if folio_hf.seam() == "5.17" else "page_size"
+    page_option = "block_size" if folio_hf.interface() == "5.17" else "page_size"
     options = ContinuousBatchingConfig(num_blocks=num_blocks, max_batch_tokens=max_batch_tokens, return_logprobs=True,
                                        use_cuda_graph=False, **{page_option: page})
     config = GenerationConfig(max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=None, pad_token_id=0)

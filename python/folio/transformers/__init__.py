@@ -29,14 +29,14 @@ from ..errors import UnsupportedError
 from .bloom import patch_bloom, restore_bloom
 from .plain import plain_attention
 
-__all__ = ["BATCHING", "PLAIN", "patch_bloom", "restore_bloom", "seam"]
+__all__ = ["BATCHING", "PLAIN", "interface", "patch_bloom", "restore_bloom"]
 
 PLAIN = "folio"
 _PREFIXED = "paged|folio"
 _FLASH = "folio_flash"  # no digit: with 2 or 3, transformers would ask flash_attn for its block tables
 
 
-def seam() -> Optional[str]:
+def interface() -> Optional[str]:
     """The oldest version with the same continuous batching as the installed one: "5.17", "5.18", "5.19"; None: unknown.
 
     "5.17": K and V tensors, names with "paged|". "5.18": one tensor of pages. "5.19": names without "paged|".
@@ -74,7 +74,7 @@ def _register() -> Optional[str]:
     """Registers all functions. Returns the name for continuous batching, None where it is not supported."""
     AttentionInterface.register(PLAIN, plain_attention)
     AttentionMaskInterface.register(PLAIN, sdpa_mask)
-    found = seam()
+    found = interface()
     if found is None:
         return None
     adapter = import_module(".paged_517" if found == "5.17" else ".paged_519", __name__)
