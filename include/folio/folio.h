@@ -18,10 +18,11 @@
  *
  * Words. A layer is numbered within its cache, from 0 on. A block holds `block_size` consecutive
  * tokens of a sequence, in every layer of the cache. A slot is the place of one token in a cache:
- * `block * block_size + offset`. Slot -1 is no place: the token is not stored. A sequence brings
+ * `block * block_size + offset`. Slot -1 means that the token is not stored. A sequence brings
  * `query_len` new tokens this step, has `context_len` tokens cached already, and `seq_len` is their
- * sum. A sequence with more queries than keys only reads (folio_batch_seq). Padding has rows, but sees no key and stores nothing; in arrays of lengths, seq_len 0 marks
- * it. A head group is the query heads that share one kv head.
+ * sum. A sequence with more queries than keys only reads (folio_batch_seq). Padding has rows, but
+ * sees no key and stores nothing; in arrays of lengths, seq_len 0 marks it. A head group is the
+ * query heads that share one kv head.
  *
  * Errors. A call that can fail returns a folio_status and hands results out through pointers. When
  * the status is not FOLIO_OK, folio_last_error() says in one sentence which index, which value and
@@ -31,7 +32,7 @@
  * Structs. A struct that a call takes by pointer begins with `struct_size`. Make it with
  * FOLIO_INIT(type), which sets every other field to zero. Zero means the default, where a field has
  * one. A struct that a call fills needs its struct_size too. Such structs only grow, at their end. A
- * client compiled against an older header has a shorter struct: the library takes the missing fields
+ * client compiled against an older header has a shorter struct: the library treats the missing fields
  * as zero, and does not write them. It rejects struct_size 0, struct_size above 4096, and a longer
  * struct whose unknown tail is not all zero. A struct that is embedded in another, or stands in an
  * array, has no struct_size and never changes, because its size is part of the layout around it:
@@ -55,15 +56,16 @@
  *
  * fork(). A child process has its parent's objects, but not its threads. In the child, calls work
  * and run on the calling thread only. For more threads, open a new context there. If another
- * thread was inside a call at the fork, what that call was writing is half done; update the plan it
- * was running before you use it. The child may destroy the parent's objects, but need not. Do not
- * fork inside a task of parallel_for or inside an allocator and then return into the library. Do
- * not use a pool with tiers (folio_pool.h) in the child: its mover thread is not there.
+ * thread was inside a call at the fork, what that call was writing is incomplete. Update the plan
+ * that it was running before you use that plan again. The child may destroy the parent's objects,
+ * but need not. Do not fork inside a task of parallel_for or inside an allocator and then return
+ * into the library. Do not use a pool with tiers (folio_pool.h) in the child: its mover thread is
+ * not there.
  *
  * Lifetimes. Objects may be destroyed in any order: an object keeps alive what it needs. A context
  * lives as long as anything made from it, an attention as long as a plan lists it, a batch as long
  * as it is the last one a plan was updated with. A rotary must live until the calls that use it have
- * returned. Destroy each object once, and do not use it afterwards. Every destroy takes NULL. What you
+ * returned. Destroy each object once, and do not use it afterwards. Every destroy accepts NULL. What you
  * lend to the library must outlive its last user: the memory of a wrapped cache must outlive the cache
  * and its pools; an allocator, an executor and their `user` pointers must outlive every object of the
  * context. Memory from folio_memory_create is not an object: give it back before you destroy the
@@ -158,7 +160,7 @@ FOLIO_API const char *folio_last_error(void);
 /* Numbers and kinds                                                                               */
 /* ---------------------------------------------------------------------------------------------- */
 
-/** Types of numbers. 0 is none: a field left 0 means its default, where it has one. */
+/** Types of numbers. 0 is not a type: a field left 0 means its default, if it has one. */
 typedef enum folio_dtype {
     FOLIO_F32 = 1,
     FOLIO_F16 = 2,
@@ -233,7 +235,7 @@ typedef struct folio_executor {
 typedef struct folio_context_desc {
     size_t struct_size;
     const char *backend;       /* a name of folio_backend_name; "auto" (or NULL): the best one     */
-                               /* for host memory. "cuda" takes tensors and caches in device memory */
+                               /* for host memory. "cuda" needs tensors and caches in device memory */
     int32_t device;            /* number of the device; 0 for host backends                        */
     int32_t num_threads;       /* built-in pool: 1..256; 0: one per processor the process may use  */
     const char *level;         /* highest instruction-set level to use, a name of                  */
@@ -247,7 +249,7 @@ typedef struct folio_context_desc {
                                /* Thread 0, which makes the call, is not pinned. 0: the system     */
                                /* places all threads                                               */
     const char *cuda_library;  /* absolute path of libfolio_cuda.so, for programs that bring it    */
-                               /* along; NULL: it is looked for (folio_context_create)             */
+                               /* along; NULL: it is searched for (folio_context_create)           */
 } folio_context_desc;
 
 typedef struct folio_context_info {
@@ -264,17 +266,19 @@ typedef struct folio_context_info {
  *
  * The backend "cuda" is a library of its own, libfolio_cuda.so. It is loaded when a context or a
  * query (folio_backend_*, folio_kv_cache_get_shape) first names "cuda", once for the process. If
- * cuda_library is given, that file is taken and no other. Else, if the environment names one
- * (FOLIO_CUDA_LIBRARY=path), that one. Else the one in the folder of this library's file, or in the
- * folder of the program's file. Paths must be absolute. A program with raised privileges (set-uid,
- * set-gid, file capabilities) trusts neither the environment nor the folder of its file. Once a file
- * is loaded, a context that names another one is rejected.
- * @return FOLIO_OK; ERR_ARGUMENT; ERR_UNSUPPORTED with one reason per candidate; ERR_MEMORY.
+ * cuda_library is given, that file is used and no other. Otherwise the first of these is used: the
+ * file that the environment names (FOLIO_CUDA_LIBRARY=path); the one in the folder of this library's
+ * file; the one in the folder of the program's file. Paths must be absolute. A program with raised
+ * privileges (set-uid, set-gid, file capabilities) trusts neither the environment nor the folder of
+ * its file. Once a file is loaded, a context that names another one is rejected.
+ * @return FOLIO_OK; ERR_ARGUMENT; ERR_UNSUPPORTED with one reason per candidate; ERR_MEMORY;
+ * ERR_DEVICE.
  */
 FOLIO_API folio_status folio_context_create(const folio_context_desc *desc, folio_context **out);
 FOLIO_API void folio_context_destroy(folio_context *ctx);
 
-/** Which backend, level, device and how many threads a context has. Strings live as long as it. */
+/** Which backend, level, device and how many threads a context has. Strings live as long as the
+ * context. */
 FOLIO_API folio_status folio_context_get_info(const folio_context *ctx, folio_context_info *info);
 
 /** Where memory for a context's calls lies. On host backends both kinds are plain host memory. */
@@ -325,8 +329,8 @@ typedef struct folio_attention_desc {
     int32_t windowed;         /* 0: no window, and the next two are ignored                        */
     int64_t window_left;      /* a row sees this many keys before pos_q; -1: all. A window of W    */
                               /* tokens, pos_q included, has W - 1                                 */
-    int64_t window_right;     /* a row sees this many keys after pos_q; -1: all. Causal rows take  */
-                              /* it as 0                                                           */
+    int64_t window_right;     /* a row sees this many keys after pos_q; -1: all. Causal rows       */
+                              /* treat it as 0                                                     */
     const void *block_sparse; /* must be NULL: block-sparse attention is not supported             */
     int32_t v_in_k;           /* 1: latent attention: V is the first v_head_size numbers of K, as  */
                               /* stored; v_head_size <= k_head_size. The cache must have it too,   */
@@ -527,7 +531,7 @@ typedef struct folio_rotary_desc {
     double low_freq_factor;    /* LLAMA3; 0: 1                                                    */
     double high_freq_factor;   /* LLAMA3, above low_freq_factor; 0: 4                             */
     double beta_fast;          /* YARN: a fast pair makes this many turns in original_len; 0: 32  */
-    double beta_slow;          /* YARN: the same of a slow pair, below beta_fast; 0: 1            */
+    double beta_slow;          /* YARN: the same for a slow pair, below beta_fast; 0: 1           */
     int32_t exact_bounds;      /* YARN: 1: the ramp's ends are not rounded to whole pairs         */
     double magnitude;          /* cos and sin are multiplied by it; 0: 1, or with YARN            */
                                /* 0.1 * ln(s) + 1 where s > 1                                     */
@@ -789,7 +793,7 @@ typedef struct folio_batch_seq {
     int32_t positions_given;    /* non-zero: DECODER attention uses the next two fields          */
     int64_t first_query_pos;    /* position of the first new token, between -2^40 and 2^40;      */
                                 /* not given: seq_len - query_len                                */
-    int64_t first_key_pos;      /* the same of the first key; not given: 0                       */
+    int64_t first_key_pos;      /* the same for the first key; not given: 0                      */
     int64_t encoder_len;        /* keys of cross attention; ignored in padding                   */
     int64_t encoder_new_len;    /* 0, or encoder_len: its encoder K and V are new this step;     */
                                 /* padding brings none                                           */
@@ -1044,9 +1048,9 @@ typedef struct folio_plan_info {
                              /* results are merged                                            */
     int64_t split_len;       /* a row's keys may be split only at multiples of this many      */
                              /* keys; 0: they are not split at fixed positions                */
-    const char *fallback;    /* kernels for forwards that `kernel` does not take, in the      */
-                             /* order they are tried; "": it takes all. Reasons are strides,  */
-                             /* alignment, slopes, bias, rotary, head scales,                 */
+    const char *fallback;    /* kernels for forwards that `kernel` does not support, in the   */
+                             /* order they are tried; "": it supports all. Reasons are        */
+                             /* strides, alignment, slopes, bias, rotary, head scales,        */
                              /* FOLIO_KV_APPEND, another cache                                */
 } folio_plan_info;
 
@@ -1105,8 +1109,8 @@ typedef struct folio_attend_args {
     const int32_t *query_start; /* [num_seqs + 1] first row of each sequence, then all rows      */
                                 /* (cu_seqlens_q); NULL: all have q.tokens / num_seqs rows       */
     const int32_t *seq_lens;    /* [num_seqs] cached and new tokens (cache_seqlens plus new      */
-                                /* ones); 0: padding. NULL: only new ones. At least the          */
-                                /* sequence's rows: more queries than keys need a batch          */
+                                /* ones); 0: padding. NULL: there are only new tokens. Not below */
+                                /* the sequence's rows; for more queries than keys use a batch   */
     const int32_t *block_tables; /* [num_seqs][row_stride]; NULL without a cache                 */
     int64_t row_stride;
     int32_t windowed;     /* from here on as in folio_attention_desc and folio_tensors           */
@@ -1207,7 +1211,7 @@ typedef struct folio_backend_info {
     const char *const *levels; /* [num_levels] instruction-set levels built in, lowest first */
     int32_t num_levels;
     const char *level;           /* the one a context gets by default. "": not available,   */
-                                 /* or the environment variable FOLIO_CPU names none        */
+                                 /* or the environment variable FOLIO_CPU names no level    */
     const folio_layout *layouts; /* [num_layouts] that it reads without conversion          */
     int32_t num_layouts;
     const folio_feature *features; /* [num_features] of this version, available or not; the same  */
@@ -1249,8 +1253,8 @@ FOLIO_API folio_status folio_context_get_kernel(const folio_context *ctx, int32_
  * terminated. It may be NULL with size 0. With backend "auto" (or NULL), every candidate gives its
  * reasons.
  * @return FOLIO_OK: `reasons` is "". ERR_UNSUPPORTED: `reasons` has every reason, one per line.
- * ERR_ARGUMENT (an unknown backend; a description or a set of types that no backend takes): `reasons`
- * is not written.
+ * ERR_ARGUMENT (an unknown backend; a description or a set of types that no backend accepts):
+ * `reasons` is not written.
  */
 FOLIO_API folio_status folio_backend_supports(const char *backend,
                                               const folio_attention_desc *attention, uint32_t types,

@@ -126,7 +126,7 @@ typedef void (*folio_event_fn)(void *user, const folio_cache_event *event);
 typedef struct folio_pool_desc {
     size_t struct_size;
     int64_t num_blocks;             /* 1..2^31 - 1; 0: as many as the smallest of its caches has   */
-    int32_t block_size;             /* tokens, 1..4096; 0: as its caches have it                   */
+    int32_t block_size;             /* tokens, 1..4096; 0: that of its caches                      */
     int32_t num_layer_groups;       /* 1..FOLIO_MAX_LAYER_GROUPS; 0: 1                             */
     const folio_layer_group *layer_groups; /* [num_layer_groups], copied; NULL: no windows, no caches */
     folio_kv_cache *cross_cache;    /* for encoder tokens; NULL: the caller runs the copies, and   */
@@ -460,8 +460,8 @@ FOLIO_API folio_status folio_sequence_preempt(folio_sequence *sequence, folio_pr
  * folio_sequence_swap_in does. An empty one takes what the prefix cache has of the tokens, as
  * folio_sequence_match does; tokens NULL: nothing is looked up. A resident sequence with tokens stays
  * as it is. *computed (may be NULL) is its committed_len: compute the tokens after it. While a
- * transfer brings the sequence back, *computed is 0; ask folio_sequence_get_info when it has ended.
- * encoder_len 0 says that the encoder's tokens are gone too.
+ * transfer brings the sequence back, *computed is 0; call folio_sequence_get_info when it has ended.
+ * encoder_len 0 means that the encoder's tokens are gone too.
  *
  * It may be called again. A transfer that is bringing the sequence back is waited for, or handed out
  * once more; a transfer that is taking it out is waited for.

@@ -15,10 +15,9 @@
  *     impl      one attention layer; forward writes the cache and attends
  *
  * Rows. Query, key, value and output are flat, [num_tokens][heads * head_size]: the tokens of all
- * prefills, then one token for each decode, padding behind them. output may be query
- * itself, with the same data, dtype and strides, but not in cross attention. Apart from that, output
- * and the cache must share no byte with each other or with query, key and value, by the rules of
- * folio_tensors.
+ * prefills, then one token for each decode, padding behind them. output may be query itself, with the
+ * same data, dtype and strides, but not in cross attention. Apart from that, output and the cache must
+ * share no byte with each other or with query, key and value, by the rules of folio_tensors.
  *
  * Threads. A state and everything made from it are used by one thread at a time.
  *
@@ -56,7 +55,7 @@ typedef struct folio_vllm06_bias {
 } folio_vllm06_bias;
 
 /**
- * A step's fields, with the names of vLLM 0.6's backends (below: the originals). Sequences:
+ * A step's fields, with the names of vLLM 0.6's backends (called the originals below). Sequences:
  * num_prefills prompts (or chunks of them), then the decodes, one token each; num_seqs is their sum.
  * Pass NULL for None, and also for an empty list or tensor, because the library cannot see that an
  * array is empty. (Decodes of torch-sdpa from 0.6.5 on have seq_lens []; prompts of the CPU runner
@@ -67,11 +66,12 @@ typedef struct folio_vllm06_bias {
  * their encoder_seq_lens, as in vLLM.
  *
  * make_metadata rejects negative counts, lengths and strides; prompts whose context and new tokens do
- * not add up to seq_len, or together not to num_prefill_tokens; decodes with other than one new token
- * by query_start_loc, or with a context below seq_len - 1; running sums of other lengths; lengths
- * that differ from their tensor; any other num_encoder_tokens; without chunked_prefill, rows of
- * prefill_block_tables that differ from those of block_tables; is_prompt together with decodes. It
- * compares no other fields: maxima may be too large, and forward checks slots and blocks.
+ * not add up to seq_len; prompts whose new tokens together are not num_prefill_tokens; decodes that
+ * have more or fewer than one new token by query_start_loc, or a context below seq_len - 1; running
+ * sums that do not match the lengths; lengths that differ from their tensor; any other
+ * num_encoder_tokens; without chunked_prefill, rows of prefill_block_tables that differ from those of
+ * block_tables; is_prompt together with decodes. It compares no other fields: maxima may be too
+ * large, and forward checks slots and blocks.
  *
  * Except with chunked_prefill, seq_lens and seq_lens_tensor have the same values, and one of them is
  * enough for every attention type. Encoder and cross attention also need both encoder_seq_lens and
@@ -96,8 +96,8 @@ typedef struct folio_vllm06_metadata_fields {
     int64_t num_prefills;
     int64_t num_prefill_tokens;
     int64_t num_decode_tokens;          /* = decodes, padding included                            */
-    const int64_t *slot_mapping;        /* [num_prefill_tokens + num_decode_tokens]; -1: no store. */
-                                        /* NULL: only where key and value go to no cache          */
+    const int64_t *slot_mapping;        /* [num_prefill_tokens + num_decode_tokens]; -1: not      */
+                                        /* stored. NULL: only if key and value go to no cache     */
     const int32_t *seq_lens;            /* [num_seqs]; with chunked_prefill [num_prefills]        */
     const int32_t *seq_lens_tensor;     /* [num_seqs]; with chunked_prefill see above             */
     int64_t max_query_len;
@@ -110,8 +110,8 @@ typedef struct folio_vllm06_metadata_fields {
     const int32_t *block_tables;        /* [num_seqs][block_tables_stride]; NULL: none */
     int64_t block_tables_stride;
     int32_t use_cuda_graph; /* decodes padded to a fixed batch                                    */
-    int32_t is_prompt;      /* all sequences are prompts; rejected if there are decodes.         */
-                            /* 0 is taken as 1 if there are prompts and no decodes                */
+    int32_t is_prompt;      /* all sequences are prompts; rejected if there are decodes.          */
+                            /* 0 is treated as 1 if there are prompts and no decodes              */
     /* encoder and cross attention */
     const int32_t *encoder_seq_lens;        /* [num_seqs] */
     const int32_t *encoder_seq_lens_tensor; /* [num_seqs] */
@@ -122,7 +122,7 @@ typedef struct folio_vllm06_metadata_fields {
     int64_t cross_block_tables_stride;
     /* [num_prefills] each, copied; set_attn_bias changes them. NULL stays NULL: DECODER attention */
     /* then applies causality, window and ALiBi without a matrix, and the other types see all    */
-    /* keys. ENCODER_ONLY takes attn_bias.                                                       */
+    /* keys. ENCODER_ONLY uses attn_bias.                                                        */
     const folio_vllm06_bias *attn_bias;
     const folio_vllm06_bias *encoder_attn_bias;
     const folio_vllm06_bias *cross_attn_bias;
@@ -160,7 +160,8 @@ FOLIO_API const folio_vllm06_metadata *folio_vllm06_prefill_metadata(
 FOLIO_API const folio_vllm06_metadata *folio_vllm06_decode_metadata(
     const folio_vllm06_metadata *metadata);
 
-/** 1 if encoder_seq_lens and encoder_seq_lens_tensor are set (max_encoder_seq_len follows); else 0. */
+/** 1 if encoder_seq_lens and encoder_seq_lens_tensor are set (the library computes
+ * max_encoder_seq_len); else 0. */
 FOLIO_API int folio_vllm06_is_all_encoder_attn_metadata_set(const folio_vllm06_metadata *metadata);
 /** 1 if those, cross_slot_mapping and cross_block_tables are set; else 0. cross_slot_mapping may be
  * missing where no prompt has an encoder. cross_block_tables may be missing, with stride 0, where no
@@ -246,7 +247,7 @@ typedef struct folio_vllm06_impl folio_vllm06_impl;
  *   - prompts with alibi_slopes ignore sliding_window;
  *   - ipex: prompts ignore alibi_slopes, sliding_window and set biases; decodes ignore
  *     logits_soft_cap;
- *   - xformers: prompts ignore scale and take 1 / sqrt(head_size) where the step has block tables.
+ *   - xformers: prompts ignore scale and use 1 / sqrt(head_size) if the step has block tables.
  */
 typedef struct folio_vllm06_impl_desc {
     size_t struct_size;
@@ -288,7 +289,7 @@ typedef struct folio_vllm06_backend {
     const char *(*get_metadata_cls)(void);
     const char *(*get_state_cls)(void);
     const char *(*get_builder_cls)(void);
-    /* The originals' own lists; Folio takes all sizes that folio.h does. */
+    /* The originals' own lists; Folio accepts all sizes that folio.h accepts. */
     const int32_t *(*get_supported_head_sizes)(int32_t *count);
     const int32_t *(*get_supported_block_sizes)(int32_t *count);
     folio_status (*get_kv_cache_shape)(int64_t num_blocks, int64_t block_size, int64_t num_kv_heads,
@@ -296,7 +297,7 @@ typedef struct folio_vllm06_backend {
     folio_status (*split_kv_cache)(const folio_vllm06_kv_cache *kv_cache, int64_t num_kv_heads,
                                    int64_t head_size, folio_vllm06_cache_view *key_cache,
                                    folio_vllm06_cache_view *value_cache);
-    /* One of src and dst may be host memory that the device reaches. */
+    /* One of src and dst may be host memory that the device can access. */
     folio_status (*swap_blocks)(folio_vllm06_state *state, const folio_vllm06_kv_cache *src,
                                 const folio_vllm06_kv_cache *dst, const int64_t (*src_to_dst)[2],
                                 int64_t num_pairs, const folio_run *run);
@@ -318,7 +319,7 @@ typedef struct folio_vllm06_backend {
 } folio_vllm06_backend;
 
 /** "xformers", "torch-sdpa", "ipex", or the spellings of some vLLM versions: "ipex-attn", "XFORMERS",
- * "TORCH_SDPA", "IPEX". "torch-sdpa-ipex" is torch-sdpa as it was if IPEX was installed: it differs in
+ * "TORCH_SDPA", "IPEX". "torch-sdpa-ipex" is torch-sdpa as it was with IPEX installed: it differs in
  * the cache's layout and in the head sizes it lists. NULL for any other name. */
 FOLIO_API const folio_vllm06_backend *folio_vllm06_backend_find(const char *name);
 
@@ -415,7 +416,7 @@ FOLIO_API folio_status folio_vllm06_graph_clone(folio_vllm06_state *state, int64
 /**
  * While capturing: metadata of batch_size decodes of length 1 that store nothing, with block tables
  * of zeros. is_encoder_decoder_model: also with encoders of length 1 and cross block tables of ones.
- * Layers whose impls belong to states of the same context take it.
+ * Layers whose impls belong to states of the same context accept it.
  */
 FOLIO_API folio_status folio_vllm06_graph_capture_get_metadata_for_batch(
     folio_vllm06_state *state, int64_t batch_size, int is_encoder_decoder_model,
@@ -516,7 +517,7 @@ FOLIO_API folio_status folio_vllm06_copy_blocks(folio_context *ctx,
                                                 const int64_t (*block_mapping)[2],
                                                 int64_t num_pairs, const folio_run *run);
 /** Copy blocks { from, to } of src into dst, as stored. One of the two may be host memory that the
- * device reaches. */
+ * device can access. */
 FOLIO_API folio_status folio_vllm06_swap_blocks(folio_context *ctx,
                                                 const folio_vllm06_ops_cache *src,
                                                 const folio_vllm06_ops_cache *dst,
