@@ -126,6 +126,14 @@ void folio_context_destroy(folio_context *ctx)
     folioi_free(&a, ctx, sizeof *ctx);
 }
 
+static int32_t num_kernels_of(const folio_context *ctx)
+{
+    folio_kernel_info kernel;
+    int32_t n = 0;
+    while (ctx->backend->get_kernel(ctx, n, &kernel)) n++;
+    return n;
+}
+
 folio_status folio_context_get_info(const folio_context *ctx, folio_context_info *info)
 {
     REQUIRE(ctx != NULL, "folio_context_get_info: ctx is NULL");
@@ -134,9 +142,8 @@ folio_status folio_context_get_info(const folio_context *ctx, folio_context_info
         .level = ctx->level,
         .device = ctx->device,
         .num_threads = ctx->num_threads,
+        .num_kernels = num_kernels_of(ctx),
     };
-    folio_kernel_info kernel;
-    while (ctx->backend->get_kernel(ctx, i.num_kernels, &kernel)) i.num_kernels++;
     return folioi_struct_out(info, &i, sizeof i, "info");
 }
 
@@ -145,10 +152,7 @@ folio_status folio_context_get_kernel(const folio_context *ctx, int32_t index,
 {
     REQUIRE(ctx != NULL, "folio_context_get_kernel: ctx is NULL");
     folio_kernel_info i = {0};
-    REQUIRE(
-        index >= 0 && ctx->backend->get_kernel(ctx, index, &i),
-        "folio_context_get_kernel: kernel %d is not there; folio_context_info.num_kernels tells "
-        "how many there are",
-        index);
+    REQUIRE(index >= 0 && ctx->backend->get_kernel(ctx, index, &i),
+            "folio_context_get_kernel: index %d is outside [0, %d)", index, num_kernels_of(ctx));
     return folioi_struct_out(info, &i, sizeof i, "info");
 }

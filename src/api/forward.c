@@ -48,8 +48,8 @@ static folio_status check_only_reads(const folio_plan *plan, const folioi_call *
     if (seq < 0) return FOLIO_OK;
     const folioi_seq *s = batch_seq(call->batch, seq);
     REQUIRE(call->tensors.k.data == NULL && call->tensors.v.data == NULL && !call->append,
-            "seq %lld: query_len %d is more than seq_len %d: with such a sequence in the batch k "
-            "and v must be NULL, without FOLIO_KV_APPEND",
+            "seq %lld: query_len %d is more than seq_len %d; in a batch with such a sequence, k "
+            "and v must be NULL and FOLIO_KV_APPEND must not be set",
             (long long)seq, s->query_len, s->seq_len);
     return FOLIO_OK;
 }
@@ -99,7 +99,7 @@ static folio_status check_origin(const folioi_call *call, const folio_kv_cache *
     const folioi_origin *o = &call->batch->origin;
     bool cross = call->type == FOLIO_ATTENTION_ENCODER_DECODER;
     const folio_kv_cache *own = cross ? o->cross_cache : o->cache;
-    REQUIRE(own == NULL || own == cache, "the batch is of layer group %d, and this is not %s",
+    REQUIRE(own == NULL || own == cache, "the batch is of layer group %d, but the cache is not %s",
             o->group, cross ? "its pool's cross_cache" : "that group's cache");
     return FOLIO_OK;
 }

@@ -23,10 +23,10 @@ static folio_status check_part_apart(const folio_merge *m, const folio_state *p,
     bool own_lse = m->lse == p->lse && m->lse_token_stride == p->lse_token_stride &&
                    m->lse_head_stride == p->lse_head_stride;
     REQUIRE(folioi_tensors_same(&m->out, &p->out) || !folioi_spans_share(&out, &part),
-            "merge: out and parts[%lld].out share memory, and are not the same tensor",
+            "merge: out and parts[%lld].out share memory, but are not the same tensor",
             (long long)i);
     REQUIRE(own_lse || !folioi_spans_share(&lse, &part_lse),
-            "merge: lse and parts[%lld].lse share memory, and are not the same array",
+            "merge: lse and parts[%lld].lse share memory, but are not the same array",
             (long long)i);
     REQUIRE(!folioi_spans_share(&out, &part_lse), "merge: out and parts[%lld].lse share memory",
             (long long)i);

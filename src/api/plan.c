@@ -49,10 +49,11 @@ static folio_status check_limits(const folio_plan_desc *d)
                 d->cross_num_blocks <= INT32_MAX,
             "plan: num_blocks %lld or cross_num_blocks %lld is outside [0, 2147483647]",
             (long long)d->num_blocks, (long long)d->cross_num_blocks);
-    REQUIRE((d->block_size == 0) == (d->num_blocks == 0 && d->cross_num_blocks == 0),
-            "plan: block_size %d, num_blocks %lld and cross_num_blocks %lld; for runs without a "
-            "cache all are 0",
-            d->block_size, (long long)d->num_blocks, (long long)d->cross_num_blocks);
+    REQUIRE(
+        (d->block_size == 0) == (d->num_blocks == 0 && d->cross_num_blocks == 0),
+        "plan: block_size is %d, num_blocks %lld and cross_num_blocks %lld; set block_size and a "
+        "number of blocks, or none of them",
+        d->block_size, (long long)d->num_blocks, (long long)d->cross_num_blocks);
     REQUIRE(d->max_seqs >= 1 && d->max_seqs <= INT32_MAX,
             "plan: max_seqs is %lld, outside [1, 2147483647]", (long long)d->max_seqs);
     REQUIRE(d->max_query_tokens >= 1 && d->max_query_tokens <= INT32_MAX,
@@ -272,7 +273,7 @@ static folio_status check_device_batch(const folio_plan *plan, const folio_devic
     REQUIRE(
         b->query_start != NULL || b->num_query_tokens == 0 || b->num_query_tokens == b->num_seqs ||
             (d->flags & FOLIO_PLAN_GRAPH) != 0,
-        "device batch: query_start is NULL, which means one token each, and there are %lld tokens "
+        "device batch: query_start is NULL, which means one token each, but there are %lld tokens "
         "for %lld sequences",
         (long long)b->num_query_tokens, (long long)b->num_seqs);
     REQUIRE((b->first_query_pos == NULL) == (b->first_key_pos == NULL),
@@ -281,12 +282,11 @@ static folio_status check_device_batch(const folio_plan *plan, const folio_devic
             "device batch: blocks are given, but the plan was made for runs without a cache");
     REQUIRE(b->slot_mapping == NULL || d->block_size > 0,
             "device batch: slots are given, but the plan was made for runs without a cache");
-    REQUIRE(
-        b->blocks == NULL || b->table_start != NULL ||
-            b->row_stride >= ceil_div(d->max_seq_len, d->block_size),
-        "device batch: row_stride is %lld; the plan's max_seq_len %lld takes %lld blocks of a row",
-        (long long)b->row_stride, (long long)d->max_seq_len,
-        (long long)ceil_div(d->max_seq_len, d->block_size));
+    REQUIRE(b->blocks == NULL || b->table_start != NULL ||
+                b->row_stride >= ceil_div(d->max_seq_len, d->block_size),
+            "device batch: row_stride is %lld; the plan's max_seq_len %lld needs at least %lld",
+            (long long)b->row_stride, (long long)d->max_seq_len,
+            (long long)ceil_div(d->max_seq_len, d->block_size));
     REQUIRE(b->table_start == NULL || b->num_table_entries >= 0,
             "device batch: num_table_entries is %lld; it must be at least 0",
             (long long)b->num_table_entries);

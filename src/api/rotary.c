@@ -27,7 +27,7 @@ static folio_status check_scaling(const folio_rotary_desc *d)
             "rotary: scaling %d is given with %s; a scaling needs theta", (int)d->scaling,
             d->cos != NULL ? "cos and sin" : "frequencies");
     REQUIRE(isfinite(d->factor) && d->factor > 0,
-            "rotary: factor is %g; a scaling needs one, finite and above 0", d->factor);
+            "rotary: factor is %g; it must be finite and above 0", d->factor);
     REQUIRE(d->scaling != FOLIO_ROTARY_SCALE_NTK || d->num_dims > 2,
             "rotary: NTK scaling needs num_dims above 2");
     if (d->scaling < FOLIO_ROTARY_SCALE_YARN) return FOLIO_OK;
@@ -36,12 +36,13 @@ static folio_status check_scaling(const folio_rotary_desc *d)
     REQUIRE(d->scaling != FOLIO_ROTARY_SCALE_LLAMA3 ||
                 (d->low_freq_factor > 0 && d->high_freq_factor > d->low_freq_factor &&
                  isfinite(d->high_freq_factor)),
-            "rotary: low_freq_factor is %g, high_freq_factor %g; needs 0 < low < high, finite",
+            "rotary: low_freq_factor is %g, high_freq_factor %g; they must be finite, with "
+            "0 < low < high",
             d->low_freq_factor, d->high_freq_factor);
     REQUIRE(d->scaling != FOLIO_ROTARY_SCALE_YARN ||
                 (d->beta_slow > 0 && d->beta_fast > d->beta_slow && isfinite(d->beta_fast)),
-            "rotary: beta_slow is %g, beta_fast %g; needs 0 < slow < fast, finite", d->beta_slow,
-            d->beta_fast);
+            "rotary: beta_slow is %g, beta_fast %g; they must be finite, with 0 < slow < fast",
+            d->beta_slow, d->beta_fast);
     return FOLIO_OK;
 }
 

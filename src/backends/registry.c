@@ -164,7 +164,7 @@ folio_status folio_backend_supports(const char *backend, const folio_attention_d
 {
     folio_attention_desc a;
     folioi_kv_format format;
-    REQUIRE(size == 0 || reasons != NULL, "reasons is NULL and its size %zu", size);
+    REQUIRE(size == 0 || reasons != NULL, "reasons is NULL, but its size is %zu", size);
     TRY(folioi_attention_resolve(attention, &a));
     if (cache != NULL) TRY(folioi_kv_format_init(cache, false, &format));
     REQUIRE(types != 0 && types >> FOLIO_NUM_ATTENTION_TYPES == 0,

@@ -180,7 +180,7 @@ static folio_status check_table(const int32_t *table, int64_t num, int64_t len, 
                                 int32_t block_size, const char *name, long long i)
 {
     if (table == NULL) {
-        REQUIRE(num == 0, "seq %lld: %s is NULL and its count %lld", i, name, (long long)num);
+        REQUIRE(num == 0, "seq %lld: %s is NULL, but its count is %lld", i, name, (long long)num);
         return FOLIO_OK;
     }
     REQUIRE_ALIGNED(table, "seq %lld: %s", i, name);
@@ -215,8 +215,8 @@ static folio_status check_no_slots(const folio_batch_seq *s, long long i)
 {
     for (int64_t k = 0; s->slots != NULL && k < s->query_len; k++)
         REQUIRE(s->slots[k] == -1,
-                "seq %lld: slots[%lld] = %lld, and query_len %lld is more than seq_len %lld: such "
-                "a sequence stores nothing, its slots are -1",
+                "seq %lld: slots[%lld] is %lld, but query_len %lld is more than seq_len %lld; such "
+                "a sequence stores nothing, so its slots must be -1",
                 i, (long long)k, (long long)s->slots[k], (long long)s->query_len,
                 (long long)s->seq_len);
     return FOLIO_OK;

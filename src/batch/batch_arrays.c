@@ -20,7 +20,7 @@ static folio_status check_indptr(const int32_t *indptr, int64_t n, const char *n
 {
     REQUIRE(indptr != NULL, "%s is NULL", name);
     REQUIRE_ALIGNED(indptr, "%s", name);
-    REQUIRE(indptr[0] == 0, "%s[0] = %d, expected 0", name, indptr[0]);
+    REQUIRE(indptr[0] == 0, "%s[0] is %d; it must be 0", name, indptr[0]);
     for (int64_t i = 0; i < n; i++)
         REQUIRE(indptr[i + 1] >= indptr[i], "%s[%lld] = %d is below %s[%lld] = %d", name,
                 (long long)i + 1, indptr[i + 1], name, (long long)i, indptr[i]);

@@ -245,7 +245,7 @@ static folio_status resolve_memory(folioi_kv_format *f, folio_kv_memory *m)
     }
     if (native) {
         REQUIRE(m->k_strides.block % FOLIOI_ALIGN * elem % FOLIOI_ALIGN == 0,
-                "KV cache: the native block stride of %lld elements is no multiple of %d bytes",
+                "KV cache: the native block stride of %lld elements is not a multiple of %d bytes",
                 (long long)m->k_strides.block, FOLIOI_ALIGN);
         if (!d->v_in_k) m->v_strides = m->k_strides;
     }

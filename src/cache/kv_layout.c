@@ -136,7 +136,7 @@ static folio_status check_desc(const folio_kv_cache_desc *d)
             folio_layout_name(d->layout), d->k_head_size, d->v_head_size);
     int32_t x = 16 / (int32_t)folio_dtype_size(d->dtype);
     REQUIRE(d->layout != FOLIO_LAYOUT_XPACKED || d->k_head_size % x == 0,
-            "KV cache: layout xpacked holds %s in packs of %d, k_head_size %d is no multiple of it",
+            "KV cache: layout xpacked holds %s in packs of %d; k_head_size %d is not a multiple",
             folio_dtype_name(d->dtype), x, d->k_head_size);
     REQUIRE(d->v_in_k == 0 || d->v_in_k == 1, "KV cache: v_in_k is %d, not 0 or 1", d->v_in_k);
     if (!d->v_in_k) return FOLIO_OK;

@@ -390,7 +390,7 @@ static folio_status by_hand(folio_pool *pool, int64_t n, const int32_t *blocks, 
                 "%s: blocks[%lld] = %d is outside [0, %lld)", call, (long long)bad, blocks[bad],
                 (long long)pool->device.num);
         FAIL(FOLIO_ERR_ARGUMENT, "%s: blocks[%lld] = %d is not held%s", call, (long long)bad,
-             blocks[bad], retain ? "" : " by a caller, or comes more often than it is");
+             blocks[bad], retain ? "" : " by a caller, or is listed more often than it is held");
     }
     for (int64_t i = 0; i < n; i++) {
         pool->device.block[blocks[i]].hand += retain ? 1 : -1;
@@ -533,7 +533,7 @@ folio_status folio_pool_get_block_states(folio_pool *pool, folio_tier tier, int6
             "folio_pool_get_block_states: tier %d is neither device nor host", (int)tier);
     const folioi_blocks *b = tier_blocks(pool, (int)tier);
     REQUIRE(first >= 0 && n >= 0 && first <= b->num && n <= b->num - first,
-            "folio_pool_get_block_states: blocks [%lld, + %lld) are outside [0, %lld)",
+            "folio_pool_get_block_states: first %lld and n %lld are outside [0, %lld)",
             (long long)first, (long long)n, (long long)b->num);
     REQUIRE(n == 0 || states != NULL, "folio_pool_get_block_states: states is NULL");
     pool_lock(pool);

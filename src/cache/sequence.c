@@ -289,14 +289,14 @@ static folio_status check_room(const folio_sequence *s, int64_t need, int64_t al
         FAIL(FOLIO_ERR_TOO_LARGE, "reserve: the sequence would need %lld blocks, the pool has %lld",
              (long long)all, (long long)pool->device.num);
     if (all > pool->device.num - keep)
-        FAIL(
-            FOLIO_ERR_TOO_LARGE,
-            "reserve: the sequence would need %lld blocks and %lld are to stay available, the pool "
-            "has %lld",
-            (long long)all, (long long)keep, (long long)pool->device.num);
+        FAIL(FOLIO_ERR_TOO_LARGE,
+             "reserve: the sequence would need %lld blocks and %lld must stay available; the pool "
+             "has %lld",
+             (long long)all, (long long)keep, (long long)pool->device.num);
     if (keep > 0)
         FAIL(FOLIO_ERR_FULL,
-             "reserve: %lld blocks are needed and %lld are to stay available, %lld of %lld are",
+             "reserve: %lld blocks are needed and %lld must stay available; %lld of %lld are "
+             "available",
              (long long)need, (long long)keep, (long long)have, (long long)pool->device.num);
     FAIL(FOLIO_ERR_FULL, "reserve: %lld blocks are needed, %lld of %lld are available",
          (long long)need, (long long)have, (long long)pool->device.num);
@@ -306,8 +306,9 @@ static folio_status check_room(const folio_sequence *s, int64_t need, int64_t al
 static folio_status check_length(const char *call, int64_t len, int64_t n)
 {
     if (n <= INT32_MAX - len) return FOLIO_OK;
-    FAIL(FOLIO_ERR_TOO_LARGE, "%s: n is %lld; the sequence has %lld tokens and can have 2147483647",
-         call, (long long)n, (long long)len);
+    FAIL(FOLIO_ERR_TOO_LARGE,
+         "%s: n is %lld and the sequence has %lld tokens; the limit is 2147483647", call,
+         (long long)n, (long long)len);
 }
 
 static void write_slots(const folio_sequence *s, int32_t table, int64_t first, int64_t n,

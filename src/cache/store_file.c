@@ -178,8 +178,8 @@ static folio_status check_desc(folioi_store_file *file, const folioi_store_desc 
 {
     REQUIRE(desc->path != NULL, "the store's path is NULL");
     size_t model = desc->model == NULL ? 0 : strlen(desc->model);
-    REQUIRE(model < STORE_MODEL_BYTES, "the model's name has %zu bytes; a store takes up to %d",
-            model, STORE_MODEL_BYTES - 1);
+    REQUIRE(model < STORE_MODEL_BYTES, "the model's name has %zu bytes; the limit is %d", model,
+            STORE_MODEL_BYTES - 1);
     REQUIRE(desc->ids_bytes >= 8 && desc->ids_bytes <= MAX_IDS,
             "the store's ids_bytes is %d, outside [8, %d]", desc->ids_bytes, MAX_IDS);
     REQUIRE(desc->num_layer_groups >= 1 && desc->num_layer_groups <= STORE_MAX_GROUPS &&
@@ -308,7 +308,8 @@ static folio_status make_or_check(folioi_store_file *file, const folioi_store_de
     folioi_superblock here, there = {.version = 0};
     superblock_encode(file, desc, &here);
     file->size = file->ops.size(file->ops.user, file->fd);
-    if (file->size < 0) FAIL(FOLIO_ERR_IO, "%s has no size: %s", desc->path, strerror(errno));
+    if (file->size < 0)
+        FAIL(FOLIO_ERR_IO, "the size of %s is unknown: %s", desc->path, strerror(errno));
     int64_t want = min_i64(file->size, sizeof there);
     int64_t got = folioi_store_file_read(file, &there, want, 0);
     if (got < 0) FAIL(FOLIO_ERR_IO, "%s could not be read: %s", desc->path, strerror(errno));

@@ -255,11 +255,11 @@ static folio_status start_workers(folioi_threads *threads, int32_t num_threads, 
     cpu_set_t pins;
     if (pin) {
         long n = processors(&pins);
-        REQUIRE(n >= 0, "context: pin_threads is set, and the processors this thread may use are "
-                        "not known");
+        REQUIRE(n >= 0, "context: pin_threads is set, but the processors that this thread may use "
+                        "are unknown");
         REQUIRE(num_threads <= n,
-                "context: pin_threads is set, and %d threads are more than the %ld processors this "
-                "thread may use",
+                "context: pin_threads is set, but %d threads are more than the %ld processors that "
+                "this thread may use",
                 num_threads, n);
     }
     /* Workers take no signals: the program's handlers run on the program's threads. */

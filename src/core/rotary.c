@@ -17,17 +17,17 @@ folio_status folioi_rotary_check(const folio_rotary *rotary, const folio_context
 {
     const folioi_rotation *r = &rotary->rotation;
     REQUIRE((rotary->ctx->memory != NULL) == (ctx->memory != NULL),
-            "rotary: its table lies %s, and the tensors %s",
+            "rotary: its table lies %s, but the tensors lie %s",
             rotary->ctx->memory != NULL ? "on a device" : "in host memory",
             ctx->memory != NULL ? "on a device" : "in host memory");
     REQUIRE((int64_t)r->first_dim + r->num_dims <= k_head_size,
-            "rotary: dims [%d, %lld) rotate, k_head_size is %d", r->first_dim,
+            "rotary: dims [%d, %lld) exceed k_head_size %d", r->first_dim,
             (long long)r->first_dim + r->num_dims, k_head_size);
-    REQUIRE(r->first_dim >= v_in_k,
-            "rotary: first_dim is %d; with v_in_k the first %d numbers of K are V, not rotated",
-            r->first_dim, v_in_k);
-    REQUIRE(k_head_size <= FOLIOI_ROTARY_MAX_DIMS,
-            "rotary: k_head_size is %d; rows of up to %d numbers rotate", k_head_size,
-            FOLIOI_ROTARY_MAX_DIMS);
+    REQUIRE(
+        r->first_dim >= v_in_k,
+        "rotary: first_dim is %d; with v_in_k the first %d numbers of K are V and must not rotate",
+        r->first_dim, v_in_k);
+    REQUIRE(k_head_size <= FOLIOI_ROTARY_MAX_DIMS, "rotary: k_head_size is %d; the limit is %d",
+            k_head_size, FOLIOI_ROTARY_MAX_DIMS);
     return FOLIO_OK;
 }

@@ -13,7 +13,7 @@ static folio_status check_desc(const folio_attention_desc *d)
     REQUIRE(d->num_heads >= 1 && d->num_heads <= MAX_HEADS,
             "attention: num_heads is %d, outside [1, %d]", d->num_heads, MAX_HEADS);
     REQUIRE(d->num_kv_heads >= 1 && d->num_heads % d->num_kv_heads == 0,
-            "attention: num_heads %d is no multiple of num_kv_heads %d", d->num_heads,
+            "attention: num_heads %d is not a multiple of num_kv_heads %d", d->num_heads,
             d->num_kv_heads);
     REQUIRE(d->k_head_size >= 8 && d->k_head_size % 8 == 0,
             "attention: k_head_size is %d, not a positive multiple of 8", d->k_head_size);

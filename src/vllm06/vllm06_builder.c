@@ -66,12 +66,15 @@ static folio_status check_seq(const folio_vllm06_builder *b, const folio_vllm06_
     const entry *entries = b->entries.data;
     int64_t block_size = b->desc.block_size;
     REQUIRE(!b->graph, "sequence %lld comes after the padding of a graph", i);
-    REQUIRE(s->token_len >= 1 && s->token_len <= INT32_MAX && s->context_len >= 0 &&
-                s->context_len <= INT32_MAX - s->token_len,
-            "sequence %lld: token_len %lld and context_len %lld", i, (long long)s->token_len,
-            (long long)s->context_len);
+    REQUIRE(
+        s->token_len >= 1 && s->token_len <= INT32_MAX && s->context_len >= 0 &&
+            s->context_len <= INT32_MAX - s->token_len,
+        "sequence %lld: token_len %lld must be at least 1, context_len %lld at least 0, and their "
+        "sum at most 2147483647",
+        i, (long long)s->token_len, (long long)s->context_len);
     int64_t total = s->token_len + s->context_len;
-    REQUIRE(s->is_prompt || s->token_len == 1, "sequence %lld is a decode with %lld tokens", i,
+    REQUIRE(s->is_prompt || s->token_len == 1,
+            "sequence %lld is a decode with %lld tokens; a decode has 1", i,
             (long long)s->token_len);
     REQUIRE(!s->is_prompt || i == 0 || entries[i - 1].is_prompt,
             "sequence %lld is a prompt after a decode; prompts come first", i);
@@ -149,7 +152,7 @@ folio_status folio_vllm06_builder_pad(folio_vllm06_builder *b, int64_t cuda_grap
         const entry *e = (const entry *)b->entries.data + i;
         REQUIRE(!e->is_prompt, "sequence %lld is a prompt; a graph has decodes only", (long long)i);
         int64_t blocks = table_blocks(b, e);
-        REQUIRE(blocks <= columns, "sequence %lld has %lld blocks, a graph's row %lld",
+        REQUIRE(blocks <= columns, "sequence %lld has %lld blocks; a graph's row holds %lld",
                 (long long)i, (long long)blocks, (long long)columns);
     }
     TRY(folioi_array_reserve(&b->state->ctx->allocator, &b->entries,
@@ -254,7 +257,7 @@ folio_status folio_vllm06_builder_build(folio_vllm06_builder *b, folio_vllm06_me
     REQUIRE(tokens <= INT32_MAX, "the step's sequences have %lld tokens, more than 2147483647",
             (long long)tokens);
     REQUIRE(!fresh || !cached,
-            "some prompts bring new encoders and others do not; vLLM's metadata cannot say "
+            "some prompts bring new encoders and others do not; vLLM's metadata cannot express "
             "that: make two steps");
     f.use_cuda_graph = b->graph;
     if (b->graph)

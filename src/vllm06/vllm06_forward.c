@@ -383,7 +383,7 @@ static folio_status check_args(layer *l)
             "key and value are NULL");
     REQUIRE(a->kv_cache != NULL || l->m->f.num_decode_tokens == 0 ||
                 type == FOLIO_ATTENTION_ENCODER || type == FOLIO_ATTENTION_ENCODER_ONLY,
-            "kv_cache is NULL, and %lld decodes need one", (long long)l->m->f.num_decode_tokens);
+            "kv_cache is NULL, but %lld decodes need one", (long long)l->m->f.num_decode_tokens);
     const folio_vllm06_metadata_fields *f = &l->m->f;
     int64_t tokens = type == FOLIO_ATTENTION_ENCODER ? f->num_encoder_tokens
                                                      : f->num_prefill_tokens + f->num_decode_tokens;
@@ -436,7 +436,7 @@ static folio_status store(layer *l)
     bool cross = a->attn_type == FOLIO_ATTENTION_ENCODER_DECODER;
     if (graph_of(l) != NULL && !cross) return FOLIO_OK; /* attend stores by the plan's slots */
     const int64_t *slots = cross ? f->cross_slot_mapping : f->slot_mapping;
-    REQUIRE(slots != NULL, "slot_mapping is NULL, and key and value are to be stored");
+    REQUIRE(slots != NULL, "slot_mapping is NULL, but key and value must be stored");
     if (!cross) {
         int64_t tokens = f->num_prefill_tokens + f->num_decode_tokens;
         const int64_t *given = slots;

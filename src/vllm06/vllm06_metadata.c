@@ -65,8 +65,8 @@ static folio_status check_sum(const folio_vllm06_metadata *m, const int32_t *sta
 {
     int64_t sum = 0;
     for (int64_t i = 0; starts != NULL && i <= n; i++) {
-        REQUIRE(starts[i] == sum, "metadata: %s[%lld] is %d, the lengths before it make %lld", name,
-                (long long)i, starts[i], (long long)sum);
+        REQUIRE(starts[i] == sum, "metadata: %s[%lld] is %d; the lengths before it add up to %lld",
+                name, (long long)i, starts[i], (long long)sum);
         if (i < n) sum += len(m, i);
     }
     return FOLIO_OK;
@@ -77,7 +77,7 @@ static folio_status check_sums(const folio_vllm06_metadata *m)
     const folio_vllm06_metadata_fields *f = &m->f;
     int64_t n = m->num_seqs, prompts = f->num_prefills;
     REQUIRE(f->encoder_seq_start_loc == NULL || f->encoder_seq_lens != NULL,
-            "metadata: encoder_seq_start_loc is given, and encoder_seq_lens is NULL");
+            "metadata: encoder_seq_start_loc is given, but encoder_seq_lens is NULL");
     TRY(check_sum(m, f->seq_start_loc, n, folioi_vllm06_seq_len, "seq_start_loc"));
     TRY(check_sum(m, f->encoder_seq_start_loc, n, encoder_len, "encoder_seq_start_loc"));
     TRY(check_sum(m, f->seqlen_q, prompts, folioi_vllm06_query_len, "seqlen_q"));
@@ -115,9 +115,9 @@ static folio_status check_counts(folio_vllm06_metadata *m)
     REQUIRE(f->chunked_prefill == 0 || f->chunked_prefill == 1,
             "metadata: chunked_prefill is %d, neither 0 nor 1", f->chunked_prefill);
     REQUIRE(!f->chunked_prefill || f->num_prefills == 0 || f->seq_lens != NULL,
-            "metadata: chunked_prefill is set, and seq_lens, of the prompts, is NULL");
+            "metadata: chunked_prefill is set, but seq_lens, of the prompts, is NULL");
     REQUIRE(!f->chunked_prefill || f->num_decode_tokens == 0 || f->seq_lens_tensor != NULL,
-            "metadata: chunked_prefill is set, and seq_lens_tensor, of the decodes, is NULL");
+            "metadata: chunked_prefill is set, but seq_lens_tensor, of the decodes, is NULL");
     REQUIRE(f->num_decode_tokens == 0 || !f->is_prompt,
             "metadata: is_prompt is set, yet %lld sequences are decodes",
             (long long)f->num_decode_tokens);
@@ -136,7 +136,7 @@ static folio_status check_lengths(const folio_vllm06_metadata *m)
         REQUIRE(len >= 0, "metadata: seq_lens[%lld] is %lld; it must be at least 0", (long long)i,
                 (long long)len);
         REQUIRE(!twice || f->seq_lens[i] == f->seq_lens_tensor[i],
-                "metadata: seq_lens[%lld] is %d and seq_lens_tensor[%lld] %d", (long long)i,
+                "metadata: seq_lens[%lld] is %d, but seq_lens_tensor[%lld] is %d", (long long)i,
                 f->seq_lens[i], (long long)i, f->seq_lens_tensor[i]);
     }
     return FOLIO_OK;
@@ -149,7 +149,7 @@ static folio_status check_prompts(folio_vllm06_metadata *m)
     for (int64_t i = 0; i < f->num_prefills; i++) {
         int64_t query = folioi_vllm06_query_len(m, i), len = folioi_vllm06_seq_len(m, i);
         REQUIRE(query >= 0 && query <= len,
-                "metadata: prompt %lld has %lld new tokens by %s, and its seq_len is %lld",
+                "metadata: prompt %lld has %lld new tokens by %s, but its seq_len is %lld",
                 (long long)i, (long long)query,
                 f->query_start_loc != NULL ? "query_start_loc" : "context_lens_tensor",
                 (long long)len);
@@ -175,7 +175,7 @@ static folio_status check_decodes(const folio_vllm06_metadata *m)
     for (int64_t i = f->num_prefills; i < m->num_real; i++) {
         int64_t before = folioi_vllm06_seq_len(m, i) - 1;
         REQUIRE(f->context_lens_tensor == NULL || f->context_lens_tensor[i] >= before,
-                "metadata: decode %lld has context_len %d, fewer than the keys before it, %lld",
+                "metadata: decode %lld has context_len %d, less than the %lld keys before it",
                 (long long)i, f->context_lens_tensor[i], (long long)before);
         REQUIRE(starts == NULL || (int64_t)starts[i + 1] - starts[i] == 1,
                 "metadata: decode %lld has %lld new tokens by query_start_loc; it must have 1",
@@ -194,7 +194,7 @@ static folio_status check_encoders(const folio_vllm06_metadata *m)
         REQUIRE(lens[i] >= 0, "metadata: encoder_seq_lens[%lld] is %d; it must be at least 0",
                 (long long)i, lens[i]);
         REQUIRE(again == NULL || lens[i] == again[i],
-                "metadata: encoder_seq_lens[%lld] is %d and encoder_seq_lens_tensor[%lld] %d",
+                "metadata: encoder_seq_lens[%lld] is %d, but encoder_seq_lens_tensor[%lld] is %d",
                 (long long)i, lens[i], (long long)i, again[i]);
         if (i < counted) tokens += lens[i];
     }

@@ -5,6 +5,7 @@
 #include "api/errors_rig.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 BACKEND_TEST(errors_forward, handles_and_indices)
@@ -338,8 +339,10 @@ BACKEND_TEST(errors_forward, kernels_by_number)
         CHECK(kernel.name[0] != '\0' && kernel.dtype != 0 && kernel.kv_dtype != 0);
         CHECK(kernel.head_size > 0 && kernel.min_rows >= 1);
     }
-    REFUSED(folio_context_get_kernel(ctx, -1, &kernel), ARG, "kernel -1");
-    REFUSED(folio_context_get_kernel(ctx, all.num_kernels, &kernel), ARG, "num_kernels");
+    char words[64];
+    snprintf(words, sizeof words, "index %d|[0, %d)", all.num_kernels, all.num_kernels);
+    REFUSED(folio_context_get_kernel(ctx, -1, &kernel), ARG, "index -1");
+    REFUSED(folio_context_get_kernel(ctx, all.num_kernels, &kernel), ARG, words);
     REFUSED(folio_context_get_kernel(NULL, 0, &kernel), ARG, "ctx");
     REFUSED(folio_context_get_kernel(ctx, 0, NULL), ARG, "info");
 }

@@ -860,7 +860,7 @@ BACKEND_TEST(batch, more_queries_than_keys)
     folio_batch *batch = support_batch(ctx, 16);
     REQUIRE_TEST(batch != NULL);
     BAD_SEQ("seq 0|21|20|positions_given", seq.query_len = 21);
-    BAD_SEQ("seq 0|slots[1] = 7|3|2", seq.query_len = 3; seq.seq_len = 2; seq.positions_given = 1;
+    BAD_SEQ("seq 0|slots[1] is 7|3|2", seq.query_len = 3; seq.seq_len = 2; seq.positions_given = 1;
             seq.slots = one);
     BAD_SEQ("slots[2] = -2", seq.query_len = 3; seq.seq_len = 2; seq.positions_given = 1;
             seq.slots = low);

@@ -369,7 +369,7 @@ BACKEND_TEST(plan_update, geometry_comes_from_the_caches)
                  {cache, NULL, 0, 8, 0, -1, -1, "num_blocks|8|cache has 9"},
                  {cache, cross, 0, 0, 9, -1, -1, "cross_num_blocks|9|cross_cache has 4"},
                  {cache, other, 0, 0, 0, -1, -1, "block_size|16|cross_cache has 32"},
-                 {NULL, NULL, BLOCK, 0, 0, -1, -1, "block_size 16|num_blocks 0"},
+                 {NULL, NULL, BLOCK, 0, 0, -1, -1, "block_size is 16|num_blocks 0"},
                  {NULL, NULL, 0, 0, 3, -1, -1, "cross_num_blocks 3"}};
     for (int i = 0; i < COUNT_OF(cases); i++) {
         folio_plan_desc d = plan_desc(&w);

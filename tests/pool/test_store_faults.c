@@ -326,7 +326,7 @@ TEST(store_faults, an_open_the_system_refuses)
                               .read_errno = EIO};
         static const char *const words[] = {
             "could not be opened: Permission denied", "could not be locked: No locks available",
-            "is in use", "has no size: Input/output", "could not be read: Input/output"};
+            "is in use", "is unknown: Input/output", "could not be read: Input/output"};
         rig.store = NOWHERE;
         REFUSED(open_faulty(&rig, &faults), part == 2 ? FOLIO_ERR_ARGUMENT : FOLIO_ERR_IO,
                 words[part]);

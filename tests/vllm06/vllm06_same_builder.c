@@ -201,7 +201,7 @@ static void bad_padding(v06 *r, folio_vllm06_builder *builder)
     folio_vllm06_metadata *m = NULL;
     v06_fields(r, long_one, 1);
     add(r, builder, 0);
-    REFUSED(folio_vllm06_builder_pad(builder, 1), FOLIO_ERR_ARGUMENT, "6 blocks|row 5");
+    REFUSED(folio_vllm06_builder_pad(builder, 1), FOLIO_ERR_ARGUMENT, "6 blocks|row holds 5");
     CHECK_OK(folio_vllm06_builder_build(builder, &m));
     folio_vllm06_metadata_destroy(m);
     v06_fields(r, prompt, 1);

@@ -149,8 +149,9 @@ static void bad_lengths(v06 *r)
     BAD_FIELDS(encoded_prompts, r->f.seq_lens = r->f.seq_lens_tensor = NULL, "seq_lens");
     BAD_FIELDS(encoded_prompts, r->lens[1] = -3, "seq_lens[1] is -3");
     BAD_FIELDS(encoded_prompts, r->f.seq_lens_tensor = others,
-               "seq_lens[1] is 17|seq_lens_tensor[1] 16");
-    BAD_FIELDS(two_decodes, r->f.seq_lens_tensor = others, "seq_lens[0] is 9|seq_lens_tensor[0] 6");
+               "seq_lens[1] is 17|seq_lens_tensor[1] is 16");
+    BAD_FIELDS(two_decodes, r->f.seq_lens_tensor = others,
+               "seq_lens[0] is 9|seq_lens_tensor[0] is 6");
     BAD_FIELDS(encoded_prompts, r->lens[0] = 5, "prompt 0|6 new tokens");
     BAD_FIELDS(encoded_prompts, (r->f.context_lens_tensor = NULL, r->lens[0] = 5),
                "prompt 0 has 6 new tokens by query_start_loc|5");
@@ -178,9 +179,9 @@ static void bad_encoders(v06 *r)
                "num_encoder_tokens is 11|0 or 20, the sum of encoder_seq_lens of the decodes");
     BAD_FIELDS(encoded_prompts, r->encoder_lens[1] = -1, "encoder_seq_lens[1]");
     BAD_FIELDS(encoded_prompts, r->f.encoder_seq_lens_tensor = r->lens,
-               "encoder_seq_lens[0] is 11|encoder_seq_lens_tensor[0] 6");
+               "encoder_seq_lens[0] is 11|encoder_seq_lens_tensor[0] is 6");
     BAD_FIELDS(encoded_mixed, r->f.encoder_seq_lens_tensor = last_other,
-               "encoder_seq_lens[1] is 20|encoder_seq_lens_tensor[1] 19");
+               "encoder_seq_lens[1] is 20|encoder_seq_lens_tensor[1] is 19");
 }
 
 /* Fields that contradict each other; but maxima may be larger than the lengths. */
@@ -331,7 +332,7 @@ static void bad_sequences(folio_vllm06_builder *builder, const folio_vllm06_seq 
     BAD_SEQ(s.encoder_seq_len = 9, "encoder_seq_len 9 does not fit its 1 cross blocks");
     BAD_SEQ((s.encoder_seq_len = (int64_t)1 << 31, s.num_cross_blocks = 0), "2147483648");
     BAD_SEQ((s.is_prompt = 0, s.token_len = s.encoder_is_new = 1), "decode|encoder");
-    BAD_SEQ((s.is_prompt = 0, s.token_len = 2), "decode|2 tokens");
+    BAD_SEQ((s.is_prompt = 0, s.token_len = 2), "decode|2 tokens|has 1");
     BAD_SEQ((s.is_prompt = 0, s.token_len = 1, s.context_len = 8), "do not hold 9");
     REFUSED(folio_vllm06_builder_add(builder, NULL), FOLIO_ERR_ARGUMENT, "");
     REFUSED(folio_vllm06_builder_add(NULL, good), FOLIO_ERR_ARGUMENT, "NULL");

@@ -278,18 +278,19 @@ void v06_same_bad_sums(const char *original, const char *compute)
     change;                                                                                        \
     REFUSED(r.b->make_metadata(r.state, &r.f, &m), FOLIO_ERR_ARGUMENT, words);                     \
     CHECK(m == NULL)
-        BAD_SUM(r.f.encoder_seq_start_loc = bad, "encoder_seq_start_loc[1] is 7|make 11");
+        BAD_SUM(r.f.encoder_seq_start_loc = bad, "encoder_seq_start_loc[1] is 7|add up to 11");
         BAD_SUM((r.f.encoder_seq_start_loc = bad, r.f.encoder_seq_lens = NULL,
                  r.f.num_encoder_tokens = 0),
                 "encoder_seq_lens is NULL");
-        BAD_SUM(r.f.seq_start_loc = bad, ": seq_start_loc[1] is 7|make 6");
+        BAD_SUM(r.f.seq_start_loc = bad, ": seq_start_loc[1] is 7|add up to 6");
         BAD_SUM(r.f.query_start_loc = bad, "prompt 0");
-        BAD_SUM(r.f.seqlen_q = bad, "seqlen_q[1] is 7|make 6");
-        BAD_SUM(r.f.seqlen_q = bad_end, "seqlen_q[2] is 14|make 15");
-        BAD_SUM(r.f.kv_start_loc = bad, "kv_start_loc[1] is 7|make 6");
-        BAD_SUM(r.f.seq_start_loc = seq_end, ": seq_start_loc[3] is 41|make 42");
-        BAD_SUM(r.f.encoder_seq_start_loc = encoder_end, "encoder_seq_start_loc[3] is 35|make 34");
-        BAD_SUM(r.f.kv_start_loc = kv_end, "kv_start_loc[2] is 15|make 23");
+        BAD_SUM(r.f.seqlen_q = bad, "seqlen_q[1] is 7|add up to 6");
+        BAD_SUM(r.f.seqlen_q = bad_end, "seqlen_q[2] is 14|add up to 15");
+        BAD_SUM(r.f.kv_start_loc = bad, "kv_start_loc[1] is 7|add up to 6");
+        BAD_SUM(r.f.seq_start_loc = seq_end, ": seq_start_loc[3] is 41|add up to 42");
+        BAD_SUM(r.f.encoder_seq_start_loc = encoder_end,
+                "encoder_seq_start_loc[3] is 35|add up to 34");
+        BAD_SUM(r.f.kv_start_loc = kv_end, "kv_start_loc[2] is 15|add up to 23");
         BAD_SUM(r.f.query_start_loc = query_end, "decode 2 has 2 new tokens");
         BAD_SUM(r.f.prefill_block_tables_stride = -1, "prefill_block_tables_stride");
         BAD_SUM(r.f.prefill_block_tables_stride = INT64_MAX,

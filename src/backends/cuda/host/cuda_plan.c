@@ -341,7 +341,7 @@ folio_status folioi_cuda_plan_status(const void *state, folio_plan_findings *out
         [FOLIOI_STEP_QUERY_LEN] = "its query is longer than the plan's max_query_len",
         [FOLIOI_STEP_SEQ_LEN] =
             "seq_lens is negative, above max_seq_len, or below the query's length, which only "
-            "folio_plan_update takes",
+            "folio_plan_update accepts",
         [FOLIOI_STEP_NO_TABLE] = "it has a context, and blocks is NULL",
         [FOLIOI_STEP_TABLE_START] = "table_start leaves its table outside of blocks or too short",
         [FOLIOI_STEP_BLOCK] =
@@ -359,7 +359,7 @@ folio_status folioi_cuda_plan_status(const void *state, folio_plan_findings *out
     if (bad_seq < 0) return FOLIO_OK;
     const char *why = problem < FOLIOI_STEP_NUM_PROBLEMS ? sentences[problem] : NULL;
     return folioi_core->fail(FOLIO_ERR_ARGUMENT, "seq %lld was emptied on the device: %s",
-                             (long long)out->bad_seq, why != NULL ? why : "for no known reason");
+                             (long long)out->bad_seq, why != NULL ? why : "the reason is unknown");
 }
 
 void folioi_cuda_plan_describe(const void *state, int32_t attention, folio_attention_type type,
