@@ -117,7 +117,7 @@ def array(value: Any, stream: Optional[int] = None) -> Array:
         return _numpy_array(value)
     if hasattr(value, "__dlpack__"):
         return _dlpack_array(value, stream)
-    raise ArgumentError(f"{type(value).__name__} is no array: pass a NumPy array, a torch tensor, "
+    raise ArgumentError(f"{type(value).__name__} is not an array: pass a NumPy array, a torch tensor, "
                         "or an object with __dlpack__")
 
 

@@ -29,10 +29,10 @@ def _load() -> ctypes.CDLL:
     try:
         library = ctypes.CDLL(path)  # releases the GIL around every call
     except OSError as error:
-        raise ImportError(f"the library of folio cannot be loaded: {error}. Install the package again, or let "
-                          "FOLIO_LIBRARY name a libfolio.so") from None
+        raise ImportError(f"the library of folio cannot be loaded: {error}. Install the package again, or set "
+                          "FOLIO_LIBRARY to the path of libfolio.so") from None
     if not hasattr(library, "folio_version"):
-        raise ImportError(f"{path} is no libfolio: it has no folio_version")
+        raise ImportError(f"{path} is not libfolio: it has no folio_version")
     missing = [name for name in abi.FUNCTIONS if not hasattr(library, name)]
     for name in abi.FUNCTIONS.keys() - missing:
         function = getattr(library, name)

@@ -63,7 +63,7 @@ def _any_rows(context: Context, value: Any, name: str, heads: int, head_size: in
         raise ArgumentError(f"{name} is read-only")
     dtype = _DTYPE_BY_NAME.get(a.dtype)
     if dtype is None:
-        raise ArgumentError(f"{name} has dtype {a.dtype}; numbers are f32, f16 or bf16")
+        raise ArgumentError(f"{name} has dtype {a.dtype}; it must be f32, f16 or bf16")
     shape, strides = a.shape, a.strides
     rank = len(shape)
     if rank == 3 and shape[1] == heads and shape[2] == head_size:

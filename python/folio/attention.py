@@ -75,7 +75,8 @@ class Rotary(Handle):
                  frequencies: Any = None, **fields: Any) -> None:
         self.context = context or default_context()
         if pairing not in _PAIRINGS or scaling not in _SCALINGS:
-            raise ArgumentError(f"pairing is one of {', '.join(_PAIRINGS)}, scaling one of {', '.join(_SCALINGS)}")
+            raise ArgumentError(f"pairing must be one of {', '.join(_PAIRINGS)}, "
+                                f"and scaling one of {', '.join(_SCALINGS)}")
         tables = [host_array(cos, np.float32, "cos"), host_array(sin, np.float32, "sin")]
         for name, table in zip(("cos", "sin"), tables):
             if table is not None and table.shape != (num_positions, num_dims // 2):

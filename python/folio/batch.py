@@ -78,7 +78,7 @@ class Batch(Handle):
         sizes: dict[str, Optional[int]] = {"query_start": num_seqs + 1, "seq_lens": num_seqs}
         for name, value in options.items():
             if name not in kinds:
-                raise TypeError(f"{name} is no array of a batch: {', '.join(kinds)}")
+                raise TypeError(f"{name} is not an array of a batch: {', '.join(kinds)}")
             keep[name], sizes[name] = host_array(value, kinds[name][0], name), kinds[name][1]
         rows = int(keep["query_start"][-1]) if keep["query_start"] is not None and num_seqs else num_seqs
         sizes["slot_mapping"] = rows

@@ -90,7 +90,7 @@ class Context(Handle):
         if threads == "openmp":
             desc.executor, keep = _openmp_executor(None)
         elif isinstance(threads, str):
-            raise ArgumentError(f'threads is a number, None or "openmp", not {threads!r}')
+            raise ArgumentError(f'threads is {threads!r}; it must be a number, None or "openmp"')
         else:
             desc.num_threads = threads or 0
         if backend == "cuda":

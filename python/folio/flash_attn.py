@@ -130,9 +130,9 @@ def _compiling() -> bool:
 
 def _check_common(dropout_p: float, tensors: tuple) -> None:
     if dropout_p != 0.0:
-        raise UnsupportedError(f"dropout_p is {dropout_p}: there is no dropout here, only 0.0")
+        raise UnsupportedError(f"dropout_p is {dropout_p}; it must be 0.0: there is no dropout here")
     if is_torch(tensors[0]) and _torch().is_grad_enabled() and any(is_torch(t) and t.requires_grad for t in tensors):
-        raise UnsupportedError("q, k or v requires a gradient, and there is no backward pass: call this under "
+        raise UnsupportedError("q, k or v requires a gradient, but there is no backward pass: call this under "
                                "torch.no_grad() or torch.inference_mode()")
 
 
@@ -192,7 +192,7 @@ class _Call:
         """out [rows, heads, v_size] and lse, [rows, heads] in the memory of [heads, rows]."""
         dtype = _BY_NAME.get(self.q.dtype)
         if dtype is None:
-            raise ArgumentError(f"q has dtype {self.q.dtype}; numbers are f32, f16 or bf16")
+            raise ArgumentError(f"q has dtype {self.q.dtype}; it must be f32, f16 or bf16")
         out = empty(self.context, (rows, self.heads, self.v_size), dtype, q)
         return out, empty(self.context, (self.heads, rows), abi.FOLIO_F32, q) if lse else None
 

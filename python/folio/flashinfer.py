@@ -185,7 +185,7 @@ class _Wrapper:
         cache = _wrap(context, k, v, self._layout)
         plan = self._ready(context, cache.num_blocks)
         if cache.block_size != self._page_size:
-            raise ArgumentError(f"the cache has pages of {cache.block_size} tokens, but plan() was told "
+            raise ArgumentError(f"the cache has pages of {cache.block_size} tokens, but page_size of plan() was "
                                 f"{self._page_size}")
         at = plan.attentions[0]
         tail = b""
@@ -210,7 +210,7 @@ class _Wrapper:
         if q_scale not in (None, 1.0):
             raise UnsupportedError(f"q_scale is {q_scale}: put it into sm_scale")
         if k.element_size() > 1 and (k_scale not in (None, 1.0) or v_scale not in (None, 1.0)):
-            raise UnsupportedError(f"k_scale and v_scale are for fp8 caches, and this one holds {k.dtype}")
+            raise UnsupportedError(f"k_scale and v_scale are for fp8 caches, but this one holds {k.dtype}")
         scales = (float(k_scale or 0.0), float(v_scale or 0.0))
         if torch.compiler.is_compiling() and out is None and lse is None:
             result, state = torch.ops.folio.flashinfer_run(q, k, v, *scales, sinks, self._key, return_lse)

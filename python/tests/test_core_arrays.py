@@ -246,10 +246,10 @@ def test_read_only_arrays_are_rejected() -> None:
     (lambda a: a[..., ::-1], "the numbers of one head are -1 elements apart"),
     (lambda a: a[::-1], "q has strides .* must be positive"),
     (lambda a: np.repeat(a, 2, 2)[..., ::2], "the numbers of one head are 2 elements apart"),
-    (lambda a: a.astype(np.int32), "q has dtype int32; numbers are f32, f16 or bf16"),
+    (lambda a: a.astype(np.int32), "q has dtype int32; it must be f32, f16 or bf16"),
     (lambda a: a.astype(">f4"), "bytes are in the order of other machines"),
-    (lambda a: a.tolist(), "list is no array"),
-    (lambda a: None, "NoneType is no array"),
+    (lambda a: a.tolist(), "list is not an array"),
+    (lambda a: None, "NoneType is not an array"),
 ], ids=range(9))
 def test_bad_arrays(numpy_step: Step, change: Any, message: str) -> None:
     plan = numpy_step.plan(numpy_step.attention())

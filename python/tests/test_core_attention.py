@@ -174,7 +174,7 @@ def test_rotary_tables_and_scalings(context: folio.Context) -> None:
     halved = folio.Rotary(arrays.context, num_dims=32, num_positions=12, frequencies=frequencies / 2)
     np.testing.assert_array_equal(plan.forward(*step.inputs(), cache=step.cache, rotary=linear),
                                   plan.forward(*step.inputs(), cache=step.cache, rotary=halved))
-    with pytest.raises(folio.ArgumentError, match="pairing is one of"):
+    with pytest.raises(folio.ArgumentError, match="pairing must be one of"):
         folio.Rotary(arrays.context, num_dims=32, num_positions=12, pairing="thirds")
     with pytest.raises(folio.ArgumentError, match=r"cos has shape \(3, 16\)"):
         folio.Rotary(arrays.context, num_dims=32, num_positions=12, cos=angles[:3], sin=angles)

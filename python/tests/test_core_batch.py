@@ -96,7 +96,7 @@ def test_bad_steps(call: Any, message: str) -> None:
 
 
 def test_unknown_arrays_are_named() -> None:
-    with pytest.raises(TypeError, match="slot_maping is no array of a batch: phases"):
+    with pytest.raises(TypeError, match="slot_maping is not an array of a batch: phases"):
         folio.Batch(block_size=16).set_block_tables([[0]], [1], slot_maping=[0])
 
 

@@ -103,7 +103,8 @@ def test_a_library_that_is_missing_is_named(tmp_path: Path) -> None:
 
 
 def test_a_library_that_is_none_of_ours_is_named() -> None:
-    assert failing_import(FOLIO_LIBRARY="libm.so.6") == "ImportError: libm.so.6 is no libfolio: it has no folio_version"
+    line = failing_import(FOLIO_LIBRARY="libm.so.6")
+    assert line == "ImportError: libm.so.6 is not libfolio: it has no folio_version"
 
 
 def compile_library(folder: Path, source: str) -> str:

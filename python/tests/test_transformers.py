@@ -166,7 +166,7 @@ def test_unequal_head_sizes_refused_in_batching(device: str) -> None:
 def test_bloom_patch() -> None:
     model = models.make_model("bloom", "cpu")
     assert folio_hf.patch_bloom(model) is model
-    with pytest.raises(folio.ArgumentError, match="LlamaForCausalLM is no BLOOM model"):
+    with pytest.raises(folio.ArgumentError, match="LlamaForCausalLM is not a BLOOM model"):
         folio_hf.patch_bloom(models.make_model("llama", "cpu"))
 
 

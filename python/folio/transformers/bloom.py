@@ -39,7 +39,7 @@ def _forward(self: Any, hidden_states: torch.Tensor, residual: torch.Tensor, ali
 
 def _modules(model: Any) -> list[Any]:
     if not isinstance(model, BloomPreTrainedModel):
-        raise ArgumentError(f"{type(model).__name__} is no BLOOM model")
+        raise ArgumentError(f"{type(model).__name__} is not a BLOOM model")
     return [m for m in model.modules() if isinstance(m, BloomAttention)]
 
 

@@ -192,7 +192,7 @@ def run() -> float:
         found = difference(problem, CommonAttentionMetadata)
         if not found <= LIMITS[problem.dtype]:
             raise ValueError(f"attention in {problem.dtype} with {problem.options or 'no options'} differs from vLLM's "
-                             f"by {found:.1e}, and {LIMITS[problem.dtype]:.0e} is allowed")
+                             f"by {found:.1e}; the limit is {LIMITS[problem.dtype]:.0e}")
         worst = max(worst, found)
     return worst
 
