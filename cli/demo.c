@@ -19,7 +19,7 @@ static const char help[] =
     "options\n"
     "      --backend NAME  auto (default), or a name 'folio info' lists\n"
     "      --threads N     default: one per processor\n"
-    "      --seed N        other random numbers; default 1\n"
+    "      --seed N        seed of the random numbers; default 1\n"
     "  -h, --help          this text\n\n"
     "examples\n"
     "  folio demo\n"

@@ -250,7 +250,7 @@ json_value *json_read_file(const char *path, json_error *error)
     if (text == NULL) return NULL;
     json_value *v = NULL;
     if (strlen(text) == length) v = json_read(text, error);
-    else snprintf(error->text, sizeof error->text, "it is no JSON: it holds a byte of zero");
+    else snprintf(error->text, sizeof error->text, "it is not JSON: it contains a zero byte");
     free(text);
     return v;
 }

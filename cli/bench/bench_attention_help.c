@@ -44,7 +44,7 @@ static const char options_help[] =
     "      --peers            also run other libraries, alternating with Folio (peers/README.md)\n"
     "      --peers-script PATH  peers.py, if not in the source tree of this program\n"
     "      --reps N           repetitions of each case; default 10, on a GPU 30\n"
-    "      --seed N           seed of numbers and orders; default 1\n"
+    "      --seed N           seed of the random numbers and the block order; default 1\n"
     "      --compare FILE.json  compare with a run saved by -o json, see below\n"
     "      --from FILE.json   compare or plot that saved run; measure nothing. Options for measuring\n"
     "                         are rejected\n"

@@ -166,7 +166,8 @@ bool bench_choose_sections(bench *b, const char *names, const list_texts *given)
     static const list_texts none = {.cases = NULL};
     bool cuda = strcmp(b->backend, "cuda") == 0;
     const char *wrong = NULL;
-    if (cuda && (given->threads || given->levels)) wrong = "--threads and --level are the CPU's";
+    if (cuda && (given->threads || given->levels))
+        wrong = "--threads and --level are for the CPU only";
     bool kernels = names != NULL && strcmp(names, "all") != 0 && is_named(names, KERNELS);
     if (!cuda && names && strcmp(names, KERNELS) != 0) wrong = "--section needs --backend cuda";
     if (wrong) args_complain("bench", "%s", wrong);

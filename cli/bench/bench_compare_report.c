@@ -80,7 +80,7 @@ static void print_table(const comparison *c)
     table_head(&t, 'l', "case");
     if (with) table_head(&t, 'l', "with");
     for (int i = 0; i < (shares ? 6 : 4); i++) table_head(&t, 'r', heads[i]);
-    table_head(&t, 'l', "it is");
+    table_head(&t, 'l', "verdict");
     for (int i = 0; i < c->num_pairs; i++) print_row(&t, c, &c->pairs[i], with, shares);
     table_print(&t);
     printf("\n");
@@ -92,9 +92,10 @@ static void print_machines(const comparison *c)
     if (strcmp(c->before->version, c->now->version) != 0)
         printf("- versions: before %s, now %s\n", c->before->version, c->now->version);
     if (!c->same_machine)
-        printf("- different machines: before %s, now %s. Times tell the machines apart, not the\n"
-               "  programs: where there is a share of the machine's own ceiling, that decides\n",
-               machine(c->before), machine(c->now));
+        printf(
+            "- different machines: before %s, now %s. Times compare the machines, not the programs.\n"
+            "  Cases with a share of the ceiling are compared by that share\n",
+            machine(c->before), machine(c->now));
     for (int i = 0; i < c->num_pairs; i++) {
         name before = place_of(c->before, c->pairs[i].before),
              now = place_of(c->now, c->pairs[i].now);
@@ -108,8 +109,8 @@ static void print_machines(const comparison *c)
             earlier += k < i;
         }
         if (earlier == 0)
-            printf("- not the same place: before %s; now %s (%d case%s)\n", before.text, now.text,
-                   same, same > 1 ? "s" : "");
+            printf("- different backend, level or threads: before %s; now %s (%d case%s)\n",
+                   before.text, now.text, same, same > 1 ? "s" : "");
     }
 }
 
@@ -154,10 +155,9 @@ static void print_counts(const comparison *c)
         printf("%s%d %s", i ? ", " : "- ", c->count[always[i]], findings[always[i]].words);
     printf("\n");
     if (c->count[WITH_CEILING])
-        printf(
-            "- %d as %s ceiling: the time has changed, what was reached of the machine's ceiling at\n"
-            "  that moment does not confirm it\n",
-            c->count[WITH_CEILING], c->count[WITH_CEILING] > 1 ? "their" : "its");
+        printf("- %d as %s ceiling: the time has changed, but the share of the ceiling does not\n"
+               "  confirm it\n",
+               c->count[WITH_CEILING], c->count[WITH_CEILING] > 1 ? "their" : "its");
     if (c->count[FEW_REPS])
         printf("- %d with few reps: fewer than 5 in one of the runs\n", c->count[FEW_REPS]);
 }

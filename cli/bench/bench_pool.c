@@ -45,7 +45,7 @@ static const char help[] =
     "      --block-size N     tokens per block, 1 to 256; default 16\n"
     "      --threads LIST     threads of alloc_free_threads; default 1,2,4\n"
     "      --seconds S        time for each case; default 0.4\n"
-    "      --seed N           other tokens and orders; default 1\n"
+    "      --seed N           seed of the random tokens and orders; default 1\n"
     "      --filter TEXT      only groups with a case whose name contains TEXT\n" BENCH_AFTER_HELP
     "  -o, --output FORMAT    md (default), csv or json\n"
     "  -h, --help             this text\n\n"

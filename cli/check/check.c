@@ -27,7 +27,7 @@ static const char help[] =
     "      --backend NAME   only this backend\n"
     "      --level NAME     only this instruction-set level; overrides FOLIO_CPU\n"
     "      --threads N      threads of the backend; default: one per processor\n"
-    "      --seed N         other random cases; default 1\n"
+    "      --seed N         seed of the random cases; default 1\n"
     "      --filter TEXT    only features whose name contains TEXT\n"
     "      --one-in N       one case in N, drawn by the seed, at least one of each part: for emulated\n"
     "                       machines and builds with sanitizers\n"

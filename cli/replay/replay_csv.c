@@ -61,7 +61,8 @@ bool replay_csv_head(const replay_line *line, replay_columns *columns)
                                                 : NULL;
     if (missing == NULL) return true;
     return replay_line_wrong(line, line->text,
-                             "neither JSON nor the head of a CSV: there is no column %s", missing);
+                             "neither JSON nor the header of a CSV file: there is no column %s",
+                             missing);
 }
 
 /* Days from 1970-01-01 in the Gregorian calendar. */
@@ -132,7 +133,7 @@ bool replay_csv_line(const replay_line *line, const replay_columns *columns, rep
         s = f.next;
     }
     if (count != columns->count)
-        return replay_line_wrong(line, line->text, "%d fields, the head has %d", count,
+        return replay_line_wrong(line, line->text, "%d fields, but the header has %d", count,
                                  columns->count);
     replay_trace_add(t, arrival, prompt, output > 0 ? output : 1, NULL, 0);
     return true;

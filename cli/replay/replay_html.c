@@ -84,7 +84,7 @@ static void write_tiles(FILE *out, const replay_page *page)
     tile(out, "KV memory wasted", value, more);
     snprintf(more, sizeof more, "%s by swap", figure_grouped(a, sizeof a, (double)s->swaps, 0));
     tile(out, "Preemptions", figure_grouped(value, sizeof value, (double)s->preemptions, 0),
-         s->preemptions == 0 ? "no sequence had to make way"
+         s->preemptions == 0 ? "no sequence was preempted"
          : s->swaps > 0      ? more
                              : "all by recompute");
     fputs("</dl>\n", out);

@@ -201,7 +201,7 @@ static bool read_request(reader *r, fields *f, int64_t hash_block)
     if (f->num_ids > 0 && f->num_ids != spans)
         return replay_line_wrong(
             r->line, f->ids_at,
-            "%lld hash ids for %lld tokens: with %lld tokens an id (--hash-block) it takes %lld",
+            "%lld hash ids for %lld tokens; with %lld tokens per id (--hash-block), %lld are needed",
             (long long)f->num_ids, (long long)f->input, (long long)hash_block, (long long)spans);
     return true;
 }

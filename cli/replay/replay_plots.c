@@ -227,9 +227,9 @@ static void tell_kv(FILE *out, const replay_page *page)
             figure_grouped(a, sizeof a, (double)s->peak_used, 0),
             figure_grouped(b, sizeof b, (double)s->num_blocks, 0),
             s->num_blocks > 0 ? 100.0 * (double)s->peak_used / (double)s->num_blocks : 0);
-    if (s->preemptions == 0) fprintf(out, "No sequence had to make way.");
+    if (s->preemptions == 0) fprintf(out, "No sequence was preempted.");
     else
-        fprintf(out, "Where blocks ran out a sequence made way: %s time%s.",
+        fprintf(out, "If blocks ran out, a sequence was preempted: %s time%s.",
                 figure_grouped(c, sizeof c, (double)s->preemptions, 0),
                 s->preemptions == 1 ? "" : "s");
 }
@@ -250,12 +250,13 @@ static void tell_sequences(FILE *out, const replay_page *page)
 {
     const replay_series *s = page->series;
     replay_bin all = replay_series_sum(s, 0, s->num_bins);
-    fprintf(out, "%.1f sequences ran at a time, on average; there are seats for %lld. ",
+    fprintf(out, "%.1f sequences ran at a time, on average; the limit is %lld. ",
             replay_bin_level(&all, REPLAY_RUNNING), (long long)page->o->max_seqs);
     if (page->o->speed > 0)
-        fprintf(out, "Requests came at their timestamps; %.1f waited to be admitted, on average.",
+        fprintf(out,
+                "Requests arrived at their timestamps; %.1f waited to be admitted, on average.",
                 replay_bin_level(&all, REPLAY_WAITING));
-    else fprintf(out, "A request came whenever a seat was free.");
+    else fprintf(out, "A request arrived whenever it could be admitted.");
 }
 
 static void tell_hits(FILE *out, const replay_page *page)

@@ -89,7 +89,7 @@ verdict q1:1.00::0.80 q1:0.50::0.70 slower B
 verdict q1:1.00 q1:0.50 faster B
 verdict q1:1.00::0.80::1 q1:0.50::0.80::2 faster
 check "other threads are named" \
-    grep -q '^- not the same place: before cpu, avx2, threads 1; now cpu, avx2, threads 2 (1 case)$' out
+    grep -q '^- different backend, level or threads: before cpu, avx2, threads 1; now cpu, avx2, threads 2 (1 case)$' out
 
 # ---- Which case is which ------------------------------------------------------------------------
 saved A q1:1 q2:1:0:::1 q2:2:0:::2 q3:1 q4:1:0:::1 q4:1:0:::2 >before.json
@@ -161,7 +161,7 @@ bad '{"results": [{"case": "q1", "median_s": 1}]}' 'line 1, column 14: the resul
 bad '{"a": "b\n"}' "line 1, column 9: the end of a string, '\"', expected, the line ends\$"
 bad '{"a": 1} x' "line 1, column 10: the end of the text expected, not 'x'\$"
 bad '{"a": 01}' "line 1, column 8: ',' or '}' expected, not '1'\$"
-bad '{"a": 1\0000}' 'it is no JSON: it holds a byte of zero$'
+bad '{"a": 1\0000}' 'it is not JSON: it contains a zero byte$'
 saved A q1:1 >run.json
 expect 1 err '^folio bench: run.json is a run of the topic attention, not of pool' bench pool --compare run.json
 

@@ -74,11 +74,11 @@ wrong '{"timestamp": 1, "hash_ids": [1,' 'line 1, column 33' 'a hash id expected
 wrong '{"more": [{"a": tru}]}' 'line 1, column 17' 'a value expected'
 wrong '{"more' 'line 1, column 7' "the end of a string, '\"', expected"
 wrong '{"timestamp": 1, "input_length": 513, "output_length": 2, "hash_ids": [7]}' 'line 1, column 71' \
-    '1 hash ids for 513 tokens: with 512 tokens an id (--hash-block) it takes 2$'
+    '1 hash ids for 513 tokens; with 512 tokens per id (--hash-block), 2 are needed$'
 wrong 'a\0b' 'line 1, column 2' 'a zero byte'
-wrong 'prompt,output\n1,2' 'line 1, column 1' 'neither JSON nor the head of a CSV: there is no column arrival'
+wrong 'prompt,output\n1,2' 'line 1, column 1' 'neither JSON nor the header of a CSV file: there is no column arrival'
 wrong 'arrival,prompt,prompt\n' 'line 1, column 16' 'duplicate column'
-wrong 'arrival,prompt,output\n1,2\n' 'line 2, column 1' '2 fields, the head has 3'
+wrong 'arrival,prompt,output\n1,2\n' 'line 2, column 1' '2 fields, but the header has 3'
 wrong 'arrival,prompt,output\n1,x,2\n' 'line 2, column 3' 'prompt is a whole number from 1'
 wrong 'arrival,prompt,output\n1,2,\n' 'line 2, column 5' 'output is a whole number from 0'
 wrong 'arrival,prompt,output\n1,2,3\nnoon,2,3\n' 'line 3, column 1' 'an arrival is seconds, or a date'

@@ -24,7 +24,7 @@ has "a description of each" '<desc id="[a-z]*-[a-z]*-desc">[A-Z0-9]' 15
 has "a table of each, and the summary" '^<table>' 6
 has "light and dark" 'prefers-color-scheme:dark'
 has "a rule that nothing is fetched" "default-src 'none'"
-has "marks where sequences made way" '<path class="area c6 full" clip-path' 3
+has "marks where sequences were preempted" '<path class="area c6 full" clip-path' 3
 device=$("$folio" info -o json | sed -n '/"name": "cpu"/,$s/^ *"device": "\(.*\)",*$/\1/p' | head -n 1)
 has "the CPU, and that nothing attended" "<p class=\"lines\">$device; no attention ran, so no backend\$"
 has "the command line" '^<code>folio replay --no-attention --hash-block 16 --block-size 4 .*talks.jsonl --blocks 110 '
@@ -32,8 +32,8 @@ has "nothing of attention's speed" 'of attention and its scheduler only' 0
 value() {
     sed -n "s/^ *\"$1\": \([^,]*\),*\$/\1/p" out
 }
-check "some made way" test "$(value preemptions)" -gt 5
-has "their number" "made way: $(value preemptions) times" 4
+check "some were preempted" test "$(value preemptions)" -gt 5
+has "their number" "a sequence was preempted: $(value preemptions) times" 4
 has "the requests of the JSON" "<b>$(value requests)</b><span>of 44, in "
 has "the summary's rows" '<th scope="row">KV memory wasted</th><td>[0-9.]* % (a contiguous cache'
 check "no address but the name of SVG, and no file" sh -c \

@@ -221,7 +221,7 @@ expect 2 err "^folio bench: --section: there is no 'x'" bench --backend cuda --s
 expect 2 err "^folio bench: --section: there is no ''" bench --backend cuda --section decode,
 expect 2 err '^folio bench: --options alibi+graph:2: graphs need --backend cuda' bench --options plain,alibi+graph:2
 for option in --threads=1 --level=scalar; do
-    expect 2 err "^folio bench: --threads and --level are the CPU's" bench --backend cuda $option
+    expect 2 err "^folio bench: --threads and --level are for the CPU only" bench --backend cuda $option
 done
 expect 2 err '^folio bench: --case takes up to 32 of' bench --backend cuda --section decode --case x
 # Where there is no GPU, or none that this build could use.
