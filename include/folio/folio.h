@@ -1016,8 +1016,8 @@ typedef struct folio_device_batch {
  * Update the plan from arrays in device memory, without waiting. It can be captured in a graph
  * together with forwards, and replayed after the arrays have changed. A sequence with a bad length,
  * block or slot is emptied: its rows are stored nowhere and its out is zeros; the others are
- * computed. folio_plan_get_findings reports it. Duplicate slots are not detected. For
- * cross attention and on host backends, use folio_plan_update.
+ * computed. folio_plan_get_findings reports it. Duplicate slots are not detected. For cross attention
+ * and on host backends, use folio_plan_update.
  */
 FOLIO_API folio_status folio_plan_update_device(folio_plan *plan, const folio_device_batch *batch,
                                                 const folio_run *run);

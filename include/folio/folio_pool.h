@@ -17,13 +17,12 @@
  * Blocks have one numbering for all groups, and block b belongs to one group at a time. So groups can
  * share memory: groups of one shape name the same cache, others take theirs from
  * folio_kv_cache_create_shared. A block is free; or used, by one holder or shared by several; or
- * cached: not held, but in the prefix cache, and evicted when free ones run out.
- * Available is free or cached.
+ * cached: not held, but in the prefix cache, and evicted when free ones run out. Available means free
+ * or cached.
  *
  * Errors are those of folio.h. A call that fails has changed nothing, unless its comment says
- * otherwise.
- * FOLIO_ERR_FULL means "not now": there are too few available blocks; preempt a sequence, or try
- * again when one has ended. A queued copy holds the block that it reads until it is run.
+ * otherwise. FOLIO_ERR_FULL means "not now": there are too few available blocks; preempt a sequence,
+ * or try again when one has ended. A queued copy holds the block that it reads until it is run.
  * FOLIO_ERR_TOO_LARGE means "never": the request would not fit even if nobody else held a block.
  *
  * Threads. Several threads may call a pool at once. One thread at a time may use a sequence; several
@@ -180,9 +179,9 @@ FOLIO_API folio_status folio_pool_release(folio_pool *pool, int64_t n, const int
 /**
  * Take queued copies of blocks that were shared and are about to be written. If the group has a cache,
  * folio_batch_add_sequences runs them. If it has none, take them, run them, and then add the
- * sequences. folio_kv_cache_copy_blocks takes the pairs as they are. Up to `capacity` of
- * them are handed out and leave the queue; *num_pairs says how many. pairs may be NULL if capacity is
- * 0. Run them before anything else writes to the cache.
+ * sequences. folio_kv_cache_copy_blocks takes the pairs as they are. Up to `capacity` of them are
+ * handed out and leave the queue; *num_pairs says how many. pairs may be NULL if capacity is 0. Run
+ * them before anything else writes to the cache.
  */
 FOLIO_API folio_status folio_pool_take_copies(folio_pool *pool, int32_t layer_group, int64_t capacity,
                                               folio_block_pair *pairs, int64_t *num_pairs);
@@ -330,9 +329,8 @@ FOLIO_API folio_status folio_sequence_match(folio_sequence *sequence, const foli
  * cache, the sequence gets a block of its own in its place, and a copy is queued;
  * folio_batch_add_sequences runs it. flags: 0 or FOLIO_RESERVE_ADMIT.
  * @return FOLIO_OK; ERR_FULL; ERR_TOO_LARGE: the sequence would have more than 2^31 - 1 tokens, or
- * have more blocks than the pool; ERR_ARGUMENT; ERR_MEMORY. ERR_FULL although there
- * is no other sequence: there is no free block for the copy; preempt this sequence with RECOMPUTE
- * and resume it.
+ * more blocks than the pool; ERR_ARGUMENT; ERR_MEMORY. ERR_FULL although there is no other sequence:
+ * there is no free block for the copy; preempt this sequence with RECOMPUTE and resume it.
  */
 FOLIO_API folio_status folio_sequence_reserve(folio_sequence *sequence, int64_t n, uint32_t flags,
                                               int64_t *slots);
@@ -395,9 +393,8 @@ FOLIO_API folio_status folio_sequence_get_table(const folio_sequence *sequence, 
  *
  * The batch holds copies of the block tables. Every call that changes a sequence's tokens or blocks
  * makes the batch stale: reserve, reserve_encoder, commit, truncate, release_window, swap_out,
- * preempt, destroy.
- * folio_plan_update and folio_attention_forward reject a stale batch; so commit after the step's
- * last forward. folio_batch_clear makes it ready for the next step.
+ * preempt, destroy. folio_plan_update and folio_attention_forward reject a stale batch; so commit
+ * after the step's last forward. folio_batch_clear makes it ready for the next step.
  */
 FOLIO_API folio_status folio_batch_add_sequences(folio_batch *batch, int32_t layer_group,
                                                  folio_sequence *const *sequences,
@@ -424,9 +421,9 @@ FOLIO_API void folio_transfer_destroy(folio_transfer *transfer);
 /**
  * Move a resident sequence to host memory or to the store. All its tokens must be committed. Its
  * blocks on the device are released when the transfer has ended, not before. Encoder blocks are moved
- * too. Blocks behind windows are released first, and queued copies are run.
- * A sequence in host memory may go on to DISK. FOLIO_ERR_FULL: the tier has too little room now.
- * FOLIO_ERR_TOO_LARGE: the sequence has more blocks than the tier.
+ * too. Blocks behind windows are released first, and queued copies are run. A sequence in host memory
+ * may go on to DISK. FOLIO_ERR_FULL: the tier has too little room now. FOLIO_ERR_TOO_LARGE: the
+ * sequence has more blocks than the tier.
  */
 FOLIO_API folio_status folio_sequence_swap_out(folio_sequence *sequence, folio_tier tier,
                                                const folio_run *run, folio_transfer **transfer);
