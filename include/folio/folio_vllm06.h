@@ -446,7 +446,8 @@ FOLIO_API folio_status folio_vllm06_prepare_graph_input_buffers(
     folio_vllm06_state *state, const folio_vllm06_graph_input_buffers *input_buffers,
     const folio_vllm06_metadata *attn_metadata, int is_encoder_decoder_model);
 /** Call it before the layers of a step. For a graph's metadata, it updates the plans from the buffers,
- * with the checks of folio_plan_update. For other metadata it does nothing. */
+ * with the checks of folio_plan_update. It also rejects two decodes with the same slot, except -1.
+ * After an error do not replay the graph. For other metadata it does nothing. */
 FOLIO_API folio_status folio_vllm06_begin_forward(folio_vllm06_state *state,
                                                   const folio_vllm06_metadata *attn_metadata,
                                                   const folio_run *run);

@@ -7,6 +7,7 @@
 
 #include "core/checked.h"
 #include "core/context.h"
+#include "core/slotset.h"
 
 #include <folio/folio_vllm06.h>
 
@@ -41,6 +42,7 @@ struct folio_vllm06_metadata {
     folio_vllm06_metadata *prefill, *decode; /* cached views; may be the metadata itself */
     int64_t graph_len;                       /* of a graph's: its longest sequence; else 0 */
     struct folioi_vllm06_plan *plans;        /* of a graph's: they are its own */
+    folioi_slotset slots;                    /* of a graph's: to find one that two decodes have */
     folio_vllm06_metadata *owner;            /* of a view: it owns the arrays */
 };
 

@@ -31,6 +31,32 @@ typedef struct {
     folio_status (*add)(layer *l, folio_batch *batch, int64_t i);
 } group;
 
+/* The metadata if it is a graph's, which has plans of its own. */
+static folio_vllm06_metadata *graph_of(const layer *l)
+{
+    return l->m->graph_len > 0 ? (folio_vllm06_metadata *)l->m : NULL;
+}
+
+/* A graph's decodes store by the slots of their plan, all at once: each has one of its own. */
+static folio_status check_own_slots(layer *l)
+{
+    folio_vllm06_metadata *m = graph_of(l);
+    const int64_t *slots = m->f.slot_mapping;
+    int64_t first = 0;
+    TRY(folioi_slotset_reserve(&l->ctx->allocator, &m->slots, m->num_seqs));
+    folioi_slotset_clear(&m->slots);
+    for (int64_t i = 0; i < m->num_seqs; i++) {
+        if (slots[i] < 0 || folioi_vllm06_seq_len(m, i) == 0) continue; /* padding */
+        if (folioi_slotset_insert(&m->slots, slots[i])) continue;
+        while (slots[first] != slots[i] || folioi_vllm06_seq_len(m, first) == 0) first++;
+        FAIL(FOLIO_ERR_ARGUMENT,
+             "slot_mapping[%lld] and slot_mapping[%lld] are both %lld; decodes of a graph store to "
+             "different slots",
+             (long long)first, (long long)i, (long long)slots[i]);
+    }
+    return FOLIO_OK;
+}
+
 /* A batch of the group's sequences, and the plan updated with it. */
 static folio_status plan_group(layer *l, folio_vllm06_state *state, const group *g,
                                folioi_vllm06_part part, folioi_vllm06_plan *p)
@@ -38,15 +64,10 @@ static folio_status plan_group(layer *l, folio_vllm06_state *state, const group 
     p->part.metadata = 0;
     folio_batch_clear(p->batch);
     for (int64_t i = g->first; i < g->end; i++) TRY(g->add(l, p->batch, i));
+    if (graph_of(l) != NULL && g->which == FOLIOI_VLLM06_DECODES) TRY(check_own_slots(l));
     TRY(folioi_vllm06_update(state, p, &l->run));
     p->part = part;
     return FOLIO_OK;
-}
-
-/* The metadata if it is a graph's, which has plans of its own. */
-static folio_vllm06_metadata *graph_of(const layer *l)
-{
-    return l->m->graph_len > 0 ? (folio_vllm06_metadata *)l->m : NULL;
 }
 
 /* Through a plan as the rehearsal or another layer of the step left it, or one made now. */

@@ -223,7 +223,11 @@ folio_status folio_vllm06_begin_forward(folio_vllm06_state *state,
             "begin_forward: attn_metadata is of a graph of another context");
     folio_run run;
     TRY(folioi_run_in(state->ctx, given, &run));
-    for (folioi_vllm06_plan *p = attn_metadata->plans; p != NULL; p = p->next)
-        TRY(folioi_vllm06_replan(attn_metadata, p, &run));
-    return FOLIO_OK;
+    folio_status status = FOLIO_OK;
+    for (folioi_vllm06_plan *p = attn_metadata->plans; p != NULL && status == FOLIO_OK; p = p->next)
+        status = folioi_vllm06_replan(attn_metadata, p, &run);
+    /* of a step that is refused no layer runs, nor by the plan of another step */
+    for (folioi_vllm06_plan *p = attn_metadata->plans; p != NULL && status != FOLIO_OK; p = p->next)
+        p->part.metadata = 0;
+    return status;
 }
