@@ -297,10 +297,14 @@ typedef struct folio_vllm06_backend {
     folio_status (*split_kv_cache)(const folio_vllm06_kv_cache *kv_cache, int64_t num_kv_heads,
                                    int64_t head_size, folio_vllm06_cache_view *key_cache,
                                    folio_vllm06_cache_view *value_cache);
-    /* One of src and dst may be host memory that the device can access. */
+    /* One of src and dst may be host memory that the device can access. Rejects blocks outside the */
+    /* caches and a block written twice; if src and dst are one cache, also a block both read and  */
+    /* written. Caches that share only a part of their memory are rejected.                        */
     folio_status (*swap_blocks)(folio_vllm06_state *state, const folio_vllm06_kv_cache *src,
                                 const folio_vllm06_kv_cache *dst, const int64_t (*src_to_dst)[2],
                                 int64_t num_pairs, const folio_run *run);
+    /* Rejects blocks outside the caches, a block written twice, and a block both read and written. */
+    /* All caches have the same num_blocks.                                                        */
     folio_status (*copy_blocks)(folio_vllm06_state *state, const folio_vllm06_kv_cache *kv_caches,
                                 int64_t num_caches, const int64_t (*src_to_dists)[2],
                                 int64_t num_pairs, const folio_run *run);
@@ -511,14 +515,17 @@ FOLIO_API folio_status folio_vllm06_paged_attention_v2(
     const folio_vllm06_ops_cache *cache, float *exp_sums, float *max_logits, void *tmp_out,
     const folio_run *run);
 
-/** Copy blocks { from, to } within each of the caches, as stored. */
+/** Copy blocks { from, to } within each of the caches, as stored. Rejects blocks outside the caches, a
+ * block written twice, and a block both read and written. All caches have the same num_blocks. */
 FOLIO_API folio_status folio_vllm06_copy_blocks(folio_context *ctx,
                                                 const folio_vllm06_ops_cache *caches,
                                                 int64_t num_caches,
                                                 const int64_t (*block_mapping)[2],
                                                 int64_t num_pairs, const folio_run *run);
 /** Copy blocks { from, to } of src into dst, as stored. One of the two may be host memory that the
- * device can access. */
+ * device can access. Rejects blocks outside the caches and a block written twice; if src and dst are
+ * one cache, also a block both read and written. Caches that share only a part of their memory are
+ * rejected. */
 FOLIO_API folio_status folio_vllm06_swap_blocks(folio_context *ctx,
                                                 const folio_vllm06_ops_cache *src,
                                                 const folio_vllm06_ops_cache *dst,

@@ -33,6 +33,13 @@ static folio_status wrap(folio_context *ctx, const folio_vllm06_ops_cache *c, fo
     return wrap_layers(ctx, c, &c->key_cache, &c->value_cache, 1, out);
 }
 
+/* Of the keys, and of the values, of a cache that was wrapped: the product fits. */
+static int64_t cache_bytes(const folio_vllm06_ops_cache *c)
+{
+    return c->num_blocks * c->block_size * c->num_kv_heads * c->head_size *
+           (int64_t)folio_dtype_size(c->dtype);
+}
+
 folio_status folio_vllm06_reshape_and_cache(folio_context *ctx, const void *key, const void *value,
                                             folio_dtype dtype, int64_t num_tokens,
                                             int64_t key_stride, int64_t value_stride,
@@ -174,8 +181,7 @@ static folio_status check_apart(const paged *p, int64_t parts, const float *exp_
             "%lld sequences x %lld partitions exceed the largest size", (long long)p->a.num_seqs,
             (long long)parts);
     int64_t sums_bytes = rows * parts * (int64_t)sizeof(float);
-    int64_t cache_bytes = c->num_blocks * c->block_size * c->num_kv_heads * c->head_size *
-                          (int64_t)folio_dtype_size(c->dtype);
+    int64_t kv_bytes = cache_bytes(c);
     const folioi_place places[] = {
         {"out", folioi_span_of(p->a.out, out_bytes)},
         {"exp_sums", folioi_span_of(exp_sums, sums_bytes)},
@@ -184,8 +190,8 @@ static folio_status check_apart(const paged *p, int64_t parts, const float *exp_
         {"query", folioi_span_of(p->a.query, p->a.query != p->a.out ? out_bytes : 0)},
         {"alibi_slopes",
          folioi_span_of(p->a.alibi_slopes, p->a.num_heads * (int64_t)sizeof(float))},
-        {"key_cache", folioi_span_of(c->key_cache, cache_bytes)},
-        {"value_cache", folioi_span_of(c->value_cache, cache_bytes)}};
+        {"key_cache", folioi_span_of(c->key_cache, kv_bytes)},
+        {"value_cache", folioi_span_of(c->value_cache, kv_bytes)}};
     return folioi_check_apart(places, 4, sizeof places / sizeof *places);
 }
 
@@ -303,14 +309,35 @@ folio_status folio_vllm06_copy_blocks(folio_context *ctx, const folio_vllm06_ops
     return status;
 }
 
+static bool same_cache(const folio_vllm06_ops_cache *a, const folio_vllm06_ops_cache *b)
+{
+    return a->key_cache == b->key_cache && a->value_cache == b->value_cache &&
+           a->num_blocks == b->num_blocks && same_shape(a, b);
+}
+
+/* Caches that are wrapped, and are not the same: no block of one may be a part of the other's. */
+static folio_status check_caches_apart(const folio_vllm06_ops_cache *src,
+                                       const folio_vllm06_ops_cache *dst)
+{
+    int64_t from = cache_bytes(src), to = cache_bytes(dst);
+    const folioi_place places[] = {{"dst key_cache", folioi_span_of(dst->key_cache, to)},
+                                   {"dst value_cache", folioi_span_of(dst->value_cache, to)},
+                                   {"src key_cache", folioi_span_of(src->key_cache, from)},
+                                   {"src value_cache", folioi_span_of(src->value_cache, from)}};
+    return folioi_check_apart(places, 2, sizeof places / sizeof *places);
+}
+
 folio_status folio_vllm06_swap_blocks(folio_context *ctx, const folio_vllm06_ops_cache *src,
                                       const folio_vllm06_ops_cache *dst,
                                       const int64_t (*block_mapping)[2], int64_t num_pairs,
                                       const folio_run *run)
 {
+    if (src != NULL && dst != NULL && same_cache(src, dst))
+        return folio_vllm06_copy_blocks(ctx, src, 1, block_mapping, num_pairs, run);
     folio_kv_cache *from, *to = NULL;
     TRY(wrap(ctx, src, &from));
     folio_status status = wrap(ctx, dst, &to);
+    if (status == FOLIO_OK) status = check_caches_apart(src, dst);
     if (status == FOLIO_OK)
         status = folio_kv_cache_copy_blocks(from, to, (const folio_block_pair *)block_mapping,
                                             num_pairs, run);

@@ -460,8 +460,14 @@ BACKEND_TEST(vllm06_ops, copy_blocks)
         CHECK(same_block(&b, pairs[i][0], &b, pairs[i][1]));
     }
     const int64_t outside[][2] = {{last, 3}, {last + 1, 4}};
-    REFUSED(folio_vllm06_copy_blocks(ctx, caches, 2, outside, 2, NULL), FOLIO_ERR_ARGUMENT, "");
-    CHECK(!same_block(&a, last, &a, 3));
+    REFUSED(folio_vllm06_copy_blocks(ctx, caches, 2, outside, 2, NULL), FOLIO_ERR_ARGUMENT,
+            "pairs (from)[1]|outside [0,");
+    const int64_t twice[][2] = {{last, 3}, {last - 1, 3}}, chain[][2] = {{last, 3}, {3, 4}};
+    REFUSED(folio_vllm06_copy_blocks(ctx, caches, 2, twice, 2, NULL), FOLIO_ERR_ARGUMENT,
+            "pairs (to)[1] = 3 is written twice");
+    REFUSED(folio_vllm06_copy_blocks(ctx, caches, 2, chain, 2, NULL), FOLIO_ERR_ARGUMENT,
+            "block 3 is both read and written");
+    CHECK(!same_block(&a, last, &a, 3) && !same_block(&a, last - 1, &a, 3));
     REFUSED(folio_vllm06_copy_blocks(ctx, NULL, 2, pairs, 1, NULL), FOLIO_ERR_ARGUMENT, "NULL");
     REFUSED(folio_vllm06_copy_blocks(ctx, caches, -1, pairs, 1, NULL), FOLIO_ERR_ARGUMENT,
             "num_caches is outside [0, 2147483647]");
@@ -496,6 +502,17 @@ BACKEND_TEST(vllm06_ops, swap_blocks)
         CHECK(support_is_poison((char *)b.k.data + (size_t)i * n, n) != swapped);
         CHECK(support_is_poison((char *)b.v.data + (size_t)i * n, n) != swapped);
     }
+    const int64_t outside[][2] = {{last, 3}, {last + 1, 5}};
+    const int64_t twice[][2] = {{last, 3}, {last - 1, 3}}, chain[][2] = {{2, 3}, {3, 5}};
+    REFUSED(folio_vllm06_swap_blocks(ctx, &a.c, &b.c, outside, 2, NULL), FOLIO_ERR_ARGUMENT,
+            "pairs (from)[1]|outside [0,");
+    REFUSED(folio_vllm06_swap_blocks(ctx, &a.c, &b.c, twice, 2, NULL), FOLIO_ERR_ARGUMENT,
+            "pairs (to)[1] = 3 is written twice");
+    REFUSED(folio_vllm06_swap_blocks(ctx, &b.c, &b.c, chain, 2, NULL), FOLIO_ERR_ARGUMENT,
+            "block 3 is both read and written");
+    CHECK(support_is_poison((char *)b.k.data + 3 * n, n));
+    CHECK_OK(folio_vllm06_swap_blocks(ctx, &b.c, &b.c, chain, 1, NULL)); /* 2 to 3 */
+    CHECK(same_block(&b, 2, &b, 3) && same_block(&b, 2, &a, last - 1));
     REFUSED(folio_vllm06_swap_blocks(ctx, &a.c, NULL, pairs, 2, NULL), FOLIO_ERR_ARGUMENT, "NULL");
     REFUSED(folio_vllm06_swap_blocks(ctx, NULL, &b.c, pairs, 2, NULL), FOLIO_ERR_ARGUMENT, "NULL");
     folio_vllm06_ops_cache other = b.c;

@@ -128,6 +128,59 @@ static void image_move(const v06 *r, int from_layer, int64_t from, int to_layer,
                r->image[from_layer] + (size_t)(part * r->num_blocks + from) * bytes, bytes);
 }
 
+/* One cache as source and target: the order of the copies must not matter here either. */
+static void swap_within_one(const v06 *r, int64_t a, int64_t b)
+{
+    const int64_t pairs[][2] = {{a, 7}, {a, 9}}, chain[][2] = {{a, 11}, {11, 13}};
+    const int64_t turn[][2] = {{a, b}, {b, a}}, twice[][2] = {{a, 11}, {b, 11}};
+    CHECK_OK(r->b->swap_blocks(r->state, &r->kv[0], &r->kv[0], pairs, 2, NULL));
+    image_move(r, 0, a, 0, 7);
+    image_move(r, 0, a, 0, 9);
+    v06_check_images(r);
+    folio_vllm06_kv_cache again = r->kv[0]; /* the memory tells, not the struct */
+    REFUSED(r->b->swap_blocks(r->state, &r->kv[0], &again, chain, 2, NULL), FOLIO_ERR_ARGUMENT,
+            "block 11 is both read and written");
+    REFUSED(r->b->swap_blocks(r->state, &r->kv[0], &again, turn, 2, NULL), FOLIO_ERR_ARGUMENT,
+            "is both read and written");
+    REFUSED(r->b->swap_blocks(r->state, &r->kv[0], &again, twice, 2, NULL), FOLIO_ERR_ARGUMENT,
+            "pairs (to)[1] = 11 is written twice");
+    if (strcmp(r->compute, "cuda") != 0) { /* there such a part is brought to a place of its own */
+        again.num_blocks--;
+        REFUSED(r->b->swap_blocks(r->state, &r->kv[0], &again, pairs, 2, NULL), FOLIO_ERR_ARGUMENT,
+                "dst key_cache and src key_cache share memory");
+        again = r->kv[0];
+        again.num_blocks = 1; /* keys and values of the last two blocks of values */
+        again.data = (char *)r->kv[0].data + (2 * r->num_blocks - 2) * r->kv[0].block_elements *
+                                                 (int64_t)folio_dtype_size(r->kv_dtype);
+        const int64_t first[][2] = {{0, 0}};
+        REFUSED(r->b->swap_blocks(r->state, &again, &r->kv[0], first, 1, NULL), FOLIO_ERR_ARGUMENT,
+                "dst value_cache and src key_cache share memory");
+    }
+    v06_check_images(r);
+}
+
+/* Caches have their own numbers of blocks; each side of a pair has its own limit. */
+static void swap_into_fewer(const v06 *r, int64_t a, int64_t b)
+{
+    size_t bytes = (size_t)r->kv[0].block_elements * folio_dtype_size(r->kv_dtype);
+    support_buffer few = support_buffer_make(2 * 3 * bytes);
+    folio_vllm06_kv_cache to = r->kv[0];
+    const int64_t pairs[][2] = {{a, 2}}, outside[][2] = {{a, 0}, {b, 3}};
+    to.data = few.data;
+    to.num_blocks = 3;
+    CHECK_OK(r->b->swap_blocks(r->state, &r->kv[0], &to, pairs, 1, NULL));
+    for (int64_t part = 0; part < 2; part++) {
+        const char *at = (const char *)few.data + (size_t)(3 * part) * bytes;
+        CHECK(memcmp(at + 2 * bytes, r->image[0] + (size_t)(part * r->num_blocks + a) * bytes,
+                     bytes) == 0);
+        CHECK(support_is_poison(at, 2 * bytes));
+    }
+    REFUSED(r->b->swap_blocks(r->state, &r->kv[0], &to, outside, 2, NULL), FOLIO_ERR_ARGUMENT,
+            "pairs (to)[1] = 3 is outside [0, 3)");
+    CHECK(support_is_poison(few.data, 2 * bytes));
+    support_buffer_free(&few);
+}
+
 void v06_same_swap_blocks(const char *original, const char *compute)
 {
     v06 r;
@@ -140,9 +193,16 @@ void v06_same_swap_blocks(const char *original, const char *compute)
         image_move(&r, 0, a, 1, 5);
         image_move(&r, 0, b, 1, 2);
         v06_check_images(&r);
-        const int64_t outside[][2] = {{a, 3}, {r.num_blocks, 4}};
+        const int64_t outside[][2] = {{a, 3}, {r.num_blocks, 4}}, below[][2] = {{a, 3}, {b, -1}};
+        const int64_t twice[][2] = {{a, 3}, {b, 3}};
         REFUSED(r.b->swap_blocks(r.state, &r.kv[0], &r.kv[1], outside, 2, NULL), FOLIO_ERR_ARGUMENT,
-                "");
+                "pairs (from)[1]|outside [0,");
+        REFUSED(r.b->swap_blocks(r.state, &r.kv[0], &r.kv[1], below, 2, NULL), FOLIO_ERR_ARGUMENT,
+                "pairs (to)[1] = -1 is outside [0,");
+        REFUSED(r.b->swap_blocks(r.state, &r.kv[0], &r.kv[1], twice, 2, NULL), FOLIO_ERR_ARGUMENT,
+                "pairs (to)[1] = 3 is written twice");
+        swap_within_one(&r, a, b);
+        swap_into_fewer(&r, a, b);
         REFUSED(r.b->swap_blocks(r.state, NULL, &r.kv[1], pairs, 2, NULL), FOLIO_ERR_ARGUMENT,
                 "NULL");
         REFUSED(r.b->swap_blocks(r.state, &r.kv[0], NULL, pairs, 2, NULL), FOLIO_ERR_ARGUMENT,
@@ -152,7 +212,12 @@ void v06_same_swap_blocks(const char *original, const char *compute)
         folio_vllm06_kv_cache other = r.kv[1];
         other.block_elements /= 2;
         REFUSED(r.b->swap_blocks(r.state, &r.kv[0], &other, pairs, 2, NULL), FOLIO_ERR_ARGUMENT,
-                "");
+                "geometries differ");
+        other = r.kv[1];
+        other.dtype = FOLIO_F16;
+        REFUSED(r.b->swap_blocks(r.state, &r.kv[0], &other, pairs, 2, NULL), FOLIO_ERR_ARGUMENT,
+                "dtypes differ, f32 and f16");
+        other = r.kv[1];
         static const int64_t no_blocks[] = {0, 12, (int64_t)1 << 40};
         for (int i = 0; i < COUNT_OF(no_blocks); i++) {
             other.block_elements = no_blocks[i];
@@ -166,6 +231,27 @@ void v06_same_swap_blocks(const char *original, const char *compute)
         v06_check_images(&r);
     }
     v06_close(&r);
+}
+
+/* Caches with as many blocks, half as large in the second. */
+static void copy_other_sizes(const v06 *r, int64_t a)
+{
+    size_t bytes = (size_t)r->kv[0].block_elements * folio_dtype_size(r->kv_dtype) / 2;
+    support_buffer small = support_buffer_make(2 * (size_t)r->num_blocks * bytes);
+    folio_vllm06_kv_cache both[2] = {r->kv[0], r->kv[0]};
+    char *from = (char *)small.data + (size_t)a * bytes, *to = (char *)small.data + 16 * bytes;
+    const int64_t pairs[][2] = {{a, 16}};
+    both[1].data = small.data;
+    both[1].block_elements /= 2;
+    memset(from, 5, bytes);
+    memset(from + (size_t)r->num_blocks * bytes, 6, bytes);
+    CHECK_OK(r->b->copy_blocks(r->state, both, 2, pairs, 1, NULL));
+    image_move(r, 0, a, 0, 16);
+    CHECK(memcmp(from, to, bytes) == 0 && to[0] == 5);
+    from += (size_t)r->num_blocks * bytes;
+    to += (size_t)r->num_blocks * bytes;
+    CHECK(memcmp(from, to, bytes) == 0 && to[0] == 6);
+    support_buffer_free(&small);
 }
 
 void v06_same_copy_blocks(const char *original, const char *compute)
@@ -186,7 +272,16 @@ void v06_same_copy_blocks(const char *original, const char *compute)
         v06_check_images(&r);
         const int64_t outside[][2] = {{a, 12}, {0, -1}};
         REFUSED(r.b->copy_blocks(r.state, r.kv, V06_LAYERS, outside, 2, NULL), FOLIO_ERR_ARGUMENT,
-                "-1");
+                "pairs (to)[1] = -1 is outside [0,");
+        const int64_t above[][2] = {{a, 12}, {r.num_blocks, 14}};
+        REFUSED(r.b->copy_blocks(r.state, r.kv, V06_LAYERS, above, 2, NULL), FOLIO_ERR_ARGUMENT,
+                "pairs (from)[1]|outside [0,");
+        const int64_t twice[][2] = {{a, 12}, {6, 12}};
+        REFUSED(r.b->copy_blocks(r.state, r.kv, V06_LAYERS, twice, 2, NULL), FOLIO_ERR_ARGUMENT,
+                "pairs (to)[1] = 12 is written twice");
+        const int64_t chain[][2] = {{a, 12}, {12, 14}};
+        REFUSED(r.b->copy_blocks(r.state, r.kv, V06_LAYERS, chain, 2, NULL), FOLIO_ERR_ARGUMENT,
+                "block 12 is both read and written");
         REFUSED(r.b->copy_blocks(r.state, NULL, 1, pairs, 1, NULL), FOLIO_ERR_ARGUMENT,
                 "kv_caches is NULL");
         REFUSED(r.b->copy_blocks(r.state, r.kv, -1, pairs, 1, NULL), FOLIO_ERR_ARGUMENT,
@@ -199,6 +294,7 @@ void v06_same_copy_blocks(const char *original, const char *compute)
         REFUSED(r.b->copy_blocks(r.state, uneven, 2, pairs, 1, NULL), FOLIO_ERR_ARGUMENT,
                 "caches[1]");
         uneven[1] = r.kv[1];
+        copy_other_sizes(&r, a);
         uneven[1].data = NULL; /* the first cache stays as it is, too */
         const int64_t fresh[][2] = {{a, 12}};
         REFUSED(r.b->copy_blocks(r.state, uneven, 2, fresh, 1, NULL), FOLIO_ERR_ARGUMENT, "NULL");
