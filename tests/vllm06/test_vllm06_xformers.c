@@ -95,6 +95,11 @@ static void decode_metadata(const char *original, const char *compute)
         CHECK(f->cross_block_tables == all->cross_block_tables + 2 * r.blocks_per_seq);
         CHECK(f->cross_slot_mapping == all->cross_slot_mapping && f->num_encoder_tokens == 20);
         CHECK(f->max_encoder_seq_len == 20 && f->attn_bias == NULL);
+        static const v06_seq longest_is_a_prompts[] = {{0, true, 6, 6, 30}, {1, false, 1, 9, 20}};
+        if (v06_step(&r, longest_is_a_prompts, 2))
+            CHECK_INT(
+                folio_vllm06_metadata_get(folio_vllm06_decode_metadata(r.m))->max_encoder_seq_len,
+                30);
         if (v06_step(&r, mixed, 2)) CHECK(folio_vllm06_decode_metadata(r.m) == NULL);
         CHECK(folio_vllm06_decode_metadata(NULL) == NULL);
     }

@@ -671,6 +671,7 @@ void v06_same_forward_errors(const char *original, const char *compute)
         BAD(a.query.data = NULL, "query");
         BAD(a.output.data = NULL, "output");
         BAD(a.key = (folio_tensor){0}, "must both be set");
+        BAD(a.value = (folio_tensor){0}, "must both be set");
         BAD(a.key = a.value = (folio_tensor){0}, "key and value are NULL");
         BAD(a.query.dtype = FOLIO_F16, "query is f16");
         BAD(a.output.dtype = FOLIO_F16, "output f16");
