@@ -547,9 +547,13 @@ BACKEND_TEST(vllm06_ops, streams)
         FOLIO_ERR_ARGUMENT, "stream");
     REFUSED(folio_vllm06_swap_blocks(ctx, &a.c, &b.c, pair, 1, &on_stream), FOLIO_ERR_ARGUMENT,
             "stream");
-    REFUSED(folio_vllm06_copy_blocks(ctx, &b.c, 1, pair, 1, &on_stream), FOLIO_ERR_ARGUMENT,
-            "stream");
     CHECK(support_is_poison(b.k.data, b.k.bytes) && support_is_poison(b.v.data, b.v.bytes));
+    int64_t last = a.c.num_blocks - 1;
+    const int64_t other[1][2] = {{last, 2}};
+    CHECK(!same_block(&a, last, &a, 2));
+    REFUSED(folio_vllm06_copy_blocks(ctx, &a.c, 1, other, 1, &on_stream), FOLIO_ERR_ARGUMENT,
+            "stream");
+    CHECK(!same_block(&a, last, &a, 2));
     folio_vllm06_paged_attention_args args = arguments(&a);
     REFUSED(folio_vllm06_paged_attention_v1(ctx, &args, &a.c, &on_stream), FOLIO_ERR_ARGUMENT,
             "stream");
@@ -622,6 +626,11 @@ BACKEND_TEST(vllm06_ops, reshape_and_cache_errors)
     BAD_STORE(c.num_blocks = 0, "num_blocks");
     BAD_STORE(c.head_size = 30, "30");
     BAD_STORE(c.k_scale = -1.0f, "k_scale");
+    if (strcmp(backend, "cuda") != 0) { /* there each array is brought to a place of its own */
+        BAD_STORE(key = (float *)b.k.data + 32, "k and layer 0 of the cache share memory");
+        BAD_STORE(value = (float *)b.k.data + 32, "v and layer 0 of the cache share memory");
+        BAD_STORE(key = (float *)b.v.data + 32, "k and layer 0 of the cache share memory");
+    }
     int64_t slot = -1; /* stores nothing */
     CHECK_OK(folio_vllm06_reshape_and_cache(ctx, row, row, FOLIO_F32, 1, 0, 0, &b.c, &slot, NULL));
     CHECK(support_is_poison(b.k.data, b.k.bytes) && support_is_poison(b.v.data, b.v.bytes));
@@ -722,6 +731,18 @@ static folio_status run_v2(bed *b, float *const at[NUM_PLACES])
     return folio_vllm06_paged_attention_v2(b->ctx, &a, &c, at[SUMS], at[TOPS], at[TMP], NULL);
 }
 
+static folio_status run_v1(bed *b, float *const at[NUM_PLACES])
+{
+    folio_vllm06_paged_attention_args a = arguments(b);
+    folio_vllm06_ops_cache c = b->c;
+    a.out = at[OUT];
+    a.query = at[QUERY];
+    a.alibi_slopes = at[SLOPES];
+    c.key_cache = at[KEYS];
+    c.value_cache = at[VALUES];
+    return folio_vllm06_paged_attention_v1(b->ctx, &a, &c, NULL);
+}
+
 /* tmp_out would have 2^61 bytes, one more than the largest size. */
 static void tmp_out_too_large(folio_context *ctx)
 {
@@ -769,6 +790,15 @@ BACKEND_TEST(vllm06_ops, paged_attention_overlap)
             CHECK(support_is_poison(memory.data, memory.bytes));
             support_buffer_poison(&memory);
         }
+    for (int k = QUERY; k < NUM_PLACES; k++) { /* v1 writes out only */
+        float *at[NUM_PLACES];
+        memcpy(at, apart, sizeof at);
+        at[k] = at[OUT] + sizes[OUT] - 1;
+        if (k == SLOPES) memset(at[k], 0, HEADS * sizeof(float)); /* NaN is refused too */
+        REFUSED(run_v1(&b, at), FOLIO_ERR_ARGUMENT, "share memory");
+        if (k == SLOPES) memset(at[k], 0xFF, HEADS * sizeof(float));
+        CHECK(support_is_poison(memory.data, memory.bytes));
+    }
     CHECK_OK(run_v2(&b, apart));
     float *at[NUM_PLACES];
     memcpy(at, apart, sizeof at);

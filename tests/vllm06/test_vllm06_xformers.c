@@ -347,7 +347,6 @@ BOTH(metadata_serves_all_layers, metadata_serves_all_layers)
 static void streams(const char *original, const char *compute)
 {
     static const v06_seq prompts[] = {{0, true, 11, 11, 0}};
-    static const int64_t pair[1][2] = {{0, 1}};
     v06 r;
     if (strcmp(compute, "cuda") == 0) return; /* there every call has run on one */
     v06_init(&r, original, compute);
@@ -356,13 +355,16 @@ static void streams(const char *original, const char *compute)
         const folio_run on_stream = {.struct_size = sizeof on_stream, .stream = &r};
         REFUSED(r.b->forward(r.impl, &a, &on_stream), FOLIO_ERR_ARGUMENT, "stream");
         CHECK(support_is_poison(r.out.data, r.out.bytes));
-        CHECK_OK(r.b->copy_blocks(r.state, r.kv, 2, pair, 1, NULL));
-        CHECK_OK(r.b->swap_blocks(r.state, &r.kv[0], &r.kv[1], pair, 1, NULL));
+        v06_check_images(&r); /* all NaN */
+        v06_run(&r, FOLIO_ATTENTION_DECODER);
+        const int64_t pair[1][2] = {{r.tables[0], 5}}; /* a block with numbers, to one of NaN */
         REFUSED(r.b->copy_blocks(r.state, r.kv, 2, pair, 1, &on_stream), FOLIO_ERR_ARGUMENT,
                 "stream");
         REFUSED(r.b->swap_blocks(r.state, &r.kv[0], &r.kv[1], pair, 1, &on_stream),
                 FOLIO_ERR_ARGUMENT, "stream");
         v06_check_images(&r);
+        CHECK_OK(r.b->copy_blocks(r.state, r.kv, 2, pair, 1, NULL));
+        CHECK_OK(r.b->swap_blocks(r.state, &r.kv[0], &r.kv[1], pair, 1, NULL));
     }
     v06_close(&r);
 }

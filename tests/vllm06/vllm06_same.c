@@ -130,6 +130,15 @@ void v06_same_metadata_fields(const char *original, const char *compute)
         CHECK_OK(r.b->make_metadata(r.state, &r.f, &m));
         check_maxima(m, 30, 30, 18, 20);
         folio_vllm06_metadata_destroy(m);
+        /* of each kind the first is the longest */
+        static const v06_seq falling[] = {
+            {0, true, 9, 17, 20}, {1, true, 6, 6, 11}, {2, false, 1, 18, 5}, {3, false, 1, 7, 4}};
+        v06_fields(&r, falling, 4);
+        CHECK_OK(r.b->make_metadata(r.state, &r.f, &m));
+        check_maxima(m, 9, 17, 18, 20);
+        CHECK(folio_vllm06_metadata_get(m)->max_seqlen == 17);
+        CHECK(folio_vllm06_metadata_get(m)->max_kv_len == 17);
+        folio_vllm06_metadata_destroy(m);
     }
     v06_close(&r);
 }
@@ -329,6 +338,20 @@ void v06_same_k_scale_v_scale(const char *original, const char *compute)
         live(&r);
         v06_close(&r);
     }
+    v06 r; /* in a cache of the model's dtype scales do nothing */
+    v06_init(&r, original, compute);
+    live(&r);
+    if (r.m != NULL) {
+        support_buffer rows = support_buffer_make(r.out.bytes);
+        memcpy(rows.data, r.out.data, rows.bytes);
+        folio_vllm06_forward_args a = v06_args(&r, FOLIO_ATTENTION_DECODER);
+        a.k_scale = a.v_scale = 0.5f;
+        CHECK_OK(r.b->forward(r.impl, &a, NULL));
+        CHECK(memcmp(rows.data, r.out.data, rows.bytes) == 0);
+        v06_check_images(&r);
+        support_buffer_free(&rows);
+    }
+    v06_close(&r);
 }
 
 void v06_same_dtypes(const char *original, const char *compute)
@@ -661,8 +684,20 @@ void v06_same_get_seq_lens(const char *original, const char *compute)
             CHECK(kv == (encoder || cross ? f->encoder_seq_lens : f->seq_lens));
         }
         const int32_t *q, *kv;
-        REFUSED(folio_vllm06_get_seq_lens(r.m, (folio_attention_type)7, &q, &kv),
-                FOLIO_ERR_ARGUMENT, "7");
+        for (int i = 0; i < 2; i++) { /* a value that is no type, in each call that takes one */
+            folio_attention_type none = (folio_attention_type)(i == 0 ? 4 : -1);
+            const char *words = i == 0 ? "type 4 is unknown" : "type -1 is unknown";
+            folio_vllm06_seq_len_block_table_args args;
+            const folio_vllm06_bias *got;
+            REFUSED(folio_vllm06_get_seq_lens(r.m, none, &q, &kv), FOLIO_ERR_ARGUMENT, words);
+            REFUSED(folio_vllm06_get_seq_len_block_table_args(r.m, 1, none, &args),
+                    FOLIO_ERR_ARGUMENT, words);
+            REFUSED(folio_vllm06_get_attn_bias(r.m, none, &got), FOLIO_ERR_ARGUMENT, words);
+            REFUSED(folio_vllm06_set_attn_bias(r.m, none, NULL), FOLIO_ERR_ARGUMENT, words);
+            folio_vllm06_forward_args a = v06_args(&r, FOLIO_ATTENTION_DECODER);
+            a.attn_type = none;
+            V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT, words);
+        }
         REFUSED(folio_vllm06_get_seq_lens(NULL, FOLIO_ATTENTION_DECODER, &q, &kv),
                 FOLIO_ERR_ARGUMENT, "NULL");
         REFUSED(folio_vllm06_get_seq_lens(r.m, FOLIO_ATTENTION_DECODER, NULL, &kv),

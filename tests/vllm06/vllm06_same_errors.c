@@ -241,7 +241,59 @@ static void bad_decodes(v06 *rig)
         v06_fields(&r, two_decodes, 2);
         v06_remake(&r);
         BAD(a.kv_cache = NULL, "kv_cache is NULL|2 decodes");
+        BAD(a.key = a.value = (folio_tensor){0}, "key and value are NULL");
+        r.tables[1] = -1;
+        v06_remake(&r);
+        BAD((void)0, "block_table");
     }
+    *rig = r;
+}
+
+/* A type that is none, in prompts with tables and without, in split arrays, and in decodes. */
+static void bad_types(v06 *rig)
+{
+    v06 r = *rig;
+    for (int kind = 0; kind < 4; kind++) {
+        v06_fields(&r, kind == 3 ? two_decodes : two_prompts, 2);
+        if (kind == 1 || kind == 2) r.f.block_tables = NULL;
+        if (kind == 2) {
+            r.f.chunked_prefill = 1;
+            r.f.prefill_block_tables = r.tables;
+            r.f.prefill_block_tables_stride = r.blocks_per_seq;
+        }
+        if (!v06_remake(&r)) continue;
+        BAD(a.attn_type = (folio_attention_type)4, "attention type 4 is unknown");
+        BAD(a.attn_type = (folio_attention_type)-1, "attention type -1 is unknown");
+    }
+    *rig = r;
+}
+
+/* Cross attention: slots of prompts, blocks of decodes. */
+static void bad_cross(v06 *rig)
+{
+    static const v06_seq decodes[] = {{0, false, 1, 7, 11}, {1, false, 1, 10, 20}};
+    v06 r = *rig;
+    folio_vllm06_forward_args a;
+    for (int i = 0; i < 2; i++) {
+        v06_fields(&r, encoded_prompts, 2);
+        r.cross_slots[3] = i == 0 ? r.num_blocks * r.block_size : -2;
+        if (!v06_remake(&r)) continue;
+        a = v06_args(&r, FOLIO_ATTENTION_ENCODER_DECODER);
+        V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT, "slots[3]|outside [-1,");
+    }
+    r.cross_slots[3] = -1; /* stored nowhere */
+    if (v06_remake(&r)) v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
+    r.no_key = true;
+    for (int i = 0; i < 3; i++) {
+        v06_fields(&r, decodes, 2);
+        if (i < 2) r.cross_tables[1] = i == 0 ? (int32_t)r.num_blocks : -1;
+        else r.f.cross_block_tables_stride = 1;
+        if (!v06_remake(&r)) continue;
+        a = v06_args(&r, FOLIO_ATTENTION_ENCODER_DECODER);
+        V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT,
+                    i < 2 ? "cross_block_table" : "11 tokens|block table has 1 blocks of 8");
+    }
+    r.no_key = false;
     *rig = r;
 }
 
@@ -334,6 +386,7 @@ static void bad_sequences(folio_vllm06_builder *builder, const folio_vllm06_seq 
     BAD_SEQ((s.is_prompt = 0, s.token_len = s.encoder_is_new = 1), "decode|encoder");
     BAD_SEQ((s.is_prompt = 0, s.token_len = 2), "decode|2 tokens|has 1");
     BAD_SEQ((s.is_prompt = 0, s.token_len = 1, s.context_len = 8), "do not hold 9");
+    BAD_SEQ(s.token_len = 9, "do not hold 9");
     REFUSED(folio_vllm06_builder_add(builder, NULL), FOLIO_ERR_ARGUMENT, "");
     REFUSED(folio_vllm06_builder_add(NULL, good), FOLIO_ERR_ARGUMENT, "NULL");
 }
@@ -497,6 +550,16 @@ void v06_same_views_of_views(const char *original, const char *compute)
     v06_init(&r, original, compute);
     if (!v06_open(&r)) return;
     static const v06_seq mixed[] = {{0, true, 6, 6, 0}, {1, false, 1, 9, 0}};
+    if (v06_step(&r, mixed, 1)) { /* steps of one kind */
+        const folio_vllm06_metadata *p = folio_vllm06_prefill_metadata(r.m);
+        CHECK(p != NULL && folio_vllm06_prefill_metadata(p) == p);
+        CHECK(folio_vllm06_decode_metadata(p) == NULL);
+    }
+    if (v06_step(&r, mixed + 1, 1)) {
+        const folio_vllm06_metadata *d = folio_vllm06_decode_metadata(r.m);
+        CHECK(d != NULL && folio_vllm06_decode_metadata(d) == d);
+        CHECK(folio_vllm06_prefill_metadata(d) == NULL);
+    }
     if (v06_step(&r, mixed, 2)) {
         folio_vllm06_metadata *p = (folio_vllm06_metadata *)folio_vllm06_prefill_metadata(r.m);
         folio_vllm06_metadata *d = (folio_vllm06_metadata *)folio_vllm06_decode_metadata(r.m);
@@ -632,6 +695,12 @@ static void bad_biases(v06 *rig)
     biases[1] = (folio_vllm06_bias){bias, 1, 7, 8};
     CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_ATTENTION_DECODER, biases));
     BAD((void)0, "attn_bias[1] is for 7 queries");
+    biases[1] = (folio_vllm06_bias){bias, 1, 1, 8}; /* PyTorch spreads such masks over all rows */
+    CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_ATTENTION_DECODER, biases));
+    BAD((void)0, "attn_bias[1] is for 1 queries and 8 keys");
+    biases[1] = (folio_vllm06_bias){bias, 1, 8, 1};
+    CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_ATTENTION_DECODER, biases));
+    BAD((void)0, "attn_bias[1] is for 8 queries and 1 keys");
     biases[1] = (folio_vllm06_bias){bias, 2, 8, 8};
     CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_ATTENTION_DECODER, biases));
     BAD((void)0, "attn_bias[1]|2 heads");
@@ -661,8 +730,6 @@ void v06_same_forward_errors(const char *original, const char *compute)
     v06_init(&r, original, compute);
     if (v06_open(&r) && v06_step(&r, two_prompts, 2)) {
         v06_run(&r, FOLIO_ATTENTION_DECODER);
-        BAD(a.attn_type = (folio_attention_type)4, "attention type 4 is unknown");
-        BAD(a.attn_type = (folio_attention_type)-1, "attention type");
         BAD(a.attn_metadata = NULL, "attn_metadata is NULL");
         BAD(a.query.tokens = 20, "query|20|21");
         BAD(a.key.tokens = 22, "key|22");
@@ -692,6 +759,8 @@ void v06_same_forward_errors(const char *original, const char *compute)
         bad_slots(&r);
         bad_biases(&r);
         bad_decodes(&r);
+        bad_types(&r);
+        bad_cross(&r);
         bad_overlaps(&r);
     }
     v06_close(&r);

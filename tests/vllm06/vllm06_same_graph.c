@@ -185,6 +185,15 @@ void v06_same_graph_cross(const char *original, const char *compute)
         replay(&r, &b, second_step, 3, 1);
         check_zeros_past(b.cross_block_tables, b.cross_block_tables_stride,
                          r.f.cross_block_tables_stride);
+        int32_t len = b.encoder_seq_lens_tensor[1], block = b.cross_block_tables[0];
+        b.encoder_seq_lens_tensor[1] = MAX_LEN + 1; /* more than the graph is for */
+        REFUSED(folio_vllm06_begin_forward(r.state, m, NULL), FOLIO_ERR_ARGUMENT, "351");
+        b.encoder_seq_lens_tensor[1] = len;
+        b.cross_block_tables[0] = (int32_t)r.num_blocks;
+        REFUSED(folio_vllm06_begin_forward(r.state, m, NULL), FOLIO_ERR_ARGUMENT,
+                "cross_block_table");
+        b.cross_block_tables[0] = block;
+        CHECK_OK(folio_vllm06_begin_forward(r.state, m, NULL));
     }
     v06_close(&r);
 }
