@@ -625,7 +625,8 @@ BACKEND_TEST(vllm06_ops, reshape_and_cache_errors)
     BAD_STORE(c.value_cache = NULL, "");
     BAD_STORE(c.num_blocks = 0, "num_blocks");
     BAD_STORE(c.head_size = 30, "30");
-    BAD_STORE(c.k_scale = -1.0f, "k_scale");
+    BAD_STORE(c.k_scale = -1.0f, "k_scale is -1");
+    BAD_STORE(c.v_scale = NAN, "v_scale is");
     if (strcmp(backend, "cuda") != 0) { /* there each array is brought to a place of its own */
         BAD_STORE(key = (float *)b.k.data + 32, "k and layer 0 of the cache share memory");
         BAD_STORE(value = (float *)b.k.data + 32, "v and layer 0 of the cache share memory");
@@ -681,6 +682,8 @@ BACKEND_TEST(vllm06_ops, paged_attention_errors)
         BAD_ATTENTION(a.alibi_slopes = nan_slopes, "slopes[2]");
     BAD_ATTENTION(a.struct_size = 0, "struct_size");
     BAD_ATTENTION(c.x = 3, "x is 3");
+    BAD_ATTENTION(c.k_scale = -1.0f, "k_scale is -1");
+    BAD_ATTENTION(c.v_scale = NAN, "v_scale is");
     BAD_ATTENTION(c.key_cache = NULL, "NULL");
     BAD_ATTENTION(c.value_cache = NULL, "NULL");
     b.tables[0] = (int32_t)b.c.num_blocks;
@@ -803,8 +806,16 @@ BACKEND_TEST(vllm06_ops, paged_attention_overlap)
     float *at[NUM_PLACES];
     memcpy(at, apart, sizeof at);
     at[OUT] = b.query; /* out may be query itself */
+    float *query = malloc((size_t)sizes[OUT] * sizeof *query);
+    if (query == NULL) abort();
+    memcpy(query, b.query, (size_t)sizes[OUT] * sizeof *query);
     CHECK_OK(run_v2(&b, at));
     CHECK(memcmp(b.query, apart[OUT], (size_t)sizes[OUT] * sizeof(float)) == 0);
+    memcpy(b.query, query, (size_t)sizes[OUT] * sizeof *query);
+    CHECK_OK(run_v1(&b, apart));
+    CHECK_OK(run_v1(&b, at));
+    CHECK(memcmp(b.query, apart[OUT], (size_t)sizes[OUT] * sizeof(float)) == 0);
+    free(query);
     support_buffer_free(&memory);
     bed_close(&b);
     tmp_out_too_large(ctx);

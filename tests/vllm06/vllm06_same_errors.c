@@ -86,6 +86,17 @@ void v06_same_init_errors(const char *original, const char *compute)
         d = r.d;
         d.sliding_window = -1;
         REFUSED(r.b->make_impl(r.state, &d, &impl), FOLIO_ERR_ARGUMENT, "sliding_window");
+        static const float no_caps[] = {-1.0f, NAN, INFINITY}, no_scales[] = {NAN, INFINITY};
+        for (int i = 0; i < COUNT_OF(no_caps); i++) {
+            d = r.d;
+            d.logits_soft_cap = no_caps[i];
+            REFUSED(r.b->make_impl(r.state, &d, &impl), FOLIO_ERR_ARGUMENT, "soft_cap is");
+        }
+        for (int i = 0; i < COUNT_OF(no_scales); i++) {
+            d = r.d;
+            d.scale = no_scales[i];
+            REFUSED(r.b->make_impl(r.state, &d, &impl), FOLIO_ERR_ARGUMENT, "scale is");
+        }
         d = r.d;
         d.compat = 2;
         REFUSED(r.b->make_impl(r.state, &d, &impl), FOLIO_ERR_ARGUMENT, "compat is 2");
@@ -744,8 +755,10 @@ void v06_same_forward_errors(const char *original, const char *compute)
         BAD(a.output.dtype = FOLIO_F16, "output f16");
         BAD(a.key.dtype = FOLIO_FP8_E4M3, "key|fp8_e4m3");
         BAD(a.value.dtype = FOLIO_F64, "value|f64");
-        BAD(a.k_scale = -1.0f, "k_scale");
-        BAD(a.v_scale = NAN, "v_scale");
+        BAD(a.k_scale = -1.0f, "k_scale is -1");
+        BAD(a.k_scale = INFINITY, "k_scale is inf");
+        BAD(a.v_scale = -1.0f, "v_scale is -1");
+        BAD(a.v_scale = NAN, "v_scale is");
         BAD(a.struct_size = 0, "struct_size");
         BAD(kv.data = NULL, "data is NULL");
         BAD(kv.dtype = FOLIO_F16, "f16");

@@ -315,6 +315,11 @@ static void bad_buffers(v06 *r, folio_vllm06_metadata *m)
     REFUSED(folio_vllm06_prepare_graph_input_buffers(r->state, &other, step, encoders),            \
             FOLIO_ERR_ARGUMENT, words)
     BAD_BUFFERS(other.batch_size = 3, 0, "4 decodes, the graph 3");
+    folio_vllm06_metadata *four = step;
+    step = padded_step(r, first_step, 1, 1); /* PyTorch spreads a single row over a buffer */
+    BAD_BUFFERS((void)0, 0, "1 decodes, the graph 4");
+    folio_vllm06_metadata_destroy(step);
+    step = four;
     BAD_BUFFERS(other.block_tables_stride = 2, 0, "the graph's 2");
     BAD_BUFFERS(other.seq_lens_tensor = NULL, 0, "a buffer is NULL");
     BAD_BUFFERS(other.slot_mapping = NULL, 0, "a buffer is NULL");
