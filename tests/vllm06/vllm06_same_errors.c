@@ -295,6 +295,12 @@ static void bad_cross(v06 *rig)
     r.cross_slots[3] = -1; /* stored nowhere */
     if (v06_remake(&r)) v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
     r.no_key = true;
+    a = v06_args(&r, FOLIO_ATTENTION_ENCODER); /* only cross attention may lack them */
+    V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT, "key and value are NULL");
+    if (v06_step(&r, two_prompts, 2)) {
+        a = v06_args(&r, FOLIO_ATTENTION_ENCODER_ONLY);
+        V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT, "key and value are NULL");
+    }
     for (int i = 0; i < 3; i++) {
         v06_fields(&r, decodes, 2);
         if (i < 2) r.cross_tables[1] = i == 0 ? (int32_t)r.num_blocks : -1;
