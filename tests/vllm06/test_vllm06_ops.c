@@ -516,6 +516,26 @@ BACKEND_TEST(vllm06_ops, swap_blocks)
     REFUSED(folio_vllm06_swap_blocks(ctx, &a.c, NULL, pairs, 2, NULL), FOLIO_ERR_ARGUMENT, "NULL");
     REFUSED(folio_vllm06_swap_blocks(ctx, NULL, &b.c, pairs, 2, NULL), FOLIO_ERR_ARGUMENT, "NULL");
     folio_vllm06_ops_cache other = b.c;
+    if (strcmp(backend, "cuda") != 0) { /* there a part is brought to a place of its own */
+        const int64_t one[][2] = {{2, 6}};
+        other.num_blocks--;
+        REFUSED(folio_vllm06_swap_blocks(ctx, &b.c, &other, one, 1, NULL), FOLIO_ERR_ARGUMENT,
+                "dst key_cache and src key_cache share memory");
+        other = b.c;
+        other.value_cache = a.v.data;
+        REFUSED(folio_vllm06_swap_blocks(ctx, &b.c, &other, one, 1, NULL), FOLIO_ERR_ARGUMENT,
+                "dst key_cache and src key_cache share memory");
+        other = b.c;
+        other.key_cache = a.k.data;
+        REFUSED(folio_vllm06_swap_blocks(ctx, &b.c, &other, one, 1, NULL), FOLIO_ERR_ARGUMENT,
+                "dst value_cache and src value_cache share memory");
+        other = b.c;
+        other.head_size /= 2;
+        REFUSED(folio_vllm06_swap_blocks(ctx, &b.c, &other, one, 1, NULL), FOLIO_ERR_ARGUMENT,
+                "dst key_cache and src key_cache share memory");
+        CHECK(!same_block(&b, 2, &b, 6));
+        other = b.c;
+    }
     other.dtype = FOLIO_BF16;
     REFUSED(folio_vllm06_swap_blocks(ctx, &a.c, &other, pairs, 2, NULL), FOLIO_ERR_ARGUMENT,
             "bf16");

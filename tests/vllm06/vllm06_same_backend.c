@@ -149,6 +149,11 @@ static void swap_within_one(const v06 *r, int64_t a, int64_t b)
         REFUSED(r->b->swap_blocks(r->state, &r->kv[0], &again, pairs, 2, NULL), FOLIO_ERR_ARGUMENT,
                 "dst key_cache and src key_cache share memory");
         again = r->kv[0];
+        again.num_blocks *= 2; /* in blocks of half the size: keys and values begin alike */
+        again.block_elements /= 2;
+        REFUSED(r->b->swap_blocks(r->state, &r->kv[0], &again, pairs, 2, NULL), FOLIO_ERR_ARGUMENT,
+                "dst key_cache and src key_cache share memory");
+        again = r->kv[0];
         again.num_blocks = 1; /* keys and values of the last two blocks of values */
         again.data = (char *)r->kv[0].data + (2 * r->num_blocks - 2) * r->kv[0].block_elements *
                                                  (int64_t)folio_dtype_size(r->kv_dtype);

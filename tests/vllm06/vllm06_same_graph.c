@@ -366,8 +366,11 @@ static void shared_slots(v06 *r, const folio_vllm06_graph_input_buffers *b,
             "slot_mapping[1] and slot_mapping[2] are both");
     b->seq_lens_tensor[2] = 0; /* padding of length 0 stores nothing */
     CHECK_OK(folio_vllm06_begin_forward(r->state, r->m, NULL));
+    b->slot_mapping[3] = b->slot_mapping[1];
+    REFUSED(folio_vllm06_begin_forward(r->state, r->m, NULL), FOLIO_ERR_ARGUMENT,
+            "slot_mapping[1] and slot_mapping[3] are both");
     b->seq_lens_tensor[2] = 1;
-    b->slot_mapping[2] = -1;
+    b->slot_mapping[2] = b->slot_mapping[3] = -1;
     CHECK_OK(folio_vllm06_begin_forward(r->state, r->m, NULL));
     v06_run(r, FOLIO_ATTENTION_DECODER);
     folio_vllm06_impl_destroy(windowed);
