@@ -284,6 +284,10 @@ void v06_same_copy_blocks(const char *original, const char *compute)
         const int64_t twice[][2] = {{a, 12}, {6, 12}};
         REFUSED(r.b->copy_blocks(r.state, r.kv, V06_LAYERS, twice, 2, NULL), FOLIO_ERR_ARGUMENT,
                 "pairs (to)[1] = 12 is written twice");
+        REFUSED(r.b->swap_blocks(r.state, &r.kv[0], &r.kv[1], twice, 2, NULL), FOLIO_ERR_ARGUMENT,
+                "pairs (to)[1] = 12 is written twice");
+        REFUSED(r.b->swap_blocks(r.state, &r.kv[0], &r.kv[1], above, 2, NULL), FOLIO_ERR_ARGUMENT,
+                "pairs (from)[1]|outside [0,");
         const int64_t chain[][2] = {{a, 12}, {12, 14}};
         REFUSED(r.b->copy_blocks(r.state, r.kv, V06_LAYERS, chain, 2, NULL), FOLIO_ERR_ARGUMENT,
                 "block 12 is both read and written");
