@@ -525,7 +525,7 @@ typedef struct folio_rotary_desc {
     int64_t num_positions;     /* rows of the table, 1..2^31 - 1: positions are below it          */
     const float *cos, *sin;    /* [num_positions][n/2], finite; both or neither                   */
     const double *frequencies; /* [n/2] f_i, finite; NULL: by theta                               */
-    double theta;              /* > 1; 0: 10000                                                   */
+    double theta;              /* > 1; 0: 10000; not used with cos and sin or frequencies         */
     double factor;             /* s > 0; every scaling but NONE needs it, NONE ignores it         */
     int64_t original_len;      /* YARN, LLAMA3: tokens the model was trained for; >= 1            */
     double low_freq_factor;    /* LLAMA3; 0: 1                                                    */
@@ -533,7 +533,7 @@ typedef struct folio_rotary_desc {
     double beta_fast;          /* YARN: a fast pair makes this many turns in original_len; 0: 32  */
     double beta_slow;          /* YARN: the same for a slow pair, below beta_fast; 0: 1           */
     int32_t exact_bounds;      /* YARN: 1: the ramp's ends are not rounded to whole pairs         */
-    double magnitude;          /* cos and sin are multiplied by it; 0: 1, or with YARN            */
+    double magnitude;          /* multiplies cos and sin, given ones too; 0: 1, or with YARN      */
                                /* 0.1 * ln(s) + 1 where s > 1                                     */
 } folio_rotary_desc;
 
@@ -612,7 +612,7 @@ typedef struct folio_bias {
  * two tensors may alternate in memory, as in the result of a fused QKV projection, if their strides
  * in bytes are equal. K and V of any layer of the cache, and a bias, count as ranges from first to
  * last byte. If the call writes k and v to the cache, nothing that it reads may lie in the cache: q,
- * k, v, slopes, sinks, bias and head scales.
+ * k, v, slopes, sinks, bias, positions and head scales.
  *
  * q and out have the attention's dtype (on the reference backend out may be F64). k and v are F32,
  * F16 or BF16, whatever q is; a cache that stores them rounds them to its own dtype.
@@ -647,7 +647,8 @@ typedef struct folio_tensors {
                                 /* except in padding. Row i of k has the position of row i of  */
                                 /* q. NULL: the batch's, as in folio_batch_view                */
     const float *k_head_scales; /* [num_kv_heads] in place of k_scale, which is then 0; each   */
-                                /* finite, > 0; FP8 caches only; NULL: k_scale for all heads  */
+                                /* finite, > 0; used with FP8 caches only, always checked;     */
+                                /* NULL: k_scale for all heads                                */
     const float *v_head_scales; /* the same for v_scale; v_in_k: NULL                         */
 } folio_tensors;
 
@@ -891,7 +892,7 @@ typedef struct folio_batch_view {
     size_t struct_size;
     int64_t num_seqs;
     int64_t num_query_tokens;
-    int64_t num_new_tokens;       /* rows of k and v                                              */
+    int64_t num_new_tokens;       /* rows of k and v, if they are given                           */
     int64_t max_query_len;
     int64_t max_key_len;
     const int64_t *seqs;          /* [num_seqs] number of the sequence in the batch               */

@@ -79,6 +79,10 @@ static folio_status make_batch(one_step *o)
                                              : (int64_t)a->query_start[i + 1] - a->query_start[i];
         s.seq_len = a->seq_lens != NULL ? a->seq_lens[i] : s.query_len;
         s.padding = s.seq_len == 0;
+        REQUIRE(s.seq_len < 1 || s.query_len <= s.seq_len,
+                "attend: seq %lld: %lld rows of q and seq_len %lld; more rows than keys need a "
+                "batch",
+                (long long)i, (long long)s.query_len, (long long)s.seq_len);
         if (a->block_tables != NULL) {
             s.block_table = a->block_tables + i * a->row_stride;
             s.num_blocks = a->row_stride;

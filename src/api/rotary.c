@@ -77,8 +77,10 @@ static folio_status check_desc(const folio_rotary_desc *d)
             (int)d->scaling);
     REQUIRE(d->num_positions >= 1 && d->num_positions <= INT32_MAX,
             "rotary: num_positions is %lld, outside [1, 2147483647]", (long long)d->num_positions);
-    REQUIRE(isfinite(d->theta) && d->theta > 1, "rotary: theta is %g; it must be finite, above 1",
-            d->theta);
+    REQUIRE(d->cos != NULL || d->frequencies != NULL || (isfinite(d->theta) && d->theta > 1),
+            "rotary: theta is %g; it must be finite, above 1", d->theta);
+    REQUIRE(d->exact_bounds == 0 || d->exact_bounds == 1, "rotary: exact_bounds is %d, not 0 or 1",
+            d->exact_bounds);
     REQUIRE(isfinite(d->magnitude) && d->magnitude > 0,
             "rotary: magnitude is %g; it must be finite, above 0", d->magnitude);
     TRY(check_scaling(d));
@@ -128,6 +130,25 @@ static double frequency_of(const folio_rotary_desc *d, int64_t pair)
 
 /* ---- table ---- */
 
+/* Is every number of the table finite? Angles grow with positions, and cos and sin lie within [-1, 1]. */
+static folio_status check_table(const folio_rotary_desc *d, const double *frequencies)
+{
+    int64_t half = d->num_dims / 2;
+    for (int64_t i = 0; frequencies != NULL && i < half; i++)
+        REQUIRE(
+            isfinite(frequencies[i] * (double)d->num_positions),
+            "rotary: the frequency of pair %lld is %g; the angle of position %lld is not finite",
+            (long long)i, frequencies[i], (long long)d->num_positions - 1);
+    REQUIRE(frequencies == NULL || isfinite((float)d->magnitude),
+            "rotary: magnitude is %g; cos and sin times it exceed f32", d->magnitude);
+    for (int64_t i = 0; frequencies == NULL && i < d->num_positions * half; i++)
+        REQUIRE(isfinite((float)(d->cos[i] * d->magnitude)) &&
+                    isfinite((float)(d->sin[i] * d->magnitude)),
+                "rotary: cos or sin of position %lld, pair %lld times magnitude %g exceeds f32",
+                (long long)(i / half), (long long)(i % half), d->magnitude);
+    return FOLIO_OK;
+}
+
 /* Positions are shared out to threads, some at a time. */
 typedef struct {
     const folio_rotary_desc *d;
@@ -165,9 +186,10 @@ static folio_status fill_table(const folio_context *ctx, const folio_rotary_desc
         for (int64_t i = 0; i < half; i++) frequencies[i] = frequency_of(d, i);
         j.frequencies = frequencies;
     }
-    context_parallel(ctx, j.workers, fill_rows, &j);
+    folio_status status = check_table(d, j.frequencies);
+    if (status == FOLIO_OK) context_parallel(ctx, j.workers, fill_rows, &j);
     folioi_free(&ctx->allocator, memory, half * (int64_t)sizeof(double));
-    return FOLIO_OK;
+    return status;
 }
 
 /* The table's copy on the device. */

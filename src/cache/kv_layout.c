@@ -131,6 +131,10 @@ static folio_status check_desc(const folio_kv_cache_desc *d)
             folio_dtype_name(d->dtype));
     REQUIRE((unsigned)d->layout < FOLIO_NUM_LAYOUTS, "KV cache: layout %d is unknown",
             (int)d->layout);
+    REQUIRE(!d->v_in_k || d->layout == FOLIO_LAYOUT_NATIVE || d->layout == FOLIO_LAYOUT_NHD ||
+                d->layout == FOLIO_LAYOUT_HND || d->layout == FOLIO_LAYOUT_STRIDED,
+            "KV cache: v_in_k: layout %s is not one of native, nhd, hnd and strided",
+            folio_layout_name(d->layout));
     REQUIRE(orders[d->layout].sharing != PER_BLOCK || d->k_head_size == d->v_head_size,
             "KV cache: layout %s needs equal head sizes, k_head_size is %d and v_head_size %d",
             folio_layout_name(d->layout), d->k_head_size, d->v_head_size);
@@ -143,10 +147,6 @@ static folio_status check_desc(const folio_kv_cache_desc *d)
     REQUIRE(d->v_head_size <= d->k_head_size,
             "KV cache: v_in_k: v_head_size %d is above k_head_size %d, of which V is a part",
             d->v_head_size, d->k_head_size);
-    REQUIRE(d->layout == FOLIO_LAYOUT_NATIVE || d->layout == FOLIO_LAYOUT_NHD ||
-                d->layout == FOLIO_LAYOUT_HND || d->layout == FOLIO_LAYOUT_STRIDED,
-            "KV cache: v_in_k: layout %s is not one of native, nhd, hnd and strided",
-            folio_layout_name(d->layout));
     return FOLIO_OK;
 }
 

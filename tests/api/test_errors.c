@@ -306,6 +306,8 @@ BACKEND_TEST(errors, cache)
     BAD_CACHE(ARG, "v_in_k|xpacked", c.v_in_k = 1; c.layout = FOLIO_LAYOUT_XPACKED);
     BAD_CACHE(ARG, "v_in_k|xpacked_1", c.v_in_k = 1; c.layout = FOLIO_LAYOUT_XPACKED_1);
     BAD_CACHE(ARG, "v_in_k|interleaved_nhd", c.v_in_k = 1; c.layout = FOLIO_LAYOUT_INTERLEAVED_NHD;
+              c.k_head_size = 64; c.v_head_size = 32);
+    BAD_CACHE(ARG, "v_in_k|interleaved_nhd", c.v_in_k = 1; c.layout = FOLIO_LAYOUT_INTERLEAVED_NHD;
               c.v_head_size = 32);
     BAD_CACHE(ARG, "v_in_k|interleaved_hnd", c.v_in_k = 1; c.layout = FOLIO_LAYOUT_INTERLEAVED_HND;
               c.v_head_size = 32);

@@ -253,6 +253,7 @@ BACKEND_TEST(attend, bad_arguments_write_nothing)
     static world w, untouched;
     static const int32_t falling[SEQS + 1] = {0, 5, 4, 8, ROWS}, late[SEQS + 1] = {1, 5, 6, 8, 11};
     static const int32_t shorter[SEQS + 1] = {0, 5, 6, 8, 10}, low[SEQS] = {5, 21, -1, 40};
+    static const int32_t few[SEQS] = {4, 21, 2, 40};
     static const int32_t outside[SEQS][STRIDE] = {{3}, {1, BLOCKS}, {0}, {7, 11, 0}};
     static const int32_t shared[SEQS][STRIDE] = {{4}, {1, 4}, {0}, {7, 11, 0}};
     open_world(&w, ctx, FOLIO_F32, FOLIO_F32);
@@ -272,6 +273,7 @@ BACKEND_TEST(attend, bad_arguments_write_nothing)
     BAD("row_stride|-1", a.row_stride = -1);
     BAD("seq 1|1 blocks|need 2", a.row_stride = 1);
     BAD("seq 2|-1", a.seq_lens = low);
+    BAD("seq 0|5 rows|seq_len 4|batch", a.seq_lens = few);
     BAD("block_table", a.block_tables = NULL);
     BAD("seq 1|12", a.block_tables = outside[0]);
     BAD("seq 0|seq 1|slot 68, in block 4", a.block_tables = shared[0]);

@@ -422,7 +422,21 @@ BACKEND_TEST(rotary, bad_descriptions)
     BAD_DESC("position 2, pair 1", d.cos = table; d.sin = table);
     frequencies[3] = (double)INFINITY;
     BAD_DESC("frequencies[3]|inf", d.frequencies = frequencies);
+    frequencies[3] = 1e308;
+    BAD_DESC("pair 3 is 1e+308|position 3|not finite", d.frequencies = frequencies);
     frequencies[3] = 0.125;
+    BAD_DESC("pair 0 is inf", d.scaling = FOLIO_ROTARY_SCALE_LINEAR; d.factor = 1e-320);
+    BAD_DESC("magnitude|1e+39|exceed", d.magnitude = 1e39);
+    table[9] = 2;
+    BAD_DESC("position 2, pair 1|magnitude|3e+38", d.cos = d.sin = table; d.magnitude = 3e38);
+    table[9] = 0;
+    BAD_DESC("exact_bounds|2", d.exact_bounds = 2);
+    folio_rotary *made = NULL; /* theta is not used */
+    folio_rotary_desc by_frequencies =
+        FOLIO_WITH(folio_rotary_desc, .num_dims = 8, .num_positions = 4, .frequencies = frequencies,
+                   .theta = 0.5);
+    CHECK_OK(folio_rotary_create(ctx, &by_frequencies, &made));
+    folio_rotary_destroy(made);
 }
 
 BACKEND_TEST(rotary, bad_forwards)
