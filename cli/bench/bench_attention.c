@@ -221,7 +221,9 @@ static double pass_bytes_s(bench *b, const trial *t)
     const rig *r = &t->rigs[PASS];
     if (!t->used[PASS]) return (double)NAN;
     double rate = bench_stats_of(b->samples[BENCH_READ] + b->done - t->reps, t->reps).median;
-    return 2 * (double)(r->q_bytes + r->kv_bytes) / rate * 1e-9;
+    const setting *s = &r->of;
+    double turned = s->with->latent ? 1.0 - (double)bench_v_size(s) / s->head_size : 1.0;
+    return 2 * turned * (double)(r->q_bytes + r->kv_bytes) / rate * 1e-9;
 }
 
 static void add_result(bench *b, trial *t, const lists *in, const setting *s)

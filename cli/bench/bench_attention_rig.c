@@ -11,6 +11,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 enum { FILL_ROWS = 256 };
 
@@ -137,30 +138,39 @@ static bool make_numbers(const rig *r, uint64_t *state, int64_t numbers, int whi
 }
 
 /* New keys and values; what rotates them, in the forward or in a pass of its own. */
+/* The first dim that rotates, and all from there on: of latents those behind V. */
+static int32_t first_turned(const setting *s) { return s->with->latent ? bench_v_size(s) : 0; }
+
 static bool make_rotary(rig *r, uint64_t *state)
 {
     const setting *s = &r->of;
     int64_t numbers = s->what->rows * s->heads.kv_heads * s->head_size;
-    folio_rotary_desc desc =
-        FOLIO_WITH(folio_rotary_desc, .num_dims = s->head_size, .num_positions = s->what->longest);
+    int32_t first = first_turned(s), dims = s->head_size - first;
+    folio_rotary_desc desc = FOLIO_WITH(folio_rotary_desc, .first_dim = first, .num_dims = dims,
+                                        .num_positions = s->what->longest);
     if (!s->with->rotary && !s->with->stores) return true;
     r->kv_bytes = (size_t)numbers * folio_dtype_size(s->dtype);
-    if (!make_numbers(r, state, numbers, 1, &r->k) || !make_numbers(r, state, numbers, 2, &r->v))
+    if (!make_numbers(r, state, numbers, 1, &r->k) ||
+        (!s->with->latent && !make_numbers(r, state, numbers, 2, &r->v)))
         return false;
     if (s->with->rotary)
         return bench_ok(folio_rotary_create(r->ctx, &desc, &r->rotary), "folio_rotary_create");
     if (!s->with->pass) return true;
-    int32_t half = s->head_size / 2;
-    r->table = bench_alloc(s->what->longest * s->head_size, sizeof *r->table);
+    int32_t half = dims / 2;
+    r->table = bench_alloc(s->what->longest * dims, sizeof *r->table);
     for (int64_t p = 0; p < s->what->longest; p++)
         for (int32_t i = 0; i < half; i++) {
             double angle = (double)p * pow(10000.0, -(double)i / half);
-            r->table[p * s->head_size + i] = (float)cos(angle);
-            r->table[p * s->head_size + half + i] = (float)sin(angle);
+            r->table[p * dims + i] = (float)cos(angle);
+            r->table[p * dims + half + i] = (float)sin(angle);
         }
     folio_context_info info = {.struct_size = sizeof info};
     r->num_threads = folio_context_get_info(r->ctx, &info) == FOLIO_OK ? info.num_threads : 1;
-    return make_memory(r, r->q_bytes, &r->q_turned) && make_memory(r, r->kv_bytes, &r->k_turned);
+    if (!make_memory(r, r->q_bytes, &r->q_turned) || !make_memory(r, r->kv_bytes, &r->k_turned))
+        return false;
+    memcpy(r->q_turned, r->q, r->q_bytes);
+    memcpy(r->k_turned, r->k, r->kv_bytes);
+    return true;
 }
 
 static bool make_inputs(rig *r, uint64_t *state)
@@ -298,10 +308,21 @@ static bool rotate_before(const rig *r)
     if (!bench_ok(folio_batch_get_view(r->batch, FOLIO_ATTENTION_DECODER, FOLIO_PHASE_AUTO, &view),
                   "folio_batch_get_view"))
         return false;
-    bench_pass q = {r->q_turned,    r->q,         s->dtype, s->what->rows,
-                    s->heads.heads, s->head_size, r->table, view.positions};
-    bench_pass k = {r->k_turned,       r->k,         s->dtype, s->what->rows,
-                    s->heads.kv_heads, s->head_size, r->table, view.positions};
+    int32_t first = first_turned(s);
+    bench_pass q = {.to = r->q_turned,
+                    .from = r->q,
+                    .dtype = s->dtype,
+                    .rows = s->what->rows,
+                    .heads = s->heads.heads,
+                    .head_size = s->head_size,
+                    .first_dim = first,
+                    .num_dims = s->head_size - first,
+                    .table = r->table,
+                    .positions = view.positions};
+    bench_pass k = q;
+    k.to = r->k_turned;
+    k.from = r->k;
+    k.heads = s->heads.kv_heads;
     bench_rotate(&q, r->num_threads);
     bench_rotate(&k, r->num_threads);
     return true;
@@ -316,7 +337,7 @@ static bool forward_layers(const rig *r)
                    .sinks = r->sinks, .rotary = r->rotary);
     if (r->k) {
         tensors.k = (folio_tensor){.data = r->k, .tokens = r->of.what->rows};
-        tensors.v = (folio_tensor){.data = r->v, .tokens = r->of.what->rows};
+        if (r->v) tensors.v = (folio_tensor){.data = r->v, .tokens = r->of.what->rows};
     }
     if (r->table) {
         tensors.q.data = r->q_turned;

@@ -52,14 +52,13 @@ static void *rotate_share(void *arg)
     const bench_pass *p = s->pass;
     for (int64_t row = s->begin; row < s->end; row++)
         for (int32_t h = 0; h < p->heads; h++) {
-            int64_t at = (row * p->heads + h) * p->head_size;
-            const float *angles = p->table + p->positions[row] * p->head_size;
+            int64_t at = (row * p->heads + h) * p->head_size + p->first_dim;
+            const float *angles = p->table + p->positions[row] * p->num_dims;
             if (p->dtype == FOLIO_F32)
-                turn_f32((float *)p->to + at, (const float *)p->from + at, angles,
-                         p->head_size / 2);
+                turn_f32((float *)p->to + at, (const float *)p->from + at, angles, p->num_dims / 2);
             else
                 turn_bf16((uint16_t *)p->to + at, (const uint16_t *)p->from + at, angles,
-                          p->head_size / 2);
+                          p->num_dims / 2);
         }
     return NULL;
 }
@@ -68,7 +67,7 @@ void bench_rotate(const bench_pass *p, int32_t threads)
 {
     pthread_t others[MAX_THREADS];
     share shares[MAX_THREADS];
-    int32_t n = p->rows * p->heads * p->head_size < FEW ? 1 : threads, started = 1;
+    int32_t n = p->rows * p->heads * p->num_dims < FEW ? 1 : threads, started = 1;
     if (n > MAX_THREADS) n = MAX_THREADS;
     for (int32_t i = 0; i < n; i++) shares[i] = (share){p, p->rows * i / n, p->rows * (i + 1) / n};
     while (started < n &&

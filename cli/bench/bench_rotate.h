@@ -10,8 +10,9 @@ typedef struct bench_pass {
     folio_dtype dtype; /* F32, or 16 bits that are taken for bf16 */
     int64_t rows;
     int32_t heads, head_size;
-    const float *table;       /* [position][head_size]: cosines, then sines */
-    const int64_t *positions; /* [rows] */
+    int32_t first_dim, num_dims; /* those that rotate; the others are not written */
+    const float *table;          /* [position][num_dims]: cosines, then sines     */
+    const int64_t *positions;    /* [rows] */
 } bench_pass;
 
 void bench_rotate(const bench_pass *pass, int32_t threads);

@@ -344,6 +344,10 @@ small='--heads 4:2 --reps 2 --dtype f32 --block-size 16 -o csv'
     check "bench: rotary runs beside the plain form and beside a separate pass" \
         test "$(for name in plain_s pass_s pass_bytes_s; do column $name; echo; done | sed 's/[0-9.e-]\{1,\}/x/g')" = \
         "$(printf ' x  x\n x  x\n x  x')"
+    expect 0 out '^case,' bench $small --case q8 --heads 4:1 --head-size 96 --threads 1 --options rotary+latent:64
+    check "bench: rotary of latents runs beside the plain form and beside a separate pass" \
+        test "$(for name in plain_s pass_s pass_bytes_s; do column $name; echo; done | sed 's/[0-9.e-]\{1,\}/x/g')" = \
+        "$(printf 'x\nx\nx')"
     # All 64 pairs of 8 rows and 8 keys, and of 3 and 8.
     expect 0 out '^case,' bench $small --case q8,q3s8 --head-size 64 --threads 1 --options full
     check "bench: full attention sees all keys" test "$(work)" = "655 246"
