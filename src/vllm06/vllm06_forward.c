@@ -406,6 +406,8 @@ static folio_status check_args(layer *l)
                 type == FOLIO_ATTENTION_ENCODER || type == FOLIO_ATTENTION_ENCODER_ONLY,
             "kv_cache is NULL, but %lld decodes need one", (long long)l->m->f.num_decode_tokens);
     const folio_vllm06_metadata_fields *f = &l->m->f;
+    REQUIRE(type != FOLIO_ATTENTION_ENCODER_ONLY || f->num_decode_tokens == 0,
+            "encoder_only attention in a step with %lld decodes", (long long)f->num_decode_tokens);
     int64_t tokens = type == FOLIO_ATTENTION_ENCODER ? f->num_encoder_tokens
                                                      : f->num_prefill_tokens + f->num_decode_tokens;
     int64_t keys = type == FOLIO_ATTENTION_ENCODER || type == FOLIO_ATTENTION_ENCODER_DECODER

@@ -134,14 +134,15 @@ static folio_vllm06_paged_attention_args arguments(bed *b)
                                                .alibi_slopes = b->alibi ? b->slopes : NULL};
 }
 
-/* Dense attention of one sequence and head over what the cache holds. */
-static void dense(const bed *b, int64_t seq, int64_t h, double *out)
+/* Dense attention of one sequence and head over keys [first, end) of what the cache holds; returns lse. */
+static double dense_keys(const bed *b, int64_t seq, int64_t h, int64_t first, int64_t end,
+                         double *out)
 {
     int64_t n = b->lens[seq], size = b->c.head_size, g = h / (HEADS / KV_HEADS);
     const float *q = (const float *)b->query + (seq * HEADS + h) * size;
     double score[LONGEST], top = -INFINITY, sum = 0;
     memset(out, 0, (size_t)size * sizeof *out);
-    for (int64_t j = 0; j < n; j++) {
+    for (int64_t j = first; j < end; j++) {
         double dot = 0;
         for (int64_t d = 0; d < size; d++)
             dot += (double)q[d] * stored(b, 0, slot_at(b, seq, j), g, d);
@@ -149,12 +150,18 @@ static void dense(const bed *b, int64_t seq, int64_t h, double *out)
         if (b->alibi) score[j] -= (double)b->slopes[h] * (double)(n - 1 - j);
         top = fmax(top, score[j]);
     }
-    for (int64_t j = 0; j < n; j++) {
+    for (int64_t j = first; j < end; j++) {
         double p = exp(score[j] - top);
         sum += p;
         for (int64_t d = 0; d < size; d++) out[d] += p * stored(b, 1, slot_at(b, seq, j), g, d);
     }
-    for (int64_t d = 0; d < size && n > 0; d++) out[d] /= sum;
+    for (int64_t d = 0; d < size && sum > 0; d++) out[d] /= sum;
+    return top + log(sum);
+}
+
+static void dense(const bed *b, int64_t seq, int64_t h, double *out)
+{
+    (void)dense_keys(b, seq, h, 0, b->lens[seq], out);
 }
 
 static void check_out(const bed *b, const double *expected, const char *what)
@@ -171,6 +178,18 @@ static void check_out(const bed *b, const double *expected, const char *what)
     CHECK(support_buffer_guards_hold(&b->out));
 }
 
+/* A partition holds the result and the weight of its own keys. */
+static void check_partition(const bed *b, int64_t row, int64_t p, float sum, float top,
+                            const float *tmp)
+{
+    int64_t first = p * FOLIO_VLLM06_PARTITION_SIZE, n = b->lens[row / HEADS];
+    int64_t end = first + FOLIO_VLLM06_PARTITION_SIZE;
+    double own[256];
+    double lse = dense_keys(b, row / HEADS, row % HEADS, first, n < end ? n : end, own);
+    CHECK(fabs(log((double)sum) + (double)top - lse) < 1e-4);
+    for (int64_t d = 0; d < b->c.head_size; d++) CHECK(fabs((double)tmp[d] - own[d]) < 1e-4);
+}
+
 /* exp_sums, max_logits and tmp_out: parts and weights that merge to out. */
 static void check_partitions(const bed *b, const float *sums, const float *tops, const float *tmp,
                              const double *expected)
@@ -181,7 +200,10 @@ static void check_partitions(const bed *b, const float *sums, const float *tops,
         for (int64_t p = 0; p < parts; p++) {
             bool empty = b->lens[row / HEADS] <= p * FOLIO_VLLM06_PARTITION_SIZE;
             CHECK(empty == (sums[row * parts + p] == 0.0f));
-            if (!empty) top = fmax(top, (double)tops[row * parts + p]);
+            if (empty) continue;
+            top = fmax(top, (double)tops[row * parts + p]);
+            check_partition(b, row, p, sums[row * parts + p], tops[row * parts + p],
+                            tmp + (row * parts + p) * b->c.head_size);
         }
         for (int64_t p = 0; p < parts; p++) {
             double w = (double)sums[row * parts + p];

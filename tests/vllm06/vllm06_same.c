@@ -635,7 +635,12 @@ void v06_same_encoder_only(const char *original, const char *compute)
         static const v06_seq both[] = {{0, true, 13, 13, 0}, {1, false, 1, 9, 0}};
         if (v06_step(&r, both, 2)) {
             folio_vllm06_forward_args a = v06_args(&r, FOLIO_ATTENTION_ENCODER_ONLY);
-            V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT, "13 tokens|14 rows");
+            V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT, "1 decodes");
+        }
+        static const v06_seq as_many[] = {{0, true, 3, 4, 0}, {1, false, 1, 9, 0}};
+        if (v06_step(&r, as_many, 2)) { /* as many rows as the prompts have tokens */
+            folio_vllm06_forward_args a = v06_args(&r, FOLIO_ATTENTION_ENCODER_ONLY);
+            V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT, "1 decodes");
         }
     }
     v06_close(&r);

@@ -307,6 +307,9 @@ static void bad_buffers(v06 *r, folio_vllm06_metadata *m)
             "not a graph's");
     CHECK_OK(folio_vllm06_get_graph_input_buffers(r->state, m, 0, &b));
     folio_vllm06_metadata *step = padded_step(r, first_step, BATCH, 2);
+    other = b; /* with decodes, padded for a graph, but not the graph's */
+    REFUSED(folio_vllm06_get_graph_input_buffers(r->state, step, 0, &other), FOLIO_ERR_ARGUMENT,
+            "not a graph's");
     REFUSED(folio_vllm06_prepare_graph_input_buffers(NULL, &b, step, 0), FOLIO_ERR_ARGUMENT,
             "state is NULL");
 #define BAD_BUFFERS(change, encoders, words)                                                       \
