@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 torch = pytest.importorskip("torch")
+import folio  # noqa: E402
 import torch_math  # noqa: E402
 
 from folio.vllm.builder import FolioBuilder  # noqa: E402
@@ -201,3 +202,12 @@ def test_a_step_beyond_the_limits(device):
     rig.builder.vllm_config.scheduler_config.max_num_batched_tokens = 2
     for number, step in enumerate(RECORD["steps"][:4]):
         rig.run(step, number, by_options)
+
+
+@pytest.mark.parametrize("bad, words", [
+    ({"kv_cache_dtype": "int8_per_token_head"}, "'int8_per_token_head' is not one of auto"),
+    ({"head_size": 20}, "head_size 20 is not a multiple of 8"),
+    ({"head_size": 584}, r"head_size 584 is not a multiple of 8 in \[8, 576\]")])
+def test_layers_that_it_does_not_have(bad, words):
+    with pytest.raises(folio.UnsupportedError, match=words + ".*FOLIO_VLLM=0"):
+        FolioImpl(**({"num_heads": HEADS, "head_size": SIZE, "scale": 1.0, "num_kv_heads": KV_HEADS} | bad))

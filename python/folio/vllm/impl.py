@@ -17,12 +17,15 @@ from .._library import check, lib, make
 from .._run import run_of
 from ..attention import type_of
 from ..cache import KVCache
+from ..context import backend_info
+from ..errors import UnsupportedError
 from .builder import FolioMetadata, context_of
 
 # An encoder's layer has no cache, and sees the rows of its own step: to the library it is encoder-only attention.
 _TYPES = {"decoder": "decoder", "encoder": "encoder_only", "encoder_only": "encoder_only",
           "encoder_decoder": "encoder_decoder"}
 _FP8 = {"fp8": "fp8_e4m3", "fp8_e4m3": "fp8_e4m3", "fp8_e5m2": "fp8_e5m2"}
+_KV_DTYPES = ("auto", "float32", "bfloat16", "float16", *_FP8)
 
 
 class FolioImpl:
@@ -32,6 +35,13 @@ class FolioImpl:
                  alibi_slopes: Any = None, sliding_window: Optional[int] = None, kv_cache_dtype: str = "auto",
                  logits_soft_cap: Optional[float] = None, attn_type: str = "decoder",
                  kv_sharing_target_layer_name: Optional[str] = None, sinks: Any = None) -> None:
+        if kv_cache_dtype not in _KV_DTYPES:
+            raise UnsupportedError(f"Folio: kv_cache_dtype {kv_cache_dtype!r} is not one of {', '.join(_KV_DTYPES)}. "
+                                   "FOLIO_VLLM=0 uses vLLM's own attention")
+        most = backend_info("cpu").max_head_size  # the same on GPUs
+        if head_size < 8 or head_size % 8 or head_size > most:
+            raise UnsupportedError(f"Folio: head_size {head_size} is not a multiple of 8 in [8, {most}]. FOLIO_VLLM=0 "
+                                   "uses vLLM's own attention")
         self.num_heads, self.num_kv_heads = num_heads, num_kv_heads or num_heads
         self.head_size, self.scale = head_size, float(scale)
         self.logits_soft_cap = logits_soft_cap or 0.0

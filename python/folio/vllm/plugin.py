@@ -41,8 +41,11 @@ class Refused(Exception):
 
 def _register() -> str:
     """Registers the backend. Returns the line for the log."""
-    if os.environ.get("FOLIO_VLLM", "1") == "0":
+    switch = os.environ.get("FOLIO_VLLM", "1").strip()
+    if switch == "0":
         return f"Folio {__version__} is not used, but vLLM's own attention: FOLIO_VLLM is 0"
+    if switch not in ("", "1"):
+        raise Refused(f"FOLIO_VLLM is {switch!r}; it must be 0 or 1")
     import vllm
     from vllm.platforms import current_platform
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend

@@ -50,6 +50,13 @@ def test_switched_off(register, monkeypatch):
     assert cls is CPUAttentionBackend and "not used" in line and "FOLIO_VLLM is 0" in line
 
 
+@pytest.mark.parametrize("value", ["false", "off", "2"])
+def test_other_values_of_the_switch(register, monkeypatch, value):
+    monkeypatch.setenv("FOLIO_VLLM", value)
+    cls, line = register()
+    assert cls is CPUAttentionBackend and f"FOLIO_VLLM is '{value}'; it must be 0 or 1" in line
+
+
 def test_unknown_version_is_checked(register, monkeypatch):
     monkeypatch.setattr(vllm, "__version__", "99.1.0+cpu")
     calls = []
