@@ -121,6 +121,7 @@ class Handle:
     def __init__(self, handle: int, destroy: Any, keep: Any = None, at_exit: bool = False) -> None:
         self._handle = handle  # its address; 0: closed
         self._keep = keep
+        self._pins: set = set()  # what uses its memory, such as arrays of other libraries
         self._end = weakref.finalize(self, destroy, handle)  # must not refer to self
         self._end.atexit = at_exit
 
@@ -133,9 +134,20 @@ class Handle:
         raise errors.ArgumentError(f"this {type(self).__name__} is closed")
 
     def close(self) -> None:
-        """Ends the object now. No thread may be inside of a call with it, and it must not be used afterwards."""
+        """Ends the object now. No thread may be inside of a call with it, and it must not be used afterwards.
+
+        Memory that arrays of other libraries show is freed with the last of them."""
         self._handle = 0
-        self._end()
+        if not self._pins:
+            self._end()
+
+    def _pin(self, user: int) -> None:
+        self._pins.add(user)
+
+    def _unpin(self, user: int) -> None:
+        self._pins.discard(user)
+        if not self._handle and not self._pins:
+            self._end()
 
     def __enter__(self) -> Any:
         return self

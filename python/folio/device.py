@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 from functools import partial
 from typing import Any, Optional
 
@@ -26,12 +27,19 @@ _new_capsule = ctypes.pythonapi.PyCapsule_New
 _new_capsule.restype = ctypes.py_object
 _new_capsule.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
 
+_numbers = itertools.count()
 _exported: dict = {}  # address of a _DLManaged: what it needs, until its consumer deletes it
+
+
+def _forget(place: Optional[int]) -> None:
+    entry = _exported.pop(place, None)
+    if entry is not None:
+        entry[-1]._unpin(place)
 
 
 @_DELETER
 def _delete(managed: Any) -> None:
-    _exported.pop(ctypes.addressof(managed.contents), None)
+    _forget(ctypes.addressof(managed.contents))
 
 
 _CAPSULE_END = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
@@ -43,16 +51,17 @@ _raw_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char
 @_CAPSULE_END
 def _capsule_end(capsule: int) -> None:
     if _valid(capsule, b"dltensor"):  # nobody consumed it
-        _exported.pop(_raw_pointer(capsule, b"dltensor"), None)
+        _forget(_raw_pointer(capsule, b"dltensor"))
 
 
-def _capsule(data: int, dtype: int, shape: tuple, strides: tuple, device: tuple, owner: Any) -> Any:
-    """A DLPack capsule of memory that `owner` keeps alive."""
+def _capsule(data: int, dtype: int, shape: tuple, strides: tuple, device: tuple, owner: Handle) -> Any:
+    """A DLPack capsule of memory of `owner`, which frees it after the last capsule's consumer is gone."""
     dims, steps = (ctypes.c_int64 * len(shape))(*shape), (ctypes.c_int64 * len(shape))(*strides)
     managed = _DLManaged(deleter=_delete)
     code, bits = _DL_TYPES[dtype]
     managed.tensor = _DLTensor(data, *device, len(shape), code, bits, 1, dims, steps, 0)
     place = ctypes.addressof(managed)
+    owner._pin(place)
     _exported[place] = (managed, dims, steps, owner)
     return _new_capsule(place, b"dltensor", ctypes.cast(_capsule_end, ctypes.c_void_p))
 
@@ -60,7 +69,7 @@ def _capsule(data: int, dtype: int, shape: tuple, strides: tuple, device: tuple,
 class ArrayView:
     """Memory of an object of the library, with DLPack: torch.from_dlpack(view), np.from_dlpack(view)."""
 
-    def __init__(self, data: int, dtype: int, shape: tuple, strides: tuple, context: Context, owner: Any) -> None:
+    def __init__(self, data: int, dtype: int, shape: tuple, strides: tuple, context: Context, owner: Handle) -> None:
         self._data, self._dtype, self.shape, self.strides = data, dtype, shape, strides
         self._context, self._owner = context, owner
 
@@ -68,6 +77,7 @@ class ArrayView:
         return (1, 0) if self._context.place[0] == "cpu" else (2, self._context.place[1])
 
     def __dlpack__(self, *, stream: Any = None, **_: Any) -> Any:
+        self._owner._as_parameter_  # raises if it is closed
         return _capsule(self._data, self._dtype, self.shape, self.strides, self.__dlpack_device__(), self._owner)
 
 
@@ -78,7 +88,9 @@ class DeviceArray(Handle):
         self.context, self.shape, self._dtype = context, tuple(int(n) for n in shape), dtype_of(dtype)
         self.nbytes = max(1, int(np.prod(self.shape, dtype=np.int64)) * lib.folio_dtype_size(self._dtype))
         memory = create(lib.folio_memory_create, context, abi.FOLIO_MEMORY_DEVICE, self.nbytes)
-        super().__init__(memory, partial(_free_memory, context, self.nbytes), context)
+        number = next(_numbers)
+        context._pin(number)  # the context frees it, so it must be there until then
+        super().__init__(memory, partial(_free_memory, context, context._as_parameter_, number, self.nbytes), context)
 
     @classmethod
     def copy_of(cls, context: Context, value: Any, stream: Optional[int] = None) -> "DeviceArray":
@@ -116,5 +128,6 @@ class DeviceArray(Handle):
         return f"<folio.DeviceArray {self.dtype.name} {list(self.shape)} on {self.context.device_name}>"
 
 
-def _free_memory(context: Context, nbytes: int, memory: int) -> None:
-    lib.folio_memory_destroy(context._as_parameter_, abi.FOLIO_MEMORY_DEVICE, memory, nbytes)
+def _free_memory(context: Context, handle: int, number: int, nbytes: int, memory: int) -> None:
+    lib.folio_memory_destroy(handle, abi.FOLIO_MEMORY_DEVICE, memory, nbytes)
+    context._unpin(number)

@@ -327,3 +327,61 @@ def test_arrays_of_another_device_are_rejected(device: str) -> None:
         meta = torch.empty(5, 4, 32, device="meta")
         with pytest.raises(folio.ArgumentError, match="q is on meta:0, but the context is on cpu:0"):
             folio.attend(meta, meta, meta, context=folio.Context("cpu"))
+
+
+# --- memory of closed objects ---
+
+
+def _view(source: Any, library: str) -> Any:
+    return np.from_dlpack(source) if library == "numpy" else torch.from_dlpack(source)
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+@pytest.mark.parametrize("last", ["object", "first view", "second view"])
+@pytest.mark.parametrize("kind", ["array", "cache"])
+def test_close_leaves_the_memory_of_views(library: str, last: str, kind: str) -> None:
+    """The memory of a closed object is freed with the last view of it, in any order."""
+    ctx = folio.Context("cpu")
+    if kind == "array":
+        owner: Any = folio.DeviceArray.copy_of(ctx, np.arange(1 << 20, dtype=np.float32))
+        views = [_view(owner, library) for _ in range(2)]
+    else:
+        owner = folio.KVCache(ctx, num_blocks=64, block_size=16, num_kv_heads=8, head_size=64, dtype="f32")
+        owner.write(0, *[np.ones((1, 8, 64), np.float32)] * 2, [0])
+        views = [_view(a, library) for a in owner.arrays(0)]
+        sources = owner.arrays(0)
+    end, want = owner._end, [v + 0 for v in views]
+    with owner:
+        pass  # closes it
+    assert end.alive
+    with pytest.raises(folio.ArgumentError, match="is closed"):
+        _view(owner if kind == "array" else sources[0], library)
+    ctx.close()
+    if last != "object":
+        owner = sources = None
+    order = [1, 0] if last == "first view" else [0, 1]
+    for left, i in enumerate(order):
+        assert end.alive and bool((views[i] == want[i]).all())
+        views[i] = None
+    assert not end.alive
+
+
+def test_close_without_views_frees_at_once() -> None:
+    ctx = folio.Context("cpu")
+    array_ = folio.DeviceArray(ctx, (3,), "f32")
+    torch.from_dlpack(array_)  # gone again
+    capsule = array_.__dlpack__()  # and one that nobody took
+    del capsule
+    array_.close()
+    assert not array_._end.alive
+
+
+def test_contexts_close_before_their_arrays() -> None:
+    ctx = folio.Context("cpu")
+    a, b = (folio.DeviceArray(ctx, (3,), "f32") for _ in range(2))
+    ctx.close()
+    assert ctx._end.alive
+    a.close()
+    assert ctx._end.alive
+    del b
+    assert not ctx._end.alive
