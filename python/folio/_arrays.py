@@ -87,7 +87,13 @@ def _torch_array(tensor: Any) -> Array:
             TORCH_DTYPES[dtype] = _BY_NAME[name]
     device = tensor.device
     place = CPU if device.type == "cpu" else (device.type, device.index or 0)
-    return Array(tensor.data_ptr(), name, tensor.shape, tensor.stride(), place, tensor, True)
+    if tensor.is_neg():
+        raise ArgumentError("the tensor's memory holds the negative of its numbers (torch's negative bit): pass "
+                            "tensor.resolve_neg()")
+    try:
+        return Array(tensor.data_ptr(), name, tensor.shape, tensor.stride(), place, tensor, True)
+    except RuntimeError:  # sparse, nested and others
+        raise ArgumentError(f"the tensor has layout {tensor.layout}; it must be a dense tensor with strides") from None
 
 
 _numpy_names: dict = {}  # NumPy makes the name of a dtype anew each time, which takes 5 us
@@ -199,6 +205,14 @@ def required_array(value: Any, dtype: Any, name: str) -> np.ndarray:
     return result
 
 
+def _numpy_of(tensor: Any, name: str) -> np.ndarray:
+    """A tensor in host memory as NumPy sees it."""
+    try:
+        return tensor.numpy()
+    except (RuntimeError, TypeError) as error:
+        raise ArgumentError(f"{name} cannot be read: {str(error).splitlines()[0]}") from None
+
+
 def host_array(value: Any, dtype: Any, name: str) -> Optional[np.ndarray]:
     """A contiguous NumPy array of this dtype from a list or any array in host memory; copied if need be. None: None."""
     if value is None:
@@ -208,14 +222,19 @@ def host_array(value: Any, dtype: Any, name: str) -> Optional[np.ndarray]:
     if is_torch(value):
         if not value.is_cpu:
             raise ArgumentError(f"{name} must be in host memory")
-        value = value.numpy()
+        value = _numpy_of(value, name)
         if value.dtype == dtype and value.flags.c_contiguous:
             return value
     elif not isinstance(value, np.ndarray) and hasattr(value, "__dlpack__"):
         if array(value).device != CPU:
             raise ArgumentError(f"{name} must be in host memory")
         value = np.from_dlpack(value)
-    result = np.asarray(value)
+    try:
+        result = np.asarray(value)
+    except (ValueError, TypeError):
+        raise ArgumentError(f"{name} has rows of different lengths, or entries that are not numbers") from None
+    if result.dtype == np.bool_ and np.issubdtype(dtype, np.integer):
+        raise ArgumentError(f"{name} has dtype bool, not {np.dtype(dtype)}")
     if result.size and not np.can_cast(result.dtype, np.int64 if np.issubdtype(dtype, np.integer) else np.float64,
                                        "same_kind"):
         raise ArgumentError(f"{name} has dtype {result.dtype}, not {np.dtype(dtype)}")

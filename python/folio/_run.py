@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any, Optional
 
 import numpy as np
@@ -11,7 +12,7 @@ from ._arrays import _BY_NAME as _DTYPE_BY_NAME
 from ._arrays import DTYPE_NAMES, TORCH_DTYPES, Array, array, host_array, is_torch, numpy_dtype
 from ._library import packer
 from .context import Context
-from .errors import ArgumentError
+from .errors import ArgumentError, UnsupportedError
 
 _RUN = packer(abi.folio_run)
 
@@ -25,6 +26,27 @@ def run_of(context: Context, like: Any = None, stream: Optional[int] = None, wor
     if stream is None:
         stream = context.stream(like)
     return _RUN.pack(_RUN.size, stream or 0, workspace._as_parameter_, workspace.nbytes)
+
+
+_grad_enabled: Any = None  # torch.is_grad_enabled, once torch is there
+
+
+def gradients_wanted() -> bool:
+    """Whether torch would record this call for a backward pass."""
+    global _grad_enabled
+    if _grad_enabled is None:
+        torch = sys.modules.get("torch")
+        if torch is None:
+            return False
+        _grad_enabled = torch.is_grad_enabled
+    return _grad_enabled()
+
+
+def refuse_gradients(*tensors: Any) -> None:
+    """There is no backward pass: raises if one of these tensors requires a gradient. Call it if gradients_wanted()."""
+    if any(getattr(t, "requires_grad", False) for t in tensors):
+        raise UnsupportedError("q, k or v requires a gradient, but there is no backward pass: call this under "
+                               "torch.no_grad() or torch.inference_mode()")
 
 
 def place_check(context: Context, a: Array, name: str) -> None:
@@ -44,13 +66,15 @@ def rows(context: Context, value: Any, name: str, heads: int, head_size: int, wr
         if value.is_cpu if context.on_host else value.is_cuda and value.get_device() == context.place[1]:
             tokens, count, size = value.shape
             token_stride, head_stride, last = value.stride()
-            if count == heads and size == head_size and last == 1 and token_stride > 0 and head_stride > 0:
+            if (count == heads and size == head_size and last == 1 and token_stride > 0 and head_stride > 0
+                    and not value.is_neg()):
                 if heads == 1:  # the stride of a dim of 1 may be anything
                     head_stride = head_size
                 if tokens == 1:
                     token_stride = heads * head_stride
                 return value.data_ptr(), TORCH_DTYPES[value.dtype], tokens, token_stride, head_stride, None
-    except (AttributeError, KeyError, ValueError):  # another library's, a dtype that was not seen yet, other dims
+    except (AttributeError, KeyError, ValueError, RuntimeError):
+        # another library's, a dtype that was not seen yet, other dims, sparse
         pass
     return _any_rows(context, value, name, heads, head_size, written, stream)
 
@@ -101,9 +125,11 @@ def lse_array(context: Context, value: Any, name: str, tokens: int, heads: int, 
     """An f32 array [tokens, heads] with positive strides."""
     a = array(value, stream)
     place_check(context, a, name)
-    if a.dtype != "float32" or tuple(a.shape) != (tokens, heads) or (written and not a.writable):
-        raise ArgumentError(f"{name} has dtype {a.dtype} and shape {tuple(a.shape)}; it must be f32 [{tokens}, {heads}]"
-                            + (" and writable" if written else ""))
+    if a.dtype != "float32" or tuple(a.shape) != (tokens, heads):
+        raise ArgumentError(f"{name} has dtype {a.dtype} and shape {tuple(a.shape)}; it must be f32 "
+                            f"[{tokens}, {heads}]")
+    if written and not a.writable:
+        raise ArgumentError(f"{name} is read-only")
     if any(n > 1 and s <= 0 for n, s in zip(a.shape, a.strides)):
         raise ArgumentError(f"{name} has strides {tuple(a.strides)}; they must be positive")
     return a

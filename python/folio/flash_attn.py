@@ -23,7 +23,7 @@ import numpy as np
 from . import _abi as abi
 from . import _oneshot
 from ._arrays import _BY_NAME, Array, array, is_torch, required_array
-from ._run import empty, place_check
+from ._run import empty, place_check, refuse_gradients
 from .attention import Rotary
 from .context import Context, default_context
 from .errors import ArgumentError, UnsupportedError
@@ -95,7 +95,7 @@ def flash_attn_with_kvcache(q: Any, k_cache: Any, v_cache: Any, k: Any = None, v
     sequence has. rotary_cos, rotary_sin [positions, rotary_size / 2] turn k, and q if causal or with a window; they are
     read when first seen. Returns out, or (out, lse [seqs, heads, queries]). num_splits changes nothing.
     """
-    _check_common(0.0, (q, k_cache, v_cache))
+    _check_common(0.0, (q, k_cache, v_cache, k, v))
     left, right = _window(window_size)
     if cache_leftpad is not None:
         raise UnsupportedError("cache_leftpad is not supported: let each sequence begin at the start of its row")
@@ -131,9 +131,8 @@ def _compiling() -> bool:
 def _check_common(dropout_p: float, tensors: tuple) -> None:
     if dropout_p != 0.0:
         raise UnsupportedError(f"dropout_p is {dropout_p}; it must be 0.0: there is no dropout here")
-    if is_torch(tensors[0]) and _torch().is_grad_enabled() and any(is_torch(t) and t.requires_grad for t in tensors):
-        raise UnsupportedError("q, k or v requires a gradient, but there is no backward pass: call this under "
-                               "torch.no_grad() or torch.inference_mode()")
+    if is_torch(tensors[0]) and _torch().is_grad_enabled():
+        refuse_gradients(*tensors)
 
 
 def _window(window: Any) -> tuple:

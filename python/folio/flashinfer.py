@@ -25,6 +25,7 @@ import torch
 from . import _abi as abi
 from . import _oneshot
 from ._arrays import array, dtype_of, numpy_dtype
+from ._run import refuse_gradients
 from .attention import type_of
 from .batch import Batch
 from .cache import KVCache
@@ -191,11 +192,23 @@ class _Wrapper:
         tail = b""
         if sinks is not None or k_scale or v_scale:
             tail, keep = options(context, at, None, sinks, None, k_scale, v_scale)
-        result = plan._forward(at, 0, type_of("decoder"), q, None, None, cache, 0, out,
-                               lse if lse is not None else want_lse, tail)
+        try:
+            result = plan._forward(at, 0, type_of("decoder"), q, None, None, cache, 0, out,
+                                   lse if lse is not None else want_lse, tail)
+        except ArgumentError:
+            self._check_dtypes(q, k)
+            raise
         if not want_lse:
             return result, None
         return result[0], result[1].mul_(_LOG2E)
+
+    def _check_dtypes(self, q: torch.Tensor, k: torch.Tensor) -> None:
+        for name, tensor, argument, planned in (("q", q, "q_data_type", self._geometry[4]),
+                                                ("the paged KV cache", k, "kv_data_type", self._geometry[5])):
+            found = str(tensor.dtype).rpartition(".")[2]
+            if found != planned:
+                raise ArgumentError(f"{name} has dtype {found}, but {argument} of plan() was {planned}; its default "
+                                    "is float16")
 
     def run(self, q: torch.Tensor, paged_kv_cache: Union[torch.Tensor, tuple], *, q_scale: Optional[float] = None,
             k_scale: Optional[float] = None, v_scale: Optional[float] = None, out: Optional[torch.Tensor] = None,
@@ -207,6 +220,8 @@ class _Wrapper:
             if name != "enable_pdl" and value is not None:
                 raise UnsupportedError(f"run() does not support {name}")
         k, v = _unpack(paged_kv_cache, self._layout)
+        if torch.is_grad_enabled():
+            refuse_gradients(q, k, v)
         if q_scale not in (None, 1.0):
             raise UnsupportedError(f"q_scale is {q_scale}: put it into sm_scale")
         if k.element_size() > 1 and (k_scale not in (None, 1.0) or v_scale not in (None, 1.0)):

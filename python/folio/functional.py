@@ -10,11 +10,11 @@ import numpy as np
 from . import _abi as abi
 from ._arrays import address, array, host_array
 from ._library import check, lib, make
-from ._run import empty, floats, lse_array, run_of, tensor
+from ._run import empty, floats, gradients_wanted, lse_array, refuse_gradients, run_of, tensor
 from .batch import causality
 from .cache import KVCache
 from .context import Context, default_context
-from .errors import ArgumentError
+from .errors import ArgumentError, UnsupportedError
 
 
 def attend(q: Any, k: Any = None, v: Any = None, *, cache: Optional[KVCache] = None, layer: int = 0,
@@ -32,6 +32,8 @@ def attend(q: Any, k: Any = None, v: Any = None, *, cache: Optional[KVCache] = N
     It plans anew in each call. An engine makes a Plan once.
     """
     qa = array(q)
+    if gradients_wanted():
+        refuse_gradients(q, k, v)
     if len(qa.shape) != 3:
         raise ArgumentError(f"q has shape {tuple(qa.shape)}; it must be [tokens, heads, head_size]")
     ctx = context or (cache.context if cache else default_context(qa.device))
@@ -87,6 +89,9 @@ def merge_states(parts: Sequence[tuple], *, context: Optional[Context] = None, s
     tokens, heads, size = first.shape
     states, keep = (abi.folio_state * len(parts))(), []
     for i, (part, part_lse) in enumerate(parts):
+        if gradients_wanted() and any(getattr(t, "requires_grad", False) for t in (part, part_lse)):
+            raise UnsupportedError(f"part {i} requires a gradient, but there is no backward pass: call this under "
+                                   "torch.no_grad() or torch.inference_mode()")
         a = lse_array(ctx, part_lse, f"lse of part {i}", tokens, heads)
         fields, owner = tensor(ctx, part, f"out of part {i}", heads, size)
         keep.append((a, owner))

@@ -12,7 +12,7 @@ from . import _abi as abi
 from ._arrays import Array, array, host_array
 from ._arrays import _BY_NAME as _DTYPES
 from ._library import Handle, check, create, lib, make, packer, text
-from ._run import empty, floats, lse_array, place_check, rows, run_of
+from ._run import empty, floats, gradients_wanted, lse_array, place_check, refuse_gradients, rows, run_of
 from .attention import Attention, Rotary, type_of
 from .batch import Batch, causality
 from .cache import KVCache
@@ -126,6 +126,8 @@ class Plan(Handle):
                  workspace: Any = None) -> Any:
         """forward() with its options packed. Each step here is paid in every layer."""
         ctx, heads = self.context, at.num_heads
+        if gradients_wanted():
+            refuse_gradients(q, k, v)
         run = None
         if not ctx.on_host:
             if stream is None:

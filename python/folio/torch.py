@@ -28,6 +28,7 @@ from typing import Any, Callable, Optional
 
 import torch
 
+from ._run import refuse_gradients
 from .attention import Attention, Rotary, type_of
 from .cache import KVCache
 from .errors import ArgumentError
@@ -88,6 +89,8 @@ class Layer:
                  out: Optional[torch.Tensor] = None) -> torch.Tensor:
         """out of the layer. q [tokens, heads, head_size], k and v [tokens, kv_heads, head_size], or with the last two
         dims joined."""
+        if torch.is_grad_enabled():
+            refuse_gradients(q, k, v)
         if out is None:
             at = self.attention
             if q.dim() == 3 and at.v_head_size == at.head_size and torch.compiler.is_compiling():
@@ -99,6 +102,8 @@ class Layer:
 
     def lse(self, q: torch.Tensor, k: Optional[torch.Tensor] = None, v: Optional[torch.Tensor] = None) -> tuple:
         """(out, lse [tokens, heads]) of the layer."""
+        if torch.is_grad_enabled():
+            refuse_gradients(q, k, v)
         return torch.ops.folio.forward_lse(q, k, v, self.k_cache, self.v_cache, self.key)
 
     def _bind(self, plan: Optional[Plan]) -> Plan:

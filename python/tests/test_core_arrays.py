@@ -385,3 +385,57 @@ def test_contexts_close_before_their_arrays() -> None:
     assert ctx._end.alive
     del b
     assert not ctx._end.alive
+
+
+# --- torch tensors whose memory is not their numbers ---
+
+
+def test_negative_bit_is_rejected() -> None:
+    """The memory of such a tensor holds the numbers with the other sign."""
+    from folio.flash_attn import flash_attn_func
+
+    x = torch.randn(4, 2, 64)
+    negative = torch._neg_view(x)
+    cache = folio.KVCache(num_blocks=2, num_kv_heads=2, head_size=64, dtype="f32")
+    at = folio.Attention(num_heads=2, head_size=64)
+    plan = folio.Plan(at, cache=cache, max_seqs=1, max_query_tokens=4, max_seq_len=32)
+    batch = folio.Batch(cache=cache)
+    batch.add(4, 4, [0])
+    plan.update(batch)
+    want = plan.forward(-x, x, x, cache=cache)
+    for i in range(3):
+        arguments = [x, x, x]
+        arguments[i] = negative
+        for call in (lambda *a: plan.forward(*a, cache=cache), folio.attend,
+                     lambda *a: flash_attn_func(*[t[None] for t in a])):
+            with pytest.raises(folio.ArgumentError, match="resolve_neg"):
+                call(*arguments)
+    with pytest.raises(folio.ArgumentError, match="resolve_neg"):
+        plan.forward(x, x, x, cache=cache, out=negative)
+    with pytest.raises(folio.ArgumentError, match="resolve_neg"):
+        plan.forward(x, x, x, cache=cache, slopes=torch._neg_view(torch.ones(2)))
+    with pytest.raises(folio.ArgumentError, match="resolve_neg"):
+        plan.forward(x, x, x, cache=cache, bias=torch.randn(1, 1, 4, 4, dtype=torch.complex64).conj().imag)
+    with pytest.raises(folio.ArgumentError, match="resolve_neg"):
+        cache.write(0, negative, x, range(4))
+    assert torch.equal(plan.forward(negative.resolve_neg(), x, x, cache=cache), want)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
+def test_sparse_tensors_are_rejected() -> None:
+    x = torch.ones(4, 2, 64)
+    for sparse in (x.to_sparse(), torch.eye(4).to_sparse_csr()):
+        with pytest.raises(folio.ArgumentError, match="layout torch.sparse_"):
+            folio.attend(sparse, x, x)
+
+
+# --- read-only results ---
+
+
+def test_read_only_lse(numpy_step: Step) -> None:
+    plan = numpy_step.plan(numpy_step.attention())
+    plan.update(numpy_step.batch())
+    lse = np.empty((5, 4), np.float32)
+    lse.flags.writeable = False
+    with pytest.raises(folio.ArgumentError, match="^lse is read-only$"):
+        plan.forward(*numpy_step.inputs(), cache=numpy_step.cache, lse=lse)

@@ -245,3 +245,23 @@ def test_cuda_graph(device):
             graph.replay()
             torch.cuda.synchronize()
             check(out, expected(q, range(3), pages)[0])
+
+
+def test_dtypes_of_plan_are_named():
+    pages = torch.zeros(2, 2, 16, 2, 64)
+    wrapper = BatchDecodeWithPagedKVCacheWrapper()
+    wrapper.plan(torch.tensor([0, 1]), torch.tensor([0]), torch.tensor([3]), 2, 2, 64, 16)
+    with pytest.raises(folio.ArgumentError, match="q has dtype float32, but q_data_type of plan.. was float16"):
+        wrapper.run(torch.zeros(1, 2, 64), pages)
+    with pytest.raises(folio.ArgumentError, match="cache has dtype float32, but kv_data_type of plan.. was float16"):
+        wrapper.run(torch.zeros(1, 2, 64, dtype=torch.float16), pages)
+
+
+def test_gradients_are_refused():
+    pages, q = torch.zeros(2, 2, 16, 2, 64), torch.zeros(1, 2, 64, requires_grad=True)
+    wrapper = BatchDecodeWithPagedKVCacheWrapper()
+    wrapper.plan(torch.tensor([0, 1]), torch.tensor([0]), torch.tensor([3]), 2, 2, 64, 16, data_type=torch.float32)
+    with pytest.raises(folio.UnsupportedError, match="no backward pass"):
+        wrapper.run(q, pages)
+    with torch.no_grad():
+        wrapper.run(q, pages)

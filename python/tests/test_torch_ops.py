@@ -227,3 +227,49 @@ def test_cuda_graph_of_device_updates(context, device):
         check(out, step.expected()[0])
         step.k, step.v = saved
     plan.findings()
+
+
+# --- there is no backward pass ---
+
+NO_BACKWARD = "no backward pass: call this under torch.no_grad"
+
+
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_gradients_are_refused(context, device, which):
+    """By everything that takes q, k and v, and by the operators themselves."""
+    step = Step(context, device, [(1, 5)])
+    layer = layer_of(step)
+    tensors = [step.q, *step.new()]
+    tensors[which] = tensors[which].clone().requires_grad_()
+    out = torch.empty_like(step.q)
+    calls = [layer, layer.lse, lambda *a: layer(*a, out=out), lambda *a: step.plan.forward(*a, cache=step.cache),
+             lambda *a: folio.attend(*a, context=context),
+             lambda *a: torch.ops.folio.forward(*a, layer.k_cache, layer.v_cache, layer.key),
+             lambda *a: torch.ops.folio.forward_out(*a, out, layer.k_cache, layer.v_cache, layer.key)]
+    for call in calls:
+        with pytest.raises(folio.UnsupportedError, match=NO_BACKWARD):
+            call(*tensors)
+        for mode in (torch.no_grad, torch.inference_mode):
+            with mode():
+                call(*tensors)
+
+
+def test_gradients_are_refused_in_compiled_code(context, device):
+    step = Step(context, device, LENS)
+    layer = layer_of(step)
+    k, v = step.new()
+    compiled = torch.compile(lambda q, k, v: layer(q, k, v) * 2, fullgraph=True)
+    q = step.q.clone().requires_grad_()
+    with pytest.raises(Exception, match="no backward pass|Observed exception"):
+        compiled(q, k, v)
+    with torch.no_grad():
+        check(compiled(q, k, v), 2 * step.expected()[0])
+    with torch.inference_mode():
+        check(compiled(q, k, v), 2 * step.expected()[0])
+    check(compiled(step.q, k, v), 2 * step.expected()[0])  # grad mode, but nothing requires a gradient
+
+
+def test_merging_refuses_gradients():
+    out, lse = torch.randn(2, 3, 8), torch.randn(2, 3)
+    with pytest.raises(folio.UnsupportedError, match="part 1 requires a gradient"):
+        folio.merge_states([(out, lse), (out.clone().requires_grad_(), lse)])
