@@ -245,5 +245,14 @@ def host_array(value: Any, dtype: Any, name: str) -> Optional[np.ndarray]:
     return np.ascontiguousarray(result, dtype)
 
 
+def table_array(value: Any, name: str) -> Optional[np.ndarray]:
+    """host_array of block tables. Lists of different lengths are filled up with -1, which is no block."""
+    if isinstance(value, (list, tuple)) and all(hasattr(row, "__len__") for row in value):
+        width = max(map(len, value), default=0)
+        if any(len(row) != width for row in value):
+            value = [[*row, *[-1] * (width - len(row))] for row in value]
+    return host_array(value, np.int32, name)
+
+
 def address(value: Optional[np.ndarray]) -> Optional[int]:
     return None if value is None else value.__array_interface__["data"][0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import operator
 import os
 import struct
 import weakref
@@ -53,14 +54,22 @@ def check(status: int) -> None:
         raise _ERRORS.get(status, errors.Error)(lib.folio_last_error().decode())
 
 
-def make(kind: type, **fields: Any) -> Any:
+_PYTHON_NAMES = {"k_head_size": "head_size"}  # fields whose arguments have other names
+
+
+def make(kind: Any, **fields: Any) -> Any:
     """A struct with its struct_size set. Fields that are None stay 0, the default."""
     result = kind(struct_size=ctypes.sizeof(kind))
     for name, value in fields.items():
         if value is not None:
-            setattr(result, name, value)
+            try:
+                setattr(result, name, value)
+            except TypeError:
+                wanted = "a number" if dict(kind._fields_)[name] in (ctypes.c_float, ctypes.c_double) else "an integer"
+                raise errors.ArgumentError(f"{_PYTHON_NAMES.get(name, name)} is {value!r}; it must be "
+                                           f"{wanted}") from None
             if isinstance(value, int) and (getattr(result, name) or 0) != value:  # ctypes cuts numbers off silently
-                raise errors.ArgumentError(f"{name} = {value} is outside of its C type")
+                raise errors.ArgumentError(f"{_PYTHON_NAMES.get(name, name)} = {value} is outside of its C type")
     return result
 
 
@@ -154,6 +163,33 @@ class Handle:
 
     def __exit__(self, *_: Any) -> None:
         self.close()
+
+
+def handle_of(value: Any, kind: Any, name: str) -> int:
+    """The address of an argument that must be an object of this class."""
+    if not isinstance(value, kind):
+        raise errors.ArgumentError(f"{name} is {type(value).__name__} {value!r}; it must be a folio.{kind.__name__}")
+    return value._as_parameter_
+
+
+def integer(value: Any, name: str, low: int = -2**31, high: int = 2**31 - 1) -> int:
+    """An argument that must be an integer. ctypes would cut larger ones off silently."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise errors.ArgumentError(f"{name} is {value!r}; it must be an integer") from None
+    if not low <= number <= high:
+        raise errors.ArgumentError(f"{name} = {number} is outside [{low}, {high}]")
+    return number
+
+
+def pair(value: Any, name: str) -> tuple[int, int]:
+    """(left, right) of a window."""
+    try:
+        left, right = value
+    except (TypeError, ValueError):
+        raise errors.ArgumentError(f"{name} is {value!r}; it must be (left, right)") from None
+    return integer(left, f"{name}[0]"), integer(right, f"{name}[1]")
 
 
 def create(call: Any, *arguments: Any) -> int:

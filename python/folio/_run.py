@@ -10,8 +10,9 @@ import numpy as np
 from . import _abi as abi
 from ._arrays import _BY_NAME as _DTYPE_BY_NAME
 from ._arrays import DTYPE_NAMES, TORCH_DTYPES, Array, array, host_array, is_torch, numpy_dtype
-from ._library import packer
+from ._library import handle_of, packer
 from .context import Context
+from .device import DeviceArray
 from .errors import ArgumentError, UnsupportedError
 
 _RUN = packer(abi.folio_run)
@@ -25,7 +26,8 @@ def run_of(context: Context, like: Any = None, stream: Optional[int] = None, wor
         return _RUN.pack(_RUN.size, (context.stream(like) if stream is None else stream) or 0, 0, 0)
     if stream is None:
         stream = context.stream(like)
-    return _RUN.pack(_RUN.size, stream or 0, workspace._as_parameter_, workspace.nbytes)
+    memory = handle_of(workspace, DeviceArray, "workspace")
+    return _RUN.pack(_RUN.size, stream or 0, memory, workspace.nbytes)
 
 
 _grad_enabled: Any = None  # torch.is_grad_enabled, once torch is there
@@ -160,8 +162,6 @@ def empty(context: Context, shape: tuple, dtype: int, like: Any) -> Any:
         return cupy.empty(shape, numpy_dtype(dtype))
     if context.place[0] == "cpu":
         return np.empty(shape, numpy_dtype(dtype))
-    from .device import DeviceArray
-
     return DeviceArray(context, shape, DTYPE_NAMES[dtype])
 
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from . import _abi as abi
 from ._arrays import DTYPE_NAMES, address, dtype_of, host_array
-from ._library import Handle, create, lib, make
-from .context import Context, default_context
+from ._library import Handle, create, integer, lib, make, pair
+from .context import Context, given_or_default
 from .errors import ArgumentError
 
 TYPES = {"decoder": 0, "encoder": 1, "encoder_only": 2, "encoder_decoder": 3}
@@ -38,13 +38,14 @@ class Attention(Handle):
                  head_size: int, v_head_size: Optional[int] = None, dtype: Any = "f32", kv_dtype: Any = None,
                  scale: Optional[float] = None, window: Optional[Sequence[int]] = None,
                  soft_cap: Optional[float] = None, v_in_k: bool = False) -> None:
-        self.context = context or default_context()
+        self.context = given_or_default(context)
         desc = make(abi.folio_attention_desc, num_heads=num_heads, num_kv_heads=num_kv_heads or 0,
                     k_head_size=head_size, v_head_size=v_head_size or 0, dtype=dtype_of(dtype),
                     kv_dtype=dtype_of(kv_dtype) if kv_dtype is not None else 0, scale=scale or 0.0,
                     soft_cap=soft_cap or 0.0, v_in_k=int(v_in_k))
-        if window is not None and tuple(window) != (-1, -1):
-            desc.windowed, desc.window_left, desc.window_right = 1, window[0], window[1]
+        left, right = (-1, -1) if window is None else pair(window, "window")
+        if (left, right) != (-1, -1):
+            desc.windowed, desc.window_left, desc.window_right = 1, left, right
         handle = create(lib.folio_attention_create, self.context, ctypes.byref(desc))
         super().__init__(handle, lib.folio_attention_destroy, self.context)
         self.num_heads, self.num_kv_heads = num_heads, num_kv_heads or num_heads
@@ -73,10 +74,14 @@ class Rotary(Handle):
     def __init__(self, context: Optional[Context] = None, *, num_dims: int, num_positions: int, first_dim: int = 0,
                  pairing: str = "halves", theta: float = 0.0, scaling: str = "none", cos: Any = None, sin: Any = None,
                  frequencies: Any = None, **fields: Any) -> None:
-        self.context = context or default_context()
+        self.context = given_or_default(context)
         if pairing not in _PAIRINGS or scaling not in _SCALINGS:
             raise ArgumentError(f"pairing must be one of {', '.join(_PAIRINGS)}, "
                                 f"and scaling one of {', '.join(_SCALINGS)}")
+        for name in fields:
+            if not hasattr(abi.folio_rotary_desc, name):
+                raise TypeError(f"Rotary() has no argument {name!r}")
+        integer(num_dims, "num_dims")
         tables = [host_array(cos, np.float32, "cos"), host_array(sin, np.float32, "sin")]
         for name, table in zip(("cos", "sin"), tables):
             if table is not None and table.shape != (num_positions, num_dims // 2):

@@ -8,12 +8,12 @@ from typing import Any, Iterable, Optional
 import numpy as np
 
 from . import _abi as abi
-from ._arrays import address, host_array, required_array
-from ._library import Handle, check, create, fill, lib, make
+from ._arrays import address, host_array, required_array, table_array
+from ._library import Handle, check, create, fill, handle_of, integer, lib, make
 from ._run import run_of
 from .attention import type_of
 from .cache import KVCache
-from .context import Context, default_context
+from .context import Context, given_or_default
 from .errors import ArgumentError
 
 _PHASES = {"auto": abi.FOLIO_PHASE_AUTO, "prefill": abi.FOLIO_PHASE_PREFILL, "decode": abi.FOLIO_PHASE_DECODE}
@@ -34,9 +34,9 @@ class Batch(Handle):
 
     def __init__(self, context: Optional[Context] = None, *, block_size: int = 0, cache: Optional[KVCache] = None,
                  decode_query_len: int = 0) -> None:
-        self.context = context or (cache.context if cache else default_context())
-        desc = make(abi.folio_batch_desc, block_size=block_size, decode_query_len=decode_query_len,
-                    cache=cache._as_parameter_ if cache else None)
+        given = None if cache is None else handle_of(cache, KVCache, "cache")
+        self.context = given_or_default(context) if context is not None or cache is None else cache.context
+        desc = make(abi.folio_batch_desc, block_size=block_size, decode_query_len=decode_query_len, cache=given)
         super().__init__(create(lib.folio_batch_create, self.context, ctypes.byref(desc)), lib.folio_batch_destroy,
                          self.context)
 
@@ -48,12 +48,12 @@ class Batch(Handle):
             first_query_pos: Optional[int] = None, first_key_pos: Optional[int] = None, encoder_len: int = 0,
             encoder_new_len: int = 0, cross_block_table: Any = None, cross_slots: Any = None) -> None:
         """Appends a sequence: query_len new tokens, seq_len cached and new ones, in the blocks of its table."""
-        table = host_array(block_table, np.int32, "block_table")
-        cross = host_array(cross_block_table, np.int32, "cross_block_table")
-        given = host_array(slots, np.int64, "slots")
+        table = _list(block_table, np.int32, "block_table")
+        cross = _list(cross_block_table, np.int32, "cross_block_table")
+        given = _list(slots, np.int64, "slots")
         if given is not None and given.size != query_len:
             raise ArgumentError(f"slots has {given.size} entries, but query_len is {query_len}")
-        cross_given = host_array(cross_slots, np.int64, "cross_slots")
+        cross_given = _list(cross_slots, np.int64, "cross_slots")
         if cross_given is not None and cross_given.size != encoder_new_len:
             raise ArgumentError(f"cross_slots has {cross_given.size} entries, but encoder_new_len is {encoder_new_len}")
         seq = make(abi.folio_batch_seq, query_len=query_len, seq_len=seq_len, padding=int(padding),
@@ -63,8 +63,9 @@ class Batch(Handle):
                    num_cross_blocks=0 if cross is None else cross.size, cross_slots=address(cross_given))
         if first_query_pos is not None or first_key_pos is not None:
             seq.positions_given = 1
-            seq.first_query_pos = seq_len - query_len if first_query_pos is None else first_query_pos
-            seq.first_key_pos = first_key_pos or 0
+            first = seq_len - query_len if first_query_pos is None else first_query_pos
+            seq.first_query_pos = integer(first, "first_query_pos", -2**63, 2**63 - 1)
+            seq.first_key_pos = integer(first_key_pos or 0, "first_key_pos", -2**63, 2**63 - 1)
         check(lib.folio_batch_add(self._as_parameter_, ctypes.byref(seq)))
 
     def _arrays(self, num_seqs: int, query_start: Any, seq_lens: Any, options: dict) -> tuple:
@@ -92,8 +93,9 @@ class Batch(Handle):
 
     def set_block_tables(self, block_tables: Any, seq_lens: Any, query_start: Any = None, *,
                          cross_block_tables: Any = None, **options: Any) -> None:
-        """Replaces all sequences. block_tables [seqs, blocks] (None: no cache), seq_lens [seqs], query_start
-        [seqs + 1] (None: one token each). Options are the arrays of folio_batch_arrays, such as slot_mapping."""
+        """Replaces all sequences. block_tables [seqs, blocks] (None: no cache; lists may differ in length), seq_lens
+        [seqs], query_start [seqs + 1] (None: one token each). Options are the arrays of folio_batch_arrays, such as
+        slot_mapping."""
         lens = required_array(seq_lens, np.int32, "seq_lens")
         arrays, keep = self._arrays(lens.size, query_start, lens, options)
         tables = _table(block_tables, lens.size, "block_tables")
@@ -126,10 +128,12 @@ class Batch(Handle):
 
     def add_sequences(self, sequences: Iterable[Any], layer_group: int = 0, *, stream: Optional[int] = None) -> None:
         """Appends sequences of a pool: their reserved but not committed tokens are the rows of this step."""
-        handles = [s._as_parameter_ for s in sequences]
+        from .pool import Sequence  # which imports this module
+
+        handles = [handle_of(s, Sequence, f"sequences[{i}]") for i, s in enumerate(sequences)]
         array = (ctypes.c_void_p * len(handles))(*handles)
-        check(lib.folio_batch_add_sequences(self._as_parameter_, layer_group, array, len(handles),
-                                            run_of(self.context, None, stream)))
+        check(lib.folio_batch_add_sequences(self._as_parameter_, integer(layer_group, "layer_group"), array,
+                                            len(handles), run_of(self.context, None, stream)))
 
     def info(self) -> dict:
         """Counts: num_seqs, num_query_tokens, num_prefills, num_decodes, max_seq_len and so on."""
@@ -154,8 +158,16 @@ class Batch(Handle):
         return result
 
 
+def _list(value: Any, dtype: Any, name: str) -> Optional[np.ndarray]:
+    """A flat array."""
+    result = host_array(value, dtype, name)
+    if result is not None and result.ndim != 1:
+        raise ArgumentError(f"{name} has shape {result.shape}; it must have one dim")
+    return result
+
+
 def _table(value: Any, num_seqs: int, name: str) -> Optional[np.ndarray]:
-    table = host_array(value, np.int32, name)
+    table = table_array(value, name)
     if table is not None and (table.ndim != 2 or table.shape[0] != num_seqs):
         raise ArgumentError(f"{name} has shape {table.shape}; it must be [{num_seqs}, blocks]")
     return table

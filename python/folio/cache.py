@@ -9,9 +9,9 @@ import numpy as np
 
 from . import _abi as abi
 from ._arrays import DTYPE_NAMES, Array, address, array, dtype_of, is_contiguous, required_array, numpy_dtype
-from ._library import Handle, check, create, lib, make, text
+from ._library import Handle, check, create, handle_of, integer, lib, make, text
 from ._run import empty, run_of, tensor
-from .context import Context, default_context
+from .context import Context, given_or_default
 from .device import ArrayView
 from .errors import ArgumentError
 
@@ -64,7 +64,7 @@ class KVCache(Handle):
     def __init__(self, context: Optional[Context] = None, *, num_blocks: int, block_size: int = 16, num_kv_heads: int,
                  head_size: int, dtype: Any, num_layers: int = 1, v_head_size: Optional[int] = None,
                  layout: str = "native", v_in_k: bool = False) -> None:
-        self.context = context or default_context()
+        self.context = given_or_default(context)
         desc = _desc(num_layers, num_blocks, block_size, num_kv_heads, head_size, v_head_size, dtype, layout, v_in_k)
         handle = create(lib.folio_kv_cache_create, self.context, ctypes.byref(desc))
         super().__init__(handle, lib.folio_kv_cache_destroy, self.context)
@@ -80,7 +80,7 @@ class KVCache(Handle):
 
     def _view(self, layer: int) -> Any:
         view = make(abi.folio_kv_cache_view)
-        check(lib.folio_kv_cache_get_view(self._as_parameter_, layer, ctypes.byref(view)))
+        check(lib.folio_kv_cache_get_view(self._as_parameter_, integer(layer, "layer"), ctypes.byref(view)))
         return view
 
     def arrays(self, layer: int = 0) -> tuple:
@@ -112,7 +112,7 @@ class KVCache(Handle):
         if not arrays:
             raise ArgumentError("k is empty; it must have an array for each layer")
         values = [array(a) for a in v] if v is not None else None
-        ctx = context or default_context(arrays[0].device)
+        ctx = given_or_default(context, arrays[0].device)
         for name, group in (("k", arrays), ("v", values or [])):
             for i, a in enumerate(group):
                 if a.device != ctx.place:
@@ -147,7 +147,8 @@ class KVCache(Handle):
             raise ArgumentError(f"slots has {index.size} entries, but k has {kt.tokens} rows")
         if v is not None:
             fields.v, va = tensor(ctx, v, "v", self.num_kv_heads, self.v_head_size)
-        check(lib.folio_kv_cache_write(self._as_parameter_, layer, ctypes.byref(fields), run_of(ctx, k, stream)))
+        check(lib.folio_kv_cache_write(self._as_parameter_, integer(layer, "layer"), ctypes.byref(fields),
+                                       run_of(ctx, k, stream)))
 
     def gather(self, layer: int, slots: Any, *, dtype: Any = None, k_scale: float = 0.0, v_scale: float = 0.0,
                like: Any = None, stream: Optional[int] = None) -> tuple:
@@ -160,14 +161,18 @@ class KVCache(Handle):
         fields = make(abi.folio_kv_gather, slots=address(index), num_slots=index.size, k_scale=k_scale, v_scale=v_scale,
                       k=tensor(ctx, k, "k", self.num_kv_heads, self.head_size)[0],
                       v=tensor(ctx, v, "v", self.num_kv_heads, self.v_head_size)[0])
-        check(lib.folio_kv_cache_gather(self._as_parameter_, layer, ctypes.byref(fields), run_of(ctx, like, stream)))
+        check(lib.folio_kv_cache_gather(self._as_parameter_, integer(layer, "layer"), ctypes.byref(fields),
+                                        run_of(ctx, like, stream)))
         return k, v
 
     def copy_blocks(self, pairs: Any, to: Optional["KVCache"] = None, *, stream: Optional[int] = None) -> None:
         """Copies whole blocks of all layers. pairs: (from, to) of each; into another cache if `to` is given."""
-        index = required_array(pairs, np.int64, "pairs").reshape(-1, 2)
-        check(lib.folio_kv_cache_copy_blocks(self._as_parameter_, (to or self)._as_parameter_, address(index),
-                                             len(index), run_of(self.context, None, stream)))
+        index = required_array(pairs, np.int64, "pairs")
+        if index.size and (index.ndim != 2 or index.shape[1] != 2):
+            raise ArgumentError(f"pairs has shape {index.shape}; it must be [n, 2]: (from, to) of each")
+        target = self._as_parameter_ if to is None else handle_of(to, KVCache, "to")
+        check(lib.folio_kv_cache_copy_blocks(self._as_parameter_, target, address(index), index.size // 2,
+                                             run_of(self.context, None, stream)))
 
     def __repr__(self) -> str:
         return (f"<folio.KVCache {self.num_layers} layers, {self.num_blocks} blocks of {self.block_size} tokens, "

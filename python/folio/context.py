@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Optional, Union
 
 from . import _abi as abi
-from ._library import Handle, check, create, fill, lib, make, text
+from ._library import Handle, check, create, fill, handle_of, integer, lib, make, text
 from .errors import ArgumentError, UnsupportedError
 
 
@@ -37,7 +37,8 @@ def _openmp_runtime() -> ctypes.CDLL:
     are those that torch calls.
     """
     with open("/proc/self/maps", encoding="utf-8") as maps:
-        paths = dict.fromkeys(fields[5].strip() for fields in (line.split(maxsplit=5) for line in maps) if len(fields) > 5)
+        lines = [line.split(maxsplit=5) for line in maps]
+    paths = dict.fromkeys(fields[5].strip() for fields in lines if len(fields) > 5)
     of_torch = [path for path in paths if path.endswith("/libtorch_cpu.so")]
     for path in of_torch + [path for path in paths if re.search(r"/lib(gomp|iomp5|omp)\b", path)]:
         runtime = ctypes.CDLL(path)
@@ -84,19 +85,27 @@ class Context(Handle):
 
     def __init__(self, backend: str = "auto", *, device: int = 0, threads: Union[int, str, None] = None,
                  level: Optional[str] = None, pin_threads: bool = False, cuda_library: Optional[str] = None) -> None:
+        if not isinstance(backend, str):
+            raise ArgumentError(f"backend is {backend!r}; it must be one of auto, {', '.join(backends())}")
         desc = make(abi.folio_context_desc, backend=backend.encode(), device=device, pin_threads=int(pin_threads),
                     level=level.encode() if level else None)
-        keep = None
+        keep, path = None, None
         if threads == "openmp":
             desc.executor, keep = _openmp_executor(None)
         elif isinstance(threads, str):
             raise ArgumentError(f'threads is {threads!r}; it must be a number, None or "openmp"')
         else:
-            desc.num_threads = threads or 0
+            desc.num_threads = integer(threads or 0, "threads")
         if backend == "cuda":
             path = cuda_library or _cuda_library()
             desc.cuda_library = path.encode() if path else None
-        super().__init__(create(lib.folio_context_create, ctypes.byref(desc)), lib.folio_context_destroy, keep)
+        try:
+            handle = create(lib.folio_context_create, ctypes.byref(desc))
+        except UnsupportedError as error:
+            if backend != "cuda" or path:
+                raise
+            raise UnsupportedError(f"{error}. For Python it is in the package folio-attention-cuda") from None
+        super().__init__(handle, lib.folio_context_destroy, keep)
         info = fill(lib.folio_context_get_info, self, abi.folio_context_info)
         self.backend = text(info.backend)
         self.level = text(info.level)
@@ -154,6 +163,14 @@ def default_context(place: tuple = ("cpu", 0)) -> Context:
             else:
                 _defaults[place] = Context(threads="openmp" if "torch" in sys.modules else None)
         return _defaults[place]
+
+
+def given_or_default(context: Optional[Context], place: tuple = ("cpu", 0)) -> Context:
+    """The argument `context` of a call."""
+    if context is None:
+        return default_context(place)
+    handle_of(context, Context, "context")
+    return context
 
 
 def backends() -> list[str]:

@@ -23,6 +23,7 @@ import numpy as np
 from . import _abi as abi
 from . import _oneshot
 from ._arrays import _BY_NAME, Array, array, is_torch, required_array
+from ._library import pair
 from ._run import empty, place_check, refuse_gradients
 from .attention import Rotary
 from .context import Context, default_context
@@ -44,7 +45,8 @@ def flash_attn_varlen_func(q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens
     [num_blocks, page_size, kv_heads, size]. cu_seqlens_q and _k: int32 [seqs + 1], where each sequence begins;
     seqused_k int32 [seqs] gives the lengths of the keys instead. s_aux: sinks [heads]. Returns out, or (out, lse
     [heads, total_q]) with return_softmax_lse, or (out, lse, None) with return_attn_probs. `deterministic` changes
-    nothing: results always are.
+    nothing: results always are. Rows behind the last sequence get zeros on a CPU, and hold anything on a GPU; in an
+    `out` that was given they stay as they are.
     """
     _check_common(dropout_p, (q, k, v))
     left, right = _window(window_size)
@@ -138,10 +140,18 @@ def _check_common(dropout_p: float, tensors: tuple) -> None:
 def _window(window: Any) -> tuple:
     if window is None:
         return -1, -1
-    if len(window) != 2:
-        raise ArgumentError(f"window_size has {len(window)} numbers; it must be (left, right)")
-    left, right = (-1 if n is None or n < 0 else int(n) for n in window)
-    return left, right
+    if type(window) in (tuple, list) and None in window:
+        window = [-1 if n is None else n for n in window]
+    left, right = pair(window, "window_size")
+    return max(left, -1), max(right, -1)
+
+
+def _is_table(block_table: Any) -> bool:
+    """Whether there is a block table."""
+    if block_table is not None and getattr(block_table, "ndim", 0) != 2:
+        shape = tuple(getattr(block_table, "shape", ()))
+        raise ArgumentError(f"block_table has shape {shape}; it must be an int32 array [seqs, blocks]")
+    return block_table is not None
 
 
 def _numbers(context: Context, value: Any, name: str, heads: int, seqs: int) -> Any:
@@ -209,7 +219,9 @@ def _starts(value: Any, name: str, rows: int) -> np.ndarray:
 def _varlen(q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, max_q: Optional[int], max_k: Optional[int],
             scale: Optional[float], causal: bool, left: int, right: int, softcap: float, slopes: Any, block_table: Any,
             used: Any, sinks: Any, want_lse: bool, out: Any = None) -> tuple:
-    paged = block_table is not None
+    paged = _is_table(block_table)
+    if not hasattr(cu_q, "__len__"):
+        raise ArgumentError(f"cu_seqlens_q is {cu_q!r}; it must be int32 [seqs + 1]")
     call = _Call(q, k, v, 3, "total_q, heads, size", 4 if paged else 3,
                  "num_blocks, page_size, kv_heads, size" if paged else "total_k, kv_heads, size")
     seqs = len(cu_q) - 1
@@ -219,18 +231,21 @@ def _varlen(q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, max_q: Optional[int], 
     result, lse = call.outputs(q, call.q.shape[0], want_lse)
     if out is not None:
         result = out
-    if seqs > 0 and call.k.shape[0] == 0:  # nobody sees a key, and the library takes no cache without blocks
+    if seqs < 1:  # all rows are behind the last sequence
+        if call.context.on_host and out is None:
+            _fill_unseen(result, None if lse is None else lse.T, None)
+    elif call.k.shape[0] == 0:  # nobody sees a key, and the library takes no cache without blocks
         _fill_unseen(result, None if lse is None else lse.T, sinks)
-    elif seqs > 0:
+    else:
         run = _varlen_host if call.context.on_host else _varlen_device
         run(call, at, q, k, v, cu_q, cu_k, max_q, max_k, causal, left, right, slopes, block_table, used, sinks, result,
-            None if lse is None else lse.T)
+            None if lse is None else lse.T, out is None)
     return result, lse
 
 
 def _varlen_host(call: _Call, at: Any, q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, max_q: Any, max_k: Any,
                  causal: bool, left: int, right: int, slopes: Any, block_table: Any, used: Any, sinks: Any, out: Any,
-                 lse: Any) -> None:
+                 lse: Any, fresh: bool) -> None:
     plain = not causal and left < 0 and right < 0 and slopes is None
     key = ("varlen", call.q.shape[0], call.k.shape[0], causal, plain, _oneshot.contents(cu_q, "cu_seqlens_q"),
            _oneshot.contents(cu_k, "cu_seqlens_k"), _oneshot.contents(used, "seqused_k"),
@@ -238,6 +253,7 @@ def _varlen_host(call: _Call, at: Any, q: Any, k: Any, v: Any, cu_q: Any, cu_k: 
     step, total, rows, size = _oneshot.kept.steps.find(
         key, lambda: _varlen_step(call, cu_q, cu_k, causal, plain, block_table, used))
     if total < call.q.shape[0]:
+        _fill_unseen(out[total:] if fresh else out[:0], None if lse is None else lse[total:], None)
         q, out, lse = q[:total], out[:total], None if lse is None else lse[:total]
     if block_table is not None:
         _oneshot.host_forward(at, step, q, out, lse, cache=_paged(call), slopes=slopes, sinks=sinks)
@@ -302,7 +318,7 @@ def _rows_as_blocks(call: _Call, rows: int, size: int) -> Any:
 
 def _varlen_device(call: _Call, at: Any, q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, max_q: Optional[int],
                    max_k: Optional[int], causal: bool, left: int, right: int, slopes: Any, block_table: Any, used: Any,
-                   sinks: Any, out: Any, lse: Any) -> None:
+                   sinks: Any, out: Any, lse: Any, fresh: bool) -> None:
     torch = _torch()
     seqs, rows = cu_q.shape[0] - 1, call.q.shape[0]
     same = block_table is None and used is None and cu_q.data_ptr() == cu_k.data_ptr()
@@ -425,7 +441,7 @@ def _cache_rows(call: _Call) -> tuple:
 def _kvcache(q: Any, k_cache: Any, v_cache: Any, k: Any, v: Any, cos: Any, sin: Any, lens: Any, len_number: Any,
              batch_idx: Any, block_table: Any, scale: Optional[float], causal: bool, left: int, right: int,
              softcap: float, interleaved: bool, slopes: Any, sinks: Any, want_lse: bool) -> tuple:
-    paged = block_table is not None
+    paged = _is_table(block_table)
     call = _Call(q, k_cache, v_cache, 4, "seqs, queries, heads, size", 4,
                  "num_blocks, page_size, kv_heads, size" if paged else "cache_seqs, max_len, kv_heads, size")
     seqs, queries = call.q.shape[0], call.q.shape[1]

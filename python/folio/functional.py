@@ -8,12 +8,12 @@ from typing import Any, Optional, Sequence
 import numpy as np
 
 from . import _abi as abi
-from ._arrays import address, array, host_array
-from ._library import check, lib, make
+from ._arrays import address, array, host_array, table_array
+from ._library import check, handle_of, lib, make, pair
 from ._run import empty, floats, gradients_wanted, lse_array, refuse_gradients, run_of, tensor
 from .batch import causality
 from .cache import KVCache
-from .context import Context, default_context
+from .context import Context, given_or_default
 from .errors import ArgumentError, UnsupportedError
 
 
@@ -36,11 +36,12 @@ def attend(q: Any, k: Any = None, v: Any = None, *, cache: Optional[KVCache] = N
         refuse_gradients(q, k, v)
     if len(qa.shape) != 3:
         raise ArgumentError(f"q has shape {tuple(qa.shape)}; it must be [tokens, heads, head_size]")
-    ctx = context or (cache.context if cache else default_context(qa.device))
+    memory = None if cache is None else handle_of(cache, KVCache, "cache")
+    ctx = given_or_default(context, qa.device) if context is not None or cache is None else cache.context
     tokens, heads, size = qa.shape
     starts = host_array(query_start, np.int32, "query_start")
     lens = host_array(seq_lens, np.int32, "seq_lens")
-    tables = host_array(block_tables, np.int32, "block_tables")
+    tables = table_array(block_tables, "block_tables")
     num_seqs = starts.size - 1 if starts is not None else lens.size if lens is not None else 1
     for name, value, count in (("query_start", starts, num_seqs + 1), ("seq_lens", lens, num_seqs)):
         if value is not None and value.shape != (count,):
@@ -48,19 +49,20 @@ def attend(q: Any, k: Any = None, v: Any = None, *, cache: Optional[KVCache] = N
     if tables is not None and (tables.ndim != 2 or tables.shape[0] != num_seqs):
         raise ArgumentError(f"block_tables has shape {tables.shape}; it must be [{num_seqs}, blocks]")
     if k is not None:
-        kv_heads, v_size = array(k).shape[1], (array(v).shape[2] if v is not None else 0)
+        kv_heads, v_size = _dims(k, "k")[1], (_dims(v, "v")[2] if v is not None else 0)
     elif cache is not None:
         kv_heads, v_size = cache.num_kv_heads, cache.v_head_size
     else:
         raise ArgumentError("k and v are missing; without them a cache must be given")
     v_size = v_size or (cache.v_head_size if cache else size)
     fields = make(abi.folio_attend_args, num_heads=heads, num_kv_heads=kv_heads, k_head_size=size, v_head_size=v_size,
-                  cache=cache._as_parameter_ if cache else None, layer=layer, causality=causality(causal),
+                  cache=memory, layer=layer, causality=causality(causal),
                   num_seqs=num_seqs, query_start=address(starts), seq_lens=address(lens), block_tables=address(tables),
                   row_stride=0 if tables is None else tables.shape[1], scale=scale, soft_cap=soft_cap,
                   k_scale=k_scale, v_scale=v_scale)
-    if window is not None and tuple(window) != (-1, -1):
-        fields.windowed, fields.window_left, fields.window_right = 1, window[0], window[1]
+    left, right = (-1, -1) if window is None else pair(window, "window")
+    if (left, right) != (-1, -1):
+        fields.windowed, fields.window_left, fields.window_right = 1, left, right
     fields.q, keep_q = tensor(ctx, q, "q", heads, size, stream=stream)
     if k is not None:
         fields.k, keep_k = tensor(ctx, k, "k", kv_heads, size, stream=stream)
@@ -78,6 +80,13 @@ def attend(q: Any, k: Any = None, v: Any = None, *, cache: Optional[KVCache] = N
     return (out, lse_out) if lse else out
 
 
+def _dims(value: Any, name: str) -> tuple:
+    shape = tuple(array(value).shape)
+    if len(shape) != 3:
+        raise ArgumentError(f"{name} has shape {shape}; it must be [tokens, kv_heads, head_size]")
+    return shape
+
+
 def merge_states(parts: Sequence[tuple], *, context: Optional[Context] = None, stream: Optional[int] = None) -> tuple:
     """(out, lse) over all keys from (out, lse) over parts of them, folded from the first part to the last."""
     if not parts:
@@ -85,7 +94,7 @@ def merge_states(parts: Sequence[tuple], *, context: Optional[Context] = None, s
     first = array(parts[0][0])
     if len(first.shape) != 3:
         raise ArgumentError(f"out of part 0 has shape {tuple(first.shape)}; it must be [tokens, heads, head_size]")
-    ctx = context or default_context(first.device)
+    ctx = given_or_default(context, first.device)
     tokens, heads, size = first.shape
     states, keep = (abi.folio_state * len(parts))(), []
     for i, (part, part_lse) in enumerate(parts):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import struct
 import sys
 from typing import Any, Optional, Sequence, Union
 
@@ -11,17 +12,18 @@ import numpy as np
 from . import _abi as abi
 from ._arrays import Array, array, host_array
 from ._arrays import _BY_NAME as _DTYPES
-from ._library import Handle, check, create, lib, make, packer, text
+from ._library import Handle, check, create, handle_of, integer, lib, make, packer, text
 from ._run import empty, floats, gradients_wanted, lse_array, place_check, refuse_gradients, rows, run_of
 from .attention import Attention, Rotary, type_of
 from .batch import Batch, causality
 from .cache import KVCache
-from .context import Context
+from .context import Context, given_or_default
 from .device import DeviceArray
 from .errors import ArgumentError
 
 _attention_forward = lib.folio_attention_forward
 _HEAD = packer(abi.folio_tensors, end="slopes")  # what every forward gives
+type_ = type  # forward() has an argument of that name
 _TAIL = packer(abi.folio_tensors, first="slopes")  # what few do
 
 
@@ -44,12 +46,13 @@ class Plan(Handle):
         self.attentions = [attentions] if isinstance(attentions, Attention) else list(attentions)
         if not self.attentions:
             raise ArgumentError("attentions is empty")
-        self.context = context or self.attentions[0].context
-        handles = (ctypes.c_void_p * len(self.attentions))(*[a._as_parameter_ for a in self.attentions])
+        handles = (ctypes.c_void_p * len(self.attentions))(
+            *[handle_of(a, Attention, f"attentions[{i}]") for i, a in enumerate(self.attentions)])
+        self.context = self.attentions[0].context if context is None else given_or_default(context)
         desc = make(abi.folio_plan_desc, attentions=ctypes.addressof(handles), num_attentions=len(self.attentions),
                     block_size=block_size, num_blocks=num_blocks, cross_num_blocks=cross_num_blocks,
-                    cache=cache._as_parameter_ if cache else None, max_seqs=max_seqs,
-                    cross_cache=cross_cache._as_parameter_ if cross_cache else None,
+                    cache=None if cache is None else handle_of(cache, KVCache, "cache"), max_seqs=max_seqs,
+                    cross_cache=None if cross_cache is None else handle_of(cross_cache, KVCache, "cross_cache"),
                     max_query_tokens=max_query_tokens, max_seq_len=max_seq_len, max_encoder_tokens=max_encoder_tokens,
                     max_query_len=max_query_len,
                     flags=abi.FOLIO_PLAN_GRAPH * graph | abi.FOLIO_PLAN_BATCH_INVARIANT * batch_invariant)
@@ -64,7 +67,8 @@ class Plan(Handle):
 
     def update(self, batch: Batch, *, stream: Optional[int] = None) -> None:
         """Prepares the plan for this step's batch, which must not change until the next update."""
-        check(lib.folio_plan_update(self._as_parameter_, batch._as_parameter_, run_of(self.context, None, stream)))
+        check(lib.folio_plan_update(self._as_parameter_, handle_of(batch, Batch, "batch"),
+                                    run_of(self.context, None, stream)))
         self._batch = batch
 
     def update_device(self, *, seq_lens: Any, block_tables: Any = None, query_start: Any = None,
@@ -107,17 +111,21 @@ class Plan(Handle):
         new_workspace(), if several threads run this plan at once; the plan's own serves one at a time.
         """
         at = self._attention(attention)
+        if type_(layer) is not int or layer >> 31:
+            layer = integer(layer, "layer")
+        if cache is not None and type_(cache) is not KVCache:
+            handle_of(cache, KVCache, "cache")
         tail, keep = b"", None
         if (slopes is not None or sinks is not None or bias is not None or rotary is not None or append or k_scale
                 or v_scale or k_head_scales is not None or v_head_scales is not None):
             tail, keep = options(self.context, at, slopes, sinks, bias, k_scale, v_scale, k_head_scales, v_head_scales,
-                                 rotary, positions, append, q.shape[0])
+                                 rotary, positions, append, (*getattr(q, "shape", ()), 0)[0])
         elif positions is not None:
             raise ArgumentError("positions are given without rotary")
         return self._forward(at, attention, type_of(type), q, k, v, cache, layer, out, lse, tail, stream, workspace)
 
     def _attention(self, number: int) -> Attention:
-        if not 0 <= number < len(self.attentions):
+        if not 0 <= integer(number, "attention") < len(self.attentions):
             raise ArgumentError(f"attention {number} is outside [0, {len(self.attentions)}), those of the plan")
         return self.attentions[number]
 
@@ -180,7 +188,8 @@ class Plan(Handle):
     def info(self, attention: int = 0, type: str = "decoder") -> dict:
         """Names of the kernels for this step, and into how many pieces the work was cut."""
         info = make(abi.folio_plan_info)
-        check(lib.folio_plan_get_info(self._as_parameter_, attention, type_of(type), ctypes.byref(info)))
+        check(lib.folio_plan_get_info(self._as_parameter_, integer(attention, "attention"), type_of(type),
+                                      ctypes.byref(info)))
         return {"kernel": text(info.kernel), "num_items": info.num_items, "num_split_items": info.num_split_items,
                 "split_len": info.split_len, "fallback": text(info.fallback)}
 
@@ -225,9 +234,12 @@ def options(context: Context, at: Attention, slopes: Any = None, sinks: Any = No
         keep_positions = _positions(context, positions, tokens)
         positions_at = keep_positions.data
     bias_fields, keep_bias = _bias(context, bias)
-    packed = _TAIL.pack(slopes_at, sinks_at, *bias_fields, k_scale, v_scale,
-                        abi.FOLIO_KV_APPEND if append else 0, rotary._as_parameter_ if rotary is not None else 0,
-                        positions_at, k_scales_at, v_scales_at)
+    rotary_at = 0 if rotary is None else handle_of(rotary, Rotary, "rotary")
+    try:
+        packed = _TAIL.pack(slopes_at, sinks_at, *bias_fields, k_scale, v_scale,
+                            abi.FOLIO_KV_APPEND if append else 0, rotary_at, positions_at, k_scales_at, v_scales_at)
+    except struct.error:
+        raise ArgumentError(f"k_scale is {k_scale!r} and v_scale {v_scale!r}; they must be numbers") from None
     return packed, (keep_slopes, keep_sinks, keep_k, keep_v, keep_positions, keep_bias, rotary)
 
 

@@ -9,11 +9,11 @@ import numpy as np
 
 from . import _abi as abi
 from ._arrays import address, required_array
-from ._library import Handle, check, create, fill, lib, make
+from ._library import Handle, check, create, fill, handle_of, integer, lib, make
 from ._run import run_of
 from .batch import _copy, _fields
 from .cache import KVCache
-from .context import Context
+from .context import Context, given_or_default
 from .errors import ArgumentError
 
 _TIERS = {"device": abi.FOLIO_TIER_DEVICE, "host": abi.FOLIO_TIER_HOST, "disk": abi.FOLIO_TIER_DISK}
@@ -51,7 +51,9 @@ class Pool(Handle):
         self.caches = [caches] if isinstance(caches, KVCache) else list(caches)
         if not self.caches:
             raise ArgumentError("caches is empty")
-        self.context = context or self.caches[0].context
+        for i, cache in enumerate(self.caches):
+            handle_of(cache, KVCache, f"caches[{i}]")
+        self.context = self.caches[0].context if context is None else given_or_default(context)
         windows = list(windows) if windows is not None else [0] * len(self.caches)
         if len(windows) != len(self.caches):
             raise ArgumentError(f"windows has {len(windows)} entries, but there are {len(self.caches)} caches")
@@ -59,7 +61,7 @@ class Pool(Handle):
             *[abi.folio_layer_group(w or 0, c._as_parameter_) for w, c in zip(windows, self.caches)])
         desc = make(abi.folio_pool_desc, num_blocks=num_blocks, num_layer_groups=len(self.caches),
                     layer_groups=ctypes.addressof(groups), watermark=watermark, hash_key=hash_key,
-                    cross_cache=cross_cache._as_parameter_ if cross_cache else None,
+                    cross_cache=None if cross_cache is None else handle_of(cross_cache, KVCache, "cross_cache"),
                     flags=abi.FOLIO_POOL_CHECK if check_invariants else 0, host_blocks=host_blocks,
                     store_path=store_path.encode() if store_path else None, store_bytes=store_bytes,
                     model=model.encode() if model else None,
@@ -91,7 +93,8 @@ class Pool(Handle):
     def swap_out(self, tier: str, max_blocks: int) -> int:
         """Moves up to max_blocks cached blocks one tier down and waits. Returns how many went."""
         moved = ctypes.c_int64()
-        check(lib.folio_pool_swap_out(self._as_parameter_, _tier(tier), max_blocks, None, ctypes.byref(moved), None))
+        check(lib.folio_pool_swap_out(self._as_parameter_, _tier(tier), integer(max_blocks, "max_blocks"), None,
+                                      ctypes.byref(moved), None))
         return moved.value
 
     def forget(self) -> None:
@@ -110,6 +113,12 @@ class Sequence(Handle):
         super().__init__(handle, lib.folio_sequence_destroy, pool)
         self.pool = pool
 
+    @property
+    def _as_parameter_(self) -> int:
+        if self._handle and not self.pool._handle:
+            raise ArgumentError("the Pool of this Sequence is closed")
+        return self._handle or self._closed()
+
     def match(self, ids: Any) -> int:
         """Takes the longest cached prefix of these token ids, in whole blocks. Returns its length."""
         tokens, keep = _tokens(ids)
@@ -119,14 +128,14 @@ class Sequence(Handle):
 
     def reserve(self, n: int, *, admit: bool = False) -> np.ndarray:
         """Slots [groups, n] for n more tokens; all or nothing. Raises FullError if there are too few blocks."""
-        slots = np.empty((self.pool.num_groups, n), np.int64)
+        slots = np.empty((self.pool.num_groups, integer(n, "n", 0)), np.int64)
         check(lib.folio_sequence_reserve(self._as_parameter_, n, abi.FOLIO_RESERVE_ADMIT if admit else 0,
                                          address(slots)))
         return slots
 
     def reserve_encoder(self, n: int) -> np.ndarray:
         """Slots [n] for the encoder tokens that cross attention will read."""
-        slots = np.empty(n, np.int64)
+        slots = np.empty(integer(n, "n", 0), np.int64)
         check(lib.folio_sequence_reserve_encoder(self._as_parameter_, n, 0, address(slots)))
         return slots
 
@@ -141,7 +150,7 @@ class Sequence(Handle):
 
     def truncate(self, length: int) -> None:
         """Keeps the first `length` tokens, as after rejected drafts."""
-        check(lib.folio_sequence_truncate(self._as_parameter_, length))
+        check(lib.folio_sequence_truncate(self._as_parameter_, integer(length, "length")))
 
     def fork(self) -> "Sequence":
         """A second sequence with the same tokens. Blocks are shared until one of the two writes to them."""
@@ -150,7 +159,8 @@ class Sequence(Handle):
     def table(self, layer_group: int = 0) -> np.ndarray:
         """A copy of the block table of a group."""
         blocks, count = ctypes.c_void_p(), ctypes.c_int64()
-        check(lib.folio_sequence_get_table(self._as_parameter_, layer_group, ctypes.byref(blocks), ctypes.byref(count)))
+        check(lib.folio_sequence_get_table(self._as_parameter_, integer(layer_group, "layer_group"),
+                                           ctypes.byref(blocks), ctypes.byref(count)))
         return _copy(blocks.value, count.value, np.int32)
 
     def release_window(self) -> None:

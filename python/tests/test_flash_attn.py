@@ -420,7 +420,7 @@ def test_bad_input(device):
            4, 4)
     reject(argument, r"k has shape \(4, 2, 64\), but v has \(3, 2, 64\)", varlen, q, k, k[:3], cu, cu, 4, 4)
     reject(argument, "the heads of q have 64 numbers, but those of k 32", varlen, q, k[..., :32], k, cu, cu, 4, 4)
-    reject(argument, r"window_size has 1 numbers", varlen, q, k, k, cu, cu, 4, 4, window_size=(3,))
+    reject(argument, r"window_size is \(3,\)", varlen, q, k, k, cu, cu, 4, 4, window_size=(3,))
     reject(argument, r"alibi_slopes has shape \(3,\); it must be \(4,\)", varlen, q, k, k, cu, cu, 4, 4,
            alibi_slopes=torch.zeros(3, device=device))
     two = starts_of([2, 2], device)
@@ -520,3 +520,25 @@ def test_cuda_graph(device):
         for i in range(2):
             check(out[i], attention(q[i], pages.keys[i][: n[i]], pages.values[i][: n[i]])[0])
         run()  # eager calls in between have plans of their own
+
+
+def test_rows_behind_the_last_sequence_are_zeros():
+    q = torch.randn(6, 2, 64)
+    for starts in ([0, 2, 4], [0]):
+        cu = torch.tensor(starts, dtype=torch.int32)
+        for _ in range(3):
+            torch.full((6, 2, 64), float("nan"))  # what the result's memory may hold
+            out, lse = flash_attn_varlen_func(q, q, q, cu, cu, 2, 2, causal=True, return_softmax_lse=True)
+            assert (out[starts[-1]:] == 0).all() and (lse[:, starts[-1]:] == -torch.inf).all()
+    given = torch.full((6, 2, 64), 7.0)
+    cu = torch.tensor([0, 2, 4], dtype=torch.int32)
+    flash_attn_varlen_func(q, q, q, cu, cu, 2, 2, causal=True, out=given)
+    assert (given[4:] == 7).all() and (given[:4] != 7).any()
+
+
+def test_gradients_of_new_keys_are_refused():
+    q, pages = torch.randn(1, 1, 2, 64), torch.zeros(2, 16, 2, 64)
+    new = torch.randn(1, 1, 2, 64, requires_grad=True)
+    table = torch.tensor([[0, 1]], dtype=torch.int32)
+    with pytest.raises(folio.UnsupportedError, match="no backward pass"):
+        flash_attn_with_kvcache(q, pages, pages.clone(), new, q, cache_seqlens=3, block_table=table, causal=True)

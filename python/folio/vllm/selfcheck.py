@@ -198,7 +198,10 @@ def run() -> float:
 
 
 if __name__ == "__main__":
-    import vllm
+    try:
+        import vllm
+    except ImportError as error:
+        raise SystemExit(f"selfcheck compares with vLLM, which cannot be imported: {error}") from None
 
     for case in problems():
         print(f"vLLM {vllm.__version__}: {case.dtype}, {case.options}: largest difference {difference(case):.1e}, "
