@@ -3,8 +3,10 @@
 usage: overhead.py [--device cpu|cuda] [--markdown]
 
 A small decode, so that attention itself takes little: 4 sequences of 20 tokens, 4 query and 2 kv heads of 64, f32 (bf16
-on a GPU). The C function is called through ctypes with arguments packed beforehand. Each figure is the least of many
-short runs, which other processes on the machine disturb least. On a GPU it is the time of the host.
+on a GPU). The C function is called through ctypes with arguments packed beforehand. Everything runs in one thread. Each
+figure is the least of many short runs: CPU time of the thread, which other processes on the machine disturb least; on a
+GPU the time of the host. A layer in compiled code is measured twice: one Layer object 11 times and once, difference /
+10; and 8 Layers with caches of their own and one, difference / 7. A model has the second.
 """
 
 from __future__ import annotations
@@ -22,20 +24,24 @@ from folio.flash_attn import flash_attn_varlen_func, flash_attn_with_kvcache
 from folio.flashinfer import BatchDecodeWithPagedKVCacheWrapper
 
 SEQS, LEN, HEADS, KV_HEADS, SIZE, BLOCK = 4, 20, 4, 2, 64, 16
+LAYERS = 8
+
+
+clock = time.thread_time  # perf_counter for a GPU
 
 
 def least(call, seconds: float = 1.5) -> float:
     """Microseconds of one call: the least mean over runs of about 0.3 ms."""
     call()
-    start = time.perf_counter()
+    start = clock()
     call()
-    count = max(1, int(3e-4 / max(time.perf_counter() - start, 1e-7)))
+    count = max(1, int(3e-4 / max(clock() - start, 1e-7)))
     best, end = float("inf"), time.perf_counter() + seconds
     while time.perf_counter() < end:
-        start = time.perf_counter()
+        start = clock()
         for _ in range(count):
             call()
-        best = min(best, (time.perf_counter() - start) / count)
+        best = min(best, (clock() - start) / count)
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
     return best * 1e6
@@ -60,43 +66,57 @@ class Case:
         self.plan.update(batch)
         self.q, self.out = (torch.randn(SEQS, HEADS, SIZE, device=device).to(dtype) for _ in range(2))
         self.k, self.v = (torch.randn(SEQS, KV_HEADS, SIZE, device=device).to(dtype) for _ in range(2))
-        self.layer = folio.torch.Layer(folio.torch.Step(self.plan), self.attention, self.cache, k_cache=self.k_pages,
-                                       v_cache=self.v_pages)
+        step = folio.torch.Step(self.plan)
+        self.layer = folio.torch.Layer(step, self.attention, self.cache, k_cache=self.k_pages, v_cache=self.v_pages)
+        own = folio.KVCache(self.context, num_layers=LAYERS, num_blocks=blocks, block_size=BLOCK,
+                            num_kv_heads=KV_HEADS, head_size=SIZE, dtype=dtype)
+        self.own = own
+        self.layers = [folio.torch.Layer(step, self.attention, own, i) for i in range(LAYERS)]
         self.device, self.dtype = device, dtype
 
-    def bare(self):
+    def bare(self, cache: folio.KVCache, layer: int = 0):
         """The C function with packed arguments."""
         ctx, run = self.context, _run.run_of(self.context)
         fields = [x for tensor, name, heads in ((self.q, "q", HEADS), (self.k, "k", KV_HEADS), (self.v, "v", KV_HEADS),
                                                 (self.out, "out", HEADS))
                   for x in _run.rows(ctx, tensor, name, heads, SIZE)[:5]]
         packed = plan_module._HEAD.pack(plan_module._HEAD.size, *fields, 0, 0, 0)
-        call, plan, cache = plan_module._attention_forward, self.plan._handle, self.cache._handle
-        return lambda: call(plan, 0, 0, cache, 0, packed, run)
+        call, plan, memory = plan_module._attention_forward, self.plan._handle, cache._handle
+        return lambda: call(plan, 0, 0, memory, layer, packed, run)
 
 
-def compiled(case: Case) -> float:
-    """Microseconds of one more layer in compiled code."""
-    def layers(count):
+def compiled(case: Case, layers: list) -> float:
+    """Microseconds of one more of these layers in compiled code."""
+    def took(some):
         def model(q, k, v):
-            for _ in range(count):
-                q = case.layer(q, k, v)
+            for layer in some:
+                q = layer(q, k, v)
             return q
         torch._dynamo.reset()
         compiled_model = torch.compile(model, fullgraph=True)
         return least(lambda: compiled_model(case.q, case.k, case.v), 4.0)
 
-    return (layers(11) - layers(1)) / 10
+    return (took(layers) - took(layers[:1])) / (len(layers) - 1)
 
 
 def rows_of(case: Case):
-    """(name, microseconds) of everything measured."""
+    """(name, microseconds) of everything measured. A name that begins with "C:" is what the next ones are compared
+    with."""
     c, plan, cache, layer = case, case.plan, case.cache, case.layer
-    yield "the C function `folio_attention_forward`", least(c.bare())
+    calls = [c.bare(c.own, i) for i in range(LAYERS)]
+    yield "C: `folio_attention_forward`, 8 layers in turn", least(lambda: [call() for call in calls]) / LAYERS
+    yield "`folio.torch.Layer`, in `torch.compile`, distinct", compiled(case, c.layers)
+    yield "C: `folio_attention_forward`", least(c.bare(cache))
     yield "`Plan.forward`", least(lambda: plan.forward(c.q, c.k, c.v, cache=cache))
     yield "`Plan.forward` with a given `out`", least(lambda: plan.forward(c.q, c.k, c.v, cache=cache, out=c.out))
     yield "`folio.torch.Layer`, eager", least(lambda: layer(c.q, c.k, c.v))
-    yield "`folio.torch.Layer`, in `torch.compile`", compiled(case)
+    yield "`folio.torch.Layer`, in `torch.compile`, one object", compiled(case, [layer] * 11)
+    if c.device == "cpu":
+        starts, every = list(range(SEQS + 1)), np.full(SEQS, LEN, np.int32)
+        yield "`folio.attend` over the same cache", least(lambda: folio.attend(
+            c.q, c.k, c.v, cache=cache, block_tables=c.table, seq_lens=every, query_start=starts, context=c.context))
+        yield "`folio.attend` without a cache", least(lambda: folio.attend(c.q, c.k, c.v, query_start=starts,
+                                                                           context=c.context))
     table = torch.from_numpy(c.table).to(c.device)
     lens = torch.full((SEQS,), LEN - 1, dtype=torch.int32, device=c.device)
     q4, k4, v4 = c.q[:, None], c.k[:, None], c.v[:, None]
@@ -129,12 +149,15 @@ def main() -> None:
     parser.add_argument("--markdown", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    if options.device == "cuda":
+        global clock
+        clock = time.perf_counter
     with torch.inference_mode():
-        base = None
+        base = 0.0
         print("| call | us | us over C |\n|---|---:|---:|" if options.markdown else
               f"{'call':52}{'us':>8}{'over C':>8}")
         for name, took in rows_of(Case(options.device)):
-            base = took if base is None else base
+            base = took if name.startswith("C:") else base
             over = "" if took is base else f"{took - base:.1f}"
             print(f"| {name} | {took:.1f} | {over} |" if options.markdown else
                   f"{name:52}{took:8.1f}{over:>8}", flush=True)

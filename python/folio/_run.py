@@ -30,22 +30,25 @@ def run_of(context: Context, like: Any = None, stream: Optional[int] = None, wor
     return _RUN.pack(_RUN.size, stream or 0, memory, workspace.nbytes)
 
 
-_grad_enabled: Any = None  # torch.is_grad_enabled, once torch is there
+class Torch:
+    """Functions of torch that every call needs, once torch is there. Looking them up takes longer than calling them."""
 
-
-def gradients_wanted() -> bool:
-    """Whether torch would record this call for a backward pass."""
-    global _grad_enabled
-    if _grad_enabled is None:
+    @staticmethod
+    def is_grad_enabled() -> bool:
         torch = sys.modules.get("torch")
         if torch is None:
             return False
-        _grad_enabled = torch.is_grad_enabled
-    return _grad_enabled()
+        setattr(Torch, "empty_like", torch.empty_like)
+        setattr(Torch, "is_grad_enabled", torch.is_grad_enabled)
+        return torch.is_grad_enabled()
+
+    @staticmethod
+    def empty_like(like: Any) -> Any:
+        return sys.modules["torch"].empty_like(like)
 
 
 def refuse_gradients(*tensors: Any) -> None:
-    """There is no backward pass: raises if one of these tensors requires a gradient. Call it if gradients_wanted()."""
+    """There is no backward pass: raises if one of these tensors requires a gradient. Call it in grad mode."""
     if any(getattr(t, "requires_grad", False) for t in tensors):
         raise UnsupportedError("q, k or v requires a gradient, but there is no backward pass: call this under "
                                "torch.no_grad() or torch.inference_mode()")

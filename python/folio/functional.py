@@ -10,7 +10,7 @@ import numpy as np
 from . import _abi as abi
 from ._arrays import address, array, host_array, table_array
 from ._library import check, handle_of, lib, make, pair
-from ._run import empty, floats, gradients_wanted, lse_array, refuse_gradients, run_of, tensor
+from ._run import Torch, empty, floats, lse_array, refuse_gradients, run_of, tensor
 from .batch import causality
 from .cache import KVCache
 from .context import Context, given_or_default
@@ -32,7 +32,7 @@ def attend(q: Any, k: Any = None, v: Any = None, *, cache: Optional[KVCache] = N
     It plans anew in each call. An engine makes a Plan once.
     """
     qa = array(q)
-    if gradients_wanted():
+    if Torch.is_grad_enabled():
         refuse_gradients(q, k, v)
     if len(qa.shape) != 3:
         raise ArgumentError(f"q has shape {tuple(qa.shape)}; it must be [tokens, heads, head_size]")
@@ -98,7 +98,7 @@ def merge_states(parts: Sequence[tuple], *, context: Optional[Context] = None, s
     tokens, heads, size = first.shape
     states, keep = (abi.folio_state * len(parts))(), []
     for i, (part, part_lse) in enumerate(parts):
-        if gradients_wanted() and any(getattr(t, "requires_grad", False) for t in (part, part_lse)):
+        if Torch.is_grad_enabled() and any(getattr(t, "requires_grad", False) for t in (part, part_lse)):
             raise UnsupportedError(f"part {i} requires a gradient, but there is no backward pass: call this under "
                                    "torch.no_grad() or torch.inference_mode()")
         a = lse_array(ctx, part_lse, f"lse of part {i}", tokens, heads)

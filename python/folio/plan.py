@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import struct
-import sys
 from typing import Any, Optional, Sequence, Union
 
 import numpy as np
@@ -13,7 +12,7 @@ from . import _abi as abi
 from ._arrays import Array, array, host_array
 from ._arrays import _BY_NAME as _DTYPES
 from ._library import Handle, check, create, handle_of, integer, lib, make, packer, text
-from ._run import empty, floats, gradients_wanted, lse_array, place_check, refuse_gradients, rows, run_of
+from ._run import Torch, empty, floats, lse_array, place_check, refuse_gradients, rows, run_of
 from .attention import Attention, Rotary, type_of
 from .batch import Batch, causality
 from .cache import KVCache
@@ -23,6 +22,7 @@ from .errors import ArgumentError
 
 _attention_forward = lib.folio_attention_forward
 _HEAD = packer(abi.folio_tensors, end="slopes")  # what every forward gives
+_FIRST = 0  # `is` with it is true for every 0 that CPython makes
 type_ = type  # forward() has an argument of that name
 _TAIL = packer(abi.folio_tensors, first="slopes")  # what few do
 
@@ -110,7 +110,7 @@ class Plan(Handle):
         broadcast. append: the keys are the cached ones, then k and v; nothing is written. workspace: from
         new_workspace(), if several threads run this plan at once; the plan's own serves one at a time.
         """
-        at = self._attention(attention)
+        at = self.attentions[0] if attention is _FIRST else self._attention(attention)
         if type_(layer) is not int or layer >> 31:
             layer = integer(layer, "layer")
         if cache is not None and type_(cache) is not KVCache:
@@ -134,7 +134,7 @@ class Plan(Handle):
                  workspace: Any = None) -> Any:
         """forward() with its options packed. Each step here is paid in every layer."""
         ctx, heads = self.context, at.num_heads
-        if gradients_wanted():
+        if Torch.is_grad_enabled():
             refuse_gradients(q, k, v)
         run = None
         if not ctx.on_host:
@@ -152,7 +152,7 @@ class Plan(Handle):
             v_data, v_type, v_tokens, v_token, v_head, v_keep = rows(ctx, v, "v", at.num_kv_heads, at.v_head_size,
                                                                      False, stream)
         if out is None and q_keep is None and q_head == at.v_head_size and q_token == heads * q_head == at.row_size:
-            out = sys.modules["torch"].empty_like(q)  # q has no gaps, so out has none
+            out = Torch.empty_like(q)  # q has no gaps, so out has none
             o_data, o_type, o_tokens, o_token, o_head = out.data_ptr(), dtype, tokens, q_token, q_head
         else:
             if out is None:

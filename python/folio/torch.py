@@ -34,6 +34,7 @@ from .cache import KVCache
 from .errors import ArgumentError
 from .plan import Plan, options
 
+_is_grad_enabled = torch.is_grad_enabled
 _library = torch.library.Library("folio", "DEF")
 _TAGS = (torch.Tag.pt2_compliant_tag, getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order))
 
@@ -89,7 +90,7 @@ class Layer:
                  out: Optional[torch.Tensor] = None) -> torch.Tensor:
         """out of the layer. q [tokens, heads, head_size], k and v [tokens, kv_heads, head_size], or with the last two
         dims joined."""
-        if torch.is_grad_enabled():
+        if _is_grad_enabled():
             refuse_gradients(q, k, v)
         if out is None:
             at = self.attention
@@ -102,7 +103,7 @@ class Layer:
 
     def lse(self, q: torch.Tensor, k: Optional[torch.Tensor] = None, v: Optional[torch.Tensor] = None) -> tuple:
         """(out, lse [tokens, heads]) of the layer."""
-        if torch.is_grad_enabled():
+        if _is_grad_enabled():
             refuse_gradients(q, k, v)
         return torch.ops.folio.forward_lse(q, k, v, self.k_cache, self.v_cache, self.key)
 
