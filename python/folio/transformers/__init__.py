@@ -55,13 +55,27 @@ def interface() -> Optional[str]:
     return None
 
 
-def _accept_flash_name() -> None:
-    """Lets models take the name as it is. transformers would look for flash_attn, or for a name that a model lists."""
+def _refuse_model(config: Any) -> None:
+    """Raises if continuous batching cannot serve a model. Later, in the thread of transformers that runs it, an error
+    would only be logged, and generate_batch would return no tokens."""
+    text = config.get_text_config()
+    v_size = getattr(text, "v_head_dim", None)
+    parts = [getattr(text, f"qk_{part}_head_dim", None) for part in ("nope", "rope")]
+    if v_size and None not in parts and sum(parts) != v_size:
+        raise UnsupportedError(f"keys have heads of {sum(parts)} and values of {v_size}; the paged cache of "
+                               "transformers has room for one size only: use folio.transformers.PLAIN with generate")
+
+
+def _check_names() -> None:
+    """Refuses models when the name for continuous batching is chosen. Lets models take the name of 5.19 as it is:
+    transformers would look for flash_attn, or for a name that a model lists."""
     check = PreTrainedModel._check_and_adjust_attn_implementation
     if getattr(check, "_folio", False):
         return
 
     def check_others(self: Any, attn_implementation: Optional[str], *args: Any, **kwargs: Any) -> str:
+        if attn_implementation in (_FLASH, _PREFIXED):
+            _refuse_model(self.config)
         if attn_implementation == _FLASH:
             return _FLASH
         return check(self, attn_implementation, *args, **kwargs)
@@ -80,8 +94,7 @@ def _register() -> Optional[str]:
     adapter = import_module(".paged_517" if found == "5.17" else ".paged_519", __name__)
     name = _FLASH if found == "5.19" else _PREFIXED
     AttentionInterface.register(name, adapter.attention)
-    if name == _FLASH:
-        _accept_flash_name()
+    _check_names()
     return name
 
 
