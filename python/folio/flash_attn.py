@@ -138,7 +138,7 @@ def _check_common(dropout_p: float, tensors: tuple) -> None:
 
 
 def _window(window: Any) -> tuple:
-    if window is None:
+    if window is None or (type(window) is tuple and window == (-1, -1)):
         return -1, -1
     if type(window) in (tuple, list) and None in window:
         window = [-1 if n is None else n for n in window]

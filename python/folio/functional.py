@@ -81,7 +81,7 @@ def attend(q: Any, k: Any = None, v: Any = None, *, cache: Optional[KVCache] = N
 
 
 def _dims(value: Any, name: str) -> tuple:
-    shape = tuple(array(value).shape)
+    shape = tuple(value.shape if hasattr(value, "shape") else array(value).shape)
     if len(shape) != 3:
         raise ArgumentError(f"{name} has shape {shape}; it must be [tokens, kv_heads, head_size]")
     return shape

@@ -60,7 +60,7 @@ def _refuse_model(config: Any) -> None:
     would only be logged, and generate_batch would return no tokens."""
     text = config.get_text_config()
     v_size = getattr(text, "v_head_dim", None)
-    parts = [getattr(text, f"qk_{part}_head_dim", None) for part in ("nope", "rope")]
+    parts: list[Any] = [getattr(text, f"qk_{part}_head_dim", None) for part in ("nope", "rope")]
     if v_size and None not in parts and sum(parts) != v_size:
         raise UnsupportedError(f"keys have heads of {sum(parts)} and values of {v_size}; the paged cache of "
                                "transformers has room for one size only: use folio.transformers.PLAIN with generate")
