@@ -84,7 +84,8 @@ class KVCache(Handle):
         return view
 
     def arrays(self, layer: int = 0) -> tuple:
-        """(K, V) of a layer as they lie in memory, with DLPack, without a copy. V is None with v_in_k."""
+        """(K, V) of a layer as they lie in memory, without a copy: an ArrayView each, for torch.from_dlpack() or
+        np.from_dlpack(), which makes read-only arrays. V is None with v_in_k."""
         view = self._view(layer)
         kind = dtype_of(self.dtype)
 

@@ -27,7 +27,8 @@ def attend(q: Any, k: Any = None, v: Any = None, *, cache: Optional[KVCache] = N
     q [tokens, heads, head_size], k and v [tokens, kv_heads, head_size]: the rows of all sequences, one after
     another. query_start [seqs + 1]: where each begins (None: one sequence). Without a cache each row sees the rows of
     its own sequence. With a cache, k and v (if given) are stored as the last tokens of each sequence, in the blocks of
-    its row of block_tables [seqs, blocks], and each row sees all seq_lens[i] keys of its sequence.
+    its row of block_tables [seqs, blocks], and each row sees all seq_lens[i] keys of its sequence. Without seq_lens no
+    token is cached before. There is no backward pass.
 
     It plans anew in each call. An engine makes a Plan once.
     """

@@ -3,7 +3,7 @@
     step = folio.torch.Step()
     layers = [folio.torch.Layer(step, attention, cache, i) for i in range(num_layers)]
     ...
-    plan.update(batch); step.plan = plan        # each step; nothing is compiled again
+    plan.update(batch); step.plan = plan        # each step; this compiles nothing again
     out = layers[i](q, k, v)                    # in the model
 
 A Layer has a number, `key`. The operators find it by that number when they run:
@@ -14,7 +14,8 @@ A Layer has a number, `key`. The operators find it by that number when they run:
 
 k_cache and v_cache are the memory of the layer's cache. The operators write k and v there, so they are declared as
 mutated: the compiler neither drops such a call nor moves reads of the cache across it. They may be None, if nothing
-else in the compiled code touches the cache and every result is used. There is no backward pass.
+else in the compiled code touches the cache and every result is used. There is no backward pass: tensors that require
+a gradient are refused in grad mode.
 
 In a CUDA graph use a Plan with graph=True. A replay runs no Python code; it sees the batch of the last plan.update()
 on its stream, or of plan.update_device() if that was captured too.
