@@ -764,7 +764,7 @@ BACKEND_TEST(vllm06_ops, paged_attention_errors)
 /* What v2 writes, then what it reads. */
 enum { OUT, SUMS, TOPS, TMP, NUM_WRITTEN, QUERY = NUM_WRITTEN, SLOPES, KEYS, VALUES, NUM_PLACES };
 
-static folio_status run_v2(bed *b, float *const at[NUM_PLACES])
+static folio_status run_at(bed *b, float *const at[NUM_PLACES], bool is_v2)
 {
     folio_vllm06_paged_attention_args a = arguments(b);
     folio_vllm06_ops_cache c = b->c;
@@ -773,19 +773,8 @@ static folio_status run_v2(bed *b, float *const at[NUM_PLACES])
     a.alibi_slopes = at[SLOPES];
     c.key_cache = at[KEYS];
     c.value_cache = at[VALUES];
+    if (!is_v2) return folio_vllm06_paged_attention_v1(b->ctx, &a, &c, NULL);
     return folio_vllm06_paged_attention_v2(b->ctx, &a, &c, at[SUMS], at[TOPS], at[TMP], NULL);
-}
-
-static folio_status run_v1(bed *b, float *const at[NUM_PLACES])
-{
-    folio_vllm06_paged_attention_args a = arguments(b);
-    folio_vllm06_ops_cache c = b->c;
-    a.out = at[OUT];
-    a.query = at[QUERY];
-    a.alibi_slopes = at[SLOPES];
-    c.key_cache = at[KEYS];
-    c.value_cache = at[VALUES];
-    return folio_vllm06_paged_attention_v1(b->ctx, &a, &c, NULL);
 }
 
 /* tmp_out would have 2^61 bytes, one more than the largest size. */
@@ -831,7 +820,7 @@ BACKEND_TEST(vllm06_ops, paged_attention_overlap)
             at[k] = at[i] + sizes[i] - 1;
             snprintf(words, sizeof words, "%s and %s share memory", names[k < i ? k : i],
                      names[k < i ? i : k]);
-            REFUSED(run_v2(&b, at), FOLIO_ERR_ARGUMENT, words);
+            REFUSED(run_at(&b, at, true), FOLIO_ERR_ARGUMENT, words);
             CHECK(support_is_poison(memory.data, memory.bytes));
             support_buffer_poison(&memory);
         }
@@ -840,22 +829,22 @@ BACKEND_TEST(vllm06_ops, paged_attention_overlap)
         memcpy(at, apart, sizeof at);
         at[k] = at[OUT] + sizes[OUT] - 1;
         if (k == SLOPES) memset(at[k], 0, HEADS * sizeof(float)); /* NaN is refused too */
-        REFUSED(run_v1(&b, at), FOLIO_ERR_ARGUMENT, "share memory");
+        REFUSED(run_at(&b, at, false), FOLIO_ERR_ARGUMENT, "share memory");
         if (k == SLOPES) memset(at[k], 0xFF, HEADS * sizeof(float));
         CHECK(support_is_poison(memory.data, memory.bytes));
     }
-    CHECK_OK(run_v2(&b, apart));
+    CHECK_OK(run_at(&b, apart, true));
     float *at[NUM_PLACES];
     memcpy(at, apart, sizeof at);
     at[OUT] = b.query; /* out may be query itself */
     float *query = malloc((size_t)sizes[OUT] * sizeof *query);
     if (query == NULL) abort();
     memcpy(query, b.query, (size_t)sizes[OUT] * sizeof *query);
-    CHECK_OK(run_v2(&b, at));
+    CHECK_OK(run_at(&b, at, true));
     CHECK(memcmp(b.query, apart[OUT], (size_t)sizes[OUT] * sizeof(float)) == 0);
     memcpy(b.query, query, (size_t)sizes[OUT] * sizeof *query);
-    CHECK_OK(run_v1(&b, apart));
-    CHECK_OK(run_v1(&b, at));
+    CHECK_OK(run_at(&b, apart, false));
+    CHECK_OK(run_at(&b, at, false));
     CHECK(memcmp(b.query, apart[OUT], (size_t)sizes[OUT] * sizeof(float)) == 0);
     free(query);
     support_buffer_free(&memory);
