@@ -62,7 +62,7 @@ static void check_maxima(const folio_vllm06_metadata *m, int64_t query, int64_t 
 }
 
 static const v06_seq encoded_prompts[] = {{0, true, 6, 6, 11}, {1, true, 9, 17, 20}};
-static const v06_seq encoded_decodes[] = {{0, false, 1, 7, 11}, {1, false, 1, 18, 20}};
+static const v06_seq encoded_decodes[] = {{2, false, 1, 7, 11}, {3, false, 1, 18, 20}};
 static const v06_seq encoded_both[] = {{0, true, 6, 6, 11}, {1, false, 1, 18, 20}};
 
 void v06_same_metadata_fields(const char *original, const char *compute)
@@ -95,17 +95,25 @@ void v06_same_metadata_fields(const char *original, const char *compute)
         r.f.seq_lens = NULL;
         CHECK_OK(r.b->make_metadata(r.state, &r.f, &m));
         CHECK_INT(folio_vllm06_metadata_get(m)->num_prefill_tokens, 21);
+        CHECK(folio_vllm06_prefill_metadata(m) != NULL);
         folio_vllm06_metadata_destroy(m);
         v06_fields(&r, two_decodes, 2);
         r.f.seq_lens_tensor = NULL;
         CHECK_OK(r.b->make_metadata(r.state, &r.f, &m));
         check_maxima(m, 1, 0, 14, 0);
+        CHECK(folio_vllm06_decode_metadata(m) != NULL);
         folio_vllm06_metadata_destroy(m);
         v06_fields(&r, two_prompts, 2); /* chunked_prefill: prompts need only seq_lens */
         r.f.chunked_prefill = 1;
         r.f.seq_lens_tensor = r.f.block_tables = NULL;
         CHECK_OK(r.b->make_metadata(r.state, &r.f, &m));
         check_maxima(m, 13, 13, 0, 0);
+        folio_vllm06_metadata_destroy(m);
+        v06_fields(&r, two_decodes, 2); /* and decodes only seq_lens_tensor */
+        r.f.chunked_prefill = 1;
+        r.f.seq_lens = r.f.query_start_loc = NULL;
+        CHECK_OK(r.b->make_metadata(r.state, &r.f, &m));
+        check_maxima(m, 1, 0, 14, 0);
         folio_vllm06_metadata_destroy(m);
         v06_fields(&r, encoded_both, 2); /* with decodes in it, each kind needs its own */
         r.f.chunked_prefill = 1;
@@ -177,6 +185,12 @@ static void build_whole_prompts(v06 *r)
     const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(m);
     CHECK(f != NULL && f->num_prefills == 2 && f->block_tables == NULL);
     CHECK(f != NULL && same_i64(f->slot_mapping, r->slots, 21));
+    folio_vllm06_metadata_destroy(m);
+    v06_fields(r, encoded_prompts, 2); /* but the second one, with context, has its table */
+    m = build(r, builder);
+    f = folio_vllm06_metadata_get(m);
+    CHECK(f != NULL && f->block_tables_stride == 3 && f->block_tables[0] == FOLIO_NO_BLOCK);
+    CHECK(f != NULL && same_i32(f->block_tables + 3, r->tables + r->blocks_per_seq, 3));
     folio_vllm06_metadata_destroy(m);
     folio_vllm06_builder_destroy(builder);
 }
@@ -554,6 +568,10 @@ void v06_same_set_attn_bias(const char *original, const char *compute)
             if (v06_remake(&r)) {
                 v06_run(&r, FOLIO_ATTENTION_DECODER);
                 CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_ATTENTION_DECODER, others));
+                v06_run(&r, FOLIO_ATTENTION_DECODER);
+                r.no_cache = true; /* a step without a cache */
+                v06_run(&r, FOLIO_ATTENTION_DECODER);
+                CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_ATTENTION_DECODER, NULL));
                 v06_run(&r, FOLIO_ATTENTION_DECODER);
             }
             free(plain);

@@ -198,7 +198,15 @@ static void pad_with_encoders(v06 *r, folio_vllm06_builder *builder)
 static void bad_padding(v06 *r, folio_vllm06_builder *builder)
 {
     static const v06_seq long_one[] = {{0, false, 1, 41, 0}}, prompt[] = {{0, true, 3, 3, 0}};
+    static const v06_seq full[] = {{0, false, 1, 40, 0}}; /* as many blocks as the row: padded */
     folio_vllm06_metadata *m = NULL;
+    v06_fields(r, full, 1);
+    add(r, builder, 0);
+    CHECK_OK(folio_vllm06_builder_pad(builder, 1));
+    CHECK_OK(folio_vllm06_builder_build(builder, &m));
+    for (int k = 0; m != NULL && k < 5; k++)
+        CHECK_INT(folio_vllm06_metadata_get(m)->block_tables[k], r->tables[k]);
+    folio_vllm06_metadata_destroy(m);
     v06_fields(r, long_one, 1);
     add(r, builder, 0);
     REFUSED(folio_vllm06_builder_pad(builder, 1), FOLIO_ERR_ARGUMENT, "6 blocks|row holds 5");

@@ -10,6 +10,22 @@ static const v06_seq encoded_prompts[] = {{0, true, 6, 6, 11}, {1, true, 9, 17, 
 static const v06_seq encoded_mixed[] = {{0, true, 6, 6, 11}, {1, false, 1, 9, 20}};
 static const v06_seq encoded_decode[] = {{1, false, 1, 9, 20}};
 
+/* NULL for a tensor that is empty in vLLM: no slots of decodes, no tables of prompts. */
+static void empty_tensors(v06 *r)
+{
+    for (int missing = 0; missing < 6; missing++) {
+        bool tables = missing % 2;
+        const v06_seq *steps[] = {encoded_prompts, encoded_decode, encoded_mixed};
+        v06_fields(r, steps[missing / 2], missing / 2 == 1 ? 1 : 2);
+        if (tables) r->f.cross_block_tables = NULL;
+        if (tables) r->f.cross_block_tables_stride = 0;
+        if (!tables) r->f.cross_slot_mapping = NULL;
+        v06_remake(r);
+        CHECK_INT(folio_vllm06_is_all_encoder_attn_metadata_set(r->m), 1);
+        CHECK_INT(folio_vllm06_is_all_cross_attn_metadata_set(r->m), missing == 1 || missing == 2);
+    }
+}
+
 void v06_same_incomplete_metadata(const char *original, const char *compute)
 {
     v06 r;
@@ -40,6 +56,8 @@ void v06_same_incomplete_metadata(const char *original, const char *compute)
     CHECK_INT(folio_vllm06_metadata_get(r.m)->max_encoder_seq_len, 20);
     CHECK_INT(folio_vllm06_is_all_encoder_attn_metadata_set(NULL), 0);
     CHECK_INT(folio_vllm06_is_all_cross_attn_metadata_set(NULL), 0);
+    empty_tensors(&r);
+    v06_fields(&r, encoded_prompts, 2);
     r.f.num_encoder_tokens =
         0; /* rows of key, or none of them, and the prompts' encoders have tokens */
     v06_remake(&r);
