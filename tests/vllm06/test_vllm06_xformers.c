@@ -22,6 +22,7 @@ static const int32_t encoder_starts[] = {0, 9, 20, 40, 42, 42};
 static const folio_vllm06_metadata_fields *full_step(v06 *r)
 {
     v06_fields(r, mixed, 5);
+    v06_narrow_cross(r, 3);
     r->f.encoder_seq_start_loc = encoder_starts;
     r->f.use_cuda_graph = 1;
     v06_remake(r);
@@ -92,7 +93,7 @@ static void decode_metadata(const char *original, const char *compute)
         CHECK(f->block_tables == all->block_tables + 2 * r.blocks_per_seq);
         CHECK(f->encoder_seq_lens == all->encoder_seq_lens + 2 && f->encoder_seq_lens[0] == 20);
         CHECK(f->encoder_seq_lens_tensor == all->encoder_seq_lens_tensor + 2);
-        CHECK(f->cross_block_tables == all->cross_block_tables + 2 * r.blocks_per_seq);
+        CHECK(f->cross_block_tables == all->cross_block_tables + 2 * 3);
         CHECK(f->cross_slot_mapping == all->cross_slot_mapping && f->num_encoder_tokens == 20);
         CHECK(f->max_encoder_seq_len == 20 && f->attn_bias == NULL);
         static const v06_seq longest_is_a_prompts[] = {{0, true, 6, 6, 30}, {1, false, 1, 9, 20}};
@@ -121,6 +122,8 @@ static void forward_of_a_view(const char *original, const char *compute)
         v06_run(&r, FOLIO_ATTENTION_DECODER);
         v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
         if (v06_step(&r, mixed, 5)) {
+            v06_narrow_cross(&r, 3);
+            if (!v06_remake(&r)) abort();
             folio_vllm06_metadata *whole = r.m;
             r.m = (folio_vllm06_metadata *)folio_vllm06_prefill_metadata(whole);
             v06_fields(&r, mixed, 2);
@@ -128,6 +131,7 @@ static void forward_of_a_view(const char *original, const char *compute)
             v06_run(&r, FOLIO_ATTENTION_DECODER);
             v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
             CHECK_OK(folio_vllm06_set_attn_bias(whole, FOLIO_ATTENTION_DECODER, biases));
+            CHECK(folio_vllm06_metadata_get(r.m)->attn_bias != NULL);
             v06_run(&r, FOLIO_ATTENTION_DECODER); /* the step's biases hold for the view */
             r.m = (folio_vllm06_metadata *)folio_vllm06_decode_metadata(whole);
             v06_fields(&r, mixed + 2, 3);

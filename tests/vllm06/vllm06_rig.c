@@ -185,6 +185,15 @@ void v06_fields(v06 *r, const v06_seq *seqs, int n)
     f->cross_block_tables_stride = r->blocks_per_seq;
 }
 
+void v06_narrow_cross(v06 *r, int64_t stride)
+{
+    if (r->f.cross_block_tables == NULL) return;
+    for (int64_t i = 0; i < r->num_seqs; i++)
+        memmove(r->cross_tables + i * stride, r->cross_tables + i * r->blocks_per_seq,
+                (size_t)stride * sizeof *r->cross_tables);
+    r->f.cross_block_tables_stride = stride;
+}
+
 bool v06_remake(v06 *r)
 {
     folio_vllm06_metadata_destroy(r->m);

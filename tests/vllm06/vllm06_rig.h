@@ -65,6 +65,8 @@ void v06_close(v06 *r);
 
 /* Fill the fields for these sequences, prompts first. */
 void v06_fields(v06 *r, const v06_seq *seqs, int n);
+/* The cross block tables of the fields in rows of fewer blocks, unlike those of block_tables. */
+void v06_narrow_cross(v06 *r, int64_t stride);
 /* Metadata from the fields as a test has changed them, in place of the step before. */
 bool v06_remake(v06 *r);
 /* Both. */

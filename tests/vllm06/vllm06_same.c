@@ -18,7 +18,8 @@ static bool same_i64(const int64_t *a, const int64_t *b, int64_t n)
 }
 
 /* Every field of m is what the rig's step says, in memory of its own. */
-static void check_fields(const v06 *r, const folio_vllm06_metadata *m, int64_t stride)
+static void check_fields(const v06 *r, const folio_vllm06_metadata *m, int64_t stride,
+                         int64_t cross_stride)
 {
     const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(m), *e = &r->f;
     int64_t n = r->num_seqs;
@@ -39,13 +40,14 @@ static void check_fields(const v06 *r, const folio_vllm06_metadata *m, int64_t s
     CHECK(same_i32(f->encoder_seq_lens_tensor, e->encoder_seq_lens_tensor, n));
     CHECK(same_i64(f->cross_slot_mapping, e->cross_slot_mapping, e->num_encoder_tokens));
     CHECK_INT(f->block_tables_stride, stride);
-    CHECK_INT(f->cross_block_tables_stride, stride);
+    CHECK_INT(f->cross_block_tables_stride, cross_stride);
     for (int64_t i = 0; i < n; i++) {
         int64_t used = (r->lens[i] + r->block_size - 1) / r->block_size;
         int64_t cross = (r->encoder_lens[i] + r->block_size - 1) / r->block_size;
-        CHECK(same_i32(f->block_tables + i * stride, r->tables + i * r->blocks_per_seq, used));
-        CHECK(same_i32(f->cross_block_tables + i * stride, r->cross_tables + i * r->blocks_per_seq,
-                       cross));
+        CHECK(same_i32(f->block_tables + i * stride, e->block_tables + i * e->block_tables_stride,
+                       used));
+        CHECK(same_i32(f->cross_block_tables + i * cross_stride,
+                       e->cross_block_tables + i * e->cross_block_tables_stride, cross));
     }
     CHECK(f->attn_bias == NULL && f->encoder_attn_bias == NULL && f->cross_attn_bias == NULL);
 }
@@ -61,30 +63,37 @@ static void check_maxima(const folio_vllm06_metadata *m, int64_t query, int64_t 
     CHECK_INT(f->max_encoder_seq_len, encoder);
 }
 
-static const v06_seq encoded_prompts[] = {{0, true, 6, 6, 11}, {1, true, 9, 17, 20}};
-static const v06_seq encoded_decodes[] = {{2, false, 1, 7, 11}, {3, false, 1, 18, 20}};
-static const v06_seq encoded_both[] = {{0, true, 6, 6, 11}, {1, false, 1, 18, 20}};
+static const v06_seq encoded_prompts[] = {{0, true, 6, 6, 11}, {1, true, 9, 17, 28}};
+static const v06_seq encoded_decodes[] = {{2, false, 1, 7, 11}, {3, false, 1, 18, 28}};
+static const v06_seq encoded_both[] = {{0, true, 6, 6, 11}, {1, false, 1, 18, 28}};
 
 void v06_same_metadata_fields(const char *original, const char *compute)
 {
     v06 r;
     v06_init(&r, original, compute);
     if (v06_open(&r) && v06_step(&r, encoded_prompts, 2)) {
-        check_fields(&r, r.m, r.blocks_per_seq);
-        check_maxima(r.m, 9, 17, 0, 20);
+        check_fields(&r, r.m, r.blocks_per_seq, r.blocks_per_seq);
+        check_maxima(r.m, 9, 17, 0, 28);
         if (!v06_step(&r, encoded_decodes, 2)) abort();
-        check_fields(&r, r.m, r.blocks_per_seq);
-        check_maxima(r.m, 1, 0, 18, 20);
-        if (!v06_step(&r, encoded_both, 2)) abort();
-        check_fields(&r, r.m, r.blocks_per_seq);
-        check_maxima(r.m, 6, 6, 18, 20);
+        check_fields(&r, r.m, r.blocks_per_seq, r.blocks_per_seq);
+        check_maxima(r.m, 1, 0, 18, 28);
+        v06_fields(&r, encoded_both, 2);
+        v06_narrow_cross(&r, 5);
+        if (!v06_remake(&r)) abort();
+        check_fields(&r, r.m, r.blocks_per_seq, 5);
+        check_maxima(r.m, 6, 6, 18, 28);
         v06_fields(&r, encoded_decodes, 2);
         folio_vllm06_metadata *m = NULL;
+        int32_t rows[2 * 3]; /* narrower than the cross block tables */
+        memcpy(rows, r.tables, sizeof rows / 2);
+        memcpy(rows + 3, r.tables + r.blocks_per_seq, sizeof rows / 2);
+        r.f.block_tables = rows;
+        r.f.block_tables_stride = 3;
         r.f.max_decode_seq_len = 40; /* a hint larger than any length stays */
         r.f.use_cuda_graph = 1;
         CHECK_OK(r.b->make_metadata(r.state, &r.f, &m));
-        check_fields(&r, m, r.blocks_per_seq);
-        check_maxima(m, 1, 0, 40, 20);
+        check_fields(&r, m, 3, r.blocks_per_seq);
+        check_maxima(m, 1, 0, 40, 28);
         folio_vllm06_metadata_destroy(m);
         CHECK(folio_vllm06_metadata_get(NULL) == NULL);
         CHECK(folio_vllm06_metadata_get(r.m) == folio_vllm06_metadata_get(r.m)); /* no copy */
@@ -205,19 +214,20 @@ void v06_same_metadata_builder(const char *original, const char *compute)
             .struct_size = sizeof d, .block_size = r.block_size, .chunked_prefill_enabled = 1};
         CHECK_OK(folio_vllm06_builder_create(r.state, r.b, &d, &builder));
         folio_vllm06_metadata *m = build(&r, builder);
-        check_fields(&r, m, 3);
-        check_maxima(m, 9, 17, 0, 20);
+        check_fields(&r, m, 3, 4);
+        check_maxima(m, 9, 17, 0, 28);
         folio_vllm06_metadata_destroy(m);
         v06_fields(&r, encoded_decodes, 2); /* the builder is empty again */
         m = build(&r, builder);
-        check_fields(&r, m, 3);
-        check_maxima(m, 1, 0, 18, 20);
+        check_fields(&r, m, 3, 4);
+        check_maxima(m, 1, 0, 18, 28);
         folio_vllm06_metadata_destroy(m);
         v06_fields(&r, encoded_both, 2); /* one array for prompts and decodes, of torch-sdpa too */
         m = build(&r, builder);
-        check_fields(&r, m, 3);
-        check_maxima(m, 6, 6, 18, 20);
+        check_fields(&r, m, 3, 4);
+        check_maxima(m, 6, 6, 18, 28);
         CHECK_INT(folio_vllm06_metadata_get(m)->chunked_prefill, 0);
+        CHECK(folio_vllm06_metadata_get(m)->multi_modal_placeholder_index_maps == NULL);
         folio_vllm06_metadata_destroy(m);
         v06_fields(&r, two_decodes, 2);
         m = build(&r, builder);
@@ -310,6 +320,11 @@ void v06_same_profiling_run(const char *original, const char *compute)
         }
         if (v06_step(&r, encoded_both, 2))
             v06_run(&r, FOLIO_ATTENTION_ENCODER); /* it needs no cache */
+        v06_fields(&r, encoded_prompts, 2);
+        for (int64_t t = 0; t < r.f.num_encoder_tokens; t++) r.cross_slots[t] = -1;
+        r.f.cross_block_tables = NULL; /* empty, as of all prompts */
+        r.f.cross_block_tables_stride = 0;
+        if (v06_remake(&r)) v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
     }
     v06_close(&r);
 }
@@ -614,6 +629,8 @@ void v06_same_encoder_decoder(const char *original, const char *compute)
                 v06_run(&r, FOLIO_ATTENTION_DECODER);
                 r.no_key = true;
                 v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
+                v06_narrow_cross(&r, 3);
+                if (v06_remake(&r)) v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
                 r.no_key = false;
             }
             if (v06_step(&r, more_encoders, 3)) v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
@@ -735,7 +752,11 @@ void v06_same_get_seq_len_block_table_args(const char *original, const char *com
 {
     v06 r;
     v06_init(&r, original, compute);
-    if (v06_open(&r) && v06_step(&r, mixed_step, 4)) {
+    if (v06_open(&r)) {
+        v06_fields(&r, mixed_step, 4);
+        v06_narrow_cross(&r, 3);
+    }
+    if (r.impl != NULL && v06_remake(&r)) {
         const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(r.m);
         folio_vllm06_seq_len_block_table_args a;
         for (int prompt = 0; prompt < 2; prompt++) {
@@ -750,7 +771,9 @@ void v06_same_get_seq_len_block_table_args(const char *original, const char *com
                                          : type == FOLIO_ATTENTION_ENCODER_DECODER
                                              ? f->cross_block_tables
                                              : NULL));
-                CHECK_INT(a.block_tables_stride, a.block_tables != NULL ? r.blocks_per_seq : 0);
+                CHECK_INT(a.block_tables_stride, type == FOLIO_ATTENTION_DECODER ? r.blocks_per_seq
+                                                 : type == FOLIO_ATTENTION_ENCODER_DECODER ? 3
+                                                                                           : 0);
             }
         }
         REFUSED(folio_vllm06_get_seq_len_block_table_args(r.m, 1, (folio_attention_type)4, &a),

@@ -786,6 +786,7 @@ void v06_same_forward_errors(const char *original, const char *compute)
         BAD(a.struct_size = 0, "struct_size");
         BAD(kv.data = NULL, "data is NULL");
         BAD(kv.dtype = FOLIO_F16, "f16");
+        BAD(kv.dtype = FOLIO_FP8_E4M3, "kv_cache is fp8_e4m3, the layer's kv_cache_dtype is f32");
         BAD(kv.block_elements += 1, "block_elements");
         BAD(kv.block_elements *= 1024, "blocks of 8192 tokens");
         BAD(kv.num_blocks = 0, "num_blocks");

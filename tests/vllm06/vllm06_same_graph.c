@@ -39,6 +39,7 @@ static folio_vllm06_metadata *padded_step(v06 *r, const v06_seq *seqs, int num, 
 {
     folio_vllm06_metadata *step = NULL;
     v06_fields(r, seqs, num);
+    v06_narrow_cross(r, 4);
     for (int i = real; i < num; i++) r->slots[i] = -1;
     r->f.use_cuda_graph = 1;
     CHECK_OK(r->b->make_metadata(r->state, &r->f, &step));
@@ -395,6 +396,8 @@ void v06_same_graph_errors(const char *original, const char *compute)
             CHECK_OK(folio_vllm06_get_graph_input_buffers(r.state, m, 0, &b));
             r.m = m;
             replay(&r, &b, first_step, 2, 0);
+            b.seq_lens_tensor[1] = MAX_LEN; /* as many keys as the graph is for */
+            CHECK_OK(folio_vllm06_begin_forward(r.state, m, NULL));
             /* more keys than the graph is for; a block and a slot outside the cache */
             b.seq_lens_tensor[1] = MAX_LEN + 1;
             REFUSED(folio_vllm06_begin_forward(r.state, m, NULL), FOLIO_ERR_ARGUMENT, "351");
