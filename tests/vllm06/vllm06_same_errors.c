@@ -118,9 +118,12 @@ void v06_same_init_errors(const char *original, const char *compute)
         d = r.d;
         d.compat = 2;
         REFUSED(r.b->make_impl(r.state, &d, &impl), FOLIO_ERR_ARGUMENT, "compat is 2");
-        d = r.d;
-        d.dtype = (folio_dtype)0;
-        REFUSED(r.b->make_impl(r.state, &d, &impl), FOLIO_ERR_ARGUMENT, "dtype");
+        static const int no_dtypes[] = {0, 99, FOLIO_FP8_E4M3}; /* the last is one of caches only */
+        for (int i = 0; i < COUNT_OF(no_dtypes); i++) {
+            d = r.d;
+            d.dtype = (folio_dtype)no_dtypes[i];
+            REFUSED(r.b->make_impl(r.state, &d, &impl), FOLIO_ERR_ARGUMENT, "dtype");
+        }
         d = r.d;
         d.head_size = 0;
         REFUSED(r.b->make_impl(r.state, &d, &impl), FOLIO_ERR_ARGUMENT, "head_size");
