@@ -483,7 +483,7 @@ FOLIO_API folio_status folio_vllm06_reshape_and_cache(folio_context *ctx, const 
 typedef struct folio_vllm06_paged_attention_args {
     size_t struct_size;
     void *out;         /* [num_seqs][num_heads][head_size] */
-    const void *query; /* [num_seqs][num_heads][head_size] */
+    const void *query; /* [num_seqs][num_heads][head_size], see query_stride */
     folio_dtype dtype;
     int32_t num_heads;
     int64_t num_seqs;
@@ -493,6 +493,7 @@ typedef struct folio_vllm06_paged_attention_args {
     const int32_t *seq_lens; /* [num_seqs]; 0: padding, out is zeros */
     int64_t max_seq_len;
     const float *alibi_slopes; /* NULL: none */
+    int64_t query_stride; /* elements from one sequence's query to the next; 0: dense */
 } folio_vllm06_paged_attention_args;
 
 /** One token per sequence over its paged K and V, in one pass. Each call makes a plan of its own
@@ -505,10 +506,11 @@ FOLIO_API folio_status folio_vllm06_paged_attention_v1(
 
 /**
  * The same in partitions of FOLIO_VLLM06_PARTITION_SIZE keys, which are merged. block_size must
- * divide that size. P is max_seq_len / FOLIO_VLLM06_PARTITION_SIZE, rounded up. exp_sums and
- * max_logits are f32 [num_seqs][num_heads][P]; tmp_out is [num_seqs][num_heads][P][head_size] in
- * dtype. A partition's weight is exp_sums * exp(max_logits). out, exp_sums, max_logits and tmp_out
- * must share no byte with each other or with anything the call reads; out may be query itself.
+ * divide that size. P is max_seq_len / FOLIO_VLLM06_PARTITION_SIZE, rounded up, and at least 1.
+ * exp_sums and max_logits are f32 [num_seqs][num_heads][P]; tmp_out is
+ * [num_seqs][num_heads][P][head_size] in dtype. A partition's weight is exp_sums * exp(max_logits).
+ * out, exp_sums, max_logits and tmp_out must share no byte with each other or with anything the call
+ * reads; out may be query itself, if query is dense.
  */
 FOLIO_API folio_status folio_vllm06_paged_attention_v2(
     folio_context *ctx, const folio_vllm06_paged_attention_args *args,

@@ -145,14 +145,19 @@ static folio_status plan_keys(paged *p, int64_t first, int64_t len)
     return folio_plan_update(p->plan, p->batch, &p->run);
 }
 
+static folio_tensor query_of(const paged *p)
+{
+    return (folio_tensor){(void *)p->a.query, p->a.dtype, p->a.num_seqs, p->a.query_stride, 0};
+}
+
 /* Attention over the keys the plan is for: out and lse. */
 static folio_status attend(paged *p, folio_tensor out, float *lse, int64_t lse_token_stride,
                            int64_t lse_head_stride)
 {
-    folio_tensors t = FOLIO_WITH(
-        folio_tensors, .q = {(void *)p->a.query, p->a.dtype, p->a.num_seqs, 0, 0}, .out = out,
-        .lse = lse, .lse_token_stride = lse_token_stride, .lse_head_stride = lse_head_stride,
-        .slopes = p->a.alibi_slopes, .k_scale = p->c->k_scale, .v_scale = p->c->v_scale);
+    folio_tensors t =
+        FOLIO_WITH(folio_tensors, .q = query_of(p), .out = out, .lse = lse,
+                   .lse_token_stride = lse_token_stride, .lse_head_stride = lse_head_stride,
+                   .slopes = p->a.alibi_slopes, .k_scale = p->c->k_scale, .v_scale = p->c->v_scale);
     return folio_attention_forward(p->plan, 0, FOLIO_ATTENTION_DECODER, p->cache, 0, &t, &p->run);
 }
 
@@ -171,10 +176,14 @@ folio_status folio_vllm06_paged_attention_v1(folio_context *ctx,
 }
 
 /* out may be query itself: all partitions are done with query when out is written. */
-static folio_status check_apart(const paged *p, int64_t parts, const float *exp_sums,
-                                const float *max_logits, const void *tmp_out)
+static folio_status check_apart(const paged *p, const folio_tensor *out, int64_t parts,
+                                const float *exp_sums, const float *max_logits, const void *tmp_out)
 {
     const folio_vllm06_ops_cache *c = p->c;
+    folio_tensor query = query_of(p);
+    TRY(folioi_tensor_resolve(&query, "query", p->a.dtype, p->a.num_heads, c->head_size,
+                              p->a.num_seqs));
+    bool in_place = folioi_tensors_same(&query, out);
     int64_t rows = p->a.num_seqs * p->a.num_heads, elem = (int64_t)folio_dtype_size(p->a.dtype);
     int64_t out_bytes = rows * c->head_size * elem, tmp_bytes;
     REQUIRE(checked_mul(out_bytes, parts, &tmp_bytes) && tmp_bytes <= MAX_EXTENT,
@@ -187,7 +196,8 @@ static folio_status check_apart(const paged *p, int64_t parts, const float *exp_
         {"exp_sums", folioi_span_of(exp_sums, sums_bytes)},
         {"max_logits", folioi_span_of(max_logits, sums_bytes)},
         {"tmp_out", folioi_span_of(tmp_out, tmp_bytes)},
-        {"query", folioi_span_of(p->a.query, p->a.query != p->a.out ? out_bytes : 0)},
+        {"query", in_place ? folioi_span_of(NULL, 0)
+                           : folioi_tensor_span(&query, p->a.num_heads, c->head_size)},
         {"alibi_slopes",
          folioi_span_of(p->a.alibi_slopes, p->a.num_heads * (int64_t)sizeof(float))},
         {"key_cache", folioi_span_of(c->key_cache, kv_bytes)},
@@ -208,7 +218,7 @@ static folio_status check_partitions(paged *p, int64_t parts, const float *exp_s
     folio_tensor out = {p->a.out, p->a.dtype, p->a.num_seqs, 0, 0}; /* the merge's, checked now */
     TRY(folioi_tensor_resolve(&out, "out", p->a.dtype, p->a.num_heads, p->c->head_size,
                               p->a.num_seqs));
-    TRY(check_apart(p, parts, exp_sums, max_logits, tmp_out));
+    TRY(check_apart(p, &out, parts, exp_sums, max_logits, tmp_out));
     return plan_keys(p, 0, p->a.max_seq_len); /* all tables, before anything is written */
 }
 

@@ -257,7 +257,11 @@ static folio_status paged(folio_context *ctx, const folio_vllm06_paged_attention
     folio_vllm06_ops_cache c = bring_cache(cache);
     int64_t rows = a.num_seqs * a.num_heads, row = c.head_size * size_of(a.dtype);
     int64_t parts = (a.max_seq_len - 1) / FOLIO_VLLM06_PARTITION_SIZE + 1;
-    a.query = bring(args->query, rows * row);
+    int64_t query = rows * row;
+    if (a.num_seqs > 0 && a.query_stride > 0 &&
+        (size_t)a.query_stride < ARENA / 4) /* else refused */
+        query = (a.num_seqs - 1) * a.query_stride * size_of(a.dtype) + a.num_heads * row;
+    a.query = bring(args->query, query);
     a.out = bring(args->out, rows * row);
     a.alibi_slopes = bring(args->alibi_slopes, a.num_heads * (int64_t)sizeof(float));
     if (v2) {

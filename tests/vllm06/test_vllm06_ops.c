@@ -380,6 +380,46 @@ BACKEND_TEST(vllm06_ops, paged_attention_half)
     }
 }
 
+/* Queries as they come out of a fused projection: v1 and v2 give the bits of dense ones. */
+BACKEND_TEST(vllm06_ops, paged_attention_query_stride)
+{
+    enum { WIDTH = HEADS * 32, STRIDE = 2 * WIDTH + 4, PARTS = 2 };
+    static float fused[SEQS * STRIDE], rows[SEQS * WIDTH];
+    static float sums[SEQS * HEADS * PARTS], tops[SEQS * HEADS * PARTS];
+    static float tmp[SEQS * HEADS * PARTS * 32];
+    bed b;
+    bed_open(&b, ctx, FOLIO_F32, 4, 32, 8, short_lens);
+    memset(fused, 0xFF, sizeof fused);
+    for (int64_t i = 0; i < SEQS; i++)
+        memcpy(fused + i * STRIDE, (const float *)b.query + i * WIDTH, WIDTH * sizeof *fused);
+    for (int v = 1; v <= 2; v++)
+        for (int strided = 0; strided < 2; strided++) {
+            folio_vllm06_paged_attention_args a = arguments(&b);
+            if (strided) a.query = fused;
+            if (strided) a.query_stride = STRIDE;
+            if (v == 1) CHECK_OK(folio_vllm06_paged_attention_v1(ctx, &a, &b.c, NULL));
+            else CHECK_OK(folio_vllm06_paged_attention_v2(ctx, &a, &b.c, sums, tops, tmp, NULL));
+            if (!strided) memcpy(rows, b.out.data, sizeof rows);
+            else CHECK(memcmp(rows, b.out.data, sizeof rows) == 0);
+        }
+    static const int64_t bad[] = {-1, 31, WIDTH - 1, INT64_MAX};
+    for (int i = 0; i <= COUNT_OF(bad); i++) {
+        folio_vllm06_paged_attention_args a = arguments(&b);
+        a.query = fused;
+        a.query_stride = i < COUNT_OF(bad) ? bad[i] : STRIDE;
+        /* in place only where query is dense, as out is */
+        if (i == COUNT_OF(bad)) a.query = b.out.data;
+        const char *words = i < COUNT_OF(bad) ? "token_stride" : "share memory";
+        if (i == COUNT_OF(bad) && strcmp(backend, "cuda") == 0) continue;
+        REFUSED(folio_vllm06_paged_attention_v1(ctx, &a, &b.c, NULL), FOLIO_ERR_ARGUMENT, words);
+        memset(tmp, 0xFF, sizeof tmp);
+        REFUSED(folio_vllm06_paged_attention_v2(ctx, &a, &b.c, sums, tops, tmp, NULL),
+                FOLIO_ERR_ARGUMENT, words);
+        CHECK(support_is_poison(b.out.data, b.out.bytes) && support_is_poison(tmp, sizeof tmp));
+    }
+    bed_close(&b);
+}
+
 /* Every byte of both caches: what the layout says for a stored slot, NaN elsewhere. */
 BACKEND_TEST(vllm06_ops, reshape_and_cache)
 {
