@@ -20,7 +20,7 @@ typedef struct {
     folio_vllm06_ops_cache c;
     support_buffer k, v;
     int32_t lens[SEQS];
-    int64_t longest, row_blocks;
+    int64_t longest, row_blocks, max_seq_len;
     int32_t *tables;
     float *rows[2]; /* [seq][longest][kv_heads][head_size] as given */
     float slopes[HEADS], scale;
@@ -59,6 +59,7 @@ static void bed_open(bed *b, folio_context *ctx, folio_dtype kv, int32_t x, int3
     memcpy(b->lens, lens, sizeof b->lens);
     for (int i = 0; i < SEQS; i++)
         if (lens[i] > b->longest) b->longest = lens[i];
+    b->max_seq_len = b->longest;
     b->row_blocks = (b->longest + block_size - 1) / block_size + 1;
     b->c = (folio_vllm06_ops_cache){.dtype = kv,
                                     .x = x,
@@ -130,8 +131,14 @@ static folio_vllm06_paged_attention_args arguments(bed *b)
                                                .block_tables = b->tables,
                                                .max_num_blocks_per_seq = b->row_blocks,
                                                .seq_lens = b->lens,
-                                               .max_seq_len = b->longest,
+                                               .max_seq_len = b->max_seq_len,
                                                .alibi_slopes = b->alibi ? b->slopes : NULL};
+}
+
+/* P of the scratch: max_seq_len says it, not the lengths. */
+static int64_t num_parts(const bed *b)
+{
+    return (b->max_seq_len + FOLIO_VLLM06_PARTITION_SIZE - 1) / FOLIO_VLLM06_PARTITION_SIZE;
 }
 
 /* Dense attention of one sequence and head over keys [first, end) of what the cache holds; returns lse. */
@@ -194,7 +201,7 @@ static void check_partition(const bed *b, int64_t row, int64_t p, float sum, flo
 static void check_partitions(const bed *b, const float *sums, const float *tops, const float *tmp,
                              const double *expected)
 {
-    int64_t parts = (b->longest + FOLIO_VLLM06_PARTITION_SIZE - 1) / FOLIO_VLLM06_PARTITION_SIZE;
+    int64_t parts = num_parts(b);
     for (int64_t row = 0; row < SEQS * HEADS; row++) {
         double top = -INFINITY, sum = 0, first = 0;
         for (int64_t p = 0; p < parts; p++) {
@@ -216,22 +223,32 @@ static void check_partitions(const bed *b, const float *sums, const float *tops,
     }
 }
 
-/* v1 and v2 against the formula. */
-static void check_both(bed *b)
+/* v1 against the formula, which the caller frees. */
+static double *check_v1_rows(bed *b)
 {
-    int64_t size = b->c.head_size, n = (int64_t)SEQS * HEADS * size;
-    int64_t parts = (b->longest + FOLIO_VLLM06_PARTITION_SIZE - 1) / FOLIO_VLLM06_PARTITION_SIZE;
-    double *expected = malloc((size_t)n * sizeof *expected);
-    float *sums = malloc((size_t)(SEQS * HEADS * parts) * sizeof *sums);
-    float *tops = malloc((size_t)(SEQS * HEADS * parts) * sizeof *tops);
-    float *tmp = malloc((size_t)(n * parts) * sizeof *tmp);
-    if (expected == NULL || sums == NULL || tops == NULL || tmp == NULL) abort();
+    int64_t size = b->c.head_size;
+    double *expected = malloc((size_t)(SEQS * HEADS * size) * sizeof *expected);
+    if (expected == NULL) abort();
     for (int64_t row = 0; row < SEQS * HEADS; row++)
         dense(b, row / HEADS, row % HEADS, expected + row * size);
     folio_vllm06_paged_attention_args a = arguments(b);
     CHECK_OK(folio_vllm06_paged_attention_v1(b->ctx, &a, &b->c, NULL));
     check_out(b, expected, "v1");
-    a = arguments(b);
+    return expected;
+}
+
+static void check_v1(bed *b) { free(check_v1_rows(b)); }
+
+/* v1 and v2 against the formula. */
+static void check_both(bed *b)
+{
+    int64_t n = (int64_t)SEQS * HEADS * b->c.head_size, parts = num_parts(b);
+    double *expected = check_v1_rows(b);
+    float *sums = malloc((size_t)(SEQS * HEADS * parts) * sizeof *sums);
+    float *tops = malloc((size_t)(SEQS * HEADS * parts) * sizeof *tops);
+    float *tmp = malloc((size_t)(n * parts) * sizeof *tmp);
+    if (sums == NULL || tops == NULL || tmp == NULL) abort();
+    folio_vllm06_paged_attention_args a = arguments(b);
     CHECK_OK(folio_vllm06_paged_attention_v2(b->ctx, &a, &b->c, sums, tops, tmp, NULL));
     check_out(b, expected, "v2");
     check_partitions(b, sums, tops, tmp, expected);
@@ -259,7 +276,24 @@ static void each_size(folio_context *ctx, folio_dtype kv, bool ipex, bool alibi)
     }
 }
 
-BACKEND_TEST(vllm06_ops, paged_attention_sizes) { each_size(ctx, FOLIO_F32, false, false); }
+/* Sizes that the originals' kernels did not have; v1 also takes blocks that do not divide a partition. */
+static void other_sizes(folio_context *ctx)
+{
+    bed b;
+    bed_open(&b, ctx, FOLIO_F32, 4, 40, 64, short_lens);
+    check_both(&b);
+    bed_close(&b);
+    bed_open(&b, ctx, FOLIO_F32, 4, 40, 24, short_lens);
+    check_v1(&b);
+    bed_close(&b);
+}
+
+BACKEND_TEST(vllm06_ops, paged_attention_sizes)
+{
+    each_size(ctx, FOLIO_F32, false, false);
+    other_sizes(ctx);
+}
+
 BACKEND_TEST(vllm06_ops, paged_attention_alibi) { each_size(ctx, FOLIO_F32, false, true); }
 BACKEND_TEST(vllm06_ops, paged_attention_x_1) { each_size(ctx, FOLIO_F32, true, false); }
 
@@ -269,8 +303,33 @@ BACKEND_TEST(vllm06_ops, paged_attention_fp8)
     each_size(ctx, FOLIO_FP8_E5M2, false, false);
 }
 
+/* Padding alone, max_seq_len 0: one partition, which is empty, and rows of zeros. */
+static void no_keys_at_all(folio_context *ctx)
+{
+    static const int32_t no_lens[SEQS] = {0};
+    float sums[SEQS * HEADS + 1], tops[SEQS * HEADS + 1];
+    static float tmp[SEQS * HEADS * 32];
+    bed b;
+    bed_open(&b, ctx, FOLIO_F32, 4, 32, 8, short_lens);
+    for (int v = 1; v <= 2; v++) {
+        folio_vllm06_paged_attention_args a = arguments(&b);
+        a.seq_lens = no_lens;
+        a.max_seq_len = 0;
+        memset(sums, 0xFF, sizeof sums);
+        memset(tops, 0xFF, sizeof tops);
+        if (v == 1) CHECK_OK(folio_vllm06_paged_attention_v1(ctx, &a, &b.c, NULL));
+        else CHECK_OK(folio_vllm06_paged_attention_v2(ctx, &a, &b.c, sums, tops, tmp, NULL));
+        for (int k = 0; k < SEQS * HEADS * 32; k++) CHECK(((float *)b.out.data)[k] == 0.0f);
+        for (int k = 0; v == 2 && k < SEQS * HEADS; k++) CHECK(sums[k] == 0.0f);
+        CHECK(support_is_poison(sums + SEQS * HEADS, sizeof *sums));
+        CHECK(support_is_poison(tops + SEQS * HEADS, sizeof *tops));
+    }
+    bed_close(&b);
+}
+
 BACKEND_TEST(vllm06_ops, paged_attention_partitions)
 {
+    no_keys_at_all(ctx);
     static const folio_dtype kvs[] = {FOLIO_F32, FOLIO_FP8_E4M3};
     CHECK_INT(FOLIO_VLLM06_PARTITION_SIZE, 512);
     for (int i = 0; i < 4; i++) {
@@ -278,6 +337,7 @@ BACKEND_TEST(vllm06_ops, paged_attention_partitions)
         int32_t x = 16 / (int32_t)folio_dtype_size(kvs[i / 2]);
         bed_open(&b, ctx, kvs[i / 2], x, 32, i % 2 ? 8 : 32, long_lens);
         b.alibi = i % 2;
+        if (i == 1) b.max_seq_len = 2000; /* two partitions more than the longest needs */
         check_both(&b);
         bed_close(&b);
     }
@@ -506,12 +566,26 @@ static bool same_block(const bed *a, int64_t from, const bed *b, int64_t to)
            memcmp((char *)a->v.data + (size_t)from * n, (char *)b->v.data + (size_t)to * n, n) == 0;
 }
 
+/* Fills each block, keys apart from values, with a byte of its own; then is block i what block `from` was? */
+static bool is_filled(const bed *b, int64_t i, int64_t from, bool fill)
+{
+    size_t n = (size_t)(b->c.block_size * KV_HEADS * b->c.head_size) * folio_dtype_size(b->c.dtype);
+    bool same = true;
+    for (int part = 0; part < 2; part++) {
+        char *block = (char *)(part ? b->v.data : b->k.data) + (size_t)i * n;
+        char byte = (char)((from + 100 * part) % 251);
+        if (fill) memset(block, byte, n);
+        same &= block[0] == byte && memcmp(block, block + 1, n - 1) == 0;
+    }
+    return same;
+}
+
 BACKEND_TEST(vllm06_ops, copy_blocks)
 {
     bed a, b;
     bed_open(&a, ctx, FOLIO_BF16, 8, 64, 8, short_lens);
     bed_open(&b, ctx, FOLIO_BF16, 8, 64, 8, short_lens);
-    support_buffer_poison(&b.k);
+    for (int64_t i = 0; i < b.c.num_blocks; i++) is_filled(&b, i, i, true);
     int64_t last = a.c.num_blocks - 1;
     const int64_t pairs[][2] = {{last, 1}, {last, 0}, {last - 1, 2}};
     folio_vllm06_ops_cache caches[] = {a.c, b.c};
@@ -521,6 +595,8 @@ BACKEND_TEST(vllm06_ops, copy_blocks)
         CHECK(same_block(&a, pairs[i][0], &a, pairs[i][1]));
         CHECK(same_block(&b, pairs[i][0], &b, pairs[i][1]));
     }
+    for (int64_t i = 0; i <= last; i++) /* and no other block */
+        CHECK(is_filled(&b, i, i < 2 ? last : i == 2 ? last - 1 : i, false));
     const int64_t outside[][2] = {{last, 3}, {last + 1, 4}};
     REFUSED(folio_vllm06_copy_blocks(ctx, caches, 2, outside, 2, NULL), FOLIO_ERR_ARGUMENT,
             "pairs (from)[1]|outside [0,");
@@ -646,6 +722,29 @@ BACKEND_TEST(vllm06_ops, streams)
     bed_close(&b);
 }
 
+/* The same with neighbours that differ in one thing: the block size, or the dtype and its x. */
+static void copy_blocks_of_neighbours(folio_context *ctx)
+{
+    static const folio_dtype dtypes[] = {FOLIO_F16, FOLIO_F16, FOLIO_F32};
+    static const int32_t block_size[] = {8, 16, 16};
+    bed beds[3];
+    folio_vllm06_ops_cache caches[3];
+    for (int i = 0; i < 3; i++) {
+        int32_t x = 16 / (int32_t)folio_dtype_size(dtypes[i]);
+        bed_open(&beds[i], ctx, dtypes[i], x, 64, block_size[i], short_lens);
+        for (int64_t k = 0; k < beds[i].c.num_blocks; k++) is_filled(&beds[i], k, k, true);
+        caches[i] = beds[i].c;
+        caches[i].num_blocks = 100; /* the first of each */
+    }
+    const int64_t pairs[][2] = {{99, 1}, {98, 2}};
+    CHECK_OK(folio_vllm06_copy_blocks(ctx, caches, 3, pairs, 2, NULL));
+    for (int i = 0; i < 3; i++) {
+        for (int64_t k = 0; k < beds[i].c.num_blocks; k++)
+            CHECK(is_filled(&beds[i], k, k == 1 ? 99 : k == 2 ? 98 : k, false));
+        bed_close(&beds[i]);
+    }
+}
+
 /* Caches of several shapes in one call: those of one shape side by side go together. */
 BACKEND_TEST(vllm06_ops, copy_blocks_of_all_shapes)
 {
@@ -670,6 +769,7 @@ BACKEND_TEST(vllm06_ops, copy_blocks_of_all_shapes)
         CHECK(!same_block(&beds[i], last, &beds[i], 3));
         bed_close(&beds[i]);
     }
+    copy_blocks_of_neighbours(ctx);
 }
 
 #define BAD_STORE(change, words)                                                                   \
@@ -773,6 +873,9 @@ BACKEND_TEST(vllm06_ops, paged_attention_errors)
     b.tables[0] = -1;
     BAD_ATTENTION((void)0, "block_table");
     b.tables[0] = 0;
+    b.tables[512 / 8] = (int32_t)b.c.num_blocks; /* found before the first partition is computed */
+    BAD_ATTENTION((void)0, "block_table");
+    b.tables[512 / 8] = 0;
     b.lens[2] = -1;
     BAD_ATTENTION((void)0, "seq_lens[2]");
     b.lens[2] = 1;

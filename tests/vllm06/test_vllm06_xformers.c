@@ -205,6 +205,13 @@ static void biases_by_type(const char *original, const char *compute)
             CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_ATTENTION_ENCODER_DECODER, cross));
             v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
         }
+        /* a prompt that has no encoder, and a bias over its 0 keys */
+        static const v06_seq without[] = {{0, true, 6, 6, 11}, {1, true, 5, 5, 0}};
+        folio_vllm06_bias over_none[] = {{numbers, 1, 6, 11}, {numbers, 1, 5, 0}};
+        if (v06_step(&r, without, 2)) {
+            CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_ATTENTION_ENCODER_DECODER, over_none));
+            v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
+        }
         static const v06_seq chunk[] = {{0, true, 3, 9, 0}};
         folio_vllm06_bias of_chunk[] = {{numbers, 4, 3, 9}};
         if (v06_step(&r, chunk, 1)) {

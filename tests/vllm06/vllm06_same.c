@@ -96,7 +96,12 @@ void v06_same_metadata_fields(const char *original, const char *compute)
         check_maxima(m, 1, 0, 40, 28);
         folio_vllm06_metadata_destroy(m);
         CHECK(folio_vllm06_metadata_get(NULL) == NULL);
-        CHECK(folio_vllm06_metadata_get(r.m) == folio_vllm06_metadata_get(r.m)); /* no copy */
+        const folio_vllm06_metadata_fields *live = folio_vllm06_metadata_get(r.m);
+        CHECK(live == folio_vllm06_metadata_get(r.m) && live->encoder_attn_bias == NULL);
+        const float number = 1.0f;
+        const folio_vllm06_bias bias = {&number, 1, 1, 1};
+        CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_ATTENTION_ENCODER, &bias));
+        CHECK(live->encoder_attn_bias != NULL); /* no copy: it shows what is set later */
         /* What the arrays tell is worked out. */
         v06_fields(&r, two_prompts, 2);
         r.f.num_prefill_tokens = 0;
@@ -233,6 +238,7 @@ void v06_same_metadata_builder(const char *original, const char *compute)
         m = build(&r, builder);
         const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(m);
         CHECK(f->encoder_seq_lens == NULL && f->cross_block_tables == NULL && !f->is_prompt);
+        CHECK(f->multi_modal_placeholder_index_maps == NULL);
         folio_vllm06_metadata_destroy(m);
         build_whole_prompts(&r);
         folio_vllm06_builder *none = NOWHERE;
@@ -715,6 +721,7 @@ void v06_same_get_seq_lens(const char *original, const char *compute)
     v06_init(&r, original, compute);
     if (v06_open(&r) && v06_step(&r, encoded_prompts, 2)) {
         const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(r.m);
+        CHECK_INT(FOLIO_ATTENTION_DECODER, 0); /* what a caller gets who says nothing */
         for (int type = 0; type < FOLIO_NUM_ATTENTION_TYPES; type++) {
             const int32_t *q = NULL, *kv = NULL;
             bool encoder = type == FOLIO_ATTENTION_ENCODER,

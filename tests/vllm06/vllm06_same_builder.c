@@ -105,6 +105,25 @@ static void window_of_decodes(v06 *r, folio_vllm06_builder *builder)
     }
 }
 
+/* Decodes that are kept whole: shorter than the window, or longer by less than a block. Lengths of whole blocks. */
+static void window_not_reached(v06 *r, folio_vllm06_builder *builder)
+{
+    static const int64_t lens[] = {5, 32, 47, 48, 96}, clipped[] = {0, 0, 0, 16, 64};
+    memset(r->clipped, 0, sizeof r->clipped);
+    for (int i = 0; i < COUNT_OF(lens); i++) {
+        const v06_seq decode[] = {{3, false, 1, lens[i], 0}};
+        r->clipped[0] = clipped[i];
+        if (!build(r, builder, decode, 1)) continue;
+        const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(r->m);
+        CHECK_INT(f->seq_lens[0], lens[i] - clipped[i]);
+        CHECK_INT(f->block_tables_stride, (lens[i] - clipped[i] + 15) / 16);
+        CHECK_INT(f->block_tables[0], v06_slot(r, 3, clipped[i], false) / 16);
+        CHECK_INT(f->slot_mapping[0], v06_slot(r, 3, lens[i] - 1, false));
+        CHECK_INT(f->context_lens_tensor[0], lens[i] - 1);
+    }
+    memset(r->clipped, 0, sizeof r->clipped);
+}
+
 /* A window of 24 is rounded up to 32; of length 89 that and the last block's 9 tokens are left. */
 static void window_within_a_block(v06 *r, folio_vllm06_builder *builder)
 {
@@ -136,6 +155,7 @@ void v06_same_builder_window(const char *original, const char *compute)
         CHECK_OK(folio_vllm06_builder_create(r.state, r.b, &d, &of_24));
         window_of_prompts(&r, of_32);
         window_of_decodes(&r, of_32);
+        window_not_reached(&r, of_32);
         window_within_a_block(&r, of_24);
         folio_vllm06_builder_destroy(of_32);
         folio_vllm06_builder_destroy(of_24);
