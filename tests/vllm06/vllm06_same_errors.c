@@ -159,6 +159,7 @@ static void bad_counts(v06 *r)
     BAD_FIELDS(encoded_prompts, r->f.num_prefills = (int64_t)1 << 31, "too many");
     BAD_FIELDS(encoded_prompts, r->f.num_prefills = r->f.num_decode_tokens = INT64_MAX, "too many");
     BAD_FIELDS(encoded_prompts, r->f.num_prefill_tokens = 14, "15 tokens|14");
+    BAD_FIELDS(encoded_prompts, r->f.num_prefill_tokens = 16, "15 tokens|16");
     BAD_FIELDS(encoded_mixed, r->f.is_prompt = 1, "is_prompt is set, yet 1 sequences are decodes");
     BAD_FIELDS(encoded_prompts, r->f.block_tables_stride = -1, "stride is negative");
     BAD_FIELDS(encoded_prompts, r->f.cross_block_tables_stride = -1, "stride is negative");
@@ -173,6 +174,12 @@ static void bad_counts(v06 *r)
                 r->f.prefill_block_tables_stride = r->blocks_per_seq,
                 memset(r->tables, 0, (size_t)(r->blocks_per_seq + 1) * sizeof *r->tables)),
                "prompt 1|prefill_block_tables");
+    int32_t rows[2][3]; /* another last block only */
+    BAD_FIELDS(encoded_prompts,
+               (memcpy(rows[0], r->tables, sizeof rows[0]),
+                memcpy(rows[1], r->tables + r->blocks_per_seq, sizeof rows[1]), rows[1][2]++,
+                r->f.prefill_block_tables = rows[0], r->f.prefill_block_tables_stride = 3),
+               "prompt 1|prefill_block_tables");
 }
 
 static void bad_lengths(v06 *r)
@@ -182,6 +189,8 @@ static void bad_lengths(v06 *r)
     BAD_FIELDS(encoded_prompts, r->lens[1] = -3, "seq_lens[1] is -3");
     BAD_FIELDS(encoded_prompts, r->f.seq_lens_tensor = others,
                "seq_lens[1] is 17|seq_lens_tensor[1] is 16");
+    BAD_FIELDS(encoded_prompts, (r->f.chunked_prefill = 1, r->f.seq_lens_tensor = others),
+               "seq_lens[1] is 17|seq_lens_tensor[1] is 16");
     BAD_FIELDS(two_decodes, r->f.seq_lens_tensor = others,
                "seq_lens[0] is 9|seq_lens_tensor[0] is 6");
     BAD_FIELDS(encoded_prompts, r->lens[0] = 5, "prompt 0|6 new tokens");
@@ -190,11 +199,12 @@ static void bad_lengths(v06 *r)
     BAD_FIELDS(encoded_prompts, (r->f.context_lens_tensor = NULL, r->starts[1] = -1),
                "prompt 0 has -1 new tokens by query_start_loc");
     BAD_FIELDS(encoded_prompts, r->contexts[1] = 7, "prompt 1|context_len 7");
+    BAD_FIELDS(encoded_prompts, r->contexts[1] = 9, "prompt 1|context_len 9");
     BAD_FIELDS(encoded_prompts, r->seq_starts[2] = 99, "seq_start_loc[2] is 99");
     BAD_FIELDS(encoded_prompts, r->starts[0] = 1, "query_start_loc[0]");
     r->starts[0] = 0;
     /* slot -1 is no padding: the step is no graph's */
-    BAD_FIELDS(two_decodes, (r->contexts[1] = 9, r->slots[1] = -1), "decode 1|context_len 9");
+    BAD_FIELDS(two_decodes, (r->contexts[1] = 12, r->slots[1] = -1), "decode 1|context_len 12");
     BAD_FIELDS(two_decodes, r->starts[2] = 1, "decode 1|0 new tokens");
     BAD_FIELDS(two_decodes, r->starts[2] = 85, "decode 1|84 new tokens");
 }
@@ -331,6 +341,11 @@ static void bad_cross(v06 *rig)
         V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT,
                     i < 2 ? "cross_block_table" : "11 tokens|block table has 1 blocks of 8");
     }
+    if (v06_step(&r, decodes, 2)) {
+        a = v06_args(&r, FOLIO_ATTENTION_ENCODER_DECODER);
+        a.kv_cache = NULL;
+        V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT, "kv_cache is NULL|2 decodes");
+    }
     r.no_key = false;
     *rig = r;
 }
@@ -446,10 +461,16 @@ static void bad_steps(folio_vllm06_builder *builder, const folio_vllm06_seq *goo
     CHECK_OK(folio_vllm06_builder_add(builder, good)); /* an encoder that is cached */
     CHECK_OK(folio_vllm06_builder_build(builder, &m));
     folio_vllm06_metadata_destroy(m);
-    m = NOWHERE;
-    CHECK_OK(folio_vllm06_builder_add(builder, good));
+    s = *good;
+    s.encoder_seq_len = s.num_cross_blocks = 0; /* a prompt without an encoder is neither */
+    CHECK_OK(folio_vllm06_builder_add(builder, &s));
     s = *good;
     s.encoder_is_new = 1;
+    CHECK_OK(folio_vllm06_builder_add(builder, &s));
+    CHECK_OK(folio_vllm06_builder_build(builder, &m));
+    folio_vllm06_metadata_destroy(m);
+    m = NOWHERE;
+    CHECK_OK(folio_vllm06_builder_add(builder, good));
     CHECK_OK(folio_vllm06_builder_add(builder, &s));
     REFUSED(folio_vllm06_builder_build(builder, &m), FOLIO_ERR_ARGUMENT, "new encoders");
     CHECK(m == NULL);
@@ -658,6 +679,26 @@ void v06_same_biases_in_fields(const char *original, const char *compute)
     v06_close(&r);
 }
 
+/* The same rows next to others that have an encoder, and in a step of both kinds. */
+static void some_encoders(const char *original, const char *compute)
+{
+    static const v06_seq prompts[] = {{0, true, 6, 6, 0}, {1, true, 9, 9, 20}, {2, true, 2, 2, 0}};
+    static const v06_seq decodes[] = {
+        {0, false, 1, 7, 0}, {1, false, 1, 10, 20}, {2, false, 1, 3, 0}};
+    static const v06_seq both[] = {{3, true, 4, 4, 0}, {0, false, 1, 8, 0}};
+    v06 r;
+    v06_init(&r, original, compute);
+    if (v06_open(&r) && v06_step(&r, prompts, 3)) {
+        v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
+        r.no_key = true;
+        if (v06_step(&r, decodes, 3)) v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
+        v06_fields(&r, both, 2);
+        r.f.encoder_seq_lens = r.f.encoder_seq_lens_tensor = r.encoder_lens;
+        if (v06_remake(&r)) v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
+    }
+    v06_close(&r);
+}
+
 /* Cross attention in a step without any encoder: every row sees no key and is zeros. */
 void v06_same_no_encoder(const char *original, const char *compute)
 {
@@ -683,6 +724,7 @@ void v06_same_no_encoder(const char *original, const char *compute)
         v06_check_images(&r);
         v06_close(&r);
     }
+    some_encoders(original, compute);
 }
 
 /* A bias over encoder keys that are new, and over the same when they are cached. */

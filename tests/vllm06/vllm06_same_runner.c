@@ -258,6 +258,15 @@ void v06_same_more_fields(const char *original, const char *compute)
         CHECK(d->max_seqlen == 0 && d->max_kv_len == 0 && d->encoder_seq_start_loc == NULL);
         if (v06_step(&r, with_encoders, 2))
             CHECK_INT(folio_vllm06_metadata_get(r.m)->max_decode_query_len, 0);
+        /* the longest is not the last, and a maximum that is larger stays */
+        static const v06_seq falling[] = {{1, true, 9, 17, 0}, {0, true, 6, 6, 0}};
+        for (int i = 0; i < 2; i++) {
+            v06_fields(&r, falling, 2);
+            *(i == 0 ? &r.f.max_seqlen : &r.f.max_kv_len) = 30;
+            if (!v06_remake(&r)) continue;
+            CHECK_INT(folio_vllm06_metadata_get(r.m)->max_seqlen, i == 0 ? 30 : 17);
+            CHECK_INT(folio_vllm06_metadata_get(r.m)->max_kv_len, i == 0 ? 17 : 30);
+        }
     }
     v06_close(&r);
 }
@@ -269,6 +278,9 @@ void v06_same_bad_sums(const char *original, const char *compute)
     /* wrong at their last entry only, which is a decode's in those of the whole step */
     static const int32_t seq_end[] = {0, 6, 23, 41}, encoder_end[] = {0, 11, 31, 35};
     static const int32_t kv_end[] = {0, 6, 15}, query_end[] = {0, 6, 15, 17};
+    /* wrong at their first entry only */
+    static const int32_t seq_first[] = {1, 6, 23, 42}, encoder_first[] = {1, 11, 31, 34};
+    static const int32_t kv_first[] = {1, 6, 23}, query_first[] = {1, 6, 15, 16};
     folio_vllm06_metadata *m = NOWHERE;
     v06 r;
     v06_init(&r, original, compute);
@@ -292,6 +304,11 @@ void v06_same_bad_sums(const char *original, const char *compute)
                 "encoder_seq_start_loc[3] is 35|add up to 34");
         BAD_SUM(r.f.kv_start_loc = kv_end, "kv_start_loc[2] is 15|add up to 23");
         BAD_SUM(r.f.query_start_loc = query_end, "decode 2 has 2 new tokens");
+        BAD_SUM(r.f.seq_start_loc = seq_first, ": seq_start_loc[0] is 1");
+        BAD_SUM(r.f.encoder_seq_start_loc = encoder_first, "encoder_seq_start_loc[0] is 1");
+        BAD_SUM(r.f.seqlen_q = query_first, "seqlen_q[0] is 1");
+        BAD_SUM(r.f.kv_start_loc = kv_first, "kv_start_loc[0] is 1");
+        BAD_SUM(r.f.query_start_loc = query_first, "query_start_loc[0] is 1");
         BAD_SUM(r.f.prefill_block_tables_stride = -1, "prefill_block_tables_stride");
         BAD_SUM(r.f.prefill_block_tables_stride = INT64_MAX,
                 "prefill_block_tables_stride 9223372036854775807");
