@@ -293,6 +293,15 @@ static void bad_encoder_buffers(v06 *r)
         folio_vllm06_metadata_destroy(step);
         CHECK(b.seq_lens_tensor[0] == 1 && b.slot_mapping[0] == -1);
     }
+    if (m != NULL) { /* rows as long as the graph's */
+        step = padded_step(r, first_step, BATCH, 2);
+        other = b;
+        other.cross_block_tables_stride = r->f.cross_block_tables_stride;
+        CHECK_OK(folio_vllm06_prepare_graph_input_buffers(r->state, &other, step, 1));
+        CHECK(memcmp(b.cross_block_tables, r->cross_tables,
+                     (size_t)(BATCH * r->blocks_per_seq) * sizeof *r->cross_tables) == 0);
+        folio_vllm06_metadata_destroy(step);
+    }
     folio_vllm06_metadata_destroy(m);
 }
 
@@ -340,6 +349,14 @@ static void bad_buffers(v06 *r, folio_vllm06_metadata *m)
     r->f.slot_mapping = NULL;
     CHECK_OK(r->b->make_metadata(r->state, &r->f, &step));
     BAD_BUFFERS((void)0, 0, "slot_mapping or block_tables of the step is NULL");
+    folio_vllm06_metadata_destroy(step);
+    step = padded_step(r, first_step, BATCH, 2);
+    int64_t stride =
+        r->f.block_tables_stride; /* rows as long as the graph's, as the builder pads them */
+    BAD_BUFFERS(other.block_tables_stride = stride - 1, 0, "the graph's 39");
+    other.block_tables_stride = stride;
+    CHECK_OK(folio_vllm06_prepare_graph_input_buffers(r->state, &other, step, 0));
+    CHECK(memcmp(b.block_tables, r->tables, (size_t)(BATCH * stride) * sizeof *r->tables) == 0);
     folio_vllm06_metadata_destroy(step);
     bad_encoder_buffers(r);
 }
