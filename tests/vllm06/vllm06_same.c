@@ -284,6 +284,8 @@ static void live(v06 *r)
 
 void v06_same_prompts_then_decodes(const char *original, const char *compute)
 {
+    const folio_vllm06_forward_args none = {.struct_size = sizeof none};
+    CHECK_INT(none.attn_type, FOLIO_ATTENTION_DECODER); /* the default */
     v06 r;
     v06_init(&r, original, compute);
     live(&r);
@@ -314,6 +316,8 @@ void v06_same_profiling_run(const char *original, const char *compute)
         v06_fields(&r, two_prompts, 2); /* such a run has neither slots nor blocks */
         r.f.slot_mapping = NULL;
         r.f.block_tables = NULL;
+        if (v06_remake(&r)) v06_run(&r, FOLIO_ATTENTION_DECODER);
+        r.f.chunked_prefill = 1;
         if (v06_remake(&r)) v06_run(&r, FOLIO_ATTENTION_DECODER);
         if (v06_step(&r, two_decodes, 2)) {
             folio_vllm06_forward_args a = v06_args(&r, FOLIO_ATTENTION_DECODER);
@@ -495,6 +499,14 @@ void v06_same_logits_soft_cap(const char *original, const char *compute)
     r.d.logits_soft_cap = 0.75f;
     r.d.scale = 0.5f;
     live(&r);
+    if (r.m != NULL && v06_step(&r, encoded_prompts, 2)) {
+        v06_run(&r, FOLIO_ATTENTION_ENCODER);
+        v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
+        r.no_key = true;
+        if (v06_step(&r, encoded_decodes, 2)) v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
+        r.no_key = false;
+        if (v06_step(&r, two_prompts, 2)) v06_run(&r, FOLIO_ATTENTION_ENCODER_ONLY);
+    }
     v06_close(&r);
 }
 
@@ -668,6 +680,11 @@ void v06_same_encoder_only(const char *original, const char *compute)
         if (remake_split(&r)) v06_run(&r, FOLIO_ATTENTION_ENCODER_ONLY);
         r.no_cache = true;
         v06_run(&r, FOLIO_ATTENTION_ENCODER_ONLY);
+        v06_fields(&r, two_prompts, 2); /* as the CPU runner makes it */
+        r.f.slot_mapping = NULL;
+        r.f.block_tables = r.f.query_start_loc = r.f.seq_start_loc = r.f.context_lens_tensor = NULL;
+        r.f.block_tables_stride = 0;
+        if (v06_remake(&r)) v06_run(&r, FOLIO_ATTENTION_ENCODER_ONLY);
         static const v06_seq chunk[] = {{0, true, 3, 16, 0}};
         if (v06_step(&r, chunk, 1)) { /* its earlier tokens are in no cache */
             folio_vllm06_forward_args a = v06_args(&r, FOLIO_ATTENTION_ENCODER_ONLY);
