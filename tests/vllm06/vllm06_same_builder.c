@@ -48,7 +48,11 @@ static void window_of_prompts(v06 *r, folio_vllm06_builder *builder)
 {
     static const v06_seq whole[] = {{0, true, 99, 99, 0}, {1, true, 20, 20, 0}};
     static const v06_seq chunk[] = {{1, true, 40, 60, 0}}, long_chunk[] = {{1, true, 60, 70, 0}};
-    const folio_vllm06_seq bare = {.struct_size = sizeof bare, .is_prompt = 1, .token_len = 40};
+    const folio_vllm06_seq bare = {.struct_size = sizeof bare,
+                                   .is_prompt = 1,
+                                   .token_len = 40,
+                                   .encoder_seq_len = 5,
+                                   .encoder_is_new = 1};
     const folio_vllm06_metadata_fields *f;
     if (build(r, builder, whole, 2)) {
         f = folio_vllm06_metadata_get(r->m);
@@ -73,9 +77,13 @@ static void window_of_prompts(v06 *r, folio_vllm06_builder *builder)
             CHECK_INT(f->slot_mapping[i], i < 18 ? -1 : v06_slot(r, 1, 10 + i, false));
     }
     CHECK_OK(folio_vllm06_builder_add(builder, &bare)); /* of a profiling run: no blocks yet */
-    bool built = build_added(r, builder);
+    bool built = build_added(r, builder) && folio_vllm06_metadata_get(r->m)->num_prefills == 1;
+    CHECK(built);
     for (int i = 0; built && i < 40; i++)
         CHECK_INT(folio_vllm06_metadata_get(r->m)->slot_mapping[i], -1);
+    for (int i = 0; built && i < 5; i++)
+        CHECK_INT(folio_vllm06_metadata_get(r->m)->cross_slot_mapping[i], -1);
+    if (built) CHECK_INT(folio_vllm06_metadata_get(r->m)->num_encoder_tokens, 5);
 }
 
 /* A decode's length and table are clipped, and its context is not. What is left is enough for the window. */

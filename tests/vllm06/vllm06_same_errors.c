@@ -184,11 +184,13 @@ static void bad_counts(v06 *r)
 
 static void bad_lengths(v06 *r)
 {
-    static const int32_t others[V06_SEQS] = {6, 16};
+    static const int32_t others[V06_SEQS] = {6, 16}, larger[V06_SEQS] = {6, 18};
     BAD_FIELDS(encoded_prompts, r->f.seq_lens = r->f.seq_lens_tensor = NULL, "seq_lens");
     BAD_FIELDS(encoded_prompts, r->lens[1] = -3, "seq_lens[1] is -3");
     BAD_FIELDS(encoded_prompts, r->f.seq_lens_tensor = others,
                "seq_lens[1] is 17|seq_lens_tensor[1] is 16");
+    BAD_FIELDS(encoded_prompts, r->f.seq_lens_tensor = larger,
+               "seq_lens[1] is 17|seq_lens_tensor[1] is 18");
     BAD_FIELDS(encoded_prompts, (r->f.chunked_prefill = 1, r->f.seq_lens_tensor = others),
                "seq_lens[1] is 17|seq_lens_tensor[1] is 16");
     BAD_FIELDS(two_decodes, r->f.seq_lens_tensor = others,
@@ -201,7 +203,8 @@ static void bad_lengths(v06 *r)
     BAD_FIELDS(encoded_prompts, r->contexts[1] = 7, "prompt 1|context_len 7");
     BAD_FIELDS(encoded_prompts, r->contexts[1] = 9, "prompt 1|context_len 9");
     BAD_FIELDS(encoded_prompts, r->seq_starts[2] = 99, "seq_start_loc[2] is 99");
-    BAD_FIELDS(encoded_prompts, r->starts[0] = 1, "query_start_loc[0]");
+    BAD_FIELDS(encoded_prompts, r->starts[0] = 1, "query_start_loc[0] is 1");
+    BAD_FIELDS(encoded_prompts, r->starts[0] = -1, "query_start_loc[0] is -1");
     r->starts[0] = 0;
     /* slot -1 is no padding: the step is no graph's */
     BAD_FIELDS(two_decodes, (r->contexts[1] = 12, r->slots[1] = -1), "decode 1|context_len 12");
@@ -212,7 +215,7 @@ static void bad_lengths(v06 *r)
 static void bad_encoders(v06 *r)
 {
     static const int64_t not_31[] = {-1, 20, 32};
-    static const int32_t last_other[] = {11, 19};
+    static const int32_t last_other[] = {11, 19}, last_larger[] = {11, 21};
     for (int i = 0; i < COUNT_OF(not_31); i++)
         BAD_FIELDS(encoded_prompts, r->f.num_encoder_tokens = not_31[i],
                    "num_encoder_tokens is|0 or 31, the sum of encoder_seq_lens of the prompts");
@@ -224,6 +227,8 @@ static void bad_encoders(v06 *r)
                "encoder_seq_lens[0] is 11|encoder_seq_lens_tensor[0] is 6");
     BAD_FIELDS(encoded_mixed, r->f.encoder_seq_lens_tensor = last_other,
                "encoder_seq_lens[1] is 20|encoder_seq_lens_tensor[1] is 19");
+    BAD_FIELDS(encoded_mixed, r->f.encoder_seq_lens_tensor = last_larger,
+               "encoder_seq_lens[1] is 20|encoder_seq_lens_tensor[1] is 21");
 }
 
 /* Fields that contradict each other; but maxima may be larger than the lengths. */
@@ -466,6 +471,7 @@ static void bad_steps(folio_vllm06_builder *builder, const folio_vllm06_seq *goo
     CHECK_OK(folio_vllm06_builder_add(builder, &s));
     s = *good;
     s.encoder_is_new = 1;
+    s.encoder_seq_len = s.token_len = 8; /* all that a block holds */
     CHECK_OK(folio_vllm06_builder_add(builder, &s));
     CHECK_OK(folio_vllm06_builder_build(builder, &m));
     folio_vllm06_metadata_destroy(m);
@@ -476,7 +482,7 @@ static void bad_steps(folio_vllm06_builder *builder, const folio_vllm06_seq *goo
     CHECK(m == NULL);
     s = (folio_vllm06_seq){.struct_size = sizeof s, .is_prompt = 1, .token_len = INT32_MAX};
     CHECK_OK(folio_vllm06_builder_add(builder, &s));
-    REFUSED(folio_vllm06_builder_build(builder, &m), FOLIO_ERR_ARGUMENT, "2147483655 tokens");
+    REFUSED(folio_vllm06_builder_build(builder, &m), FOLIO_ERR_ARGUMENT, "2147483659 tokens");
 }
 
 /* A decode without blocks next to one that has them must not read the other's row of padding. */
@@ -775,6 +781,9 @@ static void bad_biases(v06 *rig)
     biases[1] = (folio_vllm06_bias){bias, 1, 7, 8};
     CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_ATTENTION_DECODER, biases));
     BAD((void)0, "attn_bias[1] is for 7 queries");
+    biases[1] = (folio_vllm06_bias){bias, 1, 9, 8};
+    CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_ATTENTION_DECODER, biases));
+    BAD((void)0, "attn_bias[1] is for 9 queries");
     biases[1] = (folio_vllm06_bias){bias, 1, 1, 8}; /* PyTorch spreads such masks over all rows */
     CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_ATTENTION_DECODER, biases));
     BAD((void)0, "attn_bias[1] is for 1 queries and 8 keys");

@@ -253,6 +253,11 @@ static void bad_captures(v06 *r)
     CHECK_OK(folio_vllm06_graph_capture_begin(r->state, &d));
     REFUSED(folio_vllm06_graph_capture_begin(r->state, &d), FOLIO_ERR_ARGUMENT, "already");
     REFUSED(folio_vllm06_graph_clone(r->state, 9, &state), FOLIO_ERR_ARGUMENT, "batch_size 9|8");
+    for (int64_t size = 1; size <= 8; size += 7) { /* the smallest and the largest */
+        CHECK_OK(folio_vllm06_graph_clone(r->state, size, &state));
+        folio_vllm06_state_destroy(state);
+        state = NULL;
+    }
     REFUSED(folio_vllm06_graph_capture_get_metadata_for_batch(r->state, 0, 0, &m),
             FOLIO_ERR_ARGUMENT, "batch_size 0");
     REFUSED(folio_vllm06_graph_clone(r->state, 1, NULL), FOLIO_ERR_ARGUMENT, "out");

@@ -177,6 +177,8 @@ void v06_same_cross_decode_metadata(const char *original, const char *compute)
             folio_vllm06_forward_args a = v06_args(&r, FOLIO_ATTENTION_ENCODER_DECODER);
             a.query.tokens = a.output.tokens = 2;
             V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT, "0 tokens|31 rows");
+            a = v06_args(&r, FOLIO_ATTENTION_ENCODER); /* the encoders ran with the prompts */
+            V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT, "0 tokens of encoder attention|31 rows");
         }
         edge_free(slot);
     }
