@@ -200,6 +200,7 @@ folio_status folio_vllm06_prepare_graph_input_buffers(
     const folio_vllm06_metadata *step = folio_vllm06_decode_metadata(attn_metadata);
     TRY(check_step(&b, step, encoder));
     const folio_vllm06_metadata_fields *f = &step->f;
+    if (f->block_tables == b.block_tables) return FOLIO_OK; /* the graph's own: all is there */
     memcpy(b.slot_mapping, f->slot_mapping, (size_t)b.batch_size * sizeof *b.slot_mapping);
     for (int64_t i = 0; i < b.batch_size; i++)
         b.seq_lens_tensor[i] = (int32_t)folioi_vllm06_seq_len(step, i);

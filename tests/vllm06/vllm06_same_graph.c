@@ -148,6 +148,9 @@ void v06_same_graph_capture(const char *original, const char *compute)
             check_zeros_past(b.block_tables, b.block_tables_stride, r.f.block_tables_stride);
             replay(&r, &b, third_step, 1, 0);
             CHECK(r.slots[0] == 3 && r.tables[r.blocks_per_seq] == 0);
+            int32_t block = b.block_tables[1]; /* from the buffers into themselves */
+            CHECK_OK(folio_vllm06_prepare_graph_input_buffers(r.state, &b, m, 0));
+            CHECK(block == r.tables[1] && b.block_tables[1] == block);
             another_graph(&r, &b);
         }
         v06_close(&r);
