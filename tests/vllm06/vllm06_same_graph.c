@@ -24,9 +24,10 @@ static folio_vllm06_graph_capture_desc capture_desc(const v06 *r)
 }
 
 /* Metadata of a graph of so many decodes; NULL: a check has failed. */
-static folio_vllm06_metadata *capture(v06 *r, int64_t batch_size, int encoders)
+static folio_vllm06_metadata *capture(v06 *r, int64_t batch_size, int64_t max_len, int encoders)
 {
     folio_vllm06_graph_capture_desc d = capture_desc(r);
+    d.max_seq_len_to_capture = max_len;
     folio_vllm06_metadata *m = NULL;
     CHECK_OK(folio_vllm06_graph_capture_begin(r->state, &d));
     CHECK_OK(folio_vllm06_graph_capture_get_metadata_for_batch(r->state, batch_size, encoders, &m));
@@ -75,19 +76,21 @@ static void check_zeros_past(const int32_t *tables, int64_t stride, int64_t give
         if (k % stride >= given) CHECK_INT(tables[k], 0);
 }
 
-/* A second graph has buffers of its own: steps go through both in turn. */
+/* A second graph has buffers of its own: steps go through both in turn. Its rows are as wide as a step's, as those of
+ * vLLM always are. */
 static void another_graph(v06 *r, const folio_vllm06_graph_input_buffers *b)
 {
     static const v06_seq two[] = {{0, false, 1, 16, 11}, {1, false, 1, 11, 20}};
     static const v06_seq four[] = {
         {0, false, 1, 17, 11}, {1, false, 1, 12, 20}, {5, false, 1, 10, 3}, {5, false, 1, 1, 1}};
     folio_vllm06_graph_input_buffers own = {.struct_size = sizeof own};
-    folio_vllm06_metadata *first = r->m, *second = capture(r, 2, 0);
+    folio_vllm06_metadata *first = r->m, *second = capture(r, 2, V06_TOKENS, 0);
     int64_t slot = b->slot_mapping[0];
     int32_t len = b->seq_lens_tensor[0], block = b->block_tables[0];
     if (second == NULL) return;
     CHECK_OK(folio_vllm06_get_graph_input_buffers(r->state, second, 0, &own));
     CHECK(own.batch_size == 2 && own.slot_mapping != b->slot_mapping);
+    CHECK_INT(own.block_tables_stride, r->blocks_per_seq);
     r->m = second;
     replay(r, &own, two, 2, 0);
     CHECK(own.slot_mapping[0] == r->slots[0] && own.seq_lens_tensor[0] == 16);
@@ -125,7 +128,7 @@ void v06_same_graph_capture(const char *original, const char *compute)
         folio_vllm06_metadata *m = NULL;
         if (v06_open(&r) && v06_step(&r, prompts, 3)) {
             v06_run(&r, FOLIO_ATTENTION_DECODER);
-            m = capture(&r, BATCH, 0);
+            m = capture(&r, BATCH, MAX_LEN, 0);
         }
         if (m != NULL) {
             folio_vllm06_graph_input_buffers b = {.struct_size = sizeof b};
@@ -157,6 +160,22 @@ void v06_same_graph_capture(const char *original, const char *compute)
     }
 }
 
+/* With rows as wide as a step's. */
+static void another_cross_graph(v06 *r)
+{
+    static const v06_seq step[] = {
+        {0, false, 1, 16, 11}, {1, false, 1, 11, 20}, {5, false, 1, 10, 3}, {5, false, 1, 1, 1}};
+    folio_vllm06_graph_input_buffers own = {.struct_size = sizeof own};
+    folio_vllm06_metadata *first = r->m, *second = capture(r, BATCH, V06_TOKENS, 1);
+    if (second == NULL) return;
+    CHECK_OK(folio_vllm06_get_graph_input_buffers(r->state, second, 1, &own));
+    CHECK_INT(own.cross_block_tables_stride, r->blocks_per_seq);
+    r->m = second;
+    replay(r, &own, step, 3, 1);
+    r->m = first;
+    folio_vllm06_metadata_destroy(second);
+}
+
 /* The same with encoders; the plans of both kinds follow the buffers. */
 void v06_same_graph_cross(const char *original, const char *compute)
 {
@@ -166,7 +185,7 @@ void v06_same_graph_cross(const char *original, const char *compute)
     if (v06_open(&r) && v06_step(&r, prompts, 3)) {
         v06_run(&r, FOLIO_ATTENTION_DECODER);
         v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
-        m = capture(&r, BATCH, 1);
+        m = capture(&r, BATCH, MAX_LEN, 1);
     }
     if (m != NULL) {
         folio_vllm06_graph_input_buffers b = {.struct_size = sizeof b};
@@ -198,6 +217,7 @@ void v06_same_graph_cross(const char *original, const char *compute)
                 "cross_block_table");
         b.cross_block_tables[0] = block;
         CHECK_OK(folio_vllm06_begin_forward(r.state, m, NULL));
+        another_cross_graph(&r);
     }
     v06_close(&r);
 }
@@ -263,6 +283,15 @@ static void bad_captures(v06 *r)
     }
     REFUSED(folio_vllm06_graph_capture_get_metadata_for_batch(r->state, 0, 0, &m),
             FOLIO_ERR_ARGUMENT, "batch_size 0");
+    REFUSED(folio_vllm06_graph_clone(r->state, 0, &state), FOLIO_ERR_ARGUMENT, "batch_size 0|8");
+    REFUSED(folio_vllm06_graph_capture_get_metadata_for_batch(r->state, 9, 0, &m),
+            FOLIO_ERR_ARGUMENT, "batch_size 9|8");
+    for (int64_t size = 1; size <= 8; size += 7) { /* the smallest and the largest */
+        CHECK_OK(folio_vllm06_graph_clone(r->state, size, &state));
+        CHECK_OK(folio_vllm06_graph_capture_get_metadata_for_batch(r->state, size, 0, &m));
+        folio_vllm06_state_destroy(state);
+        folio_vllm06_metadata_destroy(m);
+    }
     REFUSED(folio_vllm06_graph_clone(r->state, 1, NULL), FOLIO_ERR_ARGUMENT, "out");
     REFUSED(folio_vllm06_graph_clone(NULL, 1, &state), FOLIO_ERR_ARGUMENT, "state is NULL");
     REFUSED(folio_vllm06_graph_capture_get_metadata_for_batch(r->state, 1, 0, NULL),
@@ -280,7 +309,7 @@ static void bad_captures(v06 *r)
 /* Buffers and steps of encoder-decoder models that lack something. */
 static void bad_encoder_buffers(v06 *r)
 {
-    folio_vllm06_metadata *m = capture(r, BATCH, 1), *step = NULL;
+    folio_vllm06_metadata *m = capture(r, BATCH, MAX_LEN, 1), *step = NULL;
     folio_vllm06_graph_input_buffers b = {.struct_size = sizeof b}, other;
     if (m != NULL) CHECK_OK(folio_vllm06_get_graph_input_buffers(r->state, m, 1, &b));
     for (int i = 0; m != NULL && i < 6; i++) {
@@ -414,7 +443,7 @@ void v06_same_graph_errors(const char *original, const char *compute)
         folio_vllm06_metadata *m = NULL, *whole = r.m;
         v06_run(&r, FOLIO_ATTENTION_DECODER);
         bad_captures(&r);
-        m = capture(&r, BATCH, 0);
+        m = capture(&r, BATCH, MAX_LEN, 0);
         if (m != NULL) {
             folio_vllm06_graph_input_buffers b = {.struct_size = sizeof b};
             bad_buffers(&r, m);
