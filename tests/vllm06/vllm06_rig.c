@@ -391,6 +391,21 @@ static void check_rows(const v06 *r, folio_attention_type type)
     free(expected);
 }
 
+void v06_check_biases(const v06 *r, folio_attention_type type, const folio_vllm06_bias *given,
+                      int n)
+{
+    const folio_vllm06_bias *got = NULL;
+    CHECK_OK(folio_vllm06_get_attn_bias(r->m, type, &got));
+    CHECK(got != NULL && got != given);
+    for (int i = 0; got != NULL && i < n; i++) {
+        const folio_vllm06_bias *b = &given[i];
+        CHECK(got[i].num_heads == b->num_heads && got[i].query_len == b->query_len);
+        CHECK(got[i].key_len == b->key_len && got[i].data != b->data);
+        CHECK(memcmp(got[i].data, b->data,
+                     (size_t)(b->num_heads * b->query_len * b->key_len) * sizeof *b->data) == 0);
+    }
+}
+
 void v06_check_images(const v06 *r)
 {
     for (int l = 0; l < V06_LAYERS; l++) {

@@ -80,6 +80,10 @@ void v06_refused(v06 *r, const folio_vllm06_forward_args *args, folio_status sta
                  const char *words, const char *file, int line);
 #define V06_REFUSED(r, args, status, words) v06_refused(r, args, status, words, __FILE__, __LINE__)
 
+/* The metadata has biases of this type, with the numbers that were given, in memory of its own. */
+void v06_check_biases(const v06 *r, folio_attention_type type, const folio_vllm06_bias *given,
+                      int n);
+
 /* Both caches hold the bytes of the rig's image, and nothing else. */
 void v06_check_images(const v06 *r);
 int64_t v06_slot(const v06 *r, int id, int64_t token, bool cross);

@@ -139,6 +139,16 @@ void v06_same_metadata_fields(const char *original, const char *compute)
         r.f.seq_lens_tensor = NULL;
         REFUSED(r.b->make_metadata(r.state, &r.f, &m), FOLIO_ERR_ARGUMENT,
                 "of the decodes, is NULL");
+        v06_fields(&r, two_prompts, 2); /* in steps of one kind too */
+        r.f.chunked_prefill = 1;
+        r.f.seq_lens = NULL;
+        REFUSED(r.b->make_metadata(r.state, &r.f, &m), FOLIO_ERR_ARGUMENT,
+                "of the prompts, is NULL");
+        v06_fields(&r, two_decodes, 2);
+        r.f.chunked_prefill = 1;
+        r.f.seq_lens_tensor = NULL;
+        REFUSED(r.b->make_metadata(r.state, &r.f, &m), FOLIO_ERR_ARGUMENT,
+                "of the decodes, is NULL");
         v06_fields(&r, NULL, 0); /* an empty step */
         r.f.seq_lens = r.f.seq_lens_tensor = NULL;
         CHECK_OK(r.b->make_metadata(r.state, &r.f, &m));
@@ -330,6 +340,7 @@ void v06_same_profiling_run(const char *original, const char *compute)
         }
         if (v06_step(&r, encoded_both, 2))
             v06_run(&r, FOLIO_ATTENTION_ENCODER); /* it needs no cache */
+        if (v06_step(&r, encoded_prompts, 2)) v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
         v06_fields(&r, encoded_prompts, 2);
         for (int64_t t = 0; t < r.f.num_encoder_tokens; t++) r.cross_slots[t] = -1;
         r.f.cross_block_tables = NULL; /* empty, as of all prompts */
@@ -593,6 +604,7 @@ void v06_same_set_attn_bias(const char *original, const char *compute)
             for (int64_t k = 0; k < n; k++)
                 CHECK(fabs(v06_out(&r, 0, k) - plain[k]) <= 2e-6 * largest);
             CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_ATTENTION_DECODER, others));
+            v06_check_biases(&r, FOLIO_ATTENTION_DECODER, others, 2);
             v06_run(&r, FOLIO_ATTENTION_DECODER);
             CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_ATTENTION_DECODER, NULL));
             CHECK_OK(folio_vllm06_get_attn_bias(r.m, FOLIO_ATTENTION_DECODER, &got));
@@ -663,6 +675,22 @@ void v06_same_encoder_decoder(const char *original, const char *compute)
     }
 }
 
+/* Tokens from earlier steps, which no cache of this type holds, and decodes. */
+static void refuse_encoder_only(v06 *r)
+{
+    static const v06_seq chunk[] = {{0, true, 3, 16, 0}};
+    static const v06_seq both[] = {{0, true, 13, 13, 0}, {1, false, 1, 9, 0}};
+    /* as many rows as the prompts have tokens */
+    static const v06_seq as_many[] = {{0, true, 3, 4, 0}, {1, false, 1, 9, 0}};
+    static const v06_seq *const steps[] = {chunk, both, as_many, both + 1};
+    static const int counts[] = {1, 2, 2, 1};
+    for (int i = 0; i < COUNT_OF(steps); i++) {
+        if (!v06_step(r, steps[i], counts[i])) continue;
+        folio_vllm06_forward_args a = v06_args(r, FOLIO_ATTENTION_ENCODER_ONLY);
+        V06_REFUSED(r, &a, FOLIO_ERR_ARGUMENT, i == 0 ? "16 tokens|3 rows" : "1 decodes");
+    }
+}
+
 /* Bidirectional, without ALiBi or window; the cache stays as it is. A set bias replaces nothing. */
 void v06_same_encoder_only(const char *original, const char *compute)
 {
@@ -685,21 +713,9 @@ void v06_same_encoder_only(const char *original, const char *compute)
         r.f.block_tables = r.f.query_start_loc = r.f.seq_start_loc = r.f.context_lens_tensor = NULL;
         r.f.block_tables_stride = 0;
         if (v06_remake(&r)) v06_run(&r, FOLIO_ATTENTION_ENCODER_ONLY);
-        static const v06_seq chunk[] = {{0, true, 3, 16, 0}};
-        if (v06_step(&r, chunk, 1)) { /* its earlier tokens are in no cache */
-            folio_vllm06_forward_args a = v06_args(&r, FOLIO_ATTENTION_ENCODER_ONLY);
-            V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT, "16");
-        }
-        static const v06_seq both[] = {{0, true, 13, 13, 0}, {1, false, 1, 9, 0}};
-        if (v06_step(&r, both, 2)) {
-            folio_vllm06_forward_args a = v06_args(&r, FOLIO_ATTENTION_ENCODER_ONLY);
-            V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT, "1 decodes");
-        }
-        static const v06_seq as_many[] = {{0, true, 3, 4, 0}, {1, false, 1, 9, 0}};
-        if (v06_step(&r, as_many, 2)) { /* as many rows as the prompts have tokens */
-            folio_vllm06_forward_args a = v06_args(&r, FOLIO_ATTENTION_ENCODER_ONLY);
-            V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT, "1 decodes");
-        }
+        refuse_encoder_only(&r);
+        r.no_cache = false;
+        refuse_encoder_only(&r);
     }
     v06_close(&r);
 }

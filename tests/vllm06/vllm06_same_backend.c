@@ -307,8 +307,27 @@ void v06_same_copy_blocks(const char *original, const char *compute)
         uneven[1].data = NULL; /* the first cache stays as it is, too */
         const int64_t fresh[][2] = {{a, 12}};
         REFUSED(r.b->copy_blocks(r.state, uneven, 2, fresh, 1, NULL), FOLIO_ERR_ARGUMENT, "NULL");
+        uneven[1] = r.kv[1];
+        uneven[1].dtype = (folio_dtype)99;
+        REFUSED(r.b->copy_blocks(r.state, uneven, 2, fresh, 1, NULL), FOLIO_ERR_ARGUMENT, "dtype");
         CHECK_OK(r.b->copy_blocks(r.state, NULL, 0, pairs, 1, NULL));
         v06_check_images(&r);
+    }
+    v06_close(&r);
+}
+
+/* Blocks of 24 tokens, which no partition of 512 keys is a multiple of, in a step that is said to have long decodes. */
+static void odd_block_size(const char *original, const char *compute)
+{
+    static const v06_seq prompts[] = {{0, true, 30, 30, 0}}, decodes[] = {{0, false, 1, 31, 0}};
+    v06 r;
+    v06_init(&r, original, compute);
+    r.block_size = 24;
+    if (v06_open(&r) && v06_step(&r, prompts, 1)) {
+        v06_run(&r, FOLIO_ATTENTION_DECODER);
+        v06_fields(&r, decodes, 1);
+        r.f.max_decode_seq_len = 9000;
+        if (v06_remake(&r)) v06_run(&r, FOLIO_ATTENTION_DECODER);
     }
     v06_close(&r);
 }
@@ -342,4 +361,5 @@ void v06_same_supported_sizes(const char *original, const char *compute)
         }
         v06_close(&r);
     }
+    odd_block_size(original, compute);
 }

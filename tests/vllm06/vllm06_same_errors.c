@@ -10,19 +10,31 @@ static const v06_seq encoded_prompts[] = {{0, true, 6, 6, 11}, {1, true, 9, 17, 
 static const v06_seq encoded_mixed[] = {{0, true, 6, 6, 11}, {1, false, 1, 9, 20}};
 static const v06_seq encoded_decode[] = {{1, false, 1, 9, 20}};
 
-/* NULL for a tensor that is empty in vLLM: no slots of decodes, no tables of prompts. */
+/* NULL for a tensor that is empty in vLLM: the slots if no prompt has an encoder, the tables if no decode has one. */
 static void empty_tensors(v06 *r)
 {
-    for (int missing = 0; missing < 6; missing++) {
-        bool tables = missing % 2;
-        const v06_seq *steps[] = {encoded_prompts, encoded_decode, encoded_mixed};
-        v06_fields(r, steps[missing / 2], missing / 2 == 1 ? 1 : 2);
+    static const v06_seq of_decode[] = {{0, true, 6, 6, 0}, {1, false, 1, 9, 20}};
+    static const v06_seq of_prompt[] = {{0, true, 6, 6, 0}, {1, true, 9, 9, 20}};
+    static const struct {
+        const v06_seq *seqs;
+        int num_seqs;
+        bool needs[2]; /* slots, tables */
+    } steps[] = {{encoded_prompts, 2, {true, false}},
+                 {encoded_decode, 1, {false, true}},
+                 {encoded_mixed, 2, {true, true}},
+                 {of_decode, 2, {false, true}},
+                 {of_prompt, 2, {true, false}}};
+    for (int i = 0; i < 2 * COUNT_OF(steps); i++) {
+        bool tables = i % 2, needed = steps[i / 2].needs[tables];
+        v06_fields(r, steps[i / 2].seqs, steps[i / 2].num_seqs);
         if (tables) r->f.cross_block_tables = NULL;
         if (tables) r->f.cross_block_tables_stride = 0;
         if (!tables) r->f.cross_slot_mapping = NULL;
-        v06_remake(r);
+        if (!v06_remake(r)) continue;
         CHECK_INT(folio_vllm06_is_all_encoder_attn_metadata_set(r->m), 1);
-        CHECK_INT(folio_vllm06_is_all_cross_attn_metadata_set(r->m), missing == 1 || missing == 2);
+        CHECK_INT(folio_vllm06_is_all_cross_attn_metadata_set(r->m), !needed);
+        folio_vllm06_forward_args a = v06_args(r, FOLIO_ATTENTION_ENCODER_DECODER);
+        if (needed) V06_REFUSED(r, &a, FOLIO_ERR_ARGUMENT, "cross-attention metadata");
     }
 }
 
@@ -86,11 +98,13 @@ void v06_same_init_errors(const char *original, const char *compute)
         d = r.d;
         d.num_kv_heads = 3;
         REFUSED(r.b->make_impl(r.state, &d, &impl), FOLIO_ERR_ARGUMENT, "3");
-        static const float bad_slopes[][4] = {{1, 1, NAN, 1}, {1, 1, -INFINITY, 1}};
-        for (int i = 0; i < 2; i++) {
+        static const float bad_slopes[][4] = {
+            {NAN, 1, 1, 1}, {1, 1, -INFINITY, 1}, {1, 1, 1, INFINITY}};
+        static const char *const which[] = {"slopes[0]", "slopes[2]", "slopes[3]"};
+        for (int i = 0; i < COUNT_OF(bad_slopes); i++) {
             d = r.d;
             d.alibi_slopes = bad_slopes[i];
-            REFUSED(r.b->make_impl(r.state, &d, &impl), FOLIO_ERR_ARGUMENT, "alibi_slopes[2]");
+            REFUSED(r.b->make_impl(r.state, &d, &impl), FOLIO_ERR_ARGUMENT, which[i]);
         }
         d = r.d;
         d.num_heads = -4;
@@ -104,7 +118,8 @@ void v06_same_init_errors(const char *original, const char *compute)
         d = r.d;
         d.sliding_window = -1;
         REFUSED(r.b->make_impl(r.state, &d, &impl), FOLIO_ERR_ARGUMENT, "sliding_window");
-        static const float no_caps[] = {-1.0f, NAN, INFINITY}, no_scales[] = {NAN, INFINITY};
+        static const float no_caps[] = {-1.0f, NAN, INFINITY},
+                           no_scales[] = {NAN, INFINITY, -INFINITY};
         for (int i = 0; i < COUNT_OF(no_caps); i++) {
             d = r.d;
             d.logits_soft_cap = no_caps[i];
@@ -202,6 +217,10 @@ static void bad_lengths(v06 *r)
                "prompt 0 has -1 new tokens by query_start_loc");
     BAD_FIELDS(encoded_prompts, r->contexts[1] = 7, "prompt 1|context_len 7");
     BAD_FIELDS(encoded_prompts, r->contexts[1] = 9, "prompt 1|context_len 9");
+    BAD_FIELDS(encoded_prompts, (r->f.query_start_loc = NULL, r->contexts[0] = 7),
+               "prompt 0 has -1 new tokens by context_lens_tensor|6");
+    BAD_FIELDS(encoded_prompts, (r->f.query_start_loc = NULL, r->contexts[0] = -1),
+               "prompt 0 has 7 new tokens by context_lens_tensor|6");
     BAD_FIELDS(encoded_prompts, r->seq_starts[2] = 99, "seq_start_loc[2] is 99");
     BAD_FIELDS(encoded_prompts, r->starts[0] = 1, "query_start_loc[0] is 1");
     BAD_FIELDS(encoded_prompts, r->starts[0] = -1, "query_start_loc[0] is -1");
@@ -463,18 +482,27 @@ static void bad_steps(folio_vllm06_builder *builder, const folio_vllm06_seq *goo
     REFUSED(folio_vllm06_builder_build(NULL, &m), FOLIO_ERR_ARGUMENT, "NULL");
     CHECK_OK(folio_vllm06_builder_build(builder, &m));
     folio_vllm06_metadata_destroy(m);
+    CHECK_OK(folio_vllm06_builder_add(builder, good)); /* nor where the first is a prompt */
+    CHECK_OK(folio_vllm06_builder_add(builder, &s));
+    REFUSED(folio_vllm06_builder_add(builder, good), FOLIO_ERR_ARGUMENT, "prompts come first");
+    CHECK_OK(folio_vllm06_builder_build(builder, &m));
+    CHECK_INT(folio_vllm06_metadata_get(m)->num_prefills, 1);
+    folio_vllm06_metadata_destroy(m);
     CHECK_OK(folio_vllm06_builder_add(builder, good)); /* an encoder that is cached */
     CHECK_OK(folio_vllm06_builder_build(builder, &m));
     folio_vllm06_metadata_destroy(m);
-    s = *good;
-    s.encoder_seq_len = s.num_cross_blocks = 0; /* a prompt without an encoder is neither */
-    CHECK_OK(folio_vllm06_builder_add(builder, &s));
-    s = *good;
-    s.encoder_is_new = 1;
-    s.encoder_seq_len = s.token_len = 8; /* all that a block holds */
-    CHECK_OK(folio_vllm06_builder_add(builder, &s));
-    CHECK_OK(folio_vllm06_builder_build(builder, &m));
-    folio_vllm06_metadata_destroy(m);
+    for (int i = 0; i < 4;
+         i++) { /* a prompt without an encoder goes with a new one, after or before */
+        s = *good;
+        s.encoder_is_new = i == 0 || i == 3;
+        if (i == 3) s.encoder_seq_len = s.token_len = 8; /* all that a block holds */
+        if (!s.encoder_is_new) s.encoder_seq_len = s.num_cross_blocks = 0;
+        CHECK_OK(folio_vllm06_builder_add(builder, &s));
+        if (i % 2 == 0) continue;
+        CHECK_OK(folio_vllm06_builder_build(builder, &m));
+        CHECK_INT(folio_vllm06_metadata_get(m)->num_encoder_tokens, i == 1 ? 5 : 8);
+        folio_vllm06_metadata_destroy(m);
+    }
     m = NOWHERE;
     CHECK_OK(folio_vllm06_builder_add(builder, good));
     CHECK_OK(folio_vllm06_builder_add(builder, &s));
@@ -669,11 +697,9 @@ void v06_same_biases_in_fields(const char *original, const char *compute)
     v06_remake(&r);
     static const folio_attention_type types[] = {FOLIO_ATTENTION_DECODER, FOLIO_ATTENTION_ENCODER,
                                                  FOLIO_ATTENTION_ENCODER_DECODER};
-    static const int64_t keys[] = {6, 11, 11};
+    const folio_vllm06_bias *given[] = {&self, &encoder, &cross};
     for (int i = 0; i < 3; i++) {
-        const folio_vllm06_bias *got = NULL;
-        CHECK_OK(folio_vllm06_get_attn_bias(r.m, types[i], &got));
-        CHECK(got != NULL && got->key_len == keys[i] && got->data != numbers);
+        v06_check_biases(&r, types[i], given[i], 1);
         v06_run(&r, types[i]);
     }
     const folio_vllm06_metadata *view = folio_vllm06_decode_metadata(r.m);
@@ -685,22 +711,33 @@ void v06_same_biases_in_fields(const char *original, const char *compute)
     v06_close(&r);
 }
 
-/* The same rows next to others that have an encoder, and in a step of both kinds. */
+/* Sequences without an encoder beside others that have one: their rows alone are zeros. Encoders of prompts are new, and
+ * then cached. */
 static void some_encoders(const char *original, const char *compute)
 {
-    static const v06_seq prompts[] = {{0, true, 6, 6, 0}, {1, true, 9, 9, 20}, {2, true, 2, 2, 0}};
-    static const v06_seq decodes[] = {
-        {0, false, 1, 7, 0}, {1, false, 1, 10, 20}, {2, false, 1, 3, 0}};
-    static const v06_seq both[] = {{3, true, 4, 4, 0}, {0, false, 1, 8, 0}};
+    static const v06_seq steps[][3] = {
+        {{0, true, 6, 6, 11}, {1, true, 9, 9, 0}, {2, true, 3, 3, 5}},
+        {{3, true, 6, 6, 0}, {4, true, 9, 9, 20}, {5, true, 2, 2, 0}},
+        {{0, false, 1, 7, 11}, {1, false, 1, 10, 0}, {2, false, 1, 4, 5}},
+        {{3, false, 1, 7, 0}, {4, false, 1, 10, 20}, {5, false, 1, 3, 0}},
+        {{5, true, 5, 5, 0}, {0, false, 1, 8, 11}, {1, false, 1, 11, 0}},
+        {{5, true, 5, 5, 0}, {1, false, 1, 11, 0}, {4, false, 1, 10, 20}},
+        {{5, true, 6, 6, 4}, {1, false, 1, 12, 0}, {3, false, 1, 8, 0}},
+        {{5, true, 4, 4, 0}, {1, false, 1, 13, 0}, {3, false, 1, 9, 0}}};
     v06 r;
     v06_init(&r, original, compute);
-    if (v06_open(&r) && v06_step(&r, prompts, 3)) {
-        v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
-        r.no_key = true;
-        if (v06_step(&r, decodes, 3)) v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
-        v06_fields(&r, both, 2);
+    bool opened = v06_open(&r);
+    for (int i = 0; opened && i < 2 * COUNT_OF(steps); i++) {
+        bool again = i % 2;
+        v06_fields(&r, steps[i / 2], 3);
+        r.no_key = again || r.f.num_encoder_tokens == 0;
+        if (again && r.f.num_encoder_tokens == 0) r.f.cross_slot_mapping = NULL;
         r.f.encoder_seq_lens = r.f.encoder_seq_lens_tensor = r.encoder_lens;
-        if (v06_remake(&r)) v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
+        if (!v06_remake(&r)) continue;
+        v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
+        for (int s = 0; s < 3; s++)
+            for (int64_t row = r.starts[s]; r.encoder_lens[s] == 0 && row < r.starts[s + 1]; row++)
+                for (int64_t k = 0; k < v06_width(&r); k++) CHECK(v06_out(&r, row, k) == 0.0);
     }
     v06_close(&r);
 }
@@ -745,6 +782,7 @@ void v06_same_cross_bias_of_cached_encoder(const char *original, const char *com
     v06_init(&r, original, compute);
     if (v06_open(&r) && v06_step(&r, prompts, 2)) {
         CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_ATTENTION_ENCODER_DECODER, biases));
+        v06_check_biases(&r, FOLIO_ATTENTION_ENCODER_DECODER, biases, 2);
         v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
         r.no_key = true;
         v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
@@ -824,6 +862,7 @@ void v06_same_forward_errors(const char *original, const char *compute)
         BAD(a.key.tokens = 22, "key|22");
         BAD(a.value.tokens = 22, "value|22");
         BAD(a.output.tokens = 0, "output|0");
+        BAD(a.output.tokens = 20, "output|20|21");
         BAD(a.query.data = NULL, "query");
         BAD(a.output.data = NULL, "output");
         BAD(a.key = (folio_tensor){0}, "must both be set");
