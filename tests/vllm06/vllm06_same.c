@@ -372,6 +372,15 @@ void v06_same_use_cuda_graph(const char *original, const char *compute)
             CHECK_OK(r.b->forward(r.impl, &a, NULL));
             v06_check_images(&r);
         }
+        /* in cross attention too, whatever encoder it names */
+        static const v06_seq encoders[] = {{0, true, 13, 13, 11}, {1, true, 8, 8, 20}};
+        static const v06_seq cross[] = {
+            {1, false, 1, 9, 20}, {0, false, 1, 14, 11}, {0, false, 1, 0, 11}};
+        if (v06_step(&r, encoders, 2)) v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
+        v06_fields(&r, cross, 3);
+        r.f.use_cuda_graph = 1;
+        r.no_key = true;
+        if (v06_remake(&r)) v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
     }
     v06_close(&r);
 }

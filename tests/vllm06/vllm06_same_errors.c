@@ -195,6 +195,8 @@ static void bad_counts(v06 *r)
                 memcpy(rows[1], r->tables + r->blocks_per_seq, sizeof rows[1]), rows[1][2]++,
                 r->f.prefill_block_tables = rows[0], r->f.prefill_block_tables_stride = 3),
                "prompt 1|prefill_block_tables");
+    r->f.chunked_prefill = 1; /* here block_tables has no rows of prompts */
+    v06_remake(r);
 }
 
 static void bad_lengths(v06 *r)
@@ -226,7 +228,9 @@ static void bad_lengths(v06 *r)
     BAD_FIELDS(encoded_prompts, r->starts[0] = -1, "query_start_loc[0] is -1");
     r->starts[0] = 0;
     /* slot -1 is no padding: the step is no graph's */
-    BAD_FIELDS(two_decodes, (r->contexts[1] = 12, r->slots[1] = -1), "decode 1|context_len 12");
+    BAD_FIELDS(two_decodes, (r->contexts[1] = 12, r->slots[1] = -1),
+               "decode 1|context_len 12, less than the 13 keys");
+    BAD_FIELDS(two_decodes, r->contexts[1] = 9, "decode 1|context_len 9");
     BAD_FIELDS(two_decodes, r->starts[2] = 1, "decode 1|0 new tokens");
     BAD_FIELDS(two_decodes, r->starts[2] = 85, "decode 1|84 new tokens");
 }
@@ -312,6 +316,50 @@ static void bad_decodes(v06 *rig)
         v06_remake(&r);
         BAD((void)0, "block_table");
     }
+    *rig = r;
+}
+
+/* The cached blocks of a prompt: one outside the cache, and one too few. */
+static void bad_chunks(v06 *rig)
+{
+    static const v06_seq chunk[] = {{0, true, 5, 18, 0}};
+    v06 r = *rig;
+    for (int i = 0; i < 3; i++) {
+        v06_fields(&r, chunk, 1);
+        if (i < 2) r.tables[1] = i == 0 ? (int32_t)r.num_blocks : -1;
+        else r.f.block_tables_stride = 1; /* 13 tokens are cached */
+        if (!v06_remake(&r)) continue;
+        BAD((void)0, i < 2 ? "block_table[1]" : "13 tokens are cached|1 blocks of 8");
+    }
+    *rig = r;
+}
+
+/* Scales that are none, where nothing is stored: without a cache, in encoders, and over cached encoders. */
+static void bad_scales(v06 *rig)
+{
+    static const struct {
+        const v06_seq *seqs;
+        int num_seqs;
+        folio_attention_type type;
+        bool no_cache, no_key;
+    } calls[] = {{two_prompts, 2, FOLIO_ATTENTION_DECODER, true, false},
+                 {two_prompts, 2, FOLIO_ATTENTION_ENCODER_ONLY, false, false},
+                 {encoded_prompts, 2, FOLIO_ATTENTION_ENCODER, false, false},
+                 {encoded_prompts, 2, FOLIO_ATTENTION_ENCODER_DECODER, false, true},
+                 {encoded_decode, 1, FOLIO_ATTENTION_ENCODER_DECODER, false, true}};
+    v06 r = *rig;
+    for (int i = 0; i < COUNT_OF(calls); i++) {
+        r.no_cache = calls[i].no_cache;
+        r.no_key = calls[i].no_key;
+        if (!v06_step(&r, calls[i].seqs, calls[i].num_seqs)) continue;
+        folio_vllm06_forward_args a = v06_args(&r, calls[i].type);
+        a.k_scale = -1.0f;
+        V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT, "k_scale is -1");
+        a.k_scale = 0;
+        a.v_scale = INFINITY;
+        V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT, "v_scale is inf");
+    }
+    r.no_cache = r.no_key = false;
     *rig = r;
 }
 
@@ -491,9 +539,8 @@ static void bad_steps(folio_vllm06_builder *builder, const folio_vllm06_seq *goo
     CHECK_OK(folio_vllm06_builder_add(builder, good)); /* an encoder that is cached */
     CHECK_OK(folio_vllm06_builder_build(builder, &m));
     folio_vllm06_metadata_destroy(m);
-    for (int i = 0; i < 4;
-         i++) { /* a prompt without an encoder goes with a new one, after or before */
-        s = *good;
+    for (int i = 0; i < 4; i++) {
+        s = *good; /* a prompt without an encoder goes with a new one, after or before it */
         s.encoder_is_new = i == 0 || i == 3;
         if (i == 3) s.encoder_seq_len = s.token_len = 8; /* all that a block holds */
         if (!s.encoder_is_new) s.encoder_seq_len = s.num_cross_blocks = 0;
@@ -890,6 +937,8 @@ void v06_same_forward_errors(const char *original, const char *compute)
         bad_slots(&r);
         bad_biases(&r);
         bad_decodes(&r);
+        bad_chunks(&r);
+        bad_scales(&r);
         bad_types(&r);
         bad_cross(&r);
         bad_overlaps(&r);
