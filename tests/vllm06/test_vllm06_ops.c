@@ -600,6 +600,9 @@ BACKEND_TEST(vllm06_ops, copy_blocks)
     const int64_t outside[][2] = {{last, 3}, {last + 1, 4}};
     REFUSED(folio_vllm06_copy_blocks(ctx, caches, 2, outside, 2, NULL), FOLIO_ERR_ARGUMENT,
             "pairs (from)[1]|outside [0,");
+    const int64_t below[][2] = {{last, 3}, {last - 1, -1}};
+    REFUSED(folio_vllm06_copy_blocks(ctx, caches, 2, below, 2, NULL), FOLIO_ERR_ARGUMENT,
+            "pairs (to)[1] = -1 is outside [0,");
     const int64_t twice[][2] = {{last, 3}, {last - 1, 3}}, chain[][2] = {{last, 3}, {3, 4}};
     REFUSED(folio_vllm06_copy_blocks(ctx, caches, 2, twice, 2, NULL), FOLIO_ERR_ARGUMENT,
             "pairs (to)[1] = 3 is written twice");
@@ -642,6 +645,11 @@ BACKEND_TEST(vllm06_ops, swap_blocks)
     }
     const int64_t outside[][2] = {{last, 3}, {last + 1, 5}};
     const int64_t twice[][2] = {{last, 3}, {last - 1, 3}}, chain[][2] = {{2, 3}, {3, 5}};
+    const int64_t beyond[][2] = {{last, 3}, {last - 1, 5}}; /* of a target with fewer blocks */
+    folio_vllm06_ops_cache fewer = b.c;
+    fewer.num_blocks = 5;
+    REFUSED(folio_vllm06_swap_blocks(ctx, &a.c, &fewer, beyond, 2, NULL), FOLIO_ERR_ARGUMENT,
+            "pairs (to)[1] = 5 is outside [0, 5)");
     REFUSED(folio_vllm06_swap_blocks(ctx, &a.c, &b.c, outside, 2, NULL), FOLIO_ERR_ARGUMENT,
             "pairs (from)[1]|outside [0,");
     REFUSED(folio_vllm06_swap_blocks(ctx, &a.c, &b.c, twice, 2, NULL), FOLIO_ERR_ARGUMENT,
@@ -850,6 +858,7 @@ BACKEND_TEST(vllm06_ops, paged_attention_errors)
     bed_open(&b, ctx, FOLIO_F32, 4, 32, 8, short_lens);
     BAD_ATTENTION(a.max_seq_len = 39, "seq_lens[0] = 530|39");
     BAD_ATTENTION(a.max_num_blocks_per_seq = 4, "");
+    BAD_ATTENTION(a.max_num_blocks_per_seq = 66, ""); /* one block less than 530 keys have */
     BAD_ATTENTION(a.max_num_blocks_per_seq = -1, "negative");
     BAD_ATTENTION(a.max_num_blocks_per_seq = INT64_MAX, "exceed the largest size");
     BAD_ATTENTION(a.max_num_blocks_per_seq = INT64_MAX / 8, "exceed the largest size");
@@ -865,6 +874,8 @@ BACKEND_TEST(vllm06_ops, paged_attention_errors)
     BAD_ATTENTION(a.struct_size = 0, "struct_size");
     BAD_ATTENTION(c.x = 3, "x is 3");
     BAD_ATTENTION(c.k_scale = -1.0f, "k_scale is -1");
+    BAD_ATTENTION(c.k_scale = INFINITY, "k_scale is inf");
+    BAD_ATTENTION(c.v_scale = -1.0f, "v_scale is -1");
     BAD_ATTENTION(c.v_scale = NAN, "v_scale is");
     BAD_ATTENTION(c.key_cache = NULL, "NULL");
     BAD_ATTENTION(c.value_cache = NULL, "NULL");

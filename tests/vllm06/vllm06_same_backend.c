@@ -214,24 +214,25 @@ void v06_same_swap_blocks(const char *original, const char *compute)
                 "NULL");
         REFUSED(r.b->swap_blocks(NULL, &r.kv[0], &r.kv[1], pairs, 2, NULL), FOLIO_ERR_ARGUMENT,
                 "NULL");
+        const int64_t fresh[][2] = {{a, 12}};
         folio_vllm06_kv_cache other = r.kv[1];
         other.block_elements /= 2;
-        REFUSED(r.b->swap_blocks(r.state, &r.kv[0], &other, pairs, 2, NULL), FOLIO_ERR_ARGUMENT,
+        REFUSED(r.b->swap_blocks(r.state, &r.kv[0], &other, fresh, 1, NULL), FOLIO_ERR_ARGUMENT,
                 "geometries differ");
         other = r.kv[1];
         other.dtype = FOLIO_F16;
-        REFUSED(r.b->swap_blocks(r.state, &r.kv[0], &other, pairs, 2, NULL), FOLIO_ERR_ARGUMENT,
+        REFUSED(r.b->swap_blocks(r.state, &r.kv[0], &other, fresh, 1, NULL), FOLIO_ERR_ARGUMENT,
                 "dtypes differ, f32 and f16");
         other = r.kv[1];
         static const int64_t no_blocks[] = {0, 12, (int64_t)1 << 40};
         for (int i = 0; i < COUNT_OF(no_blocks); i++) {
             other.block_elements = no_blocks[i];
-            REFUSED(r.b->swap_blocks(r.state, &r.kv[0], &other, pairs, 2, NULL), FOLIO_ERR_ARGUMENT,
+            REFUSED(r.b->swap_blocks(r.state, &r.kv[0], &other, fresh, 1, NULL), FOLIO_ERR_ARGUMENT,
                     "block_elements is");
         }
         other = r.kv[1];
         other.data = NULL;
-        REFUSED(r.b->swap_blocks(r.state, &r.kv[0], &other, pairs, 2, NULL), FOLIO_ERR_ARGUMENT,
+        REFUSED(r.b->swap_blocks(r.state, &r.kv[0], &other, fresh, 1, NULL), FOLIO_ERR_ARGUMENT,
                 "kv_cache: data is NULL");
         v06_check_images(&r);
     }
@@ -299,13 +300,13 @@ void v06_same_copy_blocks(const char *original, const char *compute)
                 "num_caches is outside [0, 2147483647]");
         REFUSED(r.b->copy_blocks(NULL, r.kv, 1, pairs, 1, NULL), FOLIO_ERR_ARGUMENT, "NULL");
         folio_vllm06_kv_cache uneven[2] = {r.kv[0], r.kv[1]};
+        const int64_t fresh[][2] = {{a, 12}};
         uneven[1].num_blocks--;
-        REFUSED(r.b->copy_blocks(r.state, uneven, 2, pairs, 1, NULL), FOLIO_ERR_ARGUMENT,
+        REFUSED(r.b->copy_blocks(r.state, uneven, 2, fresh, 1, NULL), FOLIO_ERR_ARGUMENT,
                 "caches[1]");
         uneven[1] = r.kv[1];
         copy_other_sizes(&r, a);
         uneven[1].data = NULL; /* the first cache stays as it is, too */
-        const int64_t fresh[][2] = {{a, 12}};
         REFUSED(r.b->copy_blocks(r.state, uneven, 2, fresh, 1, NULL), FOLIO_ERR_ARGUMENT, "NULL");
         uneven[1] = r.kv[1];
         uneven[1].dtype = (folio_dtype)99;
