@@ -372,6 +372,14 @@ void v06_same_use_cuda_graph(const char *original, const char *compute)
             CHECK_OK(r.b->forward(r.impl, &a, NULL));
             v06_check_images(&r);
         }
+        v06_fields(&r, padded + 2, 2); /* nothing but padding, each with a slot */
+        r.f.use_cuda_graph = 1;
+        for (int i = 0; i < 2; i++) r.slots[i] = v06_slot(&r, 4 + i, 2, false);
+        if (v06_remake(&r)) {
+            folio_vllm06_forward_args a = v06_args(&r, FOLIO_ATTENTION_DECODER);
+            CHECK_OK(r.b->forward(r.impl, &a, NULL));
+            v06_check_images(&r);
+        }
         /* in cross attention too, whatever encoder it names */
         static const v06_seq encoders[] = {{0, true, 13, 13, 11}, {1, true, 8, 8, 20}};
         static const v06_seq cross[] = {

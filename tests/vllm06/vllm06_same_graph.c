@@ -437,7 +437,11 @@ static void shared_slots(v06 *r, const folio_vllm06_graph_input_buffers *b,
     r->impl = windowed;
     V06_REFUSED(r, args, FOLIO_ERR_ARGUMENT, "slot_mapping[0] and slot_mapping[1] are both");
     r->impl = first;
+    b->slot_mapping[0] = b->slot_mapping[1] = 0; /* a slot like others */
+    REFUSED(folio_vllm06_begin_forward(r->state, r->m, NULL), FOLIO_ERR_ARGUMENT,
+            "slot_mapping[0] and slot_mapping[1] are both 0");
     b->slot_mapping[0] = r->slots[0];
+    b->slot_mapping[1] = r->slots[1];
     b->slot_mapping[2] = b->slot_mapping[1]; /* of length 1: it would be stored */
     REFUSED(folio_vllm06_begin_forward(r->state, r->m, NULL), FOLIO_ERR_ARGUMENT,
             "slot_mapping[1] and slot_mapping[2] are both");
