@@ -527,11 +527,12 @@ void v06_same_logits_soft_cap(const char *original, const char *compute)
     r.d.logits_soft_cap = 0.75f;
     r.d.scale = 0.5f;
     live(&r);
+    static const v06_seq decodes[] = {{0, false, 1, 7, 11}, {1, false, 1, 18, 28}};
     if (r.m != NULL && v06_step(&r, encoded_prompts, 2)) {
         v06_run(&r, FOLIO_ATTENTION_ENCODER);
         v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
         r.no_key = true;
-        if (v06_step(&r, encoded_decodes, 2)) v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
+        if (v06_step(&r, decodes, 2)) v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
         r.no_key = false;
         if (v06_step(&r, two_prompts, 2)) v06_run(&r, FOLIO_ATTENTION_ENCODER_ONLY);
     }
