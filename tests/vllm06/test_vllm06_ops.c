@@ -528,7 +528,8 @@ BACKEND_TEST(vllm06_ops, reshape_and_cache_last_token)
     bed_close(&b);
 }
 
-/* Strided rows as they come out of a fused projection, of keys and of values by another stride; slot -1 stores nothing. */
+/* Strided rows as they come out of a fused projection, of keys and of values by another stride; slot -1 stores
+ * nothing. */
 BACKEND_TEST(vllm06_ops, reshape_and_cache_strides)
 {
     enum { SIZE = 32, WIDTH = KV_HEADS * SIZE, STRIDE = 3 * WIDTH, V_STRIDE = 2 * WIDTH };

@@ -717,7 +717,8 @@ void v06_same_views_of_views(const char *original, const char *compute)
     v06_close(&r);
 }
 
-/* A layer sets no biases. Those given with the fields are applied; a decode view has none of them, and its own encoder lengths. */
+/* A layer sets no biases. Those given with the fields are applied; a decode view has none of them, and its own encoder
+ * lengths. */
 void v06_same_biases_in_fields(const char *original, const char *compute)
 {
     static const v06_seq mixed[] = {{0, true, 6, 6, 11}, {1, false, 1, 9, 20}};
@@ -758,8 +759,8 @@ void v06_same_biases_in_fields(const char *original, const char *compute)
     v06_close(&r);
 }
 
-/* Sequences without an encoder beside others that have one: their rows alone are zeros. Encoders of prompts are new, and
- * then cached. */
+/* Sequences without an encoder beside others that have one: their rows alone are zeros. Encoders of prompts are new,
+ * and then cached. */
 static void some_encoders(const char *original, const char *compute)
 {
     static const v06_seq steps[][3] = {

@@ -417,8 +417,8 @@ static void bad_buffers(v06 *r, folio_vllm06_metadata *m)
     tables_of_full_width(r);
 }
 
-/* A graph's step shares no slot but -1; what begin_forward refuses runs in no layer, until it is mended. Two layers have
- * two plans: of both none is that of the step before. */
+/* A graph's step shares no slot but -1; what begin_forward refuses runs in no layer, until it is mended. Two layers
+ * have two plans: of both none is that of the step before. */
 static void shared_slots(v06 *r, const folio_vllm06_graph_input_buffers *b,
                          const folio_vllm06_forward_args *args)
 {

@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
-/* The rule of block manager v1, whose blocks were a ring: min(length, window) keys in the last blocks of the table, where
- * the oldest keys stand behind the newest. The row is that of the window. */
+/* The rule of block manager v1, whose blocks were a ring: min(length, window) keys in the last blocks of the table,
+ * where the oldest keys stand behind the newest. The row is that of the window. */
 static void ring_of_blocks(const char *original, const char *compute)
 {
     static const v06_seq prompt[] = {{0, true, 99, 99, 0}}, decode[] = {{0, false, 1, 100, 0}};
