@@ -62,8 +62,12 @@ static folio_status rotate_queries(const folioi_call *call, folioi_cuda_layer *l
                                  .dtype = l->dtype,
                                  .num_heads = l->num_heads,
                                  .dims = l->k_dims,
+                                 .overlaps = device_of(call->shape->ctx)->sm.overlaps,
                                  .num_rows = l->q_rows, /* of all batches that a graph may meet */
                                  .turns = l->turns};
+    turned.in_pieces = l->k_dims % 8 == 0 && folioi_cuda_rows_aligned(&l->q, 2, 16) &&
+                       folioi_cuda_rows_aligned(&l->out, 2, 16) &&
+                       folioi_cuda_rotates_pieces(&l->turns.rotation, l->dtype);
     l->q = l->out;
     l->turns = (folioi_cuda_turns){.positions = NULL};
     return folioi_cuda_status(folioi_cuda_rotate_rows(&turned, call->stream), "kernel rotate_rows");

@@ -41,7 +41,8 @@ static folioi_cuda_moves moves_of(const folioi_kv_layer *layer, const folioi_kv_
             .dims = v ? d->v_head_size : d->k_head_size,
             .block_size = d->block_size,
         };
-        m->is_copy = is_copy(m) && (v || t->rotation.table == NULL);
+        bool rotates = !v && t->rotation.table != NULL;
+        m->is_copy = is_copy(m) && (!rotates || folioi_cuda_rotates_pieces(&t->rotation, d->dtype));
     }
     return moves;
 }

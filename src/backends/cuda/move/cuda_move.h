@@ -10,7 +10,7 @@ typedef struct folioi_cuda_move {
     folio_dtype rows_dtype, dtype;
     folioi_cuda_side side; /* its base and scales are written to when storing */
     int32_t num_heads, dims, block_size;
-    int32_t is_copy; /* rows are stored as they are, 16 bytes at a time */
+    int32_t is_copy; /* rows are stored 16 bytes at a time: as they are, or rotated */
 } folioi_cuda_move;
 
 /** K and V of rows: one launch for both. */
@@ -27,9 +27,19 @@ typedef struct folioi_cuda_turned {
     folioi_cuda_rows from, to; /* may be the same */
     folio_dtype dtype;
     int32_t num_heads, dims;
+    int32_t in_pieces; /* rotate_pieces.h can rotate them                       */
+    int32_t overlaps;  /* see folioi_cuda_sm                                    */
+    int32_t units;     /* warps for each row: set by folioi_cuda_rotate_rows    */
     int64_t num_rows;
     folioi_cuda_turns turns;
 } folioi_cuda_turned;
+
+/** Do pieces of 8 numbers rotate as a whole, alone or two with each other? */
+static inline bool folioi_cuda_rotates_pieces(const folioi_rotation *r, folio_dtype dtype)
+{
+    return (dtype == FOLIO_F16 || dtype == FOLIO_BF16) && r->first_dim % 8 == 0 &&
+           r->num_dims % (r->pairs ? 8 : 16) == 0;
+}
 
 /** K or V of blocks that go from one cache to another, or within one. */
 typedef struct folioi_cuda_way {

@@ -2,6 +2,7 @@
 #include "backends/cuda/host/launch.h"
 #include "backends/cuda/instructions.h"
 #include "backends/cuda/move/cuda_move.h"
+#include "backends/cuda/move/rotate_pieces.h"
 #include "backends/cuda/step/row_position.h"
 #include "backends/cuda/stored_rows.h"
 #include "backends/cuda/warp.h"
@@ -47,6 +48,19 @@ __device__ void copy_row(const folioi_cuda_move &m, int64_t row, int64_t stored,
     }
 }
 
+/* A token's new row of K, rotated. */
+__device__ void rotate_into_cache(const folioi_cuda_move &m, const folioi_rotation &r, int64_t row,
+                                  int64_t position, int64_t stored, int32_t token)
+{
+    char *ours = const_cast<char *>(m.side.base) + stored * 2;
+    bool paged = has_pages(m.side.at);
+    const float *angles = angles_of(r, position);
+    for (int32_t i = threadIdx.x % WARP; i < num_tasks(r, m.dims); i += WARP)
+        rotate_pieces(
+            r, angles, m.dtype == FOLIO_BF16, task_of(r, i), (const uint16_t *)m.rows.data + row,
+            [=](int32_t piece) { return (uint4 *)(ours + row_byte(paged, token, piece * 16)); });
+}
+
 /* Launched for K (y 0) and V (y 1). */
 __global__ void store_rows(const __grid_constant__ folioi_cuda_moves moves)
 {
@@ -59,13 +73,14 @@ __global__ void store_rows(const __grid_constant__ folioi_cuda_moves moves)
     int64_t from = row * m.rows.token + head * m.rows.head;
     int64_t to = address_token(&m.side.at, block, head, token);
     char *base = const_cast<char *>(m.side.base);
-    if (m.is_copy) {
-        copy_row(m, from, to, (int32_t)token, true);
-        return;
-    }
     folioi_rotation r = moves.turns.rotation;
     if (blockIdx.y != 0) r.table = nullptr; /* V stays as it is */
     int64_t position = r.table != nullptr ? row_position(moves.turns, row) : 0;
+    if (m.is_copy) {
+        if (r.table == nullptr) copy_row(m, from, to, (int32_t)token, true);
+        else rotate_into_cache(m, r, from, position, to, (int32_t)token);
+        return;
+    }
     float scale = folioi_cuda_scale(&m.side, (int32_t)head);
     if (m.side.scales != nullptr) {
         scale = int8_scale(m, r, from, position);
@@ -80,14 +95,11 @@ __global__ void store_rows(const __grid_constant__ folioi_cuda_moves moves)
     }
 }
 
-/* A lane takes both numbers of a pair: the rows may be the same. */
-__global__ void rotate_rows(const __grid_constant__ folioi_cuda_turned t)
+/* One number at a time. A lane takes both of a pair: the rows may be the same. */
+__device__ void rotate_numbers(const folioi_cuda_turned &t, int64_t from, int64_t to,
+                               int64_t position)
 {
-    int64_t unit = unit_index(), row = unit / t.num_heads, head = unit % t.num_heads;
-    if (row >= t.num_rows || find_seq(t.turns.counts, t.turns.seqs, row) < 0) return;
     const folioi_rotation &r = t.turns.rotation;
-    int64_t from = row * t.from.token + head * t.from.head;
-    int64_t to = row * t.to.token + head * t.to.head, position = row_position(t.turns, row);
     int32_t end = r.first_dim + r.num_dims, half = r.num_dims / 2;
     for (int32_t i = threadIdx.x % WARP; i < half; i += WARP) {
         int32_t x = r.first_dim + (r.pairs ? 2 * i : i), y = r.pairs ? x + 1 : x + half;
@@ -99,6 +111,44 @@ __global__ void rotate_rows(const __grid_constant__ folioi_cuda_turned t)
     for (int32_t d = threadIdx.x % WARP; d < t.dims; d += WARP)
         if (d < r.first_dim || d >= end)
             store_f32(t.to.data, t.dtype, to + d, load_f32(t.from.data, t.dtype, from + d));
+}
+
+/* Tasks of a row that one warp does: two for each lane. */
+constexpr int TASKS = 2 * WARP;
+
+/* The part-th TASKS of those of all heads of a row. */
+__device__ void rotate_in_pieces(const folioi_cuda_turned &t, int64_t row, int32_t part,
+                                 int64_t position)
+{
+    const folioi_rotation &r = t.turns.rotation;
+    const float *angles = angles_of(r, position);
+    int32_t per_head = num_tasks(r, t.dims), all = per_head * t.num_heads;
+#pragma unroll
+    for (int32_t n = 0; n < TASKS; n += WARP) {
+        int32_t i = part * TASKS + n + (int32_t)threadIdx.x % WARP, head = i / per_head;
+        if (i >= all) return;
+        uint16_t *to = (uint16_t *)t.to.data + row * t.to.token + head * t.to.head;
+        const uint16_t *from = (const uint16_t *)t.from.data + row * t.from.token;
+        rotate_pieces(r, angles, t.dtype == FOLIO_BF16, task_of(r, i - head * per_head),
+                      from + head * t.from.head,
+                      [=](int32_t piece) { return (uint4 *)to + piece; });
+    }
+}
+
+/* A unit is a head of a row, or in pieces a part of a row's tasks. */
+__global__ void rotate_rows(const __grid_constant__ folioi_cuda_turned t)
+{
+    let_next_begin();
+    int64_t unit = unit_index(), row = unit / t.units, part = unit % t.units;
+    await_kernels_ahead();
+    if (row >= t.num_rows) return;
+    int32_t seq = find_seq(t.turns.counts, t.turns.seqs, row);
+    if (seq < 0) return;
+    int64_t position = position_in(t.turns, seq, row);
+    if (t.in_pieces) rotate_in_pieces(t, row, (int32_t)part, position);
+    else
+        rotate_numbers(t, row * t.from.token + part * t.from.head,
+                       row * t.to.token + part * t.to.head, position);
 }
 
 __global__ void gather_rows(const __grid_constant__ folioi_cuda_moves moves)
@@ -257,10 +307,14 @@ cudaError_t folioi_cuda_store_rows(const folioi_cuda_moves *moves, cudaStream_t 
 
 cudaError_t folioi_cuda_rotate_rows(const folioi_cuda_turned *t, cudaStream_t stream)
 {
-    int64_t units = t->num_rows * t->num_heads;
-    if (units == 0) return cudaSuccess;
-    rotate_rows<<<blocks_for(units), THREADS, 0, stream>>>(*t);
-    return cudaGetLastError();
+    folioi_cuda_turned turned = *t;
+    const folioi_rotation *r = &t->turns.rotation;
+    int32_t tasks = t->num_heads * (t->dims / 8 - (r->pairs ? 0 : r->num_dims / 16));
+    turned.units = t->in_pieces ? (int32_t)ceil_div(tasks, TASKS) : t->num_heads;
+    if (t->num_rows == 0) return cudaSuccess;
+    launch_shape shape = {dim3(blocks_for(t->num_rows * turned.units)), THREADS, 0, 0,
+                          t->overlaps != 0};
+    return launch_kernel(rotate_rows, shape, turned, stream);
 }
 
 cudaError_t folioi_cuda_gather_rows(const folioi_cuda_moves *moves, cudaStream_t stream)
