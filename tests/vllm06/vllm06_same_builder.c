@@ -86,6 +86,32 @@ static void window_of_prompts(v06 *r, folio_vllm06_builder *builder)
     if (built) CHECK_INT(folio_vllm06_metadata_get(r->m)->num_encoder_tokens, 5);
 }
 
+/* Slots of an encoder follow from its cross blocks, and those of a prompt from its blocks: with only one of the two,
+ * the other's slots are all -1. */
+static void one_kind_of_blocks(v06 *r, folio_vllm06_builder *builder)
+{
+    static const int32_t own[] = {5}, crossed[] = {7};
+    folio_vllm06_seq s = {.struct_size = sizeof s,
+                          .is_prompt = 1,
+                          .token_len = 6,
+                          .block_table = own,
+                          .num_blocks = 1,
+                          .encoder_seq_len = 4,
+                          .encoder_is_new = 1};
+    CHECK_OK(folio_vllm06_builder_add(builder, &s));
+    s.num_blocks = 0;
+    s.cross_block_table = crossed;
+    s.num_cross_blocks = 1;
+    CHECK_OK(folio_vllm06_builder_add(builder, &s));
+    if (!build_added(r, builder)) return;
+    const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(r->m);
+    CHECK(f->num_prefill_tokens == 12 && f->num_encoder_tokens == 8);
+    for (int i = 0; i < 12; i++) CHECK_INT(f->slot_mapping[i], i < 6 ? 5 * 16 + i : -1);
+    for (int i = 0; i < 8; i++) CHECK_INT(f->cross_slot_mapping[i], i < 4 ? -1 : 7 * 16 + i - 4);
+    CHECK(f->cross_block_tables_stride == 1 && f->cross_block_tables[0] == FOLIO_NO_BLOCK);
+    CHECK_INT(f->cross_block_tables[1], 7);
+}
+
 /* A decode's length and table are clipped, and its context is not. What is left is enough for the window. */
 static void window_of_decodes(v06 *r, folio_vllm06_builder *builder)
 {
@@ -162,6 +188,7 @@ void v06_same_builder_window(const char *original, const char *compute)
         d.sliding_window = 24;
         CHECK_OK(folio_vllm06_builder_create(r.state, r.b, &d, &of_24));
         window_of_prompts(&r, of_32);
+        one_kind_of_blocks(&r, of_32);
         window_of_decodes(&r, of_32);
         window_not_reached(&r, of_32);
         window_within_a_block(&r, of_24);
@@ -257,6 +284,33 @@ static void bad_padding(v06 *r, folio_vllm06_builder *builder)
     REFUSED(folio_vllm06_builder_pad(NULL, 1), FOLIO_ERR_ARGUMENT, "NULL");
 }
 
+/* A graph's row is for the blocks that the window leaves. Of length 60 those are 3 of 8 with a window of 16, and 6 with
+ * one of 40. */
+static void pad_with_window(v06 *r, folio_vllm06_builder_desc d)
+{
+    static const v06_seq decode[] = {{1, false, 1, 60, 0}};
+    folio_vllm06_builder *of_16 = NULL, *of_40 = NULL;
+    folio_vllm06_metadata *m = NULL;
+    d.sliding_window = 16;
+    CHECK_OK(folio_vllm06_builder_create(r->state, r->b, &d, &of_16));
+    d.sliding_window = 40;
+    CHECK_OK(folio_vllm06_builder_create(r->state, r->b, &d, &of_40));
+    v06_fields(r, decode, 1);
+    add(r, of_16, 0);
+    CHECK_OK(folio_vllm06_builder_pad(of_16, 1));
+    CHECK_OK(folio_vllm06_builder_build(of_16, &m));
+    if (m != NULL) {
+        const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(m);
+        CHECK(f->block_tables_stride == 5 && f->seq_lens[0] == 20 && f->seq_lens[1] == 1);
+        for (int k = 0; k < 10; k++) CHECK_INT(f->block_tables[k], k < 3 ? r->tables[5 + k] : 0);
+    }
+    folio_vllm06_metadata_destroy(m);
+    add(r, of_40, 0);
+    REFUSED(folio_vllm06_builder_pad(of_40, 1), FOLIO_ERR_ARGUMENT, "6 blocks|row holds 5");
+    folio_vllm06_builder_destroy(of_16);
+    folio_vllm06_builder_destroy(of_40);
+}
+
 /* Decodes padded to a graph's batch; the row of a graph's table; what cannot be padded. */
 void v06_same_builder_pad(const char *original, const char *compute)
 {
@@ -304,6 +358,7 @@ void v06_same_builder_pad(const char *original, const char *compute)
         pad_over_block_0(&r, builder);
         pad_with_encoders(&r, builder);
         bad_padding(&r, builder);
+        pad_with_window(&r, d);
         folio_vllm06_builder_destroy(builder);
         builder = NULL;
         d.max_seq_len_to_capture = 0;
