@@ -570,7 +570,8 @@ static bool same_block(const bed *a, int64_t from, const bed *b, int64_t to)
 /* Fills each block, keys apart from values, with a byte of its own; then is block i what block `from` was? */
 static bool is_filled(const bed *b, int64_t i, int64_t from, bool fill)
 {
-    size_t n = (size_t)(b->c.block_size * KV_HEADS * b->c.head_size) * folio_dtype_size(b->c.dtype);
+    size_t n = (size_t)(b->c.block_size * b->c.num_kv_heads * b->c.head_size) *
+               folio_dtype_size(b->c.dtype);
     bool same = true;
     for (int part = 0; part < 2; part++) {
         char *block = (char *)(part ? b->v.data : b->k.data) + (size_t)i * n;
@@ -676,10 +677,16 @@ BACKEND_TEST(vllm06_ops, swap_blocks)
         other.key_cache = a.k.data;
         REFUSED(folio_vllm06_swap_blocks(ctx, &b.c, &other, one, 1, NULL), FOLIO_ERR_ARGUMENT,
                 "dst value_cache and src value_cache share memory");
-        other = b.c;
-        other.head_size /= 2;
-        REFUSED(folio_vllm06_swap_blocks(ctx, &b.c, &other, one, 1, NULL), FOLIO_ERR_ARGUMENT,
-                "dst key_cache and src key_cache share memory");
+        for (int i = 0; i < 5; i++) { /* the same memory in another shape */
+            other = b.c;
+            if (i == 0) other.head_size /= 2;
+            if (i == 1) other.num_kv_heads /= 2;
+            if (i == 2) other.block_size /= 2;
+            if (i == 3) other.x = 1;
+            if (i == 4) other.dtype = FOLIO_BF16;
+            REFUSED(folio_vllm06_swap_blocks(ctx, &b.c, &other, one, 1, NULL), FOLIO_ERR_ARGUMENT,
+                    "dst key_cache and src key_cache share memory");
+        }
         CHECK(!same_block(&b, 2, &b, 6));
         other = b.c;
     }
@@ -731,23 +738,29 @@ BACKEND_TEST(vllm06_ops, streams)
     bed_close(&b);
 }
 
-/* The same with neighbours that differ in one thing: the block size, or the dtype and its x. */
+/* The same with neighbours that differ in one thing: the block size, the dtype and its x, the kv heads, x, the dtype
+ * alone. */
 static void copy_blocks_of_neighbours(folio_context *ctx)
 {
-    static const folio_dtype dtypes[] = {FOLIO_F16, FOLIO_F16, FOLIO_F32};
-    static const int32_t block_size[] = {8, 16, 16};
-    bed beds[3];
-    folio_vllm06_ops_cache caches[3];
-    for (int i = 0; i < 3; i++) {
-        int32_t x = 16 / (int32_t)folio_dtype_size(dtypes[i]);
-        bed_open(&beds[i], ctx, dtypes[i], x, 64, block_size[i], short_lens);
+    static const struct {
+        folio_dtype dtype;
+        int32_t x, block_size, num_kv_heads;
+    } shapes[] = {{FOLIO_F16, 8, 8, 2},  {FOLIO_F16, 8, 16, 2}, {FOLIO_F32, 4, 16, 2},
+                  {FOLIO_F32, 4, 16, 1}, {FOLIO_F32, 1, 16, 1}, {FOLIO_F16, 1, 16, 1}};
+    enum { SHAPES = COUNT_OF(shapes) };
+    bed beds[SHAPES];
+    folio_vllm06_ops_cache caches[SHAPES];
+    for (int i = 0; i < SHAPES; i++) {
+        bed_open(&beds[i], ctx, shapes[i].dtype, shapes[i].x, 64, shapes[i].block_size, short_lens);
+        beds[i].c.num_kv_heads = shapes[i].num_kv_heads;
+        beds[i].c.num_blocks *= KV_HEADS / shapes[i].num_kv_heads; /* of the same memory */
         for (int64_t k = 0; k < beds[i].c.num_blocks; k++) is_filled(&beds[i], k, k, true);
         caches[i] = beds[i].c;
         caches[i].num_blocks = 100; /* the first of each */
     }
     const int64_t pairs[][2] = {{99, 1}, {98, 2}};
-    CHECK_OK(folio_vllm06_copy_blocks(ctx, caches, 3, pairs, 2, NULL));
-    for (int i = 0; i < 3; i++) {
+    CHECK_OK(folio_vllm06_copy_blocks(ctx, caches, SHAPES, pairs, 2, NULL));
+    for (int i = 0; i < SHAPES; i++) {
         for (int64_t k = 0; k < beds[i].c.num_blocks; k++)
             CHECK(is_filled(&beds[i], k, k == 1 ? 99 : k == 2 ? 98 : k, false));
         bed_close(&beds[i]);
@@ -772,6 +785,10 @@ BACKEND_TEST(vllm06_ops, copy_blocks_of_all_shapes)
               same_block(&beds[i], last - 1, &beds[i], 2));
     const int64_t others[][2] = {{last, 3}};
     caches[3].x = 3; /* the last of them is refused before the first is written */
+    REFUSED(folio_vllm06_copy_blocks(ctx, caches, 4, others, 1, NULL), FOLIO_ERR_ARGUMENT,
+            "x is 3");
+    caches[3] = beds[3].c;
+    caches[1].x = 3; /* beside one that is like it but for x */
     REFUSED(folio_vllm06_copy_blocks(ctx, caches, 4, others, 1, NULL), FOLIO_ERR_ARGUMENT,
             "x is 3");
     for (int i = 0; i < 4; i++) {
