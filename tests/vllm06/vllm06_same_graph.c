@@ -1,7 +1,7 @@
 /* vllm06_same_graph.c: CommonAttentionState's part in graphs, as far as it needs no device; see vllm06_rig.h. */
 #include "vllm06/vllm06_rig.h"
 
-enum { BATCH = 4, MAX_LEN = 350 };
+enum { BATCH = 4, MAX_LEN = 350, WINDOW = 4 };
 
 static const v06_seq prompts[] = {{0, true, 13, 13, 11}, {1, true, 8, 8, 20}, {5, true, 8, 8, 3}};
 /* padded by two, as vLLM pads: length 1, slot -1 */
@@ -61,6 +61,19 @@ static void replay(v06 *r, const folio_vllm06_graph_input_buffers *b, const v06_
     r->no_key = true;
     v06_run(r, FOLIO_ATTENTION_ENCODER_DECODER);
     r->no_key = false;
+}
+
+/* A step of two layers, the second with a window: the graph has a plan for each, and both follow the buffers. */
+static void replay_both(v06 *r, const folio_vllm06_graph_input_buffers *b, const v06_seq *seqs,
+                        int real, folio_vllm06_impl *windowed)
+{
+    folio_vllm06_impl *first = r->impl;
+    replay(r, b, seqs, real, 0);
+    r->impl = windowed;
+    r->d.sliding_window = WINDOW;
+    v06_run(r, FOLIO_ATTENTION_DECODER);
+    r->impl = first;
+    r->d.sliding_window = 0;
 }
 
 /* The rows of a graph's table, full of what another step left; the next step must not keep it. */
@@ -143,13 +156,19 @@ void v06_same_graph_capture(const char *original, const char *compute)
             r.m = m;
             v06_fields(&r, first_step, BATCH);
             folio_vllm06_forward_args a = v06_args(&r, FOLIO_ATTENTION_DECODER);
+            folio_vllm06_impl *windowed = NULL;
+            folio_vllm06_impl_desc d = r.d;
+            d.sliding_window = WINDOW;
+            CHECK_OK(r.b->make_impl(r.state, &d, &windowed));
             CHECK_OK(r.b->forward(r.impl, &a, NULL)); /* the warm-up: it stores nothing */
+            CHECK_OK(r.b->forward(windowed, &a, NULL));
             v06_check_images(&r);
-            replay(&r, &b, first_step, 2, 0);
+            replay_both(&r, &b, first_step, 2, windowed);
             dirty(b.block_tables, b.block_tables_stride);
-            replay(&r, &b, second_step, 3, 0);
+            replay_both(&r, &b, second_step, 3, windowed);
             check_zeros_past(b.block_tables, b.block_tables_stride, r.f.block_tables_stride);
-            replay(&r, &b, third_step, 1, 0);
+            replay_both(&r, &b, third_step, 1, windowed);
+            folio_vllm06_impl_destroy(windowed);
             CHECK(r.slots[0] == 3 && r.tables[r.blocks_per_seq] == 0);
             int32_t block = b.block_tables[1]; /* from the buffers into themselves */
             CHECK_OK(folio_vllm06_prepare_graph_input_buffers(r.state, &b, m, 0));
