@@ -709,6 +709,16 @@ static void refuse_encoder_only(v06 *r)
     }
 }
 
+/* Both types over one step: of as many tokens, and of other lengths. */
+static void encoder_beside_encoder_only(v06 *r)
+{
+    static const v06_seq swapped[] = {{0, true, 13, 13, 8}, {1, true, 8, 8, 13}};
+    if (!v06_step(r, swapped, 2)) return;
+    v06_run(r, FOLIO_ATTENTION_ENCODER);
+    v06_run(r, FOLIO_ATTENTION_ENCODER_ONLY);
+    v06_run(r, FOLIO_ATTENTION_ENCODER);
+}
+
 /* Bidirectional, without ALiBi or window; the cache stays as it is. A set bias replaces nothing. */
 void v06_same_encoder_only(const char *original, const char *compute)
 {
@@ -734,6 +744,7 @@ void v06_same_encoder_only(const char *original, const char *compute)
         refuse_encoder_only(&r);
         r.no_cache = false;
         refuse_encoder_only(&r);
+        encoder_beside_encoder_only(&r);
     }
     v06_close(&r);
 }
