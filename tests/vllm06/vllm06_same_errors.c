@@ -224,6 +224,7 @@ static void bad_lengths(v06 *r)
     BAD_FIELDS(encoded_prompts, (r->f.query_start_loc = NULL, r->contexts[0] = -1),
                "prompt 0 has 7 new tokens by context_lens_tensor|6");
     BAD_FIELDS(encoded_prompts, r->seq_starts[2] = 99, "seq_start_loc[2] is 99");
+    BAD_FIELDS(encoded_mixed, r->seq_starts[2] = 99, "seq_start_loc[2] is 99"); /* a decode's */
     BAD_FIELDS(encoded_prompts, r->starts[0] = 1, "query_start_loc[0] is 1");
     BAD_FIELDS(encoded_prompts, r->starts[0] = -1, "query_start_loc[0] is -1");
     r->starts[0] = 0;
@@ -656,6 +657,10 @@ void v06_same_views(const char *original, const char *compute)
             f = folio_vllm06_metadata_get(d);
             CHECK(f->is_prompt == 0 && f->num_prefills == 0 && f->num_decode_tokens == 1);
             CHECK_INT(f->seq_lens[0], 4);
+        }
+        if (v06_step(&r, NULL, 0)) { /* an empty step */
+            CHECK(folio_vllm06_prefill_metadata(r.m) == NULL);
+            CHECK(folio_vllm06_decode_metadata(r.m) == NULL);
         }
     }
     v06_close(&r);

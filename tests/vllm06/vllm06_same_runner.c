@@ -283,6 +283,8 @@ void v06_same_bad_sums(const char *original, const char *compute)
     /* wrong at their first entry only */
     static const int32_t seq_first[] = {1, 6, 23, 42}, encoder_first[] = {1, 11, 31, 34};
     static const int32_t kv_first[] = {1, 6, 23}, query_first[] = {1, 6, 15, 16};
+    /* of all prompts right: prompt 0 has more new tokens than keys, or less than none */
+    static const int32_t query_more[] = {0, 7, 15, 16}, query_less[] = {0, -1, 15, 16};
     folio_vllm06_metadata *m = NOWHERE;
     v06 r;
     v06_init(&r, original, compute);
@@ -298,6 +300,10 @@ void v06_same_bad_sums(const char *original, const char *compute)
                 "encoder_seq_lens is NULL");
         BAD_SUM(r.f.seq_start_loc = bad, ": seq_start_loc[1] is 7|add up to 6");
         BAD_SUM(r.f.query_start_loc = bad, "prompt 0");
+        BAD_SUM((r.f.context_lens_tensor = NULL, r.f.query_start_loc = query_more),
+                "prompt 0 has 7 new tokens by query_start_loc, but its seq_len is 6");
+        BAD_SUM((r.f.context_lens_tensor = NULL, r.f.query_start_loc = query_less),
+                "prompt 0 has -1 new tokens by query_start_loc");
         BAD_SUM(r.f.seqlen_q = bad, "seqlen_q[1] is 7|add up to 6");
         BAD_SUM(r.f.seqlen_q = bad_end, "seqlen_q[2] is 14|add up to 15");
         BAD_SUM(r.f.kv_start_loc = bad, "kv_start_loc[1] is 7|add up to 6");
