@@ -219,6 +219,25 @@ static void build_whole_prompts(v06 *r)
     folio_vllm06_builder_destroy(builder);
 }
 
+/* The longest table is not the last one. The last is that of a decode without context. */
+static void build_falling(v06 *r, folio_vllm06_builder *builder)
+{
+    static const v06_seq falling[] = {{0, false, 1, 14, 0}, {1, false, 1, 1, 0}};
+    v06_fields(r, falling, 2);
+    folio_vllm06_builder_desc d = {.struct_size = sizeof d, .block_size = r->block_size};
+    folio_vllm06_builder *plain = NULL;
+    CHECK_OK(folio_vllm06_builder_create(r->state, r->b, &d, &plain));
+    for (int i = 0; i < 2; i++) { /* with chunked prefill and without */
+        folio_vllm06_metadata *m = build(r, i ? plain : builder);
+        const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(m);
+        CHECK(f != NULL && f->block_tables_stride == 2 && same_i32(f->block_tables, r->tables, 2));
+        CHECK(f != NULL && f->block_tables[2] == r->tables[r->blocks_per_seq]);
+        CHECK(f != NULL && f->block_tables[3] == FOLIO_NO_BLOCK);
+        folio_vllm06_metadata_destroy(m);
+    }
+    folio_vllm06_builder_destroy(plain);
+}
+
 void v06_same_metadata_builder(const char *original, const char *compute)
 {
     v06 r;
@@ -251,7 +270,17 @@ void v06_same_metadata_builder(const char *original, const char *compute)
         CHECK(f->multi_modal_placeholder_index_maps == NULL);
         folio_vllm06_metadata_destroy(m);
         build_whole_prompts(&r);
+        build_falling(&r, builder);
         folio_vllm06_builder *none = NOWHERE;
+        for (int i = 0; i < 2; i++) { /* the smallest and the largest */
+            folio_vllm06_builder_desc limits = {.struct_size = sizeof limits,
+                                                .block_size = i ? 4096 : 1,
+                                                .sliding_window = i ? INT32_MAX : 0,
+                                                .max_seq_len_to_capture = i ? INT32_MAX : 0};
+            CHECK_OK(folio_vllm06_builder_create(r.state, r.b, &limits, &none));
+            folio_vllm06_builder_destroy(none);
+        }
+        none = NOWHERE;
         REFUSED(folio_vllm06_builder_create(NULL, r.b, &d, &none), FOLIO_ERR_ARGUMENT, "NULL");
         REFUSED(folio_vllm06_builder_create(r.state, NULL, &d, &none), FOLIO_ERR_ARGUMENT, "NULL");
         REFUSED(folio_vllm06_builder_create(r.state, r.b, NULL, &none), FOLIO_ERR_ARGUMENT, "NULL");

@@ -284,6 +284,24 @@ static void bad_padding(v06 *r, folio_vllm06_builder *builder)
     REFUSED(folio_vllm06_builder_pad(NULL, 1), FOLIO_ERR_ARGUMENT, "NULL");
 }
 
+/* As many sequences as fill the memory of an array: none reaches into the next. */
+static void pad_to_16(v06 *r, folio_vllm06_builder *builder)
+{
+    static const v06_seq decode[] = {{1, false, 1, 9, 0}};
+    folio_vllm06_metadata *m = NULL;
+    v06_fields(r, decode, 1);
+    add(r, builder, 0);
+    CHECK_OK(folio_vllm06_builder_pad(builder, 15));
+    CHECK_OK(folio_vllm06_builder_build(builder, &m));
+    for (int i = 0; m != NULL && i < 16; i++) {
+        const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(m);
+        CHECK(f->seq_lens[i] == (i == 0 ? 9 : 1) && f->context_lens_tensor[i] == (i == 0 ? 8 : 0));
+        CHECK(f->query_start_loc[i + 1] == i + 1 && f->seq_start_loc[i + 1] == i + 9);
+        CHECK(f->slot_mapping[i] == (i == 0 ? r->slots[0] : -1));
+    }
+    folio_vllm06_metadata_destroy(m);
+}
+
 /* A graph's row is for the blocks that the window leaves. Of length 60 those are 3 of 8 with a window of 16, and 6 with
  * one of 40. */
 static void pad_with_window(v06 *r, folio_vllm06_builder_desc d)
@@ -357,6 +375,7 @@ void v06_same_builder_pad(const char *original, const char *compute)
         folio_vllm06_metadata_destroy(m);
         pad_over_block_0(&r, builder);
         pad_with_encoders(&r, builder);
+        pad_to_16(&r, builder);
         bad_padding(&r, builder);
         pad_with_window(&r, d);
         folio_vllm06_builder_destroy(builder);

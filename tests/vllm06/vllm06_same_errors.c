@@ -500,12 +500,15 @@ static void bad_sequences(folio_vllm06_builder *builder, const folio_vllm06_seq 
     BAD_SEQ((s.token_len = (int64_t)1 << 31, s.num_blocks = 0), "token_len 2147483648");
     BAD_SEQ(s.context_len = -1, "context_len -1");
     BAD_SEQ((s.context_len = INT32_MAX, s.num_blocks = 0), "context_len 2147483647");
+    BAD_SEQ((s.token_len = INT32_MAX, s.context_len = 1, s.num_blocks = 0), "context_len 1 ");
     BAD_SEQ(s.num_blocks = INT64_MAX / 2, "a block table");
     BAD_SEQ(s.num_blocks = -1, "a block table");
     BAD_SEQ(s.block_table = NULL, "a block table");
     BAD_SEQ(s.num_cross_blocks = INT64_MAX / 2, "a block table");
     BAD_SEQ(s.num_cross_blocks = -1, "a block table");
     BAD_SEQ(s.cross_block_table = NULL, "a block table");
+    BAD_SEQ((s.block_table = NULL, s.num_cross_blocks = 0), "a block table");
+    BAD_SEQ((s.cross_block_table = NULL, s.num_blocks = 0), "a block table");
     BAD_SEQ(s.encoder_seq_len = -1, "encoder_seq_len -1");
     BAD_SEQ(s.encoder_seq_len = 9, "encoder_seq_len 9 does not fit its 1 cross blocks");
     BAD_SEQ((s.encoder_seq_len = (int64_t)1 << 31, s.num_cross_blocks = 0), "2147483648");
@@ -513,6 +516,8 @@ static void bad_sequences(folio_vllm06_builder *builder, const folio_vllm06_seq 
     BAD_SEQ((s.is_prompt = 0, s.token_len = 2), "decode|2 tokens|has 1");
     BAD_SEQ((s.is_prompt = 0, s.token_len = 1, s.context_len = 8), "do not hold 9");
     BAD_SEQ(s.token_len = 9, "do not hold 9");
+    BAD_SEQ((s.token_len = 9, s.num_cross_blocks = 2), "1 blocks of 8 do not hold 9");
+    BAD_SEQ((s.encoder_seq_len = 9, s.num_blocks = 2), "does not fit its 1 cross blocks");
     REFUSED(folio_vllm06_builder_add(builder, NULL), FOLIO_ERR_ARGUMENT, "");
     REFUSED(folio_vllm06_builder_add(NULL, good), FOLIO_ERR_ARGUMENT, "NULL");
 }
@@ -539,6 +544,7 @@ static void bad_steps(folio_vllm06_builder *builder, const folio_vllm06_seq *goo
     folio_vllm06_metadata_destroy(m);
     CHECK_OK(folio_vllm06_builder_add(builder, good)); /* an encoder that is cached */
     CHECK_OK(folio_vllm06_builder_build(builder, &m));
+    CHECK_INT(folio_vllm06_metadata_get(m)->num_encoder_tokens, 0);
     folio_vllm06_metadata_destroy(m);
     for (int i = 0; i < 4; i++) {
         s = *good; /* a prompt without an encoder goes with a new one, after or before it */
@@ -559,6 +565,10 @@ static void bad_steps(folio_vllm06_builder *builder, const folio_vllm06_seq *goo
     s = (folio_vllm06_seq){.struct_size = sizeof s, .is_prompt = 1, .token_len = INT32_MAX};
     CHECK_OK(folio_vllm06_builder_add(builder, &s));
     REFUSED(folio_vllm06_builder_build(builder, &m), FOLIO_ERR_ARGUMENT, "2147483659 tokens");
+    s.token_len = 7; /* tokens of earlier steps count too */
+    s.context_len = INT32_MAX - 7;
+    CHECK_OK(folio_vllm06_builder_add(builder, &s));
+    REFUSED(folio_vllm06_builder_build(builder, &m), FOLIO_ERR_ARGUMENT, "4294967306 tokens");
 }
 
 /* A decode without blocks next to one that has them must not read the other's row of padding. */
