@@ -195,6 +195,40 @@ static void another_cross_graph(v06 *r)
     folio_vllm06_metadata_destroy(second);
 }
 
+/* More decodes than blocks of a row, and enough of them that each array is long. */
+static void many_short_decodes(v06 *r)
+{
+    enum { MANY = 64 };
+    folio_vllm06_graph_capture_desc d = capture_desc(r);
+    folio_vllm06_metadata *m = NULL;
+    d.max_batch_size = MANY;
+    d.max_seq_len_to_capture = r->block_size;
+    CHECK_OK(folio_vllm06_graph_capture_begin(r->state, &d));
+    CHECK_OK(folio_vllm06_graph_capture_get_metadata_for_batch(r->state, MANY, 1, &m));
+    CHECK_OK(folio_vllm06_graph_capture_end(r->state));
+    for (int i = 0; m != NULL && i < MANY; i++) {
+        const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(m);
+        CHECK(f->slot_mapping[i] == -1 && f->seq_lens_tensor[i] == 1 && f->block_tables[i] == 0);
+        CHECK(f->encoder_seq_lens_tensor[i] == 1 && f->cross_block_tables[i] == 1);
+    }
+    folio_vllm06_metadata_destroy(m);
+}
+
+/* Of a step that has its encoder lengths as a tensor only. */
+static void tensor_of_encoder_lens(v06 *r, const folio_vllm06_graph_input_buffers *b)
+{
+    folio_vllm06_metadata *step = NULL;
+    v06_fields(r, first_step, BATCH);
+    v06_narrow_cross(r, 4);
+    r->f.encoder_seq_lens = NULL;
+    r->f.num_encoder_tokens = 0;
+    CHECK_OK(r->b->make_metadata(r->state, &r->f, &step));
+    CHECK_OK(folio_vllm06_prepare_graph_input_buffers(r->state, b, step, 1));
+    for (int i = 0; i < BATCH; i++)
+        CHECK_INT(b->encoder_seq_lens_tensor[i], first_step[i].encoder_len);
+    folio_vllm06_metadata_destroy(step);
+}
+
 /* The same with encoders; the plans of both kinds follow the buffers. */
 void v06_same_graph_cross(const char *original, const char *compute)
 {
@@ -237,6 +271,8 @@ void v06_same_graph_cross(const char *original, const char *compute)
         b.cross_block_tables[0] = block;
         CHECK_OK(folio_vllm06_begin_forward(r.state, m, NULL));
         another_cross_graph(&r);
+        tensor_of_encoder_lens(&r, &b);
+        many_short_decodes(&r);
     }
     v06_close(&r);
 }
@@ -313,10 +349,10 @@ static void bad_captures(v06 *r)
     REFUSED(folio_vllm06_graph_capture_end(NULL), FOLIO_ERR_ARGUMENT, "state is NULL");
     CHECK_OK(folio_vllm06_graph_capture_end(r->state));
     d.max_batch_size = d.max_seq_len_to_capture = INT32_MAX;
-    d.block_size = 1;
+    d.block_size = 2;
     CHECK_OK(folio_vllm06_graph_capture_begin(r->state, &d));
     REFUSED(folio_vllm06_graph_capture_get_metadata_for_batch(r->state, INT32_MAX, 0, &m),
-            FOLIO_ERR_ARGUMENT, "too many");
+            FOLIO_ERR_ARGUMENT, "2147483647 sequences of 1073741824 blocks are too many");
     CHECK_OK(folio_vllm06_graph_capture_end(r->state));
 }
 
@@ -343,11 +379,11 @@ static void tables_of_full_width(v06 *r)
     tables[0][entries] = tables[1][cross_entries] = 77;
     b.block_tables_stride--;
     REFUSED(folio_vllm06_prepare_graph_input_buffers(r->state, &b, step, 1), FOLIO_ERR_ARGUMENT,
-            "the graph's 39");
+            ": block_tables_stride is 40, the graph's 39");
     b.block_tables_stride++;
     b.cross_block_tables_stride--;
     REFUSED(folio_vllm06_prepare_graph_input_buffers(r->state, &b, step, 1), FOLIO_ERR_ARGUMENT,
-            "the graph's 3");
+            "cross_block_tables_stride is 4, the graph's 3");
     b.cross_block_tables_stride++;
     CHECK_OK(folio_vllm06_prepare_graph_input_buffers(r->state, &b, step, 1));
     CHECK(memcmp(slots, r->slots, BATCH * sizeof *slots) == 0);
