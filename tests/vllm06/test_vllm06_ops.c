@@ -286,6 +286,10 @@ static void other_sizes(folio_context *ctx)
     bed_open(&b, ctx, FOLIO_F32, 4, 40, 24, short_lens);
     check_v1(&b);
     bed_close(&b);
+    static const int32_t few[SEQS] = {9, 0, 16, 1, 3}; /* more sequences than blocks in a row */
+    bed_open(&b, ctx, FOLIO_F32, 4, 40, 16, few);
+    check_both(&b);
+    bed_close(&b);
 }
 
 BACKEND_TEST(vllm06_ops, paged_attention_sizes)
@@ -599,6 +603,10 @@ BACKEND_TEST(vllm06_ops, copy_blocks)
     }
     for (int64_t i = 0; i <= last; i++) /* and no other block */
         CHECK(is_filled(&b, i, i < 2 ? last : i == 2 ? last - 1 : i, false));
+    const int64_t first_only[][2] = {{last, 5}}; /* a list that goes on, and none at all */
+    CHECK_OK(folio_vllm06_copy_blocks(ctx, caches, 1, first_only, 1, NULL));
+    CHECK_OK(folio_vllm06_copy_blocks(ctx, NULL, 0, first_only, 1, NULL));
+    CHECK(same_block(&a, last, &a, 5) && is_filled(&b, 5, 5, false));
     const int64_t outside[][2] = {{last, 3}, {last + 1, 4}};
     REFUSED(folio_vllm06_copy_blocks(ctx, caches, 2, outside, 2, NULL), FOLIO_ERR_ARGUMENT,
             "pairs (from)[1]|outside [0,");
@@ -623,7 +631,7 @@ BACKEND_TEST(vllm06_ops, copy_blocks)
     caches[1] = b.c;
     caches[1].num_blocks--;
     REFUSED(folio_vllm06_copy_blocks(ctx, caches, 2, pairs, 1, NULL), FOLIO_ERR_ARGUMENT,
-            "caches[1]");
+            "caches[1] has 339 blocks, caches[0] 340");
     bed_close(&a);
     bed_close(&b);
 }
@@ -688,6 +696,18 @@ BACKEND_TEST(vllm06_ops, swap_blocks)
                     "dst key_cache and src key_cache share memory");
         }
         CHECK(!same_block(&b, 2, &b, 6));
+        for (int i = 0; i < 4; i++) { /* the last block of one is all of the other */
+            const int64_t zero[][2] = {{0, 0}};
+            other = b.c;
+            other.num_blocks = 1;
+            other.key_cache = i < 2 ? (char *)b.k.data + (size_t)last * n : a.k.data;
+            other.value_cache = i < 2 ? a.v.data : (char *)b.v.data + (size_t)last * n;
+            REFUSED(folio_vllm06_swap_blocks(ctx, i % 2 ? &other : &b.c, i % 2 ? &b.c : &other,
+                                             zero, 1, NULL),
+                    FOLIO_ERR_ARGUMENT,
+                    i < 2 ? "dst key_cache and src key_cache share memory"
+                          : "dst value_cache and src value_cache share memory");
+        }
         other = b.c;
     }
     other.dtype = FOLIO_BF16;
@@ -877,12 +897,12 @@ BACKEND_TEST(vllm06_ops, paged_attention_errors)
     BAD_ATTENTION(a.max_seq_len = 39, "seq_lens[0] = 530|39");
     BAD_ATTENTION(a.max_num_blocks_per_seq = 4, "");
     BAD_ATTENTION(a.max_num_blocks_per_seq = 66, ""); /* one block less than 530 keys have */
-    BAD_ATTENTION(a.max_num_blocks_per_seq = -1, "negative");
+    BAD_ATTENTION(a.max_num_blocks_per_seq = -1, "max_num_blocks_per_seq -1 is negative");
     BAD_ATTENTION(a.max_num_blocks_per_seq = INT64_MAX, "exceed the largest size");
     BAD_ATTENTION(a.max_num_blocks_per_seq = INT64_MAX / 8, "exceed the largest size");
     BAD_ATTENTION(a.block_tables = NULL, "block_tables");
     BAD_ATTENTION(a.seq_lens = NULL, "seq_lens");
-    BAD_ATTENTION(a.num_seqs = -1, "num_seqs");
+    BAD_ATTENTION(a.num_seqs = -1, "num_seqs -1");
     BAD_ATTENTION(a.num_heads = 3, "3");
     BAD_ATTENTION(a.query = NULL, "");
     BAD_ATTENTION(a.out = NULL, "");
@@ -995,6 +1015,21 @@ BACKEND_TEST(vllm06_ops, paged_attention_overlap)
             REFUSED(run_at(&b, at, true), FOLIO_ERR_ARGUMENT, words);
             CHECK(support_is_poison(memory.data, memory.bytes));
             support_buffer_poison(&memory);
+        }
+    const int64_t read[NUM_PLACES] = {[QUERY] = ROWS * 32,
+                                      [SLOPES] = HEADS,
+                                      [KEYS] = (int64_t)(b.k.bytes / sizeof(float)),
+                                      [VALUES] = (int64_t)(b.v.bytes / sizeof(float))};
+    for (int k = QUERY; k < NUM_PLACES; k++) /* what is written begins at the last that is read */
+        for (int i = 0; i < NUM_WRITTEN; i++) {
+            char words[64];
+            float *at[NUM_PLACES];
+            memcpy(at, apart, sizeof at);
+            at[i] = at[k] + read[k] - 1;
+            snprintf(words, sizeof words, "%s and %s share memory", names[i], names[k]);
+            REFUSED(run_at(&b, at, true), FOLIO_ERR_ARGUMENT, words);
+            if (i == OUT) REFUSED(run_at(&b, at, false), FOLIO_ERR_ARGUMENT, "share memory");
+            CHECK(support_is_poison(memory.data, memory.bytes));
         }
     for (int k = QUERY; k < NUM_PLACES; k++) { /* v1 writes out only */
         float *at[NUM_PLACES];
