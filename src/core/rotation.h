@@ -1,5 +1,6 @@
 /*
- * rotation.h: one number of a row after a rotary embedding. All backends rotate by rotated_number or get its bits.
+ * rotation.h: one number of a row after a rotary embedding. All backends rotate by rotated_number or get its bits,
+ * except that a NaN may be another NaN.
  * Results are rounded to the row's dtype: as if a pass had rotated the row before.
  */
 #ifndef FOLIOI_ROTATION_H

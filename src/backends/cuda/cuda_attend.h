@@ -43,7 +43,7 @@ SHARED_INLINE float folioi_cuda_scale(const folioi_cuda_side *side, int32_t kv_h
     return head_scale(side->head_scales, side->scale, kv_head);
 }
 
-/** Are the numbers of one token and head neighbours? Kernels on tensor cores read these, and pages. */
+/** Are the numbers of one token and head neighbours? Prefill and decode kernels read these, and pages. */
 static inline bool folioi_cuda_has_rows(const folioi_cuda_side *side)
 {
     return side->at.token_tile == 1 && side->at.dim_tile == 1 && side->at.dim_tile_stride == 1;
@@ -91,7 +91,7 @@ typedef struct folioi_cuda_layer {
         turns; /* of q and of new_k, as they are read: the generic kernel alone does it */
 } folioi_cuda_layer;
 
-/** Are new rows that are read of q's type? Kernels on tensor cores read no others. */
+/** Are new rows that are read of q's type? Prefill and decode kernels read no others. */
 static inline bool folioi_cuda_new_rows_fit(const folioi_cuda_layer *l)
 {
     if (l->cached && !l->append) return true; /* keys are read from the cache alone */
@@ -174,8 +174,8 @@ extern "C" {
 cudaError_t folioi_cuda_prepare(folioi_cuda_ready *ready, const void *kernel, int shared_bytes,
                                 bool prefer_shared);
 
-/** Any type, layout and option, a warp for each row and head: the device's own measure of right. only_padding: zeros to
- * rows of out that no sequence has, and nothing else. */
+/** Any type, layout and option, in double precision: the device's own measure of right. only_padding: zeros to rows of
+ * out that no sequence has, and nothing else. */
 cudaError_t folioi_cuda_generic(const folioi_cuda_run *run, bool only_padding);
 
 #if defined(__cplusplus)

@@ -1,8 +1,8 @@
 /*
- * generic.cu: the generic kernel: every type, layout and option, on the tensor cores in double precision. f32 attention runs
- * on it, and other kernels are tested against it where the reference is too slow. (In f32, rows were up to 15 ulp off.) A
- * block computes up to ROWS rows of one kv head. It brings a tile of keys to shared memory, as f32, for all of its warps. A
- * warp has 8 rows. Of each 8 x 8 product, lane l has row l / 4 and columns 2 (l % 4) and the next.
+ * generic.cu: the generic kernel: every type, layout and option, on the tensor cores in double precision. f32 attention
+ * runs on it, and other kernels are tested against it where the reference is too slow. (In f32, rows were up to 15 ulp
+ * off.) A block computes up to ROWS rows of one kv head. It brings a tile of keys to shared memory, as f32, for all of
+ * its warps. A warp has 8 rows. Of each 8 x 8 product, lane l has row l / 4 and columns 2 (l % 4) and the next.
  */
 #include "backends/cuda/generic_keys.h"
 #include "backends/cuda/warp.h"
@@ -14,7 +14,7 @@ namespace {
 
 constexpr int WARP_ROWS = 8;
 
-/* Rows of sequences with fewer new tokens do not share a block: each sequence has its own keys. */
+/* Rows of sequences with fewer new tokens are computed one by one: each sequence has its own keys. */
 constexpr int SHARED_QUERIES = 4;
 
 /* Blocks of a launch: `tiles` of `queries` rows of out each, for sequences with many; then one for each `few` rows. */
@@ -25,8 +25,8 @@ struct block_roles {
 };
 
 /*
- * DIMS: of a row of K at most. Of V a block takes VALUES dims at a time, and computes the scores again if there are more.
- * Rows in shared memory are 4 words apart in banks: loads of q, K and V do not collide.
+ * DIMS: of a row of K at most. Of V a block takes VALUES dims at a time, and computes the scores again if there are
+ * more. Rows in shared memory are 4 words apart in banks: loads of q, K and V do not collide.
  */
 template <int DIMS> struct tile_shape {
     static constexpr int WARPS = DIMS > 256 ? 4 : 8, THREADS = WARPS * WARP;
@@ -130,8 +130,8 @@ __device__ __forceinline__ bool bring_row(float *to, const key_place &p, int32_t
 }
 
 /*
- * The tile of keys from `first` on to shared memory. Outside `seen` it is zeros: blocks that no row sees may be gone. Is a
- * number of V infinite or NaN?
+ * The tile of keys from `first` on to shared memory. Outside `seen` it is zeros: blocks that no row sees may be gone.
+ * Is a number of V infinite or NaN?
  */
 template <int DIMS>
 __device__ bool bring_keys(const row &r, tile_memory<DIMS> &tile, value_dims values, int64_t first,
@@ -217,7 +217,7 @@ __device__ __forceinline__ void add_seen_values(const tile_memory<DIMS> &tile, t
             }
 }
 
-/* The tile's keys, of which none is past `end`. */
+/* Keys [first, first + KEYS); those outside `seen` are hidden. odd: V has numbers that are infinite or NaN. */
 template <int DIMS>
 __device__ __forceinline__ void attend_tile(const row &r, const tile_memory<DIMS> &tile,
                                             tile_state<DIMS> &s, folioi_range seen, int64_t first,
@@ -302,7 +302,7 @@ __device__ void attend_rows(row r, tile_memory<DIMS> &tile, int64_t first_row, i
     folioi_range seen = keys_seen(r);
     folioi_range all = {keys_seen(first_of).begin, keys_seen(last_row).end};
     tile_state<DIMS> s;
-    /* no other warp reads this row of q; when it has been read, out may be q */
+    /* no other warp reads this row; all of it is read before out is stored, which may be q */
     for (int32_t d = lane % 4; d < DIMS; d += 4)
         tile.q[i][d] = is_there && d < r.l->k_dims ? query_number(r, at, d) : 0.0f;
     __syncwarp();

@@ -1,5 +1,6 @@
 /*
- * generic_keys.h: keys of any type in any layout, and scores with any option, for the generic kernel. Scores are doubles.
+ * generic_keys.h: keys of any type in any layout, and scores with any option, for the generic kernel. Scores are
+ * doubles.
  */
 #ifndef FOLIOI_CUDA_GENERIC_KEYS_H
 #define FOLIOI_CUDA_GENERIC_KEYS_H

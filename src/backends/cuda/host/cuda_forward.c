@@ -51,8 +51,8 @@ static folio_status store(const folioi_cuda_plan *p, const folioi_call *call,
 }
 
 /*
- * Kernels on tensor cores take q and keys as they lie. q goes to out, rotated, where out has the room: out may be q. Keys
- * in the cache are rotated by then; new rows that are read as given are left to the generic kernel.
+ * Prefill and decode kernels take q and keys as they lie. q goes to out, rotated, where out has the room: out may be q.
+ * Keys in the cache are rotated by then; new rows that are read as given are left to the generic kernel.
  */
 static folio_status rotate_queries(const folioi_call *call, folioi_cuda_layer *l)
 {

@@ -1,6 +1,6 @@
 /*
- * rotate_pieces.h: rows of 16-bit numbers, rotated in pieces of 16 bytes. A lane takes both pieces of a pair, so a row may
- * become itself. The bits are those of rotated_number (rotation.h).
+ * rotate_pieces.h: rows of 16-bit numbers, rotated in pieces of 16 bytes. A lane takes both pieces of a pair, so a row
+ * may become itself. The bits are those of rotated_number (rotation.h); only a NaN may be another NaN.
  */
 #ifndef FOLIOI_CUDA_ROTATE_PIECES_H
 #define FOLIOI_CUDA_ROTATE_PIECES_H
