@@ -347,7 +347,8 @@ def test_close_leaves_the_memory_of_views(library: str, last: str, kind: str) ->
         views = [_view(owner, library) for _ in range(2)]
     else:
         owner = folio.KVCache(ctx, num_blocks=64, block_size=16, num_kv_heads=8, head_size=64, dtype="f32")
-        owner.write(0, *[np.ones((1, 8, 64), np.float32)] * 2, [0])
+        tokens = 64 * 16  # all of them: a cache begins with any numbers, NaN too
+        owner.write(0, *[np.ones((tokens, 8, 64), np.float32)] * 2, list(range(tokens)))
         views = [_view(a, library) for a in owner.arrays(0)]
         sources = owner.arrays(0)
     end, want = owner._end, [v + 0 for v in views]
