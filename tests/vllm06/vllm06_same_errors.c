@@ -637,6 +637,82 @@ static void check_view(const folio_vllm06_metadata *view, const folio_vllm06_met
     CHECK(v->max_decode_seq_len == f->max_decode_seq_len);
 }
 
+/* What a view of a mixed step has of the arrays: p of the prompts, d of the decodes, f of the whole. In a split step
+ * some are of one kind only. */
+static void check_mixed_arrays(const folio_vllm06_metadata_fields *p,
+                               const folio_vllm06_metadata_fields *d,
+                               const folio_vllm06_metadata_fields *f, bool split)
+{
+    CHECK(p->slot_mapping == f->slot_mapping && d->slot_mapping == f->slot_mapping + 8);
+    CHECK(p->seq_lens == f->seq_lens && d->seq_lens == (split ? NULL : f->seq_lens + 2));
+    CHECK(p->seq_lens_tensor == (split ? NULL : f->seq_lens_tensor));
+    CHECK(d->seq_lens_tensor == f->seq_lens_tensor + (split ? 0 : 2));
+    CHECK(d->seq_lens_tensor[0] == 4 && d->seq_lens_tensor[1] == 17);
+    CHECK(p->context_lens_tensor == f->context_lens_tensor);
+    CHECK(d->context_lens_tensor == f->context_lens_tensor + 2 && d->context_lens_tensor[1] == 16);
+    CHECK_INT(p->block_tables_stride, split ? 0 : f->block_tables_stride);
+    CHECK(p->block_tables == (split ? NULL : f->block_tables));
+    CHECK_INT(d->block_tables_stride, f->block_tables_stride);
+    CHECK(d->block_tables == f->block_tables + (split ? 0 : 2 * f->block_tables_stride));
+    CHECK(p->prefill_block_tables == f->prefill_block_tables && d->prefill_block_tables == NULL);
+    CHECK_INT(p->prefill_block_tables_stride, f->prefill_block_tables_stride);
+    CHECK_INT(d->prefill_block_tables_stride, 0);
+    CHECK(p->encoder_seq_lens == f->encoder_seq_lens);
+    CHECK(d->encoder_seq_lens == f->encoder_seq_lens + 2 && d->encoder_seq_lens[0] == 20);
+    CHECK(p->encoder_seq_lens_tensor == f->encoder_seq_lens_tensor);
+    CHECK(d->encoder_seq_lens_tensor == f->encoder_seq_lens_tensor + 2);
+    CHECK(p->cross_slot_mapping == f->cross_slot_mapping);
+    CHECK(p->cross_block_tables == f->cross_block_tables);
+    CHECK(d->cross_block_tables == f->cross_block_tables + 2 * 3);
+    CHECK(p->cross_block_tables_stride == 3 && d->cross_block_tables_stride == 3);
+    CHECK(p->query_start_loc == f->query_start_loc && d->query_start_loc == NULL);
+    CHECK(p->seq_start_loc == f->seq_start_loc && d->seq_start_loc == NULL);
+}
+
+/* A mixed step, with one array for prompts and decodes or with split ones: each view has its own sequences. */
+static void mixed_views(v06 *r, bool split)
+{
+    static const v06_seq step[] = {
+        {0, true, 5, 15, 11}, {2, true, 3, 3, 9}, {1, false, 1, 4, 20}, {3, false, 1, 17, 2}};
+    static const float zeros[5 * 15];
+    static const folio_vllm06_bias biases[] = {{zeros, 1, 5, 15}, {zeros, 1, 3, 3}};
+    v06_fields(r, step, 4);
+    v06_narrow_cross(r, 3);
+    r->f.attn_bias = r->f.encoder_attn_bias = r->f.cross_attn_bias = biases;
+    r->f.use_cuda_graph = 1;
+    if (split) {
+        r->f.chunked_prefill = 1;
+        r->f.seq_lens_tensor = r->lens + 2;
+        r->f.block_tables = r->tables + 2 * r->blocks_per_seq;
+        r->f.prefill_block_tables = r->tables;
+        r->f.prefill_block_tables_stride = 2;
+    }
+    if (!v06_remake(r)) return;
+    const folio_vllm06_metadata *prompts = folio_vllm06_prefill_metadata(r->m);
+    const folio_vllm06_metadata *decodes = folio_vllm06_decode_metadata(r->m);
+    CHECK(prompts != NULL && prompts != r->m && prompts == folio_vllm06_prefill_metadata(r->m));
+    CHECK(decodes != NULL && decodes != r->m && decodes == folio_vllm06_decode_metadata(r->m));
+    if (prompts == NULL || decodes == NULL) return;
+    const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(r->m);
+    const folio_vllm06_metadata_fields *p = folio_vllm06_metadata_get(prompts);
+    const folio_vllm06_metadata_fields *d = folio_vllm06_metadata_get(decodes);
+    CHECK(p->is_prompt == 1 && p->num_prefills == 2 && p->num_decode_tokens == 0);
+    CHECK(d->is_prompt == 0 && d->num_prefills == 0 && d->num_decode_tokens == 2);
+    CHECK(p->num_prefill_tokens == 8 && d->num_prefill_tokens == 0);
+    CHECK(p->num_encoder_tokens == 20 && p->max_encoder_seq_len == 20);
+    CHECK(d->num_encoder_tokens == 20 && d->max_encoder_seq_len == 20);
+    CHECK(p->max_query_len == 5 && p->max_prefill_seq_len == 15 && p->max_decode_seq_len == 0);
+    CHECK(d->max_query_len == 1 && d->max_prefill_seq_len == 0 && d->max_decode_seq_len == 17);
+    CHECK(p->max_decode_query_len == 0 && d->max_decode_query_len == 1);
+    CHECK(p->max_seqlen == 15 && p->max_kv_len == 15 && d->max_seqlen == 0 && d->max_kv_len == 0);
+    CHECK(p->use_cuda_graph == 0 && d->use_cuda_graph == 1);
+    CHECK(p->chunked_prefill == split && d->chunked_prefill == split);
+    check_mixed_arrays(p, d, f, split);
+    CHECK(f->attn_bias != NULL && p->attn_bias == f->attn_bias && d->attn_bias == NULL);
+    CHECK(p->encoder_attn_bias == f->encoder_attn_bias && d->encoder_attn_bias == NULL);
+    CHECK(p->cross_attn_bias == f->cross_attn_bias && d->cross_attn_bias == NULL);
+}
+
 /* A step of one kind: its view is the step itself, of xformers a copy, and the other kind has none. */
 void v06_same_views(const char *original, const char *compute)
 {
@@ -657,17 +733,8 @@ void v06_same_views(const char *original, const char *compute)
             CHECK(d != NULL && (d == r.m) == whole);
             check_view(d, r.m);
         }
-        if (v06_step(&r, step, 2)) {
-            const folio_vllm06_metadata *p = folio_vllm06_prefill_metadata(r.m);
-            const folio_vllm06_metadata *d = folio_vllm06_decode_metadata(r.m);
-            CHECK(p != NULL && p != r.m && p == folio_vllm06_prefill_metadata(r.m));
-            CHECK(d != NULL && d != r.m && d == folio_vllm06_decode_metadata(r.m));
-            const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(p);
-            CHECK(f->is_prompt == 1 && f->num_prefills == 1 && f->num_decode_tokens == 0);
-            f = folio_vllm06_metadata_get(d);
-            CHECK(f->is_prompt == 0 && f->num_prefills == 0 && f->num_decode_tokens == 1);
-            CHECK_INT(f->seq_lens[0], 4);
-        }
+        mixed_views(&r, false);
+        mixed_views(&r, true);
         if (v06_step(&r, NULL, 0)) { /* an empty step */
             CHECK(folio_vllm06_prefill_metadata(r.m) == NULL);
             CHECK(folio_vllm06_decode_metadata(r.m) == NULL);
