@@ -64,6 +64,14 @@ static void prefill_metadata(const char *original, const char *compute)
         CHECK(f->attn_bias != NULL && f->attn_bias == all->attn_bias);
         CHECK(f->encoder_attn_bias != NULL && f->encoder_attn_bias == all->encoder_attn_bias);
         CHECK(f->cross_attn_bias != NULL && f->cross_attn_bias == all->cross_attn_bias);
+        for (int i = 0; i < 3; i++) CHECK_OK(folio_vllm06_set_attn_bias(r.m, types[i], NULL));
+        CHECK(f->attn_bias == NULL && f->encoder_attn_bias == NULL && f->cross_attn_bias == NULL);
+        all = full_step(&r); /* a view that is made after they are set */
+        for (int i = 0; i < 3; i++) CHECK_OK(folio_vllm06_set_attn_bias(r.m, types[i], biases));
+        f = folio_vllm06_metadata_get(folio_vllm06_prefill_metadata(r.m));
+        CHECK(f->attn_bias != NULL && f->attn_bias == all->attn_bias);
+        CHECK(f->encoder_attn_bias != NULL && f->encoder_attn_bias == all->encoder_attn_bias);
+        CHECK(f->cross_attn_bias != NULL && f->cross_attn_bias == all->cross_attn_bias);
         if (v06_step(&r, mixed + 2, 3)) CHECK(folio_vllm06_prefill_metadata(r.m) == NULL);
         CHECK(folio_vllm06_prefill_metadata(NULL) == NULL);
     }
