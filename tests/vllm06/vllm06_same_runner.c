@@ -269,6 +269,9 @@ void v06_same_more_fields(const char *original, const char *compute)
             CHECK_INT(folio_vllm06_metadata_get(r.m)->max_seqlen, i == 0 ? 30 : 17);
             CHECK_INT(folio_vllm06_metadata_get(r.m)->max_kv_len, i == 0 ? 17 : 30);
         }
+        v06_fields(&r, with_encoders, 3);
+        r.f.max_decode_query_len = 3;
+        if (v06_remake(&r)) CHECK_INT(folio_vllm06_metadata_get(r.m)->max_decode_query_len, 3);
     }
     v06_close(&r);
 }
