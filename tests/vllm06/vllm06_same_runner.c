@@ -515,7 +515,7 @@ void v06_same_compat(const char *original, const char *compute)
 /* A layer with one thing to differ in, and who differs then with compat. */
 enum { XFORMERS = 1, TORCH_SDPA = 2, IPEX = 4, ALL = 7 };
 typedef struct {
-    bool decode, slopes, biased, tables;
+    bool decode, slopes, biased, tables, no_cache;
     int64_t window;
     float cap, scale;
     int differs;
@@ -540,6 +540,7 @@ static float *rows_of(const habit *h, const char *original, const char *compute,
         v06_fields(&r, h->decode ? decodes : whole, h->decode ? 1 : 2);
         if (!h->decode && !h->tables) r.f.block_tables = NULL;
         if (h->biased) r.f.attn_bias = biases;
+        r.no_cache = h->no_cache;
         if (v06_remake(&r)) {
             v06_run(&r, FOLIO_ATTENTION_DECODER);
             rows = malloc(*bytes = r.out.bytes);
@@ -566,6 +567,7 @@ void v06_same_compat_differs(const char *original, const char *compute)
         {.decode = true, .slopes = true, .differs = 0},
         {.tables = true, .scale = 0.5f, .differs = XFORMERS},
         {.scale = 0.5f, .differs = 0},
+        {.tables = true, .no_cache = true, .scale = 0.5f, .differs = 0},
         {.decode = true, .scale = 0.5f, .differs = 0},
     };
     int own = strcmp(original, "xformers") == 0 ? XFORMERS
