@@ -162,6 +162,14 @@ void v06_same_metadata_fields(const char *original, const char *compute)
         CHECK_OK(r.b->make_metadata(r.state, &r.f, &m));
         check_maxima(m, 30, 30, 18, 20);
         folio_vllm06_metadata_destroy(m);
+        v06_fields(&r, longer, 2); /* larger than any, and each another */
+        r.f.max_query_len = 50;
+        r.f.max_prefill_seq_len = 60;
+        r.f.max_decode_seq_len = 70;
+        r.f.max_encoder_seq_len = 80;
+        CHECK_OK(r.b->make_metadata(r.state, &r.f, &m));
+        check_maxima(m, 50, 60, 70, 80);
+        folio_vllm06_metadata_destroy(m);
         /* of each kind the first is the longest */
         static const v06_seq falling[] = {
             {0, true, 9, 17, 20}, {1, true, 6, 6, 11}, {2, false, 1, 18, 5}, {3, false, 1, 7, 4}};
