@@ -39,6 +39,7 @@ static void check_fields(const v06 *r, const folio_vllm06_metadata *m, int64_t s
     CHECK(same_i32(f->encoder_seq_lens, e->encoder_seq_lens, n));
     CHECK(same_i32(f->encoder_seq_lens_tensor, e->encoder_seq_lens_tensor, n));
     CHECK(same_i64(f->cross_slot_mapping, e->cross_slot_mapping, e->num_encoder_tokens));
+    CHECK(f->encoder_seq_start_loc == NULL); /* nobody gave it */
     CHECK_INT(f->block_tables_stride, stride);
     CHECK_INT(f->cross_block_tables_stride, cross_stride);
     for (int64_t i = 0; i < n; i++) {
@@ -183,8 +184,8 @@ void v06_same_metadata_fields(const char *original, const char *compute)
     v06_close(&r);
 }
 
-/* The same step through the builder. */
-static folio_vllm06_metadata *build(const v06 *r, folio_vllm06_builder *builder)
+/* The same step through the builder; the encoders of prompts are new, or cached already. */
+static folio_vllm06_metadata *build_as(const v06 *r, folio_vllm06_builder *builder, bool fresh)
 {
     for (int i = 0; i < r->num_seqs; i++) {
         const v06_seq *s = &r->seqs[i];
@@ -195,7 +196,7 @@ static folio_vllm06_metadata *build(const v06 *r, folio_vllm06_builder *builder)
                               .block_table = r->tables + i * r->blocks_per_seq,
                               .num_blocks = (s->seq_len + r->block_size - 1) / r->block_size,
                               .encoder_seq_len = s->encoder_len,
-                              .encoder_is_new = s->prompt,
+                              .encoder_is_new = s->prompt && fresh,
                               .cross_block_table = r->cross_tables + i * r->blocks_per_seq,
                               .num_cross_blocks =
                                   (s->encoder_len + r->block_size - 1) / r->block_size};
@@ -204,6 +205,35 @@ static folio_vllm06_metadata *build(const v06 *r, folio_vllm06_builder *builder)
     folio_vllm06_metadata *m = NULL;
     CHECK_OK(folio_vllm06_builder_build(builder, &m));
     return m;
+}
+
+static folio_vllm06_metadata *build(const v06 *r, folio_vllm06_builder *builder)
+{
+    return build_as(r, builder, true);
+}
+
+/* The fields of encoders: the longest comes first and the last sequence has none; tokens of new encoders are counted,
+ * those of cached ones and of decodes are not. */
+static void build_encoders(v06 *r, folio_vllm06_builder *builder)
+{
+    static const v06_seq falling[] = {
+        {0, true, 6, 6, 28}, {1, true, 9, 17, 11}, {2, false, 1, 7, 20}, {3, false, 1, 18, 0}};
+    for (int fresh = 0; fresh < 2; fresh++) {
+        v06_fields(r, falling, 4);
+        if (!fresh) r->f.num_encoder_tokens = 0;
+        folio_vllm06_metadata *m = build_as(r, builder, fresh);
+        check_fields(r, m, 3, 4);
+        check_maxima(m, 9, 17, 18, 28);
+        const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(m);
+        CHECK_INT(f->num_encoder_tokens, fresh ? 39 : 0);
+        for (int k = 0; k < 4; k++) {
+            CHECK(f->cross_block_tables[k] == r->cross_tables[k]); /* of prompts too */
+            CHECK((f->cross_block_tables[4 + k] == FOLIO_NO_BLOCK) == (k >= 2));
+            CHECK((f->cross_block_tables[8 + k] == FOLIO_NO_BLOCK) == (k == 3));
+            CHECK_INT(f->cross_block_tables[12 + k], FOLIO_NO_BLOCK);
+        }
+        folio_vllm06_metadata_destroy(m);
+    }
 }
 
 /* Without chunked prefill whole prompts have no tables. */
@@ -258,11 +288,13 @@ void v06_same_metadata_builder(const char *original, const char *compute)
         folio_vllm06_metadata *m = build(&r, builder);
         check_fields(&r, m, 3, 4);
         check_maxima(m, 9, 17, 0, 28);
+        CHECK_INT(folio_vllm06_metadata_get(m)->num_encoder_tokens, 39);
         folio_vllm06_metadata_destroy(m);
         v06_fields(&r, encoded_decodes, 2); /* the builder is empty again */
         m = build(&r, builder);
         check_fields(&r, m, 3, 4);
         check_maxima(m, 1, 0, 18, 28);
+        CHECK_INT(folio_vllm06_metadata_get(m)->num_encoder_tokens, 0);
         folio_vllm06_metadata_destroy(m);
         v06_fields(&r, encoded_both, 2); /* one array for prompts and decodes, of torch-sdpa too */
         m = build(&r, builder);
@@ -279,6 +311,7 @@ void v06_same_metadata_builder(const char *original, const char *compute)
         folio_vllm06_metadata_destroy(m);
         build_whole_prompts(&r);
         build_falling(&r, builder);
+        build_encoders(&r, builder);
         folio_vllm06_builder *none = NOWHERE;
         for (int i = 0; i < 2; i++) { /* the smallest and the largest */
             folio_vllm06_builder_desc limits = {.struct_size = sizeof limits,
