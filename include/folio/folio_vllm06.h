@@ -377,8 +377,8 @@ FOLIO_API folio_status folio_vllm06_builder_add(folio_vllm06_builder *builder,
  */
 FOLIO_API folio_status folio_vllm06_builder_pad(folio_vllm06_builder *builder,
                                                 int64_t cuda_graph_pad_size);
-/** The metadata of the sequences added so far, without multi_modal_placeholder_index_maps. Afterwards
- * the builder is empty. */
+/** The metadata of the sequences added so far, without multi_modal_placeholder_index_maps and
+ * encoder_seq_start_loc. num_encoder_tokens counts new encoders only. Afterwards the builder is empty. */
 FOLIO_API folio_status folio_vllm06_builder_build(folio_vllm06_builder *builder,
                                                   folio_vllm06_metadata **out);
 
