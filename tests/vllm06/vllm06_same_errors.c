@@ -895,6 +895,9 @@ void v06_same_no_encoder(const char *original, const char *compute)
         CHECK_OK(r.b->forward(r.impl, &a, NULL));
         for (int64_t k = 0; k < r.out_rows * v06_width(&r); k++) CHECK(v06_out(&r, 0, k) == 0.0);
         v06_check_images(&r);
+        r.f.cross_block_tables = NULL; /* rows that are missing are no empty tensor */
+        r.f.cross_block_tables_stride = r.blocks_per_seq;
+        if (v06_remake(&r)) CHECK(!folio_vllm06_is_all_cross_attn_metadata_set(r.m));
         v06_close(&r);
     }
     some_encoders(original, compute);
