@@ -15,15 +15,14 @@ static void empty_tensors(v06 *r)
 {
     static const v06_seq of_decode[] = {{0, true, 6, 6, 0}, {1, false, 1, 9, 20}};
     static const v06_seq of_prompt[] = {{0, true, 6, 6, 0}, {1, true, 9, 9, 20}};
+    static const v06_seq not_of_decode[] = {{0, true, 6, 6, 11}, {1, false, 1, 9, 0}};
     static const struct {
         const v06_seq *seqs;
         int num_seqs;
         bool needs[2]; /* slots, tables */
-    } steps[] = {{encoded_prompts, 2, {true, false}},
-                 {encoded_decode, 1, {false, true}},
-                 {encoded_mixed, 2, {true, true}},
-                 {of_decode, 2, {false, true}},
-                 {of_prompt, 2, {true, false}}};
+    } steps[] = {{encoded_prompts, 2, {true, false}}, {encoded_decode, 1, {false, true}},
+                 {encoded_mixed, 2, {true, true}},    {of_decode, 2, {false, true}},
+                 {of_prompt, 2, {true, false}},       {not_of_decode, 2, {true, false}}};
     for (int i = 0; i < 2 * COUNT_OF(steps); i++) {
         bool tables = i % 2, needed = steps[i / 2].needs[tables];
         v06_fields(r, steps[i / 2].seqs, steps[i / 2].num_seqs);
@@ -35,6 +34,7 @@ static void empty_tensors(v06 *r)
         CHECK_INT(folio_vllm06_is_all_cross_attn_metadata_set(r->m), !needed);
         folio_vllm06_forward_args a = v06_args(r, FOLIO_ATTENTION_ENCODER_DECODER);
         if (needed) V06_REFUSED(r, &a, FOLIO_ERR_ARGUMENT, "cross-attention metadata");
+        else v06_run(r, FOLIO_ATTENTION_ENCODER_DECODER);
     }
 }
 
