@@ -116,6 +116,26 @@ static void decode_metadata(const char *original, const char *compute)
 }
 BOTH(decode_metadata, decode_metadata)
 
+/* Cross attention over the mixed step and then over its views, which attend by plans of their own. */
+static void cross_of_step_and_views(v06 *r)
+{
+    folio_vllm06_metadata *whole = r->m;
+    for (int no_key = 0; no_key < 2; no_key++) {
+        r->no_key = no_key;
+        r->m = whole;
+        v06_fields(r, mixed, 5);
+        v06_run(r, FOLIO_ATTENTION_ENCODER_DECODER);
+        r->m = (folio_vllm06_metadata *)folio_vllm06_prefill_metadata(whole);
+        v06_fields(r, mixed, 2);
+        v06_run(r, FOLIO_ATTENTION_ENCODER_DECODER);
+        r->m = (folio_vllm06_metadata *)folio_vllm06_decode_metadata(whole);
+        v06_fields(r, mixed + 2, 3);
+        r->no_key = true; /* decodes bring none */
+        v06_run(r, FOLIO_ATTENTION_ENCODER_DECODER);
+    }
+    r->m = whole;
+}
+
 /* Attention over the views of a mixed step, in turn: each gives its own rows. */
 static void forward_of_a_view(const char *original, const char *compute)
 {
@@ -147,6 +167,7 @@ static void forward_of_a_view(const char *original, const char *compute)
             r.no_key = true;
             v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
             r.m = whole;
+            cross_of_step_and_views(&r);
         }
     }
     v06_close(&r);
