@@ -590,6 +590,27 @@ void v06_same_sliding_window(const char *original, const char *compute)
     }
 }
 
+/* Prompts with set biases run another way; they are capped too. */
+static void cap_with_biases(v06 *r)
+{
+    static float numbers[28 * 28];
+    const folio_vllm06_bias decoder[] = {{numbers, 1, 13, 13}, {numbers, 1, 8, 8}};
+    const folio_vllm06_bias encoder[] = {{numbers, 1, 11, 11}, {numbers, 1, 28, 28}};
+    const folio_vllm06_bias cross[] = {{numbers, 1, 6, 11}, {numbers, 1, 9, 28}};
+    support_fill(numbers, COUNT_OF(numbers), 6, 2.0f);
+    if (v06_step(r, two_prompts, 2)) {
+        CHECK_OK(folio_vllm06_set_attn_bias(r->m, FOLIO_ATTENTION_DECODER, decoder));
+        v06_run(r, FOLIO_ATTENTION_DECODER);
+        v06_run(r, FOLIO_ATTENTION_ENCODER_ONLY);
+    }
+    if (v06_step(r, encoded_prompts, 2)) {
+        CHECK_OK(folio_vllm06_set_attn_bias(r->m, FOLIO_ATTENTION_ENCODER, encoder));
+        CHECK_OK(folio_vllm06_set_attn_bias(r->m, FOLIO_ATTENTION_ENCODER_DECODER, cross));
+        v06_run(r, FOLIO_ATTENTION_ENCODER);
+        v06_run(r, FOLIO_ATTENTION_ENCODER_DECODER);
+    }
+}
+
 void v06_same_logits_soft_cap(const char *original, const char *compute)
 {
     v06 r;
@@ -605,6 +626,7 @@ void v06_same_logits_soft_cap(const char *original, const char *compute)
         if (v06_step(&r, decodes, 2)) v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
         r.no_key = false;
         if (v06_step(&r, two_prompts, 2)) v06_run(&r, FOLIO_ATTENTION_ENCODER_ONLY);
+        cap_with_biases(&r);
     }
     v06_close(&r);
 }
