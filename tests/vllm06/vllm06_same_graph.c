@@ -290,6 +290,8 @@ void v06_same_graph_clone(const char *original, const char *compute)
         CHECK_OK(folio_vllm06_graph_capture_begin(r.state, &d));
         CHECK_OK(folio_vllm06_graph_capture_get_metadata_for_batch(r.state, BATCH, 0, &m));
         CHECK_OK(folio_vllm06_graph_clone(r.state, BATCH, &clone));
+        CHECK_OK(folio_vllm06_graph_capture_begin(clone, &d)); /* the capture is not the clone's */
+        CHECK_OK(folio_vllm06_graph_capture_end(clone));
         CHECK_OK(folio_vllm06_graph_capture_end(r.state));
         CHECK(clone != NULL && clone != r.state);
         CHECK(folio_vllm06_state_context(clone) == folio_vllm06_state_context(r.state));
