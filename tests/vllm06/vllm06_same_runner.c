@@ -214,6 +214,20 @@ void v06_same_shared_prefix(const char *original, const char *compute)
 static const v06_seq with_encoders[] = {
     {0, true, 6, 6, 11}, {1, true, 9, 17, 20}, {2, false, 1, 19, 3}};
 
+/* Also without chunked_prefill the blocks of a prompt's context may be in prefill_block_tables alone. */
+static void prompts_read_prefill_block_tables(v06 *r)
+{
+    static const v06_seq context[] = {{1, true, 8, 8, 0}};
+    if (!v06_step(r, context, 1)) return;
+    v06_run(r, FOLIO_ATTENTION_DECODER);
+    v06_fields(r, with_encoders, 2);
+    r->f.prefill_block_tables = r->f.block_tables;
+    r->f.prefill_block_tables_stride = r->f.block_tables_stride;
+    r->f.block_tables = NULL;
+    r->f.block_tables_stride = 0;
+    if (v06_remake(r)) v06_run(r, FOLIO_ATTENTION_DECODER);
+}
+
 /* Every field, copied; maxima worked out; what each view has of them. */
 void v06_same_more_fields(const char *original, const char *compute)
 {
@@ -272,6 +286,7 @@ void v06_same_more_fields(const char *original, const char *compute)
         v06_fields(&r, with_encoders, 3);
         r.f.max_decode_query_len = 3;
         if (v06_remake(&r)) CHECK_INT(folio_vllm06_metadata_get(r.m)->max_decode_query_len, 3);
+        prompts_read_prefill_block_tables(&r);
     }
     v06_close(&r);
 }
