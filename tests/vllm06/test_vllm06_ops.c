@@ -854,7 +854,11 @@ BACKEND_TEST(vllm06_ops, reshape_and_cache_errors)
     BAD_STORE(c.num_blocks = 0, "num_blocks");
     BAD_STORE(c.head_size = 30, "30");
     BAD_STORE(c.k_scale = -1.0f, "k_scale is -1");
+    BAD_STORE(c.v_scale = -1.0f, "v_scale is -1");
+    BAD_STORE(c.k_scale = NAN, "k_scale is");
     BAD_STORE(c.v_scale = NAN, "v_scale is");
+    BAD_STORE(c.k_scale = INFINITY, "k_scale is inf");
+    BAD_STORE(c.v_scale = INFINITY, "v_scale is inf");
     if (strcmp(backend, "cuda") != 0) { /* there each array is brought to a place of its own */
         BAD_STORE(key = (float *)b.k.data + 32, "k and layer 0 of the cache share memory");
         BAD_STORE(value = (float *)b.k.data + 32, "v and layer 0 of the cache share memory");
@@ -912,9 +916,11 @@ BACKEND_TEST(vllm06_ops, paged_attention_errors)
     BAD_ATTENTION(a.struct_size = 0, "struct_size");
     BAD_ATTENTION(c.x = 3, "x is 3");
     BAD_ATTENTION(c.k_scale = -1.0f, "k_scale is -1");
+    BAD_ATTENTION(c.k_scale = NAN, "k_scale is");
     BAD_ATTENTION(c.k_scale = INFINITY, "k_scale is inf");
     BAD_ATTENTION(c.v_scale = -1.0f, "v_scale is -1");
     BAD_ATTENTION(c.v_scale = NAN, "v_scale is");
+    BAD_ATTENTION(c.v_scale = INFINITY, "v_scale is inf");
     BAD_ATTENTION(c.key_cache = NULL, "NULL");
     BAD_ATTENTION(c.value_cache = NULL, "NULL");
     b.tables[0] = (int32_t)b.c.num_blocks;
