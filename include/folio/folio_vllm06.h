@@ -17,7 +17,8 @@
  * Rows. Query, key, value and output are flat, [num_tokens][heads * head_size]: the tokens of all
  * prefills, then one token for each decode, padding behind them. output may be query itself, with the
  * same data, dtype and strides, but not in cross attention. Apart from that, output and the cache must
- * share no byte with each other or with query, key and value, by the rules of folio_tensors.
+ * share no byte with each other or with query, key and value, by the rules of folio_tensors. A cache
+ * that is given to encoder or encoder-only attention is not used, and not checked.
  *
  * Threads. A state and everything made from it are used by one thread at a time.
  *

@@ -195,6 +195,11 @@ static void bad_counts(v06 *r)
                 memcpy(rows[1], r->tables + r->blocks_per_seq, sizeof rows[1]), rows[1][2]++,
                 r->f.prefill_block_tables = rows[0], r->f.prefill_block_tables_stride = 3),
                "prompt 1|prefill_block_tables");
+    BAD_FIELDS(encoded_prompts,
+               (memcpy(rows[0], r->tables, sizeof rows[0]),
+                memcpy(rows[1], r->tables + r->blocks_per_seq, sizeof rows[1]), rows[0][0]++,
+                r->f.prefill_block_tables = rows[0], r->f.prefill_block_tables_stride = 3),
+               "prompt 0|prefill_block_tables");
     r->f.chunked_prefill = 1; /* here block_tables has no rows of prompts */
     v06_remake(r);
 }
@@ -204,6 +209,7 @@ static void bad_lengths(v06 *r)
     static const int32_t others[V06_SEQS] = {6, 16}, larger[V06_SEQS] = {6, 18};
     BAD_FIELDS(encoded_prompts, r->f.seq_lens = r->f.seq_lens_tensor = NULL, "seq_lens");
     BAD_FIELDS(encoded_prompts, r->lens[1] = -3, "seq_lens[1] is -3");
+    BAD_FIELDS(two_decodes, r->lens[1] = -3, "seq_lens[1] is -3");
     BAD_FIELDS(encoded_prompts, r->f.seq_lens_tensor = others,
                "seq_lens[1] is 17|seq_lens_tensor[1] is 16");
     BAD_FIELDS(encoded_prompts, r->f.seq_lens_tensor = larger,
@@ -232,6 +238,8 @@ static void bad_lengths(v06 *r)
     BAD_FIELDS(two_decodes, (r->contexts[1] = 12, r->slots[1] = -1),
                "decode 1|context_len 12, less than the 13 keys");
     BAD_FIELDS(two_decodes, r->contexts[1] = 9, "decode 1|context_len 9");
+    BAD_FIELDS(two_decodes, r->contexts[0] = 7, "decode 0|context_len 7");
+    BAD_FIELDS(encoded_mixed, r->starts[2] = 8, "decode 1|2 new tokens");
     BAD_FIELDS(two_decodes, r->starts[2] = 1, "decode 1|0 new tokens");
     BAD_FIELDS(two_decodes, r->starts[2] = 85, "decode 1|84 new tokens");
 }
@@ -439,12 +447,12 @@ static void bad_later_rows(v06 *r, int64_t rows)
 }
 
 /* output may be query itself: the same bits. */
-static void output_is_query(v06 *r)
+static void output_is_query(v06 *r, folio_attention_type type)
 {
-    v06_run(r, FOLIO_ATTENTION_DECODER);
+    v06_run(r, type);
     support_buffer apart = support_buffer_make(r->out.bytes);
     memcpy(apart.data, r->out.data, r->out.bytes);
-    folio_vllm06_forward_args a = v06_args(r, FOLIO_ATTENTION_DECODER);
+    folio_vllm06_forward_args a = v06_args(r, type);
     a.output = a.query;
     CHECK_OK(r->b->forward(r->impl, &a, NULL));
     CHECK(memcmp(r->q, apart.data, apart.bytes) == 0);
@@ -460,7 +468,8 @@ static void bad_overlaps(v06 *rig)
     if (strcmp(r.compute, "cuda") == 0)
         return; /* there each array is brought to a place of its own */
     if (v06_step(&r, two_prompts, 2)) {
-        output_is_query(&r);
+        output_is_query(&r, FOLIO_ATTENTION_DECODER);
+        output_is_query(&r, FOLIO_ATTENTION_ENCODER_ONLY);
         BAD(a.output.data = (float *)a.query.data + 1, "output and query share memory");
         BAD(a.output.data = a.key.data, "output and key share memory");
         BAD(a.output.data = a.value.data, "output and value share memory");
@@ -470,14 +479,15 @@ static void bad_overlaps(v06 *rig)
         BAD(a.value.data = (float *)kv.data + kv.num_blocks * kv.block_elements,
             "kv_cache and value share memory");
         CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_ATTENTION_DECODER, biases));
-        output_is_query(&r);
+        output_is_query(&r, FOLIO_ATTENTION_DECODER);
         bad_later_rows(&r, 13);
     }
     if (strcmp(r.b->get_name(), "xformers") == 0 && v06_step(&r, mixed, 3)) {
-        output_is_query(&r);
+        output_is_query(&r, FOLIO_ATTENTION_DECODER);
         bad_later_rows(&r, 4);
     }
     if (v06_step(&r, encoded_prompts, 2)) {
+        output_is_query(&r, FOLIO_ATTENTION_ENCODER);
         folio_vllm06_forward_args a = v06_args(&r, FOLIO_ATTENTION_ENCODER_DECODER);
         a.output = a.query;
         V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT, "output and query share memory");
@@ -755,6 +765,7 @@ void v06_same_is_prompt(const char *original, const char *compute)
         r.f.is_prompt = 0; /* as xformers, which has no such field */
         if (v06_remake(&r)) CHECK_INT(folio_vllm06_metadata_get(r.m)->is_prompt, 1);
         if (v06_step(&r, step + 1, 1)) CHECK_INT(folio_vllm06_metadata_get(r.m)->is_prompt, 0);
+        if (v06_step(&r, step, 2)) CHECK_INT(folio_vllm06_metadata_get(r.m)->is_prompt, 0);
         for (int first = 0; first < 2; first++) {
             v06_fields(&r, step + first, 2 - first);
             r.f.is_prompt = 1;
@@ -941,6 +952,38 @@ static void bad_slots(v06 *rig)
     *rig = r;
 }
 
+/* Of the other types: for a key less or more, or for one that PyTorch would spread. Prompt 1 has 9 rows and 20 keys. */
+static void bad_biases_of_types(v06 *rig)
+{
+    static const float bias[24 * 24];
+    static const struct {
+        folio_attention_type type;
+        int rows, keys;
+    } of[] = {{FOLIO_ATTENTION_ENCODER, 20, 20},
+              {FOLIO_ATTENTION_ENCODER_ONLY, 8, 8},
+              {FOLIO_ATTENTION_ENCODER_DECODER, 9, 20}};
+    for (int t = 0; t < COUNT_OF(of); t++) {
+        bool only = of[t].type == FOLIO_ATTENTION_ENCODER_ONLY;
+        bool cross = of[t].type == FOLIO_ATTENTION_ENCODER_DECODER;
+        v06 r = *rig;
+        if (!v06_step(&r, only ? two_prompts : encoded_prompts, 2)) abort();
+        for (int change = 0; change < 5; change++) {
+            int first = only ? 13 : 11;
+            folio_vllm06_bias biases[] = {{bias, 1, cross ? 6 : first, first},
+                                          {bias, 1, of[t].rows, of[t].keys}};
+            if (change == 0) biases[1].key_len++;
+            if (change == 1) biases[1].key_len--;
+            if (change == 2) biases[1].key_len = 1;
+            if (change == 3) biases[1].query_len++;
+            if (change == 4) biases[1].query_len = 1;
+            CHECK_OK(folio_vllm06_set_attn_bias(r.m, of[t].type, biases));
+            folio_vllm06_forward_args a = v06_args(&r, of[t].type);
+            V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT, "attn_bias[1]");
+        }
+        *rig = r;
+    }
+}
+
 static void bad_biases(v06 *rig)
 {
     v06 r = *rig;
@@ -1022,6 +1065,7 @@ void v06_same_forward_errors(const char *original, const char *compute)
         REFUSED(r.b->forward(r.impl, NULL, NULL), FOLIO_ERR_ARGUMENT, "NULL");
         bad_slots(&r);
         bad_biases(&r);
+        bad_biases_of_types(&r);
         bad_decodes(&r);
         bad_chunks(&r);
         bad_scales(&r);
