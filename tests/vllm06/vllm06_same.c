@@ -130,26 +130,16 @@ void v06_same_metadata_fields(const char *original, const char *compute)
         CHECK_OK(r.b->make_metadata(r.state, &r.f, &m));
         check_maxima(m, 1, 0, 14, 0);
         folio_vllm06_metadata_destroy(m);
-        v06_fields(&r, encoded_both, 2); /* with decodes in it, each kind needs its own */
-        r.f.chunked_prefill = 1;
-        r.f.seq_lens = NULL;
-        REFUSED(r.b->make_metadata(r.state, &r.f, &m), FOLIO_ERR_ARGUMENT,
-                "of the prompts, is NULL");
-        v06_fields(&r, encoded_both, 2);
-        r.f.chunked_prefill = 1;
-        r.f.seq_lens_tensor = NULL;
-        REFUSED(r.b->make_metadata(r.state, &r.f, &m), FOLIO_ERR_ARGUMENT,
-                "of the decodes, is NULL");
-        v06_fields(&r, two_prompts, 2); /* in steps of one kind too */
-        r.f.chunked_prefill = 1;
-        r.f.seq_lens = NULL;
-        REFUSED(r.b->make_metadata(r.state, &r.f, &m), FOLIO_ERR_ARGUMENT,
-                "of the prompts, is NULL");
-        v06_fields(&r, two_decodes, 2);
-        r.f.chunked_prefill = 1;
-        r.f.seq_lens_tensor = NULL;
-        REFUSED(r.b->make_metadata(r.state, &r.f, &m), FOLIO_ERR_ARGUMENT,
-                "of the decodes, is NULL");
+        static const v06_seq *const steps[] = {encoded_both, encoded_both, two_prompts,
+                                               two_decodes};
+        for (int i = 0; i < COUNT_OF(steps); i++) { /* each kind needs its own */
+            v06_fields(&r, steps[i], 2);
+            r.f.chunked_prefill = 1;
+            if (i % 2 == 0) r.f.seq_lens = NULL;
+            else r.f.seq_lens_tensor = NULL;
+            REFUSED(r.b->make_metadata(r.state, &r.f, &m), FOLIO_ERR_ARGUMENT,
+                    i % 2 == 0 ? "of the prompts, is NULL" : "of the decodes, is NULL");
+        }
         v06_fields(&r, NULL, 0); /* an empty step */
         r.f.seq_lens = r.f.seq_lens_tensor = NULL;
         CHECK_OK(r.b->make_metadata(r.state, &r.f, &m));

@@ -19,12 +19,6 @@ static __device__ __forceinline__ int64_t warp_max(int64_t x)
     return x;
 }
 
-static __device__ __forceinline__ double warp_max(double x)
-{
-    for (int i = WARP / 2; i > 0; i /= 2) x = fmax(x, __shfl_xor_sync(ALL_LANES, x, i));
-    return x;
-}
-
 template <typename T> static __device__ __forceinline__ T warp_sum(T x)
 {
     for (int i = WARP / 2; i > 0; i /= 2) x += __shfl_xor_sync(ALL_LANES, x, i);

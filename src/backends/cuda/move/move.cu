@@ -308,8 +308,7 @@ cudaError_t folioi_cuda_store_rows(const folioi_cuda_moves *moves, cudaStream_t 
 cudaError_t folioi_cuda_rotate_rows(const folioi_cuda_turned *t, cudaStream_t stream)
 {
     folioi_cuda_turned turned = *t;
-    const folioi_rotation *r = &t->turns.rotation;
-    int32_t tasks = t->num_heads * (t->dims / 8 - (r->pairs ? 0 : r->num_dims / 16));
+    int32_t tasks = t->num_heads * num_tasks(t->turns.rotation, t->dims);
     turned.units = t->in_pieces ? (int32_t)ceil_div(tasks, TASKS) : t->num_heads;
     if (t->num_rows == 0) return cudaSuccess;
     launch_shape shape = {dim3(blocks_for(t->num_rows * turned.units)), THREADS, 0, 0,

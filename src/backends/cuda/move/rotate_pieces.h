@@ -15,7 +15,7 @@ struct row_task {
 };
 
 /* Tasks of a row: pieces with a partner are one task. */
-static __device__ __forceinline__ int num_tasks(const folioi_rotation &r, int dims)
+static __host__ __device__ __forceinline__ int num_tasks(const folioi_rotation &r, int dims)
 {
     return dims / 8 - (r.pairs ? 0 : r.num_dims / 16);
 }
