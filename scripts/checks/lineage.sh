@@ -1,6 +1,6 @@
 #!/bin/sh
 # Proves that docs/lineage.md and the code agree: every row of its tables names at least one symbol
-# in its second column and one test in its last, the third or fourth; every symbol, and every field written
+# in its second column and one test or more in its last, the third or fourth; every symbol, and every field written
 # `struct.field`, is declared in the headers; every test is one folio_tests lists; no test of a suite
 # named there is left out.
 # usage: lineage.sh <folio_tests> <header>...
@@ -86,7 +86,7 @@ done
             if (!(found[i] in known)) complain("no header declares " found[i])
         }
         n = quoted(cells[columns + 1], "^[a-z0-9_]+[.][a-z0-9_]+$")
-        if (n != 1) complain("the row names " n " tests, not one")
+        if (n == 0) complain("the row names no test")
         for (i = 1; i <= n; i++) {
             if (!(found[i] in listed)) complain("no test is called " found[i])
             named[found[i]] = 1
