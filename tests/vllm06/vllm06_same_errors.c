@@ -562,6 +562,9 @@ void v06_same_is_prompt(const char *original, const char *compute)
         if (v06_remake(&r)) CHECK_INT(folio_vllm06_metadata_get(r.m)->is_prompt, 1);
         if (v06_step(&r, step + 1, 1)) CHECK_INT(folio_vllm06_metadata_get(r.m)->is_prompt, 0);
         if (v06_step(&r, step, 2)) CHECK_INT(folio_vllm06_metadata_get(r.m)->is_prompt, 0);
+        v06_fields(&r, NULL, 0); /* nor has an empty step prompts */
+        r.f.is_prompt = 0;
+        if (v06_remake(&r)) CHECK_INT(folio_vllm06_metadata_get(r.m)->is_prompt, 0);
         for (int first = 0; first < 2; first++) {
             v06_fields(&r, step + first, 2 - first);
             r.f.is_prompt = 1;
