@@ -40,6 +40,12 @@ void v06_same_get_name(const char *original, const char *compute)
     const folio_vllm06_backend *b = folio_vllm06_backend_find(original);
     REQUIRE_TEST(b != NULL);
     CHECK(strcmp(b->get_name(), n->name) == 0);
+    CHECK(b->get_impl_cls != NULL && b->get_metadata_cls != NULL && b->get_state_cls != NULL);
+    CHECK(b->get_builder_cls != NULL && b->get_supported_head_sizes != NULL);
+    CHECK(b->get_supported_block_sizes != NULL && b->get_kv_cache_shape != NULL);
+    CHECK(b->split_kv_cache != NULL && b->swap_blocks != NULL && b->copy_blocks != NULL);
+    CHECK(b->make_metadata != NULL && b->make_alibi_bias != NULL);
+    CHECK(b->make_sliding_window_bias != NULL && b->make_impl != NULL && b->forward != NULL);
     for (int i = 0; i < 2 && n->aliases[i] != NULL; i++)
         CHECK(folio_vllm06_backend_find(n->aliases[i]) == b);
     CHECK(folio_vllm06_backend_find("xformer") == NULL);
