@@ -44,8 +44,10 @@ bool v06_open(v06 *r)
     CHECK(r->b != NULL);
     if (r->b == NULL) return false;
     CHECK_OK(folio_vllm06_state_create(r->compute, &c, &r->state));
+    CHECK(r->state != NULL);
     if (r->state == NULL) return false;
     CHECK_OK(r->b->make_impl(r->state, &r->d, &r->impl));
+    CHECK(r->impl != NULL);
     int64_t elem = (int64_t)folio_dtype_size(r->kv_dtype), shape[3] = {0, 0, 0};
     r->x = strcmp(r->b->get_name(), "ipex") == 0 ? 1 : 16 / elem;
     r->blocks_per_seq = (V06_TOKENS + r->block_size - 1) / r->block_size;
@@ -199,6 +201,7 @@ bool v06_remake(v06 *r)
     folio_vllm06_metadata_destroy(r->m);
     r->m = NULL;
     CHECK_OK(r->b->make_metadata(r->state, &r->f, &r->m));
+    CHECK(r->m != NULL);
     return r->m != NULL;
 }
 
