@@ -32,6 +32,7 @@ static bool build_added(v06 *r, folio_vllm06_builder *builder)
     folio_vllm06_metadata_destroy(r->m);
     r->m = NULL;
     CHECK_OK(folio_vllm06_builder_build(builder, &r->m));
+    CHECK(r->m != NULL);
     return r->m != NULL;
 }
 
@@ -341,6 +342,7 @@ void v06_same_builder_pad(const char *original, const char *compute)
     folio_vllm06_builder_desc d = {
         .struct_size = sizeof d, .block_size = 8, .max_seq_len_to_capture = 33};
     if (v06_open(&r)) CHECK_OK(folio_vllm06_builder_create(r.state, r.b, &d, &builder));
+    CHECK(builder != NULL);
     if (builder != NULL && build(&r, builder, prompts, 2)) {
         v06_run(&r, FOLIO_ATTENTION_DECODER);
         v06_fields(&r, decodes, 4);

@@ -32,6 +32,7 @@ static folio_vllm06_metadata *capture(v06 *r, int64_t batch_size, int64_t max_le
     CHECK_OK(folio_vllm06_graph_capture_begin(r->state, &d));
     CHECK_OK(folio_vllm06_graph_capture_get_metadata_for_batch(r->state, batch_size, encoders, &m));
     CHECK_OK(folio_vllm06_graph_capture_end(r->state));
+    CHECK(m != NULL);
     return m;
 }
 
@@ -44,6 +45,7 @@ static folio_vllm06_metadata *padded_step(v06 *r, const v06_seq *seqs, int num, 
     for (int i = real; i < num; i++) r->slots[i] = -1;
     r->f.use_cuda_graph = 1;
     CHECK_OK(r->b->make_metadata(r->state, &r->f, &step));
+    CHECK(step != NULL);
     return step;
 }
 
