@@ -717,6 +717,28 @@ BACKEND_TEST(vllm06_ops, swap_blocks)
     bed_close(&b);
 }
 
+/* The caller's workspace, which no plan of the caller's measured, is not used: it may be too small. */
+static void workspace_is_not_used(bed *b)
+{
+    enum { PARTS = 2 };
+    static float sums[SEQS * HEADS * PARTS], tops[SEQS * HEADS * PARTS];
+    static float tmp[SEQS * HEADS * PARTS * 32], rows[SEQS * HEADS * 32];
+    support_buffer small = support_buffer_make(1);
+    const folio_run run = {
+        .struct_size = sizeof run, .workspace = small.data, .workspace_size = small.bytes};
+    for (int v = 1; v <= 2; v++)
+        for (int given = 0; given < 2; given++) {
+            const folio_run *in = given ? &run : NULL;
+            folio_vllm06_paged_attention_args a = arguments(b);
+            if (v == 1) CHECK_OK(folio_vllm06_paged_attention_v1(b->ctx, &a, &b->c, in));
+            else CHECK_OK(folio_vllm06_paged_attention_v2(b->ctx, &a, &b->c, sums, tops, tmp, in));
+            if (!given) memcpy(rows, b->out.data, sizeof rows);
+            else CHECK(memcmp(rows, b->out.data, sizeof rows) == 0);
+        }
+    CHECK(support_is_poison(small.data, small.bytes) && support_buffer_guards_hold(&small));
+    support_buffer_free(&small);
+}
+
 /* On a host backend there is no stream but NULL; another is refused, and nothing is written. */
 BACKEND_TEST(vllm06_ops, streams)
 {
@@ -734,6 +756,7 @@ BACKEND_TEST(vllm06_ops, streams)
     CHECK(same_block(&a, 0, &a, 1));
     CHECK_OK(folio_vllm06_reshape_and_cache(ctx, row, row, FOLIO_F32, 1, 0, 0, &a.c, &slot, NULL));
     CHECK(stored(&a, 0, slot, 1, 7) == 0.0 && stored(&a, 1, slot, 0, 0) == 0.0);
+    workspace_is_not_used(&a);
     support_buffer_poison(&b.k);
     support_buffer_poison(&b.v);
     REFUSED(
@@ -1005,10 +1028,22 @@ BACKEND_TEST(vllm06_ops, paged_attention_overlap)
         return; /* there each array is brought to a place of its own */
     bed b;
     bed_open(&b, ctx, FOLIO_F32, 4, 32, 8, short_lens);
-    support_buffer memory = support_buffer_make((size_t)NUM_WRITTEN * ROOM * sizeof(float));
-    float *apart[NUM_PLACES] = {
+    const int64_t read[NUM_PLACES] = {[QUERY] = ROWS * 32,
+                                      [SLOPES] = HEADS,
+                                      [KEYS] = (int64_t)(b.k.bytes / sizeof(float)),
+                                      [VALUES] = (int64_t)(b.v.bytes / sizeof(float))};
+    const void *const from[NUM_PLACES] = {
         [QUERY] = b.query, [SLOPES] = b.slopes, [KEYS] = b.k.data, [VALUES] = b.v.data};
+    support_buffer memory = support_buffer_make((size_t)NUM_WRITTEN * ROOM * sizeof(float));
+    support_buffer sources =
+        support_buffer_make((size_t)(NUM_PLACES - NUM_WRITTEN) * ROOM * sizeof(float));
+    float *apart[NUM_PLACES]; /* ROOM is more than the largest place has: none reaches the next */
     for (int i = 0; i < NUM_WRITTEN; i++) apart[i] = (float *)memory.data + (int64_t)i * ROOM;
+    for (int k = QUERY; k < NUM_PLACES; k++) {
+        CHECK(read[k] + ROWS * 2 * 32 <= ROOM);
+        apart[k] = (float *)sources.data + (int64_t)(k - QUERY) * ROOM;
+        memcpy(apart[k], from[k], (size_t)read[k] * sizeof(float));
+    }
     for (int i = 0; i < NUM_WRITTEN; i++)
         for (int k = 0; k < NUM_PLACES; k++) {
             char words[64];
@@ -1022,10 +1057,6 @@ BACKEND_TEST(vllm06_ops, paged_attention_overlap)
             CHECK(support_is_poison(memory.data, memory.bytes));
             support_buffer_poison(&memory);
         }
-    const int64_t read[NUM_PLACES] = {[QUERY] = ROWS * 32,
-                                      [SLOPES] = HEADS,
-                                      [KEYS] = (int64_t)(b.k.bytes / sizeof(float)),
-                                      [VALUES] = (int64_t)(b.v.bytes / sizeof(float))};
     for (int k = QUERY; k < NUM_PLACES; k++) /* what is written begins at the last that is read */
         for (int i = 0; i < NUM_WRITTEN; i++) {
             char words[64];
@@ -1049,18 +1080,15 @@ BACKEND_TEST(vllm06_ops, paged_attention_overlap)
     CHECK_OK(run_at(&b, apart, true));
     float *at[NUM_PLACES];
     memcpy(at, apart, sizeof at);
-    at[OUT] = b.query; /* out may be query itself */
-    float *query = malloc((size_t)sizes[OUT] * sizeof *query);
-    if (query == NULL) abort();
-    memcpy(query, b.query, (size_t)sizes[OUT] * sizeof *query);
+    at[OUT] = apart[QUERY]; /* out may be query itself */
     CHECK_OK(run_at(&b, at, true));
-    CHECK(memcmp(b.query, apart[OUT], (size_t)sizes[OUT] * sizeof(float)) == 0);
-    memcpy(b.query, query, (size_t)sizes[OUT] * sizeof *query);
+    CHECK(memcmp(at[OUT], apart[OUT], (size_t)sizes[OUT] * sizeof(float)) == 0);
+    memcpy(apart[QUERY], b.query, (size_t)sizes[OUT] * sizeof(float));
     CHECK_OK(run_at(&b, apart, false));
     CHECK_OK(run_at(&b, at, false));
-    CHECK(memcmp(b.query, apart[OUT], (size_t)sizes[OUT] * sizeof(float)) == 0);
-    free(query);
+    CHECK(memcmp(at[OUT], apart[OUT], (size_t)sizes[OUT] * sizeof(float)) == 0);
     support_buffer_free(&memory);
+    support_buffer_free(&sources);
     bed_close(&b);
     tmp_out_too_large(ctx);
 }
