@@ -225,6 +225,9 @@ static void biases_by_type(const char *original, const char *compute)
             CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_ATTENTION_ENCODER, encoder));
             CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_ATTENTION_ENCODER_DECODER, cross));
             CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_ATTENTION_DECODER, self));
+            v06_check_biases(&r, FOLIO_ATTENTION_ENCODER, encoder, 2);
+            v06_check_biases(&r, FOLIO_ATTENTION_ENCODER_DECODER, cross, 2);
+            v06_check_biases(&r, FOLIO_ATTENTION_DECODER, self, 2);
             v06_run(&r, FOLIO_ATTENTION_ENCODER);
             v06_run(&r, FOLIO_ATTENTION_DECODER);
             v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
@@ -245,6 +248,7 @@ static void biases_by_type(const char *original, const char *compute)
         folio_vllm06_bias of_chunk[] = {{numbers, 4, 3, 9}};
         if (v06_step(&r, chunk, 1)) {
             CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_ATTENTION_DECODER, of_chunk));
+            v06_check_biases(&r, FOLIO_ATTENTION_DECODER, of_chunk, 1);
             v06_run(&r, FOLIO_ATTENTION_DECODER);
         }
         /* The same given with the fields. */

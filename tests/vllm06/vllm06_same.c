@@ -130,6 +130,12 @@ void v06_same_metadata_fields(const char *original, const char *compute)
         CHECK_OK(r.b->make_metadata(r.state, &r.f, &m));
         check_maxima(m, 1, 0, 14, 0);
         folio_vllm06_metadata_destroy(m);
+        v06_fields(&r, two_decodes, 2); /* from a caller with a shorter struct */
+        r.f.struct_size = offsetof(folio_vllm06_metadata_fields, seqlen_q);
+        CHECK_OK(r.b->make_metadata(r.state, &r.f, &m));
+        CHECK_INT(folio_vllm06_metadata_get(m)->struct_size, sizeof r.f);
+        check_maxima(m, 1, 0, 14, 0);
+        folio_vllm06_metadata_destroy(m);
         static const v06_seq *const steps[] = {encoded_both, encoded_both, two_prompts,
                                                two_decodes};
         for (int i = 0; i < COUNT_OF(steps); i++) { /* each kind needs its own */
@@ -735,6 +741,21 @@ static bool remake_split(v06 *r)
     return v06_remake(r);
 }
 
+/* The same with set biases, which run another way: slopes and window do not count there either. */
+static void encoders_with_biases(v06 *r)
+{
+    static const v06_seq step[] = {{0, true, 6, 6, 11}, {1, true, 9, 9, 20}};
+    static float numbers[20 * 20];
+    const folio_vllm06_bias encoder[] = {{numbers, 1, 11, 11}, {numbers, 1, 20, 20}};
+    const folio_vllm06_bias cross[] = {{numbers, 1, 6, 11}, {numbers, 1, 9, 20}};
+    support_fill(numbers, COUNT_OF(numbers), 6, 2.0f);
+    if (!v06_step(r, step, 2)) return;
+    CHECK_OK(folio_vllm06_set_attn_bias(r->m, FOLIO_ATTENTION_ENCODER, encoder));
+    CHECK_OK(folio_vllm06_set_attn_bias(r->m, FOLIO_ATTENTION_ENCODER_DECODER, cross));
+    v06_run(r, FOLIO_ATTENTION_ENCODER);
+    v06_run(r, FOLIO_ATTENTION_ENCODER_DECODER);
+}
+
 void v06_same_encoder_decoder(const char *original, const char *compute)
 {
     static const v06_seq prompts[] = {{0, true, 6, 6, 11}, {1, true, 9, 9, 20}, {2, true, 1, 1, 1}};
@@ -769,7 +790,9 @@ void v06_same_encoder_decoder(const char *original, const char *compute)
                 v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
                 r.no_key = true; /* from the cross blocks */
                 v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
+                r.no_key = false;
             }
+            encoders_with_biases(&r);
         }
         v06_close(&r);
     }

@@ -176,6 +176,19 @@ static void output_is_query(v06 *r, folio_attention_type type)
     support_buffer_free(&apart);
 }
 
+/* Encoders do not use the cache: query, key and value may lie in it, and it stays as it is. */
+static void inputs_in_the_cache(v06 *r, folio_attention_type type)
+{
+    for (int i = 0; i < 3; i++) {
+        folio_vllm06_forward_args a = v06_args(r, type);
+        folio_tensor *inputs[] = {&a.query, &a.key, &a.value};
+        inputs[i]->data = r->kv[0].data;
+        CHECK(a.kv_cache == &r->kv[0]);
+        CHECK_OK(r->b->forward(r->impl, &a, NULL));
+        v06_check_images(r);
+    }
+}
+
 static void bad_overlaps(v06 *rig)
 {
     static const v06_seq mixed[] = {{2, true, 4, 4, 0}, {1, false, 1, 9, 0}, {0, false, 1, 14, 0}};
@@ -187,6 +200,7 @@ static void bad_overlaps(v06 *rig)
     if (v06_step(&r, two_prompts, 2)) {
         output_is_query(&r, FOLIO_ATTENTION_DECODER);
         output_is_query(&r, FOLIO_ATTENTION_ENCODER_ONLY);
+        inputs_in_the_cache(&r, FOLIO_ATTENTION_ENCODER_ONLY);
         BAD(a.output.data = (float *)a.query.data + 1, "output and query share memory");
         BAD(a.output.data = a.key.data, "output and key share memory");
         BAD(a.output.data = a.value.data, "output and value share memory");
@@ -205,6 +219,7 @@ static void bad_overlaps(v06 *rig)
     }
     if (v06_step(&r, encoded_prompts, 2)) {
         output_is_query(&r, FOLIO_ATTENTION_ENCODER);
+        inputs_in_the_cache(&r, FOLIO_ATTENTION_ENCODER);
         folio_vllm06_forward_args a = v06_args(&r, FOLIO_ATTENTION_ENCODER_DECODER);
         a.output = a.query;
         V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT, "output and query share memory");

@@ -425,10 +425,11 @@ static void split_without_table(v06 *r)
 /* Set biases count in a split step too. */
 static void split_biases(v06 *r)
 {
-    static float numbers[5 * 18];
-    const folio_vllm06_bias biases[] = {{numbers, 1, 7, 7}, {numbers, 1, 5, 18}};
+    static float numbers[3 + 5 * 18];
+    const folio_vllm06_bias biases[] = {{numbers, 1, 7, 7}, {numbers + 3, 1, 5, 18}};
     support_fill(numbers, COUNT_OF(numbers), 5, 2.0f);
     CHECK_OK(folio_vllm06_set_attn_bias(r->m, FOLIO_ATTENTION_DECODER, biases));
+    v06_check_biases(r, FOLIO_ATTENTION_DECODER, biases, 2);
     v06_run(r, FOLIO_ATTENTION_DECODER);
     CHECK_OK(folio_vllm06_set_attn_bias(r->m, FOLIO_ATTENTION_DECODER, NULL));
 }
