@@ -405,6 +405,25 @@ BACKEND_TEST(vllm06_ops, paged_attention_shared_blocks)
     (void)backend;
 }
 
+/* Each partition with keys is in its place of tmp_out, in the type of query. */
+static void check_half_partitions(const bed *b, const support_buffer *tmp, double budget)
+{
+    int64_t parts = num_parts(b), size = b->c.head_size;
+    double own[128];
+    for (int64_t row = 0; row < SEQS * HEADS; row++)
+        for (int64_t p = 0; p < parts; p++) {
+            int64_t first = p * FOLIO_VLLM06_PARTITION_SIZE, n = b->lens[row / HEADS];
+            int64_t end = first + FOLIO_VLLM06_PARTITION_SIZE;
+            if (n <= first) continue;
+            (void)dense_keys(b, row / HEADS, row % HEADS, first, n < end ? n : end, own);
+            for (int64_t d = 0; d < size; d++) {
+                uint32_t bits = kit_get(b->dtype, tmp->data, (row * parts + p) * size + d);
+                CHECK(fabs(kit_decode(b->dtype, bits) - own[d]) <= budget);
+            }
+        }
+    CHECK(support_buffer_guards_hold(tmp));
+}
+
 /* In the 16-bit types v1 and v2 differ from the reference by no more than the type's spacing. */
 BACKEND_TEST(vllm06_ops, paged_attention_half)
 {
@@ -423,12 +442,15 @@ BACKEND_TEST(vllm06_ops, paged_attention_half)
             q[k] = (float)kit_decode(b.dtype, bits);
         }
         static float sums[SEQS * HEADS * 3], tops[SEQS * HEADS * 3];
-        static uint16_t tmp[SEQS * HEADS * 3 * 128];
+        support_buffer tmp = support_buffer_make((size_t)SEQS * HEADS * 3 * 128 * 2);
         for (int v = 1; v <= 2; v++) {
             folio_vllm06_paged_attention_args a = arguments(&b);
             a.query = half;
             if (v == 1) CHECK_OK(folio_vllm06_paged_attention_v1(ctx, &a, &b.c, NULL));
-            else CHECK_OK(folio_vllm06_paged_attention_v2(ctx, &a, &b.c, sums, tops, tmp, NULL));
+            else
+                CHECK_OK(
+                    folio_vllm06_paged_attention_v2(ctx, &a, &b.c, sums, tops, tmp.data, NULL));
+            if (v == 2) check_half_partitions(&b, &tmp, budget * largest);
             for (int64_t row = 0; row < SEQS * HEADS; row++) {
                 dense(&b, row / HEADS, row % HEADS, out);
                 for (int64_t d = 0; d < 128; d++) {
@@ -440,6 +462,7 @@ BACKEND_TEST(vllm06_ops, paged_attention_half)
             }
         }
         free(half);
+        support_buffer_free(&tmp);
         bed_close(&b);
     }
 }
@@ -632,6 +655,10 @@ BACKEND_TEST(vllm06_ops, copy_blocks)
     caches[1].num_blocks--;
     REFUSED(folio_vllm06_copy_blocks(ctx, caches, 2, pairs, 1, NULL), FOLIO_ERR_ARGUMENT,
             "caches[1] has 339 blocks, caches[0] 340");
+    caches[1] = b.c;
+    caches[0].num_blocks--;
+    REFUSED(folio_vllm06_copy_blocks(ctx, caches, 2, pairs, 1, NULL), FOLIO_ERR_ARGUMENT,
+            "caches[1] has 340 blocks, caches[0] 339");
     bed_close(&a);
     bed_close(&b);
 }
@@ -770,6 +797,8 @@ BACKEND_TEST(vllm06_ops, streams)
     CHECK(!same_block(&a, last, &a, 2));
     REFUSED(folio_vllm06_copy_blocks(ctx, &a.c, 1, other, 1, &on_stream), FOLIO_ERR_ARGUMENT,
             "stream");
+    REFUSED(folio_vllm06_swap_blocks(ctx, &a.c, &a.c, other, 1, &on_stream), FOLIO_ERR_ARGUMENT,
+            "stream"); /* within one cache */
     CHECK(!same_block(&a, last, &a, 2));
     folio_vllm06_paged_attention_args args = arguments(&a);
     REFUSED(folio_vllm06_paged_attention_v1(ctx, &args, &a.c, &on_stream), FOLIO_ERR_ARGUMENT,

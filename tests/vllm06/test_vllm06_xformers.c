@@ -345,7 +345,8 @@ static void run_other_layers(v06 *r, const v06_seq *prompts)
         int64_t window;
         bool slopes;
         float cap;
-    } layers[] = {{2, false, 0}, {5, false, 0}, {0, true, 0}, {0, false, 0.5f}, {2, false, 0}};
+    } layers[] = {{2, false, 0}, {5, false, 0},    {1, false, 0},
+                  {0, true, 0},  {0, false, 0.5f}, {2, false, 0}};
     folio_vllm06_impl *first = r->impl;
     const folio_vllm06_impl_desc d = r->d;
     v06_fields(r, prompts, 2);

@@ -311,6 +311,10 @@ void v06_same_copy_blocks(const char *original, const char *compute)
         REFUSED(r.b->copy_blocks(r.state, uneven, 2, fresh, 1, NULL), FOLIO_ERR_ARGUMENT,
                 "caches[1]");
         uneven[1] = r.kv[1];
+        uneven[0].num_blocks--;
+        REFUSED(r.b->copy_blocks(r.state, uneven, 2, fresh, 1, NULL), FOLIO_ERR_ARGUMENT,
+                "caches[1]");
+        uneven[0] = r.kv[0];
         copy_other_sizes(&r, a);
         uneven[1].data = NULL; /* the first cache stays as it is, too */
         REFUSED(r.b->copy_blocks(r.state, uneven, 2, fresh, 1, NULL), FOLIO_ERR_ARGUMENT, "NULL");
