@@ -260,11 +260,61 @@ static void biases_by_type(const char *original, const char *compute)
 }
 BOTH(biases_by_type, biases_by_type)
 
+/* The context of a state is one of the backend that was named, whatever the description says or leaves out. */
+static void context_of_a_state(const char *compute)
+{
+    const folio_context_desc other = {.struct_size = sizeof other, .backend = "no-such"};
+    const folio_context_desc shorter = {.struct_size = offsetof(folio_context_desc, backend)};
+    const folio_context_desc *descs[] = {NULL, &other, &shorter};
+    for (int i = 0; i < COUNT_OF(descs); i++) {
+        folio_vllm06_state *state = NULL;
+        folio_context_info info = {.struct_size = sizeof info};
+        CHECK_OK(folio_vllm06_state_create(compute, descs[i], &state));
+        CHECK_OK(folio_context_get_info(folio_vllm06_state_context(state), &info));
+        CHECK(info.backend != NULL && strcmp(info.backend, compute) == 0);
+        folio_vllm06_state_destroy(state);
+    }
+    CHECK(folio_vllm06_state_context(NULL) == NULL);
+}
+
+/* Layers that are alike share the plans of their state: once the first has run, the others make none. */
+static void alike_layers(const char *original, const char *compute)
+{
+    static const v06_seq prompts[] = {{0, true, 11, 11, 0}};
+    support_counter counter = {.fail_at = 0};
+    folio_context_desc c = {
+        .struct_size = sizeof c, .num_threads = 1, .allocator = support_allocator(&counter)};
+    folio_vllm06_state *state = NULL;
+    folio_vllm06_impl *impls[2] = {NULL, NULL};
+    v06 r;
+    v06_init(&r, original, compute);
+    if (v06_open(&r) && v06_step(&r, prompts, 1)) {
+        CHECK_OK(folio_vllm06_state_create(compute, &c, &state));
+        for (int i = 0; i < 2; i++) CHECK_OK(r.b->make_impl(state, &r.d, &impls[i]));
+        folio_vllm06_metadata_destroy(r.m);
+        r.m = NULL;
+        CHECK_OK(r.b->make_metadata(state, &r.f, &r.m));
+        folio_vllm06_forward_args a = v06_args(&r, FOLIO_ATTENTION_DECODER);
+        CHECK_OK(r.b->forward(impls[0], &a, NULL));
+        int64_t made = counter.live;
+        for (int i = 0; i < 4; i++) CHECK_OK(r.b->forward(impls[i % 2], &a, NULL));
+        CHECK_INT(counter.live, made);
+        folio_vllm06_metadata_destroy(r.m);
+        r.m = NULL;
+        for (int i = 0; i < 2; i++) folio_vllm06_impl_destroy(impls[i]);
+        folio_vllm06_state_destroy(state);
+        CHECK_INT(counter.live, 0);
+    }
+    v06_close(&r);
+}
+
 /* Layers of one state: each pair differs in one thing, both stay right, in turn. */
 static void layers_share_a_state(const char *original, const char *compute)
 {
     static const v06_seq steps[] = {
         {0, true, 11, 11, 0}, {0, true, 11, 11, 0}, {0, false, 1, 12, 0}};
+    context_of_a_state(compute);
+    alike_layers(original, compute);
     for (int pair = 0; pair < 11; pair++) {
         v06 r, other;
         v06_init(&r, original, compute);
@@ -402,6 +452,15 @@ static void streams(const char *original, const char *compute)
         CHECK(support_is_poison(r.out.data, r.out.bytes));
         v06_check_images(&r); /* all NaN */
         v06_run(&r, FOLIO_ATTENTION_DECODER);
+        /* plans are the state's: a workspace, which could not be large enough, is not used */
+        support_buffer few = support_buffer_make(64);
+        const folio_run in_few = {
+            .struct_size = sizeof in_few, .workspace = few.data, .workspace_size = few.bytes};
+        a = v06_args(&r, FOLIO_ATTENTION_DECODER);
+        CHECK_OK(r.b->forward(r.impl, &a, &in_few));
+        CHECK(support_is_poison(few.data, few.bytes));
+        support_buffer_free(&few);
+        v06_check_images(&r);
         const int64_t pair[1][2] = {{r.tables[0], 5}}; /* a block with numbers, to one of NaN */
         REFUSED(r.b->copy_blocks(r.state, r.kv, 2, pair, 1, &on_stream), FOLIO_ERR_ARGUMENT,
                 "stream");
@@ -434,9 +493,47 @@ static folio_status capture_with(const v06 *r, folio_vllm06_state *state, folio_
     a.attn_metadata = m;
     a.query.tokens = a.key.tokens = a.value.tokens = a.output.tokens = 2;
     if (status == FOLIO_OK) status = r->b->forward(impl, &a, NULL);
+    a.attn_type = FOLIO_ATTENTION_ENCODER_DECODER; /* a second plan of the graph */
+    a.key = a.value = (folio_tensor){0};
+    if (status == FOLIO_OK) status = r->b->forward(impl, &a, NULL);
     if (status == FOLIO_OK) status = folio_vllm06_begin_forward(clone, m, NULL);
     folio_vllm06_metadata_destroy(m);
     folio_vllm06_state_destroy(clone);
+    return status;
+}
+
+/* A step with decodes and its views, for which the plan of another step is too small; blocks that are copied. */
+static folio_status more_with(const v06 *r, folio_vllm06_state *state, folio_vllm06_impl *impl,
+                              const folio_vllm06_forward_args *args)
+{
+    const int64_t slots[] = {0, 1, 8, 16}, pairs[][2] = {{0, 5}};
+    const int32_t lens[] = {2, 1, 1}, tables[] = {0, 1, 2};
+    folio_vllm06_metadata_fields f = {.struct_size = sizeof f,
+                                      .num_prefills = 1,
+                                      .num_prefill_tokens = 2,
+                                      .num_decode_tokens = 2,
+                                      .slot_mapping = slots,
+                                      .seq_lens = lens,
+                                      .block_tables = tables,
+                                      .block_tables_stride = 1};
+    folio_vllm06_metadata *m[2] = {NULL, NULL};
+    folio_vllm06_forward_args a = *args;
+    folio_status status = FOLIO_OK;
+    a.query.tokens = a.key.tokens = a.value.tokens = a.output.tokens = 4;
+    for (int i = 0; i < 2 && status == FOLIO_OK; i++) { /* all prompts in the second step */
+        if (i == 1) f.num_prefills = 3;
+        if (i == 1) f.num_prefill_tokens = 4;
+        if (i == 1) f.num_decode_tokens = 0;
+        status = r->b->make_metadata(state, &f, &m[i]);
+        a.attn_metadata = m[i];
+        if (status == FOLIO_OK) status = r->b->forward(impl, &a, NULL);
+    }
+    if (status == FOLIO_OK && folio_vllm06_prefill_metadata(m[0]) == NULL)
+        status = FOLIO_ERR_MEMORY;
+    if (status == FOLIO_OK && folio_vllm06_decode_metadata(m[0]) == NULL) status = FOLIO_ERR_MEMORY;
+    if (status == FOLIO_OK) status = r->b->copy_blocks(state, r->kv, 2, pairs, 1, NULL);
+    if (status == FOLIO_OK) status = r->b->swap_blocks(state, &r->kv[0], &r->kv[1], pairs, 1, NULL);
+    for (int i = 0; i < 2; i++) folio_vllm06_metadata_destroy(m[i]);
     return status;
 }
 
@@ -470,6 +567,7 @@ static folio_status step_with(const v06 *r, const folio_allocator *allocator,
     for (int i = 0; i < 2 && status == FOLIO_OK; i++) /* the second replaces the first */
         status = folio_vllm06_set_attn_bias(m, FOLIO_ATTENTION_DECODER, &bias);
     if (status == FOLIO_OK) status = capture_with(r, state, impl, args);
+    if (status == FOLIO_OK) status = more_with(r, state, impl, args);
     folio_vllm06_metadata_destroy(m);
     folio_vllm06_metadata_destroy(built);
     folio_vllm06_builder_destroy(builder);

@@ -151,6 +151,15 @@ void v06_same_metadata_fields(const char *original, const char *compute)
         CHECK_OK(r.b->make_metadata(r.state, &r.f, &m));
         check_maxima(m, 0, 0, 0, 0);
         folio_vllm06_metadata_destroy(m);
+        /* fields by a caller who knows fewer of them */
+        v06_fields(&r, two_prompts, 2);
+        r.f.struct_size = offsetof(folio_vllm06_metadata_fields, max_decode_query_len);
+        r.f.max_decode_query_len = r.f.max_seqlen = 99;
+        CHECK_OK(r.b->make_metadata(r.state, &r.f, &m));
+        CHECK_INT(folio_vllm06_metadata_get(m)->struct_size, sizeof r.f);
+        CHECK_INT(folio_vllm06_metadata_get(m)->max_decode_query_len, 0);
+        CHECK_INT(folio_vllm06_metadata_get(m)->max_seqlen, 13);
+        folio_vllm06_metadata_destroy(m);
         /* maxima that are too small, and not 0; the prompt is longer than the decode */
         static const v06_seq longer[] = {{0, true, 30, 30, 11}, {1, false, 1, 18, 20}};
         v06_fields(&r, longer, 2);
@@ -451,10 +460,14 @@ void v06_same_use_cuda_graph(const char *original, const char *compute)
         static const v06_seq cross[] = {
             {1, false, 1, 9, 20}, {0, false, 1, 14, 11}, {0, false, 1, 0, 11}};
         if (v06_step(&r, encoders, 2)) v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
-        v06_fields(&r, cross, 3);
-        r.f.use_cuda_graph = 1;
         r.no_key = true;
-        if (v06_remake(&r)) v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
+        for (int none = 0; none < 2; none++) {
+            v06_fields(&r, cross, 3);
+            r.f.use_cuda_graph = 1;
+            if (none) /* nor are its blocks read */
+                for (int k = 0; k < 2; k++) r.cross_tables[2 * r.blocks_per_seq + k] = -1;
+            if (v06_remake(&r)) v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
+        }
     }
     v06_close(&r);
 }

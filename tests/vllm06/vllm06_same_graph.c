@@ -49,6 +49,39 @@ static folio_vllm06_metadata *padded_step(v06 *r, const v06_seq *seqs, int num, 
     return step;
 }
 
+/* The step's layers once more, with other numbers in the buffers: after begin_forward the plans have the step. */
+static void replay_by_plans(v06 *r, const folio_vllm06_graph_input_buffers *b, int encoders)
+{
+    static int64_t slots[BATCH];
+    static int32_t lens[2][BATCH], tables[2][BATCH * V06_TOKENS];
+    size_t n = (size_t)b->batch_size;
+    size_t entries = n * (size_t)b->block_tables_stride;
+    size_t cross_entries = encoders ? n * (size_t)b->cross_block_tables_stride : 0;
+    CHECK_OK(folio_vllm06_begin_forward(r->state, r->m, NULL));
+    memcpy(slots, b->slot_mapping, n * sizeof *slots);
+    memcpy(lens[0], b->seq_lens_tensor, n * sizeof **lens);
+    memcpy(tables[0], b->block_tables, entries * sizeof **tables);
+    if (encoders) memcpy(lens[1], b->encoder_seq_lens_tensor, n * sizeof **lens);
+    if (encoders) memcpy(tables[1], b->cross_block_tables, cross_entries * sizeof **tables);
+    for (size_t i = 0; i < n; i++) {
+        b->slot_mapping[i] = (int64_t)i;
+        b->seq_lens_tensor[i] = 1;
+        if (encoders) b->encoder_seq_lens_tensor[i] = 1;
+    }
+    for (size_t k = 0; k < entries; k++) b->block_tables[k] = 7;
+    for (size_t k = 0; k < cross_entries; k++) b->cross_block_tables[k] = 7;
+    v06_run(r, FOLIO_ATTENTION_DECODER);
+    r->no_key = true;
+    if (encoders) v06_run(r, FOLIO_ATTENTION_ENCODER_DECODER);
+    r->no_key = false;
+    memcpy(b->slot_mapping, slots, n * sizeof *slots);
+    memcpy(b->seq_lens_tensor, lens[0], n * sizeof **lens);
+    memcpy(b->block_tables, tables[0], entries * sizeof **tables);
+    if (encoders) memcpy(b->encoder_seq_lens_tensor, lens[1], n * sizeof **lens);
+    if (encoders) memcpy(b->cross_block_tables, tables[1], cross_entries * sizeof **tables);
+    CHECK_OK(folio_vllm06_begin_forward(r->state, r->m, NULL));
+}
+
 /* A step through the graph's buffers and plans; then every row and every byte of the caches is checked. */
 static void replay(v06 *r, const folio_vllm06_graph_input_buffers *b, const v06_seq *seqs, int real,
                    int encoders)
@@ -59,10 +92,10 @@ static void replay(v06 *r, const folio_vllm06_graph_input_buffers *b, const v06_
     folio_vllm06_metadata_destroy(step);
     CHECK_OK(folio_vllm06_begin_forward(r->state, r->m, NULL));
     v06_run(r, FOLIO_ATTENTION_DECODER);
-    if (!encoders) return;
     r->no_key = true;
-    v06_run(r, FOLIO_ATTENTION_ENCODER_DECODER);
+    if (encoders) v06_run(r, FOLIO_ATTENTION_ENCODER_DECODER);
     r->no_key = false;
+    replay_by_plans(r, b, encoders);
 }
 
 /* A step of two layers, the second with a window: the graph has a plan for each, and both follow the buffers. */
@@ -231,6 +264,21 @@ static void tensor_of_encoder_lens(v06 *r, const folio_vllm06_graph_input_buffer
     folio_vllm06_metadata_destroy(step);
 }
 
+/* A step without encoders: rows of zeros, and the next step's begin_forward has nothing to plan for them. */
+static void step_without_encoders(v06 *r, const folio_vllm06_graph_input_buffers *b)
+{
+    for (int i = 0; i < BATCH; i++) b->encoder_seq_lens_tensor[i] = 0;
+    r->no_key = true;
+    for (int again = 0; again < 2; again++) {
+        CHECK_OK(folio_vllm06_begin_forward(r->state, r->m, NULL));
+        folio_vllm06_forward_args a = v06_args(r, FOLIO_ATTENTION_ENCODER_DECODER);
+        CHECK_OK(r->b->forward(r->impl, &a, NULL));
+        for (int64_t k = 0; k < r->out_rows * v06_width(r); k++) CHECK(v06_out(r, 0, k) == 0.0);
+    }
+    r->no_key = false;
+    replay(r, b, second_step, 3, 1);
+}
+
 /* The same with encoders; the plans of both kinds follow the buffers. */
 void v06_same_graph_cross(const char *original, const char *compute)
 {
@@ -272,6 +320,7 @@ void v06_same_graph_cross(const char *original, const char *compute)
                 "cross_block_table");
         b.cross_block_tables[0] = block;
         CHECK_OK(folio_vllm06_begin_forward(r.state, m, NULL));
+        step_without_encoders(&r, &b);
         another_cross_graph(&r);
         tensor_of_encoder_lens(&r, &b);
         many_short_decodes(&r);
