@@ -455,6 +455,17 @@ void v06_same_use_cuda_graph(const char *original, const char *compute)
             CHECK_OK(r.b->forward(r.impl, &a, NULL));
             v06_check_images(&r);
         }
+        /* behind a prompt of another length */
+        static const v06_seq behind[] = {{2, true, 3, 3, 0}, {4, false, 1, 0, 0}};
+        v06_fields(&r, behind, 2);
+        r.f.use_cuda_graph = 1;
+        if (v06_remake(&r)) v06_run(&r, FOLIO_ATTENTION_DECODER);
+        r.slots[3] = v06_slot(&r, 4, 2, false);
+        if (v06_remake(&r)) {
+            folio_vllm06_forward_args a = v06_args(&r, FOLIO_ATTENTION_DECODER);
+            CHECK_OK(r.b->forward(r.impl, &a, NULL));
+            v06_check_images(&r);
+        }
         /* in cross attention too, whatever encoder it names */
         static const v06_seq encoders[] = {{0, true, 13, 13, 11}, {1, true, 8, 8, 20}};
         static const v06_seq cross[] = {

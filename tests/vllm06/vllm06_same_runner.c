@@ -110,14 +110,15 @@ void v06_same_clipped_window(const char *original, const char *compute)
 void v06_same_prefix_hit(const char *original, const char *compute)
 {
     static const v06_seq prompt[] = {{0, true, 16, 16, 0}}, hit[] = {{0, true, 5, 21, 0}};
-    for (int64_t stride = 2; stride <= 5; stride++) { /* 5: the whole table */
+    for (int64_t stride = 2; stride <= 6; stride++) { /* 5: the whole table */
         v06 r;
         v06_init(&r, original, compute);
         if (v06_open(&r) && v06_step(&r, prompt, 1)) {
             v06_run(&r, FOLIO_ATTENTION_DECODER);
             v06_fields(&r, hit, 1);
-            r.f.block_tables_stride = stride;
+            r.f.block_tables_stride = stride == 6 ? 3 : stride;
             if (stride == 3) r.tables[2] = 0;
+            if (stride == 6) r.tables[2] = -1; /* no block of this is read */
             if (stride ==
                 4) { /* the whole table, by the name that torch-sdpa has for it from 0.6.5 on */
                 r.f.prefill_block_tables = r.tables;
