@@ -244,6 +244,12 @@ static void biases_by_type(const char *original, const char *compute)
             CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_ATTENTION_ENCODER_DECODER, over_none));
             v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
         }
+        static const v06_seq longer[] = {{0, true, 9, 9, 4}}; /* more rows than keys */
+        folio_vllm06_bias over_few[] = {{numbers, 4, 9, 4}};
+        if (v06_step(&r, longer, 1)) {
+            CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_ATTENTION_ENCODER_DECODER, over_few));
+            v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
+        }
         static const v06_seq chunk[] = {{0, true, 3, 9, 0}};
         folio_vllm06_bias of_chunk[] = {{numbers, 4, 3, 9}};
         if (v06_step(&r, chunk, 1)) {

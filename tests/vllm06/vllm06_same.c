@@ -151,6 +151,11 @@ void v06_same_metadata_fields(const char *original, const char *compute)
         CHECK_OK(r.b->make_metadata(r.state, &r.f, &m));
         check_maxima(m, 0, 0, 0, 0);
         folio_vllm06_metadata_destroy(m);
+        v06_fields(&r, two_prompts, 2); /* a stride of tables that are not given */
+        r.f.prefill_block_tables_stride = 3;
+        CHECK_OK(r.b->make_metadata(r.state, &r.f, &m));
+        CHECK(folio_vllm06_metadata_get(m)->prefill_block_tables == NULL);
+        folio_vllm06_metadata_destroy(m);
         /* fields by a caller who knows fewer of them */
         v06_fields(&r, two_prompts, 2);
         r.f.struct_size = offsetof(folio_vllm06_metadata_fields, max_decode_query_len);

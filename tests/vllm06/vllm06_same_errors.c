@@ -519,6 +519,26 @@ static void mixed_views(v06 *r, bool split)
     CHECK(p->cross_attn_bias == f->cross_attn_bias && d->cross_attn_bias == NULL);
 }
 
+/* What a mixed step does not have its view of the decodes does not have either. */
+static void views_of_few_fields(v06 *r)
+{
+    static const v06_seq step[] = {{0, true, 5, 5, 0}, {1, false, 1, 4, 0}};
+    for (int i = 0; i < 2; i++) { /* lengths as a tensor, and as a list */
+        v06_fields(r, step, 2);
+        r->f.slot_mapping = NULL;
+        r->f.block_tables = r->f.context_lens_tensor = NULL;
+        *(i == 0 ? &r->f.seq_lens : &r->f.seq_lens_tensor) = NULL;
+        if (!v06_remake(r)) continue;
+        const folio_vllm06_metadata_fields *d =
+            folio_vllm06_metadata_get(folio_vllm06_decode_metadata(r->m));
+        CHECK(d->slot_mapping == NULL && d->block_tables == NULL);
+        CHECK(d->context_lens_tensor == NULL && d->cross_block_tables == NULL);
+        CHECK(d->encoder_seq_lens == NULL && d->encoder_seq_lens_tensor == NULL);
+        CHECK((i == 0 ? d->seq_lens : d->seq_lens_tensor) == NULL);
+        CHECK_INT((i == 0 ? d->seq_lens_tensor : d->seq_lens)[0], 4);
+    }
+}
+
 /* A step of one kind: its view is the step itself, of xformers a copy, and the other kind has none. */
 void v06_same_views(const char *original, const char *compute)
 {
@@ -541,6 +561,7 @@ void v06_same_views(const char *original, const char *compute)
         }
         mixed_views(&r, false);
         mixed_views(&r, true);
+        views_of_few_fields(&r);
         if (v06_step(&r, NULL, 0)) { /* an empty step */
             CHECK(folio_vllm06_prefill_metadata(r.m) == NULL);
             CHECK(folio_vllm06_decode_metadata(r.m) == NULL);

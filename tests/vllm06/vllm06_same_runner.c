@@ -453,6 +453,8 @@ void v06_same_split_arrays(const char *original, const char *compute)
             if (v06_remake(&r)) v06_run(&r, FOLIO_ATTENTION_DECODER);
             if (r.m != NULL && i == 0) split_biases(&r);
             if (r.m != NULL && i == 0) split_views(&r);
+            if (r.m != NULL && i == 2) /* without decodes the tensor has the prompts */
+                CHECK_INT(folio_vllm06_metadata_get(r.m)->seq_lens_tensor[0], 10);
             for (int k = 0; k < 6; k++)
                 if (k != 1 || edges[1] != edges[0]) edge_free(edges[k]);
         }
