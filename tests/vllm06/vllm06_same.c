@@ -151,6 +151,11 @@ void v06_same_metadata_fields(const char *original, const char *compute)
         CHECK_OK(r.b->make_metadata(r.state, &r.f, &m));
         check_maxima(m, 0, 0, 0, 0);
         folio_vllm06_metadata_destroy(m);
+        static const v06_seq nothing_new[] = {{0, true, 0, 6, 0}, {1, true, 8, 8, 0}};
+        v06_fields(&r, nothing_new, 2);
+        CHECK_OK(r.b->make_metadata(r.state, &r.f, &m));
+        check_maxima(m, 8, 8, 0, 0);
+        folio_vllm06_metadata_destroy(m);
         v06_fields(&r, two_prompts, 2); /* a stride of tables that are not given */
         r.f.prefill_block_tables_stride = 3;
         CHECK_OK(r.b->make_metadata(r.state, &r.f, &m));
@@ -848,9 +853,18 @@ static void encoder_beside_encoder_only(v06 *r)
 {
     static const v06_seq swapped[] = {{0, true, 13, 13, 8}, {1, true, 8, 8, 13}};
     if (!v06_step(r, swapped, 2)) return;
-    v06_run(r, FOLIO_ATTENTION_ENCODER);
-    v06_run(r, FOLIO_ATTENTION_ENCODER_ONLY);
-    v06_run(r, FOLIO_ATTENTION_ENCODER);
+    static float numbers[13 * 13];
+    const folio_vllm06_bias only[] = {{numbers, 1, 13, 13}, {numbers, 1, 8, 8}};
+    const folio_vllm06_bias encoder[] = {{numbers, 1, 8, 8}, {numbers, 1, 13, 13}};
+    support_fill(numbers, COUNT_OF(numbers), 5, 2.0f);
+    for (int biased = 0; biased < 2; biased++) {
+        v06_run(r, FOLIO_ATTENTION_ENCODER);
+        v06_run(r, FOLIO_ATTENTION_ENCODER_ONLY);
+        v06_run(r, FOLIO_ATTENTION_ENCODER);
+        if (biased) break;
+        CHECK_OK(folio_vllm06_set_attn_bias(r->m, FOLIO_ATTENTION_ENCODER, encoder));
+        CHECK_OK(folio_vllm06_set_attn_bias(r->m, FOLIO_ATTENTION_ENCODER_ONLY, only));
+    }
 }
 
 /* Bidirectional, without ALiBi or window; the cache stays as it is. A set bias replaces nothing. */

@@ -559,6 +559,13 @@ void v06_same_views(const char *original, const char *compute)
             CHECK(d != NULL && (d == r.m) == whole);
             check_view(d, r.m);
         }
+        v06_fields(&r, step, 1); /* split arrays without decodes: all are of the prompts */
+        r.f.chunked_prefill = 1;
+        if (v06_remake(&r)) {
+            const folio_vllm06_metadata *p = folio_vllm06_prefill_metadata(r.m);
+            check_view(p, r.m);
+            CHECK(p != NULL && folio_vllm06_metadata_get(p)->seq_lens_tensor[0] == 5);
+        }
         mixed_views(&r, false);
         mixed_views(&r, true);
         views_of_few_fields(&r);

@@ -304,6 +304,11 @@ void v06_same_graph_cross(const char *original, const char *compute)
         CHECK(b.cross_slot_mapping == f->cross_slot_mapping);
         CHECK(b.cross_block_tables == f->cross_block_tables);
         CHECK(b.cross_block_tables_stride == f->cross_block_tables_stride);
+        folio_vllm06_graph_input_buffers without = {.struct_size = sizeof without};
+        CHECK_OK(folio_vllm06_get_graph_input_buffers(r.state, m, 0, &without));
+        CHECK(without.block_tables == b.block_tables && without.encoder_seq_lens_tensor == NULL);
+        CHECK(without.cross_slot_mapping == NULL && without.cross_block_tables == NULL);
+        CHECK_INT(without.cross_block_tables_stride, 0);
         folio_vllm06_metadata_destroy(r.m);
         r.m = m;
         replay(&r, &b, first_step, 2, 1);
@@ -353,6 +358,10 @@ void v06_same_graph_clone(const char *original, const char *compute)
         folio_vllm06_metadata_destroy(r.m);
         r.m = m;
         replay(&r, &b, first_step, 2, 0);
+        folio_vllm06_impl_destroy(r.impl); /* a layer of the clone's runs the graph too */
+        r.impl = NULL;
+        CHECK_OK(r.b->make_impl(clone, &r.d, &r.impl));
+        replay(&r, &b, second_step, 3, 0);
     }
     v06_close(&r);
 }

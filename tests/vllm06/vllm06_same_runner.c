@@ -490,6 +490,10 @@ void v06_same_graph_padding(const char *original, const char *compute)
         }
         edge_free(starts);
         edge_free(contexts);
+        v06_fields(&r, padded, 2); /* without slots none is padding */
+        r.f.use_cuda_graph = 1;
+        r.f.slot_mapping = NULL;
+        if (v06_remake(&r)) CHECK_INT(folio_vllm06_metadata_get(r.m)->context_lens_tensor[1], 13);
     }
     v06_close(&r);
 }
