@@ -244,6 +244,18 @@ static void biases_by_type(const char *original, const char *compute)
             CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_ATTENTION_ENCODER_DECODER, over_none));
             v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
         }
+        static const v06_seq three[] = {
+            {0, true, 6, 6, 11}, {1, true, 5, 5, 7}, {3, true, 4, 4, 3}};
+        const folio_vllm06_bias of_three[][3] = {
+            {{numbers, 4, 6, 6}, {numbers + 9, 4, 5, 5}, {numbers + 2, 1, 4, 4}},
+            {{numbers, 4, 11, 11}, {numbers + 50, 1, 7, 7}, {numbers + 4, 4, 3, 3}},
+            {{numbers, 1, 6, 11}, {numbers + 3, 4, 5, 7}, {numbers + 7, 1, 4, 3}}};
+        static const folio_attention_type types[] = {
+            FOLIO_ATTENTION_DECODER, FOLIO_ATTENTION_ENCODER, FOLIO_ATTENTION_ENCODER_DECODER};
+        for (int i = 0; i < 3 && v06_step(&r, three, 3); i++) {
+            CHECK_OK(folio_vllm06_set_attn_bias(r.m, types[i], of_three[i]));
+            v06_run(&r, types[i]);
+        }
         static const v06_seq longer[] = {{0, true, 9, 9, 4}}; /* more rows than keys */
         folio_vllm06_bias over_few[] = {{numbers, 4, 9, 4}};
         if (v06_step(&r, longer, 1)) {

@@ -322,6 +322,7 @@ void v06_same_metadata_builder(const char *original, const char *compute)
         m = build(&r, builder);
         const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(m);
         CHECK(f->encoder_seq_lens == NULL && f->cross_block_tables == NULL && !f->is_prompt);
+        CHECK(f->encoder_seq_lens_tensor == NULL && f->cross_slot_mapping == NULL);
         CHECK(f->multi_modal_placeholder_index_maps == NULL);
         folio_vllm06_metadata_destroy(m);
         build_whole_prompts(&r);
@@ -852,18 +853,19 @@ static void refuse_encoder_only(v06 *r)
 static void encoder_beside_encoder_only(v06 *r)
 {
     static const v06_seq swapped[] = {{0, true, 13, 13, 8}, {1, true, 8, 8, 13}};
-    if (!v06_step(r, swapped, 2)) return;
     static float numbers[13 * 13];
     const folio_vllm06_bias only[] = {{numbers, 1, 13, 13}, {numbers, 1, 8, 8}};
     const folio_vllm06_bias encoder[] = {{numbers, 1, 8, 8}, {numbers, 1, 13, 13}};
     support_fill(numbers, COUNT_OF(numbers), 5, 2.0f);
-    for (int biased = 0; biased < 2; biased++) {
+    for (int i = 0; i < 4; i++) { /* of one prompt and of both, without biases and with them */
+        if (!v06_step(r, swapped, 1 + i % 2)) continue;
+        if (i >= 2) {
+            CHECK_OK(folio_vllm06_set_attn_bias(r->m, FOLIO_ATTENTION_ENCODER, encoder));
+            CHECK_OK(folio_vllm06_set_attn_bias(r->m, FOLIO_ATTENTION_ENCODER_ONLY, only));
+        }
         v06_run(r, FOLIO_ATTENTION_ENCODER);
         v06_run(r, FOLIO_ATTENTION_ENCODER_ONLY);
         v06_run(r, FOLIO_ATTENTION_ENCODER);
-        if (biased) break;
-        CHECK_OK(folio_vllm06_set_attn_bias(r->m, FOLIO_ATTENTION_ENCODER, encoder));
-        CHECK_OK(folio_vllm06_set_attn_bias(r->m, FOLIO_ATTENTION_ENCODER_ONLY, only));
     }
 }
 

@@ -410,6 +410,9 @@ static void bad_captures(v06 *r)
             FOLIO_ERR_ARGUMENT, "out");
     REFUSED(folio_vllm06_graph_capture_end(NULL), FOLIO_ERR_ARGUMENT, "state is NULL");
     CHECK_OK(folio_vllm06_graph_capture_end(r->state));
+    d.max_batch_size = d.max_seq_len_to_capture = d.block_size = 1; /* the smallest */
+    CHECK_OK(folio_vllm06_graph_capture_begin(r->state, &d));
+    CHECK_OK(folio_vllm06_graph_capture_end(r->state));
     d.max_batch_size = d.max_seq_len_to_capture = INT32_MAX;
     d.block_size = 2;
     CHECK_OK(folio_vllm06_graph_capture_begin(r->state, &d));

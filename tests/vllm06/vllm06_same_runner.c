@@ -490,6 +490,16 @@ void v06_same_graph_padding(const char *original, const char *compute)
         }
         edge_free(starts);
         edge_free(contexts);
+        static const v06_seq both[] = {{0, true, 5, 5, 0}, {5, false, 1, 1, 0}};
+        v06_fields(&r, both, 2); /* a prompt that stores nothing is no padding */
+        r.f.use_cuda_graph = 1;
+        for (int i = 0; i < 6; i++) r.slots[i] = -1;
+        r.contexts[1] = -1;
+        if (v06_remake(&r)) {
+            const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(r.m);
+            CHECK(f->query_start_loc[1] == 5 && f->query_start_loc[2] == 6);
+            CHECK(f->context_lens_tensor[0] == 0 && f->context_lens_tensor[1] == 0);
+        }
         v06_fields(&r, padded, 2); /* without slots none is padding */
         r.f.use_cuda_graph = 1;
         r.f.slot_mapping = NULL;
