@@ -408,6 +408,10 @@ static folio_status check_args(layer *l)
     const folio_vllm06_metadata_fields *f = &l->m->f;
     REQUIRE(type != FOLIO_ATTENTION_ENCODER_ONLY || f->num_decode_tokens == 0,
             "encoder_only attention in a step with %lld decodes", (long long)f->num_decode_tokens);
+    for (int64_t i = 0; type == FOLIO_ATTENTION_ENCODER_DECODER && i < f->num_prefills; i++)
+        REQUIRE(folioi_vllm06_seq_len(l->m, i) > 0 || f->encoder_seq_lens[i] == 0,
+                "prompt %lld has no token, but its encoder has %lld", (long long)i,
+                (long long)f->encoder_seq_lens[i]);
     int64_t tokens = type == FOLIO_ATTENTION_ENCODER ? f->num_encoder_tokens
                                                      : f->num_prefill_tokens + f->num_decode_tokens;
     int64_t keys = type == FOLIO_ATTENTION_ENCODER || type == FOLIO_ATTENTION_ENCODER_DECODER

@@ -112,6 +112,7 @@ static void bad_types(v06 *rig)
 static void bad_cross(v06 *rig)
 {
     static const v06_seq decodes[] = {{0, false, 1, 7, 11}, {1, false, 1, 10, 20}};
+    static const v06_seq no_token[] = {{0, true, 0, 0, 5}, {1, true, 6, 6, 11}};
     v06 r = *rig;
     folio_vllm06_forward_args a;
     for (int i = 0; i < 2; i++) {
@@ -145,6 +146,10 @@ static void bad_cross(v06 *rig)
         V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT, "kv_cache is NULL|2 decodes");
     }
     r.no_key = false;
+    if (v06_step(&r, no_token, 2)) {
+        a = v06_args(&r, FOLIO_ATTENTION_ENCODER_DECODER);
+        V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT, "prompt 0 has no token|encoder has 5");
+    }
     *rig = r;
 }
 
