@@ -138,6 +138,7 @@ static void another_graph(v06 *r, const folio_vllm06_graph_input_buffers *b)
     if (second == NULL) return;
     CHECK_OK(folio_vllm06_get_graph_input_buffers(r->state, second, 0, &own));
     CHECK(own.batch_size == 2 && own.slot_mapping != b->slot_mapping);
+    CHECK(own.seq_lens_tensor != b->seq_lens_tensor && own.block_tables != b->block_tables);
     CHECK_INT(own.block_tables_stride, r->blocks_per_seq);
     r->m = second;
     replay(r, &own, two, 2, 0);
