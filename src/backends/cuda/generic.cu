@@ -342,15 +342,16 @@ __global__ void __launch_bounds__(tile_shape<DIMS>::THREADS, 1)
     extern __shared__ __align__(16) char memory[];
     tile_memory<DIMS> &tile = *(tile_memory<DIMS> *)memory;
     row r = {&l, &step};
-    int32_t group = l.num_heads / l.num_kv_heads, part = (int32_t)blockIdx.y % roles.head_parts;
-    r.kv_head = (int32_t)blockIdx.y / roles.head_parts;
+    int32_t units = l.num_kv_heads * roles.head_parts, unit = (int32_t)blockIdx.x % units;
+    int32_t group = l.num_heads / l.num_kv_heads, part = unit % roles.head_parts;
+    r.kv_head = unit / roles.head_parts;
     int32_t first_head = r.kv_head * group + part * roles.heads;
     int32_t heads = min(roles.heads, (r.kv_head + 1) * group - first_head);
     for (int32_t i = (int32_t)threadIdx.x; i < tile_shape<DIMS>::KEYS * DIMS;
          i += (int32_t)blockDim.x)
         if (i % DIMS >= l.k_dims)
             tile.k[i / DIMS][i % DIMS] = 0.0f; /* as in q; of V, such dims are not stored */
-    int32_t n = (int32_t)blockIdx.x;
+    int32_t n = (int32_t)blockIdx.x / units;
     bool is_tile = n < roles.tiles;
     int64_t rows = is_tile ? roles.queries : roles.few, at_once = is_tile ? rows : 1;
     int64_t first = (is_tile ? n : n - roles.tiles) * rows, past = min(first + rows, step.out_rows);
@@ -392,9 +393,10 @@ template <int DIMS> static cudaError_t launch(const folioi_cuda_run *run)
     cudaError_t error = cudaFuncSetAttribute((const void *)generic<DIMS>,
                                              cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
     if (error != cudaSuccess) return error;
-    dim3 grid((unsigned)(roles.tiles + ceil_div(rows, roles.few)),
-              (unsigned)(l->num_kv_heads * roles.head_parts));
-    generic<DIMS><<<grid, S::THREADS, bytes, run->stream>>>(*l, *run->step, roles);
+    int64_t units = (int64_t)l->num_kv_heads * roles.head_parts;
+    int64_t blocks = (roles.tiles + ceil_div(rows, roles.few)) * units;
+    if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
+    generic<DIMS><<<(unsigned)blocks, S::THREADS, bytes, run->stream>>>(*l, *run->step, roles);
     return cudaGetLastError();
 }
 
