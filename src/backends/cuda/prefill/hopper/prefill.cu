@@ -192,9 +192,9 @@ static __device__ __forceinline__ void compute_all(const hopper_args &a, const h
     if (WHOLE) return;
     const hopper_tile &t = sh.tiles[on.place > 0 ? on.place - 1 : TILES_AHEAD - 1];
     /* registers are free by now */
-    if (t.num_parts > 8) end_part<T, 16, 1>(a, t, 1, true);
-    else if (t.num_parts > 4) end_part<T, 8, 2>(a, t, 1, true);
-    else if (t.num_parts > 1) end_part<T, 4, 4>(a, t, 1, true);
+    if (t.num_parts > 8) end_part<T, 16, 1, true>(a, t);
+    else if (t.num_parts > 4) end_part<T, 8, 2, true>(a, t);
+    else if (t.num_parts > 1) end_part<T, 4, 4, true>(a, t);
 }
 
 static __device__ __forceinline__ void start_barriers(hopper_shared *sh, bool whole)

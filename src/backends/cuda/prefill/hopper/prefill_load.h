@@ -33,7 +33,8 @@ struct page_walk {
 
     __device__ __forceinline__ void go_to(const hopper_args &a, int32_t key_tile)
     {
-        int32_t page = key_tile * (KEYS / PAGE_KEYS) + (int)threadIdx.x % WARP;
+        int32_t lane = (int)threadIdx.x % WARP; /* past 8: pages of the next key tiles */
+        int32_t page = key_tile * (KEYS / PAGE_KEYS) + (lane & 7) - (lane & ~7);
         key = page * PAGE_KEYS;
         index = a.page_shift >= 0 ? page >> a.page_shift : page / a.block_pages;
         in_block = page - index * a.block_pages;
@@ -63,7 +64,7 @@ static __device__ __forceinline__ void load_keys(const hopper_args &a, const hop
     walk.go_to(a, keys.last);
     for (int32_t i = keys.last; i >= first; i--, pages = 8) {
         bool is_seen = walk.key < end && walk.key + PAGE_KEYS > begin;
-        int64_t block = is_seen && lane < pages ? __ldg(table + walk.index) : 0;
+        int64_t block = is_seen ? __ldg(table + walk.index) : 0; /* of the next too: to L1 */
         uint32_t filled = shared_address(&m.sh().filled[at.stage]);
         uint32_t to = m.kv() + at.stage * STAGE_BYTES + lane * PAGE_BYTES;
         bulk_wait(shared_address(&m.sh().emptied[at.stage]), at.phase);

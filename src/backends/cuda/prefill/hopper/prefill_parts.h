@@ -6,7 +6,7 @@
  * Warps that have more to compute leave that to one of their block that computes nothing. With it in their loop the compiler
  * keeps the places of matrices in registers of each lane: 130 moves more, and windows and fixed cuts take 8 to 9 % longer.
  *
- *   counters of a cut tile and unit: warps that stored their rows, rows taken, warps gone, 1 unused
+ *   counters of a cut tile and unit: warps that stored their rows (await_parts), rows taken, warps gone, 1 unused
  */
 #ifndef FOLIOI_CUDA_HOPPER_PARTS_H
 #define FOLIOI_CUDA_HOPPER_PARTS_H
@@ -52,17 +52,27 @@ static __device__ __forceinline__ uint32_t store_part(const hopper_args &a, cons
 /* How often a warp with nothing else to do looks whether all parts are there: about 50 us. */
 #define HOPPER_LOOKS 64
 
-/* `warps` have stored their rows. Are all parts of the tile there? Who does not wait leaves the merge to who ends the last. */
-static __device__ __forceinline__ bool await_parts(int32_t *counter, int32_t warps, int32_t all,
-                                                   bool waits)
+/*
+ * The first counter: warps that stored their rows and, in its upper half, those of them that left before all had. It changes
+ * no more when all have.
+ */
+enum { LEFT = 1 << 16 };
+
+/*
+ * `warps` have stored their rows: what the counter is when all parts are there, or when they leave. Who does not wait leaves
+ * the merge to others.
+ */
+static __device__ __forceinline__ int32_t await_parts(int32_t *counter, int32_t warps, int32_t all,
+                                                      bool waits)
 {
-    int32_t done = add_in_order(counter, warps) + warps;
+    int32_t mine = waits ? warps : warps + warps * LEFT, now = add_in_order(counter, mine) + mine;
 #pragma unroll 1
-    for (int i = 0; done < all && waits && i < HOPPER_LOOKS; i++) {
+    for (int i = 0; now % LEFT < all && waits; i++) {
+        if (i >= HOPPER_LOOKS && atomicCAS(counter, now, now + warps * LEFT) == now) break;
         __nanosleep(100);
-        done = load_in_order(counter);
+        now = load_in_order(counter);
     }
-    return done == all;
+    return now;
 }
 
 /* A lane's dims of some parts of a row, and their lse: all on their way from memory at once. */
@@ -128,27 +138,38 @@ static __device__ __forceinline__ void merge_row(const hopper_args &a, const hop
 }
 
 /*
- * So many warps have stored their rows of a part. Rows are merged by whatever warps are there, each taking QUADS after others.
+ * A warp has stored its rows of a part, or one that does not wait says so for all of its block. When all parts are there, rows
+ * are merged. If no warp left and each has a row to merge, they take turns, without asking for a number; else warps that are
+ * there take QUADS rows after others.
  */
-template <typename T, int PARTS, int QUADS>
-static __device__ __forceinline__ void end_part(const hopper_args &a, const hopper_tile &t,
-                                                int32_t warps, bool waits)
+template <typename T, int PARTS, int QUADS, bool WAITS>
+static __device__ __forceinline__ void end_part(const hopper_args &a, const hopper_tile &t)
 {
+    constexpr int32_t warps = WAITS ? 1 : 8; /* of them one ends the part of all */
     int32_t *counter = a.counters + 4 * (1 + (int64_t)t.counter * a.units + t.unit);
     int32_t all = 8 * t.num_parts, rows = t.out.num_queries * a.heads;
-    int lane = threadIdx.x % WARP, row = rows;
+    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    int32_t count = 0, row = 0, gone = 0;
     __syncwarp();
-    if (lane == 0 && await_parts(counter, warps, all, waits)) row = atomicAdd(counter + 1, QUADS);
+    if (lane == 0) count = await_parts(counter, warps, all, WAITS);
+    count = __shfl_sync(ALL_LANES, count, 0);
+    bool in_turns = WAITS && count == all && rows >= all;
+    if (in_turns) {
+        if (lane == 0) gone = atomicAdd(counter + 2, 1); /* nobody looks at the counters any more */
+        row = (t.part * 8 + warp) * QUADS;
+    } else if (count % LEFT < all) row = rows;
+    else if (lane == 0) row = atomicAdd(counter + 1, QUADS);
 #pragma unroll 1
     for (;;) {
         int32_t now = __shfl_sync(ALL_LANES, row, 0);
         if (now >= rows) break;
-        if (lane == 0) row = atomicAdd(counter + 1, QUADS); /* the next number comes meanwhile */
+        if (in_turns) row += all * QUADS;
+        else if (lane == 0) row = atomicAdd(counter + 1, QUADS); /* it comes meanwhile */
         row_place p = place_of(a, now + lane / (WARP / QUADS));
         if (is_row(t.out, p)) merge_row<T, PARTS, QUADS>(a, t, p);
     }
-    if (lane == 0 && add_in_order(counter + 2, warps) == all - warps)
-        counter[0] = counter[1] = counter[2] = 0; /* nobody else is here */
+    if (lane == 0 && !in_turns) gone = add_in_order(counter + 2, warps);
+    if (lane == 0 && gone == all - warps) counter[0] = counter[1] = counter[2] = 0;
 }
 
 /* The warp that ends parts for those that compute; but for a block's last tile, which they end themselves. */
@@ -165,7 +186,7 @@ static __device__ __forceinline__ void end_parts(const hopper_args &a, const hop
         if (sh.tiles[next.place].keys.is_none) return;
         barrier_wait_idly(shared_address(&sh.tile_stored[at.place]), at.phase);
         const hopper_tile &t = sh.tiles[at.place];
-        if (t.num_parts > 1) end_part<T, 4, 1>(a, t, 8, false);
+        if (t.num_parts > 1) end_part<T, 4, 1, false>(a, t);
         __syncwarp();
         if (threadIdx.x % WARP == 0) barrier_arrive(shared_address(&sh.tile_emptied[at.place]));
         at = next;
