@@ -804,6 +804,9 @@ void v06_same_encoder_decoder(const char *original, const char *compute)
         r.d.kv_cache_dtype = fp8 ? "fp8" : "auto";
         r.d.alibi_slopes = r.slopes; /* neither belongs to encoder or cross attention */
         r.d.sliding_window = 4;
+        r.d.compat = fp8; /* of decoder attention alone */
+        r.d.scale = 0.4f;
+        r.d.logits_soft_cap = 0.75f;
         if (v06_open(&r) && v06_step(&r, prompts, 3)) {
             v06_run(&r, FOLIO_ATTENTION_ENCODER);
             v06_run(&r, FOLIO_ATTENTION_DECODER);
@@ -877,6 +880,9 @@ void v06_same_encoder_only(const char *original, const char *compute)
     v06_init(&r, original, compute);
     r.d.alibi_slopes = r.slopes;
     r.d.sliding_window = 3;
+    r.d.compat = 1; /* of decoder attention alone */
+    r.d.scale = 0.4f;
+    r.d.logits_soft_cap = 0.75f;
     if (v06_open(&r) && v06_step(&r, two_prompts, 2)) {
         v06_run(&r, FOLIO_ATTENTION_ENCODER_ONLY);
         make_biases(&r, 4, biases);

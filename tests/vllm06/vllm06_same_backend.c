@@ -166,6 +166,8 @@ static void swap_within_one(const v06 *r, int64_t a, int64_t b)
         const int64_t first[][2] = {{0, 0}};
         REFUSED(r->b->swap_blocks(r->state, &again, &r->kv[0], first, 1, NULL), FOLIO_ERR_ARGUMENT,
                 "dst value_cache and src key_cache share memory");
+        REFUSED(r->b->swap_blocks(r->state, &r->kv[0], &again, first, 1, NULL), FOLIO_ERR_ARGUMENT,
+                "dst key_cache and src value_cache share memory");
     }
     v06_check_images(r);
 }

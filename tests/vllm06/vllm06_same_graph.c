@@ -57,6 +57,8 @@ static void replay_by_plans(v06 *r, const folio_vllm06_graph_input_buffers *b, i
     size_t n = (size_t)b->batch_size;
     size_t entries = n * (size_t)b->block_tables_stride;
     size_t cross_entries = encoders ? n * (size_t)b->cross_block_tables_stride : 0;
+    if (strcmp(r->compute, "cuda") == 0)
+        return; /* there forwards run on another stream, and update the plans for it */
     CHECK_OK(folio_vllm06_begin_forward(r->state, r->m, NULL));
     memcpy(slots, b->slot_mapping, n * sizeof *slots);
     memcpy(lens[0], b->seq_lens_tensor, n * sizeof **lens);
