@@ -32,6 +32,8 @@ static void say_options(line *l, const kit_spec *s)
                  {"no write", s->no_write},
                  {"graph", s->graph},
                  {"batch invariant", s->batch_invariant},
+                 {"private slots", s->private_slots},
+                 {"only decodes", s->only_decodes},
                  {"no lse", s->no_lse},
                  {"hidden NaN", s->hidden_nan},
                  {"strided", s->strided},

@@ -65,6 +65,8 @@ typedef struct kit_spec {
     bool no_write;          /* k and v NULL; the kit stores this step's tokens itself */
     bool graph;             /* FOLIO_PLAN_GRAPH, buffers longer than the batch */
     bool batch_invariant;   /* FOLIO_PLAN_BATCH_INVARIANT */
+    bool private_slots;     /* FOLIO_PLAN_PRIVATE_SLOTS */
+    bool only_decodes;      /* the plan's max_query_len is 1 */
     bool no_lse;
     bool hidden_nan;  /* bias SEQ | KEY: the keys it hides hold NaN in K and V */
     bool strided;     /* gaps of NaN between the heads and tokens of q, k, v, out, lse, bias */

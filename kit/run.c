@@ -164,7 +164,9 @@ static folio_plan *make_plan(kit_case *h, folio_context *ctx, folio_attention *a
                    .max_seqs = st->max_seqs, .max_query_tokens = st->max_query_tokens,
                    .max_seq_len = st->max_seq_len, .max_encoder_tokens = st->max_encoder_tokens,
                    .flags = (h->spec.graph ? FOLIO_PLAN_GRAPH : 0) |
-                            (h->spec.batch_invariant ? FOLIO_PLAN_BATCH_INVARIANT : 0));
+                            (h->spec.batch_invariant ? FOLIO_PLAN_BATCH_INVARIANT : 0) |
+                            (h->spec.private_slots ? FOLIO_PLAN_PRIVATE_SLOTS : 0),
+                   .max_query_len = h->spec.only_decodes ? 1 : 0);
     desc.cache = h->cache;
     folio_plan *plan = NULL;
     folio_status status = folio_plan_create(ctx, &desc, &plan);

@@ -63,13 +63,14 @@ static void write_offer(char *line, size_t size, const bench *b, const setting *
              (long long)b->seed);
 }
 
-/* They have no graphs, promise no bits, rotate nothing and have one head size; of ragged groups each sequence would be a
- * call. */
+/* They have no graphs, promise no bits, rotate and store nothing and have one head size; of ragged groups each sequence
+ * would be a call. */
 static bool for_peers(const setting *s)
 {
     for (int g = 0; g < s->what->num_groups; g++)
         if (s->what->groups[g].up_to) return false;
-    return !s->with->graph && !s->with->invariant && !s->with->rotary && s->with->v_size == 0;
+    return !s->with->graph && !s->with->invariant && !s->with->rotary && !s->with->stores &&
+           !s->with->private_slots && s->with->v_size == 0;
 }
 
 static bool open_peers(bench *b, trial *t, const setting *s)
@@ -86,8 +87,10 @@ static bool open_peers(bench *b, trial *t, const setting *s)
 static bool open_trial(bench *b, trial *t, const setting *s)
 {
     setting other = *s;
-    t->plain = (extras){
-        .name = "plain", .graph = s->with->graph, .one_by_one = true, .stores = s->with->rotary};
+    t->plain = (extras){.name = "plain",
+                        .graph = s->with->graph,
+                        .one_by_one = true,
+                        .stores = s->with->rotary || s->with->private_slots};
     t->pass = *s->with;
     t->pass.rotary = false;
     t->pass.stores = t->pass.pass = true;

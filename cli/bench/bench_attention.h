@@ -38,15 +38,16 @@ typedef struct extras {
     bool alibi, sinks;
     int64_t window; /* keys that a row sees, its own among them; 0: all */
     double soft_cap;
-    int64_t v_size;  /* V's head size; 0: K's */
-    bool latent;     /* V is the first v_size numbers of K */
-    bool full;       /* rows see the keys after them too */
-    bool invariant;  /* bits do not depend on the rest of the batch */
-    int64_t graph;   /* layers that a captured graph runs; 0: no graph, one layer */
-    bool one_by_one; /* the graph's forwards without the graph */
-    bool rotary;     /* q and new keys rotate in the forward; k and v are given and stored */
-    bool stores;     /* k and v are given and stored */
-    bool pass;       /* q and new keys rotate before the forward, in a pass of its own */
+    int64_t v_size;     /* V's head size; 0: K's */
+    bool latent;        /* V is the first v_size numbers of K */
+    bool full;          /* rows see the keys after them too */
+    bool invariant;     /* bits do not depend on the rest of the batch */
+    int64_t graph;      /* layers that a captured graph runs; 0: no graph, one layer */
+    bool one_by_one;    /* the graph's forwards without the graph */
+    bool rotary;        /* q and new keys rotate in the forward; k and v are given and stored */
+    bool stores;        /* k and v are given and stored */
+    bool private_slots; /* the same with FOLIO_PLAN_PRIVATE_SLOTS */
+    bool pass;          /* q and new keys rotate before the forward, in a pass of its own */
 } extras;
 
 /* One way to run one case. */

@@ -148,7 +148,7 @@ static bool make_rotary(rig *r, uint64_t *state)
     int32_t first = first_turned(s), dims = s->head_size - first;
     folio_rotary_desc desc = FOLIO_WITH(folio_rotary_desc, .first_dim = first, .num_dims = dims,
                                         .num_positions = s->what->longest);
-    if (!s->with->rotary && !s->with->stores) return true;
+    if (!s->with->rotary && !s->with->stores && !s->with->private_slots) return true;
     r->kv_bytes = (size_t)numbers * folio_dtype_size(s->dtype);
     if (!make_numbers(r, state, numbers, 1, &r->k) ||
         (!s->with->latent && !make_numbers(r, state, numbers, 2, &r->v)))
@@ -230,7 +230,8 @@ static bool make_batch(rig *r, folio_context *ctx)
 static uint32_t plan_flags(const extras *with)
 {
     return (with->graph && !with->one_by_one ? FOLIO_PLAN_GRAPH : 0) |
-           (with->invariant ? FOLIO_PLAN_BATCH_INVARIANT : 0);
+           (with->invariant ? FOLIO_PLAN_BATCH_INVARIANT : 0) |
+           (with->private_slots ? FOLIO_PLAN_PRIVATE_SLOTS : 0);
 }
 
 static bool make_plan(rig *r, folio_context *ctx)

@@ -145,6 +145,7 @@ void run_batch_invariant(const check_env *env, check_draw *d, int64_t index, che
 void run_row_invariant(const check_env *, check_draw *, int64_t, check_outcome *);
 void run_address_bits(const check_env *, check_draw *, int64_t, check_outcome *);
 void run_graph_bits(const check_env *, check_draw *, int64_t, check_outcome *);
+void run_private_slots(const check_env *, check_draw *, int64_t, check_outcome *);
 void run_rotary_pass(const check_env *, check_draw *, int64_t, check_outcome *);
 void run_append_bits(const check_env *, check_draw *, int64_t, check_outcome *);
 void run_table_bits(const check_env *, check_draw *, int64_t, check_outcome *);

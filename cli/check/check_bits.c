@@ -176,6 +176,50 @@ void run_graph_bits(const check_env *env, check_draw *d, int64_t index, check_ou
     if (same_bits(env, &c, &plain, "FOLIO_PLAN_GRAPH", out)) check_pass(out);
 }
 
+/* One of a step's decodes: its key may be none that its row sees, and its slot may be given. */
+static void private_seq(check_draw *d, int64_t way, check_attention *c)
+{
+    static const int64_t lens[] = {1,   2,   15,  16,  17,  31,   32,   33,   63,   64,   65,  127,
+                                   128, 129, 511, 512, 513, 1000, 1023, 1024, 1025, 2048, 2049};
+    kit_seq *s = check_add(c, 1, CHECK_PICK(d, lens) - 1);
+    if (way == 1) s->slots_given = true;
+    if (way == 2) s->slots_ignored = true;
+    if (way != 3) return;
+    s->positions_given = 1;
+    s->first_query_pos = check_int(d, -2, s->seq_len + 2);
+}
+
+/* Decodes that store k and v themselves leave the same out and the same cache as those behind a write. */
+void run_private_slots(const check_env *env, check_draw *d, int64_t index, check_outcome *out)
+{
+    static const int32_t sizes[] = {128, 64, 128, 256, 128, 128, 40};
+    static const int32_t groups[] = {4, 1, 8, 16, 3, 2}, blocks[] = {16, 32, 16, 48, 8};
+    check_attention c = {0};
+    plain_base(env, d, &c);
+    kit_spec *s = &c.spec;
+    s->dtype = check_chance(d, 3) ? FOLIO_F16 : FOLIO_BF16;
+    s->k_head_size = sizes[index % 7];
+    s->num_heads = s->num_kv_heads * CHECK_PICK(d, groups);
+    s->block_size = CHECK_PICK(d, blocks);
+    if (!check_chance(d, 8)) s->layout = FOLIO_LAYOUT_NATIVE;
+    s->strided = check_chance(d, 3);
+    s->wide_gaps = s->strided && !check_chance(d, 3);
+    s->only_decodes = check_chance(d, 2);
+    s->graph = check_chance(d, 3);
+    s->batch_invariant = check_chance(d, 3);
+    s->sinks = check_chance(d, 4);
+    s->in_place = check_chance(d, 4);
+    if (check_chance(d, 4)) s->windowed = 1, s->window_left = check_int(d, 0, 600);
+    int64_t seqs = index % 3 == 0 ? 1 : check_int(d, 2, 5);
+    for (int64_t i = 0; i < seqs; i++) private_seq(d, check_int(d, 0, 7), &c);
+    if (check_chance(d, 3)) check_add(&c, 0, 40); /* it waits */
+    check_settle(&c);
+    kit_spec other = *s;
+    other.private_slots = true;
+    if (same_bits(env, &c, &other, "FOLIO_PLAN_PRIVATE_SLOTS", out)) check_pass(out);
+    if (!out->ok) kit_describe(&other, c.type, c.seqs, c.num_seqs, out->what, sizeof out->what);
+}
+
 /* Where tensors lie changes nothing: on a device as long as their rows begin at multiples of 16 bytes. */
 void run_address_bits(const check_env *env, check_draw *d, int64_t index, check_outcome *out)
 {

@@ -24,6 +24,7 @@ const check_part check_parts[] = {
     {"prefix_prefill", "attend", 12, 80, make_prefix_prefill, NULL},
     {"prefix_prefill", "long", 6, 156, make_long_prefix, NULL},
     {"decoder", "attend", 36, 144, make_decoder, NULL},
+    {"decoder", "private_slots", 48, 480, NULL, run_private_slots},
     {"encoder", "attend", 12, 80, make_encoder, NULL},
     {"encoder_only", "attend", 12, 80, make_encoder_only, NULL},
     {"cross", "attend", 16, 100, make_cross, NULL},

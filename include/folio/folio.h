@@ -947,6 +947,16 @@ typedef struct folio_plan folio_plan;
  * and the cache begin at multiples of 16 bytes.
  */
 #define FOLIO_PLAN_BATCH_INVARIANT 4u
+/**
+ * A promise of the caller about forwards that are given k and v: no other sequence of the batch reads
+ * the slot of a new token, and the slot is -1 or the token's place in its sequence's block table. On a
+ * device, decode can then store k and v itself, if each sequence has one new token: one launch per
+ * layer instead of two (docs/cuda.md has the conditions). Sequences of folio_pool.h keep the promise.
+ * An engine keeps it if it copies a shared block before it writes to it, and shares a block only after
+ * the step that fills it. If another sequence reads such a slot all the same, it sees old numbers, new
+ * ones or a mix. If a sequence has one new token, another slot than its place is rejected.
+ */
+#define FOLIO_PLAN_PRIVATE_SLOTS 8u
 
 typedef struct folio_plan_desc {
     size_t struct_size;

@@ -36,13 +36,16 @@ class Plan(Handle):
     cache, cross_cache  give the block size and the number of blocks
     graph               fixed buffers, for CUDA graphs
     batch_invariant     on a GPU: the bits of a sequence do not depend on the rest of the batch (always so on CPUs)
+    private_slots       a promise: only a new token's own sequence reads its slot in the same step, as its own key. On a
+                        GPU, steps of one token per sequence then need one launch less per layer
     """
 
     def __init__(self, attentions: Union[Attention, Sequence[Attention]], *, max_seqs: int, max_query_tokens: int,
                  max_seq_len: int, cache: Optional[KVCache] = None, cross_cache: Optional[KVCache] = None,
                  types: Any = None, block_size: int = 0, num_blocks: int = 0, cross_num_blocks: int = 0,
                  max_encoder_tokens: int = 0, max_query_len: int = 0, graph: bool = False,
-                 batch_invariant: bool = False, context: Optional[Context] = None) -> None:
+                 batch_invariant: bool = False, private_slots: bool = False,
+                 context: Optional[Context] = None) -> None:
         self.attentions = [attentions] if isinstance(attentions, Attention) else list(attentions)
         if not self.attentions:
             raise ArgumentError("attentions is empty")
@@ -55,7 +58,8 @@ class Plan(Handle):
                     cross_cache=None if cross_cache is None else handle_of(cross_cache, KVCache, "cross_cache"),
                     max_query_tokens=max_query_tokens, max_seq_len=max_seq_len, max_encoder_tokens=max_encoder_tokens,
                     max_query_len=max_query_len,
-                    flags=abi.FOLIO_PLAN_GRAPH * graph | abi.FOLIO_PLAN_BATCH_INVARIANT * batch_invariant)
+                    flags=abi.FOLIO_PLAN_GRAPH * graph | abi.FOLIO_PLAN_BATCH_INVARIANT * batch_invariant
+                    | abi.FOLIO_PLAN_PRIVATE_SLOTS * private_slots)
         sets = _type_sets(types, len(self.attentions))
         if sets is not None:
             desc.types = ctypes.addressof(sets)

@@ -6,7 +6,9 @@
 
 #include <string.h>
 
-#define KNOWN_FLAGS (FOLIO_PLAN_GRAPH | FOLIO_PLAN_NO_WORKSPACE | FOLIO_PLAN_BATCH_INVARIANT)
+#define KNOWN_FLAGS                                                                                \
+    (FOLIO_PLAN_GRAPH | FOLIO_PLAN_NO_WORKSPACE | FOLIO_PLAN_BATCH_INVARIANT |                     \
+     FOLIO_PLAN_PRIVATE_SLOTS)
 
 /* One number of a cache's, which the description may repeat. */
 static folio_status take_number(int64_t *number, const char *name, int64_t of_cache,

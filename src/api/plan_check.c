@@ -132,6 +132,26 @@ folio_status folioi_plan_check_writes(const folio_plan *plan, folio_attention_ty
          (long long)slot / plan->shape.desc.block_size);
 }
 
+/* What can be seen of the promise of FOLIO_PLAN_PRIVATE_SLOTS, in sequences of one new token. */
+static folio_status check_private_slots(const folio_plan_desc *d, const folio_batch *batch)
+{
+    for (int64_t i = 0; i < batch->num_seqs; i++) {
+        folioi_rows r = folioi_batch_rows(batch, i, FOLIO_ATTENTION_DECODER);
+        if (r.new_len != 1 || r.slots == NULL || r.slots[0] < 0 || r.blocks == NULL) continue;
+        int64_t block = r.blocks[r.context_len / d->block_size];
+        int64_t place = block * d->block_size + r.context_len % d->block_size;
+        REQUIRE(block >= 0,
+                "seq %lld: the slot of its new token is %lld, but its block table has no block "
+                "there; with FOLIO_PLAN_PRIVATE_SLOTS it must be -1",
+                (long long)i, (long long)r.slots[0]);
+        REQUIRE(r.slots[0] == place,
+                "seq %lld: the slot of its new token is %lld, its place in the block table is slot "
+                "%lld; with FOLIO_PLAN_PRIVATE_SLOTS they must be equal",
+                (long long)i, (long long)r.slots[0], (long long)place);
+    }
+    return FOLIO_OK;
+}
+
 folio_status folioi_plan_check(const folio_plan *plan, const folio_batch *batch)
 {
     const folio_plan_desc *d = &plan->shape.desc;
@@ -140,6 +160,8 @@ folio_status folioi_plan_check(const folio_plan *plan, const folio_batch *batch)
     TRY(check_tables(plan, batch, FOLIO_ATTENTION_ENCODER_DECODER, d->cross_num_blocks,
                      "cross_block_table"));
     TRY(check_slots(plan, batch, FOLIO_ATTENTION_DECODER, d->num_blocks, "slots"));
+    if (d->flags & FOLIO_PLAN_PRIVATE_SLOTS && d->block_size > 0)
+        TRY(check_private_slots(d, batch));
     return check_slots(plan, batch, FOLIO_ATTENTION_ENCODER_DECODER, d->cross_num_blocks,
                        "cross_slots");
 }

@@ -272,6 +272,39 @@ BACKEND_TEST(errors_plan, longest_query)
     kit_layer_close(&l);
 }
 
+/* Slots of single new tokens are places in the block table, or -1. */
+BACKEND_TEST(errors_plan, private_slots)
+{
+    folio_attention_desc ad = attention_desc(FOLIO_F32);
+    folio_kv_cache_desc cd = cache_desc(FOLIO_F32);
+    const int32_t table[] = {4, 5};
+    const int64_t place = 5 * (int64_t)cd.block_size + 1;
+    for (int is_private = 0; is_private <= 1; is_private++) {
+        kit_layer l = {0};
+        CHECK_OK(folio_attention_create(ctx, &ad, &l.attention));
+        CHECK_OK(folio_kv_cache_create(ctx, &cd, &l.cache));
+        CHECK_OK(KIT_LAYER_OPEN(ctx, &l, .max_query_tokens = 2, .max_seq_len = 64,
+                                .flags = is_private ? FOLIO_PLAN_PRIVATE_SLOTS : 0));
+        REQUIRE_TEST(l.plan);
+        for (int64_t slot = place - 2; slot <= place + 1; slot++) {
+            for (int64_t rows = 1; rows <= 2; rows++) {
+                const int64_t slots[] = {slot == place - 2 ? -1 : slot, slot + 1};
+                folio_batch_seq s =
+                    FOLIO_WITH(folio_batch_seq, .query_len = rows, .seq_len = cd.block_size + 2,
+                               .block_table = table, .num_blocks = 2, .slots = slots);
+                folio_batch_clear(l.batch);
+                CHECK_OK(folio_batch_add(l.batch, &s));
+                bool is_elsewhere = slots[0] >= 0 && slot != place;
+                if (is_private && rows == 1 && is_elsewhere)
+                    REFUSED(folio_plan_update(l.plan, l.batch, NULL), ARG,
+                            "seq 0|slot|FOLIO_PLAN_PRIVATE_SLOTS");
+                else CHECK_OK(folio_plan_update(l.plan, l.batch, NULL));
+            }
+        }
+        kit_layer_close(&l);
+    }
+}
+
 /* -------------------------------------------------------------------------------- making a plan */
 
 #define BAD_PLAN(status, words, ...)                                                               \
@@ -315,7 +348,7 @@ BACKEND_TEST(errors_plan, plan_create)
     BAD_PLAN(ARG, "-4", d.max_encoder_tokens = -4);
     BAD_PLAN(ARG, "max_query_len|-5", d.max_query_len = -5);
     BAD_PLAN(ARG, "max_query_len", d.max_query_len = d.max_query_tokens + 1);
-    BAD_PLAN(ARG, "flags", d.flags = 8u);
+    BAD_PLAN(ARG, "flags", d.flags = 16u);
     BAD_PLAN(ARG, "flags", d.flags = 0x80000000u | FOLIO_PLAN_NO_WORKSPACE);
     BAD_PLAN(UNSUPPORTED, "window", list[0] = windowed);
     BAD_PLAN(UNSUPPORTED, "window", list[0] = narrowest);

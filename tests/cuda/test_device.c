@@ -534,7 +534,8 @@ typedef struct {
 } launches;
 
 /* What a graph of forwards holds, k and v given. has_workspace: the caller's, full of ones. */
-static launches count_launches(int64_t max_query_len, int32_t query_len, bool has_workspace)
+static launches count_launches(int64_t max_query_len, int32_t query_len, bool has_workspace,
+                               uint32_t flags)
 {
     engine e;
     cudaStream_t stream;
@@ -544,7 +545,7 @@ static launches count_launches(int64_t max_query_len, int32_t query_len, bool ha
     launches n = {0, 0};
     CUDA_OK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     longest_query = max_query_len;
-    open_engine(&e, FOLIO_PLAN_GRAPH, stream);
+    open_engine(&e, FOLIO_PLAN_GRAPH | flags, stream);
     longest_query = 0;
     if (has_workspace) {
         CHECK_OK(folio_plan_get_workspace_size(e.l.plan, &e.run.workspace_size));
@@ -575,12 +576,45 @@ static launches count_launches(int64_t max_query_len, int32_t query_len, bool ha
 TEST(device, one_launch_for_each_family_and_the_write)
 {
     for (int has_workspace = 0; has_workspace <= 1; has_workspace++) {
-        launches decode = count_launches(1, 1, has_workspace);
-        launches both = count_launches(0, 30, has_workspace);
+        launches decode = count_launches(1, 1, has_workspace, 0);
+        launches both = count_launches(0, 30, has_workspace, FOLIO_PLAN_PRIVATE_SLOTS);
+        launches alone = count_launches(1, 1, has_workspace, FOLIO_PLAN_PRIVATE_SLOTS);
         CHECK_INT(decode.kernels, 2);
         CHECK_INT(both.kernels, 3);
-        CHECK_INT(decode.others + both.others, 0);
+        CHECK_INT(alone.kernels, 1); /* decode stores k and v */
+        CHECK_INT(decode.others + both.others + alone.others, 0);
     }
+}
+
+/* More kv heads than a grid has rows; a token that sees itself alone gets its own v. */
+TEST(device, many_kv_heads)
+{
+    enum { MANY = 65536, FEW_DIMS = 8, NUMBERS = MANY * FEW_DIMS };
+    kit_layer l = {0};
+    CHECK_OK(KIT_LAYER_OPEN(device_context(), &l, .num_heads = MANY, .num_kv_heads = MANY,
+                            .k_head_size = FEW_DIMS, .num_blocks = 1, .block_size = BLOCK,
+                            .max_seq_len = 1));
+    folio_batch_seq seq = FOLIO_WITH(folio_batch_seq, .query_len = 1, .seq_len = 1,
+                                     .block_table = (int32_t[]){0}, .num_blocks = 1);
+    CHECK_OK(folio_batch_add(l.batch, &seq));
+    CHECK_OK(folio_plan_update(l.plan, l.batch, NULL));
+    float *numbers = malloc(NUMBERS * sizeof *numbers), *got = malloc(NUMBERS * sizeof *got);
+    for (int i = 0; i < NUMBERS; i++) numbers[i] = (float)(i % 1001 - 500) / 8;
+    void *x = device_upload(l.ctx, numbers, NUMBERS * sizeof *numbers), *out = NULL;
+    CHECK_OK(folio_memory_create(l.ctx, FOLIO_MEMORY_DEVICE, NUMBERS * sizeof *got, &out));
+    folio_tensors t =
+        FOLIO_WITH(folio_tensors, .q = {x, FOLIO_F32, 1, 0, 0}, .k = {x, FOLIO_F32, 1, 0, 0},
+                   .v = {x, FOLIO_F32, 1, 0, 0}, .out = {out, FOLIO_F32, 1, 0, 0});
+    CHECK_OK(folio_attention_forward(l.plan, 0, FOLIO_ATTENTION_DECODER, l.cache, 0, &t, NULL));
+    CHECK_OK(folio_memory_copy(l.ctx, got, out, NUMBERS * sizeof *got, NULL));
+    CHECK_OK(folio_run_wait(l.ctx, NULL));
+    CHECK(memcmp(numbers, got, NUMBERS * sizeof *got) == 0);
+    folio_memory_destroy(l.ctx, FOLIO_MEMORY_DEVICE, x, NUMBERS * sizeof *numbers);
+    folio_memory_destroy(l.ctx, FOLIO_MEMORY_DEVICE, out, NUMBERS * sizeof *got);
+    free(numbers);
+    free(got);
+    kit_layer_close(&l);
+    folio_context_destroy(l.ctx);
 }
 
 /* ---- Slopes and sinks that are not allowed */

@@ -299,8 +299,8 @@ folio_status on_device_copy_blocks(folio_context *ctx, const folio_vllm06_ops_ca
                                    int64_t num_caches, const int64_t (*pairs)[2], int64_t num_pairs,
                                    const folio_run *run)
 {
-    folio_vllm06_ops_cache placed[4];
-    if (caches == NULL || num_caches < 0 || num_caches > 4)
+    folio_vllm06_ops_cache placed[MAX_PIECES / 2];
+    if (caches == NULL || num_caches < 0 || num_caches > MAX_PIECES / 2)
         return folio_vllm06_copy_blocks(ctx, caches, num_caches, pairs, num_pairs, run);
     begin();
     for (int64_t i = 0; i < num_caches; i++) placed[i] = bring_cache(&caches[i]);

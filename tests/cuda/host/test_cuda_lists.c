@@ -337,7 +337,9 @@ TEST(cuda_lists, every_decode_key_once)
     static folioi_cuda_seq seqs[40];
     static folioi_decode_share shares[MAX_SHARES];
     static int32_t blocks[1 << 16];
-    folioi_decode_table table = {shares, items, NULL};
+    static int64_t slots[1 << 10];
+    folioi_decode_table table = {shares, items, NULL, NULL};
+    for (int32_t i = 0; i < 1 << 10; i++) slots[i] = i * 3 - 1;
     for (int32_t i = 0; i < 1 << 16; i++) blocks[i] = i * 7 % 65537;
     for (int round = 0; round < 20000; round++) {
         int32_t n = draw(40), k = 0, stores = 0;
@@ -353,8 +355,9 @@ TEST(cuda_lists, every_decode_key_once)
             rule.cluster_seqs = rule.num_shares / rule.cluster;
         }
         draw_seqs(seqs, n, 8, 1 << draw(14));
-        for (int32_t i = 0; i < n; i++) seqs[i].table = i * 1024;
+        for (int32_t i = 0; i < n; i++) seqs[i].table = i * 1024, seqs[i].new_row = i * 5 + 1;
         table.blocks = draw(4) ? blocks : NULL;
+        table.slots = draw(2) ? slots : NULL;
         int64_t longest = FOLIOI_DECODE_CLUSTER_KEYS + draw(2);
         folioi_decode_rule now = decode_rule_for(&rule, n, longest);
         bool has_clusters = rule.cluster_seqs > 0 && n <= rule.cluster_seqs &&
@@ -368,6 +371,8 @@ TEST(cuda_lists, every_decode_key_once)
             stores += parts > 1 ? parts : 0;
         }
         CHECK_INT(k, num_items);
+        for (int32_t i = 0; i < num_items; i++)
+            CHECK_INT(items[i].slot, table.slots ? slots[items[i].sequence.new_row] : -1);
         int64_t stretch = 0;
         folioi_decode_count counted = decode_count_host(&now, seqs, n, &stretch);
         CHECK(counted.items == num_items && counted.stores == stores);

@@ -92,6 +92,7 @@ TEST(cuda_step, good_arrays_come_through)
         if (form == 2) {
             for (int r = 0; r < ROWS; r++) w.slots[r] = r % 5 ? 7 * r : -1;
             w.d.slots = w.slots;
+            w.d.private_slots = 1; /* the one of one new token has none */
         }
         CHECK_INT(folioi_device_step_check(&w.d), -1);
         check_safe(&w);
@@ -141,11 +142,11 @@ TEST(cuda_step, what_is_bad_is_emptied)
     static const struct {
         int32_t seq, problem;
     } want[] = {
-        {5, FOLIOI_STEP_QUERY_LEN},   {4, FOLIOI_STEP_SEQ_LEN},    {4, FOLIOI_STEP_SEQ_LEN},
-        {4, FOLIOI_STEP_SEQ_LEN},     {4, FOLIOI_STEP_BLOCK},      {4, FOLIOI_STEP_BLOCK},
-        {2, FOLIOI_STEP_SLOT},        {2, FOLIOI_STEP_SLOT},       {1, FOLIOI_STEP_POSITION},
-        {1, FOLIOI_STEP_CAUSALITY},   {1, FOLIOI_STEP_NO_TABLE},   {6, FOLIOI_STEP_TABLE_START},
-        {6, FOLIOI_STEP_TABLE_START}, {6, FOLIOI_STEP_TABLE_START}};
+        {5, FOLIOI_STEP_QUERY_LEN},   {4, FOLIOI_STEP_SEQ_LEN},     {4, FOLIOI_STEP_SEQ_LEN},
+        {4, FOLIOI_STEP_SEQ_LEN},     {4, FOLIOI_STEP_BLOCK},       {4, FOLIOI_STEP_BLOCK},
+        {2, FOLIOI_STEP_SLOT},        {2, FOLIOI_STEP_SLOT},        {1, FOLIOI_STEP_POSITION},
+        {1, FOLIOI_STEP_CAUSALITY},   {1, FOLIOI_STEP_NO_TABLE},    {6, FOLIOI_STEP_TABLE_START},
+        {6, FOLIOI_STEP_TABLE_START}, {6, FOLIOI_STEP_TABLE_START}, {1, FOLIOI_STEP_PLACE}};
     for (int c = 0; c < (int)(sizeof want / sizeof want[0]); c++) {
         world w;
         make_world(&w);
@@ -167,6 +168,7 @@ TEST(cuda_step, what_is_bad_is_emptied)
         case 11: w.d.table_start = w.csr, w.csr[SEQS]--, w.csr[SEQS - 1]++, w.lens[6] = LEN; break;
         case 12: w.d.table_start = w.csr, w.d.num_table_entries--; break; /* its last entry */
         case 13: w.d.table_start = w.csr, w.csr[SEQS]--, w.lens[6] = LEN; break; /* one short */
+        case 14: w.d.slots = w.slots, w.d.private_slots = 1; break; /* those of one new token */
         }
         CHECK_INT(folioi_device_step_check(&w.d), want[c].seq);
         CHECK_INT(w.problems[want[c].seq], want[c].problem);

@@ -207,6 +207,13 @@ static bool takes(const folioi_cuda_line *line, const folioi_cuda_layer *y,
     return fit_layer(line, y, sm, rows).num_warps > 0;
 }
 
+extern "C" bool folioi_cuda_decode_stores(const folioi_cuda_line *line, const folioi_cuda_layer *y)
+{
+    return !line->is_flexible && dtype_is_16_bit(line->kv) && folioi_cuda_has_pages(&y->k) &&
+           y->new_k_dtype == y->kv_dtype && y->new_v_dtype == y->kv_dtype &&
+           folioi_cuda_rows_aligned(&y->new_k, 2, 16) && folioi_cuda_rows_aligned(&y->new_v, 2, 16);
+}
+
 /* ---- clusters ---- */
 
 static const decode_line *clustered_line(const folioi_cuda_layer *y, const folioi_cuda_sm *sm,
@@ -295,7 +302,7 @@ extern "C" void folioi_cuda_decode_init(folioi_cuda_decode_plan *plan, const fol
 extern "C" folioi_decode_table folioi_cuda_decode_table(const folioi_cuda_decode_plan *plan)
 {
     folioi_decode_share *shares = (folioi_decode_share *)plan->schedule;
-    return {shares, (folioi_decode_item *)(shares + plan->num_shares), NULL};
+    return {shares, (folioi_decode_item *)(shares + plan->num_shares), NULL, NULL};
 }
 
 /* ---- a launch ---- */
@@ -311,6 +318,7 @@ static void fill_args(decode_args *a, const folioi_cuda_run *run,
     if (!dtype_is_fp8(a->layer.kv_dtype)) a->layer.k.scale = a->layer.v.scale = 1.0f;
     folioi_decode_table table = folioi_cuda_decode_table(plan);
     a->blocks = step->blocks;
+    a->stores = step->decode_stores;
     a->counts = step->counts;
     a->seqs = step->seqs;
     a->shares = table.shares;

@@ -16,7 +16,7 @@ extern "C" {
 typedef enum folioi_cuda_early {
     FOLIOI_EARLY_NOTHING,
     FOLIOI_EARLY_LISTS, /* the step: what made its lists has ended when this kernel begins   */
-    FOLIOI_EARLY_KEYS, /* K and V too: the one kernel that may still run is a decode, which writes neither */
+    FOLIOI_EARLY_KEYS, /* K and V too: the one kernel that may still run is a decode, which does not write them */
 } folioi_cuda_early;
 
 /** A plan's decode: its numbers, and where its schedule is in device memory. */
@@ -39,6 +39,9 @@ void folioi_cuda_decode_init(folioi_cuda_decode_plan *plan, const folioi_cuda_li
 
 /** Line n of decode_instances.def; NULL past the last. */
 const folioi_cuda_line *folioi_cuda_decode_line(int32_t n);
+
+/** Can a line that takes a layer store its new rows too, of sequences with one new token each? */
+bool folioi_cuda_decode_stores(const folioi_cuda_line *line, const folioi_cuda_layer *layer);
 
 /** Where its schedule lies, for the job that makes it. */
 folioi_decode_table folioi_cuda_decode_table(const folioi_cuda_decode_plan *plan);

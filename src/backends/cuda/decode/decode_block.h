@@ -20,6 +20,7 @@ typedef struct decode_args {
     folioi_cuda_layer layer;
     /* the step and its schedule */
     const int32_t *blocks;
+    int32_t stores; /* the new row of each sequence, its last key, is to be stored */
     const folioi_cuda_counts *counts;
     const folioi_cuda_seq *seqs;
     const folioi_decode_share *shares;

@@ -255,28 +255,32 @@ static __device__ __forceinline__ void copy_block_fixed(uint32_t dst, const char
         cp_async<16, 128>(dst + fixed_place<DIMS, BYTES, false>(t + mine, chunk), from + t * row);
 }
 
-/* A native page: it lies in the tile as it lies in memory. Tokens outside of [low, high) are zeros. */
+/* A native page: it lies in the tile as it lies in memory. Tokens outside of [low, high) are zeros; one is not copied. */
 template <int DIMS>
 static __device__ __forceinline__ void copy_page(uint32_t dst, const char *from, int tile, int low,
-                                                 int high)
+                                                 int high, int but)
 {
     constexpr int COPIES = 16 * DIMS * 2 * 2 / 512;
     int lane = threadIdx.x & 31;
 #pragma unroll 4
     for (int i = 0; i < COPIES; i++) {
         int token = tile + i / (COPIES / 2) * 8 + (4 * i + lane / 8) % 8, at = 512 * i + 16 * lane;
-        cp_async<16, 128>(dst + at, from + at, token >= low && token < high ? 16 : 0);
+        if (token != but)
+            cp_async<16, 128>(dst + at, from + at, token >= low && token < high ? 16 : 0);
     }
 }
 
-/* Is this tile copied in bulk? Both its copies and its wait depend on it. */
+/*
+ * Is this tile copied in bulk? Both its copies and its wait depend on it. If new rows are to be stored, the last tile of an
+ * item is not: it may have one (put_new_row).
+ */
 template <int DIMS, int KV, bool PAGED>
 static __device__ __forceinline__ bool comes_in_bulk(const decode_args &a, int tile, int low,
                                                      int high)
 {
     if (!HAS_BULK_COPIES || (KV != FOLIO_F16 && KV != FOLIO_BF16)) return false;
     if (!PAGED && (fixed_form(DIMS, 2, false) != PACKED_TILE || !a.bulk)) return false;
-    return tile >= low && tile + 16 <= high;
+    return tile >= low && tile + 16 + (PAGED && a.stores) <= high;
 }
 
 /* Bulk copies of a tile that lies in one block: K and V of contiguous rows, or a page. */
@@ -299,9 +303,74 @@ static __device__ __forceinline__ void copy_block_bulk(const decode_args &a, cur
     }
 }
 
+/* ---- new rows, in pages: who has the tile of a sequence's new row takes it as it was given, and stores it ---- */
+
+enum { NO_KEY = -1 };
+
+/* The key that is a sequence's new row, if a tile of an item has it and it is to be stored. It is the sequence's last. */
+static __device__ __forceinline__ int new_key_of(const folioi_decode_item &item, int tile)
+{
+    int key = item.sequence.key_len - 1;
+    bool is_here = key >= max(tile, item.begin) && key < min(tile + 16, item.end);
+    return is_here && item.slot >= 0 ? key : NO_KEY;
+}
+
+/* Unit n of 16 bytes of a page's token, K then V: where it lies in the page. */
+template <int DIMS> static __device__ __forceinline__ int page_byte(int token, int n)
+{
+    constexpr int UNITS = DIMS / 8;
+    int side = n >= UNITS, in_half = side * UNITS * 128 + (token & 7) * 128;
+    return (token >> 3) * UNITS * 256 + in_half + row_byte(true, token, (n - side * UNITS) * 16);
+}
+
+/* The same of a new row as it was given. */
+template <int DIMS>
+static __device__ __forceinline__ const char *new_unit(const decode_args &a, int64_t row,
+                                                       int kv_head, int n)
+{
+    const folioi_cuda_rows &rows = n < DIMS / 8 ? a.layer.new_k : a.layer.new_v;
+    const char *from = (const char *)rows.data + 2 * (row * rows.token + kv_head * rows.head);
+    return from + n % (DIMS / 8) * 16;
+}
+
+/*
+ * A new row to its place in a page: in shared memory, and in the cache. Short and inlined: it runs once, and code that is far
+ * away takes longer to come than the row.
+ */
+template <int DIMS>
+static __device__ __forceinline__ void put_new_row(const decode_args &a, int64_t row, int token,
+                                                   int kv_head, uint32_t page, char *stored)
+{
+    await_kernels_ahead();
+#pragma unroll
+    for (int first = 0; first < DIMS / 4; first += 32) {
+        int n = first + (threadIdx.x & 31);
+        if (n >= DIMS / 4) break;
+        uint4 x = *(const uint4 *)new_unit<DIMS>(a, row, kv_head, n);
+        int at = page_byte<DIMS>(token, n);
+        store_shared(page + at, x);
+        *(uint4 *)(stored + at) = x;
+    }
+}
+
+/* The new row of a sequence that does not see it: its first part's block stores it. Rare. */
+template <int DIMS>
+static __device__ __noinline__ void store_unseen_row(const decode_args &a,
+                                                     const folioi_decode_item &item, int kv_head)
+{
+    if (item.slot < 0) return;
+    int block = (int)(item.slot / a.layer.block_size);
+    int token = (int)(item.slot % a.layer.block_size);
+    char *to = (char *)tile_start<2, true>(a.layer.k, block, token & ~15, kv_head);
+    for (int n = threadIdx.x & 31; n < DIMS / 4; n += 32)
+        *(uint4 *)(to + page_byte<DIMS>(token & 15, n)) =
+            *(const uint4 *)new_unit<DIMS>(a, item.sequence.new_row, kv_head, n);
+}
+
 /* The copies of a fixed tile. */
 template <int DIMS, int KV, bool PAGED>
-static __device__ __forceinline__ void copy_fixed(const decode_args &a, cursor &c, uint32_t dst,
+static __device__ __forceinline__ void copy_fixed(const decode_args &a, cursor &c,
+                                                  const block_shared &sh, uint32_t dst,
                                                   uint32_t barrier, int block, bool valid,
                                                   int kv_head)
 {
@@ -316,7 +385,11 @@ static __device__ __forceinline__ void copy_fixed(const decode_args &a, cursor &
     c.wrote = true;
     if constexpr (PAGED) {
         const char *from = tile_start<BYTES, PAGED>(k, block, in_block, kv_head);
-        copy_page<DIMS>(dst, from, c.tile, c.low, c.high);
+        int new_key = a.stores ? new_key_of(*item_at(a, sh, c.item), c.tile) : NO_KEY;
+        copy_page<DIMS>(dst, from, c.tile, c.low, c.high, new_key);
+        if (new_key != NO_KEY)
+            put_new_row<DIMS>(a, item_at(a, sh, c.item)->sequence.new_row, new_key & 15, kv_head,
+                              dst, (char *)from);
     } else if (a.one_block_tiles && c.tile >= c.low && c.tile + 16 <= c.high) {
         const char *k_from = tile_start<BYTES, PAGED>(k, block, in_block, kv_head);
         const char *v_from = tile_start<BYTES, PAGED>(v, block, in_block, kv_head);
@@ -372,8 +445,8 @@ static __device__ __forceinline__ void fetch(const decode_args &a, cursor &c,
             c.in_block = token - block_index(a, token) * a.layer.block_size;
         }
         if constexpr (KV == FOLIO_INT8) copy_scales<KV>(a, c, sh, stage, block, valid, kv_head);
-        copy_fixed<DIMS, KV, PAGED>(a, c, dst, shared_address(sh.barriers + stage), block, valid,
-                                    kv_head);
+        copy_fixed<DIMS, KV, PAGED>(a, c, sh, dst, shared_address(sh.barriers + stage), block,
+                                    valid, kv_head);
     } else {
         copy_flexible(a, c, dst, row_address<KV>(a, c, c.block, valid, kv_head, lane));
         if (a.layer.k.scales != NULL && !c.fresh)

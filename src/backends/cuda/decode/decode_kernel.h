@@ -73,7 +73,9 @@ static __device__ __forceinline__ int start_tile(const decode_args &a, const blo
     int lane = threadIdx.x & 31, tile = first_tile(a, item.begin, warp);
     if (warp == 0 && lane / 4 < item.sequence.query_len * a.group && lane % 4 < I::VMAX / 64)
         prefetch(q_row(a, item.sequence, lane / 4, kv_head) + lane % 4 * 64);
-    if (tile < item.begin || tile + 16 > item.end) return 0;
+    if (a.stores && warp == 1 && lane < I::VMAX / 32) /* lines of a new row */
+        prefetch(new_unit<I::VMAX>(a, item.sequence.new_row, kv_head, 8 * lane));
+    if (!comes_in_bulk<I::VMAX, I::KV, true>(a, tile, item.begin, item.end)) return 0;
     if (lane == 0) {
         constexpr int BYTES = 16 * I::VMAX * 2 * 2;
         uint32_t barrier = shared_address(sh.barriers);
@@ -240,6 +242,11 @@ __global__ void __launch_bounds__(32 * WARPS, VMAX <= 128 && !CLUSTERED ? 2 : 1)
     /* prefetch the counters that this block will use */
     if (!CLUSTERED && threadIdx.x < FOLIOI_DECODE_KEPT && sh.share->kept[threadIdx.x].num_parts > 1)
         prefetch(counter_of(a, sh.share->kept[threadIdx.x].seq, kv_head, first_row));
+    /* the end's addresses are translated meanwhile: that may take as long as several reads */
+    if (threadIdx.x == 32)
+        prefetch((uint16_t *)a.layer.out.data +
+                 sh.share->kept[0].sequence.query_row * a.layer.out.token);
+    if (!CLUSTERED && threadIdx.x == 33) prefetch(a.partials);
     if (PAGED && filled > 0) {
         c.num_used = 1;
         step_cursor<KV>(a, sh, c, warp, first_row);
@@ -287,6 +294,12 @@ __global__ void __launch_bounds__(32 * WARPS, VMAX <= 128 && !CLUSTERED ? 2 : 1)
                                                 q);
                 }
                 seen = seen_by_all(a, item_at(a, sh, n)->sequence);
+                if (PAGED && a.stores && warp == 0) {
+                    const folioi_decode_item &item = *item_at(a, sh, n);
+                    int key = item.sequence.key_len - 1;
+                    if (item.part == 0 && (key < seen.x || key >= seen.y))
+                        store_unseen_row<VMAX>(a, item, kv_head);
+                }
                 start_item<I>(a, sh, *item_at(a, sh, n), num_rows, first_row, kv_head, rows, opt,
                               q);
             }

@@ -40,12 +40,10 @@ static folioi_cuda_layer layer_of(const folioi_call *call)
     return l;
 }
 
-static folio_status store(const folioi_cuda_plan *p, const folioi_call *call,
+static folio_status store(const folioi_call *call, const int64_t *slots,
                           const folioi_cuda_turns *turns)
 {
     folioi_kv_tensors kv = call_new_rows(call);
-    bool cross = call->type == FOLIO_ATTENTION_ENCODER_DECODER;
-    const int64_t *slots = folioi_cuda_at(p, cross ? p->cross_slots : p->slots);
     return folioi_cuda_store(call->shape->ctx, &call->layer, &kv, slots, kv.k.tokens, turns,
                              call->stream);
 }
@@ -99,9 +97,11 @@ static folio_status find_counters(const folioi_cuda_plan *p, const folioi_call *
  * What a decode may read early. The first one since an update: nothing, for what makes the lists may be right ahead of
  * it. Those after it begin when it has waited for that, if they are in the same stream, hence not in a caller's
  * workspace, and in the same capture or in none. In a capture it is known too whether that decode is the one thing
- * ahead; in a stream anybody's kernel may be. New rows that are read as given may be that decode's out.
+ * ahead; in a stream anybody's kernel may be. New rows that are read as given may be that decode's out. keys: K of the
+ * layer. That decode may have stored rows in it; other layers of its cache lie apart.
  */
-static folioi_cuda_early early_of(const folioi_cuda_plan *p, const folioi_call *call)
+static folioi_cuda_early early_of(const folioi_cuda_plan *p, const folioi_call *call,
+                                  const char *keys)
 {
     folioi_cuda_capture now;
     const folioi_cuda_ahead *ahead = p->ahead;
@@ -109,7 +109,10 @@ static folioi_cuda_early early_of(const folioi_cuda_plan *p, const folioi_call *
         !folioi_cuda_capture_of(call->stream, &now) || now.number != ahead->capture.number)
         return FOLIOI_EARLY_NOTHING;
     bool is_next = now.end != NULL && now.end == ahead->capture.end;
-    return is_next && call->cached && !call->append ? FOLIOI_EARLY_KEYS : FOLIOI_EARLY_LISTS;
+    bool is_apart = ahead->stored == NULL ||
+                    (ahead->stored != keys && ahead->format == (const void *)call->layer.format);
+    return is_next && is_apart && call->cached && !call->append ? FOLIOI_EARLY_KEYS
+                                                                : FOLIOI_EARLY_LISTS;
 }
 
 /* Has the plan lines for all that this layer has? By the plan alone where the batch must not matter. */
@@ -121,6 +124,23 @@ static bool is_taken(const folioi_cuda_use *use, const folioi_cuda_list *list,
     return (!work->prefills || folioi_cuda_pick(&use->prefill, layer, sm, 0) != NULL) &&
            (work->decode_rows == 0 ||
             folioi_cuda_pick(&use->decode, layer, sm, list->decode.max_rows) != NULL);
+}
+
+/*
+ * Does decode store the new rows? Each of its sequences has one, and no other sequence may read it: a block stores the row
+ * and reads it, and no block waits for another.
+ */
+static bool decode_stores(const folioi_cuda_plan *p, const folioi_call *call,
+                          const folioi_cuda_use *use, const folioi_cuda_layer *layer)
+{
+    if (!has_private_slots(p) || call->append) return false;
+    if (call->type != FOLIO_ATTENTION_DECODER || call->rotation.table != NULL) return false;
+    if (use->list < 0 || !is_taken(use, &p->lists[use->list], layer)) return false;
+    const folioi_cuda_list *list = &p->lists[use->list];
+    const folioi_cuda_work *now = &list->now;
+    if (now->prefills || now->decode_rows == 0 || now->query_len > 1) return false;
+    return folioi_cuda_decode_stores(
+        folioi_cuda_pick(&use->decode, layer, &list->limits.sm, list->decode.max_rows), layer);
 }
 
 static cudaError_t attend_prefills(const folioi_cuda_chain *chain, const folioi_cuda_run *run,
@@ -148,10 +168,12 @@ static folio_status attend(const folioi_cuda_plan *p, const folioi_call *call,
     const folioi_cuda_line *line =
         folioi_cuda_pick(&use->decode, run->layer, &list->limits.sm, list->decode.max_rows);
     TRY_CUDA(folioi_cuda_decode(line, run, &list->decode, list->now.decode_rows,
-                                list->now.clustered, early_of(p, call)),
+                                list->now.clustered, early_of(p, call, run->layer->k.base)),
              "kernel decode");
-    if (!call->foreign_workspace)
-        p->ahead->is_there = folioi_cuda_capture_of(call->stream, &p->ahead->capture);
+    if (call->foreign_workspace) return FOLIO_OK;
+    p->ahead->is_there = folioi_cuda_capture_of(call->stream, &p->ahead->capture);
+    p->ahead->stored = run->step->decode_stores ? run->layer->k.base : NULL;
+    p->ahead->format = call->layer.format;
     return FOLIO_OK;
 }
 
@@ -168,9 +190,11 @@ static folio_status run(const folioi_call *call)
     };
     layer.turns =
         (folioi_cuda_turns){call->rotation, call->tensors.positions, step.counts, step.seqs};
-    if (call->stores) TRY(store(p, call, &layer.turns));
-    if (call->rotation.table != NULL) TRY(rotate_queries(call, &layer));
     const folioi_cuda_use *use = folioi_cuda_use_of(p, call->attention_index, call->type);
+    step.decode_stores = call->stores && decode_stores(p, call, use, &layer);
+    if (call->stores && !step.decode_stores)
+        TRY(store(call, folioi_cuda_at(p, cross ? p->cross_slots : p->slots), &layer.turns));
+    if (call->rotation.table != NULL) TRY(rotate_queries(call, &layer));
     folioi_cuda_run now = {&layer, &step, call->workspace, NULL, call->stream};
     if (layer.turns.rotation.table == NULL && use->list >= 0 &&
         is_taken(use, &p->lists[use->list], &layer))

@@ -37,6 +37,7 @@ static folioi_cuda_list list_of(const folioi_plan_shape *shape, const folioi_cud
     if (decode_is_clustered(l->cluster_seqs, d->max_seqs, d->max_seq_len))
         list.prefill.shape.decode_rows = l->cluster < 16 && group <= 8 ? 8 : 16;
     l->decode_rows = list.prefill.shape.decode_rows;
+    list.limit.query_len = l->max_query_len;
     list.limit.prefills = l->max_query_len * group > l->decode_rows;
     folioi_cuda_decode_init(&list.decode, l);
     if (l->decode_rows > 0) list.limit.decode_rows = list.decode.max_rows;
@@ -131,6 +132,8 @@ folio_status folioi_cuda_lists_start(folioi_cuda_plan *p)
         bool cached = cross || list->type == FOLIO_ATTENTION_DECODER;
         if (cached && job.rule.block_size % 16 == 0 && job.rule.block_size > 0)
             job.table.blocks = folioi_cuda_at(p, cross ? p->cross_blocks : p->blocks);
+        if (list->type == FOLIO_ATTENTION_DECODER && has_private_slots(p))
+            job.table.slots = folioi_cuda_at(p, p->slots);
         folioi_cuda_job *jobs = folioi_cuda_at(p, p->jobs);
         for (int decode = 0; decode <= 1; decode++) {
             if (decode ? list->limit.decode_rows == 0 : !list->limit.prefills) continue;
@@ -145,10 +148,11 @@ folio_status folioi_cuda_lists_start(folioi_cuda_plan *p)
 static folioi_cuda_work work_of(const folioi_prefill_shape *shape, const folioi_cuda_seq *seqs,
                                 int64_t num_seqs)
 {
-    folioi_cuda_work work = {0, false, false, {0, 0, 0, 0}};
+    folioi_cuda_work work = {0, 0, false, false, {0, 0, 0, 0}};
     int64_t num_prefills = 0, tiles = 0, keys = 0;
     for (int64_t i = 0; i < num_seqs; i++) {
         int32_t rows = (int32_t)min_i64((int64_t)seqs[i].query_len * shape->group, INT32_MAX);
+        work.query_len = max_i64(work.query_len, seqs[i].query_len);
         if (rows > shape->decode_rows) {
             work.prefills = true;
             num_prefills++;
@@ -175,6 +179,7 @@ void folioi_cuda_lists_update(folioi_cuda_plan *p, folio_attention_type type,
         list->now.clustered = decode_is_clustered(list->decode.cluster_seqs, num_seqs, p->longest);
         if (seqs == NULL) continue;
         folioi_cuda_work work = work_of(&list->prefill.shape, seqs, num_seqs);
+        list->now.query_len = work.query_len;
         list->now.prefills = work.prefills;
         list->now.whole = work.whole;
         if (work.decode_rows == 0 || !list->limits.batch_invariant)

@@ -292,6 +292,7 @@ static folioi_device_step step_of(const folioi_cuda_plan *p, const folio_device_
         .max_seq_len = d->max_seq_len,
         .num_blocks = d->num_blocks,
         .block_size = d->block_size,
+        .private_slots = has_private_slots(p),
         .problems = folioi_cuda_at(p, p->problems),
     };
     widest_window(&p->shape, &s.window_left, &s.window_right);
@@ -347,6 +348,8 @@ folio_status folioi_cuda_plan_status(const void *state, folio_plan_findings *out
         [FOLIOI_STEP_BLOCK] =
             "an entry of its block table that its rows see is outside [0, num_blocks)",
         [FOLIOI_STEP_SLOT] = "a slot is outside [-1, num_blocks * block_size)",
+        [FOLIOI_STEP_PLACE] = "the slot of its new token is not the token's place in the block "
+                              "table, as FOLIO_PLAN_PRIVATE_SLOTS promises",
         [FOLIOI_STEP_POSITION] = "a position is 2^40 or more in size",
         [FOLIOI_STEP_CAUSALITY] = "causality is not a value of folio_causality",
     };

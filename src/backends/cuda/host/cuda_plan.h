@@ -21,6 +21,7 @@ typedef struct folioi_cuda_place {
 /** What a launch must be ready for: the step's, or in a graph plan all that may come. */
 typedef struct folioi_cuda_work {
     int32_t decode_rows; /* most rows of a sequence that decode kernels compute; 0: there is none */
+    int64_t query_len;   /* of the longest query                                                  */
     bool prefills;       /* some sequence has more rows than those take                           */
     bool clustered;      /* decode's list is for clusters: decode_is_clustered                    */
     folioi_prefill_head whole; /* as far as the host knows them: num_keys, and num_items if none */
@@ -51,6 +52,8 @@ typedef struct folioi_cuda_use {
  */
 typedef struct folioi_cuda_ahead {
     bool is_there;
+    const char *stored;          /* K of the layer whose new rows it stored; NULL: it stored none */
+    const void *format;          /* of that layer's cache */
     folioi_cuda_capture capture; /* with it */
 } folioi_cuda_ahead;
 
@@ -84,6 +87,11 @@ static inline void *folioi_cuda_at(const folioi_cuda_plan *p, folioi_cuda_place 
 static inline bool folioi_cuda_is_graph(const folioi_cuda_plan *p)
 {
     return (p->shape.desc.flags & FOLIO_PLAN_GRAPH) != 0;
+}
+
+static inline bool has_private_slots(const folioi_cuda_plan *p)
+{
+    return (p->shape.desc.flags & FOLIO_PLAN_PRIVATE_SLOTS) != 0;
 }
 
 static inline folioi_cuda_use *folioi_cuda_use_of(const folioi_cuda_plan *p, int32_t attention,

@@ -31,7 +31,8 @@ typedef struct folioi_cuda_step {
     const folioi_cuda_counts *counts;
     const folioi_cuda_seq *seqs; /* [num_seqs], their rows one after another */
     const int32_t *blocks;
-    int64_t out_rows; /* of out, padding included: the launch covers them */
+    int64_t out_rows;      /* of out, padding included: the launch covers them    */
+    int32_t decode_stores; /* each sequence has one new row at most: decode stores it */
 } folioi_cuda_step;
 
 /** How rows of q and k rotate. */

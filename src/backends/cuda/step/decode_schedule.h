@@ -25,7 +25,8 @@ typedef struct folioi_decode_item {
     int32_t seq, begin, end; /* begin == end: the sequence has no key to see */
     int32_t part, num_parts; /* of the sequence                               */
     int32_t store;           /* part 0's place in the workspace; num_parts > 1 */
-    int32_t share, unused[3];
+    int32_t share, unused;
+    int64_t slot;             /* of the sequence's first new token; -1: none */
     folioi_cuda_seq sequence; /* a copy, so that it comes with the item */
 } folioi_decode_item;
 
@@ -48,6 +49,7 @@ typedef struct folioi_decode_table {
     folioi_decode_share *shares; /* [num_shares] */
     folioi_decode_item *items;
     const int32_t *blocks; /* the step's block tables, if each block holds whole tiles; else NULL */
+    const int64_t *slots;  /* of the step's new tokens, if decode may store them; else NULL */
 } folioi_decode_table;
 
 /** What the schedule depends on beside the sequences. */
@@ -217,6 +219,13 @@ SHARED_INLINE void decode_part(const folioi_decode_rule *rule, const folioi_deco
     item->share = (int32_t)decode_clamp(share, 0, rule->num_shares - 1);
 }
 
+/** The slot of an item that is there. */
+SHARED_INLINE void decode_keep_slot(const folioi_decode_table *table, int32_t n)
+{
+    folioi_decode_item *item = &table->items[n];
+    if (table->slots != 0) item->slot = table->slots[item->sequence.new_row];
+}
+
 /** First item of share b among items in rising order of shares. */
 SHARED_INLINE int32_t decode_share_begin(const folioi_decode_item *items, int32_t num_items,
                                          int32_t b)
@@ -289,7 +298,8 @@ SHARED_INLINE folioi_decode_count decode_items(const folioi_decode_rule *rule,
             decode_part(rule, &span, x, stretch, first_share, parts, p, item);
             item->seq = s;
             item->store = at.stores;
-            item->unused[0] = item->unused[1] = item->unused[2] = 0;
+            item->unused = 0;
+            item->slot = -1;
             item->sequence = seqs[s];
         }
         at.items += parts;
@@ -324,6 +334,7 @@ static inline int32_t decode_schedule_host(const folioi_decode_rule *rule,
     int64_t stretch = 0;
     folioi_decode_count n = decode_count_host(rule, seqs, num_seqs, &stretch), none = {0, 0};
     decode_items(rule, seqs, 0, num_seqs, 0, stretch, none, table->items);
+    for (int32_t i = 0; i < n.items; i++) decode_keep_slot(table, i);
     for (int32_t b = 0; b <= rule->num_shares; b++) decode_bound_share(rule, table, n.items, b);
     for (int32_t i = 0; i < rule->num_shares * FOLIOI_DECODE_KEPT; i++) decode_keep_item(table, i);
     for (int32_t i = 0; i < rule->num_shares * FOLIOI_DECODE_TILES; i++)

@@ -18,6 +18,7 @@ typedef enum folioi_step_problem {
     FOLIOI_STEP_TABLE_START,
     FOLIOI_STEP_BLOCK,
     FOLIOI_STEP_SLOT,
+    FOLIOI_STEP_PLACE,
     FOLIOI_STEP_POSITION,
     FOLIOI_STEP_CAUSALITY,
     FOLIOI_STEP_NUM_PROBLEMS
@@ -34,6 +35,7 @@ typedef struct folioi_device_step {
     int64_t num_rows, max_query_len, max_seq_len, num_blocks;
     int64_t window_left, window_right; /* the widest of all attentions */
     int32_t block_size;
+    int32_t private_slots; /* FOLIO_PLAN_PRIVATE_SLOTS */
     /* where it goes: the plan's arrays */
     folioi_cuda_counts *counts[2];
     folioi_cuda_seq *decoder, *encoder_only; /* either may be NULL */
@@ -116,14 +118,19 @@ SHARED_INLINE int32_t step_table(const folioi_device_step *d, int32_t i, const f
     return problem;
 }
 
-/* The slot of its new row r: as given, or by the table. */
-SHARED_INLINE int64_t step_slot(const folioi_device_step *d, const folioi_cuda_seq *s, int64_t r)
+/* The place of its new row r by the table. */
+SHARED_INLINE int64_t step_place(const folioi_device_step *d, const folioi_cuda_seq *s, int64_t r)
 {
-    if (s->key_len == 0) return -1; /* padding */
-    if (d->slots != 0) return d->slots[s->new_row + r];
     if (d->blocks == 0) return -1;
     int64_t at = s->context_len + r, block = d->tables[s->table + at / d->block_size];
     return block < 0 ? -1 : block * d->block_size + at % d->block_size;
+}
+
+/* The slot of it: as given, or by the table. */
+SHARED_INLINE int64_t step_slot(const folioi_device_step *d, const folioi_cuda_seq *s, int64_t r)
+{
+    if (s->key_len == 0) return -1; /* padding */
+    return d->slots != 0 ? d->slots[s->new_row + r] : step_place(d, s, r);
 }
 
 /* Are its slots there? The table has been copied. */
@@ -133,6 +140,8 @@ SHARED_INLINE int32_t step_slots(const folioi_device_step *d, const folioi_cuda_
     for (int64_t r = lane; r < s->query_len; r += lanes) {
         int64_t slot = step_slot(d, s, r);
         if (slot < -1 || slot >= d->num_blocks * d->block_size) return FOLIOI_STEP_SLOT;
+        bool is_private = d->private_slots && d->blocks != 0 && s->query_len == 1;
+        if (is_private && slot >= 0 && slot != step_place(d, s, r)) return FOLIOI_STEP_PLACE;
     }
     return FOLIOI_STEP_FINE;
 }

@@ -52,6 +52,8 @@ __device__ void list_decodes(const folioi_cuda_job &job, int64_t longest, int64_
     __syncthreads();
     for (int b = threadIdx.x; b <= rule.num_shares; b += THREADS)
         decode_bound_share(&rule, &job.table, (int32_t)(both >> 32), b);
+    for (int n = threadIdx.x; n < (int32_t)(both >> 32); n += THREADS)
+        decode_keep_slot(&job.table, n);
     __syncthreads();
     for (int n = threadIdx.x; n < rule.num_shares * FOLIOI_DECODE_KEPT; n += THREADS)
         decode_keep_item(&job.table, n);

@@ -153,7 +153,7 @@ static __device__ __forceinline__ void end_part(const hopper_args &a, const hopp
     __syncwarp();
     if (lane == 0) count = await_parts(counter, warps, all, WAITS);
     count = __shfl_sync(ALL_LANES, count, 0);
-    bool in_turns = WAITS && count == all && rows >= all;
+    bool in_turns = WAITS && count == all && rows >= all * QUADS;
     if (in_turns) {
         if (lane == 0) gone = atomicAdd(counter + 2, 1); /* nobody looks at the counters any more */
         row = (t.part * 8 + warp) * QUADS;
