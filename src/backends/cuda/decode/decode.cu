@@ -12,19 +12,21 @@ typedef void decode_fn(decode_args);
 
 typedef struct decode_line {
     folioi_cuda_line line;
-    int32_t q_forms;          /* see block_shared                                         */
-    int32_t warps[2];         /* of up to 8 rows, of up to 16                             */
-    decode_fn *kernels[2][2]; /* the same, for caches in rows and in pages; NULL: is none */
-    int32_t cluster_warps[2]; /* the same, for clusters of blocks; pages only             */
-    decode_fn *clustered[2];
+    int32_t q_forms;            /* see block_shared                                         */
+    int32_t warps[2];           /* of up to 8 rows, of up to 16                             */
+    decode_fn *kernels[2][2];   /* the same, for caches in rows and in pages; NULL: is none */
+    int32_t cluster_warps[2];   /* the same, for clusters of blocks; pages only             */
+    decode_fn *clustered[2][2]; /* the same; without new rows to store, and with them */
 } decode_line;
 
 /* Fixed 16-bit instances know pages from rows too. */
-template <int DIMS, int NT, int KV, int WARPS, bool PAGES, bool CLUSTERED = false>
+template <int DIMS, int NT, int KV, int WARPS, bool PAGES, bool CLUSTERED = false,
+          bool STORES = PAGES>
 static constexpr decode_fn *kernel_of(void)
 {
     constexpr bool PAGED = PAGES && (KV == FOLIO_F16 || KV == FOLIO_BF16);
-    if constexpr (WARPS > 0) return decode_kernel<DIMS, NT, KV, WARPS, PAGED, CLUSTERED>;
+    if constexpr (WARPS > 0)
+        return decode_kernel < DIMS, NT, KV, WARPS, PAGED, CLUSTERED, PAGED && STORES > ;
     else return nullptr;
 }
 
@@ -36,13 +38,15 @@ static const decode_line lines[] = {
     {{"decode_" #name "_d" #dims,                                                                  \
       kv == FOLIO_F16 || kv == FOLIO_BF16 ? (folio_dtype)kv : (folio_dtype)0, (folio_dtype)kv,     \
       dims, dims, kv == 0, takes},                                                                 \
-     decode_instance<dims, 1, kv, false>::Q_FORMS,                                                 \
+     decode_instance<dims, 1, kv, false, false>::Q_FORMS,                                          \
      {few, many},                                                                                  \
      {{kernel_of<dims, 1, kv, few, false>(), kernel_of<dims, 2, kv, many, false>()},               \
       {kernel_of<dims, 1, kv, few, true>(), kernel_of<dims, 2, kv, many, true>()}},                \
      {cluster_few, cluster_many},                                                                  \
-     {kernel_of<dims, 1, kv, cluster_few, true, true>(),                                           \
-      kernel_of<dims, 2, kv, cluster_many, true, true>()}},
+     {{kernel_of<dims, 1, kv, cluster_few, true, true, false>(),                                   \
+       kernel_of<dims, 1, kv, cluster_few, true, true>()},                                         \
+      {kernel_of<dims, 2, kv, cluster_many, true, true, false>(),                                  \
+       kernel_of<dims, 2, kv, cluster_many, true, true>()}}},
 #include "backends/cuda/decode/decode_instances.def"
 #undef X
 };
@@ -127,11 +131,11 @@ static block_fit fit_block(const decode_line *line, const folioi_cuda_sm *sm, bo
 
 /* The same of a block of a cluster: it has room for what all warps send of the slices it owns. */
 static block_fit fit_cluster(const decode_line *line, const folioi_cuda_sm *sm, int dims, int rows,
-                             int cluster)
+                             int cluster, bool stores)
 {
     int many = rows > 8;
     block_fit f = fit_block(line, sm, true, dims, dims, 2, rows, false);
-    f.kernel = line->clustered[many];
+    f.kernel = line->clustered[many][stores];
     f.cluster = cluster;
     f.rows = rows <= 4 ? 4 : rows <= 8 ? 8 : 16;
     f.owned_slices = dims / 8 / cluster;
@@ -230,8 +234,8 @@ static const decode_line *clustered_line(const folioi_cuda_layer *y, const folio
 static int clusters_at_once(const decode_line *line, const folioi_cuda_sm *sm, int dims, int size)
 {
     int least = 0;
-    for (int many = 0; many < 2; many++) {
-        block_fit f = fit_cluster(line, sm, dims, many ? 16 : 4, size);
+    for (int n = 0; n < 4; n++) { /* every kernel there is */
+        block_fit f = fit_cluster(line, sm, dims, n / 2 ? 16 : 4, size, n % 2);
         const void *kernel = (const void *)f.kernel;
         int number = 0;
         if (f.num_warps == 0 ||
@@ -242,7 +246,7 @@ static int clusters_at_once(const decode_line *line, const folioi_cuda_sm *sm, i
         launch_shape shape = {dim3(1, size), 32u * f.num_warps, f.shared_bytes, size, false};
         launch_config c(shape, 0);
         if (cudaOccupancyMaxActiveClusters(&number, kernel, &c.config) != cudaSuccess) number = 0;
-        if (many == 0 || number < least) least = number;
+        if (n == 0 || number < least) least = number;
     }
     (void)cudaGetLastError(); /* a size that the device does not have */
     return least;
@@ -353,7 +357,7 @@ extern "C" cudaError_t folioi_cuda_decode(const folioi_cuda_line *line, const fo
     fill_args(&a, run, plan);
     const decode_line *l = (const decode_line *)line;
     clustered = clustered && a.paged && l->cluster_warps[0] > 0;
-    block_fit f = clustered ? fit_cluster(l, &plan->sm, line->v_dims, rows, plan->cluster)
+    block_fit f = clustered ? fit_cluster(l, &plan->sm, line->v_dims, rows, plan->cluster, a.stores)
                             : fit_layer(line, run->layer, &plan->sm, rows);
     a.cluster = f.cluster;
     a.owned_slices = f.owned_slices;

@@ -274,13 +274,13 @@ static __device__ __forceinline__ void copy_page(uint32_t dst, const char *from,
  * Is this tile copied in bulk? Both its copies and its wait depend on it. If new rows are to be stored, the last tile of an
  * item is not: it may have one (put_new_row).
  */
-template <int DIMS, int KV, bool PAGED>
+template <int DIMS, int KV, bool PAGED, bool STORES>
 static __device__ __forceinline__ bool comes_in_bulk(const decode_args &a, int tile, int low,
                                                      int high)
 {
     if (!HAS_BULK_COPIES || (KV != FOLIO_F16 && KV != FOLIO_BF16)) return false;
     if (!PAGED && (fixed_form(DIMS, 2, false) != PACKED_TILE || !a.bulk)) return false;
-    return tile >= low && tile + 16 + (PAGED && a.stores) <= high;
+    return tile >= low && tile + 16 + (STORES && a.stores) <= high;
 }
 
 /* Bulk copies of a tile that lies in one block: K and V of contiguous rows, or a page. */
@@ -368,7 +368,7 @@ static __device__ __noinline__ void store_unseen_row(const decode_args &a,
 }
 
 /* The copies of a fixed tile. */
-template <int DIMS, int KV, bool PAGED>
+template <int DIMS, int KV, bool PAGED, bool STORES>
 static __device__ __forceinline__ void copy_fixed(const decode_args &a, cursor &c,
                                                   const block_shared &sh, uint32_t dst,
                                                   uint32_t barrier, int block, bool valid,
@@ -378,16 +378,17 @@ static __device__ __forceinline__ void copy_fixed(const decode_args &a, cursor &
     const folioi_cuda_side &k = a.layer.k, &v = a.layer.v;
     uint32_t v_dst = dst + fixed_value(DIMS, BYTES, PAGED);
     int in_block = c.in_block - (threadIdx.x & 15);
-    if (comes_in_bulk<DIMS, KV, PAGED>(a, c.tile, c.low, c.high)) {
+    if (comes_in_bulk<DIMS, KV, PAGED, STORES>(a, c.tile, c.low, c.high)) {
         copy_block_bulk<DIMS, PAGED>(a, c, block, in_block, dst, barrier, kv_head);
         return;
     }
     c.wrote = true;
     if constexpr (PAGED) {
         const char *from = tile_start<BYTES, PAGED>(k, block, in_block, kv_head);
-        int new_key = a.stores ? new_key_of(*item_at(a, sh, c.item), c.tile) : NO_KEY;
+        int new_key = NO_KEY;
+        if (STORES && a.stores) new_key = new_key_of(*item_at(a, sh, c.item), c.tile);
         copy_page<DIMS>(dst, from, c.tile, c.low, c.high, new_key);
-        if (new_key != NO_KEY)
+        if (STORES && new_key != NO_KEY)
             put_new_row<DIMS>(a, item_at(a, sh, c.item)->sequence.new_row, new_key & 15, kv_head,
                               dst, (char *)from);
     } else if (a.one_block_tiles && c.tile >= c.low && c.tile + 16 <= c.high) {
@@ -424,7 +425,7 @@ static __device__ __forceinline__ void copy_scales(const decode_args &a, const c
 }
 
 /* Start the copies of the cursor's tile into a stage, as one group, and move on. */
-template <int DIMS, int KV, bool PAGED>
+template <int DIMS, int KV, bool PAGED, bool STORES>
 static __device__ __forceinline__ void fetch(const decode_args &a, cursor &c,
                                              const block_shared &sh, int stage, int kv_head,
                                              int warp, int first_row)
@@ -445,8 +446,8 @@ static __device__ __forceinline__ void fetch(const decode_args &a, cursor &c,
             c.in_block = token - block_index(a, token) * a.layer.block_size;
         }
         if constexpr (KV == FOLIO_INT8) copy_scales<KV>(a, c, sh, stage, block, valid, kv_head);
-        copy_fixed<DIMS, KV, PAGED>(a, c, sh, dst, shared_address(sh.barriers + stage), block,
-                                    valid, kv_head);
+        copy_fixed<DIMS, KV, PAGED, STORES>(a, c, sh, dst, shared_address(sh.barriers + stage),
+                                            block, valid, kv_head);
     } else {
         copy_flexible(a, c, dst, row_address<KV>(a, c, c.block, valid, kv_head, lane));
         if (a.layer.k.scales != NULL && !c.fresh)

@@ -25,9 +25,10 @@
  * An instance and what follows from it. Fixed: KV is the dtype of K and V, VMAX their head size. Flexible: KV is 0, VMAX the
  * largest head size of V. NT: fragments of 8 rows.
  */
-template <int VMAX_, int NT_, int KV_, bool PAGED_> struct decode_instance {
+template <int VMAX_, int NT_, int KV_, bool PAGED_, bool STORES_> struct decode_instance {
     static constexpr int VMAX = VMAX_, NT = NT_, KV = KV_;
-    static constexpr bool PAGED = PAGED_; /* K and V lie in native pages; fixed instances only */
+    static constexpr bool PAGED = PAGED_;   /* K and V lie in native pages; fixed instances only */
+    static constexpr bool STORES = STORES_; /* it can store new rows; in pages only */
     using T = typename std::conditional<KV == FOLIO_BF16, __nv_bfloat16, __half>::type;
     static constexpr bool INT8 = KV == FOLIO_INT8;
     static constexpr bool EIGHT = KV == FOLIO_FP8_E4M3 || KV == FOLIO_FP8_E5M2 || INT8;
@@ -73,9 +74,9 @@ static __device__ __forceinline__ int start_tile(const decode_args &a, const blo
     int lane = threadIdx.x & 31, tile = first_tile(a, item.begin, warp);
     if (warp == 0 && lane / 4 < item.sequence.query_len * a.group && lane % 4 < I::VMAX / 64)
         prefetch(q_row(a, item.sequence, lane / 4, kv_head) + lane % 4 * 64);
-    if (a.stores && warp == 1 && lane < I::VMAX / 32) /* lines of a new row */
+    if (I::STORES && a.stores && warp == 1 && lane < I::VMAX / 32) /* lines of a new row */
         prefetch(new_unit<I::VMAX>(a, item.sequence.new_row, kv_head, 8 * lane));
-    if (!comes_in_bulk<I::VMAX, I::KV, true>(a, tile, item.begin, item.end)) return 0;
+    if (!comes_in_bulk<I::VMAX, I::KV, true, I::STORES>(a, tile, item.begin, item.end)) return 0;
     if (lane == 0) {
         constexpr int BYTES = 16 * I::VMAX * 2 * 2;
         uint32_t barrier = shared_address(sh.barriers);
@@ -196,7 +197,7 @@ static __device__ __forceinline__ void await_tile(const decode_args &a, const bl
                                                   const tile_view &tile, int stage, int filled,
                                                   uint32_t &phases)
 {
-    if (comes_in_bulk<I::VMAX, I::KV, I::PAGED>(a, tile.tile, tile.low, tile.high)) {
+    if (comes_in_bulk<I::VMAX, I::KV, I::PAGED, I::STORES>(a, tile.tile, tile.low, tile.high)) {
         if constexpr (HAS_BULK_COPIES)
             bulk_wait(shared_address(sh.barriers + stage), phases >> stage & 1);
         phases ^= 1u << stage;
@@ -205,13 +206,14 @@ static __device__ __forceinline__ void await_tile(const decode_args &a, const bl
     }
 }
 
-template <int VMAX, int NT, int KV, int WARPS, bool PAGED = false, bool CLUSTERED = false>
+template <int VMAX, int NT, int KV, int WARPS, bool PAGED = false, bool CLUSTERED = false,
+          bool STORES = PAGED>
 __global__ void __launch_bounds__(32 * WARPS, VMAX <= 128 && !CLUSTERED ? 2 : 1)
     decode_kernel(const __grid_constant__ decode_args a)
 {
     if constexpr (CLUSTERED && !HAS_BULK_COPIES) return;
     extern __shared__ __align__(128) char memory[];
-    using I = decode_instance<VMAX, NT, KV, PAGED>;
+    using I = decode_instance<VMAX, NT, KV, PAGED, STORES>;
     int warp = threadIdx.x / 32;
     int kv_head = blockIdx.x, share = blockIdx.y;
     int first_row = KV != 0 ? 0 : blockIdx.z * 8; /* heads above 256 have two blocks of rows */
@@ -242,11 +244,6 @@ __global__ void __launch_bounds__(32 * WARPS, VMAX <= 128 && !CLUSTERED ? 2 : 1)
     /* prefetch the counters that this block will use */
     if (!CLUSTERED && threadIdx.x < FOLIOI_DECODE_KEPT && sh.share->kept[threadIdx.x].num_parts > 1)
         prefetch(counter_of(a, sh.share->kept[threadIdx.x].seq, kv_head, first_row));
-    /* the end's addresses are translated meanwhile: that may take as long as several reads */
-    if (threadIdx.x == 32)
-        prefetch((uint16_t *)a.layer.out.data +
-                 sh.share->kept[0].sequence.query_row * a.layer.out.token);
-    if (!CLUSTERED && threadIdx.x == 33) prefetch(a.partials);
     if (PAGED && filled > 0) {
         c.num_used = 1;
         step_cursor<KV>(a, sh, c, warp, first_row);
@@ -278,7 +275,7 @@ __global__ void __launch_bounds__(32 * WARPS, VMAX <= 128 && !CLUSTERED ? 2 : 1)
             if (filled < a.num_stages && c.item < c.item_end) {
                 int next = stage + filled;
                 if (next >= a.num_stages) next -= a.num_stages;
-                fetch<VMAX, KV, PAGED>(a, c, sh, next, kv_head, warp, first_row);
+                fetch<VMAX, KV, PAGED, STORES>(a, c, sh, next, kv_head, warp, first_row);
                 filled++;
                 continue;
             }
@@ -294,7 +291,7 @@ __global__ void __launch_bounds__(32 * WARPS, VMAX <= 128 && !CLUSTERED ? 2 : 1)
                                                 q);
                 }
                 seen = seen_by_all(a, item_at(a, sh, n)->sequence);
-                if (PAGED && a.stores && warp == 0) {
+                if (STORES && a.stores && warp == 0) {
                     const folioi_decode_item &item = *item_at(a, sh, n);
                     int key = item.sequence.key_len - 1;
                     if (item.part == 0 && (key < seen.x || key >= seen.y))
