@@ -944,7 +944,7 @@ BACKEND_TEST(vllm06_ops, paged_attention_errors)
     enum { PARTS = 2 }; /* of 530 keys */
     static float sums[SEQS * HEADS * PARTS], tops[SEQS * HEADS * PARTS];
     static float tmp[SEQS * HEADS * PARTS * 32];
-    static const float nan_slopes[HEADS] = {0, 0, NAN, 0};
+    static const float nan_slopes[HEADS] = {0, 0, NAN, 0}, inf_slopes[HEADS] = {0, -INFINITY, 0, 0};
     memset(sums, 0xFF, sizeof sums);
     memset(tops, 0xFF, sizeof tops);
     memset(tmp, 0xFF, sizeof tmp);
@@ -963,8 +963,10 @@ BACKEND_TEST(vllm06_ops, paged_attention_errors)
     BAD_ATTENTION(a.query = NULL, "");
     BAD_ATTENTION(a.out = NULL, "");
     BAD_ATTENTION(a.dtype = FOLIO_FP8_E4M3, "fp8_e4m3");
-    if (strcmp(backend, "cuda") != 0) /* numbers on a device are not looked at */
+    if (strcmp(backend, "cuda") != 0) { /* numbers on a device are not looked at */
         BAD_ATTENTION(a.alibi_slopes = nan_slopes, "slopes[2]");
+        BAD_ATTENTION(a.alibi_slopes = inf_slopes, "slopes[1]");
+    }
     BAD_ATTENTION(a.struct_size = 0, "struct_size");
     BAD_ATTENTION(c.x = 3, "x is 3");
     BAD_ATTENTION(c.k_scale = -1.0f, "k_scale is -1");

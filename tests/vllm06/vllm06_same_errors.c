@@ -132,6 +132,8 @@ void v06_same_init_errors(const char *original, const char *compute)
         d = r.d;
         d.compat = 2;
         REFUSED(r.b->make_impl(r.state, &d, &impl), FOLIO_ERR_ARGUMENT, "compat is 2");
+        d.compat = -1;
+        REFUSED(r.b->make_impl(r.state, &d, &impl), FOLIO_ERR_ARGUMENT, "compat is -1");
         static const int no_dtypes[] = {0, 99, FOLIO_FP8_E4M3}; /* the last is one of caches only */
         for (int i = 0; i < COUNT_OF(no_dtypes); i++) {
             d = r.d;

@@ -348,6 +348,7 @@ void v06_same_forward_errors(const char *original, const char *compute)
         BAD(a.value.dtype = FOLIO_F64, "value|f64");
         BAD(a.k_scale = -1.0f, "k_scale is -1");
         BAD(a.k_scale = INFINITY, "k_scale is inf");
+        BAD(a.k_scale = NAN, "k_scale is");
         BAD(a.v_scale = -1.0f, "v_scale is -1");
         BAD(a.v_scale = NAN, "v_scale is");
         BAD(a.struct_size = 0, "struct_size");

@@ -326,6 +326,9 @@ void v06_same_graph_cross(const char *original, const char *compute)
         b.cross_block_tables[0] = (int32_t)r.num_blocks;
         REFUSED(folio_vllm06_begin_forward(r.state, m, NULL), FOLIO_ERR_ARGUMENT,
                 "cross_block_table");
+        b.cross_block_tables[0] = -1;
+        REFUSED(folio_vllm06_begin_forward(r.state, m, NULL), FOLIO_ERR_ARGUMENT,
+                "cross_block_table");
         b.cross_block_tables[0] = block;
         CHECK_OK(folio_vllm06_begin_forward(r.state, m, NULL));
         step_without_encoders(&r, &b);
