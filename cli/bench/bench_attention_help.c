@@ -36,7 +36,7 @@ static const char options_help[] =
     "                         causal), latent:SIZE (V is the first SIZE numbers of K), v_size:SIZE (V's\n"
     "                         head size), invariant (batch-invariant), graph:LAYERS (a captured CUDA\n"
     "                         graph), stores (k and v are stored too), private (the same with\n"
-    "                         FOLIO_PLAN_PRIVATE_SLOTS; its plain form stores without), rotary (k and v\n"
+    "                         FOLIO_PLAN_PRIVATE_SLOTS; compared with stores), rotary (k and v\n"
     "                         are stored too; on the CPU also compared with a separate pass over q and\n"
     "                         k), joined by +; such a case alternates with its plain form\n"
     "      --cache LIST       cold (default): 256 MiB are read before each repetition, so that K and V\n"

@@ -951,10 +951,11 @@ typedef struct folio_plan folio_plan;
  * A promise of the caller about forwards that are given k and v: no other sequence of the batch reads
  * the slot of a new token, and the slot is -1 or the token's place in its sequence's block table. On a
  * device, decode can then store k and v itself, if each sequence has one new token: one launch per
- * layer instead of two (docs/cuda.md has the conditions). Sequences of folio_pool.h keep the promise.
- * An engine keeps it if it copies a shared block before it writes to it, and shares a block only after
- * the step that fills it. If another sequence reads such a slot all the same, it sees old numbers, new
- * ones or a mix. If a sequence has one new token, another slot than its place is rejected.
+ * layer instead of two (docs/cuda.md has the conditions). Host backends compute as without it.
+ * Sequences of folio_pool.h keep the promise. An engine keeps it if it copies a shared block before it
+ * writes to it, and shares a block only after the step that fills it. If another sequence reads such a
+ * slot all the same, it sees old numbers, new ones or a mix. folio_plan_update rejects any other slot
+ * of a sequence with one new token, whether k and v are given or not; other slots are not checked.
  */
 #define FOLIO_PLAN_PRIVATE_SLOTS 8u
 

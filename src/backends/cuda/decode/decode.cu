@@ -25,8 +25,8 @@ template <int DIMS, int NT, int KV, int WARPS, bool PAGES, bool CLUSTERED = fals
 static constexpr decode_fn *kernel_of(void)
 {
     constexpr bool PAGED = PAGES && (KV == FOLIO_F16 || KV == FOLIO_BF16);
-    if constexpr (WARPS > 0)
-        return decode_kernel < DIMS, NT, KV, WARPS, PAGED, CLUSTERED, PAGED && STORES > ;
+    constexpr bool STORING = PAGED && STORES;
+    if constexpr (WARPS > 0) return decode_kernel<DIMS, NT, KV, WARPS, PAGED, CLUSTERED, STORING>;
     else return nullptr;
 }
 

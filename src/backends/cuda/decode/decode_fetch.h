@@ -255,7 +255,7 @@ static __device__ __forceinline__ void copy_block_fixed(uint32_t dst, const char
         cp_async<16, 128>(dst + fixed_place<DIMS, BYTES, false>(t + mine, chunk), from + t * row);
 }
 
-/* A native page: it lies in the tile as it lies in memory. Tokens outside of [low, high) are zeros; one is not copied. */
+/* A native page: it lies in the tile as it lies in memory. Tokens outside of [low, high) are zeros; token `but` is not copied. */
 template <int DIMS>
 static __device__ __forceinline__ void copy_page(uint32_t dst, const char *from, int tile, int low,
                                                  int high, int but)
@@ -323,7 +323,7 @@ template <int DIMS> static __device__ __forceinline__ int page_byte(int token, i
     return (token >> 3) * UNITS * 256 + in_half + row_byte(true, token, (n - side * UNITS) * 16);
 }
 
-/* The same of a new row as it was given. */
+/* Unit n of a new row in k, then in v. */
 template <int DIMS>
 static __device__ __forceinline__ const char *new_unit(const decode_args &a, int64_t row,
                                                        int kv_head, int n)

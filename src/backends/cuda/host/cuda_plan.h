@@ -21,7 +21,7 @@ typedef struct folioi_cuda_place {
 /** What a launch must be ready for: the step's, or in a graph plan all that may come. */
 typedef struct folioi_cuda_work {
     int32_t decode_rows; /* most rows of a sequence that decode kernels compute; 0: there is none */
-    int64_t query_len;   /* of the longest query                                                  */
+    int64_t query_len;   /* length of the longest query                                           */
     bool prefills;       /* some sequence has more rows than those take                           */
     bool clustered;      /* decode's list is for clusters: decode_is_clustered                    */
     folioi_prefill_head whole; /* as far as the host knows them: num_keys, and num_items if none */

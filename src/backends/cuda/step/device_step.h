@@ -126,7 +126,7 @@ SHARED_INLINE int64_t step_place(const folioi_device_step *d, const folioi_cuda_
     return block < 0 ? -1 : block * d->block_size + at % d->block_size;
 }
 
-/* The slot of it: as given, or by the table. */
+/* The slot of new row r: as given, or by the table. */
 SHARED_INLINE int64_t step_slot(const folioi_device_step *d, const folioi_cuda_seq *s, int64_t r)
 {
     if (s->key_len == 0) return -1; /* padding */

@@ -145,7 +145,7 @@ static __device__ __forceinline__ void merge_row(const hopper_args &a, const hop
 template <typename T, int PARTS, int QUADS, bool WAITS>
 static __device__ __forceinline__ void end_part(const hopper_args &a, const hopper_tile &t)
 {
-    constexpr int32_t warps = WAITS ? 1 : 8; /* of them one ends the part of all */
+    constexpr int32_t warps = WAITS ? 1 : 8; /* one warp counts for all 8 */
     int32_t *counter = a.counters + 4 * (1 + (int64_t)t.counter * a.units + t.unit);
     int32_t all = 8 * t.num_parts, rows = t.out.num_queries * a.heads;
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
