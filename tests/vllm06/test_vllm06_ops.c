@@ -693,6 +693,21 @@ BACKEND_TEST(vllm06_ops, swap_blocks)
             "pairs (to)[1] = 3 is written twice");
     REFUSED(folio_vllm06_swap_blocks(ctx, &b.c, &b.c, chain, 2, NULL), FOLIO_ERR_ARGUMENT,
             "block 3 is both read and written");
+    const int64_t from_below[][2] = {{2, 3}, {-1, 5}}, to_below[][2] = {{2, 3}, {1, -1}};
+    const int64_t to_past[][2] = {{2, 3}, {1, last + 1}};
+    for (int same = 0; same < 2; same++) { /* also within one cache */
+        const folio_vllm06_ops_cache *from = same ? &b.c : &a.c;
+        REFUSED(folio_vllm06_swap_blocks(ctx, from, &b.c, from_below, 2, NULL), FOLIO_ERR_ARGUMENT,
+                "(from)[1] = -1 is outside [0,");
+        REFUSED(folio_vllm06_swap_blocks(ctx, from, &b.c, to_below, 2, NULL), FOLIO_ERR_ARGUMENT,
+                "(to)[1] = -1 is outside [0,");
+        REFUSED(folio_vllm06_swap_blocks(ctx, from, &b.c, to_past, 2, NULL), FOLIO_ERR_ARGUMENT,
+                "(to)[1]|outside [0,");
+        REFUSED(folio_vllm06_swap_blocks(ctx, from, &b.c, outside, 2, NULL), FOLIO_ERR_ARGUMENT,
+                "(from)[1]|outside [0,");
+        REFUSED(folio_vllm06_swap_blocks(ctx, from, &b.c, twice, 2, NULL), FOLIO_ERR_ARGUMENT,
+                "(to)[1] = 3 is written twice");
+    }
     CHECK(support_is_poison((char *)b.k.data + 3 * n, n));
     CHECK_OK(folio_vllm06_swap_blocks(ctx, &b.c, &b.c, chain, 1, NULL)); /* 2 to 3 */
     CHECK(same_block(&b, 2, &b, 3) && same_block(&b, 2, &a, last - 1));

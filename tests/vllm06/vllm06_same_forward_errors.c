@@ -146,6 +146,14 @@ static void bad_cross(v06 *rig)
         V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT, "kv_cache is NULL|2 decodes");
     }
     r.no_key = false;
+    v06_fields(&r, encoded_prompts, 2); /* their encoders are cached already */
+    r.cross_tables[0] = (int32_t)r.num_blocks;
+    if (v06_remake(&r)) {
+        r.no_key = true;
+        a = v06_args(&r, FOLIO_ATTENTION_ENCODER_DECODER);
+        V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT, "cross_block_table");
+        r.no_key = false;
+    }
     if (v06_step(&r, no_token, 2)) {
         a = v06_args(&r, FOLIO_ATTENTION_ENCODER_DECODER);
         V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT, "prompt 0 has no token|encoder has 5");
@@ -207,6 +215,8 @@ static void bad_overlaps(v06 *rig)
         output_is_query(&r, FOLIO_ATTENTION_ENCODER_ONLY);
         inputs_in_the_cache(&r, FOLIO_ATTENTION_ENCODER_ONLY);
         BAD(a.output.data = (float *)a.query.data + 1, "output and query share memory");
+        BAD((a.output = a.query, a.output.token_stride = v06_width(&r) + 8),
+            "output and query share memory"); /* they begin alike */
         BAD(a.output.data = a.key.data, "output and key share memory");
         BAD(a.output.data = a.value.data, "output and value share memory");
         BAD(a.output.data = kv.data, "output and kv_cache share memory");
@@ -234,7 +244,14 @@ static void bad_overlaps(v06 *rig)
 
 static void bad_slots(v06 *rig)
 {
+    static const v06_seq decodes[] = {{1, false, 1, 9, 0}, {0, false, 1, 14, 0}};
     v06 r = *rig;
+    for (int i = 0; i < 2; i++) {
+        v06_fields(&r, decodes, 2);
+        r.slots[1] = i == 0 ? r.num_blocks * r.block_size : -2;
+        v06_remake(&r);
+        BAD((void)0, "slot");
+    }
     for (int i = 0; i < 3; i++) {
         v06_fields(&r, two_prompts, 2);
         if (i == 0) r.slots[3] = r.num_blocks * r.block_size;
