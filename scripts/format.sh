@@ -1,7 +1,8 @@
 #!/bin/sh
 # usage: format.sh [--check]
 # clang-format 14 over all C sources: other versions break some lines elsewhere. --check names what it would change,
-# and changes nothing.
+# and changes nothing. Lines of the Python package that are longer than 120 columns are named in both cases: shorten
+# them by hand.
 set -eu
 cd "$(dirname "$0")/.."
 format=
@@ -18,3 +19,6 @@ how=-i
 # shellcheck disable=SC2086 # words
 find src kit cli tests examples python \( -name '*.c' -o -name '*.h' -o -name '*.cu' \) \
     ! -path 'tests/api/abi/folio*' -exec $format --style=file $how {} +
+long=$(find python/folio python/examples python/tools python/cuda -name '*.py' ! -name _abi.py \
+    -exec awk 'length > 120 { print FILENAME ":" FNR ": " length " columns, 120 allowed" }' {} +)
+[ -z "$long" ] || { echo "$long" >&2 && exit 1; }

@@ -36,9 +36,9 @@ class Plan(Handle):
     cache, cross_cache  give the block size and the number of blocks
     graph               fixed buffers, for CUDA graphs
     batch_invariant     on a GPU: the bits of a sequence do not depend on the rest of the batch (always so on CPUs)
-    private_slots       a promise: only a new token's own sequence reads its slot in the same step, and the slot is -1 or
-                        the token's place in the block table. On a GPU, steps of one token per sequence can then do with
-                        one launch less per layer (docs/cuda.md has the conditions)
+    private_slots       a promise: only a new token's own sequence reads its slot in the same step, and the slot is -1
+                        or the token's place in the block table. On a GPU, steps of one token per sequence can then do
+                        with one launch less per layer (docs/cuda.md has the conditions)
     """
 
     def __init__(self, attentions: Union[Attention, Sequence[Attention]], *, max_seqs: int, max_query_tokens: int,

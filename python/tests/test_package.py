@@ -53,15 +53,6 @@ def test_types() -> None:
     assert "no issues found" in done.stdout
 
 
-def test_lines_have_at_most_120_columns() -> None:
-    long = [f"{file.relative_to(SOURCE)}:{number}"
-            for folder in ("folio", "examples", "tools", "cuda") for file in (SOURCE / folder).glob("**/*.py")
-            if file.name != "_abi.py"
-            for number, line in enumerate(file.read_text().splitlines(), 1)
-            if len(line) > 120]
-    assert not long
-
-
 def test_main_says_what_is_here() -> None:
     done = run(sys.executable, "-m", "folio")
     assert done.returncode == 0, done.stderr
