@@ -321,6 +321,14 @@ static void note_level(bench *b, const setting *s)
             b->info.level);
 }
 
+static void watch_clocks(bench *b)
+{
+    char bus[32];
+    if (bench_device_bus(b->device, bus, sizeof bus))
+        b->clocks = bench_clocks_open("libnvidia-ml.so.1", bus);
+    if (b->clocks) (void)bench_clocks_start(b->clocks);
+}
+
 static bool open_context(bench *b, const setting *s)
 {
     folio_context_desc desc = FOLIO_WITH(folio_context_desc, .backend = b->backend,
@@ -331,6 +339,7 @@ static bool open_context(bench *b, const setting *s)
     if (cuda) desc.num_threads = 1;
     if (cuda && (b->device = bench_device_open()) == NULL) return false;
     if (!bench_ok(folio_context_create(&desc, &b->ctx), "folio_context_create")) return false;
+    if (cuda) watch_clocks(b);
     folio_context_get_info(b->ctx, &b->info);
     snprintf(b->device_name, sizeof b->device_name, "%s", b->info.device);
     note_level(b, s);
@@ -366,6 +375,8 @@ static void close_context(bench *b, int64_t first)
 {
     add_samples(b, first);
     if (b->device) b->clock_mhz = bench_device_clock(b->device);
+    bench_clocks_close(b->clocks, &b->clock_samples);
+    b->clocks = NULL;
     bench_ceilings_close(b->ceilings);
     folio_context_destroy(b->ctx);
     bench_device_close(b->device);

@@ -10,6 +10,7 @@
 #include "bench/bench.h"
 #include "bench/bench_bound.h"
 #include "bench/bench_ceilings.h"
+#include "bench/bench_clocks.h"
 #include "bench/bench_device.h"
 #include "bench/bench_peers.h"
 
@@ -116,7 +117,9 @@ typedef struct bench {
     bench_after after;
     bench_device *device; /* NULL: the CPU */
     char device_name[128];
-    double clock_mhz;   /* of the device under load; NAN: not measured */
+    double clock_mhz;     /* of the device under load; NAN: not measured */
+    bench_clocks *clocks; /* NULL: the CPU, or the driver has no NVML */
+    bench_clocks_stats clock_samples;
     bench_peers *peers; /* NULL: not asked for */
     folio_context *ctx;
     folio_context_info info;

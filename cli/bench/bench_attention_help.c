@@ -66,10 +66,12 @@ static const char cuda_help[] =
     "  forward is timed, with CUDA events; before it the larger of 256 MiB and four times the L2 cache is\n"
     "  read (--cache cold) or written (dirty). Ceilings: reads of 16 bytes, and bf16 mma.sync on\n"
     "  registers. Decodes have one more: 'its read', a plain read of as many bytes as their K and V, from\n"
-    "  a cold cache (read_s). A case that would take half a minute has fewer repetitions. --threads and\n"
-    "  --level are not supported. Without any list all sections run, each with its own lists. --section\n"
-    "  NAME,... runs some, and a list replaces that of each section. With a list and without --section,\n"
-    "  the other lists have their defaults: --case 2q8k,64q1s8k --dtype bf16. The sections:\n";
+    "  a cold cache (read_s). The clock, and what held it back, is sampled through the driver's library\n"
+    "  NVML, twenty times a second. A case that would take half a minute has fewer repetitions.\n"
+    "  --threads and --level are not supported. Without any list all sections run, each with its own\n"
+    "  lists. --section NAME,... runs some, and a list replaces that of each section. With a list and\n"
+    "  without --section, the other lists have their defaults: --case 2q8k,64q1s8k --dtype bf16. The\n"
+    "  sections:\n";
 
 /* Compilers need not take more than 4095 characters at once. */
 static const char more_help[] =
@@ -115,9 +117,11 @@ static const char more_help[] =
     "by their median.\n\n";
 
 static const char json_help[] =
-    "The JSON is one object: {\"version\", \"cpu\", \"device\", \"topic\", \"clock_mhz\", \"ceilings\": the best\n"
-    "of the run {\"fma_f32_gflops\", \"dot_bf16_gflops\", \"dot_int8_gops\", \"read_gbps\"}, \"ceilings_median\":\n"
-    "of the samples {the same}, \"peers_run\": [names of the peers that have a result],\n"
+    "The JSON is one object: {\"version\", \"cpu\", \"device\", \"topic\", \"clock_mhz\", \"clock_samples\":\n"
+    "of a busy GPU {\"count\", \"median_mhz\", \"lowest_mhz\", \"held_share\": {\"power_limit\", \"temperature\",\n"
+    "\"hardware\", \"setting\"}}, \"ceilings\": the best of the run {\"fma_f32_gflops\",\n"
+    "\"dot_bf16_gflops\", \"dot_int8_gops\", \"read_gbps\"}, \"ceilings_median\": of the samples\n"
+    "{the same}, \"peers_run\": [names of the peers that have a result],\n"
     "\"results\": [{\"case\", \"phase\", \"backend\", \"device\", \"level\",\n"
     "\"threads\", \"dtype\", \"kv_dtype\", \"heads\", \"kv_heads\", \"head_size\", \"block_size\", \"layout\",\n"
     "\"options\", \"cache\", \"section\", \"kernel\", \"reps\", \"median_s\", \"min_s\", \"spread\", \"noisy\",\n"

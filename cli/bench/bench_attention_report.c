@@ -287,6 +287,20 @@ static void print_section(const bench *b, const lists *section)
     if (section->name[0] && lines) printf("\n");
 }
 
+static void print_clocks(const bench_clocks_stats *s)
+{
+    const char *before = "; held back by ";
+    if (s->count == 0) return;
+    printf("- clock while busy: median %.0f MHz, lowest %.0f, of %lld samples", s->median_mhz,
+           s->lowest_mhz, (long long)s->count);
+    for (int k = 0; k < BENCH_NUM_HELD; k++) {
+        if (s->held_share[k] == 0) continue;
+        printf("%s%s in %.3g %%", before, bench_held_name((bench_held)k), 100 * s->held_share[k]);
+        before = ", by ";
+    }
+    printf("%s\n", before[0] == ';' ? "; never held back" : " of them");
+}
+
 static void print_markdown(const bench *b)
 {
     int64_t noisy = 0;
@@ -306,6 +320,7 @@ static void print_markdown(const bench *b)
             "  changed. Do not trust small differences: repeat the run\n",
             (long long)noisy, (long long)b->num_results);
     if (isfinite(b->clock_mhz)) printf("- clock under bf16 mma: %.0f MHz\n", b->clock_mhz);
+    print_clocks(&b->clock_samples);
 }
 
 /* ---- CSV */
@@ -435,6 +450,19 @@ static void write_ceilings(json *j, const char *key, const double *values)
     json_close(j);
 }
 
+static void write_clocks(json *j, const bench_clocks_stats *s)
+{
+    json_object(j, "clock_samples");
+    json_integer(j, "count", s->count);
+    json_number(j, "median_mhz", s->median_mhz);
+    json_number(j, "lowest_mhz", s->lowest_mhz);
+    json_object(j, "held_share");
+    for (int k = 0; k < BENCH_NUM_HELD; k++)
+        json_number(j, bench_held_key((bench_held)k), s->held_share[k]);
+    json_close(j);
+    json_close(j);
+}
+
 static void print_json(const bench *b, FILE *out, const comparison *with)
 {
     json j = {.out = out};
@@ -444,6 +472,7 @@ static void print_json(const bench *b, FILE *out, const comparison *with)
     json_string(&j, "device", b->device_name);
     json_string(&j, "topic", "attention");
     json_number(&j, "clock_mhz", b->clock_mhz);
+    write_clocks(&j, &b->clock_samples);
     write_ceilings(&j, "ceilings", b->machine);
     write_ceilings(&j, "ceilings_median", b->medians);
     json_array(&j, "peers_run");

@@ -54,6 +54,9 @@ double bench_device_sample(bench_device *d, bench_ceiling which);
  */
 bool bench_device_read(bench_device *d, double bytes, double *seconds);
 
+/* The GPU's PCI bus id, such as 0000:01:00.0. */
+bool bench_device_bus(const bench_device *d, char *text, int size);
+
 /* MHz at which the processors ran during the last sample of BENCH_DOT_BF16; NAN before it. */
 double bench_device_clock(const bench_device *d);
 

@@ -61,4 +61,9 @@ bool bench_device_read(bench_device *d, double bytes, double *seconds)
     return (void)d, (void)bytes, (void)seconds, false;
 }
 
+bool bench_device_bus(const bench_device *d, char *text, int size)
+{
+    return (void)d, (void)text, (void)size, false;
+}
+
 double bench_device_clock(const bench_device *d) { return (void)d, (double)NAN; }

@@ -324,4 +324,10 @@ double bench_device_sample(bench_device *d, bench_ceiling which)
     return which == BENCH_DOT_BF16 ? sample_mma(d) : NAN;
 }
 
+bool bench_device_bus(const bench_device *d, char *text, int size)
+{
+    (void)d;
+    return good(cudaDeviceGetPCIBusId(text, size, 0), "the PCI bus id");
+}
+
 double bench_device_clock(const bench_device *d) { return d->clock_mhz; }
