@@ -24,8 +24,8 @@ typedef struct {
     int32_t *tables;
     float *rows[2]; /* [seq][longest][kv_heads][head_size] as given */
     float slopes[HEADS], scale;
-    bool alibi;
-    folio_dtype dtype; /* of query and out */
+    bool alibi, no_scale; /* no_scale: 0 is given, which stands for scale */
+    folio_dtype dtype;    /* of query and out */
     void *query;
     support_buffer out;
     folio_context *ctx;
@@ -127,7 +127,7 @@ static folio_vllm06_paged_attention_args arguments(bed *b)
                                                .dtype = b->dtype,
                                                .num_heads = HEADS,
                                                .num_seqs = SEQS,
-                                               .scale = b->scale,
+                                               .scale = b->no_scale ? 0.0f : b->scale,
                                                .block_tables = b->tables,
                                                .max_num_blocks_per_seq = b->row_blocks,
                                                .seq_lens = b->lens,
@@ -289,6 +289,9 @@ static void other_sizes(folio_context *ctx)
     static const int32_t few[SEQS] = {9, 0, 16, 1, 3}; /* more sequences than blocks in a row */
     bed_open(&b, ctx, FOLIO_F32, 4, 40, 16, few);
     check_both(&b);
+    b.scale = 1.0f / sqrtf(40.0f);
+    b.no_scale = true;
+    check_both(&b);
     bed_close(&b);
 }
 
@@ -305,6 +308,13 @@ BACKEND_TEST(vllm06_ops, paged_attention_fp8)
 {
     each_size(ctx, FOLIO_FP8_E4M3, false, true);
     each_size(ctx, FOLIO_FP8_E5M2, false, false);
+    for (int i = 0; i < 2; i++) { /* a scale of 0 is 1 */
+        bed b;
+        bed_open(&b, ctx, FOLIO_FP8_E4M3, 16, 32, 8, short_lens);
+        *(i ? &b.c.v_scale : &b.c.k_scale) = 0;
+        check_both(&b);
+        bed_close(&b);
+    }
 }
 
 /* Padding alone, max_seq_len 0: one partition, which is empty, and rows of zeros. */
@@ -341,7 +351,8 @@ BACKEND_TEST(vllm06_ops, paged_attention_partitions)
         int32_t x = 16 / (int32_t)folio_dtype_size(kvs[i / 2]);
         bed_open(&b, ctx, kvs[i / 2], x, 32, i % 2 ? 8 : 32, long_lens);
         b.alibi = i % 2;
-        if (i == 1) b.max_seq_len = 2000; /* two partitions more than the longest needs */
+        if (i == 1) b.max_seq_len = 2000; /* one partition more than the longest needs */
+        if (i == 2) b.max_seq_len = 3 * FOLIO_VLLM06_PARTITION_SIZE; /* none more */
         check_both(&b);
         bed_close(&b);
     }
@@ -507,6 +518,34 @@ BACKEND_TEST(vllm06_ops, paged_attention_query_stride)
     bed_close(&b);
 }
 
+/* Rows in the 16-bit types, into caches of the same type and of fp8. */
+static void store_half_rows(folio_context *ctx)
+{
+    enum { SIZE = 32, WIDTH = KV_HEADS * SIZE, TOKENS = 3 };
+    static const folio_dtype dtypes[] = {FOLIO_F16, FOLIO_BF16};
+    static const int64_t slots[TOKENS] = {5, 0, 9};
+    for (int i = 0; i < 4; i++) {
+        folio_dtype dtype = dtypes[i / 2], kv = i % 2 ? FOLIO_FP8_E4M3 : dtype;
+        uint16_t rows[2][TOKENS * WIDTH];
+        bed b;
+        bed_open(&b, ctx, kv, 16 / (int32_t)folio_dtype_size(kv), SIZE, 8, short_lens);
+        if (i == 1) b.c.k_scale = b.c.v_scale = 0; /* 1 */
+        for (int part = 0; part < 2; part++)
+            for (int64_t e = 0; e < TOKENS * WIDTH; e++)
+                rows[part][e] = (uint16_t)kit_encode(dtype, (double)b.rows[part][e]);
+        CHECK_OK(folio_vllm06_reshape_and_cache(ctx, rows[0], rows[1], dtype, TOKENS, 0, 0, &b.c,
+                                                slots, NULL));
+        for (int part = 0; part < 2; part++)
+            for (int64_t e = 0; e < TOKENS * WIDTH; e++) {
+                float scale = part ? b.c.v_scale : b.c.k_scale;
+                double x = kit_decode(dtype, rows[part][e]) / (scale > 0 ? (double)scale : 1.0);
+                int64_t at = place(&b, part, slots[e / WIDTH], e / SIZE % KV_HEADS, e % SIZE);
+                CHECK(kit_get(kv, part ? b.v.data : b.k.data, at) == kit_encode(kv, x));
+            }
+        bed_close(&b);
+    }
+}
+
 /* Every byte of both caches: what the layout says for a stored slot, NaN elsewhere. */
 BACKEND_TEST(vllm06_ops, reshape_and_cache)
 {
@@ -533,6 +572,7 @@ BACKEND_TEST(vllm06_ops, reshape_and_cache)
         }
         bed_close(&b);
     }
+    store_half_rows(ctx);
 }
 
 /* A slot that several tokens name holds the last of them. */
@@ -760,7 +800,7 @@ BACKEND_TEST(vllm06_ops, swap_blocks)
 }
 
 /* The caller's workspace, which no plan of the caller's measured, is not used: it may be too small. */
-static void workspace_is_not_used(bed *b)
+static void workspace_is_not_used(bed *b, bed *other)
 {
     enum { PARTS = 2 };
     static float sums[SEQS * HEADS * PARTS], tops[SEQS * HEADS * PARTS];
@@ -777,6 +817,15 @@ static void workspace_is_not_used(bed *b)
             if (!given) memcpy(rows, b->out.data, sizeof rows);
             else CHECK(memcmp(rows, b->out.data, sizeof rows) == 0);
         }
+    static const int64_t slot = 5, pair[1][2] = {{0, 2}};
+    static float row[KV_HEADS * 32];
+    CHECK_OK(
+        folio_vllm06_reshape_and_cache(b->ctx, row, row, FOLIO_F32, 1, 0, 0, &b->c, &slot, &run));
+    CHECK(stored(b, 0, slot, 1, 7) == 0.0 && stored(b, 1, slot, 0, 0) == 0.0);
+    CHECK_OK(folio_vllm06_copy_blocks(b->ctx, &b->c, 1, pair, 1, &run));
+    CHECK(same_block(b, 0, b, 2));
+    CHECK_OK(folio_vllm06_swap_blocks(b->ctx, &b->c, &other->c, pair, 1, &run));
+    CHECK(same_block(b, 0, other, 2));
     CHECK(support_is_poison(small.data, small.bytes) && support_buffer_guards_hold(&small));
     support_buffer_free(&small);
 }
@@ -788,7 +837,7 @@ BACKEND_TEST(vllm06_ops, streams)
     int there = 0;
     const folio_run on_stream = {.struct_size = sizeof on_stream, .stream = &there};
     static const int64_t slot = 3, pair[1][2] = {{0, 1}};
-    static float row[KV_HEADS * 32];
+    static float row[KV_HEADS * 32], scratch[3][SEQS * HEADS * 2 * 32];
     bed a, b;
     bed_open(&a, ctx, FOLIO_F32, 4, 32, 8, short_lens);
     bed_open(&b, ctx, FOLIO_F32, 4, 32, 8, short_lens);
@@ -798,7 +847,7 @@ BACKEND_TEST(vllm06_ops, streams)
     CHECK(same_block(&a, 0, &a, 1));
     CHECK_OK(folio_vllm06_reshape_and_cache(ctx, row, row, FOLIO_F32, 1, 0, 0, &a.c, &slot, NULL));
     CHECK(stored(&a, 0, slot, 1, 7) == 0.0 && stored(&a, 1, slot, 0, 0) == 0.0);
-    workspace_is_not_used(&a);
+    workspace_is_not_used(&a, &b);
     support_buffer_poison(&b.k);
     support_buffer_poison(&b.v);
     REFUSED(
@@ -818,9 +867,12 @@ BACKEND_TEST(vllm06_ops, streams)
     folio_vllm06_paged_attention_args args = arguments(&a);
     REFUSED(folio_vllm06_paged_attention_v1(ctx, &args, &a.c, &on_stream), FOLIO_ERR_ARGUMENT,
             "stream");
-    REFUSED(folio_vllm06_paged_attention_v2(ctx, &args, &a.c, NULL, NULL, NULL, &on_stream),
+    memset(scratch, 0xFF, sizeof scratch);
+    REFUSED(folio_vllm06_paged_attention_v2(ctx, &args, &a.c, scratch[0], scratch[1], scratch[2],
+                                            &on_stream),
             FOLIO_ERR_ARGUMENT, "stream");
     CHECK(support_is_poison(a.out.data, a.out.bytes));
+    CHECK(support_is_poison(scratch, sizeof scratch));
     bed_close(&a);
     bed_close(&b);
 }
@@ -966,6 +1018,7 @@ BACKEND_TEST(vllm06_ops, paged_attention_errors)
     bed b;
     bed_open(&b, ctx, FOLIO_F32, 4, 32, 8, short_lens);
     BAD_ATTENTION(a.max_seq_len = 39, "seq_lens[0] = 530|39");
+    BAD_ATTENTION(a.max_seq_len = 529, "seq_lens[0] = 530|529");
     BAD_ATTENTION(a.max_num_blocks_per_seq = 4, "");
     BAD_ATTENTION(a.max_num_blocks_per_seq = 66, ""); /* one block less than 530 keys have */
     BAD_ATTENTION(a.max_num_blocks_per_seq = -1, "max_num_blocks_per_seq -1 is negative");

@@ -525,12 +525,13 @@ void v06_same_k_scale_v_scale(const char *original, const char *compute)
 void v06_same_dtypes(const char *original, const char *compute)
 {
     static const folio_dtype dtypes[] = {FOLIO_F32, FOLIO_F16, FOLIO_BF16};
-    static const char *const names[] = {"auto", "fp8", "fp8_e4m3", "fp8_e5m2"};
-    for (int i = 0; i < 12; i++) {
+    static const char *const names[] = {NULL, "auto", "fp8", "fp8_e4m3", "fp8_e5m2"};
+    for (int i = 0; i < 15; i++) {
         v06 r;
         v06_init(&r, original, compute);
-        r.d.dtype = dtypes[i / 4];
-        r.d.kv_cache_dtype = names[i % 4];
+        r.d.dtype = dtypes[i / 5];
+        r.d.kv_cache_dtype = names[i % 5];
+        if (i % 5 == 3) r.k_scale = r.v_scale = 1.0f; /* which 0 stands for */
         live(&r);
         v06_close(&r);
     }
