@@ -123,6 +123,7 @@ void v06_same_metadata_fields(const char *original, const char *compute)
         r.f.seq_lens_tensor = r.f.block_tables = NULL;
         CHECK_OK(r.b->make_metadata(r.state, &r.f, &m));
         check_maxima(m, 13, 13, 0, 0);
+        CHECK(same_i32(folio_vllm06_metadata_get(m)->query_start_loc, r.starts, 3));
         folio_vllm06_metadata_destroy(m);
         v06_fields(&r, two_decodes, 2); /* and decodes only seq_lens_tensor */
         r.f.chunked_prefill = 1;
@@ -431,7 +432,10 @@ void v06_same_profiling_run(const char *original, const char *compute)
         for (int64_t t = 0; t < r.f.num_encoder_tokens; t++) r.cross_slots[t] = -1;
         r.f.cross_block_tables = NULL; /* empty, as of all prompts */
         r.f.cross_block_tables_stride = 0;
-        if (v06_remake(&r)) v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
+        for (int chunked = 0; chunked < 2; chunked++) {
+            r.f.chunked_prefill = chunked;
+            if (v06_remake(&r)) v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
+        }
     }
     v06_close(&r);
 }
@@ -497,6 +501,10 @@ void v06_same_use_cuda_graph(const char *original, const char *compute)
 void v06_same_k_scale_v_scale(const char *original, const char *compute)
 {
     static const char *const names[] = {"fp8", "fp8_e4m3", "fp8_e5m2"};
+    static const v06_seq chunk[] = {{0, true, 3, 18, 0}};
+    static const v06_seq decodes[] = {{0, false, 1, 7, 11}, {1, false, 1, 18, 28}};
+    static const float zeros[3 * 18];
+    const folio_vllm06_bias bias = {zeros, 1, 3, 18};
     for (int i = 0; i < 3; i++) {
         v06 r;
         v06_init(&r, original, compute);
@@ -504,6 +512,15 @@ void v06_same_k_scale_v_scale(const char *original, const char *compute)
         r.k_scale = 0.5f;
         r.v_scale = 0.03125f;
         live(&r);
+        if (r.m != NULL && v06_step(&r, chunk, 1)) {
+            v06_run(&r, FOLIO_ATTENTION_DECODER);
+            CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_ATTENTION_DECODER, &bias));
+            v06_run(&r, FOLIO_ATTENTION_DECODER);
+        }
+        if (r.m != NULL && v06_step(&r, encoded_prompts, 2))
+            v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
+        r.no_key = true;
+        if (r.m != NULL && v06_step(&r, decodes, 2)) v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
         v06_close(&r);
     }
     v06 r; /* in a cache of the model's dtype scales do nothing */
@@ -681,7 +698,9 @@ void v06_same_make_biases(const char *original, const char *compute)
                     bias[(h * N + i) * N + j] != (j > i ? -INFINITY : slopes[h] * (float)(j - i));
     CHECK(bias[HEADS * N * N] == 77.0f);
     for (int k = 0; k < COUNT_OF(windows); k++) {
+        bias[N * N] = 77.0f;
         CHECK_OK(b->make_sliding_window_bias(N, windows[k], bias));
+        CHECK(bias[N * N] == 77.0f);
         for (int i = 0; i < N; i++)
             for (int j = 0; j < N; j++) {
                 bool seen = j <= i && (windows[k] == 0 || i - j < windows[k]);
@@ -914,12 +933,13 @@ void v06_same_mixed_step(const char *original, const char *compute)
 {
     static const v06_seq decodes[] = {
         {0, false, 1, 19, 0}, {1, false, 1, 10, 0}, {2, false, 1, 8, 0}, {3, false, 1, 2, 0}};
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < 5; i++) {
         v06 r;
         v06_init(&r, original, compute);
         if (i == 1) r.d.kv_cache_dtype = "fp8";
         if (i == 2) r.d.alibi_slopes = r.slopes;
         if (i == 3) r.d.sliding_window = 6;
+        if (i == 4) r.d.logits_soft_cap = 0.75f;
         if (v06_open(&r) && v06_step(&r, two_prompts, 2)) {
             v06_run(&r, FOLIO_ATTENTION_DECODER);
             for (int left_out = 0; left_out < 3; left_out++) { /* either array alone will do */
@@ -978,22 +998,31 @@ void v06_same_get_seq_len_block_table_args(const char *original, const char *com
 {
     v06 r;
     v06_init(&r, original, compute);
-    if (v06_open(&r)) {
+    bool opened = v06_open(&r);
+    for (int chunked = 0; opened && chunked < 2; chunked++) {
         v06_fields(&r, mixed_step, 4);
         v06_narrow_cross(&r, 3);
-    }
-    if (r.impl != NULL && v06_remake(&r)) {
+        if (chunked) { /* lengths and tables of prompts and of decodes apart */
+            r.f.chunked_prefill = 1;
+            r.f.seq_lens_tensor = r.lens + 3;
+            r.f.prefill_block_tables = r.tables;
+            r.f.prefill_block_tables_stride = r.blocks_per_seq;
+            r.f.block_tables = r.tables + 3 * r.blocks_per_seq;
+        }
+        if (!v06_remake(&r)) continue;
         const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(r.m);
         folio_vllm06_seq_len_block_table_args a;
         for (int prompt = 0; prompt < 2; prompt++) {
+            const int32_t *lens = chunked && prompt ? f->seq_lens : f->seq_lens_tensor;
+            const int32_t *tables = chunked && prompt ? f->prefill_block_tables : f->block_tables;
             for (int type = 0; type < FOLIO_NUM_ATTENTION_TYPES; type++) {
                 bool of_encoder =
                     type == FOLIO_ATTENTION_ENCODER || type == FOLIO_ATTENTION_ENCODER_DECODER;
                 CHECK_OK(folio_vllm06_get_seq_len_block_table_args(r.m, prompt,
                                                                    (folio_attention_type)type, &a));
-                CHECK(a.seq_lens == (of_encoder ? f->encoder_seq_lens_tensor : f->seq_lens_tensor));
+                CHECK(a.seq_lens == (of_encoder ? f->encoder_seq_lens_tensor : lens));
                 CHECK_INT(a.max_seq_len, of_encoder ? 20 : prompt ? 18 : 9);
-                CHECK(a.block_tables == (type == FOLIO_ATTENTION_DECODER ? f->block_tables
+                CHECK(a.block_tables == (type == FOLIO_ATTENTION_DECODER ? tables
                                          : type == FOLIO_ATTENTION_ENCODER_DECODER
                                              ? f->cross_block_tables
                                              : NULL));

@@ -15,13 +15,15 @@ static void empty_tensors(v06 *r)
     static const v06_seq of_decode[] = {{0, true, 6, 6, 0}, {1, false, 1, 9, 20}};
     static const v06_seq of_prompt[] = {{0, true, 6, 6, 0}, {1, true, 9, 9, 20}};
     static const v06_seq not_of_decode[] = {{0, true, 6, 6, 11}, {1, false, 1, 9, 0}};
+    static const v06_seq of_last[] = {{0, false, 1, 7, 0}, {1, false, 1, 9, 20}};
     static const struct {
         const v06_seq *seqs;
         int num_seqs;
         bool needs[2]; /* slots, tables */
     } steps[] = {{encoded_prompts, 2, {true, false}}, {encoded_decode, 1, {false, true}},
                  {encoded_mixed, 2, {true, true}},    {of_decode, 2, {false, true}},
-                 {of_prompt, 2, {true, false}},       {not_of_decode, 2, {true, false}}};
+                 {of_prompt, 2, {true, false}},       {not_of_decode, 2, {true, false}},
+                 {of_last, 2, {false, true}}};
     for (int i = 0; i < 2 * COUNT_OF(steps); i++) {
         bool tables = i % 2, needed = steps[i / 2].needs[tables];
         v06_fields(r, steps[i / 2].seqs, steps[i / 2].num_seqs);
@@ -42,8 +44,9 @@ void v06_same_incomplete_metadata(const char *original, const char *compute)
     v06 r;
     v06_init(&r, original, compute);
     if (!v06_open(&r)) return;
-    for (int missing = 0; missing < 4; missing++) {
-        v06_fields(&r, encoded_prompts, 2);
+    for (int i = 0; i < 8; i++) { /* of a step of prompts, and of both kinds */
+        int missing = i % 4;
+        v06_fields(&r, i < 4 ? encoded_prompts : encoded_mixed, 2);
         if (missing == 0) r.f.encoder_seq_lens_tensor = NULL;
         if (missing == 1) {
             r.f.encoder_seq_lens = NULL;
@@ -305,6 +308,7 @@ static void bad_sequences(folio_vllm06_builder *builder, const folio_vllm06_seq 
 {
     BAD_SEQ((s.token_len = INT64_MAX, s.context_len = 5), "9223372036854775807");
     BAD_SEQ(s.token_len = 0, "token_len 0");
+    BAD_SEQ(s.token_len = -1, "token_len -1");
     BAD_SEQ((s.token_len = (int64_t)1 << 31, s.num_blocks = 0), "token_len 2147483648");
     BAD_SEQ(s.context_len = -1, "context_len -1");
     BAD_SEQ((s.context_len = INT32_MAX, s.num_blocks = 0), "context_len 2147483647");
@@ -326,6 +330,8 @@ static void bad_sequences(folio_vllm06_builder *builder, const folio_vllm06_seq 
     BAD_SEQ(s.token_len = 9, "do not hold 9");
     BAD_SEQ((s.token_len = 9, s.num_cross_blocks = 2), "1 blocks of 8 do not hold 9");
     BAD_SEQ((s.encoder_seq_len = 9, s.num_blocks = 2), "does not fit its 1 cross blocks");
+    BAD_SEQ((s.encoder_seq_len = 9, s.encoder_is_new = 1), "does not fit its 1 cross blocks");
+    BAD_SEQ((s.is_prompt = 0, s.token_len = 1, s.encoder_seq_len = 9), "its 1 cross blocks");
     REFUSED(folio_vllm06_builder_add(builder, NULL), FOLIO_ERR_ARGUMENT, "");
     REFUSED(folio_vllm06_builder_add(NULL, good), FOLIO_ERR_ARGUMENT, "NULL");
 }
@@ -369,14 +375,16 @@ static void bad_steps(folio_vllm06_builder *builder, const folio_vllm06_seq *goo
     CHECK_OK(folio_vllm06_builder_add(builder, good));
     CHECK_OK(folio_vllm06_builder_add(builder, &s));
     REFUSED(folio_vllm06_builder_build(builder, &m), FOLIO_ERR_ARGUMENT, "new encoders");
+    CHECK_OK(folio_vllm06_builder_add(builder, good)); /* nor does a cached one go after it */
+    REFUSED(folio_vllm06_builder_build(builder, &m), FOLIO_ERR_ARGUMENT, "new encoders");
     CHECK(m == NULL);
     s = (folio_vllm06_seq){.struct_size = sizeof s, .is_prompt = 1, .token_len = INT32_MAX};
     CHECK_OK(folio_vllm06_builder_add(builder, &s));
-    REFUSED(folio_vllm06_builder_build(builder, &m), FOLIO_ERR_ARGUMENT, "2147483659 tokens");
+    REFUSED(folio_vllm06_builder_build(builder, &m), FOLIO_ERR_ARGUMENT, "2147483663 tokens");
     s.token_len = 7; /* tokens of earlier steps count too */
     s.context_len = INT32_MAX - 7;
     CHECK_OK(folio_vllm06_builder_add(builder, &s));
-    REFUSED(folio_vllm06_builder_build(builder, &m), FOLIO_ERR_ARGUMENT, "4294967306 tokens");
+    REFUSED(folio_vllm06_builder_build(builder, &m), FOLIO_ERR_ARGUMENT, "4294967310 tokens");
 }
 
 /* A decode without blocks next to one that has them must not read the other's row of padding. */

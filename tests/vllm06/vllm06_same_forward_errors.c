@@ -112,7 +112,7 @@ static void bad_types(v06 *rig)
 static void bad_cross(v06 *rig)
 {
     static const v06_seq decodes[] = {{0, false, 1, 7, 11}, {1, false, 1, 10, 20}};
-    static const v06_seq no_token[] = {{0, true, 0, 0, 5}, {1, true, 6, 6, 11}};
+    static const v06_seq no_token[] = {{0, true, 0, 0, 5}, {1, true, 6, 6, 11}, {0, true, 0, 0, 5}};
     v06 r = *rig;
     folio_vllm06_forward_args a;
     for (int i = 0; i < 2; i++) {
@@ -154,10 +154,51 @@ static void bad_cross(v06 *rig)
         V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT, "cross_block_table");
         r.no_key = false;
     }
-    if (v06_step(&r, no_token, 2)) {
+    for (int i = 0; i < 2; i++) {
+        if (!v06_step(&r, no_token + i, 2)) continue;
         a = v06_args(&r, FOLIO_ATTENTION_ENCODER_DECODER);
-        V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT, "prompt 0 has no token|encoder has 5");
+        V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT,
+                    i == 0 ? "prompt 0 has no token|encoder has 5" : "prompt 1 has no token");
     }
+    *rig = r;
+}
+
+/* A row less and a row more, and key or value alone, in each type. */
+static void bad_rows(v06 *rig)
+{
+    static const char *const names[] = {"query", "key", "value", "output"};
+    static const v06_seq mixed[] = {{2, true, 4, 4, 0}, {1, false, 1, 9, 0}};
+    static const struct {
+        const v06_seq *seqs;
+        int num_seqs;
+        folio_attention_type type;
+        bool no_key;
+    } calls[] = {{two_prompts, 2, FOLIO_ATTENTION_DECODER, false},
+                 {two_decodes, 2, FOLIO_ATTENTION_DECODER, false},
+                 {mixed, 2, FOLIO_ATTENTION_DECODER, false},
+                 {two_prompts, 2, FOLIO_ATTENTION_ENCODER_ONLY, false},
+                 {encoded_prompts, 2, FOLIO_ATTENTION_ENCODER, false},
+                 {encoded_prompts, 2, FOLIO_ATTENTION_ENCODER_DECODER, false},
+                 {encoded_decode, 1, FOLIO_ATTENTION_ENCODER_DECODER, true}};
+    v06 r = *rig;
+    for (int i = 0; i < COUNT_OF(calls); i++) {
+        if (!v06_step(&r, calls[i].seqs, calls[i].num_seqs)) continue;
+        r.no_key = calls[i].no_key;
+        for (int k = 0; k < 8; k++) {
+            folio_vllm06_forward_args a = v06_args(&r, calls[i].type);
+            folio_tensor *tensors[] = {&a.query, &a.key, &a.value, &a.output};
+            if (tensors[k / 2]->data == NULL) continue;
+            tensors[k / 2]->tokens += k % 2 ? 1 : -1;
+            V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT, names[k / 2]);
+        }
+        for (int k = 0; !r.no_key && k < 2; k++) {
+            folio_vllm06_forward_args a = v06_args(&r, calls[i].type);
+            *(k == 0 ? &a.key : &a.value) = (folio_tensor){0};
+            V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT, "must both be set");
+        }
+    }
+    r.no_key = false;
+    if (v06_step(&r, mixed, 2)) BAD(a.kv_cache = NULL, "kv_cache is NULL|1 decodes");
     *rig = r;
 }
 
@@ -387,6 +428,7 @@ void v06_same_forward_errors(const char *original, const char *compute)
         bad_scales(&r);
         bad_types(&r);
         bad_cross(&r);
+        bad_rows(&r);
         bad_overlaps(&r);
     }
     v06_close(&r);

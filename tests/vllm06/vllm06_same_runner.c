@@ -435,6 +435,24 @@ static void split_biases(v06 *r)
     CHECK_OK(folio_vllm06_set_attn_bias(r->m, FOLIO_ATTENTION_DECODER, NULL));
 }
 
+/* In an fp8 cache prompts of a split step attend to the K and V they bring, as in other steps. */
+static void split_fp8(const char *original, const char *compute)
+{
+    static const v06_seq before[] = {{0, true, 13, 13, 0}, {1, true, 8, 8, 0}};
+    const void *edges[6];
+    v06 r;
+    v06_init(&r, original, compute);
+    r.d.kv_cache_dtype = "fp8";
+    if (v06_open(&r) && v06_step(&r, before, 2)) {
+        v06_run(&r, FOLIO_ATTENTION_DECODER);
+        v06_fields(&r, split_steps, 3);
+        split(&r, edges);
+        if (v06_remake(&r)) v06_run(&r, FOLIO_ATTENTION_DECODER);
+        for (int k = 0; k < 6; k++) edge_free(edges[k]);
+    }
+    v06_close(&r);
+}
+
 /* Steps from split arrays. */
 void v06_same_split_arrays(const char *original, const char *compute)
 {
@@ -461,6 +479,7 @@ void v06_same_split_arrays(const char *original, const char *compute)
         split_without_table(&r);
     }
     v06_close(&r);
+    split_fp8(original, compute);
 }
 
 /* A graph's padding as vLLM makes it: length 1, slot -1 and a table of zeros, and in neither query_start_loc nor
