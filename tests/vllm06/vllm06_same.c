@@ -118,6 +118,17 @@ void v06_same_metadata_fields(const char *original, const char *compute)
         check_maxima(m, 1, 0, 14, 0);
         CHECK(folio_vllm06_decode_metadata(m) != NULL);
         folio_vllm06_metadata_destroy(m);
+        /* steps of each kind with the tensor alone, and with the list alone */
+        static const v06_seq *const kinds[] = {two_prompts, two_decodes, encoded_both};
+        static const int64_t longest[][2] = {{13, 0}, {0, 14}, {6, 18}};
+        for (int i = 0; i < 2 * COUNT_OF(kinds); i++) {
+            v06_fields(&r, kinds[i / 2], 2);
+            *(i % 2 == 0 ? &r.f.seq_lens : &r.f.seq_lens_tensor) = NULL;
+            CHECK_OK(r.b->make_metadata(r.state, &r.f, &m));
+            check_maxima(m, r.f.num_prefills > 0 ? longest[i / 2][0] : 1, longest[i / 2][0],
+                         longest[i / 2][1], i / 2 == 2 ? 28 : 0);
+            folio_vllm06_metadata_destroy(m);
+        }
         v06_fields(&r, two_prompts, 2); /* chunked_prefill: prompts need only seq_lens */
         r.f.chunked_prefill = 1;
         r.f.seq_lens_tensor = r.f.block_tables = NULL;
@@ -369,12 +380,16 @@ void v06_same_metadata_builder(const char *original, const char *compute)
 
 /* -------------------------------------------------------------------------------------- forward */
 
-/* Opens r and runs a step of prompts, then two of decodes; the second step's lengths follow on. */
+/* Opens r and runs a step of prompts, without a cache and with it, then two of decodes; the second step's lengths follow
+ * on. */
 static void live(v06 *r)
 {
     static const v06_seq later[] = {{0, false, 1, 15, 0}, {1, false, 1, 10, 0}};
     if (!v06_open(r)) return;
-    if (v06_step(r, two_prompts, 2)) v06_run(r, FOLIO_ATTENTION_DECODER);
+    for (int cache = 0; cache < 2; cache++) {
+        r->no_cache = !cache;
+        if (v06_step(r, two_prompts, 2)) v06_run(r, FOLIO_ATTENTION_DECODER);
+    }
     if (v06_step(r, two_decodes, 2)) v06_run(r, FOLIO_ATTENTION_DECODER);
     if (v06_step(r, later, 2)) v06_run(r, FOLIO_ATTENTION_DECODER);
 }
@@ -388,11 +403,15 @@ void v06_same_prompts_then_decodes(const char *original, const char *compute)
     live(&r);
     /* The same without what forward can work out by itself. */
     if (r.impl != NULL) {
-        v06_fields(&r, two_prompts, 2);
-        r.f.query_start_loc = r.f.seq_start_loc = r.f.context_lens_tensor = NULL;
-        r.f.seq_lens_tensor = NULL;
-        r.f.block_tables = NULL;
-        if (v06_remake(&r)) v06_run(&r, FOLIO_ATTENTION_DECODER);
+        for (int list = 0; list < 2; list++) {
+            v06_fields(&r, two_prompts, 2);
+            r.f.query_start_loc = r.f.seq_start_loc = r.f.context_lens_tensor = NULL;
+            *(list ? &r.f.seq_lens_tensor : &r.f.seq_lens) = NULL;
+            r.f.block_tables = NULL;
+            if (!v06_remake(&r)) continue;
+            v06_run(&r, FOLIO_ATTENTION_DECODER);
+            v06_run(&r, FOLIO_ATTENTION_ENCODER_ONLY);
+        }
         /* more sequences than before and fewer tokens; more tokens and no longer prompt */
         static const v06_seq short_prompts[] = {
             {2, true, 3, 3, 0}, {3, true, 1, 1, 0}, {4, true, 2, 2, 0}, {5, true, 4, 4, 0}};
@@ -498,13 +517,35 @@ void v06_same_use_cuda_graph(const char *original, const char *compute)
     v06_close(&r);
 }
 
+/* Scales of cached keys that prompts read: their own of an earlier step, and their encoders'; with set biases too. Then
+ * the encoders' that decodes read. */
+static void scales_of_cached_keys(v06 *r)
+{
+    static const v06_seq chunk[] = {{0, true, 5, 20, 0}};
+    static const v06_seq decodes[] = {{0, false, 1, 7, 11}, {1, false, 1, 18, 28}};
+    static float numbers[9 * 28];
+    const folio_vllm06_bias own = {numbers, 1, 5, 20};
+    const folio_vllm06_bias cross[] = {{numbers, 1, 6, 11}, {numbers, 1, 9, 28}};
+    support_fill(numbers, COUNT_OF(numbers), 6, 2.0f);
+    if (v06_step(r, chunk, 1)) {
+        v06_run(r, FOLIO_ATTENTION_DECODER);
+        CHECK_OK(folio_vllm06_set_attn_bias(r->m, FOLIO_ATTENTION_DECODER, &own));
+        v06_run(r, FOLIO_ATTENTION_DECODER);
+    }
+    if (v06_step(r, encoded_prompts, 2)) {
+        v06_run(r, FOLIO_ATTENTION_ENCODER_DECODER);
+        r->no_key = true;
+        v06_run(r, FOLIO_ATTENTION_ENCODER_DECODER);
+        CHECK_OK(folio_vllm06_set_attn_bias(r->m, FOLIO_ATTENTION_ENCODER_DECODER, cross));
+        v06_run(r, FOLIO_ATTENTION_ENCODER_DECODER);
+        if (v06_step(r, decodes, 2)) v06_run(r, FOLIO_ATTENTION_ENCODER_DECODER);
+        r->no_key = false;
+    }
+}
+
 void v06_same_k_scale_v_scale(const char *original, const char *compute)
 {
     static const char *const names[] = {"fp8", "fp8_e4m3", "fp8_e5m2"};
-    static const v06_seq chunk[] = {{0, true, 3, 18, 0}};
-    static const v06_seq decodes[] = {{0, false, 1, 7, 11}, {1, false, 1, 18, 28}};
-    static const float zeros[3 * 18];
-    const folio_vllm06_bias bias = {zeros, 1, 3, 18};
     for (int i = 0; i < 3; i++) {
         v06 r;
         v06_init(&r, original, compute);
@@ -512,15 +553,7 @@ void v06_same_k_scale_v_scale(const char *original, const char *compute)
         r.k_scale = 0.5f;
         r.v_scale = 0.03125f;
         live(&r);
-        if (r.m != NULL && v06_step(&r, chunk, 1)) {
-            v06_run(&r, FOLIO_ATTENTION_DECODER);
-            CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_ATTENTION_DECODER, &bias));
-            v06_run(&r, FOLIO_ATTENTION_DECODER);
-        }
-        if (r.m != NULL && v06_step(&r, encoded_prompts, 2))
-            v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
-        r.no_key = true;
-        if (r.m != NULL && v06_step(&r, decodes, 2)) v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
+        if (r.m != NULL) scales_of_cached_keys(&r);
         v06_close(&r);
     }
     v06 r; /* in a cache of the model's dtype scales do nothing */
@@ -942,10 +975,18 @@ void v06_same_mixed_step(const char *original, const char *compute)
         if (i == 4) r.d.logits_soft_cap = 0.75f;
         if (v06_open(&r) && v06_step(&r, two_prompts, 2)) {
             v06_run(&r, FOLIO_ATTENTION_DECODER);
-            for (int left_out = 0; left_out < 3; left_out++) { /* either array alone will do */
-                v06_fields(&r, mixed_step, 4);
+            for (int k = 0; k < 6; k++) {         /* either array alone will do */
+                int left_out = k < 4 ? k : k - 3; /* at last of the prompts only */
+                v06_fields(&r, mixed_step, k < 4 ? 4 : 3);
                 if (left_out == 1) r.f.context_lens_tensor = NULL;
                 if (left_out == 2) r.f.query_start_loc = NULL;
+                if (left_out == 3) { /* none, but prompts and decodes have arrays of their own */
+                    r.f.chunked_prefill = 1;
+                    r.f.seq_lens_tensor = r.lens + 3;
+                    r.f.prefill_block_tables = r.tables;
+                    r.f.prefill_block_tables_stride = r.blocks_per_seq;
+                    r.f.block_tables = r.tables + 3 * r.blocks_per_seq;
+                }
                 if (v06_remake(&r)) v06_run(&r, FOLIO_ATTENTION_DECODER);
             }
             if (v06_step(&r, decodes, 4)) v06_run(&r, FOLIO_ATTENTION_DECODER);

@@ -194,6 +194,24 @@ static void swap_into_fewer(const v06 *r, int64_t a, int64_t b)
     support_buffer_free(&few);
 }
 
+/* In a cache of bytes, where the values begin elsewhere: block 0 to 5, with swap_blocks or copy_blocks. */
+static void move_bytes(const char *original, const char *compute, bool copy)
+{
+    static const int64_t pairs[][2] = {{0, 5}};
+    v06 r;
+    v06_init(&r, original, compute);
+    r.d.kv_cache_dtype = "fp8";
+    if (v06_open(&r) && v06_step(&r, two_prompts, 2)) {
+        v06_run(&r, FOLIO_ATTENTION_DECODER);
+        CHECK_INT(r.tables[0], 0);
+        if (copy) CHECK_OK(r.b->copy_blocks(r.state, r.kv, V06_LAYERS, pairs, 1, NULL));
+        else CHECK_OK(r.b->swap_blocks(r.state, &r.kv[0], &r.kv[1], pairs, 1, NULL));
+        image_move(&r, 0, 0, copy ? 0 : 1, 5);
+        v06_check_images(&r);
+    }
+    v06_close(&r);
+}
+
 void v06_same_swap_blocks(const char *original, const char *compute)
 {
     v06 r;
@@ -245,6 +263,7 @@ void v06_same_swap_blocks(const char *original, const char *compute)
         v06_check_images(&r);
     }
     v06_close(&r);
+    move_bytes(original, compute, false);
 }
 
 /* Caches with as many blocks, half as large in the second. */
@@ -327,6 +346,7 @@ void v06_same_copy_blocks(const char *original, const char *compute)
         v06_check_images(&r);
     }
     v06_close(&r);
+    move_bytes(original, compute, true);
 }
 
 /* Blocks of 24 tokens, which no partition of 512 keys is a multiple of, in a step that is said to have long decodes. */

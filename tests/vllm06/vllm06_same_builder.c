@@ -255,7 +255,9 @@ static void bad_padding(v06 *r, folio_vllm06_builder *builder)
 {
     static const v06_seq long_one[] = {{0, false, 1, 41, 0}}, prompt[] = {{0, true, 3, 3, 0}};
     static const v06_seq full[] = {{0, false, 1, 40, 0}}; /* as many blocks as the row: padded */
-    static const v06_seq last_long[] = {{1, false, 1, 40, 0}, {0, false, 1, 41, 0}};
+    static const v06_seq one_long[] = {
+        {0, false, 1, 41, 0}, {1, false, 1, 40, 0}, {0, false, 1, 41, 0}};
+    static const v06_seq both[] = {{0, true, 3, 3, 0}, {1, false, 1, 40, 0}};
     folio_vllm06_metadata *m = NULL;
     v06_fields(r, full, 1);
     add(r, builder, 0);
@@ -271,18 +273,35 @@ static void bad_padding(v06 *r, folio_vllm06_builder *builder)
     CHECK_INT(folio_vllm06_metadata_get(m)->num_decode_tokens, 1);
     CHECK_INT(folio_vllm06_metadata_get(m)->use_cuda_graph, 0);
     folio_vllm06_metadata_destroy(m);
-    v06_fields(r, last_long, 2);
-    add(r, builder, 0);
-    add(r, builder, 1);
-    REFUSED(folio_vllm06_builder_pad(builder, 1), FOLIO_ERR_ARGUMENT, "sequence 1 has 6 blocks");
-    CHECK_OK(folio_vllm06_builder_build(builder, &m));
-    folio_vllm06_metadata_destroy(m);
+    for (int i = 0; i < 3; i++) { /* the first or the last of two; a prompt before a decode */
+        static const char *const words[] = {"sequence 0 has 6 blocks", "sequence 1 has 6 blocks",
+                                            "sequence 0 is a prompt"};
+        v06_fields(r, i < 2 ? one_long + i : both, 2);
+        add(r, builder, 0);
+        add(r, builder, 1);
+        REFUSED(folio_vllm06_builder_pad(builder, 1), FOLIO_ERR_ARGUMENT, words[i]);
+        CHECK_OK(folio_vllm06_builder_build(builder, &m));
+        folio_vllm06_metadata_destroy(m);
+    }
     v06_fields(r, prompt, 1);
     add(r, builder, 0);
     REFUSED(folio_vllm06_builder_pad(builder, 1), FOLIO_ERR_ARGUMENT, "is a prompt");
     REFUSED(folio_vllm06_builder_pad(builder, -1), FOLIO_ERR_ARGUMENT, "-1");
     REFUSED(folio_vllm06_builder_pad(builder, INT32_MAX), FOLIO_ERR_ARGUMENT, "2147483646");
     REFUSED(folio_vllm06_builder_pad(NULL, 1), FOLIO_ERR_ARGUMENT, "NULL");
+}
+
+/* A batch that is full already: by 0, and the step is a graph's all the same. */
+static void pad_by_0(v06 *r, folio_vllm06_builder *builder)
+{
+    static const v06_seq decode[] = {{1, false, 1, 9, 0}};
+    v06_fields(r, decode, 1);
+    add(r, builder, 0);
+    CHECK_OK(folio_vllm06_builder_pad(builder, 0));
+    if (!build_added(r, builder)) return;
+    const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(r->m);
+    CHECK(f->num_decode_tokens == 1 && f->use_cuda_graph == 1 && f->block_tables_stride == 5);
+    for (int k = 0; k < 5; k++) CHECK_INT(f->block_tables[k], k < 2 ? r->tables[k] : 0);
 }
 
 /* As many sequences as fill the memory of an array: none reaches into the next. */
@@ -377,6 +396,7 @@ void v06_same_builder_pad(const char *original, const char *compute)
         folio_vllm06_metadata_destroy(m);
         pad_over_block_0(&r, builder);
         pad_with_encoders(&r, builder);
+        pad_by_0(&r, builder);
         pad_to_16(&r, builder);
         bad_padding(&r, builder);
         pad_with_window(&r, d);

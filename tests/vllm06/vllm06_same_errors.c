@@ -44,9 +44,14 @@ void v06_same_incomplete_metadata(const char *original, const char *compute)
     v06 r;
     v06_init(&r, original, compute);
     if (!v06_open(&r)) return;
-    for (int i = 0; i < 8; i++) { /* of a step of prompts, and of both kinds */
-        int missing = i % 4;
-        v06_fields(&r, i < 4 ? encoded_prompts : encoded_mixed, 2);
+    for (int i = 0; i < 11;
+         i++) { /* of prompts, of both kinds, and of decodes, which need no slots */
+        int missing = i < 10 ? i % 4 : 3;
+        v06_fields(&r,
+                   i < 4   ? encoded_prompts
+                   : i < 8 ? encoded_mixed
+                           : encoded_decode,
+                   i < 8 ? 2 : 1);
         if (missing == 0) r.f.encoder_seq_lens_tensor = NULL;
         if (missing == 1) {
             r.f.encoder_seq_lens = NULL;
@@ -349,12 +354,14 @@ static void bad_steps(folio_vllm06_builder *builder, const folio_vllm06_seq *goo
     REFUSED(folio_vllm06_builder_build(builder, NULL), FOLIO_ERR_ARGUMENT, "NULL");
     REFUSED(folio_vllm06_builder_build(NULL, &m), FOLIO_ERR_ARGUMENT, "NULL");
     CHECK_OK(folio_vllm06_builder_build(builder, &m));
+    CHECK_INT(folio_vllm06_metadata_get(m)->num_decode_tokens, 1); /* it has what it had before */
     folio_vllm06_metadata_destroy(m);
     CHECK_OK(folio_vllm06_builder_add(builder, good)); /* nor where the first is a prompt */
     CHECK_OK(folio_vllm06_builder_add(builder, &s));
     REFUSED(folio_vllm06_builder_add(builder, good), FOLIO_ERR_ARGUMENT, "prompts come first");
     CHECK_OK(folio_vllm06_builder_build(builder, &m));
     CHECK_INT(folio_vllm06_metadata_get(m)->num_prefills, 1);
+    CHECK_INT(folio_vllm06_metadata_get(m)->num_decode_tokens, 1);
     folio_vllm06_metadata_destroy(m);
     CHECK_OK(folio_vllm06_builder_add(builder, good)); /* an encoder that is cached */
     CHECK_OK(folio_vllm06_builder_build(builder, &m));

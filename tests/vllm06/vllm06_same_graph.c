@@ -44,6 +44,7 @@ static folio_vllm06_metadata *padded_step(v06 *r, const v06_seq *seqs, int num, 
     v06_narrow_cross(r, 4);
     for (int i = real; i < num; i++) r->slots[i] = -1;
     r->f.use_cuda_graph = 1;
+    *(real % 2 ? &r->f.seq_lens : &r->f.seq_lens_tensor) = NULL; /* either is enough */
     CHECK_OK(r->b->make_metadata(r->state, &r->f, &step));
     CHECK(step != NULL);
     return step;
