@@ -676,10 +676,18 @@ BACKEND_TEST(vllm06_ops, copy_blocks)
     const int64_t below[][2] = {{last, 3}, {last - 1, -1}};
     REFUSED(folio_vllm06_copy_blocks(ctx, caches, 2, below, 2, NULL), FOLIO_ERR_ARGUMENT,
             "pairs (to)[1] = -1 is outside [0,");
+    const int64_t from_below[][2] = {{last, 3}, {-1, 4}}, past[][2] = {{last, 3}, {2, last + 1}};
+    REFUSED(folio_vllm06_copy_blocks(ctx, caches, 2, from_below, 2, NULL), FOLIO_ERR_ARGUMENT,
+            "pairs (from)[1] = -1 is outside [0,");
+    REFUSED(folio_vllm06_copy_blocks(ctx, caches, 2, past, 2, NULL), FOLIO_ERR_ARGUMENT,
+            "pairs (to)[1]|outside [0,");
     const int64_t twice[][2] = {{last, 3}, {last - 1, 3}}, chain[][2] = {{last, 3}, {3, 4}};
     REFUSED(folio_vllm06_copy_blocks(ctx, caches, 2, twice, 2, NULL), FOLIO_ERR_ARGUMENT,
             "pairs (to)[1] = 3 is written twice");
     REFUSED(folio_vllm06_copy_blocks(ctx, caches, 2, chain, 2, NULL), FOLIO_ERR_ARGUMENT,
+            "block 3 is both read and written");
+    const int64_t back[][2] = {{3, 4}, {last, 3}}; /* the same chain in the other order */
+    REFUSED(folio_vllm06_copy_blocks(ctx, caches, 2, back, 2, NULL), FOLIO_ERR_ARGUMENT,
             "block 3 is both read and written");
     CHECK(!same_block(&a, last, &a, 3) && !same_block(&a, last - 1, &a, 3));
     REFUSED(folio_vllm06_copy_blocks(ctx, NULL, 2, pairs, 1, NULL), FOLIO_ERR_ARGUMENT, "NULL");
@@ -732,6 +740,9 @@ BACKEND_TEST(vllm06_ops, swap_blocks)
     REFUSED(folio_vllm06_swap_blocks(ctx, &a.c, &b.c, twice, 2, NULL), FOLIO_ERR_ARGUMENT,
             "pairs (to)[1] = 3 is written twice");
     REFUSED(folio_vllm06_swap_blocks(ctx, &b.c, &b.c, chain, 2, NULL), FOLIO_ERR_ARGUMENT,
+            "block 3 is both read and written");
+    const int64_t back[][2] = {{3, 5}, {2, 3}};
+    REFUSED(folio_vllm06_swap_blocks(ctx, &b.c, &b.c, back, 2, NULL), FOLIO_ERR_ARGUMENT,
             "block 3 is both read and written");
     const int64_t from_below[][2] = {{2, 3}, {-1, 5}}, to_below[][2] = {{2, 3}, {1, -1}};
     const int64_t to_past[][2] = {{2, 3}, {1, last + 1}};
@@ -795,6 +806,16 @@ BACKEND_TEST(vllm06_ops, swap_blocks)
     other.dtype = FOLIO_BF16;
     REFUSED(folio_vllm06_swap_blocks(ctx, &a.c, &other, pairs, 2, NULL), FOLIO_ERR_ARGUMENT,
             "bf16");
+    for (int i = 0; i < 3; i++) { /* blocks of half the size */
+        other = b.c;
+        *(i == 0 ? &other.head_size : i == 1 ? &other.num_kv_heads : &other.block_size) /= 2;
+        REFUSED(folio_vllm06_swap_blocks(ctx, &a.c, &other, pairs, 2, NULL), FOLIO_ERR_ARGUMENT,
+                "differ");
+        REFUSED(folio_vllm06_swap_blocks(ctx, &other, &a.c, pairs, 2, NULL), FOLIO_ERR_ARGUMENT,
+                "differ");
+    }
+    CHECK_OK(folio_vllm06_swap_blocks(ctx, &a.c, &fewer, beyond, 1, NULL));
+    CHECK(same_block(&a, last, &b, 3));
     bed_close(&a);
     bed_close(&b);
 }
@@ -927,6 +948,12 @@ BACKEND_TEST(vllm06_ops, copy_blocks_of_all_shapes)
     REFUSED(folio_vllm06_copy_blocks(ctx, caches, 4, others, 1, NULL), FOLIO_ERR_ARGUMENT,
             "x is 3");
     caches[3] = beds[3].c;
+    for (int i = 2; i < 4; i++) { /* of another shape than the first, and of the same */
+        caches[i].num_blocks--;
+        REFUSED(folio_vllm06_copy_blocks(ctx, caches, 4, others, 1, NULL), FOLIO_ERR_ARGUMENT,
+                i == 2 ? "caches[2] has 339 blocks" : "caches[3] has 339 blocks");
+        caches[i].num_blocks++;
+    }
     caches[1].x = 3; /* beside one that is like it but for x */
     REFUSED(folio_vllm06_copy_blocks(ctx, caches, 4, others, 1, NULL), FOLIO_ERR_ARGUMENT,
             "x is 3");
@@ -982,6 +1009,7 @@ BACKEND_TEST(vllm06_ops, reshape_and_cache_errors)
         BAD_STORE(key = (float *)b.k.data + 32, "k and layer 0 of the cache share memory");
         BAD_STORE(value = (float *)b.k.data + 32, "v and layer 0 of the cache share memory");
         BAD_STORE(key = (float *)b.v.data + 32, "k and layer 0 of the cache share memory");
+        BAD_STORE(value = (float *)b.v.data + 32, "v and layer 0 of the cache share memory");
     }
     int64_t slot = -1; /* stores nothing */
     CHECK_OK(folio_vllm06_reshape_and_cache(ctx, row, row, FOLIO_F32, 1, 0, 0, &b.c, &slot, NULL));

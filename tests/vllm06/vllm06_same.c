@@ -273,6 +273,7 @@ static void build_whole_prompts(v06 *r)
     folio_vllm06_metadata *m = build(r, builder);
     const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(m);
     CHECK(f != NULL && f->num_prefills == 2 && f->block_tables == NULL);
+    CHECK(f != NULL && f->multi_modal_placeholder_index_maps == NULL);
     CHECK(f != NULL && same_i64(f->slot_mapping, r->slots, 21));
     folio_vllm06_metadata_destroy(m);
     v06_fields(r, encoded_prompts, 2); /* but the second one, with context, has its table */
@@ -280,6 +281,14 @@ static void build_whole_prompts(v06 *r)
     f = folio_vllm06_metadata_get(m);
     CHECK(f != NULL && f->block_tables_stride == 3 && f->block_tables[0] == FOLIO_NO_BLOCK);
     CHECK(f != NULL && same_i32(f->block_tables + 3, r->tables + r->blocks_per_seq, 3));
+    folio_vllm06_metadata_destroy(m);
+    static const v06_seq chunks[] = {{0, true, 9, 17, 0}, {1, true, 2, 6, 0}};
+    v06_fields(r, chunks, 2);
+    m = build(r, builder);
+    f = folio_vllm06_metadata_get(m);
+    CHECK(f != NULL && f->block_tables_stride == 3);
+    CHECK(f != NULL && f->block_tables[3] == r->tables[r->blocks_per_seq]);
+    for (int k = 4; f != NULL && k < 6; k++) CHECK_INT(f->block_tables[k], FOLIO_NO_BLOCK);
     folio_vllm06_metadata_destroy(m);
     folio_vllm06_builder_destroy(builder);
 }
@@ -851,13 +860,14 @@ void v06_same_encoder_decoder(const char *original, const char *compute)
         {2, false, 1, 2, 1}, {0, false, 1, 7, 11}, {1, false, 1, 10, 20}};
     static const v06_seq more_encoders[] = {
         {3, true, 5, 5, 20}, {4, true, 5, 5, 20}, {5, true, 5, 5, 20}};
-    for (int fp8 = 0; fp8 < 2; fp8++) {
+    for (int i = 0; i < 4; i++) {
         v06 r;
         v06_init(&r, original, compute);
-        r.d.kv_cache_dtype = fp8 ? "fp8" : "auto";
-        r.d.alibi_slopes = r.slopes; /* neither belongs to encoder or cross attention */
-        r.d.sliding_window = 4;
-        r.d.compat = fp8; /* of decoder attention alone */
+        r.d.kv_cache_dtype = i == 1 ? "fp8" : "auto";
+        /* neither belongs to encoder or cross attention: both, and each alone */
+        r.d.alibi_slopes = i == 2 ? NULL : r.slopes;
+        r.d.sliding_window = i == 3 ? 0 : 4;
+        r.d.compat = i == 1; /* of decoder attention alone */
         r.d.scale = 0.4f;
         r.d.logits_soft_cap = 0.75f;
         if (v06_open(&r) && v06_step(&r, prompts, 3)) {
@@ -876,6 +886,11 @@ void v06_same_encoder_decoder(const char *original, const char *compute)
                 r.no_key = false;
             }
             if (v06_step(&r, more_encoders, 3)) v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
+            memset(r.tables, 0xFF, sizeof r.tables); /* blocks of decoder attention: not read */
+            if (v06_remake(&r)) {
+                v06_run(&r, FOLIO_ATTENTION_ENCODER);
+                v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
+            }
             if (remake_split(&r)) {
                 v06_run(&r, FOLIO_ATTENTION_ENCODER);
                 v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
@@ -926,14 +941,15 @@ static void encoder_beside_encoder_only(v06 *r)
 }
 
 /* Bidirectional, without ALiBi or window; the cache stays as it is. A set bias replaces nothing. */
-void v06_same_encoder_only(const char *original, const char *compute)
+static void encoder_only(const char *original, const char *compute, bool slopes, int64_t window,
+                         int32_t compat)
 {
     v06 r;
     folio_vllm06_bias biases[2];
     v06_init(&r, original, compute);
-    r.d.alibi_slopes = r.slopes;
-    r.d.sliding_window = 3;
-    r.d.compat = 1; /* of decoder attention alone */
+    r.d.alibi_slopes = slopes ? r.slopes : NULL;
+    r.d.sliding_window = window;
+    r.d.compat = compat; /* of decoder attention alone */
     r.d.scale = 0.4f;
     r.d.logits_soft_cap = 0.75f;
     if (v06_open(&r) && v06_step(&r, two_prompts, 2)) {
@@ -942,6 +958,8 @@ void v06_same_encoder_only(const char *original, const char *compute)
         CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_ATTENTION_ENCODER_ONLY, biases));
         v06_run(&r, FOLIO_ATTENTION_ENCODER_ONLY);
         for (int i = 0; i < 2; i++) free((void *)biases[i].data);
+        memset(r.tables, 0xFF, sizeof r.tables); /* blocks of decoder attention: not read */
+        if (v06_remake(&r)) v06_run(&r, FOLIO_ATTENTION_ENCODER_ONLY);
         if (remake_split(&r)) v06_run(&r, FOLIO_ATTENTION_ENCODER_ONLY);
         r.no_cache = true;
         v06_run(&r, FOLIO_ATTENTION_ENCODER_ONLY);
@@ -956,6 +974,14 @@ void v06_same_encoder_only(const char *original, const char *compute)
         encoder_beside_encoder_only(&r);
     }
     v06_close(&r);
+}
+
+void v06_same_encoder_only(const char *original, const char *compute)
+{
+    encoder_only(original, compute, true, 3, 0);
+    encoder_only(original, compute, true, 3, 1);
+    encoder_only(original, compute, true, 0, 0);
+    encoder_only(original, compute, false, 3, 0);
 }
 
 static const v06_seq mixed_step[] = {

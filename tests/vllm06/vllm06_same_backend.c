@@ -146,6 +146,9 @@ static void swap_within_one(const v06 *r, int64_t a, int64_t b)
     folio_vllm06_kv_cache again = r->kv[0]; /* the memory tells, not the struct */
     REFUSED(r->b->swap_blocks(r->state, &r->kv[0], &again, chain, 2, NULL), FOLIO_ERR_ARGUMENT,
             "block 11 is both read and written");
+    const int64_t back[][2] = {{11, 13}, {a, 11}}; /* the same chain in the other order */
+    REFUSED(r->b->swap_blocks(r->state, &r->kv[0], &again, back, 2, NULL), FOLIO_ERR_ARGUMENT,
+            "block 11 is both read and written");
     REFUSED(r->b->swap_blocks(r->state, &r->kv[0], &again, turn, 2, NULL), FOLIO_ERR_ARGUMENT,
             "is both read and written");
     REFUSED(r->b->swap_blocks(r->state, &r->kv[0], &again, twice, 2, NULL), FOLIO_ERR_ARGUMENT,
@@ -225,6 +228,11 @@ void v06_same_swap_blocks(const char *original, const char *compute)
         image_move(&r, 0, b, 1, 2);
         v06_check_images(&r);
         const int64_t outside[][2] = {{a, 3}, {r.num_blocks, 4}}, below[][2] = {{a, 3}, {b, -1}};
+        const int64_t from_below[][2] = {{a, 3}, {-1, 4}}, past[][2] = {{a, 3}, {b, r.num_blocks}};
+        REFUSED(r.b->swap_blocks(r.state, &r.kv[0], &r.kv[1], from_below, 2, NULL),
+                FOLIO_ERR_ARGUMENT, "pairs (from)[1] = -1 is outside [0,");
+        REFUSED(r.b->swap_blocks(r.state, &r.kv[0], &r.kv[1], past, 2, NULL), FOLIO_ERR_ARGUMENT,
+                "pairs (to)[1]|outside [0,");
         const int64_t twice[][2] = {{a, 3}, {b, 3}};
         REFUSED(r.b->swap_blocks(r.state, &r.kv[0], &r.kv[1], outside, 2, NULL), FOLIO_ERR_ARGUMENT,
                 "pairs (from)[1]|outside [0,");
@@ -244,6 +252,8 @@ void v06_same_swap_blocks(const char *original, const char *compute)
         folio_vllm06_kv_cache other = r.kv[1];
         other.block_elements /= 2;
         REFUSED(r.b->swap_blocks(r.state, &r.kv[0], &other, fresh, 1, NULL), FOLIO_ERR_ARGUMENT,
+                "geometries differ");
+        REFUSED(r.b->swap_blocks(r.state, &other, &r.kv[0], fresh, 1, NULL), FOLIO_ERR_ARGUMENT,
                 "geometries differ");
         other = r.kv[1];
         other.dtype = FOLIO_F16;
@@ -309,6 +319,11 @@ void v06_same_copy_blocks(const char *original, const char *compute)
         const int64_t above[][2] = {{a, 12}, {r.num_blocks, 14}};
         REFUSED(r.b->copy_blocks(r.state, r.kv, V06_LAYERS, above, 2, NULL), FOLIO_ERR_ARGUMENT,
                 "pairs (from)[1]|outside [0,");
+        const int64_t below[][2] = {{a, 12}, {-1, 14}}, past[][2] = {{a, 12}, {6, r.num_blocks}};
+        REFUSED(r.b->copy_blocks(r.state, r.kv, V06_LAYERS, below, 2, NULL), FOLIO_ERR_ARGUMENT,
+                "pairs (from)[1] = -1 is outside [0,");
+        REFUSED(r.b->copy_blocks(r.state, r.kv, V06_LAYERS, past, 2, NULL), FOLIO_ERR_ARGUMENT,
+                "pairs (to)[1]|outside [0,");
         const int64_t twice[][2] = {{a, 12}, {6, 12}};
         REFUSED(r.b->copy_blocks(r.state, r.kv, V06_LAYERS, twice, 2, NULL), FOLIO_ERR_ARGUMENT,
                 "pairs (to)[1] = 12 is written twice");
@@ -318,6 +333,9 @@ void v06_same_copy_blocks(const char *original, const char *compute)
                 "pairs (from)[1]|outside [0,");
         const int64_t chain[][2] = {{a, 12}, {12, 14}};
         REFUSED(r.b->copy_blocks(r.state, r.kv, V06_LAYERS, chain, 2, NULL), FOLIO_ERR_ARGUMENT,
+                "block 12 is both read and written");
+        const int64_t back[][2] = {{12, 14}, {a, 12}};
+        REFUSED(r.b->copy_blocks(r.state, r.kv, V06_LAYERS, back, 2, NULL), FOLIO_ERR_ARGUMENT,
                 "block 12 is both read and written");
         REFUSED(r.b->copy_blocks(r.state, NULL, 1, pairs, 1, NULL), FOLIO_ERR_ARGUMENT,
                 "kv_caches is NULL");

@@ -236,6 +236,7 @@ static void pad_with_encoders(v06 *r, folio_vllm06_builder *builder)
     const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(r->m);
     CHECK(f->encoder_seq_lens[0] == 20 && f->encoder_seq_lens[1] == 11);
     CHECK_INT(f->cross_block_tables_stride, 3);
+    CHECK_INT(f->cross_block_tables[3 + 2], 0); /* past the two blocks of 11 tokens */
     for (int i = 2; i < 4; i++) {
         CHECK(f->encoder_seq_lens[i] == 1 && f->encoder_seq_lens_tensor[i] == 1);
         for (int k = 0; k < 3; k++) CHECK_INT(f->cross_block_tables[i * 3 + k], 0);

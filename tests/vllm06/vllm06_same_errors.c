@@ -216,9 +216,12 @@ static void bad_counts(v06 *r)
 static void bad_lengths(v06 *r)
 {
     static const int32_t others[V06_SEQS] = {6, 16}, larger[V06_SEQS] = {6, 18};
+    BAD_FIELDS(encoded_mixed, r->f.seq_lens_tensor = others,
+               "seq_lens[1] is 9|seq_lens_tensor[1] is 16");
     BAD_FIELDS(encoded_prompts, r->f.seq_lens = r->f.seq_lens_tensor = NULL, "seq_lens");
     BAD_FIELDS(encoded_prompts, r->lens[1] = -3, "seq_lens[1] is -3");
     BAD_FIELDS(two_decodes, r->lens[1] = -3, "seq_lens[1] is -3");
+    BAD_FIELDS(two_decodes, (r->f.seq_lens = NULL, r->lens[1] = -3), "seq_lens[1] is -3");
     BAD_FIELDS(encoded_prompts, r->f.seq_lens_tensor = others,
                "seq_lens[1] is 17|seq_lens_tensor[1] is 16");
     BAD_FIELDS(encoded_prompts, r->f.seq_lens_tensor = larger,
@@ -248,6 +251,7 @@ static void bad_lengths(v06 *r)
                "decode 1|context_len 12, less than the 13 keys");
     BAD_FIELDS(two_decodes, r->contexts[1] = 9, "decode 1|context_len 9");
     BAD_FIELDS(two_decodes, r->contexts[0] = 7, "decode 0|context_len 7");
+    BAD_FIELDS(encoded_mixed, r->contexts[1] = 7, "decode 1|context_len 7");
     BAD_FIELDS(encoded_mixed, r->starts[2] = 8, "decode 1|2 new tokens");
     BAD_FIELDS(two_decodes, r->starts[2] = 1, "decode 1|0 new tokens");
     BAD_FIELDS(two_decodes, r->starts[2] = 85, "decode 1|84 new tokens");
@@ -263,6 +267,15 @@ static void bad_encoders(v06 *r)
     BAD_FIELDS(encoded_mixed, r->f.num_encoder_tokens = 31, "num_encoder_tokens is 31|0 or 11");
     BAD_FIELDS(encoded_decode, r->f.num_encoder_tokens = 11,
                "num_encoder_tokens is 11|0 or 20, the sum of encoder_seq_lens of the decodes");
+    v06_fields(r, encoded_prompts, 2);
+    r->f.num_encoder_tokens = 0; /* 0 or the sum, of prompts and of decodes */
+    v06_remake(r);
+    v06_fields(r, encoded_mixed, 2);
+    r->f.num_encoder_tokens = 0;
+    v06_remake(r);
+    v06_fields(r, encoded_decode, 1);
+    r->f.num_encoder_tokens = 20;
+    v06_remake(r);
     BAD_FIELDS(encoded_prompts, r->encoder_lens[1] = -1, "encoder_seq_lens[1]");
     BAD_FIELDS(encoded_prompts, r->f.encoder_seq_lens_tensor = r->lens,
                "encoder_seq_lens[0] is 11|encoder_seq_lens_tensor[0] is 6");

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 static const v06_seq two_prompts[] = {{0, true, 13, 13, 0}, {1, true, 8, 8, 0}};
+static const v06_seq two_others[] = {{2, true, 13, 13, 0}, {3, true, 8, 8, 0}}; /* not stored yet */
 static const v06_seq two_decodes[] = {{1, false, 1, 9, 0}, {0, false, 1, 14, 0}};
 static const v06_seq encoded_prompts[] = {{0, true, 6, 6, 11}, {1, true, 9, 17, 20}};
 static const v06_seq encoded_decode[] = {{1, false, 1, 9, 20}};
@@ -60,7 +61,7 @@ static void bad_chunks(v06 *rig)
     *rig = r;
 }
 
-/* Scales that are none, where nothing is stored: without a cache, in encoders, and over cached encoders. */
+/* Scales that are none: without a cache, in decodes, in encoders, and over cached encoders. */
 static void bad_scales(v06 *rig)
 {
     static const struct {
@@ -69,6 +70,7 @@ static void bad_scales(v06 *rig)
         folio_attention_type type;
         bool no_cache, no_key;
     } calls[] = {{two_prompts, 2, FOLIO_ATTENTION_DECODER, true, false},
+                 {two_decodes, 2, FOLIO_ATTENTION_DECODER, false, false},
                  {two_prompts, 2, FOLIO_ATTENTION_ENCODER_ONLY, false, false},
                  {encoded_prompts, 2, FOLIO_ATTENTION_ENCODER, false, false},
                  {encoded_prompts, 2, FOLIO_ATTENTION_ENCODER_DECODER, false, true},
@@ -169,6 +171,11 @@ static void bad_cross(v06 *rig)
     }
     r.cross_slots[3] = -1; /* stored nowhere */
     if (v06_remake(&r)) v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
+    for (int i = 0; i < 2; i++) { /* one without the other */
+        a = v06_args(&r, FOLIO_ATTENTION_ENCODER_DECODER);
+        *(i == 0 ? &a.key : &a.value) = (folio_tensor){0};
+        V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT, "must both be set");
+    }
     r.no_key = true;
     a = v06_args(&r, FOLIO_ATTENTION_ENCODER); /* only cross attention may lack them */
     V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT, "key and value are NULL");
@@ -251,6 +258,23 @@ static void inputs_in_the_cache(v06 *r, folio_attention_type type)
     }
 }
 
+/* Each pair that may not share memory, in attention of this type; encoders do not use the cache. */
+static void bad_pairs(v06 *r, folio_attention_type type)
+{
+    static const char *const names[] = {"query", "key", "value"};
+    bool cached = type == FOLIO_ATTENTION_DECODER || type == FOLIO_ATTENTION_ENCODER_DECODER;
+    for (int i = 0; i < (cached ? 7 : 3); i++) {
+        char words[64];
+        folio_vllm06_forward_args a = v06_args(r, type);
+        folio_tensor *tensors[] = {&a.query, &a.key, &a.value, &a.output};
+        if (i < 3) a.output.data = (float *)tensors[i]->data + 1;
+        else tensors[i - 3]->data = a.kv_cache->data;
+        snprintf(words, sizeof words, "%s and %s share memory",
+                 i == 6 || i < 3 ? "output" : "kv_cache", i == 6 ? "kv_cache" : names[i % 3]);
+        V06_REFUSED(r, &a, FOLIO_ERR_ARGUMENT, words);
+    }
+}
+
 static void bad_overlaps(v06 *rig)
 {
     static const v06_seq mixed[] = {{2, true, 4, 4, 0}, {1, false, 1, 9, 0}, {0, false, 1, 14, 0}};
@@ -263,6 +287,7 @@ static void bad_overlaps(v06 *rig)
         output_is_query(&r, FOLIO_ATTENTION_DECODER);
         output_is_query(&r, FOLIO_ATTENTION_ENCODER_ONLY);
         inputs_in_the_cache(&r, FOLIO_ATTENTION_ENCODER_ONLY);
+        bad_pairs(&r, FOLIO_ATTENTION_ENCODER_ONLY);
         BAD(a.output.data = (float *)a.query.data + 1, "output and query share memory");
         BAD((a.output = a.query, a.output.token_stride = v06_width(&r) + 8),
             "output and query share memory"); /* they begin alike */
@@ -281,9 +306,12 @@ static void bad_overlaps(v06 *rig)
         output_is_query(&r, FOLIO_ATTENTION_DECODER);
         bad_later_rows(&r, 4);
     }
+    if (v06_step(&r, two_decodes, 2)) bad_pairs(&r, FOLIO_ATTENTION_DECODER);
     if (v06_step(&r, encoded_prompts, 2)) {
         output_is_query(&r, FOLIO_ATTENTION_ENCODER);
         inputs_in_the_cache(&r, FOLIO_ATTENTION_ENCODER);
+        bad_pairs(&r, FOLIO_ATTENTION_ENCODER);
+        bad_pairs(&r, FOLIO_ATTENTION_ENCODER_DECODER);
         folio_vllm06_forward_args a = v06_args(&r, FOLIO_ATTENTION_ENCODER_DECODER);
         a.output = a.query;
         V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT, "output and query share memory");
@@ -301,15 +329,23 @@ static void bad_slots(v06 *rig)
         v06_remake(&r);
         BAD((void)0, "slot");
     }
+    static const v06_seq fresh[] = {{4, false, 1, 1, 0}};
+    v06_fields(&r, fresh, 1);
+    r.slots[0] = -1; /* its own key is missing, then */
+    if (v06_remake(&r)) {
+        folio_vllm06_forward_args a = v06_args(&r, FOLIO_ATTENTION_DECODER);
+        CHECK_OK(r.b->forward(r.impl, &a, NULL));
+        v06_check_images(&r);
+    }
     for (int i = 0; i < 3; i++) {
-        v06_fields(&r, two_prompts, 2);
+        v06_fields(&r, two_others, 2);
         if (i == 0) r.slots[3] = r.num_blocks * r.block_size;
         if (i == 1) r.slots[3] = -2; /* the originals took every number below 0 for padding */
         if (i == 2) r.f.slot_mapping = NULL;
         v06_remake(&r);
         BAD((void)0, "slot");
     }
-    v06_fields(&r, two_prompts, 2);
+    v06_fields(&r, two_others, 2);
     r.slots[3] = -1;
     v06_remake(&r);
     v06_run(&r, FOLIO_ATTENTION_DECODER);
@@ -397,6 +433,7 @@ void v06_same_forward_errors(const char *original, const char *compute)
     v06_init(&r, original, compute);
     if (v06_open(&r) && v06_step(&r, two_prompts, 2)) {
         v06_run(&r, FOLIO_ATTENTION_DECODER);
+        if (!v06_step(&r, two_others, 2)) abort();
         BAD(a.attn_metadata = NULL, "attn_metadata is NULL");
         BAD(a.query.tokens = 20, "query|20|21");
         BAD(a.key.tokens = 22, "key|22");
@@ -416,6 +453,7 @@ void v06_same_forward_errors(const char *original, const char *compute)
         BAD(a.k_scale = INFINITY, "k_scale is inf");
         BAD(a.k_scale = NAN, "k_scale is");
         BAD(a.v_scale = -1.0f, "v_scale is -1");
+        BAD(a.v_scale = INFINITY, "v_scale is inf");
         BAD(a.v_scale = NAN, "v_scale is");
         BAD(a.struct_size = 0, "struct_size");
         BAD(kv.data = NULL, "data is NULL");

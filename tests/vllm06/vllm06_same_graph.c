@@ -169,6 +169,21 @@ static void check_captured(const v06 *r, const folio_vllm06_metadata *m)
     CHECK(folio_vllm06_decode_metadata(m) == m && folio_vllm06_prefill_metadata(m) == NULL);
 }
 
+/* A table of a single column, which PyTorch spreads over a buffer. */
+static void one_column(v06 *r, const folio_vllm06_graph_input_buffers *b)
+{
+    folio_vllm06_metadata *step = NULL;
+    v06_fields(r, third_step, BATCH);
+    for (int i = 0; i < BATCH; i++) r->tables[i] = 5 + i;
+    r->f.block_tables_stride = 1;
+    CHECK_OK(r->b->make_metadata(r->state, &r->f, &step));
+    dirty(b->block_tables, b->block_tables_stride);
+    CHECK_OK(folio_vllm06_prepare_graph_input_buffers(r->state, b, step, 0));
+    check_zeros_past(b->block_tables, b->block_tables_stride, 1);
+    for (int i = 0; i < BATCH; i++) CHECK_INT(b->block_tables[i * b->block_tables_stride], 5 + i);
+    folio_vllm06_metadata_destroy(step);
+}
+
 /* Captured once, then steps of other lengths, tables and slots through the same buffers. */
 void v06_same_graph_capture(const char *original, const char *compute)
 {
@@ -212,6 +227,7 @@ void v06_same_graph_capture(const char *original, const char *compute)
             int32_t block = b.block_tables[1]; /* from the buffers into themselves */
             CHECK_OK(folio_vllm06_prepare_graph_input_buffers(r.state, &b, m, 0));
             CHECK(block == r.tables[1] && b.block_tables[1] == block);
+            one_column(&r, &b);
             another_graph(&r, &b);
         }
         v06_close(&r);
@@ -321,6 +337,8 @@ void v06_same_graph_cross(const char *original, const char *compute)
         check_zeros_past(b.cross_block_tables, b.cross_block_tables_stride,
                          r.f.cross_block_tables_stride);
         int32_t len = b.encoder_seq_lens_tensor[1], block = b.cross_block_tables[0];
+        b.encoder_seq_lens_tensor[1] = MAX_LEN; /* as many keys as the graph is for */
+        CHECK_OK(folio_vllm06_begin_forward(r.state, m, NULL));
         b.encoder_seq_lens_tensor[1] = MAX_LEN + 1; /* more than the graph is for */
         REFUSED(folio_vllm06_begin_forward(r.state, m, NULL), FOLIO_ERR_ARGUMENT, "351");
         b.encoder_seq_lens_tensor[1] = len;

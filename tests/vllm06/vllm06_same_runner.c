@@ -206,6 +206,16 @@ void v06_same_shared_prefix(const char *original, const char *compute)
             v06_run(&r, FOLIO_ATTENTION_DECODER);
             v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
         }
+        static const v06_seq before[] = {{3, true, 9, 9, 0}, {4, true, 9, 9, 0}};
+        static const v06_seq mixed[] = {
+            {5, true, 9, 9, 0}, {3, false, 1, 9, 0}, {4, false, 1, 9, 0}};
+        if (v06_step(&r, before, 2)) v06_run(&r, FOLIO_ATTENTION_DECODER);
+        v06_fields(&r, mixed, 3); /* a prompt and two decodes */
+        r.slots[8] = r.slots[10] = r.slots[9];
+        if (v06_remake(&r)) v06_run(&r, FOLIO_ATTENTION_DECODER);
+        v06_fields(&r, mixed + 1, 2); /* the decodes alone */
+        r.slots[1] = r.slots[0];
+        if (v06_remake(&r)) v06_run(&r, FOLIO_ATTENTION_DECODER);
     }
     v06_close(&r);
 }
@@ -288,7 +298,11 @@ void v06_same_more_fields(const char *original, const char *compute)
         }
         v06_fields(&r, with_encoders, 3);
         r.f.max_decode_query_len = 3;
-        if (v06_remake(&r)) CHECK_INT(folio_vllm06_metadata_get(r.m)->max_decode_query_len, 3);
+        if (v06_remake(&r)) {
+            const folio_vllm06_metadata *view = folio_vllm06_decode_metadata(r.m);
+            CHECK_INT(folio_vllm06_metadata_get(r.m)->max_decode_query_len, 3);
+            CHECK_INT(folio_vllm06_metadata_get(view)->max_decode_query_len, 3);
+        }
         prompts_read_prefill_block_tables(&r);
     }
     v06_close(&r);
@@ -377,6 +391,9 @@ static void split_args(const v06 *r, const folio_vllm06_metadata *m, bool prompt
     CHECK(prompts ? a.seq_lens[1] == 18 : a.seq_lens == NULL);
     CHECK(prompts ? a.block_tables[0] == r->tables[0] : a.block_tables == NULL);
     CHECK_INT(a.block_tables_stride, prompts ? r->blocks_per_seq : 0);
+    CHECK_OK(folio_vllm06_get_seq_len_block_table_args(m, 1, FOLIO_ATTENTION_ENCODER_ONLY, &a));
+    CHECK(prompts ? a.seq_lens[1] == 18 : a.seq_lens == NULL);
+    CHECK(a.block_tables == NULL && a.block_tables_stride == 0);
     CHECK_OK(folio_vllm06_get_seq_len_block_table_args(m, 0, FOLIO_ATTENTION_DECODER, &a));
     CHECK_INT(a.max_seq_len, decodes ? 9 : 0);
     CHECK(decodes ? a.seq_lens[0] == 9 : a.seq_lens == NULL);
@@ -570,7 +587,7 @@ void v06_same_compat(const char *original, const char *compute)
 /* A layer with one thing to differ in, and who differs then with compat. */
 enum { XFORMERS = 1, TORCH_SDPA = 2, IPEX = 4, ALL = 7 };
 typedef struct {
-    bool decode, slopes, biased, tables, no_cache;
+    bool decode, chunk, slopes, biased, tables, no_cache;
     int64_t window;
     float cap, scale;
     int differs;
@@ -592,7 +609,8 @@ static float *rows_of(const habit *h, const char *original, const char *compute,
     r.d.scale = h->scale;
     if (v06_open(&r) && v06_step(&r, whole, 2)) {
         v06_run(&r, FOLIO_ATTENTION_DECODER);
-        v06_fields(&r, h->decode ? decodes : whole, h->decode ? 1 : 2);
+        if (h->chunk) v06_fields(&r, chunk, 1);
+        else v06_fields(&r, h->decode ? decodes : whole, h->decode ? 1 : 2);
         if (!h->decode && !h->tables) r.f.block_tables = NULL;
         if (h->biased) r.f.attn_bias = biases;
         r.no_cache = h->no_cache;
@@ -614,13 +632,18 @@ void v06_same_compat_differs(const char *original, const char *compute)
         {.decode = true, .window = 5, .differs = ALL},
         {.slopes = true, .window = 5, .differs = ALL},
         {.slopes = true, .window = 5, .tables = true, .differs = ALL},
+        {.chunk = true, .slopes = true, .window = 5, .tables = true, .differs = ALL},
+        {.decode = true, .slopes = true, .window = 5, .differs = ALL},
         {.window = 5, .differs = IPEX},
         {.slopes = true, .differs = IPEX},
         {.biased = true, .differs = IPEX},
         {.cap = 0.5f, .differs = 0},
+        {.chunk = true, .tables = true, .cap = 0.5f, .differs = 0},
         {.decode = true, .cap = 0.5f, .differs = IPEX},
         {.decode = true, .slopes = true, .differs = 0},
         {.tables = true, .scale = 0.5f, .differs = XFORMERS},
+        {.chunk = true, .tables = true, .scale = 0.5f, .differs = XFORMERS},
+        {.biased = true, .tables = true, .scale = 0.5f, .differs = XFORMERS | IPEX},
         {.scale = 0.5f, .differs = 0},
         {.tables = true, .no_cache = true, .scale = 0.5f, .differs = 0},
         {.decode = true, .scale = 0.5f, .differs = 0},
