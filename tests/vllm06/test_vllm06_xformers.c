@@ -136,6 +136,24 @@ static void cross_of_step_and_views(v06 *r)
     r->m = whole;
 }
 
+/* Attention over the view of a step of one kind. */
+static void whole_views(v06 *r, const v06_seq *seqs, int n)
+{
+    if (!v06_step(r, seqs, n)) return;
+    folio_vllm06_metadata *step = r->m;
+    const folio_vllm06_metadata *prompts = folio_vllm06_prefill_metadata(step);
+    const folio_vllm06_metadata *view =
+        prompts != NULL ? prompts : folio_vllm06_decode_metadata(step);
+    r->m = (folio_vllm06_metadata *)view;
+    r->no_key = false;
+    v06_run(r, FOLIO_ATTENTION_DECODER);
+    if (prompts != NULL) v06_run(r, FOLIO_ATTENTION_ENCODER);
+    if (prompts != NULL) v06_run(r, FOLIO_ATTENTION_ENCODER_ONLY);
+    r->no_key = prompts == NULL;
+    v06_run(r, FOLIO_ATTENTION_ENCODER_DECODER);
+    r->m = step;
+}
+
 /* Attention over the views of a mixed step, in turn: each gives its own rows. */
 static void forward_of_a_view(const char *original, const char *compute)
 {
@@ -169,6 +187,8 @@ static void forward_of_a_view(const char *original, const char *compute)
             r.m = whole;
             cross_of_step_and_views(&r);
         }
+        whole_views(&r, prompts, 3);
+        whole_views(&r, mixed + 2, 3);
     }
     v06_close(&r);
 }
@@ -189,6 +209,7 @@ static void whole_life(const char *original, const char *compute)
     v06_init(&r, original, compute);
     r.d.kv_cache_dtype = "fp8";
     r.k_scale = 0.25f;
+    r.v_scale = 0.5f;
     if (v06_open(&r)) {
         for (int step = 0; step < 2; step++) {
             if (!v06_step(&r, step ? second : first, step ? 3 : 2)) continue;
@@ -467,6 +488,7 @@ static void streams(const char *original, const char *compute)
         folio_vllm06_forward_args a = v06_args(&r, FOLIO_ATTENTION_DECODER);
         const folio_run on_stream = {.struct_size = sizeof on_stream, .stream = &r};
         REFUSED(r.b->forward(r.impl, &a, &on_stream), FOLIO_ERR_ARGUMENT, "stream");
+        REFUSED(folio_vllm06_begin_forward(r.state, r.m, &on_stream), FOLIO_ERR_ARGUMENT, "stream");
         CHECK(support_is_poison(r.out.data, r.out.bytes));
         v06_check_images(&r); /* all NaN */
         v06_run(&r, FOLIO_ATTENTION_DECODER);
@@ -578,6 +600,7 @@ static folio_status step_with(const v06 *r, const folio_allocator *allocator,
     if (status == FOLIO_OK) status = folio_vllm06_builder_create(state, r->b, &d, &builder);
     if (status == FOLIO_OK) status = folio_vllm06_builder_add(builder, &s);
     if (status == FOLIO_OK) status = folio_vllm06_builder_build(builder, &built);
+    if (status == FOLIO_OK) status = folio_vllm06_builder_pad(builder, 64);
     if (status == FOLIO_OK) status = r->b->make_metadata(state, &r->f, &m);
     if (status == FOLIO_OK && folio_vllm06_prefill_metadata(m) == NULL) status = FOLIO_ERR_MEMORY;
     a.attn_metadata = m;
@@ -608,6 +631,7 @@ static void out_of_memory(const char *original, const char *compute)
             support_counter counter = {.fail_at = ++tries};
             folio_allocator allocator = support_allocator(&counter);
             status = step_with(&r, &allocator, &a);
+            CHECK((status == FOLIO_OK) == (counter.calls < tries)); /* each failure is told */
             CHECK_INT(counter.live, 0);
             CHECK_INT(counter.faults, 0);
         }

@@ -585,6 +585,9 @@ void v06_same_dtypes(const char *original, const char *compute)
 {
     static const folio_dtype dtypes[] = {FOLIO_F32, FOLIO_F16, FOLIO_BF16};
     static const char *const names[] = {NULL, "auto", "fp8", "fp8_e4m3", "fp8_e5m2"};
+    static float numbers[13 * 13];
+    const folio_vllm06_bias biases[] = {{numbers, 1, 13, 13}, {numbers, 1, 8, 8}};
+    support_fill(numbers, COUNT_OF(numbers), 5, 2.0f);
     for (int i = 0; i < 15; i++) {
         v06 r;
         v06_init(&r, original, compute);
@@ -592,6 +595,10 @@ void v06_same_dtypes(const char *original, const char *compute)
         r.d.kv_cache_dtype = names[i % 5];
         if (i % 5 == 3) r.k_scale = r.v_scale = 1.0f; /* which 0 stands for */
         live(&r);
+        if (r.m != NULL && v06_step(&r, two_prompts, 2)) { /* biases stay f32 */
+            CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_ATTENTION_DECODER, biases));
+            v06_run(&r, FOLIO_ATTENTION_DECODER);
+        }
         v06_close(&r);
     }
 }
@@ -610,29 +617,44 @@ void v06_same_num_queries_per_kv(const char *original, const char *compute)
     }
 }
 
-/* Rows of query, key and value next to each other, as a fused projection gives them; in a step of both kinds too. */
+/* Rows of query, key and value next to each other, as a fused projection gives them: in a step of both kinds too, in
+ * all types, and with set biases. */
 void v06_same_fused_qkv(const char *original, const char *compute)
 {
     static const v06_seq both[] = {{2, true, 7, 7, 0}, {1, false, 1, 10, 0}};
-    static const v06_seq *const steps[] = {two_prompts, two_decodes, both};
+    static const float zeros[13 * 13];
+    static const folio_vllm06_bias biases[] = {{zeros, 1, 13, 13}, {zeros, 1, 8, 8}};
+    static const struct {
+        const v06_seq *seqs;
+        folio_attention_type type;
+        const folio_vllm06_bias *biases;
+    } steps[] = {{two_prompts, FOLIO_ATTENTION_DECODER, NULL},
+                 {two_decodes, FOLIO_ATTENTION_DECODER, NULL},
+                 {both, FOLIO_ATTENTION_DECODER, NULL},
+                 {two_prompts, FOLIO_ATTENTION_DECODER, biases},
+                 {two_prompts, FOLIO_ATTENTION_ENCODER_ONLY, NULL},
+                 {encoded_prompts, FOLIO_ATTENTION_ENCODER, NULL},
+                 {encoded_prompts, FOLIO_ATTENTION_ENCODER_DECODER, NULL}};
     v06 r;
     v06_init(&r, original, compute);
     if (v06_open(&r)) {
         int64_t parts[3] = {v06_width(&r), v06_width(&r) / 2, v06_width(&r) / 2};
         int64_t width = v06_width(&r) * 2;
         for (int step = 0; step < COUNT_OF(steps); step++) {
-            if (!v06_step(&r, steps[step], 2)) break;
-            v06_run(&r, FOLIO_ATTENTION_DECODER);
+            folio_attention_type type = steps[step].type;
+            if (!v06_step(&r, steps[step].seqs, 2)) break;
+            CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_ATTENTION_DECODER, steps[step].biases));
+            v06_run(&r, type);
             int64_t n = r.out_rows * v06_width(&r);
             double *apart = malloc((size_t)n * sizeof *apart), largest = 0;
-            float *fused = malloc((size_t)(r.out_rows * width) * sizeof *fused);
+            float *fused = malloc((size_t)(V06_SEQS * V06_TOKENS * width) * sizeof *fused);
             if (apart == NULL || fused == NULL) abort();
             for (int64_t k = 0; k < n; k++)
                 largest = fmax(largest, fabs(apart[k] = v06_out(&r, 0, k)));
-            folio_vllm06_forward_args a = v06_args(&r, FOLIO_ATTENTION_DECODER);
+            folio_vllm06_forward_args a = v06_args(&r, type);
             folio_tensor *tensors[3] = {&a.query, &a.key, &a.value};
             for (int64_t t = 0, at = 0; t < 3; at += parts[t++]) {
-                for (int64_t row = 0; row < r.out_rows; row++)
+                for (int64_t row = 0; row < tensors[t]->tokens; row++)
                     memcpy(fused + row * width + at, (float *)tensors[t]->data + row * parts[t],
                            (size_t)parts[t] * sizeof *fused);
                 tensors[t]->data = fused + at;

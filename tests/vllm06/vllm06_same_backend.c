@@ -49,6 +49,7 @@ void v06_same_get_name(const char *original, const char *compute)
     for (int i = 0; i < 2 && n->aliases[i] != NULL; i++)
         CHECK(folio_vllm06_backend_find(n->aliases[i]) == b);
     CHECK(folio_vllm06_backend_find("xformer") == NULL);
+    CHECK(folio_vllm06_backend_find("xformers2") == NULL);
     CHECK(folio_vllm06_backend_find("") == NULL);
     CHECK(folio_vllm06_backend_find(NULL) == NULL);
 }
@@ -113,6 +114,8 @@ void v06_same_get_kv_cache_shape(const char *original, const char *compute)
     int64_t shape[3] = {0, 0, 0};
     CHECK_OK(b->get_kv_cache_shape(100, 16, 8, 128, shape));
     CHECK(shape[0] == 2 && shape[1] == 100 && shape[2] == 16 * 8 * 128);
+    CHECK_OK(b->get_kv_cache_shape(7, 32, 3, 80, shape));
+    CHECK(shape[0] == 2 && shape[1] == 7 && shape[2] == 32 * 3 * 80);
     shape[0] = 77;
     REFUSED(b->get_kv_cache_shape(0, 16, 8, 128, shape), FOLIO_ERR_ARGUMENT, "0 blocks");
     REFUSED(b->get_kv_cache_shape(1, -1, 8, 128, shape), FOLIO_ERR_ARGUMENT, "-1");
@@ -197,27 +200,35 @@ static void swap_into_fewer(const v06 *r, int64_t a, int64_t b)
     support_buffer_free(&few);
 }
 
-/* In a cache of bytes, where the values begin elsewhere: block 0 to 5, with swap_blocks or copy_blocks. */
-static void move_bytes(const char *original, const char *compute, bool copy)
+/* Caches of smaller numbers: the values begin where the keys end. */
+static void move_small_numbers(const char *original, const char *compute)
 {
-    static const int64_t pairs[][2] = {{0, 5}};
-    v06 r;
-    v06_init(&r, original, compute);
-    r.d.kv_cache_dtype = "fp8";
-    if (v06_open(&r) && v06_step(&r, two_prompts, 2)) {
-        v06_run(&r, FOLIO_ATTENTION_DECODER);
-        CHECK_INT(r.tables[0], 0);
-        if (copy) CHECK_OK(r.b->copy_blocks(r.state, r.kv, V06_LAYERS, pairs, 1, NULL));
-        else CHECK_OK(r.b->swap_blocks(r.state, &r.kv[0], &r.kv[1], pairs, 1, NULL));
-        image_move(&r, 0, 0, copy ? 0 : 1, 5);
-        v06_check_images(&r);
+    static const char *const names[] = {"auto", "fp8"};
+    for (int i = 0; i < 2; i++) {
+        v06 r;
+        v06_init(&r, original, compute);
+        r.d.dtype = FOLIO_F16;
+        r.d.kv_cache_dtype = names[i];
+        if (v06_open(&r) && v06_step(&r, two_prompts, 2)) {
+            v06_run(&r, FOLIO_ATTENTION_DECODER);
+            const int64_t pairs[][2] = {{r.tables[0], 5}};
+            CHECK_OK(r.b->swap_blocks(r.state, &r.kv[0], &r.kv[1], pairs, 1, NULL));
+            image_move(&r, 0, r.tables[0], 1, 5);
+            v06_check_images(&r);
+            const int64_t within[][2] = {{5, 8}, {r.tables[0], 10}};
+            CHECK_OK(r.b->copy_blocks(r.state, r.kv, V06_LAYERS, within, 2, NULL));
+            for (int k = 0; k < 4; k++)
+                image_move(&r, k / 2, within[k % 2][0], k / 2, within[k % 2][1]);
+            v06_check_images(&r);
+        }
+        v06_close(&r);
     }
-    v06_close(&r);
 }
 
 void v06_same_swap_blocks(const char *original, const char *compute)
 {
     v06 r;
+    move_small_numbers(original, compute);
     v06_init(&r, original, compute);
     if (v06_open(&r) && v06_step(&r, two_prompts, 2)) {
         v06_run(&r, FOLIO_ATTENTION_DECODER);
@@ -273,7 +284,6 @@ void v06_same_swap_blocks(const char *original, const char *compute)
         v06_check_images(&r);
     }
     v06_close(&r);
-    move_bytes(original, compute, false);
 }
 
 /* Caches with as many blocks, half as large in the second. */
@@ -300,6 +310,7 @@ static void copy_other_sizes(const v06 *r, int64_t a)
 void v06_same_copy_blocks(const char *original, const char *compute)
 {
     v06 r;
+    move_small_numbers(original, compute);
     v06_init(&r, original, compute);
     if (v06_open(&r) && v06_step(&r, two_prompts, 2)) {
         v06_run(&r, FOLIO_ATTENTION_DECODER);
@@ -364,7 +375,6 @@ void v06_same_copy_blocks(const char *original, const char *compute)
         v06_check_images(&r);
     }
     v06_close(&r);
-    move_bytes(original, compute, true);
 }
 
 /* Blocks of 24 tokens, which no partition of 512 keys is a multiple of, in a step that is said to have long decodes. */

@@ -119,9 +119,13 @@ void v06_same_init_errors(const char *original, const char *compute)
         d = r.d;
         d.num_kv_heads = -1;
         REFUSED(r.b->make_impl(r.state, &d, &impl), FOLIO_ERR_ARGUMENT, "num_kv_heads is -1");
-        d = r.d;
-        d.kv_cache_dtype = "fp7";
-        REFUSED(r.b->make_impl(r.state, &d, &impl), FOLIO_ERR_ARGUMENT, "fp7");
+        static const char *const no_names[] = {"fp7", "fp8_e3m4", "fp8_e4m3fn", "FP8", "f32", ""};
+        for (int i = 0; i < COUNT_OF(no_names); i++) {
+            d = r.d;
+            d.kv_cache_dtype = no_names[i];
+            REFUSED(r.b->make_impl(r.state, &d, &impl), FOLIO_ERR_ARGUMENT, "kv_cache_dtype");
+            CHECK(impl == NULL);
+        }
         d = r.d;
         d.sliding_window = -1;
         REFUSED(r.b->make_impl(r.state, &d, &impl), FOLIO_ERR_ARGUMENT, "sliding_window");
@@ -142,7 +146,7 @@ void v06_same_init_errors(const char *original, const char *compute)
         REFUSED(r.b->make_impl(r.state, &d, &impl), FOLIO_ERR_ARGUMENT, "compat is 2");
         d.compat = -1;
         REFUSED(r.b->make_impl(r.state, &d, &impl), FOLIO_ERR_ARGUMENT, "compat is -1");
-        static const int no_dtypes[] = {0, 99, FOLIO_FP8_E4M3}; /* the last is one of caches only */
+        static const int no_dtypes[] = {0, 99, FOLIO_F64, FOLIO_FP8_E4M3, FOLIO_FP8_E5M2};
         for (int i = 0; i < COUNT_OF(no_dtypes); i++) {
             d = r.d;
             d.dtype = (folio_dtype)no_dtypes[i];

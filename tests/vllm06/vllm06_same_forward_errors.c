@@ -91,6 +91,83 @@ static void bad_scales(v06 *rig)
     *rig = r;
 }
 
+/* A step of each kind and type. */
+static const v06_seq of_both_kinds[] = {{2, true, 4, 4, 0}, {1, false, 1, 9, 0}};
+static const struct {
+    const v06_seq *seqs;
+    int num_seqs;
+    folio_attention_type type;
+    bool no_key;
+} calls_of_types[] = {{two_prompts, 2, FOLIO_ATTENTION_DECODER, false},
+                      {two_decodes, 2, FOLIO_ATTENTION_DECODER, false},
+                      {of_both_kinds, 2, FOLIO_ATTENTION_DECODER, false},
+                      {two_prompts, 2, FOLIO_ATTENTION_ENCODER_ONLY, false},
+                      {encoded_prompts, 2, FOLIO_ATTENTION_ENCODER, false},
+                      {encoded_prompts, 2, FOLIO_ATTENTION_ENCODER_DECODER, false},
+                      {encoded_decode, 1, FOLIO_ATTENTION_ENCODER_DECODER, true}};
+
+/* One row less or more in each tensor; key without value and value without key; decodes without a cache. */
+static void bad_rows(v06 *rig)
+{
+    static const char *const words[] = {"query: tokens is", "output: tokens is", "key: tokens is",
+                                        "value: tokens is"};
+    v06 r = *rig;
+    /* cuda: what a tensor is said to have is brought to the device, so it has no row more */
+    int num_changes = strcmp(r.compute, "cuda") == 0 ? 4 : 8;
+    for (int i = 0; i < COUNT_OF(calls_of_types); i++) {
+        folio_vllm06_forward_args a;
+        r.no_key = calls_of_types[i].no_key;
+        if (!v06_step(&r, calls_of_types[i].seqs, calls_of_types[i].num_seqs)) continue;
+        for (int change = 0; change < num_changes; change++) {
+            a = v06_args(&r, calls_of_types[i].type);
+            folio_tensor *tensors[] = {&a.query, &a.output, &a.key, &a.value};
+            if (tensors[change % 4]->data == NULL) continue;
+            tensors[change % 4]->tokens += change < 4 ? -1 : 1;
+            V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT, words[change % 4]);
+        }
+        for (int only = 0; !r.no_key && only < 2; only++) {
+            a = v06_args(&r, calls_of_types[i].type);
+            *(only ? &a.key : &a.value) = (folio_tensor){0};
+            V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT, "must both be set");
+        }
+        a = v06_args(&r, calls_of_types[i].type);
+        a.kv_cache = NULL;
+        if (r.f.num_decode_tokens > 0) V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT, "kv_cache is NULL");
+    }
+    r.no_key = false;
+    *rig = r;
+}
+
+/* Caches of other dtypes, larger, smaller and of the same size, wherever one is used. */
+static void bad_cache_dtypes(const char *original, const char *compute)
+{
+    static const char *const names[] = {"auto", "fp8", "fp8_e5m2"};
+    static const folio_dtype others[][2] = {
+        {FOLIO_FP8_E4M3, FOLIO_BF16}, {FOLIO_FP8_E5M2, FOLIO_F16}, {FOLIO_FP8_E4M3, FOLIO_F16}};
+    for (int i = 0; i < COUNT_OF(names) * COUNT_OF(calls_of_types); i++) {
+        int call = i / COUNT_OF(names), name = i % COUNT_OF(names);
+        folio_attention_type type = calls_of_types[call].type;
+        if (type == FOLIO_ATTENTION_ENCODER || type == FOLIO_ATTENTION_ENCODER_ONLY) continue;
+        v06 r;
+        v06_init(&r, original, compute);
+        r.d.dtype = FOLIO_F16;
+        r.d.kv_cache_dtype = names[name];
+        r.no_key = calls_of_types[call].no_key;
+        if (v06_open(&r) &&
+            v06_step(&r, calls_of_types[call].seqs, calls_of_types[call].num_seqs)) {
+            for (int k = 0; k < 2; k++) {
+                folio_vllm06_forward_args a = v06_args(&r, type);
+                folio_vllm06_kv_cache kv = *a.kv_cache;
+                kv.dtype = others[name][k];
+                kv.num_blocks = 3; /* so that it fits where it is */
+                a.kv_cache = &kv;
+                V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT, "the layer's kv_cache_dtype is");
+            }
+        }
+        v06_close(&r);
+    }
+}
+
 /* A type that is none, in prompts with tables and without, in split arrays, and in decodes. */
 static void bad_types(v06 *rig)
 {
@@ -107,51 +184,6 @@ static void bad_types(v06 *rig)
         BAD(a.attn_type = (folio_attention_type)4, "attention type 4 is unknown");
         BAD(a.attn_type = (folio_attention_type)-1, "attention type -1 is unknown");
     }
-    *rig = r;
-}
-
-/* Each tensor with a row less or a row more, only one of key and value, and decodes without a cache, in all types. */
-static void bad_rows(v06 *rig)
-{
-    static const v06_seq both[] = {{2, true, 4, 4, 0}, {1, false, 1, 9, 0}};
-    static const struct {
-        const v06_seq *seqs;
-        int num_seqs;
-        folio_attention_type type;
-        bool no_key;
-    } calls[] = {{two_prompts, 2, FOLIO_ATTENTION_DECODER, false},
-                 {two_decodes, 2, FOLIO_ATTENTION_DECODER, false},
-                 {both, 2, FOLIO_ATTENTION_DECODER, false},
-                 {two_prompts, 2, FOLIO_ATTENTION_ENCODER_ONLY, false},
-                 {encoded_prompts, 2, FOLIO_ATTENTION_ENCODER, false},
-                 {encoded_prompts, 2, FOLIO_ATTENTION_ENCODER_DECODER, false},
-                 {encoded_decode, 1, FOLIO_ATTENTION_ENCODER_DECODER, true}};
-    static const char *const words[] = {"query: tokens is", "output: tokens is", "key: tokens is",
-                                        "value: tokens is"};
-    v06 r = *rig;
-    /* cuda: what a tensor is said to have is brought to the device, so it has no row more */
-    int num_changes = strcmp(r.compute, "cuda") == 0 ? 4 : 8;
-    for (int i = 0; i < COUNT_OF(calls); i++) {
-        if (!v06_step(&r, calls[i].seqs, calls[i].num_seqs)) continue;
-        folio_vllm06_forward_args a;
-        r.no_key = calls[i].no_key;
-        for (int change = 0; change < num_changes; change++) {
-            a = v06_args(&r, calls[i].type);
-            folio_tensor *tensors[] = {&a.query, &a.output, &a.key, &a.value};
-            if (tensors[change % 4]->data == NULL) continue;
-            tensors[change % 4]->tokens += change < 4 ? -1 : 1;
-            V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT, words[change % 4]);
-        }
-        for (int only = 0; !r.no_key && only < 2; only++) {
-            a = v06_args(&r, calls[i].type);
-            *(only ? &a.key : &a.value) = (folio_tensor){0};
-            V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT, "must both be set");
-        }
-        a = v06_args(&r, calls[i].type);
-        a.kv_cache = NULL;
-        if (r.f.num_decode_tokens > 0) V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT, "kv_cache is NULL");
-    }
-    r.no_key = false;
     *rig = r;
 }
 
@@ -472,10 +504,11 @@ void v06_same_forward_errors(const char *original, const char *compute)
         bad_decodes(&r);
         bad_chunks(&r);
         bad_scales(&r);
-        bad_types(&r);
         bad_rows(&r);
+        bad_types(&r);
         bad_cross(&r);
         bad_overlaps(&r);
     }
     v06_close(&r);
+    bad_cache_dtypes(original, compute);
 }

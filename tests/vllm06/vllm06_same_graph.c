@@ -148,6 +148,15 @@ static void another_graph(v06 *r, const folio_vllm06_graph_input_buffers *b)
     CHECK(own.slot_mapping[0] == r->slots[0] && own.seq_lens_tensor[0] == 16);
     CHECK(slot != r->slots[0] && b->slot_mapping[0] == slot);
     CHECK(b->seq_lens_tensor[0] == len && b->block_tables[0] == block);
+    for (int i = 0; i < 2; i++) { /* lengths as a tensor, and as a list */
+        folio_vllm06_metadata *step = NULL;
+        v06_fields(r, i ? two : first_step, 2);
+        *(i ? &r->f.seq_lens_tensor : &r->f.seq_lens) = NULL;
+        CHECK_OK(r->b->make_metadata(r->state, &r->f, &step));
+        CHECK_OK(folio_vllm06_prepare_graph_input_buffers(r->state, &own, step, 0));
+        for (int k = 0; k < 2; k++) CHECK_INT(own.seq_lens_tensor[k], r->lens[k]);
+        folio_vllm06_metadata_destroy(step);
+    }
     r->m = first;
     replay(r, b, four, 3, 0);
     CHECK(own.seq_lens_tensor[0] == 16 && own.seq_lens_tensor[1] == 11);

@@ -236,6 +236,7 @@ static void prompts_read_prefill_block_tables(v06 *r)
     r->f.prefill_block_tables_stride = r->f.block_tables_stride;
     r->f.block_tables = NULL;
     r->f.block_tables_stride = 0;
+    r->f.multi_modal_placeholder_index_maps = NOWHERE; /* not read */
     if (v06_remake(r)) v06_run(r, FOLIO_ATTENTION_DECODER);
 }
 
@@ -360,16 +361,22 @@ void v06_same_bad_sums(const char *original, const char *compute)
     v06_close(&r);
 }
 
-/* The fields of a step as torch-sdpa of 0.6.5 and later splits them; what they end with cannot be read on. */
+/* The fields of a step as torch-sdpa of 0.6.5 and later splits them; what they end with cannot be read on. The rows of
+ * the prompts' table are shorter than those of the decodes'. */
+enum { PROMPT_BLOCKS = 3 };
+
 static void split(v06 *r, const void *edges[6])
 {
+    int32_t rows[V06_SEQS * PROMPT_BLOCKS];
     size_t prompts = (size_t)r->f.num_prefills, decodes = (size_t)r->f.num_decode_tokens;
     size_t row = (size_t)r->blocks_per_seq * sizeof *r->tables;
     edges[0] = edge_copy(r->lens, prompts * 4);
     edges[1] = decodes > 0 ? edge_copy(r->lens + prompts, decodes * 4) : edges[0];
     edges[2] = edge_copy(r->starts, (prompts + 1) * 4);
     edges[3] = edge_copy(r->seq_starts, (prompts + 1) * 4);
-    edges[4] = edge_copy(r->tables, prompts * row);
+    for (size_t i = 0; i < prompts * PROMPT_BLOCKS; i++)
+        rows[i] = r->tables[i / PROMPT_BLOCKS * (size_t)r->blocks_per_seq + i % PROMPT_BLOCKS];
+    edges[4] = edge_copy(rows, prompts * PROMPT_BLOCKS * 4);
     edges[5] = edge_copy(r->tables + prompts * (size_t)r->blocks_per_seq, decodes * row);
     r->f.chunked_prefill = 1;
     r->f.seq_lens = prompts > 0 ? edges[0] : NULL;
@@ -377,7 +384,7 @@ static void split(v06 *r, const void *edges[6])
     r->f.query_start_loc = prompts > 0 ? edges[2] : NULL;
     r->f.kv_start_loc = prompts > 0 ? edges[3] : NULL;
     r->f.prefill_block_tables = prompts > 0 ? edges[4] : NULL;
-    r->f.prefill_block_tables_stride = r->blocks_per_seq;
+    r->f.prefill_block_tables_stride = PROMPT_BLOCKS;
     r->f.block_tables = decodes > 0 ? edges[5] : NULL;
     r->f.seq_start_loc = r->f.context_lens_tensor = NULL;
 }
@@ -390,7 +397,7 @@ static void split_args(const v06 *r, const folio_vllm06_metadata *m, bool prompt
     CHECK_INT(a.max_seq_len, prompts ? 18 : 0);
     CHECK(prompts ? a.seq_lens[1] == 18 : a.seq_lens == NULL);
     CHECK(prompts ? a.block_tables[0] == r->tables[0] : a.block_tables == NULL);
-    CHECK_INT(a.block_tables_stride, prompts ? r->blocks_per_seq : 0);
+    CHECK_INT(a.block_tables_stride, prompts ? PROMPT_BLOCKS : 0);
     CHECK_OK(folio_vllm06_get_seq_len_block_table_args(m, 1, FOLIO_ATTENTION_ENCODER_ONLY, &a));
     CHECK(prompts ? a.seq_lens[1] == 18 : a.seq_lens == NULL);
     CHECK(a.block_tables == NULL && a.block_tables_stride == 0);
@@ -423,6 +430,9 @@ static void split_views(v06 *r)
     split_args(r, r->m, true, true);
     split_args(r, p, true, false);
     split_args(r, d, false, true);
+    r->m = (folio_vllm06_metadata *)p;
+    v06_fields(r, split_steps, 2);
+    v06_run(r, FOLIO_ATTENTION_DECODER);
     r->m = (folio_vllm06_metadata *)d;
     v06_fields(r, split_steps + 2, 1);
     v06_run(r, FOLIO_ATTENTION_DECODER);
