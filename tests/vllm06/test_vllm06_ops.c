@@ -3,260 +3,14 @@
  * byte for byte; paged_attention v1 and v2 agree with each other and with dense attention in
  * double, for every head size and block size the originals list.
  */
-#include "support.h"
+#include "vllm06/vllm06_ops_bed.h"
 
-#include <folio/folio_vllm06.h>
 #include <math.h>
 #include <stdlib.h>
-
-enum { SEQS = 5, HEADS = 4, KV_HEADS = 2, LONGEST = 1100 };
 
 /* Lengths around a block, a partition and two of them; 0 is padding. */
 static const int32_t long_lens[SEQS] = {LONGEST, 0, 512, 513, 9};
 static const int32_t short_lens[SEQS] = {530, 0, 16, 17, 1};
-
-/* One cache with its sequences; everything a call needs. */
-typedef struct {
-    folio_vllm06_ops_cache c;
-    support_buffer k, v;
-    int32_t lens[SEQS];
-    int64_t longest, row_blocks, max_seq_len;
-    int32_t *tables;
-    float *rows[2]; /* [seq][longest][kv_heads][head_size] as given */
-    float slopes[HEADS], scale;
-    bool alibi, no_scale; /* no_scale: 0 is given, which stands for scale */
-    folio_dtype dtype;    /* of query and out */
-    void *query;
-    support_buffer out;
-    folio_context *ctx;
-} bed;
-
-static int64_t row_at(const bed *b, int64_t seq, int64_t token)
-{
-    return (seq * b->longest + token) * KV_HEADS * b->c.head_size;
-}
-
-static int64_t slot_at(const bed *b, int64_t seq, int64_t token)
-{
-    int64_t n = b->c.block_size;
-    return b->tables[seq * b->row_blocks + token / n] * n + token % n;
-}
-
-static folio_status store_seq(bed *b, int64_t seq)
-{
-    int64_t slots[LONGEST];
-    for (int64_t t = 0; t < b->lens[seq]; t++) slots[t] = slot_at(b, seq, t);
-    return folio_vllm06_reshape_and_cache(b->ctx, b->rows[0] + row_at(b, seq, 0),
-                                          b->rows[1] + row_at(b, seq, 0), FOLIO_F32, b->lens[seq],
-                                          0, 0, &b->c, slots, NULL);
-}
-
-/* Caches of NaN, then the sequences stored in blocks handed out backwards. */
-static void bed_open(bed *b, folio_context *ctx, folio_dtype kv, int32_t x, int32_t head_size,
-                     int32_t block_size, const int32_t *lens)
-{
-    *b = (bed){.ctx = ctx, .dtype = FOLIO_F32, .scale = 0.11f};
-    memcpy(b->lens, lens, sizeof b->lens);
-    for (int i = 0; i < SEQS; i++)
-        if (lens[i] > b->longest) b->longest = lens[i];
-    b->max_seq_len = b->longest;
-    b->row_blocks = (b->longest + block_size - 1) / block_size + 1;
-    b->c = (folio_vllm06_ops_cache){.dtype = kv,
-                                    .x = x,
-                                    .num_kv_heads = KV_HEADS,
-                                    .head_size = head_size,
-                                    .block_size = block_size,
-                                    .num_blocks = SEQS * b->row_blocks};
-    if (kv == FOLIO_FP8_E4M3 || kv == FOLIO_FP8_E5M2) {
-        b->c.k_scale = 0.5f;
-        b->c.v_scale = 0.0625f;
-    }
-    size_t elements = (size_t)(b->c.num_blocks * block_size * KV_HEADS * head_size);
-    b->k = support_buffer_make(elements * folio_dtype_size(kv));
-    b->v = support_buffer_make(elements * folio_dtype_size(kv));
-    b->c.key_cache = b->k.data;
-    b->c.value_cache = b->v.data;
-    b->tables = malloc((size_t)b->c.num_blocks * sizeof *b->tables);
-    int64_t n = row_at(b, SEQS, 0);
-    for (int part = 0; part < 2; part++) b->rows[part] = malloc((size_t)n * sizeof(float));
-    b->query = malloc((size_t)(SEQS * HEADS * head_size) * sizeof(float));
-    if (b->tables == NULL || b->rows[0] == NULL || b->rows[1] == NULL || b->query == NULL) abort();
-    for (int64_t i = 0; i < b->c.num_blocks; i++) b->tables[i] = (int32_t)(b->c.num_blocks - 1 - i);
-    support_fill(b->rows[0], n, 1, 2.0f);
-    support_fill(b->rows[1], n, 2, 2.0f);
-    support_fill(b->query, SEQS * HEADS * head_size, 3, 2.0f);
-    for (int h = 0; h < HEADS; h++) b->slopes[h] = ldexpf(0.7f, -h);
-    b->out = support_buffer_make((size_t)(SEQS * HEADS * head_size) * sizeof(float));
-    for (int64_t i = 0; i < SEQS; i++) CHECK_OK(store_seq(b, i));
-}
-
-static void bed_close(bed *b)
-{
-    support_buffer_free(&b->k);
-    support_buffer_free(&b->v);
-    support_buffer_free(&b->out);
-    free(b->tables);
-    free(b->rows[0]);
-    free(b->rows[1]);
-    free(b->query);
-}
-
-/* Where number d of a slot's head lies in K (part 0) or V (part 1). */
-static int64_t place(const bed *b, int part, int64_t slot, int64_t h, int64_t d)
-{
-    int64_t n = b->c.block_size, x = b->c.x;
-    int64_t first = (slot / n * KV_HEADS + h) * b->c.head_size * n;
-    return part ? first + d * n + slot % n : first + (d / x * n + slot % n) * x + d % x;
-}
-
-static double stored(const bed *b, int part, int64_t slot, int64_t h, int64_t d)
-{
-    float scale = part ? b->c.v_scale : b->c.k_scale;
-    const void *cache = part ? b->v.data : b->k.data;
-    return kit_decode(b->c.dtype, kit_get(b->c.dtype, cache, place(b, part, slot, h, d))) *
-           (scale > 0 ? (double)scale : 1.0);
-}
-
-static folio_vllm06_paged_attention_args arguments(bed *b)
-{
-    support_buffer_poison(&b->out);
-    return (folio_vllm06_paged_attention_args){.struct_size =
-                                                   sizeof(folio_vllm06_paged_attention_args),
-                                               .out = b->out.data,
-                                               .query = b->query,
-                                               .dtype = b->dtype,
-                                               .num_heads = HEADS,
-                                               .num_seqs = SEQS,
-                                               .scale = b->no_scale ? 0.0f : b->scale,
-                                               .block_tables = b->tables,
-                                               .max_num_blocks_per_seq = b->row_blocks,
-                                               .seq_lens = b->lens,
-                                               .max_seq_len = b->max_seq_len,
-                                               .alibi_slopes = b->alibi ? b->slopes : NULL};
-}
-
-/* P of the scratch: max_seq_len says it, not the lengths. */
-static int64_t num_parts(const bed *b)
-{
-    return (b->max_seq_len + FOLIO_VLLM06_PARTITION_SIZE - 1) / FOLIO_VLLM06_PARTITION_SIZE;
-}
-
-/* Dense attention of one sequence and head over keys [first, end) of what the cache holds; returns lse. */
-static double dense_keys(const bed *b, int64_t seq, int64_t h, int64_t first, int64_t end,
-                         double *out)
-{
-    int64_t n = b->lens[seq], size = b->c.head_size, g = h / (HEADS / KV_HEADS);
-    const float *q = (const float *)b->query + (seq * HEADS + h) * size;
-    double score[LONGEST], top = -INFINITY, sum = 0;
-    memset(out, 0, (size_t)size * sizeof *out);
-    for (int64_t j = first; j < end; j++) {
-        double dot = 0;
-        for (int64_t d = 0; d < size; d++)
-            dot += (double)q[d] * stored(b, 0, slot_at(b, seq, j), g, d);
-        score[j] = dot * (double)b->scale;
-        if (b->alibi) score[j] -= (double)b->slopes[h] * (double)(n - 1 - j);
-        top = fmax(top, score[j]);
-    }
-    for (int64_t j = first; j < end; j++) {
-        double p = exp(score[j] - top);
-        sum += p;
-        for (int64_t d = 0; d < size; d++) out[d] += p * stored(b, 1, slot_at(b, seq, j), g, d);
-    }
-    for (int64_t d = 0; d < size && sum > 0; d++) out[d] /= sum;
-    return top + log(sum);
-}
-
-static void dense(const bed *b, int64_t seq, int64_t h, double *out)
-{
-    (void)dense_keys(b, seq, h, 0, b->lens[seq], out);
-}
-
-static void check_out(const bed *b, const double *expected, const char *what)
-{
-    int64_t n = (int64_t)SEQS * HEADS * b->c.head_size;
-    double largest = 0;
-    for (int64_t i = 0; i < n; i++) largest = fmax(largest, fabs(expected[i]));
-    for (int64_t i = 0; i < n; i++) {
-        double got = (double)((const float *)b->out.data)[i];
-        CHECK_MSG(fabs(got - expected[i]) <= 2e-6 * largest,
-                  "%s, head size %d, blocks of %d, number %lld: %.9g, expected %.9g", what,
-                  b->c.head_size, b->c.block_size, (long long)i, got, expected[i]);
-    }
-    CHECK(support_buffer_guards_hold(&b->out));
-}
-
-/* A partition holds the result and the weight of its own keys. */
-static void check_partition(const bed *b, int64_t row, int64_t p, float sum, float top,
-                            const float *tmp)
-{
-    int64_t first = p * FOLIO_VLLM06_PARTITION_SIZE, n = b->lens[row / HEADS];
-    int64_t end = first + FOLIO_VLLM06_PARTITION_SIZE;
-    double own[256];
-    double lse = dense_keys(b, row / HEADS, row % HEADS, first, n < end ? n : end, own);
-    CHECK(fabs(log((double)sum) + (double)top - lse) < 1e-4);
-    for (int64_t d = 0; d < b->c.head_size; d++) CHECK(fabs((double)tmp[d] - own[d]) < 1e-4);
-}
-
-/* exp_sums, max_logits and tmp_out: parts and weights that merge to out. */
-static void check_partitions(const bed *b, const float *sums, const float *tops, const float *tmp,
-                             const double *expected)
-{
-    int64_t parts = num_parts(b);
-    for (int64_t row = 0; row < SEQS * HEADS; row++) {
-        double top = -INFINITY, sum = 0, first = 0;
-        for (int64_t p = 0; p < parts; p++) {
-            bool empty = b->lens[row / HEADS] <= p * FOLIO_VLLM06_PARTITION_SIZE;
-            CHECK(empty == (sums[row * parts + p] == 0.0f));
-            if (empty) continue;
-            top = fmax(top, (double)tops[row * parts + p]);
-            check_partition(b, row, p, sums[row * parts + p], tops[row * parts + p],
-                            tmp + (row * parts + p) * b->c.head_size);
-        }
-        for (int64_t p = 0; p < parts; p++) {
-            double w = (double)sums[row * parts + p];
-            if (w == 0) continue;
-            w *= exp((double)tops[row * parts + p] - top);
-            sum += w;
-            first += w * (double)tmp[(row * parts + p) * b->c.head_size];
-        }
-        if (sum > 0) CHECK(fabs(first / sum - expected[row * b->c.head_size]) < 1e-5);
-    }
-}
-
-/* v1 against the formula, which the caller frees. */
-static double *check_v1_rows(bed *b)
-{
-    int64_t size = b->c.head_size;
-    double *expected = malloc((size_t)(SEQS * HEADS * size) * sizeof *expected);
-    if (expected == NULL) abort();
-    for (int64_t row = 0; row < SEQS * HEADS; row++)
-        dense(b, row / HEADS, row % HEADS, expected + row * size);
-    folio_vllm06_paged_attention_args a = arguments(b);
-    CHECK_OK(folio_vllm06_paged_attention_v1(b->ctx, &a, &b->c, NULL));
-    check_out(b, expected, "v1");
-    return expected;
-}
-
-static void check_v1(bed *b) { free(check_v1_rows(b)); }
-
-/* v1 and v2 against the formula. */
-static void check_both(bed *b)
-{
-    int64_t n = (int64_t)SEQS * HEADS * b->c.head_size, parts = num_parts(b);
-    double *expected = check_v1_rows(b);
-    float *sums = malloc((size_t)(SEQS * HEADS * parts) * sizeof *sums);
-    float *tops = malloc((size_t)(SEQS * HEADS * parts) * sizeof *tops);
-    float *tmp = malloc((size_t)(n * parts) * sizeof *tmp);
-    if (sums == NULL || tops == NULL || tmp == NULL) abort();
-    folio_vllm06_paged_attention_args a = arguments(b);
-    CHECK_OK(folio_vllm06_paged_attention_v2(b->ctx, &a, &b->c, sums, tops, tmp, NULL));
-    check_out(b, expected, "v2");
-    check_partitions(b, sums, tops, tmp, expected);
-    free(expected);
-    free(sums);
-    free(tops);
-    free(tmp);
-}
 
 static const int32_t head_sizes[] = {32, 64, 80, 96, 112, 120, 128, 192, 256};
 static const int32_t block_sizes[] = {8, 16, 32};
@@ -270,7 +24,7 @@ static void each_size(folio_context *ctx, folio_dtype kv, bool ipex, bool alibi)
             bed b;
             bed_open(&b, ctx, kv, x, head_sizes[s], block_sizes[k], short_lens);
             b.alibi = alibi;
-            check_both(&b);
+            bed_check_both(&b);
             bed_close(&b);
         }
     }
@@ -281,17 +35,17 @@ static void other_sizes(folio_context *ctx)
 {
     bed b;
     bed_open(&b, ctx, FOLIO_F32, 4, 40, 64, short_lens);
-    check_both(&b);
+    bed_check_both(&b);
     bed_close(&b);
     bed_open(&b, ctx, FOLIO_F32, 4, 40, 24, short_lens);
-    check_v1(&b);
+    bed_check_v1(&b);
     bed_close(&b);
     static const int32_t few[SEQS] = {9, 0, 16, 1, 3}; /* more sequences than blocks in a row */
     bed_open(&b, ctx, FOLIO_F32, 4, 40, 16, few);
-    check_both(&b);
+    bed_check_both(&b);
     b.scale = 1.0f / sqrtf(40.0f);
     b.no_scale = true;
-    check_both(&b);
+    bed_check_both(&b);
     bed_close(&b);
 }
 
@@ -312,7 +66,7 @@ BACKEND_TEST(vllm06_ops, paged_attention_fp8)
         bed b;
         bed_open(&b, ctx, FOLIO_FP8_E4M3, 16, 32, 8, short_lens);
         *(i ? &b.c.v_scale : &b.c.k_scale) = 0;
-        check_both(&b);
+        bed_check_both(&b);
         bed_close(&b);
     }
 }
@@ -326,7 +80,7 @@ static void no_keys_at_all(folio_context *ctx)
     bed b;
     bed_open(&b, ctx, FOLIO_F32, 4, 32, 8, short_lens);
     for (int v = 1; v <= 2; v++) {
-        folio_vllm06_paged_attention_args a = arguments(&b);
+        folio_vllm06_paged_attention_args a = bed_arguments(&b);
         a.seq_lens = no_lens;
         a.max_seq_len = 0;
         memset(sums, 0xFF, sizeof sums);
@@ -353,7 +107,7 @@ BACKEND_TEST(vllm06_ops, paged_attention_partitions)
         b.alibi = i % 2;
         if (i == 1) b.max_seq_len = 2000; /* one partition more than the longest needs */
         if (i == 2) b.max_seq_len = 3 * FOLIO_VLLM06_PARTITION_SIZE; /* none more */
-        check_both(&b);
+        bed_check_both(&b);
         bed_close(&b);
     }
 }
@@ -363,7 +117,7 @@ BACKEND_TEST(vllm06_ops, paged_attention_shared_blocks)
 {
     bed b;
     bed_open(&b, ctx, FOLIO_F32, 4, 64, 16, long_lens);
-    folio_vllm06_paged_attention_args a = arguments(&b);
+    folio_vllm06_paged_attention_args a = bed_arguments(&b);
     int32_t lens[2] = {LONGEST, LONGEST};
     const int64_t parts = (LONGEST + 511) / 512, heads = a.num_heads, n = heads * 64;
     int32_t *tables = malloc((size_t)(2 * a.max_num_blocks_per_seq) * sizeof *tables);
@@ -389,7 +143,7 @@ BACKEND_TEST(vllm06_ops, paged_attention_shared_blocks)
     for (int64_t k = 0; k < 2 * n; k++) CHECK(fabsf(out[k] - out[2 * n + k]) < 1e-5f);
     double expected[64];
     for (int64_t k = 0; k < n; k++) {
-        if (k % 64 == 0) dense(&b, 0, k / 64, expected);
+        if (k % 64 == 0) bed_dense(&b, 0, k / 64, expected);
         CHECK(fabs((double)out[k] - expected[k % 64]) < 1e-5);
     }
     /* A bad block in the second partition is found before the first is computed. */
@@ -419,14 +173,14 @@ BACKEND_TEST(vllm06_ops, paged_attention_shared_blocks)
 /* Each partition with keys is in its place of tmp_out, in the type of query. */
 static void check_half_partitions(const bed *b, const support_buffer *tmp, double budget)
 {
-    int64_t parts = num_parts(b), size = b->c.head_size;
+    int64_t parts = bed_num_parts(b), size = b->c.head_size;
     double own[128];
     for (int64_t row = 0; row < SEQS * HEADS; row++)
         for (int64_t p = 0; p < parts; p++) {
             int64_t first = p * FOLIO_VLLM06_PARTITION_SIZE, n = b->lens[row / HEADS];
             int64_t end = first + FOLIO_VLLM06_PARTITION_SIZE;
             if (n <= first) continue;
-            (void)dense_keys(b, row / HEADS, row % HEADS, first, n < end ? n : end, own);
+            (void)bed_dense_keys(b, row / HEADS, row % HEADS, first, n < end ? n : end, own);
             for (int64_t d = 0; d < size; d++) {
                 uint32_t bits = kit_get(b->dtype, tmp->data, (row * parts + p) * size + d);
                 CHECK(fabs(kit_decode(b->dtype, bits) - own[d]) <= budget);
@@ -455,7 +209,7 @@ BACKEND_TEST(vllm06_ops, paged_attention_half)
         static float sums[SEQS * HEADS * 3], tops[SEQS * HEADS * 3];
         support_buffer tmp = support_buffer_make((size_t)SEQS * HEADS * 3 * 128 * 2);
         for (int v = 1; v <= 2; v++) {
-            folio_vllm06_paged_attention_args a = arguments(&b);
+            folio_vllm06_paged_attention_args a = bed_arguments(&b);
             a.query = half;
             if (v == 1) CHECK_OK(folio_vllm06_paged_attention_v1(ctx, &a, &b.c, NULL));
             else
@@ -463,7 +217,7 @@ BACKEND_TEST(vllm06_ops, paged_attention_half)
                     folio_vllm06_paged_attention_v2(ctx, &a, &b.c, sums, tops, tmp.data, NULL));
             if (v == 2) check_half_partitions(&b, &tmp, budget * largest);
             for (int64_t row = 0; row < SEQS * HEADS; row++) {
-                dense(&b, row / HEADS, row % HEADS, out);
+                bed_dense(&b, row / HEADS, row % HEADS, out);
                 for (int64_t d = 0; d < 128; d++) {
                     uint32_t bits = kit_get(b.dtype, b.out.data, row * 128 + d);
                     double got = kit_decode(b.dtype, bits);
@@ -492,7 +246,7 @@ BACKEND_TEST(vllm06_ops, paged_attention_query_stride)
         memcpy(fused + i * STRIDE, (const float *)b.query + i * WIDTH, WIDTH * sizeof *fused);
     for (int v = 1; v <= 2; v++)
         for (int strided = 0; strided < 2; strided++) {
-            folio_vllm06_paged_attention_args a = arguments(&b);
+            folio_vllm06_paged_attention_args a = bed_arguments(&b);
             if (strided) a.query = fused;
             if (strided) a.query_stride = STRIDE;
             if (v == 1) CHECK_OK(folio_vllm06_paged_attention_v1(ctx, &a, &b.c, NULL));
@@ -502,7 +256,7 @@ BACKEND_TEST(vllm06_ops, paged_attention_query_stride)
         }
     static const int64_t bad[] = {-1, 31, WIDTH - 1, INT64_MAX};
     for (int i = 0; i <= COUNT_OF(bad); i++) {
-        folio_vllm06_paged_attention_args a = arguments(&b);
+        folio_vllm06_paged_attention_args a = bed_arguments(&b);
         a.query = fused;
         a.query_stride = i < COUNT_OF(bad) ? bad[i] : STRIDE;
         /* in place only where query is dense, as out is */
@@ -539,7 +293,7 @@ static void store_half_rows(folio_context *ctx)
             for (int64_t e = 0; e < TOKENS * WIDTH; e++) {
                 float scale = part ? b.c.v_scale : b.c.k_scale;
                 double x = kit_decode(dtype, rows[part][e]) / (scale > 0 ? (double)scale : 1.0);
-                int64_t at = place(&b, part, slots[e / WIDTH], e / SIZE % KV_HEADS, e % SIZE);
+                int64_t at = bed_place(&b, part, slots[e / WIDTH], e / SIZE % KV_HEADS, e % SIZE);
                 CHECK(kit_get(kv, part ? b.v.data : b.k.data, at) == kit_encode(kv, x));
             }
         bed_close(&b);
@@ -563,8 +317,8 @@ BACKEND_TEST(vllm06_ops, reshape_and_cache)
             for (int64_t s = 0; s < SEQS; s++)
                 for (int64_t e = 0; e < (int64_t)b.lens[s] * KV_HEADS * 64; e++) {
                     int64_t t = e / (KV_HEADS * 64), h = e / 64 % KV_HEADS, d = e % 64;
-                    double x = (double)b.rows[part][row_at(&b, s, 0) + e];
-                    kit_set(kv, image, place(&b, part, slot_at(&b, s, t), h, d),
+                    double x = (double)b.rows[part][bed_row_at(&b, s, 0) + e];
+                    kit_set(kv, image, bed_place(&b, part, bed_slot_at(&b, s, t), h, d),
                             kit_encode(kv, x / (scale > 0 ? (double)scale : 1.0)));
                 }
             CHECK(memcmp(image, cache->data, cache->bytes) == 0);
@@ -589,8 +343,8 @@ BACKEND_TEST(vllm06_ops, reshape_and_cache_last_token)
     for (int i = 0; i < COUNT_OF(last); i++)
         for (int64_t e = 0; e < WIDTH; e++) {
             int64_t t = last[i];
-            CHECK(stored(&b, 0, slots[t], e / SIZE, e % SIZE) == (double)k[t * WIDTH + e]);
-            CHECK(stored(&b, 1, slots[t], e / SIZE, e % SIZE) == (double)v[t * WIDTH + e]);
+            CHECK(bed_stored(&b, 0, slots[t], e / SIZE, e % SIZE) == (double)k[t * WIDTH + e]);
+            CHECK(bed_stored(&b, 1, slots[t], e / SIZE, e % SIZE) == (double)v[t * WIDTH + e]);
         }
     bed_close(&b);
 }
@@ -613,9 +367,9 @@ BACKEND_TEST(vllm06_ops, reshape_and_cache_strides)
     int64_t written[2] = {0, 0};
     for (int64_t t = 0; t < 4; t++)
         for (int64_t e = 0; e < WIDTH && slots[t] >= 0; e++) {
-            CHECK(stored(&b, 0, slots[t], e / SIZE, e % SIZE) ==
+            CHECK(bed_stored(&b, 0, slots[t], e / SIZE, e % SIZE) ==
                   (double)qk[t * STRIDE + WIDTH + e]);
-            CHECK(stored(&b, 1, slots[t], e / SIZE, e % SIZE) ==
+            CHECK(bed_stored(&b, 1, slots[t], e / SIZE, e % SIZE) ==
                   (double)v[t * V_STRIDE + WIDTH + e]);
         }
     for (size_t i = 0; i < b.k.bytes / 4; i++) {
@@ -832,7 +586,7 @@ static void workspace_is_not_used(bed *b, bed *other)
     for (int v = 1; v <= 2; v++)
         for (int given = 0; given < 2; given++) {
             const folio_run *in = given ? &run : NULL;
-            folio_vllm06_paged_attention_args a = arguments(b);
+            folio_vllm06_paged_attention_args a = bed_arguments(b);
             if (v == 1) CHECK_OK(folio_vllm06_paged_attention_v1(b->ctx, &a, &b->c, in));
             else CHECK_OK(folio_vllm06_paged_attention_v2(b->ctx, &a, &b->c, sums, tops, tmp, in));
             if (!given) memcpy(rows, b->out.data, sizeof rows);
@@ -842,7 +596,7 @@ static void workspace_is_not_used(bed *b, bed *other)
     static float row[KV_HEADS * 32];
     CHECK_OK(
         folio_vllm06_reshape_and_cache(b->ctx, row, row, FOLIO_F32, 1, 0, 0, &b->c, &slot, &run));
-    CHECK(stored(b, 0, slot, 1, 7) == 0.0 && stored(b, 1, slot, 0, 0) == 0.0);
+    CHECK(bed_stored(b, 0, slot, 1, 7) == 0.0 && bed_stored(b, 1, slot, 0, 0) == 0.0);
     CHECK_OK(folio_vllm06_copy_blocks(b->ctx, &b->c, 1, pair, 1, &run));
     CHECK(same_block(b, 0, b, 2));
     CHECK_OK(folio_vllm06_swap_blocks(b->ctx, &b->c, &other->c, pair, 1, &run));
@@ -867,7 +621,7 @@ BACKEND_TEST(vllm06_ops, streams)
     CHECK_OK(folio_vllm06_copy_blocks(ctx, &a.c, 1, pair, 1, NULL));
     CHECK(same_block(&a, 0, &a, 1));
     CHECK_OK(folio_vllm06_reshape_and_cache(ctx, row, row, FOLIO_F32, 1, 0, 0, &a.c, &slot, NULL));
-    CHECK(stored(&a, 0, slot, 1, 7) == 0.0 && stored(&a, 1, slot, 0, 0) == 0.0);
+    CHECK(bed_stored(&a, 0, slot, 1, 7) == 0.0 && bed_stored(&a, 1, slot, 0, 0) == 0.0);
     workspace_is_not_used(&a, &b);
     support_buffer_poison(&b.k);
     support_buffer_poison(&b.v);
@@ -885,7 +639,7 @@ BACKEND_TEST(vllm06_ops, streams)
     REFUSED(folio_vllm06_swap_blocks(ctx, &a.c, &a.c, other, 1, &on_stream), FOLIO_ERR_ARGUMENT,
             "stream"); /* within one cache */
     CHECK(!same_block(&a, last, &a, 2));
-    folio_vllm06_paged_attention_args args = arguments(&a);
+    folio_vllm06_paged_attention_args args = bed_arguments(&a);
     REFUSED(folio_vllm06_paged_attention_v1(ctx, &args, &a.c, &on_stream), FOLIO_ERR_ARGUMENT,
             "stream");
     memset(scratch, 0xFF, sizeof scratch);
@@ -1024,7 +778,7 @@ BACKEND_TEST(vllm06_ops, reshape_and_cache_errors)
 #define BAD_ATTENTION(change, words)                                                               \
     do {                                                                                           \
         folio_vllm06_ops_cache c = b.c;                                                            \
-        folio_vllm06_paged_attention_args a = arguments(&b);                                       \
+        folio_vllm06_paged_attention_args a = bed_arguments(&b);                                   \
         change;                                                                                    \
         REFUSED(folio_vllm06_paged_attention_v1(ctx, &a, &c, NULL), FOLIO_ERR_ARGUMENT, words);    \
         REFUSED(folio_vllm06_paged_attention_v2(ctx, &a, &c, sums, tops, tmp, NULL),               \
@@ -1084,7 +838,7 @@ BACKEND_TEST(vllm06_ops, paged_attention_errors)
     b.lens[2] = -1;
     BAD_ATTENTION((void)0, "seq_lens[2]");
     b.lens[2] = 1;
-    folio_vllm06_paged_attention_args a = arguments(&b);
+    folio_vllm06_paged_attention_args a = bed_arguments(&b);
     REFUSED(folio_vllm06_paged_attention_v1(ctx, NULL, &b.c, NULL), FOLIO_ERR_ARGUMENT, "NULL");
     REFUSED(folio_vllm06_paged_attention_v1(NULL, &a, &b.c, NULL), FOLIO_ERR_ARGUMENT, "ctx");
     REFUSED(folio_vllm06_paged_attention_v1(ctx, &a, NULL, NULL), FOLIO_ERR_ARGUMENT, "cache");
@@ -1103,7 +857,7 @@ BACKEND_TEST(vllm06_ops, paged_attention_errors)
     CHECK(support_is_poison(b.out.data, b.out.bytes));
     bed_close(&b);
     bed_open(&b, ctx, FOLIO_F32, 4, 32, 24, short_lens);
-    a = arguments(&b);
+    a = bed_arguments(&b);
     REFUSED(folio_vllm06_paged_attention_v2(ctx, &a, &b.c, sums, tops, tmp, NULL),
             FOLIO_ERR_ARGUMENT, "block_size 24 does not divide");
     bed_close(&b);
@@ -1114,7 +868,7 @@ enum { OUT, SUMS, TOPS, TMP, NUM_WRITTEN, QUERY = NUM_WRITTEN, SLOPES, KEYS, VAL
 
 static folio_status run_at(bed *b, float *const at[NUM_PLACES], bool is_v2)
 {
-    folio_vllm06_paged_attention_args a = arguments(b);
+    folio_vllm06_paged_attention_args a = bed_arguments(b);
     folio_vllm06_ops_cache c = b->c;
     a.out = at[OUT];
     a.query = at[QUERY];
@@ -1132,7 +886,7 @@ static void tmp_out_too_large(folio_context *ctx)
     static float scratch[3];
     bed b;
     bed_open(&b, ctx, FOLIO_F32, 4, 256, 8, short_lens);
-    folio_vllm06_paged_attention_args a = arguments(&b);
+    folio_vllm06_paged_attention_args a = bed_arguments(&b);
     a.num_seqs = COUNT_OF(no_lens);
     a.seq_lens = no_lens;
     a.max_num_blocks_per_seq = 0;

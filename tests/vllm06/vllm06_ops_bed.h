@@ -1,0 +1,56 @@
+/*
+ * vllm06_ops_bed.h: what the tests of the plain operators share: one x-packed cache with its sequences, the call's
+ * arguments, and dense attention in double precision to compare with.
+ */
+#ifndef FOLIO_TESTS_VLLM06_OPS_BED_H
+#define FOLIO_TESTS_VLLM06_OPS_BED_H
+
+#include "support.h"
+
+#include <folio/folio_vllm06.h>
+
+enum { SEQS = 5, HEADS = 4, KV_HEADS = 2, LONGEST = 1100 };
+
+/* One cache with its sequences; everything a call needs. */
+typedef struct {
+    folio_vllm06_ops_cache c;
+    support_buffer k, v;
+    int32_t lens[SEQS];
+    int64_t longest, row_blocks, max_seq_len;
+    int32_t *tables;
+    float *rows[2]; /* [seq][longest][kv_heads][head_size] as given */
+    float slopes[HEADS], scale;
+    bool alibi, no_scale; /* no_scale: 0 is given, which stands for scale */
+    folio_dtype dtype;    /* of query and out */
+    void *query;
+    support_buffer out;
+    folio_context *ctx;
+} bed;
+
+/* Caches of NaN, then the sequences stored in blocks handed out backwards. */
+void bed_open(bed *b, folio_context *ctx, folio_dtype kv, int32_t x, int32_t head_size,
+              int32_t block_size, const int32_t *lens);
+void bed_close(bed *b);
+/* Index of a token's first number in rows[]. */
+int64_t bed_row_at(const bed *b, int64_t seq, int64_t token);
+/* Its slot. */
+int64_t bed_slot_at(const bed *b, int64_t seq, int64_t token);
+/* Where number d of a slot's head lies in K (part 0) or V (part 1). */
+int64_t bed_place(const bed *b, int part, int64_t slot, int64_t h, int64_t d);
+/* That number as the cache has it, scale applied. */
+double bed_stored(const bed *b, int part, int64_t slot, int64_t h, int64_t d);
+/* Of a call; out is poisoned. */
+folio_vllm06_paged_attention_args bed_arguments(bed *b);
+/* P of the scratch: max_seq_len says it, not the lengths. */
+int64_t bed_num_parts(const bed *b);
+/* Dense attention of one sequence and head over keys [first, end) of what the cache holds; returns lse. */
+double bed_dense_keys(const bed *b, int64_t seq, int64_t h, int64_t first, int64_t end,
+                      double *out);
+/* The same over all of its keys. */
+void bed_dense(const bed *b, int64_t seq, int64_t h, double *out);
+/* v1 against the formula. */
+void bed_check_v1(bed *b);
+/* v1 and v2 against the formula. */
+void bed_check_both(bed *b);
+
+#endif
