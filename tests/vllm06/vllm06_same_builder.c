@@ -172,6 +172,23 @@ static void window_within_a_block(v06 *r, folio_vllm06_builder *builder)
     }
 }
 
+/* The table of a prompt with a prefix hit is whole, also what its tokens do not need yet. */
+static void spare_blocks(v06 *r, folio_vllm06_builder *builder)
+{
+    static const int32_t table[] = {7, 2, 5};
+    const folio_vllm06_seq seq = {.struct_size = sizeof seq,
+                                  .is_prompt = 1,
+                                  .token_len = 4,
+                                  .context_len = 16,
+                                  .block_table = table,
+                                  .num_blocks = COUNT_OF(table)};
+    CHECK_OK(folio_vllm06_builder_add(builder, &seq));
+    if (!build_added(r, builder)) return;
+    const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(r->m);
+    CHECK_INT(f->block_tables_stride, COUNT_OF(table));
+    CHECK(memcmp(f->block_tables, table, sizeof table) == 0);
+}
+
 /* Windows over blocks of 16. */
 void v06_same_builder_window(const char *original, const char *compute)
 {
@@ -193,6 +210,7 @@ void v06_same_builder_window(const char *original, const char *compute)
         window_of_decodes(&r, of_32);
         window_not_reached(&r, of_32);
         window_within_a_block(&r, of_24);
+        spare_blocks(&r, of_32);
         folio_vllm06_builder_destroy(of_32);
         folio_vllm06_builder_destroy(of_24);
     }
@@ -217,6 +235,26 @@ static void pad_over_block_0(v06 *r, folio_vllm06_builder *builder)
     memcpy(row, r->out.data, sizeof row);
     if (v06_step(r, decode, 1)) v06_run(r, FOLIO_ATTENTION_DECODER);
     for (int k = 0; k < COUNT_OF(row); k++) CHECK(fabs(v06_out(r, 0, k) - (double)row[k]) <= 1e-5);
+}
+
+/* The longest list of cross blocks, not the longest encoder, gives the rows of a graph's table. */
+static void pad_with_spare_cross_blocks(v06 *r, folio_vllm06_builder *builder)
+{
+    static const int32_t table[] = {7, 2, 5};
+    const folio_vllm06_seq seq = {.struct_size = sizeof seq,
+                                  .token_len = 1,
+                                  .context_len = 4,
+                                  .block_table = table,
+                                  .num_blocks = 1,
+                                  .encoder_seq_len = 5,
+                                  .cross_block_table = table,
+                                  .num_cross_blocks = COUNT_OF(table)};
+    CHECK_OK(folio_vllm06_builder_add(builder, &seq));
+    CHECK_OK(folio_vllm06_builder_pad(builder, 1));
+    if (!build_added(r, builder)) return;
+    const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(r->m);
+    CHECK_INT(f->cross_block_tables_stride, COUNT_OF(table));
+    CHECK(memcmp(f->cross_block_tables, table, sizeof table) == 0);
 }
 
 /* Padding has an encoder of length 1 in block 0, and changes no other row of cross attention. */
@@ -397,6 +435,7 @@ void v06_same_builder_pad(const char *original, const char *compute)
         folio_vllm06_metadata_destroy(m);
         pad_over_block_0(&r, builder);
         pad_with_encoders(&r, builder);
+        pad_with_spare_cross_blocks(&r, builder);
         pad_by_0(&r, builder);
         pad_to_16(&r, builder);
         bad_padding(&r, builder);

@@ -384,7 +384,8 @@ static void bad_slots(v06 *rig)
     *rig = r;
 }
 
-/* Of the other types: for a key less or more, or for one that PyTorch would spread. Prompt 1 has 9 rows and 20 keys. */
+/* Of the other types: for a key less or more, for as many as rows, or for one that PyTorch would spread. Prompt 1 has 9
+ * rows and 20 keys. */
 static void bad_biases_of_types(v06 *rig)
 {
     static const float bias[24 * 24];
@@ -399,7 +400,7 @@ static void bad_biases_of_types(v06 *rig)
         bool cross = of[t].type == FOLIO_ATTENTION_ENCODER_DECODER;
         v06 r = *rig;
         if (!v06_step(&r, only ? two_prompts : encoded_prompts, 2)) abort();
-        for (int change = 0; change < 5; change++) {
+        for (int change = 0; change < (cross ? 7 : 5); change++) {
             int first = only ? 13 : 11;
             folio_vllm06_bias biases[] = {{bias, 1, cross ? 6 : first, first},
                                           {bias, 1, of[t].rows, of[t].keys}};
@@ -408,6 +409,8 @@ static void bad_biases_of_types(v06 *rig)
             if (change == 2) biases[1].key_len = 1;
             if (change == 3) biases[1].query_len++;
             if (change == 4) biases[1].query_len = 1;
+            if (change == 5) biases[1].key_len = of[t].rows;
+            if (change == 6) biases[1].query_len = of[t].keys;
             CHECK_OK(folio_vllm06_set_attn_bias(r.m, of[t].type, biases));
             folio_vllm06_forward_args a = v06_args(&r, of[t].type);
             V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT, "attn_bias[1]");

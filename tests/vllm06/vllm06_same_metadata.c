@@ -348,6 +348,10 @@ void v06_same_metadata_builder(const char *original, const char *compute)
         CHECK(f->encoder_seq_lens_tensor == NULL && f->cross_slot_mapping == NULL);
         CHECK(f->multi_modal_placeholder_index_maps == NULL);
         folio_vllm06_metadata_destroy(m);
+        CHECK_OK(folio_vllm06_builder_build(builder, &m)); /* an empty step */
+        f = folio_vllm06_metadata_get(m);
+        CHECK(f->num_prefills == 0 && f->num_prefill_tokens == 0 && f->num_decode_tokens == 0);
+        folio_vllm06_metadata_destroy(m);
         build_whole_prompts(&r);
         build_falling(&r, builder);
         build_encoders(&r, builder);

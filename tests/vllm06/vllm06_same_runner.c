@@ -607,10 +607,11 @@ typedef struct {
 static float *rows_of(const habit *h, const char *original, const char *compute, int32_t compat,
                       size_t *bytes)
 {
-    static const float zeros[13 * 13];
-    const folio_vllm06_bias biases[] = {{zeros, 1, 13, 13}, {zeros, 1, 8, 8}};
+    static float numbers[13 * 13];
+    const folio_vllm06_bias biases[] = {{numbers, 1, 13, 13}, {numbers, 1, 8, 8}};
     float *rows = NULL;
     v06 r;
+    support_fill(numbers, COUNT_OF(numbers), 7, 2.0f);
     v06_init(&r, original, compute);
     r.d.compat = compat;
     if (h->slopes) r.d.alibi_slopes = r.slopes;
