@@ -281,6 +281,8 @@ static void bad_encoders(v06 *r)
     r->f.num_encoder_tokens = 20;
     v06_remake(r);
     BAD_FIELDS(encoded_prompts, r->encoder_lens[1] = -1, "encoder_seq_lens[1]");
+    BAD_FIELDS(encoded_mixed, r->encoder_lens[1] = -1, "encoder_seq_lens[1]");
+    BAD_FIELDS(encoded_decode, r->encoder_lens[0] = -1, "encoder_seq_lens[0]");
     BAD_FIELDS(encoded_prompts, r->f.encoder_seq_lens_tensor = r->lens,
                "encoder_seq_lens[0] is 11|encoder_seq_lens_tensor[0] is 6");
     BAD_FIELDS(encoded_mixed, r->f.encoder_seq_lens_tensor = last_other,

@@ -61,9 +61,12 @@ void v06_same_profiling_run(const char *original, const char *compute)
         v06_fields(&r, two_prompts, 2); /* such a run has neither slots nor blocks */
         r.f.slot_mapping = NULL;
         r.f.block_tables = NULL;
-        if (v06_remake(&r)) v06_run(&r, FOLIO_ATTENTION_DECODER);
-        r.f.chunked_prefill = 1;
-        if (v06_remake(&r)) v06_run(&r, FOLIO_ATTENTION_DECODER);
+        for (int chunked = 0; chunked < 2; chunked++) {
+            r.f.chunked_prefill = chunked;
+            if (!v06_remake(&r)) continue;
+            v06_run(&r, FOLIO_ATTENTION_DECODER);
+            v06_run(&r, FOLIO_ATTENTION_ENCODER_ONLY);
+        }
         if (v06_step(&r, two_decodes, 2)) {
             folio_vllm06_forward_args a = v06_args(&r, FOLIO_ATTENTION_DECODER);
             V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT, "kv_cache is NULL|2 decodes");
@@ -73,8 +76,7 @@ void v06_same_profiling_run(const char *original, const char *compute)
             folio_vllm06_forward_args a = v06_args(&r, FOLIO_ATTENTION_DECODER);
             V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT, "");
         }
-        if (v06_step(&r, encoded_both, 2))
-            v06_run(&r, FOLIO_ATTENTION_ENCODER); /* it needs no cache */
+        if (v06_step(&r, encoded_both, 2)) v06_run(&r, FOLIO_ATTENTION_ENCODER);
         if (v06_step(&r, encoded_prompts, 2)) v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
         v06_fields(&r, encoded_prompts, 2);
         for (int64_t t = 0; t < r.f.num_encoder_tokens; t++) r.cross_slots[t] = -1;
@@ -82,7 +84,9 @@ void v06_same_profiling_run(const char *original, const char *compute)
         r.f.cross_block_tables_stride = 0;
         for (int chunked = 0; chunked < 2; chunked++) {
             r.f.chunked_prefill = chunked;
-            if (v06_remake(&r)) v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
+            if (!v06_remake(&r)) continue;
+            v06_run(&r, FOLIO_ATTENTION_ENCODER); /* it needs no cache */
+            v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
         }
     }
     v06_close(&r);
