@@ -16,11 +16,11 @@ typedef enum {
     BENCH_NUM_HELD
 } bench_held;
 
+/* Of the samples in which the GPU was busy. */
 typedef struct bench_clocks_stats {
-    int64_t count;                 /* of samples in which the GPU was busy; 0: the rest is NAN */
-    double median_mhz, lowest_mhz; /* of them                                                  */
-    double
-        held_share[BENCH_NUM_HELD]; /* of them: those in which this held the clock back         */
+    int64_t count; /* 0: the rest is NAN */
+    double median_mhz, lowest_mhz;
+    double held_share[BENCH_NUM_HELD]; /* of samples in which this held the clock back */
 } bench_clocks_stats;
 
 typedef struct bench_clocks bench_clocks;
