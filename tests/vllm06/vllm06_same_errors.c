@@ -153,8 +153,13 @@ void v06_same_init_errors(const char *original, const char *compute)
             REFUSED(r.b->make_impl(r.state, &d, &impl), FOLIO_ERR_ARGUMENT, "dtype");
         }
         d = r.d;
-        d.head_size = 0;
-        REFUSED(r.b->make_impl(r.state, &d, &impl), FOLIO_ERR_ARGUMENT, "head_size");
+        static const int32_t no_sizes[] = {0, -8, 4, 36, 572};
+        for (int i = 0; i < COUNT_OF(no_sizes); i++) {
+            d.head_size = no_sizes[i];
+            REFUSED(r.b->make_impl(r.state, &d, &impl), FOLIO_ERR_ARGUMENT, "head_size");
+        }
+        d.head_size = 584;
+        REFUSED(r.b->make_impl(r.state, &d, &impl), FOLIO_ERR_UNSUPPORTED, "584|576");
         d.struct_size = 0;
         REFUSED(r.b->make_impl(r.state, &d, &impl), FOLIO_ERR_ARGUMENT, "struct_size");
         REFUSED(r.b->make_impl(r.state, NULL, &impl), FOLIO_ERR_ARGUMENT, "NULL");

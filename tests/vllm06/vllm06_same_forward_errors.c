@@ -355,9 +355,9 @@ static void bad_slots(v06 *rig)
 {
     static const v06_seq decodes[] = {{1, false, 1, 9, 0}, {0, false, 1, 14, 0}};
     v06 r = *rig;
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < 4; i++) {
         v06_fields(&r, decodes, 2);
-        r.slots[1] = i == 0 ? r.num_blocks * r.block_size : -2;
+        r.slots[i / 2] = i % 2 == 0 ? r.num_blocks * r.block_size : -2;
         v06_remake(&r);
         BAD((void)0, "slot");
     }
