@@ -488,7 +488,7 @@ void v06_same_split_arrays(const char *original, const char *compute)
     static const v06_seq before[] = {{0, true, 13, 13, 0}, {1, true, 8, 8, 0}};
     static const struct {
         int first, count;
-    } parts[] = {{0, 3}, {3, 1}, {4, 1}};
+    } parts[] = {{0, 3}, {2, 2}, {4, 1}};
     v06 r;
     v06_init(&r, original, compute);
     if (v06_open(&r) && v06_step(&r, before, 2)) {
