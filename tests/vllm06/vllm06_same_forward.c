@@ -544,17 +544,21 @@ void v06_same_encoder_decoder(const char *original, const char *compute)
             }
             if (v06_step(&r, both, 2)) v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
             if (v06_step(&r, more_encoders, 3)) v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
-            memset(r.tables, 0xFF, sizeof r.tables); /* blocks of decoder attention: not read */
-            if (v06_remake(&r)) {
-                v06_run(&r, FOLIO_ATTENTION_ENCODER);
-                v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
-            }
-            if (remake_split(&r)) {
-                v06_run(&r, FOLIO_ATTENTION_ENCODER);
-                v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
-                r.no_key = true; /* from the cross blocks */
-                v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
-                r.no_key = false;
+            for (int blocks = 0; blocks < 3; blocks++) { /* of decoder attention: not read */
+                v06_fields(&r, more_encoders, 3);
+                for (int k = 0; blocks && k < COUNT_OF(r.tables); k++)
+                    r.tables[k] = blocks == 1 ? -1 : (int32_t)r.num_blocks;
+                if (v06_remake(&r)) {
+                    v06_run(&r, FOLIO_ATTENTION_ENCODER);
+                    v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
+                }
+                if (remake_split(&r)) {
+                    v06_run(&r, FOLIO_ATTENTION_ENCODER);
+                    v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
+                    r.no_key = true; /* from the cross blocks */
+                    v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
+                    r.no_key = false;
+                }
             }
             encoders_with_biases(&r);
         }
