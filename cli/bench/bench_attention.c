@@ -3,7 +3,7 @@
  * vLLM's grammar, compared with what the machine could do at that moment (bench_ceilings.h) and what other
  * programs need for it (bench_peers.h). Of each setting, after a warm-up:
  *
- *     R x (ceilings, forward, forwards of its parts or of its plain form, a read of its K and V, each peer)
+ *     R x (ceilings, forward, forwards of its parts or of its plain form, reads of its K and V, each peer)
  */
 #include "bench/bench_attention.h"
 
@@ -21,11 +21,16 @@
 /* What takes turns: the setting, the parts of a mixed batch, the form without options, rotary as a pass. */
 enum { WHOLE, PREFILLS, DECODES, PLAIN, PASS, NUM_SUBJECTS };
 
+/* Who reads the pieces of a decode. */
+enum { ALL_THREADS, ONE_THREAD, NUM_CREWS };
+
 typedef struct trial {
     rig rigs[NUM_SUBJECTS];
     bool used[NUM_SUBJECTS], peer_runs[BENCH_MAX_PEERS];
     double *seconds[NUM_SUBJECTS], *peer_seconds[BENCH_MAX_PEERS]; /* [reps] */
-    double *read_seconds; /* [reps]; NULL: not a decode on a device */
+    double *read_seconds;           /* [reps]; NULL: not a decode on a device */
+    bench_pieces *pieces;           /* NULL: not a decode on the CPU */
+    double *piece_rates[NUM_CREWS]; /* [reps], GB/s */
     batch_case parts[2];
     extras plain, pass;
     int64_t reps;
@@ -108,11 +113,16 @@ static bool open_trial(bench *b, trial *t, const setting *s)
     if (s->with->rotary && !b->device && !open_subject(b, t, PASS, &other)) return false;
     if (b->device && strcmp(s->what->phase, "decode") == 0)
         t->read_seconds = bench_alloc(b->reps, sizeof *t->read_seconds);
+    t->pieces = bench_pieces_open(&t->rigs[WHOLE], b->info.num_threads);
+    for (int i = 0; i < NUM_CREWS && t->pieces; i++)
+        t->piece_rates[i] = bench_alloc(b->reps, sizeof *t->piece_rates[i]);
     return open_peers(b, t, s);
 }
 
 static void close_trial(trial *t)
 {
+    bench_pieces_close(t->pieces);
+    for (int i = 0; i < NUM_CREWS; i++) free(t->piece_rates[i]);
     for (int i = 0; i < NUM_SUBJECTS; i++) {
         if (t->used[i]) bench_rig_close(&t->rigs[i]);
         free(t->seconds[i]);
@@ -150,6 +160,17 @@ static void time_peers(bench *b, trial *t, bench_cache cache, int64_t rep)
     if (b->peers) settle(b);
 }
 
+static void time_pieces(bench *b, trial *t, bench_cache cache, int64_t rep)
+{
+    double bytes = bench_kv_bytes(&t->rigs[WHOLE].of);
+    for (int i = 0; i < NUM_CREWS && t->pieces; i++) {
+        int32_t threads = i == ONE_THREAD ? 1 : b->info.num_threads;
+        if (cache == BENCH_WARM) (void)bench_pieces_read(t->pieces, threads);
+        else (void)empty_caches(b, cache);
+        t->piece_rates[i][rep] = 1e-9 * bytes / bench_pieces_read(t->pieces, threads);
+    }
+}
+
 static bool run_round(bench *b, trial *t, bench_cache cache, int64_t rep)
 {
     bool warm = cache == BENCH_WARM;
@@ -164,6 +185,7 @@ static bool run_round(bench *b, trial *t, bench_cache cache, int64_t rep)
         if (warm && !bench_rig_forward(&t->rigs[i], &unused)) return false;
         if (!bench_rig_forward(&t->rigs[i], &t->seconds[i][rep])) return false;
     }
+    time_pieces(b, t, cache, rep);
     time_peers(b, t, cache, rep);
     if (!t->read_seconds) return true;
     return (warm || empty_caches(b, cache)) &&
@@ -218,6 +240,21 @@ static void set_bound(bench *b, const trial *t, result *to)
     else to->bound = bound;
 }
 
+/* What it reached of reading the same pieces. */
+static void set_pieces(trial *t, result *to)
+{
+    const double none = (double)NAN;
+    to->pieces = bench_bound_of(none, none, none, none, none);
+    to->pieces_one = none;
+    if (!t->pieces) return;
+    bench_stats samples = bench_stats_of(t->piece_rates[ALL_THREADS], t->reps);
+    double best = t->piece_rates[ALL_THREADS][t->reps - 1]; /* sorted */
+    to->pieces = bench_bound_of(samples.median, samples.spread, best, to->gbps,
+                                to->gbps * to->seconds.median / to->seconds.min);
+    (void)bench_stats_of(t->piece_rates[ONE_THREAD], t->reps);
+    to->pieces_one = t->piece_rates[ONE_THREAD][t->reps - 1];
+}
+
 /* What the bytes of a separate pass take, which reads and writes q and new keys: at the rate of reading. */
 static double pass_bytes_s(bench *b, const trial *t)
 {
@@ -254,6 +291,7 @@ static void add_result(bench *b, trial *t, const lists *in, const setting *s)
     to->gflops = bench_flops(s) / to->seconds.median * 1e-9;
     to->gbps = bench_kv_bytes(s) / to->seconds.median * 1e-9;
     set_bound(b, t, to);
+    set_pieces(t, to);
 }
 
 static void leave_out(bench *b, const setting *s, int64_t reps)

@@ -78,7 +78,9 @@ typedef struct result {
     double gflops, gbps;
     int ceiling; /* a bench_ceiling; -1: none */
     bench_bound bound;
-    bool cached; /* K and V came from the processor's caches: reading memory is no ceiling */
+    bench_bound pieces; /* GB/s where only the same pieces are read: decodes on the CPU */
+    double pieces_one;  /* the same by one thread, the best sample */
+    bool cached;        /* K and V came from the processor's caches: reading memory is no ceiling */
     /* Medians of what ran in turns with it; NAN: did not. */
     double prefill_s, decode_s; /* the parts of a mixed batch, each alone */
     double plain_s, plain_work; /* the same without extras; its multiply-adds over this one's */
@@ -208,6 +210,18 @@ int32_t bench_v_size(const setting *s);
 /* Floating-point operations of a forward, and the bytes of K and V that it has to read. */
 double bench_flops(const setting *s);
 double bench_kv_bytes(const setting *s);
+
+/* ---- bench_pieces.c */
+
+typedef struct bench_pieces bench_pieces;
+
+/* What a decode over the rig's cache reads, in the order of so many threads. NULL: not a decode on the CPU over a
+ * native cache. The rig must outlive it. */
+bench_pieces *bench_pieces_open(const rig *r, int32_t threads);
+void bench_pieces_close(bench_pieces *p);
+
+/* The seconds in which so many threads only read it. */
+double bench_pieces_read(bench_pieces *p, int32_t threads);
 
 /* Has peer k a result? */
 bool bench_peer_ran(const bench *b, int k);

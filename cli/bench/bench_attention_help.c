@@ -14,6 +14,9 @@ static const char help[] =
     "(bf16 dot products if the kernel uses them, else f32 multiply-adds). If the case was faster than\n"
     "every sample, its fastest run is the ceiling, marked '>='. share is the median divided by the\n"
     "ceiling, at most 100 %. Spreads above 20 % are marked noisy.\n\n"
+    "Decodes on the CPU over the native layout have one more ceiling, 'of pieces': a loop that only reads\n"
+    "the same K and V, through the block tables, in the order in which decodes read them, with all\n"
+    "threads; its rate is shown below the table, with that of one thread.\n\n"
     "topics\n";
 
 static const char options_help[] =
@@ -128,6 +131,8 @@ static const char json_help[] =
     "\"gflops\", \"gbps\", \"ceiling\": {\"name\", \"value\", \"by\": \"sample\" or \"case\", \"median\" and \"spread\" of\n"
     "the samples}, \"share\", \"prefill_s\", \"decode_s\", \"plain_s\", \"pass_s\" and\n"
     "\"pass_bytes_s\" (rotary: with a separate pass, and the time of its bytes at read_gbps), \"read_s\",\n"
+    "\"pieces\": GB/s of reading the same pieces {\"value\", \"by\", \"median\", \"spread\": as in ceiling,\n"
+    "\"one_thread\", \"share\"}, null if not a decode on the CPU over the native layout,\n"
     "\"peers\": {name: {\"median_s\", \"min_s\", \"version\"}}}]}; null if a number does not apply.\n"
     "--compare adds \"compare\": {\"file\", \"before\", \"now\": {\"version\", \"cpu\", \"device\"}, \"same_machine\",\n"
     "\"same_place\", \"noise\", \"faster\", \"slower\", \"ceiling\", \"few_reps\": number of cases with that\n"

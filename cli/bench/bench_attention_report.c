@@ -118,7 +118,15 @@ static bool has_reads(rows of)
     return any;
 }
 
-static void add_row(const bench *b, table *t, const result *r, bool reads)
+/* Are there decodes on the CPU? Their rows also have what they reached of reading the same pieces. */
+static bool has_pieces(rows of)
+{
+    bool any = false;
+    for (int64_t i = 0; i < of.count; i++) any |= isfinite(of.first[i].pieces.share) != 0;
+    return any;
+}
+
+static void add_row(const bench *b, table *t, const result *r, bool reads, bool pieces)
 {
     char text[32];
     start_row(t, r);
@@ -136,6 +144,8 @@ static void add_row(const bench *b, table *t, const result *r, bool reads)
         table_cell(t, "-");
         table_cell(t, "-");
     }
+    if (pieces && isfinite(r->pieces.share)) table_cell(t, "%.0f %%", 100 * r->pieces.share);
+    else if (pieces) table_cell(t, "-");
     if (!reads) return;
     if (isfinite(r->read_s)) {
         table_cell(t, "%s", time_text(text, sizeof text, r->read_s));
@@ -154,11 +164,13 @@ static void print_table(const bench *b, rows of)
     table t = {.columns = 0};
     start_heads(&t, of);
     for (size_t i = 0; i < sizeof heads / sizeof heads[0]; i++) table_head(&t, 'r', heads[i]);
+    if (has_pieces(of)) table_head(&t, 'r', "of pieces");
     if (has_reads(of)) {
         table_head(&t, 'r', "its read");
         table_head(&t, 'r', "of it");
     }
-    for (int64_t i = 0; i < of.count; i++) add_row(b, &t, &of.first[i], has_reads(of));
+    for (int64_t i = 0; i < of.count; i++)
+        add_row(b, &t, &of.first[i], has_reads(of), has_pieces(of));
     table_print(&t);
     printf("\n");
 }
@@ -240,6 +252,14 @@ static void print_beside(const result *r)
     printf("\n");
 }
 
+/* What `of pieces` is a share of. */
+static void print_pieces(const result *r)
+{
+    print_name(r);
+    printf(": reading the same pieces: %s%.2f GB/s, by one thread %.2f\n",
+           r->pieces.by_case ? ">= " : "", r->pieces.value, r->pieces_one);
+}
+
 /* What a reader has to know of a case before he believes its row. Returns the number of lines. */
 static int print_doubts(const bench *b, const result *r)
 {
@@ -280,6 +300,10 @@ static void print_section(const bench *b, const lists *section)
     int64_t lines = 0;
     for (int64_t i = 0; i < of.count; i++) {
         lines += print_doubts(b, &of.first[i]);
+        if (isfinite(of.first[i].pieces.share)) {
+            print_pieces(&of.first[i]);
+            lines++;
+        }
         if (!isfinite(of.first[i].prefill_s) && !isfinite(of.first[i].plain_s)) continue;
         print_beside(&of.first[i]);
         lines++;
@@ -332,9 +356,9 @@ static void print_cell(double x)
     else printf(",");
 }
 
-static const char *ceiling_by(const result *r)
+static const char *bound_by(const bench_bound *of)
 {
-    return isnan(r->bound.value) ? "" : r->bound.by_case ? "case" : "sample";
+    return isnan(of->value) ? "" : of->by_case ? "case" : "sample";
 }
 
 static void print_csv(const bench *b)
@@ -342,7 +366,8 @@ static void print_csv(const bench *b)
     int peers = b->peers ? bench_peers_count(b->peers) : 0;
     printf("case,phase,backend,level,threads,dtype,kv_dtype,heads,kv_heads,head_size,block_size,"
            "layout,kernel,options,cache,median_s,min_s,spread,gflops,gbps,ceiling,ceiling_value,"
-           "share,prefill_s,decode_s,plain_s,noisy,ceiling_by,read_s,pass_s,pass_bytes_s");
+           "share,prefill_s,decode_s,plain_s,noisy,ceiling_by,read_s,pass_s,pass_bytes_s,"
+           "pieces_gbps,pieces_one_gbps,pieces_share");
     for (int k = 0; k < peers; k++) {
         const char *name = bench_peers_name(b->peers, k);
         printf(",%s_s,%s_ratio", name, name);
@@ -364,10 +389,13 @@ static void print_csv(const bench *b)
         print_cell(r->prefill_s);
         print_cell(r->decode_s);
         print_cell(r->plain_s);
-        printf(",%d,%s", is_noisy(r), ceiling_by(r));
+        printf(",%d,%s", is_noisy(r), bound_by(&r->bound));
         print_cell(r->read_s);
         print_cell(r->pass_s);
         print_cell(r->pass_bytes_s);
+        print_cell(r->pieces.value);
+        print_cell(r->pieces_one);
+        print_cell(r->pieces.share);
         for (int k = 0; k < peers; k++) {
             print_cell(r->peers[k].median);
             print_cell(r->peers[k].median / r->seconds.median);
@@ -401,6 +429,28 @@ static void write_setting(json *j, const bench *b, const result *r)
     json_integer(j, "reps", r->reps);
 }
 
+static void write_bound(json *j, const bench_bound *of)
+{
+    json_number(j, "value", of->value);
+    json_string(j, "by", bound_by(of));
+    json_number(j, "median", of->median);
+    json_number(j, "spread", of->spread);
+}
+
+/* The ceiling of decodes on the CPU that reads as they do. */
+static void write_pieces(json *j, const result *r)
+{
+    if (isnan(r->pieces.share)) {
+        json_number(j, "pieces", (double)NAN);
+        return;
+    }
+    json_object(j, "pieces");
+    write_bound(j, &r->pieces);
+    json_number(j, "one_thread", r->pieces_one);
+    json_number(j, "share", r->pieces.share);
+    json_close(j);
+}
+
 static void write_result(json *j, const bench *b, const result *r)
 {
     json_object(j, NULL);
@@ -414,10 +464,7 @@ static void write_result(json *j, const bench *b, const result *r)
     if (r->ceiling >= 0) {
         json_object(j, "ceiling");
         json_string(j, "name", bench_ceiling_key((bench_ceiling)r->ceiling));
-        json_number(j, "value", r->bound.value);
-        json_string(j, "by", ceiling_by(r));
-        json_number(j, "median", r->bound.median);
-        json_number(j, "spread", r->bound.spread);
+        write_bound(j, &r->bound);
         json_close(j);
     } else {
         json_number(j, "ceiling", (double)NAN);
@@ -429,6 +476,7 @@ static void write_result(json *j, const bench *b, const result *r)
     json_number(j, "pass_s", r->pass_s);
     json_number(j, "pass_bytes_s", r->pass_bytes_s);
     json_number(j, "read_s", r->read_s);
+    write_pieces(j, r);
     json_object(j, "peers");
     for (int k = 0; b->peers && k < bench_peers_count(b->peers); k++) {
         if (!isfinite(r->peers[k].median)) continue;

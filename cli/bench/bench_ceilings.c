@@ -34,19 +34,11 @@ static const int64_t buffer_bytes = (int64_t)256 << 20;
 /* A loop returns the operations it did, or the bytes it read. */
 typedef double loop_fn(const void *data, int64_t bytes);
 
-typedef struct runner {
-    bench_ceilings *of;
-    double start, end, work;
-} runner;
-
 struct bench_ceilings {
     int32_t threads;
     loop_fn *loops[BENCH_NUM_CEILINGS]; /* NULL: this CPU cannot */
     char *buffer;
-    pthread_barrier_t barrier; /* all start together */
-    loop_fn *loop;             /* of the sample under way */
-    atomic_int next;           /* its first piece that nobody has taken */
-    runner runners[MAX_THREADS];
+    loop_fn *loop; /* of the sample under way */
 };
 
 /* ---- Loops */
@@ -218,6 +210,75 @@ static void choose_loops(bench_ceilings *c, const char *level)
 #endif
 }
 
+/* ---- Threads */
+
+/* What the threads of one measurement share. */
+typedef struct crew {
+    bench_part_fn *part;
+    void *state;
+    int64_t count;
+    atomic_llong next;         /* the first part that nobody has taken */
+    pthread_barrier_t barrier; /* all start together */
+} crew;
+
+typedef struct runner {
+    crew *of;
+    double start, end, work;
+} runner;
+
+static int64_t take(crew *c) { return atomic_fetch_add(&c->next, 1); }
+
+/* The next part is taken early, as forwards do: it may be on its way from memory. */
+static void *run(void *state)
+{
+    runner *r = state;
+    crew *c = r->of;
+    pthread_barrier_wait(&c->barrier);
+    r->start = term_seconds();
+    for (int64_t i = take(c), next; i < c->count; i = next) {
+        next = take(c);
+        r->work += c->part(c->state, i, next < c->count ? next : -1);
+    }
+    r->end = term_seconds();
+    return NULL;
+}
+
+static void stop_unless(bool ok, const char *what)
+{
+    if (ok) return;
+    term_progress_end();
+    fprintf(stderr, "folio bench: %s\n", what);
+    exit(EXIT_FAILED);
+}
+
+double bench_in_parallel(int32_t threads, int64_t count, bench_part_fn *part, void *state,
+                         double *seconds)
+{
+    pthread_t ids[MAX_THREADS];
+    runner runners[MAX_THREADS];
+    crew c = {.part = part, .state = state, .count = count};
+    if (threads > MAX_THREADS) threads = MAX_THREADS;
+    stop_unless(pthread_barrier_init(&c.barrier, NULL, (unsigned)threads) == 0,
+                "threads cannot be started");
+    for (int32_t i = 0; i < threads; i++) {
+        runners[i] = (runner){.of = &c};
+        if (i > 0)
+            stop_unless(pthread_create(&ids[i], NULL, run, &runners[i]) == 0,
+                        "a thread cannot be started");
+    }
+    run(&runners[0]);
+    for (int32_t i = 1; i < threads; i++) pthread_join(ids[i], NULL);
+    pthread_barrier_destroy(&c.barrier);
+    double start = runners[0].start, end = runners[0].end, work = 0;
+    for (int32_t i = 0; i < threads; i++) {
+        start = fmin(start, runners[i].start);
+        end = fmax(end, runners[i].end);
+        work += runners[i].work;
+    }
+    *seconds = end - start;
+    return work;
+}
+
 /* ---- Samples */
 
 bench_ceilings *bench_ceilings_open(int32_t threads, const char *level)
@@ -226,61 +287,36 @@ bench_ceilings *bench_ceilings_open(int32_t threads, const char *level)
     c->threads = threads < MAX_THREADS ? threads : MAX_THREADS;
     choose_loops(c, level);
     c->buffer = aligned_alloc(HUGE_PAGE, (size_t)buffer_bytes);
-    if (c->buffer == NULL || pthread_barrier_init(&c->barrier, NULL, (unsigned)c->threads) != 0) {
-        fprintf(stderr, "folio bench: cannot allocate memory for the ceilings\n");
-        exit(EXIT_FAILED);
-    }
+    stop_unless(c->buffer != NULL, "cannot allocate memory for the ceilings");
     /* Small pages would make it a measure of page tables; a system without huge ones says no. */
     (void)madvise(c->buffer, (size_t)buffer_bytes, MADV_HUGEPAGE);
     memset(c->buffer, 1, (size_t)buffer_bytes);
-    for (int32_t i = 0; i < c->threads; i++) c->runners[i] = (runner){.of = c};
     return c;
 }
 
 void bench_ceilings_close(bench_ceilings *c)
 {
     if (c == NULL) return;
-    pthread_barrier_destroy(&c->barrier);
     free(c->buffer);
     free(c);
 }
 
-static void *run(void *state)
+static double run_part(void *state, int64_t i, int64_t next)
 {
-    runner *r = state;
-    bench_ceilings *c = r->of;
-    int pieces = PIECES * c->threads;
-    int64_t part = buffer_bytes / pieces / 256 * 256;
-    r->work = 0;
-    pthread_barrier_wait(&c->barrier);
-    r->start = term_seconds();
-    for (int i; (i = atomic_fetch_add(&c->next, 1)) < pieces;)
-        r->work += c->loop(c->buffer + i * part, part);
-    r->end = term_seconds();
-    return NULL;
+    const bench_ceilings *c = state;
+    int64_t bytes = buffer_bytes / PIECES / c->threads / 256 * 256;
+    (void)next;
+    return c->loop(c->buffer + i * bytes, bytes);
 }
 
 double bench_ceilings_sample(bench_ceilings *c, bench_ceiling which)
 {
-    pthread_t ids[MAX_THREADS];
+    double seconds;
     c->loop = c->loops[which];
     if (c->loop == NULL) return (double)NAN;
-    atomic_store(&c->next, 0);
-    for (int32_t i = 1; i < c->threads; i++) {
-        if (pthread_create(&ids[i], NULL, run, &c->runners[i]) == 0) continue;
-        term_progress_end();
-        fprintf(stderr, "folio bench: a thread cannot be started\n");
-        exit(EXIT_FAILED);
-    }
-    run(&c->runners[0]);
-    for (int32_t i = 1; i < c->threads; i++) pthread_join(ids[i], NULL);
-    double start = c->runners[0].start, end = c->runners[0].end, work = 0;
-    for (int32_t i = 0; i < c->threads; i++) {
-        start = fmin(start, c->runners[i].start);
-        end = fmax(end, c->runners[i].end);
-        work += c->runners[i].work;
-    }
-    return work / (end - start) * 1e-9;
+    double work =
+        bench_in_parallel(c->threads, (int64_t)PIECES * c->threads, run_part, c, &seconds);
+    return work / seconds * 1e-9;
 }
 
 /* ---- Names */

@@ -25,6 +25,16 @@ void bench_ceilings_close(bench_ceilings *c);
 /* One sample, some milliseconds long; NAN where the level or the CPU has no such instruction. */
 double bench_ceilings_sample(bench_ceilings *c, bench_ceiling which);
 
+/*
+ * Part i of some work; returns how much it was. next: the part that this thread takes after it, -1: none.
+ */
+typedef double bench_part_fn(void *state, int64_t i, int64_t next);
+
+/* All parts, in order, by threads that start together and take one after another. Returns the work, and the
+ * seconds from the first start to the last end. */
+double bench_in_parallel(int32_t threads, int64_t count, bench_part_fn *part, void *state,
+                         double *seconds);
+
 /* The key in JSON ("fma_f32_gflops"), the words for people ("f32 FMA") by backend, and its unit. */
 const char *bench_ceiling_key(bench_ceiling which);
 const char *bench_ceiling_name(const char *backend, bench_ceiling which);

@@ -261,11 +261,13 @@ small='--heads 4:2 --head-size 32 --reps 2'
     expect 0 out '^| 2q1s1k  *| .* latent:8 ' bench $small --case q20,2q1s1k --options latent:8,v_size:24
     check "bench: the columns of a table stand under each other" \
         test "$(grep '^|' out | sed 's/[^|]/ /g' | sort -u | wc -l)" -eq 1
-    expect 0 out '^| q20  *| f32  *| .* | .* | .* % | .* | *f32 FMA .* | .* % |$' \
+    expect 0 out '^| q20  *| f32  *| .* | .* | .* % | .* | *f32 FMA .* | .* % |  *- |$' \
         bench $small --case q20,2q1s1k,q3s9_2q1s40
     check "bench: both types of all cases" test "$(grep -c '^| .* *| b*f[0-9]*  *|' out)" -eq 6
     check "bench: decodes are held against reading" \
         test "$(grep -c '^| 2q1s1k .* | *read \(>= \)*[0-9.]* | .* % |$' out)" -eq 2
+    check "bench: decodes are held against reading their pieces" \
+        test "$(grep -c '^- 2q1s1k, .*: reading the same pieces: \(>= \)*[0-9.]* GB/s, by one thread [0-9.]*$' out)" -eq 2
     check "bench: a mixed batch has no ceiling" \
         test "$(grep -c '^| q3s9_2q1s40 .* |  *- |  *- |$' out)" -eq 2
     check "bench: the parts of a mixed batch" \
@@ -288,6 +290,7 @@ small='--heads 4:2 --head-size 32 --reps 2'
         test "$(awk -F, '{ print NF }' out | sort -u | wc -l)" -eq 1
     expect 0 out '"phase": "mixed"' bench $small --case q2_q1s3 --dtype f32 --level scalar -o json
     check "bench -o json: no ceiling" grep -q '"ceiling": null' out
+    check "bench -o json: no pieces of a mixed batch" grep -q '"pieces": null' out
     check "bench -o json: no share" grep -q '"share": null' out
     check "bench -o json: a ceiling that was measured" grep -q '"read_gbps": [0-9]' out
     check "bench -o json: one that the level has not" grep -q '"dot_int8_gops": null' out
@@ -353,6 +356,9 @@ small='--heads 4:2 --reps 2 --dtype f32 --block-size 16 -o csv'
     check "bench: full attention sees all keys" test "$(work)" = "655 246"
     expect 0 out '^case,' bench $small --case q1s64:512,9q1s64:512 --head-size 64 --threads 1
     check "bench: no share above 1" doubts
+    check "bench: pieces of ragged decodes" \
+        test "$(for name in pieces_gbps pieces_one_gbps pieces_share; do column $name; echo; done | sed 's/[0-9.e-]\{1,\}/x/g')" = \
+        "$(printf 'x x\nx x\nx x')"
     ragged=$(work)
     one=${ragged% *} nine=${ragged#* }
     check "bench: ragged lengths lie between the two" test "$nine" -gt 5898 -a "$nine" -lt 47185
