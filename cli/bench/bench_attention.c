@@ -3,7 +3,7 @@
  * vLLM's grammar, compared with what the machine could do at that moment (bench_ceilings.h) and what other
  * programs need for it (bench_peers.h). Of each setting, after a warm-up:
  *
- *     R x (ceilings, forward, forwards of its parts or of its plain form, reads of its K and V, each peer)
+ *     R x (ceilings, forward, forwards of its parts or of its plain form, each ancestor, reads of its K and V, each peer)
  */
 #include "bench/bench_attention.h"
 
@@ -28,9 +28,11 @@ typedef struct trial {
     rig rigs[NUM_SUBJECTS];
     bool used[NUM_SUBJECTS], peer_runs[BENCH_MAX_PEERS];
     double *seconds[NUM_SUBJECTS], *peer_seconds[BENCH_MAX_PEERS]; /* [reps] */
-    double *read_seconds;           /* [reps]; NULL: not a decode on a device */
-    bench_pieces *pieces;           /* NULL: not a decode on the CPU */
-    double *piece_rates[NUM_CREWS]; /* [reps], GB/s */
+    double *read_seconds;                          /* [reps]; NULL: not a decode on a device */
+    bench_pieces *pieces;                          /* NULL: not a decode on the CPU */
+    double *piece_rates[NUM_CREWS];                /* [reps], GB/s */
+    bench_ancestors *ancestors;                    /* NULL: not asked for */
+    double *ancestor_seconds[BENCH_NUM_ANCESTORS]; /* [reps]; NULL: does not run */
     batch_case parts[2];
     extras plain, pass;
     int64_t reps;
@@ -89,6 +91,20 @@ static bool open_peers(bench *b, trial *t, const setting *s)
     return true;
 }
 
+static bool open_ancestors(bench *b, trial *t, const setting *s)
+{
+    double seconds = 0;
+    if (!s->with->ancestors) return true;
+    t->ancestors = bench_ancestors_open(&t->rigs[WHOLE], b->state, b->seed);
+    for (int k = 0; k < BENCH_NUM_ANCESTORS && t->ancestors; k++) {
+        if (!bench_ancestor_takes((bench_ancestor)k, s)) continue;
+        t->ancestor_seconds[k] = bench_alloc(b->reps, sizeof *t->ancestor_seconds[k]);
+        if (!bench_ancestors_run(t->ancestors, (bench_ancestor)k, &seconds)) return false;
+        t->warm_up += seconds;
+    }
+    return t->ancestors != NULL;
+}
+
 static bool open_trial(bench *b, trial *t, const setting *s)
 {
     setting other = *s;
@@ -116,12 +132,14 @@ static bool open_trial(bench *b, trial *t, const setting *s)
     t->pieces = bench_pieces_open(&t->rigs[WHOLE], b->info.num_threads);
     for (int i = 0; i < NUM_CREWS && t->pieces; i++)
         t->piece_rates[i] = bench_alloc(b->reps, sizeof *t->piece_rates[i]);
-    return open_peers(b, t, s);
+    return open_ancestors(b, t, s) && open_peers(b, t, s);
 }
 
 static void close_trial(trial *t)
 {
     bench_pieces_close(t->pieces);
+    bench_ancestors_close(t->ancestors);
+    for (int k = 0; k < BENCH_NUM_ANCESTORS; k++) free(t->ancestor_seconds[k]);
     for (int i = 0; i < NUM_CREWS; i++) free(t->piece_rates[i]);
     for (int i = 0; i < NUM_SUBJECTS; i++) {
         if (t->used[i]) bench_rig_close(&t->rigs[i]);
@@ -171,6 +189,20 @@ static void time_pieces(bench *b, trial *t, bench_cache cache, int64_t rep)
     }
 }
 
+static bool time_ancestors(bench *b, trial *t, bench_cache cache, int64_t rep)
+{
+    double unused;
+    for (int k = 0; k < BENCH_NUM_ANCESTORS; k++) {
+        bench_ancestor which = (bench_ancestor)k;
+        if (!t->ancestor_seconds[k]) continue;
+        if (!(cache == BENCH_WARM ? bench_ancestors_run(t->ancestors, which, &unused)
+                                  : empty_caches(b, cache)) ||
+            !bench_ancestors_run(t->ancestors, which, &t->ancestor_seconds[k][rep]))
+            return false;
+    }
+    return true;
+}
+
 static bool run_round(bench *b, trial *t, bench_cache cache, int64_t rep)
 {
     bool warm = cache == BENCH_WARM;
@@ -185,6 +217,7 @@ static bool run_round(bench *b, trial *t, bench_cache cache, int64_t rep)
         if (warm && !bench_rig_forward(&t->rigs[i], &unused)) return false;
         if (!bench_rig_forward(&t->rigs[i], &t->seconds[i][rep])) return false;
     }
+    if (!time_ancestors(b, t, cache, rep)) return false;
     time_pieces(b, t, cache, rep);
     time_peers(b, t, cache, rep);
     if (!t->read_seconds) return true;
@@ -248,11 +281,12 @@ static void set_pieces(trial *t, result *to)
     to->pieces_one = none;
     if (!t->pieces) return;
     bench_stats samples = bench_stats_of(t->piece_rates[ALL_THREADS], t->reps);
-    double best = t->piece_rates[ALL_THREADS][t->reps - 1]; /* sorted */
+    (void)bench_stats_of(t->piece_rates[ONE_THREAD], t->reps);
+    to->pieces_one = t->piece_rates[ONE_THREAD][t->reps - 1]; /* sorted */
+    /* Of a few keys one thread has read all before others are at work. */
+    double best = fmax(t->piece_rates[ALL_THREADS][t->reps - 1], to->pieces_one);
     to->pieces = bench_bound_of(samples.median, samples.spread, best, to->gbps,
                                 to->gbps * to->seconds.median / to->seconds.min);
-    (void)bench_stats_of(t->piece_rates[ONE_THREAD], t->reps);
-    to->pieces_one = t->piece_rates[ONE_THREAD][t->reps - 1];
 }
 
 /* What the bytes of a separate pass take, which reads and writes q and new keys: at the rate of reading. */
@@ -286,6 +320,8 @@ static void add_result(bench *b, trial *t, const lists *in, const setting *s)
     snprintf(to->kernel, sizeof to->kernel, "%s", named ? info.kernel : "");
     snprintf(to->level, sizeof to->level, "%s", b->info.level);
     if (t->used[PLAIN]) to->plain_work = bench_flops(&t->rigs[PLAIN].of) / bench_flops(s);
+    for (int k = 0; k < BENCH_NUM_ANCESTORS; k++)
+        to->ancestors[k] = stats_of(t, t->ancestor_seconds[k] != NULL, t->ancestor_seconds[k]);
     for (int k = 0; k < BENCH_MAX_PEERS; k++)
         to->peers[k] = stats_of(t, t->peer_runs[k], t->peer_seconds[k]);
     to->gflops = bench_flops(s) / to->seconds.median * 1e-9;
@@ -376,7 +412,10 @@ static bool open_context(bench *b, const setting *s)
     if (b->ctx) return true;
     if (cuda) desc.num_threads = 1;
     if (cuda && (b->device = bench_device_open()) == NULL) return false;
-    if (!bench_ok(folio_context_create(&desc, &b->ctx), "folio_context_create")) return false;
+    /* The state of vLLM 0.6's interface makes the context: both interfaces use the same threads. */
+    if (!bench_ok(folio_vllm06_state_create(b->backend, &desc, &b->state), "folio_context_create"))
+        return false;
+    b->ctx = folio_vllm06_state_context(b->state);
     if (cuda) watch_clocks(b);
     folio_context_get_info(b->ctx, &b->info);
     snprintf(b->device_name, sizeof b->device_name, "%s", b->info.device);
@@ -416,9 +455,10 @@ static void close_context(bench *b, int64_t first)
     bench_clocks_close(b->clocks, &b->clock_samples);
     b->clocks = NULL;
     bench_ceilings_close(b->ceilings);
-    folio_context_destroy(b->ctx);
+    folio_vllm06_state_destroy(b->state);
     bench_device_close(b->device);
     b->ceilings = NULL;
+    b->state = NULL;
     b->ctx = NULL;
     b->device = NULL;
 }

@@ -14,6 +14,8 @@
 #include "bench/bench_device.h"
 #include "bench/bench_peers.h"
 
+#include <folio/folio_vllm06.h>
+
 enum { MAX_GROUPS = 16, MAX_NAME = 64, MAX_LIST = 32, MAX_SECTIONS = 80 };
 
 typedef struct group {
@@ -47,6 +49,7 @@ typedef struct extras {
     bool one_by_one;    /* the graph's forwards without the graph */
     bool rotary;        /* q and new keys rotate in the forward; k and v are given and stored */
     bool stores;        /* k and v are given and stored */
+    bool ancestors;     /* the same beside the interface of vLLM 0.6 */
     bool private_slots; /* the same with FOLIO_PLAN_PRIVATE_SLOTS */
     bool pass;          /* q and new keys rotate before the forward, in a pass of its own */
 } extras;
@@ -68,6 +71,16 @@ typedef struct setting {
 
 typedef struct lists lists;
 
+/* Parts of folio_vllm06.h that run beside the native interface. */
+typedef enum bench_ancestor {
+    BENCH_XFORMERS, /* forward of a backend */
+    BENCH_TORCH_SDPA,
+    BENCH_IPEX,
+    BENCH_PAGED_V1, /* an operator: decodes only, nothing is stored */
+    BENCH_PAGED_V2,
+    BENCH_NUM_ANCESTORS
+} bench_ancestor;
+
 typedef struct result {
     setting of;
     const lists *in;
@@ -87,6 +100,7 @@ typedef struct result {
     double pass_s;              /* of a rotary forward: with a separate pass instead */
     double pass_bytes_s;        /* what that pass's bytes take where memory is read */
     double read_s;              /* of its K and V, read plainly and no more: decodes on a device */
+    bench_stats ancestors[BENCH_NUM_ANCESTORS];
     bench_stats peers[BENCH_MAX_PEERS];
 } result;
 
@@ -122,7 +136,8 @@ typedef struct bench {
     double clock_mhz;     /* of the device under load; NAN: not measured */
     bench_clocks *clocks; /* NULL: the CPU, or the driver has no NVML */
     bench_clocks_stats clock_samples;
-    bench_peers *peers; /* NULL: not asked for */
+    bench_peers *peers;        /* NULL: not asked for */
+    folio_vllm06_state *state; /* it owns the context */
     folio_context *ctx;
     folio_context_info info;
     const char *noted; /* the last level of which stderr says that another one runs */
@@ -202,6 +217,15 @@ typedef struct rig {
 bool bench_rig_open(rig *r, folio_context *ctx, bench_device *device, const setting *s,
                     int64_t seed);
 bool bench_rig_forward(const rig *r, double *seconds);
+
+/* Fills another cache of the rig's shape with the numbers of its own; on a device with any numbers. */
+bool bench_rig_fill(const rig *r, folio_kv_cache *cache, int64_t seed);
+
+/* The seconds of a call, by the host's clock; on a device those of its so many launches. launches 0: the call waits for
+ * its end, and the host's clock serves there too. False: the call failed. */
+bool bench_rig_time(const rig *r, int64_t launches, bool (*call)(const void *, const folio_run *),
+                    const void *state, double *seconds);
+
 void bench_rig_close(rig *r);
 
 /* The head size of V. */
@@ -210,6 +234,21 @@ int32_t bench_v_size(const setting *s);
 /* Floating-point operations of a forward, and the bytes of K and V that it has to read. */
 double bench_flops(const setting *s);
 double bench_kv_bytes(const setting *s);
+
+/* ---- bench_ancestors.c */
+
+typedef struct bench_ancestors bench_ancestors;
+
+/* Over the batch and the inputs of a rig, which must outlive it; state is the one of the rig's context. NULL: a call
+ * failed, and stderr says which. */
+bench_ancestors *bench_ancestors_open(const rig *r, folio_vllm06_state *state, int64_t seed);
+void bench_ancestors_close(bench_ancestors *a);
+bool bench_ancestors_run(const bench_ancestors *a, bench_ancestor which, double *seconds);
+
+const char *bench_ancestor_name(bench_ancestor which);
+/* Does it run this setting? Does it store k and v? */
+bool bench_ancestor_takes(bench_ancestor which, const setting *s);
+bool bench_ancestor_stores(bench_ancestor which);
 
 /* ---- bench_pieces.c */
 

@@ -297,9 +297,10 @@ static bool parse_flag(const char *at, size_t length, extras *to)
     const struct {
         const char *name;
         bool *flag;
-    } flags[] = {{"alibi", &to->alibi},          {"sinks", &to->sinks},   {"full", &to->full},
-                 {"invariant", &to->invariant},  {"rotary", &to->rotary}, {"stores", &to->stores},
-                 {"private", &to->private_slots}};
+    } flags[] = {
+        {"alibi", &to->alibi},           {"sinks", &to->sinks},        {"full", &to->full},
+        {"invariant", &to->invariant},   {"rotary", &to->rotary},      {"stores", &to->stores},
+        {"private", &to->private_slots}, {"ancestors", &to->ancestors}};
     for (size_t i = 0; i < sizeof flags / sizeof flags[0]; i++)
         if (length == strlen(flags[i].name) && strncmp(at, flags[i].name, length) == 0)
             return *flags[i].flag = true;
@@ -348,6 +349,10 @@ static verdict parse_extras(const char *word, void *to)
     do {
         if (!parse_extra(&at, with)) return "";
     } while (*at++ == '+');
+    if (with->ancestors) {
+        with->stores = true; /* as their forward does */
+        return wrong_unless(strchr(word, '+') == NULL);
+    }
     return wrong_unless(!(with->full && with->window > 0));
 }
 
@@ -385,7 +390,7 @@ bool bench_parse_lists(lists *to, const list_texts *t)
            parse_words(
                "options", t->options,
                "plain, or alibi, sinks, rotary, window:N or full, soft_cap:X, latent:SIZE or "
-               "v_size:SIZE, stores, private, invariant, graph:LAYERS joined by +",
+               "v_size:SIZE, stores, private, invariant, graph:LAYERS joined by +, or ancestors",
                LIST(parse_extras, options)) &&
            parse_words("cache", t->cache, "cold, warm, dirty", LIST(parse_cache, caches)) &&
            (t->threads == NULL || parse_words("threads", t->threads, "numbers from 1 to 256",

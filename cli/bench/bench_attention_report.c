@@ -221,6 +221,58 @@ static void print_peers(const bench *b, rows of)
     printf("\n");
 }
 
+/* The seconds of Folio's own interface doing the same: operators store nothing. */
+static double native_s(const result *r, bench_ancestor which)
+{
+    return bench_ancestor_stores(which) ? r->seconds.median : r->plain_s;
+}
+
+static bool has_ancestors(const result *r) { return isfinite(r->ancestors[0].median) != 0; }
+
+/* One way to compute the case: its times, its rate, and how many times Folio's own it takes. */
+static void add_ancestor(const bench *b, table *t, const result *r, const char *name,
+                         const bench_stats *of, double native)
+{
+    char text[32];
+    double times = r->seconds.median / of->median; /* its rates over those of the case */
+    bool decode = strcmp(r->of.what->phase, "decode") == 0;
+    const char *unit = on_cpu(b) ? "G" : "T";
+    table_cell(t, "%s", r->of.what->name);
+    table_cell(t, "%s", type_text(text, sizeof text, &r->of));
+    table_cell(t, "%s", name);
+    table_cell(t, "%s", time_text(text, sizeof text, of->median));
+    table_cell(t, "%s", time_text(text, sizeof text, of->min));
+    table_cell(t, "%.*f %%", of->spread < 0.9995, 100 * of->spread);
+    if (decode) table_cell(t, "%.2f %sB/s", scaled(b, times * r->gbps), unit);
+    else table_cell(t, "%.1f %sFLOP/s", scaled(b, times * r->gflops), unit);
+    table_cell(t, "%.2f", of->median / native);
+}
+
+/* Folio's own interface and that of vLLM 0.6, a row each. */
+static void print_ancestors(const bench *b, rows of)
+{
+    static const char *const heads[] = {"median", "min", "spread", "rate", "times native"};
+    table t = {.columns = 0};
+    if (!has_ancestors(of.first)) return;
+    printf("Native, forward of vLLM 0.6's backends, and its operators, which store nothing (as "
+           "'plain'):\n\n");
+    table_head(&t, 'l', "case");
+    table_head(&t, 'l', "type");
+    table_head(&t, 'l', "interface");
+    for (size_t i = 0; i < sizeof heads / sizeof heads[0]; i++) table_head(&t, 'r', heads[i]);
+    for (int64_t i = 0; i < of.count; i++) {
+        const result *r = &of.first[i];
+        if (!has_ancestors(r)) continue;
+        add_ancestor(b, &t, r, "native", &r->seconds, r->seconds.median);
+        for (int k = 0; k < BENCH_NUM_ANCESTORS; k++)
+            if (isfinite(r->ancestors[k].median))
+                add_ancestor(b, &t, r, bench_ancestor_name((bench_ancestor)k), &r->ancestors[k],
+                             native_s(r, (bench_ancestor)k));
+    }
+    table_print(&t);
+    printf("\n");
+}
+
 static void print_name(const result *r)
 {
     char type[32];
@@ -296,6 +348,7 @@ static void print_section(const bench *b, const lists *section)
     printf("%s, %s%s%lld rep%s, seed %lld\n\n", b->backend, of_all.text, of_all.text[0] ? ", " : "",
            (long long)b->reps, b->reps > 1 ? "s" : "", (long long)b->seed);
     print_table(b, of);
+    print_ancestors(b, of);
     print_peers(b, of);
     int64_t lines = 0;
     for (int64_t i = 0; i < of.count; i++) {
@@ -368,6 +421,12 @@ static void print_csv(const bench *b)
            "layout,kernel,options,cache,median_s,min_s,spread,gflops,gbps,ceiling,ceiling_value,"
            "share,prefill_s,decode_s,plain_s,noisy,ceiling_by,read_s,pass_s,pass_bytes_s,"
            "pieces_gbps,pieces_one_gbps,pieces_share");
+    bool ancestors = false;
+    for (int64_t i = 0; i < b->num_results; i++) ancestors |= has_ancestors(&b->results[i]);
+    for (int k = 0; k < BENCH_NUM_ANCESTORS && ancestors; k++) {
+        const char *name = bench_ancestor_name((bench_ancestor)k);
+        printf(",%s_s,%s_ratio", name, name);
+    }
     for (int k = 0; k < peers; k++) {
         const char *name = bench_peers_name(b->peers, k);
         printf(",%s_s,%s_ratio", name, name);
@@ -396,6 +455,10 @@ static void print_csv(const bench *b)
         print_cell(r->pieces.value);
         print_cell(r->pieces_one);
         print_cell(r->pieces.share);
+        for (int k = 0; k < BENCH_NUM_ANCESTORS && ancestors; k++) {
+            print_cell(r->ancestors[k].median);
+            print_cell(r->ancestors[k].median / native_s(r, (bench_ancestor)k));
+        }
         for (int k = 0; k < peers; k++) {
             print_cell(r->peers[k].median);
             print_cell(r->peers[k].median / r->seconds.median);
@@ -451,6 +514,24 @@ static void write_pieces(json *j, const result *r)
     json_close(j);
 }
 
+static void write_ancestors(json *j, const result *r)
+{
+    json_object(j, "ancestors");
+    for (int k = 0; k < BENCH_NUM_ANCESTORS; k++) {
+        const bench_stats *of = &r->ancestors[k];
+        if (!isfinite(of->median)) continue;
+        json_object(j, bench_ancestor_name((bench_ancestor)k));
+        json_number(j, "median_s", of->median);
+        json_number(j, "min_s", of->min);
+        json_number(j, "spread", of->spread);
+        json_number(j, "gflops", r->gflops * r->seconds.median / of->median);
+        json_number(j, "gbps", r->gbps * r->seconds.median / of->median);
+        json_number(j, "times_native", of->median / native_s(r, (bench_ancestor)k));
+        json_close(j);
+    }
+    json_close(j);
+}
+
 static void write_result(json *j, const bench *b, const result *r)
 {
     json_object(j, NULL);
@@ -477,6 +558,7 @@ static void write_result(json *j, const bench *b, const result *r)
     json_number(j, "pass_bytes_s", r->pass_bytes_s);
     json_number(j, "read_s", r->read_s);
     write_pieces(j, r);
+    write_ancestors(j, r);
     json_object(j, "peers");
     for (int k = 0; b->peers && k < bench_peers_count(b->peers); k++) {
         if (!isfinite(r->peers[k].median)) continue;

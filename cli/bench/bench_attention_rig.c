@@ -52,7 +52,7 @@ static void draw(uint64_t *state, folio_dtype dtype, void *to, int64_t n)
     }
 }
 
-static bool fill_cache(const rig *r, uint64_t *state)
+static bool fill_cache(const rig *r, folio_kv_cache *cache, uint64_t *state)
 {
     int64_t width = (int64_t)r->of.heads.kv_heads * r->of.head_size;
     int64_t v_width = (int64_t)r->of.heads.kv_heads * bench_v_size(&r->of);
@@ -69,7 +69,7 @@ static bool fill_cache(const rig *r, uint64_t *state)
             FOLIO_WITH(folio_kv_write, .k = {.data = k, .dtype = FOLIO_F32, .tokens = rows},
                        .v = {.data = v, .dtype = FOLIO_F32, .tokens = rows}, .slots = slots);
         if (r->of.with->latent) write.v = (folio_tensor){0};
-        ok = bench_ok(folio_kv_cache_write(r->cache, 0, &write, NULL), "folio_kv_cache_write");
+        ok = bench_ok(folio_kv_cache_write(cache, 0, &write, NULL), "folio_kv_cache_write");
     }
     free(k);
     free(v);
@@ -80,14 +80,14 @@ static bool fill_cache(const rig *r, uint64_t *state)
 static uint64_t seed_of(uint64_t seed, int64_t layer) { return seed + ((uint64_t)layer << 40); }
 
 /* Numbers, whatever the layout: each place holds one, and its neighbours do not matter. */
-static bool fill_on_device(const rig *r, uint64_t seed)
+static bool fill_on_device(const rig *r, folio_kv_cache *cache, uint64_t seed)
 {
     const folio_run run = run_of(r);
     int64_t size = (int64_t)folio_dtype_size(r->of.kv_dtype);
     bool ok = true;
     for (int64_t layer = 0; layer < r->layers && ok; layer++) {
         folio_kv_cache_view v = {.struct_size = sizeof v};
-        ok = bench_ok(folio_kv_cache_get_view(r->cache, (int32_t)layer, &v),
+        ok = bench_ok(folio_kv_cache_get_view(cache, (int32_t)layer, &v),
                       "folio_kv_cache_get_view") &&
              bench_device_fill(r->device, v.k, r->of.kv_dtype, v.k_array.bytes / size,
                                seed_of(seed, layer)) &&
@@ -248,22 +248,39 @@ static bool make_plan(rig *r, folio_context *ctx)
            bench_ok(folio_plan_update(r->plan, r->batch, &run), "folio_plan_update");
 }
 
-static bool forward_layers(const rig *r);
+static bool forward_layers(const rig *r, const folio_run *run);
 
 /* One forward outside of the graph comes first: what is done once does not belong into it. */
 static bool make_graph(rig *r)
 {
-    if (!forward_layers(r) || !bench_device_capture(r->device)) return false;
-    bool recorded = forward_layers(r);
+    const folio_run run = run_of(r);
+    if (!forward_layers(r, &run) || !bench_device_capture(r->device)) return false;
+    bool recorded = forward_layers(r, &run);
     return bench_device_captured(r->device, &r->graph) && recorded;
+}
+
+/* Where the random numbers begin; never 0. */
+static uint64_t first_state(int64_t seed)
+{
+    return kit_random_bits((uint64_t)seed, KIT_USER, 0, 0, 0, 0) | 1;
+}
+
+static bool fill(const rig *r, folio_kv_cache *cache, uint64_t *state)
+{
+    return r->device ? fill_on_device(r, cache, *state) : fill_cache(r, cache, state);
+}
+
+bool bench_rig_fill(const rig *r, folio_kv_cache *cache, int64_t seed)
+{
+    uint64_t state = first_state(seed);
+    return fill(r, cache, &state);
 }
 
 bool bench_rig_open(rig *r, folio_context *ctx, bench_device *device, const setting *s,
                     int64_t seed)
 {
     const batch_case *c = s->what;
-    uint64_t bits = (uint64_t)seed;
-    uint64_t state = kit_random_bits(bits, KIT_USER, 0, 0, 0, 0) | 1; /* never 0 */
+    uint64_t bits = (uint64_t)seed, state = first_state(seed);
     *r = (rig){.of = *s, .ctx = ctx, .device = device, .layers = layers_of(s)};
     for (int g = 0; g < c->num_groups; g++)
         for (int64_t i = 0; i < c->groups[g].count; i++)
@@ -276,7 +293,7 @@ bool bench_rig_open(rig *r, folio_context *ctx, bench_device *device, const sett
         r->blocks[j] = (int32_t)i;
     }
     if (!make_batch(r, ctx) || !make_plan(r, ctx)) return false;
-    if (!(device ? fill_on_device(r, state) : fill_cache(r, &state))) return false;
+    if (!fill(r, r->cache, &state)) return false;
     return make_inputs(r, &state) && (!s->with->graph || s->with->one_by_one || make_graph(r));
 }
 
@@ -329,9 +346,8 @@ static bool rotate_before(const rig *r)
     return true;
 }
 
-static bool forward_layers(const rig *r)
+static bool forward_layers(const rig *r, const folio_run *run)
 {
-    const folio_run run = run_of(r);
     folio_tensors tensors =
         FOLIO_WITH(folio_tensors, .q = {.data = r->q, .tokens = r->of.what->rows},
                    .out = {.data = r->out, .tokens = r->of.what->rows}, .slopes = r->slopes,
@@ -348,26 +364,41 @@ static bool forward_layers(const rig *r)
     folio_status status = FOLIO_OK;
     for (int32_t layer = 0; layer < r->layers && status == FOLIO_OK; layer++)
         status = folio_attention_forward(r->plan, 0, FOLIO_ATTENTION_DECODER, r->cache, layer,
-                                         &tensors, &run);
+                                         &tensors, run);
     return bench_ok(status, "folio_attention_forward");
 }
 
-static bool forward_on_device(const rig *r, double *seconds)
+static bool time_on_device(const rig *r, int64_t launches,
+                           bool (*call)(const void *, const folio_run *), const void *state,
+                           double *seconds)
 {
     const folio_run run = run_of(r);
-    return bench_device_start(r->device, r->graph ? 1 : r->layers) &&
-           (r->graph ? bench_device_replay(r->device, r->graph) : forward_layers(r)) &&
+    return bench_device_start(r->device, launches) && call(state, &run) &&
            bench_device_stop(r->device, seconds) &&
            bench_ok(folio_run_wait(r->ctx, &run), "folio_run_wait");
 }
 
-bool bench_rig_forward(const rig *r, double *seconds)
+bool bench_rig_time(const rig *r, int64_t launches, bool (*call)(const void *, const folio_run *),
+                    const void *state, double *seconds)
 {
-    if (r->device) return forward_on_device(r, seconds);
+    const folio_run run = run_of(r);
+    if (r->device && launches > 0) return time_on_device(r, launches, call, state, seconds);
+    if (!bench_ok(folio_run_wait(r->ctx, &run), "folio_run_wait")) return false;
     double start = term_seconds();
-    bool ok = forward_layers(r);
+    bool ok = call(state, &run);
     *seconds = term_seconds() - start;
     return ok;
+}
+
+static bool forward_or_replay(const void *state, const folio_run *run)
+{
+    const rig *r = state;
+    return r->graph ? bench_device_replay(r->device, r->graph) : forward_layers(r, run);
+}
+
+bool bench_rig_forward(const rig *r, double *seconds)
+{
+    return bench_rig_time(r, r->graph ? 1 : r->layers, forward_or_replay, r, seconds);
 }
 
 /* ---- Work */

@@ -1,6 +1,7 @@
 /*
- * bench_attention_sections.c: which lists `folio bench` crosses. On the CPU there is one set of them. On a GPU a single
- * one would not do: there are sections, each with lists of its own, and options replace the lists of all.
+ * bench_attention_sections.c: which lists `folio bench` crosses. On the CPU there is one set of them, unless a section
+ * is asked for. On a GPU a single one would not do: there are sections, each with lists of its own, and options replace
+ * the lists of all.
  */
 #include "base/args.h"
 #include "bench/bench_attention.h"
@@ -17,32 +18,40 @@ static const list_texts both_lists = {.heads = "32:8",
                                       .options = "plain",
                                       .cache = "cold"};
 
+#define ANCESTORS "ancestors"
 #define PREFILLS "32q512,16q1k,8q2k,4q4k,2q8k,1q16k"
 
 static const struct {
     const char *name, *what;
     list_texts of;
+    const char *cpu_cases; /* on the CPU, instead of .of.cases; NULL: GPUs only */
+    bool asked;            /* not part of the default */
 } sections[] = {
-    {"decode",
-     "one token each: few and many sequences, short, long and ragged lengths",
-     {.cases = "1q1s8k,1q1s128k,8q1s8k,16q1s32k,64q1s1k,64q1s8k,128q1s4k,256q1s2k,256q1s8k,"
-               "64q1s128:32k",
-      .cache = "cold,dirty"}},
-    {"kv", "8-bit caches", {.cases = "64q1s8k", .kv_dtypes = "bf16,fp8_e4m3,int8"}},
-    {"prefill", "prompts of 16k tokens in total, causal", {.cases = PREFILLS}},
-    {"drafts",
-     "1 to 64 new tokens over 8k keys; groups of 4, 8 and 32 heads",
-     {.cases = "1q1-64*2s8k,16q1-64*2s8k", .heads = "32:8,32:4,32:1"}},
-    {"full", "not causal", {.cases = "2q8k", .options = "full"}},
-    {"head64", "prompts with head size 64", {.cases = PREFILLS, .head_sizes = "64"}},
-    {"head256",
-     "prompts with head size 256",
-     {.cases = PREFILLS, .heads = "8:2", .head_sizes = "256"}},
-    {"pages", "other block sizes", {.cases = "2q8k,64q1s8k", .block_sizes = "16,8,64,128,48,1"}},
-    {"invariant", "batch-invariant plans", {.cases = "64q1s8k", .options = "invariant"}},
-    {"graph",
-     "32 layers in one CUDA graph, and the same forwards without a graph",
-     {.cases = "8q1s1k", .options = "graph:32"}},
+    {"decode", "one token each: few and many sequences, short, long and ragged lengths",
+     .of = {.cases = "1q1s8k,1q1s128k,8q1s8k,16q1s32k,64q1s1k,64q1s8k,128q1s4k,256q1s2k,256q1s8k,"
+                     "64q1s128:32k",
+            .cache = "cold,dirty"}},
+    {"kv", "8-bit caches", .of = {.cases = "64q1s8k", .kv_dtypes = "bf16,fp8_e4m3,int8"}},
+    {"prefill", "prompts of 16k tokens in total, causal", .of = {.cases = PREFILLS}},
+    {"drafts", "1 to 64 new tokens over 8k keys; groups of 4, 8 and 32 heads",
+     .of = {.cases = "1q1-64*2s8k,16q1-64*2s8k", .heads = "32:8,32:4,32:1"}},
+    {"full", "not causal", .of = {.cases = "2q8k", .options = "full"}},
+    {"head64", "prompts with head size 64", .of = {.cases = PREFILLS, .head_sizes = "64"}},
+    {"head256", "prompts with head size 256",
+     .of = {.cases = PREFILLS, .heads = "8:2", .head_sizes = "256"}},
+    {"pages", "other block sizes",
+     .of = {.cases = "2q8k,64q1s8k", .block_sizes = "16,8,64,128,48,1"}},
+    {"invariant", "batch-invariant plans", .of = {.cases = "64q1s8k", .options = "invariant"}},
+    {"graph", "32 layers in one CUDA graph, and the same forwards without a graph",
+     .of = {.cases = "8q1s1k", .options = "graph:32"}},
+    {ANCESTORS, "vLLM 0.6's interface beside Folio's own; also on the CPU, not part of the default",
+     .of = {.cases = "2q8k,4q512s8k_32q1s8k,8q1s8k,64q1s8k",
+            .dtypes = "f32,bf16",
+            .options = "ancestors"},
+     .cpu_cases = "q512,q2k,2q512s2k_16q1s2k,16q1s4k,64q1s2k", .asked = true},
+    {ANCESTORS, "and one token over 16 keys from warm caches: what a call costs",
+     .of = {.cases = "1q1s16", .dtypes = "f32,bf16", .options = "ancestors", .cache = "warm"},
+     .cpu_cases = "1q1s16", .asked = true},
 };
 enum { NUM_SECTIONS = sizeof sections / sizeof sections[0] };
 #define KERNELS "kernels" /* a section for each, also on the CPU */
@@ -50,7 +59,9 @@ enum { NUM_SECTIONS = sizeof sections / sizeof sections[0] };
 void bench_print_sections(void)
 {
     for (int i = 0; i < NUM_SECTIONS; i++)
-        printf("  %-10s %s\n", sections[i].name, sections[i].what);
+        printf("  %-10s %s\n",
+               i > 0 && strcmp(sections[i - 1].name, sections[i].name) == 0 ? "" : sections[i].name,
+               sections[i].what);
     printf(
         "  %-10s every kernel that `folio info` lists, in a case of its own; not part of the default\n",
         KERNELS);
@@ -116,6 +127,34 @@ static bool is_named(const char *names, const char *name)
     return false;
 }
 
+/* The name stands there itself. */
+static bool is_asked(const char *names, const char *name)
+{
+    return names != NULL && strcmp(names, "all") != 0 && is_named(names, name);
+}
+
+/* Is there a section that the CPU has not? */
+static bool needs_gpu(const char *names)
+{
+    bool any = false;
+    for (int i = 0; i < NUM_SECTIONS && names; i++)
+        any |= !sections[i].cpu_cases && is_named(names, sections[i].name);
+    return any;
+}
+
+/* A section of the table. With cases from the command line, one of several with the same name is enough. */
+static bool add_nth(bench *b, int i, const char *names, const list_texts *given)
+{
+    const char *name = sections[i].name;
+    bool again = i > 0 && strcmp(sections[i - 1].name, name) == 0;
+    list_texts own = sections[i].of;
+    if (!(sections[i].asked ? is_asked(names, name) : is_named(names, name)) ||
+        (again && given->cases))
+        return true;
+    if (strcmp(b->backend, "cpu") == 0) own.cases = sections[i].cpu_cases;
+    return add_section(b, name, given, &own);
+}
+
 /* Every word names a section. */
 static bool all_known(const char *names)
 {
@@ -168,16 +207,13 @@ bool bench_choose_sections(bench *b, const char *names, const list_texts *given)
     const char *wrong = NULL;
     if (cuda && (given->threads || given->levels))
         wrong = "--threads and --level are for the CPU only";
-    bool kernels = names != NULL && strcmp(names, "all") != 0 && is_named(names, KERNELS);
-    if (!cuda && names && strcmp(names, KERNELS) != 0) wrong = "--section needs --backend cuda";
+    if (!cuda && needs_gpu(names))
+        wrong = "--section needs --backend cuda, but for " ANCESTORS " and " KERNELS;
     if (wrong) args_complain("bench", "%s", wrong);
     if (wrong || !all_known(names)) return false;
-    if (kernels && !add_kernels(b, given)) return false;
-    if (!cuda && kernels) return true;
-    if (!cuda || (names == NULL && any_list(given))) return add_section(b, "", given, &none);
+    if (names == NULL && (!cuda || any_list(given))) return add_section(b, "", given, &none);
+    if (is_asked(names, KERNELS) && !add_kernels(b, given)) return false;
     for (int i = 0; i < NUM_SECTIONS; i++)
-        if (is_named(names, sections[i].name) &&
-            !add_section(b, sections[i].name, given, &sections[i].of))
-            return false;
+        if (!add_nth(b, i, names, given)) return false;
     return true;
 }

@@ -191,7 +191,7 @@ for heads in '' 0 4:0 4:3 2:4 4: :2 4:2x x -4 2048; do
 done
 for options in '' x plain+alibi alibi+ +sinks window window: window:0 window:4x soft_cap:0 \
     soft_cap:-1 soft_cap:x soft_cap:nan 'alibi,' full: full+window:4 window:4+full graph graph:0 graph:2k \
-    graph:2x invariantly \
+    graph:2x invariantly ancestors+alibi \
     latent latent: latent:0 latent:12 latent:584 v_size:7 v_size:8x; do
     expect 2 err '^folio bench: --options takes up to 32 of plain, or' bench --options "$options"
 done
@@ -213,7 +213,8 @@ expect 2 err '^folio bench: --cache dirty is for GPUs' bench --cache cold,dirty
 expect 2 err '^folio bench: --reps takes a whole number from 1' bench --reps 0
 expect 2 err 'one of md|csv|json' bench -o text
 expect 2 err "^folio bench: --backend takes one of cpu|cuda, not 'reference'" bench --backend reference
-expect 2 err '^folio bench: --section needs --backend cuda' bench --section decode
+expect 2 err '^folio bench: --section needs --backend cuda' bench --section ancestors,decode
+expect 2 err "^folio bench: --section: there is no 'ancestor'" bench --section ancestor
 expect 0 out 'attend_f32_scalar' bench --section kernels --level scalar --case q1s2 --reps 1 -o json
 check "bench --section kernels has every kernel" \
     test "$(grep -c '"section": "attend_' out)" -eq "$(FOLIO_CPU=scalar "$folio" info | grep -c ' attend_')"
@@ -299,8 +300,28 @@ small='--heads 4:2 --head-size 32 --reps 2'
     check "bench -o json: no plain form with a plain one" grep -q '"plain_s": null' out
     check "bench -o json: noisy or not" grep -q '"noisy": \(true\|false\)' out
     check "bench -o json: medians of the ceilings" grep -q '"ceilings_median": {' out
+    check "bench -o json: no ancestors" grep -q '"ancestors": {}' out
     check "bench -o json: no peers" grep -q '"peers": {}' out
     check "bench -o json: no peer ran" grep -q '"peers_run": \[\]' out
+    # vLLM 0.6's interface: three backends in each case, and two operators where all are decodes.
+    kin="--section ancestors $small --dtype f32 --case q5,q3s9_2q1s40,2q1s40"
+    expect 0 out '^cpu, .*, cold, ancestors, heads 4:2 of 32, block 16, native, 2 reps, seed 1$' bench $kin
+    for kind in native xformers torch-sdpa ipex; do
+        check "bench --section ancestors: $kind" \
+            test "$(grep -c "^| .* | f32  *| $kind  *| .* | .* | .* % | .* \(GFLOP\|GB\)/s | *[0-9.]* |\$" out)" -eq 3
+    done
+    check "bench --section ancestors: operators of decodes" \
+        test "$(grep -c '^| 2q1s40 .* paged_attention_v[12] .* GB/s |' out)" -eq 2
+    expect 0 out '"options": "ancestors"' bench $kin -o json
+    check "bench --section ancestors -o json: results" \
+        test "$(grep -c '"section": "ancestors"' out)/$(grep -c '"times_native": [0-9]' out)" = 3/11
+    mv out kin.json
+    expect 0 out '^compared with kin.json' bench --from kin.json --compare kin.json
+    expect 0 out '^case,.*,ipex_s,ipex_ratio,' bench $kin --dtype bf16 --kv-dtype fp8_e4m3 -o csv
+    check "rows of the CSV have equal columns" \
+        test "$(awk -F, '{ print NF }' out | sort -u | wc -l)" -eq 1
+    expect 1 err 'kv_cache_dtype "int8" is unknown' bench $kin --case 2q1s40 --kv-dtype int8
+    expect 1 err 'a prompt after a decode; prompts come first' bench $kin --case q1s9_q3
 }
 
 # column NAME: of the CSV in out, the values of a column, one line.
