@@ -237,8 +237,7 @@ static void add_ancestor(const bench *b, table *t, const result *r, const char *
     double times = r->seconds.median / of->median; /* its rates over those of the case */
     bool decode = strcmp(r->of.what->phase, "decode") == 0;
     const char *unit = on_cpu(b) ? "G" : "T";
-    table_cell(t, "%s", r->of.what->name);
-    table_cell(t, "%s", type_text(text, sizeof text, &r->of));
+    start_row(t, r);
     table_cell(t, "%s", name);
     table_cell(t, "%s", time_text(text, sizeof text, of->median));
     table_cell(t, "%s", time_text(text, sizeof text, of->min));
@@ -256,8 +255,7 @@ static void print_ancestors(const bench *b, rows of)
     if (!has_ancestors(of.first)) return;
     printf("Native, forward of vLLM 0.6's backends, and its operators, which store nothing (as "
            "'plain'):\n\n");
-    table_head(&t, 'l', "case");
-    table_head(&t, 'l', "type");
+    start_heads(&t, of);
     table_head(&t, 'l', "interface");
     for (size_t i = 0; i < sizeof heads / sizeof heads[0]; i++) table_head(&t, 'r', heads[i]);
     for (int64_t i = 0; i < of.count; i++) {
