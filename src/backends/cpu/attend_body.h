@@ -19,13 +19,12 @@
 
 #include "backends/cpu/cpu_kernels.h"
 #include "backends/cpu/exp.h"
+#include "backends/cpu/tile_fetch.h"
 #include "backends/cpu/vec_math.h"
 #include "core/dtype.h"
 
 #include <math.h>
 #include <string.h>
-
-enum { TILE = FOLIOI_TILE_KEYS, SUB = 16, SUBS = TILE / SUB, VECS = TILE / LANES };
 
 /* Keys of a tile, a bit each. */
 typedef struct {
@@ -41,39 +40,15 @@ typedef struct {
     int64_t v_stride[SUBS];
 } tile_ptrs;
 
-/*
- * The next tile's K and V, on their way from memory while this one is computed: pieces of a sub-tile each,
- * a few cache lines at a time.
- */
-typedef struct {
-    const char *piece[2 * SUBS];
-    int32_t num, at;         /* pieces, the one under way */
-    int32_t bytes[2 * SUBS]; /* of each                   */
-    int32_t done;            /* of that one               */
-    int32_t pace;            /* lines at each step of a block of more than 4 rows */
-} ahead;
+enum {
+    FEW = 4
+}; /* rows that read K and V as they lie, four vectors at a time: memory limits them */
 
-INLINE void fetch_ahead(ahead *f, int32_t lines)
+/* At a step of a block of R rows with N vectors. A step of 6 rows, at AVX2, is too short to hide it (prompts 1.25 times). */
+INLINE void fetch_at_step(const int R, const int N, ahead *next)
 {
-    while (lines > 0 && f->at < f->num) {
-        const char *p = f->piece[f->at] + f->done;
-        int32_t n = (f->bytes[f->at] - f->done) / 64;
-        n = n < lines ? n : lines;
-        for (int32_t i = 0; i < n; i++) __builtin_prefetch(p + (int64_t)i * 64, 0, 2);
-        f->done += n * 64;
-        lines -= n;
-        if (f->bytes[f->at] - f->done < 64) f->at++, f->done = 0;
-    }
-}
-
-/*
- * Lines to fetch at a step of a block of R rows with N vectors: evenly, because a burst keeps arithmetic waiting. Few rows
- * wait for memory anyway: a line for each one read. A step of 6 rows, at AVX2, is too short to hide it (prompts 1.25 times).
- */
-INLINE int32_t lines_of_step(const int R, const int N, const ahead *next)
-{
-    if (R <= 4) return N * LANES / SUB;
-    return MAX_ROWS == 12 ? next->pace : 0;
+    if (R <= FEW && N == 4) fetch_ahead(next, true);
+    if (R > FEW && MAX_ROWS == 12) fetch_ahead(next, false);
 }
 
 /* A level's kernels are all of one kind. */
@@ -87,19 +62,27 @@ INLINE void vec_store_bf16(float *p, int i, vec x) { vec_store(p + i * LANES, x)
 
 #define MAC(acc, a, b) (DOT ? vec_dot(acc, a, b) : vec_fma(a, b, acc))
 
+/* Some steps of the products of q with K, in order: the first ones begin the sums, later ones go on with them. */
+typedef struct {
+    int32_t begin, num;
+} step_range;
+
 /* Scores of R rows with n vectors of keys from vector `first` on. */
-INLINE void score_block(const int R, const int N, const float *q, int32_t steps, const tile_ptrs *t,
-                        int first, ahead *next, float *s)
+INLINE void score_block(const int R, const int N, const float *q, step_range steps,
+                        const tile_ptrs *t, int first, ahead *next, float *s)
 {
     vec acc[MAX_ROWS][4];
     const float *k[4];
+    q += (int64_t)steps.begin * R;
     UNROLL_FOR (int r = 0; r < R; r++)
-        UNROLL_FOR (int v = 0; v < N; v++) acc[r][v] = vec_set1(0.0f);
+        UNROLL_FOR (int v = 0; v < N; v++)
+            acc[r][v] =
+                steps.begin == 0 ? vec_set1(0.0f) : vec_load(s + r * TILE + (first + v) * LANES);
     UNROLL_FOR (int v = 0; v < N; v++)
         k[v] = t->k[(first + v) * LANES / SUB] + (first + v) * LANES % SUB;
-    for (int32_t d = 0; d < steps; d++) {
+    for (int32_t d = 0; d < steps.num; d++) {
         vec b[4];
-        fetch_ahead(next, lines_of_step(R, N, next));
+        fetch_at_step(R, N, next);
         UNROLL_FOR (int v = 0; v < N; v++) b[v] = vec_load(k[v] + d * SUB);
         UNROLL_FOR (int r = 0; r < R; r++) {
             vec a = vec_set1(q[d * R + r]);
@@ -119,7 +102,7 @@ INLINE void value_block(const int R, const int N, const float *p, const float *v
         UNROLL_FOR (int i = 0; i < N; i++) acc[r][i] = vec_load(out + r * out_stride + i * LANES);
     for (int32_t j = begin; j < end; j++) {
         vec b[4];
-        fetch_ahead(next, lines_of_step(R, N, next));
+        fetch_at_step(R, N, next);
         UNROLL_FOR (int i = 0; i < N; i++) b[i] = vec_load(v + j * stride + i * LANES);
         UNROLL_FOR (int r = 0; r < R; r++) {
             vec a = vec_set1(p[r * TILE + j]);
@@ -135,12 +118,12 @@ typedef struct {
     int32_t t0, n; /* key 0 of the tile, number of keys */
     int32_t first; /* keys before it are seen by nobody */
     enum { UNKNOWN, FINITE, NOT_FINITE } values;
-    ahead next;
     folio_dtype kv;
-    bool bytes;  /* K and V are native sub-tiles of 8-bit numbers, as they lie */
-    bool panels; /* V is in panels already, and its rows are not there */
-    bool scaled; /* K and V are still to be multiplied with */
-    float k_scale[TILE], v_scale[TILE];
+    bool bytes;                 /* K and V are native sub-tiles of 8-bit numbers, as they lie */
+    bool panels;                /* V is in panels already, and its rows are not there */
+    bool scaled;                /* K and V are still to be multiplied with the scales below */
+    ahead *converts, *products; /* what is fetched in conversions, and in products */
+    float k_scale[TILE], v_scale[TILE]; /* of 8-bit numbers */
 } tile;
 
 /* ---------------------------------------------------------------------------------------- softmax */
@@ -304,53 +287,49 @@ INLINE row_block make_block(const folioi_attend_args *a, const tile *t, int32_t 
     return b;
 }
 
-/* Scores of a block with vectors [first, first + 2) of keys, or all it needs where rows are few. */
+/* Scores of a block of many rows with vectors [first, first + 2) of keys, of few rows with [first, first + 4). */
 INLINE void scores(const folioi_attend_args *a, const int R, tile *t, const row_block *b,
-                   int32_t first, float *s)
+                   int32_t first, step_range steps, float *s)
 {
-    int32_t steps = DOT ? a->k_dims / 2 : a->k_dims;
-    const float *q = a->q + (int64_t)b->row * steps;
+    const float *q = a->q + (int64_t)b->row * (DOT ? a->k_dims / 2 : a->k_dims);
     int32_t last = (b->to + LANES - 1) / LANES;
-    if (R > 4) {
-        if (first + 2 <= last) score_block(R, 2, q, steps, &t->ptrs, first, &t->next, s);
-        else score_block(R, 1, q, steps, &t->ptrs, first, &t->next, s);
-        return;
-    }
-    if (first > 0) return;
-    int32_t i = b->from / LANES / 4 * 4;
-    for (; i + 4 <= last; i += 4) score_block(R, 4, q, steps, &t->ptrs, i, &t->next, s);
-    for (; i < last; i++) score_block(R, 1, q, steps, &t->ptrs, i, &t->next, s);
+    const int N = R > FEW ? 2 : 4;
+    if (first + N <= last) score_block(R, N, q, steps, &t->ptrs, first, t->products, s);
+    else
+        for (; first < last; first++) score_block(R, 1, q, steps, &t->ptrs, first, t->products, s);
 }
 
-/*
- * Products of a block with V. Many rows: with the panel of dims [d, d + 2 vectors) that pack_panels made. Few:
- * with all dims, sub-tile by sub-tile as they lie.
- */
-INLINE void values(const folioi_attend_args *a, const int R, tile *t, const row_block *b, int32_t d,
-                   const float *p)
+/* Products of a block of many rows with V: with the panel of dims [d, d + 2 vectors) that pack_panels made. */
+INLINE void panel_values(const folioi_attend_args *a, const int R, tile *t, const row_block *b,
+                         int32_t d, const float *p)
+{
+    const int pair = DOT ? 2 : 1;
+    int32_t width = (int32_t)folioi_out_stride(a->v_dims);
+    int32_t begin = b->from / pair, end = (b->to + pair - 1) / pair;
+    float *out = a->state.out + (int64_t)b->row * width + d;
+    const float *v = a->v_panels + (int64_t)d * (TILE / pair);
+    if (d + 2 * LANES <= width)
+        value_block(R, 2, p, v, 2 * LANES, begin, end, t->products, out, width);
+    else value_block(R, 1, p, v, LANES, begin, end, t->products, out, width);
+}
+
+/* Products of a block of few rows with V of sub-tile i, as it lies. */
+INLINE void sub_values(const folioi_attend_args *a, const int R, tile *t, const row_block *b,
+                       int32_t i, const float *p)
 {
     const int pair = DOT ? 2 : 1, per_sub = SUB / pair;
-    int32_t width = (int32_t)folioi_out_stride(a->v_dims);
+    int32_t width = (int32_t)folioi_out_stride(a->v_dims), d = 0;
     float *out = a->state.out + (int64_t)b->row * width;
-    int32_t begin = b->from / pair, end = (b->to + pair - 1) / pair;
-    if (R > 4) {
-        const float *v = a->v_panels + (int64_t)d * (TILE / pair);
-        if (d + 2 * LANES <= width)
-            value_block(R, 2, p, v, 2 * LANES, begin, end, &t->next, out + d, width);
-        else value_block(R, 1, p, v, LANES, begin, end, &t->next, out + d, width);
-        return;
-    }
-    if (d > 0) return;
-    for (int32_t j = begin / per_sub; j * per_sub < end; j++) {
-        int32_t from = begin > j * per_sub ? begin - j * per_sub : 0;
-        int32_t to = end < (j + 1) * per_sub ? end - j * per_sub : per_sub;
-        for (d = 0; d + 4 * LANES <= width; d += 4 * LANES)
-            value_block(R, 4, p + j * per_sub, t->ptrs.v[j] + d, t->ptrs.v_stride[j], from, to,
-                        &t->next, out + d, width);
-        for (; d < width; d += LANES)
-            value_block(R, 1, p + j * per_sub, t->ptrs.v[j] + d, t->ptrs.v_stride[j], from, to,
-                        &t->next, out + d, width);
-    }
+    int32_t from = b->from / pair - i * per_sub, to = (b->to + pair - 1) / pair - i * per_sub;
+    from = from > 0 ? from : 0;
+    to = to < per_sub ? to : per_sub;
+    p += i * per_sub;
+    for (; d + 4 * LANES <= width; d += 4 * LANES)
+        value_block(R, 4, p, t->ptrs.v[i] + d, t->ptrs.v_stride[i], from, to, t->products, out + d,
+                    width);
+    for (; d < width; d += LANES)
+        value_block(R, 1, p, t->ptrs.v[i] + d, t->ptrs.v_stride[i], from, to, t->products, out + d,
+                    width);
 }
 
 /* V in panels of two vectors of dims, [panel][keys][2 vectors]: what every block of rows reads is in one piece. */

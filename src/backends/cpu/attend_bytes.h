@@ -18,10 +18,10 @@ INLINE void score_bytes(const folioi_attend_args *a, const int R, const int kv, 
         UNROLL_FOR (int r = 0; r < R; r++)
             UNROLL_FOR (int i = 0; i < 4; i++) acc[r][i] = vec_set1(0.0f);
         for (int32_t d = 0; d < a->k_dims / 4; d++) {
-            fetch_ahead(&t->next, 4);
+            fetch_ahead(t->products, true);
             UNROLL_FOR (int i = 0; i < 4; i++) {
                 vec pair[2];
-                vec_pairs_of_fours(&table, kv, (const char *)t->ptrs.k[first + i] + d * 64, pair);
+                vec_pairs_of_fours(&table, kv, vec_load(t->ptrs.k[first + i] + d * SUB), pair);
                 UNROLL_FOR (int half = 0; half < 2; half++)
                     UNROLL_FOR (int r = 0; r < R; r++)
                         acc[r][i] =
@@ -48,7 +48,7 @@ INLINE void value_bytes_at(const folioi_attend_args *a, const int R, const int N
         const char *row = (const char *)t->ptrs.v[j / 8] + (int64_t)(j % 8) * 2 * width + d;
         vec pair[4];
         vec_pairs_of_rows(table, kv, N, N == 1, row, row + width, pair);
-        fetch_ahead(&t->next, N == 4 ? 2 : 1);
+        if (N == 4) fetch_ahead(t->products, true);
         UNROLL_FOR (int r = 0; r < R; r++) {
             vec w = vec_set1(p[r * TILE + j]);
             UNROLL_FOR (int i = 0; i < N; i++) acc[r][i] = vec_dot(acc[r][i], w, pair[i]);
@@ -81,7 +81,7 @@ INLINE void value_bytes(const folioi_attend_args *a, const int R, const int kv, 
     {                                                                                              \
         value_bytes(a, R, FOLIO_##type, t, p, out);                                                \
     }
-#define BYTE_SIZES(X, type) X(4, type) X(2, type) X(1, type)
+#define BYTE_SIZES(X, type) X(4, type) X(3, type) X(2, type) X(1, type)
 BYTE_SIZES(BYTE_FN, FP8_E4M3)
 BYTE_SIZES(BYTE_FN, FP8_E5M2)
 BYTE_SIZES(BYTE_FN, INT8)

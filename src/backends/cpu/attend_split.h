@@ -14,31 +14,43 @@
 #if defined(OWN_STRIP) /* the level's file defines it, for all rows at once */
 enum { STRIP = 1 << 30 };
 static bool reads_panels(int32_t rows) { return (void)rows, false; }
+static bool has_few(const folioi_attend_args *a) { return (void)a, false; }
+static void attend_few(const folioi_attend_args *a, const tile_plan *plan, tile *t)
+{
+    (void)a, (void)plan, (void)t;
+}
 static void attend_strip(const folioi_attend_args *a, const tile_plan *plan, tile *t, int32_t row,
                          int32_t rows);
 #else
 
 /* The numbers of rows a block can have; a level whose MAX_ROWS is another says its own. */
+#define FEW_SIZES(X) X(4) X(3) X(2) X(1)
 #if MAX_ROWS == 12
-#define BLOCK_SIZES(X) X(12) X(8) X(4) X(2) X(1)
+#define MANY_SIZES(X) X(12) X(8)
 #elif MAX_ROWS == 6
-#define BLOCK_SIZES(X) X(6) X(4) X(2) X(1)
+#define MANY_SIZES(X) X(6)
 #endif
 
 /* The same loops for each of them. */
-#define BLOCK_FN(R)                                                                                \
+#define SCORES_FN(R)                                                                               \
     static void scores_##R(const folioi_attend_args *a, tile *t, const row_block *b,               \
-                           int32_t first, float *s)                                                \
+                           int32_t first, step_range steps, float *s)                              \
     {                                                                                              \
-        scores(a, R, t, b, first, s);                                                              \
-    }                                                                                              \
-    static void values_##R(const folioi_attend_args *a, tile *t, const row_block *b, int32_t d,    \
+        scores(a, R, t, b, first, steps, s);                                                       \
+    }
+#define VALUES_FN(R)                                                                               \
+    static void values_##R(const folioi_attend_args *a, tile *t, const row_block *b, int32_t at,   \
                            const float *p)                                                         \
     {                                                                                              \
-        values(a, R, t, b, d, p);                                                                  \
+        if (R > FEW) panel_values(a, R, t, b, at, p);                                              \
+        else sub_values(a, R, t, b, at, p);                                                        \
     }
-BLOCK_SIZES(BLOCK_FN)
-#undef BLOCK_FN
+FEW_SIZES(SCORES_FN)
+MANY_SIZES(SCORES_FN)
+FEW_SIZES(VALUES_FN)
+MANY_SIZES(VALUES_FN)
+#undef SCORES_FN
+#undef VALUES_FN
 
 /* The largest that the rows fill; but of 16 two times 8, for blocks of 4 read V as it lies, which takes longer. */
 INLINE int32_t block_rows(int32_t rows)
@@ -46,45 +58,38 @@ INLINE int32_t block_rows(int32_t rows)
     if (MAX_ROWS == 12 && rows == 16) return 8;
 #define SIZE(R)                                                                                    \
     if (rows >= R) return R;
-    BLOCK_SIZES(SIZE)
+    MANY_SIZES(SIZE)
+    FEW_SIZES(SIZE)
 #undef SIZE
     return 0;
 }
 
+/* Scores of a block from vector `first` of keys on: two vectors, or four where rows are few. */
 INLINE void block_scores(const folioi_attend_args *a, tile *t, const row_block *b, int32_t first,
-                         float *s)
+                         step_range steps, float *s)
 {
-#if defined(DOT_BF16)
-    if (t->bytes) {
-        if (first == 0) block_score_bytes(a, t, b, s);
-        return;
-    }
-#endif
     switch (b->rows) {
 #define CASE(R)                                                                                    \
     case R:                                                                                        \
-        scores_##R(a, t, b, first, s);                                                             \
+        scores_##R(a, t, b, first, steps, s);                                                      \
         break;
-        BLOCK_SIZES(CASE)
+        FEW_SIZES(CASE)
+        MANY_SIZES(CASE)
 #undef CASE
     }
 }
 
-INLINE void block_values(const folioi_attend_args *a, tile *t, const row_block *b, int32_t d,
+/* Products of a block with V: with the panel from dim `at` on, or with sub-tile `at` where rows are few. */
+INLINE void block_values(const folioi_attend_args *a, tile *t, const row_block *b, int32_t at,
                          const float *p)
 {
-#if defined(DOT_BF16)
-    if (t->bytes) {
-        if (d == 0) block_value_bytes(a, t, b, p);
-        return;
-    }
-#endif
     switch (b->rows) {
 #define CASE(R)                                                                                    \
     case R:                                                                                        \
-        values_##R(a, t, b, d, p);                                                                 \
+        values_##R(a, t, b, at, p);                                                                \
         break;
-        BLOCK_SIZES(CASE)
+        FEW_SIZES(CASE)
+        MANY_SIZES(CASE)
 #undef CASE
     }
 }
@@ -109,6 +114,74 @@ static bool reads_panels(int32_t rows)
     return all;
 }
 
+/* The softmax of a block. careful: V has numbers that only some of its rows may see, and its products are made here. */
+static bool soften_block(const folioi_attend_args *a, const tile_plan *plan, tile *t,
+                         const row_block *b, bool loaded, float *p)
+{
+    key_bits hidden[MAX_ROWS];
+    if (!softmax_block(a, t, b, p, hidden)) return false;
+    if (!loaded) load_values(a, plan, t);
+    if (t->panels) transpose_rows(a, t);
+    /* a probability of 0 hides what is finite */
+    if (t->values == UNKNOWN) t->values = values_are_finite(t, a->v_dims) ? FINITE : NOT_FINITE;
+    if (t->values == FINITE) return false;
+    int32_t begin = DOT ? b->from / 2 : b->from, end = DOT ? (b->to + 1) / 2 : b->to;
+    for (int32_t r = 0; r < b->rows; r++)
+        value_row_careful(a, &t->ptrs, p + r * TILE, &hidden[r], begin, end, b->row + r);
+    return true;
+}
+
+/* Are the rows a block of few, which reads a tile once? */
+static bool has_few(const folioi_attend_args *a) { return a->rows <= FEW && !a->keys.v_in_k; }
+
+/* Scores of few rows with GROUP sub-tiles of K from sub-tile i on. What is converted in parts is multiplied part by part:
+ * it stays in the nearest cache, and conversions overlap with products. */
+static void score_group(const folioi_attend_args *a, const tile_plan *plan, tile *t,
+                        const row_block *b, int i, float *s)
+{
+    int seen = t->first / SUB, first = i < seen ? seen : i, last = i;
+    key_rows r[GROUP];
+    bool parts = plan->k.in_parts;
+    for (int j = first; j < i + GROUP && j * SUB < t->n; j++, last = j)
+        if (parts) parts = find_k(a, plan, t, j, &r[j - i]);
+    const int32_t part = parts ? PART_BYTES / (int32_t)folio_dtype_size(t->kv) : a->k_dims;
+    for (int32_t d = 0; d < a->k_dims; d += part) {
+        int32_t n = a->k_dims - d < part ? a->k_dims - d : part;
+        for (int j = first; j < last; j++)
+            if (parts) convert_k(plan, t, j, &r[j - i], n, k_scratch(a, j - i));
+            else load_k(a, plan, t, j, k_scratch(a, j - i));
+        for (int j = i; j < seen; j++) t->ptrs.k[j] = t->ptrs.k[seen]; /* made and never used */
+        block_scores(a, t, b, i * SUB / LANES, (step_range){columns_of(d), columns_of(n)}, s);
+    }
+}
+
+/*
+ * Few rows against one tile, which is read once: K is found or converted just before its scores are made, V just before
+ * its products, in scratch that stays in the nearest cache.
+ */
+static void attend_few(const folioi_attend_args *a, const tile_plan *plan, tile *t)
+{
+    float *s = a->scores;
+    row_block b = make_block(a, t, 0, a->rows);
+    if (b.from >= b.to) return;
+#if defined(DOT_BF16)
+    if (t->bytes) block_score_bytes(a, t, &b, s);
+#endif
+    for (int32_t i = b.from / SUB / GROUP * GROUP; !t->bytes && i * SUB < b.to; i += GROUP)
+        score_group(a, plan, t, &b, i, s);
+    if (soften_block(a, plan, t, &b, false, s)) return;
+#if defined(DOT_BF16)
+    if (t->bytes && t->values == UNKNOWN) {
+        block_value_bytes(a, t, &b, s);
+        return;
+    }
+#endif
+    for (int32_t i = b.from / SUB; i * SUB < b.to; i++) {
+        if (t->values == UNKNOWN) load_v(a, plan, t, i, v_scratch(a, 0));
+        block_values(a, t, &b, i, s);
+    }
+}
+
 /*
  * Up to STRIP rows against one tile: all scores, then the softmax, then all products. A panel of K, then of V,
  * is read by every block before the next one, from the nearest cache.
@@ -123,34 +196,26 @@ static void attend_strip(const folioi_attend_args *a, const tile_plan *plan, til
         b[n] = make_block(a, t, r, block_rows(row + rows - r));
     for (int32_t first = 0; first < VECS; first += 2)
         for (int i = 0; i < n; i++) {
-            if (b[i].from >= (first + 2) * LANES || b[i].to <= first * LANES) {
-                if (b[i].rows > 4 || b[i].from >= b[i].to) continue;
-            }
-            block_scores(a, t, &b[i], first, s + (b[i].row - row) * TILE);
+            int32_t vecs = b[i].rows > FEW ? 2 : 4;
+            if (first % vecs != 0 || b[i].from >= (first + vecs) * LANES ||
+                b[i].to <= first * LANES)
+                continue;
+            block_scores(a, t, &b[i], first, (step_range){0, columns_of(a->k_dims)},
+                         s + (b[i].row - row) * TILE);
         }
     bool careful[MAX_BLOCKS] = {false};
-    for (int i = 0; i < n; i++) {
-        key_bits hidden[MAX_ROWS];
-        float *p = s + (b[i].row - row) * TILE;
-        if (b[i].from >= b[i].to || !softmax_block(a, t, &b[i], p, hidden)) continue;
-        if (t->bytes) { /* from here on as any other */
-            load_tile(a, plan, t);
-            t->bytes = false;
-        }
-        if (t->panels) transpose_rows(a, t);
-        /* a probability of 0 hides what is finite */
-        if (t->values == UNKNOWN) t->values = values_are_finite(t, a->v_dims) ? FINITE : NOT_FINITE;
-        if (t->values == FINITE) continue;
-        careful[i] = true;
-        int32_t begin = DOT ? b[i].from / 2 : b[i].from, end = DOT ? (b[i].to + 1) / 2 : b[i].to;
-        for (int32_t r = 0; r < b[i].rows; r++)
-            value_row_careful(a, &t->ptrs, p + r * TILE, &hidden[r], begin, end, b[i].row + r);
-    }
-    if (b[0].rows > 4 && row == 0) pack_panels(a, t);
+    for (int i = 0; i < n; i++)
+        careful[i] = b[i].from >= b[i].to ||
+                     soften_block(a, plan, t, &b[i], true, s + (b[i].row - row) * TILE);
+    if (b[0].rows > FEW && row == 0) pack_panels(a, t);
     for (int32_t d = 0; d < folioi_out_stride(a->v_dims); d += 2 * LANES)
         for (int i = 0; i < n; i++)
-            if (b[i].from < b[i].to && !careful[i])
+            if (b[i].rows > FEW && !careful[i])
                 block_values(a, t, &b[i], d, s + (b[i].row - row) * TILE);
+    for (int i = 0; i < n; i++)
+        for (int32_t sub = b[i].from / SUB; b[i].rows <= FEW && !careful[i] && sub * SUB < b[i].to;
+             sub++)
+            block_values(a, t, &b[i], sub, s + (b[i].row - row) * TILE);
 }
 
 /* One block of q as [steps][n]: rows to columns. Vectors run over their end, where the next ones are written. */
@@ -220,14 +285,24 @@ static void attend_split(const folioi_attend_args *a, folio_dtype kv)
     memset(a->state.out, 0, (size_t)a->rows * (size_t)stride * sizeof(float));
     tile_plan plan = plan_tiles(a, kv);
     plan.panels = reads_panels(a->rows);
-    for (int64_t next, from = a->begin / TILE * (int64_t)TILE; from < a->end; from = next) {
-        next = from + TILE; /* may pass INT32_MAX */
-        tile t = {
-            .kv = kv, .t0 = (int32_t)from, .n = next < a->end ? TILE : a->end - (int32_t)from};
+    const bool few = has_few(a), bytes = folio_dtype_size(kv) == 1;
+    ahead next, none = {.width = 0};
+    tile t = {.kv = kv, .scaled = DOT && bytes};
+    t.converts = few ? &next : &none;
+    t.products = &next;
+    for (int64_t after, from = a->begin / TILE * (int64_t)TILE; from < a->end; from = after) {
+        after = from + TILE; /* may pass INT32_MAX */
+        t.t0 = (int32_t)from;
+        t.n = after < a->end ? TILE : a->end - (int32_t)from;
         t.first = a->begin > t.t0 ? a->begin - t.t0 : 0;
-        t.bytes = find_bytes(a, &plan, &t);
-        if (!t.bytes) load_tile(a, &plan, &t);
-        look_ahead(a, &plan, &t);
+        t.values = UNKNOWN;
+        t.bytes = few && find_bytes(a, &plan, &t);
+        look_ahead(a, &plan, &t, few, &next);
+        if (few) {
+            attend_few(a, &plan, &t);
+            continue;
+        }
+        load_tile(a, &plan, &t);
         for (int32_t r = 0; r < a->rows; r += STRIP)
             attend_strip(a, &plan, &t, r, a->rows - r < STRIP ? a->rows - r : STRIP);
     }

@@ -80,7 +80,7 @@ INLINE void make_scores(const folioi_attend_args *a, tile *t, const block_work *
             _tile_zero(3);
         }
         for (int32_t d = 0; d < a->k_dims / 2; d += pairs) {
-            fetch_ahead(&t->next, lines);
+            for (int32_t i = 0; i < lines; i += 4) fetch_ahead(t->products, false);
             _tile_loadd(6, k0 + d * SUB, 64);
             _tile_loadd(4, q + d * 4, stride);
             _tile_dpbf16ps(0, 4, 6);
@@ -213,8 +213,7 @@ INLINE void attend_block(const folioi_attend_args *a, tile *t, block_work *w, co
 static void attend_strip(const folioi_attend_args *a, const tile_plan *plan, tile *t, int32_t row,
                          int32_t rows)
 {
-    if (t->bytes) load_tile(a, plan, t);
-    t->bytes = false;
+    (void)plan;
     prepare(a, t);
     int32_t blocks = (rows + ROWS - 1) / ROWS, shape = 0; /* rows the tiles are configured for */
     /* the next tile's lines are fetched a few at each step of the scores */

@@ -1,259 +1,217 @@
 /*
  * tile_load.h: the keys of a tile in the form that attend_body.h reads: sub-tiles of 16 keys with K [steps][16] and
- * V [16][v_stride]. They are read in place if the cache has this form; otherwise they are converted to scratch, from
- * native sub-tiles of another type or from rows (key_rows.h). With v_in_k, V is K's sub-tile transposed.
+ * V [16][v_stride]. They are read in place if the cache has this form; otherwise they are converted to scratch
+ * (key_rows.h). With v_in_k, V is K's sub-tile transposed.
  */
 #ifndef FOLIOI_TILE_LOAD_H
 #define FOLIOI_TILE_LOAD_H
 
 #include "backends/cpu/key_rows.h"
 
-/* How the cache's K and V are read. */
-typedef struct {
-    bool in_place;    /* as they lie                                               */
-    bool packed;      /* native sub-tiles of 16 tokens                             */
-    int32_t v_stride; /* of scratch and of V in place                              */
-    bool panels;      /* every block of rows reads V in panels: pack_panels        */
-} tile_plan;
+enum { PART_BYTES = 128 }; /* of a key's K that few rows convert at a time */
 
-INLINE bool k_is_native(const folioi_address *at, int pack)
+INLINE key_side plan_side(const folioi_keys *keys, const folioi_kv_side *stored,
+                          const folio_tensor *given, const folio_dtype kv, int32_t dims)
 {
-    return at->token_tile == SUB && at->dim_tile == pack && at->dim_tile_stride == SUB * pack &&
-           at->token_stride == pack && (pack == 1 || at->dim_stride == 1);
+    key_side s = {.stored = stored, .given = given, .dims = dims, .unit = 16};
+    if (keys->stored_len == 0) return s;
+    const folioi_address *at = stored->at;
+    const int64_t elem = (int64_t)folio_dtype_size(kv);
+    s.block = at->block * elem;
+    s.head = at->head * elem;
+    s.token = at->token_tile_stride / at->token_tile * elem;
+    if (at->dim_tile > 1 || !has_rows(at)) s.unit = at->dim_tile_stride * elem;
+    return s;
 }
 
 INLINE tile_plan plan_tiles(const folioi_attend_args *a, const folio_dtype kv)
 {
     const folioi_keys *keys = &a->keys;
-    tile_plan p = {.v_stride = (int32_t)folioi_out_stride(a->v_dims)};
+    const int32_t elem = (int32_t)folio_dtype_size(kv), size = keys->block_size;
+    tile_plan p = {.k = plan_side(keys, &keys->k, &keys->new_k, kv, a->k_dims),
+                   .v = plan_side(keys, &keys->v, &keys->new_v, kv, a->v_dims),
+                   .v_stride = (int32_t)folioi_out_stride(a->v_dims)};
+    p.k.rotates = keys->rotate != NULL;
     if (keys->stored_len == 0) return p;
-    const folioi_address *v = keys->v.at;
-    int pack = 4 / (int)folio_dtype_size(kv);
-    bool tiles = k_is_native(keys->k.at, pack);
-    if (keys->v_in_k) {
-        p.packed = tiles;
-        p.in_place = tiles && (DOT ? kv == FOLIO_BF16 : kv == FOLIO_F32);
-        return p;
-    }
-    if (pack == 2)
-        tiles &= v->token_tile == 2 && v->token_tile_stride == 2 * a->v_dims &&
-                 v->token_stride == 1 && v->dim_tile == 1 && v->dim_tile_stride == 2;
-    else tiles &= has_rows(v) && v->token_tile_stride == a->v_dims;
-    p.packed = tiles && a->v_dims % SUB == 0;
-    p.in_place = p.packed && (DOT ? kv == FOLIO_BF16 : kv == FOLIO_F32);
+    bool same = DOT ? kv == FOLIO_BF16 : kv == FOLIO_F32;
+    p.shift = (size & (size - 1)) == 0 ? __builtin_ctz((unsigned)size) : -1;
+    p.chunk = size % SUB == 0 ? SUB : size % (SUB / 2) == 0 ? SUB / 2 : 0;
+    p.k.form = form_of_k(keys->k.at, elem, size);
+    p.v.form = form_of_v(keys->v.at, elem, size, a->v_dims);
+    p.k.in_place = same && (p.k.form == AS_WORDS ||
+                            (!DOT && p.k.form == AS_COLUMNS && keys->k.at->dim_tile_stride == SUB));
+    p.v.in_place = same && (DOT ? p.v.form == AS_PAIRS
+                                : p.v.form == AS_ROWS && p.chunk == SUB && a->v_dims % SUB == 0);
+    p.k.in_parts = !p.k.in_place && p.k.form != AS_NUMBERS && !has_rows(keys->k.at);
+    p.packed = p.k.form == AS_WORDS &&
+               (p.v.form == AS_PAIRS || (p.v.form == AS_ROWS && a->v_dims % SUB == 0 &&
+                                         keys->v.at->token_tile_stride == a->v_dims));
     return p;
 }
 
-/* Of sixteen tokens of a block; what scales a layout has, it has token by token. */
-INLINE void load_scales(const folioi_kv_side *side, int64_t block, int64_t head, int64_t token,
-                        float fp8_scale, float *to)
+/* ------------------------------------------------------------------------------------------ scales */
+
+/* Of sixteen keys from `key` on, of which n are there; 1 for those that are not, or are given. */
+static void load_scales(const folioi_attend_args *a, const folioi_kv_side *side, float fp8_scale,
+                        int32_t key, int32_t n, float *to)
 {
-    if (side->scales == NULL) {
-        for (int i = 0; i < SUB; i++) to[i] = fp8_scale;
+    const folioi_keys *keys = &a->keys;
+    for (int i = 0; i < SUB; i++) {
+        int64_t at = key + (int64_t)i;
+        to[i] = 1.0f;
+        if (i >= n || at < a->begin || at >= keys->stored_len) continue;
+        to[i] = fp8_scale;
+        if (side->scales == NULL) continue;
+        uint32_t token = (uint32_t)at, size = (uint32_t)keys->block_size;
+        to[i] = side->scales[address_token(side->scales_at, keys->blocks[token / size],
+                                           keys->kv_head, token % size)];
+    }
+}
+
+/* Of sub-tile i, if the cache has any. */
+INLINE void load_sub_scales(const folioi_attend_args *a, tile *t, int i)
+{
+    const folioi_keys *keys = &a->keys;
+    if (folio_dtype_size(t->kv) != 1) return;
+    int32_t key = t->t0 + i * SUB, n = t->n - i * SUB;
+    load_scales(a, &keys->k, keys->k_scale, key, n, t->k_scale + i * SUB);
+    load_scales(a, &keys->v, keys->v_scale, key, n, t->v_scale + i * SUB);
+}
+
+/* --------------------------------------------------------------------------------------- sub-tiles */
+
+/* Sub-tile i of K, where it lies; false: it does not lie in one way. */
+static bool find_k(const folioi_attend_args *a, const tile_plan *plan, tile *t, int i, key_rows *r)
+{
+    const folioi_keys *keys = &a->keys;
+    int32_t key = t->t0 + i * SUB, n = t->n - i * SUB < SUB ? t->n - i * SUB : SUB;
+    load_sub_scales(a, t, i);
+    *r = (key_rows){.type = t->kv, .scale = t->k_scale + i * SUB};
+    if (key + n > keys->stored_len) return false;
+    if (plan->k.form != AS_WORDS && plan->k.form != AS_COLUMNS)
+        return find_rows(a, plan, &plan->k, key, n, r);
+    const char *from = stored_token(keys, plan, &plan->k, key);
+    if (plan->k.form == AS_WORDS) r->words = (const float *)(const void *)from;
+    r->stride = plan->k.unit;
+    for (int j = 0; j < 4; j++) r->four[j] = from + 4 * j * r->stride;
+    return true;
+}
+
+/* The next n numbers of each of its keys, to `to`. */
+static void convert_k(const tile_plan *plan, tile *t, int i, key_rows *r, int32_t n, float *to)
+{
+    const int64_t elem = (int64_t)folio_dtype_size(r->type);
+    int64_t bytes = n * elem / 16 * r->unit;
+    t->ptrs.k[i] = to;
+    if (plan->k.form == AS_COLUMNS && r->unit == 0) {
+        copy_dims(r, n, to, t->converts);
+        bytes = n * r->stride;
+    } else turn_keys(r, n, to, t->converts);
+    for (int j = 0; j < 4; j++) r->four[j] += bytes;
+    if (r->words != NULL) r->words += n * elem / 4 * SUB;
+}
+
+/* Where sub-tile i of K is read: in place, or in `to`, converted. */
+static void load_k(const folioi_attend_args *a, const tile_plan *plan, tile *t, int i, float *to)
+{
+    key_rows r;
+    bool lies = find_k(a, plan, t, i, &r);
+    if (lies && plan->k.in_place) {
+        t->ptrs.k[i] = (const float *)(const void *)r.four[0];
         return;
     }
-    const float *from = side->scales + address_token(side->scales_at, block, head, token);
-    int64_t stride = side->scales_at->token_tile_stride;
-    if (stride == 1) memcpy(to, from, SUB * sizeof *to);
-    else
-        for (int i = 0; i < SUB; i++) to[i] = from[i * stride];
+    if (!lies) make_rows(a, &plan->k, t->kv, t->t0 + i * SUB, t->n - i * SUB, a->wide, &r);
+    convert_k(plan, t, i, &r, a->k_dims, to);
 }
 
 #if !defined(DOT_BF16)
-/* to [n][stride] of rows, zeros past their end. */
-INLINE void rows_to_rows(const int type, const bool scaled, const key_rows *r, int32_t dims,
-                         int32_t n, float *to, int64_t stride)
+/* V of native pairs, with tokens side by side two by two, as rows of f32. */
+INLINE void split_pairs(const int type, const float *from, int32_t dims, float *to, int64_t stride,
+                        ahead *next)
 {
-    const int64_t elem = (int64_t)folio_dtype_size((folio_dtype)type);
-    for (int32_t j = 0; j < n; j++, to += stride) {
-        int32_t d = 0;
-        for (; d + LANES <= dims; d += LANES) {
-            vec x = vec_load_as(type, r->row[j] + d * elem);
-            vec_store(to + d, scaled ? vec_mul(x, vec_set1(r->scale[j])) : x);
+    for (int j = 0; j < SUB / 2; j++, to += 2 * stride)
+        for (int32_t d = 0; d < dims; d += LANES) {
+            vec words = vec_load(from + (int64_t)j * dims + d);
+            if (d % (4 * LANES) == 0) fetch_ahead(next, true);
+            vec_store(to + d, vec_unpack(type, 0, words));
+            vec_store(to + stride + d, vec_unpack(type, 1, words));
         }
-        for (; d < dims; d++) to[d] = load_f32(r->row[j], (folio_dtype)type, d) * r->scale[j];
-        for (; d < stride; d++) to[d] = 0.0f;
-    }
-}
-
-/* Rows of an 8-bit cache are the only ones with scales, also where they were made f32. */
-#define ROW_TYPES(X)                                                                               \
-    X(FOLIO_F32, true)                                                                             \
-    X(FOLIO_F16, false)                                                                            \
-    X(FOLIO_BF16, false) X(FOLIO_FP8_E4M3, true) X(FOLIO_FP8_E5M2, true) X(FOLIO_INT8, true)
-
-static void k_of_rows(const key_rows *r, int32_t dims, float *k)
-{
-    switch (r->type) {
-#define CASE(type, scaled)                                                                         \
-    case type: rows_to_columns(type, scaled, r, dims, k); return;
-        ROW_TYPES(CASE)
-#undef CASE
-    default: return;
-    }
-}
-
-static void v_of_rows(const key_rows *r, int32_t dims, int32_t n, float *v, int64_t stride)
-{
-    switch (r->type) {
-#define CASE(type, scaled)                                                                         \
-    case type: rows_to_rows(type, scaled, r, dims, n, v, stride); return;
-        ROW_TYPES(CASE)
-#undef CASE
-    default: return;
-    }
-}
-
-/* --------------------------------------------------------------------------------- native sub-tiles */
-
-/* One of another type: K [k_dims][16], V [16][v_stride], f32. */
-INLINE void load_packed(const folioi_attend_args *a, const folio_dtype kv, int32_t key, float *k,
-                        float *v, int64_t v_stride)
-{
-    const folioi_keys *keys = &a->keys;
-    const int pack = kv == FOLIO_F16 || kv == FOLIO_BF16 ? 2 : 4;
-    int64_t block = keys->blocks[key / keys->block_size], token = key % keys->block_size;
-    int32_t head = keys->kv_head;
-    const char *from = keys->k.base + address_token(keys->k.at, block, head, token) * (4 / pack);
-    float k_scale[SUB], v_scale[SUB];
-    load_scales(&keys->k, block, head, token, keys->k_scale, k_scale);
-    load_scales(&keys->v, block, head, token, keys->v_scale, v_scale);
-    for (int32_t d = 0; d < a->k_dims / pack; d++)
-        for (int i = 0; i < SUB; i += LANES)
-            UNROLL_FOR (int part = 0; part < pack; part++) {
-                vec x = vec_load_packed((int)kv, part, (const uint32_t *)from + d * SUB + i);
-                if (pack == 4) x = vec_mul(x, vec_load(k_scale + i));
-                vec_store(k + (d * pack + part) * SUB + i, x);
-            }
-    if (keys->v_in_k) return;
-    from = keys->v.base + address_token(keys->v.at, block, head, token) * (4 / pack);
-    for (int32_t j = 0; pack == 2 && j < SUB / 2; j++)
-        for (int32_t d = 0; d < a->v_dims; d += LANES)
-            UNROLL_FOR (int part = 0; part < 2; part++)
-                vec_store(
-                    v + (2 * j + part) * v_stride + d,
-                    vec_load_packed((int)kv, part, (const uint32_t *)from + j * a->v_dims + d));
-    for (int32_t j = 0; pack == 4 && j < SUB; j++)
-        for (int32_t d = 0; d < a->v_dims; d += LANES)
-            vec_store(v + j * v_stride + d,
-                      vec_mul(vec_load_bytes((int)kv, (const uint8_t *)from + j * a->v_dims + d),
-                              vec_set1(v_scale[j])));
-}
-
-static void load_native(const folioi_attend_args *a, folio_dtype kv, int32_t key, float *k,
-                        float *v, int64_t v_stride)
-{
-    switch (kv) {
-#define CASE(type)                                                                                 \
-    case type: load_packed(a, type, key, k, v, v_stride); return;
-        CASE(FOLIO_F16)
-        CASE(FOLIO_BF16)
-        CASE(FOLIO_FP8_E4M3)
-        CASE(FOLIO_FP8_E5M2)
-        CASE(FOLIO_INT8)
-#undef CASE
-    default: return;
-    }
 }
 #endif
 
-/* ------------------------------------------------------------------------------------ pairs of bf16 */
-
-#if defined(DOT_BF16)
-/* Rows of 8-bit numbers that were made f32, as bf16 in their place, exactly. */
-static void round_rows(key_rows *r, int32_t dims, float *wide)
+/* Zeros for tokens of V outside [first, n). */
+static void clear_tokens(float *v, int64_t stride, int32_t first, int32_t n)
 {
     for (int j = 0; j < SUB; j++) {
-        char *to = (char *)(wide + (int64_t)j * dims);
-        if (r->row[j] != to) continue; /* no_row: zeros in any type */
-        int32_t d = 0;
-        for (; d + LANES <= dims; d += LANES)
-            vec_store_bf16((float *)(void *)to, d / LANES, vec_load((const float *)(void *)to + d));
-        for (; d < dims; d++) {
-            float x;
-            memcpy(&x, to + d * 4, sizeof x);
-            uint16_t y = f32_to_bf16(x);
-            memcpy(to + d * 2, &y, sizeof y);
+        if (j >= first && j < n) continue;
+        if (!DOT) {
+            memset(v + j * stride, 0, (size_t)stride * sizeof *v);
+            continue;
         }
+        uint32_t keep = j % 2 == 0 ? 0xffff0000u : 0x0000ffffu;
+        float *row = v + j / 2 * stride;
+        for (int64_t d = 0; d < stride; d++) row[d] = f32_of_bits(bits_of_f32(row[d]) & keep);
     }
-    r->type = FOLIO_BF16;
 }
 
-/* K [k_dims / 2][16] and V [8][v_stride] of rows; scales are left to others. */
-static void load_pairs(const folioi_attend_args *a, const key_source *k, const key_source *v,
-                       folio_dtype kv, int32_t key, int32_t n, const tile_plan *plan, float *k_to,
-                       float *v_to, float *k_scale, float *v_scale)
+/* V of sixteen tokens that lie side by side, dim by dim, in one block or in two; zeros past its dims. */
+static void turn_v(const folioi_attend_args *a, const tile_plan *plan, tile *t, int32_t key,
+                   int32_t n, key_rows *r, float *to)
 {
-    float *k_wide = a->wide, *v_wide = a->wide + SUB * (int64_t)a->k_dims;
-    bool direct = kv == FOLIO_BF16;
-    key_rows kr = find_rows(a, k, kv, direct, key, n, k_wide);
-    memcpy(k_scale, kr.scale, sizeof kr.scale);
-    memcpy(v_scale, kr.scale, sizeof kr.scale);
-    if (kr.type == FOLIO_F32) round_rows(&kr, a->k_dims, k_wide);
-    rows_to_columns(FOLIO_F32, false, &kr, a->k_dims / 2, k_to);
-    if (a->keys.v_in_k) return;
-    key_rows vr = find_rows(a, v, kv, direct, key, n, v_wide);
-    memcpy(v_scale, vr.scale, sizeof vr.scale);
-    if (vr.type == FOLIO_F32) round_rows(&vr, a->v_dims, v_wide);
-    for (int j = 0; j < SUB; j += 2, v_to += plan->v_stride) {
-        const uint16_t *low = (const void *)vr.row[j], *high = (const void *)vr.row[j + 1];
-        int32_t d = 0;
-        for (; d + LANES <= a->v_dims; d += LANES)
-            vec_store(v_to + d, vec_interleave(low + d, high + d));
-        for (; d < plan->v_stride; d++)
-            v_to[d] = d < a->v_dims ? f32_of_bits(low[d] | (uint32_t)high[d] << 16) : 0.0f;
+    const float *scale = r->scale;
+    const int32_t whole = a->v_dims / SUB * SUB, width = plan->chunk;
+    r->unit = 16;
+    for (int half = 0; half < SUB; half += width) {
+        if (half + width <= a->begin - key || half >= n) continue; /* its block may be gone */
+        const char *from = stored_token(&a->keys, plan, &plan->v, key + half);
+        float *rows = to + columns_of(half) * plan->v_stride;
+        r->scale = scale + half;
+        r->stride = plan->v.unit;
+        for (int i = 0; i < 4; i++) r->four[i] = from + 4 * i * r->stride;
+        turn_dims(r, whole, width, rows, plan->v_stride, t->converts);
+        if (whole == a->v_dims) continue; /* else eight more */
+        from += whole * r->stride;
+        r->four[0] = from;
+        r->four[1] = r->four[2] = r->four[3] = from + 4 * r->stride;
+        turn_dims(r, SUB, width, rows + whole, plan->v_stride, t->converts);
+        for (int32_t j = 0; j < columns_of(width); j++)
+            memset(rows + j * plan->v_stride + a->v_dims, 0, SUB / 2 * sizeof *rows);
     }
 }
 
-/* A native sub-tile of 8-bit numbers: the same. */
-INLINE void load_packed_pairs(const folioi_attend_args *a, const folio_dtype kv, int32_t key,
-                              float *k_to, float *v_to, int64_t v_stride, float *k_scale,
-                              float *v_scale)
+/* The same for V. */
+static void load_v(const folioi_attend_args *a, const tile_plan *plan, tile *t, int i, float *to)
 {
     const folioi_keys *keys = &a->keys;
-    int64_t block = keys->blocks[key / keys->block_size], token = key % keys->block_size;
-    int32_t head = keys->kv_head;
-    load_scales(&keys->k, block, head, token, keys->k_scale, k_scale);
-    load_scales(&keys->v, block, head, token, keys->v_scale, v_scale);
-    const char *from = keys->k.base + address_token(keys->k.at, block, head, token);
-    const byte_table table = byte_table_of((int)kv);
-    for (int32_t d = 0; d < a->k_dims / 4; d++) {
-        vec pair[2];
-        vec_pairs_of_fours(&table, (int)kv, from + (int64_t)d * 4 * SUB, pair);
-        vec_store(k_to + 2 * d * SUB, pair[0]);
-        vec_store(k_to + (2 * d + 1) * SUB, pair[1]);
+    int32_t key = t->t0 + i * SUB, n = t->n - i * SUB < SUB ? t->n - i * SUB : SUB;
+    key_rows r = {.type = t->kv, .scale = t->v_scale + i * SUB};
+    side_form form = key + n <= keys->stored_len ? plan->v.form : AS_NUMBERS;
+    int32_t first = a->begin > key ? a->begin - key : 0;
+    t->ptrs.v[i] = to;
+    t->ptrs.v_stride[i] = plan->v_stride;
+    /* with pairs an odd number of keys leaves a neighbour that nobody may see */
+    if (form != AS_NUMBERS && plan->v.in_place && (!DOT || n % 2 == 0)) {
+        t->ptrs.v[i] = (const float *)(const void *)stored_token(keys, plan, &plan->v, key);
+        if (!DOT) t->ptrs.v_stride[i] = keys->v.at->token_tile_stride;
+        return;
     }
-    if (keys->v_in_k) return;
-    from = keys->v.base + address_token(keys->v.at, block, head, token);
-    for (int j = 0; j < SUB; j += 2, v_to += v_stride, from += 2 * (int64_t)a->v_dims) {
-        const char *other = from + a->v_dims;
-        int32_t d = 0;
-        vec pair[4];
-        for (; d + 4 * LANES <= a->v_dims; d += 4 * LANES) {
-            vec_pairs_of_rows(&table, (int)kv, 4, true, from + d, other + d, pair);
-            for (int i = 0; i < 4; i++) vec_store(v_to + d + i * LANES, pair[i]);
-        }
-        for (; d < a->v_dims; d += LANES) {
-            vec_pairs_of_rows(&table, (int)kv, 1, true, from + d, other + d, pair);
-            vec_store(v_to + d, pair[0]);
-        }
+    bool lies = true;
+    if (form == AS_COLUMNS) turn_v(a, plan, t, key, n, &r, to);
+#if !defined(DOT_BF16)
+    else if (form == AS_PAIRS) {
+        const float *from = (const float *)(const void *)stored_token(keys, plan, &plan->v, key);
+        if (t->kv == FOLIO_F16)
+            split_pairs(FOLIO_F16, from, a->v_dims, to, plan->v_stride, t->converts);
+        else split_pairs(FOLIO_BF16, from, a->v_dims, to, plan->v_stride, t->converts);
     }
-}
-
-static void load_native_pairs(const folioi_attend_args *a, folio_dtype kv, int32_t key, float *k,
-                              float *v, int64_t v_stride, float *k_scale, float *v_scale)
-{
-    switch (kv) {
-#define CASE(type)                                                                                 \
-    case type: load_packed_pairs(a, type, key, k, v, v_stride, k_scale, v_scale); return;
-        CASE(FOLIO_FP8_E4M3)
-        CASE(FOLIO_FP8_E5M2)
-        CASE(FOLIO_INT8)
-#undef CASE
-    default: return;
-    }
-}
 #endif
+    else {
+        lies = find_rows(a, plan, &plan->v, key, n, &r);
+        if (!lies) make_rows(a, &plan->v, t->kv, key, n, a->wide, &r);
+        copy_keys(&r, a->v_dims, to, plan->v_stride, t->converts);
+    }
+    if (lies && (first > 0 || n < SUB)) clear_tokens(to, plan->v_stride, first, n);
+}
 
 /* ------------------------------------------------------------------------------------------ V in K */
 
@@ -298,130 +256,167 @@ static void transpose_k(const folioi_attend_args *a, const tile *t, int i)
 
 /* ------------------------------------------------------------------------------------------- tiles */
 
-/* One sub-tile that does not lie as the kernels want it, to k and v. */
-static void load_sub(const folioi_attend_args *a, folio_dtype kv, const tile_plan *plan,
-                     int32_t key, int32_t n, float *k, float *v, tile *t)
+/* Scratch of sub-tile i. */
+INLINE float *k_scratch(const folioi_attend_args *a, int i)
 {
-    const folioi_keys *keys = &a->keys;
-    key_source ks = {&keys->k, &keys->new_k, keys->k_scale, a->k_dims, keys->rotate != NULL};
-    key_source vs = {&keys->v, &keys->new_v, keys->v_scale, a->v_dims, false};
-    bool native = plan->packed && key + n <= keys->stored_len;
-#if defined(DOT_BF16)
-    float *k_scale = t->k_scale + (key - t->t0), *v_scale = t->v_scale + (key - t->t0);
-    if (native && kv != FOLIO_BF16)
-        load_native_pairs(a, kv, key, k, v, plan->v_stride, k_scale, v_scale);
-    else load_pairs(a, &ks, &vs, kv, key, n, plan, k, v, k_scale, v_scale);
-#else
-    (void)t;
-    if (native && kv != FOLIO_F32) {
-        load_native(a, kv, key, k, v, plan->v_stride);
-        return;
-    }
-    key_rows r = find_rows(a, &ks, kv, true, key, n, a->wide);
-    k_of_rows(&r, a->k_dims, k);
-    if (keys->v_in_k) return;
-    r = find_rows(a, &vs, kv, true, key, n, a->wide);
-    v_of_rows(&r, a->v_dims, n, v, plan->v_stride);
-#endif
+    return a->k_tile + (int64_t)i * SUB * columns_of(a->k_dims);
+}
+
+INLINE float *v_scratch(const folioi_attend_args *a, int i)
+{
+    return a->v_tile + (int64_t)i * columns_of(SUB) * folioi_out_stride(a->v_dims);
 }
 
 /* Few rows take a whole tile of bytes as it lies: attend_bytes.h. */
 static bool find_bytes(const folioi_attend_args *a, const tile_plan *plan, tile *t)
 {
     const folioi_keys *keys = &a->keys;
-    if (!DOT || folio_dtype_size(t->kv) != 1 || !plan->packed || keys->v_in_k || a->rows > 4 ||
+    if (!DOT || folio_dtype_size(t->kv) != 1 || !plan->packed || keys->v_in_k || a->rows > FEW ||
         t->first > 0 || t->n < TILE || t->t0 > keys->stored_len - TILE)
         return false;
-    t->scaled = true;
     for (int i = 0; i < SUBS; i++) {
-        int32_t key = t->t0 + i * SUB, head = keys->kv_head;
-        int64_t block = keys->blocks[key / keys->block_size], token = key % keys->block_size;
-        t->ptrs.k[i] = (const void *)(keys->k.base + address_token(keys->k.at, block, head, token));
-        t->ptrs.v[i] = (const void *)(keys->v.base + address_token(keys->v.at, block, head, token));
-        load_scales(&keys->k, block, head, token, keys->k_scale, t->k_scale + i * SUB);
-        load_scales(&keys->v, block, head, token, keys->v_scale, t->v_scale + i * SUB);
+        int32_t key = t->t0 + i * SUB;
+        load_sub_scales(a, t, i);
+        t->ptrs.k[i] = (const void *)stored_token(keys, plan, &plan->k, key);
+        t->ptrs.v[i] = (const void *)stored_token(keys, plan, &plan->v, key);
     }
     return true;
 }
 
-/* The tile's keys [t->t0, t->t0 + t->n). */
-static void load_tile(const folioi_attend_args *a, const tile_plan *plan, tile *t)
+/* V of the tile, all of it at a time. */
+static void load_values(const folioi_attend_args *a, const tile_plan *plan, tile *t)
 {
-    const folioi_keys *keys = &a->keys;
-    folio_dtype kv = t->kv;
-    int32_t pair = DOT ? 2 : 1;
     int seen = t->first / SUB; /* sub-tiles before it may have no block */
-    t->scaled = DOT && kv != FOLIO_BF16;
-    t->panels = keys->v_in_k && plan->panels;
     for (int i = seen; i * SUB < t->n; i++) {
-        int32_t key = t->t0 + i * SUB, n = t->n - i * SUB < SUB ? t->n - i * SUB : SUB;
-        bool stored = key + n <= keys->stored_len;
-        float *k = a->k_tile + (int64_t)i * SUB * a->k_dims / pair;
-        float *v = a->v_tile + (int64_t)i * SUB * plan->v_stride / pair;
-        t->ptrs.v_stride[i] = plan->v_stride;
-        /* with pairs an odd number of keys leaves a neighbour that nobody may see */
-        if (plan->in_place && stored && (!DOT || n % 2 == 0)) {
-            int64_t block = keys->blocks[key / keys->block_size], token = key % keys->block_size;
-            int64_t elem = DOT ? 2 : 4;
-            t->ptrs.k[i] =
-                (const float *)(keys->k.base +
-                                address_token(keys->k.at, block, keys->kv_head, token) * elem);
-            t->ptrs.v[i] =
-                (const float *)(keys->v.base +
-                                address_token(keys->v.at, block, keys->kv_head, token) * elem);
-        } else {
-            load_sub(a, kv, plan, key, n, k, v, t);
-            t->ptrs.k[i] = k;
-            t->ptrs.v[i] = v;
+        if (!a->keys.v_in_k) {
+            load_v(a, plan, t, i, v_scratch(a, i));
+            continue;
         }
-        if (!keys->v_in_k) continue;
+        t->ptrs.v[i] = v_scratch(a, i);
+        t->ptrs.v_stride[i] = plan->v_stride;
         transpose_k(a, t, i);
-        t->ptrs.v[i] = v;
     }
-    for (int i = 0; i < seen; i++) { /* scores of these are made and never used */
-        t->ptrs.k[i] = t->ptrs.k[seen];
+    for (int i = 0; i < seen; i++) { /* products with these are made with weights of 0 */
         t->ptrs.v[i] = t->ptrs.v[seen];
         t->ptrs.v_stride[i] = t->ptrs.v_stride[seen];
     }
 }
 
-INLINE void fetch_scales(const folioi_kv_side *side, int64_t block, int64_t head, int64_t token)
+/* The tile's keys [t->t0, t->t0 + t->n). */
+static void load_tile(const folioi_attend_args *a, const tile_plan *plan, tile *t)
 {
-    if (side->scales != NULL)
-        __builtin_prefetch(side->scales + address_token(side->scales_at, block, head, token));
+    int seen = t->first / SUB;
+    t->panels = a->keys.v_in_k && plan->panels;
+    for (int i = seen; i * SUB < t->n; i++) load_k(a, plan, t, i, k_scratch(a, i));
+    for (int i = 0; i < seen; i++) /* scores of these are made and never used */
+        t->ptrs.k[i] = t->ptrs.k[seen];
+    load_values(a, plan, t);
 }
 
-/* What will be read after t, as much as a tile has, where it lies in whole sub-tiles. */
-INLINE void look_ahead(const folioi_attend_args *a, const tile_plan *plan, tile *t)
+/* -------------------------------------------------------------------------------- what is read next */
+
+/* How pieces of one side lie: false, not so that whole lines of them would be read. */
+INLINE bool shape_pieces(const key_side *side, int64_t elem, int32_t block_size, int32_t chunk,
+                         fetch_side *s)
+{
+    s->rows = 1;
+    s->bytes = (int32_t)(chunk * side->dims * elem);
+    if (address_is_dense(side->stored->at, block_size, side->dims)) return true;
+    s->rows = chunk;
+    s->row_stride = side->token;
+    s->bytes = (int32_t)(side->dims * elem);
+    return has_rows(side->stored->at);
+}
+
+/* The piece with token `key`. Where pieces are contiguous they need not be in the order of tokens. */
+INLINE const char *find_piece(const folioi_attend_args *a, const tile_plan *plan, key_side side,
+                              const fetch_side *s, const folioi_soon *soon, int64_t key)
+{
+    if (s->rows == 1) side.token = s->bytes / plan->chunk;
+    return find_token(plan, &side, a->keys.block_size, soon->blocks, soon->kv_head, key);
+}
+
+/* Pieces of stored keys [key, soon->end): of K until f has `most_k`, of V until it has `most_v`. */
+INLINE void add_pieces(const folioi_attend_args *a, const tile_plan *plan, const folioi_soon *soon,
+                       int64_t key, int most_k, int most_v, ahead *f, int *num_k)
+{
+    const folioi_keys *keys = &a->keys;
+    for (; key + plan->chunk <= soon->end && *num_k < most_k; key += plan->chunk) {
+        int i = (*num_k)++;
+        f->k.piece[i] = find_piece(a, plan, plan->k, &f->k, soon, key);
+        if (i < most_v) f->v.piece[i] = find_piece(a, plan, plan->v, &f->v, soon, key);
+        if (keys->k.scales == NULL) continue;
+        uint32_t at = (uint32_t)key, size = (uint32_t)keys->block_size;
+        int64_t block = soon->blocks[at / size], token = at % size;
+        __builtin_prefetch(keys->k.scales +
+                           address_token(keys->k.scales_at, block, soon->kv_head, token));
+        __builtin_prefetch(keys->v.scales +
+                           address_token(keys->v.scales_at, block, soon->kv_head, token));
+    }
+}
+
+/*
+ * Lines at a time for few rows: as many as a step of products reads in place; half as many where a conversion and the
+ * products of what it made both fetch. And how many lines they are ahead: what L1 holds beside what is computed. Whole
+ * sub-tiles that are converted are further apart.
+ */
+enum { HALF = GROUP > 1 ? GROUP / 2 : 1, LEAD = 32 * GROUP, FAR_LEAD = 64 * GROUP };
+
+/* Lines at a time, for many rows: at every step of a block of rows, with K two vectors of keys, with V two of dims. */
+static int32_t many_lines(const folioi_attend_args *a, int64_t elem)
+{
+#if defined(OWN_STRIP)
+    return (void)a, (void)elem, 4;
+#endif
+    int64_t steps = (VECS / 2) * a->k_dims + (a->v_dims / (2 * LANES) + 1) * (int64_t)TILE;
+    int64_t lines = TILE * (a->k_dims + (a->keys.v_in_k ? 0 : a->v_dims)) * elem / 64;
+    int64_t all = (a->rows + MAX_ROWS - 1) / MAX_ROWS * steps / (DOT ? 2 : 1);
+    return lines > 2 * all ? 4 : lines > all ? 2 : 1;
+}
+
+/* Bundles of so many pieces. */
+INLINE int32_t bundles_of(const fetch_side *s, int pieces)
+{
+    if (s->side_by_side) return pieces / s->width;
+    return s->rows == 1 ? pieces : pieces * (s->rows / s->width);
+}
+
+/*
+ * What is fetched while the tile is computed. Few rows: what they will read next, from a distance of LEAD on. Many rows:
+ * all of the next tile.
+ */
+static void look_ahead(const folioi_attend_args *a, const tile_plan *plan, const tile *t, bool few,
+                       ahead *f)
 {
     const folioi_keys *keys = &a->keys;
     const int64_t elem = (int64_t)folio_dtype_size(t->kv);
-    const int pieces = keys->v_in_k ? 1 : 2; /* of a sub-tile */
-    t->next.num = t->next.at = t->next.done = 0;
-    if (!plan->packed) return;
-    /* of a block's steps, with K two vectors of keys at a time and with V two of dims */
-    int64_t steps = (VECS / 2) * a->k_dims + (a->v_dims / (2 * LANES) + 1) * (int64_t)TILE;
-    int64_t lines = TILE * (a->k_dims + (pieces - 1) * (int64_t)a->v_dims) * elem / 64;
-    int64_t all = (a->rows + MAX_ROWS - 1) / MAX_ROWS * steps / (DOT ? 2 : 1);
-    t->next.pace = (int32_t)((lines + all - 1) / all);
-    for (int s = 0; s < 2; s++) {
-        int64_t key = s == 0 ? t->t0 + (int64_t)TILE : a->soon[s].key;
-        for (; key + SUB <= a->soon[s].end && t->next.num < pieces * SUBS; key += SUB) {
-            uint32_t in_blocks = (uint32_t)key, size = (uint32_t)keys->block_size;
-            int64_t block = a->soon[s].blocks[in_blocks / size], token = in_blocks % size;
-            int i = t->next.num;
-            fetch_scales(&keys->k, block, a->soon[s].kv_head, token);
-            fetch_scales(&keys->v, block, a->soon[s].kv_head, token);
-            t->next.piece[i] =
-                keys->k.base + address_token(keys->k.at, block, a->soon[s].kv_head, token) * elem;
-            t->next.bytes[i] = (int32_t)(SUB * a->k_dims * elem);
-            t->next.num = i + pieces;
-            if (pieces == 1) continue;
-            t->next.piece[i + 1] =
-                keys->v.base + address_token(keys->v.at, block, a->soon[s].kv_head, token) * elem;
-            t->next.bytes[i + 1] = (int32_t)(SUB * a->v_dims * elem);
-        }
+    const int32_t chunk = plan->chunk, pieces = chunk > 0 ? TILE / chunk : 0;
+    f->num = f->at = 0;
+    if (chunk == 0 || !shape_pieces(&plan->k, elem, keys->block_size, chunk, &f->k) ||
+        !shape_pieces(&plan->v, elem, keys->block_size, chunk, &f->v)) {
+        start_bundle(f);
+        return;
     }
+    f->k.side_by_side = few && (plan->k.in_place || plan->k.in_parts || t->bytes);
+    f->v.side_by_side = false;
+    f->k.width = few ? (plan->k.in_place || t->bytes ? GROUP : HALF) : many_lines(a, elem);
+    f->v.width = few ? (plan->v.in_place ? GROUP : HALF) : f->k.width;
+    if (t->bytes) f->v.width = GROUP / 2;
+    int num = 0, most = pieces;
+    int64_t key = few ? t->t0 : t->t0 + (int64_t)TILE;
+    add_pieces(a, plan, &a->soon[0], key, most, most, f, &num);
+    if (!few) add_pieces(a, plan, &a->soon[1], a->soon[1].key, most, most, f, &num);
+    f->k.bundles = bundles_of(&f->k, num);
+    f->v.bundles = keys->v_in_k ? 0 : bundles_of(&f->v, num);
+    f->num = f->k.bundles + f->v.bundles;
+    if (few && f->k.bundles == bundles_of(&f->k, pieces)) {
+        most += GROUP * SUB / chunk;
+        add_pieces(a, plan, &a->soon[0], t->t0 + (int64_t)TILE, most, 0, f, &num);
+        add_pieces(a, plan, &a->soon[1], a->soon[1].key, most, 0, f, &num);
+        f->num = f->v.bundles + bundles_of(&f->k, num);
+    }
+    start_bundle(f);
+    if (few) skip_lines(f, plan->k.in_place || plan->k.in_parts ? LEAD : FAR_LEAD);
 }
 
 #endif

@@ -122,8 +122,10 @@ INLINE vec vec_from_halves(__m256i u)
 }
 
 /* Numbers of `kv` packed in 32-bit lanes, the part-th of each as f32. */
-INLINE vec vec_unpack(const int kv, const int part, __m256i u)
+INLINE vec vec_unpack(const int kv, const int part, vec words)
 {
+    if (kv == FOLIO_F32) return words;
+    __m256i u = _mm256_castps_si256(words);
     if (kv == FOLIO_BF16)
         return _mm256_castsi256_ps(part == 0
                                        ? _mm256_slli_epi32(u, 16)
@@ -143,15 +145,11 @@ INLINE vec vec_unpack(const int kv, const int part, __m256i u)
     vec nan = _mm256_castsi256_ps(_mm256_cmpeq_epi32(magnitude, _mm256_set1_epi32(0x7f)));
     return _mm256_or_ps(_mm256_mul_ps(x, _mm256_set1_ps(256.0f)), nan);
 }
-INLINE vec vec_load_packed(const int kv, const int part, const uint32_t *p)
-{
-    return vec_unpack(kv, part, _mm256_loadu_si256((const __m256i *)(const void *)p));
-}
 /* LANES bytes. */
 INLINE vec vec_load_bytes(const int kv, const uint8_t *p)
 {
-    return vec_unpack(kv, 0,
-                      _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)p)));
+    __m256i words = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)p));
+    return vec_unpack(kv, 0, _mm256_castsi256_ps(words));
 }
 
 /* LANES numbers of `type` that lie side by side, as f32. */
@@ -189,6 +187,42 @@ INLINE void vec_transpose(vec *x)
         x[i] = _mm256_permute2f128_ps(t[2 * i], t[2 * i + 1], 0x20);
         x[4 + i] = _mm256_permute2f128_ps(t[2 * i], t[2 * i + 1], 0x31);
     }
+}
+
+/*
+ * LANES rows, of which four[i] is row 4 i and the three after it are `stride` bytes apart: their 16 bytes from `offset` on
+ * as four vectors of 32-bit words, a row in each lane.
+ */
+INLINE void vec_turn_16(const char *const *four, int64_t stride, int64_t offset, vec *words)
+{
+    vec x[4];
+    UNROLL_FOR (int i = 0; i < 4; i++) {
+        int64_t at = i * stride + offset;
+        x[i] = _mm256_castps128_ps256(_mm_loadu_ps((const void *)(four[0] + at)));
+        x[i] = _mm256_insertf128_ps(x[i], _mm_loadu_ps((const void *)(four[1] + at)), 1);
+    }
+    __m256d a = _mm256_castps_pd(_mm256_unpacklo_ps(x[0], x[1]));
+    __m256d b = _mm256_castps_pd(_mm256_unpackhi_ps(x[0], x[1]));
+    __m256d c = _mm256_castps_pd(_mm256_unpacklo_ps(x[2], x[3]));
+    __m256d d = _mm256_castps_pd(_mm256_unpackhi_ps(x[2], x[3]));
+    words[0] = _mm256_castpd_ps(_mm256_unpacklo_pd(a, c));
+    words[1] = _mm256_castpd_ps(_mm256_unpackhi_pd(a, c));
+    words[2] = _mm256_castpd_ps(_mm256_unpacklo_pd(b, d));
+    words[3] = _mm256_castpd_ps(_mm256_unpackhi_pd(b, d));
+}
+
+/* Rows that lie side by side, and more bytes of each row at a time: nothing is gained here. */
+INLINE void vec_turn_fours(const char *const *four, int64_t offset, vec *words)
+{
+    vec_turn_16(four, 16, offset, words);
+}
+INLINE void vec_turn_32(const char *const *four, int64_t stride, int64_t offset, vec *words)
+{
+    for (int i = 0; i < 2; i++) vec_turn_16(four, stride, offset + 16 * i, words + 4 * i);
+}
+INLINE void vec_turn_64(const char *const *four, int64_t stride, int64_t offset, vec *words)
+{
+    for (int i = 0; i < 4; i++) vec_turn_16(four, stride, offset + 16 * i, words + 4 * i);
 }
 
 #endif

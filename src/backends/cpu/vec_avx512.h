@@ -84,8 +84,10 @@ INLINE bool vec_is_finite(vec x, bool pairs)
 }
 
 /* Numbers of `kv` packed in 32-bit lanes, the part-th of each as f32. */
-INLINE vec vec_unpack(const int kv, const int part, __m512i u)
+INLINE vec vec_unpack(const int kv, const int part, vec words)
 {
+    if (kv == FOLIO_F32) return words;
+    __m512i u = _mm512_castps_si512(words);
     if (kv == FOLIO_BF16)
         return _mm512_castsi512_ps(part == 0
                                        ? _mm512_slli_epi32(u, 16)
@@ -108,14 +110,11 @@ INLINE vec vec_unpack(const int kv, const int part, __m512i u)
     __mmask16 nan = _mm512_cmpeq_epi32_mask(mag, _mm512_set1_epi32(0x7f));
     return _mm512_mask_mov_ps(x, nan, _mm512_set1_ps(__builtin_nanf("")));
 }
-INLINE vec vec_load_packed(const int kv, const int part, const uint32_t *p)
-{
-    return vec_unpack(kv, part, _mm512_loadu_si512(p));
-}
 /* LANES bytes. */
 INLINE vec vec_load_bytes(const int kv, const uint8_t *p)
 {
-    return vec_unpack(kv, 0, _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p)));
+    __m512i words = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p));
+    return vec_unpack(kv, 0, _mm512_castsi512_ps(words));
 }
 
 /* LANES numbers of `type` that lie side by side, as f32. */
@@ -160,6 +159,71 @@ INLINE void vec_transpose(vec *x)
         x[4 + i] = _mm512_shuffle_f32x4(d, e, 0x88);
         x[12 + i] = _mm512_shuffle_f32x4(d, e, 0xdd);
     }
+}
+
+/* Four vectors, of which lane l has words of row 4 l + i in vector i: the first words of all rows, the second ... */
+INLINE void vec_turn_lanes(vec *x)
+{
+    __m512d a = _mm512_castps_pd(_mm512_unpacklo_ps(x[0], x[1]));
+    __m512d b = _mm512_castps_pd(_mm512_unpackhi_ps(x[0], x[1]));
+    __m512d c = _mm512_castps_pd(_mm512_unpacklo_ps(x[2], x[3]));
+    __m512d d = _mm512_castps_pd(_mm512_unpackhi_ps(x[2], x[3]));
+    x[0] = _mm512_castpd_ps(_mm512_unpacklo_pd(a, c));
+    x[1] = _mm512_castpd_ps(_mm512_unpackhi_pd(a, c));
+    x[2] = _mm512_castpd_ps(_mm512_unpacklo_pd(b, d));
+    x[3] = _mm512_castpd_ps(_mm512_unpackhi_pd(b, d));
+}
+
+/*
+ * Sixteen rows, of which four[i] is row 4 i and the three after it are `stride` bytes apart: their 16 bytes from `offset` on
+ * as four vectors of 32-bit words, a row in each lane.
+ */
+INLINE void vec_turn_16(const char *const *four, int64_t stride, int64_t offset, vec *words)
+{
+    UNROLL_FOR (int i = 0; i < 4; i++) {
+        int64_t at = i * stride + offset;
+        vec x = _mm512_castps128_ps512(_mm_loadu_ps((const void *)(four[0] + at)));
+        x = _mm512_insertf32x4(x, _mm_loadu_ps((const void *)(four[1] + at)), 1);
+        x = _mm512_insertf32x4(x, _mm_loadu_ps((const void *)(four[2] + at)), 2);
+        words[i] = _mm512_insertf32x4(x, _mm_loadu_ps((const void *)(four[3] + at)), 3);
+    }
+    vec_turn_lanes(words);
+}
+
+/* The same if these bytes of four rows lie side by side. */
+INLINE void vec_turn_fours(const char *const *four, int64_t offset, vec *words)
+{
+    const __m512i order = _mm512_set_epi32(15, 11, 7, 3, 14, 10, 6, 2, 13, 9, 5, 1, 12, 8, 4, 0);
+    UNROLL_FOR (int i = 0; i < 4; i++) words[i] = vec_load((const void *)(four[i] + offset));
+    vec_turn_lanes(words);
+    UNROLL_FOR (int i = 0; i < 4; i++) words[i] = _mm512_permutexvar_ps(order, words[i]);
+}
+
+/* 32 bytes of each row: eight vectors of words. */
+INLINE void vec_turn_32(const char *const *four, int64_t stride, int64_t offset, vec *words)
+{
+    const __m512i low = _mm512_set_epi32(27, 19, 26, 18, 25, 17, 24, 16, 11, 3, 10, 2, 9, 1, 8, 0);
+    const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(4));
+    vec x[8];
+    UNROLL_FOR (int i = 0; i < 8; i++) {
+        const char *row = four[i / 2] + i % 2 * 2 * stride + offset;
+        x[i] = _mm512_insertf32x8(_mm512_castps256_ps512(_mm256_loadu_ps((const void *)row)),
+                                  _mm256_loadu_ps((const void *)(row + stride)), 1);
+    }
+    vec_turn_lanes(x);
+    vec_turn_lanes(x + 4);
+    UNROLL_FOR (int i = 0; i < 4; i++) {
+        words[i] = _mm512_permutex2var_ps(x[i], low, x[4 + i]);
+        words[4 + i] = _mm512_permutex2var_ps(x[i], high, x[4 + i]);
+    }
+}
+
+/* 64 bytes of each row: sixteen vectors. */
+INLINE void vec_turn_64(const char *const *four, int64_t stride, int64_t offset, vec *words)
+{
+    UNROLL_FOR (int i = 0; i < 16; i++)
+        words[i] = vec_load((const void *)(four[i / 4] + i % 4 * stride + offset));
+    vec_transpose(words);
 }
 
 INLINE bool vec_any_nan(vec x) { return _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q) != 0; }

@@ -23,6 +23,18 @@ INLINE vec vec_interleave(const uint16_t *low, const uint16_t *high)
     return _mm512_castsi512_ps(_mm512_or_epi32(l, _mm512_slli_epi32(h, 16)));
 }
 
+/* Two rows of 32 numbers: pairs of one from each, two vectors. */
+INLINE void vec_interleave_64(const void *low, const void *high, vec *pair)
+{
+    const __m512i first =
+        _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6,
+                         37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
+    const __m512i second = _mm512_add_epi16(first, _mm512_set1_epi16(16));
+    __m512i l = _mm512_loadu_si512(low), h = _mm512_loadu_si512(high);
+    pair[0] = _mm512_castsi512_ps(_mm512_permutex2var_epi16(l, first, h));
+    pair[1] = _mm512_castsi512_ps(_mm512_permutex2var_epi16(l, second, h));
+}
+
 /*
  * Bytes to bf16 by a look at seven bits, of fp8 those below the sign, of int8 its magnitude: the low and the high byte
  * of each number. Filled once, before any kernel runs.
@@ -61,12 +73,12 @@ INLINE void look_up(const byte_table *t, const int kv, __m512i x, __m512i *low, 
 }
 
 /* Lanes of four bytes: pairs of the first two, and of the others. */
-INLINE void vec_pairs_of_fours(const byte_table *t, const int kv, const char *from, vec *pair)
+INLINE void vec_pairs_of_fours(const byte_table *t, const int kv, vec words, vec *pair)
 {
     const __m512i twos =
         _mm512_broadcast_i32x4(_mm_set_epi8(15, 14, 11, 10, 7, 6, 3, 2, 13, 12, 9, 8, 5, 4, 1, 0));
     __m512i low, high;
-    look_up(t, kv, _mm512_shuffle_epi8(_mm512_loadu_si512(from), twos), &low, &high);
+    look_up(t, kv, _mm512_shuffle_epi8(_mm512_castps_si512(words), twos), &low, &high);
     pair[0] = _mm512_castsi512_ps(_mm512_unpacklo_epi8(low, high));
     pair[1] = _mm512_castsi512_ps(_mm512_unpackhi_epi8(low, high));
 }

@@ -95,8 +95,10 @@ INLINE vec vec_from_halves(uint32x4_t u)
 }
 
 /* Numbers of `kv` packed in 32-bit lanes, the part-th of each as f32. */
-INLINE vec vec_unpack(const int kv, const int part, uint32x4_t u)
+INLINE vec vec_unpack(const int kv, const int part, vec words)
 {
+    if (kv == FOLIO_F32) return words;
+    uint32x4_t u = vreinterpretq_u32_f32(words);
     if (kv == FOLIO_BF16)
         return vreinterpretq_f32_u32(part == 0 ? u << 16 : u & vdupq_n_u32(0xffff0000u));
     if (kv == FOLIO_F16) return vec_from_halves(part == 0 ? u : u >> 16);
@@ -109,16 +111,13 @@ INLINE vec vec_unpack(const int kv, const int part, uint32x4_t u)
     uint32x4_t nan = vceqq_u32(magnitude, vdupq_n_u32(0x7f));
     return vreinterpretq_f32_u32(vreinterpretq_u32_f32(vmulq_f32(x, vdupq_n_f32(256.0f))) | nan);
 }
-INLINE vec vec_load_packed(const int kv, const int part, const uint32_t *p)
-{
-    return vec_unpack(kv, part, vld1q_u32(p));
-}
 /* LANES bytes. */
 INLINE vec vec_load_bytes(const int kv, const uint8_t *p)
 {
     uint32_t bytes;
     memcpy(&bytes, p, sizeof bytes);
-    return vec_unpack(kv, 0, vmovl_u16(vget_low_u16(vmovl_u8(vcreate_u8(bytes)))));
+    uint32x4_t words = vmovl_u16(vget_low_u16(vmovl_u8(vcreate_u8(bytes))));
+    return vec_unpack(kv, 0, vreinterpretq_f32_u32(words));
 }
 
 /* LANES numbers of `type` that lie side by side, as f32. */
@@ -145,6 +144,30 @@ INLINE void vec_transpose(vec *x)
     x[1] = vreinterpretq_f32_f64(vtrn1q_f64(b, d));
     x[2] = vreinterpretq_f32_f64(vtrn2q_f64(a, c));
     x[3] = vreinterpretq_f32_f64(vtrn2q_f64(b, d));
+}
+
+/*
+ * LANES rows, of which four[i] is row 4 i and the three after it are `stride` bytes apart: their 16 bytes from `offset` on
+ * as four vectors of 32-bit words, a row in each lane.
+ */
+INLINE void vec_turn_16(const char *const *four, int64_t stride, int64_t offset, vec *words)
+{
+    for (int i = 0; i < 4; i++) words[i] = vld1q_f32((const void *)(four[0] + i * stride + offset));
+    vec_transpose(words);
+}
+
+/* Rows that lie side by side, and more bytes of each row at a time: nothing is gained here. */
+INLINE void vec_turn_fours(const char *const *four, int64_t offset, vec *words)
+{
+    vec_turn_16(four, 16, offset, words);
+}
+INLINE void vec_turn_32(const char *const *four, int64_t stride, int64_t offset, vec *words)
+{
+    for (int i = 0; i < 2; i++) vec_turn_16(four, stride, offset + 16 * i, words + 4 * i);
+}
+INLINE void vec_turn_64(const char *const *four, int64_t stride, int64_t offset, vec *words)
+{
+    for (int i = 0; i < 4; i++) vec_turn_16(four, stride, offset + 16 * i, words + 4 * i);
 }
 
 #endif
