@@ -18,7 +18,7 @@ INLINE void score_bytes(const folioi_attend_args *a, const int R, const int kv, 
         UNROLL_FOR (int r = 0; r < R; r++)
             UNROLL_FOR (int i = 0; i < 4; i++) acc[r][i] = vec_set1(0.0f);
         for (int32_t d = 0; d < a->k_dims / 4; d++) {
-            fetch_ahead(t->products, true);
+            fetch_ahead(t->products, false);
             UNROLL_FOR (int i = 0; i < 4; i++) {
                 vec pair[2];
                 vec_pairs_of_fours(&table, kv, vec_load(t->ptrs.k[first + i] + d * SUB), pair);
@@ -48,7 +48,7 @@ INLINE void value_bytes_at(const folioi_attend_args *a, const int R, const int N
         const char *row = (const char *)t->ptrs.v[j / 8] + (int64_t)(j % 8) * 2 * width + d;
         vec pair[4];
         vec_pairs_of_rows(table, kv, N, N == 1, row, row + width, pair);
-        if (N == 4) fetch_ahead(t->products, true);
+        if (N == 4 && j % 2 == 0) fetch_ahead(t->products, false);
         UNROLL_FOR (int r = 0; r < R; r++) {
             vec w = vec_set1(p[r * TILE + j]);
             UNROLL_FOR (int i = 0; i < N; i++) acc[r][i] = vec_dot(acc[r][i], w, pair[i]);

@@ -144,7 +144,7 @@ static void score_group(const folioi_attend_args *a, const tile_plan *plan, tile
     bool parts = plan->k.in_parts;
     for (int j = first; j < i + GROUP && j * SUB < t->n; j++, last = j)
         if (parts) parts = find_k(a, plan, t, j, &r[j - i]);
-    const int32_t part = parts ? PART_BYTES / (int32_t)folio_dtype_size(t->kv) : a->k_dims;
+    const int32_t part = parts ? part_of(plan, (int64_t)folio_dtype_size(t->kv)) : a->k_dims;
     for (int32_t d = 0; d < a->k_dims; d += part) {
         int32_t n = a->k_dims - d < part ? a->k_dims - d : part;
         for (int j = first; j < last; j++)
@@ -297,7 +297,7 @@ static void attend_split(const folioi_attend_args *a, folio_dtype kv)
         t.first = a->begin > t.t0 ? a->begin - t.t0 : 0;
         t.values = UNKNOWN;
         t.bytes = few && find_bytes(a, &plan, &t);
-        look_ahead(a, &plan, &t, few, &next);
+        look_ahead(a, &plan, &t, few && !t.bytes, &next);
         if (few) {
             attend_few(a, &plan, &t);
             continue;

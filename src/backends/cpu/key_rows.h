@@ -94,12 +94,16 @@ typedef struct {
 
 INLINE const char *row_of(const key_rows *r, int i) { return r->four[i / 4] + i % 4 * r->stride; }
 
+INLINE uint32_t block_index(const tile_plan *plan, uint32_t token, uint32_t block_size)
+{
+    return plan->shift >= 0 ? token >> plan->shift : token / block_size;
+}
+
 /* Where token `key` of a sequence is, the first of a sub-tile or of its second half. */
 INLINE const char *find_token(const tile_plan *plan, const key_side *side, int32_t block_size,
                               const int32_t *blocks, int32_t head, int64_t key)
 {
-    uint32_t at = (uint32_t)key, size = (uint32_t)block_size;
-    uint32_t index = plan->shift >= 0 ? at >> plan->shift : at / size;
+    uint32_t at = (uint32_t)key, size = (uint32_t)block_size, index = block_index(plan, at, size);
     return side->stored->base + blocks[index] * side->block + head * side->head +
            (at - index * size) * side->token;
 }
@@ -395,7 +399,7 @@ INLINE void copy_as(const int type, const bool keys_are_rows, const key_rows *r,
         int32_t d = 0;
         for (; d + LANES <= width; d += LANES) {
             vec x = vec_load_as(type, row + d * elem);
-            if (d * elem % (4 * LANES * 4) == 0) fetch_ahead(next, true);
+            if ((j * width + d) * elem % (GROUP * 64) == 0) fetch_ahead(next, true);
             if (elem == 1)
                 x = vec_mul(x, keys_are_rows ? vec_set1(r->scale[j]) : vec_load(r->scale + d));
             vec_store(to + d, x);
@@ -469,8 +473,9 @@ static void copy_keys(const key_rows *r, int32_t dims, float *to, int64_t stride
 INLINE void copy_dims_as(const int type, key_rows r, int32_t dims, float *to, ahead *next)
 {
     for (int32_t d = 0; d < dims; d += SUB) {
-        copy_as(type, false, &r, dims - d < SUB ? dims - d : SUB, SUB, to + columns_of(d) * SUB,
-                SUB, next);
+        float *rows = to + columns_of(d) * SUB;
+        if (dims - d >= SUB) copy_as(type, false, &r, SUB, SUB, rows, SUB, next);
+        else copy_as(type, false, &r, dims - d, SUB, rows, SUB, next);
         for (int i = 0; i < 4; i++) r.four[i] += SUB * r.stride;
     }
 }

@@ -19,49 +19,77 @@ enum { MAX_PIECES = TILE / 8 + 2 * GROUP };
 /* K or V to be fetched, piece by piece. */
 typedef struct {
     const char *piece[MAX_PIECES];
-    int32_t rows;       /* of a piece; 1: it is contiguous               */
-    int64_t row_stride; /* bytes                                         */
-    int32_t bytes;      /* of a row                                      */
-    int32_t width;      /* lines at a time: 1, 2 or 4                    */
-    bool side_by_side;  /* GROUP pieces are read together, line by line  */
-    int32_t bundles;    /* of the tile: lines of `width` rows or pieces  */
+    int32_t num;         /* pieces of the tile                                     */
+    int32_t rows;        /* of a piece; 1: it is contiguous                        */
+    int64_t row_stride;  /* bytes                                                  */
+    int32_t bytes;       /* of a row, or of its part                               */
+    int32_t width;       /* lines at a time, of as many rows: 1, 2 or 4            */
+    bool side_by_side;   /* `width` pieces are read together, line by line         */
+    int32_t group;       /* else pieces that are read part by part: the first part */
+    int32_t parts;       /* of all of them, then the next                          */
+    int64_t part_stride; /* bytes                                                  */
 } fetch_side;
 
 typedef struct {
     const char *from[4];
     int32_t width, step, offset, end; /* lines at from[i] + offset, i < width, are next */
-    int32_t at, num;                  /* bundle under way, of so many                   */
     fetch_side k, v;
+    const fetch_side *side; /* under way: K of the tile, its V, then the next K */
+    int32_t first, last;    /* pieces of the group under way                    */
+    int32_t piece, part, row;
+    int32_t num_k;   /* pieces of K, the next tile's included        */
+    bool alternates; /* a piece of K, its V, the next piece of K ... */
 } ahead;
 
-/* The lines of bundle f->at: first the tile's K, then its V, then the next K. */
-static inline void start_bundle(ahead *f)
+static inline int32_t min_i32(int32_t a, int32_t b) { return a < b ? a : b; }
+
+/* Begin with piece `piece` of a side, or with what comes after it. */
+static void start_piece(ahead *f, const fetch_side *s, int32_t piece)
 {
-    int32_t at = f->at;
-    const fetch_side *s = &f->k;
-    f->offset = 0;
-    if (at >= f->num) { /* nothing is left */
-        f->width = 0;
-        f->step = 0;
-        f->end = 1;
-        return;
+    if (f->alternates) {
+        bool was_k = s == &f->k && piece > 0 && f->v.num > 0;
+        s = was_k ? &f->v : &f->k;
+        piece -= was_k;
+    } else if (s == &f->k && piece == s->num && f->v.num > 0) {
+        s = &f->v;
+        piece = 0;
+    } else if (s == &f->v && piece == s->num) {
+        s = &f->k;
+        piece = s->num;
     }
-    if (at >= f->k.bundles) {
-        at -= f->k.bundles;
-        if (at < f->v.bundles) s = &f->v;
-        else at += f->k.bundles - f->v.bundles;
-    }
-    f->width = s->width;
+    int32_t num = s == &f->v ? s->num : piece < s->num ? s->num : f->num_k;
+    f->side = s;
+    f->piece = f->first = piece;
+    f->last = min_i32(piece + s->group, num);
+    f->part = f->row = f->offset = 0;
+    f->width = piece < num ? s->width : 0; /* 0: nothing is left */
     f->end = s->bytes;
-    f->step = 64;
-    if (s->rows == 1 && !s->side_by_side) f->step = 64 * s->width;
-    int32_t per_piece = s->rows / s->width;
-    for (int i = 0; i < s->width; i++) {
-        if (s->side_by_side) f->from[i] = s->piece[at * s->width + i];
-        else if (s->rows == 1) f->from[i] = s->piece[at] + 64 * i;
-        else
-            f->from[i] = s->piece[at / per_piece] + (at % per_piece * s->width + i) * s->row_stride;
+    f->step = s->rows > 1 || s->side_by_side ? 64 : 64 * s->width;
+}
+
+/* Lines from the place under way on. */
+static void start_lines(ahead *f)
+{
+    const fetch_side *s = f->side;
+    const char *from = s->piece[f->piece] + f->part * s->part_stride + f->row * s->row_stride;
+    f->offset = 0;
+    for (int i = 0; i < f->width; i++)
+        f->from[i] = s->side_by_side ? s->piece[min_i32(f->piece + i, f->last - 1)]
+                                     : from + i * (s->rows > 1 ? s->row_stride : 64);
+}
+
+/* Go on to the next rows, piece, part or group. */
+static void step_lines(ahead *f)
+{
+    const fetch_side *s = f->side;
+    f->row += s->rows > 1 ? s->width : 1;
+    if (f->row >= s->rows) {
+        f->row = 0;
+        f->piece += s->side_by_side ? s->width : 1;
+        if (f->piece >= f->last && ++f->part < s->parts) f->piece = f->first;
+        if (f->piece >= f->last) start_piece(f, s, f->last);
     }
+    start_lines(f);
 }
 
 /* near: to the nearest cache. */
@@ -81,10 +109,7 @@ INLINE void fetch_ahead(ahead *f, const bool near)
     }
 #undef LINE
     f->offset += f->step;
-    if (__builtin_expect(f->offset >= f->end, 0)) {
-        f->at++;
-        start_bundle(f);
-    }
+    if (__builtin_expect(f->offset >= f->end, 0)) step_lines(f);
 }
 
 /* Pass over that many lines: they were fetched before. */
@@ -97,8 +122,7 @@ static inline void skip_lines(ahead *f, int32_t lines)
             return;
         }
         lines -= here;
-        f->at++;
-        start_bundle(f);
+        step_lines(f);
     }
 }
 

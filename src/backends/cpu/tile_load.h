@@ -8,7 +8,9 @@
 
 #include "backends/cpu/key_rows.h"
 
-enum { PART_BYTES = 128 }; /* of a key's K that few rows convert at a time */
+enum {
+    PART = DOT ? 128 : 64
+}; /* numbers of a key's K that few rows convert at a time: 256 bytes of them then */
 
 INLINE key_side plan_side(const folioi_keys *keys, const folioi_kv_side *stored,
                           const folio_tensor *given, const folio_dtype kv, int32_t dims)
@@ -42,7 +44,7 @@ INLINE tile_plan plan_tiles(const folioi_attend_args *a, const folio_dtype kv)
                             (!DOT && p.k.form == AS_COLUMNS && keys->k.at->dim_tile_stride == SUB));
     p.v.in_place = same && (DOT ? p.v.form == AS_PAIRS
                                 : p.v.form == AS_ROWS && p.chunk == SUB && a->v_dims % SUB == 0);
-    p.k.in_parts = !p.k.in_place && p.k.form != AS_NUMBERS && !has_rows(keys->k.at);
+    p.k.in_parts = !p.k.in_place && p.k.form != AS_NUMBERS;
     p.packed = p.k.form == AS_WORDS &&
                (p.v.form == AS_PAIRS || (p.v.form == AS_ROWS && a->v_dims % SUB == 0 &&
                                          keys->v.at->token_tile_stride == a->v_dims));
@@ -51,31 +53,44 @@ INLINE tile_plan plan_tiles(const folioi_attend_args *a, const folio_dtype kv)
 
 /* ------------------------------------------------------------------------------------------ scales */
 
-/* Of sixteen keys from `key` on, of which n are there; 1 for those that are not, or are given. */
-static void load_scales(const folioi_attend_args *a, const folioi_kv_side *side, float fp8_scale,
-                        int32_t key, int32_t n, float *to)
+/* Of sixteen keys from `key` on, of which n are there; 1 for those that are not, or are given. What scales a layout has, it
+ * has token by token. */
+static void load_scales(const folioi_attend_args *a, const tile_plan *plan,
+                        const folioi_kv_side *side, float fp8_scale, int32_t key, int32_t n,
+                        float *to)
 {
     const folioi_keys *keys = &a->keys;
+    const folioi_address *at = side->scales_at;
+    bool whole = n >= SUB && key >= a->begin && key <= keys->stored_len - SUB;
+    for (int i = 0; i < SUB; i++) to[i] = whole ? fp8_scale : 1.0f;
+    if (whole && side->scales == NULL) return;
+    bool together = whole && plan->chunk == SUB && at->token_tile_stride == 1;
     for (int i = 0; i < SUB; i++) {
-        int64_t at = key + (int64_t)i;
-        to[i] = 1.0f;
-        if (i >= n || at < a->begin || at >= keys->stored_len) continue;
+        int64_t token = key + (int64_t)i;
+        if (i >= n || token < a->begin || token >= keys->stored_len) continue;
         to[i] = fp8_scale;
         if (side->scales == NULL) continue;
-        uint32_t token = (uint32_t)at, size = (uint32_t)keys->block_size;
-        to[i] = side->scales[address_token(side->scales_at, keys->blocks[token / size],
-                                           keys->kv_head, token % size)];
+        uint32_t in_blocks = (uint32_t)token, size = (uint32_t)keys->block_size;
+        uint32_t index = block_index(plan, in_blocks, size);
+        const float *from = side->scales + keys->blocks[index] * at->block +
+                            keys->kv_head * at->head +
+                            (in_blocks - index * size) * at->token_tile_stride;
+        if (together) {
+            memcpy(to, from, SUB * sizeof *to);
+            return;
+        }
+        to[i] = *from;
     }
 }
 
 /* Of sub-tile i, if the cache has any. */
-INLINE void load_sub_scales(const folioi_attend_args *a, tile *t, int i)
+INLINE void load_sub_scales(const folioi_attend_args *a, const tile_plan *plan, tile *t, int i)
 {
     const folioi_keys *keys = &a->keys;
     if (folio_dtype_size(t->kv) != 1) return;
     int32_t key = t->t0 + i * SUB, n = t->n - i * SUB;
-    load_scales(a, &keys->k, keys->k_scale, key, n, t->k_scale + i * SUB);
-    load_scales(a, &keys->v, keys->v_scale, key, n, t->v_scale + i * SUB);
+    load_scales(a, plan, &keys->k, keys->k_scale, key, n, t->k_scale + i * SUB);
+    load_scales(a, plan, &keys->v, keys->v_scale, key, n, t->v_scale + i * SUB);
 }
 
 /* --------------------------------------------------------------------------------------- sub-tiles */
@@ -85,7 +100,7 @@ static bool find_k(const folioi_attend_args *a, const tile_plan *plan, tile *t, 
 {
     const folioi_keys *keys = &a->keys;
     int32_t key = t->t0 + i * SUB, n = t->n - i * SUB < SUB ? t->n - i * SUB : SUB;
-    load_sub_scales(a, t, i);
+    load_sub_scales(a, plan, t, i);
     *r = (key_rows){.type = t->kv, .scale = t->k_scale + i * SUB};
     if (key + n > keys->stored_len) return false;
     if (plan->k.form != AS_WORDS && plan->k.form != AS_COLUMNS)
@@ -276,7 +291,7 @@ static bool find_bytes(const folioi_attend_args *a, const tile_plan *plan, tile 
         return false;
     for (int i = 0; i < SUBS; i++) {
         int32_t key = t->t0 + i * SUB;
-        load_sub_scales(a, t, i);
+        load_sub_scales(a, plan, t, i);
         t->ptrs.k[i] = (const void *)stored_token(keys, plan, &plan->k, key);
         t->ptrs.v[i] = (const void *)stored_token(keys, plan, &plan->v, key);
     }
@@ -315,36 +330,55 @@ static void load_tile(const folioi_attend_args *a, const tile_plan *plan, tile *
 
 /* -------------------------------------------------------------------------------- what is read next */
 
-/* How pieces of one side lie: false, not so that whole lines of them would be read. */
-INLINE bool shape_pieces(const key_side *side, int64_t elem, int32_t block_size, int32_t chunk,
-                         fetch_side *s)
+/* Numbers of a key's K that few rows convert at a time. Rows of tokens in turn are not read in short pieces: each would be
+ * a place of its own in memory. */
+INLINE int32_t part_of(const tile_plan *plan, int64_t elem)
 {
+    int32_t row = has_rows(plan->k.stored->at) ? (int32_t)(256 / elem) : 0;
+    return row > PART ? row : PART;
+}
+
+/* How pieces of one side lie, of which `part` bytes of each token are read at a time; false: not so that whole lines would
+ * be read. */
+INLINE bool shape_pieces(const key_side *side, int64_t elem, int32_t block_size, int32_t chunk,
+                         int32_t part, fetch_side *s)
+{
+    int32_t all = (int32_t)(side->dims * elem);
+    part = part < all ? part : all;
+    s->parts = (all + part - 1) / part;
+    s->group = GROUP * SUB / chunk;
     s->rows = 1;
-    s->bytes = (int32_t)(chunk * side->dims * elem);
-    if (address_is_dense(side->stored->at, block_size, side->dims)) return true;
+    s->bytes = chunk * part;
+    s->part_stride = s->bytes;
+    if (address_is_dense(side->stored->at, block_size, side->dims) &&
+        (s->parts == 1 || !has_rows(side->stored->at)))
+        return true;
     s->rows = chunk;
     s->row_stride = side->token;
-    s->bytes = (int32_t)(side->dims * elem);
+    s->bytes = part;
+    s->part_stride = part;
     return has_rows(side->stored->at);
 }
 
 /* The piece with token `key`. Where pieces are contiguous they need not be in the order of tokens. */
 INLINE const char *find_piece(const folioi_attend_args *a, const tile_plan *plan, key_side side,
-                              const fetch_side *s, const folioi_soon *soon, int64_t key)
+                              int64_t elem, const fetch_side *s, const folioi_soon *soon,
+                              int64_t key)
 {
-    if (s->rows == 1) side.token = s->bytes / plan->chunk;
+    if (s->rows == 1) side.token = side.dims * elem;
     return find_token(plan, &side, a->keys.block_size, soon->blocks, soon->kv_head, key);
 }
 
 /* Pieces of stored keys [key, soon->end): of K until f has `most_k`, of V until it has `most_v`. */
 INLINE void add_pieces(const folioi_attend_args *a, const tile_plan *plan, const folioi_soon *soon,
-                       int64_t key, int most_k, int most_v, ahead *f, int *num_k)
+                       int64_t key, int32_t most_k, int32_t most_v, ahead *f, int32_t *num_k)
 {
     const folioi_keys *keys = &a->keys;
+    const int64_t elem = (int64_t)folio_dtype_size(keys->k.dtype);
     for (; key + plan->chunk <= soon->end && *num_k < most_k; key += plan->chunk) {
-        int i = (*num_k)++;
-        f->k.piece[i] = find_piece(a, plan, plan->k, &f->k, soon, key);
-        if (i < most_v) f->v.piece[i] = find_piece(a, plan, plan->v, &f->v, soon, key);
+        int32_t i = (*num_k)++;
+        f->k.piece[i] = find_piece(a, plan, plan->k, elem, &f->k, soon, key);
+        if (i < most_v) f->v.piece[i] = find_piece(a, plan, plan->v, elem, &f->v, soon, key);
         if (keys->k.scales == NULL) continue;
         uint32_t at = (uint32_t)key, size = (uint32_t)keys->block_size;
         int64_t block = soon->blocks[at / size], token = at % size;
@@ -374,13 +408,6 @@ static int32_t many_lines(const folioi_attend_args *a, int64_t elem)
     return lines > 2 * all ? 4 : lines > all ? 2 : 1;
 }
 
-/* Bundles of so many pieces. */
-INLINE int32_t bundles_of(const fetch_side *s, int pieces)
-{
-    if (s->side_by_side) return pieces / s->width;
-    return s->rows == 1 ? pieces : pieces * (s->rows / s->width);
-}
-
 /*
  * What is fetched while the tile is computed. Few rows: what they will read next, from a distance of LEAD on. Many rows:
  * all of the next tile.
@@ -391,32 +418,35 @@ static void look_ahead(const folioi_attend_args *a, const tile_plan *plan, const
     const folioi_keys *keys = &a->keys;
     const int64_t elem = (int64_t)folio_dtype_size(t->kv);
     const int32_t chunk = plan->chunk, pieces = chunk > 0 ? TILE / chunk : 0;
-    f->num = f->at = 0;
-    if (chunk == 0 || !shape_pieces(&plan->k, elem, keys->block_size, chunk, &f->k) ||
-        !shape_pieces(&plan->v, elem, keys->block_size, chunk, &f->v)) {
-        start_bundle(f);
+    const bool in_place = plan->k.in_place || t->bytes;
+    const bool parts = few && plan->k.in_parts && !t->bytes;
+    f->width = 0;
+    if (chunk == 0 ||
+        !shape_pieces(&plan->k, elem, keys->block_size, chunk,
+                      parts ? (int32_t)(part_of(plan, elem) * elem) : INT32_MAX, &f->k) ||
+        !shape_pieces(&plan->v, elem, keys->block_size, chunk, INT32_MAX, &f->v))
         return;
-    }
-    f->k.side_by_side = few && (plan->k.in_place || plan->k.in_parts || t->bytes);
+    f->alternates = !few;
+    if (!few) f->k.group = f->v.group = 1;
+    f->k.side_by_side = few && in_place;
     f->v.side_by_side = false;
-    f->k.width = few ? (plan->k.in_place || t->bytes ? GROUP : HALF) : many_lines(a, elem);
-    f->v.width = few ? (plan->v.in_place ? GROUP : HALF) : f->k.width;
-    if (t->bytes) f->v.width = GROUP / 2;
-    int num = 0, most = pieces;
-    int64_t key = few ? t->t0 : t->t0 + (int64_t)TILE;
-    add_pieces(a, plan, &a->soon[0], key, most, most, f, &num);
-    if (!few) add_pieces(a, plan, &a->soon[1], a->soon[1].key, most, most, f, &num);
-    f->k.bundles = bundles_of(&f->k, num);
-    f->v.bundles = keys->v_in_k ? 0 : bundles_of(&f->v, num);
-    f->num = f->k.bundles + f->v.bundles;
-    if (few && f->k.bundles == bundles_of(&f->k, pieces)) {
-        most += GROUP * SUB / chunk;
-        add_pieces(a, plan, &a->soon[0], t->t0 + (int64_t)TILE, most, 0, f, &num);
-        add_pieces(a, plan, &a->soon[1], a->soon[1].key, most, 0, f, &num);
-        f->num = f->v.bundles + bundles_of(&f->k, num);
+    f->k.width = t->bytes ? 4 : !few ? many_lines(a, elem) : in_place ? GROUP : HALF;
+    f->v.width = !few ? f->k.width : plan->v.in_place ? GROUP : HALF;
+    int32_t num = 0;
+    add_pieces(a, plan, &a->soon[0], few ? t->t0 : t->t0 + (int64_t)TILE, pieces, pieces, f, &num);
+    if (!few) add_pieces(a, plan, &a->soon[1], a->soon[1].key, pieces, pieces, f, &num);
+    f->k.num = num;
+    f->v.num = keys->v_in_k ? 0 : num;
+    if (few && num == pieces) {
+        int32_t more = pieces + GROUP * SUB / chunk;
+        add_pieces(a, plan, &a->soon[0], t->t0 + (int64_t)TILE, more, 0, f, &num);
+        add_pieces(a, plan, &a->soon[1], a->soon[1].key, more, 0, f, &num);
     }
-    start_bundle(f);
-    if (few) skip_lines(f, plan->k.in_place || plan->k.in_parts ? LEAD : FAR_LEAD);
+    f->num_k = num;
+    if (num == 0) return;
+    start_piece(f, &f->k, 0);
+    start_lines(f);
+    if (few) skip_lines(f, in_place && plan->v.in_place ? LEAD : FAR_LEAD);
 }
 
 #endif

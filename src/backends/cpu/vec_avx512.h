@@ -92,8 +92,14 @@ INLINE vec vec_unpack(const int kv, const int part, vec words)
         return _mm512_castsi512_ps(part == 0
                                        ? _mm512_slli_epi32(u, 16)
                                        : _mm512_and_epi32(u, _mm512_set1_epi32((int)0xffff0000u)));
-    if (kv == FOLIO_F16)
-        return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(part == 0 ? u : _mm512_srli_epi32(u, 16)));
+    if (kv == FOLIO_F16) {
+        const __m512i halves =
+            _mm512_set_epi16(31, 29, 27, 25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1, 30, 28, 26,
+                             24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
+        u = _mm512_permutexvar_epi16(halves, u);
+        return _mm512_cvtph_ps(part == 0 ? _mm512_castsi512_si256(u)
+                                         : _mm512_extracti64x4_epi64(u, 1));
+    }
     if (kv == FOLIO_INT8)
         return _mm512_cvtepi32_ps(
             _mm512_srai_epi32(_mm512_sllv_epi32(u, _mm512_set1_epi32(24 - 8 * part)), 24));

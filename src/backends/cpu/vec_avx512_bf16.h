@@ -16,13 +16,16 @@ INLINE void vec_store_bf16(float *p, int i, vec x)
 {
     _mm256_storeu_si256((__m256i *)(void *)p + i, (__m256i)_mm512_cvtneps_pbh(x));
 }
+/* Two rows of 16 numbers: pairs of one from each. */
 INLINE vec vec_interleave(const uint16_t *low, const uint16_t *high)
 {
-    __m512i l = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const void *)low));
-    __m512i h = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const void *)high));
-    return _mm512_castsi512_ps(_mm512_or_epi32(l, _mm512_slli_epi32(h, 16)));
+    const __m512i order =
+        _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6,
+                         21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    __m512i both = _mm512_castsi256_si512(_mm256_loadu_si256((const void *)low));
+    both = _mm512_inserti64x4(both, _mm256_loadu_si256((const void *)high), 1);
+    return _mm512_castsi512_ps(_mm512_permutexvar_epi16(order, both));
 }
-
 /* Two rows of 32 numbers: pairs of one from each, two vectors. */
 INLINE void vec_interleave_64(const void *low, const void *high, vec *pair)
 {
