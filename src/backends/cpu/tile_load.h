@@ -8,9 +8,7 @@
 
 #include "backends/cpu/key_rows.h"
 
-enum {
-    PART = DOT ? 128 : 64
-}; /* numbers of a key's K that few rows convert at a time: 256 bytes of them then */
+enum { PART = DOT ? 128 : 32 }; /* numbers of a key's K that few rows convert at a time */
 
 INLINE key_side plan_side(const folioi_keys *keys, const folioi_kv_side *stored,
                           const folio_tensor *given, const folio_dtype kv, int32_t dims)
@@ -394,7 +392,7 @@ INLINE void add_pieces(const folioi_attend_args *a, const tile_plan *plan, const
  * products of what it made both fetch. And how many lines they are ahead: what L1 holds beside what is computed. Whole
  * sub-tiles that are converted are further apart.
  */
-enum { HALF = GROUP > 1 ? GROUP / 2 : 1, LEAD = 32 * GROUP, FAR_LEAD = 64 * GROUP };
+enum { HALF = GROUP > 1 ? GROUP / 2 : 1, LEAD = 32 * GROUP, FAR_LEAD = 52 * GROUP };
 
 /* Lines at a time, for many rows: at every step of a block of rows, with K two vectors of keys, with V two of dims. */
 static int32_t many_lines(const folioi_attend_args *a, int64_t elem)
