@@ -70,6 +70,20 @@ static inline bool folioi_cuda_side_aligned(const folioi_cuda_side *side, int64_
     return ((int64_t)(intptr_t)side->base | strides * size) % bytes == 0;
 }
 
+/** Numbers in 16 bytes: a pack of x-packed K. */
+static inline int32_t folioi_cuda_pack(folio_dtype dtype)
+{
+    return dtype_is_16_bit(dtype) ? 8 : 16;
+}
+
+/** Does it lie by dims, [dim][token]: V of x-packed caches, and K of those with x = 1? */
+static inline bool folioi_cuda_by_dims(const folioi_cuda_side *side)
+{
+    const folioi_address *at = &side->at;
+    return at->turn == 0 && at->token_tile == 1 && at->dim_tile == 1 &&
+           at->token_tile_stride == 1 && at->dim_tile_stride > 1;
+}
+
 /** One layer. */
 typedef struct folioi_cuda_layer {
     folio_dtype dtype, kv_dtype;          /* of q and out; of the cache */
@@ -90,6 +104,41 @@ typedef struct folioi_cuda_layer {
     folioi_cuda_turns
         turns; /* of q and of new_k, as they are read: the generic kernel alone does it */
 } folioi_cuda_layer;
+
+/** How K and V lie in the cache, of those ways that prefill and decode kernels read. */
+typedef enum folioi_cuda_form {
+    FOLIOI_FORM_OTHER,
+    FOLIOI_FORM_ROWS,      /* the numbers of a token and head are neighbours   */
+    FOLIOI_FORM_PAGES,     /* native pages                                     */
+    FOLIOI_FORM_XPACKED,   /* K in packs of 16 bytes, V by dims                */
+    FOLIOI_FORM_XPACKED_1, /* K and V by dims                                  */
+} folioi_cuda_form;
+
+/** X-packed ones are taken in units of 8 tokens of a dim, or of a pack, which have to be aligned. */
+static inline folioi_cuda_form folioi_cuda_form_of(const folioi_cuda_layer *l)
+{
+    const folioi_cuda_side *k = &l->k, *v = &l->v;
+    int32_t pack = folioi_cuda_pack(l->kv_dtype), size = 16 / pack;
+    if (folioi_cuda_has_pages(k)) return FOLIOI_FORM_PAGES;
+    if (folioi_cuda_has_rows(k) && folioi_cuda_has_rows(v)) return FOLIOI_FORM_ROWS;
+    int64_t starts = (int64_t)(intptr_t)k->base | (int64_t)(intptr_t)v->base |
+                     (k->at.block | k->at.head | v->at.block | v->at.head) * size;
+    if (l->kv_dtype == FOLIO_F32 || starts % 16 != 0 || l->block_size % 8 != 0 ||
+        !folioi_cuda_by_dims(v) || v->at.dim_tile_stride != l->block_size)
+        return FOLIOI_FORM_OTHER;
+    if (folioi_cuda_by_dims(k) && k->at.dim_tile_stride == l->block_size)
+        return FOLIOI_FORM_XPACKED_1;
+    return k->at.token_tile == 1 && k->at.dim_tile == pack && k->at.dim_stride == 1 &&
+                   k->at.token_tile_stride == pack &&
+                   k->at.dim_tile_stride == (int64_t)pack * l->block_size
+               ? FOLIOI_FORM_XPACKED
+               : FOLIOI_FORM_OTHER;
+}
+
+static inline bool folioi_cuda_is_xpacked(const folioi_cuda_layer *l)
+{
+    return l->cached && folioi_cuda_form_of(l) >= FOLIOI_FORM_XPACKED;
+}
 
 /** Are new rows that are read of q's type? Prefill and decode kernels read no others. */
 static inline bool folioi_cuda_new_rows_fit(const folioi_cuda_layer *l)

@@ -47,6 +47,11 @@ static __device__ __forceinline__ void store_shared(uint32_t to, uint4 x)
                  : "memory");
 }
 
+static __device__ __forceinline__ void store_shared_u32(uint32_t to, uint32_t x)
+{
+    asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(x) : "memory");
+}
+
 static __device__ __forceinline__ void store_shared_u16(uint32_t to, uint16_t x)
 {
     asm volatile("st.shared.u16 [%0], %1;" ::"r"(to), "h"(x) : "memory");
@@ -75,7 +80,7 @@ static __device__ __forceinline__ void cp_async(uint32_t to, const void *from)
                      : "memory");
 }
 
-/* The same of which `read` bytes, all or 0, are read; the others are zeros. */
+/* The same of which `read` bytes are read; the others are zeros. */
 template <int BYTES, int L2_BYTES = 0>
 static __device__ __forceinline__ void cp_async(uint32_t to, const void *from, uint32_t read)
 {

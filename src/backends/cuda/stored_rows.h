@@ -1,6 +1,7 @@
 /*
- * stored_rows.h: the address of a row of the cache: in contiguous rows, or in native pages (kv_layout.c). A page holds 8
- * tokens; a row's pieces of 128 bytes (64 dims) are 1 KB apart, and their 16-byte units are XORed with the token's number.
+ * stored_rows.h: the address of a row of the cache: in contiguous rows, in native pages (kv_layout.c), or in packs of 16
+ * bytes. A page holds 8 tokens; a row's pieces of 128 bytes (64 dims) are 1 KB apart, and their 16-byte units are XORed with
+ * the token's number. Packs of a row are as far apart as its block is long.
  */
 #ifndef FOLIOI_CUDA_STORED_ROWS_H
 #define FOLIOI_CUDA_STORED_ROWS_H
@@ -23,6 +24,12 @@ static __device__ __forceinline__ int64_t stored_row(const folioi_address &at, i
 static __device__ __forceinline__ int32_t row_byte(bool paged, int32_t token, int32_t at)
 {
     return paged ? ((at & ~127) << 3) + ((at & 127) ^ ((token & 7) << 4)) : at;
+}
+
+/* The same in packs `step` bytes apart; 16: contiguous rows. */
+static __device__ __forceinline__ int32_t pack_byte(int32_t step, int32_t at)
+{
+    return (at >> 4) * step + (at & 15);
 }
 
 #endif

@@ -14,41 +14,62 @@ typedef struct decode_line {
     folioi_cuda_line line;
     int32_t q_forms;            /* see block_shared                                         */
     int32_t warps[2];           /* of up to 8 rows, of up to 16                             */
-    decode_fn *kernels[2][2];   /* the same, for caches in rows and in pages; NULL: is none */
+    folioi_cuda_form form;      /* of fixed lines: rows stands for pages too                */
+    decode_fn *kernels[2][2];   /* the same, for the form and for pages; NULL: is none      */
     int32_t cluster_warps[2];   /* the same, for clusters of blocks; pages only             */
     decode_fn *clustered[2][2]; /* the same; without new rows to store, and with them */
 } decode_line;
 
 /* Fixed 16-bit instances know pages from rows too. */
-template <int DIMS, int NT, int KV, int WARPS, bool PAGES, bool CLUSTERED = false,
-          bool STORES = PAGES>
+template <int DIMS, int NT, int KV, int WARPS, folioi_cuda_form FORM, bool CLUSTERED = false,
+          bool STORES = true>
 static constexpr decode_fn *kernel_of(void)
 {
-    constexpr bool PAGED = PAGES && (KV == FOLIO_F16 || KV == FOLIO_BF16);
-    constexpr bool STORING = PAGED && STORES;
-    if constexpr (WARPS > 0) return decode_kernel<DIMS, NT, KV, WARPS, PAGED, CLUSTERED, STORING>;
+    constexpr bool NO_PAGES = FORM == FOLIOI_FORM_PAGES && KV != FOLIO_F16 && KV != FOLIO_BF16;
+    constexpr folioi_cuda_form OWN = NO_PAGES ? FOLIOI_FORM_ROWS : FORM;
+    constexpr bool STORING = OWN == FOLIOI_FORM_PAGES && STORES;
+    if constexpr (WARPS > 0) return decode_kernel<DIMS, NT, KV, WARPS, OWN, CLUSTERED, STORING>;
     else return nullptr;
 }
 
 static bool takes(const folioi_cuda_line *line, const folioi_cuda_layer *y,
                   const folioi_cuda_sm *sm, int32_t rows);
 
+/* What all lines begin with. */
+#define LINE(name, kv, dims, few, many, form)                                                      \
+    {"decode_" name "_d" #dims,                                                                    \
+     kv == FOLIO_F16 || kv == FOLIO_BF16 ? (folio_dtype)kv : (folio_dtype)0,                       \
+     (folio_dtype)kv,                                                                              \
+     dims,                                                                                         \
+     dims,                                                                                         \
+     kv == 0,                                                                                      \
+     takes},                                                                                       \
+        decode_instance<dims, 1, kv, form, false>::Q_FORMS, {few, many}, form
+#define KERNELS(kv, dims, few, many, form)                                                         \
+    {                                                                                              \
+        kernel_of<dims, 1, kv, few, form>(), kernel_of<dims, 2, kv, many, form>()                  \
+    }
+#define XPACKED_LINE(name, kv, dims, few, many, form)                                              \
+    {LINE(name, kv, dims, few, many, form), {KERNELS(kv, dims, few, many, form), {}}, {}, {}},
+
 static const decode_line lines[] = {
 #define X(name, kv, dims, few, many, cluster_few, cluster_many)                                    \
-    {{"decode_" #name "_d" #dims,                                                                  \
-      kv == FOLIO_F16 || kv == FOLIO_BF16 ? (folio_dtype)kv : (folio_dtype)0, (folio_dtype)kv,     \
-      dims, dims, kv == 0, takes},                                                                 \
-     decode_instance<dims, 1, kv, false, false>::Q_FORMS,                                          \
-     {few, many},                                                                                  \
-     {{kernel_of<dims, 1, kv, few, false>(), kernel_of<dims, 2, kv, many, false>()},               \
-      {kernel_of<dims, 1, kv, few, true>(), kernel_of<dims, 2, kv, many, true>()}},                \
+    {LINE(#name, kv, dims, few, many, FOLIOI_FORM_ROWS),                                           \
+     {KERNELS(kv, dims, few, many, FOLIOI_FORM_ROWS),                                              \
+      KERNELS(kv, dims, few, many, FOLIOI_FORM_PAGES)},                                            \
      {cluster_few, cluster_many},                                                                  \
-     {{kernel_of<dims, 1, kv, cluster_few, true, true, false>(),                                   \
-       kernel_of<dims, 1, kv, cluster_few, true, true>()},                                         \
-      {kernel_of<dims, 2, kv, cluster_many, true, true, false>(),                                  \
-       kernel_of<dims, 2, kv, cluster_many, true, true>()}}},
+     {{kernel_of<dims, 1, kv, cluster_few, FOLIOI_FORM_PAGES, true, false>(),                      \
+       kernel_of<dims, 1, kv, cluster_few, FOLIOI_FORM_PAGES, true>()},                            \
+      {kernel_of<dims, 2, kv, cluster_many, FOLIOI_FORM_PAGES, true, false>(),                     \
+       kernel_of<dims, 2, kv, cluster_many, FOLIOI_FORM_PAGES, true>()}}},
+#define XPACKED(name, kv, dims, few, many)                                                         \
+    XPACKED_LINE("x_" #name, kv, dims, few, many, FOLIOI_FORM_XPACKED)
+#define XPACKED_1(name, kv, dims, few, many)                                                       \
+    XPACKED_LINE("x1_" #name, kv, dims, few, many, FOLIOI_FORM_XPACKED_1)
 #include "backends/cuda/decode/decode_instances.def"
 #undef X
+#undef XPACKED
+#undef XPACKED_1
 };
 enum { NUM_LINES = sizeof lines / sizeof lines[0] };
 
@@ -112,7 +133,7 @@ static block_fit fit_block(const decode_line *line, const folioi_cuda_sm *sm, bo
     /* fragments have 16 dims: what is read past the head size must be the row's own zeros */
     f.k_stride = row_stride((int)round_up(k_dims, 16), stage_elem);
     f.v_stride = row_stride((int)round_up(v_dims, 16), stage_elem);
-    if (fixed) f.k_stride = f.v_stride = fixed_stride(k_dims, kv_bytes);
+    if (fixed) f.k_stride = f.v_stride = fixed_stride(k_dims, kv_bytes, line->form);
     f.stage_bytes = 16 * (f.k_stride + f.v_stride);
     f.q_stride = (int)round_up(k_dims, 16) + 8;
     f.out_stride = (int)round_up(v_dims, 32) + 4;
@@ -154,7 +175,7 @@ static int widest_copy(const folioi_cuda_layer *y, int elem)
 {
     for (int bytes = 16; bytes >= 4; bytes /= 2) {
         bool fit = y->k_dims * elem % bytes == 0 && y->v_dims * elem % bytes == 0;
-        if (y->cached)
+        if (y->cached && !folioi_cuda_is_xpacked(y))
             fit = fit && folioi_cuda_side_aligned(&y->k, elem, bytes) &&
                   folioi_cuda_side_aligned(&y->v, elem, bytes);
         /* beside an 8-bit cache new rows are copied slowly */
@@ -176,6 +197,9 @@ static bool scales_alike(const folioi_address *k, const folioi_address *v)
 static bool is_fixed(const folioi_cuda_line *line, const folioi_cuda_layer *y)
 {
     if (!y->cached || y->append || y->kv_dtype != line->kv) return false;
+    folioi_cuda_form form = folioi_cuda_form_of(y);
+    if (form == FOLIOI_FORM_PAGES) form = FOLIOI_FORM_ROWS;
+    if (form != ((const decode_line *)line)->form) return false;
     if (line->dtype != 0 && y->dtype != line->dtype) return false;
     if (y->k_dims != line->k_dims || y->v_dims != line->v_dims) return false;
     if (y->kv_dtype == FOLIO_INT8 && !scales_alike(&y->k.scales_at, &y->v.scales_at)) return false;
@@ -202,9 +226,7 @@ static bool takes(const folioi_cuda_line *line, const folioi_cuda_layer *y,
     if (!dtype_is_16_bit(y->dtype) || !folioi_cuda_new_rows_fit(y)) return false;
     if (y->k_dims > 512 || y->num_heads / y->num_kv_heads > 16) return false;
     if (y->cached && y->kv_dtype == FOLIO_F32) return false;
-    if (y->cached && !folioi_cuda_has_pages(&y->k) &&
-        !(folioi_cuda_has_rows(&y->k) && folioi_cuda_has_rows(&y->v)))
-        return false;
+    if (y->cached && folioi_cuda_form_of(y) == FOLIOI_FORM_OTHER) return false;
     /* probabilities are of the cache's type, and bf16 ones too coarse for f16 results */
     if (y->cached && y->dtype == FOLIO_F16 && y->kv_dtype == FOLIO_BF16) return false;
     if (line->is_flexible ? y->v_dims > line->v_dims : !is_fixed(line, y)) return false;
@@ -342,8 +364,13 @@ static void fill_args(decode_args *a, const folioi_cuda_run *run,
         if (y->block_size == 1 << shift) a->block_shift = shift;
     a->one_block_tiles = y->block_size % 16 == 0;
     a->paged = y->cached && folioi_cuda_has_pages(&y->k);
-    a->bulk = a->one_block_tiles && (a->paged || (y->k.at.token_tile_stride == y->k_dims &&
-                                                  y->v.at.token_tile_stride == y->v_dims));
+    a->xpacked = folioi_cuda_is_xpacked(y);
+    a->k_by_dims = a->xpacked && folioi_cuda_by_dims(&y->k);
+    a->k_unit = a->paged ? 0 : a->xpacked ? 16 * y->block_size : 16;
+    a->bulk = a->xpacked
+                  ? y->block_size == 16
+                  : a->one_block_tiles && (a->paged || (y->k.at.token_tile_stride == y->k_dims &&
+                                                        y->v.at.token_tile_stride == y->v_dims));
     a->k_inverse = ((1u << 22) + a->k_copies - 1) / a->k_copies;
     a->v_inverse = ((1u << 22) + a->v_copies - 1) / a->v_copies;
 }

@@ -39,8 +39,11 @@ typedef struct decode_args {
     int32_t out_copies, out_size;  /* warps add up in so many copies of out; floats of one */
     int32_t block_shift;           /* block_size is 1 << block_shift; -1: it is no power of two */
     int32_t one_block_tiles;       /* no tile lies in two blocks */
-    int32_t bulk;      /* rows of a block lie one after another: bulk copies can take them */
+    int32_t bulk;      /* K of a block lies together, and V: bulk copies can take them */
     int32_t paged;     /* K and V lie in native pages */
+    int32_t xpacked;   /* V lies by dims */
+    int32_t k_by_dims; /* and K too */
+    int32_t k_unit;    /* bytes between 16-byte units of a row of K; 0: a page has it */
     int32_t out_quads; /* four numbers of out can be stored at once */
     int32_t
         cluster; /* blocks of one, each with a part of the sequence; 0: parts meet in the workspace */

@@ -9,6 +9,7 @@
 #include "backends/cuda/decode/decode_tile.h"
 #include "backends/cuda/instructions.h"
 #include "backends/cuda/stored_rows.h"
+#include "backends/cuda/turn.h"
 #include "backends/cuda/warp.h"
 
 /* One lane's view of the next tile its warp will fetch. */
@@ -46,6 +47,13 @@ static __device__ __noinline__ int ask_ahead(const decode_args &a, const folioi_
     return __ldg(a.blocks + table + block_index(a, tile));
 }
 
+/* Is a token within [low, high)? by_dims: or one of the unit of 8 that it is in. */
+static __device__ __forceinline__ bool is_read(bool by_dims, int token, int low, int high)
+{
+    int unit = by_dims ? 7 : 0;
+    return (token | unit) >= low && (token & ~unit) < high;
+}
+
 /* Load block numbers: of this lane's token of the next tile, or, if no tile lies in two blocks, of 32 tiles at once. */
 template <int KV>
 static __device__ __forceinline__ void ask_block(const decode_args &a, const block_shared &sh,
@@ -68,8 +76,8 @@ static __device__ __forceinline__ void ask_block(const decode_args &a, const blo
         return;
     }
     int token = c.tile + (lane & 15);
-    if (token < c.low || token >= c.high) return;
-    if (!KV && (c.fresh || token >= c.fresh_at)) return;
+    if (!KV && c.fresh) return;
+    if (!is_read(a.xpacked, token, c.low, KV ? c.high : min(c.high, c.fresh_at))) return;
     int index = block_index(a, token);
     c.in_block = token - index * a.layer.block_size;
     c.block = __ldg(a.blocks + c.table + index);
@@ -141,12 +149,18 @@ static __device__ __forceinline__ uint64_t row_address(const decode_args &a, con
     return (uint64_t)side.base + stored_row(side.at, block, kv_head, c.in_block) * a.kv_bytes;
 }
 
+/* From a row's first number to its byte `at`; unit: bytes between its 16-byte units, 0: as pages have them. */
+static __device__ __forceinline__ int unit_byte(int unit, int token, int at)
+{
+    return unit == 0 ? row_byte(true, token, at) : pack_byte(unit, at);
+}
+
 /*
  * For rows that are not aligned for cp_async, and for new rows beside an 8-bit cache. V of the latter gets the order of dims
  * of 8-bit fragments: even dims of 16 first.
  */
 static __device__ __noinline__ void copy_rows_slowly(uint32_t dst, int stride, uint64_t row,
-                                                     int dims, int bytes, bool paged, bool turn,
+                                                     int dims, int bytes, int unit, bool turn,
                                                      int first_lane)
 {
     int lane = threadIdx.x & 31;
@@ -156,10 +170,11 @@ static __device__ __noinline__ void copy_rows_slowly(uint32_t dst, int stride, u
             int at = turn ? (d & ~15) + (d & 1) * 8 + (d & 15) / 2 : d;
             uint32_t to = dst + t * stride + at * bytes;
             if (bytes == 2) {
-                const uint16_t *x = (const uint16_t *)(from + row_byte(paged, t, d * 2));
+                const uint16_t *x = (const uint16_t *)(from + unit_byte(unit, t, d * 2));
                 store_shared_u16(to, from ? *x : (uint16_t)0);
             } else {
-                store_shared_u8(to, from ? ((const uint8_t *)from)[d] : (uint8_t)0);
+                const uint8_t *x = (const uint8_t *)(from + unit_byte(unit, t, d));
+                store_shared_u8(to, from ? *x : (uint8_t)0);
             }
         }
     }
@@ -168,7 +183,7 @@ static __device__ __noinline__ void copy_rows_slowly(uint32_t dst, int stride, u
 /* 16 rows of `copies` copies each. Lane first_lane + t holds the address of row t; 0: the row is zeros. */
 template <int BYTES>
 static __device__ __forceinline__ void copy_rows(uint32_t dst, int stride, uint64_t row, int copies,
-                                                 uint32_t inverse, int first_lane, bool paged,
+                                                 uint32_t inverse, int first_lane, int unit,
                                                  const void *anywhere)
 {
     int lane = threadIdx.x & 31;
@@ -181,8 +196,54 @@ static __device__ __forceinline__ void copy_rows(uint32_t dst, int stride, uint6
         if (n < 16 * copies)
             cp_async<BYTES, BYTES == 16 ? 128 : 0>(
                 dst + t * stride + at,
-                from ? (const void *)(from + row_byte(paged, t, at)) : anywhere, from ? BYTES : 0);
+                from ? (const void *)(from + unit_byte(unit, t, at)) : anywhere, from ? BYTES : 0);
     }
+}
+
+/* 16 rows of K, or of V, lane first_lane + t having the address of row t. */
+static __device__ __forceinline__ void copy_side(const decode_args &a, uint32_t dst, int stride,
+                                                 uint64_t row, int first_lane, int unit)
+{
+    bool is_v = first_lane > 0;
+    int copies = is_v ? a.v_copies : a.k_copies;
+    uint32_t inverse = is_v ? a.v_inverse : a.k_inverse;
+    const void *anywhere = a.layer.q.data;
+    if (a.copy_bytes == 16)
+        copy_rows<16>(dst, stride, row, copies, inverse, first_lane, unit, anywhere);
+    else if (a.copy_bytes == 8)
+        copy_rows<8>(dst, stride, row, copies, inverse, first_lane, unit, anywhere);
+    else copy_rows<4>(dst, stride, row, copies, inverse, first_lane, unit, anywhere);
+}
+
+/* The same by dims, to be turned by turn_side. */
+static __device__ __forceinline__ void copy_side_by_dims(const decode_args &a, uint32_t dst,
+                                                         int stride, uint64_t row, int first_lane,
+                                                         const folioi_cuda_side &side, int dims)
+{
+    uint64_t from = __shfl_sync(ALL_LANES, row, first_lane + (threadIdx.x & 1) * 8);
+    auto place = [=](int t, int chunk) { return dst + t * stride + chunk * 16; };
+    int64_t step = side.at.dim_tile_stride * a.kv_bytes;
+    if (a.kv_bytes == 2) copy_units<2, 2>(place, from, dims, step, a.layer.q.data);
+    else copy_units<1, 2>(place, from, dims, step, a.layer.q.data);
+}
+
+/* A tile by dims that has arrived becomes rows; those outside of [low, high) zeros. */
+static __device__ __noinline__ void turn_side(uint32_t at, int stride, int dims, int kv_bytes,
+                                              int low, int high)
+{
+    auto place = [=](int t, int chunk) { return at + t * stride + chunk * 16; };
+    for (int group = 0; group < 2; group++)
+        if (kv_bytes == 2) turn_units<2>(place, group, dims / 8, dims, low, high);
+        else turn_units<1>(place, group, (dims + 15) / 16, dims, low, high);
+}
+
+static __device__ __forceinline__ void turn_flexible(const decode_args &a, const tile_view &tile)
+{
+    const folioi_cuda_layer &y = a.layer;
+    int low = tile.low - tile.tile, high = tile.high - tile.tile;
+    turn_side(tile.v, a.v_stride, y.v_dims, a.kv_bytes, low, high);
+    if (a.k_by_dims) turn_side(tile.k, a.k_stride, y.k_dims, a.kv_bytes, low, high);
+    __syncwarp();
 }
 
 static __device__ __forceinline__ void copy_flexible(const decode_args &a, const cursor &c,
@@ -190,38 +251,33 @@ static __device__ __forceinline__ void copy_flexible(const decode_args &a, const
 {
     const folioi_cuda_layer &y = a.layer;
     uint32_t v_dst = dst + 16 * a.k_stride;
-    bool turned = c.fresh && a.kv_bytes == 1, paged = a.paged && !c.fresh;
+    bool xpacked = a.xpacked && !c.fresh, k_by_dims = xpacked && a.k_by_dims;
+    bool turned = c.fresh && a.kv_bytes == 1, slowly = turned || a.copy_bytes < 4;
+    int unit = c.fresh ? 16 : a.k_unit, bytes = c.fresh ? 2 : a.kv_bytes;
     int lane = threadIdx.x & 31;
     /* new rows of 16 bits left numbers where the last fragment of a row of 8 bits reads zeros */
-    if (a.kv_bytes == 1 && y.append && !c.fresh && y.k_dims % 16 != 0 && lane < 16)
+    if (a.kv_bytes == 1 && y.append && !c.fresh && !k_by_dims && y.k_dims % 16 != 0 && lane < 16)
         asm volatile("st.shared.v2.u32 [%0], {%1, %1};" ::"r"(dst + lane * a.k_stride + y.k_dims),
                      "r"(0)
                      : "memory");
-    if (turned || a.copy_bytes < 4) {
-        int bytes = c.fresh ? 2 : a.kv_bytes;
-        copy_rows_slowly(dst, a.k_stride, row, y.k_dims, bytes, paged, false, 0);
-        copy_rows_slowly(v_dst, a.v_stride, row, y.v_dims, bytes, paged, turned, 16);
-    } else if (a.copy_bytes == 16) {
-        copy_rows<16>(dst, a.k_stride, row, a.k_copies, a.k_inverse, 0, paged, y.q.data);
-        copy_rows<16>(v_dst, a.v_stride, row, a.v_copies, a.v_inverse, 16, paged, y.q.data);
-    } else if (a.copy_bytes == 8) {
-        copy_rows<8>(dst, a.k_stride, row, a.k_copies, a.k_inverse, 0, paged, y.q.data);
-        copy_rows<8>(v_dst, a.v_stride, row, a.v_copies, a.v_inverse, 16, paged, y.q.data);
-    } else {
-        copy_rows<4>(dst, a.k_stride, row, a.k_copies, a.k_inverse, 0, paged, y.q.data);
-        copy_rows<4>(v_dst, a.v_stride, row, a.v_copies, a.v_inverse, 16, paged, y.q.data);
-    }
+    if (k_by_dims) copy_side_by_dims(a, dst, a.k_stride, row, 0, y.k, y.k_dims);
+    else if (slowly) copy_rows_slowly(dst, a.k_stride, row, y.k_dims, bytes, unit, false, 0);
+    else copy_side(a, dst, a.k_stride, row, 0, unit);
+    if (xpacked) copy_side_by_dims(a, v_dst, a.v_stride, row, 16, y.v, y.v_dims);
+    else if (slowly) copy_rows_slowly(v_dst, a.v_stride, row, y.v_dims, bytes, unit, turned, 16);
+    else copy_side(a, v_dst, a.v_stride, row, 16, unit);
 }
 
 /* ---- tiles of the fixed instances ---- */
 
 /* Where a tile that lies in one block begins. */
-template <int BYTES, bool PAGED>
+template <int BYTES, folioi_cuda_form FORM>
 static __device__ __forceinline__ const char *tile_start(const folioi_cuda_side &side, int block,
                                                          int in_block, int kv_head)
 {
+    int tile = FORM == FOLIOI_FORM_PAGES ? in_block / 8 : in_block;
     return side.base + BYTES * (kv_head * side.at.head + block * side.at.block +
-                                (PAGED ? in_block / 8 : in_block) * side.at.token_tile_stride);
+                                tile * side.at.token_tile_stride);
 }
 
 /* 16 rows. Lane first_lane + t holds the address of row t; 0: the row is zeros. */
@@ -236,7 +292,7 @@ static __device__ __forceinline__ void copy_rows_fixed(const decode_args &a, uin
         int n = i + lane, t = n / COPIES, at = n % COPIES;
         uint64_t from = __shfl_sync(ALL_LANES, row, first_lane + t);
         const void *anywhere = a.layer.k.base;
-        cp_async<16, 128>(dst + fixed_place<DIMS, BYTES, false>(t, at),
+        cp_async<16, 128>(dst + fixed_place<DIMS, BYTES, FOLIOI_FORM_ROWS>(t, at),
                           from ? (const void *)(from + at * 16) : anywhere, from ? 16 : 0);
     }
 }
@@ -252,7 +308,58 @@ static __device__ __forceinline__ void copy_block_fixed(uint32_t dst, const char
     from += mine * row + chunk * 16;
 #pragma unroll
     for (int t = 0; t < 16; t += ROWS)
-        cp_async<16, 128>(dst + fixed_place<DIMS, BYTES, false>(t + mine, chunk), from + t * row);
+        cp_async<16, 128>(dst + fixed_place<DIMS, BYTES, FOLIOI_FORM_ROWS>(t + mine, chunk),
+                          from + t * row);
+}
+
+/* K in packs: 16 rows; lane t holds the address of row t; 0: the row is zeros. step: from pack to pack. */
+template <int DIMS, int BYTES>
+static __device__ __forceinline__ void copy_packs(uint32_t dst, uint64_t row, int64_t step,
+                                                  const void *anywhere)
+{
+    int lane = threadIdx.x & 31;
+    uint64_t from = __shfl_sync(ALL_LANES, row, lane & 15);
+#pragma unroll BYTES
+    for (int n = lane; n < DIMS * BYTES; n += 32)
+        cp_async<16, 128>(dst + n * 16, from ? (const void *)(from + n / 16 * step) : anywhere,
+                          from ? 16 : 0);
+}
+
+/*
+ * 16 tokens by dims. Lanes first_lane and first_lane + 8 hold the addresses of the units of dim 0; 0: zeros. Of a unit `seen`
+ * tokens are read, as counted from the first unit's first one; the others are zeros.
+ */
+template <int DIMS, int BYTES>
+static __device__ __forceinline__ void copy_by_dims(uint32_t dst, uint64_t row, int first_lane,
+                                                    int64_t step, int seen, const void *anywhere)
+{
+    constexpr int UNIT = 8 * BYTES;
+    int lane = threadIdx.x & 31, half = lane & 1;
+    uint64_t from = __shfl_sync(ALL_LANES, row, first_lane + half * 8);
+    int read = from ? min(max(seen - half * 8, 0), 8) * BYTES : 0;
+#pragma unroll BYTES
+    for (int n = lane; n < 2 * DIMS; n += 32)
+        cp_async<UNIT, UNIT == 16 ? 128 : 0>(
+            dst + n * UNIT, from ? (const void *)(from + n / 2 * step) : anywhere, read);
+}
+
+/* A tile of an x-packed cache that does not come in bulk. */
+template <int DIMS, int KV, folioi_cuda_form FORM>
+static __device__ __forceinline__ void copy_xpacked(const decode_args &a, const cursor &c,
+                                                    uint32_t dst, int block, bool valid,
+                                                    int kv_head)
+{
+    constexpr int BYTES = KV == FOLIO_F16 || KV == FOLIO_BF16 ? 2 : 1;
+    int lane = threadIdx.x & 31, seen = c.high - c.tile;
+    bool by_dims = FORM == FOLIOI_FORM_XPACKED_1 || lane >= 16;
+    if (by_dims) valid = is_read(true, c.tile + (lane & 15), c.low, c.high);
+    uint64_t row = row_address<KV>(a, c, block, valid, kv_head, lane);
+    const folioi_cuda_side &k = a.layer.k, &v = a.layer.v;
+    if (FORM == FOLIOI_FORM_XPACKED)
+        copy_packs<DIMS, BYTES>(dst, row, k.at.dim_tile_stride * BYTES, k.base);
+    else copy_by_dims<DIMS, BYTES>(dst, row, 0, k.at.dim_tile_stride * BYTES, seen, k.base);
+    copy_by_dims<DIMS, BYTES>(dst + fixed_value(DIMS, BYTES, FORM), row, 16,
+                              v.at.dim_tile_stride * BYTES, seen, v.base);
 }
 
 /* A native page: it lies in the tile as it lies in memory. Tokens outside of [low, high) are zeros; token `but` is not copied. */
@@ -274,31 +381,34 @@ static __device__ __forceinline__ void copy_page(uint32_t dst, const char *from,
  * Is this tile copied in bulk? Both its copies and its wait depend on it. If new rows are to be stored, the last tile of an
  * item is not: it may have one (put_new_row).
  */
-template <int DIMS, int KV, bool PAGED, bool STORES>
+template <int DIMS, int KV, folioi_cuda_form FORM, bool STORES>
 static __device__ __forceinline__ bool comes_in_bulk(const decode_args &a, int tile, int low,
                                                      int high)
 {
-    if (!HAS_BULK_COPIES || (KV != FOLIO_F16 && KV != FOLIO_BF16)) return false;
-    if (!PAGED && (fixed_form(DIMS, 2, false) != PACKED_TILE || !a.bulk)) return false;
+    constexpr int BYTES = KV == FOLIO_F16 || KV == FOLIO_BF16 ? 2 : 1;
+    constexpr bool CAN =
+        is_xpacked(FORM) ||
+        (BYTES == 2 && (FORM == FOLIOI_FORM_PAGES || fixed_form(DIMS, 2, FORM) == PACKED_TILE));
+    if (!HAS_BULK_COPIES || KV == 0 || !CAN) return false;
+    if (FORM != FOLIOI_FORM_PAGES && !a.bulk) return false;
     return tile >= low && tile + 16 + (STORES && a.stores) <= high;
 }
 
-/* Bulk copies of a tile that lies in one block: K and V of contiguous rows, or a page. */
-template <int DIMS, bool PAGED>
-static __device__ __forceinline__ void copy_block_bulk(const decode_args &a, cursor &c, int block,
+/* Bulk copies of a tile that lies in one block: K and V, which are contiguous there, or a page. */
+template <int DIMS, int BYTES, folioi_cuda_form FORM>
+static __device__ __forceinline__ void copy_block_bulk(const decode_args &a, int block,
                                                        int in_block, uint32_t dst, uint32_t barrier,
                                                        int kv_head)
 {
     if constexpr (HAS_BULK_COPIES) {
-        constexpr int HALF = 16 * DIMS * 2;
-        if (c.wrote) bulk_fence();
-        c.wrote = false;
+        constexpr int HALF = 16 * DIMS * BYTES;
+        constexpr bool ONE = FORM == FOLIOI_FORM_PAGES;
         if ((threadIdx.x & 31) != 0) return;
         bulk_expect(barrier, 2 * HALF);
-        const char *k = tile_start<2, PAGED>(a.layer.k, block, in_block, kv_head);
-        bulk_copy(dst, k, PAGED ? 2 * HALF : HALF, barrier);
-        if (PAGED) return;
-        const char *v = tile_start<2, PAGED>(a.layer.v, block, in_block, kv_head);
+        const char *k = tile_start<BYTES, FORM>(a.layer.k, block, in_block, kv_head);
+        bulk_copy(dst, k, ONE ? 2 * HALF : HALF, barrier);
+        if (ONE) return;
+        const char *v = tile_start<BYTES, FORM>(a.layer.v, block, in_block, kv_head);
         bulk_copy(dst + HALF, v, HALF, barrier);
     }
 }
@@ -361,14 +471,14 @@ static __device__ __noinline__ void store_unseen_row(const decode_args &a,
     if (item.slot < 0) return;
     int block = (int)(item.slot / a.layer.block_size);
     int token = (int)(item.slot % a.layer.block_size);
-    char *to = (char *)tile_start<2, true>(a.layer.k, block, token & ~15, kv_head);
+    char *to = (char *)tile_start<2, FOLIOI_FORM_PAGES>(a.layer.k, block, token & ~15, kv_head);
     for (int n = threadIdx.x & 31; n < DIMS / 4; n += 32)
         *(uint4 *)(to + page_byte<DIMS>(token & 15, n)) =
             *(const uint4 *)new_unit<DIMS>(a, item.sequence.new_row, kv_head, n);
 }
 
 /* The copies of a fixed tile. */
-template <int DIMS, int KV, bool PAGED, bool STORES>
+template <int DIMS, int KV, folioi_cuda_form FORM, bool STORES>
 static __device__ __forceinline__ void copy_fixed(const decode_args &a, cursor &c,
                                                   const block_shared &sh, uint32_t dst,
                                                   uint32_t barrier, int block, bool valid,
@@ -376,15 +486,19 @@ static __device__ __forceinline__ void copy_fixed(const decode_args &a, cursor &
 {
     constexpr int BYTES = KV == FOLIO_F16 || KV == FOLIO_BF16 ? 2 : 1;
     const folioi_cuda_side &k = a.layer.k, &v = a.layer.v;
-    uint32_t v_dst = dst + fixed_value(DIMS, BYTES, PAGED);
+    uint32_t v_dst = dst + fixed_value(DIMS, BYTES, FORM);
     int in_block = c.in_block - (threadIdx.x & 15);
-    if (comes_in_bulk<DIMS, KV, PAGED, STORES>(a, c.tile, c.low, c.high)) {
-        copy_block_bulk<DIMS, PAGED>(a, c, block, in_block, dst, barrier, kv_head);
+    if (comes_in_bulk<DIMS, KV, FORM, STORES>(a, c.tile, c.low, c.high)) {
+        if (HAS_BULK_COPIES && c.wrote) bulk_fence();
+        c.wrote = false;
+        copy_block_bulk<DIMS, BYTES, FORM>(a, block, in_block, dst, barrier, kv_head);
         return;
     }
     c.wrote = true;
-    if constexpr (PAGED) {
-        const char *from = tile_start<BYTES, PAGED>(k, block, in_block, kv_head);
+    if constexpr (is_xpacked(FORM)) {
+        copy_xpacked<DIMS, KV, FORM>(a, c, dst, block, valid, kv_head);
+    } else if constexpr (FORM == FOLIOI_FORM_PAGES) {
+        const char *from = tile_start<BYTES, FORM>(k, block, in_block, kv_head);
         int new_key = NO_KEY;
         if (STORES && a.stores) new_key = new_key_of(*item_at(a, sh, c.item), c.tile);
         copy_page<DIMS>(dst, from, c.tile, c.low, c.high, new_key);
@@ -392,8 +506,8 @@ static __device__ __forceinline__ void copy_fixed(const decode_args &a, cursor &
             put_new_row<DIMS>(a, item_at(a, sh, c.item)->sequence.new_row, new_key & 15, kv_head,
                               dst, (char *)from);
     } else if (a.one_block_tiles && c.tile >= c.low && c.tile + 16 <= c.high) {
-        const char *k_from = tile_start<BYTES, PAGED>(k, block, in_block, kv_head);
-        const char *v_from = tile_start<BYTES, PAGED>(v, block, in_block, kv_head);
+        const char *k_from = tile_start<BYTES, FORM>(k, block, in_block, kv_head);
+        const char *v_from = tile_start<BYTES, FORM>(v, block, in_block, kv_head);
         if (a.bulk) {
             copy_block_fixed<DIMS, BYTES, DIMS * BYTES>(dst, k_from, 0);
             copy_block_fixed<DIMS, BYTES, DIMS * BYTES>(v_dst, v_from, 0);
@@ -425,7 +539,7 @@ static __device__ __forceinline__ void copy_scales(const decode_args &a, const c
 }
 
 /* Start the copies of the cursor's tile into a stage, as one group, and move on. */
-template <int DIMS, int KV, bool PAGED, bool STORES>
+template <int DIMS, int KV, folioi_cuda_form FORM, bool STORES>
 static __device__ __forceinline__ void fetch(const decode_args &a, cursor &c,
                                              const block_shared &sh, int stage, int kv_head,
                                              int warp, int first_row)
@@ -446,10 +560,12 @@ static __device__ __forceinline__ void fetch(const decode_args &a, cursor &c,
             c.in_block = token - block_index(a, token) * a.layer.block_size;
         }
         if constexpr (KV == FOLIO_INT8) copy_scales<KV>(a, c, sh, stage, block, valid, kv_head);
-        copy_fixed<DIMS, KV, PAGED, STORES>(a, c, sh, dst, shared_address(sh.barriers + stage),
-                                            block, valid, kv_head);
+        copy_fixed<DIMS, KV, FORM, STORES>(a, c, sh, dst, shared_address(sh.barriers + stage),
+                                           block, valid, kv_head);
     } else {
-        copy_flexible(a, c, dst, row_address<KV>(a, c, c.block, valid, kv_head, lane));
+        bool by_dims = a.xpacked && !c.fresh && (lane >= 16 || a.k_by_dims);
+        bool read = is_read(by_dims, token, low, high);
+        copy_flexible(a, c, dst, row_address<KV>(a, c, c.block, read, kv_head, lane));
         if (a.layer.k.scales != NULL && !c.fresh)
             copy_scales<KV>(a, c, sh, stage, c.block, valid, kv_head);
         if (lane == 0) {

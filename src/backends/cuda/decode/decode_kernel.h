@@ -25,15 +25,18 @@
  * An instance and what follows from it. Fixed: KV is the dtype of K and V, VMAX their head size. Flexible: KV is 0, VMAX the
  * largest head size of V. NT: fragments of 8 rows.
  */
-template <int VMAX_, int NT_, int KV_, bool PAGED_, bool STORES_> struct decode_instance {
+template <int VMAX_, int NT_, int KV_, folioi_cuda_form FORM_, bool STORES_>
+struct decode_instance {
     static constexpr int VMAX = VMAX_, NT = NT_, KV = KV_;
-    static constexpr bool PAGED = PAGED_;   /* K and V lie in native pages; fixed instances only */
+    static constexpr folioi_cuda_form FORM = FORM_; /* of K and V; flexible ones take them all */
+    static constexpr bool PAGED = FORM == FOLIOI_FORM_PAGES;
     static constexpr bool STORES = STORES_; /* it can store new rows; in pages only */
     using T = typename std::conditional<KV == FOLIO_BF16, __nv_bfloat16, __half>::type;
     static constexpr bool INT8 = KV == FOLIO_INT8;
     static constexpr bool EIGHT = KV == FOLIO_FP8_E4M3 || KV == FOLIO_FP8_E5M2 || INT8;
     static constexpr int BYTES = EIGHT ? 1 : 2;
-    static constexpr bool PACKED = KV != 0 && fixed_form(VMAX, BYTES, PAGED) == PACKED_TILE;
+    static constexpr bool PACKED = KV != 0 && fixed_form(VMAX, BYTES, FORM) == PACKED_TILE;
+    static constexpr bool SPREAD = KV != 0 && is_spread(KV, FORM);
     static constexpr bool Q_IN_REGISTERS = KV != 0 && VMAX <= 128;
     /* loaded while the item before ends */
     static constexpr bool Q_EARLY = Q_IN_REGISTERS && !EIGHT;
@@ -69,23 +72,18 @@ template <class I>
 static __device__ __forceinline__ int start_tile(const decode_args &a, const block_shared &sh,
                                                  int kv_head, int warp)
 {
-    if constexpr (!HAS_BULK_COPIES || !I::PAGED) return 0;
+    if constexpr (!HAS_BULK_COPIES || !(I::PAGED || is_xpacked(I::FORM)) || I::INT8) return 0;
     const folioi_decode_item &item = sh.share->kept[0];
     int lane = threadIdx.x & 31, tile = first_tile(a, item.begin, warp);
     if (warp == 0 && lane / 4 < item.sequence.query_len * a.group && lane % 4 < I::VMAX / 64)
         prefetch(q_row(a, item.sequence, lane / 4, kv_head) + lane % 4 * 64);
     if (I::STORES && a.stores && warp == 1 && lane < I::VMAX / 32) /* lines of a new row */
         prefetch(new_unit<I::VMAX>(a, item.sequence.new_row, kv_head, 8 * lane));
-    if (!comes_in_bulk<I::VMAX, I::KV, true, I::STORES>(a, tile, item.begin, item.end)) return 0;
-    if (lane == 0) {
-        constexpr int BYTES = 16 * I::VMAX * 2 * 2;
-        uint32_t barrier = shared_address(sh.barriers);
-        int block = sh.share->blocks[(tile >> 4) - (item.begin >> 4)];
-        int in_block = tile - block_index(a, tile) * a.layer.block_size;
-        bulk_expect(barrier, BYTES);
-        bulk_copy(shared_address(sh.stages),
-                  tile_start<2, true>(a.layer.k, block, in_block, kv_head), BYTES, barrier);
-    }
+    if (!comes_in_bulk<I::VMAX, I::KV, I::FORM, I::STORES>(a, tile, item.begin, item.end)) return 0;
+    int block = sh.share->blocks[(tile >> 4) - (item.begin >> 4)];
+    int in_block = tile - block_index(a, tile) * a.layer.block_size;
+    copy_block_bulk<I::VMAX, I::BYTES, I::FORM>(a, block, in_block, shared_address(sh.stages),
+                                                shared_address(sh.barriers), kv_head);
     return 1;
 }
 
@@ -130,12 +128,12 @@ static __device__ __forceinline__ void score_tile(const decode_args &a, const bl
 {
     using T = typename I::T;
     if constexpr (I::INT8) tile.scales = sh.scales + stage * 32;
-    if constexpr (I::EIGHT) scores_fixed_8<I::KV, I::VMAX, I::NT>(s, tile.k, q, wide);
+    if constexpr (I::EIGHT) scores_fixed_8<I::KV, I::VMAX, I::NT, I::FORM>(s, tile.k, q, wide);
     else if constexpr (I::PACKED) scores_packed<T, I::VMAX, I::NT>(s, tile.k, q, wide);
     else if constexpr (I::Q_IN_REGISTERS)
-        scores_fixed<T, I::VMAX, I::NT, I::PAGED>(s, tile.k, q, wide);
+        scores_fixed<T, I::VMAX, I::NT, I::FORM>(s, tile.k, q, wide);
     else if constexpr (I::KV != 0)
-        scores_16<T, I::NT, I::VMAX, I::PAGED>(s, tile.k, 0, I::VMAX / 16, sh.q, a.q_stride, wide);
+        scores_16<T, I::NT, I::VMAX, I::FORM>(s, tile.k, 0, I::VMAX / 16, sh.q, a.q_stride, wide);
     else {
         if (a.layer.k.scales != NULL && !tile.fresh) tile.scales = sh.scales + stage * 32;
         flexible_scores<I::NT>(a, tile, sh, wide, s);
@@ -153,7 +151,8 @@ static __device__ __forceinline__ void add_tile_values(
     constexpr int VMAX = I::VMAX, NT = I::NT, STEPS = VMAX / 16;
     if constexpr (I::KV == 0 || I::INT8) {
         if (I::INT8 || a.kv_bytes == 1) {
-            float ago = scale_values<NT>(a, tile, hidden, I::INT8 && whole, kv_head, s, v_scale);
+            float ago =
+                scale_values<NT, I::SPREAD>(a, tile, hidden, I::INT8 && whole, kv_head, s, v_scale);
             if (ago != 1.0f) {
 #pragma unroll
                 for (int r = 0; r < 2 * NT; r++) alpha[r] = grown ? alpha[r] * ago : ago;
@@ -162,13 +161,18 @@ static __device__ __forceinline__ void add_tile_values(
         }
     }
     if (grown) rescale<VMAX, NT>(o, alpha, wide);
-    if constexpr (I::EIGHT)
+    if constexpr (I::SPREAD)
+        add_tile<T, VMAX, NT>(o, values_by_dims_8<I::KV>(tile.v), STEPS, s, num_rows, apart,
+                              hidden);
+    else if constexpr (I::EIGHT)
         add_tile<T, VMAX, NT>(o, values_8<I::KV, VMAX>(tile.v, 0), STEPS, s, num_rows, apart,
                               hidden);
+    else if constexpr (is_xpacked(I::FORM))
+        add_tile<T, VMAX, NT>(o, values_by_dims(tile.v), STEPS, s, num_rows, apart, hidden);
     else if constexpr (I::PACKED)
         add_tile<T, VMAX, NT>(o, values_packed<VMAX>(tile.v), STEPS, s, num_rows, apart, hidden);
     else if constexpr (I::KV != 0)
-        add_tile<T, VMAX, NT>(o, values_16<VMAX, I::PAGED>(tile.v, 0), STEPS, s, num_rows, apart,
+        add_tile<T, VMAX, NT>(o, values_16<VMAX, I::FORM>(tile.v, 0), STEPS, s, num_rows, apart,
                               hidden);
     else flexible_values<VMAX, NT>(a, tile, s, num_rows, apart, hidden, o);
 }
@@ -197,23 +201,24 @@ static __device__ __forceinline__ void await_tile(const decode_args &a, const bl
                                                   const tile_view &tile, int stage, int filled,
                                                   uint32_t &phases)
 {
-    if (comes_in_bulk<I::VMAX, I::KV, I::PAGED, I::STORES>(a, tile.tile, tile.low, tile.high)) {
+    bool in_bulk =
+        comes_in_bulk<I::VMAX, I::KV, I::FORM, I::STORES>(a, tile.tile, tile.low, tile.high);
+    if (in_bulk) {
         if constexpr (HAS_BULK_COPIES)
             bulk_wait(shared_address(sh.barriers + stage), phases >> stage & 1);
         phases ^= 1u << stage;
-    } else {
-        wait_stage<I::EIGHT>(filled);
     }
+    if (!in_bulk || I::INT8) wait_stage<I::EIGHT>(filled); /* scales do not come in bulk */
 }
 
-template <int VMAX, int NT, int KV, int WARPS, bool PAGED = false, bool CLUSTERED = false,
-          bool STORES = PAGED>
+template <int VMAX, int NT, int KV, int WARPS, folioi_cuda_form FORM, bool CLUSTERED = false,
+          bool STORES = FORM == FOLIOI_FORM_PAGES>
 __global__ void __launch_bounds__(32 * WARPS, VMAX <= 128 && !CLUSTERED ? 2 : 1)
     decode_kernel(const __grid_constant__ decode_args a)
 {
     if constexpr (CLUSTERED && !HAS_BULK_COPIES) return;
     extern __shared__ __align__(128) char memory[];
-    using I = decode_instance<VMAX, NT, KV, PAGED, STORES>;
+    using I = decode_instance<VMAX, NT, KV, FORM, STORES>;
     int warp = threadIdx.x / 32;
     int kv_head = blockIdx.x, share = blockIdx.y;
     int first_row = KV != 0 ? 0 : blockIdx.z * 8; /* heads above 256 have two blocks of rows */
@@ -244,7 +249,7 @@ __global__ void __launch_bounds__(32 * WARPS, VMAX <= 128 && !CLUSTERED ? 2 : 1)
     /* prefetch the counters that this block will use */
     if (!CLUSTERED && threadIdx.x < FOLIOI_DECODE_KEPT && sh.share->kept[threadIdx.x].num_parts > 1)
         prefetch(counter_of(a, sh.share->kept[threadIdx.x].seq, kv_head, first_row));
-    if (PAGED && filled > 0) {
+    if (filled > 0) {
         c.num_used = 1;
         step_cursor<KV>(a, sh, c, warp, first_row);
         ask_block<KV>(a, sh, c, threadIdx.x & 31);
@@ -252,7 +257,7 @@ __global__ void __launch_bounds__(32 * WARPS, VMAX <= 128 && !CLUSTERED ? 2 : 1)
     uint32_t q[I::Q_STEPS][NT][2];
     if constexpr (I::Q_EARLY) /* before K and V, or it would arrive after them */
         if (!awaits && item_begin < item_end)
-            load_q<VMAX, NT, PAGED>(a, item_at(a, sh, item_begin)->sequence, first_row, kv_head, q);
+            load_q<VMAX, NT, FORM>(a, item_at(a, sh, item_begin)->sequence, first_row, kv_head, q);
     for (int n = item_begin; n < item_end; n++) {
         tile_view tile = {};
         int num_rows;
@@ -275,7 +280,7 @@ __global__ void __launch_bounds__(32 * WARPS, VMAX <= 128 && !CLUSTERED ? 2 : 1)
             if (filled < a.num_stages && c.item < c.item_end) {
                 int next = stage + filled;
                 if (next >= a.num_stages) next -= a.num_stages;
-                fetch<VMAX, KV, PAGED, STORES>(a, c, sh, next, kv_head, warp, first_row);
+                fetch<VMAX, KV, FORM, STORES>(a, c, sh, next, kv_head, warp, first_row);
                 filled++;
                 continue;
             }
@@ -287,8 +292,8 @@ __global__ void __launch_bounds__(32 * WARPS, VMAX <= 128 && !CLUSTERED ? 2 : 1)
                     await_kernels_ahead();
                     let_next_begin();
                     if constexpr (I::Q_EARLY)
-                        load_q<VMAX, NT, PAGED>(a, item_at(a, sh, n)->sequence, first_row, kv_head,
-                                                q);
+                        load_q<VMAX, NT, FORM>(a, item_at(a, sh, n)->sequence, first_row, kv_head,
+                                               q);
                 }
                 seen = seen_by_all(a, item_at(a, sh, n)->sequence);
                 if (STORES && a.stores && warp == 0) {
@@ -303,14 +308,15 @@ __global__ void __launch_bounds__(32 * WARPS, VMAX <= 128 && !CLUSTERED ? 2 : 1)
             if (!next_tile<I>(a, sh, n, stage, filled, tile)) break;
             await_tile<I>(a, sh, tile, stage, filled, phases);
             tile.k = shared_address(sh.stages) + stage * a.stage_bytes;
-            tile.v = tile.k + (KV != 0 ? fixed_value(VMAX, I::BYTES, PAGED) : 16 * a.k_stride);
+            tile.v = tile.k + (KV != 0 ? fixed_value(VMAX, I::BYTES, FORM) : 16 * a.k_stride);
+            if (KV == 0 && a.xpacked && !tile.fresh) turn_flexible(a, tile);
             bool whole =
                 tile.tile >= max(seen.x, tile.low) && tile.tile + 16 <= min(seen.y, tile.high);
             float sc[NT][4] = {}, alpha[2 * NT];
             uint32_t hidden[NT][4];
             score_tile<I>(a, sh, tile, stage, q, wide, sc);
-            bool apart = finish_scores<KV, NT>(a, sh, tile, item_at(a, sh, n)->sequence, seen,
-                                               first_row, opt, num_rows, whole, sc, hidden);
+            bool apart = finish_scores<KV, NT, FORM>(a, sh, tile, item_at(a, sh, n)->sequence, seen,
+                                                     first_row, opt, num_rows, whole, sc, hidden);
             bool grown = soften<NT>(rows, sc, alpha, wide);
             add_tile_values<I>(a, tile, o, sc, alpha, grown, num_rows, wide, whole, apart, hidden,
                                kv_head, v_scale);
@@ -321,11 +327,11 @@ __global__ void __launch_bounds__(32 * WARPS, VMAX <= 128 && !CLUSTERED ? 2 : 1)
         }
         if constexpr (I::Q_EARLY) /* the next item's arrives while this one ends */
             if (n + 1 < item_end)
-                load_q<VMAX, NT, PAGED>(a, item_at(a, sh, n + 1)->sequence, first_row, kv_head, q);
+                load_q<VMAX, NT, FORM>(a, item_at(a, sh, n + 1)->sequence, first_row, kv_head, q);
         int steps = KV != 0 ? VMAX / 16 : (a.layer.v_dims + 15) / 16;
-        dim_order order = I::PACKED                                  ? PACKED_DIMS
-                          : I::EIGHT || (KV == 0 && a.kv_bytes == 1) ? TURNED_DIMS
-                                                                     : LINEAR_DIMS;
+        dim_order order = I::PACKED                                                  ? PACKED_DIMS
+                          : (I::EIGHT && !I::SPREAD) || (KV == 0 && a.kv_bytes == 1) ? TURNED_DIMS
+                                                                                     : LINEAR_DIMS;
         if constexpr (KV == 0 || I::EIGHT) {
             float by[2 * NT];
 #pragma unroll

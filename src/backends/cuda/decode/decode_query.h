@@ -22,12 +22,12 @@ static __device__ __forceinline__ const uint16_t *q_row(const decode_args &a,
  * Q fragments of the fixed instances: q[dim step][n][2]. With packed tiles a thread has 8 neighbouring dims. Not with __ldg:
  * the kernel before may write q after this one has begun.
  */
-template <int DIMS, int NT, bool PAGED>
+template <int DIMS, int NT, folioi_cuda_form FORM>
 static __device__ __forceinline__ void load_q(const decode_args &a, const folioi_cuda_seq &s,
                                               int first_row, int kv_head,
                                               uint32_t q[DIMS / 16][NT][2])
 {
-    constexpr bool PACKED = fixed_form(DIMS, 2, PAGED) == PACKED_TILE;
+    constexpr bool PACKED = fixed_form(DIMS, 2, FORM) == PACKED_TILE;
     int lane = threadIdx.x & 31, t = lane & 3, rows = s.query_len * a.group - first_row;
 #pragma unroll
     for (int n = 0; n < NT; n++) {

@@ -10,17 +10,25 @@
 #include "backends/cuda/decode/decode_widen.h"
 #include "backends/cuda/instructions.h"
 
-template <typename T, int DIMS, int NT, bool PAGED>
+/* Fragments of K by dims: 16 tokens, dims 16 * d .. + 15. */
+static __device__ __forceinline__ void load_keys_by_dims(uint32_t k[4], uint32_t k_tile, int d)
+{
+    int lane = threadIdx.x & 31;
+    ldmatrix_trans(k, k_tile + (lane / 16 * 8 + lane % 8) * 32 + lane / 8 % 2 * 16 + d * 512);
+}
+
+template <typename T, int DIMS, int NT, folioi_cuda_form FORM>
 static __device__ __forceinline__ void scores_fixed(float s[NT][4], uint32_t k_tile,
                                                     const uint32_t q[DIMS / 16][NT][2], bool wide)
 {
     int lane = threadIdx.x & 31;
-    uint32_t from = k_tile + fixed_place<DIMS, 2, PAGED>(lane & 15, lane >> 4);
+    uint32_t from = k_tile + fixed_place<DIMS, 2, FORM>(lane & 15, lane >> 4);
     float odd[4] = {0, 0, 0, 0};
 #pragma unroll
     for (int d = 0; d < DIMS / 16; d++) {
         uint32_t k[4];
-        ldmatrix(k, fixed_step<DIMS, 2, PAGED>(from, 2 * d));
+        if (FORM == FOLIOI_FORM_XPACKED_1) load_keys_by_dims(k, k_tile, d);
+        else ldmatrix(k, fixed_step<DIMS, 2, FORM>(from, 2 * d));
         mma<T>(d % 2 ? odd : s[0], k, q[d][0][0], q[d][0][1]);
         if (NT > 1 && wide) mma<T>(s[NT - 1], k, q[d][NT - 1][0], q[d][NT - 1][1]);
     }
@@ -34,13 +42,13 @@ static __device__ __forceinline__ void scores_packed(float s[NT][4], uint32_t k_
                                                      const uint32_t q[DIMS / 16][NT][2], bool wide)
 {
     int lane = threadIdx.x & 31;
-    uint32_t from = k_tile + fixed_place<DIMS, 2, false>(lane / 4, lane & 3);
+    uint32_t from = k_tile + fixed_place<DIMS, 2, FOLIOI_FORM_ROWS>(lane / 4, lane & 3);
     float odd[4] = {0, 0, 0, 0};
 #pragma unroll
     for (int d = 0; d < DIMS / 16; d += 2) {
         uint32_t low[4], high[4];
         load_shared(low, from + d * 32);
-        load_shared(high, from + d * 32 + 8 * fixed_stride(DIMS, 2));
+        load_shared(high, from + d * 32 + 8 * fixed_stride(DIMS, 2, FOLIOI_FORM_ROWS));
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             uint32_t k[4] = {low[2 * half], high[2 * half], low[2 * half + 1], high[2 * half + 1]};
@@ -53,17 +61,18 @@ static __device__ __forceinline__ void scores_packed(float s[NT][4], uint32_t k_
     for (int e = 0; e < 4; e++) s[0][e] += odd[e];
 }
 
-template <int KIND, int DIMS, int NT>
+template <int KIND, int DIMS, int NT, folioi_cuda_form FORM>
 static __device__ __forceinline__ void scores_fixed_8(float s[NT][4], uint32_t k_tile,
                                                       const uint32_t q[DIMS / 16][NT][2], bool wide)
 {
     int lane = threadIdx.x & 31;
-    uint32_t from = k_tile + fixed_place<DIMS, 1, false>(lane & 15, lane >> 4);
+    int token = tile_token<is_xpacked(FORM)>(lane & 7, lane >> 3 & 1);
+    uint32_t from = k_tile + fixed_place<DIMS, 1, FORM>(token, lane >> 4);
     float odd[4] = {0, 0, 0, 0};
 #pragma unroll
     for (int d = 0; d < DIMS / 16; d += 2) {
         uint32_t r[4];
-        ldmatrix(r, fixed_step<DIMS, 1, false>(from, d));
+        ldmatrix(r, fixed_step<DIMS, 1, FORM>(from, d));
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             uint32_t low = r[2 * half], high = r[2 * half + 1];
@@ -79,7 +88,7 @@ static __device__ __forceinline__ void scores_fixed_8(float s[NT][4], uint32_t k
 }
 
 /* The same with q in shared memory. DIMS: of a fixed tile; 0: rows are `stride` apart. */
-template <typename T, int NT, int DIMS = 0, bool PAGED = false>
+template <typename T, int NT, int DIMS = 0, folioi_cuda_form FORM = FOLIOI_FORM_ROWS>
 static __device__ __forceinline__ void scores_16(float s[NT][4], uint32_t k_tile, int stride,
                                                  int steps, const uint16_t *q, int q_stride,
                                                  bool wide)
@@ -87,12 +96,12 @@ static __device__ __forceinline__ void scores_16(float s[NT][4], uint32_t k_tile
     int lane = threadIdx.x & 31;
     int row = lane & 15, chunk = lane >> 4;
     uint32_t from =
-        k_tile + (DIMS ? fixed_place<DIMS, 2, PAGED>(row, chunk) : row * stride + chunk * 16);
+        k_tile + (DIMS ? fixed_place<DIMS, 2, FORM>(row, chunk) : row * stride + chunk * 16);
     const uint16_t *mine = q + (lane / 4) * q_stride + 2 * (lane & 3);
 #pragma unroll 4
     for (int d = 0; d < steps; d++) {
         uint32_t k[4];
-        ldmatrix(k, fixed_step<DIMS, 2, PAGED>(from, 2 * d));
+        ldmatrix(k, fixed_step<DIMS, 2, FORM>(from, 2 * d));
 #pragma unroll
         for (int n = 0; n < NT; n++) {
             const uint16_t *b = mine + n * 8 * q_stride + d * 16;

@@ -108,9 +108,10 @@ static __device__ __forceinline__ float option_score(const decode_args &a, const
 
 /*
  * Scale a tile's scores and apply all options; -inf: not seen. Returns whether some row does not see a token of the tile.
- * hidden: lanes whose scores are -inf; fixed instances set it only if the tile is not whole.
+ * hidden: lanes whose scores are -inf; fixed instances set it only if the tile is not whole. What a tile by dims holds before
+ * the item's first token is not zeros.
  */
-template <int KV, int NT>
+template <int KV, int NT, folioi_cuda_form FORM>
 static __device__ __forceinline__ bool finish_scores(const decode_args &a, const block_shared &sh,
                                                      const tile_view &tile,
                                                      const folioi_cuda_seq &seq, int2 seen,
@@ -118,6 +119,7 @@ static __device__ __forceinline__ bool finish_scores(const decode_args &a, const
                                                      int num_rows, bool whole, float s[NT][4],
                                                      uint32_t hidden[NT][4])
 {
+    constexpr bool SPREAD = is_spread(KV, FORM);
     int lane = threadIdx.x & 31, g = lane / 4, t = lane & 3;
     if constexpr (KV != 0) {
 #pragma unroll
@@ -126,7 +128,7 @@ static __device__ __forceinline__ bool finish_scores(const decode_args &a, const
             for (int e = 0; e < 4; e++) {
                 float by = KV == FOLIO_F16 || KV == FOLIO_BF16 ? a.layer.scale
                                                                : opt.factor[2 * n + (e & 1)];
-                if (KV == FOLIO_INT8) by *= tile.scales[g + (e & 2) * 4];
+                if (KV == FOLIO_INT8) by *= tile.scales[tile_token<SPREAD>(g, e / 2)];
                 s[n][e] *= by;
             }
         }
@@ -140,7 +142,8 @@ static __device__ __forceinline__ bool finish_scores(const decode_args &a, const
         if (!whole && seq.query_len > 1) seen = seen_keys(a, seq, (first_row + r) / a.group);
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            int n = row / 2, e = row % 2 + 2 * half, token = tile.tile + g + 8 * half;
+            int n = row / 2, e = row % 2 + 2 * half;
+            int token = tile.tile + tile_token<SPREAD>(g, half);
             bool inside = token >= tile.low && token < tile.high;
             if constexpr (KV == 0) {
                 float by = tile.fresh ? a.layer.scale : opt.factor[row];
@@ -151,7 +154,7 @@ static __device__ __forceinline__ bool finish_scores(const decode_args &a, const
                 s[n][e] = -INFINITY;
             bool off = s[n][e] == -INFINITY;
             hidden[n][e] = __ballot_sync(ALL_LANES, off);
-            some |= off && real && inside;
+            some |= off && real && (inside || (is_xpacked(FORM) && token < tile.low));
         }
     }
     return __any_sync(ALL_LANES, some);

@@ -1,9 +1,11 @@
 /*
  * decode_tile.h: a tile in shared memory: 16 tokens of K, or of V. In flexible instances rows are `stride` bytes apart. In
- * fixed ones the head size and the bytes of a number decide.
+ * fixed ones the head size, the bytes of a number and the form of the cache decide.
  */
 #ifndef FOLIOI_DECODE_TILE_H
 #define FOLIOI_DECODE_TILE_H
+
+#include "backends/cuda/cuda_attend.h"
 
 #include <stdint.h>
 
@@ -24,47 +26,73 @@ enum tile_form {
     TURNED_TILE, /* rows of 128 bytes: chunk c of row t at place c ^ t % 8 */
     PACKED_TILE, /* rows as a block of the cache has them */
     PAGED_TILE,  /* a native page: K and V of 8 tokens, then of 8 more; see stored_rows.h */
+    UNITS_TILE, /* x-packed K: chunk c of all tokens, then chunk c + 1. What lies by dims: [dim][token] */
 };
 
-static __host__ __device__ constexpr tile_form fixed_form(int dims, int bytes, bool paged)
+/* X-packed? K in packs or by dims, V by dims. */
+static __host__ __device__ constexpr bool is_xpacked(folioi_cuda_form form)
 {
-    if (paged) return PAGED_TILE;
+    return form == FOLIOI_FORM_XPACKED || form == FOLIOI_FORM_XPACKED_1;
+}
+
+static __host__ __device__ constexpr tile_form fixed_form(int dims, int bytes,
+                                                          folioi_cuda_form form)
+{
+    if (form == FOLIOI_FORM_PAGES) return PAGED_TILE;
+    if (is_xpacked(form)) return UNITS_TILE;
     return dims * bytes == 128         ? TURNED_TILE
            : dims == 128 && bytes == 2 ? PACKED_TILE
                                        : PADDED_TILE;
 }
 
 /* Bytes between rows of a fixed tile, if they are all as far apart. */
-static __host__ __device__ constexpr int fixed_stride(int dims, int bytes)
+static __host__ __device__ constexpr int fixed_stride(int dims, int bytes, folioi_cuda_form form)
 {
-    return dims * bytes + (fixed_form(dims, bytes, false) == PADDED_TILE ? 16 : 0);
+    return dims * bytes + (fixed_form(dims, bytes, form) == PADDED_TILE ? 16 : 0);
 }
 
 /* From K to V. */
-static __host__ __device__ constexpr int fixed_value(int dims, int bytes, bool paged)
+static __host__ __device__ constexpr int fixed_value(int dims, int bytes, folioi_cuda_form form)
 {
-    return paged ? 8 * dims * bytes : 16 * fixed_stride(dims, bytes);
+    return form == FOLIOI_FORM_PAGES ? 8 * dims * bytes : 16 * fixed_stride(dims, bytes, form);
 }
 
 /* Where 16-byte chunk c of token t of a fixed tile lies. */
-template <int DIMS, int BYTES, bool PAGED>
+template <int DIMS, int BYTES, folioi_cuda_form FORM>
 static __device__ __forceinline__ int fixed_place(int t, int c)
 {
-    constexpr tile_form FORM = fixed_form(DIMS, BYTES, PAGED);
-    if (FORM == PAGED_TILE)
-        return t / 8 * 2 * fixed_value(DIMS, BYTES, true) + t % 8 * 128 + c / 8 * 1024 +
+    constexpr tile_form TILE = fixed_form(DIMS, BYTES, FORM);
+    if (TILE == PAGED_TILE)
+        return t / 8 * 2 * fixed_value(DIMS, BYTES, FORM) + t % 8 * 128 + c / 8 * 1024 +
                ((c ^ t) & 7) * 16;
-    if (FORM == TURNED_TILE) return t * 128 + ((c ^ t) & 7) * 16;
-    return t * fixed_stride(DIMS, BYTES) + c * 16;
+    if (TILE == TURNED_TILE) return t * 128 + ((c ^ t) & 7) * 16;
+    if (TILE == UNITS_TILE) return c * 256 + t * 16;
+    return t * fixed_stride(DIMS, BYTES, FORM) + c * 16;
 }
 
 /* From the place of chunk 0 or 1 of a row to that of chunk 0 or 1 + c, c being even; tiles are at multiples of 128. */
-template <int DIMS, int BYTES, bool PAGED>
+template <int DIMS, int BYTES, folioi_cuda_form FORM>
 static __device__ __forceinline__ uint32_t fixed_step(uint32_t place, int c)
 {
-    constexpr tile_form FORM = fixed_form(DIMS, BYTES, PAGED);
-    if (FORM == PAGED_TILE) return (place ^ (uint32_t)(c % 8 * 16)) + c / 8 * 1024;
-    return FORM == TURNED_TILE ? place ^ (uint32_t)(c * 16) : place + c * 16;
+    constexpr tile_form TILE = fixed_form(DIMS, BYTES, FORM);
+    if (TILE == PAGED_TILE) return (place ^ (uint32_t)(c % 8 * 16)) + c / 8 * 1024;
+    if (TILE == UNITS_TILE) return place + c * 256;
+    return TILE == TURNED_TILE ? place ^ (uint32_t)(c * 16) : place + c * 16;
+}
+
+/* Does a fixed tile have its tokens spread, as tile_token tells? */
+static __host__ __device__ constexpr bool is_spread(int kv, folioi_cuda_form form)
+{
+    return is_xpacked(form) && kv != FOLIO_F16 && kv != FOLIO_BF16;
+}
+
+/*
+ * The token in row g, or g + 8 where `upper`, of a fragment of scores. SPREAD: a lane reads four neighbours of 8-bit V by dims,
+ * of which mma takes two as tokens 2t and two as tokens 2t + 8.
+ */
+template <bool SPREAD> static __device__ __forceinline__ int tile_token(int g, bool upper)
+{
+    return SPREAD ? g / 2 * 4 + g % 2 + upper * 2 : g + upper * 8;
 }
 
 #endif

@@ -17,18 +17,18 @@
 enum dim_order { LINEAR_DIMS, TURNED_DIMS, PACKED_DIMS };
 
 /* Fragments of V^T: dims 16 * i .. + 15 of a 16-bit tile. DIMS: of a fixed tile; 0: rows are `stride` apart. */
-template <int DIMS, bool PAGED = false> struct values_16 {
+template <int DIMS, folioi_cuda_form FORM = FOLIOI_FORM_ROWS> struct values_16 {
     uint32_t from;
     __device__ __forceinline__ values_16(uint32_t v_tile, int stride)
     {
         int lane = threadIdx.x & 31;
         int token = (lane & 7) + (lane >> 4) * 8, chunk = (lane >> 3) & 1;
         from = v_tile +
-               (DIMS ? fixed_place<DIMS, 2, PAGED>(token, chunk) : token * stride + chunk * 16);
+               (DIMS ? fixed_place<DIMS, 2, FORM>(token, chunk) : token * stride + chunk * 16);
     }
     __device__ __forceinline__ void load(int i, uint32_t v[4], uint32_t *) const
     {
-        ldmatrix_trans(v, fixed_step<DIMS, 2, PAGED>(from, 2 * i));
+        ldmatrix_trans(v, fixed_step<DIMS, 2, FORM>(from, 2 * i));
     }
 };
 
@@ -38,13 +38,13 @@ template <int DIMS> struct values_packed {
     __device__ __forceinline__ values_packed(uint32_t v_tile)
     {
         int lane = threadIdx.x & 31;
-        from = v_tile + fixed_place<DIMS, 2, false>(lane / 4, lane & 3);
+        from = v_tile + fixed_place<DIMS, 2, FOLIOI_FORM_ROWS>(lane / 4, lane & 3);
     }
     __device__ __forceinline__ void load(int i, uint32_t v[4], uint32_t raw[8]) const
     {
         if (i % 2 == 0) {
             load_shared(raw, from + i * 32);
-            load_shared(raw + 4, from + i * 32 + 8 * fixed_stride(DIMS, 2));
+            load_shared(raw + 4, from + i * 32 + 8 * fixed_stride(DIMS, 2, FOLIOI_FORM_ROWS));
         }
 #pragma unroll
         for (int e = 0; e < 4; e++) v[e] = movmatrix(raw[e / 2 * 4 + i % 2 * 2 + e % 2]);
@@ -64,12 +64,12 @@ template <int KIND, int DIMS> struct values_8 {
     {
         int lane = threadIdx.x & 31;
         int token = lane & 15, chunk = lane >> 4;
-        from = v_tile +
-               (DIMS ? fixed_place<DIMS, 1, false>(token, chunk) : token * stride + chunk * 16);
+        from = v_tile + (DIMS ? fixed_place<DIMS, 1, FOLIOI_FORM_ROWS>(token, chunk)
+                              : token * stride + chunk * 16);
     }
     __device__ __forceinline__ void load(int i, uint32_t v[4], uint32_t raw[4]) const
     {
-        if (i % 2 == 0) ldmatrix_trans(raw, fixed_step<DIMS, 1, false>(from, i));
+        if (i % 2 == 0) ldmatrix_trans(raw, fixed_step<DIMS, 1, FOLIOI_FORM_ROWS>(from, i));
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             uint32_t x = raw[2 * (i % 2) + half]; /* two dims of a token, then of the next */
@@ -81,6 +81,39 @@ template <int KIND, int DIMS> struct values_8 {
                 v[2 * half] = widen<KIND, 0, 2>(x);
                 v[2 * half + 1] = widen<KIND, 1, 3>(x);
             }
+        }
+    }
+};
+
+/* The same of a 16-bit tile by dims, which is V^T itself. Rows of 32 bytes: two of 8 lie in the same banks. */
+struct values_by_dims {
+    uint32_t from;
+    __device__ __forceinline__ values_by_dims(uint32_t v_tile)
+    {
+        int lane = threadIdx.x & 31;
+        from = v_tile + (lane & 15) * 32 + (lane >> 4) * 16;
+    }
+    __device__ __forceinline__ void load(int i, uint32_t v[4], uint32_t *) const
+    {
+        ldmatrix(v, from + i * 512);
+    }
+};
+
+/* The same of an 8-bit tile by dims: tokens as tile_token<true> has them. */
+template <int KIND> struct values_by_dims_8 {
+    uint32_t from;
+    __device__ __forceinline__ values_by_dims_8(uint32_t v_tile)
+    {
+        from = v_tile + (threadIdx.x & 31) * 16;
+    }
+    __device__ __forceinline__ void load(int i, uint32_t v[4], uint32_t raw[4]) const
+    {
+        if (i % 2 == 0) ldmatrix(raw, from + i * 256);
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            uint32_t x = raw[2 * (i % 2) + half]; /* four tokens of dim g, or g + 8 */
+            v[half] = widen<KIND, 0, 1>(x);
+            v[half + 2] = widen<KIND, 2, 3>(x);
         }
     }
 };
@@ -213,7 +246,7 @@ struct value_scale {
     float by = 1e38f; /* LIFT / largest */
 };
 
-template <int NT>
+template <int NT, bool SPREAD>
 static __device__ __forceinline__ float scale_values(const decode_args &a, const tile_view &tile,
                                                      const uint32_t hidden[NT][4], bool whole,
                                                      int kv_head, float s[NT][4], value_scale &v)
@@ -221,8 +254,8 @@ static __device__ __forceinline__ float scale_values(const decode_args &a, const
     int lane = threadIdx.x & 31, g = lane / 4;
     float low = tile.fresh ? 1.0f : folioi_cuda_scale(&a.layer.v, kv_head), high = low, ago = 1.0f;
     if (tile.scales != NULL) {
-        low = tile.scales[16 + g];
-        high = tile.scales[24 + g];
+        low = tile.scales[16 + tile_token<SPREAD>(g, false)];
+        high = tile.scales[16 + tile_token<SPREAD>(g, true)];
     }
     if (__any_sync(ALL_LANES, fmaxf(low, high) * v.by > 1.0001f * LIFT)) {
         float m = row_max(fmaxf(low, high));

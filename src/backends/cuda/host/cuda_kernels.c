@@ -23,9 +23,8 @@ folioi_cuda_layer folioi_cuda_layer_like(const folioi_plan_shape *shape,
     l.window_right = a->window_right;
     l.block_size = shape->desc.block_size;
     l.cached = l.block_size > 0 && (cross || type == FOLIO_ATTENTION_DECODER);
-    bool packed = layout == FOLIO_LAYOUT_XPACKED || layout == FOLIO_LAYOUT_XPACKED_1;
     l.k.scale = l.v.scale = 1.0f;
-    l.k.at.token_tile = l.k.at.dim_tile = packed ? 0 : 1;
+    l.k.at.token_tile = l.k.at.dim_tile = 1;
     l.k.at.dim_tile_stride = 1;
     if (layout == FOLIO_LAYOUT_NATIVE &&
         kv_has_pages(l.kv_dtype, l.k_dims, l.v_dims, l.block_size)) {
@@ -33,6 +32,13 @@ folioi_cuda_layer folioi_cuda_layer_like(const folioi_plan_shape *shape,
         l.k.at.token_tile_stride = FOLIOI_PAGE_TOKENS * (int64_t)(l.k_dims + l.v_dims);
     }
     l.v.at = l.k.at;
+    if (layout == FOLIO_LAYOUT_XPACKED || layout == FOLIO_LAYOUT_XPACKED_1) {
+        int32_t x = layout == FOLIO_LAYOUT_XPACKED ? folioi_cuda_pack(l.kv_dtype) : 1;
+        l.v.at.token_tile_stride = l.k.at.dim_stride = 1;
+        l.v.at.dim_tile_stride = l.block_size;
+        l.k.at.token_tile_stride = l.k.at.dim_tile = x;
+        l.k.at.dim_tile_stride = (int64_t)x * l.block_size;
+    }
     return l;
 }
 
@@ -97,9 +103,18 @@ static line_use example_of(const folioi_cuda_line *line, bool decode, const foli
 static bool is_listed(const folioi_cuda_line *line, bool decode, const folioi_cuda_sm *sm,
                       folio_kernel_info *info)
 {
-    line_use native = example_of(line, decode, sm, FOLIO_LAYOUT_NATIVE, info);
-    if (native == CHOSEN) return true;
-    return example_of(line, decode, sm, FOLIO_LAYOUT_NHD, info) != NOT_TAKEN || native == TAKEN;
+    static const folio_layout layouts[] = {FOLIO_LAYOUT_NATIVE, FOLIO_LAYOUT_NHD,
+                                           FOLIO_LAYOUT_XPACKED, FOLIO_LAYOUT_XPACKED_1};
+    bool taken = false;
+    for (size_t i = 0; i < sizeof layouts / sizeof layouts[0]; i++) {
+        folio_kernel_info example;
+        line_use use = example_of(line, decode, sm, layouts[i], &example);
+        if (use == NOT_TAKEN || (taken && use == TAKEN)) continue;
+        *info = example;
+        if (use == CHOSEN) return true;
+        taken = true;
+    }
+    return taken;
 }
 
 bool folioi_cuda_get_kernel(const folio_context *ctx, int32_t index, folio_kernel_info *info)
