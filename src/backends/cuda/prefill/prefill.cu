@@ -27,15 +27,15 @@ bool folioi_prefill_can(const folioi_cuda_layer *l)
     if (!l->cached) return true;
     if (dtype_is_16_bit(l->kv_dtype) ? l->kv_dtype != l->dtype : l->kv_dtype == FOLIO_F32)
         return false;
-    return folioi_cuda_has_pages(&l->k) ||
-           (folioi_cuda_has_rows(&l->k) && folioi_cuda_has_rows(&l->v));
+    folioi_cuda_form form = folioi_cuda_form_of(l);
+    return form != FOLIOI_FORM_OTHER && (form < FOLIOI_FORM_XPACKED || folioi_prefill_aligned(l));
 }
 
 bool folioi_prefill_aligned(const folioi_cuda_layer *l)
 {
     int64_t size = dtype_is_16_bit(l->kv_dtype) ? 2 : 1;
     bool ok = folioi_cuda_rows_aligned(&l->q, 2, 16) && folioi_cuda_rows_aligned(&l->out, 2, 16);
-    if (l->cached)
+    if (l->cached && !folioi_cuda_is_xpacked(l))
         ok = ok && folioi_cuda_side_aligned(&l->k, size, size * 8) &&
              folioi_cuda_side_aligned(&l->v, size, size * 8);
     if (!l->cached || l->append)
@@ -143,5 +143,8 @@ prefill_args folioi_prefill_args(const folioi_prefill_line *line, const folioi_c
     a.part_lse = a.part_out + plan->room.rows * layer->num_kv_heads * layer->v_dims;
     a.aligned = folioi_prefill_aligned(layer);
     a.is_direct = a.aligned && dtype_is_16_bit(a.layer.kv_dtype);
+    a.xpacked = folioi_cuda_is_xpacked(layer);
+    a.k_by_dims = a.xpacked && folioi_cuda_by_dims(&layer->k);
+    a.k_step = a.xpacked ? 16 * layer->block_size : 16;
     return a;
 }

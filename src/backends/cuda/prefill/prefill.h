@@ -39,6 +39,7 @@ typedef struct folioi_prefill_line {
      */
     cudaError_t (*launch)(const struct folioi_prefill_line *line, const folioi_cuda_run *run,
                           const folioi_cuda_prefill_plan *plan, const folioi_prefill_head *whole);
+    int32_t xpacked; /* of fixed lines: for x-packed caches, and no others */
 } folioi_prefill_line;
 
 /** Line n of hopper_instances.def and prefill_instances.def, in this order; NULL past the last. */

@@ -7,13 +7,19 @@
 #include "backends/cuda/stored_rows.h"
 #include "backends/cuda/warp.h"
 
-/* Low bits of a row's address: it is zeros; it lies in a native page. */
-enum { ROW_ZERO = 1, ROW_PAGED = 2 };
+/*
+ * Low bits of a row's address: it is zeros; it lies in a native page; in packs; by dims, then the address is that of dim 0 of its
+ * unit of 8 keys, a multiple of 8, and these keys have all the same.
+ */
+enum { ROW_ZERO = 1, ROW_PAGED = 2, ROW_BY_DIMS = 4, ROW_PACKED = 8 };
 
-/* Rows of `bytes` to shared memory: lane first + i holds the address of row i and its low bits. */
-template <int ROWS, int ROW_BYTES>
+/*
+ * Rows of `bytes` to shared memory: lane first + i holds the address of row i and its low bits. MIXED: some may lie in packs,
+ * `step` bytes apart, or by dims, and these are left out.
+ */
+template <int ROWS, int ROW_BYTES, bool MIXED = false>
 static __device__ __forceinline__ void copy_rows(uint32_t to, int row0, uint64_t address, int first,
-                                                 int32_t bytes)
+                                                 int32_t bytes, int32_t step = 16)
 {
     constexpr int CHUNKS = ROW_BYTES / 16;
     int lane = fresh_lane();
@@ -22,10 +28,11 @@ static __device__ __forceinline__ void copy_rows(uint32_t to, int row0, uint64_t
         int row = (i * 32 + lane) / CHUNKS, chunk = (i * 32 + lane) % CHUNKS;
         uint64_t from = __shfl_sync(ALL_LANES, address, first + row);
         bool is_zero = from & ROW_ZERO || chunk * 16 >= bytes;
+        if (MIXED && from & ROW_BY_DIMS) continue;
+        int32_t skip = row_byte((from & ROW_PAGED) != 0, row0 + row, chunk * 16);
+        if (MIXED && from & ROW_PACKED) skip = chunk * step;
         cp_async<16>(to + chunk_at<ROW_BYTES>(row0 + row, chunk),
-                     (const char *)(from & ~3ull) +
-                         row_byte((from & ROW_PAGED) != 0, row0 + row, chunk * 16),
-                     is_zero ? 0 : 16);
+                     (const char *)(from & ~15ull) + skip, is_zero ? 0 : 16);
     }
 }
 

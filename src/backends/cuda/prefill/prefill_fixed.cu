@@ -19,20 +19,25 @@ static cudaError_t launch(const folioi_prefill_line *line, const folioi_cuda_run
                     : launch_prefill<I>(line, run, plan, whole);
 }
 
-template <int TYPE, int DK, int DV, int WARPS, int M_TILES, int KEYS, int BLOCKS, bool ONCE>
+template <bool XPACKED, bool ONCE, int TYPE, int DK, int DV, int WARPS, int M_TILES, int KEYS,
+          int BLOCKS>
 using instance = prefill_instance<typename prefill_type<TYPE>::T, DK, DV, WARPS, M_TILES, KEYS,
-                                  BLOCKS, true, KV_WIDE, ONCE>;
+                                  BLOCKS, true, XPACKED, KV_WIDE, ONCE>;
 
 const folioi_prefill_line folioi_prefill_fixed[] = {
-#define FIXED(name, type, dk, dv, ...)                                                             \
-    {{"prefill_" #name "_d" #dk, type, type, dk, dv, false, takes},                                \
-     instance<type, dk, dv, __VA_ARGS__, false>::ROWS,                                             \
+#define LINE(xpacked, name, type, dk, dv, ...)                                                     \
+    {{"prefill_" name "_d" #dk, type, type, dk, dv, false, takes},                                 \
+     instance<xpacked, false, type, dk, dv, __VA_ARGS__>::ROWS,                                    \
      dv,                                                                                           \
-     instance<type, dk, dv, __VA_ARGS__, false>::BLOCKS,                                           \
+     instance<xpacked, false, type, dk, dv, __VA_ARGS__>::BLOCKS,                                  \
      FOLIOI_DECODE_MAX_ROWS,                                                                       \
-     launch<instance<type, dk, dv, __VA_ARGS__, false>,                                            \
-            instance<type, dk, dv, __VA_ARGS__, true>>},
+     launch<instance<xpacked, false, type, dk, dv, __VA_ARGS__>,                                   \
+            instance<xpacked, true, type, dk, dv, __VA_ARGS__>>,                                   \
+     xpacked},
+#define FIXED(name, ...) LINE(false, #name, __VA_ARGS__)
+#define XPACKED_FIXED(name, ...) LINE(true, "x_" #name, __VA_ARGS__)
 #define BYTES(...)
+#define XPACKED_BYTES(...)
 #define FLEXIBLE(...)
 #include "backends/cuda/prefill/prefill_instances.def"
     {}};

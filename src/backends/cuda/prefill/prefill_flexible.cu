@@ -25,6 +25,8 @@ const folioi_prefill_line folioi_prefill_flexible[] = {
      FOLIOI_DECODE_MAX_ROWS,                                                                       \
      launch_prefill<instance<type, dk, dv, __VA_ARGS__>>},
 #define FIXED(...)
+#define XPACKED_FIXED(...)
 #define BYTES(...)
+#define XPACKED_BYTES(...)
 #include "backends/cuda/prefill/prefill_instances.def"
     {}};

@@ -33,6 +33,9 @@ struct prefill_args {
     int32_t value_parts; /* tiles the numbers of a V row need    */
     int32_t aligned;     /* rows may be copied in 16-byte chunks, 8-bit ones in chunks of 8 */
     int32_t is_direct;   /* aligned, and K and V are of 16 bits: they need no widening */
+    int32_t xpacked;     /* V lies by dims                       */
+    int32_t k_by_dims;   /* and K too                            */
+    int32_t k_step;      /* bytes between 16-byte units of a row of K, but in pages */
 };
 
 /* What a block computes: an item for one kv head, or a piece of that. */
@@ -74,18 +77,26 @@ struct flexible_row {
 /* Instances ONCE run on sm_90 only: on sm_80 and sm_100 they spill registers (nvcc 13.0). */
 #define PREFILL_HAS_ONCE(capability) ((capability) / 10 == 9)
 
+/* On sm_86 and sm_89 they spill registers (nvcc 13.0). */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+#define PREFILL_XPACKED_TEAMS false
+#else
+#define PREFILL_XPACKED_TEAMS true
+#endif
+
 /*
  * One instance: T of the products, head sizes up to DK and DV; FIXED: keys of just that size, no option on scores; else flexible: everything. q and out
  * are of type T too, but with 8-bit keys T is f16 and they may be of either type.
  */
 template <typename T_, int DK_, int DV_, int WARPS_, int M_TILES_, int KEYS_, int BLOCKS_,
-          bool FIXED_, prefill_kv KV_ = KV_WIDE, bool ONCE_ = false>
+          bool FIXED_, bool XPACKED_ = false, prefill_kv KV_ = KV_WIDE, bool ONCE_ = false>
 struct prefill_instance {
     using T = T_;
     static constexpr int DK = DK_, DV = DV_, WARPS = WARPS_, M_TILES = M_TILES_, KEYS = KEYS_;
     static constexpr int TILE_KEYS = KEYS; /* of all the tile, in a part of it too */
     static constexpr int BLOCKS = BLOCKS_; /* of one multiprocessor */
     static constexpr bool FIXED = FIXED_;
+    static constexpr bool XPACKED = XPACKED_; /* a fixed one's cache; flexible ones take any */
     static constexpr prefill_kv KV = KV_;
     /* a block computes one whole tile: for steps that fill the device; else one item after another, of which some are parts */
     static constexpr bool ONCE = ONCE_;
@@ -102,8 +113,8 @@ struct prefill_instance {
     /* between scores, sums wait in shared memory: widening takes the registers */
     static constexpr bool PARKS = M_TILES > 1 && (KV != KV_WIDE || (DK > 64 && !ONCE));
     /* few rows: warps share them, each computing keys of its own */
-    static constexpr bool TEAMS =
-        !ONCE && FIXED && KV == KV_WIDE && DK == 128 && WARPS == 4 && KEYS == 64;
+    static constexpr bool TEAMS = !ONCE && FIXED && KV == KV_WIDE && DK == 128 && WARPS == 4 &&
+                                  KEYS == 64 && (!XPACKED || PREFILL_XPACKED_TEAMS);
     using row = typename std::conditional<
         !FIXED, flexible_row,
         typename std::conditional<KV == KV_WIDE, fixed_row, byte_row>::type>::type;
@@ -126,6 +137,7 @@ struct prefill_instance {
     static_assert(DV <= DK, "the head size of V is at most K's");
     static_assert(KEYS <= 64 && SHARE * 2 <= 32, "a tile has at most 64 keys, a warp fetches 16");
     static_assert(M_TILES <= 2, "a warp has at most two row tiles");
+    static_assert((FIXED && !XPACKED) || (SHARE % 8 == 0 && !SPLIT), "units of 8 keys are turned");
 };
 
 /* The first keys of a key tile, for edges. */

@@ -187,6 +187,7 @@ static __device__ __forceinline__ void attend_staged(prefill_state<I::DV, M> &st
     for (; tile * I::KEYS < w.end; tile = tile_of<I>({tile, row0}, sh) + 1) {
         if (!I::ONCE) sh.tile[fresh_thread()] = tile;
         cp_async_wait<0>();
+        if (is_direct) turn_tile<I>(a, sh, tile % 2, tile);
         __syncthreads();
         if (!is_direct) widen_tile<I>(a, w, sh, mine);
         if ((tile + 1) * I::KEYS < w.end) {

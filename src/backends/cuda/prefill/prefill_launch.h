@@ -24,6 +24,7 @@ static inline bool is_fixed(const folioi_cuda_line *line, const folioi_cuda_laye
     bool has_options =
         l->soft_cap > 0 || l->slopes != NULL || l->bias.data != NULL || !(l->scale > 0);
     return !has_options && l->k_dims == line->k_dims && l->v_dims == line->v_dims &&
+           folioi_cuda_is_xpacked(l) == ((const folioi_prefill_line *)line)->xpacked &&
            folioi_prefill_can(l) && folioi_prefill_aligned(l);
 }
 

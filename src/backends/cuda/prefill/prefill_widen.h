@@ -9,6 +9,7 @@
 #include "backends/cuda/prefill/prefill_copy.h"
 #include "backends/cuda/prefill/prefill_fetch.h"
 #include "backends/cuda/prefill/prefill_instance.h"
+#include "backends/cuda/turn.h"
 #include "backends/cuda/warp.h"
 #include "core/dtype.h"
 
@@ -32,7 +33,7 @@ static __device__ __forceinline__ any_row find_row(const prefill_args &a, const 
     bool is_v = threadIdx.x % 32 >= I::SHARE, is_byte = !dtype_is_16_bit(l.kv_dtype);
     int32_t skip = is_v ? w.first_value : 0;
     any_row row = {0, 1.0f, 0};
-    if (block >= 0) {
+    if (block >= 0 && reads_row(a, w, s, key)) { /* of a unit, other keys are read too */
         const folioi_cuda_side &side = is_v ? l.v : l.k;
         int64_t at = stored_index(a, w, side.at, key, block);
         bool paged = has_pages(side.at);
@@ -62,7 +63,7 @@ template <class I> static __device__ __forceinline__ uint32_t raw_keys(typename 
 /* The 8-bit rows among a warp's on their way to `raw`: chunk i of 8 numbers at i * 8, for the same lane to widen. */
 template <int ROWS, int D>
 static __device__ __forceinline__ void fetch_bytes(uint32_t raw, const any_row &mine, int first,
-                                                   int32_t dims)
+                                                   int32_t dims, int32_t step)
 {
     constexpr int CHUNKS = D / 8;
     for (int i = fresh_lane(); i < ROWS * CHUNKS; i += 32) {
@@ -70,8 +71,36 @@ static __device__ __forceinline__ void fetch_bytes(uint32_t raw, const any_row &
         uint64_t from = __shfl_sync(ALL_LANES, mine.from, first + row);
         int32_t kind = __shfl_sync(ALL_LANES, mine.kind, first + row);
         if (kind == 2 && chunk * 8 < dims)
-            cp_async<8>(raw + i * 8, (const uint8_t *)from + chunk * 8);
+            cp_async<8>(raw + i * 8, (const uint8_t *)from + pack_byte(step, chunk * 8));
     }
+}
+
+/* The same by dims. */
+template <class I, int D>
+static __device__ __forceinline__ void fetch_byte_units(const prefill_args &a,
+                                                        const prefill_work &w, uint32_t raw,
+                                                        int32_t tile, int32_t block, bool is_v)
+{
+    constexpr int GROUPS = I::SHARE / 8;
+    const folioi_cuda_side &side = is_v ? a.layer.v : a.layer.k;
+    int32_t skip = is_v ? w.first_value : 0, dims = is_v ? a.layer.v_dims : a.layer.k_dims;
+    uint64_t unit = 0;
+    if (block >= 0)
+        unit = (uint64_t)side.base + stored_index(a, w, side.at, lane_key<I>(tile) & ~7, block) +
+               skip * side.at.dim_tile_stride;
+    unit = __shfl_sync(ALL_LANES, unit, (is_v ? I::SHARE : 0) + fresh_lane() % GROUPS * 8);
+    auto place = [=](int row, int chunk) { return raw + row * D + chunk * 16; };
+    if (unit != 0)
+        copy_units<1, GROUPS>(place, unit, min(D, dims - skip), side.at.dim_tile_stride, NULL);
+}
+
+/* What came by dims, in rows; those of no key that is read stay unused. */
+template <class I, int D> static __device__ __forceinline__ void turn_bytes(uint32_t raw)
+{
+    auto place = [=](int row, int chunk) { return raw + row * D + chunk * 16; };
+#pragma unroll 1
+    for (int group = 0; group < I::SHARE / 8; group++)
+        turn_units<1>(place, group, D / 16, D, 0, I::SHARE);
 }
 
 template <class I>
@@ -82,9 +111,12 @@ static __device__ __forceinline__ any_row fetch_raw(const prefill_args &a, const
     any_row mine = find_row<I>(a, w, sh.seq, tile, block);
     uint32_t raw = raw_keys<I>(sh);
     if (a.aligned) {
-        fetch_bytes<I::SHARE, I::DK>(raw, mine, 0, a.layer.k_dims);
-        fetch_bytes<I::SHARE, I::DV>(raw + I::SHARE * I::DK, mine, I::SHARE,
-                                     a.layer.v_dims - w.first_value);
+        uint32_t raw_v = raw + I::SHARE * I::DK;
+        if (by_dims<I>(a, false)) fetch_byte_units<I, I::DK>(a, w, raw, tile, block, false);
+        else fetch_bytes<I::SHARE, I::DK>(raw, mine, 0, a.layer.k_dims, a.k_step);
+        if (by_dims<I>(a, true)) fetch_byte_units<I, I::DV>(a, w, raw_v, tile, block, true);
+        else
+            fetch_bytes<I::SHARE, I::DV>(raw_v, mine, I::SHARE, a.layer.v_dims - w.first_value, 16);
     }
     cp_async_commit();
     return mine;
@@ -149,9 +181,13 @@ static __device__ __forceinline__ void widen_tile(const prefill_args &a, const p
         mine.scale = 1.0f;
     }
     uint32_t to = shared_address(sh.kv[0]), raw = raw_keys<I>(sh);
+    if (by_dims<I>(a, false)) turn_bytes<I, I::DK>(raw);
+    if (by_dims<I>(a, true)) turn_bytes<I, I::DV>(raw + I::SHARE * I::DK);
+    __syncwarp();
     widen_rows<typename I::T, I::SHARE, I::DK>(a, to, row0, raw, mine, 0, a.layer.k_dims);
     widen_rows<typename I::T, I::SHARE, I::DV>(a, to + I::K_BYTES, row0, raw + I::SHARE * I::DK,
                                                mine, I::SHARE, a.layer.v_dims - w.first_value);
+    __syncwarp(); /* lanes have read what others fetched */
 }
 
 /* V of fp8 takes its scale at the end where no new row is among the keys. */
