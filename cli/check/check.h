@@ -88,6 +88,7 @@ int64_t check_split_len(const check_env *env);
 /* check_attend.c */
 void make_kernels(const check_env *, check_draw *, int64_t, check_attention *);
 void make_tiles(const check_env *, check_draw *, int64_t, check_attention *);
+void make_xpacked(const check_env *, check_draw *, int64_t, check_attention *);
 void make_alone(const check_env *, check_draw *, int64_t, check_attention *);
 void make_pairings(const check_env *, check_draw *, int64_t, check_attention *);
 void run_f32_rows(const check_env *, check_draw *, int64_t, check_outcome *);

@@ -272,6 +272,45 @@ void make_pairings(const check_env *env, check_draw *d, int64_t index, check_att
     } else no_context(c);
 }
 
+/* An option on scores that not all kernels have, or none; or new keys that are read as given. */
+static void add_one_option(check_draw *d, int64_t index, kit_spec *s)
+{
+    switch (index % 8) {
+    case 1: s->alibi = true; break;
+    case 3: s->soft_cap = 20.0f; break;
+    case 4: s->append = true; break;
+    case 5: s->bias = KIT_BIAS_SEQ | KIT_BIAS_KEY; break;
+    case 6: random_window(d, s); break;
+    case 7: s->head_scales = true; break;
+    }
+}
+
+/*
+ * vLLM 0.6's own caches: both of them x each type, with block sizes and head sizes in turn. Prompts, chunks and decodes, and one
+ * thing more in turns.
+ */
+void make_xpacked(const check_env *env, check_draw *d, int64_t index, check_attention *c)
+{
+    static const int32_t sizes[] = {128, 64, 128, 256, 80, 128, 128, 120, 264};
+    static const int32_t blocks[] = {16, 8, 32, 24}, groups[] = {4, 1, 8, 5};
+    static const folio_dtype types[] = {0, 0, FOLIO_FP8_E4M3, FOLIO_FP8_E5M2, FOLIO_INT8};
+    static const int64_t before[] = {0, 1, 7, 8, 13, 16, 63, 64, 65, 140, 300};
+    kit_spec *s = &c->spec;
+    check_base(env, d, c);
+    s->layout = index % 2 ? FOLIO_LAYOUT_XPACKED_1 : FOLIO_LAYOUT_XPACKED;
+    s->dtype = query_dtypes[1 + index / 2 % 2];
+    s->kv_dtype = types[index / 4 % COUNT(types)];
+    s->block_size = blocks[(index + index / 4) % COUNT(blocks)];
+    s->k_head_size = sizes[(index + index / COUNT(sizes)) % COUNT(sizes)];
+    s->num_kv_heads = (int32_t)check_int(d, 1, 2);
+    s->num_heads = s->num_kv_heads * CHECK_PICK(d, groups);
+    s->wide_gaps = true;
+    if (index / 20 % 2 != 0) add_one_option(d, index / 2, s);
+    check_add(c, check_int(d, 2, 90), CHECK_PICK(d, before));
+    for (int i = 0; i < 2; i++) check_add(c, check_int(d, 1, 3), CHECK_PICK(d, before));
+    if (check_chance(d, 2)) add_one_thing(d, index, c);
+}
+
 /* f32 with few rows, and so little noise in the budget: large scores, half of them close to their soft cap. */
 static void make_f32_rows(const check_env *env, check_draw *d, int64_t index, check_attention *c)
 {

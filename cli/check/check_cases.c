@@ -19,6 +19,7 @@ const check_part check_parts[] = {
     {"kernels", "tiles", 18, 126, make_tiles, NULL},
     {"kernels", "alone", 36, 252, make_alone, NULL},
     {"kernels", "pairings", 252, 504, make_pairings, NULL},
+    {"kernels", "xpacked", 72, 576, make_xpacked, NULL},
     {"kernels", "f32_rows", 60, 400, NULL, run_f32_rows},
     {"mixed_batch", "attend", 12, 80, make_mixed_batch, NULL},
     {"prefix_prefill", "attend", 12, 80, make_prefix_prefill, NULL},
