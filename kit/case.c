@@ -408,6 +408,7 @@ static double bias_entry(const kit_spec *s, int64_t id, int64_t row, int64_t hea
 bool kit_is_hidden(const kit_case *h, int64_t id, int64_t key)
 {
     if (h->spec.nan_from > 0 && key >= h->spec.nan_from) return true;
+    if (key < h->spec.nan_before) return true;
     return h->spec.hidden_nan && isinf(bias_entry(&h->spec, id, 0, 0, key));
 }
 

@@ -49,6 +49,7 @@ static void say_options(line *l, const kit_spec *s)
     if (s->bias_hidden > 0) say(l, " (%g hidden)", s->bias_hidden);
     if (s->amplitude > 0) say(l, ", q * %g", s->amplitude);
     if (s->nan_from > 0) say(l, ", NaN from token %lld on", (long long)s->nan_from);
+    if (s->nan_before > 0) say(l, ", NaN before token %lld", (long long)s->nan_before);
     if (s->rotary)
         say(l, ", rotary %s [%d, %d)%s", s->rotary_pairing ? "pairs" : "halves",
             (int)s->rotary_first, (int)(s->rotary_first + s->rotary),

@@ -68,12 +68,13 @@ typedef struct kit_spec {
     bool private_slots;     /* FOLIO_PLAN_PRIVATE_SLOTS */
     bool only_decodes;      /* the plan's max_query_len is 1 */
     bool no_lse;
-    bool hidden_nan;  /* bias SEQ | KEY: the keys it hides hold NaN in K and V */
-    bool strided;     /* gaps of NaN between the heads and tokens of q, k, v, out, lse, bias */
-    bool wide_gaps;   /* of 16 bytes and more, so that rows stay aligned */
-    bool in_place;    /* out is q, where head sizes and types are equal */
-    int64_t offset;   /* numbers by which q, k, v, out and lse begin past an aligned address */
-    int64_t nan_from; /* K and V of this token and all after it are NaN; 0: of none */
+    bool hidden_nan;    /* bias SEQ | KEY: the keys it hides hold NaN in K and V */
+    bool strided;       /* gaps of NaN between the heads and tokens of q, k, v, out, lse, bias */
+    bool wide_gaps;     /* of 16 bytes and more, so that rows stay aligned */
+    bool in_place;      /* out is q, where head sizes and types are equal */
+    int64_t offset;     /* numbers by which q, k, v, out and lse begin past an aligned address */
+    int64_t nan_from;   /* K and V of this token and all after it are NaN; 0: of none */
+    int64_t nan_before; /* and of all tokens before this one */
     bool v_in_k;    /* latent attention: V is the first numbers of K; v_scale counts for nothing */
     int32_t rotary; /* dims of q and k that rotate, by theta 10000; 0: none */
     int32_t rotary_first;

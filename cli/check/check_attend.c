@@ -272,17 +272,22 @@ void make_pairings(const check_env *env, check_draw *d, int64_t index, check_att
     } else no_context(c);
 }
 
-/* An option on scores that not all kernels have, or none; or new keys that are read as given. */
-static void add_one_option(check_draw *d, int64_t index, kit_spec *s)
+/* An option that not all kernels have. */
+static void add_one_option(int64_t index, kit_spec *s)
 {
-    switch (index % 8) {
-    case 1: s->alibi = true; break;
-    case 3: s->soft_cap = 20.0f; break;
-    case 4: s->append = true; break;
-    case 5: s->bias = KIT_BIAS_SEQ | KIT_BIAS_KEY; break;
-    case 6: random_window(d, s); break;
-    case 7: s->head_scales = true; break;
+    switch (index % 4) {
+    case 0: s->alibi = true; break;
+    case 1: s->soft_cap = 20.0f; break;
+    case 2: s->bias = KIT_BIAS_SEQ | KIT_BIAS_KEY; break;
+    case 3: s->head_scales = true; break;
     }
+}
+
+/* A window behind which a sequence's keys are NaN. */
+static void add_nan_window(check_draw *d, const kit_seq *seq, kit_spec *s)
+{
+    random_window(d, s);
+    if (s->window_left >= 0) s->nan_before = seq->seq_len - seq->query_len - s->window_left;
 }
 
 /*
@@ -305,10 +310,13 @@ void make_xpacked(const check_env *env, check_draw *d, int64_t index, check_atte
     s->num_kv_heads = (int32_t)check_int(d, 1, 2);
     s->num_heads = s->num_kv_heads * CHECK_PICK(d, groups);
     s->wide_gaps = true;
-    if (index / 20 % 2 != 0) add_one_option(d, index / 2, s);
+    s->append = check_chance(d, 4);
+    if (check_chance(d, 4)) add_one_option(index / 2, s);
     check_add(c, check_int(d, 2, 90), CHECK_PICK(d, before));
-    for (int i = 0; i < 2; i++) check_add(c, check_int(d, 1, 3), CHECK_PICK(d, before));
-    if (check_chance(d, 2)) add_one_thing(d, index, c);
+    check_add(c, 1, CHECK_PICK(d, before));
+    check_add(c, check_int(d, 1, 3), CHECK_PICK(d, before));
+    if (check_chance(d, 3)) add_nan_window(d, &c->seqs[1], s);
+    else if (check_chance(d, 2)) add_one_thing(d, index, c);
 }
 
 /* f32 with few rows, and so little noise in the budget: large scores, half of them close to their soft cap. */
