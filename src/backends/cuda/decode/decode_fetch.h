@@ -223,8 +223,8 @@ static __device__ __forceinline__ void copy_side_by_dims(const decode_args &a, u
     uint64_t from = __shfl_sync(ALL_LANES, row, first_lane + (threadIdx.x & 1) * 8);
     auto place = [=](int t, int chunk) { return dst + t * stride + chunk * 16; };
     int64_t step = side.at.dim_tile_stride * a.kv_bytes;
-    if (a.kv_bytes == 2) copy_units<2, 2>(place, from, dims, step, a.layer.q.data);
-    else copy_units<1, 2>(place, from, dims, step, a.layer.q.data);
+    if (a.kv_bytes == 2) copy_units<2, 2>(place, from, dims, step, side.base);
+    else copy_units<1, 2>(place, from, dims, step, side.base);
 }
 
 /* A tile by dims that has arrived becomes rows; those outside of [low, high) zeros. */

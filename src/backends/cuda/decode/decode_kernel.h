@@ -44,6 +44,8 @@ struct decode_instance {
     static constexpr int Q_FORMS = KV == 0 ? 3 : Q_IN_REGISTERS ? 0 : 1;
     static constexpr int Q_STEPS = Q_IN_REGISTERS ? VMAX / 16 : 1;
     static_assert(VMAX % 64 == 0, "head sizes are multiples of 64");
+    static_assert(FORM != FOLIOI_FORM_XPACKED_1 || (!EIGHT && Q_IN_REGISTERS),
+                  "other scores do not read K by dims");
 };
 
 /* Load the block's share to shared memory and make its barriers. The counts are needed at the end only, but come with it. */

@@ -77,7 +77,7 @@ struct flexible_row {
 /* Instances ONCE run on sm_90 only: on sm_80 and sm_100 they spill registers (nvcc 13.0). */
 #define PREFILL_HAS_ONCE(capability) ((capability) / 10 == 9)
 
-/* On sm_86 and sm_89 they spill registers (nvcc 13.0). */
+/* Not below sm_90: on sm_86 and sm_89 they spill registers (nvcc 13.0). */
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 #define PREFILL_XPACKED_TEAMS false
 #else
