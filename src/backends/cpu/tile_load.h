@@ -152,21 +152,6 @@ INLINE void split_pairs(const int type, const float *from, int32_t dims, float *
 }
 #endif
 
-/* Zeros for tokens of V outside [first, n). */
-static void clear_tokens(float *v, int64_t stride, int32_t first, int32_t n)
-{
-    for (int j = 0; j < SUB; j++) {
-        if (j >= first && j < n) continue;
-        if (!DOT) {
-            memset(v + j * stride, 0, (size_t)stride * sizeof *v);
-            continue;
-        }
-        uint32_t keep = j % 2 == 0 ? 0xffff0000u : 0x0000ffffu;
-        float *row = v + j / 2 * stride;
-        for (int64_t d = 0; d < stride; d++) row[d] = f32_of_bits(bits_of_f32(row[d]) & keep);
-    }
-}
-
 /* V of sixteen tokens that lie side by side, dim by dim, in one block or in two; zeros past its dims. */
 static void turn_v(const folioi_attend_args *a, const tile_plan *plan, tile *t, int32_t key,
                    int32_t n, key_rows *r, float *to)
@@ -199,7 +184,6 @@ static void load_v(const folioi_attend_args *a, const tile_plan *plan, tile *t, 
     int32_t key = t->t0 + i * SUB, n = t->n - i * SUB < SUB ? t->n - i * SUB : SUB;
     key_rows r = {.type = t->kv, .scale = t->v_scale + i * SUB};
     side_form form = key + n <= keys->stored_len ? plan->v.form : AS_NUMBERS;
-    int32_t first = a->begin > key ? a->begin - key : 0;
     t->ptrs.v[i] = to;
     t->ptrs.v_stride[i] = plan->v_stride;
     /* with pairs an odd number of keys leaves a neighbour that nobody may see */
@@ -208,7 +192,6 @@ static void load_v(const folioi_attend_args *a, const tile_plan *plan, tile *t, 
         if (!DOT) t->ptrs.v_stride[i] = keys->v.at->token_tile_stride;
         return;
     }
-    bool lies = true;
     if (form == AS_COLUMNS) turn_v(a, plan, t, key, n, &r, to);
 #if !defined(DOT_BF16)
     else if (form == AS_PAIRS) {
@@ -219,11 +202,10 @@ static void load_v(const folioi_attend_args *a, const tile_plan *plan, tile *t, 
     }
 #endif
     else {
-        lies = find_rows(a, plan, &plan->v, key, n, &r);
-        if (!lies) make_rows(a, &plan->v, t->kv, key, n, a->wide, &r);
+        if (!find_rows(a, plan, &plan->v, key, n, &r))
+            make_rows(a, &plan->v, t->kv, key, n, a->wide, &r);
         copy_keys(&r, a->v_dims, to, plan->v_stride, t->converts);
     }
-    if (lies && (first > 0 || n < SUB)) clear_tokens(to, plan->v_stride, first, n);
 }
 
 /* ------------------------------------------------------------------------------------------ V in K */
