@@ -308,6 +308,22 @@ INLINE float column_of(const int type, const bool keys_are_rows, const key_rows 
 }
 #endif
 
+#if LANES < 16
+/* Rows that lie side by side, and more bytes of each row at a time: shorter vectors gain nothing. */
+INLINE void vec_turn_fours(const char *const *four, int64_t offset, vec *words)
+{
+    vec_turn_16(four, 16, offset, words);
+}
+INLINE void vec_turn_32(const char *const *four, int64_t stride, int64_t offset, vec *words)
+{
+    for (int i = 0; i < 2; i++) vec_turn_16(four, stride, offset + 16 * i, words + 4 * i);
+}
+INLINE void vec_turn_64(const char *const *four, int64_t stride, int64_t offset, vec *words)
+{
+    for (int i = 0; i < 4; i++) vec_turn_16(four, stride, offset + 16 * i, words + 4 * i);
+}
+#endif
+
 /* Units [u, u + N) of LANES rows from row g on to columns. */
 INLINE void turn_units(const int type, const int N, const bool native, const bool keys_are_rows,
                        const key_rows *r, int g, int32_t u, const byte_table *table, float *to,

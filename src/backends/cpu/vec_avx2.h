@@ -211,18 +211,4 @@ INLINE void vec_turn_16(const char *const *four, int64_t stride, int64_t offset,
     words[3] = _mm256_castpd_ps(_mm256_unpackhi_pd(b, d));
 }
 
-/* Rows that lie side by side, and more bytes of each row at a time: nothing is gained here. */
-INLINE void vec_turn_fours(const char *const *four, int64_t offset, vec *words)
-{
-    vec_turn_16(four, 16, offset, words);
-}
-INLINE void vec_turn_32(const char *const *four, int64_t stride, int64_t offset, vec *words)
-{
-    for (int i = 0; i < 2; i++) vec_turn_16(four, stride, offset + 16 * i, words + 4 * i);
-}
-INLINE void vec_turn_64(const char *const *four, int64_t stride, int64_t offset, vec *words)
-{
-    for (int i = 0; i < 4; i++) vec_turn_16(four, stride, offset + 16 * i, words + 4 * i);
-}
-
 #endif
