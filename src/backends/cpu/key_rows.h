@@ -54,7 +54,8 @@ INLINE side_form form_of_v(const folioi_address *at, int32_t elem, int32_t block
 {
     if (has_rows(at)) return AS_ROWS;
     if (elem == 2 && at->token_tile == 2 && at->token_tile_stride == 2 * dims &&
-        at->token_stride == 1 && at->dim_tile == 1 && at->dim_tile_stride == 2 && dims % SUB == 0)
+        at->token_stride == 1 && at->dim_tile == 1 && at->dim_tile_stride == 2 && dims % SUB == 0 &&
+        block_size % SUB == 0)
         return AS_PAIRS;
     return has_columns(at) && block_size % (SUB / 2) == 0 ? AS_COLUMNS : AS_NUMBERS;
 }
@@ -134,9 +135,25 @@ INLINE void load_stored(float *dst, const folioi_kv_side *side, const folio_dtyp
 /* Rows that are made are f32; but bf16 where kernels take pairs of it, which holds 8-bit numbers exactly. */
 INLINE folio_dtype made_type(void) { return DOT ? FOLIO_BF16 : FOLIO_F32; }
 
+/* The numbers of one stored row of bf16, as they are. */
+static void copy_bf16(uint16_t *dst, const folioi_kv_side *side, int64_t from)
+{
+    const folioi_address *at = side->at;
+    const uint16_t *base = (const uint16_t *)(const void *)side->base;
+    for (int32_t d = 0; d < side->dims; d += at->dim_tile, from += at->dim_tile_stride) {
+        if (at->dim_tile == 8 && at->dim_stride == 1) memcpy(dst + d, base + from, 16);
+        else
+            for (int32_t i = 0; i < at->dim_tile; i++) dst[d + i] = base[from + i * at->dim_stride];
+    }
+}
+
 /* One stored row, from any layout. */
 static void make_row(float *dst, const folioi_kv_side *side, folio_dtype kv, int64_t from)
 {
+    if (kv == FOLIO_BF16 && made_type() == FOLIO_BF16) {
+        copy_bf16((uint16_t *)(void *)dst, side, from);
+        return;
+    }
     switch (kv) {
 #define CASE(type)                                                                                 \
     case type: load_stored(dst, side, type, from); return;
@@ -218,16 +235,43 @@ static bool find_rows(const folioi_attend_args *a, const tile_plan *plan, const 
     return true;
 }
 
-/* Keys [key, key + n) as rows in `wide`, made one by one; zeros for those before a->begin, whose blocks may be gone, and
- * past n. */
-static void make_rows(const folioi_attend_args *a, const key_side *s, folio_dtype kv, int32_t key,
-                      int32_t n, float *wide, key_rows *r)
+enum { AHEAD = 2 * SUB }; /* keys: rows that are fetched arrive while as many are converted */
+
+/* Rows that lie in blocks of fewer than 8 tokens, copied to `wide` as they are; zeros for those before a->begin, whose
+ * blocks may be gone, and past n. No hardware sees a pattern in such rows: the next ones are fetched. */
+static void gather_rows(const folioi_attend_args *a, const tile_plan *plan, const key_side *s,
+                        int32_t key, int32_t n, float *wide, key_rows *r)
 {
     const folioi_keys *keys = &a->keys;
-    r->type = made_type();
+    const int64_t bytes = s->dims * (int64_t)folio_dtype_size(r->type);
+    char *to = (char *)wide;
+    r->stride = bytes;
+    for (int j = 0; j < SUB; j++, to += bytes) {
+        int64_t i = key + (int64_t)j, later = i + AHEAD;
+        if (later < keys->stored_len) {
+            const char *row = stored_token(keys, plan, s, later);
+            for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(row + at, 0, 2);
+        }
+        if (j >= n || i < a->begin) memset(to, 0, (size_t)bytes);
+        else memcpy(to, stored_token(keys, plan, s, i), (size_t)bytes);
+    }
+    for (int i = 0; i < 4; i++) r->four[i] = (const char *)wide + 4 * i * bytes;
+}
+
+/* Keys [key, key + n) as rows in `wide`, made one by one; zeros for those before a->begin, whose blocks may be gone, and
+ * past n. */
+static void make_rows(const folioi_attend_args *a, const tile_plan *plan, const key_side *s,
+                      folio_dtype kv, int32_t key, int32_t n, float *wide, key_rows *r)
+{
+    const folioi_keys *keys = &a->keys;
     r->unit = 16;
-    r->stride = (int64_t)s->dims * 4;
     r->words = NULL;
+    if (key + (n < SUB ? n : SUB) <= keys->stored_len && has_rows(s->stored->at)) {
+        gather_rows(a, plan, s, key, n, wide, r);
+        return;
+    }
+    r->type = made_type();
+    r->stride = (int64_t)s->dims * 4;
     for (int i = 0; i < 4; i++) r->four[i] = (const char *)wide + 4 * i * r->stride;
     for (int j = 0; j < SUB; j++) {
         int64_t i = key + (int64_t)j;
@@ -242,7 +286,7 @@ static void make_rows(const folioi_attend_args *a, const key_side *s, folio_dtyp
                                    token % size));
             for (int32_t d = 0; !DOT && folio_dtype_size(kv) == 1 && d < s->dims; d++)
                 made[d] *= r->scale[j];
-            round_row(made, s->dims);
+            if (kv != made_type()) round_row(made, s->dims);
         }
     }
 }

@@ -71,8 +71,9 @@ static void start_piece(ahead *f, const fetch_side *s, int32_t piece)
 static void start_lines(ahead *f)
 {
     const fetch_side *s = f->side;
-    const char *from = s->piece[f->piece] + f->part * s->part_stride + f->row * s->row_stride;
     f->offset = 0;
+    if (f->width == 0) return; /* nothing is left */
+    const char *from = s->piece[f->piece] + f->part * s->part_stride + f->row * s->row_stride;
     for (int i = 0; i < f->width; i++)
         f->from[i] = s->side_by_side ? s->piece[min_i32(f->piece + i, f->last - 1)]
                                      : from + i * (s->rows > 1 ? s->row_stride : 64);

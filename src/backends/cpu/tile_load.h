@@ -42,7 +42,7 @@ INLINE tile_plan plan_tiles(const folioi_attend_args *a, const folio_dtype kv)
                             (!DOT && p.k.form == AS_COLUMNS && keys->k.at->dim_tile_stride == SUB));
     p.v.in_place = same && (DOT ? p.v.form == AS_PAIRS
                                 : p.v.form == AS_ROWS && p.chunk == SUB && a->v_dims % SUB == 0);
-    p.k.in_parts = !p.k.in_place && p.k.form != AS_NUMBERS;
+    p.k.in_parts = !p.k.in_place && p.k.form != AS_NUMBERS && p.chunk > 0;
     p.packed = p.k.form == AS_WORDS &&
                (p.v.form == AS_PAIRS || (p.v.form == AS_ROWS && a->v_dims % SUB == 0 &&
                                          keys->v.at->token_tile_stride == a->v_dims));
@@ -133,7 +133,7 @@ static void load_k(const folioi_attend_args *a, const tile_plan *plan, tile *t, 
         t->ptrs.k[i] = (const float *)(const void *)r.four[0];
         return;
     }
-    if (!lies) make_rows(a, &plan->k, t->kv, t->t0 + i * SUB, t->n - i * SUB, a->wide, &r);
+    if (!lies) make_rows(a, plan, &plan->k, t->kv, t->t0 + i * SUB, t->n - i * SUB, a->wide, &r);
     convert_k(plan, t, i, &r, a->k_dims, to);
 }
 
@@ -203,7 +203,7 @@ static void load_v(const folioi_attend_args *a, const tile_plan *plan, tile *t, 
 #endif
     else {
         if (!find_rows(a, plan, &plan->v, key, n, &r))
-            make_rows(a, &plan->v, t->kv, key, n, a->wide, &r);
+            make_rows(a, plan, &plan->v, t->kv, key, n, a->wide, &r);
         copy_keys(&r, a->v_dims, to, plan->v_stride, t->converts);
     }
 }
@@ -328,6 +328,7 @@ INLINE bool shape_pieces(const key_side *side, int64_t elem, int32_t block_size,
     s->parts = (all + part - 1) / part;
     s->group = GROUP * SUB / chunk;
     s->rows = 1;
+    s->row_stride = 0;
     s->bytes = chunk * part;
     s->part_stride = s->bytes;
     if (address_is_dense(side->stored->at, block_size, side->dims) &&
@@ -404,7 +405,7 @@ static void look_ahead(const folioi_attend_args *a, const tile_plan *plan, const
     if (chunk == 0 ||
         !shape_pieces(&plan->k, elem, keys->block_size, chunk,
                       parts ? (int32_t)(part_of(plan, elem) * elem) : INT32_MAX, &f->k) ||
-        !shape_pieces(&plan->v, elem, keys->block_size, chunk, INT32_MAX, &f->v))
+        (!keys->v_in_k && !shape_pieces(&plan->v, elem, keys->block_size, chunk, INT32_MAX, &f->v)))
         return;
     f->alternates = !few;
     if (!few) f->k.group = f->v.group = 1;
@@ -413,8 +414,9 @@ static void look_ahead(const folioi_attend_args *a, const tile_plan *plan, const
     f->k.width = t->bytes ? 4 : !few ? many_lines(a, elem) : in_place ? GROUP : HALF;
     f->v.width = !few ? f->k.width : plan->v.in_place ? GROUP : HALF;
     int32_t num = 0;
-    add_pieces(a, plan, &a->soon[0], few ? t->t0 : t->t0 + (int64_t)TILE, pieces, pieces, f, &num);
-    if (!few) add_pieces(a, plan, &a->soon[1], a->soon[1].key, pieces, pieces, f, &num);
+    int32_t of_v = keys->v_in_k ? 0 : pieces;
+    add_pieces(a, plan, &a->soon[0], few ? t->t0 : t->t0 + (int64_t)TILE, pieces, of_v, f, &num);
+    if (!few) add_pieces(a, plan, &a->soon[1], a->soon[1].key, pieces, of_v, f, &num);
     f->k.num = num;
     f->v.num = keys->v_in_k ? 0 : num;
     if (few && num == pieces) {
