@@ -1,6 +1,6 @@
 /*
  * key_rows.h: sixteen keys as rows of numbers, for tile_load.h: K or V of tokens, read where they lie or made, or dims of
- * sixteen tokens that lie side by side. Kernels read columns of such rows (turn_rows) or the rows themselves (copy_rows):
+ * sixteen tokens that lie side by side. Kernels read columns of such rows, which are turned, or the rows themselves, copied:
  *
  *                       K [k][16]      V [16][v]
  *   tokens are rows     turned         copied       NHD, HND, k and v as given; K of vLLM 0.6's x-packed caches
@@ -68,7 +68,7 @@ typedef struct {
     bool rotates; /* rows that are given rotate as they are read */
     side_form form;
     bool in_place;              /* kernels read it as it lies                                */
-    bool in_parts;              /* few rows convert it in parts of its dims, for it lies so  */
+    bool in_parts;              /* few rows convert it part by part, some dims at a time     */
     int64_t block, head, token; /* bytes from one to the next; a token's in a sub-tile vary  */
     int64_t unit;               /* bytes from 16 bytes of a token, or one dim, to the next   */
 } key_side;
@@ -212,7 +212,9 @@ static bool find_rows(const folioi_attend_args *a, const tile_plan *plan, const 
         r->unit = s->unit;
         r->stride = s->token;
         /* a half that nobody sees may have no block */
-        bool two = plan->chunk<SUB, low = key + SUB / 2> a->begin, high = n > SUB / 2;
+        bool two = plan->chunk != SUB;
+        bool low = a->begin < key + SUB / 2;
+        bool high = n > SUB / 2;
         const char *first = stored_token(keys, plan, s, low || !two ? key : key + SUB / 2);
         const char *second = first + 8 * s->token;
         if (two) second = low && high ? stored_token(keys, plan, s, key + SUB / 2) : first;

@@ -372,8 +372,8 @@ INLINE void add_pieces(const folioi_attend_args *a, const tile_plan *plan, const
 
 /*
  * Lines at a time for few rows: as many as a step of products reads in place; half as many where a conversion and the
- * products of what it made both fetch. And how many lines they are ahead: what L1 holds beside what is computed. Whole
- * sub-tiles that are converted are further apart.
+ * products of what it made both fetch. And how many lines they are ahead: what L1 holds beside what is computed, more
+ * where conversions read in bursts.
  */
 enum { HALF = GROUP > 1 ? GROUP / 2 : 1, LEAD = 32 * GROUP, FAR_LEAD = 52 * GROUP };
 
