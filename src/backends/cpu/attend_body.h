@@ -119,7 +119,7 @@ typedef struct {
     int32_t first; /* keys before it are seen by nobody */
     enum { UNKNOWN, FINITE, NOT_FINITE } values;
     folio_dtype kv;
-    bool bytes;                 /* K and V are native sub-tiles of 8-bit numbers, as they lie */
+    bool bytes;                 /* few rows read a whole tile of 8-bit numbers: attend_bytes.h */
     bool panels;                /* V is in panels already, and its rows are not there */
     bool scaled;                /* K and V are still to be multiplied with the scales below */
     ahead *converts, *products; /* what is fetched in conversions, and in products */

@@ -165,14 +165,14 @@ static void attend_few(const folioi_attend_args *a, const tile_plan *plan, tile 
     row_block b = make_block(a, t, 0, a->rows);
     if (b.from >= b.to) return;
 #if defined(DOT_BF16)
-    if (t->bytes) block_score_bytes(a, t, &b, s);
+    if (t->bytes) block_score_bytes(a, plan, t, &b, s);
 #endif
     for (int32_t i = b.from / SUB / GROUP * GROUP; !t->bytes && i * SUB < b.to; i += GROUP)
         score_group(a, plan, t, &b, i, s);
     if (soften_block(a, plan, t, &b, false, s)) return;
 #if defined(DOT_BF16)
     if (t->bytes && t->values == UNKNOWN) {
-        block_value_bytes(a, t, &b, s);
+        block_value_bytes(a, plan, t, &b, s);
         return;
     }
 #endif
@@ -296,7 +296,7 @@ static void attend_split(const folioi_attend_args *a, folio_dtype kv)
         t.n = after < a->end ? TILE : a->end - (int32_t)from;
         t.first = a->begin > t.t0 ? a->begin - t.t0 : 0;
         t.values = UNKNOWN;
-        t.bytes = few && find_bytes(a, &plan, &t);
+        t.bytes = few && plan.bytes && t.first == 0 && t.n == TILE && after <= a->keys.stored_len;
         look_ahead(a, &plan, &t, few && !t.bytes, &next);
         if (few) {
             attend_few(a, &plan, &t);

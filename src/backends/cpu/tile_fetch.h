@@ -28,6 +28,7 @@ typedef struct {
     int32_t group;       /* else pieces that are read part by part: the first part */
     int32_t parts;       /* of all of them, then the next                          */
     int64_t part_stride; /* bytes                                                  */
+    bool far;            /* rows so far apart that L1 has few places for them      */
 } fetch_side;
 
 typedef struct {
@@ -97,7 +98,7 @@ static void step_lines(ahead *f)
 INLINE void fetch_ahead(ahead *f, const bool near)
 {
 #define LINE(i)                                                                                    \
-    if (near) __builtin_prefetch(f->from[i] + f->offset, 0, 3);                                    \
+    if (near && !f->side->far) __builtin_prefetch(f->from[i] + f->offset, 0, 3);                   \
     else __builtin_prefetch(f->from[i] + f->offset, 0, 2)
     if (f->width == 0) return;
     LINE(0);

@@ -43,9 +43,10 @@ INLINE tile_plan plan_tiles(const folioi_attend_args *a, const folio_dtype kv)
     p.v.in_place = same && (DOT ? p.v.form == AS_PAIRS
                                 : p.v.form == AS_ROWS && p.chunk == SUB && a->v_dims % SUB == 0);
     p.k.in_parts = !p.k.in_place && p.k.form != AS_NUMBERS && p.chunk > 0;
-    p.packed = p.k.form == AS_WORDS &&
-               (p.v.form == AS_PAIRS || (p.v.form == AS_ROWS && a->v_dims % SUB == 0 &&
-                                         keys->v.at->token_tile_stride == a->v_dims));
+    p.bytes = DOT && elem == 1 && p.chunk == SUB && !keys->v_in_k && a->v_dims % SUB == 0 &&
+              (p.k.form == AS_WORDS || p.k.form == AS_COLUMNS ||
+               (p.k.form == AS_UNITS && a->k_dims % SUB == 0)) &&
+              (p.v.form == AS_ROWS || p.v.form == AS_COLUMNS);
     return p;
 }
 
@@ -262,22 +263,6 @@ INLINE float *v_scratch(const folioi_attend_args *a, int i)
     return a->v_tile + (int64_t)i * columns_of(SUB) * folioi_out_stride(a->v_dims);
 }
 
-/* Few rows take a whole tile of bytes as it lies: attend_bytes.h. */
-static bool find_bytes(const folioi_attend_args *a, const tile_plan *plan, tile *t)
-{
-    const folioi_keys *keys = &a->keys;
-    if (!DOT || folio_dtype_size(t->kv) != 1 || !plan->packed || keys->v_in_k || a->rows > FEW ||
-        t->first > 0 || t->n < TILE || t->t0 > keys->stored_len - TILE)
-        return false;
-    for (int i = 0; i < SUBS; i++) {
-        int32_t key = t->t0 + i * SUB;
-        load_sub_scales(a, plan, t, i);
-        t->ptrs.k[i] = (const void *)stored_token(keys, plan, &plan->k, key);
-        t->ptrs.v[i] = (const void *)stored_token(keys, plan, &plan->v, key);
-    }
-    return true;
-}
-
 /* V of the tile, all of it at a time. */
 static void load_values(const folioi_attend_args *a, const tile_plan *plan, tile *t)
 {
@@ -318,6 +303,9 @@ INLINE int32_t part_of(const tile_plan *plan, int64_t elem)
     return row > PART ? row : PART;
 }
 
+/* Bytes from row to row from which on rows share too few sets of L1 (4 KiB a way) to wait there. */
+enum { FAR_ROWS = 1024 };
+
 /* How pieces of one side lie, of which `part` bytes of each token are read at a time; false: not so that whole lines would
  * be read. */
 INLINE bool shape_pieces(const key_side *side, int64_t elem, int32_t block_size, int32_t chunk,
@@ -331,6 +319,7 @@ INLINE bool shape_pieces(const key_side *side, int64_t elem, int32_t block_size,
     s->row_stride = 0;
     s->bytes = chunk * part;
     s->part_stride = s->bytes;
+    s->far = false;
     if (address_is_dense(side->stored->at, block_size, side->dims) &&
         (s->parts == 1 || !has_rows(side->stored->at)))
         return true;
@@ -338,6 +327,7 @@ INLINE bool shape_pieces(const key_side *side, int64_t elem, int32_t block_size,
     s->row_stride = side->token;
     s->bytes = part;
     s->part_stride = part;
+    s->far = side->token >= FAR_ROWS;
     return has_rows(side->stored->at);
 }
 
@@ -407,7 +397,7 @@ static void look_ahead(const folioi_attend_args *a, const tile_plan *plan, const
                       parts ? (int32_t)(part_of(plan, elem) * elem) : INT32_MAX, &f->k) ||
         (!keys->v_in_k && !shape_pieces(&plan->v, elem, keys->block_size, chunk, INT32_MAX, &f->v)))
         return;
-    f->alternates = !few;
+    f->alternates = !few && !t->bytes;
     if (!few) f->k.group = f->v.group = 1;
     f->k.side_by_side = few && in_place;
     f->v.side_by_side = false;

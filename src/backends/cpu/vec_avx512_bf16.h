@@ -86,6 +86,38 @@ INLINE void vec_pairs_of_fours(const byte_table *t, const int kv, vec words, vec
     pair[1] = _mm512_castsi512_ps(_mm512_unpackhi_epi8(low, high));
 }
 
+/* Four dims of sixteen tokens, bytes that lie side by side, `stride` from dim to dim: words of a token's four. */
+INLINE vec vec_fours_of_dims(const char *dims, int64_t stride)
+{
+    const __m512i order =
+        _mm512_set_epi32(0x3f2f1f0f, 0x3e2e1e0e, 0x3d2d1d0d, 0x3c2c1c0c, 0x3b2b1b0b, 0x3a2a1a0a,
+                         0x39291909, 0x38281808, 0x37271707, 0x36261606, 0x35251505, 0x34241404,
+                         0x33231303, 0x32221202, 0x31211101, 0x30201000);
+    __m512i x = _mm512_loadu_si512(dims);
+    if (stride != 16) {
+        x = _mm512_inserti32x4(x, _mm_loadu_si128((const void *)(dims + stride)), 1);
+        x = _mm512_inserti32x4(x, _mm_loadu_si128((const void *)(dims + 2 * stride)), 2);
+        x = _mm512_inserti32x4(x, _mm_loadu_si128((const void *)(dims + 3 * stride)), 3);
+    }
+    return _mm512_castsi512_ps(_mm512_permutexvar_epi8(order, x));
+}
+
+/* Dims of sixteen tokens, 64 or 16 of them: rows of as many bytes, `row` from token to token. */
+INLINE void vec_rows_of_dims(const int num, const char *dims, int64_t stride, char *to, int64_t row)
+{
+    vec x[16];
+    UNROLL_FOR (int i = 0; i < num / 4; i++)
+        x[i] = vec_fours_of_dims(dims + 4 * i * stride, stride);
+    if (num == 64) {
+        vec_transpose(x);
+        UNROLL_FOR (int i = 0; i < 16; i++) vec_store((float *)(void *)(to + i * row), x[i]);
+        return;
+    }
+    vec_turn_lanes(x);
+    UNROLL_FOR (int i = 0; i < 16; i++)
+        _mm_storeu_ps((float *)(void *)(to + i * row), _mm512_extractf32x4_ps(x[i % 4], i / 4));
+}
+
 /*
  * Two rows of 16 N bytes, N 1 or 4: pairs of one from each, N vectors. In order; else, for N = 4, as vec_quarters
  * leaves them, which takes two instructions less.
