@@ -10,9 +10,9 @@
 /* Fills what callers may leave undefined: a block no cache has. */
 enum { JUNK_BLOCK = 0x7ffffff0, MAX_OWNED = 16 };
 
-/* A step as folio_batch_arrays and the three page-table forms have it. */
+/* A step, and its tables in all three forms. */
 typedef struct arrays {
-    folio_batch_arrays a;
+    folio_step a;
     int32_t *tables; /* [num_seqs][stride] */
     int64_t stride;
     int32_t *indptr, *indices, *last;
@@ -98,8 +98,8 @@ static void arrays_tables(kit_case *h, const kit_seq *seqs, int64_t n, arrays *x
         for (int64_t b = 0; b < cross_stride; b++)
             cross_tables[i * cross_stride + b] = b < cross ? state->blocks[1][b] : JUNK_BLOCK;
     }
-    x->a.cross_block_tables = cross_tables;
-    x->a.cross_row_stride = cross_stride;
+    x->a.cross_table = (folio_table){
+        .kind = FOLIO_TABLE_ROWS, .indices = cross_tables, .row_stride = cross_stride};
 }
 
 /* Optional arrays are left out where no sequence needs them. */
@@ -133,32 +133,30 @@ static void arrays_open(kit_case *h, const kit_seq *seqs, int64_t n, arrays *x)
     x->a.seq_lens = lens;
     x->a.phases = phases;
     x->a.causality = causality;
-    x->a.slot_mapping = slots && h->cache ? mapping : NULL;
+    x->a.slots = slots && h->cache ? mapping : NULL;
     x->a.first_query_pos = positions ? first_query : NULL;
     x->a.first_key_pos = positions ? first_key : NULL;
     x->a.encoder_lens = encoder ? enc : NULL;
     x->a.encoder_new_lens = encoder ? enc_new : NULL;
-    if (!encoder) x->a.cross_block_tables = NULL;
+    if (!encoder) x->a.cross_table = (folio_table){.kind = FOLIO_TABLE_NONE};
 }
 
 static folio_status set_arrays(kit_case *h, folio_batch *batch, const kit_seq *seqs, int64_t n)
 {
     arrays x;
     arrays_open(h, seqs, n, &x);
-    folio_status status = FOLIO_ERR_ARGUMENT;
-    switch (h->spec.table) {
-    case KIT_TABLE_SEQS:
-    case KIT_TABLE_2D:
-        status = folio_batch_set_block_tables(batch, &x.a, x.tables, x.stride);
-        break;
-    case KIT_TABLE_CSR_LAST: x.a.seq_lens = NULL; /* fall through */
-    case KIT_TABLE_CSR:
-        status = folio_batch_set_csr(batch, &x.a, x.indptr, x.indices, x.last);
-        break;
-    case KIT_TABLE_SLOTS:
-        status = folio_batch_set_slots(batch, &x.a, x.indptr, x.indices, 4);
-        break;
-    }
+    if (h->spec.table == KIT_TABLE_CSR_LAST) x.a.seq_lens = NULL;
+    if (h->spec.table == KIT_TABLE_SLOTS || h->spec.table == KIT_TABLE_CSR ||
+        h->spec.table == KIT_TABLE_CSR_LAST)
+        x.a.table = (folio_table){.kind = h->spec.table == KIT_TABLE_SLOTS ? FOLIO_TABLE_SLOTS
+                                                                           : FOLIO_TABLE_CSR,
+                                  .indices = x.indices,
+                                  .start = x.indptr,
+                                  .last_block_len = x.last};
+    else if (x.tables != NULL)
+        x.a.table =
+            (folio_table){.kind = FOLIO_TABLE_ROWS, .indices = x.tables, .row_stride = x.stride};
+    folio_status status = folio_batch_set(batch, &x.a);
     for (int i = 0; i < x.num_owned; i++) kit_free(x.owned[i]);
     return status;
 }

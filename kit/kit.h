@@ -18,10 +18,10 @@
 /* How a step's blocks are handed to the batch. */
 typedef enum kit_table {
     KIT_TABLE_SEQS = 0, /* folio_batch_add */
-    KIT_TABLE_2D,       /* folio_batch_set_block_tables */
-    KIT_TABLE_CSR,      /* folio_batch_set_csr with seq_lens */
-    KIT_TABLE_CSR_LAST, /* folio_batch_set_csr with last_block_len, no seq_lens */
-    KIT_TABLE_SLOTS     /* folio_batch_set_slots with 32-bit slots; block_size must be 1 */
+    KIT_TABLE_2D,       /* folio_batch_set with FOLIO_TABLE_ROWS */
+    KIT_TABLE_CSR,      /* FOLIO_TABLE_CSR with seq_lens */
+    KIT_TABLE_CSR_LAST, /* FOLIO_TABLE_CSR with last_block_len, no seq_lens */
+    KIT_TABLE_SLOTS     /* FOLIO_TABLE_SLOTS; block_size must be 1 */
 } kit_table;
 
 /* Dims of the bias that are full size; the others are 1 and broadcast. */

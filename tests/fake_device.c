@@ -290,10 +290,10 @@ static folio_status plan_update(void *state, const folio_batch *batch, void *str
 }
 
 /* Checks nothing on its device, and no forward follows: the reference has no batch to run. */
-static folio_status plan_update_device(void *state, const folio_device_batch *batch, void *stream)
+static folio_status plan_update_device(void *state, const folio_step *step, void *stream)
 {
     (void)state;
-    (void)batch;
+    (void)step;
     (void)stream;
     return end_update();
 }

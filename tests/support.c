@@ -284,3 +284,40 @@ folio_allocator support_allocator(support_counter *counter)
 {
     return (folio_allocator){counting_alloc, counting_free, counter};
 }
+
+static folio_status set_table(folio_batch *batch, const folio_step *step, folio_table table)
+{
+    if (step == NULL) return folio_batch_set(batch, NULL);
+    folio_step s = *step;
+    s.table = table;
+    return folio_batch_set(batch, &s);
+}
+
+folio_status support_set_rows(folio_batch *batch, const folio_step *step, const int32_t *tables,
+                              int64_t row_stride)
+{
+    return set_table(batch, step,
+                     (folio_table){.kind = tables ? FOLIO_TABLE_ROWS : FOLIO_TABLE_NONE,
+                                   .indices = tables,
+                                   .row_stride = row_stride});
+}
+
+folio_status support_set_csr(folio_batch *batch, const folio_step *step, const int32_t *start,
+                             const int32_t *indices, const int32_t *last_block_len)
+{
+    return set_table(batch, step,
+                     (folio_table){.kind = FOLIO_TABLE_CSR,
+                                   .indices = indices,
+                                   .start = start,
+                                   .last_block_len = last_block_len});
+}
+
+folio_status support_set_slots(folio_batch *batch, const folio_step *step, const int32_t *start,
+                               const void *slots, int32_t index_bytes)
+{
+    return set_table(batch, step,
+                     (folio_table){.kind = FOLIO_TABLE_SLOTS,
+                                   .index_bytes = index_bytes,
+                                   .indices = slots,
+                                   .start = start});
+}

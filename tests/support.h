@@ -149,4 +149,12 @@ folio_allocator support_allocator(support_counter *counter);
 /* folio_kv_cache_get_view, which must succeed. */
 folio_kv_cache_view support_view(const folio_kv_cache *cache, int32_t layer);
 
+/* folio_batch_set with the step's table replaced. step may be NULL, and so may tables: no table. */
+folio_status support_set_rows(folio_batch *batch, const folio_step *step, const int32_t *tables,
+                              int64_t row_stride);
+folio_status support_set_csr(folio_batch *batch, const folio_step *step, const int32_t *start,
+                             const int32_t *indices, const int32_t *last_block_len);
+folio_status support_set_slots(folio_batch *batch, const folio_step *step, const int32_t *start,
+                               const void *slots, int32_t index_bytes);
+
 #endif

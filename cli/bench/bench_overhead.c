@@ -22,8 +22,7 @@ static const char help[] =
     "cases\n"
     "  forward         folio_attention_forward of one token over a sequence of 16, k and v not written\n"
     "  forward_no_key  the same for a row that sees no key: everything but the kernels\n"
-    "  batch           folio_batch_set_block_tables for 256 sequences of 4096 tokens, one new each:\n"
-    "                  65536 blocks\n"
+    "  batch           folio_batch_set for 256 sequences of 4096 tokens, one new each: 65536 blocks\n"
     "  plan            folio_plan_update with that batch\n\n"
     "options\n"
     "      --threads LIST     threads of the contexts; default 1,2\n"
@@ -162,10 +161,11 @@ static bool forward_no_key_batch(void *state, double *seconds)
 static bool fill_batch(void *state, double *seconds)
 {
     world *w = state;
-    folio_batch_arrays a = {.struct_size = sizeof a, .num_seqs = SEQS, .seq_lens = w->lens};
+    folio_step s =
+        FOLIO_WITH(folio_step, .num_seqs = SEQS, .seq_lens = w->lens,
+                   .table = {.kind = FOLIO_TABLE_ROWS, .indices = w->tables, .row_stride = BLOCKS});
     double start = term_seconds();
-    for (int i = 0; i < UPDATES; i++)
-        TRY(folio_batch_set_block_tables(w->large.batch, &a, w->tables[0], BLOCKS));
+    for (int i = 0; i < UPDATES; i++) TRY(folio_batch_set(w->large.batch, &s));
     *seconds = term_seconds() - start;
     return true;
 }

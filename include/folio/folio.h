@@ -27,7 +27,7 @@
  * Errors. A call that can fail returns a folio_status and hands results out through pointers. When
  * the status is not FOLIO_OK, folio_last_error() says in one sentence which index, which value and
  * which limit. The library never prints, exits or aborts. A call that is rejected because of its
- * arguments has written nothing, with one exception: folio_batch_set_* leave the batch empty.
+ * arguments has written nothing, with one exception: folio_batch_set leaves the batch empty.
  *
  * Structs. A struct that a call takes by pointer begins with `struct_size`. Make it with
  * FOLIO_INIT(type), which sets every other field to zero. Zero means the default, where a field has
@@ -37,7 +37,7 @@
  * struct whose unknown tail is not all zero. A struct that is embedded in another, or stands in an
  * array, has no struct_size and never changes, because its size is part of the layout around it:
  * folio_allocator, folio_executor, folio_tensor, folio_bias, folio_kv_array, folio_kv_strides,
- * folio_block_pair, folio_state, folio_feature, folio_layer_group.
+ * folio_block_pair, folio_table, folio_state, folio_feature, folio_layer_group.
  *
  * Names. folio_<noun>_<verb>. folio_<noun>_get_<what> fills the caller's struct folio_<noun>_<what>,
  * or writes through its last arguments. A create that fails sets its out pointer to NULL, and so does
@@ -583,8 +583,8 @@ typedef struct folio_run {
  * dim is 1, which is broadcast, or at least what the batch needs: sequences (padding included), heads,
  * longest query, longest key range. The indices are the sequence's number in the batch, the head, the
  * number of the row within its sequence, and the number of the key within its sequence. -inf hides the
- * key from the row, whatever K and V hold. After folio_plan_update_device, dims 2 and 3 are 1 or cover
- * the plan's max_query_len and max_seq_len.
+ * key from the row, whatever K and V hold. After an update from a device's arrays, dims 2 and 3 are 1 or
+ * cover the plan's max_query_len and max_seq_len.
  */
 typedef struct folio_bias {
     const void *data; /* NULL: none */
@@ -811,48 +811,64 @@ FOLIO_API void folio_batch_clear(folio_batch *batch);
 /** Append a sequence. Prompts, decodes and padding may come in any order. */
 FOLIO_API folio_status folio_batch_add(folio_batch *batch, const folio_batch_seq *seq);
 
-/** A whole step as arrays. Optional arrays are NULL; all are copied. */
-typedef struct folio_batch_arrays {
+/** Where a step says in which blocks the keys of its sequences are. */
+typedef enum folio_table_kind {
+    FOLIO_TABLE_NONE = 0, /* no block tables                                                     */
+    FOLIO_TABLE_ROWS = 1, /* [num_seqs][row_stride]; entries past a sequence's last block are not */
+                          /* read                                                                */
+    FOLIO_TABLE_CSR = 2,  /* sequence i has indices[start[i] .. start[i + 1])                    */
+    FOLIO_TABLE_SLOTS = 3 /* the same, each index the slot of one key: block size 1              */
+} folio_table_kind;
+
+/** Block tables of a step. Its layout never changes. */
+typedef struct folio_table {
+    folio_table_kind kind;
+    int32_t index_bytes;           /* of one index: 4 or 0: int32_t; 8: int64_t                   */
+    const void *indices;           /* blocks or FOLIO_NO_BLOCK                                    */
+    int64_t row_stride;            /* ROWS: entries from one sequence's table to the next         */
+    const int32_t *start;          /* CSR, SLOTS: [num_seqs + 1], starts at 0, non-decreasing     */
+    const int32_t *last_block_len; /* CSR where seq_lens is NULL: [num_seqs] tokens in the last   */
+                                   /* block of each, 1..block_size; may be NULL for block size 1  */
+    int64_t num_indices;           /* CSR, SLOTS: entries of indices; 0: not known, which CSR on  */
+                                   /* a device does not allow                                     */
+} folio_table;
+
+/**
+ * A whole step as arrays, in host memory or all of them on the device. Optional arrays are NULL. All
+ * are copied.
+ *
+ * On a device: DECODER and ENCODER_ONLY attention; seq_lens must be given; tables are ROWS, with room
+ * for the plan's max_seq_len in each row, or CSR, with 32-bit indices; phases, causality_default and
+ * the encoder's fields are left 0. A sequence with more queries than keys has a bad length there.
+ */
+typedef struct folio_step {
     size_t struct_size;
     int64_t num_seqs;
-    const int32_t *query_start;    /* [num_seqs + 1], starts at 0, non-decreasing; NULL: one token */
-                                   /* each                                                         */
-    const int32_t *seq_lens;       /* [num_seqs], 0: padding. May be NULL in set_csr and           */
-                                   /* set_slots: then the tables give the lengths                  */
-    const int32_t *phases;         /* [num_seqs] of folio_phase                                    */
-    const int32_t *causality;      /* [num_seqs] of folio_causality                                */
-    const int64_t *slot_mapping;   /* [query_start[num_seqs]]; NULL: by the block table            */
-    const int64_t *first_query_pos; /* [num_seqs], both or none                                    */
+    int64_t num_query_tokens;  /* rows of q. 0: query_start's last entry, or num_seqs; on a device  */
+                               /* num_seqs, and graph plans take their limit                       */
+    int32_t on_device;         /* 1: all arrays lie in the device's memory                         */
+    folio_causality causality_default; /* of all sequences, where `causality` is NULL              */
+    const int32_t *query_start; /* [num_seqs + 1] first row of each sequence, then all rows; starts */
+                               /* at 0, non-decreasing. NULL: all have num_query_tokens / num_seqs */
+                               /* rows, which is 1 on a device                                     */
+    const int32_t *seq_lens;   /* [num_seqs] cached and new tokens; 0: padding. NULL: CSR and SLOTS */
+                               /* tables give the lengths; without a table there are only new      */
+                               /* tokens                                                           */
+    const int32_t *phases;     /* [num_seqs] of folio_phase                                        */
+    const int32_t *causality;  /* [num_seqs] of folio_causality                                    */
+    const int64_t *slots;      /* [num_query_tokens] where k and v go; NULL: by the table          */
+    const int64_t *first_query_pos; /* [num_seqs] as in folio_batch_seq; both or none              */
     const int64_t *first_key_pos;
     const int32_t *encoder_lens;     /* [num_seqs]                                                 */
     const int32_t *encoder_new_lens; /* [num_seqs]; NULL: all 0                                    */
-    const int64_t *cross_slot_mapping; /* [sum encoder_new_lens]; NULL: by the cross block table   */
-    const int32_t *cross_block_tables; /* [num_seqs][cross_row_stride]                             */
-    int64_t cross_row_stride;
-} folio_batch_arrays;
+    const int64_t *cross_slots;      /* [sum of encoder_new_lens]; NULL: by cross_table            */
+    folio_table table;
+    folio_table cross_table;         /* encoder_lens gives its lengths                             */
+} folio_step;
 
-/**
- * Replace the batch's sequences. block_tables is [num_seqs][row_stride]; entries past a sequence's
- * last block are not read. NULL: no cache. On error the batch is left empty.
- */
-FOLIO_API folio_status folio_batch_set_block_tables(folio_batch *batch,
-                                                    const folio_batch_arrays *arrays,
-                                                    const int32_t *block_tables,
-                                                    int64_t row_stride);
-/**
- * The same from CSR: sequence i has blocks indices[indptr[i] .. indptr[i + 1]), the last of which
- * holds last_block_len[i] tokens. last_block_len is needed where seq_lens is NULL, else ignored.
- */
-FOLIO_API folio_status folio_batch_set_csr(folio_batch *batch, const folio_batch_arrays *arrays,
-                                           const int32_t *indptr, const int32_t *indices,
-                                           const int32_t *last_block_len);
-/**
- * The same from lists of slots, for batches of block size 1 or 0: key j of sequence i lies in
- * slots[indptr[i] + j]. index_bytes: 4 (int32_t) or 8 (int64_t).
- */
-FOLIO_API folio_status folio_batch_set_slots(folio_batch *batch, const folio_batch_arrays *arrays,
-                                             const int32_t *indptr, const void *slots,
-                                             int32_t index_bytes);
+/** Replace the batch's sequences by those of a step in host memory. On error the batch is left
+ * empty. SLOTS tables set the block size of a batch that has none. */
+FOLIO_API folio_status folio_batch_set(folio_batch *batch, const folio_step *step);
 
 typedef enum folio_batch_kind {
     FOLIO_BATCH_EMPTY = 0,
@@ -1001,38 +1017,19 @@ FOLIO_API folio_status folio_plan_update(folio_plan *plan, folio_batch *batch,
                                          const folio_run *run);
 
 /**
- * A step whose arrays lie in memory of the device, for DECODER and ENCODER_ONLY attention. The update
- * reads, checks and copies them in stream order: work queued after it may overwrite them. A sequence
- * with seq_len 0 is padding, with or without rows. A sequence with more queries than keys has a bad
- * length here; folio_plan_update takes it.
+ * The same from a step's arrays.
+ *
+ * In host memory: the plan fills a batch of its own, which allocates only while it grows, and updates
+ * with it.
+ *
+ * On a device: the update reads, checks and copies the arrays in stream order, without waiting: work
+ * queued after it may overwrite them. It can be captured in a graph together with forwards, and
+ * replayed after the arrays have changed. A sequence with a bad length, block or slot is emptied: its
+ * rows are stored nowhere and its out is zeros; the others are computed. folio_plan_get_findings
+ * reports it. Duplicate slots are not detected.
  */
-typedef struct folio_device_batch {
-    size_t struct_size;
-    int64_t num_seqs;              /* 1 .. max_seqs                                              */
-    int64_t num_query_tokens;      /* rows of q, k, v, out; 0: num_seqs. Graph plans: their limit */
-    const int32_t *query_start;    /* [num_seqs + 1], starts at 0, non-decreasing; NULL: one     */
-                                   /* token each                                                 */
-    const int32_t *seq_lens;       /* [num_seqs]                                                 */
-    const int32_t *causality;      /* [num_seqs] of folio_causality; NULL: AUTO                  */
-    const int64_t *slot_mapping;   /* [num_query_tokens]; NULL: by the block table               */
-    const int64_t *first_query_pos; /* [num_seqs], both or none                                  */
-    const int64_t *first_key_pos;
-    const int32_t *blocks;         /* block tables; NULL: no cache                               */
-    int64_t row_stride;            /* sequence i's table is at blocks[i * row_stride], which has */
-                                   /* room for the plan's max_seq_len; or                        */
-    const int32_t *table_start;    /* [num_seqs + 1]: at blocks[table_start[i]]; NULL: by row_stride */
-    int64_t num_table_entries;     /* with table_start: entries of blocks                        */
-} folio_device_batch;
-
-/**
- * Update the plan from arrays in device memory, without waiting. It can be captured in a graph
- * together with forwards, and replayed after the arrays have changed. A sequence with a bad length,
- * block or slot is emptied: its rows are stored nowhere and its out is zeros; the others are
- * computed. folio_plan_get_findings reports it. Duplicate slots are not detected. For cross attention
- * and on host backends, use folio_plan_update.
- */
-FOLIO_API folio_status folio_plan_update_device(folio_plan *plan, const folio_device_batch *batch,
-                                                const folio_run *run);
+FOLIO_API folio_status folio_plan_update_step(folio_plan *plan, const folio_step *step,
+                                              const folio_run *run);
 
 /** What was found on the device. */
 typedef struct folio_plan_findings {
@@ -1055,7 +1052,7 @@ typedef struct folio_plan_info {
     size_t struct_size;
     const char *kernel;      /* names of the kernels for this step, a space between them      */
     int64_t num_items;       /* pieces of work over all kv heads. -1: only the device knows,  */
-                             /* after folio_plan_update_device                                */
+                             /* after an update from its arrays                               */
     int64_t num_split_items; /* those of them that have only a part of a row's keys: their    */
                              /* results are merged                                            */
     int64_t split_len;       /* a row's keys may be split only at multiples of this many      */

@@ -16,6 +16,7 @@ from .cache import KVCache
 from .context import Context, given_or_default
 from .errors import ArgumentError
 
+_C_NAMES = {"slot_mapping": "slots", "cross_slot_mapping": "cross_slots"}
 _PHASES = {"auto": abi.FOLIO_PHASE_AUTO, "prefill": abi.FOLIO_PHASE_PREFILL, "decode": abi.FOLIO_PHASE_DECODE}
 
 
@@ -68,8 +69,8 @@ class Batch(Handle):
             seq.first_key_pos = integer(first_key_pos or 0, "first_key_pos", -2**63, 2**63 - 1)
         check(lib.folio_batch_add(self._as_parameter_, ctypes.byref(seq)))
 
-    def _arrays(self, num_seqs: int, query_start: Any, seq_lens: Any, options: dict) -> tuple:
-        """folio_batch_arrays and the NumPy arrays that it points to."""
+    def _step(self, num_seqs: int, query_start: Any, seq_lens: Any, options: dict) -> tuple:
+        """folio_step without tables, and the NumPy arrays that it points to."""
         kinds = {"phases": (np.int32, num_seqs), "causality": (np.int32, num_seqs),
                  "first_query_pos": (np.int64, num_seqs), "first_key_pos": (np.int64, num_seqs),
                  "encoder_lens": (np.int32, num_seqs), "encoder_new_lens": (np.int32, num_seqs),
@@ -88,22 +89,20 @@ class Batch(Handle):
         for name, value in keep.items():
             if value is not None and sizes[name] is not None and value.size != sizes[name]:
                 raise ArgumentError(f"{name} has {value.size} entries; it must have {sizes[name]}")
-        return make(abi.folio_batch_arrays, num_seqs=num_seqs,
-                    **{name: address(value) for name, value in keep.items()}), keep
+        return make(abi.folio_step, num_seqs=num_seqs,
+                    **{_C_NAMES.get(name, name): address(value) for name, value in keep.items()}), keep
 
     def set_block_tables(self, block_tables: Any, seq_lens: Any, query_start: Any = None, *,
                          cross_block_tables: Any = None, **options: Any) -> None:
         """Replaces all sequences. block_tables [seqs, blocks] (None: no cache; lists may differ in length), seq_lens
-        [seqs], query_start [seqs + 1] (None: one token each). Options are the arrays of folio_batch_arrays, such as
-        slot_mapping."""
+        [seqs], query_start [seqs + 1] (None: one token each). Options are further arrays of a step: phases, causality,
+        slot_mapping, first_query_pos, first_key_pos, encoder_lens, encoder_new_lens, cross_slot_mapping."""
         lens = required_array(seq_lens, np.int32, "seq_lens")
-        arrays, keep = self._arrays(lens.size, query_start, lens, options)
+        step, keep = self._step(lens.size, query_start, lens, options)
         tables = _table(block_tables, lens.size, "block_tables")
         cross = _table(cross_block_tables, lens.size, "cross_block_tables")
-        if cross is not None:
-            arrays.cross_block_tables, arrays.cross_row_stride = address(cross), cross.shape[1]
-        check(lib.folio_batch_set_block_tables(self._as_parameter_, ctypes.byref(arrays), address(tables),
-                                               0 if tables is None else tables.shape[1]))
+        step.table, step.cross_table = rows_table(tables), rows_table(cross)
+        check(lib.folio_batch_set(self._as_parameter_, ctypes.byref(step)))
 
     def set_csr(self, indptr: Any, indices: Any, last_block_len: Any = None, *, query_start: Any = None,
                 seq_lens: Any = None, **options: Any) -> None:
@@ -114,17 +113,20 @@ class Batch(Handle):
         num_seqs = _csr_check(starts, blocks, "indices")
         if last is not None and last.size != num_seqs:
             raise ArgumentError(f"last_block_len has {last.size} entries; it must have {num_seqs}")
-        arrays, keep = self._arrays(num_seqs, query_start, seq_lens, options)
-        check(lib.folio_batch_set_csr(self._as_parameter_, ctypes.byref(arrays), address(starts),
-                                      address(blocks), address(last)))
+        step, keep = self._step(num_seqs, query_start, seq_lens, options)
+        step.table = abi.folio_table(kind=abi.FOLIO_TABLE_CSR, indices=address(blocks), start=address(starts),
+                                     last_block_len=address(last), num_indices=blocks.size)
+        check(lib.folio_batch_set(self._as_parameter_, ctypes.byref(step)))
 
     def set_slots(self, indptr: Any, slots: Any, *, query_start: Any = None, seq_lens: Any = None,
                   **options: Any) -> None:
         """The same from lists of slots, for block size 1: key j of sequence i is in slots[indptr[i] + j]."""
         starts, keys = required_array(indptr, np.int32, "indptr"), required_array(slots, np.int64, "slots")
         num_seqs = _csr_check(starts, keys, "slots")
-        arrays, keep = self._arrays(num_seqs, query_start, seq_lens, options)
-        check(lib.folio_batch_set_slots(self._as_parameter_, ctypes.byref(arrays), address(starts), address(keys), 8))
+        step, keep = self._step(num_seqs, query_start, seq_lens, options)
+        step.table = abi.folio_table(kind=abi.FOLIO_TABLE_SLOTS, index_bytes=8, indices=address(keys),
+                                     start=address(starts), num_indices=keys.size)
+        check(lib.folio_batch_set(self._as_parameter_, ctypes.byref(step)))
 
     def add_sequences(self, sequences: Iterable[Any], layer_group: int = 0, *, stream: Optional[int] = None) -> None:
         """Appends sequences of a pool: their reserved but not committed tokens are the rows of this step."""
@@ -171,6 +173,13 @@ def _table(value: Any, num_seqs: int, name: str) -> Optional[np.ndarray]:
     if table is not None and (table.ndim != 2 or table.shape[0] != num_seqs):
         raise ArgumentError(f"{name} has shape {table.shape}; it must be [{num_seqs}, blocks]")
     return table
+
+
+def rows_table(table: Optional[np.ndarray]) -> Any:
+    """Block tables [seqs, blocks] as folio_step has them."""
+    if table is None:
+        return abi.folio_table()
+    return abi.folio_table(kind=abi.FOLIO_TABLE_ROWS, indices=address(table), row_stride=table.shape[1])
 
 
 def _csr_check(starts: np.ndarray, values: np.ndarray, name: str) -> int:

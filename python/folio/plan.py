@@ -82,7 +82,7 @@ class Plan(Handle):
                       stream: Optional[int] = None) -> None:
         """The same from arrays in the memory of the GPU, without waiting; can be captured in a CUDA graph."""
         arrays = {"seq_lens": (seq_lens, "int32"), "query_start": (query_start, "int32"),
-                  "slot_mapping": (slot_mapping, "int64"), "causality": (causality_per_seq, "int32"),
+                  "slots": (slot_mapping, "int64"), "causality": (causality_per_seq, "int32"),
                   "first_query_pos": (first_query_pos, "int64"), "first_key_pos": (first_key_pos, "int64")}
         fields, keep = {}, []
         for name, (value, kind) in arrays.items():
@@ -90,15 +90,16 @@ class Plan(Handle):
                 a = _device_index(self.context, value, kind, name, 1)
                 fields[name] = a.data
                 keep.append(a)
-        desc = make(abi.folio_device_batch, num_seqs=keep[0].shape[0], num_query_tokens=num_query_tokens, **fields)
+        step = make(abi.folio_step, num_seqs=keep[0].shape[0], num_query_tokens=num_query_tokens, on_device=1, **fields)
         if block_tables is not None:
             table = _device_index(self.context, block_tables, "int32", "block_tables", 2)
-            desc.blocks, desc.row_stride = table.data, table.strides[0] if table.shape[0] > 1 else table.shape[1]
+            stride = table.strides[0] if table.shape[0] > 1 else table.shape[1]
+            step.table = abi.folio_table(kind=abi.FOLIO_TABLE_ROWS, indices=table.data, row_stride=stride)
             keep.append(table)
         if causal is not None and causality_per_seq is None and causality(causal) == abi.FOLIO_CAUSAL_NO:
             raise ArgumentError("causal=False needs causality_per_seq on the device")
-        check(lib.folio_plan_update_device(self._as_parameter_, ctypes.byref(desc),
-                                           run_of(self.context, seq_lens, stream)))
+        check(lib.folio_plan_update_step(self._as_parameter_, ctypes.byref(step),
+                                         run_of(self.context, seq_lens, stream)))
         self._batch = keep
 
     def forward(self, q: Any, k: Any = None, v: Any = None, *, cache: Optional[KVCache] = None, layer: int = 0,

@@ -35,7 +35,7 @@ class DevicePlan:
     def update_device(self, *, seq_lens, block_tables, query_start, num_query_tokens, causality_per_seq,
                       first_query_pos=None, first_key_pos=None):
         assert seq_lens.dtype == torch.int32 and (block_tables is None or block_tables.dtype == torch.int32)
-        if block_tables is not None:  # room for the longest sequence, as folio_plan_update_device asks for
+        if block_tables is not None:  # room for the longest sequence, as an update from device arrays asks for
             assert block_tables.stride(0) >= -(-self.longest // self.block_size) and block_tables.stride(1) == 1
         assert query_start is not None or num_query_tokens == seq_lens.shape[0]
         starts = np.arange(seq_lens.shape[0] + 1) if query_start is None else query_start.numpy()

@@ -162,6 +162,7 @@ void folio_plan_destroy(folio_plan *plan)
     folio_context *ctx = plan->shape.ctx;
     folio_allocator a = ctx->allocator;
     folio_batch_destroy(plan->batch);
+    for (int i = 0; i < 2; i++) folio_batch_destroy(plan->own_batches[i]);
     if (ctx->memory != NULL) ctx->memory->free(ctx, FOLIO_MEMORY_DEVICE, plan->workspace);
     else folioi_free(&a, plan->workspace, (int64_t)plan->workspace_size);
     if (plan->has_state) ctx->backend->plan_destroy(&plan->shape, plan->state);
@@ -254,76 +255,131 @@ folio_status folio_plan_update(folio_plan *plan, folio_batch *batch, const folio
                       plan->shape.ctx->backend->plan_update(plan->state, batch, r.stream));
 }
 
-static folio_status check_device_batch(const folio_plan *plan, const folio_device_batch *b)
+/* What a device's arrays cannot say. */
+static folio_status check_device_kind(const folio_plan *plan, const folio_step *s)
 {
-    const folio_plan_desc *d = &plan->shape.desc;
     uint32_t taken = FOLIO_ATTENTION_BIT(FOLIO_ATTENTION_DECODER) |
                      FOLIO_ATTENTION_BIT(FOLIO_ATTENTION_ENCODER_ONLY);
-    for (int32_t i = 0; i < d->num_attentions; i++)
+    for (int32_t i = 0; i < plan->shape.desc.num_attentions; i++)
         if (plan->shape.types[i] & ~taken)
-            FAIL(
-                FOLIO_ERR_UNSUPPORTED,
-                "attention %d is planned with an encoder; its lengths are given by folio_plan_update",
-                i);
-    REQUIRE(b->num_seqs >= 1 && b->num_seqs <= d->max_seqs,
-            "device batch: num_seqs is %lld, outside [1, %lld], the plan's limit",
-            (long long)b->num_seqs, (long long)d->max_seqs);
-    REQUIRE(b->num_query_tokens >= 0 && b->num_query_tokens <= d->max_query_tokens,
-            "device batch: num_query_tokens is %lld, outside [0, %lld], the plan's limit",
-            (long long)b->num_query_tokens, (long long)d->max_query_tokens);
-    REQUIRE(b->seq_lens != NULL, "device batch: seq_lens is NULL");
-    REQUIRE(
-        b->query_start != NULL || b->num_query_tokens == 0 || b->num_query_tokens == b->num_seqs ||
-            (d->flags & FOLIO_PLAN_GRAPH) != 0,
-        "device batch: query_start is NULL, which means one token each, but there are %lld tokens "
-        "for %lld sequences",
-        (long long)b->num_query_tokens, (long long)b->num_seqs);
-    REQUIRE((b->first_query_pos == NULL) == (b->first_key_pos == NULL),
-            "device batch: first_query_pos and first_key_pos must both be set or both be NULL");
-    REQUIRE(b->blocks == NULL || d->block_size > 0,
-            "device batch: blocks are given, but the plan was made for runs without a cache");
-    REQUIRE(b->slot_mapping == NULL || d->block_size > 0,
-            "device batch: slots are given, but the plan was made for runs without a cache");
-    REQUIRE(b->blocks == NULL || b->table_start != NULL ||
-                b->row_stride >= ceil_div(d->max_seq_len, d->block_size),
-            "device batch: row_stride is %lld; the plan's max_seq_len %lld needs at least %lld",
-            (long long)b->row_stride, (long long)d->max_seq_len,
-            (long long)ceil_div(d->max_seq_len, d->block_size));
-    REQUIRE(b->table_start == NULL || b->num_table_entries >= 0,
-            "device batch: num_table_entries is %lld; it must be at least 0",
-            (long long)b->num_table_entries);
+            FAIL(FOLIO_ERR_UNSUPPORTED,
+                 "attention %d is planned with an encoder; its lengths are given in host memory",
+                 i);
+    if (s->encoder_lens != NULL || s->encoder_new_lens != NULL || s->cross_slots != NULL ||
+        s->cross_table.kind != FOLIO_TABLE_NONE)
+        FAIL(FOLIO_ERR_UNSUPPORTED, "device step: arrays of an encoder must lie in host memory");
+    if (s->phases != NULL)
+        FAIL(FOLIO_ERR_UNSUPPORTED, "device step: phases are given; they must be NULL");
+    if (s->causality_default != FOLIO_CAUSAL_AUTO)
+        FAIL(FOLIO_ERR_UNSUPPORTED,
+             "device step: causality_default is %d; give `causality`, an array on the device",
+             (int)s->causality_default);
+    REQUIRE((unsigned)s->table.kind <= FOLIO_TABLE_SLOTS, "device step: table.kind %d is unknown",
+            (int)s->table.kind);
+    if (s->table.kind == FOLIO_TABLE_SLOTS)
+        FAIL(FOLIO_ERR_UNSUPPORTED,
+             "device step: the table is of slots; it must be of rows or CSR");
+    if (s->table.index_bytes != 0 && s->table.index_bytes != 4)
+        FAIL(FOLIO_ERR_UNSUPPORTED, "device step: table.index_bytes is %d; it must be 4",
+             s->table.index_bytes);
     return FOLIO_OK;
 }
 
-folio_status folio_plan_update_device(folio_plan *plan, const folio_device_batch *batch,
-                                      const folio_run *run)
+static folio_status check_device_table(const folio_plan_desc *d, const folio_table *t)
 {
-    folio_device_batch b;
+    if (t->kind == FOLIO_TABLE_NONE) {
+        REQUIRE(t->indices == NULL,
+                "device step: table.indices are given, yet table.kind is FOLIO_TABLE_NONE");
+        return FOLIO_OK;
+    }
+    REQUIRE(t->indices != NULL, "device step: table.indices is NULL");
+    REQUIRE(d->block_size > 0,
+            "device step: a table is given, but the plan was made for runs without a cache");
+    if (t->kind == FOLIO_TABLE_CSR) {
+        REQUIRE(t->start != NULL, "device step: table.start is NULL");
+        REQUIRE(t->num_indices >= 1,
+                "device step: table.num_indices is %lld; it must be at least 1",
+                (long long)t->num_indices);
+        return FOLIO_OK;
+    }
+    int64_t most = ceil_div(d->max_seq_len, d->block_size);
+    REQUIRE(
+        t->row_stride >= most,
+        "device step: table.row_stride is %lld; the plan's max_seq_len %lld needs at least %lld",
+        (long long)t->row_stride, (long long)d->max_seq_len, (long long)most);
+    return FOLIO_OK;
+}
+
+static folio_status check_device_step(const folio_plan *plan, const folio_step *s)
+{
+    const folio_plan_desc *d = &plan->shape.desc;
+    TRY(check_device_kind(plan, s));
+    REQUIRE(s->num_seqs >= 1 && s->num_seqs <= d->max_seqs,
+            "device step: num_seqs is %lld, outside [1, %lld], the plan's limit",
+            (long long)s->num_seqs, (long long)d->max_seqs);
+    REQUIRE(s->num_query_tokens >= 0 && s->num_query_tokens <= d->max_query_tokens,
+            "device step: num_query_tokens is %lld, outside [0, %lld], the plan's limit",
+            (long long)s->num_query_tokens, (long long)d->max_query_tokens);
+    REQUIRE(s->seq_lens != NULL, "device step: seq_lens is NULL");
+    REQUIRE(
+        s->query_start != NULL || s->num_query_tokens == 0 || s->num_query_tokens == s->num_seqs ||
+            (d->flags & FOLIO_PLAN_GRAPH) != 0,
+        "device step: query_start is NULL, which means one token each, but there are %lld tokens "
+        "for %lld sequences",
+        (long long)s->num_query_tokens, (long long)s->num_seqs);
+    REQUIRE((s->first_query_pos == NULL) == (s->first_key_pos == NULL),
+            "device step: first_query_pos and first_key_pos must both be set or both be NULL");
+    REQUIRE(s->slots == NULL || d->block_size > 0,
+            "device step: slots are given, but the plan was made for runs without a cache");
+    return check_device_table(d, &s->table);
+}
+
+static folio_status update_from_device(folio_plan *plan, folio_step *s, const folio_run *run)
+{
     folio_run r;
-    REQUIRE(plan != NULL, "folio_plan_update_device: plan is NULL");
-    STRUCT_IN(b, batch, "folio_device_batch");
     const folio_context *ctx = plan->shape.ctx;
     const folio_plan_desc *d = &plan->shape.desc;
     if (ctx->backend->plan_update_device == NULL)
-        FAIL(FOLIO_ERR_UNSUPPORTED, "backend %s has no device memory: use folio_plan_update",
+        FAIL(FOLIO_ERR_UNSUPPORTED,
+             "backend %s has no device memory: on_device must be 0, with arrays in host memory",
              ctx->backend->name);
     TRY(folioi_run_in(ctx, run, &r));
-    TRY(check_device_batch(plan, &b));
-    if (b.num_query_tokens == 0) b.num_query_tokens = min_i64(b.num_seqs, d->max_query_tokens);
-    if (d->flags & FOLIO_PLAN_GRAPH) b.num_query_tokens = d->max_query_tokens;
-    plan_step step = {.on_device = true, .num_seqs = b.num_seqs};
-    int64_t lacking = b.blocks == NULL ? 0 : -1; /* what is not known is taken to be there */
+    TRY(check_device_step(plan, s));
+    if (s->num_query_tokens == 0) s->num_query_tokens = min_i64(s->num_seqs, d->max_query_tokens);
+    if (d->flags & FOLIO_PLAN_GRAPH) s->num_query_tokens = d->max_query_tokens;
+    plan_step step = {.on_device = true, .num_seqs = s->num_seqs};
+    bool tabled = s->table.kind != FOLIO_TABLE_NONE;
     for (int t = 0; t < FOLIO_NUM_ATTENTION_TYPES; t++)
-        step.facts[t] = (folioi_plan_facts){.query_rows = b.num_query_tokens,
-                                            .new_rows = b.num_query_tokens,
+        step.facts[t] = (folioi_plan_facts){.query_rows = s->num_query_tokens,
+                                            .new_rows = s->num_query_tokens,
                                             .max_query_len = d->max_query_len,
                                             .max_key_len = d->max_seq_len,
-                                            .with_context = b.blocks != NULL ? 0 : -1,
-                                            .without_table = lacking,
+                                            /* what is not known is taken to be there */
+                                            .with_context = tabled ? 0 : -1,
+                                            .without_table = tabled ? -1 : 0,
                                             .context_without_table = -1,
                                             .only_reads = -1,
                                             .shared_slot = -1};
-    return end_update(plan, &step, ctx->backend->plan_update_device(plan->state, &b, r.stream));
+    return end_update(plan, &step, ctx->backend->plan_update_device(plan->state, s, r.stream));
+}
+
+/* Into the one of its two batches that the plan does not serve: an update that fails leaves the other as it is. */
+static folio_status update_from_host(folio_plan *plan, const folio_step *s, const folio_run *run)
+{
+    folio_batch **own = &plan->own_batches[plan->batch == plan->own_batches[0]];
+    folio_batch_desc d = {.struct_size = sizeof d, .block_size = plan->shape.desc.block_size};
+    if (*own == NULL) TRY(folio_batch_create(plan->shape.ctx, &d, own));
+    TRY(folio_batch_set(*own, s));
+    return folio_plan_update(plan, *own, run);
+}
+
+folio_status folio_plan_update_step(folio_plan *plan, const folio_step *step, const folio_run *run)
+{
+    folio_step s;
+    REQUIRE(plan != NULL, "folio_plan_update_step: plan is NULL");
+    STRUCT_IN(s, step, "folio_step");
+    REQUIRE(s.on_device == 0 || s.on_device == 1, "step: on_device is %d, not 0 or 1", s.on_device);
+    return s.on_device ? update_from_device(plan, &s, run) : update_from_host(plan, &s, run);
 }
 
 folio_status folio_plan_get_findings(const folio_plan *plan, folio_plan_findings *out)

@@ -37,7 +37,8 @@ struct folio_plan {
     void *workspace; /* the plan's own, or NULL */
     folioi_workspace_use workspace_use;
     folioi_slotset slots;
-    folio_batch *batch; /* of the last update, or NULL */
+    folio_batch *batch;          /* of the last update, or NULL */
+    folio_batch *own_batches[2]; /* of steps; NULL: not used yet */
     uint64_t generation;
     bool on_device; /* the last update was from arrays there, and there is no batch */
     int64_t num_seqs;

@@ -102,7 +102,7 @@ typedef struct folioi_backend {
     void (*plan_destroy)(const folioi_plan_shape *shape, void *state);
     folio_status (*plan_update)(void *state, const folio_batch *batch, void *stream);
     /* devices: from arrays there, struct checked as far as the host can */
-    folio_status (*plan_update_device)(void *state, const folio_device_batch *batch, void *stream);
+    folio_status (*plan_update_device)(void *state, const folio_step *step, void *stream);
     folio_status (*plan_status)(const void *state, folio_plan_findings *out);
     void (*plan_describe)(const void *state, int32_t attention, folio_attention_type type,
                           folio_plan_info *info);

@@ -50,31 +50,33 @@ BACKEND_TEST(errors_arrays, misaligned_arrays_of_a_step)
     static const int32_t ints[8] = {0, 1, 1}, ones[8] = {1, 1};
     static const int64_t longs[8];
     folio_batch *batch = support_batch(ctx, 1);
-    folio_batch_arrays good = {.struct_size = sizeof good, .num_seqs = 1, .seq_lens = ones};
+    folio_step good = {.struct_size = sizeof good, .num_seqs = 1, .seq_lens = ones};
     good.encoder_lens = ones;
-    folio_batch_arrays a;
+    folio_step a;
 #define BAD(field, array)                                                                          \
     a = good;                                                                                      \
     a.field = SHIFTED(array);                                                                      \
-    REFUSED(folio_batch_set_block_tables(batch, &a, ints, 1), ARG, #field "|align")
+    REFUSED(support_set_rows(batch, &a, ints, 1), ARG, #field "|align")
     BAD(query_start, ints);
     BAD(seq_lens, ones);
     BAD(phases, ints);
     BAD(causality, ints);
-    BAD(slot_mapping, longs);
+    BAD(slots, longs);
     BAD(encoder_lens, ints);
     BAD(encoder_new_lens, ints);
-    BAD(cross_slot_mapping, longs);
-    BAD(cross_block_tables, ints);
-    REFUSED(folio_batch_set_block_tables(batch, &good, SHIFTED(ints), 1), ARG,
-            "block_tables|align");
-    REFUSED(folio_batch_set_csr(batch, &good, SHIFTED(ints), ints, NULL), ARG, "indptr|align");
-    REFUSED(folio_batch_set_csr(batch, &good, ints, SHIFTED(ints), NULL), ARG, "indices|align");
-    REFUSED(folio_batch_set_csr(batch, &good, ints, ints, SHIFTED(ints)), ARG,
-            "last_block_len|align");
-    REFUSED(folio_batch_set_slots(batch, &good, ints, SHIFTED(ints), 4), ARG, "slots|align");
-    REFUSED(folio_batch_set_slots(batch, &good, ints, SHIFTED(longs), 8), ARG, "slots|align");
-    CHECK_OK(folio_batch_set_slots(batch, &good, ints, longs, 8));
+    BAD(cross_slots, longs);
+    a = good;
+    a.cross_table =
+        (folio_table){.kind = FOLIO_TABLE_ROWS, .indices = SHIFTED(ints), .row_stride = 1};
+    REFUSED(folio_batch_set(batch, &a), ARG, "cross_table.indices|align");
+    REFUSED(support_set_rows(batch, &good, SHIFTED(ints), 1), ARG, "table.indices|align");
+    REFUSED(support_set_csr(batch, &good, SHIFTED(ints), ints, NULL), ARG, "table.start|align");
+    REFUSED(support_set_csr(batch, &good, ints, SHIFTED(ints), NULL), ARG, "table.indices|align");
+    REFUSED(support_set_csr(batch, &good, ints, ints, SHIFTED(ints)), ARG,
+            "table.last_block_len|align");
+    REFUSED(support_set_slots(batch, &good, ints, SHIFTED(ints), 4), ARG, "table.indices|align");
+    REFUSED(support_set_slots(batch, &good, ints, SHIFTED(longs), 8), ARG, "table.indices|align");
+    CHECK_OK(support_set_slots(batch, &good, ints, longs, 8));
     folio_batch_destroy(batch);
     (void)backend;
 }
@@ -205,16 +207,16 @@ BACKEND_TEST(errors_arrays, last_block_len_out_of_range)
 {
     static const int32_t indptr[2] = {0, 2}, indices[2] = {1, 2}, query_start[2] = {0, 1};
     folio_batch *batch = support_batch(ctx, BLOCK);
-    folio_batch_arrays a = {.struct_size = sizeof a, .num_seqs = 1, .query_start = query_start};
+    folio_step a = {.struct_size = sizeof a, .num_seqs = 1, .query_start = query_start};
     int32_t last[1] = {0};
-    REFUSED(folio_batch_set_csr(batch, &a, indptr, indices, last), ARG,
+    REFUSED(support_set_csr(batch, &a, indptr, indices, last), ARG,
             "last_block_len[0] = 0|[1, 16]");
     last[0] = BLOCK + 1;
-    REFUSED(folio_batch_set_csr(batch, &a, indptr, indices, last), ARG, "last_block_len[0] = 17");
+    REFUSED(support_set_csr(batch, &a, indptr, indices, last), ARG, "last_block_len[0] = 17");
     last[0] = -5;
-    REFUSED(folio_batch_set_csr(batch, &a, indptr, indices, last), ARG, "last_block_len[0] = -5");
+    REFUSED(support_set_csr(batch, &a, indptr, indices, last), ARG, "last_block_len[0] = -5");
     last[0] = BLOCK;
-    CHECK_OK(folio_batch_set_csr(batch, &a, indptr, indices, last));
+    CHECK_OK(support_set_csr(batch, &a, indptr, indices, last));
     folio_batch_info s = {.struct_size = sizeof s};
     CHECK_OK(folio_batch_get_info(batch, &s));
     CHECK_INT(s.max_seq_len, 2 * BLOCK);

@@ -384,8 +384,8 @@ BACKEND_TEST(errors_forward, batch_changes_and_lifetimes)
     CHECK_OK(folio_plan_update(f.plan, f.batch, NULL));
     check_still_serves(&f, __LINE__);
     const int32_t len = 5;
-    folio_batch_arrays a = {.struct_size = sizeof a, .num_seqs = 1, .seq_lens = &len};
-    CHECK_OK(folio_batch_set_block_tables(f.batch, &a, table0, 1));
+    folio_step a = {.struct_size = sizeof a, .num_seqs = 1, .seq_lens = &len};
+    CHECK_OK(support_set_rows(f.batch, &a, table0, 1));
     BAD_DECODER("changed", c.layer = 1);
     folio_batch_clear(f.batch);
     for (int i = 0; i < 3; i++) {

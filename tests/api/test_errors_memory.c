@@ -139,17 +139,15 @@ CALL(sized_backend, folio_backend_get_info("cpu", arg))
 CALL(sized_shape, folio_kv_cache_get_shape("cpu", &small_cache, arg))
 MAKE(sized_memory, folio_kv_cache, folio_kv_cache_wrap(w->ctx, &small_cache, arg, &made))
 
-static folio_status with_batch(const whole *w, const folio_batch_seq *seq,
-                               const folio_batch_arrays *arrays)
+static folio_status with_batch(const whole *w, const folio_batch_seq *seq, const folio_step *step)
 {
     folio_batch *made = support_batch(w->ctx, 16);
-    folio_status status =
-        seq ? folio_batch_add(made, seq) : folio_batch_set_block_tables(made, arrays, NULL, 0);
+    folio_status status = seq ? folio_batch_add(made, seq) : folio_batch_set(made, step);
     folio_batch_destroy(made);
     return status;
 }
 CALL(sized_seq, with_batch(w, arg, NULL))
-CALL(sized_arrays, with_batch(w, NULL, arg))
+CALL(sized_step, with_batch(w, NULL, arg))
 
 static folio_status with_plan(whole *w, folio_plan_desc *d, folio_plan **made)
 {
@@ -176,7 +174,7 @@ static const support_sized sized_cases[] = {
     SIZED(folio_rotary_desc, sized_rotary, cos, .num_dims = 8, .num_positions = 3),
     SIZED(folio_batch_desc, sized_batch, decode_query_len, .block_size = 16),
     SIZED(folio_batch_seq, sized_seq, phase, .query_len = 3, .seq_len = 3),
-    SIZED(folio_batch_arrays, sized_arrays, phases, .num_seqs = 1, .query_start = starts,
+    SIZED(folio_step, sized_step, phases, .num_seqs = 1, .query_start = starts,
           .seq_lens = one_length),
     SIZED(folio_plan_desc, sized_plan, flags, .num_attentions = 1, .block_size = 16,
           .num_blocks = 4, .max_seqs = 2, .max_query_tokens = 8, .max_seq_len = 16),

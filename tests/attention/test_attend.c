@@ -94,10 +94,10 @@ static folio_status by_plan(folio_context *ctx, const folio_attend_args *a, foli
     CHECK_OK(folio_attention_create(ctx, &ad, &l.attention));
     CHECK_OK(KIT_LAYER_OPEN(ctx, &l, .block_size = BLOCK, .max_seqs = 9, .max_query_tokens = 100,
                             .max_seq_len = 1000));
-    const folio_batch_arrays arrays =
-        FOLIO_WITH(folio_batch_arrays, .num_seqs = SEQS, .query_start = a->query_start,
+    const folio_step arrays =
+        FOLIO_WITH(folio_step, .num_seqs = SEQS, .query_start = a->query_start,
                    .seq_lens = a->seq_lens, .causality = causality);
-    CHECK_OK(folio_batch_set_block_tables(l.batch, &arrays, a->block_tables, a->row_stride));
+    CHECK_OK(support_set_rows(l.batch, &arrays, a->block_tables, a->row_stride));
     CHECK_OK(folio_plan_update(l.plan, l.batch, NULL));
     const folio_tensors t = FOLIO_WITH(
         folio_tensors, .q = a->q, .k = a->k, .v = a->v, .out = a->out, .lse = a->lse,

@@ -106,7 +106,7 @@ static folio_batch *build(folio_context *ctx, const tables *t)
 /* ---------------------------------------------------------------------------------- from arrays */
 
 typedef struct {
-    folio_batch_arrays a;
+    folio_step a;
     int32_t query_start[MAX_SEQS + 1], seq_lens[MAX_SEQS], phases[MAX_SEQS], causality[MAX_SEQS];
     int32_t encoder_lens[MAX_SEQS], encoder_new_lens[MAX_SEQS];
     int64_t first_query_pos[MAX_SEQS], first_key_pos[MAX_SEQS];
@@ -137,17 +137,19 @@ static arrays *arrays_make(const tables *t)
             m->slots64[m->indptr[i] + b] = t->table[i][b];
         }
     }
-    m->a = (folio_batch_arrays){.struct_size = sizeof m->a,
-                                .num_seqs = t->s.num_seqs,
-                                .query_start = m->query_start,
-                                .seq_lens = m->seq_lens,
-                                .phases = m->phases,
-                                .causality = m->causality,
-                                .encoder_lens = m->encoder_lens,
-                                .encoder_new_lens = m->encoder_new_lens};
+    m->a = (folio_step){.struct_size = sizeof m->a,
+                        .num_seqs = t->s.num_seqs,
+                        .query_start = m->query_start,
+                        .seq_lens = m->seq_lens,
+                        .phases = m->phases,
+                        .causality = m->causality,
+                        .encoder_lens = m->encoder_lens,
+                        .encoder_new_lens = m->encoder_new_lens};
     if (t->s.positions)
         m->a.first_query_pos = m->first_query_pos, m->a.first_key_pos = m->first_key_pos;
-    if (t->s.cross) m->a.cross_block_tables = &t->cross[0][0], m->a.cross_row_stride = MAX_TABLE;
+    if (t->s.cross)
+        m->a.cross_table = (folio_table){
+            .kind = FOLIO_TABLE_ROWS, .indices = t->cross[0], .row_stride = MAX_TABLE};
     return m;
 }
 
@@ -404,15 +406,15 @@ BACKEND_TEST(batch, block_tables_and_csr_say_the_same)
         arrays *m = arrays_make(t);
         folio_batch *a = build(ctx, t), *b = make_batch(ctx, &steps[i]);
         REQUIRE_TEST(a != NULL && b != NULL);
-        CHECK_OK(folio_batch_set_block_tables(b, &m->a, &t->table[0][0], MAX_TABLE));
+        CHECK_OK(support_set_rows(b, &m->a, &t->table[0][0], MAX_TABLE));
         check_batch(b, t);
         check_same_bias(ctx, a, b, t->s.num_seqs);
-        CHECK_OK(folio_batch_set_csr(b, &m->a, m->indptr, m->indices, NULL));
+        CHECK_OK(support_set_csr(b, &m->a, m->indptr, m->indices, NULL));
         check_batch(b, t);
         check_same_bias(ctx, a, b, t->s.num_seqs);
-        folio_batch_arrays bare = m->a;
+        folio_step bare = m->a;
         bare.seq_lens = NULL;
-        CHECK_OK(folio_batch_set_csr(b, &bare, m->indptr, m->indices, m->last_block_len));
+        CHECK_OK(support_set_csr(b, &bare, m->indptr, m->indices, m->last_block_len));
         check_batch(b, t);
         folio_batch_destroy(a);
         folio_batch_destroy(b);
@@ -436,16 +438,73 @@ BACKEND_TEST(batch, slot_lists_say_the_same)
     REQUIRE_TEST(a != NULL && b != NULL);
     check_batch(a, t);
     for (int form = 0; form < 4; form++) {
-        folio_batch_arrays bare = m->a;
+        folio_step bare = m->a;
         if (form % 2) bare.seq_lens = NULL;
         const void *slots = form < 2 ? (const void *)m->indices : (const void *)m->slots64;
-        CHECK_OK(folio_batch_set_slots(b, &bare, m->indptr, slots, form < 2 ? 4 : 8));
+        CHECK_OK(support_set_slots(b, &bare, m->indptr, slots, form < 2 ? 4 : 8));
         check_batch(b, t);
         check_same_bias(ctx, a, b, s.num_seqs);
     }
     folio_batch_destroy(a);
     folio_batch_destroy(b);
     free(m);
+    free(t);
+}
+
+/* Tables of 64-bit indices, self and cross, as rows and one after another. */
+BACKEND_TEST(batch, wide_indices_say_the_same)
+{
+    static int64_t rows[2][MAX_SEQS][MAX_TABLE], flat[2][MAX_SEQS * MAX_TABLE];
+    for (int i = 0; i < COUNT_OF(steps); i++) {
+        tables *t = tables_make(&steps[i]);
+        arrays *m = arrays_make(t);
+        folio_batch *b = make_batch(ctx, &steps[i]);
+        REQUIRE_TEST(b != NULL);
+        int32_t cross_start[MAX_SEQS + 1] = {0};
+        memset(rows, 0x81, sizeof rows); /* past what lengths need nothing is read */
+        for (int s = 0; s < t->s.num_seqs; s++) {
+            int n = m->indptr[s + 1] - m->indptr[s];
+            int nc = blocks_for(t->s.seqs[s].encoder_len, t->s.block_size);
+            for (int k = 0; k < n; k++) rows[0][s][k] = flat[0][m->indptr[s] + k] = t->table[s][k];
+            for (int k = 0; k < nc; k++)
+                rows[1][s][k] = flat[1][cross_start[s] + k] = t->cross[s][k];
+            cross_start[s + 1] = cross_start[s] + nc;
+        }
+        const folio_table wide[2][2] = {
+            {{.kind = FOLIO_TABLE_ROWS, .indices = rows[0], .row_stride = MAX_TABLE},
+             {.kind = FOLIO_TABLE_ROWS, .indices = rows[1], .row_stride = MAX_TABLE}},
+            {{.kind = FOLIO_TABLE_CSR, .indices = flat[0], .start = m->indptr},
+             {.kind = FOLIO_TABLE_CSR, .indices = flat[1], .start = cross_start}}};
+        for (int form = 0; form < 2; form++) {
+            folio_step s = m->a;
+            s.table = wide[form][0];
+            if (t->s.cross) s.cross_table = wide[form][1];
+            s.table.index_bytes = s.cross_table.index_bytes = 8;
+            CHECK_OK(folio_batch_set(b, &s));
+            check_batch(b, t);
+        }
+        folio_batch_destroy(b);
+        free(m);
+        free(t);
+    }
+}
+
+/* One length and one causality for all sequences. */
+BACKEND_TEST(batch, a_step_of_like_sequences)
+{
+    static const seq_plan seqs[] = {{.query_len = 3, .seq_len = 3, .causality = FOLIO_CAUSAL_NO},
+                                    {.query_len = 3, .seq_len = 3, .causality = FOLIO_CAUSAL_NO}};
+    const step s = STEP(seqs, 16, .no_cache = true);
+    tables *t = tables_make(&s);
+    folio_batch *a = build(ctx, t), *b = make_batch(ctx, &s);
+    REQUIRE_TEST(a != NULL && b != NULL);
+    const folio_step given = FOLIO_WITH(folio_step, .num_seqs = 2, .num_query_tokens = 6,
+                                        .causality_default = FOLIO_CAUSAL_NO);
+    CHECK_OK(folio_batch_set(b, &given));
+    check_batch(b, t);
+    check_same_bias(ctx, a, b, 2);
+    folio_batch_destroy(a);
+    folio_batch_destroy(b);
     free(t);
 }
 
@@ -457,13 +516,12 @@ BACKEND_TEST(batch, arrays_have_defaults)
     arrays *m = arrays_make(t);
     folio_batch *b = make_batch(ctx, &s);
     REQUIRE_TEST(b != NULL);
-    folio_batch_arrays bare =
-        FOLIO_WITH(folio_batch_arrays, .num_seqs = s.num_seqs, .seq_lens = m->seq_lens);
-    CHECK_OK(folio_batch_set_block_tables(b, &bare, &t->table[0][0], MAX_TABLE));
+    folio_step bare = FOLIO_WITH(folio_step, .num_seqs = s.num_seqs, .seq_lens = m->seq_lens);
+    CHECK_OK(support_set_rows(b, &bare, &t->table[0][0], MAX_TABLE));
     check_batch(b, t);
     /* block_tables NULL: no cache */
     t->s.no_cache = true;
-    CHECK_OK(folio_batch_set_block_tables(b, &bare, NULL, 0));
+    CHECK_OK(support_set_rows(b, &bare, NULL, 0));
     check_batch(b, t);
     folio_batch_destroy(b);
     free(m);
@@ -502,10 +560,10 @@ BACKEND_TEST(batch, slots_given)
                        .num_cross_blocks = 1, .cross_slots = cross_slots + fresh);
         CHECK_OK(folio_batch_add(batch, &seq));
     }
-    folio_batch_arrays a = FOLIO_WITH(
-        folio_batch_arrays, .num_seqs = 3, .query_start = query_start, .seq_lens = seq_lens,
-        .slot_mapping = slots, .encoder_lens = encoder_lens, .encoder_new_lens = encoder_lens,
-        .cross_slot_mapping = cross_slots, .cross_block_tables = cross, .cross_row_stride = 1);
+    folio_step a = FOLIO_WITH(
+        folio_step, .num_seqs = 3, .query_start = query_start, .seq_lens = seq_lens, .slots = slots,
+        .encoder_lens = encoder_lens, .encoder_new_lens = encoder_lens, .cross_slots = cross_slots,
+        .cross_table = {.kind = FOLIO_TABLE_ROWS, .indices = cross, .row_stride = 1});
     for (int form = 0; form < 2; form++) {
         folio_batch_view v = {.struct_size = sizeof v}, x = {.struct_size = sizeof x};
         CHECK_OK(folio_batch_get_view(batch, FOLIO_ATTENTION_DECODER, FOLIO_PHASE_AUTO, &v));
@@ -516,7 +574,7 @@ BACKEND_TEST(batch, slots_given)
         CHECK(memcmp(x.slot_mapping, cross_slots, sizeof cross_slots) == 0);
         CHECK(memcmp(v.blocks, table, sizeof table) == 0);
         CHECK(memcmp(x.blocks, cross, sizeof cross) == 0);
-        CHECK_OK(folio_batch_set_block_tables(batch, &a, &table[0][0], 2));
+        CHECK_OK(support_set_rows(batch, &a, &table[0][0], 2));
     }
     folio_batch_destroy(batch);
 }
@@ -617,8 +675,8 @@ TEST(batch, within_its_capacities_it_allocates_nothing)
         for (int i = 0; i < s.num_seqs; i++) CHECK_OK(add_seq(batch, t, i));
     }
     CHECK_INT(counter.calls, calls);
-    CHECK_OK(folio_batch_set_block_tables(batch, &m->a, &t->table[0][0], MAX_TABLE));
-    CHECK_OK(folio_batch_set_csr(batch, &m->a, m->indptr, m->indices, NULL));
+    CHECK_OK(support_set_rows(batch, &m->a, &t->table[0][0], MAX_TABLE));
+    CHECK_OK(support_set_csr(batch, &m->a, m->indptr, m->indices, NULL));
     CHECK_INT(counter.calls, calls);
     check_batch(batch, t);
     folio_batch_destroy(batch);
@@ -682,7 +740,7 @@ BACKEND_TEST(batch, block_size_of_a_cache_or_none)
     const int32_t table[2] = {3, 1}, lens[1] = {9}, indptr[2] = {0, 2};
     const folio_batch_seq tabled = FOLIO_WITH(folio_batch_seq, .query_len = 1, .seq_len = 9,
                                               .block_table = table, .num_blocks = 2);
-    const folio_batch_arrays a = {.struct_size = sizeof a, .num_seqs = 1, .seq_lens = lens};
+    const folio_step a = {.struct_size = sizeof a, .num_seqs = 1, .seq_lens = lens};
     folio_kv_cache *cache = NULL;
     folio_batch *batch = NULL;
     CHECK_OK(folio_kv_cache_create(ctx, &cd, &cache));
@@ -706,13 +764,13 @@ BACKEND_TEST(batch, block_size_of_a_cache_or_none)
     crossed.encoder_len = 9, crossed.cross_block_table = table, crossed.num_cross_blocks = 2;
     REFUSED(folio_batch_add(batch, &tabled), FOLIO_ERR_ARGUMENT, words);
     REFUSED(folio_batch_add(batch, &crossed), FOLIO_ERR_ARGUMENT, words);
-    REFUSED(folio_batch_set_block_tables(batch, &a, table, 2), FOLIO_ERR_ARGUMENT, words);
-    REFUSED(folio_batch_set_csr(batch, &a, indptr, table, NULL), FOLIO_ERR_ARGUMENT, words);
+    REFUSED(support_set_rows(batch, &a, table, 2), FOLIO_ERR_ARGUMENT, words);
+    REFUSED(support_set_csr(batch, &a, indptr, table, NULL), FOLIO_ERR_ARGUMENT, words);
     CHECK_OK(folio_batch_add(batch, &plain));
-    CHECK_OK(folio_batch_set_block_tables(batch, &a, NULL, 0));
+    CHECK_OK(support_set_rows(batch, &a, NULL, 0));
     /* slot lists have blocks of one token */
     const int32_t slots[9] = {8, 7, 6, 5, 4, 3, 2, 1, 0}, nine[2] = {0, 9};
-    CHECK_OK(folio_batch_set_slots(batch, &a, nine, slots, 4));
+    CHECK_OK(support_set_slots(batch, &a, nine, slots, 4));
     folio_batch_destroy(batch);
     (void)backend;
 }
@@ -735,15 +793,15 @@ BACKEND_TEST(batch, a_forgotten_length_is_not_padding)
     REFUSED(folio_batch_add(batch, &seq), FOLIO_ERR_ARGUMENT, "seq 0|padding|encoder_new_len is 3");
     seq.encoder_new_len = 0;
     const int32_t query_start[2] = {0, 2}, lens[1] = {0}, indptr[2] = {0, 0};
-    const folio_batch_arrays a =
-        FOLIO_WITH(folio_batch_arrays, .num_seqs = 1, .query_start = query_start, .seq_lens = lens);
+    const folio_step a =
+        FOLIO_WITH(folio_step, .num_seqs = 1, .query_start = query_start, .seq_lens = lens);
     folio_batch_info info = {.struct_size = sizeof info};
     for (int way = 0; way < 4; way++) {
         folio_batch_clear(batch);
         CHECK_OK(way == 0   ? folio_batch_add(batch, &seq)
-                 : way == 1 ? folio_batch_set_block_tables(batch, &a, NULL, 0)
-                 : way == 2 ? folio_batch_set_csr(batch, &a, indptr, NULL, NULL)
-                            : folio_batch_set_slots(batch, &a, indptr, NULL, 4));
+                 : way == 1 ? support_set_rows(batch, &a, NULL, 0)
+                 : way == 2 ? support_set_csr(batch, &a, indptr, NULL, NULL)
+                            : support_set_slots(batch, &a, indptr, NULL, 4));
         CHECK_OK(folio_batch_get_info(batch, &info));
         CHECK_INT(info.num_padding, 1);
         CHECK_INT(info.num_padding_tokens, 2);
@@ -770,13 +828,13 @@ BACKEND_TEST(batch, a_forgotten_length_is_not_padding)
     } while (0)
 
 #define BAD_ARRAYS(words, change)                                                                  \
-    BAD_SET(words, folio_batch_set_block_tables(batch, given, &t->table[0][0], stride),            \
+    BAD_SET(words, support_set_rows(batch, given, &t->table[0][0], stride),                        \
             int64_t stride = MAX_TABLE;                                                            \
-            const folio_batch_arrays *given = &m->a; change)
+            const folio_step *given = &m->a; change)
 
 BACKEND_TEST(batch, bad_arrays_leave_it_empty)
 {
-    BAD_ARRAYS("arrays", given = NULL);
+    BAD_ARRAYS("folio_step", given = NULL);
     BAD_ARRAYS("-3", m->a.num_seqs = -3);
     BAD_ARRAYS("seq_lens", m->a.seq_lens = NULL);
     BAD_ARRAYS("query_start", m->query_start[0] = 1);
@@ -794,26 +852,42 @@ BACKEND_TEST(batch, bad_arrays_leave_it_empty)
     BAD_ARRAYS("-5", m->encoder_lens[1] = -5);
     BAD_ARRAYS("20|21", m->encoder_new_lens[0] = 20);
     BAD_ARRAYS("encoder", m->a.encoder_lens = NULL);
-    BAD_ARRAYS("21", m->a.cross_row_stride = 1); /* 2 blocks of 16 */
+    BAD_ARRAYS("21", m->a.cross_table.row_stride = 1); /* 2 blocks of 16 */
+    BAD_ARRAYS("cross_table.kind 4", m->a.cross_table.kind = (folio_table_kind)4);
+    BAD_ARRAYS("cross_table.indices|FOLIO_TABLE_NONE", m->a.cross_table.kind = FOLIO_TABLE_NONE);
+    BAD_ARRAYS("cross_table.indices is NULL", m->a.cross_table.indices = NULL);
+    BAD_ARRAYS("cross_table.index_bytes is 2", m->a.cross_table.index_bytes = 2);
+    BAD_ARRAYS("cross_table|block size is 16", m->a.cross_table.kind = FOLIO_TABLE_SLOTS);
+    BAD_ARRAYS("on_device is 1|folio_plan_update_step", m->a.on_device = 1);
+    BAD_ARRAYS("causality_default 3", m->a.causality_default = (folio_causality)3);
+    BAD_ARRAYS("num_query_tokens is 11|query_start[5] is 10", m->a.num_query_tokens = 11);
+    BAD_ARRAYS("num_query_tokens is -1", m->a.num_query_tokens = -1);
+    BAD_ARRAYS("11 for 5 sequences|query_start",
+               (m->a.query_start = NULL, m->a.num_query_tokens = 11));
+    BAD_ARRAYS("num_seqs is 0|10", (m->a.num_seqs = 0, m->a.num_query_tokens = 10));
 }
 
 #define BAD_CSR(words, arrays_given, indptr, indices, last, change)                                \
-    BAD_SET(words, folio_batch_set_csr(batch, arrays_given, indptr, indices, last),                \
-            folio_batch_arrays bare = m->a; /* lengths by last_block_len */                        \
+    BAD_SET(words, support_set_csr(batch, arrays_given, indptr, indices, last),                    \
+            folio_step bare = m->a; /* lengths by last_block_len */                                \
             bare.seq_lens = NULL; (void)bare; change)
 
 BACKEND_TEST(batch, bad_csr_leaves_it_empty)
 {
     const int32_t falls[] = {0, 1, 3, 2, 3, 4}, from_one[] = {1, 2, 3, 4, 4, 5};
-    BAD_CSR("indptr", &m->a, NULL, m->indices, NULL, );
-    BAD_CSR("indices", &m->a, m->indptr, NULL, NULL, );
+    BAD_CSR("table.start is NULL", &m->a, NULL, m->indices, NULL, );
+    BAD_CSR("table.indices is NULL", &m->a, m->indptr, NULL, NULL, );
     BAD_CSR("last_block_len", &bare, m->indptr, m->indices, NULL, );
-    BAD_CSR("indptr", &m->a, falls, m->indices, NULL, );
-    BAD_CSR("indptr", &m->a, from_one, m->indices, NULL, );
+    BAD_CSR("table.start[3] = 2|table.start[2] = 3", &m->a, falls, m->indices, NULL, );
+    BAD_CSR("table.start[0] is 1", &m->a, from_one, m->indices, NULL, );
     BAD_CSR("17", &bare, m->indptr, m->indices, m->last_block_len, m->last_block_len[0] = 17);
     BAD_CSR("0", &bare, m->indptr, m->indices, m->last_block_len, m->last_block_len[0] = 0);
     BAD_CSR("-1", &bare, m->indptr, m->indices, m->last_block_len, m->last_block_len[1] = -1);
     BAD_CSR("40", &m->a, m->indptr, m->indices, NULL, m->seq_lens[1] = 40); /* of one block */
+    BAD_SET(
+        "table.start[5] = 4|num_indices 3", folio_batch_set(batch, &m->a),
+        m->a.table = (folio_table){
+            .kind = FOLIO_TABLE_CSR, .indices = m->indices, .start = m->indptr, .num_indices = 3});
 }
 
 BACKEND_TEST(batch, bad_slot_lists_leave_it_empty)
@@ -821,22 +895,24 @@ BACKEND_TEST(batch, bad_slot_lists_leave_it_empty)
     const int32_t indptr[2] = {0, 2}, slots[2] = {4, 5};
     const int64_t large[2] = {4, ((int64_t)1 << 32) + 5}, below[2] = {4, -2};
     const int64_t released[2] = {FOLIO_NO_BLOCK, 5};
-    const folio_batch_arrays a = {.struct_size = sizeof a, .num_seqs = 1};
+    const folio_step a = {.struct_size = sizeof a, .num_seqs = 1};
     const step one = {.block_size = 1};
     folio_batch *b = make_batch(ctx, &one), *other = make_batch(ctx, &steps[0]);
     REQUIRE_TEST(b != NULL && other != NULL);
-    CHECK_OK(folio_batch_set_slots(b, &a, indptr, released, 8));
-    CHECK_OK(folio_batch_set_slots(b, &a, indptr, slots, 4));
-    REFUSED(folio_batch_set_slots(b, &a, indptr, slots, 2), FOLIO_ERR_ARGUMENT, "2");
+    CHECK_OK(support_set_slots(b, &a, indptr, released, 8));
+    CHECK_OK(support_set_slots(b, &a, indptr, slots, 4));
+    REFUSED(support_set_slots(b, &a, indptr, slots, 2), FOLIO_ERR_ARGUMENT, "2");
     folio_batch_info s = {.struct_size = sizeof s};
     CHECK_OK(folio_batch_get_info(b, &s));
     CHECK_INT(s.num_seqs, 0);
-    REFUSED(folio_batch_set_slots(b, &a, indptr, slots, 0), FOLIO_ERR_ARGUMENT, "index_bytes");
-    REFUSED(folio_batch_set_slots(b, &a, indptr, NULL, 4), FOLIO_ERR_ARGUMENT, "slots");
-    REFUSED(folio_batch_set_slots(b, &a, NULL, slots, 4), FOLIO_ERR_ARGUMENT, "indptr");
-    REFUSED(folio_batch_set_slots(b, &a, indptr, large, 8), FOLIO_ERR_ARGUMENT, "4294967301");
-    REFUSED(folio_batch_set_slots(b, &a, indptr, below, 8), FOLIO_ERR_ARGUMENT, "-2");
-    REFUSED(folio_batch_set_slots(other, &a, indptr, slots, 4), FOLIO_ERR_ARGUMENT, "16");
+    CHECK_OK(support_set_slots(b, &a, indptr, slots, 0));
+    REFUSED(support_set_slots(b, &a, indptr, slots, -4), FOLIO_ERR_ARGUMENT, "index_bytes|-4");
+    REFUSED(support_set_slots(b, &a, indptr, NULL, 4), FOLIO_ERR_ARGUMENT, "table.indices");
+    REFUSED(support_set_slots(b, &a, NULL, slots, 4), FOLIO_ERR_ARGUMENT, "table.start");
+    REFUSED(support_set_slots(b, &a, indptr, large, 8), FOLIO_ERR_ARGUMENT,
+            "table.indices[1] = 4294967301");
+    REFUSED(support_set_slots(b, &a, indptr, below, 8), FOLIO_ERR_ARGUMENT, "-2");
+    REFUSED(support_set_slots(other, &a, indptr, slots, 4), FOLIO_ERR_ARGUMENT, "16");
     folio_batch_destroy(b);
     folio_batch_destroy(other);
 }

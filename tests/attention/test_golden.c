@@ -7,6 +7,7 @@
  * FOLIO_GOLDEN names another file, FOLIO_GOLDEN_CASE one case of it.
  */
 #include "data/golden/golden_inputs.h"
+#include "support.h"
 
 #define MIN_CASES 300
 #define ANY_BLOCK 2147483647 /* what rows of a block table are padded with */
@@ -249,10 +250,10 @@ static int32_t *padded_tables(golden_case *c, bool cross, int64_t *stride)
 }
 
 /* The arrays every form shares. */
-static folio_batch_arrays make_arrays(golden_case *c)
+static folio_step make_arrays(golden_case *c)
 {
     size_t n = (size_t)c->num_seqs, wide = sizeof(int64_t), narrow = sizeof(int32_t);
-    folio_batch_arrays a = {.struct_size = sizeof a, .num_seqs = c->num_seqs};
+    folio_step a = {.struct_size = sizeof a, .num_seqs = c->num_seqs};
     int32_t *starts = take(&c->mem, (n + 1) * narrow, 0), *lens = take(&c->mem, n * narrow, 0);
     int32_t *phases = take(&c->mem, n * narrow, 0), *causal = take(&c->mem, n * narrow, 0);
     int32_t *enc = take(&c->mem, n * narrow, 0), *enc_new = take(&c->mem, n * narrow, 0);
@@ -270,8 +271,8 @@ static folio_batch_arrays make_arrays(golden_case *c)
         if ((enc_new[i] = (int32_t)s->enc_new) != 0) a.encoder_new_lens = enc_new;
         if (s->slots) memcpy(slots + starts[i], s->slots, (size_t)s->q * wide);
         if (s->cross_slots) memcpy(cross + new_row, s->cross_slots, (size_t)s->enc_new * wide);
-        if (s->slots && s->q) a.slot_mapping = slots;
-        if (s->cross_slots && s->enc_new) a.cross_slot_mapping = cross;
+        if (s->slots && s->q) a.slots = slots;
+        if (s->cross_slots && s->enc_new) a.cross_slots = cross;
         if (s->pos_given) a.first_query_pos = pos_q;
         if (s->pos_given) a.first_key_pos = pos_k;
         pos_q[i] = s->pos[0];
@@ -280,12 +281,13 @@ static folio_batch_arrays make_arrays(golden_case *c)
     }
     a.query_start = c->no_starts ? NULL : starts;
     a.seq_lens = c->no_lens ? NULL : lens;
-    a.cross_block_tables = padded_tables(c, true, &a.cross_row_stride);
+    a.cross_table.indices = padded_tables(c, true, &a.cross_table.row_stride);
+    if (a.cross_table.indices != NULL) a.cross_table.kind = FOLIO_TABLE_ROWS;
     return a;
 }
 
 /* The CSR and slot forms: all tables one after another. */
-static folio_status set_flat(golden_case *c, folio_batch *batch, const folio_batch_arrays *arrays)
+static folio_status set_flat(golden_case *c, folio_batch *batch, const folio_step *step)
 {
     int64_t total = 0;
     for (int64_t i = 0; i < c->num_seqs; i++) total += c->seqs[i].num_blocks;
@@ -302,10 +304,10 @@ static folio_status set_flat(golden_case *c, folio_batch *batch, const folio_bat
     }
     bool narrow = c->id % 2 == 0;
     if (is(c->form, "csr"))
-        STEP(folio_batch_set_csr(batch, arrays, indptr, indices, c->no_lens ? last : NULL));
+        STEP(support_set_csr(batch, step, indptr, indices, c->no_lens ? last : NULL));
     else
-        STEP(folio_batch_set_slots(batch, arrays, indptr, narrow ? (void *)indices : (void *)wide,
-                                   narrow ? 4 : 8));
+        STEP(support_set_slots(batch, step, indptr, narrow ? (void *)indices : (void *)wide,
+                               narrow ? 4 : 8));
     return FOLIO_OK;
 }
 
@@ -316,11 +318,11 @@ static folio_status make_batch(golden_case *c, folio_context *ctx, folio_batch *
     d.max_seqs = c->num_seqs;
     STEP(folio_batch_create(ctx, &d, out));
     if (is(c->form, "builder")) return add_sequences(c, *out);
-    folio_batch_arrays arrays = make_arrays(c);
-    if (!is(c->form, "table")) return set_flat(c, *out, &arrays);
+    folio_step step = make_arrays(c);
+    if (!is(c->form, "table")) return set_flat(c, *out, &step);
     int64_t stride = 0;
     int32_t *tables = padded_tables(c, false, &stride);
-    STEP(folio_batch_set_block_tables(*out, &arrays, tables, stride));
+    STEP(support_set_rows(*out, &step, tables, stride));
     return FOLIO_OK;
 }
 

@@ -271,11 +271,10 @@ BACKEND_TEST(plan, arrays_refill_without_allocation)
             indptr[s + 1] = indptr[s] + blocks;
             last[s] = seq_lengths[s] - (blocks - 1) * BLOCK;
         }
-        folio_batch_arrays arrays =
-            FOLIO_WITH(folio_batch_arrays, .num_seqs = MAX_SEQS, .query_start = query_start,
-                       .seq_lens = n % 2 ? NULL : seq_lengths);
-        if (n % 2) CHECK_OK(folio_batch_set_csr(w.batch, &arrays, indptr, indices, last));
-        else CHECK_OK(folio_batch_set_block_tables(w.batch, &arrays, &w.tables[0][0][0], TABLE));
+        folio_step arrays = FOLIO_WITH(folio_step, .num_seqs = MAX_SEQS, .query_start = query_start,
+                                       .seq_lens = n % 2 ? NULL : seq_lengths);
+        if (n % 2) CHECK_OK(support_set_csr(w.batch, &arrays, indptr, indices, last));
+        else CHECK_OK(support_set_rows(w.batch, &arrays, &w.tables[0][0][0], TABLE));
         CHECK_OK(folio_plan_update(w.plan, w.batch, NULL));
         call c = {.type = FOLIO_ATTENTION_DECODER, .rows = query_start[MAX_SEQS]};
         c.new_rows = c.rows;

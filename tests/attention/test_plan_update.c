@@ -96,9 +96,9 @@ static folio_status forward(const world *w, int64_t rows, const folio_run *run)
 
 static const int32_t device_lens[1] = {4};
 
-static folio_device_batch device_batch(void)
+static folio_step device_step(void)
 {
-    return FOLIO_WITH(folio_device_batch, .num_seqs = 1, .seq_lens = device_lens);
+    return FOLIO_WITH(folio_step, .num_seqs = 1, .on_device = 1, .seq_lens = device_lens);
 }
 
 /* Refused by the backend, as a copy into a captured graph is: the plan serves the batch it had. */
@@ -107,7 +107,7 @@ TEST(plan_update, refused_by_the_backend_changes_nothing)
     world w;
     folio_context *ctx = fake_device_context(NULL);
     REQUIRE_TEST(open_world(&w, ctx));
-    folio_device_batch on_device = device_batch();
+    folio_step on_device = device_step();
     for (int had = 0; had < 2; had++) {
         int64_t rows = had ? 3 : 0;
         if (had) CHECK_OK(folio_plan_update(w.plan, w.batches[0], NULL));
@@ -115,7 +115,7 @@ TEST(plan_update, refused_by_the_backend_changes_nothing)
         CHECK(folio_plan_update(w.plan, w.batches[1], NULL) == FOLIO_ERR_UNSUPPORTED);
         if (had) CHECK_OK(forward(&w, rows, NULL));
         else REFUSED(forward(&w, 5, NULL), FOLIO_ERR_ARGUMENT, "no batch");
-        CHECK(folio_plan_update_device(w.plan, &on_device, NULL) == FOLIO_ERR_UNSUPPORTED);
+        CHECK(folio_plan_update_step(w.plan, &on_device, NULL) == FOLIO_ERR_UNSUPPORTED);
         if (had) CHECK_OK(forward(&w, rows, NULL));
         else REFUSED(forward(&w, 1, NULL), FOLIO_ERR_ARGUMENT, "no batch");
         fake_device_set_update(FOLIO_OK);
@@ -134,11 +134,11 @@ TEST(plan_update, after_a_failure_of_the_device_there_is_no_batch)
     world w;
     folio_context *ctx = fake_device_context(NULL);
     REQUIRE_TEST(open_world(&w, ctx));
-    folio_device_batch on_device = device_batch();
+    folio_step on_device = device_step();
     for (int way = 0; way < 2; way++) {
         CHECK_OK(folio_plan_update(w.plan, w.batches[0], NULL));
         fake_device_set_update(FOLIO_ERR_DEVICE);
-        folio_status status = way ? folio_plan_update_device(w.plan, &on_device, NULL)
+        folio_status status = way ? folio_plan_update_step(w.plan, &on_device, NULL)
                                   : folio_plan_update(w.plan, w.batches[1], NULL);
         CHECK(status == FOLIO_ERR_DEVICE);
         REFUSED(forward(&w, 3, NULL), FOLIO_ERR_ARGUMENT, "no batch");
@@ -151,14 +151,88 @@ TEST(plan_update, after_a_failure_of_the_device_there_is_no_batch)
     folio_context_destroy(ctx);
 }
 
+/* What arrays of a device cannot say is refused with a sentence, and so are they where there is no device. */
+TEST(plan_update, what_device_arrays_cannot_say)
+{
+    static const int32_t ints[8];
+    static const int64_t longs[8];
+    const folio_table rows = {.kind = FOLIO_TABLE_ROWS, .indices = ints, .row_stride = 8};
+    world w;
+    folio_context *ctx = fake_device_context(NULL), *cpu = support_context("cpu", 1, NULL);
+    REQUIRE_TEST(open_world(&w, ctx));
+#define BAD(status, words, ...)                                                                    \
+    do {                                                                                           \
+        folio_step s = device_step();                                                              \
+        s.table = rows;                                                                            \
+        __VA_ARGS__;                                                                               \
+        REFUSED(folio_plan_update_step(w.plan, &s, NULL), status, words);                          \
+    } while (0)
+    const folio_status unsupported = FOLIO_ERR_UNSUPPORTED, bad = FOLIO_ERR_ARGUMENT;
+    BAD(unsupported, "slots", s.table.kind = FOLIO_TABLE_SLOTS);
+    BAD(unsupported, "index_bytes is 8", s.table.index_bytes = 8);
+    BAD(unsupported, "phases", s.phases = ints);
+    BAD(unsupported, "causality_default is 2", s.causality_default = FOLIO_CAUSAL_NO);
+    BAD(unsupported, "encoder", s.encoder_lens = ints);
+    BAD(unsupported, "encoder", s.encoder_new_lens = ints);
+    BAD(unsupported, "encoder", s.cross_slots = longs);
+    BAD(unsupported, "encoder", s.cross_table = rows);
+    BAD(bad, "table.kind 4", s.table.kind = (folio_table_kind)4);
+    BAD(bad, "table.kind is FOLIO_TABLE_NONE", s.table.kind = FOLIO_TABLE_NONE);
+    BAD(bad, "table.indices is NULL", s.table.indices = NULL);
+    BAD(bad, "row_stride is 7|128|at least 8", s.table.row_stride = 7);
+    BAD(bad, "table.start is NULL", s.table.kind = FOLIO_TABLE_CSR);
+    BAD(bad, "num_indices is 0", s.table.kind = FOLIO_TABLE_CSR; s.table.start = ints);
+    BAD(bad, "seq_lens is NULL", s.seq_lens = NULL);
+    BAD(bad, "num_seqs is 0", s.num_seqs = 0);
+    BAD(bad, "2 tokens|1 sequences", s.num_query_tokens = 2);
+    BAD(bad, "first_query_pos", s.first_key_pos = longs);
+    BAD(bad, "on_device is 2", s.on_device = 2);
+#undef BAD
+    folio_step good = device_step();
+    good.table = rows;
+    CHECK_OK(folio_plan_update_step(w.plan, &good, NULL));
+    close_world(&w);
+    REQUIRE_TEST(open_world(&w, cpu));
+    REFUSED(folio_plan_update_step(w.plan, &good, NULL), unsupported, "cpu|on_device must be 0");
+    REFUSED(folio_plan_update_step(w.plan, NULL, NULL), bad, "folio_step");
+    REFUSED(folio_plan_update_step(NULL, &good, NULL), bad, "plan");
+    close_world(&w);
+    folio_context_destroy(ctx);
+    folio_context_destroy(cpu);
+}
+
+/* Arrays in host memory: one that is refused leaves the step before it, and no batch of the caller's is touched. */
+BACKEND_TEST(plan_update, steps_of_host_arrays)
+{
+    static const int32_t tables[2][2] = {{3, 1}, {5, 2}}, starts[3] = {0, 3, 4};
+    static const int32_t lens[2] = {3, 17}, longer[2] = {3, 33};
+    world w;
+    REQUIRE_TEST(open_world(&w, ctx));
+    const folio_step good =
+        FOLIO_WITH(folio_step, .num_seqs = 2, .query_start = starts, .seq_lens = lens,
+                   .table = {.kind = FOLIO_TABLE_ROWS, .indices = tables, .row_stride = 2});
+    folio_step bad = good;
+    bad.seq_lens = longer;
+    for (int round = 0; round < 3; round++) {
+        CHECK_OK(folio_plan_update_step(w.plan, &good, NULL));
+        CHECK_OK(forward(&w, 4, NULL));
+        REFUSED(folio_plan_update_step(w.plan, &bad, NULL), FOLIO_ERR_ARGUMENT, "seq 1|33|need 3");
+        CHECK_OK(forward(&w, 4, NULL));
+        CHECK_OK(folio_plan_update(w.plan, w.batches[0], NULL));
+        REFUSED(folio_plan_update_step(w.plan, &bad, NULL), FOLIO_ERR_ARGUMENT, "seq 1|33|need 3");
+        CHECK_OK(forward(&w, 3, NULL));
+    }
+    close_world(&w);
+}
+
 /* The lengths of a device's arrays are not known here: a bias has to cover the plan's limits. */
 TEST(plan_update, a_bias_of_device_arrays_covers_the_limits)
 {
     world w;
     folio_context *ctx = fake_device_context(NULL);
     REQUIRE_TEST(open_world(&w, ctx));
-    folio_device_batch on_device = device_batch();
-    CHECK_OK(folio_plan_update_device(w.plan, &on_device, NULL));
+    folio_step on_device = device_step();
+    CHECK_OK(folio_plan_update_step(w.plan, &on_device, NULL));
     folio_tensors t = tensors(&w, 1);
     const int64_t dims[][4] = {{1, HEADS, 2, MAX_ROWS}, {1, HEADS, MAX_ROWS, 4}};
     const char *words[] = {"query|2|the plan's limits need 128",

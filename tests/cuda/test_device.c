@@ -315,11 +315,12 @@ static int64_t make_arrays(int number, arrays *a)
     return row;
 }
 
-static folio_device_batch batch_of(const arrays *on_device, int64_t rows)
+static folio_step step_of(const arrays *on_device, int64_t rows)
 {
-    return FOLIO_WITH(folio_device_batch, .num_seqs = MAX_SEQS, .num_query_tokens = rows,
-                      .query_start = on_device->starts, .seq_lens = on_device->lens,
-                      .blocks = on_device->tables[0], .row_stride = 10);
+    return FOLIO_WITH(
+        folio_step, .num_seqs = MAX_SEQS, .num_query_tokens = rows, .on_device = 1,
+        .query_start = on_device->starts, .seq_lens = on_device->lens,
+        .table = {.kind = FOLIO_TABLE_ROWS, .indices = on_device->tables[0], .row_stride = 10});
 }
 
 /* Update and forwards in one graph; only the arrays change between replays. */
@@ -338,9 +339,9 @@ static void hold_update(void)
     open_engine(&captured, FOLIO_PLAN_GRAPH, stream);
     make_arrays(0, &step);
     on_device = device_upload(captured.l.ctx, &step, sizeof step);
-    folio_device_batch batch = batch_of(on_device, 0);
+    folio_step given = step_of(on_device, 0);
     CUDA_OK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-    CHECK_OK(folio_plan_update_device(captured.l.plan, &batch, &captured.run));
+    CHECK_OK(folio_plan_update_step(captured.l.plan, &given, &captured.run));
     forward(&captured, MAX_ROWS);
     CUDA_OK(cudaStreamEndCapture(stream, &graph));
     CUDA_OK(cudaGraphInstantiate(&replay, graph, 0));
@@ -406,9 +407,9 @@ TEST(device, a_bad_sequence_is_emptied)
         CHECK(make_arrays(0, &step) == rows);
         cases[c].spoil(&step);
         arrays *on_device = device_upload(e.l.ctx, &step, sizeof step);
-        folio_device_batch batch = batch_of(on_device, rows);
+        folio_step given = step_of(on_device, rows);
         CHECK_OK(folio_memory_fill(e.l.ctx, e.out, 0x7f, MAX_ROWS * ROW * 2, NULL));
-        CHECK_OK(folio_plan_update_device(e.l.plan, &batch, &e.run));
+        CHECK_OK(folio_plan_update_step(e.l.plan, &given, &e.run));
         forward(&e, rows);
         read_out(&e, got, lse);
         CHECK_REFUSED(folio_plan_get_findings(e.l.plan, &found), FOLIO_ERR_ARGUMENT, cases[c].word);
@@ -435,10 +436,10 @@ TEST(device, a_graph_of_decodes_has_its_limit_of_rows)
     open_engine(&e, FOLIO_PLAN_GRAPH, NULL);
     make_arrays(0, &step);
     arrays *on_device = device_upload(e.l.ctx, &step, sizeof step);
-    folio_device_batch batch = batch_of(on_device, MAX_ROWS);
-    batch.query_start = NULL;
+    folio_step given = step_of(on_device, MAX_ROWS);
+    given.query_start = NULL;
     CHECK_OK(folio_memory_fill(e.l.ctx, e.out, 0x7f, MAX_ROWS * ROW * 2, NULL));
-    CHECK_OK(folio_plan_update_device(e.l.plan, &batch, &e.run));
+    CHECK_OK(folio_plan_update_step(e.l.plan, &given, &e.run));
     forward(&e, MAX_ROWS);
     read_out(&e, got, lse);
     CHECK_OK(folio_plan_get_findings(e.l.plan, &found));

@@ -113,20 +113,18 @@ class FolioBuilder:
 
     def _update_host(self, step: FolioMetadata) -> None:
         """Decoder and encoder-only attention on CPUs."""
-        arrays = make(abi.folio_batch_arrays, num_seqs=step.seq_lens.shape[0],
-                      query_start=step.query_start_loc.data_ptr(), seq_lens=step.seq_lens.data_ptr())
+        given = make(abi.folio_step, num_seqs=step.seq_lens.shape[0], query_start=step.query_start_loc.data_ptr(),
+                     seq_lens=step.seq_lens.data_ptr())
         causality = None
-        if self.type == "encoder_only":
-            tables, stride = None, 0
-        else:
+        if self.type != "encoder_only":
             table = step.block_table
-            tables, stride = table.data_ptr(), table.stride(0)
-            arrays.slot_mapping = step.slot_mapping.data_ptr()
+            given.table = abi.folio_table(kind=abi.FOLIO_TABLE_ROWS, indices=table.data_ptr(),
+                                          row_stride=table.stride(0))
+            given.slots = step.slot_mapping.data_ptr()
             causality = self._causality(step)
             if causality is not None:
-                arrays.causality = causality.data_ptr()
-        check(lib.folio_batch_set_block_tables(self.batch, ctypes.byref(arrays), tables, stride))
-        self.plan.update(self.batch)
+                given.causality = causality.data_ptr()
+        check(lib.folio_plan_update_step(self.plan, ctypes.byref(given), None))
 
     def _update_device(self, step: FolioMetadata) -> None:
         """The same on GPUs, from arrays in their memory, without waiting."""

@@ -60,8 +60,7 @@ folio_status folioi_cuda_plan_create(const folioi_plan_shape *shape, void **stat
                                      size_t *workspace_size);
 void folioi_cuda_plan_destroy(const folioi_plan_shape *shape, void *state);
 folio_status folioi_cuda_plan_update(void *state, const folio_batch *batch, void *stream);
-folio_status folioi_cuda_plan_update_device(void *state, const folio_device_batch *batch,
-                                            void *stream);
+folio_status folioi_cuda_plan_update_device(void *state, const folio_step *step, void *stream);
 folio_status folioi_cuda_plan_status(const void *state, folio_plan_findings *out);
 void folioi_cuda_plan_describe(const void *state, int32_t attention, folio_attention_type type,
                                folio_plan_info *info);

@@ -270,7 +270,7 @@ static void widest_window(const folioi_plan_shape *shape, int64_t *left, int64_t
     }
 }
 
-static folioi_device_step step_of(const folioi_cuda_plan *p, const folio_device_batch *b)
+static folioi_device_step step_of(const folioi_cuda_plan *p, const folio_step *b)
 {
     const folio_plan_desc *d = &p->shape.desc;
     bool decoder = has_type(p, FOLIO_ATTENTION_DECODER),
@@ -280,13 +280,13 @@ static folioi_device_step step_of(const folioi_cuda_plan *p, const folio_device_
         .query_start = b->query_start,
         .seq_lens = b->seq_lens,
         .causality = b->causality,
-        .slots = b->slot_mapping,
+        .slots = b->slots,
         .first_query_pos = b->first_query_pos,
         .first_key_pos = b->first_key_pos,
-        .blocks = decoder ? b->blocks : NULL,
-        .table_start = b->table_start,
-        .row_stride = b->row_stride,
-        .num_table_entries = b->num_table_entries,
+        .blocks = decoder ? b->table.indices : NULL,
+        .table_start = b->table.kind == FOLIO_TABLE_CSR ? b->table.start : NULL,
+        .row_stride = b->table.row_stride,
+        .num_table_entries = b->table.num_indices,
         .num_rows = b->num_query_tokens,
         .max_query_len = d->max_query_len,
         .max_seq_len = d->max_seq_len,
@@ -310,12 +310,11 @@ static folioi_device_step step_of(const folioi_cuda_plan *p, const folio_device_
     return s;
 }
 
-folio_status folioi_cuda_plan_update_device(void *state, const folio_device_batch *batch,
-                                            void *stream)
+folio_status folioi_cuda_plan_update_device(void *state, const folio_step *given, void *stream)
 {
     folioi_cuda_plan *p = state;
     int before;
-    folioi_device_step step = step_of(p, batch);
+    folioi_device_step step = step_of(p, given);
     folioi_cuda_report report = {folioi_cuda_at(p, p->num_checked), p->word};
     TRY(folioi_cuda_enter(p->shape.ctx, &before));
     p->ahead->is_there = false;
@@ -323,7 +322,7 @@ folio_status folioi_cuda_plan_update_device(void *state, const folio_device_batc
     p->num_seqs = -1;
     p->longest = p->shape.desc.max_seq_len;
     for (int t = 0; t < FOLIO_NUM_ATTENTION_TYPES; t++)
-        folioi_cuda_lists_update(p, (folio_attention_type)t, NULL, batch->num_seqs);
+        folioi_cuda_lists_update(p, (folio_attention_type)t, NULL, given->num_seqs);
     folio_status status =
         folioi_cuda_status(folioi_cuda_check_step(&step, stream), "kernel check_step");
     if (status == FOLIO_OK)
@@ -342,9 +341,10 @@ folio_status folioi_cuda_plan_status(const void *state, folio_plan_findings *out
         [FOLIOI_STEP_QUERY_LEN] = "its query is longer than the plan's max_query_len",
         [FOLIOI_STEP_SEQ_LEN] =
             "seq_lens is negative, above max_seq_len, or below the query's length, which only "
-            "folio_plan_update accepts",
-        [FOLIOI_STEP_NO_TABLE] = "it has a context, and blocks is NULL",
-        [FOLIOI_STEP_TABLE_START] = "table_start leaves its table outside of blocks or too short",
+            "arrays in host memory may have",
+        [FOLIOI_STEP_NO_TABLE] = "it has a context, and the step has no table",
+        [FOLIOI_STEP_TABLE_START] =
+            "table.start leaves its table outside of table.indices or too short",
         [FOLIOI_STEP_BLOCK] =
             "an entry of its block table that its rows see is outside [0, num_blocks)",
         [FOLIOI_STEP_SLOT] = "a slot is outside [-1, num_blocks * block_size)",

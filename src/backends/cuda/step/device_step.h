@@ -25,7 +25,7 @@ typedef enum folioi_step_problem {
 } folioi_step_problem;
 
 typedef struct folioi_device_step {
-    /* the caller's arrays, as folio_device_batch names them */
+    /* the caller's arrays, as folio_step names them; table_start NULL: rows */
     int32_t num_seqs;
     const int32_t *query_start, *seq_lens, *causality;
     const int64_t *slots, *first_query_pos, *first_key_pos;
