@@ -22,16 +22,20 @@ int main(void)
     MUST(folio_context_create(NULL, &ctx));
     MUST(folio_kv_cache_create(ctx, &desc, &cache));
     for (int i = 0; i < PROMPT; i++) v[i][0][0] = (float)i;
-    folio_attend_args a = FOLIO_WITH(
-        folio_attend_args, .num_heads = HEADS, .cache = cache, .num_seqs = 1,
-        .block_tables = (int32_t[]){2, 0}, .row_stride = 2, .q = {q, FOLIO_F32, PROMPT, 0, 0},
-        .k = {k, 0, PROMPT, 0, 0}, .v = {v, 0, PROMPT, 0, 0}, .out = {out, 0, PROMPT, 0, 0});
-    MUST(folio_attend(ctx, &a, NULL));
+    int32_t seq_len = PROMPT;
+    folio_attention_desc attention = FOLIO_WITH(folio_attention_desc, .num_heads = HEADS);
+    folio_step step = FOLIO_WITH(
+        folio_step, .num_seqs = 1, .seq_lens = &seq_len,
+        .table = {.kind = FOLIO_TABLE_ROWS, .indices = (int32_t[]){2, 0}, .row_stride = 2});
+    folio_tensors t = FOLIO_WITH(
+        folio_tensors, .q = {q, FOLIO_F32, PROMPT, 0, 0}, .k = {k, FOLIO_F32, PROMPT, 0, 0},
+        .v = {v, FOLIO_F32, PROMPT, 0, 0}, .out = {out, FOLIO_F32, PROMPT, 0, 0});
+    MUST(folio_attend(ctx, &attention, FOLIO_ATTENTION_DECODER, &step, cache, 0, &t, NULL));
     printf("token 17 averages v = 0 ... 17: %g\n", (double)out[17][0][0]);
-    a.q.tokens = a.k.tokens = a.v.tokens = a.out.tokens = 1;
-    a.seq_lens = (int32_t[]){PROMPT + 1};
+    t.q.tokens = t.k.tokens = t.v.tokens = t.out.tokens = 1;
+    seq_len++;
     v[0][0][0] = 18;
-    MUST(folio_attend(ctx, &a, NULL));
+    MUST(folio_attend(ctx, &attention, FOLIO_ATTENTION_DECODER, &step, cache, 0, &t, NULL));
     printf("token 18 averages v = 0 ... 18: %g\n", (double)out[0][0][0]);
     folio_kv_cache_destroy(cache);
     folio_context_destroy(ctx);

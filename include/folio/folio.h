@@ -12,8 +12,8 @@
  *     folio_attention one layer geometry: heads, head sizes, scale, window, soft cap
  *     folio_kv_cache  K and V of all layers in fixed-size blocks, in the library's memory or yours
  *     folio_batch     one step's sequences: lengths and block tables
- *     folio_plan      limits, schedule and workspace: created once, updated with each step's batch,
- *                     used by every layer
+ *     folio_plan      schedule and workspace: created once, updated with each step's batch, used by
+ *                     every layer
  *     folio_rotary    cosines and sines of a rotary embedding, for layers that have one
  *
  * Words. A layer is numbered within its cache, from 0 on. A block holds `block_size` consecutive
@@ -975,6 +975,13 @@ typedef struct folio_plan folio_plan;
  */
 #define FOLIO_PLAN_PRIVATE_SLOTS 8u
 
+/**
+ * max_seqs, max_query_tokens and max_seq_len are limits: give all of them, and an update allocates
+ * nothing. Or leave all of them 0, and max_encoder_tokens and max_query_len too: the plan grows. An
+ * update with a larger step then makes new buffers, for at least half as much again as before, and on a
+ * device waits for the stream. FOLIO_PLAN_GRAPH, FOLIO_PLAN_NO_WORKSPACE and arrays in device memory
+ * need limits, and so does any graph that holds a forward.
+ */
 typedef struct folio_plan_desc {
     size_t struct_size;
     folio_attention *const *attentions; /* [num_attentions]                                        */
@@ -987,9 +994,9 @@ typedef struct folio_plan_desc {
     int64_t num_blocks; /* block numbers stay below it, slots below it times block_size; 0: that   */
                         /* of `cache`. Without a cache: 0                                          */
     int64_t cross_num_blocks; /* the same for cross block tables; 0: cross_cache's, or num_blocks  */
-    int64_t max_seqs;           /* >= 1                                                            */
-    int64_t max_query_tokens;   /* sum query_len in one step, padding included; >= 1               */
-    int64_t max_seq_len;        /* longest sequence and longest encoder_len; >= 1                  */
+    int64_t max_seqs;           /* 0: see above                                                    */
+    int64_t max_query_tokens;   /* sum query_len in one step, padding included                     */
+    int64_t max_seq_len;        /* longest sequence and longest encoder_len                        */
     int64_t max_encoder_tokens; /* sum encoder_new_len in one step; a limit of every batch,        */
                                 /* whatever the plan's types                                       */
     uint32_t flags;             /* 0 or FOLIO_PLAN_*                                               */
@@ -1005,10 +1012,10 @@ FOLIO_API void folio_plan_destroy(folio_plan *plan);
 
 /**
  * Prepare the plan for this step's batch. Checks every block index, slot and length; allocates
- * nothing. On a device, the batch is copied there on run's stream; forwards and captured graphs on
- * the same stream see it. Forwards on other streams must have ended before: what they read is
- * overwritten. The batch must not change until the next update: a forward after a change is rejected.
- * Two new tokens may share a slot; only a forward that writes k and v rejects that.
+ * nothing, unless the plan grows. On a device, the batch is copied there on run's stream; forwards and
+ * captured graphs on the same stream see it. Forwards on other streams must have ended before: what
+ * they read is overwritten. The batch must not change until the next update: a forward after a change
+ * is rejected. Two new tokens may share a slot; only a forward that writes k and v rejects that.
  *
  * An update that is rejected changes nothing: the plan still serves the batch of its last successful
  * update, unless that batch has changed. After FOLIO_ERR_DEVICE it serves none.
@@ -1044,7 +1051,8 @@ typedef struct folio_plan_findings {
  */
 FOLIO_API folio_status folio_plan_get_findings(const folio_plan *plan, folio_plan_findings *out);
 
-/** Bytes of workspace any step within the plan's limits needs. Fixed when the plan is created. */
+/** Bytes of workspace any step within the plan's limits needs. Fixed when the plan is created; of a
+ * plan that grows, until an update makes it grow. */
 FOLIO_API folio_status folio_plan_get_workspace_size(const folio_plan *plan, size_t *bytes);
 
 /** How the plan will run one attention of its list as one type, after an update. */
@@ -1099,57 +1107,24 @@ FOLIO_API folio_status folio_attention_forward(const folio_plan *plan, int32_t a
 /* One call                                                                                        */
 /* ---------------------------------------------------------------------------------------------- */
 
-/** One q, k and v tensor each, as in FlashAttention's interface. Arrays lie in host memory. */
-typedef struct folio_attend_args {
-    size_t struct_size;
-    folio_tensor q;       /* [rows][num_heads][k_head_size]; its dtype must be given             */
-    folio_tensor k, v;    /* new tokens, [rows][num_kv_heads][...]; may be left out with a cache; */
-                          /* k only if the cache has v_in_k                                      */
-    folio_tensor out;     /* [rows][num_heads][v_head_size]                                      */
-    float *lse;           /* [rows][num_heads]; NULL: not computed                               */
-    int32_t num_heads;
-    int32_t num_kv_heads; /* 0: the cache's; without a cache num_heads                           */
-    int32_t k_head_size;  /* 0: the cache's                                                      */
-    int32_t v_head_size;  /* 0: the cache's; without a cache k_head_size                         */
-    folio_kv_cache *cache; /* NULL: only k and v                                                 */
-    int32_t layer;
-    folio_causality causality; /* AUTO: causal, which FlashAttention is not by default           */
-    int64_t num_seqs;
-    const int32_t *query_start; /* [num_seqs + 1] first row of each sequence, then all rows      */
-                                /* (cu_seqlens_q); NULL: all have q.tokens / num_seqs rows       */
-    const int32_t *seq_lens;    /* [num_seqs] cached and new tokens (cache_seqlens plus new      */
-                                /* ones); 0: padding. NULL: there are only new tokens. Not below */
-                                /* the sequence's rows; for more queries than keys use a batch   */
-    const int32_t *block_tables; /* [num_seqs][row_stride]; NULL without a cache                 */
-    int64_t row_stride;
-    int32_t windowed;     /* from here on as in folio_attention_desc and folio_tensors           */
-    int64_t window_left;
-    int64_t window_right;
-    float scale;
-    float soft_cap;
-    const float *slopes;
-    const float *sinks;
-    float k_scale;
-    float v_scale;
-    const folio_rotary *rotary;
-    const int64_t *positions;
-    const float *k_head_scales;
-    const float *v_head_scales;
-} folio_attend_args;
-
 /**
- * DECODER attention in one call. With a cache, k and v (if given) are stored as the last tokens of
- * each sequence, in the blocks of its table; then each row sees the keys of its sequence. Without a
- * cache, each row sees those rows of k that belong to its sequence.
+ * One layer of attention over one step. It makes an attention and a plan that grows, updates the plan
+ * with the step, runs the layer as folio_attention_forward does, and frees them: it allocates, and on a
+ * device it waits for the end. An engine makes a plan instead, once, and updates it for all layers of a
+ * step. The results are the same; on host backends, the same bits. Only run.stream is used.
  *
- * It makes an attention, a batch and a plan, runs the layer and frees them: it allocates, and on a
- * device it waits for the end. An engine makes a plan instead, once, and updates it for all layers
- * of a step. The results are the same; on host backends, the same bits. Only run.stream is used.
+ * What is left 0 and can be known is filled in. In attention, dtype is that of q; with a cache,
+ * num_kv_heads, k_head_size, v_head_size, kv_dtype and v_in_k are the cache's. In step,
+ * num_query_tokens is the rows of q (not in ENCODER attention). step's arrays lie in host memory. Its
+ * causality_default AUTO is causal, which FlashAttention is not by default.
  *
- * @return as folio_attention_create, folio_batch_add, folio_plan_create and folio_attention_forward.
+ * @return as folio_attention_create, folio_plan_create, folio_plan_update_step and
+ * folio_attention_forward.
  */
-FOLIO_API folio_status folio_attend(folio_context *ctx, const folio_attend_args *args,
-                                    const folio_run *run);
+FOLIO_API folio_status folio_attend(folio_context *ctx, const folio_attention_desc *attention,
+                                    folio_attention_type type, const folio_step *step,
+                                    folio_kv_cache *cache, int32_t layer,
+                                    const folio_tensors *tensors, const folio_run *run);
 
 /* ---------------------------------------------------------------------------------------------- */
 /* Partial results and biases                                                                      */

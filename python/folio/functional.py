@@ -9,9 +9,9 @@ import numpy as np
 
 from . import _abi as abi
 from ._arrays import address, array, host_array, table_array
-from ._library import check, handle_of, lib, make, pair
+from ._library import check, handle_of, integer, lib, make, pair
 from ._run import Torch, empty, floats, lse_array, refuse_gradients, run_of, tensor
-from .batch import causality
+from .batch import causality, rows_table
 from .cache import KVCache
 from .context import Context, given_or_default
 from .errors import ArgumentError, UnsupportedError
@@ -56,14 +56,16 @@ def attend(q: Any, k: Any = None, v: Any = None, *, cache: Optional[KVCache] = N
     else:
         raise ArgumentError("k and v are missing; without them a cache must be given")
     v_size = v_size or (cache.v_head_size if cache else size)
-    fields = make(abi.folio_attend_args, num_heads=heads, num_kv_heads=kv_heads, k_head_size=size, v_head_size=v_size,
-                  cache=memory, layer=layer, causality=causality(causal),
-                  num_seqs=num_seqs, query_start=address(starts), seq_lens=address(lens), block_tables=address(tables),
-                  row_stride=0 if tables is None else tables.shape[1], scale=scale, soft_cap=soft_cap,
-                  k_scale=k_scale, v_scale=v_scale)
+    if tables is not None and lens is None:
+        lens = np.full(num_seqs, tokens // max(num_seqs, 1), np.int32) if starts is None else np.diff(starts)
+    at = make(abi.folio_attention_desc, num_heads=heads, num_kv_heads=kv_heads, k_head_size=size, v_head_size=v_size,
+              scale=scale, soft_cap=soft_cap)
+    step = make(abi.folio_step, num_seqs=num_seqs, causality_default=causality(causal), query_start=address(starts),
+                seq_lens=address(lens), table=rows_table(tables))
+    fields = make(abi.folio_tensors, k_scale=k_scale, v_scale=v_scale)
     left, right = (-1, -1) if window is None else pair(window, "window")
     if (left, right) != (-1, -1):
-        fields.windowed, fields.window_left, fields.window_right = 1, left, right
+        at.windowed, at.window_left, at.window_right = 1, left, right
     fields.q, keep_q = tensor(ctx, q, "q", heads, size, stream=stream)
     if k is not None:
         fields.k, keep_k = tensor(ctx, k, "k", kv_heads, size, stream=stream)
@@ -77,7 +79,8 @@ def attend(q: Any, k: Any = None, v: Any = None, *, cache: Optional[KVCache] = N
         fields.lse = array(lse_out).data
     fields.slopes, keep_slopes = floats(ctx, slopes, "slopes", heads)
     fields.sinks, keep_sinks = floats(ctx, sinks, "sinks", heads)
-    check(lib.folio_attend(ctx._as_parameter_, ctypes.byref(fields), run_of(ctx, q, stream)))
+    check(lib.folio_attend(ctx._as_parameter_, ctypes.byref(at), abi.FOLIO_ATTENTION_DECODER, ctypes.byref(step), memory,
+                           integer(layer, "layer"), ctypes.byref(fields), run_of(ctx, q, stream)))
     return (out, lse_out) if lse else out
 
 

@@ -28,7 +28,10 @@ _TAIL = packer(abi.folio_tensors, first="slopes")  # what few do
 
 
 class Plan(Handle):
-    """Runs attention layers over a step's batch. Made with upper limits; updates and forwards allocate nothing in C.
+    """Runs attention layers over a step's batch.
+
+    max_seqs, max_query_tokens, max_seq_len   limits of a step: give all of them, and updates and forwards allocate
+                        nothing in C. Or give none: the plan grows with its steps. graph and update_device need limits
 
     attentions          one Attention or a list of them
     types               for each attention the types it runs as: "decoder" (default), "encoder", "encoder_only",
@@ -41,8 +44,8 @@ class Plan(Handle):
                         with one launch less per layer (docs/cuda.md has the conditions)
     """
 
-    def __init__(self, attentions: Union[Attention, Sequence[Attention]], *, max_seqs: int, max_query_tokens: int,
-                 max_seq_len: int, cache: Optional[KVCache] = None, cross_cache: Optional[KVCache] = None,
+    def __init__(self, attentions: Union[Attention, Sequence[Attention]], *, max_seqs: int = 0,
+                 max_query_tokens: int = 0, max_seq_len: int = 0, cache: Optional[KVCache] = None, cross_cache: Optional[KVCache] = None,
                  types: Any = None, block_size: int = 0, num_blocks: int = 0, cross_num_blocks: int = 0,
                  max_encoder_tokens: int = 0, max_query_len: int = 0, graph: bool = False,
                  batch_invariant: bool = False, private_slots: bool = False,

@@ -346,16 +346,16 @@ static folio_status check_apart(const folioi_call *call, const folio_kv_cache *c
 static folio_status check_workspace(const folio_plan *plan, const folio_run *run, folioi_call *call)
 {
     if (run->workspace == NULL) {
-        REQUIRE(plan->workspace != NULL,
+        REQUIRE(plan->room.workspace != NULL,
                 "the plan was created with FOLIO_PLAN_NO_WORKSPACE and run.workspace is NULL");
-        call->workspace = plan->workspace;
+        call->workspace = plan->room.workspace;
         return FOLIO_OK;
     }
     REQUIRE((uintptr_t)run->workspace % FOLIOI_ALIGN == 0,
             "run: workspace is not aligned to %d bytes", FOLIOI_ALIGN);
-    REQUIRE(run->workspace_size >= plan->workspace_size,
+    REQUIRE(run->workspace_size >= plan->room.workspace_size,
             "run: workspace has %zu bytes, the plan needs %zu", run->workspace_size,
-            plan->workspace_size);
+            plan->room.workspace_size);
     call->workspace = run->workspace;
     call->foreign_workspace = true;
     return FOLIO_OK;
@@ -365,7 +365,7 @@ static folio_status check_workspace(const folio_plan *plan, const folio_run *run
 static folio_status run_call(const folio_plan *plan, const folioi_call *call)
 {
     const folioi_backend *backend = plan->shape.ctx->backend;
-    if (call->foreign_workspace || plan->workspace_size == 0) return backend->forward(call);
+    if (call->foreign_workspace || plan->room.workspace_size == 0) return backend->forward(call);
     TRY(folioi_plan_enter_workspace(plan, call->stream));
     folio_status status = backend->forward(call);
     folioi_plan_leave_workspace(plan);
@@ -382,7 +382,7 @@ folio_status folio_attention_forward(const folio_plan *plan, int32_t attention,
     if (!plan->on_device) TRY(folioi_batch_check_stamps(plan->batch));
     folioi_call call = {
         .shape = &plan->shape,
-        .plan_state = plan->state,
+        .plan_state = plan->room.state,
         .batch = plan->batch,
         .attention_index = attention,
         .attention = &plan->shape.attentions[attention]->desc,
@@ -401,7 +401,7 @@ folio_status folio_attention_forward(const folio_plan *plan, int32_t attention,
     TRY(check_options(plan, &call));
     TRY(check_workspace(plan, &r, &call));
     if (call.cached) call.layer = cache->layers[layer];
-    TRY(check_apart(&call, cache, plan->workspace_size));
+    TRY(check_apart(&call, cache, plan->room.workspace_size));
     call.stream = r.stream;
     return run_call(plan, &call);
 }

@@ -1,4 +1,7 @@
-/* plan.c: creates plans for limits, and updates them with a batch every step without allocating. */
+/*
+ * plan.c: creates plans and updates them with every step. Within limits an update allocates nothing; a plan without limits
+ * gets a larger room when a step needs it.
+ */
 #include "api/plan.h"
 
 #include "cache/kv_cache.h"
@@ -41,7 +44,7 @@ static folio_status take_geometry(folio_plan_desc *d, folioi_plan_shape *shape)
     return FOLIO_OK;
 }
 
-static folio_status check_limits(const folio_plan_desc *d)
+static folio_status check_desc(const folio_plan_desc *d)
 {
     REQUIRE(d->num_attentions >= 1 && d->attentions != NULL,
             "plan: the list of attentions is empty (num_attentions %d)", d->num_attentions);
@@ -56,6 +59,32 @@ static folio_status check_limits(const folio_plan_desc *d)
         "plan: block_size is %d, num_blocks %lld and cross_num_blocks %lld; set block_size and a "
         "number of blocks, or none of them",
         d->block_size, (long long)d->num_blocks, (long long)d->cross_num_blocks);
+    REQUIRE((d->flags & ~KNOWN_FLAGS) == 0, "plan: flags 0x%x has unknown bits", d->flags);
+    return FOLIO_OK;
+}
+
+static bool has_no_limits(const folio_plan_desc *d)
+{
+    return d->max_seqs == 0 && d->max_query_tokens == 0 && d->max_seq_len == 0;
+}
+
+static folio_status check_limits(const folio_plan_desc *d)
+{
+    if (has_no_limits(d)) {
+        REQUIRE(d->max_encoder_tokens == 0 && d->max_query_len == 0,
+                "plan: max_encoder_tokens is %lld and max_query_len %lld; they need max_seqs, "
+                "max_query_tokens and max_seq_len",
+                (long long)d->max_encoder_tokens, (long long)d->max_query_len);
+        REQUIRE((d->flags & (FOLIO_PLAN_GRAPH | FOLIO_PLAN_NO_WORKSPACE)) == 0,
+                "plan: flags 0x%x: FOLIO_PLAN_GRAPH and FOLIO_PLAN_NO_WORKSPACE need max_seqs, "
+                "max_query_tokens and max_seq_len",
+                d->flags);
+        return FOLIO_OK;
+    }
+    REQUIRE(d->max_seqs != 0 && d->max_query_tokens != 0 && d->max_seq_len != 0,
+            "plan: max_seqs is %lld, max_query_tokens %lld and max_seq_len %lld; give all of them, "
+            "or none for a plan that grows",
+            (long long)d->max_seqs, (long long)d->max_query_tokens, (long long)d->max_seq_len);
     REQUIRE(d->max_seqs >= 1 && d->max_seqs <= INT32_MAX,
             "plan: max_seqs is %lld, outside [1, 2147483647]", (long long)d->max_seqs);
     REQUIRE(d->max_query_tokens >= 1 && d->max_query_tokens <= INT32_MAX,
@@ -69,7 +98,6 @@ static folio_status check_limits(const folio_plan_desc *d)
     REQUIRE(d->max_query_len >= 0 && d->max_query_len <= d->max_query_tokens,
             "plan: max_query_len is %lld, outside [0, %lld], the query tokens of a step",
             (long long)d->max_query_len, (long long)d->max_query_tokens);
-    REQUIRE((d->flags & ~KNOWN_FLAGS) == 0, "plan: flags 0x%x has unknown bits", d->flags);
     return FOLIO_OK;
 }
 
@@ -110,22 +138,7 @@ static folio_status build(folio_plan *plan, const folio_plan_desc *d)
     }
     plan->shape.desc.attentions = NULL;
     plan->shape.desc.types = NULL;
-    TRY(ctx->backend->plan_create(&plan->shape, &plan->state, &plan->workspace_size));
-    plan->has_state = true;
-    /* after the device had its say: a plan too large for it costs no host memory */
-    TRY(folioi_slotset_reserve(a, &plan->slots,
-                               max_i64(d->max_query_tokens, d->max_encoder_tokens)));
-    if (d->flags & FOLIO_PLAN_NO_WORKSPACE) return FOLIO_OK;
-    const folioi_device *device = ctx->memory;
-    if (device != NULL) { /* zeros, as kernels leave it */
-        TRY(device->alloc(ctx, FOLIO_MEMORY_DEVICE, plan->workspace_size, "a plan's workspace",
-                          &plan->workspace));
-        TRY(device->fill(ctx, plan->workspace, 0, plan->workspace_size, NULL));
-        return device->wait(ctx, NULL);
-    }
-    /* not zeroed: a worker's part comes from the memory node of the thread that first works in it */
-    return folioi_alloc_untouched(a, (int64_t)plan->workspace_size, "a plan's workspace",
-                                  &plan->workspace);
+    return plan->grows ? FOLIO_OK : folioi_plan_room_make(&plan->shape, &plan->room);
 }
 
 folio_status folio_plan_create(folio_context *ctx, const folio_plan_desc *desc, folio_plan **out)
@@ -137,16 +150,18 @@ folio_status folio_plan_create(folio_context *ctx, const folio_plan_desc *desc, 
     STRUCT_IN(d, desc, "folio_plan_desc");
     folioi_plan_shape shape = {.ctx = ctx};
     TRY(take_geometry(&d, &shape));
+    TRY(check_desc(&d));
     TRY(check_limits(&d));
     TRY(check_attentions(ctx, &d));
     if (d.cross_num_blocks == 0) d.cross_num_blocks = d.num_blocks;
-    if (d.max_query_len == 0) d.max_query_len = d.max_query_tokens;
+    if (d.max_query_len == 0) d.max_query_len = d.max_query_tokens; /* 0 in a plan that grows */
     void *memory;
     TRY(folioi_alloc(&ctx->allocator, sizeof(folio_plan), "a plan", &memory));
     folio_plan *plan = memory;
     refs_retain(&ctx->refs);
     shape.desc = d;
     plan->shape = shape;
+    plan->grows = has_no_limits(&d);
     folio_status status = build(plan, &d);
     if (status != FOLIO_OK) {
         folio_plan_destroy(plan);
@@ -163,10 +178,7 @@ void folio_plan_destroy(folio_plan *plan)
     folio_allocator a = ctx->allocator;
     folio_batch_destroy(plan->batch);
     for (int i = 0; i < 2; i++) folio_batch_destroy(plan->own_batches[i]);
-    if (ctx->memory != NULL) ctx->memory->free(ctx, FOLIO_MEMORY_DEVICE, plan->workspace);
-    else folioi_free(&a, plan->workspace, (int64_t)plan->workspace_size);
-    if (plan->has_state) ctx->backend->plan_destroy(&plan->shape, plan->state);
-    folioi_slotset_free(&a, &plan->slots);
+    folioi_plan_room_free(&plan->shape, &plan->room);
     for (int32_t i = 0; plan->shape.attentions != NULL && i < plan->shape.desc.num_attentions; i++)
         folio_attention_destroy(plan->shape.attentions[i]);
     folioi_free(&a, plan->shape.attentions, plan->shape_bytes);
@@ -234,25 +246,59 @@ static folio_status end_update(folio_plan *plan, const plan_step *step, folio_st
     return status;
 }
 
+static plan_step step_of(const folioi_plan_shape *shape, folioi_slotset *slots, folio_batch *batch)
+{
+    plan_step step = {.batch = batch, .num_seqs = batch->num_seqs};
+    uint32_t types = 0;
+    for (int32_t i = 0; i < shape->desc.num_attentions; i++) types |= shape->types[i];
+    for (int t = 0; t < FOLIO_NUM_ATTENTION_TYPES; t++)
+        if (types & FOLIO_ATTENTION_BIT(t)) {
+            step.facts[t] = find_facts(batch, (folio_attention_type)t);
+            step.facts[t].shared_slot =
+                folioi_plan_find_shared_slot(slots, batch, (folio_attention_type)t);
+        }
+    return step;
+}
+
+/* The batch in a larger room, made beside the one the plan has: that one goes once the new one serves. */
+static folio_status move(folio_plan *plan, const folioi_plan_shape *larger, folio_batch *batch,
+                         void *stream)
+{
+    const folio_context *ctx = plan->shape.ctx;
+    folioi_plan_room room = {.state = NULL};
+    plan_step step = {.batch = NULL};
+    folio_status status = FOLIO_OK;
+    /* forwards of the last step may still read the old one */
+    if (ctx->memory != NULL) status = ctx->memory->wait(ctx, stream);
+    if (status == FOLIO_OK) status = folioi_plan_room_make(larger, &room);
+    if (status == FOLIO_OK) {
+        step = step_of(larger, &room.slots, batch);
+        status = ctx->backend->plan_update(room.state, batch, stream);
+    }
+    if (status == FOLIO_OK) {
+        folioi_plan_room old = plan->room;
+        plan->room = room;
+        room = old;
+        plan->shape = *larger;
+    }
+    folioi_plan_room_free(larger, &room);
+    return end_update(plan, &step, status);
+}
+
 folio_status folio_plan_update(folio_plan *plan, folio_batch *batch, const folio_run *run)
 {
     REQUIRE(plan != NULL, "folio_plan_update: plan is NULL");
     REQUIRE(batch != NULL, "folio_plan_update: batch is NULL");
     folio_run r;
-    TRY(folioi_run_in(plan->shape.ctx, run, &r));
+    const folio_context *ctx = plan->shape.ctx;
+    TRY(folioi_run_in(ctx, run, &r));
     TRY(folioi_batch_check_stamps(batch));
-    TRY(folioi_plan_check(plan, batch));
-    plan_step step = {.batch = batch, .num_seqs = batch->num_seqs};
-    uint32_t types = 0;
-    for (int32_t i = 0; i < plan->shape.desc.num_attentions; i++) types |= plan->shape.types[i];
-    for (int t = 0; t < FOLIO_NUM_ATTENTION_TYPES; t++)
-        if (types & FOLIO_ATTENTION_BIT(t)) {
-            step.facts[t] = find_facts(batch, (folio_attention_type)t);
-            step.facts[t].shared_slot =
-                folioi_plan_find_shared_slot(plan, batch, (folio_attention_type)t);
-        }
-    return end_update(plan, &step,
-                      plan->shape.ctx->backend->plan_update(plan->state, batch, r.stream));
+    folioi_plan_shape shape = plan->shape;
+    bool is_larger = plan->grows && folioi_plan_grow(&shape.desc, batch);
+    TRY(folioi_plan_check(&shape, batch));
+    if (is_larger) return move(plan, &shape, batch, r.stream);
+    plan_step step = step_of(&shape, &plan->room.slots, batch);
+    return end_update(plan, &step, ctx->backend->plan_update(plan->room.state, batch, r.stream));
 }
 
 /* What a device's arrays cannot say. */
@@ -313,6 +359,9 @@ static folio_status check_device_table(const folio_plan_desc *d, const folio_tab
 static folio_status check_device_step(const folio_plan *plan, const folio_step *s)
 {
     const folio_plan_desc *d = &plan->shape.desc;
+    REQUIRE(!plan->grows,
+            "device step: the plan was created without limits, and lengths on a device "
+            "are not known here; set max_seqs, max_query_tokens and max_seq_len");
     TRY(check_device_kind(plan, s));
     REQUIRE(s->num_seqs >= 1 && s->num_seqs <= d->max_seqs,
             "device step: num_seqs is %lld, outside [1, %lld], the plan's limit",
@@ -360,7 +409,7 @@ static folio_status update_from_device(folio_plan *plan, folio_step *s, const fo
                                             .context_without_table = -1,
                                             .only_reads = -1,
                                             .shared_slot = -1};
-    return end_update(plan, &step, ctx->backend->plan_update_device(plan->state, s, r.stream));
+    return end_update(plan, &step, ctx->backend->plan_update_device(plan->room.state, s, r.stream));
 }
 
 /* Into the one of its two batches that the plan does not serve: an update that fails leaves the other as it is. */
@@ -368,6 +417,9 @@ static folio_status update_from_host(folio_plan *plan, const folio_step *s, cons
 {
     folio_batch **own = &plan->own_batches[plan->batch == plan->own_batches[0]];
     folio_batch_desc d = {.struct_size = sizeof d, .block_size = plan->shape.desc.block_size};
+    REQUIRE(d.block_size > 0 ||
+                (s->table.kind == FOLIO_TABLE_NONE && s->cross_table.kind == FOLIO_TABLE_NONE),
+            "step: a table is given, but the plan was made for runs without a cache");
     if (*own == NULL) TRY(folio_batch_create(plan->shape.ctx, &d, own));
     TRY(folio_batch_set(*own, s));
     return folio_plan_update(plan, *own, run);
@@ -387,8 +439,8 @@ folio_status folio_plan_get_findings(const folio_plan *plan, folio_plan_findings
     folio_plan_findings found = {.bad_seq = -1};
     folio_status status = FOLIO_OK;
     REQUIRE(plan != NULL, "folio_plan_get_findings: plan is NULL");
-    if (plan->shape.ctx->backend->plan_status != NULL)
-        status = plan->shape.ctx->backend->plan_status(plan->state, &found);
+    if (plan->shape.ctx->backend->plan_status != NULL && plan->room.has_state)
+        status = plan->shape.ctx->backend->plan_status(plan->room.state, &found);
     if (out != NULL) TRY(folioi_struct_out(out, &found, sizeof found, "folio_plan_findings"));
     return status;
 }
@@ -397,7 +449,7 @@ folio_status folio_plan_get_workspace_size(const folio_plan *plan, size_t *bytes
 {
     REQUIRE(plan != NULL, "folio_plan_get_workspace_size: plan is NULL");
     REQUIRE(bytes != NULL, "folio_plan_get_workspace_size: bytes is NULL");
-    *bytes = plan->workspace_size;
+    *bytes = plan->room.workspace_size;
     return FOLIO_OK;
 }
 
@@ -422,6 +474,6 @@ folio_status folio_plan_get_info(const folio_plan *plan, int32_t attention,
 {
     folio_plan_info i = {.kernel = "", .fallback = ""};
     TRY(folioi_plan_find(plan, attention, type));
-    plan->shape.ctx->backend->plan_describe(plan->state, attention, type, &i);
+    plan->shape.ctx->backend->plan_describe(plan->room.state, attention, type, &i);
     return folioi_struct_out(info, &i, sizeof i, "info");
 }

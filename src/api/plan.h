@@ -28,15 +28,21 @@ typedef struct folioi_workspace_use {
     void *stream;
 } folioi_workspace_use;
 
-struct folio_plan {
-    folioi_plan_shape shape;
-    int64_t shape_bytes; /* of attentions and types, in one piece */
-    void *state;         /* the backend's */
+/** What the limits decide. */
+typedef struct folioi_plan_room {
+    void *state; /* the backend's */
     bool has_state;
     size_t workspace_size;
     void *workspace; /* the plan's own, or NULL */
-    folioi_workspace_use workspace_use;
     folioi_slotset slots;
+} folioi_plan_room;
+
+struct folio_plan {
+    folioi_plan_shape shape;
+    int64_t shape_bytes; /* of attentions and types, in one piece */
+    bool grows;          /* created without limits: those of `shape` are the room's */
+    folioi_plan_room room;
+    folioi_workspace_use workspace_use;
     folio_batch *batch;          /* of the last update, or NULL */
     folio_batch *own_batches[2]; /* of steps; NULL: not used yet */
     uint64_t generation;
@@ -45,11 +51,17 @@ struct folio_plan {
     folioi_plan_facts facts[FOLIO_NUM_ATTENTION_TYPES];
 };
 
-/** Every block index, slot and length of a batch against the plan's limits. */
-folio_status folioi_plan_check(const folio_plan *plan, const folio_batch *batch);
+/** A room for a plan of this shape; on error there is none. */
+folio_status folioi_plan_room_make(const folioi_plan_shape *shape, folioi_plan_room *room);
+void folioi_plan_room_free(const folioi_plan_shape *shape, folioi_plan_room *room);
+/** Limits that a batch exceeds are raised; was there one? */
+bool folioi_plan_grow(folio_plan_desc *limits, const folio_batch *batch);
+
+/** Every block index, slot and length of a batch against the limits. */
+folio_status folioi_plan_check(const folioi_plan_shape *shape, const folio_batch *batch);
 
 /** The first new row of a type whose slot an earlier row has; -1: none. */
-int64_t folioi_plan_find_shared_slot(folio_plan *plan, const folio_batch *batch,
+int64_t folioi_plan_find_shared_slot(folioi_slotset *set, const folio_batch *batch,
                                      folio_attention_type type);
 
 /** Has every new row of the last update's batch a slot of its own? For a forward that writes k and v. */

@@ -50,12 +50,12 @@ static folioi_range visible_keys(const folioi_plan_shape *shape, const folioi_ro
     return seen;
 }
 
-static folio_status check_table(const folio_plan *plan, const folioi_rows *rows,
+static folio_status check_table(const folioi_plan_shape *shape, const folioi_rows *rows,
                                 folio_attention_type type, int64_t num_blocks, const char *name,
                                 int64_t seq)
 {
-    folioi_range seen = visible_keys(&plan->shape, rows, type);
-    int64_t bs = plan->shape.desc.block_size;
+    folioi_range seen = visible_keys(shape, rows, type);
+    int64_t bs = shape->desc.block_size;
     for (int32_t k = 0; k < rows->num_blocks; k++) {
         int32_t block = rows->blocks[k];
         REQUIRE(block < num_blocks, "seq %lld: %s[%d] = %d is outside [0, %lld)", (long long)seq,
@@ -68,7 +68,7 @@ static folio_status check_table(const folio_plan *plan, const folioi_rows *rows,
 }
 
 /* All tables of a type. What the batch found when it copied them tells which need a look. */
-static folio_status check_tables(const folio_plan *plan, const folio_batch *batch,
+static folio_status check_tables(const folioi_plan_shape *shape, const folio_batch *batch,
                                  folio_attention_type type, int64_t num_blocks, const char *name)
 {
     bool cross = type == FOLIO_ATTENTION_ENCODER_DECODER;
@@ -77,16 +77,16 @@ static folio_status check_tables(const folio_plan *plan, const folio_batch *batc
         const folioi_seq *s = batch_seq(batch, i);
         if (fits && !(cross ? s->has_cross_holes : s->has_holes)) continue;
         folioi_rows rows = folioi_batch_rows(batch, i, type);
-        TRY(check_table(plan, &rows, type, num_blocks, name, i));
+        TRY(check_table(shape, &rows, type, num_blocks, name, i));
     }
     return FOLIO_OK;
 }
 
-static folio_status check_slots(const folio_plan *plan, const folio_batch *batch,
+static folio_status check_slots(const folioi_plan_shape *shape, const folio_batch *batch,
                                 folio_attention_type type, int64_t num_blocks, const char *name)
 {
     int64_t n = folioi_batch_new_rows(batch, type);
-    int64_t limit = num_blocks * plan->shape.desc.block_size;
+    int64_t limit = num_blocks * shape->desc.block_size;
     const int64_t *slots = folioi_batch_slots(batch, type);
     for (int64_t i = 0; i < n; i++)
         REQUIRE(slots[i] < limit, "%s[%lld] = %lld is outside [0, %lld)", name, (long long)i,
@@ -94,14 +94,14 @@ static folio_status check_slots(const folio_plan *plan, const folio_batch *batch
     return FOLIO_OK;
 }
 
-int64_t folioi_plan_find_shared_slot(folio_plan *plan, const folio_batch *batch,
+int64_t folioi_plan_find_shared_slot(folioi_slotset *set, const folio_batch *batch,
                                      folio_attention_type type)
 {
     const int64_t *slots = folioi_batch_slots(batch, type);
     int64_t n = slots != NULL ? folioi_batch_new_rows(batch, type) : 0;
-    folioi_slotset_clear(&plan->slots);
+    folioi_slotset_clear(set);
     for (int64_t i = 0; i < n; i++)
-        if (slots[i] >= 0 && !folioi_slotset_insert(&plan->slots, slots[i])) return i;
+        if (slots[i] >= 0 && !folioi_slotset_insert(set, slots[i])) return i;
     return -1;
 }
 
@@ -152,16 +152,16 @@ static folio_status check_private_slots(const folio_plan_desc *d, const folio_ba
     return FOLIO_OK;
 }
 
-folio_status folioi_plan_check(const folio_plan *plan, const folio_batch *batch)
+folio_status folioi_plan_check(const folioi_plan_shape *shape, const folio_batch *batch)
 {
-    const folio_plan_desc *d = &plan->shape.desc;
+    const folio_plan_desc *d = &shape->desc;
     TRY(check_capacities(d, batch));
-    TRY(check_tables(plan, batch, FOLIO_ATTENTION_DECODER, d->num_blocks, "block_table"));
-    TRY(check_tables(plan, batch, FOLIO_ATTENTION_ENCODER_DECODER, d->cross_num_blocks,
+    TRY(check_tables(shape, batch, FOLIO_ATTENTION_DECODER, d->num_blocks, "block_table"));
+    TRY(check_tables(shape, batch, FOLIO_ATTENTION_ENCODER_DECODER, d->cross_num_blocks,
                      "cross_block_table"));
-    TRY(check_slots(plan, batch, FOLIO_ATTENTION_DECODER, d->num_blocks, "slots"));
+    TRY(check_slots(shape, batch, FOLIO_ATTENTION_DECODER, d->num_blocks, "slots"));
     if (d->flags & FOLIO_PLAN_PRIVATE_SLOTS && d->block_size > 0)
         TRY(check_private_slots(d, batch));
-    return check_slots(plan, batch, FOLIO_ATTENTION_ENCODER_DECODER, d->cross_num_blocks,
+    return check_slots(shape, batch, FOLIO_ATTENTION_ENCODER_DECODER, d->cross_num_blocks,
                        "cross_slots");
 }

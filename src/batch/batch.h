@@ -108,6 +108,9 @@ int64_t folioi_batch_new_rows(const folio_batch *batch, folio_attention_type typ
 /** Slots of the new rows; NULL for encoder types. */
 const int64_t *folioi_batch_slots(const folio_batch *batch, folio_attention_type type);
 
+/** num_seqs, num_query_tokens and query_start of a step in host memory. */
+folio_status folioi_step_check_rows(const folio_step *step);
+
 /** Append a sequence, by hand or of a pool. s has all fields of this version. */
 folio_status folioi_batch_add(folio_batch *batch, const folio_batch_seq *s);
 

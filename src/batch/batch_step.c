@@ -20,7 +20,7 @@ static folio_status check_starts(const int32_t *start, int64_t n, const char *na
     return FOLIO_OK;
 }
 
-static folio_status check_rows(const folio_step *s)
+folio_status folioi_step_check_rows(const folio_step *s)
 {
     REQUIRE(s->num_seqs >= 0 && s->num_seqs <= INT32_MAX,
             "step: num_seqs is %lld, outside [0, 2147483647]", (long long)s->num_seqs);
@@ -125,7 +125,7 @@ static folio_status check_step(const folio_batch *b, const folio_step *s)
             s->on_device);
     REQUIRE((unsigned)s->causality_default <= FOLIO_CAUSAL_NO,
             "step: causality_default %d is unknown", (int)s->causality_default);
-    TRY(check_rows(s));
+    TRY(folioi_step_check_rows(s));
     if (s->num_seqs == 0) return FOLIO_OK;
     TRY(check_arrays(s));
     TRY(check_table(b, &s->table, s->num_seqs, "table"));

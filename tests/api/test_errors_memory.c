@@ -127,7 +127,6 @@ CALL(sized_run, folio_kv_cache_copy_blocks(w->cache, w->cache, NULL, 0, arg))
 CALL(sized_tensors,
      folio_attention_forward(w->plan, 0, FOLIO_ATTENTION_DECODER, w->cache, 0, arg, NULL))
 CALL(sized_merge, folio_merge_states(w->ctx, arg, NULL))
-CALL(sized_attend, folio_attend(w->ctx, arg, NULL))
 CALL(sized_context_info, folio_context_get_info(w->ctx, arg))
 CALL(sized_kernel, folio_context_get_kernel(w->ctx, 0, arg))
 CALL(sized_view, folio_kv_cache_get_view(w->cache, 0, arg))
@@ -192,9 +191,6 @@ static const support_sized sized_cases[] = {
           .out = {.data = sized_out, .tokens = 18}),
     SIZED(folio_merge, sized_merge, lse, .num_heads = 2, .head_size = 8, .num_parts = 1,
           .parts = one_part, .out = {.data = sized_out, .dtype = FOLIO_F32, .tokens = 1}),
-    SIZED(folio_attend_args, sized_attend, query_start, .q = {zeros, FOLIO_F32, 1, 0, 0},
-          .k = {zeros, 0, 1, 0, 0}, .v = {zeros, 0, 1, 0, 0}, .out = {sized_out, 0, 1, 0, 0},
-          .num_heads = 1, .k_head_size = 8, .num_seqs = 1),
     FILLED(folio_kv_cache_shape, sized_shape, layer_bytes),
     FILLED(folio_context_info, sized_context_info, device),
     FILLED(folio_kernel_info, sized_kernel, layout),

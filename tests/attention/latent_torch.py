@@ -73,14 +73,16 @@ def run(f, ctx, case, generator):
         some_q, some_k = q[first: first + n].contiguous(), k[first: first + n].contiguous()
         out = torch.full((n, heads, V_SIZE), math.nan, dtype=kind)
         length = f.ffi.new("int32_t *", first + n)
-        args = f.struct(
-            "folio_attend_args", q=tensor(f, some_q), k=tensor(f, some_k), out=tensor(f, out), num_heads=heads,
-            cache=cache, num_seqs=1, seq_lens=length, block_tables=table, row_stride=2,
-            soft_cap=case.get("soft_cap", 0.0), windowed="window" in case, window_left=case.get("window", 1) - 1,
-            k_scale=float(scale) if case["kv"] in FP8 else 0.0)
+        attention = f.struct(
+            "folio_attention_desc", num_heads=heads, soft_cap=case.get("soft_cap", 0.0), windowed="window" in case,
+            window_left=case.get("window", 1) - 1)
+        step = f.struct("folio_step", num_seqs=1, seq_lens=length,
+                        table={"kind": lib.FOLIO_TABLE_ROWS, "indices": table, "row_stride": 2})
+        tensors = f.struct("folio_tensors", q=tensor(f, some_q), k=tensor(f, some_k), out=tensor(f, out),
+                           k_scale=float(scale) if case["kv"] in FP8 else 0.0)
         if sinks is not None:
-            args.sinks = f.ffi.cast("float *", sinks.data_ptr())
-        f.must(lib.folio_attend(ctx, args, f.ffi.NULL))
+            tensors.sinks = f.ffi.cast("float *", sinks.data_ptr())
+        f.must(lib.folio_attend(ctx, attention, lib.FOLIO_ATTENTION_DECODER, step, cache, 0, tensors, f.ffi.NULL))
         want = attend(some_q, rows, first, case, sinks)
         error = (out.double() - want).abs().max() / want.abs().max()
         worst, first = max(worst, float(error.nan_to_num(math.inf))), first + n

@@ -40,12 +40,16 @@ class Rotary:
     def attend(self, rotary, q, k, v, positions):
         """Causal attention of one sequence without a cache."""
         keep, out = [], torch.empty(q.shape[0], q.shape[1], v.shape[2])
-        args = self.f.struct("folio_attend_args", num_heads=q.shape[1], num_kv_heads=k.shape[1], k_head_size=q.shape[2],
-                             v_head_size=v.shape[2], num_seqs=1, rotary=rotary, q=self.tensor(keep, q),
-                             k=self.tensor(keep, k), v=self.tensor(keep, v), out=self.tensor(keep, out))
+        f = self.f
+        attention = f.struct("folio_attention_desc", num_heads=q.shape[1], num_kv_heads=k.shape[1],
+                             k_head_size=q.shape[2], v_head_size=v.shape[2])
+        step = f.struct("folio_step", num_seqs=1)
+        tensors = f.struct("folio_tensors", rotary=rotary, q=self.tensor(keep, q), k=self.tensor(keep, k),
+                           v=self.tensor(keep, v), out=self.tensor(keep, out))
         if positions is not None:
-            args.positions = self.pointer(keep, positions, "int64_t *")
-        self.f.must(self.f.lib.folio_attend(self.ctx, args, self.f.ffi.NULL))
+            tensors.positions = self.pointer(keep, positions, "int64_t *")
+        f.must(f.lib.folio_attend(self.ctx, attention, f.lib.FOLIO_ATTENTION_DECODER, step, f.ffi.NULL, 0, tensors,
+                                  f.ffi.NULL))
         return keep[3]  # out is contiguous, so it is the tensor itself
 
     def rotate(self, rotary, x, positions):

@@ -66,47 +66,60 @@ static void open_world(world *w, folio_context *ctx, folio_dtype dtype, folio_dt
 static folio_tensor input(world *w, int t)
 {
     void *data = w->dtype == FOLIO_F32 ? (void *)w->floats[t] : (void *)w->halves[t];
-    return (folio_tensor){data, 0, ROWS, 0, 0};
+    return (folio_tensor){data, w->dtype, ROWS, 0, 0};
 }
 
-static folio_attend_args good_args(world *w)
+/* All arguments of a call. */
+typedef struct {
+    folio_attention_desc attention;
+    folio_attention_type type;
+    folio_step step;
+    folio_kv_cache *cache;
+    int32_t layer;
+    folio_tensors t;
+} args;
+
+static args good_args(world *w)
 {
-    folio_attend_args a =
-        FOLIO_WITH(folio_attend_args, .q = input(w, 0), .k = input(w, 1), .v = input(w, 2),
-                   .out = {w->out, 0, ROWS, 0, 0}, .lse = w->lse, .num_heads = HEADS,
-                   .cache = w->cache, .layer = 1, .num_seqs = SEQS, .query_start = starts,
-                   .seq_lens = lens, .block_tables = tables[0], .row_stride = STRIDE);
-    a.q.dtype = w->dtype;
-    return a;
+    return (args){.attention = FOLIO_WITH(folio_attention_desc, .num_heads = HEADS),
+                  .step = FOLIO_WITH(
+                      folio_step, .num_seqs = SEQS, .query_start = starts, .seq_lens = lens,
+                      .table = {.kind = FOLIO_TABLE_ROWS, .indices = tables, .row_stride = STRIDE}),
+                  .cache = w->cache,
+                  .layer = 1,
+                  .t = FOLIO_WITH(folio_tensors, .q = input(w, 0), .k = input(w, 1),
+                                  .v = input(w, 2), .out = {w->out, w->dtype, ROWS, 0, 0},
+                                  .lse = w->lse)};
 }
 
-/* The long way to the same: all parts by hand. */
-static folio_status by_plan(folio_context *ctx, const folio_attend_args *a, folio_dtype kv_dtype)
+static folio_status attend(folio_context *ctx, const args *a, const folio_run *run)
 {
-    const folio_attention_desc ad =
-        FOLIO_WITH(folio_attention_desc, .num_heads = HEADS, .num_kv_heads = KV_HEADS,
-                   .k_head_size = DK, .v_head_size = DV, .dtype = a->q.dtype, .kv_dtype = kv_dtype,
-                   .scale = a->scale, .soft_cap = a->soft_cap, .windowed = a->windowed,
-                   .window_left = a->window_left, .window_right = a->window_right);
-    kit_layer l = {.cache = a->cache};
-    int32_t causality[SEQS];
-    for (int i = 0; i < SEQS; i++) causality[i] = (int32_t)a->causality;
-    CHECK_OK(folio_attention_create(ctx, &ad, &l.attention));
-    CHECK_OK(KIT_LAYER_OPEN(ctx, &l, .block_size = BLOCK, .max_seqs = 9, .max_query_tokens = 100,
-                            .max_seq_len = 1000));
-    const folio_step arrays =
-        FOLIO_WITH(folio_step, .num_seqs = SEQS, .query_start = a->query_start,
-                   .seq_lens = a->seq_lens, .causality = causality);
-    CHECK_OK(support_set_rows(l.batch, &arrays, a->block_tables, a->row_stride));
-    CHECK_OK(folio_plan_update(l.plan, l.batch, NULL));
-    const folio_tensors t = FOLIO_WITH(
-        folio_tensors, .q = a->q, .k = a->k, .v = a->v, .out = a->out, .lse = a->lse,
-        .slopes = a->slopes, .sinks = a->sinks, .k_scale = a->k_scale, .v_scale = a->v_scale,
-        .k_head_scales = a->k_head_scales, .v_head_scales = a->v_head_scales);
+    return folio_attend(ctx, &a->attention, a->type, &a->step, a->cache, a->layer, &a->t, run);
+}
+
+/* The long way to the same: all parts by hand, with limits. */
+static folio_status by_plan(folio_context *ctx, const args *a, folio_dtype kv_dtype)
+{
+    folio_attention_desc ad = a->attention;
+    ad.num_kv_heads = KV_HEADS, ad.k_head_size = DK, ad.v_head_size = DV;
+    ad.dtype = a->t.q.dtype, ad.kv_dtype = kv_dtype;
+    const uint32_t types = FOLIO_ATTENTION_BIT(a->type);
+    folio_attention *attention = NULL;
+    folio_plan *plan = NULL;
+    folio_batch *batch = support_batch(ctx, BLOCK);
+    CHECK_OK(folio_attention_create(ctx, &ad, &attention));
+    const folio_plan_desc pd =
+        FOLIO_WITH(folio_plan_desc, .attentions = &attention, .num_attentions = 1, .types = &types,
+                   .block_size = BLOCK, .num_blocks = BLOCKS, .max_seqs = 9,
+                   .max_query_tokens = 100, .max_seq_len = 1000, .max_encoder_tokens = 100);
+    CHECK_OK(folio_plan_create(ctx, &pd, &plan));
+    CHECK_OK(folio_batch_set(batch, &a->step));
+    CHECK_OK(folio_plan_update(plan, batch, NULL));
     folio_status status =
-        folio_attention_forward(l.plan, 0, FOLIO_ATTENTION_DECODER, a->cache, a->layer, &t, NULL);
-    l.cache = NULL; /* the caller's */
-    kit_layer_close(&l);
+        folio_attention_forward(plan, 0, a->type, a->cache, a->layer, &a->t, NULL);
+    folio_plan_destroy(plan);
+    folio_batch_destroy(batch);
+    folio_attention_destroy(attention);
     return status;
 }
 
@@ -128,25 +141,28 @@ static bool same_results(const world *a, const world *b)
 enum { NUM_CHANGES = 14 };
 
 /* One option at a time; c 0: none. */
-static void change(folio_attend_args *a, int c)
+static void change(args *a, int c)
 {
     switch (c) {
-    case 1: a->causality = FOLIO_CAUSAL_NO; break;
-    case 2: a->windowed = 1, a->window_left = 7; break;
+    case 1: a->step.causality_default = FOLIO_CAUSAL_NO; break;
+    case 2: a->attention.windowed = 1, a->attention.window_left = 7; break;
     case 3:
-        a->windowed = 1, a->window_left = -1, a->window_right = 2;
-        a->causality = FOLIO_CAUSAL_NO;
+        a->attention.windowed = 1, a->attention.window_left = -1, a->attention.window_right = 2;
+        a->step.causality_default = FOLIO_CAUSAL_NO;
         break;
-    case 4: a->scale = 0.7f; break;
-    case 5: a->soft_cap = 1.5f; break;
-    case 6: a->slopes = slopes; break;
-    case 7: a->sinks = sinks; break;
-    case 8: a->k_scale = 0.5f; break;
-    case 9: a->v_scale = 2.0f; break;
-    case 10: a->k = a->v = (folio_tensor){0}; break; /* all keys are cached */
-    case 12: a->k_head_scales = head_scales; break;
-    case 13: a->v_head_scales = head_scales; break;
-    case 11: a->num_kv_heads = KV_HEADS, a->k_head_size = DK, a->v_head_size = DV; break;
+    case 4: a->attention.scale = 0.7f; break;
+    case 5: a->attention.soft_cap = 1.5f; break;
+    case 6: a->t.slopes = slopes; break;
+    case 7: a->t.sinks = sinks; break;
+    case 8: a->t.k_scale = 0.5f; break;
+    case 9: a->t.v_scale = 2.0f; break;
+    case 10: a->t.k = a->t.v = (folio_tensor){0}; break; /* all keys are cached */
+    case 12: a->t.k_head_scales = head_scales; break;
+    case 13: a->t.v_head_scales = head_scales; break;
+    case 11:
+        a->attention.num_kv_heads = KV_HEADS, a->attention.k_head_size = DK,
+        a->attention.v_head_size = DV;
+        break;
     }
 }
 
@@ -157,12 +173,12 @@ static void compare(folio_context *ctx, folio_dtype dtype, folio_dtype kv_dtype,
     open_world(&planned, ctx, dtype, kv_dtype);
     open_world(&plain, ctx, dtype, kv_dtype);
     if (once.cache == NULL || planned.cache == NULL || plain.cache == NULL) return;
-    folio_attend_args a = good_args(&once), b = good_args(&planned), p = good_args(&plain);
+    args a = good_args(&once), b = good_args(&planned), p = good_args(&plain);
     change(&a, c);
     change(&b, c);
-    CHECK_OK(folio_attend(ctx, &a, NULL));
+    CHECK_OK(attend(ctx, &a, NULL));
     CHECK_OK(by_plan(ctx, &b, kv_dtype));
-    CHECK_OK(folio_attend(ctx, &p, NULL));
+    CHECK_OK(attend(ctx, &p, NULL));
     CHECK_MSG(same_results(&once, &planned), "%s over %s, change %d: other bits than a plan's",
               folio_dtype_name(dtype), folio_dtype_name(kv_dtype), c);
     CHECK_MSG(same_cache(once.cache, planned.cache), "%s over %s, change %d: another cache",
@@ -196,23 +212,23 @@ BACKEND_TEST(attend, without_a_cache)
     static world once, planned;
     open_world(&once, ctx, FOLIO_F32, FOLIO_F32);
     open_world(&planned, ctx, FOLIO_F32, FOLIO_F32);
-    folio_attend_args a = good_args(&once), b = good_args(&planned);
+    args a = good_args(&once), b = good_args(&planned);
     a.cache = b.cache = NULL;
     a.layer = b.layer = 0;
-    REFUSED(folio_attend(ctx, &a, NULL), ARG, "block_tables|without a cache");
-    a.block_tables = b.block_tables = NULL;
-    a.num_kv_heads = KV_HEADS, a.k_head_size = DK, a.v_head_size = DV;
-    REFUSED(folio_attend(ctx, &a, NULL), ARG, "seq 1|context|cache");
-    a.seq_lens = NULL; /* no context */
-    b.seq_lens = news;
-    CHECK_OK(folio_attend(ctx, &a, NULL));
+    REFUSED(attend(ctx, &a, NULL), ARG, "table|without a cache");
+    a.step.table = b.step.table = (folio_table){.kind = FOLIO_TABLE_NONE};
+    a.attention.num_kv_heads = KV_HEADS, a.attention.k_head_size = DK, a.attention.v_head_size = DV;
+    REFUSED(attend(ctx, &a, NULL), ARG, "seq 1|context|cache");
+    a.step.seq_lens = NULL; /* no context */
+    b.step.seq_lens = news;
+    CHECK_OK(attend(ctx, &a, NULL));
     CHECK_OK(by_plan(ctx, &b, FOLIO_F32));
     CHECK(same_results(&once, &planned));
     folio_kv_cache_destroy(once.cache);
     folio_kv_cache_destroy(planned.cache);
 }
 
-/* query_start NULL: as many rows for each; lengths NULL: prompts, stored and read. */
+/* query_start NULL: as many rows for each. */
 BACKEND_TEST(attend, queries_of_one_length)
 {
     enum { EACH = 2, N = SEQS * EACH };
@@ -221,20 +237,20 @@ BACKEND_TEST(attend, queries_of_one_length)
     static world once, planned;
     open_world(&once, ctx, FOLIO_F32, FOLIO_F32);
     open_world(&planned, ctx, FOLIO_F32, FOLIO_F32);
-    folio_attend_args a = good_args(&once), b = good_args(&planned);
-    a.block_tables = b.block_tables = own[0];
-    a.q.tokens = a.k.tokens = a.v.tokens = a.out.tokens = N;
-    b.q.tokens = b.k.tokens = b.v.tokens = b.out.tokens = N;
-    a.query_start = a.seq_lens = NULL;
-    b.query_start = by_hand, b.seq_lens = news;
-    CHECK_OK(folio_attend(ctx, &a, NULL));
+    args a = good_args(&once), b = good_args(&planned);
+    a.step.table.indices = b.step.table.indices = own[0];
+    a.t.q.tokens = a.t.k.tokens = a.t.v.tokens = a.t.out.tokens = N;
+    b.t.q.tokens = b.t.k.tokens = b.t.v.tokens = b.t.out.tokens = N;
+    a.step.query_start = NULL, b.step.query_start = by_hand;
+    a.step.seq_lens = b.step.seq_lens = news;
+    CHECK_OK(attend(ctx, &a, NULL));
     CHECK_OK(by_plan(ctx, &b, FOLIO_F32));
     CHECK(same_results(&once, &planned));
     CHECK(same_cache(once.cache, planned.cache));
     /* nothing to do is done */
-    a.num_seqs = 0;
-    a.q.tokens = a.k.tokens = a.v.tokens = a.out.tokens = 0;
-    CHECK_OK(folio_attend(ctx, &a, NULL));
+    a.step.num_seqs = 0;
+    a.t.q.tokens = a.t.k.tokens = a.t.v.tokens = a.t.out.tokens = 0;
+    CHECK_OK(attend(ctx, &a, NULL));
     CHECK(same_results(&once, &planned));
     folio_kv_cache_destroy(once.cache);
     folio_kv_cache_destroy(planned.cache);
@@ -242,9 +258,9 @@ BACKEND_TEST(attend, queries_of_one_length)
 
 #define BAD(words, ...)                                                                            \
     do {                                                                                           \
-        folio_attend_args a = good_args(&w);                                                       \
+        args a = good_args(&w);                                                                    \
         __VA_ARGS__;                                                                               \
-        REFUSED(folio_attend(ctx, &a, NULL), ARG, words);                                          \
+        REFUSED(attend(ctx, &a, NULL), ARG, words);                                                \
         CHECK(same_results(&w, &untouched) && same_cache(w.cache, untouched.cache));               \
     } while (0)
 
@@ -258,46 +274,125 @@ BACKEND_TEST(attend, bad_arguments_write_nothing)
     static const int32_t shared[SEQS][STRIDE] = {{4}, {1, 4}, {0}, {7, 11, 0}};
     open_world(&w, ctx, FOLIO_F32, FOLIO_F32);
     open_world(&untouched, ctx, FOLIO_F32, FOLIO_F32);
-    BAD("q.dtype|unknown", a.q.dtype = 0);
-    BAD("q.dtype|fp8", a.q.dtype = FOLIO_FP8_E4M3);
-    BAD("q.tokens|-1", a.q.tokens = -1);
-    BAD("num_seqs|-1", a.num_seqs = -1);
-    BAD("num_seqs is 0|11", a.num_seqs = 0);
-    BAD("11 rows|4 sequences|query_start", a.query_start = NULL);
-    BAD("query_start|from 1|11", a.query_start = late);
-    BAD("query_start|to 10|11", a.query_start = shorter);
-    BAD("seq 1|query_len -1", a.query_start = falling);
-    BAD("query_start|align", a.query_start = (const void *)((const char *)starts + 1));
-    BAD("seq_lens|align", a.seq_lens = (const void *)((const char *)lens + 2));
-    BAD("block_tables|align", a.block_tables = (const void *)((const char *)tables + 1));
-    BAD("row_stride|-1", a.row_stride = -1);
-    BAD("seq 1|1 blocks|need 2", a.row_stride = 1);
-    BAD("seq 2|-1", a.seq_lens = low);
-    BAD("seq 0|5 rows|seq_len 4|batch", a.seq_lens = few);
-    BAD("block_table", a.block_tables = NULL);
-    BAD("seq 1|12", a.block_tables = outside[0]);
-    BAD("seq 0|seq 1|slot 68, in block 4", a.block_tables = shared[0]);
+    BAD("attention.dtype|q.dtype|both 0", a.t.q.dtype = 0);
+    BAD("dtype|fp8", a.t.q.dtype = FOLIO_FP8_E4M3);
+    BAD("q: dtype is f32|f16", a.attention.dtype = FOLIO_F16);
+    BAD("type 4", a.type = (folio_attention_type)4);
+    BAD("on_device is 1|host memory", a.step.on_device = 1);
+    BAD("num_query_tokens is 10|11 rows", a.step.num_query_tokens = 10);
+    BAD("q.tokens|-1", a.t.q.tokens = -1);
+    BAD("num_seqs|-1", a.step.num_seqs = -1);
+    BAD("num_seqs is 0|11", a.step.num_seqs = 0);
+    BAD("11 for 4 sequences|query_start", a.step.query_start = NULL);
+    BAD("query_start[0] is 1", a.step.query_start = late);
+    BAD("11|query_start[4] is 10", a.step.query_start = shorter);
+    BAD("query_start[2] = 4|query_start[1] = 5", a.step.query_start = falling);
+    BAD("query_start|align", a.step.query_start = (const void *)((const char *)starts + 1));
+    BAD("seq_lens|align", a.step.seq_lens = (const void *)((const char *)lens + 2));
+    BAD("table.indices|align", a.step.table.indices = (const void *)((const char *)tables + 1));
+    BAD("row_stride|-1", a.step.table.row_stride = -1);
+    BAD("seq 1|1 blocks|need 2", a.step.table.row_stride = 1);
+    BAD("seq_lens[2] = -1", a.step.seq_lens = low);
+    BAD("seq 0|5|4|positions", a.step.seq_lens = few);
+    BAD("table.indices is NULL", a.step.table.indices = NULL);
+    BAD("block_table", a.step.table = (folio_table){.kind = FOLIO_TABLE_NONE});
+    BAD("seq 1|12", a.step.table.indices = outside[0]);
+    BAD("seq 0|seq 1|slot 68, in block 4", a.step.table.indices = shared[0]);
     BAD("layer|2", a.layer = 2);
     BAD("layer|-1", a.layer = -1);
-    BAD("num_heads|3", a.num_heads = 3);
-    BAD("num_heads|0", a.num_heads = 0);
-    BAD("kv heads|1", a.num_kv_heads = 1);
-    BAD("k|without v", a.v.data = NULL);
-    BAD("out|10|11", a.out.tokens = 10);
-    BAD("causality|3", a.causality = (folio_causality)3);
-    BAD("scale", a.scale = NAN);
-    BAD("args", a.struct_size = 0);
-    folio_attend_args a = good_args(&w);
-    REFUSED(folio_attend(NULL, &a, NULL), ARG, "ctx");
-    REFUSED(folio_attend(ctx, NULL, NULL), ARG, "args");
+    BAD("num_heads|3", a.attention.num_heads = 3);
+    BAD("num_heads|0", a.attention.num_heads = 0);
+    BAD("kv heads|1", a.attention.num_kv_heads = 1);
+    BAD("k|without v", a.t.v.data = NULL);
+    BAD("out|10|11", a.t.out.tokens = 10);
+    BAD("causality|3", a.step.causality_default = (folio_causality)3);
+    BAD("scale", a.attention.scale = NAN);
+    BAD("folio_attention_desc", a.attention.struct_size = 0);
+    BAD("folio_step", a.step.struct_size = 0);
+    BAD("folio_tensors", a.t.struct_size = 0);
+    args a = good_args(&w);
+    REFUSED(attend(NULL, &a, NULL), ARG, "ctx");
+    REFUSED(folio_attend(ctx, NULL, a.type, &a.step, a.cache, 1, &a.t, NULL), ARG, "attention");
+    REFUSED(folio_attend(ctx, &a.attention, a.type, NULL, a.cache, 1, &a.t, NULL), ARG, "step");
+    REFUSED(folio_attend(ctx, &a.attention, a.type, &a.step, a.cache, 1, NULL, NULL), ARG,
+            "tensors");
     const folio_run stream = {.struct_size = sizeof stream, .stream = &w};
-    REFUSED(folio_attend(ctx, &a, &stream), ARG, "stream");
+    REFUSED(attend(ctx, &a, &stream), ARG, "stream");
     CHECK(same_results(&w, &untouched) && same_cache(w.cache, untouched.cache));
     /* a workspace is not looked at */
     const folio_run small = {.struct_size = sizeof small, .workspace = &w, .workspace_size = 1};
-    CHECK_OK(folio_attend(ctx, &a, &small));
+    CHECK_OK(attend(ctx, &a, &small));
     folio_kv_cache_destroy(w.cache);
     folio_kv_cache_destroy(untouched.cache);
+}
+
+/* All types, positions, a bias, and more queries than keys. */
+BACKEND_TEST(attend, whatever_a_plan_can_do)
+{
+    static const int32_t encoder_lens[SEQS] = {14, 17, 0, 9}, encoder_new[SEQS] = {0, 0, 0, 9};
+    static const int32_t encoder_all[SEQS] = {3, 2, 0, 6}, short_lens[SEQS] = {4, 21, 0, 40};
+    static const int64_t first_query[SEQS] = {2, 30, 0, 37}, first_key[SEQS] = {0, 8, 0, 0};
+    static const float bias[SEQS * HEADS * 5] = {1, -1, 2};
+    enum { CROSS, ENCODER, ENCODER_ONLY, POSITIONS, BIAS, NUM };
+    for (int c = 0; c < NUM; c++) {
+        static world once, planned;
+        open_world(&once, ctx, FOLIO_F32, FOLIO_F32);
+        open_world(&planned, ctx, FOLIO_F32, FOLIO_F32);
+        args both[2] = {good_args(&once), good_args(&planned)};
+        for (int i = 0; i < 2; i++) {
+            args *a = &both[i];
+            if (c == CROSS) {
+                a->type = FOLIO_ATTENTION_ENCODER_DECODER;
+                a->step.cross_table = a->step.table;
+                a->step.table = (folio_table){.kind = FOLIO_TABLE_NONE};
+                a->step.encoder_lens = encoder_lens, a->step.encoder_new_lens = encoder_new;
+                a->t.k.tokens = a->t.v.tokens = 9;
+            } else if (c == ENCODER) {
+                a->type = FOLIO_ATTENTION_ENCODER;
+                a->step.encoder_lens = a->step.encoder_new_lens = encoder_all;
+            } else if (c == ENCODER_ONLY) {
+                a->type = FOLIO_ATTENTION_ENCODER_ONLY;
+            } else if (c == POSITIONS) {
+                a->step.seq_lens = short_lens;
+                a->step.first_query_pos = first_query, a->step.first_key_pos = first_key;
+                a->t.k = a->t.v = (folio_tensor){0};
+            } else {
+                a->t.bias =
+                    (folio_bias){.data = bias, .dtype = FOLIO_F32, .dims = {SEQS, HEADS, 5, 1}};
+            }
+        }
+        CHECK_OK(attend(ctx, &both[0], NULL));
+        CHECK_OK(by_plan(ctx, &both[1], FOLIO_F32));
+        CHECK_MSG(same_results(&once, &planned), "case %d: other bits than a plan's", c);
+        CHECK_MSG(same_cache(once.cache, planned.cache), "case %d: another cache", c);
+        CHECK(!support_is_poison(once.out, sizeof once.out));
+        folio_kv_cache_destroy(once.cache);
+        folio_kv_cache_destroy(planned.cache);
+    }
+}
+
+/* Rows that are not q's are refused before memory is asked for. */
+TEST(attend, rows_are_checked_before_memory_is_made_for_them)
+{
+    static world w;
+    static const int32_t falls[3] = {0, INT32_MAX, 4}, long_one[2] = {0, INT32_MAX};
+    support_counter counter = {0};
+    folio_allocator allocator = support_allocator(&counter);
+    folio_context *ctx = support_context("cpu", 1, &allocator);
+    REQUIRE_TEST(ctx != NULL);
+    open_world(&w, ctx, FOLIO_F32, FOLIO_F32);
+    args a = good_args(&w);
+    a.t.q.tokens = a.t.k.tokens = a.t.v.tokens = a.t.out.tokens = 4;
+    int64_t calls = counter.calls;
+    a.step.num_seqs = 2, a.step.query_start = falls;
+    REFUSED(attend(ctx, &a, NULL), ARG, "query_start[2] = 4|query_start[1] = 2147483647");
+    a.step.num_seqs = 1, a.step.query_start = long_one;
+    REFUSED(attend(ctx, &a, NULL), ARG, "4|query_start[1] is 2147483647");
+    a.t.q.tokens = a.t.k.tokens = a.t.v.tokens = a.t.out.tokens = 0;
+    REFUSED(attend(ctx, &a, NULL), ARG, "query_start[1] is 2147483647|0 rows");
+    CHECK_INT(counter.calls, calls);
+    folio_kv_cache_destroy(w.cache);
+    folio_context_destroy(ctx);
 }
 
 /* Whichever allocation fails: refused, nothing written, nothing left. */
@@ -312,12 +407,12 @@ TEST(attend, out_of_memory)
         open_world(&w, ctx, FOLIO_F32, FOLIO_F32);
         open_world(&untouched, ctx, FOLIO_F32, FOLIO_F32);
         int64_t live = counter.live, failed = 0;
-        folio_attend_args a = good_args(&w);
+        args a = good_args(&w);
         for (;; failed++) {
             counter.calls = 0;
             counter.fail_at = failed + 1;
             support_mark_error();
-            folio_status status = folio_attend(ctx, &a, NULL);
+            folio_status status = attend(ctx, &a, NULL);
             CHECK_INT(counter.live, live);
             if (status == FOLIO_OK || failed > 1000) break;
             CHECK_INT(status, FOLIO_ERR_MEMORY);

@@ -362,15 +362,18 @@ BACKEND_TEST(rotary, the_one_call_takes_it)
     for (int i = 0; i < ROWS; i++) positions[i] = 50 - 3 * i;
     CHECK_OK(folio_rotary_create(
         ctx, &FOLIO_WITH(folio_rotary_desc, .num_dims = SIZE, .num_positions = 64), &rotary));
-    folio_attend_args a = FOLIO_WITH(
-        folio_attend_args, .num_heads = 1, .num_seqs = 1, .k_head_size = SIZE,
-        .q = {q, FOLIO_F32, ROWS, 0, 0}, .k = {k, 0, ROWS, 0, 0}, .v = {v, 0, ROWS, 0, 0},
-        .out = {out[0], 0, ROWS, 0, 0}, .rotary = rotary, .positions = positions);
-    CHECK_OK(folio_attend(ctx, &a, NULL));
+    const folio_attention_desc a =
+        FOLIO_WITH(folio_attention_desc, .num_heads = 1, .k_head_size = SIZE);
+    const folio_step step = FOLIO_WITH(folio_step, .num_seqs = 1);
+    folio_tensors t =
+        FOLIO_WITH(folio_tensors, .q = {q, FOLIO_F32, ROWS, 0, 0}, .k = {k, FOLIO_F32, ROWS, 0, 0},
+                   .v = {v, FOLIO_F32, ROWS, 0, 0}, .out = {out[0], FOLIO_F32, ROWS, 0, 0},
+                   .rotary = rotary, .positions = positions);
+    CHECK_OK(folio_attend(ctx, &a, FOLIO_ATTENTION_DECODER, &step, NULL, 0, &t, NULL));
     store_rotated(ctx, rotary, positions, q, ROWS);
     store_rotated(ctx, rotary, positions, k, ROWS);
-    a.rotary = NULL, a.positions = NULL, a.out.data = out[1];
-    CHECK_OK(folio_attend(ctx, &a, NULL));
+    t.rotary = NULL, t.positions = NULL, t.out.data = out[1];
+    CHECK_OK(folio_attend(ctx, &a, FOLIO_ATTENTION_DECODER, &step, NULL, 0, &t, NULL));
     CHECK(memcmp(out[0], out[1], sizeof out[0]) == 0);
     folio_rotary_destroy(rotary);
 }
@@ -531,13 +534,17 @@ BACKEND_TEST(rotary, v_in_k_never_rotates)
     folio_kv_write w = FOLIO_WITH(folio_kv_write, .k = {x, FOLIO_F32, 1, 0, 0}, .slots = &zero,
                                   .rotary = rotary, .positions = &zero);
     REFUSED(folio_kv_cache_write(cache, 0, &w, NULL), ARG, "first_dim|14|16");
-    folio_attend_args a =
-        FOLIO_WITH(folio_attend_args, .num_heads = 1, .num_seqs = 1, .cache = cache,
-                   .block_tables = (int32_t[]){0}, .row_stride = 1, .q = {x, FOLIO_F32, 1, 0, 0},
-                   .k = {x, 0, 1, 0, 0}, .out = {.tokens = 1}, .rotary = rotary);
     float out[16];
-    a.out.data = out;
-    REFUSED(folio_attend(ctx, &a, NULL), ARG, "first_dim|14|16");
+    const int32_t block = 0, len = 1;
+    const folio_attention_desc a = FOLIO_WITH(folio_attention_desc, .num_heads = 1);
+    const folio_step step =
+        FOLIO_WITH(folio_step, .num_seqs = 1, .seq_lens = &len,
+                   .table = {.kind = FOLIO_TABLE_ROWS, .indices = &block, .row_stride = 1});
+    const folio_tensors t =
+        FOLIO_WITH(folio_tensors, .q = {x, FOLIO_F32, 1, 0, 0}, .k = {x, FOLIO_F32, 1, 0, 0},
+                   .out = {out, FOLIO_F32, 1, 0, 0}, .rotary = rotary);
+    REFUSED(folio_attend(ctx, &a, FOLIO_ATTENTION_DECODER, &step, cache, 0, &t, NULL), ARG,
+            "first_dim|14|16");
     folio_kv_cache_destroy(cache);
     folio_rotary_destroy(rotary);
 }

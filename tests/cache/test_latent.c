@@ -306,16 +306,20 @@ BACKEND_TEST(latent, in_one_call)
     kit_poison_cache(cache);
     static float q[20 * HEADS * DK], k[20 * HEADS * DK], out[20 * HEADS * DV];
     for (int i = 0; i < 20 * HEADS * DK; i++) k[i] = (float)(i / (HEADS * DK) + i % DK);
-    folio_attend_args a =
-        FOLIO_WITH(folio_attend_args, .num_heads = HEADS, .num_seqs = 1, .cache = cache,
-                   .block_tables = (int32_t[]){3, 1}, .row_stride = 2,
-                   .q = {q, FOLIO_F32, 20, 0, 0}, .k = {k, 0, 20, 0, 0}, .out = {out, 0, 20, 0, 0});
-    CHECK_OK(folio_attend(ctx, &a, NULL));
+    const int32_t table[] = {3, 1}, len = 20;
+    const folio_attention_desc a = FOLIO_WITH(folio_attention_desc, .num_heads = HEADS);
+    const folio_step step =
+        FOLIO_WITH(folio_step, .num_seqs = 1, .seq_lens = &len,
+                   .table = {.kind = FOLIO_TABLE_ROWS, .indices = table, .row_stride = 2});
+    folio_tensors t = FOLIO_WITH(folio_tensors, .q = {q, FOLIO_F32, 20, 0, 0},
+                                 .k = {k, FOLIO_F32, 20, 0, 0}, .out = {out, FOLIO_F32, 20, 0, 0});
+    CHECK_OK(folio_attend(ctx, &a, FOLIO_ATTENTION_DECODER, &step, cache, 0, &t, NULL));
     for (int r = 0; r < 20; r++) /* q is 0: the mean of rows 0 to r */
         for (int d = 0; d < DV; d++)
             CHECK(fabsf(out[(r * HEADS + 1) * DV + d] - ((float)r / 2 + (float)d)) < 1e-4f);
-    a.v = a.k;
-    REFUSED(folio_attend(ctx, &a, NULL), ARG, "v is given|20|v_in_k");
+    t.v = t.k;
+    REFUSED(folio_attend(ctx, &a, FOLIO_ATTENTION_DECODER, &step, cache, 0, &t, NULL), ARG,
+            "v is given|20|v_in_k");
     folio_kv_cache_destroy(cache);
 }
 
@@ -346,14 +350,18 @@ static void compare_with_v(folio_context *ctx, folio_layout layout, folio_dtype 
             const int32_t len = (int32_t)(first + n);
             folio_tensor k_rows = {(char *)k + first * HEADS * DK * elem, dtype, n, 0, 0};
             folio_tensor v_rows = {k_rows.data, dtype, n, HEADS * DK, DK};
-            folio_attend_args a = FOLIO_WITH(
-                folio_attend_args, .num_heads = heads * HEADS, .num_seqs = 1, .cache = cache,
-                .seq_lens = &len, .block_tables = table, .row_stride = 2, .k = k_rows,
+            const folio_attention_desc a =
+                FOLIO_WITH(folio_attention_desc, .num_heads = heads * HEADS);
+            const folio_step s =
+                FOLIO_WITH(folio_step, .num_seqs = 1, .seq_lens = &len,
+                           .table = {.kind = FOLIO_TABLE_ROWS, .indices = table, .row_stride = 2});
+            folio_tensors t = FOLIO_WITH(
+                folio_tensors, .k = k_rows,
                 .q = {(char *)q + first * heads * HEADS * DK * elem, dtype, n, 0, 0},
-                .out = {(char *)out[i] + first * heads * HEADS * DV * elem, 0, n, 0, 0},
+                .out = {(char *)out[i] + first * heads * HEADS * DV * elem, dtype, n, 0, 0},
                 .k_scale = 0.25f);
-            if (i == 0) a.v = v_rows, a.v_scale = 0.25f;
-            CHECK_OK(folio_attend(ctx, &a, NULL));
+            if (i == 0) t.v = v_rows, t.v_scale = 0.25f;
+            CHECK_OK(folio_attend(ctx, &a, FOLIO_ATTENTION_DECODER, &s, cache, 0, &t, NULL));
         }
         folio_kv_cache_destroy(cache);
     }

@@ -476,13 +476,14 @@ TEST(device, one_call_is_what_a_plan_computes)
         read_out(&e, want, want_lse);
         CHECK_OK(folio_memory_fill(e.l.ctx, e.out, 0x7f, MAX_ROWS * ROW * 2, &e.run));
         CHECK_OK(folio_memory_fill(e.l.ctx, e.lse, 0x7f, MAX_ROWS * HEADS * 4, &e.run));
-        folio_attend_args a = FOLIO_WITH(
-            folio_attend_args, .q = {e.q, FOLIO_BF16, rows, 0, 0}, .k = {e.k, 0, rows, 0, 0},
-            .v = {e.v, 0, rows, 0, 0}, .out = {e.out, 0, rows, 0, 0}, .lse = e.lse,
-            .num_heads = HEADS, .cache = e.l.cache, .layer = 1, .num_seqs = MAX_SEQS,
-            .query_start = step.starts, .seq_lens = step.lens, .block_tables = step.tables[0],
-            .row_stride = 10);
-        CHECK_OK(folio_attend(e.l.ctx, &a, &e.run));
+        const folio_attention_desc a = FOLIO_WITH(folio_attention_desc, .num_heads = HEADS);
+        folio_step s = step_of(&step, rows);
+        s.on_device = 0;
+        const folio_tensors t =
+            FOLIO_WITH(folio_tensors, .q = {e.q, FOLIO_BF16, rows, 0, 0},
+                       .k = {e.k, FOLIO_BF16, rows, 0, 0}, .v = {e.v, FOLIO_BF16, rows, 0, 0},
+                       .out = {e.out, FOLIO_BF16, rows, 0, 0}, .lse = e.lse);
+        CHECK_OK(folio_attend(e.l.ctx, &a, FOLIO_ATTENTION_DECODER, &s, e.l.cache, 1, &t, &e.run));
         CHECK(cudaStreamQuery(stream) == cudaSuccess);
         read_out(&e, got, got_lse);
         /* kernels are chosen by the plan's limits too: the last bit may differ */

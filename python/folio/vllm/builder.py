@@ -86,28 +86,32 @@ class FolioBuilder:
         self._ready = None
         num_seqs = step.seq_lens.shape[0]
         self.rows = int(step.query_start_loc_cpu[num_seqs])
-        needed = (num_seqs, self.rows, step.max_seq_len)
         blocks = (0, 0) if self.type == "encoder_only" else (kv_cache.shape[0], kv_cache.shape[2])
+        on_device = self.device.type != "cpu" and self.type != "encoder_decoder"
+        needed = (num_seqs, self.rows, step.max_seq_len) if on_device else (0, 0, 0)
         if self.plan is None or blocks != self._blocks or any(n > limit for n, limit in zip(needed, self._limits)):
-            self._make_plan(needed, blocks)
+            self._make_plan(self._limits_for(needed) if on_device else needed, blocks)
         if self.type == "encoder_decoder":
             self._update_cross(step)
-        elif self.device.type == "cpu":
-            self._update_host(step)
-        else:
+        elif on_device:
             self._update_device(step)
+        else:
+            self._update_host(step)
         self._ready = step
 
-    def _make_plan(self, needed: tuple, blocks: tuple) -> None:
-        """A plan for vLLM's limits; where a step exceeds one, for twice what it needs."""
+    def _limits_for(self, needed: tuple) -> tuple:
+        """vLLM's limits, which a plan for arrays of a GPU needs; where a step exceeds one, twice what it needs."""
         config = self.vllm_config
         usual = (config.scheduler_config.max_num_seqs, config.scheduler_config.max_num_batched_tokens,
                  config.model_config.max_model_len)
-        self._limits = tuple(limit if n <= limit else 2 * n for n, limit in zip(needed, usual))
-        self._blocks = blocks
+        return tuple(limit if n <= limit else 2 * n for n, limit in zip(needed, usual))
+
+    def _make_plan(self, limits: tuple, blocks: tuple) -> None:
+        """A plan for these limits; all 0: one that grows."""
+        self._limits, self._blocks = limits, blocks
         invariant = os.environ.get("VLLM_BATCH_INVARIANT", "0") not in ("", "0")
         self.plan = Plan(self.attentions, types=self.type, num_blocks=blocks[0], block_size=blocks[1],
-                         max_seqs=self._limits[0], max_query_tokens=self._limits[1], max_seq_len=self._limits[2],
+                         max_seqs=limits[0], max_query_tokens=limits[1], max_seq_len=limits[2],
                          batch_invariant=invariant)
         self.batch = Batch(self.context, block_size=blocks[1])
 

@@ -100,8 +100,10 @@ folio_status folioi_cuda_refuse_capture(cudaStream_t stream)
     enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
     if (cudaStreamIsCapturing(stream, &capture) != cudaSuccess) (void)cudaGetLastError();
     if (capture == cudaStreamCaptureStatusNone) return FOLIO_OK;
-    return folioi_core->fail(FOLIO_ERR_UNSUPPORTED, "the stream is being captured: a graph cannot "
-                                                    "hold a call with arguments in host memory");
+    return folioi_core->fail(FOLIO_ERR_UNSUPPORTED,
+                             "the stream is being captured: a graph can hold "
+                             "neither a wait nor a call with arguments in "
+                             "host memory");
 }
 
 /* When this returns, `from` has been read. Pinned memory would be read when the stream comes there, so it goes by way of
@@ -291,6 +293,7 @@ static folio_status fill_memory(const folio_context *ctx, void *to, int value, s
 static folio_status wait(const folio_context *ctx, void *stream)
 {
     int before;
+    TRY(folioi_cuda_refuse_capture(stream));
     TRY(folioi_cuda_enter(ctx, &before));
     folio_status status = folioi_cuda_status(cudaStreamSynchronize(stream), "waiting for a stream");
     folioi_cuda_leave(ctx, before);
