@@ -1103,6 +1103,13 @@ FOLIO_API folio_status folio_attention_forward(const folio_plan *plan, int32_t a
                                                int32_t layer, const folio_tensors *tensors,
                                                const folio_run *run);
 
+/** Would folio_attention_forward accept these arguments? Makes all its checks; runs and writes nothing.
+ * Whether another thread or stream uses the plan's own workspace is not asked. */
+FOLIO_API folio_status folio_attention_check(const folio_plan *plan, int32_t attention,
+                                             folio_attention_type type, folio_kv_cache *cache,
+                                             int32_t layer, const folio_tensors *tensors,
+                                             const folio_run *run);
+
 /* ---------------------------------------------------------------------------------------------- */
 /* One call                                                                                        */
 /* ---------------------------------------------------------------------------------------------- */

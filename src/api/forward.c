@@ -372,36 +372,55 @@ static folio_status run_call(const folio_plan *plan, const folioi_call *call)
     return status;
 }
 
+/* Every check of a call; nothing is run or written. */
+static folio_status resolve(const folio_plan *plan, folio_kv_cache *cache, int32_t layer,
+                            const folio_tensors *tensors, const folio_run *run, folioi_call *call)
+{
+    folio_run r;
+    if (!plan->on_device) TRY(folioi_batch_check_stamps(plan->batch));
+    STRUCT_IN(call->tensors, tensors, "folio_tensors");
+    TRY(folioi_run_in(plan->shape.ctx, run, &r));
+    REQUIRE((call->tensors.flags & ~FOLIO_KV_APPEND) == 0, "tensors: flags 0x%x has unknown bits",
+            call->tensors.flags);
+    call->append = (call->tensors.flags & FOLIO_KV_APPEND) != 0;
+    call->cached = cache != NULL && is_paged(call->type);
+    if (call->cached) TRY(check_cache(plan, call, cache, layer));
+    TRY(check_keys(plan, call));
+    TRY(check_query(plan, call));
+    TRY(check_new_kv(plan, call, call->cached));
+    TRY(check_options(plan, call));
+    TRY(check_workspace(plan, &r, call));
+    if (call->cached) call->layer = cache->layers[layer];
+    call->stream = r.stream;
+    return check_apart(call, cache, plan->room.workspace_size);
+}
+
+static folioi_call call_of(const folio_plan *plan, int32_t attention, folio_attention_type type)
+{
+    return (folioi_call){.shape = &plan->shape,
+                         .plan_state = plan->room.state,
+                         .batch = plan->batch,
+                         .attention_index = attention,
+                         .attention = &plan->shape.attentions[attention]->desc,
+                         .type = type};
+}
+
+folio_status folio_attention_check(const folio_plan *plan, int32_t attention,
+                                   folio_attention_type type, folio_kv_cache *cache, int32_t layer,
+                                   const folio_tensors *tensors, const folio_run *run)
+{
+    TRY(folioi_plan_find(plan, attention, type));
+    folioi_call call = call_of(plan, attention, type);
+    return resolve(plan, cache, layer, tensors, run, &call);
+}
+
 folio_status folio_attention_forward(const folio_plan *plan, int32_t attention,
                                      folio_attention_type type, folio_kv_cache *cache,
                                      int32_t layer, const folio_tensors *tensors,
                                      const folio_run *run)
 {
-    folio_run r;
     TRY(folioi_plan_find(plan, attention, type));
-    if (!plan->on_device) TRY(folioi_batch_check_stamps(plan->batch));
-    folioi_call call = {
-        .shape = &plan->shape,
-        .plan_state = plan->room.state,
-        .batch = plan->batch,
-        .attention_index = attention,
-        .attention = &plan->shape.attentions[attention]->desc,
-        .type = type,
-        .cached = cache != NULL && is_paged(type),
-    };
-    STRUCT_IN(call.tensors, tensors, "folio_tensors");
-    TRY(folioi_run_in(plan->shape.ctx, run, &r));
-    REQUIRE((call.tensors.flags & ~FOLIO_KV_APPEND) == 0, "tensors: flags 0x%x has unknown bits",
-            call.tensors.flags);
-    call.append = (call.tensors.flags & FOLIO_KV_APPEND) != 0;
-    if (call.cached) TRY(check_cache(plan, &call, cache, layer));
-    TRY(check_keys(plan, &call));
-    TRY(check_query(plan, &call));
-    TRY(check_new_kv(plan, &call, call.cached));
-    TRY(check_options(plan, &call));
-    TRY(check_workspace(plan, &r, &call));
-    if (call.cached) call.layer = cache->layers[layer];
-    TRY(check_apart(&call, cache, plan->room.workspace_size));
-    call.stream = r.stream;
+    folioi_call call = call_of(plan, attention, type);
+    TRY(resolve(plan, cache, layer, tensors, run, &call));
     return run_call(plan, &call);
 }

@@ -108,10 +108,20 @@ static inline call good_call(fixture *f, int attention, folio_attention_type typ
                   .r = {.struct_size = sizeof(folio_run)}};
 }
 
-static inline folio_status run_call(call *c)
+static inline folio_status check_call(const call *c)
 {
-    return folio_attention_forward(c->plan, c->attention, c->type, c->cache, c->layer,
-                                   c->no_tensors ? NULL : &c->t, &c->r);
+    return folio_attention_check(c->plan, c->attention, c->type, c->cache, c->layer,
+                                 c->no_tensors ? NULL : &c->t, &c->r);
+}
+
+/* A check before it says the same. */
+static inline folio_status run_call(const call *c)
+{
+    folio_status checked = check_call(c);
+    folio_status status = folio_attention_forward(c->plan, c->attention, c->type, c->cache,
+                                                  c->layer, c->no_tensors ? NULL : &c->t, &c->r);
+    CHECK_INT(checked, status);
+    return status;
 }
 
 /* out, lse, q, k, v, and all of both caches, one after another. */

@@ -2,6 +2,8 @@
  * test_errors_forward.c: bad input to a forward, and a plan whose batch has changed. errors_rig.h says
  * what every case checks.
  */
+#include "api/plan.h"
+
 #include "api/errors_rig.h"
 
 #include <math.h>
@@ -25,6 +27,20 @@ BACKEND_TEST(errors_forward, handles_and_indices)
     BAD(FP8, FOLIO_ATTENTION_DECODER, ARG, "encoder_only", c.type = FOLIO_ATTENTION_ENCODER_ONLY);
     BAD(FP8, FOLIO_ATTENTION_DECODER, ARG, "encoder_decoder",
         c.type = FOLIO_ATTENTION_ENCODER_DECODER);
+    check_still_serves(&f, __LINE__);
+    teardown(&f);
+}
+
+/* A check of a good call writes nothing, and does not mind that the workspace is in use. */
+BACKEND_TEST(errors_forward, a_check_runs_nothing)
+{
+    fixture f;
+    REQUIRE_TEST(setup_run(&f, ctx));
+    call c = good_call(&f, PLAIN, FOLIO_ATTENTION_DECODER);
+    CHECK_OK(folioi_plan_enter_workspace(f.plan, NULL));
+    CHECK_OK(check_call(&c));
+    folioi_plan_leave_workspace(f.plan);
+    check_untouched(&f, __LINE__);
     check_still_serves(&f, __LINE__);
     teardown(&f);
 }
