@@ -182,11 +182,9 @@ static void run_feature(report *r, const check_env *env, const char *feature,
     if (!is_selected(r, feature)) return;
     row to = {.backend = env->info.name, .level = env->level, .feature = feature};
     bool supported = f == NULL || f->supported;
-    bool refusal = strcmp(feature, "block_sparse") == 0; /* its case is that it is refused */
-    if (supported != refusal)
-        for (int i = 0; i < r->num_parts; i++)
-            if (strcmp(r->parts[i].feature, feature) == 0) run_part(r, env, &r->parts[i], &to);
-    if (!supported && to.failed == 0) {
+    for (int i = 0; supported && i < r->num_parts; i++)
+        if (strcmp(r->parts[i].feature, feature) == 0) run_part(r, env, &r->parts[i], &to);
+    if (!supported) {
         to.skipped = 1;
         snprintf(to.reason, sizeof to.reason, "%s", f->reason);
     }

@@ -152,6 +152,5 @@ void run_append_bits(const check_env *, check_draw *, int64_t, check_outcome *);
 void run_table_bits(const check_env *, check_draw *, int64_t, check_outcome *);
 void run_merge(const check_env *, check_draw *, int64_t, check_outcome *);
 void run_merge_parts(const check_env *, check_draw *, int64_t, check_outcome *);
-void run_refused(const check_env *, check_draw *, int64_t, check_outcome *);
 
 #endif

@@ -1,7 +1,6 @@
 /*
  * check_bits.c: cases of `folio check` that compare bits: whole against pieces, threads and crowds;
- * graphs against plain plans; page-table forms; appended keys. Also merged parts, and what must be
- * refused.
+ * graphs against plain plans; page-table forms; appended keys. Also merged parts.
  */
 #include "check/check.h"
 
@@ -443,20 +442,3 @@ void run_merge_parts(const check_env *env, check_draw *d, int64_t index, check_o
 }
 
 /* ---- Refusals */
-
-/* Block-sparse attention has a field, and one sentence for who fills it. */
-void run_refused(const check_env *env, check_draw *d, int64_t index, check_outcome *out)
-{
-    static const int pattern = 1;
-    (void)d;
-    (void)index;
-    folio_attention_desc desc = FOLIO_WITH(folio_attention_desc, .num_heads = 2, .k_head_size = 16,
-                                           .dtype = FOLIO_F32, .block_sparse = &pattern);
-    folio_attention *attention = NULL;
-    folio_status status = folio_attention_create(env->ctx, &desc, &attention);
-    if (status == FOLIO_OK) folio_attention_destroy(attention);
-    if (status != FOLIO_ERR_UNSUPPORTED) check_fail(out, "%s", folio_status_name(status));
-    else if (strstr(folio_last_error(), "sparse") == NULL)
-        check_fail(out, "the refusal gives no reason: \"%s\"", folio_last_error());
-    else check_pass(out);
-}

@@ -69,7 +69,6 @@ const check_part check_parts[] = {
     {"row_invariant", "bits", 33, 300, NULL, run_row_invariant},
     {"batch_invariant", "bits", 12, 60, NULL, run_batch_invariant},
     {"batch_invariant", "addresses", 12, 60, NULL, run_address_bits},
-    {"block_sparse", "refused", 1, 1, NULL, run_refused},
     {"combinations", "attend", 40, 500, make_combinations, NULL},
 };
 const int check_num_parts = (int)(sizeof check_parts / sizeof check_parts[0]);

@@ -331,7 +331,6 @@ typedef struct folio_attention_desc {
                               /* tokens, pos_q included, has W - 1                                 */
     int64_t window_right;     /* a row sees this many keys after pos_q; -1: all. Causal rows       */
                               /* treat it as 0                                                     */
-    const void *block_sparse; /* must be NULL: block-sparse attention is not supported             */
     int32_t v_in_k;           /* 1: latent attention: V is the first v_head_size numbers of K, as  */
                               /* stored; v_head_size <= k_head_size. The cache must have it too,   */
                               /* and calls take no v. 0: V is separate                             */

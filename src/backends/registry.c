@@ -135,10 +135,6 @@ void folioi_backend_judge(const folioi_backend *backend, const folioi_request *r
     if (largest > backend->max_head_size)
         folioi_reasons_add(reasons, "head size %d is above this backend's largest, %d", largest,
                            backend->max_head_size);
-    for (int i = 0; a->block_sparse != NULL && i < NUM_FEATURES; i++)
-        if (strcmp(backend->features[i].name, "block_sparse") == 0)
-            folioi_reasons_add(reasons, "block-sparse attention is not supported: %s",
-                               backend->features[i].reason);
     if ((request->types & FOLIO_ATTENTION_BIT(FOLIO_ATTENTION_ENCODER_DECODER)) &&
         (a->window_left >= 0 || a->window_right >= 0))
         folioi_reasons_add(reasons, "cross attention has no window: a key has no position there");

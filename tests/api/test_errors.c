@@ -236,7 +236,6 @@ BACKEND_TEST(errors, attention)
     BAD_ATTENTION(ARG, "soft_cap|-1", d.soft_cap = -1.0f);
     BAD_ATTENTION(ARG, "window_left|-2", d.windowed = 1; d.window_left = -2);
     BAD_ATTENTION(ARG, "window_right|-7", d.windowed = 1; d.window_right = -7);
-    BAD_ATTENTION(UNSUPPORTED, "block|sparse", d.block_sparse = "a pattern");
     folio_attention_desc good =
         FOLIO_WITH(folio_attention_desc, .num_heads = 6, .k_head_size = 64, .dtype = FOLIO_F32);
     folio_attention *made = NULL;
