@@ -91,10 +91,11 @@
 
 /**
  * A struct with its struct_size set and everything else zero: folio_run run = FOLIO_INIT(folio_run);
- * In C, FOLIO_WITH also sets fields: FOLIO_WITH(folio_run, .stream = stream). Its address may be
- * taken, so that &FOLIO_WITH(...) is an argument. Neither is a constant in strict C11: a static
- * struct is written static folio_run run = {.struct_size = sizeof(folio_run)}; In C++14 and later,
- * FOLIO_INIT is a constant.
+ * In C and C++20, FOLIO_WITH also sets fields: FOLIO_WITH(folio_run, .stream = stream). In C its
+ * address may be taken, so that &FOLIO_WITH(...) is an argument; C++ wants the fields in the struct's
+ * order, and g++ -Wextra wants -Wno-missing-field-initializers. Neither is a constant in strict C11: a
+ * static struct is written static folio_run run = {.struct_size = sizeof(folio_run)}; In C++14 and
+ * later, FOLIO_INIT is a constant.
  */
 #ifdef __cplusplus
 template <class Struct> constexpr Struct folio_init_struct()
@@ -104,6 +105,9 @@ template <class Struct> constexpr Struct folio_init_struct()
     return s;
 }
 #define FOLIO_INIT(type) folio_init_struct<type>()
+#if defined(__cpp_designated_initializers)
+#define FOLIO_WITH(type, ...) (type{.struct_size = sizeof(type), __VA_ARGS__})
+#endif
 #else
 #define FOLIO_INIT(type) ((type){.struct_size = sizeof(type)})
 #define FOLIO_WITH(type, ...) ((type){.struct_size = sizeof(type), __VA_ARGS__})

@@ -1,4 +1,4 @@
-// init.cc: FOLIO_INIT and the three headers in C++17: structs know their size, all other fields are zero, and the
+// init.cc: FOLIO_INIT, in C++20 FOLIO_WITH, and the three headers in C++: structs know their size, all other fields are zero, and the
 // library takes them.
 #include <folio/folio.h>
 #include <folio/folio_pool.h>
@@ -12,6 +12,14 @@ static int failed;
 // A static one is made at compile time.
 static constexpr folio_run at_start = FOLIO_INIT(folio_run);
 static_assert(at_start.struct_size == sizeof(folio_run) && at_start.stream == nullptr, "FOLIO_INIT");
+
+#if __cplusplus >= 202002L
+static constexpr folio_step at_once = FOLIO_WITH(
+    folio_step, .num_seqs = 3, .table = {.kind = FOLIO_TABLE_ROWS, .row_stride = 2});
+static_assert(at_once.struct_size == sizeof(folio_step) && at_once.num_seqs == 3 &&
+                  at_once.seq_lens == nullptr && at_once.table.row_stride == 2,
+              "FOLIO_WITH");
+#endif
 
 static void check(bool ok, const char *what)
 {
@@ -47,6 +55,6 @@ int main()
     check(info.backend != nullptr && std::strcmp(info.backend, "cpu") == 0, "the backend asked for");
     check(info.num_threads == 1, "the threads asked for");
     folio_context_destroy(ctx);
-    if (failed == 0) std::printf("folio %s from C++17\n", folio_version());
+    if (failed == 0) std::printf("folio %s from C++%ld\n", folio_version(), __cplusplus / 100 % 100);
     return failed;
 }

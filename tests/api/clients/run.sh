@@ -16,9 +16,13 @@ case $source in
         GO111MODULE=off GOFLAGS='' GOCACHE="$work/go" CGO_ENABLED=1 CGO_CFLAGS="-I$include" \
             CGO_LDFLAGS="-L$folder -lfolio -Wl,-rpath,$folder" "$compiler" build -o "$client" "$source"
         ;;
-    *.cc)
-        "$compiler" -std=c++17 -Wall -Wextra -Wpedantic -Wshadow -Werror -I "$include" "$source" -L "$folder" -lfolio \
-            -Wl,-rpath,"$folder" -o "$client"
+    *.cc) # the last one is run below
+        for flags in '-std=c++20 -Wno-missing-field-initializers' -std=c++17; do
+            # shellcheck disable=SC2086 # two words
+            "$compiler" -Wall -Wextra -Wpedantic -Wshadow -Werror $flags -I "$include" "$source" -L "$folder" -lfolio \
+                -Wl,-rpath,"$folder" -o "$client"
+            [ "$flags" = -std=c++17 ] || "$client" "$program"
+        done
         ;;
 esac
 "$client" "$program"
