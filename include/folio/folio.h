@@ -41,7 +41,7 @@
  *
  * Names. folio_<noun>_<verb>. folio_<noun>_get_<what> fills the caller's struct folio_<noun>_<what>,
  * or writes through its last arguments. A create that fails sets its out pointer to NULL, and so does
- * a call that hands out a transfer. From version 0.3 on, names do not change.
+ * a call that hands out a transfer. From version 0.4 on, names do not change.
  *
  * Threads. folio_last_error is per thread.
  *   - Contexts, attentions, rotaries and queries (folio_backend_*, folio_kv_cache_get_shape): any
@@ -122,9 +122,9 @@ extern "C" {
 /* ---------------------------------------------------------------------------------------------- */
 
 #define FOLIO_VERSION_MAJOR 0
-#define FOLIO_VERSION_MINOR 3
+#define FOLIO_VERSION_MINOR 4
 #define FOLIO_VERSION_PATCH 0
-#define FOLIO_VERSION_STRING "0.3.0"
+#define FOLIO_VERSION_STRING "0.4.0"
 
 /** The version of the library at run time, as "major.minor.patch". */
 FOLIO_API const char *folio_version(void);
