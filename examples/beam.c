@@ -72,9 +72,11 @@ static void forward(beam *beams, int n)
     folio_batch_clear(batch); /* adding copies shared blocks that are about to be written */
     must(folio_batch_add_sequences(batch, 0, sequences, n, NULL));
     must(folio_plan_update(plan, batch, NULL));
-    folio_tensors tensors = FOLIO_WITH(
-        folio_tensors, .q = {.data = q, .tokens = rows}, .k = {.data = k, .tokens = rows},
-        .v = {.data = v, .tokens = rows}, .out = {.data = out, .tokens = rows});
+    folio_tensors tensors =
+        FOLIO_WITH(folio_tensors, .q = {.data = q, .dtype = FOLIO_F32, .tokens = rows},
+                   .k = {.data = k, .dtype = FOLIO_F32, .tokens = rows},
+                   .v = {.data = v, .dtype = FOLIO_F32, .tokens = rows},
+                   .out = {.data = out, .dtype = FOLIO_F32, .tokens = rows});
     must(folio_attention_forward(plan, 0, FOLIO_ATTENTION_DECODER, cache, 0, &tensors, NULL));
     folio_batch_view view = FOLIO_INIT(folio_batch_view);
     must(folio_batch_get_view(batch, FOLIO_ATTENTION_DECODER, FOLIO_PHASE_AUTO, &view));

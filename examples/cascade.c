@@ -30,8 +30,9 @@ static int64_t own_len(int i) { return 1 + i % BLOCK; }
 static void forward(part *p)
 {
     must(folio_plan_update(plan, batch, NULL));
-    folio_tensors tensors = FOLIO_WITH(folio_tensors, .q = {.data = q, .tokens = SEQS},
-                                       .out = {.data = p->out, .tokens = SEQS}, .lse = p->lse);
+    folio_tensors tensors =
+        FOLIO_WITH(folio_tensors, .q = {.data = q, .dtype = FOLIO_F32, .tokens = SEQS},
+                   .out = {.data = p->out, .dtype = FOLIO_F32, .tokens = SEQS}, .lse = p->lse);
     must(folio_attention_forward(plan, 0, FOLIO_ATTENTION_DECODER, cache, 0, &tensors, NULL));
     folio_batch_clear(batch);
 }

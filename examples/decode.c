@@ -106,9 +106,11 @@ static int64_t run_step(folio_kv_cache *cache, folio_plan *plan, folio_batch *ba
         embed_token(tokens_in[row], position, 3, v + row * WIDTH, WIDTH);
     }
     must(folio_plan_update(plan, batch, NULL));
-    folio_tensors tensors = FOLIO_WITH(
-        folio_tensors, .q = {.data = q, .tokens = rows}, .k = {.data = k, .tokens = rows},
-        .v = {.data = v, .tokens = rows}, .out = {.data = out, .tokens = rows});
+    folio_tensors tensors =
+        FOLIO_WITH(folio_tensors, .q = {.data = q, .dtype = FOLIO_F32, .tokens = rows},
+                   .k = {.data = k, .dtype = FOLIO_F32, .tokens = rows},
+                   .v = {.data = v, .dtype = FOLIO_F32, .tokens = rows},
+                   .out = {.data = out, .dtype = FOLIO_F32, .tokens = rows});
     must(folio_attention_forward(plan, 0, FOLIO_ATTENTION_DECODER, cache, 0, &tensors, NULL));
     int64_t n = 0;
     for (int i = 0; i < REQUESTS; i++) {

@@ -94,10 +94,10 @@ static void run_layer(int32_t l, float *x, int64_t rows)
     multiply(n, w->q, q, rows, DIM, HEADS * D);
     multiply(n, w->k, k, rows, DIM, KV_HEADS * D);
     multiply(n, w->v, v, rows, DIM, KV_HEADS * D);
-    folio_tensors t = FOLIO_WITH(folio_tensors, .q = {.data = q, .tokens = rows},
-                                 .k = {.data = k, .tokens = rows}, .v = {.data = v, .tokens = rows},
-                                 .out = {.data = q, .tokens = rows}, /* in the place of q */
+    folio_tensors t = FOLIO_WITH(folio_tensors, .q = {q, FOLIO_F32, rows, 0, 0},
                                  .rotary = rotary); /* rotates q and k by the batch's positions */
+    t.k = t.v = t.out = t.q;                        /* out: in the place of q */
+    t.k.data = k, t.v.data = v;
     done(folio_attention_forward(plan, 0, FOLIO_ATTENTION_DECODER, cache, l, &t, NULL));
     multiply(q, w->o, y, rows, HEADS * D, DIM);
     for (int64_t i = 0; i < rows * DIM; i++) x[i] += y[i];

@@ -55,9 +55,11 @@ int main(void)
         make_numbers(q, (int)tokens * HEADS * HEAD_SIZE, 1u + (unsigned)step);
         make_numbers(k, (int)tokens * KV_HEADS * HEAD_SIZE, 3u + (unsigned)step);
         make_numbers(v, (int)tokens * KV_HEADS * HEAD_SIZE, 5u + (unsigned)step);
-        folio_tensors tensors = FOLIO_WITH(
-            folio_tensors, .q = {.data = q, .tokens = tokens}, .k = {.data = k, .tokens = tokens},
-            .v = {.data = v, .tokens = tokens}, .out = {.data = out, .tokens = tokens}, .lse = lse);
+        folio_tensors tensors =
+            FOLIO_WITH(folio_tensors, .q = {.data = q, .dtype = FOLIO_F32, .tokens = tokens},
+                       .k = {.data = k, .dtype = FOLIO_F32, .tokens = tokens},
+                       .v = {.data = v, .dtype = FOLIO_F32, .tokens = tokens},
+                       .out = {.data = out, .dtype = FOLIO_F32, .tokens = tokens}, .lse = lse);
         must(folio_attention_forward(plan, 0, FOLIO_ATTENTION_DECODER, cache, 0, &tensors, NULL));
 
         /* Receive. */

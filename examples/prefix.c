@@ -39,9 +39,11 @@ static int32_t forward(folio_sequence *sequence, const request *r, int32_t from)
     folio_batch_clear(batch);
     must(folio_batch_add_sequences(batch, 0, &sequence, 1, NULL));
     must(folio_plan_update(plan, batch, NULL));
-    folio_tensors tensors = FOLIO_WITH(
-        folio_tensors, .q = {.data = q, .tokens = rows}, .k = {.data = k, .tokens = rows},
-        .v = {.data = v, .tokens = rows}, .out = {.data = out, .tokens = rows});
+    folio_tensors tensors =
+        FOLIO_WITH(folio_tensors, .q = {.data = q, .dtype = FOLIO_F32, .tokens = rows},
+                   .k = {.data = k, .dtype = FOLIO_F32, .tokens = rows},
+                   .v = {.data = v, .dtype = FOLIO_F32, .tokens = rows},
+                   .out = {.data = out, .dtype = FOLIO_F32, .tokens = rows});
     must(folio_attention_forward(plan, 0, FOLIO_ATTENTION_DECODER, cache, 0, &tensors, NULL));
     return find_token(out + (rows - 1) * WIDTH, WIDTH, VOCABULARY, 0, 4);
 }

@@ -34,10 +34,11 @@ static folio_plan *plan;
 static void attend(folio_attention_type type, folio_kv_cache *c, int32_t layer, const float *q,
                    int64_t rows, const float *kv, int64_t kv_rows, float *out)
 {
-    folio_tensors t = FOLIO_WITH(folio_tensors, .q = {.data = (void *)q, .tokens = rows},
-                                 .k = {.data = (void *)kv, .tokens = kv_rows},
-                                 .v = {.data = (void *)kv, .tokens = kv_rows},
-                                 .out = {.data = out, .tokens = rows});
+    folio_tensors t =
+        FOLIO_WITH(folio_tensors, .q = {.data = (void *)q, .dtype = FOLIO_F32, .tokens = rows},
+                   .k = {.data = (void *)kv, .dtype = FOLIO_F32, .tokens = kv_rows},
+                   .v = {.data = (void *)kv, .dtype = FOLIO_F32, .tokens = kv_rows},
+                   .out = {.data = out, .dtype = FOLIO_F32, .tokens = rows});
     must(folio_attention_forward(plan, 0, type, c, layer, &t, NULL));
 }
 

@@ -16,7 +16,7 @@ static float out[24 * HEADS * SIZE], memory[LAYERS][2 * BLOCKS * BLOCK * KV_HEAD
 static folio_tensor make_tensor(float *x, int64_t tokens, int heads, unsigned seed)
 {
     make_numbers(x, tokens * heads * SIZE, seed);
-    return (folio_tensor){.data = x, .tokens = tokens};
+    return (folio_tensor){.data = x, .dtype = FOLIO_F32, .tokens = tokens};
 }
 
 /* Both layers over one step's metadata; the sum of what the last one gives. */
@@ -31,7 +31,7 @@ static double run_step(const folio_vllm06_backend *b, folio_vllm06_impl *impl,
         a.query = make_tensor(q, tokens, HEADS, 3 * layer);
         a.key = make_tensor(k, tokens, KV_HEADS, 3 * layer + 1);
         a.value = make_tensor(v, tokens, KV_HEADS, 3 * layer + 2);
-        a.output = (folio_tensor){.data = out, .tokens = tokens};
+        a.output = (folio_tensor){.data = out, .dtype = FOLIO_F32, .tokens = tokens};
         a.kv_cache = &caches[layer];
         a.attn_metadata = metadata;
         must(b->forward(impl, &a, NULL));

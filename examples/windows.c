@@ -96,9 +96,11 @@ static int32_t step(model *m, folio_sequence *s, const int32_t *tokens, int32_t 
         project(x, rows, l, 0, q);
         project(x, rows, l, 1, k);
         project(x, rows, l, 2, v);
-        folio_tensors t = FOLIO_WITH(
-            folio_tensors, .q = {.data = q, .tokens = rows}, .k = {.data = k, .tokens = rows},
-            .v = {.data = v, .tokens = rows}, .out = {.data = out, .tokens = rows});
+        folio_tensors t =
+            FOLIO_WITH(folio_tensors, .q = {.data = q, .dtype = FOLIO_F32, .tokens = rows},
+                       .k = {.data = k, .dtype = FOLIO_F32, .tokens = rows},
+                       .v = {.data = v, .dtype = FOLIO_F32, .tokens = rows},
+                       .out = {.data = out, .dtype = FOLIO_F32, .tokens = rows});
         must(folio_attention_forward(m->plan[l % GROUPS], 0, FOLIO_ATTENTION_DECODER, m->cache,
                                      l / GROUPS, &t, NULL));
         for (int64_t i = 0; i < rows * WIDTH; i++) x[i] = 0.8f * x[i] + 0.6f * out[i];

@@ -158,10 +158,12 @@ static bool forward(const bench_ancestors *a, int which, const folio_run *run)
     const layer *l = &a->layers[which];
     int64_t rows = r->of.what->rows;
     folio_vllm06_forward_args args = FOLIO_WITH(
-        folio_vllm06_forward_args, .query = {.data = r->q, .tokens = rows},
-        .key = {.data = r->k, .tokens = rows}, .value = {.data = r->v, .tokens = rows},
+        folio_vllm06_forward_args, .query = {.data = r->q, .dtype = r->of.dtype, .tokens = rows},
+        .key = {.data = r->k, .dtype = r->of.dtype, .tokens = rows},
+        .value = {.data = r->v, .dtype = r->of.dtype, .tokens = rows},
         .kv_cache = &a->caches[table[which].cache], .attn_metadata = l->metadata,
-        .attn_type = FOLIO_ATTENTION_DECODER, .output = {.data = r->out, .tokens = rows});
+        .attn_type = FOLIO_ATTENTION_DECODER,
+        .output = {.data = r->out, .dtype = r->of.dtype, .tokens = rows});
     return bench_ok(l->backend->forward(l->impl, &args, run), table[which].name);
 }
 

@@ -348,13 +348,15 @@ static bool rotate_before(const rig *r)
 
 static bool forward_layers(const rig *r, const folio_run *run)
 {
-    folio_tensors tensors =
-        FOLIO_WITH(folio_tensors, .q = {.data = r->q, .tokens = r->of.what->rows},
-                   .out = {.data = r->out, .tokens = r->of.what->rows}, .slopes = r->slopes,
-                   .sinks = r->sinks, .rotary = r->rotary);
+    folio_tensors tensors = FOLIO_WITH(
+        folio_tensors, .q = {.data = r->q, .dtype = r->of.dtype, .tokens = r->of.what->rows},
+        .out = {.data = r->out, .dtype = r->of.dtype, .tokens = r->of.what->rows},
+        .slopes = r->slopes, .sinks = r->sinks, .rotary = r->rotary);
     if (r->k) {
-        tensors.k = (folio_tensor){.data = r->k, .tokens = r->of.what->rows};
-        if (r->v) tensors.v = (folio_tensor){.data = r->v, .tokens = r->of.what->rows};
+        tensors.k = (folio_tensor){.data = r->k, .dtype = r->of.dtype, .tokens = r->of.what->rows};
+        if (r->v)
+            tensors.v =
+                (folio_tensor){.data = r->v, .dtype = r->of.dtype, .tokens = r->of.what->rows};
     }
     if (r->table) {
         tensors.q.data = r->q_turned;

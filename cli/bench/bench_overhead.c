@@ -137,8 +137,8 @@ static void close_world(world *w)
 static bool forwards(world *w, const step *s, double *seconds)
 {
     folio_tensors t = {.struct_size = sizeof t};
-    t.q = (folio_tensor){.data = w->q, .tokens = 1};
-    t.out = (folio_tensor){.data = w->out, .tokens = 1};
+    t.q = (folio_tensor){.data = w->q, .dtype = FOLIO_BF16, .tokens = 1};
+    t.out = (folio_tensor){.data = w->out, .dtype = FOLIO_BF16, .tokens = 1};
     double start = term_seconds();
     for (int i = 0; i < FORWARDS; i++)
         TRY(folio_attention_forward(s->plan, 0, FOLIO_ATTENTION_DECODER, w->cache, 0, &t, NULL));

@@ -83,10 +83,11 @@ static bool write_rows(replay_model *m, const replay_item *items, int64_t num_it
 
 static bool forward(replay_model *m, int64_t rows, int32_t layer)
 {
-    folio_tensors t = FOLIO_WITH(folio_tensors, .q = {.data = m->near[0], .tokens = rows},
-                                 .k = {.data = m->near[1], .tokens = rows},
-                                 .v = {.data = m->near[2], .tokens = rows},
-                                 .out = {.data = m->near[3], .tokens = rows});
+    folio_tensors t =
+        FOLIO_WITH(folio_tensors, .q = {.data = m->near[0], .dtype = m->o->dtype, .tokens = rows},
+                   .k = {.data = m->near[1], .dtype = m->o->dtype, .tokens = rows},
+                   .v = {.data = m->near[2], .dtype = m->o->dtype, .tokens = rows},
+                   .out = {.data = m->near[3], .dtype = m->o->dtype, .tokens = rows});
     REPLAY_TRY(folio_attention_forward(m->l.plan, 0, FOLIO_ATTENTION_DECODER, m->l.cache, layer, &t,
                                        NULL));
     REPLAY_TRY(folio_run_wait(m->l.ctx, NULL));

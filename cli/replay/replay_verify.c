@@ -118,7 +118,7 @@ static bool check_rows(replay_verifier *v, const replay_model *m, const replay_r
     first = o->window > 0 && first >= o->window ? first - o->window + 1 : 0;
     if (!fill(v, m, r, layer, kv_head, first, last + 1)) return false;
     REPLAY_TRY(folio_plan_update(v->l.plan, v->l.batch, NULL));
-    folio_tensors t = FOLIO_WITH(folio_tensors, .q = {.data = v->q, .tokens = n},
+    folio_tensors t = FOLIO_WITH(folio_tensors, .q = {.data = v->q, .dtype = o->dtype, .tokens = n},
                                  .out = {.data = v->out, .dtype = FOLIO_F64, .tokens = n});
     REPLAY_TRY(
         folio_attention_forward(v->l.plan, 0, FOLIO_ATTENTION_DECODER, v->l.cache, 0, &t, NULL));

@@ -559,8 +559,8 @@ FOLIO_API void folio_rotary_destroy(folio_rotary *rotary);
  */
 typedef struct folio_tensor {
     void *data;
-    folio_dtype dtype;    /* F32, F16 or BF16; 0: the attention's dtype (in cache calls and  */
-                          /* folio_merge it must be given)                                   */
+    folio_dtype dtype;    /* F32, F16 or BF16; must be given, unless data is NULL and tokens */
+                          /* is 0                                                            */
     int64_t tokens;       /* rows                                                            */
     int64_t token_stride; /* elements; 0: heads * head_stride                                */
     int64_t head_stride;  /* elements; 0: head_size                                          */

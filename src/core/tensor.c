@@ -21,7 +21,8 @@ static bool extent_fits(int64_t tokens, int64_t token_stride, int64_t heads, int
 folio_status folioi_tensor_resolve(folio_tensor *t, const char *name, folio_dtype dtype,
                                    int64_t heads, int64_t head_size, int64_t tokens)
 {
-    if (t->dtype == 0) t->dtype = dtype;
+    if (t->data == NULL && t->tokens == 0 && t->dtype == 0) t->dtype = dtype;
+    REQUIRE(t->dtype != 0, "%s: dtype is 0; it must be given", name);
     REQUIRE(dtype_is_query(t->dtype) || (t->dtype == FOLIO_F64 && dtype == FOLIO_F64),
             "%s: dtype %d (%s) is not one of f32, f16, bf16", name, (int)t->dtype,
             folio_dtype_name(t->dtype));

@@ -6,8 +6,8 @@
 #include "core/status.h"
 
 /**
- * Fill in default dtype (0: there is none) and strides; check dtype, tokens, alignment and that all
- * offsets fit. `name` begins the sentence.
+ * Fill in strides, and in a tensor that is absent the dtype; check dtype, tokens, alignment and that
+ * all offsets fit. dtype F64: the tensor may have it. `name` begins the sentence.
  */
 folio_status folioi_tensor_resolve(folio_tensor *t, const char *name, folio_dtype dtype,
                                    int64_t heads, int64_t head_size, int64_t tokens);

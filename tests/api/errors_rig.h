@@ -100,10 +100,10 @@ static inline call good_call(fixture *f, int attention, folio_attention_type typ
                   .cache = f->cache[attention],
                   .layer = 1,
                   .t = {.struct_size = sizeof(folio_tensors),
-                        .q = {.data = f->q, .tokens = rows},
-                        .k = {.data = f->k, .tokens = fresh},
-                        .v = {.data = f->v, .tokens = fresh},
-                        .out = {.data = f->out.data, .tokens = rows},
+                        .q = {.data = f->q, .dtype = FOLIO_F32, .tokens = rows},
+                        .k = {.data = f->k, .dtype = FOLIO_F32, .tokens = fresh},
+                        .v = {.data = f->v, .dtype = FOLIO_F32, .tokens = fresh},
+                        .out = {.data = f->out.data, .dtype = FOLIO_F32, .tokens = rows},
                         .lse = f->lse.data},
                   .r = {.struct_size = sizeof(folio_run)}};
 }

@@ -64,6 +64,10 @@ BACKEND_TEST(errors_forward, tensors)
     BAD_DECODER("v|9|8", c.t.v.tokens = 9);
     BAD_DECODER("out|0|8", c.t.out.tokens = 0);
     BAD_DECODER("-8", c.t.q.tokens = -8);
+    BAD_DECODER("q: dtype is 0", c.t.q.dtype = 0);
+    BAD_DECODER("k: dtype is 0", c.t.k.dtype = 0);
+    BAD_DECODER("v: dtype is 0", c.t.v.dtype = 0);
+    BAD_DECODER("out: dtype is 0", c.t.out.dtype = 0);
     BAD_DECODER("f16", c.t.q.dtype = FOLIO_F16);
     BAD_DECODER("bf16", c.t.out.dtype = FOLIO_BF16);
     BAD_DECODER("fp8_e4m3", c.t.k.dtype = FOLIO_FP8_E4M3);

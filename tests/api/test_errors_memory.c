@@ -47,9 +47,10 @@ static folio_status fill_batch(folio_batch *batch)
 static folio_status use_plan(whole *w)
 {
     float q[18 * 16] = {0}, k[18 * 8] = {0}, out[18 * 16];
-    folio_tensors t =
-        FOLIO_WITH(folio_tensors, .q = {.data = q, .tokens = 18}, .k = {.data = k, .tokens = 18},
-                   .v = {.data = k, .tokens = 18}, .out = {.data = out, .tokens = 18});
+    folio_tensors t = FOLIO_WITH(folio_tensors, .q = {.data = q, .dtype = FOLIO_F32, .tokens = 18},
+                                 .k = {.data = k, .dtype = FOLIO_F32, .tokens = 18},
+                                 .v = {.data = k, .dtype = FOLIO_F32, .tokens = 18},
+                                 .out = {.data = out, .dtype = FOLIO_F32, .tokens = 18});
     TRY_STATUS(folio_plan_update(w->plan, w->batch, NULL));
     TRY_STATUS(folio_attention_forward(w->plan, 0, FOLIO_ATTENTION_DECODER, w->cache, 1, &t, NULL));
     const int64_t slots[2] = {40, 3};
@@ -186,9 +187,10 @@ static const support_sized sized_cases[] = {
     SIZED(folio_kv_rows, sized_rows, num_blocks, .k = sized_out, .v = sized_out,
           .k_scales = sized_out, .v_scales = sized_out),
     SIZED(folio_run, sized_run, stream, .stream = NULL),
-    SIZED(folio_tensors, sized_tensors, lse, .q = {.data = zeros, .tokens = 18},
-          .k = {.data = zeros, .tokens = 18}, .v = {.data = zeros, .tokens = 18},
-          .out = {.data = sized_out, .tokens = 18}),
+    SIZED(folio_tensors, sized_tensors, lse, .q = {.data = zeros, .dtype = FOLIO_F32, .tokens = 18},
+          .k = {.data = zeros, .dtype = FOLIO_F32, .tokens = 18},
+          .v = {.data = zeros, .dtype = FOLIO_F32, .tokens = 18},
+          .out = {.data = sized_out, .dtype = FOLIO_F32, .tokens = 18}),
     SIZED(folio_merge, sized_merge, lse, .num_heads = 2, .head_size = 8, .num_parts = 1,
           .parts = one_part, .out = {.data = sized_out, .dtype = FOLIO_F32, .tokens = 1}),
     FILLED(folio_kv_cache_shape, sized_shape, layer_bytes),

@@ -32,9 +32,9 @@ static void bad_write(fixture *f, int line, const folio_batch_seq *seqs, folio_a
     int64_t rows = info.num_query_tokens;
     int64_t fresh = type == FOLIO_ATTENTION_DECODER ? rows : info.num_encoder_tokens;
     call c = good_call(f, PLAIN, type);
-    c.t.q = (folio_tensor){q, 0, rows, 0, 0};
-    c.t.k = c.t.v = (folio_tensor){k, 0, fresh, 0, 0};
-    c.t.out = (folio_tensor){out, 0, rows, 0, 0};
+    c.t.q = (folio_tensor){q, FOLIO_F32, rows, 0, 0};
+    c.t.k = c.t.v = (folio_tensor){k, FOLIO_F32, fresh, 0, 0};
+    c.t.out = (folio_tensor){out, FOLIO_F32, rows, 0, 0};
     c.t.lse = NULL;
     memset(out, 0x55, sizeof out);
     support_mark_error();
@@ -239,8 +239,8 @@ BACKEND_TEST(errors_plan, released_blocks_where_no_row_sees_a_key)
         }
         CHECK_OK(folio_plan_update(l.plan, l.batch, NULL));
         memset(out, 0x55, sizeof out);
-        folio_tensors t =
-            FOLIO_WITH(folio_tensors, .q = {q, 0, 2, 0, 0}, .out = {out, 0, 2, 0, 0}, .lse = lse);
+        folio_tensors t = FOLIO_WITH(folio_tensors, .q = {q, FOLIO_F32, 2, 0, 0},
+                                     .out = {out, FOLIO_F32, 2, 0, 0}, .lse = lse);
         CHECK_OK(folio_attention_forward(l.plan, 0, FOLIO_ATTENTION_DECODER, l.cache, 0, &t, NULL));
         for (int x = 0; x < 2 * HEADS * DV; x++) CHECK(out[x] == 0.0f);
         for (int x = 0; x < 2 * HEADS; x++) CHECK(lse[x] == -INFINITY);

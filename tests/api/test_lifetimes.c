@@ -127,9 +127,9 @@ static void use_plan(void *object)
 {
     float x[ROWS][HEAD], out[ROWS][HEAD] = {{0}};
     for (int i = 0; i < ROWS * HEAD; i++) x[i / HEAD][i % HEAD] = 1;
-    folio_tensor t = {.data = x, .tokens = ROWS};
+    folio_tensor t = {.data = x, .dtype = FOLIO_F32, .tokens = ROWS};
     folio_tensors tensors =
-        FOLIO_WITH(folio_tensors, .q = t, .k = t, .v = t, .out = {out, 0, ROWS, 0, 0});
+        FOLIO_WITH(folio_tensors, .q = t, .k = t, .v = t, .out = {out, FOLIO_F32, ROWS, 0, 0});
     CHECK_OK(folio_attention_forward(object, 0, FOLIO_ATTENTION_DECODER, NULL, 0, &tensors, NULL));
     CHECK(out[ROWS - 1][HEAD - 1] == 1);
 }
@@ -342,10 +342,10 @@ static int make_vllm06(const folio_vllm06_backend *b, const folio_allocator *a, 
                                 &FOLIO_WITH(folio_batch_desc, .block_size = BLOCK), &batch));
     float x[ROWS][HEAD], out[ROWS][HEAD];
     for (int i = 0; i < ROWS * HEAD; i++) x[i / HEAD][i % HEAD] = 1;
-    folio_tensor t = {.data = x, .tokens = ROWS};
+    folio_tensor t = {.data = x, .dtype = FOLIO_F32, .tokens = ROWS};
     folio_vllm06_forward_args args =
         FOLIO_WITH(folio_vllm06_forward_args, .query = t, .key = t, .value = t,
-                   .attn_metadata = metadata, .output = {out, 0, ROWS, 0, 0});
+                   .attn_metadata = metadata, .output = {out, FOLIO_F32, ROWS, 0, 0});
     CHECK_OK(b->forward(impl, &args, NULL));
     use_metadata(metadata); /* its view lives with it */
     const part made[] = {{state, destroy_vllm06_state, use_state},

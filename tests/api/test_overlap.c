@@ -232,10 +232,11 @@ static folio_status forward(const world *w, const folio_tensors *t, const folio_
 static folio_tensors apart(float *x)
 {
     int64_t q = ROWS * HEADS * SIZE, kv = ROWS * KV_HEADS * SIZE;
-    return FOLIO_WITH(folio_tensors, .q = {.data = x, .tokens = ROWS},
-                      .k = {.data = x + q, .tokens = ROWS},
-                      .v = {.data = x + q + kv, .tokens = ROWS},
-                      .out = {.data = x + q + 2 * kv, .tokens = ROWS}, .lse = x + 2 * q + 2 * kv);
+    return FOLIO_WITH(folio_tensors, .q = {.data = x, .dtype = FOLIO_F32, .tokens = ROWS},
+                      .k = {.data = x + q, .dtype = FOLIO_F32, .tokens = ROWS},
+                      .v = {.data = x + q + kv, .dtype = FOLIO_F32, .tokens = ROWS},
+                      .out = {.data = x + q + 2 * kv, .dtype = FOLIO_F32, .tokens = ROWS},
+                      .lse = x + 2 * q + 2 * kv);
 }
 
 /* The same in rows of ROW floats: q, k, v, out, lse. */

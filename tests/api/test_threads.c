@@ -340,10 +340,10 @@ static float numbers[LEN][HEADS][SIZE], result[LEN][HEADS][SIZE], expected[LEN][
 static folio_status forward(const step *s, float *out)
 {
     folio_tensors t = {.struct_size = sizeof t};
-    t.q = (folio_tensor){.data = numbers, .tokens = LEN};
-    t.k = (folio_tensor){.data = numbers, .tokens = LEN};
-    t.v = (folio_tensor){.data = numbers, .tokens = LEN};
-    t.out = (folio_tensor){.data = out, .tokens = LEN};
+    t.q = (folio_tensor){.data = numbers, .dtype = FOLIO_F32, .tokens = LEN};
+    t.k = (folio_tensor){.data = numbers, .dtype = FOLIO_F32, .tokens = LEN};
+    t.v = (folio_tensor){.data = numbers, .dtype = FOLIO_F32, .tokens = LEN};
+    t.out = (folio_tensor){.data = out, .dtype = FOLIO_F32, .tokens = LEN};
     return folio_attention_forward(s->plan, 0, FOLIO_ATTENTION_DECODER, s->cache, 0, &t, NULL);
 }
 

@@ -247,11 +247,11 @@ folio_status rig_forward(rig *r, folio_attention_type type)
     memset(lse, 0xFF, lse_bytes);
     rig_fill(r, type, q, k, v);
     folio_tensors t = r->t;
-    t.q = (folio_tensor){.data = q, .tokens = q_rows};
-    t.out = (folio_tensor){.data = out, .dtype = r->t.out.dtype, .tokens = q_rows};
+    t.q = (folio_tensor){.data = q, .dtype = r->desc.dtype, .tokens = q_rows};
+    t.out = (folio_tensor){.data = out, .dtype = out_dtype, .tokens = q_rows};
     if (!r->no_kv && kv_rows > 0) {
-        t.k = (folio_tensor){.data = k, .tokens = kv_rows};
-        t.v = (folio_tensor){.data = v, .tokens = kv_rows};
+        t.k = (folio_tensor){.data = k, .dtype = r->desc.dtype, .tokens = kv_rows};
+        t.v = (folio_tensor){.data = v, .dtype = r->desc.dtype, .tokens = kv_rows};
     }
     t.lse = lse;
     folio_status status = folio_attention_forward(r->l.plan, 0, type, r->l.cache, 0, &t, NULL);

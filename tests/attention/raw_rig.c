@@ -259,14 +259,14 @@ bool raw_run(folio_context *ctx, const raw_call *call, const raw_cache *cache, r
     folio_tensors t = call->t;
     support_buffer q = make_queries(call), k = {0}, v = {0};
     t.struct_size = sizeof t;
-    t.q = (folio_tensor){.data = q.data, .tokens = rows};
-    t.out = (folio_tensor){.data = r->out.data, .tokens = rows};
+    t.q = (folio_tensor){.data = q.data, .dtype = call->desc.dtype, .tokens = rows};
+    t.out = (folio_tensor){.data = r->out.data, .dtype = call->desc.dtype, .tokens = rows};
     t.lse = r->lse.data;
     if (cache == NULL || (t.flags & FOLIO_KV_APPEND)) {
         k = make_given(call, call->keys->k, call->keys->k_size);
         v = make_given(call, call->keys->v, call->keys->v_size);
-        t.k = (folio_tensor){.data = k.data, .tokens = rows};
-        t.v = (folio_tensor){.data = v.data, .tokens = rows};
+        t.k = (folio_tensor){.data = k.data, .dtype = call->desc.dtype, .tokens = rows};
+        t.v = (folio_tensor){.data = v.data, .dtype = call->desc.dtype, .tokens = rows};
     }
     folio_status status = FOLIO_ERR_ARGUMENT;
     if (open_layer(ctx, call, cache, &l)) {

@@ -66,9 +66,9 @@ static void run_case(const large_case *c, const char *backend, const char *level
                    .block_table = table, .num_blocks = KEYS / BLOCK);
     CHECK_OK(folio_batch_add(l.batch, &seq));
     CHECK_OK(folio_plan_update(l.plan, l.batch, NULL));
-    folio_tensors t =
-        FOLIO_WITH(folio_tensors, .q = {c->q, 0, c->rows, 0, 0}, .out = {out, 0, c->rows, 0, 0},
-                   .lse = a->lse, .bias = {c->bias, FOLIO_F32, {1, 1, 1, KEYS}, {0, 0, 0, 1}});
+    folio_tensors t = FOLIO_WITH(folio_tensors, .q = {c->q, c->dtype, c->rows, 0, 0},
+                                 .out = {out, c->dtype, c->rows, 0, 0}, .lse = a->lse,
+                                 .bias = {c->bias, FOLIO_F32, {1, 1, 1, KEYS}, {0, 0, 0, 1}});
     CHECK_OK(folio_attention_forward(l.plan, 0, FOLIO_ATTENTION_DECODER, l.cache, 0, &t, NULL));
     for (int64_t i = 0; i < c->rows * HEADS * SIZE; i++) a->out[i] = kit_load(c->dtype, out, i);
     kit_layer_close(&l);

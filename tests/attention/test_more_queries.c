@@ -223,9 +223,10 @@ static void check_shared_prefix(rig_engine e, int64_t prefix, int64_t rows_each)
         }
         CHECK_OK(folio_plan_update(l.plan, l.batch, NULL));
         float *out = pass == 0 ? whole : part[pass - 1];
-        folio_tensors t = FOLIO_WITH(folio_tensors, .q = {.data = q, .tokens = rows},
-                                     .out = {.data = out, .tokens = rows},
-                                     .lse = pass == 0 ? whole_lse : part_lse[pass - 1]);
+        folio_tensors t =
+            FOLIO_WITH(folio_tensors, .q = {.data = q, .dtype = FOLIO_F32, .tokens = rows},
+                       .out = {.data = out, .dtype = FOLIO_F32, .tokens = rows},
+                       .lse = pass == 0 ? whole_lse : part_lse[pass - 1]);
         CHECK_OK(folio_attention_forward(l.plan, 0, FOLIO_ATTENTION_DECODER, l.cache, 0, &t, NULL));
     }
     folio_state states[2];

@@ -301,10 +301,10 @@ ENGINE_TEST(numerics, lse_strides)
     float q[3 * 2 * 8], k[3 * 2 * 8], v[3 * 2 * RIG_DIM], out[3 * 2 * RIG_DIM], lse[64];
     rig_fill(&r, FOLIO_ATTENTION_DECODER, q, k, v);
     folio_tensors t = r.t;
-    t.q = (folio_tensor){.data = q, .tokens = 3};
-    t.k = (folio_tensor){.data = k, .tokens = 3};
-    t.v = (folio_tensor){.data = v, .tokens = 3};
-    t.out = (folio_tensor){.data = out, .tokens = 3};
+    t.q = (folio_tensor){.data = q, .dtype = FOLIO_F32, .tokens = 3};
+    t.k = (folio_tensor){.data = k, .dtype = FOLIO_F32, .tokens = 3};
+    t.v = (folio_tensor){.data = v, .dtype = FOLIO_F32, .tokens = 3};
+    t.out = (folio_tensor){.data = out, .dtype = FOLIO_F32, .tokens = 3};
     t.lse = lse;
     const int64_t strides[][2] = {{0, 0}, {9, 4}, {1, 5}, {20, 3}};
     for (int n = 0; n < 4; n++) {

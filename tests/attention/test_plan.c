@@ -149,11 +149,13 @@ static folio_status forward_to(const world *w, const folio_plan *plan, call c, f
                                float *lse, const folio_run *run)
 {
     folio_tensors t = {.struct_size = sizeof t, .lse = lse, .sinks = c.sinks};
-    t.q = (folio_tensor){.data = (void *)(uintptr_t)w->q, .tokens = c.rows};
-    t.out = (folio_tensor){.data = out, .tokens = c.rows};
+    t.q = (folio_tensor){.data = (void *)(uintptr_t)w->q, .dtype = FOLIO_F32, .tokens = c.rows};
+    t.out = (folio_tensor){.data = out, .dtype = FOLIO_F32, .tokens = c.rows};
     if (c.new_rows > 0 && !c.no_kv) {
-        t.k = (folio_tensor){.data = (void *)(uintptr_t)w->k, .tokens = c.new_rows};
-        t.v = (folio_tensor){.data = (void *)(uintptr_t)w->v, .tokens = c.new_rows};
+        t.k = (folio_tensor){
+            .data = (void *)(uintptr_t)w->k, .dtype = FOLIO_F32, .tokens = c.new_rows};
+        t.v = (folio_tensor){
+            .data = (void *)(uintptr_t)w->v, .dtype = FOLIO_F32, .tokens = c.new_rows};
     }
     return folio_attention_forward(plan, c.attention, c.type, w->cache, c.layer, &t, run);
 }
@@ -799,8 +801,8 @@ BACKEND_TEST(plan, workspace_fits_every_attention)
         folio_run run = {.struct_size = sizeof run, .workspace = workspace.data};
         run.workspace_size = bytes;
         folio_tensors t = {.struct_size = sizeof t};
-        t.q = t.k = t.v = (folio_tensor){.data = q, .tokens = ROWS};
-        t.out = (folio_tensor){.data = out, .tokens = ROWS};
+        t.q = t.k = t.v = (folio_tensor){.data = q, .dtype = FOLIO_F32, .tokens = ROWS};
+        t.out = (folio_tensor){.data = out, .dtype = FOLIO_F32, .tokens = ROWS};
         for (int32_t n = 0; n < 2; n++)
             CHECK_OK(folio_attention_forward(plan, n, FOLIO_ATTENTION_DECODER, NULL, 0, &t, &run));
         support_buffer_free(&workspace);

@@ -82,7 +82,7 @@ static folio_tensors tensors(const world *w, int64_t rows)
     float *x = w->memory;
     folio_tensor t[4];
     for (int i = 0; i < 4; i++)
-        t[i] = (folio_tensor){.data = x + i * MAX_ROWS * ROW, .tokens = rows};
+        t[i] = (folio_tensor){.data = x + i * MAX_ROWS * ROW, .dtype = FOLIO_F32, .tokens = rows};
     return FOLIO_WITH(folio_tensors, .q = t[0], .k = t[1], .v = t[2], .out = t[3]);
 }
 

@@ -478,8 +478,8 @@ BACKEND_TEST(rotary, bad_forwards)
     c.t.rotary = rotary;
     c.t.flags = FOLIO_KV_APPEND; /* two tokens share a slot */
     float more[2][(TOKENS + 1) * HEADS * DK] = {{0}};
-    c.t.q = c.t.k = c.t.v = (folio_tensor){more[0], 0, TOKENS + 1, 0, 0};
-    c.t.out = (folio_tensor){more[1], 0, TOKENS + 1, 0, 0}, c.t.lse = NULL;
+    c.t.q = c.t.k = c.t.v = (folio_tensor){more[0], FOLIO_F32, TOKENS + 1, 0, 0};
+    c.t.out = (folio_tensor){more[1], FOLIO_F32, TOKENS + 1, 0, 0}, c.t.lse = NULL;
     REFUSED(run_call(&c), ARG, "seq 3|-1|negative");
     folio_rotary_destroy(rotary);
     folio_rotary_destroy(wide);

@@ -126,10 +126,10 @@ static void run_prompt(const char *backend, int64_t tokens, int64_t window)
     REQUIRE_TEST(workspace);
     CHECK_OK(folio_plan_update(p.l.plan, p.l.batch, NULL));
     folio_tensors t = {.struct_size = sizeof t, .lse = p.lse};
-    t.q = (folio_tensor){.data = p.q, .tokens = tokens};
-    t.k = (folio_tensor){.data = p.k, .tokens = tokens};
-    t.v = (folio_tensor){.data = p.v, .tokens = tokens};
-    t.out = (folio_tensor){.data = p.out, .tokens = tokens};
+    t.q = (folio_tensor){.data = p.q, .dtype = FOLIO_F32, .tokens = tokens};
+    t.k = (folio_tensor){.data = p.k, .dtype = FOLIO_F32, .tokens = tokens};
+    t.v = (folio_tensor){.data = p.v, .dtype = FOLIO_F32, .tokens = tokens};
+    t.out = (folio_tensor){.data = p.out, .dtype = FOLIO_F32, .tokens = tokens};
     folio_run run = {.struct_size = sizeof run, .workspace = workspace, .workspace_size = bytes};
     CHECK_OK(folio_attention_forward(p.l.plan, 0, FOLIO_ATTENTION_DECODER, p.l.cache, 0, &t, &run));
     CHECK_INT(memory.refused, 0);
@@ -197,11 +197,11 @@ static void attend(folio_context *ctx, folio_kv_cache *cache, folio_dtype dtype,
     size_t bytes = (size_t)(stride * ROWS) * sizeof(float);
     float *far_q = stride ? reserve(bytes) : NULL, *far_out = stride ? reserve(bytes) : NULL;
     folio_tensors t = {.struct_size = sizeof t, .lse = &got->lse[0][0]};
-    t.q = (folio_tensor){far_q ? far_q : &q[0][0][0], 0, ROWS, far_q ? stride : 0, 0};
-    t.k = (folio_tensor){k[KEYS - ROWS], 0, ROWS, 0, 0};
-    t.v = (folio_tensor){v[KEYS - ROWS], 0, ROWS, 0, 0};
-    t.out =
-        (folio_tensor){far_out ? far_out : &got->out[0][0][0], 0, ROWS, far_out ? stride : 0, 0};
+    t.q = (folio_tensor){far_q ? far_q : &q[0][0][0], FOLIO_F32, ROWS, far_q ? stride : 0, 0};
+    t.k = (folio_tensor){k[KEYS - ROWS], FOLIO_F32, ROWS, 0, 0};
+    t.v = (folio_tensor){v[KEYS - ROWS], FOLIO_F32, ROWS, 0, 0};
+    t.out = (folio_tensor){far_out ? far_out : &got->out[0][0][0], FOLIO_F32, ROWS,
+                           far_out ? stride : 0, 0};
     for (int i = 0; far_q && i < ROWS; i++) memcpy(far_q + i * stride, q[i], sizeof q[i]);
     CHECK_OK(folio_attention_forward(l.plan, 0, FOLIO_ATTENTION_DECODER, cache, 0, &t, NULL));
     for (int i = 0; far_out && i < ROWS; i++)

@@ -571,8 +571,8 @@ static void attend(folio_context *ctx, folio_kv_cache *cache, const folio_kv_cac
     CHECK_OK(folio_plan_update(l.plan, l.batch, NULL));
     float q[8];
     support_fill(q, 8, 5, 0.01f);
-    folio_tensors t =
-        FOLIO_WITH(folio_tensors, .q = {.data = q, .tokens = 1}, .out = {.data = out, .tokens = 1});
+    folio_tensors t = FOLIO_WITH(folio_tensors, .q = {.data = q, .dtype = FOLIO_F32, .tokens = 1},
+                                 .out = {.data = out, .dtype = FOLIO_F32, .tokens = 1});
     CHECK_OK(folio_attention_forward(l.plan, 0, FOLIO_ATTENTION_DECODER, cache, 0, &t, NULL));
     l.cache = NULL; /* the caller's */
     kit_layer_close(&l);

@@ -257,14 +257,15 @@ BACKEND_TEST(latent, forwards_are_refused)
     CHECK_OK(folio_plan_update(plain.plan, l.batch, NULL));
     kit_poison_cache(l.cache);
     uint64_t before = kit_hash_cache(l.cache);
-    const folio_tensors good = FOLIO_WITH(folio_tensors, .q = {q, 0, 3, 0, 0}, .k = {k, 0, 3, 0, 0},
-                                          .out = {out, 0, 3, 0, 0});
+    const folio_tensors good =
+        FOLIO_WITH(folio_tensors, .q = {q, FOLIO_F32, 3, 0, 0}, .k = {k, FOLIO_F32, 3, 0, 0},
+                   .out = {out, FOLIO_F32, 3, 0, 0});
 #define FORWARD(plan, cache)                                                                       \
     folio_attention_forward(plan, 0, FOLIO_ATTENTION_DECODER, cache, 0, &t, NULL)
     folio_tensors t = good;
     REFUSED(FORWARD(l.plan, plain.cache), ARG, "v_in_k is 0 in the cache and 1 in the attention");
     REFUSED(FORWARD(plain.plan, l.cache), ARG, "v_in_k is 1 in the cache and 0 in the attention");
-    t.v = (folio_tensor){k, 0, 3, 0, 0};
+    t.v = (folio_tensor){k, FOLIO_F32, 3, 0, 0};
     REFUSED(FORWARD(l.plan, l.cache), ARG, "v is given|3|v_in_k");
     REFUSED(FORWARD(l.plan, NULL), ARG, "v is given|3|v_in_k");
     t = good, t.v.tokens = 3;

@@ -233,10 +233,10 @@ static int64_t make_step(engine *e, int number)
 
 static void forward(engine *e, int64_t rows)
 {
-    folio_tensors t = FOLIO_WITH(folio_tensors, .q = {e->q, 0, rows, 0, 0},
-                                 .k = {e->k, 0, rows, 0, 0}, .v = {e->v, 0, rows, 0, 0},
-                                 .out = {e->out, 0, rows, 0, 0}, .lse = e->lse, .slopes = e->slopes,
-                                 .sinks = e->sinks, .rotary = e->rotary, .positions = e->positions);
+    folio_tensors t = FOLIO_WITH(
+        folio_tensors, .q = {e->q, FOLIO_BF16, rows, 0, 0}, .k = {e->k, FOLIO_BF16, rows, 0, 0},
+        .v = {e->v, FOLIO_BF16, rows, 0, 0}, .out = {e->out, FOLIO_BF16, rows, 0, 0}, .lse = e->lse,
+        .slopes = e->slopes, .sinks = e->sinks, .rotary = e->rotary, .positions = e->positions);
     for (int32_t layer = 0; layer < 2; layer++)
         CHECK_OK(folio_attention_forward(e->l.plan, 0, FOLIO_ATTENTION_DECODER, e->l.cache, layer,
                                          &t, &e->run));

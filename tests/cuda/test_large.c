@@ -66,10 +66,10 @@ static void attend(kit_layer *l, int64_t base, int32_t query, const void *q, voi
                                      .block_table = table, .num_blocks = SEQ_BLOCKS);
     CHECK_OK(folio_batch_add(l->batch, &seq));
     CHECK_OK(folio_plan_update(l->plan, l->batch, NULL));
-    folio_tensors t = FOLIO_WITH(folio_tensors, .q = {(void *)q, 0, query, 0, 0},
-                                 .k = {(uint16_t *)k + context * KV_ROW, 0, query, 0, 0},
-                                 .v = {(uint16_t *)v + context * KV_ROW, 0, query, 0, 0},
-                                 .out = {out, 0, query, 0, 0});
+    folio_tensors t = FOLIO_WITH(folio_tensors, .q = {(void *)q, FOLIO_BF16, query, 0, 0},
+                                 .k = {(uint16_t *)k + context * KV_ROW, FOLIO_BF16, query, 0, 0},
+                                 .v = {(uint16_t *)v + context * KV_ROW, FOLIO_BF16, query, 0, 0},
+                                 .out = {out, FOLIO_BF16, query, 0, 0});
     CHECK_OK(folio_attention_forward(l->plan, 0, FOLIO_ATTENTION_DECODER, l->cache, 0, &t, NULL));
     CHECK_OK(folio_memory_copy(l->ctx, got, out, (size_t)query * ROW * 2, NULL));
     CHECK_OK(folio_run_wait(l->ctx, NULL));

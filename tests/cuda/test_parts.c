@@ -52,8 +52,8 @@ static void update(engine *e, int32_t num_seqs, int32_t query_len)
 
 static void forward(engine *e, int64_t rows)
 {
-    folio_tensors t =
-        FOLIO_WITH(folio_tensors, .q = {e->q, 0, rows, 0, 0}, .out = {e->out, 0, rows, 0, 0});
+    folio_tensors t = FOLIO_WITH(folio_tensors, .q = {e->q, FOLIO_BF16, rows, 0, 0},
+                                 .out = {e->out, FOLIO_BF16, rows, 0, 0});
     CHECK_OK(
         folio_attention_forward(e->l.plan, 0, FOLIO_ATTENTION_DECODER, e->l.cache, 0, &t, &e->run));
 }

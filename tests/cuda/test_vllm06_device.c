@@ -135,7 +135,8 @@ static void attend(user *u, const folio_vllm06_backend *b, int step)
     folio_tensor t[4];
     for (int i = 0; i < 4; i++) {
         int64_t row = (i == 1 || i == 2 ? KV_HEADS : HEADS) * SIZE * 2;
-        t[i] = (folio_tensor){.data = u->tensors + i * TENSOR * 2 + first * row, .tokens = rows};
+        t[i] = (folio_tensor){
+            .data = u->tensors + i * TENSOR * 2 + first * row, .dtype = FOLIO_BF16, .tokens = rows};
     }
     folio_vllm06_forward_args a =
         FOLIO_WITH(folio_vllm06_forward_args, .query = t[0], .key = t[1], .value = t[2],

@@ -93,8 +93,8 @@ TEST(workspace, attentions_of_other_shapes_take_turns)
     CHECK_OK(folio_plan_update(plan, w.batch, NULL));
     for (int turn = 0; turn < 3 * SHAPES; turn++) {
         int i = turn % SHAPES;
-        folio_tensors t =
-            FOLIO_WITH(folio_tensors, .q = {w.q, 0, SEQS, 0, 0}, .out = {w.out, 0, SEQS, 0, 0});
+        folio_tensors t = FOLIO_WITH(folio_tensors, .q = {w.q, FOLIO_BF16, SEQS, 0, 0},
+                                     .out = {w.out, FOLIO_BF16, SEQS, 0, 0});
         CHECK_OK(folio_memory_fill(w.ctx, w.out, 0x7f, SEQS * ROW * 2, NULL));
         CHECK_OK(
             folio_attention_forward(plan, i, FOLIO_ATTENTION_DECODER, w.cache[i], 0, &t, NULL));
@@ -122,8 +122,8 @@ TEST(workspace, many_workspaces_of_the_caller)
     for (int turn = 0; turn < 3 * MANY; turn++) {
         const folio_run *run = &runs[turn * 7 % MANY];
         int i = turn % SHAPES;
-        folio_tensors t =
-            FOLIO_WITH(folio_tensors, .q = {w.q, 0, SEQS, 0, 0}, .out = {w.out, 0, SEQS, 0, 0});
+        folio_tensors t = FOLIO_WITH(folio_tensors, .q = {w.q, FOLIO_BF16, SEQS, 0, 0},
+                                     .out = {w.out, FOLIO_BF16, SEQS, 0, 0});
         CHECK_OK(folio_memory_fill(w.ctx, run->workspace, 0x11, bytes, NULL));
         CHECK_OK(folio_memory_fill(w.ctx, w.out, 0x7f, SEQS * ROW * 2, NULL));
         CHECK_OK(folio_attention_forward(plan, i, FOLIO_ATTENTION_DECODER, w.cache[i], 0, &t, run));
@@ -157,8 +157,8 @@ TEST(workspace, two_streams_with_workspaces_of_their_own)
     CHECK_OK(folio_plan_update(plan, w.batch, NULL));
     CHECK_OK(folio_run_wait(w.ctx, NULL));
     for (int turn = 0; turn < 40; turn++) {
-        folio_tensors t = FOLIO_WITH(folio_tensors, .q = {w.q, 0, SEQS, 0, 0},
-                                     .out = {out[turn % 2], 0, SEQS, 0, 0});
+        folio_tensors t = FOLIO_WITH(folio_tensors, .q = {w.q, FOLIO_BF16, SEQS, 0, 0},
+                                     .out = {out[turn % 2], FOLIO_BF16, SEQS, 0, 0});
         CHECK_OK(folio_attention_forward(plan, 0, FOLIO_ATTENTION_DECODER, w.cache[0], 0, &t,
                                          &runs[turn % 2]));
     }
@@ -179,8 +179,8 @@ TEST(workspace, a_second_stream_in_the_plans_own_is_refused)
     cudaStream_t stream;
     open_world(&w);
     folio_plan *plan = make_plan(&w, 1, 0);
-    folio_tensors t =
-        FOLIO_WITH(folio_tensors, .q = {w.q, 0, SEQS, 0, 0}, .out = {w.out, 0, SEQS, 0, 0});
+    folio_tensors t = FOLIO_WITH(folio_tensors, .q = {w.q, FOLIO_BF16, SEQS, 0, 0},
+                                 .out = {w.out, FOLIO_BF16, SEQS, 0, 0});
     CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess);
     folio_run run = {.struct_size = sizeof run, .stream = stream};
     CHECK_OK(folio_plan_update(plan, w.batch, NULL));

@@ -434,9 +434,10 @@ static bool forward_layer(gen_pool *p, int32_t part, int32_t layer, gen_item *co
     fill_rows(p, part, s.first_layer + layer, items, num_items, x);
     void *k = x->kv_rows > 0 ? x->k : NULL, *v = x->kv_rows > 0 ? x->v : NULL;
     folio_tensors t =
-        FOLIO_WITH(folio_tensors, .q = {.data = x->q, .tokens = x->rows},
-                   .k = {.data = k, .tokens = x->kv_rows}, .v = {.data = v, .tokens = x->kv_rows},
-                   .out = {.data = x->out, .tokens = x->rows}, .lse = x->lse);
+        FOLIO_WITH(folio_tensors, .q = {.data = x->q, .dtype = FOLIO_F32, .tokens = x->rows},
+                   .k = {.data = k, .dtype = FOLIO_F32, .tokens = x->kv_rows},
+                   .v = {.data = v, .dtype = FOLIO_F32, .tokens = x->kv_rows},
+                   .out = {.data = x->out, .dtype = FOLIO_F32, .tokens = x->rows}, .lse = x->lse);
     if (p->m->g.v_in_k) t.v = (folio_tensor){0};
     folio_attention_type type =
         part == CROSS ? FOLIO_ATTENTION_ENCODER_DECODER : FOLIO_ATTENTION_DECODER;

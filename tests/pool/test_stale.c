@@ -97,9 +97,11 @@ static folio_status forward_over(world *w, int32_t group, folio_attention_type t
     folio_batch_info info = {.struct_size = sizeof info};
     CHECK_OK(folio_batch_get_info(w->batch, &info));
     int64_t rows = info.num_query_tokens;
-    folio_tensors t = FOLIO_WITH(
-        folio_tensors, .q = {.data = w->q, .tokens = rows}, .k = {.data = w->q, .tokens = rows},
-        .v = {.data = w->q, .tokens = rows}, .out = {.data = w->out, .tokens = rows});
+    folio_tensors t =
+        FOLIO_WITH(folio_tensors, .q = {.data = w->q, .dtype = FOLIO_F32, .tokens = rows},
+                   .k = {.data = w->q, .dtype = FOLIO_F32, .tokens = rows},
+                   .v = {.data = w->q, .dtype = FOLIO_F32, .tokens = rows},
+                   .out = {.data = w->out, .dtype = FOLIO_F32, .tokens = rows});
     return folio_attention_forward(w->plan[group], 0, type, w->r.caches[cache], 0, &t, NULL);
 }
 

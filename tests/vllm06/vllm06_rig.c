@@ -253,15 +253,16 @@ folio_vllm06_forward_args v06_args(v06 *r, folio_attention_type type)
     r->v = fill(r, V, type, true, &key_rows);
     size_t elem = folio_dtype_size(r->d.dtype);
     r->out = support_buffer_make((size_t)(r->out_rows * v06_width(r)) * elem);
-    folio_vllm06_forward_args a = {.struct_size = sizeof a,
-                                   .query = {.data = r->q, .tokens = r->out_rows},
-                                   .key = {.data = r->k, .tokens = key_rows},
-                                   .value = {.data = r->v, .tokens = key_rows},
-                                   .attn_metadata = r->m,
-                                   .k_scale = r->k_scale,
-                                   .v_scale = r->v_scale,
-                                   .attn_type = type,
-                                   .output = {.data = r->out.data, .tokens = r->out_rows}};
+    folio_vllm06_forward_args a = {
+        .struct_size = sizeof a,
+        .query = {.data = r->q, .dtype = r->d.dtype, .tokens = r->out_rows},
+        .key = {.data = r->k, .dtype = r->d.dtype, .tokens = key_rows},
+        .value = {.data = r->v, .dtype = r->d.dtype, .tokens = key_rows},
+        .attn_metadata = r->m,
+        .k_scale = r->k_scale,
+        .v_scale = r->v_scale,
+        .attn_type = type,
+        .output = {.data = r->out.data, .dtype = r->d.dtype, .tokens = r->out_rows}};
     if (!r->no_cache) a.kv_cache = &r->kv[type == FOLIO_ATTENTION_ENCODER_DECODER];
     if (r->no_key) a.key = a.value = (folio_tensor){0};
     return a;

@@ -116,7 +116,6 @@ class FolioImpl:
         rows = slots.shape[0]
         write = make(abi.folio_kv_write, slots=slots.data_ptr())
         inputs = [_point(write.k, key, rows), _point(write.v, value, rows)]
-        write.k.dtype = write.v.dtype = dtype_of(key.dtype)
         if self.kv_cache_dtype in _FP8:
             write.k_scale, write.v_scale = layer._k_scale_float, layer._v_scale_float
         cache = self._wrap(kv_cache, key.dtype)
@@ -150,7 +149,7 @@ def _point(tensor: Any, value: Any, rows: int) -> Any:
     if element != 1 and value.shape[2] > 1:
         value = value.contiguous()
         token, head, element = value.stride()
-    tensor.data, tensor.tokens = value.data_ptr(), rows
+    tensor.data, tensor.dtype, tensor.tokens = value.data_ptr(), dtype_of(value.dtype), rows
     tensor.token_stride = token if rows > 1 else 0
     tensor.head_stride = head if value.shape[1] > 1 else 0
     return value

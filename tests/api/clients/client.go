@@ -51,7 +51,7 @@ func floats(n, first int) []float32 {
 }
 
 func tensor(of []float32) C.folio_tensor {
-	return C.folio_tensor{data: unsafe.Pointer(&of[0]), tokens: tokens}
+	return C.folio_tensor{data: unsafe.Pointer(&of[0]), dtype: C.FOLIO_F32, tokens: tokens}
 }
 
 func byHand(q, k, v []float32, token, head, dim int) float64 {

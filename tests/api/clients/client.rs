@@ -127,7 +127,7 @@ fn by_hand(q: &[f32], k: &[f32], v: &[f32], token: usize, head: usize, dim: usiz
 }
 
 fn tensor(of: &mut [f32]) -> Tensor {
-    Tensor { data: of.as_mut_ptr().cast(), dtype: 0, tokens: TOKENS as i64, token_stride: 0, head_stride: 0 }
+    Tensor { data: of.as_mut_ptr().cast(), dtype: F32, tokens: TOKENS as i64, token_stride: 0, head_stride: 0 }
 }
 
 // A prompt through scattered blocks; the largest error.
