@@ -20,8 +20,8 @@ static folio_tensor make_tensor(float *x, int64_t tokens, int heads, unsigned se
 }
 
 /* Both layers over one step's metadata; the sum of what the last one gives. */
-static double run_step(const folio_vllm06_backend *b, folio_vllm06_impl *impl,
-                       const folio_vllm06_kv_cache *caches, folio_vllm06_metadata *metadata)
+static double run_step(folio_vllm06_impl *impl, const folio_vllm06_kv_cache *caches,
+                       folio_vllm06_metadata *metadata)
 {
     const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(metadata);
     int64_t tokens = f->num_prefill_tokens + f->num_decode_tokens;
@@ -34,7 +34,7 @@ static double run_step(const folio_vllm06_backend *b, folio_vllm06_impl *impl,
         a.output = (folio_tensor){.data = out, .dtype = FOLIO_F32, .tokens = tokens};
         a.kv_cache = &caches[layer];
         a.attn_metadata = metadata;
-        must(b->forward(impl, &a, NULL));
+        must(folio_vllm06_forward(impl, &a, NULL));
     }
     double sum = 0;
     for (int64_t i = 0; i < tokens * HEADS * SIZE; i++) sum += (double)out[i];
@@ -52,14 +52,20 @@ static void run_backend(const folio_vllm06_backend *b, double sums[2])
     d.num_kv_heads = KV_HEADS;
     d.dtype = FOLIO_F32;
     must(folio_vllm06_state_create("auto", NULL, &state));
-    must(b->make_impl(state, &d, &impl));
+    must(folio_vllm06_make_impl(state, b, &d, &impl));
     folio_vllm06_builder_desc how = FOLIO_WITH(folio_vllm06_builder_desc, .block_size = BLOCK);
     must(folio_vllm06_builder_create(state, b, &how, &builder));
     int64_t shape[3]; /* 2, BLOCKS, the rest */
     folio_vllm06_kv_cache caches[LAYERS];
-    must(b->get_kv_cache_shape(BLOCKS, BLOCK, KV_HEADS, SIZE, shape));
+    must(folio_vllm06_get_kv_cache_shape(BLOCKS, BLOCK, KV_HEADS, SIZE, shape));
     for (int i = 0; i < LAYERS; i++)
-        caches[i] = (folio_vllm06_kv_cache){memory[i], FOLIO_F32, shape[1], shape[2]};
+        caches[i] = (folio_vllm06_kv_cache){.key_cache = memory[i],
+                                            .bytes = sizeof memory[i],
+                                            .dtype = FOLIO_F32,
+                                            .block_size = BLOCK,
+                                            .num_kv_heads = KV_HEADS,
+                                            .head_size = SIZE,
+                                            .num_blocks = shape[1]};
     for (int step = 0; step < 2; step++) {
         folio_vllm06_metadata *metadata;
         for (int i = 0; i < SEQS; i++) {
@@ -71,10 +77,10 @@ static void run_backend(const folio_vllm06_backend *b, double sums[2])
             must(folio_vllm06_builder_add(builder, &s));
         }
         must(folio_vllm06_builder_build(builder, &metadata));
-        sums[step] = run_step(b, impl, caches, metadata);
+        sums[step] = run_step(impl, caches, metadata);
         folio_vllm06_metadata_destroy(metadata);
     }
-    printf("%-10s prompts %9.5f, decodes %9.5f\n", b->get_name(), sums[0], sums[1]);
+    printf("%-10s prompts %9.5f, decodes %9.5f\n", b->name, sums[0], sums[1]);
     folio_vllm06_builder_destroy(builder);
     folio_vllm06_impl_destroy(impl);
     folio_vllm06_state_destroy(state);

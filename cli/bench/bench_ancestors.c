@@ -66,7 +66,7 @@ static bool fill_cache(const bench_ancestors *a, int which, int64_t seed)
                    .block_size = s->block_size, .num_kv_heads = s->heads.kv_heads,
                    .k_head_size = s->head_size, .dtype = s->kv_dtype,
                    .layout = which == XPACKED ? FOLIO_LAYOUT_XPACKED : FOLIO_LAYOUT_XPACKED_1);
-    void *k = a->caches[which].data, *v = (char *)k + a->cache_bytes / 2;
+    void *k = a->caches[which].key_cache, *v = (char *)k + a->cache_bytes / 2;
     folio_kv_memory memory =
         FOLIO_WITH(folio_kv_memory, .k = &k, .v = &v, .k_bytes = a->cache_bytes / 2,
                    .v_bytes = a->cache_bytes / 2);
@@ -81,15 +81,18 @@ static bool make_caches(bench_ancestors *a, int64_t seed)
 {
     const setting *s = &a->r->of;
     int64_t shape[3];
-    TRY(folio_vllm06_backend_find(table[0].name)
-            ->get_kv_cache_shape(a->r->num_blocks, s->block_size, s->heads.kv_heads, s->head_size,
-                                 shape));
+    TRY(folio_vllm06_get_kv_cache_shape(a->r->num_blocks, s->block_size, s->heads.kv_heads,
+                                        s->head_size, shape));
     a->cache_bytes = (size_t)(shape[0] * shape[1] * shape[2]) * folio_dtype_size(s->kv_dtype);
     for (int i = 0; i < NUM_CACHES; i++) {
-        a->caches[i] = (folio_vllm06_kv_cache){
-            .dtype = s->kv_dtype, .num_blocks = shape[1], .block_elements = shape[2]};
+        a->caches[i] = (folio_vllm06_kv_cache){.bytes = a->cache_bytes,
+                                               .dtype = s->kv_dtype,
+                                               .block_size = s->block_size,
+                                               .num_kv_heads = s->heads.kv_heads,
+                                               .head_size = s->head_size,
+                                               .num_blocks = shape[1]};
         TRY(folio_memory_create(a->r->ctx, FOLIO_MEMORY_DEVICE, a->cache_bytes,
-                                &a->caches[i].data));
+                                &a->caches[i].key_cache));
         if (!fill_cache(a, i, seed)) return false;
     }
     return true;
@@ -148,7 +151,7 @@ static bool make_layer(bench_ancestors *a, folio_vllm06_state *first, int which)
         .kv_cache_dtype = s->kv_dtype == s->dtype ? "auto" : folio_dtype_name(s->kv_dtype));
     l->backend = folio_vllm06_backend_find(table[which].name);
     return make_state(a, first, l) &&
-           bench_ok(l->backend->make_impl(l->state, &d, &l->impl), "make_impl") &&
+           bench_ok(folio_vllm06_make_impl(l->state, l->backend, &d, &l->impl), "make_impl") &&
            make_metadata(a, l);
 }
 
@@ -164,7 +167,7 @@ static bool forward(const bench_ancestors *a, int which, const folio_run *run)
         .kv_cache = &a->caches[table[which].cache], .attn_metadata = l->metadata,
         .attn_type = FOLIO_ATTENTION_DECODER,
         .output = {.data = r->out, .dtype = r->of.dtype, .tokens = rows});
-    return bench_ok(l->backend->forward(l->impl, &args, run), table[which].name);
+    return bench_ok(folio_vllm06_forward(l->impl, &args, run), table[which].name);
 }
 
 /* ---- Operators */
@@ -199,22 +202,15 @@ static bool operate(const bench_ancestors *a, bench_ancestor which, const folio_
 {
     const rig *r = a->r;
     const setting *s = &r->of;
-    void *keys = a->caches[table[which].cache].data;
-    folio_vllm06_ops_cache cache = {.key_cache = keys,
-                                    .value_cache = (char *)keys + a->cache_bytes / 2,
-                                    .dtype = s->kv_dtype,
-                                    .x = 16 / (int32_t)folio_dtype_size(s->kv_dtype),
-                                    .num_kv_heads = s->heads.kv_heads,
-                                    .head_size = s->head_size,
-                                    .block_size = s->block_size,
-                                    .num_blocks = r->num_blocks};
+    const folio_vllm06_kv_cache *cache = &a->caches[table[which].cache];
+    folio_vllm06_state *state = a->layers[0].state;
     folio_vllm06_paged_attention_args args = FOLIO_WITH(
         folio_vllm06_paged_attention_args, .out = r->out, .query = r->q, .dtype = s->dtype,
         .num_heads = s->heads.heads, .num_seqs = s->what->seqs, .block_tables = a->tables,
         .max_num_blocks_per_seq = a->stride, .seq_lens = a->lens, .max_seq_len = s->what->longest);
     folio_status status = which == BENCH_PAGED_V1
-                              ? folio_vllm06_paged_attention_v1(r->ctx, &args, &cache, run)
-                              : folio_vllm06_paged_attention_v2(r->ctx, &args, &cache, a->exp_sums,
+                              ? folio_vllm06_paged_attention_v1(state, &args, cache, run)
+                              : folio_vllm06_paged_attention_v2(state, &args, cache, a->exp_sums,
                                                                 a->max_logits, a->tmp_out, run);
     return bench_ok(status, table[which].name);
 }
@@ -242,7 +238,7 @@ void bench_ancestors_close(bench_ancestors *a)
         folio_vllm06_state_destroy(a->layers[i].state);
     }
     for (int i = 0; i < NUM_CACHES; i++)
-        folio_memory_destroy(ctx, FOLIO_MEMORY_DEVICE, a->caches[i].data, a->cache_bytes);
+        folio_memory_destroy(ctx, FOLIO_MEMORY_DEVICE, a->caches[i].key_cache, a->cache_bytes);
     folio_memory_destroy(ctx, FOLIO_MEMORY_DEVICE, a->exp_sums, a->sums_bytes);
     folio_memory_destroy(ctx, FOLIO_MEMORY_DEVICE, a->max_logits, a->sums_bytes);
     folio_memory_destroy(ctx, FOLIO_MEMORY_DEVICE, a->tmp_out, a->tmp_bytes);

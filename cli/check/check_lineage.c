@@ -93,13 +93,11 @@ static void draw_life(life *l, check_draw *d, int64_t index)
     static const char *const kv_names[] = {"auto", "auto", "fp8", "fp8_e5m2"};
     static const folio_dtype kv_dtypes[] = {0, 0, FOLIO_FP8_E4M3, FOLIO_FP8_E5M2};
     static const int32_t groups[] = {1, 1, 2, 4};
-    int32_t num_sizes, num_blocks;
-    const int32_t *sizes = l->backend->get_supported_head_sizes(&num_sizes);
-    const int32_t *blocks = l->backend->get_supported_block_sizes(&num_blocks);
+    const folio_vllm06_backend *b = l->backend;
     folio_vllm06_impl_desc *i = &l->desc;
     int64_t kv = check_int(d, 0, 3);
     *i = (folio_vllm06_impl_desc){.struct_size = sizeof *i, .dtype = CHECK_PICK(d, dtypes)};
-    i->head_size = sizes[index % num_sizes];
+    i->head_size = b->supported_head_sizes[index % b->num_supported_head_sizes];
     if (i->head_size % 16 != 0) kv = 0; /* 16 numbers of one byte lie side by side */
     i->kv_cache_dtype = kv_names[kv];
     l->kv_dtype = kv_dtypes[kv] ? kv_dtypes[kv] : i->dtype;
@@ -117,15 +115,15 @@ static void draw_life(life *l, check_draw *d, int64_t index)
     if (!i->compat && check_chance(d, 2)) l->builder_window = i->sliding_window;
     l->k_scale = kv > 1 ? 0.25f : 1.0f;
     l->v_scale = kv > 1 ? 0.5f : 1.0f;
-    l->block_size = blocks[check_int(d, 0, num_blocks - 1)];
+    l->block_size = b->supported_block_sizes[check_int(d, 0, b->num_supported_block_sizes - 1)];
     l->seed = (uint64_t)check_int(d, 1, INT64_MAX - 1);
     for (int s = 0; s < NUM_SEQS; s++) {
         life_seq *q = &l->seqs[s];
         q->id = s + 1;
         q->encoder_len = l->encoder ? check_int(d, 1, CROSS_BLOCKS * 8) : 0;
-        for (int b = 0; b < SEQ_BLOCKS + CROSS_BLOCKS; b++) /* blocks far from their order */
-            *(b < SEQ_BLOCKS ? &q->blocks[b] : &q->cross[b - SEQ_BLOCKS]) =
-                (s * (SEQ_BLOCKS + CROSS_BLOCKS) + b) * 29 % NUM_BLOCKS;
+        for (int k = 0; k < SEQ_BLOCKS + CROSS_BLOCKS; k++) /* blocks far from their order */
+            *(k < SEQ_BLOCKS ? &q->blocks[k] : &q->cross[k - SEQ_BLOCKS]) =
+                (s * (SEQ_BLOCKS + CROSS_BLOCKS) + k) * 29 % NUM_BLOCKS;
     }
 }
 
@@ -134,8 +132,8 @@ static folio_vllm06_impl_desc plainly(const life *l, part of)
 {
     bool decodes = of == PART_DECODES;
     folio_vllm06_impl_desc d = l->desc;
-    bool ipex = strcmp(l->backend->get_name(), "ipex") == 0;
-    bool xformers = strcmp(l->backend->get_name(), "xformers") == 0;
+    bool ipex = strcmp(l->backend->name, "ipex") == 0;
+    bool xformers = strcmp(l->backend->name, "xformers") == 0;
     if (!d.compat) return d;
     d.compat = 0;
     if (of == PART_OTHER_TYPES) return d;
@@ -150,7 +148,8 @@ static bool make_impls(life *l, int i)
 {
     for (int of = 0; of < NUM_PARTS; of++) {
         folio_vllm06_impl_desc d = i ? plainly(l, (part)of) : l->desc;
-        if (!ok(l, l->backend->make_impl(l->state[i], &d, &l->impl[i][of]), "make_impl"))
+        if (!ok(l, folio_vllm06_make_impl(l->state[i], l->backend, &d, &l->impl[i][of]),
+                "make_impl"))
             return false;
     }
     return true;
@@ -160,21 +159,26 @@ static bool begin(life *l, const check_env *env)
 {
     const folio_vllm06_impl_desc *d = &l->desc;
     int64_t shape[3];
-    folio_status status = l->backend->get_kv_cache_shape(NUM_BLOCKS, l->block_size, d->num_kv_heads,
-                                                         d->head_size, shape);
+    folio_status status = folio_vllm06_get_kv_cache_shape(NUM_BLOCKS, l->block_size,
+                                                          d->num_kv_heads, d->head_size, shape);
     if (!ok(l, status, "get_kv_cache_shape")) return false;
     l->cache_bytes = (size_t)(shape[0] * shape[1] * shape[2]) * folio_dtype_size(l->kv_dtype);
     for (int i = 0; i < 2; i++) {
         folio_context_desc c = {.struct_size = sizeof c, .num_threads = i ? 1 : env->threads};
         if (i == 0) c.level = env->level;
-        l->cache[i] = l->spare[i] = (folio_vllm06_kv_cache){NULL, l->kv_dtype, shape[1], shape[2]};
+        l->cache[i] = l->spare[i] = (folio_vllm06_kv_cache){.bytes = l->cache_bytes,
+                                                            .dtype = l->kv_dtype,
+                                                            .block_size = l->block_size,
+                                                            .num_kv_heads = d->num_kv_heads,
+                                                            .head_size = d->head_size,
+                                                            .num_blocks = NUM_BLOCKS};
         const char *compute = i ? "reference" : env->info.name;
         if (!ok(l, folio_vllm06_state_create(compute, &c, &l->state[i]), "state_create") ||
             !make_impls(l, i))
             return false;
         void *nan = poisoned(l->cache_bytes);
-        l->cache[i].data = put(l, i, FOLIO_MEMORY_DEVICE, nan, l->cache_bytes);
-        l->spare[i].data = put(l, i, FOLIO_MEMORY_HOST, nan, l->cache_bytes);
+        l->cache[i].key_cache = put(l, i, FOLIO_MEMORY_DEVICE, nan, l->cache_bytes);
+        l->spare[i].key_cache = put(l, i, FOLIO_MEMORY_HOST, nan, l->cache_bytes);
         free(nan);
     }
     return l->out->ok;
@@ -212,7 +216,7 @@ static void judge_caches(life *l, const char *what)
     void *held[2];
     for (int i = 0; i < 2; i++) {
         held[i] = poisoned(l->cache_bytes);
-        get(l, i, held[i], l->cache[i].data, l->cache_bytes);
+        get(l, i, held[i], l->cache[i].key_cache, l->cache_bytes);
     }
     if (l->out->ok && memcmp(held[0], held[1], l->cache_bytes) != 0)
         check_fail(l->out, "%s: the cache differs from the reference's", what);
@@ -264,7 +268,7 @@ static void run(life *l, int i, folio_attention_type type, const folio_tensor qk
               : folio_vllm06_prefill_metadata(metadata) == NULL ? PART_DECODES
                                                                 : PART_PROMPTS;
     if (l->out->ok)
-        ok(l, l->backend->forward(l->impl[i][of], &a, NULL), folio_attention_type_name(type));
+        ok(l, folio_vllm06_forward(l->impl[i][of], &a, NULL), folio_attention_type_name(type));
     get(l, i, out, placed[3].data, bytes_of(l, &placed[3], heads[0]));
     for (int t = 0; t < 4; t++)
         drop(l, i, FOLIO_MEMORY_DEVICE, placed[t].data, bytes_of(l, &placed[t], heads[t % 3]));
@@ -323,7 +327,7 @@ static void set_ignored_biases(life *l, const life_row *rows, int64_t n,
 {
     static const float zeros[MAX_PROMPT * MAX_PROMPT];
     folio_vllm06_bias biases[NUM_SEQS];
-    bool ipex = strcmp(l->backend->get_name(), "ipex") == 0;
+    bool ipex = strcmp(l->backend->name, "ipex") == 0;
     if (!l->out->ok || !ipex || !l->desc.compat || !rows[0].prompt) return;
     for (int64_t s = 0; s < n; s++)
         biases[s] = (folio_vllm06_bias){zeros, 1, rows[s].count, rows[s].count};
@@ -348,21 +352,20 @@ static bool step(life *l, const life_row *rows, int64_t n)
 /* The last sequence becomes a copy of the first: within the cache, or out to another and back. */
 static bool fork_first(life *l, bool by_swap)
 {
-    int64_t pairs[SEQ_BLOCKS][2], back[SEQ_BLOCKS][2];
+    folio_block_pair pairs[SEQ_BLOCKS], back[SEQ_BLOCKS];
     life_seq *from = &l->seqs[0], *to = &l->seqs[NUM_SEQS - 1];
     int64_t n = (from->len + l->block_size - 1) / l->block_size;
     for (int64_t b = 0; b < n; b++) {
-        pairs[b][0] = from->blocks[b];
-        pairs[b][1] = back[b][0] = back[b][1] = to->blocks[b];
+        pairs[b] = (folio_block_pair){from->blocks[b], to->blocks[b]};
+        back[b] = (folio_block_pair){to->blocks[b], to->blocks[b]};
     }
     for (int i = 0; i < 2; i++) {
         folio_vllm06_kv_cache *here = &l->cache[i], *there = &l->spare[i];
-        const int64_t(*p)[2] = (const int64_t(*)[2])pairs, (*b)[2] = (const int64_t(*)[2])back;
-        folio_status status = by_swap
-                                  ? l->backend->swap_blocks(l->state[i], here, there, p, n, NULL)
-                                  : l->backend->copy_blocks(l->state[i], here, 1, p, n, NULL);
+        folio_status status =
+            by_swap ? folio_vllm06_swap_blocks(l->state[i], here, there, pairs, n, NULL)
+                    : folio_vllm06_copy_blocks(l->state[i], here, 1, pairs, n, NULL);
         if (by_swap && status == FOLIO_OK)
-            status = l->backend->swap_blocks(l->state[i], there, here, b, n, NULL);
+            status = folio_vllm06_swap_blocks(l->state[i], there, here, back, n, NULL);
         if (!ok(l, status, by_swap ? "swap_blocks" : "copy_blocks")) return false;
     }
     life_seq copy = *from;
@@ -392,8 +395,8 @@ static void live(const char *name, bool mixes, bool has_cross, const check_env *
                  fork_first(&l, index % 2 == 1);
     for (int i = 0; i < 2 && going; i++) going = step(&l, decodes, NUM_SEQS);
     for (int i = 0; i < 2; i++) {
-        drop(&l, i, FOLIO_MEMORY_DEVICE, l.cache[i].data, l.cache_bytes);
-        drop(&l, i, FOLIO_MEMORY_HOST, l.spare[i].data, l.cache_bytes);
+        drop(&l, i, FOLIO_MEMORY_DEVICE, l.cache[i].key_cache, l.cache_bytes);
+        drop(&l, i, FOLIO_MEMORY_HOST, l.spare[i].key_cache, l.cache_bytes);
         for (int of = 0; of < NUM_PARTS; of++) folio_vllm06_impl_destroy(l.impl[i][of]);
         folio_vllm06_state_destroy(l.state[i]);
     }

@@ -3,16 +3,31 @@
  *
  * For engines that were built around vLLM 0.6's three attention backends, their metadata and their
  * cache layouts. Every name is vLLM's, with the prefix folio_vllm06_. Nothing is computed here: all
- * goes through folio.h, whose rules for structs, errors and lifetimes hold here too. Five structs
- * are taken by pointer, have no struct_size and never change: folio_vllm06_bias,
- * folio_vllm06_kv_cache and folio_vllm06_ops_cache, because they stand in arrays;
- * folio_vllm06_cache_view and folio_vllm06_seq_len_block_table_args, because they hold what vLLM
- * 0.6 returns, which is fixed.
+ * goes through folio.h, whose rules for structs, errors and lifetimes hold here too. Four structs
+ * are taken by pointer, have no struct_size and never change: folio_vllm06_bias and
+ * folio_vllm06_kv_cache, because they stand in arrays; folio_vllm06_cache_view and
+ * folio_vllm06_seq_len_block_table_args, because they hold what vLLM 0.6 returns, which is fixed.
  *
- *     backend   xformers, torch-sdpa or ipex: a table of functions, found by name
+ *     backend   xformers, torch-sdpa or ipex: a description, found by name
  *     state     a compute backend with its threads; the plan that all layers of a step share
  *     metadata  one step: which sequences, how long, which blocks and slots
  *     impl      one attention layer; forward writes the cache and attends
+ *
+ * What vLLM's classes are here, each for all backends:
+ *
+ *     XFormersBackend, TorchSDPABackend, IpexAttnBackend        folio_vllm06_backend_find
+ *     XFormersImpl, TorchSDPABackendImpl, IpexAttnBackendImpl   folio_vllm06_make_impl; its forward() is
+ *                                                               folio_vllm06_forward
+ *     XFormersMetadata, TorchSDPAMetadata, IpexAttnMetadata     folio_vllm06_make_metadata
+ *     XFormersMetadataBuilder and the others' builders          folio_vllm06_builder_create, _add, _build
+ *     CommonAttentionState                                      folio_vllm06_state_create
+ *     PagedAttention                                            folio_vllm06_reshape_and_cache,
+ *                                                               _paged_attention_v1 and _v2,
+ *                                                               _copy_blocks, _swap_blocks
+ *
+ * get_impl_cls(), get_metadata_cls(), get_state_cls() and get_builder_cls() have no call: each class is
+ * one of these functions, which takes the backend. Static methods of the backends are functions too:
+ * folio_vllm06_get_kv_cache_shape, _swap_blocks, _copy_blocks.
  *
  * Rows. Query, key, value and output are flat, [num_tokens][heads * head_size]: the tokens of all
  * prefills, then one token for each decode, padding behind them. output may be query itself, with the
@@ -43,6 +58,36 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
+
+/* ---------------------------------------------------------------------------------------------- */
+/* The three backends */
+/* ---------------------------------------------------------------------------------------------- */
+
+/**
+ * What the originals differ in; all else is one code. folio_vllm06_backend_find hands them out, and
+ * calls take no others. Grows at its end.
+ */
+typedef struct folio_vllm06_backend {
+    size_t struct_size;
+    const char *name; /* get_name(); vLLM from 0.6.4 on says "XFORMERS" and the like */
+    /* The classes in vLLM: the opening of this header says what takes their places. */
+    const char *backend_cls, *impl_cls, *metadata_cls, *builder_cls;
+    /* get_supported_head_sizes() and the block sizes: the originals' own lists. Folio accepts all sizes */
+    /* that folio.h accepts. */
+    const int32_t *supported_head_sizes, *supported_block_sizes;
+    int32_t num_supported_head_sizes, num_supported_block_sizes;
+    folio_layout layout;   /* of a cache: XPACKED, XPACKED_1 or HND */
+    int32_t mixes;         /* 1: prompts and decodes in one step, so that views are always slices */
+    int32_t bare_prompts;  /* 1: with compat prompts have no slopes, window or biases, decodes no */
+                           /* soft cap */
+    int32_t prefix_scale;  /* 1: with compat prompts in a step with block tables have no scale */
+} folio_vllm06_backend;
+
+/** "xformers", "torch-sdpa", "ipex", or the spellings of some vLLM versions: "ipex-attn", "XFORMERS",
+ * "TORCH_SDPA", "IPEX", or the classes "XFormersBackend", "TorchSDPABackend", "IpexAttnBackend".
+ * "torch-sdpa-ipex" is torch-sdpa as it was with IPEX installed: it differs in the cache's layout and
+ * in the head sizes it lists. NULL for any other name. */
+FOLIO_API const folio_vllm06_backend *folio_vllm06_backend_find(const char *name);
 
 /* ---------------------------------------------------------------------------------------------- */
 /* Metadata */
@@ -145,7 +190,12 @@ typedef struct folio_vllm06_metadata_fields {
 } folio_vllm06_metadata_fields;
 
 typedef struct folio_vllm06_metadata folio_vllm06_metadata;
+typedef struct folio_vllm06_state folio_vllm06_state;
 
+FOLIO_API folio_status folio_vllm06_make_metadata(folio_vllm06_state *state,
+                                                  const folio_vllm06_backend *backend,
+                                                  const folio_vllm06_metadata_fields *fields,
+                                                  folio_vllm06_metadata **out);
 FOLIO_API void folio_vllm06_metadata_destroy(folio_vllm06_metadata *metadata);
 
 /** The fields, for reading; valid as long as the metadata. */
@@ -203,16 +253,29 @@ FOLIO_API folio_status folio_vllm06_get_attn_bias(const folio_vllm06_metadata *m
 FOLIO_API folio_status folio_vllm06_set_attn_bias(folio_vllm06_metadata *metadata,
                                                   folio_attention_type attn_type,
                                                   const folio_vllm06_bias *attn_bias);
+/** Bias of one prompt: f32 [num_heads][seq_len][seq_len], causal, -slope * distance. */
+FOLIO_API folio_status folio_vllm06_make_alibi_bias(const float *alibi_slopes, int64_t num_heads,
+                                                    int64_t seq_len, float *out);
+/** f32 [seq_len][seq_len]: 0 where seen, -inf where not; window_size 0: only causal. */
+FOLIO_API folio_status folio_vllm06_make_sliding_window_bias(int64_t seq_len, int64_t window_size,
+                                                             float *out);
 
 /* ---------------------------------------------------------------------------------------------- */
-/* KV cache: (2, num_blocks, block_size * num_kv_heads * head_size), K first, in place */
+/* KV cache of one layer, used in place */
 /* ---------------------------------------------------------------------------------------------- */
 
+/**
+ * K and V of one layer, as an engine has them: one tensor (2, num_blocks, block_size * num_kv_heads *
+ * head_size), K first; or two, num_blocks * ... each, in any two places. How numbers lie in a block is
+ * the backend's layout, or the operators' x. Every call rejects a cache that does not fit `bytes`.
+ */
 typedef struct folio_vllm06_kv_cache {
-    void *data; /* aligned to its dtype */
+    void *key_cache;   /* aligned to its dtype */
+    void *value_cache; /* NULL: V follows K in the same allocation */
+    size_t bytes;      /* of each allocation given: of the one that holds both, or of each of two */
     folio_dtype dtype;
+    int32_t block_size, num_kv_heads, head_size;
     int64_t num_blocks;
-    int64_t block_elements; /* block_size * num_kv_heads * head_size */
 } folio_vllm06_kv_cache;
 
 /** key_cache [num_blocks][kv_heads][head_size / x][block_size][x], value_cache
@@ -224,11 +287,18 @@ typedef struct folio_vllm06_cache_view {
     int64_t dims[5];
 } folio_vllm06_cache_view;
 
+/** (2, num_blocks, block_size * num_kv_heads * head_size). */
+FOLIO_API folio_status folio_vllm06_get_kv_cache_shape(int64_t num_blocks, int64_t block_size,
+                                                       int64_t num_kv_heads, int64_t head_size,
+                                                       int64_t shape[3]);
+FOLIO_API folio_status folio_vllm06_split_kv_cache(const folio_vllm06_backend *backend,
+                                                   const folio_vllm06_kv_cache *kv_cache,
+                                                   folio_vllm06_cache_view *key_cache,
+                                                   folio_vllm06_cache_view *value_cache);
+
 /* ---------------------------------------------------------------------------------------------- */
 /* State and impl */
 /* ---------------------------------------------------------------------------------------------- */
-
-typedef struct folio_vllm06_state folio_vllm06_state;
 
 /** compute: "auto" (or NULL), "cpu", "cuda" or "reference". desc gives threads, allocator and device;
  * its backend field is ignored. NULL: all defaults. */
@@ -238,6 +308,23 @@ FOLIO_API folio_status folio_vllm06_state_create(const char *compute,
 FOLIO_API void folio_vllm06_state_destroy(folio_vllm06_state *state);
 /** The state's context. The state owns it: do not destroy it. */
 FOLIO_API folio_context *folio_vllm06_state_context(folio_vllm06_state *state);
+
+/** copy_blocks: within each of the caches, as stored. Rejects blocks outside the caches, a block
+ * written twice, and a block both read and written. All caches have the same num_blocks; in all else
+ * they may differ. */
+FOLIO_API folio_status folio_vllm06_copy_blocks(folio_vllm06_state *state,
+                                                const folio_vllm06_kv_cache *kv_caches,
+                                                int64_t num_caches, const folio_block_pair *pairs,
+                                                int64_t num_pairs, const folio_run *run);
+/** swap_blocks: blocks of src into dst, as stored. One of the two may be host memory that the device
+ * can access. Rejects blocks outside the caches and a block written twice; if src and dst are one
+ * cache, also a block both read and written. Caches that share only a part of their memory are
+ * rejected. */
+FOLIO_API folio_status folio_vllm06_swap_blocks(folio_vllm06_state *state,
+                                                const folio_vllm06_kv_cache *src,
+                                                const folio_vllm06_kv_cache *dst,
+                                                const folio_block_pair *pairs, int64_t num_pairs,
+                                                const folio_run *run);
 
 typedef struct folio_vllm06_impl folio_vllm06_impl;
 
@@ -266,11 +353,11 @@ typedef struct folio_vllm06_impl_desc {
     int32_t compat;        /* 0, or 1: as the originals, see above */
 } folio_vllm06_impl_desc;
 
+FOLIO_API folio_status folio_vllm06_make_impl(folio_vllm06_state *state,
+                                              const folio_vllm06_backend *backend,
+                                              const folio_vllm06_impl_desc *desc,
+                                              folio_vllm06_impl **out);
 FOLIO_API void folio_vllm06_impl_destroy(folio_vllm06_impl *impl);
-
-/* ---------------------------------------------------------------------------------------------- */
-/* The three backends */
-/* ---------------------------------------------------------------------------------------------- */
 
 typedef struct folio_vllm06_forward_args {
     size_t struct_size;
@@ -283,51 +370,9 @@ typedef struct folio_vllm06_forward_args {
     folio_tensor output;
 } folio_vllm06_forward_args;
 
-/** A table of functions, the same shape for all three. Grows at its end. */
-typedef struct folio_vllm06_backend {
-    size_t struct_size;
-    const char *(*get_name)(void); /* "xformers", "torch-sdpa", "ipex"; vLLM from 0.6.4 on: "XFORMERS" */
-    const char *(*get_impl_cls)(void); /* the originals' class names of its parts */
-    const char *(*get_metadata_cls)(void);
-    const char *(*get_state_cls)(void);
-    const char *(*get_builder_cls)(void);
-    /* The originals' own lists; Folio accepts all sizes that folio.h accepts. */
-    const int32_t *(*get_supported_head_sizes)(int32_t *count);
-    const int32_t *(*get_supported_block_sizes)(int32_t *count);
-    folio_status (*get_kv_cache_shape)(int64_t num_blocks, int64_t block_size, int64_t num_kv_heads,
-                                       int64_t head_size, int64_t shape[3]);
-    folio_status (*split_kv_cache)(const folio_vllm06_kv_cache *kv_cache, int64_t num_kv_heads,
-                                   int64_t head_size, folio_vllm06_cache_view *key_cache,
-                                   folio_vllm06_cache_view *value_cache);
-    /* One of src and dst may be host memory that the device can access. Rejects blocks outside the */
-    /* caches and a block written twice; if src and dst are one cache, also a block both read and  */
-    /* written. Caches that share only a part of their memory are rejected.                        */
-    folio_status (*swap_blocks)(folio_vllm06_state *state, const folio_vllm06_kv_cache *src,
-                                const folio_vllm06_kv_cache *dst, const int64_t (*src_to_dst)[2],
-                                int64_t num_pairs, const folio_run *run);
-    /* Rejects blocks outside the caches, a block written twice, and a block both read and written. */
-    /* All caches have the same num_blocks.                                                        */
-    folio_status (*copy_blocks)(folio_vllm06_state *state, const folio_vllm06_kv_cache *kv_caches,
-                                int64_t num_caches, const int64_t (*src_to_dists)[2],
-                                int64_t num_pairs, const folio_run *run);
-    folio_status (*make_metadata)(folio_vllm06_state *state,
-                                  const folio_vllm06_metadata_fields *fields,
-                                  folio_vllm06_metadata **out);
-    /* Bias of one prompt: f32 [num_heads][seq_len][seq_len], causal, -slope * distance. */
-    folio_status (*make_alibi_bias)(const float *alibi_slopes, int64_t num_heads, int64_t seq_len,
-                                    float *out);
-    /* f32 [seq_len][seq_len]: 0 where seen, -inf where not; window_size 0: only causal. */
-    folio_status (*make_sliding_window_bias)(int64_t seq_len, int64_t window_size, float *out);
-    folio_status (*make_impl)(folio_vllm06_state *state, const folio_vllm06_impl_desc *desc,
-                              folio_vllm06_impl **out);
-    folio_status (*forward)(folio_vllm06_impl *impl, const folio_vllm06_forward_args *args,
-                            const folio_run *run);
-} folio_vllm06_backend;
-
-/** "xformers", "torch-sdpa", "ipex", or the spellings of some vLLM versions: "ipex-attn", "XFORMERS",
- * "TORCH_SDPA", "IPEX". "torch-sdpa-ipex" is torch-sdpa as it was with IPEX installed: it differs in
- * the cache's layout and in the head sizes it lists. NULL for any other name. */
-FOLIO_API const folio_vllm06_backend *folio_vllm06_backend_find(const char *name);
+FOLIO_API folio_status folio_vllm06_forward(folio_vllm06_impl *impl,
+                                            const folio_vllm06_forward_args *args,
+                                            const folio_run *run);
 
 /* ---------------------------------------------------------------------------------------------- */
 /* Metadata builder */
@@ -463,25 +508,22 @@ FOLIO_API folio_status folio_vllm06_begin_forward(folio_vllm06_state *state,
 /* The plain operators, over raw pointers in the x-packed layout */
 /* ---------------------------------------------------------------------------------------------- */
 
-/** Geometry of the operators: key_cache [num_blocks][kv_heads][head_size / x][block_size][x]. */
-typedef struct folio_vllm06_ops_cache {
-    void *key_cache, *value_cache;
-    folio_dtype dtype;
-    int32_t x; /* 16 / bytes of one number, or 1 */
-    int32_t num_kv_heads, head_size, block_size;
-    int64_t num_blocks;
-    float k_scale, v_scale; /* 0: 1 */
-} folio_vllm06_ops_cache;
+/** Rows for a cache whose keys are [num_blocks][kv_heads][head_size / x][block_size][x]. */
+typedef struct folio_vllm06_reshape_and_cache_args {
+    size_t struct_size;
+    const void *key, *value; /* [num_tokens][kv_heads][head_size] */
+    folio_dtype dtype;       /* of key and value */
+    int32_t x;               /* 16 / bytes of one stored number (0), or 1 */
+    int64_t num_tokens;
+    int64_t key_stride, value_stride; /* elements from token to token; 0: dense */
+    const int64_t *slot_mapping; /* [num_tokens]; -1 stores nothing; of several tokens with one slot, */
+                                 /* the last is stored */
+    float k_scale, v_scale;      /* 0: 1 */
+} folio_vllm06_reshape_and_cache_args;
 
-/** key, value: [num_tokens][kv_heads][head_size], with key_stride and value_stride elements from token
- * to token (0: dense). slot -1 stores nothing; of several tokens with one slot, the last is stored. */
-FOLIO_API folio_status folio_vllm06_reshape_and_cache(folio_context *ctx, const void *key,
-                                                      const void *value, folio_dtype dtype,
-                                                      int64_t num_tokens, int64_t key_stride,
-                                                      int64_t value_stride,
-                                                      const folio_vllm06_ops_cache *cache,
-                                                      const int64_t *slot_mapping,
-                                                      const folio_run *run);
+FOLIO_API folio_status folio_vllm06_reshape_and_cache(
+    folio_vllm06_state *state, const folio_vllm06_reshape_and_cache_args *args,
+    const folio_vllm06_kv_cache *cache, const folio_run *run);
 
 typedef struct folio_vllm06_paged_attention_args {
     size_t struct_size;
@@ -497,13 +539,15 @@ typedef struct folio_vllm06_paged_attention_args {
     int64_t max_seq_len;
     const float *alibi_slopes; /* NULL: none */
     int64_t query_stride; /* elements from one sequence's query to the next; 0: dense */
+    float k_scale, v_scale; /* 0: 1 */
+    int32_t x;              /* of the cache: 16 / bytes of one number (0), or 1 */
 } folio_vllm06_paged_attention_args;
 
 /** One token per sequence over its paged K and V, in one pass. Each call makes a plan of its own
  * and, on a device, waits for its end. For speed use an impl's forward, which keeps its plans. */
 FOLIO_API folio_status folio_vllm06_paged_attention_v1(
-    folio_context *ctx, const folio_vllm06_paged_attention_args *args,
-    const folio_vllm06_ops_cache *cache, const folio_run *run);
+    folio_vllm06_state *state, const folio_vllm06_paged_attention_args *args,
+    const folio_vllm06_kv_cache *cache, const folio_run *run);
 
 #define FOLIO_VLLM06_PARTITION_SIZE 512
 
@@ -516,26 +560,9 @@ FOLIO_API folio_status folio_vllm06_paged_attention_v1(
  * reads; out may be query itself, if query is dense.
  */
 FOLIO_API folio_status folio_vllm06_paged_attention_v2(
-    folio_context *ctx, const folio_vllm06_paged_attention_args *args,
-    const folio_vllm06_ops_cache *cache, float *exp_sums, float *max_logits, void *tmp_out,
+    folio_vllm06_state *state, const folio_vllm06_paged_attention_args *args,
+    const folio_vllm06_kv_cache *cache, float *exp_sums, float *max_logits, void *tmp_out,
     const folio_run *run);
-
-/** Copy blocks { from, to } within each of the caches, as stored. Rejects blocks outside the caches, a
- * block written twice, and a block both read and written. All caches have the same num_blocks. */
-FOLIO_API folio_status folio_vllm06_copy_blocks(folio_context *ctx,
-                                                const folio_vllm06_ops_cache *caches,
-                                                int64_t num_caches,
-                                                const int64_t (*block_mapping)[2],
-                                                int64_t num_pairs, const folio_run *run);
-/** Copy blocks { from, to } of src into dst, as stored. One of the two may be host memory that the
- * device can access. Rejects blocks outside the caches and a block written twice; if src and dst are
- * one cache, also a block both read and written. Caches that share only a part of their memory are
- * rejected. */
-FOLIO_API folio_status folio_vllm06_swap_blocks(folio_context *ctx,
-                                                const folio_vllm06_ops_cache *src,
-                                                const folio_vllm06_ops_cache *dst,
-                                                const int64_t (*block_mapping)[2],
-                                                int64_t num_pairs, const folio_run *run);
 
 #ifdef __cplusplus
 }

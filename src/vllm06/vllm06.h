@@ -11,16 +11,6 @@
 
 #include <folio/folio_vllm06.h>
 
-/** How the three originals differ: a row of vllm06_backends.c. */
-typedef struct folioi_vllm06_traits {
-    const char *name;
-    folio_layout layout; /* of (2, num_blocks, ...) caches */
-    bool mixes;          /* prompts and decodes in one step: views are slices */
-    /* What compat brings back besides the habits that all three had. */
-    bool bare_prompts; /* prompts have no slopes, window or biases, decodes no soft cap */
-    bool prefix_scale; /* prompts with block tables are scaled by 1 / sqrt(head_size) */
-} folioi_vllm06_traits;
-
 /** The biases of one attention type, [num_prefills]; ENCODER_ONLY shares DECODER's. */
 typedef struct folioi_vllm06_biases {
     folioi_array list; /* folio_vllm06_bias, then all their numbers, in host memory */
@@ -32,7 +22,7 @@ enum { FOLIOI_VLLM06_BIAS_LISTS = 3 };
 struct folio_vllm06_metadata {
     uint64_t id; /* of all the state ever had; from 1 */
     folio_vllm06_state *state;
-    const folioi_vllm06_traits *traits;
+    const folio_vllm06_backend *backend;
     folio_vllm06_metadata_fields f;
     int64_t num_seqs;
     int64_t num_real;        /* sequences before a graph's padding */
@@ -80,17 +70,34 @@ typedef struct folioi_vllm06_plan {
     struct folioi_vllm06_plan *next;
 } folioi_vllm06_plan;
 
+/** Where K and V of a cache are, which was checked. */
+typedef struct folioi_vllm06_memory {
+    void *k, *v;
+    int64_t bytes; /* of each */
+    int64_t block_elements;
+} folioi_vllm06_memory;
+
+/** A cache of an engine as one layer of Folio's. */
+typedef struct folioi_vllm06_kept {
+    folio_vllm06_kv_cache of;
+    folio_layout layout;
+    folioi_vllm06_memory memory;
+    folio_kv_cache *cache;
+} folioi_vllm06_kept;
+
 struct folio_vllm06_state {
     folioi_refs refs;
     folio_context *ctx;
     folioi_vllm06_plan *plans;
+    folioi_array kept; /* folioi_vllm06_kept [num_kept] */
+    int64_t num_kept, next_kept;
     uint64_t num_metadata;
     folio_vllm06_graph_capture_desc capture; /* attn_backend NULL: none */
 };
 
 struct folio_vllm06_impl {
     folio_vllm06_state *state;
-    const folioi_vllm06_traits *traits;
+    const folio_vllm06_backend *backend;
     folio_attention_desc desc;             /* as it was described */
     folio_attention_desc prompts, decodes; /* the same in decoder attention, after compat */
     bool compat;
@@ -137,18 +144,20 @@ const float *folioi_vllm06_bias_numbers(const folio_vllm06_metadata *m, folio_at
                                         int64_t i);
 void folioi_vllm06_biases_free(folio_vllm06_metadata *m);
 
-folio_status folioi_vllm06_make_metadata(folio_vllm06_state *state,
-                                         const folioi_vllm06_traits *traits,
-                                         const folio_vllm06_metadata_fields *fields,
-                                         folio_vllm06_metadata **out);
-folio_status folioi_vllm06_make_impl(folio_vllm06_state *state, const folioi_vllm06_traits *traits,
-                                     const folio_vllm06_impl_desc *desc, folio_vllm06_impl **out);
-folio_status folioi_vllm06_forward(folio_vllm06_impl *impl, const folio_vllm06_forward_args *args,
-                                   const folio_run *run);
+/** A description that the library handed out. */
+folio_status folioi_vllm06_check_backend(const folio_vllm06_backend *backend, const char *what);
 
-/** A whole (2, num_blocks, ...) cache as one layer of Folio's. */
-folio_status folioi_vllm06_wrap(folio_context *ctx, const folioi_vllm06_traits *traits,
-                                const folio_vllm06_kv_cache *kv_cache, int32_t num_kv_heads,
-                                int32_t head_size, folio_kv_cache **out);
+/** Sizes of a cache, whose product fits; the numbers of a block. */
+folio_status folioi_vllm06_check_sizes(int64_t num_blocks, int64_t block_size, int64_t num_kv_heads,
+                                       int64_t head_size, const char *name,
+                                       int64_t *block_elements);
+/** A cache that is whole and fits its bytes; name: what errors call it. */
+folio_status folioi_vllm06_check_cache(const folio_vllm06_kv_cache *c, const char *name,
+                                       folioi_vllm06_memory *out);
+/** The state's description of a cache, made where there is none; valid until the next call of this. */
+folio_status folioi_vllm06_find_cache(folio_vllm06_state *state, const folio_vllm06_kv_cache *c,
+                                      folio_layout layout, const char *name,
+                                      const folioi_vllm06_kept **out);
+void folioi_vllm06_drop_caches(folio_vllm06_state *state);
 
 #endif

@@ -30,7 +30,8 @@ folio_status folio_vllm06_builder_create(folio_vllm06_state *state,
 {
     REQUIRE(out != NULL, "folio_vllm06_builder_create: out is NULL");
     *out = NULL;
-    REQUIRE(state != NULL && backend != NULL, "state or backend is NULL");
+    REQUIRE(state != NULL, "builder_create: state is NULL");
+    TRY(folioi_vllm06_check_backend(backend, "builder_create"));
     folio_vllm06_builder_desc d;
     STRUCT_IN(d, desc, "folio_vllm06_builder_desc");
     REQUIRE(d.block_size >= 1 && d.block_size <= 4096, "block_size is %lld, outside [1, 4096]",
@@ -278,7 +279,7 @@ folio_status folio_vllm06_builder_build(folio_vllm06_builder *b, folio_vllm06_me
     f.encoder_seq_lens = f.encoder_seq_lens_tensor = encoder ? c.encoder_lens : NULL;
     f.cross_slot_mapping = encoder ? c.cross_slots : NULL;
     f.cross_block_tables = f.cross_block_tables_stride > 0 ? c.cross_tables : NULL;
-    folio_status status = b->backend->make_metadata(b->state, &f, out);
+    folio_status status = folio_vllm06_make_metadata(b->state, b->backend, &f, out);
     folioi_array_free(&b->state->ctx->allocator, &memory);
     if (status != FOLIO_OK) return status;
     b->num_entries = b->num_blocks = b->num_cross_blocks = 0;

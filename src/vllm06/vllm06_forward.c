@@ -13,11 +13,12 @@ typedef struct layer {
     folio_vllm06_impl *impl;
     const folio_vllm06_metadata *m;
     folio_vllm06_forward_args args;
-    folio_kv_cache *cache; /* NULL: none */
-    int32_t block_size;    /* of the cache; 0: none */
-    folioi_array table;    /* int32_t, room for one sequence's blocks */
-    folioi_array nowhere;  /* int64_t, slot -1 for each row: store has written them by then */
-    bool rehearsal;        /* check everything, compute nothing */
+    folio_kv_cache *cache;       /* NULL: none */
+    folioi_vllm06_memory memory; /* of the cache */
+    int32_t block_size;          /* of the cache; 0: none */
+    folioi_array table;          /* int32_t, room for one sequence's blocks */
+    folioi_array nowhere;        /* int64_t, slot -1 for each row: store has written them by then */
+    bool rehearsal;              /* check everything, compute nothing */
     folio_run run;
 } layer;
 
@@ -246,7 +247,7 @@ static folio_attention_desc prompts_desc(const layer *l)
     const folio_vllm06_impl *impl = l->impl;
     folio_attention_desc d = impl->prompts;
     bool prefix = l->cache != NULL && folioi_vllm06_table(l->m, 0).stride > 0;
-    if (impl->compat && impl->traits->prefix_scale && prefix) d.scale = 0;
+    if (impl->compat && impl->backend->prefix_scale && prefix) d.scale = 0;
     return d;
 }
 
@@ -291,7 +292,7 @@ static folio_status attend_biased(layer *l, const folio_vllm06_bias *bias, int64
 static folio_status forward_decoder(layer *l)
 {
     const folio_vllm06_metadata_fields *f = &l->m->f;
-    bool bare = l->impl->compat && l->impl->traits->bare_prompts;
+    bool bare = l->impl->compat && l->impl->backend->bare_prompts;
     int64_t row = 0;
     folio_attention_desc prompts = prompts_desc(l);
     group g = {&prompts, FOLIO_ATTENTION_DECODER, l->cache,  FOLIOI_VLLM06_PROMPTS,
@@ -436,21 +437,18 @@ static folio_status check_apart(const layer *l)
 {
     const folio_attention_desc *d = &l->impl->desc;
     const folio_vllm06_forward_args *a = &l->args;
-    const folio_vllm06_kv_cache *c = a->kv_cache;
     bool in_place = a->attn_type != FOLIO_ATTENTION_ENCODER_DECODER &&
                     folioi_tensors_same(&a->query, &a->output);
-    folioi_span none = folioi_span_of(NULL, 0), cache = none;
-    if (l->cache != NULL)
-        cache = folioi_span_of(c->data, 2 * c->num_blocks * c->block_elements *
-                                            (int64_t)folio_dtype_size(c->dtype));
+    folioi_span none = folioi_span_of(NULL, 0);
     folioi_span query = folioi_tensor_span(&a->query, d->num_heads, d->k_head_size);
     const folioi_place places[] = {
         {"output", folioi_tensor_span(&a->output, d->num_heads, d->k_head_size)},
-        {"kv_cache", cache},
+        {"kv_cache", folioi_span_of(l->memory.k, l->memory.bytes)},
+        {"kv_cache", folioi_span_of(l->memory.v, l->memory.bytes)},
         {"query", in_place ? none : query},
         {"key", folioi_tensor_span(&a->key, d->num_kv_heads, d->k_head_size)},
         {"value", folioi_tensor_span(&a->value, d->num_kv_heads, d->k_head_size)}};
-    return folioi_check_apart(places, 2, sizeof places / sizeof *places);
+    return folioi_check_apart(places, 3, sizeof places / sizeof *places);
 }
 
 /* Stores this step's key and value by the type's slot mapping. Equal prompts of one step share blocks and
@@ -480,21 +478,30 @@ static folio_status store(layer *l)
     return folioi_kv_cache_write_last(l->cache, 0, &w, &l->run);
 }
 
+/* The cache, which must be of the layer's heads and dtype. */
+static folio_status take_cache(layer *l)
+{
+    const folio_attention_desc *d = &l->impl->desc;
+    const folio_vllm06_kv_cache *c = l->args.kv_cache;
+    const folioi_vllm06_kept *kept;
+    TRY(folioi_vllm06_find_cache(l->impl->state, c, l->impl->backend->layout, "kv_cache", &kept));
+    REQUIRE(c->num_kv_heads == d->num_kv_heads && c->head_size == d->k_head_size,
+            "kv_cache has %d kv heads x %d, the layer %d x %d", c->num_kv_heads, c->head_size,
+            d->num_kv_heads, d->k_head_size);
+    REQUIRE(c->dtype == d->kv_dtype, "kv_cache is %s, the layer's kv_cache_dtype is %s",
+            folio_dtype_name(c->dtype), folio_dtype_name(d->kv_dtype));
+    l->cache = kept->cache;
+    l->memory = kept->memory;
+    l->block_size = c->block_size;
+    return FOLIO_OK;
+}
+
 static folio_status run(layer *l)
 {
     folio_attention_type type = l->args.attn_type;
     TRY(check_args(l));
     bool paged = type == FOLIO_ATTENTION_DECODER || type == FOLIO_ATTENTION_ENCODER_DECODER;
-    if (paged && l->args.kv_cache != NULL) {
-        TRY(folioi_vllm06_wrap(l->ctx, l->impl->traits, l->args.kv_cache,
-                               l->impl->desc.num_kv_heads, l->impl->desc.k_head_size, &l->cache));
-        folio_kv_cache_view view = {.struct_size = sizeof view};
-        TRY(folio_kv_cache_get_view(l->cache, 0, &view));
-        REQUIRE(view.desc->dtype == l->impl->desc.kv_dtype,
-                "kv_cache is %s, the layer's kv_cache_dtype is %s",
-                folio_dtype_name(view.desc->dtype), folio_dtype_name(l->impl->desc.kv_dtype));
-        l->block_size = view.desc->block_size;
-    }
+    if (paged && l->args.kv_cache != NULL) TRY(take_cache(l));
     TRY(check_apart(l));
     folio_status (*by_type)(layer *) = type == FOLIO_ATTENTION_DECODER           ? forward_decoder
                                        : type == FOLIO_ATTENTION_ENCODER_DECODER ? forward_cross
@@ -507,8 +514,8 @@ static folio_status run(layer *l)
     return by_type(l);
 }
 
-folio_status folioi_vllm06_forward(folio_vllm06_impl *impl, const folio_vllm06_forward_args *args,
-                                   const folio_run *given)
+folio_status folio_vllm06_forward(folio_vllm06_impl *impl, const folio_vllm06_forward_args *args,
+                                  const folio_run *given)
 {
     REQUIRE(impl != NULL, "forward: impl is NULL");
     layer l = {.ctx = impl->state->ctx, .impl = impl};
@@ -517,7 +524,6 @@ folio_status folioi_vllm06_forward(folio_vllm06_impl *impl, const folio_vllm06_f
     l.run.workspace = NULL; /* plans are the state's, and have their own */
     l.m = l.args.attn_metadata;
     folio_status status = run(&l);
-    folio_kv_cache_destroy(l.cache);
     folioi_array_free(&l.ctx->allocator, &l.table);
     folioi_array_free(&l.ctx->allocator, &l.nowhere);
     return status;

@@ -13,7 +13,7 @@ folio_status folio_vllm06_graph_capture_begin(folio_vllm06_state *state,
     STRUCT_IN(d, desc, "folio_vllm06_graph_capture_desc");
     REQUIRE(state->capture.attn_backend == NULL,
             "graph_capture_begin: the state is capturing already");
-    REQUIRE(d.attn_backend != NULL, "graph_capture_begin: attn_backend is NULL");
+    TRY(folioi_vllm06_check_backend(d.attn_backend, "graph_capture_begin: attn_backend"));
     REQUIRE(d.max_batch_size >= 1 && d.max_batch_size <= INT32_MAX,
             "graph_capture_begin: max_batch_size is %lld, outside [1, 2147483647]",
             (long long)d.max_batch_size);
@@ -118,7 +118,7 @@ folio_status folio_vllm06_graph_capture_get_metadata_for_batch(folio_vllm06_stat
     columns c = carve(&arena, batch_size, max_blocks);
     folio_vllm06_metadata_fields f =
         fields_of(&c, d, batch_size, max_blocks, is_encoder_decoder_model != 0);
-    folio_status status = d->attn_backend->make_metadata(state, &f, out);
+    folio_status status = folio_vllm06_make_metadata(state, d->attn_backend, &f, out);
     folioi_array_free(&state->ctx->allocator, &memory);
     if (status != FOLIO_OK) return status;
     (*out)->graph_len = d->max_seq_len_to_capture;

@@ -106,10 +106,6 @@ static folio_status check_counts(folio_vllm06_metadata *m)
                 m->num_seqs <= INT32_MAX,
             "metadata: %lld prompts and %lld decodes are too many sequences",
             (long long)f->num_prefills, (long long)f->num_decode_tokens);
-    REQUIRE(f->block_tables_stride >= 0 && f->cross_block_tables_stride >= 0 &&
-                f->prefill_block_tables_stride >= 0,
-            "metadata: block_tables_stride, cross_block_tables_stride or "
-            "prefill_block_tables_stride is negative");
     REQUIRE(f->seq_lens != NULL || f->seq_lens_tensor != NULL || m->num_seqs == 0,
             "metadata: seq_lens and seq_lens_tensor are both NULL");
     REQUIRE(f->chunked_prefill == 0 || f->chunked_prefill == 1,
@@ -123,6 +119,30 @@ static folio_status check_counts(folio_vllm06_metadata *m)
             (long long)f->num_decode_tokens);
     REQUIRE(f->query_start_loc == NULL || f->query_start_loc[0] == 0,
             "metadata: query_start_loc[0] is %d; it must be 0", f->query_start_loc[0]);
+    return FOLIO_OK;
+}
+
+/* Rows of no blocks: a stride that was forgotten. An empty tensor is NULL. */
+static folio_status check_strides(const folio_vllm06_metadata *m)
+{
+    const folio_vllm06_metadata_fields *f = &m->f;
+    const struct {
+        const char *name;
+        const int32_t *tables;
+        int64_t stride, rows;
+    } all[] = {
+        {"block_tables", f->block_tables, f->block_tables_stride,
+         f->chunked_prefill ? f->num_decode_tokens : m->num_seqs},
+        {"cross_block_tables", f->cross_block_tables, f->cross_block_tables_stride, m->num_seqs},
+        {"prefill_block_tables", f->prefill_block_tables, f->prefill_block_tables_stride,
+         f->num_prefills}};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        REQUIRE(all[i].stride >= 0, "metadata: %s_stride is %lld; it must not be negative",
+                all[i].name, (long long)all[i].stride);
+        REQUIRE(all[i].tables == NULL || all[i].stride > 0 || all[i].rows == 0,
+                "metadata: %s has %lld rows, but %s_stride is 0; pass NULL for rows without blocks",
+                all[i].name, (long long)all[i].rows, all[i].name);
+    }
     return FOLIO_OK;
 }
 
@@ -226,6 +246,7 @@ static folio_status check_tables(const folio_vllm06_metadata *m)
 static folio_status check_fields(folio_vllm06_metadata *m)
 {
     TRY(check_counts(m));
+    TRY(check_strides(m));
     TRY(check_lengths(m));
     TRY(check_prompts(m));
     m->num_real = count_real(m);
@@ -302,21 +323,22 @@ static folio_status copy_fields(folio_vllm06_metadata *m)
     return KEEP(cross_slot_mapping, prompts > 0 ? f->num_encoder_tokens : 0);
 }
 
-folio_status folioi_vllm06_make_metadata(folio_vllm06_state *state,
-                                         const folioi_vllm06_traits *traits,
-                                         const folio_vllm06_metadata_fields *fields,
-                                         folio_vllm06_metadata **out)
+folio_status folio_vllm06_make_metadata(folio_vllm06_state *state,
+                                        const folio_vllm06_backend *backend,
+                                        const folio_vllm06_metadata_fields *fields,
+                                        folio_vllm06_metadata **out)
 {
     REQUIRE(out != NULL, "make_metadata: out is NULL");
     *out = NULL;
     REQUIRE(state != NULL, "make_metadata: state is NULL");
+    TRY(folioi_vllm06_check_backend(backend, "make_metadata"));
     void *memory;
     TRY(folioi_alloc(&state->ctx->allocator, sizeof(folio_vllm06_metadata), "metadata", &memory));
     folio_vllm06_metadata *m = memory;
     refs_retain(&state->refs);
     m->id = ++state->num_metadata;
     m->state = state;
-    m->traits = traits;
+    m->backend = backend;
     folio_status status = folioi_struct_in(&m->f, sizeof m->f, fields, "metadata fields");
     if (status == FOLIO_OK) status = check_fields(m);
     const folio_vllm06_bias *biases[] = {m->f.attn_bias, m->f.encoder_attn_bias,
@@ -372,7 +394,7 @@ static folio_vllm06_metadata *slice(folio_vllm06_metadata *m, bool prompts)
     refs_retain(&m->state->refs);
     v->id = ++m->state->num_metadata;
     v->state = m->state;
-    v->traits = m->traits;
+    v->backend = m->backend;
     v->owner = m;
     v->f = m->f;
     v->f.num_prefills = prompts ? m->f.num_prefills : 0;
@@ -418,7 +440,7 @@ const folio_vllm06_metadata *folio_vllm06_prefill_metadata(const folio_vllm06_me
     if (m == NULL || m->f.num_prefills == 0) return NULL;
     if (m->owner != NULL) return m; /* a view of the prompts is its own */
     if (m->prefill == NULL)
-        m->prefill = !m->traits->mixes && m->f.num_decode_tokens == 0 ? m : slice(m, true);
+        m->prefill = !m->backend->mixes && m->f.num_decode_tokens == 0 ? m : slice(m, true);
     return m->prefill;
 }
 
@@ -428,7 +450,7 @@ const folio_vllm06_metadata *folio_vllm06_decode_metadata(const folio_vllm06_met
     if (m == NULL || m->f.num_decode_tokens == 0) return NULL;
     if (m->owner != NULL || m->graph_len > 0) return m; /* a graph's are decodes only */
     if (m->decode == NULL)
-        m->decode = !m->traits->mixes && m->f.num_prefills == 0 ? m : slice(m, false);
+        m->decode = !m->backend->mixes && m->f.num_prefills == 0 ? m : slice(m, false);
     return m->decode;
 }
 

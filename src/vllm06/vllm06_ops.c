@@ -6,63 +6,43 @@
 #include "core/tensor.h"
 #include "vllm06/vllm06.h"
 
-/* A cache around n caches of the shape that the first one has, a layer each; k and v: their memory. */
-static folio_status wrap_layers(folio_context *ctx, const folio_vllm06_ops_cache *c, void *const *k,
-                                void *const *v, int64_t n, folio_kv_cache **out)
+/* The layout that x says; 0: 16 / bytes of one number. */
+static folio_status layout_of(const folio_vllm06_kv_cache *c, int32_t x, folio_layout *out)
 {
-    int32_t elem = (int32_t)folio_dtype_size(c->dtype);
-    REQUIRE(c->x == 1 || (elem > 0 && c->x == 16 / elem), "cache: x is %d, neither 1 nor 16 / %d",
-            c->x, elem);
-    folio_kv_cache_desc d = FOLIO_WITH(
-        folio_kv_cache_desc, .num_blocks = c->num_blocks, .num_layers = (int32_t)n,
-        .block_size = c->block_size, .num_kv_heads = c->num_kv_heads, .k_head_size = c->head_size,
-        .dtype = c->dtype, .layout = c->x == 1 ? FOLIO_LAYOUT_XPACKED_1 : FOLIO_LAYOUT_XPACKED);
-    folio_kv_cache_shape shape = {.struct_size = sizeof shape};
-    TRY(folio_kv_cache_get_shape(NULL, &d, &shape));
-    folio_kv_memory m =
-        FOLIO_WITH(folio_kv_memory, .k = k, .v = v, .k_bytes = (size_t)shape.k.bytes,
-                   .v_bytes = (size_t)shape.v.bytes);
-    return folio_kv_cache_wrap(ctx, &d, &m, out);
-}
-
-static folio_status wrap(folio_context *ctx, const folio_vllm06_ops_cache *c, folio_kv_cache **out)
-{
-    *out = NULL;
-    REQUIRE(ctx != NULL, "ctx is NULL");
     REQUIRE(c != NULL, "cache is NULL");
-    return wrap_layers(ctx, c, &c->key_cache, &c->value_cache, 1, out);
+    int32_t elem = (int32_t)folio_dtype_size(c->dtype);
+    REQUIRE(x == 0 || x == 1 || (elem > 0 && x == 16 / elem), "x is %d, neither 1 nor 16 / %d", x,
+            elem);
+    *out = x == 1 ? FOLIO_LAYOUT_XPACKED_1 : FOLIO_LAYOUT_XPACKED;
+    return FOLIO_OK;
 }
 
-/* Of the keys, and of the values, of a cache that was wrapped: the product fits. */
-static int64_t cache_bytes(const folio_vllm06_ops_cache *c)
+folio_status folio_vllm06_reshape_and_cache(folio_vllm06_state *state,
+                                            const folio_vllm06_reshape_and_cache_args *args,
+                                            const folio_vllm06_kv_cache *cache,
+                                            const folio_run *run)
 {
-    return c->num_blocks * c->block_size * c->num_kv_heads * c->head_size *
-           (int64_t)folio_dtype_size(c->dtype);
-}
-
-folio_status folio_vllm06_reshape_and_cache(folio_context *ctx, const void *key, const void *value,
-                                            folio_dtype dtype, int64_t num_tokens,
-                                            int64_t key_stride, int64_t value_stride,
-                                            const folio_vllm06_ops_cache *cache,
-                                            const int64_t *slot_mapping, const folio_run *run)
-{
-    folio_kv_cache *kv;
-    TRY(wrap(ctx, cache, &kv));
+    REQUIRE(state != NULL, "reshape_and_cache: state is NULL");
+    folio_vllm06_reshape_and_cache_args a;
+    STRUCT_IN(a, args, "folio_vllm06_reshape_and_cache_args");
+    folio_layout layout = FOLIO_LAYOUT_XPACKED;
+    const folioi_vllm06_kept *kept;
+    TRY(layout_of(cache, a.x, &layout));
+    TRY(folioi_vllm06_find_cache(state, cache, layout, "cache", &kept));
     folio_kv_write w =
-        FOLIO_WITH(folio_kv_write, .k = {(void *)key, dtype, num_tokens, key_stride, 0},
-                   .v = {(void *)value, dtype, num_tokens, value_stride, 0}, .slots = slot_mapping,
-                   .k_scale = cache->k_scale, .v_scale = cache->v_scale);
-    folio_status status = folioi_kv_cache_write_last(kv, 0, &w, run);
-    folio_kv_cache_destroy(kv);
-    return status;
+        FOLIO_WITH(folio_kv_write, .k = {(void *)a.key, a.dtype, a.num_tokens, a.key_stride, 0},
+                   .v = {(void *)a.value, a.dtype, a.num_tokens, a.value_stride, 0},
+                   .slots = a.slot_mapping, .k_scale = a.k_scale, .v_scale = a.v_scale);
+    return folioi_kv_cache_write_last(kept->cache, 0, &w, run);
 }
 
 /* One paged_attention call under way. */
 typedef struct {
     folio_context *ctx;
     folio_vllm06_paged_attention_args a;
-    const folio_vllm06_ops_cache *c;
-    folio_kv_cache *cache;
+    const folio_vllm06_kv_cache *c;
+    folio_kv_cache *cache; /* the state's */
+    folioi_vllm06_memory kv;
     folio_attention *attention;
     folio_batch *batch;
     folio_plan *plan;
@@ -71,10 +51,15 @@ typedef struct {
     int64_t memory_bytes;
 } paged;
 
-static folio_status open_paged(paged *p, const folio_run *run)
+static folio_status open_paged(paged *p, folio_vllm06_state *state, const folio_run *run)
 {
-    const folio_vllm06_ops_cache *c = p->c;
-    TRY(wrap(p->ctx, c, &p->cache));
+    const folio_vllm06_kv_cache *c = p->c;
+    folio_layout layout = FOLIO_LAYOUT_XPACKED;
+    const folioi_vllm06_kept *kept;
+    TRY(layout_of(c, p->a.x, &layout));
+    TRY(folioi_vllm06_find_cache(state, c, layout, "cache", &kept));
+    p->cache = kept->cache;
+    p->kv = kept->memory;
     TRY(folioi_run_in(p->ctx, run, &p->run));
     p->run.workspace = NULL; /* nobody outside knows its size */
     REQUIRE(p->a.num_seqs >= 0 && p->a.max_num_blocks_per_seq >= 0,
@@ -117,7 +102,6 @@ static folio_status close_paged(paged *p, folio_status status)
     folio_plan_destroy(p->plan);
     folio_batch_destroy(p->batch);
     folio_attention_destroy(p->attention);
-    folio_kv_cache_destroy(p->cache);
     return status;
 }
 
@@ -157,18 +141,19 @@ static folio_status attend(paged *p, folio_tensor out, float *lse, int64_t lse_t
     folio_tensors t =
         FOLIO_WITH(folio_tensors, .q = query_of(p), .out = out, .lse = lse,
                    .lse_token_stride = lse_token_stride, .lse_head_stride = lse_head_stride,
-                   .slopes = p->a.alibi_slopes, .k_scale = p->c->k_scale, .v_scale = p->c->v_scale);
+                   .slopes = p->a.alibi_slopes, .k_scale = p->a.k_scale, .v_scale = p->a.v_scale);
     return folio_attention_forward(p->plan, 0, FOLIO_ATTENTION_DECODER, p->cache, 0, &t, &p->run);
 }
 
-folio_status folio_vllm06_paged_attention_v1(folio_context *ctx,
+folio_status folio_vllm06_paged_attention_v1(folio_vllm06_state *state,
                                              const folio_vllm06_paged_attention_args *args,
-                                             const folio_vllm06_ops_cache *cache,
+                                             const folio_vllm06_kv_cache *cache,
                                              const folio_run *run)
 {
-    paged p = {.ctx = ctx, .c = cache};
+    REQUIRE(state != NULL, "paged_attention: state is NULL");
+    paged p = {.ctx = state->ctx, .c = cache};
     STRUCT_IN(p.a, args, "folio_vllm06_paged_attention_args");
-    folio_status status = open_paged(&p, run);
+    folio_status status = open_paged(&p, state, run);
     folio_tensor out = {p.a.out, p.a.dtype, p.a.num_seqs, 0, 0};
     if (status == FOLIO_OK) status = plan_keys(&p, 0, p.a.max_seq_len);
     if (status == FOLIO_OK) status = attend(&p, out, NULL, 0, 0);
@@ -179,7 +164,7 @@ folio_status folio_vllm06_paged_attention_v1(folio_context *ctx,
 static folio_status check_apart(const paged *p, const folio_tensor *out, int64_t parts,
                                 const float *exp_sums, const float *max_logits, const void *tmp_out)
 {
-    const folio_vllm06_ops_cache *c = p->c;
+    const folio_vllm06_kv_cache *c = p->c;
     folio_tensor query = query_of(p);
     TRY(folioi_tensor_resolve(&query, "query", p->a.dtype, p->a.num_heads, c->head_size,
                               p->a.num_seqs));
@@ -190,7 +175,6 @@ static folio_status check_apart(const paged *p, const folio_tensor *out, int64_t
             "%lld sequences x %lld partitions exceed the largest size", (long long)p->a.num_seqs,
             (long long)parts);
     int64_t sums_bytes = rows * parts * (int64_t)sizeof(float);
-    int64_t kv_bytes = cache_bytes(c);
     const folioi_place places[] = {
         {"out", folioi_span_of(p->a.out, out_bytes)},
         {"exp_sums", folioi_span_of(exp_sums, sums_bytes)},
@@ -200,8 +184,8 @@ static folio_status check_apart(const paged *p, const folio_tensor *out, int64_t
                            : folioi_tensor_span(&query, p->a.num_heads, c->head_size)},
         {"alibi_slopes",
          folioi_span_of(p->a.alibi_slopes, p->a.num_heads * (int64_t)sizeof(float))},
-        {"key_cache", folioi_span_of(c->key_cache, kv_bytes)},
-        {"value_cache", folioi_span_of(c->value_cache, kv_bytes)}};
+        {"key_cache", folioi_span_of(p->kv.k, p->kv.bytes)},
+        {"value_cache", folioi_span_of(p->kv.v, p->kv.bytes)}};
     return folioi_check_apart(places, 4, sizeof places / sizeof *places);
 }
 
@@ -258,100 +242,15 @@ static folio_status by_partitions(paged *p, float *exp_sums, float *max_logits, 
     return folio_merge_states(p->ctx, &m, &p->run);
 }
 
-folio_status folio_vllm06_paged_attention_v2(folio_context *ctx,
+folio_status folio_vllm06_paged_attention_v2(folio_vllm06_state *state,
                                              const folio_vllm06_paged_attention_args *args,
-                                             const folio_vllm06_ops_cache *cache, float *exp_sums,
+                                             const folio_vllm06_kv_cache *cache, float *exp_sums,
                                              float *max_logits, void *tmp_out, const folio_run *run)
 {
-    paged p = {.ctx = ctx, .c = cache};
+    REQUIRE(state != NULL, "paged_attention: state is NULL");
+    paged p = {.ctx = state->ctx, .c = cache};
     STRUCT_IN(p.a, args, "folio_vllm06_paged_attention_args");
-    folio_status status = open_paged(&p, run);
+    folio_status status = open_paged(&p, state, run);
     if (status == FOLIO_OK) status = by_partitions(&p, exp_sums, max_logits, tmp_out);
     return close_paged(&p, status);
-}
-
-static bool same_shape(const folio_vllm06_ops_cache *a, const folio_vllm06_ops_cache *b)
-{
-    return a->dtype == b->dtype && a->x == b->x && a->num_kv_heads == b->num_kv_heads &&
-           a->head_size == b->head_size && a->block_size == b->block_size;
-}
-
-/* Caches of one shape side by side are layers of one: a device copies them by one launch. */
-static folio_status copy_alike(folio_context *ctx, const folio_vllm06_ops_cache *caches, int64_t n,
-                               void **memory, const int64_t (*pairs)[2], int64_t num_pairs,
-                               const folio_run *run)
-{
-    folio_kv_cache *kv;
-    for (int64_t i = 0; i < n; i++) {
-        memory[i] = caches[i].key_cache;
-        memory[n + i] = caches[i].value_cache;
-    }
-    TRY(wrap_layers(ctx, caches, memory, memory + n, n, &kv));
-    folio_status status =
-        folio_kv_cache_copy_blocks(kv, kv, (const folio_block_pair *)pairs, num_pairs, run);
-    folio_kv_cache_destroy(kv);
-    return status;
-}
-
-folio_status folio_vllm06_copy_blocks(folio_context *ctx, const folio_vllm06_ops_cache *caches,
-                                      int64_t num_caches, const int64_t (*block_mapping)[2],
-                                      int64_t num_pairs, const folio_run *run)
-{
-    REQUIRE(ctx != NULL, "ctx is NULL");
-    REQUIRE(num_caches >= 0 && num_caches <= INT32_MAX && (num_caches == 0 || caches != NULL),
-            "caches is NULL or num_caches is outside [0, 2147483647]");
-    for (int64_t i = 1; i < num_caches; i++)
-        REQUIRE(caches[i].num_blocks == caches[0].num_blocks,
-                "caches[%lld] has %lld blocks, caches[0] %lld", (long long)i,
-                (long long)caches[i].num_blocks, (long long)caches[0].num_blocks);
-    void *memory;
-    int64_t bytes = 2 * num_caches * (int64_t)sizeof(void *);
-    TRY(folioi_alloc(&ctx->allocator, bytes, "a list of caches", &memory));
-    folio_status status = FOLIO_OK;
-    /* Once without pairs: a bad cache is refused before a block of another is written. */
-    for (int pass = 0; pass < 2; pass++)
-        for (int64_t i = 0, n; i < num_caches && status == FOLIO_OK; i += n) {
-            for (n = 1; i + n < num_caches && same_shape(&caches[i], &caches[i + n]);) n++;
-            status =
-                copy_alike(ctx, caches + i, n, memory, block_mapping, pass ? num_pairs : 0, run);
-        }
-    folioi_free(&ctx->allocator, memory, bytes);
-    return status;
-}
-
-static bool same_cache(const folio_vllm06_ops_cache *a, const folio_vllm06_ops_cache *b)
-{
-    return a->key_cache == b->key_cache && a->value_cache == b->value_cache &&
-           a->num_blocks == b->num_blocks && same_shape(a, b);
-}
-
-/* Caches that are wrapped, and are not the same: no block of one may be a part of the other's. */
-static folio_status check_caches_apart(const folio_vllm06_ops_cache *src,
-                                       const folio_vllm06_ops_cache *dst)
-{
-    int64_t from = cache_bytes(src), to = cache_bytes(dst);
-    const folioi_place places[] = {{"dst key_cache", folioi_span_of(dst->key_cache, to)},
-                                   {"dst value_cache", folioi_span_of(dst->value_cache, to)},
-                                   {"src key_cache", folioi_span_of(src->key_cache, from)},
-                                   {"src value_cache", folioi_span_of(src->value_cache, from)}};
-    return folioi_check_apart(places, 2, sizeof places / sizeof *places);
-}
-
-folio_status folio_vllm06_swap_blocks(folio_context *ctx, const folio_vllm06_ops_cache *src,
-                                      const folio_vllm06_ops_cache *dst,
-                                      const int64_t (*block_mapping)[2], int64_t num_pairs,
-                                      const folio_run *run)
-{
-    if (src != NULL && dst != NULL && same_cache(src, dst))
-        return folio_vllm06_copy_blocks(ctx, src, 1, block_mapping, num_pairs, run);
-    folio_kv_cache *from, *to = NULL;
-    TRY(wrap(ctx, src, &from));
-    folio_status status = wrap(ctx, dst, &to);
-    if (status == FOLIO_OK) status = check_caches_apart(src, dst);
-    if (status == FOLIO_OK)
-        status = folio_kv_cache_copy_blocks(from, to, (const folio_block_pair *)block_mapping,
-                                            num_pairs, run);
-    folio_kv_cache_destroy(from);
-    folio_kv_cache_destroy(to);
-    return status;
 }

@@ -55,6 +55,7 @@ void folio_vllm06_state_destroy(folio_vllm06_state *state)
     if (state == NULL || !refs_release(&state->refs)) return;
     folio_context *ctx = state->ctx;
     folioi_vllm06_drop_plans(ctx, state->plans);
+    folioi_vllm06_drop_caches(state);
     folioi_free(&ctx->allocator, state, sizeof *state);
     folio_context_destroy(ctx);
 }
@@ -199,7 +200,7 @@ static void set_phases(folio_vllm06_impl *impl, bool has_slopes)
 {
     impl->prompts = impl->decodes = impl->desc;
     if (!impl->compat) return;
-    bool bare = impl->traits->bare_prompts;
+    bool bare = impl->backend->bare_prompts;
     impl->decodes.windowed = 0;
     impl->decodes.window_left = 0;
     if (bare) impl->decodes.soft_cap = 0;
@@ -209,16 +210,32 @@ static void set_phases(folio_vllm06_impl *impl, bool has_slopes)
     }
 }
 
-folio_status folioi_vllm06_make_impl(folio_vllm06_state *state, const folioi_vllm06_traits *traits,
-                                     const folio_vllm06_impl_desc *desc, folio_vllm06_impl **out)
+/* The checks of attentions and of caches are ours: fp8 in packs of 16 does not take every head size. */
+static folio_status check_by_probes(folio_context *ctx, const folio_vllm06_backend *backend,
+                                    const folio_attention_desc *a)
+{
+    folio_attention *probe;
+    TRY(folio_attention_create(ctx, a, &probe));
+    folio_attention_destroy(probe);
+    folio_kv_cache_desc d =
+        FOLIO_WITH(folio_kv_cache_desc, .num_blocks = 1, .num_layers = 1, .block_size = 1,
+                   .num_kv_heads = a->num_kv_heads, .k_head_size = a->k_head_size,
+                   .dtype = a->kv_dtype, .layout = backend->layout);
+    folio_kv_cache_shape shape = {.struct_size = sizeof shape};
+    return folio_kv_cache_get_shape(NULL, &d, &shape);
+}
+
+folio_status folio_vllm06_make_impl(folio_vllm06_state *state, const folio_vllm06_backend *backend,
+                                    const folio_vllm06_impl_desc *desc, folio_vllm06_impl **out)
 {
     REQUIRE(out != NULL, "make_impl: out is NULL");
     *out = NULL;
     REQUIRE(state != NULL, "make_impl: state is NULL");
+    TRY(folioi_vllm06_check_backend(backend, "make_impl"));
     folio_vllm06_impl_desc d;
     STRUCT_IN(d, desc, "folio_vllm06_impl_desc");
     if (d.blocksparse_params != NULL)
-        FAIL(FOLIO_ERR_UNSUPPORTED, "%s does not support block-sparse attention", traits->name);
+        FAIL(FOLIO_ERR_UNSUPPORTED, "%s does not support block-sparse attention", backend->name);
     REQUIRE(d.sliding_window >= 0, "sliding_window is %lld; it must be at least 0",
             (long long)d.sliding_window);
     folio_attention_desc a =
@@ -235,15 +252,13 @@ folio_status folioi_vllm06_make_impl(folio_vllm06_state *state, const folioi_vll
     for (int32_t h = 0; d.alibi_slopes != NULL && h < d.num_heads; h++)
         REQUIRE(isfinite(d.alibi_slopes[h]), "alibi_slopes[%d] is %g; it must be finite", h,
                 (double)d.alibi_slopes[h]);
-    folio_attention *probe;
-    TRY(folio_attention_create(state->ctx, &a, &probe)); /* its checks are ours */
-    folio_attention_destroy(probe);
+    TRY(check_by_probes(state->ctx, backend, &a));
     void *memory;
     TRY(folioi_alloc(&state->ctx->allocator, sizeof **out, "an impl", &memory));
     folio_vllm06_impl *impl = memory;
     refs_retain(&state->refs);
     *impl =
-        (folio_vllm06_impl){.state = state, .traits = traits, .desc = a, .compat = d.compat != 0};
+        (folio_vllm06_impl){.state = state, .backend = backend, .desc = a, .compat = d.compat != 0};
     set_phases(impl, d.alibi_slopes != NULL);
     if (d.alibi_slopes != NULL) {
         impl->slopes_bytes = d.num_heads * (int64_t)sizeof *impl->slopes;

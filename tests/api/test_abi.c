@@ -59,8 +59,8 @@ TEST(abi, fields_are_where_a_c_program_finds_them)
         FIELD(folio_kv_cache_shape, v_scales, "folio_kv_array"),
         FIELD(folio_kv_memory, k_scales, "float *const *"),
         FIELD(folio_tensors, out, "folio_tensor"),
-        FIELD(folio_vllm06_ops_cache, value_cache, "void *"),
-        FIELD(folio_vllm06_ops_cache, block_size, "int32_t"),
+        FIELD(folio_vllm06_kv_cache, value_cache, "void *"),
+        FIELD(folio_vllm06_kv_cache, block_size, "int32_t"),
         FIELD(folio_vllm06_forward_args, v_scale, "float"),
     };
     for (int i = 0; i < COUNT_OF(fields); i++) {
@@ -117,7 +117,7 @@ TEST(abi, functions_have_their_parameters)
     f = find_function("folio_version");
     CHECK(f && f->num_parameters == 0 && strcmp(f->returns, "const char *") == 0);
     f = find_function("folio_vllm06_copy_blocks");
-    CHECK(f && strcmp(f->parameters[3].type, "const int64_t (*)[2]") == 0);
+    CHECK(f && strcmp(f->parameters[3].type, "const folio_block_pair *") == 0);
     CHECK(f && strcmp(f->header, "folio_vllm06.h") == 0);
 }
 

@@ -143,21 +143,19 @@ static folio_status graph_metadata(const parents *p, bool bad, void **out)
 static folio_status make_metadata(const char *name, const parents *p, bool bad, void **out)
 {
     static const int32_t seq_lens[] = {2};
-    return folio_vllm06_backend_find(name)->make_metadata(
-        p->state,
-        GIVEN(folio_vllm06_metadata_fields, .num_prefills = 1, .seq_lens = seq_lens,
-              .is_prompt = 1),
-        OUT(folio_vllm06_metadata));
+    return folio_vllm06_make_metadata(p->state, folio_vllm06_backend_find(name),
+                                      GIVEN(folio_vllm06_metadata_fields, .num_prefills = 1,
+                                            .seq_lens = seq_lens, .is_prompt = 1),
+                                      OUT(folio_vllm06_metadata));
 }
 
 static folio_status make_impl(const char *name, const parents *p, bool bad, void **out)
 {
     static const float slopes[] = {0.5f};
-    return folio_vllm06_backend_find(name)->make_impl(p->state,
-                                                      GIVEN(folio_vllm06_impl_desc, .num_heads = 1,
-                                                            .head_size = 8, .alibi_slopes = slopes,
-                                                            .dtype = FOLIO_F32),
-                                                      OUT(folio_vllm06_impl));
+    return folio_vllm06_make_impl(p->state, folio_vllm06_backend_find(name),
+                                  GIVEN(folio_vllm06_impl_desc, .num_heads = 1, .head_size = 8,
+                                        .alibi_slopes = slopes, .dtype = FOLIO_F32),
+                                  OUT(folio_vllm06_impl));
 }
 
 #define OF_BACKEND(id, name)                                                                       \

@@ -327,15 +327,16 @@ static int make_vllm06(const folio_vllm06_backend *b, const folio_allocator *a, 
     const float slopes[] = {0.5f};
     CHECK_OK(folio_vllm06_state_create(
         "cpu", &FOLIO_WITH(folio_context_desc, .num_threads = 1, .allocator = *a), &state));
-    CHECK_OK(b->make_impl(state,
-                          &FOLIO_WITH(folio_vllm06_impl_desc, .num_heads = 1, .head_size = HEAD,
-                                      .alibi_slopes = slopes, .dtype = FOLIO_F32),
-                          &impl));
+    CHECK_OK(folio_vllm06_make_impl(state, b,
+                                    &FOLIO_WITH(folio_vllm06_impl_desc, .num_heads = 1,
+                                                .head_size = HEAD, .alibi_slopes = slopes,
+                                                .dtype = FOLIO_F32),
+                                    &impl));
     const int32_t seq_lens[] = {ROWS};
-    CHECK_OK(b->make_metadata(state,
-                              &FOLIO_WITH(folio_vllm06_metadata_fields, .num_prefills = 1,
-                                          .seq_lens = seq_lens, .is_prompt = 1),
-                              &metadata));
+    CHECK_OK(folio_vllm06_make_metadata(state, b,
+                                        &FOLIO_WITH(folio_vllm06_metadata_fields, .num_prefills = 1,
+                                                    .seq_lens = seq_lens, .is_prompt = 1),
+                                        &metadata));
     CHECK_OK(folio_vllm06_builder_create(
         state, b, &FOLIO_WITH(folio_vllm06_builder_desc, .block_size = BLOCK), &builder));
     CHECK_OK(folio_batch_create(folio_vllm06_state_context(state),
@@ -346,7 +347,7 @@ static int make_vllm06(const folio_vllm06_backend *b, const folio_allocator *a, 
     folio_vllm06_forward_args args =
         FOLIO_WITH(folio_vllm06_forward_args, .query = t, .key = t, .value = t,
                    .attn_metadata = metadata, .output = {out, FOLIO_F32, ROWS, 0, 0});
-    CHECK_OK(b->forward(impl, &args, NULL));
+    CHECK_OK(folio_vllm06_forward(impl, &args, NULL));
     use_metadata(metadata); /* its view lives with it */
     const part made[] = {{state, destroy_vllm06_state, use_state},
                          {impl, destroy_vllm06_impl, use_nothing},

@@ -15,58 +15,58 @@ enum { BLOCK_ELEMENTS = BLOCK * KV_HEADS * SIZE, CACHE = 2 * BLOCKS * BLOCK_ELEM
 
 static folio_vllm06_kv_cache make_cache(folio_context *ctx, folio_memory_kind kind)
 {
-    folio_vllm06_kv_cache c = {NULL, FOLIO_BF16, BLOCKS, BLOCK_ELEMENTS};
-    CHECK_OK(folio_memory_create(ctx, kind, CACHE * 2, &c.data));
+    folio_vllm06_kv_cache c = {.bytes = CACHE * 2,
+                               .dtype = FOLIO_BF16,
+                               .block_size = BLOCK,
+                               .num_kv_heads = KV_HEADS,
+                               .head_size = SIZE,
+                               .num_blocks = BLOCKS};
+    CHECK_OK(folio_memory_create(ctx, kind, CACHE * 2, &c.key_cache));
     return c;
 }
 
 static void drop_cache(folio_context *ctx, folio_memory_kind kind, folio_vllm06_kv_cache *c)
 {
-    folio_memory_destroy(ctx, kind, c->data, CACHE * 2);
+    folio_memory_destroy(ctx, kind, c->key_cache, CACHE * 2);
 }
 
 /* Out, back to other blocks, and copied there: every step in the same stream, waited for once. */
 TEST(vllm06_device, swap_to_the_host_and_back)
 {
-    static const char *const originals[] = {"xformers", "torch-sdpa", "ipex"};
-    static const int64_t out[][2] = {{3, 0}, {7, 1}}, back[][2] = {{0, 9}, {1, 5}};
-    static const int64_t copy[][2] = {{9, 2}};
+    static const folio_block_pair out[] = {{3, 0}, {7, 1}}, back[] = {{0, 9}, {1, 5}};
+    static const folio_block_pair copy[] = {{9, 2}};
     uint16_t *image = malloc(CACHE * 2), *got = malloc(CACHE * 2);
     if (image == NULL || got == NULL) abort();
     for (int i = 0; i < CACHE; i++) image[i] = (uint16_t)support_bits(4, (uint64_t)i);
-    for (int i = 0; i < 3; i++) {
-        const folio_vllm06_backend *b = folio_vllm06_backend_find(originals[i]);
-        folio_vllm06_state *state = NULL;
-        cudaStream_t stream = NULL;
-        CUDA_OK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-        CHECK_OK(folio_vllm06_state_create("cuda", NULL, &state));
-        REQUIRE_TEST(state != NULL);
-        folio_context *ctx = folio_vllm06_state_context(state);
-        folio_run run = {.struct_size = sizeof run, .stream = stream};
-        folio_vllm06_kv_cache here = make_cache(ctx, FOLIO_MEMORY_DEVICE);
-        folio_vllm06_kv_cache there = make_cache(ctx, FOLIO_MEMORY_HOST);
-        CHECK_OK(folio_memory_copy(ctx, here.data, image, CACHE * 2, &run));
-        CHECK_OK(b->swap_blocks(state, &here, &there, out, 2, &run));
-        CHECK_OK(b->swap_blocks(state, &there, &here, back, 2, &run));
-        CHECK_OK(b->copy_blocks(state, &here, 1, copy, 1, &run));
-        CHECK_OK(folio_memory_copy(ctx, got, here.data, CACHE * 2, &run));
-        CHECK_OK(folio_run_wait(ctx, &run));
-        for (int part = 0; part < 2; part++) {
-            const uint16_t *was = image + part * BLOCKS * BLOCK_ELEMENTS;
-            const uint16_t *is = got + part * BLOCKS * BLOCK_ELEMENTS;
-            for (int block = 0; block < BLOCKS; block++) {
-                int from = block == 9 || block == 2 ? 3 : block == 5 ? 7 : block;
-                CHECK_MSG(memcmp(is + block * BLOCK_ELEMENTS, was + from * BLOCK_ELEMENTS,
-                                 BLOCK_ELEMENTS * 2) == 0,
-                          "%s: block %d of part %d is not what block %d was", originals[i], block,
-                          part, from);
-            }
+    folio_vllm06_state *state = NULL;
+    cudaStream_t stream = NULL;
+    CUDA_OK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    CHECK_OK(folio_vllm06_state_create("cuda", NULL, &state));
+    REQUIRE_TEST(state != NULL);
+    folio_context *ctx = folio_vllm06_state_context(state);
+    folio_run run = {.struct_size = sizeof run, .stream = stream};
+    folio_vllm06_kv_cache here = make_cache(ctx, FOLIO_MEMORY_DEVICE);
+    folio_vllm06_kv_cache there = make_cache(ctx, FOLIO_MEMORY_HOST);
+    CHECK_OK(folio_memory_copy(ctx, here.key_cache, image, CACHE * 2, &run));
+    CHECK_OK(folio_vllm06_swap_blocks(state, &here, &there, out, 2, &run));
+    CHECK_OK(folio_vllm06_swap_blocks(state, &there, &here, back, 2, &run));
+    CHECK_OK(folio_vllm06_copy_blocks(state, &here, 1, copy, 1, &run));
+    CHECK_OK(folio_memory_copy(ctx, got, here.key_cache, CACHE * 2, &run));
+    CHECK_OK(folio_run_wait(ctx, &run));
+    for (int part = 0; part < 2; part++) {
+        const uint16_t *was = image + part * BLOCKS * BLOCK_ELEMENTS;
+        const uint16_t *is = got + part * BLOCKS * BLOCK_ELEMENTS;
+        for (int block = 0; block < BLOCKS; block++) {
+            int from = block == 9 || block == 2 ? 3 : block == 5 ? 7 : block;
+            CHECK_MSG(memcmp(is + block * BLOCK_ELEMENTS, was + from * BLOCK_ELEMENTS,
+                             BLOCK_ELEMENTS * 2) == 0,
+                      "block %d of part %d is not what block %d was", block, part, from);
         }
-        drop_cache(ctx, FOLIO_MEMORY_DEVICE, &here);
-        drop_cache(ctx, FOLIO_MEMORY_HOST, &there);
-        folio_vllm06_state_destroy(state);
-        CUDA_OK(cudaStreamDestroy(stream));
     }
+    drop_cache(ctx, FOLIO_MEMORY_DEVICE, &here);
+    drop_cache(ctx, FOLIO_MEMORY_HOST, &there);
+    folio_vllm06_state_destroy(state);
+    CUDA_OK(cudaStreamDestroy(stream));
     free(image);
     free(got);
 }
@@ -95,7 +95,7 @@ static folio_vllm06_metadata *step_of(user *u, const folio_vllm06_backend *b, bo
         .slot_mapping = prompt ? slots : slots + TOKENS - 1, .seq_lens = &len,
         .block_tables = table, .block_tables_stride = TOKENS / BLOCK + 1);
     folio_vllm06_metadata *m = NULL;
-    CHECK_OK(b->make_metadata(u->state, &f, &m));
+    CHECK_OK(folio_vllm06_make_metadata(u->state, b, &f, &m));
     return m;
 }
 
@@ -107,7 +107,7 @@ static void open_user(user *u, const folio_vllm06_backend *b, const uint16_t *nu
                    .num_kv_heads = KV_HEADS, .alibi_slopes = slopes, .dtype = FOLIO_BF16);
     void *memory = NULL;
     CHECK_OK(folio_vllm06_state_create("cuda", NULL, &u->state));
-    CHECK_OK(b->make_impl(u->state, &d, &u->impl));
+    CHECK_OK(folio_vllm06_make_impl(u->state, b, &d, &u->impl));
     u->ctx = folio_vllm06_state_context(u->state);
     u->cache = make_cache(u->ctx, FOLIO_MEMORY_DEVICE);
     CUDA_OK(cudaStreamCreateWithFlags(&u->stream, cudaStreamNonBlocking));
@@ -129,7 +129,7 @@ static void close_user(user *u)
 }
 
 /* The prompt's rows, or the decode's one row behind them; nothing is waited for. */
-static void attend(user *u, const folio_vllm06_backend *b, int step)
+static void attend(user *u, int step)
 {
     int64_t first = step == 0 ? 0 : TOKENS - 1, rows = step == 0 ? TOKENS - 1 : 1;
     folio_tensor t[4];
@@ -142,7 +142,7 @@ static void attend(user *u, const folio_vllm06_backend *b, int step)
         FOLIO_WITH(folio_vllm06_forward_args, .query = t[0], .key = t[1], .value = t[2],
                    .kv_cache = &u->cache, .attn_metadata = u->metadata[step], .output = t[3]);
     const folio_run run = {.struct_size = sizeof run, .stream = u->stream};
-    CHECK_OK(b->forward(u->impl, &a, &run));
+    CHECK_OK(folio_vllm06_forward(u->impl, &a, &run));
 }
 
 /* Three states take turns without waiting; each has what it has alone. */
@@ -155,12 +155,12 @@ TEST(vllm06_device, states_at_once)
         numbers[i] = (uint16_t)kit_encode(FOLIO_BF16, (double)support_random(3, (uint64_t)i));
     user users[3] = {{0}};
     for (int i = 0; i < 3; i++) open_user(&users[i], b, numbers);
-    attend(&users[0], b, 0);
-    attend(&users[0], b, 1);
+    attend(&users[0], 0);
+    attend(&users[0], 1);
     CUDA_OK(cudaStreamSynchronize(users[0].stream));
     for (int round = 0; round < 5; round++)
         for (int i = 1; i < 3; i++)
-            for (int step = 0; step < 2; step++) attend(&users[i], b, step);
+            for (int step = 0; step < 2; step++) attend(&users[i], step);
     for (int i = 0; i < 3; i++) {
         user *u = &users[i];
         folio_run run = {.struct_size = sizeof run, .stream = u->stream};
@@ -191,10 +191,10 @@ static cudaGraphExec_t capture_decode(user *u, const folio_vllm06_backend *b,
     CHECK_OK(folio_vllm06_graph_capture_get_metadata_for_batch(u->state, 1, 0, &u->metadata[1]));
     CHECK_OK(folio_vllm06_graph_capture_end(u->state));
     CHECK_OK(folio_vllm06_get_graph_input_buffers(u->state, u->metadata[1], 0, buffers));
-    attend(u, b, 1); /* it makes the plan */
+    attend(u, 1); /* it makes the plan */
     CUDA_OK(cudaStreamSynchronize(u->stream));
     CUDA_OK(cudaStreamBeginCapture(u->stream, cudaStreamCaptureModeThreadLocal));
-    attend(u, b, 1);
+    attend(u, 1);
     CUDA_OK(cudaStreamEndCapture(u->stream, &graph));
     CUDA_OK(cudaGraphInstantiate(&replay, graph, 0));
     CUDA_OK(cudaGraphDestroy(graph));
@@ -215,9 +215,9 @@ TEST(vllm06_device, graph_replay)
         user *u = &users[i];
         open_user(u, b, numbers);
         folio_run run = {.struct_size = sizeof run, .stream = u->stream};
-        CHECK_OK(folio_memory_fill(u->ctx, u->cache.data, 0, CACHE * 2, &run));
-        attend(u, b, 0);
-        if (i == 0) attend(u, b, 1);
+        CHECK_OK(folio_memory_fill(u->ctx, u->cache.key_cache, 0, CACHE * 2, &run));
+        attend(u, 0);
+        if (i == 0) attend(u, 1);
         else {
             folio_vllm06_graph_input_buffers buffers = {.struct_size = sizeof buffers};
             folio_vllm06_metadata *step = u->metadata[1];
@@ -229,7 +229,7 @@ TEST(vllm06_device, graph_replay)
             CUDA_OK(cudaGraphExecDestroy(replay));
             folio_vllm06_metadata_destroy(step);
         }
-        CHECK_OK(folio_memory_copy(u->ctx, cache[i], u->cache.data, CACHE * 2, &run));
+        CHECK_OK(folio_memory_copy(u->ctx, cache[i], u->cache.key_cache, CACHE * 2, &run));
         CHECK_OK(folio_memory_copy(u->ctx, rows[i], u->tensors + 3 * TENSOR * 2, TENSOR * 2, &run));
         CHECK_OK(folio_run_wait(u->ctx, &run));
     }

@@ -16,7 +16,7 @@
 #include <stdlib.h>
 #include <time.h>
 
-enum { GUARD = 256, GUARD_BYTE = 0xA5, MAX_PIECES = 16, NUM_NAMES = 4 };
+enum { GUARD = 256, GUARD_BYTE = 0xA5, MAX_PIECES = 16 };
 #define ARENA ((size_t)96 << 20)
 
 typedef struct {
@@ -130,11 +130,17 @@ static const folio_run *on_stream(void)
 
 static int64_t size_of(folio_dtype dtype) { return (int64_t)folio_dtype_size(dtype); }
 
-/* ------------------------------------------------------------------------------- the three backends */
+static folio_vllm06_kv_cache bring_kv(const folio_vllm06_kv_cache *c)
+{
+    folio_vllm06_kv_cache r = *c;
+    int64_t bytes = c->num_blocks * c->block_size * c->num_kv_heads * c->head_size;
+    bytes *= size_of(c->dtype) * (c->value_cache == NULL ? 2 : 1);
+    r.key_cache = bring(c->key_cache, bytes);
+    r.value_cache = bring(c->value_cache, bytes);
+    return r;
+}
 
-static const folio_vllm06_backend
-    *backends[NUM_NAMES]; /* the library's; tables[i] stands for backends[i] */
-static folio_vllm06_backend tables[NUM_NAMES];
+/* ---------------------------------------------------------------------------- layers and their blocks */
 
 static folio_tensor bring_tensor(const folio_tensor *t, const folio_attention_desc *d,
                                  int64_t heads)
@@ -147,18 +153,11 @@ static folio_tensor bring_tensor(const folio_tensor *t, const folio_attention_de
     return r;
 }
 
-static folio_vllm06_kv_cache bring_kv(const folio_vllm06_kv_cache *c)
-{
-    folio_vllm06_kv_cache r = *c;
-    r.data = bring(c->data, 2 * c->num_blocks * c->block_elements * size_of(c->dtype));
-    return r;
-}
-
-static folio_status forward(folio_vllm06_impl *impl, const folio_vllm06_forward_args *args,
-                            const folio_run *run)
+folio_status on_device_forward(folio_vllm06_impl *impl, const folio_vllm06_forward_args *args,
+                               const folio_run *run)
 {
     if (impl == NULL || args == NULL || args->struct_size != sizeof *args)
-        return backends[0]->forward(impl, args, run);
+        return folio_vllm06_forward(impl, args, run);
     const folio_attention_desc *d = &impl->desc;
     folio_vllm06_forward_args a = *args;
     folio_vllm06_kv_cache kv;
@@ -172,89 +171,64 @@ static folio_status forward(folio_vllm06_impl *impl, const folio_vllm06_forward_
         a.kv_cache = &kv;
     }
     send();
-    return finish(backends[0]->forward(impl, &a, on_stream()));
+    return finish(folio_vllm06_forward(impl, &a, on_stream()));
 }
 
-static folio_status swap_blocks(folio_vllm06_state *state, const folio_vllm06_kv_cache *src,
-                                const folio_vllm06_kv_cache *dst, const int64_t (*pairs)[2],
-                                int64_t num_pairs, const folio_run *run)
+folio_status on_device_copy_blocks(folio_vllm06_state *state,
+                                   const folio_vllm06_kv_cache *kv_caches, int64_t num_caches,
+                                   const folio_block_pair *pairs, int64_t num_pairs,
+                                   const folio_run *run)
+{
+    folio_vllm06_kv_cache placed[MAX_PIECES / 2];
+    if (kv_caches == NULL || num_caches < 0 || num_caches > MAX_PIECES / 2)
+        return folio_vllm06_copy_blocks(state, kv_caches, num_caches, pairs, num_pairs, run);
+    begin();
+    for (int64_t i = 0; i < num_caches; i++) placed[i] = bring_kv(&kv_caches[i]);
+    send();
+    return finish(
+        folio_vllm06_copy_blocks(state, placed, num_caches, pairs, num_pairs, on_stream()));
+}
+
+folio_status on_device_swap_blocks(folio_vllm06_state *state, const folio_vllm06_kv_cache *src,
+                                   const folio_vllm06_kv_cache *dst, const folio_block_pair *pairs,
+                                   int64_t num_pairs, const folio_run *run)
 {
     if (src == NULL || dst == NULL)
-        return backends[0]->swap_blocks(state, src, dst, pairs, num_pairs, run);
+        return folio_vllm06_swap_blocks(state, src, dst, pairs, num_pairs, run);
     begin();
     folio_vllm06_kv_cache from = bring_kv(src), to = bring_kv(dst);
     send();
-    return finish(backends[0]->swap_blocks(state, &from, &to, pairs, num_pairs, on_stream()));
-}
-
-static folio_status copy_blocks(folio_vllm06_state *state, const folio_vllm06_kv_cache *caches,
-                                int64_t n, const int64_t (*pairs)[2], int64_t num_pairs,
-                                const folio_run *run)
-{
-    folio_vllm06_kv_cache placed[4];
-    if (caches == NULL || n < 0 || n > 4)
-        return backends[0]->copy_blocks(state, caches, n, pairs, num_pairs, run);
-    begin();
-    for (int64_t i = 0; i < n; i++) placed[i] = bring_kv(&caches[i]);
-    send();
-    return finish(backends[0]->copy_blocks(state, placed, n, pairs, num_pairs, on_stream()));
-}
-
-const folio_vllm06_backend *on_device_backend_find(const char *name)
-{
-    static const char *const names[NUM_NAMES] = {"xformers", "torch-sdpa", "ipex",
-                                                 "torch-sdpa-ipex"};
-    const folio_vllm06_backend *b = folio_vllm06_backend_find(name);
-    for (int i = 0; i < NUM_NAMES; i++) {
-        backends[i] = folio_vllm06_backend_find(names[i]);
-        tables[i] = *backends[i];
-        tables[i].forward = forward;
-        tables[i].swap_blocks = swap_blocks;
-        tables[i].copy_blocks = copy_blocks;
-        if (b == backends[i]) return &tables[i];
-    }
-    return b;
+    return finish(folio_vllm06_swap_blocks(state, &from, &to, pairs, num_pairs, on_stream()));
 }
 
 /* ------------------------------------------------------------------------------------ the operators */
 
-static folio_vllm06_ops_cache bring_cache(const folio_vllm06_ops_cache *c)
+folio_status on_device_reshape_and_cache(folio_vllm06_state *state,
+                                         const folio_vllm06_reshape_and_cache_args *args,
+                                         const folio_vllm06_kv_cache *cache, const folio_run *run)
 {
-    folio_vllm06_ops_cache r = *c;
-    int64_t row = (int64_t)c->num_kv_heads * c->head_size * size_of(c->dtype);
-    r.key_cache = bring(c->key_cache, c->num_blocks * c->block_size * row);
-    r.value_cache = bring(c->value_cache, c->num_blocks * c->block_size * row);
-    return r;
-}
-
-folio_status on_device_reshape_and_cache(folio_context *ctx, const void *key, const void *value,
-                                         folio_dtype dtype, int64_t num_tokens, int64_t key_stride,
-                                         int64_t value_stride, const folio_vllm06_ops_cache *cache,
-                                         const int64_t *slot_mapping, const folio_run *run)
-{
-    if (cache == NULL)
-        return folio_vllm06_reshape_and_cache(ctx, key, value, dtype, num_tokens, key_stride,
-                                              value_stride, cache, slot_mapping, run);
+    if (cache == NULL || args == NULL || args->struct_size != sizeof *args)
+        return folio_vllm06_reshape_and_cache(state, args, cache, run);
     begin();
-    folio_vllm06_ops_cache c = bring_cache(cache);
-    int64_t row = (int64_t)c.num_kv_heads * c.head_size, elem = size_of(dtype);
-    int64_t strides[2] = {key_stride ? key_stride : row, value_stride ? value_stride : row};
-    const void *rows[2] = {key, value};
-    for (int i = 0; i < 2; i++)
-        rows[i] = bring(rows[i], num_tokens > 0 ? ((num_tokens - 1) * strides[i] + row) * elem : 0);
+    folio_vllm06_kv_cache c = bring_kv(cache);
+    folio_vllm06_reshape_and_cache_args a = *args;
+    int64_t row = (int64_t)c.num_kv_heads * c.head_size, elem = size_of(a.dtype);
+    int64_t before = a.num_tokens - 1; /* rows before the last one */
+    int64_t key = before * (a.key_stride ? a.key_stride : row) + row;
+    int64_t value = before * (a.value_stride ? a.value_stride : row) + row;
+    a.key = bring(args->key, before >= 0 ? key * elem : 0);
+    a.value = bring(args->value, before >= 0 ? value * elem : 0);
     send();
-    return finish(folio_vllm06_reshape_and_cache(ctx, rows[0], rows[1], dtype, num_tokens,
-                                                 key_stride, value_stride, &c, slot_mapping,
-                                                 on_stream()));
+    return finish(folio_vllm06_reshape_and_cache(state, &a, &c, on_stream()));
 }
 
-static folio_status paged(folio_context *ctx, const folio_vllm06_paged_attention_args *args,
-                          const folio_vllm06_ops_cache *cache, bool v2, float *exp_sums,
+static folio_status paged(folio_vllm06_state *state, const folio_vllm06_paged_attention_args *args,
+                          const folio_vllm06_kv_cache *cache, bool v2, float *exp_sums,
                           float *max_logits, void *tmp_out)
 {
     folio_vllm06_paged_attention_args a = *args;
     begin();
-    folio_vllm06_ops_cache c = bring_cache(cache);
+    folio_vllm06_kv_cache c = bring_kv(cache);
     int64_t rows = a.num_seqs * a.num_heads, row = c.head_size * size_of(a.dtype);
     int64_t parts = (a.max_seq_len - 1) / FOLIO_VLLM06_PARTITION_SIZE + 1;
     int64_t query = rows * row;
@@ -270,52 +244,27 @@ static folio_status paged(folio_context *ctx, const folio_vllm06_paged_attention
         tmp_out = bring(tmp_out, rows * parts * row);
     }
     send();
-    return finish(v2 ? folio_vllm06_paged_attention_v2(ctx, &a, &c, exp_sums, max_logits, tmp_out,
+    return finish(v2 ? folio_vllm06_paged_attention_v2(state, &a, &c, exp_sums, max_logits, tmp_out,
                                                        on_stream())
-                     : folio_vllm06_paged_attention_v1(ctx, &a, &c, on_stream()));
+                     : folio_vllm06_paged_attention_v1(state, &a, &c, on_stream()));
 }
 
-folio_status on_device_paged_attention_v1(folio_context *ctx,
+folio_status on_device_paged_attention_v1(folio_vllm06_state *state,
                                           const folio_vllm06_paged_attention_args *args,
-                                          const folio_vllm06_ops_cache *cache, const folio_run *run)
+                                          const folio_vllm06_kv_cache *cache, const folio_run *run)
 {
     if (args == NULL || cache == NULL || args->struct_size != sizeof *args)
-        return folio_vllm06_paged_attention_v1(ctx, args, cache, run);
-    return paged(ctx, args, cache, false, NULL, NULL, NULL);
+        return folio_vllm06_paged_attention_v1(state, args, cache, run);
+    return paged(state, args, cache, false, NULL, NULL, NULL);
 }
 
-folio_status on_device_paged_attention_v2(folio_context *ctx,
+folio_status on_device_paged_attention_v2(folio_vllm06_state *state,
                                           const folio_vllm06_paged_attention_args *args,
-                                          const folio_vllm06_ops_cache *cache, float *exp_sums,
+                                          const folio_vllm06_kv_cache *cache, float *exp_sums,
                                           float *max_logits, void *tmp_out, const folio_run *run)
 {
     if (args == NULL || cache == NULL || args->struct_size != sizeof *args)
-        return folio_vllm06_paged_attention_v2(ctx, args, cache, exp_sums, max_logits, tmp_out,
+        return folio_vllm06_paged_attention_v2(state, args, cache, exp_sums, max_logits, tmp_out,
                                                run);
-    return paged(ctx, args, cache, true, exp_sums, max_logits, tmp_out);
-}
-
-folio_status on_device_copy_blocks(folio_context *ctx, const folio_vllm06_ops_cache *caches,
-                                   int64_t num_caches, const int64_t (*pairs)[2], int64_t num_pairs,
-                                   const folio_run *run)
-{
-    folio_vllm06_ops_cache placed[MAX_PIECES / 2];
-    if (caches == NULL || num_caches < 0 || num_caches > MAX_PIECES / 2)
-        return folio_vllm06_copy_blocks(ctx, caches, num_caches, pairs, num_pairs, run);
-    begin();
-    for (int64_t i = 0; i < num_caches; i++) placed[i] = bring_cache(&caches[i]);
-    send();
-    return finish(folio_vllm06_copy_blocks(ctx, placed, num_caches, pairs, num_pairs, on_stream()));
-}
-
-folio_status on_device_swap_blocks(folio_context *ctx, const folio_vllm06_ops_cache *src,
-                                   const folio_vllm06_ops_cache *dst, const int64_t (*pairs)[2],
-                                   int64_t num_pairs, const folio_run *run)
-{
-    if (src == NULL || dst == NULL)
-        return folio_vllm06_swap_blocks(ctx, src, dst, pairs, num_pairs, run);
-    begin();
-    folio_vllm06_ops_cache from = bring_cache(src), to = bring_cache(dst);
-    send();
-    return finish(folio_vllm06_swap_blocks(ctx, &from, &to, pairs, num_pairs, on_stream()));
+    return paged(state, args, cache, true, exp_sums, max_logits, tmp_out);
 }

@@ -8,31 +8,28 @@
 
 #include <folio/folio_vllm06.h>
 
-/* Tables whose forward, swap_blocks and copy_blocks work on the device. */
-const folio_vllm06_backend *on_device_backend_find(const char *name);
-
-folio_status on_device_reshape_and_cache(folio_context *ctx, const void *key, const void *value,
-                                         folio_dtype dtype, int64_t num_tokens, int64_t key_stride,
-                                         int64_t value_stride, const folio_vllm06_ops_cache *cache,
-                                         const int64_t *slot_mapping, const folio_run *run);
-folio_status on_device_paged_attention_v1(folio_context *ctx,
-                                          const folio_vllm06_paged_attention_args *args,
-                                          const folio_vllm06_ops_cache *cache,
-                                          const folio_run *run);
-folio_status on_device_paged_attention_v2(folio_context *ctx,
-                                          const folio_vllm06_paged_attention_args *args,
-                                          const folio_vllm06_ops_cache *cache, float *exp_sums,
-                                          float *max_logits, void *tmp_out, const folio_run *run);
-folio_status on_device_copy_blocks(folio_context *ctx, const folio_vllm06_ops_cache *caches,
-                                   int64_t num_caches, const int64_t (*block_mapping)[2],
-                                   int64_t num_pairs, const folio_run *run);
-folio_status on_device_swap_blocks(folio_context *ctx, const folio_vllm06_ops_cache *src,
-                                   const folio_vllm06_ops_cache *dst,
-                                   const int64_t (*block_mapping)[2], int64_t num_pairs,
+folio_status on_device_forward(folio_vllm06_impl *impl, const folio_vllm06_forward_args *args,
+                               const folio_run *run);
+folio_status on_device_copy_blocks(folio_vllm06_state *state,
+                                   const folio_vllm06_kv_cache *kv_caches, int64_t num_caches,
+                                   const folio_block_pair *pairs, int64_t num_pairs,
                                    const folio_run *run);
+folio_status on_device_swap_blocks(folio_vllm06_state *state, const folio_vllm06_kv_cache *src,
+                                   const folio_vllm06_kv_cache *dst, const folio_block_pair *pairs,
+                                   int64_t num_pairs, const folio_run *run);
+folio_status on_device_reshape_and_cache(folio_vllm06_state *state,
+                                         const folio_vllm06_reshape_and_cache_args *args,
+                                         const folio_vllm06_kv_cache *cache, const folio_run *run);
+folio_status on_device_paged_attention_v1(folio_vllm06_state *state,
+                                          const folio_vllm06_paged_attention_args *args,
+                                          const folio_vllm06_kv_cache *cache, const folio_run *run);
+folio_status on_device_paged_attention_v2(folio_vllm06_state *state,
+                                          const folio_vllm06_paged_attention_args *args,
+                                          const folio_vllm06_kv_cache *cache, float *exp_sums,
+                                          float *max_logits, void *tmp_out, const folio_run *run);
 
 #ifndef FOLIO_TESTS_CALL_ITSELF /* defined for what is only written for a device */
-#define folio_vllm06_backend_find on_device_backend_find
+#define folio_vllm06_forward on_device_forward
 #define folio_vllm06_reshape_and_cache on_device_reshape_and_cache
 #define folio_vllm06_paged_attention_v1 on_device_paged_attention_v1
 #define folio_vllm06_paged_attention_v2 on_device_paged_attention_v2

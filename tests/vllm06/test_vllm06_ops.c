@@ -15,14 +15,14 @@ static const int32_t short_lens[SEQS] = {530, 0, 16, 17, 1};
 static const int32_t head_sizes[] = {32, 64, 80, 96, 112, 120, 128, 192, 256};
 static const int32_t block_sizes[] = {8, 16, 32};
 
-static void each_size(folio_context *ctx, folio_dtype kv, bool ipex, bool alibi)
+static void each_size(folio_vllm06_state *state, folio_dtype kv, bool ipex, bool alibi)
 {
     int32_t x = ipex ? 1 : 16 / (int32_t)folio_dtype_size(kv);
     for (int s = 0; s < COUNT_OF(head_sizes); s++) {
         if (head_sizes[s] % x != 0) continue;
         for (int k = 0; k < COUNT_OF(block_sizes); k++) {
             bed b;
-            bed_open(&b, ctx, kv, x, head_sizes[s], block_sizes[k], short_lens);
+            bed_open(&b, state, kv, x, head_sizes[s], block_sizes[k], short_lens);
             b.alibi = alibi;
             bed_check_both(&b);
             bed_close(&b);
@@ -31,17 +31,17 @@ static void each_size(folio_context *ctx, folio_dtype kv, bool ipex, bool alibi)
 }
 
 /* Sizes that the originals' kernels did not have; v1 also takes blocks that do not divide a partition. */
-static void other_sizes(folio_context *ctx)
+static void other_sizes(folio_vllm06_state *state)
 {
     bed b;
-    bed_open(&b, ctx, FOLIO_F32, 4, 40, 64, short_lens);
+    bed_open(&b, state, FOLIO_F32, 4, 40, 64, short_lens);
     bed_check_both(&b);
     bed_close(&b);
-    bed_open(&b, ctx, FOLIO_F32, 4, 40, 24, short_lens);
+    bed_open(&b, state, FOLIO_F32, 4, 40, 24, short_lens);
     bed_check_v1(&b);
     bed_close(&b);
     static const int32_t few[SEQS] = {9, 0, 16, 1, 3}; /* more sequences than blocks in a row */
-    bed_open(&b, ctx, FOLIO_F32, 4, 40, 16, few);
+    bed_open(&b, state, FOLIO_F32, 4, 40, 16, few);
     bed_check_both(&b);
     b.scale = 1.0f / sqrtf(40.0f);
     b.no_scale = true;
@@ -49,44 +49,44 @@ static void other_sizes(folio_context *ctx)
     bed_close(&b);
 }
 
-BACKEND_TEST(vllm06_ops, paged_attention_sizes)
+OPS_TEST(paged_attention_sizes)
 {
-    each_size(ctx, FOLIO_F32, false, false);
-    other_sizes(ctx);
+    each_size(state, FOLIO_F32, false, false);
+    other_sizes(state);
 }
 
-BACKEND_TEST(vllm06_ops, paged_attention_alibi) { each_size(ctx, FOLIO_F32, false, true); }
-BACKEND_TEST(vllm06_ops, paged_attention_x_1) { each_size(ctx, FOLIO_F32, true, false); }
+OPS_TEST(paged_attention_alibi) { each_size(state, FOLIO_F32, false, true); }
+OPS_TEST(paged_attention_x_1) { each_size(state, FOLIO_F32, true, false); }
 
-BACKEND_TEST(vllm06_ops, paged_attention_fp8)
+OPS_TEST(paged_attention_fp8)
 {
-    each_size(ctx, FOLIO_FP8_E4M3, false, true);
-    each_size(ctx, FOLIO_FP8_E5M2, false, false);
+    each_size(state, FOLIO_FP8_E4M3, false, true);
+    each_size(state, FOLIO_FP8_E5M2, false, false);
     for (int i = 0; i < 2; i++) { /* a scale of 0 is 1 */
         bed b;
-        bed_open(&b, ctx, FOLIO_FP8_E4M3, 16, 32, 8, short_lens);
-        *(i ? &b.c.v_scale : &b.c.k_scale) = 0;
+        bed_open(&b, state, FOLIO_FP8_E4M3, 16, 32, 8, short_lens);
+        *(i ? &b.v_scale : &b.k_scale) = 0;
         bed_check_both(&b);
         bed_close(&b);
     }
 }
 
 /* Padding alone, max_seq_len 0: one partition, which is empty, and rows of zeros. */
-static void no_keys_at_all(folio_context *ctx)
+static void no_keys_at_all(folio_vllm06_state *state)
 {
     static const int32_t no_lens[SEQS] = {0};
     float sums[SEQS * HEADS + 1], tops[SEQS * HEADS + 1];
     static float tmp[SEQS * HEADS * 32];
     bed b;
-    bed_open(&b, ctx, FOLIO_F32, 4, 32, 8, short_lens);
+    bed_open(&b, state, FOLIO_F32, 4, 32, 8, short_lens);
     for (int v = 1; v <= 2; v++) {
         folio_vllm06_paged_attention_args a = bed_arguments(&b);
         a.seq_lens = no_lens;
         a.max_seq_len = 0;
         memset(sums, 0xFF, sizeof sums);
         memset(tops, 0xFF, sizeof tops);
-        if (v == 1) CHECK_OK(folio_vllm06_paged_attention_v1(ctx, &a, &b.c, NULL));
-        else CHECK_OK(folio_vllm06_paged_attention_v2(ctx, &a, &b.c, sums, tops, tmp, NULL));
+        if (v == 1) CHECK_OK(folio_vllm06_paged_attention_v1(state, &a, &b.c, NULL));
+        else CHECK_OK(folio_vllm06_paged_attention_v2(state, &a, &b.c, sums, tops, tmp, NULL));
         for (int k = 0; k < SEQS * HEADS * 32; k++) CHECK(((float *)b.out.data)[k] == 0.0f);
         for (int k = 0; v == 2 && k < SEQS * HEADS; k++) CHECK(sums[k] == 0.0f);
         CHECK(support_is_poison(sums + SEQS * HEADS, sizeof *sums));
@@ -95,15 +95,15 @@ static void no_keys_at_all(folio_context *ctx)
     bed_close(&b);
 }
 
-BACKEND_TEST(vllm06_ops, paged_attention_partitions)
+OPS_TEST(paged_attention_partitions)
 {
-    no_keys_at_all(ctx);
+    no_keys_at_all(state);
     static const folio_dtype kvs[] = {FOLIO_F32, FOLIO_FP8_E4M3};
     CHECK_INT(FOLIO_VLLM06_PARTITION_SIZE, 512);
     for (int i = 0; i < 4; i++) {
         bed b;
         int32_t x = 16 / (int32_t)folio_dtype_size(kvs[i / 2]);
-        bed_open(&b, ctx, kvs[i / 2], x, 32, i % 2 ? 8 : 32, long_lens);
+        bed_open(&b, state, kvs[i / 2], x, 32, i % 2 ? 8 : 32, long_lens);
         b.alibi = i % 2;
         if (i == 1) b.max_seq_len = 2000; /* one partition more than the longest needs */
         if (i == 2) b.max_seq_len = 3 * FOLIO_VLLM06_PARTITION_SIZE; /* none more */
@@ -113,10 +113,10 @@ BACKEND_TEST(vllm06_ops, paged_attention_partitions)
 }
 
 /* Sequences that share all their blocks, as forks do: reading needs no block of one's own. */
-BACKEND_TEST(vllm06_ops, paged_attention_shared_blocks)
+OPS_TEST(paged_attention_shared_blocks)
 {
     bed b;
-    bed_open(&b, ctx, FOLIO_F32, 4, 64, 16, long_lens);
+    bed_open(&b, state, FOLIO_F32, 4, 64, 16, long_lens);
     folio_vllm06_paged_attention_args a = bed_arguments(&b);
     int32_t lens[2] = {LONGEST, LONGEST};
     const int64_t parts = (LONGEST + 511) / 512, heads = a.num_heads, n = heads * 64;
@@ -135,10 +135,10 @@ BACKEND_TEST(vllm06_ops, paged_attention_shared_blocks)
     a.block_tables = tables;
     a.query = q;
     a.out = out;
-    CHECK_OK(folio_vllm06_paged_attention_v1(ctx, &a, &b.c, NULL));
+    CHECK_OK(folio_vllm06_paged_attention_v1(state, &a, &b.c, NULL));
     a.out = out + 2 * n;
-    CHECK_OK(
-        folio_vllm06_paged_attention_v2(ctx, &a, &b.c, sums, sums + 2 * heads * parts, tmp, NULL));
+    CHECK_OK(folio_vllm06_paged_attention_v2(state, &a, &b.c, sums, sums + 2 * heads * parts, tmp,
+                                             NULL));
     CHECK(memcmp(out, out + n, (size_t)n * sizeof *out) == 0);
     for (int64_t k = 0; k < 2 * n; k++) CHECK(fabsf(out[k] - out[2 * n + k]) < 1e-5f);
     double expected[64];
@@ -150,16 +150,16 @@ BACKEND_TEST(vllm06_ops, paged_attention_shared_blocks)
     memset(tmp, 0xff, (size_t)(2 * n * parts) * sizeof *tmp);
     tables[512 / 16] = (int32_t)b.c.num_blocks;
     REFUSED(
-        folio_vllm06_paged_attention_v2(ctx, &a, &b.c, sums, sums + 2 * heads * parts, tmp, NULL),
+        folio_vllm06_paged_attention_v2(state, &a, &b.c, sums, sums + 2 * heads * parts, tmp, NULL),
         FOLIO_ERR_ARGUMENT, "block_table");
     CHECK(support_is_poison(tmp, (size_t)(2 * n * parts) * sizeof *tmp));
     float *shifted = (float *)(void *)((char *)sums + 1);
-    REFUSED(folio_vllm06_paged_attention_v2(ctx, &a, &b.c, shifted, sums, tmp, NULL),
+    REFUSED(folio_vllm06_paged_attention_v2(state, &a, &b.c, shifted, sums, tmp, NULL),
             FOLIO_ERR_ARGUMENT, "exp_sums|align");
-    REFUSED(folio_vllm06_paged_attention_v2(ctx, &a, &b.c, sums, shifted, tmp, NULL),
+    REFUSED(folio_vllm06_paged_attention_v2(state, &a, &b.c, sums, shifted, tmp, NULL),
             FOLIO_ERR_ARGUMENT, "max_logits|align");
     a.max_num_blocks_per_seq = INT64_MAX;
-    REFUSED(folio_vllm06_paged_attention_v1(ctx, &a, &b.c, NULL), FOLIO_ERR_ARGUMENT,
+    REFUSED(folio_vllm06_paged_attention_v1(state, &a, &b.c, NULL), FOLIO_ERR_ARGUMENT,
             "max_num_blocks_per_seq");
     free(tables);
     free(sums);
@@ -190,13 +190,13 @@ static void check_half_partitions(const bed *b, const support_buffer *tmp, doubl
 }
 
 /* In the 16-bit types v1 and v2 differ from the reference by no more than the type's spacing. */
-BACKEND_TEST(vllm06_ops, paged_attention_half)
+OPS_TEST(paged_attention_half)
 {
     static const folio_dtype dtypes[] = {FOLIO_F16, FOLIO_BF16};
     for (int i = 0; i < 2; i++) {
         bed b;
         double budget = i ? 0x1p-8 : 0x1p-10, out[128], largest = 2.0;
-        bed_open(&b, ctx, dtypes[i], 8, 128, 16, long_lens);
+        bed_open(&b, state, dtypes[i], 8, 128, 16, long_lens);
         b.dtype = dtypes[i];
         float *q = b.query;
         uint16_t *half = malloc((size_t)SEQS * HEADS * 128 * 2);
@@ -211,10 +211,10 @@ BACKEND_TEST(vllm06_ops, paged_attention_half)
         for (int v = 1; v <= 2; v++) {
             folio_vllm06_paged_attention_args a = bed_arguments(&b);
             a.query = half;
-            if (v == 1) CHECK_OK(folio_vllm06_paged_attention_v1(ctx, &a, &b.c, NULL));
+            if (v == 1) CHECK_OK(folio_vllm06_paged_attention_v1(state, &a, &b.c, NULL));
             else
                 CHECK_OK(
-                    folio_vllm06_paged_attention_v2(ctx, &a, &b.c, sums, tops, tmp.data, NULL));
+                    folio_vllm06_paged_attention_v2(state, &a, &b.c, sums, tops, tmp.data, NULL));
             if (v == 2) check_half_partitions(&b, &tmp, budget * largest);
             for (int64_t row = 0; row < SEQS * HEADS; row++) {
                 bed_dense(&b, row / HEADS, row % HEADS, out);
@@ -233,14 +233,14 @@ BACKEND_TEST(vllm06_ops, paged_attention_half)
 }
 
 /* Queries as they come out of a fused projection: v1 and v2 give the bits of dense ones. */
-BACKEND_TEST(vllm06_ops, paged_attention_query_stride)
+OPS_TEST(paged_attention_query_stride)
 {
     enum { WIDTH = HEADS * 32, STRIDE = 2 * WIDTH + 4, PARTS = 2 };
     static float fused[SEQS * STRIDE], rows[SEQS * WIDTH];
     static float sums[SEQS * HEADS * PARTS], tops[SEQS * HEADS * PARTS];
     static float tmp[SEQS * HEADS * PARTS * 32];
     bed b;
-    bed_open(&b, ctx, FOLIO_F32, 4, 32, 8, short_lens);
+    bed_open(&b, state, FOLIO_F32, 4, 32, 8, short_lens);
     memset(fused, 0xFF, sizeof fused);
     for (int64_t i = 0; i < SEQS; i++)
         memcpy(fused + i * STRIDE, (const float *)b.query + i * WIDTH, WIDTH * sizeof *fused);
@@ -249,8 +249,8 @@ BACKEND_TEST(vllm06_ops, paged_attention_query_stride)
             folio_vllm06_paged_attention_args a = bed_arguments(&b);
             if (strided) a.query = fused;
             if (strided) a.query_stride = STRIDE;
-            if (v == 1) CHECK_OK(folio_vllm06_paged_attention_v1(ctx, &a, &b.c, NULL));
-            else CHECK_OK(folio_vllm06_paged_attention_v2(ctx, &a, &b.c, sums, tops, tmp, NULL));
+            if (v == 1) CHECK_OK(folio_vllm06_paged_attention_v1(state, &a, &b.c, NULL));
+            else CHECK_OK(folio_vllm06_paged_attention_v2(state, &a, &b.c, sums, tops, tmp, NULL));
             if (!strided) memcpy(rows, b.out.data, sizeof rows);
             else CHECK(memcmp(rows, b.out.data, sizeof rows) == 0);
         }
@@ -263,9 +263,9 @@ BACKEND_TEST(vllm06_ops, paged_attention_query_stride)
         if (i == COUNT_OF(bad)) a.query = b.out.data;
         const char *words = i < COUNT_OF(bad) ? "token_stride" : "share memory";
         if (i == COUNT_OF(bad) && strcmp(backend, "cuda") == 0) continue;
-        REFUSED(folio_vllm06_paged_attention_v1(ctx, &a, &b.c, NULL), FOLIO_ERR_ARGUMENT, words);
+        REFUSED(folio_vllm06_paged_attention_v1(state, &a, &b.c, NULL), FOLIO_ERR_ARGUMENT, words);
         memset(tmp, 0xFF, sizeof tmp);
-        REFUSED(folio_vllm06_paged_attention_v2(ctx, &a, &b.c, sums, tops, tmp, NULL),
+        REFUSED(folio_vllm06_paged_attention_v2(state, &a, &b.c, sums, tops, tmp, NULL),
                 FOLIO_ERR_ARGUMENT, words);
         CHECK(support_is_poison(b.out.data, b.out.bytes) && support_is_poison(tmp, sizeof tmp));
     }
@@ -273,7 +273,7 @@ BACKEND_TEST(vllm06_ops, paged_attention_query_stride)
 }
 
 /* Rows in the 16-bit types, into caches of the same type and of fp8. */
-static void store_half_rows(folio_context *ctx)
+static void store_half_rows(folio_vllm06_state *state)
 {
     enum { SIZE = 32, WIDTH = KV_HEADS * SIZE, TOKENS = 3 };
     static const folio_dtype dtypes[] = {FOLIO_F16, FOLIO_BF16};
@@ -282,16 +282,15 @@ static void store_half_rows(folio_context *ctx)
         folio_dtype dtype = dtypes[i / 2], kv = i % 2 ? FOLIO_FP8_E4M3 : dtype;
         uint16_t rows[2][TOKENS * WIDTH];
         bed b;
-        bed_open(&b, ctx, kv, 16 / (int32_t)folio_dtype_size(kv), SIZE, 8, short_lens);
-        if (i == 1) b.c.k_scale = b.c.v_scale = 0; /* 1 */
+        bed_open(&b, state, kv, 16 / (int32_t)folio_dtype_size(kv), SIZE, 8, short_lens);
+        if (i == 1) b.k_scale = b.v_scale = 0; /* 1 */
         for (int part = 0; part < 2; part++)
             for (int64_t e = 0; e < TOKENS * WIDTH; e++)
                 rows[part][e] = (uint16_t)kit_encode(dtype, (double)b.rows[part][e]);
-        CHECK_OK(folio_vllm06_reshape_and_cache(ctx, rows[0], rows[1], dtype, TOKENS, 0, 0, &b.c,
-                                                slots, NULL));
+        CHECK_OK(bed_store(&b, rows[0], rows[1], dtype, TOKENS, 0, 0, slots, NULL));
         for (int part = 0; part < 2; part++)
             for (int64_t e = 0; e < TOKENS * WIDTH; e++) {
-                float scale = part ? b.c.v_scale : b.c.k_scale;
+                float scale = part ? b.v_scale : b.k_scale;
                 double x = kit_decode(dtype, rows[part][e]) / (scale > 0 ? (double)scale : 1.0);
                 int64_t at = bed_place(&b, part, slots[e / WIDTH], e / SIZE % KV_HEADS, e % SIZE);
                 CHECK(kit_get(kv, part ? b.v.data : b.k.data, at) == kit_encode(kv, x));
@@ -301,19 +300,19 @@ static void store_half_rows(folio_context *ctx)
 }
 
 /* Every byte of both caches: what the layout says for a stored slot, NaN elsewhere. */
-BACKEND_TEST(vllm06_ops, reshape_and_cache)
+OPS_TEST(reshape_and_cache)
 {
     for (int i = 0; i < SUPPORT_NUM_KV_DTYPES * 2; i++) {
         folio_dtype kv = support_kv_dtypes[i / 2];
         if (kv == FOLIO_INT8) continue;
         bed b;
-        bed_open(&b, ctx, kv, i % 2 ? 1 : 16 / (int32_t)folio_dtype_size(kv), 64, 8, short_lens);
+        bed_open(&b, state, kv, i % 2 ? 1 : 16 / (int32_t)folio_dtype_size(kv), 64, 8, short_lens);
         for (int part = 0; part < 2; part++) {
             support_buffer *cache = part ? &b.v : &b.k;
             unsigned char *image = malloc(cache->bytes);
             if (image == NULL) abort();
             memset(image, 0xFF, cache->bytes);
-            float scale = part ? b.c.v_scale : b.c.k_scale;
+            float scale = part ? b.v_scale : b.k_scale;
             for (int64_t s = 0; s < SEQS; s++)
                 for (int64_t e = 0; e < (int64_t)b.lens[s] * KV_HEADS * 64; e++) {
                     int64_t t = e / (KV_HEADS * 64), h = e / 64 % KV_HEADS, d = e % 64;
@@ -326,11 +325,11 @@ BACKEND_TEST(vllm06_ops, reshape_and_cache)
         }
         bed_close(&b);
     }
-    store_half_rows(ctx);
+    store_half_rows(state);
 }
 
 /* A slot that several tokens name holds the last of them. */
-BACKEND_TEST(vllm06_ops, reshape_and_cache_last_token)
+OPS_TEST(reshape_and_cache_last_token)
 {
     enum { SIZE = 32, WIDTH = KV_HEADS * SIZE, TOKENS = 6 };
     static float k[TOKENS * WIDTH], v[TOKENS * WIDTH];
@@ -338,8 +337,8 @@ BACKEND_TEST(vllm06_ops, reshape_and_cache_last_token)
     support_fill(k, COUNT_OF(k), 8, 1.0f);
     support_fill(v, COUNT_OF(v), 9, 1.0f);
     bed b;
-    bed_open(&b, ctx, FOLIO_F32, 4, SIZE, 8, short_lens);
-    CHECK_OK(folio_vllm06_reshape_and_cache(ctx, k, v, FOLIO_F32, TOKENS, 0, 0, &b.c, slots, NULL));
+    bed_open(&b, state, FOLIO_F32, 4, SIZE, 8, short_lens);
+    CHECK_OK(bed_store(&b, k, v, FOLIO_F32, TOKENS, 0, 0, slots, NULL));
     for (int i = 0; i < COUNT_OF(last); i++)
         for (int64_t e = 0; e < WIDTH; e++) {
             int64_t t = last[i];
@@ -351,7 +350,7 @@ BACKEND_TEST(vllm06_ops, reshape_and_cache_last_token)
 
 /* Strided rows as they come out of a fused projection, of keys and of values by another stride; slot -1 stores
  * nothing. */
-BACKEND_TEST(vllm06_ops, reshape_and_cache_strides)
+OPS_TEST(reshape_and_cache_strides)
 {
     enum { SIZE = 32, WIDTH = KV_HEADS * SIZE, STRIDE = 3 * WIDTH, V_STRIDE = 2 * WIDTH };
     static float qk[4 * STRIDE], v[4 * V_STRIDE];
@@ -359,11 +358,10 @@ BACKEND_TEST(vllm06_ops, reshape_and_cache_strides)
     support_fill(qk, COUNT_OF(qk), 8, 1.0f);
     support_fill(v, COUNT_OF(v), 9, 1.0f);
     bed b;
-    bed_open(&b, ctx, FOLIO_F32, 4, SIZE, 8, short_lens);
+    bed_open(&b, state, FOLIO_F32, 4, SIZE, 8, short_lens);
     support_buffer_poison(&b.k);
     support_buffer_poison(&b.v);
-    CHECK_OK(folio_vllm06_reshape_and_cache(ctx, qk + WIDTH, v + WIDTH, FOLIO_F32, 4, STRIDE,
-                                            V_STRIDE, &b.c, slots, NULL));
+    CHECK_OK(bed_store(&b, qk + WIDTH, v + WIDTH, FOLIO_F32, 4, STRIDE, V_STRIDE, slots, NULL));
     int64_t written[2] = {0, 0};
     for (int64_t t = 0; t < 4; t++)
         for (int64_t e = 0; e < WIDTH && slots[t] >= 0; e++) {
@@ -403,78 +401,78 @@ static bool is_filled(const bed *b, int64_t i, int64_t from, bool fill)
     return same;
 }
 
-BACKEND_TEST(vllm06_ops, copy_blocks)
+OPS_TEST(copy_blocks)
 {
     bed a, b;
-    bed_open(&a, ctx, FOLIO_BF16, 8, 64, 8, short_lens);
-    bed_open(&b, ctx, FOLIO_BF16, 8, 64, 8, short_lens);
+    bed_open(&a, state, FOLIO_BF16, 8, 64, 8, short_lens);
+    bed_open(&b, state, FOLIO_BF16, 8, 64, 8, short_lens);
     for (int64_t i = 0; i < b.c.num_blocks; i++) is_filled(&b, i, i, true);
     int64_t last = a.c.num_blocks - 1;
-    const int64_t pairs[][2] = {{last, 1}, {last, 0}, {last - 1, 2}};
-    folio_vllm06_ops_cache caches[] = {a.c, b.c};
+    const folio_block_pair pairs[] = {{last, 1}, {last, 0}, {last - 1, 2}};
+    folio_vllm06_kv_cache caches[] = {a.c, b.c};
     CHECK(!same_block(&a, last, &a, 1));
-    CHECK_OK(folio_vllm06_copy_blocks(ctx, caches, 2, pairs, 3, NULL));
+    CHECK_OK(folio_vllm06_copy_blocks(state, caches, 2, pairs, 3, NULL));
     for (int i = 0; i < 3; i++) {
-        CHECK(same_block(&a, pairs[i][0], &a, pairs[i][1]));
-        CHECK(same_block(&b, pairs[i][0], &b, pairs[i][1]));
+        CHECK(same_block(&a, pairs[i].from, &a, pairs[i].to));
+        CHECK(same_block(&b, pairs[i].from, &b, pairs[i].to));
     }
     for (int64_t i = 0; i <= last; i++) /* and no other block */
         CHECK(is_filled(&b, i, i < 2 ? last : i == 2 ? last - 1 : i, false));
-    const int64_t first_only[][2] = {{last, 5}}; /* a list that goes on, and none at all */
-    CHECK_OK(folio_vllm06_copy_blocks(ctx, caches, 1, first_only, 1, NULL));
-    CHECK_OK(folio_vllm06_copy_blocks(ctx, NULL, 0, first_only, 1, NULL));
+    const folio_block_pair first_only[] = {{last, 5}}; /* a list that goes on, and none at all */
+    CHECK_OK(folio_vllm06_copy_blocks(state, caches, 1, first_only, 1, NULL));
+    CHECK_OK(folio_vllm06_copy_blocks(state, NULL, 0, first_only, 1, NULL));
     CHECK(same_block(&a, last, &a, 5) && is_filled(&b, 5, 5, false));
-    const int64_t outside[][2] = {{last, 3}, {last + 1, 4}};
-    REFUSED(folio_vllm06_copy_blocks(ctx, caches, 2, outside, 2, NULL), FOLIO_ERR_ARGUMENT,
+    const folio_block_pair outside[] = {{last, 3}, {last + 1, 4}};
+    REFUSED(folio_vllm06_copy_blocks(state, caches, 2, outside, 2, NULL), FOLIO_ERR_ARGUMENT,
             "pairs (from)[1]|outside [0,");
-    const int64_t below[][2] = {{last, 3}, {last - 1, -1}};
-    REFUSED(folio_vllm06_copy_blocks(ctx, caches, 2, below, 2, NULL), FOLIO_ERR_ARGUMENT,
+    const folio_block_pair below[] = {{last, 3}, {last - 1, -1}};
+    REFUSED(folio_vllm06_copy_blocks(state, caches, 2, below, 2, NULL), FOLIO_ERR_ARGUMENT,
             "pairs (to)[1] = -1 is outside [0,");
-    const int64_t from_below[][2] = {{last, 3}, {-1, 4}}, past[][2] = {{last, 3}, {2, last + 1}};
-    REFUSED(folio_vllm06_copy_blocks(ctx, caches, 2, from_below, 2, NULL), FOLIO_ERR_ARGUMENT,
+    const folio_block_pair from_below[] = {{last, 3}, {-1, 4}}, past[] = {{last, 3}, {2, last + 1}};
+    REFUSED(folio_vllm06_copy_blocks(state, caches, 2, from_below, 2, NULL), FOLIO_ERR_ARGUMENT,
             "pairs (from)[1] = -1 is outside [0,");
-    REFUSED(folio_vllm06_copy_blocks(ctx, caches, 2, past, 2, NULL), FOLIO_ERR_ARGUMENT,
+    REFUSED(folio_vllm06_copy_blocks(state, caches, 2, past, 2, NULL), FOLIO_ERR_ARGUMENT,
             "pairs (to)[1]|outside [0,");
-    const int64_t twice[][2] = {{last, 3}, {last - 1, 3}}, chain[][2] = {{last, 3}, {3, 4}};
-    REFUSED(folio_vllm06_copy_blocks(ctx, caches, 2, twice, 2, NULL), FOLIO_ERR_ARGUMENT,
+    const folio_block_pair twice[] = {{last, 3}, {last - 1, 3}}, chain[] = {{last, 3}, {3, 4}};
+    REFUSED(folio_vllm06_copy_blocks(state, caches, 2, twice, 2, NULL), FOLIO_ERR_ARGUMENT,
             "pairs (to)[1] = 3 is written twice");
-    REFUSED(folio_vllm06_copy_blocks(ctx, caches, 2, chain, 2, NULL), FOLIO_ERR_ARGUMENT,
+    REFUSED(folio_vllm06_copy_blocks(state, caches, 2, chain, 2, NULL), FOLIO_ERR_ARGUMENT,
             "block 3 is both read and written");
-    const int64_t back[][2] = {{3, 4}, {last, 3}}; /* the same chain in the other order */
-    REFUSED(folio_vllm06_copy_blocks(ctx, caches, 2, back, 2, NULL), FOLIO_ERR_ARGUMENT,
+    const folio_block_pair back[] = {{3, 4}, {last, 3}}; /* the same chain in the other order */
+    REFUSED(folio_vllm06_copy_blocks(state, caches, 2, back, 2, NULL), FOLIO_ERR_ARGUMENT,
             "block 3 is both read and written");
     CHECK(!same_block(&a, last, &a, 3) && !same_block(&a, last - 1, &a, 3));
-    REFUSED(folio_vllm06_copy_blocks(ctx, NULL, 2, pairs, 1, NULL), FOLIO_ERR_ARGUMENT, "NULL");
-    REFUSED(folio_vllm06_copy_blocks(ctx, caches, -1, pairs, 1, NULL), FOLIO_ERR_ARGUMENT,
+    REFUSED(folio_vllm06_copy_blocks(state, NULL, 2, pairs, 1, NULL), FOLIO_ERR_ARGUMENT, "NULL");
+    REFUSED(folio_vllm06_copy_blocks(state, caches, -1, pairs, 1, NULL), FOLIO_ERR_ARGUMENT,
             "num_caches is outside [0, 2147483647]");
-    REFUSED(folio_vllm06_copy_blocks(ctx, caches, INT64_MAX, pairs, 1, NULL), FOLIO_ERR_ARGUMENT,
+    REFUSED(folio_vllm06_copy_blocks(state, caches, INT64_MAX, pairs, 1, NULL), FOLIO_ERR_ARGUMENT,
             "num_caches is outside [0, 2147483647]");
     REFUSED(folio_vllm06_copy_blocks(NULL, caches, 2, pairs, 1, NULL), FOLIO_ERR_ARGUMENT, "NULL");
     caches[1].value_cache = NULL;
-    REFUSED(folio_vllm06_copy_blocks(ctx, caches, 2, outside, 1, NULL), FOLIO_ERR_ARGUMENT, "");
+    REFUSED(folio_vllm06_copy_blocks(state, caches, 2, outside, 1, NULL), FOLIO_ERR_ARGUMENT, "");
     CHECK(!same_block(&a, last, &a, 3));
     caches[1] = b.c;
     caches[1].num_blocks--;
-    REFUSED(folio_vllm06_copy_blocks(ctx, caches, 2, pairs, 1, NULL), FOLIO_ERR_ARGUMENT,
-            "caches[1] has 339 blocks, caches[0] 340");
+    REFUSED(folio_vllm06_copy_blocks(state, caches, 2, pairs, 1, NULL), FOLIO_ERR_ARGUMENT,
+            "caches[1] has 339 blocks, kv_caches[0] 340");
     caches[1] = b.c;
     caches[0].num_blocks--;
-    REFUSED(folio_vllm06_copy_blocks(ctx, caches, 2, pairs, 1, NULL), FOLIO_ERR_ARGUMENT,
-            "caches[1] has 340 blocks, caches[0] 339");
+    REFUSED(folio_vllm06_copy_blocks(state, caches, 2, pairs, 1, NULL), FOLIO_ERR_ARGUMENT,
+            "caches[1] has 340 blocks, kv_caches[0] 339");
     bed_close(&a);
     bed_close(&b);
 }
 
-BACKEND_TEST(vllm06_ops, swap_blocks)
+OPS_TEST(swap_blocks)
 {
     bed a, b;
-    bed_open(&a, ctx, FOLIO_F16, 8, 64, 8, short_lens);
-    bed_open(&b, ctx, FOLIO_F16, 8, 64, 8, short_lens);
+    bed_open(&a, state, FOLIO_F16, 8, 64, 8, short_lens);
+    bed_open(&b, state, FOLIO_F16, 8, 64, 8, short_lens);
     support_buffer_poison(&b.k);
     support_buffer_poison(&b.v);
     int64_t last = a.c.num_blocks - 1;
-    const int64_t pairs[][2] = {{last, 4}, {last - 1, 2}};
-    CHECK_OK(folio_vllm06_swap_blocks(ctx, &a.c, &b.c, pairs, 2, NULL));
+    const folio_block_pair pairs[] = {{last, 4}, {last - 1, 2}};
+    CHECK_OK(folio_vllm06_swap_blocks(state, &a.c, &b.c, pairs, 2, NULL));
     CHECK(same_block(&a, last, &b, 4) && same_block(&a, last - 1, &b, 2));
     size_t n = (size_t)b.c.block_size * KV_HEADS * 64 * 2;
     for (int64_t i = 0; i <= last; i++) {
@@ -482,74 +480,76 @@ BACKEND_TEST(vllm06_ops, swap_blocks)
         CHECK(support_is_poison((char *)b.k.data + (size_t)i * n, n) != swapped);
         CHECK(support_is_poison((char *)b.v.data + (size_t)i * n, n) != swapped);
     }
-    const int64_t outside[][2] = {{last, 3}, {last + 1, 5}};
-    const int64_t twice[][2] = {{last, 3}, {last - 1, 3}}, chain[][2] = {{2, 3}, {3, 5}};
-    const int64_t beyond[][2] = {{last, 3}, {last - 1, 5}}; /* of a target with fewer blocks */
-    folio_vllm06_ops_cache fewer = b.c;
+    const folio_block_pair outside[] = {{last, 3}, {last + 1, 5}};
+    const folio_block_pair twice[] = {{last, 3}, {last - 1, 3}}, chain[] = {{2, 3}, {3, 5}};
+    const folio_block_pair beyond[] = {{last, 3},
+                                       {last - 1, 5}}; /* of a target with fewer blocks */
+    folio_vllm06_kv_cache fewer = b.c;
     fewer.num_blocks = 5;
-    REFUSED(folio_vllm06_swap_blocks(ctx, &a.c, &fewer, beyond, 2, NULL), FOLIO_ERR_ARGUMENT,
+    REFUSED(folio_vllm06_swap_blocks(state, &a.c, &fewer, beyond, 2, NULL), FOLIO_ERR_ARGUMENT,
             "pairs (to)[1] = 5 is outside [0, 5)");
-    REFUSED(folio_vllm06_swap_blocks(ctx, &a.c, &b.c, outside, 2, NULL), FOLIO_ERR_ARGUMENT,
+    REFUSED(folio_vllm06_swap_blocks(state, &a.c, &b.c, outside, 2, NULL), FOLIO_ERR_ARGUMENT,
             "pairs (from)[1]|outside [0,");
-    REFUSED(folio_vllm06_swap_blocks(ctx, &a.c, &b.c, twice, 2, NULL), FOLIO_ERR_ARGUMENT,
+    REFUSED(folio_vllm06_swap_blocks(state, &a.c, &b.c, twice, 2, NULL), FOLIO_ERR_ARGUMENT,
             "pairs (to)[1] = 3 is written twice");
-    REFUSED(folio_vllm06_swap_blocks(ctx, &b.c, &b.c, chain, 2, NULL), FOLIO_ERR_ARGUMENT,
+    REFUSED(folio_vllm06_swap_blocks(state, &b.c, &b.c, chain, 2, NULL), FOLIO_ERR_ARGUMENT,
             "block 3 is both read and written");
-    const int64_t back[][2] = {{3, 5}, {2, 3}};
-    REFUSED(folio_vllm06_swap_blocks(ctx, &b.c, &b.c, back, 2, NULL), FOLIO_ERR_ARGUMENT,
+    const folio_block_pair back[] = {{3, 5}, {2, 3}};
+    REFUSED(folio_vllm06_swap_blocks(state, &b.c, &b.c, back, 2, NULL), FOLIO_ERR_ARGUMENT,
             "block 3 is both read and written");
-    const int64_t from_below[][2] = {{2, 3}, {-1, 5}}, to_below[][2] = {{2, 3}, {1, -1}};
-    const int64_t to_past[][2] = {{2, 3}, {1, last + 1}};
+    const folio_block_pair from_below[] = {{2, 3}, {-1, 5}}, to_below[] = {{2, 3}, {1, -1}};
+    const folio_block_pair to_past[] = {{2, 3}, {1, last + 1}};
     for (int same = 0; same < 2; same++) { /* also within one cache */
-        const folio_vllm06_ops_cache *from = same ? &b.c : &a.c;
-        REFUSED(folio_vllm06_swap_blocks(ctx, from, &b.c, from_below, 2, NULL), FOLIO_ERR_ARGUMENT,
-                "(from)[1] = -1 is outside [0,");
-        REFUSED(folio_vllm06_swap_blocks(ctx, from, &b.c, to_below, 2, NULL), FOLIO_ERR_ARGUMENT,
+        const folio_vllm06_kv_cache *from = same ? &b.c : &a.c;
+        REFUSED(folio_vllm06_swap_blocks(state, from, &b.c, from_below, 2, NULL),
+                FOLIO_ERR_ARGUMENT, "(from)[1] = -1 is outside [0,");
+        REFUSED(folio_vllm06_swap_blocks(state, from, &b.c, to_below, 2, NULL), FOLIO_ERR_ARGUMENT,
                 "(to)[1] = -1 is outside [0,");
-        REFUSED(folio_vllm06_swap_blocks(ctx, from, &b.c, to_past, 2, NULL), FOLIO_ERR_ARGUMENT,
+        REFUSED(folio_vllm06_swap_blocks(state, from, &b.c, to_past, 2, NULL), FOLIO_ERR_ARGUMENT,
                 "(to)[1]|outside [0,");
-        REFUSED(folio_vllm06_swap_blocks(ctx, from, &b.c, outside, 2, NULL), FOLIO_ERR_ARGUMENT,
+        REFUSED(folio_vllm06_swap_blocks(state, from, &b.c, outside, 2, NULL), FOLIO_ERR_ARGUMENT,
                 "(from)[1]|outside [0,");
-        REFUSED(folio_vllm06_swap_blocks(ctx, from, &b.c, twice, 2, NULL), FOLIO_ERR_ARGUMENT,
+        REFUSED(folio_vllm06_swap_blocks(state, from, &b.c, twice, 2, NULL), FOLIO_ERR_ARGUMENT,
                 "(to)[1] = 3 is written twice");
     }
     CHECK(support_is_poison((char *)b.k.data + 3 * n, n));
-    CHECK_OK(folio_vllm06_swap_blocks(ctx, &b.c, &b.c, chain, 1, NULL)); /* 2 to 3 */
+    CHECK_OK(folio_vllm06_swap_blocks(state, &b.c, &b.c, chain, 1, NULL)); /* 2 to 3 */
     CHECK(same_block(&b, 2, &b, 3) && same_block(&b, 2, &a, last - 1));
-    REFUSED(folio_vllm06_swap_blocks(ctx, &a.c, NULL, pairs, 2, NULL), FOLIO_ERR_ARGUMENT, "NULL");
-    REFUSED(folio_vllm06_swap_blocks(ctx, NULL, &b.c, pairs, 2, NULL), FOLIO_ERR_ARGUMENT, "NULL");
-    folio_vllm06_ops_cache other = b.c;
+    REFUSED(folio_vllm06_swap_blocks(state, &a.c, NULL, pairs, 2, NULL), FOLIO_ERR_ARGUMENT,
+            "NULL");
+    REFUSED(folio_vllm06_swap_blocks(state, NULL, &b.c, pairs, 2, NULL), FOLIO_ERR_ARGUMENT,
+            "NULL");
+    folio_vllm06_kv_cache other = b.c;
     if (strcmp(backend, "cuda") != 0) { /* there a part is brought to a place of its own */
-        const int64_t one[][2] = {{2, 6}};
+        const folio_block_pair one[] = {{2, 6}};
         other.num_blocks--;
-        REFUSED(folio_vllm06_swap_blocks(ctx, &b.c, &other, one, 1, NULL), FOLIO_ERR_ARGUMENT,
+        REFUSED(folio_vllm06_swap_blocks(state, &b.c, &other, one, 1, NULL), FOLIO_ERR_ARGUMENT,
                 "dst key_cache and src key_cache share memory");
         other = b.c;
         other.value_cache = a.v.data;
-        REFUSED(folio_vllm06_swap_blocks(ctx, &b.c, &other, one, 1, NULL), FOLIO_ERR_ARGUMENT,
+        REFUSED(folio_vllm06_swap_blocks(state, &b.c, &other, one, 1, NULL), FOLIO_ERR_ARGUMENT,
                 "dst key_cache and src key_cache share memory");
         other = b.c;
         other.key_cache = a.k.data;
-        REFUSED(folio_vllm06_swap_blocks(ctx, &b.c, &other, one, 1, NULL), FOLIO_ERR_ARGUMENT,
+        REFUSED(folio_vllm06_swap_blocks(state, &b.c, &other, one, 1, NULL), FOLIO_ERR_ARGUMENT,
                 "dst value_cache and src value_cache share memory");
-        for (int i = 0; i < 5; i++) { /* the same memory in another shape */
+        for (int i = 0; i < 4; i++) { /* the same memory in another shape */
             other = b.c;
             if (i == 0) other.head_size /= 2;
             if (i == 1) other.num_kv_heads /= 2;
             if (i == 2) other.block_size /= 2;
-            if (i == 3) other.x = 1;
-            if (i == 4) other.dtype = FOLIO_BF16;
-            REFUSED(folio_vllm06_swap_blocks(ctx, &b.c, &other, one, 1, NULL), FOLIO_ERR_ARGUMENT,
+            if (i == 3) other.dtype = FOLIO_BF16;
+            REFUSED(folio_vllm06_swap_blocks(state, &b.c, &other, one, 1, NULL), FOLIO_ERR_ARGUMENT,
                     "dst key_cache and src key_cache share memory");
         }
         CHECK(!same_block(&b, 2, &b, 6));
         for (int i = 0; i < 4; i++) { /* the last block of one is all of the other */
-            const int64_t zero[][2] = {{0, 0}};
+            const folio_block_pair zero[] = {{0, 0}};
             other = b.c;
             other.num_blocks = 1;
             other.key_cache = i < 2 ? (char *)b.k.data + (size_t)last * n : a.k.data;
             other.value_cache = i < 2 ? a.v.data : (char *)b.v.data + (size_t)last * n;
-            REFUSED(folio_vllm06_swap_blocks(ctx, i % 2 ? &other : &b.c, i % 2 ? &b.c : &other,
+            REFUSED(folio_vllm06_swap_blocks(state, i % 2 ? &other : &b.c, i % 2 ? &b.c : &other,
                                              zero, 1, NULL),
                     FOLIO_ERR_ARGUMENT,
                     i < 2 ? "dst key_cache and src key_cache share memory"
@@ -558,17 +558,17 @@ BACKEND_TEST(vllm06_ops, swap_blocks)
         other = b.c;
     }
     other.dtype = FOLIO_BF16;
-    REFUSED(folio_vllm06_swap_blocks(ctx, &a.c, &other, pairs, 2, NULL), FOLIO_ERR_ARGUMENT,
+    REFUSED(folio_vllm06_swap_blocks(state, &a.c, &other, pairs, 2, NULL), FOLIO_ERR_ARGUMENT,
             "bf16");
     for (int i = 0; i < 3; i++) { /* blocks of half the size */
         other = b.c;
         *(i == 0 ? &other.head_size : i == 1 ? &other.num_kv_heads : &other.block_size) /= 2;
-        REFUSED(folio_vllm06_swap_blocks(ctx, &a.c, &other, pairs, 2, NULL), FOLIO_ERR_ARGUMENT,
+        REFUSED(folio_vllm06_swap_blocks(state, &a.c, &other, pairs, 2, NULL), FOLIO_ERR_ARGUMENT,
                 "differ");
-        REFUSED(folio_vllm06_swap_blocks(ctx, &other, &a.c, pairs, 2, NULL), FOLIO_ERR_ARGUMENT,
+        REFUSED(folio_vllm06_swap_blocks(state, &other, &a.c, pairs, 2, NULL), FOLIO_ERR_ARGUMENT,
                 "differ");
     }
-    CHECK_OK(folio_vllm06_swap_blocks(ctx, &a.c, &fewer, beyond, 1, NULL));
+    CHECK_OK(folio_vllm06_swap_blocks(state, &a.c, &fewer, beyond, 1, NULL));
     CHECK(same_block(&a, last, &b, 3));
     bed_close(&a);
     bed_close(&b);
@@ -587,63 +587,64 @@ static void workspace_is_not_used(bed *b, bed *other)
         for (int given = 0; given < 2; given++) {
             const folio_run *in = given ? &run : NULL;
             folio_vllm06_paged_attention_args a = bed_arguments(b);
-            if (v == 1) CHECK_OK(folio_vllm06_paged_attention_v1(b->ctx, &a, &b->c, in));
-            else CHECK_OK(folio_vllm06_paged_attention_v2(b->ctx, &a, &b->c, sums, tops, tmp, in));
+            if (v == 1) CHECK_OK(folio_vllm06_paged_attention_v1(b->state, &a, &b->c, in));
+            else
+                CHECK_OK(folio_vllm06_paged_attention_v2(b->state, &a, &b->c, sums, tops, tmp, in));
             if (!given) memcpy(rows, b->out.data, sizeof rows);
             else CHECK(memcmp(rows, b->out.data, sizeof rows) == 0);
         }
-    static const int64_t slot = 5, pair[1][2] = {{0, 2}};
+    static const int64_t slot = 5;
+    static const folio_block_pair pair[] = {{0, 2}};
     static float row[KV_HEADS * 32];
-    CHECK_OK(
-        folio_vllm06_reshape_and_cache(b->ctx, row, row, FOLIO_F32, 1, 0, 0, &b->c, &slot, &run));
+    CHECK_OK(bed_store(b, row, row, FOLIO_F32, 1, 0, 0, &slot, &run));
     CHECK(bed_stored(b, 0, slot, 1, 7) == 0.0 && bed_stored(b, 1, slot, 0, 0) == 0.0);
-    CHECK_OK(folio_vllm06_copy_blocks(b->ctx, &b->c, 1, pair, 1, &run));
+    CHECK_OK(folio_vllm06_copy_blocks(b->state, &b->c, 1, pair, 1, &run));
     CHECK(same_block(b, 0, b, 2));
-    CHECK_OK(folio_vllm06_swap_blocks(b->ctx, &b->c, &other->c, pair, 1, &run));
+    CHECK_OK(folio_vllm06_swap_blocks(b->state, &b->c, &other->c, pair, 1, &run));
     CHECK(same_block(b, 0, other, 2));
     CHECK(support_is_poison(small.data, small.bytes) && support_buffer_guards_hold(&small));
     support_buffer_free(&small);
 }
 
 /* On a host backend there is no stream but NULL; another is refused, and nothing is written. */
-BACKEND_TEST(vllm06_ops, streams)
+OPS_TEST(streams)
 {
     if (strcmp(backend, "cuda") == 0) return; /* there every call has run on one */
     int there = 0;
     const folio_run on_stream = {.struct_size = sizeof on_stream, .stream = &there};
-    static const int64_t slot = 3, pair[1][2] = {{0, 1}};
+    static const int64_t slot = 3;
+    static const folio_block_pair pair[] = {{0, 1}};
     static float row[KV_HEADS * 32], scratch[3][SEQS * HEADS * 2 * 32];
     bed a, b;
-    bed_open(&a, ctx, FOLIO_F32, 4, 32, 8, short_lens);
-    bed_open(&b, ctx, FOLIO_F32, 4, 32, 8, short_lens);
-    CHECK_OK(folio_vllm06_swap_blocks(ctx, &a.c, &b.c, pair, 1, NULL));
+    bed_open(&a, state, FOLIO_F32, 4, 32, 8, short_lens);
+    bed_open(&b, state, FOLIO_F32, 4, 32, 8, short_lens);
+    CHECK_OK(folio_vllm06_swap_blocks(state, &a.c, &b.c, pair, 1, NULL));
     CHECK(same_block(&a, 0, &b, 1));
-    CHECK_OK(folio_vllm06_copy_blocks(ctx, &a.c, 1, pair, 1, NULL));
+    CHECK_OK(folio_vllm06_copy_blocks(state, &a.c, 1, pair, 1, NULL));
     CHECK(same_block(&a, 0, &a, 1));
-    CHECK_OK(folio_vllm06_reshape_and_cache(ctx, row, row, FOLIO_F32, 1, 0, 0, &a.c, &slot, NULL));
+    CHECK_OK(bed_store(&a, row, row, FOLIO_F32, 1, 0, 0, &slot, NULL));
     CHECK(bed_stored(&a, 0, slot, 1, 7) == 0.0 && bed_stored(&a, 1, slot, 0, 0) == 0.0);
     workspace_is_not_used(&a, &b);
     support_buffer_poison(&b.k);
     support_buffer_poison(&b.v);
-    REFUSED(
-        folio_vllm06_reshape_and_cache(ctx, row, row, FOLIO_F32, 1, 0, 0, &b.c, &slot, &on_stream),
-        FOLIO_ERR_ARGUMENT, "stream");
-    REFUSED(folio_vllm06_swap_blocks(ctx, &a.c, &b.c, pair, 1, &on_stream), FOLIO_ERR_ARGUMENT,
+    REFUSED(bed_store(&b, row, row, FOLIO_F32, 1, 0, 0, &slot, &on_stream), FOLIO_ERR_ARGUMENT,
+            "stream");
+    REFUSED(folio_vllm06_swap_blocks(state, &a.c, &b.c, pair, 1, &on_stream), FOLIO_ERR_ARGUMENT,
             "stream");
     CHECK(support_is_poison(b.k.data, b.k.bytes) && support_is_poison(b.v.data, b.v.bytes));
     int64_t last = a.c.num_blocks - 1;
-    const int64_t other[1][2] = {{last, 2}};
+    const folio_block_pair other[] = {{last, 2}};
     CHECK(!same_block(&a, last, &a, 2));
-    REFUSED(folio_vllm06_copy_blocks(ctx, &a.c, 1, other, 1, &on_stream), FOLIO_ERR_ARGUMENT,
+    REFUSED(folio_vllm06_copy_blocks(state, &a.c, 1, other, 1, &on_stream), FOLIO_ERR_ARGUMENT,
             "stream");
-    REFUSED(folio_vllm06_swap_blocks(ctx, &a.c, &a.c, other, 1, &on_stream), FOLIO_ERR_ARGUMENT,
+    REFUSED(folio_vllm06_swap_blocks(state, &a.c, &a.c, other, 1, &on_stream), FOLIO_ERR_ARGUMENT,
             "stream"); /* within one cache */
     CHECK(!same_block(&a, last, &a, 2));
     folio_vllm06_paged_attention_args args = bed_arguments(&a);
-    REFUSED(folio_vllm06_paged_attention_v1(ctx, &args, &a.c, &on_stream), FOLIO_ERR_ARGUMENT,
+    REFUSED(folio_vllm06_paged_attention_v1(state, &args, &a.c, &on_stream), FOLIO_ERR_ARGUMENT,
             "stream");
     memset(scratch, 0xFF, sizeof scratch);
-    REFUSED(folio_vllm06_paged_attention_v2(ctx, &args, &a.c, scratch[0], scratch[1], scratch[2],
+    REFUSED(folio_vllm06_paged_attention_v2(state, &args, &a.c, scratch[0], scratch[1], scratch[2],
                                             &on_stream),
             FOLIO_ERR_ARGUMENT, "stream");
     CHECK(support_is_poison(a.out.data, a.out.bytes));
@@ -654,7 +655,7 @@ BACKEND_TEST(vllm06_ops, streams)
 
 /* The same with neighbours that differ in one thing: the block size, the dtype and its x, the kv heads, x, the dtype
  * alone. */
-static void copy_blocks_of_neighbours(folio_context *ctx)
+static void copy_blocks_of_neighbours(folio_vllm06_state *state)
 {
     static const struct {
         folio_dtype dtype;
@@ -663,17 +664,18 @@ static void copy_blocks_of_neighbours(folio_context *ctx)
                   {FOLIO_F32, 4, 16, 1}, {FOLIO_F32, 1, 16, 1}, {FOLIO_F16, 1, 16, 1}};
     enum { SHAPES = COUNT_OF(shapes) };
     bed beds[SHAPES];
-    folio_vllm06_ops_cache caches[SHAPES];
+    folio_vllm06_kv_cache caches[SHAPES];
     for (int i = 0; i < SHAPES; i++) {
-        bed_open(&beds[i], ctx, shapes[i].dtype, shapes[i].x, 64, shapes[i].block_size, short_lens);
+        bed_open(&beds[i], state, shapes[i].dtype, shapes[i].x, 64, shapes[i].block_size,
+                 short_lens);
         beds[i].c.num_kv_heads = shapes[i].num_kv_heads;
         beds[i].c.num_blocks *= KV_HEADS / shapes[i].num_kv_heads; /* of the same memory */
         for (int64_t k = 0; k < beds[i].c.num_blocks; k++) is_filled(&beds[i], k, k, true);
         caches[i] = beds[i].c;
         caches[i].num_blocks = 100; /* the first of each */
     }
-    const int64_t pairs[][2] = {{99, 1}, {98, 2}};
-    CHECK_OK(folio_vllm06_copy_blocks(ctx, caches, SHAPES, pairs, 2, NULL));
+    const folio_block_pair pairs[] = {{99, 1}, {98, 2}};
+    CHECK_OK(folio_vllm06_copy_blocks(state, caches, SHAPES, pairs, 2, NULL));
     for (int i = 0; i < SHAPES; i++) {
         for (int64_t k = 0; k < beds[i].c.num_blocks; k++)
             CHECK(is_filled(&beds[i], k, k == 1 ? 99 : k == 2 ? 98 : k, false));
@@ -682,113 +684,108 @@ static void copy_blocks_of_neighbours(folio_context *ctx)
 }
 
 /* Caches of several shapes in one call: those of one shape side by side go together. */
-BACKEND_TEST(vllm06_ops, copy_blocks_of_all_shapes)
+OPS_TEST(copy_blocks_of_all_shapes)
 {
     static const int32_t sizes[] = {64, 64, 32, 64};
     bed beds[4];
-    folio_vllm06_ops_cache caches[4];
+    folio_vllm06_kv_cache caches[4];
     for (int i = 0; i < 4; i++) {
-        bed_open(&beds[i], ctx, FOLIO_F16, 8, sizes[i], 8, short_lens);
+        bed_open(&beds[i], state, FOLIO_F16, 8, sizes[i], 8, short_lens);
         caches[i] = beds[i].c;
     }
     int64_t last = caches[0].num_blocks - 1;
-    const int64_t pairs[][2] = {{last, 1}, {last - 1, 2}};
-    CHECK_OK(folio_vllm06_copy_blocks(ctx, caches, 4, pairs, 2, NULL));
+    const folio_block_pair pairs[] = {{last, 1}, {last - 1, 2}};
+    CHECK_OK(folio_vllm06_copy_blocks(state, caches, 4, pairs, 2, NULL));
     for (int i = 0; i < 4; i++)
         CHECK(same_block(&beds[i], last, &beds[i], 1) &&
               same_block(&beds[i], last - 1, &beds[i], 2));
-    const int64_t others[][2] = {{last, 3}};
-    caches[3].x = 3; /* the last of them is refused before the first is written */
-    REFUSED(folio_vllm06_copy_blocks(ctx, caches, 4, others, 1, NULL), FOLIO_ERR_ARGUMENT,
-            "x is 3");
+    const folio_block_pair others[] = {{last, 3}};
+    caches[3].bytes--; /* the last of them is refused before the first is written */
+    REFUSED(folio_vllm06_copy_blocks(state, caches, 4, others, 1, NULL), FOLIO_ERR_ARGUMENT,
+            "bytes is");
     caches[3] = beds[3].c;
     for (int i = 2; i < 4; i++) { /* of another shape than the first, and of the same */
         caches[i].num_blocks--;
-        REFUSED(folio_vllm06_copy_blocks(ctx, caches, 4, others, 1, NULL), FOLIO_ERR_ARGUMENT,
+        REFUSED(folio_vllm06_copy_blocks(state, caches, 4, others, 1, NULL), FOLIO_ERR_ARGUMENT,
                 i == 2 ? "caches[2] has 339 blocks" : "caches[3] has 339 blocks");
         caches[i].num_blocks++;
     }
-    caches[1].x = 3; /* beside one that is like it but for x */
-    REFUSED(folio_vllm06_copy_blocks(ctx, caches, 4, others, 1, NULL), FOLIO_ERR_ARGUMENT,
-            "x is 3");
     for (int i = 0; i < 4; i++) {
         CHECK(!same_block(&beds[i], last, &beds[i], 3));
         bed_close(&beds[i]);
     }
-    copy_blocks_of_neighbours(ctx);
+    copy_blocks_of_neighbours(state);
 }
 
 #define BAD_STORE(change, words)                                                                   \
     do {                                                                                           \
-        folio_vllm06_ops_cache c = b.c;                                                            \
-        const void *key = row, *value = row;                                                       \
-        int64_t slots[] = {3, 4}, tokens = 2;                                                      \
-        const int64_t *given = slots;                                                              \
-        folio_dtype dtype = FOLIO_F32;                                                             \
+        folio_vllm06_kv_cache c = b.c;                                                             \
+        int64_t slots[] = {3, 4};                                                                  \
+        folio_vllm06_reshape_and_cache_args a = bed_store_args(&b, row, row, FOLIO_F32, 2, slots); \
         change;                                                                                    \
-        REFUSED(                                                                                   \
-            folio_vllm06_reshape_and_cache(ctx, key, value, dtype, tokens, 0, 0, &c, given, NULL), \
-            FOLIO_ERR_ARGUMENT, words);                                                            \
+        REFUSED(folio_vllm06_reshape_and_cache(state, &a, &c, NULL), FOLIO_ERR_ARGUMENT, words);   \
         CHECK(support_is_poison(b.k.data, b.k.bytes) && support_is_poison(b.v.data, b.v.bytes));   \
     } while (0)
 
-BACKEND_TEST(vllm06_ops, reshape_and_cache_errors)
+OPS_TEST(reshape_and_cache_errors)
 {
     static float row[2 * KV_HEADS * 32];
     bed b;
-    bed_open(&b, ctx, FOLIO_F32, 4, 32, 8, short_lens);
+    bed_open(&b, state, FOLIO_F32, 4, 32, 8, short_lens);
     support_buffer_poison(&b.k);
     support_buffer_poison(&b.v);
     BAD_STORE(slots[1] = b.c.num_blocks * 8, "slots[1]");
     BAD_STORE(slots[1] = -2, "slots[1]");
-    BAD_STORE(given = NULL, "slots");
-    BAD_STORE(key = NULL, "");
-    BAD_STORE(value = NULL, "");
-    BAD_STORE(tokens = -1, "-1");
-    BAD_STORE(dtype = FOLIO_FP8_E4M3, "fp8_e4m3");
-    BAD_STORE(c.x = 8, "x is 8");
-    BAD_STORE(c.x = 0, "x is 0");
+    BAD_STORE(a.slot_mapping = NULL, "slots");
+    BAD_STORE(a.key = NULL, "");
+    BAD_STORE(a.value = NULL, "");
+    BAD_STORE(a.num_tokens = -1, "-1");
+    BAD_STORE(a.dtype = FOLIO_FP8_E4M3, "fp8_e4m3");
+    BAD_STORE(a.x = 8, "x is 8");
     BAD_STORE(c.dtype = (folio_dtype)0, "");
     BAD_STORE(c.key_cache = NULL, "");
-    BAD_STORE(c.value_cache = NULL, "");
-    BAD_STORE(c.num_blocks = 0, "num_blocks");
+    BAD_STORE(c.value_cache = NULL, "K and V in one allocation");
+    BAD_STORE(c.num_blocks = 0, "0 blocks");
     BAD_STORE(c.head_size = 30, "30");
-    BAD_STORE(c.k_scale = -1.0f, "k_scale is -1");
-    BAD_STORE(c.v_scale = -1.0f, "v_scale is -1");
-    BAD_STORE(c.k_scale = NAN, "k_scale is");
-    BAD_STORE(c.v_scale = NAN, "v_scale is");
-    BAD_STORE(c.k_scale = INFINITY, "k_scale is inf");
-    BAD_STORE(c.v_scale = INFINITY, "v_scale is inf");
+    BAD_STORE(c.bytes--, "each; bytes is");
+    BAD_STORE(c.num_blocks *= 4, "each; bytes is"); /* bytes taken for elements */
+    BAD_STORE(a.k_scale = -1.0f, "k_scale is -1");
+    BAD_STORE(a.v_scale = -1.0f, "v_scale is -1");
+    BAD_STORE(a.k_scale = NAN, "k_scale is");
+    BAD_STORE(a.v_scale = NAN, "v_scale is");
+    BAD_STORE(a.k_scale = INFINITY, "k_scale is inf");
+    BAD_STORE(a.v_scale = INFINITY, "v_scale is inf");
     if (strcmp(backend, "cuda") != 0) { /* there each array is brought to a place of its own */
-        BAD_STORE(key = (float *)b.k.data + 32, "k and layer 0 of the cache share memory");
-        BAD_STORE(value = (float *)b.k.data + 32, "v and layer 0 of the cache share memory");
-        BAD_STORE(key = (float *)b.v.data + 32, "k and layer 0 of the cache share memory");
-        BAD_STORE(value = (float *)b.v.data + 32, "v and layer 0 of the cache share memory");
+        BAD_STORE(c.value_cache = (char *)c.key_cache + 4, "key_cache and value_cache share");
+        BAD_STORE(a.key = (float *)b.k.data + 32, "k and layer 0 of the cache share memory");
+        BAD_STORE(a.value = (float *)b.k.data + 32, "v and layer 0 of the cache share memory");
+        BAD_STORE(a.key = (float *)b.v.data + 32, "k and layer 0 of the cache share memory");
+        BAD_STORE(a.value = (float *)b.v.data + 32, "v and layer 0 of the cache share memory");
     }
     int64_t slot = -1; /* stores nothing */
-    CHECK_OK(folio_vllm06_reshape_and_cache(ctx, row, row, FOLIO_F32, 1, 0, 0, &b.c, &slot, NULL));
+    CHECK_OK(bed_store(&b, row, row, FOLIO_F32, 1, 0, 0, &slot, NULL));
     CHECK(support_is_poison(b.k.data, b.k.bytes) && support_is_poison(b.v.data, b.v.bytes));
-    REFUSED(folio_vllm06_reshape_and_cache(NULL, row, row, FOLIO_F32, 1, 0, 0, &b.c, &slot, NULL),
-            FOLIO_ERR_ARGUMENT, "ctx");
-    REFUSED(folio_vllm06_reshape_and_cache(ctx, row, row, FOLIO_F32, 1, 0, 0, NULL, &slot, NULL),
-            FOLIO_ERR_ARGUMENT, "cache");
+    folio_vllm06_reshape_and_cache_args a = bed_store_args(&b, row, row, FOLIO_F32, 1, &slot);
+    REFUSED(folio_vllm06_reshape_and_cache(NULL, &a, &b.c, NULL), FOLIO_ERR_ARGUMENT, "state");
+    REFUSED(folio_vllm06_reshape_and_cache(state, &a, NULL, NULL), FOLIO_ERR_ARGUMENT, "cache");
+    REFUSED(folio_vllm06_reshape_and_cache(state, NULL, &b.c, NULL), FOLIO_ERR_ARGUMENT, "NULL");
     bed_close(&b);
 }
 
 #define BAD_ATTENTION(change, words)                                                               \
     do {                                                                                           \
-        folio_vllm06_ops_cache c = b.c;                                                            \
+        folio_vllm06_kv_cache c = b.c;                                                             \
         folio_vllm06_paged_attention_args a = bed_arguments(&b);                                   \
         change;                                                                                    \
-        REFUSED(folio_vllm06_paged_attention_v1(ctx, &a, &c, NULL), FOLIO_ERR_ARGUMENT, words);    \
-        REFUSED(folio_vllm06_paged_attention_v2(ctx, &a, &c, sums, tops, tmp, NULL),               \
+        REFUSED(folio_vllm06_paged_attention_v1(state, &a, &c, NULL), FOLIO_ERR_ARGUMENT, words);  \
+        REFUSED(folio_vllm06_paged_attention_v2(state, &a, &c, sums, tops, tmp, NULL),             \
                 FOLIO_ERR_ARGUMENT, words);                                                        \
         CHECK(support_is_poison(b.out.data, b.out.bytes));                                         \
         CHECK(support_is_poison(tmp, sizeof tmp) && support_is_poison(sums, sizeof sums));         \
         CHECK(support_is_poison(tops, sizeof tops));                                               \
     } while (0)
 
-BACKEND_TEST(vllm06_ops, paged_attention_errors)
+OPS_TEST(paged_attention_errors)
 {
     enum { PARTS = 2 }; /* of 530 keys */
     static float sums[SEQS * HEADS * PARTS], tops[SEQS * HEADS * PARTS];
@@ -798,7 +795,7 @@ BACKEND_TEST(vllm06_ops, paged_attention_errors)
     memset(tops, 0xFF, sizeof tops);
     memset(tmp, 0xFF, sizeof tmp);
     bed b;
-    bed_open(&b, ctx, FOLIO_F32, 4, 32, 8, short_lens);
+    bed_open(&b, state, FOLIO_F32, 4, 32, 8, short_lens);
     BAD_ATTENTION(a.max_seq_len = 39, "seq_lens[0] = 530|39");
     BAD_ATTENTION(a.max_seq_len = 529, "seq_lens[0] = 530|529");
     BAD_ATTENTION(a.max_num_blocks_per_seq = 4, "");
@@ -818,15 +815,16 @@ BACKEND_TEST(vllm06_ops, paged_attention_errors)
         BAD_ATTENTION(a.alibi_slopes = inf_slopes, "slopes[1]");
     }
     BAD_ATTENTION(a.struct_size = 0, "struct_size");
-    BAD_ATTENTION(c.x = 3, "x is 3");
-    BAD_ATTENTION(c.k_scale = -1.0f, "k_scale is -1");
-    BAD_ATTENTION(c.k_scale = NAN, "k_scale is");
-    BAD_ATTENTION(c.k_scale = INFINITY, "k_scale is inf");
-    BAD_ATTENTION(c.v_scale = -1.0f, "v_scale is -1");
-    BAD_ATTENTION(c.v_scale = NAN, "v_scale is");
-    BAD_ATTENTION(c.v_scale = INFINITY, "v_scale is inf");
+    BAD_ATTENTION(a.x = 3, "x is 3");
+    BAD_ATTENTION(a.k_scale = -1.0f, "k_scale is -1");
+    BAD_ATTENTION(a.k_scale = NAN, "k_scale is");
+    BAD_ATTENTION(a.k_scale = INFINITY, "k_scale is inf");
+    BAD_ATTENTION(a.v_scale = -1.0f, "v_scale is -1");
+    BAD_ATTENTION(a.v_scale = NAN, "v_scale is");
+    BAD_ATTENTION(a.v_scale = INFINITY, "v_scale is inf");
     BAD_ATTENTION(c.key_cache = NULL, "NULL");
-    BAD_ATTENTION(c.value_cache = NULL, "NULL");
+    BAD_ATTENTION(c.value_cache = NULL, "K and V in one allocation");
+    BAD_ATTENTION(c.bytes--, "each; bytes is");
     b.tables[0] = (int32_t)b.c.num_blocks;
     BAD_ATTENTION((void)0, "block_table");
     b.tables[0] = -1;
@@ -839,26 +837,26 @@ BACKEND_TEST(vllm06_ops, paged_attention_errors)
     BAD_ATTENTION((void)0, "seq_lens[2]");
     b.lens[2] = 1;
     folio_vllm06_paged_attention_args a = bed_arguments(&b);
-    REFUSED(folio_vllm06_paged_attention_v1(ctx, NULL, &b.c, NULL), FOLIO_ERR_ARGUMENT, "NULL");
-    REFUSED(folio_vllm06_paged_attention_v1(NULL, &a, &b.c, NULL), FOLIO_ERR_ARGUMENT, "ctx");
-    REFUSED(folio_vllm06_paged_attention_v1(ctx, &a, NULL, NULL), FOLIO_ERR_ARGUMENT, "cache");
-    REFUSED(folio_vllm06_paged_attention_v2(ctx, &a, &b.c, NULL, tops, tmp, NULL),
+    REFUSED(folio_vllm06_paged_attention_v1(state, NULL, &b.c, NULL), FOLIO_ERR_ARGUMENT, "NULL");
+    REFUSED(folio_vllm06_paged_attention_v1(NULL, &a, &b.c, NULL), FOLIO_ERR_ARGUMENT, "state");
+    REFUSED(folio_vllm06_paged_attention_v1(state, &a, NULL, NULL), FOLIO_ERR_ARGUMENT, "cache");
+    REFUSED(folio_vllm06_paged_attention_v2(state, &a, &b.c, NULL, tops, tmp, NULL),
             FOLIO_ERR_ARGUMENT, "exp_sums");
-    REFUSED(folio_vllm06_paged_attention_v2(ctx, &a, &b.c, sums, NULL, tmp, NULL),
+    REFUSED(folio_vllm06_paged_attention_v2(state, &a, &b.c, sums, NULL, tmp, NULL),
             FOLIO_ERR_ARGUMENT, "max_logits");
-    REFUSED(folio_vllm06_paged_attention_v2(ctx, &a, &b.c, sums, tops, NULL, NULL),
+    REFUSED(folio_vllm06_paged_attention_v2(state, &a, &b.c, sums, tops, NULL, NULL),
             FOLIO_ERR_ARGUMENT, "tmp_out");
     CHECK(support_is_poison(tmp, sizeof tmp) && support_is_poison(sums, sizeof sums));
     CHECK(support_is_poison(tops, sizeof tops) && support_is_poison(b.out.data, b.out.bytes));
     a.num_seqs = 0;
     a.seq_lens = a.block_tables = NULL;
-    CHECK_OK(folio_vllm06_paged_attention_v1(ctx, &a, &b.c, NULL));
-    CHECK_OK(folio_vllm06_paged_attention_v2(ctx, &a, &b.c, NULL, NULL, NULL, NULL));
+    CHECK_OK(folio_vllm06_paged_attention_v1(state, &a, &b.c, NULL));
+    CHECK_OK(folio_vllm06_paged_attention_v2(state, &a, &b.c, NULL, NULL, NULL, NULL));
     CHECK(support_is_poison(b.out.data, b.out.bytes));
     bed_close(&b);
-    bed_open(&b, ctx, FOLIO_F32, 4, 32, 24, short_lens);
+    bed_open(&b, state, FOLIO_F32, 4, 32, 24, short_lens);
     a = bed_arguments(&b);
-    REFUSED(folio_vllm06_paged_attention_v2(ctx, &a, &b.c, sums, tops, tmp, NULL),
+    REFUSED(folio_vllm06_paged_attention_v2(state, &a, &b.c, sums, tops, tmp, NULL),
             FOLIO_ERR_ARGUMENT, "block_size 24 does not divide");
     bed_close(&b);
 }
@@ -869,36 +867,37 @@ enum { OUT, SUMS, TOPS, TMP, NUM_WRITTEN, QUERY = NUM_WRITTEN, SLOPES, KEYS, VAL
 static folio_status run_at(bed *b, float *const at[NUM_PLACES], bool is_v2)
 {
     folio_vllm06_paged_attention_args a = bed_arguments(b);
-    folio_vllm06_ops_cache c = b->c;
+    folio_vllm06_kv_cache c = b->c;
     a.out = at[OUT];
     a.query = at[QUERY];
     a.alibi_slopes = at[SLOPES];
     c.key_cache = at[KEYS];
     c.value_cache = at[VALUES];
-    if (!is_v2) return folio_vllm06_paged_attention_v1(b->ctx, &a, &c, NULL);
-    return folio_vllm06_paged_attention_v2(b->ctx, &a, &c, at[SUMS], at[TOPS], at[TMP], NULL);
+    if (!is_v2) return folio_vllm06_paged_attention_v1(b->state, &a, &c, NULL);
+    return folio_vllm06_paged_attention_v2(b->state, &a, &c, at[SUMS], at[TOPS], at[TMP], NULL);
 }
 
 /* tmp_out would have 2^61 bytes, one more than the largest size. */
-static void tmp_out_too_large(folio_context *ctx)
+static void tmp_out_too_large(folio_vllm06_state *state)
 {
     static const int32_t no_lens[1 << 13];
     static float scratch[3];
     bed b;
-    bed_open(&b, ctx, FOLIO_F32, 4, 256, 8, short_lens);
+    bed_open(&b, state, FOLIO_F32, 4, 256, 8, short_lens);
     folio_vllm06_paged_attention_args a = bed_arguments(&b);
     a.num_seqs = COUNT_OF(no_lens);
     a.seq_lens = no_lens;
     a.max_num_blocks_per_seq = 0;
     a.num_heads = 1 << 16;
     a.max_seq_len = INT32_MAX;
-    REFUSED(folio_vllm06_paged_attention_v2(ctx, &a, &b.c, scratch, scratch + 1, scratch + 2, NULL),
-            FOLIO_ERR_ARGUMENT, "8192 sequences x 4194304 partitions exceed the largest size");
+    REFUSED(
+        folio_vllm06_paged_attention_v2(state, &a, &b.c, scratch, scratch + 1, scratch + 2, NULL),
+        FOLIO_ERR_ARGUMENT, "8192 sequences x 4194304 partitions exceed the largest size");
     bed_close(&b);
 }
 
 /* Two partitions. Each place in turn begins at the last number of each place that is written. */
-BACKEND_TEST(vllm06_ops, paged_attention_overlap)
+OPS_TEST(paged_attention_overlap)
 {
     enum { ROWS = SEQS * HEADS, ROOM = 0x40000 };
     static const char *const names[NUM_PLACES] = {"out",       "exp_sums",   "max_logits",
@@ -908,7 +907,7 @@ BACKEND_TEST(vllm06_ops, paged_attention_overlap)
     if (strcmp(backend, "cuda") == 0)
         return; /* there each array is brought to a place of its own */
     bed b;
-    bed_open(&b, ctx, FOLIO_F32, 4, 32, 8, short_lens);
+    bed_open(&b, state, FOLIO_F32, 4, 32, 8, short_lens);
     const int64_t read[NUM_PLACES] = {[QUERY] = ROWS * 32,
                                       [SLOPES] = HEADS,
                                       [KEYS] = (int64_t)(b.k.bytes / sizeof(float)),
@@ -971,5 +970,5 @@ BACKEND_TEST(vllm06_ops, paged_attention_overlap)
     support_buffer_free(&memory);
     support_buffer_free(&sources);
     bed_close(&b);
-    tmp_out_too_large(ctx);
+    tmp_out_too_large(state);
 }

@@ -18,8 +18,6 @@
 #define COMMITTED_FILE FOLIO_TESTS_DIR "/data/golden/vllm06.golden"
 #define COMMITTED_CASES 80
 
-static const char *const backends[] = {"xformers", "torch-sdpa", "ipex"};
-
 typedef struct {
     const char *compute;
     folio_vllm06_state *state;
@@ -77,12 +75,12 @@ static folio_status make_impl(step *s, folio_vllm06_state *state)
                                 .kv_cache_dtype = word(s->c, "vkv"),
                                 .logits_soft_cap = a->soft_cap,
                                 .dtype = a->dtype};
-    STEP(s->backend->make_impl(state, &d, &s->impl));
+    STEP(folio_vllm06_make_impl(state, s->backend, &d, &s->impl));
     d.scale = s->c->id % 2 ? 0.01f : d.scale;
     d.logits_soft_cap = s->c->id % 3 ? d.logits_soft_cap : 0.3f;
     d.sliding_window = s->c->id % 5 ? d.sliding_window + 2 : d.sliding_window == 0;
     d.alibi_slopes = NULL;
-    STEP(s->backend->make_impl(state, &d, &s->other));
+    STEP(folio_vllm06_make_impl(state, s->backend, &d, &s->other));
     return FOLIO_OK;
 }
 
@@ -109,20 +107,12 @@ static folio_status write_context(step *s, folio_vllm06_state *state)
     for (int64_t slot = 0; slot < total; slot++)
         if (needed[slot]) slots[n++] = slot;
     folio_vllm06_cache_view key_cache, value_cache;
-    STEP(s->backend->split_kv_cache(&s->cache, d->num_kv_heads, d->k_head_size, &key_cache,
-                                    &value_cache));
+    STEP(folio_vllm06_split_kv_cache(s->backend, &s->cache, &key_cache, &value_cache));
     CHECK_INT(key_cache.dims[3], d->block_size);
     if (n == 0) return FOLIO_OK;
-    folio_vllm06_ops_cache o = {.key_cache = key_cache.data,
-                                .value_cache = value_cache.data,
-                                .dtype = d->dtype,
-                                .x = (int32_t)key_cache.dims[4],
-                                .num_kv_heads = d->num_kv_heads,
-                                .head_size = d->k_head_size,
-                                .block_size = d->block_size,
-                                .num_blocks = d->num_blocks,
-                                .k_scale = c->scales[0],
-                                .v_scale = c->scales[1]};
+    folio_vllm06_kv_cache two = s->cache; /* as two tensors */
+    two.value_cache = value_cache.data;
+    two.bytes = s->cache_bytes / 2;
     const int64_t dense[2] = {0, 0};
     folio_dtype dtype = c->attention.dtype;
     strided k = make_tensor(&c->mem, dtype, n, d->num_kv_heads, d->k_head_size, dense);
@@ -131,8 +121,11 @@ static folio_status write_context(step *s, folio_vllm06_state *state)
         fill_row(c, &k, i, T_CACHED_K, slots[i]);
         fill_row(c, &v, i, T_CACHED_V, slots[i]);
     }
-    STEP(folio_vllm06_reshape_and_cache(folio_vllm06_state_context(state), k.t.data, v.t.data,
-                                        dtype, n, 0, 0, &o, slots, NULL));
+    folio_vllm06_reshape_and_cache_args w =
+        FOLIO_WITH(folio_vllm06_reshape_and_cache_args, .key = k.t.data, .value = v.t.data,
+                   .dtype = dtype, .x = (int32_t)key_cache.dims[4], .num_tokens = n,
+                   .slot_mapping = slots, .k_scale = c->scales[0], .v_scale = c->scales[1]);
+    STEP(folio_vllm06_reshape_and_cache(state, &w, &two, NULL));
     return FOLIO_OK;
 }
 
@@ -141,11 +134,16 @@ static folio_status make_cache(step *s)
 {
     const folio_kv_cache_desc *d = &s->c->cache;
     int64_t shape[3];
-    STEP(s->backend->get_kv_cache_shape(d->num_blocks, d->block_size, d->num_kv_heads,
-                                        d->k_head_size, shape));
+    STEP(folio_vllm06_get_kv_cache_shape(d->num_blocks, d->block_size, d->num_kv_heads,
+                                         d->k_head_size, shape));
     s->cache_bytes = (size_t)(shape[0] * shape[1] * shape[2]) * folio_dtype_size(d->dtype);
-    s->cache = (folio_vllm06_kv_cache){take(&s->c->mem, s->cache_bytes, 0xFF), d->dtype, shape[1],
-                                       shape[2]};
+    s->cache = (folio_vllm06_kv_cache){.key_cache = take(&s->c->mem, s->cache_bytes, 0xFF),
+                                       .bytes = s->cache_bytes,
+                                       .dtype = d->dtype,
+                                       .block_size = d->block_size,
+                                       .num_kv_heads = d->num_kv_heads,
+                                       .head_size = d->k_head_size,
+                                       .num_blocks = shape[1]};
     return FOLIO_OK;
 }
 
@@ -305,12 +303,13 @@ static folio_status forward(step *s, judge *by)
     bool writes = c->kv_given && (c->type == FOLIO_ATTENTION_DECODER ||
                                   c->type == FOLIO_ATTENTION_ENCODER_DECODER);
     void *before = take(&c->mem, s->cache_bytes, 0);
-    if (s->cache_bytes > 0) memcpy(before, s->cache.data, s->cache_bytes);
+    if (s->cache_bytes > 0) memcpy(before, s->cache.key_cache, s->cache_bytes);
     /* Another layer of the step first: it stores the same, and its answer is overwritten. */
-    STEP(s->backend->forward(s->other, &a, NULL));
-    STEP(s->backend->forward(s->impl, &a, NULL));
+    STEP(folio_vllm06_forward(s->other, &a, NULL));
+    STEP(folio_vllm06_forward(s->impl, &a, NULL));
     compare(c, by, &out);
-    CHECK_MSG(writes || s->cache_bytes == 0 || memcmp(before, s->cache.data, s->cache_bytes) == 0,
+    CHECK_MSG(writes || s->cache_bytes == 0 ||
+                  memcmp(before, s->cache.key_cache, s->cache_bytes) == 0,
               "case %lld: the cache changed, and nothing was to be stored", (long long)c->id);
     return FOLIO_OK;
 }
@@ -324,7 +323,7 @@ static folio_status run_step(step *s, judge *by)
     if (cached && make_cache(s) != FOLIO_OK) return FOLIO_ERR_ARGUMENT;
     if (cached && paged && write_context(s, by->state) != FOLIO_OK) return FOLIO_ERR_ARGUMENT;
     make_fields(c, &s->fields);
-    STEP(s->backend->make_metadata(by->state, &s->fields, &s->metadata));
+    STEP(folio_vllm06_make_metadata(by->state, s->backend, &s->fields, &s->metadata));
     if (set_biases(s) != FOLIO_OK) return FOLIO_ERR_ARGUMENT;
     return forward(s, by);
 }
@@ -349,14 +348,11 @@ static void check_bias(golden_case *c, const char *line, const float *want, int6
     int64_t len = int_field(line, "len"), heads = int_field(line, "heads");
     const float *slopes = floats_field(&c->mem, line, "slopes", heads);
     CHECK_INT(count, len * len * (slopes ? heads : 1));
-    for (size_t i = 0; i < sizeof backends / sizeof backends[0]; i++) {
-        const folio_vllm06_backend *b = folio_vllm06_backend_find(backends[i]);
-        float *got = take(&c->mem, (size_t)count * sizeof *got, 0xFF);
-        if (slopes) CHECK_OK(b->make_alibi_bias(slopes, heads, len, got));
-        else CHECK_OK(b->make_sliding_window_bias(len, int_field(line, "size"), got));
-        CHECK_MSG(memcmp(got, want, (size_t)count * sizeof *got) == 0,
-                  "%s: the bias is not PyTorch's: %.200s", backends[i], line);
-    }
+    float *got = take(&c->mem, (size_t)count * sizeof *got, 0xFF);
+    if (slopes) CHECK_OK(folio_vllm06_make_alibi_bias(slopes, heads, len, got));
+    else CHECK_OK(folio_vllm06_make_sliding_window_bias(len, int_field(line, "size"), got));
+    CHECK_MSG(memcmp(got, want, (size_t)count * sizeof *got) == 0,
+              "the bias is not PyTorch's: %.200s", line);
 }
 
 static bool read_biases(golden_file *f, golden_case *c, int64_t n)

@@ -329,14 +329,14 @@ static void alike_layers(const char *original, const char *compute)
     v06_init(&r, original, compute);
     if (v06_open(&r) && v06_step(&r, prompts, 1)) {
         CHECK_OK(folio_vllm06_state_create(compute, &c, &state));
-        for (int i = 0; i < 2; i++) CHECK_OK(r.b->make_impl(state, &r.d, &impls[i]));
+        for (int i = 0; i < 2; i++) CHECK_OK(folio_vllm06_make_impl(state, r.b, &r.d, &impls[i]));
         folio_vllm06_metadata_destroy(r.m);
         r.m = NULL;
-        CHECK_OK(r.b->make_metadata(state, &r.f, &r.m));
+        CHECK_OK(folio_vllm06_make_metadata(state, r.b, &r.f, &r.m));
         folio_vllm06_forward_args a = v06_args(&r, FOLIO_ATTENTION_DECODER);
-        CHECK_OK(r.b->forward(impls[0], &a, NULL));
+        CHECK_OK(folio_vllm06_forward(impls[0], &a, NULL));
         int64_t made = counter.live;
-        for (int i = 0; i < 4; i++) CHECK_OK(r.b->forward(impls[i % 2], &a, NULL));
+        for (int i = 0; i < 4; i++) CHECK_OK(folio_vllm06_forward(impls[i % 2], &a, NULL));
         CHECK_INT(counter.live, made);
         folio_vllm06_metadata_destroy(r.m);
         r.m = NULL;
@@ -374,13 +374,13 @@ static void layers_share_a_state(const char *original, const char *compute)
             if (pair == 10) r.num_blocks = r.kv[0].num_blocks = other.num_blocks - 2;
             folio_vllm06_impl_destroy(other.impl);
             other.impl = NULL;
-            CHECK_OK(other.b->make_impl(r.state, &other.d, &other.impl));
+            CHECK_OK(folio_vllm06_make_impl(r.state, other.b, &other.d, &other.impl));
             CHECK(folio_vllm06_state_context(r.state) != NULL);
             for (int i = 0; i < COUNT_OF(steps) && other.impl != NULL; i++) {
                 if (v06_step(&r, steps + i, 1)) v06_run(&r, FOLIO_ATTENTION_DECODER);
                 v06_fields(&other, steps + i, 1);
                 folio_vllm06_metadata_destroy(other.m);
-                CHECK_OK(other.b->make_metadata(r.state, &other.f, &other.m));
+                CHECK_OK(folio_vllm06_make_metadata(r.state, other.b, &other.f, &other.m));
                 v06_run(&other, FOLIO_ATTENTION_DECODER);
             }
             folio_vllm06_metadata_destroy(other.m);
@@ -400,10 +400,10 @@ static void run_foreign(v06 *r)
     static const v06_seq prompts[] = {{0, true, 5, 5, 0}, {1, true, 9, 9, 0}};
     folio_vllm06_metadata *own = r->m;
     v06 other;
-    v06_init(&other, r->b->get_name(), r->compute);
+    v06_init(&other, r->b->name, r->compute);
     if (v06_open(&other)) {
         v06_fields(r, prompts, 2);
-        CHECK_OK(r->b->make_metadata(other.state, &r->f, &r->m));
+        CHECK_OK(folio_vllm06_make_metadata(other.state, r->b, &r->f, &r->m));
         v06_run(r, FOLIO_ATTENTION_DECODER);
         folio_vllm06_metadata_destroy(r->m);
     }
@@ -418,7 +418,7 @@ static void run_refused(v06 *r, const v06_seq *prompts)
     folio_vllm06_metadata *own = r->m;
     v06_fields(r, chunk, 1);
     r->tables[1] = (int32_t)r->num_blocks;
-    CHECK_OK(r->b->make_metadata(r->state, &r->f, &r->m));
+    CHECK_OK(folio_vllm06_make_metadata(r->state, r->b, &r->f, &r->m));
     folio_vllm06_forward_args a = v06_args(r, FOLIO_ATTENTION_DECODER);
     V06_REFUSED(r, &a, FOLIO_ERR_ARGUMENT, "block_table");
     folio_vllm06_metadata_destroy(r->m);
@@ -443,7 +443,7 @@ static void run_other_layers(v06 *r, const v06_seq *prompts)
         r->d.sliding_window = layers[i].window;
         r->d.alibi_slopes = layers[i].slopes ? r->slopes : NULL;
         r->d.logits_soft_cap = layers[i].cap;
-        CHECK_OK(r->b->make_impl(r->state, &r->d, &r->impl));
+        CHECK_OK(folio_vllm06_make_impl(r->state, r->b, &r->d, &r->impl));
         if (r->impl != NULL) v06_run(r, FOLIO_ATTENTION_DECODER);
         folio_vllm06_impl_destroy(r->impl);
     }
@@ -464,7 +464,7 @@ static void metadata_serves_all_layers(const char *original, const char *compute
         memcpy(first.data, r.out.data, first.bytes);
         folio_vllm06_forward_args a = v06_args(&r, FOLIO_ATTENTION_DECODER);
         a.kv_cache = &r.kv[1];
-        CHECK_OK(r.b->forward(r.impl, &a, NULL));
+        CHECK_OK(folio_vllm06_forward(r.impl, &a, NULL));
         CHECK(memcmp(first.data, r.out.data, first.bytes) == 0);
         support_buffer_free(&first);
         memcpy(r.image[1], r.image[0], r.cache[0].bytes);
@@ -487,7 +487,7 @@ static void streams(const char *original, const char *compute)
     if (v06_open(&r) && v06_step(&r, prompts, 1)) {
         folio_vllm06_forward_args a = v06_args(&r, FOLIO_ATTENTION_DECODER);
         const folio_run on_stream = {.struct_size = sizeof on_stream, .stream = &r};
-        REFUSED(r.b->forward(r.impl, &a, &on_stream), FOLIO_ERR_ARGUMENT, "stream");
+        REFUSED(folio_vllm06_forward(r.impl, &a, &on_stream), FOLIO_ERR_ARGUMENT, "stream");
         REFUSED(folio_vllm06_begin_forward(r.state, r.m, &on_stream), FOLIO_ERR_ARGUMENT, "stream");
         CHECK(support_is_poison(r.out.data, r.out.bytes));
         v06_check_images(&r); /* all NaN */
@@ -497,18 +497,19 @@ static void streams(const char *original, const char *compute)
         const folio_run in_few = {
             .struct_size = sizeof in_few, .workspace = few.data, .workspace_size = few.bytes};
         a = v06_args(&r, FOLIO_ATTENTION_DECODER);
-        CHECK_OK(r.b->forward(r.impl, &a, &in_few));
+        CHECK_OK(folio_vllm06_forward(r.impl, &a, &in_few));
         CHECK(support_is_poison(few.data, few.bytes));
         support_buffer_free(&few);
         v06_check_images(&r);
-        const int64_t pair[1][2] = {{r.tables[0], 5}}; /* a block with numbers, to one of NaN */
-        REFUSED(r.b->copy_blocks(r.state, r.kv, 2, pair, 1, &on_stream), FOLIO_ERR_ARGUMENT,
+        const folio_block_pair pair[] = {
+            {r.tables[0], 5}}; /* a block with numbers, to one of NaN */
+        REFUSED(folio_vllm06_copy_blocks(r.state, r.kv, 2, pair, 1, &on_stream), FOLIO_ERR_ARGUMENT,
                 "stream");
-        REFUSED(r.b->swap_blocks(r.state, &r.kv[0], &r.kv[1], pair, 1, &on_stream),
+        REFUSED(folio_vllm06_swap_blocks(r.state, &r.kv[0], &r.kv[1], pair, 1, &on_stream),
                 FOLIO_ERR_ARGUMENT, "stream");
         v06_check_images(&r);
-        CHECK_OK(r.b->copy_blocks(r.state, r.kv, 2, pair, 1, NULL));
-        CHECK_OK(r.b->swap_blocks(r.state, &r.kv[0], &r.kv[1], pair, 1, NULL));
+        CHECK_OK(folio_vllm06_copy_blocks(r.state, r.kv, 2, pair, 1, NULL));
+        CHECK_OK(folio_vllm06_swap_blocks(r.state, &r.kv[0], &r.kv[1], pair, 1, NULL));
     }
     v06_close(&r);
 }
@@ -532,10 +533,10 @@ static folio_status capture_with(const v06 *r, folio_vllm06_state *state, folio_
         status = folio_vllm06_graph_capture_get_metadata_for_batch(state, 2, 1, &m);
     a.attn_metadata = m;
     a.query.tokens = a.key.tokens = a.value.tokens = a.output.tokens = 2;
-    if (status == FOLIO_OK) status = r->b->forward(impl, &a, NULL);
+    if (status == FOLIO_OK) status = folio_vllm06_forward(impl, &a, NULL);
     a.attn_type = FOLIO_ATTENTION_ENCODER_DECODER; /* a second plan of the graph */
     a.key = a.value = (folio_tensor){0};
-    if (status == FOLIO_OK) status = r->b->forward(impl, &a, NULL);
+    if (status == FOLIO_OK) status = folio_vllm06_forward(impl, &a, NULL);
     if (status == FOLIO_OK) status = folio_vllm06_begin_forward(clone, m, NULL);
     folio_vllm06_metadata_destroy(m);
     folio_vllm06_state_destroy(clone);
@@ -546,7 +547,8 @@ static folio_status capture_with(const v06 *r, folio_vllm06_state *state, folio_
 static folio_status more_with(const v06 *r, folio_vllm06_state *state, folio_vllm06_impl *impl,
                               const folio_vllm06_forward_args *args)
 {
-    const int64_t slots[] = {0, 1, 8, 16}, pairs[][2] = {{0, 5}};
+    const int64_t slots[] = {0, 1, 8, 16};
+    const folio_block_pair pairs[] = {{0, 5}};
     const int32_t lens[] = {2, 1, 1}, tables[] = {0, 1, 2};
     folio_vllm06_metadata_fields f = {.struct_size = sizeof f,
                                       .num_prefills = 1,
@@ -564,15 +566,16 @@ static folio_status more_with(const v06 *r, folio_vllm06_state *state, folio_vll
         if (i == 1) f.num_prefills = 3;
         if (i == 1) f.num_prefill_tokens = 4;
         if (i == 1) f.num_decode_tokens = 0;
-        status = r->b->make_metadata(state, &f, &m[i]);
+        status = folio_vllm06_make_metadata(state, r->b, &f, &m[i]);
         a.attn_metadata = m[i];
-        if (status == FOLIO_OK) status = r->b->forward(impl, &a, NULL);
+        if (status == FOLIO_OK) status = folio_vllm06_forward(impl, &a, NULL);
     }
     if (status == FOLIO_OK && folio_vllm06_prefill_metadata(m[0]) == NULL)
         status = FOLIO_ERR_MEMORY;
     if (status == FOLIO_OK && folio_vllm06_decode_metadata(m[0]) == NULL) status = FOLIO_ERR_MEMORY;
-    if (status == FOLIO_OK) status = r->b->copy_blocks(state, r->kv, 2, pairs, 1, NULL);
-    if (status == FOLIO_OK) status = r->b->swap_blocks(state, &r->kv[0], &r->kv[1], pairs, 1, NULL);
+    if (status == FOLIO_OK) status = folio_vllm06_copy_blocks(state, r->kv, 2, pairs, 1, NULL);
+    if (status == FOLIO_OK)
+        status = folio_vllm06_swap_blocks(state, &r->kv[0], &r->kv[1], pairs, 1, NULL);
     for (int i = 0; i < 2; i++) folio_vllm06_metadata_destroy(m[i]);
     return status;
 }
@@ -596,15 +599,15 @@ static folio_status step_with(const v06 *r, const folio_allocator *allocator,
     s.block_table = table;
     s.num_blocks = 2;
     folio_status status = folio_vllm06_state_create(r->compute, &c, &state);
-    if (status == FOLIO_OK) status = r->b->make_impl(state, &r->d, &impl);
+    if (status == FOLIO_OK) status = folio_vllm06_make_impl(state, r->b, &r->d, &impl);
     if (status == FOLIO_OK) status = folio_vllm06_builder_create(state, r->b, &d, &builder);
     if (status == FOLIO_OK) status = folio_vllm06_builder_add(builder, &s);
     if (status == FOLIO_OK) status = folio_vllm06_builder_build(builder, &built);
     if (status == FOLIO_OK) status = folio_vllm06_builder_pad(builder, 64);
-    if (status == FOLIO_OK) status = r->b->make_metadata(state, &r->f, &m);
+    if (status == FOLIO_OK) status = folio_vllm06_make_metadata(state, r->b, &r->f, &m);
     if (status == FOLIO_OK && folio_vllm06_prefill_metadata(m) == NULL) status = FOLIO_ERR_MEMORY;
     a.attn_metadata = m;
-    if (status == FOLIO_OK) status = r->b->forward(impl, &a, NULL);
+    if (status == FOLIO_OK) status = folio_vllm06_forward(impl, &a, NULL);
     for (int i = 0; i < 2 && status == FOLIO_OK; i++) /* the second replaces the first */
         status = folio_vllm06_set_attn_bias(m, FOLIO_ATTENTION_DECODER, &bias);
     if (status == FOLIO_OK) status = capture_with(r, state, impl, args);

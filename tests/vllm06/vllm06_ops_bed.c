@@ -15,39 +15,78 @@ int64_t bed_slot_at(const bed *b, int64_t seq, int64_t token)
     return b->tables[seq * b->row_blocks + token / n] * n + token % n;
 }
 
+folio_vllm06_reshape_and_cache_args bed_store_args(const bed *b, const void *key, const void *value,
+                                                   folio_dtype dtype, int64_t num_tokens,
+                                                   const int64_t *slots)
+{
+    return (folio_vllm06_reshape_and_cache_args){.struct_size =
+                                                     sizeof(folio_vllm06_reshape_and_cache_args),
+                                                 .key = key,
+                                                 .value = value,
+                                                 .dtype = dtype,
+                                                 .x = b->x,
+                                                 .num_tokens = num_tokens,
+                                                 .slot_mapping = slots,
+                                                 .k_scale = b->k_scale,
+                                                 .v_scale = b->v_scale};
+}
+
+folio_status bed_store(const bed *b, const void *key, const void *value, folio_dtype dtype,
+                       int64_t num_tokens, int64_t key_stride, int64_t value_stride,
+                       const int64_t *slots, const folio_run *run)
+{
+    folio_vllm06_reshape_and_cache_args a = bed_store_args(b, key, value, dtype, num_tokens, slots);
+    a.key_stride = key_stride;
+    a.value_stride = value_stride;
+    return folio_vllm06_reshape_and_cache(b->state, &a, &b->c, run);
+}
+
 static folio_status store_seq(bed *b, int64_t seq)
 {
     int64_t slots[LONGEST];
     for (int64_t t = 0; t < b->lens[seq]; t++) slots[t] = bed_slot_at(b, seq, t);
-    return folio_vllm06_reshape_and_cache(b->ctx, b->rows[0] + bed_row_at(b, seq, 0),
-                                          b->rows[1] + bed_row_at(b, seq, 0), FOLIO_F32,
-                                          b->lens[seq], 0, 0, &b->c, slots, NULL);
+    return bed_store(b, b->rows[0] + bed_row_at(b, seq, 0), b->rows[1] + bed_row_at(b, seq, 0),
+                     FOLIO_F32, b->lens[seq], 0, 0, slots, NULL);
 }
 
-void bed_open(bed *b, folio_context *ctx, folio_dtype kv, int32_t x, int32_t head_size,
+void ops_on_each_backend(void (*body)(folio_vllm06_state *, const char *))
+{
+    for (int i = 0; i < SUPPORT_NUM_BACKENDS; i++) {
+        folio_context_desc d = {.struct_size = sizeof d, .num_threads = 2};
+        folio_vllm06_state *state = NULL;
+        int before = test_failures();
+        CHECK_OK(folio_vllm06_state_create(support_backends[i], &d, &state));
+        if (state != NULL) body(state, support_backends[i]);
+        folio_vllm06_state_destroy(state);
+        if (test_failures() != before) printf("  ... on backend %s\n", support_backends[i]);
+    }
+}
+
+void bed_open(bed *b, folio_vllm06_state *state, folio_dtype kv, int32_t x, int32_t head_size,
               int32_t block_size, const int32_t *lens)
 {
-    *b = (bed){.ctx = ctx, .dtype = FOLIO_F32, .scale = 0.11f};
+    *b = (bed){.state = state, .dtype = FOLIO_F32, .scale = 0.11f};
     memcpy(b->lens, lens, sizeof b->lens);
     for (int i = 0; i < SEQS; i++)
         if (lens[i] > b->longest) b->longest = lens[i];
     b->max_seq_len = b->longest;
     b->row_blocks = (b->longest + block_size - 1) / block_size + 1;
-    b->c = (folio_vllm06_ops_cache){.dtype = kv,
-                                    .x = x,
-                                    .num_kv_heads = KV_HEADS,
-                                    .head_size = head_size,
-                                    .block_size = block_size,
-                                    .num_blocks = SEQS * b->row_blocks};
+    b->x = x;
+    b->c = (folio_vllm06_kv_cache){.dtype = kv,
+                                   .num_kv_heads = KV_HEADS,
+                                   .head_size = head_size,
+                                   .block_size = block_size,
+                                   .num_blocks = SEQS * b->row_blocks};
     if (kv == FOLIO_FP8_E4M3 || kv == FOLIO_FP8_E5M2) {
-        b->c.k_scale = 0.5f;
-        b->c.v_scale = 0.0625f;
+        b->k_scale = 0.5f;
+        b->v_scale = 0.0625f;
     }
     size_t elements = (size_t)(b->c.num_blocks * block_size * KV_HEADS * head_size);
     b->k = support_buffer_make(elements * folio_dtype_size(kv));
     b->v = support_buffer_make(elements * folio_dtype_size(kv));
     b->c.key_cache = b->k.data;
     b->c.value_cache = b->v.data;
+    b->c.bytes = b->k.bytes;
     b->tables = malloc((size_t)b->c.num_blocks * sizeof *b->tables);
     int64_t n = bed_row_at(b, SEQS, 0);
     for (int part = 0; part < 2; part++) b->rows[part] = malloc((size_t)n * sizeof(float));
@@ -75,14 +114,14 @@ void bed_close(bed *b)
 
 int64_t bed_place(const bed *b, int part, int64_t slot, int64_t h, int64_t d)
 {
-    int64_t n = b->c.block_size, x = b->c.x;
+    int64_t n = b->c.block_size, x = b->x;
     int64_t first = (slot / n * KV_HEADS + h) * b->c.head_size * n;
     return part ? first + d * n + slot % n : first + (d / x * n + slot % n) * x + d % x;
 }
 
 double bed_stored(const bed *b, int part, int64_t slot, int64_t h, int64_t d)
 {
-    float scale = part ? b->c.v_scale : b->c.k_scale;
+    float scale = part ? b->v_scale : b->k_scale;
     const void *cache = part ? b->v.data : b->k.data;
     return kit_decode(b->c.dtype, kit_get(b->c.dtype, cache, bed_place(b, part, slot, h, d))) *
            (scale > 0 ? (double)scale : 1.0);
@@ -103,7 +142,10 @@ folio_vllm06_paged_attention_args bed_arguments(bed *b)
                                                .max_num_blocks_per_seq = b->row_blocks,
                                                .seq_lens = b->lens,
                                                .max_seq_len = b->max_seq_len,
-                                               .alibi_slopes = b->alibi ? b->slopes : NULL};
+                                               .alibi_slopes = b->alibi ? b->slopes : NULL,
+                                               .k_scale = b->k_scale,
+                                               .v_scale = b->v_scale,
+                                               .x = b->x};
 }
 
 int64_t bed_num_parts(const bed *b)
@@ -201,7 +243,7 @@ static double *check_v1_rows(bed *b)
     for (int64_t row = 0; row < SEQS * HEADS; row++)
         bed_dense(b, row / HEADS, row % HEADS, expected + row * size);
     folio_vllm06_paged_attention_args a = bed_arguments(b);
-    CHECK_OK(folio_vllm06_paged_attention_v1(b->ctx, &a, &b->c, NULL));
+    CHECK_OK(folio_vllm06_paged_attention_v1(b->state, &a, &b->c, NULL));
     check_out(b, expected, "v1");
     return expected;
 }
@@ -217,7 +259,7 @@ void bed_check_both(bed *b)
     float *tmp = malloc((size_t)(n * parts) * sizeof *tmp);
     if (sums == NULL || tops == NULL || tmp == NULL) abort();
     folio_vllm06_paged_attention_args a = bed_arguments(b);
-    CHECK_OK(folio_vllm06_paged_attention_v2(b->ctx, &a, &b->c, sums, tops, tmp, NULL));
+    CHECK_OK(folio_vllm06_paged_attention_v2(b->state, &a, &b->c, sums, tops, tmp, NULL));
     check_out(b, expected, "v2");
     check_partitions(b, sums, tops, tmp, expected);
     free(expected);

@@ -13,7 +13,9 @@ enum { SEQS = 5, HEADS = 4, KV_HEADS = 2, LONGEST = 1100 };
 
 /* One cache with its sequences; everything a call needs. */
 typedef struct {
-    folio_vllm06_ops_cache c;
+    folio_vllm06_kv_cache c;
+    int32_t x;
+    float k_scale, v_scale;
     support_buffer k, v;
     int32_t lens[SEQS];
     int64_t longest, row_blocks, max_seq_len;
@@ -24,13 +26,28 @@ typedef struct {
     folio_dtype dtype;    /* of query and out */
     void *query;
     support_buffer out;
-    folio_context *ctx;
+    folio_vllm06_state *state;
 } bed;
 
+/* A test on every backend, with a state of its own. */
+#define OPS_TEST(name)                                                                             \
+    static void on_##name(folio_vllm06_state *state, const char *backend);                         \
+    TEST(vllm06_ops, name) { ops_on_each_backend(on_##name); }                                     \
+    static void on_##name(__attribute__((unused)) folio_vllm06_state *state,                       \
+                          __attribute__((unused)) const char *backend)
+void ops_on_each_backend(void (*body)(folio_vllm06_state *, const char *));
+
 /* Caches of NaN, then the sequences stored in blocks handed out backwards. */
-void bed_open(bed *b, folio_context *ctx, folio_dtype kv, int32_t x, int32_t head_size,
+void bed_open(bed *b, folio_vllm06_state *state, folio_dtype kv, int32_t x, int32_t head_size,
               int32_t block_size, const int32_t *lens);
 void bed_close(bed *b);
+/* What reshape_and_cache takes to store rows in the bed's cache; and the call. */
+folio_vllm06_reshape_and_cache_args bed_store_args(const bed *b, const void *key, const void *value,
+                                                   folio_dtype dtype, int64_t num_tokens,
+                                                   const int64_t *slots);
+folio_status bed_store(const bed *b, const void *key, const void *value, folio_dtype dtype,
+                       int64_t num_tokens, int64_t key_stride, int64_t value_stride,
+                       const int64_t *slots, const folio_run *run);
 /* Index of a token's first number in rows[]. */
 int64_t bed_row_at(const bed *b, int64_t seq, int64_t token);
 /* Its slot. */

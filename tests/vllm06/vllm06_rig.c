@@ -46,20 +46,26 @@ bool v06_open(v06 *r)
     CHECK_OK(folio_vllm06_state_create(r->compute, &c, &r->state));
     CHECK(r->state != NULL);
     if (r->state == NULL) return false;
-    CHECK_OK(r->b->make_impl(r->state, &r->d, &r->impl));
+    CHECK_OK(folio_vllm06_make_impl(r->state, r->b, &r->d, &r->impl));
     CHECK(r->impl != NULL);
     int64_t elem = (int64_t)folio_dtype_size(r->kv_dtype), shape[3] = {0, 0, 0};
-    r->x = strcmp(r->b->get_name(), "ipex") == 0 ? 1 : 16 / elem;
+    r->x = strcmp(r->b->name, "ipex") == 0 ? 1 : 16 / elem;
     r->blocks_per_seq = (V06_TOKENS + r->block_size - 1) / r->block_size;
     r->num_blocks = 2 * V06_SEQS * r->blocks_per_seq + 3;
-    CHECK_OK(
-        r->b->get_kv_cache_shape(r->num_blocks, r->block_size, kv_heads(r), r->d.head_size, shape));
+    CHECK_OK(folio_vllm06_get_kv_cache_shape(r->num_blocks, r->block_size, kv_heads(r),
+                                             r->d.head_size, shape));
     for (int l = 0; l < V06_LAYERS; l++) {
         r->cache[l] = support_buffer_make((size_t)(shape[0] * shape[1] * shape[2] * elem));
         r->image[l] = malloc(r->cache[l].bytes);
         if (r->image[l] == NULL) abort();
         memset(r->image[l], 0xFF, r->cache[l].bytes);
-        r->kv[l] = (folio_vllm06_kv_cache){r->cache[l].data, r->kv_dtype, r->num_blocks, shape[2]};
+        r->kv[l] = (folio_vllm06_kv_cache){.key_cache = r->cache[l].data,
+                                           .bytes = r->cache[l].bytes,
+                                           .dtype = r->kv_dtype,
+                                           .block_size = (int32_t)r->block_size,
+                                           .num_kv_heads = (int32_t)kv_heads(r),
+                                           .head_size = r->d.head_size,
+                                           .num_blocks = r->num_blocks};
     }
     return r->impl != NULL;
 }
@@ -114,8 +120,8 @@ static int64_t element(const v06 *r, int64_t slot, int64_t head, int64_t d, bool
 {
     int64_t block = slot / r->block_size, offset = slot % r->block_size, size = r->d.head_size;
     int64_t first = (block * kv_heads(r) + head) * size * r->block_size;
-    if (value) first += r->num_blocks * r->kv[0].block_elements;
-    if (strcmp(r->b->get_name(), "torch-sdpa-ipex") == 0) return first + offset * size + d;
+    if (value) first += r->num_blocks * r->block_size * kv_heads(r) * size;
+    if (strcmp(r->b->name, "torch-sdpa-ipex") == 0) return first + offset * size + d;
     if (value) return first + d * r->block_size + offset;
     return first + (d / r->x * r->block_size + offset) * r->x + d % r->x;
 }
@@ -200,7 +206,7 @@ bool v06_remake(v06 *r)
 {
     folio_vllm06_metadata_destroy(r->m);
     r->m = NULL;
-    CHECK_OK(r->b->make_metadata(r->state, &r->f, &r->m));
+    CHECK_OK(folio_vllm06_make_metadata(r->state, r->b, &r->f, &r->m));
     CHECK(r->m != NULL);
     return r->m != NULL;
 }
@@ -310,7 +316,7 @@ typedef struct {
 static habits habits_of(const v06 *r, folio_attention_type type, int i)
 {
     double usual = 1.0 / sqrt((double)r->d.head_size);
-    bool ipex = strcmp(r->b->get_name(), "ipex") == 0, prompt = r->seqs[i].prompt;
+    bool ipex = strcmp(r->b->name, "ipex") == 0, prompt = r->seqs[i].prompt;
     bool tables = !r->no_cache && r->f.block_tables != NULL && r->f.block_tables_stride > 0;
     habits h = {r->d.sliding_window, r->d.alibi_slopes, r->d.scale > 0 ? (double)r->d.scale : usual,
                 (double)r->d.logits_soft_cap, true};
@@ -319,7 +325,7 @@ static habits habits_of(const v06 *r, folio_attention_type type, int i)
     if (!prompt && ipex) h.cap = 0;
     if (prompt && ipex) h.slopes = NULL;
     if (prompt && ipex) h.biased = false;
-    if (prompt && strcmp(r->b->get_name(), "xformers") == 0 && tables) h.scale = usual;
+    if (prompt && strcmp(r->b->name, "xformers") == 0 && tables) h.scale = usual;
     return h;
 }
 
@@ -422,7 +428,7 @@ void v06_check_images(const v06 *r)
 void v06_run(v06 *r, folio_attention_type type)
 {
     folio_vllm06_forward_args a = v06_args(r, type);
-    folio_status status = r->b->forward(r->impl, &a, NULL);
+    folio_status status = folio_vllm06_forward(r->impl, &a, NULL);
     CHECK_MSG(status == FOLIO_OK, "forward as %s: %s", folio_attention_type_name(type),
               folio_last_error());
     if (status != FOLIO_OK) return;
@@ -444,7 +450,8 @@ void v06_refused(v06 *r, const folio_vllm06_forward_args *args, folio_status sta
                  const char *words, const char *file, int line)
 {
     support_mark_error();
-    support_refused(file, line, "forward", r->b->forward(r->impl, args, NULL), status, words);
+    support_refused(file, line, "forward", folio_vllm06_forward(r->impl, args, NULL), status,
+                    words);
     int before = test_failures();
     v06_check_images(r);
     CHECK(support_is_poison(r->out.data, r->out.bytes));

@@ -1,52 +1,51 @@
-/* vllm06_same_backend.c: the table of functions, the same for all three originals; see vllm06_rig.h. */
+/* vllm06_same_backend.c: descriptions and caches, the same for all three originals; see vllm06_rig.h. */
 #include "vllm06/vllm06_rig.h"
 
 static const v06_seq two_prompts[] = {{0, true, 13, 13, 0}, {1, true, 8, 8, 0}};
 
 typedef struct {
-    const char *name, *aliases[2], *impl, *metadata, *builder;
+    const char *name, *aliases[3], *cls, *impl, *metadata, *builder;
 } original_names;
 
 static const original_names originals[] = {
-    {"xformers", {"XFORMERS"}, "XFormersImpl", "XFormersMetadata", "XFormersMetadataBuilder"},
+    {"xformers",
+     {"XFORMERS", "XFormersBackend"},
+     "XFormersBackend",
+     "XFormersImpl",
+     "XFormersMetadata",
+     "XFormersMetadataBuilder"},
     {"torch-sdpa",
-     {"TORCH_SDPA"},
+     {"TORCH_SDPA", "TorchSDPABackend"},
+     "TorchSDPABackend",
      "TorchSDPABackendImpl",
      "TorchSDPAMetadata",
      "TorchSDPAMetadataBuilder"},
     {"torch-sdpa-ipex",
      {NULL},
+     "TorchSDPABackend",
      "TorchSDPABackendImpl",
      "TorchSDPAMetadata",
      "TorchSDPAMetadataBuilder"},
     {"ipex",
-     {"ipex-attn", "IPEX"},
+     {"ipex-attn", "IPEX", "IpexAttnBackend"},
+     "IpexAttnBackend",
      "IpexAttnBackendImpl",
      "IpexAttnMetadata",
      "CommonMetadataBuilder"},
 };
 
-static const original_names *names_of(const char *original)
-{
-    const original_names *n = originals;
-    while (strcmp(n->name, original) != 0) n++;
-    return n;
-}
-
 void v06_same_get_name(const char *original, const char *compute)
 {
     (void)compute;
-    const original_names *n = names_of(original);
+    const original_names *n = originals;
+    while (strcmp(n->name, original) != 0) n++;
     const folio_vllm06_backend *b = folio_vllm06_backend_find(original);
     REQUIRE_TEST(b != NULL);
-    CHECK(strcmp(b->get_name(), n->name) == 0);
-    CHECK(b->get_impl_cls != NULL && b->get_metadata_cls != NULL && b->get_state_cls != NULL);
-    CHECK(b->get_builder_cls != NULL && b->get_supported_head_sizes != NULL);
-    CHECK(b->get_supported_block_sizes != NULL && b->get_kv_cache_shape != NULL);
-    CHECK(b->split_kv_cache != NULL && b->swap_blocks != NULL && b->copy_blocks != NULL);
-    CHECK(b->make_metadata != NULL && b->make_alibi_bias != NULL);
-    CHECK(b->make_sliding_window_bias != NULL && b->make_impl != NULL && b->forward != NULL);
-    for (int i = 0; i < 2 && n->aliases[i] != NULL; i++)
+    CHECK(b->struct_size >= sizeof *b);
+    CHECK(strcmp(b->name, n->name) == 0 && strcmp(b->backend_cls, n->cls) == 0);
+    CHECK(strcmp(b->impl_cls, n->impl) == 0 && strcmp(b->metadata_cls, n->metadata) == 0);
+    CHECK(strcmp(b->builder_cls, n->builder) == 0);
+    for (int i = 0; i < 3 && n->aliases[i] != NULL; i++)
         CHECK(folio_vllm06_backend_find(n->aliases[i]) == b);
     CHECK(folio_vllm06_backend_find("xformer") == NULL);
     CHECK(folio_vllm06_backend_find("xformers2") == NULL);
@@ -54,17 +53,36 @@ void v06_same_get_name(const char *original, const char *compute)
     CHECK(folio_vllm06_backend_find(NULL) == NULL);
 }
 
+/* Descriptions are the library's: a copy, or none, is refused by every call that takes one. */
 void v06_same_classes(const char *original, const char *compute)
 {
-    (void)compute;
-    const original_names *n = names_of(original);
-    const folio_vllm06_backend *b = folio_vllm06_backend_find(original);
-    REQUIRE_TEST(b != NULL);
-    CHECK(b->struct_size >= sizeof *b);
-    CHECK(strcmp(b->get_impl_cls(), n->impl) == 0);
-    CHECK(strcmp(b->get_metadata_cls(), n->metadata) == 0);
-    CHECK(strcmp(b->get_state_cls(), "CommonAttentionState") == 0);
-    CHECK(strcmp(b->get_builder_cls(), n->builder) == 0);
+    v06 r;
+    v06_init(&r, original, compute);
+    if (v06_open(&r)) {
+        const folio_vllm06_backend copy = *r.b, *const bad[] = {&copy, NULL};
+        static const char *const words[] = {"folio_vllm06_backend_find", "is NULL"};
+        folio_vllm06_metadata_fields f = {.struct_size = sizeof f};
+        folio_vllm06_builder_desc d = {.struct_size = sizeof d, .block_size = 8};
+        folio_vllm06_graph_capture_desc g = {.struct_size = sizeof g, .block_size = 8};
+        g.max_batch_size = g.max_seq_len_to_capture = 1;
+        for (int i = 0; i < 2; i++) {
+            folio_vllm06_impl *impl;
+            folio_vllm06_metadata *m;
+            folio_vllm06_builder *builder;
+            folio_vllm06_cache_view k, v;
+            g.attn_backend = bad[i];
+            REFUSED(folio_vllm06_make_impl(r.state, bad[i], &r.d, &impl), FOLIO_ERR_ARGUMENT,
+                    words[i]);
+            REFUSED(folio_vllm06_make_metadata(r.state, bad[i], &f, &m), FOLIO_ERR_ARGUMENT,
+                    words[i]);
+            REFUSED(folio_vllm06_builder_create(r.state, bad[i], &d, &builder), FOLIO_ERR_ARGUMENT,
+                    words[i]);
+            REFUSED(folio_vllm06_split_kv_cache(bad[i], &r.kv[0], &k, &v), FOLIO_ERR_ARGUMENT,
+                    words[i]);
+            REFUSED(folio_vllm06_graph_capture_begin(r.state, &g), FOLIO_ERR_ARGUMENT, words[i]);
+        }
+    }
+    v06_close(&r);
 }
 
 void v06_same_split_kv_cache(const char *original, const char *compute)
@@ -72,13 +90,19 @@ void v06_same_split_kv_cache(const char *original, const char *compute)
     static const folio_dtype dtypes[] = {FOLIO_F32, FOLIO_F16, FOLIO_BF16, FOLIO_FP8_E4M3};
     (void)compute;
     const folio_vllm06_backend *b = folio_vllm06_backend_find(original);
-    char memory[64];
+    static char memory[40000], other[40000];
     folio_vllm06_cache_view k, v;
     for (int i = 0; i < COUNT_OF(dtypes); i++) {
         int64_t elem = (int64_t)folio_dtype_size(dtypes[i]);
         int64_t x = strcmp(original, "ipex") == 0 ? 1 : 16 / elem;
-        folio_vllm06_kv_cache c = {memory, dtypes[i], 10, 8 * 3 * 80};
-        CHECK_OK(b->split_kv_cache(&c, 3, 80, &k, &v));
+        folio_vllm06_kv_cache c = {.key_cache = memory,
+                                   .bytes = (size_t)(2 * 10 * 8 * 3 * 80 * elem),
+                                   .dtype = dtypes[i],
+                                   .block_size = 8,
+                                   .num_kv_heads = 3,
+                                   .head_size = 80,
+                                   .num_blocks = 10};
+        CHECK_OK(folio_vllm06_split_kv_cache(b, &c, &k, &v));
         CHECK(k.data == memory && (char *)v.data - memory == 10 * 8 * 3 * 80 * elem);
         CHECK(v.num_dims == 4 && v.dims[0] == 10 && v.dims[1] == 3);
         CHECK(k.dims[0] == 10 && k.dims[1] == 3);
@@ -90,291 +114,190 @@ void v06_same_split_kv_cache(const char *original, const char *compute)
             CHECK(v.dims[2] == 80 && v.dims[3] == 8);
         }
     }
-    folio_vllm06_kv_cache c = {memory, FOLIO_FP8_E4M3, 10, 16 * 2 * 120};
-    if (strcmp(original, "xformers") == 0 || strcmp(original, "torch-sdpa") == 0)
-        REFUSED(b->split_kv_cache(&c, 2, 120, &k, &v), FOLIO_ERR_ARGUMENT, "120|16");
-    REFUSED(b->split_kv_cache(&c, 7, 64, &k, &v), FOLIO_ERR_ARGUMENT, "block_elements");
-    REFUSED(b->split_kv_cache(NULL, 2, 64, &k, &v), FOLIO_ERR_ARGUMENT, "NULL");
-    REFUSED(b->split_kv_cache(&c, 2, 120, NULL, &v), FOLIO_ERR_ARGUMENT, "NULL");
-    REFUSED(b->split_kv_cache(&c, 2, 120, &k, NULL), FOLIO_ERR_ARGUMENT, "NULL");
-    REFUSED(b->split_kv_cache(&c, 0, 120, &k, &v), FOLIO_ERR_ARGUMENT, "0 kv heads");
-    REFUSED(b->split_kv_cache(&c, 2, 0, &k, &v), FOLIO_ERR_ARGUMENT, "2 kv heads x 0");
-    c.data = NULL;
-    REFUSED(b->split_kv_cache(&c, 2, 120, &k, &v), FOLIO_ERR_ARGUMENT, "data is NULL");
-    c.dtype = (folio_dtype)99;
-    REFUSED(b->split_kv_cache(&c, 2, 120, &k, &v), FOLIO_ERR_ARGUMENT, "99");
-    c.block_elements = 0;
-    REFUSED(b->split_kv_cache(&c, 2, 120, &k, &v), FOLIO_ERR_ARGUMENT, "block_elements 0");
+    /* K and V as two tensors */
+    folio_vllm06_kv_cache c = {memory, other, 10 * 16 * 2 * 120, FOLIO_FP8_E4M3, 16, 2, 120, 10};
+    bool packs = strcmp(original, "xformers") == 0 || strcmp(original, "torch-sdpa") == 0;
+    if (packs) REFUSED(folio_vllm06_split_kv_cache(b, &c, &k, &v), FOLIO_ERR_ARGUMENT, "120|16");
+    c.head_size = 112;
+    CHECK_OK(folio_vllm06_split_kv_cache(b, &c, &k, &v));
+    CHECK(k.data == memory && v.data == other);
+    REFUSED(folio_vllm06_split_kv_cache(b, NULL, &k, &v), FOLIO_ERR_ARGUMENT, "kv_cache is NULL");
+    REFUSED(folio_vllm06_split_kv_cache(b, &c, NULL, &v), FOLIO_ERR_ARGUMENT, "NULL");
+    REFUSED(folio_vllm06_split_kv_cache(b, &c, &k, NULL), FOLIO_ERR_ARGUMENT, "NULL");
+    const folio_vllm06_kv_cache bad[] = {{NULL, other, c.bytes, c.dtype, 16, 2, 112, 10},
+                                         {memory, other, c.bytes, (folio_dtype)99, 16, 2, 112, 10},
+                                         {memory, other, c.bytes, c.dtype, 16, 0, 112, 10},
+                                         {memory, other, c.bytes, c.dtype, 16, 2, 0, 10},
+                                         {memory, other, c.bytes, c.dtype, 0, 2, 112, 10},
+                                         {memory, other, c.bytes, c.dtype, 16, 2, 112, 11},
+                                         {memory, NULL, c.bytes, c.dtype, 16, 2, 112, 10}};
+    static const char *const words[] = {"key_cache is NULL",
+                                        "99",
+                                        "0 kv heads",
+                                        "2 kv heads x 0",
+                                        "0 tokens",
+                                        "39424 bytes each; bytes is 38400",
+                                        "71680 bytes, K and V in one allocation; bytes is 38400"};
+    for (int i = 0; i < COUNT_OF(bad); i++)
+        REFUSED(folio_vllm06_split_kv_cache(b, &bad[i], &k, &v), FOLIO_ERR_ARGUMENT, words[i]);
 }
 
 void v06_same_get_kv_cache_shape(const char *original, const char *compute)
 {
+    (void)original;
     (void)compute;
-    const folio_vllm06_backend *b = folio_vllm06_backend_find(original);
     int64_t shape[3] = {0, 0, 0};
-    CHECK_OK(b->get_kv_cache_shape(100, 16, 8, 128, shape));
+    CHECK_OK(folio_vllm06_get_kv_cache_shape(100, 16, 8, 128, shape));
     CHECK(shape[0] == 2 && shape[1] == 100 && shape[2] == 16 * 8 * 128);
-    CHECK_OK(b->get_kv_cache_shape(7, 32, 3, 80, shape));
+    CHECK_OK(folio_vllm06_get_kv_cache_shape(7, 32, 3, 80, shape));
     CHECK(shape[0] == 2 && shape[1] == 7 && shape[2] == 32 * 3 * 80);
     shape[0] = 77;
-    REFUSED(b->get_kv_cache_shape(0, 16, 8, 128, shape), FOLIO_ERR_ARGUMENT, "0 blocks");
-    REFUSED(b->get_kv_cache_shape(1, -1, 8, 128, shape), FOLIO_ERR_ARGUMENT, "-1");
-    REFUSED(b->get_kv_cache_shape(1, 0, 8, 128, shape), FOLIO_ERR_ARGUMENT, "0 tokens");
-    REFUSED(b->get_kv_cache_shape(1, 16, 0, 128, shape), FOLIO_ERR_ARGUMENT, "0 kv heads");
-    REFUSED(b->get_kv_cache_shape(1, 16, 8, 0, shape), FOLIO_ERR_ARGUMENT, "size");
-    REFUSED(b->get_kv_cache_shape(INT64_MAX / 8, 1, 1, 1, shape), FOLIO_ERR_ARGUMENT, "size");
-    REFUSED(b->get_kv_cache_shape(INT64_MAX, 16, 8, 128, shape), FOLIO_ERR_ARGUMENT, "size");
-    REFUSED(b->get_kv_cache_shape(1, 1, 1, 1, NULL), FOLIO_ERR_ARGUMENT, "NULL");
+    REFUSED(folio_vllm06_get_kv_cache_shape(0, 16, 8, 128, shape), FOLIO_ERR_ARGUMENT, "0 blocks");
+    REFUSED(folio_vllm06_get_kv_cache_shape(1, -1, 8, 128, shape), FOLIO_ERR_ARGUMENT, "-1");
+    REFUSED(folio_vllm06_get_kv_cache_shape(1, 0, 8, 128, shape), FOLIO_ERR_ARGUMENT, "0 tokens");
+    REFUSED(folio_vllm06_get_kv_cache_shape(1, 16, 0, 128, shape), FOLIO_ERR_ARGUMENT,
+            "0 kv heads");
+    REFUSED(folio_vllm06_get_kv_cache_shape(1, 16, 8, 0, shape), FOLIO_ERR_ARGUMENT, "size");
+    REFUSED(folio_vllm06_get_kv_cache_shape(INT64_MAX / 8, 1, 1, 1, shape), FOLIO_ERR_ARGUMENT,
+            "size");
+    REFUSED(folio_vllm06_get_kv_cache_shape(INT64_MAX, 16, 8, 128, shape), FOLIO_ERR_ARGUMENT,
+            "size");
+    REFUSED(folio_vllm06_get_kv_cache_shape(1, 1, 1, 1, NULL), FOLIO_ERR_ARGUMENT, "NULL");
     CHECK_INT(shape[0], 77);
+}
+
+static size_t block_bytes(const v06 *r)
+{
+    const folio_vllm06_kv_cache *c = &r->kv[0];
+    return (size_t)(c->block_size * c->num_kv_heads * c->head_size) * folio_dtype_size(c->dtype);
 }
 
 /* Move a block of an image: K and V parts apart. */
 static void image_move(const v06 *r, int from_layer, int64_t from, int to_layer, int64_t to)
 {
-    size_t bytes = (size_t)r->kv[0].block_elements * folio_dtype_size(r->kv_dtype);
+    size_t bytes = block_bytes(r);
     for (int64_t part = 0; part < 2; part++)
         memcpy(r->image[to_layer] + (size_t)(part * r->num_blocks + to) * bytes,
                r->image[from_layer] + (size_t)(part * r->num_blocks + from) * bytes, bytes);
 }
 
-/* One cache as source and target: the order of the copies must not matter here either. */
-static void swap_within_one(const v06 *r, int64_t a, int64_t b)
+/* The same memory said to be two tensors. */
+static folio_vllm06_kv_cache in_two(const folio_vllm06_kv_cache *c)
 {
-    const int64_t pairs[][2] = {{a, 7}, {a, 9}}, chain[][2] = {{a, 11}, {11, 13}};
-    const int64_t turn[][2] = {{a, b}, {b, a}}, twice[][2] = {{a, 11}, {b, 11}};
-    CHECK_OK(r->b->swap_blocks(r->state, &r->kv[0], &r->kv[0], pairs, 2, NULL));
+    folio_vllm06_kv_cache two = *c;
+    two.bytes /= 2;
+    two.value_cache = (char *)c->key_cache + two.bytes;
+    return two;
+}
+
+/* One cache as source and target, told by its memory: the order of the copies must not matter. */
+static void swap_within_one(const v06 *r, int64_t a)
+{
+    const folio_block_pair pairs[] = {{a, 7}, {a, 9}}, chain[] = {{a, 11}, {11, 13}};
+    const folio_block_pair first[] = {{0, 0}};
+    bool placed = strcmp(r->compute, "cuda") == 0; /* there each array gets a place of its own */
+    folio_vllm06_kv_cache again = placed ? r->kv[0] : in_two(&r->kv[0]);
+    CHECK_OK(folio_vllm06_swap_blocks(r->state, &r->kv[0], &again, pairs, 2, NULL));
     image_move(r, 0, a, 0, 7);
     image_move(r, 0, a, 0, 9);
     v06_check_images(r);
-    folio_vllm06_kv_cache again = r->kv[0]; /* the memory tells, not the struct */
-    REFUSED(r->b->swap_blocks(r->state, &r->kv[0], &again, chain, 2, NULL), FOLIO_ERR_ARGUMENT,
-            "block 11 is both read and written");
-    const int64_t back[][2] = {{11, 13}, {a, 11}}; /* the same chain in the other order */
-    REFUSED(r->b->swap_blocks(r->state, &r->kv[0], &again, back, 2, NULL), FOLIO_ERR_ARGUMENT,
-            "block 11 is both read and written");
-    REFUSED(r->b->swap_blocks(r->state, &r->kv[0], &again, turn, 2, NULL), FOLIO_ERR_ARGUMENT,
-            "is both read and written");
-    REFUSED(r->b->swap_blocks(r->state, &r->kv[0], &again, twice, 2, NULL), FOLIO_ERR_ARGUMENT,
-            "pairs (to)[1] = 11 is written twice");
-    if (strcmp(r->compute, "cuda") != 0) { /* there such a part is brought to a place of its own */
-        again.num_blocks--;
-        REFUSED(r->b->swap_blocks(r->state, &r->kv[0], &again, pairs, 2, NULL), FOLIO_ERR_ARGUMENT,
-                "dst key_cache and src key_cache share memory");
-        again = r->kv[0];
-        again.num_blocks *= 2; /* in blocks of half the size: keys and values begin alike */
-        again.block_elements /= 2;
-        REFUSED(r->b->swap_blocks(r->state, &r->kv[0], &again, pairs, 2, NULL), FOLIO_ERR_ARGUMENT,
-                "dst key_cache and src key_cache share memory");
-        again = r->kv[0];
-        again.num_blocks = 1; /* keys and values of the last two blocks of values */
-        again.data = (char *)r->kv[0].data + (2 * r->num_blocks - 2) * r->kv[0].block_elements *
-                                                 (int64_t)folio_dtype_size(r->kv_dtype);
-        const int64_t first[][2] = {{0, 0}};
-        REFUSED(r->b->swap_blocks(r->state, &again, &r->kv[0], first, 1, NULL), FOLIO_ERR_ARGUMENT,
-                "dst value_cache and src key_cache share memory");
-        REFUSED(r->b->swap_blocks(r->state, &r->kv[0], &again, first, 1, NULL), FOLIO_ERR_ARGUMENT,
-                "dst key_cache and src value_cache share memory");
-    }
-    v06_check_images(r);
+    REFUSED(folio_vllm06_swap_blocks(r->state, &r->kv[0], &again, chain, 2, NULL),
+            FOLIO_ERR_ARGUMENT, "block 11 is both read and written");
+    if (placed) return;
+    again = r->kv[0];
+    again.num_blocks = 1; /* keys and values of the last two blocks of values */
+    again.bytes = 2 * block_bytes(r);
+    again.key_cache = (char *)again.key_cache + r->kv[0].bytes - again.bytes;
+    REFUSED(folio_vllm06_swap_blocks(r->state, &again, &r->kv[0], first, 1, NULL),
+            FOLIO_ERR_ARGUMENT, "dst value_cache and src key_cache share memory");
+    REFUSED(folio_vllm06_swap_blocks(r->state, &r->kv[0], &again, first, 1, NULL),
+            FOLIO_ERR_ARGUMENT, "dst key_cache and src value_cache share memory");
 }
 
-/* Caches have their own numbers of blocks; each side of a pair has its own limit. */
-static void swap_into_fewer(const v06 *r, int64_t a, int64_t b)
+/* Caches have their own numbers of blocks: of the target, values begin where its keys end. */
+static void swap_into_fewer(const v06 *r, int64_t a)
 {
-    size_t bytes = (size_t)r->kv[0].block_elements * folio_dtype_size(r->kv_dtype);
+    size_t bytes = block_bytes(r);
     support_buffer few = support_buffer_make(2 * 3 * bytes);
     folio_vllm06_kv_cache to = r->kv[0];
-    const int64_t pairs[][2] = {{a, 2}}, outside[][2] = {{a, 0}, {b, 3}};
-    to.data = few.data;
+    const folio_block_pair pairs[] = {{a, 2}}, outside[] = {{a, 0}, {a, 3}};
+    to.key_cache = few.data;
+    to.bytes = few.bytes;
     to.num_blocks = 3;
-    CHECK_OK(r->b->swap_blocks(r->state, &r->kv[0], &to, pairs, 1, NULL));
+    CHECK_OK(folio_vllm06_swap_blocks(r->state, &r->kv[0], &to, pairs, 1, NULL));
     for (int64_t part = 0; part < 2; part++) {
         const char *at = (const char *)few.data + (size_t)(3 * part) * bytes;
         CHECK(memcmp(at + 2 * bytes, r->image[0] + (size_t)(part * r->num_blocks + a) * bytes,
                      bytes) == 0);
         CHECK(support_is_poison(at, 2 * bytes));
     }
-    REFUSED(r->b->swap_blocks(r->state, &r->kv[0], &to, outside, 2, NULL), FOLIO_ERR_ARGUMENT,
-            "pairs (to)[1] = 3 is outside [0, 3)");
+    REFUSED(folio_vllm06_swap_blocks(r->state, &r->kv[0], &to, outside, 2, NULL),
+            FOLIO_ERR_ARGUMENT, "pairs (to)[1] = 3 is outside [0, 3)");
     CHECK(support_is_poison(few.data, 2 * bytes));
     support_buffer_free(&few);
 }
 
-/* Caches of smaller numbers: the values begin where the keys end. */
-static void move_small_numbers(const char *original, const char *compute)
+/* Two layers of a step that has run, in every size of numbers. */
+static void after_a_step(const char *original, const char *compute, void (*body)(v06 *))
 {
-    static const char *const names[] = {"auto", "fp8"};
-    for (int i = 0; i < 2; i++) {
+    static const char *const names[] = {"auto", "auto", "fp8"};
+    for (int i = 0; i < 3; i++) {
         v06 r;
         v06_init(&r, original, compute);
-        r.d.dtype = FOLIO_F16;
+        r.d.dtype = i == 0 ? FOLIO_F32 : FOLIO_F16;
         r.d.kv_cache_dtype = names[i];
         if (v06_open(&r) && v06_step(&r, two_prompts, 2)) {
             v06_run(&r, FOLIO_ATTENTION_DECODER);
-            const int64_t pairs[][2] = {{r.tables[0], 5}};
-            CHECK_OK(r.b->swap_blocks(r.state, &r.kv[0], &r.kv[1], pairs, 1, NULL));
-            image_move(&r, 0, r.tables[0], 1, 5);
-            v06_check_images(&r);
-            const int64_t within[][2] = {{5, 8}, {r.tables[0], 10}};
-            CHECK_OK(r.b->copy_blocks(r.state, r.kv, V06_LAYERS, within, 2, NULL));
-            for (int k = 0; k < 4; k++)
-                image_move(&r, k / 2, within[k % 2][0], k / 2, within[k % 2][1]);
+            body(&r);
             v06_check_images(&r);
         }
         v06_close(&r);
     }
 }
 
-void v06_same_swap_blocks(const char *original, const char *compute)
+/* What the operators' suite does not see: K and V in one allocation. */
+static void swap_both_ways(v06 *r)
 {
-    v06 r;
-    move_small_numbers(original, compute);
-    v06_init(&r, original, compute);
-    if (v06_open(&r) && v06_step(&r, two_prompts, 2)) {
-        v06_run(&r, FOLIO_ATTENTION_DECODER);
-        int64_t a = r.tables[0], b = r.tables[1];
-        const int64_t pairs[][2] = {{a, 5}, {b, 2}};
-        CHECK_OK(r.b->swap_blocks(r.state, &r.kv[0], &r.kv[1], pairs, 2, NULL));
-        image_move(&r, 0, a, 1, 5);
-        image_move(&r, 0, b, 1, 2);
-        v06_check_images(&r);
-        const int64_t outside[][2] = {{a, 3}, {r.num_blocks, 4}}, below[][2] = {{a, 3}, {b, -1}};
-        const int64_t from_below[][2] = {{a, 3}, {-1, 4}}, past[][2] = {{a, 3}, {b, r.num_blocks}};
-        REFUSED(r.b->swap_blocks(r.state, &r.kv[0], &r.kv[1], from_below, 2, NULL),
-                FOLIO_ERR_ARGUMENT, "pairs (from)[1] = -1 is outside [0,");
-        REFUSED(r.b->swap_blocks(r.state, &r.kv[0], &r.kv[1], past, 2, NULL), FOLIO_ERR_ARGUMENT,
-                "pairs (to)[1]|outside [0,");
-        const int64_t twice[][2] = {{a, 3}, {b, 3}};
-        REFUSED(r.b->swap_blocks(r.state, &r.kv[0], &r.kv[1], outside, 2, NULL), FOLIO_ERR_ARGUMENT,
-                "pairs (from)[1]|outside [0,");
-        REFUSED(r.b->swap_blocks(r.state, &r.kv[0], &r.kv[1], below, 2, NULL), FOLIO_ERR_ARGUMENT,
-                "pairs (to)[1] = -1 is outside [0,");
-        REFUSED(r.b->swap_blocks(r.state, &r.kv[0], &r.kv[1], twice, 2, NULL), FOLIO_ERR_ARGUMENT,
-                "pairs (to)[1] = 3 is written twice");
-        swap_within_one(&r, a, b);
-        swap_into_fewer(&r, a, b);
-        REFUSED(r.b->swap_blocks(r.state, NULL, &r.kv[1], pairs, 2, NULL), FOLIO_ERR_ARGUMENT,
-                "NULL");
-        REFUSED(r.b->swap_blocks(r.state, &r.kv[0], NULL, pairs, 2, NULL), FOLIO_ERR_ARGUMENT,
-                "NULL");
-        REFUSED(r.b->swap_blocks(NULL, &r.kv[0], &r.kv[1], pairs, 2, NULL), FOLIO_ERR_ARGUMENT,
-                "NULL");
-        const int64_t fresh[][2] = {{a, 12}};
-        folio_vllm06_kv_cache other = r.kv[1];
-        other.block_elements /= 2;
-        REFUSED(r.b->swap_blocks(r.state, &r.kv[0], &other, fresh, 1, NULL), FOLIO_ERR_ARGUMENT,
-                "geometries differ");
-        REFUSED(r.b->swap_blocks(r.state, &other, &r.kv[0], fresh, 1, NULL), FOLIO_ERR_ARGUMENT,
-                "geometries differ");
-        other = r.kv[1];
-        other.dtype = FOLIO_F16;
-        REFUSED(r.b->swap_blocks(r.state, &r.kv[0], &other, fresh, 1, NULL), FOLIO_ERR_ARGUMENT,
-                "dtypes differ, f32 and f16");
-        other = r.kv[1];
-        static const int64_t no_blocks[] = {0, 12, (int64_t)1 << 40};
-        for (int i = 0; i < COUNT_OF(no_blocks); i++) {
-            other.block_elements = no_blocks[i];
-            REFUSED(r.b->swap_blocks(r.state, &r.kv[0], &other, fresh, 1, NULL), FOLIO_ERR_ARGUMENT,
-                    "block_elements is");
-        }
-        other = r.kv[1];
-        other.data = NULL;
-        REFUSED(r.b->swap_blocks(r.state, &r.kv[0], &other, fresh, 1, NULL), FOLIO_ERR_ARGUMENT,
-                "kv_cache: data is NULL");
-        v06_check_images(&r);
-    }
-    v06_close(&r);
+    int64_t a = r->tables[0], b = r->tables[1];
+    const folio_block_pair pairs[] = {{a, 5}, {b, 2}};
+    folio_vllm06_kv_cache to = in_two(&r->kv[1]);
+    CHECK_OK(folio_vllm06_swap_blocks(r->state, &r->kv[0], &to, pairs, 2, NULL));
+    image_move(r, 0, a, 1, 5);
+    image_move(r, 0, b, 1, 2);
+    v06_check_images(r);
+    swap_within_one(r, a);
+    swap_into_fewer(r, a);
 }
 
-/* Caches with as many blocks, half as large in the second. */
-static void copy_other_sizes(const v06 *r, int64_t a)
+void v06_same_swap_blocks(const char *original, const char *compute)
 {
-    size_t bytes = (size_t)r->kv[0].block_elements * folio_dtype_size(r->kv_dtype) / 2;
-    support_buffer small = support_buffer_make(2 * (size_t)r->num_blocks * bytes);
-    folio_vllm06_kv_cache both[2] = {r->kv[0], r->kv[0]};
-    char *from = (char *)small.data + (size_t)a * bytes, *to = (char *)small.data + 16 * bytes;
-    const int64_t pairs[][2] = {{a, 16}};
-    both[1].data = small.data;
-    both[1].block_elements /= 2;
-    memset(from, 5, bytes);
-    memset(from + (size_t)r->num_blocks * bytes, 6, bytes);
-    CHECK_OK(r->b->copy_blocks(r->state, both, 2, pairs, 1, NULL));
-    image_move(r, 0, a, 0, 16);
-    CHECK(memcmp(from, to, bytes) == 0 && to[0] == 5);
-    from += (size_t)r->num_blocks * bytes;
-    to += (size_t)r->num_blocks * bytes;
-    CHECK(memcmp(from, to, bytes) == 0 && to[0] == 6);
-    support_buffer_free(&small);
+    after_a_step(original, compute, swap_both_ways);
+}
+
+static void copy_in_both(v06 *r)
+{
+    int64_t a = r->tables[0], free_block = r->tables[r->blocks_per_seq - 1];
+    const folio_block_pair to_layer[] = {{a, 6}};
+    CHECK_OK(folio_vllm06_swap_blocks(r->state, &r->kv[0], &r->kv[1], to_layer, 1, NULL));
+    image_move(r, 0, a, 1, 6);
+    const folio_block_pair pairs[] = {{a, free_block}, {6, 8}, {a, 10}};
+    folio_vllm06_kv_cache caches[V06_LAYERS] = {r->kv[0], in_two(&r->kv[1])};
+    CHECK_OK(folio_vllm06_copy_blocks(r->state, caches, V06_LAYERS, pairs, 3, NULL));
+    for (int i = 0; i < 6; i++) image_move(r, i % 2, pairs[i / 2].from, i % 2, pairs[i / 2].to);
+    v06_check_images(r);
+    const folio_block_pair fresh[] = {{a, 12}};
+    caches[1].num_blocks--;
+    REFUSED(folio_vllm06_copy_blocks(r->state, caches, 2, fresh, 1, NULL), FOLIO_ERR_ARGUMENT,
+            "caches[1]");
+    caches[1] = r->kv[1];
+    caches[1].bytes--; /* the first cache stays as it is, too */
+    REFUSED(folio_vllm06_copy_blocks(r->state, caches, 2, fresh, 1, NULL), FOLIO_ERR_ARGUMENT,
+            "bytes is");
 }
 
 void v06_same_copy_blocks(const char *original, const char *compute)
 {
-    v06 r;
-    move_small_numbers(original, compute);
-    v06_init(&r, original, compute);
-    if (v06_open(&r) && v06_step(&r, two_prompts, 2)) {
-        v06_run(&r, FOLIO_ATTENTION_DECODER);
-        int64_t a = r.tables[0], free_block = r.tables[r.blocks_per_seq - 1];
-        const int64_t to_layer[][2] = {{a, 6}};
-        CHECK_OK(r.b->swap_blocks(r.state, &r.kv[0], &r.kv[1], to_layer, 1, NULL));
-        image_move(&r, 0, a, 1, 6);
-        const int64_t pairs[][2] = {{a, free_block}, {6, 8}, {a, 10}};
-        CHECK_OK(r.b->copy_blocks(r.state, r.kv, V06_LAYERS, pairs, 3, NULL));
-        for (int l = 0; l < V06_LAYERS; l++) {
-            for (int i = 0; i < 3; i++) image_move(&r, l, pairs[i][0], l, pairs[i][1]);
-        }
-        v06_check_images(&r);
-        const int64_t outside[][2] = {{a, 12}, {0, -1}};
-        REFUSED(r.b->copy_blocks(r.state, r.kv, V06_LAYERS, outside, 2, NULL), FOLIO_ERR_ARGUMENT,
-                "pairs (to)[1] = -1 is outside [0,");
-        const int64_t above[][2] = {{a, 12}, {r.num_blocks, 14}};
-        REFUSED(r.b->copy_blocks(r.state, r.kv, V06_LAYERS, above, 2, NULL), FOLIO_ERR_ARGUMENT,
-                "pairs (from)[1]|outside [0,");
-        const int64_t below[][2] = {{a, 12}, {-1, 14}}, past[][2] = {{a, 12}, {6, r.num_blocks}};
-        REFUSED(r.b->copy_blocks(r.state, r.kv, V06_LAYERS, below, 2, NULL), FOLIO_ERR_ARGUMENT,
-                "pairs (from)[1] = -1 is outside [0,");
-        REFUSED(r.b->copy_blocks(r.state, r.kv, V06_LAYERS, past, 2, NULL), FOLIO_ERR_ARGUMENT,
-                "pairs (to)[1]|outside [0,");
-        const int64_t twice[][2] = {{a, 12}, {6, 12}};
-        REFUSED(r.b->copy_blocks(r.state, r.kv, V06_LAYERS, twice, 2, NULL), FOLIO_ERR_ARGUMENT,
-                "pairs (to)[1] = 12 is written twice");
-        REFUSED(r.b->swap_blocks(r.state, &r.kv[0], &r.kv[1], twice, 2, NULL), FOLIO_ERR_ARGUMENT,
-                "pairs (to)[1] = 12 is written twice");
-        REFUSED(r.b->swap_blocks(r.state, &r.kv[0], &r.kv[1], above, 2, NULL), FOLIO_ERR_ARGUMENT,
-                "pairs (from)[1]|outside [0,");
-        const int64_t chain[][2] = {{a, 12}, {12, 14}};
-        REFUSED(r.b->copy_blocks(r.state, r.kv, V06_LAYERS, chain, 2, NULL), FOLIO_ERR_ARGUMENT,
-                "block 12 is both read and written");
-        const int64_t back[][2] = {{12, 14}, {a, 12}};
-        REFUSED(r.b->copy_blocks(r.state, r.kv, V06_LAYERS, back, 2, NULL), FOLIO_ERR_ARGUMENT,
-                "block 12 is both read and written");
-        REFUSED(r.b->copy_blocks(r.state, NULL, 1, pairs, 1, NULL), FOLIO_ERR_ARGUMENT,
-                "kv_caches is NULL");
-        REFUSED(r.b->copy_blocks(r.state, r.kv, -1, pairs, 1, NULL), FOLIO_ERR_ARGUMENT,
-                "num_caches is outside [0, 2147483647]");
-        REFUSED(r.b->copy_blocks(r.state, r.kv, INT64_MAX, pairs, 1, NULL), FOLIO_ERR_ARGUMENT,
-                "num_caches is outside [0, 2147483647]");
-        REFUSED(r.b->copy_blocks(NULL, r.kv, 1, pairs, 1, NULL), FOLIO_ERR_ARGUMENT, "NULL");
-        folio_vllm06_kv_cache uneven[2] = {r.kv[0], r.kv[1]};
-        const int64_t fresh[][2] = {{a, 12}};
-        uneven[1].num_blocks--;
-        REFUSED(r.b->copy_blocks(r.state, uneven, 2, fresh, 1, NULL), FOLIO_ERR_ARGUMENT,
-                "caches[1]");
-        uneven[1] = r.kv[1];
-        uneven[0].num_blocks--;
-        REFUSED(r.b->copy_blocks(r.state, uneven, 2, fresh, 1, NULL), FOLIO_ERR_ARGUMENT,
-                "caches[1]");
-        uneven[0] = r.kv[0];
-        copy_other_sizes(&r, a);
-        uneven[1].data = NULL; /* the first cache stays as it is, too */
-        REFUSED(r.b->copy_blocks(r.state, uneven, 2, fresh, 1, NULL), FOLIO_ERR_ARGUMENT, "NULL");
-        uneven[1] = r.kv[1];
-        uneven[1].dtype = (folio_dtype)99;
-        REFUSED(r.b->copy_blocks(r.state, uneven, 2, fresh, 1, NULL), FOLIO_ERR_ARGUMENT, "dtype");
-        CHECK_OK(r.b->copy_blocks(r.state, NULL, 0, pairs, 1, NULL));
-        v06_check_images(&r);
-    }
-    v06_close(&r);
+    after_a_step(original, compute, copy_in_both);
 }
 
 /* Blocks of 24 tokens, which no partition of 512 keys is a multiple of, in a step that is said to have long decodes. */
@@ -400,10 +323,8 @@ void v06_same_supported_sizes(const char *original, const char *compute)
     static const int32_t of_ipex[] = {32, 64, 80, 96, 112, 128, 256}; /* IPEX's own operators */
     bool own = strcmp(original, "torch-sdpa-ipex") == 0;
     const folio_vllm06_backend *b = folio_vllm06_backend_find(original);
-    int32_t num_listed = 0, num_blocks = 0;
-    const int32_t *listed = b->get_supported_head_sizes(&num_listed);
-    const int32_t *blocks = b->get_supported_block_sizes(&num_blocks);
-    CHECK(listed == b->get_supported_head_sizes(NULL));
+    int32_t num_listed = b->num_supported_head_sizes, num_blocks = b->num_supported_block_sizes;
+    const int32_t *listed = b->supported_head_sizes, *blocks = b->supported_block_sizes;
     CHECK_INT(num_listed, own ? COUNT_OF(of_ipex) : LISTED);
     CHECK(memcmp(listed, own ? of_ipex : sizes, (size_t)num_listed * sizeof *sizes) == 0);
     CHECK_INT(num_blocks, 3);

@@ -231,7 +231,7 @@ static void pad_over_block_0(v06 *r, folio_vllm06_builder *builder)
     CHECK_OK(folio_vllm06_builder_pad(builder, 1));
     if (!build_added(r, builder)) return;
     folio_vllm06_forward_args a = v06_args(r, FOLIO_ATTENTION_DECODER);
-    CHECK_OK(r->b->forward(r->impl, &a, NULL));
+    CHECK_OK(folio_vllm06_forward(r->impl, &a, NULL));
     memcpy(row, r->out.data, sizeof row);
     if (v06_step(r, decode, 1)) v06_run(r, FOLIO_ATTENTION_DECODER);
     for (int k = 0; k < COUNT_OF(row); k++) CHECK(fabs(v06_out(r, 0, k) - (double)row[k]) <= 1e-5);
@@ -281,7 +281,7 @@ static void pad_with_encoders(v06 *r, folio_vllm06_builder *builder)
     }
     r->no_key = true;
     folio_vllm06_forward_args a = v06_args(r, FOLIO_ATTENTION_ENCODER_DECODER);
-    CHECK_OK(r->b->forward(r->impl, &a, NULL));
+    CHECK_OK(folio_vllm06_forward(r->impl, &a, NULL));
     memcpy(rows, r->out.data, sizeof rows);
     if (v06_step(r, decodes, 2)) v06_run(r, FOLIO_ATTENTION_ENCODER_DECODER);
     for (int k = 0; k < COUNT_OF(rows); k++)
@@ -421,7 +421,7 @@ void v06_same_builder_pad(const char *original, const char *compute)
         for (int k = 10; k < 20; k++) CHECK_INT(f->block_tables[k], 0);
         static float rows[2 * 4 * 32];
         folio_vllm06_forward_args a = v06_args(&r, FOLIO_ATTENTION_DECODER);
-        CHECK_OK(r.b->forward(r.impl, &a, NULL));
+        CHECK_OK(folio_vllm06_forward(r.impl, &a, NULL));
         memcpy(rows, r.out.data, sizeof rows);
         if (v06_step(&r, decodes, 2))
             v06_run(&r, FOLIO_ATTENTION_DECODER); /* the same rows and slots */

@@ -100,71 +100,93 @@ void v06_same_init_errors(const char *original, const char *compute)
     folio_vllm06_impl_desc d = r.d;
     if (v06_open(&r)) {
         d.blocksparse_params = &d;
-        REFUSED(r.b->make_impl(r.state, &d, &impl), FOLIO_ERR_UNSUPPORTED, "block-sparse");
+        REFUSED(folio_vllm06_make_impl(r.state, r.b, &d, &impl), FOLIO_ERR_UNSUPPORTED,
+                "block-sparse");
         CHECK(impl == NULL);
         d = r.d;
         d.num_kv_heads = 3;
-        REFUSED(r.b->make_impl(r.state, &d, &impl), FOLIO_ERR_ARGUMENT, "3");
+        REFUSED(folio_vllm06_make_impl(r.state, r.b, &d, &impl), FOLIO_ERR_ARGUMENT, "3");
         static const float bad_slopes[][4] = {
             {NAN, 1, 1, 1}, {1, 1, -INFINITY, 1}, {1, 1, 1, INFINITY}};
         static const char *const which[] = {"slopes[0]", "slopes[2]", "slopes[3]"};
         for (int i = 0; i < COUNT_OF(bad_slopes); i++) {
             d = r.d;
             d.alibi_slopes = bad_slopes[i];
-            REFUSED(r.b->make_impl(r.state, &d, &impl), FOLIO_ERR_ARGUMENT, which[i]);
+            REFUSED(folio_vllm06_make_impl(r.state, r.b, &d, &impl), FOLIO_ERR_ARGUMENT, which[i]);
         }
         d = r.d;
         d.num_heads = -4;
-        REFUSED(r.b->make_impl(r.state, &d, &impl), FOLIO_ERR_ARGUMENT, "num_heads|-4");
+        REFUSED(folio_vllm06_make_impl(r.state, r.b, &d, &impl), FOLIO_ERR_ARGUMENT,
+                "num_heads|-4");
         d = r.d;
         d.num_kv_heads = -1;
-        REFUSED(r.b->make_impl(r.state, &d, &impl), FOLIO_ERR_ARGUMENT, "num_kv_heads is -1");
+        REFUSED(folio_vllm06_make_impl(r.state, r.b, &d, &impl), FOLIO_ERR_ARGUMENT,
+                "num_kv_heads is -1");
         static const char *const no_names[] = {"fp7", "fp8_e3m4", "fp8_e4m3fn", "FP8", "f32", ""};
         for (int i = 0; i < COUNT_OF(no_names); i++) {
             d = r.d;
             d.kv_cache_dtype = no_names[i];
-            REFUSED(r.b->make_impl(r.state, &d, &impl), FOLIO_ERR_ARGUMENT, "kv_cache_dtype");
+            REFUSED(folio_vllm06_make_impl(r.state, r.b, &d, &impl), FOLIO_ERR_ARGUMENT,
+                    "kv_cache_dtype");
             CHECK(impl == NULL);
+        }
+        bool packs = r.b->layout == FOLIO_LAYOUT_XPACKED;
+        static const char *const fp8[] = {"fp8", "fp8_e4m3", "fp8_e5m2"};
+        for (int i = 0; i < COUNT_OF(fp8); i++) { /* in packs of 16 */
+            d = r.d;
+            d.head_size = 120;
+            d.kv_cache_dtype = fp8[i];
+            if (packs)
+                REFUSED(folio_vllm06_make_impl(r.state, r.b, &d, &impl), FOLIO_ERR_ARGUMENT,
+                        "packs of 16; k_head_size 120 is not a multiple");
+            else CHECK_OK(folio_vllm06_make_impl(r.state, r.b, &d, &impl));
+            folio_vllm06_impl_destroy(impl);
+            impl = NULL;
         }
         d = r.d;
         d.sliding_window = -1;
-        REFUSED(r.b->make_impl(r.state, &d, &impl), FOLIO_ERR_ARGUMENT, "sliding_window");
+        REFUSED(folio_vllm06_make_impl(r.state, r.b, &d, &impl), FOLIO_ERR_ARGUMENT,
+                "sliding_window");
         static const float no_caps[] = {-1.0f, NAN, INFINITY},
                            no_scales[] = {NAN, INFINITY, -INFINITY};
         for (int i = 0; i < COUNT_OF(no_caps); i++) {
             d = r.d;
             d.logits_soft_cap = no_caps[i];
-            REFUSED(r.b->make_impl(r.state, &d, &impl), FOLIO_ERR_ARGUMENT, "soft_cap is");
+            REFUSED(folio_vllm06_make_impl(r.state, r.b, &d, &impl), FOLIO_ERR_ARGUMENT,
+                    "soft_cap is");
         }
         for (int i = 0; i < COUNT_OF(no_scales); i++) {
             d = r.d;
             d.scale = no_scales[i];
-            REFUSED(r.b->make_impl(r.state, &d, &impl), FOLIO_ERR_ARGUMENT, "scale is");
+            REFUSED(folio_vllm06_make_impl(r.state, r.b, &d, &impl), FOLIO_ERR_ARGUMENT,
+                    "scale is");
         }
         d = r.d;
         d.compat = 2;
-        REFUSED(r.b->make_impl(r.state, &d, &impl), FOLIO_ERR_ARGUMENT, "compat is 2");
+        REFUSED(folio_vllm06_make_impl(r.state, r.b, &d, &impl), FOLIO_ERR_ARGUMENT, "compat is 2");
         d.compat = -1;
-        REFUSED(r.b->make_impl(r.state, &d, &impl), FOLIO_ERR_ARGUMENT, "compat is -1");
+        REFUSED(folio_vllm06_make_impl(r.state, r.b, &d, &impl), FOLIO_ERR_ARGUMENT,
+                "compat is -1");
         static const int no_dtypes[] = {0, 99, FOLIO_F64, FOLIO_FP8_E4M3, FOLIO_FP8_E5M2};
         for (int i = 0; i < COUNT_OF(no_dtypes); i++) {
             d = r.d;
             d.dtype = (folio_dtype)no_dtypes[i];
-            REFUSED(r.b->make_impl(r.state, &d, &impl), FOLIO_ERR_ARGUMENT, "dtype");
+            REFUSED(folio_vllm06_make_impl(r.state, r.b, &d, &impl), FOLIO_ERR_ARGUMENT, "dtype");
         }
         d = r.d;
         static const int32_t no_sizes[] = {0, -8, 4, 36, 572};
         for (int i = 0; i < COUNT_OF(no_sizes); i++) {
             d.head_size = no_sizes[i];
-            REFUSED(r.b->make_impl(r.state, &d, &impl), FOLIO_ERR_ARGUMENT, "head_size");
+            REFUSED(folio_vllm06_make_impl(r.state, r.b, &d, &impl), FOLIO_ERR_ARGUMENT,
+                    "head_size");
         }
         d.head_size = 584;
-        REFUSED(r.b->make_impl(r.state, &d, &impl), FOLIO_ERR_UNSUPPORTED, "584|576");
+        REFUSED(folio_vllm06_make_impl(r.state, r.b, &d, &impl), FOLIO_ERR_UNSUPPORTED, "584|576");
         d.struct_size = 0;
-        REFUSED(r.b->make_impl(r.state, &d, &impl), FOLIO_ERR_ARGUMENT, "struct_size");
-        REFUSED(r.b->make_impl(r.state, NULL, &impl), FOLIO_ERR_ARGUMENT, "NULL");
-        REFUSED(r.b->make_impl(NULL, &r.d, &impl), FOLIO_ERR_ARGUMENT, "state");
-        REFUSED(r.b->make_impl(r.state, &r.d, NULL), FOLIO_ERR_ARGUMENT, "out");
+        REFUSED(folio_vllm06_make_impl(r.state, r.b, &d, &impl), FOLIO_ERR_ARGUMENT, "struct_size");
+        REFUSED(folio_vllm06_make_impl(r.state, r.b, NULL, &impl), FOLIO_ERR_ARGUMENT, "NULL");
+        REFUSED(folio_vllm06_make_impl(NULL, r.b, &r.d, &impl), FOLIO_ERR_ARGUMENT, "state");
+        REFUSED(folio_vllm06_make_impl(r.state, r.b, &r.d, NULL), FOLIO_ERR_ARGUMENT, "out");
         CHECK(impl == NULL);
         folio_vllm06_state *state = NOWHERE;
         REFUSED(folio_vllm06_state_create("no-such", NULL, &state), ANY_REFUSAL, "no-such");
@@ -180,7 +202,7 @@ void v06_same_init_errors(const char *original, const char *compute)
         folio_vllm06_metadata *m = NOWHERE;                                                        \
         v06_fields(r, seqs, COUNT_OF(seqs));                                                       \
         change;                                                                                    \
-        REFUSED(r->b->make_metadata(r->state, &r->f, &m), FOLIO_ERR_ARGUMENT, words);              \
+        REFUSED(folio_vllm06_make_metadata(r->state, r->b, &r->f, &m), FOLIO_ERR_ARGUMENT, words); \
         CHECK(m == NULL);                                                                          \
     } while (0)
 
@@ -194,9 +216,14 @@ static void bad_counts(v06 *r)
     BAD_FIELDS(encoded_prompts, r->f.num_prefill_tokens = 14, "15 tokens|14");
     BAD_FIELDS(encoded_prompts, r->f.num_prefill_tokens = 16, "15 tokens|16");
     BAD_FIELDS(encoded_mixed, r->f.is_prompt = 1, "is_prompt is set, yet 1 sequences are decodes");
-    BAD_FIELDS(encoded_prompts, r->f.block_tables_stride = -1, "stride is negative");
-    BAD_FIELDS(encoded_prompts, r->f.cross_block_tables_stride = -1, "stride is negative");
-    BAD_FIELDS(encoded_prompts, r->f.prefill_block_tables_stride = -1, "stride is negative");
+    BAD_FIELDS(encoded_prompts, r->f.block_tables_stride = -1, "stride is -1");
+    BAD_FIELDS(encoded_prompts, r->f.cross_block_tables_stride = -1, "stride is -1");
+    BAD_FIELDS(encoded_prompts, r->f.prefill_block_tables_stride = -1, "stride is -1");
+    BAD_FIELDS(encoded_prompts, r->f.block_tables_stride = 0, "2 rows|block_tables_stride is 0");
+    BAD_FIELDS(encoded_prompts, r->f.cross_block_tables_stride = 0,
+               "cross_block_tables_stride is 0");
+    BAD_FIELDS(encoded_prompts, r->f.prefill_block_tables = r->tables,
+               "prefill_block_tables_stride is 0");
     BAD_FIELDS(encoded_prompts, r->f.block_tables_stride = INT64_MAX,
                "block_tables_stride 9223372036854775807");
     BAD_FIELDS(encoded_prompts, r->f.cross_block_tables_stride = (int64_t)1 << 62,
@@ -315,11 +342,12 @@ void v06_same_metadata_errors(const char *original, const char *compute)
             CHECK(f->max_decode_seq_len == 98 && f->max_encoder_seq_len == 99);
             CHECK(f->max_seqlen == 99 && f->max_kv_len == 99 && f->max_decode_query_len == 99);
         }
-        REFUSED(r.b->make_metadata(NULL, &r.f, &m), FOLIO_ERR_ARGUMENT, "state");
-        REFUSED(r.b->make_metadata(r.state, NULL, &m), FOLIO_ERR_ARGUMENT, "NULL");
-        REFUSED(r.b->make_metadata(r.state, &r.f, NULL), FOLIO_ERR_ARGUMENT, "out");
+        REFUSED(folio_vllm06_make_metadata(NULL, r.b, &r.f, &m), FOLIO_ERR_ARGUMENT, "state");
+        REFUSED(folio_vllm06_make_metadata(r.state, r.b, NULL, &m), FOLIO_ERR_ARGUMENT, "NULL");
+        REFUSED(folio_vllm06_make_metadata(r.state, r.b, &r.f, NULL), FOLIO_ERR_ARGUMENT, "out");
         r.f.struct_size = 0;
-        REFUSED(r.b->make_metadata(r.state, &r.f, &m), FOLIO_ERR_ARGUMENT, "struct_size");
+        REFUSED(folio_vllm06_make_metadata(r.state, r.b, &r.f, &m), FOLIO_ERR_ARGUMENT,
+                "struct_size");
         CHECK(m == NULL);
     }
     v06_close(&r);
@@ -637,7 +665,8 @@ void v06_same_is_prompt(const char *original, const char *compute)
         for (int first = 0; first < 2; first++) {
             v06_fields(&r, step + first, 2 - first);
             r.f.is_prompt = 1;
-            REFUSED(r.b->make_metadata(r.state, &r.f, &m), FOLIO_ERR_ARGUMENT, "is_prompt");
+            REFUSED(folio_vllm06_make_metadata(r.state, r.b, &r.f, &m), FOLIO_ERR_ARGUMENT,
+                    "is_prompt");
             CHECK(m == NULL);
         }
     }
@@ -791,7 +820,7 @@ void v06_same_no_encoder(const char *original, const char *compute)
         CHECK(folio_vllm06_is_all_cross_attn_metadata_set(r.m));
         r.no_key = i < 4;
         folio_vllm06_forward_args a = v06_args(&r, FOLIO_ATTENTION_ENCODER_DECODER);
-        CHECK_OK(r.b->forward(r.impl, &a, NULL));
+        CHECK_OK(folio_vllm06_forward(r.impl, &a, NULL));
         for (int64_t k = 0; k < r.out_rows * v06_width(&r); k++) CHECK(v06_out(&r, 0, k) == 0.0);
         v06_check_images(&r);
         r.f.cross_block_tables = NULL; /* rows that are missing are no empty tensor */

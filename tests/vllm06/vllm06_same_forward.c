@@ -111,7 +111,7 @@ void v06_same_use_cuda_graph(const char *original, const char *compute)
         r.slots[3] = v06_slot(&r, 5, 2, false); /* left from a step before: not written */
         if (v06_remake(&r)) {
             folio_vllm06_forward_args a = v06_args(&r, FOLIO_ATTENTION_DECODER);
-            CHECK_OK(r.b->forward(r.impl, &a, NULL));
+            CHECK_OK(folio_vllm06_forward(r.impl, &a, NULL));
             v06_check_images(&r);
         }
         v06_fields(&r, padded + 2, 2); /* nothing but padding, each with a slot */
@@ -119,7 +119,7 @@ void v06_same_use_cuda_graph(const char *original, const char *compute)
         for (int i = 0; i < 2; i++) r.slots[i] = v06_slot(&r, 4 + i, 2, false);
         if (v06_remake(&r)) {
             folio_vllm06_forward_args a = v06_args(&r, FOLIO_ATTENTION_DECODER);
-            CHECK_OK(r.b->forward(r.impl, &a, NULL));
+            CHECK_OK(folio_vllm06_forward(r.impl, &a, NULL));
             v06_check_images(&r);
         }
         /* behind a prompt of another length */
@@ -130,7 +130,7 @@ void v06_same_use_cuda_graph(const char *original, const char *compute)
         r.slots[3] = v06_slot(&r, 4, 2, false);
         if (v06_remake(&r)) {
             folio_vllm06_forward_args a = v06_args(&r, FOLIO_ATTENTION_DECODER);
-            CHECK_OK(r.b->forward(r.impl, &a, NULL));
+            CHECK_OK(folio_vllm06_forward(r.impl, &a, NULL));
             v06_check_images(&r);
         }
         /* in cross attention too, whatever encoder it names */
@@ -207,7 +207,7 @@ void v06_same_k_scale_v_scale(const char *original, const char *compute)
         memcpy(rows.data, r.out.data, rows.bytes);
         folio_vllm06_forward_args a = v06_args(&r, FOLIO_ATTENTION_DECODER);
         a.k_scale = a.v_scale = 0.5f;
-        CHECK_OK(r.b->forward(r.impl, &a, NULL));
+        CHECK_OK(folio_vllm06_forward(r.impl, &a, NULL));
         CHECK(memcmp(rows.data, r.out.data, rows.bytes) == 0);
         v06_check_images(&r);
         support_buffer_free(&rows);
@@ -294,7 +294,7 @@ void v06_same_fused_qkv(const char *original, const char *compute)
                 tensors[t]->data = fused + at;
                 tensors[t]->token_stride = width;
             }
-            CHECK_OK(r.b->forward(r.impl, &a, NULL));
+            CHECK_OK(folio_vllm06_forward(r.impl, &a, NULL));
             for (int64_t k = 0; k < n; k++)
                 CHECK(fabs(v06_out(&r, 0, k) - apart[k]) <= 2e-6 * largest);
             v06_check_images(&r);
@@ -384,11 +384,11 @@ void v06_same_make_biases(const char *original, const char *compute)
     enum { HEADS = 2, N = 300 }; /* bf16 holds no odd number above 256 */
     static const int64_t windows[] = {0, 1, 7, N - 1, N, N + 1};
     static float bias[HEADS * N * N + 1];
-    const folio_vllm06_backend *b = folio_vllm06_backend_find(original);
+    (void)original;
     const float slopes[HEADS] = {0.7f, 0.1f}; /* nor f16 these times a distance */
     int64_t wrong = 0;
     bias[HEADS * N * N] = 77.0f;
-    CHECK_OK(b->make_alibi_bias(slopes, HEADS, N, bias));
+    CHECK_OK(folio_vllm06_make_alibi_bias(slopes, HEADS, N, bias));
     for (int h = 0; h < HEADS; h++)
         for (int i = 0; i < N; i++)
             for (int j = 0; j < N; j++)
@@ -397,7 +397,7 @@ void v06_same_make_biases(const char *original, const char *compute)
     CHECK(bias[HEADS * N * N] == 77.0f);
     for (int k = 0; k < COUNT_OF(windows); k++) {
         bias[N * N] = 77.0f;
-        CHECK_OK(b->make_sliding_window_bias(N, windows[k], bias));
+        CHECK_OK(folio_vllm06_make_sliding_window_bias(N, windows[k], bias));
         CHECK(bias[N * N] == 77.0f);
         for (int i = 0; i < N; i++)
             for (int j = 0; j < N; j++) {
@@ -406,13 +406,14 @@ void v06_same_make_biases(const char *original, const char *compute)
             }
     }
     CHECK_INT(wrong, 0);
-    REFUSED(b->make_alibi_bias(NULL, 1, 1, bias), FOLIO_ERR_ARGUMENT, "NULL");
-    REFUSED(b->make_alibi_bias(slopes, -1, 1, bias), FOLIO_ERR_ARGUMENT, "-1");
-    REFUSED(b->make_alibi_bias(slopes, 1, -1, bias), FOLIO_ERR_ARGUMENT, "seq_len -1");
-    REFUSED(b->make_alibi_bias(slopes, 1, 1, NULL), FOLIO_ERR_ARGUMENT, "NULL");
-    REFUSED(b->make_sliding_window_bias(-1, 1, bias), FOLIO_ERR_ARGUMENT, "seq_len is -1");
-    REFUSED(b->make_sliding_window_bias(1, -2, bias), FOLIO_ERR_ARGUMENT, "-2");
-    REFUSED(b->make_sliding_window_bias(1, 1, NULL), FOLIO_ERR_ARGUMENT, "NULL");
+    REFUSED(folio_vllm06_make_alibi_bias(NULL, 1, 1, bias), FOLIO_ERR_ARGUMENT, "NULL");
+    REFUSED(folio_vllm06_make_alibi_bias(slopes, -1, 1, bias), FOLIO_ERR_ARGUMENT, "-1");
+    REFUSED(folio_vllm06_make_alibi_bias(slopes, 1, -1, bias), FOLIO_ERR_ARGUMENT, "seq_len -1");
+    REFUSED(folio_vllm06_make_alibi_bias(slopes, 1, 1, NULL), FOLIO_ERR_ARGUMENT, "NULL");
+    REFUSED(folio_vllm06_make_sliding_window_bias(-1, 1, bias), FOLIO_ERR_ARGUMENT,
+            "seq_len is -1");
+    REFUSED(folio_vllm06_make_sliding_window_bias(1, -2, bias), FOLIO_ERR_ARGUMENT, "-2");
+    REFUSED(folio_vllm06_make_sliding_window_bias(1, 1, NULL), FOLIO_ERR_ARGUMENT, "NULL");
 }
 
 /* Biases of the two prompts, with alibi (all heads) or a window (one for all heads). */
@@ -422,8 +423,8 @@ static void make_biases(const v06 *r, int64_t window, folio_vllm06_bias biases[2
         int64_t n = two_prompts[i].seq_len, heads = window > 0 ? 1 : r->d.num_heads;
         float *data = malloc((size_t)(heads * n * n) * sizeof *data);
         if (data == NULL) abort();
-        if (window > 0) CHECK_OK(r->b->make_sliding_window_bias(n, window, data));
-        else CHECK_OK(r->b->make_alibi_bias(r->slopes, heads, n, data));
+        if (window > 0) CHECK_OK(folio_vllm06_make_sliding_window_bias(n, window, data));
+        else CHECK_OK(folio_vllm06_make_alibi_bias(r->slopes, heads, n, data));
         biases[i] = (folio_vllm06_bias){data, heads, n, n};
     }
 }

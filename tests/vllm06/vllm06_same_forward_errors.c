@@ -272,7 +272,7 @@ static void output_is_query(v06 *r, folio_attention_type type)
     memcpy(apart.data, r->out.data, r->out.bytes);
     folio_vllm06_forward_args a = v06_args(r, type);
     a.output = a.query;
-    CHECK_OK(r->b->forward(r->impl, &a, NULL));
+    CHECK_OK(folio_vllm06_forward(r->impl, &a, NULL));
     CHECK(memcmp(r->q, apart.data, apart.bytes) == 0);
     support_buffer_free(&apart);
 }
@@ -283,9 +283,9 @@ static void inputs_in_the_cache(v06 *r, folio_attention_type type)
     for (int i = 0; i < 3; i++) {
         folio_vllm06_forward_args a = v06_args(r, type);
         folio_tensor *inputs[] = {&a.query, &a.key, &a.value};
-        inputs[i]->data = r->kv[0].data;
+        inputs[i]->data = r->kv[0].key_cache;
         CHECK(a.kv_cache == &r->kv[0]);
-        CHECK_OK(r->b->forward(r->impl, &a, NULL));
+        CHECK_OK(folio_vllm06_forward(r->impl, &a, NULL));
         v06_check_images(r);
     }
 }
@@ -300,7 +300,7 @@ static void bad_pairs(v06 *r, folio_attention_type type)
         folio_vllm06_forward_args a = v06_args(r, type);
         folio_tensor *tensors[] = {&a.query, &a.key, &a.value, &a.output};
         if (i < 3) a.output.data = (float *)tensors[i]->data + 1;
-        else tensors[i - 3]->data = a.kv_cache->data;
+        else tensors[i - 3]->data = a.kv_cache->key_cache;
         snprintf(words, sizeof words, "%s and %s share memory",
                  i == 6 || i < 3 ? "output" : "kv_cache", i == 6 ? "kv_cache" : names[i % 3]);
         V06_REFUSED(r, &a, FOLIO_ERR_ARGUMENT, words);
@@ -325,16 +325,15 @@ static void bad_overlaps(v06 *rig)
             "output and query share memory"); /* they begin alike */
         BAD(a.output.data = a.key.data, "output and key share memory");
         BAD(a.output.data = a.value.data, "output and value share memory");
-        BAD(a.output.data = kv.data, "output and kv_cache share memory");
-        BAD(a.query.data = kv.data, "kv_cache and query share memory");
-        BAD(a.key.data = kv.data, "kv_cache and key share memory");
-        BAD(a.value.data = (float *)kv.data + kv.num_blocks * kv.block_elements,
-            "kv_cache and value share memory");
+        BAD(a.output.data = kv.key_cache, "output and kv_cache share memory");
+        BAD(a.query.data = kv.key_cache, "kv_cache and query share memory");
+        BAD(a.key.data = kv.key_cache, "kv_cache and key share memory");
+        BAD(a.value.data = (char *)kv.key_cache + kv.bytes / 2, "kv_cache and value share memory");
         CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_ATTENTION_DECODER, biases));
         output_is_query(&r, FOLIO_ATTENTION_DECODER);
         bad_later_rows(&r, 13);
     }
-    if (strcmp(r.b->get_name(), "xformers") == 0 && v06_step(&r, mixed, 3)) {
+    if (strcmp(r.b->name, "xformers") == 0 && v06_step(&r, mixed, 3)) {
         output_is_query(&r, FOLIO_ATTENTION_DECODER);
         bad_later_rows(&r, 4);
     }
@@ -366,7 +365,7 @@ static void bad_slots(v06 *rig)
     r.slots[0] = -1; /* its own key is missing, then */
     if (v06_remake(&r)) {
         folio_vllm06_forward_args a = v06_args(&r, FOLIO_ATTENTION_DECODER);
-        CHECK_OK(r.b->forward(r.impl, &a, NULL));
+        CHECK_OK(folio_vllm06_forward(r.impl, &a, NULL));
         v06_check_images(&r);
     }
     for (int i = 0; i < 3; i++) {
@@ -491,16 +490,19 @@ void v06_same_forward_errors(const char *original, const char *compute)
         BAD(a.v_scale = INFINITY, "v_scale is inf");
         BAD(a.v_scale = NAN, "v_scale is");
         BAD(a.struct_size = 0, "struct_size");
-        BAD(kv.data = NULL, "data is NULL");
+        BAD(kv.key_cache = NULL, "kv_cache: key_cache is NULL");
         BAD(kv.dtype = FOLIO_F16, "f16");
         BAD(kv.dtype = FOLIO_FP8_E4M3, "kv_cache is fp8_e4m3, the layer's kv_cache_dtype is f32");
-        BAD(kv.block_elements += 1, "block_elements");
-        BAD(kv.block_elements *= 1024, "blocks of 8192 tokens");
-        BAD(kv.num_blocks = 0, "num_blocks");
+        BAD(kv.num_kv_heads /= 2, "kv_cache has 1 kv heads x 32, the layer 2 x 32");
+        BAD(kv.head_size /= 2, "kv_cache has 2 kv heads x 16, the layer 2 x 32");
+        BAD(kv.block_size *= 1024, "bytes is");
+        BAD(kv.num_blocks = 0, "kv_cache: 0 blocks");
+        BAD(kv.bytes--, "K and V in one allocation; bytes is");
+        BAD(kv.num_blocks *= 4, "K and V in one allocation; bytes is"); /* bytes for elements */
         BAD(kv.num_blocks = 3, "");
-        REFUSED(r.b->forward(NULL, &(folio_vllm06_forward_args){.struct_size = 8}, NULL),
+        REFUSED(folio_vllm06_forward(NULL, &(folio_vllm06_forward_args){.struct_size = 8}, NULL),
                 FOLIO_ERR_ARGUMENT, "impl");
-        REFUSED(r.b->forward(r.impl, NULL, NULL), FOLIO_ERR_ARGUMENT, "NULL");
+        REFUSED(folio_vllm06_forward(r.impl, NULL, NULL), FOLIO_ERR_ARGUMENT, "NULL");
         bad_slots(&r);
         bad_biases(&r);
         bad_biases_of_types(&r);

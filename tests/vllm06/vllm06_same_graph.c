@@ -45,7 +45,7 @@ static folio_vllm06_metadata *padded_step(v06 *r, const v06_seq *seqs, int num, 
     for (int i = real; i < num; i++) r->slots[i] = -1;
     r->f.use_cuda_graph = 1;
     *(real % 2 ? &r->f.seq_lens : &r->f.seq_lens_tensor) = NULL; /* either is enough */
-    CHECK_OK(r->b->make_metadata(r->state, &r->f, &step));
+    CHECK_OK(folio_vllm06_make_metadata(r->state, r->b, &r->f, &step));
     CHECK(step != NULL);
     return step;
 }
@@ -152,7 +152,7 @@ static void another_graph(v06 *r, const folio_vllm06_graph_input_buffers *b)
         folio_vllm06_metadata *step = NULL;
         v06_fields(r, i ? two : first_step, 2);
         *(i ? &r->f.seq_lens_tensor : &r->f.seq_lens) = NULL;
-        CHECK_OK(r->b->make_metadata(r->state, &r->f, &step));
+        CHECK_OK(folio_vllm06_make_metadata(r->state, r->b, &r->f, &step));
         CHECK_OK(folio_vllm06_prepare_graph_input_buffers(r->state, &own, step, 0));
         for (int k = 0; k < 2; k++) CHECK_INT(own.seq_lens_tensor[k], r->lens[k]);
         folio_vllm06_metadata_destroy(step);
@@ -185,7 +185,7 @@ static void one_column(v06 *r, const folio_vllm06_graph_input_buffers *b)
     v06_fields(r, third_step, BATCH);
     for (int i = 0; i < BATCH; i++) r->tables[i] = 5 + i;
     r->f.block_tables_stride = 1;
-    CHECK_OK(r->b->make_metadata(r->state, &r->f, &step));
+    CHECK_OK(folio_vllm06_make_metadata(r->state, r->b, &r->f, &step));
     dirty(b->block_tables, b->block_tables_stride);
     CHECK_OK(folio_vllm06_prepare_graph_input_buffers(r->state, b, step, 0));
     check_zeros_past(b->block_tables, b->block_tables_stride, 1);
@@ -222,9 +222,9 @@ void v06_same_graph_capture(const char *original, const char *compute)
             folio_vllm06_impl *windowed = NULL;
             folio_vllm06_impl_desc d = r.d;
             d.sliding_window = WINDOW;
-            CHECK_OK(r.b->make_impl(r.state, &d, &windowed));
-            CHECK_OK(r.b->forward(r.impl, &a, NULL)); /* the warm-up: it stores nothing */
-            CHECK_OK(r.b->forward(windowed, &a, NULL));
+            CHECK_OK(folio_vllm06_make_impl(r.state, r.b, &d, &windowed));
+            CHECK_OK(folio_vllm06_forward(r.impl, &a, NULL)); /* the warm-up: it stores nothing */
+            CHECK_OK(folio_vllm06_forward(windowed, &a, NULL));
             v06_check_images(&r);
             replay_both(&r, &b, first_step, 2, windowed);
             dirty(b.block_tables, b.block_tables_stride);
@@ -286,7 +286,7 @@ static void tensor_of_encoder_lens(v06 *r, const folio_vllm06_graph_input_buffer
     v06_narrow_cross(r, 4);
     r->f.encoder_seq_lens = NULL;
     r->f.num_encoder_tokens = 0;
-    CHECK_OK(r->b->make_metadata(r->state, &r->f, &step));
+    CHECK_OK(folio_vllm06_make_metadata(r->state, r->b, &r->f, &step));
     CHECK_OK(folio_vllm06_prepare_graph_input_buffers(r->state, b, step, 1));
     for (int i = 0; i < BATCH; i++)
         CHECK_INT(b->encoder_seq_lens_tensor[i], first_step[i].encoder_len);
@@ -301,7 +301,7 @@ static void step_without_encoders(v06 *r, const folio_vllm06_graph_input_buffers
     for (int again = 0; again < 2; again++) {
         CHECK_OK(folio_vllm06_begin_forward(r->state, r->m, NULL));
         folio_vllm06_forward_args a = v06_args(r, FOLIO_ATTENTION_ENCODER_DECODER);
-        CHECK_OK(r->b->forward(r->impl, &a, NULL));
+        CHECK_OK(folio_vllm06_forward(r->impl, &a, NULL));
         for (int64_t k = 0; k < r->out_rows * v06_width(r); k++) CHECK(v06_out(r, 0, k) == 0.0);
     }
     r->no_key = false;
@@ -394,7 +394,7 @@ void v06_same_graph_clone(const char *original, const char *compute)
         replay(&r, &b, first_step, 2, 0);
         folio_vllm06_impl_destroy(r.impl); /* a layer of the clone's runs the graph too */
         r.impl = NULL;
-        CHECK_OK(r.b->make_impl(clone, &r.d, &r.impl));
+        CHECK_OK(folio_vllm06_make_impl(clone, r.b, &r.d, &r.impl));
         replay(&r, &b, second_step, 3, 0);
     }
     v06_close(&r);
@@ -513,7 +513,7 @@ static void bad_encoder_buffers(v06 *r)
         if (i == 3) r->f.encoder_seq_lens_tensor = NULL;
         if (i == 4) r->f.cross_block_tables = NULL;
         if (i == 5) r->f.block_tables = NULL;
-        CHECK_OK(r->b->make_metadata(r->state, &r->f, &step));
+        CHECK_OK(folio_vllm06_make_metadata(r->state, r->b, &r->f, &step));
         REFUSED(folio_vllm06_prepare_graph_input_buffers(r->state, &other, step, 1),
                 FOLIO_ERR_ARGUMENT, words[i]);
         folio_vllm06_metadata_destroy(step);
@@ -564,7 +564,7 @@ static void bad_buffers(v06 *r, folio_vllm06_metadata *m)
     CHECK_OK(folio_vllm06_begin_forward(r->state, r->m, NULL)); /* no graph's: nothing to do */
     v06_fields(r, first_step, BATCH);
     r->f.slot_mapping = NULL;
-    CHECK_OK(r->b->make_metadata(r->state, &r->f, &step));
+    CHECK_OK(folio_vllm06_make_metadata(r->state, r->b, &r->f, &step));
     BAD_BUFFERS((void)0, 0, "slot_mapping or block_tables of the step is NULL");
     folio_vllm06_metadata_destroy(step);
     bad_encoder_buffers(r);
@@ -581,8 +581,8 @@ static void shared_slots(v06 *r, const folio_vllm06_graph_input_buffers *b,
     d.sliding_window = 4;
     CHECK(b->slot_mapping[2] == -1 && b->slot_mapping[3] == -1); /* padding */
     CHECK_OK(folio_vllm06_begin_forward(r->state, r->m, NULL));
-    CHECK_OK(r->b->make_impl(r->state, &d, &windowed));
-    CHECK_OK(r->b->forward(windowed, args, NULL));
+    CHECK_OK(folio_vllm06_make_impl(r->state, r->b, &d, &windowed));
+    CHECK_OK(folio_vllm06_forward(windowed, args, NULL));
     support_buffer_poison(&r->out);
     b->slot_mapping[0] = b->slot_mapping[1];
     REFUSED(folio_vllm06_begin_forward(r->state, r->m, NULL), FOLIO_ERR_ARGUMENT,
@@ -651,7 +651,7 @@ void v06_same_graph_errors(const char *original, const char *compute)
             shared_slots(&r, &b, &a);
             a = v06_args(&r, FOLIO_ATTENTION_DECODER);
             support_mark_error();
-            REFUSED(foreign.b->forward(foreign.impl, &a, NULL), FOLIO_ERR_ARGUMENT,
+            REFUSED(folio_vllm06_forward(foreign.impl, &a, NULL), FOLIO_ERR_ARGUMENT,
                     "another context");
             REFUSED(folio_vllm06_begin_forward(foreign.state, m, NULL), FOLIO_ERR_ARGUMENT,
                     "another context");

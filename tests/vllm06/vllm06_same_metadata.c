@@ -94,7 +94,7 @@ void v06_same_metadata_fields(const char *original, const char *compute)
         r.f.block_tables_stride = 3;
         r.f.max_decode_seq_len = 40; /* a hint larger than any length stays */
         r.f.use_cuda_graph = 1;
-        CHECK_OK(r.b->make_metadata(r.state, &r.f, &m));
+        CHECK_OK(folio_vllm06_make_metadata(r.state, r.b, &r.f, &m));
         check_fields(&r, m, 3, r.blocks_per_seq);
         check_maxima(m, 1, 0, 40, 28);
         folio_vllm06_metadata_destroy(m);
@@ -110,13 +110,13 @@ void v06_same_metadata_fields(const char *original, const char *compute)
         r.f.num_prefill_tokens = 0;
         r.f.query_start_loc = r.f.seq_start_loc = r.f.context_lens_tensor = NULL;
         r.f.seq_lens = NULL;
-        CHECK_OK(r.b->make_metadata(r.state, &r.f, &m));
+        CHECK_OK(folio_vllm06_make_metadata(r.state, r.b, &r.f, &m));
         CHECK_INT(folio_vllm06_metadata_get(m)->num_prefill_tokens, 21);
         CHECK(folio_vllm06_prefill_metadata(m) != NULL);
         folio_vllm06_metadata_destroy(m);
         v06_fields(&r, two_decodes, 2);
         r.f.seq_lens_tensor = NULL;
-        CHECK_OK(r.b->make_metadata(r.state, &r.f, &m));
+        CHECK_OK(folio_vllm06_make_metadata(r.state, r.b, &r.f, &m));
         check_maxima(m, 1, 0, 14, 0);
         CHECK(folio_vllm06_decode_metadata(m) != NULL);
         folio_vllm06_metadata_destroy(m);
@@ -126,7 +126,7 @@ void v06_same_metadata_fields(const char *original, const char *compute)
         for (int i = 0; i < 2 * COUNT_OF(kinds); i++) {
             v06_fields(&r, kinds[i / 2], 2);
             *(i % 2 == 0 ? &r.f.seq_lens : &r.f.seq_lens_tensor) = NULL;
-            CHECK_OK(r.b->make_metadata(r.state, &r.f, &m));
+            CHECK_OK(folio_vllm06_make_metadata(r.state, r.b, &r.f, &m));
             check_maxima(m, r.f.num_prefills > 0 ? longest[i / 2][0] : 1, longest[i / 2][0],
                          longest[i / 2][1], i / 2 == 2 ? 28 : 0);
             folio_vllm06_metadata_destroy(m);
@@ -134,19 +134,19 @@ void v06_same_metadata_fields(const char *original, const char *compute)
         v06_fields(&r, two_prompts, 2); /* chunked_prefill: prompts need only seq_lens */
         r.f.chunked_prefill = 1;
         r.f.seq_lens_tensor = r.f.block_tables = NULL;
-        CHECK_OK(r.b->make_metadata(r.state, &r.f, &m));
+        CHECK_OK(folio_vllm06_make_metadata(r.state, r.b, &r.f, &m));
         check_maxima(m, 13, 13, 0, 0);
         CHECK(same_i32(folio_vllm06_metadata_get(m)->query_start_loc, r.starts, 3));
         folio_vllm06_metadata_destroy(m);
         v06_fields(&r, two_decodes, 2); /* and decodes only seq_lens_tensor */
         r.f.chunked_prefill = 1;
         r.f.seq_lens = r.f.query_start_loc = NULL;
-        CHECK_OK(r.b->make_metadata(r.state, &r.f, &m));
+        CHECK_OK(folio_vllm06_make_metadata(r.state, r.b, &r.f, &m));
         check_maxima(m, 1, 0, 14, 0);
         folio_vllm06_metadata_destroy(m);
         v06_fields(&r, two_decodes, 2); /* from a caller with a shorter struct */
         r.f.struct_size = offsetof(folio_vllm06_metadata_fields, seqlen_q);
-        CHECK_OK(r.b->make_metadata(r.state, &r.f, &m));
+        CHECK_OK(folio_vllm06_make_metadata(r.state, r.b, &r.f, &m));
         CHECK_INT(folio_vllm06_metadata_get(m)->struct_size, sizeof r.f);
         check_maxima(m, 1, 0, 14, 0);
         folio_vllm06_metadata_destroy(m);
@@ -157,29 +157,29 @@ void v06_same_metadata_fields(const char *original, const char *compute)
             r.f.chunked_prefill = 1;
             if (i % 2 == 0) r.f.seq_lens = NULL;
             else r.f.seq_lens_tensor = NULL;
-            REFUSED(r.b->make_metadata(r.state, &r.f, &m), FOLIO_ERR_ARGUMENT,
+            REFUSED(folio_vllm06_make_metadata(r.state, r.b, &r.f, &m), FOLIO_ERR_ARGUMENT,
                     i % 2 == 0 ? "of the prompts, is NULL" : "of the decodes, is NULL");
         }
         v06_fields(&r, NULL, 0); /* an empty step */
         r.f.seq_lens = r.f.seq_lens_tensor = NULL;
-        CHECK_OK(r.b->make_metadata(r.state, &r.f, &m));
+        CHECK_OK(folio_vllm06_make_metadata(r.state, r.b, &r.f, &m));
         check_maxima(m, 0, 0, 0, 0);
         folio_vllm06_metadata_destroy(m);
         static const v06_seq nothing_new[] = {{0, true, 0, 6, 0}, {1, true, 8, 8, 0}};
         v06_fields(&r, nothing_new, 2);
-        CHECK_OK(r.b->make_metadata(r.state, &r.f, &m));
+        CHECK_OK(folio_vllm06_make_metadata(r.state, r.b, &r.f, &m));
         check_maxima(m, 8, 8, 0, 0);
         folio_vllm06_metadata_destroy(m);
         v06_fields(&r, two_prompts, 2); /* a stride of tables that are not given */
         r.f.prefill_block_tables_stride = 3;
-        CHECK_OK(r.b->make_metadata(r.state, &r.f, &m));
+        CHECK_OK(folio_vllm06_make_metadata(r.state, r.b, &r.f, &m));
         CHECK(folio_vllm06_metadata_get(m)->prefill_block_tables == NULL);
         folio_vllm06_metadata_destroy(m);
         /* fields by a caller who knows fewer of them */
         v06_fields(&r, two_prompts, 2);
         r.f.struct_size = offsetof(folio_vllm06_metadata_fields, max_decode_query_len);
         r.f.max_decode_query_len = r.f.max_seqlen = 99;
-        CHECK_OK(r.b->make_metadata(r.state, &r.f, &m));
+        CHECK_OK(folio_vllm06_make_metadata(r.state, r.b, &r.f, &m));
         CHECK_INT(folio_vllm06_metadata_get(m)->struct_size, sizeof r.f);
         CHECK_INT(folio_vllm06_metadata_get(m)->max_decode_query_len, 0);
         CHECK_INT(folio_vllm06_metadata_get(m)->max_seqlen, 13);
@@ -189,7 +189,7 @@ void v06_same_metadata_fields(const char *original, const char *compute)
         v06_fields(&r, longer, 2);
         r.f.max_query_len = r.f.max_prefill_seq_len = r.f.max_decode_seq_len = 1;
         r.f.max_encoder_seq_len = 1;
-        CHECK_OK(r.b->make_metadata(r.state, &r.f, &m));
+        CHECK_OK(folio_vllm06_make_metadata(r.state, r.b, &r.f, &m));
         check_maxima(m, 30, 30, 18, 20);
         folio_vllm06_metadata_destroy(m);
         v06_fields(&r, longer, 2); /* larger than any, and each another */
@@ -197,14 +197,14 @@ void v06_same_metadata_fields(const char *original, const char *compute)
         r.f.max_prefill_seq_len = 60;
         r.f.max_decode_seq_len = 70;
         r.f.max_encoder_seq_len = 80;
-        CHECK_OK(r.b->make_metadata(r.state, &r.f, &m));
+        CHECK_OK(folio_vllm06_make_metadata(r.state, r.b, &r.f, &m));
         check_maxima(m, 50, 60, 70, 80);
         folio_vllm06_metadata_destroy(m);
         /* of each kind the first is the longest */
         static const v06_seq falling[] = {
             {0, true, 9, 17, 20}, {1, true, 6, 6, 11}, {2, false, 1, 18, 5}, {3, false, 1, 7, 4}};
         v06_fields(&r, falling, 4);
-        CHECK_OK(r.b->make_metadata(r.state, &r.f, &m));
+        CHECK_OK(folio_vllm06_make_metadata(r.state, r.b, &r.f, &m));
         check_maxima(m, 9, 17, 18, 20);
         CHECK(folio_vllm06_metadata_get(m)->max_seqlen == 17);
         CHECK(folio_vllm06_metadata_get(m)->max_kv_len == 17);

@@ -32,7 +32,7 @@ static void ring_of_blocks(const char *original, const char *compute)
         }
         if (v06_remake(&r)) {
             folio_vllm06_forward_args a = v06_args(&r, FOLIO_ATTENTION_DECODER);
-            CHECK_OK(r.b->forward(r.impl, &a, NULL));
+            CHECK_OK(folio_vllm06_forward(r.impl, &a, NULL));
             memcpy(rows[ring], r.out.data, sizeof rows[ring]);
         }
         v06_close(&r);
@@ -328,7 +328,7 @@ void v06_same_bad_sums(const char *original, const char *compute)
 #define BAD_SUM(change, words)                                                                     \
     v06_fields(&r, with_encoders, 3);                                                              \
     change;                                                                                        \
-    REFUSED(r.b->make_metadata(r.state, &r.f, &m), FOLIO_ERR_ARGUMENT, words);                     \
+    REFUSED(folio_vllm06_make_metadata(r.state, r.b, &r.f, &m), FOLIO_ERR_ARGUMENT, words);        \
     CHECK(m == NULL)
         BAD_SUM(r.f.encoder_seq_start_loc = bad, "encoder_seq_start_loc[1] is 7|add up to 11");
         BAD_SUM((r.f.encoder_seq_start_loc = bad, r.f.encoder_seq_lens = NULL,
