@@ -203,7 +203,7 @@ static bool operate(const bench_ancestors *a, bench_ancestor which, const folio_
     const rig *r = a->r;
     const setting *s = &r->of;
     const folio_vllm06_kv_cache *cache = &a->caches[table[which].cache];
-    folio_vllm06_state *state = a->layers[0].state;
+    folio_vllm06_state *state = a->layers[which - BENCH_PAGED_V1].state; /* a plan for each */
     folio_vllm06_paged_attention_args args = FOLIO_WITH(
         folio_vllm06_paged_attention_args, .out = r->out, .query = r->q, .dtype = s->dtype,
         .num_heads = s->heads.heads, .num_seqs = s->what->seqs, .block_tables = a->tables,
@@ -262,6 +262,5 @@ static bool run_call(const void *state, const folio_run *run)
 bool bench_ancestors_run(const bench_ancestors *a, bench_ancestor which, double *seconds)
 {
     const call c = {a, which};
-    int64_t launches = bench_ancestor_stores(which); /* operators wait for their end */
-    return bench_rig_time(a->r, launches, run_call, &c, seconds);
+    return bench_rig_time(a->r, 1, run_call, &c, seconds);
 }

@@ -9,7 +9,7 @@
  * folio_vllm06_seq_len_block_table_args, because they hold what vLLM 0.6 returns, which is fixed.
  *
  *     backend   xformers, torch-sdpa or ipex: a description, found by name
- *     state     a compute backend with its threads; the plan that all layers of a step share
+ *     state     a compute backend with its threads; the plans that all layers of a step share
  *     metadata  one step: which sequences, how long, which blocks and slots
  *     impl      one attention layer; forward writes the cache and attends
  *
@@ -45,10 +45,9 @@
  * exp_sums, max_logits and tmp_out. Everything else is in host memory: fields, lengths, block
  * tables, slots, pairs, biases, a graph's buffers, an impl's alibi_slopes. Calls that compute or
  * move data take a folio_run; only its stream is used (run NULL: the default stream). These calls
- * return when their work is queued; paged_attention returns when it is done. folio_run_wait on the
- * context waits until the stream is idle and returns its first error. All calls of one state use
- * one stream. Wait for it before a call uses another stream, and before you free memory that the
- * work reads or writes.
+ * return when their work is queued. folio_run_wait on the context waits until the stream is idle and
+ * returns its first error. All calls of one state use one stream. Wait for it before a call uses
+ * another stream, and before you free memory that the work reads or writes.
  */
 #ifndef FOLIO_FOLIO_VLLM06_H
 #define FOLIO_FOLIO_VLLM06_H
@@ -543,8 +542,8 @@ typedef struct folio_vllm06_paged_attention_args {
     int32_t x;              /* of the cache: 16 / bytes of one number (0), or 1 */
 } folio_vllm06_paged_attention_args;
 
-/** One token per sequence over its paged K and V, in one pass. Each call makes a plan of its own
- * and, on a device, waits for its end. For speed use an impl's forward, which keeps its plans. */
+/** One token per sequence over its paged K and V, in one pass. The state keeps the plan: it is made
+ * anew where lengths or block tables are not those of the call before. */
 FOLIO_API folio_status folio_vllm06_paged_attention_v1(
     folio_vllm06_state *state, const folio_vllm06_paged_attention_args *args,
     const folio_vllm06_kv_cache *cache, const folio_run *run);

@@ -25,9 +25,9 @@ folio_status folioi_kv_cache_check_apart(const folio_kv_cache *cache, const foli
 
 folio_status folioi_kv_cache_check_layer(const folio_kv_cache *cache, int32_t layer);
 
-/** As folio_kv_cache_write, but a slot may stand more than once: its last token writes it. */
-folio_status folioi_kv_cache_write_last(folio_kv_cache *cache, int32_t layer,
-                                        const folio_kv_write *write, const folio_run *run);
+/** As folio_kv_cache_write, by a caller who knows that no slot stands twice: that is not checked. */
+folio_status folioi_kv_cache_write_distinct(folio_kv_cache *cache, int32_t layer,
+                                            const folio_kv_write *write, const folio_run *run);
 
 /** A cache's memory, the device's if there is one. Not zeroed: slots hold anything. */
 folio_status folioi_kv_memory_alloc(folio_context *ctx, int64_t bytes, void **out);

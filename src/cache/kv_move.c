@@ -59,22 +59,6 @@ static folio_status check_rows_apart(const folio_kv_cache *cache, const folioi_k
     return folioi_kv_cache_check_apart(cache, places, 4);
 }
 
-/* The slots as they are, but -1 for a token that a later one writes over. */
-static folio_status last_writers(const folio_allocator *a, const int64_t *slots, int64_t n,
-                                 folioi_array *out)
-{
-    folioi_slotset set = {{0}, 0, 0};
-    TRY(folioi_array_reserve(a, out, max_i64(n, 1) * (int64_t)sizeof *slots, "slots"));
-    TRY(folioi_slotset_reserve(a, &set, n));
-    int64_t *kept = out->data;
-    for (int64_t k = 0; k < n; k++) {
-        int64_t i = n - 1 - k;
-        kept[i] = slots[i] < 0 || folioi_slotset_insert(&set, slots[i]) ? slots[i] : -1;
-    }
-    folioi_slotset_free(a, &set);
-    return FOLIO_OK;
-}
-
 /* How k rotates on its way; positions lie beside the slots. */
 static folio_status take_rotary(const folio_kv_cache *cache, const folio_kv_write *w,
                                 folioi_kv_tensors *t)
@@ -96,9 +80,9 @@ static folio_status take_rotary(const folio_kv_cache *cache, const folio_kv_writ
     return FOLIO_OK;
 }
 
-/* repeats: a slot may stand more than once, and its last token writes it. */
+/* distinct: no slot stands twice, and nobody has to look. */
 static folio_status write_rows(folio_kv_cache *cache, int32_t layer, const folio_kv_write *write,
-                               const folio_run *run, bool repeats)
+                               const folio_run *run, bool distinct)
 {
     folio_kv_write w;
     folio_run r;
@@ -118,18 +102,11 @@ static folio_status write_rows(folio_kv_cache *cache, int32_t layer, const folio
     TRY(folioi_tensor_resolve(&t.k, "k", 0, d->num_kv_heads, d->k_head_size, t.k.tokens));
     if (d->v_in_k) TRY(folioi_check_no_v(&t.v));
     else TRY(folioi_tensor_resolve(&t.v, "v", 0, d->num_kv_heads, d->v_head_size, t.k.tokens));
-    TRY(check_numbers(cache, w.slots, t.k.tokens, 1, -1, num_slots(cache), repeats, "slots"));
+    TRY(check_numbers(cache, w.slots, t.k.tokens, 1, -1, num_slots(cache), distinct, "slots"));
     TRY(check_rows_apart(cache, &t, false));
     TRY(take_rotary(cache, &w, &t));
     folio_context *ctx = cache->ctx;
-    folioi_array kept = {NULL, 0};
-    folio_status status = FOLIO_OK;
-    if (repeats) status = last_writers(&ctx->allocator, w.slots, t.k.tokens, &kept);
-    if (status == FOLIO_OK)
-        status = ctx->write(ctx, &cache->layers[layer], &t, repeats ? kept.data : w.slots,
-                            t.k.tokens, r.stream);
-    folioi_array_free(&ctx->allocator, &kept);
-    return status;
+    return ctx->write(ctx, &cache->layers[layer], &t, w.slots, t.k.tokens, r.stream);
 }
 
 folio_status folio_kv_cache_write(folio_kv_cache *cache, int32_t layer, const folio_kv_write *write,
@@ -138,8 +115,8 @@ folio_status folio_kv_cache_write(folio_kv_cache *cache, int32_t layer, const fo
     return write_rows(cache, layer, write, run, false);
 }
 
-folio_status folioi_kv_cache_write_last(folio_kv_cache *cache, int32_t layer,
-                                        const folio_kv_write *write, const folio_run *run)
+folio_status folioi_kv_cache_write_distinct(folio_kv_cache *cache, int32_t layer,
+                                            const folio_kv_write *write, const folio_run *run)
 {
     return write_rows(cache, layer, write, run, true);
 }

@@ -39,3 +39,20 @@ bool folioi_slotset_insert(folioi_slotset *set, int64_t value)
         if (entries[i].value == value) return false;
     }
 }
+
+folio_status folioi_slots_keep_last(const folio_allocator *a, int64_t *slots, int64_t n,
+                                    bool *repeats)
+{
+    folioi_slotset set = {{0}, 0, 0};
+    *repeats = false;
+    if (n < 2) return FOLIO_OK;
+    TRY(folioi_slotset_reserve(a, &set, n));
+    for (int64_t k = 0; k < n; k++) {
+        int64_t i = n - 1 - k;
+        if (slots[i] < 0 || folioi_slotset_insert(&set, slots[i])) continue;
+        slots[i] = -1;
+        *repeats = true;
+    }
+    folioi_slotset_free(a, &set);
+    return FOLIO_OK;
+}

@@ -22,4 +22,8 @@ void folioi_slotset_clear(folioi_slotset *set);
 /** False when the value was there. At most `capacity` values between clears. */
 bool folioi_slotset_insert(folioi_slotset *set, int64_t value);
 
+/** Slots become -1 where a later token has the same: what is left is distinct. *repeats: were there any? */
+folio_status folioi_slots_keep_last(const folio_allocator *a, int64_t *slots, int64_t n,
+                                    bool *repeats);
+
 #endif

@@ -27,6 +27,11 @@ struct folio_vllm06_metadata {
     int64_t num_seqs;
     int64_t num_real;        /* sequences before a graph's padding */
     folioi_array copies[15]; /* what the fields point to, but for the biases */
+    /* Slots as a layer stores to them, the same in all layers: -1 for padding and for a token that a later one
+     * writes over. NULL: none were given. */
+    const int64_t *store_slots, *cross_store_slots;
+    bool distinct;          /* none of slot_mapping was written over */
+    folioi_array stores[2]; /* the memory of both */
     folioi_vllm06_biases biases[FOLIOI_VLLM06_BIAS_LISTS];
     int32_t num_copies;
     folio_vllm06_metadata *prefill, *decode; /* cached views; may be the metadata itself */
@@ -43,7 +48,8 @@ typedef enum folioi_vllm06_which {
     FOLIOI_VLLM06_DECODES,
     FOLIOI_VLLM06_ENCODER,
     FOLIOI_VLLM06_ENCODER_ONLY,
-    FOLIOI_VLLM06_CROSS
+    FOLIOI_VLLM06_CROSS,
+    FOLIOI_VLLM06_PAGED /* of paged_attention */
 } folioi_vllm06_which;
 
 /** What a plan was updated with. */
@@ -66,6 +72,8 @@ typedef struct folioi_vllm06_plan {
     folio_batch *batch;
     folio_plan *plan;
     folio_plan_desc limits;
+    folioi_array asked; /* of paged_attention: what it was updated with, as numbers */
+    int64_t asked_bytes;
     int64_t graph_seqs, graph_len; /* of a graph's: the limits are fixed; else 0 */
     struct folioi_vllm06_plan *next;
 } folioi_vllm06_plan;
@@ -91,6 +99,9 @@ struct folio_vllm06_state {
     folioi_vllm06_plan *plans;
     folioi_array kept; /* folioi_vllm06_kept [num_kept] */
     int64_t num_kept, next_kept;
+    folioi_array slots;  /* int64_t, of a reshape_and_cache */
+    folioi_array asking; /* of a paged_attention: what its plan must be for */
+    folioi_array sums;   /* f32, exp_sums as the last paged_attention_v2 had them */
     uint64_t num_metadata;
     folio_vllm06_graph_capture_desc capture; /* attn_backend NULL: none */
 };

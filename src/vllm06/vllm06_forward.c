@@ -38,6 +38,14 @@ static folio_vllm06_metadata *graph_of(const layer *l)
     return l->m->graph_len > 0 ? (folio_vllm06_metadata *)l->m : NULL;
 }
 
+/* Do decodes store by the slots of their plan, which then needs no store before it? A graph's must. Others do where
+ * the step has nothing else and no slot twice. */
+static bool stores_by_plan(const layer *l)
+{
+    bool decodes = l->m->f.num_prefills == 0 && l->m->f.slot_mapping != NULL && l->m->distinct;
+    return graph_of(l) != NULL || decodes;
+}
+
 /* A graph's decodes store by the slots of their plan, all at once: each has one of its own. */
 static folio_status check_own_slots(layer *l)
 {
@@ -153,7 +161,7 @@ static folio_status add_decoder(layer *l, folio_batch *batch, int64_t i, bool ca
     int64_t cached = prompt ? s.seq_len - s.query_len : s.seq_len;
     if (l->block_size > 0 && s.seq_len > 0)
         TRY(table_of(l, folioi_vllm06_table(l->m, i), i, s.seq_len, cached, &s));
-    if (graph_of(l) != NULL) s.slots = &f->slot_mapping[i]; /* store cannot be replayed */
+    if (stores_by_plan(l)) s.slots = &f->slot_mapping[i];
     else TRY(no_slots(l, s.query_len, &s.slots));
     return folio_batch_add(batch, &s);
 }
@@ -313,7 +321,7 @@ static folio_status forward_decoder(layer *l)
     g.which = FOLIOI_VLLM06_DECODES;
     g.first = f->num_prefills;
     g.end = l->m->num_seqs;
-    int64_t new_keys = graph_of(l) != NULL ? f->num_decode_tokens : 0;
+    int64_t new_keys = stores_by_plan(l) ? f->num_decode_tokens : 0;
     folio_tensors t = tensors_of(l, f->num_prefill_tokens, f->num_decode_tokens, 0, new_keys);
     t.slopes = l->impl->slopes;
     t.flags = 0; /* the new key of a decode is read as stored, like those before it */
@@ -451,31 +459,38 @@ static folio_status check_apart(const layer *l)
     return folioi_check_apart(places, 3, sizeof places / sizeof *places);
 }
 
-/* Stores this step's key and value by the type's slot mapping. Equal prompts of one step share blocks and
- * all of them write these. */
+/* Is this step's key and value stored before anything is computed? */
+static bool stores_first(const layer *l)
+{
+    bool cross = l->args.attn_type == FOLIO_ATTENTION_ENCODER_DECODER;
+    return l->cache != NULL && l->args.key.data != NULL && l->args.key.tokens > 0 &&
+           (cross || !stores_by_plan(l));
+}
+
+/* By the type's slots. */
 static folio_status store(layer *l)
 {
-    const folio_vllm06_metadata_fields *f = &l->m->f;
     const folio_vllm06_forward_args *a = &l->args;
-    if (l->cache == NULL || a->key.data == NULL || a->key.tokens == 0) return FOLIO_OK;
     bool cross = a->attn_type == FOLIO_ATTENTION_ENCODER_DECODER;
-    if (graph_of(l) != NULL && !cross) return FOLIO_OK; /* attend stores by the plan's slots */
-    const int64_t *slots = cross ? f->cross_slot_mapping : f->slot_mapping;
+    const int64_t *slots = cross ? l->m->cross_store_slots : l->m->store_slots;
     REQUIRE(slots != NULL, "slot_mapping is NULL, but key and value must be stored");
-    if (!cross) {
-        int64_t tokens = f->num_prefill_tokens + f->num_decode_tokens;
-        const int64_t *given = slots;
-        TRY(no_slots(l, tokens, &slots));
-        int64_t *kept = l->nowhere.data; /* padding keeps its -1 */
-        for (int64_t i = 0; i < tokens; i++) {
-            int64_t seq = f->num_prefills + i - f->num_prefill_tokens;
-            if (i < f->num_prefill_tokens || folioi_vllm06_seq_len(l->m, seq) > 0)
-                kept[i] = given[i];
-        }
-    }
     folio_kv_write w = FOLIO_WITH(folio_kv_write, .k = a->key, .v = a->value, .slots = slots,
                                   .k_scale = a->k_scale, .v_scale = a->v_scale);
-    return folioi_kv_cache_write_last(l->cache, 0, &w, &l->run);
+    return folioi_kv_cache_write_distinct(l->cache, 0, &w, &l->run);
+}
+
+/* Does one call of folio.h do all? It checks before it writes. */
+static bool is_one_call(const layer *l)
+{
+    const folio_vllm06_metadata_fields *f = &l->m->f;
+    const folio_vllm06_bias *biases[FOLIO_NUM_ATTENTION_TYPES] = {
+        [FOLIO_ATTENTION_DECODER] = f->attn_bias,
+        [FOLIO_ATTENTION_ENCODER] = f->encoder_attn_bias,
+        [FOLIO_ATTENTION_ENCODER_ONLY] = f->attn_bias,
+        [FOLIO_ATTENTION_ENCODER_DECODER] = f->cross_attn_bias};
+    bool mixed = l->args.attn_type == FOLIO_ATTENTION_DECODER && f->num_prefills > 0 &&
+                 f->num_decode_tokens > 0;
+    return !stores_first(l) && !mixed && biases[l->args.attn_type] == NULL;
 }
 
 /* The cache, which must be of the layer's heads and dtype. */
@@ -506,11 +521,11 @@ static folio_status run(layer *l)
     folio_status (*by_type)(layer *) = type == FOLIO_ATTENTION_DECODER           ? forward_decoder
                                        : type == FOLIO_ATTENTION_ENCODER_DECODER ? forward_cross
                                                                                  : forward_encoder;
-    /* A rehearsal first: what is refused must be refused before key and value are stored. */
-    l->rehearsal = true;
-    TRY(by_type(l));
-    TRY(store(l));
+    /* A rehearsal first: what is refused must be refused before anything is written. */
+    l->rehearsal = !is_one_call(l);
+    if (l->rehearsal) TRY(by_type(l));
     l->rehearsal = false;
+    if (stores_first(l)) TRY(store(l));
     return by_type(l);
 }
 

@@ -323,6 +323,30 @@ static folio_status copy_fields(folio_vllm06_metadata *m)
     return KEEP(cross_slot_mapping, prompts > 0 ? f->num_encoder_tokens : 0);
 }
 
+/* Slots as layers store to them. Equal prompts of one step share blocks, and all of them write these. */
+static folio_status keep_slots(folio_vllm06_metadata *m)
+{
+    const folio_vllm06_metadata_fields *f = &m->f;
+    const int64_t *given[] = {f->slot_mapping, f->cross_slot_mapping};
+    const int64_t **kept[] = {&m->store_slots, &m->cross_store_slots};
+    int64_t n[] = {f->num_prefill_tokens + f->num_decode_tokens,
+                   f->num_prefills > 0 ? f->num_encoder_tokens : 0};
+    bool repeats[2] = {true, true};
+    for (int k = 0; k < 2; k++) {
+        if (given[k] == NULL) continue;
+        int64_t bytes = max_i64(n[k], 1) * (int64_t)sizeof *given[k];
+        TRY(folioi_array_reserve(&m->state->ctx->allocator, &m->stores[k], bytes, "slots"));
+        int64_t *slots = m->stores[k].data;
+        memcpy(slots, given[k], (size_t)n[k] * sizeof *slots);
+        for (int64_t i = f->num_prefills; k == 0 && i < m->num_seqs; i++) /* padding */
+            if (folioi_vllm06_seq_len(m, i) == 0) slots[i - m->num_seqs + n[k]] = -1;
+        TRY(folioi_slots_keep_last(&m->state->ctx->allocator, slots, n[k], &repeats[k]));
+        *kept[k] = slots;
+    }
+    m->distinct = !repeats[0];
+    return FOLIO_OK;
+}
+
 folio_status folio_vllm06_make_metadata(folio_vllm06_state *state,
                                         const folio_vllm06_backend *backend,
                                         const folio_vllm06_metadata_fields *fields,
@@ -345,6 +369,7 @@ folio_status folio_vllm06_make_metadata(folio_vllm06_state *state,
                                          m->f.cross_attn_bias};
     m->f.attn_bias = m->f.encoder_attn_bias = m->f.cross_attn_bias = NULL;
     if (status == FOLIO_OK) status = copy_fields(m);
+    if (status == FOLIO_OK) status = keep_slots(m);
     if (status == FOLIO_OK) fill_in(m);
     static const folio_attention_type types[] = {FOLIO_ATTENTION_DECODER, FOLIO_ATTENTION_ENCODER,
                                                  FOLIO_ATTENTION_ENCODER_DECODER};
@@ -368,6 +393,7 @@ void folio_vllm06_metadata_destroy(folio_vllm06_metadata *m)
     folio_allocator a = state->ctx->allocator;
     for (int i = 0; i < (int)(sizeof m->copies / sizeof m->copies[0]); i++)
         folioi_array_free(&a, &m->copies[i]);
+    for (int i = 0; i < 2; i++) folioi_array_free(&a, &m->stores[i]);
     folioi_vllm06_biases_free(m);
     folioi_vllm06_drop_plans(state->ctx, m->plans);
     folioi_slotset_free(&a, &m->slots);
@@ -397,6 +423,9 @@ static folio_vllm06_metadata *slice(folio_vllm06_metadata *m, bool prompts)
     v->backend = m->backend;
     v->owner = m;
     v->f = m->f;
+    v->store_slots = m->store_slots;
+    v->cross_store_slots = m->cross_store_slots;
+    v->distinct = m->distinct;
     v->f.num_prefills = prompts ? m->f.num_prefills : 0;
     v->f.num_prefill_tokens = prompts ? m->f.num_prefill_tokens : 0;
     v->f.num_decode_tokens = prompts ? 0 : m->f.num_decode_tokens;
@@ -416,6 +445,7 @@ static folio_vllm06_metadata *slice(folio_vllm06_metadata *m, bool prompts)
     v->f.max_prefill_seq_len = v->f.max_seqlen = v->f.max_kv_len = 0;
     v->f.max_query_len = 1;
     FROM(slot_mapping, m->f.num_prefill_tokens);
+    if (v->store_slots != NULL) v->store_slots += m->f.num_prefill_tokens;
     FROM(seq_lens, first);
     FROM(seq_lens_tensor, split ? 0 : first);
     FROM(context_lens_tensor, first);

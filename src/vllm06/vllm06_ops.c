@@ -1,10 +1,13 @@
 /*
  * vllm06_ops.c: the plain operators over raw pointers in the x-packed layout. v1 is one forward; v2 runs
- * each partition of the keys on its own, with its lse, and merges them.
+ * each partition of the keys on its own, with its lse, and merges them. The state owns the plan, so that
+ * layers of one step share it and nobody waits for a device.
  */
 #include "cache/kv_cache.h"
 #include "core/tensor.h"
 #include "vllm06/vllm06.h"
+
+#include <string.h>
 
 /* The layout that x says; 0: 16 / bytes of one number. */
 static folio_status layout_of(const folio_vllm06_kv_cache *c, int32_t x, folio_layout *out)
@@ -15,6 +18,22 @@ static folio_status layout_of(const folio_vllm06_kv_cache *c, int32_t x, folio_l
             elem);
     *out = x == 1 ? FOLIO_LAYOUT_XPACKED_1 : FOLIO_LAYOUT_XPACKED;
     return FOLIO_OK;
+}
+
+/* Of several tokens with one slot, the last is stored. What is not an array of slots is refused later. */
+static folio_status keep_last(folio_vllm06_state *state, folio_vllm06_reshape_and_cache_args *a)
+{
+    bool repeats;
+    const folio_allocator *allocator = &state->ctx->allocator;
+    if (a->num_tokens < 2 || a->slot_mapping == NULL) return FOLIO_OK;
+    int64_t bytes;
+    REQUIRE_ALIGNED(a->slot_mapping, "slots");
+    REQUIRE(checked_mul(a->num_tokens, (int64_t)sizeof *a->slot_mapping, &bytes),
+            "num_tokens %lld exceeds the largest size", (long long)a->num_tokens);
+    TRY(folioi_array_reserve(allocator, &state->slots, bytes, "slots"));
+    memcpy(state->slots.data, a->slot_mapping, (size_t)bytes);
+    a->slot_mapping = state->slots.data;
+    return folioi_slots_keep_last(allocator, state->slots.data, a->num_tokens, &repeats);
 }
 
 folio_status folio_vllm06_reshape_and_cache(folio_vllm06_state *state,
@@ -29,104 +48,134 @@ folio_status folio_vllm06_reshape_and_cache(folio_vllm06_state *state,
     const folioi_vllm06_kept *kept;
     TRY(layout_of(cache, a.x, &layout));
     TRY(folioi_vllm06_find_cache(state, cache, layout, "cache", &kept));
+    TRY(keep_last(state, &a));
     folio_kv_write w =
         FOLIO_WITH(folio_kv_write, .k = {(void *)a.key, a.dtype, a.num_tokens, a.key_stride, 0},
                    .v = {(void *)a.value, a.dtype, a.num_tokens, a.value_stride, 0},
                    .slots = a.slot_mapping, .k_scale = a.k_scale, .v_scale = a.v_scale);
-    return folioi_kv_cache_write_last(kept->cache, 0, &w, run);
+    return folioi_kv_cache_write_distinct(kept->cache, 0, &w, run);
 }
 
 /* One paged_attention call under way. */
 typedef struct {
-    folio_context *ctx;
+    folio_vllm06_state *state;
     folio_vllm06_paged_attention_args a;
     const folio_vllm06_kv_cache *c;
-    folio_kv_cache *cache; /* the state's */
-    folioi_vllm06_memory kv;
-    folio_attention *attention;
-    folio_batch *batch;
-    folio_plan *plan;
+    const folioi_vllm06_kept *kept;
+    folioi_vllm06_plan *plan; /* the state's */
     folio_run run;
-    void *memory; /* of v2's partitions */
-    int64_t memory_bytes;
 } paged;
 
-static folio_status open_paged(paged *p, folio_vllm06_state *state, const folio_run *run)
+static folio_status check_paged(const paged *p)
+{
+    const folio_vllm06_paged_attention_args *a = &p->a;
+    REQUIRE(a->num_seqs >= 0 && a->max_num_blocks_per_seq >= 0,
+            "num_seqs %lld or max_num_blocks_per_seq %lld is negative", (long long)a->num_seqs,
+            (long long)a->max_num_blocks_per_seq);
+    int64_t entries;
+    REQUIRE(checked_mul(a->num_seqs, a->max_num_blocks_per_seq, &entries) &&
+                entries <= INT64_MAX / 16,
+            "%lld sequences x max_num_blocks_per_seq %lld exceed the largest size",
+            (long long)a->num_seqs, (long long)a->max_num_blocks_per_seq);
+    REQUIRE(a->num_seqs == 0 || (a->seq_lens != NULL && a->block_tables != NULL),
+            "seq_lens or block_tables is NULL");
+    for (int64_t i = 0; i < a->num_seqs; i++)
+        REQUIRE(a->seq_lens[i] >= 0 && a->seq_lens[i] <= a->max_seq_len,
+                "seq_lens[%lld] = %d is outside [0, max_seq_len = %lld]", (long long)i,
+                a->seq_lens[i], (long long)a->max_seq_len);
+    return FOLIO_OK;
+}
+
+static folio_status open_paged(paged *p, const folio_vllm06_paged_attention_args *args,
+                               const folio_run *run)
 {
     const folio_vllm06_kv_cache *c = p->c;
     folio_layout layout = FOLIO_LAYOUT_XPACKED;
-    const folioi_vllm06_kept *kept;
+    REQUIRE(p->state != NULL, "paged_attention: state is NULL");
+    STRUCT_IN(p->a, args, "folio_vllm06_paged_attention_args");
     TRY(layout_of(c, p->a.x, &layout));
-    TRY(folioi_vllm06_find_cache(state, c, layout, "cache", &kept));
-    p->cache = kept->cache;
-    p->kv = kept->memory;
-    TRY(folioi_run_in(p->ctx, run, &p->run));
-    p->run.workspace = NULL; /* nobody outside knows its size */
-    REQUIRE(p->a.num_seqs >= 0 && p->a.max_num_blocks_per_seq >= 0,
-            "num_seqs %lld or max_num_blocks_per_seq %lld is negative", (long long)p->a.num_seqs,
-            (long long)p->a.max_num_blocks_per_seq);
-    int64_t entries;
-    REQUIRE(checked_mul(p->a.num_seqs, p->a.max_num_blocks_per_seq, &entries) &&
-                entries <= INT64_MAX / 8,
-            "%lld sequences x max_num_blocks_per_seq %lld exceed the largest size",
-            (long long)p->a.num_seqs, (long long)p->a.max_num_blocks_per_seq);
-    REQUIRE(p->a.num_seqs == 0 || (p->a.seq_lens != NULL && p->a.block_tables != NULL),
-            "seq_lens or block_tables is NULL");
-    for (int64_t i = 0; i < p->a.num_seqs; i++)
-        REQUIRE(p->a.seq_lens[i] >= 0 && p->a.seq_lens[i] <= p->a.max_seq_len,
-                "seq_lens[%lld] = %d is outside [0, max_seq_len = %lld]", (long long)i,
-                p->a.seq_lens[i], (long long)p->a.max_seq_len);
+    TRY(folioi_vllm06_find_cache(p->state, c, layout, "cache", &p->kept));
+    TRY(folioi_run_in(p->state->ctx, run, &p->run));
+    p->run.workspace = NULL; /* the plan is the state's, and has its own */
+    TRY(check_paged(p));
     folio_attention_desc d =
         FOLIO_WITH(folio_attention_desc, .num_heads = p->a.num_heads,
                    .num_kv_heads = c->num_kv_heads, .k_head_size = c->head_size,
                    .dtype = p->a.dtype, .kv_dtype = c->dtype, .scale = p->a.scale);
-    TRY(folio_attention_create(p->ctx, &d, &p->attention));
-    folio_batch_desc b = {.struct_size = sizeof b, .block_size = c->block_size};
-    TRY(folio_batch_create(p->ctx, &b, &p->batch));
-    folio_attention *list[] = {p->attention};
-    folio_plan_desc l = FOLIO_WITH(
-        folio_plan_desc, .attentions = list, .num_attentions = 1, .block_size = c->block_size,
-        .num_blocks = c->num_blocks, .max_seqs = max_i64(p->a.num_seqs, 1),
-        .max_query_tokens = max_i64(p->a.num_seqs, 1), .max_seq_len = max_i64(p->a.max_seq_len, 1));
-    return folio_plan_create(p->ctx, &l, &p->plan);
+    return folioi_vllm06_find_plan(p->state, NULL, &d, FOLIO_ATTENTION_DECODER, p->kept->cache,
+                                   FOLIOI_VLLM06_PAGED, &p->plan);
 }
 
-/* The plan is this call's own: a device is done with it when it goes. */
-static folio_status close_paged(paged *p, folio_status status)
+/* Blocks of sequence i that hold keys [first, first + len). */
+static int64_t blocks_of(const paged *p, int64_t i, int64_t first, int64_t len)
 {
-    if (p->plan != NULL) {
-        folio_status waited = folio_run_wait(p->ctx, &p->run);
-        if (status == FOLIO_OK) status = waited;
+    int64_t keys = max_i64(0, min_i64(p->a.seq_lens[i] - first, len));
+    int64_t left = max_i64(0, p->a.max_num_blocks_per_seq - first / p->c->block_size);
+    return min_i64(ceil_div(keys, p->c->block_size), left);
+}
+
+/* Everything a plan for these keys depends on, as numbers, in the state's `asking`: layers of one step ask for the
+ * same. */
+static folio_status ask(paged *p, int64_t first, int64_t len, int64_t *bytes)
+{
+    int64_t entries = 0, n = p->a.num_seqs, skipped = first / p->c->block_size;
+    int64_t head[] = {n, first, len, (int64_t)(intptr_t)p->run.stream};
+    for (int64_t i = 0; i < n; i++) entries += blocks_of(p, i, first, len);
+    *bytes = (int64_t)sizeof head + (n + entries) * (int64_t)sizeof(int32_t);
+    TRY(folioi_array_reserve(&p->state->ctx->allocator, &p->state->asking, *bytes,
+                             "what a plan is for"));
+    char *at = p->state->asking.data;
+    memcpy(at, head, sizeof head);
+    at += sizeof head;
+    if (n > 0) memcpy(at, p->a.seq_lens, (size_t)n * sizeof(int32_t));
+    at += n * (int64_t)sizeof(int32_t);
+    for (int64_t i = 0; i < n; i++) {
+        size_t row = (size_t)blocks_of(p, i, first, len) * sizeof(int32_t);
+        if (row == 0) continue;
+        memcpy(at, p->a.block_tables + i * p->a.max_num_blocks_per_seq + skipped, row);
+        at += row;
     }
-    if (p->memory != NULL) folioi_free(&p->ctx->allocator, p->memory, p->memory_bytes);
-    folio_plan_destroy(p->plan);
-    folio_batch_destroy(p->batch);
-    folio_attention_destroy(p->attention);
-    return status;
+    return FOLIO_OK;
+}
+
+static folio_status add_keys(const paged *p, int64_t i, int64_t first, int64_t len)
+{
+    static const int64_t nowhere = -1; /* nothing is stored: sequences may share their blocks */
+    int64_t keys = max_i64(0, min_i64(p->a.seq_lens[i] - first, len));
+    int64_t skipped = first / p->c->block_size;
+    folio_batch_seq s = {.struct_size = sizeof s, .query_len = 1, .seq_len = keys};
+    s.padding = keys == 0;
+    s.causality = FOLIO_CAUSAL_NO; /* all keys come before the query, or are its own */
+    s.slots = &nowhere;
+    s.positions_given = 1;
+    s.first_query_pos = (int64_t)p->a.seq_lens[i] - 1;
+    s.first_key_pos = first;
+    if (keys > 0) {
+        s.block_table = p->a.block_tables + i * p->a.max_num_blocks_per_seq + skipped;
+        s.num_blocks = p->a.max_num_blocks_per_seq - skipped;
+    }
+    return folio_batch_add(p->plan->batch, &s);
 }
 
 /* The plan for keys [first, first + len) of every sequence, first a multiple of the block size. */
 static folio_status plan_keys(paged *p, int64_t first, int64_t len)
 {
-    static const int64_t nowhere = -1; /* nothing is stored: sequences may share their blocks */
-    folio_batch_clear(p->batch);
-    for (int64_t i = 0; i < p->a.num_seqs; i++) {
-        int64_t keys = max_i64(0, min_i64(p->a.seq_lens[i] - first, len));
-        int64_t skipped = first / p->c->block_size;
-        folio_batch_seq s = {.struct_size = sizeof s, .query_len = 1, .seq_len = keys};
-        s.padding = keys == 0;
-        s.causality = FOLIO_CAUSAL_NO; /* all keys come before the query, or are its own */
-        s.slots = &nowhere;
-        s.positions_given = 1;
-        s.first_query_pos = (int64_t)p->a.seq_lens[i] - 1;
-        s.first_key_pos = first;
-        if (keys > 0) {
-            s.block_table = p->a.block_tables + i * p->a.max_num_blocks_per_seq + skipped;
-            s.num_blocks = p->a.max_num_blocks_per_seq - skipped;
-        }
-        TRY(folio_batch_add(p->batch, &s));
-    }
-    return folio_plan_update(p->plan, p->batch, &p->run);
+    folioi_vllm06_plan *plan = p->plan;
+    int64_t bytes;
+    len = min_i64(len, p->a.max_seq_len - first);
+    TRY(ask(p, first, len, &bytes));
+    if (plan->asked_bytes == bytes &&
+        memcmp(plan->asked.data, p->state->asking.data, (size_t)bytes) == 0)
+        return FOLIO_OK;
+    plan->asked_bytes = 0;
+    folio_batch_clear(plan->batch);
+    for (int64_t i = 0; i < p->a.num_seqs; i++) TRY(add_keys(p, i, first, len));
+    TRY(folioi_vllm06_update(p->state, plan, &p->run));
+    folioi_array asked = plan->asked;
+    plan->asked = p->state->asking;
+    plan->asked_bytes = bytes;
+    p->state->asking = asked;
+    return FOLIO_OK;
 }
 
 static folio_tensor query_of(const paged *p)
@@ -142,7 +191,8 @@ static folio_status attend(paged *p, folio_tensor out, float *lse, int64_t lse_t
         FOLIO_WITH(folio_tensors, .q = query_of(p), .out = out, .lse = lse,
                    .lse_token_stride = lse_token_stride, .lse_head_stride = lse_head_stride,
                    .slopes = p->a.alibi_slopes, .k_scale = p->a.k_scale, .v_scale = p->a.v_scale);
-    return folio_attention_forward(p->plan, 0, FOLIO_ATTENTION_DECODER, p->cache, 0, &t, &p->run);
+    return folio_attention_forward(p->plan->plan, 0, FOLIO_ATTENTION_DECODER, p->kept->cache, 0, &t,
+                                   &p->run);
 }
 
 folio_status folio_vllm06_paged_attention_v1(folio_vllm06_state *state,
@@ -150,14 +200,11 @@ folio_status folio_vllm06_paged_attention_v1(folio_vllm06_state *state,
                                              const folio_vllm06_kv_cache *cache,
                                              const folio_run *run)
 {
-    REQUIRE(state != NULL, "paged_attention: state is NULL");
-    paged p = {.ctx = state->ctx, .c = cache};
-    STRUCT_IN(p.a, args, "folio_vllm06_paged_attention_args");
-    folio_status status = open_paged(&p, state, run);
+    paged p = {.state = state, .c = cache};
+    TRY(open_paged(&p, args, run));
+    TRY(plan_keys(&p, 0, p.a.max_seq_len));
     folio_tensor out = {p.a.out, p.a.dtype, p.a.num_seqs, 0, 0};
-    if (status == FOLIO_OK) status = plan_keys(&p, 0, p.a.max_seq_len);
-    if (status == FOLIO_OK) status = attend(&p, out, NULL, 0, 0);
-    return close_paged(&p, status);
+    return attend(&p, out, NULL, 0, 0);
 }
 
 /* out may be query itself: all partitions are done with query when out is written. */
@@ -184,8 +231,8 @@ static folio_status check_apart(const paged *p, const folio_tensor *out, int64_t
                            : folioi_tensor_span(&query, p->a.num_heads, c->head_size)},
         {"alibi_slopes",
          folioi_span_of(p->a.alibi_slopes, p->a.num_heads * (int64_t)sizeof(float))},
-        {"key_cache", folioi_span_of(p->kv.k, p->kv.bytes)},
-        {"value_cache", folioi_span_of(p->kv.v, p->kv.bytes)}};
+        {"key_cache", folioi_span_of(p->kept->memory.k, p->kept->memory.bytes)},
+        {"value_cache", folioi_span_of(p->kept->memory.v, p->kept->memory.bytes)}};
     return folioi_check_apart(places, 4, sizeof places / sizeof *places);
 }
 
@@ -206,28 +253,36 @@ static folio_status check_partitions(paged *p, int64_t parts, const float *exp_s
     return plan_keys(p, 0, p->a.max_seq_len); /* all tables, before anything is written */
 }
 
-/* exp_sums: max_logits has the whole logarithm, so a partition with keys counts 1, one without 0. */
-static folio_status write_sums(const paged *p, int64_t parts, float *host, float *exp_sums)
+/* exp_sums: max_logits has the whole logarithm, so a partition with keys counts 1, one without 0. A copy may still
+ * read the numbers of the call before, so they are changed only where they differ, after it. */
+static folio_status write_sums(const paged *p, int64_t parts, float *exp_sums)
 {
-    int64_t n = 0;
-    for (int64_t row = 0; row < p->a.num_seqs * p->a.num_heads; row++)
-        for (int64_t k = 0; k < parts; k++)
-            host[n++] = p->a.seq_lens[row / p->a.num_heads] > k * FOLIO_VLLM06_PARTITION_SIZE;
-    return folio_memory_copy(p->ctx, exp_sums, host, (size_t)n * sizeof *host, &p->run);
+    folio_vllm06_state *state = p->state;
+    int64_t rows = p->a.num_seqs * p->a.num_heads, n = rows * parts;
+    int64_t bytes = n * (int64_t)sizeof(float);
+    bool waited = bytes > state->sums.bytes;
+    if (waited) {
+        TRY(folio_run_wait(state->ctx, &p->run));
+        TRY(folioi_array_reserve(&state->ctx->allocator, &state->sums, bytes, "sums"));
+    }
+    float *sums = state->sums.data;
+    for (int64_t i = 0; i < n; i++) {
+        int32_t len = p->a.seq_lens[i / parts / p->a.num_heads];
+        float sum = len > i % parts * FOLIO_VLLM06_PARTITION_SIZE;
+        if (sums[i] == sum) continue;
+        if (!waited) TRY(folio_run_wait(state->ctx, &p->run));
+        waited = true;
+        sums[i] = sum;
+    }
+    return folio_memory_copy(state->ctx, exp_sums, sums, (size_t)bytes, &p->run);
 }
 
 /* Every partition into its place of tmp_out, its lse into max_logits; then the merge. */
-static folio_status by_partitions(paged *p, float *exp_sums, float *max_logits, void *tmp_out)
+static folio_status run_partitions(paged *p, folio_state *states, int64_t parts, float *exp_sums,
+                                   float *max_logits, void *tmp_out)
 {
-    int64_t parts = max_i64(ceil_div(p->a.max_seq_len, FOLIO_VLLM06_PARTITION_SIZE), 1);
     int64_t heads = p->a.num_heads, dims = p->c->head_size;
     int64_t elem = (int64_t)folio_dtype_size(p->a.dtype);
-    TRY(check_partitions(p, parts, exp_sums, max_logits, tmp_out));
-    int64_t sums_bytes = p->a.num_seqs * heads * parts * (int64_t)sizeof(float);
-    int64_t state_bytes = parts * (int64_t)sizeof(folio_state);
-    p->memory_bytes = state_bytes + sums_bytes;
-    TRY(folioi_alloc(&p->ctx->allocator, p->memory_bytes, "partitions", &p->memory));
-    folio_state *states = p->memory;
     for (int64_t k = 0; k < parts; k++) {
         folio_tensor out = {(char *)tmp_out + k * dims * elem, p->a.dtype, p->a.num_seqs,
                             heads * parts * dims, parts * dims};
@@ -235,11 +290,11 @@ static folio_status by_partitions(paged *p, float *exp_sums, float *max_logits, 
         TRY(plan_keys(p, k * FOLIO_VLLM06_PARTITION_SIZE, FOLIO_VLLM06_PARTITION_SIZE));
         TRY(attend(p, out, max_logits + k, heads * parts, parts));
     }
-    TRY(write_sums(p, parts, (float *)(states + parts), exp_sums));
+    TRY(write_sums(p, parts, exp_sums));
     folio_merge m = FOLIO_WITH(folio_merge, .num_heads = p->a.num_heads,
                                .head_size = p->c->head_size, .num_parts = parts, .parts = states,
                                .out = {p->a.out, p->a.dtype, p->a.num_seqs, 0, 0});
-    return folio_merge_states(p->ctx, &m, &p->run);
+    return folio_merge_states(p->state->ctx, &m, &p->run);
 }
 
 folio_status folio_vllm06_paged_attention_v2(folio_vllm06_state *state,
@@ -247,10 +302,14 @@ folio_status folio_vllm06_paged_attention_v2(folio_vllm06_state *state,
                                              const folio_vllm06_kv_cache *cache, float *exp_sums,
                                              float *max_logits, void *tmp_out, const folio_run *run)
 {
-    REQUIRE(state != NULL, "paged_attention: state is NULL");
-    paged p = {.ctx = state->ctx, .c = cache};
-    STRUCT_IN(p.a, args, "folio_vllm06_paged_attention_args");
-    folio_status status = open_paged(&p, state, run);
-    if (status == FOLIO_OK) status = by_partitions(&p, exp_sums, max_logits, tmp_out);
-    return close_paged(&p, status);
+    paged p = {.state = state, .c = cache};
+    TRY(open_paged(&p, args, run));
+    int64_t parts = max_i64(ceil_div(p.a.max_seq_len, FOLIO_VLLM06_PARTITION_SIZE), 1);
+    TRY(check_partitions(&p, parts, exp_sums, max_logits, tmp_out));
+    void *memory;
+    int64_t bytes = parts * (int64_t)sizeof(folio_state);
+    TRY(folioi_alloc(&state->ctx->allocator, bytes, "partitions", &memory));
+    folio_status status = run_partitions(&p, memory, parts, exp_sums, max_logits, tmp_out);
+    folioi_free(&state->ctx->allocator, memory, bytes);
+    return status;
 }

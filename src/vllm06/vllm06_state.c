@@ -1,4 +1,5 @@
 /* vllm06_state.c: the state: a context, the plans that layers of one kind share, and layers. */
+#include "cache/kv_cache.h"
 #include "vllm06/vllm06.h"
 
 #include <math.h>
@@ -38,6 +39,7 @@ static void drop_plan(folio_context *ctx, folioi_vllm06_plan *p)
     folio_plan_destroy(p->plan);
     folio_batch_destroy(p->batch);
     folio_attention_destroy(p->attention);
+    folioi_array_free(&ctx->allocator, &p->asked);
     folioi_free(&ctx->allocator, p, sizeof *p);
 }
 
@@ -56,6 +58,9 @@ void folio_vllm06_state_destroy(folio_vllm06_state *state)
     folio_context *ctx = state->ctx;
     folioi_vllm06_drop_plans(ctx, state->plans);
     folioi_vllm06_drop_caches(state);
+    folioi_array_free(&ctx->allocator, &state->slots);
+    folioi_array_free(&ctx->allocator, &state->asking);
+    folioi_array_free(&ctx->allocator, &state->sums);
     folioi_free(&ctx->allocator, state, sizeof *state);
     folio_context_destroy(ctx);
 }
@@ -79,10 +84,8 @@ folio_status folioi_vllm06_find_plan(folio_vllm06_state *state, folio_vllm06_met
                                      folioi_vllm06_plan **out)
 {
     folioi_vllm06_plan **plans = graph != NULL ? &graph->plans : &state->plans;
-    folio_kv_cache_view view = {.struct_size = sizeof view};
-    if (cache != NULL) TRY(folio_kv_cache_get_view(cache, 0, &view));
-    int32_t block_size = cache != NULL ? view.desc->block_size : 0;
-    int64_t num_blocks = cache != NULL ? view.desc->num_blocks : 0;
+    int32_t block_size = cache != NULL ? cache->format.desc.block_size : 0;
+    int64_t num_blocks = cache != NULL ? cache->format.desc.num_blocks : 0;
     for (folioi_vllm06_plan *p = *plans; p != NULL; p = p->next) {
         *out = p;
         if (p->type == type && p->which == which && p->block_size == block_size &&

@@ -112,6 +112,33 @@ OPS_TEST(paged_attention_partitions)
     }
 }
 
+/* The state's plan follows what a call is given: lengths and blocks that changed in place, and other caches. */
+OPS_TEST(paged_attention_plans_anew)
+{
+    bed b, other;
+    bed_open(&b, state, FOLIO_F32, 4, 32, 8, short_lens);
+    bed_open(&other, state, FOLIO_F32, 4, 32, 8, short_lens);
+    bed_check_both(&b);
+    bed_check_both(&other);
+    b.lens[0]--; /* one key less, of the same blocks */
+    bed_check_both(&b);
+    int32_t *blocks = b.tables, first = blocks[0];
+    blocks[0] = blocks[1]; /* keys in another order */
+    blocks[1] = first;
+    bed_check_both(&b);
+    b.max_seq_len = 1200; /* a partition more, without keys */
+    bed_check_both(&b);
+    bed_check_both(&other);
+    b.tables[0] = (int32_t)b.c.num_blocks;
+    folio_vllm06_paged_attention_args a = bed_arguments(&b);
+    for (int i = 0; i < 2; i++) /* what was refused is refused again */
+        REFUSED(folio_vllm06_paged_attention_v1(state, &a, &b.c, NULL), FOLIO_ERR_ARGUMENT,
+                "block_table");
+    bed_check_both(&other);
+    bed_close(&b);
+    bed_close(&other);
+}
+
 /* Sequences that share all their blocks, as forks do: reading needs no block of one's own. */
 OPS_TEST(paged_attention_shared_blocks)
 {

@@ -452,11 +452,38 @@ static void run_other_layers(v06 *r, const v06_seq *prompts)
     v06_run(r, FOLIO_ATTENTION_DECODER);
 }
 
+/* More caches than a state describes at a time, each another by what it says of its bytes, twice around. */
+static void more_caches_than_kept(const char *original, const char *compute)
+{
+    static const v06_seq prompts[] = {{0, true, 11, 11, 0}}, decodes[] = {{0, false, 1, 12, 0}};
+    v06 r;
+    v06_init(&r, original, compute);
+    if (v06_open(&r) && v06_step(&r, prompts, 1)) {
+        v06_run(&r, FOLIO_ATTENTION_DECODER);
+        if (v06_step(&r, decodes, 1)) v06_run(&r, FOLIO_ATTENTION_DECODER);
+        support_buffer first = support_buffer_make(r.out.bytes);
+        memcpy(first.data, r.out.data, first.bytes);
+        folio_vllm06_forward_args a = v06_args(&r, FOLIO_ATTENTION_DECODER);
+        folio_vllm06_kv_cache kv = r.kv[0];
+        a.kv_cache = &kv;
+        for (size_t i = 0; i < 1200; i++) {
+            support_buffer_poison(&r.out);
+            kv.bytes = r.kv[0].bytes + i % 600;
+            CHECK_OK(folio_vllm06_forward(r.impl, &a, NULL));
+            CHECK(memcmp(first.data, r.out.data, first.bytes) == 0);
+        }
+        v06_check_images(&r);
+        support_buffer_free(&first);
+    }
+    v06_close(&r);
+}
+
 /* One metadata serves layers with caches and masks of their own. */
 static void metadata_serves_all_layers(const char *original, const char *compute)
 {
     static const v06_seq prompts[] = {{0, true, 11, 11, 0}, {1, true, 3, 3, 0}};
     v06 r;
+    more_caches_than_kept(original, compute);
     v06_init(&r, original, compute);
     if (v06_open(&r) && v06_step(&r, prompts, 2)) {
         v06_run(&r, FOLIO_ATTENTION_DECODER);
