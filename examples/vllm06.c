@@ -1,96 +1,155 @@
-/*
- * vllm06.c: runs each of vLLM 0.6's three backends, found by name.
- * Two layers, two prompts in one step, then one decode step over the caches that step has filled.
- */
+/* vllm06.c: the interface of vLLM 0.6, by each of its three backends and by its operators: a prompt, decodes, blocks
+ * copied and swapped, a bias, cross attention. Every row is compared with attention written out in plain loops. */
 #include "example.h"
 
 #include <folio/folio_vllm06.h>
-
 #include <math.h>
 
-enum { HEADS = 4, KV_HEADS = 2, SIZE = 64, BLOCK = 16, BLOCKS = 8, LAYERS = 2, SEQS = 2 };
+enum { HEADS = 4, KV_HEADS = 2, SIZE = 64, BLOCK = 16, BLOCKS = 16, TOKENS = 20 };
+enum { Q_ROW = HEADS * SIZE, K_ROW = KV_HEADS * SIZE, CACHE = BLOCKS * BLOCK * K_ROW };
 
-static float q[24 * HEADS * SIZE], k[24 * KV_HEADS * SIZE], v[24 * KV_HEADS * SIZE];
-static float out[24 * HEADS * SIZE], memory[LAYERS][2 * BLOCKS * BLOCK * KV_HEADS * SIZE];
+static float q[TOKENS * Q_ROW], k[TOKENS * K_ROW], v[TOKENS * K_ROW], out[TOKENS * Q_ROW];
+static float memory[2 * CACHE], spare[2 * CACHE]; /* K, then V */
+static double worst;                              /* the largest difference */
 
-static folio_tensor make_tensor(float *x, int64_t tokens, int heads, unsigned seed)
+/* Row `row` of out, over keys [first, end). */
+static void compare(int64_t row, int64_t first, int64_t end)
 {
-    make_numbers(x, tokens * heads * SIZE, seed);
-    return (folio_tensor){.data = x, .dtype = FOLIO_F32, .tokens = tokens};
-}
-
-/* Both layers over one step's metadata; the sum of what the last one gives. */
-static double run_step(folio_vllm06_impl *impl, const folio_vllm06_kv_cache *caches,
-                       folio_vllm06_metadata *metadata)
-{
-    const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(metadata);
-    int64_t tokens = f->num_prefill_tokens + f->num_decode_tokens;
-    for (unsigned layer = 0; layer < LAYERS; layer++) {
-        folio_vllm06_forward_args a =
-            FOLIO_WITH(folio_vllm06_forward_args, .attn_type = FOLIO_ATTENTION_DECODER);
-        a.query = make_tensor(q, tokens, HEADS, 3 * layer);
-        a.key = make_tensor(k, tokens, KV_HEADS, 3 * layer + 1);
-        a.value = make_tensor(v, tokens, KV_HEADS, 3 * layer + 2);
-        a.output = (folio_tensor){.data = out, .dtype = FOLIO_F32, .tokens = tokens};
-        a.kv_cache = &caches[layer];
-        a.attn_metadata = metadata;
-        must(folio_vllm06_forward(impl, &a, NULL));
-    }
-    double sum = 0;
-    for (int64_t i = 0; i < tokens * HEADS * SIZE; i++) sum += (double)out[i];
-    return sum;
-}
-
-static void run_backend(const folio_vllm06_backend *b, double sums[2])
-{
-    static const int32_t blocks[SEQS][2] = {{3, 5}, {6, 1}};
-    static const int64_t lens[SEQS] = {15, 9};
-    folio_vllm06_state *state;
-    folio_vllm06_impl *impl;
-    folio_vllm06_builder *builder;
-    folio_vllm06_impl_desc d = {.struct_size = sizeof d, .num_heads = HEADS, .head_size = SIZE};
-    d.num_kv_heads = KV_HEADS;
-    d.dtype = FOLIO_F32;
-    must(folio_vllm06_state_create("auto", NULL, &state));
-    must(folio_vllm06_make_impl(state, b, &d, &impl));
-    folio_vllm06_builder_desc how = FOLIO_WITH(folio_vllm06_builder_desc, .block_size = BLOCK);
-    must(folio_vllm06_builder_create(state, b, &how, &builder));
-    int64_t shape[3]; /* 2, BLOCKS, the rest */
-    folio_vllm06_kv_cache caches[LAYERS];
-    must(folio_vllm06_get_kv_cache_shape(BLOCKS, BLOCK, KV_HEADS, SIZE, shape));
-    for (int i = 0; i < LAYERS; i++)
-        caches[i] = (folio_vllm06_kv_cache){.key_cache = memory[i],
-                                            .bytes = sizeof memory[i],
-                                            .dtype = FOLIO_F32,
-                                            .block_size = BLOCK,
-                                            .num_kv_heads = KV_HEADS,
-                                            .head_size = SIZE,
-                                            .num_blocks = shape[1]};
-    for (int step = 0; step < 2; step++) {
-        folio_vllm06_metadata *metadata;
-        for (int i = 0; i < SEQS; i++) {
-            folio_vllm06_seq s =
-                FOLIO_WITH(folio_vllm06_seq, .block_table = blocks[i], .num_blocks = 2);
-            s.is_prompt = step == 0;
-            s.token_len = step == 0 ? lens[i] : 1;
-            s.context_len = step == 0 ? 0 : lens[i];
-            must(folio_vllm06_builder_add(builder, &s));
+    for (int64_t h = 0; h < HEADS; h++) {
+        const float *qh = q + row * Q_ROW + h * SIZE, *oh = out + row * Q_ROW + h * SIZE;
+        int64_t at = h / (HEADS / KV_HEADS) * SIZE; /* of the kv head, in a row of k or v */
+        double p[TOKENS], sum = 0;
+        for (int64_t j = first; j < end; j++) {
+            double dot = 0;
+            for (int64_t d = 0; d < SIZE; d++) dot += (double)qh[d] * (double)k[j * K_ROW + at + d];
+            sum += p[j] = exp(dot / sqrt(SIZE));
         }
-        must(folio_vllm06_builder_build(builder, &metadata));
-        sums[step] = run_step(impl, caches, metadata);
-        folio_vllm06_metadata_destroy(metadata);
+        for (int64_t d = 0; d < SIZE; d++) {
+            double x = 0;
+            for (int64_t j = first; j < end; j++) x += p[j] / sum * (double)v[j * K_ROW + at + d];
+            worst = fmax(worst, fabs(x - (double)oh[d]));
+        }
     }
-    printf("%-10s prompts %9.5f, decodes %9.5f\n", b->name, sums[0], sums[1]);
-    folio_vllm06_builder_destroy(builder);
-    folio_vllm06_impl_destroy(impl);
-    folio_vllm06_state_destroy(state);
+}
+
+static folio_vllm06_state *state;
+static const folio_vllm06_backend *backend;
+static folio_vllm06_impl *impl;
+/* K and V in one allocation, its bytes, and sizes; V may have an allocation of its own. */
+static folio_vllm06_kv_cache cache = {memory, NULL,     sizeof memory, FOLIO_F32,
+                                      BLOCK,  KV_HEADS, SIZE,          BLOCKS};
+
+static void fill_slots(int64_t *slots, const int32_t *table, int n)
+{
+    for (int t = 0; t < n; t++) slots[t] = table[t / BLOCK] * BLOCK + t % BLOCK;
+}
+
+static folio_tensor rows_of(float *x, int64_t n)
+{
+    return (folio_tensor){.data = x, .dtype = FOLIO_F32, .tokens = n};
+}
+
+/* One step: rows [row, row + n) of q and out; keys of self-attention are those of the same tokens. */
+static void step(folio_vllm06_metadata_fields f, folio_attention_type type, int64_t row, int64_t n)
+{
+    int cross = type == FOLIO_ATTENTION_ENCODER_DECODER;
+    int64_t first = cross ? 0 : row, keys = cross ? f.num_encoder_tokens : n;
+    folio_vllm06_metadata *metadata;
+    must(folio_vllm06_make_metadata(state, backend, &f, &metadata));
+    folio_vllm06_forward_args a =
+        FOLIO_WITH(folio_vllm06_forward_args, .query = rows_of(q + row * Q_ROW, n),
+                   .output = rows_of(out + row * Q_ROW, n), .kv_cache = &cache,
+                   .attn_metadata = metadata, .attn_type = type);
+    if (keys > 0) a.key = rows_of(k + first * K_ROW, keys);
+    if (keys > 0) a.value = rows_of(v + first * K_ROW, keys);
+    must(folio_vllm06_forward(impl, &a, NULL));
+    folio_vllm06_metadata_destroy(metadata);
+}
+
+/* The next token of a sequence that has `len` with it. */
+static void decode(const int32_t *table, int32_t len)
+{
+    int64_t slot = table[(len - 1) / BLOCK] * BLOCK + (len - 1) % BLOCK;
+    step(FOLIO_WITH(folio_vllm06_metadata_fields, .num_decode_tokens = 1, .slot_mapping = &slot,
+                    .seq_lens = &len, .block_tables = table, .block_tables_stride = 2),
+         FOLIO_ATTENTION_DECODER, len - 1, 1);
+    compare(len - 1, 0, len);
+}
+
+static void run_backend(void)
+{
+    static const int32_t table[] = {3, 5}, copied[] = {8, 9}, back[] = {10, 9}, cross[] = {12},
+                         len = 15, encoder_len = 7;
+    int64_t slots[TOKENS], cross_slots[TOKENS];
+    fill_slots(slots, table, len);
+    fill_slots(cross_slots, cross, encoder_len);
+    folio_vllm06_metadata_fields prompt =
+        FOLIO_WITH(folio_vllm06_metadata_fields, .num_prefills = 1, .slot_mapping = slots,
+                   .seq_lens = &len, .encoder_seq_lens = &encoder_len,
+                   .encoder_seq_lens_tensor = &encoder_len, .cross_slot_mapping = cross_slots,
+                   .cross_block_tables = cross, .cross_block_tables_stride = 1);
+    step(prompt, FOLIO_ATTENTION_DECODER, 0, len);
+    for (int t = 0; t < len; t++) compare(t, 0, t + 1);
+    for (int32_t n = 16; n <= 18; n++) decode(table, n);
+    folio_block_pair copies[] = {{3, 8}, {5, 9}}, away = {8, 0}, home = {0, 10};
+    folio_vllm06_kv_cache host = cache; /* a block goes out, and comes back as block 10 */
+    host.key_cache = spare;
+    must(folio_vllm06_copy_blocks(state, &cache, 1, copies, 2, NULL));
+    decode(copied, 19);
+    must(folio_vllm06_swap_blocks(state, &cache, &host, &away, 1, NULL));
+    must(folio_vllm06_swap_blocks(state, &host, &cache, &home, 1, NULL));
+    decode(back, 19);
+    float window[15 * 15]; /* a bias in place of causality: the last four keys */
+    must(folio_vllm06_make_sliding_window_bias(len, 4, window));
+    prompt.attn_bias = &(folio_vllm06_bias){window, 1, len, len};
+    step(prompt, FOLIO_ATTENTION_DECODER, 0, len);
+    for (int t = 0; t < len; t++) compare(t, t < 4 ? 0 : t - 3, t + 1);
+    for (int stored = 0; stored < 2; stored++) { /* the encoder's keys come; then they are cached */
+        prompt.num_encoder_tokens = stored ? 0 : encoder_len;
+        step(prompt, FOLIO_ATTENTION_ENCODER_DECODER, 0, len);
+        for (int t = 0; t < len; t++) compare(t, 0, encoder_len);
+    }
+}
+
+/* Rows stored and attended to by plain calls, K and V in two allocations. */
+static void run_operators(void)
+{
+    const int32_t table[] = {2, 7}, len = 18;
+    int64_t slots[TOKENS];
+    float sums[HEADS], tops[HEADS], parts[Q_ROW]; /* one partition of 512 keys */
+    fill_slots(slots, table, len);
+    cache.value_cache = spare;
+    folio_vllm06_reshape_and_cache_args rows =
+        FOLIO_WITH(folio_vllm06_reshape_and_cache_args, .key = k, .value = v, .dtype = FOLIO_F32,
+                   .num_tokens = len, .slot_mapping = slots);
+    must(folio_vllm06_reshape_and_cache(state, &rows, &cache, NULL));
+    folio_vllm06_paged_attention_args a =
+        FOLIO_WITH(folio_vllm06_paged_attention_args, .out = out, .query = q, .dtype = FOLIO_F32,
+                   .num_heads = HEADS, .num_seqs = 1, .block_tables = table,
+                   .max_num_blocks_per_seq = 2, .seq_lens = &len, .max_seq_len = len);
+    must(folio_vllm06_paged_attention_v1(state, &a, &cache, NULL));
+    compare(0, 0, len);
+    must(folio_vllm06_paged_attention_v2(state, &a, &cache, sums, tops, parts, NULL));
+    compare(0, 0, len);
 }
 
 int main(void)
 {
-    double x[2], t[2], i[2]; /* two layouts, three names, one attention */
-    run_backend(folio_vllm06_backend_find("xformers"), x);
-    run_backend(folio_vllm06_backend_find("torch-sdpa"), t);
-    run_backend(folio_vllm06_backend_find("ipex"), i);
-    return !(fabs(x[0] - t[0]) + fabs(x[1] - t[1]) + fabs(x[0] - i[0]) + fabs(x[1] - i[1]) < 1e-3);
+    folio_vllm06_impl_desc d =
+        FOLIO_WITH(folio_vllm06_impl_desc, .num_heads = HEADS, .head_size = SIZE,
+                   .num_kv_heads = KV_HEADS, .dtype = FOLIO_F32);
+    make_numbers(q, TOKENS * Q_ROW, 1);
+    make_numbers(k, TOKENS * K_ROW, 2);
+    make_numbers(v, TOKENS * K_ROW, 3);
+    must(folio_vllm06_state_create("cpu", NULL, &state));
+    for (int i = 0; i < 3; i++) {
+        backend = folio_vllm06_backend_find(i == 0 ? "xformers" : i == 1 ? "torch-sdpa" : "ipex");
+        must(folio_vllm06_make_impl(state, backend, &d, &impl));
+        run_backend();
+        folio_vllm06_impl_destroy(impl);
+    }
+    run_operators();
+    folio_vllm06_state_destroy(state);
+    printf("three backends and the operators: the largest difference is %.1e\n", worst);
+    return worst < 1e-5 ? 0 : 1;
 }
