@@ -77,7 +77,7 @@ if command -v compute-sanitizer > /dev/null; then
         stage "$tool, combinations" compute-sanitizer --tool $tool $room --error-exitcode 9 "$build/folio" check --backend cuda --filter combinations
         stage "$tool, decodes" compute-sanitizer --tool $tool $room --error-exitcode 9 "$build/folio" check --backend cuda --filter decoder
     done
-    stage "memcheck of vLLM 0.6's layer" compute-sanitizer --tool memcheck --error-exitcode 9 "$build/folio_cuda_vllm06_tests" vllm06_xformers
+    stage "memcheck of vLLM 0.6's layer" compute-sanitizer --tool memcheck --error-exitcode 9 "$build/folio_cuda_vllm06_tests" vllm06
     stage "memcheck of the device's own" compute-sanitizer --tool memcheck --report-api-errors no --error-exitcode 9 "$build/folio_cuda_tests" device block_moves
     stage "memcheck of KV memory" env FOLIO_TESTS_BACKEND=cuda compute-sanitizer --tool memcheck --error-exitcode 9 "$build/tests/folio_tests" swap.forked_sequences_go_one_by_one
 else

@@ -1,8 +1,7 @@
 #!/bin/sh
-# Proves that docs/lineage.md and the code agree: every row of its tables names at least one symbol
-# in its second column and one test or more in its last, the third or fourth; every symbol, and every field written
-# `struct.field`, is declared in the headers; every test is one folio_tests lists; no test of a suite
-# named there is left out.
+# Proves that docs/lineage.md and the code agree: every row of its tables names at least one symbol in its column
+# "Folio"; every symbol, and every field written `struct.field`, is declared in the headers; every test in a column
+# "Test" is one that folio_tests lists; no function of folio_vllm06.h is left out.
 # usage: lineage.sh <folio_tests> <header>...
 set -eu
 
@@ -53,6 +52,7 @@ done
             text = substr(text, RSTART + RLENGTH)
         }
         if (text ~ /^}/) open_struct = ""
+        if (match(text, /folio_vllm06_[a-z0-9_]+\(/)) function_of_vllm06[substr(text, RSTART, RLENGTH - 1)] = 1
         while (match(text, /[A-Za-z_][A-Za-z0-9_]*/)) {
             word = substr(text, RSTART, RLENGTH)
             text = substr(text, RSTART + RLENGTH)
@@ -72,28 +72,34 @@ done
         }
         return n
     }
-    function check_row(text,    cells, columns, n, i, suite) {
-        columns = split(text, cells, "|") - 2
-        if (columns != 3 && columns != 4) {
-            complain("a row has three columns, or four")
-            return
+    # The columns of the table that begins with this row.
+    function read_header(text,    cells, n, i) {
+        n = split(text, cells, "|")
+        folio = test = 0
+        for (i = 2; i < n; i++) {
+            gsub(/^ +| +$/, "", cells[i])
+            if (cells[i] == "Folio") folio = i
+            if (cells[i] == "Test") test = i
         }
+        columns = n
+        if (folio == 0) complain("the table has no column \"Folio\"")
+    }
+    function check_row(text,    cells, n, i, name) {
+        if (split(text, cells, "|") != columns) complain("the row has another number of columns than its table")
+        if (cells[2] ~ /^ [*][*].*[*][*] $/) return # the name of a group
         rows++
-        n = quoted(cells[3], "^(folio|FOLIO)_")
-        if (n == 0) complain("the row names no symbol")
+        n = quoted(text, "^(folio|FOLIO)_")
         for (i = 1; i <= n; i++) {
             symbols++
-            if (!(found[i] in known)) complain("no header declares " found[i])
+            name = found[i]
+            sub(/[ (].*/, "", name)
+            named[name] = 1
+            if (!(name in known)) complain("no header declares " name)
         }
-        n = quoted(cells[columns + 1], "^[a-z0-9_]+[.][a-z0-9_]+$")
-        if (n == 0) complain("the row names no test")
-        for (i = 1; i <= n; i++) {
-            if (!(found[i] in listed)) complain("no test is called " found[i])
-            named[found[i]] = 1
-            suite = found[i]
-            sub(/[.].*/, "", suite)
-            suites[suite] = 1
-        }
+        if (quoted(cells[folio], "^(folio|FOLIO)_") == 0) complain("the row names no symbol")
+        if (test == 0) return
+        n = quoted(cells[test], "^[a-z0-9_]+[.][a-z0-9_]+$")
+        for (i = 1; i <= n; i++) if (!(found[i] in listed)) complain("no test is called " found[i])
     }
     $0 == "TESTS" && !in_tests { in_tests = 1; next }
     !in_tests { learn($0); next }
@@ -101,16 +107,14 @@ done
     END {
         while ((status = (getline text < doc)) > 0) {
             line++
-            if (text ~ /^\|/ && text !~ /^\|[- |]+$/ && text !~ /^\| (Original|The originals) \|/) check_row(text)
+            if (text ~ /^\|/ && before !~ /^\|/) read_header(text)
+            else if (text ~ /^\|/ && text !~ /^\|[- |]+$/) check_row(text)
+            before = text
         }
         if (status < 0) complain("cannot be read")
         if (num_listed == 0) complain("folio_tests lists no test")
         if (rows == 0) complain("holds no row")
-        for (test in listed) {
-            suite = test
-            sub(/[.].*/, "", suite)
-            if ((suite in suites) && !(test in named)) complain("no row names " test)
-        }
-        if (bad == 0) print rows " rows name " symbols " symbols; all are declared and tested"
+        for (name in function_of_vllm06) if (!(name in named)) complain("no row names " name)
+        if (bad == 0) print rows " rows name " symbols " symbols; all are declared"
         exit bad > 0
     }'

@@ -6,13 +6,20 @@
 
 enum { Q, K, V, ENCODER_Q, ENCODER_K, ENCODER_V };
 
-void v06_on_both(const char *original, v06_body body)
+void v06_on_one(const char *original, v06_body body)
 {
     for (int i = 0; i < SUPPORT_NUM_BACKENDS; i++) {
         int before = test_failures();
         body(original, support_backends[i]);
-        if (test_failures() != before) printf("  ... on backend %s\n", support_backends[i]);
+        if (test_failures() != before)
+            printf("  ... %s on backend %s\n", original, support_backends[i]);
     }
+}
+
+void v06_on_all(v06_body body)
+{
+    static const char *const originals[] = {"xformers", "torch-sdpa", "torch-sdpa-ipex", "ipex"};
+    for (int i = 0; i < COUNT_OF(originals); i++) v06_on_one(originals[i], body);
 }
 
 void v06_init(v06 *r, const char *original, const char *compute)

@@ -2,7 +2,7 @@
  * vllm06_rig.h: steps of vLLM 0.6's interface with every number in the test's hands. Numbers are a
  * function of (sequence, token, head, dim). The rig keeps its own image of each cache in the
  * originals' byte layout; a forward must leave exactly that image, and the rows that dense
- * attention, computed here in double, gives. From vllm06_same*.c: tests that every suite runs.
+ * attention, computed here in double, gives. From vllm06_same*.c: tests that are the same for all backends.
  */
 #ifndef FOLIO_VLLM06_RIG_H
 #define FOLIO_VLLM06_RIG_H
@@ -54,8 +54,9 @@ typedef struct {
 } v06;
 
 typedef void (*v06_body)(const char *original, const char *compute);
-/* Runs the body on every compute backend of support_backends. */
-void v06_on_both(const char *original, v06_body body);
+/* Runs the body for every original, or for one, on every compute backend of support_backends. */
+void v06_on_all(v06_body body);
+void v06_on_one(const char *original, v06_body body);
 
 /* 4 heads of size 32 over 2 kv heads, f32, blocks of 8, two caches of NaN; no impl yet. */
 void v06_init(v06 *r, const char *original, const char *compute);
@@ -92,30 +93,24 @@ double v06_out(const v06 *r, int64_t row, int64_t column);
 /* Columns of a row. */
 int64_t v06_width(const v06 *r);
 
-/* --------------------------------------------------------- what all three suites have in common */
+/* ------------------------------------------------------ what is the same for all of them */
 
-/* Each name is a test, v06_same_<name> of vllm06_same*.c. A suite is V06_SAME(V06_TEST, suite, "original"). */
+/* Each name is a test, v06_same_<name> of vllm06_same*.c. */
 /* clang-format off */
-#define V06_SAME(V, s, a) \
-    V(s, a, get_name) V(s, a, classes) V(s, a, get_kv_cache_shape) V(s, a, split_kv_cache) \
-    V(s, a, swap_blocks) V(s, a, copy_blocks) V(s, a, supported_sizes) V(s, a, get_seq_lens) \
-    V(s, a, get_seq_len_block_table_args) V(s, a, mixed_step) V(s, a, metadata_fields) \
-    V(s, a, metadata_builder) V(s, a, prompts_then_decodes) V(s, a, profiling_run) \
-    V(s, a, use_cuda_graph) V(s, a, k_scale_v_scale) V(s, a, dtypes) V(s, a, num_queries_per_kv) \
-    V(s, a, fused_qkv) V(s, a, alibi_slopes) V(s, a, sliding_window) V(s, a, logits_soft_cap) \
-    V(s, a, make_biases) V(s, a, set_attn_bias) V(s, a, encoder_decoder) V(s, a, encoder_only) \
-    V(s, a, clipped_window) V(s, a, cross_decode_metadata) V(s, a, shared_prefix) V(s, a, prefix_hit) \
-    V(s, a, more_fields) V(s, a, bad_sums) V(s, a, split_arrays) V(s, a, graph_padding) \
-    V(s, a, compat) V(s, a, compat_differs) V(s, a, graph_capture) V(s, a, graph_cross) \
-    V(s, a, graph_clone) V(s, a, graph_errors) V(s, a, builder_window) V(s, a, builder_pad) \
-    V(s, a, incomplete_metadata) V(s, a, init_errors) V(s, a, metadata_errors) \
-    V(s, a, builder_errors) V(s, a, views_of_views) V(s, a, biases_in_fields) V(s, a, no_encoder) \
-    V(s, a, cross_bias_of_cached_encoder) V(s, a, forward_errors) V(s, a, views) \
-    V(s, a, is_prompt)
+#define V06_SAME(V) \
+    V(get_name) V(classes) V(get_kv_cache_shape) V(split_kv_cache) V(swap_blocks) V(copy_blocks) \
+    V(supported_sizes) V(get_seq_lens) V(get_seq_len_block_table_args) V(mixed_step) \
+    V(metadata_fields) V(metadata_builder) V(prompts_then_decodes) V(profiling_run) \
+    V(use_cuda_graph) V(k_scale_v_scale) V(dtypes) V(num_queries_per_kv) V(fused_qkv) \
+    V(alibi_slopes) V(sliding_window) V(logits_soft_cap) V(make_biases) V(set_attn_bias) \
+    V(encoder_decoder) V(encoder_only) V(clipped_window) V(cross_decode_metadata) \
+    V(shared_prefix) V(prefix_hit) V(more_fields) V(bad_sums) V(split_arrays) V(graph_padding) \
+    V(compat) V(compat_differs) V(graph_capture) V(graph_cross) V(graph_clone) V(graph_errors) \
+    V(builder_window) V(builder_pad) V(incomplete_metadata) V(init_errors) V(metadata_errors) \
+    V(builder_errors) V(views_of_views) V(biases_in_fields) V(no_encoder) \
+    V(cross_bias_of_cached_encoder) V(forward_errors) V(views) V(is_prompt)
 /* clang-format on */
-#define V06_DECLARE(suite, original, name) void v06_same_##name(const char *, const char *);
-V06_SAME(V06_DECLARE, , )
-#define V06_TEST(suite, original, name)                                                            \
-    TEST(suite, name) { v06_on_both(original, v06_same_##name); }
+#define V06_DECLARE(name) void v06_same_##name(const char *, const char *);
+V06_SAME(V06_DECLARE)
 
 #endif

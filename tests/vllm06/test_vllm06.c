@@ -1,13 +1,15 @@
-/* test_vllm06_xformers.c: the life of vLLM 0.6's xformers backend: prompts, chunked prompts and
- * decodes in one step, encoders, cross attention; its metadata, views and errors. */
+/* test_vllm06.c: the backends of vLLM 0.6: tests that are the same for all four (vllm06_same*.c), and those that one
+ * is enough for, which run as xformers: views of mixed steps, layers that share a state, streams, memory. */
 #include "vllm06/vllm06_rig.h"
 
 #include <stdlib.h>
 
-#define BOTH(name, body)                                                                           \
-    TEST(vllm06_xformers, name) { v06_on_both("xformers", body); }
+#define FOR_ALL(name)                                                                              \
+    TEST(vllm06, name) { v06_on_all(v06_same_##name); }
+V06_SAME(FOR_ALL)
 
-V06_SAME(V06_TEST, vllm06_xformers, "xformers")
+#define FOR_ONE(name)                                                                              \
+    TEST(vllm06, name) { v06_on_one("xformers", name); }
 
 /* ---------------------------------------------------------------------------------------- views */
 
@@ -77,7 +79,7 @@ static void prefill_metadata(const char *original, const char *compute)
     }
     v06_close(&r);
 }
-BOTH(prefill_metadata, prefill_metadata)
+FOR_ONE(prefill_metadata)
 
 static void decode_metadata(const char *original, const char *compute)
 {
@@ -114,7 +116,7 @@ static void decode_metadata(const char *original, const char *compute)
     }
     v06_close(&r);
 }
-BOTH(decode_metadata, decode_metadata)
+FOR_ONE(decode_metadata)
 
 /* Cross attention over the mixed step and then over its views, which attend by plans of their own. */
 static void cross_of_step_and_views(v06 *r)
@@ -192,7 +194,7 @@ static void forward_of_a_view(const char *original, const char *compute)
     }
     v06_close(&r);
 }
-BOTH(forward_of_a_view, forward_of_a_view)
+FOR_ONE(forward_of_a_view)
 
 /* ------------------------------------------------------------------------------------- one life */
 
@@ -225,7 +227,7 @@ static void whole_life(const char *original, const char *compute)
     }
     v06_close(&r);
 }
-BOTH(whole_life, whole_life)
+FOR_ONE(whole_life)
 
 /* Biases of encoder and cross attention, and of a chunk: [query_len][context + query_len]. */
 static void biases_by_type(const char *original, const char *compute)
@@ -297,7 +299,7 @@ static void biases_by_type(const char *original, const char *compute)
     }
     v06_close(&r);
 }
-BOTH(biases_by_type, biases_by_type)
+FOR_ONE(biases_by_type)
 
 /* The context of a state is one of the backend that was named, whatever the description says or leaves out. */
 static void context_of_a_state(const char *compute)
@@ -392,7 +394,7 @@ static void layers_share_a_state(const char *original, const char *compute)
         v06_close(&r);
     }
 }
-BOTH(layers_share_a_state, layers_share_a_state)
+FOR_ONE(layers_share_a_state)
 
 /* A step whose metadata another state made: it is told from the layer's own of the same number. */
 static void run_foreign(v06 *r)
@@ -502,7 +504,7 @@ static void metadata_serves_all_layers(const char *original, const char *compute
     }
     v06_close(&r);
 }
-BOTH(metadata_serves_all_layers, metadata_serves_all_layers)
+FOR_ONE(metadata_serves_all_layers)
 
 /* On a host backend there is no stream but NULL; another is refused, and nothing is written. */
 static void streams(const char *original, const char *compute)
@@ -540,7 +542,7 @@ static void streams(const char *original, const char *compute)
     }
     v06_close(&r);
 }
-BOTH(streams, streams)
+FOR_ONE(streams)
 
 /* A graph's state and metadata, and its plans. */
 static folio_status capture_with(const v06 *r, folio_vllm06_state *state, folio_vllm06_impl *impl,
@@ -670,4 +672,4 @@ static void out_of_memory(const char *original, const char *compute)
     }
     v06_close(&r);
 }
-BOTH(out_of_memory, out_of_memory)
+FOR_ONE(out_of_memory)
