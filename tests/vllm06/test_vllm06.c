@@ -31,92 +31,50 @@ static const folio_vllm06_metadata_fields *full_step(v06 *r)
     return folio_vllm06_metadata_get(r->m);
 }
 
+static bool same_biases(const folio_vllm06_metadata_fields *f,
+                        const folio_vllm06_metadata_fields *all, bool set)
+{
+    return (f->attn_bias != NULL) == set && f->attn_bias == all->attn_bias &&
+           (f->encoder_attn_bias != NULL) == set &&
+           f->encoder_attn_bias == all->encoder_attn_bias && (f->cross_attn_bias != NULL) == set &&
+           f->cross_attn_bias == all->cross_attn_bias;
+}
+
+/* A view shows the biases its metadata gets, before it is made and after, and takes none itself. Its fields are
+ * those of vllm06.views; here: the sums of encoders, and maxima of the other kind. */
 static void prefill_metadata(const char *original, const char *compute)
 {
+    static const folio_attention_type types[] = {FOLIO_ATTENTION_DECODER, FOLIO_ATTENTION_ENCODER,
+                                                 FOLIO_ATTENTION_ENCODER_DECODER};
+    static const v06_seq longest_is_a_prompts[] = {{0, true, 6, 6, 30}, {1, false, 1, 9, 20}};
+    float zeros[7 * 7] = {0};
+    folio_vllm06_bias biases[2] = {{zeros, 1, 7, 7}, {zeros, 1, 1, 1}};
     v06 r;
     v06_init(&r, original, compute);
-    if (v06_open(&r) && full_step(&r) != NULL) {
-        const folio_vllm06_metadata *p = folio_vllm06_prefill_metadata(r.m);
-        CHECK(p != NULL && p != r.m && p == folio_vllm06_prefill_metadata(r.m));
-        const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(p);
-        const folio_vllm06_metadata_fields *all = folio_vllm06_metadata_get(r.m);
-        CHECK(f->num_prefills == 2 && f->num_prefill_tokens == 12 && f->num_decode_tokens == 0);
-        CHECK(f->max_prefill_seq_len == 18 && f->max_decode_seq_len == 0 && f->max_query_len == 7);
-        CHECK(f->max_encoder_seq_len == 20 && f->use_cuda_graph == 0);
-        CHECK(f->max_decode_query_len == 0 && f->encoder_seq_start_loc[2] == 20);
-        CHECK(f->num_encoder_tokens == all->num_encoder_tokens && f->num_encoder_tokens > 0);
-        CHECK(f->slot_mapping == all->slot_mapping && f->seq_lens == all->seq_lens);
-        CHECK(f->query_start_loc == all->query_start_loc && f->block_tables == all->block_tables);
-        CHECK(f->seq_start_loc[2] == 25 && f->context_lens_tensor[1] == 13);
-        CHECK(f->seq_lens_tensor == all->seq_lens_tensor);
-        CHECK(f->encoder_seq_lens == all->encoder_seq_lens);
-        CHECK(f->encoder_seq_lens_tensor == all->encoder_seq_lens_tensor);
-        CHECK(f->cross_slot_mapping == all->cross_slot_mapping);
-        CHECK(f->cross_block_tables == all->cross_block_tables);
-        /* A view shows the biases its metadata gets, and takes none itself. */
-        static const folio_attention_type types[] = {
-            FOLIO_ATTENTION_DECODER, FOLIO_ATTENTION_ENCODER, FOLIO_ATTENTION_ENCODER_DECODER};
-        float zeros[7 * 7] = {0};
-        folio_vllm06_bias biases[2] = {{zeros, 1, 7, 7}, {zeros, 1, 1, 1}};
-        for (int i = 0; i < 3; i++) {
-            CHECK_OK(folio_vllm06_set_attn_bias(r.m, types[i], biases));
+    for (int late = 0; late < 2 && (r.state != NULL || v06_open(&r)); late++) {
+        const folio_vllm06_metadata_fields *all = full_step(&r), *f, *d;
+        const folio_vllm06_metadata *p = late ? NULL : folio_vllm06_prefill_metadata(r.m);
+        for (int i = 0; i < 3; i++) CHECK_OK(folio_vllm06_set_attn_bias(r.m, types[i], biases));
+        if (late) p = folio_vllm06_prefill_metadata(r.m);
+        f = folio_vllm06_metadata_get(p);
+        d = folio_vllm06_metadata_get(folio_vllm06_decode_metadata(r.m));
+        CHECK(f->encoder_seq_start_loc[2] == 20 && d->encoder_seq_start_loc == NULL);
+        CHECK(same_biases(f, all, true) && d->attn_bias == NULL && d->slot_mapping[2] == -1);
+        for (int i = 0; i < 3; i++)
             REFUSED(folio_vllm06_set_attn_bias((folio_vllm06_metadata *)p, types[i], biases),
                     FOLIO_ERR_ARGUMENT, "view");
-        }
-        CHECK(f->attn_bias != NULL && f->attn_bias == all->attn_bias);
-        CHECK(f->encoder_attn_bias != NULL && f->encoder_attn_bias == all->encoder_attn_bias);
-        CHECK(f->cross_attn_bias != NULL && f->cross_attn_bias == all->cross_attn_bias);
         for (int i = 0; i < 3; i++) CHECK_OK(folio_vllm06_set_attn_bias(r.m, types[i], NULL));
-        CHECK(f->attn_bias == NULL && f->encoder_attn_bias == NULL && f->cross_attn_bias == NULL);
-        all = full_step(&r); /* a view that is made after they are set */
-        for (int i = 0; i < 3; i++) CHECK_OK(folio_vllm06_set_attn_bias(r.m, types[i], biases));
-        f = folio_vllm06_metadata_get(folio_vllm06_prefill_metadata(r.m));
-        CHECK(f->attn_bias != NULL && f->attn_bias == all->attn_bias);
-        CHECK(f->encoder_attn_bias != NULL && f->encoder_attn_bias == all->encoder_attn_bias);
-        CHECK(f->cross_attn_bias != NULL && f->cross_attn_bias == all->cross_attn_bias);
-        if (v06_step(&r, mixed + 2, 3)) CHECK(folio_vllm06_prefill_metadata(r.m) == NULL);
-        CHECK(folio_vllm06_prefill_metadata(NULL) == NULL);
+        CHECK(same_biases(f, all, false));
     }
+    if (v06_step(&r, longest_is_a_prompts, 2)) {
+        const folio_vllm06_metadata *d = folio_vllm06_decode_metadata(r.m);
+        CHECK_INT(folio_vllm06_metadata_get(d)->max_encoder_seq_len, 30);
+    }
+    CHECK(folio_vllm06_prefill_metadata(NULL) == NULL &&
+          folio_vllm06_decode_metadata(NULL) == NULL);
     v06_close(&r);
 }
 FOR_ONE(prefill_metadata)
-
-static void decode_metadata(const char *original, const char *compute)
-{
-    v06 r;
-    v06_init(&r, original, compute);
-    if (v06_open(&r) && full_step(&r) != NULL) {
-        const folio_vllm06_metadata *d = folio_vllm06_decode_metadata(r.m);
-        CHECK(d != NULL && d != r.m && d == folio_vllm06_decode_metadata(r.m));
-        const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(d);
-        const folio_vllm06_metadata_fields *all = folio_vllm06_metadata_get(r.m);
-        CHECK(f->num_prefills == 0 && f->num_prefill_tokens == 0 && f->num_decode_tokens == 3);
-        CHECK(f->max_prefill_seq_len == 0 && f->max_decode_seq_len == 9 && f->use_cuda_graph == 1);
-        CHECK(f->slot_mapping == all->slot_mapping + 12 && f->slot_mapping[2] == -1);
-        CHECK(f->seq_lens_tensor == all->seq_lens_tensor + 2 && f->seq_lens_tensor[1] == 4);
-        CHECK(f->seq_lens == all->seq_lens + 2 && f->seq_lens[0] == 9);
-        CHECK(all->max_query_len == 7 && f->max_query_len == 1 && f->max_decode_query_len == 1);
-        CHECK(all->query_start_loc != NULL && f->query_start_loc == NULL);
-        CHECK(all->seq_start_loc != NULL && f->seq_start_loc == NULL);
-        CHECK(all->encoder_seq_start_loc != NULL && f->encoder_seq_start_loc == NULL);
-        CHECK(f->context_lens_tensor == all->context_lens_tensor + 2);
-        CHECK(f->block_tables == all->block_tables + 2 * r.blocks_per_seq);
-        CHECK(f->encoder_seq_lens == all->encoder_seq_lens + 2 && f->encoder_seq_lens[0] == 20);
-        CHECK(f->encoder_seq_lens_tensor == all->encoder_seq_lens_tensor + 2);
-        CHECK(f->cross_block_tables == all->cross_block_tables + 2 * 3);
-        CHECK(f->cross_slot_mapping == all->cross_slot_mapping && f->num_encoder_tokens == 20);
-        CHECK(f->max_encoder_seq_len == 20 && f->attn_bias == NULL);
-        static const v06_seq longest_is_a_prompts[] = {{0, true, 6, 6, 30}, {1, false, 1, 9, 20}};
-        if (v06_step(&r, longest_is_a_prompts, 2))
-            CHECK_INT(
-                folio_vllm06_metadata_get(folio_vllm06_decode_metadata(r.m))->max_encoder_seq_len,
-                30);
-        if (v06_step(&r, mixed, 2)) CHECK(folio_vllm06_decode_metadata(r.m) == NULL);
-        CHECK(folio_vllm06_decode_metadata(NULL) == NULL);
-    }
-    v06_close(&r);
-}
-FOR_ONE(decode_metadata)
 
 /* Cross attention over the mixed step and then over its views, which attend by plans of their own. */
 static void cross_of_step_and_views(v06 *r)

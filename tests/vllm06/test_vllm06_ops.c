@@ -428,6 +428,32 @@ static bool is_filled(const bed *b, int64_t i, int64_t from, bool fill)
     return same;
 }
 
+/* Pairs that every move refuses, of caches with `last` + 1 blocks; within one cache also a chain. */
+static void bad_pairs(folio_vllm06_state *state, const folio_vllm06_kv_cache *from,
+                      const folio_vllm06_kv_cache *to, int64_t last)
+{
+    const struct {
+        folio_block_pair pairs[2];
+        const char *words;
+        bool chain;
+    } bad[] = {{{{last, 3}, {last + 1, 4}}, "(from)[1]|outside [0,", false},
+               {{{last, 3}, {-1, 4}}, "(from)[1] = -1 is outside [0,", false},
+               {{{last, 3}, {last - 1, -1}}, "(to)[1] = -1 is outside [0,", false},
+               {{{last, 3}, {2, last + 1}}, "(to)[1]|outside [0,", false},
+               {{{last, 3}, {last - 1, 3}}, "(to)[1] = 3 is written twice", false},
+               {{{last, 3}, {3, 4}}, "block 3 is both read and written", true},
+               {{{3, 4}, {last, 3}}, "block 3 is both read and written", true},
+               {{{last, 3}, {3, last}}, "is both read and written", true}};
+    for (int i = 0; i < COUNT_OF(bad); i++) {
+        if (bad[i].chain && from != to) continue;
+        REFUSED(folio_vllm06_swap_blocks(state, from, to, bad[i].pairs, 2, NULL),
+                FOLIO_ERR_ARGUMENT, bad[i].words);
+        if (from == to)
+            REFUSED(folio_vllm06_copy_blocks(state, from, 1, bad[i].pairs, 2, NULL),
+                    FOLIO_ERR_ARGUMENT, bad[i].words);
+    }
+}
+
 OPS_TEST(copy_blocks)
 {
     bed a, b;
@@ -435,59 +461,71 @@ OPS_TEST(copy_blocks)
     bed_open(&b, state, FOLIO_BF16, 8, 64, 8, short_lens);
     for (int64_t i = 0; i < b.c.num_blocks; i++) is_filled(&b, i, i, true);
     int64_t last = a.c.num_blocks - 1;
-    const folio_block_pair pairs[] = {{last, 1}, {last, 0}, {last - 1, 2}};
+    const folio_block_pair pairs[] = {{last, 1}, {last, 0}, {last - 1, 2}}, one[] = {{last, 5}};
     folio_vllm06_kv_cache caches[] = {a.c, b.c};
     CHECK(!same_block(&a, last, &a, 1));
     CHECK_OK(folio_vllm06_copy_blocks(state, caches, 2, pairs, 3, NULL));
-    for (int i = 0; i < 3; i++) {
-        CHECK(same_block(&a, pairs[i].from, &a, pairs[i].to));
-        CHECK(same_block(&b, pairs[i].from, &b, pairs[i].to));
-    }
+    for (int i = 0; i < 3; i++) CHECK(same_block(&a, pairs[i].from, &a, pairs[i].to));
     for (int64_t i = 0; i <= last; i++) /* and no other block */
         CHECK(is_filled(&b, i, i < 2 ? last : i == 2 ? last - 1 : i, false));
-    const folio_block_pair first_only[] = {{last, 5}}; /* a list that goes on, and none at all */
-    CHECK_OK(folio_vllm06_copy_blocks(state, caches, 1, first_only, 1, NULL));
-    CHECK_OK(folio_vllm06_copy_blocks(state, NULL, 0, first_only, 1, NULL));
+    CHECK_OK(folio_vllm06_copy_blocks(state, caches, 1, one, 1, NULL)); /* a list that goes on */
+    CHECK_OK(folio_vllm06_copy_blocks(state, NULL, 0, one, 1, NULL));   /* and none at all */
     CHECK(same_block(&a, last, &a, 5) && is_filled(&b, 5, 5, false));
-    const folio_block_pair outside[] = {{last, 3}, {last + 1, 4}};
-    REFUSED(folio_vllm06_copy_blocks(state, caches, 2, outside, 2, NULL), FOLIO_ERR_ARGUMENT,
-            "pairs (from)[1]|outside [0,");
-    const folio_block_pair below[] = {{last, 3}, {last - 1, -1}};
-    REFUSED(folio_vllm06_copy_blocks(state, caches, 2, below, 2, NULL), FOLIO_ERR_ARGUMENT,
-            "pairs (to)[1] = -1 is outside [0,");
-    const folio_block_pair from_below[] = {{last, 3}, {-1, 4}}, past[] = {{last, 3}, {2, last + 1}};
-    REFUSED(folio_vllm06_copy_blocks(state, caches, 2, from_below, 2, NULL), FOLIO_ERR_ARGUMENT,
-            "pairs (from)[1] = -1 is outside [0,");
-    REFUSED(folio_vllm06_copy_blocks(state, caches, 2, past, 2, NULL), FOLIO_ERR_ARGUMENT,
-            "pairs (to)[1]|outside [0,");
-    const folio_block_pair twice[] = {{last, 3}, {last - 1, 3}}, chain[] = {{last, 3}, {3, 4}};
-    REFUSED(folio_vllm06_copy_blocks(state, caches, 2, twice, 2, NULL), FOLIO_ERR_ARGUMENT,
-            "pairs (to)[1] = 3 is written twice");
-    REFUSED(folio_vllm06_copy_blocks(state, caches, 2, chain, 2, NULL), FOLIO_ERR_ARGUMENT,
-            "block 3 is both read and written");
-    const folio_block_pair back[] = {{3, 4}, {last, 3}}; /* the same chain in the other order */
-    REFUSED(folio_vllm06_copy_blocks(state, caches, 2, back, 2, NULL), FOLIO_ERR_ARGUMENT,
-            "block 3 is both read and written");
-    CHECK(!same_block(&a, last, &a, 3) && !same_block(&a, last - 1, &a, 3));
+    bad_pairs(state, &a.c, &a.c, last);
     REFUSED(folio_vllm06_copy_blocks(state, NULL, 2, pairs, 1, NULL), FOLIO_ERR_ARGUMENT, "NULL");
-    REFUSED(folio_vllm06_copy_blocks(state, caches, -1, pairs, 1, NULL), FOLIO_ERR_ARGUMENT,
-            "num_caches is outside [0, 2147483647]");
-    REFUSED(folio_vllm06_copy_blocks(state, caches, INT64_MAX, pairs, 1, NULL), FOLIO_ERR_ARGUMENT,
-            "num_caches is outside [0, 2147483647]");
-    REFUSED(folio_vllm06_copy_blocks(NULL, caches, 2, pairs, 1, NULL), FOLIO_ERR_ARGUMENT, "NULL");
+    REFUSED(folio_vllm06_copy_blocks(NULL, caches, 2, pairs, 1, NULL), FOLIO_ERR_ARGUMENT, "state");
+    static const int64_t bad_counts[] = {-1, INT64_MAX};
+    for (int i = 0; i < 2; i++)
+        REFUSED(folio_vllm06_copy_blocks(state, caches, bad_counts[i], pairs, 1, NULL),
+                FOLIO_ERR_ARGUMENT, "num_caches is outside [0, 2147483647]");
+    const folio_block_pair fresh[] = {{last, 3}};
     caches[1].value_cache = NULL;
-    REFUSED(folio_vllm06_copy_blocks(state, caches, 2, outside, 1, NULL), FOLIO_ERR_ARGUMENT, "");
-    CHECK(!same_block(&a, last, &a, 3));
-    caches[1] = b.c;
-    caches[1].num_blocks--;
-    REFUSED(folio_vllm06_copy_blocks(state, caches, 2, pairs, 1, NULL), FOLIO_ERR_ARGUMENT,
-            "caches[1] has 339 blocks, kv_caches[0] 340");
-    caches[1] = b.c;
-    caches[0].num_blocks--;
-    REFUSED(folio_vllm06_copy_blocks(state, caches, 2, pairs, 1, NULL), FOLIO_ERR_ARGUMENT,
-            "caches[1] has 340 blocks, kv_caches[0] 339");
+    REFUSED(folio_vllm06_copy_blocks(state, caches, 2, fresh, 1, NULL), FOLIO_ERR_ARGUMENT,
+            "K and V in one allocation");
+    for (int i = 0; i < 2; i++) {
+        caches[0] = a.c;
+        caches[1] = b.c;
+        caches[i].num_blocks--;
+        REFUSED(folio_vllm06_copy_blocks(state, caches, 2, fresh, 1, NULL), FOLIO_ERR_ARGUMENT,
+                i ? "caches[1] has 339 blocks, kv_caches[0] 340"
+                  : "caches[1] has 340 blocks, kv_caches[0] 339");
+    }
+    CHECK(!same_block(&a, last, &a, 3) && !same_block(&a, last - 1, &a, 3));
     bed_close(&a);
     bed_close(&b);
+}
+
+/* Caches that share a part of their memory, in any shape: a of the caches is apart, b has last + 1 blocks. */
+static void swap_overlapping(const bed *a, const bed *b, int64_t last, size_t block)
+{
+    const folio_block_pair one[] = {{2, 6}}, zero[] = {{0, 0}};
+    folio_vllm06_kv_cache bad[7];
+    for (int i = 0; i < 7; i++) bad[i] = b->c;
+    bad[0].num_blocks--;
+    bad[1].value_cache = a->v.data;
+    bad[2].head_size /= 2;
+    bad[3].num_kv_heads /= 2;
+    bad[4].block_size /= 2;
+    bad[5].dtype = FOLIO_BF16;
+    bad[6].key_cache = a->k.data;
+    for (int i = 0; i < 7; i++)
+        REFUSED(folio_vllm06_swap_blocks(b->state, &b->c, &bad[i], one, 1, NULL),
+                FOLIO_ERR_ARGUMENT,
+                i == 6 ? "dst value_cache and src value_cache share memory"
+                       : "dst key_cache and src key_cache share memory");
+    for (int i = 0; i < 4; i++) { /* the last block of one is all of the other */
+        folio_vllm06_kv_cache other = b->c;
+        other.num_blocks = 1;
+        other.bytes = block;
+        other.key_cache = i < 2 ? (char *)b->k.data + (size_t)last * block : a->k.data;
+        other.value_cache = i < 2 ? a->v.data : (char *)b->v.data + (size_t)last * block;
+        REFUSED(folio_vllm06_swap_blocks(b->state, i % 2 ? &other : &b->c, i % 2 ? &b->c : &other,
+                                         zero, 1, NULL),
+                FOLIO_ERR_ARGUMENT,
+                i < 2 ? "dst key_cache and src key_cache share memory"
+                      : "dst value_cache and src value_cache share memory");
+    }
+    CHECK(!same_block(b, 2, b, 6));
 }
 
 OPS_TEST(swap_blocks)
@@ -498,7 +536,7 @@ OPS_TEST(swap_blocks)
     support_buffer_poison(&b.k);
     support_buffer_poison(&b.v);
     int64_t last = a.c.num_blocks - 1;
-    const folio_block_pair pairs[] = {{last, 4}, {last - 1, 2}};
+    const folio_block_pair pairs[] = {{last, 4}, {last - 1, 2}}, within[] = {{2, 3}};
     CHECK_OK(folio_vllm06_swap_blocks(state, &a.c, &b.c, pairs, 2, NULL));
     CHECK(same_block(&a, last, &b, 4) && same_block(&a, last - 1, &b, 2));
     size_t n = (size_t)b.c.block_size * KV_HEADS * 64 * 2;
@@ -507,93 +545,34 @@ OPS_TEST(swap_blocks)
         CHECK(support_is_poison((char *)b.k.data + (size_t)i * n, n) != swapped);
         CHECK(support_is_poison((char *)b.v.data + (size_t)i * n, n) != swapped);
     }
-    const folio_block_pair outside[] = {{last, 3}, {last + 1, 5}};
-    const folio_block_pair twice[] = {{last, 3}, {last - 1, 3}}, chain[] = {{2, 3}, {3, 5}};
+    bad_pairs(state, &a.c, &b.c, last);
+    bad_pairs(state, &b.c, &b.c, last);
     const folio_block_pair beyond[] = {{last, 3},
                                        {last - 1, 5}}; /* of a target with fewer blocks */
     folio_vllm06_kv_cache fewer = b.c;
     fewer.num_blocks = 5;
     REFUSED(folio_vllm06_swap_blocks(state, &a.c, &fewer, beyond, 2, NULL), FOLIO_ERR_ARGUMENT,
             "pairs (to)[1] = 5 is outside [0, 5)");
-    REFUSED(folio_vllm06_swap_blocks(state, &a.c, &b.c, outside, 2, NULL), FOLIO_ERR_ARGUMENT,
-            "pairs (from)[1]|outside [0,");
-    REFUSED(folio_vllm06_swap_blocks(state, &a.c, &b.c, twice, 2, NULL), FOLIO_ERR_ARGUMENT,
-            "pairs (to)[1] = 3 is written twice");
-    REFUSED(folio_vllm06_swap_blocks(state, &b.c, &b.c, chain, 2, NULL), FOLIO_ERR_ARGUMENT,
-            "block 3 is both read and written");
-    const folio_block_pair back[] = {{3, 5}, {2, 3}};
-    REFUSED(folio_vllm06_swap_blocks(state, &b.c, &b.c, back, 2, NULL), FOLIO_ERR_ARGUMENT,
-            "block 3 is both read and written");
-    const folio_block_pair from_below[] = {{2, 3}, {-1, 5}}, to_below[] = {{2, 3}, {1, -1}};
-    const folio_block_pair to_past[] = {{2, 3}, {1, last + 1}};
-    for (int same = 0; same < 2; same++) { /* also within one cache */
-        const folio_vllm06_kv_cache *from = same ? &b.c : &a.c;
-        REFUSED(folio_vllm06_swap_blocks(state, from, &b.c, from_below, 2, NULL),
-                FOLIO_ERR_ARGUMENT, "(from)[1] = -1 is outside [0,");
-        REFUSED(folio_vllm06_swap_blocks(state, from, &b.c, to_below, 2, NULL), FOLIO_ERR_ARGUMENT,
-                "(to)[1] = -1 is outside [0,");
-        REFUSED(folio_vllm06_swap_blocks(state, from, &b.c, to_past, 2, NULL), FOLIO_ERR_ARGUMENT,
-                "(to)[1]|outside [0,");
-        REFUSED(folio_vllm06_swap_blocks(state, from, &b.c, outside, 2, NULL), FOLIO_ERR_ARGUMENT,
-                "(from)[1]|outside [0,");
-        REFUSED(folio_vllm06_swap_blocks(state, from, &b.c, twice, 2, NULL), FOLIO_ERR_ARGUMENT,
-                "(to)[1] = 3 is written twice");
-    }
     CHECK(support_is_poison((char *)b.k.data + 3 * n, n));
-    CHECK_OK(folio_vllm06_swap_blocks(state, &b.c, &b.c, chain, 1, NULL)); /* 2 to 3 */
+    CHECK_OK(folio_vllm06_swap_blocks(state, &b.c, &b.c, within, 1, NULL));
     CHECK(same_block(&b, 2, &b, 3) && same_block(&b, 2, &a, last - 1));
-    REFUSED(folio_vllm06_swap_blocks(state, &a.c, NULL, pairs, 2, NULL), FOLIO_ERR_ARGUMENT,
-            "NULL");
-    REFUSED(folio_vllm06_swap_blocks(state, NULL, &b.c, pairs, 2, NULL), FOLIO_ERR_ARGUMENT,
-            "NULL");
+    REFUSED(folio_vllm06_swap_blocks(state, &a.c, NULL, pairs, 2, NULL), FOLIO_ERR_ARGUMENT, "dst");
+    REFUSED(folio_vllm06_swap_blocks(state, NULL, &b.c, pairs, 2, NULL), FOLIO_ERR_ARGUMENT, "src");
+    REFUSED(folio_vllm06_swap_blocks(NULL, &a.c, &b.c, pairs, 2, NULL), FOLIO_ERR_ARGUMENT,
+            "state");
+    /* on a device a part is brought to a place of its own */
+    if (strcmp(backend, "cuda") != 0) swap_overlapping(&a, &b, last, n);
     folio_vllm06_kv_cache other = b.c;
-    if (strcmp(backend, "cuda") != 0) { /* there a part is brought to a place of its own */
-        const folio_block_pair one[] = {{2, 6}};
-        other.num_blocks--;
-        REFUSED(folio_vllm06_swap_blocks(state, &b.c, &other, one, 1, NULL), FOLIO_ERR_ARGUMENT,
-                "dst key_cache and src key_cache share memory");
-        other = b.c;
-        other.value_cache = a.v.data;
-        REFUSED(folio_vllm06_swap_blocks(state, &b.c, &other, one, 1, NULL), FOLIO_ERR_ARGUMENT,
-                "dst key_cache and src key_cache share memory");
-        other = b.c;
-        other.key_cache = a.k.data;
-        REFUSED(folio_vllm06_swap_blocks(state, &b.c, &other, one, 1, NULL), FOLIO_ERR_ARGUMENT,
-                "dst value_cache and src value_cache share memory");
-        for (int i = 0; i < 4; i++) { /* the same memory in another shape */
-            other = b.c;
-            if (i == 0) other.head_size /= 2;
-            if (i == 1) other.num_kv_heads /= 2;
-            if (i == 2) other.block_size /= 2;
-            if (i == 3) other.dtype = FOLIO_BF16;
-            REFUSED(folio_vllm06_swap_blocks(state, &b.c, &other, one, 1, NULL), FOLIO_ERR_ARGUMENT,
-                    "dst key_cache and src key_cache share memory");
-        }
-        CHECK(!same_block(&b, 2, &b, 6));
-        for (int i = 0; i < 4; i++) { /* the last block of one is all of the other */
-            const folio_block_pair zero[] = {{0, 0}};
-            other = b.c;
-            other.num_blocks = 1;
-            other.key_cache = i < 2 ? (char *)b.k.data + (size_t)last * n : a.k.data;
-            other.value_cache = i < 2 ? a.v.data : (char *)b.v.data + (size_t)last * n;
-            REFUSED(folio_vllm06_swap_blocks(state, i % 2 ? &other : &b.c, i % 2 ? &b.c : &other,
-                                             zero, 1, NULL),
-                    FOLIO_ERR_ARGUMENT,
-                    i < 2 ? "dst key_cache and src key_cache share memory"
-                          : "dst value_cache and src value_cache share memory");
-        }
-        other = b.c;
-    }
     other.dtype = FOLIO_BF16;
     REFUSED(folio_vllm06_swap_blocks(state, &a.c, &other, pairs, 2, NULL), FOLIO_ERR_ARGUMENT,
-            "bf16");
+            "dtypes differ, f16 and bf16");
     for (int i = 0; i < 3; i++) { /* blocks of half the size */
         other = b.c;
         *(i == 0 ? &other.head_size : i == 1 ? &other.num_kv_heads : &other.block_size) /= 2;
         REFUSED(folio_vllm06_swap_blocks(state, &a.c, &other, pairs, 2, NULL), FOLIO_ERR_ARGUMENT,
-                "differ");
+                "geometries differ");
         REFUSED(folio_vllm06_swap_blocks(state, &other, &a.c, pairs, 2, NULL), FOLIO_ERR_ARGUMENT,
-                "differ");
+                "geometries differ");
     }
     CHECK_OK(folio_vllm06_swap_blocks(state, &a.c, &fewer, beyond, 1, NULL));
     CHECK(same_block(&a, last, &b, 3));

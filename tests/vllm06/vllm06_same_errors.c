@@ -92,106 +92,72 @@ void v06_same_incomplete_metadata(const char *original, const char *compute)
     v06_close(&r);
 }
 
+/* A change to a layer, and the sentence it must bring. */
+#define BAD_IMPL(change, status, words)                                                            \
+    do {                                                                                           \
+        folio_vllm06_impl_desc d = r.d;                                                            \
+        impl = NOWHERE;                                                                            \
+        change;                                                                                    \
+        REFUSED(folio_vllm06_make_impl(r.state, r.b, &d, &impl), status, words);                   \
+        CHECK(impl == NULL);                                                                       \
+    } while (0)
+#define BAD_IMPLS(list, change, words)                                                             \
+    for (int i = 0; i < COUNT_OF(list); i++) BAD_IMPL(change, FOLIO_ERR_ARGUMENT, words)
+
+/* fp8 in packs of 16 takes no other head sizes, where the layout has packs. */
+static void bad_packs(const v06 *r)
+{
+    static const char *const names[] = {"fp8", "fp8_e4m3", "fp8_e5m2"};
+    for (int i = 0; i < COUNT_OF(names); i++) {
+        folio_vllm06_impl_desc d = r->d;
+        folio_vllm06_impl *impl = NULL;
+        d.head_size = 120;
+        d.kv_cache_dtype = names[i];
+        if (r->b->layout != FOLIO_LAYOUT_XPACKED)
+            CHECK_OK(folio_vllm06_make_impl(r->state, r->b, &d, &impl));
+        else
+            REFUSED(folio_vllm06_make_impl(r->state, r->b, &d, &impl), FOLIO_ERR_ARGUMENT,
+                    "packs of 16; k_head_size 120 is not a multiple");
+        folio_vllm06_impl_destroy(impl);
+    }
+}
+
 void v06_same_init_errors(const char *original, const char *compute)
 {
+    static const float bad_slopes[][4] = {
+        {NAN, 1, 1, 1}, {1, 1, -INFINITY, 1}, {1, 1, 1, INFINITY}};
+    static const char *const which[] = {"slopes[0]", "slopes[2]", "slopes[3]"};
+    static const char *const no_names[] = {"fp7", "fp8_e3m4", "fp8_e4m3fn", "FP8", "f32", ""};
+    static const float no_caps[] = {-1.0f, NAN, INFINITY}, no_scales[] = {NAN, INFINITY, -INFINITY};
+    static const int no_dtypes[] = {0, 99, FOLIO_F64, FOLIO_FP8_E4M3, FOLIO_FP8_E5M2};
+    static const int32_t no_sizes[] = {0, -8, 4, 36, 572};
     v06 r;
     v06_init(&r, original, compute);
-    folio_vllm06_impl *impl = NOWHERE;
-    folio_vllm06_impl_desc d = r.d;
     if (v06_open(&r)) {
-        d.blocksparse_params = &d;
-        REFUSED(folio_vllm06_make_impl(r.state, r.b, &d, &impl), FOLIO_ERR_UNSUPPORTED,
-                "block-sparse");
-        CHECK(impl == NULL);
-        d = r.d;
-        d.num_kv_heads = 3;
-        REFUSED(folio_vllm06_make_impl(r.state, r.b, &d, &impl), FOLIO_ERR_ARGUMENT, "3");
-        static const float bad_slopes[][4] = {
-            {NAN, 1, 1, 1}, {1, 1, -INFINITY, 1}, {1, 1, 1, INFINITY}};
-        static const char *const which[] = {"slopes[0]", "slopes[2]", "slopes[3]"};
-        for (int i = 0; i < COUNT_OF(bad_slopes); i++) {
-            d = r.d;
-            d.alibi_slopes = bad_slopes[i];
-            REFUSED(folio_vllm06_make_impl(r.state, r.b, &d, &impl), FOLIO_ERR_ARGUMENT, which[i]);
-        }
-        d = r.d;
-        d.num_heads = -4;
-        REFUSED(folio_vllm06_make_impl(r.state, r.b, &d, &impl), FOLIO_ERR_ARGUMENT,
-                "num_heads|-4");
-        d = r.d;
-        d.num_kv_heads = -1;
-        REFUSED(folio_vllm06_make_impl(r.state, r.b, &d, &impl), FOLIO_ERR_ARGUMENT,
-                "num_kv_heads is -1");
-        static const char *const no_names[] = {"fp7", "fp8_e3m4", "fp8_e4m3fn", "FP8", "f32", ""};
-        for (int i = 0; i < COUNT_OF(no_names); i++) {
-            d = r.d;
-            d.kv_cache_dtype = no_names[i];
-            REFUSED(folio_vllm06_make_impl(r.state, r.b, &d, &impl), FOLIO_ERR_ARGUMENT,
-                    "kv_cache_dtype");
-            CHECK(impl == NULL);
-        }
-        bool packs = r.b->layout == FOLIO_LAYOUT_XPACKED;
-        static const char *const fp8[] = {"fp8", "fp8_e4m3", "fp8_e5m2"};
-        for (int i = 0; i < COUNT_OF(fp8); i++) { /* in packs of 16 */
-            d = r.d;
-            d.head_size = 120;
-            d.kv_cache_dtype = fp8[i];
-            if (packs)
-                REFUSED(folio_vllm06_make_impl(r.state, r.b, &d, &impl), FOLIO_ERR_ARGUMENT,
-                        "packs of 16; k_head_size 120 is not a multiple");
-            else CHECK_OK(folio_vllm06_make_impl(r.state, r.b, &d, &impl));
-            folio_vllm06_impl_destroy(impl);
-            impl = NULL;
-        }
-        d = r.d;
-        d.sliding_window = -1;
-        REFUSED(folio_vllm06_make_impl(r.state, r.b, &d, &impl), FOLIO_ERR_ARGUMENT,
-                "sliding_window");
-        static const float no_caps[] = {-1.0f, NAN, INFINITY},
-                           no_scales[] = {NAN, INFINITY, -INFINITY};
-        for (int i = 0; i < COUNT_OF(no_caps); i++) {
-            d = r.d;
-            d.logits_soft_cap = no_caps[i];
-            REFUSED(folio_vllm06_make_impl(r.state, r.b, &d, &impl), FOLIO_ERR_ARGUMENT,
-                    "soft_cap is");
-        }
-        for (int i = 0; i < COUNT_OF(no_scales); i++) {
-            d = r.d;
-            d.scale = no_scales[i];
-            REFUSED(folio_vllm06_make_impl(r.state, r.b, &d, &impl), FOLIO_ERR_ARGUMENT,
-                    "scale is");
-        }
-        d = r.d;
-        d.compat = 2;
-        REFUSED(folio_vllm06_make_impl(r.state, r.b, &d, &impl), FOLIO_ERR_ARGUMENT, "compat is 2");
-        d.compat = -1;
-        REFUSED(folio_vllm06_make_impl(r.state, r.b, &d, &impl), FOLIO_ERR_ARGUMENT,
-                "compat is -1");
-        static const int no_dtypes[] = {0, 99, FOLIO_F64, FOLIO_FP8_E4M3, FOLIO_FP8_E5M2};
-        for (int i = 0; i < COUNT_OF(no_dtypes); i++) {
-            d = r.d;
-            d.dtype = (folio_dtype)no_dtypes[i];
-            REFUSED(folio_vllm06_make_impl(r.state, r.b, &d, &impl), FOLIO_ERR_ARGUMENT, "dtype");
-        }
-        d = r.d;
-        static const int32_t no_sizes[] = {0, -8, 4, 36, 572};
-        for (int i = 0; i < COUNT_OF(no_sizes); i++) {
-            d.head_size = no_sizes[i];
-            REFUSED(folio_vllm06_make_impl(r.state, r.b, &d, &impl), FOLIO_ERR_ARGUMENT,
-                    "head_size");
-        }
-        d.head_size = 584;
-        REFUSED(folio_vllm06_make_impl(r.state, r.b, &d, &impl), FOLIO_ERR_UNSUPPORTED, "584|576");
-        d.struct_size = 0;
-        REFUSED(folio_vllm06_make_impl(r.state, r.b, &d, &impl), FOLIO_ERR_ARGUMENT, "struct_size");
+        folio_vllm06_impl *impl = NOWHERE;
+        folio_vllm06_state *state = NOWHERE;
+        BAD_IMPL(d.blocksparse_params = &d, FOLIO_ERR_UNSUPPORTED, "block-sparse");
+        BAD_IMPL(d.num_kv_heads = 3, FOLIO_ERR_ARGUMENT, "3");
+        BAD_IMPL(d.num_heads = -4, FOLIO_ERR_ARGUMENT, "num_heads|-4");
+        BAD_IMPL(d.num_kv_heads = -1, FOLIO_ERR_ARGUMENT, "num_kv_heads is -1");
+        BAD_IMPL(d.sliding_window = -1, FOLIO_ERR_ARGUMENT, "sliding_window is -1");
+        BAD_IMPL(d.compat = 2, FOLIO_ERR_ARGUMENT, "compat is 2");
+        BAD_IMPL(d.compat = -1, FOLIO_ERR_ARGUMENT, "compat is -1");
+        BAD_IMPL(d.head_size = 584, FOLIO_ERR_UNSUPPORTED, "584|576");
+        BAD_IMPL(d.struct_size = 0, FOLIO_ERR_ARGUMENT, "struct_size");
+        BAD_IMPLS(bad_slopes, d.alibi_slopes = bad_slopes[i], which[i]);
+        BAD_IMPLS(no_names, d.kv_cache_dtype = no_names[i], "kv_cache_dtype");
+        BAD_IMPLS(no_caps, d.logits_soft_cap = no_caps[i], "soft_cap is");
+        BAD_IMPLS(no_scales, d.scale = no_scales[i], "scale is");
+        BAD_IMPLS(no_dtypes, d.dtype = (folio_dtype)no_dtypes[i], "dtype");
+        BAD_IMPLS(no_sizes, d.head_size = no_sizes[i], "head_size");
+        bad_packs(&r);
         REFUSED(folio_vllm06_make_impl(r.state, r.b, NULL, &impl), FOLIO_ERR_ARGUMENT, "NULL");
         REFUSED(folio_vllm06_make_impl(NULL, r.b, &r.d, &impl), FOLIO_ERR_ARGUMENT, "state");
         REFUSED(folio_vllm06_make_impl(r.state, r.b, &r.d, NULL), FOLIO_ERR_ARGUMENT, "out");
-        CHECK(impl == NULL);
-        folio_vllm06_state *state = NOWHERE;
         REFUSED(folio_vllm06_state_create("no-such", NULL, &state), ANY_REFUSAL, "no-such");
         REFUSED(folio_vllm06_state_create("reference", NULL, NULL), FOLIO_ERR_ARGUMENT, "out");
-        CHECK(state == NULL && folio_vllm06_state_context(r.state) != NULL);
+        CHECK(impl == NULL && state == NULL && folio_vllm06_state_context(r.state) != NULL);
     }
     v06_close(&r);
 }
