@@ -38,16 +38,17 @@
  * Threads. A state and everything made from it are used by one thread at a time.
  *
  * Lifetimes. Objects may be destroyed in any order, as in folio.h: metadata, impls and builders keep
- * their state alive, and objects of its context keep that context.
+ * their state alive, and objects of its context keep that context. A state remembers the caches it was
+ * given, by pointers and sizes; between calls it does not touch their memory.
  *
- * Devices. With compute "cuda", or a context of that backend, these must be in memory that the
- * device can access: query, key, value, output and caches; for the operators also alibi_slopes,
- * exp_sums, max_logits and tmp_out. Everything else is in host memory: fields, lengths, block
- * tables, slots, pairs, biases, a graph's buffers, an impl's alibi_slopes. Calls that compute or
- * move data take a folio_run; only its stream is used (run NULL: the default stream). These calls
- * return when their work is queued. folio_run_wait on the context waits until the stream is idle and
- * returns its first error. All calls of one state use one stream. Wait for it before a call uses
- * another stream, and before you free memory that the work reads or writes.
+ * Devices. With compute "cuda" these must be in memory that the device can access: query, key, value,
+ * output and caches; for the operators also alibi_slopes, exp_sums, max_logits and tmp_out. Everything
+ * else is in host memory: fields, lengths, block tables, slots, pairs, biases, a graph's buffers, an
+ * impl's alibi_slopes. Calls that compute or move data take a folio_run; only its stream is used (run
+ * NULL: the default stream). These calls return when their work is queued. folio_run_wait on the
+ * context waits until the stream is idle and returns its first error. All calls of one state use one
+ * stream. Wait for it before a call uses another stream, and before you free memory that the work
+ * reads or writes.
  */
 #ifndef FOLIO_FOLIO_VLLM06_H
 #define FOLIO_FOLIO_VLLM06_H
@@ -115,8 +116,9 @@ typedef struct folio_vllm06_bias {
  * not add up to seq_len; prompts whose new tokens together are not num_prefill_tokens; decodes that
  * have more or fewer than one new token by query_start_loc, or a context below seq_len - 1; running
  * sums that do not match the lengths; lengths that differ from their tensor; any other
- * num_encoder_tokens; without chunked_prefill, rows of prefill_block_tables that differ from those of
- * block_tables; is_prompt together with decodes. It compares no other fields: maxima may be too
+ * num_encoder_tokens; tables with rows and a stride of 0; without chunked_prefill, rows of
+ * prefill_block_tables that differ from those of block_tables; is_prompt together with decodes. It
+ * compares no other fields: maxima may be too
  * large, and forward checks slots and blocks.
  *
  * Except with chunked_prefill, seq_lens and seq_lens_tensor have the same values, and one of them is
@@ -352,6 +354,8 @@ typedef struct folio_vllm06_impl_desc {
     int32_t compat;        /* 0, or 1: as the originals, see above */
 } folio_vllm06_impl_desc;
 
+/** Rejects what no cache of the backend can hold: fp8 in packs of 16 (layout XPACKED) with a head_size
+ * that is not a multiple of 16. */
 FOLIO_API folio_status folio_vllm06_make_impl(folio_vllm06_state *state,
                                               const folio_vllm06_backend *backend,
                                               const folio_vllm06_impl_desc *desc,
