@@ -79,7 +79,8 @@ def attend(q: Any, k: Any = None, v: Any = None, *, cache: Optional[KVCache] = N
         fields.lse = array(lse_out).data
     fields.slopes, keep_slopes = floats(ctx, slopes, "slopes", heads)
     fields.sinks, keep_sinks = floats(ctx, sinks, "sinks", heads)
-    check(lib.folio_attend(ctx._as_parameter_, ctypes.byref(at), abi.FOLIO_ATTENTION_DECODER, ctypes.byref(step), memory,
+    check(lib.folio_attend(ctx._as_parameter_, ctypes.byref(at), abi.FOLIO_ATTENTION_DECODER,
+                           ctypes.byref(step), memory,
                            integer(layer, "layer"), ctypes.byref(fields), run_of(ctx, q, stream)))
     return (out, lse_out) if lse else out
 

@@ -45,7 +45,8 @@ class Plan(Handle):
     """
 
     def __init__(self, attentions: Union[Attention, Sequence[Attention]], *, max_seqs: int = 0,
-                 max_query_tokens: int = 0, max_seq_len: int = 0, cache: Optional[KVCache] = None, cross_cache: Optional[KVCache] = None,
+                 max_query_tokens: int = 0, max_seq_len: int = 0, cache: Optional[KVCache] = None,
+                 cross_cache: Optional[KVCache] = None,
                  types: Any = None, block_size: int = 0, num_blocks: int = 0, cross_num_blocks: int = 0,
                  max_encoder_tokens: int = 0, max_query_len: int = 0, graph: bool = False,
                  batch_invariant: bool = False, private_slots: bool = False,

@@ -136,7 +136,8 @@ def run_attention(f):
     v = [number(i + 2000) for i in range(TOKENS * KV_HEADS * SIZE)]
     arrays = {name: ffi.new("float[]", values) for name, values in (("q", q), ("k", k), ("v", v))}
     arrays["out"] = ffi.new("float[]", len(q))
-    tensors = f.struct("folio_tensors", **{name: {"data": a, "tokens": TOKENS} for name, a in arrays.items()})
+    tensors = f.struct("folio_tensors", **{name: {"data": a, "dtype": lib.FOLIO_F32, "tokens": TOKENS}
+                                           for name, a in arrays.items()})
     f.must(lib.folio_attention_forward(plan, 0, lib.FOLIO_ATTENTION_DECODER, cache, 0, tensors, ffi.NULL))
     error = max(abs(a - b) for a, b in zip(arrays["out"], by_hand(q, k, v)))
     for kind, what in (("plan", plan), ("batch", batch), ("kv_cache", cache), ("attention", attention),
