@@ -304,8 +304,7 @@ static void add_result(bench *b, trial *t, const lists *in, const setting *s)
 {
     result *to = &b->results[b->num_results++];
     folio_plan_info info = {.struct_size = sizeof info};
-    bool named =
-        folio_plan_get_info(t->rigs[WHOLE].plan, 0, FOLIO_ATTENTION_DECODER, &info) == FOLIO_OK;
+    bool named = bench_rig_kernel(&t->rigs[WHOLE], &info);
     *to = (result){.of = *s,
                    .in = in,
                    .reps = t->reps,

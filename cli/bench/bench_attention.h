@@ -217,6 +217,8 @@ typedef struct rig {
 bool bench_rig_open(rig *r, folio_context *ctx, bench_device *device, const setting *s,
                     int64_t seed);
 bool bench_rig_forward(const rig *r, double *seconds);
+/* What a forward runs. */
+bool bench_rig_kernel(const rig *r, folio_plan_info *info);
 
 /* Fills another cache of the rig's shape with the numbers of its own; on a device with any numbers. */
 bool bench_rig_fill(const rig *r, folio_kv_cache *cache, int64_t seed);

@@ -346,7 +346,7 @@ static bool rotate_before(const rig *r)
     return true;
 }
 
-static bool forward_layers(const rig *r, const folio_run *run)
+static folio_tensors tensors_of(const rig *r)
 {
     folio_tensors tensors = FOLIO_WITH(
         folio_tensors, .q = {.data = r->q, .dtype = r->of.dtype, .tokens = r->of.what->rows},
@@ -361,9 +361,23 @@ static bool forward_layers(const rig *r, const folio_run *run)
     if (r->table) {
         tensors.q.data = r->q_turned;
         tensors.k.data = r->k_turned;
-        if (!rotate_before(r)) return false;
     }
+    return tensors;
+}
+
+bool bench_rig_kernel(const rig *r, folio_plan_info *info)
+{
+    folio_tensors tensors = tensors_of(r);
+    return bench_ok(folio_attention_check(r->plan, 0, FOLIO_ATTENTION_DECODER, r->cache, 0,
+                                          &tensors, NULL, info),
+                    "folio_attention_check");
+}
+
+static bool forward_layers(const rig *r, const folio_run *run)
+{
+    folio_tensors tensors = tensors_of(r);
     folio_status status = FOLIO_OK;
+    if (r->table && !rotate_before(r)) return false;
     for (int32_t layer = 0; layer < r->layers && status == FOLIO_OK; layer++)
         status = folio_attention_forward(r->plan, 0, FOLIO_ATTENTION_DECODER, r->cache, layer,
                                          &tensors, run);

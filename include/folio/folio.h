@@ -1071,7 +1071,8 @@ typedef struct folio_plan_info {
     const char *fallback;    /* kernels for forwards that `kernel` does not support, in the   */
                              /* order they are tried; "": it supports all. Reasons are        */
                              /* strides, alignment, slopes, bias, rotary, head scales,        */
-                             /* FOLIO_KV_APPEND, another cache                                */
+                             /* FOLIO_KV_APPEND, another cache. folio_attention_check knows   */
+                             /* which one a forward gets                                      */
 } folio_plan_info;
 
 /** What a plan chose for its attentions and cache (folio_plan_desc.cache; NULL: one of the native
@@ -1106,12 +1107,13 @@ FOLIO_API folio_status folio_attention_forward(const folio_plan *plan, int32_t a
                                                int32_t layer, const folio_tensors *tensors,
                                                const folio_run *run);
 
-/** Would folio_attention_forward accept these arguments? Makes all its checks; runs and writes nothing.
- * Whether another thread or stream uses the plan's own workspace is not asked. */
+/** Would folio_attention_forward accept these arguments, and what would it run? Makes all its checks;
+ * runs and writes nothing but `info`, which may be NULL: `kernel` is what these tensors get, and
+ * `fallback` is "". Whether another thread or stream uses the plan's own workspace is not asked. */
 FOLIO_API folio_status folio_attention_check(const folio_plan *plan, int32_t attention,
                                              folio_attention_type type, folio_kv_cache *cache,
                                              int32_t layer, const folio_tensors *tensors,
-                                             const folio_run *run);
+                                             const folio_run *run, folio_plan_info *info);
 
 /* ---------------------------------------------------------------------------------------------- */
 /* One call                                                                                        */

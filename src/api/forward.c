@@ -407,11 +407,16 @@ static folioi_call call_of(const folio_plan *plan, int32_t attention, folio_atte
 
 folio_status folio_attention_check(const folio_plan *plan, int32_t attention,
                                    folio_attention_type type, folio_kv_cache *cache, int32_t layer,
-                                   const folio_tensors *tensors, const folio_run *run)
+                                   const folio_tensors *tensors, const folio_run *run,
+                                   folio_plan_info *info)
 {
     TRY(folioi_plan_find(plan, attention, type));
     folioi_call call = call_of(plan, attention, type);
-    return resolve(plan, cache, layer, tensors, run, &call);
+    TRY(resolve(plan, cache, layer, tensors, run, &call));
+    if (info == NULL) return FOLIO_OK;
+    folio_plan_info i = {.kernel = "", .fallback = ""};
+    plan->shape.ctx->backend->plan_describe(plan->room.state, attention, type, &call, &i);
+    return folioi_struct_out(info, &i, sizeof i, "info");
 }
 
 folio_status folio_attention_forward(const folio_plan *plan, int32_t attention,

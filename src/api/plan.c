@@ -474,6 +474,6 @@ folio_status folio_plan_get_info(const folio_plan *plan, int32_t attention,
 {
     folio_plan_info i = {.kernel = "", .fallback = ""};
     TRY(folioi_plan_find(plan, attention, type));
-    plan->shape.ctx->backend->plan_describe(plan->room.state, attention, type, &i);
+    plan->shape.ctx->backend->plan_describe(plan->room.state, attention, type, NULL, &i);
     return folioi_struct_out(info, &i, sizeof i, "info");
 }

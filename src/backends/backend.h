@@ -104,8 +104,9 @@ typedef struct folioi_backend {
     /* devices: from arrays there, struct checked as far as the host can */
     folio_status (*plan_update_device)(void *state, const folio_step *step, void *stream);
     folio_status (*plan_status)(const void *state, folio_plan_findings *out);
+    /* call NULL: as far as the plan knows; else what this call runs */
     void (*plan_describe)(const void *state, int32_t attention, folio_attention_type type,
-                          folio_plan_info *info);
+                          const folioi_call *call, folio_plan_info *info);
     folioi_kv_write_fn *write;
     folio_status (*forward)(const folioi_call *call);
 } folioi_backend;

@@ -111,7 +111,7 @@ static inline call good_call(fixture *f, int attention, folio_attention_type typ
 static inline folio_status check_call(const call *c)
 {
     return folio_attention_check(c->plan, c->attention, c->type, c->cache, c->layer,
-                                 c->no_tensors ? NULL : &c->t, &c->r);
+                                 c->no_tensors ? NULL : &c->t, &c->r, NULL);
 }
 
 /* A check before it says the same. */

@@ -837,6 +837,21 @@ TEST(plan, names_its_kernel_and_what_it_falls_to)
         CHECK_OK(folio_plan_get_info(l.plan, 0, FOLIO_ATTENTION_DECODER, &info));
         CHECK_MSG(strcmp(info.kernel, cases[i].kernel) == 0, "%s", info.kernel);
         CHECK_MSG(strcmp(info.fallback, cases[i].fallback) == 0, "%s", info.fallback);
+        char rows[4][16 * 4] = {{0}};
+        folio_tensor t[4]; /* q, k, v, out */
+        for (int n = 0; n < 4; n++)
+            t[n] = (folio_tensor){.data = rows[n], .dtype = cases[i].dtype, .tokens = 1};
+        for (int given = 0; given < 2; given++) { /* k and v read as given are of another type */
+            if (given) t[1].dtype = t[2].dtype = FOLIO_F32;
+            folio_tensors tensors = FOLIO_WITH(folio_tensors, .q = t[0], .k = t[1], .v = t[2],
+                                               .out = t[3], .flags = given ? FOLIO_KV_APPEND : 0);
+            const char *kernel =
+                given && cases[i].fallback[0] ? cases[i].fallback : cases[i].kernel;
+            CHECK_OK(folio_attention_check(l.plan, 0, FOLIO_ATTENTION_DECODER, l.cache, 0, &tensors,
+                                           NULL, &info));
+            CHECK_MSG(strcmp(info.kernel, kernel) == 0, "%s", info.kernel);
+            CHECK(strcmp(info.fallback, "") == 0 && info.num_items == 1);
+        }
         kit_layer_close(&l);
     }
     folio_context_destroy(ctx);

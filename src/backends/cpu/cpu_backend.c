@@ -87,16 +87,17 @@ static folio_status plan_update(void *state, const folio_batch *batch, void *str
 }
 
 static void plan_describe(const void *state, int32_t attention, folio_attention_type type,
-                          folio_plan_info *info)
+                          const folioi_call *call, folio_plan_info *info)
 {
     const cpu_plan *plan = state;
     const folio_attention_desc *a = &plan->shape.attentions[attention]->desc;
     const folioi_schedule *s = &plan->schedules[attention * FOLIO_NUM_ATTENTION_TYPES + (int)type];
     const folioi_cpu_kernels *kernels = plan->shape.ctx->kernels;
-    enum folioi_attend_instance kernel = folioi_attend_choose(a, true),
+    bool pairs = call == NULL || folioi_cpu_takes_pairs(call);
+    enum folioi_attend_instance kernel = folioi_attend_choose(a, pairs),
                                 fallback = folioi_attend_choose(a, false);
     info->kernel = kernels->attend[kernel].name;
-    if (fallback != kernel) info->fallback = kernels->attend[fallback].name;
+    if (fallback != kernel && call == NULL) info->fallback = kernels->attend[fallback].name;
     info->num_items = s->num_items * a->num_kv_heads;
     for (int64_t i = 0; i < s->num_chains; i++)
         info->num_split_items += (int64_t)s->chains[i].num_items * a->num_kv_heads;

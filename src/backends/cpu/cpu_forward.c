@@ -337,20 +337,23 @@ static void attend_worker(void *arg, int64_t worker)
     }
 }
 
+bool folioi_cpu_takes_pairs(const folioi_call *call)
+{
+    const folio_tensors *t = &call->tensors;
+    bool stored = call->cached && !call->append;
+    return stored || (t->k.dtype == FOLIO_BF16 && t->v.dtype == FOLIO_BF16);
+}
+
 void folioi_cpu_attend(const folioi_call *call, const folioi_schedule *schedule)
 {
     const folio_context *ctx = call->shape->ctx;
     const folio_attention_desc *a = call->attention;
     const folioi_cpu_kernels *kernels = ctx->kernels;
-    const folio_tensor *k = &call->tensors.k, *v = &call->tensors.v;
-    /* keys that are read as given must have the type the kernel takes */
-    bool stored = call->cached && !call->append;
-    bool pairs = stored || (k->dtype == FOLIO_BF16 && v->dtype == FOLIO_BF16);
     job j = {
         .call = call,
         .schedule = schedule,
         .kernels = kernels,
-        .kernel = folioi_attend_choose(a, pairs),
+        .kernel = folioi_attend_choose(a, folioi_cpu_takes_pairs(call)),
         .memory = folioi_cpu_memory_of(&schedule->limits, a, call->workspace),
     };
     atomic_init(&j.next, 0);

@@ -22,6 +22,9 @@ folio_status folioi_cpu_write(const folio_context *ctx, const folioi_kv_layer *l
                               const folioi_kv_tensors *t, const int64_t *slots, int64_t num_slots,
                               void *stream);
 
+/** Are keys that the call reads as given, and not from the cache, of the type that kernels for pairs of bf16 take? */
+bool folioi_cpu_takes_pairs(const folioi_call *call);
+
 void folioi_cpu_attend(const folioi_call *call, const folioi_schedule *schedule);
 
 #endif

@@ -177,11 +177,9 @@ static bool get_kernel(const folio_context *ctx, int32_t index, folio_kernel_inf
 }
 
 static void plan_describe(const void *state, int32_t attention, folio_attention_type type,
-                          folio_plan_info *info)
+                          const folioi_call *call, folio_plan_info *info)
 {
-    (void)state;
-    (void)attention;
-    (void)type;
+    (void)state, (void)attention, (void)type, (void)call;
     info->kernel = "reference_f64";
     info->num_items = 1;
 }

@@ -52,9 +52,15 @@ static folio_status store(const folioi_call *call, const int64_t *slots,
  * Prefill and decode kernels take q and keys as they lie. q goes to out, rotated, where out has the room: out may be q.
  * Keys in the cache are rotated by then; new rows that are read as given are left to the generic kernel.
  */
+static bool can_rotate_queries(const folioi_call *call)
+{
+    return call->attention->k_head_size == call->attention->v_head_size && call->cached &&
+           !call->append;
+}
+
 static folio_status rotate_queries(const folioi_call *call, folioi_cuda_layer *l)
 {
-    if (l->k_dims != l->v_dims || !call->cached || call->append) return FOLIO_OK;
+    if (!can_rotate_queries(call)) return FOLIO_OK;
     folioi_cuda_turned turned = {.from = l->q,
                                  .to = l->out,
                                  .dtype = l->dtype,
@@ -141,6 +147,34 @@ static bool decode_stores(const folioi_cuda_plan *p, const folioi_call *call,
     if (now->prefills || now->decode_rows == 0 || now->query_len > 1) return false;
     return folioi_cuda_decode_stores(
         folioi_cuda_pick(&use->decode, layer, &list->limits.sm, list->decode.max_rows), layer);
+}
+
+/* The number of the chain's line that takes a layer, from 1 on. */
+static int number_of(const folioi_cuda_chain *chain, const folioi_cuda_line *line)
+{
+    int i = 0;
+    while (chain->lines[i] != line) i++;
+    return i + 1;
+}
+
+folioi_cuda_picks folioi_cuda_picks_of(const folioi_cuda_plan *p, const folioi_call *call)
+{
+    folioi_cuda_picks picks = {0, 0};
+    const folioi_cuda_use *use = folioi_cuda_use_of(p, call->attention_index, call->type);
+    folioi_cuda_layer layer = layer_of(call);
+    if (call->rotation.table != NULL) {
+        if (!can_rotate_queries(call)) return picks;
+        layer.q = layer.out;
+    }
+    if (use->list < 0 || !is_taken(use, &p->lists[use->list], &layer)) return picks;
+    const folioi_cuda_list *list = &p->lists[use->list];
+    const folioi_cuda_sm *sm = &list->limits.sm;
+    if (list->now.prefills)
+        picks.prefill = number_of(&use->prefill, folioi_cuda_pick(&use->prefill, &layer, sm, 0));
+    if (list->now.decode_rows > 0)
+        picks.decode = number_of(&use->decode,
+                                 folioi_cuda_pick(&use->decode, &layer, sm, list->decode.max_rows));
+    return picks;
 }
 
 static cudaError_t attend_prefills(const folioi_cuda_chain *chain, const folioi_cuda_run *run,

@@ -48,21 +48,32 @@ static void add_name(char *names, size_t size, const char *name)
     snprintf(names + used, size - used, "%s%s", used > 0 ? " " : "", name);
 }
 
+/* What a step runs if no line of the plan's first choice takes it. */
+static void name_fallbacks(const folioi_cuda_use *use, bool prefills, bool decodes, char *names,
+                           size_t size)
+{
+    const folioi_cuda_chain *const chains[] = {prefills ? &use->prefill : NULL,
+                                               decodes ? &use->decode : NULL};
+    for (int f = 0; f < 2; f++)
+        for (int i = 1; chains[f] != NULL && i < FOLIOI_CUDA_CHAIN; i++)
+            if (chains[f]->lines[i] != NULL) add_name(names, size, chains[f]->lines[i]->name);
+    add_name(names, size, "generic");
+}
+
 void folioi_cuda_name_kernels(folioi_cuda_use *use)
 {
-    const folioi_cuda_chain *const chains[] = {&use->prefill, &use->decode};
-    for (int has = 0; has < 4; has++) {
-        char *kernel = use->kernel[has], *fallback = use->fallback[has];
-        bool all = use->list >= 0 && has > 0;
-        for (int f = 0; f < 2; f++)
-            if (has >> f & 1) all = all && chains[f]->lines[0] != NULL;
-        for (int f = 0; all && f < 2; f++)
-            for (int i = 0; (has >> f & 1) && i < FOLIOI_CUDA_CHAIN; i++)
-                if (chains[f]->lines[i] != NULL)
-                    add_name(i == 0 ? kernel : fallback, sizeof use->kernel[0],
-                             chains[f]->lines[i]->name);
-        add_name(all ? fallback : kernel, sizeof use->kernel[0], "generic");
-    }
+    for (int p = 0; p < FOLIOI_CUDA_PICKS; p++)
+        for (int d = 0; d < FOLIOI_CUDA_PICKS; d++) {
+            const folioi_cuda_line *prefill = p > 0 ? use->prefill.lines[p - 1] : NULL,
+                                   *decode = d > 0 ? use->decode.lines[d - 1] : NULL;
+            char *names = use->names[p][d];
+            if (prefill != NULL) add_name(names, sizeof use->names[0][0], prefill->name);
+            if (decode != NULL) add_name(names, sizeof use->names[0][0], decode->name);
+            if (p == 0 && d == 0) add_name(names, sizeof use->names[0][0], "generic");
+        }
+    for (int has = 1; has < 4; has++)
+        name_fallbacks(use, has & 1, has & 2, use->fallback[has & 1][has >> 1],
+                       sizeof use->fallback[0][0]);
 }
 
 typedef enum { NOT_TAKEN, TAKEN, CHOSEN } line_use;

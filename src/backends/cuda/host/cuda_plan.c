@@ -365,17 +365,26 @@ folio_status folioi_cuda_plan_status(const void *state, folio_plan_findings *out
                              (long long)out->bad_seq, why != NULL ? why : "the reason is unknown");
 }
 
+/* The first lines of what the step has; none if one is missing. */
+static folioi_cuda_picks first_picks(const folioi_cuda_use *use, const folioi_cuda_work *now)
+{
+    folioi_cuda_picks picks = {now->prefills, now->decode_rows > 0};
+    bool all = use->list >= 0 && (!picks.prefill || use->prefill.lines[0] != NULL) &&
+               (!picks.decode || use->decode.lines[0] != NULL);
+    return all ? picks : (folioi_cuda_picks){0, 0};
+}
+
 void folioi_cuda_plan_describe(const void *state, int32_t attention, folio_attention_type type,
-                               folio_plan_info *info)
+                               const folioi_call *call, folio_plan_info *info)
 {
     const folioi_cuda_plan *p = state;
     const folioi_cuda_use *use = folioi_cuda_use_of(p, attention, type);
     const folioi_cuda_list *list = use->list >= 0 ? &p->lists[use->list] : NULL;
     const folioi_cuda_work *work = list != NULL ? &list->now : &(folioi_cuda_work){0};
-    int has = (work->prefills ? FOLIOI_HAS_PREFILLS : 0) |
-              (work->decode_rows > 0 ? FOLIOI_HAS_DECODES : 0);
-    info->kernel = use->kernel[has];
-    info->fallback = use->fallback[has];
+    folioi_cuda_picks picks = call != NULL ? folioi_cuda_picks_of(p, call) : first_picks(use, work);
+    info->kernel = use->names[picks.prefill][picks.decode];
+    if (call == NULL && strcmp(info->kernel, "generic") != 0)
+        info->fallback = use->fallback[picks.prefill][picks.decode];
     if (list != NULL) info->split_len = list->decode.split_len;
     const folioi_cuda_seq *seqs = (const void *)(p->stage[p->turn] + p->seqs[type].at);
     if (p->num_seqs < 0) info->num_items = info->num_split_items = -1;

@@ -38,12 +38,19 @@ typedef struct folioi_cuda_list {
     folioi_cuda_work limit, now; /* within the plan's limits; in the step at hand */
 } folioi_cuda_list;
 
-/** One attention as one type: its work list, its kernels and their names by what a step has (folioi_cuda_has). */
-enum folioi_cuda_has { FOLIOI_HAS_PREFILLS = 1, FOLIOI_HAS_DECODES = 2 };
+/** Lines of a chain by number, from 1 on, for the prefills and for the decodes of a step; 0: it has none. Both 0: the
+ * generic kernel. */
+typedef struct folioi_cuda_picks {
+    int prefill, decode;
+} folioi_cuda_picks;
+
+/** One attention as one type: its work list, its kernels and their names. */
+enum { FOLIOI_CUDA_PICKS = FOLIOI_CUDA_CHAIN + 1 };
 typedef struct folioi_cuda_use {
     int32_t list; /* -1: none, and the generic kernel computes it */
     folioi_cuda_chain prefill, decode;
-    char kernel[4][96], fallback[4][96];
+    char names[FOLIOI_CUDA_PICKS][FOLIOI_CUDA_PICKS][96]; /* by folioi_cuda_picks */
+    char fallback[2][2][96];                              /* of a step that has prefills, decodes */
 } folioi_cuda_use;
 
 /**
@@ -105,6 +112,9 @@ folioi_cuda_layer folioi_cuda_layer_like(const folioi_plan_shape *shape,
                                          const folio_attention_desc *a, folio_attention_type type);
 /** Names by what a step has: of the kernels that the plan chose; of those for calls that these do not take. */
 void folioi_cuda_name_kernels(folioi_cuda_use *use);
+
+/** What a call runs, by the step of the last update. */
+folioi_cuda_picks folioi_cuda_picks_of(const folioi_cuda_plan *p, const folioi_call *call);
 /** Lists and kernels of all 16-bit attentions of the plan, without the lists' places. */
 void folioi_cuda_lists_init(folioi_cuda_plan *p);
 /** Write the jobs that make them to the device; the arena is there. */
