@@ -200,11 +200,10 @@ static folio_status take_tables(folio_batch *b, const folio_step *s, int64_t i,
     return FOLIO_OK;
 }
 
-/* Rows [*row, *row + query_len) of sequence i, and its length. */
-static folio_status take_lengths(const folio_batch *b, const folio_step *s, int64_t i,
+/* Rows [*row, *row + query_len) of sequence i, and its length. each: rows, without query_start. */
+static folio_status take_lengths(const folio_batch *b, const folio_step *s, int64_t i, int64_t each,
                                  folio_batch_seq *seq, int64_t *row)
 {
-    int64_t each = s->num_query_tokens > 0 ? s->num_query_tokens / s->num_seqs : 1;
     *row = s->query_start != NULL ? s->query_start[i] : i * each;
     seq->query_len = s->query_start != NULL ? s->query_start[i + 1] - s->query_start[i] : each;
     if (s->seq_lens != NULL) {
@@ -223,9 +222,10 @@ static folio_status take_lengths(const folio_batch *b, const folio_step *s, int6
 static folio_status add_all(folio_batch *b, const folio_step *s)
 {
     int64_t row, encoder_row = 0;
+    int64_t each = s->num_query_tokens > 0 ? s->num_query_tokens / max_i64(s->num_seqs, 1) : 1;
     for (int64_t i = 0; i < s->num_seqs; i++) {
         folio_batch_seq seq = {.struct_size = sizeof seq, .causality = s->causality_default};
-        TRY(take_lengths(b, s, i, &seq, &row));
+        TRY(take_lengths(b, s, i, each, &seq, &row));
         if (s->phases != NULL) seq.phase = (folio_phase)s->phases[i];
         if (s->causality != NULL) seq.causality = (folio_causality)s->causality[i];
         if (s->slots != NULL) seq.slots = s->slots + row;

@@ -178,7 +178,7 @@ static void attend_few(const folioi_attend_args *a, const tile_plan *plan, tile 
 #endif
     for (int32_t i = b.from / SUB; i * SUB < b.to; i++) {
         if (t->values == UNKNOWN) load_v(a, plan, t, i, v_scratch(a, 0));
-        if (DOT && plan->v.in_place)
+        if (DOT && plan->v.in_place && t->n == TILE)
             await_lines((const char *)t->ptrs.v[i], SUB * 2 * (int64_t)a->v_dims);
         block_values(a, t, &b, i, s);
     }

@@ -94,22 +94,22 @@ static void step_lines(ahead *f)
     start_lines(f);
 }
 
+INLINE void fetch_lines(const ahead *f, const int locality)
+{
+    __builtin_prefetch(f->from[0] + f->offset, 0, locality);
+    if (f->width == 1) return;
+    __builtin_prefetch(f->from[1] + f->offset, 0, locality);
+    if (f->width == 2) return;
+    __builtin_prefetch(f->from[2] + f->offset, 0, locality);
+    __builtin_prefetch(f->from[3] + f->offset, 0, locality);
+}
+
 /* near: to the nearest cache. */
 INLINE void fetch_ahead(ahead *f, const bool near)
 {
-#define LINE(i)                                                                                    \
-    if (near && !f->side->far) __builtin_prefetch(f->from[i] + f->offset, 0, 3);                   \
-    else __builtin_prefetch(f->from[i] + f->offset, 0, 2)
     if (f->width == 0) return;
-    LINE(0);
-    if (f->width > 1) {
-        LINE(1);
-        if (f->width > 2) {
-            LINE(2);
-            LINE(3);
-        }
-    }
-#undef LINE
+    if (near && !f->side->far) fetch_lines(f, 3);
+    else fetch_lines(f, 2);
     f->offset += f->step;
     if (__builtin_expect(f->offset >= f->end, 0)) step_lines(f);
 }
