@@ -20,7 +20,7 @@
  * tokens of a sequence, in every layer of the cache. A slot is the place of one token in a cache:
  * `block * block_size + offset`. Slot -1 means that the token is not stored. A sequence brings
  * `query_len` new tokens this step, has `context_len` tokens cached already, and `seq_len` is their
- * sum. A sequence with more queries than keys only reads (folio_batch_seq). Padding has rows, but
+ * sum. Padding has rows, but
  * sees no key and stores nothing; in arrays of lengths, seq_len 0 marks it. A head group is the
  * query heads that share one kv head.
  *
@@ -79,6 +79,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+/* FOLIO_STATIC: for compilers that need to know that the library is linked statically. */
 #if defined(FOLIO_STATIC)
 #define FOLIO_API
 #elif defined(_WIN32)
@@ -91,11 +92,13 @@
 
 /**
  * A struct with its struct_size set and everything else zero: folio_run run = FOLIO_INIT(folio_run);
- * In C and C++20, FOLIO_WITH also sets fields: FOLIO_WITH(folio_run, .stream = stream). In C its
- * address may be taken, so that &FOLIO_WITH(...) is an argument; C++ wants the fields in the struct's
- * order, and g++ -Wextra wants -Wno-missing-field-initializers. Neither is a constant in strict C11: a
- * static struct is written static folio_run run = {.struct_size = sizeof(folio_run)}; In C++14 and
- * later, FOLIO_INIT is a constant.
+ * FOLIO_WITH also sets fields: folio_run run = FOLIO_WITH(folio_run, .stream = stream);
+ *
+ *   C           &FOLIO_WITH(...) may be an argument. Neither macro is a constant in strict C11: write
+ *               static folio_run run = {.struct_size = sizeof(folio_run)};
+ *   C++20       FOLIO_WITH names fields in the struct's order and has no address. g++ -Wextra wants
+ *               -Wno-missing-field-initializers.
+ *   C++14, 17   FOLIO_INIT, then assign the fields. From C++14 on FOLIO_INIT is a constant.
  */
 #ifdef __cplusplus
 template <class Struct> constexpr Struct folio_init_struct()
@@ -107,6 +110,13 @@ template <class Struct> constexpr Struct folio_init_struct()
 #define FOLIO_INIT(type) folio_init_struct<type>()
 #if defined(__cpp_designated_initializers)
 #define FOLIO_WITH(type, ...) (type{.struct_size = sizeof(type), __VA_ARGS__})
+#else
+template <class Struct> Struct folio_with_struct()
+{
+    static_assert(sizeof(Struct) == 0, "FOLIO_WITH needs C++20: use FOLIO_INIT, then assign");
+    return Struct{};
+}
+#define FOLIO_WITH(type, ...) folio_with_struct<type>()
 #endif
 #else
 #define FOLIO_INIT(type) ((type){.struct_size = sizeof(type)})
@@ -555,7 +565,9 @@ FOLIO_API void folio_rotary_destroy(folio_rotary *rotary);
  * [tokens][heads][head_size], the numbers of one head contiguous. data needs the alignment of its
  * dtype. The numbers of heads and their size come from the attention or the cache. No two heads
  * overlap. The sum of tokens * token_stride and heads * head_stride stays below 2^61 bytes. data may
- * be NULL if tokens is 0. Its layout never changes.
+ * be NULL if tokens is 0. Strides count elements, not bytes; the library cannot see where your memory
+ * ends. Tensors that a call only reads are not written, although data is not const. Its layout never
+ * changes.
  */
 typedef struct folio_tensor {
     void *data;
@@ -593,7 +605,7 @@ typedef struct folio_bias {
     const void *data; /* NULL: none */
     folio_dtype dtype; /* must be given */
     int64_t dims[4];
-    int64_t strides[4]; /* elements; all 0: no gaps. Else positive, ignored where the dim is 1 */
+    int64_t strides[4]; /* elements. All 0: dense. Else positive for every dim above 1 */
 } folio_bias;
 
 /** In folio_tensors.flags: the keys are the cached context, then this step's k and v as given, which
@@ -847,8 +859,9 @@ typedef struct folio_table {
 typedef struct folio_step {
     size_t struct_size;
     int64_t num_seqs;
-    int64_t num_query_tokens;  /* rows of q. 0: query_start's last entry, or num_seqs; on a device  */
-                               /* num_seqs, and graph plans take their limit                       */
+    int64_t num_query_tokens;  /* rows of q. 0: query_start's last entry; without query_start       */
+                               /* num_seqs, which are decodes; in folio_attend q.tokens. On a device */
+                               /* 0 is num_seqs, and graph plans take their limit                  */
     int32_t on_device;         /* 1: all arrays lie in the device's memory                         */
     folio_causality causality_default; /* of all sequences, where `causality` is NULL              */
     const int32_t *query_start; /* [num_seqs + 1] first row of each sequence, then all rows; starts */
@@ -980,9 +993,8 @@ typedef struct folio_plan folio_plan;
 
 /**
  * max_seqs, max_query_tokens and max_seq_len are limits: give all of them, and an update allocates
- * nothing. Or leave all of them 0, and max_encoder_tokens and max_query_len too: the plan grows. An
- * update with a larger step then makes new buffers, for at least half as much again as before, and on a
- * device waits for the stream. FOLIO_PLAN_GRAPH, FOLIO_PLAN_NO_WORKSPACE and arrays in device memory
+ * nothing. For a plan that grows, leave all five max_* 0: an update with a larger step then makes new
+ * buffers, for at least half as much again as before, and on a device waits for the stream. FOLIO_PLAN_GRAPH, FOLIO_PLAN_NO_WORKSPACE and arrays in device memory
  * need limits, and so does any graph that holds a forward.
  */
 typedef struct folio_plan_desc {

@@ -21,7 +21,7 @@ static folio_status complete_attention(one_step *o)
 {
     folio_attention_desc *a = &o->attention;
     if (a->dtype == 0) a->dtype = o->tensors.q.dtype;
-    REQUIRE(a->dtype != 0, "attend: attention.dtype and q.dtype are both 0; give one of them");
+    REQUIRE(a->dtype != 0, "attend: q.dtype is 0; it must be given: f32, f16 or bf16");
     if (o->cache == NULL) return FOLIO_OK;
     const folio_kv_cache_desc *c = &o->cache->format.desc;
     if (a->num_kv_heads == 0) a->num_kv_heads = c->num_kv_heads;

@@ -144,7 +144,7 @@ folio_status folio_context_get_info(const folio_context *ctx, folio_context_info
         .num_threads = ctx->num_threads,
         .num_kernels = num_kernels_of(ctx),
     };
-    return folioi_struct_out(info, &i, sizeof i, "info");
+    return folioi_struct_out(info, &i, sizeof i, "folio_context_info");
 }
 
 folio_status folio_context_get_kernel(const folio_context *ctx, int32_t index,
@@ -154,5 +154,5 @@ folio_status folio_context_get_kernel(const folio_context *ctx, int32_t index,
     folio_kernel_info i = {0};
     REQUIRE(index >= 0 && ctx->backend->get_kernel(ctx, index, &i),
             "folio_context_get_kernel: index %d is outside [0, %d)", index, num_kernels_of(ctx));
-    return folioi_struct_out(info, &i, sizeof i, "info");
+    return folioi_struct_out(info, &i, sizeof i, "folio_kernel_info");
 }

@@ -416,7 +416,7 @@ folio_status folio_attention_check(const folio_plan *plan, int32_t attention,
     if (info == NULL) return FOLIO_OK;
     folio_plan_info i = {.kernel = "", .fallback = ""};
     plan->shape.ctx->backend->plan_describe(plan->room.state, attention, type, &call, &i);
-    return folioi_struct_out(info, &i, sizeof i, "info");
+    return folioi_struct_out(info, &i, sizeof i, "folio_plan_info");
 }
 
 folio_status folio_attention_forward(const folio_plan *plan, int32_t attention,

@@ -28,5 +28,5 @@ folio_status folio_kv_cache_get_shape(const char *backend, const folio_kv_cache_
         .layout_id = folioi_layout_id(&f),
         .layout_version = FOLIOI_LAYOUT_VERSION,
     };
-    return folioi_struct_out(shape, &s, sizeof s, "shape");
+    return folioi_struct_out(shape, &s, sizeof s, "folio_kv_cache_shape");
 }

@@ -339,8 +339,9 @@ static folio_status check_device_table(const folio_plan_desc *d, const folio_tab
         return FOLIO_OK;
     }
     REQUIRE(t->indices != NULL, "device step: table.indices is NULL");
-    REQUIRE(d->block_size > 0,
-            "device step: a table is given, but the plan was made for runs without a cache");
+    REQUIRE(
+        d->block_size > 0,
+        "device step: a table is given, but the plan was made without a cache: set folio_plan_desc.cache");
     if (t->kind == FOLIO_TABLE_CSR) {
         REQUIRE(t->start != NULL, "device step: table.start is NULL");
         REQUIRE(t->num_indices >= 1,
@@ -378,8 +379,9 @@ static folio_status check_device_step(const folio_plan *plan, const folio_step *
         (long long)s->num_query_tokens, (long long)s->num_seqs);
     REQUIRE((s->first_query_pos == NULL) == (s->first_key_pos == NULL),
             "device step: first_query_pos and first_key_pos must both be set or both be NULL");
-    REQUIRE(s->slots == NULL || d->block_size > 0,
-            "device step: slots are given, but the plan was made for runs without a cache");
+    REQUIRE(
+        s->slots == NULL || d->block_size > 0,
+        "device step: slots are given, but the plan was made without a cache: set folio_plan_desc.cache");
     return check_device_table(d, &s->table);
 }
 
@@ -417,9 +419,10 @@ static folio_status update_from_host(folio_plan *plan, const folio_step *s, cons
 {
     folio_batch **own = &plan->own_batches[plan->batch == plan->own_batches[0]];
     folio_batch_desc d = {.struct_size = sizeof d, .block_size = plan->shape.desc.block_size};
-    REQUIRE(d.block_size > 0 ||
-                (s->table.kind == FOLIO_TABLE_NONE && s->cross_table.kind == FOLIO_TABLE_NONE),
-            "step: a table is given, but the plan was made for runs without a cache");
+    REQUIRE(
+        d.block_size > 0 ||
+            (s->table.kind == FOLIO_TABLE_NONE && s->cross_table.kind == FOLIO_TABLE_NONE),
+        "step: a table is given, but the plan was made without a cache: set folio_plan_desc.cache");
     if (*own == NULL) TRY(folio_batch_create(plan->shape.ctx, &d, own));
     TRY(folio_batch_set(*own, s));
     return folio_plan_update(plan, *own, run);
@@ -465,7 +468,8 @@ folio_status folioi_plan_find(const folio_plan *plan, int32_t attention, folio_a
             plan->shape.desc.num_attentions);
     REQUIRE((unsigned)type < FOLIO_NUM_ATTENTION_TYPES, "attention type %d is unknown", (int)type);
     REQUIRE(plan->shape.types[attention] & FOLIO_ATTENTION_BIT(type),
-            "attention %d was not planned as type %s", attention, folio_attention_type_name(type));
+            "attention %d was not planned as type %s: set folio_plan_desc.types", attention,
+            folio_attention_type_name(type));
     return FOLIO_OK;
 }
 
@@ -475,5 +479,5 @@ folio_status folio_plan_get_info(const folio_plan *plan, int32_t attention,
     folio_plan_info i = {.kernel = "", .fallback = ""};
     TRY(folioi_plan_find(plan, attention, type));
     plan->shape.ctx->backend->plan_describe(plan->room.state, attention, type, NULL, &i);
-    return folioi_struct_out(info, &i, sizeof i, "info");
+    return folioi_struct_out(info, &i, sizeof i, "folio_plan_info");
 }

@@ -7,13 +7,13 @@
 
 static folio_status check_capacities(const folio_plan_desc *d, const folio_batch *b)
 {
-    REQUIRE(b->num_seqs <= d->max_seqs, "the batch has %lld sequences, the plan's limit is %lld",
+    REQUIRE(b->num_seqs <= d->max_seqs, "the batch has %lld sequences, the plan's max_seqs is %lld",
             (long long)b->num_seqs, (long long)d->max_seqs);
     REQUIRE(b->num_query_tokens <= d->max_query_tokens,
-            "the batch has %lld query tokens, the plan's limit is %lld",
+            "the batch has %lld query tokens, the plan's max_query_tokens is %lld",
             (long long)b->num_query_tokens, (long long)d->max_query_tokens);
     REQUIRE(b->num_encoder_tokens <= d->max_encoder_tokens,
-            "the batch has %lld new encoder tokens, the plan's limit is %lld",
+            "the batch has %lld new encoder tokens, the plan's max_encoder_tokens is %lld",
             (long long)b->num_encoder_tokens, (long long)d->max_encoder_tokens);
     REQUIRE(d->block_size == 0 || b->desc.block_size == 0 || b->desc.block_size == d->block_size,
             "the batch's block size is %d, the plan's %d", b->desc.block_size, d->block_size);
@@ -27,9 +27,10 @@ static folio_status check_capacities(const folio_plan_desc *d, const folio_batch
         REQUIRE(s->encoder_len <= d->max_seq_len,
                 "seq %lld: encoder_len %d is above the plan's limit %lld", (long long)i,
                 s->encoder_len, (long long)d->max_seq_len);
-        REQUIRE(d->block_size > 0 || (!s->has_table && !s->has_cross_table),
-                "seq %lld has a block table, but the plan was made for runs without a cache",
-                (long long)i);
+        REQUIRE(
+            d->block_size > 0 || (!s->has_table && !s->has_cross_table),
+            "seq %lld has a block table, but the plan was made without a cache: set folio_plan_desc.cache",
+            (long long)i);
     }
     return FOLIO_OK;
 }

@@ -103,7 +103,7 @@ folio_status folio_backend_get_info(const char *name, folio_backend_info *info)
         .max_head_size = b->max_head_size,
     };
     while (b->levels[i.num_levels] != NULL) i.num_levels++;
-    return folioi_struct_out(info, &i, sizeof i, "info");
+    return folioi_struct_out(info, &i, sizeof i, "folio_backend_info");
 }
 
 void folioi_reasons_add(folioi_reasons *reasons, const char *format, ...)

@@ -151,10 +151,11 @@ static folio_status check_lengths(const folio_batch_seq *s, long long i)
             i, (long long)s->query_len);
     REQUIRE(s->seq_len == 0 || !s->padding, "seq %lld: padding has no keys, yet seq_len is %lld", i,
             (long long)s->seq_len);
-    REQUIRE(s->positions_given || !seq_only_reads(s->query_len, s->seq_len),
-            "seq %lld: query_len %lld is more than seq_len %lld; such a sequence needs "
-            "positions_given",
-            i, (long long)s->query_len, (long long)s->seq_len);
+    REQUIRE(
+        s->positions_given || !seq_only_reads(s->query_len, s->seq_len),
+        "seq %lld: query_len %lld is more than seq_len %lld, which counts cached and new tokens; "
+        "more queries than keys need positions_given",
+        i, (long long)s->query_len, (long long)s->seq_len);
     REQUIRE(s->encoder_len >= 0 && s->encoder_len <= INT32_MAX,
             "seq %lld: encoder_len %lld is outside [0, 2147483647]", i, (long long)s->encoder_len);
     REQUIRE(s->encoder_new_len == 0 || s->encoder_new_len == s->encoder_len,

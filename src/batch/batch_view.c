@@ -36,7 +36,7 @@ folio_status folio_batch_get_info(const folio_batch *batch, folio_batch_info *ou
              : s.num_prefills                ? FOLIO_BATCH_PREFILLS
              : s.num_decodes                 ? FOLIO_BATCH_DECODES
                                              : FOLIO_BATCH_EMPTY;
-    return folioi_struct_out(out, &s, sizeof s, "out");
+    return folioi_struct_out(out, &s, sizeof s, "folio_batch_info");
 }
 
 int folio_batch_is_complete(const folio_batch *batch, folio_attention_type type,
@@ -156,5 +156,5 @@ folio_status folio_batch_get_view(folio_batch *batch, folio_attention_type type,
     v.slot_mapping = paged ? a.slots : NULL;
     v.table_start = paged ? a.table_start : NULL;
     v.blocks = paged ? a.blocks : NULL;
-    return folioi_struct_out(out, &v, sizeof v, "out");
+    return folioi_struct_out(out, &v, sizeof v, "folio_batch_view");
 }

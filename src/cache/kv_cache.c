@@ -206,8 +206,8 @@ static folio_status apply_scale_strides(const folio_kv_cache_desc *d, folio_kv_a
             checked_mul(elements, 4, &array->bytes),
         "KV cache: %s strides times num_blocks exceed the largest size this library can address",
         name);
-    REQUIRE((size_t)array->bytes <= bytes, "KV cache: %s_bytes is %zu, a layer's strides need %lld",
-            name, bytes, (long long)array->bytes);
+    REQUIRE((size_t)array->bytes <= bytes, "KV cache: %s_bytes is %zu, a layer needs %lld", name,
+            bytes, (long long)array->bytes);
     return FOLIO_OK;
 }
 
@@ -253,10 +253,10 @@ static folio_status resolve_memory(folioi_kv_format *f, folio_kv_memory *m)
     if (!d->v_in_k) TRY(apply_strides(f, &f->v, &f->v_at, &m->v_strides, "v", d->v_head_size));
     int64_t k_need = f->k.bytes, v_need = f->v.bytes;
     if (m->v == NULL) k_need = max_i64(k_need, f->v.offset_bytes + v_need);
-    REQUIRE((size_t)k_need <= m->k_bytes, "KV cache: k_bytes is %zu, a layer's strides need %lld",
+    REQUIRE((size_t)k_need <= m->k_bytes, "KV cache: k_bytes is %zu, a layer needs %lld",
             m->k_bytes, (long long)k_need);
     REQUIRE(m->v == NULL || (size_t)v_need <= m->v_bytes,
-            "KV cache: v_bytes is %zu, a layer's strides need %lld", m->v_bytes, (long long)v_need);
+            "KV cache: v_bytes is %zu, a layer needs %lld", m->v_bytes, (long long)v_need);
     if (d->dtype != FOLIO_INT8) return FOLIO_OK;
     TRY(check_pointers((void *const *)m->k_scales, d->num_layers, 4, "k_scales"));
     TRY(apply_scale_strides(d, &f->k_scales, &f->k_scales_at, &m->k_scales_strides,
@@ -312,5 +312,5 @@ folio_status folio_kv_cache_get_view(const folio_kv_cache *cache, int32_t layer,
         .v_scales_array = f->v_scales,
         .desc = &f->desc,
     };
-    return folioi_struct_out(view, &v, sizeof v, "view");
+    return folioi_struct_out(view, &v, sizeof v, "folio_kv_cache_view");
 }

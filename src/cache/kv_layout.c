@@ -127,6 +127,7 @@ static folio_status check_desc(const folio_kv_cache_desc *d)
             "KV cache: k_head_size is %d, not a positive multiple of 8", d->k_head_size);
     REQUIRE(d->v_head_size >= 8 && d->v_head_size % 8 == 0,
             "KV cache: v_head_size is %d, not a positive multiple of 8", d->v_head_size);
+    REQUIRE(d->dtype != 0, "KV cache: dtype is 0; it must be given");
     REQUIRE(dtype_is_kv(d->dtype), "KV cache: dtype %d (%s) is not a type of caches", (int)d->dtype,
             folio_dtype_name(d->dtype));
     REQUIRE((unsigned)d->layout < FOLIO_NUM_LAYOUTS, "KV cache: layout %d is unknown",

@@ -522,7 +522,7 @@ folio_status folio_pool_get_stats(folio_pool *pool, folio_pool_stats *stats)
     };
     for (int32_t g = 0; g < pool->num_layer_groups; g++) s.num_copies += pool->copies[g].num;
     pthread_mutex_unlock(&pool->lock);
-    return folioi_struct_out(stats, &s, sizeof s, "stats");
+    return folioi_struct_out(stats, &s, sizeof s, "folio_pool_stats");
 }
 
 folio_status folio_pool_get_block_states(folio_pool *pool, folio_tier tier, int64_t first,

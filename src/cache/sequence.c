@@ -114,7 +114,7 @@ folio_status folio_sequence_get_info(const folio_sequence *s, folio_sequence_inf
     for (int32_t t = 0; t <= s->pool->cross; t++)
         i.num_blocks += s->table[t].num - s->table[t].released;
     pthread_mutex_unlock(&s->pool->lock);
-    return folioi_struct_out(info, &i, sizeof i, "info");
+    return folioi_struct_out(info, &i, sizeof i, "folio_sequence_info");
 }
 
 folio_status folioi_sequence_resident(const folio_sequence *s, const char *call)

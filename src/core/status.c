@@ -60,8 +60,8 @@ static folio_status check_struct(const void *p, size_t known, const char *name, 
     REQUIRE(p != NULL, "%s is NULL", name);
     memcpy(size, p, sizeof *size);
     REQUIRE(*size >= sizeof *size && *size <= MAX_STRUCT,
-            "%s: struct_size is %zu, outside [%zu, %d]; set it to sizeof the struct", name, *size,
-            sizeof *size, MAX_STRUCT);
+            "%s: struct_size is %zu, outside [%zu, %d]; FOLIO_INIT and FOLIO_WITH set it", name,
+            *size, sizeof *size, MAX_STRUCT);
     const unsigned char *bytes = p;
     for (size_t i = known; i < *size; i++)
         REQUIRE(

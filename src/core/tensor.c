@@ -22,7 +22,7 @@ folio_status folioi_tensor_resolve(folio_tensor *t, const char *name, folio_dtyp
                                    int64_t heads, int64_t head_size, int64_t tokens)
 {
     if (t->data == NULL && t->tokens == 0 && t->dtype == 0) t->dtype = dtype;
-    REQUIRE(t->dtype != 0, "%s: dtype is 0; it must be given", name);
+    REQUIRE(t->dtype != 0, "%s: dtype is 0; it must be given: f32, f16 or bf16", name);
     REQUIRE(dtype_is_query(t->dtype) || (t->dtype == FOLIO_F64 && dtype == FOLIO_F64),
             "%s: dtype %d (%s) is not one of f32, f16, bf16", name, (int)t->dtype,
             folio_dtype_name(t->dtype));

@@ -23,6 +23,7 @@ static folio_status check_desc(const folio_attention_desc *d)
     REQUIRE(!d->v_in_k || d->v_head_size <= d->k_head_size,
             "attention: v_in_k: v_head_size %d is above k_head_size %d, of which V is a part",
             d->v_head_size, d->k_head_size);
+    REQUIRE(d->dtype != 0, "attention: dtype is 0; it must be given: f32, f16 or bf16");
     REQUIRE(dtype_is_query(d->dtype), "attention: dtype %d (%s) is not one of f32, f16, bf16",
             (int)d->dtype, folio_dtype_name(d->dtype));
     REQUIRE(dtype_is_kv(d->kv_dtype), "attention: kv_dtype %d (%s) is not a type of caches",

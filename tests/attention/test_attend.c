@@ -274,7 +274,7 @@ BACKEND_TEST(attend, bad_arguments_write_nothing)
     static const int32_t shared[SEQS][STRIDE] = {{4}, {1, 4}, {0}, {7, 11, 0}};
     open_world(&w, ctx, FOLIO_F32, FOLIO_F32);
     open_world(&untouched, ctx, FOLIO_F32, FOLIO_F32);
-    BAD("attention.dtype|q.dtype|both 0", a.t.q.dtype = 0);
+    BAD("q.dtype|must be given", a.t.q.dtype = 0);
     BAD("dtype|fp8", a.t.q.dtype = FOLIO_FP8_E4M3);
     BAD("q: dtype is f32|f16", a.attention.dtype = FOLIO_F16);
     BAD("type 4", a.type = (folio_attention_type)4);
