@@ -1088,7 +1088,8 @@ typedef struct folio_plan_info {
 } folio_plan_info;
 
 /** What a plan chose for its attentions and cache (folio_plan_desc.cache; NULL: one of the native
- * layout). attention: its number in folio_plan_desc.attentions. Strings live as long as the plan. */
+ * layout). attention: its number in folio_plan_desc.attentions. Strings live as long as the plan; of a
+ * plan that grows, until an update makes it grow. */
 FOLIO_API folio_status folio_plan_get_info(const folio_plan *plan, int32_t attention,
                                            folio_attention_type type, folio_plan_info *info);
 

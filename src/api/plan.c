@@ -351,8 +351,9 @@ static folio_status check_device_table(const folio_plan_desc *d, const folio_tab
     }
     int64_t most = ceil_div(d->max_seq_len, d->block_size);
     REQUIRE(
-        t->row_stride >= most,
-        "device step: table.row_stride is %lld; the plan's max_seq_len %lld needs at least %lld",
+        t->row_stride >= most && t->row_stride <= INT32_MAX,
+        "device step: table.row_stride is %lld; the plan's max_seq_len %lld needs at least %lld, and "
+        "at most 2147483647 are possible",
         (long long)t->row_stride, (long long)d->max_seq_len, (long long)most);
     return FOLIO_OK;
 }
@@ -414,6 +415,20 @@ static folio_status update_from_device(folio_plan *plan, folio_step *s, const fo
     return end_update(plan, &step, ctx->backend->plan_update_device(plan->room.state, s, r.stream));
 }
 
+/* Sequences and rows against the plan's limits, before a batch makes room for them. */
+static folio_status check_step_limits(const folio_plan_desc *d, const folio_step *s)
+{
+    TRY(folioi_step_check_rows(s));
+    int64_t rows = s->query_start != NULL && s->num_seqs > 0 ? s->query_start[s->num_seqs]
+                                                             : s->num_query_tokens;
+    REQUIRE(s->num_seqs <= d->max_seqs, "step: num_seqs is %lld, the plan's max_seqs is %lld",
+            (long long)s->num_seqs, (long long)d->max_seqs);
+    REQUIRE(rows <= d->max_query_tokens,
+            "step: it has %lld query tokens, the plan's max_query_tokens is %lld", (long long)rows,
+            (long long)d->max_query_tokens);
+    return FOLIO_OK;
+}
+
 /* Into the one of its two batches that the plan does not serve: an update that fails leaves the other as it is. */
 static folio_status update_from_host(folio_plan *plan, const folio_step *s, const folio_run *run)
 {
@@ -423,6 +438,7 @@ static folio_status update_from_host(folio_plan *plan, const folio_step *s, cons
         d.block_size > 0 ||
             (s->table.kind == FOLIO_TABLE_NONE && s->cross_table.kind == FOLIO_TABLE_NONE),
         "step: a table is given, but the plan was made without a cache: set folio_plan_desc.cache");
+    if (!plan->grows) TRY(check_step_limits(&plan->shape.desc, s));
     if (*own == NULL) TRY(folio_batch_create(plan->shape.ctx, &d, own));
     TRY(folio_batch_set(*own, s));
     return folio_plan_update(plan, *own, run);

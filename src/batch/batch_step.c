@@ -194,7 +194,7 @@ static folio_status take_tables(folio_batch *b, const folio_step *s, int64_t i,
     }
     if (s->cross_table.kind != FOLIO_TABLE_NONE) {
         seq->num_cross_blocks = entries_of(&s->cross_table, i);
-        TRY(find_table(b, &s->cross_table, "cross_table", i, seq->encoder_len,
+        TRY(find_table(b, &s->cross_table, "cross_table", i, seq->padding ? 0 : seq->encoder_len,
                        (room){&b->cross_blocks, b->num_cross_blocks}, &seq->cross_block_table));
     }
     return FOLIO_OK;
@@ -258,8 +258,11 @@ static folio_status fill(folio_batch *b, const folio_step *step)
 folio_status folio_batch_set(folio_batch *batch, const folio_step *step)
 {
     REQUIRE(batch != NULL, "folio_batch_set: batch is NULL");
+    int32_t block_size = batch->desc.block_size;
     folio_batch_clear(batch);
     folio_status status = fill(batch, step);
-    if (status != FOLIO_OK) folio_batch_clear(batch);
+    if (status == FOLIO_OK) return FOLIO_OK;
+    folio_batch_clear(batch);
+    batch->desc.block_size = block_size;
     return status;
 }

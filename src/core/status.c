@@ -77,6 +77,7 @@ folio_status folioi_struct_in(void *dst, size_t known, const void *src, const ch
     TRY(check_struct(src, known, name, &size));
     memset(dst, 0, known);
     memcpy(dst, src, size < known ? size : known);
+    memcpy(dst, &known, sizeof known); /* the copy's own size: it may be handed on */
     return FOLIO_OK;
 }
 

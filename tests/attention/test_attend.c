@@ -396,6 +396,44 @@ TEST(attend, rows_are_checked_before_memory_is_made_for_them)
 }
 
 /* Whichever allocation fails: refused, nothing written, nothing left. */
+/* A newer client's structs are longer; what the library does not know of them is zero. */
+TEST(attend, structs_of_a_newer_client)
+{
+    struct {
+        folio_step step;
+        char tail[64];
+    } s = {.step = {.struct_size = sizeof s, .num_seqs = 1, .num_query_tokens = 4}};
+    struct {
+        folio_tensors tensors;
+        char tail[64];
+    } t = {.tensors = {.struct_size = sizeof t}};
+    struct {
+        folio_run run;
+        char tail[64];
+    } r = {.run = {.struct_size = sizeof r}};
+    float rows[4][4 * 16] = {{0}};
+    folio_tensor *of[] = {&t.tensors.q, &t.tensors.k, &t.tensors.v, &t.tensors.out};
+    for (int i = 0; i < 4; i++)
+        *of[i] = (folio_tensor){.data = rows[i], .dtype = FOLIO_F32, .tokens = 4};
+    folio_attention_desc d = FOLIO_WITH(folio_attention_desc, .num_heads = 1, .num_kv_heads = 1,
+                                        .k_head_size = 16, .dtype = FOLIO_F32);
+    folio_context *ctx = NULL;
+    folio_attention *attention = NULL;
+    folio_plan *plan = NULL;
+    CHECK_OK(folio_context_create(&FOLIO_WITH(folio_context_desc, .backend = "cpu"), &ctx));
+    REQUIRE_TEST(ctx);
+    CHECK_OK(folio_attend(ctx, &d, FOLIO_ATTENTION_DECODER, &s.step, NULL, 0, &t.tensors, &r.run));
+    CHECK_OK(folio_attention_create(ctx, &d, &attention));
+    CHECK_OK(folio_plan_create(
+        ctx, &FOLIO_WITH(folio_plan_desc, .attentions = &attention, .num_attentions = 1), &plan));
+    CHECK_OK(folio_plan_update_step(plan, &s.step, &r.run));
+    CHECK_OK(
+        folio_attention_forward(plan, 0, FOLIO_ATTENTION_DECODER, NULL, 0, &t.tensors, &r.run));
+    folio_plan_destroy(plan);
+    folio_attention_destroy(attention);
+    folio_context_destroy(ctx);
+}
+
 TEST(attend, out_of_memory)
 {
     static world w, untouched;

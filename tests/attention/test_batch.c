@@ -999,3 +999,45 @@ BACKEND_TEST(batch, bad_sequence_is_not_added)
     folio_batch_destroy(batch);
     free(t);
 }
+
+TEST(batch, a_step_that_is_rejected_leaves_the_block_size)
+{
+    static const int32_t indices[4] = {0, 1, 2, 3}, starts[2] = {1, 4};
+    folio_context *ctx = NULL;
+    folio_batch *batch = NULL;
+    CHECK_OK(folio_context_create(NULL, &ctx));
+    CHECK_OK(folio_batch_create(ctx, &FOLIO_INIT(folio_batch_desc), &batch));
+    REQUIRE_TEST(batch);
+    folio_step given =
+        FOLIO_WITH(folio_step, .num_seqs = 1,
+                   .table = {.kind = FOLIO_TABLE_SLOTS, .indices = indices, .start = starts});
+    folio_batch_seq seq = FOLIO_WITH(folio_batch_seq, .query_len = 1, .seq_len = 4,
+                                     .block_table = indices, .num_blocks = 4);
+    REFUSED(folio_batch_set(batch, &given), FOLIO_ERR_ARGUMENT, "table.start[0]");
+    REFUSED(folio_batch_add(batch, &seq), FOLIO_ERR_ARGUMENT, "block size");
+    folio_batch_destroy(batch);
+    folio_context_destroy(ctx);
+}
+
+/* Padding has no keys, and its tables are not read, whatever the indices' size. */
+TEST(batch, a_cross_table_of_padding_is_not_read)
+{
+    static const int64_t wide[2] = {-9, 1LL << 40};
+    static const int32_t narrow[2] = {-9, -9}, none = 0, encoder_len = 20;
+    folio_context *ctx = NULL;
+    folio_batch *batch = NULL;
+    CHECK_OK(folio_context_create(NULL, &ctx));
+    CHECK_OK(folio_batch_create(ctx, &FOLIO_WITH(folio_batch_desc, .block_size = 16), &batch));
+    REQUIRE_TEST(batch);
+    for (int bytes = 4; bytes <= 8; bytes += 4) {
+        folio_step given =
+            FOLIO_WITH(folio_step, .num_seqs = 1, .seq_lens = &none, .encoder_lens = &encoder_len);
+        given.cross_table = (folio_table){.kind = FOLIO_TABLE_ROWS,
+                                           .index_bytes = bytes,
+                                           .indices = bytes == 8 ? (const void *)wide : narrow,
+                                           .row_stride = 2};
+        CHECK_OK(folio_batch_set(batch, &given));
+    }
+    folio_batch_destroy(batch);
+    folio_context_destroy(ctx);
+}

@@ -114,8 +114,12 @@ INLINE void vec_rows_of_dims(const int num, const char *dims, int64_t stride, ch
         return;
     }
     vec_turn_lanes(x);
-    UNROLL_FOR (int i = 0; i < 16; i++)
-        _mm_storeu_ps((float *)(void *)(to + i * row), _mm512_extractf32x4_ps(x[i % 4], i / 4));
+    UNROLL_FOR (int i = 0; i < 4; i++) {
+        _mm_storeu_ps((float *)(void *)(to + i * row), _mm512_extractf32x4_ps(x[i], 0));
+        _mm_storeu_ps((float *)(void *)(to + (i + 4) * row), _mm512_extractf32x4_ps(x[i], 1));
+        _mm_storeu_ps((float *)(void *)(to + (i + 8) * row), _mm512_extractf32x4_ps(x[i], 2));
+        _mm_storeu_ps((float *)(void *)(to + (i + 12) * row), _mm512_extractf32x4_ps(x[i], 3));
+    }
 }
 
 /*
