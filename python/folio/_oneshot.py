@@ -21,7 +21,7 @@ from .attention import TYPES, Attention
 from .batch import Batch
 from .cache import KVCache, _desc
 from .context import Context
-from .errors import ArgumentError
+from .errors import ArgumentError, UnsupportedError
 from .plan import Plan, options
 
 MAX_BLOCK = 4096  # tokens of a block, by folio_kv_cache_desc
@@ -113,6 +113,20 @@ def block_of(count: int) -> int:
     return best
 
 
+def cache_rows(context: Context, k: Array, v: Array) -> tuple:
+    """K and V [rows, max_len, kv_heads, size] as a cache, and how many blocks a row has."""
+    rows, count, heads, _ = k.shape
+    size = block_of(count)
+    strides = []
+    for name, a in (("k", k), ("v", v)):
+        row, token, head, _ = a.strides
+        if size < count and row != count * token and rows > 1:
+            raise UnsupportedError(f"{name} has {count} rows for each sequence, more than the {MAX_BLOCK} of a block, "
+                                   f"and strides {tuple(a.strides)}; its first two dims must have no gap")
+        strides.append((row if size == count else size * token, token, head))
+    return wrap(context, k, v, rows * (count // size), size, heads, *strides), count // size
+
+
 def limit(n: int) -> int:
     """The next power of two, so that plans are made anew only now and then."""
     return 1 << max(int(n) - 1, 0).bit_length()
@@ -142,65 +156,55 @@ def positions(q_start: np.ndarray, k_lens: np.ndarray) -> dict:
 
 class HostStep:
     """The sequences of one step: where their rows begin [seqs + 1], how many keys they have [seqs], and the block
-    tables [seqs, blocks] of these. tables None: the keys are given with the call, one sequence after another."""
+    tables [seqs, blocks] of these. tables None: the keys are given with the call, one sequence after another. cross:
+    cross attention, which it is without tables if rows and keys differ."""
 
-    def __init__(self, q_start: np.ndarray, k_lens: np.ndarray, tables: Optional[np.ndarray], causal: bool) -> None:
+    def __init__(self, q_start: np.ndarray, k_lens: np.ndarray, tables: Optional[np.ndarray], causal: bool,
+                 cross: bool = False) -> None:
         # copies: the caller may overwrite its arrays, and a step is found by what they held
         self.q_start, self.k_lens = q_start.copy(), k_lens.copy()
         self.tables, self.causal = None if tables is None else tables.copy(), causal
-        q_lens = np.diff(q_start)
-        self.cross = tables is None and not np.array_equal(q_lens, k_lens)
+        self.cross = cross or (tables is None and not np.array_equal(np.diff(q_start), k_lens))
         self.kind = "encoder_decoder" if self.cross else "decoder"
-        longest = int(max(k_lens.max(initial=1), q_lens.max(initial=1) if self.cross else 1))
-        self.needs = (max(k_lens.size, 1), max(int(q_start[-1]), 1), longest, int(k_lens.sum()) if self.cross else 0)
 
     def fill(self, batch: Batch) -> None:
-        extra, k_lens = positions(self.q_start, self.k_lens) if self.tables is not None else {}, self.k_lens
         if self.cross:
-            extra = {"encoder_lens": k_lens, "encoder_new_lens": k_lens}
-            k_lens = np.maximum(np.diff(self.q_start), 1).astype(np.int32)
-        elif not self.causal:
-            extra["causality"] = np.full(k_lens.size, abi.FOLIO_CAUSAL_NO, np.int32)
-        batch.set_block_tables(self.tables, k_lens, self.q_start, **extra)
+            new = {"encoder_new_lens": self.k_lens} if self.tables is None else {}
+            batch.set_block_tables(None, np.maximum(np.diff(self.q_start), 1).astype(np.int32), self.q_start,
+                                   cross_block_tables=self.tables, encoder_lens=self.k_lens, **new)
+            return
+        extra = positions(self.q_start, self.k_lens) if self.tables is not None else {}
+        if not self.causal:
+            extra["causality"] = np.full(self.k_lens.size, abi.FOLIO_CAUSAL_NO, np.int32)
+        batch.set_block_tables(self.tables, self.k_lens, self.q_start, **extra)
 
 
 class _Planned:
-    """A plan with its batch, and the step that the batch was filled from."""
+    """A plan that grows with its batch, and the step that the batch was filled from. It serves one stream."""
 
-    def __init__(self, plan: Plan, batch: Batch) -> None:
-        self.plan, self.batch = plan, batch
+    def __init__(self, at: Attention, kind: str, block_size: int, num_blocks: int, stream: Optional[int]) -> None:
+        self.plan = Plan(at, types=kind, block_size=block_size, num_blocks=num_blocks,
+                         cross_num_blocks=num_blocks if kind == "encoder_decoder" else 0)
+        self.batch = Batch(at.context, block_size=block_size)
         self.step: Optional[HostStep] = None
-        self.limits = (plan.max_seqs, plan.max_query_tokens, plan.max_seq_len, plan.max_encoder_tokens)
-
-
-def _host_plan(at: Attention, step: HostStep, block_size: int, num_blocks: int) -> _Planned:
-    key = (at, step.kind, block_size, num_blocks)
-    found, needs = kept.plans.get(key), step.needs
-    if found is not None:
-        if found.step is step or all(n <= m for n, m in zip(needs, found.limits)):
-            kept.plans.move_to_end(key)
-            return found
-        needs = tuple(max(n, m) for n, m in zip(needs, found.limits))
-        del kept.plans[key]
-    seqs, tokens, longest, encoder_tokens = (limit(n) if n else 0 for n in needs)
-    return kept.plans.find(key, lambda: _Planned(
-        Plan(at, types=step.kind, block_size=block_size, num_blocks=num_blocks, max_seqs=seqs, max_query_tokens=tokens,
-             max_seq_len=longest, max_encoder_tokens=encoder_tokens), Batch(at.context, block_size=block_size)))
 
 
 def host_forward(at: Attention, step: HostStep, q: Any, out: Any, lse: Any, *, k: Any = None, v: Any = None,
-                 cache: Optional[KVCache] = None, slopes: Any = None, sinks: Any = None, rotary: Any = None) -> None:
-    """Attention on the CPU. With a cache: over its blocks, after k and v (if given) were stored as the last keys of
-    each sequence. Without one: over k and v, one sequence after another."""
-    planned = _host_plan(at, step, cache.block_size if cache else 0, cache.num_blocks if cache else 0)
+                 cache: Optional[KVCache] = None, slopes: Any = None, sinks: Any = None, bias: Any = None,
+                 rotary: Any = None) -> None:
+    """Attention with a step in host memory. With a cache: over its blocks, after k and v (if given) were stored as the
+    last keys of each sequence. Without one: over k and v, one sequence after another."""
+    key = (at, step.kind, cache.block_size if cache else 0, cache.num_blocks if cache else 0,
+           None if at.context.on_host else at.context.stream())
+    planned = kept.plans.find(key, lambda: _Planned(*key))
     if planned.step is not step:  # the layers of a step mostly have the same
         planned.step = None
         step.fill(planned.batch)
         planned.plan.update(planned.batch)
         planned.step = step
     tail = b""
-    if slopes is not None or sinks is not None or rotary is not None:
-        tail, keep = options(at.context, at, slopes, sinks, rotary=rotary)
+    if slopes is not None or sinks is not None or bias is not None or rotary is not None:
+        tail, keep = options(at.context, at, slopes, sinks, bias, rotary=rotary)
     planned.plan._forward(at, 0, TYPES[step.kind], q, k, v, cache, 0, out, lse, tail)
 
 

@@ -402,7 +402,7 @@ def _fixed_run(call: _Call, at: Any, q: Any, k: Any, v: Any, seqs: int, queries:
     if queries == keys:
         options.update(k=_joined(k), v=_joined(v))
     else:
-        cache, width = _cache_rows(call)
+        cache, width = _oneshot.cache_rows(call.context, call.k, call.v)
     if call.context.on_host:
         step = _oneshot.kept.steps.find(("fixed", seqs, queries, keys, causal), lambda: _oneshot.HostStep(
             np.arange(seqs + 1, dtype=np.int32) * queries, np.full(seqs, keys, np.int32), None if cache is None else
@@ -417,22 +417,6 @@ def _fixed_run(call: _Call, at: Any, q: Any, k: Any, v: Any, seqs: int, queries:
     more = queries > keys
     device_forward(at, q, out, lse, None if more else starts, lens, queries, keys, causal=causal, cache=cache,
                    tables=tables, each_row=(starts, lens) if more else None, **options)
-
-
-def _cache_rows(call: _Call) -> tuple:
-    """[rows, max_len, kv_heads, size] as blocks, and the blocks of each row."""
-    k, v = call.k, call.v
-    count = k.shape[1]
-    size = _oneshot.block_of(count)
-    strides = []
-    for name, a in (("k", k), ("v", v)):
-        row, token, head, _ = a.strides
-        if size < count and row != count * token and k.shape[0] > 1:
-            raise UnsupportedError(f"{name} has {count} rows for each sequence, more than the {_oneshot.MAX_BLOCK} "
-                                   f"of a block, and strides {tuple(a.strides)}; its first two dims must have no gap")
-        strides.append((row if size == count else size * token, token, head))
-    cache = _oneshot.wrap(call.context, k, v, k.shape[0] * (count // size), size, call.kv_heads, *strides)
-    return cache, count // size
 
 
 # ---- with a cache ----
@@ -461,7 +445,7 @@ def _kvcache(q: Any, k_cache: Any, v_cache: Any, k: Any, v: Any, cos: Any, sin: 
                 raise UnsupportedError("cache_batch_idx is not supported with block_table: reorder the table's rows")
             cache, width = _paged(call), block_table.shape[1]
         else:
-            cache, width = _cache_rows(call)
+            cache, width = _oneshot.cache_rows(call.context, call.k, call.v)
         run = _kvcache_host if call.context.on_host else _kvcache_device
         run(call, at, _joined(q), cache, width, k, v, new, lens, batch_idx, block_table, seqs, queries, out,
             None if lse is None else lse.T, causal, {"slopes": slopes, "sinks": sinks, "rotary": rotary},

@@ -131,22 +131,11 @@ class _Wrapper:
                           numpy_dtype(dtype_of(kv_dtype)).name, scale,
                           (window_left, -1) if window_left >= 0 else (-1, -1), float(soft_cap or 0.0))
         self._filled = False
-        same = self._planned is not None and self._made_for[:2] == (self._geometry, page_size)
-        if same and self._planned is not None and self._fits(self._planned[0]):
-            self._update(*self._planned)  # here and not in run(), which a replayed graph does not call
-
-    def _needs(self) -> tuple:
-        """Sequences, rows and most keys of the step."""
-        return self._step[1].size, self._rows, int(self._step[1].max(initial=1))
-
-    def _fits(self, plan: Plan) -> bool:
-        needs, limits = self._needs(), (plan.max_seqs, plan.max_query_tokens, plan.max_seq_len)
-        if all(n <= limit for n, limit in zip(needs, limits)):
-            return True
-        if self._graph and not plan.context.on_host:
-            raise ArgumentError(f"the step has {needs[0]} sequences, {needs[1]} rows and up to {needs[2]} keys; the "
-                                f"graph was made for {limits[0]}, {limits[1]} and {limits[2]}")
-        return False
+        if self._planned is not None and self._made_for[:2] == (self._geometry, page_size):
+            context, num_blocks = self._made_for[2:]
+            # here and not in run(), which a replayed graph does not call; run() if it may bring a larger cache
+            if (self._graph and not context.on_host) or blocks.max(initial=0) < num_blocks:
+                self._update(*self._planned)
 
     def _update(self, plan: Plan, batch: Batch) -> None:
         """Gives the step to the plan."""
@@ -159,21 +148,19 @@ class _Wrapper:
         self._filled = True
 
     def _ready(self, context: Any, num_blocks: int) -> Plan:
-        """The plan, made anew if caches, geometry or sizes need another one."""
+        """The plan, made anew if caches or geometry need another one. It grows, unless it is for graphs."""
         if self._geometry is None:
             raise ArgumentError("plan() must be called before run()")
         made_for = (self._geometry, self._page_size, context, num_blocks)
-        if self._planned is None or self._made_for != made_for or not (self._filled or self._fits(self._planned[0])):
-            at = _oneshot.attention(context, *self._geometry)
-            seqs, rows, longest = (max(n, 1) for n in self._needs())
-            graph = self._graph and not context.on_host
-            if graph:
-                longest = max(longest, self._room * self._page_size)
-            else:
-                seqs, rows, longest = (_oneshot.limit(n) for n in (seqs, rows, longest))
-            plan = Plan(at, max_seqs=seqs, max_query_tokens=rows, max_seq_len=longest, graph=graph,
-                        block_size=self._page_size, num_blocks=num_blocks,
-                        max_query_len=1 if graph and rows == seqs else 0)
+        if self._planned is None or self._made_for != made_for:
+            limits: dict[str, Any] = {}
+            if self._graph and not context.on_host:
+                lens, rows = self._step[1], max(self._rows, 1)
+                seqs, longest = max(lens.size, 1), max(int(lens.max(initial=1)), self._room * self._page_size, 1)
+                limits = {"max_seqs": seqs, "max_query_tokens": rows, "max_seq_len": longest,
+                          "max_query_len": int(rows == seqs), "graph": True}
+            plan = Plan(_oneshot.attention(context, *self._geometry), block_size=self._page_size,
+                        num_blocks=num_blocks, **limits)
             self._planned = (plan, Batch(context, block_size=self._page_size))
             self._made_for, self._filled = made_for, False
         if not self._filled:

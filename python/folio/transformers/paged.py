@@ -19,13 +19,12 @@ from typing import Any, Optional
 import numpy as np
 import torch
 
+from .._oneshot import MAX_BLOCK
 from ..batch import Batch
 from ..cache import KVCache
 from ..errors import UnsupportedError
 from ..plan import Plan
 from .geometry import attention_of, check_inference, rows, sinks_of, soft_cap_of
-
-_MAX_BLOCK = 4096  # tokens in a block
 
 
 @dataclass
@@ -51,7 +50,7 @@ class Pages:
 def block_size_of(tokens: int, window: Optional[int]) -> int:
     """The block size for runs of `tokens` tokens in a page: it divides them and the window."""
     size = gcd(tokens, window) if window else tokens
-    return size if size <= _MAX_BLOCK else gcd(size, _MAX_BLOCK)
+    return size if size <= MAX_BLOCK else gcd(size, MAX_BLOCK)
 
 
 @dataclass
@@ -105,10 +104,6 @@ def _host(x: torch.Tensor) -> np.ndarray:
     return x.cpu().numpy()
 
 
-def _room(n: int) -> int:
-    return 1 << max(n - 1, 15).bit_length()
-
-
 class Group:
     """A layer group of one cache of transformers: its K and V, and the step it is in."""
 
@@ -116,7 +111,6 @@ class Group:
         self.pages, self.kv, self.kv_dtype, self.trash = pages, kv, kv_dtype, trash
         self.batch = Batch(cache=kv)
         self.tables: Any = None
-        self.limits = (0, 0, 0)
         self.plans: dict = {}
         self._step: Any = None
 
@@ -132,11 +126,6 @@ class Group:
         t = tables(self.pages, self.trash, _host(kwargs["cu_seq_lens_q"]), _host(key_start), _host(step[index]),
                    _host(kwargs["write_index"][index]))
         self.batch.set_csr(t.indptr, t.blocks, query_start=t.query_start, seq_lens=t.seq_lens)
-        needs = (t.seq_lens.size, int(t.query_start[-1]), int(t.seq_lens.max(initial=1)))
-        if any(n > limit for n, limit in zip(needs, self.limits)):
-            seqs, tokens, length = (_room(max(n, limit)) for n, limit in zip(needs, self.limits))
-            self.limits = (seqs, tokens, length)
-            self.plans.clear()
         for plan in self.plans.values():
             plan.update(self.batch)
         self.tables, self._step = t, step
@@ -144,8 +133,7 @@ class Group:
     def plan(self, attention: Any) -> Plan:
         plan = self.plans.get(attention)
         if plan is None:
-            seqs, tokens, length = self.limits
-            plan = Plan(attention, cache=self.kv, max_seqs=seqs, max_query_tokens=tokens, max_seq_len=length)
+            plan = Plan(attention, cache=self.kv)
             plan.update(self.batch)
             self.plans[attention] = plan
         return plan

@@ -16,14 +16,10 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 import torch
 
+from .. import _oneshot
+from .._arrays import Array, array
 from ..attention import Attention
-from ..batch import Batch
-from ..cache import KVCache
-from ..plan import Plan
 from .geometry import attention_of, check_inference, rows, sinks_of, soft_cap_of
-
-_MAX_BLOCK = 4096  # tokens in a block
-_MAX_PLANS = 8
 
 
 class Visible(NamedTuple):
@@ -75,11 +71,8 @@ def read_mask(mask: Optional[torch.Tensor], queries: int, keys: int, causal: boo
 
 
 class _Local(threading.local):
-    """Of each thread, because a plan's workspace serves one thread at a time."""
-
     def __init__(self) -> None:
         self.masks: list = []  # (weak reference, key, Visible) of the last masks: all layers of a step share a few
-        self.plans: dict = {}
 
 
 _local = _Local()
@@ -97,29 +90,6 @@ def _visible(mask: Optional[torch.Tensor], *key: Any) -> Visible:
     return visible
 
 
-def _plan(attention: Attention, kind: str, batch_size: int, queries: int, keys: int, cache: KVCache) -> Plan:
-    """A plan for such caches that has been updated with this batch. It serves one stream."""
-    key = (attention, kind, batch_size, queries, keys, attention.context.stream())
-    plan = _local.plans.get(key)
-    if plan is None:
-        if len(_local.plans) >= _MAX_PLANS:
-            _local.plans.clear()
-        blocks = keys // cache.block_size
-        tables = np.arange(batch_size * blocks, dtype=np.int32).reshape(batch_size, blocks)
-        lens, starts = np.full(batch_size, keys, np.int32), np.arange(batch_size + 1, dtype=np.int32) * queries
-        batch = Batch(cache=cache)
-        if kind == "decoder":
-            batch.set_block_tables(tables, lens, starts)
-        else:  # cross attention may have fewer keys than rows
-            batch.set_block_tables(None, np.full(batch_size, max(queries, 1), np.int32), starts, encoder_lens=lens,
-                                   cross_block_tables=tables)
-        plan = Plan(attention, types=kind, cache=cache, cross_cache=cache, max_seqs=batch_size,
-                    max_query_tokens=batch_size * queries, max_seq_len=max(keys, queries))
-        plan.update(batch)
-        _local.plans[key] = plan
-    return plan
-
-
 def _bias(bias: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
     """Dims that are broadcast by stride 0 as dims of 1, which is how the library broadcasts."""
     if bias is None:
@@ -130,21 +100,16 @@ def _bias(bias: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
     return bias
 
 
-def _block_size(keys: int) -> int:
-    """Tokens of a block: all keys, or for long sequences their largest divisor that is allowed."""
-    if keys <= _MAX_BLOCK:
-        return keys
-    return next(n for n in range(_MAX_BLOCK, 0, -1) if keys % n == 0)
+def _by_token(x: torch.Tensor) -> Array:
+    """[batch, heads, keys, size] as [batch, keys, heads, size]."""
+    return array((x if x.stride(3) == 1 else x.contiguous()).transpose(1, 2))
 
 
-def _wrap(x: torch.Tensor, block: int) -> torch.Tensor:
-    """[batch, heads, keys, size] as [blocks, heads, block, size] without a copy."""
-    if x.stride(3) != 1:
-        x = x.contiguous()
-    _, heads, keys, size = x.shape
-    if keys == block:
-        return x
-    return x.as_strided((keys // block, heads, block, size), (block * x.stride(2), x.stride(1), x.stride(2), 1))
+def _step(count: int, queries: int, keys: int, width: int, causal: bool) -> _oneshot.HostStep:
+    tables = np.arange(count * width, dtype=np.int32).reshape(count, width)
+    # not causal: as cross attention, which may have fewer keys than rows
+    return _oneshot.HostStep(np.arange(count + 1, dtype=np.int32) * queries, np.full(count, keys, np.int32), tables,
+                             causal, cross=not causal)
 
 
 def _forward(attention: Attention, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool,
@@ -153,17 +118,17 @@ def _forward(attention: Attention, q: torch.Tensor, k: torch.Tensor, v: torch.Te
     batch_size, heads, queries, _ = q.shape
     keys = k.shape[2]
     out = torch.empty(batch_size * queries, heads, v.shape[3], dtype=q.dtype, device=q.device)
-    parts = [slice(None)]
-    if keys > _MAX_BLOCK and batch_size > 1:  # blocks of several sequences then have no common stride
-        parts = [slice(i, i + 1) for i in range(batch_size)]
-    block, kind = _block_size(keys), "decoder" if causal else "encoder_decoder"
-    for part in parts:
-        count = batch_size if part == slice(None) else 1
-        cache = KVCache.wrap([_wrap(k[part], block)], [_wrap(v[part], block)], context=attention.context, layout="hnd")
+    # long sequences one by one: blocks of several then have no common stride
+    count = 1 if keys > _oneshot.MAX_BLOCK else batch_size
+    for i in range(0, batch_size, count):
+        part = slice(i, i + count)
+        k_rows, v_rows = _by_token(k[part]), _by_token(v[part])  # which keep copies alive until the end
+        cache, width = _oneshot.cache_rows(attention.context, k_rows, v_rows)
+        step = _oneshot.kept.steps.find(("plain", count, queries, keys, causal),
+                                        lambda: _step(count, queries, keys, width, causal))
         own = bias if bias is None or bias.shape[0] == 1 else bias[part]
-        where = out if count == batch_size else out[part.start * queries:part.stop * queries]
-        plan = _plan(attention, kind, count, queries, keys, cache)
-        plan.forward(rows(q[part]), cache=cache, type=kind, out=where, bias=own, **extras)
+        _oneshot.host_forward(attention, step, rows(q[part]), out[i * queries:(i + count) * queries], None, cache=cache,
+                              bias=own, **extras)
     return out
 
 
