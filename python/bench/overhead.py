@@ -81,7 +81,7 @@ class Case:
                                                 (self.out, "out", HEADS))
                   for x in _run.rows(ctx, tensor, name, heads, SIZE)[:5]]
         packed = plan_module._HEAD.pack(plan_module._HEAD.size, *fields, 0, 0, 0)
-        call, plan, memory = plan_module._attention_forward, self.plan._handle, cache._handle
+        call, plan, memory = plan_module.attention_forward, self.plan._handle, cache._handle
         return lambda: call(plan, 0, 0, memory, layer, packed, run)
 
 

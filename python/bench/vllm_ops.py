@@ -17,7 +17,7 @@ import time
 
 import torch
 
-from folio.vllm.builder import context_of
+from folio.context import torch_context
 from folio.vllm.selfcheck import Folio, Own, Problem
 
 CASES = {  # (new tokens, cached tokens) of each sequence
@@ -81,7 +81,7 @@ def main() -> None:
 
     current_platform.import_kernels()
     torch.manual_seed(0)
-    context = context_of(torch.device("cpu"))
+    context = torch_context(torch.device("cpu"))
     print(f"# {context.level}, {context.num_threads} threads, vLLM's operator "
           f"{Own(Problem([1], [0], dtype=torch.bfloat16)).isa}, median of {args.repeat} runs")
     if args.output == "md":

@@ -6,7 +6,6 @@ a wrapped cache is only an address with strides, and it is found by exactly thes
 
 from __future__ import annotations
 
-import ctypes
 import math
 import threading
 from collections import OrderedDict
@@ -15,14 +14,13 @@ from typing import Any, Callable, Optional
 import numpy as np
 
 from . import _abi as abi
-from ._arrays import _BY_NAME, Array, dtype_of, is_torch, numpy_dtype, required_array
-from ._library import Handle, create, lib, make
+from ._arrays import Array, is_torch, required_array
 from .attention import TYPES, Attention
 from .batch import Batch
-from .cache import KVCache, _desc
+from .cache import KVCache
 from .context import Context
 from .errors import ArgumentError, UnsupportedError
-from .plan import Plan, options
+from .plan import Plan, attention_forward, options, run_layer
 
 MAX_BLOCK = 4096  # tokens of a block, by folio_kv_cache_desc
 
@@ -58,7 +56,7 @@ _for_good: list = []  # the plans of graphs, which may outlive the thread that c
 
 
 def attention(context: Context, heads: int, kv_heads: int, size: int, v_size: int, dtype: Any, kv_dtype: Any,
-              scale: Optional[float], window: tuple, soft_cap: float) -> Attention:
+              scale: Optional[float], window: Optional[tuple], soft_cap: Optional[float]) -> Attention:
     key = (context, heads, kv_heads, size, v_size, dtype, kv_dtype, scale, window, soft_cap)
     return kept.attentions.find(key, lambda: Attention(
         context, num_heads=heads, num_kv_heads=kv_heads, head_size=size, v_head_size=v_size, dtype=dtype,
@@ -70,36 +68,8 @@ def wrap(context: Context, k: Array, v: Array, num_blocks: int, block_size: int,
     """A cache in memory of the caller. Strides: elements from one block, token and head to the next."""
     key = (context, k.data, v.data, k.dtype, num_blocks, block_size, heads, k.shape[-1], v.shape[-1], k_strides,
            v_strides)
-    return kept.caches.find(key, lambda: _wrap(context, k, v, num_blocks, block_size, k_strides, v_strides, heads))
-
-
-def _wrap(context: Context, k: Array, v: Array, num_blocks: int, block_size: int, k_strides: tuple, v_strides: tuple,
-          heads: int) -> KVCache:
-    for name, a in (("k", k), ("v", v)):
-        if a.device != context.place:
-            raise ArgumentError(f"{name} is on {a.device[0]}:{a.device[1]}, but q is on "
-                                f"{context.place[0]}:{context.place[1]}")
-        if a.dtype not in _BY_NAME or a.dtype != k.dtype:
-            raise ArgumentError(f"{name} has dtype {a.dtype}, k {k.dtype}; both must be f32, f16, bf16 or fp8")
-        if a.strides[-1] != 1:
-            raise ArgumentError(f"{name} has strides {tuple(a.strides)}; the last must be 1")
-    size = numpy_dtype(dtype_of(k.dtype)).itemsize
-
-    def extent(a: Array, strides: tuple) -> int:
-        counts = (num_blocks, block_size, heads)
-        return (sum((n - 1) * s for n, s in zip(counts, strides)) + a.shape[-1]) * size
-
-    desc = _desc(1, num_blocks, block_size, heads, k.shape[-1], v.shape[-1], k.dtype, "strided", False)
-    bases = (ctypes.c_void_p * 1)(k.data), (ctypes.c_void_p * 1)(v.data)
-    memory = make(abi.folio_kv_memory, k=ctypes.addressof(bases[0]), v=ctypes.addressof(bases[1]),
-                  k_bytes=extent(k, k_strides), v_bytes=extent(v, v_strides))
-    memory.k_strides, memory.v_strides = abi.folio_kv_strides(*k_strides), abi.folio_kv_strides(*v_strides)
-    cache = KVCache.__new__(KVCache)
-    cache.context = context
-    Handle.__init__(cache, create(lib.folio_kv_cache_wrap, context, ctypes.byref(desc), ctypes.byref(memory)),
-                    lib.folio_kv_cache_destroy, context)
-    cache._describe()
-    return cache
+    return kept.caches.find(key, lambda: KVCache._strided(
+        context, [k], [v], (num_blocks, block_size, heads), k_strides, v_strides, v.shape[-1]))
 
 
 def block_of(count: int) -> int:
@@ -205,7 +175,8 @@ def host_forward(at: Attention, step: HostStep, q: Any, out: Any, lse: Any, *, k
     tail = b""
     if slopes is not None or sinks is not None or bias is not None or rotary is not None:
         tail, keep = options(at.context, at, slopes, sinks, bias, rotary=rotary)
-    planned.plan._forward(at, 0, TYPES[step.kind], q, k, v, cache, 0, out, lse, tail)
+    run_layer(attention_forward, (planned.plan._as_parameter_, 0, TYPES[step.kind]), at.context, at, q, k, v, cache, 0,
+              out, lse, tail)
 
 
 def device_plan(at: Attention, block_size: int, num_blocks: int, seqs: int, tokens: int, query_len: int,

@@ -10,7 +10,7 @@ import numpy as np
 from . import _abi as abi
 from ._arrays import DTYPE_NAMES, Array, address, array, dtype_of, is_contiguous, required_array, numpy_dtype
 from ._library import Handle, check, create, handle_of, integer, lib, make, text
-from ._run import empty, run_of, tensor
+from ._run import empty, place_check, run_of, tensor
 from .context import Context, given_or_default
 from .device import ArrayView
 from .errors import ArgumentError
@@ -116,24 +116,86 @@ class KVCache(Handle):
         ctx = given_or_default(context, arrays[0].device)
         for name, group in (("k", arrays), ("v", values or [])):
             for i, a in enumerate(group):
-                if a.device != ctx.place:
-                    raise ArgumentError(f"{name}[{i}] is on {a.device}, but the context is on {ctx.place}")
                 if not a.writable:
                     raise ArgumentError(f"{name}[{i}] is read-only")
         if values is not None and len(values) != len(arrays):
             raise ArgumentError(f"k has {len(arrays)} layers, but v has {len(values)}")
         if layout == "native":
-            desc, memory, keep = _wrap_native(arrays, values, (num_blocks, block_size, num_kv_heads, head_size),
-                                              v_head_size, dtype, v_in_k)
+            self = cls._native(ctx, arrays, values, (num_blocks, block_size, num_kv_heads, head_size), v_head_size,
+                               dtype, v_in_k)
         elif layout in ("nhd", "hnd"):
-            desc, memory, keep = _wrap_rows(arrays, values, layout, v_head_size, v_in_k)
+            self = cls._rows(ctx, arrays, values, layout, v_head_size, v_in_k)
         else:
             raise ArgumentError(f'layout {layout!r} cannot be wrapped here; use "nhd", "hnd" or "native"')
+        self._keep = (ctx, [a.owner for a in arrays], [a.owner for a in values or []])
+        return self
+
+    @classmethod
+    def _rows(cls, context: Context, k: list, v: Optional[list], layout: str, v_head_size: Optional[int],
+              v_in_k: bool) -> "KVCache":
+        if (v is None) != v_in_k:
+            raise ArgumentError("v_in_k: K holds V, so v must be left out" if v_in_k else "v is missing")
+        strides: list[Any] = []
+        for name, group in (("k", k), ("v", v or [])):
+            first = _same(group, name) if group else k[0]
+            if len(first.shape) != 4:
+                raise ArgumentError(f"{name} has shape {tuple(first.shape)}; it must have 4 dims")
+            block, x, y, _ = first.strides
+            strides.append((block, x, y) if layout == "nhd" else (block, y, x))
+        blocks, x, y, _ = k[0].shape
+        if v and tuple(v[0].shape[:3]) != (blocks, x, y):
+            raise ArgumentError(f"k has shape {tuple(k[0].shape)}, but v has {tuple(v[0].shape)}")
+        return cls._strided(context, k, v or [], (blocks, x, y) if layout == "nhd" else (blocks, y, x), strides[0],
+                            strides[1], v[0].shape[3] if v else v_head_size, v_in_k)
+
+    @classmethod
+    def _strided(cls, context: Context, k: list, v: list, counts: tuple[int, int, int], k_strides: tuple,
+                 v_strides: tuple, v_size: Optional[int], v_in_k: bool = False) -> "KVCache":
+        """A cache in arrays of the caller, one of each layer, which it does not keep alive. counts: blocks, tokens of
+        a block, heads; strides: elements from one of these to the next."""
+        desc = _desc(len(k), *counts, k[0].shape[-1], v_size, k[0].dtype, "strided", v_in_k)
+        memory = make(abi.folio_kv_memory)
+        for name, group, strides in (("k", k, k_strides), ("v", v, v_strides)):
+            for a in group[:1]:
+                if a.dtype != k[0].dtype:
+                    raise ArgumentError(f"{name} has dtype {a.dtype}, but k has {k[0].dtype}")
+                if a.strides[-1] != 1:
+                    raise ArgumentError(f"{name} has strides {tuple(a.strides)}; the last must be 1")
+                extent = sum((n - 1) * s for n, s in zip(counts, strides)) + a.shape[-1] if all(counts) else 0
+                setattr(memory, f"{name}_bytes", extent * _itemsize(a))
+                setattr(memory, f"{name}_strides", abi.folio_kv_strides(*strides))
+        return cls._wrapped(context, desc, memory, k, v)
+
+    @classmethod
+    def _native(cls, context: Context, k: list, v: Optional[list], sizes: tuple[Any, Any, Any, Any],
+                v_head_size: Optional[int], dtype: Any, v_in_k: bool) -> "KVCache":
+        """sizes: num_blocks, block_size, num_kv_heads, head_size."""
+        first = _same(k, "k")
+        if v is not None:
+            raise ArgumentError('layout "native" holds K and V in one array: leave v out')
+        if None in sizes:
+            raise ArgumentError('layout "native" needs block_size, num_kv_heads, head_size and num_blocks')
+        desc = _desc(len(k), *sizes, v_head_size, dtype or first.dtype, "native", v_in_k)
+        memory = make(abi.folio_kv_memory, k_bytes=_bytes(first))
+        if len(first.shape) > 1 and first.shape[0] == sizes[0]:
+            if not is_contiguous(first._replace(shape=first.shape[1:], strides=first.strides[1:])):
+                raise ArgumentError(f"k has shape {tuple(first.shape)} and strides {tuple(first.strides)}; the numbers "
+                                    "of a block must be contiguous")
+            memory.k_strides.block = first.strides[0] * _itemsize(first) // lib.folio_dtype_size(desc.dtype)
+        return cls._wrapped(context, desc, memory, k, [])
+
+    @classmethod
+    def _wrapped(cls, context: Context, desc: Any, memory: Any, k: list, v: list) -> "KVCache":
+        pointers = [(ctypes.c_void_p * len(group))(*[a.data for a in group]) for group in (k, v)]
+        for name, group, bases in zip("kv", (k, v), pointers):
+            for i, a in enumerate(group):
+                place_check(context, a, f"{name}[{i}]")
+            if group:
+                setattr(memory, name, ctypes.addressof(bases))
         self = cls.__new__(cls)
-        self.context = ctx
-        handle = create(lib.folio_kv_cache_wrap, ctx, ctypes.byref(desc), ctypes.byref(memory))
-        Handle.__init__(self, handle, lib.folio_kv_cache_destroy, (ctx, keep, [a.owner for a in arrays],
-                                                                   [a.owner for a in values or []]))
+        self.context = context
+        Handle.__init__(self, create(lib.folio_kv_cache_wrap, context, ctypes.byref(desc), ctypes.byref(memory)),
+                        lib.folio_kv_cache_destroy, context)
         self._describe()
         return self
 
@@ -180,10 +242,6 @@ class KVCache(Handle):
                 f"{self.num_kv_heads} kv heads of {self.head_size}, {self.dtype}, {self.layout}>")
 
 
-def _pointers(arrays: list) -> Any:
-    return (ctypes.c_void_p * len(arrays))(*[a.data for a in arrays])
-
-
 def _bytes(a: Array) -> int:
     """From the first byte of an array to the end of its last element."""
     return (sum((n - 1) * s for n, s in zip(a.shape, a.strides)) + 1) * _itemsize(a) if all(a.shape) else 0
@@ -202,55 +260,3 @@ def _same(arrays: list, name: str) -> Array:
                                 f"{a.dtype}; {name}[0] has {tuple(first.shape)}, {tuple(first.strides)} and "
                                 f"{first.dtype}")
     return first
-
-
-def _row_strides(a: Array, layout: str) -> Any:
-    block, x, y, _ = a.strides
-    token, head = (x, y) if layout == "nhd" else (y, x)
-    return abi.folio_kv_strides(block, token, head)
-
-
-def _wrap_rows(arrays: list, values: Optional[list], layout: str, v_head_size: Optional[int], v_in_k: bool) -> tuple:
-    first = _same(arrays, "k")
-    if (values is None) != v_in_k:
-        raise ArgumentError("v_in_k: K holds V, so v must be left out" if v_in_k else "v is missing")
-    groups = [("k", first)] + ([("v", _same(values, "v"))] if values else [])
-    for name, a in groups:
-        if len(a.shape) != 4 or a.strides[3] != 1:
-            raise ArgumentError(f"{name} has shape {tuple(a.shape)} and strides {tuple(a.strides)}; it must have 4 "
-                                "dims, the last contiguous")
-    blocks, x, y, size = first.shape
-    block_size, heads = (x, y) if layout == "nhd" else (y, x)
-    if values and tuple(groups[1][1].shape[:3]) != (blocks, x, y):
-        raise ArgumentError(f"k has shape {tuple(first.shape)}, but v has {tuple(groups[1][1].shape)}")
-    v_size = groups[1][1].shape[3] if values else v_head_size
-    desc = _desc(len(arrays), blocks, block_size, heads, size, v_size, first.dtype, "strided", v_in_k)
-    pk = _pointers(arrays)
-    pv: Any = _pointers(values) if values else None
-    memory = make(abi.folio_kv_memory, k=ctypes.addressof(pk), k_bytes=_bytes(first),
-                  k_strides=_row_strides(first, layout))
-    if values:
-        memory.v, memory.v_bytes = ctypes.addressof(pv), _bytes(groups[1][1])
-        memory.v_strides = _row_strides(groups[1][1], layout)
-    return desc, memory, (pk, pv)
-
-
-def _wrap_native(arrays: list, values: Optional[list], sizes: tuple[Any, Any, Any, Any],
-                 v_head_size: Optional[int], dtype: Any, v_in_k: bool) -> tuple:
-    """sizes: num_blocks, block_size, num_kv_heads, head_size."""
-    first = _same(arrays, "k")
-    if values is not None:
-        raise ArgumentError('layout "native" holds K and V in one array: leave v out')
-    if None in sizes:
-        raise ArgumentError('layout "native" needs block_size, num_kv_heads, head_size and num_blocks')
-    desc = _desc(len(arrays), *sizes, v_head_size, dtype or first.dtype, "native", v_in_k)
-    pk = _pointers(arrays)
-    memory = make(abi.folio_kv_memory, k=ctypes.addressof(pk), k_bytes=_bytes(first))
-    if len(first.shape) > 1 and first.shape[0] == sizes[0]:
-        if not is_contiguous(first._replace(shape=first.shape[1:], strides=first.strides[1:])):
-            raise ArgumentError(f"k has shape {tuple(first.shape)} and strides {tuple(first.strides)}; the numbers of "
-                                "a block must be contiguous")
-        memory.k_strides.block = first.strides[0] * _itemsize(first) // lib.folio_dtype_size(desc.dtype)
-    return desc, memory, (pk,)
-
-

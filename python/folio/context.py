@@ -149,20 +149,30 @@ class Context(Handle):
         return f"<folio.Context {self.backend} {self.level} on {self.device_name}, {self.num_threads} threads>"
 
 
-_defaults: dict = {}
+_defaults: dict = {}  # of a place and of its threads
 _defaults_lock = threading.Lock()
 
 
-def default_context(place: tuple = ("cpu", 0)) -> Context:
+def default_context(place: tuple = ("cpu", 0), threads: Optional[str] = None) -> Context:
     """The context that functions use if none is given: one for the CPU and one for each GPU, made when first used.
-    On the CPU it runs on torch's threads if torch is imported when it is made."""
+    On the CPU it runs on torch's threads if torch is imported when it is made. threads="openmp": one that always
+    does."""
     with _defaults_lock:
-        if place not in _defaults:
-            if place[0] == "cuda":
-                _defaults[place] = Context("cuda", device=place[1])
-            else:
-                _defaults[place] = Context(threads="openmp" if "torch" in sys.modules else None)
-        return _defaults[place]
+        if (place, threads) not in _defaults:
+            cuda = place[0] == "cuda"
+            own = None if cuda or not (threads or "torch" in sys.modules) else "openmp"
+            if (place, own) not in _defaults:
+                _defaults[place, own] = Context("cuda", device=place[1]) if cuda else Context(threads=own)
+            _defaults[place, threads] = _defaults[place, own]
+        return _defaults[place, threads]
+
+
+def torch_context(device: Any) -> Context:
+    """The context of a torch device. On the CPU it runs on torch's threads, so that no second pool competes with
+    them."""
+    if device.type not in ("cpu", "cuda"):
+        raise UnsupportedError(f"tensors are on {device}; folio runs on CPUs and NVIDIA GPUs")
+    return default_context((device.type, device.index or 0), "openmp")
 
 
 def given_or_default(context: Optional[Context], place: tuple = ("cpu", 0)) -> Context:

@@ -26,13 +26,12 @@ from . import _abi as abi
 from . import _oneshot
 from ._arrays import array, dtype_of, numpy_dtype
 from ._run import refuse_gradients
-from .attention import type_of
 from .batch import Batch
 from .cache import KVCache
 from .context import default_context
 from .errors import ArgumentError, UnsupportedError
 from .functional import merge_states as _merge
-from .plan import Plan, options
+from .plan import Plan, attention_forward, options, run_layer
 from .torch import define
 
 __all__ = ["BatchDecodeWithPagedKVCacheWrapper", "BatchPrefillWithPagedKVCacheWrapper", "append_paged_kv_cache",
@@ -180,8 +179,8 @@ class _Wrapper:
         if sinks is not None or k_scale or v_scale:
             tail, keep = options(context, at, None, sinks, None, k_scale, v_scale)
         try:
-            result = plan._forward(at, 0, type_of("decoder"), q, None, None, cache, 0, out,
-                                   lse if lse is not None else want_lse, tail)
+            result = run_layer(attention_forward, (plan._as_parameter_, 0, abi.FOLIO_ATTENTION_DECODER), context, at, q,
+                               None, None, cache, 0, out, lse if lse is not None else want_lse, tail)
         except ArgumentError:
             self._check_dtypes(q, k)
             raise

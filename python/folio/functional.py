@@ -10,11 +10,12 @@ import numpy as np
 from . import _abi as abi
 from ._arrays import address, array, host_array, table_array
 from ._library import check, handle_of, integer, lib, make, pair
-from ._run import Torch, empty, floats, lse_array, refuse_gradients, run_of, tensor
+from ._run import Torch, empty, lse_array, run_of, tensor
 from .batch import causality, rows_table
 from .cache import KVCache
 from .context import Context, given_or_default
 from .errors import ArgumentError, UnsupportedError
+from .plan import Dims, options, run_layer
 
 
 def attend(q: Any, k: Any = None, v: Any = None, *, cache: Optional[KVCache] = None, layer: int = 0,
@@ -33,11 +34,10 @@ def attend(q: Any, k: Any = None, v: Any = None, *, cache: Optional[KVCache] = N
     It plans anew in each call. An engine makes a Plan once.
     """
     qa = array(q)
-    if Torch.is_grad_enabled():
-        refuse_gradients(q, k, v)
     if len(qa.shape) != 3:
         raise ArgumentError(f"q has shape {tuple(qa.shape)}; it must be [tokens, heads, head_size]")
-    memory = None if cache is None else handle_of(cache, KVCache, "cache")
+    if cache is not None:
+        handle_of(cache, KVCache, "cache")
     ctx = given_or_default(context, qa.device) if context is not None or cache is None else cache.context
     tokens, heads, size = qa.shape
     starts = host_array(query_start, np.int32, "query_start")
@@ -62,27 +62,15 @@ def attend(q: Any, k: Any = None, v: Any = None, *, cache: Optional[KVCache] = N
               scale=scale, soft_cap=soft_cap)
     step = make(abi.folio_step, num_seqs=num_seqs, causality_default=causality(causal), query_start=address(starts),
                 seq_lens=address(lens), table=rows_table(tables))
-    fields = make(abi.folio_tensors, k_scale=k_scale, v_scale=v_scale)
     left, right = (-1, -1) if window is None else pair(window, "window")
     if (left, right) != (-1, -1):
         at.windowed, at.window_left, at.window_right = 1, left, right
-    fields.q, keep_q = tensor(ctx, q, "q", heads, size, stream=stream)
-    if k is not None:
-        fields.k, keep_k = tensor(ctx, k, "k", kv_heads, size, stream=stream)
-    if v is not None:
-        fields.v, keep_v = tensor(ctx, v, "v", kv_heads, v_size, stream=stream)
-    if out is None:
-        out = empty(ctx, (tokens, heads, v_size), fields.q.dtype, q)
-    fields.out, keep_out = tensor(ctx, out, "out", heads, v_size, written=True, stream=stream)
-    lse_out = empty(ctx, (tokens, heads), abi.FOLIO_F32, q) if lse else None
-    if lse:
-        fields.lse = array(lse_out).data
-    fields.slopes, keep_slopes = floats(ctx, slopes, "slopes", heads)
-    fields.sinks, keep_sinks = floats(ctx, sinks, "sinks", heads)
-    check(lib.folio_attend(ctx._as_parameter_, ctypes.byref(at), abi.FOLIO_ATTENTION_DECODER,
-                           ctypes.byref(step), memory,
-                           integer(layer, "layer"), ctypes.byref(fields), run_of(ctx, q, stream)))
-    return (out, lse_out) if lse else out
+    dims, tail = Dims(heads, kv_heads, size, v_size, heads * size), b""
+    if slopes is not None or sinks is not None or k_scale or v_scale:
+        tail, keep = options(ctx, dims, slopes, sinks, None, k_scale, v_scale)
+    first = (ctx._as_parameter_, ctypes.byref(at), abi.FOLIO_ATTENTION_DECODER, ctypes.byref(step))
+    return run_layer(lib.folio_attend, first, ctx, dims, q, k, v, cache, integer(layer, "layer"), out, bool(lse), tail,
+                     stream)
 
 
 def _dims(value: Any, name: str) -> tuple:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from typing import Any, Optional, Sequence, Union
+from typing import Any, NamedTuple, Optional, Sequence, Union
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from .context import Context, given_or_default
 from .device import DeviceArray
 from .errors import ArgumentError
 
-_attention_forward = lib.folio_attention_forward
+attention_forward = lib.folio_attention_forward
 _HEAD = packer(abi.folio_tensors, end="slopes")  # what every forward gives
 _FIRST = 0  # `is` with it is true for every 0 that CPython makes
 type_ = type  # forward() has an argument of that name
@@ -132,60 +132,13 @@ class Plan(Handle):
                                  rotary, positions, append, (*getattr(q, "shape", ()), 0)[0])
         elif positions is not None:
             raise ArgumentError("positions are given without rotary")
-        return self._forward(at, attention, type_of(type), q, k, v, cache, layer, out, lse, tail, stream, workspace)
+        return run_layer(attention_forward, (self._handle or self._closed(), attention, type_of(type)), self.context,
+                         at, q, k, v, cache, layer, out, lse, tail, stream, workspace)
 
     def _attention(self, number: int) -> Attention:
         if not 0 <= integer(number, "attention") < len(self.attentions):
             raise ArgumentError(f"attention {number} is outside [0, {len(self.attentions)}), those of the plan")
         return self.attentions[number]
-
-    def _forward(self, at: Attention, attention: int, kind: int, q: Any, k: Any, v: Any, cache: Optional[KVCache],
-                 layer: int, out: Any, lse: Any, tail: bytes, stream: Optional[int] = None,
-                 workspace: Any = None) -> Any:
-        """forward() with its options packed. Each step here is paid in every layer."""
-        ctx, heads = self.context, at.num_heads
-        if Torch.is_grad_enabled():
-            refuse_gradients(q, k, v)
-        run = None
-        if not ctx.on_host:
-            if stream is None:
-                stream = ctx.stream(q)
-            run = run_of(ctx, q, stream, workspace)
-        elif workspace is not None:
-            run = run_of(ctx, q, None, workspace)
-        q_data, dtype, tokens, q_token, q_head, q_keep = rows(ctx, q, "q", heads, at.head_size, False, stream)
-        k_data = k_type = k_tokens = k_token = k_head = v_data = v_type = v_tokens = v_token = v_head = 0
-        if k is not None:
-            k_data, k_type, k_tokens, k_token, k_head, k_keep = rows(ctx, k, "k", at.num_kv_heads, at.head_size, False,
-                                                                     stream)
-        if v is not None:
-            v_data, v_type, v_tokens, v_token, v_head, v_keep = rows(ctx, v, "v", at.num_kv_heads, at.v_head_size,
-                                                                     False, stream)
-        if out is None and q_keep is None and q_head == at.v_head_size and q_token == heads * q_head == at.row_size:
-            out = Torch.empty_like(q)  # q has no gaps, so out has none
-            o_data, o_type, o_tokens, o_token, o_head = out.data_ptr(), dtype, tokens, q_token, q_head
-        else:
-            if out is None:
-                shape = (tokens, heads, at.v_head_size) if len(q.shape) == 3 else (tokens, heads * at.v_head_size)
-                out = empty(ctx, shape, dtype, q)
-            o_data, o_type, o_tokens, o_token, o_head, o_keep = rows(ctx, out, "out", heads, at.v_head_size, True,
-                                                                     stream)
-        lse_data = lse_token = lse_head = 0
-        if lse is False:
-            lse = None
-        elif lse is not None:
-            if lse is True:
-                lse = empty(ctx, (tokens, heads), abi.FOLIO_F32, q)
-            a = lse_array(ctx, lse, "lse", tokens, heads, True, stream)
-            lse_data, (lse_token, lse_head) = a.data, a.strides
-        fields = _HEAD.pack(_HEAD.size + len(tail), q_data, dtype, tokens, q_token, q_head, k_data, k_type, k_tokens,
-                            k_token, k_head, v_data, v_type, v_tokens, v_token, v_head, o_data, o_type, o_tokens,
-                            o_token, o_head, lse_data, lse_token, lse_head) + tail
-        status = _attention_forward(self._handle or self._closed(), attention, kind,
-                                    None if cache is None else cache._handle or cache._closed(), layer, fields, run)
-        if status:
-            check(status)
-        return out if lse is None else (out, lse)
 
     def new_workspace(self) -> DeviceArray:
         """Memory for forward(workspace=...): one for each further thread, or stream, that runs this plan."""
@@ -210,6 +163,65 @@ class Plan(Handle):
         return size.value
 
 
+class Dims(NamedTuple):
+    """What run_layer() reads of an Attention, where there is none."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    v_head_size: int
+    row_size: int
+
+
+def run_layer(call: Any, first: tuple, ctx: Context, at: Any, q: Any, k: Any, v: Any, cache: Optional[KVCache],
+              layer: int, out: Any, lse: Any, tail: bytes, stream: Optional[int] = None, workspace: Any = None) -> Any:
+    """One layer by `call`, a function of the library whose first arguments are `first`: makes its folio_tensors from
+    arrays and from the options that are packed in `tail`. at: an Attention, or Dims. Returns out, or (out, lse). Each
+    line here is paid in every layer."""
+    heads = at.num_heads
+    if Torch.is_grad_enabled():
+        refuse_gradients(q, k, v)
+    run = None
+    if not ctx.on_host:
+        if stream is None:
+            stream = ctx.stream(q)
+        run = run_of(ctx, q, stream, workspace)
+    elif workspace is not None:
+        run = run_of(ctx, q, None, workspace)
+    q_data, dtype, tokens, q_token, q_head, q_keep = rows(ctx, q, "q", heads, at.head_size, False, stream)
+    k_data = k_type = k_tokens = k_token = k_head = v_data = v_type = v_tokens = v_token = v_head = 0
+    if k is not None:
+        k_data, k_type, k_tokens, k_token, k_head, k_keep = rows(ctx, k, "k", at.num_kv_heads, at.head_size, False,
+                                                                 stream)
+    if v is not None:
+        v_data, v_type, v_tokens, v_token, v_head, v_keep = rows(ctx, v, "v", at.num_kv_heads, at.v_head_size, False,
+                                                                 stream)
+    if out is None and q_keep is None and q_head == at.v_head_size and q_token == heads * q_head == at.row_size:
+        out = Torch.empty_like(q)  # q has no gaps, so out has none
+        o_data, o_type, o_tokens, o_token, o_head = out.data_ptr(), dtype, tokens, q_token, q_head
+    else:
+        if out is None:
+            flat = len(q.shape if hasattr(q, "shape") else array(q).shape) == 2
+            out = empty(ctx, (tokens, heads * at.v_head_size) if flat else (tokens, heads, at.v_head_size), dtype, q)
+        o_data, o_type, o_tokens, o_token, o_head, o_keep = rows(ctx, out, "out", heads, at.v_head_size, True,
+                                                                 stream)
+    lse_data = lse_token = lse_head = 0
+    if lse is False:
+        lse = None
+    elif lse is not None:
+        if lse is True:
+            lse = empty(ctx, (tokens, heads), abi.FOLIO_F32, q)
+        a = lse_array(ctx, lse, "lse", tokens, heads, True, stream)
+        lse_data, (lse_token, lse_head) = a.data, a.strides
+    fields = _HEAD.pack(_HEAD.size + len(tail), q_data, dtype, tokens, q_token, q_head, k_data, k_type, k_tokens,
+                        k_token, k_head, v_data, v_type, v_tokens, v_token, v_head, o_data, o_type, o_tokens,
+                        o_token, o_head, lse_data, lse_token, lse_head) + tail
+    status = call(*first, None if cache is None else cache._handle or cache._closed(), layer, fields, run)
+    if status:
+        check(status)
+    return out if lse is None else (out, lse)
+
+
 def _type_sets(types: Any, count: int) -> Any:
     if types is None:
         return None
@@ -229,7 +241,7 @@ def _device_index(context: Context, value: Any, kind: str, name: str, rank: int)
     return a
 
 
-def options(context: Context, at: Attention, slopes: Any = None, sinks: Any = None, bias: Any = None,
+def options(context: Context, at: Any, slopes: Any = None, sinks: Any = None, bias: Any = None,
             k_scale: float = 0.0, v_scale: float = 0.0, k_head_scales: Any = None, v_head_scales: Any = None,
             rotary: Optional[Rotary] = None, positions: Any = None, append: bool = False, tokens: int = 0) -> tuple:
     """(the packed fields of folio_tensors from slopes on, what keeps their memory alive)."""

@@ -33,7 +33,7 @@ from ._run import refuse_gradients
 from .attention import Attention, Rotary, type_of
 from .cache import KVCache
 from .errors import ArgumentError
-from .plan import Plan, options
+from .plan import Plan, attention_forward, options, run_layer
 
 _is_grad_enabled = torch.is_grad_enabled
 _library = torch.library.Library("folio", "DEF")
@@ -136,8 +136,8 @@ def _run(q: Any, k: Any, v: Any, k_cache: Any, v_cache: Any, key: int, out: Any 
         plan = layer.step.plan
     if plan is None or plan is not layer._plan:
         plan = layer._bind(plan)
-    return plan._forward(layer.attention, layer._number, layer._type, q, k, v, layer.cache, layer.layer, out, lse,
-                         layer._tail)
+    return run_layer(attention_forward, (plan._handle or plan._closed(), layer._number, layer._type), plan.context,
+                     layer.attention, q, k, v, layer.cache, layer.layer, out, lse, layer._tail)
 
 
 def _run_lse(q: Any, k: Any, v: Any, k_cache: Any, v_cache: Any, key: int) -> Any:

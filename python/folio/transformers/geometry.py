@@ -2,36 +2,24 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any, Optional
 
 import torch
 
+from .. import _oneshot
 from ..attention import Attention
-from ..context import Context, default_context
+from ..context import torch_context
 from ..errors import UnsupportedError
 
-# Made here, in the thread that imports: a new thread does not have torch's number of threads yet. It runs on torch's
-# OpenMP threads, so that no second pool competes with them.
-_cpu = Context("cpu", threads="openmp")
+torch_context(torch.device("cpu"))  # now: a thread that transformers starts does not have torch's number of threads
 
 
-def context_of(device: torch.device) -> Context:
-    if device.type == "cpu":
-        return _cpu
-    if device.type != "cuda":
-        raise UnsupportedError(f"tensors are on {device}; folio runs on CPUs and NVIDIA GPUs")
-    return default_context(("cuda", device.index or 0))
-
-
-@lru_cache(maxsize=64)
 def attention_of(device: torch.device, num_heads: int, num_kv_heads: int, head_size: int, v_head_size: int,
                  dtype: torch.dtype, kv_dtype: torch.dtype, scale: Optional[float], window: Optional[int],
                  soft_cap: Optional[float]) -> Attention:
     """The Attention of a layer; window counts the token itself, as models do."""
-    return Attention(context_of(device), num_heads=num_heads, num_kv_heads=num_kv_heads, head_size=head_size,
-                     v_head_size=v_head_size, dtype=dtype, kv_dtype=kv_dtype, scale=scale,
-                     window=(window - 1, 0) if window else None, soft_cap=soft_cap)
+    return _oneshot.attention(torch_context(device), num_heads, num_kv_heads, head_size, v_head_size, dtype, kv_dtype,
+                              scale, (window - 1, 0) if window else None, soft_cap)
 
 
 def check_inference(module: torch.nn.Module, tensors: tuple, dropout: float) -> None:

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 from ..cache import KVCache
+from ..context import torch_context
 from ..errors import UnsupportedError
-from .geometry import context_of
 from .paged import Group, Pages, attend, block_size_of, refuse_capture, refuse_plain
 
 _groups: WeakKeyDictionary = WeakKeyDictionary()  # cache of transformers -> {group index: Group}
@@ -45,7 +45,7 @@ def _group(cache: Any, index: int, layer_idx: int) -> Group:
 
 
 def _wrap(cache: Any, memory: list[torch.Tensor], window: Optional[int]) -> Group:
-    context = context_of(memory[0].device)
+    context = torch_context(memory[0].device)
     half = cache.block_size // 2
     size = block_size_of(half, window)
     per_half, num_pages = half // size, cache.cache_shape[0] // cache.block_size

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from ..cache import KVCache
-from .geometry import context_of
+from ..context import torch_context
 from .paged import Group, Pages, attend, block_size_of, refuse_capture, refuse_plain
 
 _groups: WeakKeyDictionary = WeakKeyDictionary()  # cache of transformers -> {allocator index: Group}
@@ -30,7 +30,7 @@ def _group(cache: Any, allocator: Any) -> Group:
 
 
 def _wrap(memory: torch.Tensor, allocator: Any) -> Group:
-    context = context_of(memory.device)
+    context = torch_context(memory.device)
     window = getattr(allocator, "sliding_window", None)
     layers, page = len(allocator.layer_indices), allocator.tokens_per_page
     size = block_size_of(page, window)

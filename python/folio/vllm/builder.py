@@ -17,19 +17,8 @@ from .. import _abi as abi
 from .._library import check, lib, make
 from ..attention import Attention
 from ..batch import Batch
-from ..context import Context
+from ..context import torch_context
 from ..plan import Plan
-
-_contexts: dict = {}
-
-
-def context_of(device: Any) -> Context:
-    """One context for each device of this process. On CPUs it runs on the threads that vLLM has bound to cores."""
-    key = (device.type, device.index or 0)
-    if key not in _contexts:
-        _contexts[key] = (Context("cpu", threads="openmp") if device.type == "cpu"
-                          else Context(device.type, device=key[1]))
-    return _contexts[key]
 
 
 @dataclass(eq=False)
@@ -64,7 +53,7 @@ class FolioBuilder:
         distinct = list(dict.fromkeys(geometries.values()))
         self.numbers = {name: distinct.index(geometry) for name, geometry in geometries.items()}
         self.type: str = layers[layer_names[0]].impl.type
-        self.context = context_of(device)
+        self.context = torch_context(device)
         self.attentions = [Attention(self.context, **dict(geometry)) for geometry in distinct]
         self.plan: Any = None
         self.rows = 0  # of q and out, in the step that the plan was updated with

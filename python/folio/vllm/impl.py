@@ -6,20 +6,17 @@ backend's own business: Folio keeps its native layout in them, [kv_heads][K | V]
 
 from __future__ import annotations
 
-import ctypes
 from typing import Any, Optional
 
 import torch
 
-from .. import _abi as abi
 from .._arrays import dtype_of
-from .._library import check, lib, make
-from .._run import run_of
 from ..attention import type_of
 from ..cache import KVCache
-from ..context import backend_info
+from ..context import backend_info, torch_context
 from ..errors import UnsupportedError
-from .builder import FolioMetadata, context_of
+from ..plan import attention_forward, options, run_layer
+from .builder import FolioMetadata
 
 # An encoder's layer has no cache, and sees the rows of its own step: to the library it is encoder-only attention.
 _TYPES = {"decoder": "decoder", "encoder": "encoder_only", "encoder_only": "encoder_only",
@@ -52,8 +49,8 @@ class FolioImpl:
         self.kv_sharing_target_layer_name = kv_sharing_target_layer_name
         self.alibi_slopes, self.sinks = alibi_slopes, sinks
         self._type_number = type_of(self.type)
-        self._tensors = make(abi.folio_tensors)
-        self._floats: dict = {}  # slopes and sinks as the library reads them
+        self._floats: dict = {}  # slopes and sinks, if they were not f32 tensors
+        self._packed: tuple = (None, b"")  # what the options were packed from, and they
         self._cache: Any = None
         self._cache_place: Any = None
 
@@ -90,66 +87,61 @@ class FolioImpl:
                 if key is not None:
                     self.do_kv_cache_update(layer, key, value, kv_cache, attn_metadata.slot_mapping)
                 key = value = None
-        rows, tensors = builder.rows, self._tensors
-        inputs = [_point(tensors.q, query, rows)]
-        if key is None:
-            tensors.k.data = tensors.v.data = None
-            tensors.k.tokens = tensors.v.tokens = 0
-        else:
-            inputs += [_point(tensors.k, key, rows), _point(tensors.v, value, rows)]
-        _point(tensors.out, output, rows)
-        if self.alibi_slopes is not None:
-            tensors.slopes = self._float_array("slopes", self.alibi_slopes, query)
-        if self.sinks is not None:
-            tensors.sinks = self._float_array("sinks", self.sinks, query)
-        if self.kv_cache_dtype in _FP8:
-            tensors.k_scale, tensors.v_scale = layer._k_scale_float, layer._v_scale_float
-        check(lib.folio_attention_forward(builder.plan, builder.numbers[layer.layer_name], self._type_number, cache, 0,
-                                          ctypes.byref(tensors), run_of(builder.context, query)))
+        rows, number = builder.rows, builder.numbers[layer.layer_name]
+        at = builder.attentions[number]
+        run_layer(attention_forward, (builder.plan._as_parameter_, number, self._type_number), builder.context, at,
+                  _first(query, rows), None if key is None else _first(key, rows),
+                  None if value is None else _first(value, rows), cache, 0,
+                  output if output.shape[0] == rows else output[:rows], None, self._options(layer, at, query))
         return output
 
     def do_kv_cache_update(self, layer: Any, key: Any, value: Any, kv_cache: Any, slot_mapping: Any) -> None:
         """Writes rows of key and value to slots. forward() does this itself for self-attention."""
         if self.type == "encoder_only" or not slot_mapping.numel():
             return
-        slots = slot_mapping.cpu().contiguous()
-        rows = slots.shape[0]
-        write = make(abi.folio_kv_write, slots=slots.data_ptr())
-        inputs = [_point(write.k, key, rows), _point(write.v, value, rows)]
-        if self.kv_cache_dtype in _FP8:
-            write.k_scale, write.v_scale = layer._k_scale_float, layer._v_scale_float
-        cache = self._wrap(kv_cache, key.dtype)
-        check(lib.folio_kv_cache_write(cache, 0, ctypes.byref(write), run_of(cache.context, inputs[0])))
+        rows, (k_scale, v_scale) = slot_mapping.shape[0], self._scales(layer)
+        self._wrap(kv_cache, key.dtype).write(0, _first(key, rows), _first(value, rows), slot_mapping.cpu(),
+                                              k_scale=k_scale, v_scale=v_scale)
 
     def _wrap(self, kv_cache: Any, dtype: Any) -> KVCache:
         """The folio.KVCache in vLLM's tensor."""
         place = (kv_cache.data_ptr(), kv_cache.shape)
         if self._cache_place != place:
             blocks, heads, block_size, _ = kv_cache.shape
-            self._cache = KVCache.wrap([kv_cache], context=context_of(kv_cache.device), layout="native",
+            self._cache = KVCache.wrap([kv_cache], context=torch_context(kv_cache.device), layout="native",
                                        block_size=block_size, num_kv_heads=heads, head_size=self.head_size,
                                        dtype=self._kv_dtype(dtype), num_blocks=blocks)
             self._cache_place = place
         return self._cache
 
-    def _float_array(self, name: str, values: Any, like: Any) -> int:
-        """The address of slopes or sinks as f32, where q lies."""
+    def _scales(self, layer: Any) -> tuple:
+        return (layer._k_scale_float, layer._v_scale_float) if self.kv_cache_dtype in _FP8 else (0.0, 0.0)
+
+    def _options(self, layer: Any, at: Any, like: Any) -> bytes:
+        """Slopes, sinks and scales as the library reads them."""
+        scales = self._scales(layer)
+        if self.alibi_slopes is None and self.sinks is None and scales == (0.0, 0.0):
+            return b""
+        slopes = self._float_array("slopes", self.alibi_slopes, like)
+        sinks = self._float_array("sinks", self.sinks, like)
+        key = (scales, slopes is not None and slopes.data_ptr(), sinks is not None and sinks.data_ptr())
+        if key != self._packed[0]:
+            self._packed = (key, options(at.context, at, slopes, sinks, None, *scales)[0])
+        return self._packed[1]
+
+    def _float_array(self, name: str, values: Any, like: Any) -> Any:
+        """Slopes or sinks as f32, where q lies."""
         if isinstance(values, list):
             if name not in self._floats:
                 self._floats[name] = torch.tensor(values, dtype=torch.float32, device=like.device)
             values = self._floats[name]
-        elif values.dtype != torch.float32:
+        elif values is not None and values.dtype != torch.float32:
             values = self._floats[name] = values.to(torch.float32)  # each time: weights may be loaded anew
-        return values.data_ptr()
+        return values
 
 
-def _point(tensor: Any, value: Any, rows: int) -> Any:
-    """Points a folio_tensor to the first rows of value [tokens, heads, size]. Returns what must live until the call."""
-    token, head, element = value.stride()
-    if element != 1 and value.shape[2] > 1:
-        value = value.contiguous()
-        token, head, element = value.stride()
-    tensor.data, tensor.dtype, tensor.tokens = value.data_ptr(), dtype_of(value.dtype), rows
-    tensor.token_stride = token if rows > 1 else 0
-    tensor.head_stride = head if value.shape[1] > 1 else 0
-    return value
+def _first(value: Any, rows: int) -> Any:
+    """The first rows of value [tokens, heads, size]; the numbers of a head are contiguous."""
+    if value.shape[0] != rows:
+        value = value[:rows]
+    return value if value.stride(2) == 1 else value.contiguous()
