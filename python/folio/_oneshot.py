@@ -175,7 +175,7 @@ def host_forward(at: Attention, step: HostStep, q: Any, out: Any, lse: Any, *, k
     tail = b""
     if slopes is not None or sinks is not None or bias is not None or rotary is not None:
         tail, keep = options(at.context, at, slopes, sinks, bias, rotary=rotary)
-    run_layer(attention_forward, (planned.plan._as_parameter_, 0, TYPES[step.kind]), at.context, at, q, k, v, cache, 0,
+    run_layer(attention_forward, (planned.plan._handle, 0, TYPES[step.kind]), at.context, at, q, k, v, cache, 0,
               out, lse, tail)
 
 

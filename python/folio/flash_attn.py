@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import sys
-from typing import Any, Optional
+from typing import Any, Callable, NamedTuple, Optional, get_type_hints
 
 import numpy as np
 
@@ -53,16 +53,9 @@ def flash_attn_varlen_func(q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens
     if cu_seqlens_k is None and seqused_k is None:
         raise ArgumentError("cu_seqlens_k or seqused_k must be given")
     want = bool(return_attn_probs or return_softmax_lse)
-    if _compiling():
-        fields = (q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, causal, left, right,
-                  float(softcap), alibi_slopes, block_table, seqused_k, s_aux)
-        if out is None:
-            result, lse = _torch().ops.folio.flash_attn_varlen(*fields, want)
-        else:
-            result, lse = out, _torch().ops.folio.flash_attn_varlen_out(*fields, want, out)
-    else:
-        result, lse = _varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, causal,
-                              left, right, softcap, alibi_slopes, block_table, seqused_k, s_aux, want, out)
+    result, lse = _call("flash_attn_varlen", _varlen,
+                        (q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, block_table, seqused_k),
+                        (softmax_scale, causal, left, right, float(softcap or 0.0), alibi_slopes, s_aux, want), out)
     return (result, lse, None) if return_attn_probs else (result, lse) if want else result
 
 
@@ -75,11 +68,8 @@ def flash_attn_func(q: Any, k: Any, v: Any, dropout_p: float = 0.0, softmax_scal
     _check_common(dropout_p, (q, k, v))
     left, right = _window(window_size)
     want = bool(return_attn_probs or return_softmax_lse)
-    if _compiling():
-        out, lse = _torch().ops.folio.flash_attn(q, k, v, softmax_scale, causal, left, right, float(softcap),
-                                                 alibi_slopes, s_aux, want)
-    else:
-        out, lse = _fixed(q, k, v, softmax_scale, causal, left, right, softcap, alibi_slopes, s_aux, want)
+    out, lse = _call("flash_attn", _fixed, (q, k, v), (softmax_scale, causal, left, right, float(softcap or 0.0),
+                                                       alibi_slopes, s_aux, want))
     return (out, lse, None) if return_attn_probs else (out, lse) if want else out
 
 
@@ -105,20 +95,39 @@ def flash_attn_with_kvcache(q: Any, k_cache: Any, v_cache: Any, k: Any = None, v
         raise ArgumentError("k is given without v" if v is None else "v is given without k")
     if (rotary_cos is None) != (rotary_sin is None):
         raise ArgumentError("rotary_cos and rotary_sin must both be given, or neither")
-    if _compiling():
-        lens = cache_seqlens if is_torch(cache_seqlens) else None
-        out, lse = _torch().ops.folio.flash_attn_kvcache(
-            q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, lens, None if lens is not None else cache_seqlens,
-            cache_batch_idx, block_table, softmax_scale, causal, left, right, float(softcap), rotary_interleaved,
-            alibi_slopes, s_aux, return_softmax_lse)
-    else:
-        out, lse = _kvcache(q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, cache_seqlens, None, cache_batch_idx,
-                            block_table, softmax_scale, causal, left, right, softcap, rotary_interleaved, alibi_slopes,
-                            s_aux, return_softmax_lse)
+    lens, number = (None, cache_seqlens) if isinstance(cache_seqlens, int) else (cache_seqlens, None)
+    out, lse = _call("flash_attn_kvcache", _kvcache,
+                     (q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, lens, number, cache_batch_idx, block_table,
+                      rotary_interleaved),
+                     (softmax_scale, causal, left, right, float(softcap or 0.0), alibi_slopes, s_aux,
+                      return_softmax_lse))
     return (out, lse) if return_softmax_lse else out
 
 
 # ---- arguments ----
+
+
+class _Options(NamedTuple):
+    """What all functions take. The operators' schemas have the same names and types, after those of _fixed, _varlen and
+    _kvcache."""
+
+    scale: Optional[float]
+    causal: bool
+    left: int  # of the window
+    right: int
+    softcap: float
+    slopes: Optional[Any]
+    sinks: Optional[Any]
+    lse: bool
+
+
+def _call(name: str, function: Callable, given: tuple, options: tuple, out: Any = None) -> tuple:
+    """(out, lse) by a function, or by its operator in compiled code."""
+    if not _compiling():
+        return function(*given, _Options(*options)) if out is None else function(*given, _Options(*options), out)
+    if out is not None:
+        return out, getattr(_torch().ops.folio, name + "_out")(*given, *options, out)
+    return getattr(_torch().ops.folio, name)(*given, *options)
 
 
 def _torch() -> Any:
@@ -192,18 +201,19 @@ class _Call:
         for name, a in (("k", self.k), ("v", self.v)):
             place_check(self.context, a, name)
 
-    def attention(self, scale: Optional[float], causal: bool, left: int, right: int, softcap: float) -> Any:
+    def prepare(self, o: _Options, q: Any, seqs: int, rows: int) -> tuple:
+        """Attention and options; returns out [rows, heads, v_size] and lse [heads, rows]."""
+        self.slopes = _numbers(self.context, o.slopes, "alibi_slopes", self.heads, seqs)
+        self.sinks = _numbers(self.context, o.sinks, "s_aux", self.heads, seqs)
+        causal, left, right = o.causal, o.left, o.right
         window = (left, 0 if causal else right) if left >= 0 or (right >= 0 and not causal) else (-1, -1)
-        return _oneshot.attention(self.context, self.heads, self.kv_heads, self.q.shape[-1], self.v_size, self.q.dtype,
-                                  self.k.dtype, scale, window, float(softcap or 0.0))
-
-    def outputs(self, q: Any, rows: int, lse: bool) -> tuple:
-        """out [rows, heads, v_size] and lse, [rows, heads] in the memory of [heads, rows]."""
+        self.at = _oneshot.attention(self.context, self.heads, self.kv_heads, self.q.shape[-1], self.v_size,
+                                     self.q.dtype, self.k.dtype, o.scale, window, o.softcap)
         dtype = _BY_NAME.get(self.q.dtype)
         if dtype is None:
             raise ArgumentError(f"q has dtype {self.q.dtype}; it must be f32, f16 or bf16")
         out = empty(self.context, (rows, self.heads, self.v_size), dtype, q)
-        return out, empty(self.context, (self.heads, rows), abi.FOLIO_F32, q) if lse else None
+        return out, empty(self.context, (self.heads, rows), abi.FOLIO_F32, q) if o.lse else None
 
 
 def _starts(value: Any, name: str, rows: int) -> np.ndarray:
@@ -216,37 +226,34 @@ def _starts(value: Any, name: str, rows: int) -> np.ndarray:
 # ---- sequences one after another ----
 
 
-def _varlen(q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, max_q: Optional[int], max_k: Optional[int],
-            scale: Optional[float], causal: bool, left: int, right: int, softcap: float, slopes: Any, block_table: Any,
-            used: Any, sinks: Any, want_lse: bool, out: Any = None) -> tuple:
+def _varlen(q: Any, k: Any, v: Any, cu_q: Any, cu_k: Optional[Any], max_q: Optional[int], max_k: Optional[int],
+            block_table: Optional[Any], used: Optional[Any], o: _Options, out: Any = None) -> tuple:
     paged = _is_table(block_table)
     if not hasattr(cu_q, "__len__"):
         raise ArgumentError(f"cu_seqlens_q is {cu_q!r}; it must be int32 [seqs + 1]")
     call = _Call(q, k, v, 3, "total_q, heads, size", 4 if paged else 3,
                  "num_blocks, page_size, kv_heads, size" if paged else "total_k, kv_heads, size")
     seqs = len(cu_q) - 1
-    slopes = _numbers(call.context, slopes, "alibi_slopes", call.heads, seqs)
-    sinks = _numbers(call.context, sinks, "s_aux", call.heads, seqs)
-    at = call.attention(scale, causal, left, right, softcap)
-    result, lse = call.outputs(q, call.q.shape[0], want_lse)
+    result, lse = call.prepare(o, q, seqs, call.q.shape[0])
     if out is not None:
         result = out
+    rows_lse = None if lse is None else lse.T
     if seqs < 1:  # all rows are behind the last sequence
         if call.context.on_host and out is None:
-            _fill_unseen(result, None if lse is None else lse.T, None)
+            _fill_unseen(result, rows_lse, None)
     elif call.k.shape[0] == 0:  # nobody sees a key, and the library takes no cache without blocks
-        _fill_unseen(result, None if lse is None else lse.T, sinks)
+        _fill_unseen(result, rows_lse, call.sinks)
+    elif call.context.on_host:
+        _varlen_host(call, o, q, k, v, cu_q, cu_k, block_table, used, result, rows_lse, out is None)
     else:
-        run = _varlen_host if call.context.on_host else _varlen_device
-        run(call, at, q, k, v, cu_q, cu_k, max_q, max_k, causal, left, right, slopes, block_table, used, sinks, result,
-            None if lse is None else lse.T, out is None)
+        _varlen_device(call, o.causal, q, k, v, cu_q, cu_k, max_q, max_k, block_table, used, result, rows_lse)
     return result, lse
 
 
-def _varlen_host(call: _Call, at: Any, q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, max_q: Any, max_k: Any,
-                 causal: bool, left: int, right: int, slopes: Any, block_table: Any, used: Any, sinks: Any, out: Any,
-                 lse: Any, fresh: bool) -> None:
-    plain = not causal and left < 0 and right < 0 and slopes is None
+def _varlen_host(call: _Call, o: _Options, q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, block_table: Any, used: Any,
+                 out: Any, lse: Any, fresh: bool) -> None:
+    causal, extras = o.causal, {"slopes": call.slopes, "sinks": call.sinks}
+    plain = not causal and o.left < 0 and o.right < 0 and call.slopes is None
     key = ("varlen", call.q.shape[0], call.k.shape[0], causal, plain, _oneshot.contents(cu_q, "cu_seqlens_q"),
            _oneshot.contents(cu_k, "cu_seqlens_k"), _oneshot.contents(used, "seqused_k"),
            _oneshot.contents(block_table, "block_table"))
@@ -256,16 +263,15 @@ def _varlen_host(call: _Call, at: Any, q: Any, k: Any, v: Any, cu_q: Any, cu_k: 
         _fill_unseen(out[total:] if fresh else out[:0], None if lse is None else lse[total:], None)
         q, out, lse = q[:total], out[:total], None if lse is None else lse[:total]
     if block_table is not None:
-        _oneshot.host_forward(at, step, q, out, lse, cache=_paged(call), slopes=slopes, sinks=sinks)
+        _oneshot.host_forward(call.at, step, q, out, lse, cache=_paged(call), **extras)
     elif size:
-        cache = _rows_as_blocks(call, rows, size)
-        _oneshot.host_forward(at, step, q, out, lse, cache=cache, slopes=slopes, sinks=sinks)
+        _oneshot.host_forward(call.at, step, q, out, lse, cache=_rows_as_blocks(call, rows, size), **extras)
     elif rows == 0:
-        _fill_unseen(out, lse, sinks)
+        _fill_unseen(out, lse, call.sinks)
     else:
         if rows < call.k.shape[0]:
             k, v = k[:rows], v[:rows]
-        _oneshot.host_forward(at, step, q, out, lse, k=k, v=v, slopes=slopes, sinks=sinks)
+        _oneshot.host_forward(call.at, step, q, out, lse, k=k, v=v, **extras)
 
 
 def _varlen_step(call: _Call, cu_q: Any, cu_k: Any, causal: bool, plain: bool, block_table: Any, used: Any) -> tuple:
@@ -316,11 +322,10 @@ def _rows_as_blocks(call: _Call, rows: int, size: int) -> Any:
                          (k_token * size, k_token, k_head), (v_token * size, v_token, v_head))
 
 
-def _varlen_device(call: _Call, at: Any, q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, max_q: Optional[int],
-                   max_k: Optional[int], causal: bool, left: int, right: int, slopes: Any, block_table: Any, used: Any,
-                   sinks: Any, out: Any, lse: Any, fresh: bool) -> None:
+def _varlen_device(call: _Call, causal: bool, q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, max_q: Optional[int],
+                   max_k: Optional[int], block_table: Any, used: Any, out: Any, lse: Any) -> None:
     torch = _torch()
-    seqs, rows = cu_q.shape[0] - 1, call.q.shape[0]
+    rows = call.q.shape[0]
     same = block_table is None and used is None and cu_q.data_ptr() == cu_k.data_ptr()
     lens = used if used is not None else cu_k[1:] - cu_k[:-1]
     cache, tables, longest = None, None, _oneshot.limit(max_k or max_q or rows)
@@ -334,9 +339,9 @@ def _varlen_device(call: _Call, at: Any, q: Any, k: Any, v: Any, cu_q: Any, cu_k
         tables = (cu_k[:-1, None] + torch.arange(longest, dtype=torch.int32, device=cu_k.device)).clamp_(
             max=call.k.shape[0] - 1)
     more = cache is not None and (max_q or rows) > (max_k or longest)
-    device_forward(at, q, out, lse, None if more else cu_q, lens, max_q or rows, longest, causal=causal, cache=cache,
-                   tables=tables, k=k if same else None, v=v if same else None, slopes=slopes, sinks=sinks,
-                   each_row=(cu_q, lens) if more else None)
+    device_forward(call.at, q, out, lse, None if more else cu_q, lens, max_q or rows, longest, causal=causal,
+                   cache=cache, tables=tables, k=k if same else None, v=v if same else None, slopes=call.slopes,
+                   sinks=call.sinks, each_row=(cu_q, lens) if more else None)
 
 
 def device_forward(at: Any, q: Any, out: Any, lse: Any, starts: Any, lens: Any, query_len: int, longest: int, *,
@@ -378,27 +383,23 @@ def _rows_lse(lse: Any, seqs: int) -> Any:
     return lse.transpose(0, 1) if is_torch(lse) else lse.transpose(1, 0, 2)
 
 
-def _fixed(q: Any, k: Any, v: Any, scale: Optional[float], causal: bool, left: int, right: int, softcap: float,
-           slopes: Any, sinks: Any, want_lse: bool) -> tuple:
+def _fixed(q: Any, k: Any, v: Any, o: _Options) -> tuple:
     call = _Call(q, k, v, 4, "seqs, queries, heads, size", 4, "seqs, keys, kv_heads, size")
     seqs, queries, keys = call.q.shape[0], call.q.shape[1], call.k.shape[1]
     if call.k.shape[0] != seqs:
         raise ArgumentError(f"q has {seqs} sequences, but k has {call.k.shape[0]}")
-    slopes = _numbers(call.context, slopes, "alibi_slopes", call.heads, seqs)
-    sinks = _numbers(call.context, sinks, "s_aux", call.heads, seqs)
-    at = call.attention(scale, causal, left, right, softcap)
-    out, lse = call.outputs(q, seqs * queries, want_lse)
+    out, lse = call.prepare(o, q, seqs, seqs * queries)
     if seqs * queries and keys == 0:
-        _fill_unseen(out, None if lse is None else lse.T, sinks)
+        _fill_unseen(out, None if lse is None else lse.T, call.sinks)
     elif seqs * queries:
-        _fixed_run(call, at, q, k, v, seqs, queries, keys, causal, slopes, sinks, out, None if lse is None else lse.T)
+        _fixed_run(call, q, k, v, seqs, queries, keys, o.causal, out, None if lse is None else lse.T)
     return out.reshape(seqs, queries, call.heads, call.v_size), _rows_lse(lse, seqs)
 
 
-def _fixed_run(call: _Call, at: Any, q: Any, k: Any, v: Any, seqs: int, queries: int, keys: int, causal: bool,
-               slopes: Any, sinks: Any, out: Any, lse: Any) -> None:
+def _fixed_run(call: _Call, q: Any, k: Any, v: Any, seqs: int, queries: int, keys: int, causal: bool, out: Any,
+               lse: Any) -> None:
     q, cache, tables = _joined(q), None, None
-    options: dict = {"slopes": slopes, "sinks": sinks}
+    options: dict = {"slopes": call.slopes, "sinks": call.sinks}
     if queries == keys:
         options.update(k=_joined(k), v=_joined(v))
     else:
@@ -407,7 +408,7 @@ def _fixed_run(call: _Call, at: Any, q: Any, k: Any, v: Any, seqs: int, queries:
         step = _oneshot.kept.steps.find(("fixed", seqs, queries, keys, causal), lambda: _oneshot.HostStep(
             np.arange(seqs + 1, dtype=np.int32) * queries, np.full(seqs, keys, np.int32), None if cache is None else
             np.arange(seqs * width, dtype=np.int32).reshape(seqs, width), causal))
-        _oneshot.host_forward(at, step, q, out, lse, cache=cache, **options)
+        _oneshot.host_forward(call.at, step, q, out, lse, cache=cache, **options)
         return
     torch = _torch()
     starts = torch.arange(seqs + 1, dtype=torch.int32, device=q.device) * queries
@@ -415,16 +416,16 @@ def _fixed_run(call: _Call, at: Any, q: Any, k: Any, v: Any, seqs: int, queries:
     if cache is not None:
         tables = torch.arange(seqs * width, dtype=torch.int32, device=q.device).view(seqs, width)
     more = queries > keys
-    device_forward(at, q, out, lse, None if more else starts, lens, queries, keys, causal=causal, cache=cache,
+    device_forward(call.at, q, out, lse, None if more else starts, lens, queries, keys, causal=causal, cache=cache,
                    tables=tables, each_row=(starts, lens) if more else None, **options)
 
 
 # ---- with a cache ----
 
 
-def _kvcache(q: Any, k_cache: Any, v_cache: Any, k: Any, v: Any, cos: Any, sin: Any, lens: Any, len_number: Any,
-             batch_idx: Any, block_table: Any, scale: Optional[float], causal: bool, left: int, right: int,
-             softcap: float, interleaved: bool, slopes: Any, sinks: Any, want_lse: bool) -> tuple:
+def _kvcache(q: Any, k_cache: Any, v_cache: Any, k: Optional[Any], v: Optional[Any], cos: Optional[Any],
+             sin: Optional[Any], lens: Optional[Any], len_number: Optional[int], batch_idx: Optional[Any],
+             block_table: Optional[Any], interleaved: bool, o: _Options) -> tuple:
     paged = _is_table(block_table)
     call = _Call(q, k_cache, v_cache, 4, "seqs, queries, heads, size", 4,
                  "num_blocks, page_size, kv_heads, size" if paged else "cache_seqs, max_len, kv_heads, size")
@@ -434,22 +435,19 @@ def _kvcache(q: Any, k_cache: Any, v_cache: Any, k: Any, v: Any, cos: Any, sin: 
         lens = len_number
     if lens is None and new:
         raise ArgumentError("cache_seqlens is missing; with k and v it says where they go")
-    rotary = _rotary(call, cos, sin, interleaved, queries, new, causal or left >= 0 or right >= 0)
-    slopes = _numbers(call.context, slopes, "alibi_slopes", call.heads, seqs)
-    sinks = _numbers(call.context, sinks, "s_aux", call.heads, seqs)
-    at = call.attention(scale, causal, left, right, softcap)
-    out, lse = call.outputs(q, seqs * queries, want_lse)
+    rotary = _rotary(call, cos, sin, interleaved, queries, new, o.causal or o.left >= 0 or o.right >= 0)
+    out, lse = call.prepare(o, q, seqs, seqs * queries)
     if seqs * queries:
-        if paged:
+        if block_table is not None:
             if batch_idx is not None:
                 raise UnsupportedError("cache_batch_idx is not supported with block_table: reorder the table's rows")
             cache, width = _paged(call), block_table.shape[1]
         else:
             cache, width = _oneshot.cache_rows(call.context, call.k, call.v)
         run = _kvcache_host if call.context.on_host else _kvcache_device
-        run(call, at, _joined(q), cache, width, k, v, new, lens, batch_idx, block_table, seqs, queries, out,
-            None if lse is None else lse.T, causal, {"slopes": slopes, "sinks": sinks, "rotary": rotary},
-            (k_cache, v_cache))
+        run(call, _joined(q), cache, width, k, v, new, lens, batch_idx, block_table, seqs, queries, out,
+            None if lse is None else lse.T, o.causal,
+            {"slopes": call.slopes, "sinks": call.sinks, "rotary": rotary}, (k_cache, v_cache))
     return out.reshape(seqs, queries, call.heads, call.v_size), _rows_lse(lse, seqs)
 
 
@@ -477,7 +475,7 @@ def _rotary(call: _Call, cos: Any, sin: Any, interleaved: bool, queries: int, ne
     return _oneshot.kept.rotaries.find(key, build)[0]
 
 
-def _kvcache_host(call: _Call, at: Any, q: Any, cache: Any, width: int, k: Any, v: Any, new: int, lens: Any,
+def _kvcache_host(call: _Call, q: Any, cache: Any, width: int, k: Any, v: Any, new: int, lens: Any,
                   batch_idx: Any, block_table: Any, seqs: int, queries: int, out: Any, lse: Any, causal: bool,
                   options: dict, caches: tuple) -> None:
     key = ("kvcache", seqs, queries, new, call.k.shape[0], width, cache.block_size, causal,
@@ -489,7 +487,7 @@ def _kvcache_host(call: _Call, at: Any, q: Any, cache: Any, width: int, k: Any, 
         cache.write(0, _joined(k), _joined(v), slots)
     elif new:
         options.update(k=_joined(k), v=_joined(v))
-    _oneshot.host_forward(at, step, q, out, lse, cache=cache, **options)
+    _oneshot.host_forward(call.at, step, q, out, lse, cache=cache, **options)
 
 
 def _kvcache_step(rows: int, block_size: int, width: int, new: int, lens: Any, batch_idx: Any, block_table: Any,
@@ -524,7 +522,7 @@ def _kvcache_step(rows: int, block_size: int, width: int, new: int, lens: Any, b
     return step, (blocks * block_size + places % block_size).ravel()
 
 
-def _kvcache_device(call: _Call, at: Any, q: Any, cache: Any, width: int, k: Any, v: Any, new: int, lens: Any,
+def _kvcache_device(call: _Call, q: Any, cache: Any, width: int, k: Any, v: Any, new: int, lens: Any,
                     batch_idx: Any, block_table: Any, seqs: int, queries: int, out: Any, lse: Any, causal: bool,
                     options: dict, caches: tuple) -> None:
     torch = _torch()
@@ -554,7 +552,7 @@ def _kvcache_device(call: _Call, at: Any, q: Any, cache: Any, width: int, k: Any
     more = queries > capacity
     if more:
         options["each_row"] = (starts, total)
-    device_forward(at, q, out, lse, None if more else starts, total, queries, capacity, causal=causal, cache=cache,
+    device_forward(call.at, q, out, lse, None if more else starts, total, queries, capacity, causal=causal, cache=cache,
                    tables=tables, **options)
 
 
@@ -566,30 +564,25 @@ def _define() -> None:
 
     from .torch import define
 
-    def or_none(lse: Any, q: Any) -> Any:
-        return q.new_empty((0,), dtype=torch.float32) if lse is None else lse
+    names = {Any: "Tensor", Optional[Any]: "Tensor?", Optional[int]: "SymInt?", Optional[float]: "float?", bool: "bool",
+             int: "int", float: "float"}
+    written = {"k_cache": "(a!)", "v_cache": "(b!)"}
+    options = get_type_hints(_Options)
+    count = len(options)
 
-    def varlen(q: Any, *rest: Any) -> tuple:
-        out, lse = _varlen(q, *rest)
-        return out, or_none(lse, q)
+    def schema(function: Callable) -> str:
+        given = {name: kind for name, kind in get_type_hints(function).items() if name not in ("o", "out", "return")}
+        return ", ".join(f"{names[kind]}{written.get(name, '')} {name}" for name, kind in (given | options).items())
 
-    def varlen_out(q: Any, *rest: Any) -> Any:
-        return or_none(_varlen(q, *rest)[1], q)
-
-    def fixed(q: Any, *rest: Any) -> tuple:
-        out, lse = _fixed(q, *rest)
-        return out, or_none(lse, q)
-
-    def kvcache(q: Any, *rest: Any) -> tuple:
-        out, lse = _kvcache(q, *rest)
-        return out, or_none(lse, q)
+    def operator(function: Callable) -> Callable:
+        def run(*given: Any, out: tuple = ()) -> tuple:
+            result, lse = function(*given[:-count], _Options(*given[-count:]), *out)
+            return result, given[0].new_empty((0,), dtype=torch.float32) if lse is None else lse
+        return run
 
     def varlen_fake(q: Any, k: Any, v: Any, *rest: Any) -> tuple:
         out = q.new_empty((q.shape[0], q.shape[1], v.shape[-1]))
         return out, q.new_empty((q.shape[1], q.shape[0]) if rest[-1] else (0,), dtype=torch.float32)
-
-    def varlen_out_fake(q: Any, k: Any, v: Any, *rest: Any) -> Any:
-        return q.new_empty((q.shape[1], q.shape[0]) if rest[-2] else (0,), dtype=torch.float32)
 
     def batched_fake(q: Any, k: Any, v: Any, *rest: Any) -> tuple:
         seqs, rows, heads, _ = q.shape
@@ -598,17 +591,11 @@ def _define() -> None:
             return out, q.new_empty((0,), dtype=torch.float32)
         return out, q.new_empty((heads, seqs, rows), dtype=torch.float32).transpose(0, 1)
 
-    varlen_args = ("Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor? cu_seqlens_k, SymInt? max_seqlen_q, "
-                   "SymInt? max_seqlen_k, float? scale, bool causal, int left, int right, float softcap, "
-                   "Tensor? slopes, Tensor? block_table, Tensor? seqused_k, Tensor? sinks, bool lse")
-    define(f"flash_attn_varlen({varlen_args}) -> (Tensor, Tensor)", varlen, varlen_fake)
-    define(f"flash_attn_varlen_out({varlen_args}, Tensor(a!) out) -> Tensor", varlen_out, varlen_out_fake)
-    define("flash_attn(Tensor q, Tensor k, Tensor v, float? scale, bool causal, int left, int right, float softcap, "
-           "Tensor? slopes, Tensor? sinks, bool lse) -> (Tensor, Tensor)", fixed, batched_fake)
-    define("flash_attn_kvcache(Tensor q, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor? k, Tensor? v, Tensor? cos, "
-           "Tensor? sin, Tensor? cache_seqlens, SymInt? cache_seqlen, Tensor? cache_batch_idx, Tensor? block_table, "
-           "float? scale, bool causal, int left, int right, float softcap, bool interleaved, Tensor? slopes, "
-           "Tensor? sinks, bool lse) -> (Tensor, Tensor)", kvcache, batched_fake)
+    for name, function, fake in (("flash_attn_varlen", _varlen, varlen_fake), ("flash_attn", _fixed, batched_fake),
+                                 ("flash_attn_kvcache", _kvcache, batched_fake)):
+        define(f"{name}({schema(function)}) -> (Tensor, Tensor)", operator(function), fake)
+    define(f"flash_attn_varlen_out({schema(_varlen)}, Tensor(a!) out) -> Tensor",
+           lambda *given: operator(_varlen)(*given[:-1], out=given[-1:])[1], lambda *given: varlen_fake(*given[:-1])[1])
 
 
 try:
