@@ -32,10 +32,10 @@ class Recent(OrderedDict):
         super().__init__()
         self.limit = limit
 
-    def find(self, key: Any, make_value: Callable) -> Any:
+    def find(self, key: Any, make_value: Callable, arguments: tuple = ()) -> Any:
         value = self.get(key)
         if value is None:
-            value = self[key] = make_value()
+            value = self[key] = make_value(*arguments)
             if len(self) > self.limit:
                 self.popitem(last=False)
         else:
@@ -164,9 +164,9 @@ def host_forward(at: Attention, step: HostStep, q: Any, out: Any, lse: Any, *, k
                  rotary: Any = None) -> None:
     """Attention with a step in host memory. With a cache: over its blocks, after k and v (if given) were stored as the
     last keys of each sequence. Without one: over k and v, one sequence after another."""
-    key = (at, step.kind, cache.block_size if cache else 0, cache.num_blocks if cache else 0,
-           None if at.context.on_host else at.context.stream())
-    planned = kept.plans.find(key, lambda: _Planned(*key))
+    block_size, num_blocks = (cache.block_size, cache.num_blocks) if cache is not None else (0, 0)
+    key = (at, step.kind, block_size, num_blocks, None if at.context.on_host else at.context.stream())
+    planned = kept.plans.find(key, _Planned, key)
     if planned.step is not step:  # the layers of a step mostly have the same
         planned.step = None
         step.fill(planned.batch)

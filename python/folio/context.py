@@ -157,14 +157,16 @@ def default_context(place: tuple = ("cpu", 0), threads: Optional[str] = None) ->
     """The context that functions use if none is given: one for the CPU and one for each GPU, made when first used.
     On the CPU it runs on torch's threads if torch is imported when it is made. threads="openmp": one that always
     does."""
-    with _defaults_lock:
-        if (place, threads) not in _defaults:
+    found = _defaults.get((place, threads))
+    if found is None:
+        with _defaults_lock:
             cuda = place[0] == "cuda"
             own = None if cuda or not (threads or "torch" in sys.modules) else "openmp"
-            if (place, own) not in _defaults:
-                _defaults[place, own] = Context("cuda", device=place[1]) if cuda else Context(threads=own)
-            _defaults[place, threads] = _defaults[place, own]
-        return _defaults[place, threads]
+            found = _defaults.get((place, threads)) or _defaults.get((place, own))
+            if found is None:
+                found = _defaults[place, own] = Context("cuda", device=place[1]) if cuda else Context(threads=own)
+            _defaults[place, threads] = found
+    return found
 
 
 def torch_context(device: Any) -> Context:

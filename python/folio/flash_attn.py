@@ -22,7 +22,7 @@ import numpy as np
 
 from . import _abi as abi
 from . import _oneshot
-from ._arrays import _BY_NAME, Array, array, is_torch, required_array
+from ._arrays import _BY_NAME, array, is_torch, required_array
 from ._library import pair
 from ._run import empty, place_check, refuse_gradients
 from .attention import Rotary
@@ -165,8 +165,6 @@ def _is_table(block_table: Any) -> bool:
 
 def _numbers(context: Context, value: Any, name: str, heads: int, seqs: int) -> Any:
     """Slopes or sinks [heads] as f32. Slopes [seqs, heads] are taken if all sequences have the same."""
-    if value is None:
-        return None
     shape = tuple(value.shape)
     if len(shape) == 2 and shape == (seqs, heads):
         if seqs > 1 and (not context.on_host or not bool((value == value[:1]).all())):
@@ -180,40 +178,38 @@ def _numbers(context: Context, value: Any, name: str, heads: int, seqs: int) -> 
     return np.ascontiguousarray(value, np.float32)
 
 
-def _shape(a: Array, name: str, rank: int, dims: str) -> None:
-    if len(a.shape) != rank:
-        raise ArgumentError(f"{name} has shape {tuple(a.shape)}; it must be [{dims}]")
-
-
 class _Call:
     """What all functions need: context, geometry, options."""
 
     def __init__(self, q: Any, k: Any, v: Any, rank: int, dims: str, kv_rank: int, kv_dims: str) -> None:
         self.q, self.k, self.v = array(q), array(k), array(v)
-        _shape(self.q, "q", rank, dims)
-        _shape(self.k, "k", kv_rank, kv_dims)
-        if tuple(self.v.shape[:-1]) != tuple(self.k.shape[:-1]):
+        if len(self.q.shape) != rank or len(self.k.shape) != kv_rank:
+            name, a, dims = ("q", self.q, dims) if len(self.q.shape) != rank else ("k", self.k, kv_dims)
+            raise ArgumentError(f"{name} has shape {tuple(a.shape)}; it must be [{dims}]")
+        if self.v.shape[:-1] != self.k.shape[:-1]:
             raise ArgumentError(f"k has shape {tuple(self.k.shape)}, but v has {tuple(self.v.shape)}")
         if self.k.shape[-1] != self.q.shape[-1]:
             raise ArgumentError(f"the heads of q have {self.q.shape[-1]} numbers, but those of k {self.k.shape[-1]}")
         self.context = default_context(self.q.device)
         self.heads, self.kv_heads, self.v_size = self.q.shape[-2], self.k.shape[-2], self.v.shape[-1]
-        for name, a in (("k", self.k), ("v", self.v)):
-            place_check(self.context, a, name)
+        place_check(self.context, self.k, "k")
+        place_check(self.context, self.v, "v")
 
     def prepare(self, o: _Options, q: Any, seqs: int, rows: int) -> tuple:
         """Attention and options; returns out [rows, heads, v_size] and lse [heads, rows]."""
-        self.slopes = _numbers(self.context, o.slopes, "alibi_slopes", self.heads, seqs)
-        self.sinks = _numbers(self.context, o.sinks, "s_aux", self.heads, seqs)
-        causal, left, right = o.causal, o.left, o.right
+        scale, causal, left, right, softcap, self.slopes, self.sinks, want_lse = o
+        if self.slopes is not None:
+            self.slopes = _numbers(self.context, self.slopes, "alibi_slopes", self.heads, seqs)
+        if self.sinks is not None:
+            self.sinks = _numbers(self.context, self.sinks, "s_aux", self.heads, seqs)
         window = (left, 0 if causal else right) if left >= 0 or (right >= 0 and not causal) else (-1, -1)
         self.at = _oneshot.attention(self.context, self.heads, self.kv_heads, self.q.shape[-1], self.v_size,
-                                     self.q.dtype, self.k.dtype, o.scale, window, o.softcap)
+                                     self.q.dtype, self.k.dtype, scale, window, softcap)
         dtype = _BY_NAME.get(self.q.dtype)
         if dtype is None:
             raise ArgumentError(f"q has dtype {self.q.dtype}; it must be f32, f16 or bf16")
         out = empty(self.context, (rows, self.heads, self.v_size), dtype, q)
-        return out, empty(self.context, (self.heads, rows), abi.FOLIO_F32, q) if o.lse else None
+        return out, empty(self.context, (self.heads, rows), abi.FOLIO_F32, q) if want_lse else None
 
 
 def _starts(value: Any, name: str, rows: int) -> np.ndarray:
@@ -252,26 +248,27 @@ def _varlen(q: Any, k: Any, v: Any, cu_q: Any, cu_k: Optional[Any], max_q: Optio
 
 def _varlen_host(call: _Call, o: _Options, q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, block_table: Any, used: Any,
                  out: Any, lse: Any, fresh: bool) -> None:
-    causal, extras = o.causal, {"slopes": call.slopes, "sinks": call.sinks}
-    plain = not causal and o.left < 0 and o.right < 0 and call.slopes is None
+    causal, slopes, sinks = o.causal, call.slopes, call.sinks
+    plain = not causal and o.left < 0 and o.right < 0 and slopes is None
     key = ("varlen", call.q.shape[0], call.k.shape[0], causal, plain, _oneshot.contents(cu_q, "cu_seqlens_q"),
            _oneshot.contents(cu_k, "cu_seqlens_k"), _oneshot.contents(used, "seqused_k"),
            _oneshot.contents(block_table, "block_table"))
     step, total, rows, size = _oneshot.kept.steps.find(
-        key, lambda: _varlen_step(call, cu_q, cu_k, causal, plain, block_table, used))
+        key, _varlen_step, (call, cu_q, cu_k, causal, plain, block_table, used))
     if total < call.q.shape[0]:
         _fill_unseen(out[total:] if fresh else out[:0], None if lse is None else lse[total:], None)
         q, out, lse = q[:total], out[:total], None if lse is None else lse[:total]
     if block_table is not None:
-        _oneshot.host_forward(call.at, step, q, out, lse, cache=_paged(call), **extras)
+        _oneshot.host_forward(call.at, step, q, out, lse, cache=_paged(call), slopes=slopes, sinks=sinks)
     elif size:
-        _oneshot.host_forward(call.at, step, q, out, lse, cache=_rows_as_blocks(call, rows, size), **extras)
+        cache = _rows_as_blocks(call, rows, size)
+        _oneshot.host_forward(call.at, step, q, out, lse, cache=cache, slopes=slopes, sinks=sinks)
     elif rows == 0:
-        _fill_unseen(out, lse, call.sinks)
+        _fill_unseen(out, lse, sinks)
     else:
         if rows < call.k.shape[0]:
             k, v = k[:rows], v[:rows]
-        _oneshot.host_forward(call.at, step, q, out, lse, k=k, v=v, **extras)
+        _oneshot.host_forward(call.at, step, q, out, lse, k=k, v=v, slopes=slopes, sinks=sinks)
 
 
 def _varlen_step(call: _Call, cu_q: Any, cu_k: Any, causal: bool, plain: bool, block_table: Any, used: Any) -> tuple:
@@ -481,7 +478,7 @@ def _kvcache_host(call: _Call, q: Any, cache: Any, width: int, k: Any, v: Any, n
     key = ("kvcache", seqs, queries, new, call.k.shape[0], width, cache.block_size, causal,
            _oneshot.contents(lens, "cache_seqlens"), _oneshot.contents(batch_idx, "cache_batch_idx"),
            _oneshot.contents(block_table, "block_table"))
-    step, slots = _oneshot.kept.steps.find(key, lambda: _kvcache_step(
+    step, slots = _oneshot.kept.steps.find(key, _kvcache_step, (
         call.k.shape[0], cache.block_size, width, new, lens, batch_idx, block_table, seqs, queries, causal))
     if slots is not None:
         cache.write(0, _joined(k), _joined(v), slots)

@@ -124,8 +124,8 @@ def _forward(attention: Attention, q: torch.Tensor, k: torch.Tensor, v: torch.Te
         part = slice(i, i + count)
         k_rows, v_rows = _by_token(k[part]), _by_token(v[part])  # which keep copies alive until the end
         cache, width = _oneshot.cache_rows(attention.context, k_rows, v_rows)
-        step = _oneshot.kept.steps.find(("plain", count, queries, keys, causal),
-                                        lambda: _step(count, queries, keys, width, causal))
+        step = _oneshot.kept.steps.find(("plain", count, queries, keys, causal), _step,
+                                        (count, queries, keys, width, causal))
         own = bias if bias is None or bias.shape[0] == 1 else bias[part]
         _oneshot.host_forward(attention, step, rows(q[part]), out[i * queries:(i + count) * queries], None, cache=cache,
                               bias=own, **extras)
