@@ -68,13 +68,10 @@ typedef struct folioi_vllm06_plan {
     int32_t block_size;
     folioi_vllm06_which which;
     folioi_vllm06_part part;
-    folio_attention *attention;
-    folio_batch *batch;
+    folio_batch *batch; /* of paged_attention: NULL */
     folio_plan *plan;
-    folio_plan_desc limits;
     folioi_array asked; /* of paged_attention: what it was updated with, as numbers */
     int64_t asked_bytes;
-    int64_t graph_seqs, graph_len; /* of a graph's: the limits are fixed; else 0 */
     struct folioi_vllm06_plan *next;
 } folioi_vllm06_plan;
 
@@ -143,10 +140,6 @@ folio_status folioi_vllm06_find_plan(folio_vllm06_state *state, folio_vllm06_met
 /** A plan of a graph's metadata, updated with what the metadata holds now. */
 folio_status folioi_vllm06_replan(const folio_vllm06_metadata *m, folioi_vllm06_plan *p,
                                   const folio_run *run);
-/** The plan updated with what its batch holds, and remade where that is more than it was made for. */
-folio_status folioi_vllm06_update(folio_vllm06_state *state, folioi_vllm06_plan *p,
-                                  const folio_run *run);
-
 /** Host bytes copied to memory of the context, there when this returns; folio_memory_destroy frees it. */
 folio_status folioi_vllm06_place(folio_context *ctx, const void *from, int64_t bytes, void **out);
 

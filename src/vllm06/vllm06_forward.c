@@ -67,14 +67,14 @@ static folio_status check_own_slots(layer *l)
 }
 
 /* A batch of the group's sequences, and the plan updated with it. */
-static folio_status plan_group(layer *l, folio_vllm06_state *state, const group *g,
-                               folioi_vllm06_part part, folioi_vllm06_plan *p)
+static folio_status plan_group(layer *l, const group *g, folioi_vllm06_part part,
+                               folioi_vllm06_plan *p)
 {
     p->part.metadata = 0;
     folio_batch_clear(p->batch);
     for (int64_t i = g->first; i < g->end; i++) TRY(g->add(l, p->batch, i));
     if (graph_of(l) != NULL && g->which == FOLIOI_VLLM06_DECODES) TRY(check_own_slots(l));
-    TRY(folioi_vllm06_update(state, p, &l->run));
+    TRY(folio_plan_update(p->plan, p->batch, &l->run));
     p->part = part;
     return FOLIO_OK;
 }
@@ -90,7 +90,7 @@ static folio_status attend(layer *l, const group *g, const folio_tensors *tensor
     TRY(folioi_vllm06_find_plan(state, graph_of(l), g->desc, g->type, g->cache, g->which, &p));
     if (part.metadata == 0 || part.metadata != p->part.metadata || part.first != p->part.first ||
         part.fresh != p->part.fresh || part.stream != p->part.stream)
-        TRY(plan_group(l, state, g, part, p));
+        TRY(plan_group(l, g, part, p));
     if (l->rehearsal) return FOLIO_OK;
     return folio_attention_forward(p->plan, 0, g->type, g->cache, 0, tensors, &l->run);
 }
@@ -552,7 +552,7 @@ folio_status folioi_vllm06_replan(const folio_vllm06_metadata *m, folioi_vllm06_
     bool cross = p->which == FOLIOI_VLLM06_CROSS;
     const group g = {.which = p->which, .end = m->num_seqs, .add = cross ? add_cross : add_causal};
     folioi_vllm06_part part = {m->id, 0, !cross, run->stream};
-    folio_status status = plan_group(&l, m->state, &g, part, p);
+    folio_status status = plan_group(&l, &g, part, p);
     folioi_array_free(&l.ctx->allocator, &l.table);
     folioi_array_free(&l.ctx->allocator, &l.nowhere);
     return status;

@@ -106,71 +106,47 @@ static folio_status open_paged(paged *p, const folio_vllm06_paged_attention_args
                                    FOLIOI_VLLM06_PAGED, &p->plan);
 }
 
-/* Blocks of sequence i that hold keys [first, first + len). */
-static int64_t blocks_of(const paged *p, int64_t i, int64_t first, int64_t len)
+/* The step of keys [first, first + len) of every sequence. It lies in the state's `asking`, and so does all that a plan
+ * for it depends on: layers of one step ask for the same. */
+static folio_status ask(paged *p, int64_t first, int64_t len, folio_step *step, int64_t *bytes)
 {
-    int64_t keys = max_i64(0, min_i64(p->a.seq_lens[i] - first, len));
-    int64_t left = max_i64(0, p->a.max_num_blocks_per_seq - first / p->c->block_size);
-    return min_i64(ceil_div(keys, p->c->block_size), left);
-}
-
-/* Everything a plan for these keys depends on, as numbers, in the state's `asking`: layers of one step ask for the
- * same. */
-static folio_status ask(paged *p, int64_t first, int64_t len, int64_t *bytes)
-{
-    int64_t entries = 0, n = p->a.num_seqs, skipped = first / p->c->block_size;
-    int64_t head[] = {n, first, len, (int64_t)(intptr_t)p->run.stream};
-    for (int64_t i = 0; i < n; i++) entries += blocks_of(p, i, first, len);
-    *bytes = (int64_t)sizeof head + (n + entries) * (int64_t)sizeof(int32_t);
-    TRY(folioi_array_reserve(&p->state->ctx->allocator, &p->state->asking, *bytes,
-                             "what a plan is for"));
-    char *at = p->state->asking.data;
-    memcpy(at, head, sizeof head);
-    at += sizeof head;
-    if (n > 0) memcpy(at, p->a.seq_lens, (size_t)n * sizeof(int32_t));
-    at += n * (int64_t)sizeof(int32_t);
+    const folio_vllm06_paged_attention_args *a = &p->a;
+    int64_t n = a->num_seqs, stride = a->max_num_blocks_per_seq, size = p->c->block_size;
+    int64_t skipped = first / size;
+    int64_t width = min_i64(ceil_div(len, size), max_i64(0, stride - skipped));
+    const int64_t head[] = {n, first, len, (int64_t)(intptr_t)p->run.stream};
+    TRY(folioi_array_reserve(&p->state->ctx->allocator, &p->state->asking,
+                             (int64_t)sizeof head + n * (20 + 4 * width), "what a plan is for"));
+    int64_t *query_pos = (int64_t *)p->state->asking.data + 4, *key_pos = query_pos + n;
+    int32_t *keys = (int32_t *)(key_pos + n), *blocks = keys + n;
+    const int32_t *table = n > 0 ? a->block_tables + skipped : NULL;
+    memcpy(p->state->asking.data, head, sizeof head);
     for (int64_t i = 0; i < n; i++) {
-        size_t row = (size_t)blocks_of(p, i, first, len) * sizeof(int32_t);
-        if (row == 0) continue;
-        memcpy(at, p->a.block_tables + i * p->a.max_num_blocks_per_seq + skipped, row);
-        at += row;
+        keys[i] = (int32_t)max_i64(0, min_i64(a->seq_lens[i] - first, len));
+        query_pos[i] = (int64_t)a->seq_lens[i] - 1;
+        key_pos[i] = first;
+        int64_t used = min_i64(ceil_div(keys[i], size), width);
+        for (int64_t k = 0; k < used; k++) *blocks++ = table[i * stride + k];
     }
+    *bytes = (char *)blocks - (char *)p->state->asking.data;
+    *step = FOLIO_WITH(folio_step, .num_seqs = n, .seq_lens = keys, .first_query_pos = query_pos,
+                       .first_key_pos = key_pos, .causality_default = FOLIO_CAUSAL_NO,
+                       .table = {.kind = FOLIO_TABLE_ROWS, .indices = table, .row_stride = stride});
     return FOLIO_OK;
-}
-
-static folio_status add_keys(const paged *p, int64_t i, int64_t first, int64_t len)
-{
-    static const int64_t nowhere = -1; /* nothing is stored: sequences may share their blocks */
-    int64_t keys = max_i64(0, min_i64(p->a.seq_lens[i] - first, len));
-    int64_t skipped = first / p->c->block_size;
-    folio_batch_seq s = {.struct_size = sizeof s, .query_len = 1, .seq_len = keys};
-    s.padding = keys == 0;
-    s.causality = FOLIO_CAUSAL_NO; /* all keys come before the query, or are its own */
-    s.slots = &nowhere;
-    s.positions_given = 1;
-    s.first_query_pos = (int64_t)p->a.seq_lens[i] - 1;
-    s.first_key_pos = first;
-    if (keys > 0) {
-        s.block_table = p->a.block_tables + i * p->a.max_num_blocks_per_seq + skipped;
-        s.num_blocks = p->a.max_num_blocks_per_seq - skipped;
-    }
-    return folio_batch_add(p->plan->batch, &s);
 }
 
 /* The plan for keys [first, first + len) of every sequence, first a multiple of the block size. */
 static folio_status plan_keys(paged *p, int64_t first, int64_t len)
 {
     folioi_vllm06_plan *plan = p->plan;
+    folio_step step;
     int64_t bytes;
-    len = min_i64(len, p->a.max_seq_len - first);
-    TRY(ask(p, first, len, &bytes));
+    TRY(ask(p, first, min_i64(len, p->a.max_seq_len - first), &step, &bytes));
     if (plan->asked_bytes == bytes &&
         memcmp(plan->asked.data, p->state->asking.data, (size_t)bytes) == 0)
         return FOLIO_OK;
     plan->asked_bytes = 0;
-    folio_batch_clear(plan->batch);
-    for (int64_t i = 0; i < p->a.num_seqs; i++) TRY(add_keys(p, i, first, len));
-    TRY(folioi_vllm06_update(p->state, plan, &p->run));
+    TRY(folio_plan_update_step(plan->plan, &step, &p->run));
     folioi_array asked = plan->asked;
     plan->asked = p->state->asking;
     plan->asked_bytes = bytes;

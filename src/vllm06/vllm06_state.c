@@ -38,7 +38,6 @@ static void drop_plan(folio_context *ctx, folioi_vllm06_plan *p)
 {
     folio_plan_destroy(p->plan);
     folio_batch_destroy(p->batch);
-    folio_attention_destroy(p->attention);
     folioi_array_free(&ctx->allocator, &p->asked);
     folioi_free(&ctx->allocator, p, sizeof *p);
 }
@@ -78,6 +77,29 @@ static bool same_layer(const folio_attention_desc *a, const folio_attention_desc
            a->window_left == b->window_left;
 }
 
+/* The batch and the plan: one that grows, or a graph's of fixed size. The batch of a paged_attention is the plan's. */
+static folio_status make_plan(folio_context *ctx, const folio_vllm06_metadata *graph,
+                              folioi_vllm06_plan *p)
+{
+    folio_batch_desc b = FOLIO_WITH(folio_batch_desc, .block_size = p->block_size);
+    if (p->which != FOLIOI_VLLM06_PAGED) TRY(folio_batch_create(ctx, &b, &p->batch));
+    folio_attention *attention;
+    TRY(folio_attention_create(ctx, &p->desc, &attention));
+    const uint32_t type = FOLIO_ATTENTION_BIT(p->type);
+    folio_plan_desc d =
+        FOLIO_WITH(folio_plan_desc, .attentions = &attention, .types = &type, .num_attentions = 1,
+                   .block_size = p->block_size, .num_blocks = p->num_blocks);
+    if (graph != NULL) {
+        d.max_seqs = d.max_query_tokens = graph->num_seqs;
+        d.max_seq_len = graph->graph_len;
+        d.max_query_len = 1;
+        d.flags = FOLIO_PLAN_GRAPH;
+    }
+    folio_status status = folio_plan_create(ctx, &d, &p->plan);
+    folio_attention_destroy(attention);
+    return status;
+}
+
 folio_status folioi_vllm06_find_plan(folio_vllm06_state *state, folio_vllm06_metadata *graph,
                                      const folio_attention_desc *desc, folio_attention_type type,
                                      const folio_kv_cache *cache, folioi_vllm06_which which,
@@ -95,86 +117,19 @@ folio_status folioi_vllm06_find_plan(folio_vllm06_state *state, folio_vllm06_met
     void *memory;
     TRY(folioi_alloc(&state->ctx->allocator, sizeof **out, "a shared plan", &memory));
     folioi_vllm06_plan *p = memory;
-    p->desc = *desc;
-    p->type = type;
-    p->which = which;
-    p->block_size = block_size;
-    p->num_blocks = num_blocks;
-    if (graph != NULL) {
-        p->graph_seqs = graph->num_seqs;
-        p->graph_len = graph->graph_len;
-    }
-    folio_batch_desc b = {.struct_size = sizeof b, .block_size = cache != NULL ? block_size : 1};
-    folio_status status = folio_attention_create(state->ctx, desc, &p->attention);
-    if (status == FOLIO_OK) status = folio_batch_create(state->ctx, &b, &p->batch);
+    *p = (folioi_vllm06_plan){.desc = *desc,
+                              .type = type,
+                              .which = which,
+                              .block_size = block_size,
+                              .num_blocks = num_blocks,
+                              .next = *plans};
+    folio_status status = make_plan(state->ctx, graph, p);
     if (status != FOLIO_OK) {
         drop_plan(state->ctx, p);
         return status;
     }
-    p->next = *plans;
-    *plans = p;
-    *out = p;
+    *plans = *out = p;
     return FOLIO_OK;
-}
-
-/* Twice what is needed, so that a plan is seldom made again; the first at once what is needed. */
-static int64_t grown(int64_t had, int64_t need)
-{
-    return need > had ? max_i64(need, 2 * had) : had;
-}
-
-/* What a plan needs for the batch it has, and what it had before. */
-static folio_status limits_of(const folioi_vllm06_plan *p, folio_plan_desc *out)
-{
-    folio_batch_info s = {.struct_size = sizeof s};
-    TRY(folio_batch_get_info(p->batch, &s));
-    folio_plan_desc d = p->limits;
-    d.struct_size = sizeof d;
-    d.max_seqs = grown(d.max_seqs, max_i64(s.num_seqs, 1));
-    d.max_query_tokens = grown(d.max_query_tokens, max_i64(s.num_query_tokens, 1));
-    d.max_seq_len = grown(d.max_seq_len, max_i64(max_i64(s.max_seq_len, s.max_encoder_len), 1));
-    d.max_encoder_tokens = grown(d.max_encoder_tokens, s.num_encoder_tokens);
-    if (p->graph_len > 0) {
-        d.max_seqs = d.max_query_tokens = p->graph_seqs;
-        d.max_seq_len = p->graph_len;
-        d.max_query_len = 1;
-        d.flags = FOLIO_PLAN_GRAPH;
-    }
-    *out = d;
-    return FOLIO_OK;
-}
-
-static folio_status fit_plan(folio_vllm06_state *state, folioi_vllm06_plan *p, const folio_run *run)
-{
-    folio_plan_desc d;
-    TRY(limits_of(p, &d));
-    if (p->plan != NULL && d.max_seqs == p->limits.max_seqs &&
-        d.max_query_tokens == p->limits.max_query_tokens &&
-        d.max_seq_len == p->limits.max_seq_len &&
-        d.max_encoder_tokens == p->limits.max_encoder_tokens)
-        return FOLIO_OK;
-    folio_attention *list[] = {p->attention};
-    const uint32_t types[] = {FOLIO_ATTENTION_BIT(p->type)};
-    d.block_size = p->block_size;
-    d.num_blocks = p->num_blocks;
-    folio_plan_desc with_lists = d;
-    with_lists.attentions = list;
-    with_lists.types = types;
-    with_lists.num_attentions = 1;
-    folio_plan *plan;
-    TRY(folio_plan_create(state->ctx, &with_lists, &plan));
-    if (p->plan != NULL) (void)folio_run_wait(state->ctx, run); /* a device may still read it */
-    folio_plan_destroy(p->plan);
-    p->plan = plan;
-    p->limits = d;
-    return FOLIO_OK;
-}
-
-folio_status folioi_vllm06_update(folio_vllm06_state *state, folioi_vllm06_plan *p,
-                                  const folio_run *run)
-{
-    TRY(fit_plan(state, p, run));
-    return folio_plan_update(p->plan, p->batch, run);
 }
 
 folio_status folioi_vllm06_place(folio_context *ctx, const void *from, int64_t bytes, void **out)
