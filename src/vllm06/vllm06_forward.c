@@ -18,7 +18,7 @@ typedef struct layer {
     int32_t block_size;          /* of the cache; 0: none */
     folioi_array table;          /* int32_t, room for one sequence's blocks */
     folioi_array nowhere;        /* int64_t, slot -1 for each row: store has written them by then */
-    bool rehearsal;              /* check everything, compute nothing */
+    bool checking;               /* run nothing */
     folio_run run;
 } layer;
 
@@ -79,7 +79,7 @@ static folio_status plan_group(layer *l, const group *g, folioi_vllm06_part part
     return FOLIO_OK;
 }
 
-/* Through a plan as the rehearsal or another layer of the step left it, or one made now. */
+/* Through a plan as the check or another layer of the step left it, or one made now. */
 static folio_status attend(layer *l, const group *g, const folio_tensors *tensors)
 {
     folio_vllm06_state *state = l->impl->state;
@@ -91,7 +91,8 @@ static folio_status attend(layer *l, const group *g, const folio_tensors *tensor
     if (part.metadata == 0 || part.metadata != p->part.metadata || part.first != p->part.first ||
         part.fresh != p->part.fresh || part.stream != p->part.stream)
         TRY(plan_group(l, g, part, p));
-    if (l->rehearsal) return FOLIO_OK;
+    if (l->checking)
+        return folio_attention_check(p->plan, 0, g->type, g->cache, 0, tensors, &l->run, NULL);
     return folio_attention_forward(p->plan, 0, g->type, g->cache, 0, tensors, &l->run);
 }
 
@@ -479,20 +480,6 @@ static folio_status store(layer *l)
     return folioi_kv_cache_write_distinct(l->cache, 0, &w, &l->run);
 }
 
-/* Does one call of folio.h do all? It checks before it writes. */
-static bool is_one_call(const layer *l)
-{
-    const folio_vllm06_metadata_fields *f = &l->m->f;
-    const folio_vllm06_bias *biases[FOLIO_NUM_ATTENTION_TYPES] = {
-        [FOLIO_ATTENTION_DECODER] = f->attn_bias,
-        [FOLIO_ATTENTION_ENCODER] = f->encoder_attn_bias,
-        [FOLIO_ATTENTION_ENCODER_ONLY] = f->attn_bias,
-        [FOLIO_ATTENTION_ENCODER_DECODER] = f->cross_attn_bias};
-    bool mixed = l->args.attn_type == FOLIO_ATTENTION_DECODER && f->num_prefills > 0 &&
-                 f->num_decode_tokens > 0;
-    return !stores_first(l) && !mixed && biases[l->args.attn_type] == NULL;
-}
-
 /* The cache, which must be of the layer's heads and dtype. */
 static folio_status take_cache(layer *l)
 {
@@ -521,10 +508,9 @@ static folio_status run(layer *l)
     folio_status (*by_type)(layer *) = type == FOLIO_ATTENTION_DECODER           ? forward_decoder
                                        : type == FOLIO_ATTENTION_ENCODER_DECODER ? forward_cross
                                                                                  : forward_encoder;
-    /* A rehearsal first: what is refused must be refused before anything is written. */
-    l->rehearsal = !is_one_call(l);
-    if (l->rehearsal) TRY(by_type(l));
-    l->rehearsal = false;
+    l->checking = true; /* all calls, before one of them or the store writes */
+    TRY(by_type(l));
+    l->checking = false;
     if (stores_first(l)) TRY(store(l));
     return by_type(l);
 }

@@ -1033,9 +1033,9 @@ TEST(batch, a_cross_table_of_padding_is_not_read)
         folio_step given =
             FOLIO_WITH(folio_step, .num_seqs = 1, .seq_lens = &none, .encoder_lens = &encoder_len);
         given.cross_table = (folio_table){.kind = FOLIO_TABLE_ROWS,
-                                           .index_bytes = bytes,
-                                           .indices = bytes == 8 ? (const void *)wide : narrow,
-                                           .row_stride = 2};
+                                          .index_bytes = bytes,
+                                          .indices = bytes == 8 ? (const void *)wide : narrow,
+                                          .row_stride = 2};
         CHECK_OK(folio_batch_set(batch, &given));
     }
     folio_batch_destroy(batch);
