@@ -42,37 +42,33 @@ static bool same_biases(const folio_vllm06_metadata_fields *f,
 
 /* A view shows the biases its metadata gets, before it is made and after, and takes none itself. Its fields are
  * those of vllm06.views; here: the sums of encoders, and maxima of the other kind. */
-static void prefill_metadata(const char *original, const char *compute)
+static void prefill_metadata(v06 *r)
 {
     static const folio_attention_type types[] = {FOLIO_ATTENTION_DECODER, FOLIO_ATTENTION_ENCODER,
                                                  FOLIO_ATTENTION_ENCODER_DECODER};
     static const v06_seq longest_is_a_prompts[] = {{0, true, 6, 6, 30}, {1, false, 1, 9, 20}};
     float zeros[7 * 7] = {0};
     folio_vllm06_bias biases[2] = {{zeros, 1, 7, 7}, {zeros, 1, 1, 1}};
-    v06 r;
-    v06_init(&r, original, compute);
-    for (int late = 0; late < 2 && (r.state != NULL || v06_open(&r)); late++) {
-        const folio_vllm06_metadata_fields *all = full_step(&r), *f, *d;
-        const folio_vllm06_metadata *p = late ? NULL : folio_vllm06_prefill_metadata(r.m);
-        for (int i = 0; i < 3; i++) CHECK_OK(folio_vllm06_set_attn_bias(r.m, types[i], biases));
-        if (late) p = folio_vllm06_prefill_metadata(r.m);
+    for (int late = 0; late < 2; late++) {
+        const folio_vllm06_metadata_fields *all = full_step(r), *f, *d;
+        const folio_vllm06_metadata *p = late ? NULL : folio_vllm06_prefill_metadata(r->m);
+        for (int i = 0; i < 3; i++) CHECK_OK(folio_vllm06_set_attn_bias(r->m, types[i], biases));
+        if (late) p = folio_vllm06_prefill_metadata(r->m);
         f = folio_vllm06_metadata_get(p);
-        d = folio_vllm06_metadata_get(folio_vllm06_decode_metadata(r.m));
+        d = folio_vllm06_metadata_get(folio_vllm06_decode_metadata(r->m));
         CHECK(f->encoder_seq_start_loc[2] == 20 && d->encoder_seq_start_loc == NULL);
         CHECK(same_biases(f, all, true) && d->attn_bias == NULL && d->slot_mapping[2] == -1);
         for (int i = 0; i < 3; i++)
             REFUSED(folio_vllm06_set_attn_bias((folio_vllm06_metadata *)p, types[i], biases),
                     FOLIO_ERR_ARGUMENT, "view");
-        for (int i = 0; i < 3; i++) CHECK_OK(folio_vllm06_set_attn_bias(r.m, types[i], NULL));
+        for (int i = 0; i < 3; i++) CHECK_OK(folio_vllm06_set_attn_bias(r->m, types[i], NULL));
         CHECK(same_biases(f, all, false));
     }
-    if (v06_step(&r, longest_is_a_prompts, 2)) {
-        const folio_vllm06_metadata *d = folio_vllm06_decode_metadata(r.m);
-        CHECK_INT(folio_vllm06_metadata_get(d)->max_encoder_seq_len, 30);
-    }
+    v06_step(r, longest_is_a_prompts, 2);
+    const folio_vllm06_metadata *d = folio_vllm06_decode_metadata(r->m);
+    CHECK_INT(folio_vllm06_metadata_get(d)->max_encoder_seq_len, 30);
     CHECK(folio_vllm06_prefill_metadata(NULL) == NULL &&
           folio_vllm06_decode_metadata(NULL) == NULL);
-    v06_close(&r);
 }
 FOR_ONE(prefill_metadata)
 
@@ -84,14 +80,14 @@ static void cross_of_step_and_views(v06 *r)
         r->no_key = no_key;
         r->m = whole;
         v06_fields(r, mixed, 5);
-        v06_run(r, FOLIO_ATTENTION_ENCODER_DECODER);
+        v06_run(r, "X");
         r->m = (folio_vllm06_metadata *)folio_vllm06_prefill_metadata(whole);
         v06_fields(r, mixed, 2);
-        v06_run(r, FOLIO_ATTENTION_ENCODER_DECODER);
+        v06_run(r, "X");
         r->m = (folio_vllm06_metadata *)folio_vllm06_decode_metadata(whole);
         v06_fields(r, mixed + 2, 3);
         r->no_key = true; /* decodes bring none */
-        v06_run(r, FOLIO_ATTENTION_ENCODER_DECODER);
+        v06_run(r, "X");
     }
     r->m = whole;
 }
@@ -99,58 +95,49 @@ static void cross_of_step_and_views(v06 *r)
 /* Attention over the view of a step of one kind. */
 static void whole_views(v06 *r, const v06_seq *seqs, int n)
 {
-    if (!v06_step(r, seqs, n)) return;
+    v06_step(r, seqs, n);
     folio_vllm06_metadata *step = r->m;
     const folio_vllm06_metadata *prompts = folio_vllm06_prefill_metadata(step);
     const folio_vllm06_metadata *view =
         prompts != NULL ? prompts : folio_vllm06_decode_metadata(step);
     r->m = (folio_vllm06_metadata *)view;
     r->no_key = false;
-    v06_run(r, FOLIO_ATTENTION_DECODER);
-    if (prompts != NULL) v06_run(r, FOLIO_ATTENTION_ENCODER);
-    if (prompts != NULL) v06_run(r, FOLIO_ATTENTION_ENCODER_ONLY);
+    v06_run(r, "D");
+    if (prompts != NULL) v06_run(r, "E");
+    if (prompts != NULL) v06_run(r, "O");
     r->no_key = prompts == NULL;
-    v06_run(r, FOLIO_ATTENTION_ENCODER_DECODER);
+    v06_run(r, "X");
     r->m = step;
 }
 
 /* Attention over the views of a mixed step, in turn: each gives its own rows. */
-static void forward_of_a_view(const char *original, const char *compute)
+static void forward_of_a_view(v06 *r)
 {
     static const v06_seq prompts[] = {
         {1, true, 8, 8, 20}, {3, true, 3, 3, 2}, {0, true, 13, 13, 11}};
     static float numbers[5 * 18];
     const folio_vllm06_bias biases[] = {{numbers, 1, 7, 7}, {numbers, 1, 5, 18}};
-    v06 r;
     support_fill(numbers, COUNT_OF(numbers), 5, 2.0f);
-    v06_init(&r, original, compute);
-    if (v06_open(&r) && v06_step(&r, prompts, 3)) {
-        v06_run(&r, FOLIO_ATTENTION_DECODER);
-        v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
-        if (v06_step(&r, mixed, 5)) {
-            v06_narrow_cross(&r, 3);
-            if (!v06_remake(&r)) abort();
-            folio_vllm06_metadata *whole = r.m;
-            r.m = (folio_vllm06_metadata *)folio_vllm06_prefill_metadata(whole);
-            v06_fields(&r, mixed, 2);
-            v06_run(&r, FOLIO_ATTENTION_ENCODER);
-            v06_run(&r, FOLIO_ATTENTION_DECODER);
-            v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
-            CHECK_OK(folio_vllm06_set_attn_bias(whole, FOLIO_ATTENTION_DECODER, biases));
-            CHECK(folio_vllm06_metadata_get(r.m)->attn_bias != NULL);
-            v06_run(&r, FOLIO_ATTENTION_DECODER); /* the step's biases hold for the view */
-            r.m = (folio_vllm06_metadata *)folio_vllm06_decode_metadata(whole);
-            v06_fields(&r, mixed + 2, 3);
-            v06_run(&r, FOLIO_ATTENTION_DECODER);
-            r.no_key = true;
-            v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
-            r.m = whole;
-            cross_of_step_and_views(&r);
-        }
-        whole_views(&r, prompts, 3);
-        whole_views(&r, mixed + 2, 3);
-    }
-    v06_close(&r);
+    v06_play(r, prompts, 3, "DX");
+    v06_step(r, mixed, 5);
+    v06_narrow_cross(r, 3);
+    v06_remake(r);
+    folio_vllm06_metadata *whole = r->m;
+    r->m = (folio_vllm06_metadata *)folio_vllm06_prefill_metadata(whole);
+    v06_fields(r, mixed, 2);
+    v06_run(r, "EDX");
+    CHECK_OK(folio_vllm06_set_attn_bias(whole, FOLIO_ATTENTION_DECODER, biases));
+    CHECK(folio_vllm06_metadata_get(r->m)->attn_bias != NULL);
+    v06_run(r, "D"); /* the step's biases hold for the view */
+    r->m = (folio_vllm06_metadata *)folio_vllm06_decode_metadata(whole);
+    v06_fields(r, mixed + 2, 3);
+    v06_run(r, "D");
+    r->no_key = true;
+    v06_run(r, "X");
+    r->m = whole;
+    cross_of_step_and_views(r);
+    whole_views(r, prompts, 3);
+    whole_views(r, mixed + 2, 3);
 }
 FOR_ONE(forward_of_a_view)
 
@@ -158,37 +145,28 @@ FOR_ONE(forward_of_a_view)
 
 /* A translation served with chunked prefill: a new request's encoder, cross and self attention in
  * the same step as the decodes of those before it. */
-static void whole_life(const char *original, const char *compute)
+static void whole_life(v06 *r)
 {
     static const v06_seq first[] = {{0, true, 6, 6, 11}, {1, true, 9, 9, 20}};
     static const v06_seq second[] = {
         {2, true, 12, 12, 30}, {0, false, 1, 7, 11}, {1, false, 1, 10, 20}};
     static const v06_seq third[] = {
         {1, false, 1, 11, 20}, {2, false, 1, 13, 30}, {0, false, 1, 8, 11}};
-    v06 r;
-    v06_init(&r, original, compute);
-    r.d.kv_cache_dtype = "fp8";
-    r.k_scale = 0.25f;
-    r.v_scale = 0.5f;
-    if (v06_open(&r)) {
-        for (int step = 0; step < 2; step++) {
-            if (!v06_step(&r, step ? second : first, step ? 3 : 2)) continue;
-            v06_run(&r, FOLIO_ATTENTION_ENCODER);
-            v06_run(&r, FOLIO_ATTENTION_DECODER);
-            v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
-        }
-        if (v06_step(&r, third, 3)) {
-            v06_run(&r, FOLIO_ATTENTION_DECODER);
-            r.no_key = true;
-            v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
-        }
+    r->d.kv_cache_dtype = "fp8";
+    r->k_scale = 0.25f;
+    r->v_scale = 0.5f;
+    v06_open(r);
+    for (int step = 0; step < 2; step++) {
+        v06_play(r, step ? second : first, step ? 3 : 2, "EDX");
     }
-    v06_close(&r);
+    v06_play(r, third, 3, "D");
+    r->no_key = true;
+    v06_run(r, "X");
 }
 FOR_ONE(whole_life)
 
 /* Biases of encoder and cross attention, and of a chunk: [query_len][context + query_len]. */
-static void biases_by_type(const char *original, const char *compute)
+static void biases_by_type(v06 *r)
 {
     static const v06_seq prompts[] = {{0, true, 6, 6, 11}, {1, true, 5, 5, 7}, {2, false, 1, 9, 4}};
     static float numbers[4 * 13 * 13];
@@ -197,65 +175,54 @@ static void biases_by_type(const char *original, const char *compute)
     folio_vllm06_bias encoder[] = {{numbers, 4, 11, 11}, {numbers + 50, 1, 7, 7}};
     folio_vllm06_bias cross[] = {{numbers, 1, 6, 11}, {numbers + 3, 4, 5, 7}};
     folio_vllm06_bias self[] = {{numbers, 4, 6, 6}, {numbers + 9, 4, 5, 5}};
-    v06 r;
-    v06_init(&r, original, compute);
-    if (v06_open(&r) && v06_step(&r, before, 2)) {
-        v06_run(&r, FOLIO_ATTENTION_DECODER);
-        v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
-        if (v06_step(&r, prompts, 3)) {
-            CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_ATTENTION_ENCODER, encoder));
-            CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_ATTENTION_ENCODER_DECODER, cross));
-            CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_ATTENTION_DECODER, self));
-            v06_check_biases(&r, FOLIO_ATTENTION_ENCODER, encoder, 2);
-            v06_check_biases(&r, FOLIO_ATTENTION_ENCODER_DECODER, cross, 2);
-            v06_check_biases(&r, FOLIO_ATTENTION_DECODER, self, 2);
-            v06_run(&r, FOLIO_ATTENTION_ENCODER);
-            v06_run(&r, FOLIO_ATTENTION_DECODER);
-            v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
-            /* taken back and set again between the layers of a step */
-            CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_ATTENTION_ENCODER_DECODER, NULL));
-            v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
-            CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_ATTENTION_ENCODER_DECODER, cross));
-            v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
-        }
-        /* a prompt that has no encoder, and a bias over its 0 keys */
-        static const v06_seq without[] = {{0, true, 6, 6, 11}, {1, true, 5, 5, 0}};
-        folio_vllm06_bias over_none[] = {{numbers, 1, 6, 11}, {numbers, 1, 5, 0}};
-        if (v06_step(&r, without, 2)) {
-            CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_ATTENTION_ENCODER_DECODER, over_none));
-            v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
-        }
-        static const v06_seq three[] = {
-            {0, true, 6, 6, 11}, {1, true, 5, 5, 7}, {3, true, 4, 4, 3}};
-        const folio_vllm06_bias of_three[][3] = {
-            {{numbers, 4, 6, 6}, {numbers + 9, 4, 5, 5}, {numbers + 2, 1, 4, 4}},
-            {{numbers, 4, 11, 11}, {numbers + 50, 1, 7, 7}, {numbers + 4, 4, 3, 3}},
-            {{numbers, 1, 6, 11}, {numbers + 3, 4, 5, 7}, {numbers + 7, 1, 4, 3}}};
-        static const folio_attention_type types[] = {
-            FOLIO_ATTENTION_DECODER, FOLIO_ATTENTION_ENCODER, FOLIO_ATTENTION_ENCODER_DECODER};
-        for (int i = 0; i < 3 && v06_step(&r, three, 3); i++) {
-            CHECK_OK(folio_vllm06_set_attn_bias(r.m, types[i], of_three[i]));
-            v06_run(&r, types[i]);
-        }
-        static const v06_seq longer[] = {{0, true, 9, 9, 4}}; /* more rows than keys */
-        folio_vllm06_bias over_few[] = {{numbers, 4, 9, 4}};
-        if (v06_step(&r, longer, 1)) {
-            CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_ATTENTION_ENCODER_DECODER, over_few));
-            v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
-        }
-        static const v06_seq chunk[] = {{0, true, 3, 9, 0}};
-        folio_vllm06_bias of_chunk[] = {{numbers, 4, 3, 9}};
-        if (v06_step(&r, chunk, 1)) {
-            CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_ATTENTION_DECODER, of_chunk));
-            v06_check_biases(&r, FOLIO_ATTENTION_DECODER, of_chunk, 1);
-            v06_run(&r, FOLIO_ATTENTION_DECODER);
-        }
-        /* The same given with the fields. */
-        v06_fields(&r, chunk, 1);
-        r.f.attn_bias = of_chunk;
-        if (v06_remake(&r)) v06_run(&r, FOLIO_ATTENTION_DECODER);
+    v06_play(r, before, 2, "DX");
+    v06_step(r, prompts, 3);
+    CHECK_OK(folio_vllm06_set_attn_bias(r->m, FOLIO_ATTENTION_ENCODER, encoder));
+    CHECK_OK(folio_vllm06_set_attn_bias(r->m, FOLIO_ATTENTION_ENCODER_DECODER, cross));
+    CHECK_OK(folio_vllm06_set_attn_bias(r->m, FOLIO_ATTENTION_DECODER, self));
+    v06_check_biases(r, FOLIO_ATTENTION_ENCODER, encoder, 2);
+    v06_check_biases(r, FOLIO_ATTENTION_ENCODER_DECODER, cross, 2);
+    v06_check_biases(r, FOLIO_ATTENTION_DECODER, self, 2);
+    v06_run(r, "EDX");
+    /* taken back and set again between the layers of a step */
+    CHECK_OK(folio_vllm06_set_attn_bias(r->m, FOLIO_ATTENTION_ENCODER_DECODER, NULL));
+    v06_run(r, "X");
+    CHECK_OK(folio_vllm06_set_attn_bias(r->m, FOLIO_ATTENTION_ENCODER_DECODER, cross));
+    v06_run(r, "X");
+    /* a prompt that has no encoder, and a bias over its 0 keys */
+    static const v06_seq without[] = {{0, true, 6, 6, 11}, {1, true, 5, 5, 0}};
+    folio_vllm06_bias over_none[] = {{numbers, 1, 6, 11}, {numbers, 1, 5, 0}};
+    v06_step(r, without, 2);
+    CHECK_OK(folio_vllm06_set_attn_bias(r->m, FOLIO_ATTENTION_ENCODER_DECODER, over_none));
+    v06_run(r, "X");
+    static const v06_seq three[] = {{0, true, 6, 6, 11}, {1, true, 5, 5, 7}, {3, true, 4, 4, 3}};
+    const folio_vllm06_bias of_three[][3] = {
+        {{numbers, 4, 6, 6}, {numbers + 9, 4, 5, 5}, {numbers + 2, 1, 4, 4}},
+        {{numbers, 4, 11, 11}, {numbers + 50, 1, 7, 7}, {numbers + 4, 4, 3, 3}},
+        {{numbers, 1, 6, 11}, {numbers + 3, 4, 5, 7}, {numbers + 7, 1, 4, 3}}};
+    static const folio_attention_type types[] = {FOLIO_ATTENTION_DECODER, FOLIO_ATTENTION_ENCODER,
+                                                 FOLIO_ATTENTION_ENCODER_DECODER};
+    for (int i = 0; i < 3; i++) {
+        v06_step(r, three, 3);
+        CHECK_OK(folio_vllm06_set_attn_bias(r->m, types[i], of_three[i]));
+        v06_run_as(r, types[i]);
     }
-    v06_close(&r);
+    static const v06_seq longer[] = {{0, true, 9, 9, 4}}; /* more rows than keys */
+    folio_vllm06_bias over_few[] = {{numbers, 4, 9, 4}};
+    v06_step(r, longer, 1);
+    CHECK_OK(folio_vllm06_set_attn_bias(r->m, FOLIO_ATTENTION_ENCODER_DECODER, over_few));
+    v06_run(r, "X");
+    static const v06_seq chunk[] = {{0, true, 3, 9, 0}};
+    folio_vllm06_bias of_chunk[] = {{numbers, 4, 3, 9}};
+    v06_step(r, chunk, 1);
+    CHECK_OK(folio_vllm06_set_attn_bias(r->m, FOLIO_ATTENTION_DECODER, of_chunk));
+    v06_check_biases(r, FOLIO_ATTENTION_DECODER, of_chunk, 1);
+    v06_run(r, "D");
+    /* The same given with the fields. */
+    v06_fields(r, chunk, 1);
+    r->f.attn_bias = of_chunk;
+    v06_remake(r);
+    v06_run(r, "D");
 }
 FOR_ONE(biases_by_type)
 
@@ -277,7 +244,7 @@ static void context_of_a_state(const char *compute)
 }
 
 /* Layers that are alike share the plans of their state: once the first has run, the others make none. */
-static void alike_layers(const char *original, const char *compute)
+static void alike_layers(v06 *r)
 {
     static const v06_seq prompts[] = {{0, true, 11, 11, 0}};
     support_counter counter = {.fail_at = 0};
@@ -285,41 +252,38 @@ static void alike_layers(const char *original, const char *compute)
         .struct_size = sizeof c, .num_threads = 1, .allocator = support_allocator(&counter)};
     folio_vllm06_state *state = NULL;
     folio_vllm06_impl *impls[2] = {NULL, NULL};
-    v06 r;
-    v06_init(&r, original, compute);
-    if (v06_open(&r) && v06_step(&r, prompts, 1)) {
-        CHECK_OK(folio_vllm06_state_create(compute, &c, &state));
-        for (int i = 0; i < 2; i++) CHECK_OK(folio_vllm06_make_impl(state, r.b, &r.d, &impls[i]));
-        folio_vllm06_metadata_destroy(r.m);
-        r.m = NULL;
-        CHECK_OK(folio_vllm06_make_metadata(state, r.b, &r.f, &r.m));
-        folio_vllm06_forward_args a = v06_args(&r, FOLIO_ATTENTION_DECODER);
-        CHECK_OK(folio_vllm06_forward(impls[0], &a, NULL));
-        int64_t made = counter.live;
-        for (int i = 0; i < 4; i++) CHECK_OK(folio_vllm06_forward(impls[i % 2], &a, NULL));
-        CHECK_INT(counter.live, made);
-        folio_vllm06_metadata_destroy(r.m);
-        r.m = NULL;
-        for (int i = 0; i < 2; i++) folio_vllm06_impl_destroy(impls[i]);
-        folio_vllm06_state_destroy(state);
-        CHECK_INT(counter.live, 0);
-    }
-    v06_close(&r);
+    v06_reset(r);
+    v06_step(r, prompts, 1);
+    CHECK_OK(folio_vllm06_state_create(r->compute, &c, &state));
+    for (int i = 0; i < 2; i++) CHECK_OK(folio_vllm06_make_impl(state, r->b, &r->d, &impls[i]));
+    folio_vllm06_metadata_destroy(r->m);
+    r->m = NULL;
+    CHECK_OK(folio_vllm06_make_metadata(state, r->b, &r->f, &r->m));
+    folio_vllm06_forward_args a = v06_args(r, FOLIO_ATTENTION_DECODER);
+    CHECK_OK(folio_vllm06_forward(impls[0], &a, NULL));
+    int64_t made = counter.live;
+    for (int i = 0; i < 4; i++) CHECK_OK(folio_vllm06_forward(impls[i % 2], &a, NULL));
+    CHECK_INT(counter.live, made);
+    folio_vllm06_metadata_destroy(r->m);
+    r->m = NULL;
+    for (int i = 0; i < 2; i++) folio_vllm06_impl_destroy(impls[i]);
+    folio_vllm06_state_destroy(state);
+    CHECK_INT(counter.live, 0);
 }
 
 /* Layers of one state: each pair differs in one thing, both stay right, in turn. */
-static void layers_share_a_state(const char *original, const char *compute)
+static void layers_share_a_state(v06 *r)
 {
     static const v06_seq steps[] = {
         {0, true, 11, 11, 0}, {0, true, 11, 11, 0}, {0, false, 1, 12, 0}};
-    context_of_a_state(compute);
-    alike_layers(original, compute);
+    context_of_a_state(r->compute);
+    alike_layers(r);
     for (int pair = 0; pair < 11; pair++) {
-        v06 r, other;
-        v06_init(&r, original, compute);
-        v06_init(&other, original, compute);
+        v06 other;
+        v06_reset(r);
+        v06_init(&other, r->b->name, r->compute);
         if (pair == 0 || pair == 1) other.d.sliding_window = pair == 0 ? 1 : 4;
-        if (pair == 1) r.d.sliding_window = 7;
+        if (pair == 1) r->d.sliding_window = 7;
         if (pair == 2) other.d.scale = 0.5f;
         if (pair == 3) other.d.logits_soft_cap = 1.0f;
         if (pair == 4) other.d.num_kv_heads = 4;
@@ -327,29 +291,28 @@ static void layers_share_a_state(const char *original, const char *compute)
         if (pair == 6) other.d.head_size = 64;
         if (pair == 7) other.d.num_heads = 8;
         if (pair == 8) other.d.dtype = FOLIO_F16;
-        if (pair == 8) r.d.kv_cache_dtype = other.d.kv_cache_dtype = "fp8";
+        if (pair == 8) r->d.kv_cache_dtype = other.d.kv_cache_dtype = "fp8";
         if (pair == 9) other.d.kv_cache_dtype = "fp8";
-        if (v06_open(&r) && v06_open(&other)) {
-            if (pair == 5) r.num_blocks = r.kv[0].num_blocks = other.num_blocks;
-            if (pair == 10) r.num_blocks = r.kv[0].num_blocks = other.num_blocks - 2;
-            folio_vllm06_impl_destroy(other.impl);
-            other.impl = NULL;
-            CHECK_OK(folio_vllm06_make_impl(r.state, other.b, &other.d, &other.impl));
-            CHECK(folio_vllm06_state_context(r.state) != NULL);
-            for (int i = 0; i < COUNT_OF(steps) && other.impl != NULL; i++) {
-                if (v06_step(&r, steps + i, 1)) v06_run(&r, FOLIO_ATTENTION_DECODER);
-                v06_fields(&other, steps + i, 1);
-                folio_vllm06_metadata_destroy(other.m);
-                CHECK_OK(folio_vllm06_make_metadata(r.state, other.b, &other.f, &other.m));
-                v06_run(&other, FOLIO_ATTENTION_DECODER);
-            }
+        v06_open(r);
+        v06_open(&other);
+        if (pair == 5) r->num_blocks = r->kv[0].num_blocks = other.num_blocks;
+        if (pair == 10) r->num_blocks = r->kv[0].num_blocks = other.num_blocks - 2;
+        folio_vllm06_impl_destroy(other.impl);
+        other.impl = NULL;
+        CHECK_OK(folio_vllm06_make_impl(r->state, other.b, &other.d, &other.impl));
+        CHECK(folio_vllm06_state_context(r->state) != NULL);
+        for (int i = 0; i < COUNT_OF(steps) && other.impl != NULL; i++) {
+            v06_play(r, steps + i, 1, "D");
+            v06_fields(&other, steps + i, 1);
             folio_vllm06_metadata_destroy(other.m);
-            folio_vllm06_impl_destroy(other.impl);
-            other.m = NULL;
-            other.impl = NULL;
+            CHECK_OK(folio_vllm06_make_metadata(r->state, other.b, &other.f, &other.m));
+            v06_run(&other, "D");
         }
+        folio_vllm06_metadata_destroy(other.m);
+        folio_vllm06_impl_destroy(other.impl);
+        other.m = NULL;
+        other.impl = NULL;
         v06_close(&other);
-        v06_close(&r);
     }
 }
 FOR_ONE(layers_share_a_state)
@@ -361,12 +324,11 @@ static void run_foreign(v06 *r)
     folio_vllm06_metadata *own = r->m;
     v06 other;
     v06_init(&other, r->b->name, r->compute);
-    if (v06_open(&other)) {
-        v06_fields(r, prompts, 2);
-        CHECK_OK(folio_vllm06_make_metadata(other.state, r->b, &r->f, &r->m));
-        v06_run(r, FOLIO_ATTENTION_DECODER);
-        folio_vllm06_metadata_destroy(r->m);
-    }
+    v06_open(&other);
+    v06_fields(r, prompts, 2);
+    CHECK_OK(folio_vllm06_make_metadata(other.state, r->b, &r->f, &r->m));
+    v06_run(r, "D");
+    folio_vllm06_metadata_destroy(r->m);
     r->m = own;
     v06_close(&other);
 }
@@ -384,7 +346,7 @@ static void run_refused(v06 *r, const v06_seq *prompts)
     folio_vllm06_metadata_destroy(r->m);
     r->m = own;
     v06_fields(r, prompts, 2);
-    v06_run(r, FOLIO_ATTENTION_DECODER);
+    v06_run(r, "D");
 }
 
 /* Layers with windows, slopes or a soft cap of their own over one metadata, in turn and back again. */
@@ -404,101 +366,88 @@ static void run_other_layers(v06 *r, const v06_seq *prompts)
         r->d.alibi_slopes = layers[i].slopes ? r->slopes : NULL;
         r->d.logits_soft_cap = layers[i].cap;
         CHECK_OK(folio_vllm06_make_impl(r->state, r->b, &r->d, &r->impl));
-        if (r->impl != NULL) v06_run(r, FOLIO_ATTENTION_DECODER);
+        if (r->impl != NULL) v06_run(r, "D");
         folio_vllm06_impl_destroy(r->impl);
     }
     r->impl = first;
     r->d = d;
-    v06_run(r, FOLIO_ATTENTION_DECODER);
+    v06_run(r, "D");
 }
 
 /* More caches than a state describes at a time, each another by what it says of its bytes, twice around. */
-static void more_caches_than_kept(const char *original, const char *compute)
+static void more_caches_than_kept(v06 *r)
 {
     static const v06_seq prompts[] = {{0, true, 11, 11, 0}}, decodes[] = {{0, false, 1, 12, 0}};
-    v06 r;
-    v06_init(&r, original, compute);
-    if (v06_open(&r) && v06_step(&r, prompts, 1)) {
-        v06_run(&r, FOLIO_ATTENTION_DECODER);
-        if (v06_step(&r, decodes, 1)) v06_run(&r, FOLIO_ATTENTION_DECODER);
-        support_buffer first = support_buffer_make(r.out.bytes);
-        memcpy(first.data, r.out.data, first.bytes);
-        folio_vllm06_forward_args a = v06_args(&r, FOLIO_ATTENTION_DECODER);
-        folio_vllm06_kv_cache kv = r.kv[0];
-        a.kv_cache = &kv;
-        for (size_t i = 0; i < 1200; i++) {
-            support_buffer_poison(&r.out);
-            kv.bytes = r.kv[0].bytes + i % 600;
-            CHECK_OK(folio_vllm06_forward(r.impl, &a, NULL));
-            CHECK(memcmp(first.data, r.out.data, first.bytes) == 0);
-        }
-        v06_check_images(&r);
-        support_buffer_free(&first);
+    v06_reset(r);
+    v06_play(r, prompts, 1, "D");
+    v06_play(r, decodes, 1, "D");
+    support_buffer first = support_buffer_make(r->out.bytes);
+    memcpy(first.data, r->out.data, first.bytes);
+    folio_vllm06_forward_args a = v06_args(r, FOLIO_ATTENTION_DECODER);
+    folio_vllm06_kv_cache kv = r->kv[0];
+    a.kv_cache = &kv;
+    for (size_t i = 0; i < 1200; i++) {
+        support_buffer_poison(&r->out);
+        kv.bytes = r->kv[0].bytes + i % 600;
+        CHECK_OK(folio_vllm06_forward(r->impl, &a, NULL));
+        CHECK(memcmp(first.data, r->out.data, first.bytes) == 0);
     }
-    v06_close(&r);
+    v06_check_images(r);
+    support_buffer_free(&first);
 }
 
 /* One metadata serves layers with caches and masks of their own. */
-static void metadata_serves_all_layers(const char *original, const char *compute)
+static void metadata_serves_all_layers(v06 *r)
 {
     static const v06_seq prompts[] = {{0, true, 11, 11, 0}, {1, true, 3, 3, 0}};
-    v06 r;
-    more_caches_than_kept(original, compute);
-    v06_init(&r, original, compute);
-    if (v06_open(&r) && v06_step(&r, prompts, 2)) {
-        v06_run(&r, FOLIO_ATTENTION_DECODER);
-        support_buffer first = support_buffer_make(r.out.bytes);
-        memcpy(first.data, r.out.data, first.bytes);
-        folio_vllm06_forward_args a = v06_args(&r, FOLIO_ATTENTION_DECODER);
-        a.kv_cache = &r.kv[1];
-        CHECK_OK(folio_vllm06_forward(r.impl, &a, NULL));
-        CHECK(memcmp(first.data, r.out.data, first.bytes) == 0);
-        support_buffer_free(&first);
-        memcpy(r.image[1], r.image[0], r.cache[0].bytes);
-        v06_check_images(&r);
-        run_other_layers(&r, prompts);
-        run_refused(&r, prompts);
-        run_foreign(&r);
-    }
-    v06_close(&r);
+    more_caches_than_kept(r);
+    v06_reset(r);
+    v06_play(r, prompts, 2, "D");
+    support_buffer first = support_buffer_make(r->out.bytes);
+    memcpy(first.data, r->out.data, first.bytes);
+    folio_vllm06_forward_args a = v06_args(r, FOLIO_ATTENTION_DECODER);
+    a.kv_cache = &r->kv[1];
+    CHECK_OK(folio_vllm06_forward(r->impl, &a, NULL));
+    CHECK(memcmp(first.data, r->out.data, first.bytes) == 0);
+    support_buffer_free(&first);
+    memcpy(r->image[1], r->image[0], r->cache[0].bytes);
+    v06_check_images(r);
+    run_other_layers(r, prompts);
+    run_refused(r, prompts);
+    run_foreign(r);
 }
 FOR_ONE(metadata_serves_all_layers)
 
 /* On a host backend there is no stream but NULL; another is refused, and nothing is written. */
-static void streams(const char *original, const char *compute)
+static void streams(v06 *r)
 {
     static const v06_seq prompts[] = {{0, true, 11, 11, 0}};
-    v06 r;
-    if (strcmp(compute, "cuda") == 0) return; /* there every call has run on one */
-    v06_init(&r, original, compute);
-    if (v06_open(&r) && v06_step(&r, prompts, 1)) {
-        folio_vllm06_forward_args a = v06_args(&r, FOLIO_ATTENTION_DECODER);
-        const folio_run on_stream = {.struct_size = sizeof on_stream, .stream = &r};
-        REFUSED(folio_vllm06_forward(r.impl, &a, &on_stream), FOLIO_ERR_ARGUMENT, "stream");
-        REFUSED(folio_vllm06_begin_forward(r.state, r.m, &on_stream), FOLIO_ERR_ARGUMENT, "stream");
-        CHECK(support_is_poison(r.out.data, r.out.bytes));
-        v06_check_images(&r); /* all NaN */
-        v06_run(&r, FOLIO_ATTENTION_DECODER);
-        /* plans are the state's: a workspace, which could not be large enough, is not used */
-        support_buffer few = support_buffer_make(64);
-        const folio_run in_few = {
-            .struct_size = sizeof in_few, .workspace = few.data, .workspace_size = few.bytes};
-        a = v06_args(&r, FOLIO_ATTENTION_DECODER);
-        CHECK_OK(folio_vllm06_forward(r.impl, &a, &in_few));
-        CHECK(support_is_poison(few.data, few.bytes));
-        support_buffer_free(&few);
-        v06_check_images(&r);
-        const folio_block_pair pair[] = {
-            {r.tables[0], 5}}; /* a block with numbers, to one of NaN */
-        REFUSED(folio_vllm06_copy_blocks(r.state, r.kv, 2, pair, 1, &on_stream), FOLIO_ERR_ARGUMENT,
-                "stream");
-        REFUSED(folio_vllm06_swap_blocks(r.state, &r.kv[0], &r.kv[1], pair, 1, &on_stream),
-                FOLIO_ERR_ARGUMENT, "stream");
-        v06_check_images(&r);
-        CHECK_OK(folio_vllm06_copy_blocks(r.state, r.kv, 2, pair, 1, NULL));
-        CHECK_OK(folio_vllm06_swap_blocks(r.state, &r.kv[0], &r.kv[1], pair, 1, NULL));
-    }
-    v06_close(&r);
+    if (strcmp(r->compute, "cuda") == 0) return; /* there every call has run on one */
+    v06_step(r, prompts, 1);
+    folio_vllm06_forward_args a = v06_args(r, FOLIO_ATTENTION_DECODER);
+    const folio_run on_stream = {.struct_size = sizeof on_stream, .stream = r};
+    REFUSED(folio_vllm06_forward(r->impl, &a, &on_stream), FOLIO_ERR_ARGUMENT, "stream");
+    REFUSED(folio_vllm06_begin_forward(r->state, r->m, &on_stream), FOLIO_ERR_ARGUMENT, "stream");
+    CHECK(support_is_poison(r->out.data, r->out.bytes));
+    v06_check_images(r); /* all NaN */
+    v06_run(r, "D");
+    /* plans are the state's: a workspace, which could not be large enough, is not used */
+    support_buffer few = support_buffer_make(64);
+    const folio_run in_few = {
+        .struct_size = sizeof in_few, .workspace = few.data, .workspace_size = few.bytes};
+    a = v06_args(r, FOLIO_ATTENTION_DECODER);
+    CHECK_OK(folio_vllm06_forward(r->impl, &a, &in_few));
+    CHECK(support_is_poison(few.data, few.bytes));
+    support_buffer_free(&few);
+    v06_check_images(r);
+    const folio_block_pair pair[] = {{r->tables[0], 5}}; /* a block with numbers, to one of NaN */
+    REFUSED(folio_vllm06_copy_blocks(r->state, r->kv, 2, pair, 1, &on_stream), FOLIO_ERR_ARGUMENT,
+            "stream");
+    REFUSED(folio_vllm06_swap_blocks(r->state, &r->kv[0], &r->kv[1], pair, 1, &on_stream),
+            FOLIO_ERR_ARGUMENT, "stream");
+    v06_check_images(r);
+    CHECK_OK(folio_vllm06_copy_blocks(r->state, r->kv, 2, pair, 1, NULL));
+    CHECK_OK(folio_vllm06_swap_blocks(r->state, &r->kv[0], &r->kv[1], pair, 1, NULL));
 }
 FOR_ONE(streams)
 
@@ -607,27 +556,23 @@ static folio_status step_with(const v06 *r, const folio_allocator *allocator,
     return status;
 }
 
-static void out_of_memory(const char *original, const char *compute)
+static void out_of_memory(v06 *r)
 {
     static const v06_seq prompts[] = {{0, true, 13, 13, 4}};
-    v06 r;
-    v06_init(&r, original, compute);
-    r.d.alibi_slopes = r.slopes;
-    if (v06_open(&r) && v06_step(&r, prompts, 1)) {
-        folio_status status = FOLIO_ERR_MEMORY;
-        folio_vllm06_forward_args a = v06_args(&r, FOLIO_ATTENTION_DECODER);
-        int64_t tries = 0;
-        while (status == FOLIO_ERR_MEMORY && tries < 500) {
-            support_counter counter = {.fail_at = ++tries};
-            folio_allocator allocator = support_allocator(&counter);
-            status = step_with(&r, &allocator, &a);
-            CHECK((status == FOLIO_OK) == (counter.calls < tries)); /* each failure is told */
-            CHECK_INT(counter.live, 0);
-            CHECK_INT(counter.faults, 0);
-        }
-        CHECK_INT(status, FOLIO_OK);
-        CHECK(tries > 20);
+    r->d.alibi_slopes = r->slopes;
+    v06_step(r, prompts, 1);
+    folio_status status = FOLIO_ERR_MEMORY;
+    folio_vllm06_forward_args a = v06_args(r, FOLIO_ATTENTION_DECODER);
+    int64_t tries = 0;
+    while (status == FOLIO_ERR_MEMORY && tries < 500) {
+        support_counter counter = {.fail_at = ++tries};
+        folio_allocator allocator = support_allocator(&counter);
+        status = step_with(r, &allocator, &a);
+        CHECK((status == FOLIO_OK) == (counter.calls < tries)); /* each failure is told */
+        CHECK_INT(counter.live, 0);
+        CHECK_INT(counter.faults, 0);
     }
-    v06_close(&r);
+    CHECK_INT(status, FOLIO_OK);
+    CHECK(tries > 20);
 }
 FOR_ONE(out_of_memory)

@@ -2,17 +2,23 @@
 #include "vllm06/vllm06_rig.h"
 
 #include <math.h>
+#include <setjmp.h>
 #include <stdlib.h>
 
 enum { Q, K, V, ENCODER_Q, ENCODER_K, ENCODER_V };
 
+static jmp_buf stop; /* where a test goes on that cannot */
+
 void v06_on_one(const char *original, v06_body body)
 {
+    static v06 r;
     for (int i = 0; i < SUPPORT_NUM_BACKENDS; i++) {
         int before = test_failures();
-        body(original, support_backends[i]);
+        v06_init(&r, original, support_backends[i]);
+        if (setjmp(stop) == 0) body(&r);
         if (test_failures() != before)
             printf("  ... %s on backend %s\n", original, support_backends[i]);
+        v06_close(&r);
     }
 }
 
@@ -36,25 +42,28 @@ void v06_init(v06 *r, const char *original, const char *compute)
     for (int h = 0; h < 8; h++) r->slopes[h] = ldexpf(1.0f, -h - 1) * 1.3f;
 }
 
+void v06_reset(v06 *r)
+{
+    const char *original = r->b->name, *compute = r->compute;
+    v06_close(r);
+    v06_init(r, original, compute);
+}
+
 static int64_t kv_heads(const v06 *r)
 {
     return r->d.num_kv_heads > 0 ? r->d.num_kv_heads : r->d.num_heads;
 }
 
-bool v06_open(v06 *r)
+void v06_open(v06 *r)
 {
     const char *name = r->d.kv_cache_dtype;
     r->kv_dtype = name == NULL || strcmp(name, "auto") == 0 ? r->d.dtype
                   : strcmp(name, "fp8_e5m2") == 0           ? FOLIO_FP8_E5M2
                                                             : FOLIO_FP8_E4M3;
     folio_context_desc c = {.struct_size = sizeof c, .num_threads = 2};
-    CHECK(r->b != NULL);
-    if (r->b == NULL) return false;
     CHECK_OK(folio_vllm06_state_create(r->compute, &c, &r->state));
-    CHECK(r->state != NULL);
-    if (r->state == NULL) return false;
-    CHECK_OK(folio_vllm06_make_impl(r->state, r->b, &r->d, &r->impl));
-    CHECK(r->impl != NULL);
+    if (r->state != NULL) CHECK_OK(folio_vllm06_make_impl(r->state, r->b, &r->d, &r->impl));
+    if (r->impl == NULL) longjmp(stop, 1);
     int64_t elem = (int64_t)folio_dtype_size(r->kv_dtype), shape[3] = {0, 0, 0};
     r->x = strcmp(r->b->name, "ipex") == 0 ? 1 : 16 / elem;
     r->blocks_per_seq = (V06_TOKENS + r->block_size - 1) / r->block_size;
@@ -74,7 +83,6 @@ bool v06_open(v06 *r)
                                            .head_size = r->d.head_size,
                                            .num_blocks = r->num_blocks};
     }
-    return r->impl != NULL;
 }
 
 static void drop_call(v06 *r)
@@ -160,6 +168,7 @@ void v06_fields(v06 *r, const v06_seq *seqs, int n)
 {
     folio_vllm06_metadata_fields *f = &r->f;
     *f = (folio_vllm06_metadata_fields){.struct_size = sizeof *f};
+    if (r->state == NULL) v06_open(r);
     r->num_seqs = n;
     int64_t tokens = 0;
     bool encoder = false;
@@ -209,19 +218,18 @@ void v06_narrow_cross(v06 *r, int64_t stride)
     r->f.cross_block_tables_stride = stride;
 }
 
-bool v06_remake(v06 *r)
+void v06_remake(v06 *r)
 {
     folio_vllm06_metadata_destroy(r->m);
     r->m = NULL;
     CHECK_OK(folio_vllm06_make_metadata(r->state, r->b, &r->f, &r->m));
-    CHECK(r->m != NULL);
-    return r->m != NULL;
+    if (r->m == NULL) longjmp(stop, 1);
 }
 
-bool v06_step(v06 *r, const v06_seq *seqs, int n)
+void v06_step(v06 *r, const v06_seq *seqs, int n)
 {
     v06_fields(r, seqs, n);
-    return v06_remake(r);
+    v06_remake(r);
 }
 
 /* Rows of query (or, with keys, of key and value) that sequence i has in attention of this type. */
@@ -432,7 +440,7 @@ void v06_check_images(const v06 *r)
     }
 }
 
-void v06_run(v06 *r, folio_attention_type type)
+void v06_run_as(v06 *r, folio_attention_type type)
 {
     folio_vllm06_forward_args a = v06_args(r, type);
     folio_status status = folio_vllm06_forward(r->impl, &a, NULL);
@@ -451,6 +459,28 @@ void v06_run(v06 *r, folio_attention_type type)
     v06_check_images(r);
     check_rows(r, type);
     CHECK(support_buffer_guards_hold(&r->out));
+}
+
+void v06_run(v06 *r, const char *types)
+{
+    for (; *types != '\0'; types++)
+        v06_run_as(r, *types == 'D'   ? FOLIO_ATTENTION_DECODER
+                      : *types == 'E' ? FOLIO_ATTENTION_ENCODER
+                      : *types == 'O' ? FOLIO_ATTENTION_ENCODER_ONLY
+                                      : FOLIO_ATTENTION_ENCODER_DECODER);
+}
+
+void v06_run_unstored(v06 *r)
+{
+    folio_vllm06_forward_args a = v06_args(r, FOLIO_ATTENTION_DECODER);
+    CHECK_OK(folio_vllm06_forward(r->impl, &a, NULL));
+    v06_check_images(r);
+}
+
+void v06_play(v06 *r, const v06_seq *seqs, int n, const char *types)
+{
+    v06_step(r, seqs, n);
+    v06_run(r, types);
 }
 
 void v06_refused(v06 *r, const folio_vllm06_forward_args *args, folio_status status,

@@ -53,29 +53,38 @@ typedef struct {
     int64_t out_rows;
 } v06;
 
-typedef void (*v06_body)(const char *original, const char *compute);
-/* Runs the body for every original, or for one, on every compute backend of support_backends. */
+typedef void (*v06_body)(v06 *r);
+/* Runs the body for every original, or for one, on every compute backend of support_backends, with a rig that is
+ * initialised and not open. A step that cannot be made ends the body. */
 void v06_on_all(v06_body body);
 void v06_on_one(const char *original, v06_body body);
 
 /* 4 heads of size 32 over 2 kv heads, f32, blocks of 8, two caches of NaN; no impl yet. */
 void v06_init(v06 *r, const char *original, const char *compute);
-/* State, impl and caches, from r->d and r->block_size as they stand. False: a check has failed. */
-bool v06_open(v06 *r);
 void v06_close(v06 *r);
+/* Both, for the same backends. */
+void v06_reset(v06 *r);
+/* State, impl and caches, from r->d and r->block_size as they stand; the first step of a rig does it too. */
+void v06_open(v06 *r);
 
 /* Fill the fields for these sequences, prompts first. */
 void v06_fields(v06 *r, const v06_seq *seqs, int n);
 /* The cross block tables of the fields in rows of fewer blocks, unlike those of block_tables. */
 void v06_narrow_cross(v06 *r, int64_t stride);
 /* Metadata from the fields as a test has changed them, in place of the step before. */
-bool v06_remake(v06 *r);
+void v06_remake(v06 *r);
 /* Both. */
-bool v06_step(v06 *r, const v06_seq *seqs, int n);
+void v06_step(v06 *r, const v06_seq *seqs, int n);
 /* Arguments with fresh tensors for the step; output is NaN between guards. */
 folio_vllm06_forward_args v06_args(v06 *r, folio_attention_type type);
 /* Forward as this type; then the cache's bytes and every row of the output are checked. */
-void v06_run(v06 *r, folio_attention_type type);
+void v06_run_as(v06 *r, folio_attention_type type);
+/* The same for each letter: D decoder, E encoder, O encoder-only, X cross attention. */
+void v06_run(v06 *r, const char *types);
+/* Decoder attention that stores nothing; its rows are not looked at. */
+void v06_run_unstored(v06 *r);
+/* A step, and v06_run. */
+void v06_play(v06 *r, const v06_seq *seqs, int n, const char *types);
 /* Forward must be refused, with no byte of caches or output written. */
 void v06_refused(v06 *r, const folio_vllm06_forward_args *args, folio_status status,
                  const char *words, const char *file, int line);
@@ -110,7 +119,7 @@ int64_t v06_width(const v06 *r);
     V(builder_errors) V(views_of_views) V(biases_in_fields) V(no_encoder) \
     V(cross_bias_of_cached_encoder) V(forward_errors) V(views) V(is_prompt)
 /* clang-format on */
-#define V06_DECLARE(name) void v06_same_##name(const char *, const char *);
+#define V06_DECLARE(name) void v06_same_##name(v06 *r);
 V06_SAME(V06_DECLARE)
 
 #endif

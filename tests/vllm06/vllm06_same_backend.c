@@ -34,12 +34,11 @@ static const original_names originals[] = {
      "CommonMetadataBuilder"},
 };
 
-void v06_same_get_name(const char *original, const char *compute)
+void v06_same_get_name(v06 *r)
 {
-    (void)compute;
     const original_names *n = originals;
-    while (strcmp(n->name, original) != 0) n++;
-    const folio_vllm06_backend *b = folio_vllm06_backend_find(original);
+    while (strcmp(n->name, r->b->name) != 0) n++;
+    const folio_vllm06_backend *b = r->b;
     REQUIRE_TEST(b != NULL);
     CHECK(b->struct_size >= sizeof *b);
     CHECK(strcmp(b->name, n->name) == 0 && strcmp(b->backend_cls, n->cls) == 0);
@@ -54,47 +53,41 @@ void v06_same_get_name(const char *original, const char *compute)
 }
 
 /* Descriptions are the library's: a copy, or none, is refused by every call that takes one. */
-void v06_same_classes(const char *original, const char *compute)
+void v06_same_classes(v06 *r)
 {
-    v06 r;
-    v06_init(&r, original, compute);
-    if (v06_open(&r)) {
-        const folio_vllm06_backend copy = *r.b, *const bad[] = {&copy, NULL};
-        static const char *const words[] = {"folio_vllm06_backend_find", "is NULL"};
-        folio_vllm06_metadata_fields f = {.struct_size = sizeof f};
-        folio_vllm06_builder_desc d = {.struct_size = sizeof d, .block_size = 8};
-        folio_vllm06_graph_capture_desc g = {.struct_size = sizeof g, .block_size = 8};
-        g.max_batch_size = g.max_seq_len_to_capture = 1;
-        for (int i = 0; i < 2; i++) {
-            folio_vllm06_impl *impl;
-            folio_vllm06_metadata *m;
-            folio_vllm06_builder *builder;
-            folio_vllm06_cache_view k, v;
-            g.attn_backend = bad[i];
-            REFUSED(folio_vllm06_make_impl(r.state, bad[i], &r.d, &impl), FOLIO_ERR_ARGUMENT,
-                    words[i]);
-            REFUSED(folio_vllm06_make_metadata(r.state, bad[i], &f, &m), FOLIO_ERR_ARGUMENT,
-                    words[i]);
-            REFUSED(folio_vllm06_builder_create(r.state, bad[i], &d, &builder), FOLIO_ERR_ARGUMENT,
-                    words[i]);
-            REFUSED(folio_vllm06_split_kv_cache(bad[i], &r.kv[0], &k, &v), FOLIO_ERR_ARGUMENT,
-                    words[i]);
-            REFUSED(folio_vllm06_graph_capture_begin(r.state, &g), FOLIO_ERR_ARGUMENT, words[i]);
-        }
+    v06_open(r);
+    const folio_vllm06_backend copy = *r->b, *const bad[] = {&copy, NULL};
+    static const char *const words[] = {"folio_vllm06_backend_find", "is NULL"};
+    folio_vllm06_metadata_fields f = {.struct_size = sizeof f};
+    folio_vllm06_builder_desc d = {.struct_size = sizeof d, .block_size = 8};
+    folio_vllm06_graph_capture_desc g = {.struct_size = sizeof g, .block_size = 8};
+    g.max_batch_size = g.max_seq_len_to_capture = 1;
+    for (int i = 0; i < 2; i++) {
+        folio_vllm06_impl *impl;
+        folio_vllm06_metadata *m;
+        folio_vllm06_builder *builder;
+        folio_vllm06_cache_view k, v;
+        g.attn_backend = bad[i];
+        REFUSED(folio_vllm06_make_impl(r->state, bad[i], &r->d, &impl), FOLIO_ERR_ARGUMENT,
+                words[i]);
+        REFUSED(folio_vllm06_make_metadata(r->state, bad[i], &f, &m), FOLIO_ERR_ARGUMENT, words[i]);
+        REFUSED(folio_vllm06_builder_create(r->state, bad[i], &d, &builder), FOLIO_ERR_ARGUMENT,
+                words[i]);
+        REFUSED(folio_vllm06_split_kv_cache(bad[i], &r->kv[0], &k, &v), FOLIO_ERR_ARGUMENT,
+                words[i]);
+        REFUSED(folio_vllm06_graph_capture_begin(r->state, &g), FOLIO_ERR_ARGUMENT, words[i]);
     }
-    v06_close(&r);
 }
 
-void v06_same_split_kv_cache(const char *original, const char *compute)
+void v06_same_split_kv_cache(v06 *r)
 {
     static const folio_dtype dtypes[] = {FOLIO_F32, FOLIO_F16, FOLIO_BF16, FOLIO_FP8_E4M3};
-    (void)compute;
-    const folio_vllm06_backend *b = folio_vllm06_backend_find(original);
+    const folio_vllm06_backend *b = r->b;
     static char memory[40000], other[40000];
     folio_vllm06_cache_view k, v;
     for (int i = 0; i < COUNT_OF(dtypes); i++) {
         int64_t elem = (int64_t)folio_dtype_size(dtypes[i]);
-        int64_t x = strcmp(original, "ipex") == 0 ? 1 : 16 / elem;
+        int64_t x = strcmp(r->b->name, "ipex") == 0 ? 1 : 16 / elem;
         folio_vllm06_kv_cache c = {.key_cache = memory,
                                    .bytes = (size_t)(2 * 10 * 8 * 3 * 80 * elem),
                                    .dtype = dtypes[i],
@@ -106,7 +99,7 @@ void v06_same_split_kv_cache(const char *original, const char *compute)
         CHECK(k.data == memory && (char *)v.data - memory == 10 * 8 * 3 * 80 * elem);
         CHECK(v.num_dims == 4 && v.dims[0] == 10 && v.dims[1] == 3);
         CHECK(k.dims[0] == 10 && k.dims[1] == 3);
-        if (strcmp(original, "torch-sdpa-ipex") == 0) {
+        if (strcmp(r->b->name, "torch-sdpa-ipex") == 0) {
             CHECK(k.num_dims == 4 && k.dims[2] == 8 && k.dims[3] == 80);
             CHECK(v.dims[2] == 8 && v.dims[3] == 80);
         } else {
@@ -116,7 +109,7 @@ void v06_same_split_kv_cache(const char *original, const char *compute)
     }
     /* K and V as two tensors */
     folio_vllm06_kv_cache c = {memory, other, 10 * 16 * 2 * 120, FOLIO_FP8_E4M3, 16, 2, 120, 10};
-    bool packs = strcmp(original, "xformers") == 0 || strcmp(original, "torch-sdpa") == 0;
+    bool packs = strcmp(r->b->name, "xformers") == 0 || strcmp(r->b->name, "torch-sdpa") == 0;
     if (packs) REFUSED(folio_vllm06_split_kv_cache(b, &c, &k, &v), FOLIO_ERR_ARGUMENT, "120|16");
     c.head_size = 112;
     CHECK_OK(folio_vllm06_split_kv_cache(b, &c, &k, &v));
@@ -142,10 +135,8 @@ void v06_same_split_kv_cache(const char *original, const char *compute)
         REFUSED(folio_vllm06_split_kv_cache(b, &bad[i], &k, &v), FOLIO_ERR_ARGUMENT, words[i]);
 }
 
-void v06_same_get_kv_cache_shape(const char *original, const char *compute)
+void v06_same_get_kv_cache_shape(__attribute__((unused)) v06 *r)
 {
-    (void)original;
-    (void)compute;
     int64_t shape[3] = {0, 0, 0};
     CHECK_OK(folio_vllm06_get_kv_cache_shape(100, 16, 8, 128, shape));
     CHECK(shape[0] == 2 && shape[1] == 100 && shape[2] == 16 * 8 * 128);
@@ -238,20 +229,16 @@ static void swap_into_fewer(const v06 *r, int64_t a)
 }
 
 /* Two layers of a step that has run, in every size of numbers. */
-static void after_a_step(const char *original, const char *compute, void (*body)(v06 *))
+static void after_a_step(v06 *r, void (*body)(v06 *))
 {
     static const char *const names[] = {"auto", "auto", "fp8"};
     for (int i = 0; i < 3; i++) {
-        v06 r;
-        v06_init(&r, original, compute);
-        r.d.dtype = i == 0 ? FOLIO_F32 : FOLIO_F16;
-        r.d.kv_cache_dtype = names[i];
-        if (v06_open(&r) && v06_step(&r, two_prompts, 2)) {
-            v06_run(&r, FOLIO_ATTENTION_DECODER);
-            body(&r);
-            v06_check_images(&r);
-        }
-        v06_close(&r);
+        v06_reset(r);
+        r->d.dtype = i == 0 ? FOLIO_F32 : FOLIO_F16;
+        r->d.kv_cache_dtype = names[i];
+        v06_play(r, two_prompts, 2, "D");
+        body(r);
+        v06_check_images(r);
     }
 }
 
@@ -269,10 +256,7 @@ static void swap_both_ways(v06 *r)
     swap_into_fewer(r, a);
 }
 
-void v06_same_swap_blocks(const char *original, const char *compute)
-{
-    after_a_step(original, compute, swap_both_ways);
-}
+void v06_same_swap_blocks(v06 *r) { after_a_step(r, swap_both_ways); }
 
 static void copy_in_both(v06 *r)
 {
@@ -295,34 +279,28 @@ static void copy_in_both(v06 *r)
             "bytes is");
 }
 
-void v06_same_copy_blocks(const char *original, const char *compute)
-{
-    after_a_step(original, compute, copy_in_both);
-}
+void v06_same_copy_blocks(v06 *r) { after_a_step(r, copy_in_both); }
 
 /* Blocks of 24 tokens, which no partition of 512 keys is a multiple of, in a step that is said to have long decodes. */
-static void odd_block_size(const char *original, const char *compute)
+static void odd_block_size(v06 *r)
 {
     static const v06_seq prompts[] = {{0, true, 30, 30, 0}}, decodes[] = {{0, false, 1, 31, 0}};
-    v06 r;
-    v06_init(&r, original, compute);
-    r.block_size = 24;
-    if (v06_open(&r) && v06_step(&r, prompts, 1)) {
-        v06_run(&r, FOLIO_ATTENTION_DECODER);
-        v06_fields(&r, decodes, 1);
-        r.f.max_decode_seq_len = 9000;
-        if (v06_remake(&r)) v06_run(&r, FOLIO_ATTENTION_DECODER);
-    }
-    v06_close(&r);
+    v06_reset(r);
+    r->block_size = 24;
+    v06_play(r, prompts, 1, "D");
+    v06_fields(r, decodes, 1);
+    r->f.max_decode_seq_len = 9000;
+    v06_remake(r);
+    v06_run(r, "D");
 }
 
-void v06_same_supported_sizes(const char *original, const char *compute)
+void v06_same_supported_sizes(v06 *r)
 {
     enum { LISTED = 9 }; /* the last one is not, and runs too */
     static const int32_t sizes[] = {32, 64, 80, 96, 112, 120, 128, 192, 256, 40};
     static const int32_t of_ipex[] = {32, 64, 80, 96, 112, 128, 256}; /* IPEX's own operators */
-    bool own = strcmp(original, "torch-sdpa-ipex") == 0;
-    const folio_vllm06_backend *b = folio_vllm06_backend_find(original);
+    bool own = strcmp(r->b->name, "torch-sdpa-ipex") == 0;
+    const folio_vllm06_backend *b = r->b;
     int32_t num_listed = b->num_supported_head_sizes, num_blocks = b->num_supported_block_sizes;
     const int32_t *listed = b->supported_head_sizes, *blocks = b->supported_block_sizes;
     CHECK_INT(num_listed, own ? COUNT_OF(of_ipex) : LISTED);
@@ -331,17 +309,13 @@ void v06_same_supported_sizes(const char *original, const char *compute)
     CHECK(blocks[0] == 8 && blocks[1] == 16 && blocks[2] == 32);
     static const v06_seq prompts[] = {{0, true, 9, 9, 0}}, decodes[] = {{0, false, 1, 10, 0}};
     for (int32_t i = 0; i < COUNT_OF(sizes) * num_blocks; i++) {
-        v06 r;
-        v06_init(&r, original, compute);
-        r.d.num_heads = 2;
-        r.d.num_kv_heads = 1;
-        r.d.head_size = sizes[i / num_blocks];
-        r.block_size = blocks[i % num_blocks];
-        if (v06_open(&r) && v06_step(&r, prompts, 1)) {
-            v06_run(&r, FOLIO_ATTENTION_DECODER);
-            if (v06_step(&r, decodes, 1)) v06_run(&r, FOLIO_ATTENTION_DECODER);
-        }
-        v06_close(&r);
+        v06_reset(r);
+        r->d.num_heads = 2;
+        r->d.num_kv_heads = 1;
+        r->d.head_size = sizes[i / num_blocks];
+        r->block_size = blocks[i % num_blocks];
+        v06_play(r, prompts, 1, "D");
+        v06_play(r, decodes, 1, "D");
     }
-    odd_block_size(original, compute);
+    odd_block_size(r);
 }

@@ -62,7 +62,7 @@ static void window_of_prompts(v06 *r, folio_vllm06_builder *builder)
         CHECK(f->slot_mapping[99] == v06_slot(r, 1, 0, false));
         CHECK(f->seq_lens[0] == 99 && f->block_tables == NULL); /* no context: no table */
         memcpy(r->slots, f->slot_mapping, 67 * sizeof *r->slots);
-        v06_run(r, FOLIO_ATTENTION_DECODER);
+        v06_run(r, "D");
     }
     if (build(r, builder, chunk, 1)) { /* 40 new tokens: all past position 8 */
         f = folio_vllm06_metadata_get(r->m);
@@ -70,7 +70,7 @@ static void window_of_prompts(v06 *r, folio_vllm06_builder *builder)
         CHECK(f->block_tables_stride == 4 && f->context_lens_tensor[0] == 20);
         for (int k = 0; k < 4; k++) /* of the context and of the new tokens */
             CHECK_INT(f->block_tables[k], v06_slot(r, 1, 16 * k, false) / 16);
-        v06_run(r, FOLIO_ATTENTION_DECODER);
+        v06_run(r, "D");
     }
     if (build(r, builder, long_chunk, 1)) { /* 60 new tokens: none before position 28 */
         f = folio_vllm06_metadata_get(r->m);
@@ -127,7 +127,7 @@ static void window_of_decodes(v06 *r, folio_vllm06_builder *builder)
         CHECK(f->block_tables_stride == 3 && f->slot_mapping[0] == v06_slot(r, 0, 99, false));
         CHECK(f->block_tables[0] == v06_slot(r, 0, 64, false) / 16);
         CHECK(f->block_tables[3] == v06_slot(r, 1, 16, false) / 16);
-        v06_run(r, FOLIO_ATTENTION_DECODER);
+        v06_run(r, "D");
     }
     /* a graph's row has room for the clipped table, not for the 7 blocks of length 100 */
     for (int i = 0; i < 2; i++) add(r, builder, i);
@@ -136,7 +136,7 @@ static void window_of_decodes(v06 *r, folio_vllm06_builder *builder)
         f = folio_vllm06_metadata_get(r->m);
         CHECK(f->seq_lens[0] == 36 && f->block_tables_stride == 4 && f->use_cuda_graph == 1);
         CHECK(f->block_tables[0] == v06_slot(r, 0, 64, false) / 16 && f->block_tables[3] == 0);
-        v06_run(r, FOLIO_ATTENTION_DECODER);
+        v06_run(r, "D");
     }
 }
 
@@ -190,31 +190,27 @@ static void spare_blocks(v06 *r, folio_vllm06_builder *builder)
 }
 
 /* Windows over blocks of 16. */
-void v06_same_builder_window(const char *original, const char *compute)
+void v06_same_builder_window(v06 *r)
 {
-    v06 r;
-    v06_init(&r, original, compute);
-    r.block_size = 16;
-    r.d.sliding_window = 32;
+    r->block_size = 16;
+    r->d.sliding_window = 32;
     folio_vllm06_builder_desc d = {.struct_size = sizeof d,
                                    .block_size = 16,
                                    .sliding_window = 32,
                                    .max_seq_len_to_capture = 64};
-    if (v06_open(&r)) {
-        folio_vllm06_builder *of_32 = NULL, *of_24 = NULL;
-        CHECK_OK(folio_vllm06_builder_create(r.state, r.b, &d, &of_32));
-        d.sliding_window = 24;
-        CHECK_OK(folio_vllm06_builder_create(r.state, r.b, &d, &of_24));
-        window_of_prompts(&r, of_32);
-        one_kind_of_blocks(&r, of_32);
-        window_of_decodes(&r, of_32);
-        window_not_reached(&r, of_32);
-        window_within_a_block(&r, of_24);
-        spare_blocks(&r, of_32);
-        folio_vllm06_builder_destroy(of_32);
-        folio_vllm06_builder_destroy(of_24);
-    }
-    v06_close(&r);
+    v06_open(r);
+    folio_vllm06_builder *of_32 = NULL, *of_24 = NULL;
+    CHECK_OK(folio_vllm06_builder_create(r->state, r->b, &d, &of_32));
+    d.sliding_window = 24;
+    CHECK_OK(folio_vllm06_builder_create(r->state, r->b, &d, &of_24));
+    window_of_prompts(r, of_32);
+    one_kind_of_blocks(r, of_32);
+    window_of_decodes(r, of_32);
+    window_not_reached(r, of_32);
+    window_within_a_block(r, of_24);
+    spare_blocks(r, of_32);
+    folio_vllm06_builder_destroy(of_32);
+    folio_vllm06_builder_destroy(of_24);
 }
 
 /* A decode that writes to block 0, from which all padding reads. */
@@ -224,7 +220,7 @@ static void pad_over_block_0(v06 *r, folio_vllm06_builder *builder)
     static const v06_seq decode[] = {{0, false, 1, 4, 0}, {5, false, 1, 1, 0}};
     float row[4 * 32];
     if (!build(r, builder, prompt, 1)) return;
-    v06_run(r, FOLIO_ATTENTION_DECODER);
+    v06_run(r, "D");
     v06_fields(r, decode, 2);
     CHECK(r->slots[0] == 3); /* block 0 */
     add(r, builder, 0);
@@ -233,7 +229,7 @@ static void pad_over_block_0(v06 *r, folio_vllm06_builder *builder)
     folio_vllm06_forward_args a = v06_args(r, FOLIO_ATTENTION_DECODER);
     CHECK_OK(folio_vllm06_forward(r->impl, &a, NULL));
     memcpy(row, r->out.data, sizeof row);
-    if (v06_step(r, decode, 1)) v06_run(r, FOLIO_ATTENTION_DECODER);
+    v06_play(r, decode, 1, "D");
     for (int k = 0; k < COUNT_OF(row); k++) CHECK(fabs(v06_out(r, 0, k) - (double)row[k]) <= 1e-5);
 }
 
@@ -264,9 +260,7 @@ static void pad_with_encoders(v06 *r, folio_vllm06_builder *builder)
     static const v06_seq decodes[] = {
         {1, false, 1, 9, 20}, {0, false, 1, 14, 11}, {4, false, 1, 1, 1}, {5, false, 1, 1, 1}};
     static float rows[2 * 4 * 32];
-    if (!v06_step(r, prompts, 2)) return;
-    v06_run(r, FOLIO_ATTENTION_DECODER);
-    v06_run(r, FOLIO_ATTENTION_ENCODER_DECODER);
+    v06_play(r, prompts, 2, "DX");
     v06_fields(r, decodes, 4);
     for (int i = 0; i < 2; i++) add(r, builder, i);
     CHECK_OK(folio_vllm06_builder_pad(builder, 2));
@@ -283,7 +277,7 @@ static void pad_with_encoders(v06 *r, folio_vllm06_builder *builder)
     folio_vllm06_forward_args a = v06_args(r, FOLIO_ATTENTION_ENCODER_DECODER);
     CHECK_OK(folio_vllm06_forward(r->impl, &a, NULL));
     memcpy(rows, r->out.data, sizeof rows);
-    if (v06_step(r, decodes, 2)) v06_run(r, FOLIO_ATTENTION_ENCODER_DECODER);
+    v06_play(r, decodes, 2, "X");
     for (int k = 0; k < COUNT_OF(rows); k++)
         CHECK(fabs(v06_out(r, 0, k) - (double)rows[k]) <= 1e-5);
     r->no_key = false;
@@ -389,63 +383,60 @@ static void pad_with_window(v06 *r, folio_vllm06_builder_desc d)
 }
 
 /* Decodes padded to a graph's batch; the row of a graph's table; what cannot be padded. */
-void v06_same_builder_pad(const char *original, const char *compute)
+void v06_same_builder_pad(v06 *r)
 {
     static const v06_seq prompts[] = {{0, true, 13, 13, 0}, {1, true, 8, 8, 0}};
     static const v06_seq decodes[] = {
         {1, false, 1, 9, 0}, {0, false, 1, 14, 0}, {4, false, 1, 1, 0}, {5, false, 1, 1, 0}};
     folio_vllm06_builder *builder = NULL;
-    v06 r;
-    v06_init(&r, original, compute);
     folio_vllm06_builder_desc d = {
         .struct_size = sizeof d, .block_size = 8, .max_seq_len_to_capture = 33};
-    if (v06_open(&r)) CHECK_OK(folio_vllm06_builder_create(r.state, r.b, &d, &builder));
+    v06_open(r);
+    CHECK_OK(folio_vllm06_builder_create(r->state, r->b, &d, &builder));
     CHECK(builder != NULL);
-    if (builder != NULL && build(&r, builder, prompts, 2)) {
-        v06_run(&r, FOLIO_ATTENTION_DECODER);
-        v06_fields(&r, decodes, 4);
-        add(&r, builder, 0);
-        add(&r, builder, 1);
+    if (builder != NULL && build(r, builder, prompts, 2)) {
+        v06_run(r, "D");
+        v06_fields(r, decodes, 4);
+        add(r, builder, 0);
+        add(r, builder, 1);
         CHECK_OK(folio_vllm06_builder_pad(builder, 2));
         REFUSED(folio_vllm06_builder_pad(builder, 1), FOLIO_ERR_ARGUMENT, "already");
         folio_vllm06_seq late = {.struct_size = sizeof late, .token_len = 1};
         REFUSED(folio_vllm06_builder_add(builder, &late), FOLIO_ERR_ARGUMENT, "after the padding");
-        build_added(&r, builder);
+        build_added(r, builder);
     }
-    if (r.m != NULL) {
-        const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(r.m);
+    if (r->m != NULL) {
+        const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(r->m);
         CHECK(f->num_decode_tokens == 4 && f->use_cuda_graph == 1 && f->block_tables_stride == 5);
-        CHECK(f->slot_mapping[1] == r.slots[1] && f->slot_mapping[2] == -1);
+        CHECK(f->slot_mapping[1] == r->slots[1] && f->slot_mapping[2] == -1);
         CHECK(f->seq_lens[3] == 1 && f->seq_lens_tensor[3] == 1 && f->seq_start_loc[4] == 25);
-        CHECK(f->block_tables[1] == r.tables[1] && f->block_tables[2] == 0);
+        CHECK(f->block_tables[1] == r->tables[1] && f->block_tables[2] == 0);
         for (int k = 10; k < 20; k++) CHECK_INT(f->block_tables[k], 0);
         static float rows[2 * 4 * 32];
-        folio_vllm06_forward_args a = v06_args(&r, FOLIO_ATTENTION_DECODER);
-        CHECK_OK(folio_vllm06_forward(r.impl, &a, NULL));
-        memcpy(rows, r.out.data, sizeof rows);
-        if (v06_step(&r, decodes, 2))
-            v06_run(&r, FOLIO_ATTENTION_DECODER); /* the same rows and slots */
-        CHECK(r.out.bytes == sizeof rows);
+        folio_vllm06_forward_args a = v06_args(r, FOLIO_ATTENTION_DECODER);
+        CHECK_OK(folio_vllm06_forward(r->impl, &a, NULL));
+        memcpy(rows, r->out.data, sizeof rows);
+        v06_play(r, decodes, 2, "D"); /* the same rows and slots */
+        CHECK(r->out.bytes == sizeof rows);
         for (int k = 0; k < COUNT_OF(rows); k++)
-            CHECK(fabs(v06_out(&r, 0, k) - (double)rows[k]) <= 1e-5);
+            CHECK(fabs(v06_out(r, 0, k) - (double)rows[k]) <= 1e-5);
         folio_vllm06_metadata *m = NULL; /* the builder is empty again, and pads no more */
-        add(&r, builder, 0);
+        add(r, builder, 0);
         CHECK_OK(folio_vllm06_builder_build(builder, &m));
         CHECK(m != NULL && folio_vllm06_metadata_get(m)->use_cuda_graph == 0);
         folio_vllm06_metadata_destroy(m);
-        pad_over_block_0(&r, builder);
-        pad_with_encoders(&r, builder);
-        pad_with_spare_cross_blocks(&r, builder);
-        pad_by_0(&r, builder);
-        pad_to_16(&r, builder);
-        bad_padding(&r, builder);
-        pad_with_window(&r, d);
+        pad_over_block_0(r, builder);
+        pad_with_encoders(r, builder);
+        pad_with_spare_cross_blocks(r, builder);
+        pad_by_0(r, builder);
+        pad_to_16(r, builder);
+        bad_padding(r, builder);
+        pad_with_window(r, d);
         folio_vllm06_builder_destroy(builder);
         builder = NULL;
         d.max_seq_len_to_capture = 0;
-        CHECK_OK(folio_vllm06_builder_create(r.state, r.b, &d, &builder));
+        CHECK_OK(folio_vllm06_builder_create(r->state, r->b, &d, &builder));
         REFUSED(folio_vllm06_builder_pad(builder, 1), FOLIO_ERR_ARGUMENT, "no max_seq_len");
     }
     folio_vllm06_builder_destroy(builder);
-    v06_close(&r);
 }

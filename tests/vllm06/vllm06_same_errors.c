@@ -30,75 +30,72 @@ static void empty_tensors(v06 *r)
         if (tables) r->f.cross_block_tables = NULL;
         if (tables) r->f.cross_block_tables_stride = 0;
         if (!tables) r->f.cross_slot_mapping = NULL;
-        if (!v06_remake(r)) continue;
+        v06_remake(r);
         CHECK_INT(folio_vllm06_is_all_encoder_attn_metadata_set(r->m), 1);
         CHECK_INT(folio_vllm06_is_all_cross_attn_metadata_set(r->m), !needed);
         folio_vllm06_forward_args a = v06_args(r, FOLIO_ATTENTION_ENCODER_DECODER);
         if (needed) V06_REFUSED(r, &a, FOLIO_ERR_ARGUMENT, "cross-attention metadata");
-        else v06_run(r, FOLIO_ATTENTION_ENCODER_DECODER);
+        else v06_run(r, "X");
     }
 }
 
-void v06_same_incomplete_metadata(const char *original, const char *compute)
+void v06_same_incomplete_metadata(v06 *r)
 {
-    v06 r;
-    v06_init(&r, original, compute);
-    if (!v06_open(&r)) return;
+    v06_open(r);
     for (int i = 0; i < 11;
          i++) { /* of prompts, of both kinds, and of decodes, which need no slots */
         int missing = i < 10 ? i % 4 : 3;
-        v06_fields(&r,
+        v06_fields(r,
                    i < 4   ? encoded_prompts
                    : i < 8 ? encoded_mixed
                            : encoded_decode,
                    i < 8 ? 2 : 1);
-        if (missing == 0) r.f.encoder_seq_lens_tensor = NULL;
+        if (missing == 0) r->f.encoder_seq_lens_tensor = NULL;
         if (missing == 1) {
-            r.f.encoder_seq_lens = NULL;
-            r.f.num_encoder_tokens = 0;
+            r->f.encoder_seq_lens = NULL;
+            r->f.num_encoder_tokens = 0;
         }
-        if (missing == 2) r.f.cross_slot_mapping = NULL;
-        if (missing == 3) r.f.cross_block_tables = NULL;
-        v06_remake(&r);
-        CHECK_INT(folio_vllm06_is_all_encoder_attn_metadata_set(r.m), missing >= 2);
-        CHECK_INT(folio_vllm06_is_all_cross_attn_metadata_set(r.m), 0);
-        folio_vllm06_forward_args a = v06_args(&r, FOLIO_ATTENTION_ENCODER);
-        if (missing < 2) V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT, "encoder metadata");
-        a = v06_args(&r, FOLIO_ATTENTION_ENCODER_DECODER);
-        V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT, "cross-attention metadata");
+        if (missing == 2) r->f.cross_slot_mapping = NULL;
+        if (missing == 3) r->f.cross_block_tables = NULL;
+        v06_remake(r);
+        CHECK_INT(folio_vllm06_is_all_encoder_attn_metadata_set(r->m), missing >= 2);
+        CHECK_INT(folio_vllm06_is_all_cross_attn_metadata_set(r->m), 0);
+        folio_vllm06_forward_args a = v06_args(r, FOLIO_ATTENTION_ENCODER);
+        if (missing < 2) V06_REFUSED(r, &a, FOLIO_ERR_ARGUMENT, "encoder metadata");
+        a = v06_args(r, FOLIO_ATTENTION_ENCODER_DECODER);
+        V06_REFUSED(r, &a, FOLIO_ERR_ARGUMENT, "cross-attention metadata");
     }
-    v06_fields(&r, encoded_prompts, 2);
-    v06_remake(&r);
-    CHECK_INT(folio_vllm06_is_all_encoder_attn_metadata_set(r.m), 1);
-    CHECK_INT(folio_vllm06_is_all_cross_attn_metadata_set(r.m), 1);
-    CHECK(r.f.max_encoder_seq_len == 0); /* computed, so it is never missing */
-    CHECK_INT(folio_vllm06_metadata_get(r.m)->max_encoder_seq_len, 20);
+    v06_fields(r, encoded_prompts, 2);
+    v06_remake(r);
+    CHECK_INT(folio_vllm06_is_all_encoder_attn_metadata_set(r->m), 1);
+    CHECK_INT(folio_vllm06_is_all_cross_attn_metadata_set(r->m), 1);
+    CHECK(r->f.max_encoder_seq_len == 0); /* computed, so it is never missing */
+    CHECK_INT(folio_vllm06_metadata_get(r->m)->max_encoder_seq_len, 20);
     CHECK_INT(folio_vllm06_is_all_encoder_attn_metadata_set(NULL), 0);
     CHECK_INT(folio_vllm06_is_all_cross_attn_metadata_set(NULL), 0);
-    empty_tensors(&r);
-    v06_fields(&r, encoded_prompts, 2);
-    r.f.num_encoder_tokens =
+    empty_tensors(r);
+    v06_fields(r, encoded_prompts, 2);
+    r->f.num_encoder_tokens =
         0; /* rows of key, or none of them, and the prompts' encoders have tokens */
-    v06_remake(&r);
+    v06_remake(r);
     static const folio_attention_type types[] = {FOLIO_ATTENTION_ENCODER,
                                                  FOLIO_ATTENTION_ENCODER_DECODER};
     for (int i = 0; i < 2; i++) {
-        folio_vllm06_forward_args a = v06_args(&r, types[i]);
-        V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT, i == 0 ? "query|31" : "key|31");
+        folio_vllm06_forward_args a = v06_args(r, types[i]);
+        V06_REFUSED(r, &a, FOLIO_ERR_ARGUMENT, i == 0 ? "query|31" : "key|31");
         a.key.tokens = a.value.tokens = 0;
         if (i == 0) a.query.tokens = a.output.tokens = 0;
-        V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT, "31 tokens|0 rows");
+        V06_REFUSED(r, &a, FOLIO_ERR_ARGUMENT, "31 tokens|0 rows");
     }
-    v06_close(&r);
 }
 
 /* A change to a layer, and the sentence it must bring. */
 #define BAD_IMPL(change, status, words)                                                            \
     do {                                                                                           \
-        folio_vllm06_impl_desc d = r.d;                                                            \
+        folio_vllm06_impl_desc d = r->d;                                                           \
         impl = NOWHERE;                                                                            \
         change;                                                                                    \
-        REFUSED(folio_vllm06_make_impl(r.state, r.b, &d, &impl), status, words);                   \
+        REFUSED(folio_vllm06_make_impl(r->state, r->b, &d, &impl), status, words);                 \
         CHECK(impl == NULL);                                                                       \
     } while (0)
 #define BAD_IMPLS(list, change, words)                                                             \
@@ -122,7 +119,7 @@ static void bad_packs(const v06 *r)
     }
 }
 
-void v06_same_init_errors(const char *original, const char *compute)
+void v06_same_init_errors(v06 *r)
 {
     static const float bad_slopes[][4] = {
         {NAN, 1, 1, 1}, {1, 1, -INFINITY, 1}, {1, 1, 1, INFINITY}};
@@ -131,35 +128,31 @@ void v06_same_init_errors(const char *original, const char *compute)
     static const float no_caps[] = {-1.0f, NAN, INFINITY}, no_scales[] = {NAN, INFINITY, -INFINITY};
     static const int no_dtypes[] = {0, 99, FOLIO_F64, FOLIO_FP8_E4M3, FOLIO_FP8_E5M2};
     static const int32_t no_sizes[] = {0, -8, 4, 36, 572};
-    v06 r;
-    v06_init(&r, original, compute);
-    if (v06_open(&r)) {
-        folio_vllm06_impl *impl = NOWHERE;
-        folio_vllm06_state *state = NOWHERE;
-        BAD_IMPL(d.blocksparse_params = &d, FOLIO_ERR_UNSUPPORTED, "block-sparse");
-        BAD_IMPL(d.num_kv_heads = 3, FOLIO_ERR_ARGUMENT, "3");
-        BAD_IMPL(d.num_heads = -4, FOLIO_ERR_ARGUMENT, "num_heads|-4");
-        BAD_IMPL(d.num_kv_heads = -1, FOLIO_ERR_ARGUMENT, "num_kv_heads is -1");
-        BAD_IMPL(d.sliding_window = -1, FOLIO_ERR_ARGUMENT, "sliding_window is -1");
-        BAD_IMPL(d.compat = 2, FOLIO_ERR_ARGUMENT, "compat is 2");
-        BAD_IMPL(d.compat = -1, FOLIO_ERR_ARGUMENT, "compat is -1");
-        BAD_IMPL(d.head_size = 584, FOLIO_ERR_UNSUPPORTED, "584|576");
-        BAD_IMPL(d.struct_size = 0, FOLIO_ERR_ARGUMENT, "struct_size");
-        BAD_IMPLS(bad_slopes, d.alibi_slopes = bad_slopes[i], which[i]);
-        BAD_IMPLS(no_names, d.kv_cache_dtype = no_names[i], "kv_cache_dtype");
-        BAD_IMPLS(no_caps, d.logits_soft_cap = no_caps[i], "soft_cap is");
-        BAD_IMPLS(no_scales, d.scale = no_scales[i], "scale is");
-        BAD_IMPLS(no_dtypes, d.dtype = (folio_dtype)no_dtypes[i], "dtype");
-        BAD_IMPLS(no_sizes, d.head_size = no_sizes[i], "head_size");
-        bad_packs(&r);
-        REFUSED(folio_vllm06_make_impl(r.state, r.b, NULL, &impl), FOLIO_ERR_ARGUMENT, "NULL");
-        REFUSED(folio_vllm06_make_impl(NULL, r.b, &r.d, &impl), FOLIO_ERR_ARGUMENT, "state");
-        REFUSED(folio_vllm06_make_impl(r.state, r.b, &r.d, NULL), FOLIO_ERR_ARGUMENT, "out");
-        REFUSED(folio_vllm06_state_create("no-such", NULL, &state), ANY_REFUSAL, "no-such");
-        REFUSED(folio_vllm06_state_create("reference", NULL, NULL), FOLIO_ERR_ARGUMENT, "out");
-        CHECK(impl == NULL && state == NULL && folio_vllm06_state_context(r.state) != NULL);
-    }
-    v06_close(&r);
+    v06_open(r);
+    folio_vllm06_impl *impl = NOWHERE;
+    folio_vllm06_state *state = NOWHERE;
+    BAD_IMPL(d.blocksparse_params = &d, FOLIO_ERR_UNSUPPORTED, "block-sparse");
+    BAD_IMPL(d.num_kv_heads = 3, FOLIO_ERR_ARGUMENT, "3");
+    BAD_IMPL(d.num_heads = -4, FOLIO_ERR_ARGUMENT, "num_heads|-4");
+    BAD_IMPL(d.num_kv_heads = -1, FOLIO_ERR_ARGUMENT, "num_kv_heads is -1");
+    BAD_IMPL(d.sliding_window = -1, FOLIO_ERR_ARGUMENT, "sliding_window is -1");
+    BAD_IMPL(d.compat = 2, FOLIO_ERR_ARGUMENT, "compat is 2");
+    BAD_IMPL(d.compat = -1, FOLIO_ERR_ARGUMENT, "compat is -1");
+    BAD_IMPL(d.head_size = 584, FOLIO_ERR_UNSUPPORTED, "584|576");
+    BAD_IMPL(d.struct_size = 0, FOLIO_ERR_ARGUMENT, "struct_size");
+    BAD_IMPLS(bad_slopes, d.alibi_slopes = bad_slopes[i], which[i]);
+    BAD_IMPLS(no_names, d.kv_cache_dtype = no_names[i], "kv_cache_dtype");
+    BAD_IMPLS(no_caps, d.logits_soft_cap = no_caps[i], "soft_cap is");
+    BAD_IMPLS(no_scales, d.scale = no_scales[i], "scale is");
+    BAD_IMPLS(no_dtypes, d.dtype = (folio_dtype)no_dtypes[i], "dtype");
+    BAD_IMPLS(no_sizes, d.head_size = no_sizes[i], "head_size");
+    bad_packs(r);
+    REFUSED(folio_vllm06_make_impl(r->state, r->b, NULL, &impl), FOLIO_ERR_ARGUMENT, "NULL");
+    REFUSED(folio_vllm06_make_impl(NULL, r->b, &r->d, &impl), FOLIO_ERR_ARGUMENT, "state");
+    REFUSED(folio_vllm06_make_impl(r->state, r->b, &r->d, NULL), FOLIO_ERR_ARGUMENT, "out");
+    REFUSED(folio_vllm06_state_create("no-such", NULL, &state), ANY_REFUSAL, "no-such");
+    REFUSED(folio_vllm06_state_create("reference", NULL, NULL), FOLIO_ERR_ARGUMENT, "out");
+    CHECK(impl == NULL && state == NULL && folio_vllm06_state_context(r->state) != NULL);
 }
 
 /* A change to the fields of a step, and the sentence it must bring. */
@@ -290,33 +283,28 @@ static void bad_encoders(v06 *r)
 }
 
 /* Fields that contradict each other; but maxima may be larger than the lengths. */
-void v06_same_metadata_errors(const char *original, const char *compute)
+void v06_same_metadata_errors(v06 *r)
 {
-    v06 r;
     folio_vllm06_metadata *m = NOWHERE;
-    v06_init(&r, original, compute);
-    if (v06_open(&r)) {
-        bad_counts(&r);
-        bad_lengths(&r);
-        bad_encoders(&r);
-        v06_fields(&r, encoded_mixed, 2);
-        r.f.max_query_len = r.f.max_prefill_seq_len = r.f.max_decode_seq_len = 98;
-        r.f.max_encoder_seq_len = r.f.max_seqlen = r.f.max_kv_len = r.f.max_decode_query_len = 99;
-        if (v06_remake(&r)) {
-            const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(r.m);
-            CHECK(f->max_query_len == 98 && f->max_prefill_seq_len == 98);
-            CHECK(f->max_decode_seq_len == 98 && f->max_encoder_seq_len == 99);
-            CHECK(f->max_seqlen == 99 && f->max_kv_len == 99 && f->max_decode_query_len == 99);
-        }
-        REFUSED(folio_vllm06_make_metadata(NULL, r.b, &r.f, &m), FOLIO_ERR_ARGUMENT, "state");
-        REFUSED(folio_vllm06_make_metadata(r.state, r.b, NULL, &m), FOLIO_ERR_ARGUMENT, "NULL");
-        REFUSED(folio_vllm06_make_metadata(r.state, r.b, &r.f, NULL), FOLIO_ERR_ARGUMENT, "out");
-        r.f.struct_size = 0;
-        REFUSED(folio_vllm06_make_metadata(r.state, r.b, &r.f, &m), FOLIO_ERR_ARGUMENT,
-                "struct_size");
-        CHECK(m == NULL);
-    }
-    v06_close(&r);
+    v06_open(r);
+    bad_counts(r);
+    bad_lengths(r);
+    bad_encoders(r);
+    v06_fields(r, encoded_mixed, 2);
+    r->f.max_query_len = r->f.max_prefill_seq_len = r->f.max_decode_seq_len = 98;
+    r->f.max_encoder_seq_len = r->f.max_seqlen = r->f.max_kv_len = r->f.max_decode_query_len = 99;
+    v06_remake(r);
+    const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(r->m);
+    CHECK(f->max_query_len == 98 && f->max_prefill_seq_len == 98);
+    CHECK(f->max_decode_seq_len == 98 && f->max_encoder_seq_len == 99);
+    CHECK(f->max_seqlen == 99 && f->max_kv_len == 99 && f->max_decode_query_len == 99);
+    REFUSED(folio_vllm06_make_metadata(NULL, r->b, &r->f, &m), FOLIO_ERR_ARGUMENT, "state");
+    REFUSED(folio_vllm06_make_metadata(r->state, r->b, NULL, &m), FOLIO_ERR_ARGUMENT, "NULL");
+    REFUSED(folio_vllm06_make_metadata(r->state, r->b, &r->f, NULL), FOLIO_ERR_ARGUMENT, "out");
+    r->f.struct_size = 0;
+    REFUSED(folio_vllm06_make_metadata(r->state, r->b, &r->f, &m), FOLIO_ERR_ARGUMENT,
+            "struct_size");
+    CHECK(m == NULL);
 }
 
 /* A change to a sequence that the builder would take, and the sentence it must bring. */
@@ -428,15 +416,14 @@ static void missing_blocks(v06 *r, folio_vllm06_builder *builder, const folio_vl
     CHECK_OK(folio_vllm06_builder_build(builder, &m));
     CHECK(m != NULL && folio_vllm06_metadata_get(m)->block_tables[2] == FOLIO_NO_BLOCK);
     CHECK(m != NULL && folio_vllm06_metadata_get(m)->cross_block_tables[3] == FOLIO_NO_BLOCK);
-    if (v06_step(r, two_decodes, 2)) {
-        folio_vllm06_forward_args a = v06_args(r, FOLIO_ATTENTION_DECODER);
-        a.attn_metadata = m;
-        V06_REFUSED(r, &a, FOLIO_ERR_ARGUMENT, "FOLIO_NO_BLOCK");
-    }
+    v06_step(r, two_decodes, 2);
+    folio_vllm06_forward_args a = v06_args(r, FOLIO_ATTENTION_DECODER);
+    a.attn_metadata = m;
+    V06_REFUSED(r, &a, FOLIO_ERR_ARGUMENT, "FOLIO_NO_BLOCK");
     folio_vllm06_metadata_destroy(m);
 }
 
-void v06_same_builder_errors(const char *original, const char *compute)
+void v06_same_builder_errors(v06 *r)
 {
     static const int32_t table[] = {3, 4};
     const folio_vllm06_seq good = {.struct_size = sizeof good,
@@ -447,20 +434,16 @@ void v06_same_builder_errors(const char *original, const char *compute)
                                    .encoder_seq_len = 5,
                                    .cross_block_table = table,
                                    .num_cross_blocks = 1};
-    v06 r;
-    v06_init(&r, original, compute);
-    folio_vllm06_builder_desc d = {.struct_size = sizeof d, .block_size = r.block_size};
-    if (v06_open(&r)) {
-        folio_vllm06_builder *first = NULL, *second = NULL;
-        CHECK_OK(folio_vllm06_builder_create(r.state, r.b, &d, &first));
-        CHECK_OK(folio_vllm06_builder_create(r.state, r.b, &d, &second));
-        bad_sequences(first, &good);
-        bad_steps(first, &good);
-        missing_blocks(&r, second, &good);
-        folio_vllm06_builder_destroy(first);
-        folio_vllm06_builder_destroy(second);
-    }
-    v06_close(&r);
+    folio_vllm06_builder_desc d = {.struct_size = sizeof d, .block_size = r->block_size};
+    v06_open(r);
+    folio_vllm06_builder *first = NULL, *second = NULL;
+    CHECK_OK(folio_vllm06_builder_create(r->state, r->b, &d, &first));
+    CHECK_OK(folio_vllm06_builder_create(r->state, r->b, &d, &second));
+    bad_sequences(first, &good);
+    bad_steps(first, &good);
+    missing_blocks(r, second, &good);
+    folio_vllm06_builder_destroy(first);
+    folio_vllm06_builder_destroy(second);
 }
 
 /* A view of a step of one kind has the step's sequences and arrays. */
@@ -528,7 +511,7 @@ static void mixed_views(v06 *r, bool split)
         r->f.prefill_block_tables = r->tables;
         r->f.prefill_block_tables_stride = 2;
     }
-    if (!v06_remake(r)) return;
+    v06_remake(r);
     const folio_vllm06_metadata *prompts = folio_vllm06_prefill_metadata(r->m);
     const folio_vllm06_metadata *decodes = folio_vllm06_decode_metadata(r->m);
     CHECK(prompts != NULL && prompts != r->m && prompts == folio_vllm06_prefill_metadata(r->m));
@@ -563,7 +546,7 @@ static void views_of_few_fields(v06 *r)
         r->f.slot_mapping = NULL;
         r->f.block_tables = r->f.context_lens_tensor = NULL;
         *(i == 0 ? &r->f.seq_lens : &r->f.seq_lens_tensor) = NULL;
-        if (!v06_remake(r)) continue;
+        v06_remake(r);
         const folio_vllm06_metadata_fields *d =
             folio_vllm06_metadata_get(folio_vllm06_decode_metadata(r->m));
         CHECK(d->slot_mapping == NULL && d->block_tables == NULL);
@@ -575,144 +558,121 @@ static void views_of_few_fields(v06 *r)
 }
 
 /* A step of one kind: its view is the step itself, of xformers a copy, and the other kind has none. */
-void v06_same_views(const char *original, const char *compute)
+void v06_same_views(v06 *r)
 {
     static const v06_seq step[] = {{0, true, 5, 5, 0}, {1, false, 1, 4, 0}};
-    bool whole = strcmp(original, "xformers") != 0;
-    v06 r;
-    v06_init(&r, original, compute);
-    if (v06_open(&r)) {
-        if (v06_step(&r, step, 1)) {
-            const folio_vllm06_metadata *p = folio_vllm06_prefill_metadata(r.m);
-            CHECK(p != NULL && (p == r.m) == whole);
-            check_view(p, r.m);
-            CHECK(folio_vllm06_decode_metadata(r.m) == NULL);
-        }
-        if (v06_step(&r, step + 1, 1)) {
-            CHECK(folio_vllm06_prefill_metadata(r.m) == NULL);
-            const folio_vllm06_metadata *d = folio_vllm06_decode_metadata(r.m);
-            CHECK(d != NULL && (d == r.m) == whole);
-            check_view(d, r.m);
-        }
-        v06_fields(&r, step, 1); /* split arrays without decodes: all are of the prompts */
-        r.f.chunked_prefill = 1;
-        if (v06_remake(&r)) {
-            const folio_vllm06_metadata *p = folio_vllm06_prefill_metadata(r.m);
-            check_view(p, r.m);
-            CHECK(p != NULL && folio_vllm06_metadata_get(p)->seq_lens_tensor[0] == 5);
-        }
-        mixed_views(&r, false);
-        mixed_views(&r, true);
-        views_of_few_fields(&r);
-        if (v06_step(&r, NULL, 0)) { /* an empty step */
-            CHECK(folio_vllm06_prefill_metadata(r.m) == NULL);
-            CHECK(folio_vllm06_decode_metadata(r.m) == NULL);
-        }
-    }
-    v06_close(&r);
+    bool whole = strcmp(r->b->name, "xformers") != 0;
+    v06_step(r, step, 1);
+    const folio_vllm06_metadata *p = folio_vllm06_prefill_metadata(r->m);
+    CHECK(p != NULL && (p == r->m) == whole);
+    check_view(p, r->m);
+    CHECK(folio_vllm06_decode_metadata(r->m) == NULL);
+    v06_step(r, step + 1, 1);
+    CHECK(folio_vllm06_prefill_metadata(r->m) == NULL);
+    const folio_vllm06_metadata *d = folio_vllm06_decode_metadata(r->m);
+    CHECK(d != NULL && (d == r->m) == whole);
+    check_view(d, r->m);
+    v06_fields(r, step, 1); /* split arrays without decodes: all are of the prompts */
+    r->f.chunked_prefill = 1;
+    v06_remake(r);
+    p = folio_vllm06_prefill_metadata(r->m);
+    check_view(p, r->m);
+    CHECK(p != NULL && folio_vllm06_metadata_get(p)->seq_lens_tensor[0] == 5);
+    mixed_views(r, false);
+    mixed_views(r, true);
+    views_of_few_fields(r);
+    v06_step(r, NULL, 0); /* an empty step */
+    CHECK(folio_vllm06_prefill_metadata(r->m) == NULL);
+    CHECK(folio_vllm06_decode_metadata(r->m) == NULL);
 }
 
 /* is_prompt and decodes in the same step contradict each other. */
-void v06_same_is_prompt(const char *original, const char *compute)
+void v06_same_is_prompt(v06 *r)
 {
     static const v06_seq step[] = {{0, true, 5, 5, 0}, {1, false, 1, 4, 0}};
     folio_vllm06_metadata *m = NOWHERE;
-    v06 r;
-    v06_init(&r, original, compute);
-    if (v06_open(&r) && v06_step(&r, step, 1)) {
-        CHECK_INT(folio_vllm06_metadata_get(r.m)->is_prompt, 1);
-        r.f.is_prompt = 0; /* as xformers, which has no such field */
-        if (v06_remake(&r)) CHECK_INT(folio_vllm06_metadata_get(r.m)->is_prompt, 1);
-        if (v06_step(&r, step + 1, 1)) CHECK_INT(folio_vllm06_metadata_get(r.m)->is_prompt, 0);
-        if (v06_step(&r, step, 2)) CHECK_INT(folio_vllm06_metadata_get(r.m)->is_prompt, 0);
-        v06_fields(&r, NULL, 0); /* nor has an empty step prompts */
-        r.f.is_prompt = 0;
-        if (v06_remake(&r)) CHECK_INT(folio_vllm06_metadata_get(r.m)->is_prompt, 0);
-        for (int first = 0; first < 2; first++) {
-            v06_fields(&r, step + first, 2 - first);
-            r.f.is_prompt = 1;
-            REFUSED(folio_vllm06_make_metadata(r.state, r.b, &r.f, &m), FOLIO_ERR_ARGUMENT,
-                    "is_prompt");
-            CHECK(m == NULL);
-        }
+    v06_step(r, step, 1);
+    CHECK_INT(folio_vllm06_metadata_get(r->m)->is_prompt, 1);
+    r->f.is_prompt = 0; /* as xformers, which has no such field */
+    v06_remake(r);
+    CHECK_INT(folio_vllm06_metadata_get(r->m)->is_prompt, 1);
+    v06_step(r, step + 1, 1);
+    CHECK_INT(folio_vllm06_metadata_get(r->m)->is_prompt, 0);
+    v06_step(r, step, 2);
+    CHECK_INT(folio_vllm06_metadata_get(r->m)->is_prompt, 0);
+    v06_fields(r, NULL, 0); /* nor has an empty step prompts */
+    r->f.is_prompt = 0;
+    v06_remake(r);
+    CHECK_INT(folio_vllm06_metadata_get(r->m)->is_prompt, 0);
+    for (int first = 0; first < 2; first++) {
+        v06_fields(r, step + first, 2 - first);
+        r->f.is_prompt = 1;
+        REFUSED(folio_vllm06_make_metadata(r->state, r->b, &r->f, &m), FOLIO_ERR_ARGUMENT,
+                "is_prompt");
+        CHECK(m == NULL);
     }
-    v06_close(&r);
 }
 
 /* A view of a view is the view: no second copy that could go stale. */
-void v06_same_views_of_views(const char *original, const char *compute)
+void v06_same_views_of_views(v06 *r)
 {
-    v06 r;
-    v06_init(&r, original, compute);
-    if (!v06_open(&r)) return;
     static const v06_seq mixed[] = {{0, true, 6, 6, 0}, {1, false, 1, 9, 0}};
-    if (v06_step(&r, mixed, 1)) { /* steps of one kind */
-        const folio_vllm06_metadata *p = folio_vllm06_prefill_metadata(r.m);
-        CHECK(p != NULL && folio_vllm06_prefill_metadata(p) == p);
-        CHECK(folio_vllm06_decode_metadata(p) == NULL);
+    v06_step(r, mixed, 1); /* steps of one kind */
+    const folio_vllm06_metadata *p = folio_vllm06_prefill_metadata(r->m);
+    CHECK(p != NULL && folio_vllm06_prefill_metadata(p) == p);
+    CHECK(folio_vllm06_decode_metadata(p) == NULL);
+    v06_step(r, mixed + 1, 1);
+    const folio_vllm06_metadata *d = folio_vllm06_decode_metadata(r->m);
+    CHECK(d != NULL && folio_vllm06_decode_metadata(d) == d);
+    CHECK(folio_vllm06_prefill_metadata(d) == NULL);
+    v06_step(r, mixed, 2);
+    p = folio_vllm06_prefill_metadata(r->m);
+    d = folio_vllm06_decode_metadata(r->m);
+    CHECK(p != NULL && folio_vllm06_prefill_metadata(p) == p);
+    CHECK(d != NULL && folio_vllm06_decode_metadata(d) == d);
+    CHECK(folio_vllm06_decode_metadata(p) == NULL && folio_vllm06_prefill_metadata(d) == NULL);
+    static const float zeros[36];
+    const folio_vllm06_bias bias = {zeros, 1, 6, 6};
+    for (int i = 0; i < 2; i++) { /* the second set frees what the first one copied */
+        CHECK_OK(folio_vllm06_set_attn_bias(r->m, FOLIO_ATTENTION_DECODER, &bias));
+        const folio_vllm06_bias *seen = folio_vllm06_metadata_get(p)->attn_bias;
+        CHECK(seen == folio_vllm06_metadata_get(r->m)->attn_bias && seen[0].data[35] == 0);
     }
-    if (v06_step(&r, mixed + 1, 1)) {
-        const folio_vllm06_metadata *d = folio_vllm06_decode_metadata(r.m);
-        CHECK(d != NULL && folio_vllm06_decode_metadata(d) == d);
-        CHECK(folio_vllm06_prefill_metadata(d) == NULL);
-    }
-    if (v06_step(&r, mixed, 2)) {
-        folio_vllm06_metadata *p = (folio_vllm06_metadata *)folio_vllm06_prefill_metadata(r.m);
-        folio_vllm06_metadata *d = (folio_vllm06_metadata *)folio_vllm06_decode_metadata(r.m);
-        CHECK(p != NULL && folio_vllm06_prefill_metadata(p) == p);
-        CHECK(d != NULL && folio_vllm06_decode_metadata(d) == d);
-        CHECK(folio_vllm06_decode_metadata(p) == NULL && folio_vllm06_prefill_metadata(d) == NULL);
-        static const float zeros[36];
-        const folio_vllm06_bias bias = {zeros, 1, 6, 6};
-        for (int i = 0; i < 2; i++) { /* the second set frees what the first one copied */
-            CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_ATTENTION_DECODER, &bias));
-            const folio_vllm06_bias *seen = folio_vllm06_metadata_get(p)->attn_bias;
-            CHECK(seen == folio_vllm06_metadata_get(r.m)->attn_bias && seen[0].data[35] == 0);
-        }
-    }
-    v06_close(&r);
 }
 
 /* A layer sets no biases. Those given with the fields are applied; a decode view has none of them, and its own encoder
  * lengths. */
-void v06_same_biases_in_fields(const char *original, const char *compute)
+void v06_same_biases_in_fields(v06 *r)
 {
     static const v06_seq mixed[] = {{0, true, 6, 6, 11}, {1, false, 1, 9, 20}};
     static const v06_seq before[] = {{1, true, 8, 8, 20}};
     static float numbers[121];
     const folio_vllm06_bias self = {numbers, 1, 6, 6}, encoder = {numbers, 1, 11, 11};
     const folio_vllm06_bias cross = {numbers, 1, 6, 11};
-    v06 r;
     support_fill(numbers, COUNT_OF(numbers), 7, 3.0f);
-    v06_init(&r, original, compute);
-    if (!v06_open(&r)) return;
-    if (v06_step(&r, before, 1)) {
-        const folio_vllm06_metadata_fields *none = folio_vllm06_metadata_get(r.m);
-        v06_run(&r, FOLIO_ATTENTION_ENCODER);
-        v06_run(&r, FOLIO_ATTENTION_DECODER);
-        v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
-        CHECK(none->attn_bias == NULL && none->encoder_attn_bias == NULL);
-        CHECK(none->cross_attn_bias == NULL);
-    }
-    v06_fields(&r, mixed, 2);
-    r.f.attn_bias = &self;
-    r.f.encoder_attn_bias = &encoder;
-    r.f.cross_attn_bias = &cross;
-    v06_remake(&r);
+    v06_step(r, before, 1);
+    const folio_vllm06_metadata_fields *none = folio_vllm06_metadata_get(r->m);
+    v06_run(r, "EDX");
+    CHECK(none->attn_bias == NULL && none->encoder_attn_bias == NULL);
+    CHECK(none->cross_attn_bias == NULL);
+    v06_fields(r, mixed, 2);
+    r->f.attn_bias = &self;
+    r->f.encoder_attn_bias = &encoder;
+    r->f.cross_attn_bias = &cross;
+    v06_remake(r);
     static const folio_attention_type types[] = {FOLIO_ATTENTION_DECODER, FOLIO_ATTENTION_ENCODER,
                                                  FOLIO_ATTENTION_ENCODER_DECODER};
     const folio_vllm06_bias *given[] = {&self, &encoder, &cross};
     for (int i = 0; i < 3; i++) {
-        v06_check_biases(&r, types[i], given[i], 1);
-        v06_run(&r, types[i]);
+        v06_check_biases(r, types[i], given[i], 1);
+        v06_run_as(r, types[i]);
     }
-    const folio_vllm06_metadata *view = folio_vllm06_decode_metadata(r.m);
+    const folio_vllm06_metadata *view = folio_vllm06_decode_metadata(r->m);
     const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(view);
     CHECK(f->attn_bias == NULL && f->encoder_attn_bias == NULL && f->cross_attn_bias == NULL);
     CHECK(f->encoder_seq_lens[0] == 20 && f->encoder_seq_lens_tensor[0] == 20);
-    f = folio_vllm06_metadata_get(folio_vllm06_prefill_metadata(r.m));
+    f = folio_vllm06_metadata_get(folio_vllm06_prefill_metadata(r->m));
     CHECK(f->cross_attn_bias != NULL && f->encoder_seq_lens[0] == 11);
-    v06_close(&r);
 }
 
 /* The rows of sequences without an encoder are zeros. */
@@ -732,13 +692,13 @@ static void some_encoders_biased(v06 *r)
     for (int i = 0; i < 3; i++)
         biases[i] = (folio_vllm06_bias){numbers, 1, r->seqs[i].query_len, r->encoder_lens[i]};
     CHECK_OK(folio_vllm06_set_attn_bias(r->m, FOLIO_ATTENTION_ENCODER_DECODER, biases));
-    v06_run(r, FOLIO_ATTENTION_ENCODER_DECODER);
+    v06_run(r, "X");
     check_zeros(r);
 }
 
 /* Sequences without an encoder beside others that have one: their rows alone are zeros. Encoders of prompts are new,
  * and then cached. */
-static void some_encoders(const char *original, const char *compute)
+static void some_encoders(v06 *r)
 {
     static const v06_seq steps[][3] = {
         {{0, true, 6, 6, 11}, {1, true, 9, 9, 0}, {2, true, 3, 3, 5}},
@@ -749,70 +709,61 @@ static void some_encoders(const char *original, const char *compute)
         {{5, true, 5, 5, 0}, {1, false, 1, 11, 0}, {4, false, 1, 10, 20}},
         {{5, true, 6, 6, 4}, {1, false, 1, 12, 0}, {3, false, 1, 8, 0}},
         {{5, true, 4, 4, 0}, {1, false, 1, 13, 0}, {3, false, 1, 9, 0}}};
-    v06 r;
-    v06_init(&r, original, compute);
-    bool opened = v06_open(&r);
-    for (int i = 0; opened && i < 2 * COUNT_OF(steps); i++) {
+    v06_reset(r);
+    for (int i = 0; i < 2 * COUNT_OF(steps); i++) {
         bool again = i % 2;
-        v06_fields(&r, steps[i / 2], 3);
-        r.no_key = again || r.f.num_encoder_tokens == 0;
-        if (again && r.f.num_encoder_tokens == 0) r.f.cross_slot_mapping = NULL;
-        r.f.encoder_seq_lens = r.f.encoder_seq_lens_tensor = r.encoder_lens;
-        if (!v06_remake(&r)) continue;
-        v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
-        check_zeros(&r);
-        if (r.f.num_prefills > 0) some_encoders_biased(&r);
+        v06_fields(r, steps[i / 2], 3);
+        r->no_key = again || r->f.num_encoder_tokens == 0;
+        if (again && r->f.num_encoder_tokens == 0) r->f.cross_slot_mapping = NULL;
+        r->f.encoder_seq_lens = r->f.encoder_seq_lens_tensor = r->encoder_lens;
+        v06_remake(r);
+        v06_run(r, "X");
+        check_zeros(r);
+        if (r->f.num_prefills > 0) some_encoders_biased(r);
     }
-    v06_close(&r);
 }
 
 /* Cross attention in a step without any encoder: every row sees no key and is zeros. */
-void v06_same_no_encoder(const char *original, const char *compute)
+void v06_same_no_encoder(v06 *r)
 {
     static const v06_seq steps[][2] = {{{0, true, 6, 6, 0}, {1, true, 9, 9, 0}},
                                        {{0, false, 1, 7, 0}, {1, false, 1, 10, 0}}};
     for (int i = 0; i < 6; i++) {
-        v06 r;
-        v06_init(&r, original, compute);
-        if (!v06_open(&r)) return;
-        v06_fields(&r, steps[i % 2], 2);
-        r.f.encoder_seq_lens = r.f.encoder_seq_lens_tensor = r.encoder_lens;
+        v06_reset(r);
+        v06_fields(r, steps[i % 2], 2);
+        r->f.encoder_seq_lens = r->f.encoder_seq_lens_tensor = r->encoder_lens;
         if (i < 2) { /* else tensors of (0) and (2, 0), whose data is NULL */
-            r.f.cross_slot_mapping = r.cross_slots;
-            r.f.cross_block_tables = r.cross_tables;
-            r.f.cross_block_tables_stride = r.blocks_per_seq;
+            r->f.cross_slot_mapping = r->cross_slots;
+            r->f.cross_block_tables = r->cross_tables;
+            r->f.cross_block_tables_stride = r->blocks_per_seq;
         }
-        v06_remake(&r);
-        CHECK(folio_vllm06_is_all_cross_attn_metadata_set(r.m));
-        r.no_key = i < 4;
-        folio_vllm06_forward_args a = v06_args(&r, FOLIO_ATTENTION_ENCODER_DECODER);
-        CHECK_OK(folio_vllm06_forward(r.impl, &a, NULL));
-        for (int64_t k = 0; k < r.out_rows * v06_width(&r); k++) CHECK(v06_out(&r, 0, k) == 0.0);
-        v06_check_images(&r);
-        r.f.cross_block_tables = NULL; /* rows that are missing are no empty tensor */
-        r.f.cross_block_tables_stride = r.blocks_per_seq;
-        if (v06_remake(&r)) CHECK(!folio_vllm06_is_all_cross_attn_metadata_set(r.m));
-        v06_close(&r);
+        v06_remake(r);
+        CHECK(folio_vllm06_is_all_cross_attn_metadata_set(r->m));
+        r->no_key = i < 4;
+        folio_vllm06_forward_args a = v06_args(r, FOLIO_ATTENTION_ENCODER_DECODER);
+        CHECK_OK(folio_vllm06_forward(r->impl, &a, NULL));
+        for (int64_t k = 0; k < r->out_rows * v06_width(r); k++) CHECK(v06_out(r, 0, k) == 0.0);
+        v06_check_images(r);
+        r->f.cross_block_tables = NULL; /* rows that are missing are no empty tensor */
+        r->f.cross_block_tables_stride = r->blocks_per_seq;
+        v06_remake(r);
+        CHECK(!folio_vllm06_is_all_cross_attn_metadata_set(r->m));
     }
-    some_encoders(original, compute);
+    some_encoders(r);
 }
 
 /* A bias over encoder keys that are new, and over the same when they are cached. */
-void v06_same_cross_bias_of_cached_encoder(const char *original, const char *compute)
+void v06_same_cross_bias_of_cached_encoder(v06 *r)
 {
     static const v06_seq prompts[] = {{0, true, 6, 6, 11}, {1, true, 6, 6, 20}};
     static float numbers[2][6 * 20];
     const folio_vllm06_bias biases[] = {{numbers[0], 1, 6, 11}, {numbers[1], 1, 6, 20}};
     for (int i = 0; i < 2 * 6 * 20; i++)
         (&numbers[0][0])[i] = i % 7 == 0 ? -INFINITY : (float)(i % 5);
-    v06 r;
-    v06_init(&r, original, compute);
-    if (v06_open(&r) && v06_step(&r, prompts, 2)) {
-        CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_ATTENTION_ENCODER_DECODER, biases));
-        v06_check_biases(&r, FOLIO_ATTENTION_ENCODER_DECODER, biases, 2);
-        v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
-        r.no_key = true;
-        v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
-    }
-    v06_close(&r);
+    v06_step(r, prompts, 2);
+    CHECK_OK(folio_vllm06_set_attn_bias(r->m, FOLIO_ATTENTION_ENCODER_DECODER, biases));
+    v06_check_biases(r, FOLIO_ATTENTION_ENCODER_DECODER, biases, 2);
+    v06_run(r, "X");
+    r->no_key = true;
+    v06_run(r, "X");
 }

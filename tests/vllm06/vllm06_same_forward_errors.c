@@ -13,56 +13,51 @@ static const v06_seq encoded_decode[] = {{1, false, 1, 9, 20}};
 /* A change to the arguments of one forward, and the sentence it must bring. */
 #define BAD(change, words)                                                                         \
     do {                                                                                           \
-        folio_vllm06_forward_args a = v06_args(&r, FOLIO_ATTENTION_DECODER);                       \
-        folio_vllm06_kv_cache kv = r.kv[0];                                                        \
+        folio_vllm06_forward_args a = v06_args(r, FOLIO_ATTENTION_DECODER);                        \
+        folio_vllm06_kv_cache kv = r->kv[0];                                                       \
         a.kv_cache = &kv;                                                                          \
         change;                                                                                    \
-        V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT, words);                                            \
+        V06_REFUSED(r, &a, FOLIO_ERR_ARGUMENT, words);                                             \
     } while (0)
 
-static void bad_decodes(v06 *rig)
+static void bad_decodes(v06 *r)
 {
-    v06 r = *rig;
-    if (v06_step(&r, two_decodes, 2)) {
-        r.f.block_tables = NULL;
-        v06_remake(&r);
-        BAD((void)0, "block table has 0 blocks");
-        v06_fields(&r, two_decodes, 2);
-        r.f.block_tables_stride = 1; /* one block where 9 tokens need two */
-        v06_remake(&r);
-        BAD((void)0, "block table has 1 blocks");
-        v06_fields(&r, two_decodes, 2);
-        r.tables[1] = (int32_t)r.num_blocks;
-        v06_remake(&r);
-        BAD((void)0, "block_table");
-        v06_fields(&r, two_decodes, 2);
-        v06_remake(&r);
-        BAD(a.kv_cache = NULL, "kv_cache is NULL|2 decodes");
-        BAD(a.key = a.value = (folio_tensor){0}, "key and value are NULL");
-        r.tables[1] = -1;
-        v06_remake(&r);
-        BAD((void)0, "block_table");
-    }
-    *rig = r;
+    v06_step(r, two_decodes, 2);
+    r->f.block_tables = NULL;
+    v06_remake(r);
+    BAD((void)0, "block table has 0 blocks");
+    v06_fields(r, two_decodes, 2);
+    r->f.block_tables_stride = 1; /* one block where 9 tokens need two */
+    v06_remake(r);
+    BAD((void)0, "block table has 1 blocks");
+    v06_fields(r, two_decodes, 2);
+    r->tables[1] = (int32_t)r->num_blocks;
+    v06_remake(r);
+    BAD((void)0, "block_table");
+    v06_fields(r, two_decodes, 2);
+    v06_remake(r);
+    BAD(a.kv_cache = NULL, "kv_cache is NULL|2 decodes");
+    BAD(a.key = a.value = (folio_tensor){0}, "key and value are NULL");
+    r->tables[1] = -1;
+    v06_remake(r);
+    BAD((void)0, "block_table");
 }
 
 /* The cached blocks of a prompt: one outside the cache, and one too few. */
-static void bad_chunks(v06 *rig)
+static void bad_chunks(v06 *r)
 {
     static const v06_seq chunk[] = {{0, true, 5, 18, 0}};
-    v06 r = *rig;
     for (int i = 0; i < 3; i++) {
-        v06_fields(&r, chunk, 1);
-        if (i < 2) r.tables[1] = i == 0 ? (int32_t)r.num_blocks : -1;
-        else r.f.block_tables_stride = 1; /* 13 tokens are cached */
-        if (!v06_remake(&r)) continue;
+        v06_fields(r, chunk, 1);
+        if (i < 2) r->tables[1] = i == 0 ? (int32_t)r->num_blocks : -1;
+        else r->f.block_tables_stride = 1; /* 13 tokens are cached */
+        v06_remake(r);
         BAD((void)0, i < 2 ? "block_table[1]" : "13 tokens are cached|1 blocks of 8");
     }
-    *rig = r;
 }
 
 /* Scales that are none: without a cache, in decodes, in encoders, and over cached encoders. */
-static void bad_scales(v06 *rig)
+static void bad_scales(v06 *r)
 {
     static const struct {
         const v06_seq *seqs;
@@ -75,20 +70,18 @@ static void bad_scales(v06 *rig)
                  {encoded_prompts, 2, FOLIO_ATTENTION_ENCODER, false, false},
                  {encoded_prompts, 2, FOLIO_ATTENTION_ENCODER_DECODER, false, true},
                  {encoded_decode, 1, FOLIO_ATTENTION_ENCODER_DECODER, false, true}};
-    v06 r = *rig;
     for (int i = 0; i < COUNT_OF(calls); i++) {
-        r.no_cache = calls[i].no_cache;
-        r.no_key = calls[i].no_key;
-        if (!v06_step(&r, calls[i].seqs, calls[i].num_seqs)) continue;
-        folio_vllm06_forward_args a = v06_args(&r, calls[i].type);
+        r->no_cache = calls[i].no_cache;
+        r->no_key = calls[i].no_key;
+        v06_step(r, calls[i].seqs, calls[i].num_seqs);
+        folio_vllm06_forward_args a = v06_args(r, calls[i].type);
         a.k_scale = -1.0f;
-        V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT, "k_scale is -1");
+        V06_REFUSED(r, &a, FOLIO_ERR_ARGUMENT, "k_scale is -1");
         a.k_scale = 0;
         a.v_scale = INFINITY;
-        V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT, "v_scale is inf");
+        V06_REFUSED(r, &a, FOLIO_ERR_ARGUMENT, "v_scale is inf");
     }
-    r.no_cache = r.no_key = false;
-    *rig = r;
+    r->no_cache = r->no_key = false;
 }
 
 /* A step of each kind and type. */
@@ -107,39 +100,37 @@ static const struct {
                       {encoded_decode, 1, FOLIO_ATTENTION_ENCODER_DECODER, true}};
 
 /* One row less or more in each tensor; key without value and value without key; decodes without a cache. */
-static void bad_rows(v06 *rig)
+static void bad_rows(v06 *r)
 {
     static const char *const words[] = {"query: tokens is", "output: tokens is", "key: tokens is",
                                         "value: tokens is"};
-    v06 r = *rig;
     /* cuda: what a tensor is said to have is brought to the device, so it has no row more */
-    int num_changes = strcmp(r.compute, "cuda") == 0 ? 4 : 8;
+    int num_changes = strcmp(r->compute, "cuda") == 0 ? 4 : 8;
     for (int i = 0; i < COUNT_OF(calls_of_types); i++) {
         folio_vllm06_forward_args a;
-        r.no_key = calls_of_types[i].no_key;
-        if (!v06_step(&r, calls_of_types[i].seqs, calls_of_types[i].num_seqs)) continue;
+        r->no_key = calls_of_types[i].no_key;
+        v06_step(r, calls_of_types[i].seqs, calls_of_types[i].num_seqs);
         for (int change = 0; change < num_changes; change++) {
-            a = v06_args(&r, calls_of_types[i].type);
+            a = v06_args(r, calls_of_types[i].type);
             folio_tensor *tensors[] = {&a.query, &a.output, &a.key, &a.value};
             if (tensors[change % 4]->data == NULL) continue;
             tensors[change % 4]->tokens += change < 4 ? -1 : 1;
-            V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT, words[change % 4]);
+            V06_REFUSED(r, &a, FOLIO_ERR_ARGUMENT, words[change % 4]);
         }
-        for (int only = 0; !r.no_key && only < 2; only++) {
-            a = v06_args(&r, calls_of_types[i].type);
+        for (int only = 0; !r->no_key && only < 2; only++) {
+            a = v06_args(r, calls_of_types[i].type);
             *(only ? &a.key : &a.value) = (folio_tensor){0};
-            V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT, "must both be set");
+            V06_REFUSED(r, &a, FOLIO_ERR_ARGUMENT, "must both be set");
         }
-        a = v06_args(&r, calls_of_types[i].type);
+        a = v06_args(r, calls_of_types[i].type);
         a.kv_cache = NULL;
-        if (r.f.num_decode_tokens > 0) V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT, "kv_cache is NULL");
+        if (r->f.num_decode_tokens > 0) V06_REFUSED(r, &a, FOLIO_ERR_ARGUMENT, "kv_cache is NULL");
     }
-    r.no_key = false;
-    *rig = r;
+    r->no_key = false;
 }
 
 /* Caches of other dtypes, larger, smaller and of the same size, wherever one is used. */
-static void bad_cache_dtypes(const char *original, const char *compute)
+static void bad_cache_dtypes(v06 *r)
 {
     static const char *const names[] = {"auto", "fp8", "fp8_e5m2"};
     static const folio_dtype others[][2] = {
@@ -148,105 +139,95 @@ static void bad_cache_dtypes(const char *original, const char *compute)
         int call = i / COUNT_OF(names), name = i % COUNT_OF(names);
         folio_attention_type type = calls_of_types[call].type;
         if (type == FOLIO_ATTENTION_ENCODER || type == FOLIO_ATTENTION_ENCODER_ONLY) continue;
-        v06 r;
-        v06_init(&r, original, compute);
-        r.d.dtype = FOLIO_F16;
-        r.d.kv_cache_dtype = names[name];
-        r.no_key = calls_of_types[call].no_key;
-        if (v06_open(&r) &&
-            v06_step(&r, calls_of_types[call].seqs, calls_of_types[call].num_seqs)) {
-            for (int k = 0; k < 2; k++) {
-                folio_vllm06_forward_args a = v06_args(&r, type);
-                folio_vllm06_kv_cache kv = *a.kv_cache;
-                kv.dtype = others[name][k];
-                kv.num_blocks = 3; /* so that it fits where it is */
-                a.kv_cache = &kv;
-                V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT, "the layer's kv_cache_dtype is");
-            }
+        v06_reset(r);
+        r->d.dtype = FOLIO_F16;
+        r->d.kv_cache_dtype = names[name];
+        r->no_key = calls_of_types[call].no_key;
+        v06_step(r, calls_of_types[call].seqs, calls_of_types[call].num_seqs);
+        for (int k = 0; k < 2; k++) {
+            folio_vllm06_forward_args a = v06_args(r, type);
+            folio_vllm06_kv_cache kv = *a.kv_cache;
+            kv.dtype = others[name][k];
+            kv.num_blocks = 3; /* so that it fits where it is */
+            a.kv_cache = &kv;
+            V06_REFUSED(r, &a, FOLIO_ERR_ARGUMENT, "the layer's kv_cache_dtype is");
         }
-        v06_close(&r);
     }
 }
 
 /* A type that is none, in prompts with tables and without, in split arrays, and in decodes. */
-static void bad_types(v06 *rig)
+static void bad_types(v06 *r)
 {
-    v06 r = *rig;
     for (int kind = 0; kind < 4; kind++) {
-        v06_fields(&r, kind == 3 ? two_decodes : two_prompts, 2);
-        if (kind == 1 || kind == 2) r.f.block_tables = NULL;
+        v06_fields(r, kind == 3 ? two_decodes : two_prompts, 2);
+        if (kind == 1 || kind == 2) r->f.block_tables = NULL;
         if (kind == 2) {
-            r.f.chunked_prefill = 1;
-            r.f.prefill_block_tables = r.tables;
-            r.f.prefill_block_tables_stride = r.blocks_per_seq;
+            r->f.chunked_prefill = 1;
+            r->f.prefill_block_tables = r->tables;
+            r->f.prefill_block_tables_stride = r->blocks_per_seq;
         }
-        if (!v06_remake(&r)) continue;
+        v06_remake(r);
         BAD(a.attn_type = (folio_attention_type)4, "attention type 4 is unknown");
         BAD(a.attn_type = (folio_attention_type)-1, "attention type -1 is unknown");
     }
-    *rig = r;
 }
 
 /* Cross attention: slots of prompts, blocks of decodes. */
-static void bad_cross(v06 *rig)
+static void bad_cross(v06 *r)
 {
     static const v06_seq decodes[] = {{0, false, 1, 7, 11}, {1, false, 1, 10, 20}};
     static const v06_seq no_token[] = {{0, true, 0, 0, 5}, {1, true, 6, 6, 11}, {0, true, 0, 0, 5}};
-    v06 r = *rig;
     folio_vllm06_forward_args a;
     for (int i = 0; i < 2; i++) {
-        v06_fields(&r, encoded_prompts, 2);
-        r.cross_slots[3] = i == 0 ? r.num_blocks * r.block_size : -2;
-        if (!v06_remake(&r)) continue;
-        a = v06_args(&r, FOLIO_ATTENTION_ENCODER_DECODER);
-        V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT, "slots[3]|outside [-1,");
+        v06_fields(r, encoded_prompts, 2);
+        r->cross_slots[3] = i == 0 ? r->num_blocks * r->block_size : -2;
+        v06_remake(r);
+        a = v06_args(r, FOLIO_ATTENTION_ENCODER_DECODER);
+        V06_REFUSED(r, &a, FOLIO_ERR_ARGUMENT, "slots[3]|outside [-1,");
     }
-    r.cross_slots[3] = -1; /* stored nowhere */
-    if (v06_remake(&r)) v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
+    r->cross_slots[3] = -1; /* stored nowhere */
+    v06_remake(r);
+    v06_run(r, "X");
     for (int i = 0; i < 2; i++) { /* one without the other */
-        a = v06_args(&r, FOLIO_ATTENTION_ENCODER_DECODER);
+        a = v06_args(r, FOLIO_ATTENTION_ENCODER_DECODER);
         *(i == 0 ? &a.key : &a.value) = (folio_tensor){0};
-        V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT, "must both be set");
+        V06_REFUSED(r, &a, FOLIO_ERR_ARGUMENT, "must both be set");
     }
-    r.no_key = true;
-    a = v06_args(&r, FOLIO_ATTENTION_ENCODER); /* only cross attention may lack them */
-    V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT, "key and value are NULL");
-    if (v06_step(&r, two_prompts, 2)) {
-        a = v06_args(&r, FOLIO_ATTENTION_ENCODER_ONLY);
-        V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT, "key and value are NULL");
-    }
+    r->no_key = true;
+    a = v06_args(r, FOLIO_ATTENTION_ENCODER); /* only cross attention may lack them */
+    V06_REFUSED(r, &a, FOLIO_ERR_ARGUMENT, "key and value are NULL");
+    v06_step(r, two_prompts, 2);
+    a = v06_args(r, FOLIO_ATTENTION_ENCODER_ONLY);
+    V06_REFUSED(r, &a, FOLIO_ERR_ARGUMENT, "key and value are NULL");
     for (int i = 0; i < 3; i++) {
-        v06_fields(&r, decodes, 2);
-        if (i < 2) r.cross_tables[1] = i == 0 ? (int32_t)r.num_blocks : -1;
-        else r.f.cross_block_tables_stride = 1;
-        if (!v06_remake(&r)) continue;
-        a = v06_args(&r, FOLIO_ATTENTION_ENCODER_DECODER);
-        V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT,
+        v06_fields(r, decodes, 2);
+        if (i < 2) r->cross_tables[1] = i == 0 ? (int32_t)r->num_blocks : -1;
+        else r->f.cross_block_tables_stride = 1;
+        v06_remake(r);
+        a = v06_args(r, FOLIO_ATTENTION_ENCODER_DECODER);
+        V06_REFUSED(r, &a, FOLIO_ERR_ARGUMENT,
                     i < 2 ? "cross_block_table" : "11 tokens|block table has 1 blocks of 8");
     }
-    if (v06_step(&r, decodes, 2)) {
-        a = v06_args(&r, FOLIO_ATTENTION_ENCODER_DECODER);
-        a.kv_cache = NULL;
-        V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT, "kv_cache is NULL|2 decodes");
-    }
-    r.no_key = false;
-    v06_fields(&r, encoded_prompts, 2); /* their encoders are cached already */
-    r.cross_tables[0] = (int32_t)r.num_blocks;
-    if (v06_remake(&r)) {
-        r.no_key = true;
-        a = v06_args(&r, FOLIO_ATTENTION_ENCODER_DECODER);
-        V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT, "cross_block_table");
-        r.no_key = false;
-    }
+    v06_step(r, decodes, 2);
+    a = v06_args(r, FOLIO_ATTENTION_ENCODER_DECODER);
+    a.kv_cache = NULL;
+    V06_REFUSED(r, &a, FOLIO_ERR_ARGUMENT, "kv_cache is NULL|2 decodes");
+    r->no_key = false;
+    v06_fields(r, encoded_prompts, 2); /* their encoders are cached already */
+    r->cross_tables[0] = (int32_t)r->num_blocks;
+    v06_remake(r);
+    r->no_key = true;
+    a = v06_args(r, FOLIO_ATTENTION_ENCODER_DECODER);
+    V06_REFUSED(r, &a, FOLIO_ERR_ARGUMENT, "cross_block_table");
+    r->no_key = false;
     for (int i = 0; i < 4; i++) { /* the first or the last; encoders are new, or cached */
-        if (!v06_step(&r, no_token + i % 2, 2)) continue;
-        r.no_key = i >= 2;
-        a = v06_args(&r, FOLIO_ATTENTION_ENCODER_DECODER);
-        V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT,
+        v06_step(r, no_token + i % 2, 2);
+        r->no_key = i >= 2;
+        a = v06_args(r, FOLIO_ATTENTION_ENCODER_DECODER);
+        V06_REFUSED(r, &a, FOLIO_ERR_ARGUMENT,
                     i % 2 ? "prompt 1 has no token" : "prompt 0 has no token|encoder has 5");
     }
-    r.no_key = false;
-    *rig = r;
+    r->no_key = false;
 }
 
 /* output lies `rows` rows behind query. Prompts with biases run one by one, decodes run after prompts:
@@ -267,7 +248,7 @@ static void bad_later_rows(v06 *r, int64_t rows)
 /* output may be query itself: the same bits. */
 static void output_is_query(v06 *r, folio_attention_type type)
 {
-    v06_run(r, type);
+    v06_run_as(r, type);
     support_buffer apart = support_buffer_make(r->out.bytes);
     memcpy(apart.data, r->out.data, r->out.bytes);
     folio_vllm06_forward_args a = v06_args(r, type);
@@ -307,85 +288,78 @@ static void bad_pairs(v06 *r, folio_attention_type type)
     }
 }
 
-static void bad_overlaps(v06 *rig)
+static void bad_overlaps(v06 *r)
 {
     static const v06_seq mixed[] = {{2, true, 4, 4, 0}, {1, false, 1, 9, 0}, {0, false, 1, 14, 0}};
     static const float bias[13 * 13];
     const folio_vllm06_bias biases[] = {{bias, 1, 13, 13}, {bias, 1, 8, 8}};
-    v06 r = *rig;
-    if (strcmp(r.compute, "cuda") == 0)
+    if (strcmp(r->compute, "cuda") == 0)
         return; /* there each array is brought to a place of its own */
-    if (v06_step(&r, two_prompts, 2)) {
-        output_is_query(&r, FOLIO_ATTENTION_DECODER);
-        output_is_query(&r, FOLIO_ATTENTION_ENCODER_ONLY);
-        inputs_in_the_cache(&r, FOLIO_ATTENTION_ENCODER_ONLY);
-        bad_pairs(&r, FOLIO_ATTENTION_ENCODER_ONLY);
-        BAD(a.output.data = (float *)a.query.data + 1, "output and query share memory");
-        BAD((a.output = a.query, a.output.token_stride = v06_width(&r) + 8),
-            "output and query share memory"); /* they begin alike */
-        BAD(a.output.data = a.key.data, "output and key share memory");
-        BAD(a.output.data = a.value.data, "output and value share memory");
-        BAD(a.output.data = kv.key_cache, "output and kv_cache share memory");
-        BAD(a.query.data = kv.key_cache, "kv_cache and query share memory");
-        BAD(a.key.data = kv.key_cache, "kv_cache and key share memory");
-        BAD(a.value.data = (char *)kv.key_cache + kv.bytes / 2, "kv_cache and value share memory");
-        CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_ATTENTION_DECODER, biases));
-        output_is_query(&r, FOLIO_ATTENTION_DECODER);
-        bad_later_rows(&r, 13);
+    v06_step(r, two_prompts, 2);
+    output_is_query(r, FOLIO_ATTENTION_DECODER);
+    output_is_query(r, FOLIO_ATTENTION_ENCODER_ONLY);
+    inputs_in_the_cache(r, FOLIO_ATTENTION_ENCODER_ONLY);
+    bad_pairs(r, FOLIO_ATTENTION_ENCODER_ONLY);
+    BAD(a.output.data = (float *)a.query.data + 1, "output and query share memory");
+    BAD((a.output = a.query, a.output.token_stride = v06_width(r) + 8),
+        "output and query share memory"); /* they begin alike */
+    BAD(a.output.data = a.key.data, "output and key share memory");
+    BAD(a.output.data = a.value.data, "output and value share memory");
+    BAD(a.output.data = kv.key_cache, "output and kv_cache share memory");
+    BAD(a.query.data = kv.key_cache, "kv_cache and query share memory");
+    BAD(a.key.data = kv.key_cache, "kv_cache and key share memory");
+    BAD(a.value.data = (char *)kv.key_cache + kv.bytes / 2, "kv_cache and value share memory");
+    CHECK_OK(folio_vllm06_set_attn_bias(r->m, FOLIO_ATTENTION_DECODER, biases));
+    output_is_query(r, FOLIO_ATTENTION_DECODER);
+    bad_later_rows(r, 13);
+    if (strcmp(r->b->name, "xformers") == 0) {
+        v06_step(r, mixed, 3);
+        output_is_query(r, FOLIO_ATTENTION_DECODER);
+        bad_later_rows(r, 4);
     }
-    if (strcmp(r.b->name, "xformers") == 0 && v06_step(&r, mixed, 3)) {
-        output_is_query(&r, FOLIO_ATTENTION_DECODER);
-        bad_later_rows(&r, 4);
-    }
-    if (v06_step(&r, two_decodes, 2)) bad_pairs(&r, FOLIO_ATTENTION_DECODER);
-    if (v06_step(&r, encoded_prompts, 2)) {
-        output_is_query(&r, FOLIO_ATTENTION_ENCODER);
-        inputs_in_the_cache(&r, FOLIO_ATTENTION_ENCODER);
-        bad_pairs(&r, FOLIO_ATTENTION_ENCODER);
-        bad_pairs(&r, FOLIO_ATTENTION_ENCODER_DECODER);
-        folio_vllm06_forward_args a = v06_args(&r, FOLIO_ATTENTION_ENCODER_DECODER);
-        a.output = a.query;
-        V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT, "output and query share memory");
-    }
-    *rig = r;
+    v06_step(r, two_decodes, 2);
+    bad_pairs(r, FOLIO_ATTENTION_DECODER);
+    v06_step(r, encoded_prompts, 2);
+    output_is_query(r, FOLIO_ATTENTION_ENCODER);
+    inputs_in_the_cache(r, FOLIO_ATTENTION_ENCODER);
+    bad_pairs(r, FOLIO_ATTENTION_ENCODER);
+    bad_pairs(r, FOLIO_ATTENTION_ENCODER_DECODER);
+    folio_vllm06_forward_args a = v06_args(r, FOLIO_ATTENTION_ENCODER_DECODER);
+    a.output = a.query;
+    V06_REFUSED(r, &a, FOLIO_ERR_ARGUMENT, "output and query share memory");
 }
 
-static void bad_slots(v06 *rig)
+static void bad_slots(v06 *r)
 {
     static const v06_seq decodes[] = {{1, false, 1, 9, 0}, {0, false, 1, 14, 0}};
-    v06 r = *rig;
     for (int i = 0; i < 4; i++) {
-        v06_fields(&r, decodes, 2);
-        r.slots[i / 2] = i % 2 == 0 ? r.num_blocks * r.block_size : -2;
-        v06_remake(&r);
+        v06_fields(r, decodes, 2);
+        r->slots[i / 2] = i % 2 == 0 ? r->num_blocks * r->block_size : -2;
+        v06_remake(r);
         BAD((void)0, "slot");
     }
     static const v06_seq fresh[] = {{4, false, 1, 1, 0}};
-    v06_fields(&r, fresh, 1);
-    r.slots[0] = -1; /* its own key is missing, then */
-    if (v06_remake(&r)) {
-        folio_vllm06_forward_args a = v06_args(&r, FOLIO_ATTENTION_DECODER);
-        CHECK_OK(folio_vllm06_forward(r.impl, &a, NULL));
-        v06_check_images(&r);
-    }
+    v06_fields(r, fresh, 1);
+    r->slots[0] = -1; /* its own key is missing, then */
+    v06_remake(r);
+    v06_run_unstored(r);
     for (int i = 0; i < 3; i++) {
-        v06_fields(&r, two_others, 2);
-        if (i == 0) r.slots[3] = r.num_blocks * r.block_size;
-        if (i == 1) r.slots[3] = -2; /* the originals took every number below 0 for padding */
-        if (i == 2) r.f.slot_mapping = NULL;
-        v06_remake(&r);
+        v06_fields(r, two_others, 2);
+        if (i == 0) r->slots[3] = r->num_blocks * r->block_size;
+        if (i == 1) r->slots[3] = -2; /* the originals took every number below 0 for padding */
+        if (i == 2) r->f.slot_mapping = NULL;
+        v06_remake(r);
         BAD((void)0, "slot");
     }
-    v06_fields(&r, two_others, 2);
-    r.slots[3] = -1;
-    v06_remake(&r);
-    v06_run(&r, FOLIO_ATTENTION_DECODER);
-    *rig = r;
+    v06_fields(r, two_others, 2);
+    r->slots[3] = -1;
+    v06_remake(r);
+    v06_run(r, "D");
 }
 
 /* Of the other types: for a key less or more, for as many as rows, or for one that PyTorch would spread. Prompt 1 has 9
  * rows and 20 keys. */
-static void bad_biases_of_types(v06 *rig)
+static void bad_biases_of_types(v06 *r)
 {
     static const float bias[24 * 24];
     static const struct {
@@ -397,8 +371,7 @@ static void bad_biases_of_types(v06 *rig)
     for (int t = 0; t < COUNT_OF(of); t++) {
         bool only = of[t].type == FOLIO_ATTENTION_ENCODER_ONLY;
         bool cross = of[t].type == FOLIO_ATTENTION_ENCODER_DECODER;
-        v06 r = *rig;
-        if (!v06_step(&r, only ? two_prompts : encoded_prompts, 2)) abort();
+        v06_step(r, only ? two_prompts : encoded_prompts, 2);
         for (int change = 0; change < (cross ? 7 : 5); change++) {
             int first = only ? 13 : 11;
             folio_vllm06_bias biases[] = {{bias, 1, cross ? 6 : first, first},
@@ -410,110 +383,102 @@ static void bad_biases_of_types(v06 *rig)
             if (change == 4) biases[1].query_len = 1;
             if (change == 5) biases[1].key_len = of[t].rows;
             if (change == 6) biases[1].query_len = of[t].keys;
-            CHECK_OK(folio_vllm06_set_attn_bias(r.m, of[t].type, biases));
-            folio_vllm06_forward_args a = v06_args(&r, of[t].type);
-            V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT, "attn_bias[1]");
+            CHECK_OK(folio_vllm06_set_attn_bias(r->m, of[t].type, biases));
+            folio_vllm06_forward_args a = v06_args(r, of[t].type);
+            V06_REFUSED(r, &a, FOLIO_ERR_ARGUMENT, "attn_bias[1]");
         }
-        *rig = r;
     }
 }
 
-static void bad_biases(v06 *rig)
+static void bad_biases(v06 *r)
 {
-    v06 r = *rig;
     float bias[13 * 13] = {0};
     folio_vllm06_bias biases[2] = {{bias, 1, 13, 13}, {bias, 1, 8, 9}};
-    if (!v06_step(&r, two_prompts, 2)) abort();
-    CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_ATTENTION_DECODER, biases));
+    v06_step(r, two_prompts, 2);
+    CHECK_OK(folio_vllm06_set_attn_bias(r->m, FOLIO_ATTENTION_DECODER, biases));
     BAD((void)0, "attn_bias[1]|9 keys");
     biases[1] = (folio_vllm06_bias){bias, 1, 7, 8};
-    CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_ATTENTION_DECODER, biases));
+    CHECK_OK(folio_vllm06_set_attn_bias(r->m, FOLIO_ATTENTION_DECODER, biases));
     BAD((void)0, "attn_bias[1] is for 7 queries");
     biases[1] = (folio_vllm06_bias){bias, 1, 9, 8};
-    CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_ATTENTION_DECODER, biases));
+    CHECK_OK(folio_vllm06_set_attn_bias(r->m, FOLIO_ATTENTION_DECODER, biases));
     BAD((void)0, "attn_bias[1] is for 9 queries");
     biases[1] = (folio_vllm06_bias){bias, 1, 1, 8}; /* PyTorch spreads such masks over all rows */
-    CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_ATTENTION_DECODER, biases));
+    CHECK_OK(folio_vllm06_set_attn_bias(r->m, FOLIO_ATTENTION_DECODER, biases));
     BAD((void)0, "attn_bias[1] is for 1 queries and 8 keys");
     biases[1] = (folio_vllm06_bias){bias, 1, 8, 1};
-    CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_ATTENTION_DECODER, biases));
+    CHECK_OK(folio_vllm06_set_attn_bias(r->m, FOLIO_ATTENTION_DECODER, biases));
     BAD((void)0, "attn_bias[1] is for 8 queries and 1 keys");
     biases[1] = (folio_vllm06_bias){bias, 2, 8, 8};
-    CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_ATTENTION_DECODER, biases));
+    CHECK_OK(folio_vllm06_set_attn_bias(r->m, FOLIO_ATTENTION_DECODER, biases));
     BAD((void)0, "attn_bias[1]|2 heads");
     biases[1].data = NULL;
-    REFUSED(folio_vllm06_set_attn_bias(r.m, FOLIO_ATTENTION_DECODER, biases), FOLIO_ERR_ARGUMENT,
+    REFUSED(folio_vllm06_set_attn_bias(r->m, FOLIO_ATTENTION_DECODER, biases), FOLIO_ERR_ARGUMENT,
             "[1]");
     const folio_vllm06_bias *got;
     folio_attention_type unknown = (folio_attention_type)9;
-    REFUSED(folio_vllm06_get_attn_bias(r.m, unknown, &got), FOLIO_ERR_ARGUMENT, "9");
-    REFUSED(folio_vllm06_set_attn_bias(r.m, unknown, biases), FOLIO_ERR_ARGUMENT, "9");
+    REFUSED(folio_vllm06_get_attn_bias(r->m, unknown, &got), FOLIO_ERR_ARGUMENT, "9");
+    REFUSED(folio_vllm06_set_attn_bias(r->m, unknown, biases), FOLIO_ERR_ARGUMENT, "9");
     REFUSED(folio_vllm06_get_attn_bias(NULL, FOLIO_ATTENTION_DECODER, &got), FOLIO_ERR_ARGUMENT,
             "NULL");
-    REFUSED(folio_vllm06_get_attn_bias(r.m, FOLIO_ATTENTION_DECODER, NULL), FOLIO_ERR_ARGUMENT,
+    REFUSED(folio_vllm06_get_attn_bias(r->m, FOLIO_ATTENTION_DECODER, NULL), FOLIO_ERR_ARGUMENT,
             "out");
     static const int64_t no_sizes[][3] = {{0, 8, 8}, {1, -1, 8}, {1, 8, -1}, {1, INT64_MAX / 8, 1}};
     for (int i = 0; i < COUNT_OF(no_sizes); i++) {
         biases[1] = (folio_vllm06_bias){bias, no_sizes[i][0], no_sizes[i][1], no_sizes[i][2]};
-        REFUSED(folio_vllm06_set_attn_bias(r.m, FOLIO_ATTENTION_DECODER, biases),
+        REFUSED(folio_vllm06_set_attn_bias(r->m, FOLIO_ATTENTION_DECODER, biases),
                 FOLIO_ERR_ARGUMENT, "attn_bias[1]: num_heads");
     }
-    *rig = r;
 }
 
-void v06_same_forward_errors(const char *original, const char *compute)
+void v06_same_forward_errors(v06 *r)
 {
-    v06 r;
-    v06_init(&r, original, compute);
-    if (v06_open(&r) && v06_step(&r, two_prompts, 2)) {
-        v06_run(&r, FOLIO_ATTENTION_DECODER);
-        if (!v06_step(&r, two_others, 2)) abort();
-        BAD(a.attn_metadata = NULL, "attn_metadata is NULL");
-        BAD(a.query.tokens = 20, "query|20|21");
-        BAD(a.key.tokens = 22, "key|22");
-        BAD(a.value.tokens = 22, "value|22");
-        BAD(a.output.tokens = 0, "output|0");
-        BAD(a.output.tokens = 20, "output|20|21");
-        BAD(a.query.data = NULL, "query");
-        BAD(a.output.data = NULL, "output");
-        BAD(a.key = (folio_tensor){0}, "must both be set");
-        BAD(a.value = (folio_tensor){0}, "must both be set");
-        BAD(a.key = a.value = (folio_tensor){0}, "key and value are NULL");
-        BAD(a.query.dtype = FOLIO_F16, "query is f16");
-        BAD(a.output.dtype = FOLIO_F16, "output f16");
-        BAD(a.key.dtype = FOLIO_FP8_E4M3, "key|fp8_e4m3");
-        BAD(a.value.dtype = FOLIO_F64, "value|f64");
-        BAD(a.k_scale = -1.0f, "k_scale is -1");
-        BAD(a.k_scale = INFINITY, "k_scale is inf");
-        BAD(a.k_scale = NAN, "k_scale is");
-        BAD(a.v_scale = -1.0f, "v_scale is -1");
-        BAD(a.v_scale = INFINITY, "v_scale is inf");
-        BAD(a.v_scale = NAN, "v_scale is");
-        BAD(a.struct_size = 0, "struct_size");
-        BAD(kv.key_cache = NULL, "kv_cache: key_cache is NULL");
-        BAD(kv.dtype = FOLIO_F16, "f16");
-        BAD(kv.dtype = FOLIO_FP8_E4M3, "kv_cache is fp8_e4m3, the layer's kv_cache_dtype is f32");
-        BAD(kv.num_kv_heads /= 2, "kv_cache has 1 kv heads x 32, the layer 2 x 32");
-        BAD(kv.head_size /= 2, "kv_cache has 2 kv heads x 16, the layer 2 x 32");
-        BAD(kv.block_size *= 1024, "bytes is");
-        BAD(kv.num_blocks = 0, "kv_cache: 0 blocks");
-        BAD(kv.bytes--, "K and V in one allocation; bytes is");
-        BAD(kv.num_blocks *= 4, "K and V in one allocation; bytes is"); /* bytes for elements */
-        BAD(kv.num_blocks = 3, "");
-        REFUSED(folio_vllm06_forward(NULL, &(folio_vllm06_forward_args){.struct_size = 8}, NULL),
-                FOLIO_ERR_ARGUMENT, "impl");
-        REFUSED(folio_vllm06_forward(r.impl, NULL, NULL), FOLIO_ERR_ARGUMENT, "NULL");
-        bad_slots(&r);
-        bad_biases(&r);
-        bad_biases_of_types(&r);
-        bad_decodes(&r);
-        bad_chunks(&r);
-        bad_scales(&r);
-        bad_rows(&r);
-        bad_types(&r);
-        bad_cross(&r);
-        bad_overlaps(&r);
-    }
-    v06_close(&r);
-    bad_cache_dtypes(original, compute);
+    v06_play(r, two_prompts, 2, "D");
+    v06_step(r, two_others, 2);
+    BAD(a.attn_metadata = NULL, "attn_metadata is NULL");
+    BAD(a.query.tokens = 20, "query|20|21");
+    BAD(a.key.tokens = 22, "key|22");
+    BAD(a.value.tokens = 22, "value|22");
+    BAD(a.output.tokens = 0, "output|0");
+    BAD(a.output.tokens = 20, "output|20|21");
+    BAD(a.query.data = NULL, "query");
+    BAD(a.output.data = NULL, "output");
+    BAD(a.key = (folio_tensor){0}, "must both be set");
+    BAD(a.value = (folio_tensor){0}, "must both be set");
+    BAD(a.key = a.value = (folio_tensor){0}, "key and value are NULL");
+    BAD(a.query.dtype = FOLIO_F16, "query is f16");
+    BAD(a.output.dtype = FOLIO_F16, "output f16");
+    BAD(a.key.dtype = FOLIO_FP8_E4M3, "key|fp8_e4m3");
+    BAD(a.value.dtype = FOLIO_F64, "value|f64");
+    BAD(a.k_scale = -1.0f, "k_scale is -1");
+    BAD(a.k_scale = INFINITY, "k_scale is inf");
+    BAD(a.k_scale = NAN, "k_scale is");
+    BAD(a.v_scale = -1.0f, "v_scale is -1");
+    BAD(a.v_scale = INFINITY, "v_scale is inf");
+    BAD(a.v_scale = NAN, "v_scale is");
+    BAD(a.struct_size = 0, "struct_size");
+    BAD(kv.key_cache = NULL, "kv_cache: key_cache is NULL");
+    BAD(kv.dtype = FOLIO_F16, "f16");
+    BAD(kv.dtype = FOLIO_FP8_E4M3, "kv_cache is fp8_e4m3, the layer's kv_cache_dtype is f32");
+    BAD(kv.num_kv_heads /= 2, "kv_cache has 1 kv heads x 32, the layer 2 x 32");
+    BAD(kv.head_size /= 2, "kv_cache has 2 kv heads x 16, the layer 2 x 32");
+    BAD(kv.block_size *= 1024, "bytes is");
+    BAD(kv.num_blocks = 0, "kv_cache: 0 blocks");
+    BAD(kv.bytes--, "K and V in one allocation; bytes is");
+    BAD(kv.num_blocks *= 4, "K and V in one allocation; bytes is"); /* bytes for elements */
+    BAD(kv.num_blocks = 3, "");
+    REFUSED(folio_vllm06_forward(NULL, &(folio_vllm06_forward_args){.struct_size = 8}, NULL),
+            FOLIO_ERR_ARGUMENT, "impl");
+    REFUSED(folio_vllm06_forward(r->impl, NULL, NULL), FOLIO_ERR_ARGUMENT, "NULL");
+    bad_slots(r);
+    bad_biases(r);
+    bad_biases_of_types(r);
+    bad_decodes(r);
+    bad_chunks(r);
+    bad_scales(r);
+    bad_rows(r);
+    bad_types(r);
+    bad_cross(r);
+    bad_overlaps(r);
+    bad_cache_dtypes(r);
 }

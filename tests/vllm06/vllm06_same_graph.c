@@ -73,9 +73,9 @@ static void replay_by_plans(v06 *r, const folio_vllm06_graph_input_buffers *b, i
     }
     for (size_t k = 0; k < entries; k++) b->block_tables[k] = 7;
     for (size_t k = 0; k < cross_entries; k++) b->cross_block_tables[k] = 7;
-    v06_run(r, FOLIO_ATTENTION_DECODER);
+    v06_run(r, "D");
     r->no_key = true;
-    if (encoders) v06_run(r, FOLIO_ATTENTION_ENCODER_DECODER);
+    if (encoders) v06_run(r, "X");
     r->no_key = false;
     memcpy(b->slot_mapping, slots, n * sizeof *slots);
     memcpy(b->seq_lens_tensor, lens[0], n * sizeof **lens);
@@ -94,9 +94,9 @@ static void replay(v06 *r, const folio_vllm06_graph_input_buffers *b, const v06_
     CHECK_OK(folio_vllm06_prepare_graph_input_buffers(r->state, b, step, encoders));
     folio_vllm06_metadata_destroy(step);
     CHECK_OK(folio_vllm06_begin_forward(r->state, r->m, NULL));
-    v06_run(r, FOLIO_ATTENTION_DECODER);
+    v06_run(r, "D");
     r->no_key = true;
-    if (encoders) v06_run(r, FOLIO_ATTENTION_ENCODER_DECODER);
+    if (encoders) v06_run(r, "X");
     r->no_key = false;
     replay_by_plans(r, b, encoders);
 }
@@ -109,7 +109,7 @@ static void replay_both(v06 *r, const folio_vllm06_graph_input_buffers *b, const
     replay(r, b, seqs, real, 0);
     r->impl = windowed;
     r->d.sliding_window = WINDOW;
-    v06_run(r, FOLIO_ATTENTION_DECODER);
+    v06_run(r, "D");
     r->impl = first;
     r->d.sliding_window = 0;
 }
@@ -194,52 +194,48 @@ static void one_column(v06 *r, const folio_vllm06_graph_input_buffers *b)
 }
 
 /* Captured once, then steps of other lengths, tables and slots through the same buffers. */
-void v06_same_graph_capture(const char *original, const char *compute)
+void v06_same_graph_capture(v06 *r)
 {
     for (int fp8 = 0; fp8 < 2; fp8++) {
-        v06 r;
-        v06_init(&r, original, compute);
-        r.d.alibi_slopes = r.slopes;
-        r.d.kv_cache_dtype = fp8 ? "fp8" : "auto";
+        v06_reset(r);
+        r->d.alibi_slopes = r->slopes;
+        r->d.kv_cache_dtype = fp8 ? "fp8" : "auto";
         folio_vllm06_metadata *m = NULL;
-        if (v06_open(&r) && v06_step(&r, prompts, 3)) {
-            v06_run(&r, FOLIO_ATTENTION_DECODER);
-            m = capture(&r, BATCH, MAX_LEN, 0);
-        }
+        v06_play(r, prompts, 3, "D");
+        m = capture(r, BATCH, MAX_LEN, 0);
         if (m != NULL) {
             folio_vllm06_graph_input_buffers b = {.struct_size = sizeof b};
-            check_captured(&r, m);
-            CHECK_OK(folio_vllm06_get_graph_input_buffers(r.state, m, 0, &b));
+            check_captured(r, m);
+            CHECK_OK(folio_vllm06_get_graph_input_buffers(r->state, m, 0, &b));
             const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(m);
             CHECK(b.batch_size == BATCH && b.slot_mapping == f->slot_mapping);
             CHECK(b.seq_lens_tensor == f->seq_lens_tensor && b.block_tables == f->block_tables);
             CHECK(b.block_tables_stride == f->block_tables_stride);
             CHECK(b.encoder_seq_lens_tensor == NULL && b.cross_block_tables == NULL);
-            folio_vllm06_metadata_destroy(r.m);
-            r.m = m;
-            v06_fields(&r, first_step, BATCH);
-            folio_vllm06_forward_args a = v06_args(&r, FOLIO_ATTENTION_DECODER);
+            folio_vllm06_metadata_destroy(r->m);
+            r->m = m;
+            v06_fields(r, first_step, BATCH);
+            folio_vllm06_forward_args a = v06_args(r, FOLIO_ATTENTION_DECODER);
             folio_vllm06_impl *windowed = NULL;
-            folio_vllm06_impl_desc d = r.d;
+            folio_vllm06_impl_desc d = r->d;
             d.sliding_window = WINDOW;
-            CHECK_OK(folio_vllm06_make_impl(r.state, r.b, &d, &windowed));
-            CHECK_OK(folio_vllm06_forward(r.impl, &a, NULL)); /* the warm-up: it stores nothing */
+            CHECK_OK(folio_vllm06_make_impl(r->state, r->b, &d, &windowed));
+            CHECK_OK(folio_vllm06_forward(r->impl, &a, NULL)); /* the warm-up: it stores nothing */
             CHECK_OK(folio_vllm06_forward(windowed, &a, NULL));
-            v06_check_images(&r);
-            replay_both(&r, &b, first_step, 2, windowed);
+            v06_check_images(r);
+            replay_both(r, &b, first_step, 2, windowed);
             dirty(b.block_tables, b.block_tables_stride);
-            replay_both(&r, &b, second_step, 3, windowed);
-            check_zeros_past(b.block_tables, b.block_tables_stride, r.f.block_tables_stride);
-            replay_both(&r, &b, third_step, 1, windowed);
+            replay_both(r, &b, second_step, 3, windowed);
+            check_zeros_past(b.block_tables, b.block_tables_stride, r->f.block_tables_stride);
+            replay_both(r, &b, third_step, 1, windowed);
             folio_vllm06_impl_destroy(windowed);
-            CHECK(r.slots[0] == 3 && r.tables[r.blocks_per_seq] == 0);
+            CHECK(r->slots[0] == 3 && r->tables[r->blocks_per_seq] == 0);
             int32_t block = b.block_tables[1]; /* from the buffers into themselves */
-            CHECK_OK(folio_vllm06_prepare_graph_input_buffers(r.state, &b, m, 0));
-            CHECK(block == r.tables[1] && b.block_tables[1] == block);
-            one_column(&r, &b);
-            another_graph(&r, &b);
+            CHECK_OK(folio_vllm06_prepare_graph_input_buffers(r->state, &b, m, 0));
+            CHECK(block == r->tables[1] && b.block_tables[1] == block);
+            one_column(r, &b);
+            another_graph(r, &b);
         }
-        v06_close(&r);
     }
 }
 
@@ -309,16 +305,11 @@ static void step_without_encoders(v06 *r, const folio_vllm06_graph_input_buffers
 }
 
 /* The same with encoders; the plans of both kinds follow the buffers. */
-void v06_same_graph_cross(const char *original, const char *compute)
+void v06_same_graph_cross(v06 *r)
 {
-    v06 r;
-    v06_init(&r, original, compute);
     folio_vllm06_metadata *m = NULL;
-    if (v06_open(&r) && v06_step(&r, prompts, 3)) {
-        v06_run(&r, FOLIO_ATTENTION_DECODER);
-        v06_run(&r, FOLIO_ATTENTION_ENCODER_DECODER);
-        m = capture(&r, BATCH, MAX_LEN, 1);
-    }
+    v06_play(r, prompts, 3, "DX");
+    m = capture(r, BATCH, MAX_LEN, 1);
     if (m != NULL) {
         folio_vllm06_graph_input_buffers b = {.struct_size = sizeof b};
         const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(m);
@@ -328,76 +319,71 @@ void v06_same_graph_cross(const char *original, const char *compute)
             CHECK_INT(f->cross_block_tables[k], 1);
         CHECK_INT(f->max_encoder_seq_len, MAX_LEN);
         CHECK(f->num_encoder_tokens == 0 && f->cross_slot_mapping != NULL);
-        CHECK_OK(folio_vllm06_get_graph_input_buffers(r.state, m, 1, &b));
+        CHECK_OK(folio_vllm06_get_graph_input_buffers(r->state, m, 1, &b));
         CHECK(b.encoder_seq_lens_tensor == f->encoder_seq_lens_tensor);
         CHECK(b.cross_slot_mapping == f->cross_slot_mapping);
         CHECK(b.cross_block_tables == f->cross_block_tables);
         CHECK(b.cross_block_tables_stride == f->cross_block_tables_stride);
         folio_vllm06_graph_input_buffers without = {.struct_size = sizeof without};
-        CHECK_OK(folio_vllm06_get_graph_input_buffers(r.state, m, 0, &without));
+        CHECK_OK(folio_vllm06_get_graph_input_buffers(r->state, m, 0, &without));
         CHECK(without.block_tables == b.block_tables && without.encoder_seq_lens_tensor == NULL);
         CHECK(without.cross_slot_mapping == NULL && without.cross_block_tables == NULL);
         CHECK_INT(without.cross_block_tables_stride, 0);
-        folio_vllm06_metadata_destroy(r.m);
-        r.m = m;
-        replay(&r, &b, first_step, 2, 1);
+        folio_vllm06_metadata_destroy(r->m);
+        r->m = m;
+        replay(r, &b, first_step, 2, 1);
         dirty(b.cross_block_tables, b.cross_block_tables_stride);
-        replay(&r, &b, second_step, 3, 1);
+        replay(r, &b, second_step, 3, 1);
         check_zeros_past(b.cross_block_tables, b.cross_block_tables_stride,
-                         r.f.cross_block_tables_stride);
+                         r->f.cross_block_tables_stride);
         int32_t len = b.encoder_seq_lens_tensor[1], block = b.cross_block_tables[0];
         b.encoder_seq_lens_tensor[1] = MAX_LEN; /* as many keys as the graph is for */
-        CHECK_OK(folio_vllm06_begin_forward(r.state, m, NULL));
+        CHECK_OK(folio_vllm06_begin_forward(r->state, m, NULL));
         b.encoder_seq_lens_tensor[1] = MAX_LEN + 1; /* more than the graph is for */
-        REFUSED(folio_vllm06_begin_forward(r.state, m, NULL), FOLIO_ERR_ARGUMENT, "351");
+        REFUSED(folio_vllm06_begin_forward(r->state, m, NULL), FOLIO_ERR_ARGUMENT, "351");
         b.encoder_seq_lens_tensor[1] = len;
-        b.cross_block_tables[0] = (int32_t)r.num_blocks;
-        REFUSED(folio_vllm06_begin_forward(r.state, m, NULL), FOLIO_ERR_ARGUMENT,
+        b.cross_block_tables[0] = (int32_t)r->num_blocks;
+        REFUSED(folio_vllm06_begin_forward(r->state, m, NULL), FOLIO_ERR_ARGUMENT,
                 "cross_block_table");
         b.cross_block_tables[0] = -1;
-        REFUSED(folio_vllm06_begin_forward(r.state, m, NULL), FOLIO_ERR_ARGUMENT,
+        REFUSED(folio_vllm06_begin_forward(r->state, m, NULL), FOLIO_ERR_ARGUMENT,
                 "cross_block_table");
         b.cross_block_tables[0] = block;
-        CHECK_OK(folio_vllm06_begin_forward(r.state, m, NULL));
-        step_without_encoders(&r, &b);
-        another_cross_graph(&r);
-        tensor_of_encoder_lens(&r, &b);
-        many_short_decodes(&r);
+        CHECK_OK(folio_vllm06_begin_forward(r->state, m, NULL));
+        step_without_encoders(r, &b);
+        another_cross_graph(r);
+        tensor_of_encoder_lens(r, &b);
+        many_short_decodes(r);
     }
-    v06_close(&r);
 }
 
 /* A clone is a state of its own over the same context; it outlives the state, and serves a graph. */
-void v06_same_graph_clone(const char *original, const char *compute)
+void v06_same_graph_clone(v06 *r)
 {
-    v06 r;
-    v06_init(&r, original, compute);
-    if (v06_open(&r) && v06_step(&r, prompts, 3)) {
-        folio_vllm06_graph_capture_desc d = capture_desc(&r);
-        folio_vllm06_state *clone = NULL;
-        folio_vllm06_metadata *m = NULL;
-        v06_run(&r, FOLIO_ATTENTION_DECODER);
-        CHECK_OK(folio_vllm06_graph_capture_begin(r.state, &d));
-        CHECK_OK(folio_vllm06_graph_capture_get_metadata_for_batch(r.state, BATCH, 0, &m));
-        CHECK_OK(folio_vllm06_graph_clone(r.state, BATCH, &clone));
-        CHECK_OK(folio_vllm06_graph_capture_begin(clone, &d)); /* the capture is not the clone's */
-        CHECK_OK(folio_vllm06_graph_capture_end(clone));
-        CHECK_OK(folio_vllm06_graph_capture_end(r.state));
-        CHECK(clone != NULL && clone != r.state);
-        CHECK(folio_vllm06_state_context(clone) == folio_vllm06_state_context(r.state));
-        folio_vllm06_graph_input_buffers b = {.struct_size = sizeof b};
-        CHECK_OK(folio_vllm06_get_graph_input_buffers(clone, m, 0, &b));
-        folio_vllm06_state_destroy(r.state); /* the impl and the metadata keep it */
-        r.state = clone;
-        folio_vllm06_metadata_destroy(r.m);
-        r.m = m;
-        replay(&r, &b, first_step, 2, 0);
-        folio_vllm06_impl_destroy(r.impl); /* a layer of the clone's runs the graph too */
-        r.impl = NULL;
-        CHECK_OK(folio_vllm06_make_impl(clone, r.b, &r.d, &r.impl));
-        replay(&r, &b, second_step, 3, 0);
-    }
-    v06_close(&r);
+    v06_step(r, prompts, 3);
+    folio_vllm06_graph_capture_desc d = capture_desc(r);
+    folio_vllm06_state *clone = NULL;
+    folio_vllm06_metadata *m = NULL;
+    v06_run(r, "D");
+    CHECK_OK(folio_vllm06_graph_capture_begin(r->state, &d));
+    CHECK_OK(folio_vllm06_graph_capture_get_metadata_for_batch(r->state, BATCH, 0, &m));
+    CHECK_OK(folio_vllm06_graph_clone(r->state, BATCH, &clone));
+    CHECK_OK(folio_vllm06_graph_capture_begin(clone, &d)); /* the capture is not the clone's */
+    CHECK_OK(folio_vllm06_graph_capture_end(clone));
+    CHECK_OK(folio_vllm06_graph_capture_end(r->state));
+    CHECK(clone != NULL && clone != r->state);
+    CHECK(folio_vllm06_state_context(clone) == folio_vllm06_state_context(r->state));
+    folio_vllm06_graph_input_buffers b = {.struct_size = sizeof b};
+    CHECK_OK(folio_vllm06_get_graph_input_buffers(clone, m, 0, &b));
+    folio_vllm06_state_destroy(r->state); /* the impl and the metadata keep it */
+    r->state = clone;
+    folio_vllm06_metadata_destroy(r->m);
+    r->m = m;
+    replay(r, &b, first_step, 2, 0);
+    folio_vllm06_impl_destroy(r->impl); /* a layer of the clone's runs the graph too */
+    r->impl = NULL;
+    CHECK_OK(folio_vllm06_make_impl(clone, r->b, &r->d, &r->impl));
+    replay(r, &b, second_step, 3, 0);
 }
 
 static void bad_captures(v06 *r)
@@ -607,59 +593,57 @@ static void shared_slots(v06 *r, const folio_vllm06_graph_input_buffers *b,
     b->seq_lens_tensor[2] = 1;
     b->slot_mapping[2] = b->slot_mapping[3] = -1;
     CHECK_OK(folio_vllm06_begin_forward(r->state, r->m, NULL));
-    v06_run(r, FOLIO_ATTENTION_DECODER);
+    v06_run(r, "D");
     folio_vllm06_impl_destroy(windowed);
 }
 
-void v06_same_graph_errors(const char *original, const char *compute)
+void v06_same_graph_errors(v06 *r)
 {
-    v06 r, foreign;
-    v06_init(&r, original, compute);
-    v06_init(&foreign, original, compute);
-    if (v06_open(&r) && v06_open(&foreign) && v06_step(&r, prompts, 3)) {
-        folio_vllm06_metadata *m = NULL, *whole = r.m;
-        v06_run(&r, FOLIO_ATTENTION_DECODER);
-        bad_captures(&r);
-        m = capture(&r, BATCH, MAX_LEN, 0);
-        if (m != NULL) {
-            folio_vllm06_graph_input_buffers b = {.struct_size = sizeof b};
-            bad_buffers(&r, m);
-            CHECK_OK(folio_vllm06_get_graph_input_buffers(r.state, m, 0, &b));
-            r.m = m;
-            replay(&r, &b, first_step, 2, 0);
-            b.seq_lens_tensor[1] = MAX_LEN; /* as many keys as the graph is for */
-            CHECK_OK(folio_vllm06_begin_forward(r.state, m, NULL));
-            /* more keys than the graph is for; a block and a slot outside the cache */
-            b.seq_lens_tensor[1] = MAX_LEN + 1;
-            REFUSED(folio_vllm06_begin_forward(r.state, m, NULL), FOLIO_ERR_ARGUMENT, "351");
-            folio_vllm06_forward_args a = v06_args(&r, FOLIO_ATTENTION_DECODER);
-            V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT, "351");
-            b.seq_lens_tensor[1] = -1;
-            REFUSED(folio_vllm06_begin_forward(r.state, m, NULL), FOLIO_ERR_ARGUMENT, "-1");
-            b.seq_lens_tensor[1] = 14;
-            b.block_tables[0] = (int32_t)r.num_blocks;
-            REFUSED(folio_vllm06_begin_forward(r.state, m, NULL), FOLIO_ERR_ARGUMENT, "block");
-            b.block_tables[0] = -1;
-            REFUSED(folio_vllm06_begin_forward(r.state, m, NULL), FOLIO_ERR_ARGUMENT, "block");
-            b.block_tables[0] = r.tables[0];
-            b.slot_mapping[0] = r.num_blocks * r.block_size;
-            REFUSED(folio_vllm06_begin_forward(r.state, m, NULL), FOLIO_ERR_ARGUMENT, "slot");
-            V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT, "slot");
-            b.slot_mapping[0] = -2;
-            REFUSED(folio_vllm06_begin_forward(r.state, m, NULL), FOLIO_ERR_ARGUMENT, "slot");
-            b.slot_mapping[0] = r.slots[0];
-            shared_slots(&r, &b, &a);
-            a = v06_args(&r, FOLIO_ATTENTION_DECODER);
-            support_mark_error();
-            REFUSED(folio_vllm06_forward(foreign.impl, &a, NULL), FOLIO_ERR_ARGUMENT,
-                    "another context");
-            REFUSED(folio_vllm06_begin_forward(foreign.state, m, NULL), FOLIO_ERR_ARGUMENT,
-                    "another context");
-            CHECK_OK(folio_vllm06_begin_forward(foreign.state, whole, NULL)); /* no graph's */
-            folio_vllm06_metadata_destroy(m);
-        }
-        r.m = whole;
+    v06 foreign;
+    v06_init(&foreign, r->b->name, r->compute);
+    v06_open(&foreign);
+    v06_step(r, prompts, 3);
+    folio_vllm06_metadata *m = NULL, *whole = r->m;
+    v06_run(r, "D");
+    bad_captures(r);
+    m = capture(r, BATCH, MAX_LEN, 0);
+    if (m != NULL) {
+        folio_vllm06_graph_input_buffers b = {.struct_size = sizeof b};
+        bad_buffers(r, m);
+        CHECK_OK(folio_vllm06_get_graph_input_buffers(r->state, m, 0, &b));
+        r->m = m;
+        replay(r, &b, first_step, 2, 0);
+        b.seq_lens_tensor[1] = MAX_LEN; /* as many keys as the graph is for */
+        CHECK_OK(folio_vllm06_begin_forward(r->state, m, NULL));
+        /* more keys than the graph is for; a block and a slot outside the cache */
+        b.seq_lens_tensor[1] = MAX_LEN + 1;
+        REFUSED(folio_vllm06_begin_forward(r->state, m, NULL), FOLIO_ERR_ARGUMENT, "351");
+        folio_vllm06_forward_args a = v06_args(r, FOLIO_ATTENTION_DECODER);
+        V06_REFUSED(r, &a, FOLIO_ERR_ARGUMENT, "351");
+        b.seq_lens_tensor[1] = -1;
+        REFUSED(folio_vllm06_begin_forward(r->state, m, NULL), FOLIO_ERR_ARGUMENT, "-1");
+        b.seq_lens_tensor[1] = 14;
+        b.block_tables[0] = (int32_t)r->num_blocks;
+        REFUSED(folio_vllm06_begin_forward(r->state, m, NULL), FOLIO_ERR_ARGUMENT, "block");
+        b.block_tables[0] = -1;
+        REFUSED(folio_vllm06_begin_forward(r->state, m, NULL), FOLIO_ERR_ARGUMENT, "block");
+        b.block_tables[0] = r->tables[0];
+        b.slot_mapping[0] = r->num_blocks * r->block_size;
+        REFUSED(folio_vllm06_begin_forward(r->state, m, NULL), FOLIO_ERR_ARGUMENT, "slot");
+        V06_REFUSED(r, &a, FOLIO_ERR_ARGUMENT, "slot");
+        b.slot_mapping[0] = -2;
+        REFUSED(folio_vllm06_begin_forward(r->state, m, NULL), FOLIO_ERR_ARGUMENT, "slot");
+        b.slot_mapping[0] = r->slots[0];
+        shared_slots(r, &b, &a);
+        a = v06_args(r, FOLIO_ATTENTION_DECODER);
+        support_mark_error();
+        REFUSED(folio_vllm06_forward(foreign.impl, &a, NULL), FOLIO_ERR_ARGUMENT,
+                "another context");
+        REFUSED(folio_vllm06_begin_forward(foreign.state, m, NULL), FOLIO_ERR_ARGUMENT,
+                "another context");
+        CHECK_OK(folio_vllm06_begin_forward(foreign.state, whole, NULL)); /* no graph's */
+        folio_vllm06_metadata_destroy(m);
     }
+    r->m = whole;
     v06_close(&foreign);
-    v06_close(&r);
 }

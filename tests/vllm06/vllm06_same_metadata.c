@@ -70,147 +70,142 @@ static void check_maxima(const folio_vllm06_metadata *m, int64_t query, int64_t 
     CHECK_INT(f->max_encoder_seq_len, encoder);
 }
 
-void v06_same_metadata_fields(const char *original, const char *compute)
+void v06_same_metadata_fields(v06 *r)
 {
-    v06 r;
-    v06_init(&r, original, compute);
-    if (v06_open(&r) && v06_step(&r, encoded_prompts, 2)) {
-        check_fields(&r, r.m, r.blocks_per_seq, r.blocks_per_seq);
-        check_maxima(r.m, 9, 17, 0, 28);
-        if (!v06_step(&r, encoded_decodes, 2)) abort();
-        check_fields(&r, r.m, r.blocks_per_seq, r.blocks_per_seq);
-        check_maxima(r.m, 1, 0, 18, 28);
-        v06_fields(&r, encoded_both, 2);
-        v06_narrow_cross(&r, 5);
-        if (!v06_remake(&r)) abort();
-        check_fields(&r, r.m, r.blocks_per_seq, 5);
-        check_maxima(r.m, 6, 6, 18, 28);
-        v06_fields(&r, encoded_decodes, 2);
-        folio_vllm06_metadata *m = NULL;
-        int32_t rows[2 * 3]; /* narrower than the cross block tables */
-        memcpy(rows, r.tables, sizeof rows / 2);
-        memcpy(rows + 3, r.tables + r.blocks_per_seq, sizeof rows / 2);
-        r.f.block_tables = rows;
-        r.f.block_tables_stride = 3;
-        r.f.max_decode_seq_len = 40; /* a hint larger than any length stays */
-        r.f.use_cuda_graph = 1;
-        CHECK_OK(folio_vllm06_make_metadata(r.state, r.b, &r.f, &m));
-        check_fields(&r, m, 3, r.blocks_per_seq);
-        check_maxima(m, 1, 0, 40, 28);
-        folio_vllm06_metadata_destroy(m);
-        CHECK(folio_vllm06_metadata_get(NULL) == NULL);
-        const folio_vllm06_metadata_fields *live = folio_vllm06_metadata_get(r.m);
-        CHECK(live == folio_vllm06_metadata_get(r.m) && live->encoder_attn_bias == NULL);
-        const float number = 1.0f;
-        const folio_vllm06_bias bias = {&number, 1, 1, 1};
-        CHECK_OK(folio_vllm06_set_attn_bias(r.m, FOLIO_ATTENTION_ENCODER, &bias));
-        CHECK(live->encoder_attn_bias != NULL); /* no copy: it shows what is set later */
-        /* What the arrays tell is worked out. */
-        v06_fields(&r, two_prompts, 2);
-        r.f.num_prefill_tokens = 0;
-        r.f.query_start_loc = r.f.seq_start_loc = r.f.context_lens_tensor = NULL;
-        r.f.seq_lens = NULL;
-        CHECK_OK(folio_vllm06_make_metadata(r.state, r.b, &r.f, &m));
-        CHECK_INT(folio_vllm06_metadata_get(m)->num_prefill_tokens, 21);
-        CHECK(folio_vllm06_prefill_metadata(m) != NULL);
-        folio_vllm06_metadata_destroy(m);
-        v06_fields(&r, two_decodes, 2);
-        r.f.seq_lens_tensor = NULL;
-        CHECK_OK(folio_vllm06_make_metadata(r.state, r.b, &r.f, &m));
-        check_maxima(m, 1, 0, 14, 0);
-        CHECK(folio_vllm06_decode_metadata(m) != NULL);
-        folio_vllm06_metadata_destroy(m);
-        /* steps of each kind with the tensor alone, and with the list alone */
-        static const v06_seq *const kinds[] = {two_prompts, two_decodes, encoded_both};
-        static const int64_t longest[][2] = {{13, 0}, {0, 14}, {6, 18}};
-        for (int i = 0; i < 2 * COUNT_OF(kinds); i++) {
-            v06_fields(&r, kinds[i / 2], 2);
-            *(i % 2 == 0 ? &r.f.seq_lens : &r.f.seq_lens_tensor) = NULL;
-            CHECK_OK(folio_vllm06_make_metadata(r.state, r.b, &r.f, &m));
-            check_maxima(m, r.f.num_prefills > 0 ? longest[i / 2][0] : 1, longest[i / 2][0],
-                         longest[i / 2][1], i / 2 == 2 ? 28 : 0);
-            folio_vllm06_metadata_destroy(m);
-        }
-        v06_fields(&r, two_prompts, 2); /* chunked_prefill: prompts need only seq_lens */
-        r.f.chunked_prefill = 1;
-        r.f.seq_lens_tensor = r.f.block_tables = NULL;
-        CHECK_OK(folio_vllm06_make_metadata(r.state, r.b, &r.f, &m));
-        check_maxima(m, 13, 13, 0, 0);
-        CHECK(same_i32(folio_vllm06_metadata_get(m)->query_start_loc, r.starts, 3));
-        folio_vllm06_metadata_destroy(m);
-        v06_fields(&r, two_decodes, 2); /* and decodes only seq_lens_tensor */
-        r.f.chunked_prefill = 1;
-        r.f.seq_lens = r.f.query_start_loc = NULL;
-        CHECK_OK(folio_vllm06_make_metadata(r.state, r.b, &r.f, &m));
-        check_maxima(m, 1, 0, 14, 0);
-        folio_vllm06_metadata_destroy(m);
-        v06_fields(&r, two_decodes, 2); /* from a caller with a shorter struct */
-        r.f.struct_size = offsetof(folio_vllm06_metadata_fields, seqlen_q);
-        CHECK_OK(folio_vllm06_make_metadata(r.state, r.b, &r.f, &m));
-        CHECK_INT(folio_vllm06_metadata_get(m)->struct_size, sizeof r.f);
-        check_maxima(m, 1, 0, 14, 0);
-        folio_vllm06_metadata_destroy(m);
-        static const v06_seq *const steps[] = {encoded_both, encoded_both, two_prompts,
-                                               two_decodes};
-        for (int i = 0; i < COUNT_OF(steps); i++) { /* each kind needs its own */
-            v06_fields(&r, steps[i], 2);
-            r.f.chunked_prefill = 1;
-            if (i % 2 == 0) r.f.seq_lens = NULL;
-            else r.f.seq_lens_tensor = NULL;
-            REFUSED(folio_vllm06_make_metadata(r.state, r.b, &r.f, &m), FOLIO_ERR_ARGUMENT,
-                    i % 2 == 0 ? "of the prompts, is NULL" : "of the decodes, is NULL");
-        }
-        v06_fields(&r, NULL, 0); /* an empty step */
-        r.f.seq_lens = r.f.seq_lens_tensor = NULL;
-        CHECK_OK(folio_vllm06_make_metadata(r.state, r.b, &r.f, &m));
-        check_maxima(m, 0, 0, 0, 0);
-        folio_vllm06_metadata_destroy(m);
-        static const v06_seq nothing_new[] = {{0, true, 0, 6, 0}, {1, true, 8, 8, 0}};
-        v06_fields(&r, nothing_new, 2);
-        CHECK_OK(folio_vllm06_make_metadata(r.state, r.b, &r.f, &m));
-        check_maxima(m, 8, 8, 0, 0);
-        folio_vllm06_metadata_destroy(m);
-        v06_fields(&r, two_prompts, 2); /* a stride of tables that are not given */
-        r.f.prefill_block_tables_stride = 3;
-        CHECK_OK(folio_vllm06_make_metadata(r.state, r.b, &r.f, &m));
-        CHECK(folio_vllm06_metadata_get(m)->prefill_block_tables == NULL);
-        folio_vllm06_metadata_destroy(m);
-        /* fields by a caller who knows fewer of them */
-        v06_fields(&r, two_prompts, 2);
-        r.f.struct_size = offsetof(folio_vllm06_metadata_fields, max_decode_query_len);
-        r.f.max_decode_query_len = r.f.max_seqlen = 99;
-        CHECK_OK(folio_vllm06_make_metadata(r.state, r.b, &r.f, &m));
-        CHECK_INT(folio_vllm06_metadata_get(m)->struct_size, sizeof r.f);
-        CHECK_INT(folio_vllm06_metadata_get(m)->max_decode_query_len, 0);
-        CHECK_INT(folio_vllm06_metadata_get(m)->max_seqlen, 13);
-        folio_vllm06_metadata_destroy(m);
-        /* maxima that are too small, and not 0; the prompt is longer than the decode */
-        static const v06_seq longer[] = {{0, true, 30, 30, 11}, {1, false, 1, 18, 20}};
-        v06_fields(&r, longer, 2);
-        r.f.max_query_len = r.f.max_prefill_seq_len = r.f.max_decode_seq_len = 1;
-        r.f.max_encoder_seq_len = 1;
-        CHECK_OK(folio_vllm06_make_metadata(r.state, r.b, &r.f, &m));
-        check_maxima(m, 30, 30, 18, 20);
-        folio_vllm06_metadata_destroy(m);
-        v06_fields(&r, longer, 2); /* larger than any, and each another */
-        r.f.max_query_len = 50;
-        r.f.max_prefill_seq_len = 60;
-        r.f.max_decode_seq_len = 70;
-        r.f.max_encoder_seq_len = 80;
-        CHECK_OK(folio_vllm06_make_metadata(r.state, r.b, &r.f, &m));
-        check_maxima(m, 50, 60, 70, 80);
-        folio_vllm06_metadata_destroy(m);
-        /* of each kind the first is the longest */
-        static const v06_seq falling[] = {
-            {0, true, 9, 17, 20}, {1, true, 6, 6, 11}, {2, false, 1, 18, 5}, {3, false, 1, 7, 4}};
-        v06_fields(&r, falling, 4);
-        CHECK_OK(folio_vllm06_make_metadata(r.state, r.b, &r.f, &m));
-        check_maxima(m, 9, 17, 18, 20);
-        CHECK(folio_vllm06_metadata_get(m)->max_seqlen == 17);
-        CHECK(folio_vllm06_metadata_get(m)->max_kv_len == 17);
+    v06_step(r, encoded_prompts, 2);
+    check_fields(r, r->m, r->blocks_per_seq, r->blocks_per_seq);
+    check_maxima(r->m, 9, 17, 0, 28);
+    v06_step(r, encoded_decodes, 2);
+    check_fields(r, r->m, r->blocks_per_seq, r->blocks_per_seq);
+    check_maxima(r->m, 1, 0, 18, 28);
+    v06_fields(r, encoded_both, 2);
+    v06_narrow_cross(r, 5);
+    v06_remake(r);
+    check_fields(r, r->m, r->blocks_per_seq, 5);
+    check_maxima(r->m, 6, 6, 18, 28);
+    v06_fields(r, encoded_decodes, 2);
+    folio_vllm06_metadata *m = NULL;
+    int32_t rows[2 * 3]; /* narrower than the cross block tables */
+    memcpy(rows, r->tables, sizeof rows / 2);
+    memcpy(rows + 3, r->tables + r->blocks_per_seq, sizeof rows / 2);
+    r->f.block_tables = rows;
+    r->f.block_tables_stride = 3;
+    r->f.max_decode_seq_len = 40; /* a hint larger than any length stays */
+    r->f.use_cuda_graph = 1;
+    CHECK_OK(folio_vllm06_make_metadata(r->state, r->b, &r->f, &m));
+    check_fields(r, m, 3, r->blocks_per_seq);
+    check_maxima(m, 1, 0, 40, 28);
+    folio_vllm06_metadata_destroy(m);
+    CHECK(folio_vllm06_metadata_get(NULL) == NULL);
+    const folio_vllm06_metadata_fields *live = folio_vllm06_metadata_get(r->m);
+    CHECK(live == folio_vllm06_metadata_get(r->m) && live->encoder_attn_bias == NULL);
+    const float number = 1.0f;
+    const folio_vllm06_bias bias = {&number, 1, 1, 1};
+    CHECK_OK(folio_vllm06_set_attn_bias(r->m, FOLIO_ATTENTION_ENCODER, &bias));
+    CHECK(live->encoder_attn_bias != NULL); /* no copy: it shows what is set later */
+    /* What the arrays tell is worked out. */
+    v06_fields(r, two_prompts, 2);
+    r->f.num_prefill_tokens = 0;
+    r->f.query_start_loc = r->f.seq_start_loc = r->f.context_lens_tensor = NULL;
+    r->f.seq_lens = NULL;
+    CHECK_OK(folio_vllm06_make_metadata(r->state, r->b, &r->f, &m));
+    CHECK_INT(folio_vllm06_metadata_get(m)->num_prefill_tokens, 21);
+    CHECK(folio_vllm06_prefill_metadata(m) != NULL);
+    folio_vllm06_metadata_destroy(m);
+    v06_fields(r, two_decodes, 2);
+    r->f.seq_lens_tensor = NULL;
+    CHECK_OK(folio_vllm06_make_metadata(r->state, r->b, &r->f, &m));
+    check_maxima(m, 1, 0, 14, 0);
+    CHECK(folio_vllm06_decode_metadata(m) != NULL);
+    folio_vllm06_metadata_destroy(m);
+    /* steps of each kind with the tensor alone, and with the list alone */
+    static const v06_seq *const kinds[] = {two_prompts, two_decodes, encoded_both};
+    static const int64_t longest[][2] = {{13, 0}, {0, 14}, {6, 18}};
+    for (int i = 0; i < 2 * COUNT_OF(kinds); i++) {
+        v06_fields(r, kinds[i / 2], 2);
+        *(i % 2 == 0 ? &r->f.seq_lens : &r->f.seq_lens_tensor) = NULL;
+        CHECK_OK(folio_vllm06_make_metadata(r->state, r->b, &r->f, &m));
+        check_maxima(m, r->f.num_prefills > 0 ? longest[i / 2][0] : 1, longest[i / 2][0],
+                     longest[i / 2][1], i / 2 == 2 ? 28 : 0);
         folio_vllm06_metadata_destroy(m);
     }
-    v06_close(&r);
+    v06_fields(r, two_prompts, 2); /* chunked_prefill: prompts need only seq_lens */
+    r->f.chunked_prefill = 1;
+    r->f.seq_lens_tensor = r->f.block_tables = NULL;
+    CHECK_OK(folio_vllm06_make_metadata(r->state, r->b, &r->f, &m));
+    check_maxima(m, 13, 13, 0, 0);
+    CHECK(same_i32(folio_vllm06_metadata_get(m)->query_start_loc, r->starts, 3));
+    folio_vllm06_metadata_destroy(m);
+    v06_fields(r, two_decodes, 2); /* and decodes only seq_lens_tensor */
+    r->f.chunked_prefill = 1;
+    r->f.seq_lens = r->f.query_start_loc = NULL;
+    CHECK_OK(folio_vllm06_make_metadata(r->state, r->b, &r->f, &m));
+    check_maxima(m, 1, 0, 14, 0);
+    folio_vllm06_metadata_destroy(m);
+    v06_fields(r, two_decodes, 2); /* from a caller with a shorter struct */
+    r->f.struct_size = offsetof(folio_vllm06_metadata_fields, seqlen_q);
+    CHECK_OK(folio_vllm06_make_metadata(r->state, r->b, &r->f, &m));
+    CHECK_INT(folio_vllm06_metadata_get(m)->struct_size, sizeof r->f);
+    check_maxima(m, 1, 0, 14, 0);
+    folio_vllm06_metadata_destroy(m);
+    static const v06_seq *const steps[] = {encoded_both, encoded_both, two_prompts, two_decodes};
+    for (int i = 0; i < COUNT_OF(steps); i++) { /* each kind needs its own */
+        v06_fields(r, steps[i], 2);
+        r->f.chunked_prefill = 1;
+        if (i % 2 == 0) r->f.seq_lens = NULL;
+        else r->f.seq_lens_tensor = NULL;
+        REFUSED(folio_vllm06_make_metadata(r->state, r->b, &r->f, &m), FOLIO_ERR_ARGUMENT,
+                i % 2 == 0 ? "of the prompts, is NULL" : "of the decodes, is NULL");
+    }
+    v06_fields(r, NULL, 0); /* an empty step */
+    r->f.seq_lens = r->f.seq_lens_tensor = NULL;
+    CHECK_OK(folio_vllm06_make_metadata(r->state, r->b, &r->f, &m));
+    check_maxima(m, 0, 0, 0, 0);
+    folio_vllm06_metadata_destroy(m);
+    static const v06_seq nothing_new[] = {{0, true, 0, 6, 0}, {1, true, 8, 8, 0}};
+    v06_fields(r, nothing_new, 2);
+    CHECK_OK(folio_vllm06_make_metadata(r->state, r->b, &r->f, &m));
+    check_maxima(m, 8, 8, 0, 0);
+    folio_vllm06_metadata_destroy(m);
+    v06_fields(r, two_prompts, 2); /* a stride of tables that are not given */
+    r->f.prefill_block_tables_stride = 3;
+    CHECK_OK(folio_vllm06_make_metadata(r->state, r->b, &r->f, &m));
+    CHECK(folio_vllm06_metadata_get(m)->prefill_block_tables == NULL);
+    folio_vllm06_metadata_destroy(m);
+    /* fields by a caller who knows fewer of them */
+    v06_fields(r, two_prompts, 2);
+    r->f.struct_size = offsetof(folio_vllm06_metadata_fields, max_decode_query_len);
+    r->f.max_decode_query_len = r->f.max_seqlen = 99;
+    CHECK_OK(folio_vllm06_make_metadata(r->state, r->b, &r->f, &m));
+    CHECK_INT(folio_vllm06_metadata_get(m)->struct_size, sizeof r->f);
+    CHECK_INT(folio_vllm06_metadata_get(m)->max_decode_query_len, 0);
+    CHECK_INT(folio_vllm06_metadata_get(m)->max_seqlen, 13);
+    folio_vllm06_metadata_destroy(m);
+    /* maxima that are too small, and not 0; the prompt is longer than the decode */
+    static const v06_seq longer[] = {{0, true, 30, 30, 11}, {1, false, 1, 18, 20}};
+    v06_fields(r, longer, 2);
+    r->f.max_query_len = r->f.max_prefill_seq_len = r->f.max_decode_seq_len = 1;
+    r->f.max_encoder_seq_len = 1;
+    CHECK_OK(folio_vllm06_make_metadata(r->state, r->b, &r->f, &m));
+    check_maxima(m, 30, 30, 18, 20);
+    folio_vllm06_metadata_destroy(m);
+    v06_fields(r, longer, 2); /* larger than any, and each another */
+    r->f.max_query_len = 50;
+    r->f.max_prefill_seq_len = 60;
+    r->f.max_decode_seq_len = 70;
+    r->f.max_encoder_seq_len = 80;
+    CHECK_OK(folio_vllm06_make_metadata(r->state, r->b, &r->f, &m));
+    check_maxima(m, 50, 60, 70, 80);
+    folio_vllm06_metadata_destroy(m);
+    /* of each kind the first is the longest */
+    static const v06_seq falling[] = {
+        {0, true, 9, 17, 20}, {1, true, 6, 6, 11}, {2, false, 1, 18, 5}, {3, false, 1, 7, 4}};
+    v06_fields(r, falling, 4);
+    CHECK_OK(folio_vllm06_make_metadata(r->state, r->b, &r->f, &m));
+    check_maxima(m, 9, 17, 18, 20);
+    CHECK(folio_vllm06_metadata_get(m)->max_seqlen == 17);
+    CHECK(folio_vllm06_metadata_get(m)->max_kv_len == 17);
+    folio_vllm06_metadata_destroy(m);
 }
 
 /* The same step through the builder; the encoders of prompts are new, or cached already. */
@@ -314,142 +309,131 @@ static void build_falling(v06 *r, folio_vllm06_builder *builder)
     folio_vllm06_builder_destroy(plain);
 }
 
-void v06_same_metadata_builder(const char *original, const char *compute)
+void v06_same_metadata_builder(v06 *r)
 {
-    v06 r;
     folio_vllm06_builder *builder = NULL;
-    v06_init(&r, original, compute);
-    if (v06_open(&r) && v06_step(&r, encoded_prompts, 2)) {
-        folio_vllm06_builder_desc d = {
-            .struct_size = sizeof d, .block_size = r.block_size, .chunked_prefill_enabled = 1};
-        CHECK_OK(folio_vllm06_builder_create(r.state, r.b, &d, &builder));
-        folio_vllm06_metadata *m = build(&r, builder);
-        check_fields(&r, m, 3, 4);
-        check_maxima(m, 9, 17, 0, 28);
-        CHECK_INT(folio_vllm06_metadata_get(m)->num_encoder_tokens, 39);
-        folio_vllm06_metadata_destroy(m);
-        v06_fields(&r, encoded_decodes, 2); /* the builder is empty again */
-        m = build(&r, builder);
-        check_fields(&r, m, 3, 4);
-        check_maxima(m, 1, 0, 18, 28);
-        CHECK_INT(folio_vllm06_metadata_get(m)->num_encoder_tokens, 0);
-        folio_vllm06_metadata_destroy(m);
-        v06_fields(&r, encoded_both, 2); /* one array for prompts and decodes, of torch-sdpa too */
-        m = build(&r, builder);
-        check_fields(&r, m, 3, 4);
-        check_maxima(m, 6, 6, 18, 28);
-        CHECK_INT(folio_vllm06_metadata_get(m)->chunked_prefill, 0);
-        CHECK(folio_vllm06_metadata_get(m)->multi_modal_placeholder_index_maps == NULL);
-        folio_vllm06_metadata_destroy(m);
-        v06_fields(&r, two_decodes, 2);
-        m = build(&r, builder);
-        const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(m);
-        CHECK(f->encoder_seq_lens == NULL && f->cross_block_tables == NULL && !f->is_prompt);
-        CHECK(f->encoder_seq_lens_tensor == NULL && f->cross_slot_mapping == NULL);
-        CHECK(f->multi_modal_placeholder_index_maps == NULL);
-        folio_vllm06_metadata_destroy(m);
-        CHECK_OK(folio_vllm06_builder_build(builder, &m)); /* an empty step */
-        f = folio_vllm06_metadata_get(m);
-        CHECK(f->num_prefills == 0 && f->num_prefill_tokens == 0 && f->num_decode_tokens == 0);
-        folio_vllm06_metadata_destroy(m);
-        build_whole_prompts(&r);
-        build_falling(&r, builder);
-        build_encoders(&r, builder);
-        folio_vllm06_builder *none = NOWHERE;
-        for (int i = 0; i < 2; i++) { /* the smallest and the largest */
-            folio_vllm06_builder_desc limits = {.struct_size = sizeof limits,
-                                                .block_size = i ? 4096 : 1,
-                                                .sliding_window = i ? INT32_MAX : 0,
-                                                .max_seq_len_to_capture = i ? INT32_MAX : 0};
-            CHECK_OK(folio_vllm06_builder_create(r.state, r.b, &limits, &none));
-            folio_vllm06_builder_destroy(none);
-        }
-        none = NOWHERE;
-        REFUSED(folio_vllm06_builder_create(NULL, r.b, &d, &none), FOLIO_ERR_ARGUMENT, "NULL");
-        REFUSED(folio_vllm06_builder_create(r.state, NULL, &d, &none), FOLIO_ERR_ARGUMENT, "NULL");
-        REFUSED(folio_vllm06_builder_create(r.state, r.b, NULL, &none), FOLIO_ERR_ARGUMENT, "NULL");
-        REFUSED(folio_vllm06_builder_create(r.state, r.b, &d, NULL), FOLIO_ERR_ARGUMENT, "out");
-        d.max_seq_len_to_capture = INT64_MAX;
-        REFUSED(folio_vllm06_builder_create(r.state, r.b, &d, &none), FOLIO_ERR_ARGUMENT,
-                "max_seq_len_to_capture is 9223372036854775807");
-        d.max_seq_len_to_capture = -1;
-        REFUSED(folio_vllm06_builder_create(r.state, r.b, &d, &none), FOLIO_ERR_ARGUMENT,
-                "max_seq_len_to_capture is -1");
-        d.sliding_window = INT64_MAX;
-        REFUSED(folio_vllm06_builder_create(r.state, r.b, &d, &none), FOLIO_ERR_ARGUMENT,
-                "sliding_window is 9223372036854775807");
-        d.sliding_window = -1;
-        REFUSED(folio_vllm06_builder_create(r.state, r.b, &d, &none), FOLIO_ERR_ARGUMENT,
-                "sliding_window is -1");
-        d.block_size = 4097;
-        REFUSED(folio_vllm06_builder_create(r.state, r.b, &d, &none), FOLIO_ERR_ARGUMENT,
-                "block_size is 4097");
-        d.block_size = 0;
-        REFUSED(folio_vllm06_builder_create(r.state, r.b, &d, &none), FOLIO_ERR_ARGUMENT,
-                "block_size is 0");
-        CHECK(none == NULL);
+    v06_step(r, encoded_prompts, 2);
+    folio_vllm06_builder_desc d = {
+        .struct_size = sizeof d, .block_size = r->block_size, .chunked_prefill_enabled = 1};
+    CHECK_OK(folio_vllm06_builder_create(r->state, r->b, &d, &builder));
+    folio_vllm06_metadata *m = build(r, builder);
+    check_fields(r, m, 3, 4);
+    check_maxima(m, 9, 17, 0, 28);
+    CHECK_INT(folio_vllm06_metadata_get(m)->num_encoder_tokens, 39);
+    folio_vllm06_metadata_destroy(m);
+    v06_fields(r, encoded_decodes, 2); /* the builder is empty again */
+    m = build(r, builder);
+    check_fields(r, m, 3, 4);
+    check_maxima(m, 1, 0, 18, 28);
+    CHECK_INT(folio_vllm06_metadata_get(m)->num_encoder_tokens, 0);
+    folio_vllm06_metadata_destroy(m);
+    v06_fields(r, encoded_both, 2); /* one array for prompts and decodes, of torch-sdpa too */
+    m = build(r, builder);
+    check_fields(r, m, 3, 4);
+    check_maxima(m, 6, 6, 18, 28);
+    CHECK_INT(folio_vllm06_metadata_get(m)->chunked_prefill, 0);
+    CHECK(folio_vllm06_metadata_get(m)->multi_modal_placeholder_index_maps == NULL);
+    folio_vllm06_metadata_destroy(m);
+    v06_fields(r, two_decodes, 2);
+    m = build(r, builder);
+    const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(m);
+    CHECK(f->encoder_seq_lens == NULL && f->cross_block_tables == NULL && !f->is_prompt);
+    CHECK(f->encoder_seq_lens_tensor == NULL && f->cross_slot_mapping == NULL);
+    CHECK(f->multi_modal_placeholder_index_maps == NULL);
+    folio_vllm06_metadata_destroy(m);
+    CHECK_OK(folio_vllm06_builder_build(builder, &m)); /* an empty step */
+    f = folio_vllm06_metadata_get(m);
+    CHECK(f->num_prefills == 0 && f->num_prefill_tokens == 0 && f->num_decode_tokens == 0);
+    folio_vllm06_metadata_destroy(m);
+    build_whole_prompts(r);
+    build_falling(r, builder);
+    build_encoders(r, builder);
+    folio_vllm06_builder *none = NOWHERE;
+    for (int i = 0; i < 2; i++) { /* the smallest and the largest */
+        folio_vllm06_builder_desc limits = {.struct_size = sizeof limits,
+                                            .block_size = i ? 4096 : 1,
+                                            .sliding_window = i ? INT32_MAX : 0,
+                                            .max_seq_len_to_capture = i ? INT32_MAX : 0};
+        CHECK_OK(folio_vllm06_builder_create(r->state, r->b, &limits, &none));
+        folio_vllm06_builder_destroy(none);
     }
+    none = NOWHERE;
+    REFUSED(folio_vllm06_builder_create(NULL, r->b, &d, &none), FOLIO_ERR_ARGUMENT, "NULL");
+    REFUSED(folio_vllm06_builder_create(r->state, NULL, &d, &none), FOLIO_ERR_ARGUMENT, "NULL");
+    REFUSED(folio_vllm06_builder_create(r->state, r->b, NULL, &none), FOLIO_ERR_ARGUMENT, "NULL");
+    REFUSED(folio_vllm06_builder_create(r->state, r->b, &d, NULL), FOLIO_ERR_ARGUMENT, "out");
+    d.max_seq_len_to_capture = INT64_MAX;
+    REFUSED(folio_vllm06_builder_create(r->state, r->b, &d, &none), FOLIO_ERR_ARGUMENT,
+            "max_seq_len_to_capture is 9223372036854775807");
+    d.max_seq_len_to_capture = -1;
+    REFUSED(folio_vllm06_builder_create(r->state, r->b, &d, &none), FOLIO_ERR_ARGUMENT,
+            "max_seq_len_to_capture is -1");
+    d.sliding_window = INT64_MAX;
+    REFUSED(folio_vllm06_builder_create(r->state, r->b, &d, &none), FOLIO_ERR_ARGUMENT,
+            "sliding_window is 9223372036854775807");
+    d.sliding_window = -1;
+    REFUSED(folio_vllm06_builder_create(r->state, r->b, &d, &none), FOLIO_ERR_ARGUMENT,
+            "sliding_window is -1");
+    d.block_size = 4097;
+    REFUSED(folio_vllm06_builder_create(r->state, r->b, &d, &none), FOLIO_ERR_ARGUMENT,
+            "block_size is 4097");
+    d.block_size = 0;
+    REFUSED(folio_vllm06_builder_create(r->state, r->b, &d, &none), FOLIO_ERR_ARGUMENT,
+            "block_size is 0");
+    CHECK(none == NULL);
     folio_vllm06_builder_destroy(builder);
-    v06_close(&r);
 }
 
-void v06_same_get_seq_lens(const char *original, const char *compute)
+void v06_same_get_seq_lens(v06 *r)
 {
-    v06 r;
-    v06_init(&r, original, compute);
-    if (v06_open(&r) && v06_step(&r, encoded_prompts, 2)) {
-        const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(r.m);
-        CHECK_INT(FOLIO_ATTENTION_DECODER, 0); /* what a caller gets who says nothing */
-        for (int type = 0; type < FOLIO_NUM_ATTENTION_TYPES; type++) {
-            const int32_t *q = NULL, *kv = NULL;
-            bool encoder = type == FOLIO_ATTENTION_ENCODER,
-                 cross = type == FOLIO_ATTENTION_ENCODER_DECODER;
-            CHECK_OK(folio_vllm06_get_seq_lens(r.m, (folio_attention_type)type, &q, &kv));
-            CHECK(q == (encoder ? f->encoder_seq_lens : f->seq_lens));
-            CHECK(kv == (encoder || cross ? f->encoder_seq_lens : f->seq_lens));
-        }
-        const int32_t *q, *kv;
-        for (int i = 0; i < 2; i++) { /* a value that is no type, in each call that takes one */
-            folio_attention_type none = (folio_attention_type)(i == 0 ? 4 : -1);
-            const char *words = i == 0 ? "type 4 is unknown" : "type -1 is unknown";
-            folio_vllm06_seq_len_block_table_args args;
-            const folio_vllm06_bias *got;
-            REFUSED(folio_vllm06_get_seq_lens(r.m, none, &q, &kv), FOLIO_ERR_ARGUMENT, words);
-            REFUSED(folio_vllm06_get_seq_len_block_table_args(r.m, 1, none, &args),
-                    FOLIO_ERR_ARGUMENT, words);
-            REFUSED(folio_vllm06_get_attn_bias(r.m, none, &got), FOLIO_ERR_ARGUMENT, words);
-            REFUSED(folio_vllm06_set_attn_bias(r.m, none, NULL), FOLIO_ERR_ARGUMENT, words);
-            folio_vllm06_forward_args a = v06_args(&r, FOLIO_ATTENTION_DECODER);
-            a.attn_type = none;
-            V06_REFUSED(&r, &a, FOLIO_ERR_ARGUMENT, words);
-        }
-        REFUSED(folio_vllm06_get_seq_lens(NULL, FOLIO_ATTENTION_DECODER, &q, &kv),
-                FOLIO_ERR_ARGUMENT, "NULL");
-        REFUSED(folio_vllm06_get_seq_lens(r.m, FOLIO_ATTENTION_DECODER, NULL, &kv),
-                FOLIO_ERR_ARGUMENT, "NULL");
-        REFUSED(folio_vllm06_get_seq_lens(r.m, FOLIO_ATTENTION_DECODER, &q, NULL),
-                FOLIO_ERR_ARGUMENT, "NULL");
+    v06_step(r, encoded_prompts, 2);
+    const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(r->m);
+    CHECK_INT(FOLIO_ATTENTION_DECODER, 0); /* what a caller gets who says nothing */
+    for (int type = 0; type < FOLIO_NUM_ATTENTION_TYPES; type++) {
+        const int32_t *q = NULL, *kv = NULL;
+        bool encoder = type == FOLIO_ATTENTION_ENCODER,
+             cross = type == FOLIO_ATTENTION_ENCODER_DECODER;
+        CHECK_OK(folio_vllm06_get_seq_lens(r->m, (folio_attention_type)type, &q, &kv));
+        CHECK(q == (encoder ? f->encoder_seq_lens : f->seq_lens));
+        CHECK(kv == (encoder || cross ? f->encoder_seq_lens : f->seq_lens));
     }
-    v06_close(&r);
+    const int32_t *q, *kv;
+    for (int i = 0; i < 2; i++) { /* a value that is no type, in each call that takes one */
+        folio_attention_type none = (folio_attention_type)(i == 0 ? 4 : -1);
+        const char *words = i == 0 ? "type 4 is unknown" : "type -1 is unknown";
+        folio_vllm06_seq_len_block_table_args args;
+        const folio_vllm06_bias *got;
+        REFUSED(folio_vllm06_get_seq_lens(r->m, none, &q, &kv), FOLIO_ERR_ARGUMENT, words);
+        REFUSED(folio_vllm06_get_seq_len_block_table_args(r->m, 1, none, &args), FOLIO_ERR_ARGUMENT,
+                words);
+        REFUSED(folio_vllm06_get_attn_bias(r->m, none, &got), FOLIO_ERR_ARGUMENT, words);
+        REFUSED(folio_vllm06_set_attn_bias(r->m, none, NULL), FOLIO_ERR_ARGUMENT, words);
+        folio_vllm06_forward_args a = v06_args(r, FOLIO_ATTENTION_DECODER);
+        a.attn_type = none;
+        V06_REFUSED(r, &a, FOLIO_ERR_ARGUMENT, words);
+    }
+    REFUSED(folio_vllm06_get_seq_lens(NULL, FOLIO_ATTENTION_DECODER, &q, &kv), FOLIO_ERR_ARGUMENT,
+            "NULL");
+    REFUSED(folio_vllm06_get_seq_lens(r->m, FOLIO_ATTENTION_DECODER, NULL, &kv), FOLIO_ERR_ARGUMENT,
+            "NULL");
+    REFUSED(folio_vllm06_get_seq_lens(r->m, FOLIO_ATTENTION_DECODER, &q, NULL), FOLIO_ERR_ARGUMENT,
+            "NULL");
 }
 
-void v06_same_get_seq_len_block_table_args(const char *original, const char *compute)
+void v06_same_get_seq_len_block_table_args(v06 *r)
 {
-    v06 r;
-    v06_init(&r, original, compute);
-    bool opened = v06_open(&r);
-    for (int chunked = 0; opened && chunked < 2; chunked++) {
-        v06_fields(&r, mixed_step, 4);
-        v06_narrow_cross(&r, 3);
+    for (int chunked = 0; chunked < 2; chunked++) {
+        v06_fields(r, mixed_step, 4);
+        v06_narrow_cross(r, 3);
         if (chunked) { /* lengths and tables of prompts and of decodes apart */
-            r.f.chunked_prefill = 1;
-            r.f.seq_lens_tensor = r.lens + 3;
-            r.f.prefill_block_tables = r.tables;
-            r.f.prefill_block_tables_stride = r.blocks_per_seq;
-            r.f.block_tables = r.tables + 3 * r.blocks_per_seq;
+            r->f.chunked_prefill = 1;
+            r->f.seq_lens_tensor = r->lens + 3;
+            r->f.prefill_block_tables = r->tables;
+            r->f.prefill_block_tables_stride = r->blocks_per_seq;
+            r->f.block_tables = r->tables + 3 * r->blocks_per_seq;
         }
-        if (!v06_remake(&r)) continue;
-        const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(r.m);
+        v06_remake(r);
+        const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(r->m);
         folio_vllm06_seq_len_block_table_args a;
         for (int prompt = 0; prompt < 2; prompt++) {
             const int32_t *lens = chunked && prompt ? f->seq_lens : f->seq_lens_tensor;
@@ -457,7 +441,7 @@ void v06_same_get_seq_len_block_table_args(const char *original, const char *com
             for (int type = 0; type < FOLIO_NUM_ATTENTION_TYPES; type++) {
                 bool of_encoder =
                     type == FOLIO_ATTENTION_ENCODER || type == FOLIO_ATTENTION_ENCODER_DECODER;
-                CHECK_OK(folio_vllm06_get_seq_len_block_table_args(r.m, prompt,
+                CHECK_OK(folio_vllm06_get_seq_len_block_table_args(r->m, prompt,
                                                                    (folio_attention_type)type, &a));
                 CHECK(a.seq_lens == (of_encoder ? f->encoder_seq_lens_tensor : lens));
                 CHECK_INT(a.max_seq_len, of_encoder ? 20 : prompt ? 18 : 9);
@@ -465,15 +449,14 @@ void v06_same_get_seq_len_block_table_args(const char *original, const char *com
                                          : type == FOLIO_ATTENTION_ENCODER_DECODER
                                              ? f->cross_block_tables
                                              : NULL));
-                CHECK_INT(a.block_tables_stride, type == FOLIO_ATTENTION_DECODER ? r.blocks_per_seq
+                CHECK_INT(a.block_tables_stride, type == FOLIO_ATTENTION_DECODER ? r->blocks_per_seq
                                                  : type == FOLIO_ATTENTION_ENCODER_DECODER ? 3
                                                                                            : 0);
             }
         }
-        REFUSED(folio_vllm06_get_seq_len_block_table_args(r.m, 1, (folio_attention_type)4, &a),
+        REFUSED(folio_vllm06_get_seq_len_block_table_args(r->m, 1, (folio_attention_type)4, &a),
                 FOLIO_ERR_ARGUMENT, "4");
-        REFUSED(folio_vllm06_get_seq_len_block_table_args(r.m, 1, FOLIO_ATTENTION_DECODER, NULL),
+        REFUSED(folio_vllm06_get_seq_len_block_table_args(r->m, 1, FOLIO_ATTENTION_DECODER, NULL),
                 FOLIO_ERR_ARGUMENT, "NULL");
     }
-    v06_close(&r);
 }
