@@ -28,7 +28,7 @@ static const folio_vllm06_metadata_fields *full_step(v06 *r)
     r->f.encoder_seq_start_loc = encoder_starts;
     r->f.use_cuda_graph = 1;
     v06_remake(r);
-    return folio_vllm06_metadata_get(r->m);
+    return v06_get(r);
 }
 
 static bool same_biases(const folio_vllm06_metadata_fields *f,
@@ -44,8 +44,7 @@ static bool same_biases(const folio_vllm06_metadata_fields *f,
  * those of vllm06.views; here: the sums of encoders, and maxima of the other kind. */
 static void prefill_metadata(v06 *r)
 {
-    static const folio_attention_type types[] = {FOLIO_ATTENTION_DECODER, FOLIO_ATTENTION_ENCODER,
-                                                 FOLIO_ATTENTION_ENCODER_DECODER};
+    static const folio_attention_type types[] = {DECODER, ENCODER, CROSS};
     static const v06_seq longest_is_a_prompts[] = {{0, true, 6, 6, 30}, {1, false, 1, 9, 20}};
     float zeros[7 * 7] = {0};
     folio_vllm06_bias biases[2] = {{zeros, 1, 7, 7}, {zeros, 1, 1, 1}};
@@ -59,8 +58,8 @@ static void prefill_metadata(v06 *r)
         CHECK(f->encoder_seq_start_loc[2] == 20 && d->encoder_seq_start_loc == NULL);
         CHECK(same_biases(f, all, true) && d->attn_bias == NULL && d->slot_mapping[2] == -1);
         for (int i = 0; i < 3; i++)
-            REFUSED(folio_vllm06_set_attn_bias((folio_vllm06_metadata *)p, types[i], biases),
-                    FOLIO_ERR_ARGUMENT, "view");
+            REJECTED(folio_vllm06_set_attn_bias((folio_vllm06_metadata *)p, types[i], biases),
+                     "view");
         for (int i = 0; i < 3; i++) CHECK_OK(folio_vllm06_set_attn_bias(r->m, types[i], NULL));
         CHECK(same_biases(f, all, false));
     }
@@ -126,8 +125,8 @@ static void forward_of_a_view(v06 *r)
     r->m = (folio_vllm06_metadata *)folio_vllm06_prefill_metadata(whole);
     v06_fields(r, mixed, 2);
     v06_run(r, "EDX");
-    CHECK_OK(folio_vllm06_set_attn_bias(whole, FOLIO_ATTENTION_DECODER, biases));
-    CHECK(folio_vllm06_metadata_get(r->m)->attn_bias != NULL);
+    CHECK_OK(folio_vllm06_set_attn_bias(whole, DECODER, biases));
+    CHECK(v06_get(r)->attn_bias != NULL);
     v06_run(r, "D"); /* the step's biases hold for the view */
     r->m = (folio_vllm06_metadata *)folio_vllm06_decode_metadata(whole);
     v06_fields(r, mixed + 2, 3);
@@ -177,31 +176,30 @@ static void biases_by_type(v06 *r)
     folio_vllm06_bias self[] = {{numbers, 4, 6, 6}, {numbers + 9, 4, 5, 5}};
     v06_play(r, before, 2, "DX");
     v06_step(r, prompts, 3);
-    CHECK_OK(folio_vllm06_set_attn_bias(r->m, FOLIO_ATTENTION_ENCODER, encoder));
-    CHECK_OK(folio_vllm06_set_attn_bias(r->m, FOLIO_ATTENTION_ENCODER_DECODER, cross));
-    CHECK_OK(folio_vllm06_set_attn_bias(r->m, FOLIO_ATTENTION_DECODER, self));
-    v06_check_biases(r, FOLIO_ATTENTION_ENCODER, encoder, 2);
-    v06_check_biases(r, FOLIO_ATTENTION_ENCODER_DECODER, cross, 2);
-    v06_check_biases(r, FOLIO_ATTENTION_DECODER, self, 2);
+    CHECK_OK(folio_vllm06_set_attn_bias(r->m, ENCODER, encoder));
+    CHECK_OK(folio_vllm06_set_attn_bias(r->m, CROSS, cross));
+    CHECK_OK(folio_vllm06_set_attn_bias(r->m, DECODER, self));
+    v06_check_biases(r, ENCODER, encoder, 2);
+    v06_check_biases(r, CROSS, cross, 2);
+    v06_check_biases(r, DECODER, self, 2);
     v06_run(r, "EDX");
     /* taken back and set again between the layers of a step */
-    CHECK_OK(folio_vllm06_set_attn_bias(r->m, FOLIO_ATTENTION_ENCODER_DECODER, NULL));
+    CHECK_OK(folio_vllm06_set_attn_bias(r->m, CROSS, NULL));
     v06_run(r, "X");
-    CHECK_OK(folio_vllm06_set_attn_bias(r->m, FOLIO_ATTENTION_ENCODER_DECODER, cross));
+    CHECK_OK(folio_vllm06_set_attn_bias(r->m, CROSS, cross));
     v06_run(r, "X");
     /* a prompt that has no encoder, and a bias over its 0 keys */
     static const v06_seq without[] = {{0, true, 6, 6, 11}, {1, true, 5, 5, 0}};
     folio_vllm06_bias over_none[] = {{numbers, 1, 6, 11}, {numbers, 1, 5, 0}};
     v06_step(r, without, 2);
-    CHECK_OK(folio_vllm06_set_attn_bias(r->m, FOLIO_ATTENTION_ENCODER_DECODER, over_none));
+    CHECK_OK(folio_vllm06_set_attn_bias(r->m, CROSS, over_none));
     v06_run(r, "X");
     static const v06_seq three[] = {{0, true, 6, 6, 11}, {1, true, 5, 5, 7}, {3, true, 4, 4, 3}};
     const folio_vllm06_bias of_three[][3] = {
         {{numbers, 4, 6, 6}, {numbers + 9, 4, 5, 5}, {numbers + 2, 1, 4, 4}},
         {{numbers, 4, 11, 11}, {numbers + 50, 1, 7, 7}, {numbers + 4, 4, 3, 3}},
         {{numbers, 1, 6, 11}, {numbers + 3, 4, 5, 7}, {numbers + 7, 1, 4, 3}}};
-    static const folio_attention_type types[] = {FOLIO_ATTENTION_DECODER, FOLIO_ATTENTION_ENCODER,
-                                                 FOLIO_ATTENTION_ENCODER_DECODER};
+    static const folio_attention_type types[] = {DECODER, ENCODER, CROSS};
     for (int i = 0; i < 3; i++) {
         v06_step(r, three, 3);
         CHECK_OK(folio_vllm06_set_attn_bias(r->m, types[i], of_three[i]));
@@ -210,13 +208,13 @@ static void biases_by_type(v06 *r)
     static const v06_seq longer[] = {{0, true, 9, 9, 4}}; /* more rows than keys */
     folio_vllm06_bias over_few[] = {{numbers, 4, 9, 4}};
     v06_step(r, longer, 1);
-    CHECK_OK(folio_vllm06_set_attn_bias(r->m, FOLIO_ATTENTION_ENCODER_DECODER, over_few));
+    CHECK_OK(folio_vllm06_set_attn_bias(r->m, CROSS, over_few));
     v06_run(r, "X");
     static const v06_seq chunk[] = {{0, true, 3, 9, 0}};
     folio_vllm06_bias of_chunk[] = {{numbers, 4, 3, 9}};
     v06_step(r, chunk, 1);
-    CHECK_OK(folio_vllm06_set_attn_bias(r->m, FOLIO_ATTENTION_DECODER, of_chunk));
-    v06_check_biases(r, FOLIO_ATTENTION_DECODER, of_chunk, 1);
+    CHECK_OK(folio_vllm06_set_attn_bias(r->m, DECODER, of_chunk));
+    v06_check_biases(r, DECODER, of_chunk, 1);
     v06_run(r, "D");
     /* The same given with the fields. */
     v06_fields(r, chunk, 1);
@@ -259,7 +257,7 @@ static void alike_layers(v06 *r)
     folio_vllm06_metadata_destroy(r->m);
     r->m = NULL;
     CHECK_OK(folio_vllm06_make_metadata(state, r->b, &r->f, &r->m));
-    folio_vllm06_forward_args a = v06_args(r, FOLIO_ATTENTION_DECODER);
+    folio_vllm06_forward_args a = v06_args(r, DECODER);
     CHECK_OK(folio_vllm06_forward(impls[0], &a, NULL));
     int64_t made = counter.live;
     for (int i = 0; i < 4; i++) CHECK_OK(folio_vllm06_forward(impls[i % 2], &a, NULL));
@@ -341,8 +339,7 @@ static void run_refused(v06 *r, const v06_seq *prompts)
     v06_fields(r, chunk, 1);
     r->tables[1] = (int32_t)r->num_blocks;
     CHECK_OK(folio_vllm06_make_metadata(r->state, r->b, &r->f, &r->m));
-    folio_vllm06_forward_args a = v06_args(r, FOLIO_ATTENTION_DECODER);
-    V06_REFUSED(r, &a, FOLIO_ERR_ARGUMENT, "block_table");
+    V06_REJECTS(r, DECODER, "block_table");
     folio_vllm06_metadata_destroy(r->m);
     r->m = own;
     v06_fields(r, prompts, 2);
@@ -383,7 +380,7 @@ static void more_caches_than_kept(v06 *r)
     v06_play(r, decodes, 1, "D");
     support_buffer first = support_buffer_make(r->out.bytes);
     memcpy(first.data, r->out.data, first.bytes);
-    folio_vllm06_forward_args a = v06_args(r, FOLIO_ATTENTION_DECODER);
+    folio_vllm06_forward_args a = v06_args(r, DECODER);
     folio_vllm06_kv_cache kv = r->kv[0];
     a.kv_cache = &kv;
     for (size_t i = 0; i < 1200; i++) {
@@ -405,7 +402,7 @@ static void metadata_serves_all_layers(v06 *r)
     v06_play(r, prompts, 2, "D");
     support_buffer first = support_buffer_make(r->out.bytes);
     memcpy(first.data, r->out.data, first.bytes);
-    folio_vllm06_forward_args a = v06_args(r, FOLIO_ATTENTION_DECODER);
+    folio_vllm06_forward_args a = v06_args(r, DECODER);
     a.kv_cache = &r->kv[1];
     CHECK_OK(folio_vllm06_forward(r->impl, &a, NULL));
     CHECK(memcmp(first.data, r->out.data, first.bytes) == 0);
@@ -424,10 +421,10 @@ static void streams(v06 *r)
     static const v06_seq prompts[] = {{0, true, 11, 11, 0}};
     if (strcmp(r->compute, "cuda") == 0) return; /* there every call has run on one */
     v06_step(r, prompts, 1);
-    folio_vllm06_forward_args a = v06_args(r, FOLIO_ATTENTION_DECODER);
+    folio_vllm06_forward_args a = v06_args(r, DECODER);
     const folio_run on_stream = {.struct_size = sizeof on_stream, .stream = r};
-    REFUSED(folio_vllm06_forward(r->impl, &a, &on_stream), FOLIO_ERR_ARGUMENT, "stream");
-    REFUSED(folio_vllm06_begin_forward(r->state, r->m, &on_stream), FOLIO_ERR_ARGUMENT, "stream");
+    REJECTED(folio_vllm06_forward(r->impl, &a, &on_stream), "stream");
+    REJECTED(folio_vllm06_begin_forward(r->state, r->m, &on_stream), "stream");
     CHECK(support_is_poison(r->out.data, r->out.bytes));
     v06_check_images(r); /* all NaN */
     v06_run(r, "D");
@@ -435,16 +432,15 @@ static void streams(v06 *r)
     support_buffer few = support_buffer_make(64);
     const folio_run in_few = {
         .struct_size = sizeof in_few, .workspace = few.data, .workspace_size = few.bytes};
-    a = v06_args(r, FOLIO_ATTENTION_DECODER);
+    a = v06_args(r, DECODER);
     CHECK_OK(folio_vllm06_forward(r->impl, &a, &in_few));
     CHECK(support_is_poison(few.data, few.bytes));
     support_buffer_free(&few);
     v06_check_images(r);
     const folio_block_pair pair[] = {{r->tables[0], 5}}; /* a block with numbers, to one of NaN */
-    REFUSED(folio_vllm06_copy_blocks(r->state, r->kv, 2, pair, 1, &on_stream), FOLIO_ERR_ARGUMENT,
-            "stream");
-    REFUSED(folio_vllm06_swap_blocks(r->state, &r->kv[0], &r->kv[1], pair, 1, &on_stream),
-            FOLIO_ERR_ARGUMENT, "stream");
+    REJECTED(folio_vllm06_copy_blocks(r->state, r->kv, 2, pair, 1, &on_stream), "stream");
+    REJECTED(folio_vllm06_swap_blocks(r->state, &r->kv[0], &r->kv[1], pair, 1, &on_stream),
+             "stream");
     v06_check_images(r);
     CHECK_OK(folio_vllm06_copy_blocks(r->state, r->kv, 2, pair, 1, NULL));
     CHECK_OK(folio_vllm06_swap_blocks(r->state, &r->kv[0], &r->kv[1], pair, 1, NULL));
@@ -470,7 +466,7 @@ static folio_status capture_with(const v06 *r, folio_vllm06_state *state, folio_
     a.attn_metadata = m;
     a.query.tokens = a.key.tokens = a.value.tokens = a.output.tokens = 2;
     if (status == FOLIO_OK) status = folio_vllm06_forward(impl, &a, NULL);
-    a.attn_type = FOLIO_ATTENTION_ENCODER_DECODER; /* a second plan of the graph */
+    a.attn_type = CROSS; /* a second plan of the graph */
     a.key = a.value = (folio_tensor){0};
     if (status == FOLIO_OK) status = folio_vllm06_forward(impl, &a, NULL);
     if (status == FOLIO_OK) status = folio_vllm06_begin_forward(clone, m, NULL);
@@ -545,7 +541,7 @@ static folio_status step_with(const v06 *r, const folio_allocator *allocator,
     a.attn_metadata = m;
     if (status == FOLIO_OK) status = folio_vllm06_forward(impl, &a, NULL);
     for (int i = 0; i < 2 && status == FOLIO_OK; i++) /* the second replaces the first */
-        status = folio_vllm06_set_attn_bias(m, FOLIO_ATTENTION_DECODER, &bias);
+        status = folio_vllm06_set_attn_bias(m, DECODER, &bias);
     if (status == FOLIO_OK) status = capture_with(r, state, impl, args);
     if (status == FOLIO_OK) status = more_with(r, state, impl, args);
     folio_vllm06_metadata_destroy(m);
@@ -562,7 +558,7 @@ static void out_of_memory(v06 *r)
     r->d.alibi_slopes = r->slopes;
     v06_step(r, prompts, 1);
     folio_status status = FOLIO_ERR_MEMORY;
-    folio_vllm06_forward_args a = v06_args(r, FOLIO_ATTENTION_DECODER);
+    folio_vllm06_forward_args a = v06_args(r, DECODER);
     int64_t tries = 0;
     while (status == FOLIO_ERR_MEMORY && tries < 500) {
         support_counter counter = {.fail_at = ++tries};

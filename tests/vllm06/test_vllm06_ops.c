@@ -133,8 +133,7 @@ OPS_TEST(paged_attention_plans_anew)
     folio_vllm06_paged_attention_args a = bed_arguments(&b);
     bed_check_v1(&other); /* what was refused is refused again, and harms no call before or after */
     for (int i = 0; i < 2; i++)
-        REFUSED(folio_vllm06_paged_attention_v1(state, &a, &b.c, NULL), FOLIO_ERR_ARGUMENT,
-                "block_table");
+        REJECTED(folio_vllm06_paged_attention_v1(state, &a, &b.c, NULL), "block_table");
     bed_check_v1(&other);
     bed_close(&b);
     bed_close(&other);
@@ -177,18 +176,17 @@ OPS_TEST(paged_attention_shared_blocks)
     /* A bad block in the second partition is found before the first is computed. */
     memset(tmp, 0xff, (size_t)(2 * n * parts) * sizeof *tmp);
     tables[512 / 16] = (int32_t)b.c.num_blocks;
-    REFUSED(
+    REJECTED(
         folio_vllm06_paged_attention_v2(state, &a, &b.c, sums, sums + 2 * heads * parts, tmp, NULL),
-        FOLIO_ERR_ARGUMENT, "block_table");
+        "block_table");
     CHECK(support_is_poison(tmp, (size_t)(2 * n * parts) * sizeof *tmp));
     float *shifted = (float *)(void *)((char *)sums + 1);
-    REFUSED(folio_vllm06_paged_attention_v2(state, &a, &b.c, shifted, sums, tmp, NULL),
-            FOLIO_ERR_ARGUMENT, "exp_sums|align");
-    REFUSED(folio_vllm06_paged_attention_v2(state, &a, &b.c, sums, shifted, tmp, NULL),
-            FOLIO_ERR_ARGUMENT, "max_logits|align");
+    REJECTED(folio_vllm06_paged_attention_v2(state, &a, &b.c, shifted, sums, tmp, NULL),
+             "exp_sums|align");
+    REJECTED(folio_vllm06_paged_attention_v2(state, &a, &b.c, sums, shifted, tmp, NULL),
+             "max_logits|align");
     a.max_num_blocks_per_seq = INT64_MAX;
-    REFUSED(folio_vllm06_paged_attention_v1(state, &a, &b.c, NULL), FOLIO_ERR_ARGUMENT,
-            "max_num_blocks_per_seq");
+    REJECTED(folio_vllm06_paged_attention_v1(state, &a, &b.c, NULL), "max_num_blocks_per_seq");
     free(tables);
     free(sums);
     free(tmp);
@@ -291,10 +289,9 @@ OPS_TEST(paged_attention_query_stride)
         if (i == COUNT_OF(bad)) a.query = b.out.data;
         const char *words = i < COUNT_OF(bad) ? "token_stride" : "share memory";
         if (i == COUNT_OF(bad) && strcmp(backend, "cuda") == 0) continue;
-        REFUSED(folio_vllm06_paged_attention_v1(state, &a, &b.c, NULL), FOLIO_ERR_ARGUMENT, words);
+        REJECTED(folio_vllm06_paged_attention_v1(state, &a, &b.c, NULL), words);
         memset(tmp, 0xFF, sizeof tmp);
-        REFUSED(folio_vllm06_paged_attention_v2(state, &a, &b.c, sums, tops, tmp, NULL),
-                FOLIO_ERR_ARGUMENT, words);
+        REJECTED(folio_vllm06_paged_attention_v2(state, &a, &b.c, sums, tops, tmp, NULL), words);
         CHECK(support_is_poison(b.out.data, b.out.bytes) && support_is_poison(tmp, sizeof tmp));
     }
     bed_close(&b);
@@ -447,11 +444,9 @@ static void bad_pairs(folio_vllm06_state *state, const folio_vllm06_kv_cache *fr
                {{{last, 3}, {3, last}}, "is both read and written", true}};
     for (int i = 0; i < COUNT_OF(bad); i++) {
         if (bad[i].chain && from != to) continue;
-        REFUSED(folio_vllm06_swap_blocks(state, from, to, bad[i].pairs, 2, NULL),
-                FOLIO_ERR_ARGUMENT, bad[i].words);
+        REJECTED(folio_vllm06_swap_blocks(state, from, to, bad[i].pairs, 2, NULL), bad[i].words);
         if (from == to)
-            REFUSED(folio_vllm06_copy_blocks(state, from, 1, bad[i].pairs, 2, NULL),
-                    FOLIO_ERR_ARGUMENT, bad[i].words);
+            REJECTED(folio_vllm06_copy_blocks(state, from, 1, bad[i].pairs, 2, NULL), bad[i].words);
     }
 }
 
@@ -473,23 +468,23 @@ OPS_TEST(copy_blocks)
     CHECK_OK(folio_vllm06_copy_blocks(state, NULL, 0, one, 1, NULL));   /* and none at all */
     CHECK(same_block(&a, last, &a, 5) && is_filled(&b, 5, 5, false));
     bad_pairs(state, &a.c, &a.c, last);
-    REFUSED(folio_vllm06_copy_blocks(state, NULL, 2, pairs, 1, NULL), FOLIO_ERR_ARGUMENT, "NULL");
-    REFUSED(folio_vllm06_copy_blocks(NULL, caches, 2, pairs, 1, NULL), FOLIO_ERR_ARGUMENT, "state");
+    REJECTED(folio_vllm06_copy_blocks(state, NULL, 2, pairs, 1, NULL), "NULL");
+    REJECTED(folio_vllm06_copy_blocks(NULL, caches, 2, pairs, 1, NULL), "state");
     static const int64_t bad_counts[] = {-1, INT64_MAX};
     for (int i = 0; i < 2; i++)
-        REFUSED(folio_vllm06_copy_blocks(state, caches, bad_counts[i], pairs, 1, NULL),
-                FOLIO_ERR_ARGUMENT, "num_caches is outside [0, 2147483647]");
+        REJECTED(folio_vllm06_copy_blocks(state, caches, bad_counts[i], pairs, 1, NULL),
+                 "num_caches is outside [0, 2147483647]");
     const folio_block_pair fresh[] = {{last, 3}};
     caches[1].value_cache = NULL;
-    REFUSED(folio_vllm06_copy_blocks(state, caches, 2, fresh, 1, NULL), FOLIO_ERR_ARGUMENT,
-            "K and V in one allocation");
+    REJECTED(folio_vllm06_copy_blocks(state, caches, 2, fresh, 1, NULL),
+             "K and V in one allocation");
     for (int i = 0; i < 2; i++) {
         caches[0] = a.c;
         caches[1] = b.c;
         caches[i].num_blocks--;
-        REFUSED(folio_vllm06_copy_blocks(state, caches, 2, fresh, 1, NULL), FOLIO_ERR_ARGUMENT,
-                i ? "caches[1] has 339 blocks, kv_caches[0] 340"
-                  : "caches[1] has 340 blocks, kv_caches[0] 339");
+        REJECTED(folio_vllm06_copy_blocks(state, caches, 2, fresh, 1, NULL),
+                 i ? "caches[1] has 339 blocks, kv_caches[0] 340"
+                   : "caches[1] has 340 blocks, kv_caches[0] 339");
     }
     CHECK(!same_block(&a, last, &a, 3) && !same_block(&a, last - 1, &a, 3));
     bed_close(&a);
@@ -510,21 +505,19 @@ static void swap_overlapping(const bed *a, const bed *b, int64_t last, size_t bl
     bad[5].dtype = FOLIO_BF16;
     bad[6].key_cache = a->k.data;
     for (int i = 0; i < 7; i++)
-        REFUSED(folio_vllm06_swap_blocks(b->state, &b->c, &bad[i], one, 1, NULL),
-                FOLIO_ERR_ARGUMENT,
-                i == 6 ? "dst value_cache and src value_cache share memory"
-                       : "dst key_cache and src key_cache share memory");
+        REJECTED(folio_vllm06_swap_blocks(b->state, &b->c, &bad[i], one, 1, NULL),
+                 i == 6 ? "dst value_cache and src value_cache share memory"
+                        : "dst key_cache and src key_cache share memory");
     for (int i = 0; i < 4; i++) { /* the last block of one is all of the other */
         folio_vllm06_kv_cache other = b->c;
         other.num_blocks = 1;
         other.bytes = block;
         other.key_cache = i < 2 ? (char *)b->k.data + (size_t)last * block : a->k.data;
         other.value_cache = i < 2 ? a->v.data : (char *)b->v.data + (size_t)last * block;
-        REFUSED(folio_vllm06_swap_blocks(b->state, i % 2 ? &other : &b->c, i % 2 ? &b->c : &other,
-                                         zero, 1, NULL),
-                FOLIO_ERR_ARGUMENT,
-                i < 2 ? "dst key_cache and src key_cache share memory"
-                      : "dst value_cache and src value_cache share memory");
+        REJECTED(folio_vllm06_swap_blocks(b->state, i % 2 ? &other : &b->c, i % 2 ? &b->c : &other,
+                                          zero, 1, NULL),
+                 i < 2 ? "dst key_cache and src key_cache share memory"
+                       : "dst value_cache and src value_cache share memory");
     }
     CHECK(!same_block(b, 2, b, 6));
 }
@@ -552,28 +545,27 @@ OPS_TEST(swap_blocks)
                                        {last - 1, 5}}; /* of a target with fewer blocks */
     folio_vllm06_kv_cache fewer = b.c;
     fewer.num_blocks = 5;
-    REFUSED(folio_vllm06_swap_blocks(state, &a.c, &fewer, beyond, 2, NULL), FOLIO_ERR_ARGUMENT,
-            "pairs (to)[1] = 5 is outside [0, 5)");
+    REJECTED(folio_vllm06_swap_blocks(state, &a.c, &fewer, beyond, 2, NULL),
+             "pairs (to)[1] = 5 is outside [0, 5)");
     CHECK(support_is_poison((char *)b.k.data + 3 * n, n));
     CHECK_OK(folio_vllm06_swap_blocks(state, &b.c, &b.c, within, 1, NULL));
     CHECK(same_block(&b, 2, &b, 3) && same_block(&b, 2, &a, last - 1));
-    REFUSED(folio_vllm06_swap_blocks(state, &a.c, NULL, pairs, 2, NULL), FOLIO_ERR_ARGUMENT, "dst");
-    REFUSED(folio_vllm06_swap_blocks(state, NULL, &b.c, pairs, 2, NULL), FOLIO_ERR_ARGUMENT, "src");
-    REFUSED(folio_vllm06_swap_blocks(NULL, &a.c, &b.c, pairs, 2, NULL), FOLIO_ERR_ARGUMENT,
-            "state");
+    REJECTED(folio_vllm06_swap_blocks(state, &a.c, NULL, pairs, 2, NULL), "dst");
+    REJECTED(folio_vllm06_swap_blocks(state, NULL, &b.c, pairs, 2, NULL), "src");
+    REJECTED(folio_vllm06_swap_blocks(NULL, &a.c, &b.c, pairs, 2, NULL), "state");
     /* on a device a part is brought to a place of its own */
     if (strcmp(backend, "cuda") != 0) swap_overlapping(&a, &b, last, n);
     folio_vllm06_kv_cache other = b.c;
     other.dtype = FOLIO_BF16;
-    REFUSED(folio_vllm06_swap_blocks(state, &a.c, &other, pairs, 2, NULL), FOLIO_ERR_ARGUMENT,
-            "dtypes differ, f16 and bf16");
+    REJECTED(folio_vllm06_swap_blocks(state, &a.c, &other, pairs, 2, NULL),
+             "dtypes differ, f16 and bf16");
     for (int i = 0; i < 3; i++) { /* blocks of half the size */
         other = b.c;
         *(i == 0 ? &other.head_size : i == 1 ? &other.num_kv_heads : &other.block_size) /= 2;
-        REFUSED(folio_vllm06_swap_blocks(state, &a.c, &other, pairs, 2, NULL), FOLIO_ERR_ARGUMENT,
-                "geometries differ");
-        REFUSED(folio_vllm06_swap_blocks(state, &other, &a.c, pairs, 2, NULL), FOLIO_ERR_ARGUMENT,
-                "geometries differ");
+        REJECTED(folio_vllm06_swap_blocks(state, &a.c, &other, pairs, 2, NULL),
+                 "geometries differ");
+        REJECTED(folio_vllm06_swap_blocks(state, &other, &a.c, pairs, 2, NULL),
+                 "geometries differ");
     }
     CHECK_OK(folio_vllm06_swap_blocks(state, &a.c, &fewer, beyond, 1, NULL));
     CHECK(same_block(&a, last, &b, 3));
@@ -634,26 +626,22 @@ OPS_TEST(streams)
     workspace_is_not_used(&a, &b);
     support_buffer_poison(&b.k);
     support_buffer_poison(&b.v);
-    REFUSED(bed_store(&b, row, row, FOLIO_F32, 1, 0, 0, &slot, &on_stream), FOLIO_ERR_ARGUMENT,
-            "stream");
-    REFUSED(folio_vllm06_swap_blocks(state, &a.c, &b.c, pair, 1, &on_stream), FOLIO_ERR_ARGUMENT,
-            "stream");
+    REJECTED(bed_store(&b, row, row, FOLIO_F32, 1, 0, 0, &slot, &on_stream), "stream");
+    REJECTED(folio_vllm06_swap_blocks(state, &a.c, &b.c, pair, 1, &on_stream), "stream");
     CHECK(support_is_poison(b.k.data, b.k.bytes) && support_is_poison(b.v.data, b.v.bytes));
     int64_t last = a.c.num_blocks - 1;
     const folio_block_pair other[] = {{last, 2}};
     CHECK(!same_block(&a, last, &a, 2));
-    REFUSED(folio_vllm06_copy_blocks(state, &a.c, 1, other, 1, &on_stream), FOLIO_ERR_ARGUMENT,
-            "stream");
-    REFUSED(folio_vllm06_swap_blocks(state, &a.c, &a.c, other, 1, &on_stream), FOLIO_ERR_ARGUMENT,
-            "stream"); /* within one cache */
+    REJECTED(folio_vllm06_copy_blocks(state, &a.c, 1, other, 1, &on_stream), "stream");
+    REJECTED(folio_vllm06_swap_blocks(state, &a.c, &a.c, other, 1, &on_stream),
+             "stream"); /* within one cache */
     CHECK(!same_block(&a, last, &a, 2));
     folio_vllm06_paged_attention_args args = bed_arguments(&a);
-    REFUSED(folio_vllm06_paged_attention_v1(state, &args, &a.c, &on_stream), FOLIO_ERR_ARGUMENT,
-            "stream");
+    REJECTED(folio_vllm06_paged_attention_v1(state, &args, &a.c, &on_stream), "stream");
     memset(scratch, 0xFF, sizeof scratch);
-    REFUSED(folio_vllm06_paged_attention_v2(state, &args, &a.c, scratch[0], scratch[1], scratch[2],
-                                            &on_stream),
-            FOLIO_ERR_ARGUMENT, "stream");
+    REJECTED(folio_vllm06_paged_attention_v2(state, &args, &a.c, scratch[0], scratch[1], scratch[2],
+                                             &on_stream),
+             "stream");
     CHECK(support_is_poison(a.out.data, a.out.bytes));
     CHECK(support_is_poison(scratch, sizeof scratch));
     bed_close(&a);
@@ -708,13 +696,12 @@ OPS_TEST(copy_blocks_of_all_shapes)
               same_block(&beds[i], last - 1, &beds[i], 2));
     const folio_block_pair others[] = {{last, 3}};
     caches[3].bytes--; /* the last of them is refused before the first is written */
-    REFUSED(folio_vllm06_copy_blocks(state, caches, 4, others, 1, NULL), FOLIO_ERR_ARGUMENT,
-            "bytes is");
+    REJECTED(folio_vllm06_copy_blocks(state, caches, 4, others, 1, NULL), "bytes is");
     caches[3] = beds[3].c;
     for (int i = 2; i < 4; i++) { /* of another shape than the first, and of the same */
         caches[i].num_blocks--;
-        REFUSED(folio_vllm06_copy_blocks(state, caches, 4, others, 1, NULL), FOLIO_ERR_ARGUMENT,
-                i == 2 ? "caches[2] has 339 blocks" : "caches[3] has 339 blocks");
+        REJECTED(folio_vllm06_copy_blocks(state, caches, 4, others, 1, NULL),
+                 i == 2 ? "caches[2] has 339 blocks" : "caches[3] has 339 blocks");
         caches[i].num_blocks++;
     }
     for (int i = 0; i < 4; i++) {
@@ -730,7 +717,7 @@ OPS_TEST(copy_blocks_of_all_shapes)
         int64_t slots[] = {3, 4};                                                                  \
         folio_vllm06_reshape_and_cache_args a = bed_store_args(&b, row, row, FOLIO_F32, 2, slots); \
         change;                                                                                    \
-        REFUSED(folio_vllm06_reshape_and_cache(state, &a, &c, NULL), FOLIO_ERR_ARGUMENT, words);   \
+        REJECTED(folio_vllm06_reshape_and_cache(state, &a, &c, NULL), words);                      \
         CHECK(support_is_poison(b.k.data, b.k.bytes) && support_is_poison(b.v.data, b.v.bytes));   \
     } while (0)
 
@@ -773,9 +760,9 @@ OPS_TEST(reshape_and_cache_errors)
     CHECK_OK(bed_store(&b, row, row, FOLIO_F32, 1, 0, 0, &slot, NULL));
     CHECK(support_is_poison(b.k.data, b.k.bytes) && support_is_poison(b.v.data, b.v.bytes));
     folio_vllm06_reshape_and_cache_args a = bed_store_args(&b, row, row, FOLIO_F32, 1, &slot);
-    REFUSED(folio_vllm06_reshape_and_cache(NULL, &a, &b.c, NULL), FOLIO_ERR_ARGUMENT, "state");
-    REFUSED(folio_vllm06_reshape_and_cache(state, &a, NULL, NULL), FOLIO_ERR_ARGUMENT, "cache");
-    REFUSED(folio_vllm06_reshape_and_cache(state, NULL, &b.c, NULL), FOLIO_ERR_ARGUMENT, "NULL");
+    REJECTED(folio_vllm06_reshape_and_cache(NULL, &a, &b.c, NULL), "state");
+    REJECTED(folio_vllm06_reshape_and_cache(state, &a, NULL, NULL), "cache");
+    REJECTED(folio_vllm06_reshape_and_cache(state, NULL, &b.c, NULL), "NULL");
     bed_close(&b);
 }
 
@@ -784,9 +771,8 @@ OPS_TEST(reshape_and_cache_errors)
         folio_vllm06_kv_cache c = b.c;                                                             \
         folio_vllm06_paged_attention_args a = bed_arguments(&b);                                   \
         change;                                                                                    \
-        REFUSED(folio_vllm06_paged_attention_v1(state, &a, &c, NULL), FOLIO_ERR_ARGUMENT, words);  \
-        REFUSED(folio_vllm06_paged_attention_v2(state, &a, &c, sums, tops, tmp, NULL),             \
-                FOLIO_ERR_ARGUMENT, words);                                                        \
+        REJECTED(folio_vllm06_paged_attention_v1(state, &a, &c, NULL), words);                     \
+        REJECTED(folio_vllm06_paged_attention_v2(state, &a, &c, sums, tops, tmp, NULL), words);    \
         CHECK(support_is_poison(b.out.data, b.out.bytes));                                         \
         CHECK(support_is_poison(tmp, sizeof tmp) && support_is_poison(sums, sizeof sums));         \
         CHECK(support_is_poison(tops, sizeof tops));                                               \
@@ -844,15 +830,12 @@ OPS_TEST(paged_attention_errors)
     BAD_ATTENTION((void)0, "seq_lens[2]");
     b.lens[2] = 1;
     folio_vllm06_paged_attention_args a = bed_arguments(&b);
-    REFUSED(folio_vllm06_paged_attention_v1(state, NULL, &b.c, NULL), FOLIO_ERR_ARGUMENT, "NULL");
-    REFUSED(folio_vllm06_paged_attention_v1(NULL, &a, &b.c, NULL), FOLIO_ERR_ARGUMENT, "state");
-    REFUSED(folio_vllm06_paged_attention_v1(state, &a, NULL, NULL), FOLIO_ERR_ARGUMENT, "cache");
-    REFUSED(folio_vllm06_paged_attention_v2(state, &a, &b.c, NULL, tops, tmp, NULL),
-            FOLIO_ERR_ARGUMENT, "exp_sums");
-    REFUSED(folio_vllm06_paged_attention_v2(state, &a, &b.c, sums, NULL, tmp, NULL),
-            FOLIO_ERR_ARGUMENT, "max_logits");
-    REFUSED(folio_vllm06_paged_attention_v2(state, &a, &b.c, sums, tops, NULL, NULL),
-            FOLIO_ERR_ARGUMENT, "tmp_out");
+    REJECTED(folio_vllm06_paged_attention_v1(state, NULL, &b.c, NULL), "NULL");
+    REJECTED(folio_vllm06_paged_attention_v1(NULL, &a, &b.c, NULL), "state");
+    REJECTED(folio_vllm06_paged_attention_v1(state, &a, NULL, NULL), "cache");
+    REJECTED(folio_vllm06_paged_attention_v2(state, &a, &b.c, NULL, tops, tmp, NULL), "exp_sums");
+    REJECTED(folio_vllm06_paged_attention_v2(state, &a, &b.c, sums, NULL, tmp, NULL), "max_logits");
+    REJECTED(folio_vllm06_paged_attention_v2(state, &a, &b.c, sums, tops, NULL, NULL), "tmp_out");
     CHECK(support_is_poison(tmp, sizeof tmp) && support_is_poison(sums, sizeof sums));
     CHECK(support_is_poison(tops, sizeof tops) && support_is_poison(b.out.data, b.out.bytes));
     a.num_seqs = 0;
@@ -863,8 +846,8 @@ OPS_TEST(paged_attention_errors)
     bed_close(&b);
     bed_open(&b, state, FOLIO_F32, 4, 32, 24, short_lens);
     a = bed_arguments(&b);
-    REFUSED(folio_vllm06_paged_attention_v2(state, &a, &b.c, sums, tops, tmp, NULL),
-            FOLIO_ERR_ARGUMENT, "block_size 24 does not divide");
+    REJECTED(folio_vllm06_paged_attention_v2(state, &a, &b.c, sums, tops, tmp, NULL),
+             "block_size 24 does not divide");
     bed_close(&b);
 }
 
@@ -897,9 +880,9 @@ static void tmp_out_too_large(folio_vllm06_state *state)
     a.max_num_blocks_per_seq = 0;
     a.num_heads = 1 << 16;
     a.max_seq_len = INT32_MAX;
-    REFUSED(
+    REJECTED(
         folio_vllm06_paged_attention_v2(state, &a, &b.c, scratch, scratch + 1, scratch + 2, NULL),
-        FOLIO_ERR_ARGUMENT, "8192 sequences x 4194304 partitions exceed the largest size");
+        "8192 sequences x 4194304 partitions exceed the largest size");
     bed_close(&b);
 }
 
@@ -940,7 +923,7 @@ OPS_TEST(paged_attention_overlap)
             at[k] = at[i] + sizes[i] - 1;
             snprintf(words, sizeof words, "%s and %s share memory", names[k < i ? k : i],
                      names[k < i ? i : k]);
-            REFUSED(run_at(&b, at, true), FOLIO_ERR_ARGUMENT, words);
+            REJECTED(run_at(&b, at, true), words);
             CHECK(support_is_poison(memory.data, memory.bytes));
             support_buffer_poison(&memory);
         }
@@ -951,8 +934,8 @@ OPS_TEST(paged_attention_overlap)
             memcpy(at, apart, sizeof at);
             at[i] = at[k] + read[k] - 1;
             snprintf(words, sizeof words, "%s and %s share memory", names[i], names[k]);
-            REFUSED(run_at(&b, at, true), FOLIO_ERR_ARGUMENT, words);
-            if (i == OUT) REFUSED(run_at(&b, at, false), FOLIO_ERR_ARGUMENT, "share memory");
+            REJECTED(run_at(&b, at, true), words);
+            if (i == OUT) REJECTED(run_at(&b, at, false), "share memory");
             CHECK(support_is_poison(memory.data, memory.bytes));
         }
     for (int k = QUERY; k < NUM_PLACES; k++) { /* v1 writes out only */
@@ -960,7 +943,7 @@ OPS_TEST(paged_attention_overlap)
         memcpy(at, apart, sizeof at);
         at[k] = at[OUT] + sizes[OUT] - 1;
         if (k == SLOPES) memset(at[k], 0, HEADS * sizeof(float)); /* NaN is refused too */
-        REFUSED(run_at(&b, at, false), FOLIO_ERR_ARGUMENT, "share memory");
+        REJECTED(run_at(&b, at, false), "share memory");
         if (k == SLOPES) memset(at[k], 0xFF, HEADS * sizeof(float));
         CHECK(support_is_poison(memory.data, memory.bytes));
     }

@@ -9,6 +9,8 @@
 
 #include <folio/folio_vllm06.h>
 
+#define REJECTED(call, words) REFUSED(call, FOLIO_ERR_ARGUMENT, words)
+
 enum { SEQS = 5, HEADS = 4, KV_HEADS = 2, LONGEST = 1100 };
 
 /* One cache with its sequences; everything a call needs. */

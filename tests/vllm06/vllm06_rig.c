@@ -14,8 +14,10 @@ void v06_on_one(const char *original, v06_body body)
     static v06 r;
     for (int i = 0; i < SUPPORT_NUM_BACKENDS; i++) {
         int before = test_failures();
-        v06_init(&r, original, support_backends[i]);
-        if (setjmp(stop) == 0) body(&r);
+        if (setjmp(stop) == 0) {
+            v06_init(&r, original, support_backends[i]);
+            body(&r);
+        }
         if (test_failures() != before)
             printf("  ... %s on backend %s\n", original, support_backends[i]);
         v06_close(&r);
@@ -33,6 +35,8 @@ void v06_init(v06 *r, const char *original, const char *compute)
     memset(r, 0, sizeof *r);
     r->compute = compute;
     r->b = folio_vllm06_backend_find(original);
+    CHECK(r->b != NULL && strcmp(r->b->name, original) == 0);
+    if (r->b == NULL) longjmp(stop, 1);
     r->block_size = 8;
     r->d = (folio_vllm06_impl_desc){.struct_size = sizeof r->d,
                                     .num_heads = 4,
@@ -236,16 +240,14 @@ void v06_step(v06 *r, const v06_seq *seqs, int n)
 static int64_t rows_of(const v06 *r, folio_attention_type type, int i, bool keys)
 {
     const v06_seq *s = &r->seqs[i];
-    bool encoder =
-        type == FOLIO_ATTENTION_ENCODER || (keys && type == FOLIO_ATTENTION_ENCODER_DECODER);
+    bool encoder = type == ENCODER || (keys && type == CROSS);
     return encoder ? (s->prompt ? s->encoder_len : 0) : s->query_len;
 }
 
 static void *fill(const v06 *r, int what, folio_attention_type type, bool keys, int64_t *rows)
 {
     int64_t heads = keys ? kv_heads(r) : r->d.num_heads, size = r->d.head_size, at = 0;
-    bool encoder =
-        type == FOLIO_ATTENTION_ENCODER || (keys && type == FOLIO_ATTENTION_ENCODER_DECODER);
+    bool encoder = type == ENCODER || (keys && type == CROSS);
     *rows = 0;
     for (int i = 0; i < r->num_seqs; i++) *rows += rows_of(r, type, i, keys);
     /* room for rows of query in each, for tests that let output lie in one */
@@ -284,7 +286,7 @@ folio_vllm06_forward_args v06_args(v06 *r, folio_attention_type type)
         .v_scale = r->v_scale,
         .attn_type = type,
         .output = {.data = r->out.data, .dtype = r->d.dtype, .tokens = r->out_rows}};
-    if (!r->no_cache) a.kv_cache = &r->kv[type == FOLIO_ATTENTION_ENCODER_DECODER];
+    if (!r->no_cache) a.kv_cache = &r->kv[type == CROSS];
     if (r->no_key) a.key = a.value = (folio_tensor){0};
     return a;
 }
@@ -302,9 +304,8 @@ double v06_out(const v06 *r, int64_t row, int64_t column)
 static bool is_cached(const v06 *r, folio_attention_type type, int i, int64_t j)
 {
     const v06_seq *s = &r->seqs[i];
-    if (r->no_cache || type == FOLIO_ATTENTION_ENCODER || type == FOLIO_ATTENTION_ENCODER_ONLY)
-        return false;
-    if (type == FOLIO_ATTENTION_ENCODER_DECODER) return !s->prompt || r->no_key;
+    if (r->no_cache || type == ENCODER || type == ENCODER_ONLY) return false;
+    if (type == CROSS) return !s->prompt || r->no_key;
     return !s->prompt || j < s->seq_len - s->query_len;
 }
 
@@ -312,8 +313,7 @@ static double key_number(const v06 *r, folio_attention_type type, int i, int64_t
                          int64_t d, bool value)
 {
     const v06_seq *s = &r->seqs[i];
-    bool cross = type == FOLIO_ATTENTION_ENCODER_DECODER,
-         encoder = cross || type == FOLIO_ATTENTION_ENCODER;
+    bool cross = type == CROSS, encoder = cross || type == ENCODER;
     if (is_cached(r, type, i, j))
         return image_load(r, cross, v06_slot(r, s->id, j, cross), h, d, value);
     return number(r, (encoder ? ENCODER_K : K) + value, s->id, j, h, d);
@@ -335,7 +335,7 @@ static habits habits_of(const v06 *r, folio_attention_type type, int i)
     bool tables = !r->no_cache && r->f.block_tables != NULL && r->f.block_tables_stride > 0;
     habits h = {r->d.sliding_window, r->d.alibi_slopes, r->d.scale > 0 ? (double)r->d.scale : usual,
                 (double)r->d.logits_soft_cap, true};
-    if (!r->d.compat || type != FOLIO_ATTENTION_DECODER) return h;
+    if (!r->d.compat || type != DECODER) return h;
     if (!prompt || ipex || h.slopes != NULL) h.window = 0;
     if (!prompt && ipex) h.cap = 0;
     if (prompt && ipex) h.slopes = NULL;
@@ -351,7 +351,7 @@ static double mask(const habits *a, folio_attention_type type, const folio_vllm0
     if (bias != NULL && a->biased)
         return (double)
             bias->data[((bias->num_heads > 1 ? h : 0) * bias->query_len + i) * bias->key_len + j];
-    if (type != FOLIO_ATTENTION_DECODER) return 0.0;
+    if (type != DECODER) return 0.0;
     if (j > pos || (a->window > 0 && j <= pos - a->window)) return -INFINITY;
     return a->slopes != NULL ? -(double)a->slopes[h] * (double)(pos - j) : 0.0;
 }
@@ -362,7 +362,7 @@ static void dense(const v06 *r, folio_attention_type type, const folio_vllm06_bi
 {
     const v06_seq *s = &r->seqs[i];
     int64_t size = r->d.head_size, g = h / (r->d.num_heads / kv_heads(r));
-    bool encoder = type == FOLIO_ATTENTION_ENCODER, cross = type == FOLIO_ATTENTION_ENCODER_DECODER;
+    bool encoder = type == ENCODER, cross = type == CROSS;
     int64_t keys = encoder || cross ? s->encoder_len : s->seq_len;
     int64_t pos = encoder ? t : s->seq_len - s->query_len + t;
     habits a = habits_of(r, type, i);
@@ -371,9 +371,8 @@ static void dense(const v06 *r, folio_attention_type type, const folio_vllm06_bi
     if (s->seq_len == 0) return;
     for (int64_t j = 0; j < keys; j++) {
         double dot = 0;
-        double added = type == FOLIO_ATTENTION_DECODER && j < r->clipped[i]
-                           ? -INFINITY
-                           : mask(&a, type, bias, t, pos, j, h);
+        double added =
+            type == DECODER && j < r->clipped[i] ? -INFINITY : mask(&a, type, bias, t, pos, j, h);
         for (int64_t d = 0; d < size && added > -INFINITY; d++)
             dot += number(r, encoder ? ENCODER_Q : Q, s->id, pos, h, d) *
                    key_number(r, type, i, j, g, d, false);
@@ -447,8 +446,7 @@ void v06_run_as(v06 *r, folio_attention_type type)
     CHECK_MSG(status == FOLIO_OK, "forward as %s: %s", folio_attention_type_name(type),
               folio_last_error());
     if (status != FOLIO_OK) return;
-    bool cross = type == FOLIO_ATTENTION_ENCODER_DECODER,
-         stores = cross || type == FOLIO_ATTENTION_DECODER;
+    bool cross = type == CROSS, stores = cross || type == DECODER;
     int64_t row = 0;
     for (int i = 0; i < r->num_seqs && stores && a.kv_cache != NULL && a.key.data != NULL; i++) {
         const v06_seq *s = &r->seqs[i];
@@ -464,15 +462,15 @@ void v06_run_as(v06 *r, folio_attention_type type)
 void v06_run(v06 *r, const char *types)
 {
     for (; *types != '\0'; types++)
-        v06_run_as(r, *types == 'D'   ? FOLIO_ATTENTION_DECODER
-                      : *types == 'E' ? FOLIO_ATTENTION_ENCODER
-                      : *types == 'O' ? FOLIO_ATTENTION_ENCODER_ONLY
-                                      : FOLIO_ATTENTION_ENCODER_DECODER);
+        v06_run_as(r, *types == 'D'   ? DECODER
+                      : *types == 'E' ? ENCODER
+                      : *types == 'O' ? ENCODER_ONLY
+                                      : CROSS);
 }
 
 void v06_run_unstored(v06 *r)
 {
-    folio_vllm06_forward_args a = v06_args(r, FOLIO_ATTENTION_DECODER);
+    folio_vllm06_forward_args a = v06_args(r, DECODER);
     CHECK_OK(folio_vllm06_forward(r->impl, &a, NULL));
     v06_check_images(r);
 }
@@ -483,14 +481,25 @@ void v06_play(v06 *r, const v06_seq *seqs, int n, const char *types)
     v06_run(r, types);
 }
 
-void v06_refused(v06 *r, const folio_vllm06_forward_args *args, folio_status status,
-                 const char *words, const char *file, int line)
+void v06_rejected(v06 *r, const folio_vllm06_forward_args *args, const char *words,
+                  const char *file, int line)
 {
     support_mark_error();
-    support_refused(file, line, "forward", folio_vllm06_forward(r->impl, args, NULL), status,
-                    words);
+    support_refused(file, line, "forward", folio_vllm06_forward(r->impl, args, NULL),
+                    FOLIO_ERR_ARGUMENT, words);
     int before = test_failures();
     v06_check_images(r);
     CHECK(support_is_poison(r->out.data, r->out.bytes));
-    if (test_failures() != before) test_fail(file, line, "the refused forward wrote");
+    if (test_failures() != before) test_fail(file, line, "the rejected forward wrote");
+}
+
+void v06_rejects(v06 *r, folio_attention_type type, const char *words, const char *file, int line)
+{
+    folio_vllm06_forward_args a = v06_args(r, type);
+    v06_rejected(r, &a, words, file, line);
+}
+
+const folio_vllm06_metadata_fields *v06_get(const v06 *r)
+{
+    return folio_vllm06_metadata_get(r->m);
 }

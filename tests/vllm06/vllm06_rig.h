@@ -11,6 +11,12 @@
 
 #include <folio/folio_vllm06.h>
 
+#define DECODER FOLIO_ATTENTION_DECODER
+#define ENCODER FOLIO_ATTENTION_ENCODER
+#define ENCODER_ONLY FOLIO_ATTENTION_ENCODER_ONLY
+#define CROSS FOLIO_ATTENTION_ENCODER_DECODER
+#define REJECTED(call, words) REFUSED(call, FOLIO_ERR_ARGUMENT, words)
+
 enum { V06_SEQS = 6, V06_TOKENS = 320, V06_LAYERS = 2 };
 
 /* One sequence of a step; id names its numbers and its blocks for all steps. */
@@ -85,10 +91,15 @@ void v06_run(v06 *r, const char *types);
 void v06_run_unstored(v06 *r);
 /* A step, and v06_run. */
 void v06_play(v06 *r, const v06_seq *seqs, int n, const char *types);
-/* Forward must be refused, with no byte of caches or output written. */
-void v06_refused(v06 *r, const folio_vllm06_forward_args *args, folio_status status,
-                 const char *words, const char *file, int line);
-#define V06_REFUSED(r, args, status, words) v06_refused(r, args, status, words, __FILE__, __LINE__)
+/* Forward must be rejected, with no byte of caches or output written. */
+void v06_rejected(v06 *r, const folio_vllm06_forward_args *args, const char *words,
+                  const char *file, int line);
+#define V06_REJECTED(r, args, words) v06_rejected(r, args, words, __FILE__, __LINE__)
+/* The same with the step's own arguments. */
+void v06_rejects(v06 *r, folio_attention_type type, const char *words, const char *file, int line);
+#define V06_REJECTS(r, type, words) v06_rejects(r, type, words, __FILE__, __LINE__)
+/* The fields of the step's metadata. */
+const folio_vllm06_metadata_fields *v06_get(const v06 *r);
 
 /* The metadata has biases of this type, with the numbers that were given, in memory of its own. */
 void v06_check_biases(const v06 *r, folio_attention_type type, const folio_vllm06_bias *given,

@@ -39,7 +39,6 @@ void v06_same_get_name(v06 *r)
     const original_names *n = originals;
     while (strcmp(n->name, r->b->name) != 0) n++;
     const folio_vllm06_backend *b = r->b;
-    REQUIRE_TEST(b != NULL);
     CHECK(b->struct_size >= sizeof *b);
     CHECK(strcmp(b->name, n->name) == 0 && strcmp(b->backend_cls, n->cls) == 0);
     CHECK(strcmp(b->impl_cls, n->impl) == 0 && strcmp(b->metadata_cls, n->metadata) == 0);
@@ -68,14 +67,11 @@ void v06_same_classes(v06 *r)
         folio_vllm06_builder *builder;
         folio_vllm06_cache_view k, v;
         g.attn_backend = bad[i];
-        REFUSED(folio_vllm06_make_impl(r->state, bad[i], &r->d, &impl), FOLIO_ERR_ARGUMENT,
-                words[i]);
-        REFUSED(folio_vllm06_make_metadata(r->state, bad[i], &f, &m), FOLIO_ERR_ARGUMENT, words[i]);
-        REFUSED(folio_vllm06_builder_create(r->state, bad[i], &d, &builder), FOLIO_ERR_ARGUMENT,
-                words[i]);
-        REFUSED(folio_vllm06_split_kv_cache(bad[i], &r->kv[0], &k, &v), FOLIO_ERR_ARGUMENT,
-                words[i]);
-        REFUSED(folio_vllm06_graph_capture_begin(r->state, &g), FOLIO_ERR_ARGUMENT, words[i]);
+        REJECTED(folio_vllm06_make_impl(r->state, bad[i], &r->d, &impl), words[i]);
+        REJECTED(folio_vllm06_make_metadata(r->state, bad[i], &f, &m), words[i]);
+        REJECTED(folio_vllm06_builder_create(r->state, bad[i], &d, &builder), words[i]);
+        REJECTED(folio_vllm06_split_kv_cache(bad[i], &r->kv[0], &k, &v), words[i]);
+        REJECTED(folio_vllm06_graph_capture_begin(r->state, &g), words[i]);
     }
 }
 
@@ -110,13 +106,13 @@ void v06_same_split_kv_cache(v06 *r)
     /* K and V as two tensors */
     folio_vllm06_kv_cache c = {memory, other, 10 * 16 * 2 * 120, FOLIO_FP8_E4M3, 16, 2, 120, 10};
     bool packs = strcmp(r->b->name, "xformers") == 0 || strcmp(r->b->name, "torch-sdpa") == 0;
-    if (packs) REFUSED(folio_vllm06_split_kv_cache(b, &c, &k, &v), FOLIO_ERR_ARGUMENT, "120|16");
+    if (packs) REJECTED(folio_vllm06_split_kv_cache(b, &c, &k, &v), "120|16");
     c.head_size = 112;
     CHECK_OK(folio_vllm06_split_kv_cache(b, &c, &k, &v));
     CHECK(k.data == memory && v.data == other);
-    REFUSED(folio_vllm06_split_kv_cache(b, NULL, &k, &v), FOLIO_ERR_ARGUMENT, "kv_cache is NULL");
-    REFUSED(folio_vllm06_split_kv_cache(b, &c, NULL, &v), FOLIO_ERR_ARGUMENT, "NULL");
-    REFUSED(folio_vllm06_split_kv_cache(b, &c, &k, NULL), FOLIO_ERR_ARGUMENT, "NULL");
+    REJECTED(folio_vllm06_split_kv_cache(b, NULL, &k, &v), "kv_cache is NULL");
+    REJECTED(folio_vllm06_split_kv_cache(b, &c, NULL, &v), "NULL");
+    REJECTED(folio_vllm06_split_kv_cache(b, &c, &k, NULL), "NULL");
     const folio_vllm06_kv_cache bad[] = {{NULL, other, c.bytes, c.dtype, 16, 2, 112, 10},
                                          {memory, other, c.bytes, (folio_dtype)99, 16, 2, 112, 10},
                                          {memory, other, c.bytes, c.dtype, 16, 0, 112, 10},
@@ -132,7 +128,7 @@ void v06_same_split_kv_cache(v06 *r)
                                         "39424 bytes each; bytes is 38400",
                                         "71680 bytes, K and V in one allocation; bytes is 38400"};
     for (int i = 0; i < COUNT_OF(bad); i++)
-        REFUSED(folio_vllm06_split_kv_cache(b, &bad[i], &k, &v), FOLIO_ERR_ARGUMENT, words[i]);
+        REJECTED(folio_vllm06_split_kv_cache(b, &bad[i], &k, &v), words[i]);
 }
 
 void v06_same_get_kv_cache_shape(__attribute__((unused)) v06 *r)
@@ -143,17 +139,14 @@ void v06_same_get_kv_cache_shape(__attribute__((unused)) v06 *r)
     CHECK_OK(folio_vllm06_get_kv_cache_shape(7, 32, 3, 80, shape));
     CHECK(shape[0] == 2 && shape[1] == 7 && shape[2] == 32 * 3 * 80);
     shape[0] = 77;
-    REFUSED(folio_vllm06_get_kv_cache_shape(0, 16, 8, 128, shape), FOLIO_ERR_ARGUMENT, "0 blocks");
-    REFUSED(folio_vllm06_get_kv_cache_shape(1, -1, 8, 128, shape), FOLIO_ERR_ARGUMENT, "-1");
-    REFUSED(folio_vllm06_get_kv_cache_shape(1, 0, 8, 128, shape), FOLIO_ERR_ARGUMENT, "0 tokens");
-    REFUSED(folio_vllm06_get_kv_cache_shape(1, 16, 0, 128, shape), FOLIO_ERR_ARGUMENT,
-            "0 kv heads");
-    REFUSED(folio_vllm06_get_kv_cache_shape(1, 16, 8, 0, shape), FOLIO_ERR_ARGUMENT, "size");
-    REFUSED(folio_vllm06_get_kv_cache_shape(INT64_MAX / 8, 1, 1, 1, shape), FOLIO_ERR_ARGUMENT,
-            "size");
-    REFUSED(folio_vllm06_get_kv_cache_shape(INT64_MAX, 16, 8, 128, shape), FOLIO_ERR_ARGUMENT,
-            "size");
-    REFUSED(folio_vllm06_get_kv_cache_shape(1, 1, 1, 1, NULL), FOLIO_ERR_ARGUMENT, "NULL");
+    REJECTED(folio_vllm06_get_kv_cache_shape(0, 16, 8, 128, shape), "0 blocks");
+    REJECTED(folio_vllm06_get_kv_cache_shape(1, -1, 8, 128, shape), "-1");
+    REJECTED(folio_vllm06_get_kv_cache_shape(1, 0, 8, 128, shape), "0 tokens");
+    REJECTED(folio_vllm06_get_kv_cache_shape(1, 16, 0, 128, shape), "0 kv heads");
+    REJECTED(folio_vllm06_get_kv_cache_shape(1, 16, 8, 0, shape), "size");
+    REJECTED(folio_vllm06_get_kv_cache_shape(INT64_MAX / 8, 1, 1, 1, shape), "size");
+    REJECTED(folio_vllm06_get_kv_cache_shape(INT64_MAX, 16, 8, 128, shape), "size");
+    REJECTED(folio_vllm06_get_kv_cache_shape(1, 1, 1, 1, NULL), "NULL");
     CHECK_INT(shape[0], 77);
 }
 
@@ -192,17 +185,17 @@ static void swap_within_one(const v06 *r, int64_t a)
     image_move(r, 0, a, 0, 7);
     image_move(r, 0, a, 0, 9);
     v06_check_images(r);
-    REFUSED(folio_vllm06_swap_blocks(r->state, &r->kv[0], &again, chain, 2, NULL),
-            FOLIO_ERR_ARGUMENT, "block 11 is both read and written");
+    REJECTED(folio_vllm06_swap_blocks(r->state, &r->kv[0], &again, chain, 2, NULL),
+             "block 11 is both read and written");
     if (placed) return;
     again = r->kv[0];
     again.num_blocks = 1; /* keys and values of the last two blocks of values */
     again.bytes = 2 * block_bytes(r);
     again.key_cache = (char *)again.key_cache + r->kv[0].bytes - again.bytes;
-    REFUSED(folio_vllm06_swap_blocks(r->state, &again, &r->kv[0], first, 1, NULL),
-            FOLIO_ERR_ARGUMENT, "dst value_cache and src key_cache share memory");
-    REFUSED(folio_vllm06_swap_blocks(r->state, &r->kv[0], &again, first, 1, NULL),
-            FOLIO_ERR_ARGUMENT, "dst key_cache and src value_cache share memory");
+    REJECTED(folio_vllm06_swap_blocks(r->state, &again, &r->kv[0], first, 1, NULL),
+             "dst value_cache and src key_cache share memory");
+    REJECTED(folio_vllm06_swap_blocks(r->state, &r->kv[0], &again, first, 1, NULL),
+             "dst key_cache and src value_cache share memory");
 }
 
 /* Caches have their own numbers of blocks: of the target, values begin where its keys end. */
@@ -222,8 +215,8 @@ static void swap_into_fewer(const v06 *r, int64_t a)
                      bytes) == 0);
         CHECK(support_is_poison(at, 2 * bytes));
     }
-    REFUSED(folio_vllm06_swap_blocks(r->state, &r->kv[0], &to, outside, 2, NULL),
-            FOLIO_ERR_ARGUMENT, "pairs (to)[1] = 3 is outside [0, 3)");
+    REJECTED(folio_vllm06_swap_blocks(r->state, &r->kv[0], &to, outside, 2, NULL),
+             "pairs (to)[1] = 3 is outside [0, 3)");
     CHECK(support_is_poison(few.data, 2 * bytes));
     support_buffer_free(&few);
 }
@@ -271,12 +264,10 @@ static void copy_in_both(v06 *r)
     v06_check_images(r);
     const folio_block_pair fresh[] = {{a, 12}};
     caches[1].num_blocks--;
-    REFUSED(folio_vllm06_copy_blocks(r->state, caches, 2, fresh, 1, NULL), FOLIO_ERR_ARGUMENT,
-            "caches[1]");
+    REJECTED(folio_vllm06_copy_blocks(r->state, caches, 2, fresh, 1, NULL), "caches[1]");
     caches[1] = r->kv[1];
     caches[1].bytes--; /* the first cache stays as it is, too */
-    REFUSED(folio_vllm06_copy_blocks(r->state, caches, 2, fresh, 1, NULL), FOLIO_ERR_ARGUMENT,
-            "bytes is");
+    REJECTED(folio_vllm06_copy_blocks(r->state, caches, 2, fresh, 1, NULL), "bytes is");
 }
 
 void v06_same_copy_blocks(v06 *r) { after_a_step(r, copy_in_both); }

@@ -56,7 +56,7 @@ static void window_of_prompts(v06 *r, folio_vllm06_builder *builder)
                                    .encoder_is_new = 1};
     const folio_vllm06_metadata_fields *f;
     if (build(r, builder, whole, 2)) {
-        f = folio_vllm06_metadata_get(r->m);
+        f = v06_get(r);
         for (int i = 0; i < 99; i++)
             CHECK_INT(f->slot_mapping[i], i < 67 ? -1 : v06_slot(r, 0, i, false));
         CHECK(f->slot_mapping[99] == v06_slot(r, 1, 0, false));
@@ -65,7 +65,7 @@ static void window_of_prompts(v06 *r, folio_vllm06_builder *builder)
         v06_run(r, "D");
     }
     if (build(r, builder, chunk, 1)) { /* 40 new tokens: all past position 8 */
-        f = folio_vllm06_metadata_get(r->m);
+        f = v06_get(r);
         CHECK(f->slot_mapping[0] == v06_slot(r, 1, 20, false));
         CHECK(f->block_tables_stride == 4 && f->context_lens_tensor[0] == 20);
         for (int k = 0; k < 4; k++) /* of the context and of the new tokens */
@@ -73,18 +73,16 @@ static void window_of_prompts(v06 *r, folio_vllm06_builder *builder)
         v06_run(r, "D");
     }
     if (build(r, builder, long_chunk, 1)) { /* 60 new tokens: none before position 28 */
-        f = folio_vllm06_metadata_get(r->m);
+        f = v06_get(r);
         for (int i = 0; i < 60; i++)
             CHECK_INT(f->slot_mapping[i], i < 18 ? -1 : v06_slot(r, 1, 10 + i, false));
     }
     CHECK_OK(folio_vllm06_builder_add(builder, &bare)); /* of a profiling run: no blocks yet */
-    bool built = build_added(r, builder) && folio_vllm06_metadata_get(r->m)->num_prefills == 1;
+    bool built = build_added(r, builder) && v06_get(r)->num_prefills == 1;
     CHECK(built);
-    for (int i = 0; built && i < 40; i++)
-        CHECK_INT(folio_vllm06_metadata_get(r->m)->slot_mapping[i], -1);
-    for (int i = 0; built && i < 5; i++)
-        CHECK_INT(folio_vllm06_metadata_get(r->m)->cross_slot_mapping[i], -1);
-    if (built) CHECK_INT(folio_vllm06_metadata_get(r->m)->num_encoder_tokens, 5);
+    for (int i = 0; built && i < 40; i++) CHECK_INT(v06_get(r)->slot_mapping[i], -1);
+    for (int i = 0; built && i < 5; i++) CHECK_INT(v06_get(r)->cross_slot_mapping[i], -1);
+    if (built) CHECK_INT(v06_get(r)->num_encoder_tokens, 5);
 }
 
 /* Slots of an encoder follow from its cross blocks, and those of a prompt from its blocks: with only one of the two,
@@ -105,7 +103,7 @@ static void one_kind_of_blocks(v06 *r, folio_vllm06_builder *builder)
     s.num_cross_blocks = 1;
     CHECK_OK(folio_vllm06_builder_add(builder, &s));
     if (!build_added(r, builder)) return;
-    const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(r->m);
+    const folio_vllm06_metadata_fields *f = v06_get(r);
     CHECK(f->num_prefill_tokens == 12 && f->num_encoder_tokens == 8);
     for (int i = 0; i < 12; i++) CHECK_INT(f->slot_mapping[i], i < 6 ? 5 * 16 + i : -1);
     for (int i = 0; i < 8; i++) CHECK_INT(f->cross_slot_mapping[i], i < 4 ? -1 : 7 * 16 + i - 4);
@@ -121,7 +119,7 @@ static void window_of_decodes(v06 *r, folio_vllm06_builder *builder)
     r->clipped[0] = 64;
     r->clipped[1] = 16;
     if (build(r, builder, decodes, 2)) {
-        f = folio_vllm06_metadata_get(r->m);
+        f = v06_get(r);
         CHECK(f->seq_lens[0] == 36 && f->seq_lens[1] == 45 && f->max_decode_seq_len == 45);
         CHECK(f->context_lens_tensor[0] == 99 && f->context_lens_tensor[1] == 60);
         CHECK(f->block_tables_stride == 3 && f->slot_mapping[0] == v06_slot(r, 0, 99, false));
@@ -133,7 +131,7 @@ static void window_of_decodes(v06 *r, folio_vllm06_builder *builder)
     for (int i = 0; i < 2; i++) add(r, builder, i);
     CHECK_OK(folio_vllm06_builder_pad(builder, 0));
     if (build_added(r, builder)) {
-        f = folio_vllm06_metadata_get(r->m);
+        f = v06_get(r);
         CHECK(f->seq_lens[0] == 36 && f->block_tables_stride == 4 && f->use_cuda_graph == 1);
         CHECK(f->block_tables[0] == v06_slot(r, 0, 64, false) / 16 && f->block_tables[3] == 0);
         v06_run(r, "D");
@@ -149,7 +147,7 @@ static void window_not_reached(v06 *r, folio_vllm06_builder *builder)
         const v06_seq decode[] = {{3, false, 1, lens[i], 0}};
         r->clipped[0] = clipped[i];
         if (!build(r, builder, decode, 1)) continue;
-        const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(r->m);
+        const folio_vllm06_metadata_fields *f = v06_get(r);
         CHECK_INT(f->seq_lens[0], lens[i] - clipped[i]);
         CHECK_INT(f->block_tables_stride, (lens[i] - clipped[i] + 15) / 16);
         CHECK_INT(f->block_tables[0], v06_slot(r, 3, clipped[i], false) / 16);
@@ -165,7 +163,7 @@ static void window_within_a_block(v06 *r, folio_vllm06_builder *builder)
     static const v06_seq decode[] = {{0, false, 1, 89, 0}};
     r->clipped[0] = 48;
     if (build(r, builder, decode, 1)) {
-        const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(r->m);
+        const folio_vllm06_metadata_fields *f = v06_get(r);
         CHECK(f->seq_lens[0] == 41 && f->context_lens_tensor[0] == 88);
         CHECK(f->block_tables_stride == 3);
         CHECK(f->block_tables[0] == v06_slot(r, 0, 48, false) / 16);
@@ -184,7 +182,7 @@ static void spare_blocks(v06 *r, folio_vllm06_builder *builder)
                                   .num_blocks = COUNT_OF(table)};
     CHECK_OK(folio_vllm06_builder_add(builder, &seq));
     if (!build_added(r, builder)) return;
-    const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(r->m);
+    const folio_vllm06_metadata_fields *f = v06_get(r);
     CHECK_INT(f->block_tables_stride, COUNT_OF(table));
     CHECK(memcmp(f->block_tables, table, sizeof table) == 0);
 }
@@ -226,7 +224,7 @@ static void pad_over_block_0(v06 *r, folio_vllm06_builder *builder)
     add(r, builder, 0);
     CHECK_OK(folio_vllm06_builder_pad(builder, 1));
     if (!build_added(r, builder)) return;
-    folio_vllm06_forward_args a = v06_args(r, FOLIO_ATTENTION_DECODER);
+    folio_vllm06_forward_args a = v06_args(r, DECODER);
     CHECK_OK(folio_vllm06_forward(r->impl, &a, NULL));
     memcpy(row, r->out.data, sizeof row);
     v06_play(r, decode, 1, "D");
@@ -248,7 +246,7 @@ static void pad_with_spare_cross_blocks(v06 *r, folio_vllm06_builder *builder)
     CHECK_OK(folio_vllm06_builder_add(builder, &seq));
     CHECK_OK(folio_vllm06_builder_pad(builder, 1));
     if (!build_added(r, builder)) return;
-    const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(r->m);
+    const folio_vllm06_metadata_fields *f = v06_get(r);
     CHECK_INT(f->cross_block_tables_stride, COUNT_OF(table));
     CHECK(memcmp(f->cross_block_tables, table, sizeof table) == 0);
 }
@@ -265,7 +263,7 @@ static void pad_with_encoders(v06 *r, folio_vllm06_builder *builder)
     for (int i = 0; i < 2; i++) add(r, builder, i);
     CHECK_OK(folio_vllm06_builder_pad(builder, 2));
     if (!build_added(r, builder)) return;
-    const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(r->m);
+    const folio_vllm06_metadata_fields *f = v06_get(r);
     CHECK(f->encoder_seq_lens[0] == 20 && f->encoder_seq_lens[1] == 11);
     CHECK_INT(f->cross_block_tables_stride, 3);
     CHECK_INT(f->cross_block_tables[3 + 2], 0); /* past the two blocks of 11 tokens */
@@ -274,7 +272,7 @@ static void pad_with_encoders(v06 *r, folio_vllm06_builder *builder)
         for (int k = 0; k < 3; k++) CHECK_INT(f->cross_block_tables[i * 3 + k], 0);
     }
     r->no_key = true;
-    folio_vllm06_forward_args a = v06_args(r, FOLIO_ATTENTION_ENCODER_DECODER);
+    folio_vllm06_forward_args a = v06_args(r, CROSS);
     CHECK_OK(folio_vllm06_forward(r->impl, &a, NULL));
     memcpy(rows, r->out.data, sizeof rows);
     v06_play(r, decodes, 2, "X");
@@ -301,7 +299,7 @@ static void bad_padding(v06 *r, folio_vllm06_builder *builder)
     folio_vllm06_metadata_destroy(m);
     v06_fields(r, long_one, 1);
     add(r, builder, 0);
-    REFUSED(folio_vllm06_builder_pad(builder, 1), FOLIO_ERR_ARGUMENT, "6 blocks|row holds 5");
+    REJECTED(folio_vllm06_builder_pad(builder, 1), "6 blocks|row holds 5");
     CHECK_OK(folio_vllm06_builder_build(builder, &m)); /* without padding */
     CHECK_INT(folio_vllm06_metadata_get(m)->num_decode_tokens, 1);
     CHECK_INT(folio_vllm06_metadata_get(m)->use_cuda_graph, 0);
@@ -312,16 +310,16 @@ static void bad_padding(v06 *r, folio_vllm06_builder *builder)
         v06_fields(r, i < 2 ? one_long + i : both, 2);
         add(r, builder, 0);
         add(r, builder, 1);
-        REFUSED(folio_vllm06_builder_pad(builder, 1), FOLIO_ERR_ARGUMENT, words[i]);
+        REJECTED(folio_vllm06_builder_pad(builder, 1), words[i]);
         CHECK_OK(folio_vllm06_builder_build(builder, &m));
         folio_vllm06_metadata_destroy(m);
     }
     v06_fields(r, prompt, 1);
     add(r, builder, 0);
-    REFUSED(folio_vllm06_builder_pad(builder, 1), FOLIO_ERR_ARGUMENT, "is a prompt");
-    REFUSED(folio_vllm06_builder_pad(builder, -1), FOLIO_ERR_ARGUMENT, "-1");
-    REFUSED(folio_vllm06_builder_pad(builder, INT32_MAX), FOLIO_ERR_ARGUMENT, "2147483646");
-    REFUSED(folio_vllm06_builder_pad(NULL, 1), FOLIO_ERR_ARGUMENT, "NULL");
+    REJECTED(folio_vllm06_builder_pad(builder, 1), "is a prompt");
+    REJECTED(folio_vllm06_builder_pad(builder, -1), "-1");
+    REJECTED(folio_vllm06_builder_pad(builder, INT32_MAX), "2147483646");
+    REJECTED(folio_vllm06_builder_pad(NULL, 1), "NULL");
 }
 
 /* A batch that is full already: by 0, and the step is a graph's all the same. */
@@ -332,7 +330,7 @@ static void pad_by_0(v06 *r, folio_vllm06_builder *builder)
     add(r, builder, 0);
     CHECK_OK(folio_vllm06_builder_pad(builder, 0));
     if (!build_added(r, builder)) return;
-    const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(r->m);
+    const folio_vllm06_metadata_fields *f = v06_get(r);
     CHECK(f->num_decode_tokens == 1 && f->use_cuda_graph == 1 && f->block_tables_stride == 5);
     for (int k = 0; k < 5; k++) CHECK_INT(f->block_tables[k], k < 2 ? r->tables[k] : 0);
 }
@@ -377,7 +375,7 @@ static void pad_with_window(v06 *r, folio_vllm06_builder_desc d)
     }
     folio_vllm06_metadata_destroy(m);
     add(r, of_40, 0);
-    REFUSED(folio_vllm06_builder_pad(of_40, 1), FOLIO_ERR_ARGUMENT, "6 blocks|row holds 5");
+    REJECTED(folio_vllm06_builder_pad(of_40, 1), "6 blocks|row holds 5");
     folio_vllm06_builder_destroy(of_16);
     folio_vllm06_builder_destroy(of_40);
 }
@@ -400,20 +398,20 @@ void v06_same_builder_pad(v06 *r)
         add(r, builder, 0);
         add(r, builder, 1);
         CHECK_OK(folio_vllm06_builder_pad(builder, 2));
-        REFUSED(folio_vllm06_builder_pad(builder, 1), FOLIO_ERR_ARGUMENT, "already");
+        REJECTED(folio_vllm06_builder_pad(builder, 1), "already");
         folio_vllm06_seq late = {.struct_size = sizeof late, .token_len = 1};
-        REFUSED(folio_vllm06_builder_add(builder, &late), FOLIO_ERR_ARGUMENT, "after the padding");
+        REJECTED(folio_vllm06_builder_add(builder, &late), "after the padding");
         build_added(r, builder);
     }
     if (r->m != NULL) {
-        const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(r->m);
+        const folio_vllm06_metadata_fields *f = v06_get(r);
         CHECK(f->num_decode_tokens == 4 && f->use_cuda_graph == 1 && f->block_tables_stride == 5);
         CHECK(f->slot_mapping[1] == r->slots[1] && f->slot_mapping[2] == -1);
         CHECK(f->seq_lens[3] == 1 && f->seq_lens_tensor[3] == 1 && f->seq_start_loc[4] == 25);
         CHECK(f->block_tables[1] == r->tables[1] && f->block_tables[2] == 0);
         for (int k = 10; k < 20; k++) CHECK_INT(f->block_tables[k], 0);
         static float rows[2 * 4 * 32];
-        folio_vllm06_forward_args a = v06_args(r, FOLIO_ATTENTION_DECODER);
+        folio_vllm06_forward_args a = v06_args(r, DECODER);
         CHECK_OK(folio_vllm06_forward(r->impl, &a, NULL));
         memcpy(rows, r->out.data, sizeof rows);
         v06_play(r, decodes, 2, "D"); /* the same rows and slots */
@@ -436,7 +434,7 @@ void v06_same_builder_pad(v06 *r)
         builder = NULL;
         d.max_seq_len_to_capture = 0;
         CHECK_OK(folio_vllm06_builder_create(r->state, r->b, &d, &builder));
-        REFUSED(folio_vllm06_builder_pad(builder, 1), FOLIO_ERR_ARGUMENT, "no max_seq_len");
+        REJECTED(folio_vllm06_builder_pad(builder, 1), "no max_seq_len");
     }
     folio_vllm06_builder_destroy(builder);
 }

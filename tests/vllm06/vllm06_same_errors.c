@@ -33,8 +33,8 @@ static void empty_tensors(v06 *r)
         v06_remake(r);
         CHECK_INT(folio_vllm06_is_all_encoder_attn_metadata_set(r->m), 1);
         CHECK_INT(folio_vllm06_is_all_cross_attn_metadata_set(r->m), !needed);
-        folio_vllm06_forward_args a = v06_args(r, FOLIO_ATTENTION_ENCODER_DECODER);
-        if (needed) V06_REFUSED(r, &a, FOLIO_ERR_ARGUMENT, "cross-attention metadata");
+        folio_vllm06_forward_args a = v06_args(r, CROSS);
+        if (needed) V06_REJECTED(r, &a, "cross-attention metadata");
         else v06_run(r, "X");
     }
 }
@@ -60,17 +60,16 @@ void v06_same_incomplete_metadata(v06 *r)
         v06_remake(r);
         CHECK_INT(folio_vllm06_is_all_encoder_attn_metadata_set(r->m), missing >= 2);
         CHECK_INT(folio_vllm06_is_all_cross_attn_metadata_set(r->m), 0);
-        folio_vllm06_forward_args a = v06_args(r, FOLIO_ATTENTION_ENCODER);
-        if (missing < 2) V06_REFUSED(r, &a, FOLIO_ERR_ARGUMENT, "encoder metadata");
-        a = v06_args(r, FOLIO_ATTENTION_ENCODER_DECODER);
-        V06_REFUSED(r, &a, FOLIO_ERR_ARGUMENT, "cross-attention metadata");
+        folio_vllm06_forward_args a = v06_args(r, ENCODER);
+        if (missing < 2) V06_REJECTED(r, &a, "encoder metadata");
+        V06_REJECTS(r, CROSS, "cross-attention metadata");
     }
     v06_fields(r, encoded_prompts, 2);
     v06_remake(r);
     CHECK_INT(folio_vllm06_is_all_encoder_attn_metadata_set(r->m), 1);
     CHECK_INT(folio_vllm06_is_all_cross_attn_metadata_set(r->m), 1);
     CHECK(r->f.max_encoder_seq_len == 0); /* computed, so it is never missing */
-    CHECK_INT(folio_vllm06_metadata_get(r->m)->max_encoder_seq_len, 20);
+    CHECK_INT(v06_get(r)->max_encoder_seq_len, 20);
     CHECK_INT(folio_vllm06_is_all_encoder_attn_metadata_set(NULL), 0);
     CHECK_INT(folio_vllm06_is_all_cross_attn_metadata_set(NULL), 0);
     empty_tensors(r);
@@ -78,19 +77,18 @@ void v06_same_incomplete_metadata(v06 *r)
     r->f.num_encoder_tokens =
         0; /* rows of key, or none of them, and the prompts' encoders have tokens */
     v06_remake(r);
-    static const folio_attention_type types[] = {FOLIO_ATTENTION_ENCODER,
-                                                 FOLIO_ATTENTION_ENCODER_DECODER};
+    static const folio_attention_type types[] = {ENCODER, CROSS};
     for (int i = 0; i < 2; i++) {
         folio_vllm06_forward_args a = v06_args(r, types[i]);
-        V06_REFUSED(r, &a, FOLIO_ERR_ARGUMENT, i == 0 ? "query|31" : "key|31");
+        V06_REJECTED(r, &a, i == 0 ? "query|31" : "key|31");
         a.key.tokens = a.value.tokens = 0;
         if (i == 0) a.query.tokens = a.output.tokens = 0;
-        V06_REFUSED(r, &a, FOLIO_ERR_ARGUMENT, "31 tokens|0 rows");
+        V06_REJECTED(r, &a, "31 tokens|0 rows");
     }
 }
 
 /* A change to a layer, and the sentence it must bring. */
-#define BAD_IMPL(change, status, words)                                                            \
+#define BAD_IMPL_AS(change, status, words)                                                         \
     do {                                                                                           \
         folio_vllm06_impl_desc d = r->d;                                                           \
         impl = NOWHERE;                                                                            \
@@ -98,8 +96,9 @@ void v06_same_incomplete_metadata(v06 *r)
         REFUSED(folio_vllm06_make_impl(r->state, r->b, &d, &impl), status, words);                 \
         CHECK(impl == NULL);                                                                       \
     } while (0)
+#define BAD_IMPL(change, words) BAD_IMPL_AS(change, FOLIO_ERR_ARGUMENT, words)
 #define BAD_IMPLS(list, change, words)                                                             \
-    for (int i = 0; i < COUNT_OF(list); i++) BAD_IMPL(change, FOLIO_ERR_ARGUMENT, words)
+    for (int i = 0; i < COUNT_OF(list); i++) BAD_IMPL(change, words)
 
 /* fp8 in packs of 16 takes no other head sizes, where the layout has packs. */
 static void bad_packs(const v06 *r)
@@ -113,8 +112,8 @@ static void bad_packs(const v06 *r)
         if (r->b->layout != FOLIO_LAYOUT_XPACKED)
             CHECK_OK(folio_vllm06_make_impl(r->state, r->b, &d, &impl));
         else
-            REFUSED(folio_vllm06_make_impl(r->state, r->b, &d, &impl), FOLIO_ERR_ARGUMENT,
-                    "packs of 16; k_head_size 120 is not a multiple");
+            REJECTED(folio_vllm06_make_impl(r->state, r->b, &d, &impl),
+                     "packs of 16; k_head_size 120 is not a multiple");
         folio_vllm06_impl_destroy(impl);
     }
 }
@@ -131,15 +130,15 @@ void v06_same_init_errors(v06 *r)
     v06_open(r);
     folio_vllm06_impl *impl = NOWHERE;
     folio_vllm06_state *state = NOWHERE;
-    BAD_IMPL(d.blocksparse_params = &d, FOLIO_ERR_UNSUPPORTED, "block-sparse");
-    BAD_IMPL(d.num_kv_heads = 3, FOLIO_ERR_ARGUMENT, "3");
-    BAD_IMPL(d.num_heads = -4, FOLIO_ERR_ARGUMENT, "num_heads|-4");
-    BAD_IMPL(d.num_kv_heads = -1, FOLIO_ERR_ARGUMENT, "num_kv_heads is -1");
-    BAD_IMPL(d.sliding_window = -1, FOLIO_ERR_ARGUMENT, "sliding_window is -1");
-    BAD_IMPL(d.compat = 2, FOLIO_ERR_ARGUMENT, "compat is 2");
-    BAD_IMPL(d.compat = -1, FOLIO_ERR_ARGUMENT, "compat is -1");
-    BAD_IMPL(d.head_size = 584, FOLIO_ERR_UNSUPPORTED, "584|576");
-    BAD_IMPL(d.struct_size = 0, FOLIO_ERR_ARGUMENT, "struct_size");
+    BAD_IMPL_AS(d.blocksparse_params = &d, FOLIO_ERR_UNSUPPORTED, "block-sparse");
+    BAD_IMPL(d.num_kv_heads = 3, "3");
+    BAD_IMPL(d.num_heads = -4, "num_heads|-4");
+    BAD_IMPL(d.num_kv_heads = -1, "num_kv_heads is -1");
+    BAD_IMPL(d.sliding_window = -1, "sliding_window is -1");
+    BAD_IMPL(d.compat = 2, "compat is 2");
+    BAD_IMPL(d.compat = -1, "compat is -1");
+    BAD_IMPL_AS(d.head_size = 584, FOLIO_ERR_UNSUPPORTED, "584|576");
+    BAD_IMPL(d.struct_size = 0, "struct_size");
     BAD_IMPLS(bad_slopes, d.alibi_slopes = bad_slopes[i], which[i]);
     BAD_IMPLS(no_names, d.kv_cache_dtype = no_names[i], "kv_cache_dtype");
     BAD_IMPLS(no_caps, d.logits_soft_cap = no_caps[i], "soft_cap is");
@@ -147,11 +146,11 @@ void v06_same_init_errors(v06 *r)
     BAD_IMPLS(no_dtypes, d.dtype = (folio_dtype)no_dtypes[i], "dtype");
     BAD_IMPLS(no_sizes, d.head_size = no_sizes[i], "head_size");
     bad_packs(r);
-    REFUSED(folio_vllm06_make_impl(r->state, r->b, NULL, &impl), FOLIO_ERR_ARGUMENT, "NULL");
-    REFUSED(folio_vllm06_make_impl(NULL, r->b, &r->d, &impl), FOLIO_ERR_ARGUMENT, "state");
-    REFUSED(folio_vllm06_make_impl(r->state, r->b, &r->d, NULL), FOLIO_ERR_ARGUMENT, "out");
+    REJECTED(folio_vllm06_make_impl(r->state, r->b, NULL, &impl), "NULL");
+    REJECTED(folio_vllm06_make_impl(NULL, r->b, &r->d, &impl), "state");
+    REJECTED(folio_vllm06_make_impl(r->state, r->b, &r->d, NULL), "out");
     REFUSED(folio_vllm06_state_create("no-such", NULL, &state), ANY_REFUSAL, "no-such");
-    REFUSED(folio_vllm06_state_create("reference", NULL, NULL), FOLIO_ERR_ARGUMENT, "out");
+    REJECTED(folio_vllm06_state_create("reference", NULL, NULL), "out");
     CHECK(impl == NULL && state == NULL && folio_vllm06_state_context(r->state) != NULL);
 }
 
@@ -161,7 +160,7 @@ void v06_same_init_errors(v06 *r)
         folio_vllm06_metadata *m = NOWHERE;                                                        \
         v06_fields(r, seqs, COUNT_OF(seqs));                                                       \
         change;                                                                                    \
-        REFUSED(folio_vllm06_make_metadata(r->state, r->b, &r->f, &m), FOLIO_ERR_ARGUMENT, words); \
+        REJECTED(folio_vllm06_make_metadata(r->state, r->b, &r->f, &m), words);                    \
         CHECK(m == NULL);                                                                          \
     } while (0)
 
@@ -294,16 +293,15 @@ void v06_same_metadata_errors(v06 *r)
     r->f.max_query_len = r->f.max_prefill_seq_len = r->f.max_decode_seq_len = 98;
     r->f.max_encoder_seq_len = r->f.max_seqlen = r->f.max_kv_len = r->f.max_decode_query_len = 99;
     v06_remake(r);
-    const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(r->m);
+    const folio_vllm06_metadata_fields *f = v06_get(r);
     CHECK(f->max_query_len == 98 && f->max_prefill_seq_len == 98);
     CHECK(f->max_decode_seq_len == 98 && f->max_encoder_seq_len == 99);
     CHECK(f->max_seqlen == 99 && f->max_kv_len == 99 && f->max_decode_query_len == 99);
-    REFUSED(folio_vllm06_make_metadata(NULL, r->b, &r->f, &m), FOLIO_ERR_ARGUMENT, "state");
-    REFUSED(folio_vllm06_make_metadata(r->state, r->b, NULL, &m), FOLIO_ERR_ARGUMENT, "NULL");
-    REFUSED(folio_vllm06_make_metadata(r->state, r->b, &r->f, NULL), FOLIO_ERR_ARGUMENT, "out");
+    REJECTED(folio_vllm06_make_metadata(NULL, r->b, &r->f, &m), "state");
+    REJECTED(folio_vllm06_make_metadata(r->state, r->b, NULL, &m), "NULL");
+    REJECTED(folio_vllm06_make_metadata(r->state, r->b, &r->f, NULL), "out");
     r->f.struct_size = 0;
-    REFUSED(folio_vllm06_make_metadata(r->state, r->b, &r->f, &m), FOLIO_ERR_ARGUMENT,
-            "struct_size");
+    REJECTED(folio_vllm06_make_metadata(r->state, r->b, &r->f, &m), "struct_size");
     CHECK(m == NULL);
 }
 
@@ -312,7 +310,7 @@ void v06_same_metadata_errors(v06 *r)
     do {                                                                                           \
         folio_vllm06_seq s = *good;                                                                \
         change;                                                                                    \
-        REFUSED(folio_vllm06_builder_add(builder, &s), FOLIO_ERR_ARGUMENT, words);                 \
+        REJECTED(folio_vllm06_builder_add(builder, &s), words);                                    \
     } while (0)
 
 static void bad_sequences(folio_vllm06_builder *builder, const folio_vllm06_seq *good)
@@ -343,8 +341,8 @@ static void bad_sequences(folio_vllm06_builder *builder, const folio_vllm06_seq 
     BAD_SEQ((s.encoder_seq_len = 9, s.num_blocks = 2), "does not fit its 1 cross blocks");
     BAD_SEQ((s.encoder_seq_len = 9, s.encoder_is_new = 1), "does not fit its 1 cross blocks");
     BAD_SEQ((s.is_prompt = 0, s.token_len = 1, s.encoder_seq_len = 9), "its 1 cross blocks");
-    REFUSED(folio_vllm06_builder_add(builder, NULL), FOLIO_ERR_ARGUMENT, "");
-    REFUSED(folio_vllm06_builder_add(NULL, good), FOLIO_ERR_ARGUMENT, "NULL");
+    REJECTED(folio_vllm06_builder_add(builder, NULL), "");
+    REJECTED(folio_vllm06_builder_add(NULL, good), "NULL");
 }
 
 /* Sequences that are good alone and make no step together. */
@@ -356,15 +354,15 @@ static void bad_steps(folio_vllm06_builder *builder, const folio_vllm06_seq *goo
     s.token_len = 1;
     s.context_len = 7;
     CHECK_OK(folio_vllm06_builder_add(builder, &s));
-    REFUSED(folio_vllm06_builder_add(builder, good), FOLIO_ERR_ARGUMENT, "prompts come first");
-    REFUSED(folio_vllm06_builder_build(builder, NULL), FOLIO_ERR_ARGUMENT, "NULL");
-    REFUSED(folio_vllm06_builder_build(NULL, &m), FOLIO_ERR_ARGUMENT, "NULL");
+    REJECTED(folio_vllm06_builder_add(builder, good), "prompts come first");
+    REJECTED(folio_vllm06_builder_build(builder, NULL), "NULL");
+    REJECTED(folio_vllm06_builder_build(NULL, &m), "NULL");
     CHECK_OK(folio_vllm06_builder_build(builder, &m));
     CHECK_INT(folio_vllm06_metadata_get(m)->num_decode_tokens, 1); /* it has what it had before */
     folio_vllm06_metadata_destroy(m);
     CHECK_OK(folio_vllm06_builder_add(builder, good)); /* nor where the first is a prompt */
     CHECK_OK(folio_vllm06_builder_add(builder, &s));
-    REFUSED(folio_vllm06_builder_add(builder, good), FOLIO_ERR_ARGUMENT, "prompts come first");
+    REJECTED(folio_vllm06_builder_add(builder, good), "prompts come first");
     CHECK_OK(folio_vllm06_builder_build(builder, &m));
     CHECK_INT(folio_vllm06_metadata_get(m)->num_prefills, 1);
     CHECK_INT(folio_vllm06_metadata_get(m)->num_decode_tokens, 1);
@@ -387,17 +385,17 @@ static void bad_steps(folio_vllm06_builder *builder, const folio_vllm06_seq *goo
     m = NOWHERE;
     CHECK_OK(folio_vllm06_builder_add(builder, good));
     CHECK_OK(folio_vllm06_builder_add(builder, &s));
-    REFUSED(folio_vllm06_builder_build(builder, &m), FOLIO_ERR_ARGUMENT, "new encoders");
+    REJECTED(folio_vllm06_builder_build(builder, &m), "new encoders");
     CHECK_OK(folio_vllm06_builder_add(builder, good)); /* nor does a cached one go after it */
-    REFUSED(folio_vllm06_builder_build(builder, &m), FOLIO_ERR_ARGUMENT, "new encoders");
+    REJECTED(folio_vllm06_builder_build(builder, &m), "new encoders");
     CHECK(m == NULL);
     s = (folio_vllm06_seq){.struct_size = sizeof s, .is_prompt = 1, .token_len = INT32_MAX};
     CHECK_OK(folio_vllm06_builder_add(builder, &s));
-    REFUSED(folio_vllm06_builder_build(builder, &m), FOLIO_ERR_ARGUMENT, "2147483663 tokens");
+    REJECTED(folio_vllm06_builder_build(builder, &m), "2147483663 tokens");
     s.token_len = 7; /* tokens of earlier steps count too */
     s.context_len = INT32_MAX - 7;
     CHECK_OK(folio_vllm06_builder_add(builder, &s));
-    REFUSED(folio_vllm06_builder_build(builder, &m), FOLIO_ERR_ARGUMENT, "4294967310 tokens");
+    REJECTED(folio_vllm06_builder_build(builder, &m), "4294967310 tokens");
 }
 
 /* A decode without blocks next to one that has them must not read the other's row of padding. */
@@ -417,9 +415,9 @@ static void missing_blocks(v06 *r, folio_vllm06_builder *builder, const folio_vl
     CHECK(m != NULL && folio_vllm06_metadata_get(m)->block_tables[2] == FOLIO_NO_BLOCK);
     CHECK(m != NULL && folio_vllm06_metadata_get(m)->cross_block_tables[3] == FOLIO_NO_BLOCK);
     v06_step(r, two_decodes, 2);
-    folio_vllm06_forward_args a = v06_args(r, FOLIO_ATTENTION_DECODER);
+    folio_vllm06_forward_args a = v06_args(r, DECODER);
     a.attn_metadata = m;
-    V06_REFUSED(r, &a, FOLIO_ERR_ARGUMENT, "FOLIO_NO_BLOCK");
+    V06_REJECTED(r, &a, "FOLIO_NO_BLOCK");
     folio_vllm06_metadata_destroy(m);
 }
 
@@ -517,7 +515,7 @@ static void mixed_views(v06 *r, bool split)
     CHECK(prompts != NULL && prompts != r->m && prompts == folio_vllm06_prefill_metadata(r->m));
     CHECK(decodes != NULL && decodes != r->m && decodes == folio_vllm06_decode_metadata(r->m));
     if (prompts == NULL || decodes == NULL) return;
-    const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(r->m);
+    const folio_vllm06_metadata_fields *f = v06_get(r);
     const folio_vllm06_metadata_fields *p = folio_vllm06_metadata_get(prompts);
     const folio_vllm06_metadata_fields *d = folio_vllm06_metadata_get(decodes);
     CHECK(p->is_prompt == 1 && p->num_prefills == 2 && p->num_decode_tokens == 0);
@@ -592,23 +590,22 @@ void v06_same_is_prompt(v06 *r)
     static const v06_seq step[] = {{0, true, 5, 5, 0}, {1, false, 1, 4, 0}};
     folio_vllm06_metadata *m = NOWHERE;
     v06_step(r, step, 1);
-    CHECK_INT(folio_vllm06_metadata_get(r->m)->is_prompt, 1);
+    CHECK_INT(v06_get(r)->is_prompt, 1);
     r->f.is_prompt = 0; /* as xformers, which has no such field */
     v06_remake(r);
-    CHECK_INT(folio_vllm06_metadata_get(r->m)->is_prompt, 1);
+    CHECK_INT(v06_get(r)->is_prompt, 1);
     v06_step(r, step + 1, 1);
-    CHECK_INT(folio_vllm06_metadata_get(r->m)->is_prompt, 0);
+    CHECK_INT(v06_get(r)->is_prompt, 0);
     v06_step(r, step, 2);
-    CHECK_INT(folio_vllm06_metadata_get(r->m)->is_prompt, 0);
+    CHECK_INT(v06_get(r)->is_prompt, 0);
     v06_fields(r, NULL, 0); /* nor has an empty step prompts */
     r->f.is_prompt = 0;
     v06_remake(r);
-    CHECK_INT(folio_vllm06_metadata_get(r->m)->is_prompt, 0);
+    CHECK_INT(v06_get(r)->is_prompt, 0);
     for (int first = 0; first < 2; first++) {
         v06_fields(r, step + first, 2 - first);
         r->f.is_prompt = 1;
-        REFUSED(folio_vllm06_make_metadata(r->state, r->b, &r->f, &m), FOLIO_ERR_ARGUMENT,
-                "is_prompt");
+        REJECTED(folio_vllm06_make_metadata(r->state, r->b, &r->f, &m), "is_prompt");
         CHECK(m == NULL);
     }
 }
@@ -634,9 +631,9 @@ void v06_same_views_of_views(v06 *r)
     static const float zeros[36];
     const folio_vllm06_bias bias = {zeros, 1, 6, 6};
     for (int i = 0; i < 2; i++) { /* the second set frees what the first one copied */
-        CHECK_OK(folio_vllm06_set_attn_bias(r->m, FOLIO_ATTENTION_DECODER, &bias));
+        CHECK_OK(folio_vllm06_set_attn_bias(r->m, DECODER, &bias));
         const folio_vllm06_bias *seen = folio_vllm06_metadata_get(p)->attn_bias;
-        CHECK(seen == folio_vllm06_metadata_get(r->m)->attn_bias && seen[0].data[35] == 0);
+        CHECK(seen == v06_get(r)->attn_bias && seen[0].data[35] == 0);
     }
 }
 
@@ -651,7 +648,7 @@ void v06_same_biases_in_fields(v06 *r)
     const folio_vllm06_bias cross = {numbers, 1, 6, 11};
     support_fill(numbers, COUNT_OF(numbers), 7, 3.0f);
     v06_step(r, before, 1);
-    const folio_vllm06_metadata_fields *none = folio_vllm06_metadata_get(r->m);
+    const folio_vllm06_metadata_fields *none = v06_get(r);
     v06_run(r, "EDX");
     CHECK(none->attn_bias == NULL && none->encoder_attn_bias == NULL);
     CHECK(none->cross_attn_bias == NULL);
@@ -660,8 +657,7 @@ void v06_same_biases_in_fields(v06 *r)
     r->f.encoder_attn_bias = &encoder;
     r->f.cross_attn_bias = &cross;
     v06_remake(r);
-    static const folio_attention_type types[] = {FOLIO_ATTENTION_DECODER, FOLIO_ATTENTION_ENCODER,
-                                                 FOLIO_ATTENTION_ENCODER_DECODER};
+    static const folio_attention_type types[] = {DECODER, ENCODER, CROSS};
     const folio_vllm06_bias *given[] = {&self, &encoder, &cross};
     for (int i = 0; i < 3; i++) {
         v06_check_biases(r, types[i], given[i], 1);
@@ -691,7 +687,7 @@ static void some_encoders_biased(v06 *r)
     support_fill(numbers, COUNT_OF(numbers), 5, 2.0f);
     for (int i = 0; i < 3; i++)
         biases[i] = (folio_vllm06_bias){numbers, 1, r->seqs[i].query_len, r->encoder_lens[i]};
-    CHECK_OK(folio_vllm06_set_attn_bias(r->m, FOLIO_ATTENTION_ENCODER_DECODER, biases));
+    CHECK_OK(folio_vllm06_set_attn_bias(r->m, CROSS, biases));
     v06_run(r, "X");
     check_zeros(r);
 }
@@ -740,7 +736,7 @@ void v06_same_no_encoder(v06 *r)
         v06_remake(r);
         CHECK(folio_vllm06_is_all_cross_attn_metadata_set(r->m));
         r->no_key = i < 4;
-        folio_vllm06_forward_args a = v06_args(r, FOLIO_ATTENTION_ENCODER_DECODER);
+        folio_vllm06_forward_args a = v06_args(r, CROSS);
         CHECK_OK(folio_vllm06_forward(r->impl, &a, NULL));
         for (int64_t k = 0; k < r->out_rows * v06_width(r); k++) CHECK(v06_out(r, 0, k) == 0.0);
         v06_check_images(r);
@@ -761,8 +757,8 @@ void v06_same_cross_bias_of_cached_encoder(v06 *r)
     for (int i = 0; i < 2 * 6 * 20; i++)
         (&numbers[0][0])[i] = i % 7 == 0 ? -INFINITY : (float)(i % 5);
     v06_step(r, prompts, 2);
-    CHECK_OK(folio_vllm06_set_attn_bias(r->m, FOLIO_ATTENTION_ENCODER_DECODER, biases));
-    v06_check_biases(r, FOLIO_ATTENTION_ENCODER_DECODER, biases, 2);
+    CHECK_OK(folio_vllm06_set_attn_bias(r->m, CROSS, biases));
+    v06_check_biases(r, CROSS, biases, 2);
     v06_run(r, "X");
     r->no_key = true;
     v06_run(r, "X");

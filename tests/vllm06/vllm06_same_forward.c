@@ -26,7 +26,7 @@ static void live(v06 *r)
 void v06_same_prompts_then_decodes(v06 *r)
 {
     const folio_vllm06_forward_args none = {.struct_size = sizeof none};
-    CHECK_INT(none.attn_type, FOLIO_ATTENTION_DECODER); /* the default */
+    CHECK_INT(none.attn_type, DECODER); /* the default */
     live(r);
     /* The same without what forward can work out by itself. */
     if (r->impl != NULL) {
@@ -60,12 +60,10 @@ void v06_same_profiling_run(v06 *r)
         v06_run(r, "DO");
     }
     v06_step(r, two_decodes, 2);
-    folio_vllm06_forward_args a = v06_args(r, FOLIO_ATTENTION_DECODER);
-    V06_REFUSED(r, &a, FOLIO_ERR_ARGUMENT, "kv_cache is NULL|2 decodes");
+    V06_REJECTS(r, DECODER, "kv_cache is NULL|2 decodes");
     static const v06_seq chunk[] = {{0, true, 3, 16, 0}};
     v06_step(r, chunk, 1);
-    a = v06_args(r, FOLIO_ATTENTION_DECODER);
-    V06_REFUSED(r, &a, FOLIO_ERR_ARGUMENT, "");
+    V06_REJECTS(r, DECODER, "");
     v06_play(r, encoded_both, 2, "E");
     v06_play(r, encoded_prompts, 2, "X");
     v06_fields(r, encoded_prompts, 2);
@@ -136,7 +134,7 @@ static void scales_of_cached_keys(v06 *r)
     const folio_vllm06_bias cross[] = {{numbers, 1, 6, 11}, {numbers, 1, 9, 28}};
     support_fill(numbers, COUNT_OF(numbers), 6, 2.0f);
     v06_play(r, chunk, 1, "D");
-    CHECK_OK(folio_vllm06_set_attn_bias(r->m, FOLIO_ATTENTION_DECODER, &own));
+    CHECK_OK(folio_vllm06_set_attn_bias(r->m, DECODER, &own));
     v06_run(r, "D");
     v06_fields(r, of_graph, 2);
     r->f.use_cuda_graph = 1;
@@ -145,7 +143,7 @@ static void scales_of_cached_keys(v06 *r)
     v06_play(r, encoded_prompts, 2, "X");
     r->no_key = true;
     v06_run(r, "X");
-    CHECK_OK(folio_vllm06_set_attn_bias(r->m, FOLIO_ATTENTION_ENCODER_DECODER, cross));
+    CHECK_OK(folio_vllm06_set_attn_bias(r->m, CROSS, cross));
     v06_run(r, "X");
     v06_play(r, decodes, 2, "X");
     r->no_key = false;
@@ -174,7 +172,7 @@ void v06_same_k_scale_v_scale(v06 *r)
     support_buffer_free(&before);
     support_buffer rows = support_buffer_make(r->out.bytes);
     memcpy(rows.data, r->out.data, rows.bytes);
-    folio_vllm06_forward_args a = v06_args(r, FOLIO_ATTENTION_DECODER);
+    folio_vllm06_forward_args a = v06_args(r, DECODER);
     a.k_scale = a.v_scale = 0.5f;
     CHECK_OK(folio_vllm06_forward(r->impl, &a, NULL));
     CHECK(memcmp(rows.data, r->out.data, rows.bytes) == 0);
@@ -196,7 +194,7 @@ void v06_same_dtypes(v06 *r)
         if (i % 5 == 3) r->k_scale = r->v_scale = 1.0f; /* which 0 stands for */
         live(r);
         v06_step(r, two_prompts, 2); /* biases stay f32 */
-        CHECK_OK(folio_vllm06_set_attn_bias(r->m, FOLIO_ATTENTION_DECODER, biases));
+        CHECK_OK(folio_vllm06_set_attn_bias(r->m, DECODER, biases));
         v06_run(r, "D");
     }
 }
@@ -224,20 +222,20 @@ void v06_same_fused_qkv(v06 *r)
         const v06_seq *seqs;
         folio_attention_type type;
         const folio_vllm06_bias *biases;
-    } steps[] = {{two_prompts, FOLIO_ATTENTION_DECODER, NULL},
-                 {two_decodes, FOLIO_ATTENTION_DECODER, NULL},
-                 {both, FOLIO_ATTENTION_DECODER, NULL},
-                 {two_prompts, FOLIO_ATTENTION_DECODER, biases},
-                 {two_prompts, FOLIO_ATTENTION_ENCODER_ONLY, NULL},
-                 {encoded_prompts, FOLIO_ATTENTION_ENCODER, NULL},
-                 {encoded_prompts, FOLIO_ATTENTION_ENCODER_DECODER, NULL}};
+    } steps[] = {{two_prompts, DECODER, NULL},
+                 {two_decodes, DECODER, NULL},
+                 {both, DECODER, NULL},
+                 {two_prompts, DECODER, biases},
+                 {two_prompts, ENCODER_ONLY, NULL},
+                 {encoded_prompts, ENCODER, NULL},
+                 {encoded_prompts, CROSS, NULL}};
     v06_open(r);
     int64_t parts[3] = {v06_width(r), v06_width(r) / 2, v06_width(r) / 2};
     int64_t width = v06_width(r) * 2;
     for (int step = 0; step < COUNT_OF(steps); step++) {
         folio_attention_type type = steps[step].type;
         v06_step(r, steps[step].seqs, 2);
-        CHECK_OK(folio_vllm06_set_attn_bias(r->m, FOLIO_ATTENTION_DECODER, steps[step].biases));
+        CHECK_OK(folio_vllm06_set_attn_bias(r->m, DECODER, steps[step].biases));
         v06_run_as(r, type);
         int64_t n = r->out_rows * v06_width(r);
         double *apart = malloc((size_t)n * sizeof *apart), largest = 0;
@@ -296,11 +294,11 @@ static void cap_with_biases(v06 *r)
     const folio_vllm06_bias cross[] = {{numbers, 1, 6, 11}, {numbers, 1, 9, 28}};
     support_fill(numbers, COUNT_OF(numbers), 6, 2.0f);
     v06_step(r, two_prompts, 2);
-    CHECK_OK(folio_vllm06_set_attn_bias(r->m, FOLIO_ATTENTION_DECODER, decoder));
+    CHECK_OK(folio_vllm06_set_attn_bias(r->m, DECODER, decoder));
     v06_run(r, "DO");
     v06_step(r, encoded_prompts, 2);
-    CHECK_OK(folio_vllm06_set_attn_bias(r->m, FOLIO_ATTENTION_ENCODER, encoder));
-    CHECK_OK(folio_vllm06_set_attn_bias(r->m, FOLIO_ATTENTION_ENCODER_DECODER, cross));
+    CHECK_OK(folio_vllm06_set_attn_bias(r->m, ENCODER, encoder));
+    CHECK_OK(folio_vllm06_set_attn_bias(r->m, CROSS, cross));
     v06_run(r, "EX");
 }
 
@@ -344,14 +342,13 @@ void v06_same_make_biases(__attribute__((unused)) v06 *r)
             }
     }
     CHECK_INT(wrong, 0);
-    REFUSED(folio_vllm06_make_alibi_bias(NULL, 1, 1, bias), FOLIO_ERR_ARGUMENT, "NULL");
-    REFUSED(folio_vllm06_make_alibi_bias(slopes, -1, 1, bias), FOLIO_ERR_ARGUMENT, "-1");
-    REFUSED(folio_vllm06_make_alibi_bias(slopes, 1, -1, bias), FOLIO_ERR_ARGUMENT, "seq_len -1");
-    REFUSED(folio_vllm06_make_alibi_bias(slopes, 1, 1, NULL), FOLIO_ERR_ARGUMENT, "NULL");
-    REFUSED(folio_vllm06_make_sliding_window_bias(-1, 1, bias), FOLIO_ERR_ARGUMENT,
-            "seq_len is -1");
-    REFUSED(folio_vllm06_make_sliding_window_bias(1, -2, bias), FOLIO_ERR_ARGUMENT, "-2");
-    REFUSED(folio_vllm06_make_sliding_window_bias(1, 1, NULL), FOLIO_ERR_ARGUMENT, "NULL");
+    REJECTED(folio_vllm06_make_alibi_bias(NULL, 1, 1, bias), "NULL");
+    REJECTED(folio_vllm06_make_alibi_bias(slopes, -1, 1, bias), "-1");
+    REJECTED(folio_vllm06_make_alibi_bias(slopes, 1, -1, bias), "seq_len -1");
+    REJECTED(folio_vllm06_make_alibi_bias(slopes, 1, 1, NULL), "NULL");
+    REJECTED(folio_vllm06_make_sliding_window_bias(-1, 1, bias), "seq_len is -1");
+    REJECTED(folio_vllm06_make_sliding_window_bias(1, -2, bias), "-2");
+    REJECTED(folio_vllm06_make_sliding_window_bias(1, 1, NULL), "NULL");
 }
 
 /* Biases of the two prompts, with alibi (all heads) or a window (one for all heads). */
@@ -386,31 +383,31 @@ void v06_same_set_attn_bias(v06 *r)
         double *plain = malloc((size_t)n * sizeof *plain), largest = 0;
         if (plain == NULL) abort();
         for (int64_t k = 0; k < n; k++) largest = fmax(largest, fabs(plain[k] = v06_out(r, 0, k)));
-        CHECK_OK(folio_vllm06_get_attn_bias(r->m, FOLIO_ATTENTION_DECODER, &got));
+        CHECK_OK(folio_vllm06_get_attn_bias(r->m, DECODER, &got));
         CHECK(got == NULL);
         make_biases(r, window, biases);
-        CHECK_OK(folio_vllm06_set_attn_bias(r->m, FOLIO_ATTENTION_DECODER, biases));
+        CHECK_OK(folio_vllm06_set_attn_bias(r->m, DECODER, biases));
         free((void *)biases[0].data);
         free((void *)biases[1].data);
-        CHECK_OK(folio_vllm06_get_attn_bias(r->m, FOLIO_ATTENTION_ENCODER_ONLY, &got));
+        CHECK_OK(folio_vllm06_get_attn_bias(r->m, ENCODER_ONLY, &got));
         CHECK(got != NULL && got != biases && got[1].key_len == 8);
-        CHECK(got == folio_vllm06_metadata_get(r->m)->attn_bias);
+        CHECK(got == v06_get(r)->attn_bias);
         v06_run(r, "D");
         for (int64_t k = 0; k < n; k++) CHECK(fabs(v06_out(r, 0, k) - plain[k]) <= 2e-6 * largest);
-        CHECK_OK(folio_vllm06_set_attn_bias(r->m, FOLIO_ATTENTION_DECODER, others));
-        v06_check_biases(r, FOLIO_ATTENTION_DECODER, others, 2);
+        CHECK_OK(folio_vllm06_set_attn_bias(r->m, DECODER, others));
+        v06_check_biases(r, DECODER, others, 2);
         v06_run(r, "D");
-        CHECK_OK(folio_vllm06_set_attn_bias(r->m, FOLIO_ATTENTION_DECODER, NULL));
-        CHECK_OK(folio_vllm06_get_attn_bias(r->m, FOLIO_ATTENTION_DECODER, &got));
+        CHECK_OK(folio_vllm06_set_attn_bias(r->m, DECODER, NULL));
+        CHECK_OK(folio_vllm06_get_attn_bias(r->m, DECODER, &got));
         CHECK(got == NULL);
         r->f.block_tables = NULL; /* prompts without a prefix have none */
         v06_remake(r);
         v06_run(r, "D");
-        CHECK_OK(folio_vllm06_set_attn_bias(r->m, FOLIO_ATTENTION_DECODER, others));
+        CHECK_OK(folio_vllm06_set_attn_bias(r->m, DECODER, others));
         v06_run(r, "D");
         r->no_cache = true; /* a step without a cache */
         v06_run(r, "D");
-        CHECK_OK(folio_vllm06_set_attn_bias(r->m, FOLIO_ATTENTION_DECODER, NULL));
+        CHECK_OK(folio_vllm06_set_attn_bias(r->m, DECODER, NULL));
         v06_run(r, "D");
         free(plain);
     }
@@ -435,8 +432,8 @@ static void encoders_with_biases(v06 *r)
     const folio_vllm06_bias cross[] = {{numbers, 1, 6, 11}, {numbers, 1, 9, 20}};
     support_fill(numbers, COUNT_OF(numbers), 6, 2.0f);
     v06_step(r, step, 2);
-    CHECK_OK(folio_vllm06_set_attn_bias(r->m, FOLIO_ATTENTION_ENCODER, encoder));
-    CHECK_OK(folio_vllm06_set_attn_bias(r->m, FOLIO_ATTENTION_ENCODER_DECODER, cross));
+    CHECK_OK(folio_vllm06_set_attn_bias(r->m, ENCODER, encoder));
+    CHECK_OK(folio_vllm06_set_attn_bias(r->m, CROSS, cross));
     v06_run(r, "EX");
 }
 
@@ -497,8 +494,8 @@ static void refuse_encoder_only(v06 *r)
     static const int counts[] = {1, 2, 2, 1};
     for (int i = 0; i < COUNT_OF(steps); i++) {
         v06_step(r, steps[i], counts[i]);
-        folio_vllm06_forward_args a = v06_args(r, FOLIO_ATTENTION_ENCODER_ONLY);
-        V06_REFUSED(r, &a, FOLIO_ERR_ARGUMENT, i == 0 ? "16 tokens|3 rows" : "1 decodes");
+        folio_vllm06_forward_args a = v06_args(r, ENCODER_ONLY);
+        V06_REJECTED(r, &a, i == 0 ? "16 tokens|3 rows" : "1 decodes");
     }
 }
 
@@ -513,8 +510,8 @@ static void encoder_beside_encoder_only(v06 *r)
     for (int i = 0; i < 4; i++) { /* of one prompt and of both, without biases and with them */
         v06_step(r, swapped, 1 + i % 2);
         if (i >= 2) {
-            CHECK_OK(folio_vllm06_set_attn_bias(r->m, FOLIO_ATTENTION_ENCODER, encoder));
-            CHECK_OK(folio_vllm06_set_attn_bias(r->m, FOLIO_ATTENTION_ENCODER_ONLY, only));
+            CHECK_OK(folio_vllm06_set_attn_bias(r->m, ENCODER, encoder));
+            CHECK_OK(folio_vllm06_set_attn_bias(r->m, ENCODER_ONLY, only));
         }
         v06_run(r, "EOE");
     }
@@ -532,7 +529,7 @@ static void encoder_only(v06 *r, bool slopes, int64_t window, int32_t compat)
     r->d.logits_soft_cap = 0.75f;
     v06_play(r, two_prompts, 2, "O");
     make_biases(r, 4, biases);
-    CHECK_OK(folio_vllm06_set_attn_bias(r->m, FOLIO_ATTENTION_ENCODER_ONLY, biases));
+    CHECK_OK(folio_vllm06_set_attn_bias(r->m, ENCODER_ONLY, biases));
     v06_run(r, "O");
     for (int i = 0; i < 2; i++) free((void *)biases[i].data);
     memset(r->tables, 0xFF, sizeof r->tables); /* blocks of decoder attention: not read */

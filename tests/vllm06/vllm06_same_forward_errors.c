@@ -13,11 +13,11 @@ static const v06_seq encoded_decode[] = {{1, false, 1, 9, 20}};
 /* A change to the arguments of one forward, and the sentence it must bring. */
 #define BAD(change, words)                                                                         \
     do {                                                                                           \
-        folio_vllm06_forward_args a = v06_args(r, FOLIO_ATTENTION_DECODER);                        \
+        folio_vllm06_forward_args a = v06_args(r, DECODER);                                        \
         folio_vllm06_kv_cache kv = r->kv[0];                                                       \
         a.kv_cache = &kv;                                                                          \
         change;                                                                                    \
-        V06_REFUSED(r, &a, FOLIO_ERR_ARGUMENT, words);                                             \
+        V06_REJECTED(r, &a, words);                                                                \
     } while (0)
 
 static void bad_decodes(v06 *r)
@@ -64,22 +64,20 @@ static void bad_scales(v06 *r)
         int num_seqs;
         folio_attention_type type;
         bool no_cache, no_key;
-    } calls[] = {{two_prompts, 2, FOLIO_ATTENTION_DECODER, true, false},
-                 {two_decodes, 2, FOLIO_ATTENTION_DECODER, false, false},
-                 {two_prompts, 2, FOLIO_ATTENTION_ENCODER_ONLY, false, false},
-                 {encoded_prompts, 2, FOLIO_ATTENTION_ENCODER, false, false},
-                 {encoded_prompts, 2, FOLIO_ATTENTION_ENCODER_DECODER, false, true},
-                 {encoded_decode, 1, FOLIO_ATTENTION_ENCODER_DECODER, false, true}};
+    } calls[] = {
+        {two_prompts, 2, DECODER, true, false},       {two_decodes, 2, DECODER, false, false},
+        {two_prompts, 2, ENCODER_ONLY, false, false}, {encoded_prompts, 2, ENCODER, false, false},
+        {encoded_prompts, 2, CROSS, false, true},     {encoded_decode, 1, CROSS, false, true}};
     for (int i = 0; i < COUNT_OF(calls); i++) {
         r->no_cache = calls[i].no_cache;
         r->no_key = calls[i].no_key;
         v06_step(r, calls[i].seqs, calls[i].num_seqs);
         folio_vllm06_forward_args a = v06_args(r, calls[i].type);
         a.k_scale = -1.0f;
-        V06_REFUSED(r, &a, FOLIO_ERR_ARGUMENT, "k_scale is -1");
+        V06_REJECTED(r, &a, "k_scale is -1");
         a.k_scale = 0;
         a.v_scale = INFINITY;
-        V06_REFUSED(r, &a, FOLIO_ERR_ARGUMENT, "v_scale is inf");
+        V06_REJECTED(r, &a, "v_scale is inf");
     }
     r->no_cache = r->no_key = false;
 }
@@ -91,13 +89,10 @@ static const struct {
     int num_seqs;
     folio_attention_type type;
     bool no_key;
-} calls_of_types[] = {{two_prompts, 2, FOLIO_ATTENTION_DECODER, false},
-                      {two_decodes, 2, FOLIO_ATTENTION_DECODER, false},
-                      {of_both_kinds, 2, FOLIO_ATTENTION_DECODER, false},
-                      {two_prompts, 2, FOLIO_ATTENTION_ENCODER_ONLY, false},
-                      {encoded_prompts, 2, FOLIO_ATTENTION_ENCODER, false},
-                      {encoded_prompts, 2, FOLIO_ATTENTION_ENCODER_DECODER, false},
-                      {encoded_decode, 1, FOLIO_ATTENTION_ENCODER_DECODER, true}};
+} calls_of_types[] = {{two_prompts, 2, DECODER, false},     {two_decodes, 2, DECODER, false},
+                      {of_both_kinds, 2, DECODER, false},   {two_prompts, 2, ENCODER_ONLY, false},
+                      {encoded_prompts, 2, ENCODER, false}, {encoded_prompts, 2, CROSS, false},
+                      {encoded_decode, 1, CROSS, true}};
 
 /* One row less or more in each tensor; key without value and value without key; decodes without a cache. */
 static void bad_rows(v06 *r)
@@ -115,16 +110,16 @@ static void bad_rows(v06 *r)
             folio_tensor *tensors[] = {&a.query, &a.output, &a.key, &a.value};
             if (tensors[change % 4]->data == NULL) continue;
             tensors[change % 4]->tokens += change < 4 ? -1 : 1;
-            V06_REFUSED(r, &a, FOLIO_ERR_ARGUMENT, words[change % 4]);
+            V06_REJECTED(r, &a, words[change % 4]);
         }
         for (int only = 0; !r->no_key && only < 2; only++) {
             a = v06_args(r, calls_of_types[i].type);
             *(only ? &a.key : &a.value) = (folio_tensor){0};
-            V06_REFUSED(r, &a, FOLIO_ERR_ARGUMENT, "must both be set");
+            V06_REJECTED(r, &a, "must both be set");
         }
         a = v06_args(r, calls_of_types[i].type);
         a.kv_cache = NULL;
-        if (r->f.num_decode_tokens > 0) V06_REFUSED(r, &a, FOLIO_ERR_ARGUMENT, "kv_cache is NULL");
+        if (r->f.num_decode_tokens > 0) V06_REJECTED(r, &a, "kv_cache is NULL");
     }
     r->no_key = false;
 }
@@ -138,7 +133,7 @@ static void bad_cache_dtypes(v06 *r)
     for (int i = 0; i < COUNT_OF(names) * COUNT_OF(calls_of_types); i++) {
         int call = i / COUNT_OF(names), name = i % COUNT_OF(names);
         folio_attention_type type = calls_of_types[call].type;
-        if (type == FOLIO_ATTENTION_ENCODER || type == FOLIO_ATTENTION_ENCODER_ONLY) continue;
+        if (type == ENCODER || type == ENCODER_ONLY) continue;
         v06_reset(r);
         r->d.dtype = FOLIO_F16;
         r->d.kv_cache_dtype = names[name];
@@ -150,7 +145,7 @@ static void bad_cache_dtypes(v06 *r)
             kv.dtype = others[name][k];
             kv.num_blocks = 3; /* so that it fits where it is */
             a.kv_cache = &kv;
-            V06_REFUSED(r, &a, FOLIO_ERR_ARGUMENT, "the layer's kv_cache_dtype is");
+            V06_REJECTED(r, &a, "the layer's kv_cache_dtype is");
         }
     }
 }
@@ -182,50 +177,47 @@ static void bad_cross(v06 *r)
         v06_fields(r, encoded_prompts, 2);
         r->cross_slots[3] = i == 0 ? r->num_blocks * r->block_size : -2;
         v06_remake(r);
-        a = v06_args(r, FOLIO_ATTENTION_ENCODER_DECODER);
-        V06_REFUSED(r, &a, FOLIO_ERR_ARGUMENT, "slots[3]|outside [-1,");
+        V06_REJECTS(r, CROSS, "slots[3]|outside [-1,");
     }
     r->cross_slots[3] = -1; /* stored nowhere */
     v06_remake(r);
     v06_run(r, "X");
     for (int i = 0; i < 2; i++) { /* one without the other */
-        a = v06_args(r, FOLIO_ATTENTION_ENCODER_DECODER);
+        a = v06_args(r, CROSS);
         *(i == 0 ? &a.key : &a.value) = (folio_tensor){0};
-        V06_REFUSED(r, &a, FOLIO_ERR_ARGUMENT, "must both be set");
+        V06_REJECTED(r, &a, "must both be set");
     }
     r->no_key = true;
-    a = v06_args(r, FOLIO_ATTENTION_ENCODER); /* only cross attention may lack them */
-    V06_REFUSED(r, &a, FOLIO_ERR_ARGUMENT, "key and value are NULL");
+    a = v06_args(r, ENCODER); /* only cross attention may lack them */
+    V06_REJECTED(r, &a, "key and value are NULL");
     v06_step(r, two_prompts, 2);
-    a = v06_args(r, FOLIO_ATTENTION_ENCODER_ONLY);
-    V06_REFUSED(r, &a, FOLIO_ERR_ARGUMENT, "key and value are NULL");
+    V06_REJECTS(r, ENCODER_ONLY, "key and value are NULL");
     for (int i = 0; i < 3; i++) {
         v06_fields(r, decodes, 2);
         if (i < 2) r->cross_tables[1] = i == 0 ? (int32_t)r->num_blocks : -1;
         else r->f.cross_block_tables_stride = 1;
         v06_remake(r);
-        a = v06_args(r, FOLIO_ATTENTION_ENCODER_DECODER);
-        V06_REFUSED(r, &a, FOLIO_ERR_ARGUMENT,
-                    i < 2 ? "cross_block_table" : "11 tokens|block table has 1 blocks of 8");
+        a = v06_args(r, CROSS);
+        V06_REJECTED(r, &a,
+                     i < 2 ? "cross_block_table" : "11 tokens|block table has 1 blocks of 8");
     }
     v06_step(r, decodes, 2);
-    a = v06_args(r, FOLIO_ATTENTION_ENCODER_DECODER);
+    a = v06_args(r, CROSS);
     a.kv_cache = NULL;
-    V06_REFUSED(r, &a, FOLIO_ERR_ARGUMENT, "kv_cache is NULL|2 decodes");
+    V06_REJECTED(r, &a, "kv_cache is NULL|2 decodes");
     r->no_key = false;
     v06_fields(r, encoded_prompts, 2); /* their encoders are cached already */
     r->cross_tables[0] = (int32_t)r->num_blocks;
     v06_remake(r);
     r->no_key = true;
-    a = v06_args(r, FOLIO_ATTENTION_ENCODER_DECODER);
-    V06_REFUSED(r, &a, FOLIO_ERR_ARGUMENT, "cross_block_table");
+    V06_REJECTS(r, CROSS, "cross_block_table");
     r->no_key = false;
     for (int i = 0; i < 4; i++) { /* the first or the last; encoders are new, or cached */
         v06_step(r, no_token + i % 2, 2);
         r->no_key = i >= 2;
-        a = v06_args(r, FOLIO_ATTENTION_ENCODER_DECODER);
-        V06_REFUSED(r, &a, FOLIO_ERR_ARGUMENT,
-                    i % 2 ? "prompt 1 has no token" : "prompt 0 has no token|encoder has 5");
+        a = v06_args(r, CROSS);
+        V06_REJECTED(r, &a,
+                     i % 2 ? "prompt 1 has no token" : "prompt 0 has no token|encoder has 5");
     }
     r->no_key = false;
 }
@@ -234,13 +226,13 @@ static void bad_cross(v06 *r)
  * the rows of each such call alone are apart. */
 static void bad_later_rows(v06 *r, int64_t rows)
 {
-    folio_vllm06_forward_args a = v06_args(r, FOLIO_ATTENTION_DECODER);
+    folio_vllm06_forward_args a = v06_args(r, DECODER);
     size_t row = (size_t)v06_width(r) * folio_dtype_size(r->d.dtype), n = (size_t)r->out_rows * row;
     support_buffer both = support_buffer_make(2 * n);
     memcpy(both.data, r->q, n);
     a.query.data = both.data;
     a.output.data = (char *)both.data + (size_t)rows * row;
-    V06_REFUSED(r, &a, FOLIO_ERR_ARGUMENT, "output and query share memory");
+    V06_REJECTED(r, &a, "output and query share memory");
     CHECK(memcmp(both.data, r->q, n) == 0 && support_is_poison((char *)both.data + n, n));
     support_buffer_free(&both);
 }
@@ -275,7 +267,7 @@ static void inputs_in_the_cache(v06 *r, folio_attention_type type)
 static void bad_pairs(v06 *r, folio_attention_type type)
 {
     static const char *const names[] = {"query", "key", "value"};
-    bool cached = type == FOLIO_ATTENTION_DECODER || type == FOLIO_ATTENTION_ENCODER_DECODER;
+    bool cached = type == DECODER || type == CROSS;
     for (int i = 0; i < (cached ? 7 : 3); i++) {
         char words[64];
         folio_vllm06_forward_args a = v06_args(r, type);
@@ -284,7 +276,7 @@ static void bad_pairs(v06 *r, folio_attention_type type)
         else tensors[i - 3]->data = a.kv_cache->key_cache;
         snprintf(words, sizeof words, "%s and %s share memory",
                  i == 6 || i < 3 ? "output" : "kv_cache", i == 6 ? "kv_cache" : names[i % 3]);
-        V06_REFUSED(r, &a, FOLIO_ERR_ARGUMENT, words);
+        V06_REJECTED(r, &a, words);
     }
 }
 
@@ -296,10 +288,10 @@ static void bad_overlaps(v06 *r)
     if (strcmp(r->compute, "cuda") == 0)
         return; /* there each array is brought to a place of its own */
     v06_step(r, two_prompts, 2);
-    output_is_query(r, FOLIO_ATTENTION_DECODER);
-    output_is_query(r, FOLIO_ATTENTION_ENCODER_ONLY);
-    inputs_in_the_cache(r, FOLIO_ATTENTION_ENCODER_ONLY);
-    bad_pairs(r, FOLIO_ATTENTION_ENCODER_ONLY);
+    output_is_query(r, DECODER);
+    output_is_query(r, ENCODER_ONLY);
+    inputs_in_the_cache(r, ENCODER_ONLY);
+    bad_pairs(r, ENCODER_ONLY);
     BAD(a.output.data = (float *)a.query.data + 1, "output and query share memory");
     BAD((a.output = a.query, a.output.token_stride = v06_width(r) + 8),
         "output and query share memory"); /* they begin alike */
@@ -309,24 +301,24 @@ static void bad_overlaps(v06 *r)
     BAD(a.query.data = kv.key_cache, "kv_cache and query share memory");
     BAD(a.key.data = kv.key_cache, "kv_cache and key share memory");
     BAD(a.value.data = (char *)kv.key_cache + kv.bytes / 2, "kv_cache and value share memory");
-    CHECK_OK(folio_vllm06_set_attn_bias(r->m, FOLIO_ATTENTION_DECODER, biases));
-    output_is_query(r, FOLIO_ATTENTION_DECODER);
+    CHECK_OK(folio_vllm06_set_attn_bias(r->m, DECODER, biases));
+    output_is_query(r, DECODER);
     bad_later_rows(r, 13);
     if (strcmp(r->b->name, "xformers") == 0) {
         v06_step(r, mixed, 3);
-        output_is_query(r, FOLIO_ATTENTION_DECODER);
+        output_is_query(r, DECODER);
         bad_later_rows(r, 4);
     }
     v06_step(r, two_decodes, 2);
-    bad_pairs(r, FOLIO_ATTENTION_DECODER);
+    bad_pairs(r, DECODER);
     v06_step(r, encoded_prompts, 2);
-    output_is_query(r, FOLIO_ATTENTION_ENCODER);
-    inputs_in_the_cache(r, FOLIO_ATTENTION_ENCODER);
-    bad_pairs(r, FOLIO_ATTENTION_ENCODER);
-    bad_pairs(r, FOLIO_ATTENTION_ENCODER_DECODER);
-    folio_vllm06_forward_args a = v06_args(r, FOLIO_ATTENTION_ENCODER_DECODER);
+    output_is_query(r, ENCODER);
+    inputs_in_the_cache(r, ENCODER);
+    bad_pairs(r, ENCODER);
+    bad_pairs(r, CROSS);
+    folio_vllm06_forward_args a = v06_args(r, CROSS);
     a.output = a.query;
-    V06_REFUSED(r, &a, FOLIO_ERR_ARGUMENT, "output and query share memory");
+    V06_REJECTED(r, &a, "output and query share memory");
 }
 
 static void bad_slots(v06 *r)
@@ -365,12 +357,10 @@ static void bad_biases_of_types(v06 *r)
     static const struct {
         folio_attention_type type;
         int rows, keys;
-    } of[] = {{FOLIO_ATTENTION_ENCODER, 20, 20},
-              {FOLIO_ATTENTION_ENCODER_ONLY, 8, 8},
-              {FOLIO_ATTENTION_ENCODER_DECODER, 9, 20}};
+    } of[] = {{ENCODER, 20, 20}, {ENCODER_ONLY, 8, 8}, {CROSS, 9, 20}};
     for (int t = 0; t < COUNT_OF(of); t++) {
-        bool only = of[t].type == FOLIO_ATTENTION_ENCODER_ONLY;
-        bool cross = of[t].type == FOLIO_ATTENTION_ENCODER_DECODER;
+        bool only = of[t].type == ENCODER_ONLY;
+        bool cross = of[t].type == CROSS;
         v06_step(r, only ? two_prompts : encoded_prompts, 2);
         for (int change = 0; change < (cross ? 7 : 5); change++) {
             int first = only ? 13 : 11;
@@ -385,7 +375,7 @@ static void bad_biases_of_types(v06 *r)
             if (change == 6) biases[1].query_len = of[t].keys;
             CHECK_OK(folio_vllm06_set_attn_bias(r->m, of[t].type, biases));
             folio_vllm06_forward_args a = v06_args(r, of[t].type);
-            V06_REFUSED(r, &a, FOLIO_ERR_ARGUMENT, "attn_bias[1]");
+            V06_REJECTED(r, &a, "attn_bias[1]");
         }
     }
 }
@@ -395,39 +385,35 @@ static void bad_biases(v06 *r)
     float bias[13 * 13] = {0};
     folio_vllm06_bias biases[2] = {{bias, 1, 13, 13}, {bias, 1, 8, 9}};
     v06_step(r, two_prompts, 2);
-    CHECK_OK(folio_vllm06_set_attn_bias(r->m, FOLIO_ATTENTION_DECODER, biases));
+    CHECK_OK(folio_vllm06_set_attn_bias(r->m, DECODER, biases));
     BAD((void)0, "attn_bias[1]|9 keys");
     biases[1] = (folio_vllm06_bias){bias, 1, 7, 8};
-    CHECK_OK(folio_vllm06_set_attn_bias(r->m, FOLIO_ATTENTION_DECODER, biases));
+    CHECK_OK(folio_vllm06_set_attn_bias(r->m, DECODER, biases));
     BAD((void)0, "attn_bias[1] is for 7 queries");
     biases[1] = (folio_vllm06_bias){bias, 1, 9, 8};
-    CHECK_OK(folio_vllm06_set_attn_bias(r->m, FOLIO_ATTENTION_DECODER, biases));
+    CHECK_OK(folio_vllm06_set_attn_bias(r->m, DECODER, biases));
     BAD((void)0, "attn_bias[1] is for 9 queries");
     biases[1] = (folio_vllm06_bias){bias, 1, 1, 8}; /* PyTorch spreads such masks over all rows */
-    CHECK_OK(folio_vllm06_set_attn_bias(r->m, FOLIO_ATTENTION_DECODER, biases));
+    CHECK_OK(folio_vllm06_set_attn_bias(r->m, DECODER, biases));
     BAD((void)0, "attn_bias[1] is for 1 queries and 8 keys");
     biases[1] = (folio_vllm06_bias){bias, 1, 8, 1};
-    CHECK_OK(folio_vllm06_set_attn_bias(r->m, FOLIO_ATTENTION_DECODER, biases));
+    CHECK_OK(folio_vllm06_set_attn_bias(r->m, DECODER, biases));
     BAD((void)0, "attn_bias[1] is for 8 queries and 1 keys");
     biases[1] = (folio_vllm06_bias){bias, 2, 8, 8};
-    CHECK_OK(folio_vllm06_set_attn_bias(r->m, FOLIO_ATTENTION_DECODER, biases));
+    CHECK_OK(folio_vllm06_set_attn_bias(r->m, DECODER, biases));
     BAD((void)0, "attn_bias[1]|2 heads");
     biases[1].data = NULL;
-    REFUSED(folio_vllm06_set_attn_bias(r->m, FOLIO_ATTENTION_DECODER, biases), FOLIO_ERR_ARGUMENT,
-            "[1]");
+    REJECTED(folio_vllm06_set_attn_bias(r->m, DECODER, biases), "[1]");
     const folio_vllm06_bias *got;
     folio_attention_type unknown = (folio_attention_type)9;
-    REFUSED(folio_vllm06_get_attn_bias(r->m, unknown, &got), FOLIO_ERR_ARGUMENT, "9");
-    REFUSED(folio_vllm06_set_attn_bias(r->m, unknown, biases), FOLIO_ERR_ARGUMENT, "9");
-    REFUSED(folio_vllm06_get_attn_bias(NULL, FOLIO_ATTENTION_DECODER, &got), FOLIO_ERR_ARGUMENT,
-            "NULL");
-    REFUSED(folio_vllm06_get_attn_bias(r->m, FOLIO_ATTENTION_DECODER, NULL), FOLIO_ERR_ARGUMENT,
-            "out");
+    REJECTED(folio_vllm06_get_attn_bias(r->m, unknown, &got), "9");
+    REJECTED(folio_vllm06_set_attn_bias(r->m, unknown, biases), "9");
+    REJECTED(folio_vllm06_get_attn_bias(NULL, DECODER, &got), "NULL");
+    REJECTED(folio_vllm06_get_attn_bias(r->m, DECODER, NULL), "out");
     static const int64_t no_sizes[][3] = {{0, 8, 8}, {1, -1, 8}, {1, 8, -1}, {1, INT64_MAX / 8, 1}};
     for (int i = 0; i < COUNT_OF(no_sizes); i++) {
         biases[1] = (folio_vllm06_bias){bias, no_sizes[i][0], no_sizes[i][1], no_sizes[i][2]};
-        REFUSED(folio_vllm06_set_attn_bias(r->m, FOLIO_ATTENTION_DECODER, biases),
-                FOLIO_ERR_ARGUMENT, "attn_bias[1]: num_heads");
+        REJECTED(folio_vllm06_set_attn_bias(r->m, DECODER, biases), "attn_bias[1]: num_heads");
     }
 }
 
@@ -467,9 +453,9 @@ void v06_same_forward_errors(v06 *r)
     BAD(kv.bytes--, "K and V in one allocation; bytes is");
     BAD(kv.num_blocks *= 4, "K and V in one allocation; bytes is"); /* bytes for elements */
     BAD(kv.num_blocks = 3, "");
-    REFUSED(folio_vllm06_forward(NULL, &(folio_vllm06_forward_args){.struct_size = 8}, NULL),
-            FOLIO_ERR_ARGUMENT, "impl");
-    REFUSED(folio_vllm06_forward(r->impl, NULL, NULL), FOLIO_ERR_ARGUMENT, "NULL");
+    REJECTED(folio_vllm06_forward(NULL, &(folio_vllm06_forward_args){.struct_size = 8}, NULL),
+             "impl");
+    REJECTED(folio_vllm06_forward(r->impl, NULL, NULL), "NULL");
     bad_slots(r);
     bad_biases(r);
     bad_biases_of_types(r);

@@ -215,7 +215,7 @@ void v06_same_graph_capture(v06 *r)
             folio_vllm06_metadata_destroy(r->m);
             r->m = m;
             v06_fields(r, first_step, BATCH);
-            folio_vllm06_forward_args a = v06_args(r, FOLIO_ATTENTION_DECODER);
+            folio_vllm06_forward_args a = v06_args(r, DECODER);
             folio_vllm06_impl *windowed = NULL;
             folio_vllm06_impl_desc d = r->d;
             d.sliding_window = WINDOW;
@@ -296,7 +296,7 @@ static void step_without_encoders(v06 *r, const folio_vllm06_graph_input_buffers
     r->no_key = true;
     for (int again = 0; again < 2; again++) {
         CHECK_OK(folio_vllm06_begin_forward(r->state, r->m, NULL));
-        folio_vllm06_forward_args a = v06_args(r, FOLIO_ATTENTION_ENCODER_DECODER);
+        folio_vllm06_forward_args a = v06_args(r, CROSS);
         CHECK_OK(folio_vllm06_forward(r->impl, &a, NULL));
         for (int64_t k = 0; k < r->out_rows * v06_width(r); k++) CHECK(v06_out(r, 0, k) == 0.0);
     }
@@ -340,14 +340,12 @@ void v06_same_graph_cross(v06 *r)
         b.encoder_seq_lens_tensor[1] = MAX_LEN; /* as many keys as the graph is for */
         CHECK_OK(folio_vllm06_begin_forward(r->state, m, NULL));
         b.encoder_seq_lens_tensor[1] = MAX_LEN + 1; /* more than the graph is for */
-        REFUSED(folio_vllm06_begin_forward(r->state, m, NULL), FOLIO_ERR_ARGUMENT, "351");
+        REJECTED(folio_vllm06_begin_forward(r->state, m, NULL), "351");
         b.encoder_seq_lens_tensor[1] = len;
         b.cross_block_tables[0] = (int32_t)r->num_blocks;
-        REFUSED(folio_vllm06_begin_forward(r->state, m, NULL), FOLIO_ERR_ARGUMENT,
-                "cross_block_table");
+        REJECTED(folio_vllm06_begin_forward(r->state, m, NULL), "cross_block_table");
         b.cross_block_tables[0] = -1;
-        REFUSED(folio_vllm06_begin_forward(r->state, m, NULL), FOLIO_ERR_ARGUMENT,
-                "cross_block_table");
+        REJECTED(folio_vllm06_begin_forward(r->state, m, NULL), "cross_block_table");
         b.cross_block_tables[0] = block;
         CHECK_OK(folio_vllm06_begin_forward(r->state, m, NULL));
         step_without_encoders(r, &b);
@@ -391,15 +389,15 @@ static void bad_captures(v06 *r)
     folio_vllm06_graph_capture_desc d = capture_desc(r);
     folio_vllm06_state *state = NOWHERE;
     folio_vllm06_metadata *m = NOWHERE;
-    REFUSED(folio_vllm06_graph_capture_end(r->state), FOLIO_ERR_ARGUMENT, "is not capturing");
-    REFUSED(folio_vllm06_graph_clone(r->state, 1, &state), FOLIO_ERR_ARGUMENT, "is not capturing");
-    REFUSED(folio_vllm06_graph_capture_get_metadata_for_batch(r->state, 1, 0, &m),
-            FOLIO_ERR_ARGUMENT, "is not capturing");
+    REJECTED(folio_vllm06_graph_capture_end(r->state), "is not capturing");
+    REJECTED(folio_vllm06_graph_clone(r->state, 1, &state), "is not capturing");
+    REJECTED(folio_vllm06_graph_capture_get_metadata_for_batch(r->state, 1, 0, &m),
+             "is not capturing");
     CHECK(state == NULL && m == NULL);
 #define BAD_DESC(change, words)                                                                    \
     d = capture_desc(r);                                                                           \
     change;                                                                                        \
-    REFUSED(folio_vllm06_graph_capture_begin(r->state, &d), FOLIO_ERR_ARGUMENT, words)
+    REJECTED(folio_vllm06_graph_capture_begin(r->state, &d), words)
     BAD_DESC(d.attn_backend = NULL, "attn_backend");
     BAD_DESC(d.max_batch_size = 0, "max_batch_size is 0");
     BAD_DESC(d.max_batch_size = INT64_MAX, "max_batch_size is 9223372036854775807");
@@ -409,26 +407,24 @@ static void bad_captures(v06 *r)
     BAD_DESC(d.block_size = 0, "block_size is 0");
     BAD_DESC(d.struct_size = 0, "struct_size");
     d = capture_desc(r);
-    REFUSED(folio_vllm06_graph_capture_begin(NULL, &d), FOLIO_ERR_ARGUMENT, "NULL");
+    REJECTED(folio_vllm06_graph_capture_begin(NULL, &d), "NULL");
     CHECK_OK(folio_vllm06_graph_capture_begin(r->state, &d));
-    REFUSED(folio_vllm06_graph_capture_begin(r->state, &d), FOLIO_ERR_ARGUMENT, "already");
-    REFUSED(folio_vllm06_graph_clone(r->state, 9, &state), FOLIO_ERR_ARGUMENT, "batch_size 9|8");
-    REFUSED(folio_vllm06_graph_capture_get_metadata_for_batch(r->state, 0, 0, &m),
-            FOLIO_ERR_ARGUMENT, "batch_size 0");
-    REFUSED(folio_vllm06_graph_clone(r->state, 0, &state), FOLIO_ERR_ARGUMENT, "batch_size 0|8");
-    REFUSED(folio_vllm06_graph_capture_get_metadata_for_batch(r->state, 9, 0, &m),
-            FOLIO_ERR_ARGUMENT, "batch_size 9|8");
+    REJECTED(folio_vllm06_graph_capture_begin(r->state, &d), "already");
+    REJECTED(folio_vllm06_graph_clone(r->state, 9, &state), "batch_size 9|8");
+    REJECTED(folio_vllm06_graph_capture_get_metadata_for_batch(r->state, 0, 0, &m), "batch_size 0");
+    REJECTED(folio_vllm06_graph_clone(r->state, 0, &state), "batch_size 0|8");
+    REJECTED(folio_vllm06_graph_capture_get_metadata_for_batch(r->state, 9, 0, &m),
+             "batch_size 9|8");
     for (int64_t size = 1; size <= 8; size += 7) { /* the smallest and the largest */
         CHECK_OK(folio_vllm06_graph_clone(r->state, size, &state));
         CHECK_OK(folio_vllm06_graph_capture_get_metadata_for_batch(r->state, size, 0, &m));
         folio_vllm06_state_destroy(state);
         folio_vllm06_metadata_destroy(m);
     }
-    REFUSED(folio_vllm06_graph_clone(r->state, 1, NULL), FOLIO_ERR_ARGUMENT, "out");
-    REFUSED(folio_vllm06_graph_clone(NULL, 1, &state), FOLIO_ERR_ARGUMENT, "state is NULL");
-    REFUSED(folio_vllm06_graph_capture_get_metadata_for_batch(r->state, 1, 0, NULL),
-            FOLIO_ERR_ARGUMENT, "out");
-    REFUSED(folio_vllm06_graph_capture_end(NULL), FOLIO_ERR_ARGUMENT, "state is NULL");
+    REJECTED(folio_vllm06_graph_clone(r->state, 1, NULL), "out");
+    REJECTED(folio_vllm06_graph_clone(NULL, 1, &state), "state is NULL");
+    REJECTED(folio_vllm06_graph_capture_get_metadata_for_batch(r->state, 1, 0, NULL), "out");
+    REJECTED(folio_vllm06_graph_capture_end(NULL), "state is NULL");
     CHECK_OK(folio_vllm06_graph_capture_end(r->state));
     d.max_batch_size = d.max_seq_len_to_capture = d.block_size = 1; /* the smallest */
     CHECK_OK(folio_vllm06_graph_capture_begin(r->state, &d));
@@ -436,8 +432,8 @@ static void bad_captures(v06 *r)
     d.max_batch_size = d.max_seq_len_to_capture = INT32_MAX;
     d.block_size = 2;
     CHECK_OK(folio_vllm06_graph_capture_begin(r->state, &d));
-    REFUSED(folio_vllm06_graph_capture_get_metadata_for_batch(r->state, INT32_MAX, 0, &m),
-            FOLIO_ERR_ARGUMENT, "2147483647 sequences of 1073741824 blocks are too many");
+    REJECTED(folio_vllm06_graph_capture_get_metadata_for_batch(r->state, INT32_MAX, 0, &m),
+             "2147483647 sequences of 1073741824 blocks are too many");
     CHECK_OK(folio_vllm06_graph_capture_end(r->state));
 }
 
@@ -463,12 +459,12 @@ static void tables_of_full_width(v06 *r)
     slots[BATCH] = lens[0][BATCH] = lens[1][BATCH] = 77;
     tables[0][entries] = tables[1][cross_entries] = 77;
     b.block_tables_stride--;
-    REFUSED(folio_vllm06_prepare_graph_input_buffers(r->state, &b, step, 1), FOLIO_ERR_ARGUMENT,
-            ": block_tables_stride is 40, the graph's 39");
+    REJECTED(folio_vllm06_prepare_graph_input_buffers(r->state, &b, step, 1),
+             ": block_tables_stride is 40, the graph's 39");
     b.block_tables_stride++;
     b.cross_block_tables_stride--;
-    REFUSED(folio_vllm06_prepare_graph_input_buffers(r->state, &b, step, 1), FOLIO_ERR_ARGUMENT,
-            "cross_block_tables_stride is 4, the graph's 3");
+    REJECTED(folio_vllm06_prepare_graph_input_buffers(r->state, &b, step, 1),
+             "cross_block_tables_stride is 4, the graph's 3");
     b.cross_block_tables_stride++;
     CHECK_OK(folio_vllm06_prepare_graph_input_buffers(r->state, &b, step, 1));
     CHECK(memcmp(slots, r->slots, BATCH * sizeof *slots) == 0);
@@ -500,8 +496,7 @@ static void bad_encoder_buffers(v06 *r)
         if (i == 4) r->f.cross_block_tables = NULL;
         if (i == 5) r->f.block_tables = NULL;
         CHECK_OK(folio_vllm06_make_metadata(r->state, r->b, &r->f, &step));
-        REFUSED(folio_vllm06_prepare_graph_input_buffers(r->state, &other, step, 1),
-                FOLIO_ERR_ARGUMENT, words[i]);
+        REJECTED(folio_vllm06_prepare_graph_input_buffers(r->state, &other, step, 1), words[i]);
         folio_vllm06_metadata_destroy(step);
         CHECK(b.seq_lens_tensor[0] == 1 && b.slot_mapping[0] == -1);
     }
@@ -511,25 +506,19 @@ static void bad_encoder_buffers(v06 *r)
 static void bad_buffers(v06 *r, folio_vllm06_metadata *m)
 {
     folio_vllm06_graph_input_buffers b = {.struct_size = sizeof b}, other;
-    REFUSED(folio_vllm06_get_graph_input_buffers(r->state, r->m, 0, &b), FOLIO_ERR_ARGUMENT,
-            "not a graph's");
-    REFUSED(folio_vllm06_get_graph_input_buffers(r->state, m, 1, &b), FOLIO_ERR_ARGUMENT,
-            "without encoders");
-    REFUSED(folio_vllm06_get_graph_input_buffers(NULL, m, 0, &b), FOLIO_ERR_ARGUMENT, "state");
-    REFUSED(folio_vllm06_get_graph_input_buffers(r->state, NULL, 0, &b), FOLIO_ERR_ARGUMENT,
-            "not a graph's");
+    REJECTED(folio_vllm06_get_graph_input_buffers(r->state, r->m, 0, &b), "not a graph's");
+    REJECTED(folio_vllm06_get_graph_input_buffers(r->state, m, 1, &b), "without encoders");
+    REJECTED(folio_vllm06_get_graph_input_buffers(NULL, m, 0, &b), "state");
+    REJECTED(folio_vllm06_get_graph_input_buffers(r->state, NULL, 0, &b), "not a graph's");
     CHECK_OK(folio_vllm06_get_graph_input_buffers(r->state, m, 0, &b));
     folio_vllm06_metadata *step = padded_step(r, first_step, BATCH, 2);
     other = b; /* with decodes, padded for a graph, but not the graph's */
-    REFUSED(folio_vllm06_get_graph_input_buffers(r->state, step, 0, &other), FOLIO_ERR_ARGUMENT,
-            "not a graph's");
-    REFUSED(folio_vllm06_prepare_graph_input_buffers(NULL, &b, step, 0), FOLIO_ERR_ARGUMENT,
-            "state is NULL");
+    REJECTED(folio_vllm06_get_graph_input_buffers(r->state, step, 0, &other), "not a graph's");
+    REJECTED(folio_vllm06_prepare_graph_input_buffers(NULL, &b, step, 0), "state is NULL");
 #define BAD_BUFFERS(change, encoders, words)                                                       \
     other = b;                                                                                     \
     change;                                                                                        \
-    REFUSED(folio_vllm06_prepare_graph_input_buffers(r->state, &other, step, encoders),            \
-            FOLIO_ERR_ARGUMENT, words)
+    REJECTED(folio_vllm06_prepare_graph_input_buffers(r->state, &other, step, encoders), words)
     BAD_BUFFERS(other.batch_size = 3, 0, "4 decodes, the graph 3");
     folio_vllm06_metadata *four = step;
     step = padded_step(r, first_step, 1, 1); /* PyTorch spreads a single row over a buffer */
@@ -541,12 +530,11 @@ static void bad_buffers(v06 *r, folio_vllm06_metadata *m)
     BAD_BUFFERS(other.slot_mapping = NULL, 0, "a buffer is NULL");
     BAD_BUFFERS(other.block_tables = NULL, 0, "a buffer is NULL");
     BAD_BUFFERS((void)0, 1, "encoders is NULL");
-    REFUSED(folio_vllm06_prepare_graph_input_buffers(r->state, &b, r->m, 0), FOLIO_ERR_ARGUMENT,
-            "no decodes");
+    REJECTED(folio_vllm06_prepare_graph_input_buffers(r->state, &b, r->m, 0), "no decodes");
     folio_vllm06_metadata_destroy(step);
     for (int i = 0; i < BATCH; i++) CHECK(b.seq_lens_tensor[i] == 1 && b.slot_mapping[i] == -1);
-    REFUSED(folio_vllm06_begin_forward(r->state, NULL, NULL), FOLIO_ERR_ARGUMENT, "NULL");
-    REFUSED(folio_vllm06_begin_forward(NULL, m, NULL), FOLIO_ERR_ARGUMENT, "NULL");
+    REJECTED(folio_vllm06_begin_forward(r->state, NULL, NULL), "NULL");
+    REJECTED(folio_vllm06_begin_forward(NULL, m, NULL), "NULL");
     CHECK_OK(folio_vllm06_begin_forward(r->state, r->m, NULL)); /* no graph's: nothing to do */
     v06_fields(r, first_step, BATCH);
     r->f.slot_mapping = NULL;
@@ -571,25 +559,25 @@ static void shared_slots(v06 *r, const folio_vllm06_graph_input_buffers *b,
     CHECK_OK(folio_vllm06_forward(windowed, args, NULL));
     support_buffer_poison(&r->out);
     b->slot_mapping[0] = b->slot_mapping[1];
-    REFUSED(folio_vllm06_begin_forward(r->state, r->m, NULL), FOLIO_ERR_ARGUMENT,
-            "slot_mapping[0] and slot_mapping[1] are both");
-    V06_REFUSED(r, args, FOLIO_ERR_ARGUMENT, "slot_mapping[0] and slot_mapping[1] are both");
+    REJECTED(folio_vllm06_begin_forward(r->state, r->m, NULL),
+             "slot_mapping[0] and slot_mapping[1] are both");
+    V06_REJECTED(r, args, "slot_mapping[0] and slot_mapping[1] are both");
     r->impl = windowed;
-    V06_REFUSED(r, args, FOLIO_ERR_ARGUMENT, "slot_mapping[0] and slot_mapping[1] are both");
+    V06_REJECTED(r, args, "slot_mapping[0] and slot_mapping[1] are both");
     r->impl = first;
     b->slot_mapping[0] = b->slot_mapping[1] = 0; /* a slot like others */
-    REFUSED(folio_vllm06_begin_forward(r->state, r->m, NULL), FOLIO_ERR_ARGUMENT,
-            "slot_mapping[0] and slot_mapping[1] are both 0");
+    REJECTED(folio_vllm06_begin_forward(r->state, r->m, NULL),
+             "slot_mapping[0] and slot_mapping[1] are both 0");
     b->slot_mapping[0] = r->slots[0];
     b->slot_mapping[1] = r->slots[1];
     b->slot_mapping[2] = b->slot_mapping[1]; /* of length 1: it would be stored */
-    REFUSED(folio_vllm06_begin_forward(r->state, r->m, NULL), FOLIO_ERR_ARGUMENT,
-            "slot_mapping[1] and slot_mapping[2] are both");
+    REJECTED(folio_vllm06_begin_forward(r->state, r->m, NULL),
+             "slot_mapping[1] and slot_mapping[2] are both");
     b->seq_lens_tensor[2] = 0; /* padding of length 0 stores nothing */
     CHECK_OK(folio_vllm06_begin_forward(r->state, r->m, NULL));
     b->slot_mapping[3] = b->slot_mapping[1];
-    REFUSED(folio_vllm06_begin_forward(r->state, r->m, NULL), FOLIO_ERR_ARGUMENT,
-            "slot_mapping[1] and slot_mapping[3] are both");
+    REJECTED(folio_vllm06_begin_forward(r->state, r->m, NULL),
+             "slot_mapping[1] and slot_mapping[3] are both");
     b->seq_lens_tensor[2] = 1;
     b->slot_mapping[2] = b->slot_mapping[3] = -1;
     CHECK_OK(folio_vllm06_begin_forward(r->state, r->m, NULL));
@@ -617,30 +605,28 @@ void v06_same_graph_errors(v06 *r)
         CHECK_OK(folio_vllm06_begin_forward(r->state, m, NULL));
         /* more keys than the graph is for; a block and a slot outside the cache */
         b.seq_lens_tensor[1] = MAX_LEN + 1;
-        REFUSED(folio_vllm06_begin_forward(r->state, m, NULL), FOLIO_ERR_ARGUMENT, "351");
-        folio_vllm06_forward_args a = v06_args(r, FOLIO_ATTENTION_DECODER);
-        V06_REFUSED(r, &a, FOLIO_ERR_ARGUMENT, "351");
+        REJECTED(folio_vllm06_begin_forward(r->state, m, NULL), "351");
+        V06_REJECTS(r, DECODER, "351");
         b.seq_lens_tensor[1] = -1;
-        REFUSED(folio_vllm06_begin_forward(r->state, m, NULL), FOLIO_ERR_ARGUMENT, "-1");
+        REJECTED(folio_vllm06_begin_forward(r->state, m, NULL), "-1");
         b.seq_lens_tensor[1] = 14;
         b.block_tables[0] = (int32_t)r->num_blocks;
-        REFUSED(folio_vllm06_begin_forward(r->state, m, NULL), FOLIO_ERR_ARGUMENT, "block");
+        REJECTED(folio_vllm06_begin_forward(r->state, m, NULL), "block");
         b.block_tables[0] = -1;
-        REFUSED(folio_vllm06_begin_forward(r->state, m, NULL), FOLIO_ERR_ARGUMENT, "block");
+        REJECTED(folio_vllm06_begin_forward(r->state, m, NULL), "block");
         b.block_tables[0] = r->tables[0];
         b.slot_mapping[0] = r->num_blocks * r->block_size;
-        REFUSED(folio_vllm06_begin_forward(r->state, m, NULL), FOLIO_ERR_ARGUMENT, "slot");
-        V06_REFUSED(r, &a, FOLIO_ERR_ARGUMENT, "slot");
+        REJECTED(folio_vllm06_begin_forward(r->state, m, NULL), "slot");
+        V06_REJECTS(r, DECODER, "slot");
         b.slot_mapping[0] = -2;
-        REFUSED(folio_vllm06_begin_forward(r->state, m, NULL), FOLIO_ERR_ARGUMENT, "slot");
+        REJECTED(folio_vllm06_begin_forward(r->state, m, NULL), "slot");
         b.slot_mapping[0] = r->slots[0];
+        folio_vllm06_forward_args a = v06_args(r, DECODER);
         shared_slots(r, &b, &a);
-        a = v06_args(r, FOLIO_ATTENTION_DECODER);
+        a = v06_args(r, DECODER);
         support_mark_error();
-        REFUSED(folio_vllm06_forward(foreign.impl, &a, NULL), FOLIO_ERR_ARGUMENT,
-                "another context");
-        REFUSED(folio_vllm06_begin_forward(foreign.state, m, NULL), FOLIO_ERR_ARGUMENT,
-                "another context");
+        REJECTED(folio_vllm06_forward(foreign.impl, &a, NULL), "another context");
+        REJECTED(folio_vllm06_begin_forward(foreign.state, m, NULL), "another context");
         CHECK_OK(folio_vllm06_begin_forward(foreign.state, whole, NULL)); /* no graph's */
         folio_vllm06_metadata_destroy(m);
     }

@@ -97,11 +97,11 @@ void v06_same_metadata_fields(v06 *r)
     check_maxima(m, 1, 0, 40, 28);
     folio_vllm06_metadata_destroy(m);
     CHECK(folio_vllm06_metadata_get(NULL) == NULL);
-    const folio_vllm06_metadata_fields *live = folio_vllm06_metadata_get(r->m);
-    CHECK(live == folio_vllm06_metadata_get(r->m) && live->encoder_attn_bias == NULL);
+    const folio_vllm06_metadata_fields *live = v06_get(r);
+    CHECK(live == v06_get(r) && live->encoder_attn_bias == NULL);
     const float number = 1.0f;
     const folio_vllm06_bias bias = {&number, 1, 1, 1};
-    CHECK_OK(folio_vllm06_set_attn_bias(r->m, FOLIO_ATTENTION_ENCODER, &bias));
+    CHECK_OK(folio_vllm06_set_attn_bias(r->m, ENCODER, &bias));
     CHECK(live->encoder_attn_bias != NULL); /* no copy: it shows what is set later */
     /* What the arrays tell is worked out. */
     v06_fields(r, two_prompts, 2);
@@ -154,8 +154,8 @@ void v06_same_metadata_fields(v06 *r)
         r->f.chunked_prefill = 1;
         if (i % 2 == 0) r->f.seq_lens = NULL;
         else r->f.seq_lens_tensor = NULL;
-        REFUSED(folio_vllm06_make_metadata(r->state, r->b, &r->f, &m), FOLIO_ERR_ARGUMENT,
-                i % 2 == 0 ? "of the prompts, is NULL" : "of the decodes, is NULL");
+        REJECTED(folio_vllm06_make_metadata(r->state, r->b, &r->f, &m),
+                 i % 2 == 0 ? "of the prompts, is NULL" : "of the decodes, is NULL");
     }
     v06_fields(r, NULL, 0); /* an empty step */
     r->f.seq_lens = r->f.seq_lens_tensor = NULL;
@@ -358,28 +358,25 @@ void v06_same_metadata_builder(v06 *r)
         folio_vllm06_builder_destroy(none);
     }
     none = NOWHERE;
-    REFUSED(folio_vllm06_builder_create(NULL, r->b, &d, &none), FOLIO_ERR_ARGUMENT, "NULL");
-    REFUSED(folio_vllm06_builder_create(r->state, NULL, &d, &none), FOLIO_ERR_ARGUMENT, "NULL");
-    REFUSED(folio_vllm06_builder_create(r->state, r->b, NULL, &none), FOLIO_ERR_ARGUMENT, "NULL");
-    REFUSED(folio_vllm06_builder_create(r->state, r->b, &d, NULL), FOLIO_ERR_ARGUMENT, "out");
+    REJECTED(folio_vllm06_builder_create(NULL, r->b, &d, &none), "NULL");
+    REJECTED(folio_vllm06_builder_create(r->state, NULL, &d, &none), "NULL");
+    REJECTED(folio_vllm06_builder_create(r->state, r->b, NULL, &none), "NULL");
+    REJECTED(folio_vllm06_builder_create(r->state, r->b, &d, NULL), "out");
     d.max_seq_len_to_capture = INT64_MAX;
-    REFUSED(folio_vllm06_builder_create(r->state, r->b, &d, &none), FOLIO_ERR_ARGUMENT,
-            "max_seq_len_to_capture is 9223372036854775807");
+    REJECTED(folio_vllm06_builder_create(r->state, r->b, &d, &none),
+             "max_seq_len_to_capture is 9223372036854775807");
     d.max_seq_len_to_capture = -1;
-    REFUSED(folio_vllm06_builder_create(r->state, r->b, &d, &none), FOLIO_ERR_ARGUMENT,
-            "max_seq_len_to_capture is -1");
+    REJECTED(folio_vllm06_builder_create(r->state, r->b, &d, &none),
+             "max_seq_len_to_capture is -1");
     d.sliding_window = INT64_MAX;
-    REFUSED(folio_vllm06_builder_create(r->state, r->b, &d, &none), FOLIO_ERR_ARGUMENT,
-            "sliding_window is 9223372036854775807");
+    REJECTED(folio_vllm06_builder_create(r->state, r->b, &d, &none),
+             "sliding_window is 9223372036854775807");
     d.sliding_window = -1;
-    REFUSED(folio_vllm06_builder_create(r->state, r->b, &d, &none), FOLIO_ERR_ARGUMENT,
-            "sliding_window is -1");
+    REJECTED(folio_vllm06_builder_create(r->state, r->b, &d, &none), "sliding_window is -1");
     d.block_size = 4097;
-    REFUSED(folio_vllm06_builder_create(r->state, r->b, &d, &none), FOLIO_ERR_ARGUMENT,
-            "block_size is 4097");
+    REJECTED(folio_vllm06_builder_create(r->state, r->b, &d, &none), "block_size is 4097");
     d.block_size = 0;
-    REFUSED(folio_vllm06_builder_create(r->state, r->b, &d, &none), FOLIO_ERR_ARGUMENT,
-            "block_size is 0");
+    REJECTED(folio_vllm06_builder_create(r->state, r->b, &d, &none), "block_size is 0");
     CHECK(none == NULL);
     folio_vllm06_builder_destroy(builder);
 }
@@ -387,12 +384,11 @@ void v06_same_metadata_builder(v06 *r)
 void v06_same_get_seq_lens(v06 *r)
 {
     v06_step(r, encoded_prompts, 2);
-    const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(r->m);
-    CHECK_INT(FOLIO_ATTENTION_DECODER, 0); /* what a caller gets who says nothing */
+    const folio_vllm06_metadata_fields *f = v06_get(r);
+    CHECK_INT(DECODER, 0); /* what a caller gets who says nothing */
     for (int type = 0; type < FOLIO_NUM_ATTENTION_TYPES; type++) {
         const int32_t *q = NULL, *kv = NULL;
-        bool encoder = type == FOLIO_ATTENTION_ENCODER,
-             cross = type == FOLIO_ATTENTION_ENCODER_DECODER;
+        bool encoder = type == ENCODER, cross = type == CROSS;
         CHECK_OK(folio_vllm06_get_seq_lens(r->m, (folio_attention_type)type, &q, &kv));
         CHECK(q == (encoder ? f->encoder_seq_lens : f->seq_lens));
         CHECK(kv == (encoder || cross ? f->encoder_seq_lens : f->seq_lens));
@@ -403,21 +399,17 @@ void v06_same_get_seq_lens(v06 *r)
         const char *words = i == 0 ? "type 4 is unknown" : "type -1 is unknown";
         folio_vllm06_seq_len_block_table_args args;
         const folio_vllm06_bias *got;
-        REFUSED(folio_vllm06_get_seq_lens(r->m, none, &q, &kv), FOLIO_ERR_ARGUMENT, words);
-        REFUSED(folio_vllm06_get_seq_len_block_table_args(r->m, 1, none, &args), FOLIO_ERR_ARGUMENT,
-                words);
-        REFUSED(folio_vllm06_get_attn_bias(r->m, none, &got), FOLIO_ERR_ARGUMENT, words);
-        REFUSED(folio_vllm06_set_attn_bias(r->m, none, NULL), FOLIO_ERR_ARGUMENT, words);
-        folio_vllm06_forward_args a = v06_args(r, FOLIO_ATTENTION_DECODER);
+        REJECTED(folio_vllm06_get_seq_lens(r->m, none, &q, &kv), words);
+        REJECTED(folio_vllm06_get_seq_len_block_table_args(r->m, 1, none, &args), words);
+        REJECTED(folio_vllm06_get_attn_bias(r->m, none, &got), words);
+        REJECTED(folio_vllm06_set_attn_bias(r->m, none, NULL), words);
+        folio_vllm06_forward_args a = v06_args(r, DECODER);
         a.attn_type = none;
-        V06_REFUSED(r, &a, FOLIO_ERR_ARGUMENT, words);
+        V06_REJECTED(r, &a, words);
     }
-    REFUSED(folio_vllm06_get_seq_lens(NULL, FOLIO_ATTENTION_DECODER, &q, &kv), FOLIO_ERR_ARGUMENT,
-            "NULL");
-    REFUSED(folio_vllm06_get_seq_lens(r->m, FOLIO_ATTENTION_DECODER, NULL, &kv), FOLIO_ERR_ARGUMENT,
-            "NULL");
-    REFUSED(folio_vllm06_get_seq_lens(r->m, FOLIO_ATTENTION_DECODER, &q, NULL), FOLIO_ERR_ARGUMENT,
-            "NULL");
+    REJECTED(folio_vllm06_get_seq_lens(NULL, DECODER, &q, &kv), "NULL");
+    REJECTED(folio_vllm06_get_seq_lens(r->m, DECODER, NULL, &kv), "NULL");
+    REJECTED(folio_vllm06_get_seq_lens(r->m, DECODER, &q, NULL), "NULL");
 }
 
 void v06_same_get_seq_len_block_table_args(v06 *r)
@@ -433,30 +425,27 @@ void v06_same_get_seq_len_block_table_args(v06 *r)
             r->f.block_tables = r->tables + 3 * r->blocks_per_seq;
         }
         v06_remake(r);
-        const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(r->m);
+        const folio_vllm06_metadata_fields *f = v06_get(r);
         folio_vllm06_seq_len_block_table_args a;
         for (int prompt = 0; prompt < 2; prompt++) {
             const int32_t *lens = chunked && prompt ? f->seq_lens : f->seq_lens_tensor;
             const int32_t *tables = chunked && prompt ? f->prefill_block_tables : f->block_tables;
             for (int type = 0; type < FOLIO_NUM_ATTENTION_TYPES; type++) {
-                bool of_encoder =
-                    type == FOLIO_ATTENTION_ENCODER || type == FOLIO_ATTENTION_ENCODER_DECODER;
+                bool of_encoder = type == ENCODER || type == CROSS;
                 CHECK_OK(folio_vllm06_get_seq_len_block_table_args(r->m, prompt,
                                                                    (folio_attention_type)type, &a));
                 CHECK(a.seq_lens == (of_encoder ? f->encoder_seq_lens_tensor : lens));
                 CHECK_INT(a.max_seq_len, of_encoder ? 20 : prompt ? 18 : 9);
-                CHECK(a.block_tables == (type == FOLIO_ATTENTION_DECODER ? tables
-                                         : type == FOLIO_ATTENTION_ENCODER_DECODER
-                                             ? f->cross_block_tables
-                                             : NULL));
-                CHECK_INT(a.block_tables_stride, type == FOLIO_ATTENTION_DECODER ? r->blocks_per_seq
-                                                 : type == FOLIO_ATTENTION_ENCODER_DECODER ? 3
-                                                                                           : 0);
+                CHECK(a.block_tables == (type == DECODER ? tables
+                                         : type == CROSS ? f->cross_block_tables
+                                                         : NULL));
+                CHECK_INT(a.block_tables_stride, type == DECODER ? r->blocks_per_seq
+                                                 : type == CROSS ? 3
+                                                                 : 0);
             }
         }
-        REFUSED(folio_vllm06_get_seq_len_block_table_args(r->m, 1, (folio_attention_type)4, &a),
-                FOLIO_ERR_ARGUMENT, "4");
-        REFUSED(folio_vllm06_get_seq_len_block_table_args(r->m, 1, FOLIO_ATTENTION_DECODER, NULL),
-                FOLIO_ERR_ARGUMENT, "NULL");
+        REJECTED(folio_vllm06_get_seq_len_block_table_args(r->m, 1, (folio_attention_type)4, &a),
+                 "4");
+        REJECTED(folio_vllm06_get_seq_len_block_table_args(r->m, 1, DECODER, NULL), "NULL");
     }
 }

@@ -30,7 +30,7 @@ static void ring_of_blocks(v06 *r)
             r->f.block_tables_stride = 2;
         }
         v06_remake(r);
-        folio_vllm06_forward_args a = v06_args(r, FOLIO_ATTENTION_DECODER);
+        folio_vllm06_forward_args a = v06_args(r, DECODER);
         CHECK_OK(folio_vllm06_forward(r->impl, &a, NULL));
         memcpy(rows[ring], r->out.data, sizeof rows[ring]);
     }
@@ -48,8 +48,7 @@ static void too_few_blocks(v06 *r)
     v06_fields(r, decode, 1);
     r->f.block_tables_stride = 1;
     v06_remake(r);
-    folio_vllm06_forward_args a = v06_args(r, FOLIO_ATTENTION_DECODER);
-    V06_REFUSED(r, &a, FOLIO_ERR_ARGUMENT, "24 tokens|1 blocks of 16");
+    V06_REJECTS(r, DECODER, "24 tokens|1 blocks of 16");
 }
 
 /* A window of 4 in blocks of 8 by the same rule: no whole block is in it, the table is left as it is, and its first 4
@@ -150,18 +149,18 @@ void v06_same_cross_decode_metadata(v06 *r)
     int64_t *slot = edge_copy(r->cross_slots, sizeof *slot);
     r->f.cross_slot_mapping = slot + 1;
     v06_remake(r);
-    CHECK_INT(folio_vllm06_metadata_get(r->m)->num_encoder_tokens, 31);
+    CHECK_INT(v06_get(r)->num_encoder_tokens, 31);
     CHECK(folio_vllm06_is_all_cross_attn_metadata_set(r->m));
     r->no_key = true;
     v06_run(r, "X");
     /* key and value for decodes would have no slots */
     v06_fields(r, prompts, 2);
     r->no_key = false;
-    folio_vllm06_forward_args a = v06_args(r, FOLIO_ATTENTION_ENCODER_DECODER);
+    folio_vllm06_forward_args a = v06_args(r, CROSS);
     a.query.tokens = a.output.tokens = 2;
-    V06_REFUSED(r, &a, FOLIO_ERR_ARGUMENT, "0 tokens|31 rows");
-    a = v06_args(r, FOLIO_ATTENTION_ENCODER); /* the encoders ran with the prompts */
-    V06_REFUSED(r, &a, FOLIO_ERR_ARGUMENT, "0 tokens of encoder attention|31 rows");
+    V06_REJECTED(r, &a, "0 tokens|31 rows");
+    a = v06_args(r, ENCODER); /* the encoders ran with the prompts */
+    V06_REJECTED(r, &a, "0 tokens of encoder attention|31 rows");
     edge_free(slot);
 }
 
@@ -232,7 +231,7 @@ void v06_same_more_fields(v06 *r)
     r->f.prefill_block_tables_stride = 3;
     v06_remake(r);
     if (r->m != NULL) {
-        const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(r->m);
+        const folio_vllm06_metadata_fields *f = v06_get(r);
         CHECK_INT(f->max_decode_query_len, 1);
         CHECK(f->max_seqlen == 17 && f->max_kv_len == 17);
         CHECK(f->encoder_seq_start_loc != encoder_starts && f->seqlen_q != query_starts);
@@ -256,21 +255,21 @@ void v06_same_more_fields(v06 *r)
         CHECK(d->seqlen_q == NULL && d->kv_start_loc == NULL && d->prefill_block_tables == NULL);
         CHECK(d->max_seqlen == 0 && d->max_kv_len == 0 && d->encoder_seq_start_loc == NULL);
         v06_step(r, with_encoders, 2);
-        CHECK_INT(folio_vllm06_metadata_get(r->m)->max_decode_query_len, 0);
+        CHECK_INT(v06_get(r)->max_decode_query_len, 0);
         /* the longest is not the last, and a maximum that is larger stays */
         static const v06_seq falling[] = {{1, true, 9, 17, 0}, {0, true, 6, 6, 0}};
         for (int i = 0; i < 2; i++) {
             v06_fields(r, falling, 2);
             *(i == 0 ? &r->f.max_seqlen : &r->f.max_kv_len) = 30;
             v06_remake(r);
-            CHECK_INT(folio_vllm06_metadata_get(r->m)->max_seqlen, i == 0 ? 30 : 17);
-            CHECK_INT(folio_vllm06_metadata_get(r->m)->max_kv_len, i == 0 ? 17 : 30);
+            CHECK_INT(v06_get(r)->max_seqlen, i == 0 ? 30 : 17);
+            CHECK_INT(v06_get(r)->max_kv_len, i == 0 ? 17 : 30);
         }
         v06_fields(r, with_encoders, 3);
         r->f.max_decode_query_len = 3;
         v06_remake(r);
         const folio_vllm06_metadata *view = folio_vllm06_decode_metadata(r->m);
-        CHECK_INT(folio_vllm06_metadata_get(r->m)->max_decode_query_len, 3);
+        CHECK_INT(v06_get(r)->max_decode_query_len, 3);
         CHECK_INT(folio_vllm06_metadata_get(view)->max_decode_query_len, 3);
         prompts_read_prefill_block_tables(r);
     }
@@ -293,7 +292,7 @@ void v06_same_bad_sums(v06 *r)
 #define BAD_SUM(change, words)                                                                     \
     v06_fields(r, with_encoders, 3);                                                               \
     change;                                                                                        \
-    REFUSED(folio_vllm06_make_metadata(r->state, r->b, &r->f, &m), FOLIO_ERR_ARGUMENT, words);     \
+    REJECTED(folio_vllm06_make_metadata(r->state, r->b, &r->f, &m), words);                        \
     CHECK(m == NULL)
     BAD_SUM(r->f.encoder_seq_start_loc = bad, "encoder_seq_start_loc[1] is 7|add up to 11");
     BAD_SUM((r->f.encoder_seq_start_loc = bad, r->f.encoder_seq_lens = NULL,
@@ -356,15 +355,15 @@ static void split(v06 *r, const void *edges[6])
 static void split_args(const v06 *r, const folio_vllm06_metadata *m, bool prompts, bool decodes)
 {
     folio_vllm06_seq_len_block_table_args a;
-    CHECK_OK(folio_vllm06_get_seq_len_block_table_args(m, 1, FOLIO_ATTENTION_DECODER, &a));
+    CHECK_OK(folio_vllm06_get_seq_len_block_table_args(m, 1, DECODER, &a));
     CHECK_INT(a.max_seq_len, prompts ? 18 : 0);
     CHECK(prompts ? a.seq_lens[1] == 18 : a.seq_lens == NULL);
     CHECK(prompts ? a.block_tables[0] == r->tables[0] : a.block_tables == NULL);
     CHECK_INT(a.block_tables_stride, prompts ? PROMPT_BLOCKS : 0);
-    CHECK_OK(folio_vllm06_get_seq_len_block_table_args(m, 1, FOLIO_ATTENTION_ENCODER_ONLY, &a));
+    CHECK_OK(folio_vllm06_get_seq_len_block_table_args(m, 1, ENCODER_ONLY, &a));
     CHECK(prompts ? a.seq_lens[1] == 18 : a.seq_lens == NULL);
     CHECK(a.block_tables == NULL && a.block_tables_stride == 0);
-    CHECK_OK(folio_vllm06_get_seq_len_block_table_args(m, 0, FOLIO_ATTENTION_DECODER, &a));
+    CHECK_OK(folio_vllm06_get_seq_len_block_table_args(m, 0, DECODER, &a));
     CHECK_INT(a.max_seq_len, decodes ? 9 : 0);
     CHECK(decodes ? a.seq_lens[0] == 9 : a.seq_lens == NULL);
     CHECK(decodes ? a.block_tables[0] == r->tables[2 * r->blocks_per_seq] : a.block_tables == NULL);
@@ -410,8 +409,7 @@ static void split_without_table(v06 *r)
     r->f.seq_lens_tensor = r->lens + 2;
     r->f.seq_start_loc = r->f.context_lens_tensor = NULL;
     v06_remake(r);
-    folio_vllm06_forward_args a = v06_args(r, FOLIO_ATTENTION_DECODER);
-    V06_REFUSED(r, &a, FOLIO_ERR_ARGUMENT, "block table has 0 blocks");
+    V06_REJECTS(r, DECODER, "block table has 0 blocks");
 }
 
 /* Set biases count in a split step too. */
@@ -420,10 +418,10 @@ static void split_biases(v06 *r)
     static float numbers[3 + 5 * 18];
     const folio_vllm06_bias biases[] = {{numbers, 1, 7, 7}, {numbers + 3, 1, 5, 18}};
     support_fill(numbers, COUNT_OF(numbers), 5, 2.0f);
-    CHECK_OK(folio_vllm06_set_attn_bias(r->m, FOLIO_ATTENTION_DECODER, biases));
-    v06_check_biases(r, FOLIO_ATTENTION_DECODER, biases, 2);
+    CHECK_OK(folio_vllm06_set_attn_bias(r->m, DECODER, biases));
+    v06_check_biases(r, DECODER, biases, 2);
     v06_run(r, "D");
-    CHECK_OK(folio_vllm06_set_attn_bias(r->m, FOLIO_ATTENTION_DECODER, NULL));
+    CHECK_OK(folio_vllm06_set_attn_bias(r->m, DECODER, NULL));
 }
 
 /* In an fp8 cache prompts of a split step attend to the K and V they bring, as in other steps. */
@@ -458,7 +456,7 @@ void v06_same_split_arrays(v06 *r)
         if (r->m != NULL && i == 0) split_biases(r);
         if (r->m != NULL && i == 0) split_views(r);
         if (r->m != NULL && i == 2) /* without decodes the tensor has the prompts */
-            CHECK_INT(folio_vllm06_metadata_get(r->m)->seq_lens_tensor[0], 10);
+            CHECK_INT(v06_get(r)->seq_lens_tensor[0], 10);
         for (int k = 0; k < 6; k++)
             if (k != 1 || edges[1] != edges[0]) edge_free(edges[k]);
     }
@@ -482,7 +480,7 @@ void v06_same_graph_padding(v06 *r)
     r->f.query_start_loc = starts;
     r->f.context_lens_tensor = contexts;
     v06_remake(r);
-    const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(r->m);
+    const folio_vllm06_metadata_fields *f = v06_get(r);
     for (int i = 0; i < 5; i++) CHECK_INT(f->query_start_loc[i], i);
     CHECK_INT(f->context_lens_tensor[1], 13);
     for (int i = 2; i < 4; i++) CHECK_INT(f->context_lens_tensor[i], 0);
@@ -495,14 +493,14 @@ void v06_same_graph_padding(v06 *r)
     for (int i = 0; i < 6; i++) r->slots[i] = -1;
     r->contexts[1] = -1;
     v06_remake(r);
-    f = folio_vllm06_metadata_get(r->m);
+    f = v06_get(r);
     CHECK(f->query_start_loc[1] == 5 && f->query_start_loc[2] == 6);
     CHECK(f->context_lens_tensor[0] == 0 && f->context_lens_tensor[1] == 0);
     v06_fields(r, padded, 2); /* without slots none is padding */
     r->f.use_cuda_graph = 1;
     r->f.slot_mapping = NULL;
     v06_remake(r);
-    CHECK_INT(folio_vllm06_metadata_get(r->m)->context_lens_tensor[1], 13);
+    CHECK_INT(v06_get(r)->context_lens_tensor[1], 13);
 }
 
 /* --------------------------------------------------------------------------------------- compat */
@@ -530,7 +528,7 @@ void v06_same_compat(v06 *r)
             if (!tables) r->f.block_tables = NULL;
             v06_remake(r);
             v06_run(r, "D");
-            CHECK_OK(folio_vllm06_set_attn_bias(r->m, FOLIO_ATTENTION_DECODER, biases));
+            CHECK_OK(folio_vllm06_set_attn_bias(r->m, DECODER, biases));
             v06_run(r, "D");
         }
         v06_play(r, chunk, 1, "D");
