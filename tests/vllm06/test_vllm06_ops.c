@@ -24,29 +24,34 @@ static void each_size(folio_vllm06_state *state, folio_dtype kv, bool ipex, bool
             bed b;
             bed_open(&b, state, kv, x, head_sizes[s], block_sizes[k], short_lens);
             b.alibi = alibi;
-            bed_check_both(&b);
+            bed_check(&b, 2);
             bed_close(&b);
         }
     }
 }
 
-/* Sizes that the originals' kernels did not have; v1 also takes blocks that do not divide a partition. */
+/* Sizes that the originals' kernels did not have; v1 also takes blocks that do not divide a partition. Scale 0 is the
+ * usual one. */
 static void other_sizes(folio_vllm06_state *state)
 {
-    bed b;
-    bed_open(&b, state, FOLIO_F32, 4, 40, 64, short_lens);
-    bed_check_both(&b);
-    bed_close(&b);
-    bed_open(&b, state, FOLIO_F32, 4, 40, 24, short_lens);
-    bed_check_v1(&b);
-    bed_close(&b);
     static const int32_t few[SEQS] = {9, 0, 16, 1, 3}; /* more sequences than blocks in a row */
-    bed_open(&b, state, FOLIO_F32, 4, 40, 16, few);
-    bed_check_both(&b);
-    b.scale = 1.0f / sqrtf(40.0f);
-    b.no_scale = true;
-    bed_check_both(&b);
-    bed_close(&b);
+    static const struct {
+        int32_t block_size;
+        const int32_t *lens;
+        int last;
+        bool no_scale;
+    } cases[] = {{64, short_lens, 2, false},
+                 {24, short_lens, 1, false},
+                 {16, few, 2, false},
+                 {16, few, 2, true}};
+    for (int i = 0; i < COUNT_OF(cases); i++) {
+        bed b;
+        bed_open(&b, state, FOLIO_F32, 4, 40, cases[i].block_size, cases[i].lens);
+        b.no_scale = cases[i].no_scale;
+        if (b.no_scale) b.scale = 1.0f / sqrtf(40.0f);
+        bed_check(&b, cases[i].last);
+        bed_close(&b);
+    }
 }
 
 OPS_TEST(paged_attention_sizes)
@@ -66,7 +71,7 @@ OPS_TEST(paged_attention_fp8)
         bed b;
         bed_open(&b, state, FOLIO_FP8_E4M3, 16, 32, 8, short_lens);
         *(i ? &b.v_scale : &b.k_scale) = 0;
-        bed_check_both(&b);
+        bed_check(&b, 2);
         bed_close(&b);
     }
 }
@@ -75,19 +80,15 @@ OPS_TEST(paged_attention_fp8)
 static void no_keys_at_all(folio_vllm06_state *state)
 {
     static const int32_t no_lens[SEQS] = {0};
-    float sums[SEQS * HEADS + 1], tops[SEQS * HEADS + 1];
-    static float tmp[SEQS * HEADS * 32];
     bed b;
     bed_open(&b, state, FOLIO_F32, 4, 32, 8, short_lens);
     for (int v = 1; v <= 2; v++) {
         folio_vllm06_paged_attention_args a = bed_arguments(&b);
         a.seq_lens = no_lens;
         a.max_seq_len = 0;
-        memset(sums, 0xFF, sizeof sums);
-        memset(tops, 0xFF, sizeof tops);
-        if (v == 1) CHECK_OK(folio_vllm06_paged_attention_v1(state, &a, &b.c, NULL));
-        else CHECK_OK(folio_vllm06_paged_attention_v2(state, &a, &b.c, sums, tops, tmp, NULL));
-        for (int k = 0; k < SEQS * HEADS * 32; k++) CHECK(((float *)b.out.data)[k] == 0.0f);
+        CHECK_OK(bed_run(&b, v, &a, &b.c, NULL));
+        const float *out = b.out.data, *sums = b.sums.data, *tops = b.tops.data;
+        for (int k = 0; k < SEQS * HEADS * 32; k++) CHECK(out[k] == 0.0f);
         for (int k = 0; v == 2 && k < SEQS * HEADS; k++) CHECK(sums[k] == 0.0f);
         CHECK(support_is_poison(sums + SEQS * HEADS, sizeof *sums));
         CHECK(support_is_poison(tops + SEQS * HEADS, sizeof *tops));
@@ -107,7 +108,7 @@ OPS_TEST(paged_attention_partitions)
         b.alibi = i % 2;
         if (i == 1) b.max_seq_len = 2000; /* one partition more than the longest needs */
         if (i == 2) b.max_seq_len = 3 * FOLIO_VLLM06_PARTITION_SIZE; /* none more */
-        bed_check_both(&b);
+        bed_check(&b, 2);
         bed_close(&b);
     }
 }
@@ -118,23 +119,23 @@ OPS_TEST(paged_attention_plans_anew)
     bed b, other;
     bed_open(&b, state, FOLIO_F32, 4, 32, 8, short_lens);
     bed_open(&other, state, FOLIO_F32, 4, 32, 8, short_lens);
-    bed_check_both(&b);
-    bed_check_both(&other);
+    bed_check(&b, 2);
+    bed_check(&other, 2);
     b.lens[0]--; /* one key less, of the same blocks */
-    bed_check_both(&b);
+    bed_check(&b, 2);
     int32_t *blocks = b.tables, first = blocks[0];
     blocks[0] = blocks[1]; /* keys in another order */
     blocks[1] = first;
-    bed_check_both(&b);
+    bed_check(&b, 2);
     b.max_seq_len = 1200; /* a partition more, without keys */
-    bed_check_both(&b);
-    bed_check_both(&other);
+    bed_check(&b, 2);
+    bed_check(&other, 2);
     b.tables[0] = (int32_t)b.c.num_blocks;
     folio_vllm06_paged_attention_args a = bed_arguments(&b);
-    bed_check_v1(&other); /* what was refused is refused again, and harms no call before or after */
+    bed_check(&other, 1); /* what was refused is refused again, and harms no call before or after */
     for (int i = 0; i < 2; i++)
         REJECTED(folio_vllm06_paged_attention_v1(state, &a, &b.c, NULL), "block_table");
-    bed_check_v1(&other);
+    bed_check(&other, 1);
     bed_close(&b);
     bed_close(&other);
 }
@@ -142,62 +143,30 @@ OPS_TEST(paged_attention_plans_anew)
 /* Sequences that share all their blocks, as forks do: reading needs no block of one's own. */
 OPS_TEST(paged_attention_shared_blocks)
 {
+    enum { SIZE = 64, N = HEADS * SIZE };
+    static const int32_t lens[SEQS] = {LONGEST, LONGEST};
     bed b;
-    bed_open(&b, state, FOLIO_F32, 4, 64, 16, long_lens);
-    folio_vllm06_paged_attention_args a = bed_arguments(&b);
-    int32_t lens[2] = {LONGEST, LONGEST};
-    const int64_t parts = (LONGEST + 511) / 512, heads = a.num_heads, n = heads * 64;
-    int32_t *tables = malloc((size_t)(2 * a.max_num_blocks_per_seq) * sizeof *tables);
-    float *sums = malloc((size_t)(4 * heads * parts) * sizeof *sums);
-    float *tmp = malloc((size_t)(2 * n * parts) * sizeof *tmp);
-    float *q = malloc((size_t)(2 * n) * sizeof *q), *out = malloc((size_t)(4 * n) * sizeof *out);
-    if (!tables || !sums || !tmp || !q || !out) abort();
-    for (int64_t i = 0; i < 2; i++) {
-        memcpy(tables + i * a.max_num_blocks_per_seq, a.block_tables,
-               (size_t)a.max_num_blocks_per_seq * sizeof *tables);
-        memcpy(q + i * n, a.query, (size_t)n * sizeof *q);
+    double expected[SIZE];
+    bed_open(&b, state, FOLIO_F32, 4, SIZE, 16, long_lens);
+    memcpy(b.tables + b.row_blocks, b.tables, (size_t)b.row_blocks * sizeof *b.tables);
+    memcpy((float *)b.query + N, b.query, N * sizeof(float));
+    for (int v = 1; v <= 2; v++) {
+        folio_vllm06_paged_attention_args a = bed_arguments(&b);
+        const float *out = b.out.data;
+        a.num_seqs = 2;
+        a.seq_lens = lens;
+        CHECK_OK(bed_run(&b, v, &a, &b.c, NULL));
+        CHECK(memcmp(out, out + N, N * sizeof *out) == 0);
+        for (int64_t k = 0; k < N; k++) {
+            if (k % SIZE == 0) bed_dense(&b, 0, k / SIZE, expected);
+            CHECK(fabs((double)out[k] - expected[k % SIZE]) < 1e-5);
+        }
     }
-    a.num_seqs = 2;
-    a.seq_lens = lens;
-    a.block_tables = tables;
-    a.query = q;
-    a.out = out;
-    CHECK_OK(folio_vllm06_paged_attention_v1(state, &a, &b.c, NULL));
-    a.out = out + 2 * n;
-    CHECK_OK(folio_vllm06_paged_attention_v2(state, &a, &b.c, sums, sums + 2 * heads * parts, tmp,
-                                             NULL));
-    CHECK(memcmp(out, out + n, (size_t)n * sizeof *out) == 0);
-    for (int64_t k = 0; k < 2 * n; k++) CHECK(fabsf(out[k] - out[2 * n + k]) < 1e-5f);
-    double expected[64];
-    for (int64_t k = 0; k < n; k++) {
-        if (k % 64 == 0) bed_dense(&b, 0, k / 64, expected);
-        CHECK(fabs((double)out[k] - expected[k % 64]) < 1e-5);
-    }
-    /* A bad block in the second partition is found before the first is computed. */
-    memset(tmp, 0xff, (size_t)(2 * n * parts) * sizeof *tmp);
-    tables[512 / 16] = (int32_t)b.c.num_blocks;
-    REJECTED(
-        folio_vllm06_paged_attention_v2(state, &a, &b.c, sums, sums + 2 * heads * parts, tmp, NULL),
-        "block_table");
-    CHECK(support_is_poison(tmp, (size_t)(2 * n * parts) * sizeof *tmp));
-    float *shifted = (float *)(void *)((char *)sums + 1);
-    REJECTED(folio_vllm06_paged_attention_v2(state, &a, &b.c, shifted, sums, tmp, NULL),
-             "exp_sums|align");
-    REJECTED(folio_vllm06_paged_attention_v2(state, &a, &b.c, sums, shifted, tmp, NULL),
-             "max_logits|align");
-    a.max_num_blocks_per_seq = INT64_MAX;
-    REJECTED(folio_vllm06_paged_attention_v1(state, &a, &b.c, NULL), "max_num_blocks_per_seq");
-    free(tables);
-    free(sums);
-    free(tmp);
-    free(q);
-    free(out);
     bed_close(&b);
-    (void)backend;
 }
 
 /* Each partition with keys is in its place of tmp_out, in the type of query. */
-static void check_half_partitions(const bed *b, const support_buffer *tmp, double budget)
+static void check_half_partitions(const bed *b, double budget)
 {
     int64_t parts = bed_num_parts(b), size = b->c.head_size;
     double own[128];
@@ -208,11 +177,11 @@ static void check_half_partitions(const bed *b, const support_buffer *tmp, doubl
             if (n <= first) continue;
             (void)bed_dense_keys(b, row / HEADS, row % HEADS, first, n < end ? n : end, own);
             for (int64_t d = 0; d < size; d++) {
-                uint32_t bits = kit_get(b->dtype, tmp->data, (row * parts + p) * size + d);
+                uint32_t bits = kit_get(b->dtype, b->tmp.data, (row * parts + p) * size + d);
                 CHECK(fabs(kit_decode(b->dtype, bits) - own[d]) <= budget);
             }
         }
-    CHECK(support_buffer_guards_hold(tmp));
+    CHECK(support_buffer_guards_hold(&b->tmp));
 }
 
 /* In the 16-bit types v1 and v2 differ from the reference by no more than the type's spacing. */
@@ -232,16 +201,11 @@ OPS_TEST(paged_attention_half)
             half[k] = (uint16_t)bits;
             q[k] = (float)kit_decode(b.dtype, bits);
         }
-        static float sums[SEQS * HEADS * 3], tops[SEQS * HEADS * 3];
-        support_buffer tmp = support_buffer_make((size_t)SEQS * HEADS * 3 * 128 * 2);
         for (int v = 1; v <= 2; v++) {
             folio_vllm06_paged_attention_args a = bed_arguments(&b);
             a.query = half;
-            if (v == 1) CHECK_OK(folio_vllm06_paged_attention_v1(state, &a, &b.c, NULL));
-            else
-                CHECK_OK(
-                    folio_vllm06_paged_attention_v2(state, &a, &b.c, sums, tops, tmp.data, NULL));
-            if (v == 2) check_half_partitions(&b, &tmp, budget * largest);
+            CHECK_OK(bed_run(&b, v, &a, &b.c, NULL));
+            if (v == 2) check_half_partitions(&b, budget * largest);
             for (int64_t row = 0; row < SEQS * HEADS; row++) {
                 bed_dense(&b, row / HEADS, row % HEADS, out);
                 for (int64_t d = 0; d < 128; d++) {
@@ -253,7 +217,6 @@ OPS_TEST(paged_attention_half)
             }
         }
         free(half);
-        support_buffer_free(&tmp);
         bed_close(&b);
     }
 }
@@ -261,10 +224,8 @@ OPS_TEST(paged_attention_half)
 /* Queries as they come out of a fused projection: v1 and v2 give the bits of dense ones. */
 OPS_TEST(paged_attention_query_stride)
 {
-    enum { WIDTH = HEADS * 32, STRIDE = 2 * WIDTH + 4, PARTS = 2 };
+    enum { WIDTH = HEADS * 32, STRIDE = 2 * WIDTH + 4 };
     static float fused[SEQS * STRIDE], rows[SEQS * WIDTH];
-    static float sums[SEQS * HEADS * PARTS], tops[SEQS * HEADS * PARTS];
-    static float tmp[SEQS * HEADS * PARTS * 32];
     bed b;
     bed_open(&b, state, FOLIO_F32, 4, 32, 8, short_lens);
     memset(fused, 0xFF, sizeof fused);
@@ -275,8 +236,7 @@ OPS_TEST(paged_attention_query_stride)
             folio_vllm06_paged_attention_args a = bed_arguments(&b);
             if (strided) a.query = fused;
             if (strided) a.query_stride = STRIDE;
-            if (v == 1) CHECK_OK(folio_vllm06_paged_attention_v1(state, &a, &b.c, NULL));
-            else CHECK_OK(folio_vllm06_paged_attention_v2(state, &a, &b.c, sums, tops, tmp, NULL));
+            CHECK_OK(bed_run(&b, v, &a, &b.c, NULL));
             if (!strided) memcpy(rows, b.out.data, sizeof rows);
             else CHECK(memcmp(rows, b.out.data, sizeof rows) == 0);
         }
@@ -289,10 +249,8 @@ OPS_TEST(paged_attention_query_stride)
         if (i == COUNT_OF(bad)) a.query = b.out.data;
         const char *words = i < COUNT_OF(bad) ? "token_stride" : "share memory";
         if (i == COUNT_OF(bad) && strcmp(backend, "cuda") == 0) continue;
-        REJECTED(folio_vllm06_paged_attention_v1(state, &a, &b.c, NULL), words);
-        memset(tmp, 0xFF, sizeof tmp);
-        REJECTED(folio_vllm06_paged_attention_v2(state, &a, &b.c, sums, tops, tmp, NULL), words);
-        CHECK(support_is_poison(b.out.data, b.out.bytes) && support_is_poison(tmp, sizeof tmp));
+        for (int v = 1; v <= 2; v++) REJECTED(bed_run(&b, v, &a, &b.c, NULL), words);
+        CHECK(bed_is_untouched(&b));
     }
     bed_close(&b);
 }
@@ -576,19 +534,14 @@ OPS_TEST(swap_blocks)
 /* The caller's workspace, which no plan of the caller's measured, is not used: it may be too small. */
 static void workspace_is_not_used(bed *b, bed *other)
 {
-    enum { PARTS = 2 };
-    static float sums[SEQS * HEADS * PARTS], tops[SEQS * HEADS * PARTS];
-    static float tmp[SEQS * HEADS * PARTS * 32], rows[SEQS * HEADS * 32];
+    static float rows[SEQS * HEADS * 32];
     support_buffer small = support_buffer_make(1);
     const folio_run run = {
         .struct_size = sizeof run, .workspace = small.data, .workspace_size = small.bytes};
     for (int v = 1; v <= 2; v++)
         for (int given = 0; given < 2; given++) {
-            const folio_run *in = given ? &run : NULL;
             folio_vllm06_paged_attention_args a = bed_arguments(b);
-            if (v == 1) CHECK_OK(folio_vllm06_paged_attention_v1(b->state, &a, &b->c, in));
-            else
-                CHECK_OK(folio_vllm06_paged_attention_v2(b->state, &a, &b->c, sums, tops, tmp, in));
+            CHECK_OK(bed_run(b, v, &a, &b->c, given ? &run : NULL));
             if (!given) memcpy(rows, b->out.data, sizeof rows);
             else CHECK(memcmp(rows, b->out.data, sizeof rows) == 0);
         }
@@ -613,7 +566,7 @@ OPS_TEST(streams)
     const folio_run on_stream = {.struct_size = sizeof on_stream, .stream = &there};
     static const int64_t slot = 3;
     static const folio_block_pair pair[] = {{0, 1}};
-    static float row[KV_HEADS * 32], scratch[3][SEQS * HEADS * 2 * 32];
+    static float row[KV_HEADS * 32];
     bed a, b;
     bed_open(&a, state, FOLIO_F32, 4, 32, 8, short_lens);
     bed_open(&b, state, FOLIO_F32, 4, 32, 8, short_lens);
@@ -637,13 +590,8 @@ OPS_TEST(streams)
              "stream"); /* within one cache */
     CHECK(!same_block(&a, last, &a, 2));
     folio_vllm06_paged_attention_args args = bed_arguments(&a);
-    REJECTED(folio_vllm06_paged_attention_v1(state, &args, &a.c, &on_stream), "stream");
-    memset(scratch, 0xFF, sizeof scratch);
-    REJECTED(folio_vllm06_paged_attention_v2(state, &args, &a.c, scratch[0], scratch[1], scratch[2],
-                                             &on_stream),
-             "stream");
-    CHECK(support_is_poison(a.out.data, a.out.bytes));
-    CHECK(support_is_poison(scratch, sizeof scratch));
+    for (int v = 1; v <= 2; v++) REJECTED(bed_run(&a, v, &args, &a.c, &on_stream), "stream");
+    CHECK(bed_is_untouched(&a));
     bed_close(&a);
     bed_close(&b);
 }
@@ -771,22 +719,13 @@ OPS_TEST(reshape_and_cache_errors)
         folio_vllm06_kv_cache c = b.c;                                                             \
         folio_vllm06_paged_attention_args a = bed_arguments(&b);                                   \
         change;                                                                                    \
-        REJECTED(folio_vllm06_paged_attention_v1(state, &a, &c, NULL), words);                     \
-        REJECTED(folio_vllm06_paged_attention_v2(state, &a, &c, sums, tops, tmp, NULL), words);    \
-        CHECK(support_is_poison(b.out.data, b.out.bytes));                                         \
-        CHECK(support_is_poison(tmp, sizeof tmp) && support_is_poison(sums, sizeof sums));         \
-        CHECK(support_is_poison(tops, sizeof tops));                                               \
+        for (int v = 1; v <= 2; v++) REJECTED(bed_run(&b, v, &a, &c, NULL), words);                \
+        CHECK(bed_is_untouched(&b));                                                               \
     } while (0)
 
 OPS_TEST(paged_attention_errors)
 {
-    enum { PARTS = 2 }; /* of 530 keys */
-    static float sums[SEQS * HEADS * PARTS], tops[SEQS * HEADS * PARTS];
-    static float tmp[SEQS * HEADS * PARTS * 32];
     static const float nan_slopes[HEADS] = {0, 0, NAN, 0}, inf_slopes[HEADS] = {0, -INFINITY, 0, 0};
-    memset(sums, 0xFF, sizeof sums);
-    memset(tops, 0xFF, sizeof tops);
-    memset(tmp, 0xFF, sizeof tmp);
     bed b;
     bed_open(&b, state, FOLIO_F32, 4, 32, 8, short_lens);
     BAD_ATTENTION(a.max_seq_len = 39, "seq_lens[0] = 530|39");
@@ -833,11 +772,17 @@ OPS_TEST(paged_attention_errors)
     REJECTED(folio_vllm06_paged_attention_v1(state, NULL, &b.c, NULL), "NULL");
     REJECTED(folio_vllm06_paged_attention_v1(NULL, &a, &b.c, NULL), "state");
     REJECTED(folio_vllm06_paged_attention_v1(state, &a, NULL, NULL), "cache");
-    REJECTED(folio_vllm06_paged_attention_v2(state, &a, &b.c, NULL, tops, tmp, NULL), "exp_sums");
-    REJECTED(folio_vllm06_paged_attention_v2(state, &a, &b.c, sums, NULL, tmp, NULL), "max_logits");
-    REJECTED(folio_vllm06_paged_attention_v2(state, &a, &b.c, sums, tops, NULL, NULL), "tmp_out");
-    CHECK(support_is_poison(tmp, sizeof tmp) && support_is_poison(sums, sizeof sums));
-    CHECK(support_is_poison(tops, sizeof tops) && support_is_poison(b.out.data, b.out.bytes));
+    static const char *const names[] = {"exp_sums", "max_logits", "tmp_out"};
+    for (int i = 0; i < 5; i++) { /* NULL, then not aligned */
+        char words[32];
+        float *scratch[] = {b.sums.data, b.tops.data, b.tmp.data};
+        scratch[i % 3] = i < 3 ? NULL : (float *)(void *)((char *)scratch[i % 3] + 1);
+        snprintf(words, sizeof words, i < 3 ? "%s" : "%s|align", names[i % 3]);
+        REJECTED(folio_vllm06_paged_attention_v2(state, &a, &b.c, scratch[0], scratch[1],
+                                                 scratch[2], NULL),
+                 words);
+    }
+    CHECK(bed_is_untouched(&b));
     a.num_seqs = 0;
     a.seq_lens = a.block_tables = NULL;
     CHECK_OK(folio_vllm06_paged_attention_v1(state, &a, &b.c, NULL));
@@ -846,8 +791,7 @@ OPS_TEST(paged_attention_errors)
     bed_close(&b);
     bed_open(&b, state, FOLIO_F32, 4, 32, 24, short_lens);
     a = bed_arguments(&b);
-    REJECTED(folio_vllm06_paged_attention_v2(state, &a, &b.c, sums, tops, tmp, NULL),
-             "block_size 24 does not divide");
+    REJECTED(bed_run(&b, 2, &a, &b.c, NULL), "block_size 24 does not divide");
     bed_close(&b);
 }
 

@@ -97,7 +97,11 @@ void bed_open(bed *b, folio_vllm06_state *state, folio_dtype kv, int32_t x, int3
     support_fill(b->rows[1], n, 2, 2.0f);
     support_fill(b->query, SEQS * HEADS * head_size, 3, 2.0f);
     for (int h = 0; h < HEADS; h++) b->slopes[h] = ldexpf(0.7f, -h);
-    b->out = support_buffer_make((size_t)(SEQS * HEADS * head_size) * sizeof(float));
+    size_t rows = SEQS * HEADS, row = (size_t)head_size * sizeof(float);
+    b->out = support_buffer_make(rows * row);
+    b->sums = support_buffer_make(rows * MAX_PARTS * sizeof(float));
+    b->tops = support_buffer_make(rows * MAX_PARTS * sizeof(float));
+    b->tmp = support_buffer_make(rows * MAX_PARTS * row);
     for (int64_t i = 0; i < SEQS; i++) CHECK_OK(store_seq(b, i));
 }
 
@@ -106,6 +110,9 @@ void bed_close(bed *b)
     support_buffer_free(&b->k);
     support_buffer_free(&b->v);
     support_buffer_free(&b->out);
+    support_buffer_free(&b->sums);
+    support_buffer_free(&b->tops);
+    support_buffer_free(&b->tmp);
     free(b->tables);
     free(b->rows[0]);
     free(b->rows[1]);
@@ -129,7 +136,8 @@ double bed_stored(const bed *b, int part, int64_t slot, int64_t h, int64_t d)
 
 folio_vllm06_paged_attention_args bed_arguments(bed *b)
 {
-    support_buffer_poison(&b->out);
+    support_buffer *written[] = {&b->out, &b->sums, &b->tops, &b->tmp};
+    for (int i = 0; i < COUNT_OF(written); i++) support_buffer_poison(written[i]);
     return (folio_vllm06_paged_attention_args){.struct_size =
                                                    sizeof(folio_vllm06_paged_attention_args),
                                                .out = b->out.data,
@@ -146,6 +154,22 @@ folio_vllm06_paged_attention_args bed_arguments(bed *b)
                                                .k_scale = b->k_scale,
                                                .v_scale = b->v_scale,
                                                .x = b->x};
+}
+
+folio_status bed_run(const bed *b, int v, const folio_vllm06_paged_attention_args *a,
+                     const folio_vllm06_kv_cache *c, const folio_run *run)
+{
+    if (v == 1) return folio_vllm06_paged_attention_v1(b->state, a, c, run);
+    return folio_vllm06_paged_attention_v2(b->state, a, c, b->sums.data, b->tops.data, b->tmp.data,
+                                           run);
+}
+
+bool bed_is_untouched(const bed *b)
+{
+    return support_is_poison(b->out.data, b->out.bytes) &&
+           support_is_poison(b->sums.data, b->sums.bytes) &&
+           support_is_poison(b->tops.data, b->tops.bytes) &&
+           support_is_poison(b->tmp.data, b->tmp.bytes);
 }
 
 int64_t bed_num_parts(const bed *b)
@@ -209,9 +233,9 @@ static void check_partition(const bed *b, int64_t row, int64_t p, float sum, flo
 }
 
 /* exp_sums, max_logits and tmp_out: parts and weights that merge to out. */
-static void check_partitions(const bed *b, const float *sums, const float *tops, const float *tmp,
-                             const double *expected)
+static void check_partitions(const bed *b, const double *expected)
 {
+    const float *sums = b->sums.data, *tops = b->tops.data, *tmp = b->tmp.data;
     int64_t parts = bed_num_parts(b);
     for (int64_t row = 0; row < SEQS * HEADS; row++) {
         double top = -INFINITY, sum = 0, first = 0;
@@ -234,36 +258,27 @@ static void check_partitions(const bed *b, const float *sums, const float *tops,
     }
 }
 
-/* v1 against the formula, which the caller frees. */
-static double *check_v1_rows(bed *b)
+/* The formula, which the caller frees. */
+static double *expect(const bed *b)
 {
     int64_t size = b->c.head_size;
     double *expected = malloc((size_t)(SEQS * HEADS * size) * sizeof *expected);
     if (expected == NULL) abort();
     for (int64_t row = 0; row < SEQS * HEADS; row++)
         bed_dense(b, row / HEADS, row % HEADS, expected + row * size);
-    folio_vllm06_paged_attention_args a = bed_arguments(b);
-    CHECK_OK(folio_vllm06_paged_attention_v1(b->state, &a, &b->c, NULL));
-    check_out(b, expected, "v1");
     return expected;
 }
 
-void bed_check_v1(bed *b) { free(check_v1_rows(b)); }
-
-void bed_check_both(bed *b)
+void bed_check(bed *b, int last)
 {
-    int64_t n = (int64_t)SEQS * HEADS * b->c.head_size, parts = bed_num_parts(b);
-    double *expected = check_v1_rows(b);
-    float *sums = malloc((size_t)(SEQS * HEADS * parts) * sizeof *sums);
-    float *tops = malloc((size_t)(SEQS * HEADS * parts) * sizeof *tops);
-    float *tmp = malloc((size_t)(n * parts) * sizeof *tmp);
-    if (sums == NULL || tops == NULL || tmp == NULL) abort();
-    folio_vllm06_paged_attention_args a = bed_arguments(b);
-    CHECK_OK(folio_vllm06_paged_attention_v2(b->state, &a, &b->c, sums, tops, tmp, NULL));
-    check_out(b, expected, "v2");
-    check_partitions(b, sums, tops, tmp, expected);
+    double *expected = expect(b);
+    for (int v = 1; v <= last; v++) {
+        folio_vllm06_paged_attention_args a = bed_arguments(b);
+        CHECK_OK(bed_run(b, v, &a, &b->c, NULL));
+        check_out(b, expected, v == 1 ? "v1" : "v2");
+        if (v == 2) check_partitions(b, expected);
+        CHECK(support_buffer_guards_hold(&b->sums) && support_buffer_guards_hold(&b->tops));
+        CHECK(support_buffer_guards_hold(&b->tmp));
+    }
     free(expected);
-    free(sums);
-    free(tops);
-    free(tmp);
 }

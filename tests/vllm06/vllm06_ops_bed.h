@@ -11,7 +11,7 @@
 
 #define REJECTED(call, words) REFUSED(call, FOLIO_ERR_ARGUMENT, words)
 
-enum { SEQS = 5, HEADS = 4, KV_HEADS = 2, LONGEST = 1100 };
+enum { SEQS = 5, HEADS = 4, KV_HEADS = 2, LONGEST = 1100, MAX_PARTS = 4 };
 
 /* One cache with its sequences; everything a call needs. */
 typedef struct {
@@ -28,6 +28,7 @@ typedef struct {
     folio_dtype dtype;    /* of query and out */
     void *query;
     support_buffer out;
+    support_buffer sums, tops, tmp; /* exp_sums, max_logits and tmp_out of up to MAX_PARTS */
     folio_vllm06_state *state;
 } bed;
 
@@ -58,8 +59,13 @@ int64_t bed_slot_at(const bed *b, int64_t seq, int64_t token);
 int64_t bed_place(const bed *b, int part, int64_t slot, int64_t h, int64_t d);
 /* That number as the cache has it, scale applied. */
 double bed_stored(const bed *b, int part, int64_t slot, int64_t h, int64_t d);
-/* Of a call; out is poisoned. */
+/* Of a call; all that it writes is poisoned. */
 folio_vllm06_paged_attention_args bed_arguments(bed *b);
+/* v1, or v2 with the bed's scratch. */
+folio_status bed_run(const bed *b, int v, const folio_vllm06_paged_attention_args *a,
+                     const folio_vllm06_kv_cache *c, const folio_run *run);
+/* Has no call written out or scratch since bed_arguments? */
+bool bed_is_untouched(const bed *b);
 /* P of the scratch: max_seq_len says it, not the lengths. */
 int64_t bed_num_parts(const bed *b);
 /* Dense attention of one sequence and head over keys [first, end) of what the cache holds; returns lse. */
@@ -67,9 +73,7 @@ double bed_dense_keys(const bed *b, int64_t seq, int64_t h, int64_t first, int64
                       double *out);
 /* The same over all of its keys. */
 void bed_dense(const bed *b, int64_t seq, int64_t h, double *out);
-/* v1 against the formula. */
-void bed_check_v1(bed *b);
-/* v1 and v2 against the formula. */
-void bed_check_both(bed *b);
+/* Against the formula: v1, and v2 where last is 2. */
+void bed_check(bed *b, int last);
 
 #endif
