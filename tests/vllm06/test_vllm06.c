@@ -219,8 +219,7 @@ static void biases_by_type(v06 *r)
     /* The same given with the fields. */
     v06_fields(r, chunk, 1);
     r->f.attn_bias = of_chunk;
-    v06_remake(r);
-    v06_run(r, "D");
+    v06_rerun(r, "D");
 }
 FOR_ONE(biases_by_type)
 
@@ -451,11 +450,9 @@ FOR_ONE(streams)
 static folio_status capture_with(const v06 *r, folio_vllm06_state *state, folio_vllm06_impl *impl,
                                  const folio_vllm06_forward_args *args)
 {
-    folio_vllm06_graph_capture_desc d = {.struct_size = sizeof d,
-                                         .attn_backend = r->b,
-                                         .max_batch_size = 2,
-                                         .max_seq_len_to_capture = 20,
-                                         .block_size = r->block_size};
+    folio_vllm06_graph_capture_desc d =
+        FOLIO_WITH(folio_vllm06_graph_capture_desc, .attn_backend = r->b, .max_batch_size = 2,
+                   .max_seq_len_to_capture = 20, .block_size = r->block_size);
     folio_vllm06_state *clone = NULL;
     folio_vllm06_metadata *m = NULL;
     folio_vllm06_forward_args a = *args;
@@ -482,14 +479,10 @@ static folio_status more_with(const v06 *r, folio_vllm06_state *state, folio_vll
     const int64_t slots[] = {0, 1, 8, 16};
     const folio_block_pair pairs[] = {{0, 5}};
     const int32_t lens[] = {2, 1, 1}, tables[] = {0, 1, 2};
-    folio_vllm06_metadata_fields f = {.struct_size = sizeof f,
-                                      .num_prefills = 1,
-                                      .num_prefill_tokens = 2,
-                                      .num_decode_tokens = 2,
-                                      .slot_mapping = slots,
-                                      .seq_lens = lens,
-                                      .block_tables = tables,
-                                      .block_tables_stride = 1};
+    folio_vllm06_metadata_fields f =
+        FOLIO_WITH(folio_vllm06_metadata_fields, .num_prefills = 1, .num_prefill_tokens = 2,
+                   .num_decode_tokens = 2, .slot_mapping = slots, .seq_lens = lens,
+                   .block_tables = tables, .block_tables_stride = 1);
     folio_vllm06_metadata *m[2] = {NULL, NULL};
     folio_vllm06_forward_args a = *args;
     folio_status status = FOLIO_OK;

@@ -65,16 +65,11 @@ static char *word(golden_case *c, const char *key)
 static folio_status make_impl(step *s, folio_vllm06_state *state)
 {
     const folio_attention_desc *a = &s->c->attention;
-    folio_vllm06_impl_desc d = {.struct_size = sizeof d,
-                                .num_heads = a->num_heads,
-                                .head_size = a->k_head_size,
-                                .scale = a->scale,
-                                .num_kv_heads = a->num_kv_heads,
-                                .alibi_slopes = s->c->slopes,
-                                .sliding_window = int_field(s->c->line, "sliding_window"),
-                                .kv_cache_dtype = word(s->c, "vkv"),
-                                .logits_soft_cap = a->soft_cap,
-                                .dtype = a->dtype};
+    folio_vllm06_impl_desc d = FOLIO_WITH(
+        folio_vllm06_impl_desc, .num_heads = a->num_heads, .head_size = a->k_head_size,
+        .scale = a->scale, .num_kv_heads = a->num_kv_heads, .alibi_slopes = s->c->slopes,
+        .sliding_window = int_field(s->c->line, "sliding_window"),
+        .kv_cache_dtype = word(s->c, "vkv"), .logits_soft_cap = a->soft_cap, .dtype = a->dtype);
     STEP(folio_vllm06_make_impl(state, s->backend, &d, &s->impl));
     d.scale = s->c->id % 2 ? 0.01f : d.scale;
     d.logits_soft_cap = s->c->id % 3 ? d.logits_soft_cap : 0.3f;
@@ -288,14 +283,10 @@ static folio_status forward(step *s, judge *by)
     strided k = filled(c, c->new_rows, c->attention.num_kv_heads, T_K);
     strided v = filled(c, c->new_rows, c->attention.num_kv_heads, T_V);
     strided out = filled(c, c->rows, c->attention.num_heads, 0);
-    folio_vllm06_forward_args a = {.struct_size = sizeof a,
-                                   .query = q.t,
-                                   .kv_cache = s->cache_bytes > 0 ? &s->cache : NULL,
-                                   .attn_metadata = s->metadata,
-                                   .k_scale = c->scales[0],
-                                   .v_scale = c->scales[1],
-                                   .attn_type = c->type,
-                                   .output = out.t};
+    folio_vllm06_forward_args a = FOLIO_WITH(
+        folio_vllm06_forward_args, .query = q.t, .kv_cache = s->cache_bytes > 0 ? &s->cache : NULL,
+        .attn_metadata = s->metadata, .k_scale = c->scales[0], .v_scale = c->scales[1],
+        .attn_type = c->type, .output = out.t);
     if (c->kv_given) {
         a.key = k.t;
         a.value = v.t;

@@ -19,16 +19,9 @@ folio_vllm06_reshape_and_cache_args bed_store_args(const bed *b, const void *key
                                                    folio_dtype dtype, int64_t num_tokens,
                                                    const int64_t *slots)
 {
-    return (folio_vllm06_reshape_and_cache_args){.struct_size =
-                                                     sizeof(folio_vllm06_reshape_and_cache_args),
-                                                 .key = key,
-                                                 .value = value,
-                                                 .dtype = dtype,
-                                                 .x = b->x,
-                                                 .num_tokens = num_tokens,
-                                                 .slot_mapping = slots,
-                                                 .k_scale = b->k_scale,
-                                                 .v_scale = b->v_scale};
+    return FOLIO_WITH(folio_vllm06_reshape_and_cache_args, .key = key, .value = value,
+                      .dtype = dtype, .x = b->x, .num_tokens = num_tokens, .slot_mapping = slots,
+                      .k_scale = b->k_scale, .v_scale = b->v_scale);
 }
 
 folio_status bed_store(const bed *b, const void *key, const void *value, folio_dtype dtype,
@@ -138,22 +131,12 @@ folio_vllm06_paged_attention_args bed_arguments(bed *b)
 {
     support_buffer *written[] = {&b->out, &b->sums, &b->tops, &b->tmp};
     for (int i = 0; i < COUNT_OF(written); i++) support_buffer_poison(written[i]);
-    return (folio_vllm06_paged_attention_args){.struct_size =
-                                                   sizeof(folio_vllm06_paged_attention_args),
-                                               .out = b->out.data,
-                                               .query = b->query,
-                                               .dtype = b->dtype,
-                                               .num_heads = HEADS,
-                                               .num_seqs = SEQS,
-                                               .scale = b->no_scale ? 0.0f : b->scale,
-                                               .block_tables = b->tables,
-                                               .max_num_blocks_per_seq = b->row_blocks,
-                                               .seq_lens = b->lens,
-                                               .max_seq_len = b->max_seq_len,
-                                               .alibi_slopes = b->alibi ? b->slopes : NULL,
-                                               .k_scale = b->k_scale,
-                                               .v_scale = b->v_scale,
-                                               .x = b->x};
+    return FOLIO_WITH(folio_vllm06_paged_attention_args, .out = b->out.data, .query = b->query,
+                      .dtype = b->dtype, .num_heads = HEADS, .num_seqs = SEQS,
+                      .scale = b->no_scale ? 0.0f : b->scale, .block_tables = b->tables,
+                      .max_num_blocks_per_seq = b->row_blocks, .seq_lens = b->lens,
+                      .max_seq_len = b->max_seq_len, .alibi_slopes = b->alibi ? b->slopes : NULL,
+                      .k_scale = b->k_scale, .v_scale = b->v_scale, .x = b->x);
 }
 
 folio_status bed_run(const bed *b, int v, const folio_vllm06_paged_attention_args *a,

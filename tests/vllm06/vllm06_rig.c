@@ -9,6 +9,12 @@ enum { Q, K, V, ENCODER_Q, ENCODER_K, ENCODER_V };
 
 static jmp_buf stop; /* where a test goes on that cannot */
 
+void v06_need(bool there)
+{
+    CHECK(there);
+    if (!there) longjmp(stop, 1);
+}
+
 void v06_on_one(const char *original, v06_body body)
 {
     static v06 r;
@@ -35,8 +41,7 @@ void v06_init(v06 *r, const char *original, const char *compute)
     memset(r, 0, sizeof *r);
     r->compute = compute;
     r->b = folio_vllm06_backend_find(original);
-    CHECK(r->b != NULL && strcmp(r->b->name, original) == 0);
-    if (r->b == NULL) longjmp(stop, 1);
+    v06_need(r->b != NULL && strcmp(r->b->name, original) == 0);
     r->block_size = 8;
     r->d = (folio_vllm06_impl_desc){.struct_size = sizeof r->d,
                                     .num_heads = 4,
@@ -67,7 +72,7 @@ void v06_open(v06 *r)
     folio_context_desc c = {.struct_size = sizeof c, .num_threads = 2};
     CHECK_OK(folio_vllm06_state_create(r->compute, &c, &r->state));
     if (r->state != NULL) CHECK_OK(folio_vllm06_make_impl(r->state, r->b, &r->d, &r->impl));
-    if (r->impl == NULL) longjmp(stop, 1);
+    v06_need(r->impl != NULL);
     int64_t elem = (int64_t)folio_dtype_size(r->kv_dtype), shape[3] = {0, 0, 0};
     r->x = strcmp(r->b->name, "ipex") == 0 ? 1 : 16 / elem;
     r->blocks_per_seq = (V06_TOKENS + r->block_size - 1) / r->block_size;
@@ -227,7 +232,7 @@ void v06_remake(v06 *r)
     folio_vllm06_metadata_destroy(r->m);
     r->m = NULL;
     CHECK_OK(folio_vllm06_make_metadata(r->state, r->b, &r->f, &r->m));
-    if (r->m == NULL) longjmp(stop, 1);
+    v06_need(r->m != NULL);
 }
 
 void v06_step(v06 *r, const v06_seq *seqs, int n)
@@ -276,16 +281,13 @@ folio_vllm06_forward_args v06_args(v06 *r, folio_attention_type type)
     r->v = fill(r, V, type, true, &key_rows);
     size_t elem = folio_dtype_size(r->d.dtype);
     r->out = support_buffer_make((size_t)(r->out_rows * v06_width(r)) * elem);
-    folio_vllm06_forward_args a = {
-        .struct_size = sizeof a,
+    folio_vllm06_forward_args a = FOLIO_WITH(
+        folio_vllm06_forward_args,
         .query = {.data = r->q, .dtype = r->d.dtype, .tokens = r->out_rows},
         .key = {.data = r->k, .dtype = r->d.dtype, .tokens = key_rows},
-        .value = {.data = r->v, .dtype = r->d.dtype, .tokens = key_rows},
-        .attn_metadata = r->m,
-        .k_scale = r->k_scale,
-        .v_scale = r->v_scale,
-        .attn_type = type,
-        .output = {.data = r->out.data, .dtype = r->d.dtype, .tokens = r->out_rows}};
+        .value = {.data = r->v, .dtype = r->d.dtype, .tokens = key_rows}, .attn_metadata = r->m,
+        .k_scale = r->k_scale, .v_scale = r->v_scale, .attn_type = type,
+        .output = {.data = r->out.data, .dtype = r->d.dtype, .tokens = r->out_rows});
     if (!r->no_cache) a.kv_cache = &r->kv[type == CROSS];
     if (r->no_key) a.key = a.value = (folio_tensor){0};
     return a;
@@ -475,10 +477,16 @@ void v06_run_unstored(v06 *r)
     v06_check_images(r);
 }
 
+void v06_rerun(v06 *r, const char *types)
+{
+    v06_remake(r);
+    v06_run(r, types);
+}
+
 void v06_play(v06 *r, const v06_seq *seqs, int n, const char *types)
 {
-    v06_step(r, seqs, n);
-    v06_run(r, types);
+    v06_fields(r, seqs, n);
+    v06_rerun(r, types);
 }
 
 void v06_rejected(v06 *r, const folio_vllm06_forward_args *args, const char *words,

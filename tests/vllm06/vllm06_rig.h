@@ -64,6 +64,8 @@ typedef void (*v06_body)(v06 *r);
  * initialised and not open. A step that cannot be made ends the body. */
 void v06_on_all(v06_body body);
 void v06_on_one(const char *original, v06_body body);
+/* Ends the body where what it needs is not there. */
+void v06_need(bool there);
 
 /* 4 heads of size 32 over 2 kv heads, f32, blocks of 8, two caches of NaN; no impl yet. */
 void v06_init(v06 *r, const char *original, const char *compute);
@@ -89,7 +91,8 @@ void v06_run_as(v06 *r, folio_attention_type type);
 void v06_run(v06 *r, const char *types);
 /* Decoder attention that stores nothing; its rows are not looked at. */
 void v06_run_unstored(v06 *r);
-/* A step, and v06_run. */
+/* The fields as they stand, and v06_run; and a step. */
+void v06_rerun(v06 *r, const char *types);
 void v06_play(v06 *r, const v06_seq *seqs, int n, const char *types);
 /* Forward must be rejected, with no byte of caches or output written. */
 void v06_rejected(v06 *r, const folio_vllm06_forward_args *args, const char *words,

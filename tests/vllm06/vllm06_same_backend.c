@@ -281,8 +281,7 @@ static void odd_block_size(v06 *r)
     v06_play(r, prompts, 1, "D");
     v06_fields(r, decodes, 1);
     r->f.max_decode_seq_len = 9000;
-    v06_remake(r);
-    v06_run(r, "D");
+    v06_rerun(r, "D");
 }
 
 void v06_same_supported_sizes(v06 *r)

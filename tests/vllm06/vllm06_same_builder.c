@@ -14,15 +14,11 @@ static void add(const v06 *r, folio_vllm06_builder *builder, int i)
         table[k] = (int32_t)(v06_slot(r, s->id, k * r->block_size, false) / r->block_size);
     for (int64_t k = 0; k < cross_blocks; k++)
         cross_table[k] = (int32_t)(v06_slot(r, s->id, k * r->block_size, true) / r->block_size);
-    folio_vllm06_seq a = {.struct_size = sizeof a,
-                          .is_prompt = s->prompt,
-                          .token_len = s->query_len,
-                          .context_len = s->seq_len - s->query_len,
-                          .block_table = table,
-                          .num_blocks = blocks,
-                          .encoder_seq_len = s->encoder_len,
-                          .cross_block_table = cross_table,
-                          .num_cross_blocks = cross_blocks};
+    folio_vllm06_seq a =
+        FOLIO_WITH(folio_vllm06_seq, .is_prompt = s->prompt, .token_len = s->query_len,
+                   .context_len = s->seq_len - s->query_len, .block_table = table,
+                   .num_blocks = blocks, .encoder_seq_len = s->encoder_len,
+                   .cross_block_table = cross_table, .num_cross_blocks = cross_blocks);
     CHECK_OK(folio_vllm06_builder_add(builder, &a));
 }
 
@@ -49,11 +45,8 @@ static void window_of_prompts(v06 *r, folio_vllm06_builder *builder)
 {
     static const v06_seq whole[] = {{0, true, 99, 99, 0}, {1, true, 20, 20, 0}};
     static const v06_seq chunk[] = {{1, true, 40, 60, 0}}, long_chunk[] = {{1, true, 60, 70, 0}};
-    const folio_vllm06_seq bare = {.struct_size = sizeof bare,
-                                   .is_prompt = 1,
-                                   .token_len = 40,
-                                   .encoder_seq_len = 5,
-                                   .encoder_is_new = 1};
+    const folio_vllm06_seq bare = FOLIO_WITH(folio_vllm06_seq, .is_prompt = 1, .token_len = 40,
+                                             .encoder_seq_len = 5, .encoder_is_new = 1);
     const folio_vllm06_metadata_fields *f;
     if (build(r, builder, whole, 2)) {
         f = v06_get(r);
@@ -90,13 +83,9 @@ static void window_of_prompts(v06 *r, folio_vllm06_builder *builder)
 static void one_kind_of_blocks(v06 *r, folio_vllm06_builder *builder)
 {
     static const int32_t own[] = {5}, crossed[] = {7};
-    folio_vllm06_seq s = {.struct_size = sizeof s,
-                          .is_prompt = 1,
-                          .token_len = 6,
-                          .block_table = own,
-                          .num_blocks = 1,
-                          .encoder_seq_len = 4,
-                          .encoder_is_new = 1};
+    folio_vllm06_seq s =
+        FOLIO_WITH(folio_vllm06_seq, .is_prompt = 1, .token_len = 6, .block_table = own,
+                   .num_blocks = 1, .encoder_seq_len = 4, .encoder_is_new = 1);
     CHECK_OK(folio_vllm06_builder_add(builder, &s));
     s.num_blocks = 0;
     s.cross_block_table = crossed;
@@ -174,12 +163,9 @@ static void window_within_a_block(v06 *r, folio_vllm06_builder *builder)
 static void spare_blocks(v06 *r, folio_vllm06_builder *builder)
 {
     static const int32_t table[] = {7, 2, 5};
-    const folio_vllm06_seq seq = {.struct_size = sizeof seq,
-                                  .is_prompt = 1,
-                                  .token_len = 4,
-                                  .context_len = 16,
-                                  .block_table = table,
-                                  .num_blocks = COUNT_OF(table)};
+    const folio_vllm06_seq seq =
+        FOLIO_WITH(folio_vllm06_seq, .is_prompt = 1, .token_len = 4, .context_len = 16,
+                   .block_table = table, .num_blocks = COUNT_OF(table));
     CHECK_OK(folio_vllm06_builder_add(builder, &seq));
     if (!build_added(r, builder)) return;
     const folio_vllm06_metadata_fields *f = v06_get(r);
@@ -192,10 +178,8 @@ void v06_same_builder_window(v06 *r)
 {
     r->block_size = 16;
     r->d.sliding_window = 32;
-    folio_vllm06_builder_desc d = {.struct_size = sizeof d,
-                                   .block_size = 16,
-                                   .sliding_window = 32,
-                                   .max_seq_len_to_capture = 64};
+    folio_vllm06_builder_desc d = FOLIO_WITH(folio_vllm06_builder_desc, .block_size = 16,
+                                             .sliding_window = 32, .max_seq_len_to_capture = 64);
     v06_open(r);
     folio_vllm06_builder *of_32 = NULL, *of_24 = NULL;
     CHECK_OK(folio_vllm06_builder_create(r->state, r->b, &d, &of_32));
@@ -235,14 +219,9 @@ static void pad_over_block_0(v06 *r, folio_vllm06_builder *builder)
 static void pad_with_spare_cross_blocks(v06 *r, folio_vllm06_builder *builder)
 {
     static const int32_t table[] = {7, 2, 5};
-    const folio_vllm06_seq seq = {.struct_size = sizeof seq,
-                                  .token_len = 1,
-                                  .context_len = 4,
-                                  .block_table = table,
-                                  .num_blocks = 1,
-                                  .encoder_seq_len = 5,
-                                  .cross_block_table = table,
-                                  .num_cross_blocks = COUNT_OF(table)};
+    const folio_vllm06_seq seq = FOLIO_WITH(
+        folio_vllm06_seq, .token_len = 1, .context_len = 4, .block_table = table, .num_blocks = 1,
+        .encoder_seq_len = 5, .cross_block_table = table, .num_cross_blocks = COUNT_OF(table));
     CHECK_OK(folio_vllm06_builder_add(builder, &seq));
     CHECK_OK(folio_vllm06_builder_pad(builder, 1));
     if (!build_added(r, builder)) return;

@@ -424,14 +424,9 @@ static void missing_blocks(v06 *r, folio_vllm06_builder *builder, const folio_vl
 void v06_same_builder_errors(v06 *r)
 {
     static const int32_t table[] = {3, 4};
-    const folio_vllm06_seq good = {.struct_size = sizeof good,
-                                   .is_prompt = 1,
-                                   .token_len = 4,
-                                   .block_table = table,
-                                   .num_blocks = 1,
-                                   .encoder_seq_len = 5,
-                                   .cross_block_table = table,
-                                   .num_cross_blocks = 1};
+    const folio_vllm06_seq good = FOLIO_WITH(
+        folio_vllm06_seq, .is_prompt = 1, .token_len = 4, .block_table = table, .num_blocks = 1,
+        .encoder_seq_len = 5, .cross_block_table = table, .num_cross_blocks = 1);
     folio_vllm06_builder_desc d = {.struct_size = sizeof d, .block_size = r->block_size};
     v06_open(r);
     folio_vllm06_builder *first = NULL, *second = NULL;
@@ -712,8 +707,7 @@ static void some_encoders(v06 *r)
         r->no_key = again || r->f.num_encoder_tokens == 0;
         if (again && r->f.num_encoder_tokens == 0) r->f.cross_slot_mapping = NULL;
         r->f.encoder_seq_lens = r->f.encoder_seq_lens_tensor = r->encoder_lens;
-        v06_remake(r);
-        v06_run(r, "X");
+        v06_rerun(r, "X");
         check_zeros(r);
         if (r->f.num_prefills > 0) some_encoders_biased(r);
     }

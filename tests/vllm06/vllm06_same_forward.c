@@ -35,8 +35,7 @@ void v06_same_prompts_then_decodes(v06 *r)
             r->f.query_start_loc = r->f.seq_start_loc = r->f.context_lens_tensor = NULL;
             *(list ? &r->f.seq_lens_tensor : &r->f.seq_lens) = NULL;
             r->f.block_tables = NULL;
-            v06_remake(r);
-            v06_run(r, "DO");
+            v06_rerun(r, "DO");
         }
         /* more sequences than before and fewer tokens; more tokens and no longer prompt */
         static const v06_seq short_prompts[] = {
@@ -56,8 +55,7 @@ void v06_same_profiling_run(v06 *r)
     r->f.block_tables = NULL;
     for (int chunked = 0; chunked < 2; chunked++) {
         r->f.chunked_prefill = chunked;
-        v06_remake(r);
-        v06_run(r, "DO");
+        v06_rerun(r, "DO");
     }
     v06_step(r, two_decodes, 2);
     V06_REJECTS(r, DECODER, "kv_cache is NULL|2 decodes");
@@ -72,8 +70,7 @@ void v06_same_profiling_run(v06 *r)
     r->f.cross_block_tables_stride = 0;
     for (int chunked = 0; chunked < 2; chunked++) {
         r->f.chunked_prefill = chunked;
-        v06_remake(r);
-        v06_run(r, "E"); /* it needs no cache */
+        v06_rerun(r, "E"); /* it needs no cache */
         v06_run(r, "X");
     }
 }
@@ -85,8 +82,7 @@ void v06_same_use_cuda_graph(v06 *r)
     v06_play(r, two_prompts, 2, "D");
     v06_fields(r, padded, 4);
     r->f.use_cuda_graph = 1;
-    v06_remake(r);
-    v06_run(r, "D");
+    v06_rerun(r, "D");
     for (int64_t k = 0; k < 2 * v06_width(r); k++) CHECK(v06_out(r, 2, k) == 0.0);
     CHECK_INT(folio_vllm06_metadata_get(folio_vllm06_decode_metadata(r->m))->use_cuda_graph, 1);
     r->slots[3] = v06_slot(r, 5, 2, false); /* left from a step before: not written */
@@ -101,8 +97,7 @@ void v06_same_use_cuda_graph(v06 *r)
     static const v06_seq behind[] = {{2, true, 3, 3, 0}, {4, false, 1, 0, 0}};
     v06_fields(r, behind, 2);
     r->f.use_cuda_graph = 1;
-    v06_remake(r);
-    v06_run(r, "D");
+    v06_rerun(r, "D");
     r->slots[3] = v06_slot(r, 4, 2, false);
     v06_remake(r);
     v06_run_unstored(r);
@@ -117,8 +112,7 @@ void v06_same_use_cuda_graph(v06 *r)
         r->f.use_cuda_graph = 1;
         if (none) /* nor are its blocks read */
             for (int k = 0; k < 2; k++) r->cross_tables[2 * r->blocks_per_seq + k] = -1;
-        v06_remake(r);
-        v06_run(r, "X");
+        v06_rerun(r, "X");
     }
 }
 
@@ -138,8 +132,7 @@ static void scales_of_cached_keys(v06 *r)
     v06_run(r, "D");
     v06_fields(r, of_graph, 2);
     r->f.use_cuda_graph = 1;
-    v06_remake(r);
-    v06_run(r, "D");
+    v06_rerun(r, "D");
     v06_play(r, encoded_prompts, 2, "X");
     r->no_key = true;
     v06_run(r, "X");
@@ -401,8 +394,7 @@ void v06_same_set_attn_bias(v06 *r)
         CHECK_OK(folio_vllm06_get_attn_bias(r->m, DECODER, &got));
         CHECK(got == NULL);
         r->f.block_tables = NULL; /* prompts without a prefix have none */
-        v06_remake(r);
-        v06_run(r, "D");
+        v06_rerun(r, "D");
         CHECK_OK(folio_vllm06_set_attn_bias(r->m, DECODER, others));
         v06_run(r, "D");
         r->no_cache = true; /* a step without a cache */
@@ -462,8 +454,7 @@ void v06_same_encoder_decoder(v06 *r)
         r->no_key = true;
         v06_run(r, "X");
         v06_narrow_cross(r, 3);
-        v06_remake(r);
-        v06_run(r, "X");
+        v06_rerun(r, "X");
         r->no_key = false;
         v06_play(r, both, 2, "X");
         v06_play(r, more_encoders, 3, "X");
@@ -471,8 +462,7 @@ void v06_same_encoder_decoder(v06 *r)
             v06_fields(r, more_encoders, 3);
             for (int k = 0; blocks && k < COUNT_OF(r->tables); k++)
                 r->tables[k] = blocks == 1 ? -1 : (int32_t)r->num_blocks;
-            v06_remake(r);
-            v06_run(r, "EX");
+            v06_rerun(r, "EX");
             remake_split(r);
             v06_run(r, "EX");
             r->no_key = true; /* from the cross blocks */
@@ -533,8 +523,7 @@ static void encoder_only(v06 *r, bool slopes, int64_t window, int32_t compat)
     v06_run(r, "O");
     for (int i = 0; i < 2; i++) free((void *)biases[i].data);
     memset(r->tables, 0xFF, sizeof r->tables); /* blocks of decoder attention: not read */
-    v06_remake(r);
-    v06_run(r, "O");
+    v06_rerun(r, "O");
     remake_split(r);
     v06_run(r, "O");
     r->no_cache = true;
@@ -543,8 +532,7 @@ static void encoder_only(v06 *r, bool slopes, int64_t window, int32_t compat)
     r->f.slot_mapping = NULL;
     r->f.block_tables = r->f.query_start_loc = r->f.seq_start_loc = r->f.context_lens_tensor = NULL;
     r->f.block_tables_stride = 0;
-    v06_remake(r);
-    v06_run(r, "O");
+    v06_rerun(r, "O");
     refuse_encoder_only(r);
     r->no_cache = false;
     refuse_encoder_only(r);
@@ -586,8 +574,7 @@ void v06_same_mixed_step(v06 *r)
                 r->f.prefill_block_tables_stride = r->blocks_per_seq;
                 r->f.block_tables = r->tables + 3 * r->blocks_per_seq;
             }
-            v06_remake(r);
-            v06_run(r, "D");
+            v06_rerun(r, "D");
         }
         v06_play(r, decodes, 4, "D");
     }

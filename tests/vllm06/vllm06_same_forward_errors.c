@@ -180,8 +180,7 @@ static void bad_cross(v06 *r)
         V06_REJECTS(r, CROSS, "slots[3]|outside [-1,");
     }
     r->cross_slots[3] = -1; /* stored nowhere */
-    v06_remake(r);
-    v06_run(r, "X");
+    v06_rerun(r, "X");
     for (int i = 0; i < 2; i++) { /* one without the other */
         a = v06_args(r, CROSS);
         *(i == 0 ? &a.key : &a.value) = (folio_tensor){0};
@@ -345,8 +344,7 @@ static void bad_slots(v06 *r)
     }
     v06_fields(r, two_others, 2);
     r->slots[3] = -1;
-    v06_remake(r);
-    v06_run(r, "D");
+    v06_rerun(r, "D");
 }
 
 /* Of the other types: for a key less or more, for as many as rows, or for one that PyTorch would spread. Prompt 1 has 9

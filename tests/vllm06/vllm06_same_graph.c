@@ -16,14 +16,11 @@ static const v06_seq third_step[] = {
 
 static folio_vllm06_graph_capture_desc capture_desc(const v06 *r)
 {
-    return (folio_vllm06_graph_capture_desc){.struct_size = sizeof(folio_vllm06_graph_capture_desc),
-                                             .attn_backend = r->b,
-                                             .max_batch_size = 8,
-                                             .max_seq_len_to_capture = MAX_LEN,
-                                             .block_size = r->block_size};
+    return FOLIO_WITH(folio_vllm06_graph_capture_desc, .attn_backend = r->b, .max_batch_size = 8,
+                      .max_seq_len_to_capture = MAX_LEN, .block_size = r->block_size);
 }
 
-/* Metadata of a graph of so many decodes; NULL: a check has failed. */
+/* Metadata of a graph of so many decodes. */
 static folio_vllm06_metadata *capture(v06 *r, int64_t batch_size, int64_t max_len, int encoders)
 {
     folio_vllm06_graph_capture_desc d = capture_desc(r);
@@ -32,7 +29,7 @@ static folio_vllm06_metadata *capture(v06 *r, int64_t batch_size, int64_t max_le
     CHECK_OK(folio_vllm06_graph_capture_begin(r->state, &d));
     CHECK_OK(folio_vllm06_graph_capture_get_metadata_for_batch(r->state, batch_size, encoders, &m));
     CHECK_OK(folio_vllm06_graph_capture_end(r->state));
-    CHECK(m != NULL);
+    v06_need(m != NULL);
     return m;
 }
 
@@ -46,7 +43,7 @@ static folio_vllm06_metadata *padded_step(v06 *r, const v06_seq *seqs, int num, 
     r->f.use_cuda_graph = 1;
     *(real % 2 ? &r->f.seq_lens : &r->f.seq_lens_tensor) = NULL; /* either is enough */
     CHECK_OK(folio_vllm06_make_metadata(r->state, r->b, &r->f, &step));
-    CHECK(step != NULL);
+    v06_need(step != NULL);
     return step;
 }
 
@@ -90,7 +87,6 @@ static void replay(v06 *r, const folio_vllm06_graph_input_buffers *b, const v06_
                    int encoders)
 {
     folio_vllm06_metadata *step = padded_step(r, seqs, (int)b->batch_size, real);
-    if (step == NULL) return;
     CHECK_OK(folio_vllm06_prepare_graph_input_buffers(r->state, b, step, encoders));
     folio_vllm06_metadata_destroy(step);
     CHECK_OK(folio_vllm06_begin_forward(r->state, r->m, NULL));
@@ -138,7 +134,6 @@ static void another_graph(v06 *r, const folio_vllm06_graph_input_buffers *b)
     folio_vllm06_metadata *first = r->m, *second = capture(r, 2, V06_TOKENS, 0);
     int64_t slot = b->slot_mapping[0];
     int32_t len = b->seq_lens_tensor[0], block = b->block_tables[0];
-    if (second == NULL) return;
     CHECK_OK(folio_vllm06_get_graph_input_buffers(r->state, second, 0, &own));
     CHECK(own.batch_size == 2 && own.slot_mapping != b->slot_mapping);
     CHECK(own.seq_lens_tensor != b->seq_lens_tensor && own.block_tables != b->block_tables);
@@ -200,42 +195,39 @@ void v06_same_graph_capture(v06 *r)
         v06_reset(r);
         r->d.alibi_slopes = r->slopes;
         r->d.kv_cache_dtype = fp8 ? "fp8" : "auto";
-        folio_vllm06_metadata *m = NULL;
         v06_play(r, prompts, 3, "D");
-        m = capture(r, BATCH, MAX_LEN, 0);
-        if (m != NULL) {
-            folio_vllm06_graph_input_buffers b = {.struct_size = sizeof b};
-            check_captured(r, m);
-            CHECK_OK(folio_vllm06_get_graph_input_buffers(r->state, m, 0, &b));
-            const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(m);
-            CHECK(b.batch_size == BATCH && b.slot_mapping == f->slot_mapping);
-            CHECK(b.seq_lens_tensor == f->seq_lens_tensor && b.block_tables == f->block_tables);
-            CHECK(b.block_tables_stride == f->block_tables_stride);
-            CHECK(b.encoder_seq_lens_tensor == NULL && b.cross_block_tables == NULL);
-            folio_vllm06_metadata_destroy(r->m);
-            r->m = m;
-            v06_fields(r, first_step, BATCH);
-            folio_vllm06_forward_args a = v06_args(r, DECODER);
-            folio_vllm06_impl *windowed = NULL;
-            folio_vllm06_impl_desc d = r->d;
-            d.sliding_window = WINDOW;
-            CHECK_OK(folio_vllm06_make_impl(r->state, r->b, &d, &windowed));
-            CHECK_OK(folio_vllm06_forward(r->impl, &a, NULL)); /* the warm-up: it stores nothing */
-            CHECK_OK(folio_vllm06_forward(windowed, &a, NULL));
-            v06_check_images(r);
-            replay_both(r, &b, first_step, 2, windowed);
-            dirty(b.block_tables, b.block_tables_stride);
-            replay_both(r, &b, second_step, 3, windowed);
-            check_zeros_past(b.block_tables, b.block_tables_stride, r->f.block_tables_stride);
-            replay_both(r, &b, third_step, 1, windowed);
-            folio_vllm06_impl_destroy(windowed);
-            CHECK(r->slots[0] == 3 && r->tables[r->blocks_per_seq] == 0);
-            int32_t block = b.block_tables[1]; /* from the buffers into themselves */
-            CHECK_OK(folio_vllm06_prepare_graph_input_buffers(r->state, &b, m, 0));
-            CHECK(block == r->tables[1] && b.block_tables[1] == block);
-            one_column(r, &b);
-            another_graph(r, &b);
-        }
+        folio_vllm06_metadata *m = capture(r, BATCH, MAX_LEN, 0);
+        folio_vllm06_graph_input_buffers b = {.struct_size = sizeof b};
+        check_captured(r, m);
+        CHECK_OK(folio_vllm06_get_graph_input_buffers(r->state, m, 0, &b));
+        const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(m);
+        CHECK(b.batch_size == BATCH && b.slot_mapping == f->slot_mapping);
+        CHECK(b.seq_lens_tensor == f->seq_lens_tensor && b.block_tables == f->block_tables);
+        CHECK(b.block_tables_stride == f->block_tables_stride);
+        CHECK(b.encoder_seq_lens_tensor == NULL && b.cross_block_tables == NULL);
+        folio_vllm06_metadata_destroy(r->m);
+        r->m = m;
+        v06_fields(r, first_step, BATCH);
+        folio_vllm06_forward_args a = v06_args(r, DECODER);
+        folio_vllm06_impl *windowed = NULL;
+        folio_vllm06_impl_desc d = r->d;
+        d.sliding_window = WINDOW;
+        CHECK_OK(folio_vllm06_make_impl(r->state, r->b, &d, &windowed));
+        CHECK_OK(folio_vllm06_forward(r->impl, &a, NULL)); /* the warm-up: it stores nothing */
+        CHECK_OK(folio_vllm06_forward(windowed, &a, NULL));
+        v06_check_images(r);
+        replay_both(r, &b, first_step, 2, windowed);
+        dirty(b.block_tables, b.block_tables_stride);
+        replay_both(r, &b, second_step, 3, windowed);
+        check_zeros_past(b.block_tables, b.block_tables_stride, r->f.block_tables_stride);
+        replay_both(r, &b, third_step, 1, windowed);
+        folio_vllm06_impl_destroy(windowed);
+        CHECK(r->slots[0] == 3 && r->tables[r->blocks_per_seq] == 0);
+        int32_t block = b.block_tables[1]; /* from the buffers into themselves */
+        CHECK_OK(folio_vllm06_prepare_graph_input_buffers(r->state, &b, m, 0));
+        CHECK(block == r->tables[1] && b.block_tables[1] == block);
+        one_column(r, &b);
+        another_graph(r, &b);
     }
 }
 
@@ -246,7 +238,6 @@ static void another_cross_graph(v06 *r)
         {0, false, 1, 16, 11}, {1, false, 1, 11, 20}, {5, false, 1, 10, 3}, {5, false, 1, 1, 1}};
     folio_vllm06_graph_input_buffers own = {.struct_size = sizeof own};
     folio_vllm06_metadata *first = r->m, *second = capture(r, BATCH, V06_TOKENS, 1);
-    if (second == NULL) return;
     CHECK_OK(folio_vllm06_get_graph_input_buffers(r->state, second, 1, &own));
     CHECK_INT(own.cross_block_tables_stride, r->blocks_per_seq);
     r->m = second;
@@ -307,52 +298,49 @@ static void step_without_encoders(v06 *r, const folio_vllm06_graph_input_buffers
 /* The same with encoders; the plans of both kinds follow the buffers. */
 void v06_same_graph_cross(v06 *r)
 {
-    folio_vllm06_metadata *m = NULL;
     v06_play(r, prompts, 3, "DX");
-    m = capture(r, BATCH, MAX_LEN, 1);
-    if (m != NULL) {
-        folio_vllm06_graph_input_buffers b = {.struct_size = sizeof b};
-        const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(m);
-        for (int i = 0; i < BATCH; i++)
-            CHECK(f->encoder_seq_lens_tensor[i] == 1 && f->encoder_seq_lens[i] == 1);
-        for (int64_t k = 0; k < BATCH * f->cross_block_tables_stride; k++)
-            CHECK_INT(f->cross_block_tables[k], 1);
-        CHECK_INT(f->max_encoder_seq_len, MAX_LEN);
-        CHECK(f->num_encoder_tokens == 0 && f->cross_slot_mapping != NULL);
-        CHECK_OK(folio_vllm06_get_graph_input_buffers(r->state, m, 1, &b));
-        CHECK(b.encoder_seq_lens_tensor == f->encoder_seq_lens_tensor);
-        CHECK(b.cross_slot_mapping == f->cross_slot_mapping);
-        CHECK(b.cross_block_tables == f->cross_block_tables);
-        CHECK(b.cross_block_tables_stride == f->cross_block_tables_stride);
-        folio_vllm06_graph_input_buffers without = {.struct_size = sizeof without};
-        CHECK_OK(folio_vllm06_get_graph_input_buffers(r->state, m, 0, &without));
-        CHECK(without.block_tables == b.block_tables && without.encoder_seq_lens_tensor == NULL);
-        CHECK(without.cross_slot_mapping == NULL && without.cross_block_tables == NULL);
-        CHECK_INT(without.cross_block_tables_stride, 0);
-        folio_vllm06_metadata_destroy(r->m);
-        r->m = m;
-        replay(r, &b, first_step, 2, 1);
-        dirty(b.cross_block_tables, b.cross_block_tables_stride);
-        replay(r, &b, second_step, 3, 1);
-        check_zeros_past(b.cross_block_tables, b.cross_block_tables_stride,
-                         r->f.cross_block_tables_stride);
-        int32_t len = b.encoder_seq_lens_tensor[1], block = b.cross_block_tables[0];
-        b.encoder_seq_lens_tensor[1] = MAX_LEN; /* as many keys as the graph is for */
-        CHECK_OK(folio_vllm06_begin_forward(r->state, m, NULL));
-        b.encoder_seq_lens_tensor[1] = MAX_LEN + 1; /* more than the graph is for */
-        REJECTED(folio_vllm06_begin_forward(r->state, m, NULL), "351");
-        b.encoder_seq_lens_tensor[1] = len;
-        b.cross_block_tables[0] = (int32_t)r->num_blocks;
-        REJECTED(folio_vllm06_begin_forward(r->state, m, NULL), "cross_block_table");
-        b.cross_block_tables[0] = -1;
-        REJECTED(folio_vllm06_begin_forward(r->state, m, NULL), "cross_block_table");
-        b.cross_block_tables[0] = block;
-        CHECK_OK(folio_vllm06_begin_forward(r->state, m, NULL));
-        step_without_encoders(r, &b);
-        another_cross_graph(r);
-        tensor_of_encoder_lens(r, &b);
-        many_short_decodes(r);
-    }
+    folio_vllm06_metadata *m = capture(r, BATCH, MAX_LEN, 1);
+    folio_vllm06_graph_input_buffers b = {.struct_size = sizeof b};
+    const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(m);
+    for (int i = 0; i < BATCH; i++)
+        CHECK(f->encoder_seq_lens_tensor[i] == 1 && f->encoder_seq_lens[i] == 1);
+    for (int64_t k = 0; k < BATCH * f->cross_block_tables_stride; k++)
+        CHECK_INT(f->cross_block_tables[k], 1);
+    CHECK_INT(f->max_encoder_seq_len, MAX_LEN);
+    CHECK(f->num_encoder_tokens == 0 && f->cross_slot_mapping != NULL);
+    CHECK_OK(folio_vllm06_get_graph_input_buffers(r->state, m, 1, &b));
+    CHECK(b.encoder_seq_lens_tensor == f->encoder_seq_lens_tensor);
+    CHECK(b.cross_slot_mapping == f->cross_slot_mapping);
+    CHECK(b.cross_block_tables == f->cross_block_tables);
+    CHECK(b.cross_block_tables_stride == f->cross_block_tables_stride);
+    folio_vllm06_graph_input_buffers without = {.struct_size = sizeof without};
+    CHECK_OK(folio_vllm06_get_graph_input_buffers(r->state, m, 0, &without));
+    CHECK(without.block_tables == b.block_tables && without.encoder_seq_lens_tensor == NULL);
+    CHECK(without.cross_slot_mapping == NULL && without.cross_block_tables == NULL);
+    CHECK_INT(without.cross_block_tables_stride, 0);
+    folio_vllm06_metadata_destroy(r->m);
+    r->m = m;
+    replay(r, &b, first_step, 2, 1);
+    dirty(b.cross_block_tables, b.cross_block_tables_stride);
+    replay(r, &b, second_step, 3, 1);
+    check_zeros_past(b.cross_block_tables, b.cross_block_tables_stride,
+                     r->f.cross_block_tables_stride);
+    int32_t len = b.encoder_seq_lens_tensor[1], block = b.cross_block_tables[0];
+    b.encoder_seq_lens_tensor[1] = MAX_LEN; /* as many keys as the graph is for */
+    CHECK_OK(folio_vllm06_begin_forward(r->state, m, NULL));
+    b.encoder_seq_lens_tensor[1] = MAX_LEN + 1; /* more than the graph is for */
+    REJECTED(folio_vllm06_begin_forward(r->state, m, NULL), "351");
+    b.encoder_seq_lens_tensor[1] = len;
+    b.cross_block_tables[0] = (int32_t)r->num_blocks;
+    REJECTED(folio_vllm06_begin_forward(r->state, m, NULL), "cross_block_table");
+    b.cross_block_tables[0] = -1;
+    REJECTED(folio_vllm06_begin_forward(r->state, m, NULL), "cross_block_table");
+    b.cross_block_tables[0] = block;
+    CHECK_OK(folio_vllm06_begin_forward(r->state, m, NULL));
+    step_without_encoders(r, &b);
+    another_cross_graph(r);
+    tensor_of_encoder_lens(r, &b);
+    many_short_decodes(r);
 }
 
 /* A clone is a state of its own over the same context; it outlives the state, and serves a graph. */
@@ -446,16 +434,12 @@ static void tables_of_full_width(v06 *r)
     folio_vllm06_metadata *step = padded_step(r, first_step, BATCH, 2);
     const int64_t entries = BATCH * r->f.block_tables_stride;
     const int64_t cross_entries = BATCH * r->f.cross_block_tables_stride;
-    folio_vllm06_graph_input_buffers b = {.struct_size = sizeof b,
-                                          .batch_size = BATCH,
-                                          .slot_mapping = slots,
-                                          .seq_lens_tensor = lens[0],
-                                          .block_tables = tables[0],
-                                          .block_tables_stride = r->f.block_tables_stride,
-                                          .encoder_seq_lens_tensor = lens[1],
-                                          .cross_block_tables = tables[1],
-                                          .cross_block_tables_stride =
-                                              r->f.cross_block_tables_stride};
+    folio_vllm06_graph_input_buffers b =
+        FOLIO_WITH(folio_vllm06_graph_input_buffers, .batch_size = BATCH, .slot_mapping = slots,
+                   .seq_lens_tensor = lens[0], .block_tables = tables[0],
+                   .block_tables_stride = r->f.block_tables_stride,
+                   .encoder_seq_lens_tensor = lens[1], .cross_block_tables = tables[1],
+                   .cross_block_tables_stride = r->f.cross_block_tables_stride);
     slots[BATCH] = lens[0][BATCH] = lens[1][BATCH] = 77;
     tables[0][entries] = tables[1][cross_entries] = 77;
     b.block_tables_stride--;
@@ -595,41 +579,39 @@ void v06_same_graph_errors(v06 *r)
     v06_run(r, "D");
     bad_captures(r);
     m = capture(r, BATCH, MAX_LEN, 0);
-    if (m != NULL) {
-        folio_vllm06_graph_input_buffers b = {.struct_size = sizeof b};
-        bad_buffers(r, m);
-        CHECK_OK(folio_vllm06_get_graph_input_buffers(r->state, m, 0, &b));
-        r->m = m;
-        replay(r, &b, first_step, 2, 0);
-        b.seq_lens_tensor[1] = MAX_LEN; /* as many keys as the graph is for */
-        CHECK_OK(folio_vllm06_begin_forward(r->state, m, NULL));
-        /* more keys than the graph is for; a block and a slot outside the cache */
-        b.seq_lens_tensor[1] = MAX_LEN + 1;
-        REJECTED(folio_vllm06_begin_forward(r->state, m, NULL), "351");
-        V06_REJECTS(r, DECODER, "351");
-        b.seq_lens_tensor[1] = -1;
-        REJECTED(folio_vllm06_begin_forward(r->state, m, NULL), "-1");
-        b.seq_lens_tensor[1] = 14;
-        b.block_tables[0] = (int32_t)r->num_blocks;
-        REJECTED(folio_vllm06_begin_forward(r->state, m, NULL), "block");
-        b.block_tables[0] = -1;
-        REJECTED(folio_vllm06_begin_forward(r->state, m, NULL), "block");
-        b.block_tables[0] = r->tables[0];
-        b.slot_mapping[0] = r->num_blocks * r->block_size;
-        REJECTED(folio_vllm06_begin_forward(r->state, m, NULL), "slot");
-        V06_REJECTS(r, DECODER, "slot");
-        b.slot_mapping[0] = -2;
-        REJECTED(folio_vllm06_begin_forward(r->state, m, NULL), "slot");
-        b.slot_mapping[0] = r->slots[0];
-        folio_vllm06_forward_args a = v06_args(r, DECODER);
-        shared_slots(r, &b, &a);
-        a = v06_args(r, DECODER);
-        support_mark_error();
-        REJECTED(folio_vllm06_forward(foreign.impl, &a, NULL), "another context");
-        REJECTED(folio_vllm06_begin_forward(foreign.state, m, NULL), "another context");
-        CHECK_OK(folio_vllm06_begin_forward(foreign.state, whole, NULL)); /* no graph's */
-        folio_vllm06_metadata_destroy(m);
-    }
+    folio_vllm06_graph_input_buffers b = {.struct_size = sizeof b};
+    bad_buffers(r, m);
+    CHECK_OK(folio_vllm06_get_graph_input_buffers(r->state, m, 0, &b));
+    r->m = m;
+    replay(r, &b, first_step, 2, 0);
+    b.seq_lens_tensor[1] = MAX_LEN; /* as many keys as the graph is for */
+    CHECK_OK(folio_vllm06_begin_forward(r->state, m, NULL));
+    /* more keys than the graph is for; a block and a slot outside the cache */
+    b.seq_lens_tensor[1] = MAX_LEN + 1;
+    REJECTED(folio_vllm06_begin_forward(r->state, m, NULL), "351");
+    V06_REJECTS(r, DECODER, "351");
+    b.seq_lens_tensor[1] = -1;
+    REJECTED(folio_vllm06_begin_forward(r->state, m, NULL), "-1");
+    b.seq_lens_tensor[1] = 14;
+    b.block_tables[0] = (int32_t)r->num_blocks;
+    REJECTED(folio_vllm06_begin_forward(r->state, m, NULL), "block");
+    b.block_tables[0] = -1;
+    REJECTED(folio_vllm06_begin_forward(r->state, m, NULL), "block");
+    b.block_tables[0] = r->tables[0];
+    b.slot_mapping[0] = r->num_blocks * r->block_size;
+    REJECTED(folio_vllm06_begin_forward(r->state, m, NULL), "slot");
+    V06_REJECTS(r, DECODER, "slot");
+    b.slot_mapping[0] = -2;
+    REJECTED(folio_vllm06_begin_forward(r->state, m, NULL), "slot");
+    b.slot_mapping[0] = r->slots[0];
+    folio_vllm06_forward_args a = v06_args(r, DECODER);
+    shared_slots(r, &b, &a);
+    a = v06_args(r, DECODER);
+    support_mark_error();
+    REJECTED(folio_vllm06_forward(foreign.impl, &a, NULL), "another context");
+    REJECTED(folio_vllm06_begin_forward(foreign.state, m, NULL), "another context");
+    CHECK_OK(folio_vllm06_begin_forward(foreign.state, whole, NULL)); /* no graph's */
+    folio_vllm06_metadata_destroy(m);
     r->m = whole;
     v06_close(&foreign);
 }

@@ -60,10 +60,9 @@ static void check_fields(const v06 *r, const folio_vllm06_metadata *m, int64_t s
 }
 
 /* Maxima of the step below. */
-static void check_maxima(const folio_vllm06_metadata *m, int64_t query, int64_t prefill,
+static void check_maxima(const folio_vllm06_metadata_fields *f, int64_t query, int64_t prefill,
                          int64_t decode, int64_t encoder)
 {
-    const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(m);
     CHECK_INT(f->max_query_len, query);
     CHECK_INT(f->max_prefill_seq_len, prefill);
     CHECK_INT(f->max_decode_seq_len, decode);
@@ -74,15 +73,15 @@ void v06_same_metadata_fields(v06 *r)
 {
     v06_step(r, encoded_prompts, 2);
     check_fields(r, r->m, r->blocks_per_seq, r->blocks_per_seq);
-    check_maxima(r->m, 9, 17, 0, 28);
+    check_maxima(v06_get(r), 9, 17, 0, 28);
     v06_step(r, encoded_decodes, 2);
     check_fields(r, r->m, r->blocks_per_seq, r->blocks_per_seq);
-    check_maxima(r->m, 1, 0, 18, 28);
+    check_maxima(v06_get(r), 1, 0, 18, 28);
     v06_fields(r, encoded_both, 2);
     v06_narrow_cross(r, 5);
     v06_remake(r);
     check_fields(r, r->m, r->blocks_per_seq, 5);
-    check_maxima(r->m, 6, 6, 18, 28);
+    check_maxima(v06_get(r), 6, 6, 18, 28);
     v06_fields(r, encoded_decodes, 2);
     folio_vllm06_metadata *m = NULL;
     int32_t rows[2 * 3]; /* narrower than the cross block tables */
@@ -92,10 +91,9 @@ void v06_same_metadata_fields(v06 *r)
     r->f.block_tables_stride = 3;
     r->f.max_decode_seq_len = 40; /* a hint larger than any length stays */
     r->f.use_cuda_graph = 1;
-    CHECK_OK(folio_vllm06_make_metadata(r->state, r->b, &r->f, &m));
-    check_fields(r, m, 3, r->blocks_per_seq);
-    check_maxima(m, 1, 0, 40, 28);
-    folio_vllm06_metadata_destroy(m);
+    v06_remake(r);
+    check_fields(r, r->m, 3, r->blocks_per_seq);
+    check_maxima(v06_get(r), 1, 0, 40, 28);
     CHECK(folio_vllm06_metadata_get(NULL) == NULL);
     const folio_vllm06_metadata_fields *live = v06_get(r);
     CHECK(live == v06_get(r) && live->encoder_attn_bias == NULL);
@@ -108,46 +106,40 @@ void v06_same_metadata_fields(v06 *r)
     r->f.num_prefill_tokens = 0;
     r->f.query_start_loc = r->f.seq_start_loc = r->f.context_lens_tensor = NULL;
     r->f.seq_lens = NULL;
-    CHECK_OK(folio_vllm06_make_metadata(r->state, r->b, &r->f, &m));
-    CHECK_INT(folio_vllm06_metadata_get(m)->num_prefill_tokens, 21);
-    CHECK(folio_vllm06_prefill_metadata(m) != NULL);
-    folio_vllm06_metadata_destroy(m);
+    v06_remake(r);
+    CHECK_INT(v06_get(r)->num_prefill_tokens, 21);
+    CHECK(folio_vllm06_prefill_metadata(r->m) != NULL);
     v06_fields(r, two_decodes, 2);
     r->f.seq_lens_tensor = NULL;
-    CHECK_OK(folio_vllm06_make_metadata(r->state, r->b, &r->f, &m));
-    check_maxima(m, 1, 0, 14, 0);
-    CHECK(folio_vllm06_decode_metadata(m) != NULL);
-    folio_vllm06_metadata_destroy(m);
+    v06_remake(r);
+    check_maxima(v06_get(r), 1, 0, 14, 0);
+    CHECK(folio_vllm06_decode_metadata(r->m) != NULL);
     /* steps of each kind with the tensor alone, and with the list alone */
     static const v06_seq *const kinds[] = {two_prompts, two_decodes, encoded_both};
     static const int64_t longest[][2] = {{13, 0}, {0, 14}, {6, 18}};
     for (int i = 0; i < 2 * COUNT_OF(kinds); i++) {
         v06_fields(r, kinds[i / 2], 2);
         *(i % 2 == 0 ? &r->f.seq_lens : &r->f.seq_lens_tensor) = NULL;
-        CHECK_OK(folio_vllm06_make_metadata(r->state, r->b, &r->f, &m));
-        check_maxima(m, r->f.num_prefills > 0 ? longest[i / 2][0] : 1, longest[i / 2][0],
+        v06_remake(r);
+        check_maxima(v06_get(r), r->f.num_prefills > 0 ? longest[i / 2][0] : 1, longest[i / 2][0],
                      longest[i / 2][1], i / 2 == 2 ? 28 : 0);
-        folio_vllm06_metadata_destroy(m);
     }
     v06_fields(r, two_prompts, 2); /* chunked_prefill: prompts need only seq_lens */
     r->f.chunked_prefill = 1;
     r->f.seq_lens_tensor = r->f.block_tables = NULL;
-    CHECK_OK(folio_vllm06_make_metadata(r->state, r->b, &r->f, &m));
-    check_maxima(m, 13, 13, 0, 0);
-    CHECK(same_i32(folio_vllm06_metadata_get(m)->query_start_loc, r->starts, 3));
-    folio_vllm06_metadata_destroy(m);
+    v06_remake(r);
+    check_maxima(v06_get(r), 13, 13, 0, 0);
+    CHECK(same_i32(v06_get(r)->query_start_loc, r->starts, 3));
     v06_fields(r, two_decodes, 2); /* and decodes only seq_lens_tensor */
     r->f.chunked_prefill = 1;
     r->f.seq_lens = r->f.query_start_loc = NULL;
-    CHECK_OK(folio_vllm06_make_metadata(r->state, r->b, &r->f, &m));
-    check_maxima(m, 1, 0, 14, 0);
-    folio_vllm06_metadata_destroy(m);
+    v06_remake(r);
+    check_maxima(v06_get(r), 1, 0, 14, 0);
     v06_fields(r, two_decodes, 2); /* from a caller with a shorter struct */
     r->f.struct_size = offsetof(folio_vllm06_metadata_fields, seqlen_q);
-    CHECK_OK(folio_vllm06_make_metadata(r->state, r->b, &r->f, &m));
-    CHECK_INT(folio_vllm06_metadata_get(m)->struct_size, sizeof r->f);
-    check_maxima(m, 1, 0, 14, 0);
-    folio_vllm06_metadata_destroy(m);
+    v06_remake(r);
+    CHECK_INT(v06_get(r)->struct_size, sizeof r->f);
+    check_maxima(v06_get(r), 1, 0, 14, 0);
     static const v06_seq *const steps[] = {encoded_both, encoded_both, two_prompts, two_decodes};
     for (int i = 0; i < COUNT_OF(steps); i++) { /* each kind needs its own */
         v06_fields(r, steps[i], 2);
@@ -159,53 +151,44 @@ void v06_same_metadata_fields(v06 *r)
     }
     v06_fields(r, NULL, 0); /* an empty step */
     r->f.seq_lens = r->f.seq_lens_tensor = NULL;
-    CHECK_OK(folio_vllm06_make_metadata(r->state, r->b, &r->f, &m));
-    check_maxima(m, 0, 0, 0, 0);
-    folio_vllm06_metadata_destroy(m);
+    v06_remake(r);
+    check_maxima(v06_get(r), 0, 0, 0, 0);
     static const v06_seq nothing_new[] = {{0, true, 0, 6, 0}, {1, true, 8, 8, 0}};
-    v06_fields(r, nothing_new, 2);
-    CHECK_OK(folio_vllm06_make_metadata(r->state, r->b, &r->f, &m));
-    check_maxima(m, 8, 8, 0, 0);
-    folio_vllm06_metadata_destroy(m);
+    v06_step(r, nothing_new, 2);
+    check_maxima(v06_get(r), 8, 8, 0, 0);
     v06_fields(r, two_prompts, 2); /* a stride of tables that are not given */
     r->f.prefill_block_tables_stride = 3;
-    CHECK_OK(folio_vllm06_make_metadata(r->state, r->b, &r->f, &m));
-    CHECK(folio_vllm06_metadata_get(m)->prefill_block_tables == NULL);
-    folio_vllm06_metadata_destroy(m);
+    v06_remake(r);
+    CHECK(v06_get(r)->prefill_block_tables == NULL);
     /* fields by a caller who knows fewer of them */
     v06_fields(r, two_prompts, 2);
     r->f.struct_size = offsetof(folio_vllm06_metadata_fields, max_decode_query_len);
     r->f.max_decode_query_len = r->f.max_seqlen = 99;
-    CHECK_OK(folio_vllm06_make_metadata(r->state, r->b, &r->f, &m));
-    CHECK_INT(folio_vllm06_metadata_get(m)->struct_size, sizeof r->f);
-    CHECK_INT(folio_vllm06_metadata_get(m)->max_decode_query_len, 0);
-    CHECK_INT(folio_vllm06_metadata_get(m)->max_seqlen, 13);
-    folio_vllm06_metadata_destroy(m);
+    v06_remake(r);
+    CHECK_INT(v06_get(r)->struct_size, sizeof r->f);
+    CHECK_INT(v06_get(r)->max_decode_query_len, 0);
+    CHECK_INT(v06_get(r)->max_seqlen, 13);
     /* maxima that are too small, and not 0; the prompt is longer than the decode */
     static const v06_seq longer[] = {{0, true, 30, 30, 11}, {1, false, 1, 18, 20}};
     v06_fields(r, longer, 2);
     r->f.max_query_len = r->f.max_prefill_seq_len = r->f.max_decode_seq_len = 1;
     r->f.max_encoder_seq_len = 1;
-    CHECK_OK(folio_vllm06_make_metadata(r->state, r->b, &r->f, &m));
-    check_maxima(m, 30, 30, 18, 20);
-    folio_vllm06_metadata_destroy(m);
+    v06_remake(r);
+    check_maxima(v06_get(r), 30, 30, 18, 20);
     v06_fields(r, longer, 2); /* larger than any, and each another */
     r->f.max_query_len = 50;
     r->f.max_prefill_seq_len = 60;
     r->f.max_decode_seq_len = 70;
     r->f.max_encoder_seq_len = 80;
-    CHECK_OK(folio_vllm06_make_metadata(r->state, r->b, &r->f, &m));
-    check_maxima(m, 50, 60, 70, 80);
-    folio_vllm06_metadata_destroy(m);
+    v06_remake(r);
+    check_maxima(v06_get(r), 50, 60, 70, 80);
     /* of each kind the first is the longest */
     static const v06_seq falling[] = {
         {0, true, 9, 17, 20}, {1, true, 6, 6, 11}, {2, false, 1, 18, 5}, {3, false, 1, 7, 4}};
-    v06_fields(r, falling, 4);
-    CHECK_OK(folio_vllm06_make_metadata(r->state, r->b, &r->f, &m));
-    check_maxima(m, 9, 17, 18, 20);
-    CHECK(folio_vllm06_metadata_get(m)->max_seqlen == 17);
-    CHECK(folio_vllm06_metadata_get(m)->max_kv_len == 17);
-    folio_vllm06_metadata_destroy(m);
+    v06_step(r, falling, 4);
+    check_maxima(v06_get(r), 9, 17, 18, 20);
+    CHECK(v06_get(r)->max_seqlen == 17);
+    CHECK(v06_get(r)->max_kv_len == 17);
 }
 
 /* The same step through the builder; the encoders of prompts are new, or cached already. */
@@ -213,17 +196,14 @@ static folio_vllm06_metadata *build_as(const v06 *r, folio_vllm06_builder *build
 {
     for (int i = 0; i < r->num_seqs; i++) {
         const v06_seq *s = &r->seqs[i];
-        folio_vllm06_seq a = {.struct_size = sizeof a,
-                              .is_prompt = s->prompt,
-                              .token_len = s->query_len,
-                              .context_len = s->seq_len - s->query_len,
-                              .block_table = r->tables + i * r->blocks_per_seq,
-                              .num_blocks = (s->seq_len + r->block_size - 1) / r->block_size,
-                              .encoder_seq_len = s->encoder_len,
-                              .encoder_is_new = s->prompt && fresh,
-                              .cross_block_table = r->cross_tables + i * r->blocks_per_seq,
-                              .num_cross_blocks =
-                                  (s->encoder_len + r->block_size - 1) / r->block_size};
+        folio_vllm06_seq a =
+            FOLIO_WITH(folio_vllm06_seq, .is_prompt = s->prompt, .token_len = s->query_len,
+                       .context_len = s->seq_len - s->query_len,
+                       .block_table = r->tables + i * r->blocks_per_seq,
+                       .num_blocks = (s->seq_len + r->block_size - 1) / r->block_size,
+                       .encoder_seq_len = s->encoder_len, .encoder_is_new = s->prompt && fresh,
+                       .cross_block_table = r->cross_tables + i * r->blocks_per_seq,
+                       .num_cross_blocks = (s->encoder_len + r->block_size - 1) / r->block_size);
         CHECK_OK(folio_vllm06_builder_add(builder, &a));
     }
     folio_vllm06_metadata *m = NULL;
@@ -247,7 +227,7 @@ static void build_encoders(v06 *r, folio_vllm06_builder *builder)
         if (!fresh) r->f.num_encoder_tokens = 0;
         folio_vllm06_metadata *m = build_as(r, builder, fresh);
         check_fields(r, m, 3, 4);
-        check_maxima(m, 9, 17, 18, 28);
+        check_maxima(folio_vllm06_metadata_get(m), 9, 17, 18, 28);
         const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(m);
         CHECK_INT(f->num_encoder_tokens, fresh ? 39 : 0);
         for (int k = 0; k < 4; k++) {
@@ -318,19 +298,19 @@ void v06_same_metadata_builder(v06 *r)
     CHECK_OK(folio_vllm06_builder_create(r->state, r->b, &d, &builder));
     folio_vllm06_metadata *m = build(r, builder);
     check_fields(r, m, 3, 4);
-    check_maxima(m, 9, 17, 0, 28);
+    check_maxima(folio_vllm06_metadata_get(m), 9, 17, 0, 28);
     CHECK_INT(folio_vllm06_metadata_get(m)->num_encoder_tokens, 39);
     folio_vllm06_metadata_destroy(m);
     v06_fields(r, encoded_decodes, 2); /* the builder is empty again */
     m = build(r, builder);
     check_fields(r, m, 3, 4);
-    check_maxima(m, 1, 0, 18, 28);
+    check_maxima(folio_vllm06_metadata_get(m), 1, 0, 18, 28);
     CHECK_INT(folio_vllm06_metadata_get(m)->num_encoder_tokens, 0);
     folio_vllm06_metadata_destroy(m);
     v06_fields(r, encoded_both, 2); /* one array for prompts and decodes, of torch-sdpa too */
     m = build(r, builder);
     check_fields(r, m, 3, 4);
-    check_maxima(m, 6, 6, 18, 28);
+    check_maxima(folio_vllm06_metadata_get(m), 6, 6, 18, 28);
     CHECK_INT(folio_vllm06_metadata_get(m)->chunked_prefill, 0);
     CHECK(folio_vllm06_metadata_get(m)->multi_modal_placeholder_index_maps == NULL);
     folio_vllm06_metadata_destroy(m);
@@ -350,10 +330,9 @@ void v06_same_metadata_builder(v06 *r)
     build_encoders(r, builder);
     folio_vllm06_builder *none = NOWHERE;
     for (int i = 0; i < 2; i++) { /* the smallest and the largest */
-        folio_vllm06_builder_desc limits = {.struct_size = sizeof limits,
-                                            .block_size = i ? 4096 : 1,
-                                            .sliding_window = i ? INT32_MAX : 0,
-                                            .max_seq_len_to_capture = i ? INT32_MAX : 0};
+        folio_vllm06_builder_desc limits = FOLIO_WITH(
+            folio_vllm06_builder_desc, .block_size = i ? 4096 : 1,
+            .sliding_window = i ? INT32_MAX : 0, .max_seq_len_to_capture = i ? INT32_MAX : 0);
         CHECK_OK(folio_vllm06_builder_create(r->state, r->b, &limits, &none));
         folio_vllm06_builder_destroy(none);
     }

@@ -18,8 +18,7 @@ static void ring_of_blocks(v06 *r)
         v06_fields(r, prompt, 1);
         for (int t = 0; ring && t < 99; t++)
             r->slots[t] = t < 67 ? -1 : v06_slot(r, 0, t % 32, false);
-        v06_remake(r);
-        v06_run(r, "D");
+        v06_rerun(r, "D");
         v06_fields(r, decode, 1);
         if (ring) { /* blocks 5 and 6 of the table: the ring's second and first */
             int32_t first = r->tables[0];
@@ -62,8 +61,7 @@ static void tiny_window(v06 *r)
     v06_fields(r, first, 1); /* the token at position 13 */
     r->slots[0] = v06_slot(r, 0, 13, false);
     r->f.context_lens_tensor = NULL;
-    v06_remake(r);
-    v06_run(r, "D");
+    v06_rerun(r, "D");
 }
 
 /* A window of 32 over blocks of 16: the runner makes 36 of length 100, hands over the last three blocks and
@@ -82,8 +80,7 @@ void v06_same_clipped_window(v06 *r)
         CHECK(r->lens[0] == 36 && r->contexts[0] == 99);
         if (i % 2) /* as the CPU runner of 0.6.5 and 0.6.6 */
             r->f.seq_lens = r->f.context_lens_tensor = NULL;
-        v06_remake(r);
-        v06_run(r, "D");
+        v06_rerun(r, "D");
     }
     ring_of_blocks(r);
     too_few_blocks(r);
@@ -108,8 +105,7 @@ void v06_same_prefix_hit(v06 *r)
             r->f.prefill_block_tables_stride = stride;
             r->f.block_tables = NULL;
         }
-        v06_remake(r);
-        v06_run(r, "D");
+        v06_rerun(r, "D");
     }
 }
 
@@ -137,13 +133,11 @@ void v06_same_cross_decode_metadata(v06 *r)
     v06_play(r, prompts, 2, "X");
     r->f.cross_block_tables = NULL; /* prompts have an empty table */
     r->f.cross_block_tables_stride = 0;
-    v06_remake(r);
-    v06_run(r, "X");
+    v06_rerun(r, "X");
     v06_fields(r, decodes, 2);
     r->f.cross_slot_mapping = NULL;
     r->no_key = true;
-    v06_remake(r);
-    v06_run(r, "X");
+    v06_rerun(r, "X");
     v06_fields(r, decodes, 2);
     r->f.num_encoder_tokens = 31;
     int64_t *slot = edge_copy(r->cross_slots, sizeof *slot);
@@ -177,19 +171,16 @@ void v06_same_shared_prefix(v06 *r)
     }
     for (int t = 0; t < 8; t++) r->slots[40 + t] = r->slots[t];
     r->slots[3] = r->slots[4]; /* also within one prompt */
-    v06_remake(r);
-    v06_run(r, "DX");
+    v06_rerun(r, "DX");
     static const v06_seq before[] = {{3, true, 9, 9, 0}, {4, true, 9, 9, 0}};
     static const v06_seq mixed[] = {{5, true, 9, 9, 0}, {3, false, 1, 9, 0}, {4, false, 1, 9, 0}};
     v06_play(r, before, 2, "D");
     v06_fields(r, mixed, 3); /* a prompt and two decodes */
     r->slots[8] = r->slots[10] = r->slots[9];
-    v06_remake(r);
-    v06_run(r, "D");
+    v06_rerun(r, "D");
     v06_fields(r, mixed + 1, 2); /* the decodes alone */
     r->slots[1] = r->slots[0];
-    v06_remake(r);
-    v06_run(r, "D");
+    v06_rerun(r, "D");
 }
 
 /* ---------------------------------------------------------------------------- fields of one version or another */
@@ -208,8 +199,7 @@ static void prompts_read_prefill_block_tables(v06 *r)
     r->f.block_tables = NULL;
     r->f.block_tables_stride = 0;
     r->f.multi_modal_placeholder_index_maps = NOWHERE; /* not read */
-    v06_remake(r);
-    v06_run(r, "D");
+    v06_rerun(r, "D");
 }
 
 /* Every field, copied; maxima worked out; what each view has of them. */
@@ -434,8 +424,7 @@ static void split_fp8(v06 *r)
     v06_play(r, before, 2, "D");
     v06_fields(r, split_steps, 3);
     split(r, edges);
-    v06_remake(r);
-    v06_run(r, "D");
+    v06_rerun(r, "D");
     for (int k = 0; k < 6; k++) edge_free(edges[k]);
 }
 
@@ -451,8 +440,7 @@ void v06_same_split_arrays(v06 *r)
         const void *edges[6];
         v06_fields(r, split_steps + parts[i].first, parts[i].count);
         split(r, edges);
-        v06_remake(r);
-        v06_run(r, "D");
+        v06_rerun(r, "D");
         if (r->m != NULL && i == 0) split_biases(r);
         if (r->m != NULL && i == 0) split_views(r);
         if (r->m != NULL && i == 2) /* without decodes the tensor has the prompts */
@@ -526,8 +514,7 @@ void v06_same_compat(v06 *r)
         for (int tables = 0; tables < 2; tables++) {
             v06_fields(r, whole, 2);
             if (!tables) r->f.block_tables = NULL;
-            v06_remake(r);
-            v06_run(r, "D");
+            v06_rerun(r, "D");
             CHECK_OK(folio_vllm06_set_attn_bias(r->m, DECODER, biases));
             v06_run(r, "D");
         }
@@ -566,8 +553,7 @@ static float *rows_of(const habit *h, v06 *r, int32_t compat, size_t *bytes)
     if (!h->decode && !h->tables) r->f.block_tables = NULL;
     if (h->biased) r->f.attn_bias = biases;
     r->no_cache = h->no_cache;
-    v06_remake(r);
-    v06_run(r, "D");
+    v06_rerun(r, "D");
     rows = malloc(*bytes = r->out.bytes);
     if (rows == NULL) abort();
     memcpy(rows, r->out.data, *bytes);
