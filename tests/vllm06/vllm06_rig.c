@@ -241,6 +241,22 @@ void v06_step(v06 *r, const v06_seq *seqs, int n)
     v06_remake(r);
 }
 
+void v06_add(const v06 *r, folio_vllm06_builder *builder, int i, bool fresh)
+{
+    int32_t tables[2][V06_TOKENS];
+    const v06_seq *s = &r->seqs[i];
+    int64_t blocks[2] = {(s->seq_len + r->block_size - 1) / r->block_size,
+                         (s->encoder_len + r->block_size - 1) / r->block_size};
+    for (int cross = 0; cross < 2; cross++)
+        for (int64_t k = 0; k < blocks[cross]; k++) tables[cross][k] = block_of(r, s->id, k, cross);
+    folio_vllm06_seq a = FOLIO_WITH(
+        folio_vllm06_seq, .is_prompt = s->prompt, .token_len = s->query_len,
+        .context_len = s->seq_len - s->query_len, .block_table = tables[0], .num_blocks = blocks[0],
+        .encoder_seq_len = s->encoder_len, .encoder_is_new = s->prompt && fresh,
+        .cross_block_table = tables[1], .num_cross_blocks = blocks[1]);
+    CHECK_OK(folio_vllm06_builder_add(builder, &a));
+}
+
 /* Rows of query (or, with keys, of key and value) that sequence i has in attention of this type. */
 static int64_t rows_of(const v06 *r, folio_attention_type type, int i, bool keys)
 {

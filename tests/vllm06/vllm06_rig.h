@@ -83,6 +83,8 @@ void v06_narrow_cross(v06 *r, int64_t stride);
 void v06_remake(v06 *r);
 /* Both. */
 void v06_step(v06 *r, const v06_seq *seqs, int n);
+/* Sequence i of the step to a builder, with all the blocks it needs; fresh: a prompt's encoder is new. */
+void v06_add(const v06 *r, folio_vllm06_builder *builder, int i, bool fresh);
 /* Arguments with fresh tensors for the step; output is NaN between guards. */
 folio_vllm06_forward_args v06_args(v06 *r, folio_attention_type type);
 /* Forward as this type; then the cache's bytes and every row of the output are checked. */

@@ -3,41 +3,52 @@
 
 #include <math.h>
 
-/* Sequence i of the rig's step to the builder, with the blocks it needs. */
-static void add(const v06 *r, folio_vllm06_builder *builder, int i)
-{
-    static int32_t table[V06_TOKENS], cross_table[V06_TOKENS];
-    const v06_seq *s = &r->seqs[i];
-    int64_t blocks = (s->seq_len + r->block_size - 1) / r->block_size;
-    int64_t cross_blocks = (s->encoder_len + r->block_size - 1) / r->block_size;
-    for (int64_t k = 0; k < blocks; k++)
-        table[k] = (int32_t)(v06_slot(r, s->id, k * r->block_size, false) / r->block_size);
-    for (int64_t k = 0; k < cross_blocks; k++)
-        cross_table[k] = (int32_t)(v06_slot(r, s->id, k * r->block_size, true) / r->block_size);
-    folio_vllm06_seq a =
-        FOLIO_WITH(folio_vllm06_seq, .is_prompt = s->prompt, .token_len = s->query_len,
-                   .context_len = s->seq_len - s->query_len, .block_table = table,
-                   .num_blocks = blocks, .encoder_seq_len = s->encoder_len,
-                   .cross_block_table = cross_table, .num_cross_blocks = cross_blocks);
-    CHECK_OK(folio_vllm06_builder_add(builder, &a));
-}
-
-/* What was added, in place of the step before. */
-static bool build_added(v06 *r, folio_vllm06_builder *builder)
+/* What was added, in place of the step before: its fields. */
+static const folio_vllm06_metadata_fields *build_added(v06 *r, folio_vllm06_builder *builder)
 {
     folio_vllm06_metadata_destroy(r->m);
     r->m = NULL;
     CHECK_OK(folio_vllm06_builder_build(builder, &r->m));
-    CHECK(r->m != NULL);
-    return r->m != NULL;
+    v06_need(r->m != NULL);
+    return v06_get(r);
+}
+
+/* The first `real` sequences of a step to the builder; the rig expects all. */
+static void add(v06 *r, folio_vllm06_builder *builder, const v06_seq *seqs, int n, int real)
+{
+    v06_fields(r, seqs, n);
+    for (int i = 0; i < real; i++) v06_add(r, builder, i, false);
 }
 
 /* A step of the rig through the builder. */
-static bool build(v06 *r, folio_vllm06_builder *builder, const v06_seq *seqs, int n)
+static const folio_vllm06_metadata_fields *build(v06 *r, folio_vllm06_builder *builder,
+                                                 const v06_seq *seqs, int n)
 {
-    v06_fields(r, seqs, n);
-    for (int i = 0; i < n; i++) add(r, builder, i);
+    add(r, builder, seqs, n, n);
     return build_added(r, builder);
+}
+
+/* The same of a graph: sequences past `real` are padding, and more of it may follow. */
+static const folio_vllm06_metadata_fields *build_padded(v06 *r, folio_vllm06_builder *builder,
+                                                        const v06_seq *seqs, int n, int real,
+                                                        int by)
+{
+    add(r, builder, seqs, n, real);
+    CHECK_OK(folio_vllm06_builder_pad(builder, by));
+    return build_added(r, builder);
+}
+
+/* The step's first n rows are those of n sequences alone. */
+static void check_rows_alone(v06 *r, folio_attention_type type, const v06_seq *seqs, int n)
+{
+    float rows[2 * 4 * 32];
+    int width = (int)v06_width(r);
+    folio_vllm06_forward_args a = v06_args(r, type);
+    CHECK_OK(folio_vllm06_forward(r->impl, &a, NULL));
+    memcpy(rows, r->out.data, (size_t)(n * width) * sizeof *rows);
+    v06_step(r, seqs, n);
+    v06_run_as(r, type);
+    for (int k = 0; k < n * width; k++) CHECK(fabs(v06_out(r, 0, k) - (double)rows[k]) <= 1e-5);
 }
 
 /* A prompt's first tokens are not stored. The originals held the window against the new tokens alone. */
@@ -47,35 +58,27 @@ static void window_of_prompts(v06 *r, folio_vllm06_builder *builder)
     static const v06_seq chunk[] = {{1, true, 40, 60, 0}}, long_chunk[] = {{1, true, 60, 70, 0}};
     const folio_vllm06_seq bare = FOLIO_WITH(folio_vllm06_seq, .is_prompt = 1, .token_len = 40,
                                              .encoder_seq_len = 5, .encoder_is_new = 1);
-    const folio_vllm06_metadata_fields *f;
-    if (build(r, builder, whole, 2)) {
-        f = v06_get(r);
-        for (int i = 0; i < 99; i++)
-            CHECK_INT(f->slot_mapping[i], i < 67 ? -1 : v06_slot(r, 0, i, false));
-        CHECK(f->slot_mapping[99] == v06_slot(r, 1, 0, false));
-        CHECK(f->seq_lens[0] == 99 && f->block_tables == NULL); /* no context: no table */
-        memcpy(r->slots, f->slot_mapping, 67 * sizeof *r->slots);
-        v06_run(r, "D");
-    }
-    if (build(r, builder, chunk, 1)) { /* 40 new tokens: all past position 8 */
-        f = v06_get(r);
-        CHECK(f->slot_mapping[0] == v06_slot(r, 1, 20, false));
-        CHECK(f->block_tables_stride == 4 && f->context_lens_tensor[0] == 20);
-        for (int k = 0; k < 4; k++) /* of the context and of the new tokens */
-            CHECK_INT(f->block_tables[k], v06_slot(r, 1, 16 * k, false) / 16);
-        v06_run(r, "D");
-    }
-    if (build(r, builder, long_chunk, 1)) { /* 60 new tokens: none before position 28 */
-        f = v06_get(r);
-        for (int i = 0; i < 60; i++)
-            CHECK_INT(f->slot_mapping[i], i < 18 ? -1 : v06_slot(r, 1, 10 + i, false));
-    }
+    const folio_vllm06_metadata_fields *f = build(r, builder, whole, 2);
+    for (int i = 0; i < 99; i++)
+        CHECK_INT(f->slot_mapping[i], i < 67 ? -1 : v06_slot(r, 0, i, false));
+    CHECK(f->slot_mapping[99] == v06_slot(r, 1, 0, false));
+    CHECK(f->seq_lens[0] == 99 && f->block_tables == NULL); /* no context: no table */
+    memcpy(r->slots, f->slot_mapping, 67 * sizeof *r->slots);
+    v06_run(r, "D");
+    f = build(r, builder, chunk, 1); /* 40 new tokens: all past position 8 */
+    CHECK(f->slot_mapping[0] == v06_slot(r, 1, 20, false));
+    CHECK(f->block_tables_stride == 4 && f->context_lens_tensor[0] == 20);
+    for (int k = 0; k < 4; k++) /* of the context and of the new tokens */
+        CHECK_INT(f->block_tables[k], v06_slot(r, 1, 16 * k, false) / 16);
+    v06_run(r, "D");
+    f = build(r, builder, long_chunk, 1); /* 60 new tokens: none before position 28 */
+    for (int i = 0; i < 60; i++)
+        CHECK_INT(f->slot_mapping[i], i < 18 ? -1 : v06_slot(r, 1, 10 + i, false));
     CHECK_OK(folio_vllm06_builder_add(builder, &bare)); /* of a profiling run: no blocks yet */
-    bool built = build_added(r, builder) && v06_get(r)->num_prefills == 1;
-    CHECK(built);
-    for (int i = 0; built && i < 40; i++) CHECK_INT(v06_get(r)->slot_mapping[i], -1);
-    for (int i = 0; built && i < 5; i++) CHECK_INT(v06_get(r)->cross_slot_mapping[i], -1);
-    if (built) CHECK_INT(v06_get(r)->num_encoder_tokens, 5);
+    f = build_added(r, builder);
+    CHECK(f->num_prefills == 1 && f->num_encoder_tokens == 5);
+    for (int i = 0; i < 40; i++) CHECK_INT(f->slot_mapping[i], -1);
+    for (int i = 0; i < 5; i++) CHECK_INT(f->cross_slot_mapping[i], -1);
 }
 
 /* Slots of an encoder follow from its cross blocks, and those of a prompt from its blocks: with only one of the two,
@@ -91,8 +94,7 @@ static void one_kind_of_blocks(v06 *r, folio_vllm06_builder *builder)
     s.cross_block_table = crossed;
     s.num_cross_blocks = 1;
     CHECK_OK(folio_vllm06_builder_add(builder, &s));
-    if (!build_added(r, builder)) return;
-    const folio_vllm06_metadata_fields *f = v06_get(r);
+    const folio_vllm06_metadata_fields *f = build_added(r, builder);
     CHECK(f->num_prefill_tokens == 12 && f->num_encoder_tokens == 8);
     for (int i = 0; i < 12; i++) CHECK_INT(f->slot_mapping[i], i < 6 ? 5 * 16 + i : -1);
     for (int i = 0; i < 8; i++) CHECK_INT(f->cross_slot_mapping[i], i < 4 ? -1 : 7 * 16 + i - 4);
@@ -104,27 +106,20 @@ static void one_kind_of_blocks(v06 *r, folio_vllm06_builder *builder)
 static void window_of_decodes(v06 *r, folio_vllm06_builder *builder)
 {
     static const v06_seq decodes[] = {{0, false, 1, 100, 0}, {1, false, 1, 61, 0}};
-    const folio_vllm06_metadata_fields *f;
     r->clipped[0] = 64;
     r->clipped[1] = 16;
-    if (build(r, builder, decodes, 2)) {
-        f = v06_get(r);
-        CHECK(f->seq_lens[0] == 36 && f->seq_lens[1] == 45 && f->max_decode_seq_len == 45);
-        CHECK(f->context_lens_tensor[0] == 99 && f->context_lens_tensor[1] == 60);
-        CHECK(f->block_tables_stride == 3 && f->slot_mapping[0] == v06_slot(r, 0, 99, false));
-        CHECK(f->block_tables[0] == v06_slot(r, 0, 64, false) / 16);
-        CHECK(f->block_tables[3] == v06_slot(r, 1, 16, false) / 16);
-        v06_run(r, "D");
-    }
+    const folio_vllm06_metadata_fields *f = build(r, builder, decodes, 2);
+    CHECK(f->seq_lens[0] == 36 && f->seq_lens[1] == 45 && f->max_decode_seq_len == 45);
+    CHECK(f->context_lens_tensor[0] == 99 && f->context_lens_tensor[1] == 60);
+    CHECK(f->block_tables_stride == 3 && f->slot_mapping[0] == v06_slot(r, 0, 99, false));
+    CHECK(f->block_tables[0] == v06_slot(r, 0, 64, false) / 16);
+    CHECK(f->block_tables[3] == v06_slot(r, 1, 16, false) / 16);
+    v06_run(r, "D");
     /* a graph's row has room for the clipped table, not for the 7 blocks of length 100 */
-    for (int i = 0; i < 2; i++) add(r, builder, i);
-    CHECK_OK(folio_vllm06_builder_pad(builder, 0));
-    if (build_added(r, builder)) {
-        f = v06_get(r);
-        CHECK(f->seq_lens[0] == 36 && f->block_tables_stride == 4 && f->use_cuda_graph == 1);
-        CHECK(f->block_tables[0] == v06_slot(r, 0, 64, false) / 16 && f->block_tables[3] == 0);
-        v06_run(r, "D");
-    }
+    f = build_padded(r, builder, decodes, 2, 2, 0);
+    CHECK(f->seq_lens[0] == 36 && f->block_tables_stride == 4 && f->use_cuda_graph == 1);
+    CHECK(f->block_tables[0] == v06_slot(r, 0, 64, false) / 16 && f->block_tables[3] == 0);
+    v06_run(r, "D");
 }
 
 /* Decodes that are kept whole: shorter than the window, or longer by less than a block. Lengths of whole blocks. */
@@ -135,8 +130,7 @@ static void window_not_reached(v06 *r, folio_vllm06_builder *builder)
     for (int i = 0; i < COUNT_OF(lens); i++) {
         const v06_seq decode[] = {{3, false, 1, lens[i], 0}};
         r->clipped[0] = clipped[i];
-        if (!build(r, builder, decode, 1)) continue;
-        const folio_vllm06_metadata_fields *f = v06_get(r);
+        const folio_vllm06_metadata_fields *f = build(r, builder, decode, 1);
         CHECK_INT(f->seq_lens[0], lens[i] - clipped[i]);
         CHECK_INT(f->block_tables_stride, (lens[i] - clipped[i] + 15) / 16);
         CHECK_INT(f->block_tables[0], v06_slot(r, 3, clipped[i], false) / 16);
@@ -151,12 +145,9 @@ static void window_within_a_block(v06 *r, folio_vllm06_builder *builder)
 {
     static const v06_seq decode[] = {{0, false, 1, 89, 0}};
     r->clipped[0] = 48;
-    if (build(r, builder, decode, 1)) {
-        const folio_vllm06_metadata_fields *f = v06_get(r);
-        CHECK(f->seq_lens[0] == 41 && f->context_lens_tensor[0] == 88);
-        CHECK(f->block_tables_stride == 3);
-        CHECK(f->block_tables[0] == v06_slot(r, 0, 48, false) / 16);
-    }
+    const folio_vllm06_metadata_fields *f = build(r, builder, decode, 1);
+    CHECK(f->seq_lens[0] == 41 && f->context_lens_tensor[0] == 88 && f->block_tables_stride == 3);
+    CHECK(f->block_tables[0] == v06_slot(r, 0, 48, false) / 16);
 }
 
 /* The table of a prompt with a prefix hit is whole, also what its tokens do not need yet. */
@@ -167,8 +158,7 @@ static void spare_blocks(v06 *r, folio_vllm06_builder *builder)
         FOLIO_WITH(folio_vllm06_seq, .is_prompt = 1, .token_len = 4, .context_len = 16,
                    .block_table = table, .num_blocks = COUNT_OF(table));
     CHECK_OK(folio_vllm06_builder_add(builder, &seq));
-    if (!build_added(r, builder)) return;
-    const folio_vllm06_metadata_fields *f = v06_get(r);
+    const folio_vllm06_metadata_fields *f = build_added(r, builder);
     CHECK_INT(f->block_tables_stride, COUNT_OF(table));
     CHECK(memcmp(f->block_tables, table, sizeof table) == 0);
 }
@@ -200,19 +190,11 @@ static void pad_over_block_0(v06 *r, folio_vllm06_builder *builder)
 {
     static const v06_seq prompt[] = {{0, true, 3, 3, 0}};
     static const v06_seq decode[] = {{0, false, 1, 4, 0}, {5, false, 1, 1, 0}};
-    float row[4 * 32];
-    if (!build(r, builder, prompt, 1)) return;
+    build(r, builder, prompt, 1);
     v06_run(r, "D");
-    v06_fields(r, decode, 2);
+    build_padded(r, builder, decode, 2, 1, 1);
     CHECK(r->slots[0] == 3); /* block 0 */
-    add(r, builder, 0);
-    CHECK_OK(folio_vllm06_builder_pad(builder, 1));
-    if (!build_added(r, builder)) return;
-    folio_vllm06_forward_args a = v06_args(r, DECODER);
-    CHECK_OK(folio_vllm06_forward(r->impl, &a, NULL));
-    memcpy(row, r->out.data, sizeof row);
-    v06_play(r, decode, 1, "D");
-    for (int k = 0; k < COUNT_OF(row); k++) CHECK(fabs(v06_out(r, 0, k) - (double)row[k]) <= 1e-5);
+    check_rows_alone(r, DECODER, decode, 1);
 }
 
 /* The longest list of cross blocks, not the longest encoder, gives the rows of a graph's table. */
@@ -224,8 +206,7 @@ static void pad_with_spare_cross_blocks(v06 *r, folio_vllm06_builder *builder)
         .encoder_seq_len = 5, .cross_block_table = table, .num_cross_blocks = COUNT_OF(table));
     CHECK_OK(folio_vllm06_builder_add(builder, &seq));
     CHECK_OK(folio_vllm06_builder_pad(builder, 1));
-    if (!build_added(r, builder)) return;
-    const folio_vllm06_metadata_fields *f = v06_get(r);
+    const folio_vllm06_metadata_fields *f = build_added(r, builder);
     CHECK_INT(f->cross_block_tables_stride, COUNT_OF(table));
     CHECK(memcmp(f->cross_block_tables, table, sizeof table) == 0);
 }
@@ -236,13 +217,8 @@ static void pad_with_encoders(v06 *r, folio_vllm06_builder *builder)
     static const v06_seq prompts[] = {{0, true, 13, 13, 11}, {1, true, 8, 8, 20}};
     static const v06_seq decodes[] = {
         {1, false, 1, 9, 20}, {0, false, 1, 14, 11}, {4, false, 1, 1, 1}, {5, false, 1, 1, 1}};
-    static float rows[2 * 4 * 32];
     v06_play(r, prompts, 2, "DX");
-    v06_fields(r, decodes, 4);
-    for (int i = 0; i < 2; i++) add(r, builder, i);
-    CHECK_OK(folio_vllm06_builder_pad(builder, 2));
-    if (!build_added(r, builder)) return;
-    const folio_vllm06_metadata_fields *f = v06_get(r);
+    const folio_vllm06_metadata_fields *f = build_padded(r, builder, decodes, 4, 2, 2);
     CHECK(f->encoder_seq_lens[0] == 20 && f->encoder_seq_lens[1] == 11);
     CHECK_INT(f->cross_block_tables_stride, 3);
     CHECK_INT(f->cross_block_tables[3 + 2], 0); /* past the two blocks of 11 tokens */
@@ -251,12 +227,7 @@ static void pad_with_encoders(v06 *r, folio_vllm06_builder *builder)
         for (int k = 0; k < 3; k++) CHECK_INT(f->cross_block_tables[i * 3 + k], 0);
     }
     r->no_key = true;
-    folio_vllm06_forward_args a = v06_args(r, CROSS);
-    CHECK_OK(folio_vllm06_forward(r->impl, &a, NULL));
-    memcpy(rows, r->out.data, sizeof rows);
-    v06_play(r, decodes, 2, "X");
-    for (int k = 0; k < COUNT_OF(rows); k++)
-        CHECK(fabs(v06_out(r, 0, k) - (double)rows[k]) <= 1e-5);
+    check_rows_alone(r, CROSS, decodes, 2);
     r->no_key = false;
 }
 
@@ -268,48 +239,35 @@ static void bad_padding(v06 *r, folio_vllm06_builder *builder)
     static const v06_seq one_long[] = {
         {0, false, 1, 41, 0}, {1, false, 1, 40, 0}, {0, false, 1, 41, 0}};
     static const v06_seq both[] = {{0, true, 3, 3, 0}, {1, false, 1, 40, 0}};
-    folio_vllm06_metadata *m = NULL;
-    v06_fields(r, full, 1);
-    add(r, builder, 0);
-    CHECK_OK(folio_vllm06_builder_pad(builder, 1));
-    CHECK_OK(folio_vllm06_builder_build(builder, &m));
-    for (int k = 0; m != NULL && k < 5; k++)
-        CHECK_INT(folio_vllm06_metadata_get(m)->block_tables[k], r->tables[k]);
-    folio_vllm06_metadata_destroy(m);
-    v06_fields(r, long_one, 1);
-    add(r, builder, 0);
-    REJECTED(folio_vllm06_builder_pad(builder, 1), "6 blocks|row holds 5");
-    CHECK_OK(folio_vllm06_builder_build(builder, &m)); /* without padding */
-    CHECK_INT(folio_vllm06_metadata_get(m)->num_decode_tokens, 1);
-    CHECK_INT(folio_vllm06_metadata_get(m)->use_cuda_graph, 0);
-    folio_vllm06_metadata_destroy(m);
-    for (int i = 0; i < 3; i++) { /* the first or the last of two; a prompt before a decode */
-        static const char *const words[] = {"sequence 0 has 6 blocks", "sequence 1 has 6 blocks",
-                                            "sequence 0 is a prompt"};
-        v06_fields(r, i < 2 ? one_long + i : both, 2);
-        add(r, builder, 0);
-        add(r, builder, 1);
-        REJECTED(folio_vllm06_builder_pad(builder, 1), words[i]);
-        CHECK_OK(folio_vllm06_builder_build(builder, &m));
-        folio_vllm06_metadata_destroy(m);
+    const folio_vllm06_metadata_fields *f = build_padded(r, builder, full, 1, 1, 1);
+    for (int k = 0; k < 5; k++) CHECK_INT(f->block_tables[k], r->tables[k]);
+    static const struct {
+        const v06_seq *seqs;
+        int n;
+        const char *words;
+    } bad[] = {{long_one, 1, "6 blocks|row holds 5"},
+               {one_long, 2, "sequence 0 has 6 blocks"},
+               {one_long + 1, 2, "sequence 1 has 6 blocks"},
+               {both, 2, "sequence 0 is a prompt"},
+               {prompt, 1, "is a prompt"}};
+    for (int i = 0; i < COUNT_OF(bad); i++) {
+        add(r, builder, bad[i].seqs, bad[i].n, bad[i].n);
+        REJECTED(folio_vllm06_builder_pad(builder, 1), bad[i].words);
+        f = build_added(r, builder); /* without padding */
+        CHECK(f->num_prefills + f->num_decode_tokens == bad[i].n && f->use_cuda_graph == 0);
     }
-    v06_fields(r, prompt, 1);
-    add(r, builder, 0);
-    REJECTED(folio_vllm06_builder_pad(builder, 1), "is a prompt");
+    add(r, builder, prompt, 1, 1);
     REJECTED(folio_vllm06_builder_pad(builder, -1), "-1");
     REJECTED(folio_vllm06_builder_pad(builder, INT32_MAX), "2147483646");
     REJECTED(folio_vllm06_builder_pad(NULL, 1), "NULL");
+    build_added(r, builder);
 }
 
 /* A batch that is full already: by 0, and the step is a graph's all the same. */
 static void pad_by_0(v06 *r, folio_vllm06_builder *builder)
 {
     static const v06_seq decode[] = {{1, false, 1, 9, 0}};
-    v06_fields(r, decode, 1);
-    add(r, builder, 0);
-    CHECK_OK(folio_vllm06_builder_pad(builder, 0));
-    if (!build_added(r, builder)) return;
-    const folio_vllm06_metadata_fields *f = v06_get(r);
+    const folio_vllm06_metadata_fields *f = build_padded(r, builder, decode, 1, 1, 0);
     CHECK(f->num_decode_tokens == 1 && f->use_cuda_graph == 1 && f->block_tables_stride == 5);
     for (int k = 0; k < 5; k++) CHECK_INT(f->block_tables[k], k < 2 ? r->tables[k] : 0);
 }
@@ -318,18 +276,12 @@ static void pad_by_0(v06 *r, folio_vllm06_builder *builder)
 static void pad_to_16(v06 *r, folio_vllm06_builder *builder)
 {
     static const v06_seq decode[] = {{1, false, 1, 9, 0}};
-    folio_vllm06_metadata *m = NULL;
-    v06_fields(r, decode, 1);
-    add(r, builder, 0);
-    CHECK_OK(folio_vllm06_builder_pad(builder, 15));
-    CHECK_OK(folio_vllm06_builder_build(builder, &m));
-    for (int i = 0; m != NULL && i < 16; i++) {
-        const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(m);
+    const folio_vllm06_metadata_fields *f = build_padded(r, builder, decode, 1, 1, 15);
+    for (int i = 0; i < 16; i++) {
         CHECK(f->seq_lens[i] == (i == 0 ? 9 : 1) && f->context_lens_tensor[i] == (i == 0 ? 8 : 0));
         CHECK(f->query_start_loc[i + 1] == i + 1 && f->seq_start_loc[i + 1] == i + 9);
         CHECK(f->slot_mapping[i] == (i == 0 ? r->slots[0] : -1));
     }
-    folio_vllm06_metadata_destroy(m);
 }
 
 /* A graph's row is for the blocks that the window leaves. Of length 60 those are 3 of 8 with a window of 16, and 6 with
@@ -338,22 +290,14 @@ static void pad_with_window(v06 *r, folio_vllm06_builder_desc d)
 {
     static const v06_seq decode[] = {{1, false, 1, 60, 0}};
     folio_vllm06_builder *of_16 = NULL, *of_40 = NULL;
-    folio_vllm06_metadata *m = NULL;
     d.sliding_window = 16;
     CHECK_OK(folio_vllm06_builder_create(r->state, r->b, &d, &of_16));
     d.sliding_window = 40;
     CHECK_OK(folio_vllm06_builder_create(r->state, r->b, &d, &of_40));
-    v06_fields(r, decode, 1);
-    add(r, of_16, 0);
-    CHECK_OK(folio_vllm06_builder_pad(of_16, 1));
-    CHECK_OK(folio_vllm06_builder_build(of_16, &m));
-    if (m != NULL) {
-        const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(m);
-        CHECK(f->block_tables_stride == 5 && f->seq_lens[0] == 20 && f->seq_lens[1] == 1);
-        for (int k = 0; k < 10; k++) CHECK_INT(f->block_tables[k], k < 3 ? r->tables[5 + k] : 0);
-    }
-    folio_vllm06_metadata_destroy(m);
-    add(r, of_40, 0);
+    const folio_vllm06_metadata_fields *f = build_padded(r, of_16, decode, 1, 1, 1);
+    CHECK(f->block_tables_stride == 5 && f->seq_lens[0] == 20 && f->seq_lens[1] == 1);
+    for (int k = 0; k < 10; k++) CHECK_INT(f->block_tables[k], k < 3 ? r->tables[5 + k] : 0);
+    add(r, of_40, decode, 1, 1);
     REJECTED(folio_vllm06_builder_pad(of_40, 1), "6 blocks|row holds 5");
     folio_vllm06_builder_destroy(of_16);
     folio_vllm06_builder_destroy(of_40);
@@ -370,50 +314,32 @@ void v06_same_builder_pad(v06 *r)
         .struct_size = sizeof d, .block_size = 8, .max_seq_len_to_capture = 33};
     v06_open(r);
     CHECK_OK(folio_vllm06_builder_create(r->state, r->b, &d, &builder));
-    CHECK(builder != NULL);
-    if (builder != NULL && build(r, builder, prompts, 2)) {
-        v06_run(r, "D");
-        v06_fields(r, decodes, 4);
-        add(r, builder, 0);
-        add(r, builder, 1);
-        CHECK_OK(folio_vllm06_builder_pad(builder, 2));
-        REJECTED(folio_vllm06_builder_pad(builder, 1), "already");
-        folio_vllm06_seq late = {.struct_size = sizeof late, .token_len = 1};
-        REJECTED(folio_vllm06_builder_add(builder, &late), "after the padding");
-        build_added(r, builder);
-    }
-    if (r->m != NULL) {
-        const folio_vllm06_metadata_fields *f = v06_get(r);
-        CHECK(f->num_decode_tokens == 4 && f->use_cuda_graph == 1 && f->block_tables_stride == 5);
-        CHECK(f->slot_mapping[1] == r->slots[1] && f->slot_mapping[2] == -1);
-        CHECK(f->seq_lens[3] == 1 && f->seq_lens_tensor[3] == 1 && f->seq_start_loc[4] == 25);
-        CHECK(f->block_tables[1] == r->tables[1] && f->block_tables[2] == 0);
-        for (int k = 10; k < 20; k++) CHECK_INT(f->block_tables[k], 0);
-        static float rows[2 * 4 * 32];
-        folio_vllm06_forward_args a = v06_args(r, DECODER);
-        CHECK_OK(folio_vllm06_forward(r->impl, &a, NULL));
-        memcpy(rows, r->out.data, sizeof rows);
-        v06_play(r, decodes, 2, "D"); /* the same rows and slots */
-        CHECK(r->out.bytes == sizeof rows);
-        for (int k = 0; k < COUNT_OF(rows); k++)
-            CHECK(fabs(v06_out(r, 0, k) - (double)rows[k]) <= 1e-5);
-        folio_vllm06_metadata *m = NULL; /* the builder is empty again, and pads no more */
-        add(r, builder, 0);
-        CHECK_OK(folio_vllm06_builder_build(builder, &m));
-        CHECK(m != NULL && folio_vllm06_metadata_get(m)->use_cuda_graph == 0);
-        folio_vllm06_metadata_destroy(m);
-        pad_over_block_0(r, builder);
-        pad_with_encoders(r, builder);
-        pad_with_spare_cross_blocks(r, builder);
-        pad_by_0(r, builder);
-        pad_to_16(r, builder);
-        bad_padding(r, builder);
-        pad_with_window(r, d);
-        folio_vllm06_builder_destroy(builder);
-        builder = NULL;
-        d.max_seq_len_to_capture = 0;
-        CHECK_OK(folio_vllm06_builder_create(r->state, r->b, &d, &builder));
-        REJECTED(folio_vllm06_builder_pad(builder, 1), "no max_seq_len");
-    }
+    build(r, builder, prompts, 2);
+    v06_run(r, "D");
+    add(r, builder, decodes, 4, 2);
+    CHECK_OK(folio_vllm06_builder_pad(builder, 2));
+    REJECTED(folio_vllm06_builder_pad(builder, 1), "already");
+    folio_vllm06_seq late = {.struct_size = sizeof late, .token_len = 1};
+    REJECTED(folio_vllm06_builder_add(builder, &late), "after the padding");
+    const folio_vllm06_metadata_fields *f = build_added(r, builder);
+    CHECK(f->num_decode_tokens == 4 && f->use_cuda_graph == 1 && f->block_tables_stride == 5);
+    CHECK(f->slot_mapping[1] == r->slots[1] && f->slot_mapping[2] == -1);
+    CHECK(f->seq_lens[3] == 1 && f->seq_lens_tensor[3] == 1 && f->seq_start_loc[4] == 25);
+    CHECK(f->block_tables[1] == r->tables[1] && f->block_tables[2] == 0);
+    for (int k = 10; k < 20; k++) CHECK_INT(f->block_tables[k], 0);
+    check_rows_alone(r, DECODER, decodes, 2);
+    f = build(r, builder, decodes, 1); /* the builder is empty again, and pads no more */
+    CHECK_INT(f->use_cuda_graph, 0);
+    pad_over_block_0(r, builder);
+    pad_with_encoders(r, builder);
+    pad_with_spare_cross_blocks(r, builder);
+    pad_by_0(r, builder);
+    pad_to_16(r, builder);
+    bad_padding(r, builder);
+    pad_with_window(r, d);
+    folio_vllm06_builder_destroy(builder);
+    d.max_seq_len_to_capture = 0;
+    CHECK_OK(folio_vllm06_builder_create(r->state, r->b, &d, &builder));
+    REJECTED(folio_vllm06_builder_pad(builder, 1), "no max_seq_len");
     folio_vllm06_builder_destroy(builder);
 }

@@ -194,18 +194,7 @@ void v06_same_metadata_fields(v06 *r)
 /* The same step through the builder; the encoders of prompts are new, or cached already. */
 static folio_vllm06_metadata *build_as(const v06 *r, folio_vllm06_builder *builder, bool fresh)
 {
-    for (int i = 0; i < r->num_seqs; i++) {
-        const v06_seq *s = &r->seqs[i];
-        folio_vllm06_seq a =
-            FOLIO_WITH(folio_vllm06_seq, .is_prompt = s->prompt, .token_len = s->query_len,
-                       .context_len = s->seq_len - s->query_len,
-                       .block_table = r->tables + i * r->blocks_per_seq,
-                       .num_blocks = (s->seq_len + r->block_size - 1) / r->block_size,
-                       .encoder_seq_len = s->encoder_len, .encoder_is_new = s->prompt && fresh,
-                       .cross_block_table = r->cross_tables + i * r->blocks_per_seq,
-                       .num_cross_blocks = (s->encoder_len + r->block_size - 1) / r->block_size);
-        CHECK_OK(folio_vllm06_builder_add(builder, &a));
-    }
+    for (int i = 0; i < r->num_seqs; i++) v06_add(r, builder, i, fresh);
     folio_vllm06_metadata *m = NULL;
     CHECK_OK(folio_vllm06_builder_build(builder, &m));
     return m;

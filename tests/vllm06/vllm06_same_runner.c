@@ -220,49 +220,47 @@ void v06_same_more_fields(v06 *r)
     r->f.prefill_block_tables = rows;
     r->f.prefill_block_tables_stride = 3;
     v06_remake(r);
-    if (r->m != NULL) {
-        const folio_vllm06_metadata_fields *f = v06_get(r);
-        CHECK_INT(f->max_decode_query_len, 1);
-        CHECK(f->max_seqlen == 17 && f->max_kv_len == 17);
-        CHECK(f->encoder_seq_start_loc != encoder_starts && f->seqlen_q != query_starts);
-        CHECK(f->kv_start_loc != kv_starts && f->prefill_block_tables != rows);
-        CHECK(memcmp(f->encoder_seq_start_loc, encoder_starts, sizeof encoder_starts) == 0);
-        CHECK(memcmp(f->seqlen_q, query_starts, sizeof query_starts) == 0);
-        CHECK(memcmp(f->kv_start_loc, kv_starts, sizeof kv_starts) == 0);
-        CHECK(memcmp(f->prefill_block_tables, rows, sizeof rows) == 0);
-        CHECK(f->prefill_block_tables_stride == 3 && f->chunked_prefill == 0);
-        CHECK(f->multi_modal_placeholder_index_maps == &maps);
-        const folio_vllm06_metadata_fields *p =
-            folio_vllm06_metadata_get(folio_vllm06_prefill_metadata(r->m));
-        CHECK(p->multi_modal_placeholder_index_maps == &maps && p->max_decode_query_len == 0);
-        CHECK(p->seqlen_q == f->seqlen_q && p->max_seqlen == 17 && p->max_kv_len == 17);
-        CHECK(p->kv_start_loc == f->kv_start_loc);
-        CHECK(p->prefill_block_tables == f->prefill_block_tables);
-        CHECK(p->encoder_seq_start_loc == f->encoder_seq_start_loc);
-        const folio_vllm06_metadata_fields *d =
-            folio_vllm06_metadata_get(folio_vllm06_decode_metadata(r->m));
-        CHECK(d->multi_modal_placeholder_index_maps == NULL && d->max_decode_query_len == 1);
-        CHECK(d->seqlen_q == NULL && d->kv_start_loc == NULL && d->prefill_block_tables == NULL);
-        CHECK(d->max_seqlen == 0 && d->max_kv_len == 0 && d->encoder_seq_start_loc == NULL);
-        v06_step(r, with_encoders, 2);
-        CHECK_INT(v06_get(r)->max_decode_query_len, 0);
-        /* the longest is not the last, and a maximum that is larger stays */
-        static const v06_seq falling[] = {{1, true, 9, 17, 0}, {0, true, 6, 6, 0}};
-        for (int i = 0; i < 2; i++) {
-            v06_fields(r, falling, 2);
-            *(i == 0 ? &r->f.max_seqlen : &r->f.max_kv_len) = 30;
-            v06_remake(r);
-            CHECK_INT(v06_get(r)->max_seqlen, i == 0 ? 30 : 17);
-            CHECK_INT(v06_get(r)->max_kv_len, i == 0 ? 17 : 30);
-        }
-        v06_fields(r, with_encoders, 3);
-        r->f.max_decode_query_len = 3;
+    const folio_vllm06_metadata_fields *f = v06_get(r);
+    CHECK_INT(f->max_decode_query_len, 1);
+    CHECK(f->max_seqlen == 17 && f->max_kv_len == 17);
+    CHECK(f->encoder_seq_start_loc != encoder_starts && f->seqlen_q != query_starts);
+    CHECK(f->kv_start_loc != kv_starts && f->prefill_block_tables != rows);
+    CHECK(memcmp(f->encoder_seq_start_loc, encoder_starts, sizeof encoder_starts) == 0);
+    CHECK(memcmp(f->seqlen_q, query_starts, sizeof query_starts) == 0);
+    CHECK(memcmp(f->kv_start_loc, kv_starts, sizeof kv_starts) == 0);
+    CHECK(memcmp(f->prefill_block_tables, rows, sizeof rows) == 0);
+    CHECK(f->prefill_block_tables_stride == 3 && f->chunked_prefill == 0);
+    CHECK(f->multi_modal_placeholder_index_maps == &maps);
+    const folio_vllm06_metadata_fields *p =
+        folio_vllm06_metadata_get(folio_vllm06_prefill_metadata(r->m));
+    CHECK(p->multi_modal_placeholder_index_maps == &maps && p->max_decode_query_len == 0);
+    CHECK(p->seqlen_q == f->seqlen_q && p->max_seqlen == 17 && p->max_kv_len == 17);
+    CHECK(p->kv_start_loc == f->kv_start_loc);
+    CHECK(p->prefill_block_tables == f->prefill_block_tables);
+    CHECK(p->encoder_seq_start_loc == f->encoder_seq_start_loc);
+    const folio_vllm06_metadata_fields *d =
+        folio_vllm06_metadata_get(folio_vllm06_decode_metadata(r->m));
+    CHECK(d->multi_modal_placeholder_index_maps == NULL && d->max_decode_query_len == 1);
+    CHECK(d->seqlen_q == NULL && d->kv_start_loc == NULL && d->prefill_block_tables == NULL);
+    CHECK(d->max_seqlen == 0 && d->max_kv_len == 0 && d->encoder_seq_start_loc == NULL);
+    v06_step(r, with_encoders, 2);
+    CHECK_INT(v06_get(r)->max_decode_query_len, 0);
+    /* the longest is not the last, and a maximum that is larger stays */
+    static const v06_seq falling[] = {{1, true, 9, 17, 0}, {0, true, 6, 6, 0}};
+    for (int i = 0; i < 2; i++) {
+        v06_fields(r, falling, 2);
+        *(i == 0 ? &r->f.max_seqlen : &r->f.max_kv_len) = 30;
         v06_remake(r);
-        const folio_vllm06_metadata *view = folio_vllm06_decode_metadata(r->m);
-        CHECK_INT(v06_get(r)->max_decode_query_len, 3);
-        CHECK_INT(folio_vllm06_metadata_get(view)->max_decode_query_len, 3);
-        prompts_read_prefill_block_tables(r);
+        CHECK_INT(v06_get(r)->max_seqlen, i == 0 ? 30 : 17);
+        CHECK_INT(v06_get(r)->max_kv_len, i == 0 ? 17 : 30);
     }
+    v06_fields(r, with_encoders, 3);
+    r->f.max_decode_query_len = 3;
+    v06_remake(r);
+    const folio_vllm06_metadata *view = folio_vllm06_decode_metadata(r->m);
+    CHECK_INT(v06_get(r)->max_decode_query_len, 3);
+    CHECK_INT(folio_vllm06_metadata_get(view)->max_decode_query_len, 3);
+    prompts_read_prefill_block_tables(r);
 }
 
 /* Sums that are not those of the lengths, and arrays that are missing. */
@@ -441,9 +439,9 @@ void v06_same_split_arrays(v06 *r)
         v06_fields(r, split_steps + parts[i].first, parts[i].count);
         split(r, edges);
         v06_rerun(r, "D");
-        if (r->m != NULL && i == 0) split_biases(r);
-        if (r->m != NULL && i == 0) split_views(r);
-        if (r->m != NULL && i == 2) /* without decodes the tensor has the prompts */
+        if (i == 0) split_biases(r);
+        if (i == 0) split_views(r);
+        if (i == 2) /* without decodes the tensor has the prompts */
             CHECK_INT(v06_get(r)->seq_lens_tensor[0], 10);
         for (int k = 0; k < 6; k++)
             if (k != 1 || edges[1] != edges[0]) edge_free(edges[k]);
