@@ -51,7 +51,8 @@ static void prefill_metadata(v06 *r)
     for (int late = 0; late < 2; late++) {
         const folio_vllm06_metadata_fields *all = full_step(r), *f, *d;
         const folio_vllm06_metadata *p = late ? NULL : folio_vllm06_prefill_metadata(r->m);
-        for (int i = 0; i < 3; i++) CHECK_OK(folio_vllm06_set_attn_bias(r->m, types[i], biases));
+        for (int i = 0; i < 6; i++) /* the second frees what the first one copied */
+            CHECK_OK(folio_vllm06_set_attn_bias(r->m, types[i % 3], biases));
         if (late) p = folio_vllm06_prefill_metadata(r->m);
         f = folio_vllm06_metadata_get(p);
         d = folio_vllm06_metadata_get(folio_vllm06_decode_metadata(r->m));
@@ -164,61 +165,42 @@ static void whole_life(v06 *r)
 }
 FOR_ONE(whole_life)
 
-/* Biases of encoder and cross attention, and of a chunk: [query_len][context + query_len]. */
+/* Biases of every type, with a head or with all. */
 static void biases_by_type(v06 *r)
 {
-    static const v06_seq prompts[] = {{0, true, 6, 6, 11}, {1, true, 5, 5, 7}, {2, false, 1, 9, 4}};
-    static float numbers[4 * 13 * 13];
     static const v06_seq before[] = {{2, true, 8, 8, 4}, {1, true, 2, 2, 7}};
-    support_fill(numbers, COUNT_OF(numbers), 5, 2.0f);
-    folio_vllm06_bias encoder[] = {{numbers, 4, 11, 11}, {numbers + 50, 1, 7, 7}};
-    folio_vllm06_bias cross[] = {{numbers, 1, 6, 11}, {numbers + 3, 4, 5, 7}};
-    folio_vllm06_bias self[] = {{numbers, 4, 6, 6}, {numbers + 9, 4, 5, 5}};
-    v06_play(r, before, 2, "DX");
-    v06_step(r, prompts, 3);
-    CHECK_OK(folio_vllm06_set_attn_bias(r->m, ENCODER, encoder));
-    CHECK_OK(folio_vllm06_set_attn_bias(r->m, CROSS, cross));
-    CHECK_OK(folio_vllm06_set_attn_bias(r->m, DECODER, self));
-    v06_check_biases(r, ENCODER, encoder, 2);
-    v06_check_biases(r, CROSS, cross, 2);
-    v06_check_biases(r, DECODER, self, 2);
-    v06_run(r, "EDX");
-    /* taken back and set again between the layers of a step */
-    CHECK_OK(folio_vllm06_set_attn_bias(r->m, CROSS, NULL));
-    v06_run(r, "X");
-    CHECK_OK(folio_vllm06_set_attn_bias(r->m, CROSS, cross));
-    v06_run(r, "X");
-    /* a prompt that has no encoder, and a bias over its 0 keys */
-    static const v06_seq without[] = {{0, true, 6, 6, 11}, {1, true, 5, 5, 0}};
-    folio_vllm06_bias over_none[] = {{numbers, 1, 6, 11}, {numbers, 1, 5, 0}};
-    v06_step(r, without, 2);
-    CHECK_OK(folio_vllm06_set_attn_bias(r->m, CROSS, over_none));
-    v06_run(r, "X");
+    static const v06_seq both[] = {{0, true, 6, 6, 11}, {1, true, 5, 5, 7}, {2, false, 1, 9, 4}};
     static const v06_seq three[] = {{0, true, 6, 6, 11}, {1, true, 5, 5, 7}, {3, true, 4, 4, 3}};
-    const folio_vllm06_bias of_three[][3] = {
-        {{numbers, 4, 6, 6}, {numbers + 9, 4, 5, 5}, {numbers + 2, 1, 4, 4}},
-        {{numbers, 4, 11, 11}, {numbers + 50, 1, 7, 7}, {numbers + 4, 4, 3, 3}},
-        {{numbers, 1, 6, 11}, {numbers + 3, 4, 5, 7}, {numbers + 7, 1, 4, 3}}};
-    static const folio_attention_type types[] = {DECODER, ENCODER, CROSS};
-    for (int i = 0; i < 3; i++) {
-        v06_step(r, three, 3);
-        CHECK_OK(folio_vllm06_set_attn_bias(r->m, types[i], of_three[i]));
-        v06_run_as(r, types[i]);
+    static const v06_seq without[] = {{0, true, 6, 6, 11}, {1, true, 5, 5, 0}};
+    static const v06_seq longer[] = {{0, true, 9, 9, 4}}, chunk[] = {{0, true, 3, 9, 0}};
+    static float x[4 * 13 * 13];
+    support_fill(x, COUNT_OF(x), 5, 2.0f);
+    const struct {
+        const v06_seq *seqs;
+        int n;
+        folio_attention_type type;
+        folio_vllm06_bias biases[3];
+    } cases[] = {{both, 3, ENCODER, {{x, 4, 11, 11}, {x + 50, 1, 7, 7}}},
+                 {both, 3, DECODER, {{x, 4, 6, 6}, {x + 9, 4, 5, 5}}},
+                 {both, 3, CROSS, {{x, 1, 6, 11}, {x + 3, 4, 5, 7}}},
+                 {without, 2, CROSS, {{x, 1, 6, 11}, {x, 1, 5, 0}}}, /* over 0 keys */
+                 {three, 3, DECODER, {{x, 4, 6, 6}, {x + 9, 4, 5, 5}, {x + 2, 1, 4, 4}}},
+                 {three, 3, ENCODER, {{x, 4, 11, 11}, {x + 50, 1, 7, 7}, {x + 4, 4, 3, 3}}},
+                 {three, 3, CROSS, {{x, 1, 6, 11}, {x + 3, 4, 5, 7}, {x + 7, 1, 4, 3}}},
+                 {longer, 1, CROSS, {{x, 4, 9, 4}}},   /* more rows than keys */
+                 {chunk, 1, DECODER, {{x, 4, 3, 9}}}}; /* [query_len][context + query_len] */
+    v06_play(r, before, 2, "DX");
+    for (int i = 0; i < COUNT_OF(cases); i++) {
+        v06_step(r, cases[i].seqs, cases[i].n);
+        for (int again = 0; again < 2; again++) { /* taken back and set again between layers */
+            CHECK_OK(folio_vllm06_set_attn_bias(r->m, cases[i].type, cases[i].biases));
+            v06_check_biases(r, cases[i].type, cases[i].biases, (int)r->f.num_prefills);
+            v06_run_as(r, cases[i].type);
+            CHECK_OK(folio_vllm06_set_attn_bias(r->m, cases[i].type, NULL));
+            if (!again) v06_run_as(r, cases[i].type);
+        }
     }
-    static const v06_seq longer[] = {{0, true, 9, 9, 4}}; /* more rows than keys */
-    folio_vllm06_bias over_few[] = {{numbers, 4, 9, 4}};
-    v06_step(r, longer, 1);
-    CHECK_OK(folio_vllm06_set_attn_bias(r->m, CROSS, over_few));
-    v06_run(r, "X");
-    static const v06_seq chunk[] = {{0, true, 3, 9, 0}};
-    folio_vllm06_bias of_chunk[] = {{numbers, 4, 3, 9}};
-    v06_step(r, chunk, 1);
-    CHECK_OK(folio_vllm06_set_attn_bias(r->m, DECODER, of_chunk));
-    v06_check_biases(r, DECODER, of_chunk, 1);
-    v06_run(r, "D");
-    /* The same given with the fields. */
-    v06_fields(r, chunk, 1);
-    r->f.attn_bias = of_chunk;
+    r->f.attn_bias = cases[COUNT_OF(cases) - 1].biases; /* the last, given with the fields */
     v06_rerun(r, "D");
 }
 FOR_ONE(biases_by_type)

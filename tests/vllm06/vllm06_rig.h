@@ -132,7 +132,7 @@ int64_t v06_width(const v06 *r);
     V(shared_prefix) V(prefix_hit) V(more_fields) V(bad_sums) V(split_arrays) V(graph_padding) \
     V(compat) V(compat_differs) V(graph_capture) V(graph_cross) V(graph_clone) V(graph_errors) \
     V(builder_window) V(builder_pad) V(incomplete_metadata) V(init_errors) V(metadata_errors) \
-    V(builder_errors) V(views_of_views) V(biases_in_fields) V(no_encoder) \
+    V(builder_errors) V(biases_in_fields) V(no_encoder) \
     V(cross_bias_of_cached_encoder) V(forward_errors) V(views) V(is_prompt)
 /* clang-format on */
 #define V06_DECLARE(name) void v06_same_##name(v06 *r);

@@ -439,9 +439,12 @@ void v06_same_builder_errors(v06 *r)
     folio_vllm06_builder_destroy(second);
 }
 
-/* A view of a step of one kind has the step's sequences and arrays. */
+/* A view of a step of one kind has the step's sequences and arrays, and is its own view. */
 static void check_view(const folio_vllm06_metadata *view, const folio_vllm06_metadata *step)
 {
+    const folio_vllm06_metadata *prompts = folio_vllm06_prefill_metadata(view);
+    const folio_vllm06_metadata *decodes = folio_vllm06_decode_metadata(view);
+    CHECK(prompts == NULL ? decodes == view : prompts == view && decodes == NULL);
     const folio_vllm06_metadata_fields *v = folio_vllm06_metadata_get(view);
     const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(step);
     CHECK(v->num_prefills == f->num_prefills && v->num_prefill_tokens == f->num_prefill_tokens);
@@ -510,6 +513,10 @@ static void mixed_views(v06 *r, bool split)
     CHECK(prompts != NULL && prompts != r->m && prompts == folio_vllm06_prefill_metadata(r->m));
     CHECK(decodes != NULL && decodes != r->m && decodes == folio_vllm06_decode_metadata(r->m));
     if (prompts == NULL || decodes == NULL) return;
+    CHECK(folio_vllm06_prefill_metadata(prompts) == prompts); /* no copy that could go stale */
+    CHECK(folio_vllm06_decode_metadata(decodes) == decodes);
+    CHECK(folio_vllm06_decode_metadata(prompts) == NULL);
+    CHECK(folio_vllm06_prefill_metadata(decodes) == NULL);
     const folio_vllm06_metadata_fields *f = v06_get(r);
     const folio_vllm06_metadata_fields *p = folio_vllm06_metadata_get(prompts);
     const folio_vllm06_metadata_fields *d = folio_vllm06_metadata_get(decodes);
@@ -579,61 +586,29 @@ void v06_same_views(v06 *r)
     CHECK(folio_vllm06_decode_metadata(r->m) == NULL);
 }
 
-/* is_prompt and decodes in the same step contradict each other. */
+/* is_prompt may be left out, as xformers has no such field; where it is given, no sequence is a decode. */
 void v06_same_is_prompt(v06 *r)
 {
     static const v06_seq step[] = {{0, true, 5, 5, 0}, {1, false, 1, 4, 0}};
-    folio_vllm06_metadata *m = NOWHERE;
-    v06_step(r, step, 1);
-    CHECK_INT(v06_get(r)->is_prompt, 1);
-    r->f.is_prompt = 0; /* as xformers, which has no such field */
-    v06_remake(r);
-    CHECK_INT(v06_get(r)->is_prompt, 1);
-    v06_step(r, step + 1, 1);
-    CHECK_INT(v06_get(r)->is_prompt, 0);
-    v06_step(r, step, 2);
-    CHECK_INT(v06_get(r)->is_prompt, 0);
-    v06_fields(r, NULL, 0); /* nor has an empty step prompts */
-    r->f.is_prompt = 0;
-    v06_remake(r);
-    CHECK_INT(v06_get(r)->is_prompt, 0);
-    for (int first = 0; first < 2; first++) {
-        v06_fields(r, step + first, 2 - first);
-        r->f.is_prompt = 1;
-        REJECTED(folio_vllm06_make_metadata(r->state, r->b, &r->f, &m), "is_prompt");
-        CHECK(m == NULL);
+    static const struct {
+        int first, n, given, expected; /* -1: rejected */
+    } cases[] = {{0, 1, 1, 1}, {0, 1, 0, 1},  {1, 1, 0, 0}, {0, 2, 0, 0},
+                 {0, 0, 0, 0}, {0, 2, 1, -1}, {1, 1, 1, -1}};
+    for (int i = 0; i < COUNT_OF(cases); i++) {
+        folio_vllm06_metadata *m = NOWHERE;
+        v06_fields(r, step + cases[i].first, cases[i].n);
+        r->f.is_prompt = cases[i].given;
+        if (cases[i].expected < 0) {
+            REJECTED(folio_vllm06_make_metadata(r->state, r->b, &r->f, &m), "is_prompt");
+            CHECK(m == NULL);
+            continue;
+        }
+        v06_remake(r);
+        CHECK_INT(v06_get(r)->is_prompt, cases[i].expected);
     }
 }
 
-/* A view of a view is the view: no second copy that could go stale. */
-void v06_same_views_of_views(v06 *r)
-{
-    static const v06_seq mixed[] = {{0, true, 6, 6, 0}, {1, false, 1, 9, 0}};
-    v06_step(r, mixed, 1); /* steps of one kind */
-    const folio_vllm06_metadata *p = folio_vllm06_prefill_metadata(r->m);
-    CHECK(p != NULL && folio_vllm06_prefill_metadata(p) == p);
-    CHECK(folio_vllm06_decode_metadata(p) == NULL);
-    v06_step(r, mixed + 1, 1);
-    const folio_vllm06_metadata *d = folio_vllm06_decode_metadata(r->m);
-    CHECK(d != NULL && folio_vllm06_decode_metadata(d) == d);
-    CHECK(folio_vllm06_prefill_metadata(d) == NULL);
-    v06_step(r, mixed, 2);
-    p = folio_vllm06_prefill_metadata(r->m);
-    d = folio_vllm06_decode_metadata(r->m);
-    CHECK(p != NULL && folio_vllm06_prefill_metadata(p) == p);
-    CHECK(d != NULL && folio_vllm06_decode_metadata(d) == d);
-    CHECK(folio_vllm06_decode_metadata(p) == NULL && folio_vllm06_prefill_metadata(d) == NULL);
-    static const float zeros[36];
-    const folio_vllm06_bias bias = {zeros, 1, 6, 6};
-    for (int i = 0; i < 2; i++) { /* the second set frees what the first one copied */
-        CHECK_OK(folio_vllm06_set_attn_bias(r->m, DECODER, &bias));
-        const folio_vllm06_bias *seen = folio_vllm06_metadata_get(p)->attn_bias;
-        CHECK(seen == v06_get(r)->attn_bias && seen[0].data[35] == 0);
-    }
-}
-
-/* A layer sets no biases. Those given with the fields are applied; a decode view has none of them, and its own encoder
- * lengths. */
+/* A layer sets no biases. Those given with the fields are applied. */
 void v06_same_biases_in_fields(v06 *r)
 {
     static const v06_seq mixed[] = {{0, true, 6, 6, 11}, {1, false, 1, 9, 20}};
@@ -658,12 +633,6 @@ void v06_same_biases_in_fields(v06 *r)
         v06_check_biases(r, types[i], given[i], 1);
         v06_run_as(r, types[i]);
     }
-    const folio_vllm06_metadata *view = folio_vllm06_decode_metadata(r->m);
-    const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(view);
-    CHECK(f->attn_bias == NULL && f->encoder_attn_bias == NULL && f->cross_attn_bias == NULL);
-    CHECK(f->encoder_seq_lens[0] == 20 && f->encoder_seq_lens_tensor[0] == 20);
-    f = folio_vllm06_metadata_get(folio_vllm06_prefill_metadata(r->m));
-    CHECK(f->cross_attn_bias != NULL && f->encoder_seq_lens[0] == 11);
 }
 
 /* The rows of sequences without an encoder are zeros. */
