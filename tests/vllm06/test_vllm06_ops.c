@@ -798,7 +798,7 @@ OPS_TEST(paged_attention_errors)
 /* What v2 writes, then what it reads. */
 enum { OUT, SUMS, TOPS, TMP, NUM_WRITTEN, QUERY = NUM_WRITTEN, SLOPES, KEYS, VALUES, NUM_PLACES };
 
-static folio_status run_at(bed *b, float *const at[NUM_PLACES], bool is_v2)
+static folio_status run_at(bed *b, float *const at[NUM_PLACES], int v)
 {
     folio_vllm06_paged_attention_args a = bed_arguments(b);
     folio_vllm06_kv_cache c = b->c;
@@ -807,8 +807,31 @@ static folio_status run_at(bed *b, float *const at[NUM_PLACES], bool is_v2)
     a.alibi_slopes = at[SLOPES];
     c.key_cache = at[KEYS];
     c.value_cache = at[VALUES];
-    if (!is_v2) return folio_vllm06_paged_attention_v1(b->state, &a, &c, NULL);
+    if (v == 1) return folio_vllm06_paged_attention_v1(b->state, &a, &c, NULL);
     return folio_vllm06_paged_attention_v2(b->state, &a, &c, at[SUMS], at[TOPS], at[TMP], NULL);
+}
+
+/* Place k begins at `to`, the last number of place i: rejected, with nothing written. v1 writes out only. */
+static void overlap(bed *b, float *const apart[NUM_PLACES], int k, int i, float *to,
+                    const support_buffer *written)
+{
+    static const char *const names[NUM_PLACES] = {"out",       "exp_sums",   "max_logits",
+                                                  "tmp_out",   "query",      "alibi_slopes",
+                                                  "key_cache", "value_cache"};
+    char words[64];
+    float *at[NUM_PLACES];
+    bool slopes = k == SLOPES && i == OUT; /* for v1 finite, as NaN is rejected too */
+    memcpy(at, apart, sizeof at);
+    at[k] = to;
+    snprintf(words, sizeof words, "%s and %s share memory", names[k < i ? k : i],
+             names[k < i ? i : k]);
+    REJECTED(run_at(b, at, 2), words);
+    CHECK(support_is_poison(written->data, written->bytes));
+    if ((k == OUT ? i : k) < QUERY || (k != OUT && i != OUT)) return;
+    if (slopes) memset(to, 0, HEADS * sizeof *to);
+    REJECTED(run_at(b, at, 1), "share memory");
+    if (slopes) memset(to, 0xFF, HEADS * sizeof *to);
+    CHECK(support_is_poison(written->data, written->bytes));
 }
 
 /* tmp_out would have 2^61 bytes, one more than the largest size. */
@@ -830,77 +853,47 @@ static void tmp_out_too_large(folio_vllm06_state *state)
     bed_close(&b);
 }
 
-/* Two partitions. Each place in turn begins at the last number of each place that is written. */
+/* Two partitions. Each place in turn begins at the last number of each place that is written, and what is written at
+ * the last number of each place that is read. */
 OPS_TEST(paged_attention_overlap)
 {
     enum { ROWS = SEQS * HEADS, ROOM = 0x40000 };
-    static const char *const names[NUM_PLACES] = {"out",       "exp_sums",   "max_logits",
-                                                  "tmp_out",   "query",      "alibi_slopes",
-                                                  "key_cache", "value_cache"};
-    static const int64_t sizes[NUM_WRITTEN] = {ROWS * 32, ROWS * 2, ROWS * 2, ROWS * 2 * 32};
     if (strcmp(backend, "cuda") == 0)
         return; /* there each array is brought to a place of its own */
     bed b;
     bed_open(&b, state, FOLIO_F32, 4, 32, 8, short_lens);
-    const int64_t read[NUM_PLACES] = {[QUERY] = ROWS * 32,
-                                      [SLOPES] = HEADS,
-                                      [KEYS] = (int64_t)(b.k.bytes / sizeof(float)),
-                                      [VALUES] = (int64_t)(b.v.bytes / sizeof(float))};
+    const int64_t sizes[NUM_PLACES] = {[OUT] = ROWS * 32,
+                                       [SUMS] = ROWS * 2,
+                                       [TOPS] = ROWS * 2,
+                                       [TMP] = ROWS * 2 * 32,
+                                       [QUERY] = ROWS * 32,
+                                       [SLOPES] = HEADS,
+                                       [KEYS] = (int64_t)(b.k.bytes / sizeof(float)),
+                                       [VALUES] = (int64_t)(b.v.bytes / sizeof(float))};
     const void *const from[NUM_PLACES] = {
         [QUERY] = b.query, [SLOPES] = b.slopes, [KEYS] = b.k.data, [VALUES] = b.v.data};
     support_buffer memory = support_buffer_make((size_t)NUM_WRITTEN * ROOM * sizeof(float));
     support_buffer sources =
         support_buffer_make((size_t)(NUM_PLACES - NUM_WRITTEN) * ROOM * sizeof(float));
     float *apart[NUM_PLACES]; /* ROOM is more than the largest place has: none reaches the next */
-    for (int i = 0; i < NUM_WRITTEN; i++) apart[i] = (float *)memory.data + (int64_t)i * ROOM;
-    for (int k = QUERY; k < NUM_PLACES; k++) {
-        CHECK(read[k] + ROWS * 2 * 32 <= ROOM);
-        apart[k] = (float *)sources.data + (int64_t)(k - QUERY) * ROOM;
-        memcpy(apart[k], from[k], (size_t)read[k] * sizeof(float));
+    for (int i = 0; i < NUM_PLACES; i++) {
+        CHECK(sizes[i] + ROWS * 2 * 32 <= ROOM);
+        apart[i] = (float *)(i < QUERY ? memory.data : sources.data) + (int64_t)(i % QUERY) * ROOM;
+        if (i >= QUERY) memcpy(apart[i], from[i], (size_t)sizes[i] * sizeof(float));
     }
-    for (int i = 0; i < NUM_WRITTEN; i++)
-        for (int k = 0; k < NUM_PLACES; k++) {
-            char words[64];
-            float *at[NUM_PLACES];
-            if (k == i) continue;
-            memcpy(at, apart, sizeof at);
-            at[k] = at[i] + sizes[i] - 1;
-            snprintf(words, sizeof words, "%s and %s share memory", names[k < i ? k : i],
-                     names[k < i ? i : k]);
-            REJECTED(run_at(&b, at, true), words);
-            CHECK(support_is_poison(memory.data, memory.bytes));
-            support_buffer_poison(&memory);
-        }
-    for (int k = QUERY; k < NUM_PLACES; k++) /* what is written begins at the last that is read */
-        for (int i = 0; i < NUM_WRITTEN; i++) {
-            char words[64];
-            float *at[NUM_PLACES];
-            memcpy(at, apart, sizeof at);
-            at[i] = at[k] + read[k] - 1;
-            snprintf(words, sizeof words, "%s and %s share memory", names[i], names[k]);
-            REJECTED(run_at(&b, at, true), words);
-            if (i == OUT) REJECTED(run_at(&b, at, false), "share memory");
-            CHECK(support_is_poison(memory.data, memory.bytes));
-        }
-    for (int k = QUERY; k < NUM_PLACES; k++) { /* v1 writes out only */
-        float *at[NUM_PLACES];
-        memcpy(at, apart, sizeof at);
-        at[k] = at[OUT] + sizes[OUT] - 1;
-        if (k == SLOPES) memset(at[k], 0, HEADS * sizeof(float)); /* NaN is refused too */
-        REJECTED(run_at(&b, at, false), "share memory");
-        if (k == SLOPES) memset(at[k], 0xFF, HEADS * sizeof(float));
-        CHECK(support_is_poison(memory.data, memory.bytes));
-    }
-    CHECK_OK(run_at(&b, apart, true));
+    for (int k = 0; k < NUM_PLACES; k++)
+        for (int i = 0; i < NUM_PLACES; i++)
+            if (k != i && (k < QUERY || i < QUERY))
+                overlap(&b, apart, k, i, apart[i] + sizes[i] - 1, &memory);
     float *at[NUM_PLACES];
     memcpy(at, apart, sizeof at);
     at[OUT] = apart[QUERY]; /* out may be query itself */
-    CHECK_OK(run_at(&b, at, true));
-    CHECK(memcmp(at[OUT], apart[OUT], (size_t)sizes[OUT] * sizeof(float)) == 0);
-    memcpy(apart[QUERY], b.query, (size_t)sizes[OUT] * sizeof(float));
-    CHECK_OK(run_at(&b, apart, false));
-    CHECK_OK(run_at(&b, at, false));
-    CHECK(memcmp(at[OUT], apart[OUT], (size_t)sizes[OUT] * sizeof(float)) == 0);
+    for (int v = 1; v <= 2; v++) {
+        CHECK_OK(run_at(&b, apart, v));
+        CHECK_OK(run_at(&b, at, v));
+        CHECK(memcmp(at[OUT], apart[OUT], (size_t)sizes[OUT] * sizeof(float)) == 0);
+        memcpy(apart[QUERY], b.query, (size_t)sizes[OUT] * sizeof(float));
+    }
     support_buffer_free(&memory);
     support_buffer_free(&sources);
     bed_close(&b);

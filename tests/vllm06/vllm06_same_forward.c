@@ -29,21 +29,19 @@ void v06_same_prompts_then_decodes(v06 *r)
     CHECK_INT(none.attn_type, DECODER); /* the default */
     live(r);
     /* The same without what forward can work out by itself. */
-    if (r->impl != NULL) {
-        for (int list = 0; list < 2; list++) {
-            v06_fields(r, two_prompts, 2);
-            r->f.query_start_loc = r->f.seq_start_loc = r->f.context_lens_tensor = NULL;
-            *(list ? &r->f.seq_lens_tensor : &r->f.seq_lens) = NULL;
-            r->f.block_tables = NULL;
-            v06_rerun(r, "DO");
-        }
-        /* more sequences than before and fewer tokens; more tokens and no longer prompt */
-        static const v06_seq short_prompts[] = {
-            {2, true, 3, 3, 0}, {3, true, 1, 1, 0}, {4, true, 2, 2, 0}, {5, true, 4, 4, 0}};
-        static const v06_seq more_tokens[] = {{2, true, 13, 13, 0}, {3, true, 13, 13, 0}};
-        v06_play(r, short_prompts, 4, "D");
-        v06_play(r, more_tokens, 2, "D");
+    for (int list = 0; list < 2; list++) {
+        v06_fields(r, two_prompts, 2);
+        r->f.query_start_loc = r->f.seq_start_loc = r->f.context_lens_tensor = NULL;
+        *(list ? &r->f.seq_lens_tensor : &r->f.seq_lens) = NULL;
+        r->f.block_tables = NULL;
+        v06_rerun(r, "DO");
     }
+    /* more sequences than before and fewer tokens; more tokens and no longer prompt */
+    static const v06_seq short_prompts[] = {
+        {2, true, 3, 3, 0}, {3, true, 1, 1, 0}, {4, true, 2, 2, 0}, {5, true, 4, 4, 0}};
+    static const v06_seq more_tokens[] = {{2, true, 13, 13, 0}, {3, true, 13, 13, 0}};
+    v06_play(r, short_prompts, 4, "D");
+    v06_play(r, more_tokens, 2, "D");
 }
 
 void v06_same_profiling_run(v06 *r)

@@ -25,22 +25,21 @@ static void bad_decodes(v06 *r)
     v06_step(r, two_decodes, 2);
     r->f.block_tables = NULL;
     v06_remake(r);
-    BAD((void)0, "block table has 0 blocks");
+    V06_REJECTS(r, DECODER, "block table has 0 blocks");
     v06_fields(r, two_decodes, 2);
     r->f.block_tables_stride = 1; /* one block where 9 tokens need two */
     v06_remake(r);
-    BAD((void)0, "block table has 1 blocks");
+    V06_REJECTS(r, DECODER, "block table has 1 blocks");
     v06_fields(r, two_decodes, 2);
     r->tables[1] = (int32_t)r->num_blocks;
     v06_remake(r);
-    BAD((void)0, "block_table");
+    V06_REJECTS(r, DECODER, "block_table");
     v06_fields(r, two_decodes, 2);
     v06_remake(r);
-    BAD(a.kv_cache = NULL, "kv_cache is NULL|2 decodes");
     BAD(a.key = a.value = (folio_tensor){0}, "key and value are NULL");
     r->tables[1] = -1;
     v06_remake(r);
-    BAD((void)0, "block_table");
+    V06_REJECTS(r, DECODER, "block_table");
 }
 
 /* The cached blocks of a prompt: one outside the cache, and one too few. */
@@ -52,7 +51,7 @@ static void bad_chunks(v06 *r)
         if (i < 2) r->tables[1] = i == 0 ? (int32_t)r->num_blocks : -1;
         else r->f.block_tables_stride = 1; /* 13 tokens are cached */
         v06_remake(r);
-        BAD((void)0, i < 2 ? "block_table[1]" : "13 tokens are cached|1 blocks of 8");
+        V06_REJECTS(r, DECODER, i < 2 ? "block_table[1]" : "13 tokens are cached|1 blocks of 8");
     }
 }
 
@@ -172,7 +171,6 @@ static void bad_cross(v06 *r)
 {
     static const v06_seq decodes[] = {{0, false, 1, 7, 11}, {1, false, 1, 10, 20}};
     static const v06_seq no_token[] = {{0, true, 0, 0, 5}, {1, true, 6, 6, 11}, {0, true, 0, 0, 5}};
-    folio_vllm06_forward_args a;
     for (int i = 0; i < 2; i++) {
         v06_fields(r, encoded_prompts, 2);
         r->cross_slots[3] = i == 0 ? r->num_blocks * r->block_size : -2;
@@ -181,14 +179,8 @@ static void bad_cross(v06 *r)
     }
     r->cross_slots[3] = -1; /* stored nowhere */
     v06_rerun(r, "X");
-    for (int i = 0; i < 2; i++) { /* one without the other */
-        a = v06_args(r, CROSS);
-        *(i == 0 ? &a.key : &a.value) = (folio_tensor){0};
-        V06_REJECTED(r, &a, "must both be set");
-    }
     r->no_key = true;
-    a = v06_args(r, ENCODER); /* only cross attention may lack them */
-    V06_REJECTED(r, &a, "key and value are NULL");
+    V06_REJECTS(r, ENCODER, "key and value are NULL"); /* only cross attention may lack them */
     v06_step(r, two_prompts, 2);
     V06_REJECTS(r, ENCODER_ONLY, "key and value are NULL");
     for (int i = 0; i < 3; i++) {
@@ -196,27 +188,18 @@ static void bad_cross(v06 *r)
         if (i < 2) r->cross_tables[1] = i == 0 ? (int32_t)r->num_blocks : -1;
         else r->f.cross_block_tables_stride = 1;
         v06_remake(r);
-        a = v06_args(r, CROSS);
-        V06_REJECTED(r, &a,
-                     i < 2 ? "cross_block_table" : "11 tokens|block table has 1 blocks of 8");
+        V06_REJECTS(r, CROSS,
+                    i < 2 ? "cross_block_table" : "11 tokens|block table has 1 blocks of 8");
     }
-    v06_step(r, decodes, 2);
-    a = v06_args(r, CROSS);
-    a.kv_cache = NULL;
-    V06_REJECTED(r, &a, "kv_cache is NULL|2 decodes");
-    r->no_key = false;
     v06_fields(r, encoded_prompts, 2); /* their encoders are cached already */
     r->cross_tables[0] = (int32_t)r->num_blocks;
     v06_remake(r);
-    r->no_key = true;
     V06_REJECTS(r, CROSS, "cross_block_table");
-    r->no_key = false;
     for (int i = 0; i < 4; i++) { /* the first or the last; encoders are new, or cached */
         v06_step(r, no_token + i % 2, 2);
         r->no_key = i >= 2;
-        a = v06_args(r, CROSS);
-        V06_REJECTED(r, &a,
-                     i % 2 ? "prompt 1 has no token" : "prompt 0 has no token|encoder has 5");
+        V06_REJECTS(r, CROSS,
+                    i % 2 ? "prompt 1 has no token" : "prompt 0 has no token|encoder has 5");
     }
     r->no_key = false;
 }
@@ -291,14 +274,9 @@ static void bad_overlaps(v06 *r)
     output_is_query(r, ENCODER_ONLY);
     inputs_in_the_cache(r, ENCODER_ONLY);
     bad_pairs(r, ENCODER_ONLY);
-    BAD(a.output.data = (float *)a.query.data + 1, "output and query share memory");
+    bad_pairs(r, DECODER);
     BAD((a.output = a.query, a.output.token_stride = v06_width(r) + 8),
         "output and query share memory"); /* they begin alike */
-    BAD(a.output.data = a.key.data, "output and key share memory");
-    BAD(a.output.data = a.value.data, "output and value share memory");
-    BAD(a.output.data = kv.key_cache, "output and kv_cache share memory");
-    BAD(a.query.data = kv.key_cache, "kv_cache and query share memory");
-    BAD(a.key.data = kv.key_cache, "kv_cache and key share memory");
     BAD(a.value.data = (char *)kv.key_cache + kv.bytes / 2, "kv_cache and value share memory");
     CHECK_OK(folio_vllm06_set_attn_bias(r->m, DECODER, biases));
     output_is_query(r, DECODER);
@@ -327,7 +305,7 @@ static void bad_slots(v06 *r)
         v06_fields(r, decodes, 2);
         r->slots[i / 2] = i % 2 == 0 ? r->num_blocks * r->block_size : -2;
         v06_remake(r);
-        BAD((void)0, "slot");
+        V06_REJECTS(r, DECODER, "slot");
     }
     static const v06_seq fresh[] = {{4, false, 1, 1, 0}};
     v06_fields(r, fresh, 1);
@@ -340,7 +318,7 @@ static void bad_slots(v06 *r)
         if (i == 1) r->slots[3] = -2; /* the originals took every number below 0 for padding */
         if (i == 2) r->f.slot_mapping = NULL;
         v06_remake(r);
-        BAD((void)0, "slot");
+        V06_REJECTS(r, DECODER, "slot");
     }
     v06_fields(r, two_others, 2);
     r->slots[3] = -1;
@@ -381,25 +359,22 @@ static void bad_biases_of_types(v06 *r)
 static void bad_biases(v06 *r)
 {
     float bias[13 * 13] = {0};
-    folio_vllm06_bias biases[2] = {{bias, 1, 13, 13}, {bias, 1, 8, 9}};
+    folio_vllm06_bias biases[2] = {{bias, 1, 13, 13}};
+    static const struct {
+        int64_t heads, rows, keys;
+        const char *words;
+    } bad[] = {{1, 8, 9, "attn_bias[1]|9 keys"},
+               {1, 7, 8, "attn_bias[1] is for 7 queries"},
+               {1, 9, 8, "attn_bias[1] is for 9 queries"},
+               {1, 1, 8, "attn_bias[1] is for 1 queries and 8 keys"}, /* PyTorch spreads these */
+               {1, 8, 1, "attn_bias[1] is for 8 queries and 1 keys"},
+               {2, 8, 8, "attn_bias[1]|2 heads"}};
     v06_step(r, two_prompts, 2);
-    CHECK_OK(folio_vllm06_set_attn_bias(r->m, DECODER, biases));
-    BAD((void)0, "attn_bias[1]|9 keys");
-    biases[1] = (folio_vllm06_bias){bias, 1, 7, 8};
-    CHECK_OK(folio_vllm06_set_attn_bias(r->m, DECODER, biases));
-    BAD((void)0, "attn_bias[1] is for 7 queries");
-    biases[1] = (folio_vllm06_bias){bias, 1, 9, 8};
-    CHECK_OK(folio_vllm06_set_attn_bias(r->m, DECODER, biases));
-    BAD((void)0, "attn_bias[1] is for 9 queries");
-    biases[1] = (folio_vllm06_bias){bias, 1, 1, 8}; /* PyTorch spreads such masks over all rows */
-    CHECK_OK(folio_vllm06_set_attn_bias(r->m, DECODER, biases));
-    BAD((void)0, "attn_bias[1] is for 1 queries and 8 keys");
-    biases[1] = (folio_vllm06_bias){bias, 1, 8, 1};
-    CHECK_OK(folio_vllm06_set_attn_bias(r->m, DECODER, biases));
-    BAD((void)0, "attn_bias[1] is for 8 queries and 1 keys");
-    biases[1] = (folio_vllm06_bias){bias, 2, 8, 8};
-    CHECK_OK(folio_vllm06_set_attn_bias(r->m, DECODER, biases));
-    BAD((void)0, "attn_bias[1]|2 heads");
+    for (int i = 0; i < COUNT_OF(bad); i++) {
+        biases[1] = (folio_vllm06_bias){bias, bad[i].heads, bad[i].rows, bad[i].keys};
+        CHECK_OK(folio_vllm06_set_attn_bias(r->m, DECODER, biases));
+        V06_REJECTS(r, DECODER, bad[i].words);
+    }
     biases[1].data = NULL;
     REJECTED(folio_vllm06_set_attn_bias(r->m, DECODER, biases), "[1]");
     const folio_vllm06_bias *got;
@@ -420,15 +395,9 @@ void v06_same_forward_errors(v06 *r)
     v06_play(r, two_prompts, 2, "D");
     v06_step(r, two_others, 2);
     BAD(a.attn_metadata = NULL, "attn_metadata is NULL");
-    BAD(a.query.tokens = 20, "query|20|21");
-    BAD(a.key.tokens = 22, "key|22");
-    BAD(a.value.tokens = 22, "value|22");
     BAD(a.output.tokens = 0, "output|0");
-    BAD(a.output.tokens = 20, "output|20|21");
     BAD(a.query.data = NULL, "query");
     BAD(a.output.data = NULL, "output");
-    BAD(a.key = (folio_tensor){0}, "must both be set");
-    BAD(a.value = (folio_tensor){0}, "must both be set");
     BAD(a.key = a.value = (folio_tensor){0}, "key and value are NULL");
     BAD(a.query.dtype = FOLIO_F16, "query is f16");
     BAD(a.output.dtype = FOLIO_F16, "output f16");

@@ -25,6 +25,7 @@ static folio_vllm06_metadata *capture(v06 *r, int64_t batch_size, int64_t max_le
 {
     folio_vllm06_graph_capture_desc d = capture_desc(r);
     d.max_seq_len_to_capture = max_len;
+    if (batch_size > d.max_batch_size) d.max_batch_size = batch_size;
     folio_vllm06_metadata *m = NULL;
     CHECK_OK(folio_vllm06_graph_capture_begin(r->state, &d));
     CHECK_OK(folio_vllm06_graph_capture_get_metadata_for_batch(r->state, batch_size, encoders, &m));
@@ -32,6 +33,8 @@ static folio_vllm06_metadata *capture(v06 *r, int64_t batch_size, int64_t max_le
     v06_need(m != NULL);
     return m;
 }
+
+static folio_status begin(const v06 *r) { return folio_vllm06_begin_forward(r->state, r->m, NULL); }
 
 /* The rig's fields for a step with so many real decodes, and metadata from them. */
 static folio_vllm06_metadata *padded_step(v06 *r, const v06_seq *seqs, int num, int real)
@@ -57,7 +60,7 @@ static void replay_by_plans(v06 *r, const folio_vllm06_graph_input_buffers *b, i
     size_t cross_entries = encoders ? n * (size_t)b->cross_block_tables_stride : 0;
     if (strcmp(r->compute, "cuda") == 0)
         return; /* there forwards run on another stream, and update the plans for it */
-    CHECK_OK(folio_vllm06_begin_forward(r->state, r->m, NULL));
+    CHECK_OK(begin(r));
     memcpy(slots, b->slot_mapping, n * sizeof *slots);
     memcpy(lens[0], b->seq_lens_tensor, n * sizeof **lens);
     memcpy(tables[0], b->block_tables, entries * sizeof **tables);
@@ -79,7 +82,7 @@ static void replay_by_plans(v06 *r, const folio_vllm06_graph_input_buffers *b, i
     memcpy(b->block_tables, tables[0], entries * sizeof **tables);
     if (encoders) memcpy(b->encoder_seq_lens_tensor, lens[1], n * sizeof **lens);
     if (encoders) memcpy(b->cross_block_tables, tables[1], cross_entries * sizeof **tables);
-    CHECK_OK(folio_vllm06_begin_forward(r->state, r->m, NULL));
+    CHECK_OK(begin(r));
 }
 
 /* A step through the graph's buffers and plans; then every row and every byte of the caches is checked. */
@@ -89,7 +92,7 @@ static void replay(v06 *r, const folio_vllm06_graph_input_buffers *b, const v06_
     folio_vllm06_metadata *step = padded_step(r, seqs, (int)b->batch_size, real);
     CHECK_OK(folio_vllm06_prepare_graph_input_buffers(r->state, b, step, encoders));
     folio_vllm06_metadata_destroy(step);
-    CHECK_OK(folio_vllm06_begin_forward(r->state, r->m, NULL));
+    CHECK_OK(begin(r));
     v06_run(r, "D");
     r->no_key = true;
     if (encoders) v06_run(r, "X");
@@ -250,15 +253,9 @@ static void another_cross_graph(v06 *r)
 static void many_short_decodes(v06 *r)
 {
     enum { MANY = 64 };
-    folio_vllm06_graph_capture_desc d = capture_desc(r);
-    folio_vllm06_metadata *m = NULL;
-    d.max_batch_size = MANY;
-    d.max_seq_len_to_capture = r->block_size;
-    CHECK_OK(folio_vllm06_graph_capture_begin(r->state, &d));
-    CHECK_OK(folio_vllm06_graph_capture_get_metadata_for_batch(r->state, MANY, 1, &m));
-    CHECK_OK(folio_vllm06_graph_capture_end(r->state));
-    for (int i = 0; m != NULL && i < MANY; i++) {
-        const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(m);
+    folio_vllm06_metadata *m = capture(r, MANY, r->block_size, 1);
+    const folio_vllm06_metadata_fields *f = folio_vllm06_metadata_get(m);
+    for (int i = 0; i < MANY; i++) {
         CHECK(f->slot_mapping[i] == -1 && f->seq_lens_tensor[i] == 1 && f->block_tables[i] == 0);
         CHECK(f->encoder_seq_lens_tensor[i] == 1 && f->cross_block_tables[i] == 1);
     }
@@ -286,7 +283,7 @@ static void step_without_encoders(v06 *r, const folio_vllm06_graph_input_buffers
     for (int i = 0; i < BATCH; i++) b->encoder_seq_lens_tensor[i] = 0;
     r->no_key = true;
     for (int again = 0; again < 2; again++) {
-        CHECK_OK(folio_vllm06_begin_forward(r->state, r->m, NULL));
+        CHECK_OK(begin(r));
         folio_vllm06_forward_args a = v06_args(r, CROSS);
         CHECK_OK(folio_vllm06_forward(r->impl, &a, NULL));
         for (int64_t k = 0; k < r->out_rows * v06_width(r); k++) CHECK(v06_out(r, 0, k) == 0.0);
@@ -327,16 +324,16 @@ void v06_same_graph_cross(v06 *r)
                      r->f.cross_block_tables_stride);
     int32_t len = b.encoder_seq_lens_tensor[1], block = b.cross_block_tables[0];
     b.encoder_seq_lens_tensor[1] = MAX_LEN; /* as many keys as the graph is for */
-    CHECK_OK(folio_vllm06_begin_forward(r->state, m, NULL));
+    CHECK_OK(begin(r));
     b.encoder_seq_lens_tensor[1] = MAX_LEN + 1; /* more than the graph is for */
-    REJECTED(folio_vllm06_begin_forward(r->state, m, NULL), "351");
+    REJECTED(begin(r), "351");
     b.encoder_seq_lens_tensor[1] = len;
     b.cross_block_tables[0] = (int32_t)r->num_blocks;
-    REJECTED(folio_vllm06_begin_forward(r->state, m, NULL), "cross_block_table");
+    REJECTED(begin(r), "cross_block_table");
     b.cross_block_tables[0] = -1;
-    REJECTED(folio_vllm06_begin_forward(r->state, m, NULL), "cross_block_table");
+    REJECTED(begin(r), "cross_block_table");
     b.cross_block_tables[0] = block;
-    CHECK_OK(folio_vllm06_begin_forward(r->state, m, NULL));
+    CHECK_OK(begin(r));
     step_without_encoders(r, &b);
     another_cross_graph(r);
     tensor_of_encoder_lens(r, &b);
@@ -466,8 +463,8 @@ static void bad_encoder_buffers(v06 *r)
 {
     folio_vllm06_metadata *m = capture(r, BATCH, MAX_LEN, 1), *step = NULL;
     folio_vllm06_graph_input_buffers b = {.struct_size = sizeof b}, other;
-    if (m != NULL) CHECK_OK(folio_vllm06_get_graph_input_buffers(r->state, m, 1, &b));
-    for (int i = 0; m != NULL && i < 6; i++) {
+    CHECK_OK(folio_vllm06_get_graph_input_buffers(r->state, m, 1, &b));
+    for (int i = 0; i < 6; i++) {
         static const char *const words[] = {
             "of encoders is NULL",        "of encoders is NULL",   "the graph's 1",
             "encoder_seq_lens_tensor or", "or cross_block_tables", "slot_mapping or block_tables"};
@@ -519,7 +516,7 @@ static void bad_buffers(v06 *r, folio_vllm06_metadata *m)
     for (int i = 0; i < BATCH; i++) CHECK(b.seq_lens_tensor[i] == 1 && b.slot_mapping[i] == -1);
     REJECTED(folio_vllm06_begin_forward(r->state, NULL, NULL), "NULL");
     REJECTED(folio_vllm06_begin_forward(NULL, m, NULL), "NULL");
-    CHECK_OK(folio_vllm06_begin_forward(r->state, r->m, NULL)); /* no graph's: nothing to do */
+    CHECK_OK(begin(r)); /* no graph's: nothing to do */
     v06_fields(r, first_step, BATCH);
     r->f.slot_mapping = NULL;
     CHECK_OK(folio_vllm06_make_metadata(r->state, r->b, &r->f, &step));
@@ -538,33 +535,29 @@ static void shared_slots(v06 *r, const folio_vllm06_graph_input_buffers *b,
     folio_vllm06_impl_desc d = r->d;
     d.sliding_window = 4;
     CHECK(b->slot_mapping[2] == -1 && b->slot_mapping[3] == -1); /* padding */
-    CHECK_OK(folio_vllm06_begin_forward(r->state, r->m, NULL));
+    CHECK_OK(begin(r));
     CHECK_OK(folio_vllm06_make_impl(r->state, r->b, &d, &windowed));
     CHECK_OK(folio_vllm06_forward(windowed, args, NULL));
     support_buffer_poison(&r->out);
     b->slot_mapping[0] = b->slot_mapping[1];
-    REJECTED(folio_vllm06_begin_forward(r->state, r->m, NULL),
-             "slot_mapping[0] and slot_mapping[1] are both");
+    REJECTED(begin(r), "slot_mapping[0] and slot_mapping[1] are both");
     V06_REJECTED(r, args, "slot_mapping[0] and slot_mapping[1] are both");
     r->impl = windowed;
     V06_REJECTED(r, args, "slot_mapping[0] and slot_mapping[1] are both");
     r->impl = first;
     b->slot_mapping[0] = b->slot_mapping[1] = 0; /* a slot like others */
-    REJECTED(folio_vllm06_begin_forward(r->state, r->m, NULL),
-             "slot_mapping[0] and slot_mapping[1] are both 0");
+    REJECTED(begin(r), "slot_mapping[0] and slot_mapping[1] are both 0");
     b->slot_mapping[0] = r->slots[0];
     b->slot_mapping[1] = r->slots[1];
     b->slot_mapping[2] = b->slot_mapping[1]; /* of length 1: it would be stored */
-    REJECTED(folio_vllm06_begin_forward(r->state, r->m, NULL),
-             "slot_mapping[1] and slot_mapping[2] are both");
+    REJECTED(begin(r), "slot_mapping[1] and slot_mapping[2] are both");
     b->seq_lens_tensor[2] = 0; /* padding of length 0 stores nothing */
-    CHECK_OK(folio_vllm06_begin_forward(r->state, r->m, NULL));
+    CHECK_OK(begin(r));
     b->slot_mapping[3] = b->slot_mapping[1];
-    REJECTED(folio_vllm06_begin_forward(r->state, r->m, NULL),
-             "slot_mapping[1] and slot_mapping[3] are both");
+    REJECTED(begin(r), "slot_mapping[1] and slot_mapping[3] are both");
     b->seq_lens_tensor[2] = 1;
     b->slot_mapping[2] = b->slot_mapping[3] = -1;
-    CHECK_OK(folio_vllm06_begin_forward(r->state, r->m, NULL));
+    CHECK_OK(begin(r));
     v06_run(r, "D");
     folio_vllm06_impl_destroy(windowed);
 }
@@ -585,24 +578,15 @@ void v06_same_graph_errors(v06 *r)
     r->m = m;
     replay(r, &b, first_step, 2, 0);
     b.seq_lens_tensor[1] = MAX_LEN; /* as many keys as the graph is for */
-    CHECK_OK(folio_vllm06_begin_forward(r->state, m, NULL));
-    /* more keys than the graph is for; a block and a slot outside the cache */
-    b.seq_lens_tensor[1] = MAX_LEN + 1;
-    REJECTED(folio_vllm06_begin_forward(r->state, m, NULL), "351");
-    V06_REJECTS(r, DECODER, "351");
-    b.seq_lens_tensor[1] = -1;
-    REJECTED(folio_vllm06_begin_forward(r->state, m, NULL), "-1");
-    b.seq_lens_tensor[1] = 14;
-    b.block_tables[0] = (int32_t)r->num_blocks;
-    REJECTED(folio_vllm06_begin_forward(r->state, m, NULL), "block");
-    b.block_tables[0] = -1;
-    REJECTED(folio_vllm06_begin_forward(r->state, m, NULL), "block");
-    b.block_tables[0] = r->tables[0];
-    b.slot_mapping[0] = r->num_blocks * r->block_size;
-    REJECTED(folio_vllm06_begin_forward(r->state, m, NULL), "slot");
-    V06_REJECTS(r, DECODER, "slot");
-    b.slot_mapping[0] = -2;
-    REJECTED(folio_vllm06_begin_forward(r->state, m, NULL), "slot");
+    CHECK_OK(begin(r));
+    for (int i = 0; i < 6; i++) { /* more than that or less than none; no block; no slot */
+        static const char *const words[] = {"351", "-1", "block", "block", "slot", "slot"};
+        b.seq_lens_tensor[1] = i == 0 ? MAX_LEN + 1 : i == 1 ? -1 : 14;
+        b.block_tables[0] = i == 2 ? (int32_t)r->num_blocks : i == 3 ? -1 : r->tables[0];
+        b.slot_mapping[0] = i == 4 ? r->num_blocks * r->block_size : i == 5 ? -2 : r->slots[0];
+        REJECTED(begin(r), words[i]);
+        V06_REJECTS(r, DECODER, words[i]);
+    }
     b.slot_mapping[0] = r->slots[0];
     folio_vllm06_forward_args a = v06_args(r, DECODER);
     shared_slots(r, &b, &a);
