@@ -145,7 +145,7 @@ static folio_status plan_keys(paged *p, int64_t first, int64_t len)
     if (plan->asked_bytes == bytes &&
         memcmp(plan->asked.data, p->state->asking.data, (size_t)bytes) == 0)
         return FOLIO_OK;
-    plan->asked_bytes = 0;
+    plan->asked_bytes = 0; /* a device that fails leaves a plan that serves no step */
     TRY(folio_plan_update_step(plan->plan, &step, &p->run));
     folioi_array asked = plan->asked;
     plan->asked = p->state->asking;

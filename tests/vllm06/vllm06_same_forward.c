@@ -9,7 +9,7 @@ static const v06_seq two_decodes[] = {{1, false, 1, 9, 0}, {0, false, 1, 14, 0}}
 static const v06_seq encoded_prompts[] = {{0, true, 6, 6, 11}, {1, true, 9, 17, 28}};
 static const v06_seq encoded_both[] = {{0, true, 6, 6, 11}, {1, false, 1, 18, 28}};
 
-/* Opens r and runs a step of prompts, without a cache and with it, then two of decodes; the second step's lengths follow
+/* Opens r and runs a step of prompts, without a cache and with it, then two of decodes; the lengths of the second follow
  * on. */
 static void live(v06 *r)
 {
