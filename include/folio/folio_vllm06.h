@@ -80,7 +80,7 @@ typedef struct folio_vllm06_backend {
     int32_t mixes;         /* 1: prompts and decodes in one step, so that views are always slices */
     int32_t bare_prompts;  /* 1: with compat prompts have no slopes, window or biases, decodes no */
                            /* soft cap */
-    int32_t prefix_scale;  /* 1: with compat prompts in a step with block tables have no scale */
+    int32_t prefix_scale;  /* 1: with compat, prompts ignore scale if the step has block tables */
 } folio_vllm06_backend;
 
 /** "xformers", "torch-sdpa", "ipex", or the spellings of some vLLM versions: "ipex-attn", "XFORMERS",
@@ -267,13 +267,14 @@ FOLIO_API folio_status folio_vllm06_make_sliding_window_bias(int64_t seq_len, in
 
 /**
  * K and V of one layer, as an engine has them: one tensor (2, num_blocks, block_size * num_kv_heads *
- * head_size), K first; or two, num_blocks * ... each, in any two places. How numbers lie in a block is
- * the backend's layout, or the operators' x. Every call rejects a cache that does not fit `bytes`.
+ * head_size), K first; or two tensors of num_blocks * block_size * num_kv_heads * head_size numbers. How
+ * numbers lie in a block is the backend's layout, or the operators' x. Every call rejects a cache that does not fit `bytes`.
  */
 typedef struct folio_vllm06_kv_cache {
     void *key_cache;   /* aligned to its dtype */
     void *value_cache; /* NULL: V follows K in the same allocation */
-    size_t bytes;      /* of each allocation given: of the one that holds both, or of each of two */
+    size_t bytes;      /* at key_cache: of K and V if value_cache is NULL, else of K; value_cache */
+                       /* then has as many                                                     */
     folio_dtype dtype;
     int32_t block_size, num_kv_heads, head_size;
     int64_t num_blocks;

@@ -440,7 +440,10 @@ static folio_vllm06_metadata *slice(folio_vllm06_metadata *m, bool prompts)
             v->f.seq_lens_tensor = v->f.block_tables = NULL;
             v->f.block_tables_stride = 0;
         }
-        return v;
+        if (m->distinct || keep_slots(v) == FOLIO_OK)
+            return v; /* a decode may write over a prompt */
+        folio_vllm06_metadata_destroy(v);
+        return NULL;
     }
     v->f.max_prefill_seq_len = v->f.max_seqlen = v->f.max_kv_len = 0;
     v->f.max_query_len = 1;

@@ -13,6 +13,43 @@ V06_SAME(FOR_ALL)
 
 /* ---------------------------------------------------------------------------------------- views */
 
+/* A decode of the step writes over a prompt's token; the view of the prompts knows nothing of it. */
+TEST(vllm06, a_view_of_prompts_stores_all_its_tokens)
+{
+    static float memory[2 * 4 * 8 * 8], rows[2 * 8], out[2 * 8];
+    const int32_t lens[2] = {2, 1}, tables[2] = {0, 0};
+    const int64_t slots[3] = {0, 1, 0};
+    folio_vllm06_kv_cache cache = {memory, NULL, sizeof memory, FOLIO_F32, 8, 1, 8, 4};
+    folio_tensor t = {.data = rows, .dtype = FOLIO_F32, .tokens = 2};
+    const folio_vllm06_backend *xformers = folio_vllm06_backend_find("xformers");
+    folio_vllm06_state *state = NULL;
+    folio_vllm06_impl *impl = NULL;
+    folio_vllm06_metadata *m = NULL;
+    for (int i = 0; i < 2 * 8; i++) rows[i] = 5;
+    CHECK_OK(folio_vllm06_state_create("cpu", NULL, &state));
+    REQUIRE_TEST(state);
+    CHECK_OK(folio_vllm06_make_impl(
+        state, xformers,
+        &FOLIO_WITH(folio_vllm06_impl_desc, .num_heads = 1, .head_size = 8, .dtype = FOLIO_F32),
+        &impl));
+    CHECK_OK(folio_vllm06_make_metadata(state, xformers,
+                                        &FOLIO_WITH(folio_vllm06_metadata_fields, .num_prefills = 1,
+                                                    .num_decode_tokens = 1, .slot_mapping = slots,
+                                                    .seq_lens = lens, .block_tables = tables,
+                                                    .block_tables_stride = 1),
+                                        &m));
+    CHECK_OK(folio_vllm06_forward(
+        impl,
+        &FOLIO_WITH(folio_vllm06_forward_args, .query = t, .key = t, .value = t,
+                    .output = {.data = out, .dtype = FOLIO_F32, .tokens = 2}, .kv_cache = &cache,
+                    .attn_metadata = folio_vllm06_prefill_metadata(m)),
+        NULL));
+    CHECK(memory[0] == 5.0f && memory[4] == 5.0f); /* slots 0 and 1: [head_size / 4][8][4] */
+    folio_vllm06_metadata_destroy(m);
+    folio_vllm06_impl_destroy(impl);
+    folio_vllm06_state_destroy(state);
+}
+
 static const v06_seq mixed[] = {{2, true, 7, 7, 9},
                                 {0, true, 5, 18, 11},
                                 {1, false, 1, 9, 20},
