@@ -40,7 +40,9 @@
  * folio_block_pair, folio_table, folio_state, folio_feature, folio_layer_group.
  *
  * Names. folio_<noun>_<verb>. folio_<noun>_get_<what> fills the caller's struct folio_<noun>_<what>,
- * or writes through its last arguments. A create that fails sets its out pointer to NULL, and so does
+ * or writes through its last arguments. Exceptions: folio_attend; what returns its answer, such as
+ * folio_version, folio_last_error, folio_dtype_size, folio_backend_count and folio_<enum>_name; and
+ * folio_vllm06.h, whose names are vLLM's. A create that fails sets its out pointer to NULL, and so does
  * a call that hands out a transfer. From version 0.4 on, names do not change.
  *
  * Threads. folio_last_error is per thread.

@@ -508,8 +508,9 @@ static folio_status run(layer *l)
     folio_status (*by_type)(layer *) = type == FOLIO_ATTENTION_DECODER           ? forward_decoder
                                        : type == FOLIO_ATTENTION_ENCODER_DECODER ? forward_cross
                                                                                  : forward_encoder;
-    l->checking = true; /* all calls, before one of them or the store writes */
-    TRY(by_type(l));
+    /* All calls are checked before one of them or the store writes. Decodes may be one call, which checks itself. */
+    l->checking = type != FOLIO_ATTENTION_DECODER || l->m->f.num_prefills > 0 || stores_first(l);
+    if (l->checking) TRY(by_type(l));
     l->checking = false;
     if (stores_first(l)) TRY(store(l));
     return by_type(l);
