@@ -94,22 +94,29 @@ static void step_lines(ahead *f)
     start_lines(f);
 }
 
-INLINE void fetch_lines(const ahead *f, const int locality)
+/* The builtin wants a constant: clang takes no argument of an inlined function for one. */
+INLINE void fetch_line(const char *line, const bool near)
 {
-    __builtin_prefetch(f->from[0] + f->offset, 0, locality);
+    if (near) __builtin_prefetch(line, 0, 3);
+    else __builtin_prefetch(line, 0, 2);
+}
+
+INLINE void fetch_lines(const ahead *f, const bool near)
+{
+    fetch_line(f->from[0] + f->offset, near);
     if (f->width == 1) return;
-    __builtin_prefetch(f->from[1] + f->offset, 0, locality);
+    fetch_line(f->from[1] + f->offset, near);
     if (f->width == 2) return;
-    __builtin_prefetch(f->from[2] + f->offset, 0, locality);
-    __builtin_prefetch(f->from[3] + f->offset, 0, locality);
+    fetch_line(f->from[2] + f->offset, near);
+    fetch_line(f->from[3] + f->offset, near);
 }
 
 /* near: to the nearest cache. */
 INLINE void fetch_ahead(ahead *f, const bool near)
 {
     if (f->width == 0) return;
-    if (near && !f->side->far) fetch_lines(f, 3);
-    else fetch_lines(f, 2);
+    if (near && !f->side->far) fetch_lines(f, true);
+    else fetch_lines(f, false);
     f->offset += f->step;
     if (__builtin_expect(f->offset >= f->end, 0)) step_lines(f);
 }
