@@ -103,10 +103,10 @@ typedef struct folio_vllm06_bias {
 /**
  * A step's fields, with the names of vLLM 0.6's backends (called the originals below). Sequences:
  * num_prefills prompts (or chunks of them), then the decodes, one token each; num_seqs is their sum.
- * Pass NULL for None, and also for a list or tensor that is empty or too short, because the library
- * cannot see how long an array is. (Decodes of torch-sdpa from 0.6.5 on have seq_lens []; prompts of
- * the CPU runner of 0.6.3 and 0.6.4 and of the XPU runner have an empty seq_lens_tensor; prompts of
- * encoder-only models with a window have too few slots in the CPU runner of 0.6.4.) The library computes
+ * A step of self-attention needs num_prefills, num_decode_tokens, slot_mapping, seq_lens and, for
+ * decodes, block_tables with its stride; prompts with a context need context_lens_tensor or
+ * query_start_loc, and block_tables too. NULL: not given. Pass NULL also for a list or tensor that is
+ * empty or too short, because the library cannot see how long an array is. The library computes
  * num_prefill_tokens if it is 0, and raises maxima that are too small. num_encoder_tokens is the
  * number of rows of key in cross attention: the encoder tokens of all prompts, or 0 if those are
  * cached already. Decodes have no new encoder tokens; in a step of decodes only, it is 0 or the sum of
