@@ -15,15 +15,19 @@ void v06_need(bool there)
     if (!there) longjmp(stop, 1);
 }
 
+static void run_body(v06 *r, const char *original, const char *compute, v06_body body)
+{
+    if (setjmp(stop) != 0) return;
+    v06_init(r, original, compute);
+    body(r);
+}
+
 void v06_on_one(const char *original, v06_body body)
 {
     static v06 r;
     for (int i = 0; i < SUPPORT_NUM_BACKENDS; i++) {
         int before = test_failures();
-        if (setjmp(stop) == 0) {
-            v06_init(&r, original, support_backends[i]);
-            body(&r);
-        }
+        run_body(&r, original, support_backends[i], body);
         if (test_failures() != before)
             printf("  ... %s on backend %s\n", original, support_backends[i]);
         v06_close(&r);
