@@ -20,9 +20,8 @@
  * tokens of a sequence, in every layer of the cache. A slot is the place of one token in a cache:
  * `block * block_size + offset`. Slot -1 means that the token is not stored. A sequence brings
  * `query_len` new tokens this step, has `context_len` tokens cached already, and `seq_len` is their
- * sum. Padding has rows, but
- * sees no key and stores nothing; in arrays of lengths, seq_len 0 marks it. A head group is the
- * query heads that share one kv head.
+ * sum. Padding has rows, but sees no key and stores nothing; in arrays of lengths, seq_len 0 marks it.
+ * A head group is the query heads that share one kv head.
  *
  * Errors. A call that can fail returns a folio_status and hands results out through pointers. When
  * the status is not FOLIO_OK, folio_last_error() says in one sentence which index, which value and
@@ -98,8 +97,8 @@
  *
  *   C           &FOLIO_WITH(...) may be an argument. Neither macro is a constant in strict C11: write
  *               static folio_run run = {.struct_size = sizeof(folio_run)};
- *   C++20       FOLIO_WITH names fields in the struct's order and has no address. g++ -Wextra wants
- *               -Wno-missing-field-initializers.
+ *   C++20       FOLIO_WITH takes fields in the struct's order; its address cannot be taken. g++ -Wextra
+ *               needs -Wno-missing-field-initializers.
  *   C++14, 17   FOLIO_INIT, then assign the fields. From C++14 on FOLIO_INIT is a constant.
  */
 #ifdef __cplusplus
@@ -568,8 +567,7 @@ FOLIO_API void folio_rotary_destroy(folio_rotary *rotary);
  * dtype. The numbers of heads and their size come from the attention or the cache. No two heads
  * overlap. The sum of tokens * token_stride and heads * head_stride stays below 2^61 bytes. data may
  * be NULL if tokens is 0. Strides count elements, not bytes; the library cannot see where your memory
- * ends. Tensors that a call only reads are not written, although data is not const. Its layout never
- * changes.
+ * ends. A call never writes to its inputs, although data is not const. Its layout never changes.
  */
 typedef struct folio_tensor {
     void *data;
@@ -828,7 +826,7 @@ FOLIO_API void folio_batch_clear(folio_batch *batch);
 /** Append a sequence. Prompts, decodes and padding may come in any order. */
 FOLIO_API folio_status folio_batch_add(folio_batch *batch, const folio_batch_seq *seq);
 
-/** Where a step says in which blocks the keys of its sequences are. */
+/** The form of a step's block tables. */
 typedef enum folio_table_kind {
     FOLIO_TABLE_NONE = 0, /* no block tables                                                     */
     FOLIO_TABLE_ROWS = 1, /* [num_seqs][row_stride]; entries past a sequence's last block are not */
