@@ -32,7 +32,10 @@ struct bench_pieces {
     piece *pieces;
     int64_t *starts; /* [num_units + 1], of pieces; a unit is one kv head of an item */
     int64_t num_units;
+    bool near; /* lines are fetched to L1, else to L2: whichever this machine reads faster */
 };
+
+static bool reads_faster_near(bench_pieces *p, int32_t threads);
 
 /* ---- Order */
 
@@ -163,6 +166,7 @@ bench_pieces *bench_pieces_open(const rig *r, int32_t threads)
         (void)add_unit(arrays, &items[u / heads], s->block_size, (int32_t)(u % heads),
                        p->pieces + p->starts[u]);
     free(items);
+    p->near = reads_faster_near(p, threads);
     return p;
 }
 
@@ -179,12 +183,14 @@ void bench_pieces_close(bench_pieces *p)
 typedef uint64_t pair __attribute__((vector_size(16)));
 
 /* Four lines of a piece at a time, while as many of another one are fetched: line by line a thread reads less. */
-static void read_piece(const piece *p, const piece *later, pair sums[4])
+static void read_piece(const piece *p, const piece *later, bool near, pair sums[4])
 {
     int64_t whole = p->bytes / LINE * LINE, fetched = later ? later->bytes : 0;
     for (int64_t at = 0; at < whole; at += 4 * LINE) {
-        for (int64_t i = at; i < smaller(at + 4 * LINE, fetched); i += LINE)
-            __builtin_prefetch(later->at + i, 0, 3);
+        for (int64_t i = at; i < smaller(at + 4 * LINE, fetched); i += LINE) {
+            if (near) __builtin_prefetch(later->at + i, 0, 3);
+            else __builtin_prefetch(later->at + i, 0, 2);
+        }
         for (int64_t i = at; i < smaller(at + 4 * LINE, whole); i += LINE) {
             pair line[4];
             memcpy(line, p->at + i, sizeof line);
@@ -205,7 +211,7 @@ static double read_unit(void *state, int64_t i, int64_t next)
         int64_t later = k + larger(AHEAD_BYTES / larger(p->pieces[k].bytes, 1), 1);
         int64_t ahead = later < end ? later : next_begin + later - end;
         bool there = later < end || ahead < next_end;
-        read_piece(&p->pieces[k], there ? &p->pieces[ahead] : NULL, sums);
+        read_piece(&p->pieces[k], there ? &p->pieces[ahead] : NULL, p->near, sums);
     }
     __asm__ volatile("" : : "m"(*(const pair(*)[4])sums)); /* the sums are used: the loop stays */
     return 0;
@@ -216,4 +222,14 @@ double bench_pieces_read(bench_pieces *p, int32_t threads)
     double seconds;
     (void)bench_in_parallel(threads, p->num_units, read_unit, p, &seconds);
     return seconds;
+}
+
+static bool reads_faster_near(bench_pieces *p, int32_t threads)
+{
+    double best[2] = {INFINITY, INFINITY};
+    for (int i = 0; i < 6; i++) {
+        p->near = i % 2;
+        best[i % 2] = fmin(best[i % 2], bench_pieces_read(p, threads));
+    }
+    return best[1] < best[0];
 }

@@ -80,6 +80,7 @@ typedef struct folioi_attend_args {
     folioi_keys keys;
     int32_t begin, end;
     folioi_soon soon[2];     /* the item's own keys, from any to the last; then the next item's */
+    bool deep_l1;            /* as in folioi_cpu_kernels                                    */
     folioi_state_rows state; /* written, not read                                           */
     float *k_tile;           /* scratch [k_dims][FOLIOI_TILE_KEYS]                          */
     float *v_tile;           /* scratch [FOLIOI_TILE_KEYS][out stride]                      */
@@ -108,6 +109,7 @@ typedef struct folioi_attend_kernel {
 
 typedef struct folioi_cpu_kernels {
     const char *level; /* that filled it last */
+    bool deep_l1;      /* L1 can wait for as many lines as it takes to read at memory's rate */
     folioi_attend_kernel attend[FOLIOI_NUM_ATTEND];
     /* Stores a share of k and v in its slots, with the bits of folioi_kv_write_rows. */
     void (*write)(const folioi_kv_layer *layer, const folioi_kv_tensors *t, const int64_t *slots,

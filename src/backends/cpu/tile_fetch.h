@@ -1,7 +1,8 @@
 /*
  * tile_fetch.h: lines of K and V that are on their way from memory while others are computed. Few rows fetch what they will
- * read next, in the order in which they read it and a few KiB ahead, into the nearest cache: from further away it would
- * have to come twice, and what a core can wait for at a time is scarce. Many rows fetch the next tile, evenly.
+ * read next, in the order in which they read it and a few KiB ahead: a core can wait for few lines at a time. They come to
+ * L1 on CPUs where it can wait for enough of them (folioi_cpu_kernels.deep_l1), else to L2. Many rows fetch the next tile,
+ * evenly.
  */
 #ifndef FOLIOI_TILE_FETCH_H
 #define FOLIOI_TILE_FETCH_H
@@ -28,7 +29,7 @@ typedef struct {
     int32_t group;       /* else pieces that are read part by part: the first part */
     int32_t parts;       /* of all of them, then the next                          */
     int64_t part_stride; /* bytes                                                  */
-    bool far;            /* rows so far apart that L1 has few places for them      */
+    bool near;           /* to L1 where rows are few, else to L2                   */
 } fetch_side;
 
 typedef struct {
@@ -111,11 +112,11 @@ INLINE void fetch_lines(const ahead *f, const bool near)
     fetch_line(f->from[3] + f->offset, near);
 }
 
-/* near: to the nearest cache. */
-INLINE void fetch_ahead(ahead *f, const bool near)
+/* few: for few rows, which fetch a few KiB ahead. */
+INLINE void fetch_ahead(ahead *f, const bool few)
 {
     if (f->width == 0) return;
-    if (near && !f->side->far) fetch_lines(f, true);
+    if (few && f->side->near) fetch_lines(f, true);
     else fetch_lines(f, false);
     f->offset += f->step;
     if (__builtin_expect(f->offset >= f->end, 0)) step_lines(f);

@@ -319,7 +319,7 @@ INLINE bool shape_pieces(const key_side *side, int64_t elem, int32_t block_size,
     s->row_stride = 0;
     s->bytes = chunk * part;
     s->part_stride = s->bytes;
-    s->far = false;
+    s->near = true;
     if (address_is_dense(side->stored->at, block_size, side->dims) &&
         (s->parts == 1 || !has_rows(side->stored->at)))
         return true;
@@ -327,7 +327,7 @@ INLINE bool shape_pieces(const key_side *side, int64_t elem, int32_t block_size,
     s->row_stride = side->token;
     s->bytes = part;
     s->part_stride = part;
-    s->far = side->token >= FAR_ROWS;
+    s->near = side->token < FAR_ROWS;
     return has_rows(side->stored->at);
 }
 
@@ -397,6 +397,8 @@ static void look_ahead(const folioi_attend_args *a, const tile_plan *plan, const
                       parts ? (int32_t)(part_of(plan, elem) * elem) : INT32_MAX, &f->k) ||
         (!keys->v_in_k && !shape_pieces(&plan->v, elem, keys->block_size, chunk, INT32_MAX, &f->v)))
         return;
+    f->k.near &= a->deep_l1;
+    f->v.near &= a->deep_l1;
     f->alternates = !few && !t->bytes;
     if (!few) f->k.group = f->v.group = 1;
     f->k.side_by_side = few && in_place;
