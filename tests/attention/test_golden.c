@@ -1,15 +1,16 @@
 /*
  * test_golden.c: the reference backend judged by PyTorch in float64.
  *
- * tests/data/golden/attention.golden holds random configurations over every option, with PyTorch's out
- * and lse. Each is rebuilt here through the public API: inputs from the generator's numbers, the
- * context written to a cache whose every other slot is NaN, one forward, every number compared.
+ * tests/data/golden/attention.golden holds random configurations over every option, with PyTorch's lse
+ * and one sum for each row and head of its out. Each is rebuilt here through the public API: inputs
+ * from the generator's numbers, the context written to a cache whose every other slot is NaN, one
+ * forward, every row compared.
  * FOLIO_GOLDEN names another file, FOLIO_GOLDEN_CASE one case of it.
  */
 #include "data/golden/golden_inputs.h"
 #include "support.h"
 
-#define MIN_CASES 300
+#define MIN_CASES 176
 #define ANY_BLOCK 2147483647 /* what rows of a block table are padded with */
 
 /* ---------------------------------------------------------------------------------------------- */
@@ -398,41 +399,55 @@ static bool untouched(const void *data, size_t bytes)
     return true;
 }
 
-/* Compare row by row. Numbers read are set back to 0xFF, so that stray writes show at the end. */
+/* One row and head of out; rows past the batch are a graph's padding: zeros. */
+static bool out_is_right(const golden_case *c, judge *by, const strided *out, int64_t row,
+                         int64_t h)
+{
+    if (row < c->rows) {
+        bool in_f32 = c->attention.dtype == FOLIO_F32 || by->in_double;
+        double share =
+            share_of_bound(c, out, row, h, c->largest * (in_f32 ? by->f32_bound : by->f16_bound));
+        if (share > by->worst) by->worst = share;
+        return share <= 1;
+    }
+    for (int64_t d = 0; d < out->size; d++)
+        if (kit_load(out->t.dtype, out->t.data,
+                     row * out->t.token_stride + h * out->t.head_stride + d) != 0)
+            return false;
+    return true;
+}
+
+static bool lse_is_right(const golden_case *c, const judge *by, const strided *lse, int64_t row,
+                         int64_t h)
+{
+    double got = (double)((float *)lse->t.data)[row * lse->t.token_stride + h * lse->t.head_stride];
+    double none = c->sinks ? (double)c->sinks[h] : -INFINITY;
+    double want = row < c->rows ? (double)c->lse[row * lse->heads + h] : none;
+    return (isinf(want) && got == want) || fabs(got - want) <= by->lse_bound * fmax(1, fabs(want));
+}
+
+/* Sets a row and head back to 0xFF, so that stray writes show at the end. */
+static void erase(strided *x, int64_t row, int64_t h)
+{
+    size_t each = folio_dtype_size(x->t.dtype);
+    size_t at = (size_t)(row * x->t.token_stride + h * x->t.head_stride);
+    memset((char *)x->t.data + at * each, 0xFF, (size_t)x->size * each);
+}
+
 static void compare(const golden_case *c, judge *by, strided *out, strided *lse)
 {
-    int64_t heads = c->attention.num_heads, size = c->attention.v_head_size, bad = 0;
-    double bound =
-        largest_of(c->out, c->rows * heads * size) *
-        (c->attention.dtype == FOLIO_F32 || by->in_double ? by->f32_bound : by->f16_bound);
+    int64_t bad = 0;
     for (int64_t row = 0; row < out->t.tokens; row++)
-        for (int64_t h = 0; h < heads; h++) {
-            bool real = row < c->rows; /* rows past the batch are a graph's padding: zeros */
-            int64_t at = row * out->t.token_stride + h * out->t.head_stride;
-            double none = c->sinks ? (double)c->sinks[h] : -INFINITY;
-            for (int64_t d = 0; d < size; d++) {
-                double want = real ? (double)c->out[(row * heads + h) * size + d] : 0.0;
-                double error = fabs(kit_load(out->t.dtype, out->t.data, at + d) - want);
-                if (error > by->worst * bound) by->worst = error / bound;
-                if (!(error <= (real ? bound : 0.0)) && bad++ < 2)
-                    CHECK_MSG(false,
-                              "case %lld: out[%lld][%lld][%lld] is %.9g, expected %.9g; "
-                              "off by %.3g of %.3g allowed\n    %.400s",
-                              (long long)c->id, (long long)row, (long long)h, (long long)d,
-                              kit_load(out->t.dtype, out->t.data, at + d), want, error, bound,
-                              c->line);
-            }
-            size_t each = folio_dtype_size(out->t.dtype);
-            memset((char *)out->t.data + (size_t)at * each, 0xFF, (size_t)size * each);
+        for (int64_t h = 0; h < out->heads; h++) {
+            if (!out_is_right(c, by, out, row, h) && bad++ < 2)
+                CHECK_MSG(false, "case %lld: out[%lld][%lld] is wrong\n    %.400s",
+                          (long long)c->id, (long long)row, (long long)h, c->line);
+            erase(out, row, h);
             if (lse == NULL) continue;
-            float *got = (float *)lse->t.data + row * lse->t.token_stride + h * lse->t.head_stride;
-            double want = real ? (double)c->lse[row * heads + h] : none;
-            double off = isinf(want) && (double)*got == want ? 0 : fabs((double)*got - want);
-            if (!(off <= by->lse_bound * fmax(1, fabs(want))) && bad++ < 2)
-                CHECK_MSG(false, "case %lld: lse[%lld][%lld] is %.9g, expected %.9g\n    %.400s",
-                          (long long)c->id, (long long)row, (long long)h, (double)*got, want,
-                          c->line);
-            memset(got, 0xFF, sizeof *got);
+            if (!lse_is_right(c, by, lse, row, h) && bad++ < 2)
+                CHECK_MSG(false, "case %lld: lse[%lld][%lld] is wrong\n    %.400s",
+                          (long long)c->id, (long long)row, (long long)h, c->line);
+            erase(lse, row, h);
         }
     CHECK_MSG(untouched(out->t.data, (size_t)out->extent * folio_dtype_size(out->t.dtype)),
               "case %lld: something was written between the rows of out", (long long)c->id);
@@ -547,7 +562,7 @@ static void judge_backend(judge *by)
 
 TEST(golden, reference_agrees_with_pytorch)
 {
-    judge by = {.backend = "reference", .in_double = true, .f32_bound = 1e-6, .lse_bound = 1e-6};
+    judge by = {.backend = "reference", .in_double = true, .f32_bound = 2e-7, .lse_bound = 1e-6};
     judge_backend(&by);
 }
 

@@ -2,7 +2,7 @@
 """generate.py: random attention configurations and what PyTorch in float64 says they come to.
 
 Draws configurations over every option of the library, builds each one's masks and biases as
-explicit matrices from the words of docs/numerics.md, and writes configuration, out and lse to a
+explicit matrices from the words of docs/numerics.md, and writes configuration, sums of out, and lse to a
 text file that tests/attention/test_golden.c runs through the library. Inputs are not stored: both sides draw
 them from the same counter-based generator (see `draws`). tests/data/golden/README.md has the format.
 """
@@ -30,6 +30,7 @@ INF = math.inf
 
 # Tensors of the input generator; test_golden.c has the same numbers.
 T_Q, T_K, T_V, T_CACHED_K, T_CACHED_V, T_BIAS, T_BIAS_HIDE, T_BIAS_BLIND, T_ZERO = range(1, 10)
+T_WEIGHT = 18  # above T_ZERO + T_CACHED_V
 # Significant bits drawn, so that every input is exact in its dtype.
 BITS = {"f32": 24, "f16": 11, "bf16": 8}
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -636,11 +637,19 @@ def seq_line(seq):
     return " ".join(words)
 
 
-def write_numbers(file, word, x):
+def write_numbers(file, word, x, more=""):
     text = x.to(torch.float32).numpy().astype(">f4").tobytes().hex()
-    file.write(f"{word} {x.numel()}\n")
+    file.write(f"{word} {x.numel()}{more}\n")
     for i in range(0, len(text), 128):
         file.write(text[i:i + 128] + "\n")
+
+
+def write_out(file, case, out):
+    """The largest number of out [rows][heads][size], and each row and head as one sum with random weights."""
+    weights = uniform(draws(case["seed"], T_WEIGHT, np.arange(out.numel())), "f32")
+    sums = (out * torch.from_numpy(weights).reshape(out.shape)).sum(dim=2)
+    largest = out.abs().max().item() if out.numel() else 0.0
+    write_numbers(file, "out", sums, f" largest={hex32(largest)}")
 
 
 def features(case):
@@ -685,7 +694,7 @@ def main():
     counts = collections.Counter()
     with open(args.output, "w", encoding="ascii") as file:
         version = torch.__version__.split("+")[0]
-        file.write(f"folio-golden 1 cases={args.count} seed={args.seed} torch={version}\n")
+        file.write(f"folio-golden 2 cases={args.count} seed={args.seed} torch={version}\n")
         for number in range(args.count):
             case = draw_case(args.seed, number)
             out, lse = compute(case)
@@ -695,7 +704,7 @@ def main():
             file.write(case_line(case) + "\n")
             for seq in case["seqs"]:
                 file.write(seq_line(seq) + "\n")
-            write_numbers(file, "out", out)
+            write_out(file, case, out)
             if case["lse"]:
                 write_numbers(file, "lse", lse)
             file.write("end\n")

@@ -354,7 +354,7 @@ def write_biases(file, seed, count):
     """Biases in float32 as PyTorch makes them."""
     rng = random.Random(f"folio/vllm06/{seed}/biases")
     for number in range(count):
-        seq_len, heads = rng.choice((1, 2, 5, 9, 17, 24)), rng.randint(1, 3)
+        seq_len, heads = rng.choice((1, 2, 5, 9, 12)), rng.randint(1, 3)
         if number % 2:
             window = rng.choice((0, 1, 2, 5, 16, 40))
             file.write(f"window len={seq_len} size={window}\n")
@@ -401,7 +401,7 @@ def main():
     counts = collections.Counter()
     with open(args.output, "w", encoding="ascii") as file:
         version = torch.__version__.split("+")[0]
-        file.write(f"folio-golden-vllm06 1 cases={args.count} biases={args.biases} "
+        file.write(f"folio-golden-vllm06 2 cases={args.count} biases={args.biases} "
                    f"seed={args.seed} torch={version}\n")
         write_biases(file, args.seed, args.biases)
         for number in range(args.count):
@@ -412,7 +412,7 @@ def main():
             file.write(case_line(case) + "\n")
             for seq in case["seqs"]:
                 file.write(seq_line(seq) + "\n")
-            g.write_numbers(file, "out", out)
+            g.write_out(file, case, out)
             file.write("end\n")
     for name, count in sorted(counts.items()):
         print(f"{count:5d}  {name}")

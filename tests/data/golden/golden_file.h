@@ -79,7 +79,9 @@ typedef struct {
     golden_seq seqs[MAX_SEQS];
     int64_t query_rows, encoder_rows; /* sums of q and enc_new                          */
     int64_t rows, new_rows;           /* of q and out, of k and v; padding of graphs not */
-    float *out, *lse;                 /* PyTorch's; lse NULL: not computed               */
+    /* PyTorch's: the largest |out|; for each row and head the sum of out times weights, and lse */
+    double largest;
+    float *sums, *lse; /* lse NULL: not computed */
 } golden_case;
 
 /* The value of a "key=value" word of a line, or NULL. It ends at a space or the line's end. */
@@ -296,8 +298,8 @@ static bool open_golden(golden_file *f)
     f->text[size] = '\0';
     f->next = f->text;
     const char *header = next_line(f);
-    bool known = header != NULL && strncmp(header, "folio-golden 1 ", 15) == 0;
-    CHECK_MSG(known, "%s is not a golden file of version 1", path);
+    bool known = header != NULL && strncmp(header, "folio-golden 2 ", 15) == 0;
+    CHECK_MSG(known, "%s is not a golden file of version 2", path);
     f->promised = known ? int_field(header, "cases") : 0;
     if (!known) free(f->text);
     return known;
@@ -329,16 +331,16 @@ static int next_case(golden_file *f, golden_case *c)
         int64_t count = (int64_t)strtoll(line + 4, NULL, 10), heads = c->attention.num_heads;
         if (strncmp(line, "seq ", 4) == 0 && c->num_seqs < MAX_SEQS) {
             parse_seq(c, line);
-        } else if (strncmp(line, "out ", 4) == 0 &&
-                   count == c->rows * heads * c->attention.v_head_size) {
-            c->out = parse_numbers(f, c, count);
+        } else if (strncmp(line, "out ", 4) == 0 && count == c->rows * heads) {
+            c->largest = (double)float_field(line, "largest");
+            c->sums = parse_numbers(f, c, count);
         } else if (strncmp(line, "lse ", 4) == 0 && count == c->rows * heads) {
             c->lse = parse_numbers(f, c, count);
         } else {
             return -1;
         }
     }
-    return line != NULL && c->out != NULL && c->num_seqs > 0 ? 1 : -1;
+    return line != NULL && c->sums != NULL && c->num_seqs > 0 ? 1 : -1;
 }
 
 #endif

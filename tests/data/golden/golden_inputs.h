@@ -13,6 +13,7 @@
 
 /* Tensors of the input generator; generate.py has the same numbers. */
 enum { T_Q = 1, T_K, T_V, T_CACHED_K, T_CACHED_V, T_BIAS, T_BIAS_HIDE, T_BIAS_BLIND, T_ZERO };
+enum { T_WEIGHT = 18 }; /* above T_ZERO + T_CACHED_V */
 
 #define GOLDEN_RATIO UINT64_C(0x9E3779B97F4A7C15)
 
@@ -35,15 +36,6 @@ static float uniform(uint64_t bits, folio_dtype dtype)
     int width = dtype == FOLIO_F32 ? 24 : dtype == FOLIO_F16 ? 11 : 8;
     int64_t whole = (int64_t)(bits >> (64 - width)) - (INT64_C(1) << (width - 1));
     return (float)ldexp((double)whole, 2 - width);
-}
-
-/* The largest |x|. Not by fmax: gcc 12 for aarch64 ends with an internal error in a loop of it. */
-static double largest_of(const float *x, int64_t n)
-{
-    double largest = 0;
-    for (int64_t i = 0; i < n; i++)
-        if (fabs((double)x[i]) > largest) largest = fabs((double)x[i]);
-    return largest;
 }
 
 /* A tensor with gaps; all bytes 0xFF, NaN in every type, until filled. */
@@ -77,6 +69,26 @@ static void fill_row(const golden_case *c, strided *x, int64_t row, int tensor, 
                       zero ? 0.0
                            : (double)uniform(draw(c, tensor, head * x->size + d), x->t.dtype));
     }
+}
+
+/*
+ * A row and head of out against its sum in the file. Each number has a weight of its own in [-2, 2),
+ * so a wrong one shows. Errors of up to `bound` a number are allowed; they add like random numbers.
+ * Returns the error's share of what is allowed: above 1, or NaN, it is wrong.
+ */
+static double share_of_bound(const golden_case *c, const strided *out, int64_t row, int64_t h,
+                             double bound)
+{
+    double sum = 0, squares = 0;
+    for (int64_t d = 0; d < out->size; d++) {
+        int64_t index = (row * out->heads + h) * out->size + d;
+        double weight = (double)uniform(draw(c, T_WEIGHT, index), FOLIO_F32);
+        sum += weight * kit_load(out->t.dtype, out->t.data,
+                                 row * out->t.token_stride + h * out->t.head_stride + d);
+        squares += weight * weight;
+    }
+    double error = fabs(sum - (double)c->sums[row * out->heads + h]);
+    return error == 0 ? 0 : error / (2 * bound * sqrt(squares));
 }
 
 static float bias_value(const golden_case *c, int64_t index)
