@@ -27,23 +27,24 @@ if command -v ccache > /dev/null; then
 fi
 
 # --- The list: "key: value" lines, a blank line between mutants ------------------------------------
-ids=() files=() froms=() tos=() breaks=()
+ids=() files=() froms=() tos=() breaks=() lines=()
 read_list() {
-    local line n=-1
+    local line n=-1 number=0
     while IFS= read -r line || [ -n "$line" ]; do
+        number=$((number + 1))
         case $line in
             '#'* | '') ;;
-            'id: '*) n=$((n + 1)) && ids[n]=${line#id: } ;;
+            'id: '*) n=$((n + 1)) && ids[n]=${line#id: } && lines[n]=$number ;;
             'file: '*) files[n]=${line#file: } ;;
             'from: '*) froms[n]=${line#from: } ;;
             'to: '*) tos[n]=${line#to: } ;;
             'breaks: '*) breaks[n]=${line#breaks: } ;;
-            *) echo "mutants.list: cannot read \"$line\"" >&2 && exit 2 ;;
+            *) echo "tests/mutants/mutants.list:$number: cannot read \"$line\"" >&2 && exit 2 ;;
         esac
     done < "$list"
     for ((n = 0; n < ${#ids[@]}; n++)); do
         [ -n "${files[n]:-}" ] && [ -n "${froms[n]:-}" ] && [ -n "${tos[n]+x}" ] &&
-            [ -n "${breaks[n]:-}" ] || { echo "mutants.list: ${ids[n]} lacks a field" >&2 && exit 2; }
+            [ -n "${breaks[n]:-}" ] || { echo "tests/mutants/mutants.list:${lines[n]}: ${ids[n]} lacks a field" >&2 && exit 2; }
     done
 }
 
@@ -122,7 +123,7 @@ if [ $only_applies = yes ]; then
     lost=0
     for n in "${chosen[@]}"; do
         cp "$root/${files[n]}" "$work/file" && replace "$work/file" "${froms[n]}" "${tos[n]}" && continue
-        echo "FAILED: mutant ${ids[n]}: ${files[n]} does not hold its line exactly once: ${froms[n]}"
+        echo "FAILED: tests/mutants/mutants.list:${lines[n]}: ${ids[n]}: ${files[n]} has to hold this exactly once: ${froms[n]}"
         lost=$((lost + 1))
     done
     echo "$((${#chosen[@]} - lost)) of ${#chosen[@]} mutants apply"
