@@ -2,8 +2,8 @@
 # usage: setup.sh [--full]
 # What the build needs: a C compiler that works, xxHash's header and CMake 3.22; with --full also what
 # test-full needs: a compiler for aarch64 and qemu-user, and what it can do without: Chromium and Python. Says
-# nothing where all are there. Where one is missing it is installed through apt-get, if that is allowed without
-# asking; otherwise this says what to install, and fails, but for what test-full can do without.
+# nothing where all are there. Where one is missing, says so and installs it through apt-get, if that is allowed
+# without asking; otherwise, and with SETUP=no, says what to install, and fails, but for what test-full can do without.
 set -eu
 
 min_minor=22
@@ -70,6 +70,7 @@ give_up() {
 
 may_install() {
     sudo=
+    [ "${SETUP:-}" != no ] || return 1
     command -v apt-get > /dev/null || return 1
     [ "$(id -u)" -ne 0 ] || return 0
     sudo="sudo -n"
@@ -89,7 +90,7 @@ wanted
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 if [ -n "$wishes" ] && may_install; then
-    echo "setting up: installing $wishes"
+    echo "setting up: apt-get installs $wishes (SETUP=no installs nothing)"
     # shellcheck disable=SC2086 # words
     install $wishes || echo "setting up: could not install $wishes; the tests that need it are not counted"
 fi
@@ -98,7 +99,7 @@ packages=" ${packages# }"
 
 by_hand="Install them and run the same command again; on Debian or Ubuntu: sudo apt-get install$packages"
 may_install || give_up "$by_hand"
-echo "setting up: installing$packages"
+echo "setting up: apt-get installs$packages (SETUP=no installs nothing)"
 # shellcheck disable=SC2086 # words
 if ! install $packages; then
     tail -n 20 "$log" >&2

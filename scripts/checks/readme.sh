@@ -1,7 +1,7 @@
 #!/bin/sh
-# Proves, with --check, that the generated parts of README are up to date: the feature table (`folio info --features`),
-# the tables of figures and the roofline (from the saved runs in docs/figures). Without it, writes them and prints the
-# figures.
+# Proves, with --check, that what is generated of README.md and docs/features.md is up to date: the tables of figures and
+# the roofline (from the saved runs in docs/figures), the feature table (`folio info --features`). Without it, writes
+# them and prints the figures.
 # usage: readme.sh <folio> [--check]
 set -eu
 folio=$1
@@ -94,14 +94,18 @@ figures() { # <run.json> <cases> <peer=its name>...
     figures gpu.json "32q512 8q2k 1q16k 1q1s8k 64q1s1k 64q1s8k 256q1s8k" \
         torch_cudnn=cuDNN torch_flash=FlashAttention-2_of_PyTorch
 } > "$new/figures"
-awk -v dir="$new" '
-    /^<!-- [a-z]+: end -->/ { skip = 0 }
-    !skip { print }
-    /^<!-- [a-z]+: begin/ { file = dir "/" substr($2, 1, length($2) - 1); skip = 1; while ((getline line < file) > 0) print line }
-    ' "$root/README.md" > "$new/README.md"
+for file in README.md docs/features.md; do
+    awk -v dir="$new" '
+        /^<!-- [a-z]+: end -->/ { skip = 0 }
+        !skip { print }
+        /^<!-- [a-z]+: begin/ {
+            file = dir "/" substr($2, 1, length($2) - 1); skip = 1
+            while ((getline line < file) > 0) print line
+        }' "$root/$file" > "$new/${file##*/}"
+done
 "$folio" bench --from "$root/docs/figures/cpu.json" --plot "$new/roofline.svg" > /dev/null
 
-for file in README.md docs/roofline.svg; do
+for file in README.md docs/features.md docs/roofline.svg; do
     made=$new/${file##*/}
     if [ "${2:-}" != --check ]; then
         cat "$made" > "$root/$file"
@@ -111,4 +115,4 @@ for file in README.md docs/roofline.svg; do
     fi
 done
 [ "${2:-}" = --check ] || cat "$new/figures"
-echo "README's tables and picture are up to date"
+echo "generated tables and the picture are up to date"
